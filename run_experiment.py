@@ -345,15 +345,7 @@ def check_size(task, m, n):
 # The results file
 # ------------------------------------------------------------------------------------------------------------
 
-# --- shared: results ---
-@contextlib.contextmanager
-def locked(path):
-    """Hold the lock of a results file: one process at a time reads its keys and appends to it."""
-    with open(path.with_name(f".{path.name}.lock"), "w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
-
+# --- shared: read_results ---
 def key_of(row):
     """The seven values that name a subsample's row."""
     return tuple(int(row.get(name) or 0) if name in ("m", "n", "subsample", "seed") else row[name] for name in KEY)
@@ -384,6 +376,35 @@ def read_results(path):
             stop(f"{path}, line {number}: an accuracy is not a whole number of correct answers out of n = {row['n']}: correct or delete the line")
         rows.append(row)
     return header, rows, len(whole)
+# --- end shared ---
+
+
+# --- shared: write_csv ---
+def to_csv(header, rows):
+    """Rows (dicts) as CSV text under the header; columns that a row lacks are blank."""
+    text = io.StringIO(newline="")
+    csv.DictWriter(text, header, restval="", extrasaction="ignore", lineterminator="\n").writerows(rows)
+    return text.getvalue()
+
+
+def replace_file(path, text):
+    """Write a file whole or not at all."""
+    draft = path.with_name(f".{path.name}.draft")  # only the holder of the lock writes it
+    with open(draft, "w", encoding="utf-8", newline="") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(draft, path)
+# --- end shared ---
+
+
+# --- shared: append_row ---
+@contextlib.contextmanager
+def locked(path):
+    """Hold the lock of a results file: one process at a time reads its keys and appends to it."""
+    with open(path.with_name(f".{path.name}.lock"), "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def finished_rows(path):
@@ -400,23 +421,6 @@ def finished_rows(path):
             if any(same[arm] != row[arm] for arm in ("acc_base", "acc_extra", "acc_test")):
                 stop(f"{file} and {same['file']} hold two different rows for {', '.join(map(str, key_of(row)))}: delete one")
     return rows
-
-
-def replace_file(path, text):
-    """Write a file whole or not at all."""
-    draft = path.with_name(f".{path.name}.draft")  # only the holder of the lock writes it
-    with open(draft, "w", encoding="utf-8", newline="") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(draft, path)
-
-
-def to_csv(header, rows):
-    """Rows (dicts) as CSV text under the header; columns that a row lacks are blank."""
-    text = io.StringIO(newline="")
-    csv.DictWriter(text, header, restval="", extrasaction="ignore", lineterminator="\n").writerows(rows)
-    return text.getvalue()
 
 
 def append_row(path, row, overwrite=False):
