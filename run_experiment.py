@@ -362,7 +362,7 @@ def read_results(path):
         return list(COLUMNS), [], 0
     header, rows = lines[0], []
     if missing := [column for column in REQUIRED if column not in header]:
-        stop(f"{path} has no column {missing[0]!r}; columns found: {', '.join(header)}; give another file with --out")
+        stop(f"{path} has no column {missing[0]!r}; columns found: {', '.join(header)}: this is no results file")
     for number, line in enumerate(lines[1:], start=2):
         row = dict(zip(header, line))
         if len(line) != len(header):
