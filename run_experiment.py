@@ -630,7 +630,7 @@ def load_network(folder, gguf, objective, device, precision, max_length):
     lm.config.use_cache = False
     net = SimpleNamespace(lm=lm.to(device), pooler=pooler and pooler.to(device), fresh_pooler=fresh_pooler,
                           tokenizer=tokenizer, objective=objective, device=torch.device(device), precision=precision,
-                          max_length=max_length, keep=None, tokens={})
+                          max_length=max_length, keep=None, table=None, tokens={})
     net.pad = next(i for i in (tokenizer.pad_token_id, tokenizer.eos_token_id, 0) if i is not None)
     lm.base_model.register_forward_hook(functools.partial(keep_positions, net))
     net.weights = list(itertools.chain(lm.parameters(), pooler.parameters() if pooler else ()))
@@ -669,6 +669,32 @@ def find_first_position(net):
     return None
 
 
+def to_tensor(net, array):
+    """A numpy array on the model's device."""
+    return torch.from_numpy(np.ascontiguousarray(array)).to(net.device, non_blocking=True)
+
+
+def embed(net, flat):
+    """Embedding rows [T, hidden] of token ids. Most of a small model's weights are rows of words that do not occur, so
+    no step touches the whole matrix where that can be helped; the numbers stay the same.
+
+    Classification holds the rows in use in a table of their own (train_classifier). Pretraining adds the T gradient
+    rows to the gradient that the tied output layer has left, in place of a second gradient of the matrix's size."""
+    if net.table is not None:
+        return F.embedding(to_tensor(net, np.searchsorted(net.vocabulary, flat)), net.table)
+    weight, tokens = net.lm.get_input_embeddings().weight, to_tensor(net, flat)
+    rows = weight.detach()[tokens]
+
+    def add_gradient(rows):
+        if weight.grad is None:  # an output layer of its own
+            weight.grad = torch.zeros_like(weight)
+        weight.grad.index_add_(0, tokens, rows.grad)
+
+    if torch.is_grad_enabled():
+        rows.requires_grad_().register_post_accumulate_grad_hook(add_gradient)
+    return rows
+
+
 def run_model(net, ids, keep, head):
     """Run texts (a list of int arrays) through the model. keep: positions in the concatenation of the texts.
     Returns logits [len(keep), vocabulary] with the language-model head, else hidden states [len(keep), hidden]."""
@@ -678,10 +704,7 @@ def run_model(net, ids, keep, head):
     slots = np.repeat(np.arange(texts), lengths) * longest + position
     flat = np.concatenate(ids)
     real = np.arange(longest) < lengths[:, None]
-
-    def tensor(array):
-        return torch.from_numpy(np.ascontiguousarray(array)).to(net.device, non_blocking=True)
-
+    tensor = functools.partial(to_tensor, net)
     if net.first_position is None:
         rows = np.full(texts * longest, net.pad)
         rows[slots] = flat
@@ -691,7 +714,7 @@ def run_model(net, ids, keep, head):
         net.keep = tensor(keep)
         # Right-padded rows under a causal mask need no other mask: no text looks at what follows it.
         mask = None if net.objective == "clm" or real.all() else tensor(real)[:, None, None, :]
-        inputs = {"input_ids": tensor(flat)[None], "position_ids": tensor(position + net.first_position)[None],
+        inputs = {"inputs_embeds": embed(net, flat)[None], "position_ids": tensor(position + net.first_position)[None],
                   "packing": (tensor(slots), texts, longest, mask)}
     with torch.autocast(net.device.type, torch.bfloat16, enabled=net.precision == "bf16"):
         return net.lm(**inputs).logits[0] if head else net.lm.base_model(**inputs).last_hidden_state[0]
@@ -735,7 +758,7 @@ def lm_loss(net, ids, rng):
         keep = np.delete(np.arange(len(flat)), ends - 1)  # every token but a text's first is predicted
         targets = flat[keep + 1]
     logits = run_model(net, ids, keep, head=True)
-    return F.cross_entropy(logits.float(), torch.from_numpy(targets).to(net.device), reduction="sum"), len(targets)
+    return F.cross_entropy(logits.float(), to_tensor(net, targets), reduction="sum"), len(targets)
 
 
 def class_logits(net, head, ids):
@@ -793,8 +816,11 @@ def pretrain(net, ids, recipe, seed):
     return float(sum(sums[-per_epoch:])) / max(1, sum(counts[-per_epoch:]))
 
 
-def train_classifier(net, ids, labels, classes, recipe, seed):
-    """Train all weights and a fresh head on labelled texts, in place; returns (head, mean loss of the last epoch)."""
+def train_classifier(net, ids, labels, classes, recipe, seed, later=()):
+    """Train all weights and a fresh head on labelled texts, in place; returns (head, mean loss of the last epoch).
+
+    Embeddings are trained in a table of the words that occur in these texts or in `later`, those to be classified:
+    no other word can play a part, and the table is far smaller than the matrix."""
     epochs, size = recipe["epochs"]["train"], recipe["batch_sizes"]["train"]
     per_epoch = math.ceil(len(ids) / size)
     torch.manual_seed(seed)
@@ -807,19 +833,22 @@ def train_classifier(net, ids, labels, classes, recipe, seed):
             if layer.bias is not None:
                 torch.nn.init.zeros_(layer.bias)
     head.to(net.device)
+    weights = {id(weight): weight for weight in net.lm.base_model.parameters()}
+    if net.first_position is not None:
+        matrix = net.lm.get_input_embeddings().weight
+        net.vocabulary = np.unique(np.concatenate([*ids, *later]))
+        net.table = weights[id(matrix)] = torch.nn.Parameter(matrix.detach()[to_tensor(net, net.vocabulary)])
     net.lm.train()
     history = []
 
     def losses():
         for rows in batches(len(ids), size, epochs, [seed, 0]):
-            targets = torch.from_numpy(labels[rows]).to(net.device)
-            loss = F.cross_entropy(class_logits(net, head, [ids[row] for row in rows]), targets)
+            loss = F.cross_entropy(class_logits(net, head, [ids[row] for row in rows]), to_tensor(net, labels[rows]))
             history.append(loss.detach())
             yield loss
 
-    pooler = list(net.pooler.parameters()) if net.pooler is not None else []
-    weights = [*net.lm.base_model.parameters(), *pooler, *head.parameters()]
-    optimise(weights, losses(), epochs * per_epoch, recipe["learning_rates"]["train"], decay=WEIGHT_DECAY)
+    pooler = net.pooler.parameters() if net.pooler is not None else ()
+    optimise([*weights.values(), *pooler, *head.parameters()], losses(), epochs * per_epoch, recipe["learning_rates"]["train"], decay=WEIGHT_DECAY)
     return head, float(sum(history[-per_epoch:])) / per_epoch
 
 
@@ -838,6 +867,7 @@ def classify(net, head, ids, size):
 
 def restore(net):
     """Copy the checkpoint back into the weights, in memory."""
+    net.table = None
     with torch.no_grad():
         for weight, saved in zip(net.weights, net.checkpoint):
             weight.copy_(saved)
@@ -861,7 +891,7 @@ def run_subsample(unit, model, device, threads):
             restore(net)
             if arm != "base":
                 row[f"loss_{arm}"] = check_loss(pretrain(net, ids[arm], recipe, seed), "pretraining", place)
-            head, loss = train_classifier(net, ids["train"], labels["train"], row["num_classes"], recipe, seed + 1)
+            head, loss = train_classifier(net, ids["train"], labels["train"], row["num_classes"], recipe, seed + 1, ids["test"])
             check_loss(loss, "classification", place)
             probabilities[arm] = classify(net, head, ids["test"], recipe["batch_sizes"]["evaluate"])
         except torch.OutOfMemoryError:

@@ -128,8 +128,13 @@ def test_masked_loss_equals_the_whole_sequence_loss(script, model_dir):
     rows = net.tokenizer.pad({"input_ids": [part.tolist() for part in np.split(corrupted, ends)]}, padding_side="right", return_tensors="pt")
     labels = torch.full_like(rows["input_ids"], -100)
     labels[rows["attention_mask"].bool()] = torch.from_numpy(targets)
+    expected = plain(**rows, labels=labels).loss
     assert count == len(scored) > 3
-    assert loss.item() / count == pytest.approx(plain(**rows, labels=labels).loss.item(), rel=1e-5)
+    assert loss.item() / count == pytest.approx(expected.item(), rel=1e-5)
+    (loss / count).backward()
+    expected.backward()
+    for (name, weight), theirs in zip(net.lm.named_parameters(), plain.parameters()):
+        assert torch.allclose(weight.grad, theirs.grad, atol=1e-5), f"gradient of {name}"
 
 
 @pytest.mark.parametrize("kind, saved_as", [("bert", transformers.BertForMaskedLM), ("bert", transformers.BertModel), ("gpt2", None)])
@@ -168,8 +173,12 @@ def trainer_weights(model, rows, epochs, rate, decay, collator, folder):
     return {name: weight.detach() for name, weight in model.named_parameters()}
 
 
-def test_causal_pretraining_equals_the_trainer(script, model_dir, tmp_path):
-    folder = model_dir("gpt2", resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, initializer_range=0.02)
+NO_DROPOUT = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+
+
+@pytest.mark.parametrize("kind, config", [("gpt2", NO_DROPOUT), ("llama", {})], ids=["tied output layer", "output layer of its own"])
+def test_causal_pretraining_equals_the_trainer(script, model_dir, tmp_path, kind, config):
+    folder = model_dir(kind, initializer_range=0.02, **config)
     net = network(script, folder, "clm")
     ids = script.tokenise(net, TEXTS)
     recipe = {"epochs": {"pretrain": 5}, "batch_sizes": {"pretrain": len(ids)}, "learning_rates": {"pretrain": 3e-3}}
@@ -197,6 +206,9 @@ def test_classification_training_equals_the_trainer(script, model_dir, tmp_path)
     rows = [{"input_ids": text.tolist(), "label": int(label)} for text, label in zip(ids, labels)]
     weights = trainer_weights(theirs, rows, 6, 2e-3, 0.01, transformers.DataCollatorWithPadding(net.tokenizer), tmp_path)
     ours = {f"bert.{name}": weight for name, weight in net.lm.bert.named_parameters()}
+    words = "bert.embeddings.word_embeddings.weight"  # trained in a table of the words that occur
+    ours[words], weights[words] = net.table, weights[words][net.vocabulary]
+    assert sorted(set(np.concatenate(ids))) == net.vocabulary.tolist()
     ours |= {f"bert.pooler.{name}": weight for name, weight in net.pooler.named_parameters()}
     ours |= {f"classifier.{name}": weight for name, weight in head.named_parameters()}
     assert set(ours) == set(weights)
