@@ -20,8 +20,8 @@ Each run is a fresh process; usual and ours alternate, and the first to go alter
                It holds for parallel workers too if their number divides S/2 (else give another --subsamples). Blank for S = 1.
   peak MB      highest resident memory of the process and its children together, sampled every .1 s, median over repeats.
                Pages that workers share are counted once for each.
-  others %     the machine's processor time that went to anything else meanwhile, the most in any repeat. Above about 5 the times of
-               the usual way mean little: it shares each small product among threads, and all wait for one that is held up.
+  others %     the machine's processor time that went to anything else meanwhile, the most in any repeat. Above about 5 the ratios mean
+               little: threads that share a product all wait for the one that is held up (the usual way then took 2 to 6 times as long).
   acc_, loss_  means over subsamples (loss: last pretraining epoch): they show that the same work is done. The Trainer divides a
                causal loss by one token per text too many, so gpt2-tiny's is 4 % lower in the usual way.
 In the rows "usual / ours", the ratios of the medians, above 1 means that ours is faster or smaller.

@@ -407,7 +407,7 @@ def test_paper_subsamples_and_tasks(script):
 
 def test_real_news_is_learnt_and_shuffled_labels_are_not(run, script, tmp_path):
     """bert-tiny on bbc_news is far above the majority; with shuffled labels it is at chance."""
-    flags = ["--model", "bert-tiny", "--m", 50, "--n", 100, "--pretrain-epochs", 1, "--train-epochs", 8, "--subsamples", 2]
+    flags = ["--model", "bert-tiny", "--m", 50, "--n", 100, "--pretrain-epochs", 1, "--train-epochs", 8, "--subsamples", 2, "--max-length", 64]
     status, _, err = run(*flags, "--tasks", "bbc_news", base=False)
     assert status == 0, err
     real = rows_of("results.csv")
