@@ -758,6 +758,24 @@ def mask_tokens(ids, special, mask_id, vocabulary, rng):
     return corrupted, scored
 
 
+class TokenLoss(torch.autograd.Function):
+    """Summed cross entropy of logits [S, vocabulary] and targets [S], in the memory of the logits: they become the
+    log-probabilities and then the gradient. torch's own makes four more arrays of their size, the largest there are."""
+
+    @staticmethod
+    def forward(ctx, logits, targets):
+        for rows in logits.split(64):  # few enough to stay in the cache
+            rows.sub_(rows.logsumexp(1, keepdim=True))
+        ctx.log_probabilities, ctx.targets = logits, targets[:, None]
+        return -logits.gather(1, ctx.targets).sum()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        probabilities = ctx.log_probabilities.exp_()
+        probabilities.scatter_add_(1, ctx.targets, probabilities.new_full(ctx.targets.shape, -1.0))
+        return probabilities.mul_(gradient), None
+
+
 def lm_loss(net, ids, rng):
     """(summed loss, number of scored tokens) of a batch under the model's own objective. The head runs only where
     a token is scored; the mean over these tokens equals the loss over the full sequence."""
@@ -769,7 +787,7 @@ def lm_loss(net, ids, rng):
         keep = np.delete(np.arange(len(flat)), ends - 1)  # every token but a text's first is predicted
         targets = flat[keep + 1]
     logits = run_model(net, ids, keep, head=True)
-    return F.cross_entropy(logits.float(), to_tensor(net, targets), reduction="sum"), len(targets)
+    return TokenLoss.apply(logits.float(), to_tensor(net, targets)), len(targets)
 
 
 def class_logits(net, head, ids):
