@@ -45,6 +45,7 @@ import json
 import math
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -1051,8 +1052,9 @@ def pending_units(units, finished, overwrite):
     return pending
 
 
-def exit_with_parent():
-    """In a worker: end when the parent process ends, even by kill -9."""
+def start_worker():
+    """In a worker: leave Ctrl-C to the parent process, and end when it ends, even by kill -9."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=lambda: (multiprocessing.parent_process().join(), os._exit(1)), daemon=True).start()
 
 
@@ -1063,7 +1065,7 @@ def run_units(units, model, device, workers, threads):
             yield unit, *run_subsample(unit, model, device, threads)
         return
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, mp_context=context, initializer=exit_with_parent) as pool:
+    with ProcessPoolExecutor(workers, mp_context=context, initializer=start_worker) as pool:
         running, units = {}, iter(units)
         try:
             while True:
@@ -1075,8 +1077,10 @@ def run_units(units, model, device, workers, threads):
                     yield running.pop(future), *future.result()
         except BrokenProcessPool:
             stop("a worker process was killed, perhaps for lack of memory: finished rows are safe; run again with fewer --workers")
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+        except BaseException:  # Ctrl-C, or a mistake found by one worker: no reason to wait for the others
+            for process in multiprocessing.active_children():
+                process.kill()
+            raise
 
 
 def write_predictions(folder, unit, row, probabilities):
@@ -1135,8 +1139,9 @@ def by_cell(rows):
 
 
 def mean_se(values):
-    """Mean and its standard error (nan for a single value)."""
-    return np.mean(values), np.std(values, ddof=1) / math.sqrt(len(values)) if len(values) > 1 else math.nan
+    """Mean and its standard error (nan for a single value), in hundredths: a mean of -0.001 prints as +0.00."""
+    error = np.std(values, ddof=1) / math.sqrt(len(values)) if len(values) > 1 else math.nan
+    return round(float(np.mean(values)), 2) + 0.0, error
 
 
 def print_summary(cells):

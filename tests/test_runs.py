@@ -194,6 +194,18 @@ def test_kill_9_loses_nothing_and_leaves_no_process(tiny, benchmark_csv, tmp_pat
     assert sorted(int(row["subsample"]) for row in rows) == list(range(1, 61))
 
 
+def test_ctrl_c_ends_in_one_line_and_keeps_the_rows(tiny, benchmark_csv, tmp_path):
+    process = subprocess.Popen(command(tiny, benchmark_csv, "--subsamples", "500", "--workers", "2"), cwd=tmp_path, text=True,
+                               stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True)
+    deadline = time.time() + 120
+    while time.time() < deadline and not ((tmp_path / "results.csv").exists() and len(rows_of(tmp_path / "results.csv")) > 3):
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the workers too
+    _, err = process.communicate(timeout=20)
+    assert process.returncode == 130 and err.count("\n") == 1 and "interrupted" in err, err
+    assert 3 < len(rows_of(tmp_path / "results.csv")) < 500
+
+
 def test_two_processes_on_one_file_and_any_number_of_workers_give_the_same_rows(run, tiny, benchmark_csv, tmp_path):
     flags = ["--subsamples", "12"]
     runs = [subprocess.Popen(command(tiny, benchmark_csv, *flags, "--workers", workers, "--out", out), cwd=tmp_path, stdout=subprocess.DEVNULL)
