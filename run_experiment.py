@@ -1055,6 +1055,7 @@ def pending_units(units, finished, overwrite):
 def start_worker():
     """In a worker: leave Ctrl-C to the parent process, and end when it ends, even by kill -9."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    tqdm.set_lock(threading.RLock())  # its own would leave a semaphore behind when the worker is killed
     threading.Thread(target=lambda: (multiprocessing.parent_process().join(), os._exit(1)), daemon=True).start()
 
 
