@@ -66,9 +66,11 @@ EFFECTS = {"boost": ("base", "extra"), "bias": ("extra", "test")}  # control, tr
 COLOURS = {"boost": "tab:blue", "bias": "tab:orange"}
 HDI_SHARE = 0.89  # the paper's (arviz' older default)
 MAX_R_HAT, MIN_ESS = 1.01, 400  # Vehtari et al. (2021): rank-normalised split r_hat; 100 effective draws per chain
-TARGET_ACCEPT = {"paper": 0.8, "paired": 0.9}  # of NUTS; a rerun after failed convergence takes RERUN_ACCEPT
-RERUN_ACCEPT, RERUN_TUNE = 0.95, 4
+TARGET_ACCEPT = {"paper": 0.85, "paired": 0.95}  # of NUTS
+STEP_JITTER = 0.3  # else trajectories end near their start's mirror image: means mix well, spreads hardly
+RERUN_ACCEPT, RERUN_TUNE, RERUN_DRAWS = 0.99, 4, 2  # of the one rerun after a failed check: target, times the tuning, times the draws
 PRIORS = {"paper": {"mu": 1.0, "beta": 1.0}, "wide": {"mu": 1.5, "beta": 5.0}}  # sd; wide: the sensitivity check of appendix E
+MANY = 10  # tasks, and subsamples of each, from which c_jk and log s_ij are sampled centred: best where they are well known
 FEWEST_TASKS = 5  # below, the paper's W (task by treatment) is dropped: its spread cannot be told from beta
 FLAGS = (3, 2)  # points of observed bias from which a task is lemon-picked (section 7, appendix E)
 PERMUTATIONS = 10  # null correlations (appendix F)
@@ -493,13 +495,13 @@ def paper_data(cell, effect):
             "total": cell.total.astype(float), "task_idx": cell.task_idx, "known": learned(first_spread(change, error), error)}
 
 
-def paper_model(data, interaction, priors):
+def paper_model(data, interaction, priors, centred):
     """The paper's model in variables that mix.
 
     With S_j = (W_j0 + W_j1) / sqrt 2 and D_j = (W_j1 - W_j0) / sqrt 2, again independent Normal(0, sd_W):
         a_j  = mu + beta / 2 + U_j + S_j / sqrt 2  ~ Normal(mu + beta / 2, sqrt(sd_U^2 + sd_W^2 / 2)),
         c_jk = a_j + V_jk,   d_j = beta + sqrt 2 D_j  ~ Normal(beta, sqrt 2 sd_W),   logit p = c_jk + alpha_i + (l - 1/2) d_j:
-    exact, with U and S summed out. d_j is centred as far as the data know it (`known`: 1 centred, 0 not). For both l together,
+    exact, with U and S summed out. d_j is centred as far as the data know it (`known`: 1 centred, 0 not), c_jk or not. For both l,
     log((1 + e^(x + d/2)) (1 + e^(x - d/2))) = log1p(e^x (e^(d/2) + e^(-d/2)) + e^2x): one logarithm, and counts enter as sums only."""
     pm = import_pymc()
     import pytensor.tensor as pt
@@ -516,7 +518,7 @@ def paper_model(data, interaction, priors):
         if tasks > 1:
             sd_u = pm.HalfNormal("sd_U", 1)
             level = pm.Normal("a", level, pt.sqrt(sd_u**2 + sd_w**2 / 2) if interaction else sd_u, shape=tasks)[task_idx]
-        c = pm.Normal("c", level, sd_v, shape=units)
+        c = pm.Normal("c", level, sd_v, shape=units) if centred else pm.Deterministic("c", level + sd_v * pm.Normal("c_raw", 0, 1, shape=units))
         if interaction:
             sd_d = math.sqrt(2) * sd_w
             raw = pm.Normal("d_raw", known * beta, sd_d**known, shape=tasks)
@@ -536,38 +538,46 @@ def paired_data(cell, effect):
     count = task_sums(there.astype(float), cell)
     mean = np.nan_to_num(task_means(values, cell))
     square = task_sums(np.where(there, (values - mean[:, cell.task_idx]) ** 2, 0), cell)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        variance = square / (count - 1)
-        error = np.where(count > 1, np.sqrt((variance + 1e-3) / count), np.inf)
-        error_log = np.where(count > 1, 1 / np.sqrt(2 * (count - 1)), np.inf)
-    rounding = (100 / cell.total.max()) ** 2 / 12  # differences are whole multiples of 100 / n
-    known = learned(first_spread(np.where(count > 1, mean, np.nan), error), error)
-    return {"count": count, "mean": mean, "square": square, "rounding": np.array(rounding), "known": known, "known_s": learned(0.5, error_log)}
+    rounding = (100 / cell.total.max()) ** 2 / 12  # variance of rounding: differences are whole multiples of 100 / n
+    return {"count": count, "mean": mean, "square": square, "rounding": np.array(rounding)}
 
 
-def paired_model(data):
+def paired_model(data, centred):
     """Paired differences in accuracy points, for each model and task a mean delta and a noise of its own.
 
-    The likelihood of Normal data needs only number, mean and scatter. With one task tau and omega are dropped."""
+    Normal data enter by number, mean and scatter. delta is summed out, mean_ij ~ Normal(beta_i, sqrt(tau_i^2 + variance_ij / count_ij)),
+    and drawn afterwards (draw_delta). With one task tau and omega are dropped. centred: of log s_ij, best where it is well known."""
     pm = import_pymc()
     import pytensor.tensor as pt
 
     models, tasks = data["count"].shape
     with pm.Model() as model:
-        shared = {name: pm.Data(name, value) for name, value in data.items()}
+        count, mean, square, rounding = (pm.Data(name, value) for name, value in data.items())
         beta, s = pm.Normal("beta", 0, 10, shape=models), pm.HalfNormal("s", 10, shape=models)
-        centre, log_s = beta[:, None], pt.log(s)[:, None]
+        log_s, between = pt.log(s)[:, None], 0
         if tasks > 1:
-            tau, omega = pm.HalfNormal("tau", 5, shape=models)[:, None], pm.HalfNormal("omega", 1, shape=models)[:, None]
-            known, known_s = shared["known"], shared["known_s"]
-            raw = pm.Normal("delta_raw", known * centre, tau**known, shape=(models, tasks))
-            raw_s = pm.Normal("s_raw", known_s * log_s, omega**known_s, shape=(models, tasks))
-            centre = pm.Deterministic("delta", (1 - known) * centre + tau ** (1 - known) * raw)
-            log_s = pm.Deterministic("log_s", (1 - known_s) * log_s + omega ** (1 - known_s) * raw_s)
-        variance = pt.exp(2 * log_s) + shared["rounding"]
-        scatter = shared["square"] + shared["count"] * (shared["mean"] - centre) ** 2
-        pm.Potential("likelihood", -(shared["count"] * pt.log(variance) + scatter / variance).sum() / 2)
+            between = pm.HalfNormal("tau", 5, shape=models)[:, None] ** 2
+            omega = pm.HalfNormal("omega", 1, shape=models)[:, None]
+            if centred:
+                log_s = pm.Normal("log_s", log_s, omega, shape=(models, tasks))
+            else:
+                log_s = pm.Deterministic("log_s", log_s + omega * pm.Normal("s_raw", 0, 1, shape=(models, tasks)))
+        variance = pt.exp(2 * log_s) + rounding
+        both = variance + count * between
+        scatter = (count - 1) * pt.log(variance) + square / variance
+        pm.Potential("likelihood", -(scatter + pt.log(both) + count * (mean - beta[:, None]) ** 2 / both).sum() / 2)
     return model
+
+
+def draw_delta(draws, data, rng):
+    """Draws of delta [chain, draw, model, task] given the rest: Normal by conjugacy, a weighted mean of beta and the data."""
+    beta = draws["beta"][..., None]
+    if "tau" not in draws:
+        return beta
+    within, between = np.exp(2 * draws["log_s"]) + data["rounding"], draws["tau"][..., None] ** 2
+    both = within + data["count"] * between
+    centre = beta + data["count"] * between / both * (data["mean"] - beta)
+    return rng.normal(centre, np.sqrt(between * within / both))
 
 
 # ------------------------------------------------------------------------------------------------------------
@@ -599,9 +609,8 @@ def bulk_ess(scores):
     rho = 1 - (within - covariance) / pooled
     rho[0] = 1
     pairs = rho[: draws // 2 * 2].reshape(draws // 2, 2, -1).sum(1)
-    going = np.logical_and.accumulate(pairs[: (draws - 1) // 2] > 0, axis=0)  # up to the first pair that is not positive
-    last = np.minimum(2 * going.sum(0), draws - 1)  # a positive even term after them still counts
-    tail = np.maximum(np.take_along_axis(rho, last[None], 0)[0], 0)
+    going = np.logical_and.accumulate(pairs[: (draws - 3) // 2] > 0, axis=0)  # up to the first pair that is not positive
+    tail = np.maximum(np.take_along_axis(rho, 2 * going.sum(0)[None], 0)[0], 0)  # a positive even term after them still counts
     total = -1 + 2 * (np.minimum.accumulate(pairs[: len(going)], axis=0) * going).sum(0) + tail
     return chains * draws / np.maximum(total, 1 / math.log10(chains * draws))
 
@@ -620,25 +629,27 @@ def convergence(x):
     return (np.concatenate(values).reshape(x.shape[2:]) for values in (r_hat, ess))
 
 
-def sample(compiled, names, args, seed, tune, target_accept):
+def sample(compiled, names, args, **settings):
     """({name: draws [chain, draw, ...]}, divergences) by nutpie's NUTS."""
     import nutpie
 
-    trace = nutpie.sample(compiled, draws=args.draws, tune=tune, chains=args.chains, cores=min(args.cores, args.chains), seed=seed,
-                          target_accept=target_accept, save_warmup=False, progress_bar=False)
+    trace = nutpie.sample(compiled, chains=args.chains, cores=min(args.cores, args.chains), save_warmup=False, progress_bar=False,
+                          **settings)
     return {name: trace.posterior[name].values for name in names}, int(trace.sample_stats["diverging"].values.sum())
 
 
-def compiled_model(analysis, interaction, data, priors, cache):
+def compiled_model(analysis, interaction, data, priors, centred, cache):
     """The model compiled with these data: compiled once per shape, the data swapped."""
-    key = (analysis, interaction, priors, *(np.shape(value) for value in data.values()))
+    key = (analysis, interaction, priors, centred, *(np.shape(value) for value in data.values()))
     if key not in cache:
         import_pymc()
         import nutpie
 
-        model = paper_model(data, interaction, priors) if analysis == "paper" else paired_model(data)
+        model = paper_model(data, interaction, priors, centred) if analysis == "paper" else paired_model(data, centred)
         names = [variable.name for variable in (*model.free_RVs, *model.deterministics) if not variable.name.endswith("_raw")]
-        cache[key] = nutpie.compile_pymc_model(model), names
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of large expressions that are compiled in two parts
+            cache[key] = nutpie.compile_pymc_model(model), names
     compiled, names = cache[key]
     return compiled.with_data(**{name: data[name] for name in compiled.shared_data}), names
 
@@ -649,19 +660,27 @@ def fit(cell, effect, analysis, interaction, args, cache):
     Returns draws {name: [chain, draw, ...]}, r_hat and ess {name: [...]}, their extremes, divergences and a warning or ""."""
     began = time.time()
     data = paper_data(cell, effect) if analysis == "paper" else paired_data(cell, effect)
-    compiled, names = compiled_model(analysis, interaction, data, args.priors, cache)
+    centred = min(len(cell.tasks), task_sums((cell.total > 0).astype(int), cell).min()) >= MANY
+    compiled, names = compiled_model(analysis, interaction, data, args.priors, centred, cache)
     seed = int(short_hash(args.seed, cell.experiment, cell.m, cell.n, effect, analysis, interaction), 16) % 2**31
-    for tune, accept in ((args.tune, TARGET_ACCEPT[analysis]), (args.tune * RERUN_TUNE, RERUN_ACCEPT)):
-        draws, divergences = sample(compiled, names, args, seed, tune, accept)
+    settings = {"seed": seed, "draws": args.draws, "tune": args.tune, "target_accept": TARGET_ACCEPT[analysis] if centred else RERUN_ACCEPT}
+    if centred and analysis == "paper":
+        settings["step_size_jitter"] = STEP_JITTER
+    rerun = {"draws": args.draws * RERUN_DRAWS, "tune": args.tune * RERUN_TUNE, "target_accept": RERUN_ACCEPT}
+    for changes in ({}, rerun):
+        draws, divergences = sample(compiled, names, args, **settings | changes)
+        if analysis == "paired":
+            draws["delta"] = draw_delta(draws, data, np.random.default_rng(seed))
         r_hat, ess = {}, {}
         for name, values in draws.items():
             r_hat[name], ess[name] = convergence(values)
         worst, least = max(values.max() for values in r_hat.values()), min(values.min() for values in ess.values())
+        warning = f"not converged: r_hat {worst:.4f}, ESS {least:.0f}, divergences {divergences}"
         if worst <= MAX_R_HAT and least >= MIN_ESS and not divergences:
+            warning = ""
             break
-    warning = "" if worst <= MAX_R_HAT and least >= MIN_ESS and not divergences else f"not converged: r_hat {worst:.3f}, ESS {least:.0f}, divergences {divergences}"
-    return SimpleNamespace(cell=cell, effect=effect, analysis=analysis, interaction=interaction, draws=draws, r_hat=r_hat, ess=ess,
-                           worst=worst, least=least, divergences=divergences, warning=warning, seconds=time.time() - began, rerun=tune != args.tune)
+    return SimpleNamespace(cell=cell, effect=effect, analysis=analysis, interaction=interaction, draws=draws, r_hat=r_hat, ess=ess, worst=worst,
+                           least=least, divergences=divergences, warning=warning, seconds=time.time() - began, rerun=bool(changes))
 
 
 def flat(draws):
@@ -697,8 +716,7 @@ def task_effects(result):
     """Draws of the effect in points per model and task, [sample, model, task]: (12) of the predictive, or delta."""
     if result.analysis == "paper":
         return np.diff(result.predicted, axis=2)[:, :, 0]
-    delta = flat(result.draws["delta"] if "delta" in result.draws else result.draws["beta"][..., None])
-    return np.where(task_sums(result.cell.total, result.cell) > 0, delta, np.nan)
+    return np.where(task_sums(result.cell.total, result.cell) > 0, flat(result.draws["delta"]), np.nan)
 
 
 # ------------------------------------------------------------------------------------------------------------
@@ -832,7 +850,7 @@ def draw_accuracies(cell, i, folder):
     columns = min(5, len(cell.tasks))
     rows = math.ceil(len(cell.tasks) / columns)
     figure, axes = plt.subplots(rows, columns, figsize=(1.2 + 2.4 * columns, 1.6 + 1.6 * rows), squeeze=False)
-    figure.subplots_adjust(left=0.03, right=0.98, bottom=0.62 / (1.6 + 1.6 * rows), top=1 - 1.15 / (1.6 + 1.6 * rows), hspace=0.75, wspace=0.12)
+    figure.subplots_adjust(left=0.03, right=0.98, bottom=0.62 / (1.6 + 1.6 * rows), top=1 - 0.75 / (1.6 + 1.6 * rows), hspace=0.75, wspace=0.12)
     for j, axis in enumerate(axes.flat):
         axis.set_yticks([])
         if j >= len(cell.tasks):
@@ -842,7 +860,8 @@ def draw_accuracies(cell, i, folder):
         for arm, colour, counts in zip(ARMS, ("grey", "tab:blue", "tab:orange"), cell.counts[i]):
             share = 100 * counts[mine] / cell.total[i, mine]
             if len(share) > 2 and np.ptp(share):
-                x = np.linspace(share.min() - 15, share.max() + 15, 120)
+                spread = 2 * share.std()
+                x = np.linspace(max(share.min() - spread, 0), min(share.max() + spread, 100), 80)
                 axis.plot(x, stats.gaussian_kde(share)(x), color=colour, label=f"acc_{arm}")
             else:
                 axis.plot(share, np.zeros(len(share)), "|", ms=14, color=colour, label=f"acc_{arm}")
@@ -1106,10 +1125,10 @@ def write_table(path, rows, columns=None):
 
 def print_means(rows):
     """Table 1: mean boost and bias over tasks in percent, with standard errors over the tasks' means."""
-    print("\nTable 1: means over tasks in percent, ± one standard error over the tasks' means")
-    print(f"{'experiment':<18} {'m':>5} {'n':>5} {'model':<14} {'tasks':>5} {'subsamples':>10} {'boost':>15} {'median':>7} {'bias':>15} {'median':>7}")
+    print("\nTable 1: means over tasks in percent, ± one standard error over the tasks' means (the paper rounds three decimals to one or two)")
+    print(f"{'experiment':<18} {'m':>5} {'n':>5} {'model':<14} {'tasks':>5} {'subsamples':>10} {'boost':>16} {'median':>8} {'bias':>16} {'median':>8}")
     for row in sorted(rows, key=lambda row: (row["experiment"], row["m"], row["n"])):
-        effects = "".join(f"{100 * row[f'{e}_mean']:>+8.2f} ±{100 * row[f'{e}_se']:6.2f} {100 * row[f'{e}_median']:>+7.2f}" for e in EFFECTS)
+        effects = "".join(f"{100 * row[f'{e}_mean']:>+9.3f} ±{100 * row[f'{e}_se']:6.3f} {100 * row[f'{e}_median']:>+8.3f}" for e in EFFECTS)
         print(f"{row['experiment']:<18} {row['m']:>5} {row['n']:>5} {row['model']:<14} {row['tasks']:>5} {row['subsamples']:>10} {effects.replace('±   nan', '       ')}")
 
 
