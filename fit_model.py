@@ -20,17 +20,18 @@ Commands, cheapest first
     python fit_model.py results.csv --draws 0                    # tables and plots of the observed, no fit: seconds
     python fit_model.py results.csv                              # everything
     python fit_model.py results.csv more.csv folder --effects bias --n 500 --out fits
-    python fit_model.py accuracies --experiment accuracies       # a folder in the published layout m50/n500/bert/ag_news/accuracies.csv
+    python fit_model.py accuracies            # a folder in the published layout accuracies/m50/n500/bert/ag_news/accuracies.csv
     python fit_model.py --check prior                            # what the priors say (Figure 11)
     python fit_model.py --check simulation                       # known effects are recovered (Figure 12), and coverage
 
 Reads results.csv as run_experiment.py writes it (the first eleven columns suffice). Writes to fits/, with the columns
-    means.csv         experiment, model, m, n, tasks, subsamples, {boost,bias}_{mean,se,median}: fractions; over the tasks' means (Table 1)
-    posterior.csv     experiment, m, n, effect, analysis, interaction, parameter, mean, sd, hdi_low, hdi_high, r_hat, ess_bulk, warning;
-                      difference (11), mean, delta, tau, s in accuracy points, the rest on the logit scale; analysis t: observed means
-                      with their 89 % paired-t interval over tasks, for comparison
-    tasks.csv         per cell, model, task: observed, paper (12) and paired (delta) effects in points with intervals, exact sign-flip p,
-                      its Benjamini-Hochberg p, mean majority accuracy, flag_3 and flag_2: observed bias of at least +3 and +2 points
+    means.csv         experiment, model, m, n, tasks, subsamples, {boost,bias}_{mean,se,median}: Table 1, as fractions, over the
+                      tasks' means
+    posterior.csv     experiment, m, n, effect, analysis, interaction, parameter, mean, sd, hdi_low, hdi_high, r_hat, ess_bulk,
+                      warning; paper: logit scale, but difference (11) in accuracy points; paired: points; t: the observed means
+                      with standard errors and 89 % paired-t intervals over tasks, for comparison
+    tasks.csv         per cell, model, task: effects in points, observed, paper (12) and paired (delta) with intervals, exact
+                      sign-flip p, its Benjamini-Hochberg p, mean majority share, flag_3, flag_2: observed bias from +3, +2 points
     task_means.csv    per experiment and task, over cells and models: mean boost and bias in points and their exact signs (section 7)
     losses.csv        where two experiments share subsamples: paired ratios of their final pretraining losses (section 8)
     correlations.csv  Spearman between two models' boosts and biases of the same subsamples, with 10 permuted nulls (appendix F)
@@ -75,9 +76,10 @@ FEWEST_TASKS = 5  # below, the paper's W (task by treatment) is dropped: its spr
 FLAGS = (3, 2)  # points of observed bias from which a task is lemon-picked (section 7, appendix E)
 PERMUTATIONS = 10  # null correlations (appendix F)
 MEAN_NAME = {"paper": "difference", "paired": "mean"}  # the mean effect over tasks among an analysis' parameters
-MEANS_COLUMNS = ("experiment", "model", "m", "n", "tasks", "subsamples", "boost_mean", "boost_se", "boost_median", "bias_mean", "bias_se", "bias_median")
-POSTERIOR_COLUMNS = ("experiment", "m", "n", "effect", "analysis", "interaction", "parameter", "mean", "sd", "hdi_low", "hdi_high", "r_hat", "ess_bulk",
-                     "warning")
+MEANS_COLUMNS = ("experiment", "model", "m", "n", "tasks", "subsamples",
+                 "boost_mean", "boost_se", "boost_median", "bias_mean", "bias_se", "bias_median")
+POSTERIOR_COLUMNS = ("experiment", "m", "n", "effect", "analysis", "interaction", "parameter",
+                     "mean", "sd", "hdi_low", "hdi_high", "r_hat", "ess_bulk", "warning")
 LOSS_COLUMNS = ("first", "second", "model", "m", "n", "task", "subsamples", "ratio_extra", "ratio_test", "lower")
 
 # --- shared: columns ---
@@ -172,8 +174,8 @@ def read_published(folder):
                 stop(f"{path} has no column {missing[0]!r}; columns found: {', '.join(lines.fieldnames or ['none'])}")
             for k, line in enumerate(lines, start=1):
                 row = {"experiment": folder.name, "model": model, "task": task, "m": m[1:], "n": n[1:], "subsample": str(k)}
-                rows.append(row | {f"acc_{arm}": line[arm] for arm in ARMS} | {name: line[name] for name in ("majority", "num_classes")})
-                rows[-1]["where"] = f"{path}, line {k + 1}"
+                row |= {f"acc_{arm}": line[arm] for arm in ARMS} | {name: line[name] for name in ("majority", "num_classes")}
+                rows.append(row | {"where": f"{path}, line {k + 1}"})
     return rows
 
 
@@ -229,8 +231,8 @@ def read_rows(paths):
         for name, scope in (("recipe", ("experiment", "model", "task", "m", "n")), ("data", ("experiment", "task"))):
             first = settings.setdefault((name, *(row[part] for part in scope)), row) if row[name] else row
             if first[name] != row[name]:
-                stop(f"{row['where']} has {name} {row[name]}, {first['where']} has {first[name]}, both in experiment {row['experiment']}, "
-                     f"task {row['task']}: give them different values of `experiment`, or leave one out")
+                stop(f"{row['where']} has {name} {row[name]}, {first['where']} has {first[name]}, both in experiment "
+                     f"{row['experiment']}, task {row['task']}: give them different values of `experiment`, or leave one out")
     if not rows:
         stop(f"no rows in {', '.join(map(str, paths))}: run run_experiment.py first")
     if repeated:
@@ -267,7 +269,8 @@ def build_cell(name, rows):
         splits.setdefault(r, set()).add((row["majority"], row["split"]))
     for model, answers in zip(models, total):
         if len(set(answers[answers > 0])) > 1:
-            stop(f"experiment {experiment}, m = {m}, n = {n}, model {model}: some subsamples have more training seeds than others: leave some out")
+            stop(f"experiment {experiment}, m = {m}, n = {n}, model {model}: some subsamples have more training seeds than others: "
+                 "leave some out")
     names = {row["task"]: row["num_classes"] for row in rows}
     differ = sorted({unit[0] for unit, r in units.items() if len(splits[r]) > 1})
     return SimpleNamespace(
@@ -287,12 +290,16 @@ def build_cells(rows):
 def describe(cell):
     """Print the cell's size and what about it limits the analysis."""
     present = task_sums((cell.total > 0).astype(int), cell)
-    print(f"{cell.title}: models {', '.join(cell.models)}; tasks {len(cell.tasks)}; subsamples "
-          + (f"{present.max()} per task" if present.min() == present.max() else f"{present.min()} to {present.max()} per model and task (unequal)"))
+    low, high = present.min(), present.max()
+    counts = f"{low} per task" if low == high else f"{low} to {high} per model and task (unequal)"
+    print(f"{cell.title}: models {', '.join(cell.models)}; tasks {len(cell.tasks)}; subsamples {counts}")
     if cell.splits_differ:
-        print(f"  test texts differ between models at the same subsample ({', '.join(cell.splits_differ)}): V and the correlations take them as equal")
-    if len(cell.tasks) < FEWEST_TASKS:
-        print(f"  fewer than {FEWEST_TASKS} tasks: the paper's analysis goes without W" + (", U, tau and omega" if len(cell.tasks) == 1 else ""))
+        print(f"  test texts differ between models at the same subsample ({', '.join(cell.splits_differ)}): V and the correlations "
+              "take them as equal")
+    if len(cell.tasks) == 1:
+        print("  one task: the paper's analysis goes without W and U, the paired one without tau and omega")
+    elif len(cell.tasks) < FEWEST_TASKS:
+        print(f"  fewer than {FEWEST_TASKS} tasks: the paper's analysis goes without W")
     if len(cell.models) == 1:
         print("  one model: no alpha, no correlations")
 
@@ -371,7 +378,8 @@ def means_table(cells):
     rows = []
     for cell in cells:
         for i, model in enumerate(cell.models):
-            row = {"experiment": cell.experiment, "model": model, "m": cell.m, "n": cell.n, "subsamples": int((cell.total[i] > 0).sum())}
+            row = {"experiment": cell.experiment, "model": model, "m": cell.m, "n": cell.n}
+            row["subsamples"] = int((cell.total[i] > 0).sum())
             for effect in EFFECTS:
                 means = task_means(points(cell, effect), cell)[i] / 100
                 means = means[~np.isnan(means)]
@@ -427,7 +435,8 @@ def losses_table(rows):
     for (model, task, m, n, *_), losses in found.items():
         for first, second in itertools.combinations(sorted(losses), 2):
             ratios.setdefault((first, second, model, m, n, task), []).append(np.divide(losses[second], losses[first]))
-    return [dict(zip(LOSS_COLUMNS, (*key, len(values), *np.mean(values, 0), np.mean(np.array(values) < 1)))) for key, values in sorted(ratios.items())]
+    return [dict(zip(LOSS_COLUMNS, (*key, len(values), *np.mean(values, 0), np.mean(np.array(values) < 1))))
+            for key, values in sorted(ratios.items())]
 
 
 def spearman(a, b):
@@ -448,8 +457,8 @@ def correlations_table(cells, seed):
                 continue
             rng = np.random.default_rng(int(short_hash(seed, cell.file, effect, a, b, task), 16))
             nulls = spearman(both[:1], rng.permuted(np.repeat(both[1:], PERMUTATIONS, 0), axis=1))
-            rows.append({"experiment": cell.experiment, "m": cell.m, "n": cell.n, "task": task, "effect": effect, "model_a": cell.models[a],
-                         "model_b": cell.models[b], "subsamples": both.shape[1], "spearman": spearman(*both),
+            rows.append({"experiment": cell.experiment, "m": cell.m, "n": cell.n, "task": task, "effect": effect,
+                         "model_a": cell.models[a], "model_b": cell.models[b], "subsamples": both.shape[1], "spearman": spearman(*both),
                          **{f"null_{k}": null for k, null in enumerate(nulls, start=1)}})
     return rows
 
@@ -491,8 +500,8 @@ def paper_data(cell, effect):
     answers = task_sums(cell.total.sum(0), cell)
     share = (np.array([task_sums(arm.sum(0), cell) for arm in (control, treatment)]) + 0.5) / (answers + 1)
     change, error = np.diff(special.logit(share), axis=0)[0], np.sqrt((1 / (share * (1 - share))).sum(0) / answers)
-    return {"correct_unit": correct.sum(0), "correct_model": correct.sum(1), "change": task_sums((treatment - control).sum(0), cell) / 2,
-            "total": cell.total.astype(float), "task_idx": cell.task_idx, "known": learned(first_spread(change, error), error)}
+    return {"correct_unit": correct.sum(0), "correct_model": correct.sum(1), "total": cell.total.astype(float), "task_idx": cell.task_idx,
+            "change": task_sums((treatment - control).sum(0), cell) / 2, "known": learned(first_spread(change, error), error)}
 
 
 def paper_model(data, interaction, priors, centred):
@@ -518,7 +527,10 @@ def paper_model(data, interaction, priors, centred):
         if tasks > 1:
             sd_u = pm.HalfNormal("sd_U", 1)
             level = pm.Normal("a", level, pt.sqrt(sd_u**2 + sd_w**2 / 2) if interaction else sd_u, shape=tasks)[task_idx]
-        c = pm.Normal("c", level, sd_v, shape=units) if centred else pm.Deterministic("c", level + sd_v * pm.Normal("c_raw", 0, 1, shape=units))
+        if centred:
+            c = pm.Normal("c", level, sd_v, shape=units)
+        else:
+            c = pm.Deterministic("c", level + sd_v * pm.Normal("c_raw", 0, 1, shape=units))
         if interaction:
             sd_d = math.sqrt(2) * sd_w
             raw = pm.Normal("d_raw", known * beta, sd_d**known, shape=tasks)
@@ -663,7 +675,8 @@ def fit(cell, effect, analysis, interaction, args, cache):
     centred = min(len(cell.tasks), task_sums((cell.total > 0).astype(int), cell).min()) >= MANY
     compiled, names = compiled_model(analysis, interaction, data, args.priors, centred, cache)
     seed = int(short_hash(args.seed, cell.experiment, cell.m, cell.n, effect, analysis, interaction), 16) % 2**31
-    settings = {"seed": seed, "draws": args.draws, "tune": args.tune, "target_accept": TARGET_ACCEPT[analysis] if centred else RERUN_ACCEPT}
+    settings = {"seed": seed, "draws": args.draws, "tune": args.tune}
+    settings["target_accept"] = TARGET_ACCEPT[analysis] if centred else RERUN_ACCEPT
     if centred and analysis == "paper":
         settings["step_size_jitter"] = STEP_JITTER
     rerun = {"draws": args.draws * RERUN_DRAWS, "tune": args.tune * RERUN_TUNE, "target_accept": RERUN_ACCEPT}
@@ -763,8 +776,8 @@ def t_rows(cell, effect):
     rows = []
     for parameter, column in values.items():
         mean, error, low, high = t_interval(column)
-        rows.append({"experiment": cell.experiment, "m": cell.m, "n": cell.n, "effect": effect, "analysis": "t", "parameter": parameter,
-                     "mean": mean, "sd": error, "hdi_low": low, "hdi_high": high})
+        rows.append({"experiment": cell.experiment, "m": cell.m, "n": cell.n, "effect": effect, "analysis": "t",
+                     "parameter": parameter, "mean": mean, "sd": error, "hdi_low": low, "hdi_high": high})
     return rows
 
 
@@ -810,6 +823,12 @@ def finish(figure, title, path):
     return path
 
 
+def words(effect):
+    """An effect and its definition, for titles and legends."""
+    control, treatment = EFFECTS[effect]
+    return f"{effect}: acc_{treatment} − acc_{control}"
+
+
 def percent_axis(axis):
     """Ticks like +2% for accuracy points on the x axis, and a line at 0."""
     axis.xaxis.set_major_formatter(lambda value, _: f"{value:+g}%" if value else "0%")
@@ -833,11 +852,11 @@ def draw_differences(cell, i, folder):
         for j in range(len(cell.tasks)):
             mine = values[(cell.task_idx == j) & (cell.total[i] > 0)]
             draw_violin(axis, mine, j, COLOURS[effect])
-            axis.scatter(mine, np.full(len(mine), j) + np.linspace(-0.15, 0.15, len(mine)), s=5, color=COLOURS[effect], alpha=0.5, linewidths=0)
+            axis.scatter(mine, j + np.linspace(-0.15, 0.15, len(mine)), s=5, color=COLOURS[effect], alpha=0.5, linewidths=0)
             if len(mine):
                 axis.plot(mine.mean(), j, "D", ms=4, color="black")
         percent_axis(axis)
-        axis.set(title=f"{effect}: acc_{EFFECTS[effect][1]} − acc_{EFFECTS[effect][0]}", xlabel="difference in accuracy")
+        axis.set(title=words(effect), xlabel="difference in accuracy")
     axes[0].set_yticks(range(len(cell.tasks)), cell.tasks)
     axes[0].set_ylim(len(cell.tasks) - 0.4, -0.6)
     title = f"{cell.models[i]}, {cell.title}\npoint: one subsample; diamond: mean of the task's subsamples"
@@ -850,7 +869,8 @@ def draw_accuracies(cell, i, folder):
     columns = min(5, len(cell.tasks))
     rows = math.ceil(len(cell.tasks) / columns)
     figure, axes = plt.subplots(rows, columns, figsize=(1.2 + 2.4 * columns, 1.6 + 1.6 * rows), squeeze=False)
-    figure.subplots_adjust(left=0.03, right=0.98, bottom=0.62 / (1.6 + 1.6 * rows), top=1 - 0.75 / (1.6 + 1.6 * rows), hspace=0.75, wspace=0.12)
+    inch = 1 / (1.6 + 1.6 * rows)  # a constrained layout of so many panels takes seconds
+    figure.subplots_adjust(left=0.03, right=0.98, bottom=0.62 * inch, top=1 - 0.75 * inch, hspace=0.75, wspace=0.12)
     for j, axis in enumerate(axes.flat):
         axis.set_yticks([])
         if j >= len(cell.tasks):
@@ -872,7 +892,8 @@ def draw_accuracies(cell, i, folder):
         axis.tick_params(labelsize=7)
     handles, labels = axes[0, 0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="lower center", ncols=4, fontsize=8, frameon=False)
-    return finish(figure, f"Accuracy over subsamples: {cell.models[i]}, {cell.title}", folder / f"accuracies.{cell.file}.{cell.models[i].replace('/', '--')}.png")
+    path = folder / f"accuracies.{cell.file}.{cell.models[i].replace('/', '--')}.png"
+    return finish(figure, f"Accuracy over subsamples: {cell.models[i]}, {cell.title}", path)
 
 
 def draw_marginal(results, folder):
@@ -881,21 +902,24 @@ def draw_marginal(results, folder):
     analyses = [name for name in ("paper", "paired") if any(result.analysis == name for result in results)]
     cells = {result.cell.n: result.cell for result in results}
     lines = [(n, label) for n in sorted(cells) for label in (["all models"] if len(cells[n].models) > 1 else []) + cells[n].models]
-    figure, axes = plt.subplots(1, len(analyses), figsize=(1.5 + 5 * len(analyses), 2.1 + 0.42 * len(lines)), sharey=True, squeeze=False, layout="constrained")
+    size = (1.5 + 5 * len(analyses), 2.1 + 0.42 * len(lines))
+    figure, axes = plt.subplots(1, len(analyses), figsize=size, sharey=True, squeeze=False, layout="constrained")
     for axis, analysis in zip(axes[0], analyses):
         for result in (result for result in results if result.analysis == analysis):
             name = MEAN_NAME[analysis]
             for label in result.cell.models + ["all models"] * (len(result.cell.models) > 1):
-                draws, y = result.named[name if label == "all models" else f"{name}[{label}]"][0], lines.index((result.cell.n, label))
-                draw_violin(axis, draws, y, COLOURS[result.effect])
+                draws = result.named[name if label == "all models" else f"{name}[{label}]"][0]
+                y = lines.index((result.cell.n, label)) + {"boost": -0.2, "bias": 0.2}[result.effect]
+                draw_violin(axis, draws, y, COLOURS[result.effect], width=0.4)
                 axis.plot(hdi(draws), [y, y], color=COLOURS[result.effect], lw=2.5)
                 axis.plot(draws.mean(), y, "o", ms=4, color="black")
         percent_axis(axis)
-        axis.set(title={"paper": "the paper's analysis (11)", "paired": "paired analysis"}[analysis], xlabel="mean difference in accuracy over tasks")
+        axis.set(title={"paper": "the paper's analysis (11)", "paired": "paired analysis"}[analysis])
+        axis.set_xlabel("mean difference in accuracy over tasks")
     axes[0, 0].set_yticks(range(len(lines)), [f"n = {n}   {label}" for n, label in lines])
     axes[0, 0].set_ylim(len(lines) - 0.4, -0.6)
     for effect in dict.fromkeys(result.effect for result in results):
-        axes[0, -1].plot([], [], color=COLOURS[effect], lw=2.5, label=f"{effect}: acc_{EFFECTS[effect][1]} − acc_{EFFECTS[effect][0]}")
+        axes[0, -1].plot([], [], color=COLOURS[effect], lw=2.5, label=words(effect))
     figure.legend(loc="outside lower center", ncols=2, frameon=False)
     cell = next(iter(cells.values()))
     title = (f"{cell.experiment}, m = {cell.m} training texts, n test texts, {len(cell.tasks)} tasks\n"
@@ -914,18 +938,20 @@ def draw_flagged(tables, folder):
     groups = {name: [row for row in tables if (row["experiment"], row["task"]) == name] for name in flagged}
     height = max(map(len, groups.values()))
     grid = math.ceil(len(flagged) / columns)
-    figure, axes = plt.subplots(grid, columns, figsize=(2 + 3.4 * columns, 1.6 + grid * (0.7 + 0.25 * height)), sharex=True, squeeze=False, layout="constrained")
+    size = (2 + 3.4 * columns, 1.6 + grid * (0.7 + 0.25 * height))
+    figure, axes = plt.subplots(grid, columns, figsize=size, sharex=True, squeeze=False, layout="constrained")
     for axis, (name, rows) in itertools.zip_longest(axes.flat, groups.items(), fillvalue=(None, [])):
         if name is None:
             axis.remove()
             continue
         for y, row in enumerate(rows):
             axis.plot(row["bias_observed"], y, "o", mfc="none", color="black", label="observed mean" if y == 0 else None)
-            for analysis, shift, style, words in (("paper", -0.2, "s", "paper's (12)"), ("paired", 0.2, "D", "paired")):
+            for analysis, shift, style, name_of in (("paper", -0.2, "s", "paper's (12)"), ("paired", 0.2, "D", "paired")):
                 if f"bias_{analysis}" in row:
-                    axis.plot([row[f"bias_{analysis}_low"], row[f"bias_{analysis}_high"]], [y + shift] * 2, color=COLOURS["bias"], lw=1.5, alpha=0.5 if analysis == "paper" else 1)
-                    axis.plot(row[f"bias_{analysis}"], y + shift, style, ms=3.5, color=COLOURS["bias"], alpha=0.5 if analysis == "paper" else 1,
-                              label=f"{words}, 89 % interval" if y == 0 else None)
+                    look = {"color": COLOURS["bias"], "alpha": 0.5 if analysis == "paper" else 1}
+                    axis.plot([row[f"bias_{analysis}_low"], row[f"bias_{analysis}_high"]], [y + shift] * 2, lw=1.5, **look)
+                    label = f"{name_of}, 89 % interval" if y == 0 else None
+                    axis.plot(row[f"bias_{analysis}"], y + shift, style, ms=3.5, label=label, **look)
         axis.set_yticks(range(len(rows)), [f"m {row['m']}, n {row['n']}, {row['model']}" for row in rows], fontsize=7)
         axis.set_ylim(height - 0.4, -0.6)
         axis.set_title(f"{name[1]} ({name[0]})", fontsize=9)
@@ -934,7 +960,7 @@ def draw_flagged(tables, folder):
     for axis in figure.axes[-columns:]:
         axis.set_xlabel("acc_test − acc_extra")
     figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)
-    title = f"Bias of the tasks with an observed mean of at least +{FLAGS[0]}% in any cell, in all their cells\nn test texts, m training texts"
+    title = f"Bias of the tasks with an observed mean of at least +{FLAGS[0]}% in any cell, in all their cells\nm training texts, n test texts"
     return finish(figure, title, folder / "flagged_tasks.png")
 
 
@@ -953,12 +979,12 @@ def draw_correlations(rows, folder):
                 style = {"color": "lightgrey", "lw": 1, "label": f"{PERMUTATIONS} permuted nulls" if k == 1 else None} if k else \
                     {"color": COLOURS[effect], "lw": 2.5, "label": f"observed, mean {values.mean():+.3f}"}
                 axis.plot(grid, stats.gaussian_kde(values)(grid), **style)
-        axis.set(title=f"{effect}: acc_{EFFECTS[effect][1]} − acc_{EFFECTS[effect][0]}", xlabel="Spearman correlation over subsamples")
+        axis.set(title=words(effect), xlabel="Spearman correlation over subsamples")
         axis.set_yticks([])
         axis.legend(fontsize=8)
     axes[0].set_ylabel("density over tasks and cells")
-    sizes = [sorted({row[name] for row in rows}) for name in ("m", "n")]
-    title = "{}: effects of the same subsample on two models, m = {}, n = {}".format(experiment, *(", ".join(map(str, values)) for values in sizes))
+    m, n = (", ".join(map(str, sorted({row[name] for row in rows}))) for name in ("m", "n"))
+    title = f"{experiment}: effects of the same subsample on two models, m = {m} training texts, n = {n} test texts"
     return finish(figure, title, folder / f"correlations.{experiment}.png".replace("/", "--"))
 
 
@@ -971,10 +997,12 @@ def draw_calibration(results, folder):
         arms = [100 * task_means(cell.counts[:, ARMS.index(arm)] / np.maximum(cell.total, 1), cell) for arm in EFFECTS[result.effect]]
         predicted, change = np.nanmean(result.predicted, axis=0), np.nanmean(task_effects(result), axis=0)
         for i, (model, marker) in enumerate(zip(cell.models, itertools.cycle("os^Dv"))):
-            style = {"ls": "", "marker": marker, "ms": 4, "mfc": "none" if i else COLOURS[result.effect], "color": COLOURS[result.effect], "label": model}
+            colour = COLOURS[result.effect]
+            style = {"ls": "", "marker": marker, "ms": 4, "mfc": "none" if i else colour, "color": colour, "label": model}
             top.plot(np.ravel(predicted[i]), np.ravel([arm[i] for arm in arms]), **style)
             bottom.plot(change[i], (arms[1] - arms[0])[i], **style)
-        top.set(title=f"{result.effect}, {'with' if result.interaction else 'without'} W", xlabel="predicted accuracy", ylabel="observed accuracy")
+        top.set_title(f"{result.effect}, {'with' if result.interaction else 'without'} W")
+        top.set(xlabel="predicted accuracy", ylabel="observed accuracy")
         bottom.set(xlabel=f"predicted {result.effect}", ylabel=f"observed {result.effect}")
         for axis in (top, bottom):
             low, high = min(axis.get_xlim()[0], axis.get_ylim()[0]), max(axis.get_xlim()[1], axis.get_ylim()[1])
@@ -983,7 +1011,8 @@ def draw_calibration(results, folder):
             axis.yaxis.set_major_formatter(lambda value, _: f"{value:g}%")
             axis.set_aspect("equal", adjustable="datalim")
         top.legend(fontsize=8)
-    return finish(figure, f"Is the paper's model calibrated? {cell.title}\npoint: a task and a model (top: and an arm), mean over subsamples", folder / f"calibration.{cell.file}.png")
+    title = f"Is the paper's model calibrated? {cell.title}\npoint: a task and a model (top: and an arm), mean over subsamples"
+    return finish(figure, title, folder / f"calibration.{cell.file}.png")
 
 
 def draw_traces(results, path):
@@ -999,9 +1028,9 @@ def draw_traces(results, path):
             right.plot(chain, color=COLOURS[result.effect], lw=0.4, alpha=0.6)
         left.axvline(0, color="grey", lw=1, ls="--")
         left.set_yticks([])
-        words = "paper, with W" if result.interaction else "paper, without W"
-        left.set_title(f"beta of {result.effect}: " + (f"{words} (log odds)" if result.analysis == "paper" else f"paired, {result.cell.models[i]} (points)"), fontsize=9)
-        right.set_title(f"max r_hat {result.worst:.3f}, min ESS {result.least:.0f}, divergences {result.divergences} (all parameters)", fontsize=9)
+        name = {"paper": f"paper, {'with' if result.interaction else 'without'} W (log odds)", "paired": f"paired, {result.cell.models[i]} (points)"}
+        left.set_title(f"beta of {result.effect}: {name[result.analysis]}", fontsize=9)
+        right.set_title(f"all parameters: max r_hat {result.worst:.3f}, min ESS {result.least:.0f}, divergences {result.divergences}", fontsize=9)
     axes[-1, 0].set_xlabel("beta")
     axes[-1, 1].set_xlabel("draw")
     return finish(figure, f"Posterior of beta by chain: {results[0].cell.title}", path)
@@ -1037,8 +1066,10 @@ def check_prior(args):
             axis.hist(values, 40, density=True, color="tab:blue", alpha=0.6)
             axis.xaxis.set_major_formatter(lambda value, _: f"{value:g}%")
             axis.set(title=f"beta ~ Normal(0, {sd:g})", xlabel=name, yticks=[])
-        print(f"prior beta ~ Normal(0, {sd:g}): 89 % of the mean effects lie in [{hdi(effects)[0]:+.1f}, {hdi(effects)[1]:+.1f}] points")
-    path = finish(figure, "Prior predictive of the paper's model: m = 100, n = 200, 25 tasks, 2 models, 50 subsamples", args.out / "prior.png")
+        low, high = hdi(effects)
+        print(f"prior beta ~ Normal(0, {sd:g}): 89 % of the mean effects lie in [{low:+.1f}, {high:+.1f}] points")
+    title = "Prior predictive of the paper's model: m = 100, n = 200, 25 tasks, 2 models, 50 subsamples"
+    path = finish(figure, title, args.out / "prior.png")
     print(f"plot: {path.resolve()}")
 
 
@@ -1052,7 +1083,7 @@ def simulate_cell(rng, tasks, models, subsamples, n, boost, bias, tau=0.5, m=100
     loud = np.resize([0.05, 0.012], models)[:, None]
     luck = np.minimum(loud * np.exp(rng.normal(0, 0.6, shape[:2])), 0.08)  # sd of a run's accuracy
     shared = np.resize([0.3, 0.8], models)  # share of the texts that are equally easy for both arms of a model
-    level = rng.uniform(0.38, 0.7, (tasks, 1)) + rng.uniform(-0.05, 0.05, (tasks, subsamples)) + rng.uniform(-0.05, 0.05, (models, tasks, 1))
+    level = rng.uniform(0.38, 0.7, (tasks, 1)) + rng.uniform(-0.05, 0.05, shape[1:]) + rng.uniform(-0.05, 0.05, (models, tasks, 1))
     effects = {name: mean + rng.normal(0, tau, shape[:2]) for name, mean in (("boost", boost), ("bias", bias))}
     start = level - effects["boost"][..., None] / 200
     arms = [start, start + effects["boost"][..., None] / 100, start + (effects["boost"] + effects["bias"])[..., None] / 100]
@@ -1078,7 +1109,8 @@ def mean_intervals(cell, effect, args, cache):
     for analysis in args.analysis:
         result = analyse(cell, effect, analysis, True, args, cache)
         name = MEAN_NAME[analysis]
-        found |= {(analysis, label): hdi(result.named[f"{name}[{label}]" if label in cell.models else name][0]) for label in ("mean", *cell.models)}
+        for label in ("mean", *cell.models):
+            found[analysis, label] = hdi(result.named[name if label == "mean" else f"{name}[{label}]"][0])
     for row in t_rows(cell, effect):
         found["t", row["parameter"].removeprefix("mean[").removesuffix("]")] = row["hdi_low"], row["hdi_high"]
     return found
@@ -1126,10 +1158,12 @@ def write_table(path, rows, columns=None):
 def print_means(rows):
     """Table 1: mean boost and bias over tasks in percent, with standard errors over the tasks' means."""
     print("\nTable 1: means over tasks in percent, ± one standard error over the tasks' means (the paper rounds three decimals to one or two)")
-    print(f"{'experiment':<18} {'m':>5} {'n':>5} {'model':<14} {'tasks':>5} {'subsamples':>10} {'boost':>16} {'median':>8} {'bias':>16} {'median':>8}")
+    print(f"{'experiment':<18} {'m':>5} {'n':>5} {'model':<14} {'tasks':>5} {'subsamples':>10} {'boost':>17} {'median':>8} "
+          f"{'bias':>16} {'median':>8}")
     for row in sorted(rows, key=lambda row: (row["experiment"], row["m"], row["n"])):
         effects = "".join(f"{100 * row[f'{e}_mean']:>+9.3f} ±{100 * row[f'{e}_se']:6.3f} {100 * row[f'{e}_median']:>+8.3f}" for e in EFFECTS)
-        print(f"{row['experiment']:<18} {row['m']:>5} {row['n']:>5} {row['model']:<14} {row['tasks']:>5} {row['subsamples']:>10} {effects.replace('±   nan', '       ')}")
+        print(f"{row['experiment']:<18} {row['m']:>5} {row['n']:>5} {row['model']:<14} {row['tasks']:>5} {row['subsamples']:>10} "
+              f"{effects.replace('±   nan', '       ')}")
 
 
 def print_tasks(tables, pooled, losses):
@@ -1140,18 +1174,19 @@ def print_tasks(tables, pooled, losses):
             mine = [row for row in pooled if row["experiment"] == experiment]
             signs = [sum(row[f"{effect}_sign"] == sign for row in mine) for sign in (1, 0, -1)]
             low, high = min(mine, key=lambda row: row[effect]), max(mine, key=lambda row: row[effect])
-            print(f"{experiment:<18} {effect:<6} {signs[0]} positive, {signs[1]} zero, {signs[2]} negative; from {low[effect]:+.2f} ({low['task']}) "
-                  f"to {high[effect]:+.2f} points ({high['task']})")
+            print(f"{experiment:<18} {effect:<6} {signs[0]} positive, {signs[1]} zero, {signs[2]} negative; "
+                  f"from {low[effect]:+.2f} ({low['task']}) to {high[effect]:+.2f} points ({high['task']})")
     for flag in FLAGS:
         flagged = sorted({row["task"] for row in tables if row[f"flag_{flag}"]})
         print(f"observed bias of at least +{flag} points in some cell: {', '.join(flagged) or 'no task'}")
     small = [row for row in tables if row["p_bh"] < 0.05]
-    print(f"sign-flip tests of a positive bias: {len(tables)}; adjusted p below .05: {len(small)}; smallest adjusted p {min(row['p_bh'] for row in tables):.3f}")
+    print(f"sign-flip tests of a positive bias: {len(tables)}; adjusted p below .05: {len(small)}; "
+          f"smallest adjusted p {min(row['p_bh'] for row in tables):.3f}")
     for pair in sorted({(row["first"], row["second"]) for row in losses}):
         mine = [row for row in losses if (row["first"], row["second"]) == pair]
         extra, test = (np.mean([row[name] for row in mine]) for name in ("ratio_extra", "ratio_test"))
-        print(f"final pretraining loss of {pair[1]} over that of {pair[0]}: {extra:.3f} (extra), {test:.3f} (test), mean over {len(mine)} cells and tasks; "
-              f"lower in {100 * np.mean([row['lower'] for row in mine]):.0f} % of the subsamples and arms")
+        print(f"final pretraining loss of {pair[1]} over that of {pair[0]}: {extra:.3f} (extra), {test:.3f} (test), "
+              f"mean over {len(mine)} cells and tasks; lower in {100 * np.mean([row['lower'] for row in mine]):.0f} % of the subsamples and arms")
 
 
 def print_verdicts(results):
@@ -1165,11 +1200,12 @@ def print_verdicts(results):
                 name = MEAN_NAME[analysis]
                 draws = mine[analysis].named[name if label == "all models" else f"{name}[{label}]"][0]
                 print(f"  {effect:<6} {label:<12} {analysis:<7} {verdict(effect, draws)}")
-            row = next(row for row in t_rows(cell, effect) if row["parameter"] == ("mean" if label == "all models" else f"mean[{label}]"))
-            print(f"  {effect:<6} {label:<12} {'t':<7} {row['mean']:+.2f} points observed, 89 % paired-t interval [{row['hdi_low']:+.2f}, {row['hdi_high']:+.2f}]")
+            (row,) = [row for row in t_rows(cell, effect) if row["parameter"] == ("mean" if label == "all models" else f"mean[{label}]")]
+            print(f"  {effect:<6} {label:<12} {'t':<7} {row['mean']:+.2f} points observed, 89 % paired-t interval "
+                  f"[{row['hdi_low']:+.2f}, {row['hdi_high']:+.2f}]")
     for result in results:
-        words = result.analysis + ("" if result.analysis == "paired" or result.interaction else " without W")
-        print(f"  fit {result.effect}, {words}: max r_hat {result.worst:.3f}, min ESS {result.least:.0f}, divergences {result.divergences}, "
+        name = result.analysis + ("" if result.analysis == "paired" or result.interaction else " without W")
+        print(f"  fit {result.effect}, {name}: max r_hat {result.worst:.3f}, min ESS {result.least:.0f}, divergences {result.divergences}, "
               f"{result.seconds:.1f} s{' (rerun once)' * result.rerun}{warned(result)}")
 
 
@@ -1183,17 +1219,19 @@ def parse_args(argv):
     parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0],
                                      epilog="Columns, files and models: see the head of this script and README.md.")
     add = parser.add_argument_group("what to run").add_argument
-    add("paths", nargs="*", type=Path, default=[Path("results.csv")], metavar="FILE or FOLDER", help="results files, folders of them, or folders in the published layout (results.csv)")
+    add("paths", nargs="*", type=Path, default=[Path("results.csv")], metavar="FILE or FOLDER",
+        help="results files, folders of them, or folders in the published layout (results.csv)")
     add("--effects", nargs="+", choices=tuple(EFFECTS), default=list(EFFECTS), help="(boost bias)")
     add("--analysis", nargs="+", choices=("paper", "paired"), default=["paper", "paired"], help="(paper paired)")
-    add("--priors", choices=tuple(PRIORS), default="paper", help="of the paper's model; wide: mu Normal(0, 1.5), beta Normal(0, 5) (%(default)s)")
+    add("--priors", choices=tuple(PRIORS), default="paper", help="of the paper's model; wide: sd 1.5 for mu, 5 for beta (%(default)s)")
     add("--no-interaction", action="store_true", help="the paper's model without W, as in its earlier drafts")
     for flag, kind in (("experiment", str), ("m", int), ("n", int), ("models", str), ("tasks", str)):
-        add(f"--{flag}", nargs="+", type=kind, metavar=flag.upper().rstrip("S"), help=f"only these values of {flag.removesuffix('s')} (all)")
+        name = flag.removesuffix("s")
+        add(f"--{flag}", nargs="+", type=kind, metavar=name.upper(), help=f"only these values of {name} (all)")
     add("--check", choices=("prior", "simulation"), help="no data: what the priors say; whether known effects are recovered")
     add("--simulations", type=positive, default=50, metavar="N", help="small data sets of --check simulation (%(default)s)")
     add = parser.add_argument_group("sampling").add_argument
-    add("--draws", type=int, default=1000, metavar="N", help="per chain, after tuning; 0: tables and plots of the observed only (%(default)s)")
+    add("--draws", type=int, default=1000, metavar="N", help="per chain, after tuning; 0: no fits, only the observed (%(default)s)")
     add("--tune", type=positive, default=500, metavar="N", help="tuning steps per chain (%(default)s)")
     add("--chains", type=positive, default=4, metavar="N", help="(%(default)s)")
     add("--seed", type=int, default=0, help="of all random numbers (%(default)s)")
@@ -1250,7 +1288,8 @@ def observed_report(cells, rows, args):
     """Tables and figures that need no fit; returns ({cell file: {(model, task): row of tasks.csv}}, paths)."""
     tables = {cell.file: observed_tasks(cell) for cell in cells}
     every = [row for table in tables.values() for row in table.values()]
-    means, pooled, losses, correlations = means_table(cells), pooled_tasks(cells), losses_table(rows), correlations_table(cells, args.seed)
+    means, pooled, losses = means_table(cells), pooled_tasks(cells), losses_table(rows)
+    correlations = correlations_table(cells, args.seed)
     print_means(means)
     print_tasks(every, pooled, losses)
     write_table(args.out / "means.csv", means, MEANS_COLUMNS)
@@ -1262,7 +1301,8 @@ def observed_report(cells, rows, args):
         write_table(args.out / "correlations.csv", correlations)
     figures = []
     if not args.no_figures:
-        figures += [draw(cell, i, args.out) for cell in cells for i in range(len(cell.models)) for draw in (draw_differences, draw_accuracies)]
+        for draw in (draw_differences, draw_accuracies):
+            figures += [draw(cell, i, args.out) for cell in cells for i in range(len(cell.models))]
         for experiment in sorted({row["experiment"] for row in correlations}):
             figures.append(draw_correlations([row for row in correlations if row["experiment"] == experiment], args.out))
     return tables, figures
@@ -1283,7 +1323,8 @@ def fitted_report(cells, tables, args):
             if not result.aside:
                 add_task_effects(tables[cell.file], result)
             name = "/".join(map(str, (cell.experiment, cell.m, cell.n, result.effect, result.analysis, int(result.interaction))))
-            arrays |= {f"{name}/{part}": np.float32(values) for part, values in (("tasks", task_effects(result)), ("mean", result.named[MEAN_NAME[result.analysis]][0]))}
+            arrays[f"{name}/tasks"] = np.float32(task_effects(result))
+            arrays[f"{name}/mean"] = np.float32(result.named[MEAN_NAME[result.analysis]][0])
         rows += [row for effect in args.effects for row in t_rows(cell, effect)]
         if not args.no_figures:
             figures.append(draw_traces(mine, args.out / f"trace.{cell.file}.png"))
@@ -1319,11 +1360,12 @@ def main(argv=None):
         for name in dict.fromkeys((result.cell.experiment, result.cell.m) for result in shown):
             figures.append(draw_marginal([result for result in shown if (result.cell.experiment, result.cell.m) == name], args.out))
         figures.append(draw_flagged([row for table in tables.values() for row in table.values()], args.out))
-    print(f"\ntables: {', '.join(sorted(path.name for path in args.out.glob('*.csv')))}{' and predictive.npz' * bool(results)} in {args.out.resolve()}")
+    print(f"\ntables: {', '.join(sorted(path.name for path in args.out.glob('*.csv')))}, in {args.out.resolve()}")
     for path in filter(None, figures):
         print(f"figure: {path.resolve()}")
     if failed := sum(bool(result.warning) for result in results):
-        tqdm.write(f"warning: {failed} of {len(results)} fits did not converge; their rows say so (more --tune and --draws may help)", file=sys.stderr)
+        tqdm.write(f"warning: {failed} of {len(results)} fits did not converge; their rows say so (more --tune and --draws may help)",
+                   file=sys.stderr)
         raise SystemExit(3)
 
 
