@@ -35,6 +35,7 @@ Reads results.csv as run_experiment.py writes it (the first eleven columns suffi
     task_means.csv    per experiment and task, over cells and models: mean boost and bias in points and their exact signs (section 7)
     losses.csv        where two experiments share subsamples: paired ratios of their final pretraining losses (section 8)
     correlations.csv  Spearman between two models' boosts and biases of the same subsamples, with 10 permuted nulls (appendix F)
+    summary.md        the mean effects of posterior.csv, side by side
     predictive.npz    draws of (11) and (12), averaged over subsamples and tasks while drawing; paired: delta
 and figures *.png. Exit status 3 if a fit did not converge (then its rows say so).
 
@@ -1189,6 +1190,21 @@ def print_tasks(tables, pooled, losses):
               f"mean over {len(mine)} cells and tasks; lower in {100 * np.mean([row['lower'] for row in mine]):.0f} % of the subsamples and arms")
 
 
+def summary(rows):
+    """The mean effects of posterior.csv as a Markdown table: observed with its t interval, the paper's (11), the paired mean."""
+    cells = {}
+    for row in rows:
+        kind, _, model = row["parameter"].removesuffix("]").partition("[")
+        if kind in ("mean", "difference"):
+            key = (row["experiment"], row["m"], row["n"], row["effect"], model or "all models")
+            cells.setdefault(key, {})[row["analysis"]] = f"{row['mean']:+.2f} [{row['hdi_low']:+.2f}, {row['hdi_high']:+.2f}]"
+    names = [name for name in ("t", "paper", "paired") if any(name in cell for cell in cells.values())]
+    titles = {"t": "observed, paired t", "paper": "paper's analysis (11)", "paired": "paired analysis"}
+    lines = [["experiment", "m", "n", "effect", "model", *(titles[name] for name in names)]]
+    lines += [["---"] * len(lines[0])] + [[*key, *(cell.get(name, "") for name in names)] for key, cell in cells.items()]
+    return "".join(f"| {' | '.join(map(str, line))} |\n" for line in lines)
+
+
 def print_verdicts(results):
     """Per effect and cell, overall and per model: the verdict of our analysis, the paper's (11) and the paired t beside it."""
     cell = results[0].cell
@@ -1310,7 +1326,7 @@ def observed_report(cells, rows, args):
 
 def fitted_report(cells, tables, args):
     """Fit every cell, print the verdicts, write posterior.csv and predictive.npz; returns (results, paths of figures)."""
-    results, rows, arrays, figures, cache = [], [], {}, [], {}
+    results, rows, aside, arrays, figures, cache = [], [], [], {}, [], {}
     largest = {(cell.experiment, cell.m): cell.n for cell in cells}
     bar = tqdm(cells, desc="cells", leave=False)
     for cell in bar:
@@ -1319,7 +1335,7 @@ def fitted_report(cells, tables, args):
         with tqdm.external_write_mode():
             print_verdicts(mine)
         for result in mine:
-            rows += posterior_rows(result)
+            (aside if result.aside else rows).extend(posterior_rows(result))
             if not result.aside:
                 add_task_effects(tables[cell.file], result)
             name = "/".join(map(str, (cell.experiment, cell.m, cell.n, result.effect, result.analysis, int(result.interaction))))
@@ -1331,9 +1347,10 @@ def fitted_report(cells, tables, args):
             if paper := [result for result in mine if result.analysis == "paper"]:
                 figures.append(draw_calibration(paper, args.out))
         results += mine
-        write_table(args.out / "posterior.csv", rows, POSTERIOR_COLUMNS)
+        write_table(args.out / "posterior.csv", rows + aside, POSTERIOR_COLUMNS)
         write_table(args.out / "tasks.csv", [row for table in tables.values() for row in table.values()])
     np.savez_compressed(args.out / "predictive.npz", **arrays)
+    replace_file(args.out / "summary.md", summary(rows))
     return results, figures
 
 

@@ -397,7 +397,7 @@ def test_small_data_give_an_answer_and_every_figure(run, tmp_path):
     assert float(row["bias_paired_low"]) < float(row["bias_paired"]) < float(row["bias_paired_high"])
     figures = {path.name.split(".")[0] for path in Path("fits").glob("*.png")}
     assert {"differences", "accuracies", "marginal", "calibration", "trace"} <= figures
-    assert path.exists() and "P(bias > 0)" in out
+    assert path.exists() and "P(bias > 0)" in out and Path("fits/summary.md").read_text().count("\n") == 4
 
 
 def test_figures_are_not_blank_and_have_their_labels(fit_model, tmp_path, monkeypatch):
