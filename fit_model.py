@@ -847,7 +847,9 @@ def draw_violin(axis, values, y, colour, width=0.8):
 def draw_differences(cell, i, folder):
     """Figures 13 to 20: boost and bias of each subsample, per task, for model i."""
     plt = import_plots()
-    figure, axes = plt.subplots(1, 2, figsize=(11, 1.9 + 0.36 * len(cell.tasks)), sharey=True, layout="constrained")
+    height = 1.9 + 0.36 * len(cell.tasks)
+    figure, axes = plt.subplots(1, 2, figsize=(11, height), sharey=True)
+    figure.subplots_adjust(left=0.21, right=0.98, bottom=0.55 / height, top=1 - 0.95 / height, wspace=0.05)  # constrained: twice the time
     for axis, effect in zip(axes, EFFECTS):
         values = points(cell, effect)[i]
         for j in range(len(cell.tasks)):
@@ -888,6 +890,7 @@ def draw_accuracies(cell, i, folder):
                 axis.plot(share, np.zeros(len(share)), "|", ms=14, color=colour, label=f"acc_{arm}")
         if mine.any():
             axis.axvline(100 * cell.majority[mine].mean(), color="black", ls=":", lw=1.2, label="majority class")
+        axis.locator_params(axis="x", nbins=4)
         axis.xaxis.set_major_formatter(lambda value, _: f"{value:g}%")
         axis.set_title(cell.tasks[j], fontsize=8)
         axis.tick_params(labelsize=7)

@@ -30,11 +30,21 @@ def swapped(cell, rng):
     return SimpleNamespace(**vars(cell) | {"counts": counts})
 
 
+def report(args, sets, hits, widths, failed):
+    """Print what is known after so many sets."""
+    kind = f"{args.swap.name} swapped" if args.swap else f"simulated, {args.tasks} tasks, {args.subsamples} subsamples"
+    print(f"{kind}, n = {args.n}, sets {sets}, seed {args.seed}")
+    for (analysis, label), values in hits.items():
+        width = np.mean(widths[analysis, label])
+        print(f"  {analysis:<7} {label:<8} covered {np.mean(values):.3f}, excluded {1 - np.mean(values):.3f}, width {width:.2f} points, "
+              f"not converged {failed.get(analysis, 0)}", flush=True)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     parser.add_argument("--sets", type=int, default=200)
     parser.add_argument("--swap", type=Path, help="results file with published cells")
-    parser.add_argument("--n", type=int, default=500, help="the cell of --swap; test texts of simulated cells (with --swap 500, else 200)")
+    parser.add_argument("--n", type=int, default=500, help="the cell of --swap; and the test texts of simulated cells")
     parser.add_argument("--analysis", nargs="+", default=["paired"])
     parser.add_argument("--subsamples", type=int, default=20)
     parser.add_argument("--tasks", type=int, default=25)
@@ -64,10 +74,8 @@ def main():
             true = truth.mean() if label == "mean" else truth[cell.models.index(label)].mean()
             hits.setdefault((analysis, label), []).append(low <= true <= high)
             widths.setdefault((analysis, label), []).append(high - low)
-    print(f"{args.swap.name + ' swapped' if args.swap else f'simulated, {args.tasks} tasks, {args.subsamples} subsamples'}, n = {args.n}, sets {args.sets}, seed {args.seed}")
-    for (analysis, label), values in hits.items():
-        print(f"{analysis:<7} {label:<8} covered {np.mean(values):.3f}, excluded {1 - np.mean(values):.3f}, width {np.mean(widths[analysis, label]):.2f} points, "
-              f"not converged {failed.get(analysis, 0)}", flush=True)
+        if (number + 1) % 20 == 0 or number + 1 == args.sets:
+            report(args, number + 1, hits, widths, failed)
 
 
 if __name__ == "__main__":
