@@ -68,9 +68,10 @@ EFFECTS = {"boost": ("base", "extra"), "bias": ("extra", "test")}  # control, tr
 COLOURS = {"boost": "tab:blue", "bias": "tab:orange"}
 HDI_SHARE = 0.89  # the paper's (arviz' older default)
 MAX_R_HAT, MIN_ESS = 1.01, 400  # Vehtari et al. (2021): rank-normalised split r_hat; 100 effective draws per chain
-TARGET_ACCEPT = {"paper": 0.85, "paired": 0.95}  # of NUTS
+TARGET_ACCEPT = {"paper": 0.85, "paired": 0.95}  # of NUTS; SMALL_ACCEPT for few tasks or subsamples, whose spreads may be near 0
+SMALL_ACCEPT = 0.99
 STEP_JITTER = 0.3  # else trajectories end near their start's mirror image: means mix well, spreads hardly
-RERUN_ACCEPT, RERUN_TUNE, RERUN_DRAWS = 0.99, 4, 2  # of the one rerun after a failed check: target, times the tuning, times the draws
+RERUN_ACCEPT, RERUN_TUNE, RERUN_DRAWS = 0.95, 4, 2  # of the one rerun after a failed check: target, times the tuning, times the draws
 PRIORS = {"paper": {"mu": 1.0, "beta": 1.0}, "wide": {"mu": 1.5, "beta": 5.0}}  # sd; wide: the sensitivity check of appendix E
 MANY = 10  # tasks, and subsamples of each, from which c_jk and log s_ij are sampled centred: best where they are well known
 FEWEST_TASKS = 5  # below, the paper's W (task by treatment) is dropped: its spread cannot be told from beta
@@ -677,10 +678,10 @@ def fit(cell, effect, analysis, interaction, args, cache):
     compiled, names = compiled_model(analysis, interaction, data, args.priors, centred, cache)
     seed = int(short_hash(args.seed, cell.experiment, cell.m, cell.n, effect, analysis, interaction), 16) % 2**31
     settings = {"seed": seed, "draws": args.draws, "tune": args.tune}
-    settings["target_accept"] = TARGET_ACCEPT[analysis] if centred else RERUN_ACCEPT
+    settings["target_accept"] = TARGET_ACCEPT[analysis] if centred else SMALL_ACCEPT
     if centred and analysis == "paper":
         settings["step_size_jitter"] = STEP_JITTER
-    rerun = {"draws": args.draws * RERUN_DRAWS, "tune": args.tune * RERUN_TUNE, "target_accept": RERUN_ACCEPT}
+    rerun = {"draws": args.draws * RERUN_DRAWS, "tune": args.tune * RERUN_TUNE, "target_accept": max(RERUN_ACCEPT, settings["target_accept"])}
     for changes in ({}, rerun):
         draws, divergences = sample(compiled, names, args, **settings | changes)
         if analysis == "paired":
