@@ -338,11 +338,11 @@ def test_the_paired_likelihood_with_delta_summed_out_is_the_normal_one(fit_model
     """Against the integral over delta of the product of Normal densities, at three points; they differ by a constant."""
     cell = paired_cell(fit_model, np.random.default_rng(1), 2, 4)
     data, values = fit_model.paired_data(cell, "bias"), fit_model.points(cell, "bias")[0]
-    model = fit_model.paired_model(data, True)
+    model = fit_model.paired_model(data | {"known": np.ones((1, 2))})
     potential = model.compile_fn(model.potentiallogp, inputs=model.value_vars, mode="FAST_COMPILE", on_unused_input="ignore")
     differences = []
     for beta, tau, log_s in ((0.3, 0.8, (1.0, 2.0)), (-2.0, 4.0, (0.5, 1.5)), (5.0, 0.1, (2.0, 2.5))):
-        point = model.initial_point() | {"beta": np.array([beta]), "tau_log__": np.log([tau]), "log_s": np.array([log_s])}
+        point = model.initial_point() | {"beta": np.array([beta]), "tau_log__": np.log([tau]), "s_raw": np.array([log_s])}
         total = 0
         for j in (0, 1):
             sd = np.sqrt(np.exp(2 * log_s[j]) + float(data["rounding"]))
