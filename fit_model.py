@@ -39,7 +39,8 @@ Reads results.csv as run_experiment.py writes it (the first eleven columns suffi
     predictive.npz    draws of (11) and (12), averaged over subsamples and tasks while drawing; paired: delta
 and figures *.png. Exit status 3 if a fit did not converge (then its rows say so).
 
-Measured 2026-11-21 (Python 3.11, 2 cores, versions of requirements.txt): @MEASURED@
+Measured 2026-11-21 (Python 3.11, 2 shared cores, versions of requirements.txt), on the published accuracies with m = 50: n = 500, both
+effects and analyses, with figures: 85 s, 1.2 GB; n = 50, bias, both analyses: 75 s, 1.0 GB. max r_hat 1.009, min ESS 757, no divergences.
 """
 
 import argparse
