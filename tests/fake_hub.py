@@ -244,9 +244,9 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self):
         url = urlsplit(self.path)
         path = unquote(url.path).replace("refs/convert/parquet", "parquet")  # a revision without slashes
-        found = (re.fullmatch(r"/api/datasets/([^/]+/[^/]+)()()()", path)
-                 or re.fullmatch(r"/api/datasets/([^/]+/[^/]+)/(revision|tree)/([^/]+)/?(.*)", path)
-                 or re.fullmatch(r"/datasets/([^/]+/[^/]+)/(resolve)/([^/]+)/(.+)", path))
+        found = (re.fullmatch(r"/api/(?:datasets|models)/([^/]+/[^/]+)()()()", path)
+                 or re.fullmatch(r"/api/(?:datasets|models)/([^/]+/[^/]+)/(revision|tree)/([^/]+)/?(.*)", path)
+                 or re.fullmatch(r"/(?:datasets/)?([^/]+/[^/]+)/(resolve)/([^/]+)/(.+)", path))
         repository, kind, revision, name = found.groups() if found else ("none", "", "", "")
         if not (self.server.folder / repository).is_dir():
             return self.send(b"", 404, X_Error_Code="RepoNotFound")

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from conftest import ROOT
+from fake_hub import commit, fake_hub
 
 NOT_COMPARED = ("seconds",)  # the only column that may differ between two runs of the same thing
 
@@ -112,6 +113,34 @@ def test_a_dry_run_counts_estimates_and_writes_nothing(run, tmp_path):
     status, out, _ = run("--dry-run", "--subsamples", 4)
     assert status == 0 and "3 of 4 subsamples to run" in out and "hours" in out
     assert sorted(os.listdir(tmp_path)) == before and len(rows_of("results.csv")) == 1
+
+
+def test_a_model_of_the_hub_is_fetched_without_pickled_weights_and_runs_again_without_the_hub(tiny, benchmark_csv, tmp_path):
+    served = tmp_path / "hub" / "someone" / "tiny-bert" / commit("someone/tiny-bert", "main")
+    shutil.copytree(tiny, served)
+    (served / "pytorch_model.bin").write_bytes(b"pickled")
+    (served / "onnx").mkdir()
+    (served / "onnx" / "config.json").write_text("{}")
+    flags = command("someone/tiny-bert", benchmark_csv, "--subsamples", "1", "--workers", "1")
+    environment = {**os.environ, "HF_HOME": str(tmp_path / "home"), "HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
+    environment.pop("HF_HUB_OFFLINE", None)
+    with fake_hub(tmp_path / "hub") as url:
+        done = subprocess.run(flags, cwd=tmp_path, env=environment | {"HF_ENDPOINT": url}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    fetched = {path.name for path in (tmp_path / "home").rglob("*")}
+    assert "model.safetensors" in fetched and not {"pytorch_model.bin", "onnx"} & fetched
+    (row,) = rows_of(tmp_path / "results.csv")
+    assert row["model"] == "someone/tiny-bert"
+    again = subprocess.run([*flags, "--out", "again.csv"], cwd=tmp_path, env=environment | {"HF_ENDPOINT": url}, capture_output=True, text=True)
+    assert again.returncode == 0, again.stderr  # the address answers no more: the cache serves
+    assert comparable(rows_of(tmp_path / "again.csv")) == comparable([row])
+
+
+def test_a_task_alone_equals_the_same_task_in_a_longer_run(run, tiny, tmp_path):
+    flags = ["--model", tiny, "--m", 10, "--n", 10, "--subsamples", 1, "--train-epochs", 1, "--pretrain-epochs", 1, "--workers", 1, "--threads", 1]
+    assert run(*flags, "--max-length", 16, "--tasks", "bbc_news", "rotten_tomatoes", base=False)[0] == 0
+    assert run(*flags, "--max-length", 16, "--tasks", "rotten_tomatoes", "--out", "alone.csv", base=False)[0] == 0
+    assert comparable(rows_of("alone.csv")) == comparable([row for row in rows_of("results.csv") if row["task"] == "rotten_tomatoes"])
 
 
 # Resuming ----------------------------------------------------------------------------------------------------
