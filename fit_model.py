@@ -123,7 +123,10 @@ def read_results(path):
     A process killed while writing leaves at most one line without its newline: `bytes` is where it begins."""
     raw = path.read_bytes() if path.exists() else b""
     whole = raw[: raw.rfind(b"\n") + 1]
-    lines = list(csv.reader(io.StringIO(whole.decode("utf-8-sig"), newline="")))
+    try:
+        lines = list(csv.reader(io.StringIO(whole.decode("utf-8-sig"), newline="")))
+    except (UnicodeDecodeError, csv.Error) as error:
+        stop(f"{path} is no CSV file in UTF-8 ({error})")
     if not lines:
         return list(COLUMNS), [], 0
     header, rows = lines[0], []
@@ -155,7 +158,8 @@ def to_csv(header, rows):
 
 def replace_file(path, text):
     """Write a file whole or not at all."""
-    draft = path.with_name(f".{path.name}.draft")  # only the holder of the lock writes it
+    path = path.resolve()  # a link stays a link
+    draft = path.with_name(f".{path.name}.{os.getpid()}.draft")
     with open(draft, "w", encoding="utf-8", newline="") as file:
         file.write(text)
         file.flush()

