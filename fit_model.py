@@ -1279,8 +1279,8 @@ def parse_args(argv):
 
 
 def positive(text):
-    """A whole number from 1."""
-    if not text.isdecimal() or int(text) < 1:
+    """A whole number from 1 to a billion."""
+    if not text.isdecimal() or not 1 <= int(text) <= 10**9:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1")
     return int(text)
 
