@@ -676,7 +676,7 @@ def keep_positions(net, module, inputs, output):
 def find_first_position(net):
     """First position id with which packed texts give the hidden states of the same texts alone (0; RoBERTa counts
     from its pad token), or None where the architecture cannot take packed texts: then batches are padded."""
-    ids = [np.arange(length) % min(97, len(net.tokenizer)) for length in (net.max_length, 3, 11)]
+    ids = [np.arange(length) % min(97, len(net.tokenizer) - 3) + 3 for length in (net.max_length, 3, 11)]
     everything = np.arange(sum(map(len, ids)))
     net.lm.eval()
     net.first_position = None
@@ -1088,23 +1088,19 @@ def run_units(units, model, device, workers, threads):
         for unit in units:
             yield unit, *run_subsample(unit, model, device, threads)
         return
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, mp_context=context, initializer=start_worker) as pool:
-        running, units = {}, iter(units)
-        try:
-            while True:
-                for unit in itertools.islice(units, workers + 1 - len(running)):  # one waits, so that none idles
-                    running[pool.submit(run_subsample, unit, model, device, threads)] = unit
-                if not running:
-                    return
-                for future in wait(running, return_when=FIRST_COMPLETED).done:
-                    yield running.pop(future), *future.result()
-        except BrokenProcessPool:
-            stop("a worker process was killed, perhaps for lack of memory: finished rows are safe; run again with fewer --workers")
-        except BaseException:  # Ctrl-C, or a mistake found by one worker: no reason to wait for the others
-            for process in multiprocessing.active_children():
-                process.kill()
-            raise
+    # Not as a context manager: on Ctrl-C or a mistake that would wait for the units under way. main ends the workers.
+    pool = ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"), initializer=start_worker)
+    running, units = {}, iter(units)
+    try:
+        while True:
+            for unit in itertools.islice(units, workers + 1 - len(running)):  # one waits, so that none idles
+                running[pool.submit(run_subsample, unit, model, device, threads)] = unit
+            if not running:
+                return pool.shutdown()
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                yield running.pop(future), *future.result()
+    except BrokenProcessPool:
+        stop("a worker process was killed, perhaps for lack of memory: finished rows are safe; run again with fewer --workers")
 
 
 def write_predictions(folder, unit, row, probabilities):
@@ -1429,11 +1425,19 @@ def run(args):
 def main(argv=None):
     args = parse_args(argv)
     try:
-        run(args)
+        return run(args)
     except KeyboardInterrupt:
         advice = "without --overwrite " if args.overwrite else ""
         tqdm.write(f"interrupted: finished rows are in {args.out.resolve()}; the same command {advice}goes on from there", file=sys.stderr)
-        raise SystemExit(130) from None
+        status = 130
+    except SystemExit as end:
+        status = end.code
+    for worker in multiprocessing.active_children():
+        worker.kill()
+        last_resort = threading.Timer(5, os._exit, [status])  # the pool may wait for ever for a worker that is gone
+        last_resort.daemon = True
+        last_resort.start()
+    raise SystemExit(status)
 
 
 # --- shared: guard ---
