@@ -1387,10 +1387,10 @@ def prepare_output(args):
     return index, count
 
 
-def check_names(names):
-    """Names become part of file names and of CSV lines."""
+def check_names(names, slashes=0):
+    """Names become part of file names, of CSV lines and of plot titles."""
     for name in names:
-        if not re.fullmatch(r"[\w .,+/-]{1,80}", name) or name.count("/") > 1:
+        if not re.fullmatch(r"""[^\x00-\x1f$\\"*?<>|:]{1,80}""", name) or name.count("/") > slashes:
             stop(f"the name {name!r} (an experiment, a task or a model) cannot be part of a file name: use letters, digits and . , + - _")
 
 
@@ -1402,12 +1402,12 @@ def run(args):
         if args.csv:
             stop("--check-tasks looks at tasks.json; a --csv file is checked at the start of its run, and by --dry-run")
         return check_tasks(args.tasks, registry, args.cache)
-    check_names([args.experiment.replace("/", "\0"), *([Path(args.csv).stem] if args.csv else [])])
+    check_names([args.experiment, *([Path(args.csv).stem] if args.csv else [])])
     device = choose_device(args)
     index, count = prepare_output(args)
     finished = finished_rows(args.out)
     models = [find_model(text, registry, args.cache) for text in dict.fromkeys(args.model)]
-    check_names(model["name"] for model in models)
+    check_names((model["name"] for model in models), slashes=1)  # a Hub id has one
     if len({model["name"] for model in models}) < len(models):
         stop(f"two of the models {', '.join(args.model)} have the same name: rename a folder")
     tasks = load_tasks(args, registry)
