@@ -1432,7 +1432,7 @@ def main(argv=None):
         status = 130
     except SystemExit as end:
         status = end.code
-    for worker in multiprocessing.active_children():
+    for worker in multiprocessing.active_children() if __name__ == "__main__" else ():  # as a script: all children are ours
         worker.kill()
         last_resort = threading.Timer(5, os._exit, [status])  # the pool may wait for ever for a worker that is gone
         last_resort.daemon = True

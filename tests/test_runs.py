@@ -1,6 +1,7 @@
 """Whole runs of run_experiment.py on a tiny model and a benchmark made by hand: resuming, killing, two processes,
 shards, the notebook cell, and every mistake a user can make. One run on real weights and real text."""
 
+import contextlib
 import csv
 import json
 import os
@@ -226,12 +227,17 @@ def test_kill_9_loses_nothing_and_leaves_no_process(tiny, benchmark_csv, tmp_pat
 
 def test_ctrl_c_ends_in_one_line_and_keeps_the_rows(tiny, benchmark_csv, tmp_path):
     process = subprocess.Popen(command(tiny, benchmark_csv, "--subsamples", "500", "--workers", "2"), cwd=tmp_path, text=True,
-                               stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True)
+                               stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True,
+                               preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))  # a shell's background job ignores it
     deadline = time.time() + 120
-    while time.time() < deadline and not ((tmp_path / "results.csv").exists() and len(rows_of(tmp_path / "results.csv")) > 3):
-        time.sleep(0.05)
-    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the workers too
-    _, err = process.communicate(timeout=20)
+    try:
+        while time.time() < deadline and not ((tmp_path / "results.csv").exists() and len(rows_of(tmp_path / "results.csv")) > 3):
+            time.sleep(0.05)
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the workers too
+        _, err = process.communicate(timeout=20)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
     assert process.returncode == 130 and "interrupted" in err.splitlines()[0] and "Traceback" not in err, err
     assert 3 < len(rows_of(tmp_path / "results.csv")) < 500
 
