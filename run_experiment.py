@@ -618,12 +618,12 @@ def packed_attention(module, query, key, value, attention_mask, packing=None, **
 
 
 def reuse_memory():
-    """Linux: keep freed memory for the next tensor. Returned to the system, every large tensor would cost a page fault
-    per 4 kB, which for a small model with a large vocabulary takes longer than its matrix products."""
+    """Linux: keep freed blocks below 8 MB for the next tensor, since a page fault per 4 kB costs a small model more than
+    its matrix products; larger ones (logits) go back, since kept they would double the memory."""
     with contextlib.suppress(OSError, AttributeError):
         libc = ctypes.CDLL("libc.so.6")
-        libc.mallopt(-4, 0)  # M_MMAP_MAX: no separate mappings
-        libc.mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD: give nothing back
+        libc.mallopt(-3, 8 * 2**20)  # M_MMAP_THRESHOLD
+        libc.mallopt(-1, 64 * 2**20)  # M_TRIM_THRESHOLD
 
 
 @functools.lru_cache(maxsize=1)
@@ -833,12 +833,12 @@ def optimise(weights, losses, steps, rate, decay):
     matrices, vectors = [w for w in weights if w.ndim > 1], [w for w in weights if w.ndim < 2]
     groups = [{"params": matrices, "weight_decay": decay}, {"params": vectors, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.999), eps=1e-8, fused=True)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / steps)
-    for loss in losses:
+    for step, loss in enumerate(losses):
+        for group in optimizer.param_groups:
+            group["lr"] = rate * (1 - step / steps)  # by hand: a scheduler would keep the optimiser's state alive
         loss.backward()
         torch.nn.utils.clip_grad_norm_(weights, CLIP_NORM)
         optimizer.step()
-        schedule.step()
         optimizer.zero_grad()
 
 
@@ -913,6 +913,8 @@ def classify(net, head, ids, size):
 def restore(net):
     """Copy the checkpoint back into the weights, in memory."""
     net.table = None
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL("libc.so.6").malloc_trim(0)  # Linux: give back what lies unused between two arms
     with torch.no_grad():
         for weight, saved in zip(net.weights, net.checkpoint):
             weight.copy_(saved)
