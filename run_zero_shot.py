@@ -47,6 +47,7 @@ import hashlib
 import io
 import itertools
 import json
+import logging
 import math
 import os
 import re
@@ -57,6 +58,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
+import warnings
 import zipfile
 from pathlib import Path
 from types import SimpleNamespace
@@ -836,7 +838,8 @@ def load_language_model(folder, gguf, quantize, device):
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **({"gguf_file": gguf} if gguf else {}))
         if not gguf:
             return auto.from_pretrained(folder, **options), tokenizer
-        lm = auto.from_pretrained(folder, gguf_file=gguf, dtype=torch.float32)
+        with contextlib.redirect_stderr(io.StringIO()):  # a bar of its own
+            lm = auto.from_pretrained(folder, gguf_file=gguf, dtype=torch.float32)
         if quantize == "none":
             return lm, tokenizer
         with tempfile.TemporaryDirectory() as plain:  # a GGUF file cannot be quantised while it is read
@@ -850,27 +853,36 @@ def load_language_model(folder, gguf, quantize, device):
         stop(f"model folder {folder} cannot be loaded: {type(error).__name__}: {str(error).strip().splitlines()[0][:200]}")
 
 
+def lora_config(rank, alpha, dropout):
+    """peft's settings of the adapter: every linear layer except the output layer, no bias (paper, appendix G)."""
+    import peft
+
+    return peft.LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=dropout, bias="none", target_modules="all-linear", task_type="CAUSAL_LM")
+
+
 @functools.lru_cache(maxsize=1)
 def load_adapted(folder, gguf, device, precision, quantize, lora, max_length):
     """The model with a LoRA adapter on every linear layer but the output, its tokenizer, and how classes are scored.
 
     lora: (rank, alpha, dropout). All other weights are frozen. nf4: gradient checkpointing, as in the paper."""
+    logging.disable(logging.WARNING)  # bitsandbytes reports a kernel that it can do without
     import peft
 
+    logging.disable(logging.NOTSET)
     reuse_memory()
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
     lm, tokenizer = load_language_model(folder, gguf, quantize, device)
     context = [getattr(lm.config, name, None) for name in ("max_position_embeddings", "n_positions", "sliding_window")]
-    context = min(length for length in (*context, max_length) if length)
+    context = min((length for length in (*context, max_length) if length), default=math.inf)
     net = SimpleNamespace(lm=lm, tokenizer=tokenizer, device=torch.device(device), max_length=context, keep=None, tree=True,
                           bf16=precision == "bf16" or quantize == "nf4", quantize=quantize)
     net.pad = next(i for i in (tokenizer.pad_token_id, tokenizer.eos_token_id, 0) if i is not None)
     lm.base_model.register_forward_hook(functools.partial(keep_positions, net))
     if quantize == "nf4":
         lm = peft.prepare_model_for_kbit_training(lm, use_gradient_checkpointing=True, gradient_checkpointing_kwargs={"use_reentrant": False})
-    rank, alpha, dropout = lora
-    config = peft.LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=dropout, bias="none", target_modules="all-linear", task_type="CAUSAL_LM")
-    net.model = peft.get_peft_model(lm, config).to(net.device)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # peft reads a name that transformers is about to change
+        net.model = peft.get_peft_model(lm, lora_config(*lora)).to(net.device)
     net.weights = [weight for weight in net.model.parameters() if weight.requires_grad]
     check_tree(net)
     return net

@@ -39,7 +39,7 @@ def tokenizer(script):
 
 @pytest.fixture(scope="session")
 def model_dir(tmp_path_factory, tokenizer):
-    """Maker of model folders: model_dir("bert" | "gpt2" | "llama" | "roberta", **config) -> path, weights seeded."""
+    """Maker of model folders: model_dir("bert" | "gpt2" | "llama" | …, **config) -> path, weights seeded."""
     import torch
     import transformers as t
 
@@ -48,6 +48,8 @@ def model_dir(tmp_path_factory, tokenizer):
         "bert": (t.BertConfig, t.BertForMaskedLM, size),
         "gpt2": (t.GPT2Config, t.GPT2LMHeadModel, {"n_embd": 32, "n_layer": 2, "n_head": 4, "initializer_range": 0.3}),
         "llama": (t.LlamaConfig, t.LlamaForCausalLM, size | {"num_key_value_heads": 2}),
+        "mistral": (t.MistralConfig, t.MistralForCausalLM, size | {"num_key_value_heads": 2, "sliding_window": None}),
+        "bloom": (t.BloomConfig, t.BloomForCausalLM, {"hidden_size": 32, "n_layer": 2, "n_head": 4, "initializer_range": 0.3}),
         "roberta": (t.RobertaConfig, t.RobertaForMaskedLM, size | {"pad_token_id": 0}),
         "modernbert": (t.ModernBertConfig, t.ModernBertForMaskedLM, size | {"local_attention": 8, "pad_token_id": 0}),
     }
