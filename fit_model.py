@@ -66,10 +66,7 @@ import numpy as np
 from scipy import special, stats
 from tqdm.auto import tqdm
 
-ARMS = ("base", "extra", "test")
-EFFECTS = {"boost": ("base", "extra"), "bias": ("extra", "test")}  # control, treatment
 COLOURS = {"boost": "tab:blue", "bias": "tab:orange"}
-HDI_SHARE = 0.89  # the paper's (arviz' older default)
 MAX_R_HAT, MIN_ESS = 1.01, 400  # Vehtari et al. (2021): rank-normalised split r_hat; 100 effective draws per chain
 TARGET_ACCEPT = {"paper": 0.85, "paired": 0.9}  # of NUTS; SMALL_ACCEPT for few tasks or subsamples, whose spreads may be near 0
 SMALL_ACCEPT = 0.99
@@ -88,9 +85,14 @@ POSTERIOR_COLUMNS = ("experiment", "m", "n", "effect", "analysis", "interaction"
 LOSS_COLUMNS = ("first", "second", "model", "m", "n", "task", "subsamples", "ratio_extra", "ratio_test", "lower")
 
 # --- shared: columns ---
+ARMS = ("base", "extra", "test")
 KEY = ("experiment", "model", "task", "m", "n", "subsample", "seed")
 REQUIRED = ("experiment", "model", "task", "m", "n", "subsample", "num_classes", "majority", "acc_base", "acc_extra", "acc_test")
 COLUMNS = REQUIRED + ("loss_extra", "loss_test", "seed", "seconds", "split", "data", "recipe", "versions")
+# --- end shared ---
+
+# --- shared: effects ---
+EFFECTS = {"boost": ("base", "extra"), "bias": ("extra", "test")}  # control, treatment
 # --- end shared ---
 
 
@@ -170,6 +172,7 @@ def replace_file(path, text):
 # --- end shared ---
 
 
+# --- shared: read_files ---
 def read_published(folder):
     """Rows, as read_results gives them, of folder/m50/n500/bert/ag_news/accuracies.csv and its like: row k is subsample k."""
     rows = []
@@ -258,6 +261,7 @@ def choose_rows(rows, args):
                 stop(f"--{flag} {unknown[0]}: not in the data chosen so far; found: {', '.join(map(str, found))}")
             rows = [row for row in rows if row[name] in wanted]
     return rows
+# --- end shared ---
 
 
 def build_cell(name, rows):
@@ -342,6 +346,10 @@ def points(cell, effect):
         return 100 * count_change(cell, effect) / cell.total
 
 
+# --- shared: intervals ---
+HDI_SHARE = 0.89  # the paper's (arviz' older default)
+
+
 def hdi(draws):
     """(low, high): the shortest interval that holds k = ceil(.89 S) of the S draws."""
     ordered = np.sort(np.ravel(draws))
@@ -359,8 +367,10 @@ def t_interval(values):
     error = np.std(values, ddof=1) / math.sqrt(len(values))
     half = stats.t.ppf((1 + HDI_SHARE) / 2, len(values) - 1) * error
     return float(np.mean(values)), float(error), np.mean(values) - half, np.mean(values) + half
+# --- end shared ---
 
 
+# --- shared: sign_flip ---
 def sign_flip_p(changes):
     """One-sided exact p of sum(changes) under independent random signs: the share of all sign patterns that reach it.
 
@@ -371,6 +381,7 @@ def sign_flip_p(changes):
         share = (np.pad(share, (0, size)) + np.pad(share, (size, 0))) / 2
     reached = (sizes.sum() + changes.sum()) // 2  # that sum in the data; ties count
     return float(share[reached:].sum())
+# --- end shared ---
 
 
 def adjust(p):
@@ -477,6 +488,7 @@ def correlations_table(cells, seed):
 # ------------------------------------------------------------------------------------------------------------
 
 
+# --- shared: import_pymc ---
 def import_pymc():
     """PyMC, set to need no C compiler: the models are compiled by numba, and the little else runs as Python."""
     os.environ.setdefault("PYTENSOR_FLAGS", "cxx=")
@@ -485,6 +497,7 @@ def import_pymc():
         import pymc
 
     return pymc
+# --- end shared ---
 
 
 def learned(spread, error):
@@ -615,6 +628,7 @@ def draw_delta(draws, data, rng):
 # ------------------------------------------------------------------------------------------------------------
 
 
+# --- shared: convergence ---
 def normal_scores(x):
     """Ranks over chains and draws as standard normal quantiles, [chain, draw, k] (Vehtari et al., 2021)."""
     ranks = stats.rankdata(x.reshape(-1, x.shape[-1]), axis=0).reshape(x.shape)
@@ -657,6 +671,7 @@ def convergence(x):
         r_hat.append(np.maximum(plain_r_hat(scores), plain_r_hat(folded)))
         ess.append(bulk_ess(scores))
     return tuple(np.concatenate(values).reshape(x.shape[2:]) for values in (r_hat, ess))
+# --- end shared ---
 
 
 def sample(compiled, names, args, **settings):
@@ -823,6 +838,7 @@ def verdict(effect, draws):
 # ------------------------------------------------------------------------------------------------------------
 
 
+# --- shared: plots ---
 def import_plots():
     """matplotlib's pyplot, for files only."""
     import matplotlib
@@ -845,6 +861,7 @@ def words(effect):
     """An effect and its definition, for titles and legends."""
     control, treatment = EFFECTS[effect]
     return f"{effect}: acc_{treatment} − acc_{control}"
+# --- end shared ---
 
 
 def percent_axis(axis):
@@ -1170,10 +1187,12 @@ def warned(result):
     return f"  WARNING: {result.warning}" if result.warning else ""
 
 
+# --- shared: write_table ---
 def write_table(path, rows, columns=None):
     """Rows (dicts) as a CSV file, whole or not at all."""
     header = list(columns or dict.fromkeys(name for row in rows for name in row))
     replace_file(path, ",".join(header) + "\n" + to_csv(header, rows))
+# --- end shared ---
 
 
 def print_means(rows):

@@ -68,7 +68,6 @@ import torch
 from torch.nn import functional as F
 from tqdm.auto import tqdm
 
-ARMS = ("base", "extra", "test")
 MASK_SHARE = 0.15  # share of the non-special tokens that MLM scores (Devlin et al., 2019)
 WEIGHT_DECAY = 0.01  # classification; pretraining has none
 CLIP_NORM = 1.0
@@ -77,6 +76,7 @@ SMALL_MODEL = 50e6  # bytes of weights up to which one process per core beats on
 PERCENTILE_SLACK = 0.25  # --check-tasks: how far length percentiles may be from the registry's
 
 # --- shared: columns ---
+ARMS = ("base", "extra", "test")
 KEY = ("experiment", "model", "task", "m", "n", "subsample", "seed")
 REQUIRED = ("experiment", "model", "task", "m", "n", "subsample", "num_classes", "majority", "acc_base", "acc_extra", "acc_test")
 COLUMNS = REQUIRED + ("loss_extra", "loss_test", "seed", "seconds", "split", "data", "recipe", "versions")
