@@ -657,7 +657,8 @@ def shares_table(cell, rows, threshold, effect):
             "experiment": cell.experiment, "m": cell.m, "n": cell.n, "effect": effect, "analysis": analysis, "model": model,
             "unit": "log odds" if analysis == "paper" else "points", "slices": len(mine), "mean": means.mean(),
             "sd": means.std(ddof=1) if len(mine) > 1 else math.nan, "hdi_low": low, "hdi_high": high, "threshold": limit,
-            "outside": outside.mean(), "excludes_0": excludes.mean() if known else math.nan, "above": (lows > 0).mean() if known else math.nan,
+            "outside": outside.mean(), "excludes_0": excludes.mean() if known else math.nan,
+            "above": (lows > 0).mean() if known else math.nan,
             "outside_excludes_0": excludes[outside].mean() if outside.any() and known else math.nan,
             "interval_sd": np.mean([float(row["sd"]) for row in mine])})
     return table
@@ -679,8 +680,8 @@ def print_shares(cell, table):
     for row in table:
         if row["analysis"] == "paper":
             low, high, limit = (math.exp(row[name]) for name in ("hdi_low", "hdi_high", "threshold"))
-            print(f"paper: posterior means of beta, in log odds; as odds ratios 89 % of them lie in [{low:.3f}, {high:.3f}], the threshold is\n"
-                  f"{limit:.3f}; of the slices outside the threshold {100 * row['outside_excludes_0']:.0f} % have an interval that excludes 0")
+            print(f"paper: posterior means of beta, in log odds; as odds ratios 89 % of them lie in [{low:.3f}, {high:.3f}], the threshold is "
+                  f"{limit:.3f};\nof the slices outside it {100 * row['outside_excludes_0']:.0f} % have an interval that excludes 0")
 
 
 # --- shared: plots ---
@@ -713,7 +714,7 @@ def draw_ecdf(cell, rows, table, folder):
     """Figure 7: the cumulative distribution over slices of the posterior means, with its 89 % HDI and the threshold."""
     plt = import_plots()
     analyses = list(dict.fromkeys(row["analysis"] for row in table))
-    figure, axes = plt.subplots(1, len(analyses), figsize=(1 + 4.9 * len(analyses), 4.6), sharey=True, squeeze=False, layout="constrained")
+    figure, axes = plt.subplots(1, len(analyses), figsize=(1 + 4.9 * len(analyses), 5.2), sharey=True, squeeze=False, layout="constrained")
     for axis, analysis in zip(axes[0], analyses):
         mine = [row for row in table if row["analysis"] == analysis]
         for row, colour in zip(mine, itertools.cycle(("black", "tab:orange", "tab:blue", "tab:green"))):
@@ -726,8 +727,7 @@ def draw_ecdf(cell, rows, table, folder):
                 for limit in (-row["threshold"], row["threshold"]):
                     axis.axvline(limit, color="grey", lw=1, ls="--", zorder=0)
         axis.grid(alpha=0.3)
-        axis.legend(fontsize=7.5, loc="upper left")
-        axis.set_ylim(-0.02, 1.42)
+        axis.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.15), frameon=False)
         axis.set_yticks(np.linspace(0, 1, 6), [f"{share:.0%}" for share in np.linspace(0, 1, 6)])
         axis.set_xlabel({"paper": "posterior mean of beta (log odds)", "paired": "mean difference over tasks (accuracy points)"}[analysis])
         axis.set_title({"paper": "the paper's model", "paired": "paired t over tasks"}[analysis], fontsize=10)
@@ -763,7 +763,7 @@ def variance_ratio(cell, chosen, effect):
     for runs in (runs for i in chosen for runs in cell.runs[i] if len(runs) > 1):
         arms = runs[:, arms_of(effect)] / cell.n
         observed.append(np.diff(arms, axis=1).var(ddof=1))
-        binomial.append((arms.mean(0) * (1 - arms.mean(0))).sum() / cell.n)
+        binomial.append((arms * (1 - arms)).mean(0).sum() / cell.n)
     return np.mean(observed) / np.mean(binomial) if observed and np.mean(binomial) else math.nan
 
 
@@ -782,7 +782,8 @@ def calibration_table(cell, rows, effect):
 def print_calibration(table):
     """One line per cell and model, one column per analysis."""
     analyses = list(dict.fromkeys(row["analysis"] for row in table))
-    print(f"\nExact nulls of the {table[0]['effect']}: how often 0 is excluded, in percent (nominal {100 * (1 - HDI_SHARE):.0f}), ± standard error")
+    nominal = f"nominal {100 * (1 - HDI_SHARE):.0f}"
+    print(f"\nExact nulls of the {table[0]['effect']}: how often 0 is excluded, in percent ({nominal}), ± standard error")
     print(f"{'experiment':<18} {'m':>5} {'n':>5} {'model':<14} {'nulls':>6} {'variance ratio':>15}", *(f"{name:>14}" for name in analyses))
     for name, group in itertools.groupby(table, key=lambda row: (row["experiment"], row["m"], row["n"], row["model"])):
         group = list(group)
@@ -845,7 +846,7 @@ def run_values(runs, quantity, n):
 
 
 def task_components(runs, quantity, n):
-    """Variances in one task: (mean, total of one run on one subsample, subsample part, run part, test texts' part, subsamples).
+    """Of one task: (mean, variance of one run on one subsample, its parts from subsample, run and test texts, number of subsamples).
 
     With seeds repeated on a subsample, run is the variance between its seeds, and subsample that between the subsamples' means less
     the run's part in it; else the two cannot be told apart and are nan. Test texts: the binomial part of an accuracy."""
@@ -855,10 +856,16 @@ def task_components(runs, quantity, n):
     total, subsample, run = means.var(ddof=1), math.nan, math.nan
     if repeats.max() > 1:
         run = ((values - means[where]) ** 2).sum() / (repeats - 1).sum()
-        subsample = max(total - run * np.mean(1 / repeats), 0)
+        subsample = total - run * np.mean(1 / repeats)  # may fall below 0 by chance: only its mean over tasks is cut at 0
         total = subsample + run
     texts = math.nan if quantity in EFFECTS or n < 2 else np.mean(values * (100 - values)) / (n - 1)
     return means.mean(), total, subsample, run, texts, len(names)
+
+
+def root_mean(variances):
+    """Standard deviation of the mean variance over the tasks that have one; nan where none has."""
+    known = variances[~np.isnan(variances)]
+    return math.sqrt(max(known.mean(), 0)) if len(known) else math.nan
 
 
 def cell_components(cell, i, quantity):
@@ -869,12 +876,12 @@ def cell_components(cell, i, quantity):
     mean, total, subsample, run, texts, number = map(np.array, zip(*parts))
     freedom = total.sum() ** 2 / np.sum(total**2 / (number - 1)) if total.any() else math.nan
     between = mean.var(ddof=1) - np.mean(total / number) if len(parts) > 1 else math.nan
-    training = np.maximum(np.mean(total - texts), 0)  # one run's luck and its training texts, without the luck of its test texts
+    texts = texts.mean()
     return {"experiment": cell.experiment, "m": cell.m, "n": cell.n, "model": cell.models[i], "quantity": quantity, "tasks": len(parts),
             "subsamples": int(number.min()), "mean": mean.mean(), "sd_tasks": math.sqrt(max(between, 0)) if len(parts) > 1 else math.nan,
-            "sd_total": math.sqrt(total.mean()), "sd_subsample": math.sqrt(subsample.mean()), "sd_run": math.sqrt(run.mean()),
-            "sd_test_texts": math.sqrt(texts.mean()), "sd_training": math.sqrt(training), "se_1": math.sqrt(total.sum()) / len(parts),
-            "freedom": freedom}
+            "sd_total": math.sqrt(total.mean()), "sd_subsample": root_mean(subsample), "sd_run": root_mean(run),
+            "sd_test_texts": math.sqrt(texts), "sd_training": math.sqrt(np.maximum(total.mean() - texts, 0)),  # without the luck of the test texts
+            "se_1": math.sqrt(total.sum()) / len(parts), "freedom": freedom}
 
 
 Z = stats.norm.isf((1 - HDI_SHARE) / 2)  # half-width of an 89 % interval in standard errors
@@ -952,8 +959,8 @@ def check_repeats(cell):
 
 def print_components(table):
     """Standard deviations in points, one line per model and quantity."""
-    print("\nMean and standard deviations in accuracy points: between tasks; of one subsample in all; of its draw and of its training run (told\n"
-          "apart where seeds were repeated); of its test texts (in the draw; binomial, of an accuracy)")
+    print("\nMean and standard deviations in accuracy points: between tasks; of one subsample in all; of its draw and of its training run\n"
+          "(told apart where seeds were repeated); of its test texts (part of the draw; binomial, of an accuracy)")
     print(f"{'experiment':<18} {'m':>5} {'n':>5} {'model':<14} {'quantity':<10} {'mean':>7} {'tasks':>7} {'one subsample':>14} "
           f"{'its draw':>9} {'its run':>8} {'test texts':>11}")
     for row in table:
@@ -976,17 +983,22 @@ def draw_plan(cell, rows, table, gap, folder):
             axis.plot(R, values, color=colour, ls="--", lw=1)
             axis.plot(R[checked], values[checked], color=colour, lw=2, label=label if axis is axes[1] else None)
             axis.plot(R[checked], [scale * row[f"resampled_{name}"] for row in mine if row["basis"] == "checked"], "o", ms=3, color=colour)
-    axes[0].set(ylabel="half-width of the 89 % interval (accuracy points)", yscale="log")
-    axes[0].axhline(gap, color="grey", lw=1, ls=":")
+    axes[0].set(ylabel="half-width of the 89 % interval (accuracy points)")
     axes[1].set_ylabel(f"P(mean off by more than {gap:g} points)")
     axes[1].yaxis.set_major_formatter(lambda value, _: f"{value:g}%")
     axes[1].axhline(100 * WRONG, color="grey", lw=1, ls=":")
     axes[1].legend(fontsize=8, title=f"R for less than {100 * WRONG:.0f} %", title_fontsize=8)
     for axis in axes:
         axis.set(xscale="log", xlabel="R, subsamples per task")
-        axis.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
         axis.grid(alpha=0.3)
-    axes[0].yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    logarithmic = [axes[0].xaxis, axes[1].xaxis]
+    if any(row["half_width"] for row in rows):
+        axes[0].set_yscale("log")
+        logarithmic.append(axes[0].yaxis)
+    for scale in logarithmic:  # 0.5, 1, 2, 5, 10 rather than powers of ten
+        scale.set_major_locator(plt.LogLocator(subs=(1, 2, 5)))
+        scale.set_major_formatter(lambda value, _: f"{value:g}")
+        scale.set_minor_locator(plt.NullLocator())
     title = (f"How many subsamples per task? Mean over {len(cell.tasks)} tasks, {cell.title}\n"
              "line: from the variances; points: resampled from the data; dashed: beyond half of the data, extrapolated")
     return finish(figure, title, folder / f"plan.{cell.file}.png")
@@ -1087,8 +1099,8 @@ def run_board(cell, board, args):
     gaps, odds = ([pair[0][name] for pair in pairs] for name in ("gap", "odds_ratio"))
     print(f"mean over {len(pairs)} pairs: gap {np.mean(gaps):.2f} points, odds ratio {np.mean(odds):.3f}; expected swaps: "
           + ", ".join(f"{sum(pair[k]['p_swap'] for pair in pairs):.1f} ({name})" for k, name in enumerate(names)))
-    print(f"Assumed: the gaps are the true ones; each entry's training varies between folds as this model's does here (acc_extra, m = {cell.m}),\n"
-          f"over {len(cell.tasks)} tasks; errors are Normal and independent between entries. Noise of the test texts: "
+    print(f"Assumed: the gaps are the true ones; each entry's training varies between folds as this model's does here (acc_extra, "
+          f"m = {cell.m}),\nover {len(cell.tasks)} tasks; errors are Normal and independent between entries. Noise of the test texts: "
           f"{'binomial, from n' if board[0][2] else 'left out (no column n)'}.")
     write_table(args.out / "leaderboard.csv", rows)
     print(f"table: {(args.out / 'leaderboard.csv').resolve()}")
