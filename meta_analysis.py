@@ -25,11 +25,12 @@ Reads what fit_model.py reads: results files, folders of them, the published lay
     meta.csv         experiment, m, n, effect, seed, settings (hash of data and sampling), slice, analysis, model, mean, sd, hdi_low,
                      hdi_high, excludes_0, r_hat, refits, chosen (per model the subsample of each task in alphabetical order; /s: seed s).
                      Appended slice by slice; finished slices are skipped
-    shares.csv       per analysis and model: slices, mean and sd of their means, share outside the threshold, share excluding 0
+    shares.csv       of the last call, per analysis and model: slices; mean, sd and 89 % interval of their means; shares outside the
+                     threshold and with intervals that exclude 0 (above: wholly above); mean sd of an interval
     nulls.csv        --calibrate: as meta.csv, of slices in which the two arms of each (model, task) changed places at random (*: they did);
                      sign-flip: mean is the p-value
-    calibration.csv  experiment, m, n, effect, model, analysis, nulls, rejected, se, variance_ratio: how often 0 is excluded where it is
-                     true; variance of the difference between subsamples over the binomial one
+    calibration.csv  experiment, m, n, effect, model, analysis, nulls, rejected, se, threshold, outside, variance_ratio: how often 0 is
+                     excluded where it is true; variance of the difference between subsamples over the binomial one
     plan.csv         --plan: experiment, m, n, model, quantity (effect or acc_extra), tasks, R, half_width, p_wrong,
                      resampled_half_width, resampled_p_wrong, basis (checked by resampling, or extrapolation)
     components.csv   --plan: sd between tasks, between subsamples (with the training run), of both parts where seeds were repeated
@@ -643,13 +644,19 @@ def in_points(cell, effect, log_odds):
     return 100 * log_odds * float(np.nanmean(share * (1 - share)))
 
 
-def shares_table(cell, rows, threshold, effect):
+def threshold_of(cell, args, analysis):
+    """|Mean effect| beyond which section 10 speaks of a bias: log odds of the paper's model, or about as much in points."""
+    threshold = args.threshold or (ZERO_SHOT_THRESHOLD if cell.experiment.startswith("zero-shot") else THRESHOLD)
+    return threshold if analysis == "paper" else in_points(cell, args.effect, threshold)
+
+
+def shares_table(cell, rows, args):
     """Rows of shares.csv: per analysis and model, what the slices' conclusions are."""
-    table = []
+    table, effect = [], args.effect
     for analysis, model in dict.fromkeys((row["analysis"], row["model"]) for row in rows):
         mine = [row for row in rows if (row["analysis"], row["model"]) == (analysis, model)]
         means, excludes = (np.array([float(row[name]) for row in mine]) for name in ("mean", "excludes_0"))
-        limit = threshold if analysis == "paper" else in_points(cell, effect, threshold)
+        limit = threshold_of(cell, args, analysis)
         lows = np.array([float(row["hdi_low"]) for row in mine])
         known = not np.isnan(lows).any()  # a t interval needs two tasks
         outside, (low, high) = np.abs(means) > limit, hdi(means)
@@ -680,8 +687,8 @@ def print_shares(cell, table):
     for row in table:
         if row["analysis"] == "paper":
             low, high, limit = (math.exp(row[name]) for name in ("hdi_low", "hdi_high", "threshold"))
-            print(f"paper: posterior means of beta, in log odds; as odds ratios 89 % of them lie in [{low:.3f}, {high:.3f}], the threshold is "
-                  f"{limit:.3f};\nof the slices outside it {100 * row['outside_excludes_0']:.0f} % have an interval that excludes 0")
+            print(f"paper: posterior means of beta, in log odds; as odds ratios 89 % of them lie in [{low:.3f}, {high:.3f}], the threshold "
+                  f"is {limit:.3f};\nof the slices outside it {100 * row['outside_excludes_0']:.0f} % have an interval that excludes 0")
 
 
 # --- shared: plots ---
@@ -740,9 +747,8 @@ def draw_ecdf(cell, rows, table, folder):
 def run_meta(cell, args):
     """Figure 7: slices, their table and figure; True if a fit did not converge."""
     began = time.time()
-    threshold = args.threshold or (ZERO_SHOT_THRESHOLD if cell.experiment.startswith("zero-shot") else THRESHOLD)
     rows = run_slices(cell, args, args.out / "meta.csv", args.analysis)
-    table = shares_table(cell, rows, threshold, args.effect)
+    table = shares_table(cell, rows, args)
     print_shares(cell, table)
     failed = warn_of_r_hat(rows, args.out / "meta.csv")
     write_table(args.out / "shares.csv", table)
@@ -767,15 +773,16 @@ def variance_ratio(cell, chosen, effect):
     return np.mean(observed) / np.mean(binomial) if observed and np.mean(binomial) else math.nan
 
 
-def calibration_table(cell, rows, effect):
-    """Rows of calibration.csv: how often each analysis excludes 0 on nulls; nominal is 11 %."""
+def calibration_table(cell, rows, args):
+    """Rows of calibration.csv: how often each analysis excludes 0 on nulls (nominal: 11 %), or has a mean outside the threshold."""
     table = []
     for (label, chosen), analysis in itertools.product(groups_of(cell).items(), dict.fromkeys(row["analysis"] for row in rows)):
-        hits = [int(row["excludes_0"]) for row in rows if (row["analysis"], row["model"]) == (analysis, label)]
-        share = np.mean(hits)
-        table.append({"experiment": cell.experiment, "m": cell.m, "n": cell.n, "effect": effect, "model": label, "analysis": analysis,
-                      "nulls": len(hits), "rejected": share, "se": math.sqrt(share * (1 - share) / len(hits)),
-                      "variance_ratio": variance_ratio(cell, chosen, effect)})
+        mine = [row for row in rows if (row["analysis"], row["model"]) == (analysis, label)]
+        share, limit = np.mean([int(row["excludes_0"]) for row in mine]), threshold_of(cell, args, analysis)
+        table.append({"experiment": cell.experiment, "m": cell.m, "n": cell.n, "effect": args.effect, "model": label, "analysis": analysis,
+                      "nulls": len(mine), "rejected": share, "se": math.sqrt(share * (1 - share) / len(mine)), "threshold": limit,
+                      "outside": "" if analysis == "sign-flip" else np.mean([abs(float(row["mean"])) > limit for row in mine]),
+                      "variance_ratio": variance_ratio(cell, chosen, args.effect)})
     return table
 
 
@@ -789,6 +796,9 @@ def print_calibration(table):
         group = list(group)
         shares = "".join(f"{100 * row['rejected']:>9.1f} ± {100 * row['se']:.1f}" for row in group)
         print(f"{name[0]:<18} {name[1]:>5} {name[2]:>5} {name[3]:<14} {group[0]['nulls']:>6} {group[0]['variance_ratio']:>15.2f}{shares}")
+    for row in (row for row in table if row["analysis"] == "paper"):
+        print(f"paper, {row['experiment']}, m = {row['m']}, n = {row['n']}, {row['model']}: {100 * row['outside']:.0f} % of the nulls' "
+              f"posterior means lie outside ±{row['threshold']:g}")
 
 
 def draw_calibration_shares(table, folder):
@@ -821,7 +831,7 @@ def run_calibration(cells, args):
     analyses = [name for name in ("paper", "paired") if name in args.analysis] + ["sign-flip"]
     for cell in cells:
         rows = run_slices(cell, args, args.out / "nulls.csv", analyses, null=True)
-        table += calibration_table(cell, rows, args.effect)
+        table += calibration_table(cell, rows, args)
         every += rows
     print_calibration(table)
     failed = warn_of_r_hat(every, args.out / "nulls.csv")
@@ -880,7 +890,8 @@ def cell_components(cell, i, quantity):
     return {"experiment": cell.experiment, "m": cell.m, "n": cell.n, "model": cell.models[i], "quantity": quantity, "tasks": len(parts),
             "subsamples": int(number.min()), "mean": mean.mean(), "sd_tasks": math.sqrt(max(between, 0)) if len(parts) > 1 else math.nan,
             "sd_total": math.sqrt(total.mean()), "sd_subsample": root_mean(subsample), "sd_run": root_mean(run),
-            "sd_test_texts": math.sqrt(texts), "sd_training": math.sqrt(np.maximum(total.mean() - texts, 0)),  # without the luck of the test texts
+            "sd_test_texts": math.sqrt(texts),
+            "sd_training": math.sqrt(np.maximum(total.mean() - texts, 0)),  # without the luck of the test texts
             "se_1": math.sqrt(total.sum()) / len(parts), "freedom": freedom}
 
 
