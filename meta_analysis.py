@@ -61,7 +61,8 @@ from scipy import special, stats
 from tqdm.auto import tqdm
 
 CHAINS, TUNE, DRAWS = 4, 500, 1000  # the paper's sizes (appendix E)
-TARGET_ACCEPT, SMALL_ACCEPT, FEWEST_TASKS = 0.8, 0.95, 10  # of NUTS; the second below so many tasks, whose spread may be near 0
+FEWEST_TASKS = 10  # below, the spread of the tasks may be near 0 (see slice_model)
+TARGET_ACCEPT, SMALL_ACCEPT = 0.8, 0.95  # of NUTS; the second below FEWEST_TASKS
 MAX_R_HAT = 1.02
 REFIT_TUNE, REFIT_DRAWS, REFIT_ACCEPT = 4, 2, 0.95  # of the one refit: times the tuning, times the draws, target
 THRESHOLD, ZERO_SHOT_THRESHOLD = 0.04, 0.08  # of |posterior mean of beta| (section 10)
@@ -437,20 +438,27 @@ def slice_data(counts, total):
 
 def slice_model(data):
     """The paper's model without V and W, in variables that mix: with mid = mean(alpha) and a_j = mu + beta / 2 + mid + U_j,
-    logit p = a_j + (alpha_i - mid) + (l - 1/2) beta. Centred a_j, since a slice knows each task's level well.
+    logit p = a_j + (alpha_i - mid) + (l - 1/2) beta. Exact, and a_j centred: a slice knows each task's level well.
 
-    For both arms, log((1 + e^(x + b/2)) (1 + e^(x - b/2))) = log1p(e^x (e^(b/2) + e^(-b/2)) + e^2x); counts enter as sums. With one
-    task U cannot be told from mu and is dropped."""
+    With few tasks their spread may be near 0, where that sticks. Then mu is summed out of the mean of a_j, and orthonormal contrasts
+    between tasks (Normal(0, sd_U) each) are centred half way. With one task U cannot be told from mu and is dropped.
+    For both arms, log((1 + e^(x + b/2)) (1 + e^(x - b/2))) = log1p(e^x (e^(b/2) + e^(-b/2)) + e^2x); counts enter as sums."""
     pm = import_pymc()
     import pytensor.tensor as pt
 
     models, tasks = data["total"].shape
     with pm.Model() as model:
         task_sum, model_sum, change, total = (pm.Data(name, value) for name, value in data.items())
-        mu, beta = pm.Normal("mu", 0, 1), pm.Normal("beta", 0, 1)
+        beta, sd_u = pm.Normal("beta", 0, 1), pm.HalfNormal("sd_U", 1) if tasks > 1 else 0
         alpha = pt.concatenate([pt.zeros(1), pm.Normal("alpha", 0, 5, shape=models - 1)]) if models > 1 else pt.zeros(1)
-        level, shift = mu + beta / 2 + alpha.mean(), alpha - alpha.mean()
-        a = pm.Normal("a", level, pm.HalfNormal("sd_U", 1), shape=tasks) if tasks > 1 else level * pt.ones(1)
+        level, shift = beta / 2 + alpha.mean(), alpha - alpha.mean()
+        if tasks >= FEWEST_TASKS:
+            a = pm.Normal("a", level + pm.Normal("mu", 0, 1), sd_u, shape=tasks)
+        else:
+            a = pm.Normal("a_mean", level, pt.sqrt(1 + sd_u**2 / tasks)) * pt.ones(tasks)
+            if tasks > 1:
+                contrasts = np.linalg.qr(np.c_[np.ones(tasks), np.eye(tasks)[:, 1:]])[0][:, 1:]
+                a += pt.dot(contrasts, pt.sqrt(sd_u) * pm.Normal("contrast", 0, pt.sqrt(sd_u), shape=tasks - 1))
         odds, ratio = pt.exp(a)[None] * pt.exp(shift)[:, None], pt.exp(beta / 2)
         both = pt.log1p(odds * (ratio + 1 / ratio) + odds**2)
         pm.Potential("likelihood", (task_sum * a).sum() + (model_sum * shift).sum() + change * beta - (total * both).sum())
@@ -571,6 +579,9 @@ def read_slices(path, shared):
     if len(whole) < len(raw):
         print(f"{path}: the last line is torn (its run was killed); it is cut off")
         os.truncate(path, len(whole))
+    for number, line in enumerate(lines[1:], start=2):
+        if len(line) != len(META_COLUMNS) or not line[META_COLUMNS.index("slice")].isdecimal():
+            stop(f"{path}, line {number} is not as this script writes it: delete the line, and its slice is analysed again")
     rows = [dict(zip(META_COLUMNS, line)) for line in lines[1:]]
     mine = [row for row in rows if all(row[name] == str(shared[name]) for name in ("experiment", "m", "n", "effect", "seed"))]
     if other := [row for row in mine if row["settings"] != shared["settings"]]:
@@ -1012,7 +1023,7 @@ def draw_plan(cell, rows, table, gap, folder):
         scale.set_minor_locator(plt.NullLocator())
     title = (f"How many subsamples per task? Mean over {len(cell.tasks)} tasks, {cell.title}\n"
              "line: from the variances; points: resampled from the data; dashed: beyond half of the data, extrapolated")
-    return finish(figure, title, folder / f"plan.{cell.file}.png")
+    return finish(figure, title, folder / f"plan.{cell.file}.{table[0]['quantity']}.png")
 
 
 def run_plan(cells, args):
@@ -1055,7 +1066,7 @@ def read_board(path):
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         stop(f"--leaderboard {path} cannot be read ({error}): give a CSV file with the columns name, score and perhaps n")
     if missing := [name for name in ("name", "score") if name not in header]:
-        stop(f"{path} has no column {missing[0]!r}; columns found: {', '.join(map(str, header)) or 'none'}")
+        stop(f"{path} has no column {missing[0]!r}; columns found: {', '.join(map(str, header)) or 'none'}: give a board")
     entries = []
     for number, line in enumerate(lines, start=2):
         try:

@@ -438,7 +438,7 @@ def test_the_plan_says_what_it_extrapolates(run, tmp_path):
     assert status == 0 and out.count("per task bring that below 5 %") == 4 and "an extrapolation, resampling can check 3" in out
     assert {(row["model"], row["quantity"]) for row in rows} == set(itertools.product("ab", ("bias", "acc_extra"))) and len(parts) == 4
     assert {(int(row["R"]) <= 3, row["basis"]) for row in rows} == {(True, "checked"), (False, "extrapolation")}
-    assert Path("meta/plan.few-shot.m10.n40.png").stat().st_size > 10_000 and not Path("meta/meta.csv").exists()
+    assert Path("meta/plan.few-shot.m10.n40.bias.png").stat().st_size > 10_000 and not Path("meta/meta.csv").exists()
 
 
 def test_equal_subsamples_need_one(run, tmp_path):
@@ -507,7 +507,7 @@ def test_figures_are_not_blank_and_have_their_labels(meta, run, tmp_path, monkey
     path = write_rows(tmp_path / "results.csv", made_rows(tasks=4, subsamples=8, luck=0.05))
     for flags in ((), ("--calibrate",), ("--plan",)):
         assert run(path, "--analysis", "paired", "--slices", 30, *flags)[0] == 0
-    for figure, name in zip(seen, ("ecdf.few-shot.m10.n40.bias", "calibration.bias", "plan.few-shot.m10.n40"), strict=True):
+    for figure, name in zip(seen, ("ecdf.few-shot.m10.n40.bias", "calibration.bias", "plan.few-shot.m10.n40.bias"), strict=True):
         pixels = plt.imread(f"meta/{name}.png")[..., :3]
         assert (pixels < 0.9).any(axis=2).mean() > 0.005 and all(axis.get_xlabel() for axis in figure.axes)
         assert any("%" in label.get_text() for axis in figure.axes for label in axis.get_xticklabels() + axis.get_yticklabels())
@@ -526,6 +526,7 @@ MISTAKES = {
     "conflicting duplicate": ({"subsample": 1}, (), "are the same subsample"),
     "out is a file": ({}, ("--out", "results.csv"), "cannot be written"),
     "another meta.csv": ({}, ("--out", "foreign"), "has other columns than this script writes"),
+    "edited meta.csv": ({}, ("--out", "edited"), "line 2 is not as this script writes it"),
     "board missing": ({}, ("--leaderboard", "none.csv"), "cannot be read"),
     "board columns": ({}, ("--leaderboard", "results.csv"), "no column 'name'"),
     "board text": ({}, ("--leaderboard", "text.csv"), "text.csv, line 3"),
@@ -543,6 +544,8 @@ def test_a_mistake_ends_in_one_line_before_any_fit(name, run, tmp_path):
     path = write_rows(tmp_path / "results.csv", rows)
     (tmp_path / "foreign").mkdir()
     (tmp_path / "foreign" / "meta.csv").write_text("a,b\n1,2\n")
+    (tmp_path / "edited").mkdir()
+    (tmp_path / "edited" / "meta.csv").write_text(",".join(load_script("meta_analysis").META_COLUMNS) + "\na,b\n")
     for board, text in (("text", "a,0.5\nb,high"), ("range", "a,0.5\nb,-1"), ("one", "a,0.5"), ("n", "a,0.5,0\nb,0.4,10")):
         (tmp_path / f"{board}.csv").write_text(f"name,score{',n' * (board == 'n')}\n{text}\n")
     status, _, err = run(*([path] if changes is not None else []), *flags, "--analysis", "paired")
