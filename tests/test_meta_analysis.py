@@ -144,29 +144,36 @@ def test_a_model_without_a_task_is_left_out_there(meta):
 
 
 def test_the_posterior_equals_quadrature(meta):
-    """mu, alpha, beta, sd_U and each task's level on grids: no sampling, and none of our change of variables."""
-    drawn = meta.draw_slice(cell_of(meta, made_rows(luck=0.1, spread=0.1)), 0, 3, "bias")
-    draws, r_hat, _ = meta.fit_slice(drawn.counts, drawn.total, seed=1)
-    mu, sd_u = np.linspace(-2.5, 2.5, 41), np.linspace(0.01, 4, 60)
-    alpha, beta, level = np.linspace(-2, 2, 61), np.linspace(-1.5, 1.5, 61), np.linspace(-4, 4, 161)
+    """mu, alpha, beta, sd_U and each task's level on grids: no sampling, and none of our change of variables.
+
+    Accuracies far from one half, so that the priors of mu and U matter for sd_U."""
+    compiled, names = meta.compiled_slice_model(2, 3)  # before nutpie: it sets PyMC up
+    import nutpie
+
+    counts, total = np.array([[[38, 34, 39], [36, 36, 39]], [[35, 30, 38], [37, 29, 36]]]), np.full((2, 3), 40)
+    mu, sd_u = np.linspace(-3, 5, 49), np.linspace(0.03, 4.5, 60)
+    alpha, beta, level = np.linspace(-2.5, 1.5, 51), np.linspace(-1.4, 1.4, 51), np.linspace(-1, 8, 241)
     log_density = stats.norm.logpdf(mu)[:, None, None, None] + stats.halfnorm.logpdf(sd_u)[:, None, None]
     log_density = log_density + stats.norm.logpdf(alpha, 0, 5)[:, None] + stats.norm.logpdf(beta)
     prior = stats.norm.pdf(level, mu[:, None, None], sd_u[:, None])  # of a task's level mu + U_j
-    prior /= prior.sum(-1, keepdims=True)
     for j in range(3):
         log_likelihood = 0
         for i, arm in itertools.product((0, 1), (0, 1)):
             share = special.expit(level[:, None, None] + i * alpha[:, None] + arm * beta)
-            log_likelihood = log_likelihood + stats.binom.logpmf(drawn.counts[i, arm, j], 40, share)
+            log_likelihood = log_likelihood + stats.binom.logpmf(counts[i, arm, j], 40, share)
         log_density = log_density + np.log(np.tensordot(prior, np.exp(log_likelihood - log_likelihood.max()), 1) + 1e-300)
-    weight = np.exp(log_density - log_density.max()).sum((0, 1, 2))
-    weight /= weight.sum()
-    mean = (weight * beta).sum()
-    sd = math.sqrt((weight * (beta - mean) ** 2).sum())
-    assert r_hat <= 1.02
-    assert draws.mean() == pytest.approx(mean, abs=0.06 * sd) and draws.std() == pytest.approx(sd, rel=0.05)
-    edges = np.interp([0.055, 0.945], np.cumsum(weight) - weight / 2, beta)  # a symmetric posterior: HDI = central interval
-    assert meta.hdi(draws) == pytest.approx(tuple(edges), abs=0.2 * sd)
+    weight = np.exp(log_density - log_density.max())
+    trace = nutpie.sample(compiled.with_data(**meta.slice_data(counts, total)), chains=4, cores=2, seed=1, draws=2000, tune=500,
+                          target_accept=0.95, save_warmup=False, progress_bar=False).posterior
+    draws, r_hat, _ = meta.fit_slice(counts, total, seed=1)
+    assert r_hat <= 1.02 and "sd_U" in names
+    for found, grid, axis in ((draws, beta, 3), (trace["alpha"].values, alpha, 2), (trace["sd_U"].values, sd_u, 1)):
+        share = weight.sum(tuple({0, 1, 2, 3} - {axis})) / weight.sum()
+        mean = (share * grid).sum()
+        sd = math.sqrt((share * (grid - mean) ** 2).sum())
+        assert found.mean() == pytest.approx(mean, abs=0.06 * sd) and found.std() == pytest.approx(sd, rel=0.05)
+        edges = np.interp([0.055, 0.945], np.cumsum(share) - share / 2, grid)
+        assert np.quantile(found, [0.055, 0.945]) == pytest.approx(edges, abs=0.12 * sd)
 
 
 def test_one_task_equals_quadrature(meta):
