@@ -1000,7 +1000,7 @@ def print_components(table):
 def draw_plan(cell, rows, table, gap, folder):
     """Half-width and P(wrong) against R, per model and quantity; points: resampled from the data; dashed: extrapolation."""
     plt = import_plots()
-    figure, axes = plt.subplots(1, 2, figsize=(11, 4.6), layout="constrained")
+    figure, axes = plt.subplots(1, 2, figsize=(9.6, 4.1), layout="constrained")
     for component, colour in zip(table, itertools.cycle(plt.get_cmap("tab10").colors)):
         mine = [row for row in rows if (row["model"], row["quantity"]) == (component["model"], component["quantity"])]
         R, checked = np.array([row["R"] for row in mine]), np.array([row["basis"] == "checked" for row in mine])
