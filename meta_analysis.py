@@ -39,8 +39,9 @@ and figures *.png. Exit status 3 if a fit still had r_hat above 1.02 after its r
 
 Measured 2026-11-21 (Python 3.11, 2 shared cores, load 1.8 at the start, versions of requirements.txt) on the published accuracies,
 m = 50, n = 500, 25 tasks, 2 models: 500 slices with compilation and figure 81 s (139 s at a load of 6), largest r_hat 1.0095, no refit;
-49 % of the posterior means of the bias outside ±.04 (the paper, m = 100: 47 %), 57 % of the paper's and 12 % of the paired intervals exclude 0. 500 nulls, the
-paper's model also for each model alone: 196 s; 54 % of the paper's and 11 % of the paired intervals exclude 0. --plan of all n: 4 s.
+49 % of the posterior means of the bias outside ±.04 (the paper, m = 100: 47 %), 57 % of the paper's and 12 % of the paired intervals
+exclude 0. 500 nulls, the paper's model also for each model alone: 196 s; 54 % of the paper's and 11 % of the paired intervals exclude 0.
+--plan of all n: 4 s.
 """
 
 import argparse
