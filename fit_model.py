@@ -66,9 +66,7 @@ import numpy as np
 from scipy import special, stats
 from tqdm.auto import tqdm
 
-EFFECTS = {"boost": ("base", "extra"), "bias": ("extra", "test")}  # control, treatment
 COLOURS = {"boost": "tab:blue", "bias": "tab:orange"}
-HDI_SHARE = 0.89  # the paper's (arviz' older default)
 MAX_R_HAT, MIN_ESS = 1.01, 400  # Vehtari et al. (2021): rank-normalised split r_hat; 100 effective draws per chain
 TARGET_ACCEPT = {"paper": 0.85, "paired": 0.9}  # of NUTS; SMALL_ACCEPT for few tasks or subsamples, whose spreads may be near 0
 SMALL_ACCEPT = 0.99
@@ -91,6 +89,10 @@ ARMS = ("base", "extra", "test")
 KEY = ("experiment", "model", "task", "m", "n", "subsample", "seed")
 REQUIRED = ("experiment", "model", "task", "m", "n", "subsample", "num_classes", "majority", "acc_base", "acc_extra", "acc_test")
 COLUMNS = REQUIRED + ("loss_extra", "loss_test", "seed", "seconds", "split", "data", "recipe", "versions")
+# --- end shared ---
+
+# --- shared: effects ---
+EFFECTS = {"boost": ("base", "extra"), "bias": ("extra", "test")}  # control, treatment
 # --- end shared ---
 
 
@@ -170,6 +172,7 @@ def replace_file(path, text):
 # --- end shared ---
 
 
+# --- shared: read_files ---
 def read_published(folder):
     """Rows, as read_results gives them, of folder/m50/n500/bert/ag_news/accuracies.csv and its like: row k is subsample k."""
     rows = []
@@ -258,6 +261,7 @@ def choose_rows(rows, args):
                 stop(f"--{flag} {unknown[0]}: not in the data chosen so far; found: {', '.join(map(str, found))}")
             rows = [row for row in rows if row[name] in wanted]
     return rows
+# --- end shared ---
 
 
 def build_cell(name, rows):
@@ -342,6 +346,10 @@ def points(cell, effect):
         return 100 * count_change(cell, effect) / cell.total
 
 
+# --- shared: intervals ---
+HDI_SHARE = 0.89  # the paper's (arviz' older default)
+
+
 def hdi(draws):
     """(low, high): the shortest interval that holds k = ceil(.89 S) of the S draws."""
     ordered = np.sort(np.ravel(draws))
@@ -359,8 +367,10 @@ def t_interval(values):
     error = np.std(values, ddof=1) / math.sqrt(len(values))
     half = stats.t.ppf((1 + HDI_SHARE) / 2, len(values) - 1) * error
     return float(np.mean(values)), float(error), np.mean(values) - half, np.mean(values) + half
+# --- end shared ---
 
 
+# --- shared: sign_flip ---
 def sign_flip_p(changes):
     """One-sided exact p of sum(changes) under independent random signs: the share of all sign patterns that reach it.
 
@@ -371,6 +381,7 @@ def sign_flip_p(changes):
         share = (np.pad(share, (0, size)) + np.pad(share, (size, 0))) / 2
     reached = (sizes.sum() + changes.sum()) // 2  # that sum in the data; ties count
     return float(share[reached:].sum())
+# --- end shared ---
 
 
 def adjust(p):
@@ -477,6 +488,7 @@ def correlations_table(cells, seed):
 # ------------------------------------------------------------------------------------------------------------
 
 
+# --- shared: import_pymc ---
 def import_pymc():
     """PyMC, set to need no C compiler: the models are compiled by numba, and the little else runs as Python."""
     os.environ.setdefault("PYTENSOR_FLAGS", "cxx=")
@@ -485,6 +497,7 @@ def import_pymc():
         import pymc
 
     return pymc
+# --- end shared ---
 
 
 def learned(spread, error):
@@ -615,6 +628,7 @@ def draw_delta(draws, data, rng):
 # ------------------------------------------------------------------------------------------------------------
 
 
+# --- shared: convergence ---
 def normal_scores(x):
     """Ranks over chains and draws as standard normal quantiles, [chain, draw, k] (Vehtari et al., 2021)."""
     ranks = stats.rankdata(x.reshape(-1, x.shape[-1]), axis=0).reshape(x.shape)
@@ -647,16 +661,17 @@ def bulk_ess(scores):
 
 def convergence(x):
     """(r_hat, ess_bulk) of draws [chain, draw, ...]: the larger of the bulk's and the tails' rank-normalised split r_hat."""
-    flat = x.reshape(*x.shape[:2], -1)
-    half = flat.shape[1] // 2
+    joined = x.reshape(*x.shape[:2], -1)
+    half = joined.shape[1] // 2
     r_hat, ess = [], []
-    for part in np.array_split(flat, math.ceil(flat.shape[2] / 500), axis=2):  # few at a time: less memory
+    for part in np.array_split(joined, math.ceil(joined.shape[2] / 500), axis=2):  # few at a time: less memory
         split = np.concatenate([part[:, :half], part[:, -half:]])
         scores = normal_scores(split)
         folded = normal_scores(np.abs(split - np.median(split, axis=(0, 1))))
         r_hat.append(np.maximum(plain_r_hat(scores), plain_r_hat(folded)))
         ess.append(bulk_ess(scores))
     return tuple(np.concatenate(values).reshape(x.shape[2:]) for values in (r_hat, ess))
+# --- end shared ---
 
 
 def sample(compiled, names, args, **settings):
@@ -866,6 +881,7 @@ def verdict(effect, draws):
 # ------------------------------------------------------------------------------------------------------------
 
 
+# --- shared: plots ---
 def import_plots():
     """matplotlib's pyplot, for files only."""
     import matplotlib
@@ -888,6 +904,7 @@ def words(effect):
     """An effect and its definition, for titles and legends."""
     control, treatment = EFFECTS[effect]
     return f"{effect}: acc_{treatment} − acc_{control}"
+# --- end shared ---
 
 
 def percent_axis(axis):
@@ -1213,10 +1230,12 @@ def warned(result):
     return f"  WARNING: {result.warning}" if result.warning else ""
 
 
+# --- shared: write_table ---
 def write_table(path, rows, columns=None):
     """Rows (dicts) as a CSV file, whole or not at all."""
     header = list(columns or dict.fromkeys(name for row in rows for name in row))
     replace_file(path, ",".join(header) + "\n" + to_csv(header, rows))
+# --- end shared ---
 
 
 def print_means(rows):
