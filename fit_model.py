@@ -1052,7 +1052,9 @@ def draw_flagged(tables, folder):
 
 
 def draw_correlations(rows, folder):
-    """Figure 8: correlations between models over all cells and tasks, beside permuted nulls; one figure per experiment."""
+    """Figure 8: correlations between models over all cells and tasks, beside permuted nulls; one figure per experiment (from 3 on)."""
+    if min(sum(row["effect"] == effect and not math.isnan(row["spearman"]) for row in rows) for effect in EFFECTS) < 3:
+        return None
     plt = import_plots()
     experiment = rows[0]["experiment"]
     figure, axes = plt.subplots(1, 2, figsize=(9, 4), sharex=True, sharey=True, layout="constrained")
@@ -1307,8 +1309,8 @@ def print_verdicts(results):
                 draws = mine[analysis].named[name if label == "all models" else f"{name}[{label}]"][0]
                 print(f"  {effect:<6} {label:<12} {analysis:<7} {verdict(effect, draws)}")
             (row,) = [row for row in t_rows(cell, effect) if row["parameter"] == ("mean" if label == "all models" else f"mean[{label}]")]
-            print(f"  {effect:<6} {label:<12} {'t':<7} {row['mean']:+.2f} points observed, 89 % paired-t interval "
-                  f"[{row['hdi_low']:+.2f}, {row['hdi_high']:+.2f}]")
+            interval = "no interval from one task" if math.isnan(row["sd"]) else f"89 % paired-t interval [{row['hdi_low']:+.2f}, {row['hdi_high']:+.2f}]"
+            print(f"  {effect:<6} {label:<12} {'t':<7} {row['mean']:+.2f} points observed, {interval}")
     for result in results:
         name = result.analysis + ("" if result.analysis == "paired" or result.interaction else " without W")
         print(f"  fit {result.effect}, {name}: max r_hat {result.worst:.3f}, min ESS {result.least:.0f}, divergences {result.divergences}, "

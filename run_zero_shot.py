@@ -43,6 +43,7 @@ import csv
 import ctypes
 import fcntl
 import functools
+import gc
 import hashlib
 import io
 import itertools
@@ -1214,6 +1215,8 @@ def run_all(args, pending, models, tasks, device):
     watched = sys.stderr.isatty() or "ipykernel" in sys.modules  # in a log file the lines say enough
     with tqdm(total=len(pending), unit="subsample", smoothing=0, disable=not watched) as bar:
         for model in models:
+            load_adapted.cache_clear()
+            gc.collect()  # frees the model before
             for unit in (unit for unit in pending if unit["row"]["model"] == model["name"]):
                 unit = fill_prompts(unit, tasks)
                 row, probabilities = run_prompts(unit, model, device, args.threads or cores, args.adapters)
@@ -1230,7 +1233,7 @@ def run_all(args, pending, models, tasks, device):
 
 
 def estimate(args, pending, models, tasks, device):
-    """Time the first arm-by-arm subsample of each model and print the hours of all, by the characters in their prompts."""
+    """Time one subsample of each model and print the hours of all, by the characters in their prompts; nothing is written."""
     total = 0.0
     for model in models:
         units = [fill_prompts(unit, tasks) for unit in pending if unit["row"]["model"] == model["name"]]
@@ -1485,6 +1488,10 @@ def measure(args):
     units = plan_units(args, models, tasks, functools.partial(prompt_recipe, registry, args))[index::count]
     pending = pending_units(units, finished, args.overwrite, args.out)
     if args.adapters:
+        try:
+            args.adapters.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            stop(f"--adapters {args.adapters} cannot be written ({error.strerror}): give another folder")
         pending += missing_adapters(units, pending, args.adapters)
     part = f", share {index + 1} of {count}" if count > 1 else ""
     print(f"{args.experiment}: {len(units)} subsamples{part}: {len(units) - len(pending)} finished before, {len(pending)} to run, "
