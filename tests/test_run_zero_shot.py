@@ -196,7 +196,7 @@ def smollm2(zero):
 def test_the_real_smollm2_knows_sense_from_nonsense(zero, smollm2, record_property):
     net = smollm2
     assert net.tree and sum(weight.numel() for weight in net.weights) == 4_884_480
-    prompts = ["The capital of France is", "Water boils when it is"]
+    prompts = ["The capital of France is", "The opposite of cold is"]
     scores = zero.score_classes(net, prompts, ["Paris", "hot", "a purple of seventeen", "1"], 4)
     assert scores[0].argmax() == 0 and scores[1].argmax() == 1
     names = ["1", "2", "not a thing", "Description and abstract concept", "Sci/Tech"]
