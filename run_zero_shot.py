@@ -743,10 +743,12 @@ def packed_prompt(head, texts, answers=None):
     return "\n\n".join([head, *lines])
 
 
+# --- shared: encode ---
 def encode(net, text):
     """Token ids of a text (list of int), with the beginning that the tokenizer adds, without an end token."""
     ids = net.tokenizer(text)["input_ids"]
     return ids[:-1] if ids and ids[-1] in (net.tokenizer.eos_token_id, net.tokenizer.sep_token_id) else ids
+# --- end shared ---
 
 
 def fit_prompt(net, texts, build, room):
@@ -823,6 +825,7 @@ def to_tensor(net, array):
 # --- end shared ---
 
 
+# --- shared: load_language_model ---
 def load_language_model(folder, gguf, quantize, device):
     """(causal model, tokenizer) of a model folder: float32 weights, or NF4 with double quantisation and bf16 compute."""
     import transformers  # not before the Hub has been found or not: see import_hub
@@ -851,6 +854,7 @@ def load_language_model(folder, gguf, quantize, device):
             return auto.from_pretrained(plain, **options), tokenizer
     except Exception as error:  # whatever a broken or unknown model makes the libraries raise
         stop(f"model folder {folder} cannot be loaded: {type(error).__name__}: {str(error).strip().splitlines()[0][:200]}")
+# --- end shared ---
 
 
 def lora_config(rank, alpha, dropout):
