@@ -725,17 +725,16 @@ def adapted(net, folder):
 
 
 def check_adapter(folder, model):
-    """An adapter's folder is there, holds safe weights, and names the model that it was trained on."""
+    """An adapter's folder is there, holds safe weights, and was trained on this model, as far as it says."""
     config = Path(folder) / "adapter_config.json"
     try:
-        trained_on = json.loads(config.read_text(encoding="utf-8"))["base_model_name_or_path"] or ""
+        trained_on = Path(json.loads(config.read_text(encoding="utf-8"))["base_model_name_or_path"] or "nowhere")
     except (OSError, ValueError, KeyError, TypeError):
         stop(f"{folder} holds no adapter (adapter_config.json): give a folder that run_zero_shot.py --adapters kept, down to extra or test")
     if not (config.parent / "adapter_model.safetensors").exists():
         stop(f"{folder} has no adapter_model.safetensors (pickled weights are not loaded): train the adapter again")
-    names = {Path(trained_on).name, Path(model["folder"]).name}
-    if trained_on and len(names) > 1 and not model["gguf"]:
-        tqdm.write(f"note: the adapter {folder} names {trained_on} as its model, this one is {model['folder']}", file=sys.stderr)
+    if trained_on.is_dir() and trained_on.resolve() != Path(model["folder"]).resolve() and hash_files(trained_on) != model["weights"]:
+        stop(f"the adapter {folder} was trained on {trained_on}, this model is {model['folder']}: give that model's name with --model")
 
 
 def windows(length, context, stride):
@@ -842,8 +841,9 @@ def permutation_p(gaps):
 def convolution_p(gaps):
     """(p, low, high): the distribution of the sum by convolution on a grid, shard after shard.
 
-    A gap is off by half a step at most and the canonical one not at all, so the sum is off by S / 2 steps: hence the bounds."""
-    step = sum(float(np.ptp(gap)) for gap in gaps) / GRID
+    The step is a power of two, on which whole and binary fractions lie exactly. Elsewhere a gap is off by half a step at
+    most, the canonical one (0) not at all, and the sum by no more than these errors together: hence the bounds."""
+    step = 2.0 ** math.ceil(math.log2(sum(float(np.ptp(gap)) for gap in gaps) / GRID))
     mass, zero = np.ones(1), 0  # probability of each grid point; which of them is a sum of 0
     for gap in gaps:
         points = np.rint(gap / step).astype(int)
@@ -852,7 +852,7 @@ def convolution_p(gaps):
         for point in (points - lowest).tolist():
             added[point : point + len(mass)] += mass
         mass, zero = added / len(gap), zero - lowest
-    slack = math.ceil(len(gaps) / 2)
+    slack = math.ceil(sum(float(np.abs(gap / step - np.rint(gap / step)).max()) for gap in gaps))
     return tuple(min(float(mass[max(zero + shift, 0) :].sum()), 1.0) for shift in (0, slack, -slack))
 
 
