@@ -667,7 +667,7 @@ def shard_orders(size, max_orders, permutations, seed):
     return [list(range(size)), *(rng.permutation(size).tolist() for _ in range(permutations))], False
 
 
-def tokenise(net, examples, published):
+def tokenise_order(net, examples, published):
     """Token ids of examples in this order: one text, joined by blank lines, behind the model's beginning-of-text token, so
     that its first token is scored too. Published: every example on its own with the tokenizer's special tokens, end to
     end; what comes first is not scored."""
@@ -796,7 +796,7 @@ def score_shards(net, shards, args, title=""):
     for shard, (orders, _) in zip(shards, drawn):
         sequences = {tuple(order): None for order in orders}
         for order in sequences:
-            tokens = tuple(tokenise(net, [shard[i] for i in order], args.published))
+            tokens = tuple(tokenise_order(net, [shard[i] for i in order], args.published))
             sequences[order] = numbers.setdefault(tokens, len(numbers))
         found.append([sequences[tuple(order)] for order in orders])
     if all(len(set(row)) == 1 for row in found):
@@ -1052,7 +1052,7 @@ def compare(args, net, arms, shards, want):
         lines.append(arm_row(arm, arms, want, found, log["sequences"]))
         tqdm.write(f"{arm[0]}: p exact {found['p_exact']:.4f}, {log['sequences']} sequences")
         if args.log:
-            write_log(args.log.with_name(f"{args.log.stem}.{arm[0].replace(' ', '-')}{args.log.suffix}"), log, found, settings_of(args, want, arm[1]))
+            write_log(args.log.with_name(f"{args.log.stem}.{arm[0].replace(' ', '-')}{args.log.suffix}"), log, found, log_settings(args, want, arm[1]))
     print_counts(sum(line["sequences"] for line in lines), len(lines) * len(shards), args.permutations)
     print_table(lines)
     print(f"\nVerdict. {conclusion(lines)}")
@@ -1156,7 +1156,7 @@ def check_causal(args, model):
             stop(f"--quantize nf4 needs bitsandbytes ({error}): pip install -r requirements.txt, or leave the flag out")
 
 
-def settings_of(args, row, adapter):
+def log_settings(args, row, adapter):
     """What a log's numbers depend on, for the log."""
     names = ("shards", "max_orders", "permutations", "seed", "published", "context", "stride", "quantize", "precision")
     return {**{name: vars(args)[name] for name in names}, **row, "adapter": str(adapter) if adapter else None,
@@ -1189,7 +1189,7 @@ def run_test(args):
     print_counts(log["sequences"], len(shards), args.permutations)
     print_p(found)
     if args.log:
-        write_log(args.log, log, found, settings_of(args, {**row, "context": net.context, "stride": net.stride}, args.adapter))
+        write_log(args.log, log, found, log_settings(args, {**row, "context": net.context, "stride": net.stride}, args.adapter))
 
 
 def main(argv=None):

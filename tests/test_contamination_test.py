@@ -91,11 +91,11 @@ def test_the_first_token_is_scored_and_published_leaves_it_out(contam, opened, m
     net, _ = opened(folder)
     text = tokenizer("\n\n".join(examples))["input_ids"]
     assert text[0] == tokenizer.cls_token_id and text[-1] == tokenizer.sep_token_id
-    assert contam.tokenise(net, examples, False) == text[:-1]  # its beginning, no end, nothing between the examples but blank lines
-    own = contam.tokenise(net, examples, True)
+    assert contam.tokenise_order(net, examples, False) == text[:-1]  # its beginning, no end, nothing between the examples but blank lines
+    own = contam.tokenise_order(net, examples, True)
     assert own == [token for example in examples for token in tokenizer(example)["input_ids"]] and own.count(tokenizer.cls_token_id) == 2
     net.tokenizer = type("Bare", (), {"eos_token_id": 102, "sep_token_id": 102, "__call__": lambda self, text: {"input_ids": [9, 8]}})()
-    assert contam.tokenise(net, examples, False) == [net.begin, 9, 8]  # as for GPT-2, whose tokenizer adds no beginning
+    assert contam.tokenise_order(net, examples, False) == [net.begin, 9, 8]  # as for GPT-2, whose tokenizer adds no beginning
     # so the first token of the text counts, as a loop from the first token after the beginning says
     assert contam.score_sequences(net, [[101, 9, 8]], 10)[0] == pytest.approx(plain_log_p(folder, [101, 9, 8], 50, 25), rel=1e-5)
     assert contam.score_sequences(net, [[9, 8]], 10)[0] == pytest.approx(plain_log_p(folder, [9, 8], 50, 25), rel=1e-5)
@@ -217,7 +217,7 @@ def test_p_is_uniform_on_a_model_that_never_saw_the_examples(contam, opened, mod
     examples = make_examples(24)
     net, args = opened(model_dir("gpt2"))
     pairs = list(itertools.permutations(range(24), 2))
-    scores = contam.score_sequences(net, [contam.tokenise(net, [examples[i], examples[j]], False) for i, j in pairs], 1024)
+    scores = contam.score_sequences(net, [contam.tokenise_order(net, [examples[i], examples[j]], False) for i, j in pairs], 1024)
     score, rng = dict(zip(pairs, scores)), np.random.default_rng(2)
     p, p_t = [], []
     for _ in range(600):
