@@ -66,14 +66,13 @@ import numpy as np
 from scipy import special, stats
 from tqdm.auto import tqdm
 
-EFFECTS = {"boost": ("base", "extra"), "bias": ("extra", "test")}  # control, treatment
 COLOURS = {"boost": "tab:blue", "bias": "tab:orange"}
-HDI_SHARE = 0.89  # the paper's (arviz' older default)
 MAX_R_HAT, MIN_ESS = 1.01, 400  # Vehtari et al. (2021): rank-normalised split r_hat; 100 effective draws per chain
 TARGET_ACCEPT = {"paper": 0.85, "paired": 0.9}  # of NUTS; SMALL_ACCEPT for few tasks or subsamples, whose spreads may be near 0
 SMALL_ACCEPT = 0.99
 STEP_JITTER = 0.3  # else trajectories end near their start's mirror image: means mix well, spreads hardly
 RERUN_ACCEPT, RERUN_TUNE, RERUN_DRAWS = 0.95, 4, 2  # of the one rerun after a failed check: target, times the tuning, times the draws
+T_FREEDOM = 8  # of the proposals of redraw_units
 PRIORS = {"paper": {"mu": 1.0, "beta": 1.0}, "wide": {"mu": 1.5, "beta": 5.0}}  # sd; wide: the sensitivity check of appendix E
 MANY = 10  # tasks, and subsamples of each, from which c_jk and log s_ij are sampled centred: best where they are well known
 FEWEST_TASKS = 5  # below, the paper's W (task by treatment) is dropped: its spread cannot be told from beta
@@ -91,6 +90,10 @@ ARMS = ("base", "extra", "test")
 KEY = ("experiment", "model", "task", "m", "n", "subsample", "seed")
 REQUIRED = ("experiment", "model", "task", "m", "n", "subsample", "num_classes", "majority", "acc_base", "acc_extra", "acc_test")
 COLUMNS = REQUIRED + ("loss_extra", "loss_test", "seed", "seconds", "split", "data", "recipe", "versions")
+# --- end shared ---
+
+# --- shared: effects ---
+EFFECTS = {"boost": ("base", "extra"), "bias": ("extra", "test")}  # control, treatment
 # --- end shared ---
 
 
@@ -170,6 +173,7 @@ def replace_file(path, text):
 # --- end shared ---
 
 
+# --- shared: read_files ---
 def read_published(folder):
     """Rows, as read_results gives them, of folder/m50/n500/bert/ag_news/accuracies.csv and its like: row k is subsample k."""
     rows = []
@@ -258,6 +262,7 @@ def choose_rows(rows, args):
                 stop(f"--{flag} {unknown[0]}: not in the data chosen so far; found: {', '.join(map(str, found))}")
             rows = [row for row in rows if row[name] in wanted]
     return rows
+# --- end shared ---
 
 
 def build_cell(name, rows):
@@ -342,6 +347,10 @@ def points(cell, effect):
         return 100 * count_change(cell, effect) / cell.total
 
 
+# --- shared: intervals ---
+HDI_SHARE = 0.89  # the paper's (arviz' older default)
+
+
 def hdi(draws):
     """(low, high): the shortest interval that holds k = ceil(.89 S) of the S draws."""
     ordered = np.sort(np.ravel(draws))
@@ -359,8 +368,10 @@ def t_interval(values):
     error = np.std(values, ddof=1) / math.sqrt(len(values))
     half = stats.t.ppf((1 + HDI_SHARE) / 2, len(values) - 1) * error
     return float(np.mean(values)), float(error), np.mean(values) - half, np.mean(values) + half
+# --- end shared ---
 
 
+# --- shared: sign_flip ---
 def sign_flip_p(changes):
     """One-sided exact p of sum(changes) under independent random signs: the share of all sign patterns that reach it.
 
@@ -371,6 +382,7 @@ def sign_flip_p(changes):
         share = (np.pad(share, (0, size)) + np.pad(share, (size, 0))) / 2
     reached = (sizes.sum() + changes.sum()) // 2  # that sum in the data; ties count
     return float(share[reached:].sum())
+# --- end shared ---
 
 
 def adjust(p):
@@ -477,6 +489,7 @@ def correlations_table(cells, seed):
 # ------------------------------------------------------------------------------------------------------------
 
 
+# --- shared: import_pymc ---
 def import_pymc():
     """PyMC, set to need no C compiler: the models are compiled by numba, and the little else runs as Python."""
     os.environ.setdefault("PYTENSOR_FLAGS", "cxx=")
@@ -485,6 +498,7 @@ def import_pymc():
         import pymc
 
     return pymc
+# --- end shared ---
 
 
 def learned(spread, error):
@@ -615,6 +629,7 @@ def draw_delta(draws, data, rng):
 # ------------------------------------------------------------------------------------------------------------
 
 
+# --- shared: convergence ---
 def normal_scores(x):
     """Ranks over chains and draws as standard normal quantiles, [chain, draw, k] (Vehtari et al., 2021)."""
     ranks = stats.rankdata(x.reshape(-1, x.shape[-1]), axis=0).reshape(x.shape)
@@ -647,16 +662,17 @@ def bulk_ess(scores):
 
 def convergence(x):
     """(r_hat, ess_bulk) of draws [chain, draw, ...]: the larger of the bulk's and the tails' rank-normalised split r_hat."""
-    flat = x.reshape(*x.shape[:2], -1)
-    half = flat.shape[1] // 2
+    joined = x.reshape(*x.shape[:2], -1)
+    half = joined.shape[1] // 2
     r_hat, ess = [], []
-    for part in np.array_split(flat, math.ceil(flat.shape[2] / 500), axis=2):  # few at a time: less memory
+    for part in np.array_split(joined, math.ceil(joined.shape[2] / 500), axis=2):  # few at a time: less memory
         split = np.concatenate([part[:, :half], part[:, -half:]])
         scores = normal_scores(split)
         folded = normal_scores(np.abs(split - np.median(split, axis=(0, 1))))
         r_hat.append(np.maximum(plain_r_hat(scores), plain_r_hat(folded)))
         ess.append(bulk_ess(scores))
     return tuple(np.concatenate(values).reshape(x.shape[2:]) for values in (r_hat, ess))
+# --- end shared ---
 
 
 def sample(compiled, names, args, **settings):
@@ -671,8 +687,9 @@ def sample(compiled, names, args, **settings):
 def redraw_units(draws, data, seed, threads):
     """Replace the draws of c_jk [chain, draw, unit] in place by draws given all other parameters and the data.
 
-    Given these the c_jk are independent, so each takes one Metropolis-Hastings step whose proposal, the Normal at its mode,
-    forgets the current value and is nearly always taken: an exact update. NUTS alone gives their spread few effective draws."""
+    Given these the c_jk are independent, so each takes one Metropolis-Hastings step whose proposal, a Student t at its mode (tails
+    beyond the target's), forgets the current value and is mostly taken: an exact update. NUTS alone leaves their spreads correlated
+    from draw to draw, and the largest r_hat of thousands near 1.01."""
     flats = {name: flat(values) for name, values in draws.items()}
     samples, units = flats["c"].shape
     total, task_idx = data["total"], data["task_idx"]
@@ -698,9 +715,13 @@ def redraw_units(draws, data, seed, threads):
         for _ in range(4):  # Newton; where it has not arrived, proposals are refused more often, no more
             slope, curvature = slopes(mode)
             mode = mode - np.clip(slope / curvature, -2, 2)
-        width = 1.05 / np.sqrt(-slopes(mode)[1])
-        old, new = flats["c"][part], mode + width * rng.standard_normal(mode.shape)
-        gain = log_density(new) - log_density(old) + (((new - mode) / width) ** 2 - ((old - mode) / width) ** 2) / 2
+        width = 1 / np.sqrt(-slopes(mode)[1])
+        old, new = flats["c"][part], mode + width * rng.standard_t(T_FREEDOM, mode.shape)
+
+        def log_weight(x):
+            return log_density(x) + (T_FREEDOM + 1) / 2 * np.log1p(((x - mode) / width) ** 2 / T_FREEDOM)
+
+        gain = log_weight(new) - log_weight(old)
         flats["c"][part] = np.where(np.log(rng.random(gain.shape)) < gain, new, old)
 
     parts = np.array_split(np.arange(samples), math.ceil(samples * units / 50_000))
@@ -866,6 +887,7 @@ def verdict(effect, draws):
 # ------------------------------------------------------------------------------------------------------------
 
 
+# --- shared: plots ---
 def import_plots():
     """matplotlib's pyplot, for files only."""
     import matplotlib
@@ -888,6 +910,7 @@ def words(effect):
     """An effect and its definition, for titles and legends."""
     control, treatment = EFFECTS[effect]
     return f"{effect}: acc_{treatment} − acc_{control}"
+# --- end shared ---
 
 
 def percent_axis(axis):
@@ -1029,7 +1052,9 @@ def draw_flagged(tables, folder):
 
 
 def draw_correlations(rows, folder):
-    """Figure 8: correlations between models over all cells and tasks, beside permuted nulls; one figure per experiment."""
+    """Figure 8: correlations between models over all cells and tasks, beside permuted nulls; one figure per experiment (from 3 on)."""
+    if min(sum(row["effect"] == effect and not math.isnan(row["spearman"]) for row in rows) for effect in EFFECTS) < 3:
+        return None
     plt = import_plots()
     experiment = rows[0]["experiment"]
     figure, axes = plt.subplots(1, 2, figsize=(9, 4), sharex=True, sharey=True, layout="constrained")
@@ -1213,10 +1238,12 @@ def warned(result):
     return f"  WARNING: {result.warning}" if result.warning else ""
 
 
+# --- shared: write_table ---
 def write_table(path, rows, columns=None):
     """Rows (dicts) as a CSV file, whole or not at all."""
     header = list(columns or dict.fromkeys(name for row in rows for name in row))
     replace_file(path, ",".join(header) + "\n" + to_csv(header, rows))
+# --- end shared ---
 
 
 def print_means(rows):
@@ -1282,8 +1309,8 @@ def print_verdicts(results):
                 draws = mine[analysis].named[name if label == "all models" else f"{name}[{label}]"][0]
                 print(f"  {effect:<6} {label:<12} {analysis:<7} {verdict(effect, draws)}")
             (row,) = [row for row in t_rows(cell, effect) if row["parameter"] == ("mean" if label == "all models" else f"mean[{label}]")]
-            print(f"  {effect:<6} {label:<12} {'t':<7} {row['mean']:+.2f} points observed, 89 % paired-t interval "
-                  f"[{row['hdi_low']:+.2f}, {row['hdi_high']:+.2f}]")
+            interval = "no interval from one task" if math.isnan(row["sd"]) else f"89 % paired-t interval [{row['hdi_low']:+.2f}, {row['hdi_high']:+.2f}]"
+            print(f"  {effect:<6} {label:<12} {'t':<7} {row['mean']:+.2f} points observed, {interval}")
     for result in results:
         name = result.analysis + ("" if result.analysis == "paired" or result.interaction else " without W")
         print(f"  fit {result.effect}, {name}: max r_hat {result.worst:.3f}, min ESS {result.least:.0f}, divergences {result.divergences}, "

@@ -295,6 +295,29 @@ def test_the_likelihood_of_the_papers_model_is_the_binomial_one(fit_model):
     assert np.ptp(differences) < 1e-8 * abs(differences[0])
 
 
+def test_units_are_redrawn_from_their_exact_conditional(fit_model):
+    """By quadrature: Binomial counts of two models and two arms times Normal(a_j, sd_V); one unit is of one model alone."""
+    cell, _ = fit_model.simulate_cell(np.random.default_rng(5), 2, 2, 2, 30, boost=3, bias=2)
+    cell.counts[1, :, 3], cell.total[1, 3] = 0, 0
+    cell.counts[0, 1:, 0] = 30  # all correct: far from Normal
+    data, size = fit_model.paper_data(cell, "bias"), (4, 3000)
+    draws = {name: np.full(size, value) for name, value in (("mu", 0.2), ("beta", 0.3), ("sd_V", 0.9), ("sd_W", 0.5))}
+    draws |= {"alpha": np.full((*size, 1), -1.5), "a": np.tile([0.4, -0.7], (*size, 1)), "d": np.tile([1.2, -0.4], (*size, 1))}
+    draws["c"] = np.full((*size, 4), 2.0)  # far off: what is left of it would show
+    for seed in range(4):
+        before = draws["c"].copy()
+        fit_model.redraw_units(draws, data, seed, 2)
+    assert (draws["c"] != before).mean() > 0.9
+    x = np.linspace(-7, 9, 4001)
+    for r, j in enumerate(cell.task_idx):
+        density = stats.norm.logpdf(x, (0.4, -0.7)[j], 0.9)
+        for i, arm in itertools.product(range(2), (0, 1)):
+            share = special.expit(x + (0, -1.5)[i] + (arm - 0.5) * (1.2, -0.4)[j])
+            density = density + stats.binom.logpmf(cell.counts[i, 1 + arm, r], cell.total[i, r], share)
+        cumulative = np.cumsum(np.exp(density - density.max()))
+        assert stats.kstest(draws["c"][..., r].ravel(), lambda v: np.interp(v, x, cumulative / cumulative[-1])).statistic < 0.02  # 1 %: .015
+
+
 def paired_cell(fit_model, rng, tasks, subsamples, n=100):
     """One model; differences with spreads of their own."""
     rows = made_rows(tasks=tasks, subsamples=subsamples, models=("a",), n=n, seed=int(rng.integers(1000)))

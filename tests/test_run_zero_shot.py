@@ -219,7 +219,10 @@ def test_the_loss_and_its_gradients_are_transformers_own(kind, zero, loaded, mod
     net = loaded(model_dir(kind))
     ids = [[5, 9, 7, 30, 2], [8, 6], [11, 12, 13, 14, 15, 16, 17]]
     net.model.eval()
-    loss, count = zero.sequence_loss(net, ids)
+    count = 4 + 1 + 6
+    groups = list(zero.parts(ids, 10))
+    assert [list(map(len, group)) for group in groups] == [[2, 5], [7]]  # the gradients of the groups add up to the step's
+    loss = sum(zero.sequence_loss(net, group) for group in groups)
     (loss / count).backward()
     found = [weight.grad.clone() for weight in net.weights]
     net.model.zero_grad()
@@ -229,7 +232,7 @@ def test_the_loss_and_its_gradients_are_transformers_own(kind, zero, loaded, mod
     mask = torch.tensor([[1] * len(row) + [0] * (7 - len(row)) for row in ids])
     expected = net.model(input_ids=rows, attention_mask=mask, labels=rows.masked_fill(mask == 0, -100)).loss
     expected.backward()
-    assert count == 4 + 1 + 6 and float(loss / count) == pytest.approx(float(expected), rel=1e-5)
+    assert float(loss / count) == pytest.approx(float(expected), rel=1e-5)
     for mine, weight in zip(found, net.weights):
         torch.testing.assert_close(mine, weight.grad, rtol=1e-3, atol=1e-6)
     assert max(float(weight.abs().max()) for weight in found) > 1e-4
@@ -295,7 +298,17 @@ def test_nf4_quantises_trains_and_scores_on_the_cpu(zero, loaded, model_dir):
     assert np.isfinite(loss) and any(not torch.equal(a, b) for a, b in zip(start, net.weights))
     assert all(torch.equal(a, layer.weight) for a, layer in zip(packed, layers))
     prompts = [zero.padded_prompt("Sort.", text) for text in TEXTS]
+
+    def gradient():
+        net.model.zero_grad()
+        zero.sequence_loss(net, [[5, 9, 7, 30, 2]]).backward()
+        return [weight.grad.clone() for weight in net.weights]
+
+    net.model.eval()
+    before = gradient()
     np.testing.assert_allclose(zero.score_classes(net, prompts, CLASSES, 4), plain_scores(net, prompts, CLASSES), atol=0.1)
+    after = gradient()  # scoring must not repack the weights into a form that has no gradient
+    assert all(torch.equal(a, b) for a, b in zip(before, after)) and max(float(a.abs().max()) for a in before) > 0
 
 
 # ------------------------------------------------------------------------------------------------------------
