@@ -46,6 +46,7 @@ import hashlib
 import io
 import itertools
 import json
+import logging
 import math
 import os
 import shlex
@@ -66,6 +67,7 @@ from tqdm.auto import tqdm
 
 TEXT_CHARACTERS = 1000  # of a text in an example, as in a prompt (paper's code; the rest is cut)
 CONTEXT, STRIDE = 2048, 0.5  # longest window in tokens, and its step as a share of it (published code of the test: 2048, 1024)
+SHORTEST_PREFIX, SAVED = 8, 0.2  # shared tokens that make a family of sequences, and the share of its tokens to save, for reuse to pay
 FLAG_LEVEL = 0.05  # a p-value below it is a flag (paper, section 9.2)
 INTERVAL = 0.89  # of the changes of accuracy (paper's intervals)
 ENUMERATED = 2**20  # most combinations of orders that are counted one by one
@@ -572,7 +574,7 @@ def load_language_model(folder, gguf, quantize, device):
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **({"gguf_file": gguf} if gguf else {}))
         if not gguf:
             return auto.from_pretrained(folder, **options), tokenizer
-        with contextlib.redirect_stderr(io.StringIO()):  # a bar of its own
+        with contextlib.redirect_stderr(io.StringIO()):  # it draws a bar that no setting turns off
             lm = auto.from_pretrained(folder, gguf_file=gguf, dtype=torch.float32)
         if quantize == "none":
             return lm, tokenizer
@@ -684,6 +686,8 @@ def tokenise_order(net, examples, published):
 
 def open_model(model, args, device):
     """The causal model and its tokenizer, ready to score; `begin` is the token before a text (None: it has no such token)."""
+    warnings.filterwarnings("ignore", module=r"transformers\.|bitsandbytes\.|peft\.")  # of their own next versions and fallbacks
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it reports a kernel that it can do without
     lm, tokenizer = load_language_model(model["folder"], model["gguf"], args.quantize, device)
     torch.set_float32_matmul_precision("high" if args.precision == "tf32" else "highest")
     special = (tokenizer.bos_token_id, tokenizer.cls_token_id, tokenizer.eos_token_id)
@@ -712,7 +716,6 @@ def adapted(net, folder):
     base = net.model
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # peft reads a name that transformers is about to change
             warnings.filterwarnings("error", message=".*adapter keys.*")  # weights that the file lacks would stay at nothing
             net.model = peft.PeftModel.from_pretrained(base, folder).eval()
     except Exception as error:  # whatever a broken or foreign adapter makes the library raise
@@ -755,8 +758,17 @@ def plan_batches(rows, limit):
         order = order[size:]
 
 
-def score_rows(net, rows):
-    """Summed log-probabilities [rows] of the tokens that the windows score, in one pass.
+# --- shared: common_length ---
+def common_length(sequences):
+    """Number of leading tokens that all the sequences (lists) share."""
+    first, last = min(sequences), max(sequences)
+    return next((i for i, (a, b) in enumerate(zip(first, last)) if a != b), min(len(first), len(last)))
+# --- end shared ---
+
+
+def score_rows(net, rows, past=None, keep=False):
+    """(summed log-probabilities [rows] of the tokens that the windows score, keys and values to reuse if these are to be kept)
+    of one pass, behind those of `past`, if any.
 
     Rows are padded on the right, where no token of a causal model looks, so no mask is needed; the output layer runs on
     scored tokens alone."""
@@ -768,22 +780,69 @@ def score_rows(net, rows):
     targets = to_tensor(net, np.concatenate([tokens[first + 1 : end + 1] for _, tokens, (_, end, first) in rows]).astype(np.int64))
     net.keep = to_tensor(net, np.concatenate(slots))
     with torch.autocast(net.device.type, torch.bfloat16, enabled=net.bf16):
-        logits = net.model(input_ids=to_tensor(net, ids), use_cache=False).logits[0].float()
+        output = net.model(input_ids=to_tensor(net, ids), use_cache=keep or past is not None, past_key_values=past)
+    logits = output.logits[0].float()
     parts = [part.gather(1, wanted[:, None])[:, 0] - part.logsumexp(1) for part, wanted in zip(logits.split(64), targets.split(64))]
     scores = torch.cat(parts).cpu().numpy().astype(np.float64)
-    return np.add.reduceat(scores, np.cumsum([0, *map(len, slots[:-1])]))
+    return np.add.reduceat(scores, np.cumsum([0, *map(len, slots[:-1])])), output.past_key_values if keep else None
+
+
+def share_prefixes(sequences, context):
+    """[(tokens that they share, numbers of the sequences that begin with these)] of the sequences within one window, where
+    running the shared tokens once saves enough of them: orders of a shard of four or more examples, say, never of two."""
+    order = sorted((number for number, tokens in enumerate(sequences) if len(tokens) <= context), key=sequences.__getitem__)
+    same = np.array([common_length([sequences[a], sequences[b]]) for a, b in itertools.pairwise(order)], dtype=int)
+    found = []
+    for family in np.split(np.arange(len(order)), np.flatnonzero(same < SHORTEST_PREFIX) + 1):
+        best, enough = [], SAVED * sum(len(sequences[order[i]]) for i in family)
+        for least in np.unique(same[family[:-1]]):
+            runs = [run for run in np.split(family, np.flatnonzero(same[family[:-1]] < least) + 1) if len(run) > 1]
+            saved = sum((len(run) - 1) * same[run[:-1]].min() for run in runs)
+            if saved >= enough:
+                best, enough = runs, saved
+        for run in best:
+            numbers = [order[i] for i in run]
+            found.append((min(int(same[run[:-1]].min()), *(len(sequences[i]) - 1 for i in numbers)), numbers))
+    return found
+
+
+def score_family(net, sequences, prefix, limit):
+    """log p of sequences that share their first `prefix` tokens, which run once: their keys and values serve them all."""
+    (start,), cache = score_rows(net, [(0, sequences[0], (0, prefix - 1, 0))], keep=True)
+    rows = [(number, tokens, (prefix - 1, len(tokens) - 1, prefix - 1)) for number, tokens in enumerate(sequences)]
+    scores = np.full(len(sequences), start)
+    for group in plan_batches(rows, limit):
+        past = copy.deepcopy(cache)
+        past.batch_repeat_interleave(len(group))
+        scores[[number for number, _, _ in group]] += score_rows(net, group, past)[0]
+    return scores
+
+
+def can_share(net, sequences, prefix):
+    """Does this architecture give the same log p behind kept keys and values? If not, every sequence runs whole."""
+    expected = [score_rows(net, [(0, tokens, (0, len(tokens) - 1, 0))])[0][0] for tokens in sequences]
+    try:
+        return bool(np.allclose(score_family(net, sequences, prefix, 10**9), expected, rtol=1e-5, atol=1e-3))
+    except (TypeError, ValueError, RuntimeError, IndexError, AttributeError):
+        return False
 
 
 @torch.inference_mode()
 def score_sequences(net, sequences, limit, title=""):
     """log p of each token sequence (a list of ints): the sum over its tokens but the first, by windows of net.context tokens."""
-    rows = [(number, tokens, window) for number, tokens in enumerate(sequences)
-            for window in windows(len(tokens) - 1, net.context, net.stride) if len(tokens) > 1]
-    scores = np.zeros(len(sequences))
+    families = [] if net.bf16 else share_prefixes(sequences, net.context)  # in bf16 the rounding would differ between orders
+    if families and not can_share(net, [sequences[i] for i in families[0][1][:2]], families[0][0]):
+        families = []
+    done, scores = {number for _, numbers in families for number in numbers}, np.zeros(len(sequences))
+    rows = [(number, tokens, window) for number, tokens in enumerate(sequences) if number not in done and len(tokens) > 1
+            for window in windows(len(tokens) - 1, net.context, net.stride)]
     watched = sys.stderr.isatty() or "ipykernel" in sys.modules
-    with tqdm(total=len(rows), desc=title, unit="sequence", leave=False, disable=not watched) as bar:
+    with tqdm(total=len(rows) + len(done), desc=title, unit="sequence", leave=False, disable=not watched) as bar:
+        for prefix, numbers in families:
+            scores[numbers] = score_family(net, [sequences[i] for i in numbers], prefix, limit)
+            bar.update(len(numbers))
         for group in plan_batches(rows, limit):
-            np.add.at(scores, [number for number, _, _ in group], score_rows(net, group))
+            np.add.at(scores, [number for number, _, _ in group], score_rows(net, group)[0])
             bar.update(len(group))
     return scores
 
@@ -1024,7 +1083,7 @@ def print_table(lines):
 
 
 def conclusion(lines):
-    """What the flags of the table mean and do not mean, in a few sentences."""
+    """What the flags of the table mean and do not mean, a sentence a line."""
     def harm(line):
         if "low" not in line:
             return f"{line['arm']}: no interval for its change of accuracy (one subsample, or no control)"
@@ -1034,12 +1093,13 @@ def conclusion(lines):
     flagged, others = ([line for line in lines if line["flagged"] == flag] for flag in (1, 0))
     words = [f"Flagged at {FLAG_LEVEL:.0%}: {', '.join(line['arm'] for line in flagged) or 'none'}; not flagged: "
              f"{', '.join(line['arm'] for line in others) or 'none'}.",
-             "A flag means that the model finds this order of the examples likelier than other orders, so it has met the texts in this order; "
-             "it does not mean that its accuracy on them is inflated, and no flag does not mean that it never saw them."]
+             "A flag means that the model finds this order of the examples likelier than other orders, so it has met these texts in this order; "
+             "it does not mean that its accuracy on them is inflated.",
+             "No flag means neither that it never saw them nor that its accuracy is fair."]
     if harms := [harm(line) for line in lines if line["arm"].startswith("test")]:
         words.append(f"Measured harm: {'; '.join(harms)}.")
     words.append("(In the paper: p = 0.33 for extra, 0.015 for test, a flag, while the bias of that run is indistinguishable from 0.)")
-    return " ".join(words)
+    return "\n".join(words)
 
 
 def compare(args, net, arms, shards, want):
@@ -1055,7 +1115,7 @@ def compare(args, net, arms, shards, want):
             write_log(args.log.with_name(f"{args.log.stem}.{arm[0].replace(' ', '-')}{args.log.suffix}"), log, found, log_settings(args, want, arm[1]))
     print_counts(sum(line["sequences"] for line in lines), len(lines) * len(shards), args.permutations)
     print_table(lines)
-    print(f"\nVerdict. {conclusion(lines)}")
+    print(f"\nVerdict\n{conclusion(lines)}")
     replace_file(args.out, ",".join(TABLE) + "\n" + to_csv(TABLE, lines))
     print(f"\ntable: {args.out.resolve()}")
 
@@ -1160,7 +1220,7 @@ def log_settings(args, row, adapter):
     """What a log's numbers depend on, for the log."""
     names = ("shards", "max_orders", "permutations", "seed", "published", "context", "stride", "quantize", "precision")
     return {**{name: vars(args)[name] for name in names}, **row, "adapter": str(adapter) if adapter else None,
-            "examples": args.examples, "versions": f"torch {torch.__version__} transformers {sys.modules['transformers'].__version__}"}
+            "file": args.examples, "versions": f"torch {torch.__version__} transformers {sys.modules['transformers'].__version__}"}
 
 
 def run_test(args):
@@ -1174,12 +1234,14 @@ def run_test(args):
     shards = cut_shards(examples, args.shards or max(len(examples) // 2, 1))
     model = find_model(args.model[0], registry, args.cache)
     check_causal(args, model)
-    row |= {"model": model["name"], "experiment": args.experiment or "zero-shot" + "-packed" * args.pack}
+    row |= {"model": model["name"], "examples": short_hash(examples), "experiment": args.experiment or "zero-shot" + "-packed" * args.pack}
     arms = plan_arms(args, row) if args.compare else []
     for folder in filter(None, [args.adapter, *(arm[1] for arm in arms)]):
         check_adapter(folder, model)
     net = open_model(model, args, device)
-    print(f"{len(examples)} examples in {len(shards)} shards of {len(shards[-1])} to {len(shards[0])}; {model['name']} on {device}, "
+    args.context, args.stride = net.context, net.stride
+    sizes = sorted({len(shard) for shard in shards})
+    print(f"{len(examples)} examples in {len(shards)} shards of {' and '.join(map(str, sizes))}; {model['name']} on {device}, "
           f"windows of {net.context} tokens", flush=True)
     if args.compare:
         return compare(args, net, arms, shards, row)
@@ -1189,7 +1251,7 @@ def run_test(args):
     print_counts(log["sequences"], len(shards), args.permutations)
     print_p(found)
     if args.log:
-        write_log(args.log, log, found, log_settings(args, {**row, "context": net.context, "stride": net.stride}, args.adapter))
+        write_log(args.log, log, found, log_settings(args, row, args.adapter))
 
 
 def main(argv=None):

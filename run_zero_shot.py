@@ -1018,10 +1018,12 @@ def progress(steps, title, total):
 # ------------------------------------------------------------------------------------------------------------
 
 
+# --- shared: common_length ---
 def common_length(sequences):
     """Number of leading tokens that all the sequences (lists) share."""
     first, last = min(sequences), max(sequences)
     return next((i for i, (a, b) in enumerate(zip(first, last)) if a != b), min(len(first), len(last)))
+# --- end shared ---
 
 
 def tokenise_answers(net, prompts, classes):

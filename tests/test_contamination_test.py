@@ -77,6 +77,33 @@ def test_log_probabilities_equal_one_token_at_a_time(kind, contam, opened, model
     assert contam.score_sequences(net, [[7]], 10)[0] == 0  # nothing is predicted
 
 
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "mistral", "bloom"])
+def test_reused_prefixes_change_nothing(kind, contam, opened, model_dir, monkeypatch):
+    folder, rng = model_dir(kind), np.random.default_rng(2)
+    blocks = [rng.integers(1000, 30000, size).tolist() for size in (12, 9, 15, 10)]
+    whole = [tuple([101, *itertools.chain(*order)]) for order in itertools.permutations(blocks)]
+    most = rng.integers(1000, 30000, 9).tolist()
+    pair = [(101, *most, last) for last in (5, 6)]  # they differ in the last token alone
+    sequences = [*whole[::-1], *pair, pair[0][:-1], (7, 8), (9,)]
+    families = contam.share_prefixes(sequences, 100)
+    assert sorted(number for _, numbers in families for number in numbers) == list(range(27))
+    assert all(len({sequences[i][:prefix] for i in numbers}) == 1 and prefix < min(len(sequences[i]) for i in numbers) for prefix, numbers in families)
+    monkeypatch.setattr(contam, "SAVED", 2.0)
+    assert contam.share_prefixes(sequences, 100) == []
+    net, _ = opened(folder)
+    expected = contam.score_sequences(net, sequences, 300)
+    assert expected[0] == pytest.approx(plain_log_p(folder, list(sequences[0]), 100, 50), rel=2e-5)
+    monkeypatch.undo()
+    runs, own = [], contam.score_family
+    monkeypatch.setattr(contam, "score_family", lambda *args: runs.append(own(*args)) or runs[-1])
+    for limit in (1, 60, 1000):
+        np.testing.assert_allclose(contam.score_sequences(net, sequences, limit), expected, rtol=2e-5)
+    assert len(runs) > 3  # reuse did happen
+    monkeypatch.setattr(contam, "score_family", lambda *args: own(*args) + 1)  # an architecture that cannot
+    np.testing.assert_allclose(contam.score_sequences(net, sequences, 300), expected, rtol=1e-6)
+    assert contam.share_prefixes(sequences, 12) == [] or max(len(sequences[i]) for _, numbers in contam.share_prefixes(sequences, 12) for i in numbers) <= 12
+
+
 @pytest.mark.parametrize("length, context, stride", [(1, 4, 2), (4, 4, 2), (5, 4, 2), (11, 4, 3), (100, 7, 7), (23, 8, 1)])
 def test_windows_score_every_token_once_with_as_much_context_as_there_is(length, context, stride, contam):
     found = list(contam.windows(length, context, stride))
@@ -321,6 +348,25 @@ def test_a_run_tests_the_pairs_of_the_subsample_and_its_log_says_the_same(contam
     assert [line for line in capsys.readouterr().out.splitlines() if line.startswith("p ")] == [line for line in text.splitlines() if line.startswith("p ")]
 
 
+def test_a_pasted_cell_runs(start, benchmark_csv, tmp_path, capsys):
+    """Without __file__, under another name; tasks.json in the current folder."""
+    shutil.copy(ROOT / "tasks.json", tmp_path)
+    cell = {"__name__": "notebook"}
+    exec((ROOT / "contamination_test.py").read_text(encoding="utf-8"), cell)
+    cell["main"](["--csv", str(benchmark_csv), "--model", str(start.folder), "--m", "4", "--n", "6", "--threads", "1"])
+    assert "p exact" in capsys.readouterr().out
+
+
+def test_nf4_runs_on_the_cpu(start, model_dir, capsys):
+    import bitsandbytes  # noqa: F401
+
+    folder = model_dir("llama", hidden_size=64, intermediate_size=128)
+    start("--log", "whole.json", model=folder)
+    start("--quantize", "nf4", "--log", "nf4.json", model=folder)
+    whole, nf4 = (np.array(json.loads(open(name).read())["canonical_logprobs"]) for name in ("whole.json", "nf4.json"))
+    assert np.isfinite(nf4).all() and not np.allclose(whole, nf4, rtol=1e-5) and np.allclose(whole, nf4, rtol=0.2)
+
+
 def test_long_texts_are_cut_and_the_form_is_the_papers(contam):
     # typed from appendix G
     text = "Blair gives partial Iraq apology Tony Blair has offered his Labour party a partial apology for waging war in Iraq"
@@ -356,7 +402,7 @@ def test_compare_puts_the_flag_beside_the_accuracy(contam, kept, start, capsys):
     with open(folder / "results.csv", newline="") as file:
         rows = {(row["experiment"], row["subsample"]): row for row in csv.DictReader(file)}
     assert [row["arm"] for row in table] == ["base", "extra", "test", "extra with answers", "test with answers"] and "missing" not in text
-    assert tuple(table[0]) == contam.TABLE and "Verdict." in text and "not mean that its accuracy" in text
+    assert tuple(table[0]) == contam.TABLE and "Verdict\n" in text and "not mean that its accuracy" in text
 
     def accuracies(ending, arm):
         return np.array([float(rows[f"zero-shot-packed{ending}", k][f"acc_{arm}"]) for k in "12"])
