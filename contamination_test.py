@@ -16,7 +16,10 @@ Commands, cheapest first
     python contamination_test.py --examples mine.txt --model gpt2 --shards 20 --log log.json
     python contamination_test.py --adapter kept/zero-shot-packed.smollm2.rotten_tomatoes.m100.n50.k1.seed0/test
     python contamination_test.py --compare kept --pack --results results.csv
-    python contamination_test.py --model mistral --quantize nf4 --tasks ag_news --n 500 --shards 256 --compare kept --pack   # section 9.2, on a GPU
+    python contamination_test.py --model mistral --quantize nf4 --tasks ag_news --n 500 --shards 256 --compare kept --pack   # 9.2, on a GPU
+
+--published restores the published code's tokens (each example alone, with the tokenizer's special tokens, end to end, the first
+token unscored) and --max-orders 1 its drawing of orders; repeated orders are looked up, not run again.
 
 Three p-values
     published    t-test over the shards of canonical minus mean of the shuffled log-probabilities, with the published code's
@@ -25,6 +28,9 @@ Three p-values
     exact        permutation p-value: how often the sum over shards of log p is at least the canonical one when each shard's
                  order is drawn uniformly among those evaluated. Shards of one example carry no information: left out, counted.
                  By enumeration, by convolution on a grid (with bounds), or by Monte Carlo (with its standard error)
+
+Measured 2026-11-21: the paper's published log (extra, 256 shards) gives published 0.336248, distinct 0.386518, exact 0.3867; 500
+examples in 256 shards take 500 sequence evaluations, the published procedure 13,056. The default run took 32 s on one busy core.
 
 --compare writes contamination.csv, whole, with the columns
     arm                                        base, extra, test, extra with answers, test with answers
@@ -77,8 +83,8 @@ DRAWS = 10**6  # of the Monte Carlo p-value
 # With answers the fair control of `test` is `extra` with answers: both saw the form of the answers, one saw these.
 COMPARED = (("base", "", "base", "extra"), ("extra", "", "extra", None), ("test", "", "test", "extra"),
             ("extra with answers", "-answers", "extra", "extra"), ("test with answers", "-answers", "test", "extra with answers"))
-TABLE = ("arm", "experiment", "model", "task", "m", "n", "subsample", "seed", "shards", "informative", "sequences", "p_published", "p_distinct",
-         "p_exact", "p_low", "p_high", "flagged", "accuracy", "against", "change", "low", "high", "subsamples")
+TABLE = ("arm", "experiment", "model", "task", "m", "n", "subsample", "seed", "shards", "informative", "sequences", "p_published",
+         "p_distinct", "p_exact", "p_low", "p_high", "flagged", "accuracy", "against", "change", "low", "high", "subsamples")
 
 # --- shared: columns ---
 ARMS = ("base", "extra", "test")
@@ -653,7 +659,7 @@ def cut_shards(examples, count):
     if count > len(examples):
         stop(f"{len(examples)} examples cannot fill {count} shards: use --shards {len(examples) // 2} or less")
     if count == len(examples):
-        stop(f"{count} shards of {len(examples)} examples hold one example each, which has one order only: use --shards {len(examples) // 2} or less")
+        stop(f"{count} shards of {len(examples)} examples hold one each, which has one order: use --shards {len(examples) // 2} or less")
     ends = np.cumsum([len(part) for part in np.array_split(np.arange(len(examples)), count)]).tolist()
     return [examples[start:end] for start, end in zip([0, *ends], ends)]
 
@@ -691,15 +697,16 @@ def open_model(model, args, device):
     lm, tokenizer = load_language_model(model["folder"], model["gguf"], args.quantize, device)
     torch.set_float32_matmul_precision("high" if args.precision == "tf32" else "highest")
     special = (tokenizer.bos_token_id, tokenizer.cls_token_id, tokenizer.eos_token_id)
-    net = SimpleNamespace(tokenizer=tokenizer, device=torch.device(device), keep=None, bf16=args.precision == "bf16" or args.quantize == "nf4",
-                          begin=next((token for token in special if token is not None), None))
+    begin = next((token for token in special if token is not None), None)
+    net = SimpleNamespace(tokenizer=tokenizer, device=torch.device(device), keep=None, begin=begin,
+                          bf16=args.precision == "bf16" or args.quantize == "nf4")
     limit = min(filter(None, (getattr(lm.config, name, None) for name in ("max_position_embeddings", "n_positions"))), default=CONTEXT)
     net.context = args.context or min(limit, CONTEXT)
     if net.context > limit:
         stop(f"--context {args.context}: {model['name']} takes {limit} tokens: give {limit} or less")
     net.stride = args.stride or max(int(net.context * STRIDE), 1)
     if net.stride > net.context:
-        stop(f"--stride {net.stride} is larger than the context of {net.context} tokens, which would leave tokens out: give {net.context} or less")
+        stop(f"--stride {net.stride} is larger than the context of {net.context} tokens and leaves tokens out: give {net.context} or less")
     lm.base_model.register_forward_hook(functools.partial(keep_positions, net))
     net.model = (lm if args.quantize == "nf4" else lm.to(net.device)).eval()
     return net
@@ -720,7 +727,7 @@ def adapted(net, folder):
             net.model = peft.PeftModel.from_pretrained(base, folder).eval()
     except Exception as error:  # whatever a broken or foreign adapter makes the library raise
         reason = " ".join(str(error).split())[:200]
-        stop(f"the adapter {folder} cannot be put on this model ({type(error).__name__}: {reason}): give an adapter trained on the same model")
+        stop(f"the adapter {folder} cannot be put on this model ({type(error).__name__}: {reason}): give one that was trained on it")
     try:
         yield
     finally:
@@ -865,8 +872,9 @@ def score_shards(net, shards, args, title=""):
         if not np.isfinite(scores[row]).all():
             stop(f"a log-probability of shard {number + 1} of {len(shards)} is {scores[row][~np.isfinite(scores[row])][0]}: "
                  "the model gives no finite numbers here; use --precision float32, or check its weights and the adapter")
-    return {"canonical_logprobs": [float(scores[row[0]]) for row in found], "shuffled_logprobs": [scores[row[1:]].tolist() for row in found],
-            "shard_sizes": [len(shard) for shard in shards], "enumerated": [all_orders for _, all_orders in drawn], "sequences": len(numbers)}
+    return {"canonical_logprobs": [float(scores[row[0]]) for row in found],
+            "shuffled_logprobs": [scores[row[1:]].tolist() for row in found], "shard_sizes": [len(shard) for shard in shards],
+            "enumerated": [all_orders for _, all_orders in drawn], "sequences": len(numbers)}
 
 
 # ------------------------------------------------------------------------------------------------------------
@@ -935,7 +943,7 @@ def analyse_log(log):
     others = [np.setdiff1d(row, [value]) for value, row in zip(canonical, shuffled)]  # distinct orders but the canonical
     gaps = [np.array([0.0, *(row - value)]) for value, row in zip(canonical, others) if len(row)]
     if not gaps:
-        stop("every shard of the log has one log-probability for all its orders: there is nothing to test (more examples per shard are needed)")
+        stop("every shard has one log-probability for all its orders: there is nothing to test; put two or more examples into a shard")
     p, low, high, method = permutation_p(gaps)
     published = [value - np.mean(row) if len(row) else 0.0 for value, row in zip(canonical, shuffled)]
     distinct = [value - np.mean(row) if len(row) else 0.0 for value, row in zip(canonical, others)]
@@ -957,9 +965,9 @@ def read_log(path):
     except OSError as error:
         stop(f"--from-log {path} cannot be read ({error.strerror}): give a file that --log wrote")
     except (ValueError, KeyError, TypeError) as error:
-        stop(f"--from-log {path} is no log of a contamination test ({type(error).__name__}: {error}): it needs canonical_logprobs and shuffled_logprobs")
+        stop(f"--from-log {path} is no log of this test ({type(error).__name__}: {error}): canonical_logprobs, shuffled_logprobs needed")
     if not lists or len(canonical) != len(shuffled) or not canonical:
-        stop(f"--from-log {path}: canonical_logprobs must hold one number per shard and shuffled_logprobs one list per shard, as many of each")
+        stop(f"--from-log {path}: canonical_logprobs needs one number per shard and shuffled_logprobs one list per shard, as many of each")
     for number, (value, row) in enumerate(zip(canonical, shuffled), start=1):
         if bad := [x for x in (value, *row) if isinstance(x, bool) or not isinstance(x, (int, float)) or not math.isfinite(x)]:
             stop(f"--from-log {path}: shard {number} holds {bad[0]!r}, which is no finite log-probability: run the test again")
@@ -976,7 +984,8 @@ def print_p(found):
     """The p-values of one test, one a line, and what they rest on."""
     single = found["shards"] - found["informative"]
     print(f"{found['shards']} shards, {found['orders']} distinct orders; {single} shards have one order, so they carry no information")
-    spread = {"enumeration": "every combination of orders", "convolution": f"convolution; between {found['p_low']:.6f} and {found['p_high']:.6f}",
+    spread = {"enumeration": "every combination of orders",
+              "convolution": f"convolution; between {found['p_low']:.6f} and {found['p_high']:.6f}",
               "Monte Carlo": f"Monte Carlo, {DRAWS} draws; standard error {found['p_high'] - found['p_exact']:.6f}"}[found["method"]]
     print(f"p published  {found['p_published']:.6f}   t-test, all shards, every shuffled order as often as it was drawn\n"
           f"p distinct   {found['p_distinct']:.6f}   t-test, all shards, every order once\n"
@@ -997,7 +1006,8 @@ def print_counts(sequences, shards, permutations):
 
 def adapter_name(row):
     """The folder in which run_zero_shot.py --adapters keeps the arms of a row."""
-    return (f"{row['experiment']}.{row['model'].replace('/', '--')}.{row['task']}.m{row['m']}.n{row['n']}.k{row['subsample']}.seed{row['seed']}")
+    names = ".".join((row["experiment"], row["model"].replace("/", "--"), row["task"]))
+    return f"{names}.m{row['m']}.n{row['n']}.k{row['subsample']}.seed{row['seed']}"
 
 
 def result_rows(files, want):
@@ -1009,16 +1019,18 @@ def result_rows(files, want):
                 continue
             same = rows.setdefault(int(row["subsample"]), {**row, "file": file})
             if any(float(same[f"acc_{arm}"]) != float(row[f"acc_{arm}"]) for arm in ARMS):
-                stop(f"{file} and {same['file']} hold two different rows for {adapter_name({**want, 'subsample': row['subsample']})}: delete one")
+                name = adapter_name({**want, "subsample": row["subsample"]})
+                stop(f"{file} and {same['file']} hold two different rows for {name}: delete one")
     return rows
 
 
 def make_command(args, answers):
     """The run_zero_shot.py command that makes the adapters and rows of the arms with or without answers."""
     task = ["--csv", args.csv, "--text", *args.text, "--label", args.label] if args.csv else ["--tasks", args.tasks[0]]
-    words = ["python", "run_zero_shot.py", "--model", args.model[0], *task, "--m", args.m, "--n", args.n, "--first-subsample", args.subsample,
-             "--subsamples", 1, *(["--seed", args.seed] if args.seed else []), *(["--pack"] if args.pack else []), *(["--answers"] if answers else []),
-             *(["--quantize", args.quantize] if args.quantize != "none" else []), "--adapters", args.compare, "--out", args.results[0]]
+    flags = [*(["--seed", args.seed] if args.seed else []), *(["--pack"] if args.pack else []), *(["--answers"] if answers else []),
+             *(["--quantize", args.quantize] if args.quantize != "none" else [])]
+    words = ["python", "run_zero_shot.py", "--model", args.model[0], *task, "--m", args.m, "--n", args.n,
+             "--first-subsample", args.subsample, "--subsamples", 1, *flags, "--adapters", args.compare, "--out", args.results[0]]
     if args.experiment:
         words += ["--experiment", args.experiment + answers]
     return shlex.join(map(str, words))
@@ -1034,11 +1046,13 @@ def plan_arms(args, want):
         rows, folder = result_rows(args.results, row), args.compare / adapter_name(row) / arm
         here = rows.get(args.subsample)
         if here is None or (arm != "base" and not (folder / "adapter_config.json").exists()):
-            missing.setdefault(ending, []).append(f"{name} ({'no row in ' + ', '.join(map(str, args.results)) if here is None else f'no {folder}'})")
+            reason = f"no row in {', '.join(map(str, args.results))}" if here is None else f"no {folder}"
+            missing.setdefault(ending, []).append(f"{name} ({reason})")
             continue
         for what in ("split", "data"):
             if here.get(what) and here[what] != want[what]:
-                stop(f"{here['file']}: the row {adapter_name(row)} has {what} {here[what]}, the texts here {want[what]}: use the task data it was run on")
+                stop(f"{here['file']}: the row {adapter_name(row)} has {what} {here[what]}, the texts here {want[what]}: "
+                     "use the data it was run on")
         arms.append((name, None if arm == "base" else folder, rows, arm, control))
     for ending, names in missing.items():
         tqdm.write(f"missing: {'; '.join(names)}. Make it with\n    {make_command(args, ending)}")
@@ -1067,7 +1081,8 @@ def arm_row(arm, arms, want, found, sequences):
             "flagged": int(found["p_exact"] < FLAG_LEVEL)}
     if controls := [(other[2], other[3]) for other in arms if other[0] == control]:
         mean, low, high, count = paired_change(rows, kind, controls[0])
-        line |= {"against": control, "subsamples": count} | {key: value for key, value in (("change", mean), ("low", low), ("high", high)) if not math.isnan(value)}
+        changes = {"change": mean, "low": low, "high": high}
+        line |= {"against": control, "subsamples": count, **{key: value for key, value in changes.items() if not math.isnan(value)}}
     return line
 
 
@@ -1078,8 +1093,10 @@ def print_table(lines):
         change = ""
         if "change" in line:
             interval = f" [{line['low']:+.2f}, {line['high']:+.2f}]" if "low" in line else ""
-            change = f"{line['change']:+.2f}{interval} against {line['against']}, {line['subsamples']} subsample{'s' * (line['subsamples'] > 1)}"
-        print(f"{line['arm']:<20} {line['p_published']:11.4f} {line['p_exact']:9.4f} {'yes' if line['flagged'] else 'no':>8} {line['accuracy']:9.3f}   {change}")
+            count = f"{line['subsamples']} subsample{'s' * (line['subsamples'] > 1)}"
+            change = f"{line['change']:+.2f}{interval} against {line['against']}, {count}"
+        flag = "yes" if line["flagged"] else "no"
+        print(f"{line['arm']:<20} {line['p_published']:11.4f} {line['p_exact']:9.4f} {flag:>8} {line['accuracy']:9.3f}   {change}".rstrip())
 
 
 def conclusion(lines):
@@ -1088,13 +1105,14 @@ def conclusion(lines):
         if "low" not in line:
             return f"{line['arm']}: no interval for its change of accuracy (one subsample, or no control)"
         told = "above 0" if line["low"] > 0 else "below 0" if line["high"] < 0 else "not told from 0"
-        return f"{line['arm']}: change of accuracy {line['change']:+.2f} [{line['low']:+.2f}, {line['high']:+.2f}] points against {line['against']}, {told}"
+        interval = f"{line['change']:+.2f} [{line['low']:+.2f}, {line['high']:+.2f}]"
+        return f"{line['arm']}: change of accuracy {interval} points against {line['against']}, {told}"
 
     flagged, others = ([line for line in lines if line["flagged"] == flag] for flag in (1, 0))
     words = [f"Flagged at {FLAG_LEVEL:.0%}: {', '.join(line['arm'] for line in flagged) or 'none'}; not flagged: "
              f"{', '.join(line['arm'] for line in others) or 'none'}.",
-             "A flag means that the model finds this order of the examples likelier than other orders, so it has met these texts in this order; "
-             "it does not mean that its accuracy on them is inflated.",
+             "A flag means that the model finds this order of the examples likelier than other orders, so it has met these texts in this "
+             "order; it does not mean that its accuracy on them is inflated.",
              "No flag means neither that it never saw them nor that its accuracy is fair."]
     if harms := [harm(line) for line in lines if line["arm"].startswith("test")]:
         words.append(f"Measured harm: {'; '.join(harms)}.")
@@ -1112,7 +1130,8 @@ def compare(args, net, arms, shards, want):
         lines.append(arm_row(arm, arms, want, found, log["sequences"]))
         tqdm.write(f"{arm[0]}: p exact {found['p_exact']:.4f}, {log['sequences']} sequences")
         if args.log:
-            write_log(args.log.with_name(f"{args.log.stem}.{arm[0].replace(' ', '-')}{args.log.suffix}"), log, found, log_settings(args, want, arm[1]))
+            path = args.log.with_name(f"{args.log.stem}.{arm[0].replace(' ', '-')}{args.log.suffix}")
+            write_log(path, log, found, log_settings(args, want, arm[1]))
     print_counts(sum(line["sequences"] for line in lines), len(lines) * len(shards), args.permutations)
     print_table(lines)
     print(f"\nVerdict\n{conclusion(lines)}")
@@ -1143,22 +1162,22 @@ def parse_args(argv):
     add("--from-log", metavar="FILE", help="p-values of a log of this script or of the published code; no model")
     add = parser.add_argument_group("test").add_argument
     add("--shards", type=positive, metavar="N", help="contiguous shards (half the examples: two in each)")
-    add("--max-orders", type=positive, default=120, metavar="N", help="enumerate a shard's orders up to this many; 1: always draw (%(default)s)")
+    add("--max-orders", type=positive, default=120, metavar="N", help="enumerate a shard's orders if no more; 1: always draw (%(default)s)")
     add("--permutations", type=positive, default=50, metavar="N", help="random orders of a shard that has more (%(default)s)")
     add("--seed", type=natural_number, default=0, help="of the random orders; with --compare also that of the rows (%(default)s)")
-    add("--published", action="store_true", help="the published code's tokens: special tokens around every example, the first token not scored")
+    add("--published", action="store_true", help="the published code's tokens: special ones around every example, the first unscored")
     add("--context", type=positive, metavar="N", help=f"tokens of a window (the model's context, at most {CONTEXT})")
     add("--stride", type=positive, metavar="N", help="tokens from one window to the next (half the context)")
     add = parser.add_argument_group("flag beside harm").add_argument
     add("--compare", type=Path, metavar="FOLDER", help="test all arms of the subsample, adapters from here (run_zero_shot.py --adapters)")
     add("--results", type=Path, nargs="+", default=[Path("results.csv")], metavar="FILE", help="their results files (results.csv)")
     add("--pack", action="store_true", help="compare the arms of run_zero_shot.py --pack (section 9.1)")
-    add("--experiment", metavar="NAME", help="label of the rows without answers (zero-shot, with -packed after --pack); with answers: NAME-answers")
+    add("--experiment", metavar="NAME", help="label of the rows without answers (zero-shot or zero-shot-packed); with: NAME-answers")
     add = parser.add_argument_group("machine").add_argument
     add("--quantize", default="none", choices=("none", "nf4"), help="nf4: 4-bit weights, bf16 compute (%(default)s)")
     add("--batch-tokens", type=positive, default=1024, metavar="N", help="tokens per pass (%(default)s; more on a GPU)")
     add("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps (%(default)s)")
-    add("--precision", default="float32", choices=("float32", "tf32", "bf16"), help="of matrix products; weights stay float32 (%(default)s)")
+    add("--precision", default="float32", choices=("float32", "tf32", "bf16"), help="of matrix products; weights: float32 (%(default)s)")
     add("--threads", type=positive, metavar="N", help="threads (all cores)")
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "pretrain-on-test-text"
     add("--cache", type=Path, default=cache, metavar="FOLDER", help="where fetched wheels are kept (%(default)s)")

@@ -485,7 +485,7 @@ def test_interrupted_it_leaves_no_half_table(start, kept, tmp_path, benchmark_cs
 
 @pytest.mark.parametrize("content, flags, words", [
     ("a b\nc d\ne f\n", ["--shards", "4"], "3 examples cannot fill 4 shards"),
-    ("a b\nc d\ne f\n", ["--shards", "3"], "one example each"),
+    ("a b\nc d\ne f\n", ["--shards", "3"], "hold one each"),
     ("a b\n", [], "1 example"),
     ("", [], "is empty"),
     ("[]", [], "is empty"),
