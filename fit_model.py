@@ -517,8 +517,9 @@ def first_spread(values, error):
 
 
 def fewest(cell):
-    """The number of tasks, or of a model's subsamples of a task where that is less."""
-    return min(len(cell.tasks), int(task_sums((cell.total > 0).astype(int), cell).min()))
+    """The number of tasks, or of a model's subsamples of a task where that is less (a task that a model lacks does not count)."""
+    present = task_sums((cell.total > 0).astype(int), cell)
+    return min(len(cell.tasks), int(present[present > 0].min()))
 
 
 def paper_data(cell, effect):

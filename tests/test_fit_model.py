@@ -295,6 +295,18 @@ def test_the_likelihood_of_the_papers_model_is_the_binomial_one(fit_model):
     assert np.ptp(differences) < 1e-8 * abs(differences[0])
 
 
+def test_a_task_that_one_model_lacks_does_not_make_the_cell_small(fit_model):
+    """How a cell is sampled depends on its smallest group; a missing one is no group, and its unit still has data."""
+    cell, _ = fit_model.simulate_cell(np.random.default_rng(5), 12, 2, 11, 30, boost=3, bias=2)
+    assert fit_model.fewest(cell) == 11
+    gone = cell.task_idx == 3
+    cell.counts[1][:, gone], cell.total[1, gone] = 0, 0
+    assert fit_model.fewest(cell) == 11
+    data = fit_model.paper_data(cell, "bias")
+    assert np.isfinite(data["known"]).all()
+    assert np.isnan(fit_model.task_means(fit_model.points(cell, "bias"), cell)[1, 3])
+
+
 def test_units_are_redrawn_from_their_exact_conditional(fit_model):
     """By quadrature: Binomial counts of two models and two arms times Normal(a_j, sd_V); one unit is of one model alone."""
     cell, _ = fit_model.simulate_cell(np.random.default_rng(5), 2, 2, 2, 30, boost=3, bias=2)
