@@ -885,7 +885,7 @@ def score_shards(net, shards, args, title=""):
 def t_test(differences):
     """One-sided p of mean > 0 by the published t-test: its standard deviation has ddof 0 (Oren et al.'s code)."""
     mean, deviation = np.mean(differences), np.std(differences)
-    if deviation == 0:  # one shard, or all alike: the published test has no answer
+    if deviation == 0:  # one shard, or all differences alike: a t-test has no answer
         return math.nan
     return float(stats.t.sf(mean / (deviation / math.sqrt(len(differences))), len(differences) - 1))
 
@@ -976,7 +976,9 @@ def read_log(path):
 
 def write_log(path, log, found, settings):
     """The log as JSON, whole or not at all; --from-log reads it again."""
-    replace_file(path, json.dumps({"pval": found["p_published"], **found, **log, "settings": settings}, indent=1, allow_nan=True))
+    whole = {"pval": found["p_published"], **found, **log, "settings": settings}
+    whole = {name: None if isinstance(value, float) and math.isnan(value) else value for name, value in whole.items()}  # JSON has no nan
+    replace_file(path, json.dumps(whole, indent=1))
     print(f"log: {path.resolve()}")
 
 

@@ -304,7 +304,8 @@ def test_overtraining_on_the_canonical_order_is_flagged_and_on_other_orders_is_n
     file, p = tmp_path / "examples.json", {}
     file.write_text(json.dumps(examples))
     for kind, folder in folders.items():
-        contam.main(["--examples", str(file), "--model", str(folder), "--threads", "1", "--log", str(tmp_path / f"{kind}.json")])
+        flags = ["--shards", "6", "--threads", "1", "--log", str(tmp_path / f"{kind}.json")]  # shards of 4, as the packs trained on
+        contam.main(["--examples", str(file), "--model", str(folder), *flags])
         p[kind] = json.loads((tmp_path / f"{kind}.json").read_text())
     print({kind: (log["p_exact"], log["p_published"]) for kind, log in p.items()})
     assert p["canonical"]["p_exact"] < 0.01 and p["canonical"]["p_published"] < 0.01
@@ -379,6 +380,10 @@ def test_500_short_examples_take_20_times_fewer_evaluations(contam, opened, mode
     shards = contam.cut_shards(make_examples(500, size=3), 256)
     assert [len(shard) for shard in shards] == [2] * 244 + [1] * 12
     assert 256 * (1 + args.permutations) / contam.score_shards(net, shards, args)["sequences"] >= 20
+    args.max_orders, args.published = 1, True  # 50 draws of each shard, as published: still no sequence twice
+    log = contam.score_shards(net, shards[:20] + shards[-2:], args)
+    assert log["sequences"] == 42 and not any(log["enumerated"][:20]) and all(len(row) == 50 for row in log["shuffled_logprobs"][:20])
+    assert all({*row} == {log["canonical_logprobs"][i], *row} and len({*row}) == 2 for i, row in enumerate(log["shuffled_logprobs"][:20]))
 
 
 @pytest.fixture(scope="module")
