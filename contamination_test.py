@@ -549,11 +549,10 @@ def choose_device(args):
 # --- end shared ---
 
 
-# --- shared: keep_positions ---
-def keep_positions(net, module, inputs, output):
-    """Forward hook on the model's body: its head then runs on the wanted tokens alone, as one row [1, kept, hidden]."""
-    output.last_hidden_state = output.last_hidden_state.flatten(0, 1)[net.keep][None]
-    return output
+# --- shared: keep_rows ---
+def keep_rows(net, module, inputs):
+    """Hook before the output layer: it runs on the wanted positions alone, as one row [1, kept, hidden]."""
+    return (inputs[0].flatten(0, 1)[net.keep][None], *inputs[1:])
 # --- end shared ---
 
 
@@ -590,9 +589,11 @@ def load_language_model(folder, gguf, quantize, device):
             same = auto.from_config(config)
             same.load_state_dict(lm.state_dict())
             same.save_pretrained(plain)
-            return auto.from_pretrained(plain, **options), tokenizer
+            lm = auto.from_pretrained(plain, **options)
+        lm.name_or_path = lm.config._name_or_path = folder  # what a kept adapter says it belongs to
+        return lm, tokenizer
     except Exception as error:  # whatever a broken or unknown model makes the libraries raise
-        stop(f"model folder {folder} cannot be loaded: {type(error).__name__}: {str(error).strip().splitlines()[0][:200]}")
+        stop(f"model folder {folder} cannot be loaded: {type(error).__name__}: {(str(error).strip() or 'no message').splitlines()[0][:200]}")
 # --- end shared ---
 
 
@@ -707,7 +708,7 @@ def open_model(model, args, device):
     net.stride = args.stride or max(int(net.context * STRIDE), 1)
     if net.stride > net.context:
         stop(f"--stride {net.stride} is larger than the context of {net.context} tokens and leaves tokens out: give {net.context} or less")
-    lm.base_model.register_forward_hook(functools.partial(keep_positions, net))
+    lm.get_output_embeddings().register_forward_pre_hook(functools.partial(keep_rows, net))
     net.model = (lm if args.quantize == "nf4" else lm.to(net.device)).eval()
     return net
 
@@ -1051,6 +1052,10 @@ def plan_arms(args, want):
             reason = f"no row in {', '.join(map(str, args.results))}" if here is None else f"no {folder}"
             missing.setdefault(ending, []).append(f"{name} ({reason})")
             continue
+        recipe = folder / "recipe.txt"  # of the adapter; it must be the one whose accuracy is shown
+        if arm != "base" and recipe.exists() and here.get("recipe") and recipe.read_text().strip() != here["recipe"]:
+            stop(f"{folder} was trained by recipe {recipe.read_text().strip()}, its row in {here['file']} by {here['recipe']}: "
+                 "give the results file that belongs to these adapters")
         for what in ("split", "data"):
             if here.get(what) and here[what] != want[what]:
                 stop(f"{here['file']}: the row {adapter_name(row)} has {what} {here[what]}, the texts here {want[what]}: "

@@ -687,12 +687,10 @@ def load_network(folder, gguf, objective, device, precision, max_length):
     return net
 
 
-# --- shared: keep_positions ---
 def keep_positions(net, module, inputs, output):
     """Forward hook on the model's body: its head then runs on the wanted tokens alone, as one row [1, kept, hidden]."""
     output.last_hidden_state = output.last_hidden_state.flatten(0, 1)[net.keep][None]
     return output
-# --- end shared ---
 
 
 def find_first_position(net):
@@ -768,7 +766,10 @@ def run_model(net, ids, keep, head):
         inputs = {"inputs_embeds": embed(net, flat)[None], "position_ids": tensor(position + net.first_position)[None],
                   "packing": (tensor(slots), texts, longest, mask)}
     with torch.autocast(net.device.type, torch.bfloat16, enabled=net.precision == "bf16"):
-        return net.lm(**inputs).logits[0] if head else net.lm.base_model(**inputs).last_hidden_state[0]
+        out = net.lm(**inputs).logits[0] if head else net.lm.base_model(**inputs).last_hidden_state[0]
+    if len(out) != len(keep):  # its body is not called as a whole, so that keep_positions never ran (OPT, Bart)
+        stop(f"{type(net.lm).__name__} runs its body in parts, which this script cannot work with: use another model")
+    return out
 
 
 # ------------------------------------------------------------------------------------------------------------

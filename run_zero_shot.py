@@ -66,13 +66,14 @@ from types import SimpleNamespace
 
 import numpy as np
 import torch
+from scipy import special
 from tqdm.auto import tqdm
 
 TEXT_CHARACTERS = 1000  # of a text in a prompt (paper's code; the rest is cut)
-EPOCHS, LEARNING_RATE = 1, 2e-4  # of pretraining (paper, appendix G), where neither the flags nor the registry say otherwise
+EPOCHS, LEARNING_RATE = 1, 2e-4  # of pretraining (paper, appendix G, and its code)
 CLIP_NORM = 1.0
 CPU_TOKENS = 512  # at once in a training step: more would not fit the cache, and memory
-CHECK_TOLERANCE = {"float32": 1e-3, "bf16": 0.3}  # of mean log-probabilities: tree of classes against one class at a time
+CHECK_TOLERANCE = {"none": 1e-3, "nf4": 0.1}  # of mean log-probabilities: tree of classes against one class at a time
 PACK_SIZE = 8  # texts behind one instruction with --pack (paper, section 9.1)
 
 # --- shared: columns ---
@@ -753,24 +754,26 @@ def encode(net, text):
 # --- end shared ---
 
 
-def fit_prompt(net, texts, build, room):
-    """build(texts cut to at most 1,000 characters each), cut further where its tokens would not leave `room` in the context:
-    the texts give way, never the instruction or the answer slot."""
+def fit_prompt(net, texts, build, longest):
+    """build(texts cut to at most 1,000 characters each), cut further where it would take more than `longest` tokens: the texts
+    give way, never the instruction or the answer slot."""
     limit = TEXT_CHARACTERS
     while True:
         prompt = build([text[:limit] for text in texts])
         size = len(encode(net, prompt))
-        if size + room <= net.max_length:
+        if size <= longest:
             return prompt
         if limit == 0:
-            stop(f"the instruction alone takes {size} of {net.max_length} tokens: use fewer or shorter class names, or a larger --max-length")
-        limit = min(limit - 1, int(max(map(len, [text[:limit] for text in texts])) * max(net.max_length - room, 0) / size))
+            stop(f"a prompt without its text takes {size} tokens, and {longest} are left for it (--max-length or the model's context, less "
+                 "the longest class name): use fewer or shorter class names, or a model with a longer context")
+        limit = min(limit - 1, int(max(map(len, [text[:limit] for text in texts])) * max(longest, 0) / size))
 
 
 def make_prompts(net, unit):
     """(prompts to classify, {arm: prompts to pretrain on}) of a subsample; pretraining shows answers only with --answers."""
     head, classes, form = unit["instruction"], unit["classes"], unit["recipe"]["prompt"]
     room = max(len(encode(net, f" {name}")) for name in classes) + 1
+    longest = (net.context if form["pack"] else net.window) - room
 
     def build(texts, answers):
         return packed_prompt(head, texts, answers) if form["pack"] else padded_prompt(head, texts[0], answers and answers[0])
@@ -780,9 +783,9 @@ def make_prompts(net, unit):
         texts, size = unit["texts"][arm], form["pack"] or 1
         answers = [classes[label] for label in unit["labels"][arm]]
         groups = [slice(start, start + size) for start in range(0, len(texts), size)]  # consecutive texts, in split order
-        pretraining[arm] = [fit_prompt(net, texts[rows], functools.partial(build, answers=answers[rows] if form["answers"] else None), room)
+        pretraining[arm] = [fit_prompt(net, texts[rows], functools.partial(build, answers=answers[rows] if form["answers"] else None), longest)
                             for rows in groups]
-    return [fit_prompt(net, [text], lambda cut: padded_prompt(head, cut[0]), room) for text in unit["texts"]["test"]], pretraining
+    return [fit_prompt(net, [text], lambda cut: padded_prompt(head, cut[0]), net.window - room) for text in unit["texts"]["test"]], pretraining
 
 
 def show_prompts(args, tasks):
@@ -812,11 +815,10 @@ def reuse_memory():
 # --- end shared ---
 
 
-# --- shared: keep_positions ---
-def keep_positions(net, module, inputs, output):
-    """Forward hook on the model's body: its head then runs on the wanted tokens alone, as one row [1, kept, hidden]."""
-    output.last_hidden_state = output.last_hidden_state.flatten(0, 1)[net.keep][None]
-    return output
+# --- shared: keep_rows ---
+def keep_rows(net, module, inputs):
+    """Hook before the output layer: it runs on the wanted positions alone, as one row [1, kept, hidden]."""
+    return (inputs[0].flatten(0, 1)[net.keep][None], *inputs[1:])
 # --- end shared ---
 
 
@@ -853,9 +855,11 @@ def load_language_model(folder, gguf, quantize, device):
             same = auto.from_config(config)
             same.load_state_dict(lm.state_dict())
             same.save_pretrained(plain)
-            return auto.from_pretrained(plain, **options), tokenizer
+            lm = auto.from_pretrained(plain, **options)
+        lm.name_or_path = lm.config._name_or_path = folder  # what a kept adapter says it belongs to
+        return lm, tokenizer
     except Exception as error:  # whatever a broken or unknown model makes the libraries raise
-        stop(f"model folder {folder} cannot be loaded: {type(error).__name__}: {str(error).strip().splitlines()[0][:200]}")
+        stop(f"model folder {folder} cannot be loaded: {type(error).__name__}: {(str(error).strip() or 'no message').splitlines()[0][:200]}")
 # --- end shared ---
 
 
@@ -878,18 +882,22 @@ def load_adapted(folder, gguf, device, precision, quantize, lora, max_length):
     reuse_memory()
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
     lm, tokenizer = load_language_model(folder, gguf, quantize, device)
-    context = [getattr(lm.config, name, None) for name in ("max_position_embeddings", "n_positions", "sliding_window")]
-    context = min((length for length in (*context, max_length) if length), default=math.inf)
-    net = SimpleNamespace(lm=lm, tokenizer=tokenizer, device=torch.device(device), max_length=context, keep=None, tree=True,
+    context = [max_length, *(getattr(lm.config, name, None) for name in ("max_position_embeddings", "n_positions"))]
+    context = min(filter(None, context), default=math.inf)
+    window = min(context, getattr(lm.config, "sliding_window", None) or math.inf)  # a cached instruction must stay in sight
+    net = SimpleNamespace(lm=lm, tokenizer=tokenizer, device=torch.device(device), context=context, window=window, keep=None, tree=True,
                           bf16=precision == "bf16" or quantize == "nf4", quantize=quantize)
     net.pad = next(i for i in (tokenizer.pad_token_id, tokenizer.eos_token_id, 0) if i is not None)
-    lm.base_model.register_forward_hook(functools.partial(keep_positions, net))
+    lm.get_output_embeddings().register_forward_pre_hook(functools.partial(keep_rows, net))
     if quantize == "nf4":
         for module in lm.modules():
             if hasattr(module, "support_avx512bf16_for_cpu"):
                 module.support_avx512bf16_for_cpu = False  # it would repack weights when scoring and then train without their gradient
         lm = peft.prepare_model_for_kbit_training(lm, use_gradient_checkpointing=True, gradient_checkpointing_kwargs={"use_reentrant": False})
-    net.model = peft.get_peft_model(lm, lora_config(*lora)).to(net.device)
+    try:
+        net.model = peft.get_peft_model(lm, lora_config(*lora)).to(net.device)
+    except ValueError as error:
+        stop(f"model folder {folder} takes no LoRA adapter ({str(error).splitlines()[0][:200]}): use another model")
     net.weights = [weight for weight in net.model.parameters() if weight.requires_grad]
     check_tree(net)
     return net
@@ -905,13 +913,18 @@ def fresh_adapter(net, seed):
             module.reset_lora_parameters("default", True)
 
 
-def save_adapter(net, folder):
-    """Write the adapter, whole or not at all; contamination_test.py loads it with --adapter."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent) as draft:
-        net.model.save_pretrained(Path(draft) / "adapter", save_embedding_layers=False)
-        shutil.rmtree(folder, ignore_errors=True)
-        os.rename(Path(draft) / "adapter", folder)
+def save_adapter(net, folder, recipe):
+    """Write the adapter and the hash of its recipe, whole or not at all; contamination_test.py loads it with --adapter."""
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent) as draft:
+            new = Path(draft) / "adapter"
+            net.model.save_pretrained(new, save_embedding_layers=False)
+            (new / "recipe.txt").write_text(recipe)
+            shutil.rmtree(folder, ignore_errors=True)
+            os.rename(new, folder)
+    except OSError as error:
+        stop(f"the adapter {folder} cannot be written ({error.strerror}): mend that and run again; finished rows are safe")
 
 
 # ------------------------------------------------------------------------------------------------------------
@@ -966,14 +979,14 @@ def sequence_loss(net, ids):
 
 
 def pretrain_adapter(net, ids, recipe, seed, title):
-    """Train the adapter in place on token sequences: AdamW (8-bit and paged with nf4), linear decay to 0, gradient norm
+    """Train the adapter in place on token sequences: AdamW (8-bit with nf4), linear decay to 0, gradient norm
     clipped to 1, the loss of a step the mean over its tokens. Returns the mean loss of the last epoch, in nats."""
     epochs, size, rate = recipe["epochs"]["pretrain"], recipe["batch_sizes"]["pretrain"], recipe["learning_rates"]["pretrain"]
     per_epoch = math.ceil(len(ids) / size)
     if net.quantize == "nf4":
-        from bitsandbytes.optim import PagedAdamW8bit
+        from bitsandbytes.optim import AdamW8bit  # the paper's is paged too: the same numbers, but its pages are never freed
 
-        optimizer = PagedAdamW8bit(net.weights, lr=rate, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0)
+        optimizer = AdamW8bit(net.weights, lr=rate, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0)
     else:
         optimizer = torch.optim.AdamW(net.weights, lr=rate, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0, fused=True)
     sums, counts = [], []
@@ -984,7 +997,7 @@ def pretrain_adapter(net, ids, recipe, seed, title):
             group["lr"] = rate * (1 - step / (epochs * per_epoch))
         batch = [ids[row] for row in rows]
         count, total = sum(map(len, batch)) - len(batch), 0.0
-        for part in parts(batch, math.inf if net.device.type == "cuda" else CPU_TOKENS):
+        for part in small_groups(batch, math.inf if net.device.type == "cuda" else CPU_TOKENS):
             loss = sequence_loss(net, part)
             (loss / count).backward()
             total += float(loss.detach())
@@ -996,7 +1009,7 @@ def pretrain_adapter(net, ids, recipe, seed, title):
     return sum(sums[-per_epoch:]) / sum(counts[-per_epoch:])
 
 
-def parts(sequences, most):
+def small_groups(sequences, most):
     """A step's sequences in groups of like length, each at most `most` tokens with its padding (but at least one sequence):
     their gradients add up to the whole step's, with a fraction of the memory and of the padding."""
     group = []
@@ -1069,14 +1082,15 @@ def score_batch(net, answers, cache, prefix):
     for b, (tokens, at, number, _) in enumerate(rows):
         ids[b, : len(tokens)], position[b, : len(tokens)], branch[b, : len(tokens)] = tokens, at, number
     seen = np.tril(np.ones((longest, longest), bool)) & ((branch[:, None] == 0) | (branch[:, None] == branch[:, :, None]))
-    mask = np.concatenate([np.ones((count, longest, prefix), bool), seen | np.eye(longest, dtype=bool)], axis=2)
+    seen = np.concatenate([np.ones((count, longest, prefix), bool), seen | np.eye(longest, dtype=bool)], axis=2)
+    mask = np.where(seen, 0, -1e30).astype(np.float32)[:, None]  # added to the attention scores
     keep, where = np.unique(np.concatenate([b * longest + slots for b, row in enumerate(rows) for slots, _ in row[3]]), return_inverse=True)
     net.keep = to_tensor(net, keep)
     past = copy.deepcopy(cache)
     if past is not None:
         past.batch_repeat_interleave(count)
     with torch.autocast(net.device.type, torch.bfloat16, enabled=net.bf16):
-        logits = net.model(input_ids=to_tensor(net, ids), attention_mask=to_tensor(net, mask[:, None]), position_ids=to_tensor(net, position),
+        logits = net.model(input_ids=to_tensor(net, ids), attention_mask=to_tensor(net, mask), position_ids=to_tensor(net, position),
                            past_key_values=past, use_cache=past is not None).logits[0]
     tokens = np.concatenate([tokens for row in rows for _, tokens in row[3]])
     scores = logits.float().log_softmax(1)[to_tensor(net, where), to_tensor(net, tokens)].cpu().numpy()
@@ -1127,14 +1141,21 @@ def check_tree(net):
     """Does this architecture give a class the same score within a tree as alone? If not, classes are scored one at a time."""
     prompts = ["Is this a colour?\nred\n### Answer:", "Is this a colour? A short one.\nblue and green\n### Answer:"]
     classes = ["yes", "no, it is not a colour", "no, never"]
+    precision, bf16 = torch.get_float32_matmul_precision(), net.bf16
+    torch.set_float32_matmul_precision("highest")  # else rounding could hide a wrong mask, or pass for one
+    net.bf16 = False
     net.model.eval()
     with torch.inference_mode():
         expected = score_plain(net, tokenise_answers(net, prompts, classes))
         try:
             found = score_classes(net, prompts, classes, 2)
-            net.tree = bool(np.abs(found - expected).max() < CHECK_TOLERANCE["bf16" if net.bf16 else "float32"])
+            net.tree = bool(np.abs(found - expected).max() < CHECK_TOLERANCE[net.quantize])
+        except torch.OutOfMemoryError:
+            raise
         except (TypeError, ValueError, RuntimeError, IndexError, AttributeError):
             net.tree = False
+    torch.set_float32_matmul_precision(precision)
+    net.bf16 = bf16
     if not net.tree:
         tqdm.write("this architecture does not take classes as a tree: they are scored one at a time, which is slower and gives the same numbers")
 
@@ -1154,6 +1175,15 @@ def check_loss(loss, stage, place):
 # --- end shared ---
 
 
+def network_of(model, recipe, device):
+    """The model that a recipe asks for, loaded once."""
+    try:
+        return load_adapted(str(model["folder"]), model["gguf"], device, recipe["precision"], recipe["quantize"],
+                            tuple(recipe["lora"].values()), recipe["max_length"])
+    except torch.OutOfMemoryError:
+        stop(f"the GPU has no room for model {model['name']}: use --quantize nf4, a smaller model, or --device cpu")
+
+
 def run_prompts(unit, model, device, threads, adapters=None):
     """Pretrain and score the arms of one subsample; returns (its row, {arm: class probabilities [n, K]}).
 
@@ -1161,8 +1191,7 @@ def run_prompts(unit, model, device, threads, adapters=None):
     the paper, which lets them differ."""
     torch.set_num_threads(threads)
     recipe, row, probabilities = unit["recipe"], dict(unit["row"]), {}
-    net = load_adapted(str(model["folder"]), model["gguf"], device, recipe["precision"], recipe["quantize"],
-                       tuple(recipe["lora"].values()), recipe["max_length"])
+    net = network_of(model, recipe, device)
     started = time.perf_counter()
     prompts, pretraining = make_prompts(net, unit)
     seed = int(short_hash(row["model"], row["task"], row["subsample"], row["seed"]), 16) % 2**31
@@ -1176,12 +1205,13 @@ def run_prompts(unit, model, device, threads, adapters=None):
                     ids = [encode(net, prompt) for prompt in pretraining[arm]]
                     row[f"loss_{arm}"] = check_loss(pretrain_adapter(net, ids, recipe, seed, f"{title}: pretrain"), "pretraining", place)
                     if adapters:
-                        save_adapter(net, adapters / unit_name(row) / arm)
+                        save_adapter(net, adapters / unit_name(row) / arm, row["recipe"])
                 scores = score_classes(net, prompts, unit["classes"], recipe["batch_sizes"]["evaluate"], f"{title}: score")
         except torch.OutOfMemoryError:
-            stop(f"the GPU ran out of memory ({place}): use a smaller --batch-size, --precision bf16 or --quantize nf4")
+            less = "a smaller --max-length" if recipe["prompt"]["pack"] else f"--batch-size {max(1, recipe['batch_sizes']['pretrain'] // 2)}"
+            stop(f"the GPU ran out of memory ({place}): use {less}, --precision bf16 or --quantize nf4")
         check_loss(float(scores.sum()), "pretraining", place)
-        probabilities[arm] = np.exp(scores) / np.exp(scores).sum(1, keepdims=True)
+        probabilities[arm] = special.softmax(scores, axis=1)
         row[f"acc_{arm}"] = int((scores.argmax(1) == unit["labels"]["test"]).sum()) / len(scores)
     row["seconds"] = round(time.perf_counter() - started, 3)
     row["versions"] = f"torch {torch.__version__} transformers {sys.modules['transformers'].__version__}"
@@ -1189,23 +1219,32 @@ def run_prompts(unit, model, device, threads, adapters=None):
 
 
 def prompt_recipe(registry, args, model, spec):
-    """The settings that decide a row's numbers: the flags, else what the registry says of the model (and the task), else the paper's."""
+    """The settings that decide a row's numbers: the flags, else the registry's batch sizes for the model and the task and the
+    paper's epochs and learning rate (the registry's are for training all weights)."""
     entry = registry["models"].get(model["name"]) or registry["models"]["smollm2"]
     entry = {**entry, **spec.get("recipes", {}).get(model["name"], {})}
     sizes, packed = entry["batch_sizes"], entry.get("packed_batch_sizes", entry["batch_sizes"])
     return {"objective": "clm", "epochs": {"pretrain": args.pretrain_epochs or EPOCHS}, "learning_rates": {"pretrain": args.pretrain_lr or LEARNING_RATE},
             "batch_sizes": {"pretrain": 1 if args.pack else args.batch_size or sizes["pretrain"],  # packed: one sequence a step
-                            "evaluate": (packed if args.pack else sizes)["evaluate"]},
-            "max_length": args.max_length, "precision": args.precision, "weights": model["weights"], "quantize": args.quantize,
+                            "evaluate": min((packed if args.pack else sizes)["evaluate"], args.batch_size or math.inf)},
+            "max_length": args.max_length, "precision": "bf16" if args.quantize == "nf4" else args.precision, "weights": model["weights"], "quantize": args.quantize,
             "lora": {"rank": args.lora_rank, "alpha": args.lora_alpha, "dropout": args.lora_dropout},
             "prompt": {"about": spec["about"], "answer": spec["answer"], "classes": spec["classes"],
                        "pack": args.pack_size if args.pack else 0, "answers": args.answers}}
 
-def missing_adapters(units, pending, adapters):
-    """Finished units whose adapters are not in the folder: they run again for these (their rows stay as they are)."""
-    waiting = {key_of(unit["row"]) for unit in pending}
-    return [unit for unit in units if key_of(unit["row"]) not in waiting
-            and not all((adapters / unit_name(unit["row"]) / arm / "adapter_config.json").exists() for arm in ARMS[1:])]
+def missing_adapters(units, pending, args):
+    """Finished units whose adapters are not in the folder: they run again for these (their rows stay as they are). Adapters of
+    the same name and another recipe end the run: they belong to other rows."""
+    waiting, missing = {key_of(unit["row"]) for unit in pending}, []
+    for unit in units:
+        notes = [args.adapters / unit_name(unit["row"]) / arm / "recipe.txt" for arm in ARMS[1:]]
+        for note in filter(Path.exists, notes if not args.overwrite else ()):
+            if (found := note.read_text()) != unit["row"]["recipe"]:
+                stop(f"{note.parent} holds an adapter of recipe {found}, this run has recipe {unit['row']['recipe']}: use another --adapters "
+                     "or --experiment, or --overwrite to replace the adapters and rows")
+        if key_of(unit["row"]) not in waiting and not all(map(Path.exists, notes)):
+            missing.append(unit)
+    return missing
 
 
 def fill_prompts(unit, tasks):
@@ -1217,18 +1256,22 @@ def fill_prompts(unit, tasks):
 def run_all(args, pending, models, tasks, device):
     """Run the pending units and append their rows; one line per subsample, a bar with the running means."""
     boosts, biases = [], []
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     watched = sys.stderr.isatty() or "ipykernel" in sys.modules  # in a log file the lines say enough
     with tqdm(total=len(pending), unit="subsample", smoothing=0, disable=not watched) as bar:
         for model in models:
+            units = [unit for unit in pending if unit["row"]["model"] == model["name"]]
             load_adapted.cache_clear()
             gc.collect()  # frees the model before
-            for unit in (unit for unit in pending if unit["row"]["model"] == model["name"]):
+            check_room(units, model, tasks, device)
+            for unit in units:
                 unit = fill_prompts(unit, tasks)
-                row, probabilities = run_prompts(unit, model, device, args.threads or cores, args.adapters)
+                row, probabilities = run_prompts(unit, model, device, args.threads, args.adapters)
                 if args.predictions:
                     write_predictions(args.predictions, unit, row, probabilities)
                 written = append_row(args.out, row, args.overwrite)
+                if not written and any(float(finished_rows(args.out)[key_of(row)][f"acc_{arm}"]) != row[f"acc_{arm}"] for arm in ARMS):
+                    tqdm.write("  the row that is there already has other accuracies (another machine or number of threads): it is kept, "
+                               "but these adapters are not quite its own")
                 boosts.append(100 * (row["acc_extra"] - row["acc_base"]))
                 biases.append(100 * (row["acc_test"] - row["acc_extra"]))
                 accuracies = "  ".join(f"{arm} {row[f'acc_{arm}']:.3f}" for arm in ARMS)
@@ -1238,6 +1281,12 @@ def run_all(args, pending, models, tasks, device):
                 bar.update()
 
 
+def check_room(units, model, tasks, device):
+    """End the run, before anything is trained, if the model's context cannot hold the instruction of some task."""
+    for unit in {unit["row"]["task"]: unit for unit in units}.values():
+        make_prompts(network_of(model, unit["recipe"], device), {**fill_prompts(unit, tasks), "texts": {"extra": [""], "test": [""]}})
+
+
 def estimate(args, pending, models, tasks, device):
     """Time one subsample of each model and print the hours of all, by the characters in their prompts; nothing is written."""
     total = 0.0
@@ -1245,12 +1294,12 @@ def estimate(args, pending, models, tasks, device):
         units = [fill_prompts(unit, tasks) for unit in pending if unit["row"]["model"] == model["name"]]
         if not units:
             continue
-        work = np.array([sum(min(len(text), TEXT_CHARACTERS) + len(unit["instruction"]) for arm in ARMS[1:] for text in unit["texts"][arm])
-                         for unit in units])
+        work = np.array([sum(min(len(text), TEXT_CHARACTERS) + len(unit["instruction"]) / (unit["recipe"]["prompt"]["pack"] or 1)
+                             for arm in ARMS[1:] for text in unit["texts"][arm]) for unit in units])
         middle = int(np.argsort(work)[len(work) // 2])
         row = units[middle]["row"]
         print(f"timing one subsample of {model['name']} ({row['task']}, n = {row['n']}) ...", flush=True)
-        seconds = run_prompts(units[middle], model, device, args.threads or os.cpu_count())[0]["seconds"]
+        seconds = run_prompts(units[middle], model, device, args.threads)[0]["seconds"]
         hours = seconds * work.sum() / work[middle] / 3600
         total += hours
         print(f"{model['name']}: {seconds:.1f} s; about {hours:.2g} hours for {len(units)} subsamples")
@@ -1481,6 +1530,7 @@ def measure(args):
     args.tasks = choose_tasks(args, registry)
     check_names([args.experiment, *([Path(args.csv).stem] if args.csv else [])])
     device = choose_device(args)
+    args.threads = args.threads or (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count())
     if args.show_prompts:
         return show_prompts(args, load_prompt_tasks(args, registry))
     index, count = prepare_output(args)
@@ -1493,12 +1543,12 @@ def measure(args):
     tasks = load_prompt_tasks(args, registry)
     units = plan_units(args, models, tasks, functools.partial(prompt_recipe, registry, args))[index::count]
     pending = pending_units(units, finished, args.overwrite, args.out)
-    if args.adapters:
+    if args.adapters and not args.dry_run:
         try:
             args.adapters.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             stop(f"--adapters {args.adapters} cannot be written ({error.strerror}): give another folder")
-        pending += missing_adapters(units, pending, args.adapters)
+        pending += missing_adapters(units, pending, args)
     part = f", share {index + 1} of {count}" if count > 1 else ""
     print(f"{args.experiment}: {len(units)} subsamples{part}: {len(units) - len(pending)} finished before, {len(pending)} to run, "
           f"into {args.out.resolve()}; {', '.join(model['name'] for model in models)} on {device}")

@@ -64,7 +64,7 @@ def plain_log_p(folder, sequence, context, stride, first=1):
     return total
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "llama", "bloom"])
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "bloom", "opt"])
 def test_log_probabilities_equal_one_token_at_a_time(kind, contam, opened, model_dir):
     folder, rng = model_dir(kind), np.random.default_rng(1)
     sequences = [rng.integers(1000, 30000, size).tolist() for size in (2, 31, 9, 8, 10, 17, 9)]
@@ -578,6 +578,11 @@ def test_compare_refuses_what_does_not_belong_together(start, kept, capsys, tmp_
             table.writeheader()
             table.writerows(changed)
         assert f"has {name} 0123456789ab" in refused(start, capsys, *flags, "--results", "changed.csv", model=model)
+    with open("recipe.csv", "w", newline="") as file:
+        table = csv.DictWriter(file, rows[0])
+        table.writeheader()
+        table.writerows([{**row, "recipe": "0123456789ab"} for row in rows])
+    assert "by 0123456789ab" in refused(start, capsys, *flags, "--results", "recipe.csv", model=model)
     changed[0]["acc_test"] = str((float(changed[0]["acc_test"]) + 0.5) % 1)
     with open("other.csv", "w", newline="") as file:
         table = csv.DictWriter(file, rows[0])

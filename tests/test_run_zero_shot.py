@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 import subprocess
 import sys
 import time
@@ -45,8 +46,8 @@ def plain_scores(net, prompts, classes):
     """An uncached double loop over (prompt, class), by transformers' own forward: mean log-probability of the class's tokens."""
     net.model.eval()
     scores = np.empty((len(prompts), len(classes)))
-    body = net.lm.base_model
-    hooks, body._forward_hooks = body._forward_hooks, type(body._forward_hooks)()  # the model as it came
+    head = net.lm.get_output_embeddings()
+    hooks, head._forward_pre_hooks = head._forward_pre_hooks, type(head._forward_pre_hooks)()  # the model as it came
     for i, prompt in enumerate(prompts):
         for k, name in enumerate(classes):
             prompt_ids, ids = net.tokenizer(prompt)["input_ids"], net.tokenizer(f"{prompt} {name}")["input_ids"]
@@ -59,7 +60,7 @@ def plain_scores(net, prompts, classes):
                 logits = net.model(input_ids=torch.tensor([ids])).logits[0].float()
             steps = [torch.log_softmax(logits[t - 1], 0)[ids[t]].item() for t in range(split, len(ids))]
             scores[i, k] = sum(steps) / len(steps)
-    body._forward_hooks = hooks
+    head._forward_pre_hooks = hooks
     return scores
 
 
@@ -108,7 +109,7 @@ def test_packs_hold_consecutive_texts_and_the_last_may_be_short(zero, loaded, mo
     assert packed["test"][2] == f"Sort.\n\n### Text: {TEXTS[4]}\n### Answer: World"
 
 
-def test_long_texts_are_cut_and_never_the_instruction_or_the_answer_slot(zero, loaded, model_dir):
+def test_long_texts_are_cut_and_never_the_instruction_or_the_answer_slot(zero, loaded, model_dir, capsys):
     long = ["x" * 5000, "many words " * 400, "short"]
     net = loaded(model_dir("gpt2"), max_length=600)
     prompts, pretraining = zero.make_prompts(net, unit_of(0, False, long))
@@ -120,8 +121,9 @@ def test_long_texts_are_cut_and_never_the_instruction_or_the_answer_slot(zero, l
         room = max(len(zero.encode(net, f" {name}")) for name in CLASSES)
         assert all(len(zero.encode(net, prompt)) + room <= 60 for prompt in [*prompts, *pretraining["test"]])
         assert len(zero.encode(net, prompts[1])) > 45  # and no more is cut than need be
-    with pytest.raises(SystemExit):
+    with pytest.raises(SystemExit) as end:
         zero.make_prompts(loaded(model_dir("gpt2"), max_length=8), unit_of(0, False, long))
+    assert end.value.code == 2 and "without its text" in capsys.readouterr().err
 
 
 def test_no_end_token_is_left(zero, loaded, model_dir):
@@ -135,13 +137,16 @@ def test_no_end_token_is_left(zero, loaded, model_dir):
 # ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "llama", "mistral"])
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "mistral", "opt", "gptneo"])
 @pytest.mark.parametrize("classes", [CLASSES, list("12345"), ["not spam", "not spam at all, no", "spam"]], ids=["names", "digits", "lengths"])
 def test_scores_equal_a_plain_double_loop(kind, classes, zero, loaded, model_dir):
     net = loaded(model_dir(kind))
     prompts = [zero.padded_prompt(zero.instruction(classes, NEWS), text) for text in TEXTS]
     assert net.tree
     expected = plain_scores(net, prompts, classes)
+    net.bf16 = True
+    assert np.abs(zero.score_classes(net, prompts, classes, 2) - expected).mean() < 0.1  # rounding; a wrong mask gives 1 and more
+    net.bf16 = False
     assert np.ptp(expected) > 0.1  # else equality would say little
     for size in (1, 2, 16):
         np.testing.assert_allclose(zero.score_classes(net, prompts, classes, size), expected, atol=1e-4)
@@ -220,14 +225,13 @@ def test_the_loss_and_its_gradients_are_transformers_own(kind, zero, loaded, mod
     ids = [[5, 9, 7, 30, 2], [8, 6], [11, 12, 13, 14, 15, 16, 17]]
     net.model.eval()
     count = 4 + 1 + 6
-    groups = list(zero.parts(ids, 10))
+    groups = list(zero.small_groups(ids, 10))
     assert [list(map(len, group)) for group in groups] == [[2, 5], [7]]  # the gradients of the groups add up to the step's
     loss = sum(zero.sequence_loss(net, group) for group in groups)
     (loss / count).backward()
     found = [weight.grad.clone() for weight in net.weights]
     net.model.zero_grad()
-    body = net.lm.base_model
-    body._forward_hooks.clear()
+    net.lm.get_output_embeddings()._forward_pre_hooks.clear()
     rows = torch.tensor([row + [0] * (7 - len(row)) for row in ids])
     mask = torch.tensor([[1] * len(row) + [0] * (7 - len(row)) for row in ids])
     expected = net.model(input_ids=rows, attention_mask=mask, labels=rows.masked_fill(mask == 0, -100)).loss
@@ -239,7 +243,10 @@ def test_the_loss_and_its_gradients_are_transformers_own(kind, zero, loaded, mod
 
 
 def test_an_arm_changes_its_adapter_alone_and_arms_start_alike(zero, loaded, model_dir):
-    net = loaded(model_dir("llama"), active=False)
+    from transformers import AutoModelForCausalLM
+
+    folder = model_dir("llama")
+    net = loaded(folder, active=False)
     frozen = {name: weight.clone() for name, weight in net.model.state_dict().items() if "lora" not in name}
     start = [weight.clone() for weight in net.weights]
     ids = [[5, 9, 7, 30, 2], [8, 6, 4], [11, 12, 13, 14, 15]]
@@ -251,12 +258,26 @@ def test_an_arm_changes_its_adapter_alone_and_arms_start_alike(zero, loaded, mod
         assert any(not torch.equal(a, b) for a, b in zip(start, net.weights))
     assert losses[0] == losses[1]
     assert all(torch.equal(weight, frozen[name]) for name, weight in net.model.state_dict().items() if "lora" not in name)
+    with net.model.disable_adapter(), torch.no_grad():
+        net.model.eval()
+        net.keep = torch.arange(3)
+        untouched = AutoModelForCausalLM.from_pretrained(folder).eval()
+        torch.testing.assert_close(net.model(input_ids=torch.tensor([[5, 9, 7]])).logits, untouched(input_ids=torch.tensor([[5, 9, 7]])).logits)
     zero.fresh_adapter(net, 4)
     assert any(not torch.equal(a, b) for a, b in zip(start, net.weights))
-    untouched = net.model.get_base_model()
-    with net.model.disable_adapter(), torch.no_grad():
-        net.keep = torch.arange(3)
-        torch.testing.assert_close(net.model(input_ids=torch.tensor([[5, 9, 7]])).logits, untouched(input_ids=torch.tensor([[5, 9, 7]])).logits)
+
+
+def test_arms_with_the_same_texts_get_the_same_numbers(zero, loaded, model_dir):
+    """Common random numbers: if extra and test are the same texts, loss and probabilities are equal to the last bit."""
+    folder = model_dir("gpt2")
+    row = {"experiment": "x", "model": "m", "task": "t", "m": 4, "n": 5, "subsample": 1, "seed": 0, "num_classes": 4}
+    unit = {**unit_of(0, False), "row": row}
+    unit["texts"]["extra"] = unit["texts"]["test"]
+    recipe = {**RECIPE, "prompt": {"pack": 0, "answers": False}, "precision": "float32", "quantize": "none", "max_length": None,
+              "lora": {"rank": 4, "alpha": 8, "dropout": 0.3}}
+    row, probabilities = zero.run_prompts({**unit, "recipe": recipe}, {"folder": folder, "gguf": None, "name": "m"}, "cpu", 1)
+    assert row["loss_extra"] == row["loss_test"] and np.array_equal(probabilities["extra"], probabilities["test"])
+    assert not np.array_equal(probabilities["base"], probabilities["test"])
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
@@ -385,6 +406,21 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_writes_nothing(start, capsys
     assert end.value.code == 2 and "arm extra" in capsys.readouterr().err and not (tmp_path / "results.csv").exists()
 
 
+def test_adapters_of_another_recipe_are_refused_and_a_dry_run_writes_nothing(start, zero, capsys, tmp_path, benchmark_csv, model_dir):
+    start("--subsamples", "1", "--adapters", "kept")
+    with pytest.raises(SystemExit) as end:
+        start("--subsamples", "1", "--adapters", "kept", "--out", "other.csv", "--pretrain-epochs", "2")
+    assert end.value.code == 2 and "adapter of recipe" in capsys.readouterr().err
+    start("--subsamples", "1", "--dry-run", "--adapters", "none", "--out", "dry.csv", "--experiment", "another")
+    assert "about" in capsys.readouterr().out and not (tmp_path / "none").exists() and not (tmp_path / "dry.csv").exists()
+
+
+def test_an_instruction_that_does_not_fit_is_found_before_anything_is_trained(start, capsys, tmp_path):
+    with pytest.raises(SystemExit) as end:
+        start("--max-length", "12")
+    assert end.value.code == 2 and "without its text" in capsys.readouterr().err and not (tmp_path / "results.csv").exists()
+
+
 def test_show_prompts_prints_and_runs_nothing(start, zero, tmp_path, capsys, benchmark_csv):
     zero.main(["--csv", str(benchmark_csv), "--m", "4", "--n", "6", "--show-prompts", "--about", "a remark", "--answer", "its mood"])
     text = capsys.readouterr().out
@@ -392,23 +428,36 @@ def test_show_prompts_prints_and_runs_nothing(start, zero, tmp_path, capsys, ben
     assert not list(tmp_path.glob("*.csv"))
 
 
-def test_answers_raise_acc_test_the_positive_control(zero, tmp_path, monkeypatch, model_dir):
-    """Pretraining on the test prompts with their answers must show up as a large bias; without answers there is nothing to learn:
-    the labels here are coin flips, so acc_extra stays near chance whatever `extra` teaches."""
+def test_answers_raise_acc_test_the_positive_control(zero, tmp_path, monkeypatch):
+    """Pretraining on the test prompts with their answers must show up as a large bias. The labels are coin flips, so that nothing
+    is to be learnt from `extra`; the model is a tiny Llama with a vocabulary of 40 words, trained for 50 epochs."""
+    import transformers
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
     monkeypatch.chdir(tmp_path)
-    rng = np.random.default_rng(0)
     words = "river stone green paper quick north salt window apple seven music cold".split()
+    prompt = zero.padded_prompt(zero.instruction(["heads", "tails"], {"about": "a text", "answer": "its side"}), "")
+    vocabulary = ["[UNK]", "[PAD]", "[END]", *words, *dict.fromkeys(re.findall(r"\w+|[^\w\s]+", prompt))]
+    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(vocabulary)}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="[UNK]", pad_token="[PAD]", eos_token="[END]").save_pretrained("tiny")
+    torch.manual_seed(0)
+    transformers.LlamaForCausalLM(transformers.LlamaConfig(
+        vocab_size=len(vocabulary), hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        bos_token_id=2, eos_token_id=2, initializer_range=0.1)).save_pretrained("tiny")
+    rng = np.random.default_rng(0)
     with open("coins.csv", "w", newline="") as file:
         table = csv.writer(file)
         table.writerow(["text", "label"])
-        table.writerows([" ".join(rng.choice(words, 6)), rng.choice(["heads", "tails"])] for _ in range(120))
+        table.writerows([" ".join(rng.choice(words, 3)), rng.choice(["heads", "tails"])] for _ in range(80))
+    flags = ["--csv", "coins.csv", "--about", "a text", "--answer", "its side", "--model", "tiny", "--m", "2", "--n", "24", "--subsamples", "2",
+             "--threads", "1", "--pretrain-epochs", "50", "--pretrain-lr", "0.003", "--lora-rank", "32", "--lora-alpha", "64", "--lora-dropout", "0"]
     zero.load_adapted.cache_clear()
-    zero.main(["--csv", "coins.csv", "--model", str(model_dir("llama")), "--m", "2", "--n", "24", "--subsamples", "2", "--answers",
-               "--pretrain-epochs", "60", "--pretrain-lr", "0.02", "--lora-rank", "32", "--lora-dropout", "0", "--threads", "1"])
+    zero.main([*flags, "--answers"])
     with open("results.csv", newline="") as file:
         rows = list(csv.DictReader(file))
-    bias = [float(row["acc_test"]) - float(row["acc_extra"]) for row in rows]
-    assert min(float(row["acc_test"]) for row in rows) >= 0.85 and min(bias) >= 0.2
+    assert min(float(row["acc_test"]) for row in rows) >= 0.9
+    assert min(float(row["acc_test"]) - float(row["acc_extra"]) for row in rows) >= 0.2
 
 
 def test_interrupted_by_kill_9_it_goes_on(tmp_path, benchmark_csv, model_dir):
@@ -419,7 +468,7 @@ def test_interrupted_by_kill_9_it_goes_on(tmp_path, benchmark_csv, model_dir):
     while time.time() - began < 100 and not (out.exists() and out.read_bytes().count(b"\n") > 1):
         time.sleep(0.02)
     run.kill()
-    run.wait()
+    assert run.wait() == -9  # it was under way
     done = subprocess.run(flags, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     with open(out, newline="") as file:
