@@ -687,12 +687,10 @@ def load_network(folder, gguf, objective, device, precision, max_length):
     return net
 
 
-# --- shared: keep_positions ---
 def keep_positions(net, module, inputs, output):
     """Forward hook on the model's body: its head then runs on the wanted tokens alone, as one row [1, kept, hidden]."""
     output.last_hidden_state = output.last_hidden_state.flatten(0, 1)[net.keep][None]
     return output
-# --- end shared ---
 
 
 def find_first_position(net):

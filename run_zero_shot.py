@@ -746,10 +746,12 @@ def packed_prompt(head, texts, answers=None):
     return "\n\n".join([head, *lines])
 
 
+# --- shared: encode ---
 def encode(net, text):
     """Token ids of a text (list of int), with the beginning that the tokenizer adds, without an end token."""
     ids = net.tokenizer(text)["input_ids"]
     return ids[:-1] if ids and ids[-1] in (net.tokenizer.eos_token_id, net.tokenizer.sep_token_id) else ids
+# --- end shared ---
 
 
 def fit_prompt(net, texts, build, longest):
@@ -813,9 +815,11 @@ def reuse_memory():
 # --- end shared ---
 
 
+# --- shared: keep_rows ---
 def keep_rows(net, module, inputs):
     """Hook before the output layer: it runs on the wanted positions alone, as one row [1, kept, hidden]."""
     return (inputs[0].flatten(0, 1)[net.keep][None], *inputs[1:])
+# --- end shared ---
 
 
 # --- shared: to_tensor ---
@@ -825,6 +829,7 @@ def to_tensor(net, array):
 # --- end shared ---
 
 
+# --- shared: load_language_model ---
 def load_language_model(folder, gguf, quantize, device):
     """(causal model, tokenizer) of a model folder: float32 weights, or NF4 with double quantisation and bf16 compute."""
     import transformers  # not before the Hub has been found or not: see import_hub
@@ -855,6 +860,7 @@ def load_language_model(folder, gguf, quantize, device):
         return lm, tokenizer
     except Exception as error:  # whatever a broken or unknown model makes the libraries raise
         stop(f"model folder {folder} cannot be loaded: {type(error).__name__}: {(str(error).strip() or 'no message').splitlines()[0][:200]}")
+# --- end shared ---
 
 
 def lora_config(rank, alpha, dropout):
@@ -1025,10 +1031,12 @@ def progress(steps, title, total):
 # ------------------------------------------------------------------------------------------------------------
 
 
+# --- shared: common_length ---
 def common_length(sequences):
     """Number of leading tokens that all the sequences (lists) share."""
     first, last = min(sequences), max(sequences)
     return next((i for i, (a, b) in enumerate(zip(first, last)) if a != b), min(len(first), len(last)))
+# --- end shared ---
 
 
 def tokenise_answers(net, prompts, classes):
