@@ -33,6 +33,10 @@ Writes results.csv, one row per finished subsample (a rerun goes on where the la
     split, data, recipe                         hashes of the row numbers drawn, of the task's data, of the settings
     versions                                    of torch and transformers
 and a plot results.*.png per cell (experiment, model, m, n). Analyse it with fit_model.py.
+
+Measured 2026-11-21, third command (the defaults: smollm2, n = 50, 2 subsamples), 2 CPU cores, Python 3.11, versions of requirements.txt:
+417 s, 3.1 GB; bbc_news acc_base .480, acc_extra .640, acc_test .680; rotten_tomatoes .640, .640, .640. From the paper, for the Mistral runs:
+boost 5.25 and bias -.04 points padded, 4.40 and -.07 packed. GPUs were not tried.
 """
 
 import argparse
