@@ -256,6 +256,8 @@ class Handler(BaseHTTPRequestHandler):
             return self.send(b"", 404, X_Error_Code="RevisionNotFound")
         if not (branch / name).exists():
             return self.send(b"", 404, X_Error_Code="EntryNotFound", X_Repo_Commit=sha)
+        if kind == "resolve" and (branch / ".gated").exists():  # its licence must be accepted first
+            return self.send(b"", 403, X_Error_Code="GatedRepo")
         if kind == "resolve":
             return self.send_file((branch / name).read_bytes(), sha)
         if kind == "tree":

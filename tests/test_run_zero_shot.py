@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 import re
 import subprocess
 import sys
@@ -458,6 +459,23 @@ def test_answers_raise_acc_test_the_positive_control(zero, tmp_path, monkeypatch
         rows = list(csv.DictReader(file))
     assert min(float(row["acc_test"]) for row in rows) >= 0.9
     assert min(float(row["acc_test"]) - float(row["acc_extra"]) for row in rows) >= 0.2
+
+
+def test_a_gated_model_is_explained_in_one_line(tmp_path, benchmark_csv):
+    """Mistral's entry of tasks.json against a Hub (real huggingface_hub code, a local server) that wants its licence accepted."""
+    import fake_hub
+
+    with fake_hub.fake_hub(tmp_path / "hub") as url:
+        branch = tmp_path / "hub" / "mistralai/Mistral-7B-v0.3" / fake_hub.commit("mistralai/Mistral-7B-v0.3", "main")
+        branch.mkdir(parents=True)
+        for name in (".gated", "config.json", "model.safetensors", "tokenizer.json"):
+            (branch / name).write_text("{}")
+        done = subprocess.run(
+            [sys.executable, str(ROOT / "run_zero_shot.py"), "--csv", str(benchmark_csv), "--model", "mistral", "--m", "4", "--n", "6"],
+            cwd=tmp_path, capture_output=True, text=True, env={**os.environ, "HF_ENDPOINT": url, "HF_HOME": str(tmp_path / "home")})
+    assert done.returncode == 2 and done.stderr.count("error: ") == 1 and "Traceback" not in done.stderr, done.stderr
+    assert "gated: accept its licence at https://huggingface.co/mistralai/Mistral-7B-v0.3" in done.stderr
+    assert not (tmp_path / "results.csv").exists()
 
 
 def test_interrupted_by_kill_9_it_goes_on(tmp_path, benchmark_csv, model_dir):
