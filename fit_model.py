@@ -45,7 +45,9 @@ analysis: 131 s, 1.5 GB; every parameter r_hat <= 1.006, ESS >= 757, no divergen
 """
 
 import argparse
+import contextlib
 import csv
+import ctypes
 import hashlib
 import importlib.util
 import io
@@ -1415,6 +1417,13 @@ def observed_report(cells, rows, args):
     return tables, figures
 
 
+def spare_memory():
+    """Linux: two pools for small blocks instead of one per thread, and blocks from 1 MB on go back when freed."""
+    with contextlib.suppress(OSError, AttributeError):
+        for option, value in ((-8, 2), (-3, 2**20), (-1, 2**25)):  # M_ARENA_MAX, M_MMAP_THRESHOLD, M_TRIM_THRESHOLD
+            ctypes.CDLL("libc.so.6").mallopt(option, value)
+
+
 def fitted_report(cells, tables, args):
     """Fit every cell, print the verdicts, write posterior.csv and predictive.npz; returns (results, paths of figures)."""
     results, rows, aside, arrays, figures, cache = [], [], [], {}, [], {}
@@ -1449,6 +1458,7 @@ def fitted_report(cells, tables, args):
 def main(argv=None):
     args = parse_args(argv)
     prepare(args)
+    spare_memory()
     if args.check:
         return {"prior": check_prior, "simulation": check_simulation}[args.check](args)
 
