@@ -40,8 +40,8 @@ Reads results.csv as run_experiment.py writes it (the first eleven columns suffi
 and figures *.png. Exit status 3 if a fit did not converge (then its rows say so).
 
 Measured 2026-11-21 (Python 3.11, 2 cores, versions of requirements.txt, from the start of Python), on the published accuracies with m = 50:
---draws 0, all 13,500 rows: 5 s. One effect, paper's analysis: n = 500 14 s, n = 50 32 s; paired: 10 s for either. All 8 fits of the paper's
-analysis: 131 s, 1.5 GB; every parameter r_hat <= 1.006, ESS >= 757, no divergence, no rerun. Both analyses with all figures: 167 s, 1.6 GB.
+--draws 0, all 13,500 rows: 6 s. One effect, paper's analysis: n = 500 20 s, n = 50 39 s; paired, n = 500: 13 s. All 8 fits of the paper's
+analysis: 152 s, 1.05 GB; every parameter r_hat <= 1.006, ESS >= 757, no divergence, no rerun.
 """
 
 import argparse
