@@ -1007,10 +1007,12 @@ def print_counts(sequences, shards, permutations):
 # ------------------------------------------------------------------------------------------------------------
 
 
-def adapter_name(row):
-    """The folder in which run_zero_shot.py --adapters keeps the arms of a row."""
-    names = ".".join((row["experiment"], row["model"].replace("/", "--"), row["task"]))
-    return f"{names}.m{row['m']}.n{row['n']}.k{row['subsample']}.seed{row['seed']}"
+# --- shared: unit_name ---
+def unit_name(row):
+    """A subsample's name in file names, such as few-shot.bert.ag_news.m50.n200.k1.seed0."""
+    numbers = (f"{short}{row[name]}" for short, name in (("m", "m"), ("n", "n"), ("k", "subsample"), ("seed", "seed")))
+    return ".".join([row["experiment"], row["model"].replace("/", "--"), row["task"], *numbers])
+# --- end shared ---
 
 
 def result_rows(files, want):
@@ -1022,7 +1024,7 @@ def result_rows(files, want):
                 continue
             same = rows.setdefault(int(row["subsample"]), {**row, "file": file})
             if any(float(same[f"acc_{arm}"]) != float(row[f"acc_{arm}"]) for arm in ARMS):
-                name = adapter_name({**want, "subsample": row["subsample"]})
+                name = unit_name({**want, "subsample": row["subsample"]})
                 stop(f"{file} and {same['file']} hold two different rows for {name}: delete one")
     return rows
 
@@ -1046,7 +1048,7 @@ def plan_arms(args, want):
     arms, missing = [], {}
     for name, ending, arm, control in COMPARED:
         row = {**want, "experiment": want["experiment"] + ending}
-        rows, folder = result_rows(args.results, row), args.compare / adapter_name(row) / arm
+        rows, folder = result_rows(args.results, row), args.compare / unit_name(row) / arm
         here = rows.get(args.subsample)
         if here is None or (arm != "base" and not (folder / "adapter_config.json").exists()):
             reason = f"no row in {', '.join(map(str, args.results))}" if here is None else f"no {folder}"
@@ -1058,13 +1060,13 @@ def plan_arms(args, want):
                  "give the results file that belongs to these adapters")
         for what in ("split", "data"):
             if here.get(what) and here[what] != want[what]:
-                stop(f"{here['file']}: the row {adapter_name(row)} has {what} {here[what]}, the texts here {want[what]}: "
+                stop(f"{here['file']}: the row {unit_name(row)} has {what} {here[what]}, the texts here {want[what]}: "
                      "use the data it was run on")
         arms.append((name, None if arm == "base" else folder, rows, arm, control))
     for ending, names in missing.items():
         tqdm.write(f"missing: {'; '.join(names)}. Make it with\n    {make_command(args, ending)}")
     if not any(folder for _, folder, *_ in arms):
-        stop(f"--compare {args.compare} has no adapter of {adapter_name(want)}: run the command above")
+        stop(f"--compare {args.compare} has no adapter of {unit_name(want)}: run the command above")
     return arms
 
 
@@ -1201,20 +1203,12 @@ def natural_number(text):
     return int(text)
 
 
-# --- shared: types ---
+# --- shared: positive ---
 def positive(text):
     """A whole number from 1 to a billion."""
     if not text.isdecimal() or not 1 <= int(text) <= 10**9:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1")
     return int(text)
-
-
-def rate(text):
-    """A learning rate: a finite number above 0."""
-    value = float(text)
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
-    return value
 # --- end shared ---
 
 

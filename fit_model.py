@@ -1352,11 +1352,13 @@ def parse_args(argv):
     return parser.parse_args(argv)
 
 
+# --- shared: positive ---
 def positive(text):
     """A whole number from 1 to a billion."""
     if not text.isdecimal() or not 1 <= int(text) <= 10**9:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1")
     return int(text)
+# --- end shared ---
 
 
 def prepare(args):

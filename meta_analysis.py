@@ -1169,11 +1169,13 @@ def parse_args(argv):
     return parser.parse_args(argv)
 
 
+# --- shared: positive ---
 def positive(text):
     """A whole number from 1 to a billion."""
     if not text.isdecimal() or not 1 <= int(text) <= 10**9:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1")
     return int(text)
+# --- end shared ---
 
 
 def above_0(text):
@@ -1213,6 +1215,8 @@ def main(argv=None):
     except KeyboardInterrupt:
         tqdm.write("stopped; finished slices are kept: the same command goes on from there", file=sys.stderr)
         raise SystemExit(130) from None
+    except OSError as error:  # a full disk; a torn last line is cut off by the next run
+        stop(f"{error.filename or args.out} cannot be written ({error.strerror}): mend that and run again; finished slices are kept")
     finally:
         lock.close()
     if failed:

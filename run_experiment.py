@@ -1145,13 +1145,15 @@ def run_units(units, model, device, workers, threads):
         stop("a worker process was killed, perhaps for lack of memory: finished rows are safe; run again with fewer --workers")
 
 
-# --- shared: write_predictions ---
+# --- shared: unit_name ---
 def unit_name(row):
     """A subsample's name in file names, such as few-shot.bert.ag_news.m50.n200.k1.seed0."""
     numbers = (f"{short}{row[name]}" for short, name in (("m", "m"), ("n", "n"), ("k", "subsample"), ("seed", "seed")))
     return ".".join([row["experiment"], row["model"].replace("/", "--"), row["task"], *numbers])
+# --- end shared ---
 
 
+# --- shared: write_predictions ---
 def write_predictions(folder, unit, row, probabilities):
     """One CSV per subsample: arm, row number in the task's data, label, and the probability of each class."""
     header = ["arm", "row", "label", *(f"p{c}" for c in range(row["num_classes"]))]
@@ -1382,14 +1384,16 @@ def parse_args(argv):
     return args
 
 
-# --- shared: types ---
+# --- shared: positive ---
 def positive(text):
     """A whole number from 1 to a billion."""
     if not text.isdecimal() or not 1 <= int(text) <= 10**9:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1")
     return int(text)
+# --- end shared ---
 
 
+# --- shared: rate ---
 def rate(text):
     """A learning rate: a finite number above 0."""
     value = float(text)

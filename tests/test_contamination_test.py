@@ -465,8 +465,6 @@ def test_compare_says_what_is_missing_and_the_command_makes_it(contam, kept, sta
     command = shlex.split(next(line for line in text.splitlines() if "python run_zero_shot.py" in line))
     args = load_script("run_zero_shot").parse_args(command[2:])
     assert args.answers and args.pack and args.n == [6] and args.m == [4] and args.csv == str(benchmark_csv) and args.experiment == "zero-shot-packed-answers"
-    zero, row = load_script("run_zero_shot"), {"experiment": "e", "model": "a/b", "task": "t", "m": 1, "n": 2, "subsample": 3, "seed": 4}
-    assert contam.adapter_name(row) == zero.unit_name(row)
 
 
 def test_interrupted_it_leaves_no_half_table(start, kept, tmp_path, benchmark_csv):
