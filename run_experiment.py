@@ -637,12 +637,12 @@ def packed_attention(module, query, key, value, attention_mask, packing=None, **
 
 # --- shared: reuse_memory ---
 def reuse_memory():
-    """Linux: keep freed blocks below 8 MB for the next tensor, since a page fault per 4 kB costs a small model more than
-    its matrix products; larger ones (logits) go back, since kept they would double the memory."""
+    """Linux: keep freed blocks of up to 32 MB (the most that is allowed) for the next tensor, gradients above all: on some
+    machines a page fault per 4 kB costs more than the product that fills it. Larger ones (logits) go back to the system."""
     with contextlib.suppress(OSError, AttributeError):
         libc = ctypes.CDLL("libc.so.6")
-        libc.mallopt(-3, 8 * 2**20)  # M_MMAP_THRESHOLD
-        libc.mallopt(-1, 64 * 2**20)  # M_TRIM_THRESHOLD
+        libc.mallopt(-3, 32 * 2**20)  # M_MMAP_THRESHOLD
+        libc.mallopt(-1, 2**30)  # M_TRIM_THRESHOLD
 # --- end shared ---
 
 
@@ -668,6 +668,10 @@ def load_network(folder, gguf, objective, device, precision, max_length):
         stop(f"model folder {folder}: the tokenizer has no mask token, which masked language modelling needs")
     if info["missing_keys"]:
         tqdm.write(f"{folder}: not in the checkpoint, so freshly initialised: {', '.join(sorted(info['missing_keys'])[:6])}")
+    for module in list(lm.modules()):
+        for child, activation in module.named_children():
+            if type(activation).__name__ == "NewGELUActivation":  # GPT-2's: the same formula in eight passes over memory
+                setattr(module, child, torch.nn.GELU(approximate="tanh"))
     # The language model leaves BERT's pooler out; the classifier wants the checkpoint's own, not a fresh one.
     pooler, fresh_pooler = None, False
     if objective == "mlm":
@@ -766,7 +770,8 @@ def run_model(net, ids, keep, head):
         inputs = {"inputs_embeds": embed(net, flat)[None], "position_ids": tensor(position + net.first_position)[None],
                   "packing": (tensor(slots), texts, longest, mask)}
     with torch.autocast(net.device.type, torch.bfloat16, enabled=net.precision == "bf16"):
-        out = net.lm(**inputs).logits[0] if head else net.lm.base_model(**inputs).last_hidden_state[0]
+        out = net.lm(**inputs).logits if head else net.lm.base_model(**inputs).last_hidden_state
+    out = out.flatten(0, 1)  # of one row; [0] would fill a gradient of the logits' size with zeros
     if len(out) != len(keep):  # its body is not called as a whole, so that keep_positions never ran (OPT, Bart)
         stop(f"{type(net.lm).__name__} runs its body in parts, which this script cannot work with: use another model")
     return out
@@ -942,8 +947,6 @@ def classify(net, head, ids, size):
 def restore(net):
     """Copy the checkpoint back into the weights, in memory."""
     net.table = None
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL("libc.so.6").malloc_trim(0)  # Linux: give back what lies unused between two arms
     with torch.no_grad():
         for weight, saved in zip(net.weights, net.checkpoint):
             weight.copy_(saved)

@@ -812,12 +812,12 @@ def show_prompts(args, tasks):
 
 # --- shared: reuse_memory ---
 def reuse_memory():
-    """Linux: keep freed blocks below 8 MB for the next tensor, since a page fault per 4 kB costs a small model more than
-    its matrix products; larger ones (logits) go back, since kept they would double the memory."""
+    """Linux: keep freed blocks of up to 32 MB (the most that is allowed) for the next tensor, gradients above all: on some
+    machines a page fault per 4 kB costs more than the product that fills it. Larger ones (logits) go back to the system."""
     with contextlib.suppress(OSError, AttributeError):
         libc = ctypes.CDLL("libc.so.6")
-        libc.mallopt(-3, 8 * 2**20)  # M_MMAP_THRESHOLD
-        libc.mallopt(-1, 64 * 2**20)  # M_TRIM_THRESHOLD
+        libc.mallopt(-3, 32 * 2**20)  # M_MMAP_THRESHOLD
+        libc.mallopt(-1, 2**30)  # M_TRIM_THRESHOLD
 # --- end shared ---
 
 
@@ -980,7 +980,7 @@ def sequence_loss(net, ids):
     slots = np.concatenate([row * longest + np.arange(len(tokens) - 1) for row, tokens in enumerate(ids)])
     net.keep, targets = to_tensor(net, slots), to_tensor(net, rows.ravel()[slots + 1])
     with torch.autocast(net.device.type, torch.bfloat16, enabled=net.bf16):
-        logits = net.model(input_ids=to_tensor(net, rows), use_cache=False).logits[0]
+        logits = net.model(input_ids=to_tensor(net, rows), use_cache=False).logits.flatten(0, 1)
     return TokenLoss.apply(logits.float(), targets)
 
 
