@@ -22,8 +22,10 @@ Each round runs both ways, and the first to go alternates. Commands and memory a
 import argparse
 import contextlib
 import csv
+import functools
 import importlib.metadata
 import inspect
+import itertools
 import json
 import os
 import platform
@@ -44,10 +46,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from conftest import CACHE, ROOT, load_script  # noqa: E402
 
 TASK = "rotten_tomatoes"
+TASKS = TASK, "bbc_news"  # short texts, and long ones
 BATCH, EVALUATE_BATCH, MAX_LENGTH = 16, 64, 256
 CASES = {  # epochs and learning rates of pretraining, classification; the paper's rates are too low for the small models
     "bert-tiny": {"mlm": True, "epochs": (2, 3), "rates": (5e-4, 1e-3), "subsamples": 4, "target": 6},
-    "gpt2-tiny": {"mlm": False, "epochs": (2, 3), "rates": (5e-4, 1e-3), "subsamples": 4, "target": 5},
+    "gpt2-tiny": {"mlm": False, "epochs": (1, 3), "rates": (5e-4, 1e-3), "subsamples": 4, "target": 5},
     "bert-base": {"mlm": True, "epochs": (2, 3), "rates": (1e-4, 5e-5), "subsamples": 1, "target": 2},
 }
 SHARE_TARGET = 0.45  # of the matrix rate, bert-base
@@ -58,9 +61,10 @@ FIT_TARGET, SCORING_TARGET, EVALUATIONS_TARGET = 10, 4, 20
 SCORES = ("acc_base", "acc_extra", "acc_test", "loss_extra", "loss_test")
 CLASSES = ["negative about the story", "positive about the story", "negative about the actors and their work",
            "positive about the actors and their work", "neutral"]
-ABOUT = ("a sentence from a review of a film that ran in cinemas, written by a professional critic for a newspaper, a magazine or a web site, "
-         "cut out of its review by an editor who wanted to show in one line what the critic thought of the film as a whole, of its story, "
-         "of the people who act in it, or of the way in which it was made")
+ABOUT = ("a sentence from a review of a film that ran in cinemas, written by a professional critic for a newspaper, a magazine or a "
+         "web site, cut out of its review by an editor who wanted to show in one line what the critic thought of the film as a whole, "
+         "of its story, of the people who act in it, or of the way in which it was made")
+MORE = "one more subsample, without start-up"
 HEADER = ("case", "ours", "usual", "ratio", "target", "reached", "peak MB ours", "usual", "share ours", "usual", "others %")
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
@@ -81,19 +85,23 @@ def measure(command, collect, job=None):
             peak = wait_and_watch(process)
             seconds, own, busy = time.perf_counter() - start, sum(os.times()[:4]) - own, busy_seconds() - busy
         if process.returncode not in (0, 3):  # 3: a fit did not converge, which its numbers show
-            raise SystemExit(f"error: {' '.join(command)} ended with exit status {process.returncode}:\n{(folder / 'log').read_text()}")
-        return {"seconds": seconds, "peak": peak, "others": 100 * max(0, busy - own) / seconds / os.cpu_count(), "found": collect(folder)}
+            raise SystemExit(f"error: {command} ended with exit status {process.returncode}:\n{(folder / 'log').read_text()}")
+        others = 100 * max(0, busy - own) / seconds / os.cpu_count()
+        return {"seconds": seconds, "peak": peak, "others": others, "found": collect(folder)}
 
 
-def run_script(name, flags, collect):
-    """Measure a command of one of the toolkit's scripts; flags: {name: value or list of values, True for a bare flag}."""
-    words = [[f"--{flag}", *([] if value is True else value if isinstance(value, (list, tuple)) else [value])] for flag, value in flags.items()]
-    return measure([sys.executable, str(ROOT / f"{name}.py"), *(str(word) for part in words for word in part)], collect)
+def run_script(name, flags, collect, *paths):
+    """Measure a command of one of the toolkit's scripts; flags: {name: value, list of values, or True for a bare flag}."""
+    words = [str(path) for path in paths]
+    for flag, value in flags.items():
+        words += [f"--{flag}", *map(str, [] if value is True else value if isinstance(value, list) else [value])]
+    return measure([sys.executable, str(ROOT / f"{name}.py"), *words], collect)
 
 
 def run_child(name, job):
     """Measure one of CHILDREN in a process of its own; `found` is what it returned."""
-    return measure([sys.executable, str(Path(__file__).resolve()), "child", name], lambda folder: json.loads((folder / "out.json").read_text()), job)
+    command = [sys.executable, str(Path(__file__).resolve()), "child", name]
+    return measure(command, lambda folder: json.loads((folder / "out.json").read_text()), job)
 
 
 def busy_seconds():
@@ -141,8 +149,9 @@ def paired(rounds, ways, device="cpu"):
     for number in range(rounds):
         rates.append(machine_rate(device))
         for name in list(ways)[:: -1 if number % 2 else 1]:
-            runs[name].append(ways[name]())
-            print(f"  round {number + 1} of {rounds}  {name:<24} {runs[name][-1]['seconds']:8.1f} s  others {runs[name][-1]['others']:.0f} %", flush=True)
+            run = ways[name]()
+            runs[name].append(run)
+            print(f"  round {number + 1} of {rounds}  {name:<8} {run['seconds']:8.1f} s  others {run['others']:.0f} %", flush=True)
     return runs, rates
 
 
@@ -158,7 +167,7 @@ def row(case, ours, usual=(), target=None, unit="s", runs=((), ()), work=None, r
     ratio = middle[1] / middle[0] if all(known) else None
     pairs = [b / a for a, b in zip(ours, usual) if a > 0]
     line = {"case": case, "target": f">= {target}x" if target else "-", "reached": "-"}
-    line["ours"], line["usual"] = (f"{number(value)} {unit}" if there else "-" for value, there in zip(middle, known))
+    line["ours"], line["usual"] = (f"{number(value)} {unit}".strip() if there else "-" for value, there in zip(middle, known))
     line["ratio"] = f"{ratio:.1f}x ({min(pairs):.1f} to {max(pairs):.1f})" if ratio else "-"
     line["measured"] = line["ratio"]
     if target:
@@ -192,7 +201,7 @@ def spread(rates):
 
 
 def operations(shape, lengths, epochs):
-    """Floating-point operations (a multiply-add counts 2) that the real tokens of one subsample need: a dict by stage.
+    """Floating-point operations (a multiply-add counts 2) that the real tokens of one subsample need.
 
     Forward 2 per token and weight of the body's matrices, and 4 x hidden x length per token and layer for attention (its scores, and
     the sum of values); training three times that (gradients of inputs and of weights). The language-model head, hidden x (vocabulary
@@ -208,19 +217,21 @@ def operations(shape, lengths, epochs):
         scored = sum(0.15 * (length - 2) if masked else length - 1 for length in lengths[part])
         return 2 * hidden * (shape["vocabulary"] + hidden * masked) * scored
 
-    return {"pretrain": 3 * epochs[0] * sum(body(part) + head(part) for part in ("extra", "test")),
-            "train": 3 * 3 * epochs[1] * body("train"), "evaluate": 3 * body("test")}  # three arms each
+    arms = 3  # all are trained and tested, two of them pretrained
+    pretraining = 3 * epochs[0] * sum(body(part) + head(part) for part in ("extra", "test"))
+    return pretraining + arms * (3 * epochs[1] * body("train") + body("test"))
 
 
 def shape_of(folder):
-    """What operations() needs of a model folder: weights in the matrices of its body, hidden size, layers, vocabulary, masked or causal."""
+    """What operations() needs of a model folder: number of weights in the matrices of its body, sizes, masked or causal."""
     import transformers
 
     config = transformers.AutoConfig.from_pretrained(folder)
     with torch.device("meta"):
         body = transformers.AutoModel.from_config(config)
     kinds = torch.nn.Linear, transformers.pytorch_utils.Conv1D
-    weights = sum(part.weight.numel() for name, part in body.named_modules() if isinstance(part, kinds) and not name.startswith("pooler"))
+    parts = [part for name, part in body.named_modules() if isinstance(part, kinds) and not name.startswith("pooler")]
+    weights = sum(part.weight.numel() for part in parts)
     return {"weights": weights, "hidden": config.hidden_size, "layers": config.num_hidden_layers, "vocabulary": config.vocab_size,
             "masked": config.architectures[0].endswith("ForMaskedLM")}
 
@@ -245,7 +256,7 @@ def trainer_pipeline(job):
 def encode(tokenizer, job, indices):
     """The rows as a list of examples: input_ids, attention_mask and so on, and label."""
     encoded = tokenizer([job["texts"][i] for i in indices], truncation=True, max_length=MAX_LENGTH)
-    return [{**{key: values[j] for key, values in encoded.items()}, "label": job["labels"][i]} for j, i in enumerate(indices)]
+    return [{key: values[j] for key, values in encoded.items()} | {"label": job["labels"][i]} for j, i in enumerate(indices)]
 
 
 def arguments(job, stage, seed, **settings):
@@ -296,6 +307,7 @@ def save_random_model(name, folder):
     """Save a model of seeded random weights with bert-tiny's tokenizer: a GPT-2 (gpt2, gpt2-tiny: 2 layers of 128) or BERT-base."""
     import transformers
 
+    transformers.utils.logging.disable_progress_bar()
     torch.manual_seed(0)
     tokens = transformers.AutoTokenizer.from_pretrained(bert_tiny())
     shape = {"vocab_size": len(tokens), "pad_token_id": tokens.pad_token_id}
@@ -309,8 +321,8 @@ def save_random_model(name, folder):
     tokens.save_pretrained(folder)
 
 
-def make_job(name, case, folder, texts, device="cpu"):
-    """All that both ways need of a case: model folder, texts, labels, splits. texts: m and n."""
+def make_job(name, case, folder, n, device="cpu"):
+    """All that both ways need of a case: model folder, texts, labels, splits (m = n texts); operations and tokens of each subsample."""
     import transformers
 
     script = load_script("run_experiment")
@@ -318,14 +330,16 @@ def make_job(name, case, folder, texts, device="cpu"):
     checkpoint = bert_tiny() if name == "bert-tiny" else folder / name  # the folder's name seeds our training
     if name != "bert-tiny":
         save_random_model(name, checkpoint)
-    splits = [script.split_rows(task["labels"], texts, texts, k) for k in range(1, case["subsamples"] + 1)]
-    tokenizer = transformers.AutoTokenizer.from_pretrained(checkpoint)
-    lengths = [{part: [len(ids) for ids in tokenizer([task["texts"][i] for i in rows], truncation=True, max_length=MAX_LENGTH)["input_ids"]]
-                for part, rows in split.items()} for split in splits]
-    return case | {"folder": str(checkpoint), "device": device, "texts": task["texts"], "labels": task["labels"].tolist(), "m": texts, "n": texts,
-                   "num_classes": len(task["classes"]), "splits": [{part: rows.tolist() for part, rows in split.items()} for split in splits],
-                   "work": [sum(operations(shape_of(checkpoint), each, case["epochs"]).values()) for each in lengths],
-                   "tokens": mean(sum(map(sum, each.values())) for each in lengths)}
+    job = case | {"folder": str(checkpoint), "device": device, "texts": task["texts"], "labels": task["labels"].tolist(), "n": n,
+                  "num_classes": len(task["classes"]), "splits": [], "work": [], "tokens": []}
+    tokenizer, shape = transformers.AutoTokenizer.from_pretrained(checkpoint), shape_of(checkpoint)
+    for k in range(1, case["subsamples"] + 1):
+        split = {part: rows.tolist() for part, rows in script.split_rows(task["labels"], n, n, k).items()}
+        lengths = {part: [len(example["input_ids"]) for example in encode(tokenizer, job, rows)] for part, rows in split.items()}
+        job["splits"].append(split)
+        job["work"].append(operations(shape, lengths, case["epochs"]))
+        job["tokens"].append(sum(map(sum, lengths.values())))
+    return job
 
 
 def read_csv(path):
@@ -338,44 +352,46 @@ def experiment_run(way, job, subsamples):
     """Measure so many subsamples by one way."""
     if way == "usual":
         return run_child("trainer", job | {"splits": job["splits"][:subsamples]})
-    flags = {"model": job["folder"], "tasks": TASK, "m": job["m"], "n": job["n"], "subsamples": subsamples, "pretrain-epochs": job["epochs"][0],
-             "train-epochs": job["epochs"][1], "pretrain-lr": job["rates"][0], "train-lr": job["rates"][1], "batch-size": BATCH,
-             "max-length": MAX_LENGTH, "device": job["device"], "cache": CACHE}
+    flags = {"model": job["folder"], "tasks": TASK, "m": job["n"], "n": job["n"], "subsamples": subsamples,
+             "pretrain-epochs": job["epochs"][0], "train-epochs": job["epochs"][1], "pretrain-lr": job["rates"][0], "train-lr": job["rates"][1],
+             "batch-size": BATCH, "max-length": MAX_LENGTH, "device": job["device"], "cache": CACHE}
     run = run_script("run_experiment", flags, lambda folder: read_csv(folder / "results.csv"))
     assert len(run["found"]) == subsamples, f"{len(run['found'])} rows, expected {subsamples}"
     return run
 
 
 def experiment_ways(job):
-    """{(way, subsamples): function that measures} at all and at half the subsamples of a job."""
-    full = len(job["splits"])
-    return {(way, size): lambda way=way, size=size: experiment_run(way, job, size) for size in dict.fromkeys((full, full // 2 or 1)) for way in ("ours", "usual")}
+    """{"ours 4" and so on: function that measures} at all and at half the subsamples of a job."""
+    sizes = {len(job["splits"]), len(job["splits"]) // 2} - {0}
+    return {f"{way} {size}": functools.partial(experiment_run, way, job, size) for size in sorted(sizes) for way in ("ours", "usual")}
 
 
-def workers_of(job, subsamples):
-    """Processes that run_experiment.py takes for a job."""
+def processes_of(job, subsamples):
+    """How many subsamples run_experiment.py runs side by side."""
     script = load_script("run_experiment")
     return script.choose_processes(script.parse_args([]), {"folder": job["folder"]}, job["device"], subsamples)[0]
 
 
 def experiment_rows(name, job, runs, rate, target):
-    """The lines of one case: whole command, one more subsample without start-up, and our rows' own seconds."""
-    full, work = len(job["splits"]), job["work"]
+    """(rows of one case: whole command, one more subsample without start-up, our rows' own seconds; its line of the table of costs;
+    a note with accuracies and losses)."""
+    full, work, case = len(job["splits"]), job["work"], f"{name}, m = n = {job['n']}"
     half = full // 2
-    both = [runs[way, full] for way in ("ours", "usual")]
-    title = f"{name}, m = n = {job['n']}"
-    lines = [row(f"{title}: whole command, {full} subsample{'s' * (full > 1)}", *map(seconds_of, both), target, runs=both, work=sum(work), rate=rate)]
+    both = [runs[f"{way} {full}"] for way in ("ours", "usual")]
+    rows = [row(f"{case}: whole command, subsamples: {full}", *map(seconds_of, both), target, runs=both, work=sum(work), rate=rate)]
     if half:
-        more = [[(a["seconds"] - b["seconds"]) / (full - half) for a, b in zip(runs[way, full], runs[way, half])] for way in ("ours", "usual")]
-        lines.append(row(f"{title}: one more subsample, without start-up", *more, target, work=mean(work[half:]), rate=rate))
-    own = [sum(float(line["seconds"]) for line in run["found"]) / workers_of(job, full) / full for run in both[0]]
-    lines.append(row(f"{title}: `seconds` of a subsample's row / processes", own, work=mean(work), rate=rate))
+        fewer = [runs[f"{way} {half}"] for way in ("ours", "usual")]
+        more = [[(a["seconds"] - b["seconds"]) / (full - half) for a, b in zip(*pair)] for pair in zip(both, fewer)]
+        rows.append(row(f"{case}: {MORE}", *more, target, work=mean(work[half:]), rate=rate))
+    own = [sum(float(line["seconds"]) for line in run["found"]) / processes_of(job, full) / full for run in both[0]]
+    rows.append(row(f"{case}: `seconds` of a subsample's row / processes", own, work=mean(work), rate=rate))
     share = mean(work) / median(own) / rate
     if name == "bert-base" and job["device"] == "cpu":
-        lines[-1] = check(lines[-1], f"{share:.1%}", f">= {SHARE_TARGET:.0%} share", share >= SHARE_TARGET)
-    cost = [name, job["m"], job["n"], f"{job['tokens']:.0f}", f"{mean(work) / 1e9:.1f}", number(median(own)), f"{share:.1%}"]
-    means = [" / ".join(f"{mean(float(line[score]) for run in found for line in run['found']):.3f}" for found in both) for score in SCORES]
-    return lines, cost, f"{name}, ours / usual: " + ", ".join(f"{score} {values}" for score, values in zip(SCORES, means))
+        rows[-1] = check(rows[-1], f"{share:.1%}", f">= {SHARE_TARGET:.0%} share", share >= SHARE_TARGET)
+    cost = [name, job["n"], job["n"], f"{mean(job['tokens']):.0f}", f"{mean(work) / 1e9:.1f}", number(median(own)), f"{share:.1%}"]
+    lines = [[line for run in found for line in run["found"]] for found in both]
+    means = [f"{score} " + " / ".join(f"{mean(float(line[score]) for line in found):.3f}" for found in lines) for score in SCORES]
+    return rows, cost, f"{name}, ours / usual: {', '.join(means)}"
 
 
 def stage_experiment(args):
@@ -394,15 +410,14 @@ def stage_experiment(args):
         with tempfile.TemporaryDirectory() as folder:
             job = make_job(name, case, Path(folder), 16 if args.quick and name == "bert-base" else 50)
             if not rows:  # a small run of each warms the file cache
-                small = job | {"m": 4, "n": 4, "splits": [{part: indices[:4] for part, indices in job["splits"][0].items()}], "epochs": (1, 1)}
-                paired(1, {f"{name} {way}, warm-up": lambda way=way: experiment_run(way, small, 1) for way in ("ours", "usual")})
+                small = {part: indices[:4] for part, indices in job["splits"][0].items()}
+                paired(1, experiment_ways(job | {"n": 4, "splits": [small], "epochs": (1, 1)}))
             rounds = args.rounds or (1 if args.quick else 2 if name == "bert-base" else 3)
-            print(f"  {name}")
             runs, found = paired(rounds, experiment_ways(job))
         lines, cost, note = experiment_rows(name, job, runs, median(found), case["target"])
         rows, costs, notes, rates = rows + lines, [*costs, cost], [*notes, note], rates + found
-    header = ["case", "m", "n", "tokens of the texts", "GFLOP a subsample", "seconds a subsample", "share"]
-    return rows, [spread(rates), *notes, "Cost of a subsample, ours (its row's `seconds` / processes that run side by side):"], table(header, costs)
+    header = ["cost of a subsample, ours", "m", "n", "tokens of its texts", "GFLOP", "seconds", "share"]
+    return rows, [spread(rates), *notes], table(header, costs)
 
 
 # ------------------------------------------------------------------------------------------------------------
@@ -411,46 +426,56 @@ def stage_experiment(args):
 
 
 def accuracies_file(args, folder, subsamples):
-    """(results file, experiment): that of --accuracies, or a simulated cell written as one: m = 50, n = 500, 25 tasks, 2 models."""
+    """The results file of --accuracies, or one of simulated accuracies: m = 50, n = 500, 25 tasks, 2 models."""
     if args.accuracies:
         return args.accuracies.resolve()
     script, path = load_script("fit_model"), folder / "accuracies.csv"
     cell, _ = script.simulate_cell(np.random.default_rng(0), 25, 2, subsamples, 500, boost=4, bias=0.3, m=50)
-    rows = [{"experiment": cell.experiment, "model": model, "task": cell.tasks[j], "m": cell.m, "n": cell.n, "subsample": k, "num_classes": 2,
-             "majority": 0.5} | {f"acc_{arm}": count / cell.n for arm, count in zip(script.ARMS, cell.counts[i, :, unit])}
-            for i, model in enumerate(cell.models) for unit, (j, k) in enumerate(zip(cell.task_idx, cell.subsample))]
+    rows = []
+    for i, unit in itertools.product(range(2), range(len(cell.task_idx))):
+        row = {"experiment": cell.experiment, "model": cell.models[i], "task": cell.tasks[cell.task_idx[unit]], "m": 50, "n": 500,
+               "subsample": cell.subsample[unit], "num_classes": 2, "majority": 0.5}
+        rows.append(row | {f"acc_{arm}": count / 500 for arm, count in zip(script.ARMS, cell.counts[i, :, unit])})
     path.write_text(",".join(script.REQUIRED) + "\n" + script.to_csv(script.REQUIRED, rows))
     return path
 
 
-def plain_pymc(job):
-    """The usual way of fit_model.py: the paper's model as written, PyMC's own sampler, predictive draws kept. {name: (r_hat, ESS)}."""
+def model_as_written(job):
+    """The paper's model, centred, with a term for every task, unit (task and subsample) and arm of a task.
+
+    job: counts [arm, model, unit], total [model, unit], task_idx [unit]."""
     import pymc as pm
     import pytensor.tensor as pt
 
-    counts, total, task_idx = (np.array(job[name]) for name in ("counts", "total", "task_idx"))  # [arm, model, unit], [model, unit], [unit]
-    tasks = task_idx.max() + 1
-    with pm.Model():
+    counts, total, task_idx = (np.array(job[name]) for name in ("counts", "total", "task_idx"))
+    tasks = int(task_idx.max()) + 1
+    with pm.Model() as model:
         mu, alpha, beta = pm.Normal("mu", 0, 1), pm.Normal("alpha", 0, 5, shape=len(total) - 1), pm.Normal("beta", 0, 1)
         sd_u, sd_v, sd_w = pm.HalfNormal("sd_U", 1), pm.HalfNormal("sd_V", 1), pm.HalfNormal("sd_W", 3.5355)
-        u, v, w = pm.Normal("U", 0, sd_u, shape=tasks), pm.Normal("V", 0, sd_v, shape=len(task_idx)), pm.Normal("W", 0, sd_w, shape=(tasks, 2))
-        by_model = pt.concatenate([pt.zeros(1), alpha])[None, :, None]
-        logit_p = mu + by_model + (u[task_idx] + v)[None, None] + (w[task_idx].T + beta * np.arange(2)[:, None])[:, None]
-        pm.Binomial("correct", n=np.broadcast_to(total, counts.shape), logit_p=logit_p, observed=counts)
+        u, v = pm.Normal("U", 0, sd_u, shape=tasks), pm.Normal("V", 0, sd_v, shape=len(task_idx))
+        w = pm.Normal("W", 0, sd_w, shape=(tasks, 2))
+        by_model, by_unit = pt.concatenate([pt.zeros(1), alpha])[:, None], u[task_idx] + v
+        by_arm = w[task_idx].T + beta * np.arange(2)[:, None]
+        pm.Binomial("correct", total[None], logit_p=mu + by_model + by_unit + by_arm[:, None], observed=counts)
+    return model
+
+
+def plain_pymc(job):
+    """The usual way of fit_model.py: {"mu", "beta": (r_hat, bulk ESS)} of PyMC's own sampler, predictive draws kept."""
+    import pymc as pm
+
+    with model_as_written(job):
         idata = pm.sample(1000, tune=500, chains=4, cores=CORES, random_seed=0, nuts_sampler="pymc", progressbar=False)
         pm.sample_posterior_predictive(idata, extend_inferencedata=True, random_seed=0, progressbar=False)
     convergence = load_script("fit_model").convergence
     return {name: [float(value) for value in convergence(idata.posterior[name].values)] for name in ("mu", "beta")}
 
 
-def fit_command(path, **flags):
-    """Measure fit_model.py on a file; `found` is {"mu", "beta": (r_hat, ESS)}, empty without a fit."""
-    def read(folder):
-        lines = read_csv(folder / "fits" / "posterior.csv") if (folder / "fits" / "posterior.csv").exists() else []
-        return {line["parameter"]: [float(line["r_hat"]), float(line["ess_bulk"])] for line in lines if line["parameter"] in ("mu", "beta") and line["r_hat"]}
-
-    return measure([sys.executable, str(ROOT / "fit_model.py"), str(path), *(str(word) for flag, value in flags.items() for word in
-                    (f"--{flag.replace('_', '-')}", *([] if value is True else [value])))], read)
+def read_posterior(folder):
+    """{"mu", "beta": (r_hat, bulk ESS)} of what fit_model.py wrote; empty without a fit."""
+    path = folder / "fits" / "posterior.csv"
+    lines = read_csv(path) if path.exists() else []
+    return {line["parameter"]: [float(line["r_hat"]), float(line["ess_bulk"])] for line in lines if line["parameter"] in ("mu", "beta")}
 
 
 def stage_fit(args):
@@ -461,22 +486,29 @@ def stage_fit(args):
     Both are fresh processes, compilation included. The plain model mixes badly, so the fair measure is seconds for the same effective
     sample size: seconds / (the smaller of the bulk ESS of mu and beta), each way with its own, as seconds per 1,000 effective draws.
     That the posterior is the same is tested (`tests/test_fit_model.py`)."""
-    subsamples = 5 if args.quick else 20
     with tempfile.TemporaryDirectory() as folder:
-        path, script = accuracies_file(args, Path(folder), subsamples), load_script("fit_model")
+        path, script = accuracies_file(args, Path(folder), 5 if args.quick else 20), load_script("fit_model")
         (cell,) = [cell for cell in script.build_cells(script.read_rows([path])) if (cell.m, cell.n) == (50, 500)]
         job = {"counts": cell.counts[:, 1:].swapaxes(0, 1).tolist(), "total": cell.total.tolist(), "task_idx": cell.task_idx.tolist()}
-        flags = {"analysis": "paper", "effects": "bias", "n": 500, "m": 50, "no_figures": True}
-        ways = {"ours": lambda: fit_command(path, **flags), "usual": lambda: run_child("pymc", job), "tables": lambda: fit_command(path, draws=0)}
+        flags = {"analysis": "paper", "effects": "bias", "n": 500, "m": 50, "no-figures": True}
+        ways = {"ours": lambda: run_script("fit_model", flags, read_posterior, path), "usual": lambda: run_child("pymc", job),
+                "tables": lambda: run_script("fit_model", {"draws": 0}, read_posterior, path)}
         runs, _ = paired(args.rounds or (1 if args.quick else 2), ways)
     both = runs["ours"], runs["usual"]
     worth = [[1000 * run["seconds"] / min(ess for _, ess in run["found"].values()) for run in found] for found in both]
-    title = f"{len(cell.models)} models, {len(cell.tasks)} tasks, {len(cell.task_idx) // len(cell.tasks)} subsamples"
-    rows = [row(f"{title}: seconds per 1,000 effective draws", *worth, FIT_TARGET, runs=both), row(f"{title}: whole command", *map(seconds_of, both), runs=both),
+    case = f"{len(cell.models)} models, {len(cell.tasks)} tasks, {len(cell.task_idx) // len(cell.tasks)} subsamples"
+    rows = [row(f"{case}: seconds per 1,000 effective draws", *worth, FIT_TARGET, runs=both),
+            row(f"{case}: whole command", *map(seconds_of, both), runs=both),
             row("tables of the file, no fit (`--draws 0`)", seconds_of(runs["tables"]), runs=(runs["tables"], ()))]
-    notes = [f"{way}, each round: " + "; ".join(", ".join(f"{name} r_hat {r_hat:.3f}, ESS {ess:.0f}" for name, (r_hat, ess) in run["found"].items())
-                                                for run in found) for way, found in zip(("ours", "usual"), both)]
-    return rows, [f"data: {args.accuracies.name if args.accuracies else 'simulated'}", *notes], []
+    notes = [data_of(args)]
+    for way, run in ((way, run) for way in ("ours", "usual") for run in runs[way]):
+        notes.append(f"{way}: " + ", ".join(f"{name} r_hat {r_hat:.3f}, ESS {ess:.0f}" for name, (r_hat, ess) in run["found"].items()))
+    return rows, notes, []
+
+
+def data_of(args):
+    """Where the accuracies come from, in words."""
+    return f"accuracies: {args.accuracies.name if args.accuracies else 'simulated (fit_model.simulate_cell)'}"
 
 
 # ------------------------------------------------------------------------------------------------------------
@@ -484,13 +516,17 @@ def stage_fit(args):
 # ------------------------------------------------------------------------------------------------------------
 
 
-def open_smollm2():
-    """(run_zero_shot.py as a module, smollm2 with a LoRA adapter, {task name: task})."""
+def fetch_smollm2():
+    """(run_zero_shot.py as a module, its model smollm2, {task name: task}), fetched where they are not there."""
     zero = load_script("run_zero_shot")
     registry = zero.load_registry()
-    model = zero.find_model("smollm2", registry, CACHE)
-    net = zero.load_adapted(str(model["folder"]), model["gguf"], "cpu", "float32", "none", (16, 32, 0.05), None)
-    return zero, net, {name: zero.load_task(name, registry["tasks"][name], CACHE) for name in (TASK, "bbc_news")}
+    return zero, zero.find_model("smollm2", registry, CACHE), {name: zero.load_task(name, registry["tasks"][name], CACHE) for name in TASKS}
+
+
+def open_smollm2():
+    """(run_zero_shot.py as a module, smollm2 with a LoRA adapter, {task name: task})."""
+    zero, model, tasks = fetch_smollm2()
+    return zero, zero.load_adapted(str(model["folder"]), model["gguf"], "cpu", "float32", "none", (16, 32, 0.05), None), tasks
 
 
 def double_loop(net, prompts, classes):
@@ -527,7 +563,7 @@ def score_prompts(job):
 
 
 def train_adapters(job):
-    """{task: {tokens, work, seconds and machine's rate of each round}} of LoRA pretraining, batches of 4, texts of at most 1,000 characters."""
+    """{task: {tokens, work, seconds and rates of the rounds}} of LoRA pretraining, batches of 4, texts of at most 1,000 characters."""
     (zero, net, tasks), found = open_smollm2(), {}
     recipe = {"epochs": {"pretrain": 1}, "batch_sizes": {"pretrain": 4}, "learning_rates": {"pretrain": 1e-4}}
     weights = sum(weight.numel() for weight in net.model.parameters())
@@ -551,7 +587,7 @@ def stage_zero_shot(args):
     prompt and class: smollm2, 5 classes behind a long instruction. The ways alternate in one process after a round that warms up and
     their scores must agree to 1e-4; peak memory is that of a fresh process for each way. Training: LoRA pretraining on texts of two
     tasks, batches of 4. Per token and weight it needs 4 operations (forward, and backward to the inputs: the weights are frozen)."""
-    open_smollm2()  # fetches what is to be fetched
+    fetch_smollm2()  # before any clock starts
     texts, rounds = 4 if args.quick else 8, args.rounds or (2 if args.quick else 3)
     both = run_child("scoring", {"ways": ["ours", "usual"], "texts": texts, "rounds": rounds + 1})
     alone = [[run_child("scoring", {"ways": [way], "texts": texts, "rounds": 1})] for way in ("ours", "usual")]
@@ -561,7 +597,8 @@ def stage_zero_shot(args):
     rows[0]["others"] = f"{both['others']:.0f}"
     notes = [f"instruction of {both['found']['instruction']} tokens, {both['found']['prompts']} prompts"]
     for name, found in training["found"].items():
-        rows.append(row(f"LoRA training, {name}, {found['tokens']} tokens", found["seconds"], runs=([training], ()), work=found["work"], rate=median(found["rates"])))
+        case, rate = f"LoRA training, {name}, {found['tokens']} tokens", median(found["rates"])
+        rows.append(row(case, found["seconds"], runs=([training], ()), work=found["work"], rate=rate))
         notes.append(f"LoRA training, {name}: {found['tokens'] / median(found['seconds']):.0f} tokens/s; {spread(found['rates'])}")
     return rows, notes, []
 
@@ -571,29 +608,33 @@ def stage_zero_shot(args):
 # ------------------------------------------------------------------------------------------------------------
 
 
-def fit_slices(job):
-    """Seconds of fitting the paper's model to slices by one way, {"first": the first, "all": all}, with mean and sd of beta in each."""
-    meta = load_script("meta_analysis")
-    meta.import_pymc()
+def compile_and_fit(meta, counts, total):
+    """Draws of beta of a slice whose model is built and compiled for it alone; its chains run side by side."""
     import nutpie
 
+    compiled = nutpie.compile_pymc_model(meta.slice_model(meta.slice_data(counts, total)))
+    trace = nutpie.sample(compiled, chains=meta.CHAINS, cores=CORES, tune=meta.TUNE, draws=meta.DRAWS, target_accept=meta.TARGET_ACCEPT,
+                          seed=1, save_warmup=False, progress_bar=False)
+    return trace.posterior["beta"].values
+
+
+def fit_slices(job):
+    """Seconds of fitting slices by one way: of compiling first, and of all; mean and sd of beta in each slice."""
+    meta = load_script("meta_analysis")
     slices = [(np.array(counts), np.array(total)) for counts, total in job["slices"]]
+    meta.import_pymc()
+    import nutpie  # noqa: F401
 
-    def compiled_anew(counts, total):
-        compiled = nutpie.compile_pymc_model(meta.slice_model(meta.slice_data(counts, total)))
-        trace = nutpie.sample(compiled, chains=meta.CHAINS, cores=CORES, tune=meta.TUNE, draws=meta.DRAWS, target_accept=meta.TARGET_ACCEPT,
-                              seed=1, save_warmup=False, progress_bar=False)
-        return trace.posterior["beta"].values
-
-    began = time.perf_counter()
+    began = compiled = time.perf_counter()
     if job["way"] == "ours":
         meta.compiled_slice_model(*slices[0][1].shape)
-        ready = time.perf_counter() - began
+        compiled = time.perf_counter()
         with ThreadPoolExecutor(CORES) as pool:
             draws = list(pool.map(lambda one: meta.fit_slice(*one, seed=1)[0], slices))
     else:
-        ready, draws = 0, [compiled_anew(*one) for one in slices]
-    return {"all": time.perf_counter() - began, "compile": ready, "mean": [float(x.mean()) for x in draws], "sd": [float(x.std()) for x in draws]}
+        draws = [compile_and_fit(meta, *one) for one in slices]
+    beta = {"mean": [float(x.mean()) for x in draws], "sd": [float(x.std()) for x in draws]}
+    return {"compile": compiled - began, "all": time.perf_counter() - began} | beta
 
 
 def stage_meta(args):
@@ -612,12 +653,13 @@ def stage_meta(args):
             "usual": lambda: run_child("slices", {"way": "usual", "slices": slices[:few]})}
     runs, _ = paired(args.rounds or (1 if args.quick else 3), ways)
     ours, usual = ([run["found"] for run in runs[way]] for way in ("ours", "usual"))
-    whole, more, plain = ([one["all"] / many for one in ours], [(one["all"] - one["compile"]) / many for one in ours], [one["all"] / few for one in usual])
-    worst = max(abs(a - b) / sd for one, other in zip(ours, usual) for a, b, sd in zip(one["mean"], other["mean"], other["sd"]))
-    lines = [row(f"a slice, {many} slices against {few}, one compilation included", whole, plain, runs=(runs["ours"], runs["usual"])),
-             row("one more slice", more, plain)]
-    data = args.accuracies.name if args.accuracies else "simulated"
-    return lines, [f"data: {data}; posterior means of beta on the same slices differ by at most {worst:.2f} posterior sd"], []
+    whole, more = ([(one["all"] - gone * one["compile"]) / many for one in ours] for gone in (0, 1))
+    plain = [one["all"] / few for one in usual]
+    betas = [zip(one["mean"], other["mean"], other["sd"]) for one, other in zip(ours, usual)]
+    worst = max(abs(a - b) / sd for beta in betas for a, b, sd in beta)
+    rows = [row(f"a slice, {many} slices against {few}, one compilation included", whole, plain, runs=(runs["ours"], runs["usual"])),
+            row("one more slice", more, plain)]
+    return rows, [data_of(args), f"posterior means of beta on the same slices differ by at most {worst:.2f} posterior sd"], []
 
 
 # ------------------------------------------------------------------------------------------------------------
@@ -630,8 +672,9 @@ def every_permutation(job):
     import transformers
 
     contam = load_script("contamination_test")
-    model, tokenizer = transformers.AutoModelForCausalLM.from_pretrained(job["folder"]).eval(), transformers.AutoTokenizer.from_pretrained(job["folder"])
-    log, evaluations = {"canonical_logprobs": [], "shuffled_logprobs": []}, 0
+    model = transformers.AutoModelForCausalLM.from_pretrained(job["folder"]).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(job["folder"])
+    log = {"canonical_logprobs": [], "shuffled_logprobs": [], "sequences": 0}
     for number, shard in enumerate(job["shards"]):
         orders, _ = contam.shard_orders(len(shard), 1, 50, [0, number])
         scores = []
@@ -640,17 +683,17 @@ def every_permutation(job):
             with torch.inference_mode():
                 logits = model(input_ids=ids).logits[0, :-1].log_softmax(1)
             scores.append(float(logits.gather(1, ids[0, 1:, None]).sum()))
-            evaluations += 1
+            log["sequences"] += 1
         log["canonical_logprobs"].append(scores[0])
         log["shuffled_logprobs"].append(scores[1:])
-    return log | {"sequences": evaluations}
+    return log
 
 
-def test_command(folder, examples, **flags):
+def run_test(folder, examples, **flags):
     """Measure contamination_test.py on examples in shards of two, with the published code's tokens; `found` is its log."""
     (folder / "examples.json").write_text(json.dumps(examples))
-    flags = {"model": folder / "gpt2-tiny", "examples": folder / "examples.json", "shards": len(examples) // 2, "log": "log.json", "published": True} | flags
-    return run_script("contamination_test", flags, lambda here: json.loads((here / "log.json").read_text()))
+    fixed = {"model": folder / "gpt2-tiny", "examples": folder / "examples.json", "shards": len(examples) // 2, "published": True}
+    return run_script("contamination_test", fixed | flags | {"log": "log.json"}, lambda here: json.loads((here / "log.json").read_text()))
 
 
 def drawn_p(log, rounds=200):
@@ -665,26 +708,27 @@ def stage_contamination(args):
     """`contamination_test.py` with the published code's tokens against the published procedure, which evaluates the canonical and 50
     random orders of every shard, one forward pass each. Text-label pairs of rotten_tomatoes in shards of two, a random GPT-2 (2 layers
     of 128). Evaluations of ours are counted in a run on 256 shards; the usual way, and the seconds of both, in runs on fewer."""
-    script, contam = load_script("run_experiment"), load_script("contamination_test")
-    task, shards = script.load_task(TASK, script.load_registry()["tasks"][TASK], CACHE), 32 if args.quick else 64
+    contam = load_script("contamination_test")
+    task, shards = contam.load_task(TASK, contam.load_registry()["tasks"][TASK], CACHE), 32 if args.quick else 64
     examples = [contam.write_pair(text, task["classes"][label]) for text, label in zip(task["texts"][:512], task["labels"])]
     some = examples[: 2 * shards]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         save_random_model("gpt2-tiny", folder / "gpt2-tiny")
         job = {"folder": str(folder / "gpt2-tiny"), "shards": [some[i : i + 2] for i in range(0, len(some), 2)]}
-        ways = {"ours": lambda: test_command(folder, some), "usual": lambda: run_child("permutations", job)}
+        ways = {"ours": lambda: run_test(folder, some), "usual": lambda: run_child("permutations", job)}
         runs, _ = paired(args.rounds or (1 if args.quick else 3), ways)
-        large, same = test_command(folder, examples)["found"], test_command(folder, some, **{"max-orders": 1})["found"]
-    ours, usual = runs["ours"][0]["found"], runs["usual"][0]["found"]
+        large, same = run_test(folder, examples)["found"], run_test(folder, some, **{"max-orders": 1})["found"]
+    ours, usual = (runs[way][0]["found"] for way in ("ours", "usual"))
     for key in ("canonical_logprobs", "shuffled_logprobs"):
         np.testing.assert_allclose(same[key], usual[key], rtol=1e-5)
-    p, chance = contam.t_test([value - np.mean(others) for value, others in zip(usual["canonical_logprobs"], usual["shuffled_logprobs"])]), drawn_p(ours)
-    notes = [f"log p of every order drawn is the same in both to 1e-5; the published p-value is {p:.4f} by the usual way, {same['pval']:.4f} by "
-             f"`--max-orders 1`; with every order counted once (ours) {ours['pval']:.4f}",
-             f"over 200 fresh draws of the orders the published p-value lies between {min(chance):.4f} and {max(chance):.4f}"]
-    rows = [row("evaluations, 256 shards of two (usual: per shard, of the run below)", [large["sequences"]], [usual["sequences"] / shards * 256], EVALUATIONS_TARGET, ""),
-            row(f"whole command, {shards} shards of two", *map(seconds_of, (runs["ours"], runs["usual"])), runs=(runs["ours"], runs["usual"]))]
+    p, chance = contam.analyse_log(usual)["p_published"], drawn_p(ours)
+    rows = [row("evaluations, 256 shards of two (usual: as many a shard as in the run below)", [large["sequences"]],
+                [usual["sequences"] / shards * 256], EVALUATIONS_TARGET, ""),
+            row(f"whole command, {shards} shards of two", *map(seconds_of, runs.values()), runs=tuple(runs.values()))]
+    notes = ["log p of every order drawn is the same in both ways (to 1e-5 of it)",
+             f"published p-value: {p:.4f} by the usual way, {same['pval']:.4f} by ours with `--max-orders 1`, which draws the same orders, "
+             f"{ours['pval']:.4f} by ours with every order once; {min(chance):.4f} to {max(chance):.4f} in 200 fresh draws of the orders"]
     return rows, notes, []
 
 
@@ -697,8 +741,8 @@ def grid_hours(job, task):
     """Hours of half the paper's grid (one model: 25 tasks, m = 50 and 100, all n and subsamples) if every task were like this one."""
     flags = {"model": job["folder"], "tasks": task, "m": [50, 100], "n": list(GRID), "subsamples": 2, "device": "cuda", "cache": CACHE}
     rows = run_script("run_experiment", flags, lambda folder: read_csv(folder / "results.csv"))["found"]
-    second = [line for line in rows if line["subsample"] == "2"]  # the first of each shape may tune kernels
-    return sum(25 * GRID[int(line["n"])] * float(line["seconds"]) for line in second) / 3600
+    second = [line for line in rows if line["subsample"] == "2"]  # the first may tune kernels
+    return sum(25 * GRID[int(line["n"])] * float(line["seconds"]) for line in second) / processes_of(job, len(rows)) / 3600
 
 
 def stage_gpu(args):
@@ -706,11 +750,12 @@ def stage_gpu(args):
     shapes with random weights, m = n = 50 on rotten_tomatoes. The projection of the paper's grid (25 tasks, 2 models, m = 50 and 100,
     n = 50 to 500: 81,000 models, 135,000 training runs; about 5 days on a T4, as the paper says) times one subsample of every m and n
     on rotten_tomatoes, whose texts are short, and on bbc_news, whose texts are cut at 256 tokens, and takes the mean of the two."""
-    targets = [(f"{name}: one more subsample, without start-up", f">= {GPU_TARGET}x") for name in GPU_CASES]
+    targets = [(f"{name}, m = n = 50: {MORE}", f">= {GPU_TARGET}x") for name in GPU_CASES]
     targets.append(("projection of the paper's grid, hours", f"< {HOURS_TARGET} h"))
     if not torch.cuda.is_available():
-        return [row(case) | {"target": target, "measured": "-", "reached": "not measured"} for case, target in targets], ["no GPU here: not measured"], []
-    rows, hours, rates = [], {TASK: 0, "bbc_news": 0}, []
+        rows = [row(case, ()) | {"target": target, "reached": "not measured"} for case, target in targets]
+        return rows, ["not measured: no GPU here"], []
+    rows, hours, rates = [], dict.fromkeys(TASKS, 0), []
     for name, case in GPU_CASES.items():
         with tempfile.TemporaryDirectory() as folder:
             job = make_job(name, case | {"rates": (1e-4, 5e-5), "subsamples": 4}, Path(folder), 50, "cuda")
@@ -727,10 +772,10 @@ def stage_gpu(args):
 # The file
 # ------------------------------------------------------------------------------------------------------------
 
-STAGES = {"experiment": stage_experiment, "fit": stage_fit, "zero-shot": stage_zero_shot, "meta": stage_meta, "contamination": stage_contamination,
-          "gpu": stage_gpu}
-CHILDREN = {"trainer": trainer_pipeline, "pymc": plain_pymc, "scoring": score_prompts, "training": train_adapters, "slices": fit_slices,
-            "permutations": every_permutation}
+STAGES = {"experiment": stage_experiment, "fit": stage_fit, "zero-shot": stage_zero_shot, "meta": stage_meta,
+          "contamination": stage_contamination, "gpu": stage_gpu}
+CHILDREN = {"trainer": trainer_pipeline, "pymc": plain_pymc, "scoring": score_prompts, "training": train_adapters,
+            "slices": fit_slices, "permutations": every_permutation}
 INTRODUCTION = """# Benchmarks
 
 Written by `python tests/bench.py`, section by section; do not edit. Every stage runs the toolkit's script and the usual way of doing
@@ -759,10 +804,11 @@ def machine():
 
 def make_section(stage, command, rows, notes, extra):
     """The text of a stage's section; its targets stand as JSON in a comment, for the summary."""
-    kept = [[line[key] for key in ("case", "target", "measured", "reached")] + [str(date.today())] for line in rows if line["target"] != "-"]
-    return "\n".join([f"<!-- begin {stage} -->", f"<!-- targets {json.dumps(kept)} -->", f"## {stage}", "", inspect.cleandoc(STAGES[stage].__doc__), "",
-                      f"{date.today()}, {machine()}; `{command}`", "", *result_table(rows), "", *(f"- {note}" for note in notes), "", *extra, "",
-                      f"<!-- end {stage} -->"])
+    today = str(date.today())
+    kept = [[*(line[key] for key in ("case", "target", "measured", "reached")), today] for line in rows if line["target"] != "-"]
+    return "\n".join([f"<!-- begin {stage} -->", f"<!-- targets {json.dumps(kept)} -->", f"## {stage}", "",
+                      inspect.cleandoc(STAGES[stage].__doc__), "", f"{today}, {machine()}; `{command}`", "",
+                      *result_table(rows), "", *(f"- {note}" for note in notes), *(["", *extra] if extra else []), f"<!-- end {stage} -->"])
 
 
 def read_sections(path):
@@ -796,17 +842,19 @@ def main():
         result = CHILDREN[sys.argv[2]](json.loads(Path("job.json").read_text()))
         return Path("out.json").write_text(json.dumps(result))
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("stages", nargs="*", choices=(*STAGES, "all"), default="all", metavar="STAGE", help=f"{', '.join(STAGES)} or all (all)")
-    parser.add_argument("--quick", action="store_true", help="one round (scoring: two), fewer texts, subsamples, slices and shards")
-    parser.add_argument("--rounds", type=int, metavar="N", help="in place of each stage's own")
-    parser.add_argument("--accuracies", type=Path, metavar="FILE", help="results file with a cell m = 50, n = 500, for fit and meta (simulated)")
-    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "benchmarks.md", metavar="FILE", help="(docs/benchmarks.md)")
-    args = parser.parse_args()
-    stages = list(STAGES) if "all" in args.stages else list(dict.fromkeys(args.stages))
-    flags = ["--quick"] * args.quick + [f"--rounds {args.rounds}"] * bool(args.rounds) + [f"--accuracies {args.accuracies and args.accuracies.name}"] * bool(args.accuracies)
-    began = time.time()
+    add = parser.add_argument
+    add("stages", nargs="*", choices=(*STAGES, "all"), default="all", metavar="STAGE", help=f"{', '.join(STAGES)} or all (all)")
+    add("--quick", action="store_true", help="one round (scoring: two), fewer texts, subsamples, slices and shards")
+    add("--rounds", type=int, metavar="N", help="in place of each stage's own")
+    add("--accuracies", type=Path, metavar="FILE", help="results file with a cell m = 50, n = 500, for fit and meta (simulated)")
+    add("--out", type=Path, default=ROOT / "docs" / "benchmarks.md", metavar="FILE", help="(docs/benchmarks.md)")
+    args, began = parser.parse_args(), time.time()
+    stages = [stage for stage in STAGES if stage in args.stages or "all" in args.stages]
+    words = ["python tests/bench.py", *(stages if len(stages) < len(STAGES) else ()), *["--quick"] * args.quick]
+    words += [f"--rounds {args.rounds}"] if args.rounds else []
+    words += [f"--accuracies {args.accuracies.name}"] if args.accuracies else []
     for stage in stages:
-        run_stage(stage, args, " ".join(["python tests/bench.py", *([] if stages == list(STAGES) else stages), *flags]))
+        run_stage(stage, args, " ".join(words))
     print(f"{(time.time() - began) / 60:.1f} minutes; {args.out}")
 
 
