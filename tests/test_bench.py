@@ -17,10 +17,10 @@ from torch.utils.flop_counter import FlopCounterMode
 import bench
 
 
-@pytest.mark.parametrize("kind", ["bert", "gpt2"])
-def test_operations_are_those_that_torch_counts_in_a_subsample(kind, script, model_dir):
-    """The real run of the three arms. It differs by what is left out (pooler, class head), by the random number of masked tokens,
-    and by padding in attention, which texts of one length do not need; the last layer's attention also runs where nothing is scored."""
+@pytest.mark.parametrize("kind, close", [("bert", 0.04), ("gpt2", 1e-4)])
+def test_operations_are_those_that_torch_counts_in_a_subsample(kind, close, script, model_dir):
+    """The real run of the three arms. GPT-2's differs by the class head alone, BERT's also by the pooler and by the number of tokens
+    that happen to be masked. These texts have one length: others would be padded in attention, which operations() leaves out."""
     wide = {"hidden_size": 128, "intermediate_size": 512} if kind == "bert" else {"n_embd": 128}
     folder = model_dir(kind, **wide)
     texts = [" ".join(np.random.default_rng(i).choice(["film", "good", "bad", "plot", "cast"], 30)) for i in range(40)]
@@ -36,8 +36,7 @@ def test_operations_are_those_that_torch_counts_in_a_subsample(kind, script, mod
         script.run_subsample(unit, model, "cpu", 1)
     script.load_network.cache_clear()
     lengths = {part: [32] * len(texts) for part, texts in parts.items()}
-    print(counter.get_total_flops(), bench.operations(bench.shape_of(folder), lengths, (2, 3)), bench.shape_of(folder))
-    assert counter.get_total_flops() == pytest.approx(bench.operations(bench.shape_of(folder), lengths, (2, 3)), rel=0.03)
+    assert counter.get_total_flops() == pytest.approx(bench.operations(bench.shape_of(folder), lengths, (2, 3)), rel=close)
 
 
 def test_a_row_compares_medians_and_pairs():
