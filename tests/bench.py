@@ -1,7 +1,7 @@
 """Measure every script of the toolkit against the usual way of doing the same work, and write docs/benchmarks.md.
 
-    python tests/bench.py --quick                       # all stages once, small: under 10 minutes on 2 cores
-    python tests/bench.py                               # all stages: about 40 minutes on 2 cores
+    python tests/bench.py --quick                       # all stages once, small: meant to take less than 10 minutes on 2 cores
+    python tests/bench.py                               # all stages: meant to take about 40 minutes
     python tests/bench.py fit meta --rounds 1           # two stages; only their sections of the file are replaced
     python tests/bench.py fit --accuracies mine.csv     # fits of a results file (a cell m = 50, n = 500), not of simulated accuracies
     python tests/bench.py gpu                           # on a machine with a GPU; elsewhere its section says "not measured"
@@ -353,8 +353,8 @@ def experiment_run(way, job, subsamples):
     if way == "usual":
         return run_child("trainer", job | {"splits": job["splits"][:subsamples]})
     flags = {"model": job["folder"], "tasks": TASK, "m": job["n"], "n": job["n"], "subsamples": subsamples,
-             "pretrain-epochs": job["epochs"][0], "train-epochs": job["epochs"][1], "pretrain-lr": job["rates"][0], "train-lr": job["rates"][1],
-             "batch-size": BATCH, "max-length": MAX_LENGTH, "device": job["device"], "cache": CACHE}
+             "pretrain-epochs": job["epochs"][0], "train-epochs": job["epochs"][1], "pretrain-lr": job["rates"][0],
+             "train-lr": job["rates"][1], "batch-size": BATCH, "max-length": MAX_LENGTH, "device": job["device"], "cache": CACHE}
     run = run_script("run_experiment", flags, lambda folder: read_csv(folder / "results.csv"))
     assert len(run["found"]) == subsamples, f"{len(run['found'])} rows, expected {subsamples}"
     return run
@@ -414,7 +414,7 @@ def stage_experiment(args):
                 paired(1, experiment_ways(job | {"n": 4, "splits": [small], "epochs": (1, 1)}))
             rounds = args.rounds or (1 if args.quick else 2 if name == "bert-base" else 3)
             runs, found = paired(rounds, experiment_ways(job))
-        lines, cost, note = experiment_rows(name, job, runs, median(found), case["target"])
+            lines, cost, note = experiment_rows(name, job, runs, median(found), case["target"])
         rows, costs, notes, rates = rows + lines, [*costs, cost], [*notes, note], rates + found
     header = ["cost of a subsample, ours", "m", "n", "tokens of its texts", "GFLOP", "seconds", "share"]
     return rows, [spread(rates), *notes], table(header, costs)
@@ -588,7 +588,7 @@ def stage_zero_shot(args):
     their scores must agree to 1e-4; peak memory is that of a fresh process for each way. Training: LoRA pretraining on texts of two
     tasks, batches of 4. Per token and weight it needs 4 operations (forward, and backward to the inputs: the weights are frozen)."""
     fetch_smollm2()  # before any clock starts
-    texts, rounds = 4 if args.quick else 8, args.rounds or (2 if args.quick else 3)
+    texts, rounds = 4 if args.quick else 8, args.rounds or (1 if args.quick else 3)
     both = run_child("scoring", {"ways": ["ours", "usual"], "texts": texts, "rounds": rounds + 1})
     alone = [[run_child("scoring", {"ways": [way], "texts": texts, "rounds": 1})] for way in ("ours", "usual")]
     times = [both["found"][way][1:] for way in ("ours", "usual")]
@@ -805,7 +805,8 @@ def machine():
 def make_section(stage, command, rows, notes, extra):
     """The text of a stage's section; its targets stand as JSON in a comment, for the summary."""
     today = str(date.today())
-    kept = [[*(line[key] for key in ("case", "target", "measured", "reached")), today] for line in rows if line["target"] != "-"]
+    when = today + ", quick" * ("--quick" in command)
+    kept = [[*(line[key] for key in ("case", "target", "measured", "reached")), when] for line in rows if line["target"] != "-"]
     return "\n".join([f"<!-- begin {stage} -->", f"<!-- targets {json.dumps(kept)} -->", f"## {stage}", "",
                       inspect.cleandoc(STAGES[stage].__doc__), "", f"{today}, {machine()}; `{command}`", "",
                       *result_table(rows), "", *(f"- {note}" for note in notes), *(["", *extra] if extra else []), f"<!-- end {stage} -->"])
@@ -844,7 +845,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("stages", nargs="*", choices=(*STAGES, "all"), default="all", metavar="STAGE", help=f"{', '.join(STAGES)} or all (all)")
-    add("--quick", action="store_true", help="one round (scoring: two), fewer texts, subsamples, slices and shards")
+    add("--quick", action="store_true", help="one round, fewer texts, subsamples, slices and shards")
     add("--rounds", type=int, metavar="N", help="in place of each stage's own")
     add("--accuracies", type=Path, metavar="FILE", help="results file with a cell m = 50, n = 500, for fit and meta (simulated)")
     add("--out", type=Path, default=ROOT / "docs" / "benchmarks.md", metavar="FILE", help="(docs/benchmarks.md)")

@@ -26,8 +26,8 @@ def test_operations_are_those_that_torch_counts_in_a_subsample(kind, close, scri
     texts = [" ".join(np.random.default_rng(i).choice(["film", "good", "bad", "plot", "cast"], 30)) for i in range(40)]
     model = {"folder": folder, "gguf": None, "objective": "mlm" if kind == "bert" else "clm"}
     parts = {"train": texts[:8], "extra": texts[8:24], "test": texts[24:]}
-    recipe = {"epochs": {"pretrain": 2, "train": 3}, "batch_sizes": dict.fromkeys(("pretrain", "train", "evaluate"), 4), "precision": "float32",
-              "learning_rates": {"pretrain": 1e-4, "train": 1e-4}, "max_length": 64}
+    recipe = {"epochs": {"pretrain": 2, "train": 3}, "batch_sizes": dict.fromkeys(("pretrain", "train", "evaluate"), 4),
+              "precision": "float32", "learning_rates": {"pretrain": 1e-4, "train": 1e-4}, "max_length": 64}
     row = {"model": "tiny", "task": "task", "m": 8, "n": 16, "subsample": 1, "num_classes": 2, "seed": 0}
     unit = {"row": row, "recipe": recipe, "texts": parts, "labels": {part: np.arange(len(texts)) % 2 for part, texts in parts.items()}}
     script.load_network.cache_clear()
