@@ -383,6 +383,7 @@ def experiment_rows(name, job, runs, rate, target):
         fewer = [runs[f"{way} {half}"] for way in ("ours", "usual")]
         more = [[(a["seconds"] - b["seconds"]) / (full - half) for a, b in zip(*pair)] for pair in zip(both, fewer)]
         rows.append(row(f"{case}: {MORE}", *more, target, work=mean(work[half:]), rate=rate))
+        rows[-1]["others"] = f"{max(run['others'] for found in (*both, *fewer) for run in found):.0f}"
     own = [sum(float(line["seconds"]) for line in run["found"]) / processes_of(job, full) / full for run in both[0]]
     rows.append(row(f"{case}: `seconds` of a subsample's row / processes", own, work=mean(work), rate=rate))
     share = mean(work) / median(own) / rate
