@@ -1141,7 +1141,7 @@ def run_units(units, model, device, workers, threads):
             for unit in itertools.islice(units, workers + 1 - len(running)):  # one waits, so that none idles
                 running[pool.submit(run_subsample, unit, model, device, threads)] = unit
             if not running:
-                return pool.shutdown()
+                return pool.shutdown(wait=False)  # what follows need not wait for their last second
             for future in wait(running, return_when=FIRST_COMPLETED).done:
                 yield running.pop(future), *future.result()
     except BrokenProcessPool:
