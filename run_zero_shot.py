@@ -1502,10 +1502,9 @@ def prepare_output(args):
     try:
         for folder in filter(None, (args.out.parent, args.predictions)):
             folder.mkdir(parents=True, exist_ok=True)
-        with locked(args.out):
-            args.out.open("r+b" if args.out.exists() else "ab").close()
-            if not args.out.stat().st_size:
-                args.out.unlink()
+        with locked(args.out):  # its file beside it shows that a new file can be made here
+            if args.out.exists():
+                args.out.open("r+b").close()
     except OSError as error:
         stop(f"--out {args.out} or --predictions {args.predictions} cannot be written ({error.strerror}): give another place")
     if args.out.exists() and args.out.stat().st_size > size:
