@@ -1478,6 +1478,8 @@ def run(args):
     if args.dry_run:
         return dry_run(args, units, pending, models, tasks, device)
     run_pending(args, pending, models, tasks, device)
+    if count > 1:  # tables of a share's rows would be mistaken for results, and every share would draw every plot
+        return print(f"share {index + 1} of {count} is done: {args.out.resolve()}; python fit_model.py {args.out.resolve().parent} reads all shares")
     report(args, units)
 
 
