@@ -24,9 +24,9 @@ def grids(model_dir, benchmark_csv):
     """{script: its command for a small grid}: 24 rows of a random BERT, 6 of a random Llama, a tenth of a second each."""
     common = ["--csv", str(benchmark_csv), "--m", "6", "--threads", "1", "--device", "cpu"]
     small = {kind: str(model_dir(kind, initializer_range=0.02)) for kind in ("bert", "llama")}
-    few_shot = ["--model", small["bert"], "--n", "8", "12", "--subsamples", "12", "--train-epochs", "1", "--pretrain-epochs", "1", "--workers", "1"]
-    zero_shot = ["--model", small["llama"], "--n", "4", "--subsamples", "6"]
-    return {"run_experiment": [str(ROOT / "run_experiment.py"), *common, *few_shot], "run_zero_shot": [str(ROOT / "run_zero_shot.py"), *common, *zero_shot]}
+    few_shot = ["--n", "8", "12", "--subsamples", "12", "--train-epochs", "1", "--pretrain-epochs", "1", "--workers", "1"]
+    return {"run_experiment": [str(ROOT / "run_experiment.py"), *common, "--model", small["bert"], *few_shot],
+            "run_zero_shot": [str(ROOT / "run_zero_shot.py"), *common, "--model", small["llama"], "--n", "4", "--subsamples", "6"]}
 
 
 @pytest.fixture(scope="module")
@@ -50,9 +50,12 @@ def keys(rows):
 
 def job_array(command, tasks, folder):
     """Start the command at once as every task of `sbatch --array=0-<last>:3`, without Slurm; returns their outputs."""
-    bounds = {"SLURM_ARRAY_TASK_MIN": "0", "SLURM_ARRAY_TASK_MAX": str(3 * (tasks - 1)), "SLURM_ARRAY_TASK_STEP": "3", "SLURM_ARRAY_TASK_COUNT": str(tasks)}
-    runs = [subprocess.Popen([sys.executable, *command], cwd=folder, env=ENVIRONMENT | bounds | {"SLURM_ARRAY_TASK_ID": str(3 * task)}, text=True,
-                             stdout=subprocess.PIPE, stderr=subprocess.STDOUT) for task in range(tasks)]
+    bounds = {"MIN": 0, "MAX": 3 * (tasks - 1), "STEP": 3, "COUNT": tasks}
+    runs = []
+    for task in range(tasks):
+        array = {f"SLURM_ARRAY_TASK_{name}": str(value) for name, value in {**bounds, "ID": 3 * task}.items()}
+        runs.append(subprocess.Popen([sys.executable, *command], cwd=folder, env=ENVIRONMENT | array, text=True,
+                                     stdout=subprocess.PIPE, stderr=subprocess.STDOUT))
     outputs = [run.communicate(timeout=120)[0] for run in runs]
     assert not any(run.returncode for run in runs), outputs
     return outputs
@@ -60,7 +63,8 @@ def job_array(command, tasks, folder):
 
 @pytest.mark.parametrize("name", ["run_experiment", "run_zero_shot"])
 def test_torchrun_splits_the_grid(name, grids, plain, tmp_path, capsys):
-    done = subprocess.run([*TORCHRUN, *grids[name], "--out", "new/folder/results.csv"], cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=120)
+    command = [*TORCHRUN, *grids[name], "--out", "new/folder/results.csv"]
+    done = subprocess.run(command, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     folder = tmp_path / "new" / "folder"
     half = len(plain[name]) // 2
