@@ -134,8 +134,8 @@ def measure_point(model, task, n):
 
 
 def describe_machine():
-    """Lines about this machine: its constants, predicted and measured seconds, characters per token, disk, memory."""
-    machine, lines, disk = measure_machine(), [], []
+    """Lines about this machine: its constants; per point predicted and measured seconds and bytes on disk; memory."""
+    machine, lines = measure_machine(), []
     tokens = {task: count_tokens(task) for _, task, _ in POINTS}
     for model, task, n in POINTS:
         costs = cost(SHAPES[model], tokens[task][1], M, n, EPOCHS, BATCHES)
@@ -144,16 +144,15 @@ def describe_machine():
         machine.setdefault("share", costs[0] / machine["matrix"] / max(measured - rest, 0.1 * measured))
         predicted = seconds(costs, machine)
         times = f"{rest:.2f} | {predicted:.2f} | {measured:.2f} | {predicted / measured:.2f}"
-        lines.append(f"| {model} | {task} | {n} | {costs[0] / 1e9:.0f} | {times} |")
-        disk.append(f"{row:.0f} and {kept:,.0f} ({model}, {task}, n = {n})")
-    texts = ", ".join(f"{task} {each[0]:.2f} ({each[1]:.1f} tokens per text, cut at {LENGTH})" for task, each in tokens.items())
+        lines.append(f"| {model} | {task} | {n} | {tokens[task][1]:.1f} | {costs[0] / 1e9:.0f} | {times} | {row:.0f} | {kept:,.0f} |")
+    texts = ", ".join(f"{task} {each[0]:.2f}" for task, each in tokens.items())
     peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
     return [f"One core: matrix rate {machine['matrix'] / 1e9:.0f} GFLOP/s, memory rate {machine['memory'] / 1e9:.1f} GB/s, "
-            f"{1e6 * machine['layer']:.0f} microseconds per layer and step; share of the matrix rate reached: {machine['share']:.2f}. "
-            "The first line sets the share.", "", "| model | task | n | GFLOP | s, memory and layers | s, predicted | s, measured | predicted / measured |", "| --- " * 8 + "|", *lines, "",
+            f"{1e6 * machine['layer']:.0f} microseconds per layer and step.",
+            f"Share of the matrix rate reached, set by the first line: {machine['share']:.2f}. Most memory of a process: {peak:.0f} MB.",
             f"Characters per token of bert-tiny's WordPiece, special tokens counted: {texts}.", "",
-            f"Bytes of a row (with a third of the header) and of a subsample's predictions file: {'; '.join(disk)}.", "",
-            f"Most memory of a process: {peak:.0f} MB."]
+            "| model | task | n | L | GFLOP | s: memory, layers | s: predicted | s: measured | predicted / measured | bytes: row | predictions |",
+            "| --- " * 11 + "|", *lines]
 
 
 def paper_tokens(percentiles, length=256):
@@ -189,9 +188,10 @@ def describe_grid():
     shares = {count: max(work[i::count].sum() for i in range(count)) / work.sum() * count for count in (8, 16, 32, 64, 128, 270)}
     rate = work.sum() / (5 * 86400)
     balance = ", ".join(f"{share:.3f} of {count}" for count, share in shares.items())
-    return [*lines, "", f"The paper's 5 days on a T4 are {rate / 1e12:.2f} TFLOP/s of this arithmetic, {rate / 8.1e12:.0%} of its float32 peak.",
-            "", f"The dearest subsample costs {work.max() / work.min():.0f} times the cheapest. Work of the largest share over that of the "
-            f"mean share: {balance}."]
+    return [*lines, "",
+            f"The paper's 5 days on a T4 are {rate / 1e12:.2f} TFLOP/s of this arithmetic, {rate / 8.1e12:.0%} of its peak in float32.", "",
+            f"The dearest subsample costs {work.max() / work.min():.0f} times the cheapest. Largest share over the mean share:",
+            f"{balance}."]
 
 
 def main():
@@ -203,8 +203,8 @@ def main():
     info = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
     processor = next((line.partition(": ")[2] for line in info.splitlines() if line.startswith("model name")), platform.machine())
     versions = f"Python {platform.python_version()}, torch {torch.__version__}, transformers {transformers.__version__}"
-    lines = [f"Measured {date.today()} by `python tests/cost_model.py` on one of {os.cpu_count()} cores ({processor}), {versions}.", "",
-             *describe_machine(), "", *grid]
+    where = f"on one of {os.cpu_count()} cores ({processor.strip()})"
+    lines = [f"Measured {date.today()} by `python tests/cost_model.py` {where}, {versions}.", *describe_machine(), "", *grid]
     print("\n".join(lines))
     guide, begin, end = ROOT / "docs" / "scale.md", "<!-- begin: python tests/cost_model.py -->\n", "<!-- end -->"
     before, _, rest = guide.read_text(encoding="utf-8").partition(begin)
