@@ -487,7 +487,8 @@ def shard_of(text):
     rank, world = setting("RANK", 0), setting("WORLD_SIZE", 1)
     first, step = setting("SLURM_ARRAY_TASK_MIN", 0), setting("SLURM_ARRAY_TASK_STEP", 1)
     job, jobs = (setting("SLURM_ARRAY_TASK_ID", first) - first) // step, setting("SLURM_ARRAY_TASK_COUNT", 1)
-    if not (0 <= rank < world and 0 <= job < jobs):
+    gaps = setting("SLURM_ARRAY_TASK_MAX", first + (jobs - 1) * step) != first + (jobs - 1) * step  # --array=3,7: step 1, count 2
+    if gaps or not (0 <= rank < world and 0 <= job < jobs):
         stop(f"RANK {rank} of WORLD_SIZE {world}, Slurm array task {job + 1} of {jobs}: no such share. Array numbers must follow "
              "each other in even steps; or give --shard i/k")
     return job * world + rank, jobs * world

@@ -115,6 +115,17 @@ def test_each_torchrun_worker_uses_its_own_gpu_and_no_other(script, monkeypatch)
     assert used == ["cuda:3", "cuda:1"]
 
 
+def test_an_array_with_gaps_has_no_shares(script, monkeypatch, capsys):
+    """`sbatch --array=3,7` sets these (Slurm 22.05): task 3 would take the first half of the grid and task 7 none."""
+    for name, value in {"ID": 3, "MIN": 3, "MAX": 7, "STEP": 1, "COUNT": 2}.items():
+        monkeypatch.setenv(f"SLURM_ARRAY_TASK_{name}", str(value))
+    with pytest.raises(SystemExit):
+        script.shard_of(None)
+    assert "no such share" in capsys.readouterr().err and script.shard_of("3/64") == (2, 64)
+    monkeypatch.setenv("SLURM_ARRAY_TASK_STEP", "4")  # --array=3-7:4
+    assert script.shard_of(None) == (0, 2)
+
+
 def test_the_look_before_a_run_leaves_results_files_alone(script, tmp_path, monkeypatch):
     """It used to make and remove its own file; another shard that was just listing the folder then failed."""
     monkeypatch.setattr(script.Path, "unlink", lambda *_, **__: pytest.fail("a file was removed"))
@@ -123,13 +134,15 @@ def test_the_look_before_a_run_leaves_results_files_alone(script, tmp_path, monk
     assert [path.name for path in out.parent.iterdir()] == [".results.2-of-3.csv.lock"]
 
 
-def test_torchrun_takes_the_commands_of_the_guide():
+def test_the_commands_of_the_guide_parse():
     """torchrun reads --m and --n of the script as beginnings of its own flags, unless a lone -- comes before the script."""
     from torch.distributed.run import get_args_parser
 
-    commands = re.findall(r"^torchrun .*$", (ROOT / "docs" / "scale.md").read_text(encoding="utf-8").replace("\\\n", " "), re.MULTILINE)
-    assert commands
-    for command in commands:
-        args = get_args_parser().parse_args(shlex.split(command)[1:])
-        module = load_script(args.training_script.removesuffix(".py"))
-        module.parse_args(args.training_script_args)
+    guide = (ROOT / "docs" / "scale.md").read_text(encoding="utf-8").replace("\\\n", " ")
+    commands = [shlex.split(line) for line in re.findall(r"^(?:torchrun|python) .*$", guide, re.MULTILINE)]
+    assert {words[0] for words in commands} == {"torchrun", "python"}
+    for launcher, *words in commands:
+        if launcher == "torchrun":
+            args = get_args_parser().parse_args(words)
+            words = [args.training_script, *args.training_script_args]
+        load_script(words[0].removesuffix(".py")).parse_args(words[1:])
