@@ -185,7 +185,7 @@ def describe_grid():
         hours = " | ".join(f"{costs[:, 0].sum() / rate / 3.6e15:.1f}" for rate in RATES.values())
         lines.append(f"| {name} | {len(costs):,} | {costs[:, 0].sum():.2e} | {costs[:, 3].sum():,.0f} | {hours} |")
     work = costs[:, 0]
-    shares = {count: max(work[i::count].sum() for i in range(count)) / work.sum() * count for count in (8, 16, 32, 64, 128, 270)}
+    shares = {count: max(work[i::count].sum() for i in range(count)) / work.sum() * count for count in (8, 16, 32, 60, 64, 108, 128, 270)}
     rate = work.sum() / (5 * 86400)
     balance = ", ".join(f"{share:.3f} of {count}" for count, share in shares.items())
     return [*lines, "",
