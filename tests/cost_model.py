@@ -20,12 +20,13 @@ import tempfile
 import time
 from datetime import date
 from pathlib import Path
-from statistics import NormalDist, mean, median
+from statistics import NormalDist, mean
 
 import numpy as np
 import torch
 import transformers
 
+transformers.utils.logging.disable_progress_bar()
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 import run_experiment as experiment
@@ -118,7 +119,7 @@ def make_model(name, folder):
 
 
 def measure_point(model, task, n):
-    """(median seconds of three subsamples, bytes of a row, bytes of a predictions file) of a run of run_experiment.py."""
+    """(seconds of the fastest of three subsamples, bytes of a row, bytes of a predictions file) of a run of run_experiment.py."""
     with tempfile.TemporaryDirectory() as folder:
         out, kept = Path(folder) / "results.csv", Path(folder) / "kept"
         if model != "bert-tiny":
@@ -130,7 +131,7 @@ def measure_point(model, task, n):
         subprocess.run(list(map(str, command)), check=True, stdout=subprocess.DEVNULL)  # its seconds hold no start-up
         with open(out, newline="") as file:
             times = [float(row["seconds"]) for row in csv.DictReader(file)]
-        return median(times), out.stat().st_size / 3, mean(file.stat().st_size for file in kept.iterdir())
+        return min(times), out.stat().st_size / 3, mean(file.stat().st_size for file in kept.iterdir())
 
 
 def describe_machine():
@@ -151,7 +152,7 @@ def describe_machine():
             f"{1e6 * machine['layer']:.0f} microseconds per layer and step.",
             f"Share of the matrix rate reached, set by the first line: {machine['share']:.2f}. Most memory of a process: {peak:.0f} MB.",
             f"Characters per token of bert-tiny's WordPiece, special tokens counted: {texts}.", "",
-            "| model | task | n | L | GFLOP | s: memory, layers | s: predicted | s: measured | predicted / measured | bytes: row | predictions |",
+            "| model | task | n | L | GFLOP | s: memory, layers | predicted | measured | predicted / measured | bytes: row | predictions |",
             "| --- " * 11 + "|", *lines]
 
 
@@ -203,7 +204,7 @@ def main():
     info = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
     processor = next((line.partition(": ")[2] for line in info.splitlines() if line.startswith("model name")), platform.machine())
     versions = f"Python {platform.python_version()}, torch {torch.__version__}, transformers {transformers.__version__}"
-    where = f"on one of {os.cpu_count()} cores ({processor.strip()})"
+    where = f"on one of {os.cpu_count()} cores ({processor.strip()}; load average at the start {os.getloadavg()[0]:.1f})"
     lines = [f"Measured {date.today()} by `python tests/cost_model.py` {where}, {versions}.", *describe_machine(), "", *grid]
     print("\n".join(lines))
     guide, begin, end = ROOT / "docs" / "scale.md", "<!-- begin: python tests/cost_model.py -->\n", "<!-- end -->"
