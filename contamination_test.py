@@ -537,6 +537,8 @@ def choose_device(args):
         device = "cuda" if found else "mps" if torch.backends.mps.is_available() else "cpu"
     else:
         device = args.device
+    if device == "cuda" and "LOCAL_RANK" in os.environ:
+        device = f"cuda:{os.environ['LOCAL_RANK']}"  # before the GPU is first used: each process would keep memory on the first one
     if device.startswith("cuda") and not found:
         stop(f"--device {device}: torch {torch.__version__} finds no CUDA GPU here: use --device cpu, or install a CUDA build of torch")
     try:
@@ -545,7 +547,7 @@ def choose_device(args):
         stop(f"--device {device} cannot be used ({str(error).splitlines()[0][:150]}): give auto, cpu, cuda or cuda:0")
     if args.precision == "tf32" and not device.startswith("cuda"):
         stop(f"--precision tf32 needs a CUDA GPU and the device is {device}: use float32 or bf16")
-    return f"cuda:{os.environ['LOCAL_RANK']}" if device == "cuda" and "LOCAL_RANK" in os.environ else device
+    return device
 # --- end shared ---
 
 

@@ -533,7 +533,8 @@ def shard_of(text):
     rank, world = setting("RANK", 0), setting("WORLD_SIZE", 1)
     first, step = setting("SLURM_ARRAY_TASK_MIN", 0), setting("SLURM_ARRAY_TASK_STEP", 1)
     job, jobs = (setting("SLURM_ARRAY_TASK_ID", first) - first) // step, setting("SLURM_ARRAY_TASK_COUNT", 1)
-    if not (0 <= rank < world and 0 <= job < jobs):
+    gaps = setting("SLURM_ARRAY_TASK_MAX", first + (jobs - 1) * step) != first + (jobs - 1) * step  # --array=3,7: step 1, count 2
+    if gaps or not (0 <= rank < world and 0 <= job < jobs):
         stop(f"RANK {rank} of WORLD_SIZE {world}, Slurm array task {job + 1} of {jobs}: no such share. Array numbers must follow "
              "each other in even steps; or give --shard i/k")
     return job * world + rank, jobs * world
@@ -715,6 +716,8 @@ def choose_device(args):
         device = "cuda" if found else "mps" if torch.backends.mps.is_available() else "cpu"
     else:
         device = args.device
+    if device == "cuda" and "LOCAL_RANK" in os.environ:
+        device = f"cuda:{os.environ['LOCAL_RANK']}"  # before the GPU is first used: each process would keep memory on the first one
     if device.startswith("cuda") and not found:
         stop(f"--device {device}: torch {torch.__version__} finds no CUDA GPU here: use --device cpu, or install a CUDA build of torch")
     try:
@@ -723,7 +726,7 @@ def choose_device(args):
         stop(f"--device {device} cannot be used ({str(error).splitlines()[0][:150]}): give auto, cpu, cuda or cuda:0")
     if args.precision == "tf32" and not device.startswith("cuda"):
         stop(f"--precision tf32 needs a CUDA GPU and the device is {device}: use float32 or bf16")
-    return f"cuda:{os.environ['LOCAL_RANK']}" if device == "cuda" and "LOCAL_RANK" in os.environ else device
+    return device
 # --- end shared ---
 
 
@@ -1502,10 +1505,9 @@ def prepare_output(args):
     try:
         for folder in filter(None, (args.out.parent, args.predictions)):
             folder.mkdir(parents=True, exist_ok=True)
-        with locked(args.out):
-            args.out.open("r+b" if args.out.exists() else "ab").close()
-            if not args.out.stat().st_size:
-                args.out.unlink()
+        with locked(args.out):  # its file beside it shows that a new file can be made here
+            if args.out.exists():
+                args.out.open("r+b").close()
     except OSError as error:
         stop(f"--out {args.out} or --predictions {args.predictions} cannot be written ({error.strerror}): give another place")
     if args.out.exists() and args.out.stat().st_size > size:
@@ -1565,6 +1567,8 @@ def measure(args):
     if args.dry_run:
         return estimate(args, pending, models, tasks, device)
     run_all(args, pending, models, tasks, device)
+    if count > 1:  # tables of a share's rows would be mistaken for results, and every share would draw every plot
+        return print(f"share {index + 1} of {count} is done: {args.out.resolve()}; python fit_model.py {args.out.resolve().parent} reads all shares")
     report(args, units)
 
 
