@@ -28,7 +28,7 @@ Writes results.csv, one row per finished subsample (a rerun goes on where the la
     seed, seconds                               enters the training seeds only; time that the subsample took
     split, data, recipe                         hashes of the row numbers drawn, of the task's data, of the settings
     versions                                    of torch and transformers
-and a plot results.*.png per cell (experiment, model, m, n).
+and a plot results.*.png per cell (experiment, model, m, n); a --shard of a run draws none.
 
 Measured 2026-11-21, first command, 2 CPU cores, versions of requirements.txt: 130 s, 1.6 GB; bbc_news acc_base .839, acc_extra
 .839, acc_test .845, rotten_tomatoes .571, .583, .579 (m = 50, n = 200, 5 subsamples each). GPUs were not measured.
@@ -638,11 +638,12 @@ def packed_attention(module, query, key, value, attention_mask, packing=None, **
 
 # --- shared: reuse_memory ---
 def reuse_memory():
-    """Linux: keep freed blocks of up to 32 MB (the most that is allowed) for the next tensor, gradients above all: on some
-    machines a page fault per 4 kB costs more than the product that fills it. Larger ones (logits) go back to the system."""
+    """Linux: keep freed blocks below 12 MB for the next tensor, the gradients of BERT-base's largest layers among them: on some
+    machines a page fault per 4 kB costs more than the product that fills it. Larger ones (logits) go back, since kept they
+    would double the memory of a small model."""
     with contextlib.suppress(OSError, AttributeError):
         libc = ctypes.CDLL("libc.so.6")
-        libc.mallopt(-3, 32 * 2**20)  # M_MMAP_THRESHOLD
+        libc.mallopt(-3, 12 * 2**20)  # M_MMAP_THRESHOLD
         libc.mallopt(-1, 2**30)  # M_TRIM_THRESHOLD
 # --- end shared ---
 
@@ -948,6 +949,8 @@ def classify(net, head, ids, size):
 def restore(net):
     """Copy the checkpoint back into the weights, in memory."""
     net.table = None
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL("libc.so.6").malloc_trim(0)  # Linux: give back what lies unused between two arms
     with torch.no_grad():
         for weight, saved in zip(net.weights, net.checkpoint):
             weight.copy_(saved)

@@ -32,7 +32,7 @@ Writes results.csv, one row per finished subsample (a rerun goes on where the la
     seed, seconds                               enters the training seeds only; time that the subsample took
     split, data, recipe                         hashes of the row numbers drawn, of the task's data, of the settings
     versions                                    of torch and transformers
-and a plot results.*.png per cell (experiment, model, m, n). Analyse it with fit_model.py.
+and a plot results.*.png per cell (experiment, model, m, n); a --shard of a run draws none. Analyse it with fit_model.py.
 
 Measured 2026-11-21, third command (the defaults: smollm2, n = 50, 2 subsamples), 2 CPU cores, Python 3.11, versions of requirements.txt:
 417 s, 3.1 GB; bbc_news acc_base .480, acc_extra .640, acc_test .680; rotten_tomatoes .640, .640, .640. From the paper, for the Mistral runs:
@@ -815,11 +815,12 @@ def show_prompts(args, tasks):
 
 # --- shared: reuse_memory ---
 def reuse_memory():
-    """Linux: keep freed blocks of up to 32 MB (the most that is allowed) for the next tensor, gradients above all: on some
-    machines a page fault per 4 kB costs more than the product that fills it. Larger ones (logits) go back to the system."""
+    """Linux: keep freed blocks below 12 MB for the next tensor, the gradients of BERT-base's largest layers among them: on some
+    machines a page fault per 4 kB costs more than the product that fills it. Larger ones (logits) go back, since kept they
+    would double the memory of a small model."""
     with contextlib.suppress(OSError, AttributeError):
         libc = ctypes.CDLL("libc.so.6")
-        libc.mallopt(-3, 32 * 2**20)  # M_MMAP_THRESHOLD
+        libc.mallopt(-3, 12 * 2**20)  # M_MMAP_THRESHOLD
         libc.mallopt(-1, 2**30)  # M_TRIM_THRESHOLD
 # --- end shared ---
 

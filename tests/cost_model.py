@@ -4,8 +4,8 @@
     python tests/cost_model.py --arithmetic  # the paper's grid alone: seconds, no model is run, nothing is written
 
 Run by hand on a quiet machine; pytest does not collect it. docs/scale.md derives the formulas and defines the terms. Three constants
-are measured by small tests of one core (matrix rate, memory rate, time per layer and step). The fourth, the share of the matrix rate
-that a run reaches, is set so that the first measured point fits. The other points are predicted and printed beside the measured.
+are measured by small tests of one core (matrix rate, memory rate, time per layer and step). The fourth, the time of what is done to
+each value between the products, is set so that the first measured point fits. The other points are predicted and printed beside the measured.
 """
 
 import argparse
@@ -44,7 +44,9 @@ PER_TOKEN = 4.4  # characters; see the generated part of docs/scale.md
 
 
 def cost(shape, tokens, m, n, epochs, batches):
-    """(operations, bytes that optimiser steps move, layer passes, steps) of a subsample; tokens: mean per text, after the cut."""
+    """(operations, bytes that optimiser steps move, layer passes, steps, values) of a subsample; tokens: mean per text, after the cut.
+
+    values: hidden values per token and layer, for what happens to them between the products; evaluation, without backward, a third."""
     layers, hidden, vocabulary, objective = shape
     body = 12 * layers * hidden**2  # weights: attention 4 h^2, feed-forward 8 h^2 per layer
     attention = 2 * layers * hidden * tokens  # multiplications per token: scores and their use, in every layer
@@ -57,12 +59,13 @@ def cost(shape, tokens, m, n, epochs, batches):
     everything = body + vocabulary * hidden
     moved = STEP_BYTES * (first * everything + second * body) + 3 * 8 * everything  # and the weights are restored three times
     passes = layers * (first + second + math.ceil(n / batches["evaluate"]))  # three evaluations, without backward, count as one
-    return operations, moved, passes, first + second
+    values = layers * hidden * (pretrain + train + evaluate / 3)
+    return operations, moved, passes, first + second, values
 
 
 def seconds(costs, machine):
     """The time of a subsample on a machine."""
-    return costs[0] / (machine["share"] * machine["matrix"]) + costs[1] / machine["memory"] + costs[2] * machine["layer"]
+    return costs[0] / machine["matrix"] + costs[1] / machine["memory"] + costs[2] * machine["layer"] + costs[4] * machine["value"]
 
 
 def best_time(call):
@@ -141,19 +144,19 @@ def describe_machine():
     for model, task, n in POINTS:
         costs = cost(SHAPES[model], tokens[task][1], M, n, EPOCHS, BATCHES)
         measured, row, kept = measure_point(model, task, n)
-        rest = seconds(costs, machine | {"share": math.inf})  # memory and layers
-        machine.setdefault("share", costs[0] / machine["matrix"] / max(measured - rest, 0.1 * measured))
-        predicted = seconds(costs, machine)
-        times = f"{rest:.2f} | {predicted:.2f} | {measured:.2f} | {predicted / measured:.2f}"
+        machine.setdefault("value", max(0, measured - seconds(costs, machine | {"value": 0})) / costs[4])
+        products, predicted = costs[0] / machine["matrix"], seconds(costs, machine)
+        parts = f"{products:.2f} | {costs[4] * machine['value']:.2f} | {predicted - products - costs[4] * machine['value']:.2f}"
+        times = f"{parts} | {predicted:.2f} | {measured:.2f} | {predicted / measured:.2f}"
         lines.append(f"| {model} | {task} | {n} | {tokens[task][1]:.1f} | {costs[0] / 1e9:.0f} | {times} | {row:.0f} | {kept:,.0f} |")
     texts = ", ".join(f"{task} {each[0]:.2f}" for task, each in tokens.items())
     peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
     return [f"One core: matrix rate {machine['matrix'] / 1e9:.0f} GFLOP/s, memory rate {machine['memory'] / 1e9:.1f} GB/s, "
             f"{1e6 * machine['layer']:.0f} microseconds per layer and step.",
-            f"Share of the matrix rate reached, set by the first line: {machine['share']:.2f}. Most memory of a process: {peak:.0f} MB.",
+            f"Time per value, set by the first line: {1e9 * machine['value']:.0f} nanoseconds. Most memory of a process: {peak:.0f} MB.",
             f"Characters per token of bert-tiny's WordPiece, special tokens counted: {texts}.", "",
-            "| model | task | n | L | GFLOP | s: memory, layers | predicted | measured | predicted / measured | bytes: row | predictions |",
-            "| --- " * 11 + "|", *lines]
+            "| model | task | n | L | GFLOP | s: products | values | steps | predicted | measured | predicted / measured | bytes: row | predictions |",
+            "| --- " * 13 + "|", *lines]
 
 
 def paper_tokens(percentiles, length=256):

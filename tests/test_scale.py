@@ -134,12 +134,13 @@ def test_the_look_before_a_run_leaves_results_files_alone(script, tmp_path, monk
     assert [path.name for path in out.parent.iterdir()] == [".results.2-of-3.csv.lock"]
 
 
-def test_the_commands_of_the_guide_parse():
+@pytest.mark.parametrize("document", ["README.md", "docs/scale.md"])
+def test_the_commands_of_the_guide_parse(document):
     """torchrun reads --m and --n of the script as beginnings of its own flags, unless a lone -- comes before the script."""
     from torch.distributed.run import get_args_parser
 
-    guide = (ROOT / "docs" / "scale.md").read_text(encoding="utf-8").replace("\\\n", " ")
-    commands = [shlex.split(line) for line in re.findall(r"^(?:torchrun|python) .*$", guide, re.MULTILINE)]
+    guide = (ROOT / document).read_text(encoding="utf-8").replace("\\\n", " ")
+    commands = [shlex.split(line) for line in re.findall(r"^(?:torchrun .*|python \w+\.py.*)$", guide, re.MULTILINE)]
     assert {words[0] for words in commands} == {"torchrun", "python"}
     for launcher, *words in commands:
         if launcher == "torchrun":
