@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # A real Slurm on this machine alone: a job array shares a small grid, one task is cancelled half way, the array is submitted again.
 #
-#     apt-get install -y slurm-wlm munge          # Debian or Ubuntu
 #     sudo bash tests/slurm_one_node.sh           # about 2 minutes; PYTHON=/path/to/python for another Python
 #
+# Where they are missing it installs Debian's packages slurm-wlm and munge, which stay.
 # It passes if every row of the grid is there exactly once and, but for its seconds, equals that of one plain run. Run by hand; pytest
 # does not collect it. Key, configuration, state and results lie in one temporary folder; a Slurm of the machine's own is neither read
 # nor changed (other ports, other sockets), and at the end, however it ends, the daemons are stopped and the folder is removed.
@@ -18,10 +18,12 @@ FLAGS="$FLAGS --workers 1 --threads 1 --device cpu"
 LIMIT=600  # seconds, for each thing that is waited for
 
 [ "$(id -u)" = 0 ] || { echo "FAIL: must run as root (the daemons start jobs)"; exit 1; }
-for program in munged slurmctld slurmd sbatch squeue scancel scontrol sinfo; do
-    PATH=$PATH:/usr/sbin command -v $program > /dev/null || { echo "FAIL: no $program: apt-get install -y slurm-wlm munge"; exit 1; }
-done
 PATH=$PATH:/usr/sbin
+programs="munged slurmctld slurmd sbatch squeue scancel scontrol sinfo"
+if [ "$(for program in $programs; do command -v $program; done | wc -l)" != "$(wc -w <<< "$programs")" ]; then
+    apt-get update --quiet=2 && DEBIAN_FRONTEND=noninteractive apt-get install --quiet=2 --yes slurm-wlm munge > /dev/null ||
+        { echo "FAIL: no Slurm, and apt-get cannot install slurm-wlm and munge"; exit 1; }
+fi
 unset "${!SLURM_@}"
 folder=$(mktemp -d)
 chmod 755 "$folder"
