@@ -638,12 +638,12 @@ def packed_attention(module, query, key, value, attention_mask, packing=None, **
 
 # --- shared: reuse_memory ---
 def reuse_memory():
-    """Linux: keep freed blocks below 12 MB for the next tensor, the gradients of BERT-base's largest layers among them: on some
+    """Linux: keep freed blocks up to 16 MB for the next tensor, the gradients of BERT-base's largest layers among them: on some
     machines a page fault per 4 kB costs more than the product that fills it. Larger ones (logits) go back, since kept they
     would double the memory of a small model."""
     with contextlib.suppress(OSError, AttributeError):
         libc = ctypes.CDLL("libc.so.6")
-        libc.mallopt(-3, 12 * 2**20)  # M_MMAP_THRESHOLD
+        libc.mallopt(-3, 16 * 2**20)  # M_MMAP_THRESHOLD
         libc.mallopt(-1, 2**30)  # M_TRIM_THRESHOLD
 # --- end shared ---
 
@@ -809,20 +809,23 @@ def mask_tokens(ids, special, mask_id, vocabulary, rng):
 # --- shared: token_loss ---
 class TokenLoss(torch.autograd.Function):
     """Summed cross entropy of logits [S, vocabulary] and targets [S], in the memory of the logits: they become the
-    log-probabilities and then the gradient. torch's own makes four more arrays of their size, the largest there are."""
+    probabilities and then the gradient. torch's own makes four more arrays of their size, the largest there are."""
 
     @staticmethod
     def forward(ctx, logits, targets):
-        for rows in logits.split(64):  # few enough to stay in the cache
+        loss, targets = logits.new_zeros(()), targets[:, None]
+        size = 8 if logits.device.type == "cpu" else 256  # rows: few enough to stay in the cache
+        for rows, chosen in zip(logits.split(size), targets.split(size)):
             rows.sub_(rows.logsumexp(1, keepdim=True))
-        ctx.log_probabilities, ctx.targets = logits, targets[:, None]
-        return -logits.gather(1, ctx.targets).sum()
+            loss -= rows.gather(1, chosen).sum()
+            rows.exp_()
+        ctx.probabilities, ctx.targets = logits, targets
+        return loss
 
     @staticmethod
     def backward(ctx, gradient):
-        probabilities = ctx.log_probabilities.exp_()
-        probabilities.scatter_add_(1, ctx.targets, probabilities.new_full(ctx.targets.shape, -1.0))
-        return probabilities.mul_(gradient), None
+        ones = ctx.probabilities.new_ones(ctx.targets.shape)
+        return ctx.probabilities.scatter_add_(1, ctx.targets, -ones).mul_(gradient), None
 # --- end shared ---
 
 
