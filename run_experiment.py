@@ -486,9 +486,9 @@ def shard_of(text):
 
     rank, world = setting("RANK", 0), setting("WORLD_SIZE", 1)
     first, step = setting("SLURM_ARRAY_TASK_MIN", 0), setting("SLURM_ARRAY_TASK_STEP", 1)
-    job, jobs = (setting("SLURM_ARRAY_TASK_ID", first) - first) // step, setting("SLURM_ARRAY_TASK_COUNT", 1)
+    (job, between), jobs = divmod(setting("SLURM_ARRAY_TASK_ID", first) - first, step), setting("SLURM_ARRAY_TASK_COUNT", 1)
     gaps = setting("SLURM_ARRAY_TASK_MAX", first + (jobs - 1) * step) != first + (jobs - 1) * step  # --array=3,7: step 1, count 2
-    if gaps or not (0 <= rank < world and 0 <= job < jobs):
+    if between or gaps or not (0 <= rank < world and 0 <= job < jobs):
         stop(f"RANK {rank} of WORLD_SIZE {world}, Slurm array task {job + 1} of {jobs}: no such share. Array numbers must follow "
              "each other in even steps; or give --shard i/k")
     return job * world + rank, jobs * world
@@ -638,9 +638,9 @@ def packed_attention(module, query, key, value, attention_mask, packing=None, **
 
 # --- shared: reuse_memory ---
 def reuse_memory():
-    """Linux: keep freed blocks up to 16 MB for the next tensor, the gradients of BERT-base's largest layers among them: on some
-    machines a page fault per 4 kB costs more than the product that fills it. Larger ones (logits) go back, since kept they
-    would double the memory of a small model."""
+    """Linux: keep freed blocks up to 16 MB, and up to 1 GB of them, for the next tensor, the gradients of BERT-base's largest layers
+    among them: on some machines a page fault per 4 kB costs more than the product that fills it. Larger ones (a causal model's
+    logits) go back, since kept they would double the memory of a small model; run_experiment.py gives all back between two arms."""
     with contextlib.suppress(OSError, AttributeError):
         libc = ctypes.CDLL("libc.so.6")
         libc.mallopt(-3, 16 * 2**20)  # M_MMAP_THRESHOLD
@@ -689,7 +689,9 @@ def load_network(folder, gguf, objective, device, precision, max_length):
     net.device, net.precision = torch.device(device), precision
     modules = [lm, *([pooler] if pooler is not None else [])]
     net.weights = [weight for module in modules for weight in module.to(device).parameters()]
-    net.checkpoint = [weight.detach().clone() for weight in net.weights]
+    net.checkpoint = [weight.detach() for weight in net.weights]  # on a CPU: pages of the file
+    for weight in net.weights:
+        weight.data = weight.detach().clone()
     return net
 
 
@@ -952,8 +954,9 @@ def classify(net, head, ids, size):
 def restore(net):
     """Copy the checkpoint back into the weights, in memory."""
     net.table = None
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL("libc.so.6").malloc_trim(0)  # Linux: give back what lies unused between two arms
+    if sum(saved.nbytes for saved in net.checkpoint) < SMALL_MODEL:  # a large one needs the same blocks again at once
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL("libc.so.6").malloc_trim(0)  # Linux: give back what lies unused between two arms
     with torch.no_grad():
         for weight, saved in zip(net.weights, net.checkpoint):
             weight.copy_(saved)

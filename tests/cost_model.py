@@ -36,7 +36,7 @@ SHAPES = {  # layers, hidden size, vocabulary, objective
     "bert-4x256": (4, 256, 30522, "mlm"), "gpt2-4x256": (4, 256, 30522, "clm"),
 }
 POINTS = [("bert-tiny", "rotten_tomatoes", 50), ("bert-tiny", "rotten_tomatoes", 200), ("bert-tiny", "bbc_news", 200),
-          ("bert-4x256", "rotten_tomatoes", 50), ("gpt2-4x256", "rotten_tomatoes", 50)]  # the first sets the share
+          ("bert-4x256", "rotten_tomatoes", 50), ("gpt2-4x256", "rotten_tomatoes", 50)]  # the first sets the time per value
 EPOCHS, BATCHES, M, LENGTH = {"pretrain": 2, "train": 3}, {"pretrain": 16, "train": 16, "evaluate": 64}, 50, 96
 STEP_BYTES = 44  # per weight: gradient written 4, its norm 4, clipped 8; AdamW reads 16 and writes 12
 RATES = {"2 TFLOP/s (a quarter of a T4's 8.1, float32)": 2, "20 (30 % of an H200's 67, float32)": 20, "100 (H200, tf32 or bf16)": 100}
@@ -58,7 +58,7 @@ def cost(shape, tokens, m, n, epochs, batches):
     second = 3 * epochs["train"] * math.ceil(m / batches["train"])
     everything = body + vocabulary * hidden
     moved = STEP_BYTES * (first * everything + second * body) + 3 * 8 * everything  # and the weights are restored three times
-    passes = layers * (first + second + math.ceil(n / batches["evaluate"]))  # three evaluations, without backward, count as one
+    passes = layers * (first + second + math.ceil(n / batches["evaluate"]))  # three evaluations, without backward, count as one step each
     values = layers * hidden * (pretrain + train + evaluate / 3)
     return operations, moved, passes, first + second, values
 
@@ -190,9 +190,10 @@ def describe_grid():
         lines.append(f"| {name} | {len(costs):,} | {costs[:, 0].sum():.2e} | {costs[:, 3].sum():,.0f} | {hours} |")
     work = costs[:, 0]
     shares = {count: max(work[i::count].sum() for i in range(count)) / work.sum() * count for count in (8, 16, 32, 60, 64, 108, 128, 270)}
-    rate = work.sum() / (5 * 86400)
+    rate, steps = work.sum() / (5 * 86400), costs[:, 3].sum()
     balance = ", ".join(f"{share:.3f} of {count}" for count, share in shares.items())
-    return [*lines, "",
+    return [*lines, "", f"Hours are operations alone; {steps / 1e6:.2f} million optimiser steps of t milliseconds each that are not products add "
+            f"{steps / 3.6e6:.1f} t hours.", "Eight GPUs of one node: an eighth of the hours, times 1.002 for the largest share (below).", "",
             f"The paper's 5 days on a T4 are {rate / 1e12:.2f} TFLOP/s of this arithmetic, {rate / 8.1e12:.0%} of its peak in float32.", "",
             f"The dearest subsample costs {work.max() / work.min():.0f} times the cheapest. Largest share over the mean share:",
             f"{balance}."]

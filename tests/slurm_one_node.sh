@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # A real Slurm on this machine alone: a job array shares a small grid, one task is cancelled half way, the array is submitted again.
 #
-#     sudo bash tests/slurm_one_node.sh           # about 2 minutes; PYTHON=/path/to/python for another Python
+#     sudo PYTHON="$(command -v python)" bash tests/slurm_one_node.sh           # about 2 minutes
 #
 # Where they are missing it installs Debian's packages slurm-wlm and munge, which stay.
 # It passes if every row of the grid is there exactly once and, but for its seconds, equals that of one plain run. Run by hand; pytest
@@ -10,7 +10,7 @@
 # No cgroups, so it works in a container: processes are found in /proc and are not bound to cores.
 set -euo pipefail
 
-PYTHON=$(command -v "${PYTHON:-python}")
+PYTHON=$(command -v "${PYTHON:-python}") || { echo "FAIL: no Python: set PYTHON"; exit 1; }
 SCRIPT=$(cd "$(dirname "$0")/.." && pwd)/run_experiment.py
 ROWS=40  # 2 tasks x 20 subsamples
 FLAGS="--tasks rotten_tomatoes bbc_news --m 20 --n 20 --subsamples 20 --pretrain-epochs 1 --train-epochs 2 --max-length 48"
@@ -39,11 +39,13 @@ finish() {
         echo "--- ends of the logs"
         tail -n 15 "$folder"/*.log
     fi
-    timeout 20 scancel --user root 2> /dev/null
-    for _ in $(seq 50); do
-        [ -z "$(timeout 20 squeue --noheader 2> /dev/null)" ] && break
-        sleep 0.2
-    done
+    if [ ${#daemons[@]} -gt 2 ]; then  # all are up: end the jobs
+        timeout 20 scancel --user root 2> /dev/null
+        for _ in $(seq 50); do
+            [ -z "$(timeout 20 squeue --noheader 2> /dev/null)" ] && break
+            sleep 0.2
+        done
+    fi
     for daemon in "${daemons[@]}"; do kill "$daemon" 2> /dev/null; done
     for _ in $(seq 50); do
         kill -0 "${daemons[@]}" 2> /dev/null || break
@@ -114,7 +116,7 @@ END
 }
 
 submit() {  # submit ARRAY: prints the job's number
-    sbatch --parsable --array="$1" --chdir="$folder" --output="$folder/job_%A_%a.log" --time=30 \
+    timeout 60 sbatch --parsable --array="$1" --chdir="$folder" --output="$folder/job_%A_%a.log" --time=30 \
         --wrap "$PYTHON $SCRIPT $FLAGS --out $folder/shared/results.csv"
 }
 
@@ -157,7 +159,7 @@ say "$(sbatch --version) is up: $(sinfo -h -o '%n %c CPUs %m MB')"
 
 job=$(submit 1-4)
 wait_for "the first rows of task 2" begun "$folder/shared/results.2-of-4.csv"
-scancel "${job}_2"
+timeout 60 scancel "${job}_2"
 say "job array $job (1-4): task 2 cancelled, with $(rows) rows of all tasks written"
 wait_for "the job array" ended "$job"
 left=$(rows)

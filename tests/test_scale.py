@@ -4,19 +4,19 @@ way, another number of shards. Every row comes once, and equals that of one plai
 import os
 import re
 import shlex
-import signal
 import subprocess
 import sys
 import time
 from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from conftest import ROOT, load_script
 from test_runs import comparable, rows_of
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--"]
-ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")} | {"OMP_NUM_THREADS": "1"}
+ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "RANK", "WORLD_", "LOCAL_"))} | {"OMP_NUM_THREADS": "1"}
 
 
 @pytest.fixture(scope="module")
@@ -88,9 +88,9 @@ def test_a_killed_worker_and_a_rerun_with_another_number_of_shards(script, grids
     deadline = time.time() + 60
     while time.time() < deadline and not list(tmp_path.glob("results*.csv")):
         time.sleep(0.01)
-    workers = subprocess.run(["pgrep", "-P", str(run.pid), "-f", "run_experiment.py"], capture_output=True, text=True).stdout.split()
+    workers = [child for child in psutil.Process(run.pid).children() if any("run_experiment.py" in word for word in child.cmdline())]
     assert len(workers) == 2
-    os.kill(int(workers[0]), signal.SIGKILL)
+    workers[0].kill()
     assert run.wait(timeout=60) == 1  # torchrun ends the other worker too
     before = {file: file.read_text() for file in tmp_path.glob("results*.csv")}
     whole = {file: text[: text.rfind("\n") + 1] for file, text in before.items()}
