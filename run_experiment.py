@@ -30,7 +30,7 @@ Writes results.csv, one row per finished subsample (a rerun goes on where the la
     versions                                    of torch and transformers
 and a plot results.*.png per cell (experiment, model, m, n); a --shard of a run draws none.
 
-Measured 2026-11-21, first command, 2 CPU cores, versions of requirements.txt: 130 s, 1.6 GB; bbc_news acc_base .839, acc_extra
+Measured 2026-11-21, first command, 2 CPU cores, versions of requirements.txt: 96 s, 1.8 GB; bbc_news acc_base .839, acc_extra
 .839, acc_test .845, rotten_tomatoes .571, .583, .579 (m = 50, n = 200, 5 subsamples each). GPUs were not measured.
 """
 
