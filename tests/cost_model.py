@@ -5,7 +5,8 @@
 
 Run by hand on a quiet machine; pytest does not collect it. docs/scale.md derives the formulas and defines the terms. Three constants
 are measured by small tests of one core (matrix rate, memory rate, time per layer and step). The fourth, the time of what is done to
-each value between the products, is set so that the first measured point fits. The other points are predicted and printed beside the measured.
+each value between the products, is set so that the first measured point fits. The other points are predicted and printed beside the
+measured.
 """
 
 import argparse
@@ -155,7 +156,8 @@ def describe_machine():
             f"{1e6 * machine['layer']:.0f} microseconds per layer and step.",
             f"Time per value, set by the first line: {1e9 * machine['value']:.0f} nanoseconds. Most memory of a process: {peak:.0f} MB.",
             f"Characters per token of bert-tiny's WordPiece, special tokens counted: {texts}.", "",
-            "| model | task | n | L | GFLOP | s: products | values | steps | predicted | measured | predicted / measured | bytes: row | predictions |",
+            "| model | task | n | L | GFLOP | s: products | values | steps | predicted | measured | predicted / measured | bytes: row "
+            "| predictions |",
             "| --- " * 13 + "|", *lines]
 
 
@@ -192,8 +194,10 @@ def describe_grid():
     shares = {count: max(work[i::count].sum() for i in range(count)) / work.sum() * count for count in (8, 16, 32, 60, 64, 108, 128, 270)}
     rate, steps = work.sum() / (5 * 86400), costs[:, 3].sum()
     balance = ", ".join(f"{share:.3f} of {count}" for count, share in shares.items())
-    return [*lines, "", f"Hours are operations alone; {steps / 1e6:.2f} million optimiser steps of t milliseconds each that are not products add "
-            f"{steps / 3.6e6:.1f} t hours.", "Eight GPUs of one node: an eighth of the hours, times 1.002 for the largest share (below).", "",
+    return [*lines, "",
+            f"Hours are operations alone; {steps / 1e6:.2f} million optimiser steps of t milliseconds each that are not products add "
+            f"{steps / 3.6e6:.1f} t hours.",
+            f"Eight GPUs of one node: an eighth of the hours, times {shares[8]:.3f} for the largest share (below).", "",
             f"The paper's 5 days on a T4 are {rate / 1e12:.2f} TFLOP/s of this arithmetic, {rate / 8.1e12:.0%} of its peak in float32.", "",
             f"The dearest subsample costs {work.max() / work.min():.0f} times the cheapest. Largest share over the mean share:",
             f"{balance}."]

@@ -16,7 +16,8 @@ from conftest import ROOT, load_script
 from test_runs import comparable, rows_of
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--"]
-ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "RANK", "WORLD_", "LOCAL_"))} | {"OMP_NUM_THREADS": "1"}
+OF_A_JOB = ("SLURM_", "RANK", "WORLD_", "LOCAL_")
+ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith(OF_A_JOB)} | {"OMP_NUM_THREADS": "1"}
 
 
 @pytest.fixture(scope="module")
