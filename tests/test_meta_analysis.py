@@ -276,7 +276,8 @@ def test_any_torn_file_is_completed_to_the_same_bytes(run, tmp_path):
 def launched(tmp_path, *flags):
     """The script in a process of its own, once it has written some slices."""
     process = subprocess.Popen([sys.executable, SCRIPT, "results.csv", "--analysis", "paired", "--slices", "100000", *flags],
-                               cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+                               cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                               preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))  # a shell's background job ignores it
     file, deadline = tmp_path / "meta" / "meta.csv", time.time() + 60
     while not (file.exists() and file.stat().st_size > 20_000) and process.poll() is None and time.time() < deadline:
         time.sleep(0.02)
