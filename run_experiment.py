@@ -689,9 +689,7 @@ def load_network(folder, gguf, objective, device, precision, max_length):
     net.device, net.precision = torch.device(device), precision
     modules = [lm, *([pooler] if pooler is not None else [])]
     net.weights = [weight for module in modules for weight in module.to(device).parameters()]
-    net.checkpoint = [weight.detach() for weight in net.weights]  # on a CPU: pages of the file
-    for weight in net.weights:
-        weight.data = weight.detach().clone()
+    net.checkpoint = [weight.detach().clone() for weight in net.weights]  # as loaded they are pages of the file, which may change
     return net
 
 

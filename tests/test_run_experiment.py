@@ -2,6 +2,7 @@
 transformers, transformers' own classifiers, and its Trainer."""
 
 import math
+import shutil
 from types import SimpleNamespace
 
 import numpy as np
@@ -294,3 +295,18 @@ def test_bf16_stays_near_float32(script, model_dir):
         unit["recipe"]["precision"] = precision
         losses[precision] = script.run_subsample(unit, model, "cpu", 1)[0]["loss_extra"]
     assert losses["bf16"] != losses["float32"] and losses["bf16"] == pytest.approx(losses["float32"], rel=0.02)
+
+
+def test_a_model_file_that_changes_during_a_run_leaves_the_checkpoint_alone(script, model_dir, tmp_path):
+    """Loaded weights are pages of the file: days into a run somebody may save another model there."""
+    shutil.copytree(model_dir("gpt2"), tmp_path / "model")
+    script.load_network.cache_clear()
+    net = script.load_network(str(tmp_path / "model"), None, "clm", "cpu", "float32", 32)
+    before = [weight.clone() for weight in net.checkpoint]
+    file = tmp_path / "model" / "model.safetensors"
+    with open(file, "r+b") as opened:
+        opened.seek(file.stat().st_size // 4)
+        opened.write(bytes(file.stat().st_size // 2))
+    script.restore(net)
+    script.load_network.cache_clear()
+    assert all(torch.equal(weight, saved) for weight, saved in zip(net.weights, before))

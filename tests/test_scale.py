@@ -125,6 +125,9 @@ def test_an_array_with_gaps_has_no_shares(script, monkeypatch, capsys):
     assert "no such share" in capsys.readouterr().err and script.shard_of("3/64") == (2, 64)
     monkeypatch.setenv("SLURM_ARRAY_TASK_STEP", "4")  # --array=3-7:4
     assert script.shard_of(None) == (0, 2)
+    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "4")  # between two steps, which a list of ranges can hold
+    with pytest.raises(SystemExit):
+        script.shard_of(None)
 
 
 def test_the_look_before_a_run_leaves_results_files_alone(script, tmp_path, monkeypatch):
