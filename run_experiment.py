@@ -618,29 +618,87 @@ def recipe_of(registry, args, model, task_spec):
             "max_length": length, "precision": args.precision, "weights": model["weights"]}
 
 
-def packed_attention(module, query, key, value, attention_mask, packing=None, **options):
+class Move(torch.autograd.Function):
+    """x [N, d] -> x[there] [M, d], where row i of x is wanted back from place back[i] alone: the gradient is moved as fast as the values."""
+
+    @staticmethod
+    def forward(ctx, x, there, back):
+        ctx.back = back
+        return x.index_select(0, there)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient.index_select(0, ctx.back), None, None
+
+
+def packed_attention(module, query, key, value, attention_mask, packing=None, dropout=0.0, scaling=None, **options):
     """Attention over texts that lie end to end: query, key, value [1, heads, T, d] -> [1, T, heads, d].
 
-    The T tokens are laid out as padded rows [texts, heads, longest, d] for the attention alone, which is a small
-    part of the work; every other layer sees no pad token. Equal to one text at a time up to rounding."""
-    from transformers.integrations.sdpa_attention import sdpa_attention_forward
-
-    slots, texts, longest, mask = packing
+    The T tokens are laid out as [rows, heads, longest, d] for the attention alone (lay_out), a small part of the work; every other layer
+    sees no pad token. Equal to one text at a time up to rounding."""
+    rows, places, mask, noise = packing
 
     def spread(x):
-        flat = x[0].transpose(0, 1).flatten(1)
-        rows = flat.new_zeros(texts * longest, flat.shape[1]).index_copy(0, slots, flat)
-        return rows.view(texts, longest, x.shape[1], x.shape[3]).transpose(1, 2)
+        return Move.apply(x[0].transpose(0, 1).flatten(0, 1), *places(x.shape[1])).unflatten(0, (rows, x.shape[1], -1))
 
-    out, _ = sdpa_attention_forward(module, spread(query), spread(key), spread(value), mask, **options)
-    return out.flatten(0, 1)[slots][None], None
+    query, key, value = map(spread, (query, key, value))
+    if dropout and query.device.type == "cpu" and query.shape == key.shape:  # as torch does it, without its slow random numbers
+        scores = (query * (scaling or query.shape[-1] ** -0.5)) @ key.transpose(2, 3)
+        weights = scores.add_(mask).softmax(-1)
+        out = (weights * keep_factors(noise, weights, dropout)) @ value
+    else:
+        groups = query.shape[1] != key.shape[1]
+        out = F.scaled_dot_product_attention(query, key, value, mask.to(query.dtype), dropout_p=dropout, scale=scaling, enable_gqa=groups)
+    there, back = places(query.shape[1])
+    return Move.apply(out.flatten(0, 2), back, there).unflatten(0, (1, -1, query.shape[1])), None
+
+
+def lay_out(lengths, causal):
+    """Several texts to a row, as many as fit beside the longest (first fit, long texts first): (number of rows, their length, place of
+    each token [T] in [rows * longest], mask [rows, 1, longest, longest] that is 0 within a text and -inf elsewhere).
+
+    Pads look at pads alone: what they hold, and the gradient that reaches them, stays with them."""
+    longest, space, starts = int(lengths.max()), [], np.empty(len(lengths), dtype=np.int64)
+    for text in np.argsort(-lengths, kind="stable"):
+        row = next((row for row, left in enumerate(space) if left >= lengths[text]), len(space))
+        space += [longest] * (row == len(space))
+        starts[text] = (row + 1) * longest - space[row]
+        space[row] -= lengths[text]
+    slots = np.repeat(starts - np.cumsum(lengths) + lengths, lengths) + np.arange(lengths.sum())
+    owner = np.full(len(space) * longest, -1)
+    owner[slots] = np.repeat(np.arange(len(lengths)), lengths)
+    owner = owner.reshape(-1, longest)
+    seen = owner[:, :, None] == owner[:, None, :]
+    if causal:
+        seen &= np.tri(longest, dtype=bool)
+    return len(space), longest, slots, np.where(seen, np.float32(0), np.float32(-np.inf))[:, None]
+
+
+def keep_factors(noise, like, rate):
+    """Dropout's factors for a tensor on the CPU: 0 with probability rate (in steps of 1 / 65536), else 1 / (1 - rate).
+    torch's own generator needs 8 times as long, a tenth of a small model's training."""
+    cut, count = round(rate * 2**16), like.numel()
+    draws = noise.random_raw(-(-count // 4)).view(np.uint16)[:count]
+    factors = np.multiply(draws >= cut, 2**16 / (2**16 - cut), dtype=np.float32)
+    return torch.from_numpy(factors).view(like.shape).to(like.dtype)
+
+
+class Dropout(torch.nn.Dropout):
+    """torch.nn.Dropout by the faster random numbers of the network's own generator."""
+
+    def __init__(self, rate, net):
+        super().__init__(rate)
+        self.net = net
+
+    def forward(self, x):
+        return x * keep_factors(self.net.noise, x, self.p) if self.training and self.p else x
 
 
 # --- shared: reuse_memory ---
 def reuse_memory():
     """Linux: keep freed blocks up to 16 MB, and up to 1 GB of them, for the next tensor, the gradients of BERT-base's largest layers
-    among them: on some machines a page fault per 4 kB costs more than the product that fills it. Larger ones (a causal model's
-    logits) go back, since kept they would double the memory of a small model; run_experiment.py gives all back between two arms."""
+    among them: on some machines a page fault per 4 kB costs more than the product that fills it. Larger ones go back, since kept they
+    would double the memory of a small model."""
     with contextlib.suppress(OSError, AttributeError):
         libc = ctypes.CDLL("libc.so.6")
         libc.mallopt(-3, 16 * 2**20)  # M_MMAP_THRESHOLD
@@ -670,10 +728,6 @@ def load_network(folder, gguf, objective, device, precision, max_length):
         stop(f"model folder {folder}: the tokenizer has no mask token, which masked language modelling needs")
     if info["missing_keys"]:
         tqdm.write(f"{folder}: not in the checkpoint, so freshly initialised: {', '.join(sorted(info['missing_keys'])[:6])}")
-    for module in list(lm.modules()):
-        for child, activation in module.named_children():
-            if type(activation).__name__ == "NewGELUActivation":  # GPT-2's: the same formula in eight passes over memory
-                setattr(module, child, torch.nn.GELU(approximate="tanh"))
     # The language model leaves BERT's pooler out; the classifier wants the checkpoint's own, not a fresh one.
     pooler, fresh_pooler = None, False
     if objective == "mlm":
@@ -682,13 +736,24 @@ def load_network(folder, gguf, objective, device, precision, max_length):
         fresh_pooler = any(key.startswith("pooler.") for key in info["missing_keys"])
     lm.config.use_cache = False
     net = SimpleNamespace(lm=lm, pooler=pooler, fresh_pooler=fresh_pooler, tokenizer=tokenizer, objective=objective,
-                          device=torch.device("cpu"), precision="float32", max_length=max_length, keep=None, table=None, tokens={})
+                          device=torch.device("cpu"), precision="float32", max_length=max_length, keep=None, table=None, tokens={}, noise=np.random.SFC64(0))
     net.pad = next(i for i in (tokenizer.pad_token_id, tokenizer.eos_token_id, 0) if i is not None)
     lm.base_model.register_forward_hook(functools.partial(keep_positions, net))
     net.first_position = find_first_position(net)
+    net.decoder = find_decoder(net) if precision != "bf16" else None
     net.device, net.precision = torch.device(device), precision
     modules = [lm, *([pooler] if pooler is not None else [])]
+    for module in list(lm.modules()):
+        for name, child in module.named_children():
+            if type(child).__name__ == "NewGELUActivation":  # GPT-2's: the same formula in eight passes over memory
+                setattr(module, name, torch.nn.GELU(approximate="tanh"))
+            if type(child) is torch.nn.Dropout and net.device.type == "cpu":
+                setattr(module, name, Dropout(child.p, net))
     net.weights = [weight for module in modules for weight in module.to(device).parameters()]
+    if net.decoder is not None:
+        rows = 256 if net.device.type == "cpu" else 2048
+        matrix = net.decoder.weight.detach()
+        net.scratch = matrix.new_empty(rows, len(matrix)), torch.empty_like(matrix)  # see DecoderLoss
     net.checkpoint = [weight.detach().clone() for weight in net.weights]  # as loaded they are pages of the file, which may change
     return net
 
@@ -722,6 +787,21 @@ def find_first_position(net):
     return None
 
 
+def find_decoder(net):
+    """The linear layer that ends the language-model head, made to pass its input on to DecoderLoss; or None where it does not end it
+    (Gemma scales the logits)."""
+    decoder, sample = net.lm.get_output_embeddings(), ([np.arange(3, 13)], np.arange(10))
+    if not isinstance(decoder, torch.nn.Linear):
+        return None
+    with torch.inference_mode():
+        logits = run_model(net, *sample, head=True)
+        decoder.forward = lambda hidden: hidden
+        if torch.equal(F.linear(run_model(net, *sample, head=True), decoder.weight, decoder.bias), logits):
+            return decoder
+    del decoder.forward
+    return None
+
+
 # --- shared: to_tensor ---
 def to_tensor(net, array):
     """A numpy array on the model's device."""
@@ -752,25 +832,33 @@ def embed(net, flat):
 
 def run_model(net, ids, keep, head):
     """Run texts (a list of int arrays) through the model. keep: positions in the concatenation of the texts.
-    Returns logits [len(keep), vocabulary] with the language-model head, else hidden states [len(keep), hidden]."""
+    Returns hidden states [len(keep), hidden]; with the language-model head logits [len(keep), vocabulary], or where net.decoder is set
+    what the head's last layer would turn into logits."""
     lengths = np.array([len(text) for text in ids])
-    texts, longest = len(ids), int(lengths.max())
     position = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-    slots = np.repeat(np.arange(texts), lengths) * longest + position
     flat = np.concatenate(ids)
-    real = np.arange(longest) < lengths[:, None]
     tensor = functools.partial(to_tensor, net)
     if net.first_position is None:
-        rows = np.full(texts * longest, net.pad)
+        longest = int(lengths.max())
+        slots = np.repeat(np.arange(len(ids)), lengths) * longest + position
+        rows = np.full(len(ids) * longest, net.pad)
         rows[slots] = flat
         net.keep = tensor(slots[keep])
-        inputs = {"input_ids": tensor(rows.reshape(texts, longest)), "attention_mask": tensor(real.astype(np.int64))}
+        inputs = {"input_ids": tensor(rows.reshape(-1, longest)), "attention_mask": tensor((np.arange(longest) < lengths[:, None]).astype(np.int64))}
     else:
         net.keep = tensor(keep)
-        # Right-padded rows under a causal mask need no other mask: no text looks at what follows it.
-        mask = None if net.objective == "clm" or real.all() else tensor(real)[:, None, None, :]
+        rows, longest, slots, mask = lay_out(lengths, net.objective == "clm")
+
+        @functools.cache
+        def places(heads):
+            """Of each row [d] of [rows, heads, longest, d] the row of [T, heads, d] that belongs there (0 for a pad), and the reverse."""
+            back = slots[:, None] // longest * heads * longest + np.arange(heads) * longest + slots[:, None] % longest
+            there = np.zeros(rows * heads * longest, dtype=np.int64)
+            there[back.ravel()] = np.arange(back.size)
+            return tensor(there), tensor(back.ravel())
+
         inputs = {"inputs_embeds": embed(net, flat)[None], "position_ids": tensor(position + net.first_position)[None],
-                  "packing": (tensor(slots), texts, longest, mask)}
+                  "packing": (rows, places, tensor(mask), net.noise)}
     with torch.autocast(net.device.type, torch.bfloat16, enabled=net.precision == "bf16"):
         out = net.lm(**inputs).logits if head else net.lm.base_model(**inputs).last_hidden_state
     out = out.flatten(0, 1)  # of one row; [0] would fill a gradient of the logits' size with zeros
@@ -807,31 +895,66 @@ def mask_tokens(ids, special, mask_id, vocabulary, rng):
 
 
 # --- shared: token_loss ---
+def to_gradient(logits, targets):
+    """Summed cross entropy of logits [S, vocabulary] and targets [S]; the logits become its gradient, a few rows at a time."""
+    loss, targets = logits.new_zeros(()), targets[:, None]
+    size = 8 if logits.device.type == "cpu" else 256  # rows: few enough to stay in the cache
+    for rows, chosen in zip(logits.split(size), targets.split(size)):
+        rows.sub_(rows.logsumexp(1, keepdim=True))
+        loss -= rows.gather(1, chosen).sum()
+        rows.exp_()
+    logits.scatter_add_(1, targets, -logits.new_ones(targets.shape))
+    return loss
+
+
 class TokenLoss(torch.autograd.Function):
-    """Summed cross entropy of logits [S, vocabulary] and targets [S], in the memory of the logits: they become the
-    probabilities and then the gradient. torch's own makes four more arrays of their size, the largest there are."""
+    """Summed cross entropy of logits [S, vocabulary] and targets [S], in the memory of the logits: they become the gradient.
+    torch's own makes four more arrays of their size, the largest there are."""
 
     @staticmethod
     def forward(ctx, logits, targets):
-        loss, targets = logits.new_zeros(()), targets[:, None]
-        size = 8 if logits.device.type == "cpu" else 256  # rows: few enough to stay in the cache
-        for rows, chosen in zip(logits.split(size), targets.split(size)):
-            rows.sub_(rows.logsumexp(1, keepdim=True))
-            loss -= rows.gather(1, chosen).sum()
-            rows.exp_()
-        ctx.probabilities, ctx.targets = logits, targets
+        loss, ctx.gradient = to_gradient(logits, targets), logits
         return loss
 
     @staticmethod
     def backward(ctx, gradient):
-        ones = ctx.probabilities.new_ones(ctx.targets.shape)
-        return ctx.probabilities.scatter_add_(1, ctx.targets, -ones).mul_(gradient), None
+        return ctx.gradient.mul_(gradient), None
 # --- end shared ---
 
 
+class DecoderLoss(torch.autograd.Function):
+    """Mean cross entropy of the logits hidden [S, d] @ weight.T + bias [S, vocabulary] and targets [S], so many rows at a time as the
+    array `logits` has. The gradients are made on the way: all logits together are by far the largest array of a causal model.
+
+    weight_gradient becomes weight.grad: fresh memory of that size costs a small model as much as the product that fills it."""
+
+    @staticmethod
+    def forward(ctx, hidden, weight, bias, targets, logits, weight_gradient):
+        loss, count, hidden_gradient = hidden.new_zeros(()), max(1, len(targets)), torch.empty_like(hidden)
+        bias_gradient = None if bias is None else torch.zeros_like(bias)
+        for start in range(0, count, len(logits)):
+            part = slice(start, start + len(logits))
+            rows = logits[: len(hidden[part])]
+            torch.mm(hidden[part], weight.T, out=rows) if bias is None else torch.addmm(bias, hidden[part], weight.T, out=rows)
+            loss += to_gradient(rows, targets[part])
+            torch.mm(rows, weight, out=hidden_gradient[part])
+            torch.addmm(weight_gradient, rows.T, hidden[part] / count, beta=int(start > 0), out=weight_gradient)
+            if bias is not None:
+                bias_gradient += rows.sum(0) / count
+        ctx.weight, ctx.gradients = weight, (hidden_gradient / count, weight_gradient, bias_gradient)
+        return loss / count
+
+    @staticmethod
+    def backward(ctx, gradient):
+        if gradient != 1:
+            ctx.gradients = [part if part is None else part.mul_(gradient) for part in ctx.gradients]
+        hidden, ctx.weight.grad, bias = ctx.gradients
+        return hidden, None, bias, None, None, None
+
+
 def lm_loss(net, ids, rng):
-    """(summed loss, number of scored tokens) of a batch under the model's own objective. The head runs only where
-    a token is scored; the mean over these tokens equals the loss over the full sequence."""
+    """(mean loss, number of scored tokens) of a batch under the model's own objective. The head runs only where a token is scored; the
+    mean over these tokens equals the loss over the full sequence. A batch of very short texts may have no masked token: loss 0."""
     flat, ends = np.concatenate(ids), np.cumsum([len(text) for text in ids])
     if net.objective == "mlm":
         corrupted, keep = mask_tokens(flat, net.tokenizer.all_special_ids, net.tokenizer.mask_token_id, len(net.tokenizer), rng)
@@ -839,8 +962,10 @@ def lm_loss(net, ids, rng):
     else:
         keep = np.delete(np.arange(len(flat)), ends - 1)  # every token but a text's first is predicted
         targets = flat[keep + 1]
-    logits = run_model(net, ids, keep, head=True)
-    return TokenLoss.apply(logits.float(), to_tensor(net, targets)), len(targets)
+    out = run_model(net, ids, keep, head=True)
+    if net.decoder is None:
+        return TokenLoss.apply(out.float(), to_tensor(net, targets)) / max(1, len(targets)), len(targets)
+    return DecoderLoss.apply(out, net.decoder.weight, net.decoder.bias, to_tensor(net, targets), *net.scratch), len(targets)
 
 
 def class_logits(net, head, ids):
@@ -888,13 +1013,14 @@ def pretrain(net, ids, recipe, seed):
     sums, counts, rng = [], [], np.random.default_rng([seed, 1])
     net.lm.train()
     torch.manual_seed(seed)
+    net.noise = np.random.SFC64([seed, 2])
 
     def losses():
         for rows in batches(len(ids), size, epochs, [seed, 0]):
             loss, count = lm_loss(net, [ids[row] for row in rows], rng)
-            sums.append(loss.detach())
+            sums.append(loss.detach() * count)
             counts.append(count)
-            yield loss / max(count, 1)  # a batch of very short texts may have no masked token
+            yield loss
 
     optimise(list(net.lm.parameters()), losses(), epochs * per_epoch, recipe["learning_rates"]["pretrain"], decay=0.0)
     return float(sum(sums[-per_epoch:])) / max(1, sum(counts[-per_epoch:]))
@@ -908,6 +1034,7 @@ def train_classifier(net, ids, labels, classes, recipe, seed, later=()):
     epochs, size = recipe["epochs"]["train"], recipe["batch_sizes"]["train"]
     per_epoch = math.ceil(len(ids) / size)
     torch.manual_seed(seed)
+    net.noise = np.random.SFC64([seed, 2])
     std = getattr(net.lm.config, "initializer_range", 0.02)
     head = torch.nn.Linear(net.lm.config.hidden_size, classes, bias=net.objective == "mlm")
     fresh = [head, *(net.pooler.modules() if net.fresh_pooler else ())]
@@ -952,9 +1079,6 @@ def classify(net, head, ids, size):
 def restore(net):
     """Copy the checkpoint back into the weights, in memory."""
     net.table = None
-    if sum(saved.nbytes for saved in net.checkpoint) < SMALL_MODEL:  # a large one needs the same blocks again at once
-        with contextlib.suppress(OSError, AttributeError):
-            ctypes.CDLL("libc.so.6").malloc_trim(0)  # Linux: give back what lies unused between two arms
     with torch.no_grad():
         for weight, saved in zip(net.weights, net.checkpoint):
             weight.copy_(saved)

@@ -816,8 +816,8 @@ def show_prompts(args, tasks):
 # --- shared: reuse_memory ---
 def reuse_memory():
     """Linux: keep freed blocks up to 16 MB, and up to 1 GB of them, for the next tensor, the gradients of BERT-base's largest layers
-    among them: on some machines a page fault per 4 kB costs more than the product that fills it. Larger ones (a causal model's
-    logits) go back, since kept they would double the memory of a small model; run_experiment.py gives all back between two arms."""
+    among them: on some machines a page fault per 4 kB costs more than the product that fills it. Larger ones go back, since kept they
+    would double the memory of a small model."""
     with contextlib.suppress(OSError, AttributeError):
         libc = ctypes.CDLL("libc.so.6")
         libc.mallopt(-3, 16 * 2**20)  # M_MMAP_THRESHOLD
@@ -943,25 +943,30 @@ def save_adapter(net, folder, recipe):
 
 
 # --- shared: token_loss ---
+def to_gradient(logits, targets):
+    """Summed cross entropy of logits [S, vocabulary] and targets [S]; the logits become its gradient, a few rows at a time."""
+    loss, targets = logits.new_zeros(()), targets[:, None]
+    size = 8 if logits.device.type == "cpu" else 256  # rows: few enough to stay in the cache
+    for rows, chosen in zip(logits.split(size), targets.split(size)):
+        rows.sub_(rows.logsumexp(1, keepdim=True))
+        loss -= rows.gather(1, chosen).sum()
+        rows.exp_()
+    logits.scatter_add_(1, targets, -logits.new_ones(targets.shape))
+    return loss
+
+
 class TokenLoss(torch.autograd.Function):
-    """Summed cross entropy of logits [S, vocabulary] and targets [S], in the memory of the logits: they become the
-    probabilities and then the gradient. torch's own makes four more arrays of their size, the largest there are."""
+    """Summed cross entropy of logits [S, vocabulary] and targets [S], in the memory of the logits: they become the gradient.
+    torch's own makes four more arrays of their size, the largest there are."""
 
     @staticmethod
     def forward(ctx, logits, targets):
-        loss, targets = logits.new_zeros(()), targets[:, None]
-        size = 8 if logits.device.type == "cpu" else 256  # rows: few enough to stay in the cache
-        for rows, chosen in zip(logits.split(size), targets.split(size)):
-            rows.sub_(rows.logsumexp(1, keepdim=True))
-            loss -= rows.gather(1, chosen).sum()
-            rows.exp_()
-        ctx.probabilities, ctx.targets = logits, targets
+        loss, ctx.gradient = to_gradient(logits, targets), logits
         return loss
 
     @staticmethod
     def backward(ctx, gradient):
-        ones = ctx.probabilities.new_ones(ctx.targets.shape)
-        return ctx.probabilities.scatter_add_(1, ctx.targets, -ones).mul_(gradient), None
+        return ctx.gradient.mul_(gradient), None
 # --- end shared ---
 
 

@@ -103,7 +103,7 @@ def test_packed_texts_give_the_hidden_states_of_texts_alone(script, model_dir, k
     assert torch.allclose(found, together, atol=2e-5), "padding does not change hidden states"
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "gemma2"])
 def test_causal_loss_equals_the_whole_sequence_loss(script, model_dir, kind):
     net = network(script, model_dir(kind), "clm")
     ids = script.tokenise(net, TEXTS)
@@ -113,7 +113,7 @@ def test_causal_loss_equals_the_whole_sequence_loss(script, model_dir, kind):
     rows = net.tokenizer.pad({"input_ids": [text.tolist() for text in ids]}, padding_side="right", return_tensors="pt")
     targets = rows["input_ids"].masked_fill(rows["attention_mask"] == 0, -100)
     assert count == sum(len(text) - 1 for text in ids)
-    assert loss.item() / count == pytest.approx(plain(**rows, labels=targets).loss.item(), rel=1e-5)
+    assert loss.item() == pytest.approx(plain(**rows, labels=targets).loss.item(), rel=1e-5)
 
 
 def test_masked_loss_equals_the_whole_sequence_loss(script, model_dir):
@@ -131,8 +131,8 @@ def test_masked_loss_equals_the_whole_sequence_loss(script, model_dir):
     labels[rows["attention_mask"].bool()] = torch.from_numpy(targets)
     expected = plain(**rows, labels=labels).loss
     assert count == len(scored) > 3
-    assert loss.item() / count == pytest.approx(expected.item(), rel=1e-5)
-    (loss / count).backward()
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
+    loss.backward()
     expected.backward()
     for (name, weight), theirs in zip(net.lm.named_parameters(), plain.parameters()):
         assert torch.allclose(weight.grad, theirs.grad, atol=1e-5), f"gradient of {name}"
@@ -160,6 +160,147 @@ def test_class_logits_equal_transformers_classifiers(script, model_dir, kind, sa
         found = script.class_logits(net, head, ids)
         rows = net.tokenizer.pad({"input_ids": [text.tolist() for text in ids]}, padding_side="right", return_tensors="pt")
         assert torch.allclose(found, theirs(**rows).logits, atol=2e-5)
+
+
+# Rows of several texts, dropout, and the loss of the head's last layer -------------------------------------
+
+
+@pytest.mark.parametrize("lengths", [[5], [3, 3, 3], [7, 1, 2, 4, 3, 7, 5], np.random.default_rng(0).integers(1, 60, 64).tolist()])
+@pytest.mark.parametrize("causal", [False, True])
+def test_lay_out_shares_rows_between_texts(script, lengths, causal):
+    """Every token has a place of its own, a text lies in one row in its order, and the mask lets it see itself alone."""
+    lengths = np.array(lengths)
+    rows, longest, slots, mask = script.lay_out(lengths, causal)
+    assert longest == lengths.max() and mask.shape == (rows, 1, longest, longest) and len(set(slots.tolist())) == lengths.sum()
+    assert math.ceil(lengths.sum() / longest) <= rows <= len(lengths)
+    expected = np.zeros((rows, longest, longest), dtype=bool)
+    pads = np.ones((rows, longest), dtype=bool)
+    for places in np.split(slots, np.cumsum(lengths)[:-1]):
+        row, first, count = places[0] // longest, places[0] % longest, len(places)
+        assert places.tolist() == list(range(places[0], places[0] + count)) and (places // longest == row).all()
+        expected[row, first : first + count, first : first + count] = np.tri(count, dtype=bool) if causal else True
+        pads[row, first : first + count] = False
+    found = mask[:, 0] == 0
+    assert np.array_equal(found & ~pads[:, :, None], expected), "a token sees the tokens of its text (causal: before it) and itself"
+    assert np.isneginf(mask[:, 0][~found]).all() and found.any(2).all(), "each pad sees one, or its softmax is not a number"
+
+
+def test_lay_out_fills_rows(script):
+    assert script.lay_out(np.array([5, 3, 2, 4, 1]), False)[0] == 3
+    assert script.lay_out(np.array([5, 3, 2]), False)[0] == 2
+
+
+@pytest.mark.parametrize("causal, rate", [(False, 0.3), (True, 0.3), (False, 0.0)])
+def test_packed_attention_and_its_gradients_equal_one_text_at_a_time(script, causal, rate):
+    """Also with dropout: the oracle is given the same factors and takes one text after the other, in float64."""
+    lengths, heads, size = np.array([4, 9, 2, 6, 3]), 3, 5
+    rows, longest, slots, mask = script.lay_out(lengths, causal)
+    assert rows < len(lengths)
+    back = slots[:, None] // longest * heads * longest + np.arange(heads) * longest + slots[:, None] % longest
+    there = np.zeros(rows * heads * longest, dtype=np.int64)
+    there[back.ravel()] = np.arange(back.size)
+    places = {heads: (torch.from_numpy(there), torch.from_numpy(back.ravel()))}.__getitem__
+    torch.manual_seed(0)
+    inputs = [torch.randn(1, heads, 24, size, requires_grad=True) for _ in range(3)]
+    packing = rows, places, torch.from_numpy(mask), np.random.SFC64(7)
+    out, _ = script.packed_attention(None, *inputs, None, packing=packing, dropout=rate, scaling=0.4)
+    upstream = torch.randn(1, 24, heads, size)
+    out.backward(upstream)
+    assert out.shape == upstream.shape
+    factors = script.keep_factors(np.random.SFC64(7), torch.empty(rows, heads, longest, longest), rate)
+    assert rate == 0 or 0.2 < (factors == 0).float().mean() < 0.4
+    copies = [part.detach().double().requires_grad_() for part in inputs]
+    for places, tokens in zip(np.split(slots, np.cumsum(lengths)[:-1]), np.split(np.arange(24), np.cumsum(lengths)[:-1])):
+        query, key, value = (part[0][:, tokens] for part in copies)
+        scores = query @ key.transpose(1, 2) * 0.4
+        if causal:
+            scores = scores.masked_fill(torch.ones(len(tokens), len(tokens)).triu(1).bool(), -math.inf)
+        inside = places % longest
+        kept = factors[places[0] // longest][:, inside][:, :, inside].double()
+        expected = ((scores.softmax(2) * kept) @ value).transpose(0, 1)
+        assert torch.allclose(out[0, tokens].double(), expected, atol=1e-6)
+        expected.backward(upstream[0, tokens].double())
+    for part, copy in zip(inputs, copies):
+        assert torch.allclose(part.grad.double(), copy.grad, atol=1e-6)
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.5])
+def test_dropout_factors(script, rate):
+    """As torch.nn.Dropout: dropped at the rate, independently, the rest scaled so that the mean stays; same seed, same draws."""
+    like = torch.empty(1000, 999)
+    factors = script.keep_factors(np.random.SFC64(1), like, rate)
+    dropped, error = (factors == 0).double(), math.sqrt(rate * (1 - rate) / like.numel())
+    assert factors.shape == like.shape and factors.dtype == torch.float32 and factors[factors > 0].unique().numel() == 1
+    assert abs(dropped.mean() - rate) < 4 * error and factors.max().item() == pytest.approx(1 / (1 - rate), rel=2e-5)
+    for lag in (1, 2, 3, 4, 999):  # four draws come from one random number
+        pairs = dropped.flatten()[lag:] * dropped.flatten()[:-lag]
+        assert abs(pairs.mean() - rate**2) < 5 * math.sqrt(rate**2 / like.numel())
+    assert torch.equal(factors, script.keep_factors(np.random.SFC64(1), like, rate))
+    assert not torch.equal(factors, script.keep_factors(np.random.SFC64(2), like, rate))
+    assert script.keep_factors(np.random.SFC64(1), like.bfloat16(), rate).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("kind, objective", [("bert", "mlm"), ("gpt2", "clm")])
+def test_dropout_is_on_in_training_alone_and_follows_the_seed(script, model_dir, kind, objective):
+    net = network(script, model_dir(kind), objective)
+    ids = script.tokenise(net, TEXTS)
+    everything = np.arange(sum(map(len, ids)))
+
+    def hidden(seed):
+        net.noise = np.random.SFC64(seed)
+        return script.run_model(net, ids, everything, head=False)
+
+    assert sum(type(module) is script.Dropout for module in net.lm.modules()) >= 5
+    assert not any(type(module) is torch.nn.Dropout for module in net.lm.modules())
+    net.lm.eval()
+    assert torch.equal(hidden(1), hidden(2))
+    plain = hidden(1)
+    net.lm.train()
+    assert torch.equal(hidden(1), hidden(1)) and not torch.equal(hidden(1), hidden(2)) and not torch.allclose(hidden(1), plain, atol=0.1)
+
+
+def test_mean_output_under_dropout_equals_torch(script, model_dir):
+    """2,000 draws of ours and of torch's own dropout, in the hidden states of one layer: same mean and same spread."""
+    folder = model_dir("bert", num_hidden_layers=1, hidden_dropout_prob=0.2, attention_probs_dropout_prob=0.2)
+    net, draws = network(script, folder, "mlm"), 2000
+    ids = [np.array([101, 2003, 2143, 102])] * 50
+    net.lm.train()
+    keep = np.arange(4 * len(ids))
+    plain = transformers.AutoModel.from_pretrained(folder).train()
+    torch.manual_seed(0)
+    with torch.no_grad():
+        ours = torch.cat([script.run_model(net, ids, keep, head=False).view(-1, 4, 32) for _ in range(draws // 50)]).double()
+        theirs = torch.cat([plain(torch.from_numpy(np.array(ids))).last_hidden_state for _ in range(draws // 50)]).double()
+    error = torch.sqrt((ours.var(0) + theirs.var(0)) / draws)
+    assert ((ours.mean(0) - theirs.mean(0)) / error).abs().max() < 4.5
+    assert (ours.var(0) / theirs.var(0)).log().abs().max() < 0.35 and (ours.var(0) / theirs.var(0)).log().mean().abs() < 0.05
+
+
+@pytest.mark.parametrize("rows", [4, 10, 64])
+@pytest.mark.parametrize("with_bias", [True, False])
+@pytest.mark.parametrize("upstream", [1.0, 2.5])
+def test_decoder_loss_equals_cross_entropy(script, rows, with_bias, upstream):
+    torch.manual_seed(0)
+    hidden, weight = torch.randn(10, 8, requires_grad=True), torch.randn(23, 8, requires_grad=True)
+    bias, targets = torch.randn(23, requires_grad=True) if with_bias else None, torch.randint(23, (10,))
+    inputs = [part for part in (hidden, weight, bias) if part is not None]
+    expected = torch.nn.functional.cross_entropy(torch.nn.functional.linear(hidden, weight, bias), targets)
+    gradients = torch.autograd.grad(upstream * expected, inputs)
+    stale = torch.full((rows, 23), math.nan), torch.full((23, 8), math.nan)
+    loss = script.DecoderLoss.apply(hidden, weight, bias, targets, *stale)
+    (upstream * loss).backward() if upstream != 1 else loss.backward()
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-6)
+    for part, gradient in zip(inputs, gradients):
+        assert torch.allclose(part.grad, gradient, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind, found", [("bert", True), ("gpt2", True), ("llama", True), ("modernbert", True), ("gemma2", False)])
+def test_decoder_is_used_where_it_ends_the_head(script, model_dir, kind, found):
+    """Gemma squashes the logits after it: the loss must then be that of the squashed ones."""
+    objective = "mlm" if "bert" in kind else "clm"
+    net = network(script, model_dir(kind), objective)
+    assert (net.decoder is not None) == found
+    assert network(script, model_dir(kind), objective, precision="bf16").decoder is None, "its products are not made in bf16"
 
 
 # Training against transformers' Trainer ----------------------------------------------------------------------
