@@ -389,6 +389,8 @@ def test_arms_share_everything_but_the_pretraining_text(script, model_dir):
     assert row["acc_extra"] == row["acc_test"] and row["loss_extra"] == row["loss_test"]
     assert np.array_equal(probabilities["extra"], probabilities["test"])
     assert not np.array_equal(probabilities["extra"], probabilities["base"])
+    again, same = script.run_subsample(unit, model, "cpu", 1)
+    assert row["loss_extra"] == again["loss_extra"] and all(np.array_equal(probabilities[arm], same[arm]) for arm in same), "what ran before plays no part"
     net = script.load_network(str(model["folder"]), None, "mlm", "cpu", "float32", 32)
     script.restore(net)
     fresh = transformers.AutoModelForMaskedLM.from_pretrained(model["folder"])
