@@ -674,6 +674,7 @@ def lay_out(lengths, causal):
     return len(space), longest, slots, np.where(seen, np.float32(0), np.float32(-np.inf))[:, None]
 
 
+# --- shared: dropout ---
 def keep_factors(noise, like, rate):
     """Dropout's factors for a tensor on the CPU: 0 with probability rate (in steps of 1 / 65536), else 1 / (1 - rate).
     torch's own generator needs 8 times as long, a tenth of a small model's training."""
@@ -684,7 +685,7 @@ def keep_factors(noise, like, rate):
 
 
 class Dropout(torch.nn.Dropout):
-    """torch.nn.Dropout by the faster random numbers of the network's own generator."""
+    """torch.nn.Dropout by the faster random numbers of the network's own generator, net.noise."""
 
     def __init__(self, rate, net):
         super().__init__(rate)
@@ -692,6 +693,15 @@ class Dropout(torch.nn.Dropout):
 
     def forward(self, x):
         return x * keep_factors(self.net.noise, x, self.p) if self.training and self.p else x
+
+
+def replace_dropout(net, model):
+    """Let every Dropout of the model draw from net.noise."""
+    for module in list(model.modules()):
+        for name, child in module.named_children():
+            if type(child) is torch.nn.Dropout:
+                setattr(module, name, Dropout(child.p, net))
+# --- end shared ---
 
 
 # --- shared: reuse_memory ---
@@ -747,8 +757,8 @@ def load_network(folder, gguf, objective, device, precision, max_length):
         for name, child in module.named_children():
             if type(child).__name__ == "NewGELUActivation":  # GPT-2's: the same formula in eight passes over memory
                 setattr(module, name, torch.nn.GELU(approximate="tanh"))
-            if type(child) is torch.nn.Dropout and net.device.type == "cpu":
-                setattr(module, name, Dropout(child.p, net))
+    if net.device.type == "cpu":
+        replace_dropout(net, lm)
     net.weights = [weight for module in modules for weight in module.to(device).parameters()]
     if net.decoder is not None:
         rows = 256 if net.device.type == "cpu" else 2048

@@ -308,6 +308,20 @@ def test_mistral_7b_gets_the_papers_number_of_new_parameters():
     assert sum(weight.numel() for weight in model.parameters() if weight.requires_grad) == 41_943_040
 
 
+def test_adapters_have_the_faster_dropout_unless_its_draws_are_repeated(zero, loaded, model_dir):
+    """nf4 computes activations twice (gradient checkpointing), and only torch's own generator then draws the same again."""
+    net = loaded(model_dir("gpt2"))
+    assert {type(module) for module in net.model.modules() if isinstance(module, torch.nn.Dropout)} == {zero.Dropout}
+    slow = loaded(model_dir("llama", hidden_size=64, intermediate_size=128), quantize="nf4")
+    assert {type(module) for module in slow.model.modules() if isinstance(module, torch.nn.Dropout)} == {torch.nn.Dropout}
+    net.model.train()
+    losses = []
+    for seed in (1, 1, 2):
+        net.noise = np.random.SFC64(seed)
+        losses.append(float(zero.sequence_loss(net, [[5, 9, 7, 30, 2], [8, 6, 4]]).detach()))
+    assert losses[0] == losses[1] != losses[2]
+
+
 def test_nf4_quantises_trains_and_scores_on_the_cpu(zero, loaded, model_dir):
     import bitsandbytes as bnb
 
