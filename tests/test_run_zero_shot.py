@@ -310,7 +310,7 @@ def test_mistral_7b_gets_the_papers_number_of_new_parameters():
 
 def test_adapters_have_the_faster_dropout_unless_its_draws_are_repeated(zero, loaded, model_dir):
     """nf4 computes activations twice (gradient checkpointing), and only torch's own generator then draws the same again."""
-    net = loaded(model_dir("gpt2"))
+    net = loaded(model_dir("llama"))
     assert {type(module) for module in net.model.modules() if isinstance(module, torch.nn.Dropout)} == {zero.Dropout}
     slow = loaded(model_dir("llama", hidden_size=64, intermediate_size=128), quantize="nf4")
     assert {type(module) for module in slow.model.modules() if isinstance(module, torch.nn.Dropout)} == {torch.nn.Dropout}
