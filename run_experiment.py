@@ -619,7 +619,7 @@ def recipe_of(registry, args, model, task_spec):
 
 
 class Move(torch.autograd.Function):
-    """x [N, d] -> x[there] [M, d], where row i of x is wanted back from place back[i] alone: the gradient is moved as fast as the values."""
+    """x [N, d] -> x[there] [M, d], where row i of x went to place back[i] and no other counts: its gradient is moved as fast."""
 
     @staticmethod
     def forward(ctx, x, there, back):
@@ -641,14 +641,17 @@ def packed_attention(module, query, key, value, attention_mask, packing=None, dr
     def spread(x):
         return Move.apply(x[0].transpose(0, 1).flatten(0, 1), *places(x.shape[1])).unflatten(0, (rows, x.shape[1], -1))
 
+    if options.get("softcap"):
+        raise ValueError("not this function's attention")  # find_first_position then pads
+    if groups := query.shape[1] // key.shape[1] - 1:  # here, since torch's own way of sharing keys is slow beside a mask on a GPU
+        key, value = (x.repeat_interleave(groups + 1, 1) for x in (key, value))
     query, key, value = map(spread, (query, key, value))
-    if dropout and query.device.type == "cpu" and query.shape == key.shape:  # as torch does it, without its slow random numbers
+    if dropout and query.device.type == "cpu":  # as torch does it, without its slow random numbers
         scores = (query * (scaling or query.shape[-1] ** -0.5)) @ key.transpose(2, 3)
         weights = scores.add_(mask).softmax(-1)
         out = (weights * keep_factors(noise, weights, dropout)) @ value
     else:
-        groups = query.shape[1] != key.shape[1]
-        out = F.scaled_dot_product_attention(query, key, value, mask.to(query.dtype), dropout_p=dropout, scale=scaling, enable_gqa=groups)
+        out = F.scaled_dot_product_attention(query, key, value, mask.to(query.dtype), dropout_p=dropout, scale=scaling)
     there, back = places(query.shape[1])
     return Move.apply(out.flatten(0, 2), back, there).unflatten(0, (1, -1, query.shape[1])), None
 
@@ -678,7 +681,7 @@ def lay_out(lengths, causal):
 def keep_factors(noise, like, rate):
     """Dropout's factors for a tensor on the CPU: 0 with probability rate (in steps of 1 / 65536), else 1 / (1 - rate).
     torch's own generator needs 8 times as long, a tenth of a small model's training."""
-    cut, count = round(rate * 2**16), like.numel()
+    cut, count = min(round(rate * 2**16), 2**16 - 1), like.numel()
     draws = noise.random_raw(-(-count // 4)).view(np.uint16)[:count]
     factors = np.multiply(draws >= cut, 2**16 / (2**16 - cut), dtype=np.float32)
     return torch.from_numpy(factors).view(like.shape).to(like.dtype)
@@ -745,8 +748,8 @@ def load_network(folder, gguf, objective, device, precision, max_length):
         pooler = getattr(encoder, "pooler", None)
         fresh_pooler = any(key.startswith("pooler.") for key in info["missing_keys"])
     lm.config.use_cache = False
-    net = SimpleNamespace(lm=lm, pooler=pooler, fresh_pooler=fresh_pooler, tokenizer=tokenizer, objective=objective,
-                          device=torch.device("cpu"), precision="float32", max_length=max_length, keep=None, table=None, tokens={}, noise=np.random.SFC64(0))
+    net = SimpleNamespace(lm=lm, pooler=pooler, fresh_pooler=fresh_pooler, tokenizer=tokenizer, objective=objective, max_length=max_length,
+                          device=torch.device("cpu"), precision="float32", keep=None, table=None, tokens={}, noise=np.random.SFC64(0), scratch=None)
     net.pad = next(i for i in (tokenizer.pad_token_id, tokenizer.eos_token_id, 0) if i is not None)
     lm.base_model.register_forward_hook(functools.partial(keep_positions, net))
     net.first_position = find_first_position(net)
@@ -760,10 +763,6 @@ def load_network(folder, gguf, objective, device, precision, max_length):
     if net.device.type == "cpu":
         replace_dropout(net, lm)
     net.weights = [weight for module in modules for weight in module.to(device).parameters()]
-    if net.decoder is not None:
-        rows = 256 if net.device.type == "cpu" else 2048
-        matrix = net.decoder.weight.detach()
-        net.scratch = matrix.new_empty(rows, len(matrix)), torch.empty_like(matrix)  # see DecoderLoss
     net.checkpoint = [weight.detach().clone() for weight in net.weights]  # as loaded they are pages of the file, which may change
     return net
 
@@ -799,15 +798,16 @@ def find_first_position(net):
 
 def find_decoder(net):
     """The linear layer that ends the language-model head, made to pass its input on to DecoderLoss; or None where it does not end it
-    (Gemma scales the logits)."""
+    (Gemma 2 squashes the logits)."""
     decoder, sample = net.lm.get_output_embeddings(), ([np.arange(3, 13)], np.arange(10))
     if not isinstance(decoder, torch.nn.Linear):
         return None
     with torch.inference_mode():
         logits = run_model(net, *sample, head=True)
         decoder.forward = lambda hidden: hidden
-        if torch.equal(F.linear(run_model(net, *sample, head=True), decoder.weight, decoder.bias), logits):
-            return decoder
+        with contextlib.suppress(RuntimeError):  # shapes that do not fit: a head that goes on after it or does without it
+            if torch.equal(F.linear(run_model(net, *sample, head=True), decoder.weight, decoder.bias), logits):
+                return decoder
     del decoder.forward
     return None
 
@@ -854,7 +854,8 @@ def run_model(net, ids, keep, head):
         rows = np.full(len(ids) * longest, net.pad)
         rows[slots] = flat
         net.keep = tensor(slots[keep])
-        inputs = {"input_ids": tensor(rows.reshape(-1, longest)), "attention_mask": tensor((np.arange(longest) < lengths[:, None]).astype(np.int64))}
+        real = np.arange(longest) < lengths[:, None]
+        inputs = {"input_ids": tensor(rows.reshape(-1, longest)), "attention_mask": tensor(real.astype(np.int64))}
     else:
         net.keep = tensor(keep)
         rows, longest, slots, mask = lay_out(lengths, net.objective == "clm")
@@ -956,7 +957,7 @@ class DecoderLoss(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient):
-        if gradient != 1:
+        if gradient.device.type != "cpu" or gradient != 1:  # looking would make a GPU wait
             ctx.gradients = [part if part is None else part.mul_(gradient) for part in ctx.gradients]
         hidden, ctx.weight.grad, bias = ctx.gradients
         return hidden, None, bias, None, None, None
@@ -975,6 +976,9 @@ def lm_loss(net, ids, rng):
     out = run_model(net, ids, keep, head=True)
     if net.decoder is None:
         return TokenLoss.apply(out.float(), to_tensor(net, targets)) / max(1, len(targets)), len(targets)
+    if net.scratch is None:
+        matrix = net.decoder.weight.detach()
+        net.scratch = matrix.new_empty(256 if net.device.type == "cpu" else 2048, len(matrix)), torch.empty_like(matrix)
     return DecoderLoss.apply(out, net.decoder.weight, net.decoder.bias, to_tensor(net, targets), *net.scratch), len(targets)
 
 

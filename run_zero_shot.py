@@ -817,7 +817,7 @@ def show_prompts(args, tasks):
 def keep_factors(noise, like, rate):
     """Dropout's factors for a tensor on the CPU: 0 with probability rate (in steps of 1 / 65536), else 1 / (1 - rate).
     torch's own generator needs 8 times as long, a tenth of a small model's training."""
-    cut, count = round(rate * 2**16), like.numel()
+    cut, count = min(round(rate * 2**16), 2**16 - 1), like.numel()
     draws = noise.random_raw(-(-count // 4)).view(np.uint16)[:count]
     factors = np.multiply(draws >= cut, 2**16 / (2**16 - cut), dtype=np.float32)
     return torch.from_numpy(factors).view(like.shape).to(like.dtype)

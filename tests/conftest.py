@@ -55,6 +55,8 @@ def model_dir(tmp_path_factory, tokenizer):
                                                          "attention_types": [[["global", "local"], 1]]}),
         "gemma2": (t.Gemma2Config, t.Gemma2ForCausalLM, size | {"num_key_value_heads": 2, "head_dim": 8, "final_logit_softcapping": 2.0,
                                                                "attn_logit_softcapping": None, "query_pre_attn_scalar": 8}),
+        "esm": (t.EsmConfig, t.EsmForMaskedLM, size | {"pad_token_id": 0, "mask_token_id": 103, "position_embedding_type": "absolute"}),
+        "mobilebert": (t.MobileBertConfig, t.MobileBertForMaskedLM, size | {"embedding_size": 32, "intra_bottleneck_size": 16, "pad_token_id": 0}),
         "bloom": (t.BloomConfig, t.BloomForCausalLM, {"hidden_size": 32, "n_layer": 2, "n_head": 4, "initializer_range": 0.3}),
         "roberta": (t.RobertaConfig, t.RobertaForMaskedLM, size | {"pad_token_id": 0}),
         "modernbert": (t.ModernBertConfig, t.ModernBertForMaskedLM, size | {"local_attention": 8, "pad_token_id": 0}),

@@ -108,6 +108,8 @@ def test_causal_loss_equals_the_whole_sequence_loss(script, model_dir, kind):
     net = network(script, model_dir(kind), "clm")
     ids = script.tokenise(net, TEXTS)
     net.lm.eval()
+    if net.decoder is not None:
+        net.scratch = torch.empty(7, len(net.decoder.weight)), torch.empty_like(net.decoder.weight)  # several parts
     loss, count = script.lm_loss(net, ids, None)
     plain = transformers.AutoModelForCausalLM.from_pretrained(net.lm.name_or_path).eval()
     rows = net.tokenizer.pad({"input_ids": [text.tolist() for text in ids]}, padding_side="right", return_tensors="pt")
@@ -238,6 +240,7 @@ def test_dropout_factors(script, rate):
     assert torch.equal(factors, script.keep_factors(np.random.SFC64(1), like, rate))
     assert not torch.equal(factors, script.keep_factors(np.random.SFC64(2), like, rate))
     assert script.keep_factors(np.random.SFC64(1), like.bfloat16(), rate).dtype == torch.bfloat16
+    assert script.keep_factors(np.random.SFC64(1), like, 1.0).count_nonzero() < 50, "a rate of 1, less a step"
 
 
 @pytest.mark.parametrize("kind, objective", [("bert", "mlm"), ("gpt2", "clm")])
@@ -294,12 +297,16 @@ def test_decoder_loss_equals_cross_entropy(script, rows, with_bias, upstream):
         assert torch.allclose(part.grad, gradient, atol=1e-6)
 
 
-@pytest.mark.parametrize("kind, found", [("bert", True), ("gpt2", True), ("llama", True), ("modernbert", True), ("gemma2", False)])
+@pytest.mark.parametrize("kind, found", [("bert", True), ("gpt2", True), ("llama", True), ("modernbert", True),
+                                         ("gemma2", False), ("esm", False), ("mobilebert", False)])
 def test_decoder_is_used_where_it_ends_the_head(script, model_dir, kind, found):
-    """Gemma squashes the logits after it: the loss must then be that of the squashed ones."""
-    objective = "mlm" if "bert" in kind else "clm"
+    """Gemma 2 squashes the logits after it, ESM adds a bias, MobileBERT uses the weights alone: those keep their own way to the loss."""
+    objective = "mlm" if "bert" in kind or kind == "esm" else "clm"
     net = network(script, model_dir(kind), objective)
     assert (net.decoder is not None) == found
+    loss, count = script.lm_loss(net, script.tokenise(net, TEXTS), np.random.default_rng(5))
+    loss.backward()
+    assert 0 < loss.item() < 60 and count > 3 and all(weight.grad.isfinite().all() for weight in net.lm.parameters() if weight.grad is not None)
     assert network(script, model_dir(kind), objective, precision="bf16").decoder is None, "its products are not made in bf16"
 
 
@@ -390,7 +397,8 @@ def test_arms_share_everything_but_the_pretraining_text(script, model_dir):
     assert np.array_equal(probabilities["extra"], probabilities["test"])
     assert not np.array_equal(probabilities["extra"], probabilities["base"])
     again, same = script.run_subsample(unit, model, "cpu", 1)
-    assert row["loss_extra"] == again["loss_extra"] and all(np.array_equal(probabilities[arm], same[arm]) for arm in same), "what ran before plays no part"
+    assert row["loss_extra"] == again["loss_extra"], "what ran before plays no part"
+    assert all(np.array_equal(probabilities[arm], same[arm]) for arm in same)
     net = script.load_network(str(model["folder"]), None, "mlm", "cpu", "float32", 32)
     script.restore(net)
     fresh = transformers.AutoModelForMaskedLM.from_pretrained(model["folder"])
