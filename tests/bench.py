@@ -346,7 +346,7 @@ def make_job(name, case, folder, n, device="cpu"):
     job = case | {"folder": str(checkpoint), "device": device, "texts": task["texts"], "labels": task["labels"].tolist(), "n": n,
                   "num_classes": len(task["classes"]), "splits": [], "work": [], "tokens": []}
     tokenizer, shape = transformers.AutoTokenizer.from_pretrained(checkpoint), shape_of(checkpoint)
-    for k in range(1, case["subsamples"] + 1):
+    for k in range(1, max(sizes_of(job, "ours")) + 1):
         split = {part: rows.tolist() for part, rows in script.split_rows(task["labels"], n, n, k).items()}
         lengths = {part: [len(example["input_ids"]) for example in encode(tokenizer, job, rows)] for part, rows in split.items()}
         job["splits"].append(split)
@@ -373,10 +373,15 @@ def experiment_run(way, job, subsamples):
     return run
 
 
+def sizes_of(job, way):
+    """At how many subsamples a way is measured: the job's, and to tell start-up apart half as many or, ours being quick, three times."""
+    count = job["subsamples"]
+    return [count] if count == 1 else [count, 3 * count] if way == "ours" else [count // 2, count]
+
+
 def experiment_ways(job):
-    """{"ours 4" and so on: function that measures} at all and at half the subsamples of a job."""
-    sizes = {len(job["splits"]), len(job["splits"]) // 2} - {0}
-    return {f"{way} {size}": functools.partial(experiment_run, way, job, size) for size in sorted(sizes) for way in ("ours", "usual")}
+    """{"ours 4" and so on: function that measures}."""
+    return {f"{way} {size}": functools.partial(experiment_run, way, job, size) for way in ("ours", "usual") for size in sizes_of(job, way)}
 
 
 def processes_of(job, subsamples):
@@ -388,22 +393,24 @@ def processes_of(job, subsamples):
 def experiment_rows(name, job, runs, rate, target):
     """(rows of one case: whole command, one more subsample without start-up, our rows' own seconds; its line of the table of costs;
     a note with accuracies and losses)."""
-    full, work, case = len(job["splits"]), job["work"], f"{name}, m = n = {job['n']}"
-    half = full // 2
+    full, work, case = job["subsamples"], job["work"], f"{name}, m = n = {job['n']}"
     both = [runs[f"{way} {full}"] for way in ("ours", "usual")]
     rows = [row(f"{case}: whole command, subsamples: {full}", *map(seconds_of, both),
-                None if half else target, runs=both, work=sum(work), rate=rate)]
-    if half:
-        fewer = [runs[f"{way} {half}"] for way in ("ours", "usual")]
-        more = [[(a["seconds"] - b["seconds"]) / (full - half) for a, b in zip(*pair)] for pair in zip(both, fewer)]
-        rows.append(row(f"{case}: {MORE}", *more, target, work=mean(work[half:]), rate=rate))
-        rows[-1]["others"] = f"{max(run['others'] for found in (*both, *fewer) for run in found):.0f}"
+                None if full > 1 else target, runs=both, work=sum(work[:full]), rate=rate)]
+    if full > 1:
+        more, all_runs = [], []
+        for way in ("ours", "usual"):
+            low, high = sizes_of(job, way)
+            more.append([(b["seconds"] - a["seconds"]) / (high - low) for a, b in zip(runs[f"{way} {low}"], runs[f"{way} {high}"])])
+            all_runs += [*runs[f"{way} {low}"], *runs[f"{way} {high}"]]
+        rows.append(row(f"{case}: {MORE}", *more, target, work=mean(work), rate=rate))
+        rows[-1]["others"] = f"{max(run['others'] for run in all_runs):.0f}"
     own = [sum(float(line["seconds"]) for line in run["found"]) / processes_of(job, full) / full for run in both[0]]
-    rows.append(row(f"{case}: `seconds` of a subsample's row / processes", own, work=mean(work), rate=rate))
-    share = mean(work) / median(own) / rate
+    rows.append(row(f"{case}: `seconds` of a subsample's row / processes", own, work=mean(work[:full]), rate=rate))
+    share = mean(work[:full]) / median(own) / rate
     if name == "bert-base" and job["device"] == "cpu":
         rows[-1] = check(rows[-1], f"{share:.1%}", f">= {SHARE_TARGET:.0%} share", share >= SHARE_TARGET)
-    cost = [name, job["n"], job["n"], f"{mean(job['tokens']):.0f}", f"{mean(work) / 1e9:.1f}", number(median(own)), f"{share:.1%}"]
+    cost = [name, job["n"], job["n"], f"{mean(job['tokens'][:full]):.0f}", f"{mean(work[:full]) / 1e9:.1f}", number(median(own)), f"{share:.1%}"]
     lines = [[line for run in found for line in run["found"]] for found in both]
     means = [f"{score} " + " / ".join(f"{mean(float(line[score]) for line in found):.3f}" for found in lines) for score in SCORES]
     return rows, cost, f"{name}, ours / usual: {', '.join(means)}"
@@ -416,10 +423,11 @@ def stage_experiment(args):
     The usual way, for each subsample and arm: from_pretrained, Trainer pretraining on the arm's texts, save_pretrained to a temporary
     folder, from_pretrained with a classification head, Trainer classification on train, predict on test; batches padded to their
     longest text. Otherwise the Trainer's defaults and PyTorch's own number of threads, no checkpoint or log, texts and splits ready
-    made. Ours runs with the script's default workers and threads. One more subsample, without start-up: (command at S subsamples -
-    command at S/2) / (S/2), paired within a round. The targets of the small models are of that: the imports of torch and transformers
-    in a process and then in its workers, 5 to 6 s, are more than a sixth of the usual way's whole command at 4 subsamples. Dropout, masks, batch order and heads are other random draws, so accuracies and
-    losses agree only on average; given the same draws the trained weights are equal (`tests/test_run_experiment.py`). The Trainer
+    made. Ours runs with the script's default workers and threads. One more subsample, without start-up: for the usual way (command at S
+    subsamples - command at S/2) / (S/2); for ours, which is shorter than start-up varies, (command at 3 S - command at S) / (2 S). The
+    targets of the small models are of that: importing torch and transformers in a process and then in its workers, 5 to 6 s, takes more
+    than a sixth of the usual way's whole command at 4 subsamples. Dropout, masks, batch order and heads are other random draws, so
+    accuracies and losses agree only on average; without dropout the trained weights are equal (`tests/test_run_experiment.py`). The Trainer
     divides a causal loss by one token per text too many, so gpt2-tiny's is 4 % lower in the usual way."""
     rows, costs, notes, rates = [], [], [], []
     for name, case in CASES.items():
@@ -428,7 +436,7 @@ def stage_experiment(args):
             job = make_job(name, case, Path(folder), 16 if args.quick and name == "bert-base" else 50)
             if not rows:  # a small run of each warms the file cache
                 small = {part: indices[:4] for part, indices in job["splits"][0].items()}
-                paired(1, experiment_ways(job | {"n": 4, "splits": [small], "epochs": (1, 1)}))
+                paired(1, experiment_ways(job | {"n": 4, "splits": [small], "subsamples": 1, "epochs": (1, 1)}))
             rounds = args.rounds or (1 if args.quick else 2 if name == "bert-base" else 3)
             runs, found = paired(rounds, experiment_ways(job))
             lines, cost, note = experiment_rows(name, job, runs, median(found), case["target"])
