@@ -948,7 +948,9 @@ class DecoderLoss(torch.autograd.Function):
         for start in range(0, count, len(logits)):
             part = slice(start, start + len(logits))
             rows = logits[: len(hidden[part])]
-            torch.mm(hidden[part], weight.T, out=rows) if bias is None else torch.addmm(bias, hidden[part], weight.T, out=rows)
+            torch.mm(hidden[part], weight.T, out=rows)
+            if bias is not None:
+                rows += bias
             loss += to_gradient(rows, targets[part])
             torch.mm(rows, weight, out=hidden_gradient[part])
             torch.addmm(weight_gradient, rows.T, hidden[part] / count, beta=int(start > 0), out=weight_gradient)
