@@ -30,7 +30,7 @@ Writes results.csv, one row per finished subsample (a rerun goes on where the la
     versions                                    of torch and transformers
 and a plot results.*.png per cell (experiment, model, m, n); a --shard of a run draws none.
 
-Measured 2026-11-21, first command, 2 CPU cores, versions of requirements.txt: 76 s, 1.7 GB; bbc_news acc_base .840, acc_extra
+Measured 2026-11-21, first command, 2 CPU cores, versions of requirements.txt: 76 to 98 s, 1.7 GB; bbc_news acc_base .840, acc_extra
 .845, acc_test .842, rotten_tomatoes .574, .568, .575 (m = 50, n = 200, 5 subsamples each). GPUs were not measured.
 """
 
