@@ -643,7 +643,7 @@ def packed_attention(module, query, key, value, attention_mask, packing=None, dr
 
     if options.get("softcap"):
         raise ValueError("not this function's attention")  # find_first_position then pads
-    if groups := query.shape[1] // key.shape[1] - 1:  # here, since torch's own way of sharing keys is slow beside a mask on a GPU
+    if groups := query.shape[1] // key.shape[1] - 1:  # as transformers does where there is a mask
         key, value = (x.repeat_interleave(groups + 1, 1) for x in (key, value))
     query, key, value = map(spread, (query, key, value))
     if dropout and query.device.type == "cpu":  # as torch does it, without its slow random numbers
@@ -749,7 +749,8 @@ def load_network(folder, gguf, objective, device, precision, max_length):
         fresh_pooler = any(key.startswith("pooler.") for key in info["missing_keys"])
     lm.config.use_cache = False
     net = SimpleNamespace(lm=lm, pooler=pooler, fresh_pooler=fresh_pooler, tokenizer=tokenizer, objective=objective, max_length=max_length,
-                          device=torch.device("cpu"), precision="float32", keep=None, table=None, tokens={}, noise=np.random.SFC64(0), scratch=None)
+                          device=torch.device("cpu"), precision="float32", keep=None, table=None, tokens={},
+                          noise=np.random.SFC64(0), scratch=None)
     net.pad = next(i for i in (tokenizer.pad_token_id, tokenizer.eos_token_id, 0) if i is not None)
     lm.base_model.register_forward_hook(functools.partial(keep_positions, net))
     net.first_position = find_first_position(net)
@@ -939,7 +940,7 @@ class DecoderLoss(torch.autograd.Function):
     """Mean cross entropy of the logits hidden [S, d] @ weight.T + bias [S, vocabulary] and targets [S], so many rows at a time as the
     array `logits` has. The gradients are made on the way: all logits together are by far the largest array of a causal model.
 
-    weight_gradient becomes weight.grad: fresh memory of that size costs a small model as much as the product that fills it."""
+    weight_gradient becomes weight.grad and is used again at the next step: fresh memory of its size would cost a page fault per 4 kB."""
 
     @staticmethod
     def forward(ctx, hidden, weight, bias, targets, logits, weight_gradient):

@@ -226,6 +226,14 @@ def test_packed_attention_and_its_gradients_equal_one_text_at_a_time(script, cau
         assert torch.allclose(part.grad.double(), copy.grad, atol=1e-6)
 
 
+def test_packed_attention_refuses_squashed_scores(script):
+    """It would leave the squashing out; find_first_position then takes padded batches."""
+    x = torch.randn(1, 2, 3, 4)
+    places = torch.arange(6), torch.arange(6)
+    with pytest.raises(ValueError):
+        script.packed_attention(None, x, x, x, None, packing=(1, lambda heads: places, torch.zeros(1, 1, 3, 3), None), softcap=5.0)
+
+
 @pytest.mark.parametrize("rate", [0.1, 0.5])
 def test_dropout_factors(script, rate):
     """As torch.nn.Dropout: dropped at the rate, independently, the rest scaled so that the mean stays; same seed, same draws."""
