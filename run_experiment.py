@@ -344,13 +344,20 @@ def describe_csv(task):
         print(f"  warning: the classes {', '.join(alike)} differ by blanks or case only: is each a class of its own?")
 
 
-def choose_tasks(args, registry, default):
-    """{name: entry} of --tasks, where `all` stands for the paper's 25."""
+def choose_specs(args, registry, default=("bbc_news", "rotten_tomatoes"), **words):
+    """{name: entry} of --tasks, where `all` stands for the paper's 25, and of --csv, with `words` in its entry."""
     paper = [name for name, spec in registry["tasks"].items() if spec.get("paper", True)]
-    names = dict.fromkeys(name for task in args.tasks or default for name in (paper if task == "all" else [task]))
+    wanted = args.tasks or (default if args.csv is None else [])
+    names = dict.fromkeys(name for task in wanted for name in (paper if task == "all" else [task]))
     if unknown := [name for name in names if name not in registry["tasks"]]:
         stop(f"unknown task {unknown[0]!r}: give names of tasks.json ({', '.join(registry['tasks'])}), all, or --csv")
-    return {name: registry["tasks"][name] for name in names}
+    specs = {name: registry["tasks"][name] for name in names}
+    if args.csv is not None:
+        check_names([own := Path(args.csv).stem])
+        if own in specs or not os.path.exists(args.csv) or os.path.isdir(args.csv):
+            stop(f"--csv {args.csv!r}: " + ("a task has its name: rename the file" if own in specs else "no such file"))
+        specs[own] = {"sources": [{"csv": args.csv}], "text": args.text, "label": args.label, **words}
+    return specs
 
 
 def subsamples(args, n):
@@ -361,14 +368,8 @@ def subsamples(args, n):
     return range(args.first_subsample, args.first_subsample + count)
 
 
-def load_tasks(args, registry, **words):
-    """{name: task} of --tasks and --csv, checked for every m and n and described. words: more of --csv's entry."""
-    specs = choose_tasks(args, registry, default=["bbc_news", "rotten_tomatoes"] if args.csv is None else [])
-    if args.csv is not None:
-        check_names([own := Path(args.csv).stem])
-        if own in specs or not os.path.exists(args.csv) or os.path.isdir(args.csv):
-            stop(f"--csv {args.csv!r}: " + ("a task has its name: rename the file" if own in specs else "no such file"))
-        specs[own] = {"sources": [{"csv": args.csv}], "text": args.text, "label": args.label, **words}
+def load_tasks(args, specs):
+    """{name: task} of the entries, each checked for every m and n, and described."""
     tasks, grid = {}, [*itertools.product(args.m, args.n)]
     for name, spec in specs.items():
         task = tasks[name] = load_task(name, spec, args.cache)
@@ -788,7 +789,8 @@ def dry_run(args, units, pending, models, tasks, device, run_subsample):
     hours = 0
     for model in models:
         if here := [unit for unit in pending if unit["row"]["model"] == model["name"]]:
-            longest = 5 * here[0]["recipe"]["max_length"]  # characters: about what is left of a text after its cut
+            recipe = here[0]["recipe"]
+            longest = recipe.get("characters") or 5 * recipe["max_length"]  # about what is left of a text after its cut
             texts = [itertools.chain(*fill_unit(unit, tasks)["texts"].values()) for unit in here]
             work = [sum(min(len(text), longest) for text in part) for part in texts]
             middle = int(np.argsort(work)[len(work) // 2])
@@ -914,7 +916,7 @@ def load_network(model, device, precision, max_length):
     if not causal and tokenizer.mask_token_id is None:
         stop(f"model folder {folder}: the tokenizer has no mask token, which masked language modelling needs")
     if info["missing_keys"]:
-        tqdm.write(f"{folder}: freshly initialised, as the checkpoint lacks them: {' '.join(sorted(info['missing_keys']))}")
+        tqdm.write(f"{folder}: freshly initialised, not in the checkpoint: {' '.join(sorted(info['missing_keys']))}")
     pooler = getattr(body, "pooler", None)
     net = Network(lm, pooler, any("pooler." in key for key in body_info["missing_keys"]), tokenizer, causal)
     lm.get_output_embeddings().register_forward_pre_hook(lambda layer, inputs: (inputs[0].flatten(0, 1)[net.keep],))
@@ -1185,7 +1187,7 @@ def check_tasks(args, registry):
     """Load tasks and print what was found beside the paper's Table 2; exit status 2 if one that loads is wrong."""
     wrong, line = 0, "{:<32} {:>8} {:>3} {:>9} {:>7} {:>12} {:>12}  {}"
     print(line.format("task", "rows", "K", "commonest", "rarest", "characters", "Table 2", "source"))
-    for name, spec in choose_tasks(args, registry, default=registry["tasks"]).items():
+    for name, spec in choose_specs(args, registry, default=registry["tasks"]).items():
         message = io.StringIO()
         try:
             with contextlib.redirect_stderr(message):
@@ -1201,7 +1203,7 @@ def check_tasks(args, registry):
         if any(abs(a - b) > max(5, PERCENTILE_SLACK * b) for a, b in zip(found, paper)):
             wrong, note = wrong + 1, "; WRONG: lengths are far from the paper's"
         if task["rows"] != rows:
-            note += f"; the paper's copy had {rows} rows, this has {task['rows']}: its splits are not the published ones"
+            note += f"; the paper's copy had {rows} rows, this has {task['rows']}: its splits are not the published"
         print(line.format(name, len(lengths), len(shares), f"{shares.max():.3f}", f"{shares.min():.3f}",
                           "-".join(map(str, found)), "-".join(map(str, paper)), task["source"] + note))
     print(f"{wrong} tasks are wrong")
@@ -1259,7 +1261,7 @@ def main(argv=None):
     models = [find_model(text, registry, args.cache) for text in dict.fromkeys(args.model)]
     if len({model["name"] for model in models}) < len(models):
         stop(f"two of the models {', '.join(args.model)} have the same name: rename a folder")
-    tasks = load_tasks(args, registry)
+    tasks = load_tasks(args, choose_specs(args, registry))
     units = plan_units(args, models, tasks, functools.partial(recipe_of, registry))[index::count]
     pending = pending_units(args, units)
     share = f" in share {index + 1} of {count}" if count > 1 else ""
