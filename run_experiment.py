@@ -573,10 +573,9 @@ def plan_units(args, models, tasks, recipe_of):
     units = []
     for model, (name, task), n, m in itertools.product(models, tasks.items(), args.n, args.m):
         recipe = recipe_of(args, model, task)
-        sizes = {stage: size for stage, size in recipe["batch_sizes"].items() if stage != "evaluate"}
         row = {"experiment": args.experiment, "model": model["name"], "task": name, "m": m, "n": n, "seed": args.seed,
-               "num_classes": len(task["classes"]), "data": task["data"], "versions": versions,
-               "recipe": short_hash({**recipe, "batch_sizes": sizes})}
+               "num_classes": len(task["classes"]), "data": task["data"], "recipe": short_hash(recipe),
+               "versions": versions}
         units += [{"row": {**row, "subsample": k}, "recipe": recipe} for k in subsamples(args, n)]
     return units
 
