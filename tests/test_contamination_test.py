@@ -1,30 +1,90 @@
-"""contamination_test.py: log-probabilities against a plain loop, p-values against brute force and the published log, a test
-that stays silent where nothing was seen and speaks where it was, and a table that agrees with the runs it is made of."""
+"""contamination_test.py: log-probabilities against a plain loop, p-values against brute force and the published log, detectors by
+hand; silence where nothing was seen, alarm where it was, and a table that agrees with the units it is made of."""
 
 import csv
 import itertools
 import json
 import math
 import os
-import shlex
-import shutil
-import subprocess
-import sys
+import zlib
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from scipy import stats
 
-from conftest import CACHE, ROOT, load_script
+from conftest import ROOT, load_script
 
-PAPER = os.environ.get("PAPER_DATA") or ROOT.parent / "shared" / "paper"
-WORDS = "river stone green paper quick north salt window apple seven music cold glass horse metal night seed wheel cloud hand".split()
+PAPER = Path(os.environ.get("PAPER_DATA") or ROOT.parent / "shared" / "paper")
+WORDS = "river stone green paper quick north salt window apple seven music cold glass horse metal night seed wheel cloud".split()
+INSTRUCTION = "Your task is to classify a given text as one of these categories:\nbad\ngood\n\nThe text is a note. Answer with its mood."
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def contam():
+    torch.set_num_threads(1)
     return load_script("contamination_test")
+
+
+def make_texts(count, seed, size=7):
+    rng = np.random.default_rng(seed)
+    return [" ".join(rng.choice(WORDS, size)) for _ in range(count)]
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    """GPT-2's kind of tokenizer, byte pairs learned from a few texts: blank lines fall apart before ###, as in real ones."""
+    import tokenizers
+    import transformers
+
+    bpe = tokenizers.Tokenizer(tokenizers.models.BPE())
+    bpe.pre_tokenizer, bpe.decoder = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False), tokenizers.decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(vocab_size=400, special_tokens=["<end>"], show_progress=False,
+                                             initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    bpe.train_from_iterator([*make_texts(300, 0), *[INSTRUCTION + "\n\n### Text: a\n### Answer: good\n\n"] * 20], trainer)
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=bpe, bos_token="<end>", eos_token="<end>")
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory, tokenizer):
+    """Maker of model folders with seeded random weights: model_dir(kind, **config)."""
+    import transformers as t
+
+    kinds = {"gpt2": (t.GPT2Config, t.GPT2LMHeadModel, {"n_embd": 32, "n_layer": 2, "n_head": 4, "initializer_range": 0.3}),
+             "opt": (t.OPTConfig, t.OPTForCausalLM, {"hidden_size": 32, "num_hidden_layers": 2, "ffn_dim": 64, "num_attention_heads": 4,
+                                                     "word_embed_proj_dim": 32, "init_std": 0.3, "pad_token_id": 0}),
+             "bert": (t.BertConfig, t.BertForMaskedLM, {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
+                                                        "intermediate_size": 64, "initializer_range": 0.3}),
+             "llama": (t.LlamaConfig, t.LlamaForCausalLM, {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+                                                           "num_key_value_heads": 2, "intermediate_size": 128, "initializer_range": 0.1})}
+
+    def make(kind, train=None, **changes):
+        config_class, model_class, config = kinds[kind]
+        folder = tmp_path_factory.mktemp(kind)
+        torch.manual_seed(0)
+        config = config_class(vocab_size=len(tokenizer), bos_token_id=0, eos_token_id=0, **(config | changes))
+        lm = model_class(config).eval()
+        if train:
+            train(lm)
+        lm.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        return folder
+
+    return make
+
+
+def fit(lm, tokenizer, batches, lr):
+    """AdamW over batches, lists of texts, without dropout."""
+    weights = [weight for weight in lm.parameters() if weight.requires_grad]
+    optimizer = torch.optim.AdamW(weights, lr=lr, weight_decay=0)
+    for texts in batches:
+        ids = [torch.tensor(tokenizer(text)["input_ids"]) for text in texts]
+        labels = torch.nn.utils.rnn.pad_sequence(ids, batch_first=True, padding_value=-100)
+        lm(input_ids=labels.clamp(min=0), labels=labels).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
 
 
 @pytest.fixture
@@ -32,558 +92,513 @@ def opened(contam):
     """Load a model folder: opened(folder, *flags) -> (net, args)."""
 
     def load(folder, *flags):
-        torch.set_num_threads(1)
         args = contam.parse_args(["--model", str(folder), *map(str, flags)])
-        return contam.open_model(contam.find_model(str(folder), contam.load_registry(), CACHE), args, "cpu"), args
+        return contam.open_scorer(*contam.locate(str(folder)), "none", args), args
 
     return load
 
 
-def make_examples(count, seed=0, size=5):
-    rng = np.random.default_rng(seed)
-    return [" ".join(rng.choice(WORDS, size)) for _ in range(count)]
-
-
-# ------------------------------------------------------------------------------------------------------------
-# Log-probabilities
-# ------------------------------------------------------------------------------------------------------------
-
-
-def plain_log_p(folder, sequence, context, stride, first=1):
-    """log p by transformers' own forward, one token at a time: token i is predicted from the first window (they begin at
-    0, stride, 2 stride, …) that reaches it, so from tokens[start : i]. Unbatched, no padding, no hook."""
+def make_unit(kept, model, tokenizer, k=1, pack=1, answers=False, epochs=1, steps=0, cut=None, acc=(0.5, 0.6, 0.6), n=24, lr=1e-2, task="notes"):
+    """A unit as run_zero_shot.py leaves it: adapters of `extra` and `test` after so many steps, and unit.json. Returns its folder."""
+    import peft
     import transformers
 
-    lm = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
-    total = 0.0
-    for i in range(first, len(sequence)):
-        start = next(start for start in range(0, len(sequence), stride) if i - 1 < start + context)
-        with torch.no_grad():
-            logits = lm(input_ids=torch.tensor([sequence[start:i]])).logits[0, -1].double()
-        total += torch.log_softmax(logits, 0)[sequence[i]].item()
-    return total
+    experiment = "zero-shot" + "-packed" * (pack > 1) + "-answers" * answers
+    folder = kept / f"{experiment}.{model.name}.{task}.m4.n{n}.k{k}.seed0"
+    unit = {"row": {"experiment": experiment, "model": model.name, "task": task, "m": 4, "n": n, "subsample": k, "num_classes": 2, "majority": 0.5,
+                    **dict(zip(("acc_base", "acc_extra", "acc_test"), acc)), "seed": 0, "recipe": "0123456789ab"},
+            "model": {"name": model.name, "source": str(model), "gguf": None, "quantize": "none", "precision": "float32"},
+            "classes": ["bad", "good"], "pack": pack, "answers": answers, "epochs": epochs, "instruction": INSTRUCTION}
+    for arm, texts in zip(("extra", "test"), (make_texts(n, 2 * k + 100), make_texts(n, 2 * k + 101))):
+        labels = [len(text) % 2 for text in texts]
+        ends = [f"\n### Answer: {unit['classes'][label]}" if answers else "\n### Answer:" * (pack == 1) for label in labels]
+        examples = [f"### Text: {text[:cut]}{end}" for text, end in zip(texts, ends)]
+        sequences = ["\n\n".join([INSTRUCTION, *examples[i : i + pack]]) for i in range(0, n, pack)]
+        unit[arm] = {"sequences": sequences, "examples": examples, "labels": labels,
+                     "prompts": [f"{INSTRUCTION}\n\n### Text: {text}\n### Answer:" for text in texts]}
+        torch.manual_seed(k)
+        lm = transformers.AutoModelForCausalLM.from_pretrained(model)
+        lm = peft.get_peft_model(lm, peft.LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")).eval()
+        fit(lm, tokenizer, [sequences] * steps, lr)
+        lm.save_pretrained(folder / arm)
+    (folder / "unit.json").write_text(json.dumps(unit))
+    return folder
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "llama", "bloom", "opt"])
-def test_log_probabilities_equal_one_token_at_a_time(kind, contam, opened, model_dir):
+def plain_scores(lm, tokenizer, head, text):
+    """[tokens, 3] of text behind head, by transformers' forward and torch's own distributions, one text, nothing batched: log p,
+    mean and sd of log p over the vocabulary, of each token that ends behind the head."""
+    ids = tokenizer(head + text)["input_ids"]
+    first = next(i for i in range(len(ids)) if len(tokenizer.decode(ids[: i + 1])) > len(head))
+    with torch.no_grad():
+        log_p = torch.distributions.Categorical(logits=lm(input_ids=torch.tensor([ids])).logits[0].double()).logits
+    found = []
+    for i in range(first, len(ids)):
+        row = log_p[i - 1]
+        mean = (row.exp() @ row).item()
+        found.append((row[ids[i]].item(), mean, math.sqrt(sum(math.exp(x) * (x - mean) ** 2 for x in row.tolist()))))
+    return np.array(found)
+
+
+def plain_detectors(scores, text):
+    log_p, count = scores[:, 0].tolist(), max(int(0.2 * len(scores)), 1)
+    standard = sorted((x - mean) / sd for x, mean, sd in scores)
+    mean = sum(log_p) / len(log_p)
+    return mean, mean / len(zlib.compress(text.encode())), sum(sorted(log_p)[:count]) / count, sum(standard[:count]) / count
+
+
+# ------------------------------------------------------------------------------------------------------------
+# Log-probabilities and tokens
+# ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "opt"])
+def test_scores_equal_one_token_at_a_time(kind, contam, opened, model_dir):
+    """Token i is predicted from the first window (they begin at 0, half a window, a window, …) that reaches it."""
+    import transformers
+
     folder, rng = model_dir(kind), np.random.default_rng(1)
-    sequences = [rng.integers(1000, 30000, size).tolist() for size in (2, 31, 9, 8, 10, 17, 9)]
-    for context, stride in ((8, 3), (8, 8), (5, 1), (64, 32)):
-        expected = [plain_log_p(folder, sequence, context, stride) for sequence in sequences]
-        assert np.ptp(expected) > 10
-        net, _ = opened(folder, "--context", context, "--stride", stride)
+    lm = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
+    sequences = [(rng.integers(1, 390, size).tolist(), first) for size, first in ((2, 1), (31, 1), (9, 4), (8, 1), (10, 9), (17, 12), (1, 1))]
+    for context in (8, 5, 64):
+        expected = []
+        for ids, first in sequences:
+            rows = []
+            for i in range(first, len(ids)):
+                start = next(start for start in range(0, len(ids), context // 2) if i - 1 < start + context)
+                with torch.no_grad():
+                    log_p = lm(input_ids=torch.tensor([ids[start:i]])).logits[0, -1].double().log_softmax(0)
+                mean = float(log_p.exp() @ log_p)
+                rows.append((float(log_p[ids[i]]), mean, math.sqrt(float(log_p.exp() @ (log_p - mean) ** 2))))
+            expected.append(np.array(rows).reshape(-1, 3).T)
+        net, _ = opened(folder, "--context", context)
         for limit in (1, 20, 1000):
-            np.testing.assert_allclose(contam.score_sequences(net, sequences, limit), expected, rtol=2e-5)
-    assert contam.score_sequences(net, [[7]], 10)[0] == 0  # nothing is predicted
+            for found, wanted in zip(contam.score_tokens(net, sequences, limit, ""), expected, strict=True):
+                np.testing.assert_allclose(found, wanted, rtol=2e-4, atol=1e-4)
+    assert np.ptp(np.concatenate(expected, axis=1)[0]) > 3
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "llama", "mistral", "bloom"])
-def test_reused_prefixes_change_nothing(kind, contam, opened, model_dir, monkeypatch):
-    folder, rng = model_dir(kind), np.random.default_rng(2)
-    blocks = [rng.integers(1000, 30000, size).tolist() for size in (12, 9, 15, 10)]
-    whole = [tuple([101, *itertools.chain(*order)]) for order in itertools.permutations(blocks)]
-    most = rng.integers(1000, 30000, 9).tolist()
-    pair = [(101, *most, last) for last in (5, 6)]  # they differ in the last token alone
-    sequences = [*whole[::-1], *pair, pair[0][:-1], (7, 8), (9,)]
-    families = contam.share_prefixes(sequences, 100)
-    assert sorted(number for _, numbers in families for number in numbers) == list(range(27))
-    assert all(len({sequences[i][:prefix] for i in numbers}) == 1 and prefix < min(len(sequences[i]) for i in numbers) for prefix, numbers in families)
-    monkeypatch.setattr(contam, "SAVED", 2.0)
-    assert contam.share_prefixes(sequences, 100) == []
-    net, _ = opened(folder)
-    expected = contam.score_sequences(net, sequences, 300)
-    assert expected[0] == pytest.approx(plain_log_p(folder, list(sequences[0]), 100, 50), rel=2e-5)
-    monkeypatch.undo()
-    runs, own = [], contam.score_family
-    monkeypatch.setattr(contam, "score_family", lambda *args: runs.append(own(*args)) or runs[-1])
-    for limit in (1, 60, 1000):
-        np.testing.assert_allclose(contam.score_sequences(net, sequences, limit), expected, rtol=2e-5)
-    assert len(runs) > 3  # reuse did happen
-    monkeypatch.setattr(contam, "score_family", lambda *args: own(*args) + 1)  # an architecture that cannot
-    np.testing.assert_allclose(contam.score_sequences(net, sequences, 300), expected, rtol=1e-6)
-    assert contam.share_prefixes(sequences, 12) == [] or max(len(sequences[i]) for _, numbers in contam.share_prefixes(sequences, 12) for i in numbers) <= 12
+@pytest.mark.parametrize("length, context", [(0, 4), (1, 4), (4, 4), (5, 4), (11, 4), (100, 7), (23, 1)])
+def test_windows_score_every_token_once_with_half_a_window_before_it(length, context, contam):
+    found = list(contam.cut_windows(length, context))
+    assert [i for _, end, first in found for i in range(first, end)] == list(range(length))
+    assert all(end - start <= context for start, end, _ in found) and all(first - start >= context // 2 for start, _, first in found[1:])
 
 
-@pytest.mark.parametrize("length, context, stride", [(1, 4, 2), (4, 4, 2), (5, 4, 2), (11, 4, 3), (100, 7, 7), (23, 8, 1)])
-def test_windows_score_every_token_once_with_as_much_context_as_there_is(length, context, stride, contam):
-    found = list(contam.windows(length, context, stride))
-    assert [i for start, end, first in found for i in range(first, end)] == list(range(length))
-    assert all(end - start <= context and start <= first < end for start, end, first in found)
-    assert all(first - start >= context - stride for start, _, first in found[1:])
+def test_the_scored_tokens_are_the_examples_own(contam, opened, model_dir, tokenizer):
+    net, _ = opened(model_dir("gpt2"))
+    text = "### Text: cold wheel\n### Answer: good"
+    ids, first = contam.tokenise(net, INSTRUCTION + "\n\n", text)
+    assert ids == tokenizer(f"{INSTRUCTION}\n\n{text}")["input_ids"] and tokenizer.decode(ids[first:]) == text
+    assert tokenizer(INSTRUCTION + "\n\n")["input_ids"] != ids[:first] or tokenizer.decode(ids[:first]) == INSTRUCTION + "\n\n"
+    assert contam.tokenise(net, "", text) == ([0, *tokenizer(text)["input_ids"]], 1)  # its first token is scored, too
+    net.tokenizer = lambda body, **_: {"input_ids": [7, 8, 0], "offset_mapping": [(0, 1), (1, 2), (2, 2)]}
+    net.tokenizer.eos_token_id = net.tokenizer.sep_token_id = 0
+    assert contam.tokenise(net, "", "ab") == ([0, 7, 8], 1) and contam.tokenise(net, "a", "b") == ([7, 8], 1)  # no end token
 
 
-def test_the_first_token_is_scored_and_published_leaves_it_out(contam, opened, model_dir, tokenizer):
-    folder = model_dir("gpt2")
-    examples = ["Stocks fall\n### Answer: Business", "A long match\n### Answer: Sports"]
-    net, _ = opened(folder)
-    text = tokenizer("\n\n".join(examples))["input_ids"]
-    assert text[0] == tokenizer.cls_token_id and text[-1] == tokenizer.sep_token_id
-    assert contam.tokenise_order(net, examples, False) == text[:-1]  # its beginning, no end, nothing between the examples but blank lines
-    own = contam.tokenise_order(net, examples, True)
-    assert own == [token for example in examples for token in tokenizer(example)["input_ids"]] and own.count(tokenizer.cls_token_id) == 2
-    net.tokenizer = type("Bare", (), {"eos_token_id": 102, "sep_token_id": 102, "__call__": lambda self, text: {"input_ids": [9, 8]}})()
-    assert contam.tokenise_order(net, examples, False) == [net.begin, 9, 8]  # as for GPT-2, whose tokenizer adds no beginning
-    # so the first token of the text counts, as a loop from the first token after the beginning says
-    assert contam.score_sequences(net, [[101, 9, 8]], 10)[0] == pytest.approx(plain_log_p(folder, [101, 9, 8], 50, 25), rel=1e-5)
-    assert contam.score_sequences(net, [[9, 8]], 10)[0] == pytest.approx(plain_log_p(folder, [9, 8], 50, 25), rel=1e-5)
+# ------------------------------------------------------------------------------------------------------------
+# Detectors
+# ------------------------------------------------------------------------------------------------------------
+
+
+def test_min_k_plus_plus_by_hand_on_three_words(contam):
+    """p = (1/2, 1/4, 1/4): log p in units of log 2 is (-1, -2, -2), mean -1.5, sd 1/2; a word of 1/2 stands at +1, of 1/4 at -1.
+    p = (1/8, 7/8, 0+): the rare word at (log 1/8 - mean) / sd with mean and sd worked out below."""
+    logits = torch.log(torch.tensor([[4.0, 2, 2], [4, 2, 2], [1, 7, 1e-30], [4, 2, 2], [4, 2, 2]]))
+    scores = contam.token_scores(logits, torch.tensor([0, 1, 0, 2, 0])).numpy()
+    two = math.log(2)
+    mean = math.log(1 / 8) / 8 + 7 * math.log(7 / 8) / 8
+    sd = math.sqrt((math.log(1 / 8) - mean) ** 2 / 8 + 7 * (math.log(7 / 8) - mean) ** 2 / 8)
+    np.testing.assert_allclose(scores[0], [-two, -2 * two, -3 * two, -2 * two, -two], rtol=1e-6)
+    np.testing.assert_allclose(scores[1:, [0, 2]], [[-1.5 * two, mean], [0.5 * two, sd]], rtol=1e-6)
+    log_p, ratio, min_k, plus = contam.detect(scores, "some text")
+    assert log_p == pytest.approx(-9 * two / 5) and ratio == pytest.approx(-9 * two / 5 / len(zlib.compress(b"some text")))
+    assert min_k == pytest.approx(-3 * two) and plus == pytest.approx((-3 * two - mean) / sd)  # one token of five is 20 %
+    scores = np.repeat(scores[:, :3], 4, axis=1)  # 12 tokens: the lowest two, standardised: both of the rare word
+    assert contam.detect(scores, "x")[2:] == (pytest.approx(-3 * two), pytest.approx((-3 * two - mean) / sd))
+    assert contam.detect(np.zeros((3, 4)), "x")[3] == 0  # a model without any doubt
+
+
+def test_auc_is_mann_whitneys_u_and_the_interval_covers(contam):
+    rng, covered = np.random.default_rng(0), 0
+    for _ in range(600):
+        seen, unseen = rng.normal(0.5, 1, 40), rng.normal(0, 1, 50)
+        auc, half, _ = contam.separate(seen, unseen)
+        covered += abs(auc - stats.norm.cdf(0.5 / math.sqrt(2))) < half
+    assert 0.85 < covered / 600 < 0.93
+    seen, unseen = rng.integers(0, 9, 30).astype(float), rng.integers(0, 8, 41).astype(float)  # with ties
+    assert contam.separate(seen, unseen)[0] == pytest.approx(stats.mannwhitneyu(seen, unseen).statistic / (30 * 41), abs=1e-12)
+    # by hand: wins of seen 1, 3 over unseen 0, 2, 3 are (1, 0, 0) and (1, 1, 1/2): AUC 7/12; placements (1/3, 5/6), (1, 1/2, 1/4)
+    auc, half, _ = contam.separate(np.array([1.0, 3]), np.array([0.0, 2, 3]))
+    error = math.sqrt(0.125 / 2 + np.var([1, 0.5, 0.25], ddof=1) / 3)
+    assert auc == pytest.approx(7 / 12) and half == pytest.approx(1.5981931 * error, rel=1e-6)
+    # 2 of 50 unseen texts may pass (4 %): the threshold is the third largest, 47
+    assert contam.separate(np.array([46.5, 47, 47.5, 60]), np.arange(50.0))[2] == 0.5
+
+
+# ------------------------------------------------------------------------------------------------------------
+# The order test
+# ------------------------------------------------------------------------------------------------------------
 
 
 def test_shards_are_scored_order_by_order_and_no_sequence_twice(contam, opened, model_dir, tokenizer):
+    import transformers
+
     folder = model_dir("llama")
+    lm = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
     examples = ["red apple", "cold night", "seven wheels of glass", "salt", "red apple", "red apple", "salt"]
-    net, args = opened(folder, "--max-orders", 2, "--permutations", 9)
-    shards = contam.cut_shards(examples, 3)
+    net, args = opened(folder, "--permutations", 5)
+    shards = contam.cut_shards(examples, 3, "")
     assert shards == [examples[:3], examples[3:5], examples[5:]]
-    log = contam.score_shards(net, shards, args)
+    log = contam.score_orders(net, shards, "Head\n\n", args, "")
 
     def plain(texts):
-        return plain_log_p(folder, tokenizer("\n\n".join(texts))["input_ids"][:-1], 64, 32)
+        return plain_scores(lm, tokenizer, "Head\n\n", "\n\n".join(texts))[:, 0].sum()
 
-    assert log["enumerated"] == [False, True, True] and [len(row) for row in log["shuffled_logprobs"]] == [9, 1, 1]
+    assert [len(row) for row in log["shuffled_logprobs"]] == [5, 1, 1]  # 3! = 6 orders are more than 5: drawn
     possible = [plain([shards[0][i] for i in order]) for order in itertools.permutations(range(3))]
     assert log["canonical_logprobs"] == pytest.approx([plain(shard) for shard in shards], rel=2e-5)
     assert all(min(abs(value - other) for other in possible) < 1e-3 for value in log["shuffled_logprobs"][0])
-    assert log["shuffled_logprobs"][1:] == [pytest.approx([plain(shard[::-1])], rel=2e-5) for shard in shards[1:]]
-    # shard 3 is shard 2 the other way round: the same two sequences
-    assert log["canonical_logprobs"][2] == log["shuffled_logprobs"][1][0]
-    drawn = {tuple(order) for order in contam.shard_orders(3, 2, 9, [0, 0])[0]}
-    assert log["sequences"] == len(drawn) + 2
+    assert log["canonical_logprobs"][2] == log["shuffled_logprobs"][1][0]  # shard 3 is shard 2 the other way round
+    drawn = {tuple(order) for order in contam.draw_orders(3, args, 0)}
+    assert log["evaluations"] == len(drawn) + 2
+    args.published = True  # each example alone, end to end, the first token unscored
+    ids = [token for text in shards[1] for token in tokenizer(text)["input_ids"]]
+    with torch.no_grad():
+        log_p = lm(input_ids=torch.tensor([ids])).logits[0].double().log_softmax(1)
+    expected = sum(log_p[i, token].item() for i, token in enumerate(ids[1:]))
+    published = contam.score_orders(net, shards[1:2], "", args, "")
+    assert published["canonical_logprobs"] == [pytest.approx(expected, rel=1e-5)] and len(published["shuffled_logprobs"][0]) == 5
 
 
 def test_orders_are_enumerated_or_drawn(contam):
-    for size in range(1, 6):
-        orders, complete = contam.shard_orders(size, 120, 50, 0)
-        assert complete and orders[0] == list(range(size)) and len(orders) == math.factorial(size) == len(set(map(tuple, orders)))
-    orders, complete = contam.shard_orders(6, 120, 50, [0, 3])
-    assert not complete and orders[0] == list(range(6)) and len(orders) == 51 and all(sorted(order) == list(range(6)) for order in orders)
-    assert orders == contam.shard_orders(6, 120, 50, [0, 3])[0] != contam.shard_orders(6, 120, 50, [0, 4])[0]
-    counts = np.bincount([order[0] for order in contam.shard_orders(2, 1, 4000, 0)[0][1:]])
-    assert abs(counts[0] - 2000) < 4 * math.sqrt(1000)  # the canonical order is drawn as often as the other
+    for size in (1, 2, 3, 4):
+        orders = [tuple(order) for order in contam.draw_orders(size, contam.parse_args([]), 0)]
+        assert orders[0] == tuple(range(size)) and len(orders) == math.factorial(size) == len(set(orders))
+    args = contam.parse_args(["--seed", "3"])
+    orders = [list(order) for order in contam.draw_orders(5, args, 7)]
+    assert len(orders) == 51 and all(sorted(order) == list(range(5)) for order in orders)
+    assert orders == [list(order) for order in contam.draw_orders(5, args, 7)] != [list(order) for order in contam.draw_orders(5, args, 8)]
+    firsts = [order[0] for order in contam.draw_orders(2, contam.parse_args(["--published", "--permutations", "4000"]), 0)[1:]]
+    assert abs(sum(firsts) - 2000) < 4 * math.sqrt(1000)  # the canonical order is drawn as often as the other
 
 
-# ------------------------------------------------------------------------------------------------------------
-# p-values
-# ------------------------------------------------------------------------------------------------------------
+def test_500_short_examples_take_20_times_fewer_evaluations(contam, opened, model_dir, capsys, tmp_path):
+    (tmp_path / "mine.txt").write_text("\n".join(make_texts(500, 3, size=3)) + "\n")
+    contam.main(["--examples", str(tmp_path / "mine.txt"), "--model", str(model_dir("gpt2")), "--shards", "256", "--log", str(tmp_path / "log.json")])
+    log, text = json.loads((tmp_path / "log.json").read_text()), capsys.readouterr().out
+    assert "sequence evaluations: 500; the published procedure: 256 x (1 + 50) = 13056, 26.1 times as many" in text
+    assert "256 shards, 12 with one order" in text and [len(row) for row in log["shuffled_logprobs"]] == [1] * 244 + [0] * 12
+    contam.main(["--from-log", str(tmp_path / "log.json")])
+    assert capsys.readouterr().out.splitlines()[-3:] == text.splitlines()[-3:]
 
 
-def random_gaps(rng, sizes, shift=0.0):
-    return [np.array([0.0, *(rng.normal(-shift, 2, size - 1))]) for size in sizes]
+def test_text_files_are_cut_at_newlines_alone(contam, tmp_path):
+    path = tmp_path / "lines.txt"
+    path.write_text("[a\u2028b\nc\x0cd\x85e\r\nf\n\n", encoding="utf-8-sig")
+    assert contam.read_examples(path, False) == ["[a\u2028b", "c\x0cd\x85e", "f"]
+    assert contam.read_examples(path, True) == ["[a\u2028b\n", "c\x0cd\x85e\n", "f\n"]  # the newline belongs to the published tokens
+    path.write_text("a\nb")
+    assert contam.read_examples(path, True) == ["a\n", "b"] and contam.read_examples(path, False) == ["a", "b"]
+    (tmp_path / "list.JSON").write_text(json.dumps(["a\nb", {"text": "c"}]))
+    (tmp_path / "rows.jsonl").write_text('{"text": "a\\nb", "label": 1}\n\n"c\u2028d"\n', encoding="utf-8")
+    assert contam.read_examples(tmp_path / "list.JSON", True) == ["a\nb", "c"]
+    assert contam.read_examples(tmp_path / "rows.jsonl", False) == ["a\nb", "c\u2028d"]
 
 
-def brute_p(gaps):
-    sums = [sum(values) for values in itertools.product(*map(list, gaps))]
-    return sum(value >= -1e-12 for value in sums) / len(sums)
+def test_permutation_p_equals_brute_force_and_monte_carlo_agrees(contam, monkeypatch):
+    rng = np.random.default_rng(0)
+    for sizes in ((2,), (2, 2, 2), (6, 2, 6), (2, 24, 6, 2), (2,) * 10):
+        for shift in (-1.0, 0.0, 3.0):
+            gaps = [np.array([0.0, *rng.normal(-shift, 2, size - 1)]) for size in sizes]
+            sums = [sum(values) for values in itertools.product(*gaps)]
+            brute = sum(value >= -1e-12 for value in sums) / len(sums)
+            assert contam.permutation_p(gaps, 0) == (brute, "every combination of orders")
+            with monkeypatch.context() as patch:
+                patch.setattr(contam, "ENUMERATED", 0)
+                p = contam.permutation_p(gaps, 1)[0]
+            assert p == pytest.approx(brute, abs=5 * math.sqrt(brute * (1 - brute) / 1e6) + 2e-6)
+    best = [np.array([0.0, -1.0])] * 300  # the canonical order is the best of 2^300: no draw reaches it
+    assert contam.permutation_p(best, 0)[0] == pytest.approx(1 / (10**6 + 1), rel=1e-12)
+    assert contam.permutation_p(best[:20], 0)[0] == 2.0**-20
 
 
-@pytest.mark.parametrize("sizes", [(2,), (2, 2, 2), (6, 2, 6), (2, 24, 6, 2), (2,) * 10, (3, 5, 2, 4)])
-def test_permutation_p_equals_brute_force(sizes, contam):
-    rng = np.random.default_rng(len(sizes))
-    for shift in (-1.0, 0.0, 3.0):
-        gaps = random_gaps(rng, sizes, shift)
-        p, low, high, method = contam.permutation_p(gaps)
-        assert method == "enumeration" and p == low == high == brute_p(gaps)
-        mid, low, high = contam.convolution_p(gaps)
-        assert low - 1e-12 <= p <= high + 1e-12 and high - low < 0.01 + 2 / math.prod(sizes) and mid == pytest.approx(p, abs=1e-3)
-        p_random, low, high = contam.monte_carlo_p(gaps, 100_000)
-        assert p_random == pytest.approx(p, abs=5 * (p * (1 - p) / 100_000) ** 0.5 + 2e-5) and low <= p_random <= high
-
-
-def test_many_shards_by_convolution_are_the_sign_flip_test_and_monte_carlo_agrees(contam):
-    rng = np.random.default_rng(5)
-    counts = rng.integers(1, 30, 200)  # whole numbers: the sign-flip p by convolution of counts, with Python's own integers
-    gaps = [np.array([0.0, float(value)]) if rng.random() < 0.45 else np.array([0.0, -float(value)]) for value in counts]
-    ways = {0: 1}
-    for gap in gaps:
-        new = {}
-        for total, number in ways.items():
-            for value in gap:
-                new[total + int(value)] = new.get(total + int(value), 0) + number
-        ways = new
-    exact = sum(number for total, number in ways.items() if total >= 0) / 2**200
-    p, low, high, method = contam.permutation_p(gaps)
-    assert method == "convolution" and low <= exact <= high and p == pytest.approx(exact, rel=1e-3)
-    assert high - low < 0.005 and contam.monte_carlo_p(gaps)[0] == pytest.approx(exact, abs=5 * (exact * (1 - exact) / 1e6) ** 0.5)
-    tail = [np.array([0.0, -1.0])] * 300  # the canonical order of every shard is the best: p = 2^-300, far below any Monte Carlo
-    assert contam.permutation_p(tail)[0] == pytest.approx(2.0**-300, rel=1e-9)
-    assert contam.permutation_p(random_gaps(rng, (120,) * 40))[3] == "Monte Carlo"
-
-
-def test_the_t_test_is_the_published_one(contam):
-    values = np.random.default_rng(0).normal(0.3, 1, 40)
-    library = stats.ttest_1samp(values, 0, alternative="greater")
-    t = library.statistic * math.sqrt(40 / 39)  # ddof 0 makes the deviation smaller by this much
-    assert contam.t_test(values) == pytest.approx(stats.t.sf(t, 39), rel=1e-12) and contam.t_test(values) != pytest.approx(library.pvalue, rel=1e-3)
-
-
-def test_the_published_log_gives_the_published_p(contam, capsys, tmp_path):
-    path = ROOT.parent.joinpath(PAPER, "contamination_log_extra.json")
+def test_the_published_log_gives_the_published_p(contam, capsys):
+    path = PAPER / "contamination_log_extra.json"
     if not path.exists():
         pytest.skip(f"the published log is not here ({path}): set PAPER_DATA to its folder")
-    found = contam.analyse_log(contam.read_log(path))
-    assert found["shards"] == 256 and found["informative"] == 244 and found["orders"] == 500
-    assert found["p_published"] == pytest.approx(0.336248, abs=1e-6) and found["p_published"] == pytest.approx(json.loads(path.read_text())["pval"], abs=1e-9)
-    assert found["p_distinct"] == pytest.approx(0.3865, abs=5e-5)
-    assert found["p_low"] <= found["p_exact"] <= found["p_high"] and found["p_high"] - found["p_low"] < 1e-3
-    assert found["p_exact"] == pytest.approx(0.386, abs=1.5e-3)
+    found, log = contam.analyse(contam.read_log(path), 0), json.loads(path.read_text())
+    assert (found["shards"], found["informative"]) == (256, 244)
+    assert found["p_published"] == pytest.approx(0.336248, abs=1e-6) and found["p_published"] == pytest.approx(log["pval"], abs=1e-9)
+    assert found["p_distinct"] == pytest.approx(0.3865, abs=5e-5) and found["p_exact"] == pytest.approx(0.3867, abs=0.0015)
     contam.main(["--from-log", str(path)])
     assert "p published  0.336248" in capsys.readouterr().out
-    # an oracle of its own: random signs of the 244 differences
-    log, rng = json.loads(path.read_text()), np.random.default_rng(1)
     half = np.array([c - s for c, row in zip(log["canonical_logprobs"], log["shuffled_logprobs"]) for s in set(row) - {c}]) / 2
-    signs = rng.choice([-1.0, 1.0], (200_000, len(half))) @ half >= half.sum()
+    signs = np.random.default_rng(1).choice([-1.0, 1.0], (200_000, len(half))) @ half >= half.sum()  # random signs of 244 differences
     assert found["p_exact"] == pytest.approx(signs.mean(), abs=4 * 0.5 / math.sqrt(200_000))
-
-
-# ------------------------------------------------------------------------------------------------------------
-# Silent where nothing was seen, loud where it was
-# ------------------------------------------------------------------------------------------------------------
+    library = stats.ttest_1samp(2 * half, 0, alternative="greater").statistic * math.sqrt(244 / 243)  # ddof 0
+    assert contam.t_test(2 * half) == pytest.approx(stats.t.sf(library, 243), rel=1e-9)
 
 
 def test_p_is_uniform_on_a_model_that_never_saw_the_examples(contam, opened, model_dir):
     """Many random canonical orders of the same 24 examples: 12 shards of two. Every ordered pair is scored once."""
-    examples = make_examples(24)
-    net, args = opened(model_dir("gpt2"))
+    examples = make_texts(24, 0)
+    net, _ = opened(model_dir("gpt2"))
     pairs = list(itertools.permutations(range(24), 2))
-    scores = contam.score_sequences(net, [contam.tokenise_order(net, [examples[i], examples[j]], False) for i, j in pairs], 1024)
-    score, rng = dict(zip(pairs, scores)), np.random.default_rng(2)
-    p, p_t = [], []
-    for _ in range(600):
+    scores = contam.score_tokens(net, [contam.tokenise(net, "", f"{examples[i]}\n\n{examples[j]}") for i, j in pairs], 4096, "")
+    score, rng, p = {pair: float(part[0].sum()) for pair, part in zip(pairs, scores)}, np.random.default_rng(2), []
+    for _ in range(400):
         order = rng.permutation(24).tolist()
         shards = list(zip(order[::2], order[1::2]))
-        found = contam.analyse_log({"canonical_logprobs": [score[a, b] for a, b in shards], "shuffled_logprobs": [[score[b, a]] for a, b in shards]})
-        p.append(found["p_exact"])
-        p_t.append(found["p_distinct"])
-    assert stats.kstest(p, "uniform").pvalue > 0.01 and stats.kstest(p_t, "uniform").pvalue > 0.01
-    assert 0.02 < np.mean(np.array(p) < 0.05) < 0.08
-    assert stats.kstest(np.array(p) * 0.8, "uniform").pvalue < 1e-4  # this many orders would show a fault
+        log = {"canonical_logprobs": [score[a, b] for a, b in shards], "shuffled_logprobs": [[score[b, a]] for a, b in shards]}
+        p.append([contam.analyse(log, 0)[name] for name in ("p_exact", "p_distinct")])
+    exact, distinct = np.transpose(p)
+    assert stats.kstest(exact, "uniform").pvalue > 0.01 and stats.kstest(distinct, "uniform").pvalue > 0.01
+    assert 0.02 < np.mean(exact < 0.05) < 0.09 and stats.kstest(0.8 * exact, "uniform").pvalue < 1e-4  # a fault would show
 
 
-def test_p_is_uniform_with_drawn_orders_of_longer_shards(contam):
-    """log p a random function of the order, shards of 4, of which 10 orders are drawn with repeats: the exact p stays uniform."""
-    rng, p = np.random.default_rng(3), []
-    for _ in range(500):
-        log = {"canonical_logprobs": [], "shuffled_logprobs": []}
-        for _ in range(3):
-            table = {order: rng.normal() for order in itertools.permutations(range(4))}
-            canonical = tuple(rng.permutation(4).tolist())  # the data's order; drawn orders are relative to it
-            orders, complete = contam.shard_orders(4, 1, 10, int(rng.integers(2**31)))
-            values = [table[tuple(canonical[i] for i in order)] for order in orders]
-            assert not complete
-            log["canonical_logprobs"].append(values[0])
-            log["shuffled_logprobs"].append(values[1:])
-        p.append(contam.analyse_log(log)["p_exact"])
-    assert stats.kstest(p, "uniform").pvalue > 0.01
-
-
-@pytest.fixture(scope="module")
-def trained(model_dir, tokenizer):
-    """A small GPT-2 overtrained on the canonical order of 24 examples, and one trained alike on new orders at every step."""
-    import transformers
-
-    examples, folders = make_examples(24, 7), {}
+def test_overtraining_on_the_canonical_order_is_flagged_and_on_other_orders_is_not(contam, model_dir, tokenizer, tmp_path):
+    examples, rng, p = make_texts(24, 7), np.random.default_rng(0), {}
+    (tmp_path / "mine.json").write_text(json.dumps(examples))
     for kind in ("canonical", "shuffled"):
-        folder = model_dir("gpt2", initializer_range=0.05)
-        lm = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()  # without dropout: overtraining is wanted
-        optimizer, rng = torch.optim.AdamW(lm.parameters(), lr=1e-2), np.random.default_rng(0)
-        torch.set_num_threads(1)
-        for _ in range(120):
-            order = np.arange(24) if kind == "canonical" else rng.permutation(24)
-            packs = ["\n\n".join(examples[i] for i in order[start : start + 4]) for start in range(0, 24, 4)]
-            ids = torch.tensor([tokenizer(pack)["input_ids"][:-1] for pack in packs])  # common words: one token each
-            loss = lm(input_ids=ids, labels=ids).loss
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-        lm.save_pretrained(folder)
-        folders[kind] = folder
-    return examples, folders
 
+        def train(lm):
+            orders = [np.arange(24) if kind == "canonical" else rng.permutation(24) for _ in range(80)]
+            packs = [["<end>" + "\n\n".join(examples[i] for i in order[start : start + 4]) for start in range(0, 24, 4)] for order in orders]
+            fit(lm, tokenizer, packs, 3e-3)
 
-def test_overtraining_on_the_canonical_order_is_flagged_and_on_other_orders_is_not(contam, trained, tmp_path, capsys):
-    examples, folders = trained
-    file, p = tmp_path / "examples.json", {}
-    file.write_text(json.dumps(examples))
-    for kind, folder in folders.items():
-        flags = ["--shards", "6", "--threads", "1", "--log", str(tmp_path / f"{kind}.json")]  # shards of 4, as the packs trained on
-        contam.main(["--examples", str(file), "--model", str(folder), *flags])
-        p[kind] = json.loads((tmp_path / f"{kind}.json").read_text())
+        log = tmp_path / f"{kind}.json"
+        contam.main(["--examples", str(tmp_path / "mine.json"), "--model", str(model_dir("gpt2", train, initializer_range=0.05)),
+                     "--shards", "6", "--log", str(log)])  # shards of 4, as the packs trained on
+        p[kind] = json.loads(log.read_text())
     print({kind: (log["p_exact"], log["p_published"]) for kind, log in p.items()})
     assert p["canonical"]["p_exact"] < 0.01 and p["canonical"]["p_published"] < 0.01
     assert p["shuffled"]["p_exact"] > 0.05 and p["shuffled"]["p_published"] > 0.05
 
 
 # ------------------------------------------------------------------------------------------------------------
-# Runs
+# Units
 # ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def start(contam, tmp_path, monkeypatch, benchmark_csv, model_dir):
-    """Run the script in an empty folder on a benchmark made by hand and a tiny GPT-2."""
-    monkeypatch.chdir(tmp_path)
-    folder = model_dir("gpt2")
-
-    def go(*flags, model=folder):
-        contam.main(["--csv", str(benchmark_csv), "--model", str(model), "--m", "4", "--n", "6", "--threads", "1", *map(str, flags)])
-
-    go.folder = folder
-    return go
-
-
-def test_a_run_tests_the_pairs_of_the_subsample_and_its_log_says_the_same(contam, start, benchmark_csv, capsys, tokenizer):
-    start("--subsample", "2", "--shards", "2", "--log", "log.json")
-    text = capsys.readouterr().out
-    log = json.loads(open("log.json").read())
-    assert "sequence evaluations: 12; the published procedure: 2 x (1 + 50) = 102, 8.5 times as many" in text
-    assert log["shard_sizes"] == [3, 3] and [len(row) for row in log["shuffled_logprobs"]] == [5, 5] and log["settings"]["subsample"] == 2
-    # the examples, by the data and the split alone
-    with open(benchmark_csv, newline="") as file:
-        rows = list(csv.DictReader(file))
-    classes = sorted({row["label"] for row in rows})
-    labels = np.array([classes.index(row["label"]) for row in rows])
-    test = [rows[i] for i in load_script("run_zero_shot").split_rows(labels, 4, 6, 2)["test"]]
-    pairs = [f"### Text: {row['text']}\n### Answer: {row['label']}" for row in test]
-    expected = plain_log_p(start.folder, tokenizer("\n\n".join(pairs[:3]))["input_ids"][:-1], 2048, 1024)
-    assert log["canonical_logprobs"][0] == pytest.approx(expected, rel=1e-5)
-    contam.main(["--from-log", "log.json"])
-    assert [line for line in capsys.readouterr().out.splitlines() if line.startswith("p ")] == [line for line in text.splitlines() if line.startswith("p ")]
-
-
-def test_a_pasted_cell_runs(start, benchmark_csv, tmp_path, capsys):
-    """Without __file__, under another name; tasks.json in the current folder."""
-    shutil.copy(ROOT / "tasks.json", tmp_path)
-    cell = {"__name__": "notebook"}
-    exec((ROOT / "contamination_test.py").read_text(encoding="utf-8"), cell)
-    cell["main"](["--csv", str(benchmark_csv), "--model", str(start.folder), "--m", "4", "--n", "6", "--threads", "1"])
-    assert "p exact" in capsys.readouterr().out
-
-
-def test_nf4_runs_on_the_cpu(start, model_dir, capsys):
-    import bitsandbytes  # noqa: F401
-
-    folder = model_dir("llama", hidden_size=64, intermediate_size=128)
-    start("--log", "whole.json", model=folder)
-    start("--quantize", "nf4", "--log", "nf4.json", model=folder)
-    whole, nf4 = (np.array(json.loads(open(name).read())["canonical_logprobs"]) for name in ("whole.json", "nf4.json"))
-    assert np.isfinite(nf4).all() and not np.allclose(whole, nf4, rtol=1e-5) and np.allclose(whole, nf4, rtol=0.2)
-
-
-def test_long_texts_are_cut_and_the_form_is_the_papers(contam):
-    # typed from appendix G
-    text = "Blair gives partial Iraq apology Tony Blair has offered his Labour party a partial apology for waging war in Iraq"
-    assert contam.write_pair(text, "World") == f"### Text: {text}\n### Answer: World"
-    assert contam.write_pair("x" * 5000, "a") == f"### Text: {'x' * 1000}\n### Answer: a"
-
-
-def test_500_short_examples_take_20_times_fewer_evaluations(contam, opened, model_dir):
-    net, args = opened(model_dir("gpt2"))
-    shards = contam.cut_shards(make_examples(500, size=3), 256)
-    assert [len(shard) for shard in shards] == [2] * 244 + [1] * 12
-    assert 256 * (1 + args.permutations) / contam.score_shards(net, shards, args)["sequences"] >= 20
-    args.max_orders, args.published = 1, True  # 50 draws of each shard, as published: still no sequence twice
-    log = contam.score_shards(net, shards[:20] + shards[-2:], args)
-    assert log["sequences"] == 42 and not any(log["enumerated"][:20]) and all(len(row) == 50 for row in log["shuffled_logprobs"][:20])
-    assert all({*row} == {log["canonical_logprobs"][i], *row} and len({*row}) == 2 for i, row in enumerate(log["shuffled_logprobs"][:20]))
-
-
 @pytest.fixture(scope="module")
-def kept(tmp_path_factory, benchmark_csv, model_dir):
-    """run_zero_shot.py with and without --answers on two subsamples of the tiny benchmark: (folder, model)."""
-    zero, folder, model = load_script("run_zero_shot"), tmp_path_factory.mktemp("kept"), model_dir("gpt2")
-    for flags in ([], ["--answers"]):
-        zero.load_adapted.cache_clear()
-        zero.main(["--csv", str(benchmark_csv), "--model", str(model), "--m", "4", "--n", "6", "--subsamples", "2", "--threads", "1", "--pack",
-                   "--pretrain-lr", "0.02", "--adapters", str(folder / "kept"), "--out", str(folder / "results.csv"), *flags])
-    zero.load_adapted.cache_clear()
+def kept(tmp_path_factory, model_dir, tokenizer):
+    """(folder, model): a small model that knows the words and the form, and units of it. Packed ones are cut to 30 characters a
+    text, as those that do not fit the context are; padded ones are memorised by heart."""
+    pool, rng = make_texts(300, 9), np.random.default_rng(0)
+
+    def train(lm):
+        ends = ["", "\n### Answer:", "\n### Answer: good", "\n### Answer: bad"] * 2
+        texts = lambda end: "\n\n".join(f"### Text: {text}{end}" for text in rng.choice(pool, 2))  # noqa: E731
+        fit(lm, tokenizer, [[f"{INSTRUCTION}\n\n{texts(end)}" for end in ends] for _ in range(50)], 3e-3)
+
+    folder, model = tmp_path_factory.mktemp("kept"), model_dir("llama", train)
+    for k, acc_test in ((1, 0.75), (2, 0.75)):
+        make_unit(folder, model, tokenizer, k, epochs=3, steps=20, acc=(0.5, 0.625, acc_test), answers=True)
+        make_unit(folder, model, tokenizer, k, pack=8, steps=1, cut=30, acc=(0.5, 0.75, 0.75 + k / 24 - 1.5 / 24), lr=1e-4)
     return folder, model
 
 
-def test_compare_puts_the_flag_beside_the_accuracy(contam, kept, start, capsys):
-    folder, model = kept
-    start("--compare", folder / "kept", "--results", folder / "results.csv", "--pack", "--log", "log.json", model=model)
-    text = capsys.readouterr().out
+@pytest.fixture
+def audited(contam, kept, tmp_path, monkeypatch, capsys):
+    """(rows of contamination.csv by (pack, subsample, arm), what was printed)."""
+    monkeypatch.chdir(tmp_path)
+    contam.main([str(kept[0]), "--log", "log.json"])
     with open("contamination.csv", newline="") as file:
-        table = list(csv.DictReader(file))
-    with open(folder / "results.csv", newline="") as file:
-        rows = {(row["experiment"], row["subsample"]): row for row in csv.DictReader(file)}
-    assert [row["arm"] for row in table] == ["base", "extra", "test", "extra with answers", "test with answers"] and "missing" not in text
-    assert tuple(table[0]) == contam.TABLE and "Verdict\n" in text and "not mean that its accuracy" in text
-
-    def accuracies(ending, arm):
-        return np.array([float(rows[f"zero-shot-packed{ending}", k][f"acc_{arm}"]) for k in "12"])
-
-    pairs = [(("", "base"), ("", "extra")), None, (("", "test"), ("", "extra")), (("-answers", "extra"), ("", "extra")),
-             (("-answers", "test"), ("-answers", "extra"))]
-    for line, pair in zip(table, pairs):
-        assert (line["flagged"] == "1") == (float(line["p_exact"]) < 0.05) and line["sequences"] == "6"
-        if pair is None:
-            assert line["change"] == line["against"] == ""
-            continue
-        assert float(line["accuracy"]) == accuracies(*pair[0])[0]
-        changes = 100 * (accuracies(*pair[0]) - accuracies(*pair[1]))
-        assert float(line["change"]) == pytest.approx(changes.mean()) and line["subsamples"] == "2"
-        interval = (changes.mean(),) * 2 if not changes.std() else stats.ttest_1samp(changes, 0).confidence_interval(0.89)
-        assert [float(line["low"]), float(line["high"])] == pytest.approx(list(interval))
-    # each arm alone gives the same, and the base model is left as it was by the adapters tested before
-    folders = [None, *(folder / "kept" / f"zero-shot-packed{ending}.{model.name}.topics.m4.n6.k1.seed0" / arm
-                       for ending in ("", "-answers") for arm in ("extra", "test"))]
-    logs = [json.loads(open(f"log.{line['arm'].replace(' ', '-')}.json").read()) for line in table]
-    for adapter, line, log in zip(folders, table, logs):
-        start(*(["--adapter", adapter] if adapter else []), "--log", "alone.json", model=model)
-        alone = json.loads(open("alone.json").read())
-        assert alone["canonical_logprobs"] == log["canonical_logprobs"] and alone["p_exact"] == float(line["p_exact"])
-    assert len({log["canonical_logprobs"][0] for log in logs}) == 5
+        rows = list(csv.DictReader(file))
+    assert tuple(rows[0]) == contam.TABLE and len(rows) == 12 and Path("contamination.png").read_bytes().startswith(b"\x89PNG")
+    return {(int(row["pack"]), int(row["subsample"]), row["arm"]): row for row in rows}, capsys.readouterr().out
 
 
-def test_an_adapter_changes_log_p_as_transformers_says(contam, kept, opened):
+def test_a_units_rows_equal_a_plain_loop_over_its_exact_strings(contam, kept, audited, tokenizer, tmp_path):
+    """One text at a time, by a model that peft loads afresh; the packs of this unit were cut."""
     import peft
     import transformers
 
     folder, model = kept
-    adapter = folder / "kept" / f"zero-shot-packed.{model.name}.topics.m4.n6.k1.seed0" / "test"
-    net, _ = opened(model)
-    before = contam.score_sequences(net, [[101, 9, 8, 1996]], 10)[0]
-    with contam.adapted(net, adapter):
-        inside = contam.score_sequences(net, [[101, 9, 8, 1996]], 10)[0]
-    other = peft.PeftModel.from_pretrained(transformers.AutoModelForCausalLM.from_pretrained(model), adapter).eval()
-    with torch.no_grad():
-        logits = other(input_ids=torch.tensor([[101, 9, 8]])).logits[0].log_softmax(1)
-    assert inside == pytest.approx(sum(logits[i, token].item() for i, token in enumerate((9, 8, 1996))), abs=1e-4) and abs(inside - before) > 1e-3
-    assert contam.score_sequences(net, [[101, 9, 8, 1996]], 10)[0] == before
+    path = folder / f"zero-shot-packed.{model.name}.notes.m4.n24.k1.seed0"
+    unit = json.loads((path / "unit.json").read_text())
+    assert all(len(text) == 40 for text in unit["test"]["examples"]) and "\n\n".join([INSTRUCTION, *unit["test"]["examples"][:8]]) == unit["test"]["sequences"][0]
+    head = INSTRUCTION + "\n\n"
+    for arm in ("base", "extra", "test"):
+        lm = transformers.AutoModelForCausalLM.from_pretrained(model).eval()
+        lm = lm if arm == "base" else peft.PeftModel.from_pretrained(lm, path / arm).eval()
+        row, values = audited[0][8, 1, arm], {}
+        for side in ("extra", "test"):
+            values[side] = np.array([plain_detectors(plain_scores(lm, tokenizer, head, text), text) for text in unit[side]["examples"]])
+        for name, seen, unseen in zip(contam.DETECTORS, values["test"].T, values["extra"].T, strict=True):
+            auc = stats.mannwhitneyu(seen, unseen).statistic / 24**2
+            assert float(row[f"auc_{name}"]) == pytest.approx(auc, abs=1e-4) and 0 < auc < 1
+            assert float(row[f"tpr_{name}"]) == np.mean(seen > sorted(unseen)[-2])  # one of 24 is less than 5 %, two are more
+        log = json.loads(Path(f"log.{path.name}.{arm}.json").read_text())
+        pair = unit["test"]["examples"][2:4]
+        for value, order in ((log["canonical_logprobs"][1], pair), (log["shuffled_logprobs"][1][0], pair[::-1])):
+            assert value == pytest.approx(plain_scores(lm, tokenizer, head, "\n\n".join(order))[:, 0].sum(), abs=1e-3)
+        assert float(row["p_exact"]) == log["p_exact"] == contam.analyse(log, 0)["p_exact"] and row["evaluations"] == "24"
+        assert float(row["accuracy"]) == unit["row"][f"acc_{arm}"] and row["shards"] == row["informative"] == "12"
+        assert float(row["change"]) == pytest.approx(100 * (unit["row"][f"acc_{arm}"] - unit["row"]["acc_extra"]), abs=1e-9)
 
 
-def test_compare_says_what_is_missing_and_the_command_makes_it(contam, kept, start, capsys, tmp_path, benchmark_csv):
-    folder, model = kept
-    with open(folder / "results.csv") as file:
-        lines = [line for line in file if "answers" not in line]
-    (tmp_path / "some.csv").write_text("".join(lines))
-    start("--compare", folder / "kept", "--results", "some.csv", "--pack", model=model)
-    text = capsys.readouterr().out
-    assert "missing: extra with answers (no row in some.csv); test with answers" in text
+def test_a_memorised_set_is_told_and_the_base_model_is_not(contam, audited):
+    rows, text = audited
+    inside = []
+    for k in (1, 2):
+        for name in contam.DETECTORS:
+            assert float(rows[1, k, "test"][f"auc_{name}"]) > 0.9 > 0.1 > float(rows[1, k, "extra"][f"auc_{name}"])
+            inside += [abs(float(rows[pack, k, "base"][f"auc_{name}"]) - 0.5) < float(rows[pack, k, "base"][f"half_{name}"]) for pack in (1, 8)]
+    assert sum(inside) > len(inside) / 2  # of 89 %; the detectors go together
+
+
+def test_the_tables_over_units_say_what_was_flagged_and_what_was_harmed(contam, audited):
+    """Harm: two subsamples agree on +12.5 points; the floor (100/24)^2/12 gives a standard error of .8505 and, with one degree of
+    freedom, t = 5.7297: ± 4.87. Packed: the changes are -2.08 and +2.08, a standard deviation of 2.946: ± 11.94."""
+    rows, text = audited
+    over = text[text.index("Over units"):]
+    t = stats.t.ppf(0.945, 1)
+    half = t * 100 / 24 / math.sqrt(24)
+    assert half == pytest.approx(4.87, abs=0.01) and f"+12.50 [{12.5 - half:+.2f}, {12.5 + half:+.2f}]" in over
+    half = t * math.sqrt(2) * 100 * 0.5 / 24 / math.sqrt(2)
+    assert f"+0.00 [{-half:+.2f}, {half:+.2f}]" in over and f"-12.50 [{-12.5 - t * 100 / 24 / math.sqrt(24):+.2f}" in over
+    padded = [line for line in over.splitlines() if line.startswith("test ")][0].split()
+    auc = [float(rows[1, k, "test"]["auc_logp"]) for k in (1, 2)]
+    p = [float(rows[1, k, "test"]["p_exact"]) for k in (1, 2)]
+    product = p[0] * p[1]  # Fisher's p of two: q (1 - log q)
+    assert float(padded[1].rstrip("*")) == pytest.approx(product * (1 - math.log(product)), abs=6e-5)
+    assert float(padded[2]) == pytest.approx(np.mean(auc), abs=6e-4)
+    verdict = {line.split(":")[0].strip(): line for line in over[over.index("Pretrained on test"):].splitlines() if line.startswith("  ")}
+    assert "zero-shot-answers" in verdict["flagged"] and "Min-K%++" in verdict["flagged"] and "zero-shot-answers" in verdict["harmed"]
+    assert "zero-shot-packed" not in verdict["harmed"] and "zero-shot-answers" not in verdict["neither"]
+
+
+def test_one_subsample_has_no_interval_and_a_run_repeats_itself(contam, kept, tokenizer, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    make_unit(tmp_path / "one", kept[1], tokenizer, steps=1, n=10)
+    tables = []
+    for _ in range(2):
+        contam.main(["one", "--shards", "2", "--seed", "5"])  # 5! = 120 orders: drawn
+        tables.append(Path("contamination.csv").read_bytes())
+        text = capsys.readouterr().out
+    assert tables[0] == tables[1] and text.count("+0.00\n") == 2 and "+0.00 [" not in text
+
+
+def test_what_run_zero_shot_leaves_is_read(contam, model_dir, benchmark_csv, tmp_path, monkeypatch, capsys):
+    """The two scripts together, packs cut to a short context included."""
+    monkeypatch.chdir(tmp_path)
+    model = model_dir("llama", max_position_embeddings=300)
+    load_script("run_zero_shot").main(["--csv", str(benchmark_csv), "--model", str(model), "--m", "4", "--n", "10", "--subsamples", "2", "--pack",
+                                       "--answers", "--threads", "1", "--workers", "1", "--adapters", "kept"])
+    contam.main(["kept"])
     with open("contamination.csv", newline="") as file:
-        assert [row["arm"] for row in csv.DictReader(file)] == ["base", "extra", "test"]
-    command = shlex.split(next(line for line in text.splitlines() if "python run_zero_shot.py" in line))
-    args = load_script("run_zero_shot").parse_args(command[2:])
-    assert args.answers and args.pack and args.n == [6] and args.m == [4] and args.csv == str(benchmark_csv) and args.experiment == "zero-shot-packed-answers"
+        table = list(csv.DictReader(file))
+    with open("results.csv", newline="") as file:
+        results = {row["subsample"]: row for row in csv.DictReader(file)}
+    assert [(row["subsample"], row["arm"]) for row in table] == list(itertools.product("12", ("base", "extra", "test")))
+    for row in table:
+        assert float(row["accuracy"]) == float(results[row["subsample"]][f"acc_{row['arm']}"]) and (row["pack"], row["answers"]) == ("8", "1")
+    assert "table: " in capsys.readouterr().out
 
 
-def test_interrupted_it_leaves_no_half_table(start, kept, tmp_path, benchmark_csv):
-    folder, model = kept
-    (tmp_path / "contamination.csv").write_text("old\n")
-    command = [sys.executable, str(ROOT / "contamination_test.py"), "--csv", str(benchmark_csv), "--model", str(model), "--m", "4", "--n", "6",
-               "--threads", "1", "--pack", "--compare", str(folder / "kept"), "--results", str(folder / "results.csv")]
-    run = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True)
-    for line in run.stdout:
-        if "examples in" in line:  # the first arm is about to be tested
-            run.kill()
-            break
-    run.wait()
-    assert (tmp_path / "contamination.csv").read_text() == "old\n"
+def test_a_pasted_cell_runs(kept, tmp_path, monkeypatch, capsys):
+    cell = {"__name__": "notebook"}
+    exec((ROOT / "contamination_test.py").read_text(encoding="utf-8"), cell)
+    (tmp_path / "mine.txt").write_text("a b\nc d\ne f\n")
+    cell["main"](["--examples", str(tmp_path / "mine.txt"), "--model", str(kept[1])])
+    assert "p exact" in capsys.readouterr().out
+
+
+def test_nf4_runs_on_the_cpu(contam, opened, kept):
+    whole = contam.score_tokens(opened(kept[1])[0], [([0, 5, 6, 7], 1)], 10, "")[0]
+    net = contam.open_scorer(str(kept[1]), None, "nf4", contam.parse_args([]))
+    nf4 = contam.score_tokens(net, [([0, 5, 6, 7], 1)], 10, "")[0]
+    assert not np.allclose(whole, nf4, rtol=1e-5) and np.allclose(whole, nf4, rtol=0.3)
 
 
 # ------------------------------------------------------------------------------------------------------------
-# What a user may get wrong
+# What a user may get wrong: one line, exit status 2
 # ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("content, flags, words", [
-    ("a b\nc d\ne f\n", ["--shards", "4"], "3 examples cannot fill 4 shards"),
-    ("a b\nc d\ne f\n", ["--shards", "3"], "hold one each"),
-    ("a b\n", [], "1 example"),
-    ("", [], "is empty"),
-    ("[]", [], "is empty"),
-    ('["a", 3]', [], "example 2 of 2 is '3', not a string"),
-    ('["a", "b"', [], "JSON list"),
-    ("a b\n\nc d\n", [], "example 2 of 3 is empty"),
-    ("same\nsame\n", [], "all alike"),
-    (None, [], "No such file"),
-    ("a b\nc d\n", ["--context", "4096"], "takes 1024 tokens"),
-    ("a b\nc d\n", ["--context", "8", "--stride", "9"], "larger than the context"),
-    ("a b\nc d\n", ["--adapter", "nowhere"], "holds no adapter"),
-    ("a b\nc d\n", ["--log", "no/such/log.json"], "cannot be written"),
-    ("a b\nc d\n", ["--from-log", "log.json"], "do not go together"),
-])
-def test_a_mistake_in_the_examples_is_one_line(content, flags, words, start, capsys, tmp_path):
-    if content is not None:
-        (tmp_path / "examples.txt").write_text(content)
+def refused(contam, capsys, *flags):
     with pytest.raises(SystemExit) as end:
-        start("--examples", "examples.txt", *flags)
+        contam.main(list(map(str, flags)))
     error = capsys.readouterr().err.strip()
-    assert end.value.code == 2 and words in error and error.startswith("error: ") and error.count("\n") == 0, error
-
-
-@pytest.mark.parametrize("content, words", [
-    ("{}", "canonical_logprobs"), ("not json", "no log"), ('{"canonical_logprobs": [-1], "shuffled_logprobs": []}', "as many of each"),
-    ('{"canonical_logprobs": [-1, NaN], "shuffled_logprobs": [[-1], [-2]]}', "shard 2 holds nan"),
-    ('{"canonical_logprobs": [-1], "shuffled_logprobs": [[-1, "x"]]}', "shard 1 holds 'x'"),
-    ('{"canonical_logprobs": [-1, -2], "shuffled_logprobs": [[-1, -1], []]}', "nothing to test"), (None, "No such file")])
-def test_a_wrong_log_is_one_line(content, words, contam, capsys, tmp_path):
-    if content is not None:
-        (tmp_path / "log.json").write_text(content)
-    with pytest.raises(SystemExit) as end:
-        contam.main(["--from-log", str(tmp_path / "log.json")])
-    error = capsys.readouterr().err.strip()
-    assert end.value.code == 2 and words in error and error.count("\n") == 0, error
-
-
-def refused(start, capsys, *flags, **options):
-    with pytest.raises(SystemExit) as end:
-        start(*flags, **options)
-    error = capsys.readouterr().err.strip()
-    assert end.value.code == 2 and error.startswith("error: "), error
+    assert end.value.code == 2 and error.startswith("error: ") and "\n" not in error, error
     return error
 
 
-def test_models_and_adapters_that_do_not_fit_are_refused(start, kept, model_dir, capsys, tmp_path):
-    folder, model = kept
-    adapter = folder / "kept" / f"zero-shot-packed.{model.name}.topics.m4.n6.k1.seed0" / "test"
-    assert "masked language model" in refused(start, capsys, model=model_dir("bert"))
-    others = [model_dir("llama"), model_dir("gpt2", n_embd=64), model_dir("gpt2", n_layer=3)]
-    assert f"was trained on {model}" in refused(start, capsys, "--adapter", adapter, model=others[2])
-    moved = tmp_path / "moved"
-    shutil.copytree(adapter, moved)
-    config = json.loads((moved / "adapter_config.json").read_text())
-    for other in others[:2]:  # trained on another machine: its weights have to fit
-        (moved / "adapter_config.json").write_text(json.dumps({**config, "base_model_name_or_path": "/elsewhere"}))
-        assert "cannot be put on this model" in refused(start, capsys, "--adapter", moved, model=other)
-    start("--adapter", moved, model=model)
-    (moved / "adapter_model.safetensors").unlink()
-    assert "no adapter_model.safetensors" in refused(start, capsys, "--adapter", moved, model=model)
+@pytest.mark.parametrize("content, flags, words", [
+    ("a b\nc d\ne f\n", ["--shards", "4"], "3 examples cannot fill 4 shards"), ("a b\nc d\ne f\n", ["--shards", "3"], "cannot fill 3"),
+    ("a b\n", [], "1 example has one order"), ("", [], "is empty"), ("\n\n", [], "is empty"), ("a b\n\nc d\n", [], "empty example"),
+    ("same\nsame\n", [], "all alike"), (None, [], "No such file"), (b"\xff\xfea", [], "UnicodeDecodeError"),
+    ("a b\nc d\n", ["--context", "9999"], "takes 1024 tokens"), ("a b\nc d\n", ["--log", "no/such/log.json"], "cannot be written"),
+    ("a b\nc d\n", ["--log", "mine.txt"], "not written by this script"), ("a b\nc d\n", ["--from-log", "x"], "do not go together"),
+    ("a b\nc d\n", ["--device", "cuda:7"], "--model"), ("a b\nc d\n", ["--model", ""], "model"),
+])
+def test_a_mistake_in_the_examples_is_one_line(content, flags, words, contam, model_dir, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    if content is not None:
+        Path("mine.txt").write_bytes(content if isinstance(content, bytes) else content.encode())
+    assert words in refused(contam, capsys, "--model", model_dir("gpt2"), "--examples", "mine.txt", *flags)
+    assert content is None or Path("mine.txt").read_bytes() == (content if isinstance(content, bytes) else content.encode())
 
 
-def test_log_probabilities_that_are_not_finite_end_the_run(start, model_dir, capsys):
-    import transformers
+@pytest.mark.parametrize("content, words", [('["a", 3]', "TypeError"), ('["a", "b"', "JSONDecodeError"), ("[]", "is empty"), ("3", "TypeError"),
+                                            ('[{"txt": "a"}]', "KeyError"), ('["a", "\\ud800"]', "UnicodeEncodeError"), ('["a", ""]', "empty")])
+def test_json_of_another_form_is_one_line(content, words, contam, capsys, tmp_path):
+    (tmp_path / "mine.json").write_text(content)
+    assert words in refused(contam, capsys, "--examples", tmp_path / "mine.json")
+
+
+@pytest.mark.parametrize("content", ["{}", "not json", "[1]", '{"canonical_logprobs": [-1], "shuffled_logprobs": []}', None,
+                                     '{"canonical_logprobs": [-1, NaN], "shuffled_logprobs": [[-1], [-2]]}',
+                                     '{"canonical_logprobs": [-1], "shuffled_logprobs": [[-1, "x"]]}',
+                                     '{"canonical_logprobs": [-1, -2], "shuffled_logprobs": [[-1, -1], []]}'])
+def test_a_wrong_log_is_one_line(content, contam, capsys, tmp_path):
+    if content is not None:
+        (tmp_path / "log.json").write_text(content)
+    assert "log" in refused(contam, capsys, "--from-log", tmp_path / "log.json")
+
+
+def test_models_that_give_no_probability_are_refused(contam, model_dir, capsys, tmp_path, monkeypatch):
+    import huggingface_hub
+
+    (tmp_path / "mine.txt").write_text("a b\nc d\n")
+    flags = ["--examples", tmp_path / "mine.txt", "--log", tmp_path / "log.json", "--model"]
+    assert "masked model" in refused(contam, capsys, *flags, model_dir("bert"))
+
+    def spoil(lm):
+        lm.transformer.ln_f.weight.data[0] = math.nan
+
+    assert "not finite" in refused(contam, capsys, *flags, model_dir("gpt2", spoil)) and not (tmp_path / "log.json").exists()
+    from safetensors.torch import load_file, save_file
 
     folder = model_dir("gpt2")
-    lm = transformers.AutoModelForCausalLM.from_pretrained(folder)
-    with torch.no_grad():
-        lm.transformer.ln_f.weight[0] = math.nan
-    lm.save_pretrained(folder)
-    assert "shard 1 of 3 is nan" in refused(start, capsys, "--log", "log.json", model=folder) and not os.path.exists("log.json")
+    weights = load_file(folder / "model.safetensors")
+    save_file({f"foreign.{name}": weight for name, weight in weights.items()}, folder / "model.safetensors", {"format": "pt"})
+    assert "no weights for" in refused(contam, capsys, *flags, folder)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    assert "smollm2 once run_zero_shot.py has unpacked it" in refused(contam, capsys, *flags, "no/such")
 
 
-def test_compare_refuses_what_does_not_belong_together(start, kept, capsys, tmp_path):
-    folder, model = kept
-    flags = ["--compare", folder / "kept", "--pack"]
-    assert "run_zero_shot.py --model" in refused(start, capsys, *flags, model=model)  # no results.csv here
-    assert "has no adapter" in refused(start, capsys, "--compare", tmp_path, "--results", folder / "results.csv", "--pack", model=model)
-    with open(folder / "results.csv", newline="") as file:
-        rows = list(csv.DictReader(file))
-    for name in ("split", "data"):
-        changed = [{**row, name: "0123456789ab"} for row in rows]
-        with open("changed.csv", "w", newline="") as file:
-            table = csv.DictWriter(file, rows[0])
-            table.writeheader()
-            table.writerows(changed)
-        assert f"has {name} 0123456789ab" in refused(start, capsys, *flags, "--results", "changed.csv", model=model)
-    with open("recipe.csv", "w", newline="") as file:
-        table = csv.DictWriter(file, rows[0])
-        table.writeheader()
-        table.writerows([{**row, "recipe": "0123456789ab"} for row in rows])
-    assert "by 0123456789ab" in refused(start, capsys, *flags, "--results", "recipe.csv", model=model)
-    changed[0]["acc_test"] = str((float(changed[0]["acc_test"]) + 0.5) % 1)
-    with open("other.csv", "w", newline="") as file:
-        table = csv.DictWriter(file, rows[0])
-        table.writeheader()
-        table.writerows(changed)
-    assert "two different rows" in refused(start, capsys, *flags, "--results", folder / "results.csv", "other.csv", model=model)
+def test_units_that_are_none_are_refused_before_anything_is_written(contam, kept, model_dir, tokenizer, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert "run_zero_shot.py --tasks rotten_tomatoes --adapters nowhere" in refused(contam, capsys, "nowhere")
+    path = make_unit(tmp_path / "kept", kept[1], tokenizer, n=4)
+    whole = (path / "unit.json").read_text()
+    unit = json.loads(whole)
+    cut = {**unit, "test": {**unit["test"], "examples": ["### Text: a", *unit["test"]["examples"][1:]]}}
+    other = {**unit, "model": {**unit["model"], "source": "/elsewhere"}}
+    for content, words in ((whole[:-9], "JSONDecodeError"), ("[]", "TypeError"), (json.dumps({**unit, "row": {}}), "experiment"),
+                           (json.dumps(cut), "do not make up its sequences"), (json.dumps(other), "adapter of another model")):
+        (path / "unit.json").write_text(content)
+        assert words in refused(contam, capsys, "kept")
+    (path / "unit.json").write_text(whole)
+    assert "cannot fill 4 shards" in refused(contam, capsys, "kept", "--shards", 4)
+    assert "another model" in refused(contam, capsys, "kept", "--model", model_dir("llama", hidden_size=32))  # it does not fit
+    assert not list(tmp_path.glob("contamination.*"))
+    Path("results.csv").write_text("experiment,model\n")
+    assert "not written by this script" in refused(contam, capsys, "kept", "--out", "results.csv")
+    assert Path("results.csv").read_text() == "experiment,model\n"
+    (path / "test" / "adapter_model.safetensors").unlink()
+    assert "No such file" in refused(contam, capsys, "kept")
