@@ -142,8 +142,9 @@ def read_unit(path):
     """A unit.json as a dict, and its `folder`. Its examples make up its sequences, its adapters are of its model."""
     try:
         unit = json.loads(path.read_text(encoding="utf-8"))
-        [unit["row"][name] for name in (*KEY, *(f"acc_{arm}" for arm in ARMS))], [unit[name] for name in FORM]
-        source, _, _ = (unit["model"][name] for name in ("source", "gguf", "quantize"))
+        needed = {*FORM, *KEY, *(f"acc_{arm}" for arm in ARMS), "source", "gguf", "quantize"}
+        if missing := needed - {*unit, *unit["row"], *unit["model"]}:
+            raise ValueError(f"it lacks {', '.join(sorted(missing))}")
         for arm in ("extra", "test"):
             examples, size = unit[arm]["examples"], unit["pack"]
             packs = [examples[start : start + size] for start in range(0, len(examples), size)]
@@ -152,8 +153,8 @@ def read_unit(path):
                 raise ValueError(f"the examples of {arm} do not make up its sequences")
             (path.parent / arm / "adapter_model.safetensors").open("rb").close()
             adapter = json.loads((path.parent / arm / "adapter_config.json").read_text(encoding="utf-8"))
-            if (other := adapter["base_model_name_or_path"]) != source:
-                raise ValueError(f"{arm} is an adapter of another model, {other}, not of {source}")
+            if (other := adapter["base_model_name_or_path"]) != unit["model"]["source"]:
+                raise ValueError(f"{arm} is an adapter of another model, {other}")
     except (OSError, ValueError, KeyError, TypeError) as error:
         stop(f"{path} is no unit of run_zero_shot.py ({type(error).__name__}: {error}): make it again with --adapters")
     return {**unit, "folder": path.parent}
@@ -438,7 +439,8 @@ def audit(net, unit, arm, args):
         found = separate(values[row["n"] :], values[: row["n"]])
         line |= {f"{what}_{name}": value for what, value in zip(("auc", "half", "tpr"), found)}
     if args.log:
-        write_log(args.log.with_name(f"{args.log.stem}.{title.replace(' ', '.')}{args.log.suffix}"), log, line)
+        path = args.log.with_name(f"{args.log.stem}.{title.replace(' ', '.')}{args.log.suffix}")
+        write_whole(path, json.dumps(log))
     return line
 
 
@@ -455,9 +457,10 @@ def summarise(rows):
         tasks = [[row["change"] for row in mine if row["task"] == task] for task in {row["task"]: 0 for row in mine}]
         variances = [np.var(changes, ddof=len(changes) > 1) for changes in tasks]
         floor = (100 / mine[0]["n"]) ** 2 / 12
-        line["change"], _, _, line["low"], line["high"] = these_tasks(
+        change, _, _, low, high = these_tasks(
             [np.mean(changes) for changes in tasks], variances, [len(changes) for changes in tasks], floor)
-        lines.append(line)
+        interval = "" if math.isnan(low) else f" [{low:+.2f}, {high:+.2f}]"
+        lines.append({**line, "change": f"{change:+.2f}{interval}", "harm": low > 0})
     return lines
 
 
@@ -467,11 +470,6 @@ def setting(row):
     return f"{form}, {'with' if row['answers'] else 'without'} answers, epochs: {row['epochs']}"
 
 
-def change_words(line):
-    """A change of accuracy, and its interval where there is one."""
-    return f"{line['change']:+.2f}" + ("" if math.isnan(line["low"]) else f" [{line['low']:+.2f}, {line['high']:+.2f}]")
-
-
 def show_table(title, lines):
     """The lines of one unit or setting for the terminal."""
     print(f"\n{title}\narm     order p   {''.join(f'{words:<21}' for words in DETECTORS.values())}accuracy  change")
@@ -479,7 +477,7 @@ def show_table(title, lines):
         cells = "".join(f"{auc:.3f} ±{half:.3f}{'*' if auc - half > 0.5 else ' '} {rate:.2f}   "
                         for auc, half, rate in (line[name] for name in DETECTORS))
         print(f"{line['arm']:<6}{line['p']:9.4f}{'*' if line['p'] < LEVEL else ' '}  {cells}{line['accuracy']:8.3f}  "
-              f"{change_words(line) if line['arm'] != 'extra' else ''}".rstrip())
+              f"{line['change'] if line['arm'] != 'extra' else ''}".rstrip())
 
 
 def conclude(tables):
@@ -491,11 +489,11 @@ def conclude(tables):
         flags += ["order test"] * (line["p"] < LEVEL)
         if flags:
             flagged.append(f"{title} ({', '.join(flags)})")
-        if line["low"] > 0:
-            harmed.append(f"{title} ({change_words(line)} points)")
-        if not flags and not line["low"] > 0:
+        if line["harm"]:
+            harmed.append(f"{title} ({line['change']} points)")
+        if not flags and not line["harm"]:
             neither.append(title)
-    print("\nPretrained on test:")
+    print("Pretrained on test:")
     for words, found in (("flagged", flagged), ("harmed: accuracy above that of extra", harmed), ("neither", neither)):
         print(f"  {words}: {'; '.join(found) or 'none'}")
     print("A flag says that texts were seen, not that the accuracy on them is inflated. Without a flag they may have\n"
@@ -542,12 +540,6 @@ def write_whole(path, text):
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     draft.write_text(text, encoding="utf-8")
     os.replace(draft, path)
-
-
-def write_log(path, log, found):
-    """The log of an order test as JSON, with its p-values."""
-    p = {name: found[name] for name in ("p_published", "p_distinct", "p_exact") if not math.isnan(found[name])}
-    write_whole(path, json.dumps(log | p))
 
 
 def write_table(path, rows):
@@ -603,7 +595,7 @@ def audit_units(args):
     rows, settings, loaded = [], {}, None
     for unit in sorted(units, key=lambda unit: json.dumps(unit["model"])):
         if unit["model"] != loaded:
-            loaded = unit["model"]
+            loaded, net = unit["model"], None  # room for the next
             source = locate(args.model) if args.model else (loaded["source"], loaded["gguf"])
             net = open_scorer(*source, loaded["quantize"], args)
         new = [audit(net, unit, arm, args) for arm in ARMS]
@@ -612,11 +604,13 @@ def audit_units(args):
         show_table(f"{unit['folder'].name}: {setting(unit)}", summarise(new))
         same = tuple(new[0][name] for name in KEY + FORM if name not in ("task", "subsample"))
         settings.setdefault(same, []).extend(new)
-    print("\n\nOver units: p of all together, mean AUC ± 89 % and TPR at 5 % false positives, accuracy, change (points)")
+    print("\n\nOver units: p of all together, mean AUC ± 89 % and TPR at 5 % false positives, accuracy, its change")
     tables = [(f"{some[0]['experiment']}, {some[0]['model']}: {setting(some[0])}, units: {len(some) // len(ARMS)}",
                summarise(some)) for some in settings.values()]
     for table in tables:
         show_table(*table)
+    inside = [abs(row[f"auc_{name}"] - 0.5) <= row[f"half_{name}"] for row in rows[:: len(ARMS)] for name in DETECTORS]
+    print(f"\nbase, which saw neither set: .5 lies in {sum(inside)} of its {len(inside)} AUC intervals (89 % expected)")
     conclude(tables)
     draw_figure(rows, figure)
     print(f"table: {args.out.resolve()}\nfigure: {figure.resolve()}")
@@ -643,7 +637,7 @@ def main(argv=None):
           f"(1 + {args.permutations}) = {published}, {published / log['evaluations']:.1f} times as many")
     print_p(found)
     if args.log:
-        write_log(args.log, log, found)
+        write_whole(args.log, json.dumps(log))
 
 
 # --- shared: start ---

@@ -1,5 +1,5 @@
-"""contamination_test.py: log-probabilities against a plain loop, p-values against brute force and the published log, detectors by
-hand; silence where nothing was seen, alarm where it was, and a table that agrees with the units it is made of."""
+"""contamination_test.py: log-probabilities against a plain loop, p-values against brute force and the published log,
+detectors by hand; silence where nothing was seen, alarm where it was, and tables that agree with the units."""
 
 import csv
 import itertools
@@ -8,7 +8,6 @@ import math
 import os
 import zlib
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,8 +17,9 @@ from scipy import stats
 from conftest import ROOT, load_script
 
 PAPER = Path(os.environ.get("PAPER_DATA") or ROOT.parent / "shared" / "paper")
-WORDS = "river stone green paper quick north salt window apple seven music cold glass horse metal night seed wheel cloud".split()
-INSTRUCTION = "Your task is to classify a given text as one of these categories:\nbad\ngood\n\nThe text is a note. Answer with its mood."
+WORDS = "river stone green paper quick north salt window apple seven music cold glass horse metal night seed".split()
+TASK = "Classify a given text as one of these categories:\nbad\ngood\n\nThe text is a note. Answer with its mood."
+HEAD = TASK + "\n\n"
 
 
 @pytest.fixture(scope="module")
@@ -35,37 +35,35 @@ def make_texts(count, seed, size=7):
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    """GPT-2's kind of tokenizer, byte pairs learned from a few texts: blank lines fall apart before ###, as in real ones."""
-    import tokenizers
+    """GPT-2's kind, byte pairs learned from a few texts: blank lines fall apart before ###, as with real ones."""
+    import tokenizers as t
     import transformers
 
-    bpe = tokenizers.Tokenizer(tokenizers.models.BPE())
-    bpe.pre_tokenizer, bpe.decoder = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False), tokenizers.decoders.ByteLevel()
-    trainer = tokenizers.trainers.BpeTrainer(vocab_size=400, special_tokens=["<end>"], show_progress=False,
-                                             initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet())
-    bpe.train_from_iterator([*make_texts(300, 0), *[INSTRUCTION + "\n\n### Text: a\n### Answer: good\n\n"] * 20], trainer)
+    bpe = t.Tokenizer(t.models.BPE())
+    bpe.pre_tokenizer, bpe.decoder = t.pre_tokenizers.ByteLevel(add_prefix_space=False), t.decoders.ByteLevel()
+    trainer = t.trainers.BpeTrainer(vocab_size=400, special_tokens=["<end>"], show_progress=False,
+                                    initial_alphabet=t.pre_tokenizers.ByteLevel.alphabet())
+    bpe.train_from_iterator([*make_texts(300, 0), *[HEAD + "### Text: a\n### Answer: good\n\n"] * 20], trainer)
     return transformers.PreTrainedTokenizerFast(tokenizer_object=bpe, bos_token="<end>", eos_token="<end>")
 
 
 @pytest.fixture(scope="module")
 def model_dir(tmp_path_factory, tokenizer):
-    """Maker of model folders with seeded random weights: model_dir(kind, **config)."""
+    """Maker of model folders, weights seeded, then changed by `train`: model_dir(kind, train, **config)."""
     import transformers as t
 
-    kinds = {"gpt2": (t.GPT2Config, t.GPT2LMHeadModel, {"n_embd": 32, "n_layer": 2, "n_head": 4, "initializer_range": 0.3}),
-             "opt": (t.OPTConfig, t.OPTForCausalLM, {"hidden_size": 32, "num_hidden_layers": 2, "ffn_dim": 64, "num_attention_heads": 4,
-                                                     "word_embed_proj_dim": 32, "init_std": 0.3, "pad_token_id": 0}),
-             "bert": (t.BertConfig, t.BertForMaskedLM, {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
-                                                        "intermediate_size": 64, "initializer_range": 0.3}),
-             "llama": (t.LlamaConfig, t.LlamaForCausalLM, {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
-                                                           "num_key_value_heads": 2, "intermediate_size": 128, "initializer_range": 0.1})}
+    size = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128}
+    tiny = {"n_embd": 32, "n_layer": 2, "n_head": 4, "initializer_range": 0.3}
+    kinds = {"gpt2": (t.GPT2Config, t.GPT2LMHeadModel, tiny),
+             "bert": (t.BertConfig, t.BertForMaskedLM, size | {"initializer_range": 0.3}),
+             "llama": (t.LlamaConfig, t.LlamaForCausalLM, size | {"num_key_value_heads": 2, "initializer_range": 0.1})}
 
     def make(kind, train=None, **changes):
         config_class, model_class, config = kinds[kind]
         folder = tmp_path_factory.mktemp(kind)
         torch.manual_seed(0)
-        config = config_class(vocab_size=len(tokenizer), bos_token_id=0, eos_token_id=0, **(config | changes))
-        lm = model_class(config).eval()
+        ends = {"bos_token_id": 0, "eos_token_id": 0, "vocab_size": len(tokenizer)}
+        lm = model_class(config_class(**(config | ends | changes))).eval()
         if train:
             train(lm)
         lm.save_pretrained(folder)
@@ -76,9 +74,8 @@ def model_dir(tmp_path_factory, tokenizer):
 
 
 def fit(lm, tokenizer, batches, lr):
-    """AdamW over batches, lists of texts, without dropout."""
-    weights = [weight for weight in lm.parameters() if weight.requires_grad]
-    optimizer = torch.optim.AdamW(weights, lr=lr, weight_decay=0)
+    """AdamW over batches (lists of texts), without dropout."""
+    optimizer = torch.optim.AdamW([w for w in lm.parameters() if w.requires_grad], lr=lr, weight_decay=0)
     for texts in batches:
         ids = [torch.tensor(tokenizer(text)["input_ids"]) for text in texts]
         labels = torch.nn.utils.rnn.pad_sequence(ids, batch_first=True, padding_value=-100)
@@ -89,77 +86,70 @@ def fit(lm, tokenizer, batches, lr):
 
 @pytest.fixture
 def opened(contam):
-    """Load a model folder: opened(folder, *flags) -> (net, args)."""
-
     def load(folder, *flags):
         args = contam.parse_args(["--model", str(folder), *map(str, flags)])
-        return contam.open_scorer(*contam.locate(str(folder)), "none", args), args
+        return contam.open_scorer(*contam.locate(str(folder)), args.quantize, args), args
 
     return load
 
 
-def make_unit(kept, model, tokenizer, k=1, pack=1, answers=False, epochs=1, steps=0, cut=None, acc=(0.5, 0.6, 0.6), n=24, lr=1e-2, task="notes"):
-    """A unit as run_zero_shot.py leaves it: adapters of `extra` and `test` after so many steps, and unit.json. Returns its folder."""
+def make_unit(kept, model, tokenizer, k=1, pack=1, answers=False, steps=0, cut=None, acc=(0.5, 0.6, 0.6), n=24, lr=1e-2):
+    """A unit as run_zero_shot.py leaves it, its adapters trained for so many steps. Returns its folder."""
     import peft
     import transformers
 
     experiment = "zero-shot" + "-packed" * (pack > 1) + "-answers" * answers
-    folder = kept / f"{experiment}.{model.name}.{task}.m4.n{n}.k{k}.seed0"
-    unit = {"row": {"experiment": experiment, "model": model.name, "task": task, "m": 4, "n": n, "subsample": k, "num_classes": 2, "majority": 0.5,
-                    **dict(zip(("acc_base", "acc_extra", "acc_test"), acc)), "seed": 0, "recipe": "0123456789ab"},
-            "model": {"name": model.name, "source": str(model), "gguf": None, "quantize": "none", "precision": "float32"},
-            "classes": ["bad", "good"], "pack": pack, "answers": answers, "epochs": epochs, "instruction": INSTRUCTION}
+    row = {"experiment": experiment, "model": model.name, "task": "notes", "m": 4, "n": n, "subsample": k, "seed": 0,
+           **dict(zip(("acc_base", "acc_extra", "acc_test"), acc)), "recipe": "0123456789ab"}
+    source = {"name": model.name, "source": str(model), "gguf": None, "quantize": "none", "precision": "float32"}
+    unit = {"row": row, "model": source, "classes": ["bad", "good"], "pack": pack, "answers": answers, "epochs": 1,
+            "instruction": TASK}
+    folder = kept / f"{experiment}.{model.name}.notes.m4.n{n}.k{k}.seed0"
     for arm, texts in zip(("extra", "test"), (make_texts(n, 2 * k + 100), make_texts(n, 2 * k + 101))):
-        labels = [len(text) % 2 for text in texts]
-        ends = [f"\n### Answer: {unit['classes'][label]}" if answers else "\n### Answer:" * (pack == 1) for label in labels]
-        examples = [f"### Text: {text[:cut]}{end}" for text, end in zip(texts, ends)]
-        sequences = ["\n\n".join([INSTRUCTION, *examples[i : i + pack]]) for i in range(0, n, pack)]
-        unit[arm] = {"sequences": sequences, "examples": examples, "labels": labels,
-                     "prompts": [f"{INSTRUCTION}\n\n### Text: {text}\n### Answer:" for text in texts]}
+        end = "\n### Answer: good" if answers else "\n### Answer:" * (pack == 1)
+        examples = [f"### Text: {text[:cut]}{end}" for text in texts]
+        unit[arm] = {"sequences": [HEAD + "\n\n".join(examples[i : i + pack]) for i in range(0, n, pack)],
+                     "examples": examples, "labels": [1] * n,
+                     "prompts": [f"{HEAD}### Text: {text}\n### Answer:" for text in texts]}
         torch.manual_seed(k)
-        lm = transformers.AutoModelForCausalLM.from_pretrained(model)
-        lm = peft.get_peft_model(lm, peft.LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")).eval()
-        fit(lm, tokenizer, [sequences] * steps, lr)
+        config = peft.LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
+        lm = peft.get_peft_model(transformers.AutoModelForCausalLM.from_pretrained(model), config).eval()
+        fit(lm, tokenizer, [unit[arm]["sequences"]] * steps, lr)
         lm.save_pretrained(folder / arm)
     (folder / "unit.json").write_text(json.dumps(unit))
     return folder
 
 
 def plain_scores(lm, tokenizer, head, text):
-    """[tokens, 3] of text behind head, by transformers' forward and torch's own distributions, one text, nothing batched: log p,
-    mean and sd of log p over the vocabulary, of each token that ends behind the head."""
+    """[tokens, 3]: log p, mean and sd of log p over the vocabulary, of each token that ends behind the head; by
+    transformers' forward, one text at a time, in Python's own arithmetic."""
     ids = tokenizer(head + text)["input_ids"]
     first = next(i for i in range(len(ids)) if len(tokenizer.decode(ids[: i + 1])) > len(head))
     with torch.no_grad():
-        log_p = torch.distributions.Categorical(logits=lm(input_ids=torch.tensor([ids])).logits[0].double()).logits
+        log_p = lm(input_ids=torch.tensor([ids])).logits[0].double().log_softmax(1).tolist()
     found = []
-    for i in range(first, len(ids)):
-        row = log_p[i - 1]
-        mean = (row.exp() @ row).item()
-        found.append((row[ids[i]].item(), mean, math.sqrt(sum(math.exp(x) * (x - mean) ** 2 for x in row.tolist()))))
+    for row, token in zip(log_p[first - 1 :], ids[first:]):
+        mean = sum(math.exp(x) * x for x in row)
+        found.append((row[token], mean, math.sqrt(sum(math.exp(x) * (x - mean) ** 2 for x in row))))
     return np.array(found)
 
 
 def plain_detectors(scores, text):
-    log_p, count = scores[:, 0].tolist(), max(int(0.2 * len(scores)), 1)
-    standard = sorted((x - mean) / sd for x, mean, sd in scores)
+    log_p, count = [row[0] for row in scores], max(int(0.2 * len(scores)), 1)
     mean = sum(log_p) / len(log_p)
-    return mean, mean / len(zlib.compress(text.encode())), sum(sorted(log_p)[:count]) / count, sum(standard[:count]) / count
+    return (mean, mean / len(zlib.compress(text.encode())), sum(sorted(log_p)[:count]) / count,
+            sum(sorted((x - mu) / sd for x, mu, sd in scores)[:count]) / count)
 
 
-# ------------------------------------------------------------------------------------------------------------
-# Log-probabilities and tokens
-# ------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("kind", ["gpt2", "llama", "opt"])
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
 def test_scores_equal_one_token_at_a_time(kind, contam, opened, model_dir):
     """Token i is predicted from the first window (they begin at 0, half a window, a window, …) that reaches it."""
     import transformers
 
     folder, rng = model_dir(kind), np.random.default_rng(1)
     lm = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
-    sequences = [(rng.integers(1, 390, size).tolist(), first) for size, first in ((2, 1), (31, 1), (9, 4), (8, 1), (10, 9), (17, 12), (1, 1))]
+    sizes = ((2, 1), (31, 1), (9, 4), (8, 1), (10, 9), (17, 12), (1, 1))  # tokens, first that is scored
+    sequences = [(rng.integers(1, 390, size).tolist(), first) for size, first in sizes]
     for context in (8, 5, 64):
         expected = []
         for ids, first in sequences:
@@ -182,64 +172,52 @@ def test_scores_equal_one_token_at_a_time(kind, contam, opened, model_dir):
 def test_windows_score_every_token_once_with_half_a_window_before_it(length, context, contam):
     found = list(contam.cut_windows(length, context))
     assert [i for _, end, first in found for i in range(first, end)] == list(range(length))
-    assert all(end - start <= context for start, end, _ in found) and all(first - start >= context // 2 for start, _, first in found[1:])
+    assert all(end - start <= context for start, end, _ in found)
+    assert all(first - start >= context // 2 for start, _, first in found[1:])
 
 
 def test_the_scored_tokens_are_the_examples_own(contam, opened, model_dir, tokenizer):
     net, _ = opened(model_dir("gpt2"))
     text = "### Text: cold wheel\n### Answer: good"
-    ids, first = contam.tokenise(net, INSTRUCTION + "\n\n", text)
-    assert ids == tokenizer(f"{INSTRUCTION}\n\n{text}")["input_ids"] and tokenizer.decode(ids[first:]) == text
-    assert tokenizer(INSTRUCTION + "\n\n")["input_ids"] != ids[:first] or tokenizer.decode(ids[:first]) == INSTRUCTION + "\n\n"
+    ids, first = contam.tokenise(net, HEAD, text)
+    assert ids == tokenizer(HEAD + text)["input_ids"] and tokenizer.decode(ids[first:]) == text
     assert contam.tokenise(net, "", text) == ([0, *tokenizer(text)["input_ids"]], 1)  # its first token is scored, too
     net.tokenizer = lambda body, **_: {"input_ids": [7, 8, 0], "offset_mapping": [(0, 1), (1, 2), (2, 2)]}
-    net.tokenizer.eos_token_id = net.tokenizer.sep_token_id = 0
-    assert contam.tokenise(net, "", "ab") == ([0, 7, 8], 1) and contam.tokenise(net, "a", "b") == ([7, 8], 1)  # no end token
-
-
-# ------------------------------------------------------------------------------------------------------------
-# Detectors
-# ------------------------------------------------------------------------------------------------------------
+    net.tokenizer.eos_token_id = net.tokenizer.sep_token_id = 0  # one that ends every text: no end token is scored
+    assert contam.tokenise(net, "", "ab") == ([0, 7, 8], 1) and contam.tokenise(net, "a", "b") == ([7, 8], 1)
 
 
 def test_min_k_plus_plus_by_hand_on_three_words(contam):
-    """p = (1/2, 1/4, 1/4): log p in units of log 2 is (-1, -2, -2), mean -1.5, sd 1/2; a word of 1/2 stands at +1, of 1/4 at -1.
-    p = (1/8, 7/8, 0+): the rare word at (log 1/8 - mean) / sd with mean and sd worked out below."""
+    """p = (1/2, 1/4, 1/4): in units of log 2, log p is (-1, -2, -2), its mean -1.5 and its sd 1/2. p = (1/8, 7/8, 0+):
+    the word of 1/8 is the lowest of five tokens, by log p and by (log p - mean) / sd."""
     logits = torch.log(torch.tensor([[4.0, 2, 2], [4, 2, 2], [1, 7, 1e-30], [4, 2, 2], [4, 2, 2]]))
-    scores = contam.token_scores(logits, torch.tensor([0, 1, 0, 2, 0])).numpy()
-    two = math.log(2)
+    scores, two = contam.token_scores(logits, torch.tensor([0, 1, 0, 2, 0])).numpy(), math.log(2)
     mean = math.log(1 / 8) / 8 + 7 * math.log(7 / 8) / 8
     sd = math.sqrt((math.log(1 / 8) - mean) ** 2 / 8 + 7 * (math.log(7 / 8) - mean) ** 2 / 8)
     np.testing.assert_allclose(scores[0], [-two, -2 * two, -3 * two, -2 * two, -two], rtol=1e-6)
     np.testing.assert_allclose(scores[1:, [0, 2]], [[-1.5 * two, mean], [0.5 * two, sd]], rtol=1e-6)
     log_p, ratio, min_k, plus = contam.detect(scores, "some text")
-    assert log_p == pytest.approx(-9 * two / 5) and ratio == pytest.approx(-9 * two / 5 / len(zlib.compress(b"some text")))
-    assert min_k == pytest.approx(-3 * two) and plus == pytest.approx((-3 * two - mean) / sd)  # one token of five is 20 %
-    scores = np.repeat(scores[:, :3], 4, axis=1)  # 12 tokens: the lowest two, standardised: both of the rare word
-    assert contam.detect(scores, "x")[2:] == (pytest.approx(-3 * two), pytest.approx((-3 * two - mean) / sd))
+    assert log_p == pytest.approx(-1.8 * two) and ratio == pytest.approx(-1.8 * two / len(zlib.compress(b"some text")))
+    assert min_k == pytest.approx(-3 * two) and plus == pytest.approx((-3 * two - mean) / sd)
+    assert contam.detect(np.repeat(scores, 2, axis=1), "x")[2:] == (min_k, plus)  # two of ten
+    assert contam.detect(np.hstack([scores, scores[:, [0] * 9]]), "x")[2] == pytest.approx(-2.5 * two)  # two of 14
     assert contam.detect(np.zeros((3, 4)), "x")[3] == 0  # a model without any doubt
 
 
-def test_auc_is_mann_whitneys_u_and_the_interval_covers(contam):
+def test_auc_is_mann_whitneys_u_and_its_interval_covers(contam):
     rng, covered = np.random.default_rng(0), 0
     for _ in range(600):
-        seen, unseen = rng.normal(0.5, 1, 40), rng.normal(0, 1, 50)
-        auc, half, _ = contam.separate(seen, unseen)
+        auc, half, _ = contam.separate(rng.normal(0.5, 1, 40), rng.normal(0, 1, 50))
         covered += abs(auc - stats.norm.cdf(0.5 / math.sqrt(2))) < half
     assert 0.85 < covered / 600 < 0.93
     seen, unseen = rng.integers(0, 9, 30).astype(float), rng.integers(0, 8, 41).astype(float)  # with ties
-    assert contam.separate(seen, unseen)[0] == pytest.approx(stats.mannwhitneyu(seen, unseen).statistic / (30 * 41), abs=1e-12)
-    # by hand: wins of seen 1, 3 over unseen 0, 2, 3 are (1, 0, 0) and (1, 1, 1/2): AUC 7/12; placements (1/3, 5/6), (1, 1/2, 1/4)
+    assert contam.separate(seen, unseen)[0] == pytest.approx(stats.mannwhitneyu(seen, unseen).statistic / (30 * 41))
+    # by hand: of seen 1, 3 over unseen 0, 2, 3 the wins are (1, 0, 0) and (1, 1, 1/2); means 1/3, 5/6 and 1, 1/2, 1/4
     auc, half, _ = contam.separate(np.array([1.0, 3]), np.array([0.0, 2, 3]))
     error = math.sqrt(0.125 / 2 + np.var([1, 0.5, 0.25], ddof=1) / 3)
     assert auc == pytest.approx(7 / 12) and half == pytest.approx(1.5981931 * error, rel=1e-6)
-    # 2 of 50 unseen texts may pass (4 %): the threshold is the third largest, 47
+    # two of 50 unseen texts may pass: the threshold is the third largest, 47
     assert contam.separate(np.array([46.5, 47, 47.5, 60]), np.arange(50.0))[2] == 0.5
-
-
-# ------------------------------------------------------------------------------------------------------------
-# The order test
-# ------------------------------------------------------------------------------------------------------------
 
 
 def test_shards_are_scored_order_by_order_and_no_sequence_twice(contam, opened, model_dir, tokenizer):
@@ -251,25 +229,25 @@ def test_shards_are_scored_order_by_order_and_no_sequence_twice(contam, opened, 
     net, args = opened(folder, "--permutations", 5)
     shards = contam.cut_shards(examples, 3, "")
     assert shards == [examples[:3], examples[3:5], examples[5:]]
-    log = contam.score_orders(net, shards, "Head\n\n", args, "")
+    log = contam.score_orders(net, shards, HEAD, args, "")
 
     def plain(texts):
-        return plain_scores(lm, tokenizer, "Head\n\n", "\n\n".join(texts))[:, 0].sum()
+        return plain_scores(lm, tokenizer, HEAD, "\n\n".join(texts))[:, 0].sum()
 
     assert [len(row) for row in log["shuffled_logprobs"]] == [5, 1, 1]  # 3! = 6 orders are more than 5: drawn
     possible = [plain([shards[0][i] for i in order]) for order in itertools.permutations(range(3))]
     assert log["canonical_logprobs"] == pytest.approx([plain(shard) for shard in shards], rel=2e-5)
     assert all(min(abs(value - other) for other in possible) < 1e-3 for value in log["shuffled_logprobs"][0])
     assert log["canonical_logprobs"][2] == log["shuffled_logprobs"][1][0]  # shard 3 is shard 2 the other way round
-    drawn = {tuple(order) for order in contam.draw_orders(3, args, 0)}
-    assert log["evaluations"] == len(drawn) + 2
+    assert log["evaluations"] == len({tuple(order) for order in contam.draw_orders(3, args, 0)}) + 2
     args.published = True  # each example alone, end to end, the first token unscored
     ids = [token for text in shards[1] for token in tokenizer(text)["input_ids"]]
     with torch.no_grad():
         log_p = lm(input_ids=torch.tensor([ids])).logits[0].double().log_softmax(1)
+    published = contam.score_orders(net, shards[1:2], HEAD, args, "")
     expected = sum(log_p[i, token].item() for i, token in enumerate(ids[1:]))
-    published = contam.score_orders(net, shards[1:2], "", args, "")
-    assert published["canonical_logprobs"] == [pytest.approx(expected, rel=1e-5)] and len(published["shuffled_logprobs"][0]) == 5
+    assert published["canonical_logprobs"] == [pytest.approx(expected, rel=1e-5)]
+    assert len(published["shuffled_logprobs"][0]) == 5
 
 
 def test_orders_are_enumerated_or_drawn(contam):
@@ -277,28 +255,29 @@ def test_orders_are_enumerated_or_drawn(contam):
         orders = [tuple(order) for order in contam.draw_orders(size, contam.parse_args([]), 0)]
         assert orders[0] == tuple(range(size)) and len(orders) == math.factorial(size) == len(set(orders))
     args = contam.parse_args(["--seed", "3"])
-    orders = [list(order) for order in contam.draw_orders(5, args, 7)]
-    assert len(orders) == 51 and all(sorted(order) == list(range(5)) for order in orders)
-    assert orders == [list(order) for order in contam.draw_orders(5, args, 7)] != [list(order) for order in contam.draw_orders(5, args, 8)]
-    firsts = [order[0] for order in contam.draw_orders(2, contam.parse_args(["--published", "--permutations", "4000"]), 0)[1:]]
+    orders, again, other = ([list(order) for order in contam.draw_orders(5, args, shard)] for shard in (7, 7, 8))
+    assert len(orders) == 51 and all(sorted(order) == list(range(5)) for order in orders) and orders == again != other
+    args = contam.parse_args(["--published", "--permutations", "4000"])
+    firsts = [order[0] for order in contam.draw_orders(2, args, 0)[1:]]
     assert abs(sum(firsts) - 2000) < 4 * math.sqrt(1000)  # the canonical order is drawn as often as the other
 
 
-def test_500_short_examples_take_20_times_fewer_evaluations(contam, opened, model_dir, capsys, tmp_path):
-    (tmp_path / "mine.txt").write_text("\n".join(make_texts(500, 3, size=3)) + "\n")
-    contam.main(["--examples", str(tmp_path / "mine.txt"), "--model", str(model_dir("gpt2")), "--shards", "256", "--log", str(tmp_path / "log.json")])
-    log, text = json.loads((tmp_path / "log.json").read_text()), capsys.readouterr().out
-    assert "sequence evaluations: 500; the published procedure: 256 x (1 + 50) = 13056, 26.1 times as many" in text
-    assert "256 shards, 12 with one order" in text and [len(row) for row in log["shuffled_logprobs"]] == [1] * 244 + [0] * 12
-    contam.main(["--from-log", str(tmp_path / "log.json")])
-    assert capsys.readouterr().out.splitlines()[-3:] == text.splitlines()[-3:]
+def test_500_short_examples_take_20_times_fewer_evaluations(contam, model_dir, capsys, tmp_path):
+    file, log = tmp_path / "mine.txt", tmp_path / "log.json"
+    file.write_text("\n".join(make_texts(500, 3, size=3)) + "\n")
+    contam.main(["--examples", str(file), "--model", str(model_dir("gpt2")), "--shards", "256", "--log", str(log)])
+    text, rows = capsys.readouterr().out, json.loads(log.read_text())["shuffled_logprobs"]
+    assert "evaluations: 500; the published procedure: 256 x (1 + 50) = 13056, 26.1 times as many" in text
+    assert "256 shards, 12 with one order" in text and [len(row) for row in rows] == [1] * 244 + [0] * 12
+    contam.main(["--from-log", str(log)])
+    assert capsys.readouterr().out.splitlines() == text.splitlines()[1:]
 
 
 def test_text_files_are_cut_at_newlines_alone(contam, tmp_path):
     path = tmp_path / "lines.txt"
     path.write_text("[a\u2028b\nc\x0cd\x85e\r\nf\n\n", encoding="utf-8-sig")
     assert contam.read_examples(path, False) == ["[a\u2028b", "c\x0cd\x85e", "f"]
-    assert contam.read_examples(path, True) == ["[a\u2028b\n", "c\x0cd\x85e\n", "f\n"]  # the newline belongs to the published tokens
+    assert contam.read_examples(path, True) == ["[a\u2028b\n", "c\x0cd\x85e\n", "f\n"]  # as published: with its newline
     path.write_text("a\nb")
     assert contam.read_examples(path, True) == ["a\n", "b"] and contam.read_examples(path, False) == ["a", "b"]
     (tmp_path / "list.JSON").write_text(json.dumps(["a\nb", {"text": "c"}]))
@@ -309,16 +288,15 @@ def test_text_files_are_cut_at_newlines_alone(contam, tmp_path):
 
 def test_permutation_p_equals_brute_force_and_monte_carlo_agrees(contam, monkeypatch):
     rng = np.random.default_rng(0)
-    for sizes in ((2,), (2, 2, 2), (6, 2, 6), (2, 24, 6, 2), (2,) * 10):
-        for shift in (-1.0, 0.0, 3.0):
-            gaps = [np.array([0.0, *rng.normal(-shift, 2, size - 1)]) for size in sizes]
-            sums = [sum(values) for values in itertools.product(*gaps)]
-            brute = sum(value >= -1e-12 for value in sums) / len(sums)
-            assert contam.permutation_p(gaps, 0) == (brute, "every combination of orders")
-            with monkeypatch.context() as patch:
-                patch.setattr(contam, "ENUMERATED", 0)
-                p = contam.permutation_p(gaps, 1)[0]
-            assert p == pytest.approx(brute, abs=5 * math.sqrt(brute * (1 - brute) / 1e6) + 2e-6)
+    for sizes, shift in itertools.product(((2,), (2, 2, 2), (6, 2, 6), (2, 24, 6, 2), (2,) * 10), (-1.0, 0.0, 3.0)):
+        gaps = [np.array([0.0, *rng.normal(-shift, 2, size - 1)]) for size in sizes]
+        sums = [sum(values) for values in itertools.product(*gaps)]
+        brute = sum(value >= -1e-12 for value in sums) / len(sums)
+        assert contam.permutation_p(gaps, 0) == (brute, "every combination of orders")
+        with monkeypatch.context() as patch:
+            patch.setattr(contam, "ENUMERATED", 0)
+            drawn = contam.permutation_p(gaps, 1)[0]
+        assert drawn == pytest.approx(brute, abs=5 * math.sqrt(brute * (1 - brute) / 1e6) + 2e-6)
     best = [np.array([0.0, -1.0])] * 300  # the canonical order is the best of 2^300: no draw reaches it
     assert contam.permutation_p(best, 0)[0] == pytest.approx(1 / (10**6 + 1), rel=1e-12)
     assert contam.permutation_p(best[:20], 0)[0] == 2.0**-20
@@ -330,73 +308,71 @@ def test_the_published_log_gives_the_published_p(contam, capsys):
         pytest.skip(f"the published log is not here ({path}): set PAPER_DATA to its folder")
     found, log = contam.analyse(contam.read_log(path), 0), json.loads(path.read_text())
     assert (found["shards"], found["informative"]) == (256, 244)
-    assert found["p_published"] == pytest.approx(0.336248, abs=1e-6) and found["p_published"] == pytest.approx(log["pval"], abs=1e-9)
-    assert found["p_distinct"] == pytest.approx(0.3865, abs=5e-5) and found["p_exact"] == pytest.approx(0.3867, abs=0.0015)
+    assert found["p_published"] == pytest.approx(log["pval"], abs=1e-9) and abs(log["pval"] - 0.336248) < 1e-6
+    assert found["p_distinct"] == pytest.approx(0.3865, abs=5e-5) and found["p_exact"] == pytest.approx(0.387, abs=5e-4)
     contam.main(["--from-log", str(path)])
     assert "p published  0.336248" in capsys.readouterr().out
-    half = np.array([c - s for c, row in zip(log["canonical_logprobs"], log["shuffled_logprobs"]) for s in set(row) - {c}]) / 2
-    signs = np.random.default_rng(1).choice([-1.0, 1.0], (200_000, len(half))) @ half >= half.sum()  # random signs of 244 differences
-    assert found["p_exact"] == pytest.approx(signs.mean(), abs=4 * 0.5 / math.sqrt(200_000))
-    library = stats.ttest_1samp(2 * half, 0, alternative="greater").statistic * math.sqrt(244 / 243)  # ddof 0
-    assert contam.t_test(2 * half) == pytest.approx(stats.t.sf(library, 243), rel=1e-9)
+    pairs = zip(log["canonical_logprobs"], log["shuffled_logprobs"])
+    gaps = np.array([canonical - other for canonical, row in pairs for other in set(row) - {canonical}])
+    signs = np.random.default_rng(1).choice([-1.0, 1.0], (50_000, 244)) @ gaps >= gaps.sum()  # each order or its reverse
+    assert found["p_exact"] == pytest.approx(signs.mean(), abs=4 * 0.5 / math.sqrt(50_000))
+    t = stats.ttest_1samp(gaps, 0).statistic * math.sqrt(244 / 243)  # ddof 0 makes the deviation smaller by this much
+    assert contam.t_test(gaps) == pytest.approx(stats.t.sf(t, 243), rel=1e-9)
 
 
 def test_p_is_uniform_on_a_model_that_never_saw_the_examples(contam, opened, model_dir):
     """Many random canonical orders of the same 24 examples: 12 shards of two. Every ordered pair is scored once."""
-    examples = make_texts(24, 0)
+    examples, pairs = make_texts(24, 0), list(itertools.permutations(range(24), 2))
     net, _ = opened(model_dir("gpt2"))
-    pairs = list(itertools.permutations(range(24), 2))
-    scores = contam.score_tokens(net, [contam.tokenise(net, "", f"{examples[i]}\n\n{examples[j]}") for i, j in pairs], 4096, "")
-    score, rng, p = {pair: float(part[0].sum()) for pair, part in zip(pairs, scores)}, np.random.default_rng(2), []
+    sequences = [contam.tokenise(net, "", f"{examples[i]}\n\n{examples[j]}") for i, j in pairs]
+    score = {pair: float(part[0].sum()) for pair, part in zip(pairs, contam.score_tokens(net, sequences, 4096, ""))}
+    rng, p = np.random.default_rng(2), []
     for _ in range(400):
         order = rng.permutation(24).tolist()
         shards = list(zip(order[::2], order[1::2]))
-        log = {"canonical_logprobs": [score[a, b] for a, b in shards], "shuffled_logprobs": [[score[b, a]] for a, b in shards]}
+        log = {"canonical_logprobs": [score[a, b] for a, b in shards],
+               "shuffled_logprobs": [[score[b, a]] for a, b in shards]}
         p.append([contam.analyse(log, 0)[name] for name in ("p_exact", "p_distinct")])
     exact, distinct = np.transpose(p)
     assert stats.kstest(exact, "uniform").pvalue > 0.01 and stats.kstest(distinct, "uniform").pvalue > 0.01
-    assert 0.02 < np.mean(exact < 0.05) < 0.09 and stats.kstest(0.8 * exact, "uniform").pvalue < 1e-4  # a fault would show
+    assert 0.02 < np.mean(exact < 0.05) < 0.09
+    assert stats.kstest(0.8 * exact, "uniform").pvalue < 1e-4  # this many orders would show a fault
 
 
-def test_overtraining_on_the_canonical_order_is_flagged_and_on_other_orders_is_not(contam, model_dir, tokenizer, tmp_path):
+def test_overtraining_on_one_order_is_flagged_and_on_shuffled_orders_is_not(contam, model_dir, tokenizer, tmp_path):
     examples, rng, p = make_texts(24, 7), np.random.default_rng(0), {}
     (tmp_path / "mine.json").write_text(json.dumps(examples))
     for kind in ("canonical", "shuffled"):
 
         def train(lm):
             orders = [np.arange(24) if kind == "canonical" else rng.permutation(24) for _ in range(80)]
-            packs = [["<end>" + "\n\n".join(examples[i] for i in order[start : start + 4]) for start in range(0, 24, 4)] for order in orders]
-            fit(lm, tokenizer, packs, 3e-3)
+            fit(lm, tokenizer, [["<end>" + "\n\n".join(examples[i] for i in order[start : start + 4])
+                                 for start in range(0, 24, 4)] for order in orders], 3e-3)
 
-        log = tmp_path / f"{kind}.json"
-        contam.main(["--examples", str(tmp_path / "mine.json"), "--model", str(model_dir("gpt2", train, initializer_range=0.05)),
-                     "--shards", "6", "--log", str(log)])  # shards of 4, as the packs trained on
-        p[kind] = json.loads(log.read_text())
-    print({kind: (log["p_exact"], log["p_published"]) for kind, log in p.items()})
-    assert p["canonical"]["p_exact"] < 0.01 and p["canonical"]["p_published"] < 0.01
+        log, model = tmp_path / f"{kind}.json", model_dir("gpt2", train, initializer_range=0.05)
+        flags = ["--model", str(model), "--shards", "6", "--log", str(log)]  # shards of 4, as the packs trained on
+        contam.main(["--examples", str(tmp_path / "mine.json"), *flags])
+        p[kind] = contam.analyse(json.loads(log.read_text()), 0)
+    assert p["canonical"]["p_exact"] < 1e-3 and p["canonical"]["p_published"] < 1e-3
     assert p["shuffled"]["p_exact"] > 0.05 and p["shuffled"]["p_published"] > 0.05
-
-
-# ------------------------------------------------------------------------------------------------------------
-# Units
-# ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory, model_dir, tokenizer):
-    """(folder, model): a small model that knows the words and the form, and units of it. Packed ones are cut to 30 characters a
-    text, as those that do not fit the context are; padded ones are memorised by heart."""
+    """(folder, model): a small model that knows the words and the form, and four units: padded ones with answers,
+    learned by heart, and packed ones, hardly seen and cut to 30 characters a text, as where the context is short."""
     pool, rng = make_texts(300, 9), np.random.default_rng(0)
 
     def train(lm):
-        ends = ["", "\n### Answer:", "\n### Answer: good", "\n### Answer: bad"] * 2
-        texts = lambda end: "\n\n".join(f"### Text: {text}{end}" for text in rng.choice(pool, 2))  # noqa: E731
-        fit(lm, tokenizer, [[f"{INSTRUCTION}\n\n{texts(end)}" for end in ends] for _ in range(50)], 3e-3)
+        ends = ["", "\n### Answer:", "\n### Answer: good"] * 3
+        batches = [["\n\n".join([TASK, *(f"### Text: {text}{end}" for text in rng.choice(pool, 2))]) for end in ends]
+                   for _ in range(40)]
+        fit(lm, tokenizer, batches, 3e-3)
 
     folder, model = tmp_path_factory.mktemp("kept"), model_dir("llama", train)
-    for k, acc_test in ((1, 0.75), (2, 0.75)):
-        make_unit(folder, model, tokenizer, k, epochs=3, steps=20, acc=(0.5, 0.625, acc_test), answers=True)
-        make_unit(folder, model, tokenizer, k, pack=8, steps=1, cut=30, acc=(0.5, 0.75, 0.75 + k / 24 - 1.5 / 24), lr=1e-4)
+    for k, change in ((1, -0.5 / 24), (2, 0.5 / 24)):
+        make_unit(folder, model, tokenizer, k, answers=True, steps=15, acc=(0.5, 0.625, 0.75))
+        make_unit(folder, model, tokenizer, k, pack=8, steps=1, cut=30, acc=(0.5, 0.75, 0.75 + change), lr=1e-4)
     return folder, model
 
 
@@ -407,99 +383,97 @@ def audited(contam, kept, tmp_path, monkeypatch, capsys):
     contam.main([str(kept[0]), "--log", "log.json"])
     with open("contamination.csv", newline="") as file:
         rows = list(csv.DictReader(file))
-    assert tuple(rows[0]) == contam.TABLE and len(rows) == 12 and Path("contamination.png").read_bytes().startswith(b"\x89PNG")
+    assert tuple(rows[0]) == contam.TABLE and len(rows) == 12
+    assert Path("contamination.png").read_bytes().startswith(b"\x89PNG")
     return {(int(row["pack"]), int(row["subsample"]), row["arm"]): row for row in rows}, capsys.readouterr().out
 
 
-def test_a_units_rows_equal_a_plain_loop_over_its_exact_strings(contam, kept, audited, tokenizer, tmp_path):
-    """One text at a time, by a model that peft loads afresh; the packs of this unit were cut."""
+def test_a_units_rows_equal_a_plain_loop_over_its_exact_strings(contam, kept, audited, tokenizer):
+    """One text at a time, on a model that peft loads afresh; the packs of this unit were cut."""
     import peft
     import transformers
 
     folder, model = kept
     path = folder / f"zero-shot-packed.{model.name}.notes.m4.n24.k1.seed0"
     unit = json.loads((path / "unit.json").read_text())
-    assert all(len(text) == 40 for text in unit["test"]["examples"]) and "\n\n".join([INSTRUCTION, *unit["test"]["examples"][:8]]) == unit["test"]["sequences"][0]
-    head = INSTRUCTION + "\n\n"
+    texts = {side: unit[side]["examples"] for side in ("extra", "test")}
+    assert all(len(text) == 40 for text in texts["test"]) and len(make_texts(24, 103)[0]) > 30
     for arm in ("base", "extra", "test"):
         lm = transformers.AutoModelForCausalLM.from_pretrained(model).eval()
         lm = lm if arm == "base" else peft.PeftModel.from_pretrained(lm, path / arm).eval()
-        row, values = audited[0][8, 1, arm], {}
-        for side in ("extra", "test"):
-            values[side] = np.array([plain_detectors(plain_scores(lm, tokenizer, head, text), text) for text in unit[side]["examples"]])
-        for name, seen, unseen in zip(contam.DETECTORS, values["test"].T, values["extra"].T, strict=True):
+        values = {side: [plain_detectors(plain_scores(lm, tokenizer, HEAD, text), text) for text in texts[side]]
+                  for side in texts}
+        row, log = audited[0][8, 1, arm], json.loads(Path(f"log.{path.name}.{arm}.json").read_text())
+        for name, seen, unseen in zip(contam.DETECTORS, zip(*values["test"]), zip(*values["extra"]), strict=True):
             auc = stats.mannwhitneyu(seen, unseen).statistic / 24**2
             assert float(row[f"auc_{name}"]) == pytest.approx(auc, abs=1e-4) and 0 < auc < 1
-            assert float(row[f"tpr_{name}"]) == np.mean(seen > sorted(unseen)[-2])  # one of 24 is less than 5 %, two are more
-        log = json.loads(Path(f"log.{path.name}.{arm}.json").read_text())
-        pair = unit["test"]["examples"][2:4]
+            over = np.mean(np.array(seen) > sorted(unseen)[-2])  # one of 24 is less than 5 %, two are more
+            assert float(row[f"tpr_{name}"]) == over
+        pair = texts["test"][2:4]
         for value, order in ((log["canonical_logprobs"][1], pair), (log["shuffled_logprobs"][1][0], pair[::-1])):
-            assert value == pytest.approx(plain_scores(lm, tokenizer, head, "\n\n".join(order))[:, 0].sum(), abs=1e-3)
-        assert float(row["p_exact"]) == log["p_exact"] == contam.analyse(log, 0)["p_exact"] and row["evaluations"] == "24"
-        assert float(row["accuracy"]) == unit["row"][f"acc_{arm}"] and row["shards"] == row["informative"] == "12"
-        assert float(row["change"]) == pytest.approx(100 * (unit["row"][f"acc_{arm}"] - unit["row"]["acc_extra"]), abs=1e-9)
+            assert value == pytest.approx(plain_scores(lm, tokenizer, HEAD, "\n\n".join(order))[:, 0].sum(), abs=1e-3)
+        assert float(row["p_exact"]) == contam.analyse(log, 0)["p_exact"]
+        assert (row["shards"], row["informative"], row["evaluations"]) == ("12", "12", "24")
+        change = 100 * (unit["row"][f"acc_{arm}"] - unit["row"]["acc_extra"])
+        assert float(row["accuracy"]) == unit["row"][f"acc_{arm}"] and float(row["change"]) == pytest.approx(change)
 
 
 def test_a_memorised_set_is_told_and_the_base_model_is_not(contam, audited):
     rows, text = audited
-    inside = []
-    for k in (1, 2):
-        for name in contam.DETECTORS:
-            assert float(rows[1, k, "test"][f"auc_{name}"]) > 0.9 > 0.1 > float(rows[1, k, "extra"][f"auc_{name}"])
-            inside += [abs(float(rows[pack, k, "base"][f"auc_{name}"]) - 0.5) < float(rows[pack, k, "base"][f"half_{name}"]) for pack in (1, 8)]
-    assert sum(inside) > len(inside) / 2  # of 89 %; the detectors go together
+    for k, name in itertools.product((1, 2), contam.DETECTORS):
+        assert float(rows[1, k, "test"][f"auc_{name}"]) > 0.9 and float(rows[1, k, "extra"][f"auc_{name}"]) < 0.1
+    inside = [abs(float(rows[pack, k, "base"][f"auc_{name}"]) - 0.5) <= float(rows[pack, k, "base"][f"half_{name}"])
+              for pack, k, name in itertools.product((1, 8), (1, 2), contam.DETECTORS)]
+    assert sum(inside) >= 10 and f".5 lies in {sum(inside)} of its 16 AUC intervals" in text
 
 
-def test_the_tables_over_units_say_what_was_flagged_and_what_was_harmed(contam, audited):
-    """Harm: two subsamples agree on +12.5 points; the floor (100/24)^2/12 gives a standard error of .8505 and, with one degree of
-    freedom, t = 5.7297: ± 4.87. Packed: the changes are -2.08 and +2.08, a standard deviation of 2.946: ± 11.94."""
+def test_the_tables_over_units_say_what_was_flagged_and_what_was_harmed(audited):
+    """Padded: two subsamples agree on +12.5 points; the floor (100/24)^2/12 gives a standard error of .8505 and one
+    degree of freedom a t of 5.729: ± 4.87. Packed: -2.083 and +2.083, a standard error of 2.083: ± 11.94."""
     rows, text = audited
     over = text[text.index("Over units"):]
-    t = stats.t.ppf(0.945, 1)
-    half = t * 100 / 24 / math.sqrt(24)
-    assert half == pytest.approx(4.87, abs=0.01) and f"+12.50 [{12.5 - half:+.2f}, {12.5 + half:+.2f}]" in over
-    half = t * math.sqrt(2) * 100 * 0.5 / 24 / math.sqrt(2)
-    assert f"+0.00 [{-half:+.2f}, {half:+.2f}]" in over and f"-12.50 [{-12.5 - t * 100 / 24 / math.sqrt(24):+.2f}" in over
-    padded = [line for line in over.splitlines() if line.startswith("test ")][0].split()
-    auc = [float(rows[1, k, "test"]["auc_logp"]) for k in (1, 2)]
-    p = [float(rows[1, k, "test"]["p_exact"]) for k in (1, 2)]
-    product = p[0] * p[1]  # Fisher's p of two: q (1 - log q)
-    assert float(padded[1].rstrip("*")) == pytest.approx(product * (1 - math.log(product)), abs=6e-5)
-    assert float(padded[2]) == pytest.approx(np.mean(auc), abs=6e-4)
-    verdict = {line.split(":")[0].strip(): line for line in over[over.index("Pretrained on test"):].splitlines() if line.startswith("  ")}
-    assert "zero-shot-answers" in verdict["flagged"] and "Min-K%++" in verdict["flagged"] and "zero-shot-answers" in verdict["harmed"]
-    assert "zero-shot-packed" not in verdict["harmed"] and "zero-shot-answers" not in verdict["neither"]
+    assert "0.750  +12.50 [+7.63, +17.37]" in over and "0.750  +0.00 [-11.94, +11.94]" in over
+    assert "0.500  -12.50 [-17.37, -7.63]" in over and "0.500  -25.00 [-29.87, -20.13]" in over
+    auc, half, p = ([float(rows[1, k, "test"][name]) for k in (1, 2)] for name in ("auc_zlib", "half_zlib", "p_exact"))
+    line = next(line for line in over[over.index("padded") :].splitlines() if line.startswith("test ")).split()
+    product = p[0] * p[1]
+    assert float(line[1].rstrip("*")) == pytest.approx(product * (1 - math.log(product)), abs=6e-5)  # Fisher's p of two
+    assert float(line[5]) == pytest.approx(np.mean(auc), abs=6e-4)
+    assert float(line[6].strip("±*")) == pytest.approx(math.hypot(*half) / 2, abs=6e-4)
+    flagged, harmed, neither = over[over.index("Pretrained on test") :].splitlines()[1:4]
+    assert "answers, epochs: 1, units: 2 (log p, log p / zlib, Min-K%, Min-K%++" in flagged
+    assert "padded" in harmed and "packed" not in harmed and "padded" not in neither
 
 
 def test_one_subsample_has_no_interval_and_a_run_repeats_itself(contam, kept, tokenizer, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    make_unit(tmp_path / "one", kept[1], tokenizer, steps=1, n=10)
+    make_unit(tmp_path / "one", kept[1], tokenizer, n=10)
     tables = []
-    for _ in range(2):
-        contam.main(["one", "--shards", "2", "--seed", "5"])  # 5! = 120 orders: drawn
+    for seed in "5", "5", "6":
+        contam.main(["one", "--shards", "2", "--seed", seed])  # 5! = 120 orders: drawn
         tables.append(Path("contamination.csv").read_bytes())
         text = capsys.readouterr().out
-    assert tables[0] == tables[1] and text.count("+0.00\n") == 2 and "+0.00 [" not in text
+        assert text.count("+0.00\n") == 2 and "+0.00 [" not in text
+    assert tables[0] == tables[1] != tables[2]
 
 
 def test_what_run_zero_shot_leaves_is_read(contam, model_dir, benchmark_csv, tmp_path, monkeypatch, capsys):
     """The two scripts together, packs cut to a short context included."""
     monkeypatch.chdir(tmp_path)
     model = model_dir("llama", max_position_embeddings=300)
-    load_script("run_zero_shot").main(["--csv", str(benchmark_csv), "--model", str(model), "--m", "4", "--n", "10", "--subsamples", "2", "--pack",
-                                       "--answers", "--threads", "1", "--workers", "1", "--adapters", "kept"])
-    contam.main(["kept"])
-    with open("contamination.csv", newline="") as file:
-        table = list(csv.DictReader(file))
-    with open("results.csv", newline="") as file:
-        results = {row["subsample"]: row for row in csv.DictReader(file)}
-    assert [(row["subsample"], row["arm"]) for row in table] == list(itertools.product("12", ("base", "extra", "test")))
+    load_script("run_zero_shot").main([
+        "--csv", str(benchmark_csv), "--model", str(model), "--m", "4", "--n", "10", "--subsamples", "2", "--pack",
+        "--answers", "--threads", "1", "--workers", "1", "--adapters", "kept"])
+    contam.main([])  # the folder kept
+    with open("contamination.csv", newline="") as file, open("results.csv", newline="") as other:
+        table, results = list(csv.DictReader(file)), {row["subsample"]: row for row in csv.DictReader(other)}
+    assert [(row["subsample"], row["arm"]) for row in table] == [*itertools.product("12", ("base", "extra", "test"))]
     for row in table:
-        assert float(row["accuracy"]) == float(results[row["subsample"]][f"acc_{row['arm']}"]) and (row["pack"], row["answers"]) == ("8", "1")
-    assert "table: " in capsys.readouterr().out
+        assert float(row["accuracy"]) == float(results[row["subsample"]][f"acc_{row['arm']}"])
+        assert (row["pack"], row["answers"]) == ("8", "1")
 
 
-def test_a_pasted_cell_runs(kept, tmp_path, monkeypatch, capsys):
+def test_a_pasted_cell_runs(kept, tmp_path, capsys):
     cell = {"__name__": "notebook"}
     exec((ROOT / "contamination_test.py").read_text(encoding="utf-8"), cell)
     (tmp_path / "mine.txt").write_text("a b\nc d\ne f\n")
@@ -508,18 +482,13 @@ def test_a_pasted_cell_runs(kept, tmp_path, monkeypatch, capsys):
 
 
 def test_nf4_runs_on_the_cpu(contam, opened, kept):
-    whole = contam.score_tokens(opened(kept[1])[0], [([0, 5, 6, 7], 1)], 10, "")[0]
-    net = contam.open_scorer(str(kept[1]), None, "nf4", contam.parse_args([]))
-    nf4 = contam.score_tokens(net, [([0, 5, 6, 7], 1)], 10, "")[0]
+    whole, nf4 = (contam.score_tokens(opened(kept[1], "--quantize", kind)[0], [([0, 5, 6, 7], 1)], 10, "")[0]
+                  for kind in ("none", "nf4"))
     assert not np.allclose(whole, nf4, rtol=1e-5) and np.allclose(whole, nf4, rtol=0.3)
 
 
-# ------------------------------------------------------------------------------------------------------------
-# What a user may get wrong: one line, exit status 2
-# ------------------------------------------------------------------------------------------------------------
-
-
 def refused(contam, capsys, *flags):
+    """The one line with which these flags end."""
     with pytest.raises(SystemExit) as end:
         contam.main(list(map(str, flags)))
     error = capsys.readouterr().err.strip()
@@ -528,32 +497,35 @@ def refused(contam, capsys, *flags):
 
 
 @pytest.mark.parametrize("content, flags, words", [
-    ("a b\nc d\ne f\n", ["--shards", "4"], "3 examples cannot fill 4 shards"), ("a b\nc d\ne f\n", ["--shards", "3"], "cannot fill 3"),
-    ("a b\n", [], "1 example has one order"), ("", [], "is empty"), ("\n\n", [], "is empty"), ("a b\n\nc d\n", [], "empty example"),
-    ("same\nsame\n", [], "all alike"), (None, [], "No such file"), (b"\xff\xfea", [], "UnicodeDecodeError"),
-    ("a b\nc d\n", ["--context", "9999"], "takes 1024 tokens"), ("a b\nc d\n", ["--log", "no/such/log.json"], "cannot be written"),
-    ("a b\nc d\n", ["--log", "mine.txt"], "not written by this script"), ("a b\nc d\n", ["--from-log", "x"], "do not go together"),
-    ("a b\nc d\n", ["--device", "cuda:7"], "--model"), ("a b\nc d\n", ["--model", ""], "model"),
-])
+    ("a b\nc d\ne f\n", ["--shards", "4"], "3 examples cannot fill 4 shards"), ("same\nsame\n", [], "all alike"),
+    ("a b\nc d\ne f\n", ["--shards", "3"], "cannot fill 3"), ("a b\n", [], "1 example has one order"),
+    ("", [], "is empty"), ("\n\n", [], "is empty"), ("a b\n\nc d\n", [], "empty example"), (None, [], "No such file"),
+    (b"\xff\xfea", [], "UnicodeDecodeError"), ("a b\nc d\n", ["--context", "9999"], "takes 1024 tokens"),
+    ("a b\nc d\n", ["--log", "no/such/log.json"], "cannot be written"), ("a b\nc d\n", ["--model", ""], "model"),
+    ("a b\nc d\n", ["--log", "mine.txt"], "not written by this script"), ("a\nb\n", ["--examples", ""], "Is a directory"),
+    ("a b\nc d\n", ["--from-log", "x"], "do not go together"), ("a b\nc d\n", ["--device", "cuda:7"], "--model")])
 def test_a_mistake_in_the_examples_is_one_line(content, flags, words, contam, model_dir, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    content = content.encode() if isinstance(content, str) else content
     if content is not None:
-        Path("mine.txt").write_bytes(content if isinstance(content, bytes) else content.encode())
+        Path("mine.txt").write_bytes(content)
     assert words in refused(contam, capsys, "--model", model_dir("gpt2"), "--examples", "mine.txt", *flags)
-    assert content is None or Path("mine.txt").read_bytes() == (content if isinstance(content, bytes) else content.encode())
+    assert content is None or Path("mine.txt").read_bytes() == content
 
 
-@pytest.mark.parametrize("content, words", [('["a", 3]', "TypeError"), ('["a", "b"', "JSONDecodeError"), ("[]", "is empty"), ("3", "TypeError"),
-                                            ('[{"txt": "a"}]', "KeyError"), ('["a", "\\ud800"]', "UnicodeEncodeError"), ('["a", ""]', "empty")])
+@pytest.mark.parametrize("content, words", [
+    ('["a", 3]', "TypeError"), ('["a", "b"', "JSONDecodeError"), ("[]", "is empty"), ("3", "TypeError"),
+    ('[{"txt": "a"}]', "KeyError"), ('["a", "\\ud800"]', "UnicodeEncodeError"), ('["a", ""]', "empty example")])
 def test_json_of_another_form_is_one_line(content, words, contam, capsys, tmp_path):
     (tmp_path / "mine.json").write_text(content)
     assert words in refused(contam, capsys, "--examples", tmp_path / "mine.json")
 
 
-@pytest.mark.parametrize("content", ["{}", "not json", "[1]", '{"canonical_logprobs": [-1], "shuffled_logprobs": []}', None,
-                                     '{"canonical_logprobs": [-1, NaN], "shuffled_logprobs": [[-1], [-2]]}',
-                                     '{"canonical_logprobs": [-1], "shuffled_logprobs": [[-1, "x"]]}',
-                                     '{"canonical_logprobs": [-1, -2], "shuffled_logprobs": [[-1, -1], []]}'])
+@pytest.mark.parametrize("content", [
+    "{}", "not json", "[1]", None, '{"canonical_logprobs": [-1], "shuffled_logprobs": []}',
+    '{"canonical_logprobs": [-1, NaN], "shuffled_logprobs": [[-1], [-2]]}',
+    '{"canonical_logprobs": [-1], "shuffled_logprobs": [[-1, "x"]]}',
+    '{"canonical_logprobs": [-1, -2], "shuffled_logprobs": [[-1, -1], []]}'])
 def test_a_wrong_log_is_one_line(content, contam, capsys, tmp_path):
     if content is not None:
         (tmp_path / "log.json").write_text(content)
@@ -562,26 +534,22 @@ def test_a_wrong_log_is_one_line(content, contam, capsys, tmp_path):
 
 def test_models_that_give_no_probability_are_refused(contam, model_dir, capsys, tmp_path, monkeypatch):
     import huggingface_hub
+    from safetensors.torch import load_file, save_file
 
     (tmp_path / "mine.txt").write_text("a b\nc d\n")
     flags = ["--examples", tmp_path / "mine.txt", "--log", tmp_path / "log.json", "--model"]
     assert "masked model" in refused(contam, capsys, *flags, model_dir("bert"))
-
-    def spoil(lm):
-        lm.transformer.ln_f.weight.data[0] = math.nan
-
-    assert "not finite" in refused(contam, capsys, *flags, model_dir("gpt2", spoil)) and not (tmp_path / "log.json").exists()
-    from safetensors.torch import load_file, save_file
-
-    folder = model_dir("gpt2")
+    folder = model_dir("gpt2", lambda lm: lm.transformer.ln_f.weight.data[0].fill_(math.nan))
+    assert "not finite" in refused(contam, capsys, *flags, folder) and not (tmp_path / "log.json").exists()
     weights = load_file(folder / "model.safetensors")
-    save_file({f"foreign.{name}": weight for name, weight in weights.items()}, folder / "model.safetensors", {"format": "pt"})
+    save_file({f"foreign.{name}": w for name, w in weights.items()}, folder / "model.safetensors", {"format": "pt"})
     assert "no weights for" in refused(contam, capsys, *flags, folder)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     assert "smollm2 once run_zero_shot.py has unpacked it" in refused(contam, capsys, *flags, "no/such")
 
 
-def test_units_that_are_none_are_refused_before_anything_is_written(contam, kept, model_dir, tokenizer, capsys, tmp_path, monkeypatch):
+def test_what_is_no_unit_is_refused_before_anything_is_written(
+        contam, kept, model_dir, tokenizer, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert "run_zero_shot.py --tasks rotten_tomatoes --adapters nowhere" in refused(contam, capsys, "nowhere")
     path = make_unit(tmp_path / "kept", kept[1], tokenizer, n=4)
@@ -589,13 +557,15 @@ def test_units_that_are_none_are_refused_before_anything_is_written(contam, kept
     unit = json.loads(whole)
     cut = {**unit, "test": {**unit["test"], "examples": ["### Text: a", *unit["test"]["examples"][1:]]}}
     other = {**unit, "model": {**unit["model"], "source": "/elsewhere"}}
-    for content, words in ((whole[:-9], "JSONDecodeError"), ("[]", "TypeError"), (json.dumps({**unit, "row": {}}), "experiment"),
-                           (json.dumps(cut), "do not make up its sequences"), (json.dumps(other), "adapter of another model")):
+    for content, words in (
+            (whole[:-9], "JSONDecodeError"), ("[]", "TypeError"), (json.dumps({**unit, "row": {}}), "lacks acc_base"),
+            (json.dumps(cut), "do not make up its sequences"), (json.dumps(other), "adapter of another model")):
         (path / "unit.json").write_text(content)
         assert words in refused(contam, capsys, "kept")
     (path / "unit.json").write_text(whole)
     assert "cannot fill 4 shards" in refused(contam, capsys, "kept", "--shards", 4)
-    assert "another model" in refused(contam, capsys, "kept", "--model", model_dir("llama", hidden_size=32))  # it does not fit
+    small = model_dir("llama", hidden_size=32)  # the adapters do not fit it
+    assert "adapter of another model" in refused(contam, capsys, "kept", "--model", small)
     assert not list(tmp_path.glob("contamination.*"))
     Path("results.csv").write_text("experiment,model\n")
     assert "not written by this script" in refused(contam, capsys, "kept", "--out", "results.csv")
