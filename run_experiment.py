@@ -354,9 +354,9 @@ def choose_specs(args, registry, default=("bbc_news", "rotten_tomatoes"), **word
         stop(f"unknown task {unknown[0]!r}: give names of tasks.json ({', '.join(registry['tasks'])}), all, or --csv")
     specs = {name: registry["tasks"][name] for name in names}
     if args.csv is not None:
-        check_names([own := Path(args.csv).stem])
-        if own in specs or not os.path.exists(args.csv) or os.path.isdir(args.csv):
-            stop(f"--csv {args.csv!r}: " + ("a task has its name: rename the file" if own in specs else "no such file"))
+        if not os.path.exists(args.csv) or os.path.isdir(args.csv) or (own := Path(args.csv).stem) in specs:
+            stop(f"--csv {args.csv!r}: no such file, or a task of this run has its name: rename the file")
+        check_names([own])
         specs[own] = {"sources": [{"csv": args.csv}], "text": args.text, "label": args.label, **words}
     return specs
 
