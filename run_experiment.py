@@ -222,7 +222,9 @@ def read_hub(spec):
     if spec.get("revision") == "refs/convert/parquet":  # as a snapshot, which also loads again without a network
         files, kind = f"{spec['data_dir']}/{spec['split']}/*", {"repo_type": "dataset", "revision": spec["revision"]}
         folder = huggingface_hub.snapshot_download(spec["hub"], allow_patterns=files, **kind)
-        data = datasets.load_dataset("parquet", data_files=f"{folder}/{files}", split="train")
+        if not (found := sorted(map(str, Path(folder).glob(files)))):
+            raise FileNotFoundError(f"no files {files} in revision {spec['revision']}")
+        data = datasets.load_dataset("parquet", data_files=found, split="train")
     else:
         options = {key: spec[key] for key in ("name", "data_dir", "data_files", "revision", "split") if key in spec}
         if spec.get("stream"):  # a few short columns of a very large file set

@@ -222,8 +222,8 @@ def test_what_an_editor_does_to_a_file_loses_no_row(run, change):
         file.write(change(text))
     status, out, _ = run("--subsamples", 3)
     assert status == 0 and "2 finished before, 1 to run" in out and "was torn" not in out
-    text = open("results.csv", encoding="utf-8-sig", newline="").read().replace("\r", "\n").replace("\n\n", "\n")
-    assert comparable(list(csv.DictReader(text.splitlines())))[:2] == before and text.count("\n") == 4
+    lines = [line for line in open("results.csv", encoding="utf-8-sig").read().split("\n") if line]
+    assert comparable(csv.DictReader(lines))[:2] == before and len(lines) == 4
 
 
 def test_kill_9_loses_nothing_and_leaves_no_process(tiny, benchmark_csv, tmp_path):
