@@ -254,7 +254,7 @@ def open_scorer(source, gguf, quantize, args):
 
 
 @contextlib.contextmanager
-def adapted(net, folder):
+def with_adapter(net, folder):
     """The model with the adapter of a folder (None: as it is), unmerged; afterwards the model is what it was."""
     if folder is None:
         yield
@@ -394,7 +394,7 @@ def permutation_p(gaps, seed):
     return p, f"{DRAWS} draws, standard error {math.sqrt(p * (1 - p) / DRAWS):.6f}"
 
 
-def analyse(log, seed):
+def order_p(log, seed):
     """The p-values of a log, and what they rest on."""
     canonical, shuffled = log["canonical_logprobs"], log["shuffled_logprobs"]
     others = [np.setdiff1d(row, [value]) for value, row in zip(canonical, shuffled)]  # distinct, without the canonical
@@ -429,12 +429,12 @@ def audit(net, unit, arm, args):
     """A row of contamination.csv."""
     row, head, title = unit["row"], unit["instruction"] + "\n\n", f"{unit['folder'].name} {arm}"
     texts = unit["extra"]["examples"] + unit["test"]["examples"]
-    with adapted(net, None if arm == "base" else unit["folder"] / arm):
+    with with_adapter(net, None if arm == "base" else unit["folder"] / arm):
         log = score_orders(net, cut_shards(unit["test"]["examples"], args.shards, title), head, args, title)
         scores = score_tokens(net, [tokenise(net, head, text) for text in texts], args.batch_tokens, title)
     line = {**{name: row[name] for name in KEY}, **{name: int(unit[name]) for name in FORM}, "arm": arm,
             "accuracy": row[f"acc_{arm}"], "change": 100 * (row[f"acc_{arm}"] - row["acc_extra"]),
-            "evaluations": log["evaluations"], **analyse(log, args.seed)}
+            "evaluations": log["evaluations"], **order_p(log, args.seed)}
     for name, values in zip(DETECTORS, np.transpose([detect(*pair) for pair in zip(scores, texts)])):
         found = separate(values[row["n"] :], values[: row["n"]])
         line |= {f"{what}_{name}": value for what, value in zip(("auc", "half", "tpr"), found)}
@@ -444,7 +444,7 @@ def audit(net, unit, arm, args):
     return line
 
 
-def summarise(rows):
+def average_units(rows):
     """The lines of a table, an arm each, over units of one setting: means, Fisher's p, the change by target 1."""
     lines = []
     for arm in ARMS:
@@ -480,10 +480,16 @@ def show_table(title, lines):
               f"{line['change'] if line['arm'] != 'extra' else ''}".rstrip())
 
 
-def conclude(tables):
-    """What flagged the arm `test` of each setting, whether its accuracy was raised, and what neither shows."""
-    flagged, harmed, neither = [], [], []
-    for title, lines in tables:
+def compare_settings(rows):
+    """The tables over units, what flagged the arm `test`, whether its accuracy was raised, and what neither shows."""
+    settings, flagged, harmed, neither = {}, [], [], []
+    for row in rows:
+        same = tuple(row[name] for name in KEY + FORM if name not in ("task", "subsample", "recipe"))
+        settings.setdefault(same, []).append(row)
+    print("\n\nOver units: p of all together; mean AUC ± 89 %, TPR at 5 % false positives; accuracy and its change")
+    for some in settings.values():
+        title, lines = f"{some[0]['experiment']}, {some[0]['model']}: {setting(some[0])}", average_units(some)
+        show_table(f"{title}, units: {len(some) // len(ARMS)}", lines)
         line = lines[ARMS.index("test")]
         flags = [words for name, words in DETECTORS.items() if line[name][0] - line[name][1] > 0.5]
         flags += ["order test"] * (line["p"] < LEVEL)
@@ -493,8 +499,11 @@ def conclude(tables):
             harmed.append(f"{title} ({line['change']} points)")
         if not flags and not line["harm"]:
             neither.append(title)
-    print("Pretrained on test:")
-    for words, found in (("flagged", flagged), ("harmed: accuracy above that of extra", harmed), ("neither", neither)):
+    base = [row for row in rows if row["arm"] == "base"]
+    inside = [abs(row[f"auc_{name}"] - 0.5) <= row[f"half_{name}"] for row in base for name in DETECTORS]
+    print(f"\nbase, which saw neither set: .5 lies in {sum(inside)} of its {len(inside)} AUC intervals (89 % expected)\n"
+          "Pretrained on test:")
+    for words, found in (("flagged", flagged), ("harmed: accuracy above extra's", harmed), ("neither", neither)):
         print(f"  {words}: {'; '.join(found) or 'none'}")
     print("A flag says that texts were seen, not that the accuracy on them is inflated. Without a flag they may have\n"
           "been seen all the same, and an interval of the change that holds 0 excludes no harm within it.")
@@ -508,7 +517,8 @@ def draw_figure(rows, path):
     axes, colours = figure.subplots(2, 3).ravel(), dict(zip(ARMS, ("#888888", "#0072b2", "#d55e00")))
     markers = dict(zip(dict.fromkeys(map(setting, rows)), itertools.cycle("osD^vP*X")))
     panels = {f"auc_{name}": (f"AUC, {words}", "linear", (-0.03, 1.03), 0.5) for name, words in DETECTORS.items()}
-    panels["p_exact"] = ("p, order test", "log", (None, 1.3), LEVEL)
+    lowest = min(0.01, *(row["p_exact"] for row in rows))
+    panels["p_exact"] = ("p, order test", "log", (lowest / 1.3, 1.3), LEVEL)
     for axis, (column, (words, scale, limits, line)) in zip(axes, panels.items()):
         for row in rows:
             axis.plot(row["change"], row[column], markers[setting(row)], color=colours[row["arm"]], alpha=0.7)
@@ -592,26 +602,16 @@ def audit_units(args):
         stop(f"no */unit.json in {folder}; make: python run_zero_shot.py --tasks rotten_tomatoes --adapters {folder}")
     for unit in units:
         cut_shards(unit["test"]["examples"], args.shards, unit["folder"])
-    rows, settings, loaded = [], {}, None
+    rows, loaded = [], None
     for unit in sorted(units, key=lambda unit: json.dumps(unit["model"])):
         if unit["model"] != loaded:
             loaded, net = unit["model"], None  # room for the next
-            source = locate(args.model) if args.model else (loaded["source"], loaded["gguf"])
-            net = open_scorer(*source, loaded["quantize"], args)
-        new = [audit(net, unit, arm, args) for arm in ARMS]
-        rows += new
+            where = locate(args.model) if args.model else (loaded["source"], loaded["gguf"])
+            net = open_scorer(*where, loaded["quantize"], args)
+        rows += (new := [audit(net, unit, arm, args) for arm in ARMS])
         write_table(args.out, rows)
-        show_table(f"{unit['folder'].name}: {setting(unit)}", summarise(new))
-        same = tuple(new[0][name] for name in KEY + FORM if name not in ("task", "subsample"))
-        settings.setdefault(same, []).extend(new)
-    print("\n\nOver units: p of all together, mean AUC ± 89 % and TPR at 5 % false positives, accuracy, its change")
-    tables = [(f"{some[0]['experiment']}, {some[0]['model']}: {setting(some[0])}, units: {len(some) // len(ARMS)}",
-               summarise(some)) for some in settings.values()]
-    for table in tables:
-        show_table(*table)
-    inside = [abs(row[f"auc_{name}"] - 0.5) <= row[f"half_{name}"] for row in rows[:: len(ARMS)] for name in DETECTORS]
-    print(f"\nbase, which saw neither set: .5 lies in {sum(inside)} of its {len(inside)} AUC intervals (89 % expected)")
-    conclude(tables)
+        show_table(f"{unit['folder'].name}: {setting(unit)}", average_units(new))
+    compare_settings(rows)
     draw_figure(rows, figure)
     print(f"table: {args.out.resolve()}\nfigure: {figure.resolve()}")
 
@@ -621,7 +621,7 @@ def main(argv=None):
     if sum(given is not None for given in (args.folder, args.examples, args.from_log)) > 1:
         stop("a folder of units, --examples and --from-log do not go together: give one of them")
     if args.from_log is not None:
-        return print_p(analyse(read_log(args.from_log), args.seed))
+        return print_p(order_p(read_log(args.from_log), args.seed))
     if args.log:
         check_output("--log", args.log, b'{"canonical_logprobs"')
     try:
@@ -632,7 +632,7 @@ def main(argv=None):
         log = score_orders(net, shards, "", args, args.examples.name)
     except torch.OutOfMemoryError:
         stop(f"the GPU ran out of memory: use a smaller --batch-tokens than {args.batch_tokens}")
-    found, published = analyse(log, args.seed), len(shards) * (1 + args.permutations)
+    found, published = order_p(log, args.seed), len(shards) * (1 + args.permutations)
     print(f"sequence evaluations: {log['evaluations']}; the published procedure: {len(shards)} x "
           f"(1 + {args.permutations}) = {published}, {published / log['evaluations']:.1f} times as many")
     print_p(found)

@@ -306,7 +306,7 @@ def test_the_published_log_gives_the_published_p(contam, capsys):
     path = PAPER / "contamination_log_extra.json"
     if not path.exists():
         pytest.skip(f"the published log is not here ({path}): set PAPER_DATA to its folder")
-    found, log = contam.analyse(contam.read_log(path), 0), json.loads(path.read_text())
+    found, log = contam.order_p(contam.read_log(path), 0), json.loads(path.read_text())
     assert (found["shards"], found["informative"]) == (256, 244)
     assert found["p_published"] == pytest.approx(log["pval"], abs=1e-9) and abs(log["pval"] - 0.336248) < 1e-6
     assert found["p_distinct"] == pytest.approx(0.3865, abs=5e-5) and found["p_exact"] == pytest.approx(0.387, abs=5e-4)
@@ -332,7 +332,7 @@ def test_p_is_uniform_on_a_model_that_never_saw_the_examples(contam, opened, mod
         shards = list(zip(order[::2], order[1::2]))
         log = {"canonical_logprobs": [score[a, b] for a, b in shards],
                "shuffled_logprobs": [[score[b, a]] for a, b in shards]}
-        p.append([contam.analyse(log, 0)[name] for name in ("p_exact", "p_distinct")])
+        p.append([contam.order_p(log, 0)[name] for name in ("p_exact", "p_distinct")])
     exact, distinct = np.transpose(p)
     assert stats.kstest(exact, "uniform").pvalue > 0.01 and stats.kstest(distinct, "uniform").pvalue > 0.01
     assert 0.02 < np.mean(exact < 0.05) < 0.09
@@ -352,7 +352,7 @@ def test_overtraining_on_one_order_is_flagged_and_on_shuffled_orders_is_not(cont
         log, model = tmp_path / f"{kind}.json", model_dir("gpt2", train, initializer_range=0.05)
         flags = ["--model", str(model), "--shards", "6", "--log", str(log)]  # shards of 4, as the packs trained on
         contam.main(["--examples", str(tmp_path / "mine.json"), *flags])
-        p[kind] = contam.analyse(json.loads(log.read_text()), 0)
+        p[kind] = contam.order_p(json.loads(log.read_text()), 0)
     assert p["canonical"]["p_exact"] < 1e-3 and p["canonical"]["p_published"] < 1e-3
     assert p["shuffled"]["p_exact"] > 0.05 and p["shuffled"]["p_published"] > 0.05
 
@@ -412,7 +412,7 @@ def test_a_units_rows_equal_a_plain_loop_over_its_exact_strings(contam, kept, au
         pair = texts["test"][2:4]
         for value, order in ((log["canonical_logprobs"][1], pair), (log["shuffled_logprobs"][1][0], pair[::-1])):
             assert value == pytest.approx(plain_scores(lm, tokenizer, HEAD, "\n\n".join(order))[:, 0].sum(), abs=1e-3)
-        assert float(row["p_exact"]) == contam.analyse(log, 0)["p_exact"]
+        assert float(row["p_exact"]) == contam.order_p(log, 0)["p_exact"]
         assert (row["shards"], row["informative"], row["evaluations"]) == ("12", "12", "24")
         change = 100 * (unit["row"][f"acc_{arm}"] - unit["row"]["acc_extra"])
         assert float(row["accuracy"]) == unit["row"][f"acc_{arm}"] and float(row["change"]) == pytest.approx(change)
@@ -434,15 +434,32 @@ def test_the_tables_over_units_say_what_was_flagged_and_what_was_harmed(audited)
     over = text[text.index("Over units"):]
     assert "0.750  +12.50 [+7.63, +17.37]" in over and "0.750  +0.00 [-11.94, +11.94]" in over
     assert "0.500  -12.50 [-17.37, -7.63]" in over and "0.500  -25.00 [-29.87, -20.13]" in over
-    auc, half, p = ([float(rows[1, k, "test"][name]) for k in (1, 2)] for name in ("auc_zlib", "half_zlib", "p_exact"))
-    line = next(line for line in over[over.index("padded") :].splitlines() if line.startswith("test ")).split()
-    product = p[0] * p[1]
-    assert float(line[1].rstrip("*")) == pytest.approx(product * (1 - math.log(product)), abs=6e-5)  # Fisher's p of two
-    assert float(line[5]) == pytest.approx(np.mean(auc), abs=6e-4)
-    assert float(line[6].strip("±*")) == pytest.approx(math.hypot(*half) / 2, abs=6e-4)
+    for arm in ("base", "test"):
+        auc, half, p = ([float(rows[1, k, arm][name]) for k in (1, 2)] for name in ("auc_zlib", "half_zlib", "p_exact"))
+        line = next(line for line in over[over.index("padded") :].splitlines() if line.startswith(arm)).split()
+        product = p[0] * p[1]
+        assert float(line[1].rstrip("*")) == pytest.approx(product * (1 - math.log(product)), abs=6e-5)  # Fisher's
+        assert float(line[5]) == pytest.approx(np.mean(auc), abs=6e-4)
+        assert float(line[6].strip("±*")) == pytest.approx(math.hypot(*half) / 2, abs=6e-4)
     flagged, harmed, neither = over[over.index("Pretrained on test") :].splitlines()[1:4]
-    assert "answers, epochs: 1, units: 2 (log p, log p / zlib, Min-K%, Min-K%++" in flagged
+    assert "answers, epochs: 1 (log p, log p / zlib, Min-K%, Min-K%++" in flagged
     assert "padded" in harmed and "packed" not in harmed and "padded" not in neither
+
+
+def test_several_tasks_are_one_setting_whatever_their_recipes(contam, capsys):
+    """Changes of task a: 2, 4 points (variance 2), of b: 8, 8 (0: the floor (100/50)^2/12 = 1/3). Mean 5.5, v = 1, 1/6;
+    standard error sqrt(7/6)/2, degrees of freedom (7/6)^2 / (1 + 1/36)."""
+    rows = []
+    for (task, k, change), arm in itertools.product(
+            (("a", 1, 2.0), ("a", 2, 4.0), ("b", 1, 8.0), ("b", 2, 8.0)), ("base", "extra", "test")):
+        row = {"experiment": "e", "model": "m", "task": task, "m": 4, "n": 50, "subsample": k, "seed": 0, "recipe": task,
+               "pack": 1, "answers": 0, "epochs": 1, "arm": arm, "accuracy": 0.5, "p_exact": 0.5}
+        row |= {f"{what}_{name}": 0.5 for name in contam.DETECTORS for what in ("auc", "half", "tpr")}
+        rows.append(row | {"change": change * (arm == "test")})
+    contam.compare_settings(rows)
+    half = stats.t.ppf(0.945, (7 / 6) ** 2 / (1 + 1 / 36)) * math.sqrt(7 / 6) / 2
+    text = capsys.readouterr().out
+    assert "units: 4\n" in text and f"+5.50 [{5.5 - half:+.2f}, {5.5 + half:+.2f}]\n" in text
 
 
 def test_one_subsample_has_no_interval_and_a_run_repeats_itself(contam, kept, tokenizer, tmp_path, monkeypatch, capsys):
