@@ -472,12 +472,12 @@ def setting(row):
 
 def show_table(title, lines):
     """The lines of one unit or setting for the terminal."""
-    print(f"\n{title}\narm     order p   {''.join(f'{words:<21}' for words in DETECTORS.values())}accuracy  change")
+    print(f"\n{title}\narm     order p   {''.join(f'{words:<18}' for words in DETECTORS.values())}accuracy  change")
     for line in lines:
-        cells = "".join(f"{auc:.3f} ±{half:.3f}{'*' if auc - half > 0.5 else ' '} {rate:.2f}   "
+        cells = "".join(f"{auc:.2f} ±{half:.2f}{'*' if auc - half > 0.5 else ' '} {rate:.2f}  "
                         for auc, half, rate in (line[name] for name in DETECTORS))
         print(f"{line['arm']:<6}{line['p']:9.4f}{'*' if line['p'] < LEVEL else ' '}  {cells}{line['accuracy']:8.3f}  "
-              f"{line['change'] if line['arm'] != 'extra' else ''}".rstrip())
+              f"{line['change'] if line['arm'] != 'extra' else ''}".rstrip(), flush=True)
 
 
 def compare_settings(rows):
@@ -501,10 +501,10 @@ def compare_settings(rows):
             neither.append(title)
     base = [row for row in rows if row["arm"] == "base"]
     inside = [abs(row[f"auc_{name}"] - 0.5) <= row[f"half_{name}"] for row in base for name in DETECTORS]
-    print(f"\nbase, which saw neither set: .5 lies in {sum(inside)} of its {len(inside)} AUC intervals (89 % expected)\n"
+    print(f"\nbase saw neither set: .5 lies in {sum(inside)} of its {len(inside)} AUC intervals (89 % expected)\n"
           "Pretrained on test:")
     for words, found in (("flagged", flagged), ("harmed: accuracy above extra's", harmed), ("neither", neither)):
-        print(f"  {words}: {'; '.join(found) or 'none'}")
+        print(f"  {words}:" + ("".join(f"\n    {title}" for title in found) or " none"))
     print("A flag says that texts were seen, not that the accuracy on them is inflated. Without a flag they may have\n"
           "been seen all the same, and an interval of the change that holds 0 excludes no harm within it.")
 
