@@ -134,9 +134,12 @@ def load_registry():
         for name, spec in registry["tasks"].items():
             check_task(name, spec)
         for name, entry in registry["models"].items():
-            parts = entry["epochs"], entry["learning_rates"], entry["batch_sizes"]
-            if entry["objective"] not in ("mlm", "clm") or not all(v > 0 for part in parts for v in part.values()):
-                stop(f"{path}, model {name}: objective is mlm or clm; epochs, learning rates, batch sizes are above 0")
+            recipes = [spec["recipes"][name] for spec in registry["tasks"].values() if name in spec.get("recipes", {})]
+            parts = [part for recipe in recipes for part in recipe.values()]
+            parts += [entry["epochs"], entry["learning_rates"], entry["batch_sizes"]]
+            right = entry["objective"] in ("mlm", "clm") and all(isinstance(source, dict) for source in entry["sources"])
+            if not right or not all(value > 0 for part in parts for value in part.values()):
+                stop(f"{path}, model {name}: objective is mlm or clm, sources are maps, epochs, rates and sizes above 0")
         return registry
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         stop(f"{path} is missing, or an entry of it is not of the right form ({error!r}): compare the repository's")
@@ -450,7 +453,7 @@ def finished_rows(path):
 def begin_file(path, keys):
     """Before the first row: cut off a torn last line; take out rows of the keys (--overwrite), keep the old file."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with filelock.FileLock(f"{path}.lock"):
+    with filelock.FileLock(path.with_name(f".{path.name}.lock")):
         rows, whole = read_rows(path)
         if path.exists() and path.stat().st_size > len(whole):
             print(f"{path}: its last line was torn; it is cut off, and its subsample runs again")
@@ -466,11 +469,11 @@ def begin_file(path, keys):
 def append_row(path, row):
     """Append a row in one locked write, flushed to disk; False if another process has written its key meanwhile."""
     start = csv_text([row[name] for name in COLUMNS[:6]])[:-1] + ","
-    with filelock.FileLock(f"{path}.lock"), open(path, "a+b", buffering=0) as file:
+    with filelock.FileLock(path.with_name(f".{path.name}.lock")), open(path, "a+b", buffering=0) as file:
         file.seek(0)
         raw = file.read()
         alike = csv.reader(line for line in raw.decode(errors="replace").splitlines() if line.startswith(start))
-        if key_of(row) in [key_of(dict(zip(COLUMNS, line))) for line in alike]:
+        if key_of(row) in [key_of(dict(zip(COLUMNS, line))) for line in alike if len(line) == len(COLUMNS)]:
             return False
         before = csv_text(COLUMNS) if not raw else "" if raw[-1:] in b"\r\n" else "\n"
         line = (before + csv_text([row[name] for name in COLUMNS])).encode()
@@ -881,8 +884,8 @@ class Network:
     device: torch.device = torch.device("cpu")
     dtype: torch.dtype | None = None  # of autocast; None: float32
     first: int | None = None  # position id of a packed text's first token; None: one text a row
-    keep: torch.Tensor | None = None  # places in the grid where the output layer runs: see inputs_of
-    checkpoint: list = ()  # (weight, its value in the checkpoint)
+    keep: torch.Tensor | None = None  # places in the grid where the output layer runs: see pack
+    checkpoint: list | None = None  # of (weight, its value in the checkpoint)
 
     def autocast(self):
         return torch.autocast(self.device.type, self.dtype, enabled=self.dtype is not None)
@@ -904,12 +907,13 @@ def load_network(model, device, precision, max_length):
     causal, folder = model["objective"] == "clm", str(model["folder"])
     gguf = {"gguf_file": model["gguf"]} if model["gguf"] else {}
     options = {"dtype": torch.float32, "output_loading_info": True, **(gguf or {"use_safetensors": True})}
+    auto = transformers.AutoModelForCausalLM if causal else transformers.AutoModelForMaskedLM
     try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **gguf)
-        auto = transformers.AutoModelForCausalLM if causal else transformers.AutoModelForMaskedLM
-        lm, info = auto.from_pretrained(folder, **options)
-        # the language model leaves BERT's pooler out; the classifier wants the checkpoint's own, where it has one
-        body, body_info = (lm, info) if causal else transformers.AutoModel.from_pretrained(folder, **options)
+        with contextlib.redirect_stderr(io.StringIO()):  # a GGUF file's progress bar
+            tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **gguf)
+            lm, info = auto.from_pretrained(folder, **options)
+            # the language model leaves BERT's pooler out; the classifier wants the checkpoint's own, where it has one
+            body, body_info = (lm, info) if causal else transformers.AutoModel.from_pretrained(folder, **options)
     except Exception as error:  # whatever a broken or unknown model makes the libraries raise
         stop(f"model folder {folder} cannot be loaded: {type(error).__name__}: {str(error).strip()[:200]}")
     if wrong := sorted(key for key in (*info["missing_keys"], *info["unexpected_keys"]) if not HEADS.search(key)):
@@ -1175,7 +1179,7 @@ def recipe_of(registry, args, model, task):
     if "train" not in entry["epochs"]:
         stop(f"model {model['name']} has no classification recipe in tasks.json: it is meant for run_zero_shot.py")
     recipe = {"objective": model["objective"], "weights": model["weights"], "precision": args.precision, "epochs": {},
-              "max_length": args.max_length or entry["max_length"], "learning_rates": {}, "batch_sizes": {}}
+              "max_length": args.max_length or entry.get("max_length", 256), "learning_rates": {}, "batch_sizes": {}}
     for stage in ("pretrain", "train"):
         recipe["epochs"][stage] = getattr(args, f"{stage}_epochs") or entry["epochs"][stage]
         recipe["learning_rates"][stage] = getattr(args, f"{stage}_lr") or entry["learning_rates"][stage]
@@ -1270,7 +1274,7 @@ def main(argv=None):
     finished = f"{len(units) - len(pending)} finished before, {len(pending)} to run"
     print(f"{args.experiment}: {len(units)} subsamples{share}, {finished}, into {args.out}")
 
-    begin_file(args.out, {key_of(unit["row"]) for unit in pending} if args.overwrite else set())
+    begin_file(args.out, {key_of(unit["row"]) for unit in pending} if args.overwrite and not args.dry_run else set())
     if args.dry_run:
         return dry_run(args, units, pending, models, tasks, device, run_subsample)
     run_pending(args, pending, models, tasks, device, run_subsample)
