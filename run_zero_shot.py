@@ -146,9 +146,12 @@ def load_registry():
         for name, spec in registry["tasks"].items():
             check_task(name, spec)
         for name, entry in registry["models"].items():
-            parts = entry["epochs"], entry["learning_rates"], entry["batch_sizes"]
-            if entry["objective"] not in ("mlm", "clm") or not all(v > 0 for part in parts for v in part.values()):
-                stop(f"{path}, model {name}: objective is mlm or clm; epochs, learning rates, batch sizes are above 0")
+            recipes = [spec["recipes"][name] for spec in registry["tasks"].values() if name in spec.get("recipes", {})]
+            parts = [part for recipe in recipes for part in recipe.values()]
+            parts += [entry["epochs"], entry["learning_rates"], entry["batch_sizes"]]
+            right = entry["objective"] in ("mlm", "clm") and all(isinstance(source, dict) for source in entry["sources"])
+            if not right or not all(value > 0 for part in parts for value in part.values()):
+                stop(f"{path}, model {name}: objective is mlm or clm, sources are maps, epochs, rates and sizes above 0")
         return registry
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         stop(f"{path} is missing, or an entry of it is not of the right form ({error!r}): compare the repository's")
@@ -234,7 +237,9 @@ def read_hub(spec):
     if spec.get("revision") == "refs/convert/parquet":  # as a snapshot, which also loads again without a network
         files, kind = f"{spec['data_dir']}/{spec['split']}/*", {"repo_type": "dataset", "revision": spec["revision"]}
         folder = huggingface_hub.snapshot_download(spec["hub"], allow_patterns=files, **kind)
-        data = datasets.load_dataset("parquet", data_files=f"{folder}/{files}", split="train")
+        if not (found := sorted(map(str, Path(folder).glob(files)))):
+            raise FileNotFoundError(f"no files {files} in revision {spec['revision']}")
+        data = datasets.load_dataset("parquet", data_files=found, split="train")
     else:
         options = {key: spec[key] for key in ("name", "data_dir", "data_files", "revision", "split") if key in spec}
         if spec.get("stream"):  # a few short columns of a very large file set
@@ -460,7 +465,7 @@ def finished_rows(path):
 def begin_file(path, keys):
     """Before the first row: cut off a torn last line; take out rows of the keys (--overwrite), keep the old file."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with filelock.FileLock(f"{path}.lock"):
+    with filelock.FileLock(path.with_name(f".{path.name}.lock")):
         rows, whole = read_rows(path)
         if path.exists() and path.stat().st_size > len(whole):
             print(f"{path}: its last line was torn; it is cut off, and its subsample runs again")
@@ -476,11 +481,11 @@ def begin_file(path, keys):
 def append_row(path, row):
     """Append a row in one locked write, flushed to disk; False if another process has written its key meanwhile."""
     start = csv_text([row[name] for name in COLUMNS[:6]])[:-1] + ","
-    with filelock.FileLock(f"{path}.lock"), open(path, "a+b", buffering=0) as file:
+    with filelock.FileLock(path.with_name(f".{path.name}.lock")), open(path, "a+b", buffering=0) as file:
         file.seek(0)
         raw = file.read()
         alike = csv.reader(line for line in raw.decode(errors="replace").splitlines() if line.startswith(start))
-        if key_of(row) in [key_of(dict(zip(COLUMNS, line))) for line in alike]:
+        if key_of(row) in [key_of(dict(zip(COLUMNS, line))) for line in alike if len(line) == len(COLUMNS)]:
             return False
         before = csv_text(COLUMNS) if not raw else "" if raw[-1:] in b"\r\n" else "\n"
         line = (before + csv_text([row[name] for name in COLUMNS])).encode()
@@ -1330,7 +1335,7 @@ def main(argv=None):
     finished = f"{len(units) - len(pending)} finished before, {len(pending)} to run"
     print(f"{args.experiment}: {len(units)} subsamples{share}, {finished}, into {args.out}")
 
-    begin_file(args.out, {key_of(unit["row"]) for unit in pending} if args.overwrite else set())
+    begin_file(args.out, {key_of(unit["row"]) for unit in pending} if args.overwrite and not args.dry_run else set())
     run_one = functools.partial(run_subsample, adapters=args.adapters)
     if args.dry_run:
         return dry_run(args, units, pending, models, tasks, device, run_one)
