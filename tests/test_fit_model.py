@@ -1,41 +1,47 @@
-"""fit_model.py against independent oracles: the paper's Table 1, brute force, scipy, arviz, closed forms, a grid, another model."""
+"""fit_model.py against independent oracles: the paper's Table 1, hand arithmetic, brute force, scipy, plain PyMC models, simulation."""
 
 import csv
 import itertools
+import math
 import os
-import shutil
+import re
 import subprocess
 import sys
 from decimal import ROUND_HALF_UP, Decimal
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
+import pandas as pd
 import pytest
-from scipy import integrate, special, stats
+from scipy import special, stats
 
 from conftest import ROOT, load_script
 
 PAPER = Path(os.environ.get("PAPER_DATA", ROOT.parent / "shared" / "paper"))
 needs_paper = pytest.mark.skipif(not PAPER.exists(), reason=f"the published accuracies are not in {PAPER} (set PAPER_DATA to their folder)")
-TABLE_1A = {  # boost, bias in percent by (model, n), as printed in the paper
-    ("bert", 50): ("4.1", "0.19"), ("bert", 100): ("3.9", "0.18"), ("bert", 200): ("3.9", "-0.39"), ("bert", 500): ("3.5", "0.48"),
-    ("gpt2", 50): ("3.8", "0.18"), ("gpt2", 100): ("4.1", "0.11"), ("gpt2", 200): ("4.4", "-0.05"), ("gpt2", 500): ("4.6", "-0.08")}
+TABLE_1 = {  # boost, bias in percent by (m, model, n): 1a as printed in the paper, 1b of the rows that the authors publish
+    (50, "bert", 50): ("4.1", "0.19"), (50, "bert", 100): ("3.9", "0.18"), (50, "bert", 200): ("3.9", "-0.39"), (50, "bert", 500): ("3.5", "0.48"),
+    (50, "gpt2", 50): ("3.8", "0.18"), (50, "gpt2", 100): ("4.1", "0.11"), (50, "gpt2", 200): ("4.4", "-0.05"), (50, "gpt2", 500): ("4.6", "-0.08"),
+    (100, "bert", 50): ("6.2", "-0.075"), (100, "bert", 100): ("6.1", "-0.371"), (100, "bert", 200): ("4.07", "0.326"),
+    (100, "bert", 500): ("6.13", "-0.159"), (100, "gpt2", 50): ("2.15", "-0.051"), (100, "gpt2", 100): ("2.46", "0.027"),
+    (100, "gpt2", 200): ("6.29", "-0.011"), (100, "gpt2", 500): ("3.89", "-0.208")}
 
 
-@pytest.fixture(scope="session")
-def fit_model():
+@pytest.fixture(scope="module")
+def f():
     return load_script("fit_model")
 
 
 @pytest.fixture
-def run(fit_model, tmp_path, capsys, monkeypatch):
+def run(f, tmp_path, capsys, monkeypatch):
     """run(flags...) -> (exit status, stdout, stderr) of main() in this process, in an empty folder."""
     monkeypatch.chdir(tmp_path)
 
     def call(*flags):
         status = 0
         try:
-            fit_model.main(list(map(str, flags)))
+            f.main(list(map(str, flags)))
         except SystemExit as end:
             status = end.code
         captured = capsys.readouterr()
@@ -44,33 +50,32 @@ def run(fit_model, tmp_path, capsys, monkeypatch):
     return call
 
 
-def rows_of(path):
-    with open(path, newline="") as file:
-        return list(csv.DictReader(file))
+def made_rows(tasks=3, subsamples=4, models=("a", "b"), n=40, seed=0, **changes):
+    """A DataFrame in our columns, from coins."""
+    rng, rows = np.random.default_rng(seed), []
+    for model, j, k in itertools.product(models, range(tasks), range(1, subsamples + 1)):
+        counts = rng.binomial(n, [0.5 + 0.01 * j, 0.55 + 0.01 * j, 0.55 + 0.01 * j])
+        row = {"experiment": "few-shot", "model": model, "task": f"task{j:02}", "m": 10, "n": n, "subsample": k, "num_classes": 2, "majority": 0.5}
+        rows.append(row | dict(zip(("acc_base", "acc_extra", "acc_test"), counts / n)) | changes)
+    return pd.DataFrame(rows)
 
 
-def write_rows(path, rows):
-    with open(path, "w", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
+def saved(table, path):
+    table.to_csv(path, index=False)
     return path
 
 
-def made_rows(tasks=3, subsamples=4, models=("a", "b"), n=40, seed=0, **changes):
-    """Rows in our columns, from coins."""
-    rng = np.random.default_rng(seed)
-    rows = []
-    for model, j, k in itertools.product(models, range(tasks), range(1, subsamples + 1)):
-        counts = rng.binomial(n, [0.5 + 0.05 * j, 0.55 + 0.05 * j, 0.55 + 0.05 * j])
-        row = {"experiment": "few-shot", "model": model, "task": f"task{j}", "m": 10, "n": n, "subsample": k, "num_classes": 2, "majority": 0.5}
-        rows.append(row | dict(zip(("acc_base", "acc_extra", "acc_test"), counts / n)) | changes)
-    return rows
+def tables_of(f, table, path, metric="acc"):
+    """(rows, differences, tasks.csv, effects.csv as a dict) of rows."""
+    rows = f.read_results([saved(table, path)], metric)
+    long = f.differences(rows, metric)
+    tasks = f.task_table(rows, long, metric)
+    return rows, long, tasks, f.effects_table(tasks, metric, 1.0)
 
 
 def round_twice(value, digits):
     """Half up to three decimals, then to the table's: 0.1848 becomes 0.185 and then 0.19, as printed in the paper."""
-    thrice = Decimal(str(value)).quantize(Decimal("0.001"), ROUND_HALF_UP)
+    thrice = Decimal(str(round(value, 6))).quantize(Decimal("0.001"), ROUND_HALF_UP)
     return str(thrice.quantize(Decimal(1).scaleb(-digits), ROUND_HALF_UP))
 
 
@@ -78,468 +83,483 @@ def round_twice(value, digits):
 
 
 @needs_paper
-def test_table_1a_is_the_papers(run):
-    status, out, _ = run(PAPER / "few_shot_m50.csv", "--draws", 0, "--no-figures")
-    assert status == 0
-    for row in rows_of("fits/means.csv"):
-        boost, bias = TABLE_1A[row["model"], int(row["n"])]
-        exact = {name: round(100 * float(row[f"{name}_mean"]), 6) for name in ("boost", "bias")}
-        assert round_twice(exact["boost"], 1) == boost and round_twice(exact["bias"], 2) == bias
-        assert f"{exact['boost']:+.3f}" in out and f"{exact['bias']:+.3f}" in out
-        assert row["tasks"] == "25"
-    assert len(rows_of("fits/means.csv")) == 8
+def test_tables_1a_and_1b_are_the_papers(run):
+    status, out, _ = run(PAPER / "few_shot_m50.csv", PAPER / "few_shot_m100.csv", "--draws", 0, "--no-figures")
+    means = pd.read_csv("fits/means.csv")
+    assert status == 0 and len(means) == 16 and set(means["tasks"]) == {25}
+    for row in means.itertuples():
+        boost, bias = TABLE_1[row.m, row.model, row.n]
+        assert round_twice(row.boost, len(boost.partition(".")[2])) == boost
+        assert round_twice(row.bias, len(bias.partition(".")[2])) == bias
+    assert "bias of the tasks over settings and models: 12 positive, 0 zero, 13 negative" in out  # section 7
+    assert "23 positive, 0 zero, 2 negative; from -0.96 (blog_authorship_corpus)" in out
+    assert re.search(r"400, adjusted p below .05: 0, smallest 0.081", out)
+    flagged = pd.read_csv("fits/tasks.csv").query("flag_3 == 1 and model != 'all'")
+    assert set(flagged["model"]) == {"bert"} and "amazon_counterfactual_en" in set(flagged["task"])  # as the paper reports
 
 
 @needs_paper
-def test_means_equal_a_direct_computation_from_counts(fit_model):
-    """The mean of means over 25 equal groups is the mean of all rows; the standard error is across the groups."""
-    raw = rows_of(PAPER / "few_shot_m50.csv")
-    rows = fit_model.means_table(fit_model.build_cells(fit_model.read_rows([PAPER / "few_shot_m50.csv"])))
-    for row in rows:
-        mine = [r for r in raw if r["model"] == row["model"] and int(r["n"]) == row["n"]]
-        changes = {}
-        for r in mine:
-            counts = [round(float(r[f"acc_{arm}"]) * row["n"]) for arm in ("extra", "test")]
-            changes.setdefault(r["task"], []).append((counts[1] - counts[0]) / row["n"])
-        means = [np.mean(values) for values in changes.values()]
-        assert row["bias_mean"] == pytest.approx(np.mean(means), abs=1e-12)
-        assert row["bias_se"] == pytest.approx(np.std(means, ddof=1) / 5)
-        assert row["bias_median"] == pytest.approx(np.median(means))
+def test_these_tasks_on_the_published_rows_by_plain_loops(f):
+    """Estimate, standard error and degrees of freedom of every cell, all models together, from counts."""
+    path = PAPER / "few_shot_m100.csv"
+    rows = f.read_results([path])
+    effects = f.effects_table(f.task_table(rows, f.differences(rows, "acc"), "acc"), "acc", 1.0)
+    values = {}
+    with open(path, newline="") as file:
+        for row in csv.DictReader(file):
+            n = int(row["n"])
+            change = (round(float(row["acc_test"]) * n) - round(float(row["acc_extra"]) * n)) / n
+            values.setdefault(n, {}).setdefault(row["task"], {}).setdefault(row["subsample"], []).append(100 * change)
+    for n, tasks in values.items():
+        means, v, K = [], [], []
+        for subsamples in tasks.values():
+            D = [sum(both) / 2 for both in subsamples.values()]
+            mean = sum(D) / len(D)
+            means.append(mean)
+            K.append(len(D))
+            v.append(max(sum((d - mean) ** 2 for d in D) / (len(D) - 1), (100 / n) ** 2 / 12) / len(D))
+        estimate, se = sum(means) / 25, math.sqrt(sum(v)) / 25
+        df = sum(v) ** 2 / sum(x**2 / (k - 1) for x, k in zip(v, K))
+        row = effects["few-shot", 100, n, "bias", "all", "these tasks"]
+        half = stats.t.ppf(0.945, df) * se
+        assert [row[name] for name in ("estimate", "se", "df", "low", "high")] == pytest.approx([estimate, se, df, estimate - half, estimate + half])
+    assert effects["few-shot", 100, 50, "bias", "all", "these tasks"]["verdict"] == "within the margin"
 
 
 @needs_paper
-def test_zero_shot_signs_and_means_are_exact(run):
+def test_zero_shot_signs_are_exact(run):
     status, out, _ = run(PAPER / "zero_shot_m100_n100.csv", "--draws", 0, "--no-figures")
-    (row,), signs = rows_of("fits/means.csv"), [int(row["bias_sign"]) for row in rows_of("fits/task_means.csv")]
-    assert status == 0 and (signs.count(1), signs.count(0), signs.count(-1)) == (12, 1, 12)  # the paper counts the zero as negative
-    assert round_twice(round(100 * float(row["boost_mean"]), 6), 2) == "5.25" and round_twice(round(100 * float(row["bias_mean"]), 6), 2) == "-0.04"
-    assert "12 positive, 1 zero, 12 negative" in out and not Path("fits/correlations.csv").exists()
+    (row,) = pd.read_csv("fits/means.csv").itertuples()
+    assert status == 0 and (round_twice(row.boost, 2), round_twice(row.bias, 2)) == ("5.25", "-0.04")
+    assert "bias of the tasks over settings and models: 12 positive, 1 zero, 12 negative" in out  # the paper counts the zero as negative
 
 
 @needs_paper
-def test_flagged_tasks_and_reported_differences_of_test_texts(run):
-    _, out, _ = run(PAPER / "few_shot_m50.csv", "--draws", 0, "--no-figures")
-    flagged = {row["task"] for row in rows_of("fits/tasks.csv") if row["flag_3"] == "1"}
-    assert flagged == {"amazon_counterfactual_en", "emo", "financial_phrasebank", "mtop_domain"}
-    assert {row["model"] for row in rows_of("fits/tasks.csv") if row["flag_3"] == "1"} == {"bert"}  # as the paper reports
-    assert out.count("test texts differ") == 1 and "craigslist_bargains" in out
-    assert min(float(row["p_bh"]) for row in rows_of("fits/tasks.csv")) > 0.05  # as the paper reports
+def test_the_published_layout_gives_the_numbers_of_the_flat_file(f, tmp_path):
+    (tmp_path / "few-shot").mkdir()
+    (tmp_path / "few-shot" / "m50").symlink_to(PAPER / "published_layout" / "m50")
+    laid, flat = f.read_results([tmp_path / "few-shot"]), f.read_results([PAPER / "few_shot_m50.csv"]).query("n == 500")
+    columns = [*f.REQUIRED, "right_base", "right_extra", "right_test"]
+    pd.testing.assert_frame_equal(laid[columns], flat[columns].reset_index(drop=True))
 
 
-@needs_paper
-def test_the_published_layout_gives_the_numbers_of_the_flat_file(fit_model, tmp_path):
-    link = tmp_path / "few-shot"
-    link.mkdir()
-    (link / "m50").symlink_to(PAPER / "published_layout" / "m50")
-    (laid,) = fit_model.build_cells(fit_model.read_rows([link]))
-    every = fit_model.build_cells(fit_model.read_rows([PAPER / "few_shot_m50.csv"]))
-    (flat,) = [cell for cell in every if cell.n == laid.n]
-    assert laid.experiment == "few-shot" and laid.models == flat.models and laid.tasks == flat.tasks
-    assert np.array_equal(laid.counts, flat.counts) and np.array_equal(laid.majority, flat.majority) and laid.title == flat.title
+# Targets, verdicts, plans: by hand and against scipy --------------------------------------------------------------
 
 
-# Tests, intervals, diagnostics ------------------------------------------------------------------------------------
+def hand_rows():
+    """Three tasks, two models, unequal K: points of bias given, n = 100, acc_extra = .5."""
+    bias = {("a", "x"): [1, 3], ("b", "x"): [3, 5], ("a", "y"): [0, 2, 4], ("b", "y"): [2, 0, 2], ("a", "z"): [1, 1], ("b", "z"): [1, 1]}
+    rows = [{"experiment": "e", "model": model, "task": task, "m": 8, "n": 100, "subsample": k, "num_classes": 2, "majority": 0.5,
+             "acc_base": 0.4, "acc_extra": 0.5, "acc_test": 0.5 + value / 100} for (model, task), values in bias.items() for k, value in enumerate(values, 1)]
+    return pd.DataFrame(rows)
+
+
+def test_these_tasks_by_hand(f, tmp_path):
+    """Means over models: x (2, 4), y (1, 1, 3), z (1, 1). Task means 3, 5/3, 1; s^2 = 2, 4/3, floor 1/12; v = 1, 4/9, 1/24."""
+    *_, effects = tables_of(f, hand_rows(), tmp_path / "r.csv")
+    row = effects["e", 8, 100, "bias", "all", "these tasks"]
+    v = np.array([1, 4 / 9, 1 / 24])
+    assert row["estimate"] == pytest.approx(17 / 9)
+    assert row["se"] == pytest.approx(math.sqrt(107 / 72) / 3)
+    assert row["df"] == pytest.approx((107 / 72) ** 2 / (1 / 1 + (16 / 81) / 2 + (1 / 576) / 1))
+    assert (row["tasks"], row["subsamples"]) == (3, 2) and row["se"] == pytest.approx(np.sqrt(v.sum()) / 3)
+    one = effects["e", 8, 100, "bias", "a", "these tasks"]  # x (1, 3), y (0, 2, 4), z (1, 1)
+    assert one["se"] == pytest.approx(math.sqrt(2 / 2 + 4 / 3 + (1 / 12) / 2) / 3)
+    like = effects["e", 8, 100, "bias", "all", "tasks like these"]
+    expected = stats.ttest_1samp([3, 5 / 3, 1], 0).confidence_interval(0.89)
+    assert (like["low"], like["high"]) == pytest.approx((expected.low, expected.high)) and like["df"] == 2
+
+
+def test_one_task_is_a_t_interval_and_equal_differences_have_width(f, tmp_path):
+    rows = hand_rows().query("model == 'a' and task == 'y'")
+    _, _, tasks, effects = tables_of(f, rows, tmp_path / "r.csv")
+    row, expected = effects["e", 8, 100, "bias", "a", "these tasks"], stats.ttest_1samp([0, 2, 4], 0).confidence_interval(0.89)
+    assert (row["low"], row["high"]) == pytest.approx((expected.low, expected.high))
+    assert tuple(tasks.xs("bias", level="effect")[["low", "high"]].iloc[0]) == pytest.approx((expected.low, expected.high))
+    *_, effects = tables_of(f, hand_rows().query("task == 'z'"), tmp_path / "z.csv")  # two equal values
+    row = effects["e", 8, 100, "bias", "all", "these tasks"]
+    assert row["high"] - row["low"] == pytest.approx(2 * stats.t.ppf(0.945, 1) * math.sqrt(1 / 12 / 2))
+
+
+def test_verdicts_and_needed_subsamples(f):
+    assert f.verdict_of(-0.9, 0.9, 1) == "within the margin" and f.verdict_of(1.1, 2, 1) == "beyond the margin"
+    assert f.verdict_of(-2, -1.1, 1) == "beyond the margin" and f.verdict_of(0.5, 1.5, 1) == "not settled" and f.verdict_of(math.nan, math.nan, 1) == ""
+    for se_1, tasks, margin in ((2.0, 5, 1), (0.1, 3, 1), (7.3, 25, 0.6), (3.0, 1, 1)):
+        by_search = next(R for R in range(2, 10**6) if stats.t.ppf(0.945, tasks * (R - 1)) * se_1 / math.sqrt(R) < margin)
+        assert f.needed_subsamples(se_1, tasks, margin) == by_search
+
+
+@pytest.mark.parametrize("df", [1, 4, 30])
+def test_the_detectable_effect_has_80_percent_power(f, df):
+    rng, effect = np.random.default_rng(df), f.detectable_effect(0.5, df)
+    t = (effect / 0.5 + rng.normal(size=400_000)) / np.sqrt(rng.chisquare(df, 400_000) / df)
+    assert np.mean(t > stats.t.ppf(0.945, df)) == pytest.approx(0.8, abs=0.004)
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_sign_flip_p_is_the_share_of_all_sign_patterns(fit_model, seed):
+def test_sign_flip_p_is_the_share_of_all_sign_patterns(f, seed):
     rng = np.random.default_rng(seed)
     changes = rng.integers(-5, 6, rng.integers(1, 11))
     sums = [np.dot(signs, changes) for signs in itertools.product((-1, 1), repeat=len(changes))]
-    assert fit_model.sign_flip_p(changes) == pytest.approx(np.mean(np.array(sums) >= changes.sum()), abs=1e-12)
+    assert f.sign_flip_p(changes) == pytest.approx(np.mean(np.array(sums) >= changes.sum()), abs=1e-12)
 
 
-def test_sign_flip_p_of_a_hand_made_case(fit_model):
-    assert fit_model.sign_flip_p(np.array([3, 1])) == 0.25  # only ++ of four reaches 4
-    assert fit_model.sign_flip_p(np.array([0, 0])) == 1 and fit_model.sign_flip_p(np.array([-2])) == 1
+def test_adjusted_p_and_correlations_equal_scipys(f, tmp_path):
+    _, long, tasks, _ = tables_of(f, made_rows(tasks=6, subsamples=9), tmp_path / "r.csv")
+    mine = tasks.loc[("few-shot", 10, 40, "bias", "a")]
+    assert mine["p_adjusted"].to_numpy() == pytest.approx(stats.false_discovery_control(mine["p"]))
+    table = f.correlations_table(long)
+    for row in table.itertuples():
+        one = long[(long["effect"] == row.effect) & (long["task"] == row.task)].pivot(index="subsample", columns="model", values="value")
+        assert row.spearman == pytest.approx(stats.spearmanr(one["a"], one["b"]).statistic)
+    assert len(table) == 12
 
 
-def test_adjusted_p_equal_scipys(fit_model):
-    p = np.random.default_rng(0).random(25) ** 2
-    assert fit_model.adjust(p) == pytest.approx(stats.false_discovery_control(p))
+def test_seeds_are_averaged_first(f, tmp_path):
+    one = made_rows(tasks=2)
+    two = pd.concat([one.assign(seed=0), one.assign(seed=1, acc_test=one["acc_extra"])])  # a second seed without bias
+    _, long, _, effects = tables_of(f, two, tmp_path / "two.csv")
+    _, alone, _, single = tables_of(f, one, tmp_path / "one.csv")
+    key = ("few-shot", 10, 40, "bias", "a", "these tasks")
+    assert effects[key]["estimate"] == pytest.approx(single[key]["estimate"] / 2) and effects[key]["subsamples"] == 4
+    assert len(long) == len(alone)
 
 
-def test_hdi_of_known_densities(fit_model):
-    """Exponential: from 0 to -log(.11). And the number of draws inside is ceil(.89 S) exactly."""
-    q = (np.arange(20_000) + 0.5) / 20_000
-    low, high = fit_model.hdi(-np.log(1 - q))
-    assert low == pytest.approx(0, abs=1e-3) and high == pytest.approx(-np.log(0.11), abs=2e-3)
-    low, high = fit_model.hdi(stats.norm.ppf(q))
-    assert (low, high) == pytest.approx((-1.598, 1.598), abs=0.02)
-    draws = np.random.default_rng(0).normal(size=37)
-    low, high = fit_model.hdi(draws)
-    assert ((draws >= low) & (draws <= high)).sum() == 33  # ceil(.89 * 37)
+def test_training_variance_of_simulated_runs(f):
+    """Shares with a known spread between training runs, each on fresh test texts: found; without any: not told from 0."""
+    rng, n, J, K = np.random.default_rng(0), 200, 400, 10
+    skill = np.clip(rng.normal(0.7, 0.04, (J, K)), 0, 1)
+    variance, told = f.training_variance(list(rng.binomial(n, skill) / n), n)
+    assert told and variance == pytest.approx(1e4 * 0.04**2 / J, rel=0.05)
+    told = [f.training_variance(list(rng.binomial(n, 0.7, (20, 5)) / n), n)[1] for _ in range(300)]
+    assert np.mean(told) == pytest.approx(0.055, abs=0.04)
 
 
-@pytest.mark.parametrize("chains, draws", [(4, 200), (4, 201), (2, 60), (3, 37)])
-def test_convergence_equals_arvizs(fit_model, chains, draws):
-    import arviz
-
-    rng = np.random.default_rng(draws)
-    x = rng.normal(size=(chains, draws, 8))
-    for t in range(1, draws):  # from antithetic to slow, and one whose chains disagree
-        x[:, t] += np.linspace(-0.8, 0.97, 8) * x[:, t - 1]
-    x[0, :, 3] += 2
-    x[..., 4] = np.round(x[..., 4])  # ties
-    r_hat, ess = fit_model.convergence(x)
-    for k in range(8):
-        assert r_hat[k] == pytest.approx(float(arviz.rhat(x[..., k])), rel=1e-9)
-        assert ess[k] == pytest.approx(float(arviz.ess(x[..., k])), rel=1e-9)
-
-
-def test_spearman_equals_scipys(fit_model):
-    a, b = np.random.default_rng(0).integers(0, 6, (2, 30))
-    assert fit_model.spearman(a, b) == pytest.approx(stats.spearmanr(a, b).statistic)
-    assert np.isnan(fit_model.spearman(a, np.ones(30)))
+def test_the_plan_by_hand(run, tmp_path):
+    rows = pd.concat([hand_rows(), hand_rows().query("task == 'z'").assign(subsample=lambda t: t["subsample"] + 2, acc_extra=0.7, acc_test=0.71)])
+    status, out, _ = run(saved(rows.query("task == 'z' and model == 'a'"), tmp_path / "r.csv"), "--plan", "--margin", 5)
+    plan = pd.read_csv("fits/plan.csv").set_index(["quantity", "test_set"])
+    redrawn, fixed = plan.loc["acc_extra", "redrawn"], plan.loc["acc_extra", "fixed"]  # accuracies .5, .5, .7, .7
+    assert status == 0 and redrawn["sd"] == pytest.approx(math.sqrt(400 / 3), rel=1e-5)
+    binomial = 1e4 * (0.25 + 0.21) / 2 / 99
+    assert fixed["sd"] == pytest.approx(math.sqrt(400 / 3 - binomial), rel=1e-5)
+    assert redrawn["half_width"] == pytest.approx(stats.t.ppf(0.945, 3) * math.sqrt(100 / 3), rel=1e-5)
+    assert plan.loc["bias", "redrawn"]["sd"] == pytest.approx(math.sqrt(1 / 12), rel=1e-5)
+    assert "with a fixed test set" in out and Path("fits/plan.png").stat().st_size > 10_000
+    rows = made_rows(models=("a",), tasks=1).assign(acc_extra=0.5)
+    _, out, _ = run(saved(rows, tmp_path / "same.csv"), "--plan")
+    assert "fixed test set: the variance of training alone is not told from 0" in out
 
 
-def test_t_interval_equals_scipys(fit_model):
-    values = np.random.default_rng(0).normal(size=12)
-    expected = stats.ttest_1samp(values, 0).confidence_interval(0.89)
-    assert fit_model.t_interval(values)[2:] == pytest.approx((expected.low, expected.high))
-
-
-def test_losses_are_paired(fit_model, tmp_path):
+def test_losses_are_paired(f, tmp_path):
     """Two experiments at the same subsamples, the second's losses lower by 20 %."""
-    first = [row | {"loss_extra": 2 + 0.1 * k, "loss_test": 3} for k, row in enumerate(made_rows(tasks=1, models=("a",)))]
-    second = [row | {"experiment": "overtrained", "loss_extra": 0.8 * row["loss_extra"], "loss_test": 2.4} for row in first]
-    rows = fit_model.read_rows([write_rows(tmp_path / "first.csv", first), write_rows(tmp_path / "second.csv", second)])
-    (row,) = fit_model.losses_table(rows)
-    assert (row["first"], row["second"], row["subsamples"]) == ("few-shot", "overtrained", 4)
-    assert row["ratio_extra"] == pytest.approx(0.8) and row["ratio_test"] == pytest.approx(0.8) and row["lower"] == 1
+    first = made_rows(tasks=1, models=("a",)).assign(loss_extra=[2, 2.1, 2.2, 2.3], loss_test=3)
+    second = first.assign(experiment="overtrained", loss_extra=0.8 * first["loss_extra"], loss_test=2.4)
+    rows = f.read_results([saved(first, tmp_path / "first.csv"), saved(second, tmp_path / "second.csv")])
+    (row,) = f.losses_table(rows).itertuples()
+    assert (row.first, row.second, row.subsamples) == ("few-shot", "overtrained", 4)
+    assert row.ratio_extra == pytest.approx(0.8) and row.ratio_test == pytest.approx(0.8)
 
 
-def test_seeds_of_a_subsample_are_added_and_unequal_subsamples_reported(fit_model, run, tmp_path):
-    rows = made_rows(tasks=2)
-    doubled = [row | {"seed": seed} for row in rows for seed in (0, 1)]
-    (cell,) = fit_model.build_cells(fit_model.read_rows([write_rows(tmp_path / "seeds.csv", doubled)]))
-    (single,) = fit_model.build_cells(fit_model.read_rows([write_rows(tmp_path / "one.csv", rows)]))
-    assert np.array_equal(cell.counts, 2 * single.counts) and np.array_equal(cell.total, 2 * single.total)
-    assert np.allclose(fit_model.points(cell, "bias"), fit_model.points(single, "bias"))
-    status, out, _ = run(write_rows(tmp_path / "fewer.csv", rows[:-2]), "--draws", 0, "--no-figures")
-    assert status == 0 and "2 to 4 per model and task (unequal)" in out
-
-
-# The models against other ways of computing them --------------------------------------------------------------------
+# The models against plain ones --------------------------------------------------------------------------------------
 
 
 def settings(**changes):
-    from types import SimpleNamespace
-
-    return SimpleNamespace(**{"draws": 1000, "tune": 500, "chains": 4, "cores": 2, "seed": 1, "priors": "paper"} | changes)
+    return SimpleNamespace(**{"draws": 1000, "tune": 500, "chains": 4, "cores": 2, "seed": 1, "priors": "paper", "no_interaction": False} | changes)
 
 
-def plain_model(cell):
-    """The paper's model as it writes it, with a binomial likelihood and everything non-centred."""
+def fitted(f, rows, effect, analysis, **changes):
+    long = f.differences(rows, "acc")
+    cell = tuple(rows[f.CELL].iloc[0])
+    table = f.task_table(rows, long, "acc").loc[(*cell, effect)].drop(index="all", errors="ignore").reset_index().assign(n=cell[2])
+    return f.fit(rows, table, effect, analysis, settings(**changes))
+
+
+def plain_paper(rows):
+    """The paper's model as it writes it, with a binomial likelihood, everything non-centred: bias."""
     import pymc as pm
     import pytensor.tensor as pt
 
-    jk, j = len(cell.task_idx), len(cell.tasks)
+    task, tasks = pd.factorize(rows["task"], sort=True)
+    unit, units = pd.factorize(rows["task"] + "/" + rows["subsample"].astype(str))
+    model_idx, models = pd.factorize(rows["model"], sort=True)
     with pm.Model() as model:
         mu, beta = pm.Normal("mu", 0, 1), pm.Normal("beta", 0, 1)
-        alpha = pt.concatenate([pt.zeros(1), pm.Normal("alpha", 0, 5, shape=len(cell.models) - 1)])
-        sd_u, sd_v, sd_w = pm.HalfNormal("sd_U", 1), pm.HalfNormal("sd_V", 1), pm.HalfNormal("sd_W", 3.5355)
-        u, v = sd_u * pm.Normal("u", shape=j), sd_v * pm.Normal("v", shape=jk)
-        w = sd_w * pm.Normal("w", shape=(j, 2))
-        for i in range(len(cell.models)):
-            for arm in (0, 1):
-                eta = mu + alpha[i] + u[cell.task_idx] + v + w[cell.task_idx, arm] + beta * arm
-                pm.Binomial(f"y{i}{arm}", cell.total[i], logit_p=eta, observed=cell.counts[i, 1 + arm])
+        alpha = pt.concatenate([pt.zeros(1), pm.Normal("alpha", 0, 5, shape=len(models) - 1)])
+        sd_U, sd_V, sd_W = pm.HalfNormal("sd_U", 1), pm.HalfNormal("sd_V", 1), pm.HalfNormal("sd_W", 3.5355)
+        u, v, w = sd_U * pm.Normal("u", shape=len(tasks)), sd_V * pm.Normal("v", shape=len(units)), sd_W * pm.Normal("w", shape=(len(tasks), 2))
+        pm.Deterministic("d", beta + w[:, 1] - w[:, 0])
+        for l, arm in enumerate(("extra", "test")):
+            eta = mu + alpha[model_idx] + u[task] + v[unit] + w[task, l] + beta * l
+            pm.Binomial(f"y{l}", rows["n"].to_numpy(), logit_p=eta, observed=(rows[f"acc_{arm}"] * rows["n"]).round().astype(int).to_numpy())
     return model
 
 
-def test_the_papers_model_in_our_variables_has_the_posterior_of_the_plain_one(fit_model):
-    """Small data, so that the priors matter too; the plain model mixes badly and needs a long run."""
-    fit_model.import_pymc()
+def plain_hierarchical(rows):
+    """The hierarchical model as it is written, one Normal term per difference: bias."""
+    import pymc as pm
+
+    task, tasks = pd.factorize(rows["task"], sort=True)
+    model_idx, models = pd.factorize(rows["model"], sort=True)
+    D, n = 100 * (rows["acc_test"] - rows["acc_extra"]).to_numpy(), rows["n"].iloc[0]
+    with pm.Model() as model:
+        beta, tau = pm.Normal("beta", 0, 10, shape=len(models)), pm.HalfNormal("tau", 5, shape=len(models))
+        s, omega = pm.HalfNormal("s", 10, shape=len(models)), pm.HalfNormal("omega", 1, shape=len(models))
+        delta = pm.Deterministic("effect", beta[:, None] + tau[:, None] * pm.Normal("z", shape=(len(models), len(tasks))))
+        s_task = s[:, None] * pm.math.exp(omega[:, None] * pm.Normal("r", shape=(len(models), len(tasks))))
+        pm.Normal("D", delta[model_idx, task], pm.math.sqrt(s_task[model_idx, task] ** 2 + (100 / n) ** 2 / 12), observed=D)
+    return model
+
+
+def assert_same_posterior(ours, plain, names):
+    """Mean and quantiles of every component agree within Monte Carlo error."""
+    import arviz
+
+    for name in names:
+        ess = [np.atleast_1d(arviz.ess(data[name])[name].values).ravel() for data in (ours, plain)]
+        a, b = (data[name].values.reshape(math.prod(data[name].shape[:2]), -1) for data in (ours, plain))
+        for k in range(a.shape[1]):
+            sd, error = b[:, k].std(), b[:, k].std() * math.sqrt(1 / ess[0][k] + 1 / ess[1][k])
+            assert abs(a[:, k].mean() - b[:, k].mean()) < 4 * error, (name, k, a[:, k].mean(), b[:, k].mean(), error)
+            assert np.quantile(a[:, k], [0.1, 0.9]) == pytest.approx(np.quantile(b[:, k], [0.1, 0.9]), abs=0.1 * sd + 4 * error), (name, k)
+
+
+@pytest.mark.parametrize("tasks, analysis", [(6, "paper"), (10, "hierarchical"), (4, "hierarchical")])
+def test_every_reported_parameter_has_the_posterior_of_a_plain_model(f, tmp_path, tasks, analysis):
+    """Small data, so that the priors matter too, with an effect that varies between tasks."""
+    f.import_pymc()
     import nutpie
 
-    cell, _ = fit_model.simulate_cell(np.random.default_rng(3), 6, 2, 3, 60, boost=3, bias=2)
-    ours = fit_model.fit(cell, "bias", "paper", True, settings(draws=3000), {})
-    assert ours.worst <= 1.01 and ours.least >= 400 and ours.divergences < 10  # of 12,000 draws
-    plain = nutpie.sample(nutpie.compile_pymc_model(plain_model(cell)), draws=5000, tune=1500, chains=4, cores=2, seed=1, progress_bar=False,
-                          save_warmup=False, target_accept=0.95).posterior
-    for name in ("mu", "beta", "alpha", "sd_U", "sd_V", "sd_W"):
-        a, b = np.ravel(ours.draws[name]), np.ravel(plain[name].values)
-        sd = b.std()
-        error = sd * np.sqrt(1 / ours.ess[name].min() + 1 / fit_model.convergence(np.atleast_3d(plain[name].values))[1].min())
-        assert abs(a.mean() - b.mean()) < 4 * error + 1e-3, name
-        assert np.quantile(a, [0.1, 0.5, 0.9]) == pytest.approx(np.quantile(b, [0.1, 0.5, 0.9]), abs=0.12 * sd + 5 * error), name
-
-
-def test_our_variables_have_the_prior_of_the_plain_ones():
-    """Covariances of logit p given the spreads: sd_U^2 for a task, + sd_V^2 for a unit, + sd_W^2 for an arm of a task."""
-    u, v, w = 0.7, 0.4, 1.3
-    for same_unit, same_arm in itertools.product((0, 1), (0, 1)):  # two logits of one task
-        plain = u**2 + same_unit * v**2 + same_arm * w**2
-        sign = 1 if same_arm else -1  # (l - 1/2)(l' - 1/2) = +-1/4
-        ours = (u**2 + w**2 / 2) + same_unit * v**2 + sign / 4 * 2 * w**2
-        assert plain == pytest.approx(ours)
-
-
-def test_the_likelihood_of_the_papers_model_is_the_binomial_one(fit_model):
-    """log p(data | c, alpha, d) of our summed form differs from the sum of binomial terms by a constant only."""
-    cell, _ = fit_model.simulate_cell(np.random.default_rng(0), 5, 2, 4, 50, boost=3, bias=2)
-    data, differences = fit_model.paper_data(cell, "bias"), []
-    model = fit_model.paper_model(data, True, "paper", True)
-    potential = model.compile_fn(model.potentiallogp, inputs=model.value_vars, mode="FAST_COMPILE", on_unused_input="ignore")
-    for seed in range(3):
-        rng = np.random.default_rng(seed)
-        point = {v.name: rng.normal(size=np.shape(value)) for v, value in zip(model.value_vars, model.initial_point().values())}
-        sd_d, known = np.sqrt(2) * np.exp(point["sd_W_log__"]), data["known"]
-        d = (1 - known) * point["beta"] + sd_d ** (1 - known) * point["d_raw"]
-        alpha, total = np.array([0, *point["alpha"]]), 0
-        for i, arm in itertools.product(range(2), (0, 1)):
-            share = special.expit(point["c"] + alpha[i] + (arm - 0.5) * d[cell.task_idx])
-            total += stats.binom.logpmf(cell.counts[i, 1 + arm], cell.total[i], share).sum()
-        differences.append(float(potential(point)) - total)
-    assert np.ptp(differences) < 1e-8 * abs(differences[0])
-
-
-def test_a_task_that_one_model_lacks_does_not_make_the_cell_small(fit_model):
-    """How a cell is sampled depends on its smallest group; a missing one is no group, and its unit still has data."""
-    cell, _ = fit_model.simulate_cell(np.random.default_rng(5), 12, 2, 11, 30, boost=3, bias=2)
-    assert fit_model.fewest(cell) == 11
-    gone = cell.task_idx == 3
-    cell.counts[1][:, gone], cell.total[1, gone] = 0, 0
-    assert fit_model.fewest(cell) == 11
-    data = fit_model.paper_data(cell, "bias")
-    assert np.isfinite(data["known"]).all()
-    assert np.isnan(fit_model.task_means(fit_model.points(cell, "bias"), cell)[1, 3])
-
-
-def test_units_are_redrawn_from_their_exact_conditional(fit_model):
-    """By quadrature: Binomial counts of two models and two arms times Normal(a_j, sd_V); one unit is of one model alone."""
-    cell, _ = fit_model.simulate_cell(np.random.default_rng(5), 2, 2, 2, 30, boost=3, bias=2)
-    cell.counts[1, :, 3], cell.total[1, 3] = 0, 0
-    cell.counts[0, 1:, 0] = 30  # all correct: far from Normal
-    data, size = fit_model.paper_data(cell, "bias"), (4, 3000)
-    draws = {name: np.full(size, value) for name, value in (("mu", 0.2), ("beta", 0.3), ("sd_V", 0.9), ("sd_W", 0.5))}
-    draws |= {"alpha": np.full((*size, 1), -1.5), "a": np.tile([0.4, -0.7], (*size, 1)), "d": np.tile([1.2, -0.4], (*size, 1))}
-    draws["c"] = np.full((*size, 4), 2.0)  # far off: what is left of it would show
-    for seed in range(4):
-        before = draws["c"].copy()
-        fit_model.redraw_units(draws, data, seed, 2)
-    assert (draws["c"] != before).mean() > 0.9
-    x = np.linspace(-7, 9, 4001)
-    for r, j in enumerate(cell.task_idx):
-        density = stats.norm.logpdf(x, (0.4, -0.7)[j], 0.9)
-        for i, arm in itertools.product(range(2), (0, 1)):
-            share = special.expit(x + (0, -1.5)[i] + (arm - 0.5) * (1.2, -0.4)[j])
-            density = density + stats.binom.logpmf(cell.counts[i, 1 + arm, r], cell.total[i, r], share)
-        cumulative = np.cumsum(np.exp(density - density.max()))
-        assert stats.kstest(draws["c"][..., r].ravel(), lambda v: np.interp(v, x, cumulative / cumulative[-1])).statistic < 0.02  # 1 %: .015
-
-
-def paired_cell(fit_model, rng, tasks, subsamples, n=100):
-    """One model; differences with spreads of their own."""
-    rows = made_rows(tasks=tasks, subsamples=subsamples, models=("a",), n=n, seed=int(rng.integers(1000)))
-    return fit_model.build_cells([fit_model.typed({k: str(v) for k, v in row.items()} | {"where": "here"}) for row in rows])[0]
-
-
-def test_the_paired_posterior_with_one_task_equals_a_grid(fit_model):
-    """beta Normal(0, 10), s HalfNormal(10), each difference Normal(beta, sqrt(s^2 + 1 / 12)) at n = 100, by quadrature."""
-    cell = paired_cell(fit_model, np.random.default_rng(0), 1, 8)
-    values = fit_model.points(cell, "bias")[0]
-    result = fit_model.fit(cell, "bias", "paired", False, settings(), {})
-    beta, s = np.linspace(-25, 25, 800)[:, None], np.linspace(0.01, 45, 900)[None]
-    density = stats.norm.logpdf(beta, 0, 10) + stats.halfnorm.logpdf(s, 0, 10)
-    for value in values:
-        density = density + stats.norm.logpdf(value, beta, np.sqrt(s**2 + 1 / 12))
-    weight = np.exp(density - density.max())
-    weight /= weight.sum()
-    for name, grid in (("beta", beta), ("s", s)):
-        mean = (weight * grid).sum()
-        sd = np.sqrt((weight * (grid - mean) ** 2).sum())
-        assert result.draws[name].mean() == pytest.approx(mean, abs=0.08 * sd) and result.draws[name].std() == pytest.approx(sd, rel=0.08)
-    assert result.warning == "" and "tau" not in result.draws
-
-
-def test_delta_given_the_rest_is_the_conjugate_normal(fit_model):
-    """By quadrature: Normal(beta, tau) prior times the Normal likelihood of 6 differences with mean 2."""
-    draws = {"beta": np.full((2, 20_000, 1), 0.5), "tau": np.full((2, 20_000, 1), 1.5), "log_s": np.full((2, 20_000, 1, 1), np.log(3.0))}
-    data = {"count": np.array([[6.0]]), "mean": np.array([[2.0]]), "rounding": 0.25}
-    delta = fit_model.draw_delta(draws, data, np.random.default_rng(0)).ravel()
-
-    def density(x):
-        return stats.norm.pdf(x, 0.5, 1.5) * stats.norm.pdf(2, x, np.sqrt(9.25 / 6))
-
-    total = integrate.quad(density, -10, 12)[0]
-    mean = integrate.quad(lambda x: x * density(x), -10, 12)[0] / total
-    sd = np.sqrt(integrate.quad(lambda x: (x - mean) ** 2 * density(x), -10, 12)[0] / total)
-    assert delta.mean() == pytest.approx(mean, abs=0.02) and delta.std() == pytest.approx(sd, rel=0.02)
-
-
-def test_the_paired_likelihood_with_delta_summed_out_is_the_normal_one(fit_model):
-    """Against the integral over delta of the product of Normal densities, at three points; they differ by a constant."""
-    cell = paired_cell(fit_model, np.random.default_rng(1), 2, 4)
-    data, values = fit_model.paired_data(cell, "bias"), fit_model.points(cell, "bias")[0]
-    model = fit_model.paired_model(data | {"known": np.ones((1, 2))})
-    potential = model.compile_fn(model.potentiallogp, inputs=model.value_vars, mode="FAST_COMPILE", on_unused_input="ignore")
-    differences = []
-    for beta, tau, log_s in ((0.3, 0.8, (1.0, 2.0)), (-2.0, 4.0, (0.5, 1.5)), (5.0, 0.1, (2.0, 2.5))):
-        point = model.initial_point() | {"beta": np.array([beta]), "tau_log__": np.log([tau]), "s_raw": np.array([log_s])}
-        total = 0
-        for j in (0, 1):
-            sd = np.sqrt(np.exp(2 * log_s[j]) + float(data["rounding"]))
-            grid = np.linspace(beta - 12 * tau, beta + 12 * tau, 20_001)
-            density = stats.norm.logpdf(grid, beta, tau) + stats.norm.logpdf(values[cell.task_idx == j][:, None], grid, sd).sum(0)
-            total += special.logsumexp(density) + np.log(grid[1] - grid[0])
-        differences.append(float(potential(point)) - total)
-    assert np.ptp(differences) < 1e-4
-
-
-def test_the_predictive_has_the_moments_of_the_draws(fit_model):
-    """One point repeated: means and variances over draws are those of averaged binomials."""
-    cell, _ = fit_model.simulate_cell(np.random.default_rng(2), 3, 2, 4, 50, boost=0, bias=0)
-    from types import SimpleNamespace
-
-    rng, size = np.random.default_rng(0), (2, 4000)
-    point = {"c": rng.normal(0, 0.5, 12), "alpha": np.array([-0.4]), "d": np.array([0.3, -0.2, 0.5]), "beta": np.array(0.1)}
-    result = SimpleNamespace(cell=cell, draws={name: np.broadcast_to(value, (*size, *value.shape)) for name, value in point.items()})
-    means = fit_model.predict(result, 1, 2)
-    for i, arm in itertools.product(range(2), (0, 1)):
-        share = special.expit(point["c"] + (0, -0.4)[i] + (arm - 0.5) * point["d"][cell.task_idx]).reshape(3, 4)
-        assert means[:, i, arm].mean(0) == pytest.approx(100 * share.mean(1), abs=0.3)
-        assert means[:, i, arm].var(0) == pytest.approx(1e4 * (share * (1 - share)).sum(1) / 50 / 16, rel=0.1)
+    rng, table = np.random.default_rng(3), made_rows(tasks=tasks, subsamples=4, n=60)
+    table["acc_test"] = (table["acc_extra"] + table["task"].map(dict(zip(sorted(set(table["task"])), rng.normal(0.05, 0.06, tasks))))).clip(0, 1)
+    table["acc_test"] = (60 * table["acc_test"]).round() / 60
+    rows = f.read_results([saved(table, tmp_path / "r.csv")])
+    ours = fitted(f, rows, "bias", analysis, draws=3000)
+    plain = (plain_paper if analysis == "paper" else plain_hierarchical)(rows)
+    compiled = nutpie.compile_pymc_model(plain)
+    plain = nutpie.sample(compiled, draws=4000, tune=1500, chains=4, cores=2, seed=1, progress_bar=False, save_warmup=False, target_accept=0.95)
+    names = ("mu", "beta", "alpha", "sd_U", "sd_V", "sd_W", "d") if analysis == "paper" else ("beta", "tau", "s", "omega", "effect")
+    assert_same_posterior(ours.posterior, plain.posterior, names)
 
 
 @needs_paper
-def test_a_published_cell_converges_and_gives_the_published_bias(run):
-    status, out, _ = run(PAPER / "few_shot_m50.csv", "--n", 500, "--effects", "bias", "--no-figures")
-    rows = {(row["analysis"], row["parameter"]): row for row in rows_of("fits/posterior.csv")}
-    assert status == 0 and "WARNING" not in out
-    for (analysis, _), row in rows.items():
-        assert analysis == "t" or (float(row["r_hat"]) <= 1.01 and float(row["ess_bulk"]) >= 400)
-    assert float(rows["paper", "difference"]["mean"]) == pytest.approx(0.2, abs=0.1)  # the mean of .476 and -.076, Table 1a
-    assert abs(float(rows["paired", "mean[gpt2]"]["mean"])) < 0.3
-    archive = np.load("fits/predictive.npz")
-    assert all(len(archive[name]) == 4000 for name in archive)
+def test_the_reference_posterior_of_a_published_cell(f):
+    """m = 100, n = 500, bias: beta -.008 (sd .0115), alpha -.566 (.0046), sd_U 1.14, sd_V .182, sd_W .0365 (DESIGN.md 7)."""
+    rows = f.read_results([PAPER / "few_shot_m100.csv"]).query("n == 500")
+    result = fitted(f, rows, "bias", "paper")
+    mean, sd = result.summary["mean"], result.summary["sd"]
+    assert result.warning == ""
+    assert mean["beta"] == pytest.approx(-0.0080, abs=0.0012) and sd["beta"] == pytest.approx(0.0115, abs=0.001)
+    assert mean["alpha[gpt2]"] == pytest.approx(-0.566, abs=0.001) and sd["alpha[gpt2]"] == pytest.approx(0.0046, abs=0.0003)
+    assert mean["sd_U"] == pytest.approx(1.14, abs=0.03) and sd["sd_U"] == pytest.approx(0.16, abs=0.02)
+    assert mean["sd_V"] == pytest.approx(0.182, abs=0.002) and sd["sd_V"] == pytest.approx(0.0063, abs=0.0006)
+    assert mean["sd_W"] == pytest.approx(0.0365, abs=0.0015) and sd["sd_W"] == pytest.approx(0.0067, abs=0.0007)
 
 
-# Whole runs, and mistakes --------------------------------------------------------------------------------------
+def test_predictive_effects_are_binomial_means(f):
+    """Fixed parameters: the mean over draws is the difference of the shares, the variance that of two binomials."""
+    import xarray
+
+    c, d, alpha, K, n = np.array([0.2, -0.4, 1.0]), np.array([0.5, -0.3]), 0.7, [2, 1], 50
+    data = SimpleNamespace(models=["a", "b"], tasks=["x", "y"], task_idx=np.array([0, 0, 1]), starts=np.array([0, 2]),
+                           total=np.array([[n, n, n], [n, n, 0]]))
+    shape = (2, 20_000)
+    posterior = xarray.Dataset({"beta": (("chain", "draw"), np.zeros(shape)), "c": (("chain", "draw", "unit"), np.tile(c, (*shape, 1))),
+                                "d": (("chain", "draw", "task"), np.tile(d, (*shape, 1))), "alpha": (("chain", "draw", "later"), np.full((*shape, 1), alpha))})
+    f.predict(posterior, data, np.random.default_rng(0))
+    effects = posterior["effect"].values.reshape(-1, 2, 2)
+    for i, j in ((0, 0), (1, 0), (0, 1)):
+        logits = c[data.task_idx == j] + i * alpha
+        shares = [special.expit(logits + sign * d[j] / 2) for sign in (1, -1)]
+        assert effects[:, i, j].mean() == pytest.approx(100 * np.mean(shares[0] - shares[1]), abs=0.15)
+        assert effects[:, i, j].var() == pytest.approx(1e4 * sum((p * (1 - p)).sum() for p in shares) / n / K[j] ** 2, rel=0.04)
+    assert np.isnan(effects[:, 1, 1]).all() and np.isfinite(posterior["difference"].values).all()
+    assert posterior["difference"].values[..., 0].mean() == pytest.approx(np.mean([np.nanmean(effects[:, i].mean(0)) for i in (0, 1)]), abs=1e-6)
 
 
-def test_small_data_give_an_answer_and_every_figure(run, tmp_path):
-    """Two tasks, one model, five subsamples: W, alpha and correlations are left out, and it says so."""
-    path = write_rows(tmp_path / "results.csv", made_rows(tasks=2, subsamples=5, models=("a",), n=200))
-    status, out, _ = run()
-    assert status in (0, 3) and "fewer than 5 tasks" in out and "one model" in out
-    assert ("WARNING" in out) == (status == 3)
-    parameters = {(row["effect"], row["analysis"], row["parameter"]) for row in rows_of("fits/posterior.csv")}
-    assert {("bias", "paper", "difference"), ("boost", "paired", "mean[a]"), ("bias", "paired", "tau[a]"), ("bias", "t", "mean")} <= parameters
-    assert not any(parameter == "sd_W" for _, _, parameter in parameters)
-    row = rows_of("fits/tasks.csv")[0]
-    assert float(row["bias_paired_low"]) < float(row["bias_paired"]) < float(row["bias_paired_high"])
-    figures = {path.name.split(".")[0] for path in Path("fits").glob("*.png")}
-    assert {"differences", "accuracies", "marginal", "calibration", "trace"} <= figures
-    assert path.exists() and "P(bias > 0)" in out and Path("fits/summary.md").read_text().count("\n") == 4
+@pytest.mark.parametrize("column, value", [("r_hat", math.nan), ("r_hat", 1.02), ("ess_bulk", 399), ("ess_tail", math.nan), ("ess_tail", 200)])
+def test_the_gate_of_convergence(f, column, value):
+    good = pd.DataFrame({"r_hat": [1.001] * 3, "ess_bulk": [900.0] * 3, "ess_tail": [800.0] * 3})
+    assert f.warning_of(good, 0) == "" and "1 divergence" in f.warning_of(good, 1)
+    for place in range(3):  # a missing value counts wherever it stands
+        bad = good.copy()
+        bad.loc[place, column] = value
+        assert "not converged" in f.warning_of(bad, 0)
 
 
-def test_figures_are_not_blank_and_have_their_labels(fit_model, tmp_path, monkeypatch):
-    """Every figure drawn without a fit, looked at as matplotlib objects and as pixels."""
-    plt, seen = fit_model.import_plots(), []
-    monkeypatch.setattr(plt, "close", seen.append)
-    rows = made_rows(tasks=3, subsamples=12, n=40)
-    for row in rows:
-        row["acc_test"] = min(row["acc_test"] + 0.1, 1)
-    cells = fit_model.build_cells(fit_model.read_rows([write_rows(tmp_path / "results.csv", rows)]))
-    paths = [draw(cells[0], 0, tmp_path) for draw in (fit_model.draw_differences, fit_model.draw_accuracies)]
-    paths.append(fit_model.draw_correlations(fit_model.correlations_table(cells, 0), tmp_path))
-    paths.append(fit_model.draw_flagged(list(fit_model.observed_tasks(cells[0]).values()), tmp_path))
-    for figure, path in zip(seen, paths):
-        title = figure.get_suptitle()
-        pixels = plt.imread(path)[..., :3]
-        assert pixels.std() > 0.02 and (pixels < 0.9).any(axis=2).mean() > 0.005
-        assert "n" in title and "m" in title and len(figure.axes) >= 2
-        assert any(axis.get_xlabel() for axis in figure.axes) or figure.legends
-        labels = [label.get_text() for axis in figure.axes for label in axis.get_xticklabels()]
-        assert any("%" in label for label in labels) or "Spearman" in figure.axes[0].get_xlabel()
-    monkeypatch.undo()
-    plt.close("all")
+# The command line ---------------------------------------------------------------------------------------------------
 
 
-def test_check_prior_draws_figure_11(run):
-    status, out, _ = run("--check", "prior")
-    assert status == 0 and Path("fits/prior.png").stat().st_size > 10_000 and out.count("89 % of the mean effects") == 2
+def test_the_conclusion_comes_first_and_every_table_is_there(run, tmp_path):
+    table = made_rows(tasks=5, subsamples=3)
+    status, out, err = run(saved(table, tmp_path / "results.csv"), "--draws", 50, "--tune", 100, "--chains", 2)
+    assert status in (0, 3) and ("not converged" in out) == (status == 3) == ("did not converge" in err)
+    first = out.splitlines()[0]
+    assert re.match(r"few-shot, m = 10, n = 40: bias: (between|not settled)", first)
+    assert out.index("bias:") < out.index("Effects in points") < out.index(", paper: ")
+    names = {path.name for path in Path("fits").glob("*.csv")}
+    assert names == {"effects.csv", "means.csv", "tasks.csv", "correlations.csv", "posterior.csv"}
+    manual = load_script("fit_model").__doc__
+    for name in names:  # the manual names every column
+        block = re.search(rf"    {name} +(.*?)(?=\n    \w+\.csv|\nExit)", manual, re.S).group(1)
+        assert all(column in block for column in pd.read_csv(f"fits/{name}").columns if not column.endswith(("_low", "_high"))), name
+    effects = pd.read_csv("fits/effects.csv")
+    assert set(effects["target"]) == {"these tasks", "tasks like these", "paper", "hierarchical"} and len(effects) == 2 * 3 * 4
+    tasks = pd.read_csv("fits/tasks.csv").query("model != 'all'")
+    assert tasks[["paper", "hierarchical", "p_beyond", "paper_low", "hierarchical_high"]].notna().all().all()
+    posterior = pd.read_csv("fits/posterior.csv")
+    assert {"beta", "sd_W", "alpha[b]", "d[task00]", "difference[all]", "tau[a]", "new_task[b]", "mean"} <= set(posterior["parameter"])
+    figures = {path.name for path in Path("fits").rglob("*.png")}
+    assert {"effects.png", "paper.png", "tasks.few-shot.10.40.bias.png", "calibration.few-shot.10.40.boost.png", "differences.few-shot.10.40.a.png"} <= figures
+    assert len(list(Path("fits/traces").glob("*.png"))) == 4 and "these tasks" in Path("fits/summary.md").read_text()
 
 
-def test_help_and_tables_do_not_import_the_sampler(tmp_path):
-    path = write_rows(tmp_path / "results.csv", made_rows())
-    code = ("import sys, runpy; sys.argv = ['fit_model.py', %r, '--draws', '0', '--no-figures']; runpy.run_path(%r, run_name='__main__'); "
-            "assert not {'pymc', 'nutpie', 'torch', 'matplotlib'} & set(sys.modules)" % (str(path), str(ROOT / "fit_model.py")))
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+def test_too_few_draws_end_with_status_3_and_say_so_in_every_row(tmp_path):
+    saved(made_rows(tasks=2), tmp_path / "results.csv")
+    done = subprocess.run([sys.executable, ROOT / "fit_model.py", "--draws", "20", "--tune", "2", "--chains", "2", "--analysis", "paper", "--no-figures"],
+                          cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 3 and "2 of 2 fits did not converge" in done.stderr and "Traceback" not in done.stderr
+    assert pd.read_csv(tmp_path / "fits/posterior.csv")["warning"].str.contains("not converged").all()
+    assert "without W (2 tasks)" in done.stdout
 
 
-def test_a_pasted_cell_reads_results_csv(tmp_path, monkeypatch):
-    """No __file__, a kernel's sys.argv: main's tiny flags stand for an edited guard."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["kernel", "-f", "kernel.json"])
-    write_rows(tmp_path / "results.csv", made_rows())
-    names = {"__name__": "pasted"}
-    exec(compile((ROOT / "fit_model.py").read_text(encoding="utf-8"), "cell", "exec"), names)
-    names["main"](["--draws", "0", "--no-figures"])
-    assert len(rows_of("fits/means.csv")) == 2
+def test_words_for_margins_and_ceilings(run, tmp_path):
+    rows = hand_rows().query("model == 'a'")
+    _, out, _ = run(saved(rows.query("task == 'y'"), tmp_path / "y.csv"), "--draws", 0, "--no-figures", "--margin", 0.1, "--effects", "bias")
+    assert re.search(r"not settled: these data know it to ±\d\.\d points; about \d+ times as many subsamples would settle it", out)
+    _, out, _ = run(saved(rows, tmp_path / "r.csv"), "--draws", 0, "--no-figures", "--margin", 30)
+    assert "within the margin of 30 points" in out and "these 3 tasks" in out and "boost" in out
+    _, out, _ = run(tmp_path / "r.csv", "--draws", 0, "--no-figures", "--effects", "boost")  # all boosts are 10 points
+    assert "beyond the margin of 1 point" in out and "sign-flip" not in out  # few tasks
+    _, out, _ = run(saved(rows.assign(acc_extra=0.98, acc_test=0.99), tmp_path / "top.csv"), "--draws", 0, "--no-figures")
+    assert "acc_extra is 0.980 on average" in out
 
 
-def test_files_folders_duplicates_and_filters(run, tmp_path):
-    rows = made_rows()
-    folder = tmp_path / "many"
-    folder.mkdir()
-    write_rows(folder / "results.1-of-2.csv", rows[:14])
-    write_rows(folder / "results.2-of-2.csv", rows[10:])
-    status, out, _ = run(folder, "--draws", 0, "--no-figures")
-    together = rows_of("fits/means.csv")
-    assert status == 0 and "4 rows were given twice" in out
-    run(write_rows(tmp_path / "one.csv", rows), "--draws", 0, "--no-figures", "--out", "other")
-    assert rows_of("other/means.csv") == together and len(together) == 2
-    run(tmp_path / "one.csv", "--draws", 0, "--no-figures", "--models", "a", "--tasks", "task1", "--out", "chosen")
-    assert [(row["model"], row["tasks"]) for row in rows_of("chosen/means.csv")] == [("a", "1")]
-    shutil.rmtree("fits")
+def test_other_metrics(run, tmp_path):
+    table = made_rows().assign(f1_base=0.5, f1_extra=0.61234, f1_test=0.62234)
+    for arm, value in (("base", 1.0), ("extra", 0.9), ("test", 0.95)):
+        table[f"nll_{arm}"] = value + 0.01 * table["subsample"] * (arm == "test")
+    saved(table, tmp_path / "r.csv")
+    status, out, _ = run("r.csv", "--metric", "f1", "--no-figures")
+    effects = pd.read_csv("fits/effects.csv")
+    assert status == 0 and set(effects["metric"]) == {"f1"} and set(effects["target"]) == {"these tasks", "tasks like these"}
+    assert effects.query("effect == 'bias'")["estimate"].to_numpy() == pytest.approx(1)
+    status, out, _ = run("r.csv", "--metric", "nll")
+    row = pd.read_csv("fits/effects.csv").query("effect == 'bias' and model == 'a' and target == 'these tasks'").iloc[0]
+    assert status == 0 and row["estimate"] == pytest.approx(0.075) and "nats" in out and "told from 0" in out and pd.isna(row["verdict"])
+    status, _, err = run("r.csv", "--metric", "bleu")
+    assert status == 2 and "no column 'bleu_base'" in err
 
 
-MISTAKES = {
-    "no file": (None, ("missing.csv",), "missing.csv does not exist"),
-    "no such model": ({}, ("--models", "c"), "found: a, b"),
-    "no such n": ({}, ("--n", "41"), "found: 40"),
-    "impossible accuracy": ({"acc_test": 0.51234}, (), "not a whole number of correct answers"),
-    "accuracy above 1": ({"acc_test": 1.2}, (), "not a whole number of correct answers"),
-    "accuracy nan": ({"acc_test": "nan"}, (), "line 3"),
-    "text for a number": ({"m": "ten"}, (), "line 3"),
-    "majority": ({"majority": 1.5}, (), "majority"),
-    "another recipe": ({"recipe": "abc"}, (), "recipe abc"),
-    "other data": ({"data": "abc"}, (), "data abc"),
-    "conflicting duplicate": ({"subsample": 1}, (), "are the same subsample"),
-    "too few draws": ({}, ("--draws", "3"), "--draws 3"),
-    "out is a file": ({}, ("--out", "results.csv"), "cannot be written"),
+SMALL = {
+    "one task": dict(tasks=1), "one subsample": dict(subsamples=1), "one model": dict(models=("a",)), "two tasks, one model": dict(tasks=2, models=("a",)),
+    "one task, one subsample, one model": dict(tasks=1, subsamples=1, models=("a",)), "seven tasks": dict(tasks=7, subsamples=12)}
+
+
+@pytest.mark.parametrize("name", [*SMALL, "no differences", "no shared task", "45 tasks"])
+def test_small_data(run, tmp_path, name):
+    table = made_rows(**SMALL.get(name, {}))
+    if name == "no differences":
+        table = table.assign(acc_base=0.5, acc_extra=0.5, acc_test=0.5)
+    if name == "no shared task":
+        table = table[(table["model"] == "a") == (table["task"] == "task00")]
+    if name == "45 tasks":
+        table = made_rows(tasks=45, models=("a",))
+    status, out, err = run(saved(table, tmp_path / "results.csv"), "--draws", 0)
+    text = out + Path("fits/summary.md").read_text()
+    assert status == 0 and "nan" not in text and "1 tasks" not in text and "1 subsamples" not in text and not err
+    assert all(path.stat().st_size > 5_000 for path in Path("fits").glob("*.png"))
+    if "subsample" in name:
+        assert "without an interval: it takes two subsamples of each task" in out
+    status, out, err = run("results.csv", "--plan")
+    assert status == 0 and "nan" not in out and not err
+
+
+@pytest.mark.parametrize("name", ["one task", "one subsample", "no differences", "no shared task"])
+def test_the_samplers_run_on_small_data(run, tmp_path, name):
+    table = made_rows(**SMALL.get(name, {}))
+    if name == "no differences":
+        table = table.assign(acc_base=0.5, acc_extra=0.5, acc_test=0.5)
+    if name == "no shared task":
+        table = table[(table["model"] == "a") == (table["task"] == "task00")]
+    status, out, _ = run(saved(table, tmp_path / "results.csv"), "--draws", 50, "--tune", 100, "--chains", 2, "--effects", "bias", "--no-figures")
+    assert status in (0, 3) and "nan" not in out.replace("r_hat nan", "")
+    assert ("left out, it needs two tasks" in out) == (name != "no differences")
+
+
+# Bad input ------------------------------------------------------------------------------------------------------------
+
+
+def with_line(table, k, **changes):
+    table = table.astype(object).copy()
+    for name, value in changes.items():
+        table.loc[k, name] = value
+    return table
+
+
+BAD = {  # name: (what becomes of the rows' text, what the message says)
+    "no accuracies": (lambda t: t.drop(columns="acc_extra").to_csv(index=False), "no column 'acc_extra'; columns found: experiment"),
+    "empty file": (lambda t: "", "a file without rows has no column 'experiment'"),
+    "no rows": (lambda t: t[:0].to_csv(index=False), "no rows"),
+    "no CSV": (lambda t: t.to_csv(index=False) + 'x,"y\n', "no CSV file in UTF-8"),
+    "more fields": (lambda t: t.to_csv(index=False) + "a" + ",1" * 15 + "\n", "line 26: 16 fields where the header has 11"),
+    "fewer fields": (lambda t: t.to_csv(index=False) + "few-shot,a\n", "line 26: 2 fields where the header has 11"),
+    "two columns of one name": (lambda t: t.assign(x=1).rename(columns={"x": "acc_test2"}).to_csv(index=False).replace("acc_test2", "acc_test"),
+                                "two columns 'acc_test'"),
+    "not k / n": (lambda t: with_line(t, 3, acc_test=0.123).to_csv(index=False), "line 5: acc_test = 0.123 is no whole number of correct answers out of n = 40"),
+    "above 1": (lambda t: with_line(t, 3, acc_test=1.025).to_csv(index=False), "line 5: acc_test = 1.025"),
+    "no number": (lambda t: with_line(t, 3, acc_base="?").to_csv(index=False), "line 5: acc_base is '?', not a number"),
+    "infinite": (lambda t: with_line(t, 3, acc_base="inf").to_csv(index=False), "not a number"),
+    "fraction": (lambda t: with_line(t, 3, m="8.5").to_csv(index=False), "line 5: m is 8.5, not a whole number"),
+    "zero": (lambda t: with_line(t, 3, subsample=0).to_csv(index=False), "not a whole number from 1"),
+    "majority": (lambda t: with_line(t, 3, majority=0).to_csv(index=False), "majority is 0.0"),
+    "model all": (lambda t: with_line(t, 3, model="all").to_csv(index=False), "stands for all models"),
+    "conflict": (lambda t: pd.concat([t, with_line(t[:1], 0, acc_test=0.1)]).to_csv(index=False), "line 2 and"),
+    "recipes": (lambda t: t.assign(recipe=["x"] * 11 + ["y"] * 13).to_csv(index=False), "differ in recipe (x and y)"),
+    "data": (lambda t: t.assign(data=["x"] + ["y"] * 23).to_csv(index=False), "differ in data"),
 }
 
 
-@pytest.mark.parametrize("name", MISTAKES)
-def test_a_mistake_ends_in_one_line_before_any_fit(name, run, tmp_path):
-    changes, flags, message = MISTAKES[name]
-    rows = made_rows() if name not in ("another recipe", "other data") else made_rows(recipe="first", data="first")
-    rows[1] |= changes or {}
-    path = write_rows(tmp_path / "results.csv", rows)
-    status, _, err = run(*([path] if changes is not None else []), *flags)
-    assert status == 2 and message in err and err.count("\n") == 1 and err.startswith("error: ")
-    assert not Path("fits/posterior.csv").exists()
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_ends_in_one_line(run, tmp_path, name):
+    change, message = BAD[name]
+    (tmp_path / "results.csv").write_text(change(made_rows()))
+    status, out, err = run("--draws", 0)
+    assert status == 2 and message in err and err.count("\n") == 1 and err.startswith("error: ") and not Path("fits").exists()
 
 
-def test_a_file_with_other_columns_or_a_bad_published_folder_is_refused(run, tmp_path):
-    status, _, err = run(write_rows(tmp_path / "other.csv", [{"a": 1}]))
-    assert status == 2 and "no column 'experiment'" in err
-    folder = tmp_path / "published" / "m50" / "n20" / "bert" / "emo"
-    folder.mkdir(parents=True)
-    write_rows(folder / "accuracies.csv", [{"base": 0.5, "extra": 0.5, "majority": 0.3, "num_classes": 4}])
-    status, _, err = run(tmp_path / "published")
-    assert status == 2 and "no column 'test'" in err
-    (tmp_path / "empty").mkdir()
-    assert run(tmp_path / "empty")[0] == 2
+def test_other_bad_arguments(run, tmp_path):
+    assert run("nowhere.csv")[0] == 2
+    (tmp_path / "folder").mkdir()
+    assert "holds no results.csv" in run("folder")[2]
+    saved(made_rows(), tmp_path / "results.csv")
+    status, _, err = run("--models", "c")
+    assert status == 2 and "--models c: not in the data chosen so far; found: a, b" in err
+    assert run("--draws", 5)[0] == 2 and run("--margin", 0)[0] == 2
+    (tmp_path / "bytes.csv").write_bytes(b"\xff\xfe\x00experiment")
+    assert "UTF-8" in run("bytes.csv")[2]
 
 
-def test_a_torn_last_line_is_reported_and_left_out(run, tmp_path):
-    path = write_rows(tmp_path / "results.csv", made_rows())
-    path.write_text(path.read_text() + "few-shot,a,ta")
-    status, out, _ = run(path, "--draws", 0, "--no-figures")
-    assert status == 0 and "torn" in out
+def test_natural_variations_are_accepted(f, run, tmp_path, capsys):
+    table = made_rows()
+    plain = f.read_results([saved(table, tmp_path / "results.csv")])
+    text = (tmp_path / "results.csv").read_text()
+    (tmp_path / "other").mkdir()
+    other = tmp_path / "other" / "results.csv"
+    variations = {"BOM": "\ufeff" + text, "CR": text.replace("\n", "\r"), "CRLF": text.replace("\n", "\r\n"), "no newline": text.rstrip("\n"),
+                  "blank lines": text.replace("\nfew", "\n\nfew", 3) + "\n\n", "m = 10.0": text.replace(",10,40,", ",10.0,40,"),
+                  "four decimals": table.round(4).to_csv(index=False), "torn": text + "few-shot,a,task09,10,40,1,2,0"}
+    for name, changed in variations.items():
+        other.write_bytes(changed.encode())
+        found = f.read_results([tmp_path / "other"])
+        pd.testing.assert_frame_equal(found.drop(columns="where"), plain.drop(columns="where"), obj=name)
+        assert ("torn" in capsys.readouterr().out) == (name == "torn")
+    other.write_text(text)
+    saved(with_line(table, 0, acc_test=0.9), tmp_path / "other" / "results_backup.csv")  # no file of the run
+    assert len(f.read_results([tmp_path, tmp_path / "other"])) == len(table)
+    assert "24 rows were given twice" in capsys.readouterr().out
+    saved(table[:12].assign(subsample=lambda t: t["subsample"] + 50), tmp_path / "other" / "results.2-of-2.csv")
+    assert len(f.read_results([tmp_path / "other"])) == 36
+    hostile = table[:12].assign(experiment="../../x", model="a/b")
+    status, out, _ = run(saved(hostile, tmp_path / "h.csv"), "--draws", 0)
+    assert status == 0 and sorted(path.name for path in (tmp_path / "fits").glob("diff*")) == ["differences.-x.10.40.a-b.png"]
