@@ -1008,7 +1008,7 @@ def draw_all(long, tasks, effects, results, unit, args):
 # ------------------------------------------------------------------------------------------------------------
 
 
-# --- shared: above 0 ---
+# --- shared: above_0 ---
 def above_0(text):
     """argparse type: a finite number above 0."""
     number = float(text)

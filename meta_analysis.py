@@ -18,7 +18,7 @@ Commands, cheapest first
     python meta_analysis.py results.csv --n 500 --leaderboard board.csv     # a CSV with the columns name, score and perhaps n
 
 Reads what fit_model.py reads: results files, folders of them, the published layout. Writes to meta/ figures *.png and the columns
-    meta.csv         experiment, m, n, effect, model (all: all models together), kind (slice, null), slice, paper_mean, paper_low,
+    meta.csv         experiment, m, n, effect, model (all: all models together), kind (slice, swapped), slice, paper_mean, paper_low,
                      paper_high (log odds), t_mean, t_low, t_high (points), p
     shares.csv       per cell, effect, model and kind: slices, paper_mean, paper_sd (of the slices' means), threshold, outside (share of
                      paper's means beyond it), paper, t, sign_flip (shares that exclude 0 at 89 %; nominal .11), variance_ratio (of D
@@ -372,8 +372,8 @@ def analyse(rows, effect, args):
     threshold = args.threshold or (ZERO_SHOT_THRESHOLD if cell["experiment"].startswith("zero-shot") else THRESHOLD)
     groups = ({"all": range(len(models))} if len(models) > 1 else {}) | {model: [i] for i, model in enumerate(models)}
     tables, shares = [], []
-    for kind in ("slice", "null"):
-        counts, total = draw_slices(runs, cell["n"], args.slices, np.random.default_rng(args.seed), kind == "null")
+    for kind in ("slice", "swapped"):
+        counts, total = draw_slices(runs, cell["n"], args.slices, np.random.default_rng(args.seed), kind == "swapped")
         for model, chosen in groups.items():
             own = total[chosen].any(axis=0)
             found = slice_rows(counts[:, :, chosen][..., own], total[chosen][:, own])
@@ -396,7 +396,7 @@ def share_lines(shares):
     yield f"{'':<44}{'ratio':>9}   {'slices':>12}{'nulls':>12}" + 3 * f"   {'slices':>6}{'nulls':>6}"
     percent = lambda value: "" if math.isnan(value) else f"{100 * value:.0f} %"  # noqa: E731
     for key, mine in shares.groupby([*CELL, "effect", "model"], sort=False):
-        one, null = (mine[mine["kind"] == kind].iloc[0] for kind in ("slice", "null"))
+        one, null = (mine[mine["kind"] == kind].iloc[0] for kind in ("slice", "swapped"))
         name = f"{title_of(*key[:3])}, {key[3]}, {key[4]}"
         limit = f"±{one.threshold:g}: {percent(one.outside)}"
         ratio = "" if math.isnan(one.variance_ratio) else f"{one.variance_ratio:.2f}"
@@ -442,8 +442,8 @@ def draw_ecdf(table, shares, full, path):
             excluded = share["paper" if column == "paper_mean" else "t"]
             note = "" if math.isnan(excluded) else f": {100 * excluded:.0f} % of intervals exclude 0"
             means = np.sort(mine[column])
-            axis.step(means, np.arange(1, len(means) + 1) / len(means), where="post", color=colour, lw=1 if kind == "null" else 2,
-                      ls="--" if kind == "null" else "-", label=f"{model}, {kind}s{note}")
+            axis.step(means, np.arange(1, len(means) + 1) / len(means), where="post", color=colour, lw=1 if kind == "swapped" else 2,
+                      ls="--" if kind == "swapped" else "-", label=f"{model}, {'nulls' if kind == 'swapped' else 'slices'}{note}")
         if column == "paper_mean":
             axis.axvspan(-first["threshold"], first["threshold"], color="grey", alpha=0.15, lw=0, label=f"within ±{first['threshold']:g}")
         elif not math.isnan(full[3]):
@@ -461,7 +461,7 @@ def draw_ecdf(table, shares, full, path):
 def draw_nulls(shares, path):
     """How often each analysis excludes 0 on exact nulls, by cell and model."""
     plt = import_plots()
-    nulls = shares[shares["kind"] == "null"].reset_index(drop=True)
+    nulls = shares[shares["kind"] == "swapped"].reset_index(drop=True)
     figure, axis = plt.subplots(figsize=(8.5, 2.2 + 0.3 * len(nulls)), layout="constrained")
     looks = (("paper", "the paper's model", "s", "tab:red"), ("t", "t over tasks", "o", "tab:blue"), ("sign_flip", "sign flips", "D", "tab:green"))
     for (column, text, marker, colour), shift in zip(looks, (-0.15, 0, 0.15)):
@@ -536,7 +536,7 @@ def board_lines(table, rows, path):
 # ------------------------------------------------------------------------------------------------------------
 
 
-# --- shared: above 0 ---
+# --- shared: above_0 ---
 def above_0(text):
     """argparse type: a finite number above 0."""
     number = float(text)
