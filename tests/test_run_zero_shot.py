@@ -305,8 +305,10 @@ def test_pretraining_is_that_of_peft_and_a_plain_loop(kind, most, long, clip, ze
 
 
 @pytest.mark.parametrize("kind, quantize, precision", [("llama", "nf4", "bf16"), ("gpt2", "none", "fp16")])
-def test_nf4_and_fp16_train_and_score_like_float32(kind, quantize, precision, zero, load):
-    recipe, found = {"epochs": 6, "batch_size": 2, "learning_rate": 0.01}, []
+def test_nf4_and_fp16_train_and_score_like_float32(kind, quantize, precision, zero, load, monkeypatch):
+    recipe, found, norms = {"epochs": 6, "batch_size": 2, "learning_rate": 0.01}, [], []
+    clip = torch.nn.utils.clip_grad_norm_
+    monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", lambda *args: norms.append(float(clip(*args))))
     wide = {"hidden_size": 128, "initializer_range": 0.05} if kind == "llama" else {}
     for settings in ((quantize, precision), ("none", "float32")):
         _, net = load(kind, *settings, **wide)
@@ -315,6 +317,7 @@ def test_nf4_and_fp16_train_and_score_like_float32(kind, quantize, precision, ze
         assert any(type(module).__name__ == "Linear4bit" for module in net.model.modules()) == (settings[0] == "nf4")
     assert np.isfinite(found).all() and found[0][1] < found[0][0] - 0.1 and found[0] != found[1]  # it learns
     np.testing.assert_allclose(found[0][:2], found[1][:2], atol=0.4)
+    assert norms[0] == pytest.approx(norms[len(norms) // 2], rel=0.2)  # unscaled before it is clipped
 
 
 def test_a_step_whose_fp16_gradients_overflow_is_skipped(zero, load):
