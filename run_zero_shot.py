@@ -97,7 +97,7 @@ def stop(message):
 
 @contextlib.contextmanager
 def guard():
-    """What can strike anywhere ends in one line: a full disk or a folder that cannot be written, Ctrl-C; a closed pipe ends quietly."""
+    """What can strike anywhere ends in one line: a full disk, an unwritable folder, Ctrl-C; a closed pipe ends quietly."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # a notebook's has not
             stream.reconfigure(errors="replace")  # an ASCII terminal
