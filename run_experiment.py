@@ -32,7 +32,9 @@ Writes results.csv, one row per finished subsample (a rerun goes on where the la
     versions                                    of torch, transformers and this script
 and a plot results.*.png per cell (experiment, model, m, n); a --shard of a run draws none.
 
-MEASURED
+Measured 2026-11-21, second command (m = 50, n = 200, 5 subsamples a task), 2 CPU cores, versions of requirements.txt:
+bbc_news acc_base .853, acc_extra .853, acc_test .857, rotten_tomatoes .584, .554, .557; two processes of 0.8 GB at most,
+4 minutes of processor time in all, with other work beside it. GPUs were not measured.
 """
 
 import argparse

@@ -476,7 +476,7 @@ def test_only_files_that_decide_the_numbers_are_part_of_the_recipe(run, tiny, tm
     ("models", {"objective": "nsp"}, ["model bert", "objective"]),
     ("models", {"epochs": {"pretrain": "two", "train": 3}}, ["tasks.json"]),
     ("models", {"sources": [3]}, ["model bert", "sources"]),
-    ("tasks", {"recipes": {"bert": {"epochs": {"pretrain": 0, "train": 1}}}}, ["model bert", "epochs"]),
+    ("tasks", {"recipes": {"bert": {"epochs": {"pretrain": 0, "train": 1}}}}, ["model bert", "above 0"]),
 ], ids=["too few labels", "no list", "text", "two classes of one name", "unknown filter", "filter's type", "objective", "number", "sources", "recipe"])
 def test_a_wrong_entry_of_tasks_json(tmp_path, where, change, words):
     registry = json.loads((ROOT / "tasks.json").read_text(encoding="utf-8"))
