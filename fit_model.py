@@ -719,7 +719,7 @@ def conclusions(effects, rows, metric, unit):
             continue
         outside = int(((known["low"] > 0) | (known["high"] < 0)).sum())
         verdicts = ", ".join(f"{name} in {number}" for name, number in known["verdict"].value_counts().items() if name)
-        verdicts += f" (margin {known['margin'].iloc[0]:g}); " * bool(verdicts)
+        verdicts += f" (margin {known['margin'].iloc[0]:g}); " if verdicts else ""
         yield (f"{experiment}: {effect}: estimates from {known['estimate'].min():+.2f} to {known['estimate'].max():+.2f} {unit}, 89 % "
                f"intervals from {known['low'].min():+.2f} to {known['high'].max():+.2f}, in {len(known)} settings of m and n: {verdicts}"
                f"{outside} exclude 0, by chance alone {(1 - SHARE) * len(known):.1f} would")
@@ -797,7 +797,7 @@ def plan_lines(plan, margin, unit):
                 one = stats.norm.ppf((1 + SHARE) / 2) * row.sd / math.sqrt(row.tasks)
                 known = f"known to ±{row.half_width:.2f} by {row.subsamples} subsamples a task (one: ±{one:.2f})"
                 more = f"; {row.needed:.0f} bring that below {margin or 0:g} (89 % interval: {row.needed_low:.0f} to {row.needed_high:.0f})"
-                yield f"  {name}: {row.mean:+.2f} {unit}, {known}{more * bool(margin)}"
+                yield f"  {name}: {row.mean:+.2f} {unit}, {known}{more * (row.needed > 0)}"
 
 
 # ------------------------------------------------------------------------------------------------------------

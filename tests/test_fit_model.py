@@ -447,6 +447,11 @@ def test_other_metrics(run, tmp_path):
     status, out, _ = run("r.csv", "--metric", "nll")
     row = pd.read_csv("fits/effects.csv").query("effect == 'bias' and model == 'a' and target == 'these tasks'").iloc[0]
     assert status == 0 and row["estimate"] == pytest.approx(0.075) and "nats" in out and "told from 0" in out and pd.isna(row["verdict"])
+    status, out, _ = run("r.csv", "--metric", "nll", "--plan", "--margin", 0.1)  # all boosts are equal
+    assert status == 0 and "nan" not in out
+    saved(pd.concat([table, table.assign(m=20)]), tmp_path / "two.csv")
+    status, out, _ = run("two.csv", "--metric", "nll", "--no-figures")
+    assert status == 0 and re.search(r"in 2 settings of m and n: \d exclude 0", out)  # no margin, no verdicts
     status, _, err = run("r.csv", "--metric", "bleu")
     assert status == 2 and "no column 'bleu_base'" in err
 
