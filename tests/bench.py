@@ -37,7 +37,7 @@ CASES = {  # epochs and learning rates of pretraining and classification; one su
     "gpt2-tiny": {"mlm": False, "epochs": (1, 3), "rates": (5e-4, 1e-3), "subsamples": 4, "target": 4},
     "bert-base": {"mlm": True, "epochs": (2, 3), "rates": (1e-4, 5e-5), "subsamples": 1, "target": 1.8},
 }
-GPU_CASES = {"bert-base": {"mlm": True, "epochs": (2, 3)}, "gpt2": {"mlm": False, "epochs": (1, 3)}}
+GPU_CASES = {"bert-base": CASES["bert-base"], "gpt2": {"mlm": False, "epochs": (1, 3), "rates": (1e-4, 5e-5)}}
 GRID = {50: 100, 100: 100, 200: 50, 500: 20}  # the paper's subsamples by n; m = 50 and 100, 25 tasks, both models
 CLASSES = ["negative about the story", "positive about the story", "negative about the actors and their work",
            "positive about the actors and their work", "neutral"]
@@ -87,21 +87,18 @@ def busy_seconds():
 
 
 def watch(process, gpu):
-    """Wait for a process to end; [(MB of it and its children, MB in use on the GPU)], sampled every .2 s or more
-    rarely: counting the pages of a large process takes a core for a while."""
-    samples, cost = [(0, 0)], 0
+    """Wait for a process to end; [(MB of it and its children, MB in use on the GPU)], sampled every second."""
+    samples = [(0, 0)]
     while True:
         try:
-            process.wait(max(0.2, 50 * cost))
+            process.wait(1)
             return samples
         except psutil.TimeoutExpired:
-            began = time.perf_counter()
             with contextlib.suppress(psutil.Error):  # a child may end between the listing and the reading
                 infos = [one.memory_full_info() for one in (process, *process.children(recursive=True))]
                 free, total = torch.cuda.mem_get_info() if gpu else (0, 0)
                 main = sum(getattr(info, "pss", info.rss) for info in infos)
                 samples.append((main / 2**20, (total - free) / 2**20))
-            cost = time.perf_counter() - began
 
 
 def paired(rounds, ways):
@@ -201,7 +198,6 @@ def model_folder(name, folder):
 
 
 def load_reviews():
-    """rotten_tomatoes, as run_experiment.py loads it."""
     script = load_script("run_experiment")
     return script.load_task(TASK, script.load_registry()["tasks"][TASK], CACHE)
 
@@ -215,15 +211,19 @@ def make_job(name, case, folder, subsamples, device="cpu"):
             "num_classes": len(task["classes"])}
 
 
+def read_results(folder):
+    return pd.read_csv(folder / "results.csv")
+
+
 def run_job(way, job, subsamples, gpu=False, **flags):
     """Measure so many subsamples by one way, ours with more flags."""
     if way == "usual":
         return run_child("trainer", {**job, "splits": job["splits"][:subsamples]})
-    (pretraining, training), (slow, fast) = job["epochs"], job["rates"]
     fixed = {"model": job["folder"], "tasks": TASK, "m": 50, "n": 50, "subsamples": subsamples, "cache": CACHE,
-             "device": job["device"], "batch-size": BATCH, "max-length": MAX_LENGTH, "pretrain-epochs": pretraining,
-             "train-epochs": training, "pretrain-lr": slow, "train-lr": fast}
-    return run_script("run_experiment", fixed | flags, lambda folder: pd.read_csv(folder / "results.csv"), gpu=gpu)
+             "device": job["device"], "batch-size": BATCH, "max-length": MAX_LENGTH}
+    recipe = {f"{stage}-{what}": value for what, key in (("epochs", "epochs"), ("lr", "rates"))
+              for stage, value in zip(("pretrain", "train"), job[key])}
+    return run_script("run_experiment", fixed | recipe | flags, read_results, gpu=gpu)
 
 
 def stage_experiment(args):
@@ -247,8 +247,7 @@ def stage_experiment(args):
 # --- fit, zero-shot, contamination ---
 def stage_fit(args):
     if not args.accuracies:
-        yield ["every case", "not measured: give --accuracies", *"------"]
-        return
+        return (yield ["every case", "not measured: give --accuracies", *"------"])
     path, data = args.accuracies.resolve(), f"{len(pd.read_csv(args.accuracies))} rows"
     one = {"analysis": "paper", "effects": "bias", "m": 50, "n": 500, "no-figures": True}
     runs = paired(args.rounds, {
@@ -315,11 +314,10 @@ def stage_contamination(args):
 
 
 # --- gpu ---
-def grid_hours(job, precision):
+def grid_hours(job):
     """Hours of one model's half of the paper's grid, from `seconds` of every m and n: 25 tasks half way between one of
     short texts and one whose texts are cut at 256 tokens. The second subsample counts: the first may tune kernels."""
-    flags = {"tasks": [TASK, "bbc_news"], "m": [50, 100], "n": list(GRID), "precision": precision}
-    rows = run_job("ours", job, 2, **flags)["found"].query("subsample == 2")
+    rows = run_job("ours", job, 2, tasks=[TASK, "bbc_news"], m=[50, 100], n=list(GRID))["found"].query("subsample == 2")
     return (25 / 2 * rows["n"].map(GRID) * rows["seconds"]).sum() / 3600
 
 
@@ -334,15 +332,14 @@ def memory_rows(name, job, count=200):
 
 def stage_gpu(args):
     if not torch.cuda.is_available():
-        yield ["every case", "not measured: no GPU here", *"------"]
-        return
+        return (yield ["every case", "not measured: no GPU here", *"------"])
     native = ["tf32", "bf16"] if torch.cuda.get_device_capability() >= (8, 0) else []  # emulated on older ones
     variants = {name: {"precision": name} for name in ("float32", *native, "fp16")}
     variants |= {f"--workers {count}": {"workers": count} for count in (2, 4, 8)}
-    hours, few, many = dict.fromkeys(["float32", "bf16" if native else "fp16"], 0), 8, 24  # at least as many as workers
+    hours, few, many = 0, 8, 24  # at least as many subsamples as workers
     for name, case in GPU_CASES.items():
         with tempfile.TemporaryDirectory() as folder:
-            job = make_job(name, {**case, "rates": (1e-4, 5e-5)}, folder, 3, "cuda")
+            job = make_job(name, case, folder, 3, "cuda")
             ways = {f"usual {size}": partial(run_job, "usual", job, size) for size in (1, 3)}
             ways |= {f"{variant} {size}": partial(run_job, "ours", job, size, **flags)
                      for variant, flags in variants.items() for size in (few, many)}
@@ -351,12 +348,11 @@ def stage_gpu(args):
             both = runs[f"float32 {many}"], runs["usual 3"]
             yield row(f"{name}, m = n = 50, float32: one more subsample", plain, usual, 10, runs=both)
             for variant in list(variants)[1:]:
-                case = f"{name}, {variant}: one more subsample (usual: ours, float32, 1 worker)"
-                yield row(case, one_more(runs, few, many, variant), plain, runs=(runs[f"{variant} {many}"], ()))
+                what = f"{name}, {variant}: one more subsample (usual: ours, float32, 1 worker)"
+                yield row(what, one_more(runs, few, many, variant), plain, runs=(runs[f"{variant} {many}"], ()))
             yield from memory_rows(name, job)
-            hours = {precision: sofar + grid_hours(job, precision) for precision, sofar in hours.items()}
-    for precision, total in hours.items():
-        yield row(f"the paper's grid, {precision}, 1 worker, projected", [total], unit=" h")
+            hours += grid_hours(job)
+    yield row("the paper's grid, float32, 1 worker, projected", [hours], unit=" h")
 
 
 # --- Command line ---
