@@ -43,10 +43,13 @@ contamination.csv (--out), rewritten after each unit: a row per unit and arm, wi
     p_published, p_distinct, p_exact    of the order test
     auc_D, half_D, tpr_D                for each detector D; contamination.png shows auc_D and p_exact against change
 The tables over units average the AUCs of a setting, combine its p by Fisher's method and give the change the interval
-of target 1 (README.md; none with one subsample). * is a flag: p < .05, or an AUC interval above .5; without any memory
+of target 1 (README.md; none with one subsample). * is a flag: p < .05, or an AUC interval above .5; without memory
 about one cell in 18 has one.
 
-MEASURED
+Measured 2026-11-21: --from-log of the paper's log (extra, 256 shards): published .336248, distinct .386518, exact
+.386777 ± .0005; 500 examples in 256 shards take 500 evaluations, the published procedure 13,056; smollm2, n = 50:
+2.4 minutes of CPU a unit, on a busy machine. Two subsamples of rotten_tomatoes, packed, with answers, 3 epochs:
+accuracy +15.0 [+9.3, +20.7] points over extra, and no detector flags it (AUC .49 to .56, p .18; base .45 to .51).
 """
 
 import argparse
@@ -571,14 +574,15 @@ def print_p(found):
 
 
 def parse_args(argv):
+    """The flags."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0],
                                      epilog="Tests, detectors and columns: see the head of this script.")
-    add = parser.add_argument_group("what to test").add_argument
+    add = parser.add_argument_group("what to run").add_argument
     add("folder", type=Path, nargs="?", metavar="FOLDER", help="units of run_zero_shot.py --adapters FOLDER (kept)")
     add("--examples", type=Path, metavar="FILE", help="order test of these: one a line, or .json, .jsonl with \"text\"")
     add("--from-log", type=Path, metavar="FILE", help="p-values of a log, also of the published code; no model")
-    add("--model", metavar="NAME", help="local folder, Hub id, or smollm2 where run_zero_shot.py has unpacked it "
-                                        "(smollm2; units: their own, give it if it lies elsewhere now)")
+    add("--model", nargs=1, metavar="NAME", help="local folder, Hub id, or smollm2 where run_zero_shot.py has unpacked "
+                                                 "it (smollm2; units: their own, give it if it lies elsewhere now)")
     add("--quantize", default="none", choices=("none", "nf4"), help="of --examples (%(default)s; units: as trained)")
     add = parser.add_argument_group("order test").add_argument
     add("--shards", type=positive, metavar="N", help="contiguous shards (half as many as examples)")
@@ -607,7 +611,7 @@ def audit_units(args):
     for unit in sorted(units, key=lambda unit: json.dumps(unit["model"])):
         if unit["model"] != loaded:
             loaded, net = unit["model"], None  # room for the next
-            where = locate(args.model) if args.model else (loaded["source"], loaded["gguf"])
+            where = locate(args.model[0]) if args.model else (loaded["source"], loaded["gguf"])
             net = open_scorer(*where, loaded["quantize"], args)
         rows += (new := [audit(net, unit, arm, args) for arm in ARMS])
         write_table(args.out, rows)
@@ -629,7 +633,7 @@ def main(argv=None):
         if args.examples is None:
             return audit_units(args)
         shards = cut_shards(read_examples(args.examples, args.published), args.shards, f"--examples {args.examples}")
-        net = open_scorer(*locate("smollm2" if args.model is None else args.model), args.quantize, args)
+        net = open_scorer(*locate(args.model[0] if args.model else "smollm2"), args.quantize, args)
         log = score_orders(net, shards, "", args, args.examples.name)
     except torch.OutOfMemoryError:
         stop(f"the GPU ran out of memory: use a smaller --batch-tokens than {args.batch_tokens}")
