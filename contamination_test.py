@@ -107,7 +107,7 @@ def guard():
         where = f"{error.filename}: " if error.filename else ""
         stop(f"{where}{error.strerror or error}; mend that and run the same command again: what is finished is kept")
     except KeyboardInterrupt:
-        tqdm.write("stopped; the same command goes on where it was: what is finished is kept", file=sys.stderr)
+        tqdm.write("stopped: what is finished is kept; run the same command again", file=sys.stderr)
         raise SystemExit(130) from None
 
 

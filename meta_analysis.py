@@ -1,31 +1,31 @@
 """How far can one subsample be trusted? Section 10 of the paper, checked on exact nulls; and leaderboards.
 
 Reproduces Figure 7 of "Evaluating the fairness of task-adaptive pretraining on unlabeled test data before few-shot text
-classification" (Dubey): keep one subsample per model and task, as most benchmarks do, analyse that slice, and do it again with
-other slices. How different are the conclusions? With the slice's differences D_ij of model i and task j:
-    paper      Y_ijl ~ Binomial(n, p), logit p = mu + alpha_i + U_j + beta l (l = 0 control, 1 treatment), priors as in fit_model.py.
-               The result is the posterior of beta, in log odds; the threshold .04 (zero-shot: .08) is on its mean. Taken by Newton's
-               method and the curvature at the mode, sd_U at its own mode: see slice_posterior
+classification" (Dubey): keep one subsample per model and task, as most benchmarks do, analyse that slice, do it again
+with other slices. How different are the conclusions? With the slice's differences D_ij of model i and task j:
+    paper      Y_ijl ~ Binomial(n, p), logit p = mu + alpha_i + U_j + beta l (l = 0 control, 1 treatment), priors as in
+               fit_model.py. The result is the posterior of beta, in log odds; the threshold .04 (zero-shot: .08) is on
+               its mean. Taken by Newton's method and the curvature at the mode, sd_U at its own mode
     t          mean and t interval over the tasks of D_ij (all models: averaged over them), in points
     sign flip  two-sided exact p of the sum of the differences under random signs
-    nulls      the same slices with the two arms of each model and task changed at random: no effect is left. This makes the noise
-               symmetric and turns real effects of single tasks into noise: it shows what noise alone would look like
+    nulls      the same slices with the two arms of each model and task changed at random: no effect is left. This makes
+               the noise symmetric, turns real effects of single tasks into noise: it shows what noise would look like
 
 Commands, cheapest first
     python meta_analysis.py results.csv --slices 20
-    python meta_analysis.py results.csv                      # 500 slices and 500 nulls of every cell (experiment, m, n): seconds each
+    python meta_analysis.py results.csv                      # 500 slices and 500 nulls of every cell: seconds each
     python meta_analysis.py results.csv --m 50 --n 500 --effects boost bias
-    python meta_analysis.py results.csv --n 500 --leaderboard board.csv     # a CSV with the columns name, score and perhaps n
+    python meta_analysis.py results.csv --n 500 --leaderboard board.csv   # a CSV with name, score and perhaps n
 
-Reads what fit_model.py reads: results files, folders of them, the published layout. Writes to meta/ figures *.png and the columns
-    meta.csv         experiment, m, n, effect, model (all: all models together), kind (slice, swapped), slice, paper_mean, paper_low,
-                     paper_high (log odds), t_mean, t_low, t_high (points), p
-    shares.csv       per cell, effect, model and kind: slices, paper_mean, paper_sd (of the slices' means), threshold, outside (share of
-                     paper's means beyond it), paper, t, sign_flip (shares that exclude 0 at 89 %; nominal .11), variance_ratio (of D
-                     between subsamples over that of two binomials)
-    leaderboard.csv  rank, name, score, model, gap (to the next below, points), p_wrong (the order with the next is wrong now),
-                     p_wrong_texts (also counting the luck of the test texts), p_swap_1, p_swap_5, p_swap_20 (in a rerun with so many
-                     training sets a task), p_best
+Reads what fit_model.py reads. Writes to meta/ figures *.png and the columns
+    meta.csv         experiment, m, n, effect, model (all: all models together), kind (slice, swapped), slice,
+                     paper_mean, paper_low, paper_high (log odds), t_mean, t_low, t_high (points), p
+    shares.csv       per cell, effect, model and kind: slices, paper_mean, paper_sd (of the slices' means), threshold,
+                     outside (share of paper's means beyond it), paper, t, sign_flip (shares that exclude 0 at 89 %;
+                     nominal .11), variance_ratio (of D between subsamples over that of two binomials)
+    leaderboard.csv  rank, name, score, model, gap (to the next below, points), p_wrong (the order with the next is
+                     wrong now), p_wrong_texts (also counting the luck of the test texts), p_swap_1, p_swap_5,
+                     p_swap_20 (in a rerun with so many training sets a task), p_best
 
 @MEASURED@
 """
@@ -48,6 +48,7 @@ from tqdm.auto import tqdm
 THRESHOLD, ZERO_SHOT_THRESHOLD = 0.04, 0.08  # of |posterior mean of beta| (section 10)
 FOLDS = (1, 5, 20)  # training sets a task, of --leaderboard
 CELL = ["experiment", "m", "n"]
+LOOKS = {"slice": ("slices", 2, "-"), "swapped": ("nulls", 1, "--")}  # name, line width, style
 
 
 # --- shared: basics ---
@@ -72,7 +73,7 @@ def guard():
         where = f"{error.filename}: " if error.filename else ""
         stop(f"{where}{error.strerror or error}; mend that and run the same command again: what is finished is kept")
     except KeyboardInterrupt:
-        tqdm.write("stopped; the same command goes on where it was: what is finished is kept", file=sys.stderr)
+        tqdm.write("stopped: what is finished is kept; run the same command again", file=sys.stderr)
         raise SystemExit(130) from None
 
 
@@ -100,7 +101,7 @@ def refuse(table, bad, what):
 
 
 def read_file(path):
-    """A CSV file as a DataFrame of str with the column `where` (file and line); a torn last line is left out, with a note."""
+    """A CSV file as a DataFrame of str with the column `where` (file, line); a torn last line is left out, and said."""
     raw = path.read_bytes()
     try:
         reader = csv.reader(io.StringIO(raw.decode("utf-8-sig"), newline=""), strict=True)
@@ -113,8 +114,9 @@ def read_file(path):
     if len(lines) > 1 and len(lines[-1]) < len(header) and raw[-1:] not in b"\r\n":  # what a killed run leaves at most
         print(f"{path}: the last line is torn (its run was killed); it is left out")
         lines.pop()
-    if wrong := [line for line in lines if len(line) != len(header)]:
-        stop(f"{wrong[0][0]}: {count(len(wrong[0]) - 1, 'field')} where the header has {len(header) - 1}: correct or delete the line")
+    for where, *fields in lines:
+        if len(fields) != len(header) - 1:
+            stop(f"{where}: {count(len(fields), 'field')} where the header has {len(header) - 1}: correct or delete it")
     return pd.DataFrame(lines[1:], columns=header, dtype=str)
 
 
@@ -128,14 +130,14 @@ def read_published(folder):
 
 
 def read_path(path):
-    """Tables of a results file, of a folder's results.csv and results.*-of-*.csv, or of a folder in the published layout."""
+    """Tables of a results file, of a folder's results.csv and results.*-of-*.csv, or of one in the published layout."""
     if not path.exists():
         stop(f"{path} does not exist: give results files of run_experiment.py, or folders of them")
     if not path.is_dir():
         return [read_file(path)]
     files = [file for name in ("results.csv", "results.*-of-*.csv") for file in sorted(path.glob(name))]
     if not (tables := [*map(read_file, files), *read_published(path)]):
-        stop(f"{path} holds no results.csv, results.*-of-*.csv or m<m>/n<n>/<model>/<task>/accuracies.csv: name the file itself")
+        stop(f"{path} holds no results.csv, results.*-of-*.csv, m<m>/n<n>/<model>/<task>/accuracies.csv: name a file")
     return tables
 
 
@@ -167,7 +169,8 @@ def read_results(paths, metric="acc"):
         share = rows[f"acc_{arm}"]
         rows[f"right_{arm}"] = (share * rows["n"]).round().astype(int)
         off = (share - rows[f"right_{arm}"] / rows["n"]).abs() > 5.1e-5  # accuracies of four decimals will do
-        refuse(rows, off | (share < 0) | (share > 1), f"acc_{arm} = {{acc_{arm}}} is no whole number of correct answers out of n = {{n}}")
+        off |= (share < 0) | (share > 1)
+        refuse(rows, off, f"acc_{arm} = {{acc_{arm}}} is no whole number of correct answers out of n = {{n}}")
         rows[f"acc_{arm}"] = rows[f"right_{arm}"] / rows["n"]
     for name in ("loss_extra", "loss_test"):
         rows[name] = pd.to_numeric(rows[name], errors="coerce")
@@ -177,14 +180,14 @@ def read_results(paths, metric="acc"):
 def each_once(rows, wanted):
     """The rows, each run once; a run with other values, and one setting with two recipes or data sets, are refused."""
     values = [*(f"right_{arm}" for arm in ARMS), *wanted, "num_classes", "majority", "split", "data", "recipe"]
-    checks = [(RUN, name) for name in values] + [(["experiment", "model", "task", "m", "n"], "recipe"), (["experiment", "task"], "data")]
+    checks = [(RUN, name) for name in values] + [(RUN[:5], "recipe"), (["experiment", "task"], "data")]
     for scope, name in checks:
         known = rows[rows[name].astype(str) != ""]
         if (differ := known.groupby(scope)[name].transform("nunique") > 1).any():
             first = known[differ].iloc[0]
             other = known[(known[scope] == first[scope]).all(axis=1) & (known[name] != first[name])].iloc[0]
-            stop(f"{first['where']} and {other['where']} agree in {', '.join(scope)} and differ in {name} ({first[name]} and "
-                 f"{other[name]}): keep one of them, or name their experiments differently")
+            stop(f"{first['where']} and {other['where']} agree in {', '.join(scope)} and differ in {name} "
+                 f"({first[name]} and {other[name]}): keep one of them, or name their experiments differently")
     twice = rows.duplicated(RUN)
     if twice.any():
         print(f"{twice.sum()} rows were given twice, with equal values: each is used once")
@@ -249,11 +252,11 @@ def these_tasks(means, variances, counts, floor):
 
 # --- shared: noise ---
 def training_variance(shares, n):
-    """(variance, told from 0?) of a mean accuracy over tasks at one subsample a task with a fixed test set, in points^2.
+    """(variance, told from 0?) of a mean accuracy over tasks at one subsample a task, fixed test set, in points^2.
 
-    shares: per task an array of the accuracies of its subsamples, each on n fresh test texts. Their variance less the binomial
-    one, p (1 - p) / n: a lower bound, since single answers also flip from run to run. Told from 0 by the dispersion test: the sum
-    of (K - 1) s^2 / binomial against chi-square."""
+    shares: per task the accuracies of its subsamples, each on n fresh test texts. Their variance less the binomial one,
+    p (1 - p) / n: a lower bound, since single answers also flip from run to run. Told from 0 by the dispersion test:
+    the sum of (K - 1) s^2 / binomial against chi-square."""
     observed = np.array([np.var(share, ddof=1) for share in shares])
     binomial = np.array([np.mean(share * (1 - share)) / max(n - 1, 1) for share in shares])
     known, freedom = binomial > 0, np.array([len(share) - 1 for share in shares])
@@ -266,7 +269,7 @@ def training_variance(shares, n):
 def sign_flip_p(changes):
     """One-sided exact p of sum(changes) under independent random signs: the share of all sign patterns that reach it.
 
-    The distribution of the sum is the convolution of the two-point distributions at +-|change|; changes are whole numbers.
+    The sum's distribution is the convolution of the two-point distributions at +-|change|; changes are whole numbers.
     Exact for differences that are symmetric about 0."""
     sizes = np.abs(changes[changes != 0])
     share = np.ones(1)  # of the sign patterns, by the sum of the sizes with a plus
@@ -283,11 +286,9 @@ def sign_flip_p(changes):
 
 def runs_of(rows, effect):
     """(models, tasks, runs): runs[i][j] is an array [runs, 2] of correct answers of control and treatment."""
-    names, groups = [f"right_{arm}" for arm in EFFECTS[effect]], dict(list(rows.groupby(["model", "task"])))
-    models, tasks = sorted(set(rows["model"])), sorted(set(rows["task"]))
-    none = np.empty((0, 2), int)
-    runs = [[groups[model, task][names].to_numpy() if (model, task) in groups else none for task in tasks] for model in models]
-    return models, tasks, runs
+    groups = dict(list(rows.groupby(["model", "task"])[[f"right_{arm}" for arm in EFFECTS[effect]]]))
+    models, tasks, none = sorted(set(rows["model"])), sorted(set(rows["task"])), pd.DataFrame(columns=range(2))
+    return models, tasks, [[groups.get((model, task), none).to_numpy(int) for task in tasks] for model in models]
 
 
 def draw_slices(runs, n, slices, rng, null=False):
@@ -305,13 +306,14 @@ def draw_slices(runs, n, slices, rng, null=False):
 
 
 def slice_posterior(counts, total):
-    """(mean, sd) of beta [slices] under the paper's model without V and W; counts [slices, 2, models, tasks], total [models, tasks].
+    """(mean, sd) of beta [slices] under the paper's model without V and W; counts, total: see draw_slices.
 
-    Given sd_U the log posterior is concave: Newton's method finds its mode, the inverse of the curvature is the covariance. sd_U
-    is set to its own mode by EM, whose step is the root of sd^4 + J sd^2 = sum E U_j^2 (HalfNormal(1) prior). One task: no U."""
+    Given sd_U the log posterior is concave: Newton's method finds its mode, the inverse curvature is the covariance.
+    sd_U is set to its own mode by EM, whose step is the root of sd^4 + J sd^2 = sum E U_j^2 (HalfNormal(1) prior). One
+    task: no U."""
     slices, _, models, tasks = counts.shape
     l, i, j = (axis.ravel() for axis in np.indices((2, models, tasks)))
-    X = np.concatenate([np.ones((1, len(l))), l[None], i == np.arange(1, models)[:, None], j == np.arange(tasks)[:, None]])
+    X = np.vstack([np.ones(len(l)), l, i == np.arange(1, models)[:, None], j == np.arange(tasks)[:, None]])
     X = X.T[:, : None if tasks > 1 else -1]  # columns mu, beta, alpha of the later models, U
     n, y = np.tile(total.ravel(), 2), counts.reshape(slices, -1)
     precision = np.tile(np.r_[1, 1, np.full(models - 1, 1 / 25), np.ones(X.shape[1] - models - 1)], (slices, 1))
@@ -333,23 +335,19 @@ def slice_posterior(counts, total):
 
 def slice_rows(counts, total):
     """One row per slice: the paper's posterior of beta, the t interval over tasks, the sign-flip p."""
-    z = stats.norm.ppf((1 + SHARE) / 2)
     mean, sd = slice_posterior(counts, total)
-    there = total.all(axis=0)  # a task that one of the models lacks is left out of the mean over models
-    D = 100 * (counts[:, 1] - counts[:, 0])[:, :, there].mean(1) / total.max()
-    tasks, changes = there.sum(), (counts[:, 1] - counts[:, 0]).reshape(len(D), -1)
-    t, half = np.full(len(D), math.nan), np.full(len(D), math.nan)
-    if tasks:
-        t = D.mean(1)
+    there, changes = total.all(axis=0), counts[:, 1] - counts[:, 0]  # a task that a model lacks is no part of the mean
+    D, tasks = 100 * changes[:, :, there].mean(1) / total.max(), there.sum()
+    t, half, z = D.mean(1) if tasks else math.nan, math.nan, stats.norm.ppf((1 + SHARE) / 2) * sd
     if tasks > 1:
         half = stats.t.ppf((1 + SHARE) / 2, tasks - 1) * D.std(1, ddof=1) / math.sqrt(tasks)
-    p = [min(1, 2 * sign_flip_p(change if change.sum() > 0 else -change)) for change in changes]
-    return pd.DataFrame({"slice": np.arange(1, len(D) + 1), "paper_mean": mean, "paper_low": mean - z * sd, "paper_high": mean + z * sd,
-                         "t_mean": t, "t_low": t - half, "t_high": t + half, "p": p})
+    p = [min(1, 2 * sign_flip_p(change if change.sum() > 0 else -change)) for change in changes.reshape(len(D), -1)]
+    return pd.DataFrame({"slice": np.arange(1, len(D) + 1), "paper_mean": mean, "paper_low": mean - z,
+                         "paper_high": mean + z, "t_mean": t, "t_low": t - half, "t_high": t + half, "p": p})
 
 
 def variance_ratio(rows, effect):
-    """Variance of the difference between a task's subsamples over that of two independent binomials, means over models and tasks."""
+    """Variance of D between a task's subsamples over that of two independent binomials, means over models and tasks."""
     control, treatment = (f"acc_{arm}" for arm in EFFECTS[effect])
     one = rows.drop_duplicates(RUN[:-1])  # one seed of each subsample
     one = one.assign(change=one[treatment] - one[control])
@@ -359,7 +357,7 @@ def variance_ratio(rows, effect):
 
 
 def all_subsamples(rows, effect):
-    """What all subsamples say (these_tasks, in points), of all models together: the mean over the models of each subsample."""
+    """What all subsamples say (these_tasks, in points), all models together: means over models of each subsample."""
     control, treatment = (f"acc_{arm}" for arm in EFFECTS[effect])
     change = (100 * (rows[treatment] - rows[control])).groupby([rows["task"], rows["subsample"]]).mean()
     groups = change.groupby(level="task").agg(["mean", "var", "count"])
@@ -367,39 +365,42 @@ def all_subsamples(rows, effect):
 
 
 def analyse(rows, effect, args):
-    """(rows of meta.csv, rows of shares.csv) of one cell and effect: slices and nulls, of all models together and of each."""
+    """(rows of meta.csv, rows of shares.csv) of a cell and effect: slices and nulls, all models together and each."""
     cell = dict(zip(CELL, rows[CELL].iloc[0]))
     models, _, runs = runs_of(rows, effect)
     threshold = args.threshold or (ZERO_SHOT_THRESHOLD if cell["experiment"].startswith("zero-shot") else THRESHOLD)
-    groups = ({"all": range(len(models))} if len(models) > 1 else {}) | {model: [i] for i, model in enumerate(models)}
+    groups = ({"all": models} if len(models) > 1 else {}) | {model: [model] for model in models}
     tables, shares = [], []
     for kind in ("slice", "swapped"):
-        counts, total = draw_slices(runs, cell["n"], args.slices, np.random.default_rng(args.seed), kind == "swapped")
-        for model, chosen in groups.items():
+        rng = np.random.default_rng(args.seed)
+        counts, total = draw_slices(runs, cell["n"], args.slices, rng, kind == "swapped")
+        for model, names in groups.items():
+            chosen = [models.index(name) for name in names]
             own = total[chosen].any(axis=0)
             found = slice_rows(counts[:, :, chosen][..., own], total[chosen][:, own])
-            tables.append(found.assign(**cell, effect=effect, model=model, kind=kind))
-            outside = {name: ((found[f"{name}_low"] > 0) | (found[f"{name}_high"] < 0)).mean() for name in ("paper", "t")}
-            shares.append(cell | {"effect": effect, "model": model, "kind": kind, "slices": len(found),
-                                  "paper_mean": found["paper_mean"].mean(), "paper_sd": found["paper_mean"].std(), "threshold": threshold,
-                                  "outside": (found["paper_mean"].abs() > threshold).mean(), **outside,
-                                  "sign_flip": (found["p"] < 1 - SHARE).mean(),
-                                  "variance_ratio": variance_ratio(rows[rows["model"].isin([models[i] for i in chosen])], effect)})
+            names_of = {**cell, "effect": effect, "model": model, "kind": kind}
+            tables.append(found.assign(**names_of))
+            means = found["paper_mean"]
+            told = {by: ((found[f"{by}_low"] > 0) | (found[f"{by}_high"] < 0)).mean() for by in ("paper", "t")}
             if found["t_low"].isna().all():
-                shares[-1]["t"] = math.nan  # one task: no interval
+                told["t"] = math.nan  # one task: no interval
+            shares.append(names_of | {
+                "slices": len(found), "paper_mean": means.mean(), "paper_sd": means.std(), "threshold": threshold,
+                "outside": (means.abs() > threshold).mean(), **told, "sign_flip": (found["p"] < 1 - SHARE).mean(),
+                "variance_ratio": variance_ratio(rows[rows["model"].isin(names)], effect)})
     return pd.concat(tables), pd.DataFrame(shares)
 
 
 def share_lines(shares):
     """shares.csv in words, a table and the paper's sentence."""
-    yield "one subsample per model and task: how often is 0 excluded (an 89 % interval should do so in 11 % of the nulls)?"
-    yield f"{'':<44}{'variance':>9}   {'paper: beyond threshold':>24}   {'excludes 0':>12}   {'t':>12}   {'sign flip':>12}"
+    yield "one subsample per model and task: how often is 0 excluded (89 % intervals should in 11 % of the nulls)?"
+    heads = f"{'paper: beyond threshold':>24}   {'excludes 0':>12}   {'t':>12}   {'sign flip':>12}"
+    yield f"{'':<44}{'variance':>9}   {heads}"
     yield f"{'':<44}{'ratio':>9}   {'slices':>12}{'nulls':>12}" + 3 * f"   {'slices':>6}{'nulls':>6}"
     percent = lambda value: "" if math.isnan(value) else f"{100 * value:.0f} %"  # noqa: E731
     for key, mine in shares.groupby([*CELL, "effect", "model"], sort=False):
         one, null = (mine[mine["kind"] == kind].iloc[0] for kind in ("slice", "swapped"))
-        name = f"{title_of(*key[:3])}, {key[3]}, {key[4]}"
-        limit = f"±{one.threshold:g}: {percent(one.outside)}"
+        name, limit = f"{title_of(*key[:3])}, {key[3]}, {key[4]}", f"±{one.threshold:g}: {percent(one.outside)}"
         ratio = "" if math.isnan(one.variance_ratio) else f"{one.variance_ratio:.2f}"
         yield f"{name:<44}{ratio:>9}   {limit:>12}{percent(null.outside):>12}" + "".join(
             f"   {percent(one[column]):>6}{percent(null[column]):>6}" for column in ("paper", "t", "sign_flip"))
@@ -431,47 +432,47 @@ def finish(figure, title, path):
 
 
 def draw_ecdf(table, shares, full, path):
-    """Figure 7: cumulative distributions over slices, and over nulls (dashed), of the paper's posterior means and of the t means."""
-    plt = import_plots()
-    figure, axes = plt.subplots(1, 2, figsize=(11, 5), sharey=True, layout="constrained")
-    first = shares.iloc[0]
-    panels = (("paper_mean", "the paper's model: posterior mean of beta (log odds)"), ("t_mean", "mean difference over tasks (points)"))
-    for axis, (column, text) in zip(axes, panels):
+    """Figure 7: cumulative distributions over slices, and nulls (dashed), of the paper's posterior and t means."""
+    figure, axes = import_plots().subplots(1, 2, figsize=(11, 5), sharey=True, layout="constrained")
+    first, (low, high) = shares.iloc[0], full[3:]
+    limit, models = first["threshold"], list(dict.fromkeys(table["model"]))
+    panels = {"paper": "the paper's model: posterior mean of beta (log odds)", "t": "mean difference over tasks (points)"}
+    for axis, (name, text) in zip(axes, panels.items()):
         for (model, kind), mine in table.groupby(["model", "kind"], sort=False):
-            colour = f"C{list(dict.fromkeys(table['model'])).index(model)}"
-            share = shares[(shares["model"] == model) & (shares["kind"] == kind)].iloc[0]
-            excluded = share["paper" if column == "paper_mean" else "t"]
+            excluded = shares[(shares["model"] == model) & (shares["kind"] == kind)].iloc[0][name]
             note = "" if math.isnan(excluded) else f": {100 * excluded:.0f} % of intervals exclude 0"
-            means = np.sort(mine[column])
-            axis.step(means, np.arange(1, len(means) + 1) / len(means), where="post", color=colour, lw=1 if kind == "swapped" else 2,
-                      ls="--" if kind == "swapped" else "-", label=f"{model}, {'nulls' if kind == 'swapped' else 'slices'}{note}")
-        if column == "paper_mean":
-            axis.axvspan(-first["threshold"], first["threshold"], color="grey", alpha=0.15, lw=0, label=f"within ±{first['threshold']:g}")
-        elif not math.isnan(full[3]):
-            axis.axvspan(full[3], full[4], color="grey", alpha=0.25, lw=0, label=f"all subsamples: [{full[3]:+.2f}, {full[4]:+.2f}]")
+            means, (what, width, style) = np.sort(mine[f"{name}_mean"]), LOOKS[kind]
+            axis.step(means, np.arange(1, len(means) + 1) / len(means), where="post", color=f"C{models.index(model)}",
+                      lw=width, ls=style, label=f"{model}, {what}{note}")
+        if name == "paper":
+            axis.axvspan(-limit, limit, color="grey", alpha=0.15, lw=0, label=f"within ±{limit:g}")
+        elif not math.isnan(low):
+            axis.axvspan(low, high, color="grey", alpha=0.25, lw=0, label=f"all subsamples: [{low:+.2f}, {high:+.2f}]")
         axis.set_xlabel(text)
         axis.grid(alpha=0.3)
         axis.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.13), frameon=False, ncols=2)
     axes[0].yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
     axes[0].set_ylabel("share of slices at or below")
-    control, treatment = EFFECTS[first["effect"]]
-    title = f"{first['effect']} (acc_{treatment} − acc_{control}) from one subsample per model and task: {title_of(*first[CELL])}"
+    effect = "{0} (acc_{2} − acc_{1})".format(first["effect"], *EFFECTS[first["effect"]])
+    title = f"{effect} from one subsample per model and task: {title_of(*first[CELL])}"
     return finish(figure, f"{title}\n{count(first['slices'], 'slice')}; dashed: nulls, arms changed at random", path)
 
 
 def draw_nulls(shares, path):
     """How often each analysis excludes 0 on exact nulls, by cell and model."""
-    plt = import_plots()
     nulls = shares[shares["kind"] == "swapped"].reset_index(drop=True)
-    figure, axis = plt.subplots(figsize=(8.5, 2.2 + 0.3 * len(nulls)), layout="constrained")
-    looks = (("paper", "the paper's model", "s", "tab:red"), ("t", "t over tasks", "o", "tab:blue"), ("sign_flip", "sign flips", "D", "tab:green"))
-    for (column, text, marker, colour), shift in zip(looks, (-0.15, 0, 0.15)):
-        error = np.sqrt(nulls[column] * (1 - nulls[column]) / nulls["slices"])
-        axis.errorbar(100 * nulls[column], nulls.index + shift, xerr=100 * error, fmt=marker, ms=4, color=colour, label=text)
+    figure, axis = import_plots().subplots(figsize=(8.5, 2.2 + 0.3 * len(nulls)), layout="constrained")
+    for column, text, marker, colour, shift in (
+            ("paper", "the paper's model", "s", "tab:red", -0.15), ("t", "t over tasks", "o", "tab:blue", 0),
+            ("sign_flip", "sign flips", "D", "tab:green", 0.15)):
+        share, y = 100 * nulls[column], nulls.index + shift
+        error = np.sqrt(share * (100 - share) / nulls["slices"])
+        axis.errorbar(share, y, xerr=error, fmt=marker, ms=4, color=colour, label=text)
     axis.axvline(100 * (1 - SHARE), color="grey", lw=1, ls="--", label=f"nominal {100 * (1 - SHARE):.0f} %")
     names = [f"{title_of(row.experiment, row.m, row.n)}, {row.effect}, {row.model}" for row in nulls.itertuples()]
     axis.set_yticks(range(len(names)), names, fontsize=8)
-    axis.set(ylim=(len(names) - 0.5, -0.5), xlim=(-1, None), xlabel="nulls in which 0 is excluded, percent (bar: standard error)")
+    axis.set(ylim=(len(names) - 0.5, -0.5), xlim=(-1, None))
+    axis.set_xlabel("nulls in which 0 is excluded, percent (bar: standard error)")
     axis.grid(axis="x", alpha=0.3)
     figure.legend(loc="outside lower center", ncols=4, fontsize=8, frameon=False)
     return finish(figure, "Who sees an effect where there is none? One subsample per model and task", path)
@@ -490,46 +491,52 @@ def read_board(path):
     board = table.assign(n=table["n"] if "n" in table else "nan")
     for name in ("score", "n"):
         values = pd.to_numeric(board[name], errors="coerce")
-        refuse(board, values.isna() & (board[name] != "nan") | np.isinf(values), f"{name} is {{{name}!r}}, not a number")
+        bad = values.isna() & (board[name] != "nan") | np.isinf(values)
+        refuse(board, bad, f"{name} is {{{name}!r}}, not a number")
         board[name] = values
     board["score"] /= 100 if (board["score"] > 1).any() else 1
-    refuse(board, (board["score"] < 0) | (board["score"] > 1) | (board["n"] < 1), "scores lie in 0 to 1, or all in percent; n is from 1")
+    bad = (board["score"] < 0) | (board["score"] > 1) | (board["n"] < 1)
+    refuse(board, bad, "scores lie in 0 to 1, or all in percent; n is from 1")
     if len(board) < 2:
         stop(f"{path} has {count(len(board), 'entry').replace('entrys', 'entries')}: a board needs two")
     return board.sort_values("score", ascending=False, kind="stable", ignore_index=True)
 
 
 def board_table(board, rows, seed):
-    """leaderboard.csv: for each model of the rows, whose training noise the entries are taken to have, and each entry."""
+    """leaderboard.csv: for each model of the rows, whose training noise entries are taken to have, and each entry."""
     tables, scores = [], 100 * board["score"].to_numpy()
-    text = 1e4 * (board["score"] * (1 - board["score"]) / board["n"]).to_numpy()  # of an entry's n test texts; nan without n
+    text = 1e4 * (board["score"] * (1 - board["score"]) / board["n"]).to_numpy()  # of its n test texts; nan without n
+    gap, ranks = np.r_[scores[:-1] - scores[1:], math.nan], np.arange(1, len(board) + 1)
     for model, mine in rows.groupby("model"):
         subsamples = mine.groupby(["task", "subsample"])["acc_extra"].mean()
-        variance, told = training_variance([share.to_numpy() for _, share in subsamples.groupby("task")], mine["n"].iloc[0])
+        shares = [share.to_numpy() for _, share in subsamples.groupby("task")]
+        variance, told = training_variance(shares, mine["n"].iloc[0])
         variance = variance if told else math.nan
-        table = board[["name", "score"]].assign(model=model, rank=np.arange(1, len(board) + 1), gap=np.r_[scores[:-1] - scores[1:], math.nan])
-        wrong = {"p_wrong": np.full(len(board), 2 * variance), "p_wrong_texts": 2 * variance + text + np.r_[text[1:], math.nan]}
-        for name, noise in (wrong | {f"p_swap_{R}": np.full(len(board), 2 * variance / R) for R in FOLDS}).items():
-            table[name] = stats.norm.sf(table["gap"] / np.sqrt(noise))
+        table = board[["name", "score"]].assign(model=model, rank=ranks, gap=gap)
+        noises = {"p_wrong": 2 * variance, "p_wrong_texts": 2 * variance + text + np.r_[text[1:], math.nan]}
+        for name, noise in (noises | {f"p_swap_{R}": 2 * variance / R for R in FOLDS}).items():
+            table[name] = stats.norm.sf(gap / np.sqrt(noise))
         if told:
             draws = scores + np.random.default_rng(seed).normal(0, math.sqrt(variance), (100_000, len(board)))
             table["p_best"] = np.bincount(draws.argmax(1), minlength=len(board)) / len(draws)
         tables.append(table)
-    columns = ["rank", "name", "score", "model", "gap", *wrong, *(f"p_swap_{R}" for R in FOLDS), "p_best"]
+    columns = ["rank", "name", "score", "model", "gap", *noises, *(f"p_swap_{R}" for R in FOLDS), "p_best"]
     return pd.concat(tables).reindex(columns=columns)
 
 
 def board_lines(table, rows, path):
     """The board in words: the noise that was assumed, then a line per entry."""
     cell, tasks = tuple(rows[CELL].iloc[0]), rows["task"].nunique()
-    yield (f"{path}: each entry's mean accuracy over {count(tasks, 'task')} is taken to vary from training run to training run as acc_extra of "
-           f"each model here ({title_of(*cell)}). The gap is taken as true; the entries share their test texts, which are held fixed; with a "
-           "column n, p_wrong_texts adds their luck as if they were not shared, which is at most too much.")
+    yield (f"{path}: each entry's mean accuracy over {count(tasks, 'task')} is taken to vary from training run to "
+           f"training run as acc_extra of each model here ({title_of(*cell)}). The gap is taken as true; the entries share "
+           "their test texts, which are held fixed; with a column n, p_wrong_texts adds their luck as if they were not "
+           "shared, which is at most too much.")
     for model, mine in table.groupby("model", sort=False):
         if mine["p_wrong"].isna().all():
-            yield f"\n{model}: training noise is not told from 0 by these data: nothing is said on swaps; run more subsamples"
+            yield f"\n{model}: training noise is not told from 0 by these data: nothing is said on swaps; run more"
             continue
-        yield f"\nnoise of {model}\n" + mine.drop(columns="model").to_string(index=False, na_rep="", float_format="{:.3g}".format)
+        text = mine.drop(columns="model").to_string(index=False, na_rep="", float_format="{:.3g}".format)
+        yield f"\nnoise of {model}\n{text}"
 
 
 # ------------------------------------------------------------------------------------------------------------
@@ -554,10 +561,10 @@ def parse_args(argv):
     add = parser.add_argument_group("what to run").add_argument
     add("paths", nargs="*", type=Path, default=[Path("results.csv")], metavar="FILE or FOLDER",
         help="results files, folders of them, or folders in the published layout (results.csv)")
-    add("--slices", type=positive, default=500, metavar="N", help="with one subsample per model and task, and so many nulls (%(default)s)")
+    add("--slices", type=positive, default=500, metavar="N", help="slices, and so many nulls (%(default)s)")
     add("--effects", nargs="+", choices=tuple(EFFECTS), default=["bias"], help="(bias)")
     add("--leaderboard", type=Path, metavar="FILE", help="instead: is the order of its entries right, would they swap?")
-    add("--threshold", type=above_0, metavar="T", help="of the posterior mean of beta, in log odds (0.04; zero-shot: 0.08)")
+    add("--threshold", type=above_0, metavar="T", help="on beta's posterior mean, log odds (0.04; zero-shot: 0.08)")
     add_choices(add)
     add("--seed", type=int, default=0, help="of all random numbers (%(default)s)")
     add = parser.add_argument_group("output").add_argument
@@ -578,10 +585,11 @@ def write(folder, **tables):
 def run_board(rows, args):
     """The leaderboard under the training noise of one cell."""
     if len(cells := rows.groupby(CELL).size().index) > 1:
-        stop("--leaderboard takes the noise of one cell; choose by " + "; ".join(f"--experiment {e} --m {m} --n {n}" for e, m, n in cells))
-    few = rows.groupby(["model", "task"])["subsample"].nunique().loc[lambda sizes: sizes < 2]
-    if len(few):
-        stop(f"{few.index[0][0]} has one subsample of {few.index[0][1]}, which cannot show how runs differ: run at least 2, or use --tasks")
+        choices = "; ".join(f"--experiment {e} --m {m} --n {n}" for e, m, n in cells)
+        stop(f"--leaderboard takes the noise of one cell; choose by {choices}")
+    sizes = rows.groupby(["model", "task"])["subsample"].nunique()
+    for model, task in sizes.index[sizes < 2]:
+        stop(f"{model} has one subsample of {task}, which cannot show how runs differ: run at least 2, or use --tasks")
     table = board_table(read_board(args.leaderboard), rows, args.seed)
     args.out.mkdir(parents=True, exist_ok=True)
     write(args.out, leaderboard=table)
@@ -595,16 +603,17 @@ def main(argv=None):
         return run_board(rows, args)
     tables, shares, figures = [], [], []
     args.out.mkdir(parents=True, exist_ok=True)
-    for (cell, mine), effect in (bar := tqdm([(group, effect) for group in rows.groupby(CELL) for effect in args.effects], leave=False)):
+    jobs = [(group, effect) for group in rows.groupby(CELL) for effect in args.effects]
+    for (cell, mine), effect in (bar := tqdm(jobs, leave=False)):
         bar.set_postfix_str(f"{title_of(*cell)}, {effect}")
         table, share = analyse(mine, effect, args)
         if not args.no_figures:
-            figures.append(draw_ecdf(table, share, all_subsamples(mine, effect), args.out / f"slices.{file_of(*cell, effect)}.png"))
+            path = args.out / f"slices.{file_of(*cell, effect)}.png"
+            figures.append(draw_ecdf(table, share, all_subsamples(mine, effect), path))
         tables.append(table)
         shares.append(share)
-    shares = pd.concat(shares, ignore_index=True)
-    columns = [*CELL, "effect", "model", "kind"]
-    write(args.out, meta=(table := pd.concat(tables))[columns + [name for name in table if name not in columns]], shares=shares)
+    table, shares, columns = pd.concat(tables), pd.concat(shares, ignore_index=True), [*CELL, "effect", "model", "kind"]
+    write(args.out, meta=table[columns + [name for name in table if name not in columns]], shares=shares)
     print(*share_lines(shares), sep="\n")
     if not args.no_figures:
         figures.append(draw_nulls(shares, args.out / "nulls.png"))

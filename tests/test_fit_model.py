@@ -334,10 +334,10 @@ def test_every_reported_parameter_has_the_posterior_of_a_plain_model(f, tmp_path
     table["acc_test"] = (table["acc_extra"] + table["task"].map(dict(zip(sorted(set(table["task"])), rng.normal(0.05, 0.06, tasks))))).clip(0, 1)
     table["acc_test"] = (60 * table["acc_test"]).round() / 60
     rows = f.read_results([saved(table, tmp_path / "r.csv")])
-    ours = fitted(f, rows, "bias", analysis, draws=3000)
+    ours = fitted(f, rows, "bias", analysis, draws=2000)
     plain = (plain_paper if analysis == "paper" else plain_hierarchical)(rows)
     compiled = nutpie.compile_pymc_model(plain)
-    plain = nutpie.sample(compiled, draws=4000, tune=1500, chains=4, cores=2, seed=1, progress_bar=False, save_warmup=False, target_accept=0.95)
+    plain = nutpie.sample(compiled, draws=2500, tune=1000, chains=4, cores=2, seed=1, progress_bar=False, save_warmup=False, target_accept=0.9)
     names = ("mu", "beta", "alpha", "sd_U", "sd_V", "sd_W", "d") if analysis == "paper" else ("beta", "tau", "s", "omega", "effect")
     assert_same_posterior(ours.posterior, plain.posterior, names)
 

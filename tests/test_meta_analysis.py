@@ -78,7 +78,7 @@ def test_slices_against_mcmc(m, tasks, n, missing):
     if missing:
         counts[:, 1, 0], total[1, 0] = 0, 0
     (mean,), (sd,) = m.slice_posterior(counts[None], total)
-    trace = nutpie.sample(nutpie.compile_pymc_model(plain_slice(counts, total)), draws=3000, tune=1000, chains=4, cores=2, seed=1, progress_bar=False,
+    trace = nutpie.sample(nutpie.compile_pymc_model(plain_slice(counts, total)), draws=2000, tune=700, chains=4, cores=2, seed=1, progress_bar=False,
                           target_accept=0.95)
     beta = trace.posterior["beta"].values
     assert mean == pytest.approx(beta.mean(), abs=0.08 * beta.std()) and sd == pytest.approx(beta.std(), rel=0.05)
