@@ -131,7 +131,8 @@ def row(case, ours, usual=(), target=None, unit=" s", runs=((), ())):
     ratio = "-"
     if usual and min(ours) > 0:  # a difference of two commands may be noise below 0
         ratios = [b / a for a, b in zip(ours, usual)]
-        ratio = f"{median(usual) / median(ours):.3g}x ({min(ratios):.3g} to {max(ratios):.3g})"
+        ratio = f"{median(usual) / median(ours):.3g}x"
+        ratio += f" ({min(ratios):.3g} to {max(ratios):.3g})" if len(ratios) > 1 else ""
     peaks = [f"{max(main for run in found for main, _ in run['memory']):.0f}" if found else "-" for found in runs]
     others = f"{max(run['others'] for found in runs for run in found):.0f}" if any(runs) else "-"
     usual = spread(usual, unit) if usual else "-"
