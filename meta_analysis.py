@@ -279,9 +279,7 @@ def sign_flip_p(changes):
 # --- end shared ---
 
 
-# ------------------------------------------------------------------------------------------------------------
-# Slices
-# ------------------------------------------------------------------------------------------------------------
+# Slices -----------------------------------------------------------------------------------------------------
 
 
 def runs_of(rows, effect):
@@ -406,9 +404,7 @@ def share_lines(shares):
             f"   {percent(one[column]):>6}{percent(null[column]):>6}" for column in ("paper", "t", "sign_flip"))
 
 
-# ------------------------------------------------------------------------------------------------------------
-# Figures
-# ------------------------------------------------------------------------------------------------------------
+# Figures ----------------------------------------------------------------------------------------------------
 
 
 # --- shared: figures ---
@@ -436,8 +432,8 @@ def draw_ecdf(table, shares, full, path):
     figure, axes = import_plots().subplots(1, 2, figsize=(11, 5), sharey=True, layout="constrained")
     first, (low, high) = shares.iloc[0], full[3:]
     limit, models = first["threshold"], list(dict.fromkeys(table["model"]))
-    panels = {"paper": "the paper's model: posterior mean of beta (log odds)", "t": "mean difference over tasks (points)"}
-    for axis, (name, text) in zip(axes, panels.items()):
+    texts = "the paper's model: posterior mean of beta (log odds)", "mean difference over tasks (points)"
+    for axis, name, text in zip(axes, ("paper", "t"), texts):
         for (model, kind), mine in table.groupby(["model", "kind"], sort=False):
             excluded = shares[(shares["model"] == model) & (shares["kind"] == kind)].iloc[0][name]
             note = "" if math.isnan(excluded) else f": {100 * excluded:.0f} % of intervals exclude 0"
@@ -478,9 +474,7 @@ def draw_nulls(shares, path):
     return finish(figure, "Who sees an effect where there is none? One subsample per model and task", path)
 
 
-# ------------------------------------------------------------------------------------------------------------
-# A leaderboard
-# ------------------------------------------------------------------------------------------------------------
+# A leaderboard ----------------------------------------------------------------------------------------------
 
 
 def read_board(path):
@@ -528,9 +522,9 @@ def board_lines(table, rows, path):
     """The board in words: the noise that was assumed, then a line per entry."""
     cell, tasks = tuple(rows[CELL].iloc[0]), rows["task"].nunique()
     yield (f"{path}: each entry's mean accuracy over {count(tasks, 'task')} is taken to vary from training run to "
-           f"training run as acc_extra of each model here ({title_of(*cell)}). The gap is taken as true; the entries share "
-           "their test texts, which are held fixed; with a column n, p_wrong_texts adds their luck as if they were not "
-           "shared, which is at most too much.")
+           f"training run as acc_extra of each model here ({title_of(*cell)}). The gap is taken as true; the entries "
+           "share their test texts, which are held fixed; with a column n, p_wrong_texts adds their luck as if they "
+           "were not shared, which is at most too much.")
     for model, mine in table.groupby("model", sort=False):
         if mine["p_wrong"].isna().all():
             yield f"\n{model}: training noise is not told from 0 by these data: nothing is said on swaps; run more"
@@ -539,9 +533,7 @@ def board_lines(table, rows, path):
         yield f"\nnoise of {model}\n{text}"
 
 
-# ------------------------------------------------------------------------------------------------------------
-# Command line
-# ------------------------------------------------------------------------------------------------------------
+# Command line -----------------------------------------------------------------------------------------------
 
 
 # --- shared: above_0 ---
