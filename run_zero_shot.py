@@ -922,7 +922,7 @@ def adapter_optimizer(net, weights, learning_rate):
     return AdamW8bit(weights, **options)  # Departs from the paper: not paged (pages are never freed); the same numbers
 
 
-def pretrain(net, sequences, recipe, seed):
+def train_adapter(net, sequences, recipe, seed):
     """Train the adapter in place on the sequences: linear decay to 0, gradient norm clipped to 1, a step's loss the
     mean over its tokens. Returns the mean loss of the last epoch, in nats per token."""
     size, peak = recipe["batch_size"], recipe["learning_rate"]
@@ -1139,7 +1139,7 @@ def run_subsample(unit, model, device, threads, adapters=None):
             with net.model.disable_adapter() if arm == "base" else contextlib.nullcontext():
                 if arm != "base":
                     fresh_adapter(net, seed)
-                    loss = pretrain(net, strings[arm]["sequences"], recipe, seed)
+                    loss = train_adapter(net, strings[arm]["sequences"], recipe, seed)
                     row[f"loss_{arm}"] = check_finite(loss, "pretraining loss", "--pretrain-lr", row, arm)
                     if folder:
                         net.model.save_pretrained(folder / arm, save_embedding_layers=False)
