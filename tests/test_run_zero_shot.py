@@ -76,8 +76,8 @@ def run(zero, benchmark_csv, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
 
     def call(model, *flags):
-        ours = ["--csv", benchmark_csv, "--about", "a remark", "--answer", "its subject", "--model", model, "--m", 3,
-                "--n", 9, "--subsamples", 1, "--workers", 1, "--threads", 1, "--device", "cpu"]
+        ours = ["--csv", benchmark_csv, "--about", "a remark", "--answer", "its subject", "--m", 3, "--n", 9,
+                "--subsamples", 1, "--workers", 1, "--threads", 1, "--device", "cpu", "--model", model]
         status, _ = 0, capsys.readouterr()  # what making the models printed
         try:
             with zero.guard():
