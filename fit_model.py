@@ -91,7 +91,7 @@ def stop(message):
 
 @contextlib.contextmanager
 def guard():
-    """What can strike anywhere ends in one line: a full disk, an unwritable folder, Ctrl-C; a closed pipe ends quietly."""
+    """What can strike anywhere ends in one line: full disk, unwritable folder, Ctrl-C; a closed pipe ends quietly."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # a notebook's has not
             stream.reconfigure(errors="replace")  # an ASCII terminal
@@ -265,9 +265,9 @@ SHARE = 0.89  # of every interval: the paper's
 def these_tasks(means, variances, counts, floor):
     """(estimate, standard error, degrees of freedom, low, high) of the mean over these tasks, in closed form.
 
-    means, variances, counts: per task the mean and variance of its subsamples' differences and their number K; floor: the
+    means, variances, counts: per task the mean, variance and number K of its subsamples' differences; floor: the
     least variance, that of rounding ((100 / n)^2 / 12 for points). v_j = max(s_j^2, floor) / K_j, standard error
-    sqrt(sum v_j) / J, Student t with Satterthwaite's degrees of freedom. nan, but for the estimate, where a task has one
+    sqrt(sum v_j) / J, Student t with Satterthwaite's degrees of freedom. nan, but for the estimate, if a task has one
     subsample."""
     counts = np.asarray(counts, float)
     estimate = float(np.mean(means))

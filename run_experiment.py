@@ -33,7 +33,7 @@ Writes results.csv, one row per finished subsample (a rerun goes on where the la
 and a plot results.*.png per cell (experiment, model, m, n); a --shard of a run draws none.
 
 Measured 2026-11-21, second command (m = 50, n = 200, 5 subsamples a task), 2 CPU cores, versions of requirements.txt:
-bbc_news acc_base .853, acc_extra .853, acc_test .857, rotten_tomatoes .584, .554, .557; two processes of 0.8 GB at most,
+bbc_news acc_base .853, acc_extra .853, acc_test .857, rotten_tomatoes .584, .554, .557; two processes of .8 GB at most,
 4 minutes of processor time in all, with other work beside it. GPUs were not measured.
 """
 
@@ -87,7 +87,7 @@ def stop(message):
 
 @contextlib.contextmanager
 def guard():
-    """What can strike anywhere ends in one line: a full disk, an unwritable folder, Ctrl-C; a closed pipe ends quietly."""
+    """What can strike anywhere ends in one line: full disk, unwritable folder, Ctrl-C; a closed pipe ends quietly."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # a notebook's has not
             stream.reconfigure(errors="replace")  # an ASCII terminal

@@ -97,7 +97,7 @@ def stop(message):
 
 @contextlib.contextmanager
 def guard():
-    """What can strike anywhere ends in one line: a full disk, an unwritable folder, Ctrl-C; a closed pipe ends quietly."""
+    """What can strike anywhere ends in one line: full disk, unwritable folder, Ctrl-C; a closed pipe ends quietly."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # a notebook's has not
             stream.reconfigure(errors="replace")  # an ASCII terminal
@@ -1122,7 +1122,7 @@ def dry_run(args, units, pending, models, tasks, device, run_subsample):
 # ------------------------------------------------------------------------------------------------------------
 
 
-def run_subsample(unit, model, device, threads, adapters=None):
+def run_prompts(unit, model, device, threads, adapters=None):
     """Pretrain and score the arms of one subsample; returns (its row, {arm: log-probabilities [n, K]}).
 
     Common random numbers: the arms share the adapter's initialisation, the order of the sequences and the seed of the
@@ -1340,7 +1340,7 @@ def main(argv=None):
     print(f"{args.experiment}: {len(units)} subsamples{share}, {finished}, into {args.out}")
 
     begin_file(args.out, {key_of(unit["row"]) for unit in pending} if args.overwrite and not args.dry_run else set())
-    run_one = functools.partial(run_subsample, adapters=args.adapters)
+    run_one = functools.partial(run_prompts, adapters=args.adapters)
     if args.dry_run:
         return dry_run(args, units, pending, models, tasks, device, run_one)
     run_pending(args, pending, models, tasks, device, run_one)

@@ -5,6 +5,7 @@ import ast
 import re
 import shlex
 import subprocess
+import symtable
 import sys
 
 import pytest
@@ -73,22 +74,16 @@ def test_shared_blocks_are_identical_and_names_have_one_body():
 
 def test_shared_blocks_use_no_global_of_their_own_script():
     """A block may use what it defines, imports, and other blocks: else pasting it elsewhere breaks."""
+    def globals_of(table):
+        return {symbol.get_name() for symbol in table.get_symbols() if symbol.is_global()}.union(*map(globals_of, table.get_children()))
+
     for path in SCRIPTS:
-        source = path.read_text(encoding="utf-8")
-        inside = "\n".join(blocks(path).values())
-
-        def defined(text):
-            names = set()
-            for node in ast.parse(text).body:
-                if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-                    names.add(node.name)
-                elif isinstance(node, ast.Assign):
-                    names.update(target.id for target in node.targets if isinstance(target, ast.Name))
-            return names
-
-        private = defined(source) - defined(inside) - {"main"}
-        used = {node.id for node in ast.walk(ast.parse(inside)) if isinstance(node, ast.Name)}
-        assert not used & private, f"{path.name}: shared blocks use {used & private}"
+        outside = BLOCK.sub("", path.read_text(encoding="utf-8"))
+        private = {node.name for node in ast.parse(outside).body if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
+        private |= {name.id for node in ast.parse(outside).body if isinstance(node, ast.Assign) for name in ast.walk(node)
+                    if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Store)}
+        used = globals_of(symtable.symtable("\n".join(blocks(path).values()), path.name, "exec"))
+        assert used and not used & private - {"main"}, f"{path.name}: shared blocks use {used & private - {'main'}}"
 
 
 def test_there_are_commands_to_check():
@@ -108,5 +103,6 @@ def test_every_command_of_the_readme_and_the_heads_parses(source, command):
     registry = load_script("run_experiment").load_registry()
     for task in getattr(args, "tasks", None) or []:
         assert task == "all" or task in registry["tasks"], task
-    for model in getattr(args, "model", None) or []:
-        assert model in registry["models"] or "/" in model, model
+    models = getattr(args, "model", None) or []
+    for model in [models] if isinstance(models, str) else models:
+        assert model in registry["models"] or "/" in model, model  # a Hub id
