@@ -293,7 +293,8 @@ def training_variance(shares, n):
     binomial = np.array([np.mean(share * (1 - share)) / max(n - 1, 1) for share in shares])
     known, freedom = binomial > 0, np.array([len(share) - 1 for share in shares])
     p = stats.chi2.sf((freedom * observed)[known] @ (1 / binomial[known]), freedom[known].sum()) if known.any() else 1
-    return 1e4 * max((observed - binomial).sum(), 0) / len(shares) ** 2, bool(p < (1 - SHARE) / 2)
+    excess = (observed - binomial).sum()
+    return 1e4 * max(excess, 0) / len(shares) ** 2, bool(excess > 0 and p < (1 - SHARE) / 2)
 # --- end shared ---
 
 
@@ -910,7 +911,8 @@ def draw_tasks(table, cell, effect, unit, path):
             if math.isfinite(getattr(one, "hierarchical", math.nan)):
                 axis.plot([one.hierarchical_low, one.hierarchical_high], [y + 0.2] * 2, color=colour, lw=2.5)
                 axis.plot(one.hierarchical, y + 0.2, "D", ms=3.5, color=colour, label="" if y else "hierarchical")
-            axis.annotate(f"{one.sd:.1f}, {one.subsamples:.0f}", (1.01, y), xycoords=at, va="center", fontsize=7)
+            sd = "" if math.isnan(one.sd) else f"{one.sd:.1f}, "
+            axis.annotate(f"{sd}{one.subsamples:.0f}", (1.01, y), xycoords=at, va="center", fontsize=7)
         zero_axis(axis, label(effect, unit), order)
         axis.set_title(model, fontsize=10)
     figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False)
@@ -1037,6 +1039,11 @@ def draw_all(long, tasks, effects, results, unit, args):
 
 
 # --- shared: above_0 ---
+def count_from_0(text):
+    """argparse type: a whole number from 0."""
+    return 0 if text == "0" else positive(text)
+
+
 def above_0(text):
     """argparse type: a finite number above 0."""
     number = float(text)
@@ -1063,7 +1070,7 @@ def parse_args(argv):
     add("--draws", type=int, default=1000, metavar="N", help="per chain, after tuning; 0: no sampler (%(default)s)")
     add("--tune", type=positive, default=500, metavar="N", help="tuning steps per chain (%(default)s)")
     add("--chains", type=positive, default=4, metavar="N", help="(%(default)s)")
-    add("--seed", type=int, default=0, help="of all random numbers (%(default)s)")
+    add("--seed", type=count_from_0, default=0, help="of all random numbers (%(default)s)")
     add("--cores", type=positive, default=os.cpu_count() or 1, metavar="N", help="chains at once (all there are)")
     add("--priors", choices=tuple(PRIORS), default="paper", help="wide: sd 1.5 for mu, 5 for beta (%(default)s)")
     add("--no-interaction", action="store_true", help="the paper's model without W, as in Figure 10")
@@ -1071,6 +1078,7 @@ def parse_args(argv):
     add("--out", type=Path, default=Path("fits"), metavar="FOLDER", help="tables and figures (%(default)s)")
     add("--no-figures", action="store_true", help="tables only")
     args = parser.parse_args(argv)
+    args.effects = [effect for effect in EFFECTS if effect in args.effects]
     if args.margin is None and args.metric in ("acc", "f1"):
         args.margin = 1.0
     if args.draws and (args.draws < 10 or args.chains < 2):

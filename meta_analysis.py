@@ -261,7 +261,8 @@ def training_variance(shares, n):
     binomial = np.array([np.mean(share * (1 - share)) / max(n - 1, 1) for share in shares])
     known, freedom = binomial > 0, np.array([len(share) - 1 for share in shares])
     p = stats.chi2.sf((freedom * observed)[known] @ (1 / binomial[known]), freedom[known].sum()) if known.any() else 1
-    return 1e4 * max((observed - binomial).sum(), 0) / len(shares) ** 2, bool(p < (1 - SHARE) / 2)
+    excess = (observed - binomial).sum()
+    return 1e4 * max(excess, 0) / len(shares) ** 2, bool(excess > 0 and p < (1 - SHARE) / 2)
 # --- end shared ---
 
 
@@ -357,7 +358,10 @@ def variance_ratio(rows, effect):
 def all_subsamples(rows, effect):
     """What all subsamples say (these_tasks, in points), all models together: means over models of each subsample."""
     control, treatment = (f"acc_{arm}" for arm in EFFECTS[effect])
-    change = (100 * (rows[treatment] - rows[control])).groupby([rows["task"], rows["subsample"]]).mean()
+    change = (100 * (rows[treatment] - rows[control])).groupby([rows["task"], rows["subsample"], rows["model"]]).mean()
+    change = change.unstack("model").dropna().mean(axis=1)  # of the subsamples that every model has
+    if change.empty:
+        return (math.nan,) * 5
     groups = change.groupby(level="task").agg(["mean", "var", "count"])
     return these_tasks(groups["mean"], groups["var"], groups["count"], (100 / rows["n"].iloc[0]) ** 2 / 12)
 
@@ -537,6 +541,11 @@ def board_lines(table, rows, path):
 
 
 # --- shared: above_0 ---
+def count_from_0(text):
+    """argparse type: a whole number from 0."""
+    return 0 if text == "0" else positive(text)
+
+
 def above_0(text):
     """argparse type: a finite number above 0."""
     number = float(text)
@@ -558,11 +567,13 @@ def parse_args(argv):
     add("--leaderboard", type=Path, metavar="FILE", help="instead: is the order of its entries right, would they swap?")
     add("--threshold", type=above_0, metavar="T", help="on beta's posterior mean, log odds (0.04; zero-shot: 0.08)")
     add_choices(add)
-    add("--seed", type=int, default=0, help="of all random numbers (%(default)s)")
+    add("--seed", type=count_from_0, default=0, help="of all random numbers (%(default)s)")
     add = parser.add_argument_group("output").add_argument
     add("--out", type=Path, default=Path("meta"), metavar="FOLDER", help="tables and figures (%(default)s)")
     add("--no-figures", action="store_true", help="tables only")
-    return parser.parse_args(argv)
+    args = parser.parse_args(argv)
+    args.effects = list(dict.fromkeys(args.effects))
+    return args
 
 
 # --- shared: write ---
