@@ -75,7 +75,7 @@ from tqdm.auto import tqdm
 MASK_SHARE = 0.15  # of the tokens that are not special: what MLM scores (Devlin et al., 2019)
 WEIGHT_DECAY = 0.01  # classification; pretraining has none
 CLIP_NORM = 1.0
-CPU_TOKENS, GPU_TOKENS = 1024, 8192  # that go through the model at once: more would only take memory
+CPU_TOKENS, GPU_TOKENS = 1536, 8192  # that go through the model at once: more would only take memory
 PERCENTILE_SLACK = 0.25  # --check-tasks: how far length percentiles may be from the registry's
 
 # --- shared: basics ---
