@@ -36,6 +36,10 @@ Writes results.csv, one row per finished subsample (a rerun goes on where the la
 and a plot results.*.png per cell (experiment, model, m, n). Analyse them with fit_model.py. With --adapters FOLDER
 every subsample leaves FOLDER/<unit>/unit.json (the exact strings pretrained on and scored) and its adapters, for
 contamination_test.py.
+
+Measured 2026-11-21 (smollm2, n = 50, 2 subsamples, CPU, versions of requirements.txt): third command 2.4 GB, bbc_news
+acc_base .480, acc_extra .630, acc_test .680, rotten_tomatoes .640, .640, .640; fourth command .640, .550, .700. From
+the paper, Mistral: boost 5.25 and bias -.04 points padded, 4.40 and -.07 packed. GPUs were not tried.
 """
 
 import argparse
