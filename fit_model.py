@@ -42,11 +42,11 @@ Writes to fits/ summary.md, which a person reads first, figures *.png, and table
                       task), half_width, needed, needed_low, needed_high
 Exit status 3 if a fit did not converge: its rows and the output say so.
 
-Measured 2026-11-21 on 2 cores with other work beside it (Python 3.11, versions of requirements.txt), published accuracies:
---draws 0 --no-figures, all 27,500 rows, 2.9 s from the start of Python; one fit of the paper's model 70 to 96 s at n = 50
-and 100 (10,000 counts), 24 s at n = 500 once a cell of its shape is compiled. Bias of both models, m = 50, n = 500: these
-tasks +0.20 [-0.15, +0.55], tasks like these +0.20 [-0.29, +0.69], paper +0.20 [-0.00, +0.39], hierarchical +0.11 [-0.12,
-+0.36]. Coverage of these tasks: docs/results.md.
+Measured 2026-11-21 on 2 cores with other work beside it (Python 3.11, versions of requirements.txt), published
+accuracies: --draws 0 --no-figures, all 27,500 rows, 2.9 s from the start of Python; one fit of the paper's model 70
+to 96 s at n = 50 and 100 (10,000 counts), 24 s at n = 500 once a cell of its shape is compiled. Bias of both models,
+m = 50, n = 500: these tasks +0.20 [-0.15, +0.55], tasks like these +0.20 [-0.29, +0.69], paper +0.20 [-0.00, +0.39],
+hierarchical +0.11 [-0.12, +0.36]. Coverage of these tasks: docs/results.md.
 """
 
 import argparse

@@ -27,9 +27,9 @@ Reads what fit_model.py reads. Writes to meta/ figures *.png and the columns
                      wrong now), p_wrong_texts (also counting the luck of the test texts), p_swap_1, p_swap_5,
                      p_swap_20 (in a rerun with so many training sets a task), p_best
 
-Measured 2026-11-21 on 2 cores with other work beside it: 500 slices and 500 nulls of a cell with 25 tasks and 2 models:
-5 s of processor time with their figure. Published accuracies, m = 100, n = 500: 45 % of 5,000 slices lie outside .04 (the
-paper: 47 % of 500); zero-shot 45 % outside .08 (the paper: 50 %). All cells: docs/results.md.
+Measured 2026-11-21 on 2 cores with other work beside it: 500 slices and 500 nulls of a cell with 25 tasks and 2
+models: 5 s of processor time with their figure. Published accuracies, m = 100, n = 500: 45 % of 5,000 slices lie
+outside .04 (the paper: 47 % of 500); zero-shot 45 % outside .08 (the paper: 50 %). All cells: docs/results.md.
 """
 
 import argparse
