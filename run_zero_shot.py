@@ -128,6 +128,7 @@ def positive(text):
 
 # --- shared: tasks ---
 PAPER_SUBSAMPLES = {50: 100, 100: 100, 200: 50, 500: 20}  # by n (paper, section 4.4)
+RECIPE = ("epochs", "learning_rates", "batch_sizes")  # maps of a model's entry, by stage
 FILTERS = {"strip": bool, "drop_empty": bool, "max_characters": int}  # of a task's texts, and the type of each value
 
 
@@ -143,35 +144,32 @@ def file_hash(path):
 
 
 def load_registry():
-    """tasks.json as a dict with the maps `tasks` and `models`; it lies beside the script (in a notebook: here)."""
+    """tasks.json, checked: the maps `tasks` and `models`. It lies beside the script (in a notebook: here)."""
     path = (Path(__file__).resolve().parent if "__file__" in globals() else Path.cwd()) / "tasks.json"
     try:
         registry = json.loads(path.read_text(encoding="utf-8"))
         for name, spec in registry["tasks"].items():
-            check_task(name, spec)
+            check_name(name)
+            if not all(well_formed({"filters": {}, **spec, **source}) for source in spec["sources"]):
+                stop(f"{path}, task {name}: text, classes and labels are lists of different values, one label for each "
+                     f"class; label is a column; filters are of {', '.join(FILTERS)}")
         for name, entry in registry["models"].items():
-            recipes = [spec["recipes"][name] for spec in registry["tasks"].values() if name in spec.get("recipes", {})]
-            parts = [part for recipe in recipes for part in recipe.values()]
-            parts += [entry["epochs"], entry["learning_rates"], entry["batch_sizes"]]
+            recipes = [entry, *(spec.get("recipes", {}).get(name, {}) for spec in registry["tasks"].values())]
+            numbers = [number for recipe in recipes for key in RECIPE for number in recipe.get(key, {}).values()]
             right = entry["objective"] in ("mlm", "clm") and all(type(source) is dict for source in entry["sources"])
-            if not right or not all(value > 0 for part in parts for value in part.values()):
+            if not right or min(numbers) <= 0:
                 stop(f"{path}, model {name}: objective is mlm or clm, sources are maps, the recipe's numbers above 0")
         return registry
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         stop(f"{path} is missing, or an entry of it is not of the right form ({error!r}): compare the repository's")
 
 
-def check_task(name, spec):
-    """The form of a task's entry, with what each of its sources changes."""
-    check_names([name])
-    for source in spec["sources"]:
-        entry = {"filters": {}, **spec, **source}
-        lists = [entry[field] for field in ("text", "classes", "labels")]
-        right = all(type(values) is list and len({*values}) == len(values) > 0 for values in lists)
-        right = right and len(lists[1]) == len(lists[2]) and {str} == {type(entry["label"]), *map(type, lists[1])}
-        if not right or any(type(value) is not FILTERS.get(key) for key, value in entry["filters"].items()):
-            stop(f"tasks.json, task {name}: text, classes and labels are lists of different values, one label for each "
-                 f"class; label is a column; filters are of {', '.join(FILTERS)}")
+def well_formed(entry):
+    """Is a task's entry, with what one of its sources changes, of the form that README describes?"""
+    lists, filters = [entry[field] for field in ("text", "classes", "labels")], entry["filters"].items()
+    return (all(type(values) is list and len({*values}) == len(values) > 0 for values in lists)
+            and len(lists[1]) == len(lists[2]) and {str} == {type(entry["label"]), *map(type, lists[1])}
+            and all(type(value) is FILTERS.get(key) for key, value in filters))
 
 
 def fetch_wheel(requirement, sha256, cache):
@@ -344,17 +342,18 @@ def split_rows(labels, m, n, subsample):
 
 def check_size(name, task, m, n):
     """End the run if a task cannot give m // K texts of each class, at least one, and 2n others."""
-    counts, classes = np.bincount(task["labels"]), task["classes"]
-    each, rare, rows = m // len(classes), counts.argmin(), counts.sum()
-    if len(classes) < 2:
-        stop(f"task {name} has one class, {classes[0]!r}: there is nothing to classify")
+    counts, K = np.bincount(task["labels"]), len(task["classes"])
+    each, rare = m // K, counts.argmin()
+    most = (counts.sum() - each * K) // 2
+    if K < 2:
+        stop(f"task {name} has one class, {task['classes'][0]!r}: there is nothing to classify")
     if each < 1:
-        stop(f"task {name} has {len(classes)} classes, so m = {m} gives none of each: use --m {len(classes)} or more")
+        stop(f"task {name} has {K} classes, so m = {m} gives none of each: use --m {K} or more")
     if counts[rare] < each:
-        stop(f"task {name}: class {classes[rare]!r} has {counts[rare]} texts, m = {m} takes {each} of each class: "
-             f"merge or remove it, or use --m {counts[rare] * len(classes)} or less")
-    if (most := (rows - each * len(classes)) // 2) < n:
-        stop(f"task {name} has {rows} rows, m = {m} and n = {n} need {each * len(classes) + 2 * n} (m + 2n): "
+        stop(f"task {name}: class {task['classes'][rare]!r} has {counts[rare]} texts, m = {m} takes {each} of each "
+             f"class: merge or remove it, or use --m {counts[rare] * K} or less")
+    if most < n:
+        stop(f"task {name} has {counts.sum()} rows, m = {m} and n = {n} need {each * K + 2 * n} (m + 2n): "
              + (f"use --n {most} or less" if most > 0 else "use a smaller --m"))
 
 
@@ -381,7 +380,7 @@ def choose_specs(args, registry, default=("bbc_news", "rotten_tomatoes"), **word
     if args.csv is not None:
         if not os.path.exists(args.csv) or os.path.isdir(args.csv) or (own := Path(args.csv).stem) in specs:
             stop(f"--csv {args.csv!r}: no such file, or a task of this run has its name: rename the file")
-        check_names([own])
+        check_name(own)
         specs[own] = {"sources": [{"csv": args.csv}], "text": args.text, "label": args.label, **words}
     return specs
 
@@ -396,7 +395,7 @@ def subsamples(args, n):
 
 def load_tasks(args, specs):
     """{name: task} of the entries, each checked for every m and n, and described."""
-    tasks, grid = {}, [*itertools.product(args.m, args.n)]
+    tasks = {}
     for name, spec in specs.items():
         task = tasks[name] = load_task(name, spec, args.cache)
         K = len(task["classes"])
@@ -405,11 +404,8 @@ def load_tasks(args, specs):
         print(f"task {name}: {size}, data {task['data']} from {task['source']}")
         if "csv" in spec["sources"][0]:
             describe_csv(task)
-        for m, n in grid:
+        for m, n in itertools.product(args.m, args.n):
             check_size(name, task, m, n)
-        splits = [split_rows(task["labels"], m, n, k) for m, n in grid for k in subsamples(args, n)]
-        drawn = np.unique([row for split in splits for rows in split.values() for row in rows])
-        task["texts"] = {row: task["texts"][row] for row in drawn.tolist()}  # there may be a million more
     return tasks
 # --- end shared ---
 
@@ -533,16 +529,15 @@ def add_flags(parser):
     add("--dry-run", action="store_true", help="count, and time one subsample of each model, whose row is kept")
 
 
-def check_names(names, slashes=0):
-    """Names become part of file names, of CSV lines and of plot titles."""
-    for name in names:
-        if not re.fullmatch(r"""[^\x00-\x1f\x7f$\\"*?<>|:]{1,80}""", name) or name.count("/") > slashes:
-            stop(f"the name {name!r} (experiment, task, model) cannot be part of a file name: use letters and digits")
+def check_name(name, slashes=0):
+    """A name (experiment, task, model) becomes part of file names, of CSV lines and of plot titles."""
+    if not re.fullmatch(r"""[^\x00-\x1f\x7f$\\"*?<>|:]{1,80}""", name) or name.count("/") > slashes:
+        stop(f"the name {name!r} (experiment, task, model) cannot be part of a file name: use letters and digits")
 
 
 def prepare(args):
     """(device, index of this process's share from 0, number of shares); args.out becomes the share's file."""
-    check_names([args.experiment])
+    check_name(args.experiment)
     index, count = shard_of(args.shard)
     if args.out.suffix != ".csv" or args.out.is_dir():
         stop(f"--out {args.out}: give a file name that ends in .csv")
@@ -678,7 +673,7 @@ def find_model(text, registry, cache):
         known = ", ".join(registry["models"])
         stop(f"unknown model {text!r}: give one of {known}, a local folder, or a Hub id like owner/name")
     name = text if entry or not local else Path(text).resolve().name
-    check_names([name], slashes=1)  # a Hub id has one
+    check_name(name, slashes=1)  # a Hub id has one
     sources = entry["sources"] if entry else [{"path" if local else "hub": text}]
     folder, gguf = first_source(f"model {text}", sources, lambda source: model_folder(source, cache))
     files = sorted({file for pattern in MODEL_FILES for file in folder.glob(pattern)})
