@@ -1026,9 +1026,10 @@ def batches(count, size, epochs, seed):
         yield from (order[start : start + size] for start in range(0, count, size))
 
 
-def groups(texts, device):
+def groups(texts, net):
     """Texts (tuples that begin with the ids) in groups of few enough tokens, those of like length together."""
-    group, size, most = [], 0, CPU_TOKENS if device.type == "cpu" else GPU_TOKENS
+    wide = net.lm.config.hidden_size > 256  # what 1,536 tokens leave for the backward pass takes gigabytes there
+    group, size, most = [], 0, GPU_TOKENS if net.device.type != "cpu" else CPU_TOKENS // 2 if wide else CPU_TOKENS
     for text in sorted(texts, key=lambda text: -len(text[0])):
         if group and size + len(text[0]) > most:
             yield zip(*group)
@@ -1053,7 +1054,7 @@ def train(net, weights, logits_of, batch_of, count, stage, recipe, decay, seed):
     for step, rows in enumerate(batches(count, size, epochs, [seed, 0])):
         batch, loss_sum = batch_of(rows), torch.zeros((), device=net.device)
         counts.append(sum(len(targets) for _, _, targets in batch))
-        for ids, keeps, targets in groups(batch, net.device):
+        for ids, keeps, targets in groups(batch, net):
             targets = torch.from_numpy(np.concatenate(targets)).to(net.device)
             loss = F.cross_entropy(logits_of(ids, keeps), targets, reduction="sum")
             scaler.scale(loss / max(1, counts[-1])).backward()
@@ -1126,7 +1127,7 @@ def classify(net, ids, labels, classes, recipe, seed):
     with torch.inference_mode():
         for module in modules:
             module.eval()
-        for texts, keeps, rows in groups([(*text, row) for row, text in enumerate(test)], net.device):
+        for texts, keeps, rows in groups([(*text, row) for row, text in enumerate(test)], net):
             found[list(rows)] = class_logits(net, head, texts, keeps).log_softmax(-1).double().cpu().numpy()
     net.lm.set_input_embeddings(every)
     return loss, found
