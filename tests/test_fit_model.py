@@ -269,10 +269,7 @@ def settings(**changes):
 
 
 def fitted(f, rows, effect, analysis, **changes):
-    long = f.differences(rows, "acc")
-    cell = tuple(rows[f.CELL].iloc[0])
-    table = f.task_table(rows, long, "acc").loc[(*cell, effect)].drop(index="all", errors="ignore").reset_index().assign(n=cell[2])
-    return f.fit(rows, table, effect, analysis, settings(**changes))
+    return f.fit(rows, effect, analysis, settings(**changes))
 
 
 def plain_paper(rows):
@@ -344,7 +341,7 @@ def test_every_reported_parameter_has_the_posterior_of_a_plain_model(f, tmp_path
 
 @needs_paper
 def test_the_reference_posterior_of_a_published_cell(f):
-    """m = 100, n = 500, bias: beta -.008 (sd .0115), alpha -.566 (.0046), sd_U 1.14, sd_V .182, sd_W .0365 (DESIGN.md 7)."""
+    """m = 100, n = 500, bias: beta -.008 (sd .0115), alpha -.566 (.0046), sd_U 1.14, sd_V .182, sd_W .0365: a long run of the model as the paper writes it."""
     rows = f.read_results([PAPER / "few_shot_m100.csv"]).query("n == 500")
     result = fitted(f, rows, "bias", "paper")
     mean, sd = result.summary["mean"], result.summary["sd"]
@@ -361,15 +358,15 @@ def test_predictive_effects_are_binomial_means(f):
     import xarray
 
     c, d, alpha, K, n = np.array([0.2, -0.4, 1.0]), np.array([0.5, -0.3]), 0.7, [2, 1], 50
-    data = SimpleNamespace(models=["a", "b"], tasks=["x", "y"], task_idx=np.array([0, 0, 1]), starts=np.array([0, 2]),
-                           total=np.array([[n, n, n], [n, n, 0]]))
+    task_idx = np.array([0, 0, 1])
+    cell = SimpleNamespace(models=["a", "b"], tasks=["x", "y"], data={"task_idx": task_idx, "total": np.array([[n, n, n], [n, n, 0]])})
     shape = (2, 20_000)
     posterior = xarray.Dataset({"beta": (("chain", "draw"), np.zeros(shape)), "c": (("chain", "draw", "unit"), np.tile(c, (*shape, 1))),
                                 "d": (("chain", "draw", "task"), np.tile(d, (*shape, 1))), "alpha": (("chain", "draw", "later"), np.full((*shape, 1), alpha))})
-    f.predict(posterior, data, np.random.default_rng(0))
+    f.predict(posterior, cell, np.random.default_rng(0))
     effects = posterior["effect"].values.reshape(-1, 2, 2)
     for i, j in ((0, 0), (1, 0), (0, 1)):
-        logits = c[data.task_idx == j] + i * alpha
+        logits = c[task_idx == j] + i * alpha
         shares = [special.expit(logits + sign * d[j] / 2) for sign in (1, -1)]
         assert effects[:, i, j].mean() == pytest.approx(100 * np.mean(shares[0] - shares[1]), abs=0.15)
         assert effects[:, i, j].var() == pytest.approx(1e4 * sum((p * (1 - p)).sum() for p in shares) / n / K[j] ** 2, rel=0.04)
@@ -410,7 +407,7 @@ def test_the_conclusion_comes_first_and_every_table_is_there(run, tmp_path):
     posterior = pd.read_csv("fits/posterior.csv")
     assert {"beta", "sd_W", "alpha[b]", "d[task00]", "difference[all]", "tau[a]", "new_task[b]", "mean"} <= set(posterior["parameter"])
     figures = {path.name for path in Path("fits").rglob("*.png")}
-    assert {"effects.png", "paper.png", "tasks.few-shot.10.40.bias.png", "calibration.few-shot.10.40.boost.png", "differences.few-shot.10.40.a.png"} <= figures
+    assert {"effects.png", "paper.few-shot.10.40.png", "tasks.few-shot.10.40.bias.png", "differences.few-shot.10.40.a.png"} <= figures
     assert len(list(Path("fits/traces").glob("*.png"))) == 4 and "these tasks" in Path("fits/summary.md").read_text()
 
 
@@ -502,18 +499,18 @@ def with_line(table, k, **changes):
 
 BAD = {  # name: (what becomes of the rows' text, what the message says)
     "no accuracies": (lambda t: t.drop(columns="acc_extra").to_csv(index=False), "no column 'acc_extra'; columns found: experiment"),
-    "empty file": (lambda t: "", "a file without rows has no column 'experiment'"),
+    "empty file": (lambda t: "", "no CSV file in UTF-8"),
     "no rows": (lambda t: t[:0].to_csv(index=False), "no rows"),
     "no CSV": (lambda t: t.to_csv(index=False) + 'x,"y\n', "no CSV file in UTF-8"),
-    "more fields": (lambda t: t.to_csv(index=False) + "a" + ",1" * 15 + "\n", "line 26: 16 fields where the header has 11"),
-    "fewer fields": (lambda t: t.to_csv(index=False) + "few-shot,a\n", "line 26: 2 fields where the header has 11"),
+    "more fields": (lambda t: t.to_csv(index=False) + "a" + ",1" * 15 + "\n", "Expected 11 fields in line 26, saw 16"),
+    "fewer fields": (lambda t: t.to_csv(index=False) + "few-shot,a\n", "line 26: fewer fields than the header has"),
     "two columns of one name": (lambda t: t.assign(x=1).rename(columns={"x": "acc_test2"}).to_csv(index=False).replace("acc_test2", "acc_test"),
                                 "two columns 'acc_test'"),
     "not k / n": (lambda t: with_line(t, 3, acc_test=0.123).to_csv(index=False), "line 5: acc_test = 0.123 is no whole number of correct answers out of n = 40"),
     "above 1": (lambda t: with_line(t, 3, acc_test=1.025).to_csv(index=False), "line 5: acc_test = 1.025"),
     "no number": (lambda t: with_line(t, 3, acc_base="?").to_csv(index=False), "line 5: acc_base is '?', not a number"),
     "infinite": (lambda t: with_line(t, 3, acc_base="inf").to_csv(index=False), "not a number"),
-    "fraction": (lambda t: with_line(t, 3, m="8.5").to_csv(index=False), "line 5: m is 8.5, not a whole number"),
+    "fraction": (lambda t: with_line(t, 3, m="8.5").to_csv(index=False), "line 5: m is '8.5', not a whole number"),
     "zero": (lambda t: with_line(t, 3, subsample=0).to_csv(index=False), "not a whole number from 1"),
     "majority": (lambda t: with_line(t, 3, majority=0).to_csv(index=False), "majority is 0.0"),
     "model all": (lambda t: with_line(t, 3, model="all").to_csv(index=False), "stands for all models"),

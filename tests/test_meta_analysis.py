@@ -203,7 +203,7 @@ def test_noise_that_is_not_told_from_0_is_not_0_percent(run, tmp_path):
 
 @pytest.mark.parametrize("board, message", [
     ("name,points\nx,1\n", "no column 'score'"), ("name,score\nx,.5\n", "a board needs two"), ("name,score\nx,high\ny,.5\n", "score is 'high'"),
-    ("name,score\nx,-.1\ny,.5\n", "scores lie in 0 to 1"), ("name,score\nx,.1\ny,.5,7\n", "3 fields where the header has 2"),
+    ("name,score\nx,-.1\ny,.5\n", "scores lie in 0 to 1"), ("name,score\nx,.1\ny,.5,7\n", "Expected 2 fields in line 3, saw 3"),
     ('name,score\n"x,.1\n', "no CSV file")])
 def test_bad_boards_end_in_one_line(run, tmp_path, board, message):
     saved(noisy_rows(), tmp_path / "results.csv")
