@@ -62,7 +62,6 @@ from matplotlib.ticker import LogLocator, NullLocator
 from scipy import optimize, special, stats
 from tqdm.auto import tqdm
 
-COLOURS = {"boost": "tab:blue", "bias": "tab:orange"}
 MAX_R_HAT, MIN_ESS = 1.01, 400  # Vehtari et al. (2021)
 TARGET_ACCEPT = {"paper": 0.8, "hierarchical": 0.9}
 CENTRED = {"paper": 5, "hierarchical": 10}  # tasks from which c_jk, log s_ij are sampled centred: spread away from 0
@@ -71,6 +70,8 @@ PRIORS = {"paper": (1.0, 1.0), "wide": (1.5, 5.0)}  # sd of mu and beta; wide: t
 FEWEST_TASKS, MOST_TASKS = 5, 100  # with fewer the paper's W and words on many tasks are left out, with more figures
 FLAGS = (3, 2)  # points of bias from which a task is lemon-picked (section 7, appendix E)
 COMPILED = {}  # models by analysis and shape
+NUISANCE = ("a", "c", "c_raw", "z", "z_new", "log_s", "log_s_raw", "effect")  # not judged for convergence
+SUMMARY = ["mean", "sd", "hdi_low", "hdi_high", "r_hat", "ess_bulk", "ess_tail", "warning"]
 
 
 # --- shared: basics ---
@@ -545,15 +546,6 @@ def hierarchical_model(cell):
     return model
 
 
-def summarise(posterior):
-    """Mean, sd, 89 % highest-density interval, r_hat, ESS of what is reported and judged: not c_jk, a_j, log s_ij."""
-    nuisance = ("a", "c", "c_raw", "z", "z_new", "log_s", "log_s_raw", "effect")
-    names = [name for name in posterior if name not in nuisance and not name.endswith("__")]
-    table = import_pymc()[1].summary(posterior[names], hdi_prob=SHARE, round_to="none")
-    table = table.rename(columns={"hdi_5.5%": "hdi_low", "hdi_94.5%": "hdi_high"})
-    return table[["mean", "sd", "hdi_low", "hdi_high", "r_hat", "ess_bulk", "ess_tail"]]
-
-
 def warning_of(table, divergences):
     """"" if every reported parameter converged, else what is wrong; a value that is not a number fails."""
     r_hat, (bulk, tail) = table["r_hat"].max(skipna=False), table[["ess_bulk", "ess_tail"]].min(skipna=False)
@@ -564,7 +556,7 @@ def warning_of(table, divergences):
 
 def fit(rows, effect, analysis, args):
     """One analysis of one effect in one cell by nutpie's NUTS; if it did not converge, once more, longer, finer."""
-    import_pymc()
+    _, arviz, _ = import_pymc()
     import nutpie
 
     began, paper = time.time(), analysis == "paper"
@@ -582,12 +574,14 @@ def fit(rows, effect, analysis, args):
         posterior = trace.posterior.assign_coords(names)
         if paper:
             predict(posterior, cell, np.random.default_rng(args.seed))
-        summary, divergences = summarise(posterior), int(trace.sample_stats["diverging"].sum())
-        if not (warning := warning_of(summary, divergences)):
+        judged = [name for name in posterior if name not in NUISANCE and not name.endswith("__")]
+        summary = arviz.summary(posterior[judged], hdi_prob=SHARE, round_to="none")
+        if not (warning := warning_of(summary, int(trace.sample_stats["diverging"].sum()))):
             break
+    summary = summary.rename(columns={"hdi_5.5%": "hdi_low", "hdi_94.5%": "hdi_high"}).assign(warning=warning)[SUMMARY]
     return SimpleNamespace(
         cell=tuple(rows[CELL].iloc[0]), effect=effect, analysis=analysis, models=cell.models, tasks=cell.tasks,
-        posterior=posterior, summary=summary.assign(warning=warning), warning=warning, seconds=time.time() - began)
+        posterior=posterior, summary=summary, warning=warning, seconds=time.time() - began)
 
 
 def task_effects(result, margin):
@@ -758,12 +752,6 @@ def zero_axis(axis, text, names):
     axis.set(xlabel=text, ylim=(len(names) - 0.4, -0.7))
 
 
-def draw_violins(axis, values, places, width, colour):
-    """The distributions of lists of values as lying violins."""
-    for body in axis.violinplot(values, places, orientation="horizontal", widths=width, showextrema=False)["bodies"]:
-        body.set(facecolor=colour, alpha=0.35)
-
-
 def draw_effects(effects, unit, margin, path):
     """effects.png: these tasks and tasks like these by cell and model; one x scale for both effects."""
     kinds = [effect for effect in EFFECTS if effect in set(effects["effect"])]
@@ -773,14 +761,13 @@ def draw_effects(effects, unit, margin, path):
         for target, shift, width in (("these tasks", -0.12, 3), ("tasks like these", 0.2, 1)):
             mine = effects[(effects["effect"] == effect) & (effects["target"] == target)]
             y = np.arange(len(mine)) + shift
-            axis.hlines(y, mine["low"], mine["high"], COLOURS[effect], lw=width)
+            axis.hlines(y, mine["low"], mine["high"], lw=width)
             axis.plot(mine["estimate"], y, "ko", ms=4)
-        if margin:
-            axis.axvspan(-margin, margin, color="grey", alpha=0.12, lw=0)
+        axis.axvspan(-(margin or 0), margin or 0, color="grey", alpha=0.12, lw=0)
         zero_axis(axis, f"{effect} ({unit})", names)
     sizes = " or ".join(count(size, "task") for size in sorted(set(effects["tasks"])))
-    title = f"Mean effects over {sizes}, 89 % intervals\nthick: these tasks; thin: tasks like these"
-    return finish(figure, title + (f"; grey: margin of {margin:g}" if margin else ""), path)
+    note = "thick: these tasks; thin: tasks like these; grey: the margin"
+    return finish(figure, f"Mean effects over {sizes}, 89 % intervals\n{note}", path)
 
 
 def draw_tasks(table, cell, effect, unit, path):
@@ -790,19 +777,17 @@ def draw_tasks(table, cell, effect, unit, path):
     order = means.sort_values(ascending=False).index
     figure, axes = panels(1, len(models), 2.2 + 4.2 * len(models), 1.6 + 0.27 * len(order), sharey=True)
     for axis, model in zip(axes[0], models):
-        mine, colour = table.loc[model], COLOURS[effect]
+        mine = table.loc[model]
         y = order.get_indexer(mine.index)
         axis.hlines(y - 0.15, mine["low"], mine["high"], "grey", lw=1, label="observed")
         axis.plot(mine["estimate"], y - 0.15, "ko", ms=4, mfc="none")
         if "hierarchical" in mine:
-            low, high = mine["hierarchical_low"], mine["hierarchical_high"]
-            axis.hlines(y + 0.2, low, high, colour, lw=2.5, label="hierarchical")
-            axis.plot(mine["hierarchical"], y + 0.2, "D", ms=3.5, color=colour)
+            axis.hlines(y + 0.2, mine["hierarchical_low"], mine["hierarchical_high"], lw=2.5, label="hierarchical")
+            axis.plot(mine["hierarchical"], y + 0.2, "D", ms=3.5)
         for place, sd, K in [(-0.9, "sd", "K"), *zip(y, mine["sd"].round(1), mine["subsamples"])]:
             text = f"{sd}, {K}".removeprefix("nan, ")
             axis.text(1.01, place, text, transform=axis.get_yaxis_transform(), va="center", fontsize=7)
-        zero_axis(axis, f"{effect} ({unit})", order)
-        axis.set_title(model, fontsize=10)
+        zero_axis(axis, f"{model}: {effect} ({unit})", order)
     figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False)
     return finish(figure, f"{effect} of each task, 89 % intervals: {title_of(*cell)}", path)
 
@@ -812,34 +797,33 @@ def draw_differences(long, cell, model, unit, path):
     order, kinds = sorted(set(long["task"])), [effect for effect in EFFECTS if effect in set(long["effect"])]
     figure, axes = panels(1, len(kinds), 2 + 4.5 * len(kinds), 1.7 + 0.34 * len(order), sharey=True)
     for axis, effect in zip(axes[0], kinds):
-        groups = long[long["effect"] == effect].groupby("task")["value"]
-        draw_violins(axis, [group.to_numpy() for _, group in groups], range(len(order)), 0.8, COLOURS[effect])
-        for y, (_, own) in enumerate(groups):
-            axis.plot(own, np.linspace(y - 0.15, y + 0.15, len(own)), ".", ms=3, color=COLOURS[effect], alpha=0.5)
-        axis.plot(groups.mean(), range(len(order)), "kD", ms=4)
+        groups = [group.to_numpy() for _, group in long[long["effect"] == effect].groupby("task")["value"]]
+        axis.violinplot(groups, range(len(order)), orientation="horizontal", widths=0.8, showextrema=False)
+        for y, values in enumerate(groups):
+            axis.plot(values, np.linspace(y - 0.15, y + 0.15, len(values)), "C0.", ms=3, alpha=0.5)
+            axis.plot(values.mean(), y, "kD", ms=4)
         zero_axis(axis, f"{effect} ({unit})", order)
     return finish(figure, f"{model}, {title_of(*cell)}\npoint: a subsample; diamond: the task's mean", path)
 
 
 def draw_plan(plan, margin, unit, path):
     """plan.png: half-width of the 89 % interval against the number of subsamples a task, a panel a cell."""
-    plan, R = plan[plan["sd"] > 0], np.unique(np.geomspace(2, 200, 60).astype(int))
-    cells, styles = plan.groupby(CELL), dict(zip(plan["model"].unique(), itertools.cycle(("-", "--", ":", "-."))))
+    cells, R = plan[plan["sd"] > 0].groupby(CELL), np.unique(np.geomspace(2, 200, 60).astype(int))
     figure, axes = panels(len(cells), 1, 8, 1 + 3.5 * len(cells))
     for axis, (cell, mine) in zip(axes[:, 0], cells):
         for one in mine.itertuples():
             half = stats.t.ppf(UPPER, one.tasks * (R - 1)) * one.sd / np.sqrt(R * one.tasks)
-            fixed = one.test_set == "fixed"
-            axis.plot(R, half, styles[one.model], color=COLOURS.get(one.quantity, "tab:green"), alpha=1 - 0.5 * fixed,
-                      label=f"{one.quantity}{', fixed test set' * fixed}, {one.model}")
-        axis.axhline(margin or math.nan, color="grey", lw=1)
+            fixed, style = one.test_set == "fixed", ":" if one.model == "all" else "-"
+            name = f"{one.quantity}{', fixed test set' * fixed}, {one.model}"
+            axis.plot(R, half, "--" if fixed else style, label=name)
+        axis.axhline(margin or math.nan, color="grey", lw=1, label="margin")
         axis.set(xscale="log", yscale="log", title=title_of(*cell), xlabel="R, subsamples a task",
                  ylabel=f"half-width ({unit})")
         for scale in (axis.xaxis, axis.yaxis):
             scale.set(major_locator=LogLocator(subs=(1, 2, 5)), minor_locator=NullLocator(), major_formatter="{x:g}")
         axis.grid(alpha=0.3)
         axis.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
-    return finish(figure, "How well do R subsamples a task know the mean over tasks? (grey: the margin)", path)
+    return finish(figure, "How well do R subsamples a task know the mean over tasks?", path)
 
 
 def draw_paper(results, tasks, path):
@@ -848,14 +832,13 @@ def draw_paper(results, tasks, path):
     several = len(results[0].tasks) >= FEWEST_TASKS
     figure, ((left, *right),) = panels(1, 1 + several, 5.5 + 5 * several, 5)
     for y, result in enumerate(results):
-        colour, interval = COLOURS[result.effect], result.summary.loc["difference[all]"]
-        draw_violins(left, result.posterior["difference"].sel(over="all").values.ravel(), [y], 0.4, colour)
-        left.hlines(y, interval["hdi_low"], interval["hdi_high"], colour, lw=2.5)
-        left.plot(interval["mean"], y, "ko", ms=4)
+        low, mean, high = result.summary.loc["difference[all]", ["hdi_low", "mean", "hdi_high"]]
+        draws = result.posterior["difference"].sel(over="all").values.ravel()
+        left.violinplot(draws, [y], orientation="horizontal", widths=0.4, showextrema=False)
+        left.plot([low, mean, high], [y] * 3, "ko-", ms=4)
         for axis, (model, marker) in itertools.product(right, zip(result.models, itertools.cycle("os^Dv"))):
             one = tasks.loc[(*result.cell, result.effect, model)]
-            name = f"{result.effect}, {model}"
-            axis.plot(one["paper"], one["estimate"], marker, mfc="none", color=colour, label=name)
+            axis.plot(one["paper"], one["estimate"], marker, mfc="none", label=f"{result.effect}, {model}")
     zero_axis(left, "mean difference over models, tasks, subsamples (points)", [result.effect for result in results])
     for axis in right:
         axis.axline((0, 0), slope=1, color="grey", lw=1, ls="--", zorder=0)

@@ -13,9 +13,8 @@ with other slices. How different are the conclusions? With the slice's differenc
 
 Commands, cheapest first
     python meta_analysis.py results.csv --slices 20
-    python meta_analysis.py results.csv                      # 500 slices and 500 nulls of every cell: seconds each
-    python meta_analysis.py results.csv --m 50 --n 500 --effects boost bias
-    python meta_analysis.py results.csv --n 500 --leaderboard board.csv   # a CSV with name, score and perhaps n
+    python meta_analysis.py results.csv --m 50 --n 500 --effects boost bias   # 500 slices, 500 nulls of a cell: seconds
+    python meta_analysis.py results.csv --n 500 --leaderboard board.csv       # a CSV with name, score and perhaps n
 
 Reads what fit_model.py reads. Writes to meta/ figures *.png and the columns
     meta.csv         experiment, m, n, effect, model (all: all models together), kind (slice, swapped), slice,
@@ -27,9 +26,8 @@ Reads what fit_model.py reads. Writes to meta/ figures *.png and the columns
                      wrong now), p_wrong_texts (also counting the luck of the test texts), p_swap_1, p_swap_5,
                      p_swap_20 (in a rerun with so many training sets a task), p_best
 
-Measured 2026-11-21 on 2 cores with other work beside it: 500 slices and 500 nulls of a cell with 25 tasks and 2
-models: 5 s of processor time with their figure. Published accuracies, m = 100, n = 500: 45 % of 5,000 slices lie
-outside .04 (the paper: 47 % of 500); zero-shot 45 % outside .08 (the paper: 50 %). All cells: docs/results.md.
+Measured 2026-11-21: 500 slices and 500 nulls of a cell with 25 tasks and 2 models take 5 s with their figure. Published
+accuracies, m = 100, n = 500: 45 % of 5,000 slices lie outside .04 (the paper: 47 % of 500). All: docs/results.md.
 """
 
 import argparse
@@ -306,10 +304,9 @@ def variance_ratio(rows, effect):
     """Variance of D between a task's subsamples over that of two independent binomials, means over models and tasks."""
     control, treatment = (f"acc_{arm}" for arm in EFFECTS[effect])
     one = rows.drop_duplicates(RUN[:-1])  # one seed of each subsample
-    one = one.assign(change=one[treatment] - one[control])
-    one["binomial"] = sum(one[arm] * (1 - one[arm]) / one["n"] for arm in (control, treatment))
-    groups = one.groupby(["model", "task"])
-    return groups["change"].var().mean() / groups["binomial"].mean().mean()
+    by = [one["model"], one["task"]]
+    binomial = sum(one[arm] * (1 - one[arm]) / one["n"] for arm in (control, treatment))
+    return (one[treatment] - one[control]).groupby(by).var().mean() / binomial.groupby(by).mean().mean()
 
 
 def analyse(rows, effect, args):
@@ -419,40 +416,43 @@ def read_board(path):
 
 
 def board_table(board, rows, seed):
-    """leaderboard.csv: for each model of the rows, whose training noise entries are taken to have, and each entry."""
-    tables, scores = [], 100 * board["score"].to_numpy()
+    """leaderboard.csv of one model's rows, whose training noise the entries are taken to have; nan: not told from 0."""
+    subsamples, scores = rows.groupby(["task", "subsample"])["acc_extra"].mean(), 100 * board["score"].to_numpy()
+    variance, told = training_variance([share.to_numpy() for _, share in subsamples.groupby("task")], rows["n"].iloc[0])
+    variance = variance if told else math.nan
     text = 1e4 * (board["score"] * (1 - board["score"]) / board["n"]).to_numpy()  # of its n test texts; nan without n
-    gap, ranks = np.r_[scores[:-1] - scores[1:], math.nan], np.arange(1, len(board) + 1)
-    for model, mine in rows.groupby("model"):
-        subsamples = mine.groupby(["task", "subsample"])["acc_extra"].mean()
-        shares = [share.to_numpy() for _, share in subsamples.groupby("task")]
-        variance, told = training_variance(shares, mine["n"].iloc[0])
-        variance = variance if told else math.nan
-        table = board[["name", "score"]].assign(model=model, rank=ranks, gap=gap)
-        noises = {"p_wrong": 2 * variance, "p_wrong_texts": 2 * variance + text + np.r_[text[1:], math.nan]}
-        for name, noise in (noises | {f"p_swap_{R}": 2 * variance / R for R in FOLDS}).items():
-            table[name] = stats.norm.sf(gap / np.sqrt(noise))
-        if told:
-            draws = scores + np.random.default_rng(seed).normal(0, math.sqrt(variance), (100_000, len(board)))
-            table["p_best"] = np.bincount(draws.argmax(1), minlength=len(board)) / len(draws)
-        tables.append(table)
-    columns = ["rank", "name", "score", "model", "gap", *noises, *(f"p_swap_{R}" for R in FOLDS), "p_best"]
-    return pd.concat(tables).reindex(columns=columns)
+    gap = np.append(scores[:-1] - scores[1:], math.nan)
+    table = pd.DataFrame({"rank": range(1, len(board) + 1), "name": board["name"], "score": board["score"],
+                          "model": rows["model"].iloc[0], "gap": gap})
+    noises = {"p_wrong": 2 * variance, "p_wrong_texts": 2 * variance + text + np.append(text[1:], math.nan)}
+    for name, noise in (noises | {f"p_swap_{R}": 2 * variance / R for R in FOLDS}).items():
+        table[name] = stats.norm.sf(gap / np.sqrt(noise))
+    draws = scores + np.random.default_rng(seed).normal(0, math.sqrt(variance), (100_000, len(board)))
+    best = np.bincount(draws.argmax(1), minlength=len(board)) / len(draws)
+    return table.assign(p_best=best if told else math.nan)
 
 
-def board_lines(table, rows, path):
-    """The board in words: the noise that was assumed, then a line per entry."""
-    cell, tasks = tuple(rows[CELL].iloc[0]), rows["task"].nunique()
-    yield (f"{path}: each entry's mean accuracy over {count(tasks, 'task')} is taken to vary from training run to "
-           f"training run as acc_extra of each model here ({title_of(*cell)}). The gap is taken as true; the entries "
-           "share their test texts, which are held fixed; with a column n, p_wrong_texts adds their luck as if they "
-           "were not shared, which is at most too much.")
-    for model, mine in table.groupby("model", sort=False):
-        if mine["p_wrong"].isna().all():
-            yield f"\n{model}: training noise is not told from 0 by these data: nothing is said on swaps; run more"
-            continue
-        text = mine.drop(columns="model").to_string(index=False, na_rep="", float_format="{:.3g}".format)
-        yield f"\nnoise of {model}\n{text}"
+def run_board(rows, args):
+    """The leaderboard under the training noise of one cell, model by model."""
+    if len(cells := rows.groupby(CELL).size().index) > 1:
+        choices = "; ".join(f"--experiment {e} --m {m} --n {n}" for e, m, n in cells)
+        stop(f"--leaderboard takes the noise of one cell; choose by {choices}")
+    sizes = rows.groupby(["model", "task"])["subsample"].nunique()
+    for model, task in sizes.index[sizes < 2]:
+        stop(f"{model} has one subsample of {task}, which cannot show how runs differ: run at least 2, or use --tasks")
+    board = read_board(args.leaderboard)
+    tables = {model: board_table(board, mine, args.seed) for model, mine in rows.groupby("model")}
+    args.out.mkdir(parents=True, exist_ok=True)
+    write(args.out, leaderboard=pd.concat(tables.values()))
+    print(f"{args.leaderboard}: each entry's mean accuracy over {count(rows['task'].nunique(), 'task')} is taken to "
+          f"vary from training run to training run as acc_extra of each model here ({title_of(*cells[0])}). The gap is "
+          "taken as true; the entries share their test texts, which are held fixed; with a column n, p_wrong_texts "
+          "adds their luck as if they were not shared, which is at most too much.")
+    for model, table in tables.items():
+        text = table.drop(columns="model").to_string(index=False, na_rep="", float_format="{:.3g}".format)
+        silent = f"{model}: training noise is not told from 0 by these data: nothing is said on swaps; run more"
+        print("", silent if table["p_wrong"].isna().all() else f"noise of {model}\n{text}", sep="\n")
+    print(f"\ntable: {(args.out / 'leaderboard.csv').resolve()}")
 
 
 # Command line -----------------------------------------------------------------------------------------------
@@ -491,20 +491,6 @@ def write(folder, **tables):
 # --- end shared ---
 
 
-def run_board(rows, args):
-    """The leaderboard under the training noise of one cell."""
-    if len(cells := rows.groupby(CELL).size().index) > 1:
-        choices = "; ".join(f"--experiment {e} --m {m} --n {n}" for e, m, n in cells)
-        stop(f"--leaderboard takes the noise of one cell; choose by {choices}")
-    sizes = rows.groupby(["model", "task"])["subsample"].nunique()
-    for model, task in sizes.index[sizes < 2]:
-        stop(f"{model} has one subsample of {task}, which cannot show how runs differ: run at least 2, or use --tasks")
-    table = board_table(read_board(args.leaderboard), rows, args.seed)
-    args.out.mkdir(parents=True, exist_ok=True)
-    write(args.out, leaderboard=table)
-    print(*board_lines(table, rows, args.leaderboard), f"\ntable: {(args.out / 'leaderboard.csv').resolve()}", sep="\n")
-
-
 def main(argv=None):
     args = parse_args(argv)
     rows = choose_rows(read_results(args.paths), args)
@@ -513,12 +499,10 @@ def main(argv=None):
     tables, shares, figures = [], [], []
     args.out.mkdir(parents=True, exist_ok=True)
     jobs = [(group, effect) for group in rows.groupby(CELL) for effect in args.effects]
-    for (cell, mine), effect in (bar := tqdm(jobs, leave=False)):
-        bar.set_postfix_str(f"{title_of(*cell)}, {effect}")
+    for (cell, mine), effect in tqdm(jobs, leave=False):
         table, share = analyse(mine, effect, args)
         if not args.no_figures:
-            path = args.out / f"slices.{file_of(*cell, effect)}.png"
-            figures.append(draw_ecdf(table, share, path))
+            figures.append(draw_ecdf(table, share, args.out / f"slices.{file_of(*cell, effect)}.png"))
         tables.append(table)
         shares.append(share)
     shares = pd.concat(shares, ignore_index=True)
