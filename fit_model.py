@@ -730,17 +730,11 @@ def plan_lines(plan, margin, unit):
 
 
 # --- shared: figures ---
-def panels(lines, columns, width, height, **more):
+def panels(title, lines, columns, width, height, **more):
     """(figure, its axes [lines, columns]); sizes in inches."""
     figure = Figure(figsize=(width, height), layout="constrained")
-    return figure, figure.subplots(lines, columns, squeeze=False, **more)
-
-
-def finish(figure, title, path):
-    """Title and write a figure; returns its path."""
     figure.suptitle(title, fontsize=11)
-    figure.savefig(path, dpi=130)
-    return path
+    return figure, figure.subplots(lines, columns, squeeze=False, **more)
 # --- end shared ---
 
 
@@ -752,11 +746,14 @@ def zero_axis(axis, text, names):
     axis.set(xlabel=text, ylim=(len(names) - 0.4, -0.7))
 
 
-def draw_effects(effects, unit, margin, path):
+def draw_effects(effects, unit, margin):
     """effects.png: these tasks and tasks like these by cell and model; one x scale for both effects."""
     kinds = [effect for effect in EFFECTS if effect in set(effects["effect"])]
     names = [f"{title_of(*cell)}  {model}" for *cell, model in effects.groupby([*CELL, "model"], sort=False).groups]
-    figure, axes = panels(1, len(kinds), 3 + 4.2 * len(kinds), 1.8 + 0.27 * len(names), sharex=True, sharey=True)
+    sizes = " or ".join(count(size, "task") for size in sorted(set(effects["tasks"])))
+    title = f"Mean effects over {sizes}, 89 % intervals\nthick: these tasks; thin: tasks like these; grey: the margin"
+    size = 3 + 4.2 * len(kinds), 1.8 + 0.27 * len(names)
+    figure, axes = panels(title, 1, len(kinds), *size, sharex=True, sharey=True)
     for axis, effect in zip(axes[0], kinds):
         for target, shift, width in (("these tasks", -0.12, 3), ("tasks like these", 0.2, 1)):
             mine = effects[(effects["effect"] == effect) & (effects["target"] == target)]
@@ -765,17 +762,16 @@ def draw_effects(effects, unit, margin, path):
             axis.plot(mine["estimate"], y, "ko", ms=4)
         axis.axvspan(-(margin or 0), margin or 0, color="grey", alpha=0.12, lw=0)
         zero_axis(axis, f"{effect} ({unit})", names)
-    sizes = " or ".join(count(size, "task") for size in sorted(set(effects["tasks"])))
-    note = "thick: these tasks; thin: tasks like these; grey: the margin"
-    return finish(figure, f"Mean effects over {sizes}, 89 % intervals\n{note}", path)
+    return figure
 
 
-def draw_tasks(table, cell, effect, unit, path):
+def draw_tasks(table, cell, effect, unit):
     """tasks.*.png: each task's mean and own interval beside what is left after shrinking; sd, number at the right."""
     table = table.drop(index="all", level="model", errors="ignore")
     models, means = list(table.index.unique("model")), table["estimate"].groupby("task").mean()
     order = means.sort_values(ascending=False).index
-    figure, axes = panels(1, len(models), 2.2 + 4.2 * len(models), 1.6 + 0.27 * len(order), sharey=True)
+    title = f"{effect} of each task, 89 % intervals: {title_of(*cell)}"
+    figure, axes = panels(title, 1, len(models), 2.2 + 4.2 * len(models), 1.6 + 0.27 * len(order), sharey=True)
     for axis, model in zip(axes[0], models):
         mine = table.loc[model]
         y = order.get_indexer(mine.index)
@@ -789,13 +785,14 @@ def draw_tasks(table, cell, effect, unit, path):
             axis.text(1.01, place, text, transform=axis.get_yaxis_transform(), va="center", fontsize=7)
         zero_axis(axis, f"{model}: {effect} ({unit})", order)
     figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False)
-    return finish(figure, f"{effect} of each task, 89 % intervals: {title_of(*cell)}", path)
+    return figure
 
 
-def draw_differences(long, cell, model, unit, path):
+def draw_differences(long, cell, model, unit):
     """differences.*.png, Figures 13 to 20: boost and bias of each subsample as violins, per task, for one model."""
     order, kinds = sorted(set(long["task"])), [effect for effect in EFFECTS if effect in set(long["effect"])]
-    figure, axes = panels(1, len(kinds), 2 + 4.5 * len(kinds), 1.7 + 0.34 * len(order), sharey=True)
+    title = f"{model}, {title_of(*cell)}\npoint: a subsample; diamond: the task's mean"
+    figure, axes = panels(title, 1, len(kinds), 2 + 4.5 * len(kinds), 1.7 + 0.34 * len(order), sharey=True)
     for axis, effect in zip(axes[0], kinds):
         groups = [group.to_numpy() for _, group in long[long["effect"] == effect].groupby("task")["value"]]
         axis.violinplot(groups, range(len(order)), orientation="horizontal", widths=0.8, showextrema=False)
@@ -803,13 +800,14 @@ def draw_differences(long, cell, model, unit, path):
             axis.plot(values, np.linspace(y - 0.15, y + 0.15, len(values)), "C0.", ms=3, alpha=0.5)
             axis.plot(values.mean(), y, "kD", ms=4)
         zero_axis(axis, f"{effect} ({unit})", order)
-    return finish(figure, f"{model}, {title_of(*cell)}\npoint: a subsample; diamond: the task's mean", path)
+    return figure
 
 
-def draw_plan(plan, margin, unit, path):
+def draw_plan(plan, margin, unit):
     """plan.png: half-width of the 89 % interval against the number of subsamples a task, a panel a cell."""
     cells, R = plan[plan["sd"] > 0].groupby(CELL), np.unique(np.geomspace(2, 200, 60).astype(int))
-    figure, axes = panels(len(cells), 1, 8, 1 + 3.5 * len(cells))
+    title = "How well do R subsamples a task know the mean over tasks?"
+    figure, axes = panels(title, len(cells), 1, 8, 1 + 3.5 * len(cells))
     for axis, (cell, mine) in zip(axes[:, 0], cells):
         for one in mine.itertuples():
             half = stats.t.ppf(UPPER, one.tasks * (R - 1)) * one.sd / np.sqrt(R * one.tasks)
@@ -823,14 +821,15 @@ def draw_plan(plan, margin, unit, path):
             scale.set(major_locator=LogLocator(subs=(1, 2, 5)), minor_locator=NullLocator(), major_formatter="{x:g}")
         axis.grid(alpha=0.3)
         axis.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
-    return finish(figure, "How well do R subsamples a task know the mean over tasks?", path)
+    return figure
 
 
-def draw_paper(results, tasks, path):
+def draw_paper(results, tasks):
     """paper.*.png of one cell: the paper's distributions of the average differences (11), Figures 3, 5 and 6; from 5
     tasks on also the task effects that its model predicts (12) against the observed, Figures 9 and 10."""
     several = len(results[0].tasks) >= FEWEST_TASKS
-    figure, ((left, *right),) = panels(1, 1 + several, 5.5 + 5 * several, 5)
+    title = f"The paper's model: {title_of(*results[0].cell)}\nits 89 % intervals do not hold 89 %"
+    figure, ((left, *right),) = panels(title, 1, 1 + several, 5.5 + 5 * several, 5)
     for y, result in enumerate(results):
         low, mean, high = result.summary.loc["difference[all]", ["hdi_low", "mean", "hdi_high"]]
         draws = result.posterior["difference"].sel(over="all").values.ravel()
@@ -844,38 +843,32 @@ def draw_paper(results, tasks, path):
         axis.axline((0, 0), slope=1, color="grey", lw=1, ls="--", zorder=0)
         axis.set(xlabel="predicted for a task (points)", ylabel="observed (points)")
         axis.legend()
-    title = f"The paper's model: {title_of(*results[0].cell)}\nits 89 % intervals do not hold 89 %"
-    return finish(figure, title, path)
+    return figure
 
 
-def draw_traces(result, path):
+def draw_traces(result):
     """traces/*.png: densities and traces of the hyperparameters by chain, by ArviZ (Figure 12)."""
     hyper = ("mu", "alpha", "beta", "sd_U", "sd_V", "sd_W", "tau", "s", "omega")
-    names = [name for name in hyper if name in result.posterior]
-    figure, axes = panels(len(names), 2, 10, 1.5 * len(names))
+    names, title = [name for name in hyper if name in result.posterior], f"{result.analysis}, {result.effect}"
+    figure, axes = panels(f"{title}: {title_of(*result.cell)}", len(names), 2, 10, 1.5 * len(names))
     import_pymc()[1].plot_trace(result.posterior, var_names=names, axes=axes)
-    path.parent.mkdir(exist_ok=True)
-    return finish(figure, f"{result.analysis}, {result.effect}: {title_of(*result.cell)}", path)
+    return figure
 
 
 def draw_all(long, tasks, effects, results, unit, args):
-    """All figures; returns their paths."""
-    def path(kind, *names):
-        return args.out / f"{kind}.{file_of(*names)}.png"
-
-    paths = [draw_effects(effects, unit, args.margin, args.out / "effects.png")]
+    """(name, figure) of all figures, one at a time."""
+    yield "effects", draw_effects(effects, unit, args.margin)
     for (*cell, effect), mine in tasks.groupby([*CELL, "effect"]):
         if FEWEST_TASKS <= mine.index.unique("task").size <= MOST_TASKS:
-            paths.append(draw_tasks(mine.loc[(*cell, effect)], cell, effect, unit, path("tasks", *cell, effect)))
+            yield f"tasks.{file_of(*cell, effect)}", draw_tasks(mine.loc[(*cell, effect)], cell, effect, unit)
     for (*cell, model), mine in long[long["effect"].isin(args.effects)].groupby([*CELL, "model"]):
         if model != "all" and mine["task"].nunique() <= MOST_TASKS:
-            paths.append(draw_differences(mine, cell, model, unit, path("differences", *cell, model)))
+            yield f"differences.{file_of(*cell, model)}", draw_differences(mine, cell, model, unit)
     paper = [result for result in results if result.analysis == "paper"]
     for cell, own in itertools.groupby(paper, key=lambda result: result.cell):
-        paths.append(draw_paper(list(own), tasks, path("paper", *cell)))
+        yield f"paper.{file_of(*cell)}", draw_paper(list(own), tasks)
     for result in results:
-        paths.append(draw_traces(result, path("traces/" + result.analysis, *result.cell, result.effect)))
-    return paths
+        yield f"traces/{result.analysis}.{file_of(*result.cell, result.effect)}", draw_traces(result)
 
 
 # Command line -----------------------------------------------------------------------------------------------
@@ -937,7 +930,8 @@ def main(argv=None):
         print(*plan_lines(plan, args.margin, unit), sep="\n")
         write(args.out, plan=plan)
         if not args.no_figures and (plan["sd"] > 0).any():
-            print(f"figure: {draw_plan(plan, args.margin, unit, args.out / 'plan.png').resolve()}")
+            draw_plan(plan, args.margin, unit).savefig(args.out / "plan.png", dpi=130)
+        print(f"in {args.out.resolve()}: plan.csv{', plan.png' * (args.out / 'plan.png').exists()}")
         return
 
     # The conclusion first, then the tables
@@ -965,9 +959,11 @@ def main(argv=None):
     text = [f"Effects in {unit}, 89 % intervals; the verdict is on these tasks", "", "```", effects_text(table, unit)]
     text = ["# Is pretraining on the test texts unfair here?", "", *(f"- {line}" for line in lines), "", *text, "```\n"]
     (args.out / "summary.md").write_text("\n".join(text), encoding="utf-8")
-    figures = [] if args.no_figures else draw_all(long, tasks, table, results, unit, args)
+    for name, figure in draw_all(long, tasks, table, results, unit, args) if not args.no_figures else ():
+        (args.out / f"{name}.png").parent.mkdir(exist_ok=True)
+        figure.savefig(args.out / f"{name}.png", dpi=130)
     names = ", ".join(sorted(path.name for path in args.out.glob("*.csv")))
-    print(f"in {args.out.resolve()}: summary.md, {names}, {count(len(figures), 'figure')}")
+    print(f"in {args.out.resolve()}: summary.md, {names}{'' if args.no_figures else ', figures'}")
     if failed := sum(bool(result.warning) for result in results):
         fits = f"{failed} of {count(len(results), 'fit')} did not converge"
         tqdm.write(f"warning: {fits}; more --tune and --draws may help", file=sys.stderr)

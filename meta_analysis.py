@@ -345,24 +345,20 @@ def share_text(shares):
 
 
 # --- shared: figures ---
-def panels(lines, columns, width, height, **more):
+def panels(title, lines, columns, width, height, **more):
     """(figure, its axes [lines, columns]); sizes in inches."""
     figure = Figure(figsize=(width, height), layout="constrained")
-    return figure, figure.subplots(lines, columns, squeeze=False, **more)
-
-
-def finish(figure, title, path):
-    """Title and write a figure; returns its path."""
     figure.suptitle(title, fontsize=11)
-    figure.savefig(path, dpi=130)
-    return path
+    return figure, figure.subplots(lines, columns, squeeze=False, **more)
 # --- end shared ---
 
 
-def draw_ecdf(table, shares, path):
+def draw_ecdf(table, shares):
     """Figure 7: cumulative distributions over slices, and nulls (dashed), of the paper's posterior and t means."""
-    figure, (axes,) = panels(1, 2, 11, 5, sharey=True)
     first, models = shares.iloc[0], list(dict.fromkeys(table["model"]))
+    title = f"{first['effect']} from one subsample per model and task: {title_of(*first[CELL])}"
+    title += f"\n{count(first['slices'], 'slice')}; dashed: nulls; grey: within {first['threshold']:g}"
+    figure, (axes,) = panels(title, 1, 2, 11, 5, sharey=True)
     texts = "the paper's model: posterior mean of beta (log odds)", "mean difference over tasks (points)"
     for axis, name, text in zip(axes, ("paper", "t"), texts):
         for row in shares.itertuples():
@@ -374,18 +370,17 @@ def draw_ecdf(table, shares, path):
         axis.set_xlabel(text)
         axis.grid(alpha=0.3)
         axis.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.13), frameon=False, ncols=2)
-    limit = first["threshold"]
-    axes[0].axvspan(-limit, limit, color="grey", alpha=0.15, lw=0)
+    axes[0].axvspan(-first["threshold"], first["threshold"], color="grey", alpha=0.15, lw=0)
     axes[0].set_ylabel("share of slices at or below")
-    title = f"{first['effect']} from one subsample per model and task: {title_of(*first[CELL])}"
-    return finish(figure, f"{title}\n{count(first['slices'], 'slice')}; dashed: nulls; grey: within {limit:g}", path)
+    return figure
 
 
-def draw_nulls(shares, path):
+def draw_nulls(shares):
     """nulls.png: how often each analysis excludes 0 on exact nulls, by cell and model."""
     nulls = shares[shares["kind"] == "swapped"]
     names = [f"{title_of(row.experiment, row.m, row.n)}, {row.effect}, {row.model}" for row in nulls.itertuples()]
-    figure, ((axis,),) = panels(1, 1, 8.5, 2.2 + 0.3 * len(nulls))
+    title = "Who sees an effect where there is none? One subsample per model and task"
+    figure, ((axis,),) = panels(title, 1, 1, 8.5, 2.2 + 0.3 * len(nulls))
     for column, marker in (("paper", "s"), ("t", "o"), ("sign_flip", "D")):
         axis.plot(100 * nulls[column], range(len(nulls)), marker, ms=4, label=column)
     axis.axvline(100 * (1 - SHARE), color="grey", lw=1, ls="--", label="nominal")
@@ -393,7 +388,7 @@ def draw_nulls(shares, path):
     axis.set(ylim=(len(names) - 0.5, -0.5), xlim=(-1, None), xlabel="nulls in which 0 is excluded, percent")
     axis.grid(axis="x", alpha=0.3)
     figure.legend(loc="outside lower center", ncols=4, fontsize=8, frameon=False)
-    return finish(figure, "Who sees an effect where there is none? One subsample per model and task", path)
+    return figure
 
 
 # A leaderboard ----------------------------------------------------------------------------------------------
@@ -496,13 +491,13 @@ def main(argv=None):
     rows = choose_rows(read_results(args.paths), args)
     if args.leaderboard:
         return run_board(rows, args)
-    tables, shares, figures = [], [], []
+    tables, shares = [], []
     args.out.mkdir(parents=True, exist_ok=True)
     jobs = [(group, effect) for group in rows.groupby(CELL) for effect in args.effects]
     for (cell, mine), effect in tqdm(jobs, leave=False):
         table, share = analyse(mine, effect, args)
         if not args.no_figures:
-            figures.append(draw_ecdf(table, share, args.out / f"slices.{file_of(*cell, effect)}.png"))
+            draw_ecdf(table, share).savefig(args.out / f"slices.{file_of(*cell, effect)}.png", dpi=130)
         tables.append(table)
         shares.append(share)
     shares = pd.concat(shares, ignore_index=True)
@@ -510,8 +505,8 @@ def main(argv=None):
     print("one subsample per model and task: percent beyond the threshold; percent of 89 % intervals that exclude 0")
     print(share_text(shares))
     if not args.no_figures:
-        figures.append(draw_nulls(shares, args.out / "nulls.png"))
-    print(f"in {args.out.resolve()}: meta.csv, shares.csv, {count(len(figures), 'figure')}")
+        draw_nulls(shares).savefig(args.out / "nulls.png", dpi=130)
+    print(f"in {args.out.resolve()}: meta.csv, shares.csv{'' if args.no_figures else ', figures'}")
 
 
 # --- shared: start ---
