@@ -238,21 +238,16 @@ def sign_flip_p(changes):
 # Slices -----------------------------------------------------------------------------------------------------
 
 
-def runs_of(rows, effect):
-    """(models, tasks, runs): runs[i][j] is an array [runs, 2] of correct answers of control and treatment."""
-    groups = dict(list(rows.groupby(["model", "task"])[[f"right_{arm}" for arm in EFFECTS[effect]]]))
-    models, tasks, none = sorted(set(rows["model"])), sorted(set(rows["task"])), pd.DataFrame(columns=range(2))
-    return models, tasks, [[groups.get((model, task), none).to_numpy(int) for task in tasks] for model in models]
-
-
-def draw_slices(runs, n, slices, rng, null=False):
+def draw_slices(rows, effect, slices, rng, null=False):
     """Counts [slices, 2, models, tasks] of one run per model and task, total [models, tasks] (0 where there is none).
 
     null: control and treatment of each model and task change places with probability 1/2."""
-    total = n * np.array([[len(run) > 0 for run in model] for model in runs])
+    models, tasks = sorted(set(rows["model"])), sorted(set(rows["task"]))
+    total = np.zeros((len(models), len(tasks)), int)
     counts = np.zeros((slices, 2, *total.shape), int)
-    for i, j in np.argwhere(total):
-        counts[:, :, i, j] = runs[i][j][rng.integers(len(runs[i][j]), size=slices)]
+    for (model, task), runs in rows.groupby(["model", "task"])[[f"right_{arm}" for arm in EFFECTS[effect]]]:
+        i, j = models.index(model), tasks.index(task)
+        total[i, j], counts[:, :, i, j] = rows["n"].iloc[0], runs.to_numpy()[rng.integers(len(runs), size=slices)]
     if null:
         swap = rng.random((slices, 1, *total.shape)) < 0.5
         counts = np.where(swap, counts[:, ::-1], counts)
@@ -311,13 +306,12 @@ def variance_ratio(rows, effect):
 
 def analyse(rows, effect, args):
     """(rows of meta.csv, rows of shares.csv) of a cell and effect: slices and nulls, all models together and each."""
-    cell = dict(zip(CELL, rows[CELL].iloc[0]))
-    models, _, runs = runs_of(rows, effect)
+    cell, models = dict(zip(CELL, rows[CELL].iloc[0])), sorted(set(rows["model"]))
     threshold = args.threshold or (ZERO_SHOT_THRESHOLD if cell["experiment"].startswith("zero-shot") else THRESHOLD)
     groups = ({"all": models} if len(models) > 1 else {}) | {model: [model] for model in models}
     tables, shares = [], []
     for kind, (model, names) in itertools.product(LOOKS, groups.items()):
-        counts, total = draw_slices(runs, cell["n"], args.slices, np.random.default_rng(args.seed), kind == "swapped")
+        counts, total = draw_slices(rows, effect, args.slices, np.random.default_rng(args.seed), kind == "swapped")
         chosen = [models.index(name) for name in names]
         own = total[chosen].any(axis=0)
         found = slice_rows(counts[:, :, chosen][..., own], total[chosen][:, own])
