@@ -255,11 +255,9 @@ def draw_slices(rows, effect, slices, rng, null=False):
 
 
 def slice_posterior(counts, total):
-    """(mean, sd) of beta [slices] under the paper's model without V and W; counts, total: see draw_slices.
-
-    Given sd_U the log posterior is concave: Newton's method finds its mode, the inverse curvature is the covariance.
-    sd_U is set to its own mode by EM, whose step is the root of sd^4 + J sd^2 = sum E U_j^2 (HalfNormal(1) prior). One
-    task: no U."""
+    """(mean, sd) of beta [slices] under the paper's model without V and W (one task: without U); counts, total: see
+    draw_slices. Given sd_U the log posterior is concave: Newton's method finds its mode, the inverse curvature is the
+    covariance. sd_U is set to its own mode by EM: the root of sd^4 + J sd^2 = sum E U_j^2 (HalfNormal(1) prior)."""
     slices, _, models, tasks = counts.shape
     l, i, j = (axis.ravel() for axis in np.indices((2, models, tasks)))
     X = np.vstack([np.ones(len(l)), l, i == np.arange(1, models)[:, None], j == np.arange(tasks)[:, None]])

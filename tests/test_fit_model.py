@@ -372,6 +372,16 @@ def test_predictive_effects_are_binomial_means(f):
     assert posterior["difference"].values[..., 0].mean() == pytest.approx(np.mean([np.nanmean(effects[:, i].mean(0)) for i in (0, 1)]), abs=1e-6)
 
 
+def test_a_hierarchical_mean_off_the_headline_is_said(f):
+    summary = pd.DataFrame({"mean": 1.0, "sd": 0.1, "hdi_low": 0.8, "hdi_high": 1.2}, index=["mean", "beta[a]", "beta[b]"])
+    result = SimpleNamespace(cell=("e", 8, 100), effect="bias", analysis="hierarchical", models=["a", "b"], tasks=["x", "y"], summary=summary)
+    for estimate, notes in ((0.4, 1), (0.6, 0), (None, 0)):  # None: the models share no subsample, so there is no headline of both
+        effects = {("e", 8, 100, "bias", "all", "these tasks"): {"estimate": estimate, "se": 0.5}} if estimate else {}
+        found = list(f.mean_effects(result, effects, 1.0))
+        assert len(found) == notes and all("+0.60 points from the mean of these tasks" in note for note in found)
+        assert effects["e", 8, 100, "bias", "b", "hierarchical"]["estimate"] == 1
+
+
 @pytest.mark.parametrize("column, value", [("r_hat", math.nan), ("r_hat", 1.02), ("ess_bulk", 399), ("ess_tail", math.nan), ("ess_tail", 200)])
 def test_the_gate_of_convergence(f, column, value):
     good = pd.DataFrame({"r_hat": [1.001] * 3, "ess_bulk": [900.0] * 3, "ess_tail": [800.0] * 3})
