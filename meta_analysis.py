@@ -13,9 +13,8 @@ with other slices. How different are the conclusions? With the slice's differenc
 
 Commands, cheapest first
     python meta_analysis.py results.csv --slices 20
-    python meta_analysis.py results.csv                      # 500 slices and 500 nulls of every cell: seconds each
-    python meta_analysis.py results.csv --m 50 --n 500 --effects boost bias
-    python meta_analysis.py results.csv --n 500 --leaderboard board.csv   # a CSV with name, score and perhaps n
+    python meta_analysis.py results.csv --m 50 --n 500 --effects boost bias   # 500 slices, 500 nulls of a cell: seconds
+    python meta_analysis.py results.csv --n 500 --leaderboard board.csv       # a CSV with name, score and perhaps n
 
 Reads what fit_model.py reads. Writes to meta/ figures *.png and the columns
     meta.csv         experiment, m, n, effect, model (all: all models together), kind (slice, swapped), slice,
@@ -27,15 +26,14 @@ Reads what fit_model.py reads. Writes to meta/ figures *.png and the columns
                      wrong now), p_wrong_texts (also counting the luck of the test texts), p_swap_1, p_swap_5,
                      p_swap_20 (in a rerun with so many training sets a task), p_best
 
-Measured 2026-11-21 on 2 cores with other work beside it: 500 slices and 500 nulls of a cell with 25 tasks and 2
-models: 5 s of processor time with their figure. Published accuracies, m = 100, n = 500: 45 % of 5,000 slices lie
-outside .04 (the paper: 47 % of 500); zero-shot 45 % outside .08 (the paper: 50 %). All cells: docs/results.md.
+Measured 2026-11-21: 500 slices and 500 nulls of a cell with 25 tasks and 2 models take 5 s with their figure. Published
+accuracies, m = 100, n = 500: 45 % of 5,000 slices lie outside .04 (the paper: 47 % of 500). All: docs/results.md.
 """
 
 import argparse
 import contextlib
-import csv
 import io
+import itertools
 import math
 import os
 import re
@@ -44,12 +42,13 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
 from scipy import special, stats
 from tqdm.auto import tqdm
 
 THRESHOLD, ZERO_SHOT_THRESHOLD = 0.04, 0.08  # of |posterior mean of beta| (section 10)
+SHARE = 0.89  # of every interval: the paper's
 FOLDS = (1, 5, 20)  # training sets a task, of --leaderboard
-CELL = ["experiment", "m", "n"]
 LOOKS = {"slice": ("slices", 2, "-"), "swapped": ("nulls", 1, "--")}  # name, line width, style
 
 
@@ -90,9 +89,11 @@ def positive(text):
 # --- shared: reading ---
 ARMS = ("base", "extra", "test")
 EFFECTS = {"boost": ("base", "extra"), "bias": ("extra", "test")}  # control, treatment
+CELL = ["experiment", "m", "n"]
 RUN = ["experiment", "model", "task", "m", "n", "subsample", "seed"]  # names a row
 WHOLE = ["m", "n", "subsample", "num_classes", "seed"]
 REQUIRED = [*RUN[:-1], "num_classes", "majority", *(f"acc_{arm}" for arm in ARMS)]
+CHOICES = {"experiment": "experiment", "m": "m", "n": "n", "models": "model", "tasks": "task"}  # flag: column
 
 
 def refuse(table, bad, what):
@@ -102,87 +103,74 @@ def refuse(table, bad, what):
         stop(f"{row['where']}: {what.format(**row)}: correct or delete the line")
 
 
-def read_file(path):
+def read_file(path, needed):
     """A CSV file as a DataFrame of str with the column `where` (file, line); a torn last line is left out, and said."""
     raw = path.read_bytes()
     try:
-        reader = csv.reader(io.StringIO(raw.decode("utf-8-sig"), newline=""), strict=True)
-        lines = [(f"{path}, line {reader.line_num}", *line) for line in reader if any(line)]
-    except (UnicodeDecodeError, csv.Error) as error:
-        stop(f"{path} is no CSV file in UTF-8 ({error}): give a results file, as run_experiment.py writes it")
-    header = ["where", *(name.strip() for name in (lines or [("",)])[0][1:])]
-    if twice := [name for name in header if header.count(name) > 1]:
-        stop(f"{path} has two columns {twice[0]!r}: delete or rename one")
-    if len(lines) > 1 and len(lines[-1]) < len(header) and raw[-1:] not in b"\r\n":  # what a killed run leaves at most
+        table = pd.read_csv(io.BytesIO(raw), header=None, dtype=str, keep_default_na=False, skip_blank_lines=False,
+                            encoding="utf-8-sig", engine="python").dropna(how="all")  # nan: no such field
+    except ValueError as error:
+        stop(f"{path} is no CSV file in UTF-8 with equal lines: {error}")
+    table.columns = header = [str(name).strip() for name in table.iloc[0]]
+    for name in (*needed, *header):
+        if header.count(name) != 1:
+            found = f"{'two columns' if name in header else 'no column'} {name!r}"
+            stop(f"{path} has {found}; columns found: {', '.join(header)}")
+    table = table.assign(where=[f"{path}, line {index + 1}" for index in table.index])[1:]
+    if table[-1:].isna().any(axis=None) and raw[-1:] not in b"\r\n":  # what a killed run leaves at most
         print(f"{path}: the last line is torn (its run was killed); it is left out")
-        lines.pop()
-    for where, *fields in lines:
-        if len(fields) != len(header) - 1:
-            stop(f"{where}: {count(len(fields), 'field')} where the header has {len(header) - 1}: correct or delete it")
-    return pd.DataFrame(lines[1:], columns=header, dtype=str)
+        table = table[:-1]
+    refuse(table, table.isna().any(axis=1), "fewer fields than the header has")
+    return table
 
 
-def read_published(folder):
-    """Tables of folder/m50/n500/bert/ag_news/accuracies.csv and its like: row k is subsample k."""
-    for path in sorted(folder.glob("m*/n*/*/*/accuracies.csv")):
-        m, n, model, task = path.parts[-5:-1]
-        table = read_file(path).rename(columns={arm: f"acc_{arm}" for arm in ARMS})
-        names = {"experiment": folder.resolve().name, "model": model, "task": task, "m": m[1:], "n": n[1:]}
-        yield table.assign(**names, subsample=[str(k) for k in range(1, len(table) + 1)])
-
-
-def read_path(path):
-    """Tables of a results file, of a folder's results.csv and results.*-of-*.csv, or of one in the published layout."""
+def read_path(path, needed):
+    """Tables of a results file, or of a folder's results.csv, results.*-of-*.csv or files in the published layout."""
     if not path.exists():
         stop(f"{path} does not exist: give results files of run_experiment.py, or folders of them")
-    if not path.is_dir():
-        return [read_file(path)]
-    files = [file for name in ("results.csv", "results.*-of-*.csv") for file in sorted(path.glob(name))]
-    if not (tables := [*map(read_file, files), *read_published(path)]):
+    files = [*path.glob("results.csv"), *path.glob("results.*-of-*.csv")] if path.is_dir() else [path]
+    tables = [read_file(file, needed) for file in sorted(files)]
+    for file in sorted(path.glob("m*/n*/*/*/accuracies.csv")):  # row k is subsample k
+        m, n, model, task = file.parts[-5:-1]
+        table = read_file(file, ARMS).rename(columns={arm: f"acc_{arm}" for arm in ARMS})
+        names = {"experiment": path.resolve().name, "model": model, "task": task, "m": m[1:], "n": n[1:]}
+        tables.append(table.assign(**names, subsample=np.arange(1, len(table) + 1).astype(str)))
+    if not tables:
         stop(f"{path} holds no results.csv, results.*-of-*.csv, m<m>/n<n>/<model>/<task>/accuracies.csv: name a file")
     return tables
 
 
 def read_results(paths, metric="acc"):
-    """All rows of the paths as one DataFrame, typed and checked, each run once; accuracies become k / n exactly.
-
-    The columns right_{arm} hold k, the number of correct answers. Conflicting rows and mixed recipes are refused."""
-    tables, wanted = [table for path in paths for table in read_path(path)], [f"{metric}_{arm}" for arm in ARMS]
-    for table in tables:
-        if missing := [name for name in REQUIRED + wanted if name not in table]:
-            where = table["where"].iloc[0].rpartition(", line")[0] if len(table) else "a file without rows"
-            stop(f"{where} has no column {missing[0]!r}; columns found: {', '.join(table.columns.drop('where'))}")
-    rows = pd.concat(tables, ignore_index=True)
+    """All rows of the paths, typed and checked, each run once; accuracies become k / n exactly, right_{arm} holds k."""
+    wanted = [name for name in (f"{metric}_{arm}" for arm in ARMS) if name not in REQUIRED]
+    rows = pd.concat([table for path in paths for table in read_path(path, REQUIRED + wanted)], ignore_index=True)
     if rows.empty:
         stop(f"no rows in {', '.join(map(str, paths))}: run run_experiment.py first")
-    for name in ("seed", "split", "data", "recipe", "loss_extra", "loss_test"):
-        rows[name] = rows[name].fillna("") if name in rows else ""
+    more = ["seed", "split", "data", "recipe", "loss_extra", "loss_test", *wanted]
+    rows = rows.reindex(columns=rows.columns.union(more, sort=False), fill_value="").fillna("")
     rows["seed"] = rows["seed"].replace("", "0")
-    for name in dict.fromkeys([*WHOLE, "majority", *REQUIRED[-3:], *wanted]):
-        values = pd.to_numeric(rows[name], errors="coerce")
-        refuse(rows, ~np.isfinite(values), f"{name} is {{{name}!r}}, not a number")
+    for name in ["seed", *REQUIRED[3:], *wanted]:
+        values, kind, bad = pd.to_numeric(rows[name], errors="coerce"), "number", False
         if name in WHOLE:
-            bad = (values % 1 != 0) | (values < (name != "seed")) | (values > 1e9)
-            refuse(rows, bad, f"{name} is {{{name}}}, not a whole number from 1")
-        rows[name] = values.astype(int) if name in WHOLE else values
+            kind, bad = "whole number from 1", (values % 1 != 0) | ~values.between(int(name != "seed"), 1e9)
+        refuse(rows, bad | ~np.isfinite(values), f"{name} is {{{name}!r}}, not a {kind}")
+        rows[name] = values.astype(int if name in WHOLE else float)
     refuse(rows, (rows["majority"] <= 0) | (rows["majority"] > 1), "majority is {majority}, not above 0 and at most 1")
     refuse(rows, rows["model"].isin(["", "all"]), "the model is called {model!r}, which stands for all models together")
     for arm in ARMS:
-        share = rows[f"acc_{arm}"]
-        rows[f"right_{arm}"] = (share * rows["n"]).round().astype(int)
-        off = (share - rows[f"right_{arm}"] / rows["n"]).abs() > 5.1e-5  # accuracies of four decimals will do
-        off |= (share < 0) | (share > 1)
-        refuse(rows, off, f"acc_{arm} = {{acc_{arm}}} is no whole number of correct answers out of n = {{n}}")
-        rows[f"acc_{arm}"] = rows[f"right_{arm}"] / rows["n"]
-    for name in ("loss_extra", "loss_test"):
-        rows[name] = pd.to_numeric(rows[name], errors="coerce")
-    return each_once(rows, wanted)
+        share, right = rows[f"acc_{arm}"], (rows[f"acc_{arm}"] * rows["n"]).round().astype(int)
+        off = (share - right / rows["n"]).abs() > 5.1e-5  # accuracies of four decimals will do
+        what = f"acc_{arm} = {{acc_{arm}}} is no whole number of correct answers out of n = {{n}}"
+        refuse(rows, off | ~share.between(0, 1), what)
+        rows[f"right_{arm}"], rows[f"acc_{arm}"] = right, right / rows["n"]
+    losses = ["loss_extra", "loss_test"]
+    rows[losses] = rows[losses].apply(pd.to_numeric, errors="coerce")
+    return each_once(rows, [*REQUIRED[-3:], *wanted])
 
 
-def each_once(rows, wanted):
+def each_once(rows, values):
     """The rows, each run once; a run with other values, and one setting with two recipes or data sets, are refused."""
-    values = [*(f"right_{arm}" for arm in ARMS), *wanted, "num_classes", "majority", "split", "data", "recipe"]
-    checks = [(RUN, name) for name in values] + [(RUN[:5], "recipe"), (["experiment", "task"], "data")]
+    checks = [(RUN, name) for name in [*values, "split"]] + [(RUN[:5], "recipe"), (["experiment", "task"], "data")]
     for scope, name in checks:
         known = rows[rows[name].astype(str) != ""]
         if (differ := known.groupby(scope)[name].transform("nunique") > 1).any():
@@ -190,22 +178,14 @@ def each_once(rows, wanted):
             other = known[(known[scope] == first[scope]).all(axis=1) & (known[name] != first[name])].iloc[0]
             stop(f"{first['where']} and {other['where']} agree in {', '.join(scope)} and differ in {name} "
                  f"({first[name]} and {other[name]}): keep one of them, or name their experiments differently")
-    twice = rows.duplicated(RUN)
-    if twice.any():
+    if (twice := rows.duplicated(RUN)).any():
         print(f"{twice.sum()} rows were given twice, with equal values: each is used once")
     return rows[~twice].sort_values(RUN, ignore_index=True)
 
 
-def add_choices(add):
-    """The flags that choose_rows reads."""
-    for flag, kind in (("experiment", str), ("m", int), ("n", int), ("models", str), ("tasks", str)):
-        name = flag.removesuffix("s")
-        add(f"--{flag}", nargs="+", type=kind, metavar=name.upper(), help=f"only these values of {name} (all)")
-
-
 def choose_rows(rows, args):
     """The rows that --experiment, --m, --n, --models and --tasks name; an unknown value ends the run."""
-    for flag, name in (("experiment", "experiment"), ("m", "m"), ("n", "n"), ("models", "model"), ("tasks", "task")):
+    for flag, name in CHOICES.items():
         wanted, found = getattr(args, flag), sorted(set(rows[name]))
         if unknown := [value for value in wanted or [] if value not in found]:
             stop(f"--{flag} {unknown[0]}: not in the data chosen so far; found: {', '.join(map(str, found))}")
@@ -229,53 +209,26 @@ def file_of(*names):
 # --- end shared ---
 
 
-# --- shared: interval ---
-SHARE = 0.89  # of every interval: the paper's
-
-
-def these_tasks(means, variances, counts, floor):
-    """(estimate, standard error, degrees of freedom, low, high) of the mean over these tasks, in closed form.
-
-    means, variances, counts: per task the mean, variance and number K of its subsamples' differences; floor: the
-    least variance, that of rounding ((100 / n)^2 / 12 for points). v_j = max(s_j^2, floor) / K_j, standard error
-    sqrt(sum v_j) / J, Student t with Satterthwaite's degrees of freedom. nan, but for the estimate, if a task has one
-    subsample."""
-    counts = np.asarray(counts, float)
-    estimate = float(np.mean(means))
-    if counts.min() < 2:
-        return estimate, math.nan, math.nan, math.nan, math.nan
-    v = np.maximum(variances, floor) / counts
-    se = math.sqrt(v.sum()) / len(v)
-    df = float(v.sum() ** 2 / (v**2 / (counts - 1)).sum()) if se else math.nan
-    half = stats.t.ppf((1 + SHARE) / 2, df) * se
-    return estimate, se, df, estimate - half, estimate + half
-# --- end shared ---
-
-
 # --- shared: noise ---
 def training_variance(shares, n):
     """(variance, told from 0?) of a mean accuracy over tasks at one subsample a task, fixed test set, in points^2.
 
-    shares: per task the accuracies of its subsamples, each on n fresh test texts. Their variance less the binomial one,
-    p (1 - p) / n: a lower bound, since single answers also flip from run to run. Told from 0 by the dispersion test:
-    the sum of (K - 1) s^2 / binomial against chi-square."""
+    shares: per task the accuracies of its subsamples, each on n fresh test texts. Their variance less the binomial one:
+    a lower bound, since single answers also flip. Told from 0 by sum((K - 1) s^2 / binomial) against chi-square."""
     observed = np.array([np.var(share, ddof=1) for share in shares])
     binomial = np.array([np.mean(share * (1 - share)) / max(n - 1, 1) for share in shares])
     known, freedom = binomial > 0, np.array([len(share) - 1 for share in shares])
     p = stats.chi2.sf((freedom * observed)[known] @ (1 / binomial[known]), freedom[known].sum()) if known.any() else 1
     excess = (observed - binomial).sum()
-    return 1e4 * max(excess, 0) / len(shares) ** 2, bool(excess > 0 and p < (1 - SHARE) / 2)
+    return 1e4 * max(excess, 0) / len(shares) ** 2, bool(excess > 0 and p < 0.055)  # one end of 89 %
 # --- end shared ---
 
 
 # --- shared: tests ---
 def sign_flip_p(changes):
-    """One-sided exact p of sum(changes) under independent random signs: the share of all sign patterns that reach it.
-
-    The sum's distribution is the convolution of the two-point distributions at +-|change|; changes are whole numbers.
-    Exact for differences that are symmetric about 0."""
+    """One-sided exact p of sum(changes), whole numbers, under random signs: exact if they are symmetric about 0."""
     sizes = np.abs(changes[changes != 0])
-    share = np.ones(1)  # of the sign patterns, by the sum of the sizes with a plus
+    share = np.ones(1)  # of the sign patterns, by the sum of the sizes with a plus: a convolution of two-point laws
     for size in sizes:
         share = (np.pad(share, (0, size)) + np.pad(share, (size, 0))) / 2
     return float(share[(sizes.sum() + changes.sum()) // 2 :].sum())  # ties count
@@ -285,21 +238,16 @@ def sign_flip_p(changes):
 # Slices -----------------------------------------------------------------------------------------------------
 
 
-def runs_of(rows, effect):
-    """(models, tasks, runs): runs[i][j] is an array [runs, 2] of correct answers of control and treatment."""
-    groups = dict(list(rows.groupby(["model", "task"])[[f"right_{arm}" for arm in EFFECTS[effect]]]))
-    models, tasks, none = sorted(set(rows["model"])), sorted(set(rows["task"])), pd.DataFrame(columns=range(2))
-    return models, tasks, [[groups.get((model, task), none).to_numpy(int) for task in tasks] for model in models]
-
-
-def draw_slices(runs, n, slices, rng, null=False):
+def draw_slices(rows, effect, slices, rng, null=False):
     """Counts [slices, 2, models, tasks] of one run per model and task, total [models, tasks] (0 where there is none).
 
     null: control and treatment of each model and task change places with probability 1/2."""
-    total = n * np.array([[len(run) > 0 for run in model] for model in runs])
+    models, tasks = sorted(set(rows["model"])), sorted(set(rows["task"]))
+    total = np.zeros((len(models), len(tasks)), int)
     counts = np.zeros((slices, 2, *total.shape), int)
-    for i, j in np.argwhere(total):
-        counts[:, :, i, j] = runs[i][j][rng.integers(len(runs[i][j]), size=slices)]
+    for (model, task), runs in rows.groupby(["model", "task"])[[f"right_{arm}" for arm in EFFECTS[effect]]]:
+        i, j = models.index(model), tasks.index(task)
+        total[i, j], counts[:, :, i, j] = rows["n"].iloc[0], runs.to_numpy()[rng.integers(len(runs), size=slices)]
     if null:
         swap = rng.random((slices, 1, *total.shape)) < 0.5
         counts = np.where(swap, counts[:, ::-1], counts)
@@ -307,11 +255,9 @@ def draw_slices(runs, n, slices, rng, null=False):
 
 
 def slice_posterior(counts, total):
-    """(mean, sd) of beta [slices] under the paper's model without V and W; counts, total: see draw_slices.
-
-    Given sd_U the log posterior is concave: Newton's method finds its mode, the inverse curvature is the covariance.
-    sd_U is set to its own mode by EM, whose step is the root of sd^4 + J sd^2 = sum E U_j^2 (HalfNormal(1) prior). One
-    task: no U."""
+    """(mean, sd) of beta [slices] under the paper's model without V and W (one task: without U); counts, total: see
+    draw_slices. Given sd_U the log posterior is concave: Newton's method finds its mode, the inverse curvature is the
+    covariance. sd_U is set to its own mode by EM: the root of sd^4 + J sd^2 = sum E U_j^2 (HalfNormal(1) prior)."""
     slices, _, models, tasks = counts.shape
     l, i, j = (axis.ravel() for axis in np.indices((2, models, tasks)))
     X = np.vstack([np.ones(len(l)), l, i == np.arange(1, models)[:, None], j == np.arange(tasks)[:, None]])
@@ -351,133 +297,90 @@ def variance_ratio(rows, effect):
     """Variance of D between a task's subsamples over that of two independent binomials, means over models and tasks."""
     control, treatment = (f"acc_{arm}" for arm in EFFECTS[effect])
     one = rows.drop_duplicates(RUN[:-1])  # one seed of each subsample
-    one = one.assign(change=one[treatment] - one[control])
-    one["binomial"] = sum(one[arm] * (1 - one[arm]) / one["n"] for arm in (control, treatment))
-    groups = one.groupby(["model", "task"])
-    return groups["change"].var().mean() / groups["binomial"].mean().mean()
-
-
-def all_subsamples(rows, effect):
-    """What all subsamples say (these_tasks, in points), all models together: means over models of each subsample."""
-    control, treatment = (f"acc_{arm}" for arm in EFFECTS[effect])
-    change = (100 * (rows[treatment] - rows[control])).groupby([rows["task"], rows["subsample"], rows["model"]]).mean()
-    change = change.unstack("model").dropna().mean(axis=1)  # of the subsamples that every model has
-    if change.empty:
-        return (math.nan,) * 5
-    groups = change.groupby(level="task").agg(["mean", "var", "count"])
-    return these_tasks(groups["mean"], groups["var"], groups["count"], (100 / rows["n"].iloc[0]) ** 2 / 12)
+    by = [one["model"], one["task"]]
+    binomial = sum(one[arm] * (1 - one[arm]) / one["n"] for arm in (control, treatment))
+    return (one[treatment] - one[control]).groupby(by).var().mean() / binomial.groupby(by).mean().mean()
 
 
 def analyse(rows, effect, args):
     """(rows of meta.csv, rows of shares.csv) of a cell and effect: slices and nulls, all models together and each."""
-    cell = dict(zip(CELL, rows[CELL].iloc[0]))
-    models, _, runs = runs_of(rows, effect)
+    cell, models = dict(zip(CELL, rows[CELL].iloc[0])), sorted(set(rows["model"]))
     threshold = args.threshold or (ZERO_SHOT_THRESHOLD if cell["experiment"].startswith("zero-shot") else THRESHOLD)
     groups = ({"all": models} if len(models) > 1 else {}) | {model: [model] for model in models}
     tables, shares = [], []
-    for kind in ("slice", "swapped"):
-        rng = np.random.default_rng(args.seed)
-        counts, total = draw_slices(runs, cell["n"], args.slices, rng, kind == "swapped")
-        for model, names in groups.items():
-            chosen = [models.index(name) for name in names]
-            own = total[chosen].any(axis=0)
-            found = slice_rows(counts[:, :, chosen][..., own], total[chosen][:, own])
-            names_of = {**cell, "effect": effect, "model": model, "kind": kind}
-            tables.append(found.assign(**names_of))
-            means = found["paper_mean"]
-            told = {by: ((found[f"{by}_low"] > 0) | (found[f"{by}_high"] < 0)).mean() for by in ("paper", "t")}
-            if found["t_low"].isna().all():
-                told["t"] = math.nan  # one task: no interval
-            shares.append(names_of | {
-                "slices": len(found), "paper_mean": means.mean(), "paper_sd": means.std(), "threshold": threshold,
-                "outside": (means.abs() > threshold).mean(), **told, "sign_flip": (found["p"] < 1 - SHARE).mean(),
-                "variance_ratio": variance_ratio(rows[rows["model"].isin(names)], effect)})
+    for kind, (model, names) in itertools.product(LOOKS, groups.items()):
+        counts, total = draw_slices(rows, effect, args.slices, np.random.default_rng(args.seed), kind == "swapped")
+        chosen = [models.index(name) for name in names]
+        own = total[chosen].any(axis=0)
+        found = slice_rows(counts[:, :, chosen][..., own], total[chosen][:, own])
+        names_of = {**cell, "effect": effect, "model": model, "kind": kind}
+        tables.append(found.assign(**names_of)[[*names_of, *found]])
+        means = found["paper_mean"]
+        told = {by: ((found[f"{by}_low"] > 0) | (found[f"{by}_high"] < 0)).mean() for by in ("paper", "t")}
+        told["t"] = told["t"] if found["t_low"].notna().any() else math.nan  # one task: no interval
+        shares.append(names_of | {
+            "slices": len(found), "paper_mean": means.mean(), "paper_sd": means.std(), "threshold": threshold,
+            "outside": (means.abs() > threshold).mean(), **told, "sign_flip": (found["p"] < 1 - SHARE).mean(),
+            "variance_ratio": variance_ratio(rows[rows["model"].isin(names)], effect)})
     return pd.concat(tables), pd.DataFrame(shares)
 
 
-def share_lines(shares):
-    """shares.csv in words, a table and the paper's sentence."""
-    yield "one subsample per model and task: how often is 0 excluded (89 % intervals should in 11 % of the nulls)?"
-    heads = f"{'paper: beyond threshold':>24}   {'excludes 0':>12}   {'t':>12}   {'sign flip':>12}"
-    yield f"{'':<44}{'variance':>9}   {heads}"
-    yield f"{'':<44}{'ratio':>9}   {'slices':>12}{'nulls':>12}" + 3 * f"   {'slices':>6}{'nulls':>6}"
-    percent = lambda value: "" if math.isnan(value) else f"{100 * value:.0f} %"  # noqa: E731
-    for key, mine in shares.groupby([*CELL, "effect", "model"], sort=False):
-        one, null = (mine[mine["kind"] == kind].iloc[0] for kind in ("slice", "swapped"))
-        name, limit = f"{title_of(*key[:3])}, {key[3]}, {key[4]}", f"±{one.threshold:g}: {percent(one.outside)}"
-        ratio = "" if math.isnan(one.variance_ratio) else f"{one.variance_ratio:.2f}"
-        yield f"{name:<44}{ratio:>9}   {limit:>12}{percent(null.outside):>12}" + "".join(
-            f"   {percent(one[column]):>6}{percent(null[column]):>6}" for column in ("paper", "t", "sign_flip"))
+def share_text(shares):
+    """shares.csv for a reader: percent of the slices and of the nulls, a line for each cell, effect and model."""
+    names = [*CELL, "effect", "model", "threshold", "variance_ratio"]
+    wide = shares.pivot_table(["outside", "paper", "t", "sign_flip"], names, "kind", sort=False, dropna=False)
+    wide = (100 * wide).rename(columns={"slice": "slices", "swapped": "nulls", "paper": "paper excludes 0"})
+    return wide.dropna(how="all").reset_index().to_string(index=False, na_rep="", float_format="{:.4g}".format)
 
 
 # Figures ----------------------------------------------------------------------------------------------------
 
 
 # --- shared: figures ---
-def import_plots():
-    """matplotlib's pyplot, for files only."""
-    import matplotlib
-
-    matplotlib.use("Agg", force=False)
-    import matplotlib.pyplot as plt
-
-    return plt
-
-
-def finish(figure, title, path):
-    """Title, write and close a figure; returns its path."""
+def panels(title, lines, columns, width, height, **more):
+    """(figure, its axes [lines, columns]); sizes in inches."""
+    figure = Figure(figsize=(width, height), layout="constrained")
     figure.suptitle(title, fontsize=11)
-    figure.savefig(path, dpi=130)
-    import_plots().close(figure)
-    return path
+    return figure, figure.subplots(lines, columns, squeeze=False, **more)
 # --- end shared ---
 
 
-def draw_ecdf(table, shares, full, path):
+def draw_ecdf(table, shares):
     """Figure 7: cumulative distributions over slices, and nulls (dashed), of the paper's posterior and t means."""
-    figure, axes = import_plots().subplots(1, 2, figsize=(11, 5), sharey=True, layout="constrained")
-    first, (low, high) = shares.iloc[0], full[3:]
-    limit, models = first["threshold"], list(dict.fromkeys(table["model"]))
+    first, models = shares.iloc[0], list(dict.fromkeys(table["model"]))
+    title = f"{first['effect']} from one subsample per model and task: {title_of(*first[CELL])}"
+    title += f"\n{count(first['slices'], 'slice')}; dashed: nulls; grey: within {first['threshold']:g}"
+    figure, (axes,) = panels(title, 1, 2, 11, 5, sharey=True)
     texts = "the paper's model: posterior mean of beta (log odds)", "mean difference over tasks (points)"
     for axis, name, text in zip(axes, ("paper", "t"), texts):
-        for (model, kind), mine in table.groupby(["model", "kind"], sort=False):
-            excluded = shares[(shares["model"] == model) & (shares["kind"] == kind)].iloc[0][name]
-            note = "" if math.isnan(excluded) else f": {100 * excluded:.0f} % of intervals exclude 0"
-            means, (what, width, style) = np.sort(mine[f"{name}_mean"]), LOOKS[kind]
-            axis.step(means, np.arange(1, len(means) + 1) / len(means), where="post", color=f"C{models.index(model)}",
-                      lw=width, ls=style, label=f"{model}, {what}{note}")
-        if name == "paper":
-            axis.axvspan(-limit, limit, color="grey", alpha=0.15, lw=0, label=f"within ±{limit:g}")
-        elif not math.isnan(low):
-            axis.axvspan(low, high, color="grey", alpha=0.25, lw=0, label=f"all subsamples: [{low:+.2f}, {high:+.2f}]")
+        for row in shares.itertuples():
+            (what, width, style), colour = LOOKS[row.kind], f"C{models.index(row.model)}"
+            means = table.loc[(table["model"] == row.model) & (table["kind"] == row.kind), f"{name}_mean"]
+            if means.notna().all():
+                note = f"{100 * getattr(row, name):.0f} % exclude 0"
+                axis.ecdf(means, color=colour, lw=width, ls=style, label=f"{row.model}, {what}: {note}")
         axis.set_xlabel(text)
         axis.grid(alpha=0.3)
         axis.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.13), frameon=False, ncols=2)
-    axes[0].yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
+    axes[0].axvspan(-first["threshold"], first["threshold"], color="grey", alpha=0.15, lw=0)
     axes[0].set_ylabel("share of slices at or below")
-    effect = "{0} (acc_{2} − acc_{1})".format(first["effect"], *EFFECTS[first["effect"]])
-    title = f"{effect} from one subsample per model and task: {title_of(*first[CELL])}"
-    return finish(figure, f"{title}\n{count(first['slices'], 'slice')}; dashed: nulls, arms changed at random", path)
+    return figure
 
 
-def draw_nulls(shares, path):
-    """How often each analysis excludes 0 on exact nulls, by cell and model."""
-    nulls = shares[shares["kind"] == "swapped"].reset_index(drop=True)
-    figure, axis = import_plots().subplots(figsize=(8.5, 2.2 + 0.3 * len(nulls)), layout="constrained")
-    for column, text, marker, colour, shift in (
-            ("paper", "the paper's model", "s", "tab:red", -0.15), ("t", "t over tasks", "o", "tab:blue", 0),
-            ("sign_flip", "sign flips", "D", "tab:green", 0.15)):
-        share, y = 100 * nulls[column], nulls.index + shift
-        error = np.sqrt(share * (100 - share) / nulls["slices"])
-        axis.errorbar(share, y, xerr=error, fmt=marker, ms=4, color=colour, label=text)
-    axis.axvline(100 * (1 - SHARE), color="grey", lw=1, ls="--", label=f"nominal {100 * (1 - SHARE):.0f} %")
+def draw_nulls(shares):
+    """nulls.png: how often each analysis excludes 0 on exact nulls, by cell and model."""
+    nulls = shares[shares["kind"] == "swapped"]
     names = [f"{title_of(row.experiment, row.m, row.n)}, {row.effect}, {row.model}" for row in nulls.itertuples()]
+    title = "Who sees an effect where there is none? One subsample per model and task"
+    figure, ((axis,),) = panels(title, 1, 1, 8.5, 2.2 + 0.3 * len(nulls))
+    for column, marker in (("paper", "s"), ("t", "o"), ("sign_flip", "D")):
+        axis.plot(100 * nulls[column], range(len(nulls)), marker, ms=4, label=column)
+    axis.axvline(100 * (1 - SHARE), color="grey", lw=1, ls="--", label="nominal")
     axis.set_yticks(range(len(names)), names, fontsize=8)
-    axis.set(ylim=(len(names) - 0.5, -0.5), xlim=(-1, None))
-    axis.set_xlabel("nulls in which 0 is excluded, percent (bar: standard error)")
+    axis.set(ylim=(len(names) - 0.5, -0.5), xlim=(-1, None), xlabel="nulls in which 0 is excluded, percent")
     axis.grid(axis="x", alpha=0.3)
     figure.legend(loc="outside lower center", ncols=4, fontsize=8, frameon=False)
-    return finish(figure, "Who sees an effect where there is none? One subsample per model and task", path)
+    return figure
 
 
 # A leaderboard ----------------------------------------------------------------------------------------------
@@ -485,15 +388,12 @@ def draw_nulls(shares, path):
 
 def read_board(path):
     """DataFrame with name, score (fraction) and n (nan if not given), best first."""
-    table = read_file(path)
-    if missing := [name for name in ("name", "score") if name not in table]:
-        stop(f"{path} has no column {missing[0]!r}; columns found: {', '.join(table.columns.drop('where'))}")
-    board = table.assign(n=table["n"] if "n" in table else "nan")
-    for name in ("score", "n"):
+    board = read_file(path, ("name", "score"))
+    for name in ("score", "n") if "n" in board else ("score",):
         values = pd.to_numeric(board[name], errors="coerce")
-        bad = values.isna() & (board[name] != "nan") | np.isinf(values)
-        refuse(board, bad, f"{name} is {{{name}!r}}, not a number")
+        refuse(board, ~np.isfinite(values), f"{name} is {{{name}!r}}, not a number")
         board[name] = values
+    board = board.assign(n=board.get("n", math.nan))
     board["score"] /= 100 if (board["score"] > 1).any() else 1
     bad = (board["score"] < 0) | (board["score"] > 1) | (board["n"] < 1)
     refuse(board, bad, "scores lie in 0 to 1, or all in percent; n is from 1")
@@ -503,58 +403,46 @@ def read_board(path):
 
 
 def board_table(board, rows, seed):
-    """leaderboard.csv: for each model of the rows, whose training noise entries are taken to have, and each entry."""
-    tables, scores = [], 100 * board["score"].to_numpy()
+    """leaderboard.csv of one model's rows, whose training noise the entries are taken to have; nan: not told from 0."""
+    subsamples, scores = rows.groupby(["task", "subsample"])["acc_extra"].mean(), 100 * board["score"].to_numpy()
+    variance, told = training_variance([share.to_numpy() for _, share in subsamples.groupby("task")], rows["n"].iloc[0])
+    variance = variance if told else math.nan
     text = 1e4 * (board["score"] * (1 - board["score"]) / board["n"]).to_numpy()  # of its n test texts; nan without n
-    gap, ranks = np.r_[scores[:-1] - scores[1:], math.nan], np.arange(1, len(board) + 1)
-    for model, mine in rows.groupby("model"):
-        subsamples = mine.groupby(["task", "subsample"])["acc_extra"].mean()
-        shares = [share.to_numpy() for _, share in subsamples.groupby("task")]
-        variance, told = training_variance(shares, mine["n"].iloc[0])
-        variance = variance if told else math.nan
-        table = board[["name", "score"]].assign(model=model, rank=ranks, gap=gap)
-        noises = {"p_wrong": 2 * variance, "p_wrong_texts": 2 * variance + text + np.r_[text[1:], math.nan]}
-        for name, noise in (noises | {f"p_swap_{R}": 2 * variance / R for R in FOLDS}).items():
-            table[name] = stats.norm.sf(gap / np.sqrt(noise))
-        if told:
-            draws = scores + np.random.default_rng(seed).normal(0, math.sqrt(variance), (100_000, len(board)))
-            table["p_best"] = np.bincount(draws.argmax(1), minlength=len(board)) / len(draws)
-        tables.append(table)
-    columns = ["rank", "name", "score", "model", "gap", *noises, *(f"p_swap_{R}" for R in FOLDS), "p_best"]
-    return pd.concat(tables).reindex(columns=columns)
+    gap = np.append(scores[:-1] - scores[1:], math.nan)
+    table = pd.DataFrame({"rank": range(1, len(board) + 1), "name": board["name"], "score": board["score"],
+                          "model": rows["model"].iloc[0], "gap": gap})
+    noises = {"p_wrong": 2 * variance, "p_wrong_texts": 2 * variance + text + np.append(text[1:], math.nan)}
+    for name, noise in (noises | {f"p_swap_{R}": 2 * variance / R for R in FOLDS}).items():
+        table[name] = stats.norm.sf(gap / np.sqrt(noise))
+    draws = scores + np.random.default_rng(seed).normal(0, math.sqrt(variance), (100_000, len(board)))
+    best = np.bincount(draws.argmax(1), minlength=len(board)) / len(draws)
+    return table.assign(p_best=best if told else math.nan)
 
 
-def board_lines(table, rows, path):
-    """The board in words: the noise that was assumed, then a line per entry."""
-    cell, tasks = tuple(rows[CELL].iloc[0]), rows["task"].nunique()
-    yield (f"{path}: each entry's mean accuracy over {count(tasks, 'task')} is taken to vary from training run to "
-           f"training run as acc_extra of each model here ({title_of(*cell)}). The gap is taken as true; the entries "
-           "share their test texts, which are held fixed; with a column n, p_wrong_texts adds their luck as if they "
-           "were not shared, which is at most too much.")
-    for model, mine in table.groupby("model", sort=False):
-        if mine["p_wrong"].isna().all():
-            yield f"\n{model}: training noise is not told from 0 by these data: nothing is said on swaps; run more"
-            continue
-        text = mine.drop(columns="model").to_string(index=False, na_rep="", float_format="{:.3g}".format)
-        yield f"\nnoise of {model}\n{text}"
+def run_board(rows, args):
+    """The leaderboard under the training noise of one cell, model by model."""
+    if len(cells := rows.groupby(CELL).size().index) > 1:
+        choices = "; ".join(f"--experiment {e} --m {m} --n {n}" for e, m, n in cells)
+        stop(f"--leaderboard takes the noise of one cell; choose by {choices}")
+    sizes = rows.groupby(["model", "task"])["subsample"].nunique()
+    for model, task in sizes.index[sizes < 2]:
+        stop(f"{model} has one subsample of {task}, which cannot show how runs differ: run at least 2, or use --tasks")
+    board = read_board(args.leaderboard)
+    tables = {model: board_table(board, mine, args.seed) for model, mine in rows.groupby("model")}
+    args.out.mkdir(parents=True, exist_ok=True)
+    write(args.out, leaderboard=pd.concat(tables.values()))
+    print(f"{args.leaderboard}: each entry's mean accuracy over {count(rows['task'].nunique(), 'task')} is taken to "
+          f"vary from training run to training run as acc_extra of each model here ({title_of(*cells[0])}). The gap is "
+          "taken as true; the entries share their test texts, which are held fixed; with a column n, p_wrong_texts "
+          "adds their luck as if they were not shared, which is at most too much.")
+    for model, table in tables.items():
+        text = table.drop(columns="model").to_string(index=False, na_rep="", float_format="{:.3g}".format)
+        silent = f"{model}: training noise is not told from 0 by these data: nothing is said on swaps; run more"
+        print("", silent if table["p_wrong"].isna().all() else f"noise of {model}\n{text}", sep="\n")
+    print(f"\ntable: {(args.out / 'leaderboard.csv').resolve()}")
 
 
 # Command line -----------------------------------------------------------------------------------------------
-
-
-# --- shared: above_0 ---
-def count_from_0(text):
-    """argparse type: a whole number from 0."""
-    return 0 if text == "0" else positive(text)
-
-
-def above_0(text):
-    """argparse type: a finite number above 0."""
-    number = float(text)
-    if not 0 < number < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
-    return number
-# --- end shared ---
 
 
 def parse_args(argv):
@@ -567,14 +455,17 @@ def parse_args(argv):
     add("--slices", type=positive, default=500, metavar="N", help="slices, and so many nulls (%(default)s)")
     add("--effects", nargs="+", choices=tuple(EFFECTS), default=["bias"], help="(bias)")
     add("--leaderboard", type=Path, metavar="FILE", help="instead: is the order of its entries right, would they swap?")
-    add("--threshold", type=above_0, metavar="T", help="on beta's posterior mean, log odds (0.04; zero-shot: 0.08)")
-    add_choices(add)
-    add("--seed", type=count_from_0, default=0, help="of all random numbers (%(default)s)")
+    add("--threshold", type=float, metavar="T", help="on beta's posterior mean, log odds (0.04; zero-shot: 0.08)")
+    for flag, name in CHOICES.items():
+        add(f"--{flag}", nargs="+", type=int if name in WHOLE else str, metavar=name.upper(), help="only these (all)")
+    add("--seed", type=int, default=0, help="of all random numbers (%(default)s)")
     add = parser.add_argument_group("output").add_argument
     add("--out", type=Path, default=Path("meta"), metavar="FOLDER", help="tables and figures (%(default)s)")
     add("--no-figures", action="store_true", help="tables only")
     args = parser.parse_args(argv)
     args.effects = list(dict.fromkeys(args.effects))
+    if args.seed < 0 or args.threshold is not None and not args.threshold > 0:
+        parser.error(f"--seed {args.seed} --threshold {args.threshold}: a seed is from 0, a threshold above 0")
     return args
 
 
@@ -587,42 +478,27 @@ def write(folder, **tables):
 # --- end shared ---
 
 
-def run_board(rows, args):
-    """The leaderboard under the training noise of one cell."""
-    if len(cells := rows.groupby(CELL).size().index) > 1:
-        choices = "; ".join(f"--experiment {e} --m {m} --n {n}" for e, m, n in cells)
-        stop(f"--leaderboard takes the noise of one cell; choose by {choices}")
-    sizes = rows.groupby(["model", "task"])["subsample"].nunique()
-    for model, task in sizes.index[sizes < 2]:
-        stop(f"{model} has one subsample of {task}, which cannot show how runs differ: run at least 2, or use --tasks")
-    table = board_table(read_board(args.leaderboard), rows, args.seed)
-    args.out.mkdir(parents=True, exist_ok=True)
-    write(args.out, leaderboard=table)
-    print(*board_lines(table, rows, args.leaderboard), f"\ntable: {(args.out / 'leaderboard.csv').resolve()}", sep="\n")
-
-
 def main(argv=None):
     args = parse_args(argv)
     rows = choose_rows(read_results(args.paths), args)
     if args.leaderboard:
         return run_board(rows, args)
-    tables, shares, figures = [], [], []
+    tables, shares = [], []
     args.out.mkdir(parents=True, exist_ok=True)
     jobs = [(group, effect) for group in rows.groupby(CELL) for effect in args.effects]
-    for (cell, mine), effect in (bar := tqdm(jobs, leave=False)):
-        bar.set_postfix_str(f"{title_of(*cell)}, {effect}")
+    for (cell, mine), effect in tqdm(jobs, leave=False):
         table, share = analyse(mine, effect, args)
         if not args.no_figures:
-            path = args.out / f"slices.{file_of(*cell, effect)}.png"
-            figures.append(draw_ecdf(table, share, all_subsamples(mine, effect), path))
+            draw_ecdf(table, share).savefig(args.out / f"slices.{file_of(*cell, effect)}.png", dpi=130)
         tables.append(table)
         shares.append(share)
-    table, shares, columns = pd.concat(tables), pd.concat(shares, ignore_index=True), [*CELL, "effect", "model", "kind"]
-    write(args.out, meta=table[columns + [name for name in table if name not in columns]], shares=shares)
-    print(*share_lines(shares), sep="\n")
+    shares = pd.concat(shares, ignore_index=True)
+    write(args.out, meta=pd.concat(tables), shares=shares)
+    print("one subsample per model and task: percent beyond the threshold; percent of 89 % intervals that exclude 0")
+    print(share_text(shares))
     if not args.no_figures:
-        figures.append(draw_nulls(shares, args.out / "nulls.png"))
-    print(f"in {args.out.resolve()}: meta.csv, shares.csv, {count(len(figures), 'figure')}")
+        draw_nulls(shares).savefig(args.out / "nulls.png", dpi=130)
+    print(f"in {args.out.resolve()}: meta.csv, shares.csv{'' if args.no_figures else ', figures'}")
 
 
 # --- shared: start ---

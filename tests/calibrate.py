@@ -76,9 +76,8 @@ def cover_models(script, path, n, sets, kind, rng):
         tasks = script.task_table(rows, long, "acc")
         cell = tuple(rows[script.CELL].iloc[0])
         effects = script.effects_table(tasks, "acc", 1.0)
-        own = tasks.loc[(*cell, "bias")].drop(index="all").reset_index().assign(n=n)
         for analysis in ("paper", "hierarchical"):
-            script.mean_effects(script.fit(rows, own, "bias", analysis, args), effects, 1.0)
+            list(script.mean_effects(script.fit(rows, "bias", analysis, args), effects, 1.0))
         for name, found in hits.items():
             row = effects[(*cell, "bias", "all", name)]
             found.append(row["low"] <= truth <= row["high"])

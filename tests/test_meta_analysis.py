@@ -89,8 +89,7 @@ def test_the_papers_coin_flip(m):
     """Section 10: 47 % of 500 slices at m = 100, n = 500 (standard error 2.2 %), 50 % of the zero-shot ones."""
     for name, n, threshold, share in (("few_shot_m100", 500, 0.04, 0.47), ("zero_shot_m100_n100", 100, 0.08, 0.5)):
         rows = m.read_results([PAPER / f"{name}.csv"]).query("n == @n")
-        _, _, runs = m.runs_of(rows, "bias")
-        mean, _ = m.slice_posterior(*m.draw_slices(runs, n, 2000, np.random.default_rng(0)))
+        mean, _ = m.slice_posterior(*m.draw_slices(rows, "bias", 2000, np.random.default_rng(0)))
         assert np.mean(np.abs(mean) > threshold) == pytest.approx(share, abs=2.5 * math.sqrt(0.25 / 500 + 0.25 / 2000))
 
 
@@ -101,15 +100,15 @@ def test_a_slice_holds_one_run_of_each_model_and_task(m, tmp_path):
     table = made_rows(tasks=3, subsamples=5)
     table = table[~((table["model"] == "b") & (table["task"] == "task01"))]
     rows = m.read_results([saved(table, tmp_path / "r.csv")])
-    models, tasks, runs = m.runs_of(rows, "bias")
-    counts, total = m.draw_slices(runs, 40, 4000, np.random.default_rng(0))
+    models, tasks = ["a", "b"], ["task00", "task01", "task02"]
+    counts, total = m.draw_slices(rows, "bias", 4000, np.random.default_rng(0))
     assert total.tolist() == [[40, 40, 40], [40, 0, 40]] and (counts[:, :, 1, 1] == 0).all()
     for i, j in np.argwhere(total):
         mine = rows[(rows["model"] == models[i]) & (rows["task"] == tasks[j])]
         expected = mine.groupby(["right_extra", "right_test"]).size() / 5
         found = pd.Series(list(map(tuple, counts[:, :, i, j]))).value_counts(normalize=True)
         assert set(found.index) == set(expected.index) and all(abs(found[pair] - expected[pair]) < 0.04 for pair in found.index)
-    nulls, _ = m.draw_slices(runs, 40, 4000, np.random.default_rng(0), null=True)
+    nulls, _ = m.draw_slices(rows, "bias", 4000, np.random.default_rng(0), null=True)
     assert (nulls.sum(1) == counts.sum(1)).all()  # the same slices, arms changed
     differ = counts[:, 0] != counts[:, 1]
     assert ((nulls[:, 0] == counts[:, 1])[differ]).mean() == pytest.approx(0.5, abs=0.02)
@@ -203,7 +202,7 @@ def test_noise_that_is_not_told_from_0_is_not_0_percent(run, tmp_path):
 
 @pytest.mark.parametrize("board, message", [
     ("name,points\nx,1\n", "no column 'score'"), ("name,score\nx,.5\n", "a board needs two"), ("name,score\nx,high\ny,.5\n", "score is 'high'"),
-    ("name,score\nx,-.1\ny,.5\n", "scores lie in 0 to 1"), ("name,score\nx,.1\ny,.5,7\n", "3 fields where the header has 2"),
+    ("name,score\nx,-.1\ny,.5\n", "scores lie in 0 to 1"), ("name,score\nx,.1\ny,.5,7\n", "Expected 2 fields in line 3, saw 3"),
     ('name,score\n"x,.1\n', "no CSV file")])
 def test_bad_boards_end_in_one_line(run, tmp_path, board, message):
     saved(noisy_rows(), tmp_path / "results.csv")
