@@ -357,11 +357,12 @@ def test_a_units_rows_equal_a_plain_loop_over_its_exact_strings(audited, tokeniz
 
 
 def test_a_memorised_set_is_told_and_the_base_model_is_not(audited):
-    _, _, rows, text = audited
+    rows, text = audited[2:]
     for k, name in itertools.product((1, 2), contam.DETECTORS):
         assert float(rows[1, k, "test"][f"auc_{name}"]) > 0.9 and float(rows[1, k, "extra"][f"auc_{name}"]) < 0.1
-    inside = [abs(float(rows[pack, k, "base"][f"auc_{name}"]) - 0.5) <= float(rows[pack, k, "base"][f"half_{name}"])
-              for pack, k, name in itertools.product((1, 8), (1, 2), contam.DETECTORS)]
+    base = [row for (_, _, arm), row in rows.items() if arm == "base"]
+    inside = [abs(float(row[f"auc_{name}"]) - 0.5) <= float(row[f"half_{name}"])
+              for row in base for name in contam.DETECTORS]
     assert sum(inside) >= 10 and f".5 lies in {sum(inside)} of its 16 AUC intervals" in text
 
 
@@ -406,6 +407,7 @@ def test_a_pasted_cell_runs_and_nf4_on_the_cpu(model_dir, tmp_path, capsys):
 
 def refused(capsys, *flags):
     """The one line with which these flags end."""
+    capsys.readouterr()  # what making a model printed
     with pytest.raises(SystemExit) as end:
         contam.main(list(map(str, flags)))
     error = capsys.readouterr().err.strip()
@@ -413,39 +415,31 @@ def refused(capsys, *flags):
     return error
 
 
-TWO, THREE = "a b\nc d\n", "a b\nc d\ne f\n"
+TWO, THREE, LOG = "a b\nc d\n", "a b\nc d\ne f\n", '{"canonical_logprobs": [-1, %s], "shuffled_logprobs": [%s]}'
 
 
 @pytest.mark.parametrize("name, content, flags, words", [
     ("mine.txt", THREE, "--shards 4", "3 examples cannot fill 4 shards"), ("mine.txt", "same\nsame\n", "", "alike"),
     ("mine.txt", THREE, "--shards 3", "cannot fill 3"), ("mine.txt", "a b\n", "", "1 example has one order"),
-    ("mine.txt", "", "", "is empty"), ("mine.txt", "\n\n", "", "is empty"),
-    ("mine.txt", "a\n\nb\n", "", "empty example"),
+    ("mine.txt", "", "", "is empty"), ("mine.txt", "\n\n", "", "is empty"), ("mine.txt", "a\n\nb", "", "empty example"),
     ("mine.txt", None, "", "No such file"), ("mine.txt", b"\xff\xfea", "", "UnicodeDecodeError"),
     ("mine.txt", TWO, "--model=", "model"), ("mine.txt", TWO, "--examples=", "Is a directory"),
     ("mine.txt", TWO, "--log no/such/log.json", "cannot be written"), ("mine.txt", TWO, "--device cuda:7", "--model"),
     ("mine.txt", TWO, "--log mine.txt", "not written by this script"), ("a.json", '["a", 3]', "", "TypeError"),
     ("a.json", '["a", "b"', "", "JSONDecodeError"), ("a.json", "[]", "", "is empty"), ("a.json", "3", "", "TypeError"),
     ("a.json", '[{"txt": "a"}]', "", "KeyError"), ("a.json", '["a", "\\ud800"]', "", "UnicodeEncodeError"),
-    ("a.json", '["a", ""]', "", "empty example")])
-def test_a_mistake_in_the_examples_is_one_line(name, content, flags, words, model_dir, capsys, tmp_path, monkeypatch):
+    ("a.json", '["a", ""]', "", "empty example"), ("log", "{}", "", "KeyError"), ("log", "not json", "", "JSONDecode"),
+    ("log", "[1]", "", "TypeError"), ("log", None, "", "No such file"), ("log", LOG % (-1, "[-1]"), "", "finite"),
+    ("log", LOG % ("NaN", "[-1], [-2]"), "", "finite"), ("log", LOG % (-2, '[-1], ["x"]'), "", "TypeError"),
+    ("log", LOG % (-2, "[-1, -1], []"), "", "one log-probability")])
+def test_a_mistake_in_a_file_is_one_line(name, content, flags, words, model_dir, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     content = content.encode() if isinstance(content, str) else content
     if content is not None:
         Path(name).write_bytes(content)
-    assert words in refused(capsys, "--model", model_dir("gpt2"), "--examples", name, *flags.split())
+    what = ["--from-log", name] if name == "log" else ["--model", model_dir("gpt2"), "--examples", name]
+    assert words in refused(capsys, *what, *flags.split())
     assert content is None or Path(name).read_bytes() == content
-
-
-@pytest.mark.parametrize("content", [
-    "{}", "not json", "[1]", None, '{"canonical_logprobs": [-1], "shuffled_logprobs": []}',
-    '{"canonical_logprobs": [-1, NaN], "shuffled_logprobs": [[-1], [-2]]}',
-    '{"canonical_logprobs": [-1], "shuffled_logprobs": [[-1, "x"]]}',
-    '{"canonical_logprobs": [-1, -2], "shuffled_logprobs": [[-1, -1], []]}'])
-def test_a_wrong_log_is_one_line(content, capsys, tmp_path):
-    if content is not None:
-        (tmp_path / "log.json").write_text(content)
-    assert "log" in refused(capsys, "--from-log", tmp_path / "log.json")
 
 
 def test_flags_that_do_not_go_together_are_refused(capsys):
