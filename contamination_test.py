@@ -1,15 +1,13 @@
 """Which contamination detector sees that a model was pretrained on test texts, and did that do any harm?
 
 Reproduces section 9.2 of "Evaluating the fairness of task-adaptive pretraining on unlabeled test data before few-shot
-text classification" (Dubey) on the units that run_zero_shot.py --adapters leaves, and goes past it: five detectors,
-padded and packed, without and with answers, beside the change of accuracy. The order test also runs on any benchmark.
-A unit is a subsample: n texts `extra` and n texts `test` drawn from one pool, an adapter pretrained on either, and in
-unit.json the exact strings that they saw (m, the labelled texts set aside, only fixes the draw).
+text classification" (Dubey) on the units of run_zero_shot.py --adapters, and goes past it: five detectors beside the
+change of accuracy. A unit is a subsample: n texts `extra` and n texts `test` drawn from one pool, an adapter pretrained
+on either, and in unit.json the exact strings that they saw. The order test also runs on any benchmark.
 
 Commands, cheapest first
     python contamination_test.py --from-log log.json                    # p-values of a log, no model
-    python contamination_test.py --examples mine.txt --model smollm2    # order test of any examples, in their order
-    python contamination_test.py --examples mine.jsonl --model gpt2 --shards 20 --log log.json
+    python contamination_test.py --examples mine.txt --model smollm2    # order test of any examples; --log log.json
     python run_zero_shot.py --tasks rotten_tomatoes --subsamples 2 --pack --answers --pretrain-epochs 3 --adapters kept
     python contamination_test.py kept                                   # these units: tables, verdict, figure
 
@@ -19,42 +17,36 @@ log p(canonical order) against that of other orders: all where these are no more
 random ones, none evaluated twice. One-sided p-values:
     published    t-test over the shards, canonical minus mean of the others, ddof 0, shards of one example kept
     distinct     the same with every order counted once, and the canonical one not among the others
-    exact        permutation test on the sum over shards: by enumeration, or (hits + 1) / (draws + 1) of a million
-                 draws (standard error .0005 at most); the p of the tables
+    exact        permutation test on the sum over shards: all combinations, or (hits + 1) / (draws + 1) of 10^6
 --published takes the published code's tokens (each example alone with special tokens, a line of text with its newline,
-end to end, the first token unscored) and draws orders with repeats. In a unit the examples are those of `test` exactly
-as trained on, behind the unit's instruction, joined by blank lines as in a packed sequence. The paper passed text-label
-pairs to every arm, which its adapters had not seen; here the answer is there only if the unit was trained with it.
+end to end, the first token unscored) and draws orders with repeats. In a unit the examples are those of `test` as
+trained on, behind its instruction, joined by blank lines. (The paper passed text-label pairs, which no adapter saw.)
 
-Text detectors, for each text of `test` and `extra`, as trained on and behind the instruction, all from one pass:
+Text detectors, for each text of `test` and `extra`, as trained on and behind the instruction, from one pass:
     logp      mean log-probability of its tokens
     zlib      logp over the bytes of the text compressed by zlib (Carlini et al. 2021)
     mink      mean of the lowest 20 % of its tokens' log-probabilities (Min-K%, Shi et al. 2024)
     minkpp    the same of (log p - mean) / sd, of log p over the vocabulary (Min-K%++, Zhang et al. 2024)
 AUC: how often a text of `test` scores above one of `extra`, with the half-width of its 89 % DeLong interval (0 at an
-AUC of 1). TPR: share of `test` above all but 5 % of `extra`. Both are drawn alike, so membership is all that differs:
-`base` saw neither and must have .5 in 89 % of its intervals; for `extra`, an AUC below .5 is its memory of the others.
+AUC of 1). TPR: share of `test` above all but 5 % of `extra`. Membership is all that differs between the two sets:
+`base` saw neither and must have .5 in 89 % of its intervals. Flags: p < .05, or an AUC interval above .5.
 
 contamination.csv (--out), rewritten after each unit: a row per unit and arm, with the columns
     experiment, model, task, m, n, subsample, seed, recipe    the unit, as in results.csv
-    pack, answers, epochs               texts a sequence (1: padded); 1 if trained with answers; epochs of pretraining
+    pack, answers, epochs               texts a sequence (1: padded); trained with answers; epochs of pretraining
     arm, accuracy, change               base, extra or test; on `test`; minus that of extra, in accuracy points
     shards, informative, evaluations    shards, those with several orders, sequences that the order test evaluated
     p_published, p_distinct, p_exact    of the order test
     auc_D, half_D, tpr_D                for each detector D; contamination.png shows auc_D and p_exact against change
-The tables over units average the AUCs of a setting, combine its p by Fisher's method and give the change the interval
-of target 1 (README.md; none with one subsample). * is a flag: p < .05, or an AUC interval above .5; without memory
-about one cell in 18 has one.
+The tables over units average AUCs, combine p_exact by Fisher's method and give the change the interval of target 1
+(README.md; none with one subsample).
 
 Measured 2026-11-21: --from-log of the paper's log (extra, 256 shards): published .336248, distinct .386518, exact
-.386777 ± .0005; 500 examples in 256 shards take 500 evaluations, the published procedure 13,056; smollm2, n = 50:
-2.4 minutes of CPU a unit, on a busy machine. Two subsamples of rotten_tomatoes, packed, with answers, 3 epochs:
-accuracy +15.0 [+9.3, +20.7] points over extra, and no detector flags it (AUC .49 to .56, p .18; base .45 to .51).
+.386985 (by convolution .3867); 500 examples in 256 shards take 500 evaluations, the published procedure 13,056.
 """
 
 import argparse
 import contextlib
-import csv
 import functools
 import io
 import itertools
@@ -69,6 +61,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+import pandas as pd
 import torch
 from scipy import stats
 from tqdm.auto import tqdm
@@ -77,11 +70,11 @@ CONTEXT = 2048  # longest window in tokens, moved by half of it (published code 
 LEVEL = 0.05  # a p-value below it is a flag (paper, section 9.2)
 ENUMERATED, DRAWS = 2**20, 10**6  # most combinations of orders to enumerate, else draws
 LOWEST, FALSE_POSITIVES = 0.2, 0.05  # share of the tokens in Min-K% and Min-K%++; of `extra` that the TPR lets pass
+NF4 = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}  # paper, section 9
 ARMS = ("base", "extra", "test")
 DETECTORS = {"logp": "log p", "zlib": "log p / zlib", "mink": "Min-K%", "minkpp": "Min-K%++"}
-KEY = ("experiment", "model", "task", "m", "n", "subsample", "seed", "recipe")
-FORM = ("pack", "answers", "epochs")
-TABLE = (*KEY, *FORM, "arm", "accuracy", "change", "shards", "informative", "evaluations", "p_published", "p_distinct",
+UNIT = ("experiment", "model", "task", "m", "n", "subsample", "seed", "recipe", "pack", "answers", "epochs")
+TABLE = (*UNIT, "arm", "accuracy", "change", "shards", "informative", "evaluations", "p_published", "p_distinct",
          "p_exact", *(f"{what}_{name}" for name in DETECTORS for what in ("auc", "half", "tpr")))
 
 
@@ -142,26 +135,25 @@ def these_tasks(means, variances, counts, floor):
 # --- end shared ---
 
 
-def read_unit(path):
-    """A unit.json as a dict, and its `folder`. Its examples make up its sequences, its adapters are of its model."""
+def read_unit(path, count):
+    """What is needed of a unit.json: columns of the table, model, head and texts; the shards of test."""
     try:
         unit = json.loads(path.read_text(encoding="utf-8"))
-        needed = {*FORM, *KEY, *(f"acc_{arm}" for arm in ARMS), "source", "gguf", "quantize"}
-        if missing := needed - {*unit, *unit["row"], *unit["model"]}:
-            raise ValueError(f"it lacks {', '.join(sorted(missing))}")
+        row, model = unit["row"], unit["model"]
         for arm in ("extra", "test"):
-            examples, size = unit[arm]["examples"], unit["pack"]
-            packs = [examples[start : start + size] for start in range(0, len(examples), size)]
-            made = ["\n\n".join([unit["instruction"], *pack]) for pack in packs]
-            if len(examples) != unit["row"]["n"] or made != unit[arm]["sequences"]:
-                raise ValueError(f"the examples of {arm} do not make up its sequences")
-            (path.parent / arm / "adapter_model.safetensors").open("rb").close()
             adapter = json.loads((path.parent / arm / "adapter_config.json").read_text(encoding="utf-8"))
-            if (other := adapter["base_model_name_or_path"]) != unit["model"]["source"]:
+            if (other := adapter["base_model_name_or_path"]) != model["source"]:
                 raise ValueError(f"{arm} is an adapter of another model, {other}")
+        form = f"packed by {unit['pack']}" if unit["pack"] > 1 else "padded"
+        setting = (f"{row['experiment']}, {row['model']}, m = {row['m']}, n = {row['n']}, seed {row['seed']}: "
+                   f"{form}, {'with' if unit['answers'] else 'without'} answers, epochs: {unit['epochs']}")
+        return {"folder": path.parent, "columns": {name: {**unit, **row}[name] for name in UNIT} | {"setting": setting},
+                "accuracies": {arm: row[f"acc_{arm}"] for arm in ARMS}, "head": unit["instruction"] + "\n\n",
+                "model": [model["source"], model["gguf"], model["quantize"]],
+                "texts": unit["extra"]["examples"] + unit["test"]["examples"],
+                "shards": cut_shards(unit["test"]["examples"], count, path)}
     except (OSError, ValueError, KeyError, TypeError) as error:
         stop(f"{path} is no unit of run_zero_shot.py ({type(error).__name__}: {error}): make it again with --adapters")
-    return {**unit, "folder": path.parent}
 
 
 def read_examples(path, published):
@@ -172,14 +164,14 @@ def read_examples(path, published):
         if kind in (".json", ".jsonl"):
             values = json.loads(text) if kind == ".json" else map(json.loads, filter(str.strip, io.StringIO(text)))
             examples = [value["text"] if isinstance(value, dict) else value for value in values]
-            "".join(examples).encode()  # strings, all of them
         else:
             lines = io.StringIO(text.rstrip("\n") + "\n" * text.endswith("\n"))
             examples = [line if published else line.removesuffix("\n") for line in lines]
+        "".join(examples).encode()  # strings
+        if not examples or not all(map(str.strip, examples)):
+            raise ValueError("it is empty, or has an empty example")
     except (OSError, ValueError, KeyError, TypeError) as error:
         stop(f"--examples {path} cannot be read ({type(error).__name__}: {error}): give one example a line, or JSON")
-    if not all(example.strip() for example in examples) or not examples:
-        stop(f"--examples {path} is empty, or has an empty example: give one example a line, and no other lines")
     return examples
 
 
@@ -196,85 +188,46 @@ def read_log(path):
     return log
 
 
-def locate(text):
-    """(folder or Hub id, GGUF file in it or None) of a --model, which may be a name that run_zero_shot.py unpacked."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "pretrain-on-test-text"
-    unpacked = [path.parent for path in cache.glob("*/*.gguf") if f"-{text}-" in path.parent.name]
-    folder = Path(text) if Path(text).is_dir() or not unpacked else unpacked[0]
-    gguf = None if (folder / "config.json").exists() else next((path.name for path in folder.glob("*.gguf")), None)
-    return str(folder), gguf
-
-
-def load_causal(source, gguf, quantize, device):
-    """(model, tokenizer) by transformers: float32 weights, or NF4 as trained (fp16 compute on GPUs without bf16)."""
+def open_scorer(source, gguf, quantize, device):
+    """The model, float32 or NF4 as trained, and what scoring needs; begin: the token before a text."""
     import transformers
 
-    transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    tokenizer = transformers.AutoTokenizer.from_pretrained(source, gguf_file=gguf)
-    tokenizer("a", return_offsets_mapping=True)  # tokenise needs it
-    options = {"gguf_file": gguf} if gguf else {"use_safetensors": True}  # never pickled weights
-    if quantize == "nf4":
-        old = device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0)
-        options |= {"device_map": {"": device}, "quantization_config": transformers.BitsAndBytesConfig(
-            load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True,
-            bnb_4bit_compute_dtype=torch.float16 if old else torch.bfloat16)}
-    with contextlib.redirect_stderr(io.StringIO()):  # a GGUF file's bar, which no setting turns off
-        lm, info = transformers.AutoModelForCausalLM.from_pretrained(
-            source, dtype=torch.float32, output_loading_info=True, **options)
-    if lost := [*info["missing_keys"], *info["mismatched_keys"]]:
-        raise ValueError(f"its files hold no weights for {lost[0]}")
-    return (lm if quantize == "nf4" else lm.to(device)).eval(), tokenizer
-
-
-def open_scorer(source, gguf, quantize, args):
-    """The model and what scoring needs. begin: the token before a text; keep: the scored positions of a batch."""
-    for name in ("bitsandbytes", "huggingface_hub"):  # kernels that it can do without; retries
-        logging.getLogger(name).setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module=r"transformers\.|bitsandbytes\.|peft\.")
+    for name in ("transformers", "bitsandbytes", "huggingface_hub"):  # notes, kernels, retries
+        logging.getLogger(name).setLevel(logging.ERROR)
     try:
-        device = torch.device(args.device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        torch.zeros(1, device=device)
-        lm, tokenizer = load_causal(source, gguf, quantize, device)
+        device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        tokenizer = transformers.AutoTokenizer.from_pretrained(source, gguf_file=gguf)
+        tokenizer("a", return_offsets_mapping=True)  # tokenise needs it
+        lm, info = transformers.AutoModelForCausalLM.from_pretrained(
+            source, gguf_file=gguf, use_safetensors=gguf is None, dtype=torch.float32, device_map={"": device},
+            output_loading_info=True,
+            quantization_config=transformers.BitsAndBytesConfig(**NF4) if quantize == "nf4" else None)
+        if lost := [*info["missing_keys"], *info["mismatched_keys"]]:
+            raise ValueError(f"its files hold no weights for {lost[0]}")
         with torch.inference_mode():
-            pair = lm(input_ids=torch.tensor([[1, 2, 3], [1, 2, 4]], device=device)).logits[:, 0].float()
+            pair = lm.eval()(input_ids=torch.tensor([[1, 2, 3], [1, 2, 4]], device=device)).logits[:, 0]
         if (pair[0] - pair[1]).abs().max() > 1e-4 * pair.abs().max():  # the last token changes what is said before it
             raise ValueError("a masked model, whose tokens see those behind them, gives no probability of a text")
-    except torch.OutOfMemoryError:
-        raise
     except Exception as error:  # whatever a broken, foreign or unreachable model makes the libraries raise
         stop(f"model {source} ({type(error).__name__}: {str(error)[:400]}): give --model a causal model that fits: "
              "a local folder, a Hub id, or smollm2 once run_zero_shot.py has unpacked it")
     limit = getattr(lm.config.get_text_config(), "max_position_embeddings", None) or CONTEXT
-    if args.context and args.context > limit:
-        stop(f"--context {args.context}: the model takes {limit} tokens: give {limit} or less")
     begin = next((token for token in (tokenizer.bos_token_id, tokenizer.eos_token_id) if token is not None), None)
-    net = SimpleNamespace(lm=lm, tokenizer=tokenizer, device=device, begin=begin, keep=None,
-                          context=args.context or min(limit, CONTEXT))
-    # The output layer runs on the scored positions alone, as one row [1, kept, hidden]: logits are most of the memory.
-    lm.get_output_embeddings().register_forward_pre_hook(
-        lambda _, inputs: (inputs[0].flatten(0, 1)[net.keep][None], *inputs[1:]))
-    return net
+    return SimpleNamespace(lm=lm, tokenizer=tokenizer, begin=begin, context=min(CONTEXT, limit))
 
 
-@contextlib.contextmanager
-def with_adapter(net, folder):
-    """The model with the adapter of a folder (None: as it is), unmerged; afterwards the model is what it was."""
-    if folder is None:
-        yield
-        return
+def add_adapter(lm, folder):
+    """The model with the adapter of a folder, unmerged."""
     import peft
 
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("error", message=".*adapter keys.*")  # weights that the file lacks would stay 0
-            net.lm = peft.PeftModel.from_pretrained(net.lm, folder).eval()
+            return peft.PeftModel.from_pretrained(lm, folder).eval()
     except Exception as error:  # whatever a foreign or broken adapter makes the library raise
         stop(f"{folder}: an adapter of another model ({type(error).__name__}: {str(error)[:300]}): make its unit again")
-    try:
-        yield
-    finally:
-        net.lm = net.lm.unload()
 
 
 def tokenise(net, head, body):
@@ -306,39 +259,30 @@ def token_scores(logits, targets):
     return torch.stack([log_p.gather(1, targets[:, None])[:, 0], mean, sd])
 
 
-def score_batch(net, sequences, batch):
-    """token_scores of each row of a batch, (number of a sequence, start, end, first), from one pass. Rows are padded
-    on the right, where no token of a causal model looks: no mask is needed."""
-    width = max(end - start for _, start, end, _ in batch)
-    ids, keep, targets = torch.zeros(len(batch), width, dtype=torch.long), [], []
-    for line, (number, start, end, first) in enumerate(batch):
-        ids[line, : end - start] = torch.tensor(sequences[number][0][start:end])
-        keep += range(line * width + first - start, line * width + end - start)
-        targets += sequences[number][0][first + 1 : end + 1]
-    net.keep, targets = torch.tensor(keep, device=net.device), torch.tensor(targets, device=net.device)
-    logits = net.lm(input_ids=ids.to(net.device), use_cache=False).logits[0]
-    parts = [token_scores(*part) for part in zip(logits.split(64), targets.split(64))]  # spares copies of all logits
-    scores = torch.cat(parts, dim=1).cpu().numpy().astype(np.float64)
-    return np.split(scores, np.cumsum([end - first for _, _, end, first in batch])[:-1], axis=1)
-
-
 @torch.inference_mode()
 def score_tokens(net, sequences, limit, title):
-    """token_scores of each sequence (ids, index of the first scored token), about `limit` tokens a pass."""
+    """token_scores of each sequence (ids, index of the first scored token), about `limit` tokens a pass. Padding is on
+    the right, where no token of a causal model looks: no mask is needed."""
     rows = [(number, start, end, max(first, scored - 1)) for number, (ids, scored) in enumerate(sequences)
             for start, end, first in cut_windows(len(ids) - 1, net.context)]
     rows = sorted((row for row in rows if row[3] < row[2]), key=lambda row: row[1] - row[2])  # longest first
-    found = [{-1: np.zeros((3, 0))} for _ in sequences]
+    found = [np.zeros((3, len(ids) - scored)) for ids, scored in sequences]
     with tqdm(total=len(rows), desc=title, unit="sequence", leave=False, disable=None) as bar:
         while rows:
             size = max(limit // (rows[0][2] - rows[0][1]), 1)
             batch, rows = rows[:size], rows[size:]
-            for (number, start, _, _), part in zip(batch, score_batch(net, sequences, batch)):
-                found[number][start] = part
-                if not np.isfinite(part).all():
-                    stop(f"{title}: a log-probability of sequence {number + 1} is not finite: check the weights")
+            inputs = [torch.tensor(sequences[number][0][start:end]) for number, start, end, _ in batch]
+            padded = torch.nn.utils.rnn.pad_sequence(inputs, batch_first=True).to(net.lm.device)
+            logits = net.lm(input_ids=padded, use_cache=False).logits
+            for line, (number, start, end, first) in zip(logits, batch):
+                ids, scored = sequences[number]
+                targets = torch.tensor(ids[first + 1 : end + 1], device=line.device)
+                part = token_scores(line[first - start : end - start], targets)
+                found[number][:, first + 1 - scored : end + 1 - scored] = part.cpu()
             bar.update(len(batch))
-    return [np.concatenate([parts[start] for start in sorted(parts)], axis=1) for parts in found]
+    if not all(np.isfinite(scores).all() for scores in found):
+        stop(f"{title}: a log-probability is not finite: check the model's weights")
+    return found
 
 
 def cut_shards(examples, count, where):
@@ -351,11 +295,10 @@ def cut_shards(examples, count, where):
 
 
 def draw_orders(size, args, number):
-    """The canonical order of a shard's 0..size-1, then all others if --permutations allows, else so many random ones
-    (published: always), with repeats, the canonical one possibly among them."""
+    """The canonical order of 0..size-1, then all others if --permutations allows, else or if published random ones."""
     if math.factorial(size) <= args.permutations and not args.published:
         return list(itertools.permutations(range(size)))
-    rng = np.random.default_rng([abs(args.seed), number])
+    rng = np.random.default_rng([0, number])
     return [range(size), *(rng.permutation(size).tolist() for _ in range(args.permutations))]
 
 
@@ -371,8 +314,6 @@ def score_orders(net, shards, head, args, title):
             else:
                 ids, first = tokenise(net, head, "\n\n".join(examples))
             found[-1].append(sequences.setdefault((tuple(ids), first), len(sequences)))
-    if all(len(set(row)) == 1 for row in found):
-        stop(f"{title}: no shard has two different orders, its examples are all alike: use fewer --shards")
     log_p = [float(scores[0].sum()) for scores in score_tokens(net, list(sequences), args.batch_tokens, title)]
     return {"canonical_logprobs": [log_p[row[0]] for row in found],
             "shuffled_logprobs": [[log_p[i] for i in row[1:]] for row in found], "evaluations": len(sequences)}
@@ -384,32 +325,28 @@ def t_test(differences):
     return float(stats.t.sf(mean / (deviation / math.sqrt(count)), count - 1)) if deviation else math.nan
 
 
-def permutation_p(gaps, seed):
-    """(p, how) of the permutation test. gaps: per informative shard log p(order) - log p(canonical) of its distinct
-    orders, 0 for the canonical one. p: how often their sum is >= 0 when each shard's order is drawn uniformly."""
+def permutation_p(gaps):
+    """p of the permutation test. gaps: per informative shard log p(order) - log p(canonical) of its distinct orders, 0
+    for the canonical one. p: how often their sum is >= 0 when each shard's order is drawn uniformly."""
     tie = -1e-9 * sum(float(np.ptp(gap)) for gap in gaps)  # an equal sum counts, whatever the rounding
     if math.prod(map(len, gaps)) <= ENUMERATED:
-        sums = functools.reduce(lambda sums, gap: np.add.outer(sums, gap).ravel(), gaps)
-        return float(np.mean(sums >= tie)), "every combination of orders"
-    rng, hits = np.random.default_rng(abs(seed)), 0
-    for _ in range(DRAWS // 50_000):
-        hits += int((sum(gap[rng.integers(0, len(gap), 50_000)] for gap in gaps) >= tie).sum())
-    p = (hits + 1) / (DRAWS + 1)
-    return p, f"{DRAWS} draws, standard error {math.sqrt(p * (1 - p) / DRAWS):.6f}"
+        return float(np.mean(functools.reduce(np.add.outer, gaps) >= tie))
+    rng = np.random.default_rng(0)
+    sums = sum(rng.choice(gap, DRAWS) for gap in gaps)
+    return float(np.sum(sums >= tie) + 1) / (DRAWS + 1)
 
 
-def order_p(log, seed):
-    """The p-values of a log, and what they rest on."""
+def order_p(log):
+    """The p-values of a log, its shards and how many of them have several orders."""
     canonical, shuffled = log["canonical_logprobs"], log["shuffled_logprobs"]
     others = [np.setdiff1d(row, [value]) for value, row in zip(canonical, shuffled)]  # distinct, without the canonical
     gaps = [np.array([0.0, *(row - value)]) for value, row in zip(canonical, others) if len(row)]
     if not gaps:
-        stop("every shard has one log-probability for all its orders: there is nothing to test")
+        stop("every shard has one log-probability for all its orders (all examples alike?): there is nothing to test")
     published, distinct = ([value - np.mean(row) if len(row) else 0.0 for value, row in zip(canonical, rows)]
                            for rows in (shuffled, others))
-    p, how = permutation_p(gaps, seed)
     return {"shards": len(canonical), "informative": len(gaps), "p_published": t_test(published),
-            "p_distinct": t_test(distinct), "p_exact": p, "how": how}
+            "p_distinct": t_test(distinct), "p_exact": permutation_p(gaps)}
 
 
 def detect(scores, text):
@@ -431,86 +368,47 @@ def separate(seen, unseen):
 
 def audit(net, unit, arm, args):
     """A row of contamination.csv."""
-    row, head, title = unit["row"], unit["instruction"] + "\n\n", f"{unit['folder'].name} {arm}"
-    texts = unit["extra"]["examples"] + unit["test"]["examples"]
-    with with_adapter(net, None if arm == "base" else unit["folder"] / arm):
-        log = score_orders(net, cut_shards(unit["test"]["examples"], args.shards, title), head, args, title)
-        scores = score_tokens(net, [tokenise(net, head, text) for text in texts], args.batch_tokens, title)
-    line = {**{name: row[name] for name in KEY}, **{name: int(unit[name]) for name in FORM}, "arm": arm,
-            "accuracy": row[f"acc_{arm}"], "change": 100 * (row[f"acc_{arm}"] - row["acc_extra"]),
-            "evaluations": log["evaluations"], **order_p(log, args.seed)}
-    for name, values in zip(DETECTORS, np.transpose([detect(*pair) for pair in zip(scores, texts)])):
-        found = separate(values[row["n"] :], values[: row["n"]])
-        line |= {f"{what}_{name}": value for what, value in zip(("auc", "half", "tpr"), found)}
-    if args.log:
-        path = args.log.with_name(f"{args.log.stem}.{title.replace(' ', '.')}{args.log.suffix}")
-        write_whole(path, json.dumps(log))
-    return line
+    title, accuracies, n = f"{unit['folder'].name} {arm}", unit["accuracies"], unit["columns"]["n"]
+    if arm != "base":
+        net.lm = add_adapter(net.lm, unit["folder"] / arm)
+    log = score_orders(net, unit["shards"], unit["head"], args, title)
+    scores = score_tokens(net, [tokenise(net, unit["head"], text) for text in unit["texts"]], args.batch_tokens, title)
+    if arm != "base":
+        net.lm = net.lm.unload()
+    row = {**unit["columns"], "arm": arm, "accuracy": accuracies[arm], "evaluations": log["evaluations"],
+           "change": 100 * (accuracies[arm] - accuracies["extra"]), **order_p(log)}
+    for name, values in zip(DETECTORS, np.transpose(list(map(detect, scores, unit["texts"])))):
+        row |= zip((f"auc_{name}", f"half_{name}", f"tpr_{name}"), separate(values[n:], values[:n]))
+    return row
 
 
-def average_units(rows):
-    """The lines of a table, an arm each, over units of one setting: means, Fisher's p, the change by target 1."""
-    lines = []
-    for arm in ARMS:
-        mine = [row for row in rows if row["arm"] == arm]
-        line = {"arm": arm, "accuracy": np.mean([row["accuracy"] for row in mine]),
-                "p": float(stats.combine_pvalues([row["p_exact"] for row in mine]).pvalue)}
-        for name in DETECTORS:
-            auc, half, rate = (np.array([row[f"{what}_{name}"] for row in mine]) for what in ("auc", "half", "tpr"))
-            line[name] = auc.mean(), math.sqrt((half**2).sum()) / len(mine), rate.mean()
-        tasks = [[row["change"] for row in mine if row["task"] == task] for task in {row["task"]: 0 for row in mine}]
-        variances = [np.var(changes, ddof=len(changes) > 1) for changes in tasks]
-        floor = (100 / mine[0]["n"]) ** 2 / 12
-        change, _, _, low, high = these_tasks(
-            [np.mean(changes) for changes in tasks], variances, [len(changes) for changes in tasks], floor)
-        interval = "" if math.isnan(low) else f" [{low:+.2f}, {high:+.2f}]"
-        lines.append({**line, "change": f"{change:+.2f}{interval}", "harm": low > 0})
-    return lines
-
-
-def setting(row):
-    """Words that name the setting of a unit or row."""
-    form = "padded" if row["pack"] == 1 else f"packed by {row['pack']}"
-    return f"{form}, {'with' if row['answers'] else 'without'} answers, epochs: {row['epochs']}"
-
-
-def show_table(title, lines):
-    """The lines of one unit or setting for the terminal."""
-    print(f"\n{title}\narm     order p   {''.join(f'{words:<18}' for words in DETECTORS.values())}accuracy  change")
-    for line in lines:
-        cells = "".join(f"{auc:.2f} ±{half:.2f}{'*' if auc - half > 0.5 else ' '} {rate:.2f}  "
-                        for auc, half, rate in (line[name] for name in DETECTORS))
-        print(f"{line['arm']:<6}{line['p']:9.4f}{'*' if line['p'] < LEVEL else ' '}  {cells}{line['accuracy']:8.3f}  "
-              f"{line['change'] if line['arm'] != 'extra' else ''}".rstrip(), flush=True)
+def show_table(title, rows):
+    """Print the arms over the units of one setting: Fisher's p, mean AUC, half-width and TPR of each detector, mean
+    accuracy, its change by target 1; below it, whether the arm `test` was flagged and harmed."""
+    print(f"\n{title}\narm    order p  {''.join(f'{words:<17}' for words in DETECTORS.values())}accuracy  change")
+    for arm, mine in rows.groupby("arm"):  # test comes last
+        p = stats.combine_pvalues(mine["p_exact"]).pvalue
+        found = {words: (mine[f"auc_{name}"].mean(), math.hypot(*mine[f"half_{name}"]) / len(mine),
+                         mine[f"tpr_{name}"].mean()) for name, words in DETECTORS.items()}
+        tasks = mine.groupby("task")["change"].agg(["mean", "var", "size"]).fillna(0)
+        change, _, _, low, high = these_tasks(*tasks.to_numpy().T, (100 / mine["n"].iloc[0]) ** 2 / 12)
+        cells = "".join("{:.2f} ±{:.2f} {:.2f}  ".format(*cell) for cell in found.values())
+        words = "" if arm == "extra" else f"{change:+.2f}" + ("" if math.isnan(low) else f" [{low:+.2f}, {high:+.2f}]")
+        print(f"{arm:<6}{p:8.4f}  {cells}{mine['accuracy'].mean():8.3f}  {words}", flush=True)
+    flags = ["order test"] * int(p < LEVEL) + [words for words, (auc, half, _) in found.items() if auc - half > 0.5]
+    print(f"test: {'flagged by ' + ', '.join(flags) if flags else 'not flagged'}; "
+          f"{'harmed: accuracy above that of extra' if low > 0 else 'no harm shown'}")
 
 
 def compare_settings(rows):
-    """The tables over units, what flagged the arm `test`, whether its accuracy was raised, and what neither shows."""
-    settings, flagged, harmed, neither = {}, [], [], []
-    for row in rows:
-        same = tuple(row[name] for name in KEY + FORM if name not in ("task", "subsample", "recipe"))
-        settings.setdefault(same, []).append(row)
+    """The tables over units, and what they mean."""
     print("\n\nOver units: p of all together; mean AUC ± 89 %, TPR at 5 % false positives; accuracy and its change")
-    for some in settings.values():
-        title, lines = f"{some[0]['experiment']}, {some[0]['model']}: {setting(some[0])}", average_units(some)
-        show_table(f"{title}, units: {len(some) // len(ARMS)}", lines)
-        line = lines[ARMS.index("test")]
-        flags = [words for name, words in DETECTORS.items() if line[name][0] - line[name][1] > 0.5]
-        flags += ["order test"] * (line["p"] < LEVEL)
-        if flags:
-            flagged.append(f"{title} ({', '.join(flags)})")
-        if line["harm"]:
-            harmed.append(f"{title} ({line['change']} points)")
-        if not flags and not line["harm"]:
-            neither.append(title)
-    base = [row for row in rows if row["arm"] == "base"]
-    inside = [abs(row[f"auc_{name}"] - 0.5) <= row[f"half_{name}"] for row in base for name in DETECTORS]
-    print(f"\nbase saw neither set: .5 lies in {sum(inside)} of its {len(inside)} AUC intervals (89 % expected)\n"
-          "Pretrained on test:")
-    for words, found in (("flagged", flagged), ("harmed: accuracy above extra's", harmed), ("neither", neither)):
-        print(f"  {words}:" + ("".join(f"\n    {title}" for title in found) or " none"))
-    print("A flag says that texts were seen, not that the accuracy on them is inflated. Without a flag they may have\n"
-          "been seen all the same, and an interval of the change that holds 0 excludes no harm within it.")
+    for setting, some in rows.groupby("setting", sort=False):
+        show_table(f"{setting}, units: {len(some) // len(ARMS)}", some)
+    base = rows[rows["arm"] == "base"]
+    inside = np.concatenate([abs(base[f"auc_{name}"] - 0.5) <= base[f"half_{name}"] for name in DETECTORS])
+    print(f"\nbase saw neither set: .5 lies in {inside.sum()} of its {len(inside)} AUC intervals (89 % expected)\n"
+          "A flag says that texts were seen, not that the accuracy on them is inflated; no flag excludes neither.")
 
 
 def draw_figure(rows, path):
@@ -519,130 +417,101 @@ def draw_figure(rows, path):
 
     figure = Figure(figsize=(12, 7), layout="constrained")
     axes, colours = figure.subplots(2, 3).ravel(), dict(zip(ARMS, ("#888888", "#0072b2", "#d55e00")))
-    markers = dict(zip(dict.fromkeys(map(setting, rows)), itertools.cycle("osD^vP*X")))
-    panels = {f"auc_{name}": (f"AUC, {words}", "linear", (-0.03, 1.03), 0.5) for name, words in DETECTORS.items()}
-    lowest = min(0.01, *(row["p_exact"] for row in rows))
-    panels["p_exact"] = ("p, order test", "log", (lowest / 1.3, 1.3), LEVEL)
-    for axis, (column, (words, scale, limits, line)) in zip(axes, panels.items()):
-        for row in rows:
-            axis.plot(row["change"], row[column], markers[setting(row)], color=colours[row["arm"]], alpha=0.7)
-        axis.axhline(line, color="black", linewidth=0.8, linestyle=":")
-        axis.axvline(0, color="black", linewidth=0.8, linestyle=":")
-        axis.set(title=words, yscale=scale, ylim=limits, xlabel="accuracy minus that of extra, points")
-    for words, colour in colours.items():
-        axes[5].plot([], [], "o", color=colour, label=words)
-    for words, marker in markers.items():
-        axes[5].plot([], [], marker, color="white", markeredgecolor="black", label=words)
-    axes[5].plot([], [], "k:", linewidth=0.8, label=f"AUC .5, p {LEVEL}, no change")
+    panels = {f"auc_{name}": f"AUC, {words}" for name, words in DETECTORS.items()} | {"p_exact": "p, order test"}
+    for axis, (column, title) in zip(axes, panels.items()):
+        for (name, some), marker in zip(rows.groupby("experiment", sort=False), itertools.cycle("osD^vP*X")):
+            for arm, mine in some.groupby("arm"):
+                axis.plot(mine["change"], mine[column], marker, color=colours[arm], alpha=0.7, label=f"{arm}: {name}")
+        axis.axhline(LEVEL if column == "p_exact" else 0.5, color="black", linestyle=":")
+        axis.axvline(0, color="black", linestyle=":")
+        axis.set(title=title, ylim=(-0.03, 1.03), xlabel="accuracy minus that of extra, points")
     axes[5].axis("off")
-    axes[5].legend(loc="center", frameon=False)
+    axes[5].legend(*axes[0].get_legend_handles_labels(), loc="center", frameon=False)
     figure.savefig(path, dpi=120)
 
 
-def check_output(flag, path, beginning):
+def check_output(path, beginning):
     """A file can be written there, and one that it replaces is this script's."""
-    path = path.resolve()
-    if path.is_dir() or not os.access(path.parent, os.W_OK):
-        stop(f"{flag} {path} cannot be written (a folder, or its folder is missing or closed): give another file")
+    if path.is_dir() or not os.access(path.resolve().parent, os.W_OK):
+        stop(f"{path} cannot be written (a folder, or its folder is missing or closed): give another file")
     if path.exists() and not path.read_bytes().startswith(beginning):
-        stop(f"{flag} {path} is there and was not written by this script: give another file")
-
-
-def write_whole(path, text):
-    """Write a file whole or not at all; a link stays a link."""
-    path = path.resolve()
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    draft.write_text(text, encoding="utf-8")
-    os.replace(draft, path)
-
-
-def write_table(path, rows):
-    """contamination.csv."""
-    text = io.StringIO(newline="")
-    table = csv.DictWriter(text, TABLE, extrasaction="ignore", lineterminator="\n")
-    table.writeheader()
-    table.writerows(rows)
-    write_whole(path, text.getvalue())
-
-
-def print_p(found):
-    """The p-values of one log."""
-    print(f"{found['shards']} shards, {found['shards'] - found['informative']} with one order, which say nothing\n"
-          f"p published  {found['p_published']:.6f}   t-test, the other orders as often as they were drawn\n"
-          f"p distinct   {found['p_distinct']:.6f}   t-test, every other order once\n"
-          f"p exact      {found['p_exact']:.6f}   permutation test ({found['how']})")
+        stop(f"{path} is there and was not written by this script: give another file")
 
 
 def parse_args(argv):
     """The flags."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0],
-                                     epilog="Tests, detectors and columns: see the head of this script.")
-    add = parser.add_argument_group("what to run").add_argument
-    add("folder", type=Path, nargs="?", metavar="FOLDER", help="units of run_zero_shot.py --adapters FOLDER (kept)")
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
+    add = parser.add_argument_group("what to run").add_mutually_exclusive_group().add_argument
+    add("folder", type=Path, nargs="?", default=Path("kept"), help="units of run_zero_shot.py --adapters (%(default)s)")
     add("--examples", type=Path, metavar="FILE", help="order test of these: one a line, or .json, .jsonl with \"text\"")
     add("--from-log", type=Path, metavar="FILE", help="p-values of a log, also of the published code; no model")
-    add("--model", nargs=1, metavar="NAME", help="local folder, Hub id, or smollm2 where run_zero_shot.py has unpacked "
-                                                 "it (smollm2; units: their own, give it if it lies elsewhere now)")
-    add("--quantize", default="none", choices=("none", "nf4"), help="of --examples (%(default)s; units: as trained)")
+    add = parser.add_argument_group("with --examples").add_argument
+    add("--model", metavar="NAME", help="local folder, Hub id, or smollm2 where run_zero_shot.py has unpacked it")
+    add("--quantize", default="none", choices=("none", "nf4"), help="(%(default)s; units: as trained)")
+    add("--log", type=Path, metavar="FILE", help="write the log-probabilities there, as JSON")
     add = parser.add_argument_group("order test").add_argument
     add("--shards", type=positive, metavar="N", help="contiguous shards (half as many as examples)")
     add("--permutations", type=positive, default=50, metavar="N", help="evaluate all orders, or draw N (%(default)s)")
     add("--published", action="store_true", help="the published code's tokens and drawn orders")
-    add("--context", type=positive, metavar="N", help=f"tokens of a window (the model's, at most {CONTEXT})")
-    add("--seed", type=int, default=0, metavar="N", help="of what is drawn (%(default)s)")
     add = parser.add_argument_group("machine and output").add_argument
-    add("--device", help="cpu, cuda, cuda:1 (cuda where there is one)")
     add("--batch-tokens", type=positive, default=1024, metavar="N", help="tokens a pass (%(default)s; more on a GPU)")
+    add("--device", help="cpu, cuda, cuda:1 (cuda where there is one)")
     add("--out", type=Path, default=Path("contamination.csv"), metavar="FILE.csv", help="table; figure beside it")
-    add("--log", type=Path, metavar="FILE", help="log of the order test as JSON (units: one file per unit and arm)")
     return parser.parse_args(argv)
 
 
 def audit_units(args):
     """Every arm of every unit: tables, verdict, contamination.csv, figure. What can be wrong is found first."""
-    folder, figure = args.folder or Path("kept"), args.out.with_suffix(".png")
-    check_output("--out", args.out, ",".join(TABLE).encode())
-    check_output("--out", figure, b"\x89PNG")
-    if not (units := [read_unit(path) for path in sorted(folder.glob("*/unit.json"))]):
-        stop(f"no */unit.json in {folder}; make: python run_zero_shot.py --tasks rotten_tomatoes --adapters {folder}")
-    for unit in units:
-        cut_shards(unit["test"]["examples"], args.shards, unit["folder"])
-    rows, loaded = [], None
-    for unit in sorted(units, key=lambda unit: json.dumps(unit["model"])):
+    figure, rows, loaded = args.out.with_suffix(".png"), [], None
+    check_output(args.out, ",".join(TABLE).encode())
+    check_output(figure, b"\x89PNG")
+    units = [read_unit(path, args.shards) for path in sorted(args.folder.glob("*/unit.json"))]
+    if not units:
+        stop(f"no unit in {args.folder}: python run_zero_shot.py --tasks rotten_tomatoes --adapters {args.folder}")
+    for unit in sorted(units, key=lambda unit: str(unit["model"])):
         if unit["model"] != loaded:
             loaded, net = unit["model"], None  # room for the next
-            where = locate(args.model[0]) if args.model else (loaded["source"], loaded["gguf"])
-            net = open_scorer(*where, loaded["quantize"], args)
-        rows += (new := [audit(net, unit, arm, args) for arm in ARMS])
-        write_table(args.out, rows)
-        show_table(f"{unit['folder'].name}: {setting(unit)}", average_units(new))
-    compare_settings(rows)
-    draw_figure(rows, figure)
+            net = open_scorer(*loaded, args.device)
+        rows += [audit(net, unit, arm, args) for arm in ARMS]
+        table = pd.DataFrame(rows)
+        table.to_csv(args.out, columns=TABLE, index=False, lineterminator="\n")
+        show_table(unit["folder"].name, table[-len(ARMS) :])
+    compare_settings(table)
+    draw_figure(table, figure)
     print(f"table: {args.out.resolve()}\nfigure: {figure.resolve()}")
+
+
+def audit_examples(args):
+    """The log of the order test of a user's own examples."""
+    shards = cut_shards(read_examples(args.examples, args.published), args.shards, f"--examples {args.examples}")
+    if args.log:
+        check_output(args.log, b'{"canonical_logprobs"')
+    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "pretrain-on-test-text"
+    unpacked = next(cache.glob(f"*-{args.model}-*/*.gguf"), None)
+    source = (str(unpacked.parent), unpacked.name) if unpacked else (args.model, None)
+    log = score_orders(open_scorer(*source, args.quantize, args.device), shards, "", args, args.examples.name)
+    published = len(shards) * (1 + args.permutations)
+    print(f"sequence evaluations: {log['evaluations']}; the published procedure: {len(shards)} x "
+          f"(1 + {args.permutations}) = {published}, {published / log['evaluations']:.1f} times as many")
+    if args.log:
+        args.log.write_text(json.dumps(log))
+    return log
 
 
 def main(argv=None):
     args = parse_args(argv)
-    if sum(given is not None for given in (args.folder, args.examples, args.from_log)) > 1:
-        stop("a folder of units, --examples and --from-log do not go together: give one of them")
-    if args.from_log is not None:
-        return print_p(order_p(read_log(args.from_log), args.seed))
-    if args.log:
-        check_output("--log", args.log, b'{"canonical_logprobs"')
+    if (args.examples is None) != (args.model is None) or args.log and args.examples is None:
+        stop("--examples and --model go together, and --log goes with them")
     try:
-        if args.examples is None:
+        if args.examples is None and args.from_log is None:
             return audit_units(args)
-        shards = cut_shards(read_examples(args.examples, args.published), args.shards, f"--examples {args.examples}")
-        net = open_scorer(*locate(args.model[0] if args.model else "smollm2"), args.quantize, args)
-        log = score_orders(net, shards, "", args, args.examples.name)
+        found = order_p(audit_examples(args) if args.from_log is None else read_log(args.from_log))
     except torch.OutOfMemoryError:
         stop(f"the GPU ran out of memory: use a smaller --batch-tokens than {args.batch_tokens}")
-    found, published = order_p(log, args.seed), len(shards) * (1 + args.permutations)
-    print(f"sequence evaluations: {log['evaluations']}; the published procedure: {len(shards)} x "
-          f"(1 + {args.permutations}) = {published}, {published / log['evaluations']:.1f} times as many")
-    print_p(found)
-    if args.log:
-        write_whole(args.log, json.dumps(log))
+    print(f"{found['shards']} shards, {found['shards'] - found['informative']} with one order, which say nothing\n"
+          f"p published  {found['p_published']:.6f}   t-test, the other orders as often as they were drawn\n"
+          f"p distinct   {found['p_distinct']:.6f}   t-test, every other order once\n"
+          f"p exact      {found['p_exact']:.6f}   permutation test")
 
 
 # --- shared: start ---

@@ -6,7 +6,7 @@
     python tests/bench.py gpu                                           # where there is no GPU: "not measured"
 
 Run it by hand on a quiet machine; pytest does not collect it. Stages and columns: docs/benchmarks.md. Each round runs
-every way once, forwards and backwards in turn; commands and memory are measured on fresh processes.
+every way once, forwards and backwards in turn, each on a fresh process (zero-shot: all in this one).
 """
 
 import argparse
@@ -74,10 +74,11 @@ def run_script(name, flags, collect, *paths, gpu=False):
     return measure(words, collect, gpu=gpu)
 
 
-def run_child(name, job):
-    """Measure one of CHILDREN in a process of its own; `found` is what it returned."""
-    command = [sys.executable, str(Path(__file__).resolve()), "child", name]
-    return measure(command, lambda folder: json.loads((folder / "out.json").read_text()), job)
+def timed(function, *values):
+    """Measure a call in this process."""
+    began = time.perf_counter()
+    found = function(*values)
+    return {"seconds": time.perf_counter() - began, "others": 0, "found": found}
 
 
 def busy_seconds():
@@ -185,15 +186,14 @@ def model_folder(name, folder):
     real = script.find_model("bert-tiny", script.load_registry(), CACHE)["folder"]
     if name == "bert-tiny":
         return real
-    torch.manual_seed(0)
     tokens = transformers.AutoTokenizer.from_pretrained(real)
     ends = dict(bos_token_id=tokens.cls_token_id, eos_token_id=tokens.sep_token_id, pad_token_id=0)
     small = {"n_layer": 2, "n_embd": 128, "n_head": 2, "vocab_size": len(tokens)} if name == "gpt2-tiny" else {}
+    torch.manual_seed(0)
+    kind, config = transformers.AutoModelForCausalLM, transformers.GPT2Config(**ends, **small)
     if name == "bert-base":
-        model = transformers.BertForMaskedLM(transformers.BertConfig(vocab_size=len(tokens)))
-    else:
-        model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**ends, **small))
-    model.save_pretrained(path)
+        kind, config = transformers.AutoModelForMaskedLM, transformers.BertConfig(vocab_size=len(tokens))
+    kind.from_config(config).save_pretrained(path)
     tokens.save_pretrained(path)
     return path
 
@@ -212,19 +212,18 @@ def make_job(name, case, folder, subsamples, device="cpu"):
             "num_classes": len(task["classes"])}
 
 
-def read_results(folder):
-    return pd.read_csv(folder / "results.csv")
-
-
 def run_job(way, job, subsamples, gpu=False, **flags):
     """Measure so many subsamples by one way, ours with more flags."""
     if way == "usual":
-        return run_child("trainer", {**job, "splits": job["splits"][:subsamples]})
+        return measure([sys.executable, str(Path(__file__).resolve()), "trainer"],
+                       lambda folder: json.loads((folder / "out.json").read_text()),
+                       {**job, "splits": job["splits"][:subsamples]})
     fixed = {"model": job["folder"], "tasks": TASK, "m": 50, "n": 50, "subsamples": subsamples, "cache": CACHE,
              "device": job["device"], "batch-size": BATCH, "max-length": MAX_LENGTH}
     recipe = {f"{stage}-{what}": value for what, key in (("epochs", "epochs"), ("lr", "rates"))
               for stage, value in zip(("pretrain", "train"), job[key])}
-    return run_script("run_experiment", fixed | recipe | flags, read_results, gpu=gpu)
+    flags = fixed | recipe | flags
+    return run_script("run_experiment", flags, lambda folder: pd.read_csv(folder / "results.csv"), gpu=gpu)
 
 
 def stage_experiment(args):
@@ -261,43 +260,32 @@ def stage_fit(args):
     yield row(case, seconds_of(fits), runs=(fits, ()))
 
 
-def double_loop(net, prompts):
+def double_loop(net, prompts, classes):
     """One uncached pass per prompt and class: what a user would write first."""
-    scores = torch.empty(len(prompts), len(CLASSES), dtype=torch.float64)
+    scores = torch.empty(len(prompts), len(classes), dtype=torch.float64)
     with torch.inference_mode():
         for i, prompt in enumerate(prompts):
             start = len(net.tokenizer(prompt)["input_ids"])
-            for k, name in enumerate(CLASSES):
+            for k, name in enumerate(classes):
                 ids = torch.tensor([net.tokenizer(f"{prompt} {name}")["input_ids"]])
                 logs = net.model(input_ids=ids, use_cache=False).logits[0, start - 1 : -1].log_softmax(1)
                 scores[i, k] = logs.gather(1, ids[0, start:, None]).mean()
     return scores.log_softmax(1).numpy()
 
 
-def score_prompts(job):
-    """{way: seconds of each round} of scoring, after a round that warms up."""
-    zero = load_script("run_zero_shot")
+def stage_zero_shot(args):
+    zero, texts = load_script("run_zero_shot"), 2 if args.quick else 8
     model = zero.open_model("smollm2", zero.load_registry(), zero.parse_args([]))
     net = zero.load_adapted(model, {"precision": "float32", "quantize": "none"}, "cpu")
     net.model.eval()
     head = zero.instruction(CLASSES, {"about": ABOUT, "answer": "what it is"})
-    prompts = [f"{head}\n\n### Text: {text}\n### Answer:" for text in load_reviews()["texts"][: job["texts"]]]
-    ways = {"ours": lambda: zero.score_classes(net, prompts, CLASSES), "usual": lambda: double_loop(net, prompts)}
-    seconds, scores = {way: [] for way in ways}, {}
-    for number in range(job["rounds"] + 1):
-        for way in list(ways)[:: -1 if number % 2 else 1]:
-            began = time.perf_counter()
-            scores[way] = ways[way]()
-            seconds[way].append(time.perf_counter() - began)
-        np.testing.assert_allclose(scores["ours"], scores["usual"], atol=1e-3)
-    return {way: found[1:] for way, found in seconds.items()}
-
-
-def stage_zero_shot(args):
-    texts = 2 if args.quick else 8
-    run = run_child("scoring", {"texts": texts, "rounds": args.rounds})
-    case = f"scoring {texts} prompts of {len(CLASSES)} classes (MB: both ways)"
-    yield row(case, run["found"]["ours"], run["found"]["usual"], 5, runs=([run], ()))
+    prompts = [f"{head}\n\n### Text: {text}\n### Answer:" for text in load_reviews()["texts"][:texts]]
+    zero.score_classes(net, prompts, CLASSES)  # warms up
+    runs = paired(args.rounds, {name: partial(timed, way, net, prompts, CLASSES)
+                                for name, way in (("ours", zero.score_classes), ("usual", double_loop))})
+    for ours, usual in zip(*runs.values()):
+        np.testing.assert_allclose(ours["found"], usual["found"], atol=1e-3)
+    yield row(f"scoring {texts} prompts of {len(CLASSES)} classes", *map(seconds_of, runs.values()), 5)
 
 
 def stage_contamination(args):
@@ -359,13 +347,12 @@ def stage_gpu(args):
 # --- Command line ---
 STAGES = {"experiment": stage_experiment, "fit": stage_fit, "zero-shot": stage_zero_shot,
           "contamination": stage_contamination, "gpu": stage_gpu}
-CHILDREN = {"trainer": trainer_pipeline, "scoring": score_prompts}
 
 
 def machine():
     """The machine and the versions in words."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines() if os.path.exists("/proc/cpuinfo") else []
-    processor = next((line.split(": ")[1] for line in lines if line.startswith("model name")), platform.machine())
+    info = Path("/proc/cpuinfo").read_text() if os.path.exists("/proc/cpuinfo") else ""
+    processor = info.partition("model name\t: ")[2].partition("\n")[0] or platform.machine()
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
     return f"{CORES} cores ({processor}), {gpu}, torch {torch.__version__}, transformers {transformers.__version__}"
 
@@ -386,9 +373,8 @@ def parse_args(argv=None):
 
 def main():
     transformers.utils.logging.disable_progress_bar()
-    if sys.argv[1:2] == ["child"]:
-        found = CHILDREN[sys.argv[2]](json.loads(Path("job.json").read_text()))
-        return Path("out.json").write_text(json.dumps(found))
+    if sys.argv[1:] == ["trainer"]:  # in a process of its own: run_job
+        return Path("out.json").write_text(json.dumps(trainer_pipeline(json.loads(Path("job.json").read_text()))))
     args = parse_args()
     print(f"{date.today()}, {machine()}; rounds: {args.rounds}\n")
     print(f"| {' | '.join(HEADER)} |\n|{' --- |' * len(HEADER)}", flush=True)
