@@ -38,7 +38,7 @@ Writes to fits/ summary.md, which a person reads first, figures *.png, and table
                       task), half_width, needed, needed_low, needed_high
 Exit status 3 if a fit did not converge: its rows and the output say so.
 
-Measured 2026-11-22 on 2 cores: --draws 0 --no-figures takes 3.6 s from the start of Python on all 27,500 published
+Measured 2026-11-22 on 2 cores: --draws 0 --no-figures takes 2.7 s from the start of Python on all 27,500 published
 rows; a fit 20 to 90 s, of which 16 compile the model once per shape. All numbers: docs/results.md.
 """
 
