@@ -434,7 +434,7 @@ def check_output(path, beginning):
     """A file can be written there, and one that it replaces is this script's."""
     if path.is_dir() or not os.access(path.resolve().parent, os.W_OK):
         stop(f"{path} cannot be written (a folder, or its folder is missing or closed): give another file")
-    if path.exists() and not path.read_bytes().startswith(beginning):
+    if path.exists() and not beginning.startswith(path.read_bytes()[: len(beginning)]):  # also one torn by a kill
         stop(f"{path} is there and was not written by this script: give another file")
 
 

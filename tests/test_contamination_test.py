@@ -490,3 +490,11 @@ def test_what_is_no_unit_is_refused_before_anything_is_written(audited, model_di
     Path("results.csv").write_text("experiment,model\n")
     assert "not written by this script" in refused(capsys, "kept", "--out", "results.csv")
     assert Path("results.csv").read_text() == "experiment,model\n"
+
+
+@pytest.mark.parametrize("content, accepted", [(b"", True), (b"experi", True), (b"other", False)])
+def test_a_table_torn_by_a_kill_is_replaced_and_another_file_is_not(tmp_path, content, accepted):
+    script = load_script("contamination_test")
+    (tmp_path / "table.csv").write_bytes(content)
+    with contextlib.nullcontext() if accepted else pytest.raises(SystemExit):
+        script.check_output(tmp_path / "table.csv", ",".join(script.TABLE).encode())
