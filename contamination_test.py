@@ -474,7 +474,8 @@ def audit_units(args):
             net = open_scorer(*loaded, args.device)
         rows += [audit(net, unit, arm, args) for arm in ARMS]
         table = pd.DataFrame(rows)
-        table.to_csv(args.out, columns=TABLE, index=False, lineterminator="\n")
+        table.to_csv(draft := args.out.with_name(f".{args.out.name}"), columns=TABLE, index=False, lineterminator="\n")
+        os.replace(draft, args.out)  # whole or not at all
         show_table(unit["folder"].name, table[-len(ARMS) :])
     compare_settings(table)
     draw_figure(table, figure)

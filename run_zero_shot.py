@@ -87,7 +87,7 @@ SLOT = "\n### Answer:"
 PACK_SIZE = 8  # texts behind one instruction with --pack (paper, section 9.1)
 EPOCHS, LEARNING_RATE, CLIP_NORM = 1, 2e-4, 1.0  # of pretraining (paper, appendix G, and its code)
 LORA_RANK, LORA_ALPHA, LORA_DROPOUT = 16, 32, 0.05  # paper, appendix G
-GROUP_TOKENS = {"cuda": 4096}  # at once in a training step; elsewhere one sequence, which is as fast
+GROUP_TOKENS = {"cuda": 4096, "cpu": 320}  # at once in a training step: fewer small products, little memory
 LONG_SEQUENCE = 512  # tokens from which activations are computed twice, not kept: half the memory, 1.3 times as long
 LOADED = {}  # the model in use, by what it was loaded with
 

@@ -39,30 +39,26 @@ CASES = {  # epochs and learning rates of pretraining and classification; one su
 }
 GPU_CASES = {"bert-base": CASES["bert-base"], "gpt2": {"mlm": False, "epochs": (1, 3), "rates": (1e-4, 5e-5)}}
 GRID = {50: 100, 100: 100, 200: 50, 500: 20}  # the paper's subsamples by n; m = 50 and 100, 25 tasks, both models
-CLASSES = ["negative about the story", "positive about the story", "negative about the actors and their work",
-           "positive about the actors and their work", "neutral"]
-ABOUT = ("a sentence from a review of a film that ran in cinemas, written by a professional critic for a newspaper, a "
-         "magazine or a web site, cut out of its review by an editor to show in one line what the critic thought of it")
-HEADER = ("stage", "case", "ours", "usual", "ratio", "target", "MB ours", "MB usual", "others %")
+CLASSES = ["neutral", *(f"{side} about the {part}" for side in ("negative", "positive") for part in ("plot", "actors"))]
+ABOUT = "a sentence that an editor cut out of a review of a film, as short as it is telling, " * 3 + "by a critic"
+HEADER = ("stage", "case", "ours", "usual", "ratio", "target", "MB ours", "MB usual")
 ENVIRONMENT = {"CUDA_VISIBLE_DEVICES": "0", **os.environ, "HF_HUB_OFFLINE": "1"}  # the Trainer would use all GPUs
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
 # --- Measuring ---
 def measure(command, collect, job=None, gpu=False):
-    """Run a command in an empty folder: seconds, samples of memory, others %, what collect(folder) reads there."""
+    """Run a command in an empty folder: seconds, samples of memory, what collect(folder) reads there."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "job.json").write_text(json.dumps(job))
         with open(folder / "log", "w") as log:
-            start, own, busy = time.perf_counter(), sum(os.times()[:4]), busy_seconds()
+            start = time.perf_counter()
             process = psutil.Popen(command, cwd=folder, stdout=log, stderr=log, env=ENVIRONMENT)
-            memory = watch(process, gpu)
-            seconds, own, busy = time.perf_counter() - start, sum(os.times()[:4]) - own, busy_seconds() - busy
+            memory, seconds = watch(process, gpu), time.perf_counter() - start
         if process.returncode not in (0, 3):  # 3: a fit did not converge, which its table says
             raise SystemExit(f"{command} ended with status {process.returncode}:\n{(folder / 'log').read_text()}")
-        others = 100 * max(0, busy - own) / seconds / os.cpu_count()
-        return {"seconds": seconds, "memory": memory, "others": others, "found": collect(folder)}
+        return {"seconds": seconds, "memory": memory, "found": collect(folder)}
 
 
 def run_script(name, flags, collect, *paths, gpu=False):
@@ -78,13 +74,7 @@ def timed(function, *values):
     """Measure a call in this process."""
     began = time.perf_counter()
     found = function(*values)
-    return {"seconds": time.perf_counter() - began, "others": 0, "found": found}
-
-
-def busy_seconds():
-    """Processor time that everything on the machine has used, with what a virtual machine's host withheld."""
-    times = psutil.cpu_times()
-    return sum(times) - sum(getattr(times, name, 0) for name in ("idle", "iowait", "guest", "guest_nice"))
+    return {"seconds": time.perf_counter() - began, "found": found}
 
 
 def watch(process, gpu):
@@ -108,12 +98,8 @@ def paired(rounds, ways):
     for number in range(rounds):
         for name in list(ways)[:: -1 if number % 2 else 1]:
             runs[name].append(run := ways[name]())
-            print(f"  {number + 1} {name}: {run['seconds']:.1f} s, others {run['others']:.0f} %", file=sys.stderr)
+            print(f"  {number + 1} {name}: {run['seconds']:.1f} s", file=sys.stderr)
     return runs
-
-
-def seconds_of(runs):
-    return [run["seconds"] for run in runs]
 
 
 def one_more(runs, few, many, way):
@@ -127,17 +113,18 @@ def spread(values, unit):
     return f"{middle}{unit}" + (f" ({low} to {high})" if len(values) > 1 else "")
 
 
-def row(case, ours, usual=(), target=None, unit=" s", runs=((), ())):
-    """A line of the table. ours, usual: numbers of the rounds, paired; runs: (ours, usual)."""
+def row(case, ours, usual=(), target=None, unit=" s", runs=None):
+    """A line of the table. ours, usual: runs (their seconds) or numbers, paired by round; memory is that of `runs`."""
+    runs = runs or [[one for one in part if isinstance(one, dict)] for part in (ours, usual)]
+    ours, usual = ([one["seconds"] if isinstance(one, dict) else one for one in part] for part in (ours, usual))
     ratio = "-"
     if usual and min(ours) > 0:  # a difference of two commands may be noise below 0
         ratios = [b / a for a, b in zip(ours, usual)]
         ratio = f"{median(usual) / median(ours):.3g}x"
         ratio += f" ({min(ratios):.3g} to {max(ratios):.3g})" if len(ratios) > 1 else ""
-    peaks = [f"{max(main for run in found for main, _ in run['memory']):.0f}" if found else "-" for found in runs]
-    others = f"{max(run['others'] for found in runs for run in found):.0f}" if any(runs) else "-"
-    usual = spread(usual, unit) if usual else "-"
-    return [case, spread(ours, unit), usual, ratio, f"{target}x" if target else "-", *peaks, others]
+    peaks = [max((main for run in part for main, _ in run.get("memory", ())), default=None) for part in runs]
+    return [case, spread(ours, unit), spread(usual, unit) if usual else "-", ratio, f"{target}x" if target else "-",
+            *("-" if peak is None else f"{peak:.0f}" for peak in peaks)]
 
 
 # --- experiment ---
@@ -237,7 +224,7 @@ def stage_experiment(args):
             runs = paired(args.rounds, {f"{way} {size}": partial(run_job, way, job, size) for way, size in ways})
         both, goal = [runs[f"{way} {full}"] for way in sizes], target if full == 1 else None
         assert len(both[0][0]["found"]) == len(both[1][0]["found"]) == full
-        yield row(f"{case}: whole command, subsamples: {full}", *map(seconds_of, both), goal, runs=both)
+        yield row(f"{case}: whole command, subsamples: {full}", *both, goal)
         if full > 1:
             every = [[run for size in some for run in runs[f"{way} {size}"]] for way, some in sizes.items()]
             more = [one_more(runs, *some, way) for way, some in sizes.items()]
@@ -247,17 +234,17 @@ def stage_experiment(args):
 # --- fit, zero-shot, contamination ---
 def stage_fit(args):
     if not args.accuracies:
-        return (yield ["every case", "not measured: give --accuracies", *"------"])
+        return (yield ["every case", "not measured: give --accuracies", *"-----"])
     path, data = args.accuracies.resolve(), f"{len(pd.read_csv(args.accuracies))} rows"
     one = {"analysis": "paper", "effects": "bias", "m": 50, "n": 500, "no-figures": True}
     runs = paired(args.rounds, {
         "tables": lambda: run_script("fit_model", {"draws": 0, "no-figures": True}, os.listdir, path),
         "paper": lambda: run_script("fit_model", one, lambda folder: pd.read_csv(folder / "fits/posterior.csv"), path)})
     tables, fits = runs.values()
-    yield row(f"{data}: conclusions and tables, `--draws 0`", seconds_of(tables), runs=(tables, ()))
+    yield row(f"{data}: conclusions and tables, `--draws 0`", tables)
     ess = min(run["found"].query("parameter in ('mu', 'beta')")["ess_bulk"].min() for run in fits)
     case = f"{data}: the paper's model, bias, m = 50, n = 500; ESS of mu and beta {ess:.0f} or more"
-    yield row(case, seconds_of(fits), runs=(fits, ()))
+    yield row(case, fits)
 
 
 def double_loop(net, prompts, classes):
@@ -285,7 +272,7 @@ def stage_zero_shot(args):
                                 for name, way in (("ours", zero.score_classes), ("usual", double_loop))})
     for ours, usual in zip(*runs.values()):
         np.testing.assert_allclose(ours["found"], usual["found"], atol=1e-3)
-    yield row(f"scoring {texts} prompts of {len(CLASSES)} classes", *map(seconds_of, runs.values()), 5)
+    yield row(f"scoring {texts} prompts of {len(CLASSES)} classes", *runs.values(), 5)
 
 
 def stage_contamination(args):
@@ -299,7 +286,7 @@ def stage_contamination(args):
     log = runs[0]["found"]
     usual = sum(1 + len(others) for others in log["shuffled_logprobs"])
     yield row(f"evaluations, {shards} shards of two, 50 orders each", [log["evaluations"]], [usual], 20, unit="")
-    yield row("whole command, GPT-2 of 2 layers of 128", seconds_of(runs), runs=(runs, ()))
+    yield row("whole command, GPT-2 of 2 layers of 128", runs)
 
 
 # --- gpu ---
@@ -321,7 +308,7 @@ def memory_rows(name, job, count=200):
 
 def stage_gpu(args):
     if not torch.cuda.is_available():
-        return (yield ["every case", "not measured: no GPU here", *"------"])
+        return (yield ["every case", "not measured: no GPU here", *"-----"])
     native = ["tf32", "bf16"] if torch.cuda.get_device_capability() >= (8, 0) else []  # emulated on older ones
     variants = {name: {"precision": name} for name in ("float32", *native, "fp16")}
     variants |= {f"--workers {count}": {"workers": count} for count in (2, 4, 8)}

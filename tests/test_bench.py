@@ -8,9 +8,9 @@ from conftest import ROOT
 
 
 def test_a_row_compares_medians_and_pairs():
-    runs = [{"memory": [(0, 0), (300, 0), (200, 0)], "others": 3.2}]
-    line = bench.row("case", [1, 2, 4], [8, 10, 16], 5, runs=(runs, ()))
-    assert line == ["case", "2 s (1 to 4)", "10 s (8 to 16)", "5x (4 to 8)", "5x", "300", "-", "3"]
+    ours = [{"seconds": seconds, "memory": [(0, 0), (300, 0), (200, 0)]} for seconds in (1, 2, 4)]
+    line = bench.row("case", ours, [8, 10, 16], 5)
+    assert line == ["case", "2 s (1 to 4)", "10 s (8 to 16)", "5x (4 to 8)", "5x", "300", "-"]
     assert bench.row("case", [-1], [3])[3] == "-"  # a difference of two commands may be noise below 0
     assert bench.one_more({"ours 2": [{"seconds": 10}], "ours 6": [{"seconds": 18}]}, 2, 6, "ours") == [2]
 
