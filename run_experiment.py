@@ -70,6 +70,7 @@ import torch
 from torch.nn import functional as F
 from tqdm.auto import tqdm
 
+PAPER_SUBSAMPLES = {50: 100, 100: 100, 200: 50, 500: 20}  # by n (paper, section 4.4)
 MASK_SHARE = 0.15  # of the tokens that are not special: what MLM scores (Devlin et al., 2019)
 WEIGHT_DECAY = 0.01  # classification; pretraining has none
 CLIP_NORM = 1.0
@@ -111,7 +112,6 @@ def positive(text):
 
 
 # --- shared: tasks ---
-PAPER_SUBSAMPLES = {50: 100, 100: 100, 200: 50, 500: 20}  # by n (paper, section 4.4)
 RECIPE = ("epochs", "learning_rates", "batch_sizes")  # maps of a model's entry, by stage
 FILTERS = {"strip": bool, "drop_empty": bool, "max_characters": int}  # of a task's texts, and the type of each value
 
@@ -369,14 +369,6 @@ def choose_specs(args, registry, default=("bbc_news", "rotten_tomatoes"), **word
     return specs
 
 
-def subsamples(args, n):
-    """The subsample numbers to run for n; `paper` stands for the paper's count."""
-    if args.subsamples == "paper" and n not in PAPER_SUBSAMPLES:
-        stop(f"--subsamples paper: the paper has n = {', '.join(map(str, PAPER_SUBSAMPLES))}, not {n}: give a number")
-    count = PAPER_SUBSAMPLES[n] if args.subsamples == "paper" else args.subsamples
-    return range(args.first_subsample, args.first_subsample + count)
-
-
 def load_tasks(args, specs):
     """{name: task} of the entries, each checked for every m and n, and described."""
     tasks = {}
@@ -581,7 +573,8 @@ def plan_units(args, models, tasks, recipe_of):
         row = {"experiment": args.experiment, "model": model["name"], "task": name, "m": m, "n": n, "seed": args.seed,
                "num_classes": len(task["classes"]), "data": task["data"], "recipe": short_hash(recipe),
                "versions": versions}
-        units += [{"row": {**row, "subsample": k}, "recipe": recipe} for k in subsamples(args, n)]
+        draws = range(args.first_subsample, args.first_subsample + args.subsamples[n])
+        units += [{"row": {**row, "subsample": k}, "recipe": recipe} for k in draws]
     return units
 
 
@@ -1034,17 +1027,7 @@ def class_logits(net, head, ids, keeps):
         return head(hidden).float()
 
 
-# ------------------------------------------------------------------------------------------------------------
-# Training
-# ------------------------------------------------------------------------------------------------------------
-
-
-def batches(count, size, epochs, seed):
-    """Row indices of every batch of every epoch, each epoch in a new random order that depends on the seed alone."""
-    rng = np.random.default_rng(seed)
-    for _ in range(epochs):
-        order = rng.permutation(count)
-        yield from (order[start : start + size] for start in range(0, count, size))
+# Training --------------------------------------------------------------------------------------------------
 
 
 def groups(texts, net):
@@ -1068,12 +1051,13 @@ def train(net, weights, loss_of, batch_of, count, stage, recipe, decay, seed):
     loss_of(ids, keeps, targets): summed, of a group of its texts; gradients add up, so that memory does not grow with
     the batch."""
     size, epochs, peak = (recipe[name][stage] for name in ("batch_sizes", "epochs", "learning_rates"))
-    per_epoch, losses, counts = math.ceil(count / size), [], []
+    per_epoch, losses, counts, rng = math.ceil(count / size), [], [], np.random.default_rng([seed, 0])
     matrices, vectors = ([w for w in weights if (w.ndim > 1) == matrix] for matrix in (True, False))
     parts = [{"params": matrices, "weight_decay": decay}, {"params": vectors, "weight_decay": 0.0}]  # biases, norms
     optimizer = torch.optim.AdamW(parts, lr=peak, betas=(0.9, 0.999), eps=1e-8, fused=True)
     scaler = torch.amp.GradScaler(net.device.type, enabled=net.dtype == torch.float16)
-    for step, rows in enumerate(batches(count, size, epochs, [seed, 0])):
+    orders = (rng.permutation(count) for _ in range(epochs))  # another in each epoch
+    for step, rows in enumerate(order[start : start + size] for order in orders for start in range(0, count, size)):
         batch, loss_sum = batch_of(rows), torch.zeros((), device=net.device)
         counts.append(sum(len(targets) for _, _, targets in batch))
         for ids, keeps, targets in groups(batch, net):
@@ -1193,9 +1177,7 @@ def run_subsample(unit, model, device, threads):
     return row, found
 
 
-# ------------------------------------------------------------------------------------------------------------
-# The command
-# ------------------------------------------------------------------------------------------------------------
+# The command -----------------------------------------------------------------------------------------------
 
 
 def recipe_of(registry, args, model, task):
@@ -1237,11 +1219,6 @@ def check_tasks(args, registry):
     raise SystemExit(2 * bool(wrong))
 
 
-def count_or_paper(text):
-    """argparse type of --subsamples: a whole number from 1, or `paper`."""
-    return text if text == "paper" else positive(text)
-
-
 def parse_args(argv):
     """Command-line flags; --help reads like a page."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0],
@@ -1257,7 +1234,7 @@ def parse_args(argv):
     add("--label", default="label", metavar="COLUMN", help="label column of --csv (%(default)s)")
     add("--m", nargs="+", type=positive, default=[50], help="labelled training texts, as many of each class (50)")
     add("--n", nargs="+", type=positive, default=[200], help="unlabelled texts, and as many test texts (200)")
-    add("--subsamples", default=5, type=count_or_paper, metavar="N",
+    add("--subsamples", default=5, type=lambda text: text if text == "paper" else positive(text), metavar="N",
         help="random draws per task (%(default)s); paper: 100, 100, 50, 20 for n = 50, 100, 200, 500")
     add("--first-subsample", type=positive, default=1, metavar="K", help="number of the first draw (%(default)s)")
     add("--seed", type=int, default=0, help="enters the training seeds only, not the draws (%(default)s)")
@@ -1273,6 +1250,9 @@ def parse_args(argv):
     add_flags(parser)
     args = parser.parse_args(argv)
     args.m, args.n = [*dict.fromkeys(args.m)], [*dict.fromkeys(args.n)]
+    if args.subsamples == "paper" and {*args.n} - {*PAPER_SUBSAMPLES}:
+        stop(f"--subsamples paper: the paper has n = {', '.join(map(str, PAPER_SUBSAMPLES))} only: give a number")
+    args.subsamples = PAPER_SUBSAMPLES if args.subsamples == "paper" else dict.fromkeys(args.n, args.subsamples)
     return args
 
 

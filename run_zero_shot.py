@@ -38,7 +38,7 @@ every subsample leaves FOLDER/<unit>/unit.json (the exact strings pretrained on 
 contamination_test.py.
 
 Measured 2026-11-22 (smollm2, n = 50, 2 subsamples, 2 cores of an AMD EPYC, versions of requirements.txt): third command
-13 minutes, 2.6 GB, bbc_news acc_base .480, acc_extra .630, acc_test .680, rotten_tomatoes .640, .640, .640. From the
+13 minutes, 2.5 GB, bbc_news acc_base .480, acc_extra .630, acc_test .680, rotten_tomatoes .640, .640, .640. From the
 paper, Mistral: boost 5.25 and bias -.04 points padded, 4.40 and -.07 packed. GPUs were not tried.
 """
 
@@ -127,7 +127,6 @@ def positive(text):
 
 
 # --- shared: tasks ---
-PAPER_SUBSAMPLES = {50: 100, 100: 100, 200: 50, 500: 20}  # by n (paper, section 4.4)
 RECIPE = ("epochs", "learning_rates", "batch_sizes")  # maps of a model's entry, by stage
 FILTERS = {"strip": bool, "drop_empty": bool, "max_characters": int}  # of a task's texts, and the type of each value
 
@@ -385,14 +384,6 @@ def choose_specs(args, registry, default=("bbc_news", "rotten_tomatoes"), **word
     return specs
 
 
-def subsamples(args, n):
-    """The subsample numbers to run for n; `paper` stands for the paper's count."""
-    if args.subsamples == "paper" and n not in PAPER_SUBSAMPLES:
-        stop(f"--subsamples paper: the paper has n = {', '.join(map(str, PAPER_SUBSAMPLES))}, not {n}: give a number")
-    count = PAPER_SUBSAMPLES[n] if args.subsamples == "paper" else args.subsamples
-    return range(args.first_subsample, args.first_subsample + count)
-
-
 def load_tasks(args, specs):
     """{name: task} of the entries, each checked for every m and n, and described."""
     tasks = {}
@@ -597,7 +588,8 @@ def plan_units(args, models, tasks, recipe_of):
         row = {"experiment": args.experiment, "model": model["name"], "task": name, "m": m, "n": n, "seed": args.seed,
                "num_classes": len(task["classes"]), "data": task["data"], "recipe": short_hash(recipe),
                "versions": versions}
-        units += [{"row": {**row, "subsample": k}, "recipe": recipe} for k in subsamples(args, n)]
+        draws = range(args.first_subsample, args.first_subsample + args.subsamples[n])
+        units += [{"row": {**row, "subsample": k}, "recipe": recipe} for k in draws]
     return units
 
 
@@ -698,9 +690,7 @@ def find_model(text, registry, cache):
 # --- end shared ---
 
 
-# ------------------------------------------------------------------------------------------------------------
-# Prompts
-# ------------------------------------------------------------------------------------------------------------
+# Prompts ---------------------------------------------------------------------------------------------------
 
 
 def instruction(classes, spec):
@@ -708,11 +698,6 @@ def instruction(classes, spec):
     names = "\n".join(classes)
     return (f"Your task is to classify a given text as one of these categories:\n{names}\n\n"
             f"The text is {spec['about']}. Answer with {spec['answer']}.")
-
-
-def join_prompt(head, examples):
-    """The instruction and one example or several, each a text with or without an answer slot, between blank lines."""
-    return "\n\n".join([head, *examples])
 
 
 def encode(tokenizer, text):
@@ -728,7 +713,7 @@ def cut_examples(tokenizer, longest, head, texts, ends):
         return [f"### Text: {text[:limit]}{end}" for text, end in zip(texts, ends)]
 
     def size(limit):
-        return len(encode(tokenizer, join_prompt(head, examples(limit))))
+        return len(encode(tokenizer, "\n\n".join([head, *examples(limit)])))
 
     limit = TEXT_CHARACTERS
     if size(limit) > longest:
@@ -751,8 +736,8 @@ def arm_strings(model, unit, arm):
     if recipe["pack"] > 1:
         ends = [SLOT + answer if answer else "" for answer in answers]
         examples = [one for pack in packs for one in cut_examples(tokenizer, longest, head, texts[pack], ends[pack])]
-    return {"sequences": [join_prompt(head, examples[pack]) for pack in packs], "examples": examples,
-            "prompts": [join_prompt(head, [slot]) for slot in slots], "labels": labels}
+    return {"sequences": ["\n\n".join([head, *examples[pack]]) for pack in packs], "examples": examples,
+            "prompts": [f"{head}\n\n{slot}" for slot in slots], "labels": labels}
 
 
 def split_answers(tokenizer, prompt, classes):
@@ -761,12 +746,7 @@ def split_answers(tokenizer, prompt, classes):
     A class's tokens are those behind the prompt's own. Where the tokenizer merges across that border, the split moves
     back and the token that both share is scored too."""
     alone, answers = encode(tokenizer, prompt), [encode(tokenizer, f"{prompt} {name}") for name in classes]
-    return answers, [common_length(alone, ids) for ids in answers]
-
-
-def common_length(a, b):
-    """Number of leading tokens that two lists share."""
-    return next((i for i, (x, y) in enumerate(zip(a, b)) if x != y), min(len(a), len(b)))
+    return answers, [len(os.path.commonprefix([alone, ids])) for ids in answers]
 
 
 def check_prompts(model, unit):
@@ -788,12 +768,11 @@ def show_prompts(args, name, task):
     for form, count, slot in (("padded", 1, SLOT), ("packed", PACK_SIZE, "")):
         ends = [f"{SLOT} {task['classes'][task['labels'][row]]}" if args.answers else slot for row in rows]
         examples = [f"### Text: {task['texts'][row][:TEXT_CHARACTERS]}{end}" for row, end in zip(rows[:count], ends)]
-        print(f"\n{name}, {form}:\n{rule}\n{join_prompt(head, examples)}\n{rule}")
+        prompt = "\n\n".join([head, *examples])
+        print(f"\n{name}, {form}:\n{rule}\n{prompt}\n{rule}")
 
 
-# ------------------------------------------------------------------------------------------------------------
-# Model, pretraining, scoring
-# ------------------------------------------------------------------------------------------------------------
+# Model, pretraining, scoring -------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass
@@ -987,7 +966,7 @@ def score_classes(net, prompts, classes):
     net.model.eval()
     answers = [split_answers(net.tokenizer, prompt, classes) for prompt in prompts]
     starts = [ids[0][: min(splits) - 1] for ids, splits in answers]  # less one token, which predicts a class's first
-    cached = common_length(min(starts), max(starts))  # what the first and last in order share, all share
+    cached = len(os.path.commonprefix(starts))
     cache = last_logits(net, [starts[0][:cached]], 1)[1] if cached else None
     means = torch.tensor([score_prompt(net, *answer, cached, cache) for answer in answers], dtype=torch.float64)
     return means.log_softmax(1).numpy()
@@ -1116,9 +1095,7 @@ def dry_run(args, units, pending, models, tasks, device, run_subsample):
 # --- end shared ---
 
 
-# ------------------------------------------------------------------------------------------------------------
-# One subsample
-# ------------------------------------------------------------------------------------------------------------
+# One subsample ---------------------------------------------------------------------------------------------
 
 
 def run_prompts(unit, model, device, threads, adapters=None):
@@ -1245,9 +1222,7 @@ def report(args, units):
 # --- end shared ---
 
 
-# ------------------------------------------------------------------------------------------------------------
-# The command
-# ------------------------------------------------------------------------------------------------------------
+# The command -----------------------------------------------------------------------------------------------
 
 
 def prompt_recipe(registry, device, args, model, task):
@@ -1305,6 +1280,7 @@ def parse_args(argv):
     add("--adapters", type=Path, metavar="FOLDER", help="keep the adapters of extra and test and their strings here")
     args = parser.parse_args(argv)
     args.m, args.n = (list(dict.fromkeys(values)) for values in (args.m, args.n))
+    args.subsamples = dict.fromkeys(args.n, args.subsamples)
     args.experiment = args.experiment or "zero-shot" + "-packed" * args.pack + "-answers" * args.answers
     if args.pack and args.batch_size:
         stop("--batch-size is of padded prompts; with --pack a step takes one sequence: leave one of the two out")
