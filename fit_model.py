@@ -4,13 +4,13 @@ Reproduces sections 5 to 8 and appendices D to F of "Evaluating the fairness of 
 test data before few-shot text classification" (Dubey) and adds intervals that hold what they say. m labelled training
 texts, n unlabelled and n test texts; D_ijk of model i, task j, subsample k, in points (hundredths of an accuracy), is
     boost = acc_extra - acc_base      or      bias = acc_test - acc_extra
-A cell is one (experiment, m, n). Four answers, always under these names; all intervals hold 89 %:
-    these tasks       the headline, in closed form (function these_tasks): the mean over tasks of the tasks' mean
-                      differences. All models together: D is averaged over them first. It needs two subsamples a task
+A cell is one (experiment, m, n). Four answers, always under these names, with 89 % intervals:
+    these tasks       the headline, in closed form (these_tasks): the mean over tasks of the tasks' mean differences;
+                      all models together: D is averaged over them first. It needs two subsamples a task
     tasks like these  a t interval over the task means: tasks as a sample of tasks
     paper             Y_ijkl ~ Binomial(n, p), logit p = mu + alpha_i + U_j + V_jk + W_jl + beta l (l = 0 control, 1
-                      treatment), equations (1) to (10), and the mean differences (11) and (12) that it predicts. For
-                      reproduction: its intervals do not hold 89 %
+                      treatment), (1) to (10), and the mean differences (11), (12) that it predicts. For reproduction:
+                      its intervals do not hold what they say
     hierarchical      D_ijk ~ N(delta_ij, s_ij), delta_ij ~ N(beta_i, tau_i), log s_ij ~ N(log s_i, omega_i): how much
                       tasks differ, one task's effect after shrinking. It weights quiet tasks most: no headline
 
@@ -59,7 +59,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
-from scipy import optimize, special, stats
+from scipy import special, stats
 from tqdm.auto import tqdm
 
 MAX_R_HAT, MIN_ESS = 1.01, 400  # Vehtari et al. (2021)
@@ -68,7 +68,7 @@ ATTEMPTS = ((0.9, 1, 1), (0.99, 4, 2))  # target of acceptance, times the tuning
 PRIORS = {"paper": (1.0, 1.0), "wide": (1.5, 5.0)}  # sd of mu and beta; wide: the sensitivity check of appendix E
 FEWEST_TASKS, MOST_TASKS = 5, 100  # with fewer the paper's W and words on many tasks are left out, with more figures
 FLAGS = (3, 2)  # points of bias from which a task is lemon-picked (section 7, appendix E)
-COMPILED = {}  # models by analysis and shape
+COMPILED = {}  # models by analysis, flags and shapes of the data
 NUISANCE = ("a", "c", "c_raw", "z", "z_new", "log_s", "log_s_raw", "effect")  # not judged for convergence
 SUMMARY = ["mean", "sd", "hdi_low", "hdi_high", "r_hat", "ess_bulk", "ess_tail", "warning"]
 
@@ -163,7 +163,7 @@ def read_path(path, needed):
 
 def read_results(paths, metric="acc"):
     """All rows of the paths, typed and checked, each run once; accuracies become k / n exactly, right_{arm} holds k."""
-    wanted = [name for name in (f"{metric}_{arm}" for arm in ARMS) if name not in REQUIRED]
+    wanted = [] if metric == "acc" else [f"{metric}_{arm}" for arm in ARMS]
     rows = pd.concat([table for path in paths for table in read_path(path, REQUIRED + wanted)], ignore_index=True)
     if rows.empty:
         stop(f"no rows in {', '.join(map(str, paths))}: run run_experiment.py first")
@@ -184,8 +184,7 @@ def read_results(paths, metric="acc"):
         what = f"acc_{arm} = {{acc_{arm}}} is no whole number of correct answers out of n = {{n}}"
         refuse(rows, off | ~share.between(0, 1), what)
         rows[f"right_{arm}"], rows[f"acc_{arm}"] = right, right / rows["n"]
-    losses = ["loss_extra", "loss_test"]
-    rows[losses] = rows[losses].apply(pd.to_numeric, errors="coerce")
+    rows[["loss_extra", "loss_test"]] = rows[["loss_extra", "loss_test"]].apply(pd.to_numeric, errors="coerce")
     return each_once(rows, [*REQUIRED[-3:], *wanted])
 
 
@@ -255,10 +254,9 @@ UPPER = (1 + SHARE) / 2  # the upper end, as a quantile
 GROUP = [*CELL, "effect", "model"]
 
 
-# --- shared: noise ---
+# --- shared: tools ---
 def training_variance(shares, n):
     """(variance, told from 0?) of a mean accuracy over tasks at one subsample a task, fixed test set, in points^2.
-
     shares: per task the accuracies of its subsamples, each on n fresh test texts. Their variance less the binomial one:
     a lower bound, since single answers also flip. Told from 0 by sum((K - 1) s^2 / binomial) against chi-square."""
     observed = np.array([np.var(share, ddof=1) for share in shares])
@@ -267,10 +265,8 @@ def training_variance(shares, n):
     p = stats.chi2.sf((freedom * observed)[known] @ (1 / binomial[known]), freedom[known].sum()) if known.any() else 1
     excess = (observed - binomial).sum()
     return 1e4 * max(excess, 0) / len(shares) ** 2, bool(excess > 0 and p < 0.055)  # one end of 89 %
-# --- end shared ---
 
 
-# --- shared: tests ---
 def sign_flip_p(changes):
     """One-sided exact p of sum(changes), whole numbers, under random signs: exact if they are symmetric about 0."""
     sizes = np.abs(changes[changes != 0])
@@ -278,10 +274,21 @@ def sign_flip_p(changes):
     for size in sizes:
         share = (np.pad(share, (0, size)) + np.pad(share, (size, 0))) / 2
     return float(share[(sizes.sum() + changes.sum()) // 2 :].sum())  # ties count
+
+
+def panels(title, lines, columns, width, height, **more):
+    """(figure, its axes [lines, columns]); sizes in inches."""
+    figure = Figure(figsize=(width, height), layout="constrained")
+    figure.suptitle(title, fontsize=11)
+    return figure, figure.subplots(lines, columns, squeeze=False, **more)
+
+
+def write(folder, **tables):
+    """Write DataFrames as CSV, numbers to 6 significant digits; empty ones not at all."""
+    for name, table in tables.items():
+        if len(table):
+            table.to_csv(folder / f"{name}.csv", index=False, float_format="%.6g")
 # --- end shared ---
-
-
-# The observed: from rows to a verdict -----------------------------------------------------------------------
 
 
 def differences(rows, metric):
@@ -322,11 +329,8 @@ def needed_subsamples(se_1, tasks, margin):
 
 
 def detectable_effect(se, df):
-    """The effect whose 89 % interval excludes 0 on its side with 80 % power: a root in the noncentral t."""
-    if not se > 0:
-        return math.nan
-    limit = stats.t.ppf(UPPER, df)
-    return se * optimize.brentq(lambda shift: stats.nct.sf(limit, df, shift) - 0.8, 0, 20 * limit)
+    """The effect whose 89 % interval excludes 0 on its side with 80 % power, by the noncentral t; nan if se is 0."""
+    return (se or math.nan) * special.nctdtrinc(df, 0.2, stats.t.ppf(UPPER, df))
 
 
 def task_table(rows, long, metric):
@@ -385,24 +389,19 @@ def losses_table(rows):
     both = both.rename(columns={"experiment_1": "first", "experiment_2": "second"})
     for arm in ("extra", "test"):
         both[f"ratio_{arm}"] = both[f"loss_{arm}_2"] / both[f"loss_{arm}_1"]
-    groups = both.groupby(["first", "second", "model", "m", "n", "task"])[["ratio_extra", "ratio_test"]]
-    table = groups.mean()
-    table.insert(0, "subsamples", groups.size())
-    return table.reset_index()
+    groups = both.groupby(["first", "second", "model", "m", "n", "task"], as_index=False)
+    return groups.agg(subsamples=("subsample", "nunique"), ratio_extra=("ratio_extra", "mean"),
+                      ratio_test=("ratio_test", "mean"))
 
 
 def correlations_table(long):
     """correlations.csv: do two models' effects go together over a task's subsamples? Rank correlation in each task."""
-    unit, tables = [*CELL, "effect", "task"], []
-    effects = long[long["effect"].isin(EFFECTS) & (long["model"] != "all")]
-    wide = effects.pivot(index=[*unit, "subsample"], columns="model", values="value")
-    for a, b in itertools.combinations(wide.columns, 2):
-        if len(both := wide[[a, b]].dropna()):
-            groups = both.groupby(level=unit)
-            table = pd.DataFrame({"model_a": a, "model_b": b, "subsamples": groups.size()})
-            table["spearman"] = groups.corr(method="spearman", min_periods=3)[a].xs(b, level="model")
-            tables.append(table.dropna().reset_index())
-    return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame(columns=unit)
+    unit, effects = [*CELL, "effect", "task"], long[long["effect"].isin(EFFECTS) & (long["model"] != "all")]
+    both = effects.merge(effects, on=[*unit, "subsample"], suffixes=("_a", "_b")).query("model_a < model_b")
+    groups = both.groupby(["model_a", "model_b", *unit])[["value_a", "value_b"]]
+    table = groups.size().to_frame("subsamples")
+    table["spearman"] = groups.corr(method="spearman", min_periods=3)["value_b"].to_numpy()[::2]  # rows a, b in turn
+    return table.dropna().reset_index()[[*unit, "model_a", "model_b", "subsamples", "spearman"]]
 
 
 def plan_table(long, metric, margin):
@@ -520,9 +519,8 @@ def hierarchical_data(rows, effect):
 
 
 def hierarchical_model(cell):
-    """D_ijk ~ N(delta_ij, s_ij), delta_ij ~ N(beta_i, tau_i), log s_ij ~ N(log s_i, omega_i); plus rounding's variance.
-
-    delta is summed out, mean_ij ~ N(beta_i, sqrt(tau_i^2 + s_ij^2 / K_ij)), and drawn given the rest as `effect`."""
+    """The model at this script's head, rounding's variance added to each s_ij^2. delta is summed out,
+    mean_ij ~ N(beta_i, sqrt(tau_i^2 + s_ij^2 / K_ij)), and drawn given the rest as `effect`."""
     pm, _, pt = import_pymc()
     with pm.Model(coords={"model": cell.models, "task": cell.tasks}) as model:
         number, average, square, rounding = (pm.Data(name, value) for name, value in cell.data.items())
@@ -602,14 +600,13 @@ def mean_effects(result, effects, margin):
         mean, sd, low, high = result.summary.loc[name, ["mean", "sd", "hdi_low", "hdi_high"]]
         key = (*result.cell, result.effect, model)
         first = effects.get((*key, "these tasks")) or dict(zip(GROUP, key), metric="acc", margin=margin)
-        effects[*key, result.analysis] = first | {
-            "target": result.analysis, "tasks": len(result.tasks), "estimate": mean, "se": sd, "df": math.nan,
-            "low": low, "high": high, "verdict": verdict_of(low, high, margin), "needed": math.nan,
-            "detectable": math.nan}
+        effects[*key, result.analysis] = first | dict(
+            target=result.analysis, tasks=len(result.tasks), estimate=mean, se=sd, df=math.nan, low=low, high=high,
+            verdict=verdict_of(low, high, margin), needed=math.nan, detectable=math.nan)
         headline, se = (first.get(name, math.nan) for name in ("estimate", "se"))  # nan: the models share no subsample
         if result.analysis == "hierarchical" and abs(mean - headline) > se:
-            gap = f"{mean - headline:+.2f} points from the mean of these tasks, more than its standard error"
-            yield f"{model}: the hierarchical mean is {gap}: it weights quiet tasks most; take these tasks"
+            yield (f"{model}: the hierarchical mean is {mean - headline:+.2f} points from the mean of these tasks, more"
+                   " than its standard error: it weights quiet tasks most; take these tasks")
 
 
 def fit_all(rows, effects, args):
@@ -682,7 +679,7 @@ def effects_text(effects, unit):
     wide = effects.assign(shown=shown).pivot_table("shown", GROUP, "target", aggfunc="first", sort=False)
     first = effects.drop_duplicates(GROUP).set_index(GROUP)[["tasks", "verdict", "needed"]]
     table = wide.join(first.astype({"needed": "Int64"})).reset_index()
-    return table.to_string(index=False, na_rep="").replace("[+nan, +nan]", "")
+    return re.sub(r"\[\+nan, \+nan\]|<NA>", "", table.to_string(index=False, na_rep=""))
 
 
 def many_lines(tasks, losses, correlations):
@@ -729,15 +726,6 @@ def plan_lines(plan, margin, unit):
 # Figures ----------------------------------------------------------------------------------------------------
 
 
-# --- shared: figures ---
-def panels(title, lines, columns, width, height, **more):
-    """(figure, its axes [lines, columns]); sizes in inches."""
-    figure = Figure(figsize=(width, height), layout="constrained")
-    figure.suptitle(title, fontsize=11)
-    return figure, figure.subplots(lines, columns, squeeze=False, **more)
-# --- end shared ---
-
-
 def zero_axis(axis, text, names):
     """An x axis of differences with a line at 0; the names of the lines downwards on the y axis."""
     axis.axvline(0, color="grey", lw=1, ls="--", zorder=0)
@@ -746,14 +734,13 @@ def zero_axis(axis, text, names):
     axis.set(xlabel=text, ylim=(len(names) - 0.4, -0.7))
 
 
-def draw_effects(effects, unit, margin):
-    """effects.png: these tasks and tasks like these by cell and model; one x scale for both effects."""
-    kinds = [effect for effect in EFFECTS if effect in set(effects["effect"])]
+def draw_effects(effects, kinds, unit, margin):
+    """effects.png: these tasks and tasks like these by cell and model; one x scale for both effects, the kinds."""
     names = [f"{title_of(*cell)}  {model}" for *cell, model in effects.groupby([*CELL, "model"], sort=False).groups]
     sizes = " or ".join(count(size, "task") for size in sorted(set(effects["tasks"])))
     title = f"Mean effects over {sizes}, 89 % intervals\nthick: these tasks; thin: tasks like these; grey: the margin"
-    size = 3 + 4.2 * len(kinds), 1.8 + 0.27 * len(names)
-    figure, axes = panels(title, 1, len(kinds), *size, sharex=True, sharey=True)
+    width, height = 3 + 4.2 * len(kinds), 1.8 + 0.27 * len(names)
+    figure, axes = panels(title, 1, len(kinds), width, height, sharex=True, sharey=True)
     for axis, effect in zip(axes[0], kinds):
         for target, shift, width in (("these tasks", -0.12, 3), ("tasks like these", 0.2, 1)):
             mine = effects[(effects["effect"] == effect) & (effects["target"] == target)]
@@ -788,9 +775,9 @@ def draw_tasks(table, cell, effect, unit):
     return figure
 
 
-def draw_differences(long, cell, model, unit):
+def draw_differences(long, kinds, cell, model, unit):
     """differences.*.png, Figures 13 to 20: boost and bias of each subsample as violins, per task, for one model."""
-    order, kinds = sorted(set(long["task"])), [effect for effect in EFFECTS if effect in set(long["effect"])]
+    order = sorted(set(long["task"]))
     title = f"{model}, {title_of(*cell)}\npoint: a subsample; diamond: the task's mean"
     figure, axes = panels(title, 1, len(kinds), 2 + 4.5 * len(kinds), 1.7 + 0.34 * len(order), sharey=True)
     for axis, effect in zip(axes[0], kinds):
@@ -857,21 +844,18 @@ def draw_traces(result):
 
 def draw_all(long, tasks, effects, results, unit, args):
     """(name, figure) of all figures, one at a time."""
-    yield "effects", draw_effects(effects, unit, args.margin)
+    yield "effects", draw_effects(effects, args.effects, unit, args.margin)
     for (*cell, effect), mine in tasks.groupby([*CELL, "effect"]):
         if FEWEST_TASKS <= mine.index.unique("task").size <= MOST_TASKS:
             yield f"tasks.{file_of(*cell, effect)}", draw_tasks(mine.loc[(*cell, effect)], cell, effect, unit)
-    for (*cell, model), mine in long[long["effect"].isin(args.effects)].groupby([*CELL, "model"]):
-        if model != "all" and mine["task"].nunique() <= MOST_TASKS:
-            yield f"differences.{file_of(*cell, model)}", draw_differences(mine, cell, model, unit)
+    for (*cell, model), mine in long[long["model"] != "all"].groupby([*CELL, "model"]):
+        if mine["task"].nunique() <= MOST_TASKS:
+            yield f"differences.{file_of(*cell, model)}", draw_differences(mine, args.effects, cell, model, unit)
     paper = [result for result in results if result.analysis == "paper"]
     for cell, own in itertools.groupby(paper, key=lambda result: result.cell):
         yield f"paper.{file_of(*cell)}", draw_paper(list(own), tasks)
     for result in results:
         yield f"traces/{result.analysis}.{file_of(*result.cell, result.effect)}", draw_traces(result)
-
-
-# Command line -----------------------------------------------------------------------------------------------
 
 
 def parse_args(argv):
@@ -910,15 +894,6 @@ def parse_args(argv):
     return args
 
 
-# --- shared: write ---
-def write(folder, **tables):
-    """Write DataFrames as CSV, numbers to 6 significant digits; empty ones not at all."""
-    for name, table in tables.items():
-        if len(table):
-            table.to_csv(folder / f"{name}.csv", index=False, float_format="%.6g")
-# --- end shared ---
-
-
 def main(argv=None):
     args = parse_args(argv)
     unit = {"acc": "points", "f1": "points", "nll": "nats"}.get(args.metric, args.metric)
@@ -929,9 +904,9 @@ def main(argv=None):
         plan = plan_table(long, args.metric, args.margin)
         print(*plan_lines(plan, args.margin, unit), sep="\n")
         write(args.out, plan=plan)
-        if not args.no_figures and (plan["sd"] > 0).any():
+        if drawn := not args.no_figures and bool((plan["sd"] > 0).any()):
             draw_plan(plan, args.margin, unit).savefig(args.out / "plan.png", dpi=130)
-        print(f"in {args.out.resolve()}: plan.csv{', plan.png' * (args.out / 'plan.png').exists()}")
+        print(f"in {args.out.resolve()}: plan.csv{', plan.png' * drawn}")
         return
 
     # The conclusion first, then the tables
@@ -962,8 +937,7 @@ def main(argv=None):
     for name, figure in draw_all(long, tasks, table, results, unit, args) if not args.no_figures else ():
         (args.out / f"{name}.png").parent.mkdir(exist_ok=True)
         figure.savefig(args.out / f"{name}.png", dpi=130)
-    names = ", ".join(sorted(path.name for path in args.out.glob("*.csv")))
-    print(f"in {args.out.resolve()}: summary.md, {names}{'' if args.no_figures else ', figures'}")
+    print(f"in {args.out.resolve()}: summary.md, tables *.csv{'' if args.no_figures else ', figures *.png'}")
     if failed := sum(bool(result.warning) for result in results):
         fits = f"{failed} of {count(len(results), 'fit')} did not converge"
         tqdm.write(f"warning: {fits}; more --tune and --draws may help", file=sys.stderr)

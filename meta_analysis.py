@@ -48,7 +48,6 @@ from tqdm.auto import tqdm
 
 THRESHOLD, ZERO_SHOT_THRESHOLD = 0.04, 0.08  # of |posterior mean of beta| (section 10)
 SHARE = 0.89  # of every interval: the paper's
-FOLDS = (1, 5, 20)  # training sets a task, of --leaderboard
 LOOKS = {"slice": ("slices", 2, "-"), "swapped": ("nulls", 1, "--")}  # name, line width, style
 
 
@@ -142,7 +141,7 @@ def read_path(path, needed):
 
 def read_results(paths, metric="acc"):
     """All rows of the paths, typed and checked, each run once; accuracies become k / n exactly, right_{arm} holds k."""
-    wanted = [name for name in (f"{metric}_{arm}" for arm in ARMS) if name not in REQUIRED]
+    wanted = [] if metric == "acc" else [f"{metric}_{arm}" for arm in ARMS]
     rows = pd.concat([table for path in paths for table in read_path(path, REQUIRED + wanted)], ignore_index=True)
     if rows.empty:
         stop(f"no rows in {', '.join(map(str, paths))}: run run_experiment.py first")
@@ -163,8 +162,7 @@ def read_results(paths, metric="acc"):
         what = f"acc_{arm} = {{acc_{arm}}} is no whole number of correct answers out of n = {{n}}"
         refuse(rows, off | ~share.between(0, 1), what)
         rows[f"right_{arm}"], rows[f"acc_{arm}"] = right, right / rows["n"]
-    losses = ["loss_extra", "loss_test"]
-    rows[losses] = rows[losses].apply(pd.to_numeric, errors="coerce")
+    rows[["loss_extra", "loss_test"]] = rows[["loss_extra", "loss_test"]].apply(pd.to_numeric, errors="coerce")
     return each_once(rows, [*REQUIRED[-3:], *wanted])
 
 
@@ -209,10 +207,9 @@ def file_of(*names):
 # --- end shared ---
 
 
-# --- shared: noise ---
+# --- shared: tools ---
 def training_variance(shares, n):
     """(variance, told from 0?) of a mean accuracy over tasks at one subsample a task, fixed test set, in points^2.
-
     shares: per task the accuracies of its subsamples, each on n fresh test texts. Their variance less the binomial one:
     a lower bound, since single answers also flip. Told from 0 by sum((K - 1) s^2 / binomial) against chi-square."""
     observed = np.array([np.var(share, ddof=1) for share in shares])
@@ -221,10 +218,8 @@ def training_variance(shares, n):
     p = stats.chi2.sf((freedom * observed)[known] @ (1 / binomial[known]), freedom[known].sum()) if known.any() else 1
     excess = (observed - binomial).sum()
     return 1e4 * max(excess, 0) / len(shares) ** 2, bool(excess > 0 and p < 0.055)  # one end of 89 %
-# --- end shared ---
 
 
-# --- shared: tests ---
 def sign_flip_p(changes):
     """One-sided exact p of sum(changes), whole numbers, under random signs: exact if they are symmetric about 0."""
     sizes = np.abs(changes[changes != 0])
@@ -232,15 +227,25 @@ def sign_flip_p(changes):
     for size in sizes:
         share = (np.pad(share, (0, size)) + np.pad(share, (size, 0))) / 2
     return float(share[(sizes.sum() + changes.sum()) // 2 :].sum())  # ties count
+
+
+def panels(title, lines, columns, width, height, **more):
+    """(figure, its axes [lines, columns]); sizes in inches."""
+    figure = Figure(figsize=(width, height), layout="constrained")
+    figure.suptitle(title, fontsize=11)
+    return figure, figure.subplots(lines, columns, squeeze=False, **more)
+
+
+def write(folder, **tables):
+    """Write DataFrames as CSV, numbers to 6 significant digits; empty ones not at all."""
+    for name, table in tables.items():
+        if len(table):
+            table.to_csv(folder / f"{name}.csv", index=False, float_format="%.6g")
 # --- end shared ---
-
-
-# Slices -----------------------------------------------------------------------------------------------------
 
 
 def draw_slices(rows, effect, slices, rng, null=False):
     """Counts [slices, 2, models, tasks] of one run per model and task, total [models, tasks] (0 where there is none).
-
     null: control and treatment of each model and task change places with probability 1/2."""
     models, tasks = sorted(set(rows["model"])), sorted(set(rows["task"]))
     total = np.zeros((len(models), len(tasks)), int)
@@ -271,12 +276,11 @@ def slice_posterior(counts, total):
         covariance = np.linalg.inv(curvature)
         step = (covariance @ ((y - n * p) @ X - precision * theta)[..., None])[..., 0]
         theta += np.clip(step, -2, 2)
+        if np.abs(step).max() < 1e-7:
+            break
         square = (theta[:, U] ** 2 + np.diagonal(covariance, axis1=1, axis2=2)[:, U]).sum(1)
         variance = (np.sqrt(tasks**2 + 4 * square) - tasks) / 2
-        done = np.abs(step).max() < 1e-7
         precision[:, U] = 1 / np.maximum(variance, 1e-4)[:, None]
-        if done:
-            break
     return theta[:, 1], np.sqrt(covariance[:, 1, 1])
 
 
@@ -295,11 +299,11 @@ def slice_rows(counts, total):
 
 def variance_ratio(rows, effect):
     """Variance of D between a task's subsamples over that of two independent binomials, means over models and tasks."""
-    control, treatment = (f"acc_{arm}" for arm in EFFECTS[effect])
     one = rows.drop_duplicates(RUN[:-1])  # one seed of each subsample
-    by = [one["model"], one["task"]]
-    binomial = sum(one[arm] * (1 - one[arm]) / one["n"] for arm in (control, treatment))
-    return (one[treatment] - one[control]).groupby(by).var().mean() / binomial.groupby(by).mean().mean()
+    control, treatment = (one[f"acc_{arm}"] for arm in EFFECTS[effect])
+    table = one.assign(D=treatment - control, binomial=sum(p * (1 - p) / one["n"] for p in (control, treatment)))
+    groups = table.groupby(["model", "task"])
+    return groups["D"].var().mean() / groups["binomial"].mean().mean()
 
 
 def analyse(rows, effect, args):
@@ -334,15 +338,6 @@ def share_text(shares):
 
 
 # Figures ----------------------------------------------------------------------------------------------------
-
-
-# --- shared: figures ---
-def panels(title, lines, columns, width, height, **more):
-    """(figure, its axes [lines, columns]); sizes in inches."""
-    figure = Figure(figsize=(width, height), layout="constrained")
-    figure.suptitle(title, fontsize=11)
-    return figure, figure.subplots(lines, columns, squeeze=False, **more)
-# --- end shared ---
 
 
 def draw_ecdf(table, shares):
@@ -398,7 +393,7 @@ def read_board(path):
     bad = (board["score"] < 0) | (board["score"] > 1) | (board["n"] < 1)
     refuse(board, bad, "scores lie in 0 to 1, or all in percent; n is from 1")
     if len(board) < 2:
-        stop(f"{path} has {count(len(board), 'entry').replace('entrys', 'entries')}: a board needs two")
+        stop(f"{path} has fewer than two entries: a board needs two")
     return board.sort_values("score", ascending=False, kind="stable", ignore_index=True)
 
 
@@ -412,7 +407,7 @@ def board_table(board, rows, seed):
     table = pd.DataFrame({"rank": range(1, len(board) + 1), "name": board["name"], "score": board["score"],
                           "model": rows["model"].iloc[0], "gap": gap})
     noises = {"p_wrong": 2 * variance, "p_wrong_texts": 2 * variance + text + np.append(text[1:], math.nan)}
-    for name, noise in (noises | {f"p_swap_{R}": 2 * variance / R for R in FOLDS}).items():
+    for name, noise in (noises | {f"p_swap_{R}": 2 * variance / R for R in (1, 5, 20)}).items():
         table[name] = stats.norm.sf(gap / np.sqrt(noise))
     draws = scores + np.random.default_rng(seed).normal(0, math.sqrt(variance), (100_000, len(board)))
     best = np.bincount(draws.argmax(1), minlength=len(board)) / len(draws)
@@ -442,9 +437,6 @@ def run_board(rows, args):
     print(f"\ntable: {(args.out / 'leaderboard.csv').resolve()}")
 
 
-# Command line -----------------------------------------------------------------------------------------------
-
-
 def parse_args(argv):
     """Command-line flags; --help reads like a page."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0],
@@ -469,31 +461,20 @@ def parse_args(argv):
     return args
 
 
-# --- shared: write ---
-def write(folder, **tables):
-    """Write DataFrames as CSV, numbers to 6 significant digits; empty ones not at all."""
-    for name, table in tables.items():
-        if len(table):
-            table.to_csv(folder / f"{name}.csv", index=False, float_format="%.6g")
-# --- end shared ---
-
-
 def main(argv=None):
     args = parse_args(argv)
     rows = choose_rows(read_results(args.paths), args)
     if args.leaderboard:
         return run_board(rows, args)
-    tables, shares = [], []
+    found = []
     args.out.mkdir(parents=True, exist_ok=True)
     jobs = [(group, effect) for group in rows.groupby(CELL) for effect in args.effects]
     for (cell, mine), effect in tqdm(jobs, leave=False):
-        table, share = analyse(mine, effect, args)
+        found.append(analyse(mine, effect, args))
         if not args.no_figures:
-            draw_ecdf(table, share).savefig(args.out / f"slices.{file_of(*cell, effect)}.png", dpi=130)
-        tables.append(table)
-        shares.append(share)
-    shares = pd.concat(shares, ignore_index=True)
-    write(args.out, meta=pd.concat(tables), shares=shares)
+            draw_ecdf(*found[-1]).savefig(args.out / f"slices.{file_of(*cell, effect)}.png", dpi=130)
+    table, shares = map(pd.concat, zip(*found))
+    write(args.out, meta=table, shares=shares)
     print("one subsample per model and task: percent beyond the threshold; percent of 89 % intervals that exclude 0")
     print(share_text(shares))
     if not args.no_figures:
