@@ -475,7 +475,7 @@ def test_small_data(run, tmp_path, name):
         table = made_rows(tasks=45, models=("a",))
     status, out, err = run(saved(table, tmp_path / "results.csv"), "--draws", 0)
     text = out + Path("fits/summary.md").read_text()
-    assert status == 0 and "nan" not in text and "1 tasks" not in text and "1 subsamples" not in text and not err
+    assert status == 0 and "nan" not in text and "<NA>" not in text and "1 tasks" not in text and "1 subsamples" not in text and not err
     assert all(path.stat().st_size > 5_000 for path in Path("fits").glob("*.png"))
     if "subsample" in name:
         assert "without an interval: it takes two subsamples of each task" in out
