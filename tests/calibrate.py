@@ -1,6 +1,6 @@
 """Do the 89 % intervals hold 89 %? Run by hand on the published accuracies; pytest does not collect it.
 
-    python tests/calibrate.py few_shot_m50.csv                       # target 1, every model, n, tasks J, subsamples K: about a minute
+    python tests/calibrate.py few_shot_m50.csv                       # target 1, every model, n, tasks J, subsamples K: minutes
     python tests/calibrate.py few_shot_m50.csv --models-too --n 500  # also the hierarchical mean and the paper's (11): slow
 
 Truth known by resampling: each task's published differences, centred to mean 0, are the noise; --sets data sets are drawn from them
