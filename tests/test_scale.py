@@ -73,7 +73,8 @@ def test_a_killed_worker_and_a_rerun_with_another_number_of_shards(script, grids
     assert all(file.read_text().startswith(text) for file, text in whole.items())
     assert comparable(rows_in(tmp_path)) == comparable(plain["run_experiment"])
     script.main([*command[1:], "--out", str(tmp_path / "results.csv")])
-    assert "24 finished before, 0 to run" in capsys.readouterr().out and len(rows_in(tmp_path)) == 24
+    out = capsys.readouterr().out
+    assert "24 finished before, 0 to run" in out and len(rows_in(tmp_path)) == 24 and not out.rstrip().endswith("results.csv"), "it names the folder"
     with pytest.raises(SystemExit):
         script.main([*command[1:], "--out", str(tmp_path / "results.csv"), "--overwrite"])
     assert "-of-" in capsys.readouterr().err and len(rows_in(tmp_path)) == 24, "another shard's rows are not taken out"
