@@ -251,10 +251,10 @@ def test_a_batch_without_a_masked_token_changes_nothing(script, model_dir):
     assert loss == 0.0 and all(torch.equal(weight, saved) for weight, saved in net.checkpoint)
 
 
-@pytest.mark.parametrize("kind", ["bert", "gpt2"])
-def test_dropout_is_on_in_training_and_off_in_the_test(script, model_dir, kind):
+@pytest.mark.parametrize("kind, config", [("bert", {}), ("gpt2", {}), ("opt", {"word_embed_proj_dim": 16})])
+def test_dropout_is_on_in_training_and_off_in_the_test(script, model_dir, kind, config):
     """Without it, the loss of one epoch at a learning rate of almost 0 is that of the model in evaluation."""
-    net = network(script, model_dir(kind), "mlm" if kind == "bert" else "clm")
+    net = network(script, model_dir(kind, **config), "mlm" if kind == "bert" else "clm")
     recipe = {name: {"pretrain": 1, "train": 1} for name in ("epochs", "batch_sizes")} | {"learning_rates": {"pretrain": 1e-12, "train": 1e-12}}
     ids = tokens(net)
     noisy = {script.pretrain(net, ids, recipe, seed=1), script.pretrain(net, ids, recipe, seed=1)}
