@@ -48,6 +48,7 @@ Measured 2026-11-21: --from-log of the paper's log (extra, 256 shards): publishe
 import argparse
 import contextlib
 import functools
+import glob
 import io
 import itertools
 import json
@@ -66,6 +67,7 @@ import torch
 from scipy import stats
 from tqdm.auto import tqdm
 
+LENGTHS = "max_position_embeddings", "max_seq_len"  # names in configs of the tokens that a model can take
 CONTEXT = 2048  # longest window in tokens, moved by half of it (published code of the order test)
 LEVEL = 0.05  # a p-value below it is a flag (paper, section 9.2)
 ENUMERATED, DRAWS = 2**20, 10**6  # most combinations of orders to enumerate, else draws
@@ -144,6 +146,7 @@ def read_unit(path, count):
         row, model = unit["row"], unit["model"]
         for arm in ("extra", "test"):
             adapter = json.loads((path.parent / arm / "adapter_config.json").read_text(encoding="utf-8"))
+            (path.parent / arm / "adapter_model.safetensors").stat()
             if (other := adapter["base_model_name_or_path"]) != model["source"]:
                 raise ValueError(f"{arm} is an adapter of another model, {other}")
         form = f"packed by {unit['pack']}" if unit["pack"] > 1 else "padded"
@@ -162,9 +165,11 @@ def read_examples(path, published):
     """The examples of a file, in its order: .json holds a list, .jsonl one a line (strings, or objects with "text");
     any other file one example a line, cut at newlines alone."""
     try:
-        text, kind = path.read_text(encoding="utf-8-sig"), path.suffix.lower()
+        text, kind = path.read_bytes().decode("utf-8-sig").replace("\r\n", "\n"), path.suffix.lower()
         if kind in (".json", ".jsonl"):
             values = json.loads(text) if kind == ".json" else map(json.loads, filter(str.strip, io.StringIO(text)))
+            if isinstance(values, (dict, str)):
+                raise TypeError("a list is needed")
             examples = [value["text"] if isinstance(value, dict) else value for value in values]
         else:
             lines = io.StringIO(text.rstrip("\n") + "\n" * text.endswith("\n"))
@@ -209,14 +214,18 @@ def open_scorer(source, gguf, quantize, device):
             quantization_config=transformers.BitsAndBytesConfig(**NF4) if quantize == "nf4" else None)
         if lost := [*info["missing_keys"], *info["mismatched_keys"]]:
             raise ValueError(f"its files hold no weights for {lost[0]}")
+        for module in lm.modules() if quantize == "nf4" else ():
+            if hasattr(module, "support_avx512bf16_for_cpu"):
+                module.support_avx512bf16_for_cpu = False  # it would round the weights anew with each adapter
         with torch.inference_mode():
             pair = lm.eval()(input_ids=torch.tensor([[1, 2, 3], [1, 2, 4]], device=device)).logits[:, 0]
         if (pair[0] - pair[1]).abs().max() > 1e-4 * pair.abs().max():  # the last token changes what is said before it
             raise ValueError("a masked model, whose tokens see those behind them, gives no probability of a text")
     except Exception as error:  # whatever a broken, foreign or unreachable model makes the libraries raise
-        stop(f"model {source} ({type(error).__name__}: {str(error)[:400]}): give --model a causal model that fits: "
-             "a local folder, a Hub id, or smollm2 once run_zero_shot.py has unpacked it")
-    limit = getattr(lm.config.get_text_config(), "max_position_embeddings", None) or CONTEXT
+        stop(f"model {source} ({type(error).__name__}: {str(error)[:400]}): needed: a causal model, in a local folder "
+             "(a unit's: where it was), on the Hub, or smollm2 once run_zero_shot.py has unpacked it; and a --device")
+    config = lm.config.get_text_config()
+    limit = next(filter(None, (getattr(config, name, None) for name in LENGTHS)), CONTEXT)
     begin = next((token for token in (tokenizer.bos_token_id, tokenizer.eos_token_id) if token is not None), None)
     return SimpleNamespace(lm=lm, tokenizer=tokenizer, begin=begin, context=min(CONTEXT, limit))
 
@@ -465,6 +474,8 @@ def parse_args(argv):
 
 def audit_units(args):
     """Every arm of every unit: tables, verdict, contamination.csv, figure. What can be wrong is found first."""
+    if args.out.suffix != ".csv":
+        stop(f"--out {args.out}: give a file name that ends in .csv; the figure goes beside it")
     figure, rows, loaded = args.out.with_suffix(".png"), [], None
     check_output(args.out, ",".join(TABLE).encode())
     check_output(figure, b"\x89PNG")
@@ -490,8 +501,8 @@ def audit_examples(args):
     shards = cut_shards(read_examples(args.examples, args.published), args.shards, f"--examples {args.examples}")
     if args.log:
         check_output(args.log, b'{"canonical_logprobs"')
-    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "pretrain-on-test-text"
-    unpacked = next(cache.glob(f"*-{args.model}-*/*.gguf"), None)
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "pretrain-on-test-text"
+    unpacked = next(cache.glob(f"*-{glob.escape(args.model)}-*/*.gguf"), None)
     source = (str(unpacked.parent), unpacked.name) if unpacked else (args.model, None)
     log = score_orders(open_scorer(*source, args.quantize, args.device), shards, "", args, args.examples.name)
     published = len(shards) * (1 + args.permutations)
@@ -510,6 +521,8 @@ def main(argv=None):
         if args.examples is None and args.from_log is None:
             return audit_units(args)
         found = order_p(audit_examples(args) if args.from_log is None else read_log(args.from_log))
+    except KeyboardInterrupt:
+        stop(f"stopped: {args.out} holds the finished units; the same command starts anew and replaces it")
     except torch.OutOfMemoryError:
         stop(f"the GPU ran out of memory: use a smaller --batch-tokens than {args.batch_tokens}")
     print(f"{found['shards']} shards, {found['shards'] - found['informative']} with one order, which say nothing\n"

@@ -78,6 +78,7 @@ import torch
 from torch.nn import functional as F
 from tqdm.auto import tqdm
 
+LENGTHS = "max_position_embeddings", "max_seq_len"  # names in configs of the tokens that a model can take
 TEXT_CHARACTERS = 1000  # of a text in a prompt (paper's code); the rest is cut
 SLOT = "\n### Answer:"
 PACK_SIZE = 8  # texts behind one instruction with --pack (paper, section 9.1)
@@ -744,8 +745,10 @@ def split_answers(tokenizer, prompt, classes):
 def check_prompts(model, unit):
     """End the run where a task's instruction does not fit the model, or classes have no tokens of their own."""
     classes, task = unit["classes"], unit["row"]["task"]
-    empty = arm_strings(model, {**unit, "texts": {"test": [""] * unit["recipe"]["pack"]}}, "test")
-    answers = [ids[at:] for ids, at in zip(*split_answers(model["tokenizer"], empty["prompts"][0], classes))]
+    size, longest = unit["recipe"]["pack"], max(range(len(classes)), key=lambda k: len(classes[k]))
+    worst = {**unit, "texts": {"test": [""] * size}, "labels": {"test": np.full(size, longest)}}
+    prompt = arm_strings(model, worst, "test")["prompts"][0]
+    answers = [ids[at:] for ids, at in zip(*split_answers(model["tokenizer"], prompt, classes))]
     for name, tokens in zip(classes, answers):
         if not tokens:
             stop(f"task {task}: the class name {name!r} has no tokens for model {model['name']}: rename the class")
@@ -795,8 +798,8 @@ def open_model(text, registry, args):
         config = transformers.AutoConfig.from_pretrained(model["folder"], **safe).get_text_config()
     except Exception as error:  # whatever a broken or unknown model makes the library raise
         stop(f"model folder {model['folder']} cannot be read: {type(error).__name__}: {error}")
-    context = min(getattr(config, "max_position_embeddings", None) or math.inf, args.max_length or math.inf)
-    return {**model, "tokenizer": tokenizer, "context": context}
+    limits = (args.max_length, *(getattr(config, name, None) for name in LENGTHS))
+    return {**model, "tokenizer": tokenizer, "context": min(filter(None, limits), default=math.inf)}
 
 
 def lora_config():
@@ -1091,7 +1094,7 @@ def run_prompts(unit, model, device, threads, adapters=None):
                     loss = train_adapter(net, strings[arm]["sequences"], recipe, seed)
                     row[f"loss_{arm}"] = check_finite(loss, "pretraining loss", "--pretrain-lr", row, arm)
                     if folder:
-                        net.model.save_pretrained(folder / arm, save_embedding_layers=False)
+                        save_adapter(net, folder / arm)
                 found[arm] = score_classes(net, strings["test"]["prompts"], unit["classes"])
         except torch.OutOfMemoryError:
             stop(f"the GPU ran out of memory (arm {arm}, {unit_name(row)}): use --batch-size 1 (padded), a smaller "
@@ -1102,6 +1105,14 @@ def run_prompts(unit, model, device, threads, adapters=None):
     if folder:
         write_unit(folder, row, model, unit, strings)
     return row, found
+
+
+def save_adapter(net, folder):
+    """Save the adapter; a full disk is an OSError here too."""
+    try:
+        net.model.save_pretrained(folder, save_embedding_layers=False)
+    except Exception as error:  # safetensors has its own
+        raise OSError(f"{folder}: {error}") from None
 
 
 def write_unit(folder, row, model, unit, strings):
@@ -1257,12 +1268,19 @@ def main(argv=None):
     pending = pending_units(args, units)
     for row in (unit["row"] for unit in units if args.adapters and not args.overwrite):
         path = args.adapters / unit_name(row) / "unit.json"
-        if path.exists() and json.loads(path.read_text())["row"]["recipe"] != row["recipe"]:
-            stop(f"{path} is of another recipe than this run: give another --adapters or --experiment, or --overwrite")
+        try:
+            old = json.loads(path.read_text(encoding="utf-8"))["row"] if path.exists() else row
+            same = all(old[name] == row[name] for name in ("recipe", "data"))
+        except (ValueError, LookupError, TypeError):
+            same = False
+        if not same:
+            stop(f"{path} is of another recipe or other data: give another --adapters or --experiment, or --overwrite")
     finished = f"{len(units) - len(pending)} finished before, {len(pending)} to run"
     print(f"{args.experiment}: {len(units)} subsamples, {finished}, into {args.out}")
 
     begin_file(args.out, {key_of(unit["row"]) for unit in pending} if args.overwrite and not args.dry_run else set())
+    for unit in pending if args.adapters and args.overwrite else ():  # they belong to the rows that were taken out
+        (args.adapters / unit_name(unit["row"]) / "unit.json").unlink(missing_ok=True)
     run_one = functools.partial(run_prompts, adapters=args.adapters)
     if args.dry_run:
         return dry_run(args, units, pending, models, tasks, device, run_one)

@@ -6,12 +6,14 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 
 import numpy as np
 import peft
 import pytest
+import safetensors
 import tokenizers as tk
 import torch
 import transformers as t
@@ -350,7 +352,7 @@ def test_arms_of_the_same_texts_get_the_same_numbers(byte_model, run):
     assert [row["loss_extra"], row["nll_extra"]] == [row["loss_test"], row["nll_test"]]
 
 
-def test_a_run_goes_on_and_says_which_rows_have_no_adapters(byte_model, run, tmp_path):
+def test_a_run_goes_on_and_says_which_rows_have_no_adapters(zero, byte_model, run, tmp_path, monkeypatch):
     folder = byte_model("gpt2")
     _, first, _, _ = run(folder)
     status, rows, out, _ = run(folder, "--subsamples", 2, "--adapters", "kept")
@@ -364,6 +366,14 @@ def test_a_run_goes_on_and_says_which_rows_have_no_adapters(byte_model, run, tmp
                            "--pretrain-lr", 1], "of another recipe")):
         status, again, _, err = run(folder, *flags)
         assert status == 2 and words in err and err.count("\n") == 1 and again == rows and not os.path.exists("new.csv")
+    for text in (json.dumps({"row": rows[1] | {"data": "other"}}), "{}", "torn"):
+        (next((tmp_path / "kept").glob("*.k2.*")) / "unit.json").write_text(text)
+        status, _, _, err = run(folder, "--first-subsample", 2, "--adapters", "kept")
+        assert status == 2 and "other data" in err and err.count("\n") == 1
+    monkeypatch.setattr(zero, "train_adapter", lambda *_: signal.raise_signal(signal.SIGINT))
+    status, _, _, err = run(folder, "--subsamples", 2, "--adapters", "kept", "--overwrite", "--pretrain-epochs", 2)
+    assert status == 130 and err.count("\n") == 1 and not list((tmp_path / "kept").glob("*/unit.json"))
+    monkeypatch.undo()
     forms = {"packed": ["--pack"], "answers": ["--answers"], "packed-answers": ["--pack", "--answers"]}
     for name, flags in forms.items():
         assert run(folder, *flags)[1][-1]["experiment"] == f"zero-shot-{name}"
@@ -407,6 +417,23 @@ def test_a_mistake_ends_in_one_line_before_a_row_is_written(flags, words, byte_m
     (tmp_path / "file").write_text("")
     status, rows, _, err = run(byte_model("gpt2"), *flags)
     assert status == 2 and words in err and err.count("\n") == 1 and not rows
+
+
+def test_a_full_disk_under_an_adapter_ends_in_one_line(byte_model, run, monkeypatch):
+    def full(*_, **__):
+        raise safetensors.SafetensorError("No space left on device (os error 28)")  # what it raises there, no OSError
+
+    monkeypatch.setattr(peft.PeftModel, "save_pretrained", full)
+    status, rows, _, err = run(byte_model("gpt2"), "--adapters", "kept")
+    assert status == 2 and "No space left" in err and err.count("\n") == 1 and not rows
+
+
+def test_a_pack_of_the_longest_answers_must_fit(byte_model, run):
+    """Found before anything is trained, though the first texts have short ones."""
+    write_csv("long.csv", [(f"mail {n}", "x" * 60 if n % 9 == 8 else "ab"[n % 2]) for n in range(90)])
+    flags = ["--csv", "long.csv", "--pack", "--answers", "--max-length", 530]
+    status, rows, _, err = run(byte_model("gpt2"), *flags)
+    assert status == 2 and "without its text" in err and not rows
 
 
 def test_models_that_cannot_serve_are_refused(byte_model, model_dir, run, tmp_path):
