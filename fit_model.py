@@ -69,7 +69,7 @@ PRIORS = {"paper": (1.0, 1.0), "wide": (1.5, 5.0)}  # sd of mu and beta; wide: t
 FEWEST_TASKS, MOST_TASKS = 5, 100  # with fewer the paper's W and words on many tasks are left out, with more figures
 FLAGS = (3, 2)  # points of bias from which a task is lemon-picked (section 7, appendix E)
 COMPILED = {}  # models by analysis, flags and shapes of the data
-NUISANCE = ("a", "c", "c_raw", "z", "z_new", "log_s", "log_s_raw", "effect")  # not judged for convergence
+HYPER = ("mu", "alpha", "beta", "sd_U", "sd_V", "sd_W", "tau", "s", "omega")
 SUMMARY = ["mean", "sd", "hdi_low", "hdi_high", "r_hat", "ess_bulk", "ess_tail", "warning"]
 
 
@@ -438,39 +438,33 @@ def import_pymc():
     return pymc, arviz, pytensor.tensor
 
 
-def paper_data(rows, effect):
-    """What the paper's model needs of a cell: sums over models i, units r = (task, subsample), tasks j; total [i, r] of
-    answers, 0 where a model lacks the unit. known: the share of the variance of the tasks' changes in log odds that is
-    more than binomial noise, 0 to 1."""
-    names = [*(f"right_{arm}" for arm in EFFECTS[effect]), "n"]
-    sums = rows.pivot_table(index=["task", "subsample"], columns="model", values=names, aggfunc="sum", fill_value=0)
-    control, treatment, total = (sums[name].to_numpy().T.astype(int) for name in names)
-    task_idx, tasks = pd.factorize(sums.index.get_level_values("task"))
-    *right, answers = rows.groupby("task")[names].sum().to_numpy().T
-    p = (np.array(right) + 0.5) / (answers + 1)
-    noise, spread = (1 / (answers * p * (1 - p))).sum(0).mean(), np.diff(special.logit(p), axis=0).var()
-    both, known = control + treatment, max(1 - noise / spread, 0.0) if spread else 0.0
-    data = {"unit_right": both.sum(0), "model_right": both.sum(1), "change": (right[1] - right[0]) / 2,
-            "total": total, "task_idx": task_idx, "known": np.array(known)}
-    return SimpleNamespace(models=list(sums["n"].columns), tasks=list(tasks), data=data)
-
-
-def paper_model(cell, args):
-    """The paper's model, (1) to (10), in variables that mix; no W if there are few tasks, no U if one. Exactly,
-    with S_j = (W_j0 + W_j1) / sqrt 2 and D_j = (W_j1 - W_j0) / sqrt 2, independent Normal(0, sd_W),
+def paper_model(rows, effect, args):
+    """The paper's model of a cell, (1) to (10), in variables that mix; few tasks: no W, one task: no U. Exactly, with
+    S_j = (W_j0 + W_j1) / sqrt 2 and D_j = (W_j1 - W_j0) / sqrt 2, independent Normal(0, sd_W),
         a_j = mu + beta / 2 + U_j + S_j / sqrt 2 ~ Normal(mu + beta / 2, sqrt(sd_U^2 + sd_W^2 / 2)),
         c_jk = a_j + V_jk ~ Normal(a_j, sd_V),   d_j = beta + sqrt 2 D_j,   logit p = c_jk + alpha_i + (l - 1/2) d_j.
-    d_j is centred as far as the data know it, k: with s = sqrt 2 sd_W,
+    d_j is centred as far as the data know it: with s = sqrt 2 sd_W and k, the share of the variance of the tasks'
+    changes in log odds that is more than binomial noise,
         d_j = beta + s^(1-k) (z_j - k beta),   z_j ~ Normal(k beta, s^k).
     Over l, with q = e^(c + alpha): log((1 + q e^(d/2)) (1 + q e^(-d/2))) = log1p(q (e^(d/2) + e^(-d/2)) + q^2)."""
     pm, _, pt = import_pymc()
-    J, units = len(cell.tasks), range(len(cell.data["task_idx"]))
+    names = [*(f"right_{arm}" for arm in EFFECTS[effect]), "n"]
+    sums = rows.pivot_table(index=["task", "subsample"], columns="model", values=names, aggfunc="sum", fill_value=0)
+    control, treatment, total = (sums[name].to_numpy().T.astype(int) for name in names)  # total 0: the model lacks it
+    task_idx, tasks = pd.factorize(sums.index.get_level_values("task"))
+    right, answers = (rows.groupby("task")[part].sum().to_numpy() for part in (names[:2], names[2:]))
+    p = (right + 0.5) / (answers + 1)
+    noise, spread = (1 / (answers * p * (1 - p))).sum(1).mean(), np.diff(special.logit(p)).var()
+    known, models, J = 1 - noise / spread if spread > noise else 0.0, list(sums["n"]), len(tasks)
     interaction, (sd_mu, sd_beta) = J >= FEWEST_TASKS and not args.no_interaction, PRIORS[args.priors]
-    with pm.Model(coords={"later": cell.models[1:], "task": cell.tasks, "unit": units}) as model:
-        data = {name: pm.Data(name, value) for name, value in cell.data.items()}
-        task_idx, k = data["task_idx"], data["known"]
+    coords = {"model": models, "later": models[1:], "task": tasks, "unit": range(len(task_idx))}
+    with pm.Model(coords=coords) as model:
+        total, task_idx, k = pm.Data("total", total), pm.Data("task_idx", task_idx), pm.Data("known", np.array(known))
+        by_unit = pm.Data("by_unit", (control + treatment).sum(0))
+        by_model = pm.Data("by_model", (control + treatment).sum(1))
+        change = pm.Data("change", np.diff(right)[:, 0] / 2)
         mu, beta = pm.Normal("mu", 0, sd_mu), pm.Normal("beta", 0, sd_beta)
-        alpha = pt.concatenate([[0.0], pm.Normal("alpha", 0, 5, dims="later")]) if len(cell.models) > 1 else pt.zeros(1)
+        alpha = pt.concatenate([[0.0], pm.Normal("alpha", 0, 5, dims="later")]) if len(models) > 1 else pt.zeros(1)
         sd_U = pm.HalfNormal("sd_U", 1) if J > 1 else 0
         sd_V, sd_W = pm.HalfNormal("sd_V", 1), pm.HalfNormal("sd_W", 3.5355) if interaction else 0
         level, s = mu + beta / 2, math.sqrt(2) * sd_W
@@ -482,64 +476,56 @@ def paper_model(cell, args):
         d = beta + s ** (1 - k) * (pm.Normal("z", k * beta, s**k, dims="task") - k * beta) if interaction else beta
         d = pm.Deterministic("d", d * pt.ones(J), dims="task")
         q, ratio = pt.exp(c)[None] * pt.exp(alpha)[:, None], pt.exp(d / 2)
-        both = (data["total"] * pt.log1p(q * (ratio + 1 / ratio)[task_idx] + q**2)).sum()
-        observed = (data["unit_right"] * c).sum() + (data["model_right"] * alpha).sum() + (data["change"] * d).sum()
-        pm.Potential("likelihood", observed - both)
+        both = (total * pt.log1p(q * (ratio + 1 / ratio)[task_idx] + q**2)).sum()
+        pm.Potential("likelihood", (by_unit * c).sum() + (by_model * alpha).sum() + (change * d).sum() - both)
     return model
 
 
-def predict(posterior, cell, rng):
+def predict(posterior, total, task_idx, rng):
     """Add to the posterior the predictive effects in points: `effect` (12) by model, task, means over subsamples (nan
-    where a model lacks the task); `difference` (11) by model, over all. A draw is a data set; few draws at a time."""
-    shape, total, task_idx = posterior["beta"].shape, cell.data["total"], cell.data["task_idx"]
-    c, d = (posterior[name].values.reshape(math.prod(shape), -1) for name in ("c", "d"))
-    alpha = np.zeros((len(c), len(cell.models)))
+    where a model lacks the task); `difference` (11) over all and by model. A draw is a data set."""
+    c, d = posterior["c"].values[:, :, None], posterior["d"].values  # [chain, draw, 1, unit], [chain, draw, task]
+    alpha = np.zeros((*d.shape[:2], len(total), 1))
     if "alpha" in posterior:
-        alpha[:, 1:] = posterior["alpha"].values.reshape(len(c), -1)
-    starts = np.searchsorted(task_idx, range(len(cell.tasks)))
-    answers = np.add.reduceat(total, starts, axis=1)
-    effects = np.empty((len(c), *answers.shape))
-    for part in np.array_split(np.arange(len(c)), math.ceil(len(c) * total.size / 1e6)):
-        logit, half = c[part, None] + alpha[part, :, None], d[part][:, None, task_idx] / 2
-        treatment, control = (rng.binomial(total, special.expit(logit + sign * half)) for sign in (1, -1))
-        effects[part] = 100 * np.add.reduceat(treatment - control, starts, axis=2) / np.where(answers, answers, np.nan)
-    by_model = np.nanmean(effects, axis=2)
-    posterior["effect"] = ("chain", "draw", "model", "task"), effects.reshape(*shape, *answers.shape)
-    posterior["difference"] = ("chain", "draw", "over"), np.c_[by_model.mean(1), by_model].reshape(*shape, -1)
+        alpha[:, :, 1:, 0] = posterior["alpha"]
+    effects = np.empty((*alpha.shape[:3], d.shape[2]))
+    for j in range(d.shape[2]):  # one task at a time, for the memory
+        mine, half = task_idx == j, d[:, :, j, None, None] / 2
+        control, treatment = (rng.binomial(total[:, mine], special.expit(c[..., mine] + alpha + sign * half))
+                              for sign in (-1, 1))
+        answers = total[:, mine].sum(1)
+        effects[..., j] = 100 * (treatment - control).sum(-1) / np.where(answers, answers, np.nan)
+    by_model = np.nanmean(effects, axis=-1)
+    over = np.concatenate([by_model.mean(-1, keepdims=True), by_model], axis=-1)
+    posterior["effect"] = ("chain", "draw", "model", "task"), effects
+    posterior["difference"] = ("chain", "draw", "over"), over
 
 
-def hierarchical_data(rows, effect):
-    """Number, mean, scatter (sum of squares) of a cell's differences, [models, tasks]; 0: none."""
-    long = differences(rows, "acc").query("effect == @effect and model != 'all'")
-    wide = long.pivot_table("value", "model", "task", aggfunc=["count", "mean", "var"])
-    number, mean, variance = (wide[name].fillna(0).to_numpy(float) for name in ("count", "mean", "var"))
-    data = {"number": number, "average": mean, "square": variance * np.maximum(number - 1, 0),
-            "rounding": np.array(floor_of("acc", rows["n"].iloc[0]))}
-    return SimpleNamespace(models=list(wide.index), tasks=list(wide["mean"].columns), data=data)
-
-
-def hierarchical_model(cell):
-    """The model at this script's head, rounding's variance added to each s_ij^2. delta is summed out,
+def hierarchical_model(rows, effect):
+    """The model at this script's head, of a cell, rounding's variance added to each s_ij^2. delta is summed out,
     mean_ij ~ N(beta_i, sqrt(tau_i^2 + s_ij^2 / K_ij)), and drawn given the rest as `effect`."""
     pm, _, pt = import_pymc()
-    with pm.Model(coords={"model": cell.models, "task": cell.tasks}) as model:
-        number, average, square, rounding = (pm.Data(name, value) for name, value in cell.data.items())
+    long = differences(rows, "acc").query("effect == @effect and model != 'all'")
+    wide = long.pivot_table("value", "model", "task", aggfunc=["count", "mean", "var"]).fillna(0).astype(float)
+    with pm.Model(coords={"model": wide.index, "task": wide["mean"].columns}) as model:
+        number, average, variance = (pm.Data(f"D_{name}", wide[name].to_numpy()) for name in ("count", "mean", "var"))
+        rounding, more = pm.Data("rounding", np.array(floor_of("acc", rows["n"].iloc[0]))), pt.maximum(number - 1, 0)
         beta, tau = pm.Normal("beta", 0, 10, dims="model"), pm.HalfNormal("tau", 5, dims="model")
         s, omega = pm.HalfNormal("s", 10, dims="model"), pm.HalfNormal("omega", 1, dims="model")
         level, spread, dims = pt.log(s)[:, None], omega[:, None], ("model", "task")
-        if len(cell.tasks) >= CENTRED["hierarchical"]:
+        if wide["mean"].shape[1] >= CENTRED["hierarchical"]:
             log_s = pm.Normal("log_s", level, spread, dims=dims)
         else:
             log_s = pm.Deterministic("log_s", level + spread * pm.Normal("log_s_raw", 0, 1, dims=dims), dims=dims)
-        pm.Deterministic("mean", beta.mean())
         within, between, gap = pt.exp(2 * log_s) + rounding, tau[:, None] ** 2, average - beta[:, None]
         both = within + number * between
-        logs = pt.maximum(number - 1, 0) * pt.log(within) + (number > 0) * pt.log(both)
-        pm.Potential("likelihood", -(logs + square / within + number * gap**2 / both).sum() / 2)
-        noise = pt.sqrt(between * within / both) * pm.Normal("z", 0, 1, dims=dims)
-        delta = beta[:, None] + number * between / both * gap + noise
+        means = (number > 0) * pt.log(both) + number * gap**2 / both
+        pm.Potential("likelihood", -(more * (pt.log(within) + variance / within) + means).sum() / 2)
+        delta = beta[:, None] + number * between / both * gap
+        delta += pt.sqrt(between * within / both) * pm.Normal("z", 0, 1, dims=dims)
         pm.Deterministic("effect", pt.switch(number > 0, delta, np.nan), dims=dims)
         pm.Deterministic("new_task", beta + tau * pm.Normal("z_new", 0, 1, dims="model"), dims="model")
+        pm.Deterministic("mean", beta.mean())
     return model
 
 
@@ -557,28 +543,28 @@ def fit(rows, effect, analysis, args):
     import nutpie
 
     began, paper = time.time(), analysis == "paper"
-    cell = (paper_data if paper else hierarchical_data)(rows, effect)
-    key = (analysis, args.priors, args.no_interaction, *(value.shape for value in cell.data.values()))
+    model = paper_model(rows, effect, args) if paper else hierarchical_model(rows, effect)
+    data = {variable.name: variable.get_value() for variable in model.data_vars}
+    key = (analysis, args.priors, args.no_interaction, *(value.shape for value in data.values()))
     if key not in COMPILED:  # once for each shape of the data: it takes longer than most samplings
         with warnings.catch_warnings(action="ignore"):  # of large expressions that are compiled in two parts
-            COMPILED[key] = nutpie.compile_pymc_model(paper_model(cell, args) if paper else hierarchical_model(cell))
-    used = {name: value for name, value in cell.data.items() if name in COMPILED[key].shared_data}
-    names = {"model": cell.models, "task": cell.tasks, "later": cell.models[1:], "over": ["all", *cell.models]}
+            COMPILED[key] = nutpie.compile_pymc_model(model)
+    compiled = COMPILED[key].with_data(**{name: data[name] for name in COMPILED[key].shared_data})
+    models, tasks = (list(model.coords[name]) for name in ("model", "task"))
     for accept, longer, more in ATTEMPTS:
-        trace = nutpie.sample(COMPILED[key].with_data(**used), chains=args.chains, cores=min(args.cores, args.chains),
-                              tune=args.tune * longer, draws=args.draws * more, target_accept=accept, seed=args.seed,
-                              save_warmup=False, progress_bar=False)
-        posterior = trace.posterior.assign_coords(names)
+        trace = nutpie.sample(compiled, chains=args.chains, cores=min(args.cores, args.chains), tune=args.tune * longer,
+                              draws=args.draws * more, target_accept=accept, seed=args.seed, save_warmup=False,
+                              progress_bar=False)
+        posterior = trace.posterior.assign_coords(model=models, task=tasks, later=models[1:], over=["all", *models])
         if paper:
-            predict(posterior, cell, np.random.default_rng(args.seed))
-        judged = [name for name in posterior if name not in NUISANCE and not name.endswith("__")]
-        summary = arviz.summary(posterior[judged], hdi_prob=SHARE, round_to="none")
+            predict(posterior, data["total"], data["task_idx"], np.random.default_rng(args.seed))
+        reported = [name for name in posterior if name in (*HYPER, "d", "difference", "mean", "new_task")]
+        summary = arviz.summary(posterior[reported], hdi_prob=SHARE, round_to="none")
         if not (warning := warning_of(summary, int(trace.sample_stats["diverging"].sum()))):
             break
     summary = summary.rename(columns={"hdi_5.5%": "hdi_low", "hdi_94.5%": "hdi_high"}).assign(warning=warning)[SUMMARY]
-    return SimpleNamespace(
-        cell=tuple(rows[CELL].iloc[0]), effect=effect, analysis=analysis, models=cell.models, tasks=cell.tasks,
-        posterior=posterior, summary=summary, warning=warning, seconds=time.time() - began)
+    return SimpleNamespace(cell=tuple(rows[CELL].iloc[0]), effect=effect, analysis=analysis, models=models, tasks=tasks,
+                           posterior=posterior, summary=summary, warning=warning, seconds=time.time() - began)
 
 
 def task_effects(result, margin):
@@ -595,8 +581,7 @@ def task_effects(result, margin):
 def mean_effects(result, effects, margin):
     """Add a fit's rows to effects (see effects_table): (11), or beta and its mean over models."""
     for model in ["all"] * (len(result.models) > 1) + result.models:
-        name = "mean" if model == "all" else f"beta[{model}]"
-        name = f"difference[{model}]" if result.analysis == "paper" else name
+        name = f"difference[{model}]" if result.analysis == "paper" else "mean" if model == "all" else f"beta[{model}]"
         mean, sd, low, high = result.summary.loc[name, ["mean", "sd", "hdi_low", "hdi_high"]]
         key = (*result.cell, result.effect, model)
         first = effects.get((*key, "these tasks")) or dict(zip(GROUP, key), metric="acc", margin=margin)
@@ -613,16 +598,16 @@ def fit_all(rows, effects, args):
     """Every analysis of every effect of every cell that it can be made of; adds to effects, prints notes on them."""
     jobs, results = list(itertools.product(rows.groupby(CELL), args.effects, dict.fromkeys(args.analysis))), []
     for (cell, mine), effect, analysis in tqdm(jobs, desc="fits", leave=False):
-        where = f"{title_of(*cell)}, {effect}, {analysis}"
+        where = f"{title_of(*cell)}, {effect}, {analysis}: "
         sizes = mine.groupby(["model", "task"])["subsample"].nunique()
         if analysis == "hierarchical" and (sizes.min() < 2 or sizes.groupby("model").size().min() < 2):
-            tqdm.write(f"{where}: left out, it needs two tasks with two subsamples each", file=sys.stdout)
+            tqdm.write(f"{where}left out, it needs two tasks with two subsamples each", file=sys.stdout)
             continue
         results.append(result := fit(mine, effect, analysis, args))
-        dropped = " and ".join(name for name in "WU" if f"sd_{name}" not in result.posterior)
-        without = f" without {dropped} ({count(len(result.tasks), 'task')})" if analysis == "paper" and dropped else ""
+        dropped = " and ".join(name for name in "WU" if f"sd_{name}" not in result.posterior and analysis == "paper")
+        without = f" without {dropped} ({count(len(result.tasks), 'task')})" if dropped else ""
         notes = [f"{result.warning or 'converged'}{without} ({result.seconds:.0f} s)"]
-        result.notes = [f"{where}: {note}" for note in notes + list(mean_effects(result, effects, args.margin))]
+        result.notes = [where + note for note in notes + list(mean_effects(result, effects, args.margin))]
         tqdm.write("\n".join(result.notes), file=sys.stdout)
     return results
 
@@ -835,8 +820,7 @@ def draw_paper(results, tasks):
 
 def draw_traces(result):
     """traces/*.png: densities and traces of the hyperparameters by chain, by ArviZ (Figure 12)."""
-    hyper = ("mu", "alpha", "beta", "sd_U", "sd_V", "sd_W", "tau", "s", "omega")
-    names, title = [name for name in hyper if name in result.posterior], f"{result.analysis}, {result.effect}"
+    names, title = [name for name in HYPER if name in result.posterior], f"{result.analysis}, {result.effect}"
     figure, axes = panels(f"{title}: {title_of(*result.cell)}", len(names), 2, 10, 1.5 * len(names))
     import_pymc()[1].plot_trace(result.posterior, var_names=names, axes=axes)
     return figure
