@@ -129,10 +129,9 @@ def read_file(path, needed):
     except ValueError as error:
         stop(f"{path} is no CSV file in UTF-8 with equal lines: {error}")
     table.columns = header = [str(name).strip() for name in table.iloc[0]]
-    for name in (*needed, *header):
-        if header.count(name) != 1:
-            found = f"{'two columns' if name in header else 'no column'} {name!r}"
-            stop(f"{path} has {found}; columns found: {', '.join(header)}")
+    for name in [name for name in (*needed, *header) if header.count(name) != 1]:
+        found = "two columns" if name in header else "no column"
+        stop(f"{path} has {found} {name!r}; columns found: {', '.join(header)}")
     table = table.assign(where=[f"{path}, line {index + 1}" for index in table.index])[1:]
     if table[-1:].isna().any(axis=None) and raw[-1:] not in b"\r\n":  # what a killed run leaves at most
         print(f"{path}: the last line is torn (its run was killed); it is left out")
@@ -188,12 +187,11 @@ def each_once(rows, values):
     """The rows, each run once; a run with other values, and one setting with two recipes or data sets, are refused."""
     checks = [(RUN, name) for name in [*values, "split"]] + [(RUN[:5], "recipe"), (["experiment", "task"], "data")]
     for scope, name in checks:
-        known = rows[rows[name].astype(str) != ""]
-        if (differ := known.groupby(scope)[name].transform("nunique") > 1).any():
-            first = known[differ].iloc[0]
-            other = known[(known[scope] == first[scope]).all(axis=1) & (known[name] != first[name])].iloc[0]
-            stop(f"{first['where']} and {other['where']} agree in {', '.join(scope)} and differ in {name} "
-                 f"({first[name]} and {other[name]}): keep one of them, or name their experiments differently")
+        known = rows[rows[name].astype(str) != ""].drop_duplicates([*scope, name])
+        for _, two in known[known.duplicated(scope, keep=False)].groupby(scope):
+            (first, a), (other, b) = two[["where", name]].to_numpy()[:2]
+            stop(f"{first} and {other} agree in {', '.join(scope)} and differ in {name} ({a} and {b}): keep one of "
+                 "them, or name their experiments differently")
     if (twice := rows.duplicated(RUN)).any():
         print(f"{twice.sum()} rows were given twice, with equal values: each is used once")
     return rows[~twice].sort_values(RUN, ignore_index=True)
@@ -202,10 +200,11 @@ def each_once(rows, values):
 def choose_rows(rows, args):
     """The rows that --experiment, --m, --n, --models and --tasks name; an unknown value ends the run."""
     for flag, name in CHOICES.items():
-        wanted, found = getattr(args, flag), sorted(set(rows[name]))
-        if unknown := [value for value in wanted or [] if value not in found]:
-            stop(f"--{flag} {unknown[0]}: not in the data chosen so far; found: {', '.join(map(str, found))}")
-        rows = rows[rows[name].isin(wanted or found)]
+        found = sorted(set(rows[name]))
+        wanted = getattr(args, flag) or found
+        for value in set(wanted) - set(found):
+            stop(f"--{flag} {value}: not in the data chosen so far; found: {', '.join(map(str, found))}")
+        rows = rows[rows[name].isin(wanted)]
     return rows
 
 
@@ -247,7 +246,7 @@ def these_tasks(means, variances, counts, floor):
     return estimate, se, df, estimate - half, estimate + half
 # --- end shared ---
 UPPER = (1 + SHARE) / 2  # the upper end, as a quantile
-GROUP = [*CELL, "effect", "model"]
+GROUP, INTERVAL = [*CELL, "effect", "model"], ["estimate", "low", "high"]
 
 
 # --- shared: tools ---
@@ -667,9 +666,10 @@ def many_lines(tasks, losses, correlations):
             p, picked = mine["p_adjusted"], ", ".join(sorted(set(mine.loc[mine["flag_3"] == 1, "task"])))
             yield (f"{experiment}, one-sided sign-flip tests of a positive bias: {len(p)}, adjusted p below .05: "
                    f"{(p < 0.05).sum()}, smallest {p.min():.3f}; bias from +3 points: {picked or 'none'}")
-        if len(rho := correlations.query("experiment == @experiment and effect == @effect")["spearman"]):
-            yield (f"{experiment}, rank correlation of two models' {effect} over the subsamples of {len(rho)} tasks: "
-                   f"mean {rho.mean():+.3f}, sd {rho.std():.3f}")
+        if len(found := correlations.query("experiment == @experiment and effect == @effect")):
+            chance, rho = math.sqrt((1 / (found["subsamples"] - 1)).mean()), found["spearman"]
+            yield (f"{experiment}, rank correlation of two models' {effect} over the same subsamples: mean "
+                   f"{rho.mean():+.3f}, sd {rho.std():.3f}; of unrelated ones 0 and {chance:.3f}")
     for (first, second), mine in losses.groupby(["first", "second"]):
         extra, test = mine[["ratio_extra", "ratio_test"]].mean()
         yield f"final pretraining loss of {second} over that of {first}: {extra:.3f} (extra), {test:.3f} (test)"
@@ -696,59 +696,56 @@ def plan_lines(plan, margin, unit):
 # Figures ----------------------------------------------------------------------------------------------------
 
 
-def forest(title, labels, names, **more):
-    """(figure, its axes): a panel a label with an x axis of differences, a line at 0; the names downwards."""
-    width, height = 2.5 + 4.3 * len(labels), 1.8 + 0.29 * len(names)
-    figure, (axes,) = panels(title, 1, len(labels), width, height, sharey=True, **more)
-    for axis, label in zip(axes, labels):
+def forest(title, names, parts, **more):
+    """(figure, its axes): a panel of differences a label of parts, a line at 0, the names downwards. parts[label] holds
+    {name in the legend: DataFrame estimate, low, high, indexed by the names}: points with intervals."""
+    width, height = 2.5 + 4.3 * len(parts), 2.1 + 0.32 * len(names)
+    figure, (axes,) = panels(title, 1, len(parts), width, height, sharey=True, **more)
+    for axis, (label, tables) in zip(axes, parts.items()):
+        for k, (name, table) in enumerate(tables.items()):
+            y = pd.Index(names).get_indexer(table.index) + 0.7 * (k + 0.5) / len(tables) - 0.35
+            axis.hlines(y, *table.iloc[:, 1:].to_numpy().T, f"C{k}", lw=2, label=name)
+            axis.plot(table.iloc[:, 0], y, "ko", ms=3)
         axis.axvline(0, color="grey", lw=1, ls="--", zorder=0)
         axis.grid(axis="x", alpha=0.3)
         axis.set_yticks(range(len(names)), names, fontsize=8)
         axis.set(xlabel=label, ylim=(len(names) - 0.4, -0.7))
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
     return figure, axes
 
 
 def draw_effects(effects, kinds, unit, margin):
-    """effects.png: these tasks and tasks like these by cell and model; one x scale for both effects, the kinds."""
-    names = [f"{title_of(*cell)}  {model}" for *cell, model in effects.groupby([*CELL, "model"], sort=False).groups]
-    sizes = " or ".join(count(size, "task") for size in sorted(set(effects["tasks"])))
-    title = f"Mean effects over {sizes}, 89 % intervals\nthick: these tasks; thin: tasks like these; grey: the margin"
-    figure, axes = forest(title, [f"{effect} ({unit})" for effect in kinds], names, sharex=True)
-    for axis, effect in zip(axes, kinds):
-        for target, shift, width in (("these tasks", -0.12, 3), ("tasks like these", 0.2, 1)):
-            mine = effects[(effects["effect"] == effect) & (effects["target"] == target)]
-            y = np.arange(len(mine)) + shift
-            axis.hlines(y, mine["low"], mine["high"], lw=width)
-            axis.plot(mine["estimate"], y, "ko", ms=4)
+    """effects.png: every answer by cell and model; one x scale for both effects, the kinds."""
+    lines = [f"{title_of(row.experiment, row.m, row.n)}  {row.model}" for row in effects.itertuples()]
+    groups = effects.assign(line=lines).set_index("line").groupby(["effect", "target"], sort=False)[INTERVAL]
+    parts = {f"{kind} ({unit})": {name: mine for (effect, name), mine in groups if effect == kind} for kind in kinds}
+    names, title = list(dict.fromkeys(lines)), "Mean effects, 89 % intervals; grey: the margin"
+    figure, axes = forest(title, names, parts, sharex=True)
+    for axis in axes:
         axis.axvspan(-(margin or 0), margin or 0, color="grey", alpha=0.12, lw=0)
     return figure
 
 
 def draw_tasks(table, cell, effect, unit):
-    """tasks.*.png: each task's mean and own interval beside what is left after shrinking; sd, number at the right."""
+    """tasks.*.png: each task's mean and own interval beside what the fits predict (12) or leave after shrinking."""
     table = table.drop(index="all", level="model", errors="ignore")
     order = table["estimate"].groupby("task").mean().sort_values(ascending=False).index
-    models, title = list(table.index.unique("model")), f"{effect} of each task, 89 % intervals: {title_of(*cell)}"
-    figure, axes = forest(title, [f"{model}: {effect} ({unit})" for model in models], order)
-    for axis, model in zip(axes, models):
-        mine = table.loc[model]
-        y = order.get_indexer(mine.index)
-        axis.hlines(y - 0.15, mine["low"], mine["high"], "grey", lw=1, label="observed")
-        axis.plot(mine["estimate"], y - 0.15, "ko", ms=4, mfc="none")
-        if "hierarchical" in mine:
-            axis.hlines(y + 0.2, mine["hierarchical_low"], mine["hierarchical_high"], lw=2.5, label="hierarchical")
-            axis.plot(mine["hierarchical"], y + 0.2, "D", ms=3.5)
-        for place, sd, K in [(-0.9, "sd", "K"), *zip(y, mine["sd"].round(1), mine["subsamples"])]:
-            axis.text(1.01, place, f"{sd}, {K}".removeprefix("nan, "), transform=axis.get_yaxis_transform(),
-                      va="center", fontsize=7)
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False)
+    looks = {"observed": INTERVAL} | {name: [name, f"{name}_low", f"{name}_high"] for name in CENTRED if name in table}
+    models = {model: mine.droplevel("model") for model, mine in table.groupby("model")}
+    parts = {model: {name: mine[columns] for name, columns in looks.items()} for model, mine in models.items()}
+    figure, axes = forest(f"{effect} of each task ({unit}), 89 % intervals: {title_of(*cell)}", order, parts)
+    for axis, mine in zip(axes, models.values()):
+        texts = [f"{sd:.1f}, {K}".removeprefix("nan, ") for sd, K in zip(mine["sd"], mine["subsamples"])]
+        right = axis.secondary_yaxis("right")
+        right.set_yticks(order.get_indexer(mine.index), texts, fontsize=7)
+        right.set_ylabel("sd and number of subsamples", fontsize=7)
     return figure
 
 
 def draw_differences(long, kinds, cell, model, unit):
     """differences.*.png, Figures 13 to 20: boost and bias of each subsample as violins, per task, for one model."""
     title = f"{model}, {title_of(*cell)}\nline: a subsample; diamond: the task's mean"
-    figure, axes = forest(title, [f"{effect} ({unit})" for effect in kinds], sorted(set(long["task"])))
+    figure, axes = forest(title, sorted(set(long["task"])), {f"{effect} ({unit})": {} for effect in kinds})
     for axis, effect in zip(axes, kinds):
         mine = long[long["effect"] == effect]
         tasks = mine.groupby("task")["value"]
@@ -779,25 +776,15 @@ def draw_plan(plan, margin, unit):
     return figure
 
 
-def draw_paper(results, tasks):
-    """paper.*.png of one cell: the paper's distributions of the average differences (11), Figures 3, 5 and 6; from 5
-    tasks on also the task effects that its model predicts (12) against the observed, Figures 9 and 10."""
-    cell, kinds, J = results[0].cell, [result.effect for result in results], len(results[0].tasks)
-    title = f"The paper's model: {title_of(*cell)}\nits 89 % intervals do not hold 89 %"
-    figure, ((left, *right),) = panels(title, 1, 1 + (J >= FEWEST_TASKS), 10.5, 5)
+def draw_paper(results):
+    """paper.*.png of one cell: the paper's distributions of the average differences (11), Figures 3, 5 and 6."""
+    title = f"The paper's model: {title_of(*results[0].cell)}\nits 89 % intervals do not hold 89 %"
+    label = "mean difference over models, tasks, subsamples (points)"
+    figure, (axis,) = forest(title, [result.effect for result in results], {label: {}})
     for y, result in enumerate(results):
         draws = result.posterior["difference"].sel(over="all").values.ravel()
-        left.violinplot(draws, [y], orientation="horizontal", widths=0.4, showextrema=False)
-        left.plot(result.summary.loc["difference[all]", ["hdi_low", "mean", "hdi_high"]], [y] * 3, "ko-", ms=4)
-    left.axvline(0, color="grey", lw=1, ls="--", zorder=0)
-    left.set_yticks(range(len(kinds)), kinds)
-    left.set(xlabel="mean difference over models, tasks, subsamples (points)", ylim=(len(kinds) - 0.4, -0.6))
-    for axis in right:
-        for names, one in tasks.loc[cell].dropna(subset="paper").groupby(["effect", "model"]):
-            axis.plot(one["paper"], one["estimate"], "o", mfc="none", label=", ".join(names))
-        axis.axline((0, 0), slope=1, color="grey", lw=1, ls="--", zorder=0)
-        axis.set(xlabel="predicted for a task (points)", ylabel="observed (points)")
-        axis.legend()
+        axis.violinplot(draws, [y], orientation="horizontal", widths=0.7, showextrema=False)
+        axis.plot(result.summary.loc["difference[all]", ["hdi_low", "mean", "hdi_high"]], [y] * 3, "ko-", ms=4)
     return figure
 
 
@@ -812,7 +799,7 @@ def draw_all(long, tasks, effects, results, unit, args):
             yield f"differences.{file_of(*cell, model)}", draw_differences(mine, args.effects, cell, model, unit)
     paper = [result for result in results if result.analysis == "paper"]
     for cell, own in itertools.groupby(paper, key=lambda result: result.cell):
-        yield f"paper.{file_of(*cell)}", draw_paper(list(own), tasks)
+        yield f"paper.{file_of(*cell)}", draw_paper(list(own))
     for result in results:  # densities and traces of the hyperparameters by chain (Figure 12)
         names, what = [name for name in HYPER if name in result.posterior], f"{result.analysis}, {result.effect}"
         figure, axes = panels(f"{what}: {title_of(*result.cell)}", len(names), 2, 10, 1.5 * len(names))
@@ -892,7 +879,7 @@ def main(argv=None):
 
     # What a person reads
     text = ["# Is pretraining on the test texts unfair here?\n", *(f"- {line}" for line in lines), "",
-            f"Effects in {unit}; the verdict is on these tasks\n\n```", effects_text(table, unit), "```\n"]
+            f"Effects in {unit}, 89 % intervals; verdict on these tasks\n\n```", effects_text(table, unit), "```\n"]
     (args.out / "summary.md").write_text("\n".join(text), encoding="utf-8")
     for name, figure in draw_all(long, tasks, table, results, unit, args) if not args.no_figures else ():
         (args.out / f"{name}.png").parent.mkdir(exist_ok=True)

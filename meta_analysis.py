@@ -111,10 +111,9 @@ def read_file(path, needed):
     except ValueError as error:
         stop(f"{path} is no CSV file in UTF-8 with equal lines: {error}")
     table.columns = header = [str(name).strip() for name in table.iloc[0]]
-    for name in (*needed, *header):
-        if header.count(name) != 1:
-            found = f"{'two columns' if name in header else 'no column'} {name!r}"
-            stop(f"{path} has {found}; columns found: {', '.join(header)}")
+    for name in [name for name in (*needed, *header) if header.count(name) != 1]:
+        found = "two columns" if name in header else "no column"
+        stop(f"{path} has {found} {name!r}; columns found: {', '.join(header)}")
     table = table.assign(where=[f"{path}, line {index + 1}" for index in table.index])[1:]
     if table[-1:].isna().any(axis=None) and raw[-1:] not in b"\r\n":  # what a killed run leaves at most
         print(f"{path}: the last line is torn (its run was killed); it is left out")
@@ -170,12 +169,11 @@ def each_once(rows, values):
     """The rows, each run once; a run with other values, and one setting with two recipes or data sets, are refused."""
     checks = [(RUN, name) for name in [*values, "split"]] + [(RUN[:5], "recipe"), (["experiment", "task"], "data")]
     for scope, name in checks:
-        known = rows[rows[name].astype(str) != ""]
-        if (differ := known.groupby(scope)[name].transform("nunique") > 1).any():
-            first = known[differ].iloc[0]
-            other = known[(known[scope] == first[scope]).all(axis=1) & (known[name] != first[name])].iloc[0]
-            stop(f"{first['where']} and {other['where']} agree in {', '.join(scope)} and differ in {name} "
-                 f"({first[name]} and {other[name]}): keep one of them, or name their experiments differently")
+        known = rows[rows[name].astype(str) != ""].drop_duplicates([*scope, name])
+        for _, two in known[known.duplicated(scope, keep=False)].groupby(scope):
+            (first, a), (other, b) = two[["where", name]].to_numpy()[:2]
+            stop(f"{first} and {other} agree in {', '.join(scope)} and differ in {name} ({a} and {b}): keep one of "
+                 "them, or name their experiments differently")
     if (twice := rows.duplicated(RUN)).any():
         print(f"{twice.sum()} rows were given twice, with equal values: each is used once")
     return rows[~twice].sort_values(RUN, ignore_index=True)
@@ -184,10 +182,11 @@ def each_once(rows, values):
 def choose_rows(rows, args):
     """The rows that --experiment, --m, --n, --models and --tasks name; an unknown value ends the run."""
     for flag, name in CHOICES.items():
-        wanted, found = getattr(args, flag), sorted(set(rows[name]))
-        if unknown := [value for value in wanted or [] if value not in found]:
-            stop(f"--{flag} {unknown[0]}: not in the data chosen so far; found: {', '.join(map(str, found))}")
-        rows = rows[rows[name].isin(wanted or found)]
+        found = sorted(set(rows[name]))
+        wanted = getattr(args, flag) or found
+        for value in set(wanted) - set(found):
+            stop(f"--{flag} {value}: not in the data chosen so far; found: {', '.join(map(str, found))}")
+        rows = rows[rows[name].isin(wanted)]
     return rows
 
 
