@@ -809,8 +809,7 @@ def draw_all(long, tasks, effects, results, unit, args):
 
 def parse_args(argv):
     """Command-line flags; --help reads like a page."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0],
-                                     epilog="Columns, files and models: see the head of this script and README.md.")
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0], epilog="Columns: see the script's head.")
     add = parser.add_argument_group("what to run").add_argument
     add("paths", nargs="*", type=Path, default=[Path("results.csv")], metavar="FILE or FOLDER",
         help="results files, folders of them, or folders in the published layout (results.csv)")
