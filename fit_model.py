@@ -608,18 +608,19 @@ def conclusion(row, unit):
     if math.isnan(row.low):
         why = "it takes two subsamples of each task" if row.subsamples < 2 else "all differences are equal"
         return f"{what}: {row.estimate:+.3g} {unit} observed, without an interval: {why}"
-    half, verdict, more = (row.high - row.low) / 2, row.verdict, f"{row.needed:.0f} subsamples a task"
+    half, times = (row.high - row.low) / 2, row.needed / row.subsamples
     D = 1 if half > 0.25 else 2 if unit == "points" else 4
-    if not verdict:
+    margin = f"{row.margin or 0:g} {unit.removesuffix('s') if row.margin == 1 else unit}"
+    if not row.verdict:
         verdict = "told from 0" if row.low > 0 or row.high < 0 else "not told from 0"
+    elif row.verdict != "not settled":
+        verdict = f"{row.verdict} of {margin}"
+    elif half < row.margin:
+        verdict = f"not settled: it reaches across the margin of {margin}"
     else:
-        if verdict == "not settled" and half < row.margin:
-            verdict += ": it reaches across the margin"
-        elif verdict == "not settled":
-            if row.needed > 1.8 * row.subsamples:
-                more = f"about {row.needed / row.subsamples:.0f} times as many subsamples"
-            verdict += f": these data know it to ±{half:.{D}f} {unit}; {more} would settle it against a margin"
-        verdict += f" of {row.margin:g} {unit.removesuffix('s') if row.margin == 1 else unit}"
+        more = f"about {times:.0f} times as many subsamples" if times >= 1.8 else f"{row.needed:.0f} subsamples a task"
+        verdict = f"not settled: these data know it to ±{half:.{D}f} {unit}; "
+        verdict += f"{more} would settle it against a margin of {margin}"
     those = "this task" if row.tasks == 1 else f"these {row.tasks} tasks"
     return f"{what}: between {row.low:+.{D}f} and {row.high:+.{D}f} {unit} for {those} (89 % interval): {verdict}"
 
@@ -682,14 +683,15 @@ def plan_lines(plan, margin, unit):
         who = "mean over models" if model == "all" else model
         yield f"{title_of(*cell)}, {who}, {count(mine['tasks'].max(), 'task')}:"
         for row in mine.itertuples():
-            text = (f"{row.mean:+.2f} {unit}, known to ±{row.half_width:.2f} by {row.subsamples} subsamples a task "
-                    f"(one: ±{stats.norm.ppf(UPPER) * row.sd / math.sqrt(row.tasks):.2f})")
+            one, known = stats.norm.ppf(UPPER) * row.sd / math.sqrt(row.tasks), f"known to ±{row.half_width:.2f} by"
+            text = f"{row.mean:+.2f} {unit}, {known} {row.subsamples} subsamples a task (one: ±{one:.2f})"
             if row.needed > 0:
-                text += (f"; {row.needed:.0f} bring that below {margin:g} "
-                         f"(89 % interval: {row.needed_low:.0f} to {row.needed_high:.0f})")
-            if math.isnan(row.sd):
-                text = "no plan from one subsample of a task; run at least 2" if row.subsamples < 2 else \
-                    "the variance of training alone is not told from 0 by these data; more subsamples could tell"
+                between = f"{row.needed_low:.0f} to {row.needed_high:.0f}"
+                text += f"; {row.needed:.0f} bring that below {margin:g} (89 % interval: {between})"
+            elif row.subsamples < 2:
+                text = "no plan from one subsample of a task; run at least 2"
+            elif math.isnan(row.sd):
+                text = "the variance of training alone is not told from 0 by these data; more subsamples could tell"
             yield f"  {row.quantity}{'' if row.quantity in EFFECTS else sets[row.test_set]}: {text}"
 
 
