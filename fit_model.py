@@ -6,11 +6,10 @@ texts, n unlabelled and n test texts; D_ijk of model i, task j, subsample k, in 
     boost = acc_extra - acc_base      or      bias = acc_test - acc_extra
 A cell is one (experiment, m, n). Four answers, always under these names, with 89 % intervals:
     these tasks       the headline, in closed form (these_tasks): the mean over tasks of the tasks' mean differences;
-                      all models together: D is averaged over them first. It needs two subsamples a task
+                      all models: D is averaged over them first. It needs two subsamples a task
     tasks like these  a t interval over the task means: tasks as a sample of tasks
-    paper             Y_ijkl ~ Binomial(n, p), logit p = mu + alpha_i + U_j + V_jk + W_jl + beta l (l = 0 control, 1
-                      treatment), (1) to (10), and the mean differences (11), (12) that it predicts. For reproduction:
-                      its intervals do not hold what they say
+    paper             Y_ijkl ~ Binomial(n, p), logit p = mu + alpha_i + U_j + V_jk + W_jl + beta l (l = 1: treatment),
+                      (1) to (10), and the differences (11), (12) that it predicts; its intervals do not hold 89 %
     hierarchical      D_ijk ~ N(delta_ij, s_ij), delta_ij ~ N(beta_i, tau_i), log s_ij ~ N(log s_i, omega_i): how much
                       tasks differ, one task's effect after shrinking. It weights quiet tasks most: no headline
 
@@ -24,19 +23,17 @@ Commands, cheapest first
 Writes to fits/ summary.md, which a person reads first, figures *.png, and tables with the columns
     effects.csv       experiment, m, n, metric, effect, model (all: mean over models), target (the names above), tasks,
                       subsamples (fewest of a task), estimate, se, df, low, high, margin, verdict, needed (subsamples a
-                      task until the half-width is below the margin), detectable (told from 0 with 80 % power)
-    means.csv         experiment, model, m, n, tasks, rows, boost, boost_median, bias, bias_median: Table 1
+                      task for a half-width below the margin), detectable (told from 0 with 80 % power)
+    means.csv         experiment, m, n, model, tasks, rows, boost, boost_median, bias, bias_median: Table 1
     tasks.csv         experiment, m, n, effect, model, task, subsamples, estimate, sd, majority, low, high, p (one-sided
-                      sign-flip test of a bias), p_adjusted (Benjamini-Hochberg in cell and model), flag_3, flag_2 (bias
-                      from +3, +2 points); of the fits paper ((12)), hierarchical, their _low, _high, p_beyond (margin)
-    losses.csv        first, second (experiments), model, m, n, task, subsamples, ratio_extra, ratio_test: final
-                      pretraining losses of the second over those of the first (section 8)
+                      sign flips of a bias), p_adjusted (Benjamini-Hochberg), flag_3, flag_2 (bias from +3, +2 points);
+                      of the fits paper ((12)), hierarchical, their _low, _high, p_beyond (the margin)
+    losses.csv        first, second (experiments), model, m, n, task, subsamples, ratio_extra, ratio_test (section 8)
     correlations.csv  experiment, m, n, effect, task, model_a, model_b, subsamples, spearman (appendix F)
     posterior.csv     experiment, m, n, effect, analysis, parameter, mean, sd, hdi_low, hdi_high, r_hat, ess_bulk,
-                      ess_tail, warning
+                      ess_tail, warning (empty if it converged; else exit status 3)
     plan.csv          experiment, m, n, model, quantity, test_set, tasks, subsamples, mean, sd (of one subsample of a
                       task), half_width, needed, needed_low, needed_high
-Exit status 3 if a fit did not converge: its rows and the output say so.
 
 Measured 2026-11-22 on 2 cores: --draws 0 --no-figures takes 2.7 s from the start of Python on all 27,500 published
 rows; a fit 20 to 90 s, of which 16 compile the model once per shape. All numbers: docs/results.md.
@@ -67,9 +64,8 @@ CENTRED = {"paper": 5, "hierarchical": 10}  # tasks from which c_jk, log s_ij ar
 ATTEMPTS = ((0.9, 1, 1), (0.99, 4, 2))  # target of acceptance, times the tuning, times the draws; the second: a rerun
 PRIORS = {"paper": (1.0, 1.0), "wide": (1.5, 5.0)}  # sd of mu and beta; wide: the sensitivity check of appendix E
 FEWEST_TASKS, MOST_TASKS = 5, 100  # with fewer the paper's W and words on many tasks are left out, with more figures
-FLAGS = (3, 2)  # points of bias from which a task is lemon-picked (section 7, appendix E)
 COMPILED = {}  # models by analysis, flags and shapes of the data
-NUISANCE = ("a", "c", "c_raw", "z", "z_new", "log_s", "log_s_raw", "effect")  # not judged for convergence
+HYPER = ("mu", "alpha", "beta", "sd_U", "sd_V", "sd_W", "tau", "s", "omega")
 SUMMARY = ["mean", "sd", "hdi_low", "hdi_high", "r_hat", "ess_bulk", "ess_tail", "warning"]
 
 
@@ -135,10 +131,9 @@ def read_file(path, needed):
     except ValueError as error:
         stop(f"{path} is no CSV file in UTF-8 with equal lines: {error}")
     table.columns = header = [str(name).strip() for name in table.iloc[0]]
-    for name in (*needed, *header):
-        if header.count(name) != 1:
-            found = f"{'two columns' if name in header else 'no column'} {name!r}"
-            stop(f"{path} has {found}; columns found: {', '.join(header)}")
+    for name in [name for name in (*needed, *header) if header.count(name) != 1]:
+        found = "two columns" if name in header else "no column"
+        stop(f"{path} has {found} {name!r}; columns found: {', '.join(header)}")
     table = table.assign(where=[f"{path}, line {index + 1}" for index in table.index])[1:]
     if table[-1:].isna().any(axis=None) and raw[-1:] not in b"\r\n":  # what a killed run leaves at most
         print(f"{path}: the last line is torn (its run was killed); it is left out")
@@ -194,12 +189,11 @@ def each_once(rows, values):
     """The rows, each run once; a run with other values, and one setting with two recipes or data sets, are refused."""
     checks = [(RUN, name) for name in [*values, "split"]] + [(RUN[:5], "recipe"), (["experiment", "task"], "data")]
     for scope, name in checks:
-        known = rows[rows[name].astype(str) != ""]
-        if (differ := known.groupby(scope)[name].transform("nunique") > 1).any():
-            first = known[differ].iloc[0]
-            other = known[(known[scope] == first[scope]).all(axis=1) & (known[name] != first[name])].iloc[0]
-            stop(f"{first['where']} and {other['where']} agree in {', '.join(scope)} and differ in {name} "
-                 f"({first[name]} and {other[name]}): keep one of them, or name their experiments differently")
+        known = rows[rows[name].astype(str) != ""].drop_duplicates([*scope, name])
+        for _, two in known[known.duplicated(scope, keep=False)].groupby(scope):
+            (first, a), (other, b) = two[["where", name]].to_numpy()[:2]
+            stop(f"{first} and {other} agree in {', '.join(scope)} and differ in {name} ({a} and {b}): keep one of "
+                 "them, or name their experiments differently")
     if (twice := rows.duplicated(RUN)).any():
         print(f"{twice.sum()} rows were given twice, with equal values: each is used once")
     return rows[~twice].sort_values(RUN, ignore_index=True)
@@ -208,10 +202,11 @@ def each_once(rows, values):
 def choose_rows(rows, args):
     """The rows that --experiment, --m, --n, --models and --tasks name; an unknown value ends the run."""
     for flag, name in CHOICES.items():
-        wanted, found = getattr(args, flag), sorted(set(rows[name]))
-        if unknown := [value for value in wanted or [] if value not in found]:
-            stop(f"--{flag} {unknown[0]}: not in the data chosen so far; found: {', '.join(map(str, found))}")
-        rows = rows[rows[name].isin(wanted or found)]
+        found = sorted(set(rows[name]))
+        wanted = getattr(args, flag) or found
+        for value in set(wanted) - set(found):
+            stop(f"--{flag} {value}: not in the data chosen so far; found: {', '.join(map(str, found))}")
+        rows = rows[rows[name].isin(wanted)]
     return rows
 
 
@@ -253,7 +248,7 @@ def these_tasks(means, variances, counts, floor):
     return estimate, se, df, estimate - half, estimate + half
 # --- end shared ---
 UPPER = (1 + SHARE) / 2  # the upper end, as a quantile
-GROUP = [*CELL, "effect", "model"]
+GROUP, INTERVAL = [*CELL, "effect", "model"], ["estimate", "low", "high"]
 
 
 # --- shared: tools ---
@@ -345,13 +340,13 @@ def task_table(rows, long, metric):
     half = stats.t.ppf(UPPER, K - 1) * np.sqrt(variance / K)  # nan where there is one subsample
     table["low"], table["high"] = table["estimate"] - half, table["estimate"] + half
     if metric == "acc":
-        right = rows.groupby([*names, "subsample"])[["right_test", "right_extra"]].sum()
-        changes = (right["right_test"] - right["right_extra"]).groupby(level=names)
-        tests = changes.agg(lambda values: sign_flip_p(values.to_numpy())).to_frame("p")
-        tests["p_adjusted"] = tests["p"].groupby(level=names[:-1]).transform(stats.false_discovery_control)
-        table, bias = table.join(tests, on=names), table.index.get_level_values("effect") == "bias"
+        changes = rows.assign(change=rows["right_test"] - rows["right_extra"]).groupby([*names, "subsample"])["change"]
+        tests = changes.sum().groupby(names).agg(sign_flip_p).to_frame("p")
+        tests["p_adjusted"] = tests["p"].groupby(names[:-1]).transform(stats.false_discovery_control)
+        bias = table.index.get_level_values("effect") == "bias"
+        table = table.join(tests, on=names)
         table.loc[~bias, ["p", "p_adjusted"]] = math.nan
-        for flag in FLAGS:
+        for flag in (3, 2):  # points of bias from which a task is lemon-picked (section 7, appendix E)
             table[f"flag_{flag}"] = (bias & (table["estimate"] >= flag)).astype(int)
     return table
 
@@ -363,14 +358,13 @@ def effects_table(tasks, metric, margin):
         K, means, v, J = mine["subsamples"], mine["estimate"], mine["sd"] ** 2, len(mine)
         floor, mean, se, df = floor_of(metric, key[2]), means.mean(), means.sem(), J - 1 or math.nan
         half, se_1 = stats.t.ppf(UPPER, df) * se, math.sqrt(np.maximum(v, floor).sum(skipna=False)) / J
-        found = {"these tasks": these_tasks(means, v, K, floor),
-                 "tasks like these": (mean, se, df, mean - half, mean + half)}
-        for target, (estimate, se, df, low, high) in found.items():
+        found = {"these tasks": (*these_tasks(means, v, K, floor), needed_subsamples(se_1, J, margin)),
+                 "tasks like these": (mean, se, df, mean - half, mean + half, math.nan)}
+        for target, (estimate, se, df, low, high, needed) in found.items():
             effects[*key, target] = dict(
                 zip(CELL, key), metric=metric, effect=key[3], model=key[4], target=target, tasks=J, subsamples=K.min(),
                 estimate=estimate, se=se, df=df, low=low, high=high, margin=margin,
-                verdict=verdict_of(low, high, margin), needed=math.nan, detectable=detectable_effect(se, df))
-        effects[*key, "these tasks"]["needed"] = needed_subsamples(se_1, J, margin)
+                verdict=verdict_of(low, high, margin), needed=needed, detectable=detectable_effect(se, df))
     return effects
 
 
@@ -379,7 +373,7 @@ def means_table(rows, long):
     unit = [*CELL, "model"]
     table = rows.groupby(unit).agg(tasks=("task", "nunique"), rows=("task", "size"))
     for effect in EFFECTS:
-        means = long[long["effect"] == effect].groupby([*unit, "task"])["value"].mean().groupby(level=unit)
+        means = long[long["effect"] == effect].groupby([*unit, "task"])["value"].mean().groupby(unit)
         table[effect], table[f"{effect}_median"] = means.mean(), means.median()
     return table.reset_index()
 
@@ -387,13 +381,11 @@ def means_table(rows, long):
 def losses_table(rows):
     """losses.csv: final pretraining losses of one experiment over those of another, subsample by subsample."""
     known = rows.dropna(subset=["loss_extra", "loss_test"])
-    both = known.merge(known, on=RUN[1:], suffixes=("_1", "_2")).query("experiment_1 < experiment_2")
-    both = both.rename(columns={"experiment_1": "first", "experiment_2": "second"})
-    for arm in ("extra", "test"):
-        both[f"ratio_{arm}"] = both[f"loss_{arm}_2"] / both[f"loss_{arm}_1"]
-    groups = both.groupby(["first", "second", "model", "m", "n", "task"], as_index=False)
-    return groups.agg(subsamples=("subsample", "nunique"), ratio_extra=("ratio_extra", "mean"),
-                      ratio_test=("ratio_test", "mean"))
+    both = known.merge(known, on=RUN[1:], suffixes=("", "_2")).query("experiment < experiment_2")
+    both = both.rename(columns={"experiment": "first", "experiment_2": "second"}).assign(
+        ratio_extra=both["loss_extra_2"] / both["loss_extra"], ratio_test=both["loss_test_2"] / both["loss_test"])
+    return both.groupby(["first", "second", "model", "m", "n", "task"], as_index=False).agg(
+        subsamples=("subsample", "nunique"), ratio_extra=("ratio_extra", "mean"), ratio_test=("ratio_test", "mean"))
 
 
 def correlations_table(long):
@@ -419,12 +411,11 @@ def plan_table(long, metric, margin):
             variance, told = training_variance([group.to_numpy() / 100 for _, group in groups], cell[2])
             plans["fixed"] = math.sqrt(variance) if told else math.nan
         for test_set, se_1 in plans.items():
-            needed = {name: needed_subsamples(se_1 * factor, J, margin)
-                      for name, factor in zip(("needed", "needed_low", "needed_high"), (1, *spread))}
-            half = stats.t.ppf(UPPER, df) * se_1 / math.sqrt(K.min())
-            table.append(dict(zip(CELL, cell), model=model, quantity=quantity, test_set=test_set, tasks=J,
-                              subsamples=K.min(), mean=means.mean(), sd=se_1 * math.sqrt(J), half_width=half, **needed))
-    return pd.DataFrame(table)
+            half, sd = stats.t.ppf(UPPER, df) * se_1 / math.sqrt(K.min()), se_1 * math.sqrt(J)
+            needed = [needed_subsamples(se_1 * factor, J, margin) for factor in (1, *spread)]
+            table.append([*cell, model, quantity, test_set, J, K.min(), means.mean(), sd, half, *needed])
+    return pd.DataFrame(table, columns=[*CELL, "model", "quantity", "test_set", "tasks", "subsamples", "mean", "sd",
+                                        "half_width", "needed", "needed_low", "needed_high"])
 
 
 # The two models ---------------------------------------------------------------------------------------------
@@ -440,108 +431,90 @@ def import_pymc():
     return pymc, arviz, pytensor.tensor
 
 
-def paper_data(rows, effect):
-    """What the paper's model needs of a cell: sums over models i, units r = (task, subsample), tasks j; total [i, r] of
-    answers, 0 where a model lacks the unit. known: the share of the variance of the tasks' changes in log odds that is
-    more than binomial noise, 0 to 1."""
-    names = [*(f"right_{arm}" for arm in EFFECTS[effect]), "n"]
-    sums = rows.pivot_table(index=["task", "subsample"], columns="model", values=names, aggfunc="sum", fill_value=0)
-    control, treatment, total = (sums[name].to_numpy().T.astype(int) for name in names)
-    task_idx, tasks = pd.factorize(sums.index.get_level_values("task"))
-    *right, answers = rows.groupby("task")[names].sum().to_numpy().T
-    p = (np.array(right) + 0.5) / (answers + 1)
-    noise, spread = (1 / (answers * p * (1 - p))).sum(0).mean(), np.diff(special.logit(p), axis=0).var()
-    both, known = control + treatment, max(1 - noise / spread, 0.0) if spread else 0.0
-    data = {"unit_right": both.sum(0), "model_right": both.sum(1), "change": (right[1] - right[0]) / 2,
-            "total": total, "task_idx": task_idx, "known": np.array(known)}
-    return SimpleNamespace(models=list(sums["n"].columns), tasks=list(tasks), data=data)
-
-
-def paper_model(cell, args):
-    """The paper's model, (1) to (10), in variables that mix; no W if there are few tasks, no U if one. Exactly,
-    with S_j = (W_j0 + W_j1) / sqrt 2 and D_j = (W_j1 - W_j0) / sqrt 2, independent Normal(0, sd_W),
+def paper_model(rows, effect, args):
+    """The paper's model of a cell, (1) to (10), in variables that mix; few tasks: no W, one task: no U. Exactly, with
+    S_j = (W_j0 + W_j1) / sqrt 2 and D_j = (W_j1 - W_j0) / sqrt 2, independent Normal(0, sd_W),
         a_j = mu + beta / 2 + U_j + S_j / sqrt 2 ~ Normal(mu + beta / 2, sqrt(sd_U^2 + sd_W^2 / 2)),
         c_jk = a_j + V_jk ~ Normal(a_j, sd_V),   d_j = beta + sqrt 2 D_j,   logit p = c_jk + alpha_i + (l - 1/2) d_j.
-    d_j is centred as far as the data know it, k: with s = sqrt 2 sd_W,
+    d_j is centred as far as the data know it: with s = sqrt 2 sd_W and k, the share of the variance of the tasks'
+    changes in log odds that is more than binomial noise,
         d_j = beta + s^(1-k) (z_j - k beta),   z_j ~ Normal(k beta, s^k).
     Over l, with q = e^(c + alpha): log((1 + q e^(d/2)) (1 + q e^(-d/2))) = log1p(q (e^(d/2) + e^(-d/2)) + q^2)."""
     pm, _, pt = import_pymc()
-    J, units = len(cell.tasks), range(len(cell.data["task_idx"]))
+    names = [*(f"right_{arm}" for arm in EFFECTS[effect]), "n"]
+    sums = rows.pivot_table(index=["task", "subsample"], columns="model", values=names, aggfunc="sum", fill_value=0)
+    control, treatment, total = (sums[name].to_numpy().T.astype(int) for name in names)  # total 0: the model lacks it
+    task_idx, tasks = pd.factorize(sums.index.get_level_values("task"))
+    right, answers = (rows.groupby("task")[part].sum().to_numpy() for part in (names[:2], names[2:]))
+    p = (right + 0.5) / (answers + 1)
+    noise, spread = (1 / (answers * p * (1 - p))).sum(1).mean(), np.diff(special.logit(p)).var() or 1e-9
+    both, known, models, J = control + treatment, max(1 - noise / spread, 0), list(sums["n"]), len(tasks)
+    data = {"total": total, "by_unit": both.sum(0), "by_model": both.sum(1), "change": np.diff(right)[:, 0] / 2,
+            "task_idx": task_idx, "known": np.array(float(known))}
     interaction, (sd_mu, sd_beta) = J >= FEWEST_TASKS and not args.no_interaction, PRIORS[args.priors]
-    with pm.Model(coords={"later": cell.models[1:], "task": cell.tasks, "unit": units}) as model:
-        data = {name: pm.Data(name, value) for name, value in cell.data.items()}
-        task_idx, k = data["task_idx"], data["known"]
+    coords = {"model": models, "later": models[1:], "task": tasks, "unit": range(len(task_idx))}
+    with pm.Model(coords=coords) as model:
+        total, by_unit, by_model, change, task_idx, k = (pm.Data(name, value) for name, value in data.items())
         mu, beta = pm.Normal("mu", 0, sd_mu), pm.Normal("beta", 0, sd_beta)
-        alpha = pt.concatenate([[0.0], pm.Normal("alpha", 0, 5, dims="later")]) if len(cell.models) > 1 else pt.zeros(1)
+        alpha = pt.concatenate([[0.0], pm.Normal("alpha", 0, 5, dims="later")]) if len(models) > 1 else pt.zeros(1)
         sd_U = pm.HalfNormal("sd_U", 1) if J > 1 else 0
         sd_V, sd_W = pm.HalfNormal("sd_V", 1), pm.HalfNormal("sd_W", 3.5355) if interaction else 0
         level, s = mu + beta / 2, math.sqrt(2) * sd_W
         a = pm.Normal("a", level, pt.sqrt(sd_U**2 + sd_W**2 / 2), dims="task")[task_idx] if J > 1 else level
-        if J >= CENTRED["paper"]:
-            c = pm.Normal("c", a, sd_V, dims="unit")
-        else:
-            c = pm.Deterministic("c", a + sd_V * pm.Normal("c_raw", 0, 1, dims="unit"), dims="unit")
+        c = (pm.Normal("c", a, sd_V, dims="unit") if J >= CENTRED["paper"] else
+             pm.Deterministic("c", a + sd_V * pm.Normal("c_raw", 0, 1, dims="unit"), dims="unit"))
         d = beta + s ** (1 - k) * (pm.Normal("z", k * beta, s**k, dims="task") - k * beta) if interaction else beta
         d = pm.Deterministic("d", d * pt.ones(J), dims="task")
         q, ratio = pt.exp(c)[None] * pt.exp(alpha)[:, None], pt.exp(d / 2)
-        both = (data["total"] * pt.log1p(q * (ratio + 1 / ratio)[task_idx] + q**2)).sum()
-        observed = (data["unit_right"] * c).sum() + (data["model_right"] * alpha).sum() + (data["change"] * d).sum()
-        pm.Potential("likelihood", observed - both)
+        both = (total * pt.log1p(q * (ratio + 1 / ratio)[task_idx] + q**2)).sum()
+        pm.Potential("likelihood", (by_unit * c).sum() + (by_model * alpha).sum() + (change * d).sum() - both)
     return model
 
 
-def predict(posterior, cell, rng):
+def predict(posterior, total, task_idx, rng):
     """Add to the posterior the predictive effects in points: `effect` (12) by model, task, means over subsamples (nan
-    where a model lacks the task); `difference` (11) by model, over all. A draw is a data set; few draws at a time."""
-    shape, total, task_idx = posterior["beta"].shape, cell.data["total"], cell.data["task_idx"]
-    c, d = (posterior[name].values.reshape(math.prod(shape), -1) for name in ("c", "d"))
-    alpha = np.zeros((len(c), len(cell.models)))
+    where a model lacks the task); `difference` (11) over all and by model. A draw is a data set."""
+    c, d = posterior["c"].values[:, :, None], posterior["d"].values  # [chain, draw, 1, unit], [chain, draw, task]
+    alpha = np.zeros((*d.shape[:2], len(total), 1))
     if "alpha" in posterior:
-        alpha[:, 1:] = posterior["alpha"].values.reshape(len(c), -1)
-    starts = np.searchsorted(task_idx, range(len(cell.tasks)))
-    answers = np.add.reduceat(total, starts, axis=1)
-    effects = np.empty((len(c), *answers.shape))
-    for part in np.array_split(np.arange(len(c)), math.ceil(len(c) * total.size / 1e6)):
-        logit, half = c[part, None] + alpha[part, :, None], d[part][:, None, task_idx] / 2
-        treatment, control = (rng.binomial(total, special.expit(logit + sign * half)) for sign in (1, -1))
-        effects[part] = 100 * np.add.reduceat(treatment - control, starts, axis=2) / np.where(answers, answers, np.nan)
-    by_model = np.nanmean(effects, axis=2)
-    posterior["effect"] = ("chain", "draw", "model", "task"), effects.reshape(*shape, *answers.shape)
-    posterior["difference"] = ("chain", "draw", "over"), np.c_[by_model.mean(1), by_model].reshape(*shape, -1)
+        alpha[:, :, 1:, 0] = posterior["alpha"]
+    effects = np.empty((*alpha.shape[:3], d.shape[2]))
+    for j in range(d.shape[2]):  # one task at a time, for the memory
+        mine, half = task_idx == j, d[:, :, j, None, None] / 2
+        control, treatment = (rng.binomial(total[:, mine], special.expit(c[..., mine] + alpha + sign * half))
+                              for sign in (-1, 1))
+        answers = total[:, mine].sum(1)
+        effects[..., j] = 100 * (treatment - control).sum(-1) / np.where(answers, answers, np.nan)
+    by_model = np.nanmean(effects, axis=-1)
+    over = np.concatenate([by_model.mean(-1, keepdims=True), by_model], axis=-1)
+    posterior["effect"] = ("chain", "draw", "model", "task"), effects
+    posterior["difference"] = ("chain", "draw", "over"), over
 
 
-def hierarchical_data(rows, effect):
-    """Number, mean, scatter (sum of squares) of a cell's differences, [models, tasks]; 0: none."""
-    long = differences(rows, "acc").query("effect == @effect and model != 'all'")
-    wide = long.pivot_table("value", "model", "task", aggfunc=["count", "mean", "var"])
-    number, mean, variance = (wide[name].fillna(0).to_numpy(float) for name in ("count", "mean", "var"))
-    data = {"number": number, "average": mean, "square": variance * np.maximum(number - 1, 0),
-            "rounding": np.array(floor_of("acc", rows["n"].iloc[0]))}
-    return SimpleNamespace(models=list(wide.index), tasks=list(wide["mean"].columns), data=data)
-
-
-def hierarchical_model(cell):
-    """The model at this script's head, rounding's variance added to each s_ij^2. delta is summed out,
+def hierarchical_model(rows, effect):
+    """The model at this script's head, of a cell, rounding's variance added to each s_ij^2. delta is summed out,
     mean_ij ~ N(beta_i, sqrt(tau_i^2 + s_ij^2 / K_ij)), and drawn given the rest as `effect`."""
     pm, _, pt = import_pymc()
-    with pm.Model(coords={"model": cell.models, "task": cell.tasks}) as model:
-        number, average, square, rounding = (pm.Data(name, value) for name, value in cell.data.items())
+    long = differences(rows, "acc").query("effect == @effect and model != 'all'")
+    wide = long.pivot_table("value", "model", "task", aggfunc=["count", "mean", "var"]).fillna(0).astype(float)
+    with pm.Model(coords={"model": wide.index, "task": wide["mean"].columns}) as model:
+        number, average, variance = (pm.Data(f"D_{name}", wide[name].to_numpy()) for name in ("count", "mean", "var"))
+        rounding, more = pm.Data("rounding", np.array(floor_of("acc", rows["n"].iloc[0]))), pt.maximum(number - 1, 0)
         beta, tau = pm.Normal("beta", 0, 10, dims="model"), pm.HalfNormal("tau", 5, dims="model")
         s, omega = pm.HalfNormal("s", 10, dims="model"), pm.HalfNormal("omega", 1, dims="model")
         level, spread, dims = pt.log(s)[:, None], omega[:, None], ("model", "task")
-        if len(cell.tasks) >= CENTRED["hierarchical"]:
-            log_s = pm.Normal("log_s", level, spread, dims=dims)
-        else:
-            log_s = pm.Deterministic("log_s", level + spread * pm.Normal("log_s_raw", 0, 1, dims=dims), dims=dims)
-        pm.Deterministic("mean", beta.mean())
+        centred = wide["mean"].shape[1] >= CENTRED["hierarchical"]
+        log_s = pm.Normal("log_s", *((level, spread) if centred else (0, 1)), dims=dims)
+        log_s = log_s if centred else level + spread * log_s
         within, between, gap = pt.exp(2 * log_s) + rounding, tau[:, None] ** 2, average - beta[:, None]
         both = within + number * between
-        logs = pt.maximum(number - 1, 0) * pt.log(within) + (number > 0) * pt.log(both)
-        pm.Potential("likelihood", -(logs + square / within + number * gap**2 / both).sum() / 2)
-        noise = pt.sqrt(between * within / both) * pm.Normal("z", 0, 1, dims=dims)
-        delta = beta[:, None] + number * between / both * gap + noise
+        means = (number > 0) * pt.log(both) + number * gap**2 / both
+        pm.Potential("likelihood", -(more * (pt.log(within) + variance / within) + means).sum() / 2)
+        delta = beta[:, None] + number * between / both * gap
+        delta += pt.sqrt(between * within / both) * pm.Normal("z", 0, 1, dims=dims)
         pm.Deterministic("effect", pt.switch(number > 0, delta, np.nan), dims=dims)
         pm.Deterministic("new_task", beta + tau * pm.Normal("z_new", 0, 1, dims="model"), dims="model")
+        pm.Deterministic("mean", beta.mean())
     return model
 
 
@@ -559,28 +532,28 @@ def fit(rows, effect, analysis, args):
     import nutpie
 
     began, paper = time.time(), analysis == "paper"
-    cell = (paper_data if paper else hierarchical_data)(rows, effect)
-    key = (analysis, args.priors, args.no_interaction, *(value.shape for value in cell.data.values()))
+    model = paper_model(rows, effect, args) if paper else hierarchical_model(rows, effect)
+    data = {variable.name: variable.get_value() for variable in model.data_vars}
+    key = (analysis, args.priors, args.no_interaction, *(value.shape for value in data.values()))
     if key not in COMPILED:  # once for each shape of the data: it takes longer than most samplings
         with warnings.catch_warnings(action="ignore"):  # of large expressions that are compiled in two parts
-            COMPILED[key] = nutpie.compile_pymc_model(paper_model(cell, args) if paper else hierarchical_model(cell))
-    used = {name: value for name, value in cell.data.items() if name in COMPILED[key].shared_data}
-    names = {"model": cell.models, "task": cell.tasks, "later": cell.models[1:], "over": ["all", *cell.models]}
+            COMPILED[key] = nutpie.compile_pymc_model(model)
+    compiled = COMPILED[key].with_data(**{name: data[name] for name in COMPILED[key].shared_data})
+    models, tasks = (list(model.coords[name]) for name in ("model", "task"))
     for accept, longer, more in ATTEMPTS:
-        trace = nutpie.sample(COMPILED[key].with_data(**used), chains=args.chains, cores=min(args.cores, args.chains),
-                              tune=args.tune * longer, draws=args.draws * more, target_accept=accept, seed=args.seed,
-                              save_warmup=False, progress_bar=False)
-        posterior = trace.posterior.assign_coords(names)
+        trace = nutpie.sample(compiled, chains=args.chains, cores=min(args.cores, args.chains), tune=args.tune * longer,
+                              draws=args.draws * more, target_accept=accept, seed=args.seed, save_warmup=False,
+                              progress_bar=False)
+        posterior = trace.posterior.assign_coords(model=models, task=tasks, later=models[1:], over=["all", *models])
         if paper:
-            predict(posterior, cell, np.random.default_rng(args.seed))
-        judged = [name for name in posterior if name not in NUISANCE and not name.endswith("__")]
-        summary = arviz.summary(posterior[judged], hdi_prob=SHARE, round_to="none")
+            predict(posterior, data["total"], data["task_idx"], np.random.default_rng(args.seed))
+        reported = [name for name in posterior if name in (*HYPER, "d", "difference", "mean", "new_task")]
+        summary = arviz.summary(posterior[reported], hdi_prob=SHARE, round_to="none")
         if not (warning := warning_of(summary, int(trace.sample_stats["diverging"].sum()))):
             break
     summary = summary.rename(columns={"hdi_5.5%": "hdi_low", "hdi_94.5%": "hdi_high"}).assign(warning=warning)[SUMMARY]
-    return SimpleNamespace(
-        cell=tuple(rows[CELL].iloc[0]), effect=effect, analysis=analysis, models=cell.models, tasks=cell.tasks,
-        posterior=posterior, summary=summary, warning=warning, seconds=time.time() - began)
+    return SimpleNamespace(cell=tuple(rows[CELL].iloc[0]), effect=effect, analysis=analysis, models=models, tasks=tasks,
+                           posterior=posterior, summary=summary, warning=warning, seconds=time.time() - began)
 
 
 def task_effects(result, margin):
@@ -597,8 +570,7 @@ def task_effects(result, margin):
 def mean_effects(result, effects, margin):
     """Add a fit's rows to effects (see effects_table): (11), or beta and its mean over models."""
     for model in ["all"] * (len(result.models) > 1) + result.models:
-        name = "mean" if model == "all" else f"beta[{model}]"
-        name = f"difference[{model}]" if result.analysis == "paper" else name
+        name = f"difference[{model}]" if result.analysis == "paper" else "mean" if model == "all" else f"beta[{model}]"
         mean, sd, low, high = result.summary.loc[name, ["mean", "sd", "hdi_low", "hdi_high"]]
         key = (*result.cell, result.effect, model)
         first = effects.get((*key, "these tasks")) or dict(zip(GROUP, key), metric="acc", margin=margin)
@@ -615,16 +587,16 @@ def fit_all(rows, effects, args):
     """Every analysis of every effect of every cell that it can be made of; adds to effects, prints notes on them."""
     jobs, results = list(itertools.product(rows.groupby(CELL), args.effects, dict.fromkeys(args.analysis))), []
     for (cell, mine), effect, analysis in tqdm(jobs, desc="fits", leave=False):
-        where = f"{title_of(*cell)}, {effect}, {analysis}"
+        where = f"{title_of(*cell)}, {effect}, {analysis}: "
         sizes = mine.groupby(["model", "task"])["subsample"].nunique()
         if analysis == "hierarchical" and (sizes.min() < 2 or sizes.groupby("model").size().min() < 2):
-            tqdm.write(f"{where}: left out, it needs two tasks with two subsamples each", file=sys.stdout)
+            tqdm.write(f"{where}left out, it needs two tasks with two subsamples each", file=sys.stdout)
             continue
         results.append(result := fit(mine, effect, analysis, args))
-        dropped = " and ".join(name for name in "WU" if f"sd_{name}" not in result.posterior)
-        without = f" without {dropped} ({count(len(result.tasks), 'task')})" if analysis == "paper" and dropped else ""
+        dropped = " and ".join(name for name in "WU" if f"sd_{name}" not in result.posterior and analysis == "paper")
+        without = f" without {dropped} ({count(len(result.tasks), 'task')})" if dropped else ""
         notes = [f"{result.warning or 'converged'}{without} ({result.seconds:.0f} s)"]
-        result.notes = [f"{where}: {note}" for note in notes + list(mean_effects(result, effects, args.margin))]
+        result.notes = [where + note for note in notes + list(mean_effects(result, effects, args.margin))]
         tqdm.write("\n".join(result.notes), file=sys.stdout)
     return results
 
@@ -634,22 +606,23 @@ def fit_all(rows, effects, args):
 
 def conclusion(row, unit):
     """One sentence on a row of effects.csv (target: these tasks)."""
-    what = row.effect + (f" of {row.model}" if row.model != "all" else "")
+    what = f"{title_of(row.experiment, row.m, row.n)}: {row.effect}" + f" of {row.model}" * (row.model != "all")
     if math.isnan(row.low):
         why = "it takes two subsamples of each task" if row.subsamples < 2 else "all differences are equal"
         return f"{what}: {row.estimate:+.3g} {unit} observed, without an interval: {why}"
-    half, D = (row.high - row.low) / 2, 1 if row.high - row.low > 0.5 else 2 if unit == "points" else 4
-    verdict, margin = row.verdict, f"{row.margin or 0:g} {unit.removesuffix('s') if row.margin == 1 else unit}"
-    if not verdict:
+    half, times = (row.high - row.low) / 2, row.needed / row.subsamples
+    D = 1 if half > 0.25 else 2 if unit == "points" else 4
+    margin = f"{row.margin or 0:g} {unit.removesuffix('s') if row.margin == 1 else unit}"
+    if not row.verdict:
         verdict = "told from 0" if row.low > 0 or row.high < 0 else "not told from 0"
-    elif verdict != "not settled":
-        verdict += f" of {margin}"
+    elif row.verdict != "not settled":
+        verdict = f"{row.verdict} of {margin}"
     elif half < row.margin:
-        verdict += f": it reaches across the margin of {margin}"
+        verdict = f"not settled: it reaches across the margin of {margin}"
     else:
-        factor, more = row.needed / row.subsamples, f"{row.needed:.0f} subsamples a task"
-        more = f"about {factor:.0f} times as many subsamples" if factor >= 1.8 else more
-        verdict += f": these data know it to ±{half:.{D}f} {unit}; {more} would settle it against a margin of {margin}"
+        more = f"about {times:.0f} times as many subsamples" if times >= 1.8 else f"{row.needed:.0f} subsamples a task"
+        verdict = f"not settled: these data know it to ±{half:.{D}f} {unit}; "
+        verdict += f"{more} would settle it against a margin of {margin}"
     those = "this task" if row.tasks == 1 else f"these {row.tasks} tasks"
     return f"{what}: between {row.low:+.{D}f} and {row.high:+.{D}f} {unit} for {those} (89 % interval): {verdict}"
 
@@ -660,8 +633,7 @@ def conclusions(effects, rows, metric, unit):
     for (experiment, effect), cells in mine.groupby(["experiment", "effect"], sort=False):
         known = cells.dropna(subset="low")
         if len(cells) == 1 or known.empty:
-            for row in cells.itertuples():
-                yield f"{title_of(row.experiment, row.m, row.n)}: {conclusion(row, unit)}"
+            yield from (conclusion(row, unit) for row in cells.itertuples())
             continue
         low, high, estimates = known["low"], known["high"], known["estimate"]
         verdicts = ", ".join(f"{name} in {number}" for name, number in known["verdict"].value_counts().items() if name)
@@ -694,11 +666,10 @@ def many_lines(tasks, losses, correlations):
                f"{(means == 0).sum()} zero, {(means < 0).sum()} negative; "
                f"from {means.min():+.2f} ({means.idxmin()}) to {means.max():+.2f} ({means.idxmax()})")
         if effect == "bias" and "p" in mine:
-            p, picked = mine["p_adjusted"], ", ".join(sorted(set(mine.loc[mine[f"flag_{FLAGS[0]}"] == 1, "task"])))
+            p, picked = mine["p_adjusted"], ", ".join(sorted(set(mine.loc[mine["flag_3"] == 1, "task"])))
             yield (f"{experiment}, one-sided sign-flip tests of a positive bias: {len(p)}, adjusted p below .05: "
-                   f"{(p < 0.05).sum()}, smallest {p.min():.3f}; bias from +{FLAGS[0]} points: {picked or 'none'}")
-        found = correlations.query("experiment == @experiment and effect == @effect")
-        if len(found):
+                   f"{(p < 0.05).sum()}, smallest {p.min():.3f}; bias from +3 points: {picked or 'none'}")
+        if len(found := correlations.query("experiment == @experiment and effect == @effect")):
             chance, rho = math.sqrt((1 / (found["subsamples"] - 1)).mean()), found["spearman"]
             yield (f"{experiment}, rank correlation of two models' {effect} over the same subsamples: mean "
                    f"{rho.mean():+.3f}, sd {rho.std():.3f}; of unrelated ones 0 and {chance:.3f}")
@@ -711,84 +682,81 @@ def plan_lines(plan, margin, unit):
     """The plan in sentences: per cell and model what is known, and how many subsamples a task would do."""
     sets = {"redrawn": " with test texts drawn anew each time", "fixed": " with a fixed test set"}
     for (*cell, model), mine in plan.groupby([*CELL, "model"], sort=False):
-        who, tasks = "mean over models" if model == "all" else model, mine["tasks"].max()
-        yield f"{title_of(*cell)}, {who}, {count(tasks, 'task')}:"
+        who = "mean over models" if model == "all" else model
+        yield f"{title_of(*cell)}, {who}, {count(mine['tasks'].max(), 'task')}:"
         for row in mine.itertuples():
-            name = f"  {row.quantity}{'' if row.quantity in EFFECTS else sets[row.test_set]}"
-            one = stats.norm.ppf(UPPER) * row.sd / math.sqrt(row.tasks)
-            known = f"known to ±{row.half_width:.2f} by {row.subsamples} subsamples a task (one: ±{one:.2f})"
+            one, known = stats.norm.ppf(UPPER) * row.sd / math.sqrt(row.tasks), f"known to ±{row.half_width:.2f} by"
+            text = f"{row.mean:+.2f} {unit}, {known} {row.subsamples} subsamples a task (one: ±{one:.2f})"
             if row.needed > 0:
-                interval = f"(89 % interval: {row.needed_low:.0f} to {row.needed_high:.0f})"
-                known += f"; {row.needed:.0f} bring that below {margin:g} {interval}"
-            why = "no plan from one subsample of a task; run at least 2" if row.subsamples < 2 else \
-                "the variance of training alone is not told from 0 by these data; more subsamples could tell"
-            yield f"{name}: {why if math.isnan(row.sd) else f'{row.mean:+.2f} {unit}, {known}'}"
+                between = f"{row.needed_low:.0f} to {row.needed_high:.0f}"
+                text += f"; {row.needed:.0f} bring that below {margin:g} (89 % interval: {between})"
+            elif row.subsamples < 2:
+                text = "no plan from one subsample of a task; run at least 2"
+            elif math.isnan(row.sd):
+                text = "the variance of training alone is not told from 0 by these data; more subsamples could tell"
+            yield f"  {row.quantity}{'' if row.quantity in EFFECTS else sets[row.test_set]}: {text}"
 
 
 # Figures ----------------------------------------------------------------------------------------------------
 
 
-def zero_axis(axis, text, names):
-    """An x axis of differences with a line at 0; the names of the lines downwards on the y axis."""
-    axis.axvline(0, color="grey", lw=1, ls="--", zorder=0)
-    axis.grid(axis="x", alpha=0.3)
-    axis.set_yticks(range(len(names)), names, fontsize=8)
-    axis.set(xlabel=text, ylim=(len(names) - 0.4, -0.7))
+def forest(title, names, parts, **more):
+    """(figure, its axes): a panel of differences a label of parts, a line at 0, the names downwards. parts[label] holds
+    {name in the legend: DataFrame estimate, low, high, indexed by the names}: points with intervals."""
+    width, height = 2.5 + 4.3 * len(parts), 2.1 + 0.32 * len(names)
+    figure, (axes,) = panels(title, 1, len(parts), width, height, sharey=True, **more)
+    for axis, (label, tables) in zip(axes, parts.items()):
+        for k, (name, table) in enumerate(tables.items()):
+            y = pd.Index(names).get_indexer(table.index) + 0.7 * (k + 0.5) / len(tables) - 0.35
+            axis.hlines(y, *table.iloc[:, 1:].to_numpy().T, f"C{k}", lw=2, label=name)
+            axis.plot(table.iloc[:, 0], y, "ko", ms=3)
+        axis.axvline(0, color="grey", lw=1, ls="--", zorder=0)
+        axis.grid(axis="x", alpha=0.3)
+        axis.set_yticks(range(len(names)), names, fontsize=8)
+        axis.set(xlabel=label, ylim=(len(names) - 0.4, -0.7))
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
+    return figure, axes
 
 
 def draw_effects(effects, kinds, unit, margin):
-    """effects.png: these tasks and tasks like these by cell and model; one x scale for both effects, the kinds."""
-    names = [f"{title_of(*cell)}  {model}" for *cell, model in effects.groupby([*CELL, "model"], sort=False).groups]
-    sizes = " or ".join(count(size, "task") for size in sorted(set(effects["tasks"])))
-    title = f"Mean effects over {sizes}, 89 % intervals\nthick: these tasks; thin: tasks like these; grey: the margin"
-    width, height = 3 + 4.2 * len(kinds), 1.8 + 0.27 * len(names)
-    figure, axes = panels(title, 1, len(kinds), width, height, sharex=True, sharey=True)
-    for axis, effect in zip(axes[0], kinds):
-        for target, shift, width in (("these tasks", -0.12, 3), ("tasks like these", 0.2, 1)):
-            mine = effects[(effects["effect"] == effect) & (effects["target"] == target)]
-            y = np.arange(len(mine)) + shift
-            axis.hlines(y, mine["low"], mine["high"], lw=width)
-            axis.plot(mine["estimate"], y, "ko", ms=4)
+    """effects.png: every answer by cell and model; one x scale for both effects, the kinds."""
+    lines = [f"{title_of(row.experiment, row.m, row.n)}  {row.model}" for row in effects.itertuples()]
+    groups = effects.assign(line=lines).set_index("line").groupby(["effect", "target"], sort=False)[INTERVAL]
+    parts = {f"{kind} ({unit})": {name: mine for (effect, name), mine in groups if effect == kind} for kind in kinds}
+    names, title = list(dict.fromkeys(lines)), "Mean effects, 89 % intervals; grey: the margin"
+    figure, axes = forest(title, names, parts, sharex=True)
+    for axis in axes:
         axis.axvspan(-(margin or 0), margin or 0, color="grey", alpha=0.12, lw=0)
-        zero_axis(axis, f"{effect} ({unit})", names)
     return figure
 
 
 def draw_tasks(table, cell, effect, unit):
-    """tasks.*.png: each task's mean and own interval beside what is left after shrinking; sd, number at the right."""
+    """tasks.*.png: each task's mean and own interval beside what the fits predict (12) or leave after shrinking."""
     table = table.drop(index="all", level="model", errors="ignore")
-    models, means = list(table.index.unique("model")), table["estimate"].groupby("task").mean()
-    order = means.sort_values(ascending=False).index
-    title = f"{effect} of each task, 89 % intervals: {title_of(*cell)}"
-    figure, axes = panels(title, 1, len(models), 2.2 + 4.2 * len(models), 1.6 + 0.27 * len(order), sharey=True)
-    for axis, model in zip(axes[0], models):
-        mine = table.loc[model]
-        y = order.get_indexer(mine.index)
-        axis.hlines(y - 0.15, mine["low"], mine["high"], "grey", lw=1, label="observed")
-        axis.plot(mine["estimate"], y - 0.15, "ko", ms=4, mfc="none")
-        if "hierarchical" in mine:
-            axis.hlines(y + 0.2, mine["hierarchical_low"], mine["hierarchical_high"], lw=2.5, label="hierarchical")
-            axis.plot(mine["hierarchical"], y + 0.2, "D", ms=3.5)
-        for place, sd, K in [(-0.9, "sd", "K"), *zip(y, mine["sd"].round(1), mine["subsamples"])]:
-            text = f"{sd}, {K}".removeprefix("nan, ")
-            axis.text(1.01, place, text, transform=axis.get_yaxis_transform(), va="center", fontsize=7)
-        zero_axis(axis, f"{model}: {effect} ({unit})", order)
-    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False)
+    order = table["estimate"].groupby("task").mean().sort_values(ascending=False).index
+    looks = {"observed": INTERVAL} | {name: [name, f"{name}_low", f"{name}_high"] for name in CENTRED if name in table}
+    models = {model: mine.droplevel("model") for model, mine in table.groupby("model")}
+    parts = {model: {name: mine[columns] for name, columns in looks.items()} for model, mine in models.items()}
+    figure, axes = forest(f"{effect} of each task ({unit}), 89 % intervals: {title_of(*cell)}", order, parts)
+    for axis, mine in zip(axes, models.values()):
+        texts = [f"{sd:.1f}, {K}".removeprefix("nan, ") for sd, K in zip(mine["sd"], mine["subsamples"])]
+        right = axis.secondary_yaxis("right")
+        right.set_yticks(order.get_indexer(mine.index), texts, fontsize=7)
+        right.set_ylabel("sd and number of subsamples", fontsize=7)
     return figure
 
 
 def draw_differences(long, kinds, cell, model, unit):
     """differences.*.png, Figures 13 to 20: boost and bias of each subsample as violins, per task, for one model."""
-    order = sorted(set(long["task"]))
-    title = f"{model}, {title_of(*cell)}\npoint: a subsample; diamond: the task's mean"
-    figure, axes = panels(title, 1, len(kinds), 2 + 4.5 * len(kinds), 1.7 + 0.34 * len(order), sharey=True)
-    for axis, effect in zip(axes[0], kinds):
-        groups = [group.to_numpy() for _, group in long[long["effect"] == effect].groupby("task")["value"]]
-        axis.violinplot(groups, range(len(order)), orientation="horizontal", widths=0.8, showextrema=False)
-        for y, values in enumerate(groups):
-            axis.plot(values, np.linspace(y - 0.15, y + 0.15, len(values)), "C0.", ms=3, alpha=0.5)
-            axis.plot(values.mean(), y, "kD", ms=4)
-        zero_axis(axis, f"{effect} ({unit})", order)
+    title = f"{model}, {title_of(*cell)}\nline: a subsample; diamond: the task's mean"
+    figure, axes = forest(title, sorted(set(long["task"])), {f"{effect} ({unit})": {} for effect in kinds})
+    for axis, effect in zip(axes, kinds):
+        mine = long[long["effect"] == effect]
+        tasks = mine.groupby("task")["value"]
+        axis.violinplot([values for _, values in tasks], range(tasks.ngroups), orientation="horizontal", widths=0.8,
+                        showextrema=False)
+        axis.plot(mine["value"], tasks.ngroup(), "C0|", alpha=0.5)
+        axis.plot(tasks.mean(), range(tasks.ngroups), "kD", ms=4)
     return figure
 
 
@@ -798,14 +766,13 @@ def draw_plan(plan, margin, unit):
     title = "How well do R subsamples a task know the mean over tasks?"
     figure, axes = panels(title, len(cells), 1, 8, 1 + 3.5 * len(cells))
     for axis, (cell, mine) in zip(axes[:, 0], cells):
-        for one in mine.itertuples():
-            half = stats.t.ppf(UPPER, one.tasks * (R - 1)) * one.sd / np.sqrt(R * one.tasks)
-            fixed, style = one.test_set == "fixed", ":" if one.model == "all" else "-"
-            name = f"{one.quantity}{', fixed test set' * fixed}, {one.model}"
-            axis.plot(R, half, "--" if fixed else style, label=name)
+        for row in mine.itertuples():
+            half = stats.t.ppf(UPPER, row.tasks * (R - 1)) * row.sd / np.sqrt(R * row.tasks)
+            fixed, style = row.test_set == "fixed", ":" if row.model == "all" else "-"
+            name = f"{row.quantity}{', fixed test set' * fixed}, {row.model}"
+            axis.loglog(R, half, "--" if fixed else style, label=name)
         axis.axhline(margin or math.nan, color="grey", lw=1, label="margin")
-        axis.set(xscale="log", yscale="log", title=title_of(*cell), xlabel="R, subsamples a task",
-                 ylabel=f"half-width ({unit})")
+        axis.set(title=title_of(*cell), xlabel="R, subsamples a task", ylabel=f"half-width ({unit})")
         for scale in (axis.xaxis, axis.yaxis):
             scale.set(major_locator=LogLocator(subs=(1, 2, 5)), minor_locator=NullLocator(), major_formatter="{x:g}")
         axis.grid(alpha=0.3)
@@ -813,34 +780,15 @@ def draw_plan(plan, margin, unit):
     return figure
 
 
-def draw_paper(results, tasks):
-    """paper.*.png of one cell: the paper's distributions of the average differences (11), Figures 3, 5 and 6; from 5
-    tasks on also the task effects that its model predicts (12) against the observed, Figures 9 and 10."""
-    several = len(results[0].tasks) >= FEWEST_TASKS
+def draw_paper(results):
+    """paper.*.png of one cell: the paper's distributions of the average differences (11), Figures 3, 5 and 6."""
     title = f"The paper's model: {title_of(*results[0].cell)}\nits 89 % intervals do not hold 89 %"
-    figure, ((left, *right),) = panels(title, 1, 1 + several, 5.5 + 5 * several, 5)
+    label = "mean difference over models, tasks, subsamples (points)"
+    figure, (axis,) = forest(title, [result.effect for result in results], {label: {}})
     for y, result in enumerate(results):
-        low, mean, high = result.summary.loc["difference[all]", ["hdi_low", "mean", "hdi_high"]]
         draws = result.posterior["difference"].sel(over="all").values.ravel()
-        left.violinplot(draws, [y], orientation="horizontal", widths=0.4, showextrema=False)
-        left.plot([low, mean, high], [y] * 3, "ko-", ms=4)
-        for axis, (model, marker) in itertools.product(right, zip(result.models, itertools.cycle("os^Dv"))):
-            one = tasks.loc[(*result.cell, result.effect, model)]
-            axis.plot(one["paper"], one["estimate"], marker, mfc="none", label=f"{result.effect}, {model}")
-    zero_axis(left, "mean difference over models, tasks, subsamples (points)", [result.effect for result in results])
-    for axis in right:
-        axis.axline((0, 0), slope=1, color="grey", lw=1, ls="--", zorder=0)
-        axis.set(xlabel="predicted for a task (points)", ylabel="observed (points)")
-        axis.legend()
-    return figure
-
-
-def draw_traces(result):
-    """traces/*.png: densities and traces of the hyperparameters by chain, by ArviZ (Figure 12)."""
-    hyper = ("mu", "alpha", "beta", "sd_U", "sd_V", "sd_W", "tau", "s", "omega")
-    names, title = [name for name in hyper if name in result.posterior], f"{result.analysis}, {result.effect}"
-    figure, axes = panels(f"{title}: {title_of(*result.cell)}", len(names), 2, 10, 1.5 * len(names))
-    import_pymc()[1].plot_trace(result.posterior, var_names=names, axes=axes)
+        axis.violinplot(draws, [y], orientation="horizontal", widths=0.7, showextrema=False)
+        axis.plot(result.summary.loc["difference[all]", ["hdi_low", "mean", "hdi_high"]], [y] * 3, "ko-", ms=4)
     return figure
 
 
@@ -855,15 +803,17 @@ def draw_all(long, tasks, effects, results, unit, args):
             yield f"differences.{file_of(*cell, model)}", draw_differences(mine, args.effects, cell, model, unit)
     paper = [result for result in results if result.analysis == "paper"]
     for cell, own in itertools.groupby(paper, key=lambda result: result.cell):
-        yield f"paper.{file_of(*cell)}", draw_paper(list(own), tasks)
-    for result in results:
-        yield f"traces/{result.analysis}.{file_of(*result.cell, result.effect)}", draw_traces(result)
+        yield f"paper.{file_of(*cell)}", draw_paper(list(own))
+    for result in results:  # densities and traces of the hyperparameters by chain (Figure 12)
+        names, what = [name for name in HYPER if name in result.posterior], f"{result.analysis}, {result.effect}"
+        figure, axes = panels(f"{what}: {title_of(*result.cell)}", len(names), 2, 10, 1.5 * len(names))
+        import_pymc()[1].plot_trace(result.posterior, var_names=names, axes=axes)
+        yield f"traces/{result.analysis}.{file_of(*result.cell, result.effect)}", figure
 
 
 def parse_args(argv):
     """Command-line flags; --help reads like a page."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0],
-                                     epilog="Columns, files and models: see the head of this script and README.md.")
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0], epilog="Columns: see the script's head.")
     add = parser.add_argument_group("what to run").add_argument
     add("paths", nargs="*", type=Path, default=[Path("results.csv")], metavar="FILE or FOLDER",
         help="results files, folders of them, or folders in the published layout (results.csv)")
@@ -886,13 +836,11 @@ def parse_args(argv):
     add("--out", type=Path, default=Path("fits"), metavar="FOLDER", help="tables and figures (%(default)s)")
     add("--no-figures", action="store_true", help="tables only")
     args = parser.parse_args(argv)
-    args.effects = [effect for effect in EFFECTS if effect in args.effects]
     if args.margin is None and args.metric in ("acc", "f1"):
         args.margin = 1.0
-    if args.seed < 0 or args.margin is not None and not args.margin > 0:
-        parser.error(f"--seed {args.seed} --margin {args.margin}: a seed is from 0, a margin above 0")
-    if args.draws and (args.draws < 10 or args.chains < 2):
-        parser.error(f"--draws {args.draws} --chains {args.chains}: take 2 chains of 10 draws at least, or 0 draws")
+    few = args.draws and (args.draws < 10 or args.chains < 2)
+    if few or args.seed < 0 or not (args.margin is None or args.margin > 0):
+        parser.error("a seed is from 0, a margin above 0; take 2 chains of 10 draws at least, or 0 draws")
     return args
 
 
@@ -923,18 +871,18 @@ def main(argv=None):
 
     # The two samplers
     results = fit_all(rows, effects, args) if args.draws and args.metric == "acc" else []
-    for analysis in dict.fromkeys(result.analysis for result in results):
-        tasks = tasks.join(pd.concat([task_effects(one, args.margin) for one in results if one.analysis == analysis]))
     if results:
-        table, lines = pd.DataFrame(effects.values()), lines + sum((result.notes for result in results), [])
+        fitted = pd.concat([task_effects(result, args.margin) for result in results]).groupby(tasks.index.names).first()
+        tasks, table = tasks.join(fitted), pd.DataFrame(effects.values())
+        lines += itertools.chain(*(result.notes for result in results))
         print("", effects_text(table, unit), sep="\n")
         posterior = {(*result.cell, result.effect, result.analysis): result.summary for result in results}
         posterior = pd.concat(posterior, names=[*CELL, "effect", "analysis", "parameter"]).reset_index()
         write(args.out, tasks=tasks.reset_index(), effects=table, posterior=posterior)
 
     # What a person reads
-    text = [f"Effects in {unit}, 89 % intervals; the verdict is on these tasks", "", "```", effects_text(table, unit)]
-    text = ["# Is pretraining on the test texts unfair here?", "", *(f"- {line}" for line in lines), "", *text, "```\n"]
+    text = ["# Is pretraining on the test texts unfair here?\n", *(f"- {line}" for line in lines), "",
+            f"Effects in {unit}, 89 % intervals; verdict on these tasks\n\n```", effects_text(table, unit), "```\n"]
     (args.out / "summary.md").write_text("\n".join(text), encoding="utf-8")
     for name, figure in draw_all(long, tasks, table, results, unit, args) if not args.no_figures else ():
         (args.out / f"{name}.png").parent.mkdir(exist_ok=True)

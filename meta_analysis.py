@@ -3,13 +3,12 @@
 Reproduces Figure 7 of "Evaluating the fairness of task-adaptive pretraining on unlabeled test data before few-shot text
 classification" (Dubey): keep one subsample per model and task, as most benchmarks do, analyse that slice, do it again
 with other slices. How different are the conclusions? With the slice's differences D_ij of model i and task j:
-    paper      Y_ijl ~ Binomial(n, p), logit p = mu + alpha_i + U_j + beta l (l = 0 control, 1 treatment), priors as in
-               fit_model.py. The result is the posterior of beta, in log odds; the threshold .04 (zero-shot: .08) is on
-               its mean. Taken by Newton's method and the curvature at the mode, sd_U at its own mode
+    paper      posterior of beta (log odds): Y_ijl ~ Binomial(n, p), logit p = mu + alpha_i + U_j + beta l (l = 1:
+               treatment), by Newton's method; the threshold .04 (zero-shot: .08) is on its mean
     t          mean and t interval over the tasks of D_ij (all models: averaged over them), in points
     sign flip  two-sided exact p of the sum of the differences under random signs
-    nulls      the same slices with the two arms of each model and task changed at random: no effect is left. This makes
-               the noise symmetric, turns real effects of single tasks into noise: it shows what noise would look like
+    nulls      the same slices with the two arms of each model and task changed at random: no effect is left, noise is
+               made symmetric, real effects of single tasks become noise
 
 Commands, cheapest first
     python meta_analysis.py results.csv --slices 20
@@ -20,11 +19,11 @@ Reads what fit_model.py reads. Writes to meta/ figures *.png and the columns
     meta.csv         experiment, m, n, effect, model (all: all models together), kind (slice, swapped), slice,
                      paper_mean, paper_low, paper_high (log odds), t_mean, t_low, t_high (points), p
     shares.csv       per cell, effect, model and kind: slices, paper_mean, paper_sd (of the slices' means), threshold,
-                     outside (share of paper's means beyond it), paper, t, sign_flip (shares that exclude 0 at 89 %;
-                     nominal .11), variance_ratio (of D between subsamples over that of two binomials)
-    leaderboard.csv  rank, name, score, model, gap (to the next below, points), p_wrong (the order with the next is
-                     wrong now), p_wrong_texts (also counting the luck of the test texts), p_swap_1, p_swap_5,
-                     p_swap_20 (in a rerun with so many training sets a task), p_best
+                     outside (share of paper's means beyond it), paper, t, sign_flip (shares that exclude 0 at 89 %),
+                     variance_ratio (of D between subsamples over that of two binomials)
+    leaderboard.csv  rank, name, score, model, gap (to the next below, points), p_wrong (the order with the next now),
+                     p_wrong_texts (with the luck of the test texts), p_swap_1, p_swap_5, p_swap_20 (in a rerun with so
+                     many training sets a task), p_best
 
 Measured 2026-11-21: 500 slices and 500 nulls of a cell with 25 tasks and 2 models take 5 s with their figure. Published
 accuracies, m = 100, n = 500: 45 % of 5,000 slices lie outside .04 (the paper: 47 % of 500). All: docs/results.md.
@@ -48,7 +47,7 @@ from tqdm.auto import tqdm
 
 THRESHOLD, ZERO_SHOT_THRESHOLD = 0.04, 0.08  # of |posterior mean of beta| (section 10)
 SHARE = 0.89  # of every interval: the paper's
-LOOKS = {"slice": ("slices", 2, "-"), "swapped": ("nulls", 1, "--")}  # name, line width, style
+LOOKS = {"slice": ("slices", "-"), "swapped": ("nulls", "--")}  # name, line style
 
 
 # --- shared: basics ---
@@ -113,10 +112,9 @@ def read_file(path, needed):
     except ValueError as error:
         stop(f"{path} is no CSV file in UTF-8 with equal lines: {error}")
     table.columns = header = [str(name).strip() for name in table.iloc[0]]
-    for name in (*needed, *header):
-        if header.count(name) != 1:
-            found = f"{'two columns' if name in header else 'no column'} {name!r}"
-            stop(f"{path} has {found}; columns found: {', '.join(header)}")
+    for name in [name for name in (*needed, *header) if header.count(name) != 1]:
+        found = "two columns" if name in header else "no column"
+        stop(f"{path} has {found} {name!r}; columns found: {', '.join(header)}")
     table = table.assign(where=[f"{path}, line {index + 1}" for index in table.index])[1:]
     if table[-1:].isna().any(axis=None) and raw[-1:] not in b"\r\n":  # what a killed run leaves at most
         print(f"{path}: the last line is torn (its run was killed); it is left out")
@@ -172,12 +170,11 @@ def each_once(rows, values):
     """The rows, each run once; a run with other values, and one setting with two recipes or data sets, are refused."""
     checks = [(RUN, name) for name in [*values, "split"]] + [(RUN[:5], "recipe"), (["experiment", "task"], "data")]
     for scope, name in checks:
-        known = rows[rows[name].astype(str) != ""]
-        if (differ := known.groupby(scope)[name].transform("nunique") > 1).any():
-            first = known[differ].iloc[0]
-            other = known[(known[scope] == first[scope]).all(axis=1) & (known[name] != first[name])].iloc[0]
-            stop(f"{first['where']} and {other['where']} agree in {', '.join(scope)} and differ in {name} "
-                 f"({first[name]} and {other[name]}): keep one of them, or name their experiments differently")
+        known = rows[rows[name].astype(str) != ""].drop_duplicates([*scope, name])
+        for _, two in known[known.duplicated(scope, keep=False)].groupby(scope):
+            (first, a), (other, b) = two[["where", name]].to_numpy()[:2]
+            stop(f"{first} and {other} agree in {', '.join(scope)} and differ in {name} ({a} and {b}): keep one of "
+                 "them, or name their experiments differently")
     if (twice := rows.duplicated(RUN)).any():
         print(f"{twice.sum()} rows were given twice, with equal values: each is used once")
     return rows[~twice].sort_values(RUN, ignore_index=True)
@@ -186,10 +183,11 @@ def each_once(rows, values):
 def choose_rows(rows, args):
     """The rows that --experiment, --m, --n, --models and --tasks name; an unknown value ends the run."""
     for flag, name in CHOICES.items():
-        wanted, found = getattr(args, flag), sorted(set(rows[name]))
-        if unknown := [value for value in wanted or [] if value not in found]:
-            stop(f"--{flag} {unknown[0]}: not in the data chosen so far; found: {', '.join(map(str, found))}")
-        rows = rows[rows[name].isin(wanted or found)]
+        found = sorted(set(rows[name]))
+        wanted = getattr(args, flag) or found
+        for value in set(wanted) - set(found):
+            stop(f"--{flag} {value}: not in the data chosen so far; found: {', '.join(map(str, found))}")
+        rows = rows[rows[name].isin(wanted)]
     return rows
 
 
@@ -290,13 +288,13 @@ def slice_rows(counts, total):
     """One row per slice: the paper's posterior of beta, the t interval over tasks, the sign-flip p."""
     mean, sd = slice_posterior(counts, total)
     there, changes = total.all(axis=0), counts[:, 1] - counts[:, 0]  # a task that a model lacks is no part of the mean
-    D, tasks = 100 * changes[:, :, there].mean(1) / total.max(), there.sum()
-    t, half, z = D.mean(1) if tasks else math.nan, math.nan, stats.norm.ppf((1 + SHARE) / 2) * sd
-    if tasks > 1:
-        half = stats.t.ppf((1 + SHARE) / 2, tasks - 1) * D.std(1, ddof=1) / math.sqrt(tasks)
+    D, J, upper = 100 * changes[:, :, there].mean(1) / total.max(), there.sum(), (1 + SHARE) / 2
+    t = D.mean(1) if J else math.nan
+    half = stats.t.ppf(upper, J - 1) * D.std(1, ddof=1) / math.sqrt(J) if J > 1 else math.nan
     p = [min(1, 2 * sign_flip_p(change if change.sum() > 0 else -change)) for change in changes.reshape(len(D), -1)]
-    return pd.DataFrame({"slice": np.arange(1, len(D) + 1), "paper_mean": mean, "paper_low": mean - z,
-                         "paper_high": mean + z, "t_mean": t, "t_low": t - half, "t_high": t + half, "p": p})
+    low, high = (mean + z * sd for z in stats.norm.ppf([1 - upper, upper]))
+    return pd.DataFrame({"slice": np.arange(1, len(D) + 1), "paper_mean": mean, "paper_low": low, "paper_high": high,
+                         "t_mean": t, "t_low": t - half, "t_high": t + half, "p": p})
 
 
 def variance_ratio(rows, effect):
@@ -312,16 +310,17 @@ def analyse(rows, effect, args):
     """(rows of meta.csv, rows of shares.csv) of a cell and effect: slices and nulls, all models together and each."""
     cell, models = dict(zip(CELL, rows[CELL].iloc[0])), sorted(set(rows["model"]))
     threshold = args.threshold or (ZERO_SHOT_THRESHOLD if cell["experiment"].startswith("zero-shot") else THRESHOLD)
-    groups = ({"all": models} if len(models) > 1 else {}) | {model: [model] for model in models}
+    groups = {"all": models} | {model: [model] for model in models}
+    if len(models) == 1:
+        del groups["all"]
     tables, shares = [], []
     for kind, (model, names) in itertools.product(LOOKS, groups.items()):
         counts, total = draw_slices(rows, effect, args.slices, np.random.default_rng(args.seed), kind == "swapped")
         chosen = [models.index(name) for name in names]
         own = total[chosen].any(axis=0)
         found = slice_rows(counts[:, :, chosen][..., own], total[chosen][:, own])
-        names_of = {**cell, "effect": effect, "model": model, "kind": kind}
+        names_of, means = {**cell, "effect": effect, "model": model, "kind": kind}, found["paper_mean"]
         tables.append(found.assign(**names_of)[[*names_of, *found]])
-        means = found["paper_mean"]
         told = {by: ((found[f"{by}_low"] > 0) | (found[f"{by}_high"] < 0)).mean() for by in ("paper", "t")}
         told["t"] = told["t"] if found["t_low"].notna().any() else math.nan  # one task: no interval
         shares.append(names_of | {
@@ -331,31 +330,23 @@ def analyse(rows, effect, args):
     return pd.concat(tables), pd.DataFrame(shares)
 
 
-def share_text(shares):
-    """shares.csv for a reader: percent of the slices and of the nulls, a line for each cell, effect and model."""
-    names = [*CELL, "effect", "model", "threshold", "variance_ratio"]
-    wide = shares.pivot_table(["outside", "paper", "t", "sign_flip"], names, "kind", sort=False, dropna=False)
-    wide = (100 * wide).rename(columns={"slice": "slices", "swapped": "nulls", "paper": "paper excludes 0"})
-    return wide.dropna(how="all").reset_index().to_string(index=False, na_rep="", float_format="{:.4g}".format)
-
-
 # Figures ----------------------------------------------------------------------------------------------------
 
 
 def draw_ecdf(table, shares):
     """Figure 7: cumulative distributions over slices, and nulls (dashed), of the paper's posterior and t means."""
-    first, models = shares.iloc[0], list(dict.fromkeys(table["model"]))
+    first, groups, models = shares.iloc[0], table.groupby(["model", "kind"]), list(dict.fromkeys(shares["model"]))
     title = f"{first['effect']} from one subsample per model and task: {title_of(*first[CELL])}"
     title += f"\n{count(first['slices'], 'slice')}; dashed: nulls; grey: within {first['threshold']:g}"
     figure, (axes,) = panels(title, 1, 2, 11, 5, sharey=True)
     texts = "the paper's model: posterior mean of beta (log odds)", "mean difference over tasks (points)"
     for axis, name, text in zip(axes, ("paper", "t"), texts):
         for row in shares.itertuples():
-            (what, width, style), colour = LOOKS[row.kind], f"C{models.index(row.model)}"
-            means = table.loc[(table["model"] == row.model) & (table["kind"] == row.kind), f"{name}_mean"]
-            if means.notna().all():
-                note = f"{100 * getattr(row, name):.0f} % exclude 0"
-                axis.ecdf(means, color=colour, lw=width, ls=style, label=f"{row.model}, {what}: {note}")
+            (what, style), colour = LOOKS[row.kind], f"C{models.index(row.model)}"
+            note = f": {100 * getattr(row, name):.0f} % exclude 0".replace(": nan % exclude 0", "")  # one task
+            means = groups.get_group((row.model, row.kind))[f"{name}_mean"]
+            if means.notna().all():  # else the models share no task
+                axis.ecdf(means, color=colour, ls=style, label=f"{row.model}, {what}{note}")
         axis.set_xlabel(text)
         axis.grid(alpha=0.3)
         axis.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.13), frameon=False, ncols=2)
@@ -370,7 +361,7 @@ def draw_nulls(shares):
     names = [f"{title_of(row.experiment, row.m, row.n)}, {row.effect}, {row.model}" for row in nulls.itertuples()]
     title = "Who sees an effect where there is none? One subsample per model and task"
     figure, ((axis,),) = panels(title, 1, 1, 8.5, 2.2 + 0.3 * len(nulls))
-    for column, marker in (("paper", "s"), ("t", "o"), ("sign_flip", "D")):
+    for column, marker in zip(("paper", "t", "sign_flip"), "soD"):
         axis.plot(100 * nulls[column], range(len(nulls)), marker, ms=4, label=column)
     axis.axvline(100 * (1 - SHARE), color="grey", lw=1, ls="--", label="nominal")
     axis.set_yticks(range(len(names)), names, fontsize=8)
@@ -425,24 +416,22 @@ def run_board(rows, args):
     for model, task in sizes.index[sizes < 2]:
         stop(f"{model} has one subsample of {task}, which cannot show how runs differ: run at least 2, or use --tasks")
     board = read_board(args.leaderboard)
-    tables = {model: board_table(board, mine, args.seed) for model, mine in rows.groupby("model")}
+    table = pd.concat(board_table(board, mine, args.seed) for _, mine in rows.groupby("model"))
     args.out.mkdir(parents=True, exist_ok=True)
-    write(args.out, leaderboard=pd.concat(tables.values()))
+    write(args.out, leaderboard=table)
     print(f"{args.leaderboard}: each entry's mean accuracy over {count(rows['task'].nunique(), 'task')} is taken to "
           f"vary from training run to training run as acc_extra of each model here ({title_of(*cells[0])}). The gap is "
           "taken as true; the entries share their test texts, which are held fixed; with a column n, p_wrong_texts "
-          "adds their luck as if they were not shared, which is at most too much.")
-    for model, table in tables.items():
-        text = table.drop(columns="model").to_string(index=False, na_rep="", float_format="{:.3g}".format)
-        silent = f"{model}: training noise is not told from 0 by these data: nothing is said on swaps; run more"
-        print("", silent if table["p_wrong"].isna().all() else f"noise of {model}\n{text}", sep="\n")
+          "adds their luck as if they were not shared, which is at most too much.\n")
+    print(table.to_string(index=False, na_rep="", float_format="{:.3g}".format))
+    for model in table.loc[table["p_best"].isna(), "model"].unique():
+        print(f"{model}: training noise is not told from 0 by these data: nothing is said on swaps; run more")
     print(f"\ntable: {(args.out / 'leaderboard.csv').resolve()}")
 
 
 def parse_args(argv):
     """Command-line flags; --help reads like a page."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0],
-                                     epilog="Columns and files: see the head of this script and README.md.")
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0], epilog="Columns: see the script's head.")
     add = parser.add_argument_group("what to run").add_argument
     add("paths", nargs="*", type=Path, default=[Path("results.csv")], metavar="FILE or FOLDER",
         help="results files, folders of them, or folders in the published layout (results.csv)")
@@ -468,17 +457,19 @@ def main(argv=None):
     rows = choose_rows(read_results(args.paths), args)
     if args.leaderboard:
         return run_board(rows, args)
-    found = []
     args.out.mkdir(parents=True, exist_ok=True)
-    jobs = [(group, effect) for group in rows.groupby(CELL) for effect in args.effects]
+    found, jobs = [], list(itertools.product(rows.groupby(CELL), args.effects))
     for (cell, mine), effect in tqdm(jobs, leave=False):
         found.append(analyse(mine, effect, args))
         if not args.no_figures:
             draw_ecdf(*found[-1]).savefig(args.out / f"slices.{file_of(*cell, effect)}.png", dpi=130)
     table, shares = map(pd.concat, zip(*found))
     write(args.out, meta=table, shares=shares)
+    names = [*CELL, "effect", "model", "threshold", "variance_ratio"]
+    wide = 100 * shares.pivot_table(["outside", "paper", "t", "sign_flip"], names, "kind", sort=False, dropna=False)
+    wide = wide.rename(columns={"slice": "slices", "swapped": "nulls", "paper": "paper excludes 0"}).dropna(how="all")
     print("one subsample per model and task: percent beyond the threshold; percent of 89 % intervals that exclude 0")
-    print(share_text(shares))
+    print(wide.reset_index().to_string(index=False, na_rep="", float_format="{:.4g}".format))
     if not args.no_figures:
         draw_nulls(shares).savefig(args.out / "nulls.png", dpi=130)
     print(f"in {args.out.resolve()}: meta.csv, shares.csv{'' if args.no_figures else ', figures'}")

@@ -357,11 +357,10 @@ def test_predictive_effects_are_binomial_means(f):
 
     c, d, alpha, K, n = np.array([0.2, -0.4, 1.0]), np.array([0.5, -0.3]), 0.7, [2, 1], 50
     task_idx = np.array([0, 0, 1])
-    cell = SimpleNamespace(models=["a", "b"], tasks=["x", "y"], data={"task_idx": task_idx, "total": np.array([[n, n, n], [n, n, 0]])})
     shape = (2, 20_000)
     posterior = xarray.Dataset({"beta": (("chain", "draw"), np.zeros(shape)), "c": (("chain", "draw", "unit"), np.tile(c, (*shape, 1))),
                                 "d": (("chain", "draw", "task"), np.tile(d, (*shape, 1))), "alpha": (("chain", "draw", "later"), np.full((*shape, 1), alpha))})
-    f.predict(posterior, cell, np.random.default_rng(0))
+    f.predict(posterior, np.array([[n, n, n], [n, n, 0]]), task_idx, np.random.default_rng(0))
     effects = posterior["effect"].values.reshape(-1, 2, 2)
     for i, j in ((0, 0), (1, 0), (0, 1)):
         logits = c[task_idx == j] + i * alpha
