@@ -32,8 +32,8 @@ Writes to fits/ summary.md, which a person reads first, figures *.png, and table
     correlations.csv  experiment, m, n, effect, task, model_a, model_b, subsamples, spearman (appendix F)
     posterior.csv     experiment, m, n, effect, analysis, parameter, mean, sd, hdi_low, hdi_high, r_hat, ess_bulk,
                       ess_tail, warning (empty if it converged; else exit status 3)
-    plan.csv          experiment, m, n, model, quantity, test_set, tasks, subsamples, mean, sd (of one subsample of a
-                      task), half_width, needed, needed_low, needed_high
+    plan.csv          experiment, m, n, model, quantity, test_set, tasks, effective_tasks (equally noisy), subsamples,
+                      mean, sd (of one subsample of a task), half_width, needed, needed_low, needed_high
 
 Measured 2026-11-22 on 2 cores: --draws 0 --no-figures takes 2.7 s from the start of Python on all 27,500 published
 rows; a fit 20 to 90 s, of which 16 compile the model once per shape. All numbers: docs/results.md.
@@ -52,6 +52,7 @@ import warnings
 from pathlib import Path
 from types import SimpleNamespace
 
+import matplotlib
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
@@ -170,11 +171,13 @@ def read_results(paths, metric="acc"):
     for name in ["seed", *REQUIRED[3:], *wanted]:
         values, kind, bad = pd.to_numeric(rows[name], errors="coerce"), "number", False
         if name in WHOLE:
-            kind, bad = "whole number from 1", (values % 1 != 0) | ~values.between(int(name != "seed"), 1e9)
+            least = int(name != "seed")
+            kind, bad = f"whole number from {least}", (values % 1 != 0) | ~values.between(least, 1e9)
         refuse(rows, bad | ~np.isfinite(values), f"{name} is {{{name}!r}}, not a {kind}")
         rows[name] = values.astype(int if name in WHOLE else float)
     refuse(rows, (rows["majority"] <= 0) | (rows["majority"] > 1), "majority is {majority}, not above 0 and at most 1")
-    refuse(rows, rows["model"].isin(["", "all"]), "the model is called {model!r}, which stands for all models together")
+    refuse(rows, (rows[RUN[:3]] == "").any(axis=1), "the experiment, the model or the task has no name")
+    refuse(rows, rows["model"] == "all", "the model is called 'all', which stands for all models together")
     for arm in ARMS:
         share, right = rows[f"acc_{arm}"], (rows[f"acc_{arm}"] * rows["n"]).round().astype(int)
         off = (share - right / rows["n"]).abs() > 5.1e-5  # accuracies of four decimals will do
@@ -195,7 +198,7 @@ def each_once(rows, values):
             stop(f"{first} and {other} agree in {', '.join(scope)} and differ in {name} ({a} and {b}): keep one of "
                  "them, or name their experiments differently")
     if (twice := rows.duplicated(RUN)).any():
-        print(f"{twice.sum()} rows were given twice, with equal values: each is used once")
+        print(f"given twice, with equal values, and used once: {count(twice.sum(), 'row')}")
     return rows[~twice].sort_values(RUN, ignore_index=True)
 
 
@@ -270,7 +273,7 @@ def sign_flip_p(changes):
     share = np.ones(1)  # of the sign patterns, by the sum of the sizes with a plus: a convolution of two-point laws
     for size in sizes:
         share = (np.pad(share, (0, size)) + np.pad(share, (size, 0))) / 2
-    return float(share[(sizes.sum() + changes.sum()) // 2 :].sum())  # ties count
+    return min(float(share[(sizes.sum() + changes.sum()) // 2 :].sum()), 1.0)  # ties count; rounding may exceed 1
 
 
 def panels(title, lines, columns, width, height, **more):
@@ -281,8 +284,9 @@ def panels(title, lines, columns, width, height, **more):
 
 
 def write(folder, **tables):
-    """Write DataFrames as CSV, numbers to 6 significant digits; empty ones not at all."""
+    """Write DataFrames as CSV, numbers to 6 significant digits; of empty ones no file is left, not an earlier one."""
     for name, table in tables.items():
+        (folder / f"{name}.csv").unlink(missing_ok=True)
         if len(table):
             table.to_csv(folder / f"{name}.csv", index=False, float_format="%.6g")
 # --- end shared ---
@@ -315,8 +319,14 @@ def verdict_of(low, high, margin):
     return "beyond the margin" if low > margin or high < -margin else "not settled"
 
 
+def effective_tasks(variances):
+    """How many equally noisy tasks would have the degrees of freedom of tasks with these variances (Satterthwaite)."""
+    return variances.sum() ** 2 / (variances**2).sum() if variances.any() else len(variances)
+
+
 def needed_subsamples(se_1, tasks, margin):
-    """The least R >= 2 with half-width t(J (R - 1)) se_1 / sqrt(R) below the margin; se_1: at one subsample a task."""
+    """The least R >= 2 with half-width t(tasks (R - 1)) se_1 / sqrt(R) below the margin; se_1: at one subsample a task;
+    tasks: as in effective_tasks, so that at R = K the half-width is that of these_tasks."""
     if not (margin and se_1 > 0):
         return math.nan
     R = max(int((stats.norm.ppf(UPPER) * se_1 / margin) ** 2), 2)  # from below: a t is wider than a Normal
@@ -356,9 +366,10 @@ def effects_table(tasks, metric, margin):
     effects = {}
     for key, mine in sorted(tasks.groupby(GROUP), key=lambda group: (*group[0][:4], group[0][4] != "all", group[0][4])):
         K, means, v, J = mine["subsamples"], mine["estimate"], mine["sd"] ** 2, len(mine)
-        floor, mean, se, df = floor_of(metric, key[2]), means.mean(), means.sem(), J - 1 or math.nan
-        half, se_1 = stats.t.ppf(UPPER, df) * se, math.sqrt(np.maximum(v, floor).sum(skipna=False)) / J
-        found = {"these tasks": (*these_tasks(means, v, K, floor), needed_subsamples(se_1, J, margin)),
+        floor, mean, se, df = floor_of(metric, key[2]), means.mean(), means.sem() or math.nan, J - 1 or math.nan
+        half, w = stats.t.ppf(UPPER, df) * se, np.maximum(v, floor)
+        needed = needed_subsamples(math.sqrt(w.sum(skipna=False)) / J, effective_tasks(w), margin)
+        found = {"these tasks": (*these_tasks(means, v, K, floor), needed),
                  "tasks like these": (mean, se, df, mean - half, mean + half, math.nan)}
         for target, (estimate, se, df, low, high, needed) in found.items():
             effects[*key, target] = dict(
@@ -406,16 +417,19 @@ def plan_table(long, metric, margin):
         means, v, K, J = groups.mean(), groups.var(), groups.size(), groups.ngroups
         df = np.nan_to_num(these_tasks(means, v, K, floor)[2], nan=1)
         spread = np.sqrt(df / stats.chi2.ppf([UPPER, 1 - UPPER], df))  # of a standard deviation so known
-        plans = {"redrawn": math.sqrt(np.maximum(v, floor).sum(skipna=False)) / J}  # standard errors at one subsample
+        w = np.maximum(v, floor)
+        plans, tasks = {"redrawn": math.sqrt(w.sum(skipna=False)) / J}, effective_tasks(w)  # errors at one subsample
         if quantity == "acc_extra" and model != "all" and K.min() > 1:
             variance, told = training_variance([group.to_numpy() / 100 for _, group in groups], cell[2])
             plans["fixed"] = math.sqrt(variance) if told else math.nan
         for test_set, se_1 in plans.items():
             half, sd = stats.t.ppf(UPPER, df) * se_1 / math.sqrt(K.min()), se_1 * math.sqrt(J)
-            needed = [needed_subsamples(se_1 * factor, J, margin) for factor in (1, *spread)]
-            table.append([*cell, model, quantity, test_set, J, K.min(), means.mean(), sd, half, *needed])
-    return pd.DataFrame(table, columns=[*CELL, "model", "quantity", "test_set", "tasks", "subsamples", "mean", "sd",
-                                        "half_width", "needed", "needed_low", "needed_high"])
+            total, rest = (plans["redrawn"] * spread) ** 2, plans["redrawn"] ** 2 - se_1**2  # rest: of the test texts
+            bounds = np.sqrt(np.maximum(total - rest, 1e-12)) * (se_1 > 0)
+            needed = [needed_subsamples(se, tasks, margin) for se in (se_1, *bounds)]
+            table.append([*cell, model, quantity, test_set, J, tasks, K.min(), means.mean(), sd, half, *needed])
+    names = "tasks effective_tasks subsamples mean sd half_width needed needed_low needed_high".split()
+    return pd.DataFrame(table, columns=[*CELL, "model", "quantity", "test_set", *names])
 
 
 # The two models ---------------------------------------------------------------------------------------------
@@ -580,7 +594,7 @@ def mean_effects(result, effects, margin):
         headline, se = (first.get(name, math.nan) for name in ("estimate", "se"))  # nan: the models share no subsample
         if result.analysis == "hierarchical" and abs(mean - headline) > se:
             yield (f"{model}: the hierarchical mean is {mean - headline:+.2f} points from the mean of these tasks, more"
-                   " than its standard error: it weights quiet tasks most; take these tasks")
+                   " than its standard error: it shrinks, and weights quiet tasks most; take these tasks")
 
 
 def fit_all(rows, effects, args):
@@ -629,18 +643,24 @@ def conclusion(row, unit):
 
 def conclusions(effects, rows, metric, unit):
     """What a reader sees first: a sentence per experiment and effect, all models together; one on accuracies near 1."""
-    mine = effects[effects["target"] == "these tasks"].drop_duplicates([*CELL, "effect"])  # "all" comes first
-    for (experiment, effect), cells in mine.groupby(["experiment", "effect"], sort=False):
-        known = cells.dropna(subset="low")
+    mine, D = effects[effects["target"] == "these tasks"], 2 if unit == "points" else 4
+    both = (mine["model"] == "all") & mine["low"].notna()  # else the models share too little: each for itself
+    known = both.groupby([mine[name] for name in (*CELL, "effect")]).transform("any")
+    mine = mine[both | ~known & (mine["model"] != "all")]
+    for (experiment, effect, model), cells in mine.groupby(["experiment", "effect", "model"], sort=False):
+        known, what = cells.dropna(subset="low"), effect + f" of {model}" * (model != "all")
         if len(cells) == 1 or known.empty:
             yield from (conclusion(row, unit) for row in cells.itertuples())
             continue
         low, high, estimates = known["low"], known["high"], known["estimate"]
         verdicts = ", ".join(f"{name} in {number}" for name, number in known["verdict"].value_counts().items() if name)
         verdicts += f" (margin {known['margin'].iloc[0]:g}); " if verdicts else ""
-        yield (f"{experiment}: {effect}: estimates from {estimates.min():+.2f} to {estimates.max():+.2f} {unit}, 89 % "
-               f"intervals from {low.min():+.2f} to {high.max():+.2f}, in {len(known)} settings of m and n: {verdicts}"
-               f"{((low > 0) | (high < 0)).sum()} exclude 0, by chance alone {(1 - SHARE) * len(known):.1f} would")
+        estimates, intervals = (f"from {least:+.{D}f} to {most:+.{D}f}" for least, most in (
+            (estimates.min(), estimates.max()), (low.min(), high.max())))
+        silent = f" ({len(cells) - len(known)} without an interval left out)" * (len(cells) > len(known))
+        yield (f"{experiment}: {what}: estimates {estimates} {unit}, 89 % intervals {intervals}, in {len(known)} "
+               f"settings of m and n{silent}: {verdicts}{((low > 0) | (high < 0)).sum()} exclude 0, by chance alone "
+               f"{(1 - SHARE) * len(known):.1f} would")
     for cell, share in rows.groupby(CELL)["acc_extra"].mean().items():
         if metric == "acc" and share > 0.95:
             yield f"{title_of(*cell)}: acc_extra is {share:.3f} on average: so near 1 an effect has little room"
@@ -651,20 +671,22 @@ def effects_text(effects, unit):
     D = 2 if unit == "points" else 4
     shown = [f"{row.estimate:+.{D}f} [{row.low:+.{D}f}, {row.high:+.{D}f}]" for row in effects.itertuples()]
     wide = effects.assign(shown=shown).pivot_table("shown", GROUP, "target", aggfunc="first", sort=False)
-    first = effects.drop_duplicates(GROUP).set_index(GROUP)[["tasks", "verdict", "needed"]]
-    table = wide.join(first.astype({"needed": "Int64"})).reset_index()
+    tasks, verdicts = effects.drop_duplicates(GROUP), effects[effects["target"] == "these tasks"]
+    wide = wide.join(tasks.set_index(GROUP)["tasks"]).join(verdicts.set_index(GROUP)[["verdict", "needed"]])
+    table = wide.astype({"needed": "Int64"}).reset_index()
     return re.sub(r"\[\+nan, \+nan\]|<NA>", "", table.to_string(index=False, na_rep=""))
 
 
-def many_lines(tasks, losses, correlations):
+def many_lines(tasks, losses, correlations, unit):
     """What only many tasks can show: signs of means, sign-flip tests, lemon-picked tasks, correlations; and losses."""
+    D = 2 if unit == "points" else 4
     for (experiment, effect), mine in tasks[tasks["model"] != "all"].groupby(["experiment", "effect"]):
         means = mine.groupby("task")["estimate"].mean().round(9)
         if len(means) < FEWEST_TASKS:
             continue
         yield (f"{experiment}, {effect} of the tasks over settings and models: {(means > 0).sum()} positive, "
                f"{(means == 0).sum()} zero, {(means < 0).sum()} negative; "
-               f"from {means.min():+.2f} ({means.idxmin()}) to {means.max():+.2f} ({means.idxmax()})")
+               f"from {means.min():+.{D}f} ({means.idxmin()}) to {means.max():+.{D}f} ({means.idxmax()})")
         if effect == "bias" and "p" in mine:
             p, picked = mine["p_adjusted"], ", ".join(sorted(set(mine.loc[mine["flag_3"] == 1, "task"])))
             yield (f"{experiment}, one-sided sign-flip tests of a positive bias: {len(p)}, adjusted p below .05: "
@@ -680,13 +702,15 @@ def many_lines(tasks, losses, correlations):
 
 def plan_lines(plan, margin, unit):
     """The plan in sentences: per cell and model what is known, and how many subsamples a task would do."""
+    D = 2 if unit == "points" else 4
     sets = {"redrawn": " with test texts drawn anew each time", "fixed": " with a fixed test set"}
     for (*cell, model), mine in plan.groupby([*CELL, "model"], sort=False):
         who = "mean over models" if model == "all" else model
         yield f"{title_of(*cell)}, {who}, {count(mine['tasks'].max(), 'task')}:"
         for row in mine.itertuples():
-            one, known = stats.norm.ppf(UPPER) * row.sd / math.sqrt(row.tasks), f"known to ±{row.half_width:.2f} by"
-            text = f"{row.mean:+.2f} {unit}, {known} {row.subsamples} subsamples a task (one: ±{one:.2f})"
+            known = f"{'known' if row.test_set == 'redrawn' else 'would be known'} to ±{row.half_width:.{D}f} by"
+            one = row.half_width * math.sqrt(row.subsamples)  # the noise being as well known as it is
+            text = f"{row.mean:+.{D}f} {unit}, {known} {row.subsamples} subsamples a task (one: ±{one:.{D}f})"
             if row.needed > 0:
                 between = f"{row.needed_low:.0f} to {row.needed_high:.0f}"
                 text += f"; {row.needed:.0f} bring that below {margin:g} (89 % interval: {between})"
@@ -767,11 +791,11 @@ def draw_plan(plan, margin, unit):
     figure, axes = panels(title, len(cells), 1, 8, 1 + 3.5 * len(cells))
     for axis, (cell, mine) in zip(axes[:, 0], cells):
         for row in mine.itertuples():
-            half = stats.t.ppf(UPPER, row.tasks * (R - 1)) * row.sd / np.sqrt(R * row.tasks)
+            half = stats.t.ppf(UPPER, row.effective_tasks * (R - 1)) * row.sd / np.sqrt(R * row.tasks)
             fixed, style = row.test_set == "fixed", ":" if row.model == "all" else "-"
             name = f"{row.quantity}{', fixed test set' * fixed}, {row.model}"
             axis.loglog(R, half, "--" if fixed else style, label=name)
-        axis.axhline(margin or math.nan, color="grey", lw=1, label="margin")
+        axis.axhline(margin or math.nan, color="black", lw=1, ls="-.", label="margin")
         axis.set(title=title_of(*cell), xlabel="R, subsamples a task", ylabel=f"half-width ({unit})")
         for scale in (axis.xaxis, axis.yaxis):
             scale.set(major_locator=LogLocator(subs=(1, 2, 5)), minor_locator=NullLocator(), major_formatter="{x:g}")
@@ -839,11 +863,14 @@ def parse_args(argv):
     if args.margin is None and args.metric in ("acc", "f1"):
         args.margin = 1.0
     few = args.draws and (args.draws < 10 or args.chains < 2)
-    if few or args.seed < 0 or not (args.margin is None or args.margin > 0):
-        parser.error("a seed is from 0, a margin above 0; take 2 chains of 10 draws at least, or 0 draws")
+    wrong = args.seed < 0 or not args.metric.isidentifier() or not (args.margin is None or 0 < args.margin < math.inf)
+    if few or wrong:
+        parser.error("a seed is from 0, a margin above 0, a metric of letters, digits and _; take 2 chains of 10 draws "
+                     "at least, or 0 draws")
     return args
 
 
+@matplotlib.rc_context({"text.parse_math": False})  # a $ in a name is a $
 def main(argv=None):
     args = parse_args(argv)
     unit = {"acc": "points", "f1": "points", "nll": "nats"}.get(args.metric, args.metric)
@@ -865,7 +892,7 @@ def main(argv=None):
     table, losses, correlations = pd.DataFrame(effects.values()), losses_table(rows), correlations_table(long)
     lines = list(conclusions(table, rows, args.metric, unit))
     print(*lines, f"\nEffects in {unit}, 89 % intervals", effects_text(table, unit), sep="\n")
-    print("", *many_lines(tasks.reset_index(), losses, correlations), sep="\n")
+    print("", *many_lines(tasks.reset_index(), losses, correlations, unit), sep="\n")
     write(args.out, means=means_table(rows, long), losses=losses, correlations=correlations, effects=table,
           tasks=tasks.reset_index())
 

@@ -39,6 +39,7 @@ import re
 import sys
 from pathlib import Path
 
+import matplotlib
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
@@ -151,11 +152,13 @@ def read_results(paths, metric="acc"):
     for name in ["seed", *REQUIRED[3:], *wanted]:
         values, kind, bad = pd.to_numeric(rows[name], errors="coerce"), "number", False
         if name in WHOLE:
-            kind, bad = "whole number from 1", (values % 1 != 0) | ~values.between(int(name != "seed"), 1e9)
+            least = int(name != "seed")
+            kind, bad = f"whole number from {least}", (values % 1 != 0) | ~values.between(least, 1e9)
         refuse(rows, bad | ~np.isfinite(values), f"{name} is {{{name}!r}}, not a {kind}")
         rows[name] = values.astype(int if name in WHOLE else float)
     refuse(rows, (rows["majority"] <= 0) | (rows["majority"] > 1), "majority is {majority}, not above 0 and at most 1")
-    refuse(rows, rows["model"].isin(["", "all"]), "the model is called {model!r}, which stands for all models together")
+    refuse(rows, (rows[RUN[:3]] == "").any(axis=1), "the experiment, the model or the task has no name")
+    refuse(rows, rows["model"] == "all", "the model is called 'all', which stands for all models together")
     for arm in ARMS:
         share, right = rows[f"acc_{arm}"], (rows[f"acc_{arm}"] * rows["n"]).round().astype(int)
         off = (share - right / rows["n"]).abs() > 5.1e-5  # accuracies of four decimals will do
@@ -176,7 +179,7 @@ def each_once(rows, values):
             stop(f"{first} and {other} agree in {', '.join(scope)} and differ in {name} ({a} and {b}): keep one of "
                  "them, or name their experiments differently")
     if (twice := rows.duplicated(RUN)).any():
-        print(f"{twice.sum()} rows were given twice, with equal values: each is used once")
+        print(f"given twice, with equal values, and used once: {count(twice.sum(), 'row')}")
     return rows[~twice].sort_values(RUN, ignore_index=True)
 
 
@@ -226,7 +229,7 @@ def sign_flip_p(changes):
     share = np.ones(1)  # of the sign patterns, by the sum of the sizes with a plus: a convolution of two-point laws
     for size in sizes:
         share = (np.pad(share, (0, size)) + np.pad(share, (size, 0))) / 2
-    return float(share[(sizes.sum() + changes.sum()) // 2 :].sum())  # ties count
+    return min(float(share[(sizes.sum() + changes.sum()) // 2 :].sum()), 1.0)  # ties count; rounding may exceed 1
 
 
 def panels(title, lines, columns, width, height, **more):
@@ -237,8 +240,9 @@ def panels(title, lines, columns, width, height, **more):
 
 
 def write(folder, **tables):
-    """Write DataFrames as CSV, numbers to 6 significant digits; empty ones not at all."""
+    """Write DataFrames as CSV, numbers to 6 significant digits; of empty ones no file is left, not an earlier one."""
     for name, table in tables.items():
+        (folder / f"{name}.csv").unlink(missing_ok=True)
         if len(table):
             table.to_csv(folder / f"{name}.csv", index=False, float_format="%.6g")
 # --- end shared ---
@@ -338,7 +342,7 @@ def draw_ecdf(table, shares):
     first, groups, models = shares.iloc[0], table.groupby(["model", "kind"]), list(dict.fromkeys(shares["model"]))
     title = f"{first['effect']} from one subsample per model and task: {title_of(*first[CELL])}"
     title += f"\n{count(first['slices'], 'slice')}; dashed: nulls; grey: within {first['threshold']:g}"
-    figure, (axes,) = panels(title, 1, 2, 11, 5, sharey=True)
+    figure, (axes,) = panels(title, 1, 2, 11, 4 + 0.25 * len(shares), sharey=True)
     texts = "the paper's model: posterior mean of beta (log odds)", "mean difference over tasks (points)"
     for axis, name, text in zip(axes, ("paper", "t"), texts):
         for row in shares.itertuples():
@@ -349,7 +353,7 @@ def draw_ecdf(table, shares):
                 axis.ecdf(means, color=colour, ls=style, label=f"{row.model}, {what}{note}")
         axis.set_xlabel(text)
         axis.grid(alpha=0.3)
-        axis.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.13), frameon=False, ncols=2)
+        axis.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.13), frameon=False)
     axes[0].axvspan(-first["threshold"], first["threshold"], color="grey", alpha=0.15, lw=0)
     axes[0].set_ylabel("share of slices at or below")
     return figure
@@ -452,6 +456,7 @@ def parse_args(argv):
     return args
 
 
+@matplotlib.rc_context({"text.parse_math": False})  # a $ in a name is a $
 def main(argv=None):
     args = parse_args(argv)
     rows = choose_rows(read_results(args.paths), args)
@@ -469,6 +474,9 @@ def main(argv=None):
     wide = 100 * shares.pivot_table(["outside", "paper", "t", "sign_flip"], names, "kind", sort=False, dropna=False)
     wide = wide.rename(columns={"slice": "slices", "swapped": "nulls", "paper": "paper excludes 0"}).dropna(how="all")
     print("one subsample per model and task: percent beyond the threshold; percent of 89 % intervals that exclude 0")
+    for cell, runs in rows.groupby([*CELL, "model", "task"])["subsample"].nunique().groupby(CELL).max().items():
+        if runs < 2:
+            print(f"{title_of(*cell)} has one subsample per model and task: all its slices are the same")
     print(wide.reset_index().to_string(index=False, na_rep="", float_format="{:.4g}".format))
     if not args.no_figures:
         draw_nulls(shares).savefig(args.out / "nulls.png", dpi=130)

@@ -183,8 +183,69 @@ def test_verdicts_and_needed_subsamples(f):
     assert f.verdict_of(-0.9, 0.9, 1) == "within the margin" and f.verdict_of(1.1, 2, 1) == "beyond the margin"
     assert f.verdict_of(-2, -1.1, 1) == "beyond the margin" and f.verdict_of(0.5, 1.5, 1) == "not settled" and f.verdict_of(math.nan, math.nan, 1) == ""
     for se_1, tasks, margin in ((2.0, 5, 1), (0.1, 3, 1), (7.3, 25, 0.6), (3.0, 1, 1)):
+        assert f.effective_tasks(np.full(tasks, 3.0)) == pytest.approx(tasks)
         by_search = next(R for R in range(2, 10**6) if stats.t.ppf(0.945, tasks * (R - 1)) * se_1 / math.sqrt(R) < margin)
         assert f.needed_subsamples(se_1, tasks, margin) == by_search
+
+
+def bias_rows(tasks, n=200, **more):
+    """Rows with acc_extra .5 and these biases in points, {task: [one a subsample]}."""
+    rows = [{"experiment": "few-shot", "model": "bert", "task": task, "m": 50, "n": n, "subsample": k, "num_classes": 2, "majority": 0.5, "acc_base": 0.5,
+             "acc_extra": 0.5, "acc_test": 0.5 + value / 100} | more for task, values in tasks.items() for k, value in enumerate(values, 1)]
+    return pd.DataFrame(rows)
+
+
+def test_needed_is_more_than_there_is_where_one_task_makes_the_noise(f, tmp_path):
+    """At R = K the half-width is the observed one: Satterthwaite's df, not those of equally noisy tasks."""
+    rows = bias_rows({"a": [-3, 3, 0]} | {task: [0.5, 0, 0.5] for task in "bcd"})
+    *_, effects = tables_of(f, rows, tmp_path / "r.csv")
+    row = effects["few-shot", 50, 200, "bias", "bert", "these tasks"]
+    assert (row["high"] - row["low"]) / 2 > 1 and row["needed"] == 4
+    K, w = 3, np.array([9, *[1 / 12] * 3])  # variances
+    half = [stats.t.ppf(0.945, w.sum() ** 2 / (w**2).sum() * (R - 1)) * math.sqrt(w.sum() / R) / 4 for R in (K, 4)]
+    assert (row["high"] - row["low"]) / 2 == pytest.approx(half[0], abs=1e-3) and half[1] < 1
+    plan = f.plan_table(f.differences(f.read_results([tmp_path / "r.csv"]), "acc"), "acc", 1).query("quantity == 'bias'").iloc[0]
+    assert plan["needed"] == 4 and plan["half_width"] == pytest.approx(half[0], abs=1e-3) and plan["effective_tasks"] < 1.2
+
+
+def test_the_interval_of_needed_with_a_fixed_test_set_holds_the_truth(f):
+    """Shares that vary with a known sd from training to training, on fresh test texts: what is needed is known in advance."""
+    rng, n, sd, J, K, held, told = np.random.default_rng(0), 100, 0.06, 5, 10, 0, 0
+    truth = f.needed_subsamples(100 * sd / math.sqrt(J), J, 1)
+    for _ in range(120):
+        shares = rng.binomial(n, np.clip(rng.normal(0.6, sd, (J, K)), 0, 1)) / n
+        rows = [{"experiment": "e", "model": "a", "task": str(j), "m": 8, "n": n, "subsample": k, "num_classes": 2, "majority": 0.5,
+                 "acc_base": 0.5, "acc_extra": shares[j, k], "acc_test": 0.5} for j in range(J) for k in range(K)]
+        plan = f.plan_table(f.differences(pd.DataFrame(rows), "acc"), "acc", 1).query("test_set == 'fixed'").iloc[0]
+        told += plan["needed"] > 0
+        held += plan["needed_low"] <= truth <= plan["needed_high"]
+    assert told > 80 and held / told > 0.82
+
+
+def test_what_the_first_sentences_leave_out_is_said(run, tmp_path):
+    """Models that share no subsample each for itself; settings without an interval counted; equal task means give no interval."""
+    one, two = bias_rows({"a": [3, 5, 4]}), bias_rows({"b": [-42, -41, -43]}, model="gpt2")
+    _, out, _ = run(saved(pd.concat([one, two]), tmp_path / "r.csv"), "--draws", 0, "--effects", "bias", "--no-figures")
+    first = out.partition("\n\n")[0]
+    assert "bias of bert: between" in first and "bias of gpt2: between -43" in first
+    both = pd.concat([one, one.assign(m=100), one[:1].assign(m=200)])
+    _, out, _ = run(saved(both, tmp_path / "r.csv"), "--draws", 0, "--effects", "bias", "--no-figures")
+    assert "in 2 settings of m and n (1 without an interval left out)" in out and "used once" not in out
+    run(saved(bias_rows({"a": [2, 4, 6], "b": [0, 4, 8]}), tmp_path / "r.csv"), "--draws", 0, "--effects", "bias", "--no-figures")
+    like = pd.read_csv("fits/effects.csv").query("target == 'tasks like these'").iloc[0]
+    assert like["estimate"] == 4 and pd.isna(like["low"]) and pd.isna(like["verdict"])
+
+
+def test_consistent_harm_many_subsamples_dollars_and_files_of_an_earlier_run(f, run, tmp_path):
+    rng = np.random.default_rng(0)
+    for _ in range(100):  # sums of shares that rounding would let exceed 1
+        assert f.sign_flip_p(-rng.integers(1, 30, 70)) <= 1
+    saved(made_rows(tasks=5), tmp_path / "r.csv")
+    run("r.csv", "--draws", 0, "--no-figures")
+    assert Path("fits/correlations.csv").exists()
+    harm = bias_rows({f"US$_{j}_$": -rng.integers(1, 30, 70) for j in range(5)})
+    status, _, err = run(saved(harm, tmp_path / "h.csv"), "--draws", 0)
+    assert status == 0 and not err and not Path("fits/correlations.csv").exists() and len(list(Path("fits").glob("*.png"))) == 4
 
 
 @pytest.mark.parametrize("df", [1, 4, 30])
@@ -450,7 +511,7 @@ def test_other_metrics(run, tmp_path):
     row = pd.read_csv("fits/effects.csv").query("effect == 'bias' and model == 'a' and target == 'these tasks'").iloc[0]
     assert status == 0 and row["estimate"] == pytest.approx(0.075) and "nats" in out and "told from 0" in out and pd.isna(row["verdict"])
     status, out, _ = run("r.csv", "--metric", "nll", "--plan", "--margin", 0.1)  # all boosts are equal
-    assert status == 0 and "nan" not in out and "<NA>" not in out
+    assert status == 0 and "nan" not in out and "<NA>" not in out and "bias: +0.0750 nats, known to ±0.00" in out
     saved(pd.concat([table, table.assign(m=20)]), tmp_path / "two.csv")
     status, out, _ = run("two.csv", "--metric", "nll", "--no-figures")
     assert status == 0 and re.search(r"in 2 settings of m and n: \d exclude 0", out)  # no margin, no verdicts
@@ -516,6 +577,7 @@ BAD = {  # name: (what becomes of the rows' text, what the message says)
     "fraction": (lambda t: with_line(t, 3, m="8.5").to_csv(index=False), "line 5: m is '8.5', not a whole number"),
     "zero": (lambda t: with_line(t, 3, subsample=0).to_csv(index=False), "not a whole number from 1"),
     "majority": (lambda t: with_line(t, 3, majority=0).to_csv(index=False), "majority is 0.0"),
+    "no task": (lambda t: with_line(t, 3, task="").to_csv(index=False), "has no name"),
     "model all": (lambda t: with_line(t, 3, model="all").to_csv(index=False), "stands for all models"),
     "conflict": (lambda t: pd.concat([t, with_line(t[:1], 0, acc_test=0.1)]).to_csv(index=False), "line 2 and"),
     "recipes": (lambda t: t.assign(recipe=["x"] * 11 + ["y"] * 13).to_csv(index=False), "differ in recipe (x and y)"),
@@ -538,7 +600,8 @@ def test_other_bad_arguments(run, tmp_path):
     saved(made_rows(), tmp_path / "results.csv")
     status, _, err = run("--models", "c")
     assert status == 2 and "--models c: not in the data chosen so far; found: a, b" in err
-    assert run("--draws", 5)[0] == 2 and run("--margin", 0)[0] == 2
+    for flags in (["--draws", 5], ["--margin", 0], ["--margin", "inf"], ["--metric", "f.x"]):
+        assert run(*flags)[0] == 2
     (tmp_path / "bytes.csv").write_bytes(b"\xff\xfe\x00experiment")
     assert "UTF-8" in run("bytes.csv")[2]
 
@@ -560,7 +623,7 @@ def test_natural_variations_are_accepted(f, run, tmp_path, capsys):
     other.write_text(text)
     saved(with_line(table, 0, acc_test=0.9), tmp_path / "other" / "results_backup.csv")  # no file of the run
     assert len(f.read_results([tmp_path, tmp_path / "other"])) == len(table)
-    assert "24 rows were given twice" in capsys.readouterr().out
+    assert "used once: 24 rows" in capsys.readouterr().out
     saved(table[:12].assign(subsample=lambda t: t["subsample"] + 50), tmp_path / "other" / "results.2-of-2.csv")
     assert len(f.read_results([tmp_path / "other"])) == 36
     hostile = table[:12].assign(experiment="../../x", model="a/b")

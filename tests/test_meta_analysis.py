@@ -211,6 +211,11 @@ def test_bad_boards_end_in_one_line(run, tmp_path, board, message):
     assert status == 2 and message in err and err.count("\n") == 1
 
 
+def test_slices_of_one_subsample_are_said_to_be_the_same(run, tmp_path):
+    assert "all its slices are the same" in run(saved(made_rows(subsamples=1), tmp_path / "one.csv"), "--slices", 5)[1]
+    assert "the same" not in run(saved(made_rows(), tmp_path / "four.csv"), "--slices", 5)[1]
+
+
 def test_bad_input_ends_in_one_line(run, tmp_path):
     saved(with_line(noisy_rows(), 0, acc_base=0.123), tmp_path / "results.csv")
     status, _, err = run()
