@@ -159,10 +159,13 @@ def load_registry():
                          f"each class; label is a column; filters are of {', '.join(FILTERS)}")
         for name, entry in registry["models"].items():
             recipes = [entry, *(spec.get("recipes", {}).get(name, {}) for spec in registry["tasks"].values())]
-            numbers = [number for recipe in recipes for key in RECIPE for number in recipe.get(key, {}).values()]
+            wrong = [key for recipe in recipes for key in RECIPE for number in recipe.get(key, {}).values()
+                     if not 0 < number < math.inf or key != "learning_rates" and type(number) is not int]
+            wrong += [key for recipe in recipes[1:] for key in recipe if key not in RECIPE]
             right = entry["objective"] in ("mlm", "clm") and all(type(source) is dict for source in entry["sources"])
-            if not right or min(numbers) <= 0:
-                stop(f"{path}, model {name}: objective is mlm or clm, sources are maps, the recipe's numbers above 0")
+            if wrong or not right or not all(entry["sources"]) or "pretrain" not in entry["batch_sizes"]:
+                stop(f"{path}, model {name}: objective is mlm or clm, sources are maps; a recipe has {', '.join(RECIPE)} "
+                     "with numbers above 0, whole ones but for the rates")
         return registry
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         stop(f"{path} is missing, or an entry of it is not of the right form ({error!r}): compare the repository's")

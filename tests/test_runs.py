@@ -496,6 +496,12 @@ def test_a_tokenizer_of_another_model_is_refused(run, model_dir, tokenizer):
     refused(run("--model", folder), "more tokens than the model")
 
 
+def test_a_recipe_of_a_task_may_name_one_stage(script):
+    args, model = script.parse_args([]), {"name": "bert", "like": "bert", "objective": "mlm", "weights": "", "longest": 512}
+    recipe = script.recipe_of(script.load_registry(), args, model, {"spec": {"recipes": {"bert": {"epochs": {"train": 7}}}}})
+    assert recipe["epochs"] == {"pretrain": 2, "train": 7} and recipe["batch_sizes"] == {"pretrain": 16, "train": 16}
+
+
 def test_only_files_that_decide_the_numbers_are_part_of_the_recipe(run, tiny, tmp_path):
     shutil.copytree(tiny, tmp_path / "mine")
     run("--model", "mine", "--subsamples", 1)
@@ -517,7 +523,10 @@ def test_only_files_that_decide_the_numbers_are_part_of_the_recipe(run, tiny, tm
     ("models", {"epochs": {"pretrain": "two", "train": 3}}, ["tasks.json"]),
     ("models", {"sources": [3]}, ["model bert", "sources"]),
     ("tasks", {"recipes": {"bert": {"epochs": {"pretrain": 0, "train": 1}}}}, ["model bert", "above 0"]),
-], ids=["too few labels", "no list", "text", "two classes of one name", "unknown filter", "filter's type", "objective", "number", "sources", "recipe"])
+    ("tasks", {"recipes": {"bert": {"epoch": {"pretrain": 1}}}}, ["model bert", "epochs"]),
+    ("models", {"batch_sizes": {"pretrain": 16.0, "train": 16}}, ["model bert", "whole"]),
+    ("models", {"sources": [{}]}, ["model bert", "sources"]),
+], ids=["too few labels", "no list", "text", "two classes of one name", "unknown filter", "filter's type", "objective", "number", "sources", "recipe", "misspelt", "no whole number", "empty source"])
 def test_a_wrong_entry_of_tasks_json(tmp_path, where, change, words):
     registry = json.loads((ROOT / "tasks.json").read_text(encoding="utf-8"))
     registry[where]["emo" if where == "tasks" else "bert"] |= change
