@@ -164,7 +164,7 @@ def load_registry():
             wrong += [key for recipe in recipes[1:] for key in recipe if key not in RECIPE]
             right = entry["objective"] in ("mlm", "clm") and all(type(source) is dict for source in entry["sources"])
             if wrong or not right or not all(entry["sources"]) or "pretrain" not in entry["batch_sizes"]:
-                stop(f"{path}, model {name}: objective is mlm or clm, sources are maps; a recipe has {', '.join(RECIPE)} "
+                stop(f"{path}, model {name}: objective: mlm or clm, sources: maps, recipe: {', '.join(RECIPE)} "
                      "with numbers above 0, whole ones but for the rates")
         return registry
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
