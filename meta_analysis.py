@@ -26,7 +26,7 @@ Reads what fit_model.py reads. Writes to meta/ figures *.png and the columns
                      many training sets a task), p_best
 
 Measured 2026-11-21: 500 slices and 500 nulls of a cell with 25 tasks and 2 models take 5 s with their figure. Published
-accuracies, m = 100, n = 500: 45 % of 5,000 slices lie outside .04 (the paper: 47 % of 500). All: docs/results.md.
+accuracies, m = 100, n = 500: 43 % of 5,000 slices lie outside .04 (the paper: 47 % of 500). All: docs/results.md.
 """
 
 import argparse

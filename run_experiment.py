@@ -786,8 +786,8 @@ def dry_run(args, units, pending, models, tasks, device, run_subsample):
         if here := [unit for unit in pending if unit["row"]["model"] == model["name"]]:
             recipe = here[0]["recipe"]
             longest = recipe.get("characters") or 5 * recipe["max_length"]  # about what is left of a text after its cut
-            texts = [itertools.chain(*fill_unit(unit, tasks)["texts"].values()) for unit in here]
-            work = [sum(min(len(text), longest) for text in part) for part in texts]
+            mean = {name: np.mean([min(len(text), longest) for text in task["texts"]]) for name, task in tasks.items()}
+            work = [(unit["row"]["m"] + 2 * unit["row"]["n"]) * mean[unit["row"]["task"]] for unit in here]
             middle = int(np.argsort(work)[len(work) // 2])
             (row,) = run_pending(args, [here[middle]], [model], tasks, device, run_subsample)
             workers, _ = choose_processes(args, model, device, len(here))
