@@ -102,8 +102,7 @@ def guard():
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # a notebook's has not
             stream.reconfigure(errors="replace")  # an ASCII terminal
-    command = "the same command" + " without --overwrite" * ("--overwrite" in sys.argv)
-    again = f"what is finished is kept; run {command} again"
+    again = "run the same command again" + " without --overwrite" * ("--overwrite" in sys.argv)
     try:
         yield
         sys.stdout.flush()
@@ -111,9 +110,9 @@ def guard():
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python complains once more at exit
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
-        stop(f"{where}{error.strerror or error}; mend that: {again}")
+        stop(f"{where}{error.strerror or error}; mend that and {again}: what is finished is kept")
     except KeyboardInterrupt:
-        tqdm.write(f"stopped: {again}", file=sys.stderr)
+        tqdm.write(f"stopped: what is finished is kept; {again}", file=sys.stderr)
         raise SystemExit(130) from None
 
 

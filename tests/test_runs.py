@@ -246,7 +246,7 @@ def test_kill_9_loses_nothing_and_leaves_no_process(tiny, benchmark_csv, tmp_pat
 
 
 def test_ctrl_c_ends_in_one_line_and_keeps_the_rows(tiny, benchmark_csv, tmp_path):
-    process = subprocess.Popen(command(tiny, benchmark_csv, "--subsamples", "500", "--workers", "2"), cwd=tmp_path, text=True, env=ENVIRONMENT,
+    process = subprocess.Popen(command(tiny, benchmark_csv, "--subsamples", "500", "--workers", "2", "--overwrite"), cwd=tmp_path, text=True, env=ENVIRONMENT,
                                stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True,
                                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))  # a shell's background job ignores it
     deadline = time.time() + 120
@@ -258,7 +258,7 @@ def test_ctrl_c_ends_in_one_line_and_keeps_the_rows(tiny, benchmark_csv, tmp_pat
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-    assert process.returncode == 130 and err.count("\n") == 1 and "stopped" in err, err
+    assert process.returncode == 130 and err.count("\n") == 1 and "stopped" in err and "again without --overwrite" in err, err
     assert 3 < len(rows_of(tmp_path / "results.csv")) < 500
 
 
