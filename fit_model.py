@@ -36,7 +36,7 @@ Writes to fits/ summary.md, which a person reads first, figures *.png, and table
                       mean, sd (of one subsample of a task), half_width, needed, needed_low, needed_high
 
 Measured 2026-11-22 on 2 cores: --draws 0 --no-figures takes 2.7 s from the start of Python on all 27,500 published
-rows; a fit 20 to 90 s, of which 16 compile the model once per shape. All numbers: docs/results.md.
+rows; a fit 3 to 40 s, of which up to 16 compile the model once per shape, 160 s where it was done again: one in 16.
 """
 
 import argparse
@@ -449,8 +449,8 @@ def paper_model(rows, effect, args):
     S_j = (W_j0 + W_j1) / sqrt 2 and D_j = (W_j1 - W_j0) / sqrt 2, independent Normal(0, sd_W),
         a_j = mu + beta / 2 + U_j + S_j / sqrt 2 ~ Normal(mu + beta / 2, sqrt(sd_U^2 + sd_W^2 / 2)),
         c_jk = a_j + V_jk ~ Normal(a_j, sd_V),   d_j = beta + sqrt 2 D_j,   logit p = c_jk + alpha_i + (l - 1/2) d_j.
-    d_j is centred as far as the data know it: with s = sqrt 2 sd_W and k, the share of the variance of the tasks'
-    changes in log odds that is more than binomial noise,
+    d_j is centred as far as the data know it: with s = sqrt 2 sd_W and k, the squared share of the variance of the
+    tasks' changes in log odds that is more than binomial noise (the share itself mixes badly where it is a third),
         d_j = beta + s^(1-k) (z_j - k beta),   z_j ~ Normal(k beta, s^k).
     Over l, with q = e^(c + alpha): log((1 + q e^(d/2)) (1 + q e^(-d/2))) = log1p(q (e^(d/2) + e^(-d/2)) + q^2)."""
     pm, _, pt = import_pymc()
@@ -461,7 +461,7 @@ def paper_model(rows, effect, args):
     right, answers = (rows.groupby("task")[part].sum().to_numpy() for part in (names[:2], names[2:]))
     p = (right + 0.5) / (answers + 1)
     noise, spread = (1 / (answers * p * (1 - p))).sum(1).mean(), np.diff(special.logit(p)).var() or 1e-9
-    both, known, models, J = control + treatment, max(1 - noise / spread, 0), list(sums["n"]), len(tasks)
+    both, known, models, J = control + treatment, max(1 - noise / spread, 0) ** 2, list(sums["n"]), len(tasks)
     data = {"total": total, "by_unit": both.sum(0), "by_model": both.sum(1), "change": np.diff(right)[:, 0] / 2,
             "task_idx": task_idx, "known": np.array(float(known))}
     interaction, (sd_mu, sd_beta) = J >= FEWEST_TASKS and not args.no_interaction, PRIORS[args.priors]
