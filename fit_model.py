@@ -35,7 +35,7 @@ Writes to fits/ summary.md, which a person reads first, figures *.png, and table
     plan.csv          experiment, m, n, model, quantity, test_set, tasks, effective_tasks (equally noisy), subsamples,
                       mean, sd (of one subsample of a task), half_width, needed, needed_low, needed_high
 
-Measured 2026-11-22 on 2 cores: --draws 0 --no-figures takes 2.7 s from the start of Python on all 27,500 published
+Measured 2026-11-22 on 2 cores: --draws 0 --no-figures takes 4 s from the start of Python on all 27,500 published
 rows; a fit 3 to 40 s, of which up to 16 compile the model once per shape, 160 s where it was done again: one in 16.
 """
 
