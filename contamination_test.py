@@ -521,7 +521,8 @@ def main(argv=None):
             return audit_units(args)
         found = order_p(audit_examples(args) if args.from_log is None else read_log(args.from_log))
     except KeyboardInterrupt:
-        stop(f"stopped: {args.out} holds the finished units; the same command starts anew and replaces it")
+        tqdm.write(f"stopped: the same command starts anew; till then {args.out} holds finished units", file=sys.stderr)
+        raise SystemExit(130) from None
     except torch.OutOfMemoryError:
         stop(f"the GPU ran out of memory: use a smaller --batch-tokens than {args.batch_tokens}")
     print(f"{found['shards']} shards, {found['shards'] - found['informative']} with one order, which say nothing\n"

@@ -187,7 +187,7 @@ def choose_rows(rows, args):
     for flag, name in CHOICES.items():
         found = sorted(set(rows[name]))
         wanted = getattr(args, flag) or found
-        for value in set(wanted) - set(found):
+        for value in sorted(set(wanted) - set(found)):
             stop(f"--{flag} {value}: not in the data chosen so far; found: {', '.join(map(str, found))}")
         rows = rows[rows[name].isin(wanted)]
     return rows

@@ -1182,7 +1182,7 @@ def run_subsample(unit, model, device, threads):
 def recipe_of(registry, args, model, task):
     """The settings that decide a row's numbers: the registry's for the model and the task, then the flags."""
     entry, own = registry["models"][model["like"]], task["spec"].get("recipes", {}).get(model["like"], {})
-    entry = {**entry, **own, **{name: {**entry[name], **own.get(name, {})} for name in RECIPE}}
+    entry = {**entry, **{name: {**entry[name], **own.get(name, {})} for name in RECIPE}}
     if len(entry["epochs"]) < 2:
         stop(f"model {model['name']} has no classification recipe in tasks.json: it is meant for run_zero_shot.py")
     recipe = {"objective": model["objective"], "weights": model["weights"], "precision": args.precision, "epochs": {},

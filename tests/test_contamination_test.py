@@ -444,6 +444,17 @@ def test_a_mistake_in_a_file_is_one_line(name, content, flags, words, model_dir,
     assert content is None or Path(name).read_bytes() == content
 
 
+def test_an_interruption_says_that_the_same_command_starts_anew(capsys, monkeypatch):
+    def interrupted(args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(contam, "audit_units", interrupted)
+    with pytest.raises(SystemExit) as end:
+        contam.main([])
+    error = capsys.readouterr().err
+    assert end.value.code == 130 and "starts anew" in error and error.count("\n") == 1
+
+
 def test_flags_that_do_not_go_together_are_refused(capsys):
     for flags in ("kept --model gpt2", "--examples mine.txt", "--log log.json"):
         assert "go together" in refused(capsys, *flags.split())

@@ -304,6 +304,8 @@ def test_the_plan_by_hand(run, tmp_path):
     assert fixed["sd"] == pytest.approx(math.sqrt(400 / 3 - binomial), rel=1e-5)
     assert redrawn["half_width"] == pytest.approx(stats.t.ppf(0.945, 3) * math.sqrt(100 / 3), rel=1e-5)
     assert plan.loc["bias", "redrawn"]["sd"] == pytest.approx(math.sqrt(1 / 12), rel=1e-5)
+    halves = re.findall(r"known to ±([\d.]+) by 4 subsamples a task \(one: ±([\d.]+)\)", out)
+    assert len(halves) == 4 and all(float(one) == pytest.approx(2 * float(four), abs=0.011) for four, one in halves), "four know twice as much"
     assert "with a fixed test set" in out and Path("fits/plan.png").stat().st_size > 10_000
     rows = made_rows(models=("a",), tasks=1).assign(acc_extra=0.5)
     _, out, _ = run(saved(rows, tmp_path / "same.csv"), "--plan")
