@@ -81,8 +81,8 @@ CLIP_NORM = 1.0
 CPU_TOKENS, GPU_TOKENS = 1536, 8192  # go through the model at once: more would only take memory
 HEAD_DROPOUTS = ("classifier_dropout", "seq_classif_dropout", "hidden_dropout_prob")  # in configs
 PACKED = {  # architectures whose packed texts give the numbers of texts alone (proved in tests/)
-    "albert", "bert", "camembert", "distilbert", "electra", "gpt2", "gpt_neox", "llama",
-    "mobilebert", "opt", "qwen2", "roberta", "xlm-roberta",
+    "albert", "bert", "camembert", "distilbert", "electra", "gpt2", "gpt_neox", "llama", "opt",
+    "roberta", "xlm-roberta",
 }
 
 # --- shared: basics ---
@@ -530,6 +530,7 @@ def load_tasks(args, specs):
 
 
 # --- shared: results ---
+PATIENCE = 10  # seconds that a lock is waited for without a word
 ARMS = ("base", "extra", "test")
 METRICS = ("acc", "f1", "nll")
 KEY = ("experiment", "model", "task", "m", "n", "subsample", "seed")
@@ -568,7 +569,7 @@ def locked(path):
     """The lock of a results file, taken, for a with statement."""
     lock = filelock.FileLock(path.with_name(f".{path.name}.lock"))
     try:
-        return lock.acquire(timeout=10)
+        return lock.acquire(timeout=PATIENCE)
     except filelock.Timeout:
         tqdm.write(f"waiting for {lock.lock_file}, which another process holds", file=sys.stderr)
         return lock.acquire()
