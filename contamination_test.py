@@ -91,7 +91,7 @@ ORDER = ["shards", "informative", "evaluations", "p_published", "p_exact"]
 SCORES = [f"{what}_{name}" for name in DETECTORS for what in ("auc", "half")]
 TABLE = [*UNIT, "arm", "accuracy", "accuracy_on_extra", "change", *ORDER, *SCORES, "audit"]
 COLOURS = {"base": "#777777", "extra": "#0072b2", "test": "#d55e00"}
-STYLES = {"logp": "ko-", "zlib": "ys-", "mink": "c^-", "minkpp": "gD-", "ref": "rv--", "twin": "mP:"}
+STYLES = dict(zip(DETECTORS, ("ko-", "C1s-", "C0^-", "C2D-", "C3v--", "C4P:")))
 
 
 # --- shared: basics ---
@@ -230,10 +230,6 @@ def read_unit(path, args):
         n = row["n"]
         if type(n) is not int:
             raise ValueError(f"n is {n!r}")
-        for column in SHARES:
-            hits = row[column] * n
-            if not 0 <= hits <= n or abs(hits - round(hits)) > 1e-6:
-                raise ValueError(f"{column} is {row[column]}, no share of {n} texts")
         for side in ("extra", "test"):
             for name in ("examples", "prompts", "labels"):
                 if len(unit[side][name]) != n:
@@ -241,6 +237,10 @@ def read_unit(path, args):
             for name, written in unit["adapters"][side].items():
                 if file_hash(path.parent / side / name) != written:
                     raise ValueError(f"{side}/{name} is not the file that was written with it")
+        for column in SHARES:
+            hits = row[column] * n
+            if not 0 <= hits <= n or abs(hits - round(hits)) > 1e-6:
+                raise ValueError(f"{column} is {row[column]}, no share of {n} texts")
         if hash_model(Path(model["source"])) != model["weights"]:
             raise ValueError(f"{model['source']} has other model files now, or was moved")
         unit["columns"] = {name: {**unit, **row}[name] for name in UNIT}
@@ -273,22 +273,27 @@ def read_units(folder, args):
 
 
 def read_examples(path):
-    """The examples of a file, one a line, cut at newlines alone; of .jsonl strings, or objects with
-    "text"."""
+    """The examples of a file, in its order: .json holds a list, .jsonl one a line (strings, or
+    objects with "text"); any other file one a line, cut at newlines alone."""
     try:
         text = path.read_bytes().decode("utf-8-sig").replace("\r\n", "\n")
+        values = text.rstrip("\n").split("\n")
+        if path.suffix.lower() == ".json":
+            values = json.loads(text)
+            if not isinstance(values, list):
+                raise TypeError("a list is needed")
+        elif path.suffix.lower() == ".jsonl":
+            values = [json.loads(line) for line in values]
         examples = []
-        for line in text.rstrip("\n").split("\n"):
-            if path.suffix.lower() == ".jsonl":
-                line = json.loads(line)
-            if isinstance(line, dict):
-                line = line["text"]
-            if not line.strip():
+        for value in values:
+            if isinstance(value, dict):
+                value = value["text"]
+            if not value.strip():
                 raise ValueError("it is empty, or has an empty example")
-            examples.append(line)
+            examples.append(value)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"--examples {path} cannot be read ({type(error).__name__}: {error}): give "
-                        "one example a line, or .jsonl") from None
+                        "one example a line, or JSON") from None
     return examples
 
 
@@ -546,7 +551,7 @@ def audit_unit(net, unit, args):
         detectors[arm]["ref"] = detectors[arm]["logp"] - detectors["base"]["logp"]
         detectors[arm]["twin"] = detectors[arm]["logp"] - detectors[other]["logp"]
     boost, bias = effects_of(row)
-    changes = {"base": -100 * boost, "extra": 0.0, "test": 100 * bias}
+    changes = {"base": 100 * (0 - boost), "extra": 0.0, "test": 100 * bias}
     rows = []
     for arm in ARMS:
         found = {**unit["columns"], **orders[arm], "arm": arm, "change": changes[arm],
@@ -672,6 +677,10 @@ def draw_figure(table, path):
             draw_doses(column, mine, doses)
         else:
             draw_detectors(column[0], mine)
+    labels = ("AUC, test against extra", "order test, p", "crossed change, points")
+    if len(doses) > 1:
+        for axis, words in zip(axes[:, 0], labels):
+            axis.set_ylabel(words)
     figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=6)
     replace_file(path, lambda draft: figure.savefig(
         draft, format="png", dpi=150, metadata={"Software": "contamination_test.py"}))
@@ -703,12 +712,10 @@ def draw_doses(axes, table, doses):
     for axis, level in zip(axes, (0.5, LEVEL, 0)):
         axis.axhline(level, color="black", linewidth=0.8)
     axes[1].set_yscale("log")
-    axes[1].legend(fontsize=8)
-    axes[2].set(xscale="log", xlabel="epochs of pretraining (0: base)")
+    axes[1].legend(loc="lower left", fontsize=8)
+    axes[2].set(xscale="log", xlabel="epochs (0: base)", xlim=(zero / 1.7, doses[-1] * 1.7))
     axes[2].set_xticks([zero, *doses], ["0", *doses])
     axes[2].minorticks_off()
-    for axis, words in zip(axes, ("AUC, test against extra", "order test, p", "change, points")):
-        axis.set_ylabel(words)
 
 
 def draw_detectors(axis, table):
@@ -734,7 +741,7 @@ def parse_args(argv):
     add("folder", type=Path, nargs="?", default=Path("kept"),
         help="units of run_zero_shot.py --adapters (%(default)s)")
     add("--examples", type=Path, metavar="FILE",
-        help="order test of these: one a line, or .jsonl with \"text\"")
+        help="order test of these: one a line, or .json, .jsonl with \"text\"")
     add("--from-log", type=Path, metavar="FILE", help="p-values of a log, also a published one")
     add("--from-table", type=Path, metavar="FILE.csv", help="tables and figure of an audit's --out")
     add = parser.add_argument_group("with --examples").add_argument
