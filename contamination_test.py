@@ -20,8 +20,8 @@ these are no more than --permutations, else so many random ones, none evaluated 
     p_published    t-test over the shards, canonical minus mean of the others, ddof 0
     p_exact        permutation test on the sum over shards: all combinations of distinct orders, or
                    (hits + 1) / (draws + 1) of 10^6
-In a unit the examples are those of `test` as trained on, behind its instruction, joined by blank
-lines. (The paper passed text-label pairs, which no adapter saw.)
+In a unit the examples are those of `test`, as trained on, joined by blank lines behind the
+instruction. (The paper passed text-label pairs, which no adapter saw.)
 
 Text detectors, for each text of `test` and `extra`, as trained on and behind the instruction:
     logp      mean log-probability of its tokens
@@ -36,7 +36,7 @@ interval; base saw neither and must have .5 in 89 % of them. The interval holds 
 simulated sets) from 20 texts a set at AUCs up to .7, 50 at .85, 100 at .95; with 10 texts it covers
 87, 85, 82 and 72 % at .5, .7, .85, .95.
 
-contamination.csv (--out), rewritten after each unit; units that it holds are skipped. Its columns:
+contamination.csv (--out), rewritten after each unit; a rerun skips its units. Columns:
     experiment, model, task, m, n, subsample, seed, data, recipe    the unit, as in results.csv
     pack, answers, epochs        texts a sequence (1: padded); trained with answers; the dose
     arm                          base, extra or test
@@ -74,7 +74,7 @@ import torch
 from scipy import stats
 from tqdm.auto import tqdm
 
-LEVEL = 0.05  # a p-value below it is a flag (paper, section 9.2)
+LEVEL = 0.05  # a p-value below it is a flag (paper, 9.2)
 ENUMERATED = 2**20  # most combinations of orders to enumerate
 DRAWS = 10**6  # random combinations, where there are more
 LOWEST = 0.2  # share of the tokens that Min-K% and Min-K%++ average
@@ -221,9 +221,8 @@ hash_model = functools.cache(weights_hash)  # 14 GB are read once, not for each 
 
 
 def read_unit(path, args):
-    """The content of a unit.json, with its folder, the columns of the table, the shards of `test`
-    and a hash of all that decides its rows. Counts, accuracies, adapters and base model must be
-    those that were written."""
+    """The content of a unit.json, with its folder, columns, shards and a hash of what decides its
+    rows. Counts, accuracies, adapters and base model must be those that were written."""
     try:
         unit = json.loads(path.read_text(encoding="utf-8"))
         row, model = unit["row"], unit["model"]
@@ -236,7 +235,7 @@ def read_unit(path, args):
                     raise ValueError(f"{side} has {len(unit[side][name])} {name}, and n is {n}")
             for name, written in unit["adapters"][side].items():
                 if file_hash(path.parent / side / name) != written:
-                    raise ValueError(f"{side}/{name} is not the file that was written with it")
+                    raise ValueError(f"{side}/{name} was changed")
         for column in SHARES:
             hits = row[column] * n
             if not 0 <= hits <= n or abs(hits - round(hits)) > 1e-6:
@@ -247,8 +246,8 @@ def read_unit(path, args):
         unit["base"] = [model["source"], model["gguf"], model["quantize"]]
         unit["head"] = unit["instruction"] + "\n\n"
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{path} is no unit, or was changed ({type(error).__name__}: {error}): make "
-                        "it again, run_zero_shot.py --adapters --overwrite") from None
+        raise UserError(f"{path} is no whole unit ({type(error).__name__}: {error}): make it again "
+                        "by run_zero_shot.py --adapters --overwrite") from None
     unit["folder"] = path.parent
     unit["shards"] = cut_shards(unit["test"]["examples"], args.shards, path)
     unit["audit"] = short_hash(file_hash(path), args.shards, args.permutations)
@@ -268,7 +267,7 @@ def read_units(folder, args):
     for found, words in ((twice, "are one subsample"), (mixed, "differ in recipe or data")):
         if len(found):
             names = " and ".join(found["folder"][:2])
-            raise UserError(f"{folder}: {names} {words}: put one of them into another folder")
+            raise UserError(f"{folder}: {names} {words}: put one into another folder")
     return sorted(units, key=lambda unit: str(unit["base"]))
 
 
@@ -309,8 +308,8 @@ def read_log(path):
             if type(number) not in (int, float) or not abs(number) < 1e300:
                 raise ValueError(f"{str(number)[:20]} is no finite log-probability")
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"--from-log {path} is no log ({type(error).__name__}: {error}): give one that "
-                        "--log wrote") from None
+        raise UserError(f"--from-log {path} is no log ({type(error).__name__}: {error}): give one "
+                        "that --log wrote") from None
     return log
 
 
@@ -318,8 +317,8 @@ def cut_shards(examples, count, where):
     """The examples as `count` contiguous shards (None: half as many), equal but for one example."""
     count = count or len(examples) // 2
     if not 0 < count < len(examples):
-        raise UserError(f"{where}: {len(examples)} examples cannot fill {count} shards: give 2 or more, "
-                        f"and --shards {len(examples) // 2}")
+        raise UserError(f"{where}: {len(examples)} examples cannot fill {count} shards: give more, "
+                        "or fewer --shards")
     return [part.tolist() for part in np.array_split(np.array(examples, dtype=object), count)]
 
 
@@ -360,26 +359,22 @@ def open_scorer(source, gguf, quantize, device):
         for module in lm.modules():  # bitsandbytes would round such weights whenever they are read
             if hasattr(module, "support_avx512bf16_for_cpu"):
                 module.support_avx512bf16_for_cpu = False
-        with torch.inference_mode():  # the last token must not change what is said at the first
-            pair = torch.tensor([[1, 2, 3], [1, 2, 4]], device=device)
-            one, other = lm.eval()(input_ids=pair).logits[:, 0]
-        if (one - other).abs().max() > 1e-4 * one.abs().max():
+        if "MaskedLM" in str(lm.config.architectures):  # transformers would load it all the same
             raise ValueError("a masked model gives no probability of a text")
     except Exception as error:  # whatever a broken or unreachable model makes the libraries raise
-        raise UserError(f"model {source} ({type(error).__name__}: {str(error)[:400]}): give a causal "
-                        "model in a folder, on the Hub or unpacked by run_zero_shot.py (smollm2), "
-                        "and a --device that is there") from None
+        raise UserError(f"model {source} ({type(error).__name__}: {str(error)[:400]}): give a "
+                        "causal one in a folder, on the Hub or unpacked by run_zero_shot.py "
+                        "(smollm2), and a --device that is there") from None
     begin = tokenizer.bos_token_id
     if begin is None:
         begin = tokenizer.eos_token_id
     context = getattr(lm.config.get_text_config(), "max_position_embeddings", 10**6)
-    return SimpleNamespace(lm=lm, tokenizer=tokenizer, begin=begin, context=context)
+    return SimpleNamespace(lm=lm.eval(), tokenizer=tokenizer, begin=begin, context=context)
 
 
 def tokenise(net, head, body):
-    """(token ids, index of the first scored one) of body behind head, as one text without an end
-    token, as trained. Without a head the model's beginning-of-text token comes first, so that the
-    first token of body is scored too."""
+    """(token ids, index of the first scored one) of body behind head, as trained: without an end
+    token. Without a head a beginning-of-text token precedes it: its first token is scored too."""
     coded = net.tokenizer(head + body, return_offsets_mapping=True)
     ids = coded["input_ids"]
     if ids[-1] in (net.tokenizer.eos_token_id, net.tokenizer.sep_token_id):
@@ -459,9 +454,8 @@ def score_orders(net, shards, head, args, title):
 
 
 def permutation_p(gaps):
-    """p of the permutation test. gaps: per informative shard log p(order) - log p(canonical) of its
-    distinct orders, 0 for the canonical one. p: how often their sum is >= 0 when each shard's order
-    is drawn uniformly."""
+    """How often the sum of gaps is >= 0 when each shard's order is drawn uniformly. gaps: per
+    informative shard log p(order) - log p(canonical) of its distinct orders, the canonical too."""
     tie = -1e-9 * sum(float(np.ptp(gap)) for gap in gaps)  # an equal sum counts, however rounded
     if math.prod(len(gap) for gap in gaps) <= ENUMERATED:
         sums = functools.reduce(np.add.outer, gaps)
@@ -486,21 +480,21 @@ def order_p(log):
     t = math.nan
     if np.std(differences) > 0:
         t = np.mean(differences) / (np.std(differences) / math.sqrt(count))
-    return {"shards": count, "informative": len(gaps), "p_exact": permutation_p(gaps),
-            "p_published": float(stats.t.sf(t, count - 1))}
+    return {"shards": count, "informative": len(gaps), "p_published": stats.t.sf(t, count - 1),
+            "p_exact": permutation_p(gaps)}
 
 
 def show_order(found):
     """Print what the order test found, and what it means."""
-    p = found["p_exact"]
     meaning = "no sign that the model was trained on this order, and no proof that it was not"
-    if p < LEVEL:
+    if found["p_exact"] < LEVEL:
         meaning = "flagged: this order is likelier than others, as to a model trained on it"
     print(f"shards: {found['shards']}, of several orders: {found['informative']}\n"
           f"p published  {found['p_published']:.6f}   t-test over the shards\n"
-          f"p exact      {p:.6f}   permutation test\nAt the level {LEVEL}: {meaning}.\n"
-          "The file must hold the examples in the order in which they were published, and that order "
-          "must be\narbitrary; then 1 in 20 of the models that never saw them is flagged.")
+          f"p exact      {found['p_exact']:.6f}   permutation test\n"
+          f"At the level {LEVEL}: {meaning}.\nThe examples must stand in the order in which they "
+          "were published, and it must be arbitrary:\nthen 1 in 20 models that never saw them is "
+          "flagged.")
 
 
 # Text detectors
@@ -590,8 +584,8 @@ def replace_file(path, write):
 
 
 def read_table(path):
-    """The rows of a contamination.csv, to the last digit; with a column `line`: what a dose curve is
-    of, in words. The experiment is part of it only where two have the same dose."""
+    """The rows of a contamination.csv, with a column `line`: what a dose curve is of, in words. The
+    experiment is part of it only where two have the same dose."""
     words = dict.fromkeys(["experiment", "model", "task", "data", "recipe", "arm", "audit"], str)
     table = pd.read_csv(path, dtype=words, keep_default_na=False, na_values=[""])
     lines = []
@@ -619,7 +613,7 @@ def summarise(rows):
 
 
 def show_setting(rows):
-    """Print the arms over the units of one setting, and whether `test` was seen and harmed."""
+    """Print the arms over the units of one setting, and whether `test` was flagged and harmed."""
     cells = {}
     for arm, mine in rows.groupby("arm"):  # test comes last
         found = summarise(mine)
@@ -630,16 +624,17 @@ def show_setting(rows):
         cells[arm]["change"] = "{estimate:+.2f} [{low:+.2f}, {high:+.2f}]".format(**found)
     cells["extra"]["change"] = ""
     print(pd.DataFrame(cells).to_string().replace("nan ±nan", " -      "))
-    seen = []
-    for name, words in DETECTORS.items():
-        if found[f"auc_{name}"] - found[f"half_{name}"] > 0.5:
-            seen.append(words)
+    seen = [name for name in DETECTORS if found[f"auc_{name}"] - found[f"half_{name}"] > 0.5]
+    flags = [DETECTORS[name] for name in seen if name != "twin"]
     if found["p"] < LEVEL:
-        seen.append("order test")
+        flags.append("order test")
+    trace = "not remembered"
+    if "twin" in seen:
+        trace = "remembered (twin)"
     harm = "no harm shown"
     if found["low"] > 0:
         harm = "harmed: accuracy above that of extra"
-    print(f"test: seen by {', '.join(seen) or 'nothing'}; {harm}", flush=True)
+    print(f"test: {trace}; flagged by {', '.join(flags) or 'nothing'}; {harm}", flush=True)
 
 
 def compare_settings(table):
@@ -687,27 +682,26 @@ def draw_figure(table, path):
 
 
 def draw_doses(axes, table, doses):
-    """AUC of the arm test, p of the order test and crossed change over the epochs, logarithmic, with
-    intervals; small dots are units. base stands at a third of the lowest dose, labelled 0."""
+    """AUC of the arm test, p of the order test and crossed change over the epochs, with intervals;
+    small dots are units. base stands at a third of the lowest dose, labelled 0."""
     zero = doses[0] / 3
     table = table.assign(x=table["epochs"].where(table["arm"] != "base", zero))
     table = table.drop_duplicates(["arm", "x", "task", "subsample"])  # base once
-    points = {arm: [] for arm in ARMS}
+    found = {arm: pd.DataFrame() for arm in ARMS}
     for (arm, x), rows in table.groupby(["arm", "x"]):
-        points[arm].append({"x": x, **summarise(rows)})
+        found[arm] = pd.concat([found[arm], pd.DataFrame([{"x": x, **summarise(rows)}])])
+    both = pd.concat([found["base"], found["test"]])
     for number, (name, words) in enumerate(DETECTORS.items()):
-        path = pd.DataFrame(points["base"] + points["test"])
-        axes[0].errorbar(path["x"] * 1.06 ** (number - 2.5), path[f"auc_{name}"],  # side by side
-                         path[f"half_{name}"], fmt=STYLES[name], capsize=2, label=words)
-    for arm, marker in zip(ARMS, "s^o"):
-        units, path = table[table["arm"] == arm], pd.DataFrame(points[arm])
-        small = {"color": COLOURS[arm], "markersize": 3, "alpha": 0.4}
-        axes[1].plot(units["x"], units["p_exact"], marker, **small)
-        axes[1].plot(path["x"], path["p"].clip(1e-6), marker + "-", color=COLOURS[arm], label=arm)
-    axes[2].plot(units["x"], units["change"], marker, **small)  # of test
-    axes[2].errorbar(path["x"], path["estimate"], path["high"] - path["estimate"], fmt=marker,
-                     color=COLOURS["test"], capsize=4)
-    for x, count in zip(path["x"], path["units"]):
+        axes[0].errorbar(both["x"] * 1.06 ** (number - 2.5), both[f"auc_{name}"],  # side by side
+                         both[f"half_{name}"], fmt=STYLES[name], capsize=2, label=words)
+    for arm, mine in found.items():
+        units = table[table["arm"] == arm]
+        axes[1].plot(units["x"], units["p_exact"], ".", color=COLOURS[arm], alpha=0.4)
+        axes[1].plot(mine["x"], mine["p"].clip(1e-6), "o-", color=COLOURS[arm], label=arm)
+    axes[2].plot(units["x"], units["change"], ".", color=COLOURS[arm], alpha=0.4)  # of test
+    axes[2].errorbar(mine["x"], mine["estimate"], mine["high"] - mine["estimate"], fmt="o",
+                     color=COLOURS[arm], capsize=4)
+    for x, count in zip(mine["x"], mine["units"]):
         axes[2].annotate(count, (x, 0.02), xycoords=("data", "axes fraction"), ha="center")
     for axis, level in zip(axes, (0.5, LEVEL, 0)):
         axis.axhline(level, color="black", linewidth=0.8)
@@ -753,7 +747,8 @@ def parse_args(argv):
     add("--permutations", type=positive, default=50, metavar="N",
         help="evaluate all other orders, or draw N (%(default)s)")
     add = parser.add_argument_group("machine and output").add_argument
-    add("--batch-tokens", type=positive, default=1024, metavar="N", help="tokens a pass (%(default)s)")
+    add("--batch-tokens", type=positive, default=1024, metavar="N",
+        help="tokens a pass (%(default)s)")
     add("--device", help="cpu, cuda, cuda:1 (cuda where there is one)")
     add("--out", type=Path, default=Path("contamination.csv"), metavar="FILE.csv",
         help="table, figure beside it (%(default)s); its units are skipped")
@@ -761,8 +756,7 @@ def parse_args(argv):
 
 
 def audit_units(args):
-    """Audit the units that the table lacks, and rewrite it after each. What can be wrong is found
-    first."""
+    """Audit the units that the table lacks, and rewrite it after each."""
     check_table(args.out)
     units = read_units(args.folder, args)
     rows = []
@@ -783,8 +777,8 @@ def audit_units(args):
         rows += audit_unit(net, unit, args)
         table = pd.DataFrame(rows, columns=TABLE)
         replace_file(args.out, lambda draft: table.to_csv(draft, index=False, lineterminator="\n"))
-        words = "p {p_exact:.4f}, AUC log p {auc_logp:.2f}, twin {auc_twin:.2f}, change {change:+.2f}"
-        tqdm.write(f"{unit['folder'].name}, test: {words.format(**rows[-1])}")
+        words = "p {p_exact:.4f}, AUC {auc_logp:.2f}, twin {auc_twin:.2f}, change {change:+.2f}"
+        tqdm.write(f"{unit['folder'].name}: test {words.format(**rows[-1])}")
 
 
 def report_table(path):
@@ -803,7 +797,6 @@ def audit_examples(args):
         check_output(args.log, '{"canonical_logprobs"')
     net = open_scorer(*find_model(args.model), "none", args.device)
     log = score_orders(net, shards, "", args, args.examples.name)
-    print(f"sequence evaluations: {log['evaluations']}")
     if args.log:
         replace_file(args.log, lambda draft: draft.write_text(json.dumps(log)))
     return log

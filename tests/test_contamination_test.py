@@ -205,10 +205,10 @@ def test_500_short_examples_take_20_times_fewer_evaluations(model_dir, capsys, t
     file.write_text("\n".join(make_texts(500, 3, size=3)) + "\n")
     contam.main(["--examples", str(file), "--model", str(model_dir("gpt2")), "--shards", "256", "--log", str(log)])
     text, rows = capsys.readouterr().out, json.loads(log.read_text())["shuffled_logprobs"]
-    assert "evaluations: 500\n" in text  # 256 shards in 51 orders would be 13,056
+    assert json.loads(log.read_text())["evaluations"] == 500  # 256 shards in 51 orders would be 13,056
     assert "shards: 256, of several orders: 244" in text and [len(row) for row in rows] == [1] * 244 + [0] * 12
     contam.main(["--from-log", str(log)])
-    assert capsys.readouterr().out.splitlines() == text.splitlines()[1:]
+    assert capsys.readouterr().out == text
 
 
 def test_text_files_are_cut_at_newlines_alone(tmp_path):
@@ -421,7 +421,7 @@ def test_the_tables_over_units_agree_with_the_rows(audited):
     assert cells["log p / zlib"][4:] == [f"{np.mean(auc):.2f}", f"±{math.hypot(*half) / 2:.2f}"]
     change, half = np.mean(change), stats.t.ppf(0.945, 1) * error
     assert padded[-2].endswith(f"{change:+.2f} [{change - half:+.2f}, {change + half:+.2f}]")
-    assert "seen by log p, log p / zlib, Min-K%, Min-K%++, ref, twin" in padded[-1]
+    assert padded[-1].startswith("test: remembered (twin); flagged by log p, log p / zlib, Min-K%, Min-K%++, ref")
 
 
 def make_table(changes, doses=(1,)):
@@ -451,11 +451,14 @@ def test_several_tasks_are_one_setting_and_harm_is_an_interval_above_0(capsys, t
     half = stats.t.ppf(0.945, (25 / 24) ** 2 / (1 + 1 / 576)) * math.sqrt(25 / 24) / 2
     text = capsys.readouterr().out
     assert "units: 4\n" in text and f"+5.50 [{5.5 - half:+.2f}, {5.5 + half:+.2f}]\n" in text
-    assert "test: seen by twin; harmed: accuracy above that of extra" in text
+    assert "test: remembered (twin); flagged by nothing; harmed: accuracy above that of extra" in text
     table = make_table({("a", 1): 2.0})
     table.to_csv(tmp_path / "table.csv", index=False)
     contam.main(["--from-table", str(tmp_path / "table.csv")])
-    assert "test: seen by twin; no harm shown" in capsys.readouterr().out  # one subsample has no interval
+    assert "flagged by nothing; no harm shown" in capsys.readouterr().out  # one subsample has no interval
+    table.assign(p_exact=0.01, auc_twin=0.55).to_csv(tmp_path / "table.csv", index=False)
+    contam.main(["--from-table", str(tmp_path / "table.csv")])
+    assert "test: not remembered; flagged by order test" in capsys.readouterr().out
 
 
 class Spy:
@@ -596,7 +599,7 @@ def test_smollm2_runs_on_a_users_examples(capsys, tmp_path, monkeypatch):
     (tmp_path / "mine.txt").write_text("First, open the door.\nSecond, walk in.\nThird, sit down.\nFourth, eat.\n")
     contam.main(["--examples", str(tmp_path / "mine.txt"), "--model", "smollm2", "--shards", "1"])
     text = capsys.readouterr().out
-    assert "evaluations: 24" in text and "p exact      0.0" in text  # the order that they are in is the likeliest
+    assert "p exact      0.0" in text  # the order that they are in is the likeliest
 
 
 def test_models_that_give_no_probability_are_refused(model_dir, capsys, tmp_path, monkeypatch):
@@ -661,11 +664,11 @@ def test_changed_files_beside_a_unit_are_refused(unit_path, capsys, monkeypatch)
     (unit_path / "unit.json").write_text(whole)
     config = (unit_path / "test" / "adapter_config.json").read_text()
     (unit_path / "test" / "adapter_config.json").write_text(config.replace('"lora_alpha": 32', '"lora_alpha": 64'))
-    assert "test/adapter_config.json is not the file" in refused(capsys, "kept")
+    assert "test/adapter_config.json was changed" in refused(capsys, "kept")
     (unit_path / "test" / "adapter_config.json").write_text(config)
     for old, new in (("extra", "third"), ("test", "extra"), ("third", "test")):  # exchanged
         (unit_path / old).rename(unit_path / new)
-    assert "extra/adapter_model.safetensors is not the file" in refused(capsys, "kept")
+    assert "extra/adapter_model.safetensors was changed" in refused(capsys, "kept")
     (unit_path / "test" / "adapter_model.safetensors").unlink()
     (unit_path / "extra" / "adapter_model.safetensors").unlink()
     assert "FileNotFoundError" in refused(capsys, "kept")
@@ -713,7 +716,7 @@ def test_an_audit_goes_on_where_it_was(audited, unit_path, capsys, monkeypatch):
     assert end.value.code == 130 and "what is finished is kept" in error
     contam.main(["kept"])
     text = capsys.readouterr().out
-    assert calls == ["one", "two", "two"] and "2 units, 1 to audit" in text and "two, test: p " in text
+    assert calls == ["one", "two", "two"] and "2 units, 1 to audit" in text and "two: test p " in text
     rows = read_rows("contamination.csv")
     for key, row in rows.items():
         assert row == audited[2][key]
