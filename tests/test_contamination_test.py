@@ -652,7 +652,7 @@ def test_a_changed_unit_is_refused_before_a_model_runs(change, words, unit_path,
     monkeypatch.setattr(contam, "open_scorer", None)
     change_unit(unit_path, change)
     error = refused(capsys, "kept")
-    assert words in error and "make it again" in error and not list(Path().glob("contamination.*"))
+    assert words in error and "make this unit again" in error and not list(Path().glob("contamination.*"))
 
 
 def test_changed_files_beside_a_unit_are_refused(unit_path, capsys, monkeypatch):
