@@ -16,8 +16,8 @@ TEXTS = ["a short one", "this text is a good deal longer than the others, with c
          "no", "the film was neither good nor bad but it was certainly a film", "yes it was"]
 
 
-def network(script, folder, objective, precision="float32", max_length=64):
-    return script.load_network({"folder": folder, "gguf": None, "objective": objective}, "cpu", precision, max_length)
+def network(script, folder, objective, precision="float32"):
+    return script.load_network({"folder": folder, "gguf": None, "objective": objective}, "cpu", precision)
 
 
 def tokens(net, texts=TEXTS):
@@ -67,11 +67,20 @@ def test_mask_rates(script):
     assert script.mask_tokens(ids, [101, 102, 103], 103, 30000, rng)[1].tolist() != scored.tolist(), "each epoch has its own masks"
 
 
-@pytest.mark.parametrize("kind, first", [("bert", 0), ("roberta", 1), ("distilbert", 0), ("gpt2", 0), ("llama", 0), ("modernbert", None), ("bloom", None)])
-def test_packed_texts_give_the_hidden_states_of_texts_alone(script, model_dir, kind, first):
-    """RoBERTa counts positions from its pad token (0 here) + 1; ModernBERT's window and Bloom's slopes want a row to a text."""
-    net = network(script, model_dir(kind), "clm" if kind in ("gpt2", "llama", "bloom") else "mlm")
-    assert net.first == first
+# Each architecture that the script packs, and four that it does not.
+ARCHITECTURES = {
+    "albert": "mlm", "bert": "mlm", "camembert": "mlm", "distilbert": "mlm", "electra": "mlm", "gpt2": "clm", "gpt_neox": "clm", "llama": "clm",
+    "opt": "clm", "roberta": "mlm", "xlm-roberta": "mlm",
+    "bloom": "clm", "gptneo": "clm", "gemma2": "clm", "modernbert": "mlm"}
+
+
+def test_every_packed_architecture_is_tried(script):
+    assert script.PACKED <= set(ARCHITECTURES)
+
+
+@pytest.mark.parametrize("kind", ARCHITECTURES)
+def test_packed_texts_give_the_hidden_states_of_texts_alone(script, model_dir, kind):
+    net = network(script, model_dir(kind), ARCHITECTURES[kind])
     ids = tokens(net)
     net.lm.eval()
     plain = transformers.AutoModel.from_pretrained(net.lm.name_or_path).eval()
@@ -79,9 +88,8 @@ def test_packed_texts_give_the_hidden_states_of_texts_alone(script, model_dir, k
         found = script.hidden_states(net, ids, [np.arange(len(text)) for text in ids])
         alone = torch.cat([plain(input_ids=torch.tensor(text)[None]).last_hidden_state[0] for text in ids])
     assert torch.allclose(found, alone, atol=2e-5)
-    if first is not None:
-        shape = script.pack(net, ids, ids)["input_ids"].shape
-        assert shape[0] < len(ids), "texts share rows, or nothing was tried"
+    rows, _ = script.pack(net, ids, ids)["input_ids"].shape
+    assert (rows < len(ids)) == (kind in script.PACKED), "texts share rows, or nothing was tried"
 
 
 @pytest.mark.parametrize("lengths", [[5], [3, 3, 3], [7, 1, 2, 4, 3, 7, 5], np.random.default_rng(0).integers(1, 60, 64).tolist()])
@@ -93,25 +101,23 @@ def test_the_grid_holds_every_token_once_and_wastes_little(script, lengths):
     assert rows * width <= max(lengths) * len(lengths) and rows * width < 1.2 * sum(lengths) + max(lengths)
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "llama", "gemma2", "bert", "mobilebert"])
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "gemma2", "bert"])
 def test_the_loss_equals_transformers_loss_of_whole_sequences(script, model_dir, kind):
-    """The output layer runs at the kept positions alone. Gemma 2 squashes the logits after it; MobileBERT goes round it."""
+    """The output layer runs at the kept positions alone. Gemma 2 squashes the logits after it."""
     causal = "bert" not in kind
     net = network(script, model_dir(kind), "clm" if causal else "mlm")
     ids, net.lm = tokens(net), net.lm.eval()
     keeps = [np.arange(len(text) - 1) if causal else np.arange(1, len(text), 3) for text in ids]
     targets = np.concatenate([text[keep + 1] if causal else text[keep] for text, keep in zip(ids, keeps)])
     assert script.lm_logits(net, ids, keeps).shape == (len(targets), len(net.tokenizer))
-    assert (net.chunks is not None) == (kind in ("gpt2", "llama")), "a plain output layer is taken in chunks, no other is"
     plain = transformers.AutoModelForCausalLM if causal else transformers.AutoModelForMaskedLM
     rows = padded(net, ids)
     labels = torch.full_like(rows["input_ids"], -100)
     for row, (text, keep) in enumerate(zip(ids, keeps)):
         labels[row, keep + causal] = torch.from_numpy(text[keep + causal])
     expected = plain.from_pretrained(net.lm.name_or_path).eval()(**rows, labels=labels).loss
-    for net.chunks in (net.chunks, None):
-        found = script.lm_loss(net, ids, keeps, torch.from_numpy(targets)) / len(targets)
-        assert found.item() == pytest.approx(expected.item(), rel=1e-5)
+    found = torch.nn.functional.cross_entropy(script.lm_logits(net, ids, keeps), torch.from_numpy(targets))
+    assert found.item() == pytest.approx(expected.item(), rel=1e-5)
 
 
 @pytest.mark.parametrize("kind, saved_as", [("bert", transformers.BertForMaskedLM), ("bert", transformers.BertModel), ("gpt2", None), ("albert", None),
@@ -215,12 +221,12 @@ def test_masked_pretraining_equals_a_plain_loop(script, model_dir, small_groups)
 
 @pytest.mark.parametrize("kind", ["bert", "gpt2"])
 def test_classification_equals_the_trainer(script, model_dir, tmp_path, small_groups, kind):
-    """The trained weights, read where they lie; and the class probabilities of texts that were not trained on."""
+    """The trained weights, read where they lie; and the class probabilities of both sets of texts that were not trained on."""
     none = {"bert": {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}, "gpt2": {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}}
     folder = model_dir(kind, transformers.BertModel if kind == "bert" else None, initializer_range=0.02, **none[kind])
     net = network(script, folder, "mlm" if kind == "bert" else "clm")
     ids, labels = tokens(net), np.array([0, 1, 2, 1, 0])
-    test = tokens(net, ["a new film, good and long", "no", "it was so"])
+    test, extra = tokens(net, ["a new film, good and long", "no", "it was so"]), tokens(net, ["strange words, all", "yes"])
     recipe = {"epochs": {"train": 6}, "batch_sizes": {"train": len(ids)}, "learning_rates": {"train": 2e-3}}
     theirs = transformers.AutoModelForSequenceClassification.from_pretrained(folder, num_labels=3, pad_token_id=0)
     head = theirs.classifier if kind == "bert" else theirs.score
@@ -231,12 +237,13 @@ def test_classification_equals_the_trainer(script, model_dir, tmp_path, small_gr
         head.weight.copy_(fresh.weight)
         if kind == "bert":
             head.bias.zero_()
-    _, found = script.classify(net, {"train": ids, "test": test}, labels, 3, recipe, seed=8)
+    _, found = script.classify(net, {"train": ids, "test": test, "extra": extra}, labels, 3, recipe, seed=8)
     rows = [{"input_ids": text.tolist(), "label": int(label)} for text, label in zip(ids, labels)]
     weights = trainer_weights(theirs, rows, 6, 2e-3, 0.01, transformers.DataCollatorWithPadding(net.tokenizer), tmp_path)
-    with torch.inference_mode():
-        expected = theirs.eval()(**padded(net, test)).logits.log_softmax(-1)
-    assert np.allclose(found, expected, atol=2e-4)
+    for name, texts in (("test", test), ("extra", extra)):
+        with torch.inference_mode():
+            expected = theirs.eval()(**padded(net, texts)).logits.log_softmax(-1)
+        assert np.allclose(found[name], expected, atol=2e-4)
     for name, weight in net.lm.base_model.named_parameters():  # the words' table is judged by what comes out
         other = weights[f"{'bert' if kind == 'bert' else 'transformer'}.{name}"]
         assert len(weight) == len(net.tokenizer) or torch.allclose(weight, other, atol=2e-5), name
@@ -261,9 +268,9 @@ def test_dropout_is_on_in_training_and_off_in_the_test(script, model_dir, kind, 
     net.lm.train = lambda mode=True: torch.nn.Module.train(net.lm, False)
     assert len(noisy) == 1 and noisy != {script.pretrain(net, ids, recipe, seed=1)}
     del net.lm.train
-    sets = {"train": ids, "test": [ids[0], ids[1], ids[0]]}
+    sets = {"train": ids, "test": [ids[0], ids[1], ids[0]], "extra": [ids[1]]}
     _, found = script.classify(net, sets, np.array([0, 1, 0, 1, 0]), 2, recipe, seed=1)
-    assert np.allclose(found[0], found[2], atol=1e-6)
+    assert np.allclose(found["test"][0], found["test"][2], atol=1e-6) and np.allclose(found["test"][1], found["extra"][0], atol=1e-6)
 
 
 @pytest.mark.parametrize("kind, config, rate", [("bert", {"hidden_dropout_prob": 0.3}, 0.3), ("bert", {"classifier_dropout": 0.2}, 0.2),
@@ -275,14 +282,6 @@ def test_the_head_has_the_dropout_of_the_checkpoint(script, model_dir, monkeypat
     assert rates[-1] == rate
 
 
-@pytest.mark.parametrize("kind, objective, words", [("xlnet", "clm", "no causal one"), ("convbert", "mlm", "change with the texts of its batch")])
-def test_architectures_whose_numbers_would_be_wrong_are_refused(script, model_dir, capsys, kind, objective, words):
-    """XLNet sees the token that it must predict; ConvBERT's convolutions see the pads."""
-    with pytest.raises(SystemExit):
-        network(script, model_dir(kind), objective)
-    assert words in capsys.readouterr().err
-
-
 # Precision, memory, devices ----------------------------------------------------------------------------------
 
 
@@ -292,7 +291,7 @@ def unit_of(script, texts, labels, m=6, n=8, k=1, precision="float32", **row):
     recipe = {"objective": "mlm", "epochs": {"pretrain": 1, "train": 2}, "batch_sizes": {"pretrain": 4, "train": 4},
               "learning_rates": {"pretrain": 1e-3, "train": 1e-3}, "precision": precision, "max_length": 32}
     row = {"experiment": "e", "model": "tiny", "task": "task", "m": m, "n": n, "subsample": k, "num_classes": 2, "seed": 0} | row
-    return {"row": row, "recipe": recipe, "rows": split["test"], "labels": {name: labels[rows] for name, rows in split.items()},
+    return {"row": row, "recipe": recipe, "rows": split, "labels": {name: labels[rows] for name, rows in split.items()},
             "texts": {name: [texts[r] for r in rows] for name, rows in split.items()}, "classes": ["a", "b"]}
 
 
@@ -322,33 +321,27 @@ def test_fp16_skips_a_step_whose_gradients_overflow(script, model_dir, monkeypat
 
 
 @pytest.mark.parametrize("capability, precision, words", [((7, 5), "bf16", "fp16"), ((7, 5), "tf32", "fp16"), ((7, 5), "fp16", None), ((8, 0), "bf16", None)])
-def test_a_card_before_8_0_is_told_to_use_fp16(script, monkeypatch, capsys, capability, precision, words):
+def test_a_card_before_8_0_is_told_to_use_fp16(script, monkeypatch, capability, precision, words):
     """And under torchrun each process looks at its own GPU alone: a look would keep some hundred MB of the first one."""
     used = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: used.append(device) or capability)
-    monkeypatch.setattr(torch, "zeros", lambda *_, device: used.append(device))
+    monkeypatch.setattr(torch, "ones", lambda *_, device: used.append(device) or np.ones(()))
     monkeypatch.setenv("LOCAL_RANK", "3")
     args = SimpleNamespace(device="auto", precision=precision)
     if words:
-        with pytest.raises(SystemExit):
+        with pytest.raises(script.UserError, match=words):
             script.choose_device(args)
-        assert words in capsys.readouterr().err
     else:
         assert script.choose_device(args) == "cuda:3"
     assert set(used) == {"cuda:3"}
 
 
-def test_default_workers_fit_the_memory_limit_of_a_container(script, monkeypatch, tmp_path):
+def test_default_workers_and_threads(script, monkeypatch):
     monkeypatch.setattr(script.os, "sched_getaffinity", lambda _: range(16))
-    args, model = SimpleNamespace(workers=None, threads=None), {"size": 17e6}
-    found = []
-    for content in ("3000000000", "max"):
-        (tmp_path / "memory.max").write_text(content)
-        monkeypatch.setattr(script, "MEMORY_LIMITS", (str(tmp_path / "memory.max"), str(tmp_path / "none")))
-        found.append(script.choose_processes(args, model, "cpu", 99))
-    assert found[0] == (2, 1) and found[1][0] > 2 and script.choose_processes(args, model, "cuda", 99)[0] == 1
-    assert script.choose_processes(args, {"size": 5e8}, "cpu", 99) == (1, 16)
+    args, small, large = SimpleNamespace(workers=None, threads=None), {"size": 17e6}, {"size": 5e8}
+    found = [script.choose_processes(args, model, device, 99) for model, device in ((small, "cpu"), (large, "cpu"), (small, "cuda"))]
+    assert found == [(16, 1), (1, 16), (1, 16)] and script.choose_processes(args, small, "cpu", 3) == (3, 1)
 
 
 # The arms ----------------------------------------------------------------------------------------------------
@@ -361,10 +354,12 @@ def test_arms_share_everything_but_the_pretraining_text(script, model_dir):
     unit["texts"]["extra"] = unit["texts"]["test"]
     row, found = script.run_subsample(unit, model, "cpu", 1)
     assert row["acc_extra"] == row["acc_test"] and row["loss_extra"] == row["loss_test"]
-    assert np.array_equal(found["extra"], found["test"]) and not np.array_equal(found["extra"], found["base"])
+    assert np.array_equal(found["extra"]["test"], found["test"]["test"]) and not np.array_equal(found["extra"]["test"], found["base"]["test"])
+    assert np.array_equal(found["extra"]["test"], found["extra"]["extra"]), "the same texts in both sets"
     script.run_subsample(many(script, k=2), model, "cpu", 1)
     again, same = script.run_subsample(unit, model, "cpu", 1)
-    assert row["loss_extra"] == again["loss_extra"] and all(np.array_equal(found[arm], same[arm]) for arm in same), "what ran before plays no part"
+    assert row["loss_extra"] == again["loss_extra"]
+    assert all(np.array_equal(found[arm]["test"], same[arm]["test"]) for arm in same), "what ran before plays no part"
 
 
 def test_after_an_interruption_the_same_numbers_come_again(script, model_dir, monkeypatch):
@@ -384,14 +379,13 @@ def test_seed_changes_the_training_and_nothing_else_does(script, model_dir):
     assert losses[0] == losses[1] and len(set(losses)) == 3
 
 
-def test_no_memory_on_the_gpu_suggests_a_batch_size(script, model_dir, capsys, monkeypatch):
+def test_no_memory_on_the_gpu_suggests_a_batch_size(script, model_dir, monkeypatch):
     def full(*_):
         raise torch.OutOfMemoryError("CUDA out of memory")  # what torch raises on a full GPU; none is at hand here
 
     monkeypatch.setattr(script, "lm_logits", full)
-    with pytest.raises(SystemExit):
+    with pytest.raises(script.UserError, match="--batch-size 2"):
         script.run_subsample(many(script), {"folder": model_dir("bert"), "gguf": None, "objective": "mlm"}, "cpu", 1)
-    assert "--batch-size 2" in capsys.readouterr().err
 
 
 def test_a_model_file_that_changes_during_a_run_leaves_the_checkpoint_alone(script, model_dir, tmp_path):
@@ -404,3 +398,27 @@ def test_a_model_file_that_changes_during_a_run_leaves_the_checkpoint_alone(scri
         opened.seek(file.stat().st_size // 4)
         opened.write(bytes(file.stat().st_size // 2))
     assert all(torch.equal(saved, old) for (_, saved), old in zip(net.checkpoint, before))
+
+
+# Crossed arms ------------------------------------------------------------------------------------------------
+
+
+def test_crossed_effects_by_hand(script):
+    row = {"acc_base": 0.50, "acc_extra": 0.60, "acc_test": 0.66, "acc_base_on_extra": 0.40, "acc_extra_on_extra": 0.58, "acc_test_on_extra": 0.54}
+    assert script.effects_of(row, crossed=False) == pytest.approx((0.10, 0.06))
+    # boost: extra on test + .10, test on extra + .14; bias: on test + .06, on extra .58 - .54
+    assert script.effects_of(row) == pytest.approx((0.12, 0.05))
+
+
+@pytest.mark.parametrize("kind, objective", [("bert", "mlm"), ("gpt2", "clm")])
+def test_when_test_and_extra_change_places_the_crossed_effects_stay(script, model_dir, kind, objective):
+    """Exactly: the models are trained on the same texts with the same seeds, only their names change."""
+    model = {"folder": model_dir(kind), "gguf": None, "objective": objective}
+    unit, swapped = many(script, n=12), many(script, n=12)
+    for part in ("texts", "labels", "rows"):
+        swapped[part] = {"train": unit[part]["train"], "test": unit[part]["extra"], "extra": unit[part]["test"]}
+    row, other = script.run_subsample(unit, model, "cpu", 1)[0], script.run_subsample(swapped, model, "cpu", 1)[0]
+    for metric in ("acc", "f1", "nll"):
+        assert script.effects_of(row, metric) == script.effects_of(other, metric)
+    assert script.effects_of(row, "nll", crossed=False) != script.effects_of(other, "nll", crossed=False)
+    assert row["nll_extra"] == other["nll_test_on_extra"] and row["nll_base"] == other["nll_base_on_extra"]

@@ -49,8 +49,8 @@ def test_a_script_stands_alone_and_explains_itself(path):
         assert not {name.partition(".")[0] for name in imported} & siblings
     manual = ast.get_docstring(tree)
     assert f"python {path.name}" in manual and "columns" in manual
-    wide = [number for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1) if len(line) > 120]
-    assert not wide, f"{path.name}: lines wider than 120: {wide}"
+    wide = [number for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1) if len(line) > 100]
+    assert not wide, f"{path.name}: lines wider than 100: {wide}"
     undocumented = [node.name for node in tree.body if isinstance(node, ast.FunctionDef) and node.name != "main" and not ast.get_docstring(node)]
     assert not undocumented
     done = subprocess.run([sys.executable, str(path), "--help"], capture_output=True, text=True)
