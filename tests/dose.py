@@ -78,8 +78,11 @@ def main(argv=None):
         for command in commands(step, args.folder, args.out):
             if args.list:
                 print(shlex.join(command))
-            else:
+                continue
+            try:
                 subprocess.run(command, check=True)  # both skip what is finished
+            except (KeyboardInterrupt, subprocess.CalledProcessError) as error:
+                raise SystemExit(f"stopped in step {number} ({error!r}): the same command goes on") from None
 
 
 if __name__ == "__main__":
