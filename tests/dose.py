@@ -1,0 +1,89 @@
+"""The dose curve of docs/results.md: which detector sees which dose of test texts, and does accuracy move? Run by hand.
+
+    python tests/dose.py            # hours on a CPU; table and figure grow in docs/, units (2 GB) in dose/
+    python tests/dose.py --list     # the commands that are left
+
+smollm2, rotten_tomatoes, n = 50. Chosen before looking: the primary numbers are the crossed change of the question at 30
+epochs and of the control at 10 epochs, 10 subsamples each; everything else is description.
+
+    question     packed, without answers      1, 3, 10, 30 epochs    6 subsamples each, 10 at 30 epochs
+    control      padded, with answers         1, 3, 10 epochs        4 subsamples each, 10 at 10 epochs
+    description  packed, with answers         10, 30 epochs          2 subsamples each
+
+The primary settings come first, in turn, two subsamples at a time (two processes of one thread), each audited when it is
+there. It may be stopped at any moment: the same command goes on where it was. The figure alone, from the table:
+
+    python contamination_test.py --from-table docs/contamination.csv
+"""
+
+import argparse
+import csv
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+FORMS = {"packed": ["--pack"], "padded-answers": ["--answers"], "packed-answers": ["--pack", "--answers"]}
+PRIMARY = [("packed", 30, 10), ("padded-answers", 10, 10)]  # form, epochs, subsamples
+REST = [("packed", 10, 6), ("padded-answers", 3, 4), ("packed", 3, 6), ("packed-answers", 30, 2),
+        ("padded-answers", 1, 4), ("packed", 1, 6), ("packed-answers", 10, 2)]
+TOGETHER = 2  # subsamples a step
+
+
+def plan():
+    """(form, epochs, first subsample) of every step, in order."""
+    steps = []
+    for first in range(1, 11, TOGETHER):
+        for form, epochs, _ in PRIMARY:
+            steps.append((form, epochs, first))
+    for form, epochs, count in REST:
+        for first in range(1, count + 1, TOGETHER):
+            steps.append((form, epochs, first))
+    return steps
+
+
+def finished(table):
+    """{(experiment, subsample)} of the audited units."""
+    if not table.exists():
+        return set()
+    with open(table, newline="", encoding="utf-8") as file:
+        return {(row["experiment"], int(row["subsample"])) for row in csv.DictReader(file)}
+
+
+def commands(step, folder, table):
+    """The two commands of a step, as lists."""
+    form, epochs, first = step
+    flags = [f"--n 50 --pretrain-epochs {epochs} --first-subsample {first} --subsamples {TOGETHER}",
+             f"--experiment {form}-{epochs} --workers {TOGETHER} --threads 1"]
+    train = [sys.executable, str(ROOT / "run_zero_shot.py"), "--tasks", "rotten_tomatoes", *FORMS[form],
+             *" ".join(flags).split(), "--adapters", str(folder / "units"), "--out", str(folder / "results.csv")]
+    audit = [sys.executable, str(ROOT / "contamination_test.py"), str(folder / "units"), "--out", str(table)]
+    return train, audit
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--folder", type=Path, default=ROOT / "dose", help="units and results.csv (%(default)s)")
+    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "contamination.csv", help="table (%(default)s)")
+    parser.add_argument("--list", action="store_true", help="print the commands that are left, run nothing")
+    args = parser.parse_args(argv)
+    args.folder.mkdir(parents=True, exist_ok=True)
+    for number, step in enumerate(plan(), 1):
+        form, epochs, first = step
+        wanted = {(f"{form}-{epochs}", k) for k in range(first, first + TOGETHER)}
+        if wanted <= finished(args.out):
+            continue
+        print(f"\nstep {number} of {len(plan())}: {form}, {epochs} epochs, from subsample {first}", flush=True)
+        for command in commands(step, args.folder, args.out):
+            if args.list:
+                print(shlex.join(command))
+                continue
+            try:
+                subprocess.run(command, check=True)  # both skip what is finished
+            except (KeyboardInterrupt, subprocess.CalledProcessError) as error:
+                raise SystemExit(f"stopped in step {number} ({error!r}): the same command goes on") from None
+
+
+if __name__ == "__main__":
+    main()
