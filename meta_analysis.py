@@ -1,36 +1,35 @@
-"""How far can one subsample be trusted? Section 10 of the paper, and what it means for leaderboards.
+"""How far can one subsample be trusted? Section 10 of the paper; and leaderboards.
 
 Reproduces Figure 7 of "Evaluating the fairness of task-adaptive pretraining on unlabeled test data
 before few-shot text classification" (Dubey): keep one subsample per model and task, as most
-benchmarks do, analyse that slice, do it again with other slices. How different are the conclusions?
-    paper      posterior of beta (log odds): right_ijl ~ Binomial(n, p), logit p = mu + alpha_i + U_j
-               + beta l for model i, task j and arm l (1: treatment); the threshold .04 (zero-shot:
-               .08) is on its mean. On the texts of `test` alone, as in the paper
-    t          t interval over the tasks of the differences (all models: averaged over them), points
+benchmarks do, analyse that slice, do it again with others. How different are the conclusions?
+    paper      posterior of beta (log odds): right_ijl ~ Binomial(n, p), logit p = mu + alpha_i
+               + U_j + beta l for model i, task j, arm l (1: treatment), on the texts of `test`
+    t          t interval over the tasks of the differences (all models: averaged), in points
     sign flip  two-sided exact p of the sum of the differences under random signs
-t and sign flips take crossed arms where the rows have them (README), else plain ones.
-Shuffled slices show false alarms: the two arms of each model and task change places at random, so
-that no effect is left (noise is made symmetric, real effects of single tasks become noise).
+t and sign flips take crossed arms where the rows have them. In shuffled slices the arms of each
+model and task change places at random: no effect is left, but false alarms (the noise becomes
+symmetric, and real effects of single tasks become noise).
 
 Commands, cheapest first
     python meta_analysis.py results.csv --slices 20
-    python meta_analysis.py results.csv --m 50 --n 500 --effects boost bias   # 500 slices: seconds
-    python meta_analysis.py results.csv --n 500 --leaderboard board.csv --out board  # name, score, n
+    python meta_analysis.py results.csv --m 50 --n 500 --effects boost bias
+    python meta_analysis.py results.csv --n 500 --leaderboard board.csv   # columns name, score, n
 
-Reads what fit_model.py reads. Writes to meta/ summary.md to read first, figures *.png and the columns
-    meta.csv         experiment, m, n, effect, arms (crossed, plain: of t and p), model (all: all
-                     models together), kind (slice, swapped: shuffled), slice, paper_mean, paper_low,
-                     paper_high (log odds), t_mean, t_low, t_high (points), p (sign flip)
-    shares.csv       per cell, effect, model and kind: slices, paper_mean, paper_sd (of the slices'
+Reads what fit_model.py reads. Writes to meta/ summary.md, figures, and the columns
+    meta.csv         experiment, m, n, effect, arms (crossed, plain), model (all: all together),
+                     kind (slice, swapped: shuffled), slice, paper_mean, paper_low, paper_high (log
+                     odds), t_mean, t_low, t_high (points), p (sign flip)
+    shares.csv       per cell, effect, model, kind: slices, paper_mean, paper_sd (of the slices'
                      means), threshold, outside (share of paper's means beyond it), paper, t,
-                     sign_flip (shares that exclude 0 at 89 %), variance_ratio (of plain differences
-                     between subsamples over that of two binomials)
+                     sign_flip (shares that exclude 0 at 89 %), variance_ratio (of a task's plain
+                     differences over that of two binomials)
     leaderboard.csv  rank, name, score, model, gap (to the next below, points), p_wrong (the order
-                     with the next is wrong by the luck of training), p_wrong_texts (and of the test
-                     texts), p_swap_1, p_swap_5, p_swap_20 (they swap in a rerun with so many
-                     training sets a task; the observed gap is itself of one), p_best
+                     with the next is wrong, by the luck of training), p_wrong_texts (and of the
+                     test texts), p_swap_1, p_swap_5, p_swap_20 (they swap in a rerun with so many
+                     training sets a task), p_best
 
-DATED
+MEASURED
 """
 
 import argparse
@@ -50,11 +49,11 @@ from matplotlib.figure import Figure
 from scipy import special, stats
 from tqdm.auto import tqdm
 
-THRESHOLD = 0.04  # of |posterior mean of beta| (section 10)
+THRESHOLD = 0.04  # of |posterior mean of beta|, log odds (section 10)
 ZERO_SHOT_THRESHOLD = 0.08
-KINDS = {"slice": "slices", "swapped": "shuffled"}
-WAYS = {"paper": "the paper's model", "t": "t interval", "sign_flip": "sign flips"}
-MADE = ("meta.csv", "shares.csv", "leaderboard.csv", "slices.*.png", "nulls.png")
+WAYS = {"paper": "the paper's model", "t": "a t interval", "sign_flip": "sign flips"}
+SCRIPT = "meta_analysis.py"
+MADE = ("meta.csv", "shares.csv", "leaderboard.csv", "slices.*.png", "nulls.png")  # by any run
 
 
 # --- shared: basics ---
@@ -132,41 +131,35 @@ def refuse(table, bad, what):
 
 
 def read_file(path, needed, torn=True):
-    """A CSV file as a DataFrame of str with the column `where` (file, line).
-
-    torn: lines with fewer fields than the header, which killed runs leave, are left out and
-    counted; else they are refused."""
+    """A CSV file as a DataFrame of str with the column `where` (file, line). torn: lines with fewer
+    fields than the header, which killed runs leave, are left out, and said; else refused."""
     try:
         text = path.read_bytes().decode("utf-8-sig")
         reader = csv.reader(io.StringIO(text, newline=""), strict=True)
-        lines = [(reader.line_num, line) for line in reader if any(line)]
+        lines = [[f"{path}, line {reader.line_num}", *line] for line in reader if any(line)]
     except (ValueError, csv.Error) as error:
         raise UserError(f"{path} is no CSV file in UTF-8: {error}") from None
     if not lines:
         raise UserError(f"{path} is empty: give a CSV file with a header and rows")
-    header = [name.strip() for name in lines[0][1]]
+    header = ["where", *[name.strip() for name in lines[0][1:]]]
     for name in (*needed, *header):
         if header.count(name) != 1:
             found = "two columns" if name in header else "no column"
-            hint = "; separate them by commas" if ";" in header[0] else ""
-            columns = ", ".join(header)
-            raise UserError(f"{path} has {found} {name!r}; columns found: {columns}{hint}")
+            columns = ", ".join(header[1:])
+            raise UserError(f"{path} has {found} {name!r}; found, separated by commas: {columns}")
     whole = []
-    where = []
     short = []
-    for number, line in lines[1:]:
-        place = f"{path}, line {number}"
-        if len(line) > len(header) or (len(line) < len(header) and not torn):
-            found = f"{len(line)} fields where the header has {len(header)}"
-            raise UserError(f"{place}: {found}: correct or delete the line")
-        if len(line) < len(header):
-            short.append(str(number))
-        else:
+    for line in lines[1:]:
+        if len(line) == len(header):
             whole.append(line)
-            where.append(place)
+        elif len(line) < len(header) and torn:
+            short.append(line[0].rpartition(" ")[2])
+        else:
+            fields = f"{len(line) - 1} fields where the header has {len(header) - 1}"
+            raise UserError(f"{line[0]}: {fields}: correct or delete the line")
     if short:
         print(f"{path}: left out as torn (fewer fields than the header): line {', '.join(short)}")
-    return pd.DataFrame(whole, columns=header, dtype=str).assign(where=where)
+    return pd.DataFrame(whole, columns=header, dtype=str)
 
 
 def read_path(path, needed):
@@ -176,20 +169,15 @@ def read_path(path, needed):
         raise UserError(f"{path} does not exist: give results files, or folders of them")
     if not path.is_dir():
         return [read_file(path, needed)]
-    tables = []
-    for file in sorted([*path.glob("results.csv"), *path.glob("results.*-of-*.csv")]):
-        tables.append(read_file(file, needed))
+    files = sorted([*path.glob("results.csv"), *path.glob("results.*-of-*.csv")])
+    tables = [read_file(file, needed) for file in files]
     for file in sorted(path.glob("m*/n*/*/*/accuracies.csv")):
         m, n, model, task = file.parts[-5:-1]
-        table = read_file(file, ("num_classes", "majority", *ARMS))
+        names = {"experiment": path.resolve().name, "model": model, "task": task}
+        table = read_file(file, ("num_classes", "majority", *ARMS)).assign(**names)
         table = table.rename(columns={arm: f"acc_{arm}" for arm in ARMS})
-        table["experiment"] = path.resolve().name
-        table["model"] = model
-        table["task"] = task
-        table["m"] = m[1:]
-        table["n"] = n[1:]
-        table["subsample"] = [str(k) for k in range(1, len(table) + 1)]
-        tables.append(table)
+        subsamples = [str(k) for k in range(1, len(table) + 1)]
+        tables.append(table.assign(m=m[1:], n=n[1:], subsample=subsamples))
     if not tables:
         layout = "m<m>/n<n>/<model>/<task>/accuracies.csv"
         raise UserError(f"{path} holds no results.csv, results.*-of-*.csv, {layout}: name a file")
@@ -199,9 +187,7 @@ def read_path(path, needed):
 def typed(rows, name, may_lack):
     """The numbers of a column of str; empty ones become nan if the rows may lack them."""
     values = pd.to_numeric(rows[name], errors="coerce")
-    bad = ~np.isfinite(values)
-    if may_lack:
-        bad &= rows[name] != ""
+    bad = ~np.isfinite(values) & ~(may_lack & (rows[name] == ""))
     kind = "number"
     if name in LEAST:
         most = 10**6 if name == "n" else 10**9  # sign flips of a larger n take hours
@@ -496,8 +482,8 @@ def draw_slices(rows, effect, slices, rng, shuffled=False):
 
 def slice_posterior(counts, total):
     """(mean, sd) of beta [slices] under the paper's model without V and W (one task: without U).
-    Given sd_U the log posterior is concave: Newton's method finds its mode, the inverse curvature is
-    the covariance. sd_U is set to its own mode by EM: the root of sd^4 + J sd^2 = sum E U_j^2
+    Given sd_U the log posterior is concave: Newton's method finds its mode, the inverse curvature
+    is the covariance. sd_U is set to its own mode by EM: the root of sd^4 + J sd^2 = sum E U_j^2
     (HalfNormal(1) prior)."""
     slices, _, models, tasks = counts.shape
     arm, model, task = (axis.ravel() for axis in np.indices((2, models, tasks)))
@@ -528,20 +514,21 @@ def slice_posterior(counts, total):
     return theta[:, 1], np.sqrt(covariance[:, 1, 1])
 
 
-def slice_rows(counts, changes, total, arms):
-    """A row per slice: the paper's posterior of beta, the t interval over tasks, the sign-flip p."""
-    mean, sd = slice_posterior(counts, total)
+def slice_rows(counts, changes, total, crossed):
+    """A row per slice: the paper's posterior of beta, the t interval over tasks, sign-flip p."""
+    own = total.all(axis=0)  # a model may lack tasks
+    mean, sd = slice_posterior(counts[..., own], total[:, own])
     reach = stats.norm.ppf(UPPER) * sd
-    D = 100 * changes.mean(1) / total.max()  # [slices, tasks]
-    if arms == "crossed":
-        D = D / 2  # answers on both sets
+    D = 100 * changes[..., own].mean(1) / total.max()  # [slices, tasks]
+    if crossed:
+        D = D / 2
     J = D.shape[1]
     t = D.mean(1)
     half = np.full(len(t), math.nan)
     if J > 1:
         half = stats.t.ppf(UPPER, J - 1) * D.std(1, ddof=1) / math.sqrt(J)
     p = []
-    for change in changes.reshape(len(changes), -1):
+    for change in changes.reshape(len(t), -1):
         if change.sum() < 0:
             change = -change
         p.append(min(1, 2 * sign_flip_p(change)))
@@ -554,118 +541,87 @@ def slice_rows(counts, changes, total, arms):
 
 def variance_ratio(rows, effect):
     """Variance of plain differences between a task's subsamples over that of two independent
-    binomials, means over models and tasks; nan where all answers are alike."""
+    binomials, means over models and tasks; nan where no answer differs."""
     one = rows.drop_duplicates(RUN[:-1])  # one seed of each subsample
+    runs = [one["model"], one["task"]]
     control, treatment = (one[f"acc_{arm}"] for arm in EFFECTS[effect])
     binomial = (control * (1 - control) + treatment * (1 - treatment)) / one["n"]
-    runs = [one["model"], one["task"]]
     expected = binomial.groupby(runs).mean().mean()
-    if expected == 0:
-        return math.nan
-    return (treatment - control).groupby(runs).var().mean() / expected
+    observed = (treatment - control).groupby(runs).var().mean()
+    return observed / expected if expected > 0 else math.nan
 
 
-def share_of(found, way):
-    """The share of slices in which a way of analysis excludes 0; nan without intervals."""
-    if way == "sign_flip":
-        return (found["p"] < 1 - SHARE).mean()
-    low, high = found[f"{way}_low"], found[f"{way}_high"]
-    if low.isna().all():
-        return math.nan
-    return ((low > 0) | (high < 0)).mean()
+def shares_of(found, rows, effect):
+    """The columns of shares.csv from a kind's slices of a model, and the model's rows."""
+    means = found["paper_mean"]
+    threshold = ZERO_SHOT_THRESHOLD if is_zero_shot(rows["experiment"].iloc[0]) else THRESHOLD
+    shares = {"slices": len(found), "paper_mean": means.mean(), "paper_sd": means.std()}
+    shares["threshold"] = threshold
+    shares["outside"] = (means.abs() > threshold).mean()
+    for way in ("paper", "t"):
+        told = (found[f"{way}_low"] > 0) | (found[f"{way}_high"] < 0)
+        shares[way] = told.mean() if found[f"{way}_low"].notna().all() else math.nan
+    shares["sign_flip"] = (found["p"] < 1 - SHARE).mean()
+    shares["variance_ratio"] = variance_ratio(rows, effect)
+    return shares
 
 
 def analyse(rows, effect, args):
-    """(meta.csv, shares.csv) of a cell and effect: slices, shuffled ones, of each model and, where
-    all models have the same tasks, of all together."""
-    cell = {name: rows[name].iloc[0] for name in [*CELL, "arms"]}
-    threshold = args.threshold or THRESHOLD
-    if not args.threshold and is_zero_shot(cell["experiment"]):
-        threshold = ZERO_SHOT_THRESHOLD
+    """(rows of meta.csv, rows of shares.csv) of a cell and effect: slices, then shuffled ones, of
+    all models together, where they have the same tasks, and of each."""
     models = sorted(set(rows["model"]))
+    arms = rows["arms"].iloc[0]
     tables = []
     shares = []
-    for kind in KINDS:
+    for kind in ("slice", "swapped"):
         rng = np.random.default_rng(args.seed)
         counts, changes, total = draw_slices(rows, effect, args.slices, rng, kind == "swapped")
         groups = {model: [i] for i, model in enumerate(models)}
         if len(models) > 1 and total.all():
             groups = {"all": list(range(len(models))), **groups}
-        for model, chosen in groups.items():
-            own = total[chosen].all(axis=0)  # tasks
-            found = slice_rows(
-                counts[:, :, chosen][..., own], changes[:, chosen][..., own],
-                total[chosen][:, own], cell["arms"],
-            )
-            names = {**cell, "effect": effect, "model": model, "kind": kind}
-            names = {name: names[name] for name in (*CELL, "effect", "arms", "model", "kind")}
+        for model, i in groups.items():
+            found = slice_rows(counts[:, :, i], changes[:, i], total[i], arms == "crossed")
+            names = dict(zip(CELL, rows[CELL].iloc[0]))
+            names.update(effect=effect, arms=arms, model=model, kind=kind)
             tables.append(found.assign(**names)[[*names, *found]])
             mine = rows if model == "all" else rows[rows["model"] == model]
-            means = found["paper_mean"]
-            shares.append({
-                **names, "slices": len(found), "paper_mean": means.mean(), "paper_sd": means.std(),
-                "threshold": threshold, "outside": (means.abs() > threshold).mean(),
-                **{way: share_of(found, way) for way in WAYS},
-                "variance_ratio": variance_ratio(mine, effect),
-            })
+            shares.append({**names, **shares_of(found, mine, effect)})
     return pd.concat(tables), pd.DataFrame(shares)
-
-
-# In words ---------------------------------------------------------------------------------------
-
-
-def percent(share):
-    """A share in words; nothing for nan."""
-    return "" if math.isnan(share) else f"{100 * share:.0f} %"
 
 
 def lines_of(table):
     """A DataFrame of words as the lines of a Markdown table."""
-    rows = [list(table), ["---:"] * table.shape[1], *table.to_numpy().tolist()]
-    widths = [max(len(row[k]) for row in rows) for k in range(table.shape[1])]
-    lines = []
-    for row in rows:
-        cells = [word.rjust(width) for word, width in zip(row, widths)]
-        lines.append(f"| {' | '.join(cells)} |")
-    return lines
-
-
-def sentence(slices, shuffled):
-    """What studies of one subsample would have claimed: two rows of shares.csv in words."""
-    claims = []
-    alarms = []
-    for way, name in WAYS.items():
-        if not math.isnan(slices[way]):
-            claims.append(f"{percent(slices[way])} by {name}")
-            alarms.append(percent(shuffled[way]))
-    who = "all models together" if slices["model"] == "all" else slices["model"]
-    effect = "a boost" if slices["effect"] == "boost" else "a bias"
-    return (
-        f"Of {slices['slices']} studies with one subsample per model and task ({who}), these would "
-        f"have claimed {effect}: {', '.join(claims)}. With the arms shuffled, so that no effect is "
-        f"left, {', '.join(alarms)}: false alarms, of which an 89 % interval is to give 11 %."
-    )
+    lines = [table.columns, ["---"] * table.shape[1], *table.to_numpy()]
+    return [f"| {' | '.join(line)} |" for line in lines]
 
 
 def cell_lines(rows, shares):
-    """A cell and effect in words: a sentence, then a table with a row a model."""
-    slices = shares[shares["kind"] == "slice"].reset_index(drop=True)
-    shuffled = shares[shares["kind"] == "swapped"].reset_index(drop=True)
+    """A cell and effect in words: what studies of one subsample would have claimed, then a table
+    with a row a model."""
+    slices = shares[shares["kind"] == "slice"].reset_index()
+    shuffled = shares[shares["kind"] == "swapped"].reset_index()
     first = slices.iloc[0]
-    lines = [sentence(first, shuffled.iloc[0])]
+    table = pd.DataFrame({"slices, shuffled": slices["model"]})
+    table["variance ratio"] = slices["variance_ratio"].map("{:.2f}".format)
+    for way, name in {"outside": f"beyond {first['threshold']:g}", **WAYS}.items():
+        pairs = zip(slices[way], shuffled[way])
+        table[name] = [f"{one:.0%}, {other:.0%}" for one, other in pairs]
+    table = table.replace({"nan%, nan%": "", "nan": ""})  # one task; answers that never differ
+
+    claims = [f"{first[way]:.0%} by {name}" for way, name in WAYS.items() if first[way] >= 0]
+    alarms = [f"{share:.0%}" for share in shuffled.loc[0, list(WAYS)].dropna()]
+    lines = [
+        f"Of {first['slices']} studies with one subsample per model and task, {', '.join(claims)} "
+        f"would have claimed a {first['effect']} ({first['model']}). Of as many shuffled ones, in "
+        f"which there is none, {', '.join(alarms)}: false alarms, where 11% are to be expected."
+    ]
     if first["arms"] == "crossed":
-        lines.append("The paper's model takes plain arms, the other two crossed ones.")
+        lines.append("t and sign flips take crossed arms, the paper's model plain ones.")
     if rows.groupby(["model", "task"])["subsample"].nunique().max() < 2:
         lines.append("There is one subsample per model and task: all slices are the same.")
-    if rows["model"].nunique() > 1 and first["model"] != "all":
+    if first["model"] != "all" and rows["model"].nunique() > 1:
         lines.append("The models have different tasks: nothing is said of all together.")
-    table = pd.DataFrame({"slices, shuffled ones": slices["model"]})
-    table["variance ratio"] = [f"{ratio:.2f}" for ratio in slices["variance_ratio"]]
-    heads = {"outside": f"beyond {first['threshold']:g}", **WAYS}
-    for way, head in heads.items():
-        pairs = zip(slices[way], shuffled[way])
-        table[head] = [f"{percent(one)}, {percent(other)}" for one, other in pairs]
-    return [*lines, "", *lines_of(table)]
+    return [" ".join(lines), "", *lines_of(table)]
 
 
 # Figures ----------------------------------------------------------------------------------------
@@ -676,8 +632,7 @@ def draw_ecdf(table, shares):
     posterior means and of the means over tasks."""
     first = shares.iloc[0]
     title = f"{first['effect']} from one subsample per model and task: {title_of(*first[CELL])}"
-    title += f"\n{count(first['slices'], 'slice')}; dashed: shuffled"
-    title += f"; grey: within {first['threshold']:g}"
+    title += f"\n{first['slices']} slices; dashed: shuffled; grey: within {first['threshold']:g}"
     figure, (axes,) = panels(title, 1, 2, 11, 4 + 0.25 * len(shares), sharey=True)
     texts = {
         "paper": "the paper's model: posterior mean of beta (log odds)",
@@ -687,11 +642,14 @@ def draw_ecdf(table, shares):
     models = list(dict.fromkeys(shares["model"]))
     for axis, (way, text) in zip(axes, texts.items()):
         for row in shares.to_dict("records"):
-            label = f"{row['model']}, {KINDS[row['kind']]}"
-            if not math.isnan(row[way]):  # one task: no interval
-                label += f": {percent(row[way])} exclude 0"
+            label = f"{row['model']}, slices"
+            style = "-"
+            if row["kind"] == "swapped":
+                label = f"{row['model']}, shuffled"
+                style = "--"
+            if row[way] >= 0:  # one task: nan
+                label += f": {row[way]:.0%} exclude 0"
             means = groups.get_group((row["model"], row["kind"]))[f"{way}_mean"]
-            style = "-" if row["kind"] == "slice" else "--"
             colour = f"C{models.index(row['model'])}"
             axis.ecdf(means, color=colour, ls=style, label=label)
         axis.set_xlabel(text)
@@ -707,13 +665,13 @@ def draw_nulls(shares):
     nulls = shares[shares["kind"] == "swapped"]
     names = []
     for row in nulls.to_dict("records"):
-        cell = title_of(*(row[name] for name in CELL))
-        names.append(f"{cell}, {row['effect']}, {row['model']}")
-    title = "False alarms: who sees an effect where there is none?\nOne subsample per model and task"
+        title = title_of(row["experiment"], row["m"], row["n"])
+        names.append(f"{title}, {row['effect']}, {row['model']}")
+    title = "False alarms in shuffled data, one subsample per model and task"
     figure, ((axis,),) = panels(title, 1, 1, 8.5, 2.2 + 0.3 * len(nulls))
     for (way, name), marker in zip(WAYS.items(), "soD"):
         axis.plot(100 * nulls[way], range(len(nulls)), marker, ms=4, label=name)
-    axis.axvline(100 * (1 - SHARE), color="grey", lw=1, ls="--", label="meant")
+    axis.axvline(100 * (1 - SHARE), color="grey", lw=1, ls="--", label="to be expected")
     axis.set_yticks(range(len(names)), names, fontsize=8)
     axis.set(ylim=(len(names) - 0.5, -0.5), xlim=(-1, None))
     axis.set_xlabel("shuffled slices in which 0 is excluded, percent")
@@ -728,13 +686,12 @@ def draw_nulls(shares):
 def read_board(path):
     """DataFrame with name, score (fraction) and n (nan if not given), best first."""
     board = read_file(path, ("name", "score"), torn=False)
-    if "n" not in board:
-        board["n"] = "nan"
-    for name in ("score", "n"):
+    for name in board.columns.intersection(["score", "n"]):
         values = pd.to_numeric(board[name], errors="coerce")
-        bad = ~np.isfinite(values) & (board[name] != "nan")
-        refuse(board, bad, f"{name} is {{{name}!r}}, not a number")
+        refuse(board, ~np.isfinite(values), f"{name} is {{{name}!r}}, not a number")
         board[name] = values
+    if "n" not in board:
+        board["n"] = math.nan
     if (board["score"] > 1).any():
         mixed = (board["score"] > 0) & (board["score"] <= 1)
         refuse(board, mixed, "score is {score} beside scores above 1: write all as percent or none")
@@ -772,6 +729,15 @@ def board_table(board, rows, seed):
     return table
 
 
+def board_word(value, name):
+    """A value of leaderboard.csv in words."""
+    if isinstance(value, str):
+        return value
+    if name.startswith("p_") and value < 0.001:
+        return "<.001"
+    return "" if math.isnan(value) else f"{value:.3g}"
+
+
 def run_board(rows, args):
     """The leaderboard under the training noise of one cell, model by model."""
     cells = list(rows.groupby(CELL).groups)
@@ -785,33 +751,23 @@ def run_board(rows, args):
     board = read_board(args.leaderboard)
     tables = [board_table(board, mine, args.seed) for _, mine in rows.groupby("model")]
     table = pd.concat(tables)
-    lines = [
-        f"{args.leaderboard}: each entry's mean accuracy over {count(rows['task'].nunique(), 'task')} "
-        "is taken to vary from training run to training run as acc_extra of each model here "
-        f"({title_of(*cells[0])}). The entries share their test texts, which are held fixed; with a "
-        "column n, p_wrong_texts adds their luck as if they were not shared, at most too much. A "
-        "board's gap is itself of one training run: in a rerun both runs differ.", "",
-    ]
     words = table.astype(object)
-    for name in words:
-        words[name] = [word_of(value, name) for value in words[name]]
-    lines += lines_of(words)
+    for name in table:
+        words[name] = [board_word(value, name) for value in table[name]]
+    lines = [
+        f"Each entry of {args.leaderboard} is taken to vary from training run to training run as "
+        f"the mean acc_extra of each model here does ({title_of(*cells[0])}). The entries share "
+        "their test texts, which are held fixed; with a column n, p_wrong_texts adds their luck as "
+        "if they were not shared, which is at most too much. A rerun has luck of its own, as the "
+        "board has.", "", *lines_of(words),
+    ]
     for model in table.loc[table["p_best"].isna(), "model"].unique():
-        lines += ["", f"{model}: these data do not tell training noise from 0: run more subsamples"]
-    open_folder(args.out, "meta_analysis.py", MADE)
+        lines += ["", f"{model}: training noise is not told from 0 by these data: run more"]
+    open_folder(args.out, SCRIPT, MADE)
     write(args.out, leaderboard=table)
-    write_page(args.out, "meta_analysis.py", ["# A leaderboard", "", *lines])
+    write_page(args.out, SCRIPT, ["# A leaderboard", "", *lines])
     print("\n".join(lines))
     print(f"\nin {args.out.resolve()}: summary.md, leaderboard.csv")
-
-
-def word_of(value, name):
-    """A value of leaderboard.csv in words."""
-    if isinstance(value, float) and math.isnan(value):
-        return ""
-    if name.startswith("p_") and value < 0.001:
-        return "<.001"
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
 def parse_args(argv):
@@ -827,8 +783,6 @@ def parse_args(argv):
     add("--plain", action="store_true", help="plain effects even where arms are crossed")
     add("--leaderboard", type=Path, metavar="FILE",
         help="instead: is the order of its entries right, would they swap?")
-    add("--threshold", type=float, metavar="T",
-        help="on beta's posterior mean, log odds (0.04; zero-shot: 0.08)")
     for flag, name in CHOICES.items():
         kind = int if name in LEAST else str
         add(f"--{flag}", nargs="+", type=kind, metavar=name.upper(), help="only these (all)")
@@ -841,8 +795,6 @@ def parse_args(argv):
     args.effects = list(dict.fromkeys(args.effects))
     if args.seed < 0:
         parser.error(f"--seed {args.seed}: a seed is from 0")
-    if args.threshold is not None and not args.threshold > 0:
-        parser.error(f"--threshold {args.threshold}: a threshold is above 0")
     return args
 
 
@@ -852,7 +804,7 @@ def main(argv=None):
     rows = load_rows(args)
     if args.leaderboard:
         return run_board(rows, args)
-    open_folder(args.out, "meta_analysis.py", MADE)
+    open_folder(args.out, SCRIPT, MADE)
 
     # A section for every cell and effect
     tables = []
@@ -880,7 +832,7 @@ def main(argv=None):
         draw_nulls(shares).savefig(args.out / "nulls.png", dpi=130)
         page += ["", "## False alarms", "", "![shuffled slices in which 0 is excluded](nulls.png)"]
         made += ", figures"
-    write_page(args.out, "meta_analysis.py", page)
+    write_page(args.out, SCRIPT, page)
     print(f"in {args.out.resolve()}: {made}")
 
 
