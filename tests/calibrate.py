@@ -25,10 +25,10 @@ import argparse
 import math
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
-from scipy import special
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from conftest import load_script  # noqa: E402
@@ -68,20 +68,6 @@ def interval(script, D, floor):
     return found["low"], found["high"]
 
 
-def needed(variances, half, share):
-    """Least K, alike for all tasks, at which the half-width falls below half. variances: of one subsample."""
-    se = math.sqrt(variances.sum()) / len(variances)
-    tasks = variances.sum() ** 2 / (variances**2).sum()  # effective number
-    few, enough = 1, 10**6
-    while enough - few > 1:
-        K = (few + enough) // 2
-        if special.stdtrit((K - 1) * tasks, (1 + share) / 2) * se / math.sqrt(K) < half:
-            enough = K
-        else:
-            few = K
-    return enough
-
-
 def cover(script, noises, floor, J, K, sets, rng):
     """(coverage, mean width) of K subsamples of J tasks."""
     hits, widths = [], []
@@ -99,7 +85,9 @@ def raise_once(script, noises, floor, J, half, sets, rng):
     for _ in range(sets):
         chosen = [noises[j] for j in rng.choice(len(noises), J, replace=False)]
         pilot = draw(chosen, PILOT, rng)
-        K = needed(np.maximum(pilot.var(1, ddof=1), floor), half, script.SHARE)
+        variances = np.maximum(pilot.var(1, ddof=1), floor)
+        se = math.sqrt(variances.sum()) / J  # at one subsample a task
+        K = script.needed_subsamples(se, script.effective_tasks(variances), half)
         D = pilot
         if K > PILOT:
             D = np.hstack([pilot, draw(chosen, K - PILOT, rng)])
@@ -139,6 +127,50 @@ def report(script, table, n, args, rng):
     for J, found in shares.items():
         print(f"n = {n}, J = {J}: coverage from {min(found):.3f} to {max(found):.3f} in {len(found)} settings, "
               f"standard error {error:.3f}")
+
+
+def resampled(table, n, kind, rng):
+    """(rows, true mean effect in points) of a data set of the published size: the rows of each model and task are
+    drawn with replacement, their differences centred and a known effect added; right answers stay whole numbers."""
+    groups = [group for _, group in table.groupby(["model", "task"])]
+    differences = [group["acc_test"] - group["acc_extra"] for group in groups]
+    spread = np.array([difference.std() for difference in differences])
+    truths = np.zeros(len(groups))
+    if kind == "noise":
+        truths = 0.01 * spread / spread.mean()
+    drawn = []
+    for group, difference, truth in zip(groups, differences, truths):
+        mine = group.iloc[rng.integers(len(group), size=len(group))].copy()
+        test = mine["acc_test"] - difference.mean() + truth
+        mine["acc_test"] = (n * test.clip(0, 1)).round() / n
+        mine["subsample"] = group["subsample"].to_numpy()
+        drawn.append(mine)
+    rows = pd.concat(drawn, ignore_index=True).assign(seed=0, arms="plain")
+    for arm in ("base", "extra", "test"):
+        rows[f"acc_{arm}_on_extra"] = math.nan
+    return rows, 100 * truths.mean()  # clipping and rounding move it by hundredths of a point
+
+
+def cover_models(script, table, n, sets, kind, rng):
+    """Print the coverage of the mean over both models by these tasks, the paper's (11) and the hierarchical mean, of
+    all tasks and 20 subsamples."""
+    table = table[table["subsample"] <= 20]
+    cell = tuple(table[script.CELL].iloc[0])
+    args = SimpleNamespace(draws=500, tune=400, chains=2, cores=2, seed=0, priors="paper", no_interaction=False)
+    script.ATTEMPTS = script.ATTEMPTS[:1]  # a share of intervals does not need 400 effective draws of each
+    hits = {"these tasks": [], "paper": [], "hierarchical": []}
+    for number in range(1, sets + 1):
+        rows, truth = resampled(table, n, kind, rng)
+        tasks = script.task_table(rows, script.differences(rows, "acc"), "acc")
+        effects = script.effects_table(tasks, "acc", MARGIN)
+        for analysis in ("paper", "hierarchical"):
+            script.mean_effects(script.fit(rows, "bias", analysis, args), effects, MARGIN)
+        words = []
+        for name, found in hits.items():
+            row = effects[(*cell, "bias", "all", name)]
+            found.append(row["low"] <= truth <= row["high"])
+            words.append(f"{name} {np.mean(found):.2f}")
+        print(f"n = {n}, {number} sets, effects {kind}: {', '.join(words)}", flush=True)
 
 
 def main():
