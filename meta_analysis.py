@@ -29,7 +29,9 @@ Reads what fit_model.py reads. Writes to meta/ summary.md, figures, and the colu
                      test texts), p_swap_1, p_swap_5, p_swap_20 (they swap in a rerun with so many
                      training sets a task), p_best
 
-MEASURED
+Measured 2026-11-22: 500 slices and 500 shuffled ones of a cell with 25 tasks and 2 models take 5 s
+of CPU with their figure. Published accuracies, m = 100, n = 500: 43 % of 5,000 slices lie outside
+.04 (the paper: 47 % of 500). All: docs/results.md.
 """
 
 import argparse
