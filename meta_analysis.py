@@ -195,7 +195,7 @@ def typed(rows, name, may_lack):
         most = 10**6 if name == "n" else 10**9  # sign flips of a larger n take hours
         kind = f"whole number from {LEAST[name]} to {most}"
         bad |= (values % 1 != 0) | ~values.between(LEAST[name], most)
-    elif name.startswith(("acc_", "f1_")):
+    elif name.startswith(("majority", "acc_", "f1_")):
         kind = "share from 0 to 1"
         bad |= (values < 0) | (values > 1)
     refuse(rows, bad, f"{name} is {{{name}!r}}, not a {kind}")
@@ -204,33 +204,24 @@ def typed(rows, name, may_lack):
 
 def read_results(paths, metric="acc"):
     """All rows of the paths, typed and checked; accuracies become k / n exactly, missing numbers
-    and the columns *_on_extra of rows without them nan, missing words empty."""
+    nan, missing words empty."""
     needed = [*REQUIRED, *columns_of(metric)[:3]]
-    tables = []
-    for path in paths:
-        tables += read_path(path, needed)
+    tables = [table for path in paths for table in read_path(path, needed)]
     rows = pd.concat(tables, ignore_index=True)
     if rows.empty:
         raise UserError(f"no rows in {', '.join(map(str, paths))}: run run_experiment.py first")
-
-    # Every column is there, as a number where it is one
-    numbers = ["loss_extra", "loss_test", "seconds"]
-    for each in dict.fromkeys(["acc", "f1", "nll", metric]):
+    numbers = ["seed", *REQUIRED[3:], "loss_extra", "loss_test", "seconds"]
+    for each in ("acc", "f1", "nll", metric):
         numbers += columns_of(each)
-    numbers = list(dict.fromkeys(["seed", *REQUIRED[3:], *numbers]))
-    lacking = {*numbers, "split", "data", "recipe", "versions"} - set(rows)
-    rows = rows.assign(**dict.fromkeys(sorted(lacking), "")).fillna("")
+    words = ["split", "data", "recipe", "versions"]
+    rows = rows.reindex(columns=dict.fromkeys([*rows, *numbers, *words]))
+    rows = rows.astype(object).fillna("")
     rows["seed"] = rows["seed"].replace("", "0")
-    for name in numbers:
+    for name in dict.fromkeys(numbers):
         rows[name] = typed(rows, name, may_lack=name not in needed)
-
-    # What the numbers and names may be
-    wrong = (rows["majority"] <= 0) | (rows["majority"] > 1)
-    refuse(rows, wrong, "majority is {majority}, not above 0 and at most 1")
-    wrong = (rows[RUN[:3]] == "").any(axis=1)
-    refuse(rows, wrong, "the experiment, the model or the task has no name")
-    wrong = rows["model"] == "all"
-    refuse(rows, wrong, "the model is called 'all', which stands for all models together")
+    nameless = (rows[RUN[:3]] == "").any(axis=1)
+    refuse(rows, nameless, "the experiment, the model or the task has no name")
+    refuse(rows, rows["model"] == "all", "the model 'all' would be all models together")
     for name in columns_of("acc"):
         exact = (rows[name] * rows["n"]).round() / rows["n"]
         off = (rows[name] - exact).abs() > 5.1e-5  # accuracies of four decimals will do
@@ -259,11 +250,10 @@ def refuse_conflict(rows, scope, name):
     known = known[known.duplicated(scope, keep=False)].sort_values(scope, kind="stable")
     if len(known):
         one, two = known.iloc[0], known.iloc[1]
-        raise UserError(
-            f"{one['where']} and {two['where']} agree in {', '.join(scope)} and differ in {name} "
-            f"({one[name]} and {two[name]}): keep one of them (--experiment, --models and --tasks "
-            "choose rows), or name their experiments differently"
-        )
+        where = f"{one['where']} and {two['where']} agree in {', '.join(scope)}"
+        values = f"differ in {name} ({one[name]} and {two[name]})"
+        advice = "keep one (--experiment, --models, --tasks), or name their experiments differently"
+        raise UserError(f"{where} and {values}: {advice}")
 
 
 def each_once(rows):
@@ -387,11 +377,9 @@ def changes_of(rows, effect, crossed):
 
 def training_variance(shares, n):
     """(variance, told from 0?) of a mean accuracy over tasks at one subsample a task, on a fixed
-    test set, in points^2.
-
-    shares: per task the accuracies of its subsamples, each on n fresh test texts. Their variance
-    less the binomial one: a lower bound, since single answers also flip. Told from 0 by
-    sum((K - 1) s^2 / binomial) against chi-square."""
+    test set, in points^2. shares: per task the accuracies of its subsamples, each on n fresh test
+    texts. Their variance less the binomial one: a lower bound, since single answers also flip. Told
+    from 0 by sum((K - 1) s^2 / binomial) against chi-square."""
     observed = np.array([np.var(share, ddof=1) for share in shares])
     binomial = np.array([np.mean(share * (1 - share)) / max(n - 1, 1) for share in shares])
     freedom = np.array([len(share) - 1 for share in shares])
@@ -751,8 +739,7 @@ def run_board(rows, args):
         found = f"{model} has one subsample of {task}, which cannot show how runs differ"
         raise UserError(f"{found}: run at least 2, or use --tasks")
     board = read_board(args.leaderboard)
-    tables = [board_table(board, mine, args.seed) for _, mine in rows.groupby("model")]
-    table = pd.concat(tables)
+    table = pd.concat(board_table(board, mine, args.seed) for _, mine in rows.groupby("model"))
     words = table.astype(object)
     for name in table:
         words[name] = [board_word(value, name) for value in table[name]]
@@ -774,9 +761,7 @@ def run_board(rows, args):
 
 def parse_args(argv):
     """Command-line flags; --help reads like a page."""
-    about = __doc__.partition("\n\n")[0]
-    epilog = "Columns: see the script's head."
-    parser = argparse.ArgumentParser(description=about, epilog=epilog)
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     add = parser.add_argument_group("what to run").add_argument
     add("paths", nargs="*", type=Path, default=[Path("results.csv")], metavar="FILE or FOLDER",
         help="results files, folders of them, or folders in the published layout (results.csv)")
@@ -829,13 +814,11 @@ def main(argv=None):
     # All of them together
     shares = pd.concat(shares)
     write(args.out, meta=pd.concat(tables), shares=shares)
-    made = "summary.md, meta.csv, shares.csv"
     if not args.no_figures:
         draw_nulls(shares).savefig(args.out / "nulls.png", dpi=130)
         page += ["", "## False alarms", "", "![shuffled slices in which 0 is excluded](nulls.png)"]
-        made += ", figures"
     write_page(args.out, SCRIPT, page)
-    print(f"in {args.out.resolve()}: {made}")
+    print(f"in {args.out.resolve()}: summary.md, meta.csv, shares.csv, figures *.png")
 
 
 # --- shared: start ---

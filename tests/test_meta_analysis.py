@@ -77,7 +77,7 @@ def with_value(table, line, **changes):
 
 @pytest.mark.parametrize("control, treatment, n", [(30, 36, 60), (5, 3, 40), (480, 455, 500)])
 def test_one_model_and_task_against_quadrature(m, control, treatment, n):
-    """Two parameters, mu and beta: their posterior on a grid. The curvature at the mode is close, not equal: .03 and 4 %."""
+    """Two parameters, mu and beta: their posterior on a grid. The curvature at the mode is close, not equal."""
     mu, beta = np.meshgrid(np.linspace(-4, 4, 1601), np.linspace(-3, 3, 1201), indexing="ij")
     log_p = -(mu**2 + beta**2) / 2
     for y, eta in ((control, mu), (treatment, mu + beta)):
@@ -115,8 +115,9 @@ def test_slices_against_mcmc(m, tasks, n, missing):
     if missing:
         counts[:, 1, 0], total[1, 0] = 0, 0
     (mean,), (sd,) = m.slice_posterior(counts[None], total)
-    trace = nutpie.sample(nutpie.compile_pymc_model(plain_slice(counts, total)), draws=2000, tune=700, chains=4, cores=2, seed=1, progress_bar=False,
-                          target_accept=0.95)
+    model = nutpie.compile_pymc_model(plain_slice(counts, total))
+    lengths = {"draws": 2000, "tune": 700, "chains": 4, "cores": 2}
+    trace = nutpie.sample(model, **lengths, seed=1, progress_bar=False, target_accept=0.95)
     beta = trace.posterior["beta"].values
     assert mean == pytest.approx(beta.mean(), abs=0.08 * beta.std()) and sd == pytest.approx(beta.std(), rel=0.05)
 
@@ -156,7 +157,7 @@ def test_a_slice_holds_one_run_of_each_model_and_task(m, rows_of, tmp_path):
 
 
 @pytest.mark.parametrize("effect, control, treatment", [("boost", "base", "extra"), ("bias", "extra", "test")])
-def test_crossed_changes_are_of_the_drawn_runs_and_shuffling_turns_their_sign(m, rows_of, tmp_path, effect, control, treatment):
+def test_crossed_changes_and_shuffling_that_turns_their_sign(m, rows_of, tmp_path, effect, control, treatment):
     path = saved(coins(tasks=2, subsamples=6, crossed=True), tmp_path / "r.csv")
     rows = rows_of(path)
     counts, changes, _ = m.draw_slices(rows, effect, 300, np.random.default_rng(1))
@@ -166,7 +167,8 @@ def test_crossed_changes_are_of_the_drawn_runs_and_shuffling_turns_their_sign(m,
         for row in rows[(rows["model"] == model) & (rows["task"] == task)].to_dict("records"):
             first = row[f"acc_{treatment}"] - row[f"acc_{control}"]
             mirrored = row[f"acc_{MIRROR[treatment]}_on_extra"] - row[f"acc_{MIRROR[control]}_on_extra"]
-            possible.add((round(40 * row[f"acc_{control}"]), round(40 * row[f"acc_{treatment}"]), round(40 * (first + mirrored))))
+            right = [40 * row[f"acc_{control}"], 40 * row[f"acc_{treatment}"], 40 * (first + mirrored)]
+            possible.add(tuple(map(round, right)))
         drawn = zip(counts[:, 0, i, j], counts[:, 1, i, j], changes[:, i, j])
         assert {tuple(map(int, one)) for one in drawn} == possible
     plain = m.draw_slices(rows_of(path, "--plain"), effect, 300, np.random.default_rng(1))
@@ -221,7 +223,9 @@ def test_tables_figures_and_words(run, tmp_path):
         assert row.sign_flip == pytest.approx((mine["p"] < 0.11).mean(), abs=1e-5)
     manual = load_script("meta_analysis").__doc__
     assert all(column in manual for column in [*meta.columns, *shares.columns])
-    figures = [f"slices.{cell}.{effect}.png" for cell in ("few-shot.10.40", "zero-shot.10.40") for effect in ("bias", "boost")]
+    figures = []
+    for cell, effect in itertools.product(("few-shot.10.40", "zero-shot.10.40"), ("bias", "boost")):
+        figures.append(f"slices.{cell}.{effect}.png")
     names = sorted(path.name for path in tmp_path.joinpath("meta").glob("*.png"))
     assert names == ["nulls.png", *figures]
     page = (tmp_path / "meta" / "summary.md").read_text()
@@ -232,9 +236,9 @@ def test_a_sentence_a_cell_says_what_single_studies_and_shuffled_ones_claim(run,
     saved(coins(tasks=8, n=400, acc_extra=0.5), tmp_path / "results.csv")
     _, out, _ = run("--slices", 80, "--no-figures")
     shares = pd.read_csv("meta/shares.csv").query("model == 'all'").set_index("kind")
-    claims = re.search(r"Of 80 studies with one subsample per model and task, (\d+)% by the paper's model, (\d+)% by a t "
-                       r"interval, (\d+)% by sign flips would have claimed a bias \(all\)", out)
-    alarms = re.search(r"Of as many shuffled ones, in which there is none, (\d+)%, (\d+)%, (\d+)%: false alarms", out)
+    claims = re.search(r"Of 80 studies with one subsample per model and task, (\d+)% by the paper's model, "
+                       r"(\d+)% by a t interval, (\d+)% by sign flips would have claimed a bias \(all\)", out)
+    alarms = re.search(r"Of as many shuffled ones, in which there is none, (\d+)%, (\d+)%, (\d+)%: false", out)
     for kind, found in {"slice": claims, "swapped": alarms}.items():
         expected = 100 * shares.loc[kind, ["paper", "t", "sign_flip"]].astype(float)
         assert [float(share) for share in found.groups()] == pytest.approx(expected.to_list(), abs=0.51)
@@ -272,11 +276,18 @@ def test_all_models_together_only_where_they_have_the_same_tasks(run, tmp_path):
     assert "| all |" not in out and "nothing is said of all together" in out
     meta = pd.read_csv("meta/meta.csv")
     assert set(meta["model"]) == {"a", "b", "c"}
-    saved(coins(models=("a",)), tmp_path / "alone.csv")
-    run("alone.csv", "--slices", 5, "--no-figures", "--out", "alone")  # the same draws: a is the first model
+
+
+def test_a_model_that_lacks_tasks_is_analysed_as_if_alone(run, tmp_path):
+    """One subsample: there is but one slice."""
+    few = coins(tasks=2, models=("c",), subsamples=1)
+    saved(pd.concat([coins(subsamples=1), few]), tmp_path / "both.csv")
+    saved(few, tmp_path / "alone.csv")
+    run("both.csv", "--slices", 1, "--no-figures")
+    run("alone.csv", "--slices", 1, "--no-figures", "--out", "alone")
+    found = pd.read_csv("meta/meta.csv").query("kind == 'slice' and model == 'c'")
     alone = pd.read_csv("alone/meta.csv").query("kind == 'slice'")
-    columns = ["paper_mean", "t_mean", "p"]
-    found = meta.query("kind == 'slice' and model == 'a'")
+    columns = ["paper_mean", "paper_low", "t_mean", "t_low", "p"]
     assert found[columns].to_numpy() == pytest.approx(alone[columns].to_numpy())
 
 
@@ -380,12 +391,13 @@ def test_experiments_of_like_names_have_figures_of_their_own(run, tmp_path):
 def test_a_folder_of_other_files_is_refused_and_left_alone(run, tmp_path, board):
     saved(noisy_rows(), tmp_path / "results.csv")
     (tmp_path / "board.csv").write_text("name,score\nx,.9\ny,.8\n")
-    for name in ("meta.csv", "shares.csv", "leaderboard.csv", "summary.md"):
+    names = ("meta.csv", "shares.csv", "leaderboard.csv", "summary.md")
+    for name in names:
         (tmp_path / name).write_text("mine")
     flags = ["--leaderboard", "board.csv"] if board else ["--slices", 5]
     status, _, err = run(*flags, "--out", ".")
     assert status == 2 and "--out" in err and err.count("\n") == 1
-    assert {(tmp_path / name).read_text() for name in ("meta.csv", "shares.csv", "leaderboard.csv", "summary.md")} == {"mine"}
+    assert {(tmp_path / name).read_text() for name in names} == {"mine"}
     assert not list(tmp_path.glob("*.png"))
 
 
@@ -396,7 +408,8 @@ def test_a_folder_of_an_earlier_run_is_replaced(run, tmp_path):
     (tmp_path / "meta" / "notes.txt").write_text("mine")
     assert run("other.csv", "--slices", 5, "--effects", "boost")[0] == 0
     names = sorted(path.name for path in (tmp_path / "meta").iterdir())
-    assert names == ["meta.csv", "notes.txt", "nulls.png", "shares.csv", "slices.few-shot.10.80.boost.png", "summary.md"]
+    figures = ["nulls.png", "slices.few-shot.10.80.boost.png"]
+    assert names == sorted(["meta.csv", "notes.txt", "shares.csv", "summary.md", *figures])
     (tmp_path / "board.csv").write_text("name,score\nx,.9\ny,.8\n")
     assert run("--leaderboard", "board.csv")[0] == 0
     assert sorted(path.name for path in (tmp_path / "meta").iterdir()) == ["leaderboard.csv", "notes.txt", "summary.md"]
