@@ -1,22 +1,22 @@
-"""From results.csv to conclusions: is pretraining on unlabeled test text unfair, and how sure is it?
+"""From results.csv to conclusions: is pretraining on unlabeled test text unfair, how sure is it?
 
 Reproduces sections 5 to 8 and appendices D to F of "Evaluating the fairness of task-adaptive
 pretraining on unlabeled test data before few-shot text classification" (Dubey) and adds intervals
 that hold what they say. m labelled training texts, n unlabelled and n test texts; D_ijk of model i,
 task j, subsample k, in points (hundredths of an accuracy), is
     boost = acc_extra - acc_base      or      bias = acc_test - acc_extra
-on the texts of `test`; with crossed arms its mean with the mirror image on the texts of `extra`
-(effects_of), from which the luck of a training run cancels. A cell is one (experiment, m, n).
-Four answers, always under these names, with 89 % intervals:
-    these tasks       the headline, in closed form (these_tasks): the mean over tasks of the tasks'
-                      mean differences; model "all": D is averaged over the models first
+on the texts of `test`; with crossed arms its mean with the mirror image on the texts of `extra`, so
+that the luck of a training run cancels from the bias. A cell is one (experiment, m, n). Four
+answers, with 89 % intervals:
+    these tasks       the headline, in closed form: the mean over tasks of the tasks' mean
+                      differences; model "all": D is averaged over the models first
     tasks like these  other tasks of this kind: a t interval over the task means
     paper             Y_ijkl ~ Binomial(n, p), logit p = mu + alpha_i + U_j + V_jk + W_jl + beta l
-                      (l = 1: treatment), (1) to (10), and the differences (11), (12) that it
-                      predicts, always of plain arms; its intervals do not hold 89 %
+                      (l = 1: treatment), and the differences (11), (12) that it predicts, of
+                      plain arms; its intervals do not hold 89 %
     hierarchical      D_ijk ~ N(delta_ij, s_ij), delta_ij ~ N(beta_i, tau_i),
-                      log s_ij ~ N(log s_i, omega_i): how much tasks differ, one task's effect after
-                      shrinking. It weights quiet tasks most: no headline
+                      log s_ij ~ N(log s_i, omega_i): how much tasks differ, one task's effect
+                      after shrinking; it weights quiet tasks most
 
 Commands, cheapest first
     python fit_model.py results.csv --draws 0       # conclusions, tables, figures: seconds
@@ -27,23 +27,19 @@ Commands, cheapest first
 
 Writes to fits/ (--plan: plan/) summary.md, the page to hand on, figures *.png, and tables with
 the columns
-    effects.csv       experiment, m, n (both empty: all settings together), metric, effect, model,
-                      arms (crossed, plain), target (the names above), tasks, left_out (tasks with
-                      one subsample), subsamples (fewest of a task), estimate, se, df, low, high,
-                      margin, verdict, needed (subsamples of each task for an uncertainty of the
-                      margin), to_settle (for a verdict, with 80 % probability if there is no
-                      effect), detectable (the effect that is told from 0 with 80 % power)
-    means.csv         experiment, m, n, model, tasks, rows, boost, boost_median, bias, bias_median:
-                      Table 1, of plain arms
+    effects.csv       experiment, m, n (empty: all settings together), metric, effect, model, arms,
+                      target (the names above), tasks, left_out (tasks with one subsample),
+                      subsamples (fewest of a task), estimate, se, df, low, high, margin, verdict,
+                      needed (subsamples of each task that give ± the margin), to_settle (a verdict
+                      with 80 % probability if there is no effect), detectable (with 80 % power)
+    means.csv         experiment, m, n, model, tasks, rows, boost, boost_median, bias, bias_median
     tasks.csv         experiment, m, n, effect, model, task, arms, subsamples, estimate, sd,
                       majority, low, high, verdict, p (one-sided sign flips of a bias), p_adjusted
-                      (Benjamini-Hochberg), flag_3, flag_2 (bias from +3, +2 points); of the fits
-                      paper ((12)), hierarchical, their _low, _high, p_beyond (the margin)
-    losses.csv        first, second (experiments), model, m, n, task, subsamples, ratio_extra,
-                      ratio_test (section 8)
+                      (Benjamini-Hochberg), flag_3, flag_2 (bias from +3, +2 points), paper ((12)),
+                      hierarchical, their _low, _high, p_beyond (the margin)
     correlations.csv  experiment, m, n, effect, task, model_a, model_b, subsamples, spearman
     posterior.csv     experiment, m, n, effect, analysis, parameter, mean, sd, hdi_low, hdi_high,
-                      r_hat, ess_bulk, ess_tail, warning (empty if it converged; else exit status 3)
+                      r_hat, ess_bulk, ess_tail, warning (empty: converged; else exit status 3)
     plan.csv          experiment, m, n, model, quantity, test_set, tasks, effective_tasks (equally
                       noisy), subsamples, mean, sd (of one subsample of a task), half_width, needed,
                       needed_low, needed_high, to_settle
@@ -83,7 +79,7 @@ COMPILED = {}  # models by analysis, flags and shapes of the data
 HYPER = ("mu", "alpha", "beta", "sd_U", "sd_V", "sd_W", "tau", "s", "omega")
 SUMMARY = ["mean", "sd", "hdi_low", "hdi_high", "r_hat", "ess_bulk", "ess_tail", "warning"]
 MADE = (  # what an earlier run may have left in the output folder
-    "effects.csv", "means.csv", "tasks.csv", "losses.csv", "correlations.csv", "posterior.csv",
+    "effects.csv", "means.csv", "tasks.csv", "correlations.csv", "posterior.csv",
     "plan.csv", "effects.png", "tasks.*.png",
 )
 LOOKING = (
@@ -229,7 +225,7 @@ def typed(rows, name, may_lack):
         most = 10**6 if name == "n" else 10**9  # sign flips of a larger n take hours
         kind = f"whole number from {LEAST[name]} to {most}"
         bad |= (values % 1 != 0) | ~values.between(LEAST[name], most)
-    elif name.startswith(("acc_", "f1_")):
+    elif name.startswith(("majority", "acc_", "f1_")):
         kind = "share from 0 to 1"
         bad |= (values < 0) | (values > 1)
     refuse(rows, bad, f"{name} is {{{name}!r}}, not a {kind}")
@@ -238,33 +234,24 @@ def typed(rows, name, may_lack):
 
 def read_results(paths, metric="acc"):
     """All rows of the paths, typed and checked; accuracies become k / n exactly, missing numbers
-    and the columns *_on_extra of rows without them nan, missing words empty."""
+    nan, missing words empty."""
     needed = [*REQUIRED, *columns_of(metric)[:3]]
-    tables = []
-    for path in paths:
-        tables += read_path(path, needed)
+    tables = [table for path in paths for table in read_path(path, needed)]
     rows = pd.concat(tables, ignore_index=True)
     if rows.empty:
         raise UserError(f"no rows in {', '.join(map(str, paths))}: run run_experiment.py first")
-
-    # Every column is there, as a number where it is one
-    numbers = ["loss_extra", "loss_test", "seconds"]
-    for each in dict.fromkeys(["acc", "f1", "nll", metric]):
+    numbers = ["seed", *REQUIRED[3:], "loss_extra", "loss_test", "seconds"]
+    for each in ("acc", "f1", "nll", metric):
         numbers += columns_of(each)
-    numbers = list(dict.fromkeys(["seed", *REQUIRED[3:], *numbers]))
-    lacking = {*numbers, "split", "data", "recipe", "versions"} - set(rows)
+    words = ["split", "data", "recipe", "versions"]
+    lacking = {*numbers, *words} - set(rows)
     rows = rows.assign(**dict.fromkeys(sorted(lacking), "")).fillna("")
     rows["seed"] = rows["seed"].replace("", "0")
-    for name in numbers:
+    for name in dict.fromkeys(numbers):
         rows[name] = typed(rows, name, may_lack=name not in needed)
-
-    # What the numbers and names may be
-    wrong = (rows["majority"] <= 0) | (rows["majority"] > 1)
-    refuse(rows, wrong, "majority is {majority}, not above 0 and at most 1")
-    wrong = (rows[RUN[:3]] == "").any(axis=1)
-    refuse(rows, wrong, "the experiment, the model or the task has no name")
-    wrong = rows["model"] == "all"
-    refuse(rows, wrong, "the model is called 'all', which stands for all models together")
+    nameless = (rows[RUN[:3]] == "").any(axis=1)
+    refuse(rows, nameless, "the experiment, the model or the task has no name")
+    refuse(rows, rows["model"] == "all", "the model 'all' would be all models together")
     for name in columns_of("acc"):
         exact = (rows[name] * rows["n"]).round() / rows["n"]
         off = (rows[name] - exact).abs() > 5.1e-5  # accuracies of four decimals will do
@@ -293,11 +280,10 @@ def refuse_conflict(rows, scope, name):
     known = known[known.duplicated(scope, keep=False)].sort_values(scope, kind="stable")
     if len(known):
         one, two = known.iloc[0], known.iloc[1]
-        raise UserError(
-            f"{one['where']} and {two['where']} agree in {', '.join(scope)} and differ in {name} "
-            f"({one[name]} and {two[name]}): keep one of them (--experiment, --models and --tasks "
-            "choose rows), or name their experiments differently"
-        )
+        where = f"{one['where']} and {two['where']} agree in {', '.join(scope)}"
+        values = f"differ in {name} ({one[name]} and {two[name]})"
+        advice = "keep one (--experiment, --models, --tasks), or name their experiments differently"
+        raise UserError(f"{where} and {values}: {advice}")
 
 
 def each_once(rows):
@@ -421,11 +407,9 @@ def changes_of(rows, effect, crossed):
 
 def training_variance(shares, n):
     """(variance, told from 0?) of a mean accuracy over tasks at one subsample a task, on a fixed
-    test set, in points^2.
-
-    shares: per task the accuracies of its subsamples, each on n fresh test texts. Their variance
-    less the binomial one: a lower bound, since single answers also flip. Told from 0 by
-    sum((K - 1) s^2 / binomial) against chi-square."""
+    test set, in points^2. shares: per task the accuracies of its subsamples, each on n fresh test
+    texts. Their variance less the binomial one: a lower bound, since single answers also flip. Told
+    from 0 by sum((K - 1) s^2 / binomial) against chi-square."""
     observed = np.array([np.var(share, ddof=1) for share in shares])
     binomial = np.array([np.mean(share * (1 - share)) / max(n - 1, 1) for share in shares])
     freedom = np.array([len(share) - 1 for share in shares])
@@ -529,8 +513,7 @@ def differences(rows, metric):
 
 
 def floor_of(metric, n, crossed):
-    """The variance that rounding to whole answers adds to a difference in points; none of them is
-    known better. Crossed differences have steps half as large."""
+    """The variance of rounding to whole answers, in points^2: no difference is known better."""
     if scale_of(metric) == 1:
         return 0.0 * n
     return (100 / (n * np.where(crossed, 2, 1))) ** 2 / 12
@@ -571,8 +554,8 @@ def detectable_effect(se, df):
     return (se or math.nan) * special.nctdtrinc(df, 0.2, stats.t.ppf(UPPER, df))
 
 
-def add_tests(table, rows):
-    """Add the sign-flip tests of each task's bias, and the flags of large ones, to task_table."""
+def with_tests(table, rows):
+    """task_table with the sign-flip tests of each task's bias, and the flags of large ones."""
     names = [*CELL, "model", "task"]
     parts = [changes_of(mine, "bias", arms == "crossed") for arms, mine in rows.groupby("arms")]
     changes = rows.assign(change=pd.concat(parts)).groupby([*names, "subsample"])["change"].sum()
@@ -587,8 +570,8 @@ def add_tests(table, rows):
 
 
 def task_table(rows, long, metric, margin=None):
-    """tasks.csv before any fit, indexed by cell, effect (of long), model, task; and each task's
-    variance, from the floor up."""
+    """tasks.csv before tests and fits, indexed by cell, effect (of long), model, task; and each
+    task's variance, from the floor up."""
     names = [*CELL, "model", "task"]
     values = long.groupby([*GROUP, "task"])["value"]
     table = values.agg(subsamples="count", estimate="mean", sd="std")
@@ -605,7 +588,7 @@ def task_table(rows, long, metric, margin=None):
     table["high"] = table["estimate"] + half
     ends = zip(table["low"], table["high"])
     table["verdict"] = [verdict_of(low, high, margin) for low, high in ends]
-    return add_tests(table, rows) if metric == "acc" else table
+    return table
 
 
 def t_interval(estimate, se, df):
@@ -616,8 +599,7 @@ def t_interval(estimate, se, df):
 
 
 def answer(row, found, margin, se_1=math.nan, tasks=math.nan):
-    """Complete a row of effects.csv. found: as these_tasks returns it; se_1, tasks: see
-    needed_subsamples."""
+    """Complete a row of effects.csv by an interval and (se_1, tasks) as in needed_subsamples."""
     row = row | found | {"margin": margin, "se_1": se_1, "effective_tasks": tasks}
     row["verdict"] = verdict_of(row["low"], row["high"], margin)
     row["needed"] = needed_subsamples(se_1, tasks, margin)
@@ -654,8 +636,8 @@ def effects_table(tasks, metric, margin):
 
 
 def all_settings(effects, margin):
-    """Rows of effects.csv over all cells of an experiment that have an interval, if they are two
-    or more: the mean of their estimates, whose noise is not correlated."""
+    """Rows of effects over the cells of an experiment that have an interval, two or more: the mean
+    of their estimates, whose noise is not correlated."""
     groups = {}
     for row in effects.values():
         if row["target"] == "these tasks" and not math.isnan(row["low"]):
@@ -690,8 +672,7 @@ def as_table(effects):
 
 
 def means_table(rows, metric):
-    """means.csv, Table 1 of the paper: means and medians over tasks of the tasks' means over
-    subsamples, of plain arms."""
+    """means.csv, Table 1 of the paper: means and medians of the tasks' means, of plain arms."""
     unit = [*CELL, "model"]
     long = differences(rows.assign(arms="plain"), metric)
     table = rows.groupby(unit).agg(tasks=("task", "nunique"), rows=("task", "size"))
@@ -703,23 +684,8 @@ def means_table(rows, metric):
     return table.reset_index()
 
 
-def losses_table(rows):
-    """losses.csv: final pretraining losses of one experiment over those of another, subsample by
-    subsample."""
-    known = rows.dropna(subset=["loss_extra", "loss_test"])
-    both = known.merge(known, on=RUN[1:], suffixes=("", "_2")).query("experiment < experiment_2")
-    both = both.rename(columns={"experiment": "first", "experiment_2": "second"})
-    both["ratio_extra"] = both["loss_extra_2"] / both["loss_extra"]
-    both["ratio_test"] = both["loss_test_2"] / both["loss_test"]
-    groups = both.groupby(["first", "second", "model", "m", "n", "task"])
-    table = groups[["ratio_extra", "ratio_test"]].mean()
-    table.insert(0, "subsamples", groups["subsample"].nunique())
-    return table.reset_index()
-
-
 def correlations_table(long):
-    """correlations.csv: do two models' effects go together over a task's subsamples (appendix F)?
-    Rank correlation in each task with three subsamples or more."""
+    """correlations.csv: two models' effects over a task's subsamples, ranks (appendix F)."""
     unit = [*CELL, "effect", "task"]
     effects = long[long["effect"].isin(EFFECTS) & (long["model"] != "all")]
     both = effects.merge(effects, on=[*unit, "subsample"], suffixes=("_a", "_b"))
@@ -735,8 +701,8 @@ def correlations_table(long):
 
 
 def plan_table(effects, long, margin):
-    """plan.csv: how well a quantity is known, how many subsamples are needed; accuracies also with
-    a fixed test set. effects: of long, with acc_extra."""
+    """plan.csv: how well the effects of long, acc_extra too, are known, how many subsamples are
+    needed; accuracies also with a fixed test set."""
     groups = long.groupby(GROUP)
     table = []
     for key, row in effects.items():
@@ -752,19 +718,21 @@ def plan_table(effects, long, margin):
         df = np.nan_to_num(row["df"], nan=1)
         spread = np.sqrt(df / stats.chi2.ppf([UPPER, 1 - UPPER], df))  # of an error so known
         for test_set, se_1 in plans.items():
-            line = {name: row[name] for name in (*CELL, "model")}
-            line |= {"quantity": row["effect"], "test_set": test_set, "tasks": row["tasks"]}
-            line |= {"effective_tasks": row["effective_tasks"], "subsamples": row["subsamples"]}
-            line |= {"mean": row["estimate"], "sd": se_1 * math.sqrt(row["tasks"])}
-            half = (row["high"] - row["low"]) / 2
-            line["half_width"] = half * se_1 / (redrawn or math.nan)
+            line = {name: row[name] for name in (*CELL, "model", "tasks", "subsamples")}
+            line |= {"quantity": row["effect"], "test_set": test_set, "mean": row["estimate"]}
+            line |= {"sd": se_1 * math.sqrt(row["tasks"]), "to_settle": math.nan}
+            line["effective_tasks"] = row["effective_tasks"]
+            line["half_width"] = (row["high"] - row["low"]) / 2 * se_1 / (redrawn or math.nan)
             texts = redrawn**2 - se_1**2  # the part of the test texts
             bounds = np.sqrt(np.maximum((redrawn * spread) ** 2 - texts, 1e-12)) * (se_1 > 0)
             for name, se in zip(("needed", "needed_low", "needed_high"), (se_1, *bounds)):
                 line[name] = needed_subsamples(se, row["effective_tasks"], margin)
-            line["to_settle"] = row["to_settle"] if row["effect"] in EFFECTS else math.nan
+            if row["effect"] in EFFECTS:
+                line["to_settle"] = row["to_settle"]
             table.append(line)
-    return pd.DataFrame(table)
+    columns = [*CELL, "model", "quantity", "test_set", "tasks", "effective_tasks", "subsamples"]
+    columns += ["mean", "sd", "half_width", "needed", "needed_low", "needed_high", "to_settle"]
+    return pd.DataFrame(table, columns=columns)
 
 
 # The two models -------------------------------------------------------------------------------
@@ -781,11 +749,11 @@ def import_pymc():
 
 
 def paper_counts(rows, effect):
-    """What the paper's model needs of a cell: (data, models, tasks). data: `total` [model, unit],
-    answers (0 where a model lacks the unit, a task's subsample), the sums of right answers of both
-    arms `by_unit` and `by_model`, half their difference `change` [task], `task_idx` [unit], and
-    `known`, the squared share of the variance of the tasks' changes in log odds that is more than
-    binomial noise (the share itself mixes badly where it is a third)."""
+    """(data, models, tasks) of the paper's model. A unit is a task's subsample. data: `total`
+    [model, unit] answers (0: the model lacks it), sums of right answers of both arms `by_unit`,
+    `by_model`, half their difference `change` [task], `task_idx` [unit], and `known`, the squared
+    share of the variance of the tasks' changes in log odds that is more than binomial noise (the
+    share itself mixes badly where it is a third)."""
     rows = rows.copy()
     for name, arm in zip(("control", "treatment"), EFFECTS[effect]):
         rows[name] = (rows[f"acc_{arm}"] * rows["n"]).round().astype(int)
@@ -803,14 +771,9 @@ def paper_counts(rows, effect):
     noise = (1 / (answers * p * (1 - p))).sum(1).mean()
     spread = np.diff(special.logit(p)).var() or 1e-9
     known = max(1 - noise / spread, 0) ** 2
-    data = {
-        "total": sums["n"].to_numpy().T.astype(int),
-        "by_unit": both.sum(0),
-        "by_model": both.sum(1),
-        "change": np.diff(right)[:, 0] / 2,
-        "task_idx": task_idx,
-        "known": np.array(float(known)),
-    }
+    data = {"total": sums["n"].to_numpy().T.astype(int), "by_unit": both.sum(0)}
+    data |= {"by_model": both.sum(1), "change": np.diff(right)[:, 0] / 2}
+    data |= {"task_idx": task_idx, "known": np.array(float(known))}
     return data, list(sums["n"]), tasks
 
 
@@ -872,9 +835,8 @@ def paper_model(rows, effect, args):
 
 
 def predict(posterior, total, task_idx, rng):
-    """Add to the posterior the predictive effects in points: `effect` (12) by model, task, means
-    over subsamples (nan where a model lacks the task); `difference` (11) over all and by model. A
-    draw is a data set."""
+    """Add the predictive effects in points to the posterior, a draw a data set: `effect` (12) by
+    model, task (nan where a model lacks it), `difference` (11) over all and by model."""
     c = posterior["c"].values[:, :, None]  # [chain, draw, 1, unit]
     d = posterior["d"].values  # [chain, draw, task]
     alpha = np.zeros((*d.shape[:2], len(total), 1))
@@ -897,9 +859,8 @@ def predict(posterior, total, task_idx, rng):
 
 
 def hierarchical_model(rows, effect):
-    """The model at this script's head, of a cell, rounding's variance added to each s_ij^2. delta
-    is summed out, mean_ij ~ N(beta_i, sqrt(tau_i^2 + s_ij^2 / K_ij)), and drawn given the rest as
-    `effect`."""
+    """The model at this script's head, rounding's variance added to each s_ij^2. delta is summed
+    out, mean_ij ~ N(beta_i, sqrt(tau_i^2 + s_ij^2 / K_ij)), and drawn given the rest: `effect`."""
     pm, _, pt = import_pymc()
     long = differences(rows, "acc")
     long = long[(long["effect"] == effect) & (long["model"] != "all")]
@@ -940,8 +901,7 @@ def hierarchical_model(rows, effect):
 
 
 def warning_of(table, divergences):
-    """"" if every reported parameter converged, else what is wrong; a value that is not a number
-    fails."""
+    """What is wrong with reported parameters, "" if all converged; one that is nan did not."""
     r_hat = table["r_hat"].max(skipna=False)
     bulk = table["ess_bulk"].min(skipna=False)
     tail = table["ess_tail"].min(skipna=False)
@@ -952,8 +912,7 @@ def warning_of(table, divergences):
 
 
 def fit(rows, effect, analysis, args):
-    """One analysis of one effect in one cell by nutpie's NUTS; if it did not converge, once more,
-    longer and finer."""
+    """One analysis of one effect in one cell; if it did not converge, once more, finer."""
     _, arviz, _ = import_pymc()
     import nutpie
 
@@ -1000,8 +959,7 @@ def fit(rows, effect, analysis, args):
 
 
 def task_effects(result, margin):
-    """The columns that a fit adds to tasks.csv: task effects, predicted (12) or shrunken, indexed
-    as that table."""
+    """A fit's columns of tasks.csv: task effects, predicted (12) or shrunken."""
     draws = result.posterior["effect"]
     name = result.analysis
     low, high = import_pymc()[1].hdi(draws, hdi_prob=SHARE)["effect"].transpose("hdi", ...)
@@ -1013,8 +971,8 @@ def task_effects(result, margin):
 
 
 def mean_effects(result, effects, margin):
-    """Add a fit's rows to effects (see effects_table): (11), or beta and its mean over models.
-    Returns notes on hierarchical means that are not these tasks' mean."""
+    """Add a fit's rows, (11), or beta and its mean over models, to effects (see effects_table);
+    returns notes on hierarchical means that are not these tasks' mean."""
     paper = result.analysis == "paper"
     names = {model: f"beta[{model}]" for model in result.models}
     if (*result.cell, result.effect, "all", "these tasks") in effects:
@@ -1034,17 +992,14 @@ def mean_effects(result, effects, margin):
         effects[*key, result.analysis] = answer(row, found, margin)
         off = mean - first["estimate"]
         if not paper and abs(off) > first["se"]:
-            notes.append(
-                f"{model}: the hierarchical mean is {off:+.2f} points from the mean of these "
-                "tasks, more than its standard error: it shrinks, and weights quiet tasks most; "
-                "take these tasks"
-            )
+            far = f"{off:+.2f} points from the mean of these tasks, more than its standard error"
+            why = "it shrinks, and weights quiet tasks most; take these tasks"
+            notes.append(f"{model}: the hierarchical mean is {far}: {why}")
     return notes
 
 
 def fit_all(rows, effects, args):
-    """Every analysis of every effect of every cell that it can be made of; adds to effects, prints
-    notes on them."""
+    """Every analysis of every effect of every cell; adds to effects, prints notes."""
     jobs = list(itertools.product(rows.groupby(CELL), args.effects, dict.fromkeys(args.analysis)))
     results = []
     for (cell, mine), effect, analysis in tqdm(jobs, desc="fits", leave=False):
@@ -1052,8 +1007,7 @@ def fit_all(rows, effects, args):
         sizes = mine.groupby(["model", "task"])["subsample"].nunique()
         few = sizes.min() < 2 or sizes.groupby("model").size().min() < 2
         if analysis == "hierarchical" and few:
-            why = "left out, it needs two tasks with two subsamples each"
-            tqdm.write(where + why, file=sys.stdout)
+            print(f"{where}left out, it needs two tasks with two subsamples each")
             continue
         result = fit(mine, effect, analysis, args)
         note = result.warning or "converged"
@@ -1186,8 +1140,8 @@ def settings_line(cells):
 
 def conclusions(effects, rows, metric):
     """What a reader sees first: per experiment and effect a sentence on all settings together, on
-    the single ones, and on each that is not settled, or on the only one; all models together, or
-    each where they differ in tasks or subsamples."""
+    the single ones, and on each that is not settled; all models together, or each where they differ
+    in tasks or subsamples."""
     headlines = [row for row in effects.values() if row["target"] == "these tasks"]
     whole = {(row["experiment"], row["m"], row["n"]) for row in headlines if row["model"] == "all"}
     groups = {}
@@ -1237,23 +1191,19 @@ def gain_lines(rows, tasks, metric):
 
 
 def effects_text(effects, metric):
-    """The effects of every cell, model and target, a line each."""
-    table = as_table(effects)
-    D = decimals(metric)
-    shown = []
-    for row in table.itertuples():
-        text = f"{row.estimate:+.{D}f} [{row.low:+.{D}f}, {row.high:+.{D}f}]"
-        shown.append(text.replace(" [+nan, +nan]", ""))
-    table = table.assign(answer=shown, n=table["n"].astype(object), m=table["m"].astype(object))
-    table = table.replace({"tasks like these": "other tasks of this kind", pd.NA: "all"})
-    table["target"] = table["target"].where(table["target"] != "", "")
-    names = [*GROUP, "target", "tasks", "answer", "verdict", "needed", "to_settle"]
+    """effects.csv for a reader: its first columns."""
+    table = as_table(effects).astype({"m": object, "n": object})
+    table[["m", "n"]] = table[["m", "n"]].fillna("all")
+    table["target"] = table["target"].replace("tasks like these", "other tasks of this kind")
+    for name in INTERVAL:
+        table[name] = table[name].map(f"{{:+.{decimals(metric)}f}}".format).replace("+nan", "")
+    names = [*GROUP, "target", "tasks", *INTERVAL, "verdict", "needed", "to_settle"]
     return table[names].to_string(index=False, na_rep="", float_format="{:.0f}".format)
 
 
-def many_lines(tasks, losses, correlations, metric):
+def many_lines(tasks, correlations, metric):
     """What only many tasks can show: signs of means, sign-flip tests, lemon-picked tasks,
-    correlations; and losses."""
+    correlations."""
     D = decimals(metric)
     lines = []
     single = tasks[tasks["model"] != "all"]
@@ -1262,29 +1212,23 @@ def many_lines(tasks, losses, correlations, metric):
         if len(means) < FEWEST_TASKS:
             continue
         signs = f"{(means > 0).sum()} positive, {(means == 0).sum()} zero, {(means < 0).sum()}"
-        least, most = f"{means.min():+.{D}f}", f"{means.max():+.{D}f}"
-        lines.append(
-            f"{experiment}, {effect} of the tasks over settings and models: {signs} negative; "
-            f"from {least} ({means.idxmin()}) to {most} ({means.idxmax()})"
-        )
+        least = f"{means.min():+.{D}f} ({means.idxmin()})"
+        most = f"{means.max():+.{D}f} ({means.idxmax()})"
+        what = f"{experiment}, {effect} of the tasks over settings and models"
+        lines.append(f"{what}: {signs} negative; from {least} to {most}")
         if effect == "bias" and "p" in mine:
             p = mine["p_adjusted"]
+            found = f"{len(p)}, adjusted p below .05: {(p < 0.05).sum()}, smallest {p.min():.3f}"
             picked = ", ".join(sorted(set(mine.loc[mine["flag_3"] == 1, "task"]))) or "none"
-            lines.append(
-                f"{experiment}, one-sided sign-flip tests of a positive bias: {len(p)}, adjusted p "
-                f"below .05: {(p < 0.05).sum()}, smallest {p.min():.3f}; from +3 points: {picked}"
-            )
+            what = f"{experiment}, one-sided sign-flip tests of a positive bias"
+            lines.append(f"{what}: {found}; from +3 points: {picked}")
         chosen = (correlations["experiment"] == experiment) & (correlations["effect"] == effect)
         rho = correlations.loc[chosen, "spearman"]
         if len(rho) > 1:
             chance = math.sqrt((1 / (correlations.loc[chosen, "subsamples"] - 1)).mean())
-            lines.append(
-                f"{experiment}, rank correlation of two models' {effect} over the same subsamples: "
-                f"mean {rho.mean():+.3f}, sd {rho.std():.3f}; chance alone: 0, {chance:.3f}"
-            )
-    for (first, second), mine in losses.groupby(["first", "second"]):
-        ratios = f"{mine['ratio_extra'].mean():.3f} (extra), {mine['ratio_test'].mean():.3f} (test)"
-        lines.append(f"final pretraining loss of {second} over that of {first}: {ratios}")
+            found = f"mean {rho.mean():+.3f}, sd {rho.std():.3f}; by chance 0 and {chance:.3f}"
+            what = f"{experiment}, rank correlation of two models' {effect} over subsamples"
+            lines.append(f"{what}: {found}")
     return lines
 
 
@@ -1312,8 +1256,7 @@ def plan_line(row, margin, metric):
 
 
 def plan_lines(plan, rows, args):
-    """The plan in sentences: per cell and model what is known, and how many subsamples a task would
-    do."""
+    """The plan in sentences: what is known per cell and model, how many subsamples would do."""
     lines = []
     arms = rows.groupby(CELL)["arms"].first()
     for (*cell, model), mine in plan.groupby([*CELL, "model"], sort=False):
@@ -1321,15 +1264,14 @@ def plan_lines(plan, rows, args):
         lines.append(f"{title_of(*cell)}, {model}, {tasks}, {arms[tuple(cell)]} arms:")
         lines += [plan_line(row, args.margin, args.metric) for row in mine.itertuples()]
     for experiment, m, n in arms.index:
-        lines.append(
-            f"{title_of(experiment, m, n)}: of a task with fewer than {10 * (m + 2 * n):,} rows (ten "
-            "times m + 2n) subsamples overlap: all this is then of these rows, not of new ones"
-        )
+        few = f"of a task with fewer than {10 * (m + 2 * n):,} rows, ten times m + 2n"
+        why = "subsamples overlap: all this is then of these rows, not of new ones"
+        lines.append(f"{title_of(experiment, m, n)}: {few}, {why}")
     return lines
 
 
 def page(lines, notes, effects, tasks, rows, figures, args):
-    """summary.md, line by line. lines: the conclusions; notes: on crossed arms, many tasks, fits."""
+    """The lines of summary.md. lines: conclusions; notes: on crossed arms, many tasks, fits."""
     text = [
         "# Is pretraining on the test texts unfair here?", "",
         "bias = acc_test - acc_extra: what pretraining on the unlabelled test texts adds to "
@@ -1484,12 +1426,11 @@ def parse_args(argv):
         args.out = Path("plan" if args.plan else "fits")
     if args.margin is None and scale_of(args.metric) == 100:
         args.margin = 1.0
+    few = args.draws and (args.draws < 10 or args.chains < 2)
+    if few or args.seed < 0 or not args.metric.isidentifier():
+        parser.error("two chains of ten draws or none; a seed from 0; a metric of letters, digits")
     if args.margin is not None and not 0 < args.margin < math.inf:
-        parser.error("--margin: above 0")
-    if args.draws and (args.draws < 10 or args.chains < 2):
-        parser.error("--draws, --chains: two chains of ten draws at least, or no draws")
-    if args.seed < 0 or not args.metric.isidentifier():
-        parser.error("--seed: from 0; --metric: letters, digits and _")
+        parser.error("a margin is above 0")
     return args
 
 
@@ -1519,16 +1460,17 @@ def main(argv=None):
         return run_plan(rows, long, args)
     mine = long[long["effect"].isin(args.effects)]
     tasks = task_table(rows, mine, args.metric, args.margin)
+    if args.metric == "acc":
+        tasks = with_tests(tasks, rows)
     effects = effects_table(tasks, args.metric, args.margin)
 
     # The conclusion first, then the tables
     lines = conclusions(effects, rows, args.metric)
-    losses = losses_table(rows)
     correlations = correlations_table(long)
     notes = gain_lines(rows, tasks, args.metric)
-    notes += many_lines(tasks.reset_index(), losses, correlations, args.metric)
-    print(*lines, "", effects_text(effects, args.metric), "", *notes, sep="\n")
-    write(args.out, means=means_table(rows, args.metric), losses=losses, correlations=correlations)
+    notes += many_lines(tasks.reset_index(), correlations, args.metric)
+    print(*lines, "", *notes, sep="\n")
+    write(args.out, means=means_table(rows, args.metric), correlations=correlations)
 
     # The two samplers
     results = []
@@ -1537,7 +1479,6 @@ def main(argv=None):
     if results:
         fitted = pd.concat([task_effects(result, args.margin) for result in results])
         tasks = tasks.join(fitted.groupby(tasks.index.names).first())
-        print("", effects_text(effects, args.metric), sep="\n")
         parts = {}
         for result in results:
             parts[*result.cell, result.effect, result.analysis] = result.summary
@@ -1548,6 +1489,8 @@ def main(argv=None):
     write(args.out, effects=table, tasks=tasks.drop(columns="variance").reset_index())
 
     # What a person reads
+    if len(table) <= 40:  # a screen
+        print("", effects_text(effects, args.metric), "", sep="\n")
     figures = [] if args.no_figures else draw_all(tasks, table, args)
     text = page(lines, notes, effects, tasks, rows, figures, args)
     write_page(args.out, "fit_model.py", text)
