@@ -1080,12 +1080,15 @@ def verdict_in_words(row, rows):
     if not row["verdict"]:
         holds = "excludes" if row["low"] > 0 or row["high"] < 0 else "holds"
         return f"the interval {holds} 0 (no --margin is given)"
-    margin = f"the margin of {row['margin']:g} {unit_of(row['metric'])}"
+    margin = f"the margin of {row['margin']:g} {unit_of(row['metric']).partition(' (')[0]}"
     if row["margin"] == 1:
         margin = margin.removesuffix("s")
     if row["verdict"] == "not settled":
         return f"not settled against {margin}: {way_out(row, rows)}"
-    return row["verdict"].replace("the margin", margin)
+    words = row["verdict"].replace("the margin", margin)
+    if row["verdict"] == "within the margin":
+        words += f"; an effect of {row['detectable']:.2g} would show with 80 % probability"
+    return words
 
 
 def what_of(row):
@@ -1103,7 +1106,7 @@ def what_of(row):
 def conclusion(row, rows):
     """One sentence on a row of effects.csv (target: these tasks)."""
     D = decimals(row["metric"])
-    if row["high"] - row["low"] > 0.5:
+    if row["high"] - row["low"] > 1:
         D = 1
     those = "this task" if row["tasks"] == 1 else f"these {row['tasks']} tasks"
     found = f"between {row['low']:+.{D}f} and {row['high']:+.{D}f}"
@@ -1155,7 +1158,8 @@ def conclusions(effects, rows, metric):
                 lines.append(conclusion(row, rows))
                 known = [row for row in mine if row["m"] is not None and not math.isnan(row["low"])]
                 lines.append(settings_line(known))
-                mine = [row for row in mine if row["verdict"] in ("", "not settled")]
+                settled = [row for row in known if row["verdict"] != "not settled"]
+                mine = [row for row in mine if row not in settled]
         lines += [conclusion(row, rows) for row in mine if row["m"] is not None]
     for cell, mine in rows.groupby(CELL):
         if mine["model"].nunique() > 1 and cell not in whole:
@@ -1171,22 +1175,19 @@ def conclusions(effects, rows, metric):
 
 
 def gain_lines(rows, tasks, metric):
-    """What crossed arms are worth, a sentence a cell and model: the ratio of the variances of plain
-    and crossed differences, over tasks."""
+    """What crossed arms are worth: the ratio of the variances of plain and crossed differences,
+    over the tasks of a cell and model."""
     crossed = tasks.loc[tasks["arms"] == "crossed", "variance"].dropna()
     if crossed.empty:
         return []
     rows = rows.assign(arms="plain")
     plain = task_table(rows, differences(rows, metric), metric)["variance"]
-    texts = {}
+    lines = []
     for (*cell, effect, model), mine in crossed.groupby(GROUP):
         if mine.sum() > 0:
-            ratio = plain[mine.index].sum() / mine.sum()
-            texts.setdefault((*cell, model), []).append(f"{effect} {ratio:.1f}")
-    lines = []
-    for (*cell, model), parts in texts.items():
-        who = f"{title_of(*cell)}, {model}: crossed arms: as precise as so many times as many"
-        lines.append(f"{who} subsamples without: {', '.join(parts)}")
+            gain = f"{plain[mine.index].sum() / mine.sum():.1f} times as many subsamples without"
+            what = f"{title_of(*cell)}: {effect} of {model}"
+            lines.append(f"{what}: crossed arms: as precise as {gain}")
     return lines
 
 
@@ -1276,7 +1277,8 @@ def page(lines, notes, effects, tasks, rows, figures, args):
         "# Is pretraining on the test texts unfair here?", "",
         "bias = acc_test - acc_extra: what pretraining on the unlabelled test texts adds to "
         "pretraining on other texts; boost = acc_extra - acc_base: what those are worth. "
-        "m labelled training texts, n unlabelled and n test texts.", "",
+        "m labelled training texts, n unlabelled and n test texts. An effect within the margin "
+        "would not matter.", "",
     ]
     text += [f"- {line}" for line in lines]
     if LOOKING not in lines:
@@ -1287,11 +1289,12 @@ def page(lines, notes, effects, tasks, rows, figures, args):
     names = [*GROUP, "task", "subsamples", *INTERVAL, "verdict", "p_adjusted"]
     mine = mine[[name for name in names if name in mine]].round(decimals(args.metric))
     runs = rows.groupby([*CELL, "model", "arms"])
-    runs = runs.agg(tasks=("task", "nunique"), rows=("task", "size")).reset_index()
+    runs = runs.agg(rows=("task", "size"), tasks=("task", "nunique"), seeds=("seed", "nunique"))
     parts = {
-        f"All answers, in {unit_of(args.metric)}": effects_text(effects, args.metric),
+        f"All answers, in {unit_of(args.metric)}; needed: subsamples that give ± the margin, "
+        "to_settle: a verdict if there is no effect": effects_text(effects, args.metric),
         "Tasks, each with its own interval (p: sign flips of the bias)": mine,
-        "What was run": runs,
+        "What was run": runs.reset_index(),
     }
     text += ["", *[f"- {note}" for note in notes]]
     for title, part in parts.items():
@@ -1341,6 +1344,7 @@ def draw_effects(table, kinds, unit, margin):
         axis.grid(axis="x", alpha=0.3)
         axis.set_yticks(range(len(lines)), lines, fontsize=8)
         axis.set(xlabel=f"{effect} ({unit})", ylim=(len(lines) - 0.5, -0.5))
+        axis.locator_params(axis="x", nbins=7)
     legend = [Line2D([], [], color=colours[model], lw=3, label=model) for model in models]
     legend.append(Line2D([], [], color="grey", lw=3, label="these tasks"))
     legend.append(Line2D([], [], color="grey", lw=0.8, label="other tasks of this kind"))
@@ -1349,7 +1353,7 @@ def draw_effects(table, kinds, unit, margin):
     return figure
 
 
-def draw_tasks(table, title):
+def draw_tasks(table, title, margin):
     """tasks.*.png: each task's mean and own interval beside what the fits predict (12) or leave
     after shrinking; a panel a model. table: of task_table, one cell and effect."""
     table = table.drop(index="all", level="model", errors="ignore")
@@ -1365,13 +1369,16 @@ def draw_tasks(table, title):
             y = order.get_indexer(mine.index) + 0.7 * ((k + 0.5) / len(looks) - 0.5)
             axis.hlines(y, mine[ends[0]], mine[ends[1]], f"C{k}", lw=2, label=name)
             axis.plot(mine[name], y, "ko", ms=3)
+        if margin:
+            axis.axvspan(-margin, margin, color="grey", alpha=0.15, lw=0)
         axis.axvline(0, color="grey", lw=1, ls="--", zorder=0)
         axis.grid(axis="x", alpha=0.3)
         axis.set_yticks(range(len(order)), order, fontsize=8)
         axis.set(xlabel=model, ylim=(len(order) - 0.4, -0.7))
-    handles, labels = axes[0].get_legend_handles_labels()
-    labels[0] = "observed"
-    figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False)
+    if len(looks) > 1:
+        handles, _ = axes[0].get_legend_handles_labels()
+        labels = ["observed", *looks[1:]]
+        figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False)
     return figure
 
 
@@ -1385,8 +1392,8 @@ def draw_all(tasks, table, args):
     for (*cell, effect), mine in tasks.groupby([*CELL, "effect"]):
         if mine.index.unique("task").size <= MOST_TASKS:
             name = f"tasks.{file_of(*cell, effect)}"
-            title = f"{title_of(*cell)}: {effect} of each task ({unit}), 89 % intervals"
-            figure = draw_tasks(mine.loc[(*cell, effect)], title)
+            title = f"{title_of(*cell)}: {effect} of each task ({unit})"
+            figure = draw_tasks(mine.loc[(*cell, effect)], title, args.margin)
             figure.savefig(args.out / f"{name}.png", dpi=130)
             if effect == args.effects[-1]:
                 shown.append(name)
