@@ -658,7 +658,7 @@ def draw_nulls(shares):
         title = title_of(row["experiment"], row["m"], row["n"])
         names.append(f"{title}, {row['effect']}, {row['model']}")
     title = "False alarms in shuffled data, one subsample per model and task"
-    figure, ((axis,),) = panels(title, 1, 1, 8.5, 2.2 + 0.3 * len(nulls))
+    figure, ((axis,),) = panels(title, 1, 1, 8.5, 1.8 + 0.2 * len(nulls))
     for (way, name), marker in zip(WAYS.items(), "soD"):
         axis.plot(100 * nulls[way], range(len(nulls)), marker, ms=4, label=name)
     axis.axvline(100 * (1 - SHARE), color="grey", lw=1, ls="--", label="to be expected")
