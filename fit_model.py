@@ -44,7 +44,9 @@ the columns
                       noisy), subsamples, mean, sd (of one subsample of a task), half_width, needed,
                       needed_low, needed_high, to_settle
 
-TIMES
+Measured 2026-11-22 on 2 cores of an AMD EPYC that did other work, seconds of CPU: --draws 0
+--no-figures 3.4 on 27,500 published rows, 2.1 on the default run's (figures: .2 more); a fit 3 to
+40, of which up to 16 compile the model once per shape, 160 where it was done again: one in 16.
 """
 
 import argparse
@@ -834,7 +836,7 @@ def paper_model(rows, effect, args):
     return model
 
 
-def predict(posterior, total, task_idx, rng):
+def predict_effects(posterior, total, task_idx, rng):
     """Add the predictive effects in points to the posterior, a draw a data set: `effect` (12) by
     model, task (nan where a model lacks it), `difference` (11) over all and by model."""
     c = posterior["c"].values[:, :, None]  # [chain, draw, 1, unit]
@@ -911,6 +913,19 @@ def warning_of(table, divergences):
     return f"not converged: {found}, {count(divergences, 'divergence')}"
 
 
+def compiled(model, data, key):
+    """The model compiled, once for each key and shape of the data: it takes longer than most
+    samplings."""
+    import nutpie
+
+    key = (*key, *[value.shape for value in data.values()])
+    if key not in COMPILED:
+        with warnings.catch_warnings(action="ignore"):  # of large expressions compiled in parts
+            COMPILED[key] = nutpie.compile_pymc_model(model)
+    ready = COMPILED[key]
+    return ready.with_data(**{name: data[name] for name in ready.shared_data})
+
+
 def fit(rows, effect, analysis, args):
     """One analysis of one effect in one cell; if it did not converge, once more, finer."""
     _, arviz, _ = import_pymc()
@@ -922,13 +937,7 @@ def fit(rows, effect, analysis, args):
     else:
         model = hierarchical_model(rows, effect)
     data = {variable.name: variable.get_value() for variable in model.data_vars}
-    shapes = [value.shape for value in data.values()]
-    key = (analysis, args.priors, args.no_interaction, *shapes)
-    if key not in COMPILED:  # that takes longer than most samplings
-        with warnings.catch_warnings(action="ignore"):  # of large expressions compiled in parts
-            COMPILED[key] = nutpie.compile_pymc_model(model)
-    ready = COMPILED[key]
-    ready = ready.with_data(**{name: data[name] for name in ready.shared_data})
+    ready = compiled(model, data, (analysis, args.priors, args.no_interaction))
     models = list(model.coords["model"])
     tasks = list(model.coords["task"])
     coords = {"model": models, "task": tasks, "later": models[1:], "over": ["all", *models]}
@@ -941,7 +950,7 @@ def fit(rows, effect, analysis, args):
         posterior = trace.posterior.assign_coords(**coords)
         if analysis == "paper":
             rng = np.random.default_rng(args.seed)
-            predict(posterior, data["total"], data["task_idx"], rng)
+            predict_effects(posterior, data["total"], data["task_idx"], rng)
         names = (*HYPER, "d", "difference", "mean", "new_task")
         reported = posterior[[name for name in posterior if name in names]]
         summary = arviz.summary(reported, hdi_prob=SHARE, round_to="none")
@@ -1053,7 +1062,7 @@ def command(rows, R):
 def way_out(row, rows):
     """What a verdict on a row of effects.csv takes that is not settled."""
     half = (row["high"] - row["low"]) / 2
-    known = f"uncertainty ±{half:.2g}"
+    known = f"uncertainty ±{half:.3g}"
     if row["to_settle"] <= row["subsamples"]:
         near = "the effect itself seems near the margin: take the interval as the answer"
         return f"{known}, so {near}, or another --margin"
@@ -1177,17 +1186,19 @@ def conclusions(effects, rows, metric):
 def gain_lines(rows, tasks, metric):
     """What crossed arms are worth: the ratio of the variances of plain and crossed differences,
     over the tasks of a cell and model."""
-    crossed = tasks.loc[tasks["arms"] == "crossed", "variance"].dropna()
+    crossed = tasks[tasks["arms"] == "crossed"].dropna(subset="variance")
     if crossed.empty:
         return []
     rows = rows.assign(arms="plain")
     plain = task_table(rows, differences(rows, metric), metric)["variance"]
     lines = []
     for (*cell, effect, model), mine in crossed.groupby(GROUP):
-        if mine.sum() > 0:
-            gain = f"{plain[mine.index].sum() / mine.sum():.1f} times as many subsamples without"
-            what = f"{title_of(*cell)}: {effect} of {model}"
-            lines.append(f"{what}: crossed arms: as precise as {gain}")
+        total = mine["variance"].sum()
+        gain = "too few runs to say what they gain (10 subsamples of each task)"
+        if mine["subsamples"].min() >= 10 and total > 0:
+            ratio = plain[mine.index].sum() / total
+            gain = f"as precise as {ratio:.1f} times as many subsamples without"
+        lines.append(f"{title_of(*cell)}: {effect} of {model}: crossed arms: {gain}")
     return lines
 
 
@@ -1245,7 +1256,8 @@ def plan_line(row, margin, metric):
         return f"{text}; too few runs to see training noise"
     if row.sd == 0:
         return f"{text}; all values are equal, there is no noise to plan with"
-    one = row.half_width * math.sqrt(row.subsamples)  # the noise being as well known as it is
+    df = row.effective_tasks * (row.subsamples - 1)  # the noise being as well known as it is
+    one = stats.t.ppf(UPPER, df) * row.sd / math.sqrt(row.tasks)
     known = f"uncertainty ±{row.half_width:.{D}f} with {row.subsamples} subsamples a task"
     text += f", {known} (one: ±{one:.{D}f})"
     if margin:
@@ -1311,24 +1323,19 @@ def draw_effects(table, kinds, unit, margin):
     """effects.png: a line a setting, all settings together on top, models by colour; thick: these
     tasks, thin: other tasks of this kind. table: effects.csv."""
     table = table[table["target"].isin(TARGETS[:2])]
-    names = []
-    for row in table.itertuples():
-        name = f"{row.experiment}: all settings"
-        if row.m is not pd.NA:
-            name = title_of(row.experiment, row.m, row.n)
-        names.append(name)
-    table = table.assign(name=names)
-    top = list(dict.fromkeys(table.loc[table["m"].isna(), "name"]))
-    lines = list(dict.fromkeys([*top, *names]))
+    single = table["m"].notna()
+    table = table.assign(name=[title_of(*cell) for cell in table[CELL].to_numpy()])
+    table["name"] = table["name"].where(single, table["experiment"] + ": all settings")
+    top = list(dict.fromkeys(table.loc[~single, "name"]))
+    lines = list(dict.fromkeys([*top, *table["name"]]))
     models = sorted(set(table["model"]), key=lambda model: (model != "all", model))
-    colours = {model: f"C{k % 10}" for k, model in enumerate(m for m in models if m != "all")}
-    colours["all"] = "black"
+    names = [model for model in models if model != "all"]
+    colours = {"all": "black"} | {model: f"C{k % 10}" for k, model in enumerate(names)}
     height = 1.3 + (0.09 + 0.045 * min(len(models), 4)) * len(lines)
     title = "boost: what pretraining on other texts is worth; bias: what the test texts add"
     figure, (axes,) = panels(title, 1, len(kinds), 1.5 + 4 * len(kinds), height, sharey=True)
     for axis, effect in zip(axes, kinds):
-        mine = table[table["effect"] == effect]
-        for name, line in mine.groupby("name"):
+        for name, line in table[table["effect"] == effect].groupby("name"):
             here = [model for model in models if model in set(line["model"])]
             for row in line.itertuples():
                 place = (here.index(row.model) + 0.5) / len(here) - 0.5

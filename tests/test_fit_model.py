@@ -160,7 +160,7 @@ def test_the_answer_over_the_published_settings(run):
     status, out, _ = run(PAPER / "few_shot_m50.csv", PAPER / "few_shot_m100.csv", "--draws", 0)
     first = out.splitlines()[0]
     assert status == 0 and first.startswith("few-shot: bias over all 8 settings of m and n: between -0.08 and +0.10 points for these 25 tasks")
-    assert first.endswith("within the margin of 1 point")
+    assert first.endswith("within the margin of 1 point; an effect of 0.14 would show with 80 % probability")
     assert "1 of 8 exclude 0, where chance alone would give about one" in out.splitlines()[1]
     effects = pd.read_csv("fits/effects.csv")
     top = effects.iloc[0]
@@ -456,7 +456,7 @@ def test_predictive_effects_are_binomial_means(f):
     shape = (2, 20_000)
     posterior = xarray.Dataset({"beta": (("chain", "draw"), np.zeros(shape)), "c": (("chain", "draw", "unit"), np.tile(c, (*shape, 1))),
                                 "d": (("chain", "draw", "task"), np.tile(d, (*shape, 1))), "alpha": (("chain", "draw", "later"), np.full((*shape, 1), alpha))})
-    f.predict(posterior, np.array([[n, n, n], [n, n, 0]]), task_idx, np.random.default_rng(0))
+    f.predict_effects(posterior, np.array([[n, n, n], [n, n, 0]]), task_idx, np.random.default_rng(0))
     effects = posterior["effect"].values.reshape(-1, 2, 2)
     for i, j in ((0, 0), (1, 0), (0, 1)):
         logits = c[task_idx == j] + i * alpha
@@ -534,7 +534,7 @@ def test_too_few_draws_end_with_status_3_and_say_so_in_every_row(run, tmp_path):
 def test_words_for_margins_and_ceilings(run, tmp_path):
     rows = hand_rows().query("model == 'a'")
     _, out, _ = run(saved(rows.query("task == 'y'"), tmp_path / "y.csv"), "--draws", 0, "--no-figures", "--margin", 0.1, "--effects", "bias")
-    assert re.search(r"not settled against the margin of 0.1 points: uncertainty ±\d\.\d; the same command with --subsamples \d+ settles it with 80 %", out)
+    assert re.search(r"not settled against the margin of 0.1 points: uncertainty ±\d\.\d+; the same command with --subsamples \d+ settles it with 80 %", out)
     _, out, _ = run(saved(rows, tmp_path / "r.csv"), "--draws", 0, "--no-figures", "--margin", 30)
     assert "within the margin of 30 points" in out and "these 3 tasks" in out and "boost" in out
     _, out, _ = run(tmp_path / "r.csv", "--draws", 0, "--no-figures", "--effects", "boost")  # all boosts are 10 points
@@ -788,7 +788,7 @@ def crossed_rows(tasks=3, subsamples=4, n=50, seed=0):
 
 def test_crossed_effects_by_hand(f, run, tmp_path):
     """Both brackets by plain loops; sign flips of their sums by brute force; rounding's floor a quarter; --plain and the gain in words."""
-    table = crossed_rows()
+    table = crossed_rows(subsamples=10)
     _, long, tasks, effects = tables_of(f, table, tmp_path / "r.csv")
     for task, mine in table.groupby("task"):
         boosts, biases = [], []
@@ -810,10 +810,14 @@ def test_crossed_effects_by_hand(f, run, tmp_path):
     assert status == 0 and means["bias"] == pytest.approx(plain.groupby(table["task"]).mean().mean(), rel=1e-5)
     one = tables_of(f, table, tmp_path / "r.csv", plain=True)[2]
     ratio = (one["sd"] ** 2).groupby("effect").sum() / (tasks["sd"] ** 2).groupby("effect").sum()
-    assert f"crossed arms: as precise as so many times as many subsamples without: bias {ratio['bias']:.1f}, boost {ratio['boost']:.1f}" in out
+    for effect in ("bias", "boost"):
+        assert f"{effect} of a: crossed arms: as precise as {ratio[effect]:.1f} times as many subsamples without" in out
+    _, out, _ = run(saved(table.query("subsample < 10"), tmp_path / "few.csv"), "--draws", 0, "--no-figures")
+    assert "bias of a: crossed arms: too few runs to say what they gain (10 subsamples of each task)" in out
+    saved(table, tmp_path / "r.csv")
     _, out, _ = run("r.csv", "--draws", 0, "--no-figures", "--plain")
     alone = pd.read_csv("fits/effects.csv")
-    assert set(crossed["arms"]) == {"crossed"} and set(alone["arms"]) == {"plain"} and "as precise as" not in out
+    assert set(crossed["arms"]) == {"crossed"} and set(alone["arms"]) == {"plain"} and "crossed arms" not in out
     assert alone["estimate"].iloc[0] == pytest.approx(means["bias"], rel=1e-5) != crossed["estimate"].iloc[0]
 
 
