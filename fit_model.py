@@ -1,46 +1,57 @@
-"""From results.csv to conclusions: is pretraining on unlabeled test text unfair, and how sure can one be?
+"""From results.csv to conclusions: is pretraining on unlabeled test text unfair, how sure is it?
 
-Reproduces sections 5 to 8 and appendices D to F of "Evaluating the fairness of task-adaptive pretraining on unlabeled
-test data before few-shot text classification" (Dubey) and adds intervals that hold what they say. m labelled training
-texts, n unlabelled and n test texts; D_ijk of model i, task j, subsample k, in points (hundredths of an accuracy), is
+Reproduces sections 5 to 8 and appendices D to F of "Evaluating the fairness of task-adaptive
+pretraining on unlabeled test data before few-shot text classification" (Dubey) and adds intervals
+that hold what they say. m labelled training texts, n unlabelled and n test texts; D_ijk of model i,
+task j, subsample k, in points (hundredths of an accuracy), is
     boost = acc_extra - acc_base      or      bias = acc_test - acc_extra
-A cell is one (experiment, m, n). Four answers, always under these names, with 89 % intervals:
-    these tasks       the headline, in closed form (these_tasks): the mean over tasks of the tasks' mean differences;
-                      all models: D is averaged over them first. It needs two subsamples a task
-    tasks like these  a t interval over the task means: tasks as a sample of tasks
-    paper             Y_ijkl ~ Binomial(n, p), logit p = mu + alpha_i + U_j + V_jk + W_jl + beta l (l = 1: treatment),
-                      (1) to (10), and the differences (11), (12) that it predicts; its intervals do not hold 89 %
-    hierarchical      D_ijk ~ N(delta_ij, s_ij), delta_ij ~ N(beta_i, tau_i), log s_ij ~ N(log s_i, omega_i): how much
-                      tasks differ, one task's effect after shrinking. It weights quiet tasks most: no headline
+on the texts of `test`; with crossed arms its mean with the mirror image on the texts of `extra`, so
+that the luck of a training run cancels from the bias. A cell is one (experiment, m, n). Four
+answers, with 89 % intervals:
+    these tasks       the headline, in closed form: the mean over tasks of the tasks' mean
+                      differences; model "all": D is averaged over the models first
+    tasks like these  other tasks of this kind: a t interval over the task means
+    paper             Y_ijkl ~ Binomial(n, p), logit p = mu + alpha_i + U_j + V_jk + W_jl + beta l
+                      (l = 1: treatment), and the differences (11), (12) that it predicts, of
+                      plain arms; its intervals do not hold 89 %
+    hierarchical      D_ijk ~ N(delta_ij, s_ij), delta_ij ~ N(beta_i, tau_i),
+                      log s_ij ~ N(log s_i, omega_i): how much tasks differ, one task's effect
+                      after shrinking; it weights quiet tasks most
 
 Commands, cheapest first
-    python fit_model.py results.csv --draws 0                    # conclusions, tables, figures, no sampler: seconds
-    python fit_model.py results.csv --plan                       # how many subsamples are needed
-    python fit_model.py results.csv                              # everything
+    python fit_model.py results.csv --draws 0       # conclusions, tables, figures: seconds
+    python fit_model.py results.csv --plan          # how many subsamples are needed
+    python fit_model.py results.csv                 # everything
     python fit_model.py results.csv more.csv folder --effects bias --n 500 --metric f1 --margin 2
-    python fit_model.py accuracies            # the published layout, accuracies/m50/n500/bert/ag_news/accuracies.csv
+    python fit_model.py accuracies       # published layout: m50/n500/bert/ag_news/accuracies.csv
 
-Writes to fits/ summary.md, which a person reads first, figures *.png, and tables with the columns
-    effects.csv       experiment, m, n, metric, effect, model (all: mean over models), target (the names above), tasks,
-                      subsamples (fewest of a task), estimate, se, df, low, high, margin, verdict, needed (subsamples a
-                      task for a half-width below the margin), detectable (told from 0 with 80 % power)
-    means.csv         experiment, m, n, model, tasks, rows, boost, boost_median, bias, bias_median: Table 1
-    tasks.csv         experiment, m, n, effect, model, task, subsamples, estimate, sd, majority, low, high, p (one-sided
-                      sign flips of a bias), p_adjusted (Benjamini-Hochberg), flag_3, flag_2 (bias from +3, +2 points);
-                      of the fits paper ((12)), hierarchical, their _low, _high, p_beyond (the margin)
-    losses.csv        first, second (experiments), model, m, n, task, subsamples, ratio_extra, ratio_test (section 8)
-    correlations.csv  experiment, m, n, effect, task, model_a, model_b, subsamples, spearman (appendix F)
-    posterior.csv     experiment, m, n, effect, analysis, parameter, mean, sd, hdi_low, hdi_high, r_hat, ess_bulk,
-                      ess_tail, warning (empty if it converged; else exit status 3)
-    plan.csv          experiment, m, n, model, quantity, test_set, tasks, effective_tasks (equally noisy), subsamples,
-                      mean, sd (of one subsample of a task), half_width, needed, needed_low, needed_high
+Writes to fits/ (--plan: plan/) summary.md, the page to hand on, figures *.png, and tables with
+the columns
+    effects.csv       experiment, m, n (empty: all settings together), metric, effect, model, arms,
+                      target (the names above), tasks, left_out (tasks with one subsample),
+                      subsamples (fewest of a task), estimate, se, df, low, high, margin, verdict,
+                      needed (subsamples of each task that give ± the margin), to_settle (a verdict
+                      with 80 % probability if there is no effect), detectable (with 80 % power)
+    means.csv         experiment, m, n, model, tasks, rows, boost, boost_median, bias, bias_median
+    tasks.csv         experiment, m, n, effect, model, task, arms, subsamples, estimate, sd,
+                      majority, low, high, verdict, p (one-sided sign flips of a bias), p_adjusted
+                      (Benjamini-Hochberg), flag_3, flag_2 (bias from +3, +2 points), paper ((12)),
+                      hierarchical, their _low, _high, p_beyond (the margin)
+    correlations.csv  experiment, m, n, effect, task, model_a, model_b, subsamples, spearman
+    posterior.csv     experiment, m, n, effect, analysis, parameter, mean, sd, hdi_low, hdi_high,
+                      r_hat, ess_bulk, ess_tail, warning (empty: converged; else exit status 3)
+    plan.csv          experiment, m, n, model, quantity, test_set, tasks, effective_tasks (equally
+                      noisy), subsamples, mean, sd (of one subsample of a task), half_width, needed,
+                      needed_low, needed_high, to_settle
 
-Measured 2026-11-22 on 2 cores: --draws 0 --no-figures takes 4 s from the start of Python on all 27,500 published
-rows; a fit 3 to 40 s, of which up to 16 compile the model once per shape, 160 s where it was done again: one in 16.
+Measured 2026-11-22 on 2 cores of an AMD EPYC that did other work, seconds of CPU: --draws 0
+--no-figures 3.4 on 27,500 published rows, 2.1 on the default run's (figures: .2 more); a fit 3 to
+40, of which up to 16 compile the model once per shape, 160 where it was done again: one in 16.
 """
 
 import argparse
-import contextlib
+import csv
+import hashlib
 import io
 import itertools
 import math
@@ -56,45 +67,64 @@ import matplotlib
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, NullLocator
+from matplotlib.lines import Line2D
 from scipy import special, stats
 from tqdm.auto import tqdm
 
 MAX_R_HAT, MIN_ESS = 1.01, 400  # Vehtari et al. (2021)
-CENTRED = {"paper": 5, "hierarchical": 10}  # tasks from which c_jk, log s_ij are sampled centred: spread away from 0
-ATTEMPTS = ((0.9, 1, 1), (0.99, 4, 2))  # target of acceptance, times the tuning, times the draws; the second: a rerun
-PRIORS = {"paper": (1.0, 1.0), "wide": (1.5, 5.0)}  # sd of mu and beta; wide: the sensitivity check of appendix E
-FEWEST_TASKS, MOST_TASKS = 5, 100  # with fewer the paper's W and words on many tasks are left out, with more figures
+CENTRED = {"paper": 5, "hierarchical": 10}  # tasks from which c_jk, log s_ij are sampled centred
+ATTEMPTS = ((0.9, 1, 1), (0.99, 4, 2))  # target of acceptance, times the tuning, times the draws
+PRIORS = {"paper": (1.0, 1.0), "wide": (1.5, 5.0)}  # sd of mu and beta; wide: appendix E
+FEWEST_TASKS, MOST_TASKS = 5, 100  # fewer: no W, no words on many tasks; more: no figure of tasks
+PILOT = 5  # subsamples of each task to begin with
 COMPILED = {}  # models by analysis, flags and shapes of the data
 HYPER = ("mu", "alpha", "beta", "sd_U", "sd_V", "sd_W", "tau", "s", "omega")
 SUMMARY = ["mean", "sd", "hdi_low", "hdi_high", "r_hat", "ess_bulk", "ess_tail", "warning"]
+MADE = (  # what an earlier run may have left in the output folder
+    "effects.csv", "means.csv", "tasks.csv", "correlations.csv", "posterior.csv",
+    "plan.csv", "effects.png", "tasks.*.png",
+)
+LOOKING = (
+    "Fix the number of subsamples before looking, or raise it once, to the number given here: "
+    "adding subsamples until a verdict comes breaks the intervals"
+)
 
 
 # --- shared: basics ---
-def stop(message):
-    """A user's mistake: one line on stderr that says what was found, where and what to do; exit status 2."""
-    tqdm.write("error: " + " ".join(str(message).split()), file=sys.stderr)
-    raise SystemExit(2)
+class UserError(Exception):
+    """What the user can mend. The message says what was found, where, and what to do."""
 
 
-@contextlib.contextmanager
-def guard():
-    """What can strike anywhere ends in one line: full disk, unwritable folder, Ctrl-C; a closed pipe ends quietly."""
+def run_script(main, argv):
+    """Run main(argv). What can strike anywhere ends in one line on stderr, without a traceback:
+    exit status 2, after Ctrl-C 130, and 141 where nobody reads the output any more."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # a notebook's has not
             stream.reconfigure(errors="replace")  # an ASCII terminal
-    again = "run the same command again" + " without --overwrite" * ("--overwrite" in sys.argv)
+    again = "what is finished is kept; run the same command again"
+    if "--overwrite" in sys.argv:
+        again += " without --overwrite"
     try:
-        yield
+        status = main(argv)
+        message = ""
         sys.stdout.flush()
+    except UserError as error:
+        status = 2
+        message = f"error: {error}"
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python complains once more at exit
-    except OSError as error:
-        where = f"{error.filename}: " if error.filename else ""
-        stop(f"{where}{error.strerror or error}; mend that and {again}: what is finished is kept")
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # quiet at exit
+        status = 141
+        message = f"stopped: what reads the output has ended; {again}"
+    except OSError as error:  # a full disk, a folder that cannot be written
+        status = 2
+        message = f"error: {error.filename or ''} {error.strerror or error}; mend that: {again}"
     except KeyboardInterrupt:
-        tqdm.write(f"stopped: what is finished is kept; {again}", file=sys.stderr)
-        raise SystemExit(130) from None
+        status = 130
+        message = f"stopped: {again}"
+    if message:
+        tqdm.write(" ".join(message.split()), file=sys.stderr)
+    if status:
+        raise SystemExit(status)
 
 
 def positive(text):
@@ -110,121 +140,215 @@ ARMS = ("base", "extra", "test")
 EFFECTS = {"boost": ("base", "extra"), "bias": ("extra", "test")}  # control, treatment
 CELL = ["experiment", "m", "n"]
 RUN = ["experiment", "model", "task", "m", "n", "subsample", "seed"]  # names a row
-WHOLE = ["m", "n", "subsample", "num_classes", "seed"]
-REQUIRED = [*RUN[:-1], "num_classes", "majority", *(f"acc_{arm}" for arm in ARMS)]
-CHOICES = {"experiment": "experiment", "m": "m", "n": "n", "models": "model", "tasks": "task"}  # flag: column
+LEAST = {"m": 1, "n": 1, "subsample": 1, "num_classes": 1, "seed": 0}  # whole numbers
+REQUIRED = [*RUN[:-1], "num_classes", "majority", "acc_base", "acc_extra", "acc_test"]
+CHOICES = {"experiment": "experiment", "m": "m", "n": "n", "models": "model", "tasks": "task"}
+SAME = [  # (scope, column): rows that agree in the scope must agree in the column
+    (RUN[:5], "recipe"),
+    (["experiment", "task"], "data"),
+    (["experiment", "data"], "task"),
+    (["experiment", "task", "m", "n", "subsample"], "split"),
+]
+
+
+def columns_of(metric):
+    """The metric's columns: of the three arms on the texts of `test`, then of `extra`."""
+    names = [f"{metric}_{arm}" for arm in ARMS]
+    return names + [f"{name}_on_extra" for name in names]
 
 
 def refuse(table, bad, what):
-    """Stop at the first of the bad rows; what: a format string of the row's columns."""
+    """Refuse the first of the bad rows; what: a format string of the row's columns."""
     if bad.any():
         row = table[bad].iloc[0]
-        stop(f"{row['where']}: {what.format(**row)}: correct or delete the line")
+        raise UserError(f"{row['where']}: {what.format(**row)}: correct or delete the line")
 
 
-def read_file(path, needed):
-    """A CSV file as a DataFrame of str with the column `where` (file, line); a torn last line is left out, and said."""
-    raw = path.read_bytes()
+def read_file(path, needed, torn=True):
+    """A CSV file as a DataFrame of str with the column `where` (file, line). torn: lines with fewer
+    fields than the header, which killed runs leave, are left out, and said; else refused."""
     try:
-        table = pd.read_csv(io.BytesIO(raw), header=None, dtype=str, keep_default_na=False, skip_blank_lines=False,
-                            encoding="utf-8-sig", engine="python").dropna(how="all")  # nan: no such field
-    except ValueError as error:
-        stop(f"{path} is no CSV file in UTF-8 with equal lines: {error}")
-    table.columns = header = [str(name).strip() for name in table.iloc[0]]
-    for name in [name for name in (*needed, *header) if header.count(name) != 1]:
-        found = "two columns" if name in header else "no column"
-        stop(f"{path} has {found} {name!r}; columns found: {', '.join(header)}")
-    table = table.assign(where=[f"{path}, line {index + 1}" for index in table.index])[1:]
-    if table[-1:].isna().any(axis=None) and raw[-1:] not in b"\r\n":  # what a killed run leaves at most
-        print(f"{path}: the last line is torn (its run was killed); it is left out")
-        table = table[:-1]
-    refuse(table, table.isna().any(axis=1), "fewer fields than the header has")
-    return table
+        text = path.read_bytes().decode("utf-8-sig")
+        reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+        lines = [[f"{path}, line {reader.line_num}", *line] for line in reader if any(line)]
+    except (ValueError, csv.Error) as error:
+        raise UserError(f"{path} is no CSV file in UTF-8: {error}") from None
+    if not lines:
+        raise UserError(f"{path} is empty: give a CSV file with a header and rows")
+    header = ["where", *[name.strip() for name in lines[0][1:]]]
+    for name in (*needed, *header):
+        if header.count(name) != 1:
+            found = "two columns" if name in header else "no column"
+            columns = ", ".join(header[1:])
+            raise UserError(f"{path} has {found} {name!r}; found, separated by commas: {columns}")
+    whole = []
+    short = []
+    for line in lines[1:]:
+        if len(line) == len(header):
+            whole.append(line)
+        elif len(line) < len(header) and torn:
+            short.append(line[0].rpartition(" ")[2])
+        else:
+            fields = f"{len(line) - 1} fields where the header has {len(header) - 1}"
+            raise UserError(f"{line[0]}: {fields}: correct or delete the line")
+    if short:
+        print(f"{path}: left out as torn (fewer fields than the header): line {', '.join(short)}")
+    return pd.DataFrame(whole, columns=header, dtype=str)
 
 
 def read_path(path, needed):
-    """Tables of a results file, or of a folder's results.csv, results.*-of-*.csv or files in the published layout."""
+    """Tables of a results file, or of a folder's results.csv, results.*-of-*.csv or files in the
+    published layout, m50/n500/bert/ag_news/accuracies.csv, whose row k is subsample k."""
     if not path.exists():
-        stop(f"{path} does not exist: give results files of run_experiment.py, or folders of them")
-    files = [*path.glob("results.csv"), *path.glob("results.*-of-*.csv")] if path.is_dir() else [path]
-    tables = [read_file(file, needed) for file in sorted(files)]
-    for file in sorted(path.glob("m*/n*/*/*/accuracies.csv")):  # row k is subsample k
+        raise UserError(f"{path} does not exist: give results files, or folders of them")
+    if not path.is_dir():
+        return [read_file(path, needed)]
+    files = sorted([*path.glob("results.csv"), *path.glob("results.*-of-*.csv")])
+    tables = [read_file(file, needed) for file in files]
+    for file in sorted(path.glob("m*/n*/*/*/accuracies.csv")):
         m, n, model, task = file.parts[-5:-1]
-        table = read_file(file, ARMS).rename(columns={arm: f"acc_{arm}" for arm in ARMS})
-        names = {"experiment": path.resolve().name, "model": model, "task": task, "m": m[1:], "n": n[1:]}
-        tables.append(table.assign(**names, subsample=np.arange(1, len(table) + 1).astype(str)))
+        names = {"experiment": path.resolve().name, "model": model, "task": task}
+        table = read_file(file, ("num_classes", "majority", *ARMS)).assign(**names)
+        table = table.rename(columns={arm: f"acc_{arm}" for arm in ARMS})
+        subsamples = [str(k) for k in range(1, len(table) + 1)]
+        tables.append(table.assign(m=m[1:], n=n[1:], subsample=subsamples))
     if not tables:
-        stop(f"{path} holds no results.csv, results.*-of-*.csv, m<m>/n<n>/<model>/<task>/accuracies.csv: name a file")
+        layout = "m<m>/n<n>/<model>/<task>/accuracies.csv"
+        raise UserError(f"{path} holds no results.csv, results.*-of-*.csv, {layout}: name a file")
     return tables
 
 
+def typed(rows, name, may_lack):
+    """The numbers of a column of str; empty ones become nan if the rows may lack them."""
+    values = pd.to_numeric(rows[name], errors="coerce")
+    bad = ~np.isfinite(values) & ~(may_lack & (rows[name] == ""))
+    kind = "number"
+    if name in LEAST:
+        most = 10**6 if name == "n" else 10**9  # sign flips of a larger n take hours
+        kind = f"whole number from {LEAST[name]} to {most}"
+        bad |= (values % 1 != 0) | ~values.between(LEAST[name], most)
+    elif name.startswith(("majority", "acc_", "f1_")):
+        kind = "share from 0 to 1"
+        bad |= (values < 0) | (values > 1)
+    refuse(rows, bad, f"{name} is {{{name}!r}}, not a {kind}")
+    return values.astype(int) if name in LEAST else values.astype(float)
+
+
 def read_results(paths, metric="acc"):
-    """All rows of the paths, typed and checked, each run once; accuracies become k / n exactly, right_{arm} holds k."""
-    wanted = [] if metric == "acc" else [f"{metric}_{arm}" for arm in ARMS]
-    rows = pd.concat([table for path in paths for table in read_path(path, REQUIRED + wanted)], ignore_index=True)
+    """All rows of the paths, typed and checked; accuracies become k / n exactly, missing numbers
+    nan, missing words empty."""
+    needed = [*REQUIRED, *columns_of(metric)[:3]]
+    tables = [table for path in paths for table in read_path(path, needed)]
+    rows = pd.concat(tables, ignore_index=True)
     if rows.empty:
-        stop(f"no rows in {', '.join(map(str, paths))}: run run_experiment.py first")
-    more = ["seed", "split", "data", "recipe", "loss_extra", "loss_test", *wanted]
-    rows = rows.reindex(columns=rows.columns.union(more, sort=False), fill_value="").fillna("")
+        raise UserError(f"no rows in {', '.join(map(str, paths))}: run run_experiment.py first")
+    numbers = ["seed", *REQUIRED[3:], "loss_extra", "loss_test", "seconds"]
+    for each in ("acc", "f1", "nll", metric):
+        numbers += columns_of(each)
+    words = ["split", "data", "recipe", "versions"]
+    lacking = {*numbers, *words} - set(rows)
+    rows = rows.assign(**dict.fromkeys(sorted(lacking), "")).fillna("")
     rows["seed"] = rows["seed"].replace("", "0")
-    for name in ["seed", *REQUIRED[3:], *wanted]:
-        values, kind, bad = pd.to_numeric(rows[name], errors="coerce"), "number", False
-        if name in WHOLE:
-            least = int(name != "seed")
-            kind, bad = f"whole number from {least}", (values % 1 != 0) | ~values.between(least, 1e9)
-        refuse(rows, bad | ~np.isfinite(values), f"{name} is {{{name}!r}}, not a {kind}")
-        rows[name] = values.astype(int if name in WHOLE else float)
-    refuse(rows, (rows["majority"] <= 0) | (rows["majority"] > 1), "majority is {majority}, not above 0 and at most 1")
-    refuse(rows, (rows[RUN[:3]] == "").any(axis=1), "the experiment, the model or the task has no name")
-    refuse(rows, rows["model"] == "all", "the model is called 'all', which stands for all models together")
-    for arm in ARMS:
-        share, right = rows[f"acc_{arm}"], (rows[f"acc_{arm}"] * rows["n"]).round().astype(int)
-        off = (share - right / rows["n"]).abs() > 5.1e-5  # accuracies of four decimals will do
-        what = f"acc_{arm} = {{acc_{arm}}} is no whole number of correct answers out of n = {{n}}"
-        refuse(rows, off | ~share.between(0, 1), what)
-        rows[f"right_{arm}"], rows[f"acc_{arm}"] = right, right / rows["n"]
-    rows[["loss_extra", "loss_test"]] = rows[["loss_extra", "loss_test"]].apply(pd.to_numeric, errors="coerce")
-    return each_once(rows, [*REQUIRED[-3:], *wanted])
-
-
-def each_once(rows, values):
-    """The rows, each run once; a run with other values, and one setting with two recipes or data sets, are refused."""
-    checks = [(RUN, name) for name in [*values, "split"]] + [(RUN[:5], "recipe"), (["experiment", "task"], "data")]
-    for scope, name in checks:
-        known = rows[rows[name].astype(str) != ""].drop_duplicates([*scope, name])
-        for _, two in known[known.duplicated(scope, keep=False)].groupby(scope):
-            (first, a), (other, b) = two[["where", name]].to_numpy()[:2]
-            stop(f"{first} and {other} agree in {', '.join(scope)} and differ in {name} ({a} and {b}): keep one of "
-                 "them, or name their experiments differently")
-    if (twice := rows.duplicated(RUN)).any():
-        print(f"given twice, with equal values, and used once: {count(twice.sum(), 'row')}")
-    return rows[~twice].sort_values(RUN, ignore_index=True)
+    for name in dict.fromkeys(numbers):
+        rows[name] = typed(rows, name, may_lack=name not in needed)
+    nameless = (rows[RUN[:3]] == "").any(axis=1)
+    refuse(rows, nameless, "the experiment, the model or the task has no name")
+    refuse(rows, rows["model"] == "all", "the model 'all' would be all models together")
+    for name in columns_of("acc"):
+        exact = (rows[name] * rows["n"]).round() / rows["n"]
+        off = (rows[name] - exact).abs() > 5.1e-5  # accuracies of four decimals will do
+        what = f"{name} = {{{name}}} is no whole number of correct answers out of n = {{n}}"
+        refuse(rows, off, what)
+        rows[name] = exact
+    return rows
 
 
 def choose_rows(rows, args):
-    """The rows that --experiment, --m, --n, --models and --tasks name; an unknown value ends the run."""
+    """The rows that --experiment, --m, --n, --models and --tasks name, each known."""
     for flag, name in CHOICES.items():
         found = sorted(set(rows[name]))
         wanted = getattr(args, flag) or found
         for value in sorted(set(wanted) - set(found)):
-            stop(f"--{flag} {value}: not in the data chosen so far; found: {', '.join(map(str, found))}")
+            names = ", ".join(map(str, found))
+            raise UserError(f"--{flag} {value}: not in the data chosen so far; found: {names}")
         rows = rows[rows[name].isin(wanted)]
+    return rows
+
+
+def refuse_conflict(rows, scope, name):
+    """Refuse two rows that agree in the scope and differ in a column that both have."""
+    known = rows[rows[name].notna() & (rows[name] != "") & (rows[scope] != "").all(axis=1)]
+    known = known.drop_duplicates([*scope, name])
+    known = known[known.duplicated(scope, keep=False)].sort_values(scope, kind="stable")
+    if len(known):
+        one, two = known.iloc[0], known.iloc[1]
+        where = f"{one['where']} and {two['where']} agree in {', '.join(scope)}"
+        values = f"differ in {name} ({one[name]} and {two[name]})"
+        advice = "keep one (--experiment, --models, --tasks), or name their experiments differently"
+        raise UserError(f"{where} and {values}: {advice}")
+
+
+def each_once(rows):
+    """The rows, each run once, sorted; runs that contradict each other are refused."""
+    twice = rows[rows.duplicated(RUN, keep=False)]
+    for name in twice.select_dtypes("number").columns.difference([*RUN, "seconds"], sort=False):
+        refuse_conflict(twice, RUN, name)
+    for scope, name in SAME:
+        refuse_conflict(rows, scope, name)
+    again = rows.duplicated(RUN)
+    if again.any():
+        print(f"given twice, with equal values, and used once: {count(again.sum(), 'row')}")
+    return rows[~again].sort_values(RUN, ignore_index=True)
+
+
+def versions_of(rows):
+    """How many rows each version of code and libraries wrote, in words."""
+    numbers = rows["versions"].replace("", "no version named").value_counts()
+    return "; ".join(f"{count(number, 'row')} of {name}" for name, number in numbers.items())
+
+
+def load_rows(args, metric="acc"):
+    """The chosen rows of args.paths with the column `arms`: "crossed" where every row of a cell has
+    the columns *_on_extra of the metric and args.plain is off, else "plain"."""
+    rows = each_once(choose_rows(read_results(args.paths, metric), args))
+    if rows["versions"].nunique() > 1:
+        print(f"rows of several versions are taken together: {versions_of(rows)}")
+    there = rows[columns_of(metric)].notna().all(axis=1)
+    rows["arms"] = "plain"
+    for cell, mine in rows.groupby(CELL):
+        known = there[mine.index].sum()
+        if known == len(mine) and not args.plain:
+            rows.loc[mine.index, "arms"] = "crossed"
+        elif known and not args.plain:
+            lack = f"{len(mine) - known} of {len(mine)} rows lack {metric}_base_on_extra and so on"
+            print(f"{title_of(*cell)}: {lack}: plain effects, without crossed arms")
     return rows
 
 
 def count(number, what):
     """"1 task", "2 tasks"."""
-    return f"{number} {what}{'s' if number != 1 else ''}"
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
+def is_zero_shot(experiment):
+    """Whether an experiment's name says so; the authors' own folder is accuracies_zero_shot."""
+    return "zero-shot" in experiment or "zero_shot" in experiment
 
 
 def title_of(experiment, m, n):
-    """A cell in words. Zero-shot runs train on no labelled text: their m only fixes the split."""
-    return f"{experiment}, " + (f"n = {n}" if experiment.startswith("zero-shot") else f"m = {m}, n = {n}")
+    """A cell in words."""
+    return f"{experiment}, m = {m}, n = {n}"
 
 
 def file_of(*names):
-    """A file's name from names that may hold anything."""
-    return ".".join(re.sub(r"[^\w=+-]+", "-", str(name)) for name in names)
+    """A file's name from names that may hold anything; different names give different files."""
+    parts = []
+    for name in map(str, names):
+        safe = re.sub(r"[^\w=+-]+", "-", name)[:40]
+        if safe != name:
+            safe += "-" + hashlib.sha256(name.encode()).hexdigest()[:6]
+        parts.append(safe)
+    return ".".join(parts)
 # --- end shared ---
 
 
@@ -232,47 +356,87 @@ def file_of(*names):
 SHARE = 0.89  # of every interval: the paper's
 
 
-def these_tasks(means, variances, counts, floor):
-    """(estimate, standard error, degrees of freedom, low, high) of the mean over these tasks, in closed form.
+def effects_of(row, metric="acc", crossed=True):
+    """(boost, bias) of a row, or of a table of rows, as fractions or nats.
 
-    means, variances, counts: per task the mean, variance and number K of its subsamples' differences; floor: the
-    least variance, that of rounding ((100 / n)^2 / 12 for points). v_j = max(s_j^2, floor) / K_j, standard error
-    sqrt(sum v_j) / J, Student t with Satterthwaite's degrees of freedom. nan, but for the estimate, if a task has one
-    subsample."""
+    Plain: acc_extra - acc_base and acc_test - acc_extra, on the texts of `test`. Crossed: the mean
+    of these and of their mirror images on the texts of `extra`, where `extra` and `test` change
+    places; a training run that is better or worse on all texts then cancels from the bias."""
+    boost = row[f"{metric}_extra"] - row[f"{metric}_base"]
+    bias = row[f"{metric}_test"] - row[f"{metric}_extra"]
+    if crossed:
+        mirrored_boost = row[f"{metric}_test_on_extra"] - row[f"{metric}_base_on_extra"]
+        mirrored_bias = row[f"{metric}_extra_on_extra"] - row[f"{metric}_test_on_extra"]
+        boost = (boost + mirrored_boost) / 2
+        bias = (bias + mirrored_bias) / 2
+    return boost, bias
+
+
+def these_tasks(means, variances, counts, floor):
+    """The mean over these tasks in closed form: a dict of estimate, se, df, low, high.
+
+    means, variances, counts: per task the mean, variance and number K of its subsamples'
+    differences, K from 2; floor: the least variance, that of rounding: for points (100 / n)^2 / 12,
+    a quarter of that where they are crossed. v_j = max(s_j^2, floor) / K_j, the standard error is
+    sqrt(sum v_j) / J, Student t with Satterthwaite's degrees of freedom. With a K of 1 all but the
+    estimate are nan."""
     counts = np.asarray(counts, float)
-    estimate = float(np.mean(means))
-    if counts.min() < 2:
-        return estimate, math.nan, math.nan, math.nan, math.nan
-    v = np.maximum(variances, floor) / counts
-    se = math.sqrt(v.sum()) / len(v)
-    df = float(v.sum() ** 2 / (v**2 / (counts - 1)).sum()) if se else math.nan
-    half = stats.t.ppf((1 + SHARE) / 2, df) * se
-    return estimate, se, df, estimate - half, estimate + half
+    found = {"estimate": float(np.mean(means)), "se": math.nan, "df": math.nan}
+    if counts.min() > 1:
+        v = np.maximum(variances, floor) / counts
+        found["se"] = math.sqrt(v.sum()) / len(v)
+        if v.sum() > 0:
+            found["df"] = float(v.sum() ** 2 / (v**2 / (counts - 1)).sum())
+    half = float(stats.t.ppf((1 + SHARE) / 2, found["df"])) * found["se"]
+    found["low"] = found["estimate"] - half
+    found["high"] = found["estimate"] + half
+    return found
 # --- end shared ---
-UPPER = (1 + SHARE) / 2  # the upper end, as a quantile
-GROUP, INTERVAL = [*CELL, "effect", "model"], ["estimate", "low", "high"]
 
 
 # --- shared: tools ---
+UPPER = (1 + SHARE) / 2  # the upper end of an interval, as a quantile
+
+
+def changes_of(rows, effect, crossed):
+    """Whole numbers that are n times the row's difference, crossed 2n times: for sign flips."""
+    boost, bias = effects_of(rows, "acc", crossed)
+    change = boost if effect == "boost" else bias
+    if crossed:
+        change = 2 * change
+    return (change * rows["n"]).round().astype(int)
+
+
 def training_variance(shares, n):
-    """(variance, told from 0?) of a mean accuracy over tasks at one subsample a task, fixed test set, in points^2.
-    shares: per task the accuracies of its subsamples, each on n fresh test texts. Their variance less the binomial one:
-    a lower bound, since single answers also flip. Told from 0 by sum((K - 1) s^2 / binomial) against chi-square."""
+    """(variance, told from 0?) of a mean accuracy over tasks at one subsample a task, on a fixed
+    test set, in points^2. shares: per task the accuracies of its subsamples, each on n fresh test
+    texts. Their variance less the binomial one: a lower bound, since single answers also flip. Told
+    from 0 by sum((K - 1) s^2 / binomial) against chi-square."""
     observed = np.array([np.var(share, ddof=1) for share in shares])
     binomial = np.array([np.mean(share * (1 - share)) / max(n - 1, 1) for share in shares])
-    known, freedom = binomial > 0, np.array([len(share) - 1 for share in shares])
-    p = stats.chi2.sf((freedom * observed)[known] @ (1 / binomial[known]), freedom[known].sum()) if known.any() else 1
+    freedom = np.array([len(share) - 1 for share in shares])
+    known = binomial > 0
     excess = (observed - binomial).sum()
-    return 1e4 * max(excess, 0) / len(shares) ** 2, bool(excess > 0 and p < 0.055)  # one end of 89 %
+    if excess <= 0 or not known.any():
+        return 0.0, False
+    chi_square = (freedom[known] * observed[known] / binomial[known]).sum()
+    p = stats.chi2.sf(chi_square, freedom[known].sum())
+    return 1e4 * excess / len(shares) ** 2, bool(p < 1 - UPPER)  # one end of the interval
 
 
 def sign_flip_p(changes):
-    """One-sided exact p of sum(changes), whole numbers, under random signs: exact if they are symmetric about 0."""
+    """One-sided p of sum(changes), whole numbers, under random signs: exact if they are symmetric
+    about 0. The sum of the sizes with a plus has a convolution of two-point laws."""
     sizes = np.abs(changes[changes != 0])
-    share = np.ones(1)  # of the sign patterns, by the sum of the sizes with a plus: a convolution of two-point laws
+    share = np.zeros(sizes.sum() + 1)  # of the sign patterns, by the sum of the sizes with a plus
+    share[0] = 1
+    reached = 0
     for size in sizes:
-        share = (np.pad(share, (0, size)) + np.pad(share, (size, 0))) / 2
-    return min(float(share[(sizes.sum() + changes.sum()) // 2 :].sum()), 1.0)  # ties count; rounding may exceed 1
+        share[size : reached + size + 1] += share[: reached + 1].copy()
+        share[: reached + size + 1] /= 2
+        reached += size
+    observed = (sizes.sum() + changes.sum()) // 2
+    return min(float(share[observed:].sum()), 1.0)  # ties count; rounding may exceed 1
 
 
 def panels(title, lines, columns, width, height, **more):
@@ -282,31 +446,79 @@ def panels(title, lines, columns, width, height, **more):
     return figure, figure.subplots(lines, columns, squeeze=False, **more)
 
 
+def open_folder(folder, script, made):
+    """Make a folder ready for a script's output. It is new, empty, or holds the script's own
+    summary.md: then what earlier runs made (patterns of names) is removed. Else it is refused."""
+    page = folder / "summary.md"
+    if folder.exists() and any(folder.iterdir()):
+        if not page.exists() or f"Written by {script}" not in page.read_text(errors="replace"):
+            what = f"holds files, and no summary.md of {script}"
+            raise UserError(f"{folder} {what}: give a new or empty folder by --out")
+        for pattern in made:
+            for file in folder.glob(pattern):
+                file.unlink()
+    folder.mkdir(parents=True, exist_ok=True)
+    write_page(folder, script, ["Not finished."])
+
+
+def write_page(folder, script, lines):
+    """Write summary.md; its last line names the script, by which open_folder knows the folder."""
+    text = "\n".join([*lines, "", f"Written by {script}.", ""])
+    (folder / "summary.md").write_text(text, encoding="utf-8")
+
+
 def write(folder, **tables):
-    """Write DataFrames as CSV, numbers to 6 significant digits; of empty ones no file is left, not an earlier one."""
+    """Write DataFrames as CSV, numbers to 6 significant digits; empty ones leave no file."""
     for name, table in tables.items():
-        (folder / f"{name}.csv").unlink(missing_ok=True)
         if len(table):
             table.to_csv(folder / f"{name}.csv", index=False, float_format="%.6g")
 # --- end shared ---
+GROUP = [*CELL, "effect", "model"]
+INTERVAL = ["estimate", "low", "high"]
+TARGETS = ["these tasks", "tasks like these", "paper", "hierarchical"]
+COLUMNS = [  # of effects.csv
+    *CELL, "metric", "effect", "model", "arms", "target", "tasks", "left_out", "subsamples",
+    "estimate", "se", "df", "low", "high", "margin", "verdict", "needed", "to_settle", "detectable",
+]
+# A verdict has 80 % probability without an effect where an interval's half-width is this share of
+# the margin: .555
+SETTLING = stats.norm.ppf(UPPER) / (stats.norm.ppf(UPPER) + stats.norm.ppf(0.9))
+
+
+def scale_of(metric):
+    """Points for shares, else the metric's own unit."""
+    return 100 if metric in ("acc", "f1") else 1
 
 
 def differences(rows, metric):
-    """A row per cell, effect (boost, bias, acc_extra), model, task, subsample; `value` in points (acc, f1) or as is.
-    Runs that differ in `seed` alone are averaged; model "all": means over models of the subsamples they share."""
-    arms = rows.groupby([*CELL, "model", "task", "subsample"])[[f"{metric}_{arm}" for arm in ARMS]].mean()
-    base, extra, test = (arms[name] * (100 if metric in ("acc", "f1") else 1) for name in arms)
-    long = pd.concat({"boost": extra - base, "bias": test - extra, f"{metric}_extra": extra}, names=["effect"])
-    long = long.round(9).rename("value").reset_index()
-    unit = [*CELL, "effect", "task", "subsample"]
-    models, shared = (long.groupby(names)["model"].transform("nunique") for names in (CELL, unit))
-    both = long[(models > 1) & (shared == models)].groupby(unit, as_index=False)["value"].mean()
+    """A row per cell, effect (boost, bias, acc_extra), model, task, subsample; `value` in points
+    (acc, f1) or as it is. Runs that differ in `seed` alone are averaged. Model "all": the mean over
+    the models of a cell, where all have the same tasks and subsamples."""
+    unit = [*CELL, "model", "task", "subsample"]
+    plain = effects_of(rows, metric, crossed=False)
+    crossed = effects_of(rows, metric, crossed=True)
+    table = rows[unit].copy()
+    for effect, one, both in zip(EFFECTS, plain, crossed):
+        table[effect] = both.where(rows["arms"] == "crossed", one)
+    table[f"{metric}_extra"] = rows[f"{metric}_extra"]
+    means = scale_of(metric) * table.groupby(unit).mean()
+    long = means.round(9).reset_index().melt(unit, var_name="effect")
+
+    shared = []
+    for cell, mine in rows.groupby(CELL):
+        runs = [frozenset(zip(own["task"], own["subsample"])) for _, own in mine.groupby("model")]
+        if len(runs) > 1 and len(set(runs)) == 1:
+            shared.append(cell)
+    mine = long[pd.MultiIndex.from_frame(long[CELL]).isin(shared)]
+    both = mine.groupby([*CELL, "effect", "task", "subsample"], as_index=False)["value"].mean()
     return pd.concat([both.assign(model="all"), long], ignore_index=True)
 
 
-def floor_of(metric, n):
-    """Variance that rounding to whole answers adds to a difference in points: none of them is known better."""
-    return (100 / n) ** 2 / 12 * (metric in ("acc", "f1"))
+def floor_of(metric, n, crossed):
+    """The variance of rounding to whole answers, in points^2: no difference is known better."""
+    if scale_of(metric) == 1:
+        return 0.0 * n
+    return (100 / (n * np.where(crossed, 2, 1))) ** 2 / 12
 
 
 def verdict_of(low, high, margin):
@@ -315,127 +527,221 @@ def verdict_of(low, high, margin):
         return ""
     if -margin < low and high < margin:
         return "within the margin"
-    return "beyond the margin" if low > margin or high < -margin else "not settled"
+    if low > margin or high < -margin:
+        return "beyond the margin"
+    return "not settled"
 
 
 def effective_tasks(variances):
-    """How many equally noisy tasks would have the degrees of freedom of tasks with these variances (Satterthwaite)."""
-    return variances.sum() ** 2 / (variances**2).sum() if variances.any() else len(variances)
+    """How many equally noisy tasks have the degrees of freedom of these (Satterthwaite)."""
+    if not variances.any():
+        return len(variances)
+    return variances.sum() ** 2 / (variances**2).sum()
 
 
-def needed_subsamples(se_1, tasks, margin):
-    """The least R >= 2 with half-width t(tasks (R - 1)) se_1 / sqrt(R) below the margin; se_1: at one subsample a task;
-    tasks: as in effective_tasks, so that at R = K the half-width is that of these_tasks."""
-    if not (margin and se_1 > 0):
+def needed_subsamples(se_1, tasks, half):
+    """The least R >= 2 with t(tasks (R - 1)) se_1 / sqrt(R) below half. se_1: the standard error at
+    one subsample a task; tasks: as in effective_tasks: at R = K this is these_tasks' half-width."""
+    if not (half and se_1 > 0):
         return math.nan
-    R = max(int((stats.norm.ppf(UPPER) * se_1 / margin) ** 2), 2)  # from below: a t is wider than a Normal
-    while stats.t.ppf(UPPER, tasks * (R - 1)) * se_1 / math.sqrt(R) >= margin:
-        R += max(R // 1000, 1)
+    R = max(int((stats.norm.ppf(UPPER) * se_1 / half) ** 2), 2)  # from below: a t is wider
+    while stats.t.ppf(UPPER, tasks * (R - 1)) * se_1 / math.sqrt(R) >= half:
+        R += 1
     return R
 
 
 def detectable_effect(se, df):
-    """The effect whose 89 % interval excludes 0 on its side with 80 % power, by the noncentral t; nan if se is 0."""
+    """The effect whose 89 % interval excludes 0 on its side with 80 % power, by the noncentral t;
+    nan if se is 0."""
     return (se or math.nan) * special.nctdtrinc(df, 0.2, stats.t.ppf(UPPER, df))
 
 
-def task_table(rows, long, metric):
-    """tasks.csv before any fit, indexed by cell, effect, model, task: mean, sd, interval of the differences, tests."""
+def with_tests(table, rows):
+    """task_table with the sign-flip tests of each task's bias, and the flags of large ones."""
     names = [*CELL, "model", "task"]
-    table = long[long["effect"].isin(EFFECTS)].groupby([*GROUP, "task"])["value"]
-    table = table.agg(subsamples="count", estimate="mean", sd="std")
-    table = table.join(rows.groupby(names)["majority"].mean(), on=names)
-    K, variance = table["subsamples"], np.maximum(table["sd"] ** 2, floor_of(metric, table.index.get_level_values("n")))
-    half = stats.t.ppf(UPPER, K - 1) * np.sqrt(variance / K)  # nan where there is one subsample
-    table["low"], table["high"] = table["estimate"] - half, table["estimate"] + half
-    if metric == "acc":
-        changes = rows.assign(change=rows["right_test"] - rows["right_extra"]).groupby([*names, "subsample"])["change"]
-        tests = changes.sum().groupby(names).agg(sign_flip_p).to_frame("p")
-        tests["p_adjusted"] = tests["p"].groupby(names[:-1]).transform(stats.false_discovery_control)
-        bias = table.index.get_level_values("effect") == "bias"
-        table = table.join(tests, on=names)
-        table.loc[~bias, ["p", "p_adjusted"]] = math.nan
-        for flag in (3, 2):  # points of bias from which a task is lemon-picked (section 7, appendix E)
-            table[f"flag_{flag}"] = (bias & (table["estimate"] >= flag)).astype(int)
+    parts = [changes_of(mine, "bias", arms == "crossed") for arms, mine in rows.groupby("arms")]
+    changes = rows.assign(change=pd.concat(parts)).groupby([*names, "subsample"])["change"].sum()
+    tests = changes.groupby(names).agg(sign_flip_p).to_frame("p")
+    tests["p_adjusted"] = tests["p"].groupby(names[:-1]).transform(stats.false_discovery_control)
+    bias = table.index.get_level_values("effect") == "bias"
+    table = table.join(tests, on=names)
+    table.loc[~bias, ["p", "p_adjusted"]] = math.nan
+    for flag in (3, 2):  # points of bias from which a task is lemon-picked (section 7, appendix E)
+        table[f"flag_{flag}"] = (bias & (table["estimate"] >= flag)).astype(int)
     return table
 
 
+def task_table(rows, long, metric, margin=None):
+    """tasks.csv before tests and fits, indexed by cell, effect (of long), model, task; and each
+    task's variance, from the floor up."""
+    names = [*CELL, "model", "task"]
+    values = long.groupby([*GROUP, "task"])["value"]
+    table = values.agg(subsamples="count", estimate="mean", sd="std")
+    table = table.join(rows.groupby(CELL)["arms"].first(), on=CELL)
+    table = table.join(rows.groupby(names)["majority"].mean(), on=names)
+    effect = table.index.get_level_values("effect")
+    table["arms"] = table["arms"].where(effect.isin(EFFECTS), "plain")
+    n = table.index.get_level_values("n")
+    floor = floor_of(metric, n, table["arms"] == "crossed")
+    table["variance"] = np.maximum(table["sd"] ** 2, floor)  # nan where there is one subsample
+    K = table["subsamples"]
+    half = stats.t.ppf(UPPER, K - 1) * np.sqrt(table["variance"] / K)
+    table["low"] = table["estimate"] - half
+    table["high"] = table["estimate"] + half
+    ends = zip(table["low"], table["high"])
+    table["verdict"] = [verdict_of(low, high, margin) for low, high in ends]
+    return table
+
+
+def t_interval(estimate, se, df):
+    """What these_tasks returns, of an estimate with its standard error."""
+    half = float(stats.t.ppf(UPPER, df)) * se
+    return {"estimate": estimate, "se": se, "df": df, "low": estimate - half,
+            "high": estimate + half}
+
+
+def answer(row, found, margin, se_1=math.nan, tasks=math.nan):
+    """Complete a row of effects.csv by an interval and (se_1, tasks) as in needed_subsamples."""
+    row = row | found | {"margin": margin, "se_1": se_1, "effective_tasks": tasks}
+    row["verdict"] = verdict_of(row["low"], row["high"], margin)
+    row["needed"] = needed_subsamples(se_1, tasks, margin)
+    row["to_settle"] = needed_subsamples(se_1, tasks, SETTLING * (margin or 0))
+    row["detectable"] = detectable_effect(row["se"], row["df"])
+    return row
+
+
 def effects_table(tasks, metric, margin):
-    """effects.csv before any fit: {(cell, effect, model, target): row}, targets 1 and 2; "all" models come first."""
+    """effects.csv before any fit: {(experiment, m, n, effect, model, target): row} of these tasks
+    and tasks like these, and of all settings together (m, n None)."""
     effects = {}
-    for key, mine in sorted(tasks.groupby(GROUP), key=lambda group: (*group[0][:4], group[0][4] != "all", group[0][4])):
-        K, means, v, J = mine["subsamples"], mine["estimate"], mine["sd"] ** 2, len(mine)
-        floor, mean, se, df = floor_of(metric, key[2]), means.mean(), means.sem() or math.nan, J - 1 or math.nan
-        half, w = stats.t.ppf(UPPER, df) * se, np.maximum(v, floor)
-        needed = needed_subsamples(math.sqrt(w.sum(skipna=False)) / J, effective_tasks(w), margin)
-        found = {"these tasks": (*these_tasks(means, v, K, floor), needed),
-                 "tasks like these": (mean, se, df, mean - half, mean + half, math.nan)}
-        for target, (estimate, se, df, low, high, needed) in found.items():
-            effects[*key, target] = dict(
-                zip(CELL, key), metric=metric, effect=key[3], model=key[4], target=target, tasks=J, subsamples=K.min(),
-                estimate=estimate, se=se, df=df, low=low, high=high, margin=margin,
-                verdict=verdict_of(low, high, margin), needed=needed, detectable=detectable_effect(se, df))
-    return effects
+    for key, mine in tasks.groupby(GROUP):
+        used = mine[mine["subsamples"] > 1]  # a task with one subsample has no variance
+        if used.empty:
+            used = mine
+        names = mine.index.get_level_values("task")
+        arms = mine["arms"].iloc[0]
+        row = dict(zip(GROUP, key)) | {"metric": metric, "arms": arms, "target": "these tasks"}
+        row |= {"tasks": len(used), "subsamples": used["subsamples"].min()}
+        row["left_out"] = ", ".join(names.difference(used.index.get_level_values("task")))
+        floor = float(floor_of(metric, row["n"], arms == "crossed"))
+        found = these_tasks(used["estimate"], used["sd"] ** 2, used["subsamples"], floor)
+        share = used["variance"] / len(used) ** 2  # of the mean's variance at one subsample a task
+        se_1 = math.sqrt(share.sum(skipna=False))
+        effects[*key, row["target"]] = answer(row, found, margin, se_1, effective_tasks(share))
+
+        row |= {"target": "tasks like these", "tasks": len(mine), "left_out": ""}
+        row["subsamples"] = mine["subsamples"].min()
+        se = mine["estimate"].sem() or math.nan
+        found = t_interval(mine["estimate"].mean(), se, len(mine) - 1 or math.nan)
+        effects[*key, row["target"]] = answer(row, found, margin)
+    return effects | all_settings(effects, margin)
 
 
-def means_table(rows, long):
-    """means.csv, Table 1 of the paper: means and medians over tasks of the tasks' means over subsamples."""
+def all_settings(effects, margin):
+    """Rows of effects over the cells of an experiment that have an interval, two or more: the mean
+    of their estimates, whose noise is not correlated."""
+    groups = {}
+    for row in effects.values():
+        if row["target"] == "these tasks" and not math.isnan(row["low"]):
+            key = (row["experiment"], None, None, row["effect"], row["model"])
+            groups.setdefault(key, []).append(row)
+    found = {}
+    for key, cells in groups.items():
+        if len(cells) > 1:
+            table = pd.DataFrame(cells)
+            row = cells[0] | dict(zip(GROUP, key)) | {"left_out": "", "settings": len(cells)}
+            row |= table[["tasks", "subsamples"]].min()
+            row["arms"] = " and ".join(sorted(set(table["arms"])))
+            v = table["se"] ** 2 / len(cells) ** 2
+            df = v.sum() ** 2 / (v**2 / table["df"]).sum()
+            mean = t_interval(table["estimate"].mean(), math.sqrt(v.sum()), df)
+            share = table["se_1"] ** 2 / len(cells) ** 2
+            effective = share.sum() ** 2 / (share**2 / table["effective_tasks"]).sum()
+            row = answer(row, mean, margin, math.sqrt(share.sum()), effective)
+            found[*key, row["target"]] = row
+    return found
+
+
+def as_table(effects):
+    """effects.csv: all settings together first, then cell by cell, all models first."""
+
+    def order(row):
+        cell = (row["experiment"], row["m"] or 0, row["n"] or 0, row["effect"])
+        return (*cell, row["model"] != "all", row["model"], TARGETS.index(row["target"]))
+
+    rows = sorted(effects.values(), key=order)
+    return pd.DataFrame(rows, columns=COLUMNS).astype({"m": "Int64", "n": "Int64"})
+
+
+def means_table(rows, metric):
+    """means.csv, Table 1 of the paper: means and medians of the tasks' means, of plain arms."""
     unit = [*CELL, "model"]
+    long = differences(rows.assign(arms="plain"), metric)
     table = rows.groupby(unit).agg(tasks=("task", "nunique"), rows=("task", "size"))
     for effect in EFFECTS:
-        means = long[long["effect"] == effect].groupby([*unit, "task"])["value"].mean().groupby(unit)
-        table[effect], table[f"{effect}_median"] = means.mean(), means.median()
+        mine = long[long["effect"] == effect]
+        means = mine.groupby([*unit, "task"])["value"].mean().groupby(unit)
+        table[effect] = means.mean()
+        table[f"{effect}_median"] = means.median()
     return table.reset_index()
 
 
-def losses_table(rows):
-    """losses.csv: final pretraining losses of one experiment over those of another, subsample by subsample."""
-    known = rows.dropna(subset=["loss_extra", "loss_test"])
-    both = known.merge(known, on=RUN[1:], suffixes=("", "_2")).query("experiment < experiment_2")
-    both = both.rename(columns={"experiment": "first", "experiment_2": "second"}).assign(
-        ratio_extra=both["loss_extra_2"] / both["loss_extra"], ratio_test=both["loss_test_2"] / both["loss_test"])
-    return both.groupby(["first", "second", "model", "m", "n", "task"], as_index=False).agg(
-        subsamples=("subsample", "nunique"), ratio_extra=("ratio_extra", "mean"), ratio_test=("ratio_test", "mean"))
-
-
 def correlations_table(long):
-    """correlations.csv: do two models' effects go together over a task's subsamples? Rank correlation in each task."""
-    unit, effects = [*CELL, "effect", "task"], long[long["effect"].isin(EFFECTS) & (long["model"] != "all")]
-    both = effects.merge(effects, on=[*unit, "subsample"], suffixes=("_a", "_b")).query("model_a < model_b")
-    groups = both.groupby(["model_a", "model_b", *unit])[["value_a", "value_b"]]
-    table = groups.size().to_frame("subsamples")
-    table["spearman"] = groups.corr(method="spearman", min_periods=3)["value_b"].to_numpy()[::2]  # rows a, b in turn
-    return table.dropna().reset_index()[[*unit, "model_a", "model_b", "subsamples", "spearman"]]
-
-
-def plan_table(long, metric, margin):
-    """plan.csv: how well a quantity is known, how many subsamples are needed; accuracies also with a fixed test set."""
+    """correlations.csv: two models' effects over a task's subsamples, ranks (appendix F)."""
+    unit = [*CELL, "effect", "task"]
+    effects = long[long["effect"].isin(EFFECTS) & (long["model"] != "all")]
+    both = effects.merge(effects, on=[*unit, "subsample"], suffixes=("_a", "_b"))
+    both = both[both["model_a"] < both["model_b"]]
+    names = [*unit, "model_a", "model_b"]
     table = []
-    for (*cell, quantity, model), mine in long.groupby(GROUP):
-        groups, floor = mine.groupby("task")["value"], floor_of(metric, cell[2])
-        means, v, K, J = groups.mean(), groups.var(), groups.size(), groups.ngroups
-        df = np.nan_to_num(these_tasks(means, v, K, floor)[2], nan=1)
-        spread = np.sqrt(df / stats.chi2.ppf([UPPER, 1 - UPPER], df))  # of a standard deviation so known
-        w = np.maximum(v, floor)
-        plans, tasks = {"redrawn": math.sqrt(w.sum(skipna=False)) / J}, effective_tasks(w)  # errors at one subsample
-        if quantity == "acc_extra" and model != "all" and K.min() > 1:
-            variance, told = training_variance([group.to_numpy() / 100 for _, group in groups], cell[2])
+    for key, mine in both.groupby(names):
+        a = stats.rankdata(mine["value_a"])
+        b = stats.rankdata(mine["value_b"])
+        if len(mine) > 2 and a.std() > 0 and b.std() > 0:
+            table.append([*key, len(mine), np.corrcoef(a, b)[0, 1]])
+    return pd.DataFrame(table, columns=[*names, "subsamples", "spearman"])
+
+
+def plan_table(effects, long, margin):
+    """plan.csv: how well the effects of long, acc_extra too, are known, how many subsamples are
+    needed; accuracies also with a fixed test set."""
+    groups = long.groupby(GROUP)
+    table = []
+    for key, row in effects.items():
+        if row["target"] != "these tasks" or row["m"] is None:
+            continue
+        redrawn = row["se_1"]
+        plans = {"redrawn": redrawn}  # standard errors at one subsample a task
+        if row["effect"] == "acc_extra" and row["model"] != "all" and row["subsamples"] > 1:
+            values = groups.get_group(key[:5]).groupby("task")["value"]
+            shares = [own.to_numpy() / 100 for _, own in values if len(own) > 1]
+            variance, told = training_variance(shares, row["n"])
             plans["fixed"] = math.sqrt(variance) if told else math.nan
+        df = np.nan_to_num(row["df"], nan=1)
+        spread = np.sqrt(df / stats.chi2.ppf([UPPER, 1 - UPPER], df))  # of an error so known
         for test_set, se_1 in plans.items():
-            half, sd = stats.t.ppf(UPPER, df) * se_1 / math.sqrt(K.min()), se_1 * math.sqrt(J)
-            total, rest = (plans["redrawn"] * spread) ** 2, plans["redrawn"] ** 2 - se_1**2  # rest: of the test texts
-            bounds = np.sqrt(np.maximum(total - rest, 1e-12)) * (se_1 > 0)
-            needed = [needed_subsamples(se, tasks, margin) for se in (se_1, *bounds)]
-            table.append([*cell, model, quantity, test_set, J, tasks, K.min(), means.mean(), sd, half, *needed])
-    names = "tasks effective_tasks subsamples mean sd half_width needed needed_low needed_high".split()
-    return pd.DataFrame(table, columns=[*CELL, "model", "quantity", "test_set", *names])
+            line = {name: row[name] for name in (*CELL, "model", "tasks", "subsamples")}
+            line |= {"quantity": row["effect"], "test_set": test_set, "mean": row["estimate"]}
+            line |= {"sd": se_1 * math.sqrt(row["tasks"]), "to_settle": math.nan}
+            line["effective_tasks"] = row["effective_tasks"]
+            line["half_width"] = (row["high"] - row["low"]) / 2 * se_1 / (redrawn or math.nan)
+            texts = redrawn**2 - se_1**2  # the part of the test texts
+            bounds = np.sqrt(np.maximum((redrawn * spread) ** 2 - texts, 1e-12)) * (se_1 > 0)
+            for name, se in zip(("needed", "needed_low", "needed_high"), (se_1, *bounds)):
+                line[name] = needed_subsamples(se, row["effective_tasks"], margin)
+            if row["effect"] in EFFECTS:
+                line["to_settle"] = row["to_settle"]
+            table.append(line)
+    columns = [*CELL, "model", "quantity", "test_set", "tasks", "effective_tasks", "subsamples"]
+    columns += ["mean", "sd", "half_width", "needed", "needed_low", "needed_high", "to_settle"]
+    return pd.DataFrame(table, columns=columns)
 
 
-# The two models ---------------------------------------------------------------------------------------------
+# The two models -------------------------------------------------------------------------------
 
 
 def import_pymc():
-    """(pymc, arviz, pytensor.tensor), set to need no C compiler: nutpie compiles by numba, the rest is Python."""
+    """(pymc, arviz, pytensor.tensor), set to need no C compiler: nutpie compiles by numba."""
     os.environ.setdefault("PYTENSOR_FLAGS", "cxx=")
     with warnings.catch_warnings(action="ignore"):  # arviz announces its next version
         import arviz
@@ -444,60 +750,110 @@ def import_pymc():
     return pymc, arviz, pytensor.tensor
 
 
-def paper_model(rows, effect, args):
-    """The paper's model of a cell, (1) to (10), in variables that mix; few tasks: no W, one task: no U. Exactly, with
-    S_j = (W_j0 + W_j1) / sqrt 2 and D_j = (W_j1 - W_j0) / sqrt 2, independent Normal(0, sd_W),
-        a_j = mu + beta / 2 + U_j + S_j / sqrt 2 ~ Normal(mu + beta / 2, sqrt(sd_U^2 + sd_W^2 / 2)),
-        c_jk = a_j + V_jk ~ Normal(a_j, sd_V),   d_j = beta + sqrt 2 D_j,   logit p = c_jk + alpha_i + (l - 1/2) d_j.
-    d_j is centred as far as the data know it: with s = sqrt 2 sd_W and k, the squared share of the variance of the
-    tasks' changes in log odds that is more than binomial noise (the share itself mixes badly where it is a third),
-        d_j = beta + s^(1-k) (z_j - k beta),   z_j ~ Normal(k beta, s^k).
-    Over l, with q = e^(c + alpha): log((1 + q e^(d/2)) (1 + q e^(-d/2))) = log1p(q (e^(d/2) + e^(-d/2)) + q^2)."""
-    pm, _, pt = import_pymc()
-    names = [*(f"right_{arm}" for arm in EFFECTS[effect]), "n"]
-    sums = rows.pivot_table(index=["task", "subsample"], columns="model", values=names, aggfunc="sum", fill_value=0)
-    control, treatment, total = (sums[name].to_numpy().T.astype(int) for name in names)  # total 0: the model lacks it
+def paper_counts(rows, effect):
+    """(data, models, tasks) of the paper's model. A unit is a task's subsample. data: `total`
+    [model, unit] answers (0: the model lacks it), sums of right answers of both arms `by_unit`,
+    `by_model`, half their difference `change` [task], `task_idx` [unit], and `known`, the squared
+    share of the variance of the tasks' changes in log odds that is more than binomial noise (the
+    share itself mixes badly where it is a third)."""
+    rows = rows.copy()
+    for name, arm in zip(("control", "treatment"), EFFECTS[effect]):
+        rows[name] = (rows[f"acc_{arm}"] * rows["n"]).round().astype(int)
+    sums = rows.pivot_table(
+        index=["task", "subsample"], columns="model", values=["control", "treatment", "n"],
+        aggfunc="sum", fill_value=0,
+    )
+    both = (sums["control"] + sums["treatment"]).to_numpy().T.astype(int)
     task_idx, tasks = pd.factorize(sums.index.get_level_values("task"))
-    right, answers = (rows.groupby("task")[part].sum().to_numpy() for part in (names[:2], names[2:]))
+
+    by_task = rows.groupby("task")[["control", "treatment", "n"]].sum()
+    right = by_task[["control", "treatment"]].to_numpy()
+    answers = by_task[["n"]].to_numpy()
     p = (right + 0.5) / (answers + 1)
-    noise, spread = (1 / (answers * p * (1 - p))).sum(1).mean(), np.diff(special.logit(p)).var() or 1e-9
-    both, known, models, J = control + treatment, max(1 - noise / spread, 0) ** 2, list(sums["n"]), len(tasks)
-    data = {"total": total, "by_unit": both.sum(0), "by_model": both.sum(1), "change": np.diff(right)[:, 0] / 2,
-            "task_idx": task_idx, "known": np.array(float(known))}
-    interaction, (sd_mu, sd_beta) = J >= FEWEST_TASKS and not args.no_interaction, PRIORS[args.priors]
-    coords = {"model": models, "later": models[1:], "task": tasks, "unit": range(len(task_idx))}
+    noise = (1 / (answers * p * (1 - p))).sum(1).mean()
+    spread = np.diff(special.logit(p)).var() or 1e-9
+    known = max(1 - noise / spread, 0) ** 2
+    data = {"total": sums["n"].to_numpy().T.astype(int), "by_unit": both.sum(0)}
+    data |= {"by_model": both.sum(1), "change": np.diff(right)[:, 0] / 2}
+    data |= {"task_idx": task_idx, "known": np.array(float(known))}
+    return data, list(sums["n"]), tasks
+
+
+def paper_model(rows, effect, args):
+    """The paper's model of a cell, (1) to (10), in variables that mix; few tasks: no W, one task:
+    no U. Exactly, with S_j = (W_j0 + W_j1) / sqrt 2 and D_j = (W_j1 - W_j0) / sqrt 2, which are
+    independent Normal(0, sd_W),
+        a_j = mu + beta / 2 + U_j + S_j / sqrt 2 ~ Normal(mu + beta / 2, sqrt(sd_U^2 + sd_W^2 / 2)),
+        c_jk = a_j + V_jk ~ Normal(a_j, sd_V),   d_j = beta + sqrt 2 D_j,
+        logit p = c_jk + alpha_i + (l - 1/2) d_j.
+    d_j is centred as far as the data know it: with s = sqrt 2 sd_W and k = known (paper_counts),
+        d_j = beta + s^(1-k) (z_j - k beta),   z_j ~ Normal(k beta, s^k).
+    Over l, with q = e^(c + alpha): log((1 + q e^(d/2)) (1 + q e^(-d/2)))
+        = log1p(q (e^(d/2) + e^(-d/2)) + q^2)."""
+    pm, _, pt = import_pymc()
+    data, models, tasks = paper_counts(rows, effect)
+    J = len(tasks)
+    interaction = J >= FEWEST_TASKS and not args.no_interaction
+    sd_mu, sd_beta = PRIORS[args.priors]
+    units = range(len(data["task_idx"]))
+    coords = {"model": models, "later": models[1:], "task": tasks, "unit": units}
     with pm.Model(coords=coords) as model:
-        total, by_unit, by_model, change, task_idx, k = (pm.Data(name, value) for name, value in data.items())
-        mu, beta = pm.Normal("mu", 0, sd_mu), pm.Normal("beta", 0, sd_beta)
-        alpha = pt.concatenate([[0.0], pm.Normal("alpha", 0, 5, dims="later")]) if len(models) > 1 else pt.zeros(1)
+        data = {name: pm.Data(name, value) for name, value in data.items()}
+        task_idx = data["task_idx"]
+        k = data["known"]
+        mu = pm.Normal("mu", 0, sd_mu)
+        beta = pm.Normal("beta", 0, sd_beta)
+        alpha = pt.zeros(1)
+        if len(models) > 1:
+            alpha = pt.concatenate([[0.0], pm.Normal("alpha", 0, 5, dims="later")])
         sd_U = pm.HalfNormal("sd_U", 1) if J > 1 else 0
-        sd_V, sd_W = pm.HalfNormal("sd_V", 1), pm.HalfNormal("sd_W", 3.5355) if interaction else 0
-        level, s = mu + beta / 2, math.sqrt(2) * sd_W
-        a = pm.Normal("a", level, pt.sqrt(sd_U**2 + sd_W**2 / 2), dims="task")[task_idx] if J > 1 else level
-        c = (pm.Normal("c", a, sd_V, dims="unit") if J >= CENTRED["paper"] else
-             pm.Deterministic("c", a + sd_V * pm.Normal("c_raw", 0, 1, dims="unit"), dims="unit"))
-        d = beta + s ** (1 - k) * (pm.Normal("z", k * beta, s**k, dims="task") - k * beta) if interaction else beta
+        sd_V = pm.HalfNormal("sd_V", 1)
+        sd_W = pm.HalfNormal("sd_W", 3.5355) if interaction else 0
+
+        # c_jk: the level of a task's subsample
+        a = mu + beta / 2
+        if J > 1:
+            a = pm.Normal("a", a, pt.sqrt(sd_U**2 + sd_W**2 / 2), dims="task")[task_idx]
+        if J >= CENTRED["paper"]:
+            c = pm.Normal("c", a, sd_V, dims="unit")
+        else:
+            raw = pm.Normal("c_raw", 0, 1, dims="unit")
+            c = pm.Deterministic("c", a + sd_V * raw, dims="unit")
+
+        # d_j: a task's effect
+        d = beta
+        if interaction:
+            s = math.sqrt(2) * sd_W
+            z = pm.Normal("z", k * beta, s**k, dims="task")
+            d = beta + s ** (1 - k) * (z - k * beta)
         d = pm.Deterministic("d", d * pt.ones(J), dims="task")
-        q, ratio = pt.exp(c)[None] * pt.exp(alpha)[:, None], pt.exp(d / 2)
-        both = (total * pt.log1p(q * (ratio + 1 / ratio)[task_idx] + q**2)).sum()
-        pm.Potential("likelihood", (by_unit * c).sum() + (by_model * alpha).sum() + (change * d).sum() - both)
+
+        q = pt.exp(c)[None] * pt.exp(alpha)[:, None]
+        ratio = pt.exp(d / 2)
+        both = data["total"] * pt.log1p(q * (ratio + 1 / ratio)[task_idx] + q**2)
+        right = (data["by_unit"] * c).sum() + (data["by_model"] * alpha).sum()
+        pm.Potential("likelihood", right + (data["change"] * d).sum() - both.sum())
     return model
 
 
-def predict(posterior, total, task_idx, rng):
-    """Add to the posterior the predictive effects in points: `effect` (12) by model, task, means over subsamples (nan
-    where a model lacks the task); `difference` (11) over all and by model. A draw is a data set."""
-    c, d = posterior["c"].values[:, :, None], posterior["d"].values  # [chain, draw, 1, unit], [chain, draw, task]
+def predict_effects(posterior, total, task_idx, rng):
+    """Add the predictive effects in points to the posterior, a draw a data set: `effect` (12) by
+    model, task (nan where a model lacks it), `difference` (11) over all and by model."""
+    c = posterior["c"].values[:, :, None]  # [chain, draw, 1, unit]
+    d = posterior["d"].values  # [chain, draw, task]
     alpha = np.zeros((*d.shape[:2], len(total), 1))
     if "alpha" in posterior:
         alpha[:, :, 1:, 0] = posterior["alpha"]
     effects = np.empty((*alpha.shape[:3], d.shape[2]))
     for j in range(d.shape[2]):  # one task at a time, for the memory
-        mine, half = task_idx == j, d[:, :, j, None, None] / 2
-        control, treatment = (rng.binomial(total[:, mine], special.expit(c[..., mine] + alpha + sign * half))
-                              for sign in (-1, 1))
+        mine = task_idx == j
+        level = c[..., mine] + alpha
+        half = d[:, :, j, None, None] / 2
+        control = rng.binomial(total[:, mine], special.expit(level - half))
+        treatment = rng.binomial(total[:, mine], special.expit(level + half))
         answers = total[:, mine].sum(1)
-        effects[..., j] = 100 * (treatment - control).sum(-1) / np.where(answers, answers, np.nan)
+        answers = np.where(answers, answers, np.nan)
+        effects[..., j] = 100 * (treatment - control).sum(-1) / answers
     by_model = np.nanmean(effects, axis=-1)
     over = np.concatenate([by_model.mean(-1, keepdims=True), by_model], axis=-1)
     posterior["effect"] = ("chain", "draw", "model", "task"), effects
@@ -505,73 +861,116 @@ def predict(posterior, total, task_idx, rng):
 
 
 def hierarchical_model(rows, effect):
-    """The model at this script's head, of a cell, rounding's variance added to each s_ij^2. delta is summed out,
-    mean_ij ~ N(beta_i, sqrt(tau_i^2 + s_ij^2 / K_ij)), and drawn given the rest as `effect`."""
+    """The model at this script's head, rounding's variance added to each s_ij^2. delta is summed
+    out, mean_ij ~ N(beta_i, sqrt(tau_i^2 + s_ij^2 / K_ij)), and drawn given the rest: `effect`."""
     pm, _, pt = import_pymc()
-    long = differences(rows, "acc").query("effect == @effect and model != 'all'")
-    wide = long.pivot_table("value", "model", "task", aggfunc=["count", "mean", "var"]).fillna(0).astype(float)
+    long = differences(rows, "acc")
+    long = long[(long["effect"] == effect) & (long["model"] != "all")]
+    wide = long.pivot_table("value", "model", "task", aggfunc=["count", "mean", "var"])
+    wide = wide.fillna(0).astype(float)
+    floor = float(floor_of("acc", rows["n"].iloc[0], rows["arms"].iloc[0] == "crossed"))
+    dims = ("model", "task")
     with pm.Model(coords={"model": wide.index, "task": wide["mean"].columns}) as model:
-        number, average, variance = (pm.Data(f"D_{name}", wide[name].to_numpy()) for name in ("count", "mean", "var"))
-        rounding, more = pm.Data("rounding", np.array(floor_of("acc", rows["n"].iloc[0]))), pt.maximum(number - 1, 0)
-        beta, tau = pm.Normal("beta", 0, 10, dims="model"), pm.HalfNormal("tau", 5, dims="model")
-        s, omega = pm.HalfNormal("s", 10, dims="model"), pm.HalfNormal("omega", 1, dims="model")
-        level, spread, dims = pt.log(s)[:, None], omega[:, None], ("model", "task")
-        centred = wide["mean"].shape[1] >= CENTRED["hierarchical"]
-        log_s = pm.Normal("log_s", *((level, spread) if centred else (0, 1)), dims=dims)
-        log_s = log_s if centred else level + spread * log_s
-        within, between, gap = pt.exp(2 * log_s) + rounding, tau[:, None] ** 2, average - beta[:, None]
+        number = pm.Data("D_count", wide["count"].to_numpy())  # 0 where a model lacks the task
+        average = pm.Data("D_mean", wide["mean"].to_numpy())
+        variance = pm.Data("D_var", wide["var"].to_numpy())
+        rounding = pm.Data("rounding", np.array(floor))
+        beta = pm.Normal("beta", 0, 10, dims="model")
+        tau = pm.HalfNormal("tau", 5, dims="model")
+        s = pm.HalfNormal("s", 10, dims="model")
+        omega = pm.HalfNormal("omega", 1, dims="model")
+        if wide["mean"].shape[1] >= CENTRED["hierarchical"]:
+            log_s = pm.Normal("log_s", pt.log(s)[:, None], omega[:, None], dims=dims)
+        else:
+            raw = pm.Normal("log_s", 0, 1, dims=dims)
+            log_s = pt.log(s)[:, None] + omega[:, None] * raw
+
+        within = pt.exp(2 * log_s) + rounding
+        between = tau[:, None] ** 2
         both = within + number * between
+        gap = average - beta[:, None]
+        spreads = pt.maximum(number - 1, 0) * (pt.log(within) + variance / within)
         means = (number > 0) * pt.log(both) + number * gap**2 / both
-        pm.Potential("likelihood", -(more * (pt.log(within) + variance / within) + means).sum() / 2)
+        pm.Potential("likelihood", -(spreads + means).sum() / 2)
+
         delta = beta[:, None] + number * between / both * gap
         delta += pt.sqrt(between * within / both) * pm.Normal("z", 0, 1, dims=dims)
         pm.Deterministic("effect", pt.switch(number > 0, delta, np.nan), dims=dims)
-        pm.Deterministic("new_task", beta + tau * pm.Normal("z_new", 0, 1, dims="model"), dims="model")
+        new = pm.Normal("z_new", 0, 1, dims="model")
+        pm.Deterministic("new_task", beta + tau * new, dims="model")
         pm.Deterministic("mean", beta.mean())
     return model
 
 
 def warning_of(table, divergences):
-    """"" if every reported parameter converged, else what is wrong; a value that is not a number fails."""
-    r_hat, (bulk, tail) = table["r_hat"].max(skipna=False), table[["ess_bulk", "ess_tail"]].min(skipna=False)
+    """What is wrong with reported parameters, "" if all converged; one that is nan did not."""
+    r_hat = table["r_hat"].max(skipna=False)
+    bulk = table["ess_bulk"].min(skipna=False)
+    tail = table["ess_tail"].min(skipna=False)
     if r_hat <= MAX_R_HAT and bulk >= MIN_ESS and tail >= MIN_ESS and not divergences:
         return ""
-    return f"not converged: r_hat {r_hat:.3f}, ESS {bulk:.0f} bulk, {tail:.0f} tail, {count(divergences, 'divergence')}"
+    found = f"r_hat {r_hat:.3f}, ESS {bulk:.0f} bulk, {tail:.0f} tail"
+    return f"not converged: {found}, {count(divergences, 'divergence')}"
+
+
+def compiled(model, data, key):
+    """The model compiled, once for each key and shape of the data: it takes longer than most
+    samplings."""
+    import nutpie
+
+    key = (*key, *[value.shape for value in data.values()])
+    if key not in COMPILED:
+        with warnings.catch_warnings(action="ignore"):  # of large expressions compiled in parts
+            COMPILED[key] = nutpie.compile_pymc_model(model)
+    ready = COMPILED[key]
+    return ready.with_data(**{name: data[name] for name in ready.shared_data})
 
 
 def fit(rows, effect, analysis, args):
-    """One analysis of one effect in one cell by nutpie's NUTS; if it did not converge, once more, longer, finer."""
+    """One analysis of one effect in one cell; if it did not converge, once more, finer."""
     _, arviz, _ = import_pymc()
     import nutpie
 
-    began, paper = time.time(), analysis == "paper"
-    model = paper_model(rows, effect, args) if paper else hierarchical_model(rows, effect)
+    began = time.time()
+    if analysis == "paper":
+        model = paper_model(rows, effect, args)
+    else:
+        model = hierarchical_model(rows, effect)
     data = {variable.name: variable.get_value() for variable in model.data_vars}
-    key = (analysis, args.priors, args.no_interaction, *(value.shape for value in data.values()))
-    if key not in COMPILED:  # once for each shape of the data: it takes longer than most samplings
-        with warnings.catch_warnings(action="ignore"):  # of large expressions that are compiled in two parts
-            COMPILED[key] = nutpie.compile_pymc_model(model)
-    compiled = COMPILED[key].with_data(**{name: data[name] for name in COMPILED[key].shared_data})
-    models, tasks = (list(model.coords[name]) for name in ("model", "task"))
+    ready = compiled(model, data, (analysis, args.priors, args.no_interaction))
+    models = list(model.coords["model"])
+    tasks = list(model.coords["task"])
+    coords = {"model": models, "task": tasks, "later": models[1:], "over": ["all", *models]}
     for accept, longer, more in ATTEMPTS:
-        trace = nutpie.sample(compiled, chains=args.chains, cores=min(args.cores, args.chains), tune=args.tune * longer,
-                              draws=args.draws * more, target_accept=accept, seed=args.seed, save_warmup=False,
-                              progress_bar=False)
-        posterior = trace.posterior.assign_coords(model=models, task=tasks, later=models[1:], over=["all", *models])
-        if paper:
-            predict(posterior, data["total"], data["task_idx"], np.random.default_rng(args.seed))
-        reported = [name for name in posterior if name in (*HYPER, "d", "difference", "mean", "new_task")]
-        summary = arviz.summary(posterior[reported], hdi_prob=SHARE, round_to="none")
-        if not (warning := warning_of(summary, int(trace.sample_stats["diverging"].sum()))):
+        trace = nutpie.sample(
+            ready, chains=args.chains, cores=min(args.cores, args.chains),
+            tune=args.tune * longer, draws=args.draws * more, target_accept=accept,
+            seed=args.seed, save_warmup=False, progress_bar=False,
+        )
+        posterior = trace.posterior.assign_coords(**coords)
+        if analysis == "paper":
+            rng = np.random.default_rng(args.seed)
+            predict_effects(posterior, data["total"], data["task_idx"], rng)
+        names = (*HYPER, "d", "difference", "mean", "new_task")
+        reported = posterior[[name for name in posterior if name in names]]
+        summary = arviz.summary(reported, hdi_prob=SHARE, round_to="none")
+        warning = warning_of(summary, int(trace.sample_stats["diverging"].sum()))
+        if not warning:
             break
-    summary = summary.rename(columns={"hdi_5.5%": "hdi_low", "hdi_94.5%": "hdi_high"}).assign(warning=warning)[SUMMARY]
-    return SimpleNamespace(cell=tuple(rows[CELL].iloc[0]), effect=effect, analysis=analysis, models=models, tasks=tasks,
-                           posterior=posterior, summary=summary, warning=warning, seconds=time.time() - began)
+    summary = summary.rename(columns={"hdi_5.5%": "hdi_low", "hdi_94.5%": "hdi_high"})
+    summary = summary.assign(warning=warning)[SUMMARY]
+    runs = rows.groupby(["model", "task"])["subsample"].nunique()
+    return SimpleNamespace(
+        cell=tuple(rows[CELL].iloc[0]), effect=effect, analysis=analysis, models=models,
+        tasks=tasks, runs=runs, posterior=posterior, summary=summary, warning=warning,
+        seconds=time.time() - began,
+    )
 
 
 def task_effects(result, margin):
-    """The columns that a fit adds to tasks.csv: task effects, predicted (12) or shrunken, indexed as that table."""
-    draws, name = result.posterior["effect"], result.analysis
+    """A fit's columns of tasks.csv: task effects, predicted (12) or shrunken."""
+    draws = result.posterior["effect"]
+    name = result.analysis
     low, high = import_pymc()[1].hdi(draws, hdi_prob=SHARE)["effect"].transpose("hdi", ...)
     columns = {name: draws.mean(("chain", "draw")), f"{name}_low": low, f"{name}_high": high}
     if name == "hierarchical":
@@ -581,347 +980,544 @@ def task_effects(result, margin):
 
 
 def mean_effects(result, effects, margin):
-    """Add a fit's rows to effects (see effects_table): (11), or beta and its mean over models."""
-    for model in ["all"] * (len(result.models) > 1) + result.models:
-        name = f"difference[{model}]" if result.analysis == "paper" else "mean" if model == "all" else f"beta[{model}]"
+    """Add a fit's rows, (11), or beta and its mean over models, to effects (see effects_table);
+    returns notes on hierarchical means that are not these tasks' mean."""
+    paper = result.analysis == "paper"
+    names = {model: f"beta[{model}]" for model in result.models}
+    if (*result.cell, result.effect, "all", "these tasks") in effects:
+        names = {"all": "mean"} | names
+    notes = []
+    for model, name in names.items():
+        if paper:
+            name = f"difference[{model}]"
         mean, sd, low, high = result.summary.loc[name, ["mean", "sd", "hdi_low", "hdi_high"]]
         key = (*result.cell, result.effect, model)
-        first = effects.get((*key, "these tasks")) or dict(zip(GROUP, key), metric="acc", margin=margin)
-        effects[*key, result.analysis] = first | dict(
-            target=result.analysis, tasks=len(result.tasks), estimate=mean, se=sd, df=math.nan, low=low, high=high,
-            verdict=verdict_of(low, high, margin), needed=math.nan, detectable=math.nan)
-        headline, se = (first.get(name, math.nan) for name in ("estimate", "se"))  # nan: the models share no subsample
-        if result.analysis == "hierarchical" and abs(mean - headline) > se:
-            yield (f"{model}: the hierarchical mean is {mean - headline:+.2f} points from the mean of these tasks, more"
-                   " than its standard error: it shrinks, and weights quiet tasks most; take these tasks")
+        first = effects[*key, "these tasks"]
+        runs = result.runs if model == "all" else result.runs[model]
+        tasks = runs.index.get_level_values("task").nunique()
+        row = first | {"target": result.analysis, "tasks": tasks, "subsamples": runs.min()}
+        row |= {"left_out": "", "arms": "plain" if paper else first["arms"]}
+        found = {"estimate": mean, "se": sd, "df": math.nan, "low": low, "high": high}
+        effects[*key, result.analysis] = answer(row, found, margin)
+        off = mean - first["estimate"]
+        if not paper and abs(off) > first["se"]:
+            far = f"{off:+.2f} points from the mean of these tasks, more than its standard error"
+            why = "it shrinks, and weights quiet tasks most; take these tasks"
+            notes.append(f"{model}: the hierarchical mean is {far}: {why}")
+    return notes
 
 
 def fit_all(rows, effects, args):
-    """Every analysis of every effect of every cell that it can be made of; adds to effects, prints notes on them."""
-    jobs, results = list(itertools.product(rows.groupby(CELL), args.effects, dict.fromkeys(args.analysis))), []
+    """Every analysis of every effect of every cell; adds to effects, prints notes."""
+    jobs = list(itertools.product(rows.groupby(CELL), args.effects, dict.fromkeys(args.analysis)))
+    results = []
     for (cell, mine), effect, analysis in tqdm(jobs, desc="fits", leave=False):
         where = f"{title_of(*cell)}, {effect}, {analysis}: "
         sizes = mine.groupby(["model", "task"])["subsample"].nunique()
-        if analysis == "hierarchical" and (sizes.min() < 2 or sizes.groupby("model").size().min() < 2):
-            tqdm.write(f"{where}left out, it needs two tasks with two subsamples each", file=sys.stdout)
+        few = sizes.min() < 2 or sizes.groupby("model").size().min() < 2
+        if analysis == "hierarchical" and few:
+            print(f"{where}left out, it needs two tasks with two subsamples each")
             continue
-        results.append(result := fit(mine, effect, analysis, args))
-        dropped = " and ".join(name for name in "WU" if f"sd_{name}" not in result.posterior and analysis == "paper")
-        without = f" without {dropped} ({count(len(result.tasks), 'task')})" if dropped else ""
-        notes = [f"{result.warning or 'converged'}{without} ({result.seconds:.0f} s)"]
-        result.notes = [where + note for note in notes + list(mean_effects(result, effects, args.margin))]
+        result = fit(mine, effect, analysis, args)
+        note = result.warning or "converged"
+        dropped = [name for name in "WU" if f"sd_{name}" not in result.posterior]
+        if dropped and analysis == "paper":
+            note += f" without {' and '.join(dropped)} ({count(len(result.tasks), 'task')})"
+        notes = [f"{note} ({result.seconds:.0f} s)", *mean_effects(result, effects, args.margin)]
+        result.notes = [where + note for note in notes]
         tqdm.write("\n".join(result.notes), file=sys.stdout)
+        results.append(result)
     return results
 
 
-# Words ------------------------------------------------------------------------------------------------------
+# Words ----------------------------------------------------------------------------------------
 
 
-def conclusion(row, unit):
+def unit_of(metric):
+    """What the metric's numbers are."""
+    if scale_of(metric) == 100:
+        return "points"
+    return "nats (lower is better)" if metric == "nll" else metric
+
+
+def decimals(metric):
+    """Of a number in a table."""
+    return 2 if scale_of(metric) == 100 else 4
+
+
+def command(rows, R):
+    """How to come to R subsamples of each task of these rows, and how long that takes."""
+    runs = rows.groupby([*CELL, "model", "task"])
+    lacking = (R - runs["subsample"].nunique()).clip(lower=0)
+    hours = (lacking * runs["seconds"].mean()).sum(skipna=False) / 3600
+    text = f"the same command with --subsamples {R:.0f}"
+    if math.isnan(hours):
+        return text
+    time_more = f"{hours:.0f} hours"
+    if hours < 1.5:
+        time_more = count(max(round(60 * hours), 1), "minute")
+    return f"{text} (about {time_more} more by these rows' seconds, one process)"
+
+
+def way_out(row, rows):
+    """What a verdict on a row of effects.csv takes that is not settled."""
+    half = (row["high"] - row["low"]) / 2
+    known = f"uncertainty ±{half:.3g}"
+    if row["to_settle"] <= row["subsamples"]:
+        near = "the effect itself seems near the margin: take the interval as the answer"
+        return f"{known}, so {near}, or another --margin"
+    mine = rows[rows["experiment"] == row["experiment"]]
+    if row["m"] is not None:
+        mine = mine[(mine["m"] == row["m"]) & (mine["n"] == row["n"])]
+    if row["model"] != "all":
+        mine = mine[mine["model"] == row["model"]]
+    if row["subsamples"] < 2:
+        return command(mine, PILOT)
+    settles = "settles it with 80 % probability if there is no effect"
+    text = f"{known}; {command(mine, row['to_settle'])} {settles}"
+    if row["needed"] > row["subsamples"]:
+        text += f"; {row['needed']:.0f} subsamples give ±{row['margin']:g}"
+    return text
+
+
+def verdict_in_words(row, rows):
+    """The verdict on a row of effects.csv, and what to do where there is none."""
+    if math.isnan(row["low"]) and row["subsamples"] > 1:
+        return "no interval, for all differences are equal"
+    if math.isnan(row["low"]):
+        return f"no interval, which takes two subsamples of each task: {way_out(row, rows)}"
+    if not row["verdict"]:
+        holds = "excludes" if row["low"] > 0 or row["high"] < 0 else "holds"
+        return f"the interval {holds} 0 (no --margin is given)"
+    margin = f"the margin of {row['margin']:g} {unit_of(row['metric']).partition(' (')[0]}"
+    if row["margin"] == 1:
+        margin = margin.removesuffix("s")
+    if row["verdict"] == "not settled":
+        return f"not settled against {margin}: {way_out(row, rows)}"
+    words = row["verdict"].replace("the margin", margin)
+    if row["verdict"] == "within the margin":
+        words += f"; an effect of {row['detectable']:.2g} would show with 80 % probability"
+    return words
+
+
+def what_of(row):
+    """The setting, the effect and the model of a row of effects.csv in words."""
+    where = row["experiment"]
+    over = ""
+    if row["m"] is not None:
+        where = title_of(row["experiment"], row["m"], row["n"])
+    elif "settings" in row:
+        over = f" over all {row['settings']} settings of m and n"
+    model = "" if row["model"] == "all" else f" of {row['model']}"
+    return f"{where}: {row['effect']}{model}{over}"
+
+
+def conclusion(row, rows):
     """One sentence on a row of effects.csv (target: these tasks)."""
-    what = f"{title_of(row.experiment, row.m, row.n)}: {row.effect}" + f" of {row.model}" * (row.model != "all")
-    if math.isnan(row.low):
-        why = "it takes two subsamples of each task" if row.subsamples < 2 else "all differences are equal"
-        return f"{what}: {row.estimate:+.3g} {unit} observed, without an interval: {why}"
-    half, times = (row.high - row.low) / 2, row.needed / row.subsamples
-    D = 1 if half > 0.25 else 2 if unit == "points" else 4
-    margin = f"{row.margin or 0:g} {unit.removesuffix('s') if row.margin == 1 else unit}"
-    if not row.verdict:
-        verdict = "told from 0" if row.low > 0 or row.high < 0 else "not told from 0"
-    elif row.verdict != "not settled":
-        verdict = f"{row.verdict} of {margin}"
-    elif half < row.margin:
-        verdict = f"not settled: it reaches across the margin of {margin}"
-    else:
-        more = f"about {times:.0f} times as many subsamples" if times >= 1.8 else f"{row.needed:.0f} subsamples a task"
-        verdict = f"not settled: these data know it to ±{half:.{D}f} {unit}; "
-        verdict += f"{more} would settle it against a margin of {margin}"
-    those = "this task" if row.tasks == 1 else f"these {row.tasks} tasks"
-    return f"{what}: between {row.low:+.{D}f} and {row.high:+.{D}f} {unit} for {those} (89 % interval): {verdict}"
+    D = decimals(row["metric"])
+    if row["high"] - row["low"] > 1:
+        D = 1
+    those = "this task" if row["tasks"] == 1 else f"these {row['tasks']} tasks"
+    found = f"between {row['low']:+.{D}f} and {row['high']:+.{D}f}"
+    about = "89 % interval"
+    if math.isnan(row["low"]):
+        found = f"{row['estimate']:+.{D}f}"
+        about = "observed"
+    if row["left_out"]:
+        about += f"; without {row['left_out']}, of which there is one subsample"
+    verdict = verdict_in_words(row, rows)
+    return f"{what_of(row)}: {found} {unit_of(row['metric'])} for {those} ({about}): {verdict}"
 
 
-def conclusions(effects, rows, metric, unit):
-    """What a reader sees first: a sentence per experiment and effect, all models together; one on accuracies near 1."""
-    mine, D = effects[effects["target"] == "these tasks"], 2 if unit == "points" else 4
-    both = (mine["model"] == "all") & mine["low"].notna()  # else the models share too little: each for itself
-    known = both.groupby([mine[name] for name in (*CELL, "effect")]).transform("any")
-    mine = mine[both | ~known & (mine["model"] != "all")]
-    for (experiment, effect, model), cells in mine.groupby(["experiment", "effect", "model"], sort=False):
-        known, what = cells.dropna(subset="low"), effect + f" of {model}" * (model != "all")
-        if len(cells) == 1 or known.empty:
-            yield from (conclusion(row, unit) for row in cells.itertuples())
-            continue
-        low, high, estimates = known["low"], known["high"], known["estimate"]
-        verdicts = ", ".join(f"{name} in {number}" for name, number in known["verdict"].value_counts().items() if name)
-        verdicts += f" (margin {known['margin'].iloc[0]:g}); " if verdicts else ""
-        estimates, intervals = (f"from {least:+.{D}f} to {most:+.{D}f}" for least, most in (
-            (estimates.min(), estimates.max()), (low.min(), high.max())))
-        silent = f" ({len(cells) - len(known)} without an interval left out)" * (len(cells) > len(known))
-        yield (f"{experiment}: {what}: estimates {estimates} {unit}, 89 % intervals {intervals}, in {len(known)} "
-               f"settings of m and n{silent}: {verdicts}{((low > 0) | (high < 0)).sum()} exclude 0, by chance alone "
-               f"{(1 - SHARE) * len(known):.1f} would")
-    for cell, share in rows.groupby(CELL)["acc_extra"].mean().items():
+def settings_line(cells):
+    """One sentence on the single settings of an experiment, effect and model. cells: rows of
+    effects.csv with intervals."""
+    table = pd.DataFrame(cells)
+    D = decimals(cells[0]["metric"])
+    low, least = table["low"].min(), table["estimate"].min()
+    high, most = table["high"].max(), table["estimate"].max()
+    excluded = ((table["low"] > 0) | (table["high"] < 0)).sum()
+    chance = round((1 - SHARE) * len(table))
+    chance = {0: "none or one", 1: "about one", 2: "about two"}.get(chance, f"about {chance}")
+    verdicts = ""
+    for verdict, number in table["verdict"].value_counts().items():
+        if verdict:
+            verdicts += f"{verdict} in {number} of {len(table)}, "
+    return (
+        f"{what_of(cells[0] | {'m': None})} in single settings: {verdicts}estimates from "
+        f"{least:+.{D}f} to {most:+.{D}f}, 89 % intervals from {low:+.{D}f} to {high:+.{D}f}; "
+        f"{excluded} of {len(table)} exclude 0, where chance alone would give {chance}"
+    )
+
+
+def conclusions(effects, rows, metric):
+    """What a reader sees first: per experiment and effect a sentence on all settings together, on
+    the single ones, and on each that is not settled; all models together, or each where they differ
+    in tasks or subsamples."""
+    headlines = [row for row in effects.values() if row["target"] == "these tasks"]
+    whole = {(row["experiment"], row["m"], row["n"]) for row in headlines if row["model"] == "all"}
+    groups = {}
+    for row in headlines:
+        if row["model"] == "all" or (row["experiment"], row["m"], row["n"]) not in whole:
+            groups.setdefault((row["experiment"], row["effect"], row["model"]), []).append(row)
+    lines = []
+    for _, mine in sorted(groups.items()):
+        for row in mine:
+            if row["m"] is None:
+                lines.append(conclusion(row, rows))
+                known = [row for row in mine if row["m"] is not None and not math.isnan(row["low"])]
+                lines.append(settings_line(known))
+                settled = [row for row in known if row["verdict"] != "not settled"]
+                mine = [row for row in mine if row not in settled]
+        lines += [conclusion(row, rows) for row in mine if row["m"] is not None]
+    for cell, mine in rows.groupby(CELL):
+        if mine["model"].nunique() > 1 and cell not in whole:
+            why = "its models differ in tasks or subsamples: each has its own answer"
+            lines.append(f"{title_of(*cell)}: {why}")
+        share = mine["acc_extra"].mean()
         if metric == "acc" and share > 0.95:
-            yield f"{title_of(*cell)}: acc_extra is {share:.3f} on average: so near 1 an effect has little room"
+            room = "so near 1 an effect has little room"
+            lines.append(f"{title_of(*cell)}: acc_extra is {share:.3f} on average: {room}")
+    if any("--subsamples" in line for line in lines):
+        lines.append(LOOKING)
+    return lines
 
 
-def effects_text(effects, unit):
-    """The effects of every cell and model: a column a target, then the verdict on these tasks."""
-    D = 2 if unit == "points" else 4
-    shown = [f"{row.estimate:+.{D}f} [{row.low:+.{D}f}, {row.high:+.{D}f}]" for row in effects.itertuples()]
-    wide = effects.assign(shown=shown).pivot_table("shown", GROUP, "target", aggfunc="first", sort=False)
-    tasks, verdicts = effects.drop_duplicates(GROUP), effects[effects["target"] == "these tasks"]
-    wide = wide.join(tasks.set_index(GROUP)["tasks"]).join(verdicts.set_index(GROUP)[["verdict", "needed"]])
-    table = wide.astype({"needed": "Int64"}).reset_index()
-    return re.sub(r"\[\+nan, \+nan\]|<NA>", "", table.to_string(index=False, na_rep=""))
+def gain_lines(rows, tasks, metric):
+    """What crossed arms are worth: the ratio of the variances of plain and crossed differences,
+    over the tasks of a cell and model."""
+    crossed = tasks[tasks["arms"] == "crossed"].dropna(subset="variance")
+    if crossed.empty:
+        return []
+    rows = rows.assign(arms="plain")
+    plain = task_table(rows, differences(rows, metric), metric)["variance"]
+    lines = []
+    for (*cell, effect, model), mine in crossed.groupby(GROUP):
+        total = mine["variance"].sum()
+        gain = "too few runs to say what they gain (10 subsamples of each task)"
+        if mine["subsamples"].min() >= 10 and total > 0:
+            ratio = plain[mine.index].sum() / total
+            gain = f"as precise as {ratio:.1f} times as many subsamples without"
+        lines.append(f"{title_of(*cell)}: {effect} of {model}: crossed arms: {gain}")
+    return lines
 
 
-def many_lines(tasks, losses, correlations, unit):
-    """What only many tasks can show: signs of means, sign-flip tests, lemon-picked tasks, correlations; and losses."""
-    D = 2 if unit == "points" else 4
-    for (experiment, effect), mine in tasks[tasks["model"] != "all"].groupby(["experiment", "effect"]):
+def effects_text(effects, metric):
+    """effects.csv for a reader: its first columns."""
+    table = as_table(effects).astype({"m": object, "n": object})
+    table[["m", "n"]] = table[["m", "n"]].fillna("all")
+    table["target"] = table["target"].replace("tasks like these", "other tasks of this kind")
+    for name in INTERVAL:
+        table[name] = table[name].map(f"{{:+.{decimals(metric)}f}}".format).replace("+nan", "")
+    names = [*GROUP, "target", "tasks", *INTERVAL, "verdict", "needed", "to_settle"]
+    return table[names].to_string(index=False, na_rep="", float_format="{:.0f}".format)
+
+
+def many_lines(tasks, correlations, metric):
+    """What only many tasks can show: signs of means, sign-flip tests, lemon-picked tasks,
+    correlations."""
+    D = decimals(metric)
+    lines = []
+    single = tasks[tasks["model"] != "all"]
+    for (experiment, effect), mine in single.groupby(["experiment", "effect"]):
         means = mine.groupby("task")["estimate"].mean().round(9)
         if len(means) < FEWEST_TASKS:
             continue
-        yield (f"{experiment}, {effect} of the tasks over settings and models: {(means > 0).sum()} positive, "
-               f"{(means == 0).sum()} zero, {(means < 0).sum()} negative; "
-               f"from {means.min():+.{D}f} ({means.idxmin()}) to {means.max():+.{D}f} ({means.idxmax()})")
+        signs = f"{(means > 0).sum()} positive, {(means == 0).sum()} zero, {(means < 0).sum()}"
+        least = f"{means.min():+.{D}f} ({means.idxmin()})"
+        most = f"{means.max():+.{D}f} ({means.idxmax()})"
+        what = f"{experiment}, {effect} of the tasks over settings and models"
+        lines.append(f"{what}: {signs} negative; from {least} to {most}")
         if effect == "bias" and "p" in mine:
-            p, picked = mine["p_adjusted"], ", ".join(sorted(set(mine.loc[mine["flag_3"] == 1, "task"])))
-            yield (f"{experiment}, one-sided sign-flip tests of a positive bias: {len(p)}, adjusted p below .05: "
-                   f"{(p < 0.05).sum()}, smallest {p.min():.3f}; bias from +3 points: {picked or 'none'}")
-        if len(found := correlations.query("experiment == @experiment and effect == @effect")):
-            chance, rho = math.sqrt((1 / (found["subsamples"] - 1)).mean()), found["spearman"]
-            yield (f"{experiment}, rank correlation of two models' {effect} over the same subsamples: mean "
-                   f"{rho.mean():+.3f}, sd {rho.std():.3f}; of unrelated ones 0 and {chance:.3f}")
-    for (first, second), mine in losses.groupby(["first", "second"]):
-        extra, test = mine[["ratio_extra", "ratio_test"]].mean()
-        yield f"final pretraining loss of {second} over that of {first}: {extra:.3f} (extra), {test:.3f} (test)"
+            p = mine["p_adjusted"]
+            found = f"{len(p)}, adjusted p below .05: {(p < 0.05).sum()}, smallest {p.min():.3f}"
+            picked = ", ".join(sorted(set(mine.loc[mine["flag_3"] == 1, "task"]))) or "none"
+            what = f"{experiment}, one-sided sign-flip tests of a positive bias"
+            lines.append(f"{what}: {found}; from +3 points: {picked}")
+        chosen = (correlations["experiment"] == experiment) & (correlations["effect"] == effect)
+        rho = correlations.loc[chosen, "spearman"]
+        if len(rho) > 1:
+            chance = math.sqrt((1 / (correlations.loc[chosen, "subsamples"] - 1)).mean())
+            found = f"mean {rho.mean():+.3f}, sd {rho.std():.3f}; by chance 0 and {chance:.3f}"
+            what = f"{experiment}, rank correlation of two models' {effect} over subsamples"
+            lines.append(f"{what}: {found}")
+    return lines
 
 
-def plan_lines(plan, margin, unit):
-    """The plan in sentences: per cell and model what is known, and how many subsamples a task would do."""
-    D = 2 if unit == "points" else 4
+def plan_line(row, margin, metric):
+    """One quantity of the plan in a sentence. row: of plan.csv."""
+    D = decimals(metric)
     sets = {"redrawn": " with test texts drawn anew each time", "fixed": " with a fixed test set"}
+    where = "" if row.quantity in EFFECTS else sets[row.test_set]
+    text = f"  {row.quantity}{where}: {row.mean:+.{D}f} {unit_of(metric)}"
+    if row.subsamples < 2:
+        return f"{text}; no plan from one subsample of a task: run at least 2"
+    if math.isnan(row.sd):
+        return f"{text}; too few runs to see training noise"
+    if row.sd == 0:
+        return f"{text}; all values are equal, there is no noise to plan with"
+    df = row.effective_tasks * (row.subsamples - 1)  # the noise being as well known as it is
+    one = stats.t.ppf(UPPER, df) * row.sd / math.sqrt(row.tasks)
+    known = f"uncertainty ±{row.half_width:.{D}f} with {row.subsamples} subsamples a task"
+    text += f", {known} (one: ±{one:.{D}f})"
+    if margin:
+        between = f"89 % interval: {row.needed_low:.0f} to {row.needed_high:.0f}"
+        text += f"; {row.needed:.0f} subsamples give ±{margin:g} ({between})"
+    if row.to_settle > 0:
+        text += f", {row.to_settle:.0f} a verdict with 80 % probability if there is no effect"
+    return text
+
+
+def plan_lines(plan, rows, args):
+    """The plan in sentences: what is known per cell and model, how many subsamples would do."""
+    lines = []
+    arms = rows.groupby(CELL)["arms"].first()
     for (*cell, model), mine in plan.groupby([*CELL, "model"], sort=False):
-        who = "mean over models" if model == "all" else model
-        yield f"{title_of(*cell)}, {who}, {count(mine['tasks'].max(), 'task')}:"
-        for row in mine.itertuples():
-            known = f"{'known' if row.test_set == 'redrawn' else 'would be known'} to ±{row.half_width:.{D}f} by"
-            one = row.half_width * math.sqrt(row.subsamples)  # the noise being as well known as it is
-            text = f"{row.mean:+.{D}f} {unit}, {known} {row.subsamples} subsamples a task (one: ±{one:.{D}f})"
-            if row.needed > 0:
-                between = f"{row.needed_low:.0f} to {row.needed_high:.0f}"
-                text += f"; {row.needed:.0f} bring that below {margin:g} (89 % interval: {between})"
-            elif row.subsamples < 2:
-                text = "no plan from one subsample of a task; run at least 2"
-            elif math.isnan(row.sd):
-                text = "the variance of training alone is not told from 0 by these data; more subsamples could tell"
-            yield f"  {row.quantity}{'' if row.quantity in EFFECTS else sets[row.test_set]}: {text}"
+        tasks = count(mine["tasks"].max(), "task")
+        lines.append(f"{title_of(*cell)}, {model}, {tasks}, {arms[tuple(cell)]} arms:")
+        lines += [plan_line(row, args.margin, args.metric) for row in mine.itertuples()]
+    for experiment, m, n in arms.index:
+        few = f"of a task with fewer than {10 * (m + 2 * n):,} rows, ten times m + 2n"
+        why = "subsamples overlap: all this is then of these rows, not of new ones"
+        lines.append(f"{title_of(experiment, m, n)}: {few}, {why}")
+    return lines
 
 
-# Figures ----------------------------------------------------------------------------------------------------
+def page(lines, notes, effects, tasks, rows, figures, args):
+    """The lines of summary.md. lines: conclusions; notes: on crossed arms, many tasks, fits."""
+    text = [
+        "# Is pretraining on the test texts unfair here?", "",
+        "bias = acc_test - acc_extra: what pretraining on the unlabelled test texts adds to "
+        "pretraining on other texts; boost = acc_extra - acc_base: what those are worth. "
+        "m labelled training texts, n unlabelled and n test texts. An effect within the margin "
+        "would not matter.", "",
+    ]
+    text += [f"- {line}" for line in lines]
+    if LOOKING not in lines:
+        text.append(f"- {LOOKING}")
+    for name in figures:
+        text += ["", f"![{name}]({name}.png)"]
+    mine = tasks[tasks.index.get_level_values("model") != "all"].reset_index()
+    names = [*GROUP, "task", "subsamples", *INTERVAL, "verdict", "p_adjusted"]
+    mine = mine[[name for name in names if name in mine]].round(decimals(args.metric))
+    runs = rows.groupby([*CELL, "model", "arms"])
+    runs = runs.agg(rows=("task", "size"), tasks=("task", "nunique"), seeds=("seed", "nunique"))
+    parts = {
+        f"All answers, in {unit_of(args.metric)}; needed: subsamples that give ± the margin, "
+        "to_settle: a verdict if there is no effect": effects_text(effects, args.metric),
+        "Tasks, each with its own interval (p: sign flips of the bias)": mine,
+        "What was run": runs.reset_index(),
+    }
+    text += ["", *[f"- {note}" for note in notes]]
+    for title, part in parts.items():
+        if not isinstance(part, str):
+            part = part.to_string(index=False, na_rep="")
+        text += ["", f"## {title}", "", "```", part, "```"]
+    return [*text, "", f"{versions_of(rows)}. Analysed on {time.strftime('%Y-%m-%d')}."]
 
 
-def forest(title, names, parts, **more):
-    """(figure, its axes): a panel of differences a label of parts, a line at 0, the names downwards. parts[label] holds
-    {name in the legend: DataFrame estimate, low, high, indexed by the names}: points with intervals."""
-    width, height = 2.5 + 4.3 * len(parts), 2.1 + 0.32 * len(names)
-    figure, (axes,) = panels(title, 1, len(parts), width, height, sharey=True, **more)
-    for axis, (label, tables) in zip(axes, parts.items()):
-        for k, (name, table) in enumerate(tables.items()):
-            y = pd.Index(names).get_indexer(table.index) + 0.7 * (k + 0.5) / len(tables) - 0.35
-            axis.hlines(y, *table.iloc[:, 1:].to_numpy().T, f"C{k}", lw=2, label=name)
-            axis.plot(table.iloc[:, 0], y, "ko", ms=3)
+# Figures --------------------------------------------------------------------------------------
+
+
+def draw_effects(table, kinds, unit, margin):
+    """effects.png: a line a setting, all settings together on top, models by colour; thick: these
+    tasks, thin: other tasks of this kind. table: effects.csv."""
+    table = table[table["target"].isin(TARGETS[:2])]
+    single = table["m"].notna()
+    table = table.assign(name=[title_of(*cell) for cell in table[CELL].to_numpy()])
+    table["name"] = table["name"].where(single, table["experiment"] + ": all settings")
+    top = list(dict.fromkeys(table.loc[~single, "name"]))
+    lines = list(dict.fromkeys([*top, *table["name"]]))
+    models = sorted(set(table["model"]), key=lambda model: (model != "all", model))
+    names = [model for model in models if model != "all"]
+    colours = {"all": "black"} | {model: f"C{k % 10}" for k, model in enumerate(names)}
+    height = 1.3 + (0.09 + 0.045 * min(len(models), 4)) * len(lines)
+    title = "boost: what pretraining on other texts is worth; bias: what the test texts add"
+    figure, (axes,) = panels(title, 1, len(kinds), 1.5 + 4 * len(kinds), height, sharey=True)
+    for axis, effect in zip(axes, kinds):
+        for name, line in table[table["effect"] == effect].groupby("name"):
+            here = [model for model in models if model in set(line["model"])]
+            for row in line.itertuples():
+                place = (here.index(row.model) + 0.5) / len(here) - 0.5
+                y = [lines.index(name) + 0.75 * place] * 2
+                width = 2.5 if row.target == "these tasks" else 0.8
+                axis.plot([row.low, row.high], y, color=colours[row.model], lw=width)
+                axis.plot(row.estimate, y[0], "o", ms=3, color=colours[row.model])
+        if margin:
+            axis.axvspan(-margin, margin, color="grey", alpha=0.15, lw=0)
         axis.axvline(0, color="grey", lw=1, ls="--", zorder=0)
+        if top:
+            axis.axhline(len(top) - 0.5, color="black", lw=0.8)
         axis.grid(axis="x", alpha=0.3)
-        axis.set_yticks(range(len(names)), names, fontsize=8)
-        axis.set(xlabel=label, ylim=(len(names) - 0.4, -0.7))
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
-    return figure, axes
-
-
-def draw_effects(effects, kinds, unit, margin):
-    """effects.png: every answer by cell and model; one x scale for both effects, the kinds."""
-    lines = [f"{title_of(row.experiment, row.m, row.n)}  {row.model}" for row in effects.itertuples()]
-    groups = effects.assign(line=lines).set_index("line").groupby(["effect", "target"], sort=False)[INTERVAL]
-    parts = {f"{kind} ({unit})": {name: mine for (effect, name), mine in groups if effect == kind} for kind in kinds}
-    names, title = list(dict.fromkeys(lines)), "Mean effects, 89 % intervals; grey: the margin"
-    figure, axes = forest(title, names, parts, sharex=True)
-    for axis in axes:
-        axis.axvspan(-(margin or 0), margin or 0, color="grey", alpha=0.12, lw=0)
+        axis.set_yticks(range(len(lines)), lines, fontsize=8)
+        axis.set(xlabel=f"{effect} ({unit})", ylim=(len(lines) - 0.5, -0.5))
+        axis.locator_params(axis="x", nbins=7)
+    legend = [Line2D([], [], color=colours[model], lw=3, label=model) for model in models]
+    legend.append(Line2D([], [], color="grey", lw=3, label="these tasks"))
+    legend.append(Line2D([], [], color="grey", lw=0.8, label="other tasks of this kind"))
+    legend.append(Line2D([], [], color="grey", lw=8, alpha=0.2, label="the margin"))
+    figure.legend(handles=legend, loc="outside lower center", ncols=7, frameon=False, fontsize=8)
     return figure
 
 
-def draw_tasks(table, cell, effect, unit):
-    """tasks.*.png: each task's mean and own interval beside what the fits predict (12) or leave after shrinking."""
+def draw_tasks(table, title, margin):
+    """tasks.*.png: each task's mean and own interval beside what the fits predict (12) or leave
+    after shrinking; a panel a model. table: of task_table, one cell and effect."""
     table = table.drop(index="all", level="model", errors="ignore")
     order = table["estimate"].groupby("task").mean().sort_values(ascending=False).index
-    looks = {"observed": INTERVAL} | {name: [name, f"{name}_low", f"{name}_high"] for name in CENTRED if name in table}
-    models = {model: mine.droplevel("model") for model, mine in table.groupby("model")}
-    parts = {model: {name: mine[columns] for name, columns in looks.items()} for model, mine in models.items()}
-    figure, axes = forest(f"{effect} of each task ({unit}), 89 % intervals: {title_of(*cell)}", order, parts)
-    for axis, mine in zip(axes, models.values()):
-        texts = [f"{sd:.1f}, {K}".removeprefix("nan, ") for sd, K in zip(mine["sd"], mine["subsamples"])]
-        right = axis.secondary_yaxis("right")
-        right.set_yticks(order.get_indexer(mine.index), texts, fontsize=7)
-        right.set_ylabel("sd and number of subsamples", fontsize=7)
+    models = table.index.unique("model")
+    width = 2.5 + 4.3 * len(models)
+    figure, (axes,) = panels(title, 1, len(models), width, 1.8 + 0.3 * len(order), sharey=True)
+    looks = [name for name in ("estimate", *CENTRED) if name in table]
+    for axis, model in zip(axes, models):
+        mine = table.xs(model, level="model")
+        for k, name in enumerate(looks):
+            ends = ["low", "high"] if name == "estimate" else [f"{name}_low", f"{name}_high"]
+            y = order.get_indexer(mine.index) + 0.7 * ((k + 0.5) / len(looks) - 0.5)
+            axis.hlines(y, mine[ends[0]], mine[ends[1]], f"C{k}", lw=2, label=name)
+            axis.plot(mine[name], y, "ko", ms=3)
+        if margin:
+            axis.axvspan(-margin, margin, color="grey", alpha=0.15, lw=0)
+        axis.axvline(0, color="grey", lw=1, ls="--", zorder=0)
+        axis.grid(axis="x", alpha=0.3)
+        axis.set_yticks(range(len(order)), order, fontsize=8)
+        axis.set(xlabel=model, ylim=(len(order) - 0.4, -0.7))
+    if len(looks) > 1:
+        handles, _ = axes[0].get_legend_handles_labels()
+        labels = ["observed", *looks[1:]]
+        figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False)
     return figure
 
 
-def draw_differences(long, kinds, cell, model, unit):
-    """differences.*.png, Figures 13 to 20: boost and bias of each subsample as violins, per task, for one model."""
-    title = f"{model}, {title_of(*cell)}\nline: a subsample; diamond: the task's mean"
-    figure, axes = forest(title, sorted(set(long["task"])), {f"{effect} ({unit})": {} for effect in kinds})
-    for axis, effect in zip(axes, kinds):
-        mine = long[long["effect"] == effect]
-        tasks = mine.groupby("task")["value"]
-        axis.violinplot([values for _, values in tasks], range(tasks.ngroups), orientation="horizontal", widths=0.8,
-                        showextrema=False)
-        axis.plot(mine["value"], tasks.ngroup(), "C0|", alpha=0.5)
-        axis.plot(tasks.mean(), range(tasks.ngroups), "kD", ms=4)
-    return figure
-
-
-def draw_plan(plan, margin, unit):
-    """plan.png: half-width of the 89 % interval against the number of subsamples a task, a panel a cell."""
-    cells, R = plan[plan["sd"] > 0].groupby(CELL), np.unique(np.geomspace(2, 200, 60).astype(int))
-    title = "How well do R subsamples a task know the mean over tasks?"
-    figure, axes = panels(title, len(cells), 1, 8, 1 + 3.5 * len(cells))
-    for axis, (cell, mine) in zip(axes[:, 0], cells):
-        for row in mine.itertuples():
-            half = stats.t.ppf(UPPER, row.effective_tasks * (R - 1)) * row.sd / np.sqrt(R * row.tasks)
-            fixed, style = row.test_set == "fixed", ":" if row.model == "all" else "-"
-            name = f"{row.quantity}{', fixed test set' * fixed}, {row.model}"
-            axis.loglog(R, half, "--" if fixed else style, label=name)
-        axis.axhline(margin or math.nan, color="black", lw=1, ls="-.", label="margin")
-        axis.set(title=title_of(*cell), xlabel="R, subsamples a task", ylabel=f"half-width ({unit})")
-        for scale in (axis.xaxis, axis.yaxis):
-            scale.set(major_locator=LogLocator(subs=(1, 2, 5)), minor_locator=NullLocator(), major_formatter="{x:g}")
-        axis.grid(alpha=0.3)
-        axis.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
-    return figure
-
-
-def draw_paper(results):
-    """paper.*.png of one cell: the paper's distributions of the average differences (11), Figures 3, 5 and 6."""
-    title = f"The paper's model: {title_of(*results[0].cell)}\nits 89 % intervals do not hold 89 %"
-    label = "mean difference over models, tasks, subsamples (points)"
-    figure, (axis,) = forest(title, [result.effect for result in results], {label: {}})
-    for y, result in enumerate(results):
-        draws = result.posterior["difference"].sel(over="all").values.ravel()
-        axis.violinplot(draws, [y], orientation="horizontal", widths=0.7, showextrema=False)
-        axis.plot(result.summary.loc["difference[all]", ["hdi_low", "mean", "hdi_high"]], [y] * 3, "ko-", ms=4)
-    return figure
-
-
-def draw_all(long, tasks, effects, results, unit, args):
-    """(name, figure) of all figures, one at a time."""
-    yield "effects", draw_effects(effects, args.effects, unit, args.margin)
+def draw_all(tasks, table, args):
+    """Draw and save effects.png, and tasks.*.png of every cell and effect; the names for the page:
+    of tasks the bias, if it stands in four cells or fewer."""
+    unit = unit_of(args.metric)
+    figure = draw_effects(table, args.effects, unit, args.margin)
+    figure.savefig(args.out / "effects.png", dpi=130)
+    shown = []
     for (*cell, effect), mine in tasks.groupby([*CELL, "effect"]):
-        if FEWEST_TASKS <= mine.index.unique("task").size <= MOST_TASKS:
-            yield f"tasks.{file_of(*cell, effect)}", draw_tasks(mine.loc[(*cell, effect)], cell, effect, unit)
-    for (*cell, model), mine in long[long["model"] != "all"].groupby([*CELL, "model"]):
-        if mine["task"].nunique() <= MOST_TASKS:
-            yield f"differences.{file_of(*cell, model)}", draw_differences(mine, args.effects, cell, model, unit)
-    paper = [result for result in results if result.analysis == "paper"]
-    for cell, own in itertools.groupby(paper, key=lambda result: result.cell):
-        yield f"paper.{file_of(*cell)}", draw_paper(list(own))
-    for result in results:  # densities and traces of the hyperparameters by chain (Figure 12)
-        names, what = [name for name in HYPER if name in result.posterior], f"{result.analysis}, {result.effect}"
-        figure, axes = panels(f"{what}: {title_of(*result.cell)}", len(names), 2, 10, 1.5 * len(names))
-        import_pymc()[1].plot_trace(result.posterior, var_names=names, axes=axes)
-        yield f"traces/{result.analysis}.{file_of(*result.cell, result.effect)}", figure
+        if mine.index.unique("task").size <= MOST_TASKS:
+            name = f"tasks.{file_of(*cell, effect)}"
+            title = f"{title_of(*cell)}: {effect} of each task ({unit})"
+            figure = draw_tasks(mine.loc[(*cell, effect)], title, args.margin)
+            figure.savefig(args.out / f"{name}.png", dpi=130)
+            if effect == args.effects[-1]:
+                shown.append(name)
+    return ["effects", *shown] if len(shown) <= 4 else ["effects"]
 
 
 def parse_args(argv):
     """Command-line flags; --help reads like a page."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0], epilog="Columns: see the script's head.")
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     add = parser.add_argument_group("what to run").add_argument
     add("paths", nargs="*", type=Path, default=[Path("results.csv")], metavar="FILE or FOLDER",
-        help="results files, folders of them, or folders in the published layout (results.csv)")
+        help="results files, folders of them, or the published layout (results.csv)")
     add("--effects", nargs="+", choices=tuple(EFFECTS), default=list(EFFECTS), help="(boost bias)")
-    add("--metric", default="acc", help="acc, f1, nll or any NAME of NAME_base, NAME_extra, NAME_test (%(default)s)")
-    add("--margin", type=float, metavar="POINTS", help="effects within it do not matter (acc, f1: 1; others: none)")
-    add("--plan", action="store_true", help="only: how many subsamples a task effects and acc_extra need")
+    add("--metric", default="acc", help="acc, f1, nll or any NAME of NAME_base and so on (acc)")
+    add("--margin", type=float, help="effects within it do not matter (acc, f1: 1; else none)")
+    add("--plan", action="store_true", help="only: how many subsamples a task are needed")
+    add("--plain", action="store_true", help="only the texts of test, as in the paper")
     for flag, name in CHOICES.items():
-        add(f"--{flag}", nargs="+", type=int if name in WHOLE else str, metavar=name.upper(), help="only these (all)")
+        kind = int if name in LEAST else str
+        add(f"--{flag}", nargs="+", type=kind, metavar=name.upper(), help="only these (all)")
     add = parser.add_argument_group("sampling").add_argument
-    add("--analysis", nargs="+", choices=tuple(CENTRED), default=list(CENTRED), help="(paper hierarchical)")
-    add("--draws", type=int, default=1000, metavar="N", help="per chain, after tuning; 0: no sampler (%(default)s)")
-    add("--tune", type=positive, default=500, metavar="N", help="tuning steps per chain (%(default)s)")
-    add("--chains", type=positive, default=4, metavar="N", help="(%(default)s)")
+    add("--analysis", nargs="+", choices=tuple(CENTRED), default=list(CENTRED),
+        help="(paper hierarchical)")
+    add("--draws", type=int, default=1000, help="per chain; 0: no sampler (%(default)s)")
+    add("--tune", type=positive, default=500, help="tuning steps per chain (%(default)s)")
+    add("--chains", type=positive, default=4, help="(%(default)s)")
     add("--seed", type=int, default=0, help="of all random numbers (%(default)s)")
-    add("--cores", type=positive, default=os.cpu_count() or 1, metavar="N", help="chains at once (all there are)")
-    add("--priors", choices=tuple(PRIORS), default="paper", help="wide: sd 1.5 for mu, 5 for beta (%(default)s)")
-    add("--no-interaction", action="store_true", help="the paper's model without W, as in Figure 10")
+    add("--cores", type=positive, default=os.cpu_count() or 1, help="chains at once (all)")
+    add("--priors", choices=tuple(PRIORS), default="paper", help="wide: sd 1.5 for mu, 5 for beta")
+    add("--no-interaction", action="store_true", help="the paper's model without W (Figure 10)")
     add = parser.add_argument_group("output").add_argument
-    add("--out", type=Path, default=Path("fits"), metavar="FOLDER", help="tables and figures (%(default)s)")
+    add("--out", type=Path, metavar="FOLDER",
+        help="new, empty, or of an earlier run, which it replaces (fits; with --plan: plan)")
     add("--no-figures", action="store_true", help="tables only")
     args = parser.parse_args(argv)
-    if args.margin is None and args.metric in ("acc", "f1"):
+    if args.out is None:
+        args.out = Path("plan" if args.plan else "fits")
+    if args.margin is None and scale_of(args.metric) == 100:
         args.margin = 1.0
     few = args.draws and (args.draws < 10 or args.chains < 2)
-    wrong = args.seed < 0 or not args.metric.isidentifier() or not (args.margin is None or 0 < args.margin < math.inf)
-    if few or wrong:
-        parser.error("a seed is from 0, a margin above 0, a metric of letters, digits and _; take 2 chains of 10 draws "
-                     "at least, or 0 draws")
+    if few or args.seed < 0 or not args.metric.isidentifier():
+        parser.error("two chains of ten draws or none; a seed from 0; a metric of letters, digits")
+    if args.margin is not None and not 0 < args.margin < math.inf:
+        parser.error("a margin is above 0")
     return args
+
+
+def run_plan(rows, long, args):
+    """--plan: print it and what to type next, and write plan.csv and the page."""
+    quantities = task_table(rows, long, args.metric)
+    known = effects_table(quantities, args.metric, args.margin)
+    plan = plan_table(known, long, args.margin)
+    effects = {key: row for key, row in known.items() if row["effect"] in args.effects}
+    lines = plan_lines(plan, rows, args)
+    lines += conclusions(effects, rows, args.metric)
+    print(*lines, sep="\n")
+    write(args.out, plan=plan)
+    items = [line if line.startswith("  ") else f"\n{line}" for line in lines]
+    text = ["# How many subsamples?", *items]
+    write_page(args.out, "fit_model.py", text)
+    print(f"in {args.out.resolve()}: summary.md, plan.csv")
 
 
 @matplotlib.rc_context({"text.parse_math": False})  # a $ in a name is a $
 def main(argv=None):
     args = parse_args(argv)
-    unit = {"acc": "points", "f1": "points", "nll": "nats"}.get(args.metric, args.metric)
-    rows = choose_rows(read_results(args.paths, args.metric), args)
+    rows = load_rows(args, args.metric)
+    open_folder(args.out, "fit_model.py", MADE)
     long = differences(rows, args.metric)
-    args.out.mkdir(parents=True, exist_ok=True)
     if args.plan:
-        plan = plan_table(long, args.metric, args.margin)
-        print(*plan_lines(plan, args.margin, unit), sep="\n")
-        write(args.out, plan=plan)
-        if drawn := not args.no_figures and bool((plan["sd"] > 0).any()):
-            draw_plan(plan, args.margin, unit).savefig(args.out / "plan.png", dpi=130)
-        print(f"in {args.out.resolve()}: plan.csv{', plan.png' * drawn}")
-        return
+        return run_plan(rows, long, args)
+    mine = long[long["effect"].isin(args.effects)]
+    tasks = task_table(rows, mine, args.metric, args.margin)
+    if args.metric == "acc":
+        tasks = with_tests(tasks, rows)
+    effects = effects_table(tasks, args.metric, args.margin)
 
     # The conclusion first, then the tables
-    tasks = task_table(rows, long, args.metric).query("effect in @args.effects")
-    effects = effects_table(tasks, args.metric, args.margin)
-    table, losses, correlations = pd.DataFrame(effects.values()), losses_table(rows), correlations_table(long)
-    lines = list(conclusions(table, rows, args.metric, unit))
-    print(*lines, f"\nEffects in {unit}, 89 % intervals", effects_text(table, unit), sep="\n")
-    print("", *many_lines(tasks.reset_index(), losses, correlations, unit), sep="\n")
-    write(args.out, means=means_table(rows, long), losses=losses, correlations=correlations, effects=table,
-          tasks=tasks.reset_index())
+    lines = conclusions(effects, rows, args.metric)
+    correlations = correlations_table(long)
+    notes = gain_lines(rows, tasks, args.metric)
+    notes += many_lines(tasks.reset_index(), correlations, args.metric)
+    print(*lines, "", *notes, sep="\n")
+    write(args.out, means=means_table(rows, args.metric), correlations=correlations)
 
     # The two samplers
-    results = fit_all(rows, effects, args) if args.draws and args.metric == "acc" else []
+    results = []
+    if args.draws and args.metric == "acc":
+        results = fit_all(rows, effects, args)
     if results:
-        fitted = pd.concat([task_effects(result, args.margin) for result in results]).groupby(tasks.index.names).first()
-        tasks, table = tasks.join(fitted), pd.DataFrame(effects.values())
-        lines += itertools.chain(*(result.notes for result in results))
-        print("", effects_text(table, unit), sep="\n")
-        posterior = {(*result.cell, result.effect, result.analysis): result.summary for result in results}
-        posterior = pd.concat(posterior, names=[*CELL, "effect", "analysis", "parameter"]).reset_index()
-        write(args.out, tasks=tasks.reset_index(), effects=table, posterior=posterior)
+        fitted = pd.concat([task_effects(result, args.margin) for result in results])
+        tasks = tasks.join(fitted.groupby(tasks.index.names).first())
+        parts = {}
+        for result in results:
+            parts[*result.cell, result.effect, result.analysis] = result.summary
+            notes += result.notes
+        names = [*CELL, "effect", "analysis", "parameter"]
+        write(args.out, posterior=pd.concat(parts, names=names).reset_index())
+    table = as_table(effects)
+    write(args.out, effects=table, tasks=tasks.drop(columns="variance").reset_index())
 
     # What a person reads
-    text = ["# Is pretraining on the test texts unfair here?\n", *(f"- {line}" for line in lines), "",
-            f"Effects in {unit}, 89 % intervals; verdict on these tasks\n\n```", effects_text(table, unit), "```\n"]
-    (args.out / "summary.md").write_text("\n".join(text), encoding="utf-8")
-    for name, figure in draw_all(long, tasks, table, results, unit, args) if not args.no_figures else ():
-        (args.out / f"{name}.png").parent.mkdir(exist_ok=True)
-        figure.savefig(args.out / f"{name}.png", dpi=130)
-    print(f"in {args.out.resolve()}: summary.md, tables *.csv{'' if args.no_figures else ', figures *.png'}")
-    if failed := sum(bool(result.warning) for result in results):
+    if len(table) <= 40:  # a screen
+        print("", effects_text(effects, args.metric), "", sep="\n")
+    figures = [] if args.no_figures else draw_all(tasks, table, args)
+    text = page(lines, notes, effects, tasks, rows, figures, args)
+    write_page(args.out, "fit_model.py", text)
+    print(f"in {args.out.resolve()}: summary.md, tables *.csv, figures *.png")
+    failed = sum(bool(result.warning) for result in results)
+    if failed:
         fits = f"{failed} of {count(len(results), 'fit')} did not converge"
         tqdm.write(f"warning: {fits}; more --tune and --draws may help", file=sys.stderr)
-        raise SystemExit(3)
+        return 3
 
 
 # --- shared: start ---
 if __name__ == "__main__":
-    with guard():
-        main([] if "__file__" not in globals() else None)  # pasted into a notebook cell: sys.argv is the kernel's
+    # in a notebook cell sys.argv is the kernel's: give flags in the list, such as ["--m", "50"]
+    run_script(main, [] if "__file__" not in globals() else None)
 # --- end shared ---

@@ -1,38 +1,43 @@
-"""How far can one subsample be trusted? Section 10 of the paper, checked on exact nulls; and leaderboards.
+"""How far can one subsample be trusted? Section 10 of the paper; and leaderboards.
 
-Reproduces Figure 7 of "Evaluating the fairness of task-adaptive pretraining on unlabeled test data before few-shot text
-classification" (Dubey): keep one subsample per model and task, as most benchmarks do, analyse that slice, do it again
-with other slices. How different are the conclusions? With the slice's differences D_ij of model i and task j:
-    paper      posterior of beta (log odds): Y_ijl ~ Binomial(n, p), logit p = mu + alpha_i + U_j + beta l (l = 1:
-               treatment), by Newton's method; the threshold .04 (zero-shot: .08) is on its mean
-    t          mean and t interval over the tasks of D_ij (all models: averaged over them), in points
+Reproduces Figure 7 of "Evaluating the fairness of task-adaptive pretraining on unlabeled test data
+before few-shot text classification" (Dubey): keep one subsample per model and task, as most
+benchmarks do, analyse that slice, do it again with others. How different are the conclusions?
+    paper      posterior of beta (log odds): right_ijl ~ Binomial(n, p), logit p = mu + alpha_i
+               + U_j + beta l for model i, task j, arm l (1: treatment), on the texts of `test`
+    t          t interval over the tasks of the differences (all models: averaged), in points
     sign flip  two-sided exact p of the sum of the differences under random signs
-    nulls      the same slices with the two arms of each model and task changed at random: no effect is left, noise is
-               made symmetric, real effects of single tasks become noise
+t and sign flips take crossed arms where the rows have them. In shuffled slices the arms of each
+model and task change places at random: no effect is left, but false alarms (the noise becomes
+symmetric, and real effects of single tasks become noise).
 
 Commands, cheapest first
     python meta_analysis.py results.csv --slices 20
-    python meta_analysis.py results.csv --m 50 --n 500 --effects boost bias   # 500 slices, 500 nulls of a cell: seconds
-    python meta_analysis.py results.csv --n 500 --leaderboard board.csv       # a CSV with name, score and perhaps n
+    python meta_analysis.py results.csv --m 50 --n 500 --effects boost bias
+    python meta_analysis.py results.csv --n 500 --leaderboard board.csv   # columns name, score, n
 
-Reads what fit_model.py reads. Writes to meta/ figures *.png and the columns
-    meta.csv         experiment, m, n, effect, model (all: all models together), kind (slice, swapped), slice,
-                     paper_mean, paper_low, paper_high (log odds), t_mean, t_low, t_high (points), p
-    shares.csv       per cell, effect, model and kind: slices, paper_mean, paper_sd (of the slices' means), threshold,
-                     outside (share of paper's means beyond it), paper, t, sign_flip (shares that exclude 0 at 89 %),
-                     variance_ratio (of D between subsamples over that of two binomials)
-    leaderboard.csv  rank, name, score, model, gap (to the next below, points), p_wrong (the order with the next now),
-                     p_wrong_texts (with the luck of the test texts), p_swap_1, p_swap_5, p_swap_20 (in a rerun with so
-                     many training sets a task), p_best
+Reads what fit_model.py reads. Writes to meta/ summary.md, figures, and the columns
+    meta.csv         experiment, m, n, effect, arms (crossed, plain), model (all: all together),
+                     kind (slice, swapped: shuffled), slice, paper_mean, paper_low, paper_high (log
+                     odds), t_mean, t_low, t_high (points), p (sign flip)
+    shares.csv       per cell, effect, model, kind: slices, paper_mean, paper_sd (of the slices'
+                     means), threshold, outside (share of paper's means beyond it), paper, t,
+                     sign_flip (shares that exclude 0 at 89 %), variance_ratio (of a task's plain
+                     differences over that of two binomials)
+    leaderboard.csv  rank, name, score, model, gap (to the next below, points), p_wrong (the order
+                     with the next is wrong, by the luck of training), p_wrong_texts (and of the
+                     test texts), p_swap_1, p_swap_5, p_swap_20 (they swap in a rerun with so many
+                     training sets a task), p_best
 
-Measured 2026-11-21: 500 slices and 500 nulls of a cell with 25 tasks and 2 models take 5 s with their figure. Published
-accuracies, m = 100, n = 500: 43 % of 5,000 slices lie outside .04 (the paper: 47 % of 500). All: docs/results.md.
+Measured 2026-11-22: 500 slices and 500 shuffled ones of a cell with 25 tasks and 2 models take 5 s
+of CPU with their figure. Published accuracies, m = 100, n = 500: 43 % of 5,000 slices lie outside
+.04 (the paper: 47 % of 500). All: docs/results.md.
 """
 
 import argparse
-import contextlib
+import csv
+import hashlib
 import io
-import itertools
 import math
 import os
 import re
@@ -46,36 +51,48 @@ from matplotlib.figure import Figure
 from scipy import special, stats
 from tqdm.auto import tqdm
 
-THRESHOLD, ZERO_SHOT_THRESHOLD = 0.04, 0.08  # of |posterior mean of beta| (section 10)
-SHARE = 0.89  # of every interval: the paper's
-LOOKS = {"slice": ("slices", "-"), "swapped": ("nulls", "--")}  # name, line style
+THRESHOLD = 0.04  # of |posterior mean of beta|, log odds (section 10)
+ZERO_SHOT_THRESHOLD = 0.08
+WAYS = {"paper": "the paper's model", "t": "a t interval", "sign_flip": "sign flips"}
+SCRIPT = "meta_analysis.py"
+MADE = ("meta.csv", "shares.csv", "leaderboard.csv", "slices.*.png", "nulls.png")  # by any run
 
 
 # --- shared: basics ---
-def stop(message):
-    """A user's mistake: one line on stderr that says what was found, where and what to do; exit status 2."""
-    tqdm.write("error: " + " ".join(str(message).split()), file=sys.stderr)
-    raise SystemExit(2)
+class UserError(Exception):
+    """What the user can mend. The message says what was found, where, and what to do."""
 
 
-@contextlib.contextmanager
-def guard():
-    """What can strike anywhere ends in one line: full disk, unwritable folder, Ctrl-C; a closed pipe ends quietly."""
+def run_script(main, argv):
+    """Run main(argv). What can strike anywhere ends in one line on stderr, without a traceback:
+    exit status 2, after Ctrl-C 130, and 141 where nobody reads the output any more."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # a notebook's has not
             stream.reconfigure(errors="replace")  # an ASCII terminal
-    again = "run the same command again" + " without --overwrite" * ("--overwrite" in sys.argv)
+    again = "what is finished is kept; run the same command again"
+    if "--overwrite" in sys.argv:
+        again += " without --overwrite"
     try:
-        yield
+        status = main(argv)
+        message = ""
         sys.stdout.flush()
+    except UserError as error:
+        status = 2
+        message = f"error: {error}"
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python complains once more at exit
-    except OSError as error:
-        where = f"{error.filename}: " if error.filename else ""
-        stop(f"{where}{error.strerror or error}; mend that and {again}: what is finished is kept")
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # quiet at exit
+        status = 141
+        message = f"stopped: what reads the output has ended; {again}"
+    except OSError as error:  # a full disk, a folder that cannot be written
+        status = 2
+        message = f"error: {error.filename or ''} {error.strerror or error}; mend that: {again}"
     except KeyboardInterrupt:
-        tqdm.write(f"stopped: what is finished is kept; {again}", file=sys.stderr)
-        raise SystemExit(130) from None
+        status = 130
+        message = f"stopped: {again}"
+    if message:
+        tqdm.write(" ".join(message.split()), file=sys.stderr)
+    if status:
+        raise SystemExit(status)
 
 
 def positive(text):
@@ -91,144 +108,303 @@ ARMS = ("base", "extra", "test")
 EFFECTS = {"boost": ("base", "extra"), "bias": ("extra", "test")}  # control, treatment
 CELL = ["experiment", "m", "n"]
 RUN = ["experiment", "model", "task", "m", "n", "subsample", "seed"]  # names a row
-WHOLE = ["m", "n", "subsample", "num_classes", "seed"]
-REQUIRED = [*RUN[:-1], "num_classes", "majority", *(f"acc_{arm}" for arm in ARMS)]
-CHOICES = {"experiment": "experiment", "m": "m", "n": "n", "models": "model", "tasks": "task"}  # flag: column
+LEAST = {"m": 1, "n": 1, "subsample": 1, "num_classes": 1, "seed": 0}  # whole numbers
+REQUIRED = [*RUN[:-1], "num_classes", "majority", "acc_base", "acc_extra", "acc_test"]
+CHOICES = {"experiment": "experiment", "m": "m", "n": "n", "models": "model", "tasks": "task"}
+SAME = [  # (scope, column): rows that agree in the scope must agree in the column
+    (RUN[:5], "recipe"),
+    (["experiment", "task"], "data"),
+    (["experiment", "data"], "task"),
+    (["experiment", "task", "m", "n", "subsample"], "split"),
+]
+
+
+def columns_of(metric):
+    """The metric's columns: of the three arms on the texts of `test`, then of `extra`."""
+    names = [f"{metric}_{arm}" for arm in ARMS]
+    return names + [f"{name}_on_extra" for name in names]
 
 
 def refuse(table, bad, what):
-    """Stop at the first of the bad rows; what: a format string of the row's columns."""
+    """Refuse the first of the bad rows; what: a format string of the row's columns."""
     if bad.any():
         row = table[bad].iloc[0]
-        stop(f"{row['where']}: {what.format(**row)}: correct or delete the line")
+        raise UserError(f"{row['where']}: {what.format(**row)}: correct or delete the line")
 
 
-def read_file(path, needed):
-    """A CSV file as a DataFrame of str with the column `where` (file, line); a torn last line is left out, and said."""
-    raw = path.read_bytes()
+def read_file(path, needed, torn=True):
+    """A CSV file as a DataFrame of str with the column `where` (file, line). torn: lines with fewer
+    fields than the header, which killed runs leave, are left out, and said; else refused."""
     try:
-        table = pd.read_csv(io.BytesIO(raw), header=None, dtype=str, keep_default_na=False, skip_blank_lines=False,
-                            encoding="utf-8-sig", engine="python").dropna(how="all")  # nan: no such field
-    except ValueError as error:
-        stop(f"{path} is no CSV file in UTF-8 with equal lines: {error}")
-    table.columns = header = [str(name).strip() for name in table.iloc[0]]
-    for name in [name for name in (*needed, *header) if header.count(name) != 1]:
-        found = "two columns" if name in header else "no column"
-        stop(f"{path} has {found} {name!r}; columns found: {', '.join(header)}")
-    table = table.assign(where=[f"{path}, line {index + 1}" for index in table.index])[1:]
-    if table[-1:].isna().any(axis=None) and raw[-1:] not in b"\r\n":  # what a killed run leaves at most
-        print(f"{path}: the last line is torn (its run was killed); it is left out")
-        table = table[:-1]
-    refuse(table, table.isna().any(axis=1), "fewer fields than the header has")
-    return table
+        text = path.read_bytes().decode("utf-8-sig")
+        reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+        lines = [[f"{path}, line {reader.line_num}", *line] for line in reader if any(line)]
+    except (ValueError, csv.Error) as error:
+        raise UserError(f"{path} is no CSV file in UTF-8: {error}") from None
+    if not lines:
+        raise UserError(f"{path} is empty: give a CSV file with a header and rows")
+    header = ["where", *[name.strip() for name in lines[0][1:]]]
+    for name in (*needed, *header):
+        if header.count(name) != 1:
+            found = "two columns" if name in header else "no column"
+            columns = ", ".join(header[1:])
+            raise UserError(f"{path} has {found} {name!r}; found, separated by commas: {columns}")
+    whole = []
+    short = []
+    for line in lines[1:]:
+        if len(line) == len(header):
+            whole.append(line)
+        elif len(line) < len(header) and torn:
+            short.append(line[0].rpartition(" ")[2])
+        else:
+            fields = f"{len(line) - 1} fields where the header has {len(header) - 1}"
+            raise UserError(f"{line[0]}: {fields}: correct or delete the line")
+    if short:
+        print(f"{path}: left out as torn (fewer fields than the header): line {', '.join(short)}")
+    return pd.DataFrame(whole, columns=header, dtype=str)
 
 
 def read_path(path, needed):
-    """Tables of a results file, or of a folder's results.csv, results.*-of-*.csv or files in the published layout."""
+    """Tables of a results file, or of a folder's results.csv, results.*-of-*.csv or files in the
+    published layout, m50/n500/bert/ag_news/accuracies.csv, whose row k is subsample k."""
     if not path.exists():
-        stop(f"{path} does not exist: give results files of run_experiment.py, or folders of them")
-    files = [*path.glob("results.csv"), *path.glob("results.*-of-*.csv")] if path.is_dir() else [path]
-    tables = [read_file(file, needed) for file in sorted(files)]
-    for file in sorted(path.glob("m*/n*/*/*/accuracies.csv")):  # row k is subsample k
+        raise UserError(f"{path} does not exist: give results files, or folders of them")
+    if not path.is_dir():
+        return [read_file(path, needed)]
+    files = sorted([*path.glob("results.csv"), *path.glob("results.*-of-*.csv")])
+    tables = [read_file(file, needed) for file in files]
+    for file in sorted(path.glob("m*/n*/*/*/accuracies.csv")):
         m, n, model, task = file.parts[-5:-1]
-        table = read_file(file, ARMS).rename(columns={arm: f"acc_{arm}" for arm in ARMS})
-        names = {"experiment": path.resolve().name, "model": model, "task": task, "m": m[1:], "n": n[1:]}
-        tables.append(table.assign(**names, subsample=np.arange(1, len(table) + 1).astype(str)))
+        names = {"experiment": path.resolve().name, "model": model, "task": task}
+        table = read_file(file, ("num_classes", "majority", *ARMS)).assign(**names)
+        table = table.rename(columns={arm: f"acc_{arm}" for arm in ARMS})
+        subsamples = [str(k) for k in range(1, len(table) + 1)]
+        tables.append(table.assign(m=m[1:], n=n[1:], subsample=subsamples))
     if not tables:
-        stop(f"{path} holds no results.csv, results.*-of-*.csv, m<m>/n<n>/<model>/<task>/accuracies.csv: name a file")
+        layout = "m<m>/n<n>/<model>/<task>/accuracies.csv"
+        raise UserError(f"{path} holds no results.csv, results.*-of-*.csv, {layout}: name a file")
     return tables
 
 
+def typed(rows, name, may_lack):
+    """The numbers of a column of str; empty ones become nan if the rows may lack them."""
+    values = pd.to_numeric(rows[name], errors="coerce")
+    bad = ~np.isfinite(values) & ~(may_lack & (rows[name] == ""))
+    kind = "number"
+    if name in LEAST:
+        most = 10**6 if name == "n" else 10**9  # sign flips of a larger n take hours
+        kind = f"whole number from {LEAST[name]} to {most}"
+        bad |= (values % 1 != 0) | ~values.between(LEAST[name], most)
+    elif name.startswith(("majority", "acc_", "f1_")):
+        kind = "share from 0 to 1"
+        bad |= (values < 0) | (values > 1)
+    refuse(rows, bad, f"{name} is {{{name}!r}}, not a {kind}")
+    return values.astype(int) if name in LEAST else values.astype(float)
+
+
 def read_results(paths, metric="acc"):
-    """All rows of the paths, typed and checked, each run once; accuracies become k / n exactly, right_{arm} holds k."""
-    wanted = [] if metric == "acc" else [f"{metric}_{arm}" for arm in ARMS]
-    rows = pd.concat([table for path in paths for table in read_path(path, REQUIRED + wanted)], ignore_index=True)
+    """All rows of the paths, typed and checked; accuracies become k / n exactly, missing numbers
+    nan, missing words empty."""
+    needed = [*REQUIRED, *columns_of(metric)[:3]]
+    tables = [table for path in paths for table in read_path(path, needed)]
+    rows = pd.concat(tables, ignore_index=True)
     if rows.empty:
-        stop(f"no rows in {', '.join(map(str, paths))}: run run_experiment.py first")
-    more = ["seed", "split", "data", "recipe", "loss_extra", "loss_test", *wanted]
-    rows = rows.reindex(columns=rows.columns.union(more, sort=False), fill_value="").fillna("")
+        raise UserError(f"no rows in {', '.join(map(str, paths))}: run run_experiment.py first")
+    numbers = ["seed", *REQUIRED[3:], "loss_extra", "loss_test", "seconds"]
+    for each in ("acc", "f1", "nll", metric):
+        numbers += columns_of(each)
+    words = ["split", "data", "recipe", "versions"]
+    lacking = {*numbers, *words} - set(rows)
+    rows = rows.assign(**dict.fromkeys(sorted(lacking), "")).fillna("")
     rows["seed"] = rows["seed"].replace("", "0")
-    for name in ["seed", *REQUIRED[3:], *wanted]:
-        values, kind, bad = pd.to_numeric(rows[name], errors="coerce"), "number", False
-        if name in WHOLE:
-            least = int(name != "seed")
-            kind, bad = f"whole number from {least}", (values % 1 != 0) | ~values.between(least, 1e9)
-        refuse(rows, bad | ~np.isfinite(values), f"{name} is {{{name}!r}}, not a {kind}")
-        rows[name] = values.astype(int if name in WHOLE else float)
-    refuse(rows, (rows["majority"] <= 0) | (rows["majority"] > 1), "majority is {majority}, not above 0 and at most 1")
-    refuse(rows, (rows[RUN[:3]] == "").any(axis=1), "the experiment, the model or the task has no name")
-    refuse(rows, rows["model"] == "all", "the model is called 'all', which stands for all models together")
-    for arm in ARMS:
-        share, right = rows[f"acc_{arm}"], (rows[f"acc_{arm}"] * rows["n"]).round().astype(int)
-        off = (share - right / rows["n"]).abs() > 5.1e-5  # accuracies of four decimals will do
-        what = f"acc_{arm} = {{acc_{arm}}} is no whole number of correct answers out of n = {{n}}"
-        refuse(rows, off | ~share.between(0, 1), what)
-        rows[f"right_{arm}"], rows[f"acc_{arm}"] = right, right / rows["n"]
-    rows[["loss_extra", "loss_test"]] = rows[["loss_extra", "loss_test"]].apply(pd.to_numeric, errors="coerce")
-    return each_once(rows, [*REQUIRED[-3:], *wanted])
-
-
-def each_once(rows, values):
-    """The rows, each run once; a run with other values, and one setting with two recipes or data sets, are refused."""
-    checks = [(RUN, name) for name in [*values, "split"]] + [(RUN[:5], "recipe"), (["experiment", "task"], "data")]
-    for scope, name in checks:
-        known = rows[rows[name].astype(str) != ""].drop_duplicates([*scope, name])
-        for _, two in known[known.duplicated(scope, keep=False)].groupby(scope):
-            (first, a), (other, b) = two[["where", name]].to_numpy()[:2]
-            stop(f"{first} and {other} agree in {', '.join(scope)} and differ in {name} ({a} and {b}): keep one of "
-                 "them, or name their experiments differently")
-    if (twice := rows.duplicated(RUN)).any():
-        print(f"given twice, with equal values, and used once: {count(twice.sum(), 'row')}")
-    return rows[~twice].sort_values(RUN, ignore_index=True)
+    for name in dict.fromkeys(numbers):
+        rows[name] = typed(rows, name, may_lack=name not in needed)
+    nameless = (rows[RUN[:3]] == "").any(axis=1)
+    refuse(rows, nameless, "the experiment, the model or the task has no name")
+    refuse(rows, rows["model"] == "all", "the model 'all' would be all models together")
+    for name in columns_of("acc"):
+        exact = (rows[name] * rows["n"]).round() / rows["n"]
+        off = (rows[name] - exact).abs() > 5.1e-5  # accuracies of four decimals will do
+        what = f"{name} = {{{name}}} is no whole number of correct answers out of n = {{n}}"
+        refuse(rows, off, what)
+        rows[name] = exact
+    return rows
 
 
 def choose_rows(rows, args):
-    """The rows that --experiment, --m, --n, --models and --tasks name; an unknown value ends the run."""
+    """The rows that --experiment, --m, --n, --models and --tasks name, each known."""
     for flag, name in CHOICES.items():
         found = sorted(set(rows[name]))
         wanted = getattr(args, flag) or found
         for value in sorted(set(wanted) - set(found)):
-            stop(f"--{flag} {value}: not in the data chosen so far; found: {', '.join(map(str, found))}")
+            names = ", ".join(map(str, found))
+            raise UserError(f"--{flag} {value}: not in the data chosen so far; found: {names}")
         rows = rows[rows[name].isin(wanted)]
+    return rows
+
+
+def refuse_conflict(rows, scope, name):
+    """Refuse two rows that agree in the scope and differ in a column that both have."""
+    known = rows[rows[name].notna() & (rows[name] != "") & (rows[scope] != "").all(axis=1)]
+    known = known.drop_duplicates([*scope, name])
+    known = known[known.duplicated(scope, keep=False)].sort_values(scope, kind="stable")
+    if len(known):
+        one, two = known.iloc[0], known.iloc[1]
+        where = f"{one['where']} and {two['where']} agree in {', '.join(scope)}"
+        values = f"differ in {name} ({one[name]} and {two[name]})"
+        advice = "keep one (--experiment, --models, --tasks), or name their experiments differently"
+        raise UserError(f"{where} and {values}: {advice}")
+
+
+def each_once(rows):
+    """The rows, each run once, sorted; runs that contradict each other are refused."""
+    twice = rows[rows.duplicated(RUN, keep=False)]
+    for name in twice.select_dtypes("number").columns.difference([*RUN, "seconds"], sort=False):
+        refuse_conflict(twice, RUN, name)
+    for scope, name in SAME:
+        refuse_conflict(rows, scope, name)
+    again = rows.duplicated(RUN)
+    if again.any():
+        print(f"given twice, with equal values, and used once: {count(again.sum(), 'row')}")
+    return rows[~again].sort_values(RUN, ignore_index=True)
+
+
+def versions_of(rows):
+    """How many rows each version of code and libraries wrote, in words."""
+    numbers = rows["versions"].replace("", "no version named").value_counts()
+    return "; ".join(f"{count(number, 'row')} of {name}" for name, number in numbers.items())
+
+
+def load_rows(args, metric="acc"):
+    """The chosen rows of args.paths with the column `arms`: "crossed" where every row of a cell has
+    the columns *_on_extra of the metric and args.plain is off, else "plain"."""
+    rows = each_once(choose_rows(read_results(args.paths, metric), args))
+    if rows["versions"].nunique() > 1:
+        print(f"rows of several versions are taken together: {versions_of(rows)}")
+    there = rows[columns_of(metric)].notna().all(axis=1)
+    rows["arms"] = "plain"
+    for cell, mine in rows.groupby(CELL):
+        known = there[mine.index].sum()
+        if known == len(mine) and not args.plain:
+            rows.loc[mine.index, "arms"] = "crossed"
+        elif known and not args.plain:
+            lack = f"{len(mine) - known} of {len(mine)} rows lack {metric}_base_on_extra and so on"
+            print(f"{title_of(*cell)}: {lack}: plain effects, without crossed arms")
     return rows
 
 
 def count(number, what):
     """"1 task", "2 tasks"."""
-    return f"{number} {what}{'s' if number != 1 else ''}"
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
+def is_zero_shot(experiment):
+    """Whether an experiment's name says so; the authors' own folder is accuracies_zero_shot."""
+    return "zero-shot" in experiment or "zero_shot" in experiment
 
 
 def title_of(experiment, m, n):
-    """A cell in words. Zero-shot runs train on no labelled text: their m only fixes the split."""
-    return f"{experiment}, " + (f"n = {n}" if experiment.startswith("zero-shot") else f"m = {m}, n = {n}")
+    """A cell in words."""
+    return f"{experiment}, m = {m}, n = {n}"
 
 
 def file_of(*names):
-    """A file's name from names that may hold anything."""
-    return ".".join(re.sub(r"[^\w=+-]+", "-", str(name)) for name in names)
+    """A file's name from names that may hold anything; different names give different files."""
+    parts = []
+    for name in map(str, names):
+        safe = re.sub(r"[^\w=+-]+", "-", name)[:40]
+        if safe != name:
+            safe += "-" + hashlib.sha256(name.encode()).hexdigest()[:6]
+        parts.append(safe)
+    return ".".join(parts)
+# --- end shared ---
+
+
+# --- shared: interval ---
+SHARE = 0.89  # of every interval: the paper's
+
+
+def effects_of(row, metric="acc", crossed=True):
+    """(boost, bias) of a row, or of a table of rows, as fractions or nats.
+
+    Plain: acc_extra - acc_base and acc_test - acc_extra, on the texts of `test`. Crossed: the mean
+    of these and of their mirror images on the texts of `extra`, where `extra` and `test` change
+    places; a training run that is better or worse on all texts then cancels from the bias."""
+    boost = row[f"{metric}_extra"] - row[f"{metric}_base"]
+    bias = row[f"{metric}_test"] - row[f"{metric}_extra"]
+    if crossed:
+        mirrored_boost = row[f"{metric}_test_on_extra"] - row[f"{metric}_base_on_extra"]
+        mirrored_bias = row[f"{metric}_extra_on_extra"] - row[f"{metric}_test_on_extra"]
+        boost = (boost + mirrored_boost) / 2
+        bias = (bias + mirrored_bias) / 2
+    return boost, bias
+
+
+def these_tasks(means, variances, counts, floor):
+    """The mean over these tasks in closed form: a dict of estimate, se, df, low, high.
+
+    means, variances, counts: per task the mean, variance and number K of its subsamples'
+    differences, K from 2; floor: the least variance, that of rounding: for points (100 / n)^2 / 12,
+    a quarter of that where they are crossed. v_j = max(s_j^2, floor) / K_j, the standard error is
+    sqrt(sum v_j) / J, Student t with Satterthwaite's degrees of freedom. With a K of 1 all but the
+    estimate are nan."""
+    counts = np.asarray(counts, float)
+    found = {"estimate": float(np.mean(means)), "se": math.nan, "df": math.nan}
+    if counts.min() > 1:
+        v = np.maximum(variances, floor) / counts
+        found["se"] = math.sqrt(v.sum()) / len(v)
+        if v.sum() > 0:
+            found["df"] = float(v.sum() ** 2 / (v**2 / (counts - 1)).sum())
+    half = float(stats.t.ppf((1 + SHARE) / 2, found["df"])) * found["se"]
+    found["low"] = found["estimate"] - half
+    found["high"] = found["estimate"] + half
+    return found
 # --- end shared ---
 
 
 # --- shared: tools ---
+UPPER = (1 + SHARE) / 2  # the upper end of an interval, as a quantile
+
+
+def changes_of(rows, effect, crossed):
+    """Whole numbers that are n times the row's difference, crossed 2n times: for sign flips."""
+    boost, bias = effects_of(rows, "acc", crossed)
+    change = boost if effect == "boost" else bias
+    if crossed:
+        change = 2 * change
+    return (change * rows["n"]).round().astype(int)
+
+
 def training_variance(shares, n):
-    """(variance, told from 0?) of a mean accuracy over tasks at one subsample a task, fixed test set, in points^2.
-    shares: per task the accuracies of its subsamples, each on n fresh test texts. Their variance less the binomial one:
-    a lower bound, since single answers also flip. Told from 0 by sum((K - 1) s^2 / binomial) against chi-square."""
+    """(variance, told from 0?) of a mean accuracy over tasks at one subsample a task, on a fixed
+    test set, in points^2. shares: per task the accuracies of its subsamples, each on n fresh test
+    texts. Their variance less the binomial one: a lower bound, since single answers also flip. Told
+    from 0 by sum((K - 1) s^2 / binomial) against chi-square."""
     observed = np.array([np.var(share, ddof=1) for share in shares])
     binomial = np.array([np.mean(share * (1 - share)) / max(n - 1, 1) for share in shares])
-    known, freedom = binomial > 0, np.array([len(share) - 1 for share in shares])
-    p = stats.chi2.sf((freedom * observed)[known] @ (1 / binomial[known]), freedom[known].sum()) if known.any() else 1
+    freedom = np.array([len(share) - 1 for share in shares])
+    known = binomial > 0
     excess = (observed - binomial).sum()
-    return 1e4 * max(excess, 0) / len(shares) ** 2, bool(excess > 0 and p < 0.055)  # one end of 89 %
+    if excess <= 0 or not known.any():
+        return 0.0, False
+    chi_square = (freedom[known] * observed[known] / binomial[known]).sum()
+    p = stats.chi2.sf(chi_square, freedom[known].sum())
+    return 1e4 * excess / len(shares) ** 2, bool(p < 1 - UPPER)  # one end of the interval
 
 
 def sign_flip_p(changes):
-    """One-sided exact p of sum(changes), whole numbers, under random signs: exact if they are symmetric about 0."""
+    """One-sided p of sum(changes), whole numbers, under random signs: exact if they are symmetric
+    about 0. The sum of the sizes with a plus has a convolution of two-point laws."""
     sizes = np.abs(changes[changes != 0])
-    share = np.ones(1)  # of the sign patterns, by the sum of the sizes with a plus: a convolution of two-point laws
+    share = np.zeros(sizes.sum() + 1)  # of the sign patterns, by the sum of the sizes with a plus
+    share[0] = 1
+    reached = 0
     for size in sizes:
-        share = (np.pad(share, (0, size)) + np.pad(share, (size, 0))) / 2
-    return min(float(share[(sizes.sum() + changes.sum()) // 2 :].sum()), 1.0)  # ties count; rounding may exceed 1
+        share[size : reached + size + 1] += share[: reached + 1].copy()
+        share[: reached + size + 1] /= 2
+        reached += size
+    observed = (sizes.sum() + changes.sum()) // 2
+    return min(float(share[observed:].sum()), 1.0)  # ties count; rounding may exceed 1
 
 
 def panels(title, lines, columns, width, height, **more):
@@ -238,118 +414,234 @@ def panels(title, lines, columns, width, height, **more):
     return figure, figure.subplots(lines, columns, squeeze=False, **more)
 
 
+def open_folder(folder, script, made):
+    """Make a folder ready for a script's output. It is new, empty, or holds the script's own
+    summary.md: then what earlier runs made (patterns of names) is removed. Else it is refused."""
+    page = folder / "summary.md"
+    if folder.exists() and any(folder.iterdir()):
+        if not page.exists() or f"Written by {script}" not in page.read_text(errors="replace"):
+            what = f"holds files, and no summary.md of {script}"
+            raise UserError(f"{folder} {what}: give a new or empty folder by --out")
+        for pattern in made:
+            for file in folder.glob(pattern):
+                file.unlink()
+    folder.mkdir(parents=True, exist_ok=True)
+    write_page(folder, script, ["Not finished."])
+
+
+def write_page(folder, script, lines):
+    """Write summary.md; its last line names the script, by which open_folder knows the folder."""
+    text = "\n".join([*lines, "", f"Written by {script}.", ""])
+    (folder / "summary.md").write_text(text, encoding="utf-8")
+
+
 def write(folder, **tables):
-    """Write DataFrames as CSV, numbers to 6 significant digits; of empty ones no file is left, not an earlier one."""
+    """Write DataFrames as CSV, numbers to 6 significant digits; empty ones leave no file."""
     for name, table in tables.items():
-        (folder / f"{name}.csv").unlink(missing_ok=True)
         if len(table):
             table.to_csv(folder / f"{name}.csv", index=False, float_format="%.6g")
 # --- end shared ---
 
 
-def draw_slices(rows, effect, slices, rng, null=False):
-    """Counts [slices, 2, models, tasks] of one run per model and task, total [models, tasks] (0 where there is none).
-    null: control and treatment of each model and task change places with probability 1/2."""
-    models, tasks = sorted(set(rows["model"])), sorted(set(rows["task"]))
+# Slices -----------------------------------------------------------------------------------------
+
+
+def draw_slices(rows, effect, slices, rng, shuffled=False):
+    """Slices of one run per model and task. Returns the right answers [slices, 2, models, tasks] of
+    control and treatment, the changes [slices, models, tasks] in whole numbers (see changes_of) and
+    n [models, tasks], 0 where a model lacks a task."""
+    models = sorted(set(rows["model"]))
+    tasks = sorted(set(rows["task"]))
+    crossed = rows["arms"].iloc[0] == "crossed"
+    columns = [f"acc_{arm}" for arm in EFFECTS[effect]]
     total = np.zeros((len(models), len(tasks)), int)
     counts = np.zeros((slices, 2, *total.shape), int)
-    for (model, task), runs in rows.groupby(["model", "task"])[[f"right_{arm}" for arm in EFFECTS[effect]]]:
+    changes = np.zeros((slices, *total.shape), int)
+    for (model, task), runs in rows.groupby(["model", "task"]):
         i, j = models.index(model), tasks.index(task)
-        total[i, j], counts[:, :, i, j] = rows["n"].iloc[0], runs.to_numpy()[rng.integers(len(runs), size=slices)]
-    if null:
-        swap = rng.random((slices, 1, *total.shape)) < 0.5
-        counts = np.where(swap, counts[:, ::-1], counts)
-    return counts, total
+        drawn = runs.iloc[rng.integers(len(runs), size=slices)]
+        total[i, j] = runs["n"].iloc[0]
+        counts[:, :, i, j] = (drawn[columns] * total[i, j]).round()
+        changes[:, i, j] = changes_of(drawn, effect, crossed)
+    if shuffled:
+        swap = rng.random(changes.shape) < 0.5
+        counts = np.where(swap[:, None], counts[:, ::-1], counts)
+        changes = np.where(swap, -changes, changes)
+    return counts, changes, total
 
 
 def slice_posterior(counts, total):
-    """(mean, sd) of beta [slices] under the paper's model without V and W (one task: without U); counts, total: see
-    draw_slices. Given sd_U the log posterior is concave: Newton's method finds its mode, the inverse curvature is the
-    covariance. sd_U is set to its own mode by EM: the root of sd^4 + J sd^2 = sum E U_j^2 (HalfNormal(1) prior)."""
+    """(mean, sd) of beta [slices] under the paper's model without V and W (one task: without U).
+    Given sd_U the log posterior is concave: Newton's method finds its mode, the inverse curvature
+    is the covariance. sd_U is set to its own mode by EM: the root of sd^4 + J sd^2 = sum E U_j^2
+    (HalfNormal(1) prior)."""
     slices, _, models, tasks = counts.shape
-    l, i, j = (axis.ravel() for axis in np.indices((2, models, tasks)))
-    X = np.vstack([np.ones(len(l)), l, i == np.arange(1, models)[:, None], j == np.arange(tasks)[:, None]])
-    X = X.T[:, : None if tasks > 1 else -1]  # columns mu, beta, alpha of the later models, U
-    n, y = np.tile(total.ravel(), 2), counts.reshape(slices, -1)
-    precision = np.tile(np.r_[1, 1, np.full(models - 1, 1 / 25), np.ones(X.shape[1] - models - 1)], (slices, 1))
-    theta, U = np.zeros(precision.shape), slice(models + 1, None)
+    arm, model, task = (axis.ravel() for axis in np.indices((2, models, tasks)))
+    columns = [np.ones(len(arm)), arm]  # mu, beta
+    columns += [model == i for i in range(1, models)]  # alpha of the later models
+    if tasks > 1:
+        columns += [task == j for j in range(tasks)]  # U
+    X = np.array(columns, float).T
+    n = np.tile(total.ravel(), 2)
+    y = counts.reshape(slices, -1)
+    precision = np.ones((slices, len(columns)))
+    precision[:, 2 : models + 1] = 1 / 25  # alpha ~ N(0, 5)
+    U = slice(models + 1, None)
+    theta = np.zeros(precision.shape)
     for _ in range(200):
         p = special.expit(theta @ X.T)
-        curvature = (X.T * (n * p * (1 - p))[:, None]) @ X + precision[:, None] * np.eye(X.shape[1])
-        covariance = np.linalg.inv(curvature)
-        step = (covariance @ ((y - n * p) @ X - precision * theta)[..., None])[..., 0]
+        weighted = X.T * (n * p * (1 - p))[:, None]
+        covariance = np.linalg.inv(weighted @ X + precision[:, None] * np.eye(len(columns)))
+        gradient = (y - n * p) @ X - precision * theta
+        step = (covariance @ gradient[..., None])[..., 0]
         theta += np.clip(step, -2, 2)
         if np.abs(step).max() < 1e-7:
             break
-        square = (theta[:, U] ** 2 + np.diagonal(covariance, axis1=1, axis2=2)[:, U]).sum(1)
+        spread = np.diagonal(covariance, axis1=1, axis2=2)
+        square = (theta**2 + spread)[:, U].sum(1)
         variance = (np.sqrt(tasks**2 + 4 * square) - tasks) / 2
         precision[:, U] = 1 / np.maximum(variance, 1e-4)[:, None]
     return theta[:, 1], np.sqrt(covariance[:, 1, 1])
 
 
-def slice_rows(counts, total):
-    """One row per slice: the paper's posterior of beta, the t interval over tasks, the sign-flip p."""
-    mean, sd = slice_posterior(counts, total)
-    there, changes = total.all(axis=0), counts[:, 1] - counts[:, 0]  # a task that a model lacks is no part of the mean
-    D, J, upper = 100 * changes[:, :, there].mean(1) / total.max(), there.sum(), (1 + SHARE) / 2
-    t = D.mean(1) if J else math.nan
-    half = stats.t.ppf(upper, J - 1) * D.std(1, ddof=1) / math.sqrt(J) if J > 1 else math.nan
-    p = [min(1, 2 * sign_flip_p(change if change.sum() > 0 else -change)) for change in changes.reshape(len(D), -1)]
-    low, high = (mean + z * sd for z in stats.norm.ppf([1 - upper, upper]))
-    return pd.DataFrame({"slice": np.arange(1, len(D) + 1), "paper_mean": mean, "paper_low": low, "paper_high": high,
-                         "t_mean": t, "t_low": t - half, "t_high": t + half, "p": p})
+def slice_rows(counts, changes, total, crossed):
+    """A row per slice: the paper's posterior of beta, the t interval over tasks, sign-flip p."""
+    own = total.all(axis=0)  # a model may lack tasks
+    mean, sd = slice_posterior(counts[..., own], total[:, own])
+    reach = stats.norm.ppf(UPPER) * sd
+    D = 100 * changes[..., own].mean(1) / total.max()  # [slices, tasks]
+    if crossed:
+        D = D / 2
+    J = D.shape[1]
+    t = D.mean(1)
+    half = np.full(len(t), math.nan)
+    if J > 1:
+        half = stats.t.ppf(UPPER, J - 1) * D.std(1, ddof=1) / math.sqrt(J)
+    p = []
+    for change in changes.reshape(len(t), -1):
+        if change.sum() < 0:
+            change = -change
+        p.append(min(1, 2 * sign_flip_p(change)))
+    return pd.DataFrame({
+        "slice": np.arange(1, len(t) + 1),
+        "paper_mean": mean, "paper_low": mean - reach, "paper_high": mean + reach,
+        "t_mean": t, "t_low": t - half, "t_high": t + half, "p": p,
+    })
 
 
 def variance_ratio(rows, effect):
-    """Variance of D between a task's subsamples over that of two independent binomials, means over models and tasks."""
+    """Variance of plain differences between a task's subsamples over that of two independent
+    binomials, means over models and tasks; nan where no answer differs."""
     one = rows.drop_duplicates(RUN[:-1])  # one seed of each subsample
+    runs = [one["model"], one["task"]]
     control, treatment = (one[f"acc_{arm}"] for arm in EFFECTS[effect])
-    table = one.assign(D=treatment - control, binomial=sum(p * (1 - p) / one["n"] for p in (control, treatment)))
-    groups = table.groupby(["model", "task"])
-    return groups["D"].var().mean() / groups["binomial"].mean().mean()
+    binomial = (control * (1 - control) + treatment * (1 - treatment)) / one["n"]
+    expected = binomial.groupby(runs).mean().mean()
+    observed = (treatment - control).groupby(runs).var().mean()
+    return observed / expected if expected > 0 else math.nan
+
+
+def shares_of(found, rows, effect):
+    """The columns of shares.csv from a kind's slices of a model, and the model's rows."""
+    means = found["paper_mean"]
+    threshold = ZERO_SHOT_THRESHOLD if is_zero_shot(rows["experiment"].iloc[0]) else THRESHOLD
+    shares = {"slices": len(found), "paper_mean": means.mean(), "paper_sd": means.std()}
+    shares["threshold"] = threshold
+    shares["outside"] = (means.abs() > threshold).mean()
+    for way in ("paper", "t"):
+        told = (found[f"{way}_low"] > 0) | (found[f"{way}_high"] < 0)
+        shares[way] = told.mean() if found[f"{way}_low"].notna().all() else math.nan
+    shares["sign_flip"] = (found["p"] < 1 - SHARE).mean()
+    shares["variance_ratio"] = variance_ratio(rows, effect)
+    return shares
 
 
 def analyse(rows, effect, args):
-    """(rows of meta.csv, rows of shares.csv) of a cell and effect: slices and nulls, all models together and each."""
-    cell, models = dict(zip(CELL, rows[CELL].iloc[0])), sorted(set(rows["model"]))
-    threshold = args.threshold or (ZERO_SHOT_THRESHOLD if cell["experiment"].startswith("zero-shot") else THRESHOLD)
-    groups = {"all": models} | {model: [model] for model in models}
-    if len(models) == 1:
-        del groups["all"]
-    tables, shares = [], []
-    for kind, (model, names) in itertools.product(LOOKS, groups.items()):
-        counts, total = draw_slices(rows, effect, args.slices, np.random.default_rng(args.seed), kind == "swapped")
-        chosen = [models.index(name) for name in names]
-        own = total[chosen].any(axis=0)
-        found = slice_rows(counts[:, :, chosen][..., own], total[chosen][:, own])
-        names_of, means = {**cell, "effect": effect, "model": model, "kind": kind}, found["paper_mean"]
-        tables.append(found.assign(**names_of)[[*names_of, *found]])
-        told = {by: ((found[f"{by}_low"] > 0) | (found[f"{by}_high"] < 0)).mean() for by in ("paper", "t")}
-        told["t"] = told["t"] if found["t_low"].notna().any() else math.nan  # one task: no interval
-        shares.append(names_of | {
-            "slices": len(found), "paper_mean": means.mean(), "paper_sd": means.std(), "threshold": threshold,
-            "outside": (means.abs() > threshold).mean(), **told, "sign_flip": (found["p"] < 1 - SHARE).mean(),
-            "variance_ratio": variance_ratio(rows[rows["model"].isin(names)], effect)})
+    """(rows of meta.csv, rows of shares.csv) of a cell and effect: slices, then shuffled ones, of
+    all models together, where they have the same tasks, and of each."""
+    models = sorted(set(rows["model"]))
+    arms = rows["arms"].iloc[0]
+    tables = []
+    shares = []
+    for kind in ("slice", "swapped"):
+        rng = np.random.default_rng(args.seed)
+        counts, changes, total = draw_slices(rows, effect, args.slices, rng, kind == "swapped")
+        groups = {model: [i] for i, model in enumerate(models)}
+        if len(models) > 1 and total.all():
+            groups = {"all": list(range(len(models))), **groups}
+        for model, i in groups.items():
+            found = slice_rows(counts[:, :, i], changes[:, i], total[i], arms == "crossed")
+            names = dict(zip(CELL, rows[CELL].iloc[0]))
+            names.update(effect=effect, arms=arms, model=model, kind=kind)
+            tables.append(found.assign(**names)[[*names, *found]])
+            mine = rows if model == "all" else rows[rows["model"] == model]
+            shares.append({**names, **shares_of(found, mine, effect)})
     return pd.concat(tables), pd.DataFrame(shares)
 
 
-# Figures ----------------------------------------------------------------------------------------------------
+def lines_of(table):
+    """A DataFrame of words as the lines of a Markdown table."""
+    lines = [table.columns, ["---"] * table.shape[1], *table.to_numpy()]
+    return [f"| {' | '.join(line)} |" for line in lines]
+
+
+def cell_lines(rows, shares):
+    """A cell and effect in words: what studies of one subsample would have claimed, then a table
+    with a row a model."""
+    slices = shares[shares["kind"] == "slice"].reset_index()
+    shuffled = shares[shares["kind"] == "swapped"].reset_index()
+    first = slices.iloc[0]
+    table = pd.DataFrame({"model": slices["model"]})
+    table["variance ratio"] = slices["variance_ratio"].map("{:.2f}".format)
+    for way, name in {"outside": f"beyond {first['threshold']:g}", **WAYS}.items():
+        pairs = zip(slices[way], shuffled[way])
+        table[name] = [f"{one:.0%}, {other:.0%}" for one, other in pairs]
+    table = table.replace({"nan%, nan%": "", "nan": ""})  # one task; answers that never differ
+
+    claims = [f"{first[way]:.0%} by {name}" for way, name in WAYS.items() if first[way] >= 0]
+    alarms = [f"{share:.0%}" for share in shuffled.loc[0, list(WAYS)].dropna()]
+    lines = [
+        f"Of {first['slices']} studies with one subsample per model and task, {', '.join(claims)} "
+        f"would have claimed a {first['effect']} ({first['model']}). Of as many shuffled ones, in "
+        f"which there is none, {', '.join(alarms)}: false alarms, where 11% are to be expected."
+    ]
+    if first["arms"] == "crossed":
+        lines.append("t and sign flips take crossed arms, the paper's model plain ones.")
+    if rows.groupby(["model", "task"])["subsample"].nunique().max() < 2:
+        lines.append("There is one subsample per model and task: all slices are the same.")
+    if first["model"] != "all" and rows["model"].nunique() > 1:
+        lines.append("The models have different tasks: nothing is said of all together.")
+    return [" ".join(lines), "", *lines_of(table)]
+
+
+# Figures ----------------------------------------------------------------------------------------
 
 
 def draw_ecdf(table, shares):
-    """Figure 7: cumulative distributions over slices, and nulls (dashed), of the paper's posterior and t means."""
-    first, groups, models = shares.iloc[0], table.groupby(["model", "kind"]), list(dict.fromkeys(shares["model"]))
+    """Figure 7: cumulative distributions over slices, and shuffled ones (dashed), of the paper's
+    posterior means and of the means over tasks."""
+    first = shares.iloc[0]
     title = f"{first['effect']} from one subsample per model and task: {title_of(*first[CELL])}"
-    title += f"\n{count(first['slices'], 'slice')}; dashed: nulls; grey: within {first['threshold']:g}"
+    title += f"\n{first['slices']} slices; dashed: shuffled; grey: within {first['threshold']:g}"
     figure, (axes,) = panels(title, 1, 2, 11, 4 + 0.25 * len(shares), sharey=True)
-    texts = "the paper's model: posterior mean of beta (log odds)", "mean difference over tasks (points)"
-    for axis, name, text in zip(axes, ("paper", "t"), texts):
-        for row in shares.itertuples():
-            (what, style), colour = LOOKS[row.kind], f"C{models.index(row.model)}"
-            note = f": {100 * getattr(row, name):.0f} % exclude 0".replace(": nan % exclude 0", "")  # one task
-            means = groups.get_group((row.model, row.kind))[f"{name}_mean"]
-            if means.notna().all():  # else the models share no task
-                axis.ecdf(means, color=colour, ls=style, label=f"{row.model}, {what}{note}")
+    texts = {
+        "paper": "the paper's model: posterior mean of beta (log odds)",
+        "t": f"mean difference over tasks (points, {first['arms']} arms)",
+    }
+    groups = table.groupby(["model", "kind"])
+    models = list(dict.fromkeys(shares["model"]))
+    for axis, (way, text) in zip(axes, texts.items()):
+        for row in shares.to_dict("records"):
+            label = f"{row['model']}, slices"
+            style = "-"
+            if row["kind"] == "swapped":
+                label = f"{row['model']}, shuffled"
+                style = "--"
+            if row[way] >= 0:  # one task: nan
+                label += f": {row[way]:.0%} exclude 0"
+            means = groups.get_group((row["model"], row["kind"]))[f"{way}_mean"]
+            colour = f"C{models.index(row['model'])}"
+            axis.ecdf(means, color=colour, ls=style, label=label)
         axis.set_xlabel(text)
         axis.grid(alpha=0.3)
         axis.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.13), frameon=False)
@@ -359,131 +651,183 @@ def draw_ecdf(table, shares):
 
 
 def draw_nulls(shares):
-    """nulls.png: how often each analysis excludes 0 on exact nulls, by cell and model."""
+    """nulls.png: how often each way claims an effect of shuffled slices, by cell and model."""
     nulls = shares[shares["kind"] == "swapped"]
-    names = [f"{title_of(row.experiment, row.m, row.n)}, {row.effect}, {row.model}" for row in nulls.itertuples()]
-    title = "Who sees an effect where there is none? One subsample per model and task"
-    figure, ((axis,),) = panels(title, 1, 1, 8.5, 2.2 + 0.3 * len(nulls))
-    for column, marker in zip(("paper", "t", "sign_flip"), "soD"):
-        axis.plot(100 * nulls[column], range(len(nulls)), marker, ms=4, label=column)
-    axis.axvline(100 * (1 - SHARE), color="grey", lw=1, ls="--", label="nominal")
+    names = []
+    for row in nulls.to_dict("records"):
+        title = title_of(row["experiment"], row["m"], row["n"])
+        names.append(f"{title}, {row['effect']}, {row['model']}")
+    title = "False alarms in shuffled data, one subsample per model and task"
+    figure, ((axis,),) = panels(title, 1, 1, 8.5, 1.8 + 0.2 * len(nulls))
+    for (way, name), marker in zip(WAYS.items(), "soD"):
+        axis.plot(100 * nulls[way], range(len(nulls)), marker, ms=4, label=name)
+    axis.axvline(100 * (1 - SHARE), color="grey", lw=1, ls="--", label="to be expected")
     axis.set_yticks(range(len(names)), names, fontsize=8)
-    axis.set(ylim=(len(names) - 0.5, -0.5), xlim=(-1, None), xlabel="nulls in which 0 is excluded, percent")
+    axis.set(ylim=(len(names) - 0.5, -0.5), xlim=(-1, None))
+    axis.set_xlabel("shuffled slices in which 0 is excluded, percent")
     axis.grid(axis="x", alpha=0.3)
     figure.legend(loc="outside lower center", ncols=4, fontsize=8, frameon=False)
     return figure
 
 
-# A leaderboard ----------------------------------------------------------------------------------------------
+# A leaderboard ----------------------------------------------------------------------------------
 
 
 def read_board(path):
     """DataFrame with name, score (fraction) and n (nan if not given), best first."""
-    board = read_file(path, ("name", "score"))
-    for name in ("score", "n") if "n" in board else ("score",):
+    board = read_file(path, ("name", "score"), torn=False)
+    for name in board.columns.intersection(["score", "n"]):
         values = pd.to_numeric(board[name], errors="coerce")
         refuse(board, ~np.isfinite(values), f"{name} is {{{name}!r}}, not a number")
         board[name] = values
-    board = board.assign(n=board.get("n", math.nan))
-    board["score"] /= 100 if (board["score"] > 1).any() else 1
-    bad = (board["score"] < 0) | (board["score"] > 1) | (board["n"] < 1)
+    if "n" not in board:
+        board["n"] = math.nan
+    if (board["score"] > 1).any():
+        mixed = (board["score"] > 0) & (board["score"] <= 1)
+        refuse(board, mixed, "score is {score} beside scores above 1: write all as percent or none")
+        board["score"] /= 100
+    bad = ~board["score"].between(0, 1) | (board["n"] < 1)
     refuse(board, bad, "scores lie in 0 to 1, or all in percent; n is from 1")
     if len(board) < 2:
-        stop(f"{path} has fewer than two entries: a board needs two")
+        raise UserError(f"{path} has fewer than two entries: a board needs two")
     return board.sort_values("score", ascending=False, kind="stable", ignore_index=True)
 
 
 def board_table(board, rows, seed):
-    """leaderboard.csv of one model's rows, whose training noise the entries are taken to have; nan: not told from 0."""
-    subsamples, scores = rows.groupby(["task", "subsample"])["acc_extra"].mean(), 100 * board["score"].to_numpy()
-    variance, told = training_variance([share.to_numpy() for _, share in subsamples.groupby("task")], rows["n"].iloc[0])
-    variance = variance if told else math.nan
-    text = 1e4 * (board["score"] * (1 - board["score"]) / board["n"]).to_numpy()  # of its n test texts; nan without n
-    gap = np.append(scores[:-1] - scores[1:], math.nan)
-    table = pd.DataFrame({"rank": range(1, len(board) + 1), "name": board["name"], "score": board["score"],
-                          "model": rows["model"].iloc[0], "gap": gap})
-    noises = {"p_wrong": 2 * variance, "p_wrong_texts": 2 * variance + text + np.append(text[1:], math.nan)}
-    for name, noise in (noises | {f"p_swap_{R}": 2 * variance / R for R in (1, 5, 20)}).items():
+    """leaderboard.csv under one model's training noise, which each entry is taken to have; nan
+    where the noise is not told from 0."""
+    accuracies = rows.groupby(["task", "subsample"])["acc_extra"].mean()  # over seeds
+    shares = [share.to_numpy() for _, share in accuracies.groupby("task")]
+    variance, told = training_variance(shares, rows["n"].iloc[0])
+    if not told:
+        variance = math.nan
+    scores = 100 * board["score"].to_numpy()
+    text = 1e4 * (board["score"] * (1 - board["score"]) / board["n"])  # of its n test texts
+    gap = pd.Series(scores).diff(-1)
+
+    # The true gap is Normal(gap, 2 variance); a rerun's is its own, with noise of its own
+    noises = {"p_wrong": 2 * variance, "p_wrong_texts": 2 * variance + text + text.shift(-1)}
+    for R in (1, 5, 20):
+        noises[f"p_swap_{R}"] = 2 * variance * (1 + 1 / R)
+    table = board[["name", "score"]].assign(model=rows["model"].iloc[0], gap=gap)
+    table.insert(0, "rank", range(1, len(board) + 1))
+    for name, noise in noises.items():
         table[name] = stats.norm.sf(gap / np.sqrt(noise))
-    draws = scores + np.random.default_rng(seed).normal(0, math.sqrt(variance), (100_000, len(board)))
-    best = np.bincount(draws.argmax(1), minlength=len(board)) / len(draws)
-    return table.assign(p_best=best if told else math.nan)
+    noise = np.random.default_rng(seed).normal(0, math.sqrt(variance), (100_000, len(board)))
+    best = np.bincount((scores + noise).argmax(1), minlength=len(board)) / len(noise)
+    table["p_best"] = best if told else math.nan
+    return table
+
+
+def board_word(value, name):
+    """A value of leaderboard.csv in words."""
+    if isinstance(value, str):
+        return value
+    if name.startswith("p_") and value < 0.001:
+        return "<.001"
+    return "" if math.isnan(value) else f"{value:.3g}"
 
 
 def run_board(rows, args):
     """The leaderboard under the training noise of one cell, model by model."""
-    if len(cells := rows.groupby(CELL).size().index) > 1:
+    cells = list(rows.groupby(CELL).groups)
+    if len(cells) > 1:
         choices = "; ".join(f"--experiment {e} --m {m} --n {n}" for e, m, n in cells)
-        stop(f"--leaderboard takes the noise of one cell; choose by {choices}")
+        raise UserError(f"--leaderboard takes the noise of one cell; choose by {choices}")
     sizes = rows.groupby(["model", "task"])["subsample"].nunique()
     for model, task in sizes.index[sizes < 2]:
-        stop(f"{model} has one subsample of {task}, which cannot show how runs differ: run at least 2, or use --tasks")
+        found = f"{model} has one subsample of {task}, which cannot show how runs differ"
+        raise UserError(f"{found}: run at least 2, or use --tasks")
     board = read_board(args.leaderboard)
     table = pd.concat(board_table(board, mine, args.seed) for _, mine in rows.groupby("model"))
-    args.out.mkdir(parents=True, exist_ok=True)
-    write(args.out, leaderboard=table)
-    print(f"{args.leaderboard}: each entry's mean accuracy over {count(rows['task'].nunique(), 'task')} is taken to "
-          f"vary from training run to training run as acc_extra of each model here ({title_of(*cells[0])}). The gap is "
-          "taken as true; the entries share their test texts, which are held fixed; with a column n, p_wrong_texts "
-          "adds their luck as if they were not shared, which is at most too much.\n")
-    print(table.to_string(index=False, na_rep="", float_format="{:.3g}".format))
+    words = table.astype(object)
+    for name in table:
+        words[name] = [board_word(value, name) for value in table[name]]
+    lines = [
+        f"Each entry of {args.leaderboard} is taken to vary from training run to training run as "
+        f"the mean acc_extra of each model here does ({title_of(*cells[0])}). The entries share "
+        "their test texts, which are held fixed; with a column n, p_wrong_texts adds their luck as "
+        "if they were not shared, which is at most too much. A rerun has luck of its own, as the "
+        "board has.", "", *lines_of(words),
+    ]
     for model in table.loc[table["p_best"].isna(), "model"].unique():
-        print(f"{model}: training noise is not told from 0 by these data: nothing is said on swaps; run more")
-    print(f"\ntable: {(args.out / 'leaderboard.csv').resolve()}")
+        lines += ["", f"{model}: training noise is not told from 0 by these data: run more"]
+    open_folder(args.out, SCRIPT, MADE)
+    write(args.out, leaderboard=table)
+    write_page(args.out, SCRIPT, ["# A leaderboard", "", *lines])
+    print("\n".join(lines))
+    print(f"\nin {args.out.resolve()}: summary.md, leaderboard.csv")
 
 
 def parse_args(argv):
     """Command-line flags; --help reads like a page."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0], epilog="Columns: see the script's head.")
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     add = parser.add_argument_group("what to run").add_argument
     add("paths", nargs="*", type=Path, default=[Path("results.csv")], metavar="FILE or FOLDER",
         help="results files, folders of them, or folders in the published layout (results.csv)")
-    add("--slices", type=positive, default=500, metavar="N", help="slices, and so many nulls (%(default)s)")
+    add("--slices", type=positive, default=500, metavar="N", help="and shuffled ones (%(default)s)")
     add("--effects", nargs="+", choices=tuple(EFFECTS), default=["bias"], help="(bias)")
-    add("--leaderboard", type=Path, metavar="FILE", help="instead: is the order of its entries right, would they swap?")
-    add("--threshold", type=float, metavar="T", help="on beta's posterior mean, log odds (0.04; zero-shot: 0.08)")
+    add("--plain", action="store_true", help="plain effects even where arms are crossed")
+    add("--leaderboard", type=Path, metavar="FILE",
+        help="instead: is the order of its entries right, would they swap?")
     for flag, name in CHOICES.items():
-        add(f"--{flag}", nargs="+", type=int if name in WHOLE else str, metavar=name.upper(), help="only these (all)")
+        kind = int if name in LEAST else str
+        add(f"--{flag}", nargs="+", type=kind, metavar=name.upper(), help="only these (all)")
     add("--seed", type=int, default=0, help="of all random numbers (%(default)s)")
     add = parser.add_argument_group("output").add_argument
-    add("--out", type=Path, default=Path("meta"), metavar="FOLDER", help="tables and figures (%(default)s)")
+    add("--out", type=Path, default=Path("meta"), metavar="FOLDER",
+        help="new, empty, or of an earlier run, which is replaced (%(default)s)")
     add("--no-figures", action="store_true", help="tables only")
     args = parser.parse_args(argv)
     args.effects = list(dict.fromkeys(args.effects))
-    if args.seed < 0 or args.threshold is not None and not args.threshold > 0:
-        parser.error(f"--seed {args.seed} --threshold {args.threshold}: a seed is from 0, a threshold above 0")
+    if args.seed < 0:
+        parser.error(f"--seed {args.seed}: a seed is from 0")
     return args
 
 
 @matplotlib.rc_context({"text.parse_math": False})  # a $ in a name is a $
 def main(argv=None):
     args = parse_args(argv)
-    rows = choose_rows(read_results(args.paths), args)
+    rows = load_rows(args)
     if args.leaderboard:
         return run_board(rows, args)
-    args.out.mkdir(parents=True, exist_ok=True)
-    found, jobs = [], list(itertools.product(rows.groupby(CELL), args.effects))
-    for (cell, mine), effect in tqdm(jobs, leave=False):
-        found.append(analyse(mine, effect, args))
+    open_folder(args.out, SCRIPT, MADE)
+
+    # A section for every cell and effect
+    tables = []
+    shares = []
+    page = [
+        "# How far can one subsample be trusted?", "",
+        "Tables: the share of slices, then of shuffled ones, where the paper's posterior mean is "
+        "beyond its threshold, and where each analysis excludes 0 at 89 %.", "",
+        f"{len(rows)} rows: {versions_of(rows)}",
+    ]
+    jobs = [(*job, effect) for job in rows.groupby(CELL) for effect in args.effects]
+    for cell, mine, effect in tqdm(jobs, leave=False):
+        found, shared = analyse(mine, effect, args)
+        tables.append(found)
+        shares.append(shared)
+        head = f"{title_of(*cell)}, {effect}"
+        lines = cell_lines(mine, shared)
+        tqdm.write("\n".join([head, *lines, ""]))
+        page += ["", f"## {head}", "", *lines]
         if not args.no_figures:
-            draw_ecdf(*found[-1]).savefig(args.out / f"slices.{file_of(*cell, effect)}.png", dpi=130)
-    table, shares = map(pd.concat, zip(*found))
-    write(args.out, meta=table, shares=shares)
-    names = [*CELL, "effect", "model", "threshold", "variance_ratio"]
-    wide = 100 * shares.pivot_table(["outside", "paper", "t", "sign_flip"], names, "kind", sort=False, dropna=False)
-    wide = wide.rename(columns={"slice": "slices", "swapped": "nulls", "paper": "paper excludes 0"}).dropna(how="all")
-    print("one subsample per model and task: percent beyond the threshold; percent of 89 % intervals that exclude 0")
-    for cell, runs in rows.groupby([*CELL, "model", "task"])["subsample"].nunique().groupby(CELL).max().items():
-        if runs < 2:
-            print(f"{title_of(*cell)} has one subsample per model and task: all its slices are the same")
-    print(wide.reset_index().to_string(index=False, na_rep="", float_format="{:.4g}".format))
+            name = f"slices.{file_of(*cell, effect)}.png"
+            draw_ecdf(found, shared).savefig(args.out / name, dpi=130)
+            page += ["", f"![distributions over slices]({name})"]
+
+    # All of them together
+    shares = pd.concat(shares)
+    write(args.out, meta=pd.concat(tables), shares=shares)
     if not args.no_figures:
         draw_nulls(shares).savefig(args.out / "nulls.png", dpi=130)
-    print(f"in {args.out.resolve()}: meta.csv, shares.csv{'' if args.no_figures else ', figures'}")
+        page += ["", "## False alarms", "", "![shuffled slices in which 0 is excluded](nulls.png)"]
+    write_page(args.out, SCRIPT, page)
+    print(f"in {args.out.resolve()}: summary.md, meta.csv, shares.csv, figures *.png")
 
 
 # --- shared: start ---
 if __name__ == "__main__":
-    with guard():
-        main([] if "__file__" not in globals() else None)  # pasted into a notebook cell: sys.argv is the kernel's
+    # in a notebook cell sys.argv is the kernel's: give flags in the list, such as ["--m", "50"]
+    run_script(main, [] if "__file__" not in globals() else None)
 # --- end shared ---
