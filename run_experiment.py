@@ -581,6 +581,7 @@ def append_row(path, row):
 
 # --- shared: plan ---
 def seed_number(text):
+    """argparse type: a whole number from 0 to a billion."""
     return 0 if text == "0" else positive(text)
 
 
@@ -1413,10 +1414,12 @@ def check_tasks(args, registry):
 
 
 def draws(text):
+    """argparse type: a whole number from 1, or `paper`."""
     return text if text == "paper" else positive(text)
 
 
 def parse_args(argv):
+    """The flags."""
     parser = argparse.ArgumentParser(
         description=__doc__.partition("\n\n")[0], epilog="More: the head of this script.")
     add = parser.add_argument_group("what to run (all combinations)").add_argument

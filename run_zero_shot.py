@@ -593,6 +593,7 @@ def append_row(path, row):
 
 # --- shared: plan ---
 def seed_number(text):
+    """argparse type: a whole number from 0 to a billion."""
     return 0 if text == "0" else positive(text)
 
 
