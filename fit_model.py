@@ -189,7 +189,8 @@ def read_file(path, needed, torn=True):
         elif len(line) < len(header) and torn:
             short.append(line[0].rpartition(" ")[2])
         else:
-            fields = f"{len(line) - 1} fields where the header has {len(header) - 1}"
+            found = len(line) - 1
+            fields = f"{found} fields where the header has {len(header[1:])}"
             raise UserError(f"{line[0]}: {fields}: correct or delete the line")
     if short:
         print(f"{path}: left out as torn (fewer fields than the header): line {', '.join(short)}")
@@ -320,8 +321,8 @@ def load_rows(args, metric="acc"):
         if known == len(mine) and not args.plain:
             rows.loc[mine.index, "arms"] = "crossed"
         elif known and not args.plain:
-            lack = f"{len(mine) - known} of {len(mine)} rows lack {metric}_base_on_extra and so on"
-            print(f"{title_of(*cell)}: {lack}: plain effects, without crossed arms")
+            have = f"only {known} of {len(mine)} rows have {metric}_base_on_extra and so on"
+            print(f"{title_of(*cell)}: {have}: plain effects, without crossed arms")
     return rows
 
 
@@ -1223,14 +1224,16 @@ def many_lines(tasks, correlations, metric):
         means = mine.groupby("task")["estimate"].mean().round(9)
         if len(means) < FEWEST_TASKS:
             continue
-        signs = f"{(means > 0).sum()} positive, {(means == 0).sum()} zero, {(means < 0).sum()}"
+        signs = np.sign(means).value_counts().reindex([1, 0, -1], fill_value=0)
+        signs = "{} positive, {} zero, {} negative".format(*signs)
         least = f"{means.min():+.{D}f} ({means.idxmin()})"
         most = f"{means.max():+.{D}f} ({means.idxmax()})"
         what = f"{experiment}, {effect} of the tasks over settings and models"
-        lines.append(f"{what}: {signs} negative; from {least} to {most}")
+        lines.append(f"{what}: {signs}; from {least} to {most}")
         if effect == "bias" and "p" in mine:
             p = mine["p_adjusted"]
-            found = f"{len(p)}, adjusted p below .05: {(p < 0.05).sum()}, smallest {p.min():.3f}"
+            small = (p < 0.05).sum()
+            found = f"{len(p)}, adjusted p below .05: {small}, smallest {p.min():.3f}"
             picked = ", ".join(sorted(set(mine.loc[mine["flag_3"] == 1, "task"]))) or "none"
             what = f"{experiment}, one-sided sign-flip tests of a positive bias"
             lines.append(f"{what}: {found}; from +3 points: {picked}")
@@ -1277,7 +1280,8 @@ def plan_lines(plan, rows, args):
         lines.append(f"{title_of(*cell)}, {model}, {tasks}, {arms[tuple(cell)]} arms:")
         lines += [plan_line(row, args.margin, args.metric) for row in mine.itertuples()]
     for experiment, m, n in arms.index:
-        few = f"of a task with fewer than {10 * (m + 2 * n):,} rows, ten times m + 2n"
+        few = 10 * (m + 2 * n)
+        few = f"of a task with fewer than {few:,} rows, ten times m + 2n"
         why = "subsamples overlap: all this is then of these rows, not of new ones"
         lines.append(f"{title_of(experiment, m, n)}: {few}, {why}")
     return lines

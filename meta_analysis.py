@@ -157,7 +157,8 @@ def read_file(path, needed, torn=True):
         elif len(line) < len(header) and torn:
             short.append(line[0].rpartition(" ")[2])
         else:
-            fields = f"{len(line) - 1} fields where the header has {len(header) - 1}"
+            found = len(line) - 1
+            fields = f"{found} fields where the header has {len(header[1:])}"
             raise UserError(f"{line[0]}: {fields}: correct or delete the line")
     if short:
         print(f"{path}: left out as torn (fewer fields than the header): line {', '.join(short)}")
@@ -288,8 +289,8 @@ def load_rows(args, metric="acc"):
         if known == len(mine) and not args.plain:
             rows.loc[mine.index, "arms"] = "crossed"
         elif known and not args.plain:
-            lack = f"{len(mine) - known} of {len(mine)} rows lack {metric}_base_on_extra and so on"
-            print(f"{title_of(*cell)}: {lack}: plain effects, without crossed arms")
+            have = f"only {known} of {len(mine)} rows have {metric}_base_on_extra and so on"
+            print(f"{title_of(*cell)}: {have}: plain effects, without crossed arms")
     return rows
 
 

@@ -1263,7 +1263,7 @@ def test_a_cell_with_some_rows_of_old_is_plain_and_says_so(f, capsys, tmp_path):
         and rows.groupby("m")["arms"].nunique().max() == 1
     )
     assert (
-        "few-shot, m = 10, n = 50: 1 of 12 rows lack acc_base_on_extra and so on: plain effects"
+        "few-shot, m = 10, n = 50: only 11 of 12 rows have acc_base_on_extra and so on: plain effects"
         in capsys.readouterr().out
     )
 
