@@ -321,7 +321,7 @@ def file_of(*names):
 # --- end shared ---
 
 
-# --- shared: interval ---
+# --- shared: effects ---
 SHARE = 0.89  # of every interval: the paper's
 
 
@@ -339,27 +339,6 @@ def effects_of(row, metric="acc", crossed=True):
         boost = (boost + mirrored_boost) / 2
         bias = (bias + mirrored_bias) / 2
     return boost, bias
-
-
-def these_tasks(means, variances, counts, floor):
-    """The mean over these tasks in closed form: a dict of estimate, se, df, low, high.
-
-    means, variances, counts: per task the mean, variance and number K of its subsamples'
-    differences, K from 2; floor: the least variance, that of rounding: for points (100 / n)^2 / 12,
-    a quarter of that where they are crossed. v_j = max(s_j^2, floor) / K_j, the standard error is
-    sqrt(sum v_j) / J, Student t with Satterthwaite's degrees of freedom. With a K of 1 all but the
-    estimate are nan."""
-    counts = np.asarray(counts, float)
-    found = {"estimate": float(np.mean(means)), "se": math.nan, "df": math.nan}
-    if counts.min() > 1:
-        v = np.maximum(variances, floor) / counts
-        found["se"] = math.sqrt(v.sum()) / len(v)
-        if v.sum() > 0:
-            found["df"] = float(v.sum() ** 2 / (v**2 / (counts - 1)).sum())
-    half = float(stats.t.ppf((1 + SHARE) / 2, found["df"])) * found["se"]
-    found["low"] = found["estimate"] - half
-    found["high"] = found["estimate"] + half
-    return found
 # --- end shared ---
 
 
