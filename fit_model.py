@@ -33,11 +33,10 @@ the columns
                       needed (subsamples of each task that give ± the margin), to_settle (a verdict
                       with 80 % probability if there is no effect), detectable (with 80 % power)
     means.csv         experiment, m, n, model, tasks, rows, boost, boost_median, bias, bias_median
-    tasks.csv         experiment, m, n, effect, model, task, arms, subsamples, estimate, sd,
+    tasks.csv         experiment, m, n, effect, model, task, subsamples, estimate, sd, arms,
                       majority, low, high, verdict, p (one-sided sign flips of a bias), p_adjusted
-                      (Benjamini-Hochberg), flag_3, flag_2 (bias from +3, +2 points), paper ((12)),
-                      hierarchical, their _low, _high, p_beyond (the margin)
-    correlations.csv  experiment, m, n, effect, task, model_a, model_b, subsamples, spearman
+                      (Benjamini-Hochberg), paper ((12)), hierarchical, their _low, _high, p_beyond
+                      (the margin)
     posterior.csv     experiment, m, n, effect, analysis, parameter, mean, sd, hdi_low, hdi_high,
                       r_hat, ess_bulk, ess_tail, warning (empty: converged; else exit status 3)
     plan.csv          experiment, m, n, model, quantity, test_set, tasks, effective_tasks (equally
@@ -45,23 +44,21 @@ the columns
                       needed_low, needed_high, to_settle
 
 Measured 2026-11-22 on 2 cores of an AMD EPYC that did other work, seconds of CPU: --draws 0
---no-figures 3.4 on 27,500 published rows, 2.1 on the default run's (figures: .2 more); a fit 3 to
-40, of which up to 16 compile the model once per shape, 160 where it was done again: one in 16.
+--no-figures 3.4 on 27,500 published rows; a fit 3 to 40, of which up to 16 compile the model once
+per shape, 160 where it was done again: one in 16.
 """
 
 import argparse
 import csv
-import hashlib
-import io
 import itertools
 import math
 import os
-import re
 import sys
 import time
 import warnings
 from pathlib import Path
 from types import SimpleNamespace
+from urllib.parse import quote
 
 import matplotlib
 import numpy as np
@@ -81,8 +78,8 @@ COMPILED = {}  # models by analysis, flags and shapes of the data
 HYPER = ("mu", "alpha", "beta", "sd_U", "sd_V", "sd_W", "tau", "s", "omega")
 SUMMARY = ["mean", "sd", "hdi_low", "hdi_high", "r_hat", "ess_bulk", "ess_tail", "warning"]
 MADE = (  # what an earlier run may have left in the output folder
-    "effects.csv", "means.csv", "tasks.csv", "correlations.csv", "posterior.csv",
-    "plan.csv", "effects.png", "tasks.*.png",
+    "effects.csv", "means.csv", "tasks.csv", "posterior.csv", "plan.csv", "effects.png",
+    "tasks.*.png",
 )
 LOOKING = (
     "Fix the number of subsamples before looking, or raise it once, to the number given here: "
@@ -140,9 +137,10 @@ ARMS = ("base", "extra", "test")
 EFFECTS = {"boost": ("base", "extra"), "bias": ("extra", "test")}  # control, treatment
 CELL = ["experiment", "m", "n"]
 RUN = ["experiment", "model", "task", "m", "n", "subsample", "seed"]  # names a row
-LEAST = {"m": 1, "n": 1, "subsample": 1, "num_classes": 1, "seed": 0}  # whole numbers
 REQUIRED = [*RUN[:-1], "num_classes", "majority", "acc_base", "acc_extra", "acc_test"]
+WORDS = ["split", "data", "recipe", "versions"]
 CHOICES = {"experiment": "experiment", "m": "m", "n": "n", "models": "model", "tasks": "task"}
+LEAST = {"m": 1, "n": 1, "subsample": 1, "num_classes": 1, "seed": 0}  # whole numbers
 SAME = [  # (scope, column): rows that agree in the scope must agree in the column
     (RUN[:5], "recipe"),
     (["experiment", "task"], "data"),
@@ -168,53 +166,46 @@ def read_file(path, needed, torn=True):
     """A CSV file as a DataFrame of str with the column `where` (file, line). torn: lines with fewer
     fields than the header, which killed runs leave, are left out, and said; else refused."""
     try:
-        text = path.read_bytes().decode("utf-8-sig")
-        reader = csv.reader(io.StringIO(text, newline=""), strict=True)
-        lines = [[f"{path}, line {reader.line_num}", *line] for line in reader if any(line)]
+        with open(path, newline="", encoding="utf-8-sig") as file:
+            reader = csv.reader(file, strict=True)
+            lines = [[f"{path}, line {reader.line_num}", *line] for line in reader if any(line)]
     except (ValueError, csv.Error) as error:
         raise UserError(f"{path} is no CSV file in UTF-8: {error}") from None
-    if not lines:
-        raise UserError(f"{path} is empty: give a CSV file with a header and rows")
-    header = ["where", *[name.strip() for name in lines[0][1:]]]
+    header = ["where"]
+    if lines:
+        header += [name.strip() for name in lines[0][1:]]
     for name in (*needed, *header):
-        if header.count(name) != 1:
-            found = "two columns" if name in header else "no column"
-            columns = ", ".join(header[1:])
-            raise UserError(f"{path} has {found} {name!r}; found, separated by commas: {columns}")
+        number = header.count(name)
+        if number != 1:
+            found = f"{number} columns {name!r}, not one"
+            raise UserError(f"{path} has {found}; separated by commas: {', '.join(header[1:])}")
     whole = []
-    short = []
     for line in lines[1:]:
+        what = f"{line[0]}: {len(line) - 1} fields where the header has {len(header) - 1}"
         if len(line) == len(header):
             whole.append(line)
         elif len(line) < len(header) and torn:
-            short.append(line[0].rpartition(" ")[2])
+            print(f"{what}: left out as torn")
         else:
-            found = len(line) - 1
-            fields = f"{found} fields where the header has {len(header[1:])}"
-            raise UserError(f"{line[0]}: {fields}: correct or delete the line")
-    if short:
-        print(f"{path}: left out as torn (fewer fields than the header): line {', '.join(short)}")
+            raise UserError(f"{what}: correct or delete the line")
     return pd.DataFrame(whole, columns=header, dtype=str)
 
 
 def read_path(path, needed):
     """Tables of a results file, or of a folder's results.csv, results.*-of-*.csv or files in the
     published layout, m50/n500/bert/ag_news/accuracies.csv, whose row k is subsample k."""
-    if not path.exists():
-        raise UserError(f"{path} does not exist: give results files, or folders of them")
     if not path.is_dir():
         return [read_file(path, needed)]
-    files = sorted([*path.glob("results.csv"), *path.glob("results.*-of-*.csv")])
-    tables = [read_file(file, needed) for file in files]
+    files = [*path.glob("results.csv"), *path.glob("results.*-of-*.csv")]
+    tables = [read_file(file, needed) for file in sorted(files)]
     for file in sorted(path.glob("m*/n*/*/*/accuracies.csv")):
-        m, n, model, task = file.parts[-5:-1]
-        names = {"experiment": path.resolve().name, "model": model, "task": task}
-        table = read_file(file, ("num_classes", "majority", *ARMS)).assign(**names)
+        table = read_file(file, ("num_classes", "majority", *ARMS))
         table = table.rename(columns={arm: f"acc_{arm}" for arm in ARMS})
-        subsamples = [str(k) for k in range(1, len(table) + 1)]
-        tables.append(table.assign(m=m[1:], n=n[1:], subsample=subsamples))
+        m, n, model, task = file.parts[-5:-1]
+        table = table.assign(experiment=path.resolve().name, model=model, task=task)
+        tables.append(table.assign(m=m[1:], n=n[1:], subsample=range(1, len(table) + 1)))
     if not tables:
-        layout = "m<m>/n<n>/<model>/<task>/accuracies.csv"
+        layout = "m*/n*/<model>/<task>/accuracies.csv"
         raise UserError(f"{path} holds no results.csv, results.*-of-*.csv, {layout}: name a file")
     return tables
 
@@ -222,16 +213,18 @@ def read_path(path, needed):
 def typed(rows, name, may_lack):
     """The numbers of a column of str; empty ones become nan if the rows may lack them."""
     values = pd.to_numeric(rows[name], errors="coerce")
-    bad = ~np.isfinite(values) & ~(may_lack & (rows[name] == ""))
+    least = LEAST.get(name, -(10**9))
+    most = 10**9
+    if name == "n":
+        most = 10**6  # sign flips of more take hours
+    if name.startswith(("majority", "acc_", "f1_")):
+        least, most = 0, 1
+    bad = ~values.between(least, most) & ~(may_lack & (rows[name] == ""))
     kind = "number"
     if name in LEAST:
-        most = 10**6 if name == "n" else 10**9  # sign flips of a larger n take hours
-        kind = f"whole number from {LEAST[name]} to {most}"
-        bad |= (values % 1 != 0) | ~values.between(LEAST[name], most)
-    elif name.startswith(("majority", "acc_", "f1_")):
-        kind = "share from 0 to 1"
-        bad |= (values < 0) | (values > 1)
-    refuse(rows, bad, f"{name} is {{{name}!r}}, not a {kind}")
+        kind = "whole number"
+        bad |= values % 1 != 0
+    refuse(rows, bad, f"{name} is {{{name}!r}}, not a {kind} from {least} to {most}")
     return values.astype(int) if name in LEAST else values.astype(float)
 
 
@@ -246,20 +239,18 @@ def read_results(paths, metric="acc"):
     numbers = ["seed", *REQUIRED[3:], "loss_extra", "loss_test", "seconds"]
     for each in ("acc", "f1", "nll", metric):
         numbers += columns_of(each)
-    words = ["split", "data", "recipe", "versions"]
-    lacking = {*numbers, *words} - set(rows)
-    rows = rows.assign(**dict.fromkeys(sorted(lacking), "")).fillna("")
+    for name in (*numbers, *WORDS):
+        if name not in rows:
+            rows[name] = ""
+    rows = rows.fillna("")
     rows["seed"] = rows["seed"].replace("", "0")
     for name in dict.fromkeys(numbers):
         rows[name] = typed(rows, name, may_lack=name not in needed)
-    nameless = (rows[RUN[:3]] == "").any(axis=1)
-    refuse(rows, nameless, "the experiment, the model or the task has no name")
     refuse(rows, rows["model"] == "all", "the model 'all' would be all models together")
     for name in columns_of("acc"):
         exact = (rows[name] * rows["n"]).round() / rows["n"]
         off = (rows[name] - exact).abs() > 5.1e-5  # accuracies of four decimals will do
-        what = f"{name} = {{{name}}} is no whole number of correct answers out of n = {{n}}"
-        refuse(rows, off, what)
+        refuse(rows, off, f"{name} = {{{name}}} is no whole number of right answers of n = {{n}}")
         rows[name] = exact
     return rows
 
@@ -269,7 +260,7 @@ def choose_rows(rows, args):
     for flag, name in CHOICES.items():
         found = sorted(set(rows[name]))
         wanted = getattr(args, flag) or found
-        for value in sorted(set(wanted) - set(found)):
+        for value in set(wanted) - set(found):
             names = ", ".join(map(str, found))
             raise UserError(f"--{flag} {value}: not in the data chosen so far; found: {names}")
         rows = rows[rows[name].isin(wanted)]
@@ -278,15 +269,14 @@ def choose_rows(rows, args):
 
 def refuse_conflict(rows, scope, name):
     """Refuse two rows that agree in the scope and differ in a column that both have."""
-    known = rows[rows[name].notna() & (rows[name] != "") & (rows[scope] != "").all(axis=1)]
+    known = rows[rows[name].notna() & (rows[[*scope, name]] != "").all(axis=1)]
     known = known.drop_duplicates([*scope, name])
     known = known[known.duplicated(scope, keep=False)].sort_values(scope, kind="stable")
     if len(known):
         one, two = known.iloc[0], known.iloc[1]
-        where = f"{one['where']} and {two['where']} agree in {', '.join(scope)}"
+        agree = f"{one['where']} and {two['where']} agree in {', '.join(scope)}"
         values = f"differ in {name} ({one[name]} and {two[name]})"
-        advice = "keep one (--experiment, --models, --tasks), or name their experiments differently"
-        raise UserError(f"{where} and {values}: {advice}")
+        raise UserError(f"{agree} and {values}: keep one, or give them two names of experiments")
 
 
 def each_once(rows):
@@ -314,14 +304,15 @@ def load_rows(args, metric="acc"):
     rows = each_once(choose_rows(read_results(args.paths, metric), args))
     if rows["versions"].nunique() > 1:
         print(f"rows of several versions are taken together: {versions_of(rows)}")
-    there = rows[columns_of(metric)].notna().all(axis=1)
     rows["arms"] = "plain"
-    for cell, mine in rows.groupby(CELL):
-        known = there[mine.index].sum()
-        if known == len(mine) and not args.plain:
-            rows.loc[mine.index, "arms"] = "crossed"
-        elif known and not args.plain:
-            have = f"only {known} of {len(mine)} rows have {metric}_base_on_extra and so on"
+    if args.plain:
+        return rows
+    there = rows[columns_of(metric)].notna().all(axis=1)
+    for cell, known in there.groupby([rows[name] for name in CELL]):
+        if known.all():
+            rows.loc[known.index, "arms"] = "crossed"
+        elif known.any():
+            have = f"only {known.sum()} of {len(known)} rows have {metric}_base_on_extra and so on"
             print(f"{title_of(*cell)}: {have}: plain effects, without crossed arms")
     return rows
 
@@ -331,11 +322,6 @@ def count(number, what):
     return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
-def is_zero_shot(experiment):
-    """Whether an experiment's name says so; the authors' own folder is accuracies_zero_shot."""
-    return "zero-shot" in experiment or "zero_shot" in experiment
-
-
 def title_of(experiment, m, n):
     """A cell in words."""
     return f"{experiment}, m = {m}, n = {n}"
@@ -343,13 +329,7 @@ def title_of(experiment, m, n):
 
 def file_of(*names):
     """A file's name from names that may hold anything; different names give different files."""
-    parts = []
-    for name in map(str, names):
-        safe = re.sub(r"[^\w=+-]+", "-", name)[:40]
-        if safe != name:
-            safe += "-" + hashlib.sha256(name.encode()).hexdigest()[:6]
-        parts.append(safe)
-    return ".".join(parts)
+    return ".".join(quote(str(name), safe="") for name in names).replace("%", "=")
 # --- end shared ---
 
 
@@ -411,20 +391,18 @@ def changes_of(rows, effect, crossed):
 
 
 def training_variance(shares, n):
-    """(variance, told from 0?) of a mean accuracy over tasks at one subsample a task, on a fixed
-    test set, in points^2. shares: per task the accuracies of its subsamples, each on n fresh test
-    texts. Their variance less the binomial one: a lower bound, since single answers also flip. Told
-    from 0 by sum((K - 1) s^2 / binomial) against chi-square."""
+    """The variance of a mean accuracy over tasks at one subsample a task, on a fixed test set, in
+    points^2; nan if not told from 0. shares: per task the accuracies of its subsamples, each on n
+    fresh test texts. Their variance less the binomial one: a lower bound, since single answers also
+    flip. Told from 0 by sum((K - 1) s^2 / binomial) against chi-square."""
     observed = np.array([np.var(share, ddof=1) for share in shares])
     binomial = np.array([np.mean(share * (1 - share)) / max(n - 1, 1) for share in shares])
     freedom = np.array([len(share) - 1 for share in shares])
-    known = binomial > 0
+    chi_square = (freedom * observed / np.maximum(binomial, 1e-9)).sum()  # 0 where all are right
     excess = (observed - binomial).sum()
-    if excess <= 0 or not known.any():
-        return 0.0, False
-    chi_square = (freedom[known] * observed[known] / binomial[known]).sum()
-    p = stats.chi2.sf(chi_square, freedom[known].sum())
-    return 1e4 * excess / len(shares) ** 2, bool(p < 1 - UPPER)  # one end of the interval
+    if excess <= 0 or stats.chi2.cdf(chi_square, freedom.sum()) < UPPER:
+        return math.nan
+    return 1e4 * excess / len(shares) ** 2
 
 
 def sign_flip_p(changes):
@@ -452,15 +430,15 @@ def panels(title, lines, columns, width, height, **more):
 def open_folder(folder, script, made):
     """Make a folder ready for a script's output. It is new, empty, or holds the script's own
     summary.md: then what earlier runs made (patterns of names) is removed. Else it is refused."""
-    page = folder / "summary.md"
-    if folder.exists() and any(folder.iterdir()):
-        if not page.exists() or f"Written by {script}" not in page.read_text(errors="replace"):
-            what = f"holds files, and no summary.md of {script}"
-            raise UserError(f"{folder} {what}: give a new or empty folder by --out")
-        for pattern in made:
-            for file in folder.glob(pattern):
-                file.unlink()
     folder.mkdir(parents=True, exist_ok=True)
+    page = folder / "summary.md"
+    ours = page.exists() and f"Written by {script}" in page.read_text(errors="replace")
+    if any(folder.iterdir()) and not ours:
+        what = f"holds files, and no summary.md of {script}"
+        raise UserError(f"{folder} {what}: give a new or empty folder by --out")
+    for pattern in made:
+        for file in folder.glob(pattern):
+            file.unlink()
     write_page(folder, script, ["Not finished."])
 
 
@@ -471,10 +449,9 @@ def write_page(folder, script, lines):
 
 
 def write(folder, **tables):
-    """Write DataFrames as CSV, numbers to 6 significant digits; empty ones leave no file."""
+    """Write DataFrames as CSV, numbers to 6 significant digits."""
     for name, table in tables.items():
-        if len(table):
-            table.to_csv(folder / f"{name}.csv", index=False, float_format="%.6g")
+        table.to_csv(folder / f"{name}.csv", index=False, float_format="%.6g")
 # --- end shared ---
 GROUP = [*CELL, "effect", "model"]
 INTERVAL = ["estimate", "low", "high"]
@@ -507,14 +484,12 @@ def differences(rows, metric):
     means = scale_of(metric) * table.groupby(unit).mean()
     long = means.round(9).reset_index().melt(unit, var_name="effect")
 
-    shared = []
-    for cell, mine in rows.groupby(CELL):
-        runs = [frozenset(zip(own["task"], own["subsample"])) for _, own in mine.groupby("model")]
-        if len(runs) > 1 and len(set(runs)) == 1:
-            shared.append(cell)
-    mine = long[pd.MultiIndex.from_frame(long[CELL]).isin(shared)]
-    both = mine.groupby([*CELL, "effect", "task", "subsample"], as_index=False)["value"].mean()
-    return pd.concat([both.assign(model="all"), long], ignore_index=True)
+    both = long.groupby([*CELL, "effect", "task", "subsample"])["value"].agg(["mean", "size"])
+    both = both.reset_index().rename(columns={"mean": "value"}).assign(model="all")
+    fewest = both.groupby(CELL)["size"].transform("min")
+    models = both[CELL].join(long.groupby(CELL)["model"].nunique(), on=CELL)["model"]
+    both = both[(fewest == models) & (models > 1)]
+    return pd.concat([both, long], ignore_index=True)[long.columns]
 
 
 def floor_of(metric, n, crossed):
@@ -560,18 +535,14 @@ def detectable_effect(se, df):
 
 
 def with_tests(table, rows):
-    """task_table with the sign-flip tests of each task's bias, and the flags of large ones."""
+    """task_table with the sign-flip tests of each task's bias."""
     names = [*CELL, "model", "task"]
     parts = [changes_of(mine, "bias", arms == "crossed") for arms, mine in rows.groupby("arms")]
     changes = rows.assign(change=pd.concat(parts)).groupby([*names, "subsample"])["change"].sum()
     tests = changes.groupby(names).agg(sign_flip_p).to_frame("p")
     tests["p_adjusted"] = tests["p"].groupby(names[:-1]).transform(stats.false_discovery_control)
-    bias = table.index.get_level_values("effect") == "bias"
-    table = table.join(tests, on=names)
-    table.loc[~bias, ["p", "p_adjusted"]] = math.nan
-    for flag in (3, 2):  # points of bias from which a task is lemon-picked (section 7, appendix E)
-        table[f"flag_{flag}"] = (bias & (table["estimate"] >= flag)).astype(int)
-    return table
+    tests = tests.assign(effect="bias").set_index("effect", append=True)
+    return table.join(tests, on=tests.index.names)
 
 
 def task_table(rows, long, metric, margin=None):
@@ -689,22 +660,6 @@ def means_table(rows, metric):
     return table.reset_index()
 
 
-def correlations_table(long):
-    """correlations.csv: two models' effects over a task's subsamples, ranks (appendix F)."""
-    unit = [*CELL, "effect", "task"]
-    effects = long[long["effect"].isin(EFFECTS) & (long["model"] != "all")]
-    both = effects.merge(effects, on=[*unit, "subsample"], suffixes=("_a", "_b"))
-    both = both[both["model_a"] < both["model_b"]]
-    names = [*unit, "model_a", "model_b"]
-    table = []
-    for key, mine in both.groupby(names):
-        a = stats.rankdata(mine["value_a"])
-        b = stats.rankdata(mine["value_b"])
-        if len(mine) > 2 and a.std() > 0 and b.std() > 0:
-            table.append([*key, len(mine), np.corrcoef(a, b)[0, 1]])
-    return pd.DataFrame(table, columns=[*names, "subsamples", "spearman"])
-
-
 def plan_table(effects, long, margin):
     """plan.csv: how well the effects of long, acc_extra too, are known, how many subsamples are
     needed; accuracies also with a fixed test set."""
@@ -718,15 +673,14 @@ def plan_table(effects, long, margin):
         if row["effect"] == "acc_extra" and row["model"] != "all" and row["subsamples"] > 1:
             values = groups.get_group(key[:5]).groupby("task")["value"]
             shares = [own.to_numpy() / 100 for _, own in values if len(own) > 1]
-            variance, told = training_variance(shares, row["n"])
-            plans["fixed"] = math.sqrt(variance) if told else math.nan
+            plans["fixed"] = math.sqrt(training_variance(shares, row["n"]))
         df = np.nan_to_num(row["df"], nan=1)
         spread = np.sqrt(df / stats.chi2.ppf([UPPER, 1 - UPPER], df))  # of an error so known
         for test_set, se_1 in plans.items():
-            line = {name: row[name] for name in (*CELL, "model", "tasks", "subsamples")}
+            names = [*CELL, "model", "tasks", "effective_tasks", "subsamples"]
+            line = {name: row[name] for name in names}
             line |= {"quantity": row["effect"], "test_set": test_set, "mean": row["estimate"]}
-            line |= {"sd": se_1 * math.sqrt(row["tasks"]), "to_settle": math.nan}
-            line["effective_tasks"] = row["effective_tasks"]
+            line["sd"] = se_1 * math.sqrt(row["tasks"])
             line["half_width"] = (row["high"] - row["low"]) / 2 * se_1 / (redrawn or math.nan)
             texts = redrawn**2 - se_1**2  # the part of the test texts
             bounds = np.sqrt(np.maximum((redrawn * spread) ** 2 - texts, 1e-12)) * (se_1 > 0)
@@ -735,9 +689,7 @@ def plan_table(effects, long, margin):
             if row["effect"] in EFFECTS:
                 line["to_settle"] = row["to_settle"]
             table.append(line)
-    columns = [*CELL, "model", "quantity", "test_set", "tasks", "effective_tasks", "subsamples"]
-    columns += ["mean", "sd", "half_width", "needed", "needed_low", "needed_high", "to_settle"]
-    return pd.DataFrame(table, columns=columns)
+    return pd.DataFrame(table)
 
 
 # The two models -------------------------------------------------------------------------------
@@ -962,11 +914,9 @@ def fit(rows, effect, analysis, args):
             break
     summary = summary.rename(columns={"hdi_5.5%": "hdi_low", "hdi_94.5%": "hdi_high"})
     summary = summary.assign(warning=warning)[SUMMARY]
-    runs = rows.groupby(["model", "task"])["subsample"].nunique()
     return SimpleNamespace(
         cell=tuple(rows[CELL].iloc[0]), effect=effect, analysis=analysis, models=models,
-        tasks=tasks, runs=runs, posterior=posterior, summary=summary, warning=warning,
-        seconds=time.time() - began,
+        posterior=posterior, summary=summary, warning=warning, seconds=time.time() - began,
     )
 
 
@@ -985,25 +935,23 @@ def task_effects(result, margin):
 def mean_effects(result, effects, margin):
     """Add a fit's rows, (11), or beta and its mean over models, to effects (see effects_table);
     returns notes on hierarchical means that are not these tasks' mean."""
-    paper = result.analysis == "paper"
-    names = {model: f"beta[{model}]" for model in result.models}
-    if (*result.cell, result.effect, "all", "these tasks") in effects:
-        names = {"all": "mean"} | names
+    names = {"all": "mean"} | {model: f"beta[{model}]" for model in result.models}
+    if result.analysis == "paper":
+        names = {model: f"difference[{model}]" for model in names}
     notes = []
     for model, name in names.items():
-        if paper:
-            name = f"difference[{model}]"
-        mean, sd, low, high = result.summary.loc[name, ["mean", "sd", "hdi_low", "hdi_high"]]
         key = (*result.cell, result.effect, model)
-        first = effects[*key, "these tasks"]
-        runs = result.runs if model == "all" else result.runs[model]
-        tasks = runs.index.get_level_values("task").nunique()
-        row = first | {"target": result.analysis, "tasks": tasks, "subsamples": runs.min()}
-        row |= {"left_out": "", "arms": "plain" if paper else first["arms"]}
-        found = {"estimate": mean, "se": sd, "df": math.nan, "low": low, "high": high}
+        if (*key, "these tasks") not in effects:
+            continue  # the models have different tasks: none for all
+        found = result.summary.loc[name, ["mean", "sd", "hdi_low", "hdi_high"]]
+        found = dict(zip(("estimate", "se", "low", "high"), found)) | {"df": math.nan}
+        row = effects[*key, "tasks like these"] | {"target": result.analysis}
+        if result.analysis == "paper":
+            row["arms"] = "plain"
         effects[*key, result.analysis] = answer(row, found, margin)
-        off = mean - first["estimate"]
-        if not paper and abs(off) > first["se"]:
+        first = effects[*key, "these tasks"]
+        off = found["estimate"] - first["estimate"]
+        if result.analysis == "hierarchical" and abs(off) > first["se"]:
             far = f"{off:+.2f} points from the mean of these tasks, more than its standard error"
             why = "it shrinks, and weights quiet tasks most; take these tasks"
             notes.append(f"{model}: the hierarchical mean is {far}: {why}")
@@ -1025,7 +973,7 @@ def fit_all(rows, effects, args):
         note = result.warning or "converged"
         dropped = [name for name in "WU" if f"sd_{name}" not in result.posterior]
         if dropped and analysis == "paper":
-            note += f" without {' and '.join(dropped)} ({count(len(result.tasks), 'task')})"
+            note += f" without {' and '.join(dropped)}"
         notes = [f"{note} ({result.seconds:.0f} s)", *mean_effects(result, effects, args.margin)]
         result.notes = [where + note for note in notes]
         tqdm.write("\n".join(result.notes), file=sys.stdout)
@@ -1140,8 +1088,7 @@ def settings_line(cells):
     low, least = table["low"].min(), table["estimate"].min()
     high, most = table["high"].max(), table["estimate"].max()
     excluded = ((table["low"] > 0) | (table["high"] < 0)).sum()
-    chance = round((1 - SHARE) * len(table))
-    chance = {0: "none or one", 1: "about one", 2: "about two"}.get(chance, f"about {chance}")
+    chance = (1 - SHARE) * len(table)
     verdicts = ""
     for verdict, number in table["verdict"].value_counts().items():
         if verdict:
@@ -1149,7 +1096,7 @@ def settings_line(cells):
     return (
         f"{what_of(cells[0] | {'m': None})} in single settings: {verdicts}estimates from "
         f"{least:+.{D}f} to {most:+.{D}f}, 89 % intervals from {low:+.{D}f} to {high:+.{D}f}; "
-        f"{excluded} of {len(table)} exclude 0, where chance alone would give {chance}"
+        f"{excluded} of {len(table)} exclude 0 (by chance: {chance:.1f})"
     )
 
 
@@ -1197,11 +1144,10 @@ def gain_lines(rows, tasks, metric):
     lines = []
     for (*cell, effect, model), mine in crossed.groupby(GROUP):
         total = mine["variance"].sum()
-        gain = "too few runs to say what they gain (10 subsamples of each task)"
-        if mine["subsamples"].min() >= 10 and total > 0:
-            ratio = plain[mine.index].sum() / total
-            gain = f"as precise as {ratio:.1f} times as many subsamples without"
-        lines.append(f"{title_of(*cell)}: {effect} of {model}: crossed arms: {gain}")
+        if mine["subsamples"].min() >= 10 and total > 0:  # of fewer it says nothing
+            gain = plain[mine.index].sum() / total
+            gain = f"crossed arms: as precise as {gain:.1f} times as many subsamples without"
+            lines.append(f"{title_of(*cell)}: {effect} of {model}: {gain}")
     return lines
 
 
@@ -1216,9 +1162,8 @@ def effects_text(effects, metric):
     return table[names].to_string(index=False, na_rep="", float_format="{:.0f}".format)
 
 
-def many_lines(tasks, correlations, metric):
-    """What only many tasks can show: signs of means, sign-flip tests, lemon-picked tasks,
-    correlations."""
+def many_lines(tasks, metric):
+    """What only many tasks can show: their means, sign-flip tests, lemon-picked tasks."""
     D = decimals(metric)
     lines = []
     single = tasks[tasks["model"] != "all"]
@@ -1226,26 +1171,18 @@ def many_lines(tasks, correlations, metric):
         means = mine.groupby("task")["estimate"].mean().round(9)
         if len(means) < FEWEST_TASKS:
             continue
-        signs = np.sign(means).value_counts().reindex([1, 0, -1], fill_value=0)
-        signs = "{} positive, {} zero, {} negative".format(*signs)
+        above = (means > 0).sum()
         least = f"{means.min():+.{D}f} ({means.idxmin()})"
         most = f"{means.max():+.{D}f} ({means.idxmax()})"
-        what = f"{experiment}, {effect} of the tasks over settings and models"
-        lines.append(f"{what}: {signs}; from {least} to {most}")
+        what = f"{experiment}: mean {effect} of a task over settings and models"
+        lines.append(f"{what}: from {least} to {most}, {above} of {len(means)} above 0")
         if effect == "bias" and "p" in mine:
             p = mine["p_adjusted"]
             small = (p < 0.05).sum()
-            found = f"{len(p)}, adjusted p below .05: {small}, smallest {p.min():.3f}"
-            picked = ", ".join(sorted(set(mine.loc[mine["flag_3"] == 1, "task"]))) or "none"
-            what = f"{experiment}, one-sided sign-flip tests of a positive bias"
-            lines.append(f"{what}: {found}; from +3 points: {picked}")
-        chosen = (correlations["experiment"] == experiment) & (correlations["effect"] == effect)
-        rho = correlations.loc[chosen, "spearman"]
-        if len(rho) > 1:
-            chance = math.sqrt((1 / (correlations.loc[chosen, "subsamples"] - 1)).mean())
-            found = f"mean {rho.mean():+.3f}, sd {rho.std():.3f}; by chance 0 and {chance:.3f}"
-            what = f"{experiment}, rank correlation of two models' {effect} over subsamples"
-            lines.append(f"{what}: {found}")
+            found = f"adjusted p below .05 in {small} of {len(p)}, smallest {p.min():.3f}"
+            picked = ", ".join(sorted(set(mine.loc[mine["estimate"] >= 3, "task"]))) or "none"
+            what = f"{experiment}: one-sided sign-flip tests of a bias"
+            lines.append(f"{what}: {found}; +3 points or more: {picked}")
     return lines
 
 
@@ -1281,12 +1218,8 @@ def plan_lines(plan, rows, args):
         tasks = count(mine["tasks"].max(), "task")
         lines.append(f"{title_of(*cell)}, {model}, {tasks}, {arms[tuple(cell)]} arms:")
         lines += [plan_line(row, args.margin, args.metric) for row in mine.itertuples()]
-    for experiment, m, n in arms.index:
-        few = 10 * (m + 2 * n)
-        few = f"of a task with fewer than {few:,} rows, ten times m + 2n"
-        why = "subsamples overlap: all this is then of these rows, not of new ones"
-        lines.append(f"{title_of(experiment, m, n)}: {few}, {why}")
-    return lines
+    few = "A task with fewer than 10 (m + 2n) rows has subsamples that overlap"
+    return [*lines, f"{few}: all this is then of these rows, not of new ones"]
 
 
 def page(lines, notes, effects, tasks, rows, figures, args):
@@ -1486,11 +1419,10 @@ def main(argv=None):
 
     # The conclusion first, then the tables
     lines = conclusions(effects, rows, args.metric)
-    correlations = correlations_table(long)
     notes = gain_lines(rows, tasks, args.metric)
-    notes += many_lines(tasks.reset_index(), correlations, args.metric)
+    notes += many_lines(tasks.reset_index(), args.metric)
     print(*lines, "", *notes, sep="\n")
-    write(args.out, means=means_table(rows, args.metric), correlations=correlations)
+    write(args.out, means=means_table(rows, args.metric))
 
     # The two samplers
     results = []
