@@ -163,8 +163,8 @@ def read_file(path, needed, torn=True):
 
 
 def read_path(path, needed):
-    """Tables of a results file, or of a folder's results.csv, results.*-of-*.csv or files in the
-    published layout, m50/n500/bert/ag_news/accuracies.csv, whose row k is subsample k."""
+    """Tables of a results file, or of a folder's: results.csv, results.*-of-*.csv, the published
+    layout m50/n500/bert/ag_news/accuracies.csv, whose row k is subsample k."""
     if not path.is_dir():
         return [read_file(path, needed)]
     files = [*path.glob("results.csv"), *path.glob("results.*-of-*.csv")]
@@ -176,7 +176,7 @@ def read_path(path, needed):
         table = table.assign(experiment=path.resolve().name, model=model, task=task)
         tables.append(table.assign(m=m[1:], n=n[1:], subsample=range(1, len(table) + 1)))
     if not tables:
-        layout = "m*/n*/<model>/<task>/accuracies.csv"
+        layout = "m*/n*/*/*/accuracies.csv"
         raise UserError(f"{path} holds no results.csv, results.*-of-*.csv, {layout}: name a file")
     return tables
 
@@ -204,16 +204,13 @@ def read_results(paths, metric="acc"):
     nan, missing words empty."""
     needed = [*REQUIRED, *columns_of(metric)[:3]]
     tables = [table for path in paths for table in read_path(path, needed)]
-    rows = pd.concat(tables, ignore_index=True)
-    if rows.empty:
-        raise UserError(f"no rows in {', '.join(map(str, paths))}: run run_experiment.py first")
     numbers = ["seed", *REQUIRED[3:], "loss_extra", "loss_test", "seconds"]
     for each in ("acc", "f1", "nll", metric):
         numbers += columns_of(each)
-    for name in (*numbers, *WORDS):
-        if name not in rows:
-            rows[name] = ""
-    rows = rows.fillna("")
+    tables.append(pd.DataFrame(columns=[*dict.fromkeys(numbers), *WORDS]))  # those that may lack
+    rows = pd.concat(tables, ignore_index=True).fillna("")
+    if rows.empty:
+        raise UserError(f"no rows in {', '.join(map(str, paths))}: run run_experiment.py first")
     rows["seed"] = rows["seed"].replace("", "0")
     for name in dict.fromkeys(numbers):
         rows[name] = typed(rows, name, may_lack=name not in needed)
@@ -233,7 +230,7 @@ def choose_rows(rows, args):
         wanted = getattr(args, flag) or found
         for value in set(wanted) - set(found):
             names = ", ".join(map(str, found))
-            raise UserError(f"--{flag} {value}: not in the data chosen so far; found: {names}")
+            raise UserError(f"--{flag} {value}: not in the rows chosen so far; found: {names}")
         rows = rows[rows[name].isin(wanted)]
     return rows
 
