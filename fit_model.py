@@ -167,7 +167,7 @@ def refuse(table, bad, what):
 
 def read_file(path, needed, torn=True):
     """A CSV file as a DataFrame of str with the column `where` (file, line). torn: lines with fewer
-    fields than the header, which killed runs leave, are left out, and said; else refused."""
+    fields than the header, which killed runs leave, are left out; else refused."""
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
             reader = csv.reader(file, strict=True)
@@ -216,8 +216,7 @@ def read_path(path, needed):
 def typed(rows, name, may_lack):
     """The numbers of a column of str; empty ones become nan if the rows may lack them."""
     values = pd.to_numeric(rows[name], errors="coerce")
-    least = LEAST.get(name, -(10**9))
-    most = 10**9
+    least, most = LEAST.get(name, -(10**9)), 10**9
     if name == "n":
         most = 10**6  # sign flips of more take hours
     if name.startswith(("majority", "acc_", "f1_")):
@@ -228,7 +227,7 @@ def typed(rows, name, may_lack):
         kind = "whole number"
         bad |= values % 1 != 0
     refuse(rows, bad, f"{name} is {{{name}!r}}, not a {kind} from {least} to {most}")
-    return values.astype(int) if name in LEAST else values.astype(float)
+    return values.astype(int if name in LEAST else float)
 
 
 def read_results(paths, metric="acc"):
@@ -288,7 +287,7 @@ def each_once(rows):
         refuse_conflict(rows, scope, name)
     again = rows.duplicated(RUN)
     if again.any():
-        print(f"given twice, with equal values, and used once: {count(again.sum(), 'row')}")
+        print(f"given twice and used once: {count(again.sum(), 'row')}")
     return rows[~again].sort_values(RUN, ignore_index=True)
 
 
@@ -312,8 +311,8 @@ def load_rows(args, metric="acc"):
         if known.all():
             rows.loc[known.index, "arms"] = "crossed"
         elif known.any():
-            have = f"only {known.sum()} of {len(known)} rows have {metric}_base_on_extra and so on"
-            print(f"{title_of(*cell)}: {have}: plain effects, without crossed arms")
+            lack = f"some rows lack {metric}_base_on_extra and so on"
+            print(f"{title_of(*cell)}: {lack}: plain effects, without crossed arms")
     return rows
 
 
@@ -392,9 +391,9 @@ def changes_of(rows, effect, crossed):
 
 def training_variance(shares, n):
     """The variance of a mean accuracy over tasks at one subsample a task, on a fixed test set, in
-    points^2; nan if not told from 0. shares: per task the accuracies of its subsamples, each on n
-    fresh test texts. Their variance less the binomial one: a lower bound, since single answers also
-    flip. Told from 0 by sum((K - 1) s^2 / binomial) against chi-square."""
+    points^2; nan if not told from 0 by a chi-square. shares: per task the accuracies of its
+    subsamples, each on n fresh test texts. Their variance less the binomial one: a lower bound,
+    since single answers also flip."""
     observed = np.array([np.var(share, ddof=1) for share in shares])
     binomial = np.array([np.mean(share * (1 - share)) / max(n - 1, 1) for share in shares])
     freedom = np.array([len(share) - 1 for share in shares])
@@ -434,8 +433,7 @@ def open_folder(folder, script, made):
     page = folder / "summary.md"
     ours = page.exists() and f"Written by {script}" in page.read_text(errors="replace")
     if any(folder.iterdir()) and not ours:
-        what = f"holds files, and no summary.md of {script}"
-        raise UserError(f"{folder} {what}: give a new or empty folder by --out")
+        raise UserError(f"{folder} holds files, no summary.md of {script}: give a new one by --out")
     for pattern in made:
         for file in folder.glob(pattern):
             file.unlink()

@@ -129,13 +129,11 @@ def test_tables_1a_and_1b_are_the_papers(run):
         boost, bias = TABLE_1[row.m, row.model, row.n]
         assert round_twice(row.boost, len(boost.partition(".")[2])) == boost
         assert round_twice(row.bias, len(bias.partition(".")[2])) == bias
-    assert "bias of the tasks over settings and models: 12 positive, 0 zero, 13 negative" in out  # section 7
-    assert "23 positive, 0 zero, 2 negative; from -0.96 (blog_authorship_corpus)" in out
-    assert re.search(r"400, adjusted p below .05: 0, smallest 0.081", out)
-    flagged = pd.read_csv("fits/tasks.csv").query("flag_3 == 1 and model != 'all'")
-    assert set(flagged["model"]) == {"bert"} and "amazon_counterfactual_en" in set(
-        flagged["task"]
-    )  # as the paper reports
+    assert re.search(r"mean bias of a task over settings and models: from .* 12 of 25 above 0", out)  # section 7
+    assert re.search(r"mean boost of a task .*: from -0.96 \(blog_authorship_corpus\) .* 23 of 25 above 0", out)
+    assert "adjusted p below .05 in 0 of 400, smallest 0.081; +3 points or more: amazon_counterfactual_en," in out
+    picked = pd.read_csv("fits/tasks.csv").query("effect == 'bias' and estimate >= 3 and model != 'all'")
+    assert set(picked["model"]) == {"bert"}  # as the paper reports
 
 
 def test_these_tasks_on_the_published_rows_by_plain_loops(f, tmp_path):
@@ -180,9 +178,7 @@ def test_zero_shot_signs_are_exact(run):
     status, out, _ = run(PAPER / "zero_shot_m100_n100.csv", "--draws", 0, "--no-figures")
     (row,) = pd.read_csv("fits/means.csv").itertuples()
     assert status == 0 and (round_twice(row.boost, 2), round_twice(row.bias, 2)) == ("5.25", "-0.04")
-    assert (
-        "bias of the tasks over settings and models: 12 positive, 1 zero, 12 negative" in out
-    )  # the paper counts the zero as negative
+    assert re.search(r"mean bias of a task .* 12 of 25 above 0", out)  # 12 negative, one is 0
 
 
 def test_the_answer_over_the_published_settings(run):
@@ -193,8 +189,8 @@ def test_the_answer_over_the_published_settings(run):
     assert status == 0 and first.startswith(
         "few-shot: bias over all 8 settings of m and n: between -0.08 and +0.10 points for these 25 tasks"
     )
-    assert first.endswith("within the margin of 1 point; an effect of 0.14 would show with 80 % probability")
-    assert "1 of 8 exclude 0, where chance alone would give about one" in out.splitlines()[1]
+    assert first.endswith("within the margin of 1; an effect of 0.14 would show with 80 % probability")
+    assert "1 of 8 exclude 0 (by chance: 0.9)" in out.splitlines()[1]
     effects = pd.read_csv("fits/effects.csv")
     top = effects.iloc[0]
     assert top[["m", "n"]].isna().all() and (top["model"], top["effect"], top["target"]) == (
@@ -225,8 +221,7 @@ def test_the_published_layout_gives_the_numbers_of_the_flat_file(f, tmp_path):
     laid = load(f, tmp_path / "accuracies_zero_shot")
     columns = ["model", "task", "m", "n", "subsample", "num_classes", "majority", "acc_base", "acc_extra", "acc_test"]
     pd.testing.assert_frame_equal(laid[columns], flat[columns].reset_index(drop=True))
-    assert set(laid["experiment"]) == {"accuracies_zero_shot"} and f.is_zero_shot("accuracies_zero_shot")
-    assert f.is_zero_shot("zero-shot-packed") and not f.is_zero_shot("few-shot")
+    assert set(laid["experiment"]) == {"accuracies_zero_shot"}
 
 
 # Targets, verdicts, plans: by hand and against scipy --------------------------------------------------------------
@@ -345,7 +340,6 @@ def test_needed_is_more_than_there_is_where_one_task_makes_the_noise(f, tmp_path
     assert (
         plan["needed"] == 4
         and plan["half_width"] == pytest.approx(half[0], abs=1e-3)
-        and plan["effective_tasks"] < 1.2
     )
 
 
@@ -411,19 +405,15 @@ def test_what_the_first_sentences_leave_out_is_said(run, tmp_path):
     assert like["estimate"] == 4 and pd.isna(like["low"]) and pd.isna(like["verdict"])
 
 
-def test_consistent_harm_many_subsamples_dollars_and_files_of_an_earlier_run(f, run, tmp_path):
+def test_consistent_harm_many_subsamples_and_dollars(f, run, tmp_path):
     rng = np.random.default_rng(0)
     for _ in range(100):  # sums of shares that rounding would let exceed 1
         assert f.sign_flip_p(-rng.integers(1, 30, 70)) <= 1
-    saved(made_rows(tasks=5), tmp_path / "r.csv")
-    run("r.csv", "--draws", 0, "--no-figures")
-    assert Path("fits/correlations.csv").exists()
     harm = bias_rows({f"US$_{j}_$": -rng.integers(1, 30, 70) for j in range(5)})
     status, _, err = run(saved(harm, tmp_path / "h.csv"), "--draws", 0)
     assert (
         status == 0
         and not err
-        and not Path("fits/correlations.csv").exists()
         and len(list(Path("fits").glob("*.png"))) == 3
     )
 
@@ -443,17 +433,10 @@ def test_sign_flip_p_is_the_share_of_all_sign_patterns(f, seed):
     assert f.sign_flip_p(changes) == pytest.approx(np.mean(np.array(sums) >= changes.sum()), abs=1e-12)
 
 
-def test_adjusted_p_and_correlations_equal_scipys(f, tmp_path):
-    _, long, tasks, _ = tables_of(f, made_rows(tasks=6, subsamples=9), tmp_path / "r.csv")
+def test_adjusted_p_equals_scipys(f, tmp_path):
+    _, _, tasks, _ = tables_of(f, made_rows(tasks=6, subsamples=9), tmp_path / "r.csv")
     mine = tasks.loc[("few-shot", 10, 40, "bias", "a")]
     assert mine["p_adjusted"].to_numpy() == pytest.approx(stats.false_discovery_control(mine["p"]))
-    table = f.correlations_table(long)
-    for row in table.itertuples():
-        one = long[(long["effect"] == row.effect) & (long["task"] == row.task)].pivot(
-            index="subsample", columns="model", values="value"
-        )
-        assert row.spearman == pytest.approx(stats.spearmanr(one["a"], one["b"]).statistic)
-    assert len(table) == 12
 
 
 def test_seeds_are_averaged_first(f, tmp_path):
@@ -471,10 +454,10 @@ def test_training_variance_of_simulated_runs(f):
     0."""
     rng, n, J, K = np.random.default_rng(0), 200, 400, 10
     skill = np.clip(rng.normal(0.7, 0.04, (J, K)), 0, 1)
-    variance, told = f.training_variance(list(rng.binomial(n, skill) / n), n)
-    assert told and variance == pytest.approx(1e4 * 0.04**2 / J, rel=0.05)
-    told = [f.training_variance(list(rng.binomial(n, 0.7, (20, 5)) / n), n)[1] for _ in range(300)]
-    assert np.mean(told) == pytest.approx(0.055, abs=0.04)
+    variance = f.training_variance(list(rng.binomial(n, skill) / n), n)
+    assert variance == pytest.approx(1e4 * 0.04**2 / J, rel=0.05)
+    variances = [f.training_variance(list(rng.binomial(n, 0.7, (20, 5)) / n), n) for _ in range(300)]
+    assert np.mean(np.isfinite(variances)) == pytest.approx(0.055, abs=0.04)
 
 
 def test_the_plan_by_hand(run, tmp_path):
@@ -496,14 +479,13 @@ def test_the_plan_by_hand(run, tmp_path):
     assert fixed["sd"] == pytest.approx(math.sqrt(400 / 3 - binomial), rel=1e-5)
     assert redrawn["half_width"] == pytest.approx(stats.t.ppf(0.945, 3) * math.sqrt(100 / 3), rel=1e-5)
     assert plan.loc["bias", "redrawn"]["sd"] == pytest.approx(math.sqrt(1 / 12), rel=1e-5)
-    halves = re.findall(r"uncertainty ±([\d.]+) with 4 subsamples a task \(one: ±([\d.]+)\)", out)
-    assert len(halves) == 4 and all(
-        float(one) == pytest.approx(2 * float(four), abs=0.011) for four, one in halves
-    ), "four know twice as much"
-    assert "with a fixed test set" in out and "Written by fit_model.py" in Path("plan/summary.md").read_text()
+    assert plan["one"].to_numpy() == pytest.approx(2 * plan["half_width"], rel=1e-5)  # four know twice as much
+    page = Path("plan/summary.md").read_text()
+    assert "Written by fit_model.py" in page and out.splitlines()[1] in page
     rows = made_rows(models=("a",), tasks=1).assign(acc_extra=0.5)
-    _, out, _ = run(saved(rows, tmp_path / "same.csv"), "--plan")
-    assert "with a fixed test set: +50.00 points; too few runs to see training noise" in out
+    run(saved(rows, tmp_path / "same.csv"), "--plan")
+    fixed = pd.read_csv("plan/plan.csv").query("test_set == 'fixed'").iloc[0]
+    assert fixed["mean"] == 50 and fixed[["sd", "half_width", "needed"]].isna().all()  # no noise is seen
 
 
 # The models against plain ones --------------------------------------------------------------------------------------
@@ -511,7 +493,7 @@ def test_the_plan_by_hand(run, tmp_path):
 
 def settings(**changes):
     return SimpleNamespace(
-        **{"draws": 1000, "tune": 500, "chains": 4, "cores": 2, "seed": 1, "priors": "paper", "no_interaction": False}
+        **{"draws": 1000, "tune": 500, "chains": 4, "seed": 1, "no_interaction": False}
         | changes
     )
 
@@ -665,31 +647,22 @@ def test_predictive_effects_are_binomial_means(f):
 
 
 def test_a_hierarchical_mean_off_the_headline_is_said(f):
-    summary = pd.DataFrame(
-        {"mean": 1.0, "sd": 0.1, "hdi_low": 0.8, "hdi_high": 1.2}, index=["mean", "beta[a]", "beta[b]"]
-    )
-    index = pd.MultiIndex.from_tuples([("a", "x"), ("a", "y"), ("b", "y")], names=["model", "task"])
+    names = ["mean", "beta[a]", "beta[b]"]
+    summary = pd.DataFrame({"mean": 1.0, "sd": 0.1, "hdi_low": 0.8, "hdi_high": 1.2}, index=names)
     result = SimpleNamespace(
-        cell=("e", 8, 100),
-        effect="bias",
-        analysis="hierarchical",
-        models=["a", "b"],
-        tasks=["x", "y"],
-        runs=pd.Series([3, 4, 5], index=index),
-        summary=summary,
+        cell=("e", 8, 100), effect="bias", analysis="hierarchical", models=["a", "b"], summary=summary
     )
-    for models, estimate, notes in (
-        (("all", "a", "b"), 0.4, 3),
-        (("all", "a", "b"), 0.6, 0),
-        (("a", "b"), 0.4, 2),
-    ):  # no "all": models differ
+    cases = ((("all", "a", "b"), 0.4, 3), (("all", "a", "b"), 0.6, 0), (("a", "b"), 0.4, 2))  # no "all": models differ
+    for models, estimate, notes in cases:
         effects = {}
         for model in models:
-            effects["e", 8, 100, "bias", model, "these tasks"] = {"estimate": estimate, "se": 0.5, "arms": "crossed"}
+            row = {"estimate": estimate, "se": 0.5, "arms": "crossed", "tasks": 1, "subsamples": 5}
+            effects["e", 8, 100, "bias", model, "these tasks"] = row
+            effects["e", 8, 100, "bias", model, "tasks like these"] = row | {"tasks": 2}
         found = f.mean_effects(result, effects, 1.0)
         assert len(found) == notes and all("+0.60 points from the mean of these tasks" in note for note in found)
         row = effects["e", 8, 100, "bias", "b", "hierarchical"]
-        assert (row["estimate"], row["tasks"], row["subsamples"], row["arms"]) == (1, 1, 5, "crossed")
+        assert (row["estimate"], row["tasks"], row["subsamples"], row["arms"]) == (1, 2, 5, "crossed")
         assert (("e", 8, 100, "bias", "all", "hierarchical") in effects) == ("all" in models)
 
 
@@ -715,9 +688,9 @@ def test_the_conclusion_comes_first_and_every_table_is_there(run, tmp_path):
     assert status in (0, 3) and ("not converged" in out) == (status == 3) == ("did not converge" in err)
     first = out.splitlines()[0]
     assert first.startswith("few-shot, m = 10, n = 40: bias: between ")
-    assert out.index("bias:") < out.index(", paper: ") < out.index("other tasks of this kind")
+    assert out.index("bias:") < out.index(", paper: ") < out.index("tasks like these")
     names = {path.name for path in Path("fits").glob("*.csv")}
-    assert names == {"effects.csv", "means.csv", "tasks.csv", "correlations.csv", "posterior.csv"}
+    assert names == {"effects.csv", "means.csv", "tasks.csv", "posterior.csv"}
     manual = load_script("fit_model").__doc__
     for name in names:  # the manual names every column
         block = re.search(rf"    {name} +(.*?)(?=\n    \w+\.csv|\nExit)", manual, re.S).group(1)
@@ -748,6 +721,7 @@ def test_the_conclusion_comes_first_and_every_table_is_there(run, tmp_path):
     )
     for text in (
         "Fix the number of subsamples before looking",
+        "## Answers in points",
         "## Tasks",
         "p_adjusted",
         "## What was run",
@@ -764,7 +738,7 @@ def test_too_few_draws_end_with_status_3_and_say_so_in_every_row(run, tmp_path):
     assert pd.read_csv("fits/posterior.csv")["warning"].str.contains("not converged").all()
 
 
-def test_words_for_margins_and_ceilings(run, tmp_path):
+def test_words_for_margins(run, tmp_path):
     rows = hand_rows().query("model == 'a'")
     _, out, _ = run(
         saved(rows.query("task == 'y'"), tmp_path / "y.csv"),
@@ -777,20 +751,16 @@ def test_words_for_margins_and_ceilings(run, tmp_path):
         "bias",
     )
     assert re.search(
-        r"not settled against the margin of 0.1 points: uncertainty ±\d\.\d+; "
+        r"not settled against the margin of 0.1: uncertainty ±\d\.\d+; "
         r"the same command with --subsamples \d+ settles it with 80 %",
         out,
     )
     _, out, _ = run(saved(rows, tmp_path / "r.csv"), "--draws", 0, "--no-figures", "--margin", 30)
-    assert "within the margin of 30 points" in out and "these 3 tasks" in out and "boost" in out
+    assert "within the margin of 30" in out and "these 3 tasks" in out and "boost" in out
     _, out, _ = run(
         tmp_path / "r.csv", "--draws", 0, "--no-figures", "--effects", "boost"
     )  # all boosts are 10 points
-    assert "beyond the margin of 1 point" in out and "sign-flip" not in out  # few tasks
-    _, out, _ = run(
-        saved(rows.assign(acc_extra=0.98, acc_test=0.99), tmp_path / "top.csv"), "--draws", 0, "--no-figures"
-    )
-    assert "acc_extra is 0.980 on average" in out
+    assert "beyond the margin of 1" in out and "sign-flip" not in out  # few tasks
 
 
 def test_other_metrics(run, tmp_path):
@@ -821,17 +791,17 @@ def test_other_metrics(run, tmp_path):
         status == 0
         and "nan" not in out
         and "<NA>" not in out
-        and "bias: +0.0750 nats (lower is better), uncertainty ±0.00" in out
+        and "bias of a: between +0.07" in out
     )
     saved(pd.concat([table, table.assign(m=20)]), tmp_path / "two.csv")
     status, out, _ = run("two.csv", "--metric", "nll", "--no-figures")
     assert (
         status == 0
         and "(no --margin is given)" in out
-        and re.search(r"single settings: estimates from .*; \d of 2 exclude 0", out)
+        and re.search(r"single settings: intervals from .*, \d of 2 exclude 0", out)
     )
     status, _, err = run("r.csv", "--metric", "bleu")
-    assert status == 2 and "no column 'bleu_base'" in err
+    assert status == 2 and "0 columns 'bleu_base'" in err
 
 
 SMALL = {
@@ -889,7 +859,7 @@ def test_the_samplers_run_on_small_data(run, tmp_path, name):
         "--no-figures",
     )
     assert status in (0, 3) and "nan" not in out.replace("r_hat nan", "")
-    assert ("left out, it needs two tasks" in out) == ("without W and U (1 task)" in out) == (name == "one task")
+    assert ("left out, it needs two tasks" in out) == ("without W and U" in out) == (name == "one task")
 
 
 # Bad input ------------------------------------------------------------------------------------------------------------
@@ -905,15 +875,15 @@ def with_line(table, k, **changes):
 BAD = {  # name: (what becomes of the rows' text, what the message says)
     "no accuracies": (
         lambda t: t.drop(columns="acc_extra").to_csv(index=False),
-        "no column 'acc_extra'; found, separated by commas: experiment",
+        "0 columns 'acc_extra', not one; separated by commas: experiment",
     ),
-    "empty file": (lambda t: "", "is empty"),
-    "blank lines": (lambda t: "\n\n  \n,,\n".replace("  ", ""), "is empty"),
+    "empty file": (lambda t: "", "0 columns 'experiment'"),
+    "blank lines": (lambda t: "\n\n  \n,,\n".replace("  ", ""), "0 columns 'experiment'"),
     "n of a billion": (
         lambda t: t.assign(n=10**9).to_csv(index=False),
         "line 2: n is '1000000000', not a whole number from 1 to 1000000",
     ),
-    "semicolons": (lambda t: t.to_csv(index=False, sep=";"), "found, separated by commas: experiment;model"),
+    "semicolons": (lambda t: t.to_csv(index=False, sep=";"), "separated by commas: experiment;model"),
     "split": (
         lambda t: t.assign(split=["x"] * 12 + ["y"] * 12).to_csv(index=False),
         "agree in experiment, task, m, n, subsample and differ in split (x and y)",
@@ -965,11 +935,11 @@ BAD = {  # name: (what becomes of the rows' text, what the message says)
         .rename(columns={"x": "acc_test2"})
         .to_csv(index=False)
         .replace("acc_test2", "acc_test"),
-        "two columns 'acc_test'",
+        "2 columns 'acc_test', not one",
     ),
     "not k / n": (
         lambda t: with_line(t, 3, acc_test=0.123).to_csv(index=False),
-        "line 5: acc_test = 0.123 is no whole number of correct answers out of n = 40",
+        "line 5: acc_test = 0.123 is no whole number of right answers of n = 40",
     ),
     "above 1": (
         lambda t: with_line(t, 3, acc_test=1.025).to_csv(index=False),
@@ -983,7 +953,6 @@ BAD = {  # name: (what becomes of the rows' text, what the message says)
     "fraction": (lambda t: with_line(t, 3, m="8.5").to_csv(index=False), "line 5: m is '8.5', not a whole number"),
     "zero": (lambda t: with_line(t, 3, subsample=0).to_csv(index=False), "not a whole number from 1"),
     "majority": (lambda t: with_line(t, 3, majority=1.5).to_csv(index=False), "majority is '1.5'"),
-    "no task": (lambda t: with_line(t, 3, task="").to_csv(index=False), "has no name"),
     "model all": (lambda t: with_line(t, 3, model="all").to_csv(index=False), "would be all models together"),
     "conflict": (lambda t: pd.concat([t, with_line(t[:1], 0, acc_test=0.1)]).to_csv(index=False), "line 2 and"),
     "recipes": (lambda t: t.assign(recipe=["x"] * 11 + ["y"] * 13).to_csv(index=False), "differ in recipe (x and y)"),
@@ -1011,8 +980,8 @@ def test_other_bad_arguments(run, tmp_path):
     assert "holds no results.csv" in run("folder")[2]
     saved(made_rows(), tmp_path / "results.csv")
     status, _, err = run("--models", "c")
-    assert status == 2 and "--models c: not in the data chosen so far; found: a, b" in err
-    for flags in (["--draws", 5], ["--margin", 0], ["--margin", "inf"], ["--metric", "f.x"]):
+    assert status == 2 and "--models c: not in the rows chosen so far; found: a, b" in err
+    for flags in (["--margin", 0], ["--margin", "nan"], ["--metric", "f.x"]):
         assert run(*flags)[0] == 2
     (tmp_path / "bytes.csv").write_bytes(b"\xff\xfe\x00experiment")
     assert "UTF-8" in run("bytes.csv")[2]
@@ -1103,7 +1072,7 @@ def test_with_unequal_subsamples_the_numbers_are_totals(f, run, tmp_path):
         in last
     )
     assert f"{int(effect['needed'])} subsamples give ±1" in last and "Fix the number" in out.splitlines()[-2]
-    assert "times as many" not in out and "of a task with fewer than 4,500 rows" in out
+    assert "times as many" not in out and "fewer than 10 (m + 2n) rows" in out and "of these rows, not of new" in out
 
 
 def test_near_the_margin_no_number_of_subsamples_is_promised(run, tmp_path):
@@ -1182,7 +1151,8 @@ def test_a_task_with_one_subsample_is_named_and_left_out(f, run, tmp_path):
     ] == 4
     assert "without lonely, of which there is one subsample" in out.splitlines()[0]
     _, out, _ = run("r.csv", "--plan", "--effects", "bias")
-    assert "3 tasks, plain arms" in out and "no plan" not in out
+    plan = pd.read_csv("plan/plan.csv").query("quantity == 'bias'").iloc[0]
+    assert (plan["tasks"], plan["arms"]) == (3, "plain") and plan["needed"] > 1
 
 
 def crossed_rows(tasks=3, subsamples=4, n=50, seed=0):
@@ -1232,7 +1202,7 @@ def test_crossed_effects_by_hand(f, run, tmp_path):
             f"{effect} of a: crossed arms: as precise as {ratio[effect]:.1f} times as many subsamples without" in out
         )
     _, out, _ = run(saved(table.query("subsample < 10"), tmp_path / "few.csv"), "--draws", 0, "--no-figures")
-    assert "bias of a: crossed arms: too few runs to say what they gain (10 subsamples of each task)" in out
+    assert status == 0 and "crossed arms" not in out  # too few runs to say what they gain
     saved(table, tmp_path / "r.csv")
     _, out, _ = run("r.csv", "--draws", 0, "--no-figures", "--plain")
     alone = pd.read_csv("fits/effects.csv")
@@ -1263,7 +1233,7 @@ def test_a_cell_with_some_rows_of_old_is_plain_and_says_so(f, capsys, tmp_path):
         and rows.groupby("m")["arms"].nunique().max() == 1
     )
     assert (
-        "few-shot, m = 10, n = 50: only 11 of 12 rows have acc_base_on_extra and so on: plain effects"
+        "few-shot, m = 10, n = 50: some rows lack acc_base_on_extra and so on: plain effects"
         in capsys.readouterr().out
     )
 
