@@ -582,7 +582,7 @@ def answer(row, found, margin, se_1=math.nan, tasks=math.nan):
 
 def effects_table(tasks, metric, margin):
     """effects.csv before any fit: {(experiment, m, n, effect, model, target): row} of these tasks
-    and tasks like these, and of all settings together (m, n None)."""
+    and tasks like these, and of all settings together (m, n "")."""
     effects = {}
     for key, mine in tasks.groupby(GROUP):
         used = mine[mine["subsamples"] > 1]  # a task with one subsample has no variance
@@ -616,7 +616,7 @@ def all_settings(effects, margin):
     for (experiment, effect, model), cells in table.groupby(["experiment", "effect", "model"]):
         C = len(cells)
         if C > 1:
-            row = cells.iloc[0].to_dict() | {"m": None, "n": None, "left_out": "", "settings": C}
+            row = cells.iloc[0].to_dict() | {"m": "", "n": "", "left_out": "", "settings": C}
             row |= cells[["tasks", "subsamples"]].min()
             row["arms"] = " and ".join(sorted(set(cells["arms"])))
             v = (cells["se"] / C) ** 2
@@ -625,7 +625,7 @@ def all_settings(effects, margin):
             share = (cells["se_1"] / C) ** 2
             effective = share.sum() ** 2 / (share**2 / cells["effective_tasks"]).sum()
             row = answer(row, mean, margin, math.sqrt(share.sum()), effective)
-            found[experiment, None, None, effect, model, "these tasks"] = row
+            found[experiment, "", "", effect, model, "these tasks"] = row
     return found
 
 
@@ -637,7 +637,7 @@ def as_table(effects):
         return (*cell, row["model"] != "all", row["model"], TARGETS.index(row["target"]))
 
     rows = sorted(effects.values(), key=order)
-    return pd.DataFrame(rows, columns=COLUMNS).astype({"m": "Int64", "n": "Int64"})
+    return pd.DataFrame(rows, columns=COLUMNS)
 
 
 def means_table(rows, metric):
@@ -655,7 +655,7 @@ def plan_table(effects, long, margin):
     groups = long.groupby(GROUP)
     table = []
     for key, row in effects.items():
-        if row["target"] != "these tasks" or row["m"] is None:
+        if row["target"] != "these tasks" or row["m"] == "":
             continue
         redrawn = row["se_1"]
         plans = {"redrawn": redrawn}  # standard errors at one subsample a task
@@ -996,7 +996,7 @@ def way_out(row, rows):
     if row["to_settle"] <= row["subsamples"]:
         return f"{known}, so the effect itself seems near the margin: take the interval as answer"
     for name in (*CELL, "model"):
-        if row[name] not in (None, "all"):
+        if row[name] not in ("", "all"):
             rows = rows[rows[name] == row[name]]
     if row["subsamples"] < 2:
         return command(rows, PILOT)
@@ -1028,7 +1028,7 @@ def what_of(row):
     """The setting, the effect and the model of a row of effects.csv in words."""
     where = row["experiment"]
     over = ""
-    if row["m"] is not None:
+    if row["m"]:
         where = title_of(row["experiment"], row["m"], row["n"])
     elif "settings" in row:
         over = f" over all {row['settings']} settings of m and n"
@@ -1064,7 +1064,7 @@ def settings_line(cells):
         if verdict:
             verdicts += f"{verdict} in {number} of {len(table)}, "
     verdicts += f"{excluded} of {len(table)} exclude 0 (by chance: {chance:.1f})"
-    what = what_of(cells[0] | {"m": None})
+    what = what_of(cells[0] | {"m": ""})
     return f"{what} in single settings: intervals from {low:+.{D}f} to {high:+.{D}f}, {verdicts}"
 
 
@@ -1079,8 +1079,8 @@ def conclusions(effects, rows):
             groups.setdefault((experiment, effect, model), []).append(row)
     lines = []
     for _, mine in sorted(groups.items()):
-        over = [row for row in mine if row["m"] is None]
-        single = [row for row in mine if row["m"] is not None]
+        over = [row for row in mine if row["m"] == ""]
+        single = [row for row in mine if row["m"]]
         if over:
             lines += [conclusion(over[0], rows), settings_line(single)]
         for row in single:
@@ -1115,8 +1115,7 @@ def gain_lines(rows, tasks, metric):
 
 def effects_text(table, metric):
     """effects.csv for a reader: its first columns."""
-    table = table.astype({"m": object, "n": object})
-    table[["m", "n"]] = table[["m", "n"]].fillna("all")
+    table = table.copy()
     for name in INTERVAL:
         table[name] = table[name].map(f"{{:+.{decimals(metric)}f}}".format).replace("+nan", "")
     names = [*GROUP, "target", "tasks", *INTERVAL, "verdict", "needed", "to_settle"]
@@ -1195,7 +1194,7 @@ def draw_effects(table, kinds, unit, margin):
     """effects.png: a line a setting, all settings together on top, models by colour. table:
     effects.csv."""
     table = table[table["target"].isin(TARGETS[:2])]
-    whole = table["m"].isna()
+    whole = table["m"] == ""
     names = [title_of(*cell) for cell in table[CELL].to_numpy()]
     table = table.assign(name=np.where(whole, table["experiment"] + ": all settings", names))
     top = table.loc[whole, "name"].unique()
