@@ -172,7 +172,7 @@ def weights_hash(folder):
 # --- end shared ---
 
 
-# --- shared: interval ---
+# --- shared: effects ---
 SHARE = 0.89  # of every interval: the paper's
 
 
@@ -190,8 +190,10 @@ def effects_of(row, metric="acc", crossed=True):
         boost = (boost + mirrored_boost) / 2
         bias = (bias + mirrored_bias) / 2
     return boost, bias
+# --- end shared ---
 
 
+# --- shared: interval ---
 def these_tasks(means, variances, counts, floor):
     """The mean over these tasks in closed form: a dict of estimate, se, df, low, high.
 

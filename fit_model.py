@@ -1,16 +1,16 @@
 """From results.csv to conclusions: is pretraining on unlabeled test text unfair, how sure is it?
 
-Reproduces sections 5 to 8 and appendices D to F of "Evaluating the fairness of task-adaptive
-pretraining on unlabeled test data before few-shot text classification" (Dubey) and adds intervals
-that hold what they say. m labelled training texts, n unlabelled and n test texts; D_ijk of model i,
-task j, subsample k, in points (hundredths of an accuracy), is
+Reproduces sections 5 to 8 and appendix D of "Evaluating the fairness of task-adaptive pretraining
+on unlabeled test data before few-shot text classification" (Dubey) and adds intervals that hold
+what they say. m labelled training texts, n unlabelled and n test texts; D_ijk of model i, task j,
+subsample k, in points (hundredths of an accuracy), is
     boost = acc_extra - acc_base      or      bias = acc_test - acc_extra
 on the texts of `test`; with crossed arms its mean with the mirror image on the texts of `extra`, so
 that the luck of a training run cancels from the bias. A cell is one (experiment, m, n). Four
 answers, with 89 % intervals:
     these tasks       the headline, in closed form: the mean over tasks of the tasks' mean
                       differences; model "all": D is averaged over the models first
-    tasks like these  other tasks of this kind: a t interval over the task means
+    tasks like these  a t interval over the task means
     paper             Y_ijkl ~ Binomial(n, p), logit p = mu + alpha_i + U_j + V_jk + W_jl + beta l
                       (l = 1: treatment), and the differences (11), (12) that it predicts, of
                       plain arms; its intervals do not hold 89 %
@@ -25,43 +25,38 @@ Commands, cheapest first
     python fit_model.py results.csv more.csv folder --effects bias --n 500 --metric f1 --margin 2
     python fit_model.py accuracies       # published layout: m50/n500/bert/ag_news/accuracies.csv
 
-Writes to fits/ (--plan: plan/) summary.md, the page to hand on, figures *.png, and tables with
-the columns
-    effects.csv       experiment, m, n (empty: all settings together), metric, effect, model, arms,
-                      target (the names above), tasks, left_out (tasks with one subsample),
-                      subsamples (fewest of a task), estimate, se, df, low, high, margin, verdict,
-                      needed (subsamples of each task that give ± the margin), to_settle (a verdict
-                      with 80 % probability if there is no effect), detectable (with 80 % power)
-    means.csv         experiment, m, n, model, tasks, rows, boost, boost_median, bias, bias_median
-    tasks.csv         experiment, m, n, effect, model, task, arms, subsamples, estimate, sd,
-                      majority, low, high, verdict, p (one-sided sign flips of a bias), p_adjusted
-                      (Benjamini-Hochberg), flag_3, flag_2 (bias from +3, +2 points), paper ((12)),
-                      hierarchical, their _low, _high, p_beyond (the margin)
-    correlations.csv  experiment, m, n, effect, task, model_a, model_b, subsamples, spearman
-    posterior.csv     experiment, m, n, effect, analysis, parameter, mean, sd, hdi_low, hdi_high,
-                      r_hat, ess_bulk, ess_tail, warning (empty: converged; else exit status 3)
-    plan.csv          experiment, m, n, model, quantity, test_set, tasks, effective_tasks (equally
-                      noisy), subsamples, mean, sd (of one subsample of a task), half_width, needed,
-                      needed_low, needed_high, to_settle
+Writes to fits/ (--plan: plan/) summary.md, the page to hand on, figures *.png, and the columns
+    effects.csv    experiment, m, n (empty: all settings together), metric, effect, model, arms,
+                   target (the names above), tasks, left_out (tasks with one subsample), subsamples
+                   (fewest of a task), estimate, se, df, low, high, margin, verdict, needed
+                   (subsamples of each task that give ± the margin), to_settle (a verdict with 80 %
+                   probability if there is no effect), detectable (effect, with 80 % power)
+    means.csv      experiment, m, n, model, tasks, rows, boost, bias: Table 1
+    tasks.csv      experiment, m, n, effect, model, task, subsamples, estimate, sd, arms, low, high,
+                   verdict, p (one-sided sign flips of a bias), p_adjusted (Benjamini-Hochberg),
+                   paper ((12)), hierarchical, their _low, _high, p_beyond (the margin)
+    posterior.csv  experiment, m, n, effect, analysis, parameter, mean, sd, hdi_low, hdi_high,
+                   r_hat, ess_bulk, ess_tail, warning (empty: converged; else exit status 3)
+    plan.csv       experiment, m, n, model, arms, tasks, subsamples, quantity, test_set (redrawn,
+                   fixed), mean, sd (of one subsample of a task), half_width (of the interval), one
+                   (with one subsample), needed, needed_low, needed_high (its interval), to_settle
 
 Measured 2026-11-22 on 2 cores of an AMD EPYC that did other work, seconds of CPU: --draws 0
---no-figures 3.4 on 27,500 published rows, 2.1 on the default run's (figures: .2 more); a fit 3 to
-40, of which up to 16 compile the model once per shape, 160 where it was done again: one in 16.
+--no-figures 3.4 on 27,500 published rows; a fit 3 to 40, of which up to 16 compile the model once
+per shape, 160 where it was done again: one in 16.
 """
 
 import argparse
 import csv
-import hashlib
-import io
 import itertools
 import math
 import os
-import re
 import sys
 import time
 import warnings
 from pathlib import Path
 from types import SimpleNamespace
+from urllib.parse import quote
 
 import matplotlib
 import numpy as np
@@ -74,15 +69,20 @@ from tqdm.auto import tqdm
 MAX_R_HAT, MIN_ESS = 1.01, 400  # Vehtari et al. (2021)
 CENTRED = {"paper": 5, "hierarchical": 10}  # tasks from which c_jk, log s_ij are sampled centred
 ATTEMPTS = ((0.9, 1, 1), (0.99, 4, 2))  # target of acceptance, times the tuning, times the draws
-PRIORS = {"paper": (1.0, 1.0), "wide": (1.5, 5.0)}  # sd of mu and beta; wide: appendix E
 FEWEST_TASKS, MOST_TASKS = 5, 100  # fewer: no W, no words on many tasks; more: no figure of tasks
 PILOT = 5  # subsamples of each task to begin with
 COMPILED = {}  # models by analysis, flags and shapes of the data
-HYPER = ("mu", "alpha", "beta", "sd_U", "sd_V", "sd_W", "tau", "s", "omega")
-SUMMARY = ["mean", "sd", "hdi_low", "hdi_high", "r_hat", "ess_bulk", "ess_tail", "warning"]
+NUISANCE = ["a", "c", "c_raw", "z", "z_new", "log_s", "effect"]  # not reported as parameters
 MADE = (  # what an earlier run may have left in the output folder
-    "effects.csv", "means.csv", "tasks.csv", "correlations.csv", "posterior.csv",
-    "plan.csv", "effects.png", "tasks.*.png",
+    "effects.csv", "means.csv", "tasks.csv", "posterior.csv", "plan.csv", "effects.png",
+    "tasks.*.png",
+)
+SCRIPT = "fit_model.py"
+PLAN = (
+    "half_width: the uncertainty of the mean, one: with one subsample of each task; needed: the "
+    "subsamples that give ± the margin (low to high: so well is the noise known), to_settle: a "
+    "verdict with 80 % probability if there is no effect. A task with fewer than 10 (m + 2n) rows "
+    "has subsamples that overlap: all this is then of these rows, not of new ones"
 )
 LOOKING = (
     "Fix the number of subsamples before looking, or raise it once, to the number given here: "
@@ -140,9 +140,10 @@ ARMS = ("base", "extra", "test")
 EFFECTS = {"boost": ("base", "extra"), "bias": ("extra", "test")}  # control, treatment
 CELL = ["experiment", "m", "n"]
 RUN = ["experiment", "model", "task", "m", "n", "subsample", "seed"]  # names a row
-LEAST = {"m": 1, "n": 1, "subsample": 1, "num_classes": 1, "seed": 0}  # whole numbers
 REQUIRED = [*RUN[:-1], "num_classes", "majority", "acc_base", "acc_extra", "acc_test"]
+WORDS = ["split", "data", "recipe", "versions"]
 CHOICES = {"experiment": "experiment", "m": "m", "n": "n", "models": "model", "tasks": "task"}
+LEAST = {"m": 1, "n": 1, "subsample": 1, "num_classes": 1, "seed": 0}  # whole numbers
 SAME = [  # (scope, column): rows that agree in the scope must agree in the column
     (RUN[:5], "recipe"),
     (["experiment", "task"], "data"),
@@ -168,53 +169,46 @@ def read_file(path, needed, torn=True):
     """A CSV file as a DataFrame of str with the column `where` (file, line). torn: lines with fewer
     fields than the header, which killed runs leave, are left out, and said; else refused."""
     try:
-        text = path.read_bytes().decode("utf-8-sig")
-        reader = csv.reader(io.StringIO(text, newline=""), strict=True)
-        lines = [[f"{path}, line {reader.line_num}", *line] for line in reader if any(line)]
+        with open(path, newline="", encoding="utf-8-sig") as file:
+            reader = csv.reader(file, strict=True)
+            lines = [[f"{path}, line {reader.line_num}", *line] for line in reader if any(line)]
     except (ValueError, csv.Error) as error:
         raise UserError(f"{path} is no CSV file in UTF-8: {error}") from None
-    if not lines:
-        raise UserError(f"{path} is empty: give a CSV file with a header and rows")
-    header = ["where", *[name.strip() for name in lines[0][1:]]]
+    header = ["where"]
+    if lines:
+        header += [name.strip() for name in lines[0][1:]]
     for name in (*needed, *header):
-        if header.count(name) != 1:
-            found = "two columns" if name in header else "no column"
-            columns = ", ".join(header[1:])
-            raise UserError(f"{path} has {found} {name!r}; found, separated by commas: {columns}")
+        number = header.count(name)
+        if number != 1:
+            found = f"{number} columns {name!r}, not one"
+            raise UserError(f"{path} has {found}; separated by commas: {', '.join(header[1:])}")
     whole = []
-    short = []
     for line in lines[1:]:
+        what = f"{line[0]}: {len(line) - 1} fields where the header has {len(header) - 1}"
         if len(line) == len(header):
             whole.append(line)
         elif len(line) < len(header) and torn:
-            short.append(line[0].rpartition(" ")[2])
+            print(f"{what}: left out as torn")
         else:
-            found = len(line) - 1
-            fields = f"{found} fields where the header has {len(header[1:])}"
-            raise UserError(f"{line[0]}: {fields}: correct or delete the line")
-    if short:
-        print(f"{path}: left out as torn (fewer fields than the header): line {', '.join(short)}")
+            raise UserError(f"{what}: correct or delete the line")
     return pd.DataFrame(whole, columns=header, dtype=str)
 
 
 def read_path(path, needed):
-    """Tables of a results file, or of a folder's results.csv, results.*-of-*.csv or files in the
-    published layout, m50/n500/bert/ag_news/accuracies.csv, whose row k is subsample k."""
-    if not path.exists():
-        raise UserError(f"{path} does not exist: give results files, or folders of them")
+    """Tables of a results file, or of a folder's: results.csv, results.*-of-*.csv, the published
+    layout m50/n500/bert/ag_news/accuracies.csv, whose row k is subsample k."""
     if not path.is_dir():
         return [read_file(path, needed)]
-    files = sorted([*path.glob("results.csv"), *path.glob("results.*-of-*.csv")])
-    tables = [read_file(file, needed) for file in files]
+    files = [*path.glob("results.csv"), *path.glob("results.*-of-*.csv")]
+    tables = [read_file(file, needed) for file in sorted(files)]
     for file in sorted(path.glob("m*/n*/*/*/accuracies.csv")):
-        m, n, model, task = file.parts[-5:-1]
-        names = {"experiment": path.resolve().name, "model": model, "task": task}
-        table = read_file(file, ("num_classes", "majority", *ARMS)).assign(**names)
+        table = read_file(file, ("num_classes", "majority", *ARMS))
         table = table.rename(columns={arm: f"acc_{arm}" for arm in ARMS})
-        subsamples = [str(k) for k in range(1, len(table) + 1)]
-        tables.append(table.assign(m=m[1:], n=n[1:], subsample=subsamples))
+        m, n, model, task = file.parts[-5:-1]
+        table = table.assign(experiment=path.resolve().name, model=model, task=task)
+        tables.append(table.assign(m=m[1:], n=n[1:], subsample=range(1, len(table) + 1)))
     if not tables:
-        layout = "m<m>/n<n>/<model>/<task>/accuracies.csv"
+        layout = "m*/n*/*/*/accuracies.csv"
         raise UserError(f"{path} holds no results.csv, results.*-of-*.csv, {layout}: name a file")
     return tables
 
@@ -222,16 +216,18 @@ def read_path(path, needed):
 def typed(rows, name, may_lack):
     """The numbers of a column of str; empty ones become nan if the rows may lack them."""
     values = pd.to_numeric(rows[name], errors="coerce")
-    bad = ~np.isfinite(values) & ~(may_lack & (rows[name] == ""))
+    least = LEAST.get(name, -(10**9))
+    most = 10**9
+    if name == "n":
+        most = 10**6  # sign flips of more take hours
+    if name.startswith(("majority", "acc_", "f1_")):
+        least, most = 0, 1
+    bad = ~values.between(least, most) & ~(may_lack & (rows[name] == ""))
     kind = "number"
     if name in LEAST:
-        most = 10**6 if name == "n" else 10**9  # sign flips of a larger n take hours
-        kind = f"whole number from {LEAST[name]} to {most}"
-        bad |= (values % 1 != 0) | ~values.between(LEAST[name], most)
-    elif name.startswith(("majority", "acc_", "f1_")):
-        kind = "share from 0 to 1"
-        bad |= (values < 0) | (values > 1)
-    refuse(rows, bad, f"{name} is {{{name}!r}}, not a {kind}")
+        kind = "whole number"
+        bad |= values % 1 != 0
+    refuse(rows, bad, f"{name} is {{{name}!r}}, not a {kind} from {least} to {most}")
     return values.astype(int) if name in LEAST else values.astype(float)
 
 
@@ -240,26 +236,21 @@ def read_results(paths, metric="acc"):
     nan, missing words empty."""
     needed = [*REQUIRED, *columns_of(metric)[:3]]
     tables = [table for path in paths for table in read_path(path, needed)]
-    rows = pd.concat(tables, ignore_index=True)
-    if rows.empty:
-        raise UserError(f"no rows in {', '.join(map(str, paths))}: run run_experiment.py first")
     numbers = ["seed", *REQUIRED[3:], "loss_extra", "loss_test", "seconds"]
     for each in ("acc", "f1", "nll", metric):
         numbers += columns_of(each)
-    words = ["split", "data", "recipe", "versions"]
-    lacking = {*numbers, *words} - set(rows)
-    rows = rows.assign(**dict.fromkeys(sorted(lacking), "")).fillna("")
+    tables.append(pd.DataFrame(columns=[*dict.fromkeys(numbers), *WORDS]))  # those that may lack
+    rows = pd.concat(tables, ignore_index=True).fillna("")
+    if rows.empty:
+        raise UserError(f"no rows in {', '.join(map(str, paths))}: run run_experiment.py first")
     rows["seed"] = rows["seed"].replace("", "0")
     for name in dict.fromkeys(numbers):
         rows[name] = typed(rows, name, may_lack=name not in needed)
-    nameless = (rows[RUN[:3]] == "").any(axis=1)
-    refuse(rows, nameless, "the experiment, the model or the task has no name")
     refuse(rows, rows["model"] == "all", "the model 'all' would be all models together")
     for name in columns_of("acc"):
         exact = (rows[name] * rows["n"]).round() / rows["n"]
         off = (rows[name] - exact).abs() > 5.1e-5  # accuracies of four decimals will do
-        what = f"{name} = {{{name}}} is no whole number of correct answers out of n = {{n}}"
-        refuse(rows, off, what)
+        refuse(rows, off, f"{name} = {{{name}}} is no whole number of right answers of n = {{n}}")
         rows[name] = exact
     return rows
 
@@ -269,24 +260,23 @@ def choose_rows(rows, args):
     for flag, name in CHOICES.items():
         found = sorted(set(rows[name]))
         wanted = getattr(args, flag) or found
-        for value in sorted(set(wanted) - set(found)):
+        for value in set(wanted) - set(found):
             names = ", ".join(map(str, found))
-            raise UserError(f"--{flag} {value}: not in the data chosen so far; found: {names}")
+            raise UserError(f"--{flag} {value}: not in the rows chosen so far; found: {names}")
         rows = rows[rows[name].isin(wanted)]
     return rows
 
 
 def refuse_conflict(rows, scope, name):
     """Refuse two rows that agree in the scope and differ in a column that both have."""
-    known = rows[rows[name].notna() & (rows[name] != "") & (rows[scope] != "").all(axis=1)]
+    known = rows[rows[name].notna() & (rows[[*scope, name]] != "").all(axis=1)]
     known = known.drop_duplicates([*scope, name])
     known = known[known.duplicated(scope, keep=False)].sort_values(scope, kind="stable")
     if len(known):
         one, two = known.iloc[0], known.iloc[1]
-        where = f"{one['where']} and {two['where']} agree in {', '.join(scope)}"
+        agree = f"{one['where']} and {two['where']} agree in {', '.join(scope)}"
         values = f"differ in {name} ({one[name]} and {two[name]})"
-        advice = "keep one (--experiment, --models, --tasks), or name their experiments differently"
-        raise UserError(f"{where} and {values}: {advice}")
+        raise UserError(f"{agree} and {values}: keep one, or give them two names of experiments")
 
 
 def each_once(rows):
@@ -314,14 +304,15 @@ def load_rows(args, metric="acc"):
     rows = each_once(choose_rows(read_results(args.paths, metric), args))
     if rows["versions"].nunique() > 1:
         print(f"rows of several versions are taken together: {versions_of(rows)}")
-    there = rows[columns_of(metric)].notna().all(axis=1)
     rows["arms"] = "plain"
-    for cell, mine in rows.groupby(CELL):
-        known = there[mine.index].sum()
-        if known == len(mine) and not args.plain:
-            rows.loc[mine.index, "arms"] = "crossed"
-        elif known and not args.plain:
-            have = f"only {known} of {len(mine)} rows have {metric}_base_on_extra and so on"
+    if args.plain:
+        return rows
+    there = rows[columns_of(metric)].notna().all(axis=1)
+    for cell, known in there.groupby([rows[name] for name in CELL]):
+        if known.all():
+            rows.loc[known.index, "arms"] = "crossed"
+        elif known.any():
+            have = f"only {known.sum()} of {len(known)} rows have {metric}_base_on_extra and so on"
             print(f"{title_of(*cell)}: {have}: plain effects, without crossed arms")
     return rows
 
@@ -331,11 +322,6 @@ def count(number, what):
     return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
-def is_zero_shot(experiment):
-    """Whether an experiment's name says so; the authors' own folder is accuracies_zero_shot."""
-    return "zero-shot" in experiment or "zero_shot" in experiment
-
-
 def title_of(experiment, m, n):
     """A cell in words."""
     return f"{experiment}, m = {m}, n = {n}"
@@ -343,17 +329,11 @@ def title_of(experiment, m, n):
 
 def file_of(*names):
     """A file's name from names that may hold anything; different names give different files."""
-    parts = []
-    for name in map(str, names):
-        safe = re.sub(r"[^\w=+-]+", "-", name)[:40]
-        if safe != name:
-            safe += "-" + hashlib.sha256(name.encode()).hexdigest()[:6]
-        parts.append(safe)
-    return ".".join(parts)
+    return ".".join(quote(str(name), safe="") for name in names).replace("%", "=")
 # --- end shared ---
 
 
-# --- shared: interval ---
+# --- shared: effects ---
 SHARE = 0.89  # of every interval: the paper's
 
 
@@ -371,8 +351,10 @@ def effects_of(row, metric="acc", crossed=True):
         boost = (boost + mirrored_boost) / 2
         bias = (bias + mirrored_bias) / 2
     return boost, bias
+# --- end shared ---
 
 
+# --- shared: interval ---
 def these_tasks(means, variances, counts, floor):
     """The mean over these tasks in closed form: a dict of estimate, se, df, low, high.
 
@@ -409,20 +391,18 @@ def changes_of(rows, effect, crossed):
 
 
 def training_variance(shares, n):
-    """(variance, told from 0?) of a mean accuracy over tasks at one subsample a task, on a fixed
-    test set, in points^2. shares: per task the accuracies of its subsamples, each on n fresh test
-    texts. Their variance less the binomial one: a lower bound, since single answers also flip. Told
-    from 0 by sum((K - 1) s^2 / binomial) against chi-square."""
+    """The variance of a mean accuracy over tasks at one subsample a task, on a fixed test set, in
+    points^2; nan if not told from 0. shares: per task the accuracies of its subsamples, each on n
+    fresh test texts. Their variance less the binomial one: a lower bound, since single answers also
+    flip. Told from 0 by sum((K - 1) s^2 / binomial) against chi-square."""
     observed = np.array([np.var(share, ddof=1) for share in shares])
     binomial = np.array([np.mean(share * (1 - share)) / max(n - 1, 1) for share in shares])
     freedom = np.array([len(share) - 1 for share in shares])
-    known = binomial > 0
+    chi_square = (freedom * observed / np.maximum(binomial, 1e-9)).sum()  # 0 where all are right
     excess = (observed - binomial).sum()
-    if excess <= 0 or not known.any():
-        return 0.0, False
-    chi_square = (freedom[known] * observed[known] / binomial[known]).sum()
-    p = stats.chi2.sf(chi_square, freedom[known].sum())
-    return 1e4 * excess / len(shares) ** 2, bool(p < 1 - UPPER)  # one end of the interval
+    if excess <= 0 or stats.chi2.cdf(chi_square, freedom.sum()) < UPPER:
+        return math.nan
+    return 1e4 * excess / len(shares) ** 2
 
 
 def sign_flip_p(changes):
@@ -450,15 +430,15 @@ def panels(title, lines, columns, width, height, **more):
 def open_folder(folder, script, made):
     """Make a folder ready for a script's output. It is new, empty, or holds the script's own
     summary.md: then what earlier runs made (patterns of names) is removed. Else it is refused."""
-    page = folder / "summary.md"
-    if folder.exists() and any(folder.iterdir()):
-        if not page.exists() or f"Written by {script}" not in page.read_text(errors="replace"):
-            what = f"holds files, and no summary.md of {script}"
-            raise UserError(f"{folder} {what}: give a new or empty folder by --out")
-        for pattern in made:
-            for file in folder.glob(pattern):
-                file.unlink()
     folder.mkdir(parents=True, exist_ok=True)
+    page = folder / "summary.md"
+    ours = page.exists() and f"Written by {script}" in page.read_text(errors="replace")
+    if any(folder.iterdir()) and not ours:
+        what = f"holds files, and no summary.md of {script}"
+        raise UserError(f"{folder} {what}: give a new or empty folder by --out")
+    for pattern in made:
+        for file in folder.glob(pattern):
+            file.unlink()
     write_page(folder, script, ["Not finished."])
 
 
@@ -469,10 +449,9 @@ def write_page(folder, script, lines):
 
 
 def write(folder, **tables):
-    """Write DataFrames as CSV, numbers to 6 significant digits; empty ones leave no file."""
+    """Write DataFrames as CSV, numbers to 6 significant digits."""
     for name, table in tables.items():
-        if len(table):
-            table.to_csv(folder / f"{name}.csv", index=False, float_format="%.6g")
+        table.to_csv(folder / f"{name}.csv", index=False, float_format="%.6g")
 # --- end shared ---
 GROUP = [*CELL, "effect", "model"]
 INTERVAL = ["estimate", "low", "high"]
@@ -505,21 +484,19 @@ def differences(rows, metric):
     means = scale_of(metric) * table.groupby(unit).mean()
     long = means.round(9).reset_index().melt(unit, var_name="effect")
 
-    shared = []
-    for cell, mine in rows.groupby(CELL):
-        runs = [frozenset(zip(own["task"], own["subsample"])) for _, own in mine.groupby("model")]
-        if len(runs) > 1 and len(set(runs)) == 1:
-            shared.append(cell)
-    mine = long[pd.MultiIndex.from_frame(long[CELL]).isin(shared)]
-    both = mine.groupby([*CELL, "effect", "task", "subsample"], as_index=False)["value"].mean()
-    return pd.concat([both.assign(model="all"), long], ignore_index=True)
+    both = long.groupby([*CELL, "effect", "task", "subsample"])["value"].agg(["mean", "size"])
+    both = both.reset_index().rename(columns={"mean": "value"}).assign(model="all")
+    fewest = both.groupby(CELL)["size"].transform("min")
+    models = both[CELL].join(long.groupby(CELL)["model"].nunique(), on=CELL)["model"]
+    both = both[(fewest == models) & (models > 1)]
+    return pd.concat([both, long], ignore_index=True)[long.columns]
 
 
 def floor_of(metric, n, crossed):
     """The variance of rounding to whole answers, in points^2: no difference is known better."""
     if scale_of(metric) == 1:
         return 0.0 * n
-    return (100 / (n * np.where(crossed, 2, 1))) ** 2 / 12
+    return (100 / (n * (1 + crossed))) ** 2 / 12  # crossed: on 2n texts
 
 
 def verdict_of(low, high, margin):
@@ -558,28 +535,22 @@ def detectable_effect(se, df):
 
 
 def with_tests(table, rows):
-    """task_table with the sign-flip tests of each task's bias, and the flags of large ones."""
+    """task_table with the sign-flip tests of each task's bias."""
     names = [*CELL, "model", "task"]
     parts = [changes_of(mine, "bias", arms == "crossed") for arms, mine in rows.groupby("arms")]
     changes = rows.assign(change=pd.concat(parts)).groupby([*names, "subsample"])["change"].sum()
     tests = changes.groupby(names).agg(sign_flip_p).to_frame("p")
     tests["p_adjusted"] = tests["p"].groupby(names[:-1]).transform(stats.false_discovery_control)
-    bias = table.index.get_level_values("effect") == "bias"
-    table = table.join(tests, on=names)
-    table.loc[~bias, ["p", "p_adjusted"]] = math.nan
-    for flag in (3, 2):  # points of bias from which a task is lemon-picked (section 7, appendix E)
-        table[f"flag_{flag}"] = (bias & (table["estimate"] >= flag)).astype(int)
-    return table
+    tests = tests.assign(effect="bias").set_index("effect", append=True)
+    return table.join(tests, on=tests.index.names)
 
 
 def task_table(rows, long, metric, margin=None):
     """tasks.csv before tests and fits, indexed by cell, effect (of long), model, task; and each
     task's variance, from the floor up."""
-    names = [*CELL, "model", "task"]
     values = long.groupby([*GROUP, "task"])["value"]
     table = values.agg(subsamples="count", estimate="mean", sd="std")
     table = table.join(rows.groupby(CELL)["arms"].first(), on=CELL)
-    table = table.join(rows.groupby(names)["majority"].mean(), on=names)
     effect = table.index.get_level_values("effect")
     table["arms"] = table["arms"].where(effect.isin(EFFECTS), "plain")
     n = table.index.get_level_values("n")
@@ -641,25 +612,22 @@ def effects_table(tasks, metric, margin):
 def all_settings(effects, margin):
     """Rows of effects over the cells of an experiment that have an interval, two or more: the mean
     of their estimates, whose noise is not correlated."""
-    groups = {}
-    for row in effects.values():
-        if row["target"] == "these tasks" and not math.isnan(row["low"]):
-            key = (row["experiment"], None, None, row["effect"], row["model"])
-            groups.setdefault(key, []).append(row)
+    table = pd.DataFrame(effects.values())
+    table = table[(table["target"] == "these tasks") & table["low"].notna()]
     found = {}
-    for key, cells in groups.items():
-        if len(cells) > 1:
-            table = pd.DataFrame(cells)
-            row = cells[0] | dict(zip(GROUP, key)) | {"left_out": "", "settings": len(cells)}
-            row |= table[["tasks", "subsamples"]].min()
-            row["arms"] = " and ".join(sorted(set(table["arms"])))
-            v = table["se"] ** 2 / len(cells) ** 2
-            df = v.sum() ** 2 / (v**2 / table["df"]).sum()
-            mean = t_interval(table["estimate"].mean(), math.sqrt(v.sum()), df)
-            share = table["se_1"] ** 2 / len(cells) ** 2
-            effective = share.sum() ** 2 / (share**2 / table["effective_tasks"]).sum()
+    for (experiment, effect, model), cells in table.groupby(["experiment", "effect", "model"]):
+        C = len(cells)
+        if C > 1:
+            row = cells.iloc[0].to_dict() | {"m": None, "n": None, "left_out": "", "settings": C}
+            row |= cells[["tasks", "subsamples"]].min()
+            row["arms"] = " and ".join(sorted(set(cells["arms"])))
+            v = (cells["se"] / C) ** 2
+            df = v.sum() ** 2 / (v**2 / cells["df"]).sum()
+            mean = t_interval(cells["estimate"].mean(), math.sqrt(v.sum()), df)
+            share = (cells["se_1"] / C) ** 2
+            effective = share.sum() ** 2 / (share**2 / cells["effective_tasks"]).sum()
             row = answer(row, mean, margin, math.sqrt(share.sum()), effective)
-            found[*key, row["target"]] = row
+            found[experiment, None, None, effect, model, "these tasks"] = row
     return found
 
 
@@ -675,32 +643,12 @@ def as_table(effects):
 
 
 def means_table(rows, metric):
-    """means.csv, Table 1 of the paper: means and medians of the tasks' means, of plain arms."""
+    """means.csv, Table 1 of the paper: means of the tasks' means, of plain arms."""
     unit = [*CELL, "model"]
     long = differences(rows.assign(arms="plain"), metric)
+    means = long.groupby([*unit, "effect", "task"])["value"].mean()
     table = rows.groupby(unit).agg(tasks=("task", "nunique"), rows=("task", "size"))
-    for effect in EFFECTS:
-        mine = long[long["effect"] == effect]
-        means = mine.groupby([*unit, "task"])["value"].mean().groupby(unit)
-        table[effect] = means.mean()
-        table[f"{effect}_median"] = means.median()
-    return table.reset_index()
-
-
-def correlations_table(long):
-    """correlations.csv: two models' effects over a task's subsamples, ranks (appendix F)."""
-    unit = [*CELL, "effect", "task"]
-    effects = long[long["effect"].isin(EFFECTS) & (long["model"] != "all")]
-    both = effects.merge(effects, on=[*unit, "subsample"], suffixes=("_a", "_b"))
-    both = both[both["model_a"] < both["model_b"]]
-    names = [*unit, "model_a", "model_b"]
-    table = []
-    for key, mine in both.groupby(names):
-        a = stats.rankdata(mine["value_a"])
-        b = stats.rankdata(mine["value_b"])
-        if len(mine) > 2 and a.std() > 0 and b.std() > 0:
-            table.append([*key, len(mine), np.corrcoef(a, b)[0, 1]])
-    return pd.DataFrame(table, columns=[*names, "subsamples", "spearman"])
+    return table.join(means.groupby([*unit, "effect"]).mean().unstack()[[*EFFECTS]]).reset_index()
 
 
 def plan_table(effects, long, margin):
@@ -716,16 +664,15 @@ def plan_table(effects, long, margin):
         if row["effect"] == "acc_extra" and row["model"] != "all" and row["subsamples"] > 1:
             values = groups.get_group(key[:5]).groupby("task")["value"]
             shares = [own.to_numpy() / 100 for _, own in values if len(own) > 1]
-            variance, told = training_variance(shares, row["n"])
-            plans["fixed"] = math.sqrt(variance) if told else math.nan
+            plans["fixed"] = math.sqrt(training_variance(shares, row["n"]))
         df = np.nan_to_num(row["df"], nan=1)
         spread = np.sqrt(df / stats.chi2.ppf([UPPER, 1 - UPPER], df))  # of an error so known
         for test_set, se_1 in plans.items():
-            line = {name: row[name] for name in (*CELL, "model", "tasks", "subsamples")}
+            line = {name: row[name] for name in (*CELL, "model", "arms", "tasks", "subsamples")}
             line |= {"quantity": row["effect"], "test_set": test_set, "mean": row["estimate"]}
-            line |= {"sd": se_1 * math.sqrt(row["tasks"]), "to_settle": math.nan}
-            line["effective_tasks"] = row["effective_tasks"]
+            line["sd"] = se_1 * math.sqrt(row["tasks"])
             line["half_width"] = (row["high"] - row["low"]) / 2 * se_1 / (redrawn or math.nan)
+            line["one"] = line["half_width"] * math.sqrt(row["subsamples"])
             texts = redrawn**2 - se_1**2  # the part of the test texts
             bounds = np.sqrt(np.maximum((redrawn * spread) ** 2 - texts, 1e-12)) * (se_1 > 0)
             for name, se in zip(("needed", "needed_low", "needed_high"), (se_1, *bounds)):
@@ -733,9 +680,7 @@ def plan_table(effects, long, margin):
             if row["effect"] in EFFECTS:
                 line["to_settle"] = row["to_settle"]
             table.append(line)
-    columns = [*CELL, "model", "quantity", "test_set", "tasks", "effective_tasks", "subsamples"]
-    columns += ["mean", "sd", "half_width", "needed", "needed_low", "needed_high", "to_settle"]
-    return pd.DataFrame(table, columns=columns)
+    return pd.DataFrame(table)
 
 
 # The two models -------------------------------------------------------------------------------
@@ -795,15 +740,14 @@ def paper_model(rows, effect, args):
     data, models, tasks = paper_counts(rows, effect)
     J = len(tasks)
     interaction = J >= FEWEST_TASKS and not args.no_interaction
-    sd_mu, sd_beta = PRIORS[args.priors]
     units = range(len(data["task_idx"]))
     coords = {"model": models, "later": models[1:], "task": tasks, "unit": units}
     with pm.Model(coords=coords) as model:
         data = {name: pm.Data(name, value) for name, value in data.items()}
         task_idx = data["task_idx"]
         k = data["known"]
-        mu = pm.Normal("mu", 0, sd_mu)
-        beta = pm.Normal("beta", 0, sd_beta)
+        mu = pm.Normal("mu", 0, 1)
+        beta = pm.Normal("beta", 0, 1)
         alpha = pt.zeros(1)
         if len(models) > 1:
             alpha = pt.concatenate([[0.0], pm.Normal("alpha", 0, 5, dims="later")])
@@ -906,12 +850,10 @@ def hierarchical_model(rows, effect):
 def warning_of(table, divergences):
     """What is wrong with reported parameters, "" if all converged; one that is nan did not."""
     r_hat = table["r_hat"].max(skipna=False)
-    bulk = table["ess_bulk"].min(skipna=False)
-    tail = table["ess_tail"].min(skipna=False)
-    if r_hat <= MAX_R_HAT and bulk >= MIN_ESS and tail >= MIN_ESS and not divergences:
+    ess = table[["ess_bulk", "ess_tail"]].min(axis=None, skipna=False)
+    if r_hat <= MAX_R_HAT and ess >= MIN_ESS and not divergences:
         return ""
-    found = f"r_hat {r_hat:.3f}, ESS {bulk:.0f} bulk, {tail:.0f} tail"
-    return f"not converged: {found}, {count(divergences, 'divergence')}"
+    return f"not converged: r_hat {r_hat:.3f}, ESS {ess:.0f}, {count(divergences, 'divergence')}"
 
 
 def compiled(model, data, key):
@@ -932,39 +874,34 @@ def fit(rows, effect, analysis, args):
     _, arviz, _ = import_pymc()
     import nutpie
 
-    began = time.time()
     if analysis == "paper":
         model = paper_model(rows, effect, args)
     else:
         model = hierarchical_model(rows, effect)
     data = {variable.name: variable.get_value() for variable in model.data_vars}
-    ready = compiled(model, data, (analysis, args.priors, args.no_interaction))
+    ready = compiled(model, data, (analysis, args.no_interaction))
     models = list(model.coords["model"])
     tasks = list(model.coords["task"])
     coords = {"model": models, "task": tasks, "later": models[1:], "over": ["all", *models]}
     for accept, longer, more in ATTEMPTS:
         trace = nutpie.sample(
-            ready, chains=args.chains, cores=min(args.cores, args.chains),
-            tune=args.tune * longer, draws=args.draws * more, target_accept=accept,
-            seed=args.seed, save_warmup=False, progress_bar=False,
+            ready, chains=args.chains, tune=args.tune * longer, draws=args.draws * more,
+            target_accept=accept, seed=args.seed, save_warmup=False, progress_bar=False,
         )
         posterior = trace.posterior.assign_coords(**coords)
         if analysis == "paper":
             rng = np.random.default_rng(args.seed)
             predict_effects(posterior, data["total"], data["task_idx"], rng)
-        names = (*HYPER, "d", "difference", "mean", "new_task")
-        reported = posterior[[name for name in posterior if name in names]]
+        reported = posterior.drop_vars(NUISANCE, errors="ignore")
         summary = arviz.summary(reported, hdi_prob=SHARE, round_to="none")
         warning = warning_of(summary, int(trace.sample_stats["diverging"].sum()))
         if not warning:
             break
     summary = summary.rename(columns={"hdi_5.5%": "hdi_low", "hdi_94.5%": "hdi_high"})
-    summary = summary.assign(warning=warning)[SUMMARY]
-    runs = rows.groupby(["model", "task"])["subsample"].nunique()
+    summary = summary.drop(columns=["mcse_mean", "mcse_sd"]).assign(warning=warning)
     return SimpleNamespace(
         cell=tuple(rows[CELL].iloc[0]), effect=effect, analysis=analysis, models=models,
-        tasks=tasks, runs=runs, posterior=posterior, summary=summary, warning=warning,
-        seconds=time.time() - began,
+        posterior=posterior, summary=summary, warning=warning,
     )
 
 
@@ -983,28 +920,25 @@ def task_effects(result, margin):
 def mean_effects(result, effects, margin):
     """Add a fit's rows, (11), or beta and its mean over models, to effects (see effects_table);
     returns notes on hierarchical means that are not these tasks' mean."""
-    paper = result.analysis == "paper"
-    names = {model: f"beta[{model}]" for model in result.models}
-    if (*result.cell, result.effect, "all", "these tasks") in effects:
-        names = {"all": "mean"} | names
+    names = {"all": "mean"} | {model: f"beta[{model}]" for model in result.models}
+    if result.analysis == "paper":
+        names = {model: f"difference[{model}]" for model in names}
     notes = []
     for model, name in names.items():
-        if paper:
-            name = f"difference[{model}]"
-        mean, sd, low, high = result.summary.loc[name, ["mean", "sd", "hdi_low", "hdi_high"]]
         key = (*result.cell, result.effect, model)
-        first = effects[*key, "these tasks"]
-        runs = result.runs if model == "all" else result.runs[model]
-        tasks = runs.index.get_level_values("task").nunique()
-        row = first | {"target": result.analysis, "tasks": tasks, "subsamples": runs.min()}
-        row |= {"left_out": "", "arms": "plain" if paper else first["arms"]}
-        found = {"estimate": mean, "se": sd, "df": math.nan, "low": low, "high": high}
+        if (*key, "these tasks") not in effects:
+            continue  # the models have different tasks: none for all
+        found = result.summary.loc[name, ["mean", "sd", "hdi_low", "hdi_high"]]
+        found = dict(zip(("estimate", "se", "low", "high"), found)) | {"df": math.nan}
+        row = effects[*key, "tasks like these"] | {"target": result.analysis}
+        if result.analysis == "paper":
+            row["arms"] = "plain"
         effects[*key, result.analysis] = answer(row, found, margin)
-        off = mean - first["estimate"]
-        if not paper and abs(off) > first["se"]:
+        first = effects[*key, "these tasks"]
+        off = found["estimate"] - first["estimate"]
+        if result.analysis == "hierarchical" and abs(off) > first["se"]:
             far = f"{off:+.2f} points from the mean of these tasks, more than its standard error"
-            why = "it shrinks, and weights quiet tasks most; take these tasks"
-            notes.append(f"{model}: the hierarchical mean is {far}: {why}")
+            notes.append(f"{model}: the hierarchical mean is {far}: take these tasks")
     return notes
 
 
@@ -1023,8 +957,8 @@ def fit_all(rows, effects, args):
         note = result.warning or "converged"
         dropped = [name for name in "WU" if f"sd_{name}" not in result.posterior]
         if dropped and analysis == "paper":
-            note += f" without {' and '.join(dropped)} ({count(len(result.tasks), 'task')})"
-        notes = [f"{note} ({result.seconds:.0f} s)", *mean_effects(result, effects, args.margin)]
+            note += f" without {' and '.join(dropped)}"
+        notes = [note, *mean_effects(result, effects, args.margin)]
         result.notes = [where + note for note in notes]
         tqdm.write("\n".join(result.notes), file=sys.stdout)
         results.append(result)
@@ -1050,32 +984,26 @@ def command(rows, R):
     """How to come to R subsamples of each task of these rows, and how long that takes."""
     runs = rows.groupby([*CELL, "model", "task"])
     lacking = (R - runs["subsample"].nunique()).clip(lower=0)
-    hours = (lacking * runs["seconds"].mean()).sum(skipna=False) / 3600
+    seconds = (lacking * runs["seconds"].mean()).sum(skipna=False)
     text = f"the same command with --subsamples {R:.0f}"
-    if math.isnan(hours):
+    if math.isnan(seconds):
         return text
-    time_more = f"{hours:.0f} hours"
-    if hours < 1.5:
-        time_more = count(max(round(60 * hours), 1), "minute")
-    return f"{text} (about {time_more} more by these rows' seconds, one process)"
+    minutes = count(round(seconds / 60), "minute")
+    return f"{text} (about {minutes} more by these rows' seconds, one process)"
 
 
 def way_out(row, rows):
     """What a verdict on a row of effects.csv takes that is not settled."""
-    half = (row["high"] - row["low"]) / 2
-    known = f"uncertainty ±{half:.3g}"
+    known = f"uncertainty ±{(row['high'] - row['low']) / 2:.3g}"
     if row["to_settle"] <= row["subsamples"]:
-        near = "the effect itself seems near the margin: take the interval as the answer"
-        return f"{known}, so {near}, or another --margin"
-    mine = rows[rows["experiment"] == row["experiment"]]
-    if row["m"] is not None:
-        mine = mine[(mine["m"] == row["m"]) & (mine["n"] == row["n"])]
-    if row["model"] != "all":
-        mine = mine[mine["model"] == row["model"]]
+        return f"{known}, so the effect itself seems near the margin: take the interval as answer"
+    for name in (*CELL, "model"):
+        if row[name] not in (None, "all"):
+            rows = rows[rows[name] == row[name]]
     if row["subsamples"] < 2:
-        return command(mine, PILOT)
+        return command(rows, PILOT)
     settles = "settles it with 80 % probability if there is no effect"
-    text = f"{known}; {command(mine, row['to_settle'])} {settles}"
+    text = f"{known}; {command(rows, row['to_settle'])} {settles}"
     if row["needed"] > row["subsamples"]:
         text += f"; {row['needed']:.0f} subsamples give ±{row['margin']:g}"
     return text
@@ -1090,12 +1018,9 @@ def verdict_in_words(row, rows):
     if not row["verdict"]:
         holds = "excludes" if row["low"] > 0 or row["high"] < 0 else "holds"
         return f"the interval {holds} 0 (no --margin is given)"
-    margin = f"the margin of {row['margin']:g} {unit_of(row['metric']).partition(' (')[0]}"
-    if row["margin"] == 1:
-        margin = margin.removesuffix("s")
     if row["verdict"] == "not settled":
-        return f"not settled against {margin}: {way_out(row, rows)}"
-    words = row["verdict"].replace("the margin", margin)
+        return f"not settled against the margin of {row['margin']:g}: {way_out(row, rows)}"
+    words = f"{row['verdict']} of {row['margin']:g}"
     if row["verdict"] == "within the margin":
         words += f"; an effect of {row['detectable']:.2g} would show with 80 % probability"
     return words
@@ -1116,8 +1041,6 @@ def what_of(row):
 def conclusion(row, rows):
     """One sentence on a row of effects.csv (target: these tasks)."""
     D = decimals(row["metric"])
-    if row["high"] - row["low"] > 1:
-        D = 1
     those = "this task" if row["tasks"] == 1 else f"these {row['tasks']} tasks"
     found = f"between {row['low']:+.{D}f} and {row['high']:+.{D}f}"
     about = "89 % interval"
@@ -1132,53 +1055,43 @@ def conclusion(row, rows):
 
 def settings_line(cells):
     """One sentence on the single settings of an experiment, effect and model. cells: rows of
-    effects.csv with intervals."""
-    table = pd.DataFrame(cells)
+    effects.csv."""
+    table = pd.DataFrame(cells).dropna(subset="low")
     D = decimals(cells[0]["metric"])
-    low, least = table["low"].min(), table["estimate"].min()
-    high, most = table["high"].max(), table["estimate"].max()
+    low, high = table["low"].min(), table["high"].max()
     excluded = ((table["low"] > 0) | (table["high"] < 0)).sum()
-    chance = round((1 - SHARE) * len(table))
-    chance = {0: "none or one", 1: "about one", 2: "about two"}.get(chance, f"about {chance}")
+    chance = (1 - SHARE) * len(table)
     verdicts = ""
     for verdict, number in table["verdict"].value_counts().items():
         if verdict:
             verdicts += f"{verdict} in {number} of {len(table)}, "
-    return (
-        f"{what_of(cells[0] | {'m': None})} in single settings: {verdicts}estimates from "
-        f"{least:+.{D}f} to {most:+.{D}f}, 89 % intervals from {low:+.{D}f} to {high:+.{D}f}; "
-        f"{excluded} of {len(table)} exclude 0, where chance alone would give {chance}"
-    )
+    verdicts += f"{excluded} of {len(table)} exclude 0 (by chance: {chance:.1f})"
+    what = what_of(cells[0] | {"m": None})
+    return f"{what} in single settings: intervals from {low:+.{D}f} to {high:+.{D}f}, {verdicts}"
 
 
-def conclusions(effects, rows, metric):
+def conclusions(effects, rows):
     """What a reader sees first: per experiment and effect a sentence on all settings together, on
     the single ones, and on each that is not settled; all models together, or each where they differ
     in tasks or subsamples."""
-    headlines = [row for row in effects.values() if row["target"] == "these tasks"]
-    whole = {(row["experiment"], row["m"], row["n"]) for row in headlines if row["model"] == "all"}
+    whole = {key[:3] for key in effects if key[4] == "all"}
     groups = {}
-    for row in headlines:
-        if row["model"] == "all" or (row["experiment"], row["m"], row["n"]) not in whole:
-            groups.setdefault((row["experiment"], row["effect"], row["model"]), []).append(row)
+    for (experiment, m, n, effect, model, target), row in effects.items():
+        if target == "these tasks" and (model == "all" or (experiment, m, n) not in whole):
+            groups.setdefault((experiment, effect, model), []).append(row)
     lines = []
     for _, mine in sorted(groups.items()):
-        for row in mine:
-            if row["m"] is None:
+        over = [row for row in mine if row["m"] is None]
+        single = [row for row in mine if row["m"] is not None]
+        if over:
+            lines += [conclusion(over[0], rows), settings_line(single)]
+        for row in single:
+            if not over or row["verdict"] == "not settled" or math.isnan(row["low"]):
                 lines.append(conclusion(row, rows))
-                known = [row for row in mine if row["m"] is not None and not math.isnan(row["low"])]
-                lines.append(settings_line(known))
-                settled = [row for row in known if row["verdict"] != "not settled"]
-                mine = [row for row in mine if row not in settled]
-        lines += [conclusion(row, rows) for row in mine if row["m"] is not None]
     for cell, mine in rows.groupby(CELL):
         if mine["model"].nunique() > 1 and cell not in whole:
             why = "its models differ in tasks or subsamples: each has its own answer"
             lines.append(f"{title_of(*cell)}: {why}")
-        share = mine["acc_extra"].mean()
-        if metric == "acc" and share > 0.95:
-            room = "so near 1 an effect has little room"
-            lines.append(f"{title_of(*cell)}: acc_extra is {share:.3f} on average: {room}")
     if any("--subsamples" in line for line in lines):
         lines.append(LOOKING)
     return lines
@@ -1195,28 +1108,25 @@ def gain_lines(rows, tasks, metric):
     lines = []
     for (*cell, effect, model), mine in crossed.groupby(GROUP):
         total = mine["variance"].sum()
-        gain = "too few runs to say what they gain (10 subsamples of each task)"
-        if mine["subsamples"].min() >= 10 and total > 0:
-            ratio = plain[mine.index].sum() / total
-            gain = f"as precise as {ratio:.1f} times as many subsamples without"
-        lines.append(f"{title_of(*cell)}: {effect} of {model}: crossed arms: {gain}")
+        if mine["subsamples"].min() >= 10 and total > 0:  # of fewer it says nothing
+            gain = plain[mine.index].sum() / total
+            gain = f"crossed arms: as precise as {gain:.1f} times as many subsamples without"
+            lines.append(f"{title_of(*cell)}: {effect} of {model}: {gain}")
     return lines
 
 
-def effects_text(effects, metric):
+def effects_text(table, metric):
     """effects.csv for a reader: its first columns."""
-    table = as_table(effects).astype({"m": object, "n": object})
+    table = table.astype({"m": object, "n": object})
     table[["m", "n"]] = table[["m", "n"]].fillna("all")
-    table["target"] = table["target"].replace("tasks like these", "other tasks of this kind")
     for name in INTERVAL:
         table[name] = table[name].map(f"{{:+.{decimals(metric)}f}}".format).replace("+nan", "")
     names = [*GROUP, "target", "tasks", *INTERVAL, "verdict", "needed", "to_settle"]
     return table[names].to_string(index=False, na_rep="", float_format="{:.0f}".format)
 
 
-def many_lines(tasks, correlations, metric):
-    """What only many tasks can show: signs of means, sign-flip tests, lemon-picked tasks,
-    correlations."""
+def many_lines(tasks, metric):
+    """What only many tasks can show: their means, sign-flip tests, lemon-picked tasks."""
     D = decimals(metric)
     lines = []
     single = tasks[tasks["model"] != "all"]
@@ -1224,77 +1134,29 @@ def many_lines(tasks, correlations, metric):
         means = mine.groupby("task")["estimate"].mean().round(9)
         if len(means) < FEWEST_TASKS:
             continue
-        signs = np.sign(means).value_counts().reindex([1, 0, -1], fill_value=0)
-        signs = "{} positive, {} zero, {} negative".format(*signs)
+        above = (means > 0).sum()
         least = f"{means.min():+.{D}f} ({means.idxmin()})"
         most = f"{means.max():+.{D}f} ({means.idxmax()})"
-        what = f"{experiment}, {effect} of the tasks over settings and models"
-        lines.append(f"{what}: {signs}; from {least} to {most}")
+        what = f"{experiment}: mean {effect} of a task over settings and models"
+        lines.append(f"{what}: from {least} to {most}, {above} of {len(means)} above 0")
         if effect == "bias" and "p" in mine:
             p = mine["p_adjusted"]
             small = (p < 0.05).sum()
-            found = f"{len(p)}, adjusted p below .05: {small}, smallest {p.min():.3f}"
-            picked = ", ".join(sorted(set(mine.loc[mine["flag_3"] == 1, "task"]))) or "none"
-            what = f"{experiment}, one-sided sign-flip tests of a positive bias"
-            lines.append(f"{what}: {found}; from +3 points: {picked}")
-        chosen = (correlations["experiment"] == experiment) & (correlations["effect"] == effect)
-        rho = correlations.loc[chosen, "spearman"]
-        if len(rho) > 1:
-            chance = math.sqrt((1 / (correlations.loc[chosen, "subsamples"] - 1)).mean())
-            found = f"mean {rho.mean():+.3f}, sd {rho.std():.3f}; by chance 0 and {chance:.3f}"
-            what = f"{experiment}, rank correlation of two models' {effect} over subsamples"
-            lines.append(f"{what}: {found}")
+            found = f"adjusted p below .05 in {small} of {len(p)}, smallest {p.min():.3f}"
+            picked = ", ".join(sorted(set(mine.loc[mine["estimate"] >= 3, "task"]))) or "none"
+            what = f"{experiment}: one-sided sign-flip tests of a bias"
+            lines.append(f"{what}: {found}; +3 points or more: {picked}")
     return lines
 
 
-def plan_line(row, margin, metric):
-    """One quantity of the plan in a sentence. row: of plan.csv."""
-    D = decimals(metric)
-    sets = {"redrawn": " with test texts drawn anew each time", "fixed": " with a fixed test set"}
-    where = "" if row.quantity in EFFECTS else sets[row.test_set]
-    text = f"  {row.quantity}{where}: {row.mean:+.{D}f} {unit_of(metric)}"
-    if row.subsamples < 2:
-        return f"{text}; no plan from one subsample of a task: run at least 2"
-    if math.isnan(row.sd):
-        return f"{text}; too few runs to see training noise"
-    if row.sd == 0:
-        return f"{text}; all values are equal, there is no noise to plan with"
-    df = row.effective_tasks * (row.subsamples - 1)  # the noise being as well known as it is
-    one = stats.t.ppf(UPPER, df) * row.sd / math.sqrt(row.tasks)
-    known = f"uncertainty ±{row.half_width:.{D}f} with {row.subsamples} subsamples a task"
-    text += f", {known} (one: ±{one:.{D}f})"
-    if margin:
-        between = f"89 % interval: {row.needed_low:.0f} to {row.needed_high:.0f}"
-        text += f"; {row.needed:.0f} subsamples give ±{margin:g} ({between})"
-    if row.to_settle > 0:
-        text += f", {row.to_settle:.0f} a verdict with 80 % probability if there is no effect"
-    return text
-
-
-def plan_lines(plan, rows, args):
-    """The plan in sentences: what is known per cell and model, how many subsamples would do."""
-    lines = []
-    arms = rows.groupby(CELL)["arms"].first()
-    for (*cell, model), mine in plan.groupby([*CELL, "model"], sort=False):
-        tasks = count(mine["tasks"].max(), "task")
-        lines.append(f"{title_of(*cell)}, {model}, {tasks}, {arms[tuple(cell)]} arms:")
-        lines += [plan_line(row, args.margin, args.metric) for row in mine.itertuples()]
-    for experiment, m, n in arms.index:
-        few = 10 * (m + 2 * n)
-        few = f"of a task with fewer than {few:,} rows, ten times m + 2n"
-        why = "subsamples overlap: all this is then of these rows, not of new ones"
-        lines.append(f"{title_of(experiment, m, n)}: {few}, {why}")
-    return lines
-
-
-def page(lines, notes, effects, tasks, rows, figures, args):
-    """The lines of summary.md. lines: conclusions; notes: on crossed arms, many tasks, fits."""
+def page(lines, notes, table, tasks, rows, figures, args):
+    """The lines of summary.md. lines: conclusions; notes: on crossed arms, many tasks, fits; table:
+    effects.csv."""
     text = [
         "# Is pretraining on the test texts unfair here?", "",
-        "bias = acc_test - acc_extra: what pretraining on the unlabelled test texts adds to "
-        "pretraining on other texts; boost = acc_extra - acc_base: what those are worth. "
-        "m labelled training texts, n unlabelled and n test texts. An effect within the margin "
-        "would not matter.", "",
+        "bias = acc_test - acc_extra: what the unlabelled test texts add to pretraining on others; "
+        "boost = acc_extra - acc_base: what those are worth. m labelled training texts, n "
+        "unlabelled and n test texts. An effect within the margin would not matter.", "",
     ]
     text += [f"- {line}" for line in lines]
     if LOOKING not in lines:
@@ -1303,19 +1165,17 @@ def page(lines, notes, effects, tasks, rows, figures, args):
         text += ["", f"![{name}]({name}.png)"]
     mine = tasks[tasks.index.get_level_values("model") != "all"].reset_index()
     names = [*GROUP, "task", "subsamples", *INTERVAL, "verdict", "p_adjusted"]
-    mine = mine[[name for name in names if name in mine]].round(decimals(args.metric))
+    mine = mine.reindex(columns=names).round(decimals(args.metric))
     runs = rows.groupby([*CELL, "model", "arms"])
     runs = runs.agg(rows=("task", "size"), tasks=("task", "nunique"), seeds=("seed", "nunique"))
     parts = {
-        f"All answers, in {unit_of(args.metric)}; needed: subsamples that give ± the margin, "
-        "to_settle: a verdict if there is no effect": effects_text(effects, args.metric),
-        "Tasks, each with its own interval (p: sign flips of the bias)": mine,
-        "What was run": runs.reset_index(),
+        f"Answers in {unit_of(args.metric)}; needed: subsamples that give ± the margin, to_settle: "
+        "a verdict if there is no effect": effects_text(table, args.metric),
+        "Tasks (p: sign flips of the bias)": mine.to_string(index=False, na_rep=""),
+        "What was run": runs.reset_index().to_string(index=False),
     }
     text += ["", *[f"- {note}" for note in notes]]
     for title, part in parts.items():
-        if not isinstance(part, str):
-            part = part.to_string(index=False, na_rep="")
         text += ["", f"## {title}", "", "```", part, "```"]
     return [*text, "", f"{versions_of(rows)}. Analysed on {time.strftime('%Y-%m-%d')}."]
 
@@ -1323,21 +1183,31 @@ def page(lines, notes, effects, tasks, rows, figures, args):
 # Figures --------------------------------------------------------------------------------------
 
 
+def frame(axis, names, margin):
+    """A line a name, from the top; 0 and the margin."""
+    if margin:
+        axis.axvspan(-margin, margin, color="grey", alpha=0.15, lw=0)
+    axis.axvline(0, color="grey", lw=1, ls="--", zorder=0)
+    axis.grid(axis="x", alpha=0.3)
+    axis.set_yticks(range(len(names)), names, fontsize=8)
+    axis.set_ylim(len(names) - 0.5, -0.5)
+
+
 def draw_effects(table, kinds, unit, margin):
-    """effects.png: a line a setting, all settings together on top, models by colour; thick: these
-    tasks, thin: other tasks of this kind. table: effects.csv."""
+    """effects.png: a line a setting, all settings together on top, models by colour. table:
+    effects.csv."""
     table = table[table["target"].isin(TARGETS[:2])]
-    single = table["m"].notna()
-    table = table.assign(name=[title_of(*cell) for cell in table[CELL].to_numpy()])
-    table["name"] = table["name"].where(single, table["experiment"] + ": all settings")
-    top = list(dict.fromkeys(table.loc[~single, "name"]))
+    whole = table["m"].isna()
+    names = [title_of(*cell) for cell in table[CELL].to_numpy()]
+    table = table.assign(name=np.where(whole, table["experiment"] + ": all settings", names))
+    top = table.loc[whole, "name"].unique()
     lines = list(dict.fromkeys([*top, *table["name"]]))
     models = sorted(set(table["model"]), key=lambda model: (model != "all", model))
-    names = [model for model in models if model != "all"]
-    colours = {"all": "black"} | {model: f"C{k % 10}" for k, model in enumerate(names)}
-    height = 1.3 + (0.09 + 0.045 * min(len(models), 4)) * len(lines)
-    title = "boost: what pretraining on other texts is worth; bias: what the test texts add"
-    figure, (axes,) = panels(title, 1, len(kinds), 1.5 + 4 * len(kinds), height, sharey=True)
+    colours = {model: f"C{k}" for k, model in enumerate(models)} | {"all": "black"}
+    title = "boost: what pretraining on other texts is worth; bias: what the test texts add\n"
+    title += "thick: these tasks; thin: tasks like these; grey: within the margin"
+    size = 1.5 + 4 * len(kinds), 1.5 + 0.25 * len(lines)
+    figure, (axes,) = panels(title, 1, len(kinds), *size, sharey=True)
     for axis, effect in zip(axes, kinds):
         for name, line in table[table["effect"] == effect].groupby("name"):
             here = [model for model in models if model in set(line["model"])]
@@ -1347,19 +1217,11 @@ def draw_effects(table, kinds, unit, margin):
                 width = 2.5 if row.target == "these tasks" else 0.8
                 axis.plot([row.low, row.high], y, color=colours[row.model], lw=width)
                 axis.plot(row.estimate, y[0], "o", ms=3, color=colours[row.model])
-        if margin:
-            axis.axvspan(-margin, margin, color="grey", alpha=0.15, lw=0)
-        axis.axvline(0, color="grey", lw=1, ls="--", zorder=0)
-        if top:
+        frame(axis, lines, margin)
+        if len(top):
             axis.axhline(len(top) - 0.5, color="black", lw=0.8)
-        axis.grid(axis="x", alpha=0.3)
-        axis.set_yticks(range(len(lines)), lines, fontsize=8)
-        axis.set(xlabel=f"{effect} ({unit})", ylim=(len(lines) - 0.5, -0.5))
-        axis.locator_params(axis="x", nbins=7)
+        axis.set_xlabel(f"{effect} ({unit})")
     legend = [Line2D([], [], color=colours[model], lw=3, label=model) for model in models]
-    legend.append(Line2D([], [], color="grey", lw=3, label="these tasks"))
-    legend.append(Line2D([], [], color="grey", lw=0.8, label="other tasks of this kind"))
-    legend.append(Line2D([], [], color="grey", lw=8, alpha=0.2, label="the margin"))
     figure.legend(handles=legend, loc="outside lower center", ncols=7, frameon=False, fontsize=8)
     return figure
 
@@ -1368,27 +1230,22 @@ def draw_tasks(table, title, margin):
     """tasks.*.png: each task's mean and own interval beside what the fits predict (12) or leave
     after shrinking; a panel a model. table: of task_table, one cell and effect."""
     table = table.drop(index="all", level="model", errors="ignore")
+    table = table.rename(columns={"low": "estimate_low", "high": "estimate_high"})
     order = table["estimate"].groupby("task").mean().sort_values(ascending=False).index
     models = table.index.unique("model")
     width = 2.5 + 4.3 * len(models)
     figure, (axes,) = panels(title, 1, len(models), width, 1.8 + 0.3 * len(order), sharey=True)
-    looks = [name for name in ("estimate", *CENTRED) if name in table]
+    looks = {"estimate": "observed"} | {name: name for name in CENTRED if name in table}
     for axis, model in zip(axes, models):
         mine = table.xs(model, level="model")
-        for k, name in enumerate(looks):
-            ends = ["low", "high"] if name == "estimate" else [f"{name}_low", f"{name}_high"]
+        for k, (name, label) in enumerate(looks.items()):
             y = order.get_indexer(mine.index) + 0.7 * ((k + 0.5) / len(looks) - 0.5)
-            axis.hlines(y, mine[ends[0]], mine[ends[1]], f"C{k}", lw=2, label=name)
+            axis.hlines(y, mine[f"{name}_low"], mine[f"{name}_high"], f"C{k}", lw=2, label=label)
             axis.plot(mine[name], y, "ko", ms=3)
-        if margin:
-            axis.axvspan(-margin, margin, color="grey", alpha=0.15, lw=0)
-        axis.axvline(0, color="grey", lw=1, ls="--", zorder=0)
-        axis.grid(axis="x", alpha=0.3)
-        axis.set_yticks(range(len(order)), order, fontsize=8)
-        axis.set(xlabel=model, ylim=(len(order) - 0.4, -0.7))
+        frame(axis, order, margin)
+        axis.set_xlabel(model)
     if len(looks) > 1:
-        handles, _ = axes[0].get_legend_handles_labels()
-        labels = ["observed", *looks[1:]]
+        handles, labels = axes[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False)
     return figure
 
@@ -1432,8 +1289,6 @@ def parse_args(argv):
     add("--tune", type=positive, default=500, help="tuning steps per chain (%(default)s)")
     add("--chains", type=positive, default=4, help="(%(default)s)")
     add("--seed", type=int, default=0, help="of all random numbers (%(default)s)")
-    add("--cores", type=positive, default=os.cpu_count() or 1, help="chains at once (all)")
-    add("--priors", choices=tuple(PRIORS), default="paper", help="wide: sd 1.5 for mu, 5 for beta")
     add("--no-interaction", action="store_true", help="the paper's model without W (Figure 10)")
     add = parser.add_argument_group("output").add_argument
     add("--out", type=Path, metavar="FOLDER",
@@ -1444,11 +1299,8 @@ def parse_args(argv):
         args.out = Path("plan" if args.plan else "fits")
     if args.margin is None and scale_of(args.metric) == 100:
         args.margin = 1.0
-    few = args.draws and (args.draws < 10 or args.chains < 2)
-    if few or args.seed < 0 or not args.metric.isidentifier():
-        parser.error("two chains of ten draws or none; a seed from 0; a metric of letters, digits")
-    if args.margin is not None and not 0 < args.margin < math.inf:
-        parser.error("a margin is above 0")
+    if args.margin is not None and not args.margin > 0:
+        parser.error("--margin is above 0")
     return args
 
 
@@ -1457,14 +1309,14 @@ def run_plan(rows, long, args):
     quantities = task_table(rows, long, args.metric)
     known = effects_table(quantities, args.metric, args.margin)
     plan = plan_table(known, long, args.margin)
+    text = plan.round(decimals(args.metric))
+    text = text.to_string(index=False, na_rep="", float_format="{:g}".format)
     effects = {key: row for key, row in known.items() if row["effect"] in args.effects}
-    lines = plan_lines(plan, rows, args)
-    lines += conclusions(effects, rows, args.metric)
-    print(*lines, sep="\n")
+    lines = [PLAN, *conclusions(effects, rows)]
+    print(text, "", *lines, sep="\n")
     write(args.out, plan=plan)
-    items = [line if line.startswith("  ") else f"\n{line}" for line in lines]
-    text = ["# How many subsamples?", *items]
-    write_page(args.out, "fit_model.py", text)
+    items = [f"- {line}" for line in lines]
+    write_page(args.out, SCRIPT, ["# How many subsamples?", "", "```", text, "```", "", *items])
     print(f"in {args.out.resolve()}: summary.md, plan.csv")
 
 
@@ -1472,7 +1324,7 @@ def run_plan(rows, long, args):
 def main(argv=None):
     args = parse_args(argv)
     rows = load_rows(args, args.metric)
-    open_folder(args.out, "fit_model.py", MADE)
+    open_folder(args.out, SCRIPT, MADE)
     long = differences(rows, args.metric)
     if args.plan:
         return run_plan(rows, long, args)
@@ -1483,12 +1335,11 @@ def main(argv=None):
     effects = effects_table(tasks, args.metric, args.margin)
 
     # The conclusion first, then the tables
-    lines = conclusions(effects, rows, args.metric)
-    correlations = correlations_table(long)
+    lines = conclusions(effects, rows)
     notes = gain_lines(rows, tasks, args.metric)
-    notes += many_lines(tasks.reset_index(), correlations, args.metric)
+    notes += many_lines(tasks.reset_index(), args.metric)
     print(*lines, "", *notes, sep="\n")
-    write(args.out, means=means_table(rows, args.metric), correlations=correlations)
+    write(args.out, means=means_table(rows, args.metric))
 
     # The two samplers
     results = []
@@ -1508,10 +1359,10 @@ def main(argv=None):
 
     # What a person reads
     if len(table) <= 40:  # a screen
-        print("", effects_text(effects, args.metric), "", sep="\n")
+        print("", effects_text(table, args.metric), "", sep="\n")
     figures = [] if args.no_figures else draw_all(tasks, table, args)
-    text = page(lines, notes, effects, tasks, rows, figures, args)
-    write_page(args.out, "fit_model.py", text)
+    text = page(lines, notes, table, tasks, rows, figures, args)
+    write_page(args.out, SCRIPT, text)
     print(f"in {args.out.resolve()}: summary.md, tables *.csv, figures *.png")
     failed = sum(bool(result.warning) for result in results)
     if failed:

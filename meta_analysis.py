@@ -108,9 +108,10 @@ ARMS = ("base", "extra", "test")
 EFFECTS = {"boost": ("base", "extra"), "bias": ("extra", "test")}  # control, treatment
 CELL = ["experiment", "m", "n"]
 RUN = ["experiment", "model", "task", "m", "n", "subsample", "seed"]  # names a row
-LEAST = {"m": 1, "n": 1, "subsample": 1, "num_classes": 1, "seed": 0}  # whole numbers
 REQUIRED = [*RUN[:-1], "num_classes", "majority", "acc_base", "acc_extra", "acc_test"]
+WORDS = ["split", "data", "recipe", "versions"]
 CHOICES = {"experiment": "experiment", "m": "m", "n": "n", "models": "model", "tasks": "task"}
+LEAST = {"m": 1, "n": 1, "subsample": 1, "num_classes": 1, "seed": 0}  # whole numbers
 SAME = [  # (scope, column): rows that agree in the scope must agree in the column
     (RUN[:5], "recipe"),
     (["experiment", "task"], "data"),
@@ -136,53 +137,46 @@ def read_file(path, needed, torn=True):
     """A CSV file as a DataFrame of str with the column `where` (file, line). torn: lines with fewer
     fields than the header, which killed runs leave, are left out, and said; else refused."""
     try:
-        text = path.read_bytes().decode("utf-8-sig")
-        reader = csv.reader(io.StringIO(text, newline=""), strict=True)
-        lines = [[f"{path}, line {reader.line_num}", *line] for line in reader if any(line)]
+        with open(path, newline="", encoding="utf-8-sig") as file:
+            reader = csv.reader(file, strict=True)
+            lines = [[f"{path}, line {reader.line_num}", *line] for line in reader if any(line)]
     except (ValueError, csv.Error) as error:
         raise UserError(f"{path} is no CSV file in UTF-8: {error}") from None
-    if not lines:
-        raise UserError(f"{path} is empty: give a CSV file with a header and rows")
-    header = ["where", *[name.strip() for name in lines[0][1:]]]
+    header = ["where"]
+    if lines:
+        header += [name.strip() for name in lines[0][1:]]
     for name in (*needed, *header):
-        if header.count(name) != 1:
-            found = "two columns" if name in header else "no column"
-            columns = ", ".join(header[1:])
-            raise UserError(f"{path} has {found} {name!r}; found, separated by commas: {columns}")
+        number = header.count(name)
+        if number != 1:
+            found = f"{number} columns {name!r}, not one"
+            raise UserError(f"{path} has {found}; separated by commas: {', '.join(header[1:])}")
     whole = []
-    short = []
     for line in lines[1:]:
+        what = f"{line[0]}: {len(line) - 1} fields where the header has {len(header) - 1}"
         if len(line) == len(header):
             whole.append(line)
         elif len(line) < len(header) and torn:
-            short.append(line[0].rpartition(" ")[2])
+            print(f"{what}: left out as torn")
         else:
-            found = len(line) - 1
-            fields = f"{found} fields where the header has {len(header[1:])}"
-            raise UserError(f"{line[0]}: {fields}: correct or delete the line")
-    if short:
-        print(f"{path}: left out as torn (fewer fields than the header): line {', '.join(short)}")
+            raise UserError(f"{what}: correct or delete the line")
     return pd.DataFrame(whole, columns=header, dtype=str)
 
 
 def read_path(path, needed):
-    """Tables of a results file, or of a folder's results.csv, results.*-of-*.csv or files in the
-    published layout, m50/n500/bert/ag_news/accuracies.csv, whose row k is subsample k."""
-    if not path.exists():
-        raise UserError(f"{path} does not exist: give results files, or folders of them")
+    """Tables of a results file, or of a folder's: results.csv, results.*-of-*.csv, the published
+    layout m50/n500/bert/ag_news/accuracies.csv, whose row k is subsample k."""
     if not path.is_dir():
         return [read_file(path, needed)]
-    files = sorted([*path.glob("results.csv"), *path.glob("results.*-of-*.csv")])
-    tables = [read_file(file, needed) for file in files]
+    files = [*path.glob("results.csv"), *path.glob("results.*-of-*.csv")]
+    tables = [read_file(file, needed) for file in sorted(files)]
     for file in sorted(path.glob("m*/n*/*/*/accuracies.csv")):
-        m, n, model, task = file.parts[-5:-1]
-        names = {"experiment": path.resolve().name, "model": model, "task": task}
-        table = read_file(file, ("num_classes", "majority", *ARMS)).assign(**names)
+        table = read_file(file, ("num_classes", "majority", *ARMS))
         table = table.rename(columns={arm: f"acc_{arm}" for arm in ARMS})
-        subsamples = [str(k) for k in range(1, len(table) + 1)]
-        tables.append(table.assign(m=m[1:], n=n[1:], subsample=subsamples))
+        m, n, model, task = file.parts[-5:-1]
+        table = table.assign(experiment=path.resolve().name, model=model, task=task)
+        tables.append(table.assign(m=m[1:], n=n[1:], subsample=range(1, len(table) + 1)))
     if not tables:
-        layout = "m<m>/n<n>/<model>/<task>/accuracies.csv"
+        layout = "m*/n*/*/*/accuracies.csv"
         raise UserError(f"{path} holds no results.csv, results.*-of-*.csv, {layout}: name a file")
     return tables
 
@@ -190,16 +184,18 @@ def read_path(path, needed):
 def typed(rows, name, may_lack):
     """The numbers of a column of str; empty ones become nan if the rows may lack them."""
     values = pd.to_numeric(rows[name], errors="coerce")
-    bad = ~np.isfinite(values) & ~(may_lack & (rows[name] == ""))
+    least = LEAST.get(name, -(10**9))
+    most = 10**9
+    if name == "n":
+        most = 10**6  # sign flips of more take hours
+    if name.startswith(("majority", "acc_", "f1_")):
+        least, most = 0, 1
+    bad = ~values.between(least, most) & ~(may_lack & (rows[name] == ""))
     kind = "number"
     if name in LEAST:
-        most = 10**6 if name == "n" else 10**9  # sign flips of a larger n take hours
-        kind = f"whole number from {LEAST[name]} to {most}"
-        bad |= (values % 1 != 0) | ~values.between(LEAST[name], most)
-    elif name.startswith(("majority", "acc_", "f1_")):
-        kind = "share from 0 to 1"
-        bad |= (values < 0) | (values > 1)
-    refuse(rows, bad, f"{name} is {{{name}!r}}, not a {kind}")
+        kind = "whole number"
+        bad |= values % 1 != 0
+    refuse(rows, bad, f"{name} is {{{name}!r}}, not a {kind} from {least} to {most}")
     return values.astype(int) if name in LEAST else values.astype(float)
 
 
@@ -208,26 +204,21 @@ def read_results(paths, metric="acc"):
     nan, missing words empty."""
     needed = [*REQUIRED, *columns_of(metric)[:3]]
     tables = [table for path in paths for table in read_path(path, needed)]
-    rows = pd.concat(tables, ignore_index=True)
-    if rows.empty:
-        raise UserError(f"no rows in {', '.join(map(str, paths))}: run run_experiment.py first")
     numbers = ["seed", *REQUIRED[3:], "loss_extra", "loss_test", "seconds"]
     for each in ("acc", "f1", "nll", metric):
         numbers += columns_of(each)
-    words = ["split", "data", "recipe", "versions"]
-    lacking = {*numbers, *words} - set(rows)
-    rows = rows.assign(**dict.fromkeys(sorted(lacking), "")).fillna("")
+    tables.append(pd.DataFrame(columns=[*dict.fromkeys(numbers), *WORDS]))  # those that may lack
+    rows = pd.concat(tables, ignore_index=True).fillna("")
+    if rows.empty:
+        raise UserError(f"no rows in {', '.join(map(str, paths))}: run run_experiment.py first")
     rows["seed"] = rows["seed"].replace("", "0")
     for name in dict.fromkeys(numbers):
         rows[name] = typed(rows, name, may_lack=name not in needed)
-    nameless = (rows[RUN[:3]] == "").any(axis=1)
-    refuse(rows, nameless, "the experiment, the model or the task has no name")
     refuse(rows, rows["model"] == "all", "the model 'all' would be all models together")
     for name in columns_of("acc"):
         exact = (rows[name] * rows["n"]).round() / rows["n"]
         off = (rows[name] - exact).abs() > 5.1e-5  # accuracies of four decimals will do
-        what = f"{name} = {{{name}}} is no whole number of correct answers out of n = {{n}}"
-        refuse(rows, off, what)
+        refuse(rows, off, f"{name} = {{{name}}} is no whole number of right answers of n = {{n}}")
         rows[name] = exact
     return rows
 
@@ -237,24 +228,23 @@ def choose_rows(rows, args):
     for flag, name in CHOICES.items():
         found = sorted(set(rows[name]))
         wanted = getattr(args, flag) or found
-        for value in sorted(set(wanted) - set(found)):
+        for value in set(wanted) - set(found):
             names = ", ".join(map(str, found))
-            raise UserError(f"--{flag} {value}: not in the data chosen so far; found: {names}")
+            raise UserError(f"--{flag} {value}: not in the rows chosen so far; found: {names}")
         rows = rows[rows[name].isin(wanted)]
     return rows
 
 
 def refuse_conflict(rows, scope, name):
     """Refuse two rows that agree in the scope and differ in a column that both have."""
-    known = rows[rows[name].notna() & (rows[name] != "") & (rows[scope] != "").all(axis=1)]
+    known = rows[rows[name].notna() & (rows[[*scope, name]] != "").all(axis=1)]
     known = known.drop_duplicates([*scope, name])
     known = known[known.duplicated(scope, keep=False)].sort_values(scope, kind="stable")
     if len(known):
         one, two = known.iloc[0], known.iloc[1]
-        where = f"{one['where']} and {two['where']} agree in {', '.join(scope)}"
+        agree = f"{one['where']} and {two['where']} agree in {', '.join(scope)}"
         values = f"differ in {name} ({one[name]} and {two[name]})"
-        advice = "keep one (--experiment, --models, --tasks), or name their experiments differently"
-        raise UserError(f"{where} and {values}: {advice}")
+        raise UserError(f"{agree} and {values}: keep one, or give them two names of experiments")
 
 
 def each_once(rows):
@@ -282,14 +272,15 @@ def load_rows(args, metric="acc"):
     rows = each_once(choose_rows(read_results(args.paths, metric), args))
     if rows["versions"].nunique() > 1:
         print(f"rows of several versions are taken together: {versions_of(rows)}")
-    there = rows[columns_of(metric)].notna().all(axis=1)
     rows["arms"] = "plain"
-    for cell, mine in rows.groupby(CELL):
-        known = there[mine.index].sum()
-        if known == len(mine) and not args.plain:
-            rows.loc[mine.index, "arms"] = "crossed"
-        elif known and not args.plain:
-            have = f"only {known} of {len(mine)} rows have {metric}_base_on_extra and so on"
+    if args.plain:
+        return rows
+    there = rows[columns_of(metric)].notna().all(axis=1)
+    for cell, known in there.groupby([rows[name] for name in CELL]):
+        if known.all():
+            rows.loc[known.index, "arms"] = "crossed"
+        elif known.any():
+            have = f"only {known.sum()} of {len(known)} rows have {metric}_base_on_extra and so on"
             print(f"{title_of(*cell)}: {have}: plain effects, without crossed arms")
     return rows
 
@@ -299,11 +290,6 @@ def count(number, what):
     return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
-def is_zero_shot(experiment):
-    """Whether an experiment's name says so; the authors' own folder is accuracies_zero_shot."""
-    return "zero-shot" in experiment or "zero_shot" in experiment
-
-
 def title_of(experiment, m, n):
     """A cell in words."""
     return f"{experiment}, m = {m}, n = {n}"
@@ -311,17 +297,11 @@ def title_of(experiment, m, n):
 
 def file_of(*names):
     """A file's name from names that may hold anything; different names give different files."""
-    parts = []
-    for name in map(str, names):
-        safe = re.sub(r"[^\w=+-]+", "-", name)[:40]
-        if safe != name:
-            safe += "-" + hashlib.sha256(name.encode()).hexdigest()[:6]
-        parts.append(safe)
-    return ".".join(parts)
+    return ".".join(quote(str(name), safe="") for name in names).replace("%", "=")
 # --- end shared ---
 
 
-# --- shared: interval ---
+# --- shared: effects ---
 SHARE = 0.89  # of every interval: the paper's
 
 
@@ -339,27 +319,6 @@ def effects_of(row, metric="acc", crossed=True):
         boost = (boost + mirrored_boost) / 2
         bias = (bias + mirrored_bias) / 2
     return boost, bias
-
-
-def these_tasks(means, variances, counts, floor):
-    """The mean over these tasks in closed form: a dict of estimate, se, df, low, high.
-
-    means, variances, counts: per task the mean, variance and number K of its subsamples'
-    differences, K from 2; floor: the least variance, that of rounding: for points (100 / n)^2 / 12,
-    a quarter of that where they are crossed. v_j = max(s_j^2, floor) / K_j, the standard error is
-    sqrt(sum v_j) / J, Student t with Satterthwaite's degrees of freedom. With a K of 1 all but the
-    estimate are nan."""
-    counts = np.asarray(counts, float)
-    found = {"estimate": float(np.mean(means)), "se": math.nan, "df": math.nan}
-    if counts.min() > 1:
-        v = np.maximum(variances, floor) / counts
-        found["se"] = math.sqrt(v.sum()) / len(v)
-        if v.sum() > 0:
-            found["df"] = float(v.sum() ** 2 / (v**2 / (counts - 1)).sum())
-    half = float(stats.t.ppf((1 + SHARE) / 2, found["df"])) * found["se"]
-    found["low"] = found["estimate"] - half
-    found["high"] = found["estimate"] + half
-    return found
 # --- end shared ---
 
 
@@ -377,20 +336,18 @@ def changes_of(rows, effect, crossed):
 
 
 def training_variance(shares, n):
-    """(variance, told from 0?) of a mean accuracy over tasks at one subsample a task, on a fixed
-    test set, in points^2. shares: per task the accuracies of its subsamples, each on n fresh test
-    texts. Their variance less the binomial one: a lower bound, since single answers also flip. Told
-    from 0 by sum((K - 1) s^2 / binomial) against chi-square."""
+    """The variance of a mean accuracy over tasks at one subsample a task, on a fixed test set, in
+    points^2; nan if not told from 0. shares: per task the accuracies of its subsamples, each on n
+    fresh test texts. Their variance less the binomial one: a lower bound, since single answers also
+    flip. Told from 0 by sum((K - 1) s^2 / binomial) against chi-square."""
     observed = np.array([np.var(share, ddof=1) for share in shares])
     binomial = np.array([np.mean(share * (1 - share)) / max(n - 1, 1) for share in shares])
     freedom = np.array([len(share) - 1 for share in shares])
-    known = binomial > 0
+    chi_square = (freedom * observed / np.maximum(binomial, 1e-9)).sum()  # 0 where all are right
     excess = (observed - binomial).sum()
-    if excess <= 0 or not known.any():
-        return 0.0, False
-    chi_square = (freedom[known] * observed[known] / binomial[known]).sum()
-    p = stats.chi2.sf(chi_square, freedom[known].sum())
-    return 1e4 * excess / len(shares) ** 2, bool(p < 1 - UPPER)  # one end of the interval
+    if excess <= 0 or stats.chi2.cdf(chi_square, freedom.sum()) < UPPER:
+        return math.nan
+    return 1e4 * excess / len(shares) ** 2
 
 
 def sign_flip_p(changes):
@@ -418,15 +375,15 @@ def panels(title, lines, columns, width, height, **more):
 def open_folder(folder, script, made):
     """Make a folder ready for a script's output. It is new, empty, or holds the script's own
     summary.md: then what earlier runs made (patterns of names) is removed. Else it is refused."""
-    page = folder / "summary.md"
-    if folder.exists() and any(folder.iterdir()):
-        if not page.exists() or f"Written by {script}" not in page.read_text(errors="replace"):
-            what = f"holds files, and no summary.md of {script}"
-            raise UserError(f"{folder} {what}: give a new or empty folder by --out")
-        for pattern in made:
-            for file in folder.glob(pattern):
-                file.unlink()
     folder.mkdir(parents=True, exist_ok=True)
+    page = folder / "summary.md"
+    ours = page.exists() and f"Written by {script}" in page.read_text(errors="replace")
+    if any(folder.iterdir()) and not ours:
+        what = f"holds files, and no summary.md of {script}"
+        raise UserError(f"{folder} {what}: give a new or empty folder by --out")
+    for pattern in made:
+        for file in folder.glob(pattern):
+            file.unlink()
     write_page(folder, script, ["Not finished."])
 
 
@@ -437,10 +394,9 @@ def write_page(folder, script, lines):
 
 
 def write(folder, **tables):
-    """Write DataFrames as CSV, numbers to 6 significant digits; empty ones leave no file."""
+    """Write DataFrames as CSV, numbers to 6 significant digits."""
     for name, table in tables.items():
-        if len(table):
-            table.to_csv(folder / f"{name}.csv", index=False, float_format="%.6g")
+        table.to_csv(folder / f"{name}.csv", index=False, float_format="%.6g")
 # --- end shared ---
 
 

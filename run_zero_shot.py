@@ -1175,7 +1175,7 @@ def score_classes(net, prompts, classes, tell=lambda share: None):
     return torch.tensor(means, dtype=torch.float64).log_softmax(1).numpy()
 
 
-# --- shared: interval ---
+# --- shared: effects ---
 SHARE = 0.89  # of every interval: the paper's
 
 
@@ -1193,8 +1193,10 @@ def effects_of(row, metric="acc", crossed=True):
         boost = (boost + mirrored_boost) / 2
         bias = (bias + mirrored_bias) / 2
     return boost, bias
+# --- end shared ---
 
 
+# --- shared: interval ---
 def these_tasks(means, variances, counts, floor):
     """The mean over these tasks in closed form: a dict of estimate, se, df, low, high.
 
