@@ -24,7 +24,7 @@ Commands, cheapest first
     python run_experiment.py --model gpt2 --tasks all --experiment overtrained \
         --pretrain-epochs 2 --m 50 100 --n 50 100 200 500 --subsamples paper      # section 8
 
-Appends a row to results.csv for each finished subsample; a rerun goes on from there. Columns:
+Appends a row to results.csv for each finished subsample; a rerun goes on from there. The columns:
     experiment, model, task, m, n, subsample: what was run; subsample k draws with seed 42 + k
     num_classes, majority: classes; share of the commonest label in `test`
     acc_*, f1_*, nll_* of base, extra, test: accuracy, macro-F1, mean -log p (nats) on `test`
@@ -34,7 +34,9 @@ Appends a row to results.csv for each finished subsample; a rerun goes on from t
     split, data, recipe: hashes of the rows drawn, the data, the settings
     versions: of torch and transformers, and a hash of this script
 
-@@MEASURED@@
+Measured 2026-11-22, second command (m = 50, n = 200, 5 subsamples a task), 2 cores of an AMD EPYC:
+bbc_news acc_base .839, acc_extra .853, acc_test .845, rotten_tomatoes .584, .554, .557; crossed
+boost -1.02, bias +.20 points; 2 minutes, 2.0 GB in two processes. GPUs were not measured.
 """
 
 import argparse

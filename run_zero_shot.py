@@ -12,32 +12,23 @@ mean log-probability of each class name as the prompt's answer,
     boost = acc_extra - acc_base   what pretraining on prompts of independent text is worth
     bias  = acc_test - acc_extra   what is gained, unfairly, by pretraining on the test prompts
 
-The same three models are also scored on `extra`, where `extra` and `test` change places. Crossed
-effects are the mean of both: a run that is better or worse on all texts cancels from the bias.
-
-m only fixes the draws (no labelled text is used): m = 100 is the paper's. Padded: every prompt is a
-sequence. Packed (section 9.1): 8 texts follow each other behind one instruction. With --answers the
-prompts of both arms end with their answers: contamination with labels, a positive control.
+Crossed effects are the mean of these and of those with `extra` and `test` exchanged: a run that is
+better or worse on all texts cancels from the bias. m only fixes the draws: the paper's is 100.
 
 Commands, cheapest first
     python run_zero_shot.py --show-prompts                # a padded and a packed example, no model
     python run_zero_shot.py                               # a real model and text, offline, CPU
-    python run_zero_shot.py --tasks bbc_news
     python run_zero_shot.py --pack --answers --pretrain-epochs 3 --adapters kept
-    python run_zero_shot.py --model mistral --quantize nf4 --tasks all --n 100 --subsamples 20
-    python run_zero_shot.py --model mistral --quantize nf4 --tasks all --n 100 --subsamples 20 \
-        --pack                                            # section 9.1; both need a GPU
+    python run_zero_shot.py --model mistral --quantize nf4 --tasks all --n 100 --subsamples 20 # GPU
 
-Appends a row to results.csv for each finished subsample; a rerun goes on from there. Its columns:
-    experiment, model, task, m, n, subsample   what was run; experiment: zero-shot, -packed, …
-    num_classes, majority                      classes; share of the commonest label in `test`
-    acc_*, f1_*, nll_*                         of base, extra, test on `test`: accuracy, macro-F1,
-                                               mean -log p of the right class (nats)
-    acc_*_on_extra, f1_…, nll_…                the same on `extra`
-    loss_extra, loss_test                      pretraining loss of the last epoch, nats a token
-    seed, seconds                              enters the training seeds only; time it took
-    split, data, recipe, versions              hashes of the rows drawn, the data, the settings;
-                                               versions and a hash of this script
+Appends a row to results.csv for each finished subsample; a rerun goes on from there. The columns:
+    experiment, model, task, m, n, subsample, seed: what was run; seed: of the training alone
+    num_classes, majority: classes; share of the commonest label in `test`
+    acc_*, f1_*, nll_* of base, extra, test: accuracy, macro-F1, mean -log p (nats) on `test`
+    acc_*_on_extra, f1_*_on_extra, nll_*_on_extra: the same on `extra`
+    loss_extra, loss_test: pretraining loss of the last epoch, nats a token
+    split, data, recipe: hashes of the rows drawn, the data, the settings
+    seconds, versions: time it took; torch, transformers, a hash of this script
 With --adapters FOLDER every subsample leaves its adapters and FOLDER/<unit>/unit.json, the exact
 strings pretrained on and scored, for contamination_test.py.
 
@@ -50,8 +41,6 @@ import collections
 import contextlib
 import copy
 import csv
-import dataclasses
-import errno
 import functools
 import hashlib
 import importlib.metadata
@@ -80,18 +69,18 @@ from pathlib import Path
 
 import filelock
 import numpy as np
+import safetensors
 import torch
 from scipy import stats
 from torch.nn import functional as F
 from tqdm.auto import tqdm
 
-LENGTHS = ("max_position_embeddings", "max_seq_len")  # names in configs of a model's context
 TEXT_CHARACTERS = 1000  # of a text in a prompt (paper's code); the rest is cut
 SLOT = "\n### Answer:"
-PACK_SIZE = 8  # texts behind one instruction with --pack (paper, section 9.1)
+PACK_SIZE = 8  # paper, section 9.1
 EPOCHS, LEARNING_RATE, CLIP_NORM = 1, 2e-4, 1.0  # of pretraining (paper, appendix G; its code)
 LORA_RANK, LORA_ALPHA, LORA_DROPOUT = 16, 32, 0.05  # paper, appendix G
-GROUP_TOKENS = {"cuda": 4096, "cpu": 320}  # at once in a training step: fewer products, less memory
+GROUP_TOKENS = {"cuda": 4096, "cpu": 320}  # at once in a training step: more only takes memory
 LONG_SEQUENCE = 512  # tokens from which activations are computed twice: half the memory, 1.3 x time
 LOADED = {}  # the model in use, by what it was loaded with
 
@@ -832,9 +821,6 @@ def find_model(text, registry, cache):
 # --- end shared ---
 
 
-# Prompts ------------------------------------------------------------------------------------------
-
-
 def instruction(classes, spec):
     """What the model is asked to do (paper, appendix G), with the class names one a line."""
     names = "\n".join(classes)
@@ -846,14 +832,13 @@ def encode(tokenizer, text):
     """Token ids of a text, with the beginning that the tokenizer adds, without an end token."""
     ids = tokenizer(text)["input_ids"]
     if ids and ids[-1] in (tokenizer.eos_token_id, tokenizer.sep_token_id):
-        return ids[:-1]
+        ids.pop()
     return ids
 
 
 def cut_examples(tokenizer, longest, head, texts, ends):
-    """The texts as examples of one prompt, each with its end. A text has at most the paper's 1,000
-    characters, fewer where the prompt would take more than `longest` tokens: texts give way, never
-    the instruction or an answer slot."""
+    """The texts as examples of one prompt, each with its end. Where the prompt would take more than
+    `longest` tokens texts give way, never the instruction or an answer slot."""
     def examples(limit):
         return [f"### Text: {text[:limit]}{end}" for text, end in zip(texts, ends)]
 
@@ -864,115 +849,84 @@ def cut_examples(tokenizer, longest, head, texts, ends):
     if size(limit) > longest:
         limit = bisect.bisect_right(range(TEXT_CHARACTERS), longest, key=size) - 1
     if limit < 0:
-        raise UserError(f"a prompt without its text takes {size(0)} tokens and {longest} are left "
-                        "(the model's context or --max-length, less the longest class name): use "
-                        "fewer or shorter names, or a model of longer context")
+        raise UserError(f"a prompt without its text takes {size(0)} tokens of {longest}: use "
+                        "another model or --max-length, or shorter class names")
     return examples(limit)
 
 
 def arm_strings(model, unit, arm):
-    """The strings of an arm: sequences to pretrain on, the examples that they consist of, prompts
-    that are scored, labels."""
+    """Sequences to pretrain on, the examples in them, prompts that are scored, labels."""
     tokenizer, recipe, classes = model["tokenizer"], unit["recipe"], unit["classes"]
     texts, labels = unit["texts"][arm], unit["labels"][arm].tolist()
     head = instruction(classes, unit["spec"])
-    longest_name = max([len(encode(tokenizer, f" {name}")) for name in classes])
-    longest = recipe["max_length"] - 1 - longest_name  # tokens of a prompt without an answer
+    sizes = [len(encode(tokenizer, f" {name}")) for name in classes]
+    cut = functools.partial(cut_examples, tokenizer, recipe["max_length"] - 1 - max(sizes), head)
+    slots = []
+    for text in texts:
+        slots += cut([text], [SLOT])
     answers = [""] * len(texts)
     if recipe["answers"]:
         answers = [f" {classes[label]}" for label in labels]
-    slots = []
-    for text in texts:
-        slots += cut_examples(tokenizer, longest, head, [text], [SLOT])
-    examples = [slot + answer for slot, answer in zip(slots, answers)]
-    packs = []
+    examples, sequences = [], []
     for start in range(0, len(texts), recipe["pack"]):  # in split order
-        packs.append(slice(start, start + recipe["pack"]))
-    if recipe["pack"] > 1:
-        ends = answers
-        if recipe["answers"]:
-            ends = [SLOT + answer for answer in answers]
-        examples = []
-        for pack in packs:
-            examples += cut_examples(tokenizer, longest, head, texts[pack], ends[pack])
-    return {"sequences": ["\n\n".join([head, *examples[pack]]) for pack in packs],
-            "examples": examples, "prompts": [f"{head}\n\n{slot}" for slot in slots],
-            "labels": labels}
+        pack = slice(start, start + recipe["pack"])
+        if recipe["pack"] == 1:
+            examples.append(slots[start] + answers[start])
+        elif recipe["answers"]:
+            examples += cut(texts[pack], [SLOT + answer for answer in answers[pack]])
+        else:
+            examples += cut(texts[pack], answers[pack])
+        sequences.append("\n\n".join([head, *examples[pack]]))
+    return {"sequences": sequences, "examples": examples,
+            "prompts": [f"{head}\n\n{slot}" for slot in slots], "labels": labels}
 
 
 def split_answers(tokenizer, prompt, classes):
-    """(token ids of prompt + " " + class, number of them that precede the class name), each a list
-    over classes. Where the tokenizer merges across that border, the split moves back and the token
-    that both share is scored too."""
+    """(token ids of prompt + " " + class, number of them before the class name), each a list over
+    classes. A token that prompt and class share is scored too."""
     alone = encode(tokenizer, prompt)
     answers = [encode(tokenizer, f"{prompt} {name}") for name in classes]
     return answers, [len(os.path.commonprefix([alone, ids])) for ids in answers]
 
 
-def check_prompts(model, unit):
-    """Refuse a task whose instruction does not fit the model, or classes without tokens of their
-    own."""
-    classes, task = unit["classes"], unit["row"]["task"]
-    size = unit["recipe"]["pack"]
+def check_prompts(model, task, recipe):
+    """The longest answers must fit the model, and classes have tokens of their own."""
+    classes, size = task["classes"], recipe["pack"]
     longest = max(range(len(classes)), key=lambda k: len(classes[k]))
-    worst = {**unit, "texts": {"test": [""] * size}, "labels": {"test": np.full(size, longest)}}
+    worst = {"recipe": recipe, "classes": classes, "spec": task["spec"],
+             "texts": {"test": [""] * size}, "labels": {"test": np.full(size, longest)}}
     prompt = arm_strings(model, worst, "test")["prompts"][0]
     known = {}
-    for name, ids, start in zip(classes, *split_answers(model["tokenizer"], prompt, classes)):
-        tokens = tuple(ids[start:])
-        if not tokens:
-            raise UserError(f"task {task}: the class name {name!r} has no tokens for model "
-                            f"{model['name']}: rename the class")
-        if tokens in known:
-            raise UserError(f"task {task}: model {model['name']} reads the class names "
-                            f"{known[tokens]!r} and {name!r} alike: rename one")
-        known[tokens] = name
+    for name, ids, split in zip(classes, *split_answers(model["tokenizer"], prompt, classes)):
+        tokens = tuple(ids[split:])
+        other = known.setdefault(tokens, name)
+        if not tokens or other != name:
+            raise UserError(f"class {name!r} has no tokens of its own for this model, or is read "
+                            f"alike {other!r}: rename it")
 
 
 def show_prompts(args, name, task):
-    """Print one padded and one packed example to pretrain on, of texts drawn from a task."""
+    """Print one padded and one packed example to pretrain on."""
     rows = np.random.RandomState(43).permutation(len(task["texts"]))[:PACK_SIZE]
     rule = "-" * 100
-    for form, count, slot in (("padded", 1, SLOT), ("packed", PACK_SIZE, "")):
+    for form, count, end in (("padded", 1, SLOT), ("packed", PACK_SIZE, "")):
         parts = [instruction(task["classes"], task["spec"])]
         for row in rows[:count]:
-            end = slot
             if args.answers:
                 end = f"{SLOT} {task['classes'][task['labels'][row]]}"
             parts.append(f"### Text: {task['texts'][row][:TEXT_CHARACTERS]}{end}")
         print(f"\n{name}, {form}:", rule, "\n\n".join(parts), rule, sep="\n")
 
 
-# Model, pretraining, scoring ----------------------------------------------------------------------
-
-
-@dataclasses.dataclass
-class Adapted:
-    """A causal model with a LoRA adapter on it."""
-
-    model: torch.nn.Module  # peft's; all weights but the adapter's are frozen
-    tokenizer: object
-    device: torch.device
-    dtype: torch.dtype | None  # of the matrix products; None: float32
-    keeps: bool  # takes logits_to_keep
-    quantized: bool
-
-    def logits(self, ids, **options):
-        """Logits of token ids [B, T]."""
-        with torch.autocast(self.device.type, self.dtype, enabled=self.dtype is not None):
-            return self.model(input_ids=ids, **options)
+# model: peft's; dtype: of the matrix products, None: float32; keeps: takes logits_to_keep
+Adapted = collections.namedtuple("Adapted", "model tokenizer device dtype keeps quantized")
 
 
 def open_model(text, registry, args):
-    """find_model's dict of a causal model, with its tokenizer and `context`, its longest prompt in
-    tokens."""
+    """find_model's dict with the tokenizer and `context`, the longest prompt in tokens."""
     model = find_model(text, registry, args.cache)
     if model["objective"] != "clm":
-        raise UserError(f"model {model['name']} is a masked language model: zero-shot prompts need "
-                        "a causal one, such as smollm2")
-    if model["gguf"] and args.quantize == "nf4":
-        raise UserError(f"--quantize nf4: model {model['name']} is a GGUF file, quantised already: "
-                        "give a folder or a Hub id")
+        raise UserError(f"{text} is a masked language model: give a causal one")
     import transformers
 
     transformers.logging.set_verbosity_error()
@@ -981,17 +935,14 @@ def open_model(text, registry, args):
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(model["folder"], **options)
         config = transformers.AutoConfig.from_pretrained(model["folder"], **options)
-    except Exception as error:  # whatever a broken or unknown model makes the library raise
-        raise UserError(f"{model['folder']} cannot be read: {error}") from None
-    context = args.max_length or math.inf
-    for name in LENGTHS:
-        context = min(context, getattr(config.get_text_config(), name, None) or math.inf)
-    return {**model, "tokenizer": tokenizer, "context": context}
+    except Exception as error:  # whatever a library raises
+        raise UserError(f"{model['folder']} cannot be read: {error}")
+    longest = getattr(config.get_text_config(), "max_position_embeddings", None) or math.inf
+    return {**model, "tokenizer": tokenizer, "context": min(longest, args.max_length or math.inf)}
 
 
 def lora_config():
-    """peft's settings of the adapter: every linear layer except the output layer, no bias (paper,
-    appendix G)."""
+    """peft's settings: every linear layer except the output layer, no bias (paper, appendix G)."""
     import peft
 
     return peft.LoraConfig(r=LORA_RANK, lora_alpha=LORA_ALPHA, lora_dropout=LORA_DROPOUT,
@@ -1000,50 +951,43 @@ def lora_config():
 
 def load_adapted(model, recipe, device):
     """The model with its adapter. nf4, the paper's QLoRA: 4-bit weights, double quantised."""
-    # what they say of their own next versions, and of a kernel that bitsandbytes can do without
-    warnings.filterwarnings("ignore", module=r"transformers\.|bitsandbytes\.|peft\.")
-    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", module="peft|transformers")
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # advises what is not needed
     import peft
     import transformers
 
-    torch.set_float32_matmul_precision("high" if recipe["precision"] == "tf32" else "highest")
+    if recipe["precision"] == "tf32":
+        torch.set_float32_matmul_precision("high")
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(recipe["precision"])
-    options = {"use_safetensors": True}
-    if model["gguf"]:
-        options = {"gguf_file": model["gguf"]}
     quantized = recipe["quantize"] == "nf4"
+    options = {"use_safetensors": not model["gguf"], "trust_remote_code": False}
     if quantized:
         options["device_map"] = {"": device}
         options["quantization_config"] = transformers.BitsAndBytesConfig(
             load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True,
             bnb_4bit_compute_dtype=dtype)
     try:
-        with contextlib.redirect_stderr(io.StringIO()):  # a GGUF file's progress bar
-            lm, found = transformers.AutoModelForCausalLM.from_pretrained(
-                model["folder"], dtype=torch.float32, output_loading_info=True,
-                trust_remote_code=False, **options)
-        wrong = [*found["missing_keys"], *found["unexpected_keys"], *found["mismatched_keys"]]
+        lm, found = transformers.AutoModelForCausalLM.from_pretrained(
+            model["folder"], gguf_file=model["gguf"], dtype=torch.float32,
+            output_loading_info=True, **options)
+        wrong = [*found["missing_keys"], *found["unexpected_keys"]]
         if wrong:
-            raise ValueError(f"its weights do not fit its config: {wrong[0]}, {len(wrong)} in all")
-        if quantized:
-            for module in lm.modules():
-                if hasattr(module, "support_avx512bf16_for_cpu"):
-                    # or scoring would repack the weights into a form without gradients
-                    module.support_avx512bf16_for_cpu = False
-            lm = peft.prepare_model_for_kbit_training(lm, use_gradient_checkpointing=False)
-        adapted = peft.get_peft_model(lm, lora_config()).to(device)
-    except torch.OutOfMemoryError:
-        raise UserError(f"the GPU has no room for model {model['name']}: use --quantize nf4, a "
-                        "smaller model, or --device cpu") from None
-    except Exception as error:  # whatever a broken or unknown model makes the libraries raise
-        raise UserError(f"{model['folder']} cannot be used: {error}") from None
+            raise ValueError(f"its weights do not fit its config: {wrong[:3]}")
+    except Exception as error:  # whatever a library raises
+        raise UserError(f"{model['folder']} cannot be used: {error}")
+    if quantized:
+        for module in lm.modules():
+            if hasattr(module, "support_avx512bf16_for_cpu"):
+                # or scoring would repack the weights into a form without gradients
+                module.support_avx512bf16_for_cpu = False
     keeps = "logits_to_keep" in inspect.signature(lm.forward).parameters
-    return Adapted(adapted, model["tokenizer"], torch.device(device), dtype, keeps, quantized)
+    adapted, device = peft.get_peft_model(lm, lora_config()).to(device), torch.device(device)
+    lm.forward = torch.autocast(device.type, dtype, enabled=dtype is not None)(lm.forward)
+    return Adapted(adapted, model["tokenizer"], device, dtype, keeps, quantized)
 
 
 def fresh_adapter(net, seed):
-    """Initialise the adapter anew, alike for every arm of a subsample: A random, B zero, so that it
-    has no effect."""
+    """Initialise the adapter anew, alike for every arm: A random, B zero, without effect."""
     torch.manual_seed(seed)
     for module in net.model.modules():
         if hasattr(module, "reset_lora_parameters"):
@@ -1051,17 +995,16 @@ def fresh_adapter(net, seed):
 
 
 def sequence_loss(net, ids):
-    """Summed loss, in nats, of lists of token ids: every token but a list's first is predicted.
-    Rows are padded on the right, where no token of a causal model looks: no mask is needed."""
+    """Summed loss, in nats, of all tokens but the first of lists of ids. They are padded on the
+    right, where no token of a causal model looks: no mask is needed."""
     rows = [torch.tensor(row, device=net.device) for row in ids]
     rows = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=-100)
-    logits = net.logits(rows.clamp(min=0), use_cache=False).logits[:, :-1]
+    logits = net.model(input_ids=rows.clamp(min=0), use_cache=False).logits[:, :-1]
     return F.cross_entropy(logits.flatten(0, 1).float(), rows[:, 1:].flatten(), reduction="sum")
 
 
 def token_groups(sequences, most):
-    """A step's sequences in groups of at most `most` tokens, or of one: their gradients add up to
-    the step's."""
+    """Groups of at most `most` tokens, or of one sequence: their gradients add up to a step's."""
     groups = [[]]
     for sequence in sorted(sequences, key=len):
         if groups[-1] and (len(groups[-1]) + 1) * len(sequence) > most:
@@ -1070,79 +1013,68 @@ def token_groups(sequences, most):
     return groups
 
 
-def make_optimizer(net, weights, peak):
-    """AdamW; with NF4 8-bit states. Departs from the paper: not paged (pages are never freed); the
-    same numbers."""
-    options = {"lr": peak, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0}
-    if not net.quantized:
-        return torch.optim.AdamW(weights, fused=True, **options)
-    import bitsandbytes
-
-    return bitsandbytes.optim.AdamW8bit(weights, **options)
-
-
 def train_adapter(net, sequences, recipe, seed, tell=lambda share: None):
-    """Train the adapter in place on the sequences: linear decay to 0, gradient norm clipped to 1, a
-    step's loss the mean over its tokens. Returns the mean loss of the last epoch, in nats per
-    token. tell(share of the steps done) is called after each."""
+    """Train in place: linear decay to 0, a step's loss the mean over its tokens. Returns the mean
+    loss of the last epoch, in nats per token; tells the share of the steps done."""
     size, peak = recipe["batch_size"], recipe["learning_rate"]
     ids = [encode(net.tokenizer, sequence) for sequence in sequences]
     weights = [weight for weight in net.model.parameters() if weight.requires_grad]
-    optimizer = make_optimizer(net, weights, peak)
+    optimizer = torch.optim.AdamW(weights, lr=peak, weight_decay=0.0, fused=True)
+    if net.quantized:  # Departs from the paper: not paged (pages are never freed)
+        import bitsandbytes
+
+        optimizer = bitsandbytes.optim.AdamW8bit(weights, lr=peak, weight_decay=0.0)
     long = net.quantized or max(map(len, ids)) > LONG_SEQUENCE
     if long and net.model.supports_gradient_checkpointing:
         net.model.gradient_checkpointing_enable({"use_reentrant": False})
     scaler = torch.amp.GradScaler(net.device.type, enabled=net.dtype is torch.float16)
     order = np.random.default_rng([seed, 0])
-    steps = math.ceil(len(ids) / size)  # of an epoch
     torch.manual_seed(seed)  # of the dropout
     net.model.train()
-    for epoch in range(recipe["epochs"]):
+    step, steps = 0, recipe["epochs"] * math.ceil(len(ids) / size)
+    for _ in range(recipe["epochs"]):
         rows = order.permutation(len(ids))
         loss, tokens = 0.0, 0
-        for step in range(steps):
-            batch = [ids[row] for row in rows[step * size : (step + 1) * size]]
+        for start in range(0, len(ids), size):
+            batch = [ids[row] for row in rows[start : start + size]]
             count = sum(map(len, batch)) - len(batch)
             for group in token_groups(batch, GROUP_TOKENS.get(net.device.type, 0)):
                 part = sequence_loss(net, group)
                 scaler.scale(part / count).backward()
                 loss += part.item()
             tokens += count
-            done = (epoch * steps + step) / (recipe["epochs"] * steps)
-            optimizer.param_groups[0]["lr"] = peak * (1 - done)
+            optimizer.param_groups[0]["lr"] = peak * (1 - step / steps)
             scaler.unscale_(optimizer)
             torch.nn.utils.clip_grad_norm_(weights, CLIP_NORM)
             scaler.step(optimizer)
             scaler.update()
             optimizer.zero_grad()
-            tell(done)
+            tell(step / steps)
+            step += 1
     return loss / tokens
 
 
 def last_logits(net, ids, count, cache=None):
-    """(logits [B, count, vocabulary] of the last `count` of the tokens ids [B, T] behind the cached
-    ones, cache)."""
-    options = {"past_key_values": cache, "use_cache": True}
+    """(logits [B, count, vocabulary] of the last of token ids [B, T] behind cached ones, cache)."""
+    options = {}
     if net.keeps:
         options["logits_to_keep"] = count
-    out = net.logits(torch.tensor(ids, device=net.device), **options)
-    cache = getattr(out, "past_key_values", None)
-    for layer in getattr(cache, "layers", [None]):
-        if not hasattr(layer, "batch_repeat_interleave"):
-            raise UserError("this architecture keeps no cache of keys and values that can be "
-                            "copied: use another model")
+    out = net.model(input_ids=torch.tensor(ids, device=net.device), past_key_values=cache,
+                    use_cache=True, **options)
+    cache = out.get("past_key_values")
+    layers = getattr(cache, "layers", [None])
+    if not all(hasattr(layer, "batch_repeat_interleave") for layer in layers):
+        raise UserError("this architecture has no cache of keys and values: use another model")
     return out.logits[:, -count:].float(), cache
 
 
 def score_prompt(net, answers, splits, cached, cache):
-    """Mean log-probabilities [K] of a prompt's classes. The tokens that all classes share run once,
-    on a copy of the cache of the first `cached`; then the rest of each class as one batch, padded
-    on the right."""
+    """Mean log-probabilities [K] of a prompt's classes. What all classes share runs once, behind
+    the first `cached` tokens; then the rest of each as one batch, padded on the right."""
     shared = min(splits)
-    cache = copy.deepcopy(cache)
-    logits, cache = last_logits(net, [answers[0][cached:shared]], 1, cache)  # of the first tokens
+    logits, cache = last_logits(net, [answers[0][cached:shared]], 1, copy.deepcopy(cache))
     rests = [ids[shared:] for ids in answers]
-    logits = logits.expand(len(rests), -1, -1)
+    logits = logits.expand(len(rests), -1, -1)  # of the first tokens
     width = max(map(len, rests)) - 1  # a class's last token predicts nothing
     if width:
         cache.batch_repeat_interleave(len(rests))
@@ -1159,9 +1091,9 @@ def score_prompt(net, answers, splits, cached, cache):
 
 @torch.inference_mode()
 def score_classes(net, prompts, classes, tell=lambda share: None):
-    """Log-probabilities [N, K] of the classes of prompts: the mean log-probability of each class
-    name's tokens as the prompt's continuation, normalised over the classes. What all prompts begin
-    with, the instruction, runs once. tell(share of the prompts done) is called before each."""
+    """Log-probabilities [N, K] of prompts' classes: the mean log-probability of each name's tokens
+    as continuation, normalised over classes. What all prompts begin with runs once. Tells the share
+    of the prompts done."""
     net.model.eval()
     answers = [split_answers(net.tokenizer, prompt, classes) for prompt in prompts]
     starts = [ids[0][: min(splits) - 1] for ids, splits in answers]  # less one: it predicts
@@ -1390,75 +1322,68 @@ def report(args, units):
 
 
 def run_prompts(unit, model, device, threads, tell=lambda words: None, adapters=None):
-    """Pretrain and score the arms of one subsample; returns (its row, {arm: {set: log-probabilities
-    [n, K]}}). They share the adapter's initialisation, the order of the sequences and the seed of
-    the dropout. Departs from the paper: it lets these vary between arms."""
+    """(row, {arm: {set: log-probabilities [n, K]}}) of one subsample. Departs from the paper: the
+    arms share the adapter's initialisation, the order of the sequences and the dropout's seed."""
     torch.set_num_threads(threads)
     recipe, row, predictions = unit["recipe"], dict(unit["row"]), {}
-    wanted = str(model["folder"]), model["weights"], recipe["quantize"], recipe["precision"], device
-    if wanted not in LOADED:
-        LOADED.clear()  # frees the model before
-        LOADED[wanted] = load_adapted(model, recipe, device)
-    net, started = LOADED[wanted], time.perf_counter()
     strings = {name: arm_strings(model, unit, name) for name in ("extra", "test")}
-    if adapters:
-        adapters = adapters / unit_name(row)
-        (adapters / "unit.json").unlink(missing_ok=True)  # it vouches for what lies beside it
+    seed, name = training_seed(row), unit_name(row)
+    wanted = model["weights"], recipe["quantize"], recipe["precision"], device
     try:
+        if wanted not in LOADED:
+            LOADED.clear()  # frees the model before
+            LOADED[wanted] = load_adapted(model, recipe, device)
+        net, started = LOADED[wanted], time.perf_counter()
         for arm in ARMS:
-            if arm != "base":
-                fresh_adapter(net, training_seed(row))
-                loss = train_adapter(
-                    net, strings[arm]["sequences"], recipe, training_seed(row),
-                    lambda share: tell(f"arm {arm}, pretraining {share:.0%}"))
-                row[f"loss_{arm}"] = loss
+            adapter = contextlib.nullcontext()
+            if arm == "base":
+                adapter = net.model.disable_adapter()
+            else:
+                fresh_adapter(net, seed)
+                loss = train_adapter(net, strings[arm]["sequences"], recipe, seed,
+                                     lambda share: tell(f"arm {arm}, pretraining {share:.0%}"))
                 check_finite(loss, "pretraining loss", "--pretrain-lr", row, arm)
+                row[f"loss_{arm}"] = loss
                 if adapters:
-                    save_adapter(net, adapters / arm)
-            with contextlib.ExitStack() as stack:
-                if arm == "base":
-                    stack.enter_context(net.model.disable_adapter())
-                predictions[arm] = {}
-                for name in ("test", "extra"):
-                    found = score_classes(
-                        net, strings[name]["prompts"], unit["classes"],
-                        lambda share: tell(f"arm {arm}, scoring {name} {share:.0%}"))
-                    check_finite(found.sum(), "score", "--pretrain-lr", row, arm)
-                    predictions[arm][name] = found
+                    net.model.save_pretrained(adapters / name / arm, save_embedding_layers=False)
+            with adapter:
+                predictions[arm] = score_sets(net, unit, strings, arm, tell)
             add_scores(row, arm, predictions[arm], unit["labels"])
     except torch.OutOfMemoryError:
-        raise UserError(f"the GPU ran out of memory ({unit_name(row)}): use --batch-size 1, a "
-                        "smaller --max-length, --precision bf16 or --quantize nf4") from None
+        raise UserError("the GPU ran out of memory: use --quantize nf4, --precision bf16, "
+                        "--batch-size 1, a smaller --max-length or --device cpu")
+    except safetensors.SafetensorError as error:  # a full disk
+        raise UserError(f"{adapters} cannot be written ({error}): mend that")
     row["seconds"] = round(time.perf_counter() - started, 3)
     if adapters:
-        write_unit(adapters, row, model, unit, strings)
+        write_unit(adapters / name, row, model, unit, strings)
     return row, predictions
 
 
-def save_adapter(net, folder):
-    """Save the adapter; a full disk is an OSError here too."""
-    try:
-        net.model.save_pretrained(folder, save_embedding_layers=False)
-    except Exception as error:  # safetensors has its own
-        raise OSError(f"{folder}: {error}") from None
+def score_sets(net, unit, strings, arm, tell):
+    """{set: log-probabilities [n, K]} of an arm."""
+    found = {}
+    for name in ("test", "extra"):
+        found[name] = score_classes(net, strings[name]["prompts"], unit["classes"],
+                                    lambda share: tell(f"arm {arm}, scoring {name} {share:.0%}"))
+        check_finite(found[name].sum(), "score", "--pretrain-lr", unit["row"], arm)
+    return found
 
 
 def write_unit(folder, row, model, unit, strings):
-    """unit.json: what the adapters beside it were trained on and tested with, string by string, and
-    the hashes by which contamination_test.py knows that they are the same."""
+    """unit.json: what the adapters beside it were trained on and tested with, and hashes by which
+    contamination_test.py knows that they are the same."""
     recipe = unit["recipe"]
-    content = {
-        "row": {name: row[name] for name in COLUMNS},
-        "model": {"name": model["name"], "source": str(model["folder"]), "gguf": model["gguf"],
-                  "quantize": recipe["quantize"], "precision": recipe["precision"],
-                  "weights": model["weights"]},
-        "adapters": {},
-        "classes": unit["classes"], "pack": recipe["pack"], "answers": recipe["answers"],
-        "epochs": recipe["epochs"], "instruction": recipe["instruction"], **strings,
-    }
+    used = {"name": model["name"], "source": str(model["folder"]), "gguf": model["gguf"],
+            "quantize": recipe["quantize"], "precision": recipe["precision"],
+            "weights": model["weights"]}
+    adapters = {}
     for arm in strings:
         files = ("adapter_config.json", "adapter_model.safetensors")
-        content["adapters"][arm] = {name: file_hash(folder / arm / name) for name in files}
+        adapters[arm] = {name: file_hash(folder / arm / name) for name in files}
+    content = {"row": row, "model": used, "adapters": adapters, "classes": unit["classes"],
+               "pack": recipe["pack"], "answers": recipe["answers"], "epochs": recipe["epochs"],
+               "instruction": recipe["instruction"], **strings}
     replace_file(folder / "unit.json", json.dumps(content, indent=1))
 
 
@@ -1468,74 +1393,61 @@ def check_kept(folder, units):
         path = folder / unit_name(unit["row"]) / "unit.json"
         if not path.exists():
             continue
-        try:
-            old = json.loads(path.read_text(encoding="utf-8"))["row"]
-            same = all(old[name] == unit["row"][name] for name in ("recipe", "data"))
-        except (ValueError, LookupError, TypeError):
-            same = False
-        if not same:
-            raise UserError(f"{path} is of another recipe or other data: give another --adapters "
-                            "or --experiment, or --overwrite")
+        text = path.read_text(encoding="utf-8")
+        for name in ("recipe", "data"):
+            if f'"{name}": "{unit["row"][name]}"' not in text:
+                raise UserError(f"{path} is of another recipe or other data: move it away, or give "
+                                "--overwrite")
 
 
 def prompt_recipe(registry, device, args, model, task):
-    """The settings that decide a row's numbers: the flags, else the registry's batch size and the
-    paper's epochs and learning rate (the registry's are for training all weights)."""
-    like = "smollm2"
-    if model["like"] == model["name"]:
-        like = model["name"]
-    sizes = dict(registry["models"][like]["batch_sizes"])
-    sizes.update(task["spec"].get("recipes", {}).get(like, {}).get("batch_sizes", {}))
-    precision = args.precision
+    """What decides a row's numbers. The registry's epochs and learning rates are for training all
+    weights: here they are the paper's."""
+    like = model["name"]
+    if like != model["like"]:  # not of tasks.json
+        like = "smollm2"
+    own = task["spec"].get("recipes", {}).get(like, {})
+    sizes = {**registry["models"][like]["batch_sizes"], **own.get("batch_sizes", {})}
+    size, pack, precision = args.batch_size or sizes["pretrain"], 1, args.precision
+    if args.pack:
+        size, pack = 1, PACK_SIZE
     if args.quantize == "nf4" and precision in ("float32", "tf32"):
         precision = "bf16" if computes_bf16(device) else "fp16"
     return {"objective": "clm", "weights": model["weights"], "precision": precision,
             "quantize": args.quantize, "epochs": args.pretrain_epochs or EPOCHS,
-            "learning_rate": args.pretrain_lr or LEARNING_RATE,
-            "batch_size": 1 if args.pack else args.batch_size or sizes["pretrain"],
+            "learning_rate": args.pretrain_lr or LEARNING_RATE, "batch_size": size,
             "max_length": model["context"], "characters": TEXT_CHARACTERS,
-            "lora": [LORA_RANK, LORA_ALPHA, LORA_DROPOUT], "answers": args.answers,
-            "pack": PACK_SIZE if args.pack else 1,
+            "lora": [LORA_RANK, LORA_ALPHA, LORA_DROPOUT], "answers": args.answers, "pack": pack,
             "instruction": instruction(task["classes"], task["spec"])}
 
 
 def parse_args(argv):
-    """Command-line flags; --help reads like a page."""
+    """The flags."""
     parser = argparse.ArgumentParser(
         description=__doc__.partition("\n\n")[0], epilog="More: the head of this script.")
-    add = parser.add_argument_group("what to run (of several values all combinations)").add_argument
+    add = parser.add_argument_group("what to run (all combinations)").add_argument
     add("--model", nargs="+", default=["smollm2"], metavar="NAME",
         help="causal: name, folder or Hub id (smollm2)")
-    add("--m", nargs="+", type=positive, default=[100],
-        help="labelled texts set aside: fixes the draws (100)")
+    add("--m", nargs="+", type=positive, default=[100], help="labelled texts, set aside (100)")
     add("--n", nargs="+", type=positive, default=[50],
         help="unlabelled texts, and as many test texts (50)")
-    add("--subsamples", type=positive, default=2, metavar="N",
-        help="random draws per task (%(default)s)")
-    add("--experiment", metavar="NAME", help="label (zero-shot, -packed and -answers by the flags)")
-    add("--pack", action="store_true",
-        help="pretrain on sequences of 8 texts behind one instruction (section 9.1)")
-    add("--answers", action="store_true",
-        help="show the answers in the pretraining prompts: the positive control")
-    add("--show-prompts", action="store_true",
-        help="print an example of each form for the first task, run nothing")
+    add("--subsamples", type=positive, default=2, metavar="N", help="random draws per task (2)")
+    add("--experiment", metavar="NAME", help="label (zero-shot, -packed, -answers)")
+    add("--pack", action="store_true", help="8 texts behind one instruction (section 9.1)")
+    add("--answers", action="store_true", help="pretrain with the answers: a positive control")
+    add("--show-prompts", action="store_true", help="print examples of the first task, run nothing")
+    add("--adapters", type=Path, metavar="FOLDER", help="keep them for contamination_test.py")
     add_task_flags(add)
-    add("--about", default="a text", metavar="WORDS",
-        help="what a text of --csv is, in its prompt (%(default)s)")
-    add("--answer", default="its category", metavar="WORDS",
-        help="what is asked of it (%(default)s)")
+    add("--about", default="a text", help="what a text of --csv is, in prompts (%(default)s)")
+    add("--answer", default="its category", help="what is asked of it (%(default)s)")
     add = parser.add_argument_group("recipe").add_argument
-    add("--quantize", default="none", choices=("none", "nf4"),
-        help="nf4: 4-bit weights, 8-bit optimizer (%(default)s)")
-    add("--pretrain-epochs", type=positive, metavar="N", help=f"epochs of pretraining ({EPOCHS})")
+    add("--quantize", default="none", choices=("none", "nf4"), help="weights in 4 bits (none)")
+    add("--pretrain-epochs", type=positive, metavar="N", help=f"({EPOCHS})")
     add("--pretrain-lr", type=rate, metavar="RATE", help=f"peak learning rate ({LEARNING_RATE})")
-    add("--batch-size", type=positive, metavar="N",
-        help="prompts per step (from tasks.json; with --pack one sequence)")
+    add("--batch-size", type=positive, metavar="N", help="prompts per step (from tasks.json)")
     add("--max-length", type=positive, metavar="N",
-        help="tokens of a prompt; its text is cut (the model's context)")
+        help="tokens after which a text is cut (the model's context)")
     add_machine_flags(parser)
-    parser.add_argument("--adapters", type=Path, metavar="FOLDER", help="keep the adapters of "
-                        "extra and test and their strings here, for contamination_test.py")
     args = parser.parse_args(argv)
     args.subsamples = dict.fromkeys(args.n, args.subsamples)
     if args.experiment is None:
@@ -1545,19 +1457,17 @@ def parse_args(argv):
         if args.answers:
             args.experiment += "-answers"
     if args.pack and args.batch_size:
-        raise UserError("--batch-size is of padded prompts, with --pack a step takes one sequence: "
-                        "leave one of the two out")
+        raise UserError("--pack has one sequence a step, no --batch-size: leave one of the two out")
     return args
 
 
 def main(argv=None):
     args = parse_args(argv)
     registry = load_registry()
-    specs = choose_specs(
-        args, registry, default=["rotten_tomatoes"], about=args.about, answer=args.answer)
-    for name, spec in specs.items():
-        if not spec.get("about") or not spec.get("answer"):
-            raise UserError(f"tasks.json, task {name}: about or answer of its prompt is missing")
+    specs = choose_specs(args, registry, default=["rotten_tomatoes"])
+    for spec in specs.values():
+        spec.setdefault("about", args.about)
+        spec.setdefault("answer", args.answer)
     if args.show_prompts:
         name, spec = next(iter(specs.items()))
         show_prompts(args, name, load_task(name, spec, args.cache))
@@ -1565,30 +1475,21 @@ def main(argv=None):
 
     # all that can be wrong is found before anything is trained or written
     device = choose_device(args)
-    models = {}
-    for text in args.model:
-        model = open_model(text, registry, args)
-        if model["name"] in models:
-            raise UserError(f"two of the models are called {model['name']}: rename a folder")
-        models[model["name"]] = model
+    models = [open_model(text, registry, args) for text in args.model]
     tasks = load_tasks(args, specs)
     recipe_of = functools.partial(prompt_recipe, registry, device)
-    units = plan_units(args, list(models.values()), tasks, recipe_of)
-    checked = set()
-    for unit in units:
-        pair = unit["row"]["model"], unit["row"]["task"]
-        if pair not in checked:
-            checked.add(pair)
-            check_prompts(models[pair[0]], fill_unit(unit, tasks))
+    for model, task in itertools.product(models, tasks.values()):
+        check_prompts(model, task, recipe_of(args, model, task))
+    units = plan_units(args, models, tasks, recipe_of)
     if args.adapters and not args.overwrite:
         check_kept(args.adapters, units)
     pending = begin(args, units)
-    if args.adapters and args.overwrite:
-        for unit in pending:  # they belong to the rows that were taken out
+    if args.adapters:
+        for unit in pending:  # it vouches for the adapters beside it, which are made anew
             (args.adapters / unit_name(unit["row"]) / "unit.json").unlink(missing_ok=True)
 
     run_one = functools.partial(run_prompts, adapters=args.adapters)
-    run_pending(args, pending, list(models.values()), tasks, device, run_one)
+    run_pending(args, pending, models, tasks, device, run_one)
     report(args, units)
 
 

@@ -371,10 +371,10 @@ def test_a_run_goes_on_and_leaves_kept_units_alone(zero, byte_model, run, tmp_pa
         (next((tmp_path / "kept").glob("*.k2.*")) / "unit.json").write_text(text)
         status, _, _, err = run(folder, "--first-subsample", 2, "--adapters", "kept")
         assert status == 2 and "other data" in err and err.count("\n") == 1
-    monkeypatch.setattr(zero, "train_adapter", lambda *_: signal.raise_signal(signal.SIGINT))
-    status, _, _, err = run(folder, "--subsamples", 2, "--adapters", "kept", "--overwrite", "--pretrain-epochs", 2)
+    with monkeypatch.context() as patch:
+        patch.setattr(zero, "train_adapter", lambda *_: signal.raise_signal(signal.SIGINT))
+        status, _, _, err = run(folder, "--subsamples", 2, "--adapters", "kept", "--overwrite", "--pretrain-epochs", 2)
     assert status == 130 and err.count("\n") == 1 and not list((tmp_path / "kept").glob("*/unit.json"))
-    monkeypatch.undo()
     forms = {"packed": ["--pack"], "answers": ["--answers"], "packed-answers": ["--pack", "--answers"]}
     for name, flags in forms.items():
         assert run(folder, *flags)[1][-1]["experiment"] == f"zero-shot-{name}"
