@@ -32,7 +32,9 @@ Appends a row to results.csv for each finished subsample; a rerun goes on from t
 With --adapters FOLDER every subsample leaves its adapters and FOLDER/<unit>/unit.json, the exact
 strings pretrained on and scored, for contamination_test.py.
 
-@@MEASURED@@
+Measured 2026-11-22 (smollm2, rotten_tomatoes, n = 50, 2 subsamples, 2 cores of an AMD EPYC): second
+command 3.6 minutes, 2.5 GB, acc_base .640, acc_extra .640, acc_test .640, crossed boost -2.5, bias
+-.5 points. From the paper, Mistral: boost 5.25, bias -.04 padded, 4.40 and -.07 packed. No GPU.
 """
 
 import argparse
