@@ -157,7 +157,7 @@ def cover_models(script, table, n, sets, kind, rng):
     all tasks and 20 subsamples."""
     table = table[table["subsample"] <= 20]
     cell = tuple(table[script.CELL].iloc[0])
-    args = SimpleNamespace(draws=500, tune=400, chains=2, cores=2, seed=0, priors="paper", no_interaction=False)
+    args = SimpleNamespace(draws=500, tune=400, chains=2, seed=0, no_interaction=False)
     script.ATTEMPTS = script.ATTEMPTS[:1]  # a share of intervals does not need 400 effective draws of each
     hits = {"these tasks": [], "paper": [], "hierarchical": []}
     for number in range(1, sets + 1):
