@@ -259,7 +259,7 @@ def choose_rows(rows, args):
     for flag, name in CHOICES.items():
         found = sorted(set(rows[name]))
         wanted = getattr(args, flag) or found
-        for value in set(wanted) - set(found):
+        for value in sorted(set(wanted) - set(found)):
             names = ", ".join(map(str, found))
             raise UserError(f"--{flag} {value}: not in the rows chosen so far; found: {names}")
         rows = rows[rows[name].isin(wanted)]
