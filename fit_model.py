@@ -1063,7 +1063,7 @@ def settings_line(cells):
     for verdict, number in table["verdict"].value_counts().items():
         if verdict:
             verdicts += f"{verdict} in {number} of {len(table)}, "
-    verdicts += f"{excluded} of {len(table)} exclude 0 (by chance: {chance:.1f})"
+    verdicts += f"{excluded} of {len(table)} exclude 0 (chance alone: about {max(chance, 1):.0f})"
     what = what_of(cells[0] | {"m": ""})
     return f"{what} in single settings: intervals from {low:+.{D}f} to {high:+.{D}f}, {verdicts}"
 
@@ -1202,7 +1202,7 @@ def draw_effects(table, kinds, unit, margin):
     models = sorted(set(table["model"]), key=lambda model: (model != "all", model))
     colours = {model: f"C{k}" for k, model in enumerate(models)} | {"all": "black"}
     title = "boost: what pretraining on other texts is worth; bias: what the test texts add\n"
-    title += "thick: these tasks; thin: tasks like these; grey: within the margin"
+    title += "thick: these tasks; thin: other tasks of this kind; grey: within the margin"
     size = 1.5 + 4 * len(kinds), 1.5 + 0.25 * len(lines)
     figure, (axes,) = panels(title, 1, len(kinds), *size, sharey=True)
     for axis, effect in zip(axes, kinds):
