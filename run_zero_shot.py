@@ -336,6 +336,9 @@ def filter_rows(columns, spec, where):
     texts, labels = [], []
     rows = zip(columns[spec["label"]], *[columns[name] for name in spec["text"]])
     for number, (label, *parts) in enumerate(rows, start=1):
+        for part in parts:
+            if part is not None and not isinstance(part, str):
+                raise UserError(f"{where}: data row {number} holds {part!r}, which is no text")
         text = "\n".join([part or "" for part in parts])
         if filters.get("strip"):
             text = text.strip()
@@ -1242,13 +1245,14 @@ def check_finite(value, what, flag, row, arm):
 
 def write_predictions(folder, unit, row, predictions):
     """A CSV of arm, set, row number in the task's data, label, probability of each class."""
-    with open(folder / f"{unit_name(row)}.csv", "w", encoding="utf-8", newline="") as file:
-        write = csv.writer(file, lineterminator="\n").writerow
-        write(["arm", "set", "row", "label", *[f"p{c}" for c in range(row["num_classes"])]])
-        for arm, name in itertools.product(ARMS, ("test", "extra")):
-            rows, labels = unit["rows"][name].tolist(), unit["labels"][name].tolist()
-            for number, label, log_p in zip(rows, labels, predictions[arm][name]):
-                write([arm, name, number, label, *np.exp(log_p).tolist()])
+    text = io.StringIO(newline="")
+    write = csv.writer(text, lineterminator="\n").writerow
+    write(["arm", "set", "row", "label", *[f"p{c}" for c in range(row["num_classes"])]])
+    for arm, name in itertools.product(ARMS, ("test", "extra")):
+        rows, labels = unit["rows"][name].tolist(), unit["labels"][name].tolist()
+        for number, label, log_p in zip(rows, labels, predictions[arm][name]):
+            write([arm, name, number, label, *np.exp(log_p).tolist()])
+    replace_file(folder / f"{unit_name(row)}.csv", text.getvalue())
 
 
 def run_pending(args, pending, models, tasks, device, run_subsample):

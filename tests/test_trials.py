@@ -228,6 +228,14 @@ def test_an_adapter_or_quantised_weights_are_refused_at_once(run, tiny, tmp_path
     refused(run("--model", "odd"), "quantised weights or an adapter")
 
 
+def test_a_column_of_numbers_is_no_text(script):
+    """As a data set of the Hub may have it; a missing part of a text is empty."""
+    spec = {"text": ["title", "body"], "label": "label"}
+    with pytest.raises(script.UserError, match="data row 2 holds 7, which is no text"):
+        script.filter_rows({"title": ["a", "b"], "body": [None, 7], "label": [0, 1]}, spec, "here")
+    assert script.filter_rows({"title": ["a"], "body": [None], "label": [0]}, spec, "here") == (["a\n"], [0])
+
+
 def test_a_model_of_tasks_json_without_epochs(tmp_path):
     registry = json.loads((ROOT / "tasks.json").read_text(encoding="utf-8"))
     del registry["models"]["bert-tiny"]["epochs"]
