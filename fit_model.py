@@ -1063,7 +1063,7 @@ def settings_line(cells):
     for verdict, number in table["verdict"].value_counts().items():
         if verdict:
             verdicts += f"{verdict} in {number} of {len(table)}, "
-    verdicts += f"{excluded} of {len(table)} exclude 0 (chance alone: about {max(chance, 1):.0f})"
+    verdicts += f"{excluded} of {len(table)} exclude 0 (chance alone: about {chance:.1f})"
     what = what_of(cells[0] | {"m": ""})
     return f"{what} in single settings: intervals from {low:+.{D}f} to {high:+.{D}f}, {verdicts}"
 
