@@ -438,8 +438,8 @@ def describe_csv(task):
         print(f"  warning: {len(disputed)} of them with another label (first: {disputed[0]})")
 
 
-def choose_specs(args, registry, default=("bbc_news", "rotten_tomatoes"), **words):
-    """{name: entry} of --tasks, of which `all` are the paper's 25, and of --csv, with `words`."""
+def choose_specs(args, registry, default=("bbc_news", "rotten_tomatoes")):
+    """{name: entry} of --tasks, of which `all` are the paper's 25, and of --csv."""
     known, specs = registry["tasks"], {}
     for task in args.tasks or (default if args.csv is None else ()):
         if task == "all":
@@ -452,8 +452,7 @@ def choose_specs(args, registry, default=("bbc_news", "rotten_tomatoes"), **word
         name = Path(args.csv).stem
         if not os.path.exists(args.csv) or name in specs:
             raise UserError(f"--csv {args.csv!r}: no such file, or a task has its name: rename it")
-        specs[name] = {"sources": [{"csv": args.csv}], "text": args.text, "label": args.label,
-                       **words}
+        specs[name] = {"sources": [{"csv": args.csv}], "text": args.text, "label": args.label}
     return specs
 
 
