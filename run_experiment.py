@@ -1393,33 +1393,6 @@ def recipe_of(registry, args, model, task):
     return recipe
 
 
-def check_tasks(args, registry):
-    """Print what tasks hold beside the paper's Table 2. Returns 2 if one that loads is wrong."""
-    status = 0
-    line = "{:<32} {:>8} {:>3} {:>12} {:>12}  {}"
-    print(line.format("task", "rows", "K", "characters", "Table 2", "source"))
-    for name, spec in choose_specs(args, registry, default=registry["tasks"]).items():
-        try:
-            task = load_task(name, spec, args.cache)
-        except UserError as error:
-            what = "not available here"
-            if "no source can be reached" not in str(error):
-                what, status = "WRONG", 2
-            print(f"{name:<32} {what}: {error}")
-            continue
-        note, texts = task["source"], task["texts"]
-        found = np.percentile([len(text) for text in texts], [25, 75]).round().astype(int)
-        paper = np.array(spec.get("length_percentiles", found))
-        if np.any(np.abs(found - paper) > np.maximum(5, 0.25 * paper)):
-            note += "; WRONG: lengths are far from the paper's"
-            status = 2
-        if task["rows"] != spec.get("rows", task["rows"]):
-            note += f"; the paper had {spec['rows']} rows: other splits"
-        lengths = ["{}-{}".format(*pair) for pair in (found, paper)]
-        print(line.format(name, len(texts), len(task["classes"]), *lengths, note))
-    return status
-
-
 def draws(text):
     """argparse type: a whole number from 1, or `paper`."""
     return text if text == "paper" else positive(text)
@@ -1439,7 +1412,6 @@ def parse_args(argv):
     add("--subsamples", type=draws, default=5, metavar="N",
         help="random draws per task (5); paper: 100, 100, 50, 20 for n = 50 to 500")
     add("--experiment", default="few-shot", metavar="NAME", help="label (few-shot)")
-    add("--check-tasks", action="store_true", help="load tasks (all) and print what they hold")
     add_task_flags(add)
     add = parser.add_argument_group("recipe (else from tasks.json)").add_argument
     add("--pretrain-epochs", type=positive, metavar="N")
@@ -1462,8 +1434,6 @@ def parse_args(argv):
 def main(argv=None):
     args = parse_args(argv)
     registry = load_registry()
-    if args.check_tasks:
-        return check_tasks(args, registry)
 
     # all that can be wrong is found before anything is trained or written
     device = choose_device(args)

@@ -11,7 +11,8 @@ epochs and of the control at 10 epochs, 10 subsamples each; everything else is d
     description  packed, with answers         10, 30 epochs          2 subsamples each
 
 The primary settings come first, in turn, two subsamples at a time (two processes of one thread), each audited when it is
-there. It may be stopped at any moment: the same command goes on where it was. The figure alone, from the table:
+there. It may be stopped at any moment: the same command goes on where it was, also on another machine, where the table in
+docs/ says what is done and keeps the rows of units that are not there. The figure alone, from the table:
 
     python contamination_test.py --from-table docs/contamination.csv
 """
@@ -51,15 +52,31 @@ def finished(table):
         return {(row["experiment"], int(row["subsample"])) for row in csv.DictReader(file)}
 
 
-def commands(step, folder, table):
-    """The two commands of a step, as lists."""
+def commands(step, folder):
+    """The commands of a step, as lists: training, audit."""
     form, epochs, first = step
     flags = [f"--n 50 --pretrain-epochs {epochs} --first-subsample {first} --subsamples {TOGETHER}",
              f"--experiment {form}-{epochs} --workers {TOGETHER} --threads 1"]
     train = [sys.executable, str(ROOT / "run_zero_shot.py"), "--tasks", "rotten_tomatoes", *FORMS[form],
              *" ".join(flags).split(), "--adapters", str(folder / "units"), "--out", str(folder / "results.csv")]
-    audit = [sys.executable, str(ROOT / "contamination_test.py"), str(folder / "units"), "--out", str(table)]
+    audit = [sys.executable, str(ROOT / "contamination_test.py"), str(folder / "units"), "--out", str(folder / "contamination.csv")]
     return train, audit
+
+
+def join(source, table):
+    """Append to the table the rows of units of source that it lacks, and draw it."""
+    lines = source.read_text(encoding="utf-8").splitlines(keepends=True)
+    with open(source, newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert len(lines) == len(rows) + 1, "a row is a line"
+    if not table.exists():
+        table.write_text(lines[0], encoding="utf-8")
+    known = finished(table)
+    with open(table, "a", encoding="utf-8") as file:
+        for line, row in zip(lines[1:], rows):
+            if (row["experiment"], int(row["subsample"])) not in known:
+                file.write(line)
+    subprocess.run([sys.executable, str(ROOT / "contamination_test.py"), "--from-table", str(table)], check=True)
 
 
 def main(argv=None):
@@ -75,14 +92,16 @@ def main(argv=None):
         if wanted <= finished(args.out):
             continue
         print(f"\nstep {number} of {len(plan())}: {form}, {epochs} epochs, from subsample {first}", flush=True)
-        for command in commands(step, args.folder, args.out):
-            if args.list:
-                print(shlex.join(command))
-                continue
-            try:
-                subprocess.run(command, check=True)  # both skip what is finished
-            except (KeyboardInterrupt, subprocess.CalledProcessError) as error:
-                raise SystemExit(f"stopped in step {number} ({error!r}): the same command goes on") from None
+        try:
+            for command in commands(step, args.folder):
+                if args.list:
+                    print(shlex.join(command))
+                else:
+                    subprocess.run(command, check=True)  # both skip what is finished
+            if not args.list:
+                join(args.folder / "contamination.csv", args.out)
+        except (KeyboardInterrupt, subprocess.CalledProcessError) as error:
+            raise SystemExit(f"stopped in step {number} ({error!r}): the same command goes on") from None
 
 
 if __name__ == "__main__":

@@ -274,11 +274,11 @@ def test_a_task_that_was_loaded_once_loads_without_the_hub(hub, loaded):
 
 
 # ------------------------------------------------------------------------------------------------------------
-# --check-tasks
+# tests/check_tasks.py
 # ------------------------------------------------------------------------------------------------------------
 
 def check_tasks(hub, folder, *names):
-    return subprocess.run([sys.executable, str(folder / "run_experiment.py"), "--check-tasks", "--tasks", *names, "--cache", str(hub.folder / "cache")],
+    return subprocess.run([sys.executable, str(folder / "tests" / "check_tasks.py"), "--tasks", *names, "--cache", str(hub.folder / "cache")],
                           capture_output=True, text=True, env=hub.env, cwd=hub.folder)
 
 
@@ -296,6 +296,8 @@ def test_check_tasks_prints_a_line_per_task_beside_table_2(hub, loaded):
 
 def test_check_tasks_ends_with_2_where_a_task_is_wrong(hub, loaded, tmp_path):
     shutil.copy(ROOT / "run_experiment.py", tmp_path)
+    (tmp_path / "tests").mkdir()
+    shutil.copy(ROOT / "tests" / "check_tasks.py", tmp_path / "tests")
     registry = json.loads(json.dumps(REGISTRY))
     registry["tasks"]["ag_news"]["labels"] = SWAPPED
     registry["tasks"]["massive"]["sources"][0]["data_dir"] = "all"  # the same labels; only the lengths can show it
