@@ -771,27 +771,33 @@ def test_the_dose_curve_is_the_plan_and_goes_on_where_it_was(tmp_path, monkeypat
     assert counts == {("packed", 30): 10, ("packed", 10): 6, ("packed", 3): 6, ("packed", 1): 6, ("padded-answers", 10): 10,
                       ("padded-answers", 3): 4, ("padded-answers", 1): 4, ("packed-answers", 30): 2, ("packed-answers", 10): 2}
     assert dose.plan()[:4] == [("packed", 30, 1), ("padded-answers", 10, 1), ("packed", 30, 3), ("padded-answers", 10, 3)]
-    table, ran = tmp_path / "table.csv", []
+    table, drawn, ran = tmp_path / "table.csv", [], []
 
     def run(command, check):
-        """What the two commands leave behind: the audit ends with the rows of the step's subsamples. The third dies."""
+        """What the commands leave behind: the audit the rows of the units in the folder. The third training dies."""
         script, flags = Path(command[1]).stem, command[2:]
         args = load_script(script).parse_args(flags)  # real flags
         if script == "run_zero_shot":
             ran.append((args.experiment, args.first_subsample))
             if len(ran) == 3:
                 raise KeyboardInterrupt
-            return
-        old = table.read_text() if table.exists() else "experiment,subsample\n"
-        experiment, first = ran[-1]
-        table.write_text(old + "".join(f"{experiment},{k}\n" for k in (first, first + 1)))
+        elif args.from_table:
+            drawn.append(args.from_table)
+        else:
+            old = args.out.read_text() if args.out.exists() else "experiment,subsample\n"
+            experiment, first = ran[-1]
+            args.out.write_text(old + "".join(f"{experiment},{k}\n" for k in (first, first + 1)))
 
     monkeypatch.setattr(dose.subprocess, "run", run)
     flags = ["--folder", str(tmp_path / "dose"), "--out", str(table)]
     with pytest.raises(SystemExit, match="stopped in step 3 .*the same command goes on"):
         dose.main(flags)
+    shutil.rmtree(tmp_path / "dose")  # another machine, which has the table alone
     dose.main(flags)
     assert ran[:2] == [("packed-30", 1), ("padded-answers-10", 1)] and ran[2] == ran[3] == ("packed-30", 3)
     assert len(ran) == len(dose.plan()) + 1 and len(set(ran)) == len(dose.plan())
+    assert drawn == [table] * len(dose.plan())
+    wanted = [f"{form}-{epochs},{k}" for form, epochs, first in dose.plan() for k in (first, first + 1)]
+    assert table.read_text().splitlines() == ["experiment,subsample", *wanted]
     dose.main(flags)
     assert len(ran) == len(dose.plan()) + 1
