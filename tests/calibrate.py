@@ -17,9 +17,9 @@ all, once, and the interval is that of all of them. Columns: share of intervals 
 "within the margin", of false verdicts "beyond the margin" (the truth is 0), and the median number of subsamples.
 
 tests/bert_tiny_n200.csv, rows of our own run with the columns that the readers need, nll with five decimals:
-    python run_experiment.py --n 200 --subsamples 60 --out results.csv
-(bert-tiny, bbc_news and rotten_tomatoes, m = 50, on a CPU, 2026-11-22. Two versions of the code wrote them; rows 1 and
-2 of rotten_tomatoes were run with both and are equal to the last digit.)
+    python run_experiment.py --n 200 --subsamples 200 --out results.csv
+(bert-tiny, bbc_news and rotten_tomatoes, m = 50, on the CPUs of two machines, 2026-11-22. Versions of the code that
+train alike wrote them: rows 1 and 2 of rotten_tomatoes were run with two and are equal to the last digit.)
 """
 
 import argparse

@@ -267,4 +267,4 @@ def test_crossed_rows_of_bert_tiny_are_less_noisy_than_plain_ones(script):
                 rows.append({name: float(value) for name, value in row.items() if name.startswith("acc_")})
         plain = [script.effects_of(row, crossed=False)[1] for row in rows]
         crossed = [script.effects_of(row)[1] for row in rows]
-        assert len(rows) >= 60 and np.var(plain) > 2 * np.var(crossed), (task, len(rows))
+        assert len(rows) == 200 and np.var(plain) > 2 * np.var(crossed), (task, len(rows))
