@@ -69,13 +69,14 @@ def join(source, table):
     with open(source, newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     assert len(lines) == len(rows) + 1, "a row is a line"
-    if not table.exists():
-        table.write_text(lines[0], encoding="utf-8")
+    text = table.read_text(encoding="utf-8") if table.exists() else lines[0]
     known = finished(table)
-    with open(table, "a", encoding="utf-8") as file:
-        for line, row in zip(lines[1:], rows):
-            if (row["experiment"], int(row["subsample"])) not in known:
-                file.write(line)
+    for line, row in zip(lines[1:], rows):
+        if (row["experiment"], int(row["subsample"])) not in known:
+            text += line
+    draft = table.with_suffix(".draft")  # whole or not at all
+    draft.write_text(text, encoding="utf-8")
+    draft.replace(table)
     subprocess.run([sys.executable, str(ROOT / "contamination_test.py"), "--from-table", str(table)], check=True)
 
 
