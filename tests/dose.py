@@ -10,8 +10,8 @@ epochs and of the control at 10 epochs, 10 subsamples each; everything else is d
     control      padded, with answers         1, 3, 10 epochs        4 subsamples each, 10 at 10 epochs
     description  packed, with answers         10, 30 epochs          2 subsamples each
 
-The primary settings come first, in turn, two subsamples at a time (two processes of one thread), each audited when it is
-there. It may be stopped at any moment: the same command goes on where it was, also on another machine, where the table in
+Two subsamples at a time (two processes of one thread), each audited when it is there: four subsamples of the primary
+settings in turn, two of every other dose, then the rest, primary first. It may be stopped at any moment: the same command goes on where it was, also on another machine, where the table in
 docs/ says what is done and keeps the rows of units that are not there. The figure alone, from the table:
 
     python contamination_test.py --from-table docs/contamination.csv
@@ -34,14 +34,11 @@ TOGETHER = 2  # subsamples a step
 
 def plan():
     """(form, epochs, first subsample) of every step, in order."""
-    steps = []
-    for first in range(1, 11, TOGETHER):
-        for form, epochs, _ in PRIMARY:
-            steps.append((form, epochs, first))
-    for form, epochs, count in REST:
-        for first in range(1, count + 1, TOGETHER):
-            steps.append((form, epochs, first))
-    return steps
+    primary = [(form, epochs, first) for first in range(1, 11, TOGETHER) for form, epochs, _ in PRIMARY]
+    rest = [(form, epochs, first) for form, epochs, count in REST for first in range(1, count + 1, TOGETHER)]
+    doses = [step for step in rest if step[2] == 1 and step[0] != "packed-answers"]
+    early = primary[:4] + doses  # a figure of all doses as soon as can be
+    return early + [step for step in primary + rest if step not in early]
 
 
 def finished(table):

@@ -771,6 +771,7 @@ def test_the_dose_curve_is_the_plan_and_goes_on_where_it_was(tmp_path, monkeypat
     assert counts == {("packed", 30): 10, ("packed", 10): 6, ("packed", 3): 6, ("packed", 1): 6, ("padded-answers", 10): 10,
                       ("padded-answers", 3): 4, ("padded-answers", 1): 4, ("packed-answers", 30): 2, ("packed-answers", 10): 2}
     assert dose.plan()[:4] == [("packed", 30, 1), ("padded-answers", 10, 1), ("packed", 30, 3), ("padded-answers", 10, 3)]
+    assert {step[:2] for step in dose.plan()[:9]} == {step for step in counts if step[0] != "packed-answers"}
     table, drawn, ran = tmp_path / "table.csv", [], []
 
     def run(command, check):
