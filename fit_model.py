@@ -983,7 +983,7 @@ def command(rows, R):
     runs = rows.groupby([*CELL, "model", "task"])
     lacking = (R - runs["subsample"].nunique()).clip(lower=0)
     seconds = (lacking * runs["seconds"].mean()).sum(skipna=False)
-    text = f"the same command with --subsamples {R:.0f}"
+    text = f"the same run with --subsamples {R:.0f}"
     if math.isnan(seconds):
         return text
     minutes = count(round(seconds / 60), "minute")

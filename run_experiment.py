@@ -603,7 +603,8 @@ def add_task_flags(add):
     add("--csv", metavar="FILE", help="your own benchmark, CSV or TSV")
     add("--text", nargs="+", default=["text"], metavar="COLUMN", help="its text columns (text)")
     add("--label", default="label", metavar="COLUMN", help="names the classes (%(default)s)")
-    add("--first-subsample", type=positive, default=1, metavar="K", help="(%(default)s)")
+    add("--first-subsample", type=positive, default=1, metavar="K",
+        help="number of the first draw (%(default)s)")
     add("--seed", type=seed_number, default=0, metavar="N",
         help="of the training, not of the draws (%(default)s)")
 
@@ -1411,10 +1412,10 @@ def parse_args(argv):
         help="unlabelled texts, and as many test texts (200)")
     add("--subsamples", type=draws, default=5, metavar="N",
         help="random draws per task (5); paper: 100, 100, 50, 20 for n = 50 to 500")
-    add("--experiment", default="few-shot", metavar="NAME", help="label (few-shot)")
+    add("--experiment", default="few-shot", metavar="NAME", help="name in the results (few-shot)")
     add_task_flags(add)
     add = parser.add_argument_group("recipe (else from tasks.json)").add_argument
-    add("--pretrain-epochs", type=positive, metavar="N")
+    add("--pretrain-epochs", type=positive, metavar="N", help="over the unlabelled texts")
     add("--train-epochs", type=positive, metavar="N", help="of classification")
     add("--pretrain-lr", type=rate, metavar="RATE", help="peak learning rate")
     add("--train-lr", type=rate, metavar="RATE", help="of classification")

@@ -604,7 +604,8 @@ def add_task_flags(add):
     add("--csv", metavar="FILE", help="your own benchmark, CSV or TSV")
     add("--text", nargs="+", default=["text"], metavar="COLUMN", help="its text columns (text)")
     add("--label", default="label", metavar="COLUMN", help="names the classes (%(default)s)")
-    add("--first-subsample", type=positive, default=1, metavar="K", help="(%(default)s)")
+    add("--first-subsample", type=positive, default=1, metavar="K",
+        help="number of the first draw (%(default)s)")
     add("--seed", type=seed_number, default=0, metavar="N",
         help="of the training, not of the draws (%(default)s)")
 
@@ -1437,7 +1438,7 @@ def parse_args(argv):
     add("--n", nargs="+", type=positive, default=[50],
         help="unlabelled texts, and as many test texts (50)")
     add("--subsamples", type=positive, default=2, metavar="N", help="random draws per task (2)")
-    add("--experiment", metavar="NAME", help="label (zero-shot, -packed, -answers)")
+    add("--experiment", metavar="NAME", help="name in the results (zero-shot, -packed, -answers)")
     add("--pack", action="store_true", help="8 texts behind one instruction (section 9.1)")
     add("--answers", action="store_true", help="pretrain with the answers: a positive control")
     add("--show-prompts", action="store_true", help="print examples of the first task, run nothing")
@@ -1447,7 +1448,7 @@ def parse_args(argv):
     add("--answer", default="its category", help="what is asked of it (%(default)s)")
     add = parser.add_argument_group("recipe").add_argument
     add("--quantize", default="none", choices=("none", "nf4"), help="weights in 4 bits (none)")
-    add("--pretrain-epochs", type=positive, metavar="N", help=f"({EPOCHS})")
+    add("--pretrain-epochs", type=positive, metavar="N", help=f"over the prompts ({EPOCHS})")
     add("--pretrain-lr", type=rate, metavar="RATE", help=f"peak learning rate ({LEARNING_RATE})")
     add("--batch-size", type=positive, metavar="N", help="prompts per step (from tasks.json)")
     add("--max-length", type=positive, metavar="N",

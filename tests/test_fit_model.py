@@ -752,7 +752,7 @@ def test_words_for_margins(run, tmp_path):
     )
     assert re.search(
         r"not settled against the margin of 0.1: uncertainty ±\d\.\d+; "
-        r"the same command with --subsamples \d+ settles it with 80 %",
+        r"the same run with --subsamples \d+ settles it with 80 %",
         out,
     )
     _, out, _ = run(saved(rows, tmp_path / "r.csv"), "--draws", 0, "--no-figures", "--margin", 30)
@@ -834,7 +834,7 @@ def test_small_data(run, tmp_path, name):
     )
     assert all(path.stat().st_size > 5_000 for path in Path("fits").glob("*.png"))
     if "subsample" in name:
-        assert "no interval, which takes two subsamples of each task: the same command with --subsamples 5" in out
+        assert "no interval, which takes two subsamples of each task: the same run with --subsamples 5" in out
     status, out, err = run("results.csv", "--plan")
     assert status == 0 and "nan" not in out and "<NA>" not in out and not err
 
@@ -1068,7 +1068,7 @@ def test_with_unequal_subsamples_the_numbers_are_totals(f, run, tmp_path):
     minutes = round((R - 3 + R - 30) * 10 / 60)
     last = out.splitlines()[-3]
     assert (
-        f"the same command with --subsamples {R} (about {minutes} minutes more by these rows' seconds, one process)"
+        f"the same run with --subsamples {R} (about {minutes} minutes more by these rows' seconds, one process)"
         in last
     )
     assert f"{int(effect['needed'])} subsamples give ±1" in last and "Fix the number" in out.splitlines()[-2]
