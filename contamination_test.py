@@ -679,6 +679,8 @@ def draw_figure(table, path):
     if len(doses) > 1:
         for axis, words in zip(axes[:, 0], labels):
             axis.set_ylabel(words)
+        limit = 1 + 1.5 * table.loc[table["arm"] == "test", "change"].abs().max()
+        axes[2, 0].set_ylim(-limit, limit)  # the interval of two units goes far beyond the panel
     figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=6)
     write_whole(path, lambda draft: figure.savefig(
         draft, format="png", dpi=150, metadata={"Software": "contamination_test.py"}))
@@ -699,18 +701,20 @@ def draw_doses(axes, table, doses):
                          both[f"half_{name}"], fmt=STYLES[name], capsize=2, label=words)
     for (arm, mine), style in zip(found.items(), ("s-", "^-", "o-")):
         units = table[table["arm"] == arm]
-        axes[1].plot(units["x"], units["p_exact"], ".", color=COLOURS[arm], alpha=0.4)
+        axes[1].plot(units["x"] / 1.15, units["p_exact"], ".", color=COLOURS[arm], alpha=0.5)
         axes[1].plot(mine["x"], mine["p"].clip(1e-6), style, color=COLOURS[arm], label=arm)
-    axes[2].plot(units["x"], units["change"], ".", color=COLOURS[arm], alpha=0.4)  # of test
+    axes[2].plot(units["x"] / 1.15, units["change"], ".", color=COLOURS[arm], alpha=0.5)  # of test
     axes[2].errorbar(mine["x"], mine["estimate"], mine["high"] - mine["estimate"], fmt="o",
                      color=COLOURS[arm], capsize=4)
     for x, count in zip(mine["x"], mine["units"]):
-        axes[2].annotate(count, (x, 0.02), xycoords=("data", "axes fraction"), ha="center")
+        axes[2].text(x, 0.02, f"{count} units", transform=axes[2].get_xaxis_transform(), fontsize=7,
+                     ha="center", bbox={"facecolor": "white", "edgecolor": "none", "pad": 1})
     for axis, level in zip(axes, (0.5, LEVEL, 0)):
         axis.axhline(level, color="black", linewidth=0.8)
     axes[1].set_yscale("log")
     axes[1].legend(loc="lower left", fontsize=8)
-    axes[2].set(xscale="log", xlabel="epochs (0: base)", xlim=(zero / 1.7, doses[-1] * 1.7))
+    axes[2].set(xscale="log", xlim=(zero / 1.7, doses[-1] * 1.7))
+    axes[2].set_xlabel("epochs (0: base); dots: units")
     axes[2].set_xticks([zero, *doses], ["0", *doses])
     axes[2].minorticks_off()
 

@@ -485,7 +485,7 @@ def test_the_dose_curve_draws_every_dose_with_its_interval(tmp_path):
     (name, args, _), = [drawn for drawn in axes[2].drawn if drawn[0] == "errorbar"]
     spread = stats.t.ppf(0.945, 1) * 1  # the variance of 2 and 4 is 2; of their mean 1
     assert list(args[0]) == [1, 3, 10] and list(args[1]) == [3] * 3 and np.allclose(args[2], spread)
-    assert [args[0] for name, args, _ in axes[2].drawn if name == "annotate"] == [2, 2, 2]
+    assert [(args[0], args[2]) for name, args, _ in axes[2].drawn if name == "text"] == [(x, "2 units") for x in (1, 3, 10)]
     p = {kwargs.get("label"): args for name, args, kwargs in axes[1].drawn if name == "plot"}
     fisher = 0.25 * (1 - math.log(0.25))
     assert np.allclose(p["test"][1], fisher) and list(p["base"][0]) == [1 / 3] and list(p["extra"][0]) == [1, 3, 10]
