@@ -10,9 +10,9 @@ epochs and of the control at 10 epochs, 10 subsamples each; everything else is d
     control      padded, with answers         1, 3, 10 epochs        4 subsamples each, 10 at 10 epochs
     description  packed, with answers         10, 30 epochs          2 subsamples each
 
-Two subsamples at a time (two processes of one thread), each audited when it is there: four subsamples of the primary
-settings in turn, two of every other dose, then the rest, primary first. It may be stopped at any moment: the same command goes on where it was, also on another machine, where the table in
-docs/ says what is done and keeps the rows of units that are not there. The figure alone, from the table:
+Two subsamples at a time (two processes of one thread), each audited when it is there: two of every dose, then the rest,
+primary settings first. It may be stopped at any moment: the same command goes on where it was, also on another machine,
+where the table in docs/ says what is done and keeps the rows of units that are not there. The figure alone, from it:
 
     python contamination_test.py --from-table docs/contamination.csv
 """
@@ -26,19 +26,16 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 FORMS = {"packed": ["--pack"], "padded-answers": ["--answers"], "packed-answers": ["--pack", "--answers"]}
-PRIMARY = [("packed", 30, 10), ("padded-answers", 10, 10)]  # form, epochs, subsamples
-REST = [("packed", 10, 6), ("padded-answers", 3, 4), ("packed", 3, 6), ("packed-answers", 30, 2),
-        ("padded-answers", 1, 4), ("packed", 1, 6), ("packed-answers", 10, 2)]
+SETTINGS = [("packed", 30, 10), ("padded-answers", 10, 10), ("packed", 10, 6), ("padded-answers", 3, 4), ("packed", 3, 6),
+            ("packed-answers", 30, 2), ("padded-answers", 1, 4), ("packed", 1, 6), ("packed-answers", 10, 2)]
 TOGETHER = 2  # subsamples a step
 
 
 def plan():
     """(form, epochs, first subsample) of every step, in order."""
-    primary = [(form, epochs, first) for first in range(1, 11, TOGETHER) for form, epochs, _ in PRIMARY]
-    rest = [(form, epochs, first) for form, epochs, count in REST for first in range(1, count + 1, TOGETHER)]
-    doses = [step for step in rest if step[2] == 1 and step[0] != "packed-answers"]
-    early = primary[:4] + doses  # a figure of all doses as soon as can be
-    return early + [step for step in primary + rest if step not in early]
+    steps = [(form, epochs, first) for form, epochs, count in SETTINGS for first in range(1, count + 1, TOGETHER)]
+    early = [step for step in steps if step[2] == 1 and step[0] != "packed-answers"]  # a figure of all doses first
+    return early + [step for step in steps if step not in early]
 
 
 def finished(table):
