@@ -619,7 +619,7 @@ def show_setting(rows):
     cells = {}
     for arm, mine in rows.groupby("arm"):  # test comes last
         found = summarise(mine)
-        cells[arm] = {"order test p": "{p:.4f}".format(**found)}
+        cells[arm] = {"order test p": "{p:.2g}".format(**found)}
         for name, words in DETECTORS.items():
             cells[arm][words] = f"{found[f'auc_{name}']:.2f} ±{found[f'half_{name}']:.2f}"
         cells[arm]["accuracy"] = "{accuracy:.3f} {accuracy_on_extra:.3f}".format(**found)
@@ -675,7 +675,7 @@ def draw_figure(table, path):
             draw_doses(column, mine, doses)
         else:
             draw_detectors(column[0], mine)
-    labels = ("AUC, test against extra", "order test, p", "crossed change, points")
+    labels = ("AUC, test against extra", "order test, p (lowest: 1e-6)", "crossed change, points")
     if len(doses) > 1:
         for axis, words in zip(axes[:, 0], labels):
             axis.set_ylabel(words)
