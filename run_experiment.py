@@ -1407,7 +1407,7 @@ def parse_args(argv):
     add("--model", nargs="+", default=["bert-tiny"], metavar="NAME",
         help="name, folder or Hub id (bert-tiny)")
     add("--m", nargs="+", type=positive, default=[50],
-        help="labelled training texts, as many of each class (50)")
+        help="labelled training texts in all, equally many of each class (50)")
     add("--n", nargs="+", type=positive, default=[200],
         help="unlabelled texts, and as many test texts (200)")
     add("--subsamples", type=draws, default=5, metavar="N",

@@ -64,6 +64,7 @@ def join(source, table):
         rows = list(csv.DictReader(file))
     assert len(lines) == len(rows) + 1, "a row is a line"
     text = table.read_text(encoding="utf-8") if table.exists() else lines[0]
+    assert text.startswith(lines[0]), f"{table} has other columns"
     known = finished(table)
     for line, row in zip(lines[1:], rows):
         if (row["experiment"], int(row["subsample"])) not in known:
@@ -80,7 +81,8 @@ def main(argv=None):
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "contamination.csv", help="table (%(default)s)")
     parser.add_argument("--list", action="store_true", help="print the commands that are left, run nothing")
     args = parser.parse_args(argv)
-    args.folder.mkdir(parents=True, exist_ok=True)
+    if not args.list:
+        args.folder.mkdir(parents=True, exist_ok=True)
     for number, step in enumerate(plan(), 1):
         form, epochs, first = step
         wanted = {(f"{form}-{epochs}", k) for k in range(first, first + TOGETHER)}

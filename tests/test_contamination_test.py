@@ -451,14 +451,14 @@ def test_several_tasks_are_one_setting_and_harm_is_an_interval_above_0(capsys, t
     half = stats.t.ppf(0.945, (25 / 24) ** 2 / (1 + 1 / 576)) * math.sqrt(25 / 24) / 2
     text = capsys.readouterr().out
     assert "units: 4\n" in text and f"+5.50 [{5.5 - half:+.2f}, {5.5 + half:+.2f}]\n" in text
-    assert "test: remembered (twin); flagged by nothing; harmed: accuracy above that of extra" in text
+    assert "test: remembered (twin); flagged by nothing; harmed: accuracy is higher on texts that were seen" in text
     table = make_table({("a", 1): 2.0})
     table.to_csv(tmp_path / "table.csv", index=False)
     contam.main(["--from-table", str(tmp_path / "table.csv")])
     assert "flagged by nothing; no harm shown" in capsys.readouterr().out  # one subsample has no interval
     table.assign(p_exact=0.01, auc_twin=0.55).to_csv(tmp_path / "table.csv", index=False)
     contam.main(["--from-table", str(tmp_path / "table.csv")])
-    assert "test: not remembered; flagged by order test" in capsys.readouterr().out
+    assert "test: no memory of single texts shown; flagged by order test" in capsys.readouterr().out
 
 
 class Spy:
@@ -485,7 +485,7 @@ def test_the_dose_curve_draws_every_dose_with_its_interval(tmp_path):
     (name, args, _), = [drawn for drawn in axes[2].drawn if drawn[0] == "errorbar"]
     spread = stats.t.ppf(0.945, 1) * 1  # the variance of 2 and 4 is 2; of their mean 1
     assert list(args[0]) == [1, 3, 10] and list(args[1]) == [3] * 3 and np.allclose(args[2], spread)
-    assert [(args[0], args[2]) for name, args, _ in axes[2].drawn if name == "text"] == [(x, "2 units") for x in (1, 3, 10)]
+    assert [(args[0], args[2]) for name, args, _ in axes[2].drawn if name == "text"] == [(x, "units: 2") for x in (1, 3, 10)]
     p = {kwargs.get("label"): args for name, args, kwargs in axes[1].drawn if name == "plot"}
     fisher = 0.25 * (1 - math.log(0.25))
     assert np.allclose(p["test"][1], fisher) and list(p["base"][0]) == [1 / 3] and list(p["extra"][0]) == [1, 3, 10]
@@ -505,8 +505,26 @@ def test_two_experiments_of_one_dose_are_two_lines(tmp_path):
     both = pd.concat([make_table({("a", 1): 2.0}), make_table({("a", 1): 9.0}).assign(experiment="other")])
     both.to_csv(tmp_path / "table.csv", index=False)
     assert contam.read_table(tmp_path / "table.csv")["line"].nunique() == 2
-    make_table({("a", 1): 2.0}, doses=(1, 3)).to_csv(tmp_path / "table.csv", index=False)  # packed-1, packed-3
+    three = make_table({("a", 1): 2.0}, doses=(1, 3))  # packed-1, packed-3
+    three.to_csv(tmp_path / "table.csv", index=False)
     assert contam.read_table(tmp_path / "table.csv")["line"].nunique() == 1
+    padded = three.assign(pack=1, experiment="padded-" + three["epochs"].astype(str))
+    pd.concat([both, padded]).to_csv(tmp_path / "table.csv", index=False)  # two lines, and one of two doses
+    assert sorted(contam.read_table(tmp_path / "table.csv").groupby("line")["epochs"].nunique()) == [1, 1, 2]
+
+
+def test_a_table_with_a_unit_twice_or_in_part_is_refused(capsys, tmp_path):
+    rows, path = make_table({("a", 1): 2.0, ("a", 2): 3.0}), tmp_path / "table.csv"
+    for wrong in (pd.concat([rows, rows[:3]]), rows[:5], rows[:0]):
+        wrong.to_csv(path, index=False)
+        assert "needs one row for each of base, extra and test" in refused(capsys, "--from-table", path)
+
+
+def test_a_link_stays_a_link(tmp_path):
+    (tmp_path / "real.csv").write_text("old")
+    (tmp_path / "link.csv").symlink_to(tmp_path / "real.csv")
+    contam.write_whole(tmp_path / "link.csv", lambda draft: draft.write_text("new"))
+    assert (tmp_path / "link.csv").is_symlink() and (tmp_path / "real.csv").read_text() == "new"
 
 
 def test_a_pasted_cell_runs_and_nf4_on_the_cpu(model_dir, tmp_path, capsys):
@@ -540,7 +558,7 @@ TWO, THREE, LOG = "a b\nc d\n", "a b\nc d\ne f\n", '{"canonical_logprobs": [-1, 
     ("mine.txt", THREE, "--shards 3", "cannot fill 3"), ("mine.txt", "a b\n", "", "1 examples cannot fill 0 shards"),
     ("mine.txt", "", "", "is empty"), ("mine.txt", "\n\n", "", "is empty"), ("mine.txt", "a\n\nb", "", "empty example"),
     ("mine.txt", None, "", "No such file"), ("mine.txt", b"\xff\xfea", "", "UnicodeDecodeError"),
-    ("mine.txt", TWO, "--model=", "model"), ("mine.txt", TWO, "--examples=", "Is a directory"),
+    ("mine.txt", TWO, "--model=", "model  ("), ("mine.txt", TWO, "--examples=", "Is a directory"),
     ("mine.txt", TWO, "--log no/such/log.json", "cannot be written"), ("mine.txt", TWO, "--device cuda:7", "--device"),
     ("mine.txt", TWO, "--log mine.txt", "not written by this version"), ("a.jsonl", '"a"\n3', "", "AttributeError"),
     ("a.jsonl", '"a"\n"b', "", "JSONDecodeError"), ("a.jsonl", '{"txt": "a"}', "", "KeyError"),
@@ -565,10 +583,11 @@ def test_a_mistake_in_a_file_is_one_line(name, content, flags, words, model_dir,
 def test_one_permutation_is_enough_for_examples_that_differ(model_dir, capsys, tmp_path):
     """With one drawn order per shard of two, half of the draws were the canonical order, and a small file was said to
     hold examples that are alike."""
-    for number in range(3):
-        (tmp_path / "mine.txt").write_text(f"red apple {number}\ncold night\n")
-        contam.main(["--examples", str(tmp_path / "mine.txt"), "--model", str(model_dir("gpt2")), "--permutations", "1"])
-        assert "of several orders: 1\n" in capsys.readouterr().out
+    (tmp_path / "mine.txt").write_text("red apple\ncold night\n")
+    contam.main(["--examples", str(tmp_path / "mine.txt"), "--model", str(model_dir("gpt2")), "--permutations", "1"])
+    text = capsys.readouterr().out
+    assert "of several orders: 1\n" in text
+    assert "At the level 0.05: too few orders to flag any model" in text  # p is .5 or 1
 
 
 def test_smollm2_is_found_wherever_it_lies_in_the_cache(tmp_path, monkeypatch):
@@ -580,7 +599,8 @@ def test_smollm2_is_found_wherever_it_lies_in_the_cache(tmp_path, monkeypatch):
     folder.mkdir(parents=True)
     (folder / "SmolLM2.Q4_1.gguf").touch()
     assert contam.find_unpacked("smollm2") == (str(folder), "SmolLM2.Q4_1.gguf")
-    assert contam.find_unpacked("smollm") == ("smollm", None)
+    for name in ("smollm", "test", "on"):  # the last two are parts of the cache's own name
+        assert contam.find_unpacked(name) == (name, None)
     (tmp_path / "smollm2").mkdir()  # the user's own folder of that name
     assert contam.find_unpacked("smollm2") == ("smollm2", None)
 
@@ -599,7 +619,7 @@ def test_smollm2_runs_on_a_users_examples(capsys, tmp_path, monkeypatch):
     (tmp_path / "mine.txt").write_text("First, open the door.\nSecond, walk in.\nThird, sit down.\nFourth, eat.\n")
     contam.main(["--examples", str(tmp_path / "mine.txt"), "--model", "smollm2", "--shards", "1"])
     text = capsys.readouterr().out
-    assert "p exact      0.0" in text  # the order that they are in is the likeliest
+    assert "p exact      0.041667" in text  # 1/24: the order that they are in is the likeliest
 
 
 def test_models_that_give_no_probability_are_refused(model_dir, capsys, tmp_path, monkeypatch):
@@ -690,6 +710,12 @@ def test_units_count_once_and_are_of_one_recipe(unit_path, capsys, monkeypatch):
     monkeypatch.setattr(contam, "open_scorer", None)
     shutil.copytree(unit_path, unit_path.with_name("two"))
     assert "one and two are one subsample" in refused(capsys, "kept")
+    for name in ("a", "z"):  # first and last by name, and a pair of their own
+        shutil.copytree(unit_path, unit_path.with_name(name))
+        change_unit(unit_path.with_name(name), lambda unit: unit["row"].update(subsample=7))
+    assert "one and two are one subsample" in refused(capsys, "kept")
+    for name in ("a", "z"):
+        shutil.rmtree(unit_path.with_name(name))
     for name in ("recipe", "data"):
         change_unit(unit_path.with_name("two"), lambda unit: unit["row"].update({"subsample": 2, name: "0" * 12}))
         assert "one and two differ in recipe or data" in refused(capsys, "kept")
