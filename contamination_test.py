@@ -661,8 +661,8 @@ def compare_settings(table):
     inside = [abs(base[f"auc_{name}"] - 0.5) <= base[f"half_{name}"] for name in OWN]
     print(f"\nbase saw neither set: .5 lies in {np.sum(inside)} of its {np.size(inside)} AUC "
           "intervals (89 % expected).\nEach detector flags 1 in 18 models that saw nothing, the "
-          "order test 1 in 20. A flag hints that texts were\nseen, not that the accuracy on them is "
-          "inflated; without a flag either is possible.")
+          "order test 1 in 20. A flag hints that texts\nwere seen, not that the accuracy on them "
+          "is inflated; without a flag either is possible.")
 
 
 # Figures
@@ -716,7 +716,8 @@ def draw_doses(axes, table, doses):
                      color=COLOURS[arm], capsize=4)
     for x, count in zip(mine["x"], mine["units"]):
         axes[2].text(x, 0.02, f"units: {count}", transform=axes[2].get_xaxis_transform(),
-                     fontsize=7, ha="center", bbox={"facecolor": "white", "edgecolor": "none", "pad": 1})
+                     fontsize=7, ha="center",
+                     bbox={"facecolor": "white", "edgecolor": "none", "pad": 1})
     for axis, level in zip(axes, (0.5, LEVEL, 0)):
         axis.axhline(level, color="black", linewidth=0.8)
     axes[1].set_yscale("log")
