@@ -184,7 +184,9 @@ def test_numbers_of_a_key_are_whole_and_never_rounded(run, script):
     text = open("results.csv").read()
     open("results.csv", "w").write(text.replace(",30,20,", ",30.7,20,"))
     refused(run("--subsamples", 1), "line 2", "30.7")
-    open("results.csv", "w").write(text.replace(rows_of_text(text)[0]["acc_base"], "good", 1))
+    row = rows_of_text(text)[0]
+    before = ",".join(list(row.values())[: list(row).index("acc_base")])  # another column may hold the same number
+    open("results.csv", "w").write(text.replace(f"{before},{row['acc_base']},", f"{before},good,"))
     refused(run("--subsamples", 2), "line 2", "good")
 
 
