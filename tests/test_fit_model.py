@@ -19,26 +19,24 @@ from scipy import special, stats
 from conftest import ROOT, load_script
 
 PAPER = ROOT / "tests" / "published"
-TABLE_1 = (
-    {  # boost, bias in percent by (m, model, n), as printed in the paper: Tables 1a and 1b
-        (50, "bert", 50): ("4.1", "0.19"),
-        (50, "bert", 100): ("3.9", "0.18"),
-        (50, "bert", 200): ("3.9", "-0.39"),
-        (50, "bert", 500): ("3.5", "0.48"),
-        (50, "gpt2", 50): ("3.8", "0.18"),
-        (50, "gpt2", 100): ("4.1", "0.11"),
-        (50, "gpt2", 200): ("4.4", "-0.05"),
-        (50, "gpt2", 500): ("4.6", "-0.08"),
-        (100, "bert", 50): ("6.2", "-0.08"),
-        (100, "bert", 100): ("6.1", "-0.37"),
-        (100, "bert", 200): ("4.1", "0.33"),
-        (100, "bert", 500): ("6.1", "-0.16"),
-        (100, "gpt2", 50): ("2.2", "-0.05"),
-        (100, "gpt2", 100): ("2.5", "0.03"),
-        (100, "gpt2", 200): ("6.3", "-0.01"),
-        (100, "gpt2", 500): ("3.9", "-0.21"),
-    }
-)
+TABLE_1 = {  # boost, bias in percent by (m, model, n), as printed in the paper: Tables 1a and 1b
+    (50, "bert", 50): ("4.1", "0.19"),
+    (50, "bert", 100): ("3.9", "0.18"),
+    (50, "bert", 200): ("3.9", "-0.39"),
+    (50, "bert", 500): ("3.5", "0.48"),
+    (50, "gpt2", 50): ("3.8", "0.18"),
+    (50, "gpt2", 100): ("4.1", "0.11"),
+    (50, "gpt2", 200): ("4.4", "-0.05"),
+    (50, "gpt2", 500): ("4.6", "-0.08"),
+    (100, "bert", 50): ("6.2", "-0.08"),
+    (100, "bert", 100): ("6.1", "-0.37"),
+    (100, "bert", 200): ("4.1", "0.33"),
+    (100, "bert", 500): ("6.1", "-0.16"),
+    (100, "gpt2", 50): ("2.2", "-0.05"),
+    (100, "gpt2", 100): ("2.5", "0.03"),
+    (100, "gpt2", 200): ("6.3", "-0.01"),
+    (100, "gpt2", 500): ("3.9", "-0.21"),
+}
 
 
 MIRRORED = ("acc_base_on_extra", "acc_extra_on_extra", "acc_test_on_extra")
@@ -122,16 +120,25 @@ def round_twice(value, digits):
 
 
 def test_tables_1a_and_1b_are_the_papers(run):
-    status, out, _ = run(PAPER / "few_shot_m50.csv", PAPER / "few_shot_m100.csv", "--draws", 0, "--no-figures")
+    status, out, _ = run(
+        PAPER / "few_shot_m50.csv", PAPER / "few_shot_m100.csv", "--draws", 0, "--no-figures"
+    )
     means = pd.read_csv("fits/means.csv")
     assert status == 0 and len(means) == 16 and set(means["tasks"]) == {25}
     for row in means.itertuples():
         boost, bias = TABLE_1[row.m, row.model, row.n]
         assert round_twice(row.boost, len(boost.partition(".")[2])) == boost
         assert round_twice(row.bias, len(bias.partition(".")[2])) == bias
-    assert re.search(r"mean bias of a task over settings and models: from .* 12 of 25 above 0", out)  # section 7
-    assert re.search(r"mean boost of a task .*: from -0.96 \(blog_authorship_corpus\) .* 23 of 25 above 0", out)
-    assert "adjusted p below .05 in 0 of 400, smallest 0.081; +3 points or more: amazon_counterfactual_en," in out
+    assert re.search(
+        r"mean bias of a task over settings and models: from .* 12 of 25 above 0", out
+    )  # section 7
+    assert re.search(
+        r"mean boost of a task .*: from -0.96 \(blog_authorship_corpus\) .* 23 of 25 above 0", out
+    )
+    assert (
+        "adjusted p below .05 in 0 of 400, smallest 0.081; +3 points or more: amazon_counterfactual_en,"
+        in out
+    )
     picked = pd.read_csv("fits/tasks.csv").query("effect == 'bias' and estimate >= 3 and model != 'all'")
     assert set(picked["model"]) == {"bert"}  # as the paper reports
 
@@ -145,7 +152,9 @@ def test_these_tasks_on_the_published_rows_by_plain_loops(f, tmp_path):
         for row in csv.DictReader(file):
             n = int(row["n"])
             change = (round(float(row["acc_test"]) * n) - round(float(row["acc_extra"]) * n)) / n
-            values.setdefault(n, {}).setdefault(row["task"], {}).setdefault(row["subsample"], []).append(100 * change)
+            values.setdefault(n, {}).setdefault(row["task"], {}).setdefault(row["subsample"], []).append(
+                100 * change
+            )
     cells = []
     for n, tasks in values.items():
         means, v, K = [], [], []
@@ -198,10 +207,12 @@ def test_the_answer_over_the_published_settings(run):
         "bias",
         "these tasks",
     )
-    assert top["estimate"] == pytest.approx(0.006, abs=0.0005) and top["high"] - top["estimate"] == pytest.approx(
-        0.089, abs=0.0005
-    )
-    assert len(effects) == 8 * 2 * 3 * 2 + 2 * 3  # settings, effects, models and all, targets; over all settings
+    assert top["estimate"] == pytest.approx(0.006, abs=0.0005) and top["high"] - top[
+        "estimate"
+    ] == pytest.approx(0.089, abs=0.0005)
+    assert (
+        len(effects) == 8 * 2 * 3 * 2 + 2 * 3
+    )  # settings, effects, models and all, targets; over all settings
     width, height = matplotlib.image.imread("fits/effects.png").shape[1::-1]
     assert height / width < 0.72  # 6.5 inches wide on paper, it takes less than half of 9.5
 
@@ -219,7 +230,18 @@ def test_the_published_layout_gives_the_numbers_of_the_flat_file(f, tmp_path):
             ["num_classes", "majority", "base", "extra", "test"]
         ].to_csv(folder / "accuracies.csv", index=False)
     laid = load(f, tmp_path / "accuracies_zero_shot")
-    columns = ["model", "task", "m", "n", "subsample", "num_classes", "majority", "acc_base", "acc_extra", "acc_test"]
+    columns = [
+        "model",
+        "task",
+        "m",
+        "n",
+        "subsample",
+        "num_classes",
+        "majority",
+        "acc_base",
+        "acc_extra",
+        "acc_test",
+    ]
     pd.testing.assert_frame_equal(laid[columns], flat[columns].reset_index(drop=True))
     assert set(laid["experiment"]) == {"accuracies_zero_shot"}
 
@@ -277,9 +299,10 @@ def test_these_tasks_by_hand(f, tmp_path):
 def test_one_task_is_a_t_interval_and_equal_differences_have_width(f, tmp_path):
     rows = hand_rows().query("model == 'a' and task == 'y'")
     _, _, tasks, effects = tables_of(f, rows, tmp_path / "r.csv")
-    row, expected = effects["e", 8, 100, "bias", "a", "these tasks"], stats.ttest_1samp(
-        [0, 2, 4], 0
-    ).confidence_interval(0.89)
+    row, expected = (
+        effects["e", 8, 100, "bias", "a", "these tasks"],
+        stats.ttest_1samp([0, 2, 4], 0).confidence_interval(0.89),
+    )
     assert (row["low"], row["high"]) == pytest.approx((expected.low, expected.high))
     assert tuple(tasks.xs("bias", level="effect")[["low", "high"]].iloc[0]) == pytest.approx(
         (expected.low, expected.high)
@@ -290,7 +313,9 @@ def test_one_task_is_a_t_interval_and_equal_differences_have_width(f, tmp_path):
 
 
 def test_verdicts_and_needed_subsamples(f):
-    assert f.verdict_of(-0.9, 0.9, 1) == "within the margin" and f.verdict_of(1.1, 2, 1) == "beyond the margin"
+    assert (
+        f.verdict_of(-0.9, 0.9, 1) == "within the margin" and f.verdict_of(1.1, 2, 1) == "beyond the margin"
+    )
     assert (
         f.verdict_of(-2, -1.1, 1) == "beyond the margin"
         and f.verdict_of(0.5, 1.5, 1) == "not settled"
@@ -334,13 +359,12 @@ def test_needed_is_more_than_there_is_where_one_task_makes_the_noise(f, tmp_path
     row = effects["few-shot", 50, 200, "bias", "bert", "these tasks"]
     assert (row["high"] - row["low"]) / 2 > 1 and row["needed"] == 4
     K, w = 3, np.array([9, *[1 / 12] * 3])  # variances
-    half = [stats.t.ppf(0.945, w.sum() ** 2 / (w**2).sum() * (R - 1)) * math.sqrt(w.sum() / R) / 4 for R in (K, 4)]
+    half = [
+        stats.t.ppf(0.945, w.sum() ** 2 / (w**2).sum() * (R - 1)) * math.sqrt(w.sum() / R) / 4 for R in (K, 4)
+    ]
     assert (row["high"] - row["low"]) / 2 == pytest.approx(half[0], abs=1e-3) and half[1] < 1
     plan = plan_of(f, load(f, tmp_path / "r.csv"), "bias").iloc[0]
-    assert (
-        plan["needed"] == 4
-        and plan["half_width"] == pytest.approx(half[0], abs=1e-3)
-    )
+    assert plan["needed"] == 4 and plan["half_width"] == pytest.approx(half[0], abs=1e-3)
 
 
 def test_the_interval_of_needed_with_a_fixed_test_set_holds_the_truth(f):
@@ -391,7 +415,8 @@ def test_what_the_first_sentences_leave_out_is_said(run, tmp_path):
     _, out, _ = run(saved(both, tmp_path / "r.csv"), "--draws", 0, "--effects", "bias", "--no-figures")
     assert (
         "over all 2 settings of m and n" in out
-        and "few-shot, m = 200, n = 200: bias of bert: +3.00 points for this task (observed): no interval" in out
+        and "few-shot, m = 200, n = 200: bias of bert: +3.00 points for this task (observed): no interval"
+        in out
     )
     run(
         saved(bias_rows({"a": [2, 4, 6], "b": [0, 4, 8]}), tmp_path / "r.csv"),
@@ -411,11 +436,7 @@ def test_consistent_harm_many_subsamples_and_dollars(f, run, tmp_path):
         assert f.sign_flip_p(-rng.integers(1, 30, 70)) <= 1
     harm = bias_rows({f"US$_{j}_$": -rng.integers(1, 30, 70) for j in range(5)})
     status, _, err = run(saved(harm, tmp_path / "h.csv"), "--draws", 0)
-    assert (
-        status == 0
-        and not err
-        and len(list(Path("fits").glob("*.png"))) == 3
-    )
+    assert status == 0 and not err and len(list(Path("fits").glob("*.png"))) == 3
 
 
 @pytest.mark.parametrize("df", [1, 4, 30])
@@ -441,11 +462,16 @@ def test_adjusted_p_equals_scipys(f, tmp_path):
 
 def test_seeds_are_averaged_first(f, tmp_path):
     one = made_rows(tasks=2)
-    two = pd.concat([one.assign(seed=0), one.assign(seed=1, acc_test=one["acc_extra"])])  # a second seed without bias
+    two = pd.concat(
+        [one.assign(seed=0), one.assign(seed=1, acc_test=one["acc_extra"])]
+    )  # a second seed without bias
     _, long, _, effects = tables_of(f, two, tmp_path / "two.csv")
     _, alone, _, single = tables_of(f, one, tmp_path / "one.csv")
     key = ("few-shot", 10, 40, "bias", "a", "these tasks")
-    assert effects[key]["estimate"] == pytest.approx(single[key]["estimate"] / 2) and effects[key]["subsamples"] == 4
+    assert (
+        effects[key]["estimate"] == pytest.approx(single[key]["estimate"] / 2)
+        and effects[key]["subsamples"] == 4
+    )
     assert len(long) == len(alone)
 
 
@@ -473,13 +499,18 @@ def test_the_plan_by_hand(run, tmp_path):
         saved(rows.query("task == 'z' and model == 'a'"), tmp_path / "r.csv"), "--plan", "--margin", 5
     )
     plan = pd.read_csv("plan/plan.csv").set_index(["quantity", "test_set"])
-    redrawn, fixed = plan.loc["acc_extra", "redrawn"], plan.loc["acc_extra", "fixed"]  # accuracies .5, .5, .7, .7
+    redrawn, fixed = (
+        plan.loc["acc_extra", "redrawn"],
+        plan.loc["acc_extra", "fixed"],
+    )  # accuracies .5, .5, .7, .7
     assert status == 0 and redrawn["sd"] == pytest.approx(math.sqrt(400 / 3), rel=1e-5)
     binomial = 1e4 * (0.25 + 0.21) / 2 / 99
     assert fixed["sd"] == pytest.approx(math.sqrt(400 / 3 - binomial), rel=1e-5)
     assert redrawn["half_width"] == pytest.approx(stats.t.ppf(0.945, 3) * math.sqrt(100 / 3), rel=1e-5)
     assert plan.loc["bias", "redrawn"]["sd"] == pytest.approx(math.sqrt(1 / 12), rel=1e-5)
-    assert plan["one"].to_numpy() == pytest.approx(2 * plan["half_width"], rel=1e-5)  # four know twice as much
+    assert plan["one"].to_numpy() == pytest.approx(
+        2 * plan["half_width"], rel=1e-5
+    )  # four know twice as much
     page = Path("plan/summary.md").read_text()
     assert "Written by fit_model.py" in page and out.splitlines()[1] in page
     rows = made_rows(models=("a",), tasks=1).assign(acc_extra=0.5)
@@ -493,8 +524,7 @@ def test_the_plan_by_hand(run, tmp_path):
 
 def settings(**changes):
     return SimpleNamespace(
-        **{"draws": 1000, "tune": 500, "chains": 4, "seed": 1, "no_interaction": False}
-        | changes
+        **{"draws": 1000, "tune": 500, "chains": 4, "seed": 1, "no_interaction": False} | changes
     )
 
 
@@ -546,7 +576,10 @@ def plain_hierarchical(rows):
         )
         s_task = s[:, None] * pm.math.exp(omega[:, None] * pm.Normal("r", shape=(len(models), len(tasks))))
         pm.Normal(
-            "D", delta[model_idx, task], pm.math.sqrt(s_task[model_idx, task] ** 2 + (100 / n) ** 2 / 12), observed=D
+            "D",
+            delta[model_idx, task],
+            pm.math.sqrt(s_task[model_idx, task] ** 2 + (100 / n) ** 2 / 12),
+            observed=D,
         )
     return model
 
@@ -560,7 +593,13 @@ def assert_same_posterior(ours, plain, names):
         a, b = (data[name].values.reshape(math.prod(data[name].shape[:2]), -1) for data in (ours, plain))
         for k in range(a.shape[1]):
             sd, error = b[:, k].std(), b[:, k].std() * math.sqrt(1 / ess[0][k] + 1 / ess[1][k])
-            assert abs(a[:, k].mean() - b[:, k].mean()) < 4 * error, (name, k, a[:, k].mean(), b[:, k].mean(), error)
+            assert abs(a[:, k].mean() - b[:, k].mean()) < 4 * error, (
+                name,
+                k,
+                a[:, k].mean(),
+                b[:, k].mean(),
+                error,
+            )
             assert np.quantile(a[:, k], [0.1, 0.9]) == pytest.approx(
                 np.quantile(b[:, k], [0.1, 0.9]), abs=0.1 * sd + 4 * error
             ), (name, k)
@@ -574,7 +613,8 @@ def test_every_reported_parameter_has_the_posterior_of_a_plain_model(f, tmp_path
 
     rng, table = np.random.default_rng(3), made_rows(tasks=tasks, subsamples=3, n=60)
     table["acc_test"] = (
-        table["acc_extra"] + table["task"].map(dict(zip(sorted(set(table["task"])), rng.normal(0.05, 0.06, tasks))))
+        table["acc_extra"]
+        + table["task"].map(dict(zip(sorted(set(table["task"])), rng.normal(0.05, 0.06, tasks))))
     ).clip(0, 1)
     table["acc_test"] = (60 * table["acc_test"]).round() / 60
     rows = load(f, saved(table, tmp_path / "r.csv"))
@@ -607,13 +647,17 @@ def test_the_reference_posterior_of_a_published_cell(f):
     result = fitted(f, rows, "bias", "paper")
     mean, sd = result.summary["mean"], result.summary["sd"]
     assert result.warning == ""
-    assert mean["beta"] == pytest.approx(-0.0080, abs=0.0012) and sd["beta"] == pytest.approx(0.0115, abs=0.001)
+    assert mean["beta"] == pytest.approx(-0.0080, abs=0.0012) and sd["beta"] == pytest.approx(
+        0.0115, abs=0.001
+    )
     assert mean["alpha[gpt2]"] == pytest.approx(-0.566, abs=0.001) and sd["alpha[gpt2]"] == pytest.approx(
         0.0046, abs=0.0003
     )
     assert mean["sd_U"] == pytest.approx(1.14, abs=0.03) and sd["sd_U"] == pytest.approx(0.16, abs=0.02)
     assert mean["sd_V"] == pytest.approx(0.182, abs=0.002) and sd["sd_V"] == pytest.approx(0.0063, abs=0.0006)
-    assert mean["sd_W"] == pytest.approx(0.0365, abs=0.0015) and sd["sd_W"] == pytest.approx(0.0067, abs=0.0007)
+    assert mean["sd_W"] == pytest.approx(0.0365, abs=0.0015) and sd["sd_W"] == pytest.approx(
+        0.0067, abs=0.0007
+    )
 
 
 def test_predictive_effects_are_binomial_means(f):
@@ -652,7 +696,11 @@ def test_a_hierarchical_mean_off_the_headline_is_said(f):
     result = SimpleNamespace(
         cell=("e", 8, 100), effect="bias", analysis="hierarchical", models=["a", "b"], summary=summary
     )
-    cases = ((("all", "a", "b"), 0.4, 3), (("all", "a", "b"), 0.6, 0), (("a", "b"), 0.4, 2))  # no "all": models differ
+    cases = (
+        (("all", "a", "b"), 0.4, 3),
+        (("all", "a", "b"), 0.6, 0),
+        (("a", "b"), 0.4, 2),
+    )  # no "all": models differ
     for models, estimate, notes in cases:
         effects = {}
         for model in models:
@@ -660,7 +708,9 @@ def test_a_hierarchical_mean_off_the_headline_is_said(f):
             effects["e", 8, 100, "bias", model, "these tasks"] = row
             effects["e", 8, 100, "bias", model, "tasks like these"] = row | {"tasks": 2}
         found = f.mean_effects(result, effects, 1.0)
-        assert len(found) == notes and all("+0.60 points from the mean of these tasks" in note for note in found)
+        assert len(found) == notes and all(
+            "+0.60 points from the mean of these tasks" in note for note in found
+        )
         row = effects["e", 8, 100, "bias", "b", "hierarchical"]
         assert (row["estimate"], row["tasks"], row["subsamples"], row["arms"]) == (1, 2, 5, "crossed")
         assert (("e", 8, 100, "bias", "all", "hierarchical") in effects) == ("all" in models)
@@ -684,7 +734,9 @@ def test_the_gate_of_convergence(f, column, value):
 
 def test_the_conclusion_comes_first_and_every_table_is_there(run, tmp_path):
     table = made_rows(tasks=5, subsamples=3)
-    status, out, err = run(saved(table, tmp_path / "results.csv"), "--draws", 50, "--tune", 100, "--chains", 2)
+    status, out, err = run(
+        saved(table, tmp_path / "results.csv"), "--draws", 50, "--tune", 100, "--chains", 2
+    )
     assert status in (0, 3) and ("not converged" in out) == (status == 3) == ("did not converge" in err)
     first = out.splitlines()[0]
     assert first.startswith("few-shot, m = 10, n = 40: bias: between ")
@@ -707,9 +759,16 @@ def test_the_conclusion_comes_first_and_every_table_is_there(run, tmp_path):
     tasks = pd.read_csv("fits/tasks.csv").query("model != 'all'")
     assert tasks[["paper", "hierarchical", "p_beyond", "paper_low", "hierarchical_high"]].notna().all().all()
     posterior = pd.read_csv("fits/posterior.csv")
-    assert {"beta", "sd_W", "alpha[b]", "d[task00]", "difference[all]", "tau[a]", "new_task[b]", "mean"} <= set(
-        posterior["parameter"]
-    )
+    assert {
+        "beta",
+        "sd_W",
+        "alpha[b]",
+        "d[task00]",
+        "difference[all]",
+        "tau[a]",
+        "new_task[b]",
+        "mean",
+    } <= set(posterior["parameter"])
     figures = {path.name for path in Path("fits").rglob("*.png")}
     assert figures == {"effects.png", "tasks.few-shot.10.40.bias.png", "tasks.few-shot.10.40.boost.png"}
     page = Path("fits/summary.md").read_text()
@@ -778,7 +837,9 @@ def test_other_metrics(run, tmp_path):
     assert effects.query("effect == 'bias'")["estimate"].to_numpy() == pytest.approx(1)
     status, out, _ = run("r.csv", "--metric", "nll")
     row = (
-        pd.read_csv("fits/effects.csv").query("effect == 'bias' and model == 'a' and target == 'these tasks'").iloc[0]
+        pd.read_csv("fits/effects.csv")
+        .query("effect == 'bias' and model == 'a' and target == 'these tasks'")
+        .iloc[0]
     )
     assert (
         status == 0
@@ -787,12 +848,7 @@ def test_other_metrics(run, tmp_path):
         and pd.isna(row["verdict"])
     )
     status, out, _ = run("r.csv", "--metric", "nll", "--plan", "--margin", 0.1)  # all boosts are equal
-    assert (
-        status == 0
-        and "nan" not in out
-        and "<NA>" not in out
-        and "bias: between +0.0" in out
-    )
+    assert status == 0 and "nan" not in out and "<NA>" not in out and "bias: between +0.0" in out
     saved(pd.concat([table, table.assign(m=20)]), tmp_path / "two.csv")
     status, out, _ = run("two.csv", "--metric", "nll", "--no-figures")
     assert (
@@ -931,10 +987,12 @@ BAD = {  # name: (what becomes of the rows' text, what the message says)
         "line 26: 16 fields where the header has 11",
     ),
     "two columns of one name": (
-        lambda t: t.assign(x=1)
-        .rename(columns={"x": "acc_test2"})
-        .to_csv(index=False)
-        .replace("acc_test2", "acc_test"),
+        lambda t: (
+            t.assign(x=1)
+            .rename(columns={"x": "acc_test2"})
+            .to_csv(index=False)
+            .replace("acc_test2", "acc_test")
+        ),
         "2 columns 'acc_test', not one",
     ),
     "not k / n": (
@@ -950,12 +1008,21 @@ BAD = {  # name: (what becomes of the rows' text, what the message says)
         "line 5: acc_base is '?', not a number from 0 to 1",
     ),
     "infinite": (lambda t: with_line(t, 3, acc_base="inf").to_csv(index=False), "acc_base is 'inf'"),
-    "fraction": (lambda t: with_line(t, 3, m="8.5").to_csv(index=False), "line 5: m is '8.5', not a whole number"),
+    "fraction": (
+        lambda t: with_line(t, 3, m="8.5").to_csv(index=False),
+        "line 5: m is '8.5', not a whole number",
+    ),
     "zero": (lambda t: with_line(t, 3, subsample=0).to_csv(index=False), "not a whole number from 1"),
     "majority": (lambda t: with_line(t, 3, majority=1.5).to_csv(index=False), "majority is '1.5'"),
     "model all": (lambda t: with_line(t, 3, model="all").to_csv(index=False), "would be all models together"),
-    "conflict": (lambda t: pd.concat([t, with_line(t[:1], 0, acc_test=0.1)]).to_csv(index=False), "line 2 and"),
-    "recipes": (lambda t: t.assign(recipe=["x"] * 11 + ["y"] * 13).to_csv(index=False), "differ in recipe (x and y)"),
+    "conflict": (
+        lambda t: pd.concat([t, with_line(t[:1], 0, acc_test=0.1)]).to_csv(index=False),
+        "line 2 and",
+    ),
+    "recipes": (
+        lambda t: t.assign(recipe=["x"] * 11 + ["y"] * 13).to_csv(index=False),
+        "differ in recipe (x and y)",
+    ),
     "data": (lambda t: t.assign(data=["x"] + ["y"] * 23).to_csv(index=False), "differ in data"),
 }
 
@@ -1013,7 +1080,9 @@ def test_natural_variations_are_accepted(f, run, tmp_path, capsys):
     saved(with_line(table, 0, acc_test=0.9), tmp_path / "other" / "results_backup.csv")  # no file of the run
     assert len(load(f, tmp_path, tmp_path / "other")) == len(table)
     assert "used once: 24 rows" in capsys.readouterr().out
-    saved(table[:12].assign(subsample=lambda t: t["subsample"] + 50), tmp_path / "other" / "results.2-of-2.csv")
+    saved(
+        table[:12].assign(subsample=lambda t: t["subsample"] + 50), tmp_path / "other" / "results.2-of-2.csv"
+    )
     assert len(load(f, tmp_path / "other")) == 36
     hostile = table[:12].assign(experiment="../../x", model="a/b")
     status, out, _ = run(saved(hostile, tmp_path / "h.csv"), "--draws", 0)
@@ -1072,7 +1141,11 @@ def test_with_unequal_subsamples_the_numbers_are_totals(f, run, tmp_path):
         in last
     )
     assert f"{int(effect['needed'])} subsamples give ±1" in last and "Fix the number" in out.splitlines()[-2]
-    assert "times as many" not in out and "fewer than 10 (m + 2n) rows" in out and "of these rows, not of new" in out
+    assert (
+        "times as many" not in out
+        and "fewer than 10 (m + 2n) rows" in out
+        and "of these rows, not of new" in out
+    )
 
 
 def test_near_the_margin_no_number_of_subsamples_is_promised(run, tmp_path):
@@ -1119,7 +1192,11 @@ def test_rows_of_effects_are_in_order_though_the_grid_has_holes(f):
         (100, "b", "hierarchical"),
     ]
     rows = {
-        key: dict(zip(("experiment", "m", "n", "effect", "model", "target"), ("e", key[0], key[0], "bias", *key[1:])))
+        key: dict(
+            zip(
+                ("experiment", "m", "n", "effect", "model", "target"), ("e", key[0], key[0], "bias", *key[1:])
+            )
+        )
         for key in keys
     }
     shuffled = {key: rows[key] for key in sorted(keys, key=lambda key: key[2], reverse=True)}
@@ -1183,28 +1260,33 @@ def test_crossed_effects_by_hand(f, run, tmp_path):
         assert found.loc[("few-shot", 10, 50, "bias", "a"), "p"] == pytest.approx(
             np.mean(np.array(sums) >= sum(biases) - 1e-9)
         )
-    assert f.floor_of("acc", 50, True) == pytest.approx(1 / 12) and f.floor_of("acc", 50, False) == pytest.approx(
-        4 / 12
-    )
+    assert f.floor_of("acc", 50, True) == pytest.approx(1 / 12) and f.floor_of(
+        "acc", 50, False
+    ) == pytest.approx(4 / 12)
 
     # The means of Table 1 and --plain are of the texts of test alone
     status, out, _ = run("r.csv", "--draws", 0, "--no-figures")
     crossed = pd.read_csv("fits/effects.csv")
     means = pd.read_csv("fits/means.csv").iloc[0]
     plain = 100 * (table["acc_test"] - table["acc_extra"])
-    assert status == 0 and means["bias"] == pytest.approx(plain.groupby(table["task"]).mean().mean(), rel=1e-5)
+    assert status == 0 and means["bias"] == pytest.approx(
+        plain.groupby(table["task"]).mean().mean(), rel=1e-5
+    )
     one = tables_of(f, table, tmp_path / "r.csv", plain=True)[2]
     ratio = (one["sd"] ** 2).groupby("effect").sum() / (tasks["sd"] ** 2).groupby("effect").sum()
     for effect in ("bias", "boost"):
         assert (
-            f"{effect} of a: crossed arms: as precise as {ratio[effect]:.1f} times as many subsamples without" in out
+            f"{effect} of a: crossed arms: as precise as {ratio[effect]:.1f} times as many subsamples without"
+            in out
         )
     _, out, _ = run(saved(table.query("subsample < 10"), tmp_path / "few.csv"), "--draws", 0, "--no-figures")
     assert status == 0 and "crossed arms" not in out  # too few runs to say what they gain
     saved(table, tmp_path / "r.csv")
     _, out, _ = run("r.csv", "--draws", 0, "--no-figures", "--plain")
     alone = pd.read_csv("fits/effects.csv")
-    assert set(crossed["arms"]) == {"crossed"} and set(alone["arms"]) == {"plain"} and "crossed arms" not in out
+    assert (
+        set(crossed["arms"]) == {"crossed"} and set(alone["arms"]) == {"plain"} and "crossed arms" not in out
+    )
     assert alone["estimate"].iloc[0] == pytest.approx(means["bias"], rel=1e-5) != crossed["estimate"].iloc[0]
 
 
@@ -1214,9 +1296,9 @@ def test_the_luck_of_a_training_run_cancels_from_a_crossed_bias(f, tmp_path):
     lucky = table.assign(acc_test=table["acc_test"] + 0.1, acc_test_on_extra=table["acc_test_on_extra"] + 0.1)
     for plain, expected in ((False, 0), (True, 10)):
         estimates = [
-            tables_of(f, rows, tmp_path / "r.csv", plain=plain)[3]["few-shot", 10, 50, "bias", "a", "these tasks"][
-                "estimate"
-            ]
+            tables_of(f, rows, tmp_path / "r.csv", plain=plain)[3][
+                "few-shot", 10, 50, "bias", "a", "these tasks"
+            ]["estimate"]
             for rows in (table, lucky)
         ]
         assert estimates[1] - estimates[0] == pytest.approx(expected)
@@ -1241,7 +1323,9 @@ def test_a_folder_that_is_not_ours_is_left_alone(run, tmp_path):
     (tmp_path / "losses.csv").write_text("mine")
     for flags in ([], ["--plan"]):
         status, _, err = run("--draws", 0, "--out", ".", *flags)
-        assert status == 2 and "no summary.md of fit_model.py" in err and "--out" in err and err.count("\n") == 1
+        assert (
+            status == 2 and "no summary.md of fit_model.py" in err and "--out" in err and err.count("\n") == 1
+        )
     assert (tmp_path / "losses.csv").read_text() == "mine" and len(list(tmp_path.iterdir())) == 2
     (tmp_path / "meta").mkdir()
     (tmp_path / "meta" / "summary.md").write_text("Written by meta_analysis.py.\n")
@@ -1257,7 +1341,10 @@ def test_nothing_of_an_earlier_analysis_stays(run, tmp_path):
     Path("fits/notes.txt").write_text("mine")
     assert Path("fits/tasks.few-shot.10.40.bias.png").exists()
     status, _, _ = run(
-        saved(made_rows(tasks=2, models=("a",)).assign(m=11), tmp_path / "s.csv"), "--draws", 0, "--no-figures"
+        saved(made_rows(tasks=2, models=("a",)).assign(m=11), tmp_path / "s.csv"),
+        "--draws",
+        0,
+        "--no-figures",
     )
     names = {path.name for path in Path("fits").iterdir()}
     assert status == 0 and names == {"effects.csv", "means.csv", "tasks.csv", "summary.md", "notes.txt"}
@@ -1280,7 +1367,9 @@ def test_a_metric_may_have_any_name(run, tmp_path):
 
 
 def test_names_that_differ_have_files_and_titles_that_differ(f, run, tmp_path):
-    rows = pd.concat([made_rows(tasks=2).assign(experiment=name) for name in ("few shot", "few-shot", "few/shot")])
+    rows = pd.concat(
+        [made_rows(tasks=2).assign(experiment=name) for name in ("few shot", "few-shot", "few/shot")]
+    )
     status, _, _ = run(saved(rows, tmp_path / "r.csv"), "--draws", 0, "--effects", "bias")
     assert status == 0 and len(list(Path("fits").glob("tasks.*.png"))) == 3
     assert f.title_of("zero-shot", 50, 100) != f.title_of("zero-shot", 100, 100)

@@ -11,7 +11,11 @@ from scipy import special, stats
 from conftest import ROOT, load_script
 
 PUBLISHED = ROOT / "tests" / "published"
-MIRROR = {"base": "base", "extra": "test", "test": "extra"}  # what plays an arm's part on the texts of `extra`
+MIRROR = {
+    "base": "base",
+    "extra": "test",
+    "test": "extra",
+}  # what plays an arm's part on the texts of `extra`
 
 
 @pytest.fixture(scope="module")
@@ -47,8 +51,16 @@ def coins(tasks=3, subsamples=4, models=("a", "b"), n=40, crossed=False, **chang
     rng = np.random.default_rng(0)
     rows = []
     for model, j, k in itertools.product(models, range(tasks), range(1, subsamples + 1)):
-        row = {"experiment": "few-shot", "model": model, "task": f"task{j:02}", "m": 10, "n": n, "subsample": k,
-               "num_classes": 2, "majority": 0.5}
+        row = {
+            "experiment": "few-shot",
+            "model": model,
+            "task": f"task{j:02}",
+            "m": 10,
+            "n": n,
+            "subsample": k,
+            "num_classes": 2,
+            "majority": 0.5,
+        }
         names = ["acc_base", "acc_extra", "acc_test"]
         if crossed:
             names += [f"{name}_on_extra" for name in names]
@@ -110,7 +122,9 @@ def test_slices_against_mcmc(m, tasks, n, missing):
     import nutpie
 
     rng = np.random.default_rng(tasks)
-    shares = special.expit(rng.normal(0.5, 1, tasks) + np.array([0, 0.4])[:, None] + np.array([0, 0.2])[:, None, None])
+    shares = special.expit(
+        rng.normal(0.5, 1, tasks) + np.array([0, 0.4])[:, None] + np.array([0, 0.2])[:, None, None]
+    )
     counts, total = rng.binomial(n, shares), np.full((2, tasks), n)
     if missing:
         counts[:, 1, 0], total[1, 0] = 0, 0
@@ -119,16 +133,23 @@ def test_slices_against_mcmc(m, tasks, n, missing):
     lengths = {"draws": 2000, "tune": 700, "chains": 4, "cores": 2}
     trace = nutpie.sample(model, **lengths, seed=1, progress_bar=False, target_accept=0.95)
     beta = trace.posterior["beta"].values
-    assert mean == pytest.approx(beta.mean(), abs=0.08 * beta.std()) and sd == pytest.approx(beta.std(), rel=0.05)
+    assert mean == pytest.approx(beta.mean(), abs=0.08 * beta.std()) and sd == pytest.approx(
+        beta.std(), rel=0.05
+    )
 
 
 def test_the_papers_coin_flip(m, rows_of):
     """Section 10: 47 % of 500 slices at m = 100, n = 500 (standard error 2.2 %), 50 % of the zero-shot ones."""
-    for name, n, threshold, share in (("few_shot_m100", 500, 0.04, 0.47), ("zero_shot_m100_n100", 100, 0.08, 0.5)):
+    for name, n, threshold, share in (
+        ("few_shot_m100", 500, 0.04, 0.47),
+        ("zero_shot_m100_n100", 100, 0.08, 0.5),
+    ):
         rows = rows_of(PUBLISHED / f"{name}.csv", "--n", str(n))
         counts, _, total = m.draw_slices(rows, "bias", 2000, np.random.default_rng(0))
         mean, _ = m.slice_posterior(counts, total)
-        assert np.mean(np.abs(mean) > threshold) == pytest.approx(share, abs=2.5 * math.sqrt(0.25 / 500 + 0.25 / 2000))
+        assert np.mean(np.abs(mean) > threshold) == pytest.approx(
+            share, abs=2.5 * math.sqrt(0.25 / 500 + 0.25 / 2000)
+        )
 
 
 # Slices, shuffled slices, tables ------------------------------------------------------------------------------------
@@ -156,8 +177,12 @@ def test_a_slice_holds_one_run_of_each_model_and_task(m, rows_of, tmp_path):
     assert ((shuffled[:, 0] == counts[:, 1])[differ]).mean() == pytest.approx(0.5, abs=0.02)
 
 
-@pytest.mark.parametrize("effect, control, treatment", [("boost", "base", "extra"), ("bias", "extra", "test")])
-def test_crossed_changes_and_shuffling_that_turns_their_sign(m, rows_of, tmp_path, effect, control, treatment):
+@pytest.mark.parametrize(
+    "effect, control, treatment", [("boost", "base", "extra"), ("bias", "extra", "test")]
+)
+def test_crossed_changes_and_shuffling_that_turns_their_sign(
+    m, rows_of, tmp_path, effect, control, treatment
+):
     path = saved(coins(tasks=2, subsamples=6, crossed=True), tmp_path / "r.csv")
     rows = rows_of(path)
     counts, changes, _ = m.draw_slices(rows, effect, 300, np.random.default_rng(1))
@@ -213,12 +238,19 @@ def test_tables_figures_and_words(run, tmp_path):
     saved(pd.concat([coins(tasks=6), zero_shot]), tmp_path / "results.csv")
     status, out, err = run("--slices", 60, "--effects", "boost", "bias")
     meta, shares = pd.read_csv("meta/meta.csv"), pd.read_csv("meta/shares.csv")
-    assert status == 0 and len(meta) == 60 * 2 * 2 * (3 + 1) and len(shares) == 2 * 2 * (3 + 1) and "nan" not in out
+    assert (
+        status == 0
+        and len(meta) == 60 * 2 * 2 * (3 + 1)
+        and len(shares) == 2 * 2 * (3 + 1)
+        and "nan" not in out
+    )
     for row in shares.itertuples():
         mine = meta[(meta["experiment"] == row.experiment) & (meta["effect"] == row.effect)]
         mine = mine[(mine["model"] == row.model) & (mine["kind"] == row.kind)]
         assert row.outside == pytest.approx((mine["paper_mean"].abs() > row.threshold).mean(), abs=1e-5)
-        assert row.paper == pytest.approx(((mine["paper_low"] > 0) | (mine["paper_high"] < 0)).mean(), abs=1e-5)
+        assert row.paper == pytest.approx(
+            ((mine["paper_low"] > 0) | (mine["paper_high"] < 0)).mean(), abs=1e-5
+        )
         assert row.t == pytest.approx(((mine["t_low"] > 0) | (mine["t_high"] < 0)).mean(), abs=1e-5)
         assert row.sign_flip == pytest.approx((mine["p"] < 0.11).mean(), abs=1e-5)
     manual = load_script("meta_analysis").__doc__
@@ -236,9 +268,14 @@ def test_a_sentence_a_cell_says_what_single_studies_and_shuffled_ones_claim(run,
     saved(coins(tasks=8, n=400, acc_extra=0.5), tmp_path / "results.csv")
     _, out, _ = run("--slices", 80, "--no-figures")
     shares = pd.read_csv("meta/shares.csv").query("model == 'all'").set_index("kind")
-    claims = re.search(r"Of 80 studies with one subsample per model and task, (\d+)% by the paper's model, "
-                       r"(\d+)% by a t interval, (\d+)% by sign flips would have claimed a bias \(all\)", out)
-    alarms = re.search(r"Of as many shuffled ones, in which there is none, (\d+)%, (\d+)%, (\d+)%: false", out)
+    claims = re.search(
+        r"Of 80 studies with one subsample per model and task, (\d+)% by the paper's model, "
+        r"(\d+)% by a t interval, (\d+)% by sign flips would have claimed a bias \(all\)",
+        out,
+    )
+    alarms = re.search(
+        r"Of as many shuffled ones, in which there is none, (\d+)%, (\d+)%, (\d+)%: false", out
+    )
     for kind, found in {"slice": claims, "swapped": alarms}.items():
         expected = 100 * shares.loc[kind, ["paper", "t", "sign_flip"]].astype(float)
         assert [float(share) for share in found.groups()] == pytest.approx(expected.to_list(), abs=0.51)
@@ -253,14 +290,29 @@ def test_crossed_arms_change_t_and_sign_flips_alone(run, tmp_path):
     assert "t and sign flips take crossed arms" in out
     _, out, _ = run("--slices", 40, "--no-figures", "--plain")
     plain = pd.read_csv("meta/meta.csv")
-    assert "crossed arms" not in out and set(crossed["arms"]) == {"crossed"} and set(plain["arms"]) == {"plain"}
-    same = ["experiment", "m", "n", "effect", "model", "kind", "slice", "paper_mean", "paper_low", "paper_high"]
+    assert (
+        "crossed arms" not in out and set(crossed["arms"]) == {"crossed"} and set(plain["arms"]) == {"plain"}
+    )
+    same = [
+        "experiment",
+        "m",
+        "n",
+        "effect",
+        "model",
+        "kind",
+        "slice",
+        "paper_mean",
+        "paper_low",
+        "paper_high",
+    ]
     assert crossed[same].equals(plain[same])
     assert not np.allclose(crossed["t_mean"], plain["t_mean"]) and not np.allclose(crossed["p"], plain["p"])
 
 
-@pytest.mark.parametrize("experiment, threshold", [
-    ("few-shot", 0.04), ("zero-shot", 0.08), ("accuracies_zero_shot", 0.08), ("my-zero-shot-packed", 0.08)])
+@pytest.mark.parametrize(
+    "experiment, threshold",
+    [("few-shot", 0.04), ("zero-shot", 0.08), ("accuracies_zero_shot", 0.08), ("my-zero-shot-packed", 0.08)],
+)
 def test_the_threshold_goes_by_the_experiments_name(run, tmp_path, experiment, threshold):
     saved(coins(experiment=experiment), tmp_path / "results.csv")
     run("--slices", 5, "--no-figures")
@@ -291,7 +343,9 @@ def test_a_model_that_lacks_tasks_is_analysed_as_if_alone(run, tmp_path):
     assert found[columns].to_numpy() == pytest.approx(alone[columns].to_numpy())
 
 
-@pytest.mark.parametrize("changes", [dict(tasks=1), dict(subsamples=1), dict(models=("a",), tasks=1, subsamples=1)])
+@pytest.mark.parametrize(
+    "changes", [dict(tasks=1), dict(subsamples=1), dict(models=("a",), tasks=1, subsamples=1)]
+)
 def test_small_data(run, tmp_path, changes):
     status, out, err = run(saved(coins(**changes), tmp_path / "results.csv"), "--slices", 20)
     assert status == 0 and "nan" not in out and "Warning" not in err
@@ -317,7 +371,9 @@ def test_equal_arms_give_no_effect(m):
 
 
 def test_slices_of_one_subsample_are_said_to_be_the_same(run, tmp_path):
-    assert "all slices are the same" in run(saved(coins(subsamples=1), tmp_path / "one.csv"), "--slices", 5)[1]
+    assert (
+        "all slices are the same" in run(saved(coins(subsamples=1), tmp_path / "one.csv"), "--slices", 5)[1]
+    )
     assert "the same" not in run(saved(coins(), tmp_path / "four.csv"), "--slices", 5)[1]
 
 
@@ -337,9 +393,14 @@ def test_bad_input_ends_in_one_line(run, tmp_path):
     assert re.search(r"choose by --experiment few-shot --m 10 --n 100; --exp", err)
 
 
-@pytest.mark.parametrize("changes, message", [
-    ({"n": 10**9}, "not a whole number from 1 to 1000000"), ({"majority": 0.6}, "differ in majority"),
-    ({"num_classes": 3}, "differ in num_classes")])
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"n": 10**9}, "not a whole number from 1 to 1000000"),
+        ({"majority": 0.6}, "differ in majority"),
+        ({"num_classes": 3}, "differ in num_classes"),
+    ],
+)
 def test_an_enormous_n_and_a_run_with_two_values_are_refused(run, tmp_path, changes, message):
     table = coins(tasks=1, subsamples=1, models=("a",), acc_base=0.5, acc_extra=0.5, acc_test=0.5)
     if "n" not in changes:
@@ -412,7 +473,11 @@ def test_a_folder_of_an_earlier_run_is_replaced(run, tmp_path):
     assert names == sorted(["meta.csv", "notes.txt", "shares.csv", "summary.md", *figures])
     (tmp_path / "board.csv").write_text("name,score\nx,.9\ny,.8\n")
     assert run("--leaderboard", "board.csv")[0] == 0
-    assert sorted(path.name for path in (tmp_path / "meta").iterdir()) == ["leaderboard.csv", "notes.txt", "summary.md"]
+    assert sorted(path.name for path in (tmp_path / "meta").iterdir()) == [
+        "leaderboard.csv",
+        "notes.txt",
+        "summary.md",
+    ]
 
 
 # Leaderboards -----------------------------------------------------------------------------------------------------
@@ -438,7 +503,9 @@ def test_a_leaderboard_by_hand(run, tmp_path):
     table = pd.read_csv("meta/leaderboard.csv").set_index("name")
     variance = noisy_variance()
     first = table.loc["first"]
-    assert status == 0 and list(table.index) == ["first", "second", "third"] and first["gap"] == pytest.approx(5)
+    assert (
+        status == 0 and list(table.index) == ["first", "second", "third"] and first["gap"] == pytest.approx(5)
+    )
     assert first["p_wrong"] == pytest.approx(stats.norm.sf(5 / math.sqrt(2 * variance)), rel=1e-4)
     assert first["p_swap_1"] == pytest.approx(stats.norm.sf(5 / math.sqrt(2 * variance * 2)), rel=1e-4)
     assert first["p_swap_5"] == pytest.approx(stats.norm.sf(5 / math.sqrt(2 * variance * 1.2)), rel=1e-4)
@@ -488,14 +555,21 @@ def test_noise_that_is_not_told_from_0_is_not_0_percent(run, tmp_path):
     assert pd.read_csv("meta/leaderboard.csv")[["p_wrong", "p_swap_1", "p_best"]].isna().all().all()
 
 
-@pytest.mark.parametrize("board, message", [
-    ("name,points\nx,1\n", "0 columns 'score'"), ("name,score\nx,.5\n", "a board needs two"),
-    ("name,score\nx,high\ny,.5\n", "score is 'high'"), ("name,score\nx,nan\ny,.5\n", "score is 'nan'"),
-    ("name,score\nx,-.1\ny,.5\n", "scores lie in 0 to 1"),
-    ("name,score\nx,.1\ny,.5,7\n", "line 3: 3 fields where the header has 2"), ('name,score\n"x,.1\n', "no CSV file"),
-    ("name,score\nx,85\ny,0.91\nz,80\n", "line 3: score is 0.91 beside scores above 1"),
-    ("name,score,n\nx,.9,100\ny,.8", "line 3: 2 fields where the header has 3"),
-    ("name;score\nx;.9\ny;.8\n", "separated by commas: name;score")])
+@pytest.mark.parametrize(
+    "board, message",
+    [
+        ("name,points\nx,1\n", "0 columns 'score'"),
+        ("name,score\nx,.5\n", "a board needs two"),
+        ("name,score\nx,high\ny,.5\n", "score is 'high'"),
+        ("name,score\nx,nan\ny,.5\n", "score is 'nan'"),
+        ("name,score\nx,-.1\ny,.5\n", "scores lie in 0 to 1"),
+        ("name,score\nx,.1\ny,.5,7\n", "line 3: 3 fields where the header has 2"),
+        ('name,score\n"x,.1\n', "no CSV file"),
+        ("name,score\nx,85\ny,0.91\nz,80\n", "line 3: score is 0.91 beside scores above 1"),
+        ("name,score,n\nx,.9,100\ny,.8", "line 3: 2 fields where the header has 3"),
+        ("name;score\nx;.9\ny;.8\n", "separated by commas: name;score"),
+    ],
+)
 def test_bad_boards_end_in_one_line(run, tmp_path, board, message):
     saved(noisy_rows(), tmp_path / "results.csv")
     (tmp_path / "board.csv").write_text(board)

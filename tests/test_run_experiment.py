@@ -1,8 +1,7 @@
-"""The splits, the packing and the training of run_experiment.py against independent oracles: plain loops, hand arithmetic,
-transformers' own models, classifiers and Trainer."""
+"""The splits, the packing and the training of run_experiment.py against independent oracles: plain
+loops, hand arithmetic, transformers' own models, classifiers and Trainer."""
 
 import math
-import shutil
 import signal
 from types import SimpleNamespace
 
@@ -12,12 +11,23 @@ import pytest
 import torch
 import transformers
 
-TEXTS = ["a short one", "this text is a good deal longer than the others, with commas, and it goes on for some time",
-         "no", "the film was neither good nor bad but it was certainly a film", "yes it was"]
+from conftest import MODELS
+
+TEXTS = ["a short one", "no", "yes it was", "the film was neither good nor bad but it was a film",
+         "this text is a good deal longer than the others, with commas, and goes on for some time"]
+NEAR = {"atol": 2e-4}  # Adam, in steps of 2e-3, magnifies what rounding does to small gradients
+NO_DROPOUT = {"bert": {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0},
+              "gpt2": {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}, "llama": {}}
+REFUSED = {"ibert", "mobilebert", "nystromformer", "xlm"}  # see test_runs.py
 
 
-def network(script, folder, objective, precision="float32"):
-    return script.load_network({"folder": folder, "gguf": None, "objective": objective}, "cpu", precision)
+def model_of(script, folder, kind):
+    weights = script.weights_hash(folder)
+    return script.Model("tiny", "bert", folder, None, MODELS[kind][0], weights, 512, True)
+
+
+def network(script, folder, kind, precision="float32"):
+    return script.load_network(model_of(script, folder, kind), "cpu", precision)
 
 
 def tokens(net, texts=TEXTS):
@@ -25,34 +35,62 @@ def tokens(net, texts=TEXTS):
 
 
 def padded(net, ids):
-    return net.tokenizer.pad({"input_ids": [text.tolist() for text in ids]}, padding_side="right", return_tensors="pt")
+    rows = {"input_ids": [text.tolist() for text in ids]}
+    return net.tokenizer.pad(rows, padding_side="right", return_tensors="pt")
 
 
-# Splits ------------------------------------------------------------------------------------------------------
+def stock(folder, kind):
+    """transformers' own language model."""
+    if MODELS[kind][0] == "clm":
+        return transformers.AutoModelForCausalLM.from_pretrained(folder)
+    return transformers.AutoModelForMaskedLM.from_pretrained(folder)
+
+
+def recipe_of(stage, epochs, size, rate):
+    return {"epochs": {stage: epochs}, "batch_sizes": {stage: size},
+            "learning_rates": {stage: rate}}
+
+
+# Splits and masks ---------------------------------------------------------------------------------
 
 
 def split_by_hand(labels, m, n, k):
-    """The published splits (pandas sample per label, then scikit-learn's train_test_split): pandas itself, then plain loops."""
+    """The published splits: pandas' sample per label, then scikit-learn's train_test_split."""
     frame = pd.DataFrame({"label": labels})
     each = m // len(set(labels))
-    train = [row for c in sorted(set(labels)) for row in frame[frame["label"] == c].sample(n=each, random_state=42 + k).index]
-    rest = [row for row in range(len(labels)) if row not in set(train)]
-    order = list(np.random.RandomState(42 + k).permutation(len(rest)))
-    return {"train": train, "test": [rest[i] for i in order[:n]], "extra": [rest[i] for i in order[n : 2 * n]]}
+    train = []
+    for c in sorted(set(labels)):
+        train += frame[frame["label"] == c].sample(n=each, random_state=42 + k).index.tolist()
+    rest = [row for row in range(len(labels)) if row not in train]
+    order = np.random.RandomState(42 + k).permutation(len(rest))
+    test, extra = [rest[i] for i in order[:n]], [rest[i] for i in order[n : 2 * n]]
+    return {"train": train, "test": test, "extra": extra}
 
 
 @pytest.mark.parametrize("m, n, k", [(50, 100, 1), (10, 3, 2), (7, 50, 100), (100, 120, 5)])
 def test_splits_are_the_published_ones(script, m, n, k):
-    labels = np.random.default_rng(m).choice(3, size=400, p=[0.6, 0.3, 0.1])  # imbalanced, rows of a class scattered
-    found, expected = script.split_rows(labels, m, n, k), split_by_hand(labels, m, n, k)
-    assert {name: rows.tolist() for name, rows in found.items()} == expected and len(found["train"]) == 3 * (m // 3)
+    labels = np.random.default_rng(m).choice(3, size=400, p=[0.6, 0.3, 0.1])
+    found = script.split_rows(labels, m, n, k)
+    assert {name: rows.tolist() for name, rows in found.items()} == split_by_hand(labels, m, n, k)
+    assert len(found["train"]) == 3 * (m // 3)
 
 
-# Masks, packing, logits and losses ---------------------------------------------------------------------------
+def test_splits_of_rotten_tomatoes_have_the_published_majorities(script):
+    """From the paper's own results: share of the commonest label in test, subsamples 1 to 12."""
+    published = {
+        (50, 50): [.64, .58, .56, .52, .58, .54, .5, .52, .54, .64, .54, .52],
+        (50, 500): [.508, .53, .5, .512, .506, .516, .512, .532, .522, .53, .502, .534],
+        (100, 50): [.54, .64, .64, .54, .72, .54, .54, .54, .5, .52, .58, .6],
+        (100, 500): [.504, .522, .506, .506, .51, .53, .508, .51, .506, .514, .516, .512]}
+    spec = script.load_registry()["tasks"]["rotten_tomatoes"]
+    labels = script.load_task("rotten_tomatoes", spec).labels
+    for (m, n), majorities in published.items():
+        tests = [labels[script.split_rows(labels, m, n, k)["test"]] for k in range(1, 13)]
+        assert [np.bincount(test).max() / n for test in tests] == majorities
 
 
 def test_mask_rates(script):
-    ids = np.tile(np.r_[101, np.arange(1000, 1098), 102], 4000)  # 98 plain tokens between two special ones
+    ids = np.tile(np.r_[101, np.arange(1000, 1098), 102], 4000)  # 98 plain tokens, two special
     rng = np.random.default_rng(0)
     corrupted, scored = script.mask_tokens(ids, [101, 102, 103], 103, 30000, rng)
     plain = np.count_nonzero((ids != 101) & (ids != 102))
@@ -60,365 +98,401 @@ def test_mask_rates(script):
     untouched = np.setdiff1d(np.arange(len(ids)), scored)
     assert np.array_equal(corrupted[untouched], ids[untouched])
     masked, kept = corrupted[scored] == 103, corrupted[scored] == ids[scored]
-    for found, expected, count in ((len(scored) / plain, 0.15, plain), (masked.mean(), 0.8, len(scored)), (kept.mean(), 0.1, len(scored))):
+    for found, expected, count in [(len(scored) / plain, 0.15, plain),
+                                   (masked.mean(), 0.8, len(scored)),
+                                   (kept.mean(), 0.1, len(scored))]:
         assert abs(found - expected) < 4 * math.sqrt(expected * (1 - expected) / count)
-    random = corrupted[scored][~masked & ~kept]
-    assert abs(random.mean() - 15000) < 4 * 30000 / math.sqrt(12 * len(random)), "random tokens are uniform over the vocabulary"
-    assert script.mask_tokens(ids, [101, 102, 103], 103, 30000, rng)[1].tolist() != scored.tolist(), "each epoch has its own masks"
+    random = corrupted[scored][~masked & ~kept]  # uniform over the vocabulary
+    assert abs(random.mean() - 15000) < 4 * 30000 / math.sqrt(12 * len(random))
+    _, others = script.mask_tokens(ids, [101, 102, 103], 103, 30000, rng)
+    assert others.tolist() != scored.tolist(), "each epoch has its own masks"
 
 
-# Each architecture that the script packs, and four that it does not.
-ARCHITECTURES = {
-    "albert": "mlm", "bert": "mlm", "camembert": "mlm", "distilbert": "mlm", "electra": "mlm", "gpt2": "clm", "gpt_neox": "clm", "llama": "clm",
-    "opt": "clm", "roberta": "mlm", "xlm-roberta": "mlm",
-    "bloom": "clm", "gptneo": "clm", "gemma2": "clm", "modernbert": "mlm"}
+# Packing, groups, logits --------------------------------------------------------------------------
 
 
-def test_every_packed_architecture_is_tried(script):
-    assert script.PACKED <= set(ARCHITECTURES)
-
-
-@pytest.mark.parametrize("kind", ARCHITECTURES)
-def test_packed_texts_give_the_hidden_states_of_texts_alone(script, model_dir, kind):
-    net = network(script, model_dir(kind), ARCHITECTURES[kind])
+@pytest.mark.parametrize("kind", sorted(set(MODELS) - REFUSED))
+def test_texts_together_give_the_logits_of_texts_alone(script, model_dir, kind):
+    folder = model_dir(kind)
+    net, theirs = network(script, folder, kind), stock(folder, kind).eval()
     ids = tokens(net)
+    batch = script.pack(net, ids, [np.arange(len(text)) for text in ids], ids)
     net.lm.eval()
-    plain = transformers.AutoModel.from_pretrained(net.lm.name_or_path).eval()
     with torch.inference_mode():
-        found = script.hidden_states(net, ids, [np.arange(len(text)) for text in ids])
-        alone = torch.cat([plain(input_ids=torch.tensor(text)[None]).last_hidden_state[0] for text in ids])
-    assert torch.allclose(found, alone, atol=2e-5)
-    rows, _ = script.pack(net, ids, ids)["input_ids"].shape
-    assert (rows < len(ids)) == (kind in script.PACKED), "texts share rows, or nothing was tried"
+        found = script.lm_logits(net, batch)
+        alone = [theirs(input_ids=torch.tensor(text)[None]).logits[0] for text in ids]
+    assert torch.allclose(found, torch.cat(alone), atol=1e-4)
+    assert (len(batch.inputs["input_ids"]) < len(ids)) == (kind in script.PACKED)
+    assert script.PACKED <= set(MODELS), "each of them is tried here"
 
 
-@pytest.mark.parametrize("lengths", [[5], [3, 3, 3], [7, 1, 2, 4, 3, 7, 5], np.random.default_rng(0).integers(1, 60, 64).tolist()])
+LENGTHS = np.random.default_rng(0).integers(1, 60, 64).tolist()
+
+
+@pytest.mark.parametrize("lengths", [[5], [3, 3, 3], [7, 1, 2, 4, 3, 7, 5], LENGTHS])
 def test_the_grid_holds_every_token_once_and_wastes_little(script, lengths):
     rows, width, starts = script.lay_out(np.array(lengths), True)
-    places = np.concatenate([start + np.arange(length) for start, length in zip(starts, lengths)])
-    assert len(set(places.tolist())) == sum(lengths) and places.max() < rows * width
-    assert all(start // width == (start + length - 1) // width for start, length in zip(starts, lengths)), "a text lies in one row"
-    assert rows * width <= max(lengths) * len(lengths) and rows * width < 1.2 * sum(lengths) + max(lengths)
+    places = []
+    for start, length in zip(starts, lengths):
+        assert start // width == (start + length - 1) // width, "a text lies in one row"
+        places += range(start, start + length)
+    assert len(set(places)) == sum(lengths) and max(places) < rows * width
+    assert rows * width <= max(lengths) * len(lengths)
+    assert rows * width < 1.2 * sum(lengths) + max(lengths)
+
+
+@pytest.mark.parametrize("kind", ["bert", "bloom"])
+def test_groups_are_as_large_as_memory_allows(script, model_dir, kind):
+    """Packed texts cost their tokens; others a row each, all as wide as the longest."""
+    def cost(group):
+        lengths = [len(text) for text, _ in group]
+        return sum(lengths) if kind in script.PACKED else len(lengths) * max(lengths)
+
+    net = network(script, model_dir(kind), kind)
+    lengths = np.random.default_rng(1).integers(2, 400, 80)
+    found = script.groups(net, [(np.zeros(length), row) for row, length in enumerate(lengths)])
+    assert sorted([row for group in found for _, row in group]) == [*range(80)]
+    assert max(map(cost, found)) <= script.CPU_TOKENS
+    for group, following in zip(found, found[1:]):
+        assert cost([*group, following[0]]) > script.CPU_TOKENS, "one more text would have fit"
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama", "gemma2", "bert"])
 def test_the_loss_equals_transformers_loss_of_whole_sequences(script, model_dir, kind):
     """The output layer runs at the kept positions alone. Gemma 2 squashes the logits after it."""
-    causal = "bert" not in kind
-    net = network(script, model_dir(kind), "clm" if causal else "mlm")
+    folder, causal = model_dir(kind), kind != "bert"
+    net, theirs = network(script, folder, kind), stock(folder, kind).eval()
     ids, net.lm = tokens(net), net.lm.eval()
-    keeps = [np.arange(len(text) - 1) if causal else np.arange(1, len(text), 3) for text in ids]
-    targets = np.concatenate([text[keep + 1] if causal else text[keep] for text, keep in zip(ids, keeps)])
-    assert script.lm_logits(net, ids, keeps).shape == (len(targets), len(net.tokenizer))
-    plain = transformers.AutoModelForCausalLM if causal else transformers.AutoModelForMaskedLM
     rows = padded(net, ids)
     labels = torch.full_like(rows["input_ids"], -100)
-    for row, (text, keep) in enumerate(zip(ids, keeps)):
-        labels[row, keep + causal] = torch.from_numpy(text[keep + causal])
-    expected = plain.from_pretrained(net.lm.name_or_path).eval()(**rows, labels=labels).loss
-    found = torch.nn.functional.cross_entropy(script.lm_logits(net, ids, keeps), torch.from_numpy(targets))
-    assert found.item() == pytest.approx(expected.item(), rel=1e-5)
+    keeps, targets = [], []
+    for row, text in enumerate(ids):
+        scored = np.arange(1, len(text), 1 if causal else 3)
+        labels[row, scored] = torch.from_numpy(text[scored])
+        keeps.append(scored - causal)
+        targets.append(text[scored])
+    batch = script.pack(net, ids, keeps, targets)
+    logits = script.lm_logits(net, batch)
+    assert logits.shape == (len(batch.targets), len(net.tokenizer))
+    found = torch.nn.functional.cross_entropy(logits, batch.targets)
+    assert found.item() == pytest.approx(theirs(**rows, labels=labels).loss.item(), rel=1e-5)
 
 
-@pytest.mark.parametrize("kind, saved_as", [("bert", transformers.BertForMaskedLM), ("bert", transformers.BertModel), ("gpt2", None), ("albert", None),
-                                            ("opt", None)])
-def test_class_logits_equal_transformers_classifiers(script, model_dir, kind, saved_as):
-    """BERT: pooler, dropout, linear (ALBERT's pooler is a bare layer); GPT-2: linear on the last real token (OPT's may be narrower than
-    its layers). A pooler that the checkpoint holds is used, though a checkpoint saved from BertForMaskedLM has none and gets a fresh one."""
-    causal, narrow = "bert" not in kind, {"word_embed_proj_dim": 16} if kind == "opt" else {}
-    net = network(script, model_dir(kind, saved_as, **narrow), "clm" if causal else "mlm")
-    assert net.fresh_pooler == (not causal and saved_as is not transformers.BertModel)
-    theirs = transformers.AutoModelForSequenceClassification.from_pretrained(net.lm.name_or_path, num_labels=3).eval()
-    head, ids, net.lm = torch.nn.Linear(16 if narrow else 32, 3, bias=not causal).eval(), tokens(net), net.lm.eval()
+@pytest.mark.parametrize("kind, saved_as, config", [
+    ("bert", None, {}), ("bert", transformers.BertModel, {}), ("albert", None, {}),
+    ("gpt2", None, {}), ("opt", None, {"word_embed_proj_dim": 16})])
+def test_class_logits_equal_transformers_classifiers(script, model_dir, kind, saved_as, config):
+    """BERT: pooler, dropout, linear. GPT-2: linear on the last token, which in OPT may be narrower
+    than its layers. A pooler of the checkpoint is used, though a BertForMaskedLM has none."""
+    folder, causal = model_dir(kind, saved_as, **config), kind in ("gpt2", "opt")
+    net = network(script, folder, kind)
+    assert net.fresh_pooler == (not causal and saved_as is None)
+    theirs = transformers.AutoModelForSequenceClassification.from_pretrained(folder, num_labels=3)
+    head = torch.nn.Linear(16 if kind == "opt" else 32, 3, bias=not causal).eval()
+    ids, net.lm = tokens(net), net.lm.eval()
+    last = [np.array([len(text) - 1 if causal else 0]) for text in ids]
     with torch.no_grad():
         if causal:
             theirs.score.weight.copy_(head.weight)
             theirs.config.pad_token_id = 0
         else:
+            pooler = net.pooler[1] if kind == "albert" else net.pooler
             theirs.classifier.load_state_dict(head.state_dict())
-            theirs.base_model.pooler.load_state_dict((net.pooler[1] if kind == "albert" else net.pooler).state_dict())
-        found = script.class_logits(net, head, ids, [np.array([len(text) - 1 if causal else 0]) for text in ids])
-        assert torch.allclose(found, theirs(**padded(net, ids)).logits, atol=2e-5)
+            theirs.base_model.pooler.load_state_dict(pooler.state_dict())
+        found = script.class_logits(net, head, script.pack(net, ids, last, last))
+        assert torch.allclose(found, theirs.eval()(**padded(net, ids)).logits, atol=2e-5)
 
 
-@pytest.mark.parametrize("labels, found, acc, f1", [
-    ([0, 0, 1, 1], [0, 1, 1, 1], 3 / 4, (2 / 3 + 4 / 5 + 0) / 3),  # class 2 neither occurs nor is predicted: 0
-    ([0, 1, 2, 2], [0, 1, 2, 2], 1, 1),
-    ([0, 0, 0, 1], [2, 2, 2, 2], 0, 0),
-])
-def test_scores_by_hand(script, labels, found, acc, f1):
-    probabilities = np.where(np.arange(3) == np.array(found)[:, None], 0.6, 0.2)
-    right = [0.6 if a == b else 0.2 for a, b in zip(labels, found)]
-    expected = acc, f1, -sum(math.log(p) for p in right) / 4
-    assert script.scores(np.log(probabilities), np.array(labels)) == pytest.approx(expected)
+# Effects ------------------------------------------------------------------------------------------
 
 
-# Training against transformers' Trainer and a plain loop: in groups of few tokens, whose gradients add up -----------
+ROW = {"task": "a", "n": "100", "majority": "0.5", "discordant": "0.10",
+       "discordant_on_extra": "0.08", "acc_base": "0.50", "acc_extra": "0.60", "acc_test": "0.66",
+       "acc_base_on_extra": "0.40", "acc_extra_on_extra": "0.58", "acc_test_on_extra": "0.54"}
 
 
-def trainer_weights(model, rows, epochs, rate, decay, collator, folder):
-    """Weights after the Trainer has taken one full batch per epoch (so that the batch order cannot matter)."""
-    arguments = transformers.TrainingArguments(
-        output_dir=str(folder), num_train_epochs=epochs, per_device_train_batch_size=len(rows), learning_rate=rate, weight_decay=decay,
-        report_to=[], disable_tqdm=True, save_strategy="no", logging_strategy="no", use_cpu=True)
-    transformers.Trainer(model=model, args=arguments, train_dataset=rows, data_collator=collator).train()
-    return {name: weight.detach() for name, weight in model.named_parameters()}
+def test_effects_by_hand(script):
+    rows = [ROW | {name: "0" for name in ROW if name.startswith("discordant")}, ROW]
+    rows[0] |= {name: "0.5" for name in ROW if name.startswith("acc")}
+    equal, found = script.with_effects(rows).to_dict("records")
+    expected = {"base": 0.45, "unseen": 0.57, "seen": 0.62, "boost": 12, "bias": 5}
+    assert {name: found[name] for name in expected} == pytest.approx(expected)
+    # 100^2 / 400 [(.10 - .06^2) + (.08 - .04^2)]
+    assert found["w"] == pytest.approx(25 * (0.0964 + 0.0784))
+    assert (equal["boost"], equal["bias"]) == (0, 0)
+    assert equal["w"] == pytest.approx(0.5**2 / 12), "that of rounding to half an answer"
+
+
+def test_half_width_by_hand(script):
+    other = ROW | {"task": "b", "discordant": "0.20"}
+    a, b = 25 * (0.0964 + 0.0784), 25 * (0.1964 + 0.0784)
+    expected = 1.598 * math.sqrt(a / 3 + b / 1) / 2
+    assert script.half_width([ROW, ROW, other, ROW], 2) == pytest.approx(expected)
+    assert script.half_width([ROW, ROW, other, ROW], 2, fewest=2) == math.inf
+    assert script.half_width([ROW, ROW], 2) == math.inf and script.half_width([], 1) == math.inf
+
+
+def test_ten_rows_that_vary_more_than_their_texts_count_by_their_variance(script):
+    names = ["acc_extra", "acc_test", "acc_extra_on_extra", "acc_test_on_extra"]
+    mirror = ROW | dict(zip(names, ["0.66", "0.60", "0.54", "0.58"]))  # a bias of -5, not 5
+    w, rows = 25 * (0.0964 + 0.0784), [ROW, mirror] * 5
+    assert script.half_width(rows, 1) == pytest.approx(1.598 * math.sqrt(250 / 9 / 10))
+    assert script.half_width(rows[:9], 1) == pytest.approx(1.598 * math.sqrt(w / 9))
+    assert script.half_width([ROW] * 10, 1) == pytest.approx(1.598 * math.sqrt(w / 10))
+
+
+# Training against transformers' Trainer and a plain loop ------------------------------------------
 
 
 @pytest.fixture
 def small_groups(script, monkeypatch):
+    """A batch goes through the model in parts, whose gradients add up."""
     monkeypatch.setattr(script, "CPU_TOKENS", 30)
 
 
-@pytest.mark.parametrize("kind, config", [("gpt2", {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}), ("llama", {})])
-def test_causal_pretraining_equals_the_trainer(script, model_dir, tmp_path, small_groups, kind, config):
-    """GPT-2's output layer is tied to its embeddings, Llama's is its own."""
-    net = network(script, model_dir(kind, initializer_range=0.02, **config), "clm")
+def trainer_weights(model, rows, epochs, rate, decay, collator, folder):
+    """Weights after the Trainer has taken one full batch per epoch: batch order cannot matter."""
+    arguments = transformers.TrainingArguments(
+        output_dir=str(folder), num_train_epochs=epochs, per_device_train_batch_size=len(rows),
+        learning_rate=rate, weight_decay=decay, report_to=[], disable_tqdm=True,
+        save_strategy="no", logging_strategy="no", use_cpu=True)
+    transformers.Trainer(model=model, args=arguments, train_dataset=rows,
+                         data_collator=collator).train()
+    return {name: weight.detach() for name, weight in model.named_parameters()}
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])  # Llama's output layer is its own
+def test_causal_pretraining_equals_the_trainer(script, model_dir, tmp_path, small_groups, kind):
+    folder = model_dir(kind, initializer_range=0.02, **NO_DROPOUT[kind])
+    net = network(script, folder, kind)
     ids = tokens(net)
-    recipe = {"epochs": {"pretrain": 5}, "batch_sizes": {"pretrain": len(ids)}, "learning_rates": {"pretrain": 3e-3}}
-    script.pretrain(net, ids, recipe, seed=1)
+    script.pretrain(net, ids, recipe_of("pretrain", 5, len(ids), 3e-3), seed=1)
     rows = [{"input_ids": text.tolist()} for text in ids]
     collator = transformers.DataCollatorForLanguageModeling(net.tokenizer, mlm=False)
-    weights = trainer_weights(transformers.AutoModelForCausalLM.from_pretrained(net.lm.name_or_path), rows, 5, 3e-3, 0.0, collator, tmp_path)
+    weights = trainer_weights(stock(folder, kind), rows, 5, 3e-3, 0.0, collator, tmp_path)
     for name, weight in net.lm.named_parameters():
-        assert torch.allclose(weight, weights[name], atol=2e-5), name
+        assert torch.allclose(weight, weights[name], **NEAR), name
 
 
 def test_masked_pretraining_equals_a_plain_loop(script, model_dir, small_groups):
-    """Batches of 2, padded, with the same masks, in a loop of transformers' model, AdamW and LambdaLR."""
-    folder = model_dir("bert", hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, initializer_range=0.02)
-    net = network(script, folder, "mlm")
+    """Batches of 2, padded, same masks; transformers' model, AdamW and LambdaLR."""
+    folder = model_dir("bert", initializer_range=0.02, **NO_DROPOUT["bert"])
+    net = network(script, folder, "bert")
     ids = tokens(net)
-    recipe = {"epochs": {"pretrain": 2}, "batch_sizes": {"pretrain": 2}, "learning_rates": {"pretrain": 3e-3}}
-    loss = script.pretrain(net, ids, recipe, seed=4)
-    theirs = transformers.AutoModelForMaskedLM.from_pretrained(folder).train()
+    loss, _, steps = script.pretrain(net, ids, recipe_of("pretrain", 2, 2, 3e-3), seed=4)
+    theirs = stock(folder, "bert").train()
     optimizer = torch.optim.AdamW(theirs.parameters(), lr=3e-3, weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / 6)
-    order, masks, history = np.random.default_rng([4, 0]), np.random.default_rng([4, 1]), []
+    order, masks = np.random.default_rng([4, 0]), np.random.default_rng([4, 1])
+    sums, counts = [], []
     for epoch in range(2):
         rows = order.permutation(5)
         for start in (0, 2, 4):
             inputs, targets = [], []
             for row in rows[start : start + 2]:
-                corrupted, scored = script.mask_tokens(ids[row], net.tokenizer.all_special_ids, 103, len(net.tokenizer), masks)
+                corrupted, scored = script.mask_tokens(
+                    ids[row], net.tokenizer.all_special_ids, 103, len(net.tokenizer), masks)
+                target = np.full(len(corrupted), -100)
+                target[scored] = ids[row][scored]
                 inputs.append(corrupted)
-                targets.append(np.where(np.isin(np.arange(len(corrupted)), scored), ids[row], -100))
-            batch = padded(net, inputs)
-            labels = torch.nn.utils.rnn.pad_sequence(list(map(torch.from_numpy, targets)), batch_first=True, padding_value=-100)
-            logits = theirs(**batch).logits
-            summed = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=-100, reduction="sum")
-            count = int((labels != -100).sum())
-            history.append((summed.item(), count))
-            (summed / max(1, count)).backward()
+                targets.append(torch.from_numpy(target))
+            labels = torch.nn.utils.rnn.pad_sequence(targets, batch_first=True, padding_value=-100)
+            logits = theirs(**padded(net, inputs)).logits.flatten(0, 1)
+            summed = torch.nn.functional.cross_entropy(logits, labels.flatten(), reduction="sum")
+            sums.append(summed.item())
+            counts.append(int((labels != -100).sum()))
+            (summed / max(1, counts[-1])).backward()
             torch.nn.utils.clip_grad_norm_(theirs.parameters(), 1.0)
             optimizer.step()
             schedule.step()
             optimizer.zero_grad()
-    assert loss == pytest.approx(sum(s for s, _ in history[3:]) / sum(c for _, c in history[3:]), rel=1e-4)
+    assert steps == 6 and loss == pytest.approx(sum(sums[3:]) / sum(counts[3:]), rel=1e-4)
     for (name, weight), other in zip(net.lm.named_parameters(), theirs.parameters()):
-        assert torch.allclose(weight, other, atol=2e-5), name
+        assert torch.allclose(weight, other, **NEAR), name
 
 
 @pytest.mark.parametrize("kind", ["bert", "gpt2"])
 def test_classification_equals_the_trainer(script, model_dir, tmp_path, small_groups, kind):
-    """The trained weights, read where they lie; and the class probabilities of both sets of texts that were not trained on."""
-    none = {"bert": {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}, "gpt2": {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}}
-    folder = model_dir(kind, transformers.BertModel if kind == "bert" else None, initializer_range=0.02, **none[kind])
-    net = network(script, folder, "mlm" if kind == "bert" else "clm")
-    ids, labels = tokens(net), np.array([0, 1, 2, 1, 0])
-    test, extra = tokens(net, ["a new film, good and long", "no", "it was so"]), tokens(net, ["strange words, all", "yes"])
-    recipe = {"epochs": {"train": 6}, "batch_sizes": {"train": len(ids)}, "learning_rates": {"train": 2e-3}}
-    theirs = transformers.AutoModelForSequenceClassification.from_pretrained(folder, num_labels=3, pad_token_id=0)
-    head = theirs.classifier if kind == "bert" else theirs.score
+    """The trained weights, and the probabilities of both sets of texts that were not trained on."""
+    saved_as = transformers.BertModel if kind == "bert" else None
+    folder = model_dir(kind, saved_as, initializer_range=0.02, **NO_DROPOUT[kind])
+    net = network(script, folder, kind)
+    labels = np.array([0, 1, 2, 1, 0])
+    ids = {"train": tokens(net), "test": tokens(net, ["a new film, good and long", "no", "it is"]),
+           "extra": tokens(net, ["strange words, all", "yes"])}
+    theirs = transformers.AutoModelForSequenceClassification.from_pretrained(
+        folder, num_labels=3, pad_token_id=0)
     torch.manual_seed(8)
     fresh = torch.nn.Linear(32, 3, bias=kind == "bert")
     torch.nn.init.normal_(fresh.weight, std=0.02)  # the head that classify makes with this seed
     with torch.no_grad():
-        head.weight.copy_(fresh.weight)
         if kind == "bert":
-            head.bias.zero_()
-    _, found = script.classify(net, {"train": ids, "test": test, "extra": extra}, labels, 3, recipe, seed=8)
-    rows = [{"input_ids": text.tolist(), "label": int(label)} for text, label in zip(ids, labels)]
-    weights = trainer_weights(theirs, rows, 6, 2e-3, 0.01, transformers.DataCollatorWithPadding(net.tokenizer), tmp_path)
-    for name, texts in (("test", test), ("extra", extra)):
+            theirs.classifier.weight.copy_(fresh.weight)
+            theirs.classifier.bias.zero_()
+        else:
+            theirs.score.weight.copy_(fresh.weight)
+    _, found = script.classify(net, ids, labels, 3, recipe_of("train", 6, 5, 2e-3), seed=8)
+    rows = [{"input_ids": text.tolist(), "label": int(label)}
+            for text, label in zip(ids["train"], labels)]
+    collator = transformers.DataCollatorWithPadding(net.tokenizer)
+    weights = trainer_weights(theirs, rows, 6, 2e-3, 0.01, collator, tmp_path)
+    for name in ("test", "extra"):
         with torch.inference_mode():
-            expected = theirs.eval()(**padded(net, texts)).logits.log_softmax(-1)
+            expected = theirs.eval()(**padded(net, ids[name])).logits.log_softmax(-1)
         assert np.allclose(found[name], expected, atol=2e-4)
-    for name, weight in net.lm.base_model.named_parameters():  # the words' table is judged by what comes out
-        other = weights[f"{'bert' if kind == 'bert' else 'transformer'}.{name}"]
-        assert len(weight) == len(net.tokenizer) or torch.allclose(weight, other, atol=2e-5), name
-    assert torch.equal(net.lm.get_input_embeddings().weight, net.checkpoint[0][1]), "the whole table is back, untouched"
+    prefix = {"bert": "bert", "gpt2": "transformer"}[kind]
+    words = net.lm.get_input_embeddings().weight
+    for name, weight in net.lm.base_model.named_parameters():
+        if weight is not words:  # their table is judged by the predictions
+            assert torch.allclose(weight, weights[f"{prefix}.{name}"], **NEAR), name
+    assert torch.equal(words, net.checkpoint[0][1]), "the whole table is back, untouched"
 
 
 def test_a_batch_without_a_masked_token_changes_nothing(script, model_dir):
-    net = network(script, model_dir("bert"), "mlm")
-    recipe = {"epochs": {"pretrain": 1}, "batch_sizes": {"pretrain": 1}, "learning_rates": {"pretrain": 1e-3}}
-    without_mask = next(seed for seed in range(100) if np.random.default_rng([seed, 1]).random(3).min() > 0.15)
-    loss = script.pretrain(net, tokens(net, ["no"]), recipe, without_mask)  # [CLS] no [SEP]
-    assert loss == 0.0 and all(torch.equal(weight, saved) for weight, saved in net.checkpoint)
+    net = network(script, model_dir("bert"), "bert")
+    seed = 0
+    while np.random.default_rng([seed, 1]).random(3).min() < 0.15:
+        seed += 1  # until none of [CLS] no [SEP] is drawn
+    loss, _, _ = script.pretrain(net, tokens(net, ["no"]), recipe_of("pretrain", 1, 1, 1e-3), seed)
+    assert loss == 0 and all([torch.equal(weight, old) for weight, old in net.checkpoint])
 
 
-@pytest.mark.parametrize("kind, config", [("bert", {}), ("gpt2", {}), ("opt", {"word_embed_proj_dim": 16})])
-def test_dropout_is_on_in_training_and_off_in_the_test(script, model_dir, kind, config):
-    """Without it, the loss of one epoch at a learning rate of almost 0 is that of the model in evaluation."""
-    net = network(script, model_dir(kind, **config), "mlm" if kind == "bert" else "clm")
-    recipe = {name: {"pretrain": 1, "train": 1} for name in ("epochs", "batch_sizes")} | {"learning_rates": {"pretrain": 1e-12, "train": 1e-12}}
-    ids = tokens(net)
-    noisy = {script.pretrain(net, ids, recipe, seed=1), script.pretrain(net, ids, recipe, seed=1)}
+@pytest.mark.parametrize("kind", ["bert", "gpt2"])
+def test_dropout_is_on_in_training_and_off_in_the_test(script, model_dir, kind):
+    """At a learning rate of almost 0 the loss without it would be that of the model itself."""
+    net = network(script, model_dir(kind), kind)
+    ids, recipe = tokens(net), recipe_of("pretrain", 1, 2, 1e-12)
+    noisy = {script.pretrain(net, ids, recipe, seed=1)[0] for _ in range(2)}
     net.lm.train = lambda mode=True: torch.nn.Module.train(net.lm, False)
-    assert len(noisy) == 1 and noisy != {script.pretrain(net, ids, recipe, seed=1)}
+    assert len(noisy) == 1 and noisy != {script.pretrain(net, ids, recipe, seed=1)[0]}
     del net.lm.train
     sets = {"train": ids, "test": [ids[0], ids[1], ids[0]], "extra": [ids[1]]}
-    _, found = script.classify(net, sets, np.array([0, 1, 0, 1, 0]), 2, recipe, seed=1)
-    assert np.allclose(found["test"][0], found["test"][2], atol=1e-6) and np.allclose(found["test"][1], found["extra"][0], atol=1e-6)
+    labels = np.array([0, 1, 0, 1, 0])
+    _, found = script.classify(net, sets, labels, 2, recipe_of("train", 1, 2, 1e-3), seed=1)
+    assert np.allclose(found["test"][0], found["test"][2], atol=1e-6)
+    assert np.allclose(found["test"][1], found["extra"][0], atol=1e-6)
 
 
-@pytest.mark.parametrize("kind, config, rate", [("bert", {"hidden_dropout_prob": 0.3}, 0.3), ("bert", {"classifier_dropout": 0.2}, 0.2),
-                                                ("distilbert", {"seq_classif_dropout": 0.4}, 0.4), ("modernbert", {}, 0.0)])
-def test_the_head_has_the_dropout_of_the_checkpoint(script, model_dir, monkeypatch, kind, config, rate):
-    net, rates = network(script, model_dir(kind, **config), "mlm"), []
-    monkeypatch.setattr(torch.nn.functional, "dropout", lambda hidden, p, *_: rates.append(p) or hidden)
-    script.class_logits(net, torch.nn.Linear(32, 2).train(), tokens(net)[:1], [np.array([0])])
+@pytest.mark.parametrize("kind, config, rate", [
+    ("bert", {"hidden_dropout_prob": 0.3}, 0.3), ("bert", {"classifier_dropout": 0.2}, 0.2),
+    ("modernbert", {}, 0.0)])
+def test_the_head_has_the_dropout_of_the_checkpoint(
+        script, model_dir, monkeypatch, kind, config, rate):
+    net, rates = network(script, model_dir(kind, **config), kind), []
+    monkeypatch.setattr(torch.nn.functional, "dropout", lambda x, p, *_: rates.append(p) or x)
+    first = [np.array([0])]
+    batch = script.pack(net, tokens(net)[:1], first, first)
+    script.class_logits(net, torch.nn.Linear(32, 2).train(), batch)
     assert rates[-1] == rate
 
 
-# Precision, memory, devices ----------------------------------------------------------------------------------
+# Precision and devices ----------------------------------------------------------------------------
 
 
-def unit_of(script, texts, labels, m=6, n=8, k=1, precision="float32", **row):
-    labels = np.array(labels)
-    split = script.split_rows(labels, m, n, k)
-    recipe = {"objective": "mlm", "epochs": {"pretrain": 1, "train": 2}, "batch_sizes": {"pretrain": 4, "train": 4},
-              "learning_rates": {"pretrain": 1e-3, "train": 1e-3}, "precision": precision, "max_length": 32}
-    row = {"experiment": "e", "model": "tiny", "task": "task", "m": m, "n": n, "subsample": k, "num_classes": 2, "seed": 0} | row
-    return {"row": row, "recipe": recipe, "rows": split, "labels": {name: labels[rows] for name, rows in split.items()},
-            "texts": {name: [texts[r] for r in rows] for name, rows in split.items()}, "classes": ["a", "b"]}
+def test_fp16_takes_every_step_of_real_weights(script, bert_tiny):
+    """At torch's own scale of 2^16 the first steps, those of the highest rates, were skipped."""
+    spec = script.load_registry()["tasks"]["rotten_tomatoes"]
+    net = script.load_network(bert_tiny, "cpu", "fp16")
+    ids = tokens(net, script.load_task("rotten_tomatoes", spec).texts[:64])
+    _, scaler, steps = script.pretrain(net, ids, recipe_of("pretrain", 1, 8, 5e-4), seed=1)
+    assert steps == 8 and scaler.get_scale() == 2.0**12, "each skipped step halves it"
+    for texts in (ids[:8], ids[8:16]):  # a first step alone
+        net = script.load_network(bert_tiny, "cpu", "fp16")
+        script.pretrain(net, texts, recipe_of("pretrain", 1, 8, 5e-4), seed=1)
+        assert not any([torch.equal(weight, old) for weight, old in net.checkpoint[:4]])
 
 
-def many(script, **changes):
-    return unit_of(script, [f"text number {i} of many" for i in range(40)], [0, 1] * 20, **changes)
-
-
-@pytest.mark.parametrize("precision", ["bf16", "fp16"])
-def test_half_precision_stays_near_float32(script, model_dir, precision):
-    model = {"folder": model_dir("bert"), "gguf": None, "objective": "mlm"}
-    rows = [script.run_subsample(many(script, precision=p), model, "cpu", 1)[0] for p in ("float32", precision)]
-    assert rows[0]["loss_extra"] != rows[1]["loss_extra"] == pytest.approx(rows[0]["loss_extra"], rel=0.02)
-
-
-def test_fp16_skips_a_step_whose_gradients_overflow(script, model_dir, monkeypatch):
-    net, ids = network(script, model_dir("bert"), "mlm", "fp16"), None
-    ids = tokens(net)
-    recipe = {"epochs": {"pretrain": 1}, "batch_sizes": {"pretrain": len(ids)}, "learning_rates": {"pretrain": 1e-3}}
-
-    def changed(scale):
-        monkeypatch.setattr(torch.amp, "GradScaler", lambda device, enabled: scaler(device, init_scale=scale, enabled=enabled))
-        assert 5 < script.pretrain(net, ids, recipe, seed=1) < 200
-        return any(not torch.equal(weight, saved) for weight, saved in net.checkpoint)
-
-    scaler = torch.amp.GradScaler
-    assert not changed(2.0**60) and changed(1.0)
-
-
-@pytest.mark.parametrize("capability, precision, words", [((7, 5), "bf16", "fp16"), ((7, 5), "tf32", "fp16"), ((7, 5), "fp16", None), ((8, 0), "bf16", None)])
-def test_a_card_before_8_0_is_told_to_use_fp16(script, monkeypatch, capability, precision, words):
-    """And under torchrun each process looks at its own GPU alone: a look would keep some hundred MB of the first one."""
-    used = []
+@pytest.mark.parametrize("capability, precision, works", [
+    ((7, 5), "bf16", False), ((7, 5), "tf32", False), ((7, 5), "fp16", True),
+    ((8, 0), "bf16", True)])
+def test_a_card_before_8_0_is_told_to_use_fp16(script, monkeypatch, capability, precision, works):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: used.append(device) or capability)
-    monkeypatch.setattr(torch, "ones", lambda *_, device: used.append(device) or np.ones(()))
-    monkeypatch.setenv("LOCAL_RANK", "3")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(torch, "ones", lambda *_, device: np.ones(()))
+    monkeypatch.setenv("LOCAL_RANK", "3")  # of torchrun's processes each has its own GPU
     args = SimpleNamespace(device="auto", precision=precision)
-    if words:
-        with pytest.raises(script.UserError, match=words):
-            script.choose_device(args)
-    else:
+    if works:
         assert script.choose_device(args) == "cuda:3"
-    assert set(used) == {"cuda:3"}
+    else:
+        with pytest.raises(SystemExit, match="cuda:3 .* use fp16"):
+            script.choose_device(args)
 
 
-def test_default_workers_and_threads(script, monkeypatch):
-    monkeypatch.setattr(script.os, "sched_getaffinity", lambda _: range(16))
-    args, small, large = SimpleNamespace(workers=None, threads=None), {"size": 17e6}, {"size": 5e8}
-    found = [script.choose_processes(args, model, device, 99) for model, device in ((small, "cpu"), (large, "cpu"), (small, "cuda"))]
-    assert found == [(16, 1), (1, 16), (1, 16)] and script.choose_processes(args, small, "cpu", 3) == (3, 1)
+# A subsample: the three arms ----------------------------------------------------------------------
 
 
-# The arms ----------------------------------------------------------------------------------------------------
+def sample_of(script, folder, kind="bert", n=8, k=1, **changes):
+    texts = [f"text number {i} of many" for i in range(40)]
+    task = script.Task(texts, np.array([0, 1] * 20), ["a", "b"], "data", {})
+    row = {"experiment": "e", "model": "tiny", "task": "task", "m": 6, "n": n, "subsample": k,
+           "seed": 0} | changes
+    recipe = {"objective": MODELS[kind][0], "precision": "float32", "max_length": 32,
+              "epochs": {"pretrain": 1, "train": 2}, "batch_sizes": {"pretrain": 4, "train": 4},
+              "learning_rates": {"pretrain": 1e-3, "train": 1e-3}}
+    return script.draw(row, recipe, model_of(script, folder, kind), task)
 
 
 def test_arms_share_everything_but_the_pretraining_text(script, model_dir):
-    """With extra = test the arms extra and test must agree to the last bit; and the checkpoint comes back unharmed."""
-    model = {"folder": model_dir("bert"), "gguf": None, "objective": "mlm"}
-    unit = many(script)
-    unit["texts"]["extra"] = unit["texts"]["test"]
-    row, found = script.run_subsample(unit, model, "cpu", 1)
-    assert row["acc_extra"] == row["acc_test"] and row["loss_extra"] == row["loss_test"]
-    assert np.array_equal(found["extra"]["test"], found["test"]["test"]) and not np.array_equal(found["extra"]["test"], found["base"]["test"])
-    assert np.array_equal(found["extra"]["test"], found["extra"]["extra"]), "the same texts in both sets"
-    script.run_subsample(many(script, k=2), model, "cpu", 1)
-    again, same = script.run_subsample(unit, model, "cpu", 1)
-    assert row["loss_extra"] == again["loss_extra"]
-    assert all(np.array_equal(found[arm]["test"], same[arm]["test"]) for arm in same), "what ran before plays no part"
+    """With extra = test the two arms agree to the last bit, and the checkpoint is unharmed."""
+    folder = model_dir("bert")
+
+    def twins():
+        sample = sample_of(script, folder)
+        sample.texts["extra"] = sample.texts["test"]
+        sample.labels["extra"] = sample.labels["test"]
+        return script.run_subsample(sample, "cpu", 1)
+
+    row, found = twins()
+    assert row["nll_extra"] == row["nll_test"] and row["loss_extra"] == row["loss_test"]
+    assert np.array_equal(found["extra"]["test"], found["test"]["test"])
+    assert np.array_equal(found["extra"]["test"], found["extra"]["extra"]), "the same texts"
+    assert not np.array_equal(found["extra"]["test"], found["base"]["test"])
+    script.run_subsample(sample_of(script, folder, k=2), "cpu", 1)
+    again, same = twins()
+    assert row["loss_extra"] == again["loss_extra"], "what ran before plays no part"
+    assert all([np.array_equal(found[arm]["test"], same[arm]["test"]) for arm in found])
+
+
+@pytest.mark.parametrize("kind", ["bert", "gpt2"])
+def test_when_test_and_extra_change_places_the_effects_stay(script, model_dir, kind):
+    """To the last bit: the same texts and seeds, only the names of two models change."""
+    folder = model_dir(kind)
+    sample, other = sample_of(script, folder, kind, n=12), sample_of(script, folder, kind, n=12)
+    for part in (other.texts, other.labels, other.numbers):
+        part["test"], part["extra"] = part["extra"], part["test"]
+    row, swapped = [script.run_subsample(each, "cpu", 1)[0] for each in (sample, other)]
+    for arm, twin in (("base", "base"), ("extra", "test"), ("test", "extra")):
+        assert row[f"nll_{arm}"] == swapped[f"nll_{twin}_on_extra"]
+        assert row[f"nll_{arm}_on_extra"] == swapped[f"nll_{twin}"]
+    names = ["base", "unseen", "seen", "boost", "bias", "w"]
+    effects = script.with_effects([row, swapped])[names]
+    assert np.allclose(*effects.to_numpy(), atol=1e-12)
+
+
+def test_seed_and_task_change_the_training_and_nothing_else_does(script, model_dir):
+    folder, losses = model_dir("bert"), []
+    for changes in ({}, {"n": 8}, {"seed": 1}, {"task": "other"}):
+        sample = sample_of(script, folder, **changes)
+        losses.append(script.run_subsample(sample, "cpu", 1)[0]["loss_extra"])
+    assert losses[0] == losses[1] and len(set(losses)) == 3
 
 
 def test_after_an_interruption_the_same_numbers_come_again(script, model_dir, monkeypatch):
-    """In a notebook the module lives on: what was interrupted in the middle of a training is not used again."""
-    model = {"folder": model_dir("bert"), "gguf": None, "objective": "mlm"}
-    row, _ = script.run_subsample(many(script), model, "cpu", 1)
+    """In a notebook the module lives on, with a model in the middle of its training."""
+    folder = model_dir("bert")
+    row, _ = script.run_subsample(sample_of(script, folder), "cpu", 1)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(script, "class_logits", lambda *_: signal.raise_signal(signal.SIGINT))
-        script.run_subsample(many(script), model, "cpu", 1)
-    again, _ = script.run_subsample(many(script), model, "cpu", 1)
+        script.run_subsample(sample_of(script, folder), "cpu", 1)
+    again, _ = script.run_subsample(sample_of(script, folder), "cpu", 1)
     assert {**again, "seconds": 0} == {**row, "seconds": 0}
-
-
-def test_seed_changes_the_training_and_nothing_else_does(script, model_dir):
-    model = {"folder": model_dir("bert"), "gguf": None, "objective": "mlm"}
-    losses = [script.run_subsample(many(script, **row), model, "cpu", 1)[0]["loss_extra"] for row in ({}, {}, {"seed": 1}, {"task": "other"})]
-    assert losses[0] == losses[1] and len(set(losses)) == 3
 
 
 def test_no_memory_on_the_gpu_suggests_a_batch_size(script, model_dir, monkeypatch):
     def full(*_):
-        raise torch.OutOfMemoryError("CUDA out of memory")  # what torch raises on a full GPU; none is at hand here
+        raise torch.OutOfMemoryError("CUDA out of memory")  # as a full GPU does; none is here
 
     monkeypatch.setattr(script, "lm_logits", full)
-    with pytest.raises(script.UserError, match="--batch-size 2"):
-        script.run_subsample(many(script), {"folder": model_dir("bert"), "gguf": None, "objective": "mlm"}, "cpu", 1)
-
-
-def test_a_model_file_that_changes_during_a_run_leaves_the_checkpoint_alone(script, model_dir, tmp_path):
-    """Loaded weights are pages of the file: days into a run somebody may save another model there."""
-    shutil.copytree(model_dir("gpt2"), tmp_path / "model")
-    net = network(script, tmp_path / "model", "clm")
-    before = [saved.clone() for _, saved in net.checkpoint]
-    file = tmp_path / "model" / "model.safetensors"
-    with open(file, "r+b") as opened:
-        opened.seek(file.stat().st_size // 4)
-        opened.write(bytes(file.stat().st_size // 2))
-    assert all(torch.equal(saved, old) for (_, saved), old in zip(net.checkpoint, before))
-
-
-# Crossed arms ------------------------------------------------------------------------------------------------
-
-
-def test_crossed_effects_by_hand(script):
-    row = {"acc_base": 0.50, "acc_extra": 0.60, "acc_test": 0.66, "acc_base_on_extra": 0.40, "acc_extra_on_extra": 0.58, "acc_test_on_extra": 0.54}
-    assert script.effects_of(row, crossed=False) == pytest.approx((0.10, 0.06))
-    # boost: extra on test + .10, test on extra + .14; bias: on test + .06, on extra .58 - .54
-    assert script.effects_of(row) == pytest.approx((0.12, 0.05))
-
-
-@pytest.mark.parametrize("kind, objective", [("bert", "mlm"), ("gpt2", "clm")])
-def test_when_test_and_extra_change_places_the_crossed_effects_stay(script, model_dir, kind, objective):
-    """Exactly: the models are trained on the same texts with the same seeds, only their names change."""
-    model = {"folder": model_dir(kind), "gguf": None, "objective": objective}
-    unit, swapped = many(script, n=12), many(script, n=12)
-    for part in ("texts", "labels", "rows"):
-        swapped[part] = {"train": unit[part]["train"], "test": unit[part]["extra"], "extra": unit[part]["test"]}
-    row, other = script.run_subsample(unit, model, "cpu", 1)[0], script.run_subsample(swapped, model, "cpu", 1)[0]
-    for metric in ("acc", "f1", "nll"):
-        assert script.effects_of(row, metric) == script.effects_of(other, metric)
-    assert script.effects_of(row, "nll", crossed=False) != script.effects_of(other, "nll", crossed=False)
-    assert row["nll_extra"] == other["nll_test_on_extra"] and row["nll_base"] == other["nll_base_on_extra"]
+    monkeypatch.setattr(script, "probe", lambda net: None)
+    with pytest.raises(SystemExit, match="--batch-size 2"):
+        script.run_subsample(sample_of(script, model_dir("bert")), "cpu", 1)
