@@ -401,7 +401,7 @@ def test_a_units_rows_equal_a_plain_loop_over_its_exact_strings(audited, tokeniz
     import peft
 
     folder, model, rows, _ = audited
-    path = next(folder.glob("zero-shot-packed.*.k1.*"))
+    path = next(folder.glob("zero-shot-packed-*-24-1-0-*"))
     unit = json.loads((path / "unit.json").read_text())
     texts, head = {side: unit[side]["examples"] for side in ARMS[1:]}, unit["instruction"] + "\n\n"
     for side in texts:  # they make up what was trained on, and are shorter than what was tested
@@ -799,7 +799,7 @@ def unit_path(audited, tmp_path, monkeypatch):
     """A copy of one unit, in the folder kept of an empty directory."""
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "kept" / "one"
-    shutil.copytree(next(audited[0].glob("zero-shot-packed.*.k1.*")), path)
+    shutil.copytree(next(audited[0].glob("zero-shot-packed-*-24-1-0-*")), path)
     return path
 
 
@@ -891,7 +891,7 @@ def test_units_count_once_and_are_of_one_recipe(unit_path, capsys, monkeypatch):
 
 def test_an_audit_goes_on_where_it_was(audited, unit_path, capsys, monkeypatch):
     """Killed in its second unit; the first is kept and not scored again; the result is that of one run."""
-    shutil.copytree(next(audited[0].glob("zero-shot-packed.*.k2.*")), unit_path.with_name("two"))
+    shutil.copytree(next(audited[0].glob("zero-shot-packed-*-24-2-0-*")), unit_path.with_name("two"))
     audit_unit, calls = contam.audit_unit, []
 
     def kill(net, unit, args):

@@ -142,7 +142,7 @@ def test_a_run_writes_rows_a_table_and_the_next_command(run, tmp_path):
 
 
 def test_predictions_reproduce_the_row(run, script, benchmark_csv):
-    run("--subsamples", 1, "--predictions", "kept")
+    run("--subsamples", 1, "--predictions", "kept", "--pretrain-epochs", 60)  # arms that differ
     (row,), (file,) = rows_of(), os.listdir("kept")
     assert float(row["discordant"]) > 0 < float(row["discordant_on_extra"])
     lines, texts = rows_of(f"kept/{file}"), rows_of(benchmark_csv)
@@ -319,7 +319,7 @@ def test_another_recipe_or_other_data_is_refused_with_both_values(run, benchmark
     other.write_text(benchmark_csv.read_text().replace("goal", "gaol"))
     run("--subsamples", 1)
     before = rows_of()
-    for what, *flags in (("recipe", "--pretrain-epochs", 2), ("data", "--csv", other)):
+    for what, *flags in (("recipe", "--pretrain-epochs", 60), ("data", "--csv", other)):
         run(*flags, "--subsamples", 1, "--out", f"{what}.csv")
         (changed,) = rows_of(f"{what}.csv")
         assert changed[what] != before[0][what]
