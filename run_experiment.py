@@ -377,11 +377,10 @@ def lm_logits(net, batch):
     """Logits [S, vocabulary] at the kept positions: the output layer runs there alone."""
     hook = net.lm.get_output_embeddings().register_forward_pre_hook(
         lambda layer, inputs: (inputs[0].flatten(0, 1)[batch.kept],))
-    try:
-        with net.autocast:
-            return net.lm(**batch.inputs).logits.float()
-    finally:
-        hook.remove()
+    with net.autocast:
+        logits = net.lm(**batch.inputs).logits.float()
+    hook.remove()
+    return logits
 
 
 def class_logits(net, head, batch):
@@ -521,22 +520,20 @@ def classify(net, ids, labels, classes, recipe, seed):
         table = every.weight.detach()[torch.from_numpy(words).to(net.device)]
         net.lm.set_input_embeddings(torch.nn.Embedding.from_pretrained(table, freeze=False))
         ids = {name: [np.searchsorted(words, text) for text in ids[name]] for name in ids}
-    try:
-        model = torch.nn.ModuleList([net.lm.base_model, head])
-        if net.pooler is not None:
-            model.insert(1, net.pooler)
-        weights = [*model.train().parameters()]
+    model = torch.nn.ModuleList([net.lm.base_model, head])
+    if net.pooler is not None:
+        model.insert(1, net.pooler)
+    weights = [*model.train().parameters()]
 
-        def example_of(row):
-            text = ids["train"][row]
-            return text, read_at(net, text), labels[row : row + 1]
+    def example_of(row):
+        text = ids["train"][row]
+        return text, read_at(net, text), labels[row : row + 1]
 
-        trained = train(net, weights, functools.partial(class_logits, net, head), example_of,
-                        len(labels), "train", recipe, WEIGHT_DECAY, seed)
-        model.eval()
-        predictions = {name: predict(net, head, ids[name], classes) for name in ("test", "extra")}
-    finally:
-        net.lm.set_input_embeddings(every)
+    trained = train(net, weights, functools.partial(class_logits, net, head), example_of,
+                    len(labels), "train", recipe, WEIGHT_DECAY, seed)
+    model.eval()
+    predictions = {name: predict(net, head, ids[name], classes) for name in ("test", "extra")}
+    net.lm.set_input_embeddings(every)
     return trained, predictions
 
 
@@ -649,7 +646,6 @@ def weights_hash(folder):
 
 
 # --- shared: tasks ---
-csv.field_size_limit(10**9)  # the module's own limit is 128 kB a field
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pretrain-on-test-text"
 
 
@@ -722,15 +718,11 @@ def read_texts(path, source):
     with open(path, encoding=source.get("encoding", "utf-8-sig"), newline="") as file:
         text = file.read().replace("\r\n", "\n")
     separator = max(",;\t", key=text.partition("\n")[0].count)
-    # pandas reads a bare carriage return as text, and repairs what csv refuses
-    lines = io.StringIO(text.replace("\r", " "), newline="")
-    names, *rows = csv.reader(lines, delimiter=separator, strict=True)
-    for number, row in enumerate(rows, start=1):
-        if len(row) not in (0, len(names)) or len(set(names)) < len(names):
-            raise ValueError(f"data row {number} has {len(row)} fields for {names}, or two "
-                             "of these have one name")
     table = pd.read_csv(io.StringIO(text), sep=separator, dtype=str, keep_default_na=False,
-                        lineterminator="\n")
+                        lineterminator="\n", header=None)  # a header would repair what is wrong
+    table = table.set_axis(table.iloc[0], axis=1).iloc[1:]
+    if not table.columns.is_unique:
+        raise ValueError(f"two columns have one name: {[*table.columns]}")
     for column, value in source.get("where", {}).items():
         table = table[table[column] == value]
     return table
@@ -939,16 +931,17 @@ def unit_key(row):
 
 
 def unit_name(row):
-    """A subsample's name in file names. The hash keeps those apart that had to be changed."""
+    """A subsample's name in file names. The hash keeps other recipes and data apart, and names that
+    had to be changed."""
     words = re.sub(r"[^\w.=+-]", "-", "-".join(unit_key(row)), flags=re.ASCII)
-    return f"{words[:120]}-{short_hash(unit_key(row))}"
+    return f"{words[:120]}-{short_hash(unit_key(row), row['recipe'], row['data'])}"
 
 
 def share_of(args):
     """(the results file, number from 1, count) of this process's share: --shard i/k, else
     torchrun's."""
     number, count = args.shard or (1, 1)
-    if not args.shard and "WORLD_SIZE" in os.environ:
+    if not args.shard and "RANK" in os.environ:
         number, count = int(os.environ["RANK"]) + 1, int(os.environ["WORLD_SIZE"])
     out = args.out.resolve()  # a link's rows and lock belong to the file that it names
     if count > 1:
@@ -1166,7 +1159,7 @@ def whole(text):
     return int(text)
 
 
-def points(text):
+def above_zero(text):
     """argparse type: a number above 0."""
     if not 0 < float(text) < math.inf:
         raise ValueError
@@ -1191,7 +1184,7 @@ def add_shared_flags(parser):
     add("--label", default="label", metavar="COLUMN", help="names the classes (label)")
     add("--name", metavar="CONFIG", help="of --hub, where it has several")
     add("--split", default="train", help="of --hub (train)")
-    add("--margin", type=points, metavar="POINTS",
+    add("--margin", type=above_zero, metavar="POINTS",
         help="go on until the bias is known to half of it, at most --subsamples")
     add("--first-subsample", type=whole, default=1, metavar="K", help="first draw (1)")
     add("--seed", type=int, default=0, metavar="N", help="of the training, not of the draws (0)")
@@ -1237,8 +1230,8 @@ def parse_args(argv):
     add = parser.add_argument_group("recipe (else from tasks.json)").add_argument
     add("--pretrain-epochs", type=whole, metavar="N", help="over the unlabelled texts")
     add("--train-epochs", type=whole, metavar="N", help="of classification")
-    add("--pretrain-lr", type=float, metavar="RATE", help="peak learning rate")
-    add("--train-lr", type=float, metavar="RATE", help="of classification")
+    add("--pretrain-lr", type=above_zero, metavar="RATE", help="peak learning rate")
+    add("--train-lr", type=above_zero, metavar="RATE", help="of classification")
     add("--batch-size", type=whole, metavar="N", help="texts per step, in both stages")
     add("--max-length", type=whole, metavar="N", help="tokens after which a text is cut")
     args = parser.parse_args(argv)

@@ -25,20 +25,13 @@ tested on both sets:
 m only fixes the draws: the paper's is 100.
 
 Commands, cheapest first
-    python run_zero_shot.py --show-prompts                # a padded and a packed example, no model
+    python run_zero_shot.py --show-prompts                # what a model would see; nothing is run
     python run_zero_shot.py                               # a real model and text, offline, CPU
     python run_zero_shot.py --pack --answers --pretrain-epochs 3 --adapters kept
     python run_zero_shot.py --model mistral --quantize nf4 --tasks all --n 100 --subsamples 20 # GPU
 
-Appends a row to results.csv for each finished subsample; a rerun goes on from there. The columns:
-    experiment, model, task, m, n, subsample, seed: what was run; seed: of the training alone
-    num_classes, majority: classes; share of the commonest label in `test`
-    acc_*, f1_*, nll_* of base, extra, test: accuracy, macro-F1, mean -log p (nats) on `test`
-    acc_*_on_extra, f1_*_on_extra, nll_*_on_extra: the same on `extra`
-    discordant, discordant_on_extra: share of texts that exactly one of extra and test gets right
-    loss_extra, loss_test: pretraining loss of the last epoch, nats a token
-    split, data, recipe: hashes of the rows drawn, the data, the settings
-    seconds, versions: time it took; of torch and transformers
+Appends a row to results.csv for each finished subsample; a rerun goes on from there. Its columns
+are those of run_experiment.py.
 With --adapters FOLDER every subsample leaves its adapters and FOLDER/<unit>/unit.json, the exact
 strings pretrained on and scored, for contamination_test.py.
 
@@ -332,19 +325,6 @@ def check_prompts(tokenizer, recipe, classes):
                              f"is read alike {other!r}: rename it")
 
 
-def show_prompts(args, name, task):
-    """Print one padded and one packed example to pretrain on."""
-    rows = np.random.RandomState(43).permutation(len(task.texts))[:PACK_SIZE]
-    rule = "-" * 100
-    for form, count, end in (("padded", 1, SLOT), ("packed", PACK_SIZE, "")):
-        parts = [instruction(task.classes, task.spec)]
-        for row in rows[:count]:
-            if args.answers:
-                end = f"{SLOT} {task.classes[task.labels[row]]}"
-            parts.append(f"### Text: {task.texts[row][:TEXT_CHARACTERS]}{end}")
-        print(f"\n{name}, {form}:", rule, "\n\n".join(parts), rule, sep="\n")
-
-
 LOADED = {}  # the one network in memory
 
 
@@ -598,7 +578,7 @@ def run_prompts(sample, device, threads, adapters=None):
     folder = None
     if adapters:
         folder = adapters / unit_name(row)
-        begin_unit(folder, row)
+        (folder / "unit.json").unlink(missing_ok=True)  # it vouches for the adapters beside it
     wanted = model.weights, recipe["quantize"], recipe["precision"], device
     predictions, strings = {}, {}
     try:
@@ -635,17 +615,6 @@ def run_prompts(sample, device, threads, adapters=None):
     if folder:
         write_unit(folder, sample, strings)
     return row, predictions
-
-
-def begin_unit(folder, row):
-    """A unit that is kept is replaced by one of the same recipe and data alone. Its unit.json goes
-    first, since it vouches for the adapters beside it."""
-    path = folder / "unit.json"
-    if path.exists():
-        kept = json.loads(path.read_text(encoding="utf-8"))["row"]
-        if (kept["recipe"], kept["data"]) != (row["recipe"], row["data"]):
-            raise SystemExit(f"error: {path} is of another recipe or other data: move it away")
-        path.unlink()
 
 
 def write_unit(folder, sample, strings):
@@ -721,7 +690,6 @@ def weights_hash(folder):
 
 
 # --- shared: tasks ---
-csv.field_size_limit(10**9)  # the module's own limit is 128 kB a field
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pretrain-on-test-text"
 
 
@@ -794,15 +762,11 @@ def read_texts(path, source):
     with open(path, encoding=source.get("encoding", "utf-8-sig"), newline="") as file:
         text = file.read().replace("\r\n", "\n")
     separator = max(",;\t", key=text.partition("\n")[0].count)
-    # pandas reads a bare carriage return as text, and repairs what csv refuses
-    lines = io.StringIO(text.replace("\r", " "), newline="")
-    names, *rows = csv.reader(lines, delimiter=separator, strict=True)
-    for number, row in enumerate(rows, start=1):
-        if len(row) not in (0, len(names)) or len(set(names)) < len(names):
-            raise ValueError(f"data row {number} has {len(row)} fields for {names}, or two "
-                             "of these have one name")
     table = pd.read_csv(io.StringIO(text), sep=separator, dtype=str, keep_default_na=False,
-                        lineterminator="\n")
+                        lineterminator="\n", header=None)  # a header would repair what is wrong
+    table = table.set_axis(table.iloc[0], axis=1).iloc[1:]
+    if not table.columns.is_unique:
+        raise ValueError(f"two columns have one name: {[*table.columns]}")
     for column, value in source.get("where", {}).items():
         table = table[table[column] == value]
     return table
@@ -1011,16 +975,17 @@ def unit_key(row):
 
 
 def unit_name(row):
-    """A subsample's name in file names. The hash keeps those apart that had to be changed."""
+    """A subsample's name in file names. The hash keeps other recipes and data apart, and names that
+    had to be changed."""
     words = re.sub(r"[^\w.=+-]", "-", "-".join(unit_key(row)), flags=re.ASCII)
-    return f"{words[:120]}-{short_hash(unit_key(row))}"
+    return f"{words[:120]}-{short_hash(unit_key(row), row['recipe'], row['data'])}"
 
 
 def share_of(args):
     """(the results file, number from 1, count) of this process's share: --shard i/k, else
     torchrun's."""
     number, count = args.shard or (1, 1)
-    if not args.shard and "WORLD_SIZE" in os.environ:
+    if not args.shard and "RANK" in os.environ:
         number, count = int(os.environ["RANK"]) + 1, int(os.environ["WORLD_SIZE"])
     out = args.out.resolve()  # a link's rows and lock belong to the file that it names
     if count > 1:
@@ -1238,7 +1203,7 @@ def whole(text):
     return int(text)
 
 
-def points(text):
+def above_zero(text):
     """argparse type: a number above 0."""
     if not 0 < float(text) < math.inf:
         raise ValueError
@@ -1263,7 +1228,7 @@ def add_shared_flags(parser):
     add("--label", default="label", metavar="COLUMN", help="names the classes (label)")
     add("--name", metavar="CONFIG", help="of --hub, where it has several")
     add("--split", default="train", help="of --hub (train)")
-    add("--margin", type=points, metavar="POINTS",
+    add("--margin", type=above_zero, metavar="POINTS",
         help="go on until the bias is known to half of it, at most --subsamples")
     add("--first-subsample", type=whole, default=1, metavar="K", help="first draw (1)")
     add("--seed", type=int, default=0, metavar="N", help="of the training, not of the draws (0)")
@@ -1300,7 +1265,7 @@ def parse_args(argv):
     add("--experiment", metavar="NAME", help="name in the results (zero-shot, -packed, -answers)")
     add("--pack", action="store_true", help="8 texts behind one instruction (section 9.1)")
     add("--answers", action="store_true", help="pretrain with the answers: a positive control")
-    add("--show-prompts", action="store_true", help="print examples of each task, run nothing")
+    add("--show-prompts", action="store_true", help="print one of each task, run nothing")
     add("--adapters", type=Path, metavar="FOLDER", help="keep them for contamination_test.py")
     add("--about", default="a text", help="what a text of --csv or --hub is (%(default)s)")
     add("--answer", default="its category", help="what is asked of it (%(default)s)")
@@ -1308,7 +1273,7 @@ def parse_args(argv):
     add = parser.add_argument_group("recipe").add_argument
     add("--quantize", default="none", choices=("none", "nf4"), help="weights in 4 bits (none)")
     add("--pretrain-epochs", type=whole, metavar="N", help=f"over the prompts ({EPOCHS})")
-    add("--pretrain-lr", type=float, metavar="RATE", help=f"peak learning rate ({LEARNING_RATE})")
+    add("--pretrain-lr", type=above_zero, metavar="RATE", help=f"at its peak ({LEARNING_RATE})")
     add("--batch-size", type=whole, metavar="N",
         help="prompts per step (from tasks.json; one where they are packed)")
     add("--max-length", type=whole, metavar="N",
@@ -1330,10 +1295,6 @@ def main(argv=None):
     for task in tasks.values():
         task.spec.setdefault("about", args.about)
         task.spec.setdefault("answer", args.answer)
-    if args.show_prompts:
-        for name, task in tasks.items():
-            show_prompts(args, name, task)
-        return
 
     device = choose_device(args)
     models = [find_model(text, registry) for text in args.model]
@@ -1342,8 +1303,16 @@ def main(argv=None):
         if model.objective != "clm":
             raise SystemExit(f"error: {model.name} is a masked language model: give a causal one")
         tokenizer = load_tokenizer(model)
-        for task in tasks.values():
-            check_prompts(tokenizer, recipe_of(args, model, task), task.classes)
+        for name, task in tasks.items():
+            recipe = recipe_of(args, model, task)
+            check_prompts(tokenizer, recipe, task.classes)
+            if args.show_prompts:
+                texts, labels = task.texts[:PACK_SIZE], task.labels[:PACK_SIZE]
+                strings = arm_strings(tokenizer, recipe, task.classes, texts, labels)
+                print(f"\n{name}, pretrained on:\n{strings.sequences[0]}")
+                print(f"\n{name}, tested with:\n{strings.prompts[0]}")
+    if args.show_prompts:
+        return
     most = dict.fromkeys(args.n, args.subsamples or (100 if args.margin else 2))
     run_all(args, device, models, tasks, most, recipe_of,
             functools.partial(run_prompts, adapters=args.adapters))

@@ -458,27 +458,33 @@ def test_a_run_goes_on_and_mixes_no_recipes(zero, byte_model, run):
     assert zero.parse_args(["--pack", "--answers"]).experiment == "zero-shot-packed-answers"
 
 
-def test_a_kept_unit_is_replaced_by_its_like_alone(zero, byte_model, run, monkeypatch):
+def test_a_kept_unit_is_replaced_by_its_like_alone(byte_model, run):
     folder = byte_model("gpt2")
     run(folder, "--adapters", "kept")
     (path,) = Path("kept").glob("*/unit.json")
     kept = path.read_bytes()
     write_csv("topics.csv", [(f"a ball {n}", ("food", "sky")[n % 2]) for n in range(60)])
-    for flags in (["--pretrain-lr", 1], ["--csv", "topics.csv"]):
-        message, _ = run(folder, "--adapters", "kept", "--out", "new.csv", *flags)
-        assert "of another recipe or other data" in message and not os.path.exists("new.csv")
+    for number, flags in enumerate((["--pretrain-lr", 1], ["--csv", "topics.csv"]), start=1):
+        message, _ = run(folder, "--adapters", "kept", "--out", f"{number}.csv", *flags)
+        assert message is None and len([*Path("kept").glob("*/unit.json")]) == 1 + number
         assert path.read_bytes() == kept
+    path.write_text("cut short")
+    message, _ = run(folder, "--adapters", "kept", "--out", "3.csv")
+    unit = json.loads(path.read_text())
+    assert unit["row"] | {"seconds": ""} == json.loads(kept)["row"] | {"seconds": ""}
+    assert len([*Path("kept").glob("*/unit.json")]) == 3
 
+
+def test_a_unit_is_vouched_for_only_when_it_is_whole(zero, byte_model, run, monkeypatch):
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    with monkeypatch.context() as patch:
-        patch.setattr(zero, "train_adapter", interrupted)
-        message, _ = run(folder, "--adapters", "kept", "--out", "new.csv")
-    assert "stopped" in message and not path.exists()
+    folder = byte_model("gpt2")
+    run(folder, "--adapters", "kept")
+    (path,) = Path("kept").glob("*/unit.json")
+    monkeypatch.setattr(zero, "train_adapter", interrupted)
     message, _ = run(folder, "--adapters", "kept", "--out", "new.csv")
-    unit = json.loads(path.read_text())
-    assert unit["row"] | {"seconds": ""} == json.loads(kept)["row"] | {"seconds": ""}
+    assert "stopped" in message and path.parent.is_dir() and not path.exists()
 
 
 def test_contamination_test_reads_a_kept_unit(byte_model, run):
@@ -490,13 +496,16 @@ def test_contamination_test_reads_a_kept_unit(byte_model, run):
     assert {line["recipe"] for line in audited} == {row["recipe"]}
 
 
-def test_show_prompts_shows_both_forms(run, capsys):
+def test_show_prompts_shows_both_forms(byte_model, run, capsys):
     write_csv("mail.csv", [("rain again", "wet"), ("no clouds", "dry")] * 20)
-    message, rows = run("no model", "--csv", "mail.csv", "--show-prompts", "--answers")
+    flags = ["--csv", "mail.csv", "--show-prompts", "--answers"]
     head = "\ndry\nwet\n\nThe text is a remark. Answer with its subject.\n\n### Text: "
-    out = capsys.readouterr().out
-    assert message is None and not rows and out.count(head) == 2
-    assert out.count("rain again\n### Answer: wet") + out.count("clouds\n### Answer: dry") == 9
+    for form, examples in ([], 1), (["--pack"], 8):
+        message, rows = run(byte_model("gpt2"), *flags, *form)
+        out = capsys.readouterr().out
+        assert message is None and not rows and out.count(head) == 2  # to pretrain on, to test
+        answered = out.count("rain again\n### Answer: wet") + out.count("clouds\n### Answer: dry")
+        assert answered == examples and out.count("rain again\n### Answer:\n") == 1
 
 
 # What cannot be run
