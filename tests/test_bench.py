@@ -1,10 +1,10 @@
-"""tests/bench.py: its arithmetic by hand, and that the page's commands parse. Run by hand, it
+"""tests/studies/bench.py: its arithmetic by hand, and that the page's commands parse. Run by hand, it
 measures; here nothing is measured."""
 
 import re
 import shlex
 
-import bench
+from studies import bench
 from conftest import ROOT
 
 
@@ -20,7 +20,7 @@ def test_a_row_compares_medians_and_pairs():
 
 def test_the_commands_of_the_page_parse():
     page = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
-    commands = re.findall(r"^python tests/bench.py.*$", page, re.MULTILINE)
+    commands = re.findall(r"^python tests/studies/bench.py.*$", page, re.MULTILINE)
     assert commands
     for command in commands:
         assert bench.parse_args(shlex.split(command, comments=True)[2:]).stages

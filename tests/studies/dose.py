@@ -1,7 +1,7 @@
 """The dose curve of docs/results.md: which detector sees which dose of test texts, and does accuracy move? Run by hand.
 
-    python tests/dose.py            # hours on a CPU; table and figure grow in docs/, units (2 GB) in dose/
-    python tests/dose.py --list     # the commands that are left
+    python tests/studies/dose.py            # hours on a CPU; table and figure grow in docs/, units (2 GB) in dose/
+    python tests/studies/dose.py --list     # the commands that are left
 
 smollm2, rotten_tomatoes, n = 50. Chosen before looking: the primary numbers are the crossed change of the question at 30
 epochs and of the control at 10 epochs, 10 subsamples each; everything else is description.
@@ -24,7 +24,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 FORMS = {"packed": ["--pack"], "padded-answers": ["--answers"], "packed-answers": ["--pack", "--answers"]}
 SETTINGS = [
     ("packed", 30, 10),

@@ -1,0 +1,259 @@
+"""Do the 89 % intervals hold 89 %, and is what the sentences promise true? Run by hand.
+
+    python tests/studies/calibrate.py tests/bert_tiny_n200.csv                # crossed arms: 2 minutes
+    python tests/studies/calibrate.py tests/published/few_shot_m50.csv --n 50 500    # plain arms
+    python tests/studies/calibrate.py tests/published/few_shot_m50.csv --n 500 --models-too --sets 100   # the samplers: slow
+
+Truth is known by resampling: a task's biases, centred, are its noise. --sets data sets are drawn from it with
+replacement (J random tasks, with replacement where the file has fewer), a true effect is added, and what a user sees
+after 1, 2, 3, ... subsamples of each task is computed for all of them at once, anew, from the formulas of
+docs/results.md. Some go through fit_model.py and run_experiment.py too, which must agree. A share near .89 of 4,000
+sets has a standard error of .005.
+
+Studies, each line with the shares of intervals that cover the truth, and of verdicts within and beyond the margin
+of 1 point; with no effect "beyond" is wrong, with an effect equal to the margin both are:
+    coverage    K subsamples of each of J tasks, and half the interval's mean width. With crossed arms also where the
+                effect differs from run to run (normal, 1 or 2 points), of which the noise of the texts knows nothing
+    pilot       after K subsamples the user reads how many are needed, runs so many in all, once, and takes that
+                verdict (one look); or takes the pilot's where it has one (two looks)
+    until       the user adds a subsample of each task until a verdict comes
+    --margin    run_experiment.py --margin 1: until the noise of the texts is known to half the margin
+--models-too takes the samplers' means instead, with effects of 0, or proportional to a task's noise (mean 1 point).
+"""
+
+import argparse
+import math
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+from scipy import stats
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from conftest import load_script  # noqa: E402
+
+MARGIN = 1.0
+MOST = 120  # subsamples of a task
+CHUNK = 250  # sets at once
+PRIOR = 5  # rows that the noise of the texts counts as
+
+
+class Seen(NamedTuple):
+    """What is known after 1, 2, ... MOST subsamples of each of J tasks, each [sets, MOST], in points."""
+
+    middle: np.ndarray
+    half: np.ndarray  # of the 89 % interval
+    se_1: np.ndarray  # the standard error with one subsample a task
+    tasks: np.ndarray  # effective number: degrees of freedom per degree of a task
+    known: np.ndarray  # half-width by the noise of the texts (--margin)
+
+
+def noises_of(table, effect="bias"):
+    """{model, or "all" for their mean: a list over tasks of [rows, 2]: w, centred effect}, in points. w is nan where
+    arms are plain or the effect is a boost."""
+    table = table.copy()
+    low, high = {"bias": ("extra", "test"), "boost": ("base", "extra")}[effect]
+    table["D"] = 100 * (table[f"acc_{high}"] - table[f"acc_{low}"])
+    table["w"] = np.nan
+    if "discordant" in table:
+        low, high = {"bias": ("test", "extra"), "boost": ("base", "test")}[effect]
+        mirror = 100 * (table[f"acc_{high}_on_extra"] - table[f"acc_{low}_on_extra"])
+        if effect == "bias":
+            noise = table["discordant"] - (table["D"] / 100) ** 2
+            noise += table["discordant_on_extra"] - (mirror / 100) ** 2
+            table["w"] = np.maximum(1e4 / (4 * table["n"]) * noise, (50 / table["n"]) ** 2 / 12)
+        table["D"] = (table["D"] + mirror) / 2
+    models = dict([*table.groupby("model")])
+    if len(models) > 1:
+        models["all"] = table.groupby(["task", "subsample"], as_index=False)[["w", "D"]].mean()
+    found = {}
+    for model, rows in models.items():
+        tasks = [task[["w", "D"]].to_numpy() for _, task in rows.groupby("task")]
+        found[model] = [task - [0, task[:, 1].mean()] for task in tasks]
+    return found
+
+
+def draw(noises, J, sets, rng):
+    """(w, D), each [sets, J, MOST]."""
+    again = J > len(noises)
+    tasks = np.array([rng.choice(len(noises), J, replace=again) for _ in range(sets)])
+    grid = np.zeros((len(noises), max(map(len, noises)), 2))
+    for task, noise in enumerate(noises):
+        grid[task, : len(noise)] = noise
+    sizes = np.array([len(noise) for noise in noises])[tasks]
+    rows = (rng.random((sets, J, MOST)) * sizes[..., None]).astype(int)
+    found = grid[tasks[..., None], rows]
+    return found[..., 0], found[..., 1]
+
+
+def see(w, D, floor):
+    """Seen, from the formulas of docs/results.md, by cumulative sums."""
+    J, K = D.shape[1], np.arange(1, MOST + 1)
+    means = D.cumsum(2) / K
+    squares = np.maximum((D**2).cumsum(2) - K * means**2, 0)
+    texts = w.cumsum(2) / K
+    df = K - 1 if np.isnan(w).any() else K - 1 + PRIOR
+    with np.errstate(invalid="ignore", divide="ignore"):
+        rows_vary = squares / (K - 1)
+        variance = rows_vary
+        if not np.isnan(w).any():
+            variance = (PRIOR * texts + squares) / df
+        variance = np.maximum(variance, floor)
+        total = variance.sum(1)
+        tasks = total**2 / (variance**2).sum(1)
+        half = stats.t.ppf(0.945, tasks * df) * np.sqrt(total / K) / J
+    rule = texts
+    rule[..., 9:] = np.maximum(texts, rows_vary)[..., 9:]
+    known = 1.598 * np.sqrt((rule / K).sum(1)) / J
+    return Seen(means.mean(1), half, np.sqrt(total) / J, tasks, known)
+
+
+def needed(se_1, tasks, K, prior):
+    """Subsamples of each task at which the half-width is half the margin [sets], se_1 at its upper end."""
+    upper = se_1 * np.sqrt(tasks * (K - 1 + prior) / stats.chi2.ppf(0.3, tasks * (K - 1 + prior)))
+    R = np.full(len(se_1), 1 if prior else 2)
+    wide = np.ones(len(se_1), dtype=bool)
+    while wide.any():
+        half = stats.t.ppf(0.945, tasks * (R - 1 + prior)) * upper / np.sqrt(R)
+        wide = (half > MARGIN / 2) & (R < MOST)
+        R = R + wide
+    return R
+
+
+def at(values, K):
+    """The value of each set after its K subsamples."""
+    return values[np.arange(len(values)), np.asarray(K) - 1]
+
+
+def say(words, low, high, truth, R=None):
+    within, beyond = (-MARGIN < low) & (high < MARGIN), (low > MARGIN) | (high < -MARGIN)
+    covers = (low <= truth) & (truth <= high)
+    size = "" if R is None else f", subsamples {np.median(R):.0f} ({np.percentile(R, 5):.0f} to {np.percentile(R, 95):.0f})"
+    print(f"{words}: covers {covers.mean():.3f}, within {within.mean():.3f}, beyond {beyond.mean():.3f}{size}", flush=True)
+
+
+def study(name, noises, floor, J, sets, rng):
+    """Print all studies of J tasks."""
+    prior = 0 if np.isnan(noises[0]).any() else PRIOR
+    sizes = (1, 2, 3, 5, 10) if prior else (2, 3, 5, 10, 20)
+    for luck in (0, 1, 2) if prior else (0,):
+        parts = []
+        for _ in range(sets // CHUNK):
+            w, D = draw(noises, J, CHUNK, rng)
+            parts.append(see(w, D + luck * rng.standard_normal(D.shape), floor))
+        seen = Seen(*map(np.concatenate, zip(*parts)))
+        words = []
+        for K in sizes:
+            middle, half = seen.middle[:, K - 1], seen.half[:, K - 1]
+            words.append(f"{np.mean(np.abs(middle) <= half):.3f} (±{half.mean():.2f})")
+        print(f"{name}, J = {J}, effects of runs differ by {luck}, K = {sizes}: covers {', '.join(words)}", flush=True)
+        if not luck:
+            plain = seen
+    for effect in (0, MARGIN):
+        low, high = plain.middle + effect - plain.half, plain.middle + effect + plain.half
+        done = (low > MARGIN) | (high < -MARGIN) | ((-MARGIN < low) & (high < MARGIN))
+        where = f"{name}, J = {J}, effect {effect:g}"
+        for K in sizes[:1] * bool(prior) + (3, 5, 10):
+            R = np.maximum(K, needed(plain.se_1[:, K - 1], plain.tasks[:, K - 1], K, prior))
+            say(f"{where}, pilot of {K}, one look", at(low, R), at(high, R), effect, R)
+            R = np.where(done[:, K - 1], K, R)
+            say(f"{where}, pilot of {K}, two looks", at(low, R), at(high, R), effect, R)
+        first = 0 if prior else 1
+        R = np.where(done[:, first:].any(1), 1 + first + done[:, first:].argmax(1), MOST)
+        say(f"{where}, until a verdict", at(low, R), at(high, R), effect, R)
+        if prior:
+            known = plain.known[:, 1:100] <= MARGIN / 2
+            R = np.where(known.any(1), 2 + known.argmax(1), 100)
+            say(f"{where}, --margin", at(low, R), at(high, R), effect, R)
+
+
+def check(table, floor):
+    """run_experiment.py must see in the first rows of a file what is seen here."""
+    run = load_script("run_experiment")
+    effects = run.with_effects(table.to_dict("records"))
+    tasks = [task.sort_values("subsample")[: MOST] for _, task in effects.groupby("task")]
+    w, D = np.array([[task["w"], task["bias"]] for task in tasks]).swapaxes(0, 1)
+    seen = see(w[None], D[None], floor)
+    for K in (1, 2, 9, 10, 40):
+        rows = pd.concat([task[:K] for task in tasks]).to_dict("records")
+        assert math.isclose(run.half_width(rows, len(tasks)), seen.known[0, K - 1])
+    noises = noises_of(table.assign(model="any"))["any"]
+    found = np.concatenate([noise[:, 0] for noise in noises])
+    assert np.allclose(found, effects.sort_values("task", kind="stable")["w"])
+
+
+def resampled(table, n, kind, rng):
+    """(rows, true mean effect in points) of a data set of the published size: the rows of each model and task are
+    drawn with replacement, their differences centred and a known effect added; right answers stay whole numbers."""
+    groups = [group for _, group in table.groupby(["model", "task"])]
+    differences = [group["acc_test"] - group["acc_extra"] for group in groups]
+    spread = np.array([difference.std() for difference in differences])
+    truths = np.zeros(len(groups))
+    if kind == "noise":
+        truths = 0.01 * spread / spread.mean()
+    drawn = []
+    for group, difference, truth in zip(groups, differences, truths):
+        mine = group.iloc[rng.integers(len(group), size=len(group))].copy()
+        test = mine["acc_test"] - difference.mean() + truth
+        mine["acc_test"] = (n * test.clip(0, 1)).round() / n
+        mine["subsample"] = group["subsample"].to_numpy()
+        drawn.append(mine)
+    rows = pd.concat(drawn, ignore_index=True).assign(seed=0, arms="plain")
+    for arm in ("base", "extra", "test"):
+        rows[f"acc_{arm}_on_extra"] = math.nan
+    return rows, 100 * truths.mean()  # clipping and rounding move it by hundredths of a point
+
+
+def cover_models(script, table, n, sets, kind, rng):
+    """Print the coverage of the mean over both models by these tasks, the paper's (11) and the hierarchical mean, of
+    all tasks and 20 subsamples."""
+    table = table[table["subsample"] <= 20]
+    cell = tuple(table[script.CELL].iloc[0])
+    args = SimpleNamespace(draws=500, tune=400, chains=2, seed=0, no_interaction=False)
+    script.ATTEMPTS = script.ATTEMPTS[:1]  # a share of intervals does not need 400 effective draws of each
+    hits = {"these tasks": [], "paper": [], "hierarchical": []}
+    for number in range(1, sets + 1):
+        rows, truth = resampled(table, n, kind, rng)
+        tasks = script.task_table(rows, script.differences(rows, "acc"), "acc")
+        effects = script.effects_table(tasks, "acc", MARGIN)
+        for analysis in ("paper", "hierarchical"):
+            script.mean_effects(script.fit(rows, "bias", analysis, args), effects, MARGIN)
+        words = []
+        for name, found in hits.items():
+            row = effects[(*cell, "bias", "all", name)]
+            found.append(row["low"] <= truth <= row["high"])
+            words.append(f"{name} {np.mean(found):.2f}")
+        print(f"n = {n}, {number} sets, effects {kind}: {', '.join(words)}", flush=True)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
+    parser.add_argument("path", type=Path, help="a results file with several subsamples of each task")
+    parser.add_argument("--effect", choices=("boost", "bias"), default="bias")
+    parser.add_argument("--n", type=int, nargs="+", help="(all)")
+    parser.add_argument("--tasks", type=int, nargs="+", default=(1, 2, 5, 25), help="J (1 2 5 25)")
+    parser.add_argument("--sets", type=int, default=4000)
+    parser.add_argument("--models-too", action="store_true", help="the samplers' means instead")
+    args = parser.parse_args()
+    rng = np.random.default_rng(0)
+    rows = pd.read_csv(args.path)
+    for n in args.n or sorted(set(rows["n"])):
+        table = rows[rows["n"] == n]
+        if args.models_too:
+            for kind in ("none", "noise"):
+                cover_models(load_script("fit_model"), table, n, args.sets, kind, rng)
+            continue
+        floor = (100 / n) ** 2 / 12
+        if "discordant" in table:
+            floor /= 4
+            check(table, floor)
+        for model, noises in noises_of(table, args.effect).items():
+            for J in args.tasks:
+                study(f"n = {n}, {model}", noises, floor, J, args.sets, rng)
+
+
+if __name__ == "__main__":
+    main()
