@@ -377,10 +377,11 @@ def lm_logits(net, batch):
     """Logits [S, vocabulary] at the kept positions: the output layer runs there alone."""
     hook = net.lm.get_output_embeddings().register_forward_pre_hook(
         lambda layer, inputs: (inputs[0].flatten(0, 1)[batch.kept],))
-    with net.autocast:
-        logits = net.lm(**batch.inputs).logits.float()
-    hook.remove()
-    return logits
+    try:
+        with net.autocast:
+            return net.lm(**batch.inputs).logits.float()
+    finally:
+        hook.remove()
 
 
 def class_logits(net, head, batch):
@@ -520,20 +521,22 @@ def classify(net, ids, labels, classes, recipe, seed):
         table = every.weight.detach()[torch.from_numpy(words).to(net.device)]
         net.lm.set_input_embeddings(torch.nn.Embedding.from_pretrained(table, freeze=False))
         ids = {name: [np.searchsorted(words, text) for text in ids[name]] for name in ids}
-    model = torch.nn.ModuleList([net.lm.base_model, head])
-    if net.pooler is not None:
-        model.insert(1, net.pooler)
-    weights = [*model.train().parameters()]
+    try:
+        model = torch.nn.ModuleList([net.lm.base_model, head])
+        if net.pooler is not None:
+            model.insert(1, net.pooler)
+        weights = [*model.train().parameters()]
 
-    def example_of(row):
-        text = ids["train"][row]
-        return text, read_at(net, text), labels[row : row + 1]
+        def example_of(row):
+            text = ids["train"][row]
+            return text, read_at(net, text), labels[row : row + 1]
 
-    trained = train(net, weights, functools.partial(class_logits, net, head), example_of,
-                    len(labels), "train", recipe, WEIGHT_DECAY, seed)
-    model.eval()
-    predictions = {name: predict(net, head, ids[name], classes) for name in ("test", "extra")}
-    net.lm.set_input_embeddings(every)
+        trained = train(net, weights, functools.partial(class_logits, net, head), example_of,
+                        len(labels), "train", recipe, WEIGHT_DECAY, seed)
+        model.eval()
+        predictions = {name: predict(net, head, ids[name], classes) for name in ("test", "extra")}
+    finally:
+        net.lm.set_input_embeddings(every)
     return trained, predictions
 
 

@@ -549,9 +549,9 @@ TWENTY = [f"text {i},{'ab'[i % 2]}" for i in range(20)]
 @pytest.mark.parametrize("lines, flags, words", [
     (["text,label", *TWENTY], ["--text", "body"], ["no column 'body'", "'text', 'label'"]),
     (["text,label", *TWENTY, " ,a"], [], ["1 empty texts or labels", "data row 21"]),
-    (["text,label", *TWENTY, "too few"], [], ["data row 21", "1 fields"]),
-    (["text,label", *TWENTY, "one, two,a"], [], ["data row 21", "quotes"]),
-    (["text,label", *[line + ",x" for line in TWENTY]], [], ["data row 1", "3 fields"]),
+    (["text,label", *TWENTY, "too few"], [], ["1 empty texts or labels", "data row 21"]),
+    (["text,label", *TWENTY, "one, two,a"], [], ["line 22, saw 3", "quotes"]),
+    (["text,label", *[line + ",x" for line in TWENTY]], [], ["line 2, saw 3", "quotes"]),
     (["text,label", *TWENTY, '"begun and never ended,a'], [], ["quotes"]),
     (["text,label,text", *[line + ",x" for line in TWENTY]], [], ["one name"]),
     (["text,label", *TWENTY], ["--n", 9], ["[10, 10]", "leaves 16 of the 18", "--n"]),
