@@ -36,13 +36,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from conftest import load_script  # noqa: E402
 
 MARGIN = 1.0
-MOST = 120  # subsamples of a task
 CHUNK = 250  # sets at once
 PRIOR = 5  # rows that the noise of the texts counts as
 
 
 class Seen(NamedTuple):
-    """What is known after 1, 2, ... MOST subsamples of each of J tasks, each [sets, MOST], in points."""
+    """What is known after 1, 2, ... `most` subsamples of each of J tasks, each [sets, most], in points."""
 
     middle: np.ndarray
     half: np.ndarray  # of the 89 % interval
@@ -76,22 +75,22 @@ def noises_of(table, effect="bias"):
     return found
 
 
-def draw(noises, J, sets, rng):
-    """(w, D), each [sets, J, MOST]."""
+def draw(noises, J, sets, most, rng):
+    """(w, D), each [sets, J, most]."""
     again = J > len(noises)
     tasks = np.array([rng.choice(len(noises), J, replace=again) for _ in range(sets)])
     grid = np.zeros((len(noises), max(map(len, noises)), 2))
     for task, noise in enumerate(noises):
         grid[task, : len(noise)] = noise
     sizes = np.array([len(noise) for noise in noises])[tasks]
-    rows = (rng.random((sets, J, MOST)) * sizes[..., None]).astype(int)
+    rows = (rng.random((sets, J, most)) * sizes[..., None]).astype(int)
     found = grid[tasks[..., None], rows]
     return found[..., 0], found[..., 1]
 
 
 def see(w, D, floor):
     """Seen, from the formulas of docs/results.md, by cumulative sums."""
-    J, K = D.shape[1], np.arange(1, MOST + 1)
+    J, K = D.shape[1], np.arange(1, D.shape[2] + 1)
     means = D.cumsum(2) / K
     squares = np.maximum((D**2).cumsum(2) - K * means**2, 0)
     texts = w.cumsum(2) / K
@@ -111,14 +110,14 @@ def see(w, D, floor):
     return Seen(means.mean(1), half, np.sqrt(total) / J, tasks, known)
 
 
-def needed(se_1, tasks, K, prior):
+def needed(se_1, tasks, K, prior, most):
     """Subsamples of each task at which the half-width is half the margin [sets], se_1 at its upper end."""
     upper = se_1 * np.sqrt(tasks * (K - 1 + prior) / stats.chi2.ppf(0.3, tasks * (K - 1 + prior)))
     R = np.full(len(se_1), 1 if prior else 2)
     wide = np.ones(len(se_1), dtype=bool)
     while wide.any():
         half = stats.t.ppf(0.945, tasks * (R - 1 + prior)) * upper / np.sqrt(R)
-        wide = (half > MARGIN / 2) & (R < MOST)
+        wide = (half > MARGIN / 2) & (R < most)
         R = R + wide
     return R
 
@@ -135,14 +134,14 @@ def say(words, low, high, truth, R=None):
     print(f"{words}: covers {covers.mean():.3f}, within {within.mean():.3f}, beyond {beyond.mean():.3f}{size}", flush=True)
 
 
-def study(name, noises, floor, J, sets, rng):
+def study(name, noises, floor, J, sets, most, rng):
     """Print all studies of J tasks."""
     prior = 0 if np.isnan(noises[0]).any() else PRIOR
     sizes = (1, 2, 3, 5, 10) if prior else (2, 3, 5, 10, 20)
     for luck in (0, 1, 2) if prior else (0,):
         parts = []
         for _ in range(sets // CHUNK):
-            w, D = draw(noises, J, CHUNK, rng)
+            w, D = draw(noises, J, CHUNK, most, rng)
             parts.append(see(w, D + luck * rng.standard_normal(D.shape), floor))
         seen = Seen(*map(np.concatenate, zip(*parts)))
         words = []
@@ -157,12 +156,12 @@ def study(name, noises, floor, J, sets, rng):
         done = (low > MARGIN) | (high < -MARGIN) | ((-MARGIN < low) & (high < MARGIN))
         where = f"{name}, J = {J}, effect {effect:g}"
         for K in sizes[:1] * bool(prior) + (3, 5, 10):
-            R = np.maximum(K, needed(plain.se_1[:, K - 1], plain.tasks[:, K - 1], K, prior))
+            R = np.maximum(K, needed(plain.se_1[:, K - 1], plain.tasks[:, K - 1], K, prior, most))
             say(f"{where}, pilot of {K}, one look", at(low, R), at(high, R), effect, R)
             R = np.where(done[:, K - 1], K, R)
             say(f"{where}, pilot of {K}, two looks", at(low, R), at(high, R), effect, R)
         first = 0 if prior else 1
-        R = np.where(done[:, first:].any(1), 1 + first + done[:, first:].argmax(1), MOST)
+        R = np.where(done[:, first:].any(1), 1 + first + done[:, first:].argmax(1), most)
         say(f"{where}, until a verdict", at(low, R), at(high, R), effect, R)
         if prior:
             known = plain.known[:, 1:100] <= MARGIN / 2
@@ -174,7 +173,7 @@ def check(table, floor):
     """run_experiment.py must see in the first rows of a file what is seen here."""
     run = load_script("run_experiment")
     effects = run.with_effects(table.to_dict("records"))
-    tasks = [task.sort_values("subsample")[: MOST] for _, task in effects.groupby("task")]
+    tasks = [task.sort_values("subsample")[:100] for _, task in effects.groupby("task")]
     w, D = np.array([[task["w"], task["bias"]] for task in tasks]).swapaxes(0, 1)
     seen = see(w[None], D[None], floor)
     for K in (1, 2, 9, 10, 40):
@@ -236,6 +235,7 @@ def main():
     parser.add_argument("--n", type=int, nargs="+", help="(all)")
     parser.add_argument("--tasks", type=int, nargs="+", default=(1, 2, 5, 25), help="J (1 2 5 25)")
     parser.add_argument("--sets", type=int, default=4000)
+    parser.add_argument("--most", type=int, default=120, help="subsamples of a task (120)")
     parser.add_argument("--models-too", action="store_true", help="the samplers' means instead")
     args = parser.parse_args()
     rng = np.random.default_rng(0)
@@ -252,7 +252,7 @@ def main():
             check(table, floor)
         for model, noises in noises_of(table, args.effect).items():
             for J in args.tasks:
-                study(f"n = {n}, {model}", noises, floor, J, args.sets, rng)
+                study(f"n = {n}, {model}", noises, floor, J, args.sets, args.most, rng)
 
 
 if __name__ == "__main__":
