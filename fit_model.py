@@ -11,59 +11,62 @@ Reproduces sections 5 to 8 and appendix D of "Evaluating the fairness of task-ad
 on unlabeled test data before few-shot text classification" (Dubey) and adds intervals that hold
 what they say. m labelled training texts, n unlabelled and n test texts; D_ijk of model i, task j,
 subsample k, in points (hundredths of an accuracy), is
-    boost = acc_extra - acc_base      or      bias = acc_test - acc_extra
-on the texts of `test`; with crossed arms its mean with the mirror image on the texts of `extra`, so
-that the luck of a training run cancels from the bias. A cell is one (experiment, m, n). Four
+    boost = unseen - base      or      bias = seen - unseen,
+base, unseen, seen being the accuracies of the model without pretraining, and of the pretrained ones
+on texts that they were not, and were, pretrained on. A setting is one (experiment, m, n). Four
 answers, with 89 % intervals:
     these tasks       the headline, in closed form: the mean over tasks of the tasks' mean
                       differences; model "all": D is averaged over the models first
     tasks like these  a t interval over the task means
     paper             Y_ijkl ~ Binomial(n, p), logit p = mu + alpha_i + U_j + V_jk + W_jl + beta l
-                      (l = 1: treatment), and the differences (11), (12) that it predicts, of
-                      plain arms; its intervals do not hold 89 %
+                      (l = 1: treatment), and the differences (11), (12) that it predicts, on the
+                      texts of `test` alone; its intervals do not hold 89 %
     hierarchical      D_ijk ~ N(delta_ij, s_ij), delta_ij ~ N(beta_i, tau_i),
                       log s_ij ~ N(log s_i, omega_i): how much tasks differ, one task's effect
                       after shrinking; it weights quiet tasks most
 
 Commands, cheapest first
-    python fit_model.py results.csv --draws 0       # conclusions, tables, figures: seconds
-    python fit_model.py results.csv --plan          # how many subsamples are needed
-    python fit_model.py results.csv                 # everything
+    python fit_model.py results.csv --draws 0       # page, tables, figures, without the samplers
+    python fit_model.py results.csv                 # these at once, then what the samplers add
     python fit_model.py results.csv more.csv folder --effects bias --n 500 --metric f1 --margin 2
     python fit_model.py accuracies       # published layout: m50/n500/bert/ag_news/accuracies.csv
 
-Writes to fits/ (--plan: plan/) summary.md, the page to hand on, figures *.png, and the columns
-    effects.csv    experiment, m, n (empty: all settings together), metric, effect, model, arms,
-                   target (the names above), tasks, left_out (tasks with one subsample), subsamples
-                   (fewest of a task), estimate, se, df, low, high, margin, verdict, needed
-                   (subsamples of each task that give ± the margin), to_settle (a verdict with 80 %
-                   probability if there is no effect), detectable (effect, with 80 % power)
-    means.csv      experiment, m, n, model, tasks, rows, boost, bias: Table 1
-    tasks.csv      experiment, m, n, effect, model, task, subsamples, estimate, sd, arms, low, high,
-                   verdict, p (one-sided sign flips of a bias), p_adjusted (Benjamini-Hochberg),
-                   paper ((12)), hierarchical, their _low, _high, p_beyond (the margin)
+Writes to fits/results/ (the first file's name) report.html, the page to read and to hand on,
+figures *.png, and the columns
+    effects.csv    experiment, m, n (empty: all settings together), metric, effect, model, arms
+                   (crossed: tested on both sets of texts; plain: on `test` alone), target (the names
+                   above), tasks, left_out (tasks with one subsample), subsamples (fewest of a task),
+                   majority (share of the commonest class), base, unseen, seen, estimate, se, df,
+                   low, high, margin, verdict, needed (subsamples of each task for an interval of
+                   half the margin to both sides)
+    means.csv      experiment, m, n, model, tasks, rows, boost, bias: Table 1, on `test` alone
+    tasks.csv      experiment, m, n, effect, model, task, subsamples, arms, majority, base, unseen,
+                   seen, estimate, sd (between subsamples), low, high, verdict, p (one-sided sign
+                   flips of a bias), p_adjusted (Benjamini-Hochberg), paper ((12)), hierarchical,
+                   their _low, _high, p_beyond (the margin)
     posterior.csv  experiment, m, n, effect, analysis, parameter, mean, sd, hdi_low, hdi_high,
                    r_hat, ess_bulk, ess_tail, warning (empty: converged; else exit status 3)
-    plan.csv       experiment, m, n, model, arms, tasks, subsamples, quantity, test_set (redrawn,
-                   fixed), mean, sd (of one subsample of a task), half_width (of the interval), one
-                   (with one subsample), needed, needed_low, needed_high (its interval), to_settle
 
-Measured 2026-11-22 on 2 cores of an AMD EPYC that did other work, seconds of CPU: --draws 0
---no-figures 3.4 on 27,500 published rows; a fit 3 to 40, of which up to 16 compile the model once
-per shape, 160 where it was done again: one in 16.
+MEASURED
 """
 
 import argparse
+import base64
+import contextlib
 import csv
+import html
 import itertools
 import math
 import os
+import re
+import shlex
 import sys
+import tempfile
 import time
 import warnings
+import zlib
 from pathlib import Path
-from types import SimpleNamespace
-from urllib.parse import quote
+from typing import NamedTuple
 
 import matplotlib
 import numpy as np
@@ -73,433 +76,105 @@ from matplotlib.lines import Line2D
 from scipy import special, stats
 from tqdm.auto import tqdm
 
+W_COUNTS = 5  # subsamples seen before, as which the noise of the texts counts (docs/results.md)
+QUANTILE = 0.3  # of the chi-square by which `needed` allows for noise that is badly known
+NEAR = 0.55  # half-width over margin from which an open verdict is about the effect itself
 MAX_R_HAT, MIN_ESS = 1.01, 400  # Vehtari et al. (2021)
-CENTRED = {"paper": 5, "hierarchical": 10}  # tasks from which c_jk, log s_ij are sampled centred
+CENTRED = 5  # tasks from which c_jk is sampled centred
 ATTEMPTS = ((0.9, 1, 1), (0.99, 4, 2))  # target of acceptance, times the tuning, times the draws
 FEWEST_TASKS, MOST_TASKS = 5, 100  # fewer: no W, no words on many tasks; more: no figure of tasks
-PILOT = 5  # subsamples of each task to begin with
-COMPILED = {}  # models by analysis, flags and shapes of the data
+MOST_CELLS = 4  # with more settings no figure of tasks
+MOST_LINES = 30  # of a table on the page
+SAMPLERS = ("paper", "hierarchical")
+TARGETS = ("these tasks", "tasks like these", *SAMPLERS)
+GROUP = [*"experiment m n effect model".split()]
+ACCURACIES = ["majority", "base", "unseen", "seen"]
+COLUMNS = [  # of effects.csv
+    "experiment", "m", "n", "metric", "effect", "model", "arms", "target", "tasks", "left_out",
+    "subsamples", *ACCURACIES, "estimate", "se", "df", "low", "high", "margin", "verdict", "needed",
+]
 NUISANCE = ["a", "c", "c_raw", "z", "z_new", "log_s", "effect"]  # not reported as parameters
-MADE = (  # what an earlier run may have left in the output folder
-    "effects.csv", "means.csv", "tasks.csv", "posterior.csv", "plan.csv", "effects.png",
-    "tasks.*.png",
-)
-SCRIPT = "fit_model.py"
-PLAN = (
-    "half_width: the uncertainty of the mean, one: with one subsample of each task; needed: the "
-    "subsamples that give ± the margin (low to high: so well is the noise known), to_settle: a "
-    "verdict with 80 % probability if there is no effect. A task with fewer than 10 (m + 2n) rows "
-    "has subsamples that overlap: all this is then of these rows, not of new ones"
-)
+COMPILED = {}  # models by analysis, flags and shapes of the data
+STALE = ("posterior.csv", "tasks.*.png", "accuracies.*.png")  # of an earlier run
+QUESTION = "Is pretraining on the test texts unfair here?"
 LOOKING = (
     "Fix the number of subsamples before looking, or raise it once, to the number given here: "
     "adding subsamples until a verdict comes breaks the intervals"
 )
 
 
-# --- shared: basics ---
-class UserError(Exception):
-    """What the user can mend. The message says what was found, where, and what to do."""
+# The answer in closed form ------------------------------------------------------------------------
 
 
-def run_script(main, argv):
-    """Run main(argv). What can strike anywhere ends in one line on stderr, without a traceback:
-    exit status 2, after Ctrl-C 130, and 141 where nobody reads the output any more."""
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):  # a notebook's has not
-            stream.reconfigure(errors="replace")  # an ASCII terminal
-    again = "what is finished is kept; run the same command again"
-    try:
-        status = main(argv)
-        message = ""
-        sys.stdout.flush()
-    except UserError as error:
-        status = 2
-        message = f"error: {error}"
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # quiet at exit
-        status = 141
-        message = f"stopped: what reads the output has ended; {again}"
-    except OSError as error:  # a full disk, a folder that cannot be written
-        status = 2
-        message = f"error: {error.filename or ''} {error.strerror or error}; mend that: {again}"
-    except KeyboardInterrupt:
-        status = 130
-        message = f"stopped: {again}"
-    if message:
-        tqdm.write(" ".join(message.split()), file=sys.stderr)
-    if status:
-        raise SystemExit(status)
+class Noise(NamedTuple):
+    """What is known of an estimate's noise. An item a task, or a task of each setting."""
+    share: np.ndarray  # of the estimate's variance at one subsample of each task, points^2
+    counts: np.ndarray  # subsamples
+    prior: np.ndarray  # subsamples seen before, as which the noise of the texts counts
 
 
-def positive(text):
-    """argparse type: a whole number from 1 to a billion."""
-    if not (text.isascii() and text.isdecimal()) or not 1 <= int(text) <= 10**9:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1")
-    return int(text)
-# --- end shared ---
+class Fit(NamedTuple):
+    """One analysis of one effect in one setting."""
+    cell: tuple
+    effect: str
+    analysis: str
+    models: list
+    posterior: object  # xarray.Dataset of the draws
+    summary: pd.DataFrame  # a row a parameter
+    warning: str
 
 
-# --- shared: reading ---
-ARMS = ("base", "extra", "test")
-EFFECTS = {"boost": ("base", "extra"), "bias": ("extra", "test")}  # control, treatment
-CELL = ["experiment", "m", "n"]
-RUN = ["experiment", "model", "task", "m", "n", "subsample", "seed"]  # names a row
-REQUIRED = [*RUN[:-1], "num_classes", "majority", "acc_base", "acc_extra", "acc_test"]
-WORDS = ["split", "data", "recipe", "versions"]
-CHOICES = {"experiment": "experiment", "m": "m", "n": "n", "models": "model", "tasks": "task"}
-LEAST = {"m": 1, "n": 1, "subsample": 1, "num_classes": 1, "seed": 0}  # whole numbers
-SAME = [  # (scope, column): rows that agree in the scope must agree in the column
-    (RUN[:5], "recipe"),
-    (["experiment", "task"], "data"),
-    (["experiment", "data"], "task"),
-    (["experiment", "task", "m", "n", "subsample"], "split"),
-]
+def average(rows, by):
+    """Means of the rows that agree in `by`. How far the answers of several runs to one text go
+    together is not known: w is then at most the square of the mean of its roots."""
+    numbers = [*ACCURACIES, *EFFECTS, "floor", "w"]
+    groups = rows.assign(w=np.sqrt(rows["w"])).groupby(by)
+    table = groups[numbers].mean()
+    table["w"] **= 2
+    table[[*EFFECTS]] = table[[*EFFECTS]].round(9)  # equal differences stay equal
+    table["counted"] = groups["counted"].all()
+    return table.reset_index()
 
 
-def columns_of(metric):
-    """The metric's columns: of the three arms on the texts of `test`, then of `extra`."""
-    names = [f"{metric}_{arm}" for arm in ARMS]
-    return names + [f"{name}_on_extra" for name in names]
+def unit_table(rows):
+    """A row per cell, model, task and subsample, over seeds. Model "all": the mean over the models
+    of a cell, where all have the same tasks and subsamples."""
+    units = average(rows, [*CELL, "model", "task", "subsample"])
+    draw = [*CELL, "task", "subsample"]
+    both = average(units, draw).assign(model="all")
+    fewest = units.groupby(draw).size().groupby(CELL).min().rename("fewest")
+    models = units.groupby(CELL)["model"].nunique().rename("models")
+    both = both.join(fewest, on=CELL).join(models, on=CELL)
+    both = both[(both["models"] > 1) & (both["fewest"] == both["models"])]
+    units = pd.concat([both[units.columns], units], ignore_index=True)
+    return units.join(rows.groupby(CELL)["arms"].first(), on=CELL)
 
 
-def refuse(table, bad, what):
-    """Refuse the first of the bad rows; what: a format string of the row's columns."""
-    if bad.any():
-        row = table[bad].iloc[0]
-        raise UserError(f"{row['where']}: {what.format(**row)}: correct or delete the line")
+def interval(noise):
+    """(se, df, reach of the 89 % interval): Student's t with Satterthwaite's degrees of freedom."""
+    v = noise.share / noise.counts
+    if not v.sum() > 0:
+        return math.nan, math.nan, math.nan
+    se = math.sqrt(v.sum())
+    df = v.sum() ** 2 / (v**2 / (noise.prior + noise.counts - 1)).sum()
+    return se, df, stats.t.ppf(UPPER, df) * se
 
 
-def read_file(path, needed, torn=True):
-    """A CSV file as a DataFrame of str with the column `where` (file, line). torn: lines with fewer
-    fields than the header, which killed runs leave, are left out; else refused."""
-    try:
-        with open(path, newline="", encoding="utf-8-sig") as file:
-            reader = csv.reader(file, strict=True)
-            lines = [[f"{path}, line {reader.line_num}", *line] for line in reader if any(line)]
-    except (ValueError, csv.Error) as error:
-        raise UserError(f"{path} is no CSV file in UTF-8: {error}") from None
-    header = ["where"]
-    if lines:
-        header += [name.strip() for name in lines[0][1:]]
-    for name in (*needed, *header):
-        number = header.count(name)
-        if number != 1:
-            found = f"{number} columns {name!r}, not one"
-            raise UserError(f"{path} has {found}; separated by commas: {', '.join(header[1:])}")
-    whole = []
-    for line in lines[1:]:
-        what = f"{line[0]}: {len(line) - 1} fields where the header has {len(header) - 1}"
-        if len(line) == len(header):
-            whole.append(line)
-        elif len(line) < len(header) and torn:
-            print(f"{what}: left out as torn")
-        else:
-            raise UserError(f"{what}: correct or delete the line")
-    return pd.DataFrame(whole, columns=header, dtype=str)
-
-
-def read_path(path, needed):
-    """Tables of a results file, or of a folder's: results.csv, results.*-of-*.csv, the published
-    layout m50/n500/bert/ag_news/accuracies.csv, whose row k is subsample k."""
-    if not path.is_dir():
-        return [read_file(path, needed)]
-    files = [*path.glob("results.csv"), *path.glob("results.*-of-*.csv")]
-    tables = [read_file(file, needed) for file in sorted(files)]
-    for file in sorted(path.glob("m*/n*/*/*/accuracies.csv")):
-        table = read_file(file, ("num_classes", "majority", *ARMS))
-        table = table.rename(columns={arm: f"acc_{arm}" for arm in ARMS})
-        m, n, model, task = file.parts[-5:-1]
-        table = table.assign(experiment=path.resolve().name, model=model, task=task)
-        tables.append(table.assign(m=m[1:], n=n[1:], subsample=range(1, len(table) + 1)))
-    if not tables:
-        layout = "m*/n*/*/*/accuracies.csv"
-        raise UserError(f"{path} holds no results.csv, results.*-of-*.csv, {layout}: name a file")
-    return tables
-
-
-def typed(rows, name, may_lack):
-    """The numbers of a column of str; empty ones become nan if the rows may lack them."""
-    values = pd.to_numeric(rows[name], errors="coerce")
-    least, most = LEAST.get(name, -(10**9)), 10**9
-    if name == "n":
-        most = 10**6  # sign flips of more take hours
-    if name.startswith(("majority", "acc_", "f1_")):
-        least, most = 0, 1
-    bad = ~values.between(least, most) & ~(may_lack & (rows[name] == ""))
-    kind = "number"
-    if name in LEAST:
-        kind = "whole number"
-        bad |= values % 1 != 0
-    refuse(rows, bad, f"{name} is {{{name}!r}}, not a {kind} from {least} to {most}")
-    return values.astype(int if name in LEAST else float)
-
-
-def read_results(paths, metric="acc"):
-    """All rows of the paths, typed and checked; accuracies become k / n exactly, missing numbers
-    nan, missing words empty."""
-    needed = [*REQUIRED, *columns_of(metric)[:3]]
-    tables = [table for path in paths for table in read_path(path, needed)]
-    numbers = ["seed", *REQUIRED[3:], "loss_extra", "loss_test", "seconds"]
-    for each in ("acc", "f1", "nll", metric):
-        numbers += columns_of(each)
-    tables.append(pd.DataFrame(columns=[*dict.fromkeys(numbers), *WORDS]))  # those that may lack
-    rows = pd.concat(tables, ignore_index=True).fillna("")
-    if rows.empty:
-        raise UserError(f"no rows in {', '.join(map(str, paths))}: run run_experiment.py first")
-    rows["seed"] = rows["seed"].replace("", "0")
-    for name in dict.fromkeys(numbers):
-        rows[name] = typed(rows, name, may_lack=name not in needed)
-    refuse(rows, rows["model"] == "all", "the model 'all' would be all models together")
-    for name in columns_of("acc"):
-        exact = (rows[name] * rows["n"]).round() / rows["n"]
-        off = (rows[name] - exact).abs() > 5.1e-5  # accuracies of four decimals will do
-        refuse(rows, off, f"{name} = {{{name}}} is no whole number of right answers of n = {{n}}")
-        rows[name] = exact
-    return rows
-
-
-def choose_rows(rows, args):
-    """The rows that --experiment, --m, --n, --models and --tasks name, each known."""
-    for flag, name in CHOICES.items():
-        found = sorted(set(rows[name]))
-        wanted = getattr(args, flag) or found
-        for value in sorted(set(wanted) - set(found)):
-            names = ", ".join(map(str, found))
-            raise UserError(f"--{flag} {value}: not in the rows chosen so far; found: {names}")
-        rows = rows[rows[name].isin(wanted)]
-    return rows
-
-
-def refuse_conflict(rows, scope, name):
-    """Refuse two rows that agree in the scope and differ in a column that both have."""
-    known = rows[rows[name].notna() & (rows[[*scope, name]] != "").all(axis=1)]
-    known = known.drop_duplicates([*scope, name])
-    known = known[known.duplicated(scope, keep=False)].sort_values(scope, kind="stable")
-    if len(known):
-        one, two = known.iloc[0], known.iloc[1]
-        agree = f"{one['where']} and {two['where']} agree in {', '.join(scope)}"
-        values = f"differ in {name} ({one[name]} and {two[name]})"
-        raise UserError(f"{agree} and {values}: keep one, or give them two names of experiments")
-
-
-def each_once(rows):
-    """The rows, each run once, sorted; runs that contradict each other are refused."""
-    twice = rows[rows.duplicated(RUN, keep=False)]
-    for name in twice.select_dtypes("number").columns.difference([*RUN, "seconds"], sort=False):
-        refuse_conflict(twice, RUN, name)
-    for scope, name in SAME:
-        refuse_conflict(rows, scope, name)
-    again = rows.duplicated(RUN)
-    if again.any():
-        print(f"given twice and used once: {count(again.sum(), 'row')}")
-    return rows[~again].sort_values(RUN, ignore_index=True)
-
-
-def versions_of(rows):
-    """How many rows each version of code and libraries wrote, in words."""
-    numbers = rows["versions"].replace("", "no version named").value_counts()
-    return "; ".join(f"{count(number, 'row')} of {name}" for name, number in numbers.items())
-
-
-def load_rows(args, metric="acc"):
-    """The chosen rows of args.paths with the column `arms`: "crossed" where every row of a cell has
-    the columns *_on_extra of the metric and args.plain is off, else "plain"."""
-    rows = each_once(choose_rows(read_results(args.paths, metric), args))
-    if rows["versions"].nunique() > 1:
-        print(f"rows of several versions are taken together: {versions_of(rows)}")
-    rows["arms"] = "plain"
-    if args.plain:
-        return rows
-    there = rows[columns_of(metric)].notna().all(axis=1)
-    for cell, known in there.groupby([rows[name] for name in CELL]):
-        if known.all():
-            rows.loc[known.index, "arms"] = "crossed"
-        elif known.any():
-            lack = f"some rows lack {metric}_base_on_extra and so on"
-            print(f"{title_of(*cell)}: {lack}: plain effects, without crossed arms")
-    return rows
-
-
-def count(number, what):
-    """"1 task", "2 tasks"."""
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
-
-
-def title_of(experiment, m, n):
-    """A cell in words."""
-    return f"{experiment}, m = {m}, n = {n}"
-
-
-def file_of(*names):
-    """A file's name from names that may hold anything; different names give different files."""
-    return ".".join(quote(str(name), safe="") for name in names).replace("%", "=")
-# --- end shared ---
-
-
-# --- shared: effects ---
-SHARE = 0.89  # of every interval: the paper's
-
-
-def effects_of(row, metric="acc", crossed=True):
-    """(boost, bias) of a row, or of a table of rows, as fractions or nats.
-
-    Plain: acc_extra - acc_base and acc_test - acc_extra, on the texts of `test`. Crossed: the mean
-    of these and of their mirror images on the texts of `extra`, where `extra` and `test` change
-    places; a training run that is better or worse on all texts then cancels from the bias."""
-    boost = row[f"{metric}_extra"] - row[f"{metric}_base"]
-    bias = row[f"{metric}_test"] - row[f"{metric}_extra"]
-    if crossed:
-        mirrored_boost = row[f"{metric}_test_on_extra"] - row[f"{metric}_base_on_extra"]
-        mirrored_bias = row[f"{metric}_extra_on_extra"] - row[f"{metric}_test_on_extra"]
-        boost = (boost + mirrored_boost) / 2
-        bias = (bias + mirrored_bias) / 2
-    return boost, bias
-# --- end shared ---
-
-
-# --- shared: interval ---
-def these_tasks(means, variances, counts, floor):
-    """The mean over these tasks in closed form: a dict of estimate, se, df, low, high.
-
-    means, variances, counts: per task the mean, variance and number K of its subsamples'
-    differences, K from 2; floor: the least variance, that of rounding: for points (100 / n)^2 / 12,
-    a quarter of that where they are crossed. v_j = max(s_j^2, floor) / K_j, the standard error is
-    sqrt(sum v_j) / J, Student t with Satterthwaite's degrees of freedom. With a K of 1 all but the
-    estimate are nan."""
-    counts = np.asarray(counts, float)
-    found = {"estimate": float(np.mean(means)), "se": math.nan, "df": math.nan}
-    if counts.min() > 1:
-        v = np.maximum(variances, floor) / counts
-        found["se"] = math.sqrt(v.sum()) / len(v)
-        if v.sum() > 0:
-            found["df"] = float(v.sum() ** 2 / (v**2 / (counts - 1)).sum())
-    half = float(stats.t.ppf((1 + SHARE) / 2, found["df"])) * found["se"]
-    found["low"] = found["estimate"] - half
-    found["high"] = found["estimate"] + half
-    return found
-# --- end shared ---
-
-
-# --- shared: tools ---
-UPPER = (1 + SHARE) / 2  # the upper end of an interval, as a quantile
-
-
-def changes_of(rows, effect, crossed):
-    """Whole numbers that are n times the row's difference, crossed 2n times: for sign flips."""
-    boost, bias = effects_of(rows, "acc", crossed)
-    change = boost if effect == "boost" else bias
-    if crossed:
-        change = 2 * change
-    return (change * rows["n"]).round().astype(int)
-
-
-def training_variance(shares, n):
-    """The variance of a mean accuracy over tasks at one subsample a task, on a fixed test set, in
-    points^2; nan if not told from 0 by a chi-square. shares: per task the accuracies of its
-    subsamples, each on n fresh test texts. Their variance less the binomial one: a lower bound,
-    since single answers also flip."""
-    observed = np.array([np.var(share, ddof=1) for share in shares])
-    binomial = np.array([np.mean(share * (1 - share)) / max(n - 1, 1) for share in shares])
-    freedom = np.array([len(share) - 1 for share in shares])
-    chi_square = (freedom * observed / np.maximum(binomial, 1e-9)).sum()  # 0 where all are right
-    excess = (observed - binomial).sum()
-    if excess <= 0 or stats.chi2.cdf(chi_square, freedom.sum()) < UPPER:
+def needed_subsamples(noise, df, half):
+    """The least number R of each task at which the interval reaches `half` to both sides, if the
+    noise is as large as df degrees of freedom let one fear."""
+    variance = noise.share.sum()
+    if not (variance > 0 and half):
         return math.nan
-    return 1e4 * excess / len(shares) ** 2
-
-
-def sign_flip_p(changes):
-    """One-sided p of sum(changes), whole numbers, under random signs: exact if they are symmetric
-    about 0. The sum of the sizes with a plus has a convolution of two-point laws."""
-    sizes = np.abs(changes[changes != 0])
-    share = np.zeros(sizes.sum() + 1)  # of the sign patterns, by the sum of the sizes with a plus
-    share[0] = 1
-    reached = 0
-    for size in sizes:
-        share[size : reached + size + 1] += share[: reached + 1].copy()
-        share[: reached + size + 1] /= 2
-        reached += size
-    observed = (sizes.sum() + changes.sum()) // 2
-    return min(float(share[observed:].sum()), 1.0)  # ties count; rounding may exceed 1
-
-
-def panels(title, lines, columns, width, height, **more):
-    """(figure, its axes [lines, columns]); sizes in inches."""
-    figure = Figure(figsize=(width, height), layout="constrained")
-    figure.suptitle(title, fontsize=11)
-    return figure, figure.subplots(lines, columns, squeeze=False, **more)
-
-
-def open_folder(folder, script, made):
-    """Make a folder ready for a script's output. It is new, empty, or holds the script's own
-    summary.md: then what earlier runs made (patterns of names) is removed. Else it is refused."""
-    folder.mkdir(parents=True, exist_ok=True)
-    page = folder / "summary.md"
-    ours = page.exists() and f"Written by {script}" in page.read_text(errors="replace")
-    if any(folder.iterdir()) and not ours:
-        raise UserError(f"{folder} holds files, no summary.md of {script}: give a new one by --out")
-    for pattern in made:
-        for file in folder.glob(pattern):
-            file.unlink()
-    write_page(folder, script, ["Not finished."])
-
-
-def write_page(folder, script, lines):
-    """Write summary.md; its last line names the script, by which open_folder knows the folder."""
-    text = "\n".join([*lines, "", f"Written by {script}.", ""])
-    (folder / "summary.md").write_text(text, encoding="utf-8")
-
-
-def write(folder, **tables):
-    """Write DataFrames as CSV, numbers to 6 significant digits."""
-    for name, table in tables.items():
-        table.to_csv(folder / f"{name}.csv", index=False, float_format="%.6g")
-# --- end shared ---
-GROUP = [*CELL, "effect", "model"]
-INTERVAL = ["estimate", "low", "high"]
-TARGETS = ["these tasks", "tasks like these", "paper", "hierarchical"]
-COLUMNS = [  # of effects.csv
-    *CELL, "metric", "effect", "model", "arms", "target", "tasks", "left_out", "subsamples",
-    "estimate", "se", "df", "low", "high", "margin", "verdict", "needed", "to_settle", "detectable",
-]
-# A verdict has 80 % probability without an effect where an interval's half-width is this share of
-# the margin: .555
-SETTLING = stats.norm.ppf(UPPER) / (stats.norm.ppf(UPPER) + stats.norm.ppf(0.9))
-
-
-def scale_of(metric):
-    """Points for shares, else the metric's own unit."""
-    return 100 if metric in ("acc", "f1") else 1
-
-
-def differences(rows, metric):
-    """A row per cell, effect (boost, bias, acc_extra), model, task, subsample; `value` in points
-    (acc, f1) or as it is. Runs that differ in `seed` alone are averaged. Model "all": the mean over
-    the models of a cell, where all have the same tasks and subsamples."""
-    unit = [*CELL, "model", "task", "subsample"]
-    plain = effects_of(rows, metric, crossed=False)
-    crossed = effects_of(rows, metric, crossed=True)
-    table = rows[unit].copy()
-    for effect, one, both in zip(EFFECTS, plain, crossed):
-        table[effect] = both.where(rows["arms"] == "crossed", one)
-    table[f"{metric}_extra"] = rows[f"{metric}_extra"]
-    means = scale_of(metric) * table.groupby(unit).mean()
-    long = means.round(9).reset_index().melt(unit, var_name="effect")
-
-    both = long.groupby([*CELL, "effect", "task", "subsample"])["value"].agg(["mean", "size"])
-    both = both.reset_index().rename(columns={"mean": "value"}).assign(model="all")
-    fewest = both.groupby(CELL)["size"].transform("min")
-    models = both[CELL].join(long.groupby(CELL)["model"].nunique(), on=CELL)["model"]
-    both = both[(fewest == models) & (models > 1)]
-    return pd.concat([both, long], ignore_index=True)[long.columns]
-
-
-def floor_of(metric, n, crossed):
-    """The variance of rounding to whole answers, in points^2: no difference is known better."""
-    if scale_of(metric) == 1:
-        return 0.0 * n
-    return (100 / (n * (1 + crossed))) ** 2 / 12  # crossed: on 2n texts
+    variance *= df / stats.chi2.ppf(QUANTILE, df)
+    fewest = 1 if noise.prior.min() > 0 else 2
+    R = max(fewest, int(stats.norm.ppf(UPPER) ** 2 * variance / half**2))  # a t reaches further
+    while True:
+        known = Noise(noise.share, np.full(len(noise.share), R), noise.prior)
+        _, df, reach = interval(known)
+        if reach * math.sqrt(variance / noise.share.sum()) <= half:
+            return R
+        R += 1
 
 
 def verdict_of(low, high, margin):
@@ -513,180 +188,124 @@ def verdict_of(low, high, margin):
     return "not settled"
 
 
-def effective_tasks(variances):
-    """How many equally noisy tasks have the degrees of freedom of these (Satterthwaite)."""
-    if not variances.any():
-        return len(variances)
-    return variances.sum() ** 2 / (variances**2).sum()
+def task_table(units, rows, args):
+    """tasks.csv before the samplers, indexed by GROUP and task. `variance` of a subsample's
+    difference: that between the subsamples, in which the noise of the texts, where it is known,
+    counts as W_COUNTS; never less than rounding or the accuracies imply; nan of one subsample."""
+    parts = {}
+    for effect in args.effects:
+        groups = units.groupby([*CELL, "model", "task"])
+        table = groups.agg(
+            subsamples=(effect, "size"), arms=("arms", "first"),
+            **{name: (name, "mean") for name in ACCURACIES}, estimate=(effect, "mean"),
+            sd=(effect, "std"), floor=("floor", "mean"), w=("w", "mean"),
+            counted=("counted", "all"))
+        if effect == "boost":
+            table = table.assign(w=math.nan, counted=False)
+        parts[effect] = table
+    table = pd.concat(parts, names=["effect"]).reorder_levels([*GROUP, "task"]).sort_index()
+    between = table["subsamples"] - 1
+    table["prior"] = W_COUNTS * table["counted"]
+    total = table["prior"] * table["w"].fillna(0) + between * table["sd"].fillna(0) ** 2
+    least = table["floor"].where(table["counted"], table[["floor", "w"]].max(axis=1))
+    df = table["prior"] + between
+    table["variance"] = np.maximum(total / df.where(df > 0), least)
+    reach = stats.t.ppf(UPPER, df.where(df > 0)) * np.sqrt(table["variance"] / table["subsamples"])
+    table["low"] = table["estimate"] - reach
+    table["high"] = table["estimate"] + reach
+    ends = zip(table["low"], table["high"])
+    table["verdict"] = [verdict_of(low, high, args.margin) for low, high in ends]
+    if args.metric == "acc" and "bias" in args.effects:
+        table = table.join(sign_flips(rows), on=[*GROUP, "task"])
+    return table.drop(columns=["floor", "w", "counted"])
 
 
-def needed_subsamples(se_1, tasks, half):
-    """The least R >= 2 with t(tasks (R - 1)) se_1 / sqrt(R) below half. se_1: the standard error at
-    one subsample a task; tasks: as in effective_tasks: at R = K this is these_tasks' half-width."""
-    if not (half and se_1 > 0):
-        return math.nan
-    R = max(int((stats.norm.ppf(UPPER) * se_1 / half) ** 2), 2)  # from below: a t is wider
-    while stats.t.ppf(UPPER, tasks * (R - 1)) * se_1 / math.sqrt(R) >= half:
-        R += 1
-    return R
-
-
-def detectable_effect(se, df):
-    """The effect whose 89 % interval excludes 0 on its side with 80 % power, by the noncentral t;
-    nan if se is 0."""
-    return (se or math.nan) * special.nctdtrinc(df, 0.2, stats.t.ppf(UPPER, df))
-
-
-def with_tests(table, rows):
-    """task_table with the sign-flip tests of each task's bias."""
+def sign_flips(rows):
+    """p and p_adjusted of each task's bias, indexed like task_table."""
     names = [*CELL, "model", "task"]
-    parts = [changes_of(mine, "bias", arms == "crossed") for arms, mine in rows.groupby("arms")]
-    changes = rows.assign(change=pd.concat(parts)).groupby([*names, "subsample"])["change"].sum()
+    changes = rows.assign(change=changes_of(rows, "bias"))
+    changes = changes.groupby([*names, "subsample"])["change"].sum()
     tests = changes.groupby(names).agg(sign_flip_p).to_frame("p")
     tests["p_adjusted"] = tests["p"].groupby(names[:-1]).transform(stats.false_discovery_control)
     tests = tests.assign(effect="bias").set_index("effect", append=True)
-    return table.join(tests, on=tests.index.names)
+    return tests.reorder_levels([*GROUP, "task"])
 
 
-def task_table(rows, long, metric, margin=None):
-    """tasks.csv before tests and fits, indexed by cell, effect (of long), model, task; and each
-    task's variance, from the floor up."""
-    values = long.groupby([*GROUP, "task"])["value"]
-    table = values.agg(subsamples="count", estimate="mean", sd="std")
-    table = table.join(rows.groupby(CELL)["arms"].first(), on=CELL)
-    effect = table.index.get_level_values("effect")
-    table["arms"] = table["arms"].where(effect.isin(EFFECTS), "plain")
-    n = table.index.get_level_values("n")
-    floor = floor_of(metric, n, table["arms"] == "crossed")
-    table["variance"] = np.maximum(table["sd"] ** 2, floor)  # nan where there is one subsample
-    K = table["subsamples"]
-    half = stats.t.ppf(UPPER, K - 1) * np.sqrt(table["variance"] / K)
-    table["low"] = table["estimate"] - half
-    table["high"] = table["estimate"] + half
-    ends = zip(table["low"], table["high"])
-    table["verdict"] = [verdict_of(low, high, margin) for low, high in ends]
+def effects_table(tasks, args):
+    """effects.csv before the samplers, with the column `noise`: per setting, effect and model these
+    tasks and tasks like these, and the settings of an experiment together."""
+    table = []
+    for key, mine in tasks.groupby(GROUP):
+        used = mine[mine["variance"].notna()]  # one subsample alone does not know its noise
+        if used.empty:
+            used = mine
+        J = len(used)
+        names = mine.index.get_level_values("task")
+        left_out = names.difference(used.index.get_level_values("task"))
+        row = dict(zip(GROUP, key)) | used[ACCURACIES].mean().to_dict()
+        row |= {"arms": mine["arms"].iloc[0], "settings": 1}
+        noise = Noise(*used[["variance", "subsamples", "prior"]].to_numpy(float).T)
+        noise = noise._replace(share=noise.share / J**2)
+        table.append(row | {
+            "target": TARGETS[0], "tasks": J, "left_out": ", ".join(left_out),
+            "subsamples": used["subsamples"].min(), "estimate": used["estimate"].mean(),
+            "noise": noise})
+        alone = Noise(np.array([mine["estimate"].var()]), np.array([len(mine)]), np.zeros(1))
+        table.append(row | mine[ACCURACIES].mean().to_dict() | {
+            "target": TARGETS[1], "tasks": len(mine), "left_out": "",
+            "subsamples": mine["subsamples"].min(), "estimate": mine["estimate"].mean(),
+            "noise": alone})
+    table = finish(pd.DataFrame(table), args)
+    return pd.concat([finish(all_settings(table), args), table], ignore_index=True)
+
+
+def all_settings(table):
+    """Rows of effects.csv over the settings of an experiment, two or more that have an interval:
+    the mean of their estimates, whose noise is not correlated."""
+    found = []
+    table = table[(table["target"] == TARGETS[0]) & table["low"].notna()]
+    for _, cells in table.groupby(["experiment", "effect", "model"]):
+        C = len(cells)
+        if C == 1:
+            continue
+        share, counts, prior = [np.concatenate(part) for part in zip(*cells["noise"])]
+        sizes = np.repeat(C, len(share))
+        row = cells.iloc[0].to_dict() | cells[[*ACCURACIES, "estimate"]].mean().to_dict()
+        row |= {"m": "", "n": "", "settings": C, "left_out": "",
+                "arms": " and ".join(sorted(set(cells["arms"]))),
+                "tasks": cells["tasks"].min(), "subsamples": cells["subsamples"].min(),
+                "noise": Noise(share / sizes**2, counts, prior)}
+        found.append(row)
+    return pd.DataFrame(found, columns=table.columns)
+
+
+def finish(table, args):
+    """Add interval, verdict and the number of subsamples needed to rows of effects.csv."""
+    table = table.assign(metric=args.metric, margin=args.margin)
+    lines = []
+    for row in table.itertuples():
+        se, df, reach = interval(row.noise)
+        low, high = row.estimate - reach, row.estimate + reach
+        needed = math.nan
+        if row.target == TARGETS[0]:
+            needed = needed_subsamples(row.noise, df, (args.margin or 0) / 2)
+        lines.append((se, df, low, high, verdict_of(low, high, args.margin), needed))
+    names = ["se", "df", "low", "high", "verdict", "needed"]
+    table[names] = pd.DataFrame(lines, columns=names, index=table.index)
     return table
 
 
-def t_interval(estimate, se, df):
-    """What these_tasks returns, of an estimate with its standard error."""
-    half = float(stats.t.ppf(UPPER, df)) * se
-    return {"estimate": estimate, "se": se, "df": df, "low": estimate - half,
-            "high": estimate + half}
-
-
-def answer(row, found, margin, se_1=math.nan, tasks=math.nan):
-    """Complete a row of effects.csv by an interval and (se_1, tasks) as in needed_subsamples."""
-    row = row | found | {"margin": margin, "se_1": se_1, "effective_tasks": tasks}
-    row["verdict"] = verdict_of(row["low"], row["high"], margin)
-    row["needed"] = needed_subsamples(se_1, tasks, margin)
-    row["to_settle"] = needed_subsamples(se_1, tasks, SETTLING * (margin or 0))
-    row["detectable"] = detectable_effect(row["se"], row["df"])
-    return row
-
-
-def effects_table(tasks, metric, margin):
-    """effects.csv before any fit: {(experiment, m, n, effect, model, target): row} of these tasks
-    and tasks like these, and of all settings together (m, n "")."""
-    effects = {}
-    for key, mine in tasks.groupby(GROUP):
-        used = mine[mine["subsamples"] > 1]  # a task with one subsample has no variance
-        if used.empty:
-            used = mine
-        names = mine.index.get_level_values("task")
-        arms = mine["arms"].iloc[0]
-        row = dict(zip(GROUP, key)) | {"metric": metric, "arms": arms, "target": "these tasks"}
-        row |= {"tasks": len(used), "subsamples": used["subsamples"].min()}
-        row["left_out"] = ", ".join(names.difference(used.index.get_level_values("task")))
-        floor = float(floor_of(metric, row["n"], arms == "crossed"))
-        found = these_tasks(used["estimate"], used["sd"] ** 2, used["subsamples"], floor)
-        share = used["variance"] / len(used) ** 2  # of the mean's variance at one subsample a task
-        se_1 = math.sqrt(share.sum(skipna=False))
-        effects[*key, row["target"]] = answer(row, found, margin, se_1, effective_tasks(share))
-
-        row |= {"target": "tasks like these", "tasks": len(mine), "left_out": ""}
-        row["subsamples"] = mine["subsamples"].min()
-        se = mine["estimate"].sem() or math.nan
-        found = t_interval(mine["estimate"].mean(), se, len(mine) - 1 or math.nan)
-        effects[*key, row["target"]] = answer(row, found, margin)
-    return effects | all_settings(effects, margin)
-
-
-def all_settings(effects, margin):
-    """Rows of effects over the cells of an experiment that have an interval, two or more: the mean
-    of their estimates, whose noise is not correlated."""
-    table = pd.DataFrame(effects.values())
-    table = table[(table["target"] == "these tasks") & table["low"].notna()]
-    found = {}
-    for (experiment, effect, model), cells in table.groupby(["experiment", "effect", "model"]):
-        C = len(cells)
-        if C > 1:
-            row = cells.iloc[0].to_dict() | {"m": "", "n": "", "left_out": "", "settings": C}
-            row |= cells[["tasks", "subsamples"]].min()
-            row["arms"] = " and ".join(sorted(set(cells["arms"])))
-            v = (cells["se"] / C) ** 2
-            df = v.sum() ** 2 / (v**2 / cells["df"]).sum()
-            mean = t_interval(cells["estimate"].mean(), math.sqrt(v.sum()), df)
-            share = (cells["se_1"] / C) ** 2
-            effective = share.sum() ** 2 / (share**2 / cells["effective_tasks"]).sum()
-            row = answer(row, mean, margin, math.sqrt(share.sum()), effective)
-            found[experiment, "", "", effect, model, "these tasks"] = row
-    return found
-
-
-def as_table(effects):
-    """effects.csv: all settings together first, then cell by cell, all models first."""
-
-    def order(row):
-        cell = (row["experiment"], row["m"] or 0, row["n"] or 0, row["effect"])
-        return (*cell, row["model"] != "all", row["model"], TARGETS.index(row["target"]))
-
-    rows = sorted(effects.values(), key=order)
-    return pd.DataFrame(rows, columns=COLUMNS)
-
-
 def means_table(rows, metric):
-    """means.csv, Table 1 of the paper: means of the tasks' means, of plain arms."""
+    """means.csv, Table 1 of the paper: means of the tasks' means, on the texts of `test`."""
     unit = [*CELL, "model"]
-    long = differences(rows.assign(arms="plain"), metric)
-    means = long.groupby([*unit, "effect", "task"])["value"].mean()
+    plain = add_effects(rows.assign(arms="plain"), metric)
+    means = plain.groupby([*unit, "task", "subsample"])[[*EFFECTS]].mean()
+    means = means.groupby([*unit, "task"]).mean().groupby(unit).mean()
     table = rows.groupby(unit).agg(tasks=("task", "nunique"), rows=("task", "size"))
-    return table.join(means.groupby([*unit, "effect"]).mean().unstack()[[*EFFECTS]]).reset_index()
+    return table.join(means).reset_index()
 
 
-def plan_table(effects, long, margin):
-    """plan.csv: how well the effects of long, acc_extra too, are known, how many subsamples are
-    needed; accuracies also with a fixed test set."""
-    groups = long.groupby(GROUP)
-    table = []
-    for key, row in effects.items():
-        if row["target"] != "these tasks" or row["m"] == "":
-            continue
-        redrawn = row["se_1"]
-        plans = {"redrawn": redrawn}  # standard errors at one subsample a task
-        if row["effect"] == "acc_extra" and row["model"] != "all" and row["subsamples"] > 1:
-            values = groups.get_group(key[:5]).groupby("task")["value"]
-            shares = [own.to_numpy() / 100 for _, own in values if len(own) > 1]
-            plans["fixed"] = math.sqrt(training_variance(shares, row["n"]))
-        df = np.nan_to_num(row["df"], nan=1)
-        spread = np.sqrt(df / stats.chi2.ppf([UPPER, 1 - UPPER], df))  # of an error so known
-        for test_set, se_1 in plans.items():
-            line = {name: row[name] for name in (*CELL, "model", "arms", "tasks", "subsamples")}
-            line |= {"quantity": row["effect"], "test_set": test_set, "mean": row["estimate"]}
-            line["sd"] = se_1 * math.sqrt(row["tasks"])
-            line["half_width"] = (row["high"] - row["low"]) / 2 * se_1 / (redrawn or math.nan)
-            line["one"] = line["half_width"] * math.sqrt(row["subsamples"])
-            texts = redrawn**2 - se_1**2  # the part of the test texts
-            bounds = np.sqrt(np.maximum((redrawn * spread) ** 2 - texts, 1e-12)) * (se_1 > 0)
-            for name, se in zip(("needed", "needed_low", "needed_high"), (se_1, *bounds)):
-                line[name] = needed_subsamples(se, row["effective_tasks"], margin)
-            if row["effect"] in EFFECTS:
-                line["to_settle"] = row["to_settle"]
-            table.append(line)
-    return pd.DataFrame(table)
-
-
-# The two models -------------------------------------------------------------------------------
+# The two models -----------------------------------------------------------------------------------
 
 
 def import_pymc():
@@ -710,8 +329,7 @@ def paper_counts(rows, effect):
         rows[name] = (rows[f"acc_{arm}"] * rows["n"]).round().astype(int)
     sums = rows.pivot_table(
         index=["task", "subsample"], columns="model", values=["control", "treatment", "n"],
-        aggfunc="sum", fill_value=0,
-    )
+        aggfunc="sum", fill_value=0)
     both = (sums["control"] + sums["treatment"]).to_numpy().T.astype(int)
     task_idx, tasks = pd.factorize(sums.index.get_level_values("task"))
 
@@ -722,23 +340,17 @@ def paper_counts(rows, effect):
     noise = (1 / (answers * p * (1 - p))).sum(1).mean()
     spread = np.diff(special.logit(p)).var() or 1e-9
     known = max(1 - noise / spread, 0) ** 2
-    data = {"total": sums["n"].to_numpy().T.astype(int), "by_unit": both.sum(0)}
-    data |= {"by_model": both.sum(1), "change": np.diff(right)[:, 0] / 2}
-    data |= {"task_idx": task_idx, "known": np.array(float(known))}
+    data = {"total": sums["n"].to_numpy().T.astype(int), "by_unit": both.sum(0),
+            "by_model": both.sum(1), "change": np.diff(right)[:, 0] / 2, "task_idx": task_idx,
+            "known": np.array(float(known))}
     return data, list(sums["n"]), tasks
 
 
 def paper_model(rows, effect, args):
-    """The paper's model of a cell, (1) to (10), in variables that mix; few tasks: no W, one task:
-    no U. Exactly, with S_j = (W_j0 + W_j1) / sqrt 2 and D_j = (W_j1 - W_j0) / sqrt 2, which are
-    independent Normal(0, sd_W),
-        a_j = mu + beta / 2 + U_j + S_j / sqrt 2 ~ Normal(mu + beta / 2, sqrt(sd_U^2 + sd_W^2 / 2)),
-        c_jk = a_j + V_jk ~ Normal(a_j, sd_V),   d_j = beta + sqrt 2 D_j,
-        logit p = c_jk + alpha_i + (l - 1/2) d_j.
-    d_j is centred as far as the data know it: with s = sqrt 2 sd_W and k = known (paper_counts),
-        d_j = beta + s^(1-k) (z_j - k beta),   z_j ~ Normal(k beta, s^k).
-    Over l, with q = e^(c + alpha): log((1 + q e^(d/2)) (1 + q e^(-d/2)))
-        = log1p(q (e^(d/2) + e^(-d/2)) + q^2)."""
+    """The paper's model of a cell, (1) to (10), in variables that mix (docs/results.md); few tasks:
+    no W, one task: no U. Exactly, with S_j = (W_j0 + W_j1) / sqrt 2, D_j = (W_j1 - W_j0) / sqrt 2:
+    a_j = mu + beta / 2 + U_j + S_j / sqrt 2, c_jk = a_j + V_jk, d_j = beta + sqrt 2 D_j,
+    logit p = c_jk + alpha_i + (l - 1/2) d_j; d_j is centred as far, k, as the data know it."""
     pm, _, pt = import_pymc()
     data, models, tasks = paper_counts(rows, effect)
     J = len(tasks)
@@ -762,7 +374,7 @@ def paper_model(rows, effect, args):
         a = mu + beta / 2
         if J > 1:
             a = pm.Normal("a", a, pt.sqrt(sd_U**2 + sd_W**2 / 2), dims="task")[task_idx]
-        if J >= CENTRED["paper"]:
+        if J >= CENTRED:
             c = pm.Normal("c", a, sd_V, dims="unit")
         else:
             raw = pm.Normal("c_raw", 0, 1, dims="unit")
@@ -776,6 +388,7 @@ def paper_model(rows, effect, args):
             d = beta + s ** (1 - k) * (z - k * beta)
         d = pm.Deterministic("d", d * pt.ones(J), dims="task")
 
+        # over l, with q = e^(c + alpha): log((1 + q e^(d/2)) (1 + q e^(-d/2)))
         q = pt.exp(c)[None] * pt.exp(alpha)[:, None]
         ratio = pt.exp(d / 2)
         both = data["total"] * pt.log1p(q * (ratio + 1 / ratio)[task_idx] + q**2)
@@ -808,42 +421,27 @@ def predict_effects(posterior, total, task_idx, rng):
     posterior["difference"] = ("chain", "draw", "over"), over
 
 
-def hierarchical_model(rows, effect):
-    """The model at this script's head, rounding's variance added to each s_ij^2. delta is summed
-    out, mean_ij ~ N(beta_i, sqrt(tau_i^2 + s_ij^2 / K_ij)), and drawn given the rest: `effect`."""
+def hierarchical_model(units, effect):
+    """The model at this script's head. units: of one cell."""
     pm, _, pt = import_pymc()
-    long = differences(rows, "acc")
-    long = long[(long["effect"] == effect) & (long["model"] != "all")]
-    wide = long.pivot_table("value", "model", "task", aggfunc=["count", "mean", "var"])
-    wide = wide.fillna(0).astype(float)
-    floor = float(floor_of("acc", rows["n"].iloc[0], rows["arms"].iloc[0] == "crossed"))
+    units = units[units["model"] != "all"]
+    model_codes, models = pd.factorize(units["model"])
+    task_codes, tasks = pd.factorize(units["task"], sort=True)
     dims = ("model", "task")
-    with pm.Model(coords={"model": wide.index, "task": wide["mean"].columns}) as model:
-        number = pm.Data("D_count", wide["count"].to_numpy())  # 0 where a model lacks the task
-        average = pm.Data("D_mean", wide["mean"].to_numpy())
-        variance = pm.Data("D_var", wide["var"].to_numpy())
-        rounding = pm.Data("rounding", np.array(floor))
+    with pm.Model(coords={"model": models, "task": tasks}) as model:
+        model_idx = pm.Data("model_idx", model_codes)
+        task_idx = pm.Data("task_idx", task_codes)
+        value = pm.Data("value", units[effect].to_numpy())
+        rounding = pm.Data("rounding", np.array(units["floor"].mean()))
         beta = pm.Normal("beta", 0, 10, dims="model")
         tau = pm.HalfNormal("tau", 5, dims="model")
         s = pm.HalfNormal("s", 10, dims="model")
         omega = pm.HalfNormal("omega", 1, dims="model")
-        if wide["mean"].shape[1] >= CENTRED["hierarchical"]:
-            log_s = pm.Normal("log_s", pt.log(s)[:, None], omega[:, None], dims=dims)
-        else:
-            raw = pm.Normal("log_s", 0, 1, dims=dims)
-            log_s = pt.log(s)[:, None] + omega[:, None] * raw
-
-        within = pt.exp(2 * log_s) + rounding
-        between = tau[:, None] ** 2
-        both = within + number * between
-        gap = average - beta[:, None]
-        spreads = pt.maximum(number - 1, 0) * (pt.log(within) + variance / within)
-        means = (number > 0) * pt.log(both) + number * gap**2 / both
-        pm.Potential("likelihood", -(spreads + means).sum() / 2)
-
-        delta = beta[:, None] + number * between / both * gap
-        delta += pt.sqrt(between * within / both) * pm.Normal("z", 0, 1, dims=dims)
-        pm.Deterministic("effect", pt.switch(number > 0, delta, np.nan), dims=dims)
+        z = pm.Normal("z", 0, 1, dims=dims)
+        delta = pm.Deterministic("effect", beta[:, None] + tau[:, None] * z, dims=dims)
+        log_s = pm.Normal("log_s", pt.log(s)[:, None], omega[:, None], dims=dims)
+        sd = pt.sqrt(pt.exp(2 * log_s) + rounding)  # equal differences have a width too
+        pm.Normal("D", delta[model_idx, task_idx], sd[model_idx, task_idx], observed=value)
         new = pm.Normal("z_new", 0, 1, dims="model")
         pm.Deterministic("new_task", beta + tau * new, dims="model")
         pm.Deterministic("mean", beta.mean())
@@ -872,15 +470,15 @@ def compiled(model, data, key):
     return ready.with_data(**{name: data[name] for name in ready.shared_data})
 
 
-def fit(rows, effect, analysis, args):
-    """One analysis of one effect in one cell; if it did not converge, once more, finer."""
+def fit(rows, units, effect, analysis, args):
+    """The Fit of a cell's rows or units; if it did not converge, once more, finer."""
     _, arviz, _ = import_pymc()
     import nutpie
 
     if analysis == "paper":
         model = paper_model(rows, effect, args)
     else:
-        model = hierarchical_model(rows, effect)
+        model = hierarchical_model(units, effect)
     data = {variable.name: variable.get_value() for variable in model.data_vars}
     ready = compiled(model, data, (analysis, args.no_interaction))
     models = list(model.coords["model"])
@@ -889,23 +487,21 @@ def fit(rows, effect, analysis, args):
     for accept, longer, more in ATTEMPTS:
         trace = nutpie.sample(
             ready, chains=args.chains, tune=args.tune * longer, draws=args.draws * more,
-            target_accept=accept, seed=args.seed, save_warmup=False, progress_bar=False,
-        )
+            target_accept=accept, seed=args.seed, save_warmup=False, progress_bar=False)
         posterior = trace.posterior.assign_coords(**coords)
         if analysis == "paper":
             rng = np.random.default_rng(args.seed)
             predict_effects(posterior, data["total"], data["task_idx"], rng)
-        reported = posterior.drop_vars(NUISANCE, errors="ignore")
+        own = [name for name in posterior if name.endswith("__")]  # the sampler's own variables
+        reported = posterior.drop_vars([*NUISANCE, *own], errors="ignore")
         summary = arviz.summary(reported, hdi_prob=SHARE, round_to="none")
         warning = warning_of(summary, int(trace.sample_stats["diverging"].sum()))
         if not warning:
             break
     summary = summary.rename(columns={"hdi_5.5%": "hdi_low", "hdi_94.5%": "hdi_high"})
     summary = summary.drop(columns=["mcse_mean", "mcse_sd"]).assign(warning=warning)
-    return SimpleNamespace(
-        cell=tuple(rows[CELL].iloc[0]), effect=effect, analysis=analysis, models=models,
-        posterior=posterior, summary=summary, warning=warning,
-    )
+    cell = tuple(rows[CELL].iloc[0])
+    return Fit(cell, effect, analysis, models, posterior, summary, warning)
 
 
 def task_effects(result, margin):
@@ -917,272 +513,237 @@ def task_effects(result, margin):
     if name == "hierarchical":
         columns["p_beyond"] = (abs(draws) > margin).mean(("chain", "draw"))
     table = pd.DataFrame({column: values.to_series() for column, values in columns.items()})
-    return pd.concat({(*result.cell, result.effect): table}, names=[*CELL, "effect"])
+    table = pd.concat({(*result.cell, result.effect): table}, names=[*CELL, "effect"])
+    return table.reorder_levels([*GROUP, "task"])
 
 
-def mean_effects(result, effects, margin):
-    """Add a fit's rows, (11), or beta and its mean over models, to effects (see effects_table);
-    returns notes on hierarchical means that are not these tasks' mean."""
-    names = {"all": "mean"} | {model: f"beta[{model}]" for model in result.models}
-    if result.analysis == "paper":
-        names = {model: f"difference[{model}]" for model in names}
-    notes = []
-    for model, name in names.items():
-        key = (*result.cell, result.effect, model)
-        if (*key, "these tasks") not in effects:
+def mean_effects(result, table, margin):
+    """(a fit's rows of effects.csv, (11), or beta and its mean over models; notes on hierarchical
+    means that are not these tasks' mean). table: effects.csv before."""
+    here = (table[[*CELL, "effect"]] == [*result.cell, result.effect]).all(axis=1)
+    known = {(row["model"], row["target"]): row for row in table[here].to_dict("records")}
+    rows, notes = [], []
+    for model in ("all", *result.models):
+        if (model, TARGETS[0]) not in known:
             continue  # the models have different tasks: none for all
-        found = result.summary.loc[name, ["mean", "sd", "hdi_low", "hdi_high"]]
-        found = dict(zip(("estimate", "se", "low", "high"), found)) | {"df": math.nan}
-        row = effects[*key, "tasks like these"] | {"target": result.analysis}
+        name = "mean" if model == "all" else f"beta[{model}]"
+        if result.analysis == "paper":
+            name = f"difference[{model}]"
+        mean, sd, low, high = result.summary.loc[name, ["mean", "sd", "hdi_low", "hdi_high"]]
+        row = known[model, TARGETS[1]] | dict.fromkeys(ACCURACIES, math.nan)
+        row |= {"target": result.analysis, "estimate": mean, "se": sd, "df": math.nan, "low": low,
+                "high": high, "verdict": verdict_of(low, high, margin)}
         if result.analysis == "paper":
             row["arms"] = "plain"
-        effects[*key, result.analysis] = answer(row, found, margin)
-        first = effects[*key, "these tasks"]
-        off = found["estimate"] - first["estimate"]
+        rows.append(row)
+        first = known[model, TARGETS[0]]
+        off = mean - first["estimate"]
         if result.analysis == "hierarchical" and abs(off) > first["se"]:
-            far = f"{off:+.2f} points from the mean of these tasks, more than its standard error"
-            notes.append(f"{model}: the hierarchical mean is {far}: take these tasks")
-    return notes
+            notes.append(f"{model}: the hierarchical mean is {signed(off)} points from the mean of "
+                         "these tasks, more than its standard error: take these tasks")
+    return pd.DataFrame(rows, columns=table.columns), notes
 
 
-def fit_all(rows, effects, args):
-    """Every analysis of every effect of every cell; adds to effects, prints notes."""
-    jobs = list(itertools.product(rows.groupby(CELL), args.effects, dict.fromkeys(args.analysis)))
-    results = []
-    for (cell, mine), effect, analysis in tqdm(jobs, desc="fits", leave=False):
-        where = f"{title_of(*cell)}, {effect}, {analysis}: "
-        sizes = mine.groupby(["model", "task"])["subsample"].nunique()
-        few = sizes.min() < 2 or sizes.groupby("model").size().min() < 2
-        if analysis == "hierarchical" and few:
-            print(f"{where}left out, it needs two tasks with two subsamples each")
-            continue
-        result = fit(mine, effect, analysis, args)
-        note = result.warning or "converged"
-        dropped = [name for name in "WU" if f"sd_{name}" not in result.posterior]
-        if dropped and analysis == "paper":
-            note += f" without {' and '.join(dropped)}"
-        notes = [note, *mean_effects(result, effects, args.margin)]
-        result.notes = [where + note for note in notes]
-        tqdm.write("\n".join(result.notes), file=sys.stdout)
-        results.append(result)
-    return results
-
-
-# Words ----------------------------------------------------------------------------------------
+# Words --------------------------------------------------------------------------------------------
 
 
 def unit_of(metric):
-    """What the metric's numbers are."""
-    if scale_of(metric) == 100:
+    """What the metric's differences are."""
+    if metric in SHARES:
         return "points"
     return "nats (lower is better)" if metric == "nll" else metric
 
 
-def decimals(metric):
-    """Of a number in a table."""
-    return 2 if scale_of(metric) == 100 else 4
+def digits_of(metric):
+    """Decimals of a difference."""
+    return 2 if metric in SHARES else 4
 
 
-def command(rows, R):
-    """How to come to R subsamples of each task of these rows, and how long that takes."""
-    runs = rows.groupby([*CELL, "model", "task"])
-    lacking = (R - runs["subsample"].nunique()).clip(lower=0)
-    seconds = (lacking * runs["seconds"].mean()).sum(skipna=False)
-    text = f"the same run with --subsamples {R:.0f}"
-    if math.isnan(seconds):
-        return text
-    minutes = count(round(seconds / 60), "minute")
-    return f"{text} (about {minutes} more by these rows' seconds, one process)"
+def span(row):
+    """"-0.14 to +0.84"."""
+    digits = digits_of(row["metric"])
+    return f"{signed(row['low'], digits)} to {signed(row['high'], digits)}"
 
 
-def way_out(row, rows):
-    """What a verdict on a row of effects.csv takes that is not settled."""
-    known = f"uncertainty ±{(row['high'] - row['low']) / 2:.3g}"
-    if row["to_settle"] <= row["subsamples"]:
-        return f"{known}, so the effect itself seems near the margin: take the interval as answer"
+def setting_of(row):
+    """The setting of a row of effects.csv in words."""
+    if row["m"]:
+        return title_of(row["experiment"], row["m"], row["n"])
+    return f"{row['experiment']}, all {row['settings']} settings of m and n"
+
+
+def command(row, rows):
+    """How to come to the subsamples that a row of effects.csv needs, and how long that takes."""
     for name in (*CELL, "model"):
         if row[name] not in ("", "all"):
             rows = rows[rows[name] == row[name]]
-    if row["subsamples"] < 2:
-        return command(rows, PILOT)
-    settles = "settles it with 80 % probability if there is no effect"
-    text = f"{known}; {command(rows, row['to_settle'])} {settles}"
-    if row["needed"] > row["subsamples"]:
-        text += f"; {row['needed']:.0f} subsamples give ±{row['margin']:g}"
+    R = 5 if math.isnan(row["needed"]) else row["needed"]
+    runs = rows.groupby([*CELL, "model", "task"])
+    lacking = (R - runs["subsample"].nunique()).clip(lower=0)
+    minutes = (lacking * runs["seconds"].mean()).sum(skipna=False) / 60
+    text = f"run the same again with --subsamples {R:.0f}"
+    if not math.isnan(minutes):
+        text += f" (about {count(math.ceil(minutes), 'minute')} more in one process)"
     return text
 
 
-def verdict_in_words(row, rows):
-    """The verdict on a row of effects.csv, and what to do where there is none."""
+def verdict_words(row, rows):
+    """(short answer, what follows the interval) of a bias."""
+    margin = f"±{row['margin'] or 0:g}"
+    unfair = row["estimate"] > 0
+    if row["metric"] == "nll":
+        unfair = not unfair
     if math.isnan(row["low"]) and row["subsamples"] > 1:
-        return "no interval, for all differences are equal"
+        return "No interval", ", all differences being equal"
     if math.isnan(row["low"]):
-        return f"no interval, which takes two subsamples of each task: {way_out(row, rows)}"
+        return "Too early to tell", f", one subsample, no interval: {command(row, rows)}"
     if not row["verdict"]:
         holds = "excludes" if row["low"] > 0 or row["high"] < 0 else "holds"
-        return f"the interval {holds} 0 (no --margin is given)"
-    if row["verdict"] == "not settled":
-        return f"not settled against the margin of {row['margin']:g}: {way_out(row, rows)}"
-    words = f"{row['verdict']} of {row['margin']:g}"
+        return f"The interval {holds} 0", ""
     if row["verdict"] == "within the margin":
-        words += f"; an effect of {row['detectable']:.2g} would show with 80 % probability"
-    return words
+        return f"No, within {margin}", ""
+    if row["verdict"] == "beyond the margin" and unfair:
+        return f"Yes, beyond {margin}", ""
+    if row["verdict"] == "beyond the margin":
+        return f"No, seen texts even score worse, beyond {margin}", ""
+    if row["high"] - row["low"] <= 2 * NEAR * row["margin"]:
+        return f"Near the margin of {margin}", ": take the interval as the answer"
+    return "Too early to tell", f", not settled against {margin}: {command(row, rows)}"
 
 
-def what_of(row):
-    """The setting, the effect and the model of a row of effects.csv in words."""
-    where = row["experiment"]
-    over = ""
-    if row["m"]:
-        where = title_of(row["experiment"], row["m"], row["n"])
-    elif "settings" in row:
-        over = f" over all {row['settings']} settings of m and n"
-    model = "" if row["model"] == "all" else f" of {row['model']}"
-    return f"{where}: {row['effect']}{model}{over}"
-
-
-def conclusion(row, rows):
-    """One sentence on a row of effects.csv (target: these tasks)."""
-    D = decimals(row["metric"])
+def sentence(row, rows):
+    """On a row of effects.csv, of these tasks."""
     those = "this task" if row["tasks"] == 1 else f"these {row['tasks']} tasks"
-    found = f"between {row['low']:+.{D}f} and {row['high']:+.{D}f}"
-    about = "89 % interval"
+    found = f"{span(row)} {unit_of(row['metric'])} for {those} (89 % interval)"
     if math.isnan(row["low"]):
-        found = f"{row['estimate']:+.{D}f}"
-        about = "observed"
+        found = f"{signed(row['estimate'], digits_of(row['metric']))} for {those}"
+    elif row["subsamples"] == 1:
+        found += ", whose one subsample cannot show effects that differ from run to run"
     if row["left_out"]:
-        about += f"; without {row['left_out']}, of which there is one subsample"
-    verdict = verdict_in_words(row, rows)
-    return f"{what_of(row)}: {found} {unit_of(row['metric'])} for {those} ({about}): {verdict}"
+        found += f", without {row['left_out']}, of which there is one subsample"
+    what = f"{setting_of(row)}, {row['effect']}"
+    if row["model"] != "all":
+        what += f" of {row['model']}"
+    if row["effect"] == "boost":
+        return f"{what}: {found}"
+    short, more = verdict_words(row, rows)
+    return f"{what}: {short}: {found}{more}"
 
 
 def settings_line(cells):
-    """One sentence on the single settings of an experiment, effect and model. cells: rows of
-    effects.csv."""
-    table = pd.DataFrame(cells).dropna(subset="low")
-    D = decimals(cells[0]["metric"])
-    low, high = table["low"].min(), table["high"].max()
-    excluded = ((table["low"] > 0) | (table["high"] < 0)).sum()
-    chance = (1 - SHARE) * len(table)
-    verdicts = ""
-    for verdict, number in table["verdict"].value_counts().items():
-        if verdict:
-            verdicts += f"{verdict} in {number} of {len(table)}, "
-    verdicts += f"{excluded} of {len(table)} exclude 0 (chance alone: about {chance:.1f})"
-    what = what_of(cells[0] | {"m": ""})
-    return f"{what} in single settings: intervals from {low:+.{D}f} to {high:+.{D}f}, {verdicts}"
+    """A sentence on the single settings. cells: rows of effects.csv."""
+    known = cells.dropna(subset="low")
+    excluded = ((known["low"] > 0) | (known["high"] < 0)).sum()
+    verdicts = [f"{number} {verdict}" for verdict, number in known["verdict"].value_counts().items()
+                if verdict]
+    verdicts.append(f"{excluded} exclude 0 (by chance alone about {(1 - SHARE) * len(known):.1f})")
+    if len(known) < len(cells):
+        verdicts.append(f"{len(cells) - len(known)} without an interval")
+    return f"its {len(cells)} single settings: {', '.join(verdicts)}"
 
 
-def conclusions(effects, rows):
-    """What a reader sees first: per experiment and effect a sentence on all settings together, on
-    the single ones, and on each that is not settled; all models together, or each where they differ
-    in tasks or subsamples."""
-    whole = {key[:3] for key in effects if key[4] == "all"}
-    groups = {}
-    for (experiment, m, n, effect, model, target), row in effects.items():
-        if target == "these tasks" and (model == "all" or (experiment, m, n) not in whole):
-            groups.setdefault((experiment, effect, model), []).append(row)
+def headlines(table):
+    """Rows of effects.csv that answer: of these tasks, all models together, or each where they
+    differ in tasks or subsamples; bias first, all settings together first."""
+    table = table[table["target"] == TARGETS[0]]
+    whole = table.groupby([*CELL, "effect"])["model"].transform(lambda names: "all" in set(names))
+    table = table[(table["model"] == "all") | ~whole]
+    return table.sort_values(["experiment", "effect", "model"], kind="stable")
+
+
+def conclusions(table, rows):
+    """[(kind, sentence)] for a reader: the answers, then what they are made of."""
     lines = []
-    for _, mine in sorted(groups.items()):
-        over = [row for row in mine if row["m"] == ""]
-        single = [row for row in mine if row["m"]]
-        if over:
-            lines += [conclusion(over[0], rows), settings_line(single)]
-        for row in single:
-            if not over or row["verdict"] == "not settled" or math.isnan(row["low"]):
-                lines.append(conclusion(row, rows))
-    for cell, mine in rows.groupby(CELL):
-        if mine["model"].nunique() > 1 and cell not in whole:
-            why = "its models differ in tasks or subsamples: each has its own answer"
-            lines.append(f"{title_of(*cell)}: {why}")
-    if any("--subsamples" in line for line in lines):
-        lines.append(LOOKING)
+    for (_, effect, _), mine in headlines(table).groupby(["experiment", "effect", "model"]):
+        kind = "answer" if effect == "bias" else ""
+        over = mine[mine["m"] == ""]
+        single = mine[mine["m"] != ""]
+        for row in (single if over.empty else over).to_dict("records"):
+            lines.append((kind, sentence(row, rows)))
+        if len(over):
+            lines.append(("", settings_line(single)))
+    whole = set(table.loc[table["model"] == "all", "experiment"])
+    for experiment, mine in rows.groupby("experiment"):
+        if mine["model"].nunique() > 1 and experiment not in whole:
+            lines.append(("", f"{experiment}: its models differ in tasks or subsamples: each has "
+                              "its own answer"))
     return lines
 
 
-def gain_lines(rows, tasks, metric):
-    """What crossed arms are worth: the ratio of the variances of plain and crossed differences,
-    over the tasks of a cell and model."""
-    crossed = tasks[tasks["arms"] == "crossed"].dropna(subset="variance")
-    if crossed.empty:
-        return []
-    rows = rows.assign(arms="plain")
-    plain = task_table(rows, differences(rows, metric), metric)["variance"]
-    lines = []
-    for (*cell, effect, model), mine in crossed.groupby(GROUP):
-        total = mine["variance"].sum()
-        if mine["subsamples"].min() >= 10 and total > 0:  # of fewer it says nothing
-            gain = plain[mine.index].sum() / total
-            gain = f"crossed arms: as precise as {gain:.1f} times as many subsamples without"
-            lines.append(f"{title_of(*cell)}: {effect} of {model}: {gain}")
-    return lines
-
-
-def effects_text(table, metric):
-    """effects.csv for a reader: its first columns."""
-    table = table.copy()
-    for name in INTERVAL:
-        table[name] = table[name].map(f"{{:+.{decimals(metric)}f}}".format).replace("+nan", "")
-    names = [*GROUP, "target", "tasks", *INTERVAL, "verdict", "needed", "to_settle"]
-    return table[names].to_string(index=False, na_rep="", float_format="{:.0f}".format)
-
-
-def many_lines(tasks, metric):
-    """What only many tasks can show: their means, sign-flip tests, lemon-picked tasks."""
-    D = decimals(metric)
+def task_notes(tasks, metric):
+    """What only many tasks can show: their means, sign-flip tests, tasks that one could pick."""
+    digits = digits_of(metric)
     lines = []
     single = tasks[tasks["model"] != "all"]
     for (experiment, effect), mine in single.groupby(["experiment", "effect"]):
         means = mine.groupby("task")["estimate"].mean().round(9)
         if len(means) < FEWEST_TASKS:
             continue
-        above = (means > 0).sum()
-        least = f"{means.min():+.{D}f} ({means.idxmin()})"
-        most = f"{means.max():+.{D}f} ({means.idxmax()})"
-        what = f"{experiment}: mean {effect} of a task over settings and models"
-        lines.append(f"{what}: from {least} to {most}, {above} of {len(means)} above 0")
+        least = f"{signed(means.min(), digits)} ({means.idxmin()})"
+        most = f"{signed(means.max(), digits)} ({means.idxmax()})"
+        lines.append(f"{experiment}: mean {effect} of a task over settings and models: from {least} "
+                     f"to {most}, {(means > 0).sum()} of {len(means)} above 0")
         if effect == "bias" and "p" in mine:
             p = mine["p_adjusted"]
-            small = (p < 0.05).sum()
-            found = f"adjusted p below .05 in {small} of {len(p)}, smallest {p.min():.3f}"
-            picked = ", ".join(sorted(set(mine.loc[mine["estimate"] >= 3, "task"]))) or "none"
-            what = f"{experiment}: one-sided sign-flip tests of a bias"
-            lines.append(f"{what}: {found}; +3 points or more: {picked}")
+            picked = sorted(set(mine.loc[mine["estimate"] >= 3, "task"]))
+            lines.append(f"{experiment}: one-sided sign-flip tests of a task's bias: adjusted p "
+                         f"below .05 in {(p < 0.05).sum()} of {len(p)}, smallest {p.min():.3f}; +3 "
+                         f"points or more: {', '.join(picked) or 'none'}")
     return lines
 
 
-def page(lines, notes, table, tasks, rows, figures, args):
-    """The lines of summary.md. lines: conclusions; notes: on crossed arms, many tasks, fits; table:
-    effects.csv."""
-    text = [
-        "# Is pretraining on the test texts unfair here?", "",
-        "bias = acc_test - acc_extra: what the unlabelled test texts add to pretraining on others; "
-        "boost = acc_extra - acc_base: what those are worth. m labelled training texts, n "
-        "unlabelled and n test texts. An effect within the margin would not matter.", "",
-    ]
-    text += [f"- {line}" for line in lines]
-    if LOOKING not in lines:
-        text.append(f"- {LOOKING}")
-    for name in figures:
-        text += ["", f"![{name}]({name}.png)"]
-    mine = tasks[tasks.index.get_level_values("model") != "all"].reset_index()
-    names = [*GROUP, "task", "subsamples", *INTERVAL, "verdict", "p_adjusted"]
-    mine = mine.reindex(columns=names).round(decimals(args.metric))
-    runs = rows.groupby([*CELL, "model", "arms"])
-    runs = runs.agg(rows=("task", "size"), tasks=("task", "nunique"), seeds=("seed", "nunique"))
-    parts = {
-        f"Answers in {unit_of(args.metric)}; needed: subsamples that give ± the margin, to_settle: "
-        "a verdict if there is no effect": effects_text(table, args.metric),
-        "Tasks (p: sign flips of the bias)": mine.to_string(index=False, na_rep=""),
-        "What was run": runs.reset_index().to_string(index=False),
-    }
-    text += ["", *[f"- {note}" for note in notes]]
-    for title, part in parts.items():
-        text += ["", f"## {title}", "", "```", part, "```"]
-    return [*text, "", f"{versions_of(rows)}. Analysed on {time.strftime('%Y-%m-%d')}."]
+def little_learned(tasks):
+    """A warning for each experiment where unseen texts are hardly told apart better than by the
+    commonest class."""
+    lines = []
+    one = tasks[tasks["model"] != "all"].drop_duplicates([*CELL, "model", "task"])
+    for experiment, mine in one.groupby("experiment"):
+        low = mine[mine["unseen"] < mine["majority"] + 0.05]
+        if low.empty:
+            continue
+        names = sorted(set(low["task"]))
+        listed = ", ".join(names[:5])
+        if len(names) > 5:
+            listed += f" and {len(names) - 5} more"
+        lines.append(
+            f"{experiment}: in {len(low)} of {len(mine)} combinations of setting, model and task "
+            f"({listed}) the accuracy on unseen texts is not 5 points above the share of the "
+            "commonest class: there the model has learned too little to show an inflation.")
+    return lines
 
 
-# Figures --------------------------------------------------------------------------------------
+def methods(experiment, rows, args):
+    """A paragraph for a methods section."""
+    names = sorted(set(rows["task"]))
+    tasks = count(len(names), "task")
+    if len(names) <= 5:
+        tasks += f" ({', '.join(names)})"
+    runs = rows.groupby([*CELL, "model", "task"])["subsample"].nunique()
+    subsamples = f"{runs.min()} to {runs.max()}" if runs.min() < runs.max() else str(runs.min())
+    sizes = {name: ", ".join(map(str, sorted(set(rows[name])))) for name in ("m", "n")}
+    text = (
+        f"{experiment}: For each of {tasks}, {subsamples} random draws (subsamples) were made of "
+        f"m = {sizes['m']} labelled training texts and of two other sets of n = {sizes['n']} texts."
+        f" Models ({', '.join(sorted(set(rows['model'])))}) without further pretraining, and "
+        "pretrained on the unlabelled texts of each set, were then classified on ")
+    if "plain" in set(rows["arms"]):
+        text += "one of the sets, the test set"
+    else:
+        text += "both sets"
+    text += (
+        f". The bias is the mean {args.metric} on texts that were seen in pretraining minus that "
+        "on texts that were not. Its mean over these tasks is given with an 89 % interval "
+        "(Student's t; each task's variance between its subsamples")
+    if (rows["counted"]).all():
+        text += (", in which the sampling noise of its texts, known from the answers on which two "
+                 f"models differ, counts as {W_COUNTS} further subsamples")
+    text += "; Satterthwaite's degrees of freedom)"
+    if args.margin:
+        text += f". An effect within ±{args.margin:g} was taken as too small to matter"
+    return f"{text}. {versions_of(rows)}."
+
+
+# Figures ------------------------------------------------------------------------------------------
 
 
 def frame(axis, names, margin):
@@ -1195,79 +756,636 @@ def frame(axis, names, margin):
     axis.set_ylim(len(names) - 0.5, -0.5)
 
 
-def draw_effects(table, kinds, unit, margin):
-    """effects.png: a line a setting, all settings together on top, models by colour. table:
-    effects.csv."""
+def axis_words(effect, metric):
+    """The label of an axis, with the direction that is unfair."""
+    if effect == "boost":
+        return f"boost = unseen - base ({unit_of(metric)})"
+    side = "left" if metric == "nll" else "right"
+    return f"bias = seen - unseen ({unit_of(metric)})\n{side} of 0: seeing the test texts helps"
+
+
+def draw_effects(table, args):
+    """effects.png: a line a setting, all settings together on top, models by colour."""
     table = table[table["target"].isin(TARGETS[:2])]
-    whole = table["m"] == ""
-    names = [title_of(*cell) for cell in table[CELL].to_numpy()]
-    table = table.assign(name=np.where(whole, table["experiment"] + ": all settings", names))
-    top = table.loc[whole, "name"].unique()
-    lines = list(dict.fromkeys([*top, *table["name"]]))
+    names = [setting_of(row) for row in table.to_dict("records")]
+    table = table.assign(name=names)
+    top = list(table.loc[table["m"] == "", "name"].unique())
+    lines = list(dict.fromkeys([*top, *names]))
     models = sorted(set(table["model"]), key=lambda model: (model != "all", model))
-    colours = {model: f"C{k}" for k, model in enumerate(models)} | {"all": "black"}
-    title = "boost: what pretraining on other texts is worth; bias: what the test texts add\n"
-    title += "thick: these tasks; thin: other tasks of this kind; grey: within the margin"
-    size = 1.5 + 4 * len(kinds), 1.5 + 0.25 * len(lines)
-    figure, (axes,) = panels(title, 1, len(kinds), *size, sharey=True)
-    for axis, effect in zip(axes, kinds):
+    colours = dict(zip([model for model in models if model != "all"], itertools.cycle(COLOURS)))
+    colours["all"] = "black"
+    effects = [effect for effect in EFFECTS if effect in set(table["effect"])]
+    sizes = sorted(set(table.loc[table["target"] == TARGETS[0], "tasks"]))
+    title = (f"89 % intervals; thick: these tasks ({' to '.join(map(str, sizes[:1] + sizes[1:][-1:]))})"
+             ", thin: other tasks of this kind")
+    if args.margin:
+        title += f"; grey: within ±{args.margin:g}"
+    height = 1.6 + 0.13 * len(lines) * (len(models) + 1)
+    figure, (axes,) = panels(title, 1, len(effects), 2.5 + 4 * len(effects), height,
+                             sharex=True, sharey=True)
+    for axis, effect in zip(axes, effects):
         for name, line in table[table["effect"] == effect].groupby("name"):
             here = [model for model in models if model in set(line["model"])]
+            whole = 1.6 if name in top else 1  # stands out
             for row in line.itertuples():
-                place = (here.index(row.model) + 0.5) / len(here) - 0.5
-                y = [lines.index(name) + 0.75 * place] * 2
-                width = 2.5 if row.target == "these tasks" else 0.8
-                axis.plot([row.low, row.high], y, color=colours[row.model], lw=width)
-                axis.plot(row.estimate, y[0], "o", ms=3, color=colours[row.model])
-        frame(axis, lines, margin)
-        if len(top):
+                y = lines.index(name) + 0.75 * ((here.index(row.model) + 0.5) / len(here) - 0.5)
+                width = whole * (2.5 if row.target == TARGETS[0] else 0.8)
+                axis.plot([row.low, row.high], [y, y], color=colours[row.model], lw=width)
+                axis.plot(row.estimate, y, "o", ms=3 * whole, color=colours[row.model])
+        frame(axis, lines, args.margin)
+        if top:
             axis.axhline(len(top) - 0.5, color="black", lw=0.8)
-        axis.set_xlabel(f"{effect} ({unit})")
+        for label in axis.get_yticklabels()[: len(top)]:
+            label.set_fontweight("bold")
+        axis.set_xlabel(axis_words(effect, args.metric))
     legend = [Line2D([], [], color=colours[model], lw=3, label=model) for model in models]
-    figure.legend(handles=legend, loc="outside lower center", ncols=7, frameon=False, fontsize=8)
+    figure.legend(handles=legend, loc="outside lower center", ncols=6, frameon=False, fontsize=8)
     return figure
 
 
-def draw_tasks(table, title, margin):
-    """tasks.*.png: each task's mean and own interval beside what the fits predict (12) or leave
-    after shrinking; a panel a model. table: of task_table, one cell and effect."""
-    table = table.drop(index="all", level="model", errors="ignore")
+def draw_tasks(table, effect, title, args):
+    """tasks.*.png: each task's mean and own interval beside what the samplers predict (12) or leave
+    after shrinking; a panel a model. table: rows of tasks.csv of one setting and effect."""
     table = table.rename(columns={"low": "estimate_low", "high": "estimate_high"})
-    order = table["estimate"].groupby("task").mean().sort_values(ascending=False).index
-    models = table.index.unique("model")
+    table = table[table["model"] != "all"]
+    order = table.groupby("task")["estimate"].mean().sort_values(ascending=False).index
+    models = list(table["model"].unique())
     width = 2.5 + 4.3 * len(models)
-    figure, (axes,) = panels(title, 1, len(models), width, 1.8 + 0.3 * len(order), sharey=True)
-    looks = {"estimate": "observed"} | {name: name for name in CENTRED if name in table}
+    figure, (axes,) = panels(title, 1, len(models), width, 1.8 + 0.28 * len(order), sharex=True,
+                             sharey=True)
+    looks = {"estimate": "these subsamples"} | {name: name for name in SAMPLERS if name in table}
     for axis, model in zip(axes, models):
-        mine = table.xs(model, level="model")
+        mine = table[table["model"] == model]
         for k, (name, label) in enumerate(looks.items()):
-            y = order.get_indexer(mine.index) + 0.7 * ((k + 0.5) / len(looks) - 0.5)
-            axis.hlines(y, mine[f"{name}_low"], mine[f"{name}_high"], f"C{k}", lw=2, label=label)
-            axis.plot(mine[name], y, "ko", ms=3)
-        frame(axis, order, margin)
-        axis.set_xlabel(model)
+            y = order.get_indexer(mine["task"]) + 0.7 * ((k + 0.5) / len(looks) - 0.5)
+            axis.hlines(y, mine[f"{name}_low"], mine[f"{name}_high"], COLOURS[k], lw=2, label=label)
+            axis.plot(mine[name], y, "o", ms=4, color=COLOURS[k], mec="black", mew=0.5)
+        frame(axis, order, args.margin)
+        axis.set_title(model, fontsize=10)
+        axis.set_xlabel(axis_words(effect, args.metric))
     if len(looks) > 1:
         handles, labels = axes[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False)
     return figure
 
 
-def draw_all(tasks, table, args):
-    """Draw and save effects.png, and tasks.*.png of every cell and effect; the names for the page:
-    of tasks the bias, if it stands in four cells or fewer."""
-    unit = unit_of(args.metric)
-    figure = draw_effects(table, args.effects, unit, args.margin)
-    figure.savefig(args.out / "effects.png", dpi=130)
-    shown = []
-    for (*cell, effect), mine in tasks.groupby([*CELL, "effect"]):
-        if mine.index.unique("task").size <= MOST_TASKS:
-            name = f"tasks.{file_of(*cell, effect)}"
-            title = f"{title_of(*cell)}: {effect} of each task ({unit})"
-            figure = draw_tasks(mine.loc[(*cell, effect)], title, args.margin)
-            figure.savefig(args.out / f"{name}.png", dpi=130)
-            if effect == args.effects[-1]:
-                shown.append(name)
-    return ["effects", *shown] if len(shown) <= 4 else ["effects"]
+def draw_accuracies(table, experiment, args):
+    """accuracies.*.png: base, unseen, seen of each task beside the commonest class, means over the
+    settings; a panel a model. table: rows of tasks.csv of one experiment."""
+    table = table[table["model"] != "all"].drop_duplicates([*CELL, "model", "task"])
+    table = table.groupby(["model", "task"])[ACCURACIES].mean()
+    models = list(table.index.unique("model"))
+    order = table["unseen"].groupby("task").mean().sort_values(ascending=False).index
+    scale, words = (100, "accuracy, %") if args.metric == "acc" else (1, args.metric)
+    figure, (axes,) = panels(
+        f"{experiment}: what the models know, means over settings", 1, len(models),
+        2.5 + 4.3 * len(models), 1.8 + 0.22 * len(order), sharex=True, sharey=True)
+    looks = {"base": ("s", "no pretraining"), "unseen": ("o", "pretrained on other texts"),
+             "seen": ("D", "pretrained on these texts")}
+    for axis, model in zip(axes, models):
+        mine = table.loc[model]
+        y = order.get_indexer(mine.index)
+        if args.metric == "acc":
+            axis.plot(100 * mine["majority"], y, "|", ms=11, mew=2, color="grey",
+                      label="commonest class")
+        for k, (name, (marker, label)) in enumerate(looks.items()):
+            axis.plot(scale * mine[name], y + 0.22 * (k - 1), marker, ms=4.5, color=COLOURS[k],
+                      label=f"{name}: {label}")
+        axis.set_yticks(range(len(order)), order, fontsize=8)
+        axis.set_ylim(len(order) - 0.5, -0.5)
+        axis.grid(axis="x", alpha=0.3)
+        axis.set_title(model, fontsize=10)
+        axis.set_xlabel(words)
+    handles, labels = axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=2, frameon=False, fontsize=8)
+    return figure
+
+
+def draw_all(tasks, table, folder, args):
+    """Draw and save effects.png, accuracies.*.png of each experiment, and, where the settings are
+    few, tasks.*.png of each and each effect. Returns {name: words} of those for the page."""
+    shown = {"effects.png": "boost and bias with their intervals"}
+    draw_effects(table, args).savefig(folder / "effects.png", dpi=130)
+    for experiment, mine in tasks.groupby("experiment"):
+        if mine["task"].nunique() <= MOST_TASKS:
+            name = f"accuracies.{file_of(experiment)}.png"
+            draw_accuracies(mine, experiment, args).savefig(folder / name, dpi=130)
+            shown[name] = "base, unseen and seen accuracies of each task"
+    cells = tasks.groupby([*CELL, "effect"])
+    if len(cells) > MOST_CELLS * len(args.effects):
+        return shown
+    for (*cell, effect), mine in cells:
+        if mine["task"].nunique() <= MOST_TASKS:
+            name = f"tasks.{file_of(*cell, effect)}.png"
+            title = f"{title_of(*cell)}: {effect} of each task, 89 % intervals"
+            draw_tasks(mine, effect, title, args).savefig(folder / name, dpi=130)
+            if effect == "bias" or len(args.effects) == 1:
+                shown[name] = f"{effect} of each task"
+    return shown
+
+
+# The page -----------------------------------------------------------------------------------------
+
+
+def answers_text(table, metric):
+    """effects.csv as strings for a reader: all of it if it is short, else what answers."""
+    if len(table) > MOST_LINES:
+        table = headlines(table).sort_index()
+    rows = table.to_dict("records")
+    digits = digits_of(metric)
+    return pd.DataFrame({
+        "setting": [setting_of(row) for row in rows], "effect": table["effect"].to_list(),
+        "model": table["model"].to_list(), "answer for": table["target"].to_list(),
+        "tasks": [str(row["tasks"]) for row in rows],
+        "subsamples": [str(row["subsamples"]) for row in rows],
+        "estimate": [signed(row["estimate"], digits) for row in rows],
+        "89 % interval": [span(row).strip(" to") for row in rows],
+        "verdict": table["verdict"].to_list(),
+        "needed": [f"{row['needed']:.0f}".replace("nan", "") for row in rows]})
+
+
+def accuracies_text(tasks, metric):
+    """The accuracies of each setting, model and task, or of their mean, as strings; and the tasks'
+    differences."""
+    one = tasks[tasks["model"] != "all"]
+    wide = one.pivot_table(index=[*CELL, "model", "task"], columns="effect", values="estimate")
+    names = [*CELL, "model", "task", "subsamples", *ACCURACIES]
+    wide = one.drop_duplicates(names[:5])[names].join(wide, on=names[:5])
+    if len(wide) > MOST_LINES:
+        sizes = wide.groupby([*CELL, "model"])["task"].nunique()
+        numbers = wide.columns.difference([*CELL, "model", "task", "subsamples"], sort=False)
+        wide = wide.groupby([*CELL, "model"])[[*numbers]].mean()
+        wide.insert(0, "task", "mean of " + sizes.astype(str))
+        wide = wide.reset_index()
+    text = pd.DataFrame({"setting": [title_of(*cell) for cell in wide[CELL].to_numpy()]})
+    for name in wide.columns.drop(CELL):
+        values = wide[name].to_list()
+        if name in ACCURACIES:
+            digits, scale = (2, 100) if metric in SHARES or name == "majority" else (4, 1)
+            values = [f"{rounded(scale * value, digits):.{digits}f}" for value in values]
+        elif name in EFFECTS:
+            values = [signed(value, digits_of(metric)) for value in values]
+        text[name.replace("majority", "commonest class")] = values
+    return text
+
+
+def publish(rows, tasks, table, posterior, notes, args):
+    """Make tables, figures and the page, and move them into args.out."""
+    tasks = tasks.drop(columns=["variance", "prior"]).reset_index()
+    with draft_of(args.out, STALE) as draft:
+        write(draft, effects=table[COLUMNS], means=means_table(rows, args.metric), tasks=tasks)
+        if len(posterior):
+            write(draft, posterior=posterior)
+        figures = draw_all(tasks, table, draft, args)
+        parts = [paragraph(
+            "bias = seen - unseen: what the unlabelled test texts add to the accuracy, beyond "
+            "pretraining on other texts. boost = unseen - base: what those are worth. m labelled "
+            "training texts, n unlabelled and n test texts.", "small")]
+        parts += [paragraph(text, kind) for kind, text in conclusions(table, rows)]
+        if args.metric == "acc":
+            parts += [paragraph(text, "warning") for text in little_learned(tasks)]
+        parts.append(figure_html(draft / "effects.png", figures.pop("effects.png")))
+        parts += [heading("Accuracies, in %" if args.metric == "acc" else args.metric)]
+        parts.append(table_html(accuracies_text(tasks, args.metric), ("setting", "model", "task")))
+        parts += [figure_html(draft / name, words) for name, words in figures.items()]
+        parts.append(heading(f"Answers, in {unit_of(args.metric)}"))
+        answers = answers_text(table, args.metric)
+        parts.append(table_html(answers, ("setting", "effect", "model", "answer for", "verdict")))
+        parts.append(paragraph(
+            "needed: subsamples of each task for an interval of half the margin to both sides. "
+            f"{LOOKING}. All rows: effects.csv; each task with its own interval and test: "
+            "tasks.csv.", "small"))
+        parts += [paragraph(note) for note in notes]
+        parts.append(heading("For a methods section"))
+        for experiment, mine in rows.groupby("experiment"):
+            parts.append(paragraph(methods(experiment, mine, args)))
+        parts.append(paragraph(
+            f"Analysed on {time.strftime('%Y-%m-%d')} with numpy {np.__version__}, pandas "
+            f"{pd.__version__} by: {args.command}", "small"))
+        write_page(draft / "report.html", QUESTION, parts)
+
+
+def run_samplers(rows, units, tasks, table, notes, args):
+    """Every analysis of every effect of every cell; what each adds is published when it is done.
+    Returns the warnings."""
+    jobs = list(itertools.product(rows.groupby(CELL), args.effects, dict.fromkeys(args.analysis)))
+    summaries, failed, fitted = {}, [], []
+    bar = tqdm(jobs, desc="samplers", unit="fit", leave=False)
+    for (cell, mine), effect, analysis in bar:
+        where = f"{title_of(*cell)}, {effect}, {analysis}: "
+        sizes = mine.groupby(["model", "task"])["subsample"].nunique()
+        few = sizes.min() < 2 or sizes.groupby("model").size().min() < 2
+        if analysis == "hierarchical" and few:
+            notes.append(f"{where}left out, it needs two tasks with two subsamples each")
+            bar.write(notes[-1])
+            continue
+        here = (units[CELL] == list(cell)).all(axis=1)
+        result = fit(mine, units[here], effect, analysis, args)
+        new, off = mean_effects(result, table, args.margin)
+        note = result.warning or "converged"
+        dropped = [name for name in "WU" if f"sd_{name}" not in result.posterior]
+        if dropped and analysis == "paper":
+            note += f" without {' and '.join(dropped)}"
+        for text in (note, *off):
+            notes.append(where + text)
+            bar.write(where + text)
+        if result.warning:
+            failed.append(where + result.warning)
+
+        # Publish what it adds
+        table = in_order(pd.concat([table, new], ignore_index=True))
+        fitted.append(task_effects(result, args.margin))
+        columns = pd.concat(fitted).groupby(level=[*GROUP, "task"]).first()
+        summaries[*cell, effect, analysis] = result.summary
+        names = [*CELL, "effect", "analysis", "parameter"]
+        posterior = pd.concat(summaries, names=names).reset_index()
+        publish(rows, tasks.join(columns), table, posterior, notes, args)
+        show_page(args.out / "report.html", update=True)
+    return failed
+
+
+def in_order(table):
+    """effects.csv: all settings together first, then cell by cell, all models first."""
+    keys = table.assign(
+        m=pd.to_numeric(table["m"]).fillna(0), n=pd.to_numeric(table["n"]).fillna(0),
+        model=np.where(table["model"] == "all", "", table["model"]),
+        target=table["target"].map(TARGETS.index))
+    keys = keys.sort_values(["experiment", "m", "n", "effect", "model", "target"], kind="stable")
+    return table.loc[keys.index].reset_index(drop=True)
+
+
+# The same in meta_analysis.py ---------------------------------------------------------------------
+
+# --- shared: reading ---
+ARMS = ("base", "extra", "test")
+CELL = ["experiment", "m", "n"]
+RUN = ["experiment", "model", "task", "m", "n", "subsample", "seed"]  # names a row
+NEEDED = [*RUN[:-1], "num_classes", "majority"]
+WORDS = ["experiment", "model", "task", "split", "data", "recipe", "versions"]
+WHOLE = {"m": 1, "n": 1, "subsample": 1, "num_classes": 1, "seed": 0}  # whole numbers, the least
+SAME = [  # (scope, column): rows that agree in the scope must agree in the column
+    (RUN[:5], "recipe"),
+    (["experiment", "task"], "data"),
+    (["experiment", "data"], "task"),
+    (["experiment", "task", "m", "n", "subsample"], "split"),
+]
+
+
+def columns_of(metric):
+    """The metric's columns: of the three arms on the texts of `test`, then of `extra`."""
+    names = [f"{metric}_{arm}" for arm in ARMS]
+    return names + [f"{name}_on_extra" for name in names]
+
+
+def read_rows(path, needed):
+    """A CSV file as a table of words with a column `where`. Lines with fewer fields than the
+    header, which killed runs leave, are left out."""
+    try:
+        with open(path, newline="", encoding="utf-8-sig") as file:
+            lines = [line for line in csv.reader(file, strict=True) if any(line)]
+    except (OSError, ValueError, csv.Error) as error:
+        raise SystemExit(f"error: {path} cannot be read as a CSV file in UTF-8: {error}")
+    header = lines[0] if lines else []
+    for name in (*needed, *header):
+        if header.count(name) != 1:
+            raise SystemExit(f"error: {path} has {header.count(name)} columns {name!r}, not one; "
+                             f"separated by commas there are: {', '.join(header) or 'none'}")
+    rows = []
+    for number, line in enumerate(lines[1:], start=1):
+        where = f"{path}, data row {number}"
+        if len(line) > len(header):
+            raise SystemExit(f"error: {where} has {len(line)} fields, the header {len(header)}: "
+                             "correct or delete it")
+        if len(line) < len(header):
+            print(f"{where}: left out, for it was cut short")
+        else:
+            rows.append([*line, where])
+    return pd.DataFrame(rows, columns=[*header, "where"], dtype=str)
+
+
+def read_path(path, needed):
+    """Tables of a results file or of a folder's: results.csv, results.*-of-*.csv, or the published
+    layout m50/n500/bert/ag_news/accuracies.csv, whose row k is subsample k."""
+    if not path.is_dir():
+        return [read_rows(path, needed)]
+    files = [*path.glob("results.csv"), *path.glob("results.*-of-*.csv")]
+    tables = [read_rows(file, needed) for file in sorted(files)]
+    for file in sorted(path.glob("m*/n*/*/*/accuracies.csv")):
+        m, n, model, task = file.parts[-5:-1]
+        table = read_rows(file, ["num_classes", "majority", *ARMS])
+        table = table.rename(columns={arm: f"acc_{arm}" for arm in ARMS})
+        tables.append(table.assign(experiment=path.resolve().name, m=m[1:], n=n[1:], model=model,
+                                   task=task, subsample=range(1, len(table) + 1)).astype(str))
+    if not tables:
+        raise SystemExit(f"error: {path} holds no results.csv, results.*-of-*.csv or "
+                         "m*/n*/*/*/accuracies.csv: name a results file")
+    return tables
+
+
+def refuse(rows, bad, what):
+    """End at the first of the bad rows. what: a format string of its columns."""
+    if bad.any():
+        row = rows[bad].iloc[0]
+        raise SystemExit(f"error: {row['where']}: {what.format(**row)}: correct or delete it")
+
+
+def read_results(paths, metric):
+    """All rows of the paths as a table: numbers, nan where there is none; words, nan where empty.
+    Accuracies become k / n exactly."""
+    needed = [*NEEDED, *columns_of("acc")[:3], *columns_of(metric)[:3]]
+    rows = pd.concat([table for path in paths for table in read_path(path, dict.fromkeys(needed))])
+    rows = rows.reset_index(drop=True)
+    rows["seed"] = rows.get("seed", pd.Series("0", rows.index)).replace("", "0")
+    may_lack = ["discordant", "discordant_on_extra", "seconds"]
+    for each in ("acc", "f1", "nll", metric):
+        may_lack += columns_of(each)
+    rows = rows.reindex(columns=[*dict.fromkeys([*rows, *may_lack, *WORDS])])
+    rows = rows.replace("", np.nan)
+    for name in WORDS[:3]:
+        refuse(rows, rows[name].isna(), f"{name} is empty")
+    refuse(rows, rows["model"] == "all", "the model 'all' would be all models together")
+    for name in dict.fromkeys([*needed, "seed", *may_lack]):
+        if name in WORDS:
+            continue
+        values = pd.to_numeric(rows[name], errors="coerce")
+        bad = values.isna() & (rows[name].notna() | (name in needed))
+        what = "number"
+        if name in WHOLE:
+            what = f"whole number from {WHOLE[name]}"
+            bad |= (values < WHOLE[name]) | (values % 1 != 0)
+        elif name.startswith(("majority", "acc_", "f1_", "discordant")):
+            what = "number from 0 to 1"
+            bad |= (values < 0) | (values > 1)
+        refuse(rows, bad | np.isinf(values), f"{name} is {{{name}}}, not a {what}")
+        rows[name] = values.astype(int if name in WHOLE else float)
+    for name in columns_of("acc"):
+        exact = (rows[name] * rows["n"]).round() / rows["n"]
+        off = (rows[name] - exact).abs() > 5.1e-5  # accuracies of four decimals will do
+        refuse(rows, off, f"{name} = {{{name}}} is no whole number of right answers of n = {{n}}")
+        rows[name] = exact
+    return rows
+
+
+def choose_rows(rows, args):
+    """The rows that --experiment, --m, --n, --models and --tasks name, each known."""
+    choices = {"experiment": args.experiment, "m": args.m, "n": args.n, "model": args.models,
+               "task": args.tasks}
+    for name, wanted in choices.items():
+        found = sorted(set(rows[name]))
+        for value in wanted or []:
+            if value not in found:
+                raise SystemExit(f"error: no row of {name} {value} among those chosen so far; "
+                                 f"found: {', '.join(map(str, found))}")
+        if wanted:
+            rows = rows[rows[name].isin(wanted)]
+    return rows
+
+
+def refuse_conflict(rows, scope, name):
+    """End where two rows agree in the scope and differ in a column that both have."""
+    known = rows.dropna(subset=[*scope, name]).drop_duplicates([*scope, name])
+    known = known[known.duplicated(scope, keep=False)].sort_values(scope, kind="stable")
+    if len(known):
+        one, two = known.iloc[0], known.iloc[1]
+        raise SystemExit(f"error: {one['where']} and {two['where']} agree in {', '.join(scope)} "
+                         f"and differ in {name} ({one[name]} and {two[name]}): keep one, or give "
+                         "them two names of experiments")
+
+
+def each_once(rows):
+    """Each run once, with the columns that any of its rows has, sorted."""
+    twice = rows[rows.duplicated(RUN, keep=False)]
+    for name in twice.select_dtypes("number").columns.difference([*RUN, "seconds"]):
+        refuse_conflict(twice, RUN, name)
+    for scope, name in SAME:
+        refuse_conflict(rows, scope, name)
+    again = rows.duplicated(RUN).sum()
+    if again:
+        print(f"rows given more than once and used once: {again}")
+    return rows.groupby(RUN, as_index=False).first()
+
+
+def load_rows(args, metric="acc"):
+    """The chosen rows of args.paths with the column `arms`: "crossed" where every row of a cell has
+    the metric on the texts of `extra` too and args.plain is off, else "plain"."""
+    rows = each_once(choose_rows(read_results(args.paths, metric), args))
+    if rows.empty:
+        raise SystemExit(f"error: no rows in {', '.join(map(str, args.paths))}: run "
+                         "run_experiment.py first")
+    there = rows[columns_of(metric)].notna().all(axis=1)
+    cells = there.groupby([rows[name] for name in CELL])
+    rows["arms"] = np.where(cells.transform("all") & (not args.plain), "crossed", "plain")
+    for cell, known in cells:
+        if known.any() and not known.all():
+            print(f"{title_of(*cell)}: some rows lack the columns *_on_extra: all are taken "
+                  "without them, on the texts of `test` alone")
+    return rows
+
+
+def title_of(experiment, m, n):
+    """A cell in words."""
+    return f"{experiment}, m = {m}, n = {n}"
+
+
+def count(number, what):
+    """"1 task", "2 tasks"."""
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
+def versions_of(rows):
+    """How many rows each version of the libraries wrote, in words."""
+    numbers = rows["versions"].fillna("no version named").value_counts()
+    return "; ".join([f"{count(number, 'row')} of {name}" for name, number in numbers.items()])
+# --- end shared ---
+
+
+# --- shared: effects ---
+SHARE = 0.89  # of every interval: the paper's
+UPPER = (1 + SHARE) / 2  # its upper end, as a quantile
+EFFECTS = {"boost": ("base", "extra"), "bias": ("extra", "test")}  # control, treatment: plain arms
+SHARES = ("acc", "f1")  # metrics whose differences are told in points, hundredths
+
+
+def add_effects(rows, metric="acc"):
+    """The rows with the columns
+        base, unseen, seen: the metric of the model without pretraining, of the pretrained models on
+            texts that they were not, and were, pretrained on; crossed arms: means over both sets
+        boost = unseen - base, bias = seen - unseen: in points, or the metric's own unit
+        floor: the variance of rounding to whole answers, no difference being known better
+        w: that of a crossed bias in accuracy by the noise of its texts, a difference between random
+            halves of the 2n texts; counted: whether it is known by `discordant`, or is the least
+            that the accuracies allow. Variances are in points^2."""
+    rows = rows.copy()
+    crossed = rows["arms"] == "crossed"
+    n = rows["n"]
+    scale = 100 if metric in SHARES else 1
+    places = {"base": ("base", "base"), "unseen": ("extra", "test"), "seen": ("test", "extra")}
+    for name, (arm, mirrored) in places.items():
+        on_test = rows[f"{metric}_{arm}"]
+        both = (on_test + rows[f"{metric}_{mirrored}_on_extra"]) / 2
+        rows[name] = both.where(crossed, on_test)
+    rows["boost"] = scale * (rows["unseen"] - rows["base"])
+    rows["bias"] = scale * (rows["seen"] - rows["unseen"])
+    rows["floor"] = (100 / (n * (1 + crossed))) ** 2 / 12 * (metric in SHARES)
+
+    noise = 0
+    for ending, (one, other) in {"": ("extra", "test"), "_on_extra": ("test", "extra")}.items():
+        change = rows[f"acc_{other}{ending}"] - rows[f"acc_{one}{ending}"]
+        noise = noise + rows[f"discordant{ending}"].fillna(change.abs()) - change**2
+    known = crossed & (metric == "acc")
+    rows["w"] = np.maximum(100**2 / (4 * n) * noise, rows["floor"]).where(known)
+    lacking = rows[["discordant", "discordant_on_extra"]].isna().any(axis=1)
+    rows["counted"] = known & ~lacking
+    return rows
+
+
+def changes_of(rows, effect):
+    """Whole numbers of answers: n times the difference of accuracies, crossed 2n times."""
+    texts = rows["n"] * (1 + (rows["arms"] == "crossed"))
+    return (rows[effect] / 100 * texts).round().astype(int)
+
+
+def sign_flip_p(changes):
+    """One-sided p of sum(changes), whole numbers, under random signs: exact if they are symmetric
+    about 0. The sum of the sizes with a plus has a convolution of two-point laws."""
+    sizes = np.abs(changes[changes != 0])
+    share = np.zeros(sizes.sum() + 1)  # of the sign patterns, by the sum of the sizes with a plus
+    share[0] = 1
+    reached = 0
+    for size in sizes:
+        share[size : reached + size + 1] += share[: reached + 1].copy()
+        share[: reached + size + 1] /= 2
+        reached += size
+    observed = (sizes.sum() + changes.sum()) // 2
+    return min(float(share[observed:].sum()), 1.0)  # ties count; rounding may exceed 1
+# --- end shared ---
+
+
+# --- shared: page ---
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")  # Okabe and Ito's
+STYLE = """
+.report { max-width: 58rem; margin: auto; padding: 0 1rem 2rem; color: #222; background: #fff;
+          font: 16px/1.5 system-ui, sans-serif; overflow-wrap: break-word }
+.report h1 { font-size: 1.5rem; line-height: 1.25 } .report h2 { font-size: 1.15rem }
+.report .answer { font-size: 1.1rem; border-left: .3rem solid #0072B2; padding-left: .8rem }
+.report .warning { border-left: .3rem solid #D55E00; padding-left: .8rem }
+.report .small { color: #555; font-size: .85rem }
+.report .scroll { overflow-x: auto } .report img { max-width: 100% }
+.report table { border-collapse: collapse; font-size: .85rem; margin: 0 }
+.report th, .report td { padding: .15rem .6rem; border: 0; border-bottom: 1px solid #ddd;
+                         text-align: right; white-space: nowrap; vertical-align: bottom }
+.report .text { text-align: left }
+"""
+
+
+def rounded(value, digits):
+    """Rounded half away from 0, as on paper, whatever the last bits of a mean are: alike in every
+    table, figure and sentence."""
+    scale = 10**digits
+    return np.sign(value) * np.floor(np.abs(value) * scale + 0.5 + 1e-7) / scale
+
+
+def signed(value, digits=2):
+    """A difference in words, "" where there is none."""
+    return "" if np.isnan(value) else f"{rounded(value, digits) + 0:+.{digits}f}"
+
+
+def paragraph(text, kind=""):
+    """HTML of a paragraph; kind: answer, warning, small."""
+    return f'<p class="{kind}">{html.escape(text)}</p>'
+
+
+def heading(text):
+    """HTML of a section's title."""
+    return f"<h2>{html.escape(text)}</h2>"
+
+
+def table_html(table, words=()):
+    """HTML of a table of strings; words: its columns of text, the others are numbers."""
+    lines = []
+    for cells, tag in [(list(table), "th"), *[(row, "td") for row in table.to_numpy()]]:
+        line = ""
+        for name, cell in zip(table, cells):
+            kind = ' class="text"' if name in words else ""
+            line += f"<{tag}{kind}>{html.escape(str(cell))}</{tag}>"
+        lines.append(f"<tr>{line}</tr>")
+    return f'<div class="scroll"><table>{"".join(lines)}</table></div>'
+
+
+def figure_html(path, words):
+    """HTML of a picture, which becomes a part of the page."""
+    picture = base64.b64encode(path.read_bytes()).decode()
+    return f'<p><img alt="{html.escape(words)}" src="data:image/png;base64,{picture}"></p>'
+
+
+def write_page(path, title, parts):
+    """One file: to be opened, mailed, printed. parts: HTML."""
+    body = "\n".join([f"<h1>{html.escape(title)}</h1>", *parts])
+    path.write_text(
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" '
+        f'content="width=device-width, initial-scale=1"><title>{html.escape(title)}</title>'
+        f'<style>{STYLE}</style></head><body style="margin: 0"><div class="report">\n{body}\n'
+        "</div></body></html>\n", encoding="utf-8", errors="replace")
+
+
+def show_page(path, update=False):
+    """In a notebook's cell, show the page, or show it anew where it stands."""
+    notebook = sys.modules.get("IPython")
+    if notebook and notebook.get_ipython():
+        page = notebook.display.HTML(path.read_text(encoding="utf-8"))
+        notebook.display.display(page, display_id=str(path), update=update)
+
+
+@contextlib.contextmanager
+def draft_of(folder, stale=()):
+    """A folder in which to make the files of `folder`; they are moved there at the end, where all
+    are made. What an earlier run left there of the patterns `stale` goes then."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".draft-", dir=folder) as draft:
+            yield Path(draft)
+            for pattern in stale:
+                for file in folder.glob(pattern):
+                    file.unlink()
+            for file in sorted(Path(draft).iterdir()):
+                os.replace(file, folder / file.name)
+    except OSError as error:
+        raise SystemExit(f"error: {folder} cannot be written ({error.strerror}): give another --out")
+    except KeyboardInterrupt:
+        raise SystemExit(f"stopped: {folder} is as it was")
+
+
+def write(folder, **tables):
+    """Write tables as CSV, numbers to 6 significant digits."""
+    for name, table in tables.items():
+        table.to_csv(folder / f"{name}.csv", index=False, float_format="%.6g")
+
+
+def file_of(*names):
+    """A part of a file's name; a number keeps those apart that had to be changed."""
+    words = ".".join(map(str, names))
+    safe = re.sub(r"[^\w.=+-]", "-", words)[:60]
+    if safe != words:
+        safe += f"-{zlib.crc32(words.encode()):08x}"
+    return safe
+
+
+def panels(title, lines, columns, width, height, **more):
+    """(figure, its axes [lines, columns]); sizes in inches."""
+    figure = Figure(figsize=(width, height), layout="constrained")
+    figure.suptitle(title, fontsize=11)
+    return figure, figure.subplots(lines, columns, squeeze=False, **more)
+# --- end shared ---
+
+
+# Flags and main -----------------------------------------------------------------------------------
+
+
+def whole(text):
+    """argparse type: a whole number from 1."""
+    if int(text) < 1:
+        raise ValueError
+    return int(text)
 
 
 def parse_args(argv):
@@ -1279,102 +1397,66 @@ def parse_args(argv):
     add("--effects", nargs="+", choices=tuple(EFFECTS), default=list(EFFECTS), help="(boost bias)")
     add("--metric", default="acc", help="acc, f1, nll or any NAME of NAME_base and so on (acc)")
     add("--margin", type=float, help="effects within it do not matter (acc, f1: 1; else none)")
-    add("--plan", action="store_true", help="only: how many subsamples a task are needed")
     add("--plain", action="store_true", help="only the texts of test, as in the paper")
-    for flag, name in CHOICES.items():
-        kind = int if name in LEAST else str
-        add(f"--{flag}", nargs="+", type=kind, metavar=name.upper(), help="only these (all)")
+    add("--experiment", nargs="+", metavar="NAME", help="only these (all)")
+    add("--m", nargs="+", type=int, help="only these (all)")
+    add("--n", nargs="+", type=int, help="only these (all)")
+    add("--models", nargs="+", metavar="NAME", help="only these (all)")
+    add("--tasks", nargs="+", metavar="NAME", help="only these (all)")
     add = parser.add_argument_group("sampling").add_argument
-    add("--analysis", nargs="+", choices=tuple(CENTRED), default=list(CENTRED),
-        help="(paper hierarchical)")
+    add("--analysis", nargs="+", choices=SAMPLERS, default=SAMPLERS, help="(paper hierarchical)")
     add("--draws", type=int, default=1000, help="per chain; 0: no sampler (%(default)s)")
-    add("--tune", type=positive, default=500, help="tuning steps per chain (%(default)s)")
-    add("--chains", type=positive, default=4, help="(%(default)s)")
+    add("--tune", type=whole, default=500, help="tuning steps per chain (%(default)s)")
+    add("--chains", type=whole, default=4, help="(%(default)s)")
     add("--seed", type=int, default=0, help="of all random numbers (%(default)s)")
     add("--no-interaction", action="store_true", help="the paper's model without W (Figure 10)")
     add = parser.add_argument_group("output").add_argument
     add("--out", type=Path, metavar="FOLDER",
-        help="new, empty, or of an earlier run, which it replaces (fits; with --plan: plan)")
-    add("--no-figures", action="store_true", help="tables only")
+        help="what an earlier run left there is replaced (fits/NAME of the first file)")
     args = parser.parse_args(argv)
+    args.command = shlex.join(["python", "fit_model.py", *(sys.argv[1:] if argv is None else argv)])
+    args.effects = list(dict.fromkeys(args.effects))
     if args.out is None:
-        args.out = Path("plan" if args.plan else "fits")
-    if args.margin is None and scale_of(args.metric) == 100:
+        name = args.paths[0].resolve().name.removesuffix(".csv")
+        if args.metric != "acc":
+            name += f".{args.metric}"
+        args.out = Path("fits", name)
+    if args.margin is None and args.metric in SHARES:
         args.margin = 1.0
-    if args.margin is not None and not args.margin > 0:
-        parser.error("--margin is above 0")
+    if args.margin is not None and not 0.001 <= args.margin < math.inf:
+        parser.error("--margin is a number from 0.001")
+    if args.seed < 0 or args.draws < 0:
+        parser.error("--seed and --draws are not below 0")
     return args
-
-
-def run_plan(rows, long, args):
-    """--plan: print it and what to type next, and write plan.csv and the page."""
-    quantities = task_table(rows, long, args.metric)
-    known = effects_table(quantities, args.metric, args.margin)
-    plan = plan_table(known, long, args.margin)
-    text = plan.round(decimals(args.metric))
-    text = text.to_string(index=False, na_rep="", float_format="{:g}".format)
-    effects = {key: row for key, row in known.items() if row["effect"] in args.effects}
-    lines = [PLAN, *conclusions(effects, rows)]
-    print(text, "", *lines, sep="\n")
-    write(args.out, plan=plan)
-    items = [f"- {line}" for line in lines]
-    write_page(args.out, SCRIPT, ["# How many subsamples?", "", "```", text, "```", "", *items])
-    print(f"in {args.out.resolve()}: summary.md, plan.csv")
 
 
 @matplotlib.rc_context({"text.parse_math": False})  # a $ in a name is a $
 def main(argv=None):
     args = parse_args(argv)
-    rows = load_rows(args, args.metric)
-    open_folder(args.out, SCRIPT, MADE)
-    long = differences(rows, args.metric)
-    if args.plan:
-        return run_plan(rows, long, args)
-    mine = long[long["effect"].isin(args.effects)]
-    tasks = task_table(rows, mine, args.metric, args.margin)
-    if args.metric == "acc":
-        tasks = with_tests(tasks, rows)
-    effects = effects_table(tasks, args.metric, args.margin)
-
-    # The conclusion first, then the tables
-    lines = conclusions(effects, rows)
-    notes = gain_lines(rows, tasks, args.metric)
-    notes += many_lines(tasks.reset_index(), args.metric)
-    print(*lines, "", *notes, sep="\n")
-    write(args.out, means=means_table(rows, args.metric))
-
-    # The two samplers
-    results = []
-    if args.draws and args.metric == "acc":
-        results = fit_all(rows, effects, args)
-    if results:
-        fitted = pd.concat([task_effects(result, args.margin) for result in results])
-        tasks = tasks.join(fitted.groupby(tasks.index.names).first())
-        parts = {}
-        for result in results:
-            parts[*result.cell, result.effect, result.analysis] = result.summary
-            notes += result.notes
-        names = [*CELL, "effect", "analysis", "parameter"]
-        write(args.out, posterior=pd.concat(parts, names=names).reset_index())
-    table = as_table(effects)
-    write(args.out, effects=table, tasks=tasks.drop(columns="variance").reset_index())
-
-    # What a person reads
-    if len(table) <= 40:  # a screen
-        print("", effects_text(table, args.metric), "", sep="\n")
-    figures = [] if args.no_figures else draw_all(tasks, table, args)
-    text = page(lines, notes, table, tasks, rows, figures, args)
-    write_page(args.out, SCRIPT, text)
-    print(f"in {args.out.resolve()}: summary.md, tables *.csv, figures *.png")
-    failed = sum(bool(result.warning) for result in results)
+    rows = add_effects(load_rows(args, args.metric), args.metric)
+    units = unit_table(rows)
+    tasks = task_table(units, rows, args)
+    table = in_order(effects_table(tasks, args))
+    notes = task_notes(tasks.reset_index(), args.metric)
+    publish(rows, tasks, table, pd.DataFrame(), notes, args)
+    page = args.out / "report.html"
+    print(*[text for _, text in conclusions(table, rows)], "", *notes, sep="\n")
+    if len(table) <= MOST_LINES:
+        print("", answers_text(table, args.metric).to_string(index=False), "", sep="\n")
+    print(f"page: {page.resolve()}; tables and figures beside it")
+    show_page(page)
+    if not args.draws or args.metric != "acc":
+        return
+    try:
+        failed = run_samplers(rows, units, tasks, table, notes, args)
+    except KeyboardInterrupt:
+        raise SystemExit(f"stopped: {args.out} is complete but for the samplers that were left")
     if failed:
-        fits = f"{failed} of {count(len(results), 'fit')} did not converge"
-        tqdm.write(f"warning: {fits}; more --tune and --draws may help", file=sys.stderr)
-        return 3
+        print(f"warning: {count(len(failed), 'fit')} did not converge: more --tune and --draws may "
+              "help", file=sys.stderr)
+        raise SystemExit(3)
 
 
-# --- shared: start ---
 if __name__ == "__main__":
     # in a notebook cell sys.argv is the kernel's: give flags in the list, such as ["--m", "50"]
-    run_script(main, [] if "__file__" not in globals() else None)
-# --- end shared ---
+    main([] if "__file__" not in globals() else None)
