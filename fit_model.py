@@ -9,36 +9,34 @@
 
 Reproduces sections 5 to 8 and appendix D of "Evaluating the fairness of task-adaptive pretraining
 on unlabeled test data before few-shot text classification" (Dubey) and adds intervals that hold
-what they say. m labelled training texts, n unlabelled and n test texts; D_ijk of model i, task j,
-subsample k, in points (hundredths of an accuracy), is
-    boost = unseen - base      or      bias = seen - unseen,
-base, unseen, seen being the accuracies of the model without pretraining, and of the pretrained ones
-on texts that they were not, and were, pretrained on. A setting is one (experiment, m, n). Four
-answers, with 89 % intervals:
+what they say. m labelled training texts, n unlabelled and n test texts; base, unseen, seen:
+accuracies of the model without pretraining, and of the pretrained ones on texts that they were not,
+and were, pretrained on. D_ijk of model i, task j, subsample k, in points (hundredths), is
+    boost = unseen - base      or      bias = seen - unseen
+Four answers for each setting (experiment, m, n), with 89 % intervals:
     these tasks       the headline, in closed form: the mean over tasks of the tasks' mean
                       differences; model "all": D is averaged over the models first
     tasks like these  a t interval over the task means
     paper             Y_ijkl ~ Binomial(n, p), logit p = mu + alpha_i + U_j + V_jk + W_jl + beta l
                       (l = 1: treatment), and the differences (11), (12) that it predicts, on the
                       texts of `test` alone; its intervals do not hold 89 %
-    hierarchical      D_ijk ~ N(delta_ij, s_ij), delta_ij ~ N(beta_i, tau_i),
-                      log s_ij ~ N(log s_i, omega_i): how much tasks differ, one task's effect
-                      after shrinking; it weights quiet tasks most
+    hierarchical      D_ijk ~ N(delta_ij, s_ij), delta_ij ~ N(beta_i, tau_i), log s_ij ~ N(log s_i,
+                      omega_i): how much tasks differ; it weights quiet tasks most
 
 Commands, cheapest first
-    python fit_model.py results.csv --draws 0       # page, tables, figures, without the samplers
-    python fit_model.py results.csv                 # these at once, then what the samplers add
+    python fit_model.py results.csv --draws 0      # page, tables, figures in 3 seconds
+    python fit_model.py results.csv                # then the two samplers, minutes
     python fit_model.py results.csv more.csv folder --effects bias --n 500 --metric f1 --margin 2
     python fit_model.py accuracies       # published layout: m50/n500/bert/ag_news/accuracies.csv
 
-Writes to fits/results/ (the first file's name) report.html, the page to read and to hand on,
-figures *.png, and the columns
+Writes to fits/results/ (the first file's name) report.html, to be read and handed on, figures
+*.png, and the columns
     effects.csv    experiment, m, n (empty: all settings together), metric, effect, model, arms
-                   (crossed: tested on both sets of texts; plain: on `test` alone), target (the names
-                   above), tasks, left_out (tasks with one subsample), subsamples (fewest of a task),
+                   (crossed: both sets of texts; plain: `test` alone), target (the names above),
+                   tasks, left_out (tasks with one subsample), subsamples (fewest of a task),
                    majority (share of the commonest class), base, unseen, seen, estimate, se, df,
-                   low, high, margin, verdict, needed (subsamples of each task for an interval of
-                   half the margin to both sides)
+                   low, high, margin, verdict, needed (subsamples for a half-width of half the
+                   margin)
     means.csv      experiment, m, n, model, tasks, rows, boost, bias: Table 1, on `test` alone
     tasks.csv      experiment, m, n, effect, model, task, subsamples, arms, majority, base, unseen,
                    seen, estimate, sd (between subsamples), low, high, verdict, p (one-sided sign
@@ -72,23 +70,20 @@ import matplotlib
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from scipy import special, stats
 from tqdm.auto import tqdm
 
-W_COUNTS = 5  # subsamples seen before, as which the noise of the texts counts (docs/results.md)
+W_COUNTS = 5  # subsamples, seen before, as which the noise of the texts counts
 QUANTILE = 0.3  # of the chi-square by which `needed` allows for noise that is badly known
-NEAR = 0.55  # half-width over margin from which an open verdict is about the effect itself
+NEAR = 0.55  # half-width over margin up to which an open verdict is about the effect itself
 MAX_R_HAT, MIN_ESS = 1.01, 400  # Vehtari et al. (2021)
-CENTRED = 5  # tasks from which c_jk is sampled centred
 ATTEMPTS = ((0.9, 1, 1), (0.99, 4, 2))  # target of acceptance, times the tuning, times the draws
-FEWEST_TASKS, MOST_TASKS = 5, 100  # fewer: no W, no words on many tasks; more: no figure of tasks
-MOST_CELLS = 4  # with more settings no figure of tasks
-MOST_LINES = 30  # of a table on the page
+FEWEST_TASKS = 5  # fewer: no W, c_jk not centred, no figure of other tasks
+MOST_TASKS, MOST_FIGURES, MOST_LINES = 100, 8, 30  # of a figure; of single settings; of a table
 SAMPLERS = ("paper", "hierarchical")
 TARGETS = ("these tasks", "tasks like these", *SAMPLERS)
-GROUP = [*"experiment m n effect model".split()]
-ACCURACIES = ["majority", "base", "unseen", "seen"]
+GROUP = ["experiment", "m", "n", "effect", "model"]
+ACCURACIES = ["base", "unseen", "seen", "majority"]
 COLUMNS = [  # of effects.csv
     "experiment", "m", "n", "metric", "effect", "model", "arms", "target", "tasks", "left_out",
     "subsamples", *ACCURACIES, "estimate", "se", "df", "low", "high", "margin", "verdict", "needed",
@@ -96,10 +91,13 @@ COLUMNS = [  # of effects.csv
 NUISANCE = ["a", "c", "c_raw", "z", "z_new", "log_s", "effect"]  # not reported as parameters
 COMPILED = {}  # models by analysis, flags and shapes of the data
 STALE = ("posterior.csv", "tasks.*.png", "accuracies.*.png")  # of an earlier run
-QUESTION = "Is pretraining on the test texts unfair here?"
-LOOKING = (
-    "Fix the number of subsamples before looking, or raise it once, to the number given here: "
-    "adding subsamples until a verdict comes breaks the intervals"
+GLOSS = (
+    "Accuracies, in %: base, of the model without pretraining; unseen, seen, of the pretrained ones "
+    "on texts that they were not, and were, pretrained on; majority: the commonest class's share. "
+    "boost = unseen - base, bias = seen - unseen, with 89 % intervals from low to high. m labelled "
+    "training texts, n unlabelled and n test texts. needed: subsamples for a half-width of half the "
+    "margin. Fix their number before looking, or raise it once, to this: adding subsamples until a "
+    "verdict comes breaks the intervals."
 )
 
 
@@ -107,32 +105,21 @@ LOOKING = (
 
 
 class Noise(NamedTuple):
-    """What is known of an estimate's noise. An item a task, or a task of each setting."""
-    share: np.ndarray  # of the estimate's variance at one subsample of each task, points^2
+    """Of an estimate. An item a task, or a task of each setting."""
+    share: np.ndarray  # of its variance at one subsample of each task, points^2
     counts: np.ndarray  # subsamples
-    prior: np.ndarray  # subsamples seen before, as which the noise of the texts counts
-
-
-class Fit(NamedTuple):
-    """One analysis of one effect in one setting."""
-    cell: tuple
-    effect: str
-    analysis: str
-    models: list
-    posterior: object  # xarray.Dataset of the draws
-    summary: pd.DataFrame  # a row a parameter
-    warning: str
+    prior: np.ndarray  # W_COUNTS where the noise of the texts is known, else 0
 
 
 def average(rows, by):
-    """Means of the rows that agree in `by`. How far the answers of several runs to one text go
-    together is not known: w is then at most the square of the mean of its roots."""
-    numbers = [*ACCURACIES, *EFFECTS, "floor", "w"]
+    """Means of the rows that agree in `by`. How far their answers to one text go together is not
+    known: w is at most the square of the mean of its roots."""
     groups = rows.assign(w=np.sqrt(rows["w"])).groupby(by)
-    table = groups[numbers].mean()
+    table = groups[[*ACCURACIES, *EFFECTS, "floor", "w"]].mean()
     table["w"] **= 2
     table[[*EFFECTS]] = table[[*EFFECTS]].round(9)  # equal differences stay equal
     table["counted"] = groups["counted"].all()
+    table["arms"] = groups["arms"].first()
     return table.reset_index()
 
 
@@ -140,18 +127,16 @@ def unit_table(rows):
     """A row per cell, model, task and subsample, over seeds. Model "all": the mean over the models
     of a cell, where all have the same tasks and subsamples."""
     units = average(rows, [*CELL, "model", "task", "subsample"])
-    draw = [*CELL, "task", "subsample"]
-    both = average(units, draw).assign(model="all")
-    fewest = units.groupby(draw).size().groupby(CELL).min().rename("fewest")
-    models = units.groupby(CELL)["model"].nunique().rename("models")
-    both = both.join(fewest, on=CELL).join(models, on=CELL)
-    both = both[(both["models"] > 1) & (both["fewest"] == both["models"])]
-    units = pd.concat([both[units.columns], units], ignore_index=True)
-    return units.join(rows.groupby(CELL)["arms"].first(), on=CELL)
+    parts = [units]
+    for _, mine in units.groupby(CELL):
+        draws = mine.groupby(["task", "subsample"]).size()
+        if draws.min() == mine["model"].nunique() > 1:
+            parts.append(average(mine, [*CELL, "task", "subsample"]).assign(model="all"))
+    return pd.concat(parts, ignore_index=True)
 
 
 def interval(noise):
-    """(se, df, reach of the 89 % interval): Student's t with Satterthwaite's degrees of freedom."""
+    """(se, df, half-width) of the 89 % interval: Student's t with Satterthwaite's df."""
     v = noise.share / noise.counts
     if not v.sum() > 0:
         return math.nan, math.nan, math.nan
@@ -160,139 +145,115 @@ def interval(noise):
     return se, df, stats.t.ppf(UPPER, df) * se
 
 
-def needed_subsamples(noise, df, half):
-    """The least number R of each task at which the interval reaches `half` to both sides, if the
-    noise is as large as df degrees of freedom let one fear."""
-    variance = noise.share.sum()
-    if not (variance > 0 and half):
+def needed_subsamples(noise, half):
+    """The least number R of each task that brings the half-width down to `half`, with the noise at
+    the upper end of what is known of it."""
+    _, df, _ = interval(noise)
+    if not (df > 0 and half):
         return math.nan
-    variance *= df / stats.chi2.ppf(QUANTILE, df)
-    fewest = 1 if noise.prior.min() > 0 else 2
-    R = max(fewest, int(stats.norm.ppf(UPPER) ** 2 * variance / half**2))  # a t reaches further
-    while True:
-        known = Noise(noise.share, np.full(len(noise.share), R), noise.prior)
-        _, df, reach = interval(known)
-        if reach * math.sqrt(variance / noise.share.sum()) <= half:
-            return R
+    share = noise.share * df / stats.chi2.ppf(QUANTILE, df)
+    R = max(1, int(stats.norm.ppf(UPPER) ** 2 * share.sum() / half**2))  # a t reaches further
+    if not noise.prior.all():
+        R = max(R, 2)
+    while interval(Noise(share, np.full(len(share), R), noise.prior))[2] > half:
         R += 1
+    return R
 
 
-def verdict_of(low, high, margin):
-    """Where an interval lies in respect of (-margin, margin)."""
-    if margin is None or math.isnan(low):
+def verdicts_of(table, margin):
+    """Where intervals lie in respect of (-margin, margin)."""
+    low, high = table["low"], table["high"]
+    if margin is None:
         return ""
-    if -margin < low and high < margin:
-        return "within the margin"
-    if low > margin or high < -margin:
-        return "beyond the margin"
-    return "not settled"
+    within = (-margin < low) & (high < margin)
+    beyond = (low > margin) | (high < -margin)
+    return np.select([low.isna(), within, beyond],
+                     ["", "within the margin", "beyond the margin"], "not settled")
 
 
 def task_table(units, rows, args):
-    """tasks.csv before the samplers, indexed by GROUP and task. `variance` of a subsample's
-    difference: that between the subsamples, in which the noise of the texts, where it is known,
-    counts as W_COUNTS; never less than rounding or the accuracies imply; nan of one subsample."""
+    """tasks.csv before the samplers, indexed by GROUP and task. `variance`: between subsamples, where
+    the noise of the texts, if known, counts as W_COUNTS of them; at least what rounding or the
+    accuracies imply; nan of one subsample alone."""
     parts = {}
     for effect in args.effects:
         groups = units.groupby([*CELL, "model", "task"])
-        table = groups.agg(
-            subsamples=(effect, "size"), arms=("arms", "first"),
-            **{name: (name, "mean") for name in ACCURACIES}, estimate=(effect, "mean"),
-            sd=(effect, "std"), floor=("floor", "mean"), w=("w", "mean"),
-            counted=("counted", "all"))
+        table = groups[[*ACCURACIES, "floor", "w"]].mean()
+        table = table.assign(arms=groups["arms"].first(), subsamples=groups.size(),
+                             estimate=groups[effect].mean(), sd=groups[effect].std())
+        table["prior"] = W_COUNTS * groups["counted"].all()
         if effect == "boost":
-            table = table.assign(w=math.nan, counted=False)
+            table = table.assign(w=math.nan, prior=0)
         parts[effect] = table
     table = pd.concat(parts, names=["effect"]).reorder_levels([*GROUP, "task"]).sort_index()
-    between = table["subsamples"] - 1
-    table["prior"] = W_COUNTS * table["counted"]
-    total = table["prior"] * table["w"].fillna(0) + between * table["sd"].fillna(0) ** 2
-    least = table["floor"].where(table["counted"], table[["floor", "w"]].max(axis=1))
-    df = table["prior"] + between
-    table["variance"] = np.maximum(total / df.where(df > 0), least)
-    reach = stats.t.ppf(UPPER, df.where(df > 0)) * np.sqrt(table["variance"] / table["subsamples"])
-    table["low"] = table["estimate"] - reach
-    table["high"] = table["estimate"] + reach
-    ends = zip(table["low"], table["high"])
-    table["verdict"] = [verdict_of(low, high, args.margin) for low, high in ends]
+    K, prior = table["subsamples"], table["prior"]
+    df = (prior + K - 1).replace(0, math.nan)
+    least = table["floor"].where(prior > 0, table[["floor", "w"]].max(axis=1))
+    total = prior * table["w"].fillna(0) + (K - 1) * table["sd"].fillna(0) ** 2
+    table["variance"] = np.maximum(total / df, least)
+    half = stats.t.ppf(UPPER, df) * np.sqrt(table["variance"] / K)
+    table["low"], table["high"] = table["estimate"] - half, table["estimate"] + half
+    table["verdict"] = verdicts_of(table, args.margin)
     if args.metric == "acc" and "bias" in args.effects:
-        table = table.join(sign_flips(rows), on=[*GROUP, "task"])
-    return table.drop(columns=["floor", "w", "counted"])
+        table = table.join(sign_flips(rows))
+    return table
 
 
 def sign_flips(rows):
     """p and p_adjusted of each task's bias, indexed like task_table."""
-    names = [*CELL, "model", "task"]
-    changes = rows.assign(change=changes_of(rows, "bias"))
-    changes = changes.groupby([*names, "subsample"])["change"].sum()
-    tests = changes.groupby(names).agg(sign_flip_p).to_frame("p")
-    tests["p_adjusted"] = tests["p"].groupby(names[:-1]).transform(stats.false_discovery_control)
-    tests = tests.assign(effect="bias").set_index("effect", append=True)
-    return tests.reorder_levels([*GROUP, "task"])
+    changes = rows.assign(change=changes_of(rows, "bias"), effect="bias")
+    changes = changes.groupby([*GROUP, "task", "subsample"])["change"].sum()
+    tests = changes.groupby([*GROUP, "task"]).agg(sign_flip_p).to_frame("p")
+    tests["p_adjusted"] = tests["p"].groupby(GROUP).transform(stats.false_discovery_control)
+    return tests
 
 
 def effects_table(tasks, args):
     """effects.csv before the samplers, with the column `noise`: per setting, effect and model these
-    tasks and tasks like these, and the settings of an experiment together."""
-    table = []
+    tasks and tasks like these; and, with m = n = 0, the mean over the settings of an experiment, two
+    or more that have an interval, whose noise is not correlated."""
+    rows = []
     for key, mine in tasks.groupby(GROUP):
         used = mine[mine["variance"].notna()]  # one subsample alone does not know its noise
         if used.empty:
             used = mine
-        J = len(used)
-        names = mine.index.get_level_values("task")
-        left_out = names.difference(used.index.get_level_values("task"))
-        row = dict(zip(GROUP, key)) | used[ACCURACIES].mean().to_dict()
-        row |= {"arms": mine["arms"].iloc[0], "settings": 1}
         noise = Noise(*used[["variance", "subsamples", "prior"]].to_numpy(float).T)
-        noise = noise._replace(share=noise.share / J**2)
-        table.append(row | {
-            "target": TARGETS[0], "tasks": J, "left_out": ", ".join(left_out),
-            "subsamples": used["subsamples"].min(), "estimate": used["estimate"].mean(),
-            "noise": noise})
-        alone = Noise(np.array([mine["estimate"].var()]), np.array([len(mine)]), np.zeros(1))
-        table.append(row | mine[ACCURACIES].mean().to_dict() | {
-            "target": TARGETS[1], "tasks": len(mine), "left_out": "",
-            "subsamples": mine["subsamples"].min(), "estimate": mine["estimate"].mean(),
-            "noise": alone})
-    table = finish(pd.DataFrame(table), args)
-    return pd.concat([finish(all_settings(table), args), table], ignore_index=True)
-
-
-def all_settings(table):
-    """Rows of effects.csv over the settings of an experiment, two or more that have an interval:
-    the mean of their estimates, whose noise is not correlated."""
-    found = []
-    table = table[(table["target"] == TARGETS[0]) & table["low"].notna()]
-    for _, cells in table.groupby(["experiment", "effect", "model"]):
+        noise = noise._replace(share=noise.share / len(used) ** 2)
+        left_out = mine.index.difference(used.index).get_level_values("task")
+        row = dict(zip(GROUP, key)) | {"arms": mine["arms"].iloc[0], "settings": 1}
+        rows.append(row | used[[*ACCURACIES, "estimate"]].mean().to_dict() | {
+            "target": TARGETS[0], "tasks": len(used), "subsamples": used["subsamples"].min(),
+            "left_out": ", ".join(left_out), "noise": noise})
+        noise = Noise(*np.array([[mine["estimate"].var()], [len(mine)], [0]], float))
+        rows.append(row | mine[[*ACCURACIES, "estimate"]].mean().to_dict() | {
+            "target": TARGETS[1], "tasks": len(mine), "subsamples": mine["subsamples"].min(),
+            "left_out": "", "noise": noise})
+    known = pd.DataFrame([row for row in rows if interval(row["noise"])[0] > 0], columns=[*rows[0]])
+    known = known[known["target"] == TARGETS[0]]
+    for _, cells in known.groupby(["experiment", "effect", "model"]):
         C = len(cells)
-        if C == 1:
-            continue
-        share, counts, prior = [np.concatenate(part) for part in zip(*cells["noise"])]
-        sizes = np.repeat(C, len(share))
-        row = cells.iloc[0].to_dict() | cells[[*ACCURACIES, "estimate"]].mean().to_dict()
-        row |= {"m": "", "n": "", "settings": C, "left_out": "",
-                "arms": " and ".join(sorted(set(cells["arms"]))),
-                "tasks": cells["tasks"].min(), "subsamples": cells["subsamples"].min(),
-                "noise": Noise(share / sizes**2, counts, prior)}
-        found.append(row)
-    return pd.DataFrame(found, columns=table.columns)
-
-
-def finish(table, args):
-    """Add interval, verdict and the number of subsamples needed to rows of effects.csv."""
-    table = table.assign(metric=args.metric, margin=args.margin)
-    lines = []
-    for row in table.itertuples():
-        se, df, reach = interval(row.noise)
-        low, high = row.estimate - reach, row.estimate + reach
-        needed = math.nan
-        if row.target == TARGETS[0]:
-            needed = needed_subsamples(row.noise, df, (args.margin or 0) / 2)
-        lines.append((se, df, low, high, verdict_of(low, high, args.margin), needed))
-    names = ["se", "df", "low", "high", "verdict", "needed"]
-    table[names] = pd.DataFrame(lines, columns=names, index=table.index)
+        if C > 1:
+            noise = Noise(*map(np.concatenate, zip(*cells["noise"])))
+            rows.append(cells.iloc[0].to_dict() | {
+                "m": 0, "n": 0, "settings": C, "arms": " and ".join(sorted(set(cells["arms"]))),
+                "noise": noise._replace(share=noise.share / C**2), "left_out": "",
+                **cells[[*ACCURACIES, "estimate"]].mean(), **cells[["tasks", "subsamples"]].min()})
+    table = in_order(pd.DataFrame(rows)).assign(metric=args.metric, margin=args.margin)
+    table[["se", "df", "half"]] = [interval(noise) for noise in table["noise"]]
+    table["low"] = table["estimate"] - table["half"]
+    table["high"] = table["estimate"] + table["half"]
+    table["verdict"] = verdicts_of(table, args.margin)
+    wanted = (args.margin or 0) / 2
+    table["needed"] = [needed_subsamples(noise, wanted) for noise in table["noise"]]
+    table["needed"] = table["needed"].where(table["target"] == TARGETS[0])
     return table
+
+
+def in_order(table):
+    """effects.csv: all settings together first, then cell by cell, all models first."""
+    return table.sort_values([*GROUP], kind="stable", ignore_index=True,
+                             key=lambda names: names.replace("all", "") if names.name == "model"
+                             else names)
 
 
 def means_table(rows, metric):
@@ -305,25 +266,25 @@ def means_table(rows, metric):
     return table.join(means).reset_index()
 
 
-# The two models -----------------------------------------------------------------------------------
+# The two models --------------------------------------------
 
 
 def import_pymc():
-    """(pymc, arviz, pytensor.tensor), set to need no C compiler: nutpie compiles by numba."""
+    """(pymc, pytensor.tensor, arviz, nutpie), set to need no C compiler: nutpie takes numba."""
     os.environ.setdefault("PYTENSOR_FLAGS", "cxx=")
     with warnings.catch_warnings(action="ignore"):  # arviz announces its next version
         import arviz
+        import nutpie
         import pymc
         import pytensor.tensor
-    return pymc, arviz, pytensor.tensor
+    return pymc, pytensor.tensor, arviz, nutpie
 
 
 def paper_counts(rows, effect):
-    """(data, models, tasks) of the paper's model. A unit is a task's subsample. data: `total`
-    [model, unit] answers (0: the model lacks it), sums of right answers of both arms `by_unit`,
-    `by_model`, half their difference `change` [task], `task_idx` [unit], and `known`, the squared
-    share of the variance of the tasks' changes in log odds that is more than binomial noise (the
-    share itself mixes badly where it is a third)."""
+    """(data, models, tasks) of the paper's model. A unit is a task's subsample. data: answers
+    `total` [model, unit], right ones of both arms `by_unit`, `by_model`, half their difference
+    `change` [task], `task_idx` [unit], and `known`, the squared share of the variance of the tasks'
+    changes in log odds that is more than binomial noise."""
     rows = rows.copy()
     for name, arm in zip(("control", "treatment"), EFFECTS[effect]):
         rows[name] = (rows[f"acc_{arm}"] * rows["n"]).round().astype(int)
@@ -351,7 +312,7 @@ def paper_model(rows, effect, args):
     no W, one task: no U. Exactly, with S_j = (W_j0 + W_j1) / sqrt 2, D_j = (W_j1 - W_j0) / sqrt 2:
     a_j = mu + beta / 2 + U_j + S_j / sqrt 2, c_jk = a_j + V_jk, d_j = beta + sqrt 2 D_j,
     logit p = c_jk + alpha_i + (l - 1/2) d_j; d_j is centred as far, k, as the data know it."""
-    pm, _, pt = import_pymc()
+    pm, pt, _, _ = import_pymc()
     data, models, tasks = paper_counts(rows, effect)
     J = len(tasks)
     interaction = J >= FEWEST_TASKS and not args.no_interaction
@@ -374,7 +335,7 @@ def paper_model(rows, effect, args):
         a = mu + beta / 2
         if J > 1:
             a = pm.Normal("a", a, pt.sqrt(sd_U**2 + sd_W**2 / 2), dims="task")[task_idx]
-        if J >= CENTRED:
+        if J >= FEWEST_TASKS:
             c = pm.Normal("c", a, sd_V, dims="unit")
         else:
             raw = pm.Normal("c_raw", 0, 1, dims="unit")
@@ -398,8 +359,8 @@ def paper_model(rows, effect, args):
 
 
 def predict_effects(posterior, total, task_idx, rng):
-    """Add the predictive effects in points to the posterior, a draw a data set: `effect` (12) by
-    model, task (nan where a model lacks it), `difference` (11) over all and by model."""
+    """Add predictive effects in points to the posterior: `effect` (12) by model, task (nan where a
+    model lacks it), `difference` (11) over all and by model."""
     c = posterior["c"].values[:, :, None]  # [chain, draw, 1, unit]
     d = posterior["d"].values  # [chain, draw, task]
     alpha = np.zeros((*d.shape[:2], len(total), 1))
@@ -423,7 +384,7 @@ def predict_effects(posterior, total, task_idx, rng):
 
 def hierarchical_model(units, effect):
     """The model at this script's head. units: of one cell."""
-    pm, _, pt = import_pymc()
+    pm, pt, _, _ = import_pymc()
     units = units[units["model"] != "all"]
     model_codes, models = pd.factorize(units["model"])
     task_codes, tasks = pd.factorize(units["task"], sort=True)
@@ -439,13 +400,26 @@ def hierarchical_model(units, effect):
         omega = pm.HalfNormal("omega", 1, dims="model")
         z = pm.Normal("z", 0, 1, dims=dims)
         delta = pm.Deterministic("effect", beta[:, None] + tau[:, None] * z, dims=dims)
-        log_s = pm.Normal("log_s", pt.log(s)[:, None], omega[:, None], dims=dims)
+        if len(tasks) >= 2 * FEWEST_TASKS:
+            log_s = pm.Normal("log_s", pt.log(s)[:, None], omega[:, None], dims=dims)
+        else:
+            log_s = pt.log(s)[:, None] + omega[:, None] * pm.Normal("log_s", 0, 1, dims=dims)
         sd = pt.sqrt(pt.exp(2 * log_s) + rounding)  # equal differences have a width too
         pm.Normal("D", delta[model_idx, task_idx], sd[model_idx, task_idx], observed=value)
         new = pm.Normal("z_new", 0, 1, dims="model")
         pm.Deterministic("new_task", beta + tau * new, dims="model")
         pm.Deterministic("mean", beta.mean())
     return model
+
+
+def compiled(model, data, key):
+    """The model compiled, once for each key and shape of the data: it takes longer than sampling."""
+    key = (*key, *[value.shape for value in data.values()])
+    if key not in COMPILED:
+        with warnings.catch_warnings(action="ignore"):  # of large expressions compiled in parts
+            COMPILED[key] = import_pymc()[3].compile_pymc_model(model)
+    ready = COMPILED[key]
+    return ready.with_data(**{name: data[name] for name in ready.shared_data})
 
 
 def warning_of(table, divergences):
@@ -457,24 +431,10 @@ def warning_of(table, divergences):
     return f"not converged: r_hat {r_hat:.3f}, ESS {ess:.0f}, {count(divergences, 'divergence')}"
 
 
-def compiled(model, data, key):
-    """The model compiled, once for each key and shape of the data: it takes longer than most
-    samplings."""
-    import nutpie
-
-    key = (*key, *[value.shape for value in data.values()])
-    if key not in COMPILED:
-        with warnings.catch_warnings(action="ignore"):  # of large expressions compiled in parts
-            COMPILED[key] = nutpie.compile_pymc_model(model)
-    ready = COMPILED[key]
-    return ready.with_data(**{name: data[name] for name in ready.shared_data})
-
-
 def fit(rows, units, effect, analysis, args):
-    """The Fit of a cell's rows or units; if it did not converge, once more, finer."""
-    _, arviz, _ = import_pymc()
-    import nutpie
-
+    """(draws, a row of posterior.csv for each parameter) of a cell's rows or units; if it did not
+    converge, once more, finer."""
+    _, _, arviz, nutpie = import_pymc()
     if analysis == "paper":
         model = paper_model(rows, effect, args)
     else:
@@ -482,8 +442,8 @@ def fit(rows, units, effect, analysis, args):
     data = {variable.name: variable.get_value() for variable in model.data_vars}
     ready = compiled(model, data, (analysis, args.no_interaction))
     models = list(model.coords["model"])
-    tasks = list(model.coords["task"])
-    coords = {"model": models, "task": tasks, "later": models[1:], "over": ["all", *models]}
+    coords = {"model": models, "task": list(model.coords["task"]), "later": models[1:],
+              "over": ["all", *models]}
     for accept, longer, more in ATTEMPTS:
         trace = nutpie.sample(
             ready, chains=args.chains, tune=args.tune * longer, draws=args.draws * more,
@@ -492,527 +452,343 @@ def fit(rows, units, effect, analysis, args):
         if analysis == "paper":
             rng = np.random.default_rng(args.seed)
             predict_effects(posterior, data["total"], data["task_idx"], rng)
-        own = [name for name in posterior if name.endswith("__")]  # the sampler's own variables
+        own = [name for name in posterior if name.endswith("__")]  # the sampler's
         reported = posterior.drop_vars([*NUISANCE, *own], errors="ignore")
         summary = arviz.summary(reported, hdi_prob=SHARE, round_to="none")
         warning = warning_of(summary, int(trace.sample_stats["diverging"].sum()))
         if not warning:
             break
     summary = summary.rename(columns={"hdi_5.5%": "hdi_low", "hdi_94.5%": "hdi_high"})
-    summary = summary.drop(columns=["mcse_mean", "mcse_sd"]).assign(warning=warning)
-    cell = tuple(rows[CELL].iloc[0])
-    return Fit(cell, effect, analysis, models, posterior, summary, warning)
+    return posterior, summary.drop(columns=["mcse_mean", "mcse_sd"]).assign(warning=warning)
 
 
-def task_effects(result, margin):
-    """A fit's columns of tasks.csv: task effects, predicted (12) or shrunken."""
-    draws = result.posterior["effect"]
-    name = result.analysis
-    low, high = import_pymc()[1].hdi(draws, hdi_prob=SHARE)["effect"].transpose("hdi", ...)
-    columns = {name: draws.mean(("chain", "draw")), f"{name}_low": low, f"{name}_high": high}
-    if name == "hierarchical":
+def add_fit(posterior, summary, key, table, tasks, margin):
+    """(effects.csv, tasks.csv, note) with what a fit adds: (11), or beta and its mean over models;
+    task effects, predicted (12) or shrunken. key: experiment, m, n, effect, analysis."""
+    *cell, analysis = key
+    here = table[(table[GROUP[:-1]] == cell).all(axis=1)]
+    first = here[here["target"] == TARGETS[0]].set_index("model")
+    new = here[here["target"] == TARGETS[1]].assign(target=analysis, df=math.nan)
+    new[ACCURACIES] = math.nan
+    names = "beta[" + new["model"] + "]"
+    if analysis == "paper":
+        names = "difference[" + new["model"] + "]"
+        new["arms"] = "plain"
+    names = names.replace("beta[all]", "mean")
+    columns = ["mean", "sd", "hdi_low", "hdi_high"]
+    new[["estimate", "se", "low", "high"]] = summary.loc[names, columns].to_numpy()
+    new["verdict"] = verdicts_of(new, margin)
+    off = new.set_index("model")["estimate"] - first["estimate"]
+    far = ", ".join(off.index[off.abs() > first["se"]])
+    note = summary["warning"].iloc[0] or "converged"
+    if analysis == "hierarchical" and far:
+        note += f"; the mean is over a standard error from that of these tasks, take that: {far}"
+
+    draws = posterior["effect"]
+    low, high = import_pymc()[2].hdi(draws, hdi_prob=SHARE)["effect"].transpose("hdi", ...)
+    columns = {analysis: draws.mean(("chain", "draw")), f"{analysis}_low": low,
+               f"{analysis}_high": high}
+    if analysis == "hierarchical" and margin:
         columns["p_beyond"] = (abs(draws) > margin).mean(("chain", "draw"))
-    table = pd.DataFrame({column: values.to_series() for column, values in columns.items()})
-    table = pd.concat({(*result.cell, result.effect): table}, names=[*CELL, "effect"])
-    return table.reorder_levels([*GROUP, "task"])
+    found = pd.DataFrame({name: values.to_series() for name, values in columns.items()})
+    found = pd.concat({tuple(cell): found}, names=GROUP[:-1])
+    found = found[found.index.isin(tasks.index)]
+    tasks = tasks.copy()
+    for name in found:
+        tasks.loc[found.index, name] = found[name]
+    return in_order(pd.concat([table, new], ignore_index=True)), tasks, note
 
 
-def mean_effects(result, table, margin):
-    """(a fit's rows of effects.csv, (11), or beta and its mean over models; notes on hierarchical
-    means that are not these tasks' mean). table: effects.csv before."""
-    here = (table[[*CELL, "effect"]] == [*result.cell, result.effect]).all(axis=1)
-    known = {(row["model"], row["target"]): row for row in table[here].to_dict("records")}
-    rows, notes = [], []
-    for model in ("all", *result.models):
-        if (model, TARGETS[0]) not in known:
-            continue  # the models have different tasks: none for all
-        name = "mean" if model == "all" else f"beta[{model}]"
-        if result.analysis == "paper":
-            name = f"difference[{model}]"
-        mean, sd, low, high = result.summary.loc[name, ["mean", "sd", "hdi_low", "hdi_high"]]
-        row = known[model, TARGETS[1]] | dict.fromkeys(ACCURACIES, math.nan)
-        row |= {"target": result.analysis, "estimate": mean, "se": sd, "df": math.nan, "low": low,
-                "high": high, "verdict": verdict_of(low, high, margin)}
-        if result.analysis == "paper":
-            row["arms"] = "plain"
-        rows.append(row)
-        first = known[model, TARGETS[0]]
-        off = mean - first["estimate"]
-        if result.analysis == "hierarchical" and abs(off) > first["se"]:
-            notes.append(f"{model}: the hierarchical mean is {signed(off)} points from the mean of "
-                         "these tasks, more than its standard error: take these tasks")
-    return pd.DataFrame(rows, columns=table.columns), notes
-
-
-# Words --------------------------------------------------------------------------------------------
+# Words ------------------------------------------------------------
 
 
 def unit_of(metric):
     """What the metric's differences are."""
-    if metric in SHARES:
-        return "points"
-    return "nats (lower is better)" if metric == "nll" else metric
+    named = {"acc": "points", "f1": "points", "nll": "nats (lower is better)"}
+    return named.get(metric, metric)
 
 
-def digits_of(metric):
-    """Decimals of a difference."""
-    return 2 if metric in SHARES else 4
-
-
-def span(row):
-    """"-0.14 to +0.84"."""
-    digits = digits_of(row["metric"])
-    return f"{signed(row['low'], digits)} to {signed(row['high'], digits)}"
+def difference(value, metric):
+    """A difference in words."""
+    return signed(value, 2 if metric in SHARES else 4)
 
 
 def setting_of(row):
     """The setting of a row of effects.csv in words."""
     if row["m"]:
-        return title_of(row["experiment"], row["m"], row["n"])
+        return title_of(*[row[name] for name in CELL])
     return f"{row['experiment']}, all {row['settings']} settings of m and n"
 
 
 def command(row, rows):
     """How to come to the subsamples that a row of effects.csv needs, and how long that takes."""
     for name in (*CELL, "model"):
-        if row[name] not in ("", "all"):
+        if row[name] not in (0, "all"):
             rows = rows[rows[name] == row[name]]
     R = 5 if math.isnan(row["needed"]) else row["needed"]
     runs = rows.groupby([*CELL, "model", "task"])
     lacking = (R - runs["subsample"].nunique()).clip(lower=0)
     minutes = (lacking * runs["seconds"].mean()).sum(skipna=False) / 60
-    text = f"run the same again with --subsamples {R:.0f}"
-    if not math.isnan(minutes):
+    text = f" Run the same again with --subsamples {R:.0f}"
+    if minutes > 0:
         text += f" (about {count(math.ceil(minutes), 'minute')} more in one process)"
-    return text
-
-
-def verdict_words(row, rows):
-    """(short answer, what follows the interval) of a bias."""
-    margin = f"±{row['margin'] or 0:g}"
-    unfair = row["estimate"] > 0
-    if row["metric"] == "nll":
-        unfair = not unfair
-    if math.isnan(row["low"]) and row["subsamples"] > 1:
-        return "No interval", ", all differences being equal"
-    if math.isnan(row["low"]):
-        return "Too early to tell", f", one subsample, no interval: {command(row, rows)}"
-    if not row["verdict"]:
-        holds = "excludes" if row["low"] > 0 or row["high"] < 0 else "holds"
-        return f"The interval {holds} 0", ""
-    if row["verdict"] == "within the margin":
-        return f"No, within {margin}", ""
-    if row["verdict"] == "beyond the margin" and unfair:
-        return f"Yes, beyond {margin}", ""
-    if row["verdict"] == "beyond the margin":
-        return f"No, seen texts even score worse, beyond {margin}", ""
-    if row["high"] - row["low"] <= 2 * NEAR * row["margin"]:
-        return f"Near the margin of {margin}", ": take the interval as the answer"
-    return "Too early to tell", f", not settled against {margin}: {command(row, rows)}"
+    return f"{text}."
 
 
 def sentence(row, rows):
-    """On a row of effects.csv, of these tasks."""
-    those = "this task" if row["tasks"] == 1 else f"these {row['tasks']} tasks"
-    found = f"{span(row)} {unit_of(row['metric'])} for {those} (89 % interval)"
-    if math.isnan(row["low"]):
-        found = f"{signed(row['estimate'], digits_of(row['metric']))} for {those}"
-    elif row["subsamples"] == 1:
-        found += ", whose one subsample cannot show effects that differ from run to run"
-    if row["left_out"]:
-        found += f", without {row['left_out']}, of which there is one subsample"
-    what = f"{setting_of(row)}, {row['effect']}"
+    """On a row of effects.csv, of these tasks: a bias with a short answer and what to do."""
+    metric, margin = row["metric"], f"±{row['margin'] or 0:g}"
+    low, high = difference(row["low"], metric), difference(row["high"], metric)
+    text = f"{setting_of(row)}: {row['effect']} "
     if row["model"] != "all":
-        what += f" of {row['model']}"
+        text += f"of {row['model']} "
+    text += f"{difference(row['estimate'], metric)} [{low}, {high}] ".replace("[, ] ", "")
+    text += f"{unit_of(metric)} for {count(row['tasks'], 'task')}"
+    if row["left_out"]:
+        text += f", without {row['left_out']}, of which there is one subsample"
     if row["effect"] == "boost":
-        return f"{what}: {found}"
-    short, more = verdict_words(row, rows)
-    return f"{what}: {short}: {found}{more}"
-
-
-def settings_line(cells):
-    """A sentence on the single settings. cells: rows of effects.csv."""
-    known = cells.dropna(subset="low")
-    excluded = ((known["low"] > 0) | (known["high"] < 0)).sum()
-    verdicts = [f"{number} {verdict}" for verdict, number in known["verdict"].value_counts().items()
-                if verdict]
-    verdicts.append(f"{excluded} exclude 0 (by chance alone about {(1 - SHARE) * len(known):.1f})")
-    if len(known) < len(cells):
-        verdicts.append(f"{len(cells) - len(known)} without an interval")
-    return f"its {len(cells)} single settings: {', '.join(verdicts)}"
+        return f"{text}."
+    if row["subsamples"] == 1 and low:
+        text += "; one subsample cannot show effects that differ from run to run"
+    if not low and row["subsamples"] > 1:
+        return f"No interval, all differences being equal. {text}."
+    if not low:
+        return f"Too early to tell from one subsample. {text}.{command(row, rows)}"
+    if row["verdict"] == "within the margin":
+        return f"No: within {margin}. {text}."
+    if row["verdict"] == "beyond the margin":
+        if (row["estimate"] > 0) == (metric != "nll"):
+            return f"Yes: beyond {margin}. {text}."
+        return f"No: seen texts even score worse, beyond {margin}. {text}."
+    if not row["verdict"]:
+        holds = "excludes" if row["low"] > 0 or row["high"] < 0 else "holds"
+        return f"The interval {holds} 0. {text}."
+    if row["high"] - row["low"] <= 2 * NEAR * row["margin"]:
+        return f"Near the margin of {margin}: take the interval as the answer. {text}."
+    return f"Too early to tell: neither within nor beyond {margin}. {text}.{command(row, rows)}"
 
 
 def headlines(table):
-    """Rows of effects.csv that answer: of these tasks, all models together, or each where they
-    differ in tasks or subsamples; bias first, all settings together first."""
+    """Rows of effects.csv that answer: these tasks, all models together, or each where they differ
+    in tasks or subsamples."""
     table = table[table["target"] == TARGETS[0]]
     whole = table.groupby([*CELL, "effect"])["model"].transform(lambda names: "all" in set(names))
-    table = table[(table["model"] == "all") | ~whole]
-    return table.sort_values(["experiment", "effect", "model"], kind="stable")
+    return table[(table["model"] == "all") | ~whole]
 
 
 def conclusions(table, rows):
-    """[(kind, sentence)] for a reader: the answers, then what they are made of."""
+    """[(kind, sentence)] for a reader."""
     lines = []
-    for (_, effect, _), mine in headlines(table).groupby(["experiment", "effect", "model"]):
+    for (experiment, effect, model), mine in headlines(table).groupby([GROUP[0], *GROUP[3:]]):
         kind = "answer" if effect == "bias" else ""
-        over = mine[mine["m"] == ""]
-        single = mine[mine["m"] != ""]
+        over, single = mine[mine["m"] == 0], mine[mine["m"] > 0]
         for row in (single if over.empty else over).to_dict("records"):
             lines.append((kind, sentence(row, rows)))
         if len(over):
-            lines.append(("", settings_line(single)))
-    whole = set(table.loc[table["model"] == "all", "experiment"])
-    for experiment, mine in rows.groupby("experiment"):
-        if mine["model"].nunique() > 1 and experiment not in whole:
-            lines.append(("", f"{experiment}: its models differ in tasks or subsamples: each has "
-                              "its own answer"))
-    return lines
-
-
-def task_notes(tasks, metric):
-    """What only many tasks can show: their means, sign-flip tests, tasks that one could pick."""
-    digits = digits_of(metric)
-    lines = []
-    single = tasks[tasks["model"] != "all"]
-    for (experiment, effect), mine in single.groupby(["experiment", "effect"]):
-        means = mine.groupby("task")["estimate"].mean().round(9)
-        if len(means) < FEWEST_TASKS:
-            continue
-        least = f"{signed(means.min(), digits)} ({means.idxmin()})"
-        most = f"{signed(means.max(), digits)} ({means.idxmax()})"
-        lines.append(f"{experiment}: mean {effect} of a task over settings and models: from {least} "
-                     f"to {most}, {(means > 0).sum()} of {len(means)} above 0")
-        if effect == "bias" and "p" in mine:
-            p = mine["p_adjusted"]
-            picked = sorted(set(mine.loc[mine["estimate"] >= 3, "task"]))
-            lines.append(f"{experiment}: one-sided sign-flip tests of a task's bias: adjusted p "
-                         f"below .05 in {(p < 0.05).sum()} of {len(p)}, smallest {p.min():.3f}; +3 "
-                         f"points or more: {', '.join(picked) or 'none'}")
+            known = single.dropna(subset="low")
+            excluded = ((known["low"] > 0) | (known["high"] < 0)).sum()
+            verdicts = known["verdict"].value_counts().items()
+            words = ", ".join([f"{number} {verdict}" for verdict, number in verdicts])
+            chance = (1 - SHARE) * len(known)
+            lines.append(("", f"Its {len(single)} single settings: {words}; {excluded} exclude 0 "
+                              f"(by chance alone about {chance:.1f})."))
+        if model != "all" and rows.loc[rows["experiment"] == experiment, "model"].nunique() > 1:
+            lines.append(("", "The models differ in tasks or subsamples: each has its own answer."))
     return lines
 
 
 def little_learned(tasks):
-    """A warning for each experiment where unseen texts are hardly told apart better than by the
-    commonest class."""
+    """Warnings: where the accuracy on unseen texts is hardly that of guessing."""
     lines = []
-    one = tasks[tasks["model"] != "all"].drop_duplicates([*CELL, "model", "task"])
-    for experiment, mine in one.groupby("experiment"):
+    for experiment, mine in tasks.groupby("experiment"):
         low = mine[mine["unseen"] < mine["majority"] + 0.05]
-        if low.empty:
-            continue
         names = sorted(set(low["task"]))
-        listed = ", ".join(names[:5])
-        if len(names) > 5:
-            listed += f" and {len(names) - 5} more"
-        lines.append(
-            f"{experiment}: in {len(low)} of {len(mine)} combinations of setting, model and task "
-            f"({listed}) the accuracy on unseen texts is not 5 points above the share of the "
-            "commonest class: there the model has learned too little to show an inflation.")
+        if names:
+            lines.append(
+                f"{experiment}: unseen is not 5 points above the share of the commonest class in "
+                f"{len(low)} of {len(mine)} settings, models and tasks ({', '.join(names[:5])}"
+                f"{', …' * (len(names) > 5)}): there the model has learned too little to show an "
+                "inflation.")
     return lines
 
 
-def methods(experiment, rows, args):
-    """A paragraph for a methods section."""
-    names = sorted(set(rows["task"]))
-    tasks = count(len(names), "task")
-    if len(names) <= 5:
-        tasks += f" ({', '.join(names)})"
+def methods(rows, args):
+    """A paragraph for a methods section on an experiment's rows."""
+    values = {name: ", ".join(map(str, sorted(set(rows[name])))) for name in ("model", "m", "n")}
     runs = rows.groupby([*CELL, "model", "task"])["subsample"].nunique()
-    subsamples = f"{runs.min()} to {runs.max()}" if runs.min() < runs.max() else str(runs.min())
-    sizes = {name: ", ".join(map(str, sorted(set(rows[name])))) for name in ("m", "n")}
+    number = " to ".join(map(str, sorted({runs.min(), runs.max()})))
+    sets = "the first set" if "plain" in set(rows["arms"]) else "both sets"
     text = (
-        f"{experiment}: For each of {tasks}, {subsamples} random draws (subsamples) were made of "
-        f"m = {sizes['m']} labelled training texts and of two other sets of n = {sizes['n']} texts."
-        f" Models ({', '.join(sorted(set(rows['model'])))}) without further pretraining, and "
-        "pretrained on the unlabelled texts of each set, were then classified on ")
-    if "plain" in set(rows["arms"]):
-        text += "one of the sets, the test set"
-    else:
-        text += "both sets"
-    text += (
-        f". The bias is the mean {args.metric} on texts that were seen in pretraining minus that "
-        "on texts that were not. Its mean over these tasks is given with an 89 % interval "
-        "(Student's t; each task's variance between its subsamples")
-    if (rows["counted"]).all():
-        text += (", in which the sampling noise of its texts, known from the answers on which two "
-                 f"models differ, counts as {W_COUNTS} further subsamples")
-    text += "; Satterthwaite's degrees of freedom)"
+        f"{rows['experiment'].iloc[0]}: for each of {count(rows['task'].nunique(), 'task')}, "
+        f"{number} random subsamples of m = {values['m']} labelled training "
+        f"texts and of two other sets of n = {values['n']} texts were drawn. Models "
+        f"({values['model']}), as they are and pretrained on the unlabelled texts of either set, "
+        f"were trained on the labelled texts and tested on {sets}. The bias is {args.metric} on "
+        "texts seen in pretraining minus that on texts not seen; its mean over these tasks has an "
+        "89 % interval (Student's t, Satterthwaite's degrees of freedom) from the variance between "
+        "a task's subsamples")
+    if rows["counted"].all():
+        text += f", to which the noise of drawing its texts adds as {W_COUNTS} more subsamples"
     if args.margin:
-        text += f". An effect within ±{args.margin:g} was taken as too small to matter"
+        text += f". Effects within ±{args.margin:g} were taken as too small to matter"
     return f"{text}. {versions_of(rows)}."
 
 
-# Figures ------------------------------------------------------------------------------------------
+# Figures ----------------------------------------------------------
 
 
-def frame(axis, names, margin):
-    """A line a name, from the top; 0 and the margin."""
-    if margin:
-        axis.axvspan(-margin, margin, color="grey", alpha=0.15, lw=0)
-    axis.axvline(0, color="grey", lw=1, ls="--", zorder=0)
-    axis.grid(axis="x", alpha=0.3)
-    axis.set_yticks(range(len(names)), names, fontsize=8)
-    axis.set_ylim(len(names) - 0.5, -0.5)
-
-
-def axis_words(effect, metric):
-    """The label of an axis, with the direction that is unfair."""
-    if effect == "boost":
-        return f"boost = unseen - base ({unit_of(metric)})"
-    side = "left" if metric == "nll" else "right"
-    return f"bias = seen - unseen ({unit_of(metric)})\n{side} of 0: seeing the test texts helps"
-
-
-def draw_effects(table, args):
-    """effects.png: a line a setting, all settings together on top, models by colour."""
-    table = table[table["target"].isin(TARGETS[:2])]
-    names = [setting_of(row) for row in table.to_dict("records")]
-    table = table.assign(name=names)
-    top = list(table.loc[table["m"] == "", "name"].unique())
-    lines = list(dict.fromkeys([*top, *names]))
-    models = sorted(set(table["model"]), key=lambda model: (model != "all", model))
-    colours = dict(zip([model for model in models if model != "all"], itertools.cycle(COLOURS)))
-    colours["all"] = "black"
-    effects = [effect for effect in EFFECTS if effect in set(table["effect"])]
-    sizes = sorted(set(table.loc[table["target"] == TARGETS[0], "tasks"]))
-    title = (f"89 % intervals; thick: these tasks ({' to '.join(map(str, sizes[:1] + sizes[1:][-1:]))})"
-             ", thin: other tasks of this kind")
-    if args.margin:
-        title += f"; grey: within ±{args.margin:g}"
-    height = 1.6 + 0.13 * len(lines) * (len(models) + 1)
-    figure, (axes,) = panels(title, 1, len(effects), 2.5 + 4 * len(effects), height,
-                             sharex=True, sharey=True)
-    for axis, effect in zip(axes, effects):
-        for name, line in table[table["effect"] == effect].groupby("name"):
-            here = [model for model in models if model in set(line["model"])]
-            whole = 1.6 if name in top else 1  # stands out
-            for row in line.itertuples():
-                y = lines.index(name) + 0.75 * ((here.index(row.model) + 0.5) / len(here) - 0.5)
-                width = whole * (2.5 if row.target == TARGETS[0] else 0.8)
-                axis.plot([row.low, row.high], [y, y], color=colours[row.model], lw=width)
-                axis.plot(row.estimate, y, "o", ms=3 * whole, color=colours[row.model])
-        frame(axis, lines, args.margin)
-        if top:
-            axis.axhline(len(top) - 0.5, color="black", lw=0.8)
-        for label in axis.get_yticklabels()[: len(top)]:
-            label.set_fontweight("bold")
-        axis.set_xlabel(axis_words(effect, args.metric))
-    legend = [Line2D([], [], color=colours[model], lw=3, label=model) for model in models]
-    figure.legend(handles=legend, loc="outside lower center", ncols=6, frameon=False, fontsize=8)
-    return figure
-
-
-def draw_tasks(table, effect, title, args):
-    """tasks.*.png: each task's mean and own interval beside what the samplers predict (12) or leave
-    after shrinking; a panel a model. table: rows of tasks.csv of one setting and effect."""
-    table = table.rename(columns={"low": "estimate_low", "high": "estimate_high"})
-    table = table[table["model"] != "all"]
-    order = table.groupby("task")["estimate"].mean().sort_values(ascending=False).index
-    models = list(table["model"].unique())
-    width = 2.5 + 4.3 * len(models)
-    figure, (axes,) = panels(title, 1, len(models), width, 1.8 + 0.28 * len(order), sharex=True,
-                             sharey=True)
-    looks = {"estimate": "these subsamples"} | {name: name for name in SAMPLERS if name in table}
-    for axis, model in zip(axes, models):
-        mine = table[table["model"] == model]
-        for k, (name, label) in enumerate(looks.items()):
-            y = order.get_indexer(mine["task"]) + 0.7 * ((k + 0.5) / len(looks) - 0.5)
-            axis.hlines(y, mine[f"{name}_low"], mine[f"{name}_high"], COLOURS[k], lw=2, label=label)
-            axis.plot(mine[name], y, "o", ms=4, color=COLOURS[k], mec="black", mew=0.5)
-        frame(axis, order, args.margin)
-        axis.set_title(model, fontsize=10)
-        axis.set_xlabel(axis_words(effect, args.metric))
-    if len(looks) > 1:
-        handles, labels = axes[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False)
-    return figure
-
-
-def draw_accuracies(table, experiment, args):
-    """accuracies.*.png: base, unseen, seen of each task beside the commonest class, means over the
-    settings; a panel a model. table: rows of tasks.csv of one experiment."""
-    table = table[table["model"] != "all"].drop_duplicates([*CELL, "model", "task"])
-    table = table.groupby(["model", "task"])[ACCURACIES].mean()
-    models = list(table.index.unique("model"))
-    order = table["unseen"].groupby("task").mean().sort_values(ascending=False).index
-    scale, words = (100, "accuracy, %") if args.metric == "acc" else (1, args.metric)
-    figure, (axes,) = panels(
-        f"{experiment}: what the models know, means over settings", 1, len(models),
-        2.5 + 4.3 * len(models), 1.8 + 0.22 * len(order), sharex=True, sharey=True)
-    looks = {"base": ("s", "no pretraining"), "unseen": ("o", "pretrained on other texts"),
-             "seen": ("D", "pretrained on these texts")}
-    for axis, model in zip(axes, models):
-        mine = table.loc[model]
-        y = order.get_indexer(mine.index)
-        if args.metric == "acc":
-            axis.plot(100 * mine["majority"], y, "|", ms=11, mew=2, color="grey",
-                      label="commonest class")
-        for k, (name, (marker, label)) in enumerate(looks.items()):
-            axis.plot(scale * mine[name], y + 0.22 * (k - 1), marker, ms=4.5, color=COLOURS[k],
-                      label=f"{name}: {label}")
-        axis.set_yticks(range(len(order)), order, fontsize=8)
-        axis.set_ylim(len(order) - 0.5, -0.5)
+def draw(table, title, args):
+    """A figure from a row a point: panel, line (from the top), series (by colour), value, low, high
+    (or nan), width, effect ("": of an accuracy)."""
+    names, lines, series = [list(dict.fromkeys(table[key])) for key in ("panel", "line", "series")]
+    size = 2.5 + 4.2 * len(names), 1.8 + 0.1 * len(lines) * (1 + len(series))
+    figure, (axes,) = panels(title, 1, len(names), *size, sharex=True, sharey=True)
+    for axis, panel in zip(axes, names):
+        mine = table[table["panel"] == panel]
+        for row in mine.itertuples():
+            k = series.index(row.series)
+            y = lines.index(row.line) + 0.75 * ((k + 0.5) / len(series) - 0.5)
+            colour = COLOURS[k % len(COLOURS)]
+            axis.plot([row.low, row.high], [y, y], color=colour, lw=row.width)
+            axis.plot(row.value, y, "osD|"[k % 4], ms=2 + row.width, mew=1.5, color=colour)
         axis.grid(axis="x", alpha=0.3)
-        axis.set_title(model, fontsize=10)
+        axis.set_yticks(range(len(lines)), lines, fontsize=8)
+        axis.set_ylim(len(lines) - 0.5, -0.5)
+        axis.set_title(panel, fontsize=10)
+        effect, words = mine["effect"].iloc[0], "accuracy, %; majority: the commonest class"
+        if effect:
+            axis.axvline(0, color="grey", lw=1, ls="--", zorder=0)
+            words = f"{effect}, {unit_of(args.metric)}"
+        if effect and args.margin:
+            axis.axvspan(-args.margin, args.margin, color="grey", alpha=0.15, lw=0)
+            words += "; grey: within the margin"
+        if effect == "bias":
+            side = "left" if args.metric == "nll" else "right"
+            words += f"\n{side} of 0: seeing the test texts helps"
         axis.set_xlabel(words)
-    handles, labels = axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=2, frameon=False, fontsize=8)
+    for k, name in enumerate(series):
+        axis.plot([], [], "osD|"[k % 4], color=COLOURS[k % len(COLOURS)], label=name)
+    figure.legend(*axis.get_legend_handles_labels(), loc="outside lower center", ncols=4,
+                  frameon=False, fontsize=8)
     return figure
 
 
 def draw_all(tasks, table, folder, args):
-    """Draw and save effects.png, accuracies.*.png of each experiment, and, where the settings are
-    few, tasks.*.png of each and each effect. Returns {name: words} of those for the page."""
-    shown = {"effects.png": "boost and bias with their intervals"}
-    draw_effects(table, args).savefig(folder / "effects.png", dpi=130)
-    for experiment, mine in tasks.groupby("experiment"):
-        if mine["task"].nunique() <= MOST_TASKS:
-            name = f"accuracies.{file_of(experiment)}.png"
-            draw_accuracies(mine, experiment, args).savefig(folder / name, dpi=130)
-            shown[name] = "base, unseen and seen accuracies of each task"
-    cells = tasks.groupby([*CELL, "effect"])
-    if len(cells) > MOST_CELLS * len(args.effects):
-        return shown
+    """Save effects.png, accuracies.*.png of each experiment, means over its settings, and, if they
+    are few, tasks.*.png of each setting and effect. Returns their names."""
+    few = (table["target"] != TARGETS[0]) & (table["tasks"] < FEWEST_TASKS)  # which tell nothing
+    points = table[table["target"].isin(TARGETS[:2]) & ~few]
+    width = np.where(points["target"] == TARGETS[0], np.where(points["m"] > 0, 2.5, 4), 0.8)
+    points = points.assign(
+        panel=points["effect"], series=points["model"], value=points["estimate"], width=width,
+        line=[setting_of(row) for row in points.to_dict("records")])
+    title = f"89 % intervals; thick: these {points['tasks'].max()} tasks, thin: tasks like these"
+    figures = {"effects.png": draw(points.sort_values("effect", ascending=False), title, args)}
+
+    tasks = tasks[tasks["model"] != "all"].assign(width=2.5)
+    tasks = tasks.assign(panel=tasks["model"], line=tasks["task"])
+    means = tasks.groupby(["experiment", "panel", "line"])[ACCURACIES].mean()
+    means = means.mul(100 if args.metric in SHARES else 1).reset_index()
+    means = means.sort_values("unseen", ascending=False)
+    for experiment, mine in means.groupby("experiment"):
+        mine = mine.melt(["experiment", "panel", "line"], var_name="series")
+        mine = mine.assign(low=math.nan, high=math.nan, width=2.5, effect="")
+        if mine["line"].nunique() <= MOST_TASKS:
+            title = f"{experiment}: accuracies, means over settings"
+            figures[f"accuracies.{file_of(experiment)}.png"] = draw(mine, title, args)
+    cells = tasks.sort_values("estimate", ascending=False).groupby([*CELL, "effect"])
     for (*cell, effect), mine in cells:
-        if mine["task"].nunique() <= MOST_TASKS:
-            name = f"tasks.{file_of(*cell, effect)}.png"
+        parts = [mine.assign(series="observed", value=mine["estimate"])]
+        for name in SAMPLERS:
+            if name in mine:
+                parts.append(mine.assign(series=name, value=mine[name], low=mine[f"{name}_low"],
+                                         high=mine[f"{name}_high"]))
+        if len(cells) <= MOST_FIGURES and mine["line"].nunique() <= MOST_TASKS:
             title = f"{title_of(*cell)}: {effect} of each task, 89 % intervals"
-            draw_tasks(mine, effect, title, args).savefig(folder / name, dpi=130)
-            if effect == "bias" or len(args.effects) == 1:
-                shown[name] = f"{effect} of each task"
-    return shown
+            figures[f"tasks.{file_of(*cell, effect)}.png"] = draw(pd.concat(parts), title, args)
+    for name, figure in figures.items():
+        figure.savefig(folder / name, dpi=130)
+    return list(figures)
 
 
-# The page -----------------------------------------------------------------------------------------
+# The page ---------------------------------------------------------
 
 
-def answers_text(table, metric):
-    """effects.csv as strings for a reader: all of it if it is short, else what answers."""
-    if len(table) > MOST_LINES:
-        table = headlines(table).sort_index()
-    rows = table.to_dict("records")
-    digits = digits_of(metric)
-    return pd.DataFrame({
-        "setting": [setting_of(row) for row in rows], "effect": table["effect"].to_list(),
-        "model": table["model"].to_list(), "answer for": table["target"].to_list(),
-        "tasks": [str(row["tasks"]) for row in rows],
-        "subsamples": [str(row["subsamples"]) for row in rows],
-        "estimate": [signed(row["estimate"], digits) for row in rows],
-        "89 % interval": [span(row).strip(" to") for row in rows],
-        "verdict": table["verdict"].to_list(),
-        "needed": [f"{row['needed']:.0f}".replace("nan", "") for row in rows]})
+def rows_html(table, names, metric):
+    """HTML of columns of effects.csv or tasks.csv, accuracies in percent."""
+    text = table[names].copy()
+    for name in names:
+        if name in ("m", "n"):
+            text[name] = text[name].astype(str).replace("0", "all")
+        elif name in ACCURACIES and (metric in SHARES or name == "majority"):
+            text[name] = [f"{rounded(100 * value, 2):.2f}" for value in text[name]]
+        elif name in (*ACCURACIES, "needed"):
+            text[name] = [f"{value:.4g}".replace("nan", "") for value in text[name]]
+        elif name in ("estimate", "low", "high"):
+            text[name] = [difference(value, metric) for value in text[name]]
+    return table_html(text)
 
 
-def accuracies_text(tasks, metric):
-    """The accuracies of each setting, model and task, or of their mean, as strings; and the tasks'
-    differences."""
-    one = tasks[tasks["model"] != "all"]
-    wide = one.pivot_table(index=[*CELL, "model", "task"], columns="effect", values="estimate")
-    names = [*CELL, "model", "task", "subsamples", *ACCURACIES]
-    wide = one.drop_duplicates(names[:5])[names].join(wide, on=names[:5])
-    if len(wide) > MOST_LINES:
-        sizes = wide.groupby([*CELL, "model"])["task"].nunique()
-        numbers = wide.columns.difference([*CELL, "model", "task", "subsamples"], sort=False)
-        wide = wide.groupby([*CELL, "model"])[[*numbers]].mean()
-        wide.insert(0, "task", "mean of " + sizes.astype(str))
-        wide = wide.reset_index()
-    text = pd.DataFrame({"setting": [title_of(*cell) for cell in wide[CELL].to_numpy()]})
-    for name in wide.columns.drop(CELL):
-        values = wide[name].to_list()
-        if name in ACCURACIES:
-            digits, scale = (2, 100) if metric in SHARES or name == "majority" else (4, 1)
-            values = [f"{rounded(scale * value, digits):.{digits}f}" for value in values]
-        elif name in EFFECTS:
-            values = [signed(value, digits_of(metric)) for value in values]
-        text[name.replace("majority", "commonest class")] = values
-    return text
-
-
-def publish(rows, tasks, table, posterior, notes, args):
+def publish(rows, tasks, table, summaries, notes, args):
     """Make tables, figures and the page, and move them into args.out."""
-    tasks = tasks.drop(columns=["variance", "prior"]).reset_index()
+    tasks = tasks.reset_index().drop(columns=["variance", "prior", "floor", "w"])
     with draft_of(args.out, STALE) as draft:
-        write(draft, effects=table[COLUMNS], means=means_table(rows, args.metric), tasks=tasks)
-        if len(posterior):
-            write(draft, posterior=posterior)
+        cells = table.assign(m=table["m"].replace(0, ""), n=table["n"].replace(0, ""))
+        write(draft, effects=cells[COLUMNS], means=means_table(rows, args.metric), tasks=tasks)
+        if summaries:
+            posterior = pd.concat(summaries, names=[*GROUP[:-1], "analysis", "parameter"])
+            write(draft, posterior=posterior.reset_index())
         figures = draw_all(tasks, table, draft, args)
-        parts = [paragraph(
-            "bias = seen - unseen: what the unlabelled test texts add to the accuracy, beyond "
-            "pretraining on other texts. boost = unseen - base: what those are worth. m labelled "
-            "training texts, n unlabelled and n test texts.", "small")]
-        parts += [paragraph(text, kind) for kind, text in conclusions(table, rows)]
+        parts = [paragraph(text, kind) for kind, text in conclusions(table, rows)]
         if args.metric == "acc":
-            parts += [paragraph(text, "warning") for text in little_learned(tasks)]
-        parts.append(figure_html(draft / "effects.png", figures.pop("effects.png")))
-        parts += [heading("Accuracies, in %" if args.metric == "acc" else args.metric)]
-        parts.append(table_html(accuracies_text(tasks, args.metric), ("setting", "model", "task")))
-        parts += [figure_html(draft / name, words) for name, words in figures.items()]
-        parts.append(heading(f"Answers, in {unit_of(args.metric)}"))
-        answers = answers_text(table, args.metric)
-        parts.append(table_html(answers, ("setting", "effect", "model", "answer for", "verdict")))
-        parts.append(paragraph(
-            "needed: subsamples of each task for an interval of half the margin to both sides. "
-            f"{LOOKING}. All rows: effects.csv; each task with its own interval and test: "
-            "tasks.csv.", "small"))
+            one = tasks[tasks["model"] != "all"].drop_duplicates([*CELL, "model", "task"])
+            parts += [paragraph(text, "warning") for text in little_learned(one)]
+        parts += [figure_html(draft / name, name) for name in figures[:2]]
+        parts.append(heading("Settings"))
+        short = table if len(table) <= MOST_LINES else headlines(table)
+        shown = ["tasks", "subsamples", *ACCURACIES, "estimate", "low", "high", "verdict"]
+        parts.append(rows_html(short, [*GROUP, "target", *shown, "needed"], args.metric))
+        parts.append(paragraph(GLOSS, "small"))
         parts += [paragraph(note) for note in notes]
-        parts.append(heading("For a methods section"))
-        for experiment, mine in rows.groupby("experiment"):
-            parts.append(paragraph(methods(experiment, mine, args)))
-        parts.append(paragraph(
-            f"Analysed on {time.strftime('%Y-%m-%d')} with numpy {np.__version__}, pandas "
-            f"{pd.__version__} by: {args.command}", "small"))
-        write_page(draft / "report.html", QUESTION, parts)
+        parts.append(heading("Tasks"))
+        parts += [figure_html(draft / name, name) for name in figures[2:]]
+        if len(tasks) <= MOST_LINES:
+            parts.append(rows_html(tasks, [*GROUP, "task", *shown[1:]], args.metric))
+        parts += [paragraph("All rows, and a test of each task: effects.csv, tasks.csv.", "small"),
+                  heading("For a methods section")]
+        parts += [paragraph(methods(mine, args)) for _, mine in rows.groupby("experiment")]
+        parts.append(paragraph(f"{time.strftime('%Y-%m-%d')}, numpy {np.__version__}, pandas "
+                               f"{pd.__version__}: {args.command}", "small"))
+        write_page(draft / "report.html", "Is pretraining on the test texts unfair here?", parts)
 
 
-def run_samplers(rows, units, tasks, table, notes, args):
-    """Every analysis of every effect of every cell; what each adds is published when it is done.
-    Returns the warnings."""
+def run_samplers(rows, units, tasks, table, args):
+    """Every analysis of every effect of every setting; what each adds is published when it is done.
+    Returns how many did not converge."""
     jobs = list(itertools.product(rows.groupby(CELL), args.effects, dict.fromkeys(args.analysis)))
-    summaries, failed, fitted = {}, [], []
-    bar = tqdm(jobs, desc="samplers", unit="fit", leave=False)
-    for (cell, mine), effect, analysis in bar:
-        where = f"{title_of(*cell)}, {effect}, {analysis}: "
+    summaries, notes, failed = {}, [], 0
+    for (cell, mine), effect, analysis in tqdm(jobs, desc="samplers", unit="fit", leave=False):
         sizes = mine.groupby(["model", "task"])["subsample"].nunique()
-        few = sizes.min() < 2 or sizes.groupby("model").size().min() < 2
-        if analysis == "hierarchical" and few:
-            notes.append(f"{where}left out, it needs two tasks with two subsamples each")
-            bar.write(notes[-1])
-            continue
-        here = (units[CELL] == list(cell)).all(axis=1)
-        result = fit(mine, units[here], effect, analysis, args)
-        new, off = mean_effects(result, table, args.margin)
-        note = result.warning or "converged"
-        dropped = [name for name in "WU" if f"sd_{name}" not in result.posterior]
-        if dropped and analysis == "paper":
-            note += f" without {' and '.join(dropped)}"
-        for text in (note, *off):
-            notes.append(where + text)
-            bar.write(where + text)
-        if result.warning:
-            failed.append(where + result.warning)
-
-        # Publish what it adds
-        table = in_order(pd.concat([table, new], ignore_index=True))
-        fitted.append(task_effects(result, args.margin))
-        columns = pd.concat(fitted).groupby(level=[*GROUP, "task"]).first()
-        summaries[*cell, effect, analysis] = result.summary
-        names = [*CELL, "effect", "analysis", "parameter"]
-        posterior = pd.concat(summaries, names=names).reset_index()
-        publish(rows, tasks.join(columns), table, posterior, notes, args)
+        key = *cell, effect, analysis
+        if analysis == "paper" or sizes.min() > 1 < sizes.groupby("model").size().min():
+            own = units[(units[CELL] == list(cell)).all(axis=1) & (units["model"] != "all")]
+            posterior, summary = fit(mine, own, effect, analysis, args)
+            table, tasks, note = add_fit(posterior, summary, key, table, tasks, args.margin)
+            failed += bool(summary["warning"].iloc[0])
+            summaries[key] = summary
+            dropped = [name for name in "WU" if f"sd_{name}" not in posterior]
+            if analysis == "paper" and dropped:
+                note += f" without {' and '.join(dropped)}"
+        else:
+            note = "left out, it needs two tasks with two subsamples each"
+        notes.append(f"{title_of(*cell)}, {effect}, {analysis}: {note}.")
+        tqdm.write(notes[-1])
+        publish(rows, tasks, table, summaries, notes, args)
         show_page(args.out / "report.html", update=True)
     return failed
 
 
-def in_order(table):
-    """effects.csv: all settings together first, then cell by cell, all models first."""
-    keys = table.assign(
-        m=pd.to_numeric(table["m"]).fillna(0), n=pd.to_numeric(table["n"]).fillna(0),
-        model=np.where(table["model"] == "all", "", table["model"]),
-        target=table["target"].map(TARGETS.index))
-    keys = keys.sort_values(["experiment", "m", "n", "effect", "model", "target"], kind="stable")
-    return table.loc[keys.index].reset_index(drop=True)
-
+# The same in meta_analysis.py -----------------------------------
 
 # The same in meta_analysis.py ---------------------------------------------------------------------
 
@@ -1021,7 +797,7 @@ ARMS = ("base", "extra", "test")
 CELL = ["experiment", "m", "n"]
 RUN = ["experiment", "model", "task", "m", "n", "subsample", "seed"]  # names a row
 NEEDED = [*RUN[:-1], "num_classes", "majority"]
-WORDS = ["experiment", "model", "task", "split", "data", "recipe", "versions"]
+WORDS = [*RUN[:3], "split", "data", "recipe", "versions"]
 WHOLE = {"m": 1, "n": 1, "subsample": 1, "num_classes": 1, "seed": 0}  # whole numbers, the least
 SAME = [  # (scope, column): rows that agree in the scope must agree in the column
     (RUN[:5], "recipe"),
@@ -1038,8 +814,7 @@ def columns_of(metric):
 
 
 def read_rows(path, needed):
-    """A CSV file as a table of words with a column `where`. Lines with fewer fields than the
-    header, which killed runs leave, are left out."""
+    """A CSV file as a table of words with a column `where`, without lines cut short by a kill."""
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
             lines = [line for line in csv.reader(file, strict=True) if any(line)]
@@ -1049,13 +824,12 @@ def read_rows(path, needed):
     for name in (*needed, *header):
         if header.count(name) != 1:
             raise SystemExit(f"error: {path} has {header.count(name)} columns {name!r}, not one; "
-                             f"separated by commas there are: {', '.join(header) or 'none'}")
+                             f"separated by commas: {', '.join(header)}")
     rows = []
     for number, line in enumerate(lines[1:], start=1):
         where = f"{path}, data row {number}"
         if len(line) > len(header):
-            raise SystemExit(f"error: {where} has {len(line)} fields, the header {len(header)}: "
-                             "correct or delete it")
+            raise SystemExit(f"error: {where} has more fields than the header: correct it")
         if len(line) < len(header):
             print(f"{where}: left out, for it was cut short")
         else:
@@ -1075,10 +849,9 @@ def read_path(path, needed):
         table = read_rows(file, ["num_classes", "majority", *ARMS])
         table = table.rename(columns={arm: f"acc_{arm}" for arm in ARMS})
         tables.append(table.assign(experiment=path.resolve().name, m=m[1:], n=n[1:], model=model,
-                                   task=task, subsample=range(1, len(table) + 1)).astype(str))
+                                   task=task, subsample=range(1, len(table) + 1)))
     if not tables:
-        raise SystemExit(f"error: {path} holds no results.csv, results.*-of-*.csv or "
-                         "m*/n*/*/*/accuracies.csv: name a results file")
+        raise SystemExit(f"error: {path} holds no results.csv or m*/n*/*/*/accuracies.csv")
     return tables
 
 
@@ -1090,23 +863,21 @@ def refuse(rows, bad, what):
 
 
 def read_results(paths, metric):
-    """All rows of the paths as a table: numbers, nan where there is none; words, nan where empty.
-    Accuracies become k / n exactly."""
-    needed = [*NEEDED, *columns_of("acc")[:3], *columns_of(metric)[:3]]
-    rows = pd.concat([table for path in paths for table in read_path(path, dict.fromkeys(needed))])
-    rows = rows.reset_index(drop=True)
-    rows["seed"] = rows.get("seed", pd.Series("0", rows.index)).replace("", "0")
-    may_lack = ["discordant", "discordant_on_extra", "seconds"]
+    """All rows of the paths: what is empty is nan, accuracies are k / n exactly."""
+    needed = dict.fromkeys([*NEEDED, *columns_of("acc")[:3], *columns_of(metric)[:3]])
+    tables = []
+    for path in paths:
+        tables += read_path(path, needed)
+    rows = pd.concat(tables, ignore_index=True)
+    numbers = [*needed, "seed", "discordant", "discordant_on_extra", "seconds"]
     for each in ("acc", "f1", "nll", metric):
-        may_lack += columns_of(each)
-    rows = rows.reindex(columns=[*dict.fromkeys([*rows, *may_lack, *WORDS])])
-    rows = rows.replace("", np.nan)
+        numbers += columns_of(each)
+    rows = rows.reindex(columns=[*dict.fromkeys([*rows, *numbers, *WORDS])]).replace("", np.nan)
+    rows["seed"] = rows["seed"].fillna(0)
     for name in WORDS[:3]:
         refuse(rows, rows[name].isna(), f"{name} is empty")
     refuse(rows, rows["model"] == "all", "the model 'all' would be all models together")
-    for name in dict.fromkeys([*needed, "seed", *may_lack]):
-        if name in WORDS:
-            continue
+    for name in dict.fromkeys(numbers[3:]):
         values = pd.to_numeric(rows[name], errors="coerce")
         bad = values.isna() & (rows[name].notna() | (name in needed))
         what = "number"
@@ -1128,16 +899,14 @@ def read_results(paths, metric):
 
 def choose_rows(rows, args):
     """The rows that --experiment, --m, --n, --models and --tasks name, each known."""
-    choices = {"experiment": args.experiment, "m": args.m, "n": args.n, "model": args.models,
-               "task": args.tasks}
-    for name, wanted in choices.items():
-        found = sorted(set(rows[name]))
-        for value in wanted or []:
-            if value not in found:
-                raise SystemExit(f"error: no row of {name} {value} among those chosen so far; "
-                                 f"found: {', '.join(map(str, found))}")
-        if wanted:
-            rows = rows[rows[name].isin(wanted)]
+    for flag in ("experiment", "m", "n", "models", "tasks"):
+        name = flag.removesuffix("s")
+        found = set(rows[name])
+        wanted = set(getattr(args, flag) or found)
+        if not wanted <= found:
+            raise SystemExit(f"error: --{flag}: no row of {wanted - found} among those chosen so "
+                             f"far; found: {', '.join(map(str, sorted(found)))}")
+        rows = rows[rows[name].isin(wanted)]
     return rows
 
 
@@ -1148,8 +917,8 @@ def refuse_conflict(rows, scope, name):
     if len(known):
         one, two = known.iloc[0], known.iloc[1]
         raise SystemExit(f"error: {one['where']} and {two['where']} agree in {', '.join(scope)} "
-                         f"and differ in {name} ({one[name]} and {two[name]}): keep one, or give "
-                         "them two names of experiments")
+                         f"and differ in {name} ({one[name]} and {two[name]}): keep one, or name "
+                         "two experiments")
 
 
 def each_once(rows):
@@ -1170,15 +939,13 @@ def load_rows(args, metric="acc"):
     the metric on the texts of `extra` too and args.plain is off, else "plain"."""
     rows = each_once(choose_rows(read_results(args.paths, metric), args))
     if rows.empty:
-        raise SystemExit(f"error: no rows in {', '.join(map(str, args.paths))}: run "
-                         "run_experiment.py first")
+        raise SystemExit(f"error: {args.paths[0]} has no rows: run run_experiment.py first")
     there = rows[columns_of(metric)].notna().all(axis=1)
     cells = there.groupby([rows[name] for name in CELL])
     rows["arms"] = np.where(cells.transform("all") & (not args.plain), "crossed", "plain")
     for cell, known in cells:
         if known.any() and not known.all():
-            print(f"{title_of(*cell)}: some rows lack the columns *_on_extra: all are taken "
-                  "without them, on the texts of `test` alone")
+            print(f"{title_of(*cell)}: some rows lack {metric}_*_on_extra: none are used")
     return rows
 
 
@@ -1194,7 +961,7 @@ def count(number, what):
 
 def versions_of(rows):
     """How many rows each version of the libraries wrote, in words."""
-    numbers = rows["versions"].fillna("no version named").value_counts()
+    numbers = rows["versions"].astype(object).fillna("no version named").value_counts()
     return "; ".join([f"{count(number, 'row')} of {name}" for name, number in numbers.items()])
 # --- end shared ---
 
@@ -1207,14 +974,10 @@ SHARES = ("acc", "f1")  # metrics whose differences are told in points, hundredt
 
 
 def add_effects(rows, metric="acc"):
-    """The rows with the columns
-        base, unseen, seen: the metric of the model without pretraining, of the pretrained models on
-            texts that they were not, and were, pretrained on; crossed arms: means over both sets
-        boost = unseen - base, bias = seen - unseen: in points, or the metric's own unit
-        floor: the variance of rounding to whole answers, no difference being known better
-        w: that of a crossed bias in accuracy by the noise of its texts, a difference between random
-            halves of the 2n texts; counted: whether it is known by `discordant`, or is the least
-            that the accuracies allow. Variances are in points^2."""
+    """The rows with base, unseen, seen (of the metric; crossed: means over both sets of texts),
+    boost, bias (points, or the metric's own unit) and variances in points^2: floor, of rounding to
+    whole answers; w, of a crossed bias in accuracy by the noise of its texts, a difference between
+    random halves of 2n; counted: whether w is known, or the least that the accuracies allow."""
     rows = rows.copy()
     crossed = rows["arms"] == "crossed"
     n = rows["n"]
@@ -1246,8 +1009,8 @@ def changes_of(rows, effect):
 
 
 def sign_flip_p(changes):
-    """One-sided p of sum(changes), whole numbers, under random signs: exact if they are symmetric
-    about 0. The sum of the sizes with a plus has a convolution of two-point laws."""
+    """One-sided p of sum(changes), whole numbers, under random signs, exact if they are symmetric
+    about 0: the sum of those with a plus has a convolution of two-point laws."""
     sizes = np.abs(changes[changes != 0])
     share = np.zeros(sizes.sum() + 1)  # of the sign patterns, by the sum of the sizes with a plus
     share[0] = 1
@@ -1264,23 +1027,21 @@ def sign_flip_p(changes):
 # --- shared: page ---
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")  # Okabe and Ito's
 STYLE = """
-.report { max-width: 58rem; margin: auto; padding: 0 1rem 2rem; color: #222; background: #fff;
+.report { max-width: 58rem; margin: auto; padding: 0 .5rem; color: #222; background: #fff;
           font: 16px/1.5 system-ui, sans-serif; overflow-wrap: break-word }
 .report h1 { font-size: 1.5rem; line-height: 1.25 } .report h2 { font-size: 1.15rem }
 .report .answer { font-size: 1.1rem; border-left: .3rem solid #0072B2; padding-left: .8rem }
 .report .warning { border-left: .3rem solid #D55E00; padding-left: .8rem }
-.report .small { color: #555; font-size: .85rem }
-.report .scroll { overflow-x: auto } .report img { max-width: 100% }
+.report .small { color: #555; font-size: .85rem } .report .scroll { overflow-x: auto }
+.report img { max-width: 100%; min-width: 34rem }
 .report table { border-collapse: collapse; font-size: .85rem; margin: 0 }
-.report th, .report td { padding: .15rem .6rem; border: 0; border-bottom: 1px solid #ddd;
-                         text-align: right; white-space: nowrap; vertical-align: bottom }
-.report .text { text-align: left }
+.report th, .report td { padding: .15rem .5rem; border: 0; border-bottom: 1px solid #ddd;
+                         text-align: left !important; white-space: nowrap }
 """
 
 
 def rounded(value, digits):
-    """Rounded half away from 0, as on paper, whatever the last bits of a mean are: alike in every
-    table, figure and sentence."""
+    """Half away from 0, as on paper, whatever the last bits of a mean are."""
     scale = 10**digits
     return np.sign(value) * np.floor(np.abs(value) * scale + 0.5 + 1e-7) / scale
 
@@ -1300,32 +1061,25 @@ def heading(text):
     return f"<h2>{html.escape(text)}</h2>"
 
 
-def table_html(table, words=()):
-    """HTML of a table of strings; words: its columns of text, the others are numbers."""
-    lines = []
-    for cells, tag in [(list(table), "th"), *[(row, "td") for row in table.to_numpy()]]:
-        line = ""
-        for name, cell in zip(table, cells):
-            kind = ' class="text"' if name in words else ""
-            line += f"<{tag}{kind}>{html.escape(str(cell))}</{tag}>"
-        lines.append(f"<tr>{line}</tr>")
-    return f'<div class="scroll"><table>{"".join(lines)}</table></div>'
+def table_html(table):
+    """HTML of a table of strings."""
+    return f'<div class="scroll">{table.to_html(index=False, border=0)}</div>'
 
 
 def figure_html(path, words):
     """HTML of a picture, which becomes a part of the page."""
     picture = base64.b64encode(path.read_bytes()).decode()
-    return f'<p><img alt="{html.escape(words)}" src="data:image/png;base64,{picture}"></p>'
+    image = f'<img alt="{html.escape(words)}" src="data:image/png;base64,{picture}">'
+    return f'<div class="scroll">{image}</div>'
 
 
 def write_page(path, title, parts):
-    """One file: to be opened, mailed, printed. parts: HTML."""
+    """One file, to be opened, mailed, printed. parts: HTML."""
     body = "\n".join([f"<h1>{html.escape(title)}</h1>", *parts])
     path.write_text(
-        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" '
-        f'content="width=device-width, initial-scale=1"><title>{html.escape(title)}</title>'
-        f'<style>{STYLE}</style></head><body style="margin: 0"><div class="report">\n{body}\n'
-        "</div></body></html>\n", encoding="utf-8", errors="replace")
+        '<!DOCTYPE html>\n<meta charset="utf-8">\n<meta name="viewport" content="width=device-width">'
+        f"\n<title>{html.escape(title)}</title>\n<style>{STYLE}</style>\n"
+        f'<div class="report">\n{body}\n</div>\n', encoding="utf-8", errors="replace")
 
 
 def show_page(path, update=False):
@@ -1338,8 +1092,8 @@ def show_page(path, update=False):
 
 @contextlib.contextmanager
 def draft_of(folder, stale=()):
-    """A folder in which to make the files of `folder`; they are moved there at the end, where all
-    are made. What an earlier run left there of the patterns `stale` goes then."""
+    """A folder in which to make files, which are moved into `folder` when all are made; what an
+    earlier run left there of the patterns `stale` goes then."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".draft-", dir=folder) as draft:
@@ -1350,7 +1104,7 @@ def draft_of(folder, stale=()):
             for file in sorted(Path(draft).iterdir()):
                 os.replace(file, folder / file.name)
     except OSError as error:
-        raise SystemExit(f"error: {folder} cannot be written ({error.strerror}): give another --out")
+        raise SystemExit(f"error: {folder} cannot be written: {error.strerror}: change --out")
     except KeyboardInterrupt:
         raise SystemExit(f"stopped: {folder} is as it was")
 
@@ -1378,7 +1132,7 @@ def panels(title, lines, columns, width, height, **more):
 # --- end shared ---
 
 
-# Flags and main -----------------------------------------------------------------------------------
+# Flags and main -------------------------------------------------
 
 
 def whole(text):
@@ -1398,11 +1152,8 @@ def parse_args(argv):
     add("--metric", default="acc", help="acc, f1, nll or any NAME of NAME_base and so on (acc)")
     add("--margin", type=float, help="effects within it do not matter (acc, f1: 1; else none)")
     add("--plain", action="store_true", help="only the texts of test, as in the paper")
-    add("--experiment", nargs="+", metavar="NAME", help="only these (all)")
-    add("--m", nargs="+", type=int, help="only these (all)")
-    add("--n", nargs="+", type=int, help="only these (all)")
-    add("--models", nargs="+", metavar="NAME", help="only these (all)")
-    add("--tasks", nargs="+", metavar="NAME", help="only these (all)")
+    for flag, kind in (("experiment", str), ("m", int), ("n", int), ("models", str), ("tasks", str)):
+        add(f"--{flag}", nargs="+", type=kind, metavar="NAME", help="only these (all)")
     add = parser.add_argument_group("sampling").add_argument
     add("--analysis", nargs="+", choices=SAMPLERS, default=SAMPLERS, help="(paper hierarchical)")
     add("--draws", type=int, default=1000, help="per chain; 0: no sampler (%(default)s)")
@@ -1415,12 +1166,10 @@ def parse_args(argv):
         help="what an earlier run left there is replaced (fits/NAME of the first file)")
     args = parser.parse_args(argv)
     args.command = shlex.join(["python", "fit_model.py", *(sys.argv[1:] if argv is None else argv)])
-    args.effects = list(dict.fromkeys(args.effects))
+    args.effects = [effect for effect in EFFECTS if effect in args.effects]
     if args.out is None:
         name = args.paths[0].resolve().name.removesuffix(".csv")
-        if args.metric != "acc":
-            name += f".{args.metric}"
-        args.out = Path("fits", name)
+        args.out = Path("fits", name if args.metric == "acc" else f"{name}.{args.metric}")
     if args.margin is None and args.metric in SHARES:
         args.margin = 1.0
     if args.margin is not None and not 0.001 <= args.margin < math.inf:
@@ -1436,25 +1185,21 @@ def main(argv=None):
     rows = add_effects(load_rows(args, args.metric), args.metric)
     units = unit_table(rows)
     tasks = task_table(units, rows, args)
-    table = in_order(effects_table(tasks, args))
-    notes = task_notes(tasks.reset_index(), args.metric)
-    publish(rows, tasks, table, pd.DataFrame(), notes, args)
+    table = effects_table(tasks, args)
+    publish(rows, tasks, table, {}, [], args)
+    print(*[text for _, text in conclusions(table, rows)], sep="\n")
     page = args.out / "report.html"
-    print(*[text for _, text in conclusions(table, rows)], "", *notes, sep="\n")
-    if len(table) <= MOST_LINES:
-        print("", answers_text(table, args.metric).to_string(index=False), "", sep="\n")
     print(f"page: {page.resolve()}; tables and figures beside it")
     show_page(page)
-    if not args.draws or args.metric != "acc":
-        return
-    try:
-        failed = run_samplers(rows, units, tasks, table, notes, args)
-    except KeyboardInterrupt:
-        raise SystemExit(f"stopped: {args.out} is complete but for the samplers that were left")
-    if failed:
-        print(f"warning: {count(len(failed), 'fit')} did not converge: more --tune and --draws may "
-              "help", file=sys.stderr)
-        raise SystemExit(3)
+    if args.draws and args.metric == "acc":
+        try:
+            failed = run_samplers(rows, units, tasks, table, args)
+        except KeyboardInterrupt:
+            raise SystemExit(f"stopped: {args.out} is complete but for the samplers that were left")
+        if failed:
+            print(f"warning: {count(failed, 'fit')} did not converge: more --tune and --draws may "
+                  "help", file=sys.stderr)
+            raise SystemExit(3)
 
 
 if __name__ == "__main__":
