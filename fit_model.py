@@ -79,29 +79,25 @@ NEAR = 0.55  # half-width over margin up to which an open verdict is about the e
 MAX_R_HAT, MIN_ESS = 1.01, 400  # Vehtari et al. (2021)
 ATTEMPTS = ((0.9, 1, 1), (0.99, 4, 2))  # target of acceptance, times the tuning, times the draws
 FEWEST_TASKS = 5  # fewer: no W, c_jk not centred, no figure of other tasks
-MOST_TASKS, MOST_FIGURES, MOST_LINES = 100, 8, 30  # of a figure; of single settings; of a table
+MOST_FIGURES, MOST_LINES = 8, 30  # of single settings; of a table on the page
 SAMPLERS = ("paper", "hierarchical")
 TARGETS = ("these tasks", "tasks like these", *SAMPLERS)
 GROUP = ["experiment", "m", "n", "effect", "model"]
 ACCURACIES = ["base", "unseen", "seen", "majority"]
-COLUMNS = [  # of effects.csv
-    "experiment", "m", "n", "metric", "effect", "model", "arms", "target", "tasks", "left_out",
-    "subsamples", *ACCURACIES, "estimate", "se", "df", "low", "high", "margin", "verdict", "needed",
-]
 NUISANCE = ["a", "c", "c_raw", "z", "z_new", "log_s", "effect"]  # not reported as parameters
 COMPILED = {}  # models by analysis, flags and shapes of the data
 STALE = ("posterior.csv", "tasks.*.png", "accuracies.*.png")  # of an earlier run
 GLOSS = (
-    "Accuracies, in %: base, of the model without pretraining; unseen, seen, of the pretrained ones "
-    "on texts that they were not, and were, pretrained on; majority: the commonest class's share. "
-    "boost = unseen - base, bias = seen - unseen, with 89 % intervals from low to high. m labelled "
-    "training texts, n unlabelled and n test texts. needed: subsamples for a half-width of half the "
-    "margin. Fix their number before looking, or raise it once, to this: adding subsamples until a "
-    "verdict comes breaks the intervals."
+    "Accuracies in %: base, without pretraining; unseen, seen, of pretrained models on texts that "
+    "they were not, and were, pretrained on; majority: share of the commonest class. boost = unseen "
+    "- base, bias = seen - unseen; low to high: 89 % interval. m labelled training texts, n "
+    "unlabelled and n test texts. needed: subsamples for a half-width of half the margin. Fix their "
+    "number before looking, or raise it once, to this: adding subsamples until a verdict comes "
+    "breaks the intervals."
 )
 
 
-# The answer in closed form ------------------------------------------------------------------------
+# The answer in closed form --------------------
 
 
 class Noise(NamedTuple):
@@ -266,7 +262,7 @@ def means_table(rows, metric):
     return table.join(means).reset_index()
 
 
-# The two models --------------------------------------------
+# The two models --------------------
 
 
 def import_pymc():
@@ -481,6 +477,9 @@ def add_fit(posterior, summary, key, table, tasks, margin):
     off = new.set_index("model")["estimate"] - first["estimate"]
     far = ", ".join(off.index[off.abs() > first["se"]])
     note = summary["warning"].iloc[0] or "converged"
+    dropped = " and ".join([name for name in "WU" if f"sd_{name}" not in posterior])
+    if analysis == "paper" and dropped:
+        note += f" without {dropped}"
     if analysis == "hierarchical" and far:
         note += f"; the mean is over a standard error from that of these tasks, take that: {far}"
 
@@ -499,7 +498,7 @@ def add_fit(posterior, summary, key, table, tasks, margin):
     return in_order(pd.concat([table, new], ignore_index=True)), tasks, note
 
 
-# Words ------------------------------------------------------------
+# Words --------------------
 
 
 def unit_of(metric):
@@ -525,47 +524,52 @@ def command(row, rows):
     for name in (*CELL, "model"):
         if row[name] not in (0, "all"):
             rows = rows[rows[name] == row[name]]
-    R = 5 if math.isnan(row["needed"]) else row["needed"]
+    R = 5 if math.isnan(row["needed"]) else int(row["needed"])
     runs = rows.groupby([*CELL, "model", "task"])
     lacking = (R - runs["subsample"].nunique()).clip(lower=0)
     minutes = (lacking * runs["seconds"].mean()).sum(skipna=False) / 60
-    text = f" Run the same again with --subsamples {R:.0f}"
+    text = f" Run the same again with --subsamples {R}"
     if minutes > 0:
         text += f" (about {count(math.ceil(minutes), 'minute')} more in one process)"
     return f"{text}."
 
 
 def sentence(row, rows):
-    """On a row of effects.csv, of these tasks: a bias with a short answer and what to do."""
+    """On a row of effects.csv, of these tasks; on a bias with a short answer and what to do."""
     metric, margin = row["metric"], f"±{row['margin'] or 0:g}"
-    low, high = difference(row["low"], metric), difference(row["high"], metric)
+    known = row["low"] < row["high"]
     text = f"{setting_of(row)}: {row['effect']} "
     if row["model"] != "all":
         text += f"of {row['model']} "
-    text += f"{difference(row['estimate'], metric)} [{low}, {high}] ".replace("[, ] ", "")
+    text += f"{difference(row['estimate'], metric)} "
+    if known:
+        text += f"[{difference(row['low'], metric)}, {difference(row['high'], metric)}] "
     text += f"{unit_of(metric)} for {count(row['tasks'], 'task')}"
     if row["left_out"]:
         text += f", without {row['left_out']}, of which there is one subsample"
     if row["effect"] == "boost":
         return f"{text}."
-    if row["subsamples"] == 1 and low:
+    if row["subsamples"] == 1 and known:
         text += "; one subsample cannot show effects that differ from run to run"
-    if not low and row["subsamples"] > 1:
-        return f"No interval, all differences being equal. {text}."
-    if not low:
-        return f"Too early to tell from one subsample. {text}.{command(row, rows)}"
-    if row["verdict"] == "within the margin":
-        return f"No: within {margin}. {text}."
-    if row["verdict"] == "beyond the margin":
-        if (row["estimate"] > 0) == (metric != "nll"):
-            return f"Yes: beyond {margin}. {text}."
-        return f"No: seen texts even score worse, beyond {margin}. {text}."
-    if not row["verdict"]:
+    advice = ""
+    if not known and row["subsamples"] > 1:
+        short = "No interval, all differences being equal"
+    elif not known:
+        short, advice = "Too early to tell from one subsample", command(row, rows)
+    elif row["verdict"] == "within the margin":
+        short = f"No: within {margin}"
+    elif row["verdict"] == "beyond the margin" and (row["estimate"] > 0) == (metric != "nll"):
+        short = f"Yes: beyond {margin}"
+    elif row["verdict"] == "beyond the margin":
+        short = f"No: seen texts even score worse, beyond {margin}"
+    elif not row["verdict"]:
         holds = "excludes" if row["low"] > 0 or row["high"] < 0 else "holds"
-        return f"The interval {holds} 0. {text}."
-    if row["high"] - row["low"] <= 2 * NEAR * row["margin"]:
-        return f"Near the margin of {margin}: take the interval as the answer. {text}."
-    return f"Too early to tell: neither within nor beyond {margin}. {text}.{command(row, rows)}"
+        short = f"The interval {holds} 0"
+    elif row["high"] - row["low"] <= 2 * NEAR * row["margin"]:
+        short = f"Near the margin of {margin}: take the interval as the answer"
+    else:
+        short, advice = f"Too early to tell: neither within nor beyond {margin}", command(row, rows)
+    return f"{short}. {text}.{advice}"
 
 
 def headlines(table):
@@ -602,13 +606,12 @@ def little_learned(tasks):
     lines = []
     for experiment, mine in tasks.groupby("experiment"):
         low = mine[mine["unseen"] < mine["majority"] + 0.05]
-        names = sorted(set(low["task"]))
-        if names:
+        if len(low):
+            names = ", ".join(sorted(set(low["task"]))[:5])
             lines.append(
-                f"{experiment}: unseen is not 5 points above the share of the commonest class in "
-                f"{len(low)} of {len(mine)} settings, models and tasks ({', '.join(names[:5])}"
-                f"{', …' * (len(names) > 5)}): there the model has learned too little to show an "
-                "inflation.")
+                f"{experiment}: in {len(low)} of {len(mine)} settings, models and tasks ({names} "
+                "…) unseen is not 5 points above the share of the commonest class: there the model "
+                "has learned too little to show an inflation.")
     return lines
 
 
@@ -619,22 +622,21 @@ def methods(rows, args):
     number = " to ".join(map(str, sorted({runs.min(), runs.max()})))
     sets = "the first set" if "plain" in set(rows["arms"]) else "both sets"
     text = (
-        f"{rows['experiment'].iloc[0]}: for each of {count(rows['task'].nunique(), 'task')}, "
-        f"{number} random subsamples of m = {values['m']} labelled training "
-        f"texts and of two other sets of n = {values['n']} texts were drawn. Models "
-        f"({values['model']}), as they are and pretrained on the unlabelled texts of either set, "
-        f"were trained on the labelled texts and tested on {sets}. The bias is {args.metric} on "
-        "texts seen in pretraining minus that on texts not seen; its mean over these tasks has an "
-        "89 % interval (Student's t, Satterthwaite's degrees of freedom) from the variance between "
-        "a task's subsamples")
+        f"{rows['experiment'].iloc[0]}: from each of {count(rows['task'].nunique(), 'task')}, "
+        f"{number} random subsamples of m = {values['m']} labelled training texts and two other "
+        f"sets of n = {values['n']} texts were drawn. Models ({values['model']}), as they are and "
+        "pretrained on the unlabelled texts of either set, were trained on the labelled texts and "
+        f"tested on {sets}. The bias is {args.metric} on texts seen in pretraining minus that on "
+        "others; its mean over these tasks has an 89 % interval (Student's t, Satterthwaite's "
+        "degrees of freedom) from the variance between a task's subsamples")
     if rows["counted"].all():
-        text += f", to which the noise of drawing its texts adds as {W_COUNTS} more subsamples"
+        text += f", to which the noise of drawing the texts adds as {W_COUNTS} more subsamples"
     if args.margin:
         text += f". Effects within ±{args.margin:g} were taken as too small to matter"
     return f"{text}. {versions_of(rows)}."
 
 
-# Figures ----------------------------------------------------------
+# Figures --------------------
 
 
 def draw(table, title, args):
@@ -655,7 +657,7 @@ def draw(table, title, args):
         axis.set_yticks(range(len(lines)), lines, fontsize=8)
         axis.set_ylim(len(lines) - 0.5, -0.5)
         axis.set_title(panel, fontsize=10)
-        effect, words = mine["effect"].iloc[0], "accuracy, %; majority: the commonest class"
+        effect, words = mine["effect"].iloc[0], f"{args.metric}; majority: the commonest class"
         if effect:
             axis.axvline(0, color="grey", lw=1, ls="--", zorder=0)
             words = f"{effect}, {unit_of(args.metric)}"
@@ -677,25 +679,23 @@ def draw_all(tasks, table, folder, args):
     """Save effects.png, accuracies.*.png of each experiment, means over its settings, and, if they
     are few, tasks.*.png of each setting and effect. Returns their names."""
     few = (table["target"] != TARGETS[0]) & (table["tasks"] < FEWEST_TASKS)  # which tell nothing
-    points = table[table["target"].isin(TARGETS[:2]) & ~few]
-    width = np.where(points["target"] == TARGETS[0], np.where(points["m"] > 0, 2.5, 4), 0.8)
-    points = points.assign(
-        panel=points["effect"], series=points["model"], value=points["estimate"], width=width,
-        line=[setting_of(row) for row in points.to_dict("records")])
+    points = table[table["target"].isin(TARGETS[:2]) & ~few].copy()
+    points["line"] = [setting_of(row) for row in points.to_dict("records")]
+    thick = np.where(points["m"] > 0, 2.5, 4)  # all settings together stand out
+    points["width"] = np.where(points["target"] == TARGETS[0], thick, 0.8)
+    points = points.assign(panel=points["effect"], series=points["model"], value=points["estimate"])
     title = f"89 % intervals; thick: these {points['tasks'].max()} tasks, thin: tasks like these"
     figures = {"effects.png": draw(points.sort_values("effect", ascending=False), title, args)}
 
     tasks = tasks[tasks["model"] != "all"].assign(width=2.5)
     tasks = tasks.assign(panel=tasks["model"], line=tasks["task"])
-    means = tasks.groupby(["experiment", "panel", "line"])[ACCURACIES].mean()
-    means = means.mul(100 if args.metric in SHARES else 1).reset_index()
-    means = means.sort_values("unseen", ascending=False)
-    for experiment, mine in means.groupby("experiment"):
-        mine = mine.melt(["experiment", "panel", "line"], var_name="series")
-        mine = mine.assign(low=math.nan, high=math.nan, width=2.5, effect="")
-        if mine["line"].nunique() <= MOST_TASKS:
-            title = f"{experiment}: accuracies, means over settings"
-            figures[f"accuracies.{file_of(experiment)}.png"] = draw(mine, title, args)
+    for experiment, mine in tasks.groupby("experiment"):
+        means = mine.groupby(["panel", "line"])[ACCURACIES].mean().sort_values("unseen")[::-1]
+        means *= 100 if args.metric in SHARES else 1
+        means = means.reset_index().melt(["panel", "line"], var_name="series")
+        means = means.assign(low=math.nan, high=math.nan, width=2.5, effect="")
+        title = f"{experiment}: accuracies, means over settings"
+        figures[f"accuracies.{file_of(experiment)}.png"] = draw(means, title, args)
     cells = tasks.sort_values("estimate", ascending=False).groupby([*CELL, "effect"])
     for (*cell, effect), mine in cells:
         parts = [mine.assign(series="observed", value=mine["estimate"])]
@@ -703,7 +703,7 @@ def draw_all(tasks, table, folder, args):
             if name in mine:
                 parts.append(mine.assign(series=name, value=mine[name], low=mine[f"{name}_low"],
                                          high=mine[f"{name}_high"]))
-        if len(cells) <= MOST_FIGURES and mine["line"].nunique() <= MOST_TASKS:
+        if len(cells) <= MOST_FIGURES:
             title = f"{title_of(*cell)}: {effect} of each task, 89 % intervals"
             figures[f"tasks.{file_of(*cell, effect)}.png"] = draw(pd.concat(parts), title, args)
     for name, figure in figures.items():
@@ -711,7 +711,7 @@ def draw_all(tasks, table, folder, args):
     return list(figures)
 
 
-# The page ---------------------------------------------------------
+# The page --------------------
 
 
 def rows_html(table, names, metric):
@@ -734,7 +734,8 @@ def publish(rows, tasks, table, summaries, notes, args):
     tasks = tasks.reset_index().drop(columns=["variance", "prior", "floor", "w"])
     with draft_of(args.out, STALE) as draft:
         cells = table.assign(m=table["m"].replace(0, ""), n=table["n"].replace(0, ""))
-        write(draft, effects=cells[COLUMNS], means=means_table(rows, args.metric), tasks=tasks)
+        cells = cells.drop(columns=["noise", "half", "settings"])
+        write(draft, effects=cells, means=means_table(rows, args.metric), tasks=tasks)
         if summaries:
             posterior = pd.concat(summaries, names=[*GROUP[:-1], "analysis", "parameter"])
             write(draft, posterior=posterior.reset_index())
@@ -769,18 +770,15 @@ def run_samplers(rows, units, tasks, table, args):
     summaries, notes, failed = {}, [], 0
     for (cell, mine), effect, analysis in tqdm(jobs, desc="samplers", unit="fit", leave=False):
         sizes = mine.groupby(["model", "task"])["subsample"].nunique()
-        key = *cell, effect, analysis
-        if analysis == "paper" or sizes.min() > 1 < sizes.groupby("model").size().min():
+        enough = sizes.min() > 1 and sizes.groupby("model").size().min() >= FEWEST_TASKS
+        note = f"left out, it needs {FEWEST_TASKS} tasks with two subsamples each"
+        if analysis == "paper" or enough:
             own = units[(units[CELL] == list(cell)).all(axis=1) & (units["model"] != "all")]
             posterior, summary = fit(mine, own, effect, analysis, args)
+            key = *cell, effect, analysis
             table, tasks, note = add_fit(posterior, summary, key, table, tasks, args.margin)
             failed += bool(summary["warning"].iloc[0])
             summaries[key] = summary
-            dropped = [name for name in "WU" if f"sd_{name}" not in posterior]
-            if analysis == "paper" and dropped:
-                note += f" without {' and '.join(dropped)}"
-        else:
-            note = "left out, it needs two tasks with two subsamples each"
         notes.append(f"{title_of(*cell)}, {effect}, {analysis}: {note}.")
         tqdm.write(notes[-1])
         publish(rows, tasks, table, summaries, notes, args)
@@ -788,9 +786,9 @@ def run_samplers(rows, units, tasks, table, args):
     return failed
 
 
-# The same in meta_analysis.py -----------------------------------
+# The same in meta_analysis.py --------------------
 
-# The same in meta_analysis.py ---------------------------------------------------------------------
+# The same in meta_analysis.py --------------------
 
 # --- shared: reading ---
 ARMS = ("base", "extra", "test")
@@ -1132,7 +1130,7 @@ def panels(title, lines, columns, width, height, **more):
 # --- end shared ---
 
 
-# Flags and main -------------------------------------------------
+# Flags and main --------------------
 
 
 def whole(text):
@@ -1147,7 +1145,7 @@ def parse_args(argv):
     parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     add = parser.add_argument_group("what to run").add_argument
     add("paths", nargs="*", type=Path, default=[Path("results.csv")], metavar="FILE or FOLDER",
-        help="results files, folders of them, or the published layout (results.csv)")
+        help="(results.csv)")
     add("--effects", nargs="+", choices=tuple(EFFECTS), default=list(EFFECTS), help="(boost bias)")
     add("--metric", default="acc", help="acc, f1, nll or any NAME of NAME_base and so on (acc)")
     add("--margin", type=float, help="effects within it do not matter (acc, f1: 1; else none)")
@@ -1163,7 +1161,7 @@ def parse_args(argv):
     add("--no-interaction", action="store_true", help="the paper's model without W (Figure 10)")
     add = parser.add_argument_group("output").add_argument
     add("--out", type=Path, metavar="FOLDER",
-        help="what an earlier run left there is replaced (fits/NAME of the first file)")
+        help="an earlier run's page there is replaced (fits/NAME of the first file)")
     args = parser.parse_args(argv)
     args.command = shlex.join(["python", "fit_model.py", *(sys.argv[1:] if argv is None else argv)])
     args.effects = [effect for effect in EFFECTS if effect in args.effects]
