@@ -89,11 +89,11 @@ COMPILED = {}  # models by analysis, flags and shapes of the data
 STALE = ("posterior.csv", "tasks.*.png", "accuracies.*.png")  # of an earlier run
 GLOSS = (
     "Accuracies in %: base, without pretraining; unseen, seen, of pretrained models on texts that "
-    "they were not, and were, pretrained on; majority: share of the commonest class. boost = unseen "
-    "- base, bias = seen - unseen; low to high: 89 % interval. m labelled training texts, n "
-    "unlabelled and n test texts. needed: subsamples for a half-width of half the margin. Fix their "
-    "number before looking, or raise it once, to this: adding subsamples until a verdict comes "
-    "breaks the intervals."
+    "they were not, and were, pretrained on; majority: share of the commonest class. boost = "
+    "unseen - base, bias = seen - unseen; low to high: 89 % interval. m labelled training texts, n "
+    "unlabelled and n test texts. needed: subsamples for a half-width of half the margin. Fix "
+    "their number before looking, or raise it once, to this: adding subsamples until a verdict "
+    "comes breaks the intervals."
 )
 
 
@@ -168,8 +168,8 @@ def verdicts_of(table, margin):
 
 
 def task_table(units, rows, args):
-    """tasks.csv before the samplers, indexed by GROUP and task. `variance`: between subsamples, where
-    the noise of the texts, if known, counts as W_COUNTS of them; at least what rounding or the
+    """tasks.csv before the samplers, indexed by GROUP and task. `variance`: between subsamples, the
+    noise of the texts, if known, counting as W_COUNTS of them; at least what rounding or the
     accuracies imply; nan of one subsample alone."""
     parts = {}
     for effect in args.effects:
@@ -197,17 +197,33 @@ def task_table(units, rows, args):
 
 def sign_flips(rows):
     """p and p_adjusted of each task's bias, indexed like task_table."""
-    changes = rows.assign(change=changes_of(rows, "bias"), effect="bias")
-    changes = changes.groupby([*GROUP, "task", "subsample"])["change"].sum()
-    tests = changes.groupby([*GROUP, "task"]).agg(sign_flip_p).to_frame("p")
+    texts = rows["n"] * (1 + (rows["arms"] == "crossed"))
+    change = (rows["bias"] / 100 * texts).round().astype(int)  # of right answers
+    groups = rows.assign(change=change, effect="bias").groupby([*GROUP, "task", "subsample"])
+    tests = groups["change"].sum().groupby([*GROUP, "task"]).agg(sign_flip_p).to_frame("p")
     tests["p_adjusted"] = tests["p"].groupby(GROUP).transform(stats.false_discovery_control)
     return tests
 
 
+def sign_flip_p(changes):
+    """One-sided p of sum(changes), whole numbers, under random signs, exact if they are symmetric
+    about 0: the sum of those with a plus has a convolution of two-point laws."""
+    sizes = np.abs(changes[changes != 0])
+    share = np.zeros(sizes.sum() + 1)  # of the sign patterns, by the sum of the sizes with a plus
+    share[0] = 1
+    reached = 0
+    for size in sizes:
+        share[size : reached + size + 1] += share[: reached + 1].copy()
+        share[: reached + size + 1] /= 2
+        reached += size
+    observed = (sizes.sum() + changes.sum()) // 2
+    return min(float(share[observed:].sum()), 1.0)  # ties count; rounding may exceed 1
+
+
 def effects_table(tasks, args):
-    """effects.csv before the samplers, with the column `noise`: per setting, effect and model these
-    tasks and tasks like these; and, with m = n = 0, the mean over the settings of an experiment, two
-    or more that have an interval, whose noise is not correlated."""
+    """effects.csv before the samplers, with `noise`: per setting, effect and model these tasks and
+    tasks like these; with m = n = 0, the mean over the settings of an experiment, two or more that
+    have an interval, whose noise is not correlated."""
     rows = []
     for key, mine in tasks.groupby(GROUP):
         used = mine[mine["variance"].notna()]  # one subsample alone does not know its noise
@@ -409,7 +425,7 @@ def hierarchical_model(units, effect):
 
 
 def compiled(model, data, key):
-    """The model compiled, once for each key and shape of the data: it takes longer than sampling."""
+    """The model compiled, once for each key and shape of the data: that takes some 10 seconds."""
     key = (*key, *[value.shape for value in data.values()])
     if key not in COMPILED:
         with warnings.catch_warnings(action="ignore"):  # of large expressions compiled in parts
@@ -652,12 +668,12 @@ def draw(table, title, args):
             y = lines.index(row.line) + 0.75 * ((k + 0.5) / len(series) - 0.5)
             colour = COLOURS[k % len(COLOURS)]
             axis.plot([row.low, row.high], [y, y], color=colour, lw=row.width)
-            axis.plot(row.value, y, "osD|"[k % 4], ms=2 + row.width, mew=1.5, color=colour)
+            axis.plot(row.value, y, "osD^"[k % 4], ms=2 + row.width, mew=1.5, color=colour)
         axis.grid(axis="x", alpha=0.3)
         axis.set_yticks(range(len(lines)), lines, fontsize=8)
         axis.set_ylim(len(lines) - 0.5, -0.5)
         axis.set_title(panel, fontsize=10)
-        effect, words = mine["effect"].iloc[0], f"{args.metric}; majority: the commonest class"
+        effect, words = mine["effect"].iloc[0], f"{args.metric} (majority: of the commonest class)"
         if effect:
             axis.axvline(0, color="grey", lw=1, ls="--", zorder=0)
             words = f"{effect}, {unit_of(args.metric)}"
@@ -669,7 +685,7 @@ def draw(table, title, args):
             words += f"\n{side} of 0: seeing the test texts helps"
         axis.set_xlabel(words)
     for k, name in enumerate(series):
-        axis.plot([], [], "osD|"[k % 4], color=COLOURS[k % len(COLOURS)], label=name)
+        axis.plot([], [], "osD^"[k % 4], color=COLOURS[k % len(COLOURS)], label=name)
     figure.legend(*axis.get_legend_handles_labels(), loc="outside lower center", ncols=4,
                   frameon=False, fontsize=8)
     return figure
@@ -745,18 +761,18 @@ def publish(rows, tasks, table, summaries, notes, args):
             one = tasks[tasks["model"] != "all"].drop_duplicates([*CELL, "model", "task"])
             parts += [paragraph(text, "warning") for text in little_learned(one)]
         parts += [figure_html(draft / name, name) for name in figures[:2]]
-        parts.append(heading("Settings"))
+        parts.append("<h2>Settings</h2>")
         short = table if len(table) <= MOST_LINES else headlines(table)
         shown = ["tasks", "subsamples", *ACCURACIES, "estimate", "low", "high", "verdict"]
         parts.append(rows_html(short, [*GROUP, "target", *shown, "needed"], args.metric))
         parts.append(paragraph(GLOSS, "small"))
         parts += [paragraph(note) for note in notes]
-        parts.append(heading("Tasks"))
+        parts.append("<h2>Tasks</h2>")
         parts += [figure_html(draft / name, name) for name in figures[2:]]
         if len(tasks) <= MOST_LINES:
             parts.append(rows_html(tasks, [*GROUP, "task", *shown[1:]], args.metric))
         parts += [paragraph("All rows, and a test of each task: effects.csv, tasks.csv.", "small"),
-                  heading("For a methods section")]
+                  "<h2>For a methods section</h2>"]
         parts += [paragraph(methods(mine, args)) for _, mine in rows.groupby("experiment")]
         parts.append(paragraph(f"{time.strftime('%Y-%m-%d')}, numpy {np.__version__}, pandas "
                                f"{pd.__version__}: {args.command}", "small"))
@@ -806,25 +822,23 @@ SAME = [  # (scope, column): rows that agree in the scope must agree in the colu
 
 
 def columns_of(metric):
-    """The metric's columns: of the three arms on the texts of `test`, then of `extra`."""
-    names = [f"{metric}_{arm}" for arm in ARMS]
-    return names + [f"{name}_on_extra" for name in names]
+    """The metric's columns: of the arms on the texts of `test`, then of `extra`."""
+    return [f"{metric}_{arm}{on}" for on in ("", "_on_extra") for arm in ARMS]
 
 
 def read_rows(path, needed):
     """A CSV file as a table of words with a column `where`, without lines cut short by a kill."""
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
-            lines = [line for line in csv.reader(file, strict=True) if any(line)]
+            header, *lines = [line for line in csv.reader(file, strict=True) if any(line)] or [[]]
     except (OSError, ValueError, csv.Error) as error:
         raise SystemExit(f"error: {path} cannot be read as a CSV file in UTF-8: {error}")
-    header = lines[0] if lines else []
     for name in (*needed, *header):
         if header.count(name) != 1:
             raise SystemExit(f"error: {path} has {header.count(name)} columns {name!r}, not one; "
                              f"separated by commas: {', '.join(header)}")
     rows = []
-    for number, line in enumerate(lines[1:], start=1):
+    for number, line in enumerate(lines, start=1):
         where = f"{path}, data row {number}"
         if len(line) > len(header):
             raise SystemExit(f"error: {where} has more fields than the header: correct it")
@@ -836,8 +850,8 @@ def read_rows(path, needed):
 
 
 def read_path(path, needed):
-    """Tables of a results file or of a folder's: results.csv, results.*-of-*.csv, or the published
-    layout m50/n500/bert/ag_news/accuracies.csv, whose row k is subsample k."""
+    """Tables of a results file or of a folder's: results.csv, results.*-of-*.csv, the published
+    m50/n500/bert/ag_news/accuracies.csv, whose row k is subsample k."""
     if not path.is_dir():
         return [read_rows(path, needed)]
     files = [*path.glob("results.csv"), *path.glob("results.*-of-*.csv")]
@@ -870,7 +884,7 @@ def read_results(paths, metric):
     numbers = [*needed, "seed", "discordant", "discordant_on_extra", "seconds"]
     for each in ("acc", "f1", "nll", metric):
         numbers += columns_of(each)
-    rows = rows.reindex(columns=[*dict.fromkeys([*rows, *numbers, *WORDS])]).replace("", np.nan)
+    rows = rows.reindex(columns=dict.fromkeys([*rows, *numbers, *WORDS])).replace("", np.nan)
     rows["seed"] = rows["seed"].fillna(0)
     for name in WORDS[:3]:
         refuse(rows, rows[name].isna(), f"{name} is empty")
@@ -915,8 +929,7 @@ def refuse_conflict(rows, scope, name):
     if len(known):
         one, two = known.iloc[0], known.iloc[1]
         raise SystemExit(f"error: {one['where']} and {two['where']} agree in {', '.join(scope)} "
-                         f"and differ in {name} ({one[name]} and {two[name]}): keep one, or name "
-                         "two experiments")
+                         f"and differ in {name} ({one[name]} and {two[name]}): keep one")
 
 
 def each_once(rows):
@@ -933,8 +946,8 @@ def each_once(rows):
 
 
 def load_rows(args, metric="acc"):
-    """The chosen rows of args.paths with the column `arms`: "crossed" where every row of a cell has
-    the metric on the texts of `extra` too and args.plain is off, else "plain"."""
+    """The chosen rows with the column `arms`: "crossed" where every row of a cell has the metric on
+    the texts of `extra` too, and no --plain, else "plain"."""
     rows = each_once(choose_rows(read_results(args.paths, metric), args))
     if rows.empty:
         raise SystemExit(f"error: {args.paths[0]} has no rows: run run_experiment.py first")
@@ -998,42 +1011,21 @@ def add_effects(rows, metric="acc"):
     lacking = rows[["discordant", "discordant_on_extra"]].isna().any(axis=1)
     rows["counted"] = known & ~lacking
     return rows
-
-
-def changes_of(rows, effect):
-    """Whole numbers of answers: n times the difference of accuracies, crossed 2n times."""
-    texts = rows["n"] * (1 + (rows["arms"] == "crossed"))
-    return (rows[effect] / 100 * texts).round().astype(int)
-
-
-def sign_flip_p(changes):
-    """One-sided p of sum(changes), whole numbers, under random signs, exact if they are symmetric
-    about 0: the sum of those with a plus has a convolution of two-point laws."""
-    sizes = np.abs(changes[changes != 0])
-    share = np.zeros(sizes.sum() + 1)  # of the sign patterns, by the sum of the sizes with a plus
-    share[0] = 1
-    reached = 0
-    for size in sizes:
-        share[size : reached + size + 1] += share[: reached + 1].copy()
-        share[: reached + size + 1] /= 2
-        reached += size
-    observed = (sizes.sum() + changes.sum()) // 2
-    return min(float(share[observed:].sum()), 1.0)  # ties count; rounding may exceed 1
 # --- end shared ---
 
 
 # --- shared: page ---
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")  # Okabe and Ito's
 STYLE = """
-.report { max-width: 58rem; margin: auto; padding: 0 .5rem; color: #222; background: #fff;
+.report { max-width: 58rem; margin: auto; padding: 0 .5rem; background: #fff; color: #222;
           font: 16px/1.5 system-ui, sans-serif; overflow-wrap: break-word }
-.report h1 { font-size: 1.5rem; line-height: 1.25 } .report h2 { font-size: 1.15rem }
+.report h1 { font-size: 1.5rem } .report h2 { font-size: 1.15rem }
 .report .answer { font-size: 1.1rem; border-left: .3rem solid #0072B2; padding-left: .8rem }
 .report .warning { border-left: .3rem solid #D55E00; padding-left: .8rem }
-.report .small { color: #555; font-size: .85rem } .report .scroll { overflow-x: auto }
-.report img { max-width: 100%; min-width: 34rem }
-.report table { border-collapse: collapse; font-size: .85rem; margin: 0 }
-.report th, .report td { padding: .15rem .5rem; border: 0; border-bottom: 1px solid #ddd;
+.report .small, .report table { font-size: .85rem }
+.report .scroll { overflow-x: auto } .report img { max-width: 100%; min-width: 34rem }
+.report table { border-collapse: collapse }
+.report td, .report th { padding: .15rem .5rem; border: 0; border-bottom: 1px solid #ddd;
                          text-align: left !important; white-space: nowrap }
 """
 
@@ -1054,11 +1046,6 @@ def paragraph(text, kind=""):
     return f'<p class="{kind}">{html.escape(text)}</p>'
 
 
-def heading(text):
-    """HTML of a section's title."""
-    return f"<h2>{html.escape(text)}</h2>"
-
-
 def table_html(table):
     """HTML of a table of strings."""
     return f'<div class="scroll">{table.to_html(index=False, border=0)}</div>'
@@ -1075,13 +1062,13 @@ def write_page(path, title, parts):
     """One file, to be opened, mailed, printed. parts: HTML."""
     body = "\n".join([f"<h1>{html.escape(title)}</h1>", *parts])
     path.write_text(
-        '<!DOCTYPE html>\n<meta charset="utf-8">\n<meta name="viewport" content="width=device-width">'
+        '<!DOCTYPE html>\n<meta charset="utf-8"><meta name="viewport" content="width=device-width">'
         f"\n<title>{html.escape(title)}</title>\n<style>{STYLE}</style>\n"
         f'<div class="report">\n{body}\n</div>\n', encoding="utf-8", errors="replace")
 
 
 def show_page(path, update=False):
-    """In a notebook's cell, show the page, or show it anew where it stands."""
+    """Show the page in a notebook's cell, or update it there."""
     notebook = sys.modules.get("IPython")
     if notebook and notebook.get_ipython():
         page = notebook.display.HTML(path.read_text(encoding="utf-8"))
@@ -1090,8 +1077,8 @@ def show_page(path, update=False):
 
 @contextlib.contextmanager
 def draft_of(folder, stale=()):
-    """A folder in which to make files, which are moved into `folder` when all are made; what an
-    earlier run left there of the patterns `stale` goes then."""
+    """A folder in which to make files, which move into `folder` when all are made; what an earlier
+    run left there of the patterns `stale` goes then."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".draft-", dir=folder) as draft:
@@ -1150,8 +1137,9 @@ def parse_args(argv):
     add("--metric", default="acc", help="acc, f1, nll or any NAME of NAME_base and so on (acc)")
     add("--margin", type=float, help="effects within it do not matter (acc, f1: 1; else none)")
     add("--plain", action="store_true", help="only the texts of test, as in the paper")
-    for flag, kind in (("experiment", str), ("m", int), ("n", int), ("models", str), ("tasks", str)):
-        add(f"--{flag}", nargs="+", type=kind, metavar="NAME", help="only these (all)")
+    kinds = {"experiment": str, "m": int, "n": int, "models": str, "tasks": str}
+    for flag, kind in kinds.items():
+        add(f"--{flag}", nargs="+", type=kind, metavar=flag.upper(), help="only these (all)")
     add = parser.add_argument_group("sampling").add_argument
     add("--analysis", nargs="+", choices=SAMPLERS, default=SAMPLERS, help="(paper hierarchical)")
     add("--draws", type=int, default=1000, help="per chain; 0: no sampler (%(default)s)")
