@@ -45,7 +45,9 @@ Writes to fits/results/ (the first file's name) report.html, to be read and hand
     posterior.csv  experiment, m, n, effect, analysis, parameter, mean, sd, hdi_low, hdi_high,
                    r_hat, ess_bulk, ess_tail, warning (empty: converged; else exit status 3)
 
-MEASURED
+Measured 2026-11-23 on 2 cores of an AMD EPYC that did other work, seconds of CPU: --draws 0 takes 3
+on two tasks, 9 on 38,500 published rows; all on two tasks of 14 subsamples 31 (the hierarchical
+model needs five tasks), on 25 published tasks of two models, n = 500, bias alone, 55.
 """
 
 import argparse
@@ -623,11 +625,13 @@ def little_learned(tasks):
     for experiment, mine in tasks.groupby("experiment"):
         low = mine[mine["unseen"] < mine["majority"] + 0.05]
         if len(low):
-            names = ", ".join(sorted(set(low["task"]))[:5])
+            names = sorted(set(low["task"]))
+            if len(names) > 5:
+                names[5:] = ["..."]
             lines.append(
-                f"{experiment}: in {len(low)} of {len(mine)} settings, models and tasks ({names} "
-                "…) unseen is not 5 points above the share of the commonest class: there the model "
-                "has learned too little to show an inflation.")
+                f"{experiment}: in {len(low)} of {len(mine)} settings, models and tasks "
+                f"({', '.join(names)}) unseen is not 5 points above the share of the commonest "
+                "class: there the model has learned too little to show an inflation.")
     return lines
 
 
@@ -739,10 +743,10 @@ def rows_html(table, names, metric):
         elif name in ACCURACIES and (metric in SHARES or name == "majority"):
             text[name] = [f"{rounded(100 * value, 2):.2f}" for value in text[name]]
         elif name in (*ACCURACIES, "needed"):
-            text[name] = [f"{value:.4g}".replace("nan", "") for value in text[name]]
+            text[name] = [f"{value:.4g}" for value in text[name]]
         elif name in ("estimate", "low", "high"):
             text[name] = [difference(value, metric) for value in text[name]]
-    return table_html(text)
+    return table_html(text.replace("nan", ""))
 
 
 def publish(rows, tasks, table, summaries, notes, args):
