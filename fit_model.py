@@ -659,7 +659,7 @@ def methods(rows, args):
 # Figures --------------------
 
 
-def draw(table, title, args):
+def plot(table, title, args):
     """A figure from a row a point: panel, line (from the top), series (by colour), value, low, high
     (or nan), width, effect ("": of an accuracy)."""
     names, lines, series = [list(dict.fromkeys(table[key])) for key in ("panel", "line", "series")]
@@ -705,7 +705,7 @@ def draw_all(tasks, table, folder, args):
     points["width"] = np.where(points["target"] == TARGETS[0], thick, 0.8)
     points = points.assign(panel=points["effect"], series=points["model"], value=points["estimate"])
     title = f"89 % intervals; thick: these {points['tasks'].max()} tasks, thin: tasks like these"
-    figures = {"effects.png": draw(points.sort_values("effect", ascending=False), title, args)}
+    figures = {"effects.png": plot(points.sort_values("effect", ascending=False), title, args)}
 
     tasks = tasks[tasks["model"] != "all"].assign(width=2.5)
     tasks = tasks.assign(panel=tasks["model"], line=tasks["task"])
@@ -715,7 +715,7 @@ def draw_all(tasks, table, folder, args):
         means = means.reset_index().melt(["panel", "line"], var_name="series")
         means = means.assign(low=math.nan, high=math.nan, width=2.5, effect="")
         title = f"{experiment}: accuracies, means over settings"
-        figures[f"accuracies.{file_of(experiment)}.png"] = draw(means, title, args)
+        figures[f"accuracies.{file_of(experiment)}.png"] = plot(means, title, args)
     cells = tasks.sort_values("estimate", ascending=False).groupby([*CELL, "effect"])
     for (*cell, effect), mine in cells:
         parts = [mine.assign(series="observed", value=mine["estimate"])]
@@ -725,7 +725,7 @@ def draw_all(tasks, table, folder, args):
                                          high=mine[f"{name}_high"]))
         if len(cells) <= MOST_FIGURES:
             title = f"{title_of(*cell)}: {effect} of each task, 89 % intervals"
-            figures[f"tasks.{file_of(*cell, effect)}.png"] = draw(pd.concat(parts), title, args)
+            figures[f"tasks.{file_of(*cell, effect)}.png"] = plot(pd.concat(parts), title, args)
     for name, figure in figures.items():
         figure.savefig(folder / name, dpi=130)
     return list(figures)

@@ -524,14 +524,14 @@ def test_every_reported_parameter_has_the_posterior_of_a_plain_model(f, tmp_path
     effects = dict(zip(sorted(set(table["task"])), rng.normal(0.05, 0.06, 5)))
     shifted = (table["acc_extra"] + table["task"].map(effects)).clip(0, 1)
     path = saved(table.assign(acc_test=(60 * shifted).round() / 60), tmp_path / "r.csv")
-    args = args_of(f, path, "--seed", 1, "--draws", 1500)
+    args = args_of(f, path, "--seed", 1)
     rows = f.add_effects(f.load_rows(args))
     units = f.unit_table(rows).query("model != 'all'")
     posterior, summary = f.fit(rows, units, "bias", analysis, args)
     model, names = plain_paper(rows), ("mu", "beta", "alpha", "sd_U", "sd_V", "sd_W", "d")
     if analysis == "hierarchical":
         model, names = plain_hierarchical(rows), ("beta", "tau", "s", "omega", "effect")
-    plain = nutpie.sample(nutpie.compile_pymc_model(model), draws=1000, tune=500, chains=4, seed=1,
+    plain = nutpie.sample(nutpie.compile_pymc_model(model), draws=700, tune=400, chains=4, seed=1,
                           progress_bar=False, save_warmup=False, target_accept=0.95)
     assert_same_posterior(posterior, plain.posterior, names)
     assert not any(name.endswith("__") or "__[" in name for name in summary.index)
