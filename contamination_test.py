@@ -102,7 +102,6 @@ COLOURS = {"base": "#777777", "extra": "#0072b2", "test": "#d55e00"}
 STYLES = dict(zip(DETECTORS, ("ko-", "C1s-", "C0^-", "C2D-", "C3v--", "C4P:")))
 
 
-# --- shared: basics ---
 class UserError(Exception):
     """What the user can mend. The message says what was found, where, and what to do."""
 
@@ -142,7 +141,6 @@ def positive(text):
     if not (text.isascii() and text.isdecimal()) or not 1 <= int(text) <= 10**9:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1")
     return int(text)
-# --- end shared ---
 
 
 # --- shared: hashes ---
@@ -173,7 +171,6 @@ def weights_hash(folder):
 # --- end shared ---
 
 
-# --- shared: effects ---
 SHARE = 0.89  # of every interval: the paper's
 
 
@@ -191,10 +188,8 @@ def effects_of(row, metric="acc", crossed=True):
         boost = (boost + mirrored_boost) / 2
         bias = (bias + mirrored_bias) / 2
     return boost, bias
-# --- end shared ---
 
 
-# --- shared: interval ---
 def these_tasks(means, variances, counts, floor):
     """The mean over these tasks in closed form: a dict of estimate, se, df, low, high.
 
@@ -214,7 +209,6 @@ def these_tasks(means, variances, counts, floor):
     found["low"] = found["estimate"] - half
     found["high"] = found["estimate"] + half
     return found
-# --- end shared ---
 
 
 # Units, examples, logs
@@ -835,8 +829,6 @@ def main(argv=None):
         raise UserError("the GPU ran out of memory: use a smaller --batch-tokens") from None
 
 
-# --- shared: start ---
 if __name__ == "__main__":
     # in a notebook cell sys.argv is the kernel's: give flags in the list, such as ["--m", "50"]
     run_script(main, [] if "__file__" not in globals() else None)
-# --- end shared ---

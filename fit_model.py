@@ -9,409 +9,207 @@
 
 Reproduces sections 5 to 8 and appendix D of "Evaluating the fairness of task-adaptive pretraining
 on unlabeled test data before few-shot text classification" (Dubey) and adds intervals that hold
-what they say. m labelled training texts, n unlabelled and n test texts; D_ijk of model i, task j,
-subsample k, in points (hundredths of an accuracy), is
-    boost = acc_extra - acc_base      or      bias = acc_test - acc_extra
-on the texts of `test`; with crossed arms its mean with the mirror image on the texts of `extra`, so
-that the luck of a training run cancels from the bias. A cell is one (experiment, m, n). Four
-answers, with 89 % intervals:
+what they say. m labelled training texts, n unlabelled and n test texts; base, unseen, seen:
+accuracies of the model without pretraining, and of the pretrained ones on texts that they were not,
+and were, pretrained on. D_ijk of model i, task j, subsample k, in points (hundredths), is
+    boost = unseen - base      or      bias = seen - unseen
+Four answers for each setting (experiment, m, n), with 89 % intervals:
     these tasks       the headline, in closed form: the mean over tasks of the tasks' mean
                       differences; model "all": D is averaged over the models first
     tasks like these  a t interval over the task means
     paper             Y_ijkl ~ Binomial(n, p), logit p = mu + alpha_i + U_j + V_jk + W_jl + beta l
-                      (l = 1: treatment), and the differences (11), (12) that it predicts, of
-                      plain arms; its intervals do not hold 89 %
-    hierarchical      D_ijk ~ N(delta_ij, s_ij), delta_ij ~ N(beta_i, tau_i),
-                      log s_ij ~ N(log s_i, omega_i): how much tasks differ, one task's effect
-                      after shrinking; it weights quiet tasks most
+                      (l = 1: treatment), and the differences (11), (12) that it predicts, on the
+                      texts of `test` alone; its intervals do not hold 89 %
+    hierarchical      D_ijk ~ N(delta_ij, s_ij), delta_ij ~ N(beta_i, tau_i), log s_ij ~ N(log s_i,
+                      omega_i): how much tasks differ; it weights quiet tasks most
 
 Commands, cheapest first
-    python fit_model.py results.csv --draws 0       # conclusions, tables, figures: seconds
-    python fit_model.py results.csv --plan          # how many subsamples are needed
-    python fit_model.py results.csv                 # everything
+    python fit_model.py results.csv --draws 0      # page, tables, figures in 3 seconds
+    python fit_model.py results.csv                # then the two samplers, minutes
     python fit_model.py results.csv more.csv folder --effects bias --n 500 --metric f1 --margin 2
     python fit_model.py accuracies       # published layout: m50/n500/bert/ag_news/accuracies.csv
 
-Writes to fits/ (--plan: plan/) summary.md, the page to hand on, figures *.png, and the columns
-    effects.csv    experiment, m, n (empty: all settings together), metric, effect, model, arms,
-                   target (the names above), tasks, left_out (tasks with one subsample), subsamples
-                   (fewest of a task), estimate, se, df, low, high, margin, verdict, needed
-                   (subsamples of each task that give ± the margin), to_settle (a verdict with 80 %
-                   probability if there is no effect), detectable (effect, with 80 % power)
-    means.csv      experiment, m, n, model, tasks, rows, boost, bias: Table 1
-    tasks.csv      experiment, m, n, effect, model, task, subsamples, estimate, sd, arms, low, high,
-                   verdict, p (one-sided sign flips of a bias), p_adjusted (Benjamini-Hochberg),
-                   paper ((12)), hierarchical, their _low, _high, p_beyond (the margin)
+Writes to fits/results/ (the first file's name) report.html, to be read and handed on, figures
+*.png, and the columns
+    effects.csv    experiment, m, n (empty: all settings together), metric, effect, model, arms
+                   (crossed: both sets of texts; plain: `test` alone), target (the names above),
+                   tasks, left_out (tasks with one subsample), subsamples (fewest of a task),
+                   majority (share of the commonest class), base, unseen, seen, estimate, se, df,
+                   low, high, margin, verdict, needed (subsamples for a half-width of half the
+                   margin)
+    means.csv      experiment, m, n, model, tasks, rows, boost, bias: Table 1, on `test` alone
+    tasks.csv      experiment, m, n, effect, model, task, subsamples, arms, majority, base, unseen,
+                   seen, estimate, sd (between subsamples), low, high, verdict, p (one-sided sign
+                   flips of a bias), p_adjusted (Benjamini-Hochberg), paper ((12)), hierarchical,
+                   their _low, _high, p_beyond (the margin)
     posterior.csv  experiment, m, n, effect, analysis, parameter, mean, sd, hdi_low, hdi_high,
                    r_hat, ess_bulk, ess_tail, warning (empty: converged; else exit status 3)
-    plan.csv       experiment, m, n, model, arms, tasks, subsamples, quantity, test_set (redrawn,
-                   fixed), mean, sd (of one subsample of a task), half_width (of the interval), one
-                   (with one subsample), needed, needed_low, needed_high (its interval), to_settle
 
-Measured 2026-11-22 on 2 cores of an AMD EPYC that did other work, seconds of CPU: --draws 0
---no-figures 3.4 on 27,500 published rows; a fit 3 to 40, of which up to 16 compile the model once
-per shape, 160 where it was done again: one in 16.
+Measured 2026-11-23 on 2 cores of an AMD EPYC that did other work, seconds of CPU: --draws 0 takes 3
+on two tasks, 9 on 38,500 published rows; all on two tasks of 14 subsamples 31 (the hierarchical
+model needs five tasks), on 25 published tasks of two models, n = 500, bias alone, 55.
 """
 
 import argparse
+import base64
+import contextlib
 import csv
+import html
 import itertools
 import math
 import os
+import re
+import shlex
 import sys
+import tempfile
 import time
 import warnings
+import zlib
 from pathlib import Path
-from types import SimpleNamespace
-from urllib.parse import quote
+from typing import NamedTuple
 
 import matplotlib
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from scipy import special, stats
 from tqdm.auto import tqdm
 
+W_COUNTS = 5  # subsamples, seen before, as which the noise of the texts counts
+QUANTILE = 0.3  # of the chi-square by which `needed` allows for noise that is badly known
+NEAR = 0.55  # half-width over margin up to which an open verdict is about the effect itself
 MAX_R_HAT, MIN_ESS = 1.01, 400  # Vehtari et al. (2021)
-CENTRED = {"paper": 5, "hierarchical": 10}  # tasks from which c_jk, log s_ij are sampled centred
 ATTEMPTS = ((0.9, 1, 1), (0.99, 4, 2))  # target of acceptance, times the tuning, times the draws
-FEWEST_TASKS, MOST_TASKS = 5, 100  # fewer: no W, no words on many tasks; more: no figure of tasks
-PILOT = 5  # subsamples of each task to begin with
-COMPILED = {}  # models by analysis, flags and shapes of the data
+FEWEST_TASKS = 5  # fewer: no W, c_jk not centred, no figure of other tasks
+MOST_FIGURES, MOST_LINES = 8, 30  # of single settings; of a table on the page
+SAMPLERS = ("paper", "hierarchical")
+TARGETS = ("these tasks", "tasks like these", *SAMPLERS)
+GROUP = ["experiment", "m", "n", "effect", "model"]
+ACCURACIES = ["base", "unseen", "seen", "majority"]
 NUISANCE = ["a", "c", "c_raw", "z", "z_new", "log_s", "effect"]  # not reported as parameters
-MADE = (  # what an earlier run may have left in the output folder
-    "effects.csv", "means.csv", "tasks.csv", "posterior.csv", "plan.csv", "effects.png",
-    "tasks.*.png",
-)
-SCRIPT = "fit_model.py"
-PLAN = (
-    "half_width: the uncertainty of the mean, one: with one subsample of each task; needed: the "
-    "subsamples that give ± the margin (low to high: so well is the noise known), to_settle: a "
-    "verdict with 80 % probability if there is no effect. A task with fewer than 10 (m + 2n) rows "
-    "has subsamples that overlap: all this is then of these rows, not of new ones"
-)
-LOOKING = (
-    "Fix the number of subsamples before looking, or raise it once, to the number given here: "
-    "adding subsamples until a verdict comes breaks the intervals"
+COMPILED = {}  # models by analysis, flags and shapes of the data
+STALE = ("posterior.csv", "tasks.*.png", "accuracies.*.png")  # of an earlier run
+GLOSS = (
+    "Accuracies in %: base, without pretraining; unseen, seen, of pretrained models on texts that "
+    "they were not, and were, pretrained on; majority: share of the commonest class. boost = "
+    "unseen - base, bias = seen - unseen; low to high: 89 % interval. m labelled training texts, n "
+    "unlabelled and n test texts. needed: subsamples for a half-width of half the margin. Fix "
+    "their number before looking, or raise it once, to this: adding subsamples until a verdict "
+    "comes breaks the intervals."
 )
 
 
-# --- shared: basics ---
-class UserError(Exception):
-    """What the user can mend. The message says what was found, where, and what to do."""
+# The answer in closed form --------------------
 
 
-def run_script(main, argv):
-    """Run main(argv). What can strike anywhere ends in one line on stderr, without a traceback:
-    exit status 2, after Ctrl-C 130, and 141 where nobody reads the output any more."""
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):  # a notebook's has not
-            stream.reconfigure(errors="replace")  # an ASCII terminal
-    again = "what is finished is kept; run the same command again"
-    try:
-        status = main(argv)
-        message = ""
-        sys.stdout.flush()
-    except UserError as error:
-        status = 2
-        message = f"error: {error}"
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # quiet at exit
-        status = 141
-        message = f"stopped: what reads the output has ended; {again}"
-    except OSError as error:  # a full disk, a folder that cannot be written
-        status = 2
-        message = f"error: {error.filename or ''} {error.strerror or error}; mend that: {again}"
-    except KeyboardInterrupt:
-        status = 130
-        message = f"stopped: {again}"
-    if message:
-        tqdm.write(" ".join(message.split()), file=sys.stderr)
-    if status:
-        raise SystemExit(status)
+class Noise(NamedTuple):
+    """Of an estimate. An item a task, or a task of each setting."""
+    share: np.ndarray  # of its variance at one subsample of each task, points^2
+    counts: np.ndarray  # subsamples
+    prior: np.ndarray  # W_COUNTS where the noise of the texts is known, else 0
 
 
-def positive(text):
-    """argparse type: a whole number from 1 to a billion."""
-    if not (text.isascii() and text.isdecimal()) or not 1 <= int(text) <= 10**9:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1")
-    return int(text)
-# --- end shared ---
+def average(rows, by):
+    """Means of the rows that agree in `by`. How far their answers to one text go together is not
+    known: w is at most the square of the mean of its roots."""
+    groups = rows.assign(w=np.sqrt(rows["w"])).groupby(by)
+    table = groups[[*ACCURACIES, *EFFECTS, "floor", "w"]].mean()
+    table["w"] **= 2
+    table[[*EFFECTS]] = table[[*EFFECTS]].round(9)  # equal differences stay equal
+    table["counted"] = groups["counted"].all()
+    table["arms"] = groups["arms"].first()
+    return table.reset_index()
 
 
-# --- shared: reading ---
-ARMS = ("base", "extra", "test")
-EFFECTS = {"boost": ("base", "extra"), "bias": ("extra", "test")}  # control, treatment
-CELL = ["experiment", "m", "n"]
-RUN = ["experiment", "model", "task", "m", "n", "subsample", "seed"]  # names a row
-REQUIRED = [*RUN[:-1], "num_classes", "majority", "acc_base", "acc_extra", "acc_test"]
-WORDS = ["split", "data", "recipe", "versions"]
-CHOICES = {"experiment": "experiment", "m": "m", "n": "n", "models": "model", "tasks": "task"}
-LEAST = {"m": 1, "n": 1, "subsample": 1, "num_classes": 1, "seed": 0}  # whole numbers
-SAME = [  # (scope, column): rows that agree in the scope must agree in the column
-    (RUN[:5], "recipe"),
-    (["experiment", "task"], "data"),
-    (["experiment", "data"], "task"),
-    (["experiment", "task", "m", "n", "subsample"], "split"),
-]
+def unit_table(rows):
+    """A row per cell, model, task and subsample, over seeds. Model "all": the mean over the models
+    of a cell, where all have the same tasks and subsamples."""
+    units = average(rows, [*CELL, "model", "task", "subsample"])
+    parts = [units]
+    for _, mine in units.groupby(CELL):
+        draws = mine.groupby(["task", "subsample"]).size()
+        if draws.min() == mine["model"].nunique() > 1:
+            parts.append(average(mine, [*CELL, "task", "subsample"]).assign(model="all"))
+    return pd.concat(parts, ignore_index=True)
 
 
-def columns_of(metric):
-    """The metric's columns: of the three arms on the texts of `test`, then of `extra`."""
-    names = [f"{metric}_{arm}" for arm in ARMS]
-    return names + [f"{name}_on_extra" for name in names]
+def interval(noise):
+    """(se, df, half-width) of the 89 % interval: Student's t with Satterthwaite's df."""
+    v = noise.share / noise.counts
+    if not v.sum() > 0:
+        return math.nan, math.nan, math.nan
+    se = math.sqrt(v.sum())
+    df = v.sum() ** 2 / (v**2 / (noise.prior + noise.counts - 1)).sum()
+    return se, df, stats.t.ppf(UPPER, df) * se
 
 
-def refuse(table, bad, what):
-    """Refuse the first of the bad rows; what: a format string of the row's columns."""
-    if bad.any():
-        row = table[bad].iloc[0]
-        raise UserError(f"{row['where']}: {what.format(**row)}: correct or delete the line")
-
-
-def read_file(path, needed, torn=True):
-    """A CSV file as a DataFrame of str with the column `where` (file, line). torn: lines with fewer
-    fields than the header, which killed runs leave, are left out; else refused."""
-    try:
-        with open(path, newline="", encoding="utf-8-sig") as file:
-            reader = csv.reader(file, strict=True)
-            lines = [[f"{path}, line {reader.line_num}", *line] for line in reader if any(line)]
-    except (ValueError, csv.Error) as error:
-        raise UserError(f"{path} is no CSV file in UTF-8: {error}") from None
-    header = ["where"]
-    if lines:
-        header += [name.strip() for name in lines[0][1:]]
-    for name in (*needed, *header):
-        number = header.count(name)
-        if number != 1:
-            found = f"{number} columns {name!r}, not one"
-            raise UserError(f"{path} has {found}; separated by commas: {', '.join(header[1:])}")
-    whole = []
-    for line in lines[1:]:
-        what = f"{line[0]}: {len(line) - 1} fields where the header has {len(header) - 1}"
-        if len(line) == len(header):
-            whole.append(line)
-        elif len(line) < len(header) and torn:
-            print(f"{what}: left out as torn")
-        else:
-            raise UserError(f"{what}: correct or delete the line")
-    return pd.DataFrame(whole, columns=header, dtype=str)
-
-
-def read_path(path, needed):
-    """Tables of a results file, or of a folder's: results.csv, results.*-of-*.csv, the published
-    layout m50/n500/bert/ag_news/accuracies.csv, whose row k is subsample k."""
-    if not path.is_dir():
-        return [read_file(path, needed)]
-    files = [*path.glob("results.csv"), *path.glob("results.*-of-*.csv")]
-    tables = [read_file(file, needed) for file in sorted(files)]
-    for file in sorted(path.glob("m*/n*/*/*/accuracies.csv")):
-        table = read_file(file, ("num_classes", "majority", *ARMS))
-        table = table.rename(columns={arm: f"acc_{arm}" for arm in ARMS})
-        m, n, model, task = file.parts[-5:-1]
-        table = table.assign(experiment=path.resolve().name, model=model, task=task)
-        tables.append(table.assign(m=m[1:], n=n[1:], subsample=range(1, len(table) + 1)))
-    if not tables:
-        layout = "m*/n*/*/*/accuracies.csv"
-        raise UserError(f"{path} holds no results.csv, results.*-of-*.csv, {layout}: name a file")
-    return tables
-
-
-def typed(rows, name, may_lack):
-    """The numbers of a column of str; empty ones become nan if the rows may lack them."""
-    values = pd.to_numeric(rows[name], errors="coerce")
-    least, most = LEAST.get(name, -(10**9)), 10**9
-    if name == "n":
-        most = 10**6  # sign flips of more take hours
-    if name.startswith(("majority", "acc_", "f1_")):
-        least, most = 0, 1
-    bad = ~values.between(least, most) & ~(may_lack & (rows[name] == ""))
-    kind = "number"
-    if name in LEAST:
-        kind = "whole number"
-        bad |= values % 1 != 0
-    refuse(rows, bad, f"{name} is {{{name}!r}}, not a {kind} from {least} to {most}")
-    return values.astype(int if name in LEAST else float)
-
-
-def read_results(paths, metric="acc"):
-    """All rows of the paths, typed and checked; accuracies become k / n exactly, missing numbers
-    nan, missing words empty."""
-    needed = [*REQUIRED, *columns_of(metric)[:3]]
-    tables = [table for path in paths for table in read_path(path, needed)]
-    numbers = ["seed", *REQUIRED[3:], "loss_extra", "loss_test", "seconds"]
-    for each in ("acc", "f1", "nll", metric):
-        numbers += columns_of(each)
-    tables.append(pd.DataFrame(columns=[*dict.fromkeys(numbers), *WORDS]))  # those that may lack
-    rows = pd.concat(tables, ignore_index=True).fillna("")
-    if rows.empty:
-        raise UserError(f"no rows in {', '.join(map(str, paths))}: run run_experiment.py first")
-    rows["seed"] = rows["seed"].replace("", "0")
-    for name in dict.fromkeys(numbers):
-        rows[name] = typed(rows, name, may_lack=name not in needed)
-    refuse(rows, rows["model"] == "all", "the model 'all' would be all models together")
-    for name in columns_of("acc"):
-        exact = (rows[name] * rows["n"]).round() / rows["n"]
-        off = (rows[name] - exact).abs() > 5.1e-5  # accuracies of four decimals will do
-        refuse(rows, off, f"{name} = {{{name}}} is no whole number of right answers of n = {{n}}")
-        rows[name] = exact
-    return rows
-
-
-def choose_rows(rows, args):
-    """The rows that --experiment, --m, --n, --models and --tasks name, each known."""
-    for flag, name in CHOICES.items():
-        found = sorted(set(rows[name]))
-        wanted = getattr(args, flag) or found
-        for value in sorted(set(wanted) - set(found)):
-            names = ", ".join(map(str, found))
-            raise UserError(f"--{flag} {value}: not in the rows chosen so far; found: {names}")
-        rows = rows[rows[name].isin(wanted)]
-    return rows
-
-
-def refuse_conflict(rows, scope, name):
-    """Refuse two rows that agree in the scope and differ in a column that both have."""
-    known = rows[rows[name].notna() & (rows[[*scope, name]] != "").all(axis=1)]
-    known = known.drop_duplicates([*scope, name])
-    known = known[known.duplicated(scope, keep=False)].sort_values(scope, kind="stable")
-    if len(known):
-        one, two = known.iloc[0], known.iloc[1]
-        agree = f"{one['where']} and {two['where']} agree in {', '.join(scope)}"
-        values = f"differ in {name} ({one[name]} and {two[name]})"
-        raise UserError(f"{agree} and {values}: keep one, or give them two names of experiments")
-
-
-def each_once(rows):
-    """The rows, each run once, sorted; runs that contradict each other are refused."""
-    twice = rows[rows.duplicated(RUN, keep=False)]
-    for name in twice.select_dtypes("number").columns.difference([*RUN, "seconds"], sort=False):
-        refuse_conflict(twice, RUN, name)
-    for scope, name in SAME:
-        refuse_conflict(rows, scope, name)
-    again = rows.duplicated(RUN)
-    if again.any():
-        print(f"given twice and used once: {count(again.sum(), 'row')}")
-    return rows[~again].sort_values(RUN, ignore_index=True)
-
-
-def versions_of(rows):
-    """How many rows each version of code and libraries wrote, in words."""
-    numbers = rows["versions"].replace("", "no version named").value_counts()
-    return "; ".join(f"{count(number, 'row')} of {name}" for name, number in numbers.items())
-
-
-def load_rows(args, metric="acc"):
-    """The chosen rows of args.paths with the column `arms`: "crossed" where every row of a cell has
-    the columns *_on_extra of the metric and args.plain is off, else "plain"."""
-    rows = each_once(choose_rows(read_results(args.paths, metric), args))
-    if rows["versions"].nunique() > 1:
-        print(f"rows of several versions are taken together: {versions_of(rows)}")
-    rows["arms"] = "plain"
-    if args.plain:
-        return rows
-    there = rows[columns_of(metric)].notna().all(axis=1)
-    for cell, known in there.groupby([rows[name] for name in CELL]):
-        if known.all():
-            rows.loc[known.index, "arms"] = "crossed"
-        elif known.any():
-            lack = f"some rows lack {metric}_base_on_extra and so on"
-            print(f"{title_of(*cell)}: {lack}: plain effects, without crossed arms")
-    return rows
-
-
-def count(number, what):
-    """"1 task", "2 tasks"."""
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
-
-
-def title_of(experiment, m, n):
-    """A cell in words."""
-    return f"{experiment}, m = {m}, n = {n}"
-
-
-def file_of(*names):
-    """A file's name from names that may hold anything; different names give different files."""
-    return ".".join(quote(str(name), safe="") for name in names).replace("%", "=")
-# --- end shared ---
-
-
-# --- shared: effects ---
-SHARE = 0.89  # of every interval: the paper's
-
-
-def effects_of(row, metric="acc", crossed=True):
-    """(boost, bias) of a row, or of a table of rows, as fractions or nats.
-
-    Plain: acc_extra - acc_base and acc_test - acc_extra, on the texts of `test`. Crossed: the mean
-    of these and of their mirror images on the texts of `extra`, where `extra` and `test` change
-    places; a training run that is better or worse on all texts then cancels from the bias."""
-    boost = row[f"{metric}_extra"] - row[f"{metric}_base"]
-    bias = row[f"{metric}_test"] - row[f"{metric}_extra"]
-    if crossed:
-        mirrored_boost = row[f"{metric}_test_on_extra"] - row[f"{metric}_base_on_extra"]
-        mirrored_bias = row[f"{metric}_extra_on_extra"] - row[f"{metric}_test_on_extra"]
-        boost = (boost + mirrored_boost) / 2
-        bias = (bias + mirrored_bias) / 2
-    return boost, bias
-# --- end shared ---
-
-
-# --- shared: interval ---
-def these_tasks(means, variances, counts, floor):
-    """The mean over these tasks in closed form: a dict of estimate, se, df, low, high.
-
-    means, variances, counts: per task the mean, variance and number K of its subsamples'
-    differences, K from 2; floor: the least variance, that of rounding: for points (100 / n)^2 / 12,
-    a quarter of that where they are crossed. v_j = max(s_j^2, floor) / K_j, the standard error is
-    sqrt(sum v_j) / J, Student t with Satterthwaite's degrees of freedom. With a K of 1 all but the
-    estimate are nan."""
-    counts = np.asarray(counts, float)
-    found = {"estimate": float(np.mean(means)), "se": math.nan, "df": math.nan}
-    if counts.min() > 1:
-        v = np.maximum(variances, floor) / counts
-        found["se"] = math.sqrt(v.sum()) / len(v)
-        if v.sum() > 0:
-            found["df"] = float(v.sum() ** 2 / (v**2 / (counts - 1)).sum())
-    half = float(stats.t.ppf((1 + SHARE) / 2, found["df"])) * found["se"]
-    found["low"] = found["estimate"] - half
-    found["high"] = found["estimate"] + half
-    return found
-# --- end shared ---
-
-
-# --- shared: tools ---
-UPPER = (1 + SHARE) / 2  # the upper end of an interval, as a quantile
-
-
-def changes_of(rows, effect, crossed):
-    """Whole numbers that are n times the row's difference, crossed 2n times: for sign flips."""
-    boost, bias = effects_of(rows, "acc", crossed)
-    change = boost if effect == "boost" else bias
-    if crossed:
-        change = 2 * change
-    return (change * rows["n"]).round().astype(int)
-
-
-def training_variance(shares, n):
-    """The variance of a mean accuracy over tasks at one subsample a task, on a fixed test set, in
-    points^2; nan if not told from 0 by a chi-square. shares: per task the accuracies of its
-    subsamples, each on n fresh test texts. Their variance less the binomial one: a lower bound,
-    since single answers also flip."""
-    observed = np.array([np.var(share, ddof=1) for share in shares])
-    binomial = np.array([np.mean(share * (1 - share)) / max(n - 1, 1) for share in shares])
-    freedom = np.array([len(share) - 1 for share in shares])
-    chi_square = (freedom * observed / np.maximum(binomial, 1e-9)).sum()  # 0 where all are right
-    excess = (observed - binomial).sum()
-    if excess <= 0 or stats.chi2.cdf(chi_square, freedom.sum()) < UPPER:
+def needed_subsamples(noise, half):
+    """The least number R of each task that brings the half-width down to `half`, with the noise at
+    the upper end of what is known of it."""
+    _, df, _ = interval(noise)
+    if not (df > 0 and half):
         return math.nan
-    return 1e4 * excess / len(shares) ** 2
+    share = noise.share * df / stats.chi2.ppf(QUANTILE, df)
+    R = max(1, int(stats.norm.ppf(UPPER) ** 2 * share.sum() / half**2))  # a t reaches further
+    if not noise.prior.all():
+        R = max(R, 2)
+    while interval(Noise(share, np.full(len(share), R), noise.prior))[2] > half:
+        R += 1
+    return R
+
+
+def verdicts_of(table, margin):
+    """Where intervals lie in respect of (-margin, margin)."""
+    low, high = table["low"], table["high"]
+    if margin is None:
+        return ""
+    within = (-margin < low) & (high < margin)
+    beyond = (low > margin) | (high < -margin)
+    return np.select([low.isna(), within, beyond],
+                     ["", "within the margin", "beyond the margin"], "not settled")
+
+
+def task_table(units, rows, args):
+    """tasks.csv before the samplers, indexed by GROUP and task. `variance`: between subsamples, the
+    noise of the texts, if known, counting as W_COUNTS of them; at least what rounding or the
+    accuracies imply; nan of one subsample alone."""
+    parts = {}
+    for effect in args.effects:
+        groups = units.groupby([*CELL, "model", "task"])
+        table = groups[[*ACCURACIES, "floor", "w"]].mean()
+        table = table.assign(arms=groups["arms"].first(), subsamples=groups.size(),
+                             estimate=groups[effect].mean(), sd=groups[effect].std())
+        table["prior"] = W_COUNTS * groups["counted"].all()
+        if effect == "boost":
+            table = table.assign(w=math.nan, prior=0)
+        parts[effect] = table
+    table = pd.concat(parts, names=["effect"]).reorder_levels([*GROUP, "task"]).sort_index()
+    K, prior = table["subsamples"], table["prior"]
+    df = (prior + K - 1).replace(0, math.nan)
+    least = table["floor"].where(prior > 0, table[["floor", "w"]].max(axis=1))
+    total = prior * table["w"].fillna(0) + (K - 1) * table["sd"].fillna(0) ** 2
+    table["variance"] = np.maximum(total / df, least)
+    half = stats.t.ppf(UPPER, df) * np.sqrt(table["variance"] / K)
+    table["low"], table["high"] = table["estimate"] - half, table["estimate"] + half
+    table["verdict"] = verdicts_of(table, args.margin)
+    if args.metric == "acc" and "bias" in args.effects:
+        table = table.join(sign_flips(rows))
+    return table
+
+
+def sign_flips(rows):
+    """p and p_adjusted of each task's bias, indexed like task_table."""
+    texts = rows["n"] * (1 + (rows["arms"] == "crossed"))
+    change = (rows["bias"] / 100 * texts).round().astype(int)  # of right answers
+    groups = rows.assign(change=change, effect="bias").groupby([*GROUP, "task", "subsample"])
+    tests = groups["change"].sum().groupby([*GROUP, "task"]).agg(sign_flip_p).to_frame("p")
+    tests["p_adjusted"] = tests["p"].groupby(GROUP).transform(stats.false_discovery_control)
+    return tests
 
 
 def sign_flip_p(changes):
-    """One-sided p of sum(changes), whole numbers, under random signs: exact if they are symmetric
-    about 0. The sum of the sizes with a plus has a convolution of two-point laws."""
+    """One-sided p of sum(changes), whole numbers, under random signs, exact if they are symmetric
+    about 0: the sum of those with a plus has a convolution of two-point laws."""
     sizes = np.abs(changes[changes != 0])
     share = np.zeros(sizes.sum() + 1)  # of the sign patterns, by the sum of the sizes with a plus
     share[0] = 1
@@ -424,294 +222,89 @@ def sign_flip_p(changes):
     return min(float(share[observed:].sum()), 1.0)  # ties count; rounding may exceed 1
 
 
-def panels(title, lines, columns, width, height, **more):
-    """(figure, its axes [lines, columns]); sizes in inches."""
-    figure = Figure(figsize=(width, height), layout="constrained")
-    figure.suptitle(title, fontsize=11)
-    return figure, figure.subplots(lines, columns, squeeze=False, **more)
-
-
-def open_folder(folder, script, made):
-    """Make a folder ready for a script's output. It is new, empty, or holds the script's own
-    summary.md: then what earlier runs made (patterns of names) is removed. Else it is refused."""
-    folder.mkdir(parents=True, exist_ok=True)
-    page = folder / "summary.md"
-    ours = page.exists() and f"Written by {script}" in page.read_text(errors="replace")
-    if any(folder.iterdir()) and not ours:
-        raise UserError(f"{folder} holds files, no summary.md of {script}: give a new one by --out")
-    for pattern in made:
-        for file in folder.glob(pattern):
-            file.unlink()
-    write_page(folder, script, ["Not finished."])
-
-
-def write_page(folder, script, lines):
-    """Write summary.md; its last line names the script, by which open_folder knows the folder."""
-    text = "\n".join([*lines, "", f"Written by {script}.", ""])
-    (folder / "summary.md").write_text(text, encoding="utf-8")
-
-
-def write(folder, **tables):
-    """Write DataFrames as CSV, numbers to 6 significant digits."""
-    for name, table in tables.items():
-        table.to_csv(folder / f"{name}.csv", index=False, float_format="%.6g")
-# --- end shared ---
-GROUP = [*CELL, "effect", "model"]
-INTERVAL = ["estimate", "low", "high"]
-TARGETS = ["these tasks", "tasks like these", "paper", "hierarchical"]
-COLUMNS = [  # of effects.csv
-    *CELL, "metric", "effect", "model", "arms", "target", "tasks", "left_out", "subsamples",
-    "estimate", "se", "df", "low", "high", "margin", "verdict", "needed", "to_settle", "detectable",
-]
-# A verdict has 80 % probability without an effect where an interval's half-width is this share of
-# the margin: .555
-SETTLING = stats.norm.ppf(UPPER) / (stats.norm.ppf(UPPER) + stats.norm.ppf(0.9))
-
-
-def scale_of(metric):
-    """Points for shares, else the metric's own unit."""
-    return 100 if metric in ("acc", "f1") else 1
-
-
-def differences(rows, metric):
-    """A row per cell, effect (boost, bias, acc_extra), model, task, subsample; `value` in points
-    (acc, f1) or as it is. Runs that differ in `seed` alone are averaged. Model "all": the mean over
-    the models of a cell, where all have the same tasks and subsamples."""
-    unit = [*CELL, "model", "task", "subsample"]
-    plain = effects_of(rows, metric, crossed=False)
-    crossed = effects_of(rows, metric, crossed=True)
-    table = rows[unit].copy()
-    for effect, one, both in zip(EFFECTS, plain, crossed):
-        table[effect] = both.where(rows["arms"] == "crossed", one)
-    table[f"{metric}_extra"] = rows[f"{metric}_extra"]
-    means = scale_of(metric) * table.groupby(unit).mean()
-    long = means.round(9).reset_index().melt(unit, var_name="effect")
-
-    both = long.groupby([*CELL, "effect", "task", "subsample"])["value"].agg(["mean", "size"])
-    both = both.reset_index().rename(columns={"mean": "value"}).assign(model="all")
-    fewest = both.groupby(CELL)["size"].transform("min")
-    models = both[CELL].join(long.groupby(CELL)["model"].nunique(), on=CELL)["model"]
-    both = both[(fewest == models) & (models > 1)]
-    return pd.concat([both, long], ignore_index=True)[long.columns]
-
-
-def floor_of(metric, n, crossed):
-    """The variance of rounding to whole answers, in points^2: no difference is known better."""
-    if scale_of(metric) == 1:
-        return 0.0 * n
-    return (100 / (n * (1 + crossed))) ** 2 / 12  # crossed: on 2n texts
-
-
-def verdict_of(low, high, margin):
-    """Where an interval lies in respect of (-margin, margin)."""
-    if margin is None or math.isnan(low):
-        return ""
-    if -margin < low and high < margin:
-        return "within the margin"
-    if low > margin or high < -margin:
-        return "beyond the margin"
-    return "not settled"
-
-
-def effective_tasks(variances):
-    """How many equally noisy tasks have the degrees of freedom of these (Satterthwaite)."""
-    if not variances.any():
-        return len(variances)
-    return variances.sum() ** 2 / (variances**2).sum()
-
-
-def needed_subsamples(se_1, tasks, half):
-    """The least R >= 2 with t(tasks (R - 1)) se_1 / sqrt(R) below half. se_1: the standard error at
-    one subsample a task; tasks: as in effective_tasks: at R = K this is these_tasks' half-width."""
-    if not (half and se_1 > 0):
-        return math.nan
-    R = max(int((stats.norm.ppf(UPPER) * se_1 / half) ** 2), 2)  # from below: a t is wider
-    while stats.t.ppf(UPPER, tasks * (R - 1)) * se_1 / math.sqrt(R) >= half:
-        R += 1
-    return R
-
-
-def detectable_effect(se, df):
-    """The effect whose 89 % interval excludes 0 on its side with 80 % power, by the noncentral t;
-    nan if se is 0."""
-    return (se or math.nan) * special.nctdtrinc(df, 0.2, stats.t.ppf(UPPER, df))
-
-
-def with_tests(table, rows):
-    """task_table with the sign-flip tests of each task's bias."""
-    names = [*CELL, "model", "task"]
-    parts = [changes_of(mine, "bias", arms == "crossed") for arms, mine in rows.groupby("arms")]
-    changes = rows.assign(change=pd.concat(parts)).groupby([*names, "subsample"])["change"].sum()
-    tests = changes.groupby(names).agg(sign_flip_p).to_frame("p")
-    tests["p_adjusted"] = tests["p"].groupby(names[:-1]).transform(stats.false_discovery_control)
-    tests = tests.assign(effect="bias").set_index("effect", append=True)
-    return table.join(tests, on=tests.index.names)
-
-
-def task_table(rows, long, metric, margin=None):
-    """tasks.csv before tests and fits, indexed by cell, effect (of long), model, task; and each
-    task's variance, from the floor up."""
-    values = long.groupby([*GROUP, "task"])["value"]
-    table = values.agg(subsamples="count", estimate="mean", sd="std")
-    table = table.join(rows.groupby(CELL)["arms"].first(), on=CELL)
-    effect = table.index.get_level_values("effect")
-    table["arms"] = table["arms"].where(effect.isin(EFFECTS), "plain")
-    n = table.index.get_level_values("n")
-    floor = floor_of(metric, n, table["arms"] == "crossed")
-    table["variance"] = np.maximum(table["sd"] ** 2, floor)  # nan where there is one subsample
-    K = table["subsamples"]
-    half = stats.t.ppf(UPPER, K - 1) * np.sqrt(table["variance"] / K)
-    table["low"] = table["estimate"] - half
-    table["high"] = table["estimate"] + half
-    ends = zip(table["low"], table["high"])
-    table["verdict"] = [verdict_of(low, high, margin) for low, high in ends]
+def effects_table(tasks, args):
+    """effects.csv before the samplers, with `noise`: per setting, effect and model these tasks and
+    tasks like these; with m = n = 0, the mean over the settings of an experiment, two or more that
+    have an interval, whose noise is not correlated."""
+    rows = []
+    for key, mine in tasks.groupby(GROUP):
+        used = mine[mine["variance"].notna()]  # one subsample alone does not know its noise
+        if used.empty:
+            used = mine
+        noise = Noise(*used[["variance", "subsamples", "prior"]].to_numpy(float).T)
+        noise = noise._replace(share=noise.share / len(used) ** 2)
+        left_out = mine.index.difference(used.index).get_level_values("task")
+        row = dict(zip(GROUP, key)) | {"arms": mine["arms"].iloc[0], "settings": 1}
+        rows.append(row | used[[*ACCURACIES, "estimate"]].mean().to_dict() | {
+            "target": TARGETS[0], "tasks": len(used), "subsamples": used["subsamples"].min(),
+            "left_out": ", ".join(left_out), "noise": noise})
+        noise = Noise(*np.array([[mine["estimate"].var()], [len(mine)], [0]], float))
+        rows.append(row | mine[[*ACCURACIES, "estimate"]].mean().to_dict() | {
+            "target": TARGETS[1], "tasks": len(mine), "subsamples": mine["subsamples"].min(),
+            "left_out": "", "noise": noise})
+    known = pd.DataFrame([row for row in rows if interval(row["noise"])[0] > 0], columns=[*rows[0]])
+    known = known[known["target"] == TARGETS[0]]
+    for _, cells in known.groupby(["experiment", "effect", "model"]):
+        C = len(cells)
+        if C > 1:
+            noise = Noise(*map(np.concatenate, zip(*cells["noise"])))
+            rows.append(cells.iloc[0].to_dict() | {
+                "m": 0, "n": 0, "settings": C, "arms": " and ".join(sorted(set(cells["arms"]))),
+                "noise": noise._replace(share=noise.share / C**2), "left_out": "",
+                **cells[[*ACCURACIES, "estimate"]].mean(), **cells[["tasks", "subsamples"]].min()})
+    table = in_order(pd.DataFrame(rows)).assign(metric=args.metric, margin=args.margin)
+    table[["se", "df", "half"]] = [interval(noise) for noise in table["noise"]]
+    table["low"] = table["estimate"] - table["half"]
+    table["high"] = table["estimate"] + table["half"]
+    table["verdict"] = verdicts_of(table, args.margin)
+    wanted = (args.margin or 0) / 2
+    table["needed"] = [needed_subsamples(noise, wanted) for noise in table["noise"]]
+    table["needed"] = table["needed"].where(table["target"] == TARGETS[0])
     return table
 
 
-def t_interval(estimate, se, df):
-    """What these_tasks returns, of an estimate with its standard error."""
-    half = float(stats.t.ppf(UPPER, df)) * se
-    return {"estimate": estimate, "se": se, "df": df, "low": estimate - half,
-            "high": estimate + half}
-
-
-def answer(row, found, margin, se_1=math.nan, tasks=math.nan):
-    """Complete a row of effects.csv by an interval and (se_1, tasks) as in needed_subsamples."""
-    row = row | found | {"margin": margin, "se_1": se_1, "effective_tasks": tasks}
-    row["verdict"] = verdict_of(row["low"], row["high"], margin)
-    row["needed"] = needed_subsamples(se_1, tasks, margin)
-    row["to_settle"] = needed_subsamples(se_1, tasks, SETTLING * (margin or 0))
-    row["detectable"] = detectable_effect(row["se"], row["df"])
-    return row
-
-
-def effects_table(tasks, metric, margin):
-    """effects.csv before any fit: {(experiment, m, n, effect, model, target): row} of these tasks
-    and tasks like these, and of all settings together (m, n "")."""
-    effects = {}
-    for key, mine in tasks.groupby(GROUP):
-        used = mine[mine["subsamples"] > 1]  # a task with one subsample has no variance
-        if used.empty:
-            used = mine
-        names = mine.index.get_level_values("task")
-        arms = mine["arms"].iloc[0]
-        row = dict(zip(GROUP, key)) | {"metric": metric, "arms": arms, "target": "these tasks"}
-        row |= {"tasks": len(used), "subsamples": used["subsamples"].min()}
-        row["left_out"] = ", ".join(names.difference(used.index.get_level_values("task")))
-        floor = float(floor_of(metric, row["n"], arms == "crossed"))
-        found = these_tasks(used["estimate"], used["sd"] ** 2, used["subsamples"], floor)
-        share = used["variance"] / len(used) ** 2  # of the mean's variance at one subsample a task
-        se_1 = math.sqrt(share.sum(skipna=False))
-        effects[*key, row["target"]] = answer(row, found, margin, se_1, effective_tasks(share))
-
-        row |= {"target": "tasks like these", "tasks": len(mine), "left_out": ""}
-        row["subsamples"] = mine["subsamples"].min()
-        se = mine["estimate"].sem() or math.nan
-        found = t_interval(mine["estimate"].mean(), se, len(mine) - 1 or math.nan)
-        effects[*key, row["target"]] = answer(row, found, margin)
-    return effects | all_settings(effects, margin)
-
-
-def all_settings(effects, margin):
-    """Rows of effects over the cells of an experiment that have an interval, two or more: the mean
-    of their estimates, whose noise is not correlated."""
-    table = pd.DataFrame(effects.values())
-    table = table[(table["target"] == "these tasks") & table["low"].notna()]
-    found = {}
-    for (experiment, effect, model), cells in table.groupby(["experiment", "effect", "model"]):
-        C = len(cells)
-        if C > 1:
-            row = cells.iloc[0].to_dict() | {"m": "", "n": "", "left_out": "", "settings": C}
-            row |= cells[["tasks", "subsamples"]].min()
-            row["arms"] = " and ".join(sorted(set(cells["arms"])))
-            v = (cells["se"] / C) ** 2
-            df = v.sum() ** 2 / (v**2 / cells["df"]).sum()
-            mean = t_interval(cells["estimate"].mean(), math.sqrt(v.sum()), df)
-            share = (cells["se_1"] / C) ** 2
-            effective = share.sum() ** 2 / (share**2 / cells["effective_tasks"]).sum()
-            row = answer(row, mean, margin, math.sqrt(share.sum()), effective)
-            found[experiment, "", "", effect, model, "these tasks"] = row
-    return found
-
-
-def as_table(effects):
+def in_order(table):
     """effects.csv: all settings together first, then cell by cell, all models first."""
-
-    def order(row):
-        cell = (row["experiment"], row["m"] or 0, row["n"] or 0, row["effect"])
-        return (*cell, row["model"] != "all", row["model"], TARGETS.index(row["target"]))
-
-    rows = sorted(effects.values(), key=order)
-    return pd.DataFrame(rows, columns=COLUMNS)
+    return table.sort_values([*GROUP], kind="stable", ignore_index=True,
+                             key=lambda names: names.replace("all", "") if names.name == "model"
+                             else names)
 
 
 def means_table(rows, metric):
-    """means.csv, Table 1 of the paper: means of the tasks' means, of plain arms."""
+    """means.csv, Table 1 of the paper: means of the tasks' means, on the texts of `test`."""
     unit = [*CELL, "model"]
-    long = differences(rows.assign(arms="plain"), metric)
-    means = long.groupby([*unit, "effect", "task"])["value"].mean()
+    plain = add_effects(rows.assign(arms="plain"), metric)
+    means = plain.groupby([*unit, "task", "subsample"])[[*EFFECTS]].mean()
+    means = means.groupby([*unit, "task"]).mean().groupby(unit).mean()
     table = rows.groupby(unit).agg(tasks=("task", "nunique"), rows=("task", "size"))
-    return table.join(means.groupby([*unit, "effect"]).mean().unstack()[[*EFFECTS]]).reset_index()
+    return table.join(means).reset_index()
 
 
-def plan_table(effects, long, margin):
-    """plan.csv: how well the effects of long, acc_extra too, are known, how many subsamples are
-    needed; accuracies also with a fixed test set."""
-    groups = long.groupby(GROUP)
-    table = []
-    for key, row in effects.items():
-        if row["target"] != "these tasks" or row["m"] == "":
-            continue
-        redrawn = row["se_1"]
-        plans = {"redrawn": redrawn}  # standard errors at one subsample a task
-        if row["effect"] == "acc_extra" and row["model"] != "all" and row["subsamples"] > 1:
-            values = groups.get_group(key[:5]).groupby("task")["value"]
-            shares = [own.to_numpy() / 100 for _, own in values if len(own) > 1]
-            plans["fixed"] = math.sqrt(training_variance(shares, row["n"]))
-        df = np.nan_to_num(row["df"], nan=1)
-        spread = np.sqrt(df / stats.chi2.ppf([UPPER, 1 - UPPER], df))  # of an error so known
-        for test_set, se_1 in plans.items():
-            line = {name: row[name] for name in (*CELL, "model", "arms", "tasks", "subsamples")}
-            line |= {"quantity": row["effect"], "test_set": test_set, "mean": row["estimate"]}
-            line["sd"] = se_1 * math.sqrt(row["tasks"])
-            line["half_width"] = (row["high"] - row["low"]) / 2 * se_1 / (redrawn or math.nan)
-            line["one"] = line["half_width"] * math.sqrt(row["subsamples"])
-            texts = redrawn**2 - se_1**2  # the part of the test texts
-            bounds = np.sqrt(np.maximum((redrawn * spread) ** 2 - texts, 1e-12)) * (se_1 > 0)
-            for name, se in zip(("needed", "needed_low", "needed_high"), (se_1, *bounds)):
-                line[name] = needed_subsamples(se, row["effective_tasks"], margin)
-            if row["effect"] in EFFECTS:
-                line["to_settle"] = row["to_settle"]
-            table.append(line)
-    return pd.DataFrame(table)
-
-
-# The two models -------------------------------------------------------------------------------
+# The two models --------------------
 
 
 def import_pymc():
-    """(pymc, arviz, pytensor.tensor), set to need no C compiler: nutpie compiles by numba."""
+    """(pymc, pytensor.tensor, arviz, nutpie), set to need no C compiler: nutpie takes numba."""
     os.environ.setdefault("PYTENSOR_FLAGS", "cxx=")
     with warnings.catch_warnings(action="ignore"):  # arviz announces its next version
         import arviz
+        import nutpie
         import pymc
         import pytensor.tensor
-    return pymc, arviz, pytensor.tensor
+    return pymc, pytensor.tensor, arviz, nutpie
 
 
 def paper_counts(rows, effect):
-    """(data, models, tasks) of the paper's model. A unit is a task's subsample. data: `total`
-    [model, unit] answers (0: the model lacks it), sums of right answers of both arms `by_unit`,
-    `by_model`, half their difference `change` [task], `task_idx` [unit], and `known`, the squared
-    share of the variance of the tasks' changes in log odds that is more than binomial noise (the
-    share itself mixes badly where it is a third)."""
+    """(data, models, tasks) of the paper's model. A unit is a task's subsample. data: answers
+    `total` [model, unit], right ones of both arms `by_unit`, `by_model`, half their difference
+    `change` [task], `task_idx` [unit], and `known`, the squared share of the variance of the tasks'
+    changes in log odds that is more than binomial noise."""
     rows = rows.copy()
     for name, arm in zip(("control", "treatment"), EFFECTS[effect]):
         rows[name] = (rows[f"acc_{arm}"] * rows["n"]).round().astype(int)
     sums = rows.pivot_table(
         index=["task", "subsample"], columns="model", values=["control", "treatment", "n"],
-        aggfunc="sum", fill_value=0,
-    )
+        aggfunc="sum", fill_value=0)
     both = (sums["control"] + sums["treatment"]).to_numpy().T.astype(int)
     task_idx, tasks = pd.factorize(sums.index.get_level_values("task"))
 
@@ -722,24 +315,18 @@ def paper_counts(rows, effect):
     noise = (1 / (answers * p * (1 - p))).sum(1).mean()
     spread = np.diff(special.logit(p)).var() or 1e-9
     known = max(1 - noise / spread, 0) ** 2
-    data = {"total": sums["n"].to_numpy().T.astype(int), "by_unit": both.sum(0)}
-    data |= {"by_model": both.sum(1), "change": np.diff(right)[:, 0] / 2}
-    data |= {"task_idx": task_idx, "known": np.array(float(known))}
+    data = {"total": sums["n"].to_numpy().T.astype(int), "by_unit": both.sum(0),
+            "by_model": both.sum(1), "change": np.diff(right)[:, 0] / 2, "task_idx": task_idx,
+            "known": np.array(float(known))}
     return data, list(sums["n"]), tasks
 
 
 def paper_model(rows, effect, args):
-    """The paper's model of a cell, (1) to (10), in variables that mix; few tasks: no W, one task:
-    no U. Exactly, with S_j = (W_j0 + W_j1) / sqrt 2 and D_j = (W_j1 - W_j0) / sqrt 2, which are
-    independent Normal(0, sd_W),
-        a_j = mu + beta / 2 + U_j + S_j / sqrt 2 ~ Normal(mu + beta / 2, sqrt(sd_U^2 + sd_W^2 / 2)),
-        c_jk = a_j + V_jk ~ Normal(a_j, sd_V),   d_j = beta + sqrt 2 D_j,
-        logit p = c_jk + alpha_i + (l - 1/2) d_j.
-    d_j is centred as far as the data know it: with s = sqrt 2 sd_W and k = known (paper_counts),
-        d_j = beta + s^(1-k) (z_j - k beta),   z_j ~ Normal(k beta, s^k).
-    Over l, with q = e^(c + alpha): log((1 + q e^(d/2)) (1 + q e^(-d/2)))
-        = log1p(q (e^(d/2) + e^(-d/2)) + q^2)."""
-    pm, _, pt = import_pymc()
+    """The paper's model of a cell, (1) to (10), in variables that mix (docs/results.md); few tasks:
+    no W, one task: no U. Exactly, with S_j = (W_j0 + W_j1) / sqrt 2, D_j = (W_j1 - W_j0) / sqrt 2:
+    a_j = mu + beta / 2 + U_j + S_j / sqrt 2, c_jk = a_j + V_jk, d_j = beta + sqrt 2 D_j,
+    logit p = c_jk + alpha_i + (l - 1/2) d_j; d_j is centred as far, k, as the data know it."""
+    pm, pt, _, _ = import_pymc()
     data, models, tasks = paper_counts(rows, effect)
     J = len(tasks)
     interaction = J >= FEWEST_TASKS and not args.no_interaction
@@ -762,7 +349,7 @@ def paper_model(rows, effect, args):
         a = mu + beta / 2
         if J > 1:
             a = pm.Normal("a", a, pt.sqrt(sd_U**2 + sd_W**2 / 2), dims="task")[task_idx]
-        if J >= CENTRED["paper"]:
+        if J >= FEWEST_TASKS:
             c = pm.Normal("c", a, sd_V, dims="unit")
         else:
             raw = pm.Normal("c_raw", 0, 1, dims="unit")
@@ -776,6 +363,7 @@ def paper_model(rows, effect, args):
             d = beta + s ** (1 - k) * (z - k * beta)
         d = pm.Deterministic("d", d * pt.ones(J), dims="task")
 
+        # over l, with q = e^(c + alpha): log((1 + q e^(d/2)) (1 + q e^(-d/2)))
         q = pt.exp(c)[None] * pt.exp(alpha)[:, None]
         ratio = pt.exp(d / 2)
         both = data["total"] * pt.log1p(q * (ratio + 1 / ratio)[task_idx] + q**2)
@@ -785,8 +373,8 @@ def paper_model(rows, effect, args):
 
 
 def predict_effects(posterior, total, task_idx, rng):
-    """Add the predictive effects in points to the posterior, a draw a data set: `effect` (12) by
-    model, task (nan where a model lacks it), `difference` (11) over all and by model."""
+    """Add predictive effects in points to the posterior: `effect` (12) by model, task (nan where a
+    model lacks it), `difference` (11) over all and by model."""
     c = posterior["c"].values[:, :, None]  # [chain, draw, 1, unit]
     d = posterior["d"].values  # [chain, draw, task]
     alpha = np.zeros((*d.shape[:2], len(total), 1))
@@ -808,46 +396,44 @@ def predict_effects(posterior, total, task_idx, rng):
     posterior["difference"] = ("chain", "draw", "over"), over
 
 
-def hierarchical_model(rows, effect):
-    """The model at this script's head, rounding's variance added to each s_ij^2. delta is summed
-    out, mean_ij ~ N(beta_i, sqrt(tau_i^2 + s_ij^2 / K_ij)), and drawn given the rest: `effect`."""
-    pm, _, pt = import_pymc()
-    long = differences(rows, "acc")
-    long = long[(long["effect"] == effect) & (long["model"] != "all")]
-    wide = long.pivot_table("value", "model", "task", aggfunc=["count", "mean", "var"])
-    wide = wide.fillna(0).astype(float)
-    floor = float(floor_of("acc", rows["n"].iloc[0], rows["arms"].iloc[0] == "crossed"))
+def hierarchical_model(units, effect):
+    """The model at this script's head. units: of one cell."""
+    pm, pt, _, _ = import_pymc()
+    units = units[units["model"] != "all"]
+    model_codes, models = pd.factorize(units["model"])
+    task_codes, tasks = pd.factorize(units["task"], sort=True)
     dims = ("model", "task")
-    with pm.Model(coords={"model": wide.index, "task": wide["mean"].columns}) as model:
-        number = pm.Data("D_count", wide["count"].to_numpy())  # 0 where a model lacks the task
-        average = pm.Data("D_mean", wide["mean"].to_numpy())
-        variance = pm.Data("D_var", wide["var"].to_numpy())
-        rounding = pm.Data("rounding", np.array(floor))
+    with pm.Model(coords={"model": models, "task": tasks}) as model:
+        model_idx = pm.Data("model_idx", model_codes)
+        task_idx = pm.Data("task_idx", task_codes)
+        value = pm.Data("value", units[effect].to_numpy())
+        rounding = pm.Data("rounding", np.array(units["floor"].mean()))
         beta = pm.Normal("beta", 0, 10, dims="model")
         tau = pm.HalfNormal("tau", 5, dims="model")
         s = pm.HalfNormal("s", 10, dims="model")
         omega = pm.HalfNormal("omega", 1, dims="model")
-        if wide["mean"].shape[1] >= CENTRED["hierarchical"]:
+        z = pm.Normal("z", 0, 1, dims=dims)
+        delta = pm.Deterministic("effect", beta[:, None] + tau[:, None] * z, dims=dims)
+        if len(tasks) >= 2 * FEWEST_TASKS:
             log_s = pm.Normal("log_s", pt.log(s)[:, None], omega[:, None], dims=dims)
         else:
-            raw = pm.Normal("log_s", 0, 1, dims=dims)
-            log_s = pt.log(s)[:, None] + omega[:, None] * raw
-
-        within = pt.exp(2 * log_s) + rounding
-        between = tau[:, None] ** 2
-        both = within + number * between
-        gap = average - beta[:, None]
-        spreads = pt.maximum(number - 1, 0) * (pt.log(within) + variance / within)
-        means = (number > 0) * pt.log(both) + number * gap**2 / both
-        pm.Potential("likelihood", -(spreads + means).sum() / 2)
-
-        delta = beta[:, None] + number * between / both * gap
-        delta += pt.sqrt(between * within / both) * pm.Normal("z", 0, 1, dims=dims)
-        pm.Deterministic("effect", pt.switch(number > 0, delta, np.nan), dims=dims)
+            log_s = pt.log(s)[:, None] + omega[:, None] * pm.Normal("log_s", 0, 1, dims=dims)
+        sd = pt.sqrt(pt.exp(2 * log_s) + rounding)  # equal differences have a width too
+        pm.Normal("D", delta[model_idx, task_idx], sd[model_idx, task_idx], observed=value)
         new = pm.Normal("z_new", 0, 1, dims="model")
         pm.Deterministic("new_task", beta + tau * new, dims="model")
         pm.Deterministic("mean", beta.mean())
     return model
+
+
+def compiled(model, data, key):
+    """The model compiled, once for each key and shape of the data: that takes some 10 seconds."""
+    key = (*key, *[value.shape for value in data.values()])
+    if key not in COMPILED:
+        with warnings.catch_warnings(action="ignore"):  # of large expressions compiled in parts
+            COMPILED[key] = import_pymc()[3].compile_pymc_model(model)
+    ready = COMPILED[key]
+    return ready.with_data(**{name: data[name] for name in ready.shared_data})
 
 
 def warning_of(table, divergences):
@@ -859,415 +445,690 @@ def warning_of(table, divergences):
     return f"not converged: r_hat {r_hat:.3f}, ESS {ess:.0f}, {count(divergences, 'divergence')}"
 
 
-def compiled(model, data, key):
-    """The model compiled, once for each key and shape of the data: it takes longer than most
-    samplings."""
-    import nutpie
-
-    key = (*key, *[value.shape for value in data.values()])
-    if key not in COMPILED:
-        with warnings.catch_warnings(action="ignore"):  # of large expressions compiled in parts
-            COMPILED[key] = nutpie.compile_pymc_model(model)
-    ready = COMPILED[key]
-    return ready.with_data(**{name: data[name] for name in ready.shared_data})
-
-
-def fit(rows, effect, analysis, args):
-    """One analysis of one effect in one cell; if it did not converge, once more, finer."""
-    _, arviz, _ = import_pymc()
-    import nutpie
-
+def fit(rows, units, effect, analysis, args):
+    """(draws, a row of posterior.csv for each parameter) of a cell's rows or units; if it did not
+    converge, once more, finer."""
+    _, _, arviz, nutpie = import_pymc()
     if analysis == "paper":
         model = paper_model(rows, effect, args)
     else:
-        model = hierarchical_model(rows, effect)
+        model = hierarchical_model(units, effect)
     data = {variable.name: variable.get_value() for variable in model.data_vars}
     ready = compiled(model, data, (analysis, args.no_interaction))
     models = list(model.coords["model"])
-    tasks = list(model.coords["task"])
-    coords = {"model": models, "task": tasks, "later": models[1:], "over": ["all", *models]}
+    coords = {"model": models, "task": list(model.coords["task"]), "later": models[1:],
+              "over": ["all", *models]}
     for accept, longer, more in ATTEMPTS:
         trace = nutpie.sample(
             ready, chains=args.chains, tune=args.tune * longer, draws=args.draws * more,
-            target_accept=accept, seed=args.seed, save_warmup=False, progress_bar=False,
-        )
+            target_accept=accept, seed=args.seed, save_warmup=False, progress_bar=False)
         posterior = trace.posterior.assign_coords(**coords)
         if analysis == "paper":
             rng = np.random.default_rng(args.seed)
             predict_effects(posterior, data["total"], data["task_idx"], rng)
-        reported = posterior.drop_vars(NUISANCE, errors="ignore")
+        own = [name for name in posterior if name.endswith("__")]  # the sampler's
+        reported = posterior.drop_vars([*NUISANCE, *own], errors="ignore")
         summary = arviz.summary(reported, hdi_prob=SHARE, round_to="none")
         warning = warning_of(summary, int(trace.sample_stats["diverging"].sum()))
         if not warning:
             break
     summary = summary.rename(columns={"hdi_5.5%": "hdi_low", "hdi_94.5%": "hdi_high"})
-    summary = summary.drop(columns=["mcse_mean", "mcse_sd"]).assign(warning=warning)
-    return SimpleNamespace(
-        cell=tuple(rows[CELL].iloc[0]), effect=effect, analysis=analysis, models=models,
-        posterior=posterior, summary=summary, warning=warning,
-    )
+    return posterior, summary.drop(columns=["mcse_mean", "mcse_sd"]).assign(warning=warning)
 
 
-def task_effects(result, margin):
-    """A fit's columns of tasks.csv: task effects, predicted (12) or shrunken."""
-    draws = result.posterior["effect"]
-    name = result.analysis
-    low, high = import_pymc()[1].hdi(draws, hdi_prob=SHARE)["effect"].transpose("hdi", ...)
-    columns = {name: draws.mean(("chain", "draw")), f"{name}_low": low, f"{name}_high": high}
-    if name == "hierarchical":
+def add_fit(posterior, summary, key, table, tasks, margin):
+    """(effects.csv, tasks.csv, note) with what a fit adds: (11), or beta and its mean over models;
+    task effects, predicted (12) or shrunken. key: experiment, m, n, effect, analysis."""
+    *cell, analysis = key
+    here = table[(table[GROUP[:-1]] == cell).all(axis=1)]
+    first = here[here["target"] == TARGETS[0]].set_index("model")
+    new = here[here["target"] == TARGETS[1]].assign(target=analysis, df=math.nan)
+    new[ACCURACIES] = math.nan
+    names = "beta[" + new["model"] + "]"
+    if analysis == "paper":
+        names = "difference[" + new["model"] + "]"
+        new["arms"] = "plain"
+    names = names.replace("beta[all]", "mean")
+    columns = ["mean", "sd", "hdi_low", "hdi_high"]
+    new[["estimate", "se", "low", "high"]] = summary.loc[names, columns].to_numpy()
+    new["verdict"] = verdicts_of(new, margin)
+    off = new.set_index("model")["estimate"] - first["estimate"]
+    far = ", ".join(off.index[off.abs() > first["se"]])
+    note = summary["warning"].iloc[0] or "converged"
+    dropped = " and ".join([name for name in "WU" if f"sd_{name}" not in posterior])
+    if analysis == "paper" and dropped:
+        note += f" without {dropped}"
+    if analysis == "hierarchical" and far:
+        note += f"; the mean is over a standard error from that of these tasks, take that: {far}"
+
+    draws = posterior["effect"]
+    low, high = import_pymc()[2].hdi(draws, hdi_prob=SHARE)["effect"].transpose("hdi", ...)
+    columns = {analysis: draws.mean(("chain", "draw")), f"{analysis}_low": low,
+               f"{analysis}_high": high}
+    if analysis == "hierarchical" and margin:
         columns["p_beyond"] = (abs(draws) > margin).mean(("chain", "draw"))
-    table = pd.DataFrame({column: values.to_series() for column, values in columns.items()})
-    return pd.concat({(*result.cell, result.effect): table}, names=[*CELL, "effect"])
+    found = pd.DataFrame({name: values.to_series() for name, values in columns.items()})
+    found = pd.concat({tuple(cell): found}, names=GROUP[:-1])
+    found = found[found.index.isin(tasks.index)]
+    tasks = tasks.copy()
+    for name in found:
+        tasks.loc[found.index, name] = found[name]
+    return in_order(pd.concat([table, new], ignore_index=True)), tasks, note
 
 
-def mean_effects(result, effects, margin):
-    """Add a fit's rows, (11), or beta and its mean over models, to effects (see effects_table);
-    returns notes on hierarchical means that are not these tasks' mean."""
-    names = {"all": "mean"} | {model: f"beta[{model}]" for model in result.models}
-    if result.analysis == "paper":
-        names = {model: f"difference[{model}]" for model in names}
-    notes = []
-    for model, name in names.items():
-        key = (*result.cell, result.effect, model)
-        if (*key, "these tasks") not in effects:
-            continue  # the models have different tasks: none for all
-        found = result.summary.loc[name, ["mean", "sd", "hdi_low", "hdi_high"]]
-        found = dict(zip(("estimate", "se", "low", "high"), found)) | {"df": math.nan}
-        row = effects[*key, "tasks like these"] | {"target": result.analysis}
-        if result.analysis == "paper":
-            row["arms"] = "plain"
-        effects[*key, result.analysis] = answer(row, found, margin)
-        first = effects[*key, "these tasks"]
-        off = found["estimate"] - first["estimate"]
-        if result.analysis == "hierarchical" and abs(off) > first["se"]:
-            far = f"{off:+.2f} points from the mean of these tasks, more than its standard error"
-            notes.append(f"{model}: the hierarchical mean is {far}: take these tasks")
-    return notes
-
-
-def fit_all(rows, effects, args):
-    """Every analysis of every effect of every cell; adds to effects, prints notes."""
-    jobs = list(itertools.product(rows.groupby(CELL), args.effects, dict.fromkeys(args.analysis)))
-    results = []
-    for (cell, mine), effect, analysis in tqdm(jobs, desc="fits", leave=False):
-        where = f"{title_of(*cell)}, {effect}, {analysis}: "
-        sizes = mine.groupby(["model", "task"])["subsample"].nunique()
-        few = sizes.min() < 2 or sizes.groupby("model").size().min() < 2
-        if analysis == "hierarchical" and few:
-            print(f"{where}left out, it needs two tasks with two subsamples each")
-            continue
-        result = fit(mine, effect, analysis, args)
-        note = result.warning or "converged"
-        dropped = [name for name in "WU" if f"sd_{name}" not in result.posterior]
-        if dropped and analysis == "paper":
-            note += f" without {' and '.join(dropped)}"
-        notes = [note, *mean_effects(result, effects, args.margin)]
-        result.notes = [where + note for note in notes]
-        tqdm.write("\n".join(result.notes), file=sys.stdout)
-        results.append(result)
-    return results
-
-
-# Words ----------------------------------------------------------------------------------------
+# Words --------------------
 
 
 def unit_of(metric):
-    """What the metric's numbers are."""
-    if scale_of(metric) == 100:
-        return "points"
-    return "nats (lower is better)" if metric == "nll" else metric
+    """What the metric's differences are."""
+    named = {"acc": "points", "f1": "points", "nll": "nats (lower is better)"}
+    return named.get(metric, metric)
 
 
-def decimals(metric):
-    """Of a number in a table."""
-    return 2 if scale_of(metric) == 100 else 4
+def difference(value, metric):
+    """A difference in words."""
+    return signed(value, 2 if metric in SHARES else 4)
 
 
-def command(rows, R):
-    """How to come to R subsamples of each task of these rows, and how long that takes."""
+def setting_of(row):
+    """The setting of a row of effects.csv in words."""
+    if row["m"]:
+        return title_of(*[row[name] for name in CELL])
+    return f"{row['experiment']}, all {row['settings']} settings of m and n"
+
+
+def command(row, rows):
+    """How to come to the subsamples that a row of effects.csv needs, and how long that takes."""
+    for name in (*CELL, "model"):
+        if row[name] not in (0, "all"):
+            rows = rows[rows[name] == row[name]]
+    R = 5 if math.isnan(row["needed"]) else int(row["needed"])
     runs = rows.groupby([*CELL, "model", "task"])
     lacking = (R - runs["subsample"].nunique()).clip(lower=0)
-    seconds = (lacking * runs["seconds"].mean()).sum(skipna=False)
-    text = f"the same run with --subsamples {R:.0f}"
-    if math.isnan(seconds):
-        return text
-    minutes = count(round(seconds / 60), "minute")
-    return f"{text} (about {minutes} more by these rows' seconds, one process)"
+    minutes = (lacking * runs["seconds"].mean()).sum(skipna=False) / 60
+    text = f" Run the same again with --subsamples {R}"
+    if minutes > 0:
+        text += f" (about {count(math.ceil(minutes), 'minute')} more in one process)"
+    return f"{text}."
 
 
-def way_out(row, rows):
-    """What a verdict on a row of effects.csv takes that is not settled."""
-    known = f"uncertainty ±{(row['high'] - row['low']) / 2:.3g}"
-    if row["to_settle"] <= row["subsamples"]:
-        return f"{known}, so the effect itself seems near the margin: take the interval as answer"
-    for name in (*CELL, "model"):
-        if row[name] not in ("", "all"):
-            rows = rows[rows[name] == row[name]]
-    if row["subsamples"] < 2:
-        return command(rows, PILOT)
-    settles = "settles it with 80 % probability if there is no effect"
-    text = f"{known}; {command(rows, row['to_settle'])} {settles}"
-    if row["needed"] > row["subsamples"]:
-        text += f"; {row['needed']:.0f} subsamples give ±{row['margin']:g}"
-    return text
-
-
-def verdict_in_words(row, rows):
-    """The verdict on a row of effects.csv, and what to do where there is none."""
-    if math.isnan(row["low"]) and row["subsamples"] > 1:
-        return "no interval, for all differences are equal"
-    if math.isnan(row["low"]):
-        return f"no interval, which takes two subsamples of each task: {way_out(row, rows)}"
-    if not row["verdict"]:
-        holds = "excludes" if row["low"] > 0 or row["high"] < 0 else "holds"
-        return f"the interval {holds} 0 (no --margin is given)"
-    if row["verdict"] == "not settled":
-        return f"not settled against the margin of {row['margin']:g}: {way_out(row, rows)}"
-    words = f"{row['verdict']} of {row['margin']:g}"
-    if row["verdict"] == "within the margin":
-        words += f"; an effect of {row['detectable']:.2g} would show with 80 % probability"
-    return words
-
-
-def what_of(row):
-    """The setting, the effect and the model of a row of effects.csv in words."""
-    where = row["experiment"]
-    over = ""
-    if row["m"]:
-        where = title_of(row["experiment"], row["m"], row["n"])
-    elif "settings" in row:
-        over = f" over all {row['settings']} settings of m and n"
-    model = "" if row["model"] == "all" else f" of {row['model']}"
-    return f"{where}: {row['effect']}{model}{over}"
-
-
-def conclusion(row, rows):
-    """One sentence on a row of effects.csv (target: these tasks)."""
-    D = decimals(row["metric"])
-    those = "this task" if row["tasks"] == 1 else f"these {row['tasks']} tasks"
-    found = f"between {row['low']:+.{D}f} and {row['high']:+.{D}f}"
-    about = "89 % interval"
-    if math.isnan(row["low"]):
-        found = f"{row['estimate']:+.{D}f}"
-        about = "observed"
+def sentence(row, rows):
+    """On a row of effects.csv, of these tasks; on a bias with a short answer and what to do."""
+    metric, margin = row["metric"], f"±{row['margin'] or 0:g}"
+    known = row["low"] < row["high"]
+    text = f"{setting_of(row)}: {row['effect']} "
+    if row["model"] != "all":
+        text += f"of {row['model']} "
+    text += f"{difference(row['estimate'], metric)} "
+    if known:
+        text += f"[{difference(row['low'], metric)}, {difference(row['high'], metric)}] "
+    text += f"{unit_of(metric)} for {count(row['tasks'], 'task')}"
     if row["left_out"]:
-        about += f"; without {row['left_out']}, of which there is one subsample"
-    verdict = verdict_in_words(row, rows)
-    return f"{what_of(row)}: {found} {unit_of(row['metric'])} for {those} ({about}): {verdict}"
+        text += f", without {row['left_out']}, of which there is one subsample"
+    if row["effect"] == "boost":
+        return f"{text}."
+    if row["subsamples"] == 1 and known:
+        text += "; one subsample cannot show effects that differ from run to run"
+    advice = ""
+    if not known and row["subsamples"] > 1:
+        short = "No interval, all differences being equal"
+    elif not known:
+        short, advice = "Too early to tell from one subsample", command(row, rows)
+    elif row["verdict"] == "within the margin":
+        short = f"No: within {margin}"
+    elif row["verdict"] == "beyond the margin" and (row["estimate"] > 0) == (metric != "nll"):
+        short = f"Yes: beyond {margin}"
+    elif row["verdict"] == "beyond the margin":
+        short = f"No: seen texts even score worse, beyond {margin}"
+    elif not row["verdict"]:
+        holds = "excludes" if row["low"] > 0 or row["high"] < 0 else "holds"
+        short = f"The interval {holds} 0"
+    elif row["high"] - row["low"] <= 2 * NEAR * row["margin"]:
+        short = f"Near the margin of {margin}: take the interval as the answer"
+    else:
+        short, advice = f"Too early to tell: neither within nor beyond {margin}", command(row, rows)
+    return f"{short}. {text}.{advice}"
 
 
-def settings_line(cells):
-    """One sentence on the single settings of an experiment, effect and model. cells: rows of
-    effects.csv."""
-    table = pd.DataFrame(cells).dropna(subset="low")
-    D = decimals(cells[0]["metric"])
-    low, high = table["low"].min(), table["high"].max()
-    excluded = ((table["low"] > 0) | (table["high"] < 0)).sum()
-    chance = (1 - SHARE) * len(table)
-    verdicts = ""
-    for verdict, number in table["verdict"].value_counts().items():
-        if verdict:
-            verdicts += f"{verdict} in {number} of {len(table)}, "
-    verdicts += f"{excluded} of {len(table)} exclude 0 (chance alone: about {chance:.1f})"
-    what = what_of(cells[0] | {"m": ""})
-    return f"{what} in single settings: intervals from {low:+.{D}f} to {high:+.{D}f}, {verdicts}"
-
-
-def conclusions(effects, rows):
-    """What a reader sees first: per experiment and effect a sentence on all settings together, on
-    the single ones, and on each that is not settled; all models together, or each where they differ
+def headlines(table):
+    """Rows of effects.csv that answer: these tasks, all models together, or each where they differ
     in tasks or subsamples."""
-    whole = {key[:3] for key in effects if key[4] == "all"}
-    groups = {}
-    for (experiment, m, n, effect, model, target), row in effects.items():
-        if target == "these tasks" and (model == "all" or (experiment, m, n) not in whole):
-            groups.setdefault((experiment, effect, model), []).append(row)
+    table = table[table["target"] == TARGETS[0]]
+    whole = table.groupby([*CELL, "effect"])["model"].transform(lambda names: "all" in set(names))
+    return table[(table["model"] == "all") | ~whole]
+
+
+def conclusions(table, rows):
+    """[(kind, sentence)] for a reader."""
     lines = []
-    for _, mine in sorted(groups.items()):
-        over = [row for row in mine if row["m"] == ""]
-        single = [row for row in mine if row["m"]]
-        if over:
-            lines += [conclusion(over[0], rows), settings_line(single)]
-        for row in single:
-            if not over or row["verdict"] == "not settled" or math.isnan(row["low"]):
-                lines.append(conclusion(row, rows))
-    for cell, mine in rows.groupby(CELL):
-        if mine["model"].nunique() > 1 and cell not in whole:
-            why = "its models differ in tasks or subsamples: each has its own answer"
-            lines.append(f"{title_of(*cell)}: {why}")
-    if any("--subsamples" in line for line in lines):
-        lines.append(LOOKING)
+    for (experiment, effect, model), mine in headlines(table).groupby([GROUP[0], *GROUP[3:]]):
+        kind = "answer" if effect == "bias" else ""
+        over, single = mine[mine["m"] == 0], mine[mine["m"] > 0]
+        for row in (single if over.empty else over).to_dict("records"):
+            lines.append((kind, sentence(row, rows)))
+        if len(over):
+            known = single.dropna(subset="low")
+            excluded = ((known["low"] > 0) | (known["high"] < 0)).sum()
+            verdicts = known["verdict"].value_counts().items()
+            words = ", ".join([f"{number} {verdict}" for verdict, number in verdicts])
+            chance = (1 - SHARE) * len(known)
+            lines.append(("", f"Its {len(single)} single settings: {words}; {excluded} exclude 0 "
+                              f"(by chance alone about {chance:.1f})."))
+        if model != "all" and rows.loc[rows["experiment"] == experiment, "model"].nunique() > 1:
+            lines.append(("", "The models differ in tasks or subsamples: each has its own answer."))
     return lines
 
 
-def gain_lines(rows, tasks, metric):
-    """What crossed arms are worth: the ratio of the variances of plain and crossed differences,
-    over the tasks of a cell and model."""
-    crossed = tasks[tasks["arms"] == "crossed"].dropna(subset="variance")
-    if crossed.empty:
-        return []
-    rows = rows.assign(arms="plain")
-    plain = task_table(rows, differences(rows, metric), metric)["variance"]
+def little_learned(tasks):
+    """Warnings: where the accuracy on unseen texts is hardly that of guessing."""
     lines = []
-    for (*cell, effect, model), mine in crossed.groupby(GROUP):
-        total = mine["variance"].sum()
-        if mine["subsamples"].min() >= 10 and total > 0:  # of fewer it says nothing
-            gain = plain[mine.index].sum() / total
-            gain = f"crossed arms: as precise as {gain:.1f} times as many subsamples without"
-            lines.append(f"{title_of(*cell)}: {effect} of {model}: {gain}")
+    for experiment, mine in tasks.groupby("experiment"):
+        low = mine[mine["unseen"] < mine["majority"] + 0.05]
+        if len(low):
+            names = sorted(set(low["task"]))
+            if len(names) > 5:
+                names[5:] = ["..."]
+            lines.append(
+                f"{experiment}: in {len(low)} of {len(mine)} settings, models and tasks "
+                f"({', '.join(names)}) unseen is not 5 points above the share of the commonest "
+                "class: there the model has learned too little to show an inflation.")
     return lines
 
 
-def effects_text(table, metric):
-    """effects.csv for a reader: its first columns."""
-    table = table.copy()
-    for name in INTERVAL:
-        table[name] = table[name].map(f"{{:+.{decimals(metric)}f}}".format).replace("+nan", "")
-    names = [*GROUP, "target", "tasks", *INTERVAL, "verdict", "needed", "to_settle"]
-    return table[names].to_string(index=False, na_rep="", float_format="{:.0f}".format)
+def methods(rows, args):
+    """A paragraph for a methods section on an experiment's rows."""
+    values = {name: ", ".join(map(str, sorted(set(rows[name])))) for name in ("model", "m", "n")}
+    runs = rows.groupby([*CELL, "model", "task"])["subsample"].nunique()
+    number = " to ".join(map(str, sorted({runs.min(), runs.max()})))
+    sets = "the first set" if "plain" in set(rows["arms"]) else "both sets"
+    text = (
+        f"{rows['experiment'].iloc[0]}: from each of {count(rows['task'].nunique(), 'task')}, "
+        f"{number} random subsamples of m = {values['m']} labelled training texts and two other "
+        f"sets of n = {values['n']} texts were drawn. Models ({values['model']}), as they are and "
+        "pretrained on the unlabelled texts of either set, were trained on the labelled texts and "
+        f"tested on {sets}. The bias is {args.metric} on texts seen in pretraining minus that on "
+        "others; its mean over these tasks has an 89 % interval (Student's t, Satterthwaite's "
+        "degrees of freedom) from the variance between a task's subsamples")
+    if rows["counted"].all():
+        text += f", to which the noise of drawing the texts adds as {W_COUNTS} more subsamples"
+    if args.margin:
+        text += f". Effects within ±{args.margin:g} were taken as too small to matter"
+    return f"{text}. {versions_of(rows)}."
 
 
-def many_lines(tasks, metric):
-    """What only many tasks can show: their means, sign-flip tests, lemon-picked tasks."""
-    D = decimals(metric)
-    lines = []
-    single = tasks[tasks["model"] != "all"]
-    for (experiment, effect), mine in single.groupby(["experiment", "effect"]):
-        means = mine.groupby("task")["estimate"].mean().round(9)
-        if len(means) < FEWEST_TASKS:
-            continue
-        above = (means > 0).sum()
-        least = f"{means.min():+.{D}f} ({means.idxmin()})"
-        most = f"{means.max():+.{D}f} ({means.idxmax()})"
-        what = f"{experiment}: mean {effect} of a task over settings and models"
-        lines.append(f"{what}: from {least} to {most}, {above} of {len(means)} above 0")
-        if effect == "bias" and "p" in mine:
-            p = mine["p_adjusted"]
-            small = (p < 0.05).sum()
-            found = f"adjusted p below .05 in {small} of {len(p)}, smallest {p.min():.3f}"
-            picked = ", ".join(sorted(set(mine.loc[mine["estimate"] >= 3, "task"]))) or "none"
-            what = f"{experiment}: one-sided sign-flip tests of a bias"
-            lines.append(f"{what}: {found}; +3 points or more: {picked}")
-    return lines
+# Figures --------------------
 
 
-def page(lines, notes, table, tasks, rows, figures, args):
-    """The lines of summary.md. lines: conclusions; notes: on crossed arms, many tasks, fits; table:
-    effects.csv."""
-    text = [
-        "# Is pretraining on the test texts unfair here?", "",
-        "bias = acc_test - acc_extra: what the unlabelled test texts add to pretraining on others; "
-        "boost = acc_extra - acc_base: what those are worth. m labelled training texts, n "
-        "unlabelled and n test texts. An effect within the margin would not matter.", "",
-    ]
-    text += [f"- {line}" for line in lines]
-    if LOOKING not in lines:
-        text.append(f"- {LOOKING}")
-    for name in figures:
-        text += ["", f"![{name}]({name}.png)"]
-    mine = tasks[tasks.index.get_level_values("model") != "all"].reset_index()
-    names = [*GROUP, "task", "subsamples", *INTERVAL, "verdict", "p_adjusted"]
-    mine = mine.reindex(columns=names).round(decimals(args.metric))
-    runs = rows.groupby([*CELL, "model", "arms"])
-    runs = runs.agg(rows=("task", "size"), tasks=("task", "nunique"), seeds=("seed", "nunique"))
-    parts = {
-        f"Answers in {unit_of(args.metric)}; needed: subsamples that give ± the margin, to_settle: "
-        "a verdict if there is no effect": effects_text(table, args.metric),
-        "Tasks (p: sign flips of the bias)": mine.to_string(index=False, na_rep=""),
-        "What was run": runs.reset_index().to_string(index=False),
-    }
-    text += ["", *[f"- {note}" for note in notes]]
-    for title, part in parts.items():
-        text += ["", f"## {title}", "", "```", part, "```"]
-    return [*text, "", f"{versions_of(rows)}. Analysed on {time.strftime('%Y-%m-%d')}."]
-
-
-# Figures --------------------------------------------------------------------------------------
-
-
-def frame(axis, names, margin):
-    """A line a name, from the top; 0 and the margin."""
-    if margin:
-        axis.axvspan(-margin, margin, color="grey", alpha=0.15, lw=0)
-    axis.axvline(0, color="grey", lw=1, ls="--", zorder=0)
-    axis.grid(axis="x", alpha=0.3)
-    axis.set_yticks(range(len(names)), names, fontsize=8)
-    axis.set_ylim(len(names) - 0.5, -0.5)
-
-
-def draw_effects(table, kinds, unit, margin):
-    """effects.png: a line a setting, all settings together on top, models by colour. table:
-    effects.csv."""
-    table = table[table["target"].isin(TARGETS[:2])]
-    whole = table["m"] == ""
-    names = [title_of(*cell) for cell in table[CELL].to_numpy()]
-    table = table.assign(name=np.where(whole, table["experiment"] + ": all settings", names))
-    top = table.loc[whole, "name"].unique()
-    lines = list(dict.fromkeys([*top, *table["name"]]))
-    models = sorted(set(table["model"]), key=lambda model: (model != "all", model))
-    colours = {model: f"C{k}" for k, model in enumerate(models)} | {"all": "black"}
-    title = "boost: what pretraining on other texts is worth; bias: what the test texts add\n"
-    title += "thick: these tasks; thin: other tasks of this kind; grey: within the margin"
-    size = 1.5 + 4 * len(kinds), 1.5 + 0.25 * len(lines)
-    figure, (axes,) = panels(title, 1, len(kinds), *size, sharey=True)
-    for axis, effect in zip(axes, kinds):
-        for name, line in table[table["effect"] == effect].groupby("name"):
-            here = [model for model in models if model in set(line["model"])]
-            for row in line.itertuples():
-                place = (here.index(row.model) + 0.5) / len(here) - 0.5
-                y = [lines.index(name) + 0.75 * place] * 2
-                width = 2.5 if row.target == "these tasks" else 0.8
-                axis.plot([row.low, row.high], y, color=colours[row.model], lw=width)
-                axis.plot(row.estimate, y[0], "o", ms=3, color=colours[row.model])
-        frame(axis, lines, margin)
-        if len(top):
-            axis.axhline(len(top) - 0.5, color="black", lw=0.8)
-        axis.set_xlabel(f"{effect} ({unit})")
-    legend = [Line2D([], [], color=colours[model], lw=3, label=model) for model in models]
-    figure.legend(handles=legend, loc="outside lower center", ncols=7, frameon=False, fontsize=8)
+def plot(table, title, args):
+    """A figure from a row a point: panel, line (from the top), series (by colour), value, low, high
+    (or nan), width, effect ("": of an accuracy)."""
+    names, lines, series = [list(dict.fromkeys(table[key])) for key in ("panel", "line", "series")]
+    size = 2.5 + 4.2 * len(names), 1.8 + 0.1 * len(lines) * (1 + len(series))
+    figure, (axes,) = panels(title, 1, len(names), *size, sharex=True, sharey=True)
+    for axis, panel in zip(axes, names):
+        mine = table[table["panel"] == panel]
+        for row in mine.itertuples():
+            k = series.index(row.series)
+            y = lines.index(row.line) + 0.75 * ((k + 0.5) / len(series) - 0.5)
+            colour = COLOURS[k % len(COLOURS)]
+            axis.plot([row.low, row.high], [y, y], color=colour, lw=row.width)
+            axis.plot(row.value, y, "osD^"[k % 4], ms=2 + row.width, mew=1.5, color=colour)
+        axis.grid(axis="x", alpha=0.3)
+        axis.set_yticks(range(len(lines)), lines, fontsize=8)
+        axis.set_ylim(len(lines) - 0.5, -0.5)
+        axis.set_title(panel, fontsize=10)
+        effect, words = mine["effect"].iloc[0], f"{args.metric} (majority: of the commonest class)"
+        if effect:
+            axis.axvline(0, color="grey", lw=1, ls="--", zorder=0)
+            words = f"{effect}, {unit_of(args.metric)}"
+        if effect and args.margin:
+            axis.axvspan(-args.margin, args.margin, color="grey", alpha=0.15, lw=0)
+            words += "; grey: within the margin"
+        if effect == "bias":
+            side = "left" if args.metric == "nll" else "right"
+            words += f"\n{side} of 0: seeing the test texts helps"
+        axis.set_xlabel(words)
+    for k, name in enumerate(series):
+        axis.plot([], [], "osD^"[k % 4], color=COLOURS[k % len(COLOURS)], label=name)
+    figure.legend(*axis.get_legend_handles_labels(), loc="outside lower center", ncols=4,
+                  frameon=False, fontsize=8)
     return figure
 
 
-def draw_tasks(table, title, margin):
-    """tasks.*.png: each task's mean and own interval beside what the fits predict (12) or leave
-    after shrinking; a panel a model. table: of task_table, one cell and effect."""
-    table = table.drop(index="all", level="model", errors="ignore")
-    table = table.rename(columns={"low": "estimate_low", "high": "estimate_high"})
-    order = table["estimate"].groupby("task").mean().sort_values(ascending=False).index
-    models = table.index.unique("model")
-    width = 2.5 + 4.3 * len(models)
-    figure, (axes,) = panels(title, 1, len(models), width, 1.8 + 0.3 * len(order), sharey=True)
-    looks = {"estimate": "observed"} | {name: name for name in CENTRED if name in table}
-    for axis, model in zip(axes, models):
-        mine = table.xs(model, level="model")
-        for k, (name, label) in enumerate(looks.items()):
-            y = order.get_indexer(mine.index) + 0.7 * ((k + 0.5) / len(looks) - 0.5)
-            axis.hlines(y, mine[f"{name}_low"], mine[f"{name}_high"], f"C{k}", lw=2, label=label)
-            axis.plot(mine[name], y, "ko", ms=3)
-        frame(axis, order, margin)
-        axis.set_xlabel(model)
-    if len(looks) > 1:
-        handles, labels = axes[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False)
-    return figure
+def draw_all(tasks, table, folder, args):
+    """Save effects.png, accuracies.*.png of each experiment, means over its settings, and, if they
+    are few, tasks.*.png of each setting and effect. Returns their names."""
+    few = (table["target"] != TARGETS[0]) & (table["tasks"] < FEWEST_TASKS)  # which tell nothing
+    points = table[table["target"].isin(TARGETS[:2]) & ~few].copy()
+    points["line"] = [setting_of(row) for row in points.to_dict("records")]
+    thick = np.where(points["m"] > 0, 2.5, 4)  # all settings together stand out
+    points["width"] = np.where(points["target"] == TARGETS[0], thick, 0.8)
+    points = points.assign(panel=points["effect"], series=points["model"], value=points["estimate"])
+    title = f"89 % intervals; thick: these {points['tasks'].max()} tasks, thin: tasks like these"
+    figures = {"effects.png": plot(points.sort_values("effect", ascending=False), title, args)}
+
+    tasks = tasks[tasks["model"] != "all"].assign(width=2.5)
+    tasks = tasks.assign(panel=tasks["model"], line=tasks["task"])
+    for experiment, mine in tasks.groupby("experiment"):
+        means = mine.groupby(["panel", "line"])[ACCURACIES].mean().sort_values("unseen")[::-1]
+        means *= 100 if args.metric in SHARES else 1
+        means = means.reset_index().melt(["panel", "line"], var_name="series")
+        means = means.assign(low=math.nan, high=math.nan, width=2.5, effect="")
+        title = f"{experiment}: accuracies, means over settings"
+        figures[f"accuracies.{file_of(experiment)}.png"] = plot(means, title, args)
+    cells = tasks.sort_values("estimate", ascending=False).groupby([*CELL, "effect"])
+    for (*cell, effect), mine in cells:
+        parts = [mine.assign(series="observed", value=mine["estimate"])]
+        for name in SAMPLERS:
+            if name in mine:
+                parts.append(mine.assign(series=name, value=mine[name], low=mine[f"{name}_low"],
+                                         high=mine[f"{name}_high"]))
+        if len(cells) <= MOST_FIGURES:
+            title = f"{title_of(*cell)}: {effect} of each task, 89 % intervals"
+            figures[f"tasks.{file_of(*cell, effect)}.png"] = plot(pd.concat(parts), title, args)
+    for name, figure in figures.items():
+        figure.savefig(folder / name, dpi=130)
+    return list(figures)
 
 
-def draw_all(tasks, table, args):
-    """Draw and save effects.png, and tasks.*.png of every cell and effect; the names for the page:
-    of tasks the bias, if it stands in four cells or fewer."""
-    unit = unit_of(args.metric)
-    figure = draw_effects(table, args.effects, unit, args.margin)
-    figure.savefig(args.out / "effects.png", dpi=130)
-    shown = []
-    for (*cell, effect), mine in tasks.groupby([*CELL, "effect"]):
-        if mine.index.unique("task").size <= MOST_TASKS:
-            name = f"tasks.{file_of(*cell, effect)}"
-            title = f"{title_of(*cell)}: {effect} of each task ({unit})"
-            figure = draw_tasks(mine.loc[(*cell, effect)], title, args.margin)
-            figure.savefig(args.out / f"{name}.png", dpi=130)
-            if effect == args.effects[-1]:
-                shown.append(name)
-    return ["effects", *shown] if len(shown) <= 4 else ["effects"]
+# The page --------------------
+
+
+def rows_html(table, names, metric):
+    """HTML of columns of effects.csv or tasks.csv, accuracies in percent."""
+    text = table[names].copy()
+    for name in names:
+        if name in ("m", "n"):
+            text[name] = text[name].astype(str).replace("0", "all")
+        elif name in ACCURACIES and (metric in SHARES or name == "majority"):
+            text[name] = [f"{rounded(100 * value, 2):.2f}" for value in text[name]]
+        elif name in (*ACCURACIES, "needed"):
+            text[name] = [f"{value:.4g}" for value in text[name]]
+        elif name in ("estimate", "low", "high"):
+            text[name] = [difference(value, metric) for value in text[name]]
+    return table_html(text.replace("nan", ""))
+
+
+def publish(rows, tasks, table, summaries, notes, args):
+    """Make tables, figures and the page, and move them into args.out."""
+    tasks = tasks.reset_index().drop(columns=["variance", "prior", "floor", "w"])
+    with draft_of(args.out, STALE) as draft:
+        cells = table.assign(m=table["m"].replace(0, ""), n=table["n"].replace(0, ""))
+        cells = cells.drop(columns=["noise", "half", "settings"])
+        write(draft, effects=cells, means=means_table(rows, args.metric), tasks=tasks)
+        if summaries:
+            posterior = pd.concat(summaries, names=[*GROUP[:-1], "analysis", "parameter"])
+            write(draft, posterior=posterior.reset_index())
+        figures = draw_all(tasks, table, draft, args)
+        parts = [paragraph(text, kind) for kind, text in conclusions(table, rows)]
+        if args.metric == "acc":
+            one = tasks[tasks["model"] != "all"].drop_duplicates([*CELL, "model", "task"])
+            parts += [paragraph(text, "warning") for text in little_learned(one)]
+        parts += [figure_html(draft / name, name) for name in figures[:2]]
+        parts.append("<h2>Settings</h2>")
+        short = table if len(table) <= MOST_LINES else headlines(table)
+        shown = ["tasks", "subsamples", *ACCURACIES, "estimate", "low", "high", "verdict"]
+        parts.append(rows_html(short, [*GROUP, "target", *shown, "needed"], args.metric))
+        parts.append(paragraph(GLOSS, "small"))
+        parts += [paragraph(note) for note in notes]
+        parts.append("<h2>Tasks</h2>")
+        parts += [figure_html(draft / name, name) for name in figures[2:]]
+        if len(tasks) <= MOST_LINES:
+            parts.append(rows_html(tasks, [*GROUP, "task", *shown[1:]], args.metric))
+        parts += [paragraph("All rows, and a test of each task: effects.csv, tasks.csv.", "small"),
+                  "<h2>For a methods section</h2>"]
+        parts += [paragraph(methods(mine, args)) for _, mine in rows.groupby("experiment")]
+        parts.append(paragraph(f"{time.strftime('%Y-%m-%d')}, numpy {np.__version__}, pandas "
+                               f"{pd.__version__}: {args.command}", "small"))
+        write_page(draft / "report.html", "Is pretraining on the test texts unfair here?", parts)
+
+
+def run_samplers(rows, units, tasks, table, args):
+    """Every analysis of every effect of every setting; what each adds is published when it is done.
+    Returns how many did not converge."""
+    jobs = list(itertools.product(rows.groupby(CELL), args.effects, dict.fromkeys(args.analysis)))
+    summaries, notes, failed = {}, [], 0
+    for (cell, mine), effect, analysis in tqdm(jobs, desc="samplers", unit="fit", leave=False):
+        sizes = mine.groupby(["model", "task"])["subsample"].nunique()
+        enough = sizes.min() > 1 and sizes.groupby("model").size().min() >= FEWEST_TASKS
+        note = f"left out, it needs {FEWEST_TASKS} tasks with two subsamples each"
+        if analysis == "paper" or enough:
+            own = units[(units[CELL] == list(cell)).all(axis=1) & (units["model"] != "all")]
+            posterior, summary = fit(mine, own, effect, analysis, args)
+            key = *cell, effect, analysis
+            table, tasks, note = add_fit(posterior, summary, key, table, tasks, args.margin)
+            failed += bool(summary["warning"].iloc[0])
+            summaries[key] = summary
+        notes.append(f"{title_of(*cell)}, {effect}, {analysis}: {note}.")
+        tqdm.write(notes[-1])
+        publish(rows, tasks, table, summaries, notes, args)
+        show_page(args.out / "report.html", update=True)
+    return failed
+
+
+# The same in meta_analysis.py --------------------
+
+# The same in meta_analysis.py --------------------
+
+# --- shared: reading ---
+ARMS = ("base", "extra", "test")
+CELL = ["experiment", "m", "n"]
+RUN = ["experiment", "model", "task", "m", "n", "subsample", "seed"]  # names a row
+NEEDED = [*RUN[:-1], "num_classes", "majority"]
+WORDS = [*RUN[:3], "split", "data", "recipe", "versions"]
+WHOLE = {"m": 1, "n": 1, "subsample": 1, "num_classes": 1, "seed": 0}  # whole numbers, the least
+SAME = [  # (scope, column): rows that agree in the scope must agree in the column
+    (RUN[:5], "recipe"),
+    (["experiment", "task"], "data"),
+    (["experiment", "data"], "task"),
+    (["experiment", "task", "m", "n", "subsample"], "split"),
+]
+
+
+def columns_of(metric):
+    """The metric's columns: of the arms on the texts of `test`, then of `extra`."""
+    return [f"{metric}_{arm}{on}" for on in ("", "_on_extra") for arm in ARMS]
+
+
+def read_rows(path, needed):
+    """A CSV file as a table of words with a column `where`, without lines cut short by a kill."""
+    try:
+        with open(path, newline="", encoding="utf-8-sig") as file:
+            header, *lines = [line for line in csv.reader(file, strict=True) if any(line)] or [[]]
+    except (OSError, ValueError, csv.Error) as error:
+        raise SystemExit(f"error: {path} cannot be read as a CSV file in UTF-8: {error}")
+    for name in (*needed, *header):
+        if header.count(name) != 1:
+            raise SystemExit(f"error: {path} has {header.count(name)} columns {name!r}, not one; "
+                             f"separated by commas: {', '.join(header)}")
+    rows = []
+    for number, line in enumerate(lines, start=1):
+        where = f"{path}, data row {number}"
+        if len(line) > len(header):
+            raise SystemExit(f"error: {where} has more fields than the header: correct it")
+        if len(line) < len(header):
+            print(f"{where}: left out, for it was cut short")
+        else:
+            rows.append([*line, where])
+    return pd.DataFrame(rows, columns=[*header, "where"], dtype=str)
+
+
+def read_path(path, needed):
+    """Tables of a results file or of a folder's: results.csv, results.*-of-*.csv, the published
+    m50/n500/bert/ag_news/accuracies.csv, whose row k is subsample k."""
+    if not path.is_dir():
+        return [read_rows(path, needed)]
+    files = [*path.glob("results.csv"), *path.glob("results.*-of-*.csv")]
+    tables = [read_rows(file, needed) for file in sorted(files)]
+    for file in sorted(path.glob("m*/n*/*/*/accuracies.csv")):
+        m, n, model, task = file.parts[-5:-1]
+        table = read_rows(file, ["num_classes", "majority", *ARMS])
+        table = table.rename(columns={arm: f"acc_{arm}" for arm in ARMS})
+        tables.append(table.assign(experiment=path.resolve().name, m=m[1:], n=n[1:], model=model,
+                                   task=task, subsample=range(1, len(table) + 1)))
+    if not tables:
+        raise SystemExit(f"error: {path} holds no results.csv or m*/n*/*/*/accuracies.csv")
+    return tables
+
+
+def refuse(rows, bad, what):
+    """End at the first of the bad rows. what: a format string of its columns."""
+    if bad.any():
+        row = rows[bad].iloc[0]
+        raise SystemExit(f"error: {row['where']}: {what.format(**row)}: correct or delete it")
+
+
+def read_results(paths, metric):
+    """All rows of the paths: what is empty is nan, accuracies are k / n exactly."""
+    needed = dict.fromkeys([*NEEDED, *columns_of("acc")[:3], *columns_of(metric)[:3]])
+    tables = []
+    for path in paths:
+        tables += read_path(path, needed)
+    rows = pd.concat(tables, ignore_index=True)
+    numbers = [*needed, "seed", "discordant", "discordant_on_extra", "seconds"]
+    for each in ("acc", "f1", "nll", metric):
+        numbers += columns_of(each)
+    rows = rows.reindex(columns=dict.fromkeys([*rows, *numbers, *WORDS])).replace("", np.nan)
+    rows["seed"] = rows["seed"].fillna(0)
+    for name in WORDS[:3]:
+        refuse(rows, rows[name].isna(), f"{name} is empty")
+    refuse(rows, rows["model"] == "all", "the model 'all' would be all models together")
+    for name in dict.fromkeys(numbers[3:]):
+        values = pd.to_numeric(rows[name], errors="coerce")
+        bad = values.isna() & (rows[name].notna() | (name in needed))
+        what = "number"
+        if name in WHOLE:
+            what = f"whole number from {WHOLE[name]}"
+            bad |= (values < WHOLE[name]) | (values % 1 != 0)
+        elif name.startswith(("majority", "acc_", "f1_", "discordant")):
+            what = "number from 0 to 1"
+            bad |= (values < 0) | (values > 1)
+        refuse(rows, bad | np.isinf(values), f"{name} is {{{name}}}, not a {what}")
+        rows[name] = values.astype(int if name in WHOLE else float)
+    for name in columns_of("acc"):
+        exact = (rows[name] * rows["n"]).round() / rows["n"]
+        off = (rows[name] - exact).abs() > 5.1e-5  # accuracies of four decimals will do
+        refuse(rows, off, f"{name} = {{{name}}} is no whole number of right answers of n = {{n}}")
+        rows[name] = exact
+    return rows
+
+
+def choose_rows(rows, args):
+    """The rows that --experiment, --m, --n, --models and --tasks name, each known."""
+    for flag in ("experiment", "m", "n", "models", "tasks"):
+        name = flag.removesuffix("s")
+        found = set(rows[name])
+        wanted = set(getattr(args, flag) or found)
+        if not wanted <= found:
+            raise SystemExit(f"error: --{flag}: no row of {wanted - found} among those chosen so "
+                             f"far; found: {', '.join(map(str, sorted(found)))}")
+        rows = rows[rows[name].isin(wanted)]
+    return rows
+
+
+def refuse_conflict(rows, scope, name):
+    """End where two rows agree in the scope and differ in a column that both have."""
+    known = rows.dropna(subset=[*scope, name]).drop_duplicates([*scope, name])
+    known = known[known.duplicated(scope, keep=False)].sort_values(scope, kind="stable")
+    if len(known):
+        one, two = known.iloc[0], known.iloc[1]
+        raise SystemExit(f"error: {one['where']} and {two['where']} agree in {', '.join(scope)} "
+                         f"and differ in {name} ({one[name]} and {two[name]}): keep one")
+
+
+def each_once(rows):
+    """Each run once, with the columns that any of its rows has, sorted."""
+    twice = rows[rows.duplicated(RUN, keep=False)]
+    for name in twice.select_dtypes("number").columns.difference([*RUN, "seconds"]):
+        refuse_conflict(twice, RUN, name)
+    for scope, name in SAME:
+        refuse_conflict(rows, scope, name)
+    again = rows.duplicated(RUN).sum()
+    if again:
+        print(f"rows given more than once and used once: {again}")
+    return rows.groupby(RUN, as_index=False).first()
+
+
+def load_rows(args, metric="acc"):
+    """The chosen rows with the column `arms`: "crossed" where every row of a cell has the metric on
+    the texts of `extra` too, and no --plain, else "plain"."""
+    rows = each_once(choose_rows(read_results(args.paths, metric), args))
+    if rows.empty:
+        raise SystemExit(f"error: {args.paths[0]} has no rows: run run_experiment.py first")
+    there = rows[columns_of(metric)].notna().all(axis=1)
+    cells = there.groupby([rows[name] for name in CELL])
+    rows["arms"] = np.where(cells.transform("all") & (not args.plain), "crossed", "plain")
+    for cell, known in cells:
+        if known.any() and not known.all():
+            print(f"{title_of(*cell)}: some rows lack {metric}_*_on_extra: none are used")
+    return rows
+
+
+def title_of(experiment, m, n):
+    """A cell in words."""
+    return f"{experiment}, m = {m}, n = {n}"
+
+
+def count(number, what):
+    """"1 task", "2 tasks"."""
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
+def versions_of(rows):
+    """How many rows each version of the libraries wrote, in words."""
+    numbers = rows["versions"].astype(object).fillna("no version named").value_counts()
+    return "; ".join([f"{count(number, 'row')} of {name}" for name, number in numbers.items()])
+# --- end shared ---
+
+
+# --- shared: effects ---
+SHARE = 0.89  # of every interval: the paper's
+UPPER = (1 + SHARE) / 2  # its upper end, as a quantile
+EFFECTS = {"boost": ("base", "extra"), "bias": ("extra", "test")}  # control, treatment: plain arms
+SHARES = ("acc", "f1")  # metrics whose differences are told in points, hundredths
+
+
+def add_effects(rows, metric="acc"):
+    """The rows with base, unseen, seen (of the metric; crossed: means over both sets of texts),
+    boost, bias (points, or the metric's own unit) and variances in points^2: floor, of rounding to
+    whole answers; w, of a crossed bias in accuracy by the noise of its texts, a difference between
+    random halves of 2n; counted: whether w is known, or the least that the accuracies allow."""
+    rows = rows.copy()
+    crossed = rows["arms"] == "crossed"
+    n = rows["n"]
+    scale = 100 if metric in SHARES else 1
+    places = {"base": ("base", "base"), "unseen": ("extra", "test"), "seen": ("test", "extra")}
+    for name, (arm, mirrored) in places.items():
+        on_test = rows[f"{metric}_{arm}"]
+        both = (on_test + rows[f"{metric}_{mirrored}_on_extra"]) / 2
+        rows[name] = both.where(crossed, on_test)
+    rows["boost"] = scale * (rows["unseen"] - rows["base"])
+    rows["bias"] = scale * (rows["seen"] - rows["unseen"])
+    rows["floor"] = (100 / (n * (1 + crossed))) ** 2 / 12 * (metric in SHARES)
+
+    noise = 0
+    for ending, (one, other) in {"": ("extra", "test"), "_on_extra": ("test", "extra")}.items():
+        change = rows[f"acc_{other}{ending}"] - rows[f"acc_{one}{ending}"]
+        noise = noise + rows[f"discordant{ending}"].fillna(change.abs()) - change**2
+    known = crossed & (metric == "acc")
+    rows["w"] = np.maximum(100**2 / (4 * n) * noise, rows["floor"]).where(known)
+    lacking = rows[["discordant", "discordant_on_extra"]].isna().any(axis=1)
+    rows["counted"] = known & ~lacking
+    return rows
+# --- end shared ---
+
+
+# --- shared: page ---
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")  # Okabe and Ito's
+STYLE = """
+.report { max-width: 58rem; margin: auto; padding: 0 .5rem; background: #fff; color: #222;
+          font: 16px/1.5 system-ui, sans-serif; overflow-wrap: break-word }
+.report h1 { font-size: 1.5rem } .report h2 { font-size: 1.15rem }
+.report .answer { font-size: 1.1rem; border-left: .3rem solid #0072B2; padding-left: .8rem }
+.report .warning { border-left: .3rem solid #D55E00; padding-left: .8rem }
+.report .small, .report table { font-size: .85rem }
+.report .scroll { overflow-x: auto } .report img { max-width: 100%; min-width: 34rem }
+.report table { border-collapse: collapse }
+.report td, .report th { padding: .15rem .5rem; border: 0; border-bottom: 1px solid #ddd;
+                         text-align: left !important; white-space: nowrap }
+"""
+
+
+def rounded(value, digits):
+    """Half away from 0, as on paper, whatever the last bits of a mean are."""
+    scale = 10**digits
+    return np.sign(value) * np.floor(np.abs(value) * scale + 0.5 + 1e-7) / scale
+
+
+def signed(value, digits=2):
+    """A difference in words, "" where there is none."""
+    return "" if np.isnan(value) else f"{rounded(value, digits) + 0:+.{digits}f}"
+
+
+def paragraph(text, kind=""):
+    """HTML of a paragraph; kind: answer, warning, small."""
+    return f'<p class="{kind}">{html.escape(text)}</p>'
+
+
+def table_html(table):
+    """HTML of a table of strings."""
+    return f'<div class="scroll">{table.to_html(index=False, border=0)}</div>'
+
+
+def figure_html(path, words):
+    """HTML of a picture, which becomes a part of the page."""
+    picture = base64.b64encode(path.read_bytes()).decode()
+    image = f'<img alt="{html.escape(words)}" src="data:image/png;base64,{picture}">'
+    return f'<div class="scroll">{image}</div>'
+
+
+def write_page(path, title, parts):
+    """One file, to be opened, mailed, printed. parts: HTML."""
+    body = "\n".join([f"<h1>{html.escape(title)}</h1>", *parts])
+    path.write_text(
+        '<!DOCTYPE html>\n<meta charset="utf-8"><meta name="viewport" content="width=device-width">'
+        f"\n<title>{html.escape(title)}</title>\n<style>{STYLE}</style>\n"
+        f'<div class="report">\n{body}\n</div>\n', encoding="utf-8", errors="replace")
+
+
+def show_page(path, update=False):
+    """Show the page in a notebook's cell, or update it there."""
+    notebook = sys.modules.get("IPython")
+    if notebook and notebook.get_ipython():
+        page = notebook.display.HTML(path.read_text(encoding="utf-8"))
+        notebook.display.display(page, display_id=str(path), update=update)
+
+
+@contextlib.contextmanager
+def draft_of(folder, stale=()):
+    """A folder in which to make files, which move into `folder` when all are made; what an earlier
+    run left there of the patterns `stale` goes then."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".draft-", dir=folder) as draft:
+            yield Path(draft)
+            for pattern in stale:
+                for file in folder.glob(pattern):
+                    file.unlink()
+            for file in sorted(Path(draft).iterdir()):
+                os.replace(file, folder / file.name)
+    except OSError as error:
+        raise SystemExit(f"error: {folder} cannot be written: {error.strerror}: change --out")
+    except KeyboardInterrupt:
+        raise SystemExit(f"stopped: {folder} is as it was")
+
+
+def write(folder, **tables):
+    """Write tables as CSV, numbers to 6 significant digits."""
+    for name, table in tables.items():
+        table.to_csv(folder / f"{name}.csv", index=False, float_format="%.6g")
+
+
+def file_of(*names):
+    """A part of a file's name; a number keeps those apart that had to be changed."""
+    words = ".".join(map(str, names))
+    safe = re.sub(r"[^\w.=+-]", "-", words)[:60]
+    if safe != words:
+        safe += f"-{zlib.crc32(words.encode()):08x}"
+    return safe
+
+
+def panels(title, lines, columns, width, height, **more):
+    """(figure, its axes [lines, columns]); sizes in inches."""
+    figure = Figure(figsize=(width, height), layout="constrained")
+    figure.suptitle(title, fontsize=11)
+    return figure, figure.subplots(lines, columns, squeeze=False, **more)
+# --- end shared ---
+
+
+# Flags and main --------------------
+
+
+def whole(text):
+    """argparse type: a whole number from 1."""
+    if int(text) < 1:
+        raise ValueError
+    return int(text)
 
 
 def parse_args(argv):
@@ -1275,106 +1136,62 @@ def parse_args(argv):
     parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     add = parser.add_argument_group("what to run").add_argument
     add("paths", nargs="*", type=Path, default=[Path("results.csv")], metavar="FILE or FOLDER",
-        help="results files, folders of them, or the published layout (results.csv)")
+        help="(results.csv)")
     add("--effects", nargs="+", choices=tuple(EFFECTS), default=list(EFFECTS), help="(boost bias)")
     add("--metric", default="acc", help="acc, f1, nll or any NAME of NAME_base and so on (acc)")
     add("--margin", type=float, help="effects within it do not matter (acc, f1: 1; else none)")
-    add("--plan", action="store_true", help="only: how many subsamples a task are needed")
     add("--plain", action="store_true", help="only the texts of test, as in the paper")
-    for flag, name in CHOICES.items():
-        kind = int if name in LEAST else str
-        add(f"--{flag}", nargs="+", type=kind, metavar=name.upper(), help="only these (all)")
+    kinds = {"experiment": str, "m": int, "n": int, "models": str, "tasks": str}
+    for flag, kind in kinds.items():
+        add(f"--{flag}", nargs="+", type=kind, metavar=flag.upper(), help="only these (all)")
     add = parser.add_argument_group("sampling").add_argument
-    add("--analysis", nargs="+", choices=tuple(CENTRED), default=list(CENTRED),
-        help="(paper hierarchical)")
+    add("--analysis", nargs="+", choices=SAMPLERS, default=SAMPLERS, help="(paper hierarchical)")
     add("--draws", type=int, default=1000, help="per chain; 0: no sampler (%(default)s)")
-    add("--tune", type=positive, default=500, help="tuning steps per chain (%(default)s)")
-    add("--chains", type=positive, default=4, help="(%(default)s)")
+    add("--tune", type=whole, default=500, help="tuning steps per chain (%(default)s)")
+    add("--chains", type=whole, default=4, help="(%(default)s)")
     add("--seed", type=int, default=0, help="of all random numbers (%(default)s)")
     add("--no-interaction", action="store_true", help="the paper's model without W (Figure 10)")
     add = parser.add_argument_group("output").add_argument
     add("--out", type=Path, metavar="FOLDER",
-        help="new, empty, or of an earlier run, which it replaces (fits; with --plan: plan)")
-    add("--no-figures", action="store_true", help="tables only")
+        help="an earlier run's page there is replaced (fits/NAME of the first file)")
     args = parser.parse_args(argv)
+    args.command = shlex.join(["python", "fit_model.py", *(sys.argv[1:] if argv is None else argv)])
+    args.effects = [effect for effect in EFFECTS if effect in args.effects]
     if args.out is None:
-        args.out = Path("plan" if args.plan else "fits")
-    if args.margin is None and scale_of(args.metric) == 100:
+        name = args.paths[0].resolve().name.removesuffix(".csv")
+        args.out = Path("fits", name if args.metric == "acc" else f"{name}.{args.metric}")
+    if args.margin is None and args.metric in SHARES:
         args.margin = 1.0
-    if args.margin is not None and not args.margin > 0:
-        parser.error("--margin is above 0")
+    if args.margin is not None and not 0.001 <= args.margin < math.inf:
+        parser.error("--margin is a number from 0.001")
+    if args.seed < 0 or args.draws < 0:
+        parser.error("--seed and --draws are not below 0")
     return args
-
-
-def run_plan(rows, long, args):
-    """--plan: print it and what to type next, and write plan.csv and the page."""
-    quantities = task_table(rows, long, args.metric)
-    known = effects_table(quantities, args.metric, args.margin)
-    plan = plan_table(known, long, args.margin)
-    text = plan.round(decimals(args.metric))
-    text = text.to_string(index=False, na_rep="", float_format="{:g}".format)
-    effects = {key: row for key, row in known.items() if row["effect"] in args.effects}
-    lines = [PLAN, *conclusions(effects, rows)]
-    print(text, "", *lines, sep="\n")
-    write(args.out, plan=plan)
-    items = [f"- {line}" for line in lines]
-    write_page(args.out, SCRIPT, ["# How many subsamples?", "", "```", text, "```", "", *items])
-    print(f"in {args.out.resolve()}: summary.md, plan.csv")
 
 
 @matplotlib.rc_context({"text.parse_math": False})  # a $ in a name is a $
 def main(argv=None):
     args = parse_args(argv)
-    rows = load_rows(args, args.metric)
-    open_folder(args.out, SCRIPT, MADE)
-    long = differences(rows, args.metric)
-    if args.plan:
-        return run_plan(rows, long, args)
-    mine = long[long["effect"].isin(args.effects)]
-    tasks = task_table(rows, mine, args.metric, args.margin)
-    if args.metric == "acc":
-        tasks = with_tests(tasks, rows)
-    effects = effects_table(tasks, args.metric, args.margin)
-
-    # The conclusion first, then the tables
-    lines = conclusions(effects, rows)
-    notes = gain_lines(rows, tasks, args.metric)
-    notes += many_lines(tasks.reset_index(), args.metric)
-    print(*lines, "", *notes, sep="\n")
-    write(args.out, means=means_table(rows, args.metric))
-
-    # The two samplers
-    results = []
+    rows = add_effects(load_rows(args, args.metric), args.metric)
+    units = unit_table(rows)
+    tasks = task_table(units, rows, args)
+    table = effects_table(tasks, args)
+    publish(rows, tasks, table, {}, [], args)
+    print(*[text for _, text in conclusions(table, rows)], sep="\n")
+    page = args.out / "report.html"
+    print(f"page: {page.resolve()}; tables and figures beside it")
+    show_page(page)
     if args.draws and args.metric == "acc":
-        results = fit_all(rows, effects, args)
-    if results:
-        fitted = pd.concat([task_effects(result, args.margin) for result in results])
-        tasks = tasks.join(fitted.groupby(tasks.index.names).first())
-        parts = {}
-        for result in results:
-            parts[*result.cell, result.effect, result.analysis] = result.summary
-            notes += result.notes
-        names = [*CELL, "effect", "analysis", "parameter"]
-        write(args.out, posterior=pd.concat(parts, names=names).reset_index())
-    table = as_table(effects)
-    write(args.out, effects=table, tasks=tasks.drop(columns="variance").reset_index())
-
-    # What a person reads
-    if len(table) <= 40:  # a screen
-        print("", effects_text(table, args.metric), "", sep="\n")
-    figures = [] if args.no_figures else draw_all(tasks, table, args)
-    text = page(lines, notes, table, tasks, rows, figures, args)
-    write_page(args.out, SCRIPT, text)
-    print(f"in {args.out.resolve()}: summary.md, tables *.csv, figures *.png")
-    failed = sum(bool(result.warning) for result in results)
-    if failed:
-        fits = f"{failed} of {count(len(results), 'fit')} did not converge"
-        tqdm.write(f"warning: {fits}; more --tune and --draws may help", file=sys.stderr)
-        return 3
+        try:
+            failed = run_samplers(rows, units, tasks, table, args)
+        except KeyboardInterrupt:
+            raise SystemExit(f"stopped: {args.out} is complete but for the samplers that were left")
+        if failed:
+            print(f"warning: {count(failed, 'fit')} did not converge: more --tune and --draws may "
+                  "help", file=sys.stderr)
+            raise SystemExit(3)
 
 
-# --- shared: start ---
 if __name__ == "__main__":
     # in a notebook cell sys.argv is the kernel's: give flags in the list, such as ["--m", "50"]
-    run_script(main, [] if "__file__" not in globals() else None)
-# --- end shared ---
+    main([] if "__file__" not in globals() else None)

@@ -10,7 +10,7 @@ RUN = "--tasks rotten_tomatoes --m 6 --n 8 --subsamples 2 --workers 1"
 TINY = {  # flags that come last and so win; the models are random ones of two layers
     "run_experiment": f"{RUN} --max-length 24 --batch-size 4",
     "run_zero_shot": f"{RUN} --quantize none",
-    "fit_model": "--draws 0 --no-figures",
+    "fit_model": "--draws 0",
     "meta_analysis": "--slices 10 --experiment few-shot --m 6 --n 8",
     "contamination_test": "--device cpu",
 }

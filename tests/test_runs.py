@@ -453,7 +453,7 @@ def test_two_processes_on_one_file(run, tiny, benchmark_csv, tmp_path, monkeypat
     assert not (tmp_path / ".link.csv.lock").exists(), "there is one lock, the file's own"
     fit = load_script("fit_model")
     for name in ("shared", "single"):
-        fit.main([f"{name}.csv", "--draws", "0", "--no-figures", "--out", name])
+        fit.main([f"{name}.csv", "--draws", "0", "--out", name])
     shared, alone = [(tmp_path / name / "means.csv").read_text() for name in ("shared", "single")]
     assert shared == alone
 

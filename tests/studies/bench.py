@@ -328,8 +328,8 @@ def stage_fit(args):
         yield ["every case", "not measured: give --accuracies", *"-----"]
         return
     path, data = args.accuracies.resolve(), f"{len(pd.read_csv(args.accuracies))} rows"
-    all_rows = {"draws": 0, "no-figures": True}
-    one = {"analysis": "paper", "effects": "bias", "m": 50, "n": 500, "no-figures": True}
+    all_rows = {"draws": 0}
+    one = {"analysis": "paper", "effects": "bias", "m": 50, "n": 500, "out": "fits"}
     runs = paired(args.rounds, {
         "tables": lambda: run_script("fit_model", all_rows, os.listdir, path),
         "paper": lambda: run_script(
