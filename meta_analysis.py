@@ -193,30 +193,23 @@ def answer_of(shares, effect):
 
 
 def draw_figure(meta, shares, effect):
-    """Figure 7, a line of panels per cell: distributions over slices of the paper's posterior means
-    and of the means over tasks."""
-    shares = shares[shares["effect"] == effect]
-    cells = shares.drop_duplicates(CELL)
-    groups = meta.groupby([*CELL, "effect"])
+    """Figure 7, a panel per cell: the distributions over slices of the paper's posterior means."""
+    cells = shares[shares["effect"] == effect].drop_duplicates(CELL)
     title = f"The {effect} in single subsamples: share of studies at or below (dashed: shuffled)"
-    figure, axes = panels(title, len(cells), 2, 10, 1.3 + 2.3 * len(cells), sharex="col",
-                          sharey=True)
+    figure, axes = panels(title, len(cells), 1, 8, 1.4 + 2 * len(cells), sharex=True)
     colours = dict(zip(shares["model"].unique(), itertools.cycle(COLOURS)))
-    for cell, (left, right) in zip(cells.itertuples(), axes):
-        title = title_of(cell.experiment, cell.m, cell.n)
-        left.set_title(f"{title}; grey: within ±{cell.threshold:g}", fontsize=9)
-        right.set_title(f"{title}, {cell.arms} arms", fontsize=9)
-        left.axvspan(-cell.threshold, cell.threshold, color="grey", alpha=0.2, lw=0)
+    groups = meta.groupby([*CELL, "effect"])
+    for cell, axis in zip(cells.itertuples(), axes.flat):
         found = groups.get_group((cell.experiment, cell.m, cell.n, effect))
         for (model, kind), slices in found.groupby(["model", "kind"]):
-            style = {"color": colours[model], "ls": "-" if kind == "drawn" else "--"}
-            left.ecdf(slices["paper_mean"], **style)
-            right.ecdf(slices["t_mean"], **style)
-    left.set_xlabel("paper's model: mean of beta (log odds)")
-    right.set_xlabel("mean difference over tasks (points)")
-    for model, colour in colours.items():
-        left.plot([], color=colour, label=model)
-    figure.legend(loc="outside lower center", ncols=5, frameon=False)
+            label = model if kind == "drawn" else None
+            style = "-" if kind == "drawn" else "--"
+            axis.ecdf(slices["paper_mean"], color=colours[model], ls=style, label=label)
+        axis.axvspan(-cell.threshold, cell.threshold, color="grey", alpha=0.2, lw=0)
+        title = title_of(cell.experiment, cell.m, cell.n)
+        axis.set_title(f"{title}; grey: within ±{cell.threshold:g}", fontsize=9)
+        axis.legend(fontsize=8, loc="upper left")
+    axis.set_xlabel("mean of beta in the paper's model (log odds)")
     return figure
 
 
@@ -276,7 +269,7 @@ def table_part(table, percents):
     words = table.map(lambda value: f"{value:.4g}" if isinstance(value, float) else str(value))
     for name in percents:
         words[name] = (100 * table[name]).map("{:.1f} %".format)
-    return table_html(words.mask(table.isna(), ""), [*table.select_dtypes("str")])
+    return table_html(words.mask(table.isna(), ""))
 
 
 def report_slices(rows, args, draft):
@@ -499,7 +492,7 @@ def count(number, what):
 
 def versions_of(rows):
     """How many rows each version of the libraries wrote, in words."""
-    numbers = rows["versions"].fillna("no version named").value_counts()
+    numbers = rows["versions"].astype(object).fillna("no version named").value_counts()
     return "; ".join([f"{count(number, 'row')} of {name}" for name, number in numbers.items()])
 # --- end shared ---
 
@@ -547,8 +540,8 @@ def changes_of(rows, effect):
 
 
 def sign_flip_p(changes):
-    """One-sided p of sum(changes), whole numbers, under random signs: exact if they are symmetric
-    about 0. The sum of the sizes with a plus has a convolution of two-point laws."""
+    """One-sided p of sum(changes), whole numbers, under random signs, exact if they are symmetric
+    about 0: the sum of those with a plus has a convolution of two-point laws."""
     sizes = np.abs(changes[changes != 0])
     share = np.zeros(sizes.sum() + 1)  # of the sign patterns, by the sum of the sizes with a plus
     share[0] = 1
@@ -574,8 +567,7 @@ STYLE = """
 .report img { max-width: 100%; min-width: 34rem }
 .report table { border-collapse: collapse; font-size: .85rem; margin: 0 }
 .report th, .report td { padding: .15rem .5rem; border: 0; border-bottom: 1px solid #ddd;
-                         text-align: right; white-space: nowrap }
-.report .text { text-align: left }
+                         text-align: left !important; white-space: nowrap }
 """
 
 
@@ -600,16 +592,9 @@ def heading(text):
     return f"<h2>{html.escape(text)}</h2>"
 
 
-def table_html(table, words=()):
-    """HTML of a table of strings; words: its columns of text, the others are numbers."""
-    lines = []
-    for cells, tag in [(list(table), "th"), *[(row, "td") for row in table.to_numpy()]]:
-        line = ""
-        for name, cell in zip(table, cells):
-            kind = ' class="text"' if name in words else ""
-            line += f"<{tag}{kind}>{html.escape(str(cell))}</{tag}>"
-        lines.append(f"<tr>{line}</tr>")
-    return f'<div class="scroll"><table>{"".join(lines)}</table></div>'
+def table_html(table):
+    """HTML of a table of strings."""
+    return f'<div class="scroll">{table.to_html(index=False, border=0)}</div>'
 
 
 def figure_html(path, words):
@@ -712,7 +697,7 @@ def main(argv=None):
     args = parse_args(argv)
     rows = add_effects(load_rows(args))
     title = "How far can one subsample be trusted?"
-    names = [args.paths[0].resolve().stem]
+    names = [args.paths[0].resolve().name.removesuffix(".csv")]
     if args.leaderboard:
         title = "Would the leaderboard keep its order?"
         names.append(args.leaderboard.stem)
