@@ -264,12 +264,9 @@ def board_table(board, v):
 # The page ----------------------------------------------------------------------------------------
 
 
-def table_part(table, percents):
-    """HTML of a table; percents: its columns of shares and chances."""
-    words = table.map(lambda value: f"{value:.4g}" if isinstance(value, float) else str(value))
-    for name in percents:
-        words[name] = (100 * table[name]).map("{:.1f} %".format)
-    return table_html(words.mask(table.isna(), ""))
+def table_part(table):
+    """HTML of a table, its numbers to three digits."""
+    return table_html(table.round(3).astype(object).fillna(""))
 
 
 def report_slices(rows, args, draft):
@@ -291,7 +288,7 @@ def report_slices(rows, args, draft):
         "Shares of studies whose posterior mean lies beyond the threshold, and whose 89 % interval "
         "excludes 0, by the paper's model and by t over tasks. In shuffled ones the arms of each "
         "model and task change places at random."))
-    return [*parts, table_part(shares, REPORTED)]
+    return [*parts, table_part(shares)]
 
 
 def report_board(board, noises, draft):
@@ -305,8 +302,8 @@ def report_board(board, noises, draft):
         doubtful = (table["p_wrong"] > 1 - SHARE).sum()
         answer = (
             f"{doubtful} of {count(len(board) - 1, 'pair')} of neighbours are in the wrong order "
-            f"with a chance above 11 %; {table['name'][0]} is the best with "
-            f"{100 * table['p_best'][0]:.0f} % (noise of {model}, {title_of(*cell)}).")
+            f"with a chance above 11 %; {table['name'][0]} is the best with a "
+            f"chance of {100 * table['p_best'][0]:.0f} % (noise of {model}, {title_of(*cell)}).")
         print(answer)
         parts += [
             paragraph(answer, "answer"),
@@ -315,7 +312,7 @@ def report_board(board, noises, draft):
                       "entries of a board share their test texts. Gap: points to the next below. "
                       "Chances: the order with the next is wrong; the two swap in a rerun with 1, "
                       "5, 20 training sets a task; the entry is the best."),
-            table_part(table, [name for name in table if name.startswith("p_")]),
+            table_part(table),
         ]
     write(draft, leaderboard=pd.concat(tables))
     return parts
