@@ -192,7 +192,7 @@ def answer_of(shares, effect):
             f"shuffling has left none, {found[1]} (11 % would be right).")
 
 
-def draw_figure(meta, shares, effect):
+def draw_distributions(meta, shares, effect):
     """Figure 7, a panel per cell: the distributions over slices of the paper's posterior means."""
     cells = shares[shares["effect"] == effect].drop_duplicates(CELL)
     title = f"The {effect} in single subsamples: share of studies at or below (dashed: shuffled)"
@@ -282,7 +282,7 @@ def report_slices(rows, args, draft):
         answer = answer_of(shares, effect)
         print(answer)
         path = draft / f"slices.{effect}.png"
-        draw_figure(meta, shares, effect).savefig(path, dpi=130)
+        draw_distributions(meta, shares, effect).savefig(path, dpi=130)
         parts += [paragraph(answer, "answer"), figure_html(path, "distributions over slices")]
     parts.append(paragraph(
         "Shares of studies whose posterior mean lies beyond the threshold, and whose 89 % interval "

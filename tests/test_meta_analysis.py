@@ -13,7 +13,7 @@ from scipy import optimize, special, stats
 from conftest import ROOT, load_script
 
 PUBLISHED = ROOT / "tests" / "published"
-MIRROR = {"base": "base", "extra": "test", "test": "extra"}  # plays an arm's part on `extra`
+MIRROR = {"base": "base", "extra": "test", "test": "extra"}
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +23,7 @@ def m():
 
 @pytest.fixture
 def run(m, tmp_path, capsys, monkeypatch):
-    """run(flags...) -> (stdout, error) of the script in this process, in an empty folder."""
+    """run(flags...) -> (stdout, error), in an empty folder."""
     monkeypatch.chdir(tmp_path)
 
     def call(*flags):
@@ -46,7 +46,7 @@ def rows_of(m):
 
 
 def coins(tasks=3, subsamples=4, models=("a", "b"), n=40, crossed=False, **changes):
-    """A DataFrame in the columns of results.csv, every answer a coin."""
+    """Rows of results.csv, every answer a coin."""
     rng = np.random.default_rng(0)
     rows = []
     for model, j, k in itertools.product(models, range(tasks), range(1, subsamples + 1)):
