@@ -70,7 +70,7 @@ def saved(table, path):
 
 
 def drawn(models, tasks, n, slices=3, missing=False):
-    """(right answers [slices, 2, models, tasks], n [models, tasks]) with planted effects."""
+    """Right answers and n of slices with a planted effect."""
     rng = np.random.default_rng(tasks)
     logits = rng.normal(0.5, 0.6, tasks) + rng.normal(0, 0.4, models)[:, None]
     total = np.full((models, tasks), n)
@@ -346,8 +346,7 @@ def noisy_rows():
     return table.assign(acc_extra=np.tile([0.5, 0.7], 8))
 
 
-NOISE = 2 * 100 * (8 / 7) / 4  # variance of the mean over two tasks, points^2, by hand: each task's
-# eight accuracies lie 10 points off their mean
+NOISE = 2 * 100 * (8 / 7) / 4  # of the mean of two tasks whose accuracies lie 10 points off theirs
 
 
 def a_board(run, tmp_path, board, *flags):
