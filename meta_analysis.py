@@ -336,25 +336,23 @@ SAME = [  # (scope, column): rows that agree in the scope must agree in the colu
 
 
 def columns_of(metric):
-    """The metric's columns: of the three arms on the texts of `test`, then of `extra`."""
-    names = [f"{metric}_{arm}" for arm in ARMS]
-    return names + [f"{name}_on_extra" for name in names]
+    """The metric's columns: of the arms on the texts of `test`, then of `extra`."""
+    return [f"{metric}_{arm}{on}" for on in ("", "_on_extra") for arm in ARMS]
 
 
 def read_rows(path, needed):
     """A CSV file as a table of words with a column `where`, without lines cut short by a kill."""
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
-            lines = [line for line in csv.reader(file, strict=True) if any(line)]
+            header, *lines = [line for line in csv.reader(file, strict=True) if any(line)] or [[]]
     except (OSError, ValueError, csv.Error) as error:
         raise SystemExit(f"error: {path} cannot be read as a CSV file in UTF-8: {error}")
-    header = lines[0] if lines else []
     for name in (*needed, *header):
         if header.count(name) != 1:
             raise SystemExit(f"error: {path} has {header.count(name)} columns {name!r}, not one; "
                              f"separated by commas: {', '.join(header)}")
     rows = []
-    for number, line in enumerate(lines[1:], start=1):
+    for number, line in enumerate(lines, start=1):
         where = f"{path}, data row {number}"
         if len(line) > len(header):
             raise SystemExit(f"error: {where} has more fields than the header: correct it")
@@ -366,8 +364,8 @@ def read_rows(path, needed):
 
 
 def read_path(path, needed):
-    """Tables of a results file or of a folder's: results.csv, results.*-of-*.csv, or the published
-    layout m50/n500/bert/ag_news/accuracies.csv, whose row k is subsample k."""
+    """Tables of a results file or of a folder's: results.csv, results.*-of-*.csv, the published
+    m50/n500/bert/ag_news/accuracies.csv, whose row k is subsample k."""
     if not path.is_dir():
         return [read_rows(path, needed)]
     files = [*path.glob("results.csv"), *path.glob("results.*-of-*.csv")]
@@ -400,7 +398,7 @@ def read_results(paths, metric):
     numbers = [*needed, "seed", "discordant", "discordant_on_extra", "seconds"]
     for each in ("acc", "f1", "nll", metric):
         numbers += columns_of(each)
-    rows = rows.reindex(columns=[*dict.fromkeys([*rows, *numbers, *WORDS])]).replace("", np.nan)
+    rows = rows.reindex(columns=dict.fromkeys([*rows, *numbers, *WORDS])).replace("", np.nan)
     rows["seed"] = rows["seed"].fillna(0)
     for name in WORDS[:3]:
         refuse(rows, rows[name].isna(), f"{name} is empty")
@@ -445,8 +443,7 @@ def refuse_conflict(rows, scope, name):
     if len(known):
         one, two = known.iloc[0], known.iloc[1]
         raise SystemExit(f"error: {one['where']} and {two['where']} agree in {', '.join(scope)} "
-                         f"and differ in {name} ({one[name]} and {two[name]}): keep one, or name "
-                         "two experiments")
+                         f"and differ in {name} ({one[name]} and {two[name]}): keep one")
 
 
 def each_once(rows):
@@ -463,8 +460,8 @@ def each_once(rows):
 
 
 def load_rows(args, metric="acc"):
-    """The chosen rows of args.paths with the column `arms`: "crossed" where every row of a cell has
-    the metric on the texts of `extra` too and args.plain is off, else "plain"."""
+    """The chosen rows with the column `arms`: "crossed" where every row of a cell has the metric on
+    the texts of `extra` too, and no --plain, else "plain"."""
     rows = each_once(choose_rows(read_results(args.paths, metric), args))
     if rows.empty:
         raise SystemExit(f"error: {args.paths[0]} has no rows: run run_experiment.py first")
@@ -528,42 +525,21 @@ def add_effects(rows, metric="acc"):
     lacking = rows[["discordant", "discordant_on_extra"]].isna().any(axis=1)
     rows["counted"] = known & ~lacking
     return rows
-
-
-def changes_of(rows, effect):
-    """Whole numbers of answers: n times the difference of accuracies, crossed 2n times."""
-    texts = rows["n"] * (1 + (rows["arms"] == "crossed"))
-    return (rows[effect] / 100 * texts).round().astype(int)
-
-
-def sign_flip_p(changes):
-    """One-sided p of sum(changes), whole numbers, under random signs, exact if they are symmetric
-    about 0: the sum of those with a plus has a convolution of two-point laws."""
-    sizes = np.abs(changes[changes != 0])
-    share = np.zeros(sizes.sum() + 1)  # of the sign patterns, by the sum of the sizes with a plus
-    share[0] = 1
-    reached = 0
-    for size in sizes:
-        share[size : reached + size + 1] += share[: reached + 1].copy()
-        share[: reached + size + 1] /= 2
-        reached += size
-    observed = (sizes.sum() + changes.sum()) // 2
-    return min(float(share[observed:].sum()), 1.0)  # ties count; rounding may exceed 1
 # --- end shared ---
 
 
 # --- shared: page ---
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")  # Okabe and Ito's
 STYLE = """
-.report { max-width: 58rem; margin: auto; padding: 0 .5rem; color: #222; background: #fff;
+.report { max-width: 58rem; margin: auto; padding: 0 .5rem; background: #fff; color: #222;
           font: 16px/1.5 system-ui, sans-serif; overflow-wrap: break-word }
-.report h1 { font-size: 1.5rem; line-height: 1.25 } .report h2 { font-size: 1.15rem }
+.report h1 { font-size: 1.5rem } .report h2 { font-size: 1.15rem }
 .report .answer { font-size: 1.1rem; border-left: .3rem solid #0072B2; padding-left: .8rem }
 .report .warning { border-left: .3rem solid #D55E00; padding-left: .8rem }
-.report .small { color: #555; font-size: .85rem } .report .scroll { overflow-x: auto }
-.report img { max-width: 100%; min-width: 34rem }
-.report table { border-collapse: collapse; font-size: .85rem; margin: 0 }
-.report th, .report td { padding: .15rem .5rem; border: 0; border-bottom: 1px solid #ddd;
+.report .small, .report table { font-size: .85rem }
+.report .scroll { overflow-x: auto } .report img { max-width: 100%; min-width: 34rem }
+.report table { border-collapse: collapse }
+.report td, .report th { padding: .15rem .5rem; border: 0; border-bottom: 1px solid #ddd;
                          text-align: left !important; white-space: nowrap }
 """
 
@@ -582,11 +558,6 @@ def signed(value, digits=2):
 def paragraph(text, kind=""):
     """HTML of a paragraph; kind: answer, warning, small."""
     return f'<p class="{kind}">{html.escape(text)}</p>'
-
-
-def heading(text):
-    """HTML of a section's title."""
-    return f"<h2>{html.escape(text)}</h2>"
 
 
 def table_html(table):
@@ -611,7 +582,7 @@ def write_page(path, title, parts):
 
 
 def show_page(path, update=False):
-    """In a notebook's cell, show the page, or show it anew where it stands."""
+    """Show the page in a notebook's cell, or update it there."""
     notebook = sys.modules.get("IPython")
     if notebook and notebook.get_ipython():
         page = notebook.display.HTML(path.read_text(encoding="utf-8"))
@@ -620,8 +591,8 @@ def show_page(path, update=False):
 
 @contextlib.contextmanager
 def draft_of(folder, stale=()):
-    """A folder in which to make files, which are moved into `folder` when all are made; what an
-    earlier run left there of the patterns `stale` goes then."""
+    """A folder in which to make files, which move into `folder` when all are made; what an earlier
+    run left there of the patterns `stale` goes then."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".draft-", dir=folder) as draft:
