@@ -576,7 +576,7 @@ def write_page(path, title, parts):
     """One file, to be opened, mailed, printed. parts: HTML."""
     body = "\n".join([f"<h1>{html.escape(title)}</h1>", *parts])
     path.write_text(
-        '<!DOCTYPE html>\n<meta charset="utf-8">\n<meta name="viewport" content="width=device-width">'
+        '<!DOCTYPE html>\n<meta charset="utf-8"><meta name="viewport" content="width=device-width">'
         f"\n<title>{html.escape(title)}</title>\n<style>{STYLE}</style>\n"
         f'<div class="report">\n{body}\n</div>\n', encoding="utf-8", errors="replace")
 
