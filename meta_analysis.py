@@ -1,119 +1,332 @@
 # /// script
 # requires-python = ">=3.11"
 # dependencies = [
-#     "numpy==2.4.6", "pandas==3.1.1", "scipy==1.17.1", "matplotlib==3.10.9", "tqdm==4.70.1",
+#     "numpy==2.4.6", "pandas==3.1.1", "scipy==1.17.1", "matplotlib==3.10.9",
 # ]
 # ///
 """How far can one subsample be trusted? Section 10 of the paper; and leaderboards.
 
 Reproduces Figure 7 of "Evaluating the fairness of task-adaptive pretraining on unlabeled test data
 before few-shot text classification" (Dubey): keep one subsample per model and task, as most
-benchmarks do, analyse that slice, do it again with others. How different are the conclusions?
-    paper      posterior of beta (log odds): right_ijl ~ Binomial(n, p), logit p = mu + alpha_i
-               + U_j + beta l for model i, task j, arm l (1: treatment), on the texts of `test`
-    t          t interval over the tasks of the differences (all models: averaged), in points
-    sign flip  two-sided exact p of the sum of the differences under random signs
-t and sign flips take crossed arms where the rows have them. In shuffled slices the arms of each
-model and task change places at random: no effect is left (the noise becomes symmetric, and real
-effects of single tasks become noise), but false alarms.
+benchmarks do, analyse that slice, draw another. How different are the conclusions?
+    paper   posterior of beta (log odds): right_ijl ~ Binomial(n, p), logit p = mu + alpha_i + U_j
+            + beta l for model i, task j, arm l (1: treatment), on the texts of `test`
+    t       t interval over tasks of the effect (models: averaged), in points, crossed where it can
+In shuffled slices the arms of each model and task change places at random: what is found there is
+a false alarm (the noise becomes symmetric, and real effects of single tasks become noise).
 
 Commands, cheapest first
     python meta_analysis.py results.csv --slices 20
     python meta_analysis.py results.csv --m 50 --n 500 --effects boost bias
     python meta_analysis.py results.csv --n 500 --leaderboard board.csv   # columns name, score
 
-Reads what fit_model.py reads. Writes to meta/ summary.md, figures, and the columns
+Reads what fit_model.py reads. Writes to meta/results/ (the first file's name), of a leaderboard to
+meta/results.board/: report.html, figures, and tables with the columns
     meta.csv         experiment, m, n, effect, arms (crossed, plain), model (all: all together),
-                     kind (slice, swapped: shuffled), slice, paper_mean, paper_low, paper_high (log
-                     odds), t_mean, t_low, t_high (points), p (sign flip)
-    shares.csv       per cell, effect, model, kind: slices, paper_mean, paper_sd (of the slices'
-                     means), threshold, outside (share of paper's means beyond it), paper, t,
-                     sign_flip (shares that exclude 0 at 89 %), variance_ratio (of a task's plain
-                     differences over that of two binomials)
-    leaderboard.csv  rank, name, score, model, gap (to the next below, points), p_wrong (the order
-                     with the next is wrong, by the luck of training), p_swap_1, p_swap_5, p_swap_20
-                     (they swap in a rerun with so many training sets a task), p_best
+                     kind (drawn, shuffled), slice, paper_mean, paper_low, paper_high (log odds),
+                     t_mean, t_low, t_high (points); 89 % intervals
+    shares.csv       of slices: threshold, outside (paper_mean beyond it), paper, t (exclude 0)
+    leaderboard.csv  rank, name, score, gap (points to the next), p_wrong (their order is wrong),
+                     p_swap_1, p_swap_5, p_swap_20 (they swap in a rerun with so many training sets
+                     a task), p_best
 
-Measured 2026-11-22: 500 slices and 500 shuffled ones of a cell with 25 tasks and 2 models take 5 s
-of CPU. Published accuracies, m = 100, n = 500: 43 % of 5,000 slices lie outside .04 (the paper:
-47 % of 500). All: docs/results.md.
+Measured 2026-11-23: 500 slices and 500 shuffled ones of 25 tasks and 2 models take 3 s. Published
+accuracies, m = 100, n = 500: 43 % of 5,000 slices lie outside .04 (the paper: 47 % of 500), 42 % of
+shuffled ones. Boards of 20 entries, spread equal to noise: neighbours with a chance below 10 % by
+their gap alone (mean 6.3 %) are in the wrong order in 13.3 %; p_wrong says 13.0 %.
 """
 
 import argparse
+import base64
+import contextlib
 import csv
+import html
+import itertools
 import math
 import os
 import re
+import shlex
 import sys
+import tempfile
+import zlib
 from pathlib import Path
-from urllib.parse import quote
 
 import matplotlib
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 from scipy import special, stats
-from tqdm.auto import tqdm
 
-THRESHOLD = 0.04  # of |posterior mean of beta|, log odds (section 10)
-ZERO_SHOT_THRESHOLD = 0.08
-WAYS = {"paper": "the paper's model", "t": "a t interval", "sign_flip": "sign flips"}
-SCRIPT = "meta_analysis.py"
-MADE = ("meta.csv", "shares.csv", "leaderboard.csv", "slices.*.png", "nulls.png")  # by any run
+THRESHOLDS = (0.04, 0.08)  # of |paper_mean| (section 10): few-shot, zero-shot
+KINDS = ("drawn", "shuffled")
+REPORTED = ["outside", "paper", "t"]  # shares of slices
 
 
-# --- shared: basics ---
-class UserError(Exception):
-    """What the user can mend. The message says what was found, where, and what to do."""
+# Slices ------------------------------------------------------------------------------------------
 
 
-def run_script(main, argv):
-    """Run main(argv). What can strike anywhere ends in one line on stderr, without a traceback:
-    exit status 2, after Ctrl-C 130, and 141 where nobody reads the output any more."""
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):  # a notebook's has not
-            stream.reconfigure(errors="replace")  # an ASCII terminal
-    again = "what is finished is kept; run the same command again"
-    try:
-        status = main(argv)
-        message = ""
-        sys.stdout.flush()
-    except UserError as error:
-        status = 2
-        message = f"error: {error}"
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # quiet at exit
-        status = 141
-        message = f"stopped: what reads the output has ended; {again}"
-    except OSError as error:  # a full disk, a folder that cannot be written
-        status = 2
-        message = f"error: {error.filename or ''} {error.strerror or error}; mend that: {again}"
-    except KeyboardInterrupt:
-        status = 130
-        message = f"stopped: {again}"
-    if message:
-        tqdm.write(" ".join(message.split()), file=sys.stderr)
-    if status:
-        raise SystemExit(status)
+def draw_slices(rows, effect, slices, shuffled):
+    """Slices of one run per model and task: the right answers [slices, 2, models, tasks] of control
+    and treatment on `test`, the effects [slices, models, tasks] in points, and n [models, tasks],
+    0 where a model lacks a task."""
+    rng = np.random.default_rng(0)
+    models = sorted(set(rows["model"]))
+    tasks = sorted(set(rows["task"]))
+    arms = [f"acc_{arm}" for arm in EFFECTS[effect]]
+    total = np.zeros((len(models), len(tasks)), int)
+    counts = np.zeros((slices, 2, *total.shape))
+    effects = np.zeros((slices, *total.shape))
+    for (model, task), runs in rows.groupby(["model", "task"]):
+        i, j = models.index(model), tasks.index(task)
+        drawn = runs.iloc[rng.integers(len(runs), size=slices)]
+        total[i, j] = runs["n"].iloc[0]
+        counts[:, :, i, j] = (drawn[arms] * total[i, j]).round()
+        effects[:, i, j] = drawn[effect]
+    if shuffled:
+        swap = rng.random(effects.shape) < 0.5
+        counts = np.where(swap[:, None], counts[:, ::-1], counts)
+        effects = np.where(swap, -effects, effects)
+    return counts, effects, total
 
 
-def positive(text):
-    """argparse type: a whole number from 1 to a billion."""
-    if not (text.isascii() and text.isdecimal()) or not 1 <= int(text) <= 10**9:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1")
-    return int(text)
-# --- end shared ---
+def slice_posterior(counts, total):
+    """(mean, sd) of beta [slices] under the paper's model without V and W (one task: without U):
+    the mode of the log posterior, concave given sd_U, by Newton's method, and the inverse curvature
+    there. sd_U is set to its own mode by EM: the root of sd^4 + J sd^2 = sum E U_j^2
+    (HalfNormal(1) prior). The Hessian is an arrow, each U_j meeting only mu, beta and alpha, here
+    `g`: the U_j are eliminated first, and time is linear in tasks."""
+    slices, _, models, tasks = counts.shape
+    arm, model = (axis.ravel() for axis in np.indices((2, models)))
+    Z = np.column_stack([np.ones(2 * models), arm, model[:, None] == np.arange(1, models)])
+    prior = np.array([1, 1, *[1 / 25] * (models - 1)])  # precisions; alpha ~ N(0, 5)
+    y = counts.reshape(slices, 2 * models, tasks)
+    n = np.tile(total, (2, 1))
+    g = np.zeros((slices, len(prior)))
+    U = np.zeros((slices, tasks))
+    precision = np.full((slices, 1), 1.0 if tasks > 1 else 1e12)  # of U
+    for _ in range(200):  # ten will do, but for EM where tasks hardly differ
+        p = special.expit((g @ Z.T)[:, :, None] + U[:, None])
+        weight = n * p * (1 - p)
+        slope_g = (y - n * p).sum(2) @ Z - prior * g
+        slope_U = (y - n * p).sum(1) - precision * U
 
+        # The Hessian is [[head, border], [border.T, diag(shaft)]]
+        head = (Z.T * weight.sum(2)[:, None]) @ Z + np.diag(prior)
+        border = Z.T @ weight
+        shaft = weight.sum(1) + precision
+        ratio = border / shaft[:, None]
+        covariance = np.linalg.inv(head - ratio @ border.mT)  # of g
+        step_g = (covariance @ (slope_g[..., None] - ratio @ slope_U[..., None]))[..., 0]
+        step_U = slope_U / shaft - (step_g[:, None] @ ratio)[:, 0]
+        g += np.clip(step_g, -2, 2)
+        U += np.clip(step_U, -2, 2)
+        if max(np.abs(step_g).max(), np.abs(step_U).max()) < 1e-7:
+            break
+        if tasks > 1:
+            variance_U = 1 / shaft + (ratio * (covariance @ ratio)).sum(1)
+            square = (U**2 + variance_U).sum(1, keepdims=True)
+            variance = (np.sqrt(tasks**2 + 4 * square) - tasks) / 2
+            precision = 1 / np.maximum(variance, 1e-4)
+    return g[:, 1], np.sqrt(covariance[:, 1, 1])
+
+
+def slice_table(counts, effects, total):
+    """A row per slice: the paper's posterior of beta and the t interval over tasks."""
+    own = total.all(axis=0)  # a model may lack tasks
+    mean, sd = slice_posterior(counts[..., own], total[:, own])
+    D = effects[..., own].mean(1)  # [slices, tasks]
+    J = D.shape[1]
+    half = np.full(len(D), math.nan)
+    if J > 1:
+        half = stats.t.ppf(UPPER, J - 1) * D.std(1, ddof=1) / math.sqrt(J)
+    table = pd.DataFrame({"slice": np.arange(1, len(D) + 1)})
+    for way, middle, reach in (("paper", mean, stats.norm.ppf(UPPER) * sd), ("t", D.mean(1), half)):
+        table[f"{way}_mean"] = middle
+        table[f"{way}_low"] = middle - reach
+        table[f"{way}_high"] = middle + reach
+    return table
+
+
+def analyse(rows, effect, slices):
+    """Rows of meta.csv of a cell: slices and shuffled ones of each model, and of all together where
+    they have the same tasks."""
+    groups = {model: [i] for i, model in enumerate(sorted(set(rows["model"])))}
+    tables = []
+    for kind in KINDS:
+        counts, effects, total = draw_slices(rows, effect, slices, kind == "shuffled")
+        if len(total) > 1 and total.all():
+            groups["all"] = list(range(len(total)))
+        for model, i in groups.items():
+            names = dict(rows[CELL].iloc[0], effect=effect, arms=rows["arms"].iloc[0], model=model,
+                         kind=kind)
+            found = slice_table(counts[:, :, i], effects[:, i], total[i])
+            tables.append(found.assign(**names)[[*names, *found]])
+    return pd.concat(tables)
+
+
+def shares_of(meta):
+    """shares.csv."""
+    zero_shot = meta["experiment"].str.contains("zero.shot").astype(int)
+    meta = meta.assign(threshold=np.take(THRESHOLDS, zero_shot))
+    meta["outside"] = meta["paper_mean"].abs() > meta["threshold"]
+    meta["paper"] = meta["paper_low"] * meta["paper_high"] > 0
+    t = (meta["t_low"] * meta["t_high"] > 0).astype(float)
+    meta["t"] = t.where(meta["t_low"].notna())  # of one task there is none
+    names = [*CELL, "effect", "arms", "model", "kind", "threshold"]
+    return meta.groupby(names)[REPORTED].mean().reset_index()
+
+
+def answer_of(shares, effect):
+    """A sentence: what studies of one subsample find, from least to most of the settings."""
+    found = []
+    for kind in KINDS:
+        mine = shares[(shares["effect"] == effect) & (shares["kind"] == kind)]
+        ways = []
+        for way, name in {"paper": "the paper's model", "t": "a t interval"}.items():
+            ends = (100 * mine[way]).agg(["min", "max"]).round().dropna()
+            if len(ends):
+                span = " to ".join(f"{end:.0f}" for end in ends.unique())
+                ways.append(f"in {span} % by {name}")
+        found.append(", ".join(ways))
+    return (f"Studies with one subsample per model and task find a {effect} {found[0]}; where "
+            f"shuffling has left none, {found[1]} (11 % would be right).")
+
+
+def draw_distributions(meta, shares, effect):
+    """Figure 7, a panel per cell: the distributions over slices of the paper's posterior means."""
+    cells = shares[shares["effect"] == effect].drop_duplicates(CELL)
+    title = f"The {effect} in single subsamples: share of studies at or below (dashed: shuffled)"
+    figure, axes = panels(title, len(cells), 1, 8, 1.4 + 2 * len(cells), sharex=True)
+    colours = dict(zip(shares["model"].unique(), itertools.cycle(COLOURS)))
+    groups = meta.groupby([*CELL, "effect"])
+    for cell, axis in zip(cells.itertuples(), axes.flat):
+        found = groups.get_group((cell.experiment, cell.m, cell.n, effect))
+        for (model, kind), slices in found.groupby(["model", "kind"]):
+            label = model if kind == "drawn" else None
+            style = "-" if kind == "drawn" else "--"
+            axis.ecdf(slices["paper_mean"], color=colours[model], ls=style, label=label)
+        axis.axvspan(-cell.threshold, cell.threshold, color="grey", alpha=0.2, lw=0)
+        title = title_of(cell.experiment, cell.m, cell.n)
+        axis.set_title(f"{title}; grey: within ±{cell.threshold:g}", fontsize=9)
+        axis.legend(fontsize=8, loc="upper left")
+    axis.set_xlabel("mean of beta in the paper's model (log odds)")
+    return figure
+
+
+# A leaderboard -----------------------------------------------------------------------------------
+
+
+def read_board(path):
+    """Table with name and score (points), best first."""
+    board = read_rows(path, ["name", "score"])
+    scores = pd.to_numeric(board["score"], errors="coerce")
+    percent = (scores > 1).any()
+    bad = ~scores.between(0, 100) | (percent & scores.between(0, 1, inclusive="right"))
+    refuse(board, bad, "the score is {score}, beside others all in percent, or all from 0 to 1")
+    if len(board) < 2:
+        raise SystemExit(f"error: {path} has fewer than two entries: a board needs two")
+    board["score"] = scores if percent else 100 * scores
+    return board.sort_values("score", ascending=False, kind="stable", ignore_index=True)
+
+
+def noise_of(rows):
+    """The variance of a model's mean acc_extra over tasks, one subsample of each, in points^2, as
+    observed: texts and training together. A board's entries share their test texts: an upper
+    bound."""
+    one = rows.drop_duplicates(RUN[:-1])  # one seed of each subsample
+    variances = (100 * one["acc_extra"]).groupby(one["task"]).var()
+    if variances.isna().any():
+        raise SystemExit(f"error: one subsample of {variances.isna().idxmax()} cannot show how "
+                         "runs differ: run more, or choose others by --models, --tasks, --m, --n")
+    rounding = (100 / rows["n"].iloc[0]) ** 2 / 12
+    return variances.clip(lower=rounding).sum() / len(variances) ** 2
+
+
+def board_table(board, v):
+    """leaderboard.csv with noise of variance v in every score x. Dense scores lie nearer to each
+    other than they seem: the true ones, Normal too, have the variance var(x) - v. So a true gap,
+    given the gap seen, is Normal(B gap, 2 B v), B = 1 - v / var(x): z = gap / sqrt(2 v) times
+    sqrt(B). A rerun of R training sets a task adds 2 v / R."""
+    scores = board["score"].to_numpy()
+    B = max(1 - v / max(scores.var(ddof=1), 1e-9), 1e-9)  # above 0: it divides
+    gap = board["score"].diff(-1)
+    table = board[["name", "score"]].assign(gap=gap)
+    table.insert(0, "rank", range(1, len(board) + 1))
+    table["p_wrong"] = stats.norm.sf(gap * math.sqrt(B / (2 * v)))
+    for R in (1, 5, 20):
+        table[f"p_swap_{R}"] = stats.norm.sf(B * gap / math.sqrt(2 * v * (B + 1 / R)))
+    noise = np.random.default_rng(0).normal(0, math.sqrt(v / B), (20_000, len(board)))
+    best = (scores + noise).argmax(1)  # true scores over B
+    table["p_best"] = np.bincount(best, minlength=len(board)) / len(noise)
+    return table
+
+
+# The page ----------------------------------------------------------------------------------------
+
+
+def table_part(table):
+    """HTML of a table, its numbers to three digits."""
+    return table_html(table.round(3).astype(object).fillna(""))
+
+
+def report_slices(rows, args, draft):
+    """Analyse all slices; tables and figures go into the draft. Returns the page's parts."""
+    tables = []
+    for effect, (_, mine) in itertools.product(args.effects, rows.groupby(CELL)):
+        tables.append(analyse(mine, effect, args.slices))
+    meta = pd.concat(tables)
+    shares = shares_of(meta)
+    write(draft, meta=meta, shares=shares)
+    parts = []
+    for effect in args.effects:
+        answer = answer_of(shares, effect)
+        print(answer)
+        path = draft / f"slices.{effect}.png"
+        draw_distributions(meta, shares, effect).savefig(path, dpi=130)
+        parts += [paragraph(answer, "answer"), figure_html(path, "distributions over slices")]
+    parts.append(paragraph(
+        "Shares of studies whose posterior mean lies beyond the threshold, and whose 89 % interval "
+        "excludes 0, by the paper's model and by t over tasks. In shuffled ones the arms of each "
+        "model and task change places at random."))
+    return [*parts, table_part(shares)]
+
+
+def report_board(board, noises, draft):
+    """Compare the board with noises, {(experiment, m, n, model): variance}; the table goes into the
+    draft. Returns the page's parts."""
+    parts = []
+    tables = []
+    for (*cell, model), v in noises.items():
+        table = board_table(board, v)
+        tables.append(table.assign(**dict(zip(CELL, cell)), model=model))
+        doubtful = (table["p_wrong"] > 1 - SHARE).sum()
+        answer = (
+            f"{doubtful} of {count(len(board) - 1, 'pair')} of neighbours are in the wrong order "
+            f"with a chance above 11 %; {table['name'][0]} is the best with a "
+            f"chance of {100 * table['p_best'][0]:.0f} % (noise of {model}, {title_of(*cell)}).")
+        print(answer)
+        parts += [
+            paragraph(answer, "answer"),
+            paragraph(f"Noise: {math.sqrt(v):.2f} points, the standard deviation of the mean "
+                      "accuracy over tasks: an upper bound, texts and training together, while the "
+                      "entries of a board share their test texts. Gap: points to the next below. "
+                      "Chances: the order with the next is wrong; the two swap in a rerun with 1, "
+                      "5, 20 training sets a task; the entry is the best."),
+            table_part(table),
+        ]
+    write(draft, leaderboard=pd.concat(tables))
+    return parts
+
+
+# The same in fit_model.py: reading, effects, page ------------------------------------------------
 
 # --- shared: reading ---
 ARMS = ("base", "extra", "test")
-EFFECTS = {"boost": ("base", "extra"), "bias": ("extra", "test")}  # control, treatment
 CELL = ["experiment", "m", "n"]
 RUN = ["experiment", "model", "task", "m", "n", "subsample", "seed"]  # names a row
-REQUIRED = [*RUN[:-1], "num_classes", "majority", "acc_base", "acc_extra", "acc_test"]
-WORDS = ["split", "data", "recipe", "versions"]
-CHOICES = {"experiment": "experiment", "m": "m", "n": "n", "models": "model", "tasks": "task"}
-LEAST = {"m": 1, "n": 1, "subsample": 1, "num_classes": 1, "seed": 0}  # whole numbers
+NEEDED = [*RUN[:-1], "num_classes", "majority"]
+WORDS = [*RUN[:3], "split", "data", "recipe", "versions"]
+WHOLE = {"m": 1, "n": 1, "subsample": 1, "num_classes": 1, "seed": 0}  # whole numbers, the least
 SAME = [  # (scope, column): rows that agree in the scope must agree in the column
     (RUN[:5], "recipe"),
     (["experiment", "task"], "data"),
@@ -123,99 +336,85 @@ SAME = [  # (scope, column): rows that agree in the scope must agree in the colu
 
 
 def columns_of(metric):
-    """The metric's columns: of the three arms on the texts of `test`, then of `extra`."""
-    names = [f"{metric}_{arm}" for arm in ARMS]
-    return names + [f"{name}_on_extra" for name in names]
+    """The metric's columns: of the arms on the texts of `test`, then of `extra`."""
+    return [f"{metric}_{arm}{on}" for on in ("", "_on_extra") for arm in ARMS]
 
 
-def refuse(table, bad, what):
-    """Refuse the first of the bad rows; what: a format string of the row's columns."""
-    if bad.any():
-        row = table[bad].iloc[0]
-        raise UserError(f"{row['where']}: {what.format(**row)}: correct or delete the line")
-
-
-def read_file(path, needed, torn=True):
-    """A CSV file as a DataFrame of str with the column `where` (file, line). torn: lines with fewer
-    fields than the header, which killed runs leave, are left out; else refused."""
+def read_rows(path, needed):
+    """A CSV file as a table of words with a column `where`, without lines cut short by a kill."""
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
-            reader = csv.reader(file, strict=True)
-            lines = [[f"{path}, line {reader.line_num}", *line] for line in reader if any(line)]
-    except (ValueError, csv.Error) as error:
-        raise UserError(f"{path} is no CSV file in UTF-8: {error}") from None
-    header = ["where"]
-    if lines:
-        header += [name.strip() for name in lines[0][1:]]
+            header, *lines = [line for line in csv.reader(file, strict=True) if any(line)] or [[]]
+    except (OSError, ValueError, csv.Error) as error:
+        raise SystemExit(f"error: {path} cannot be read as a CSV file in UTF-8: {error}")
     for name in (*needed, *header):
-        number = header.count(name)
-        if number != 1:
-            found = f"{number} columns {name!r}, not one"
-            raise UserError(f"{path} has {found}; separated by commas: {', '.join(header[1:])}")
-    whole = []
-    for line in lines[1:]:
-        what = f"{line[0]}: {len(line) - 1} fields where the header has {len(header) - 1}"
-        if len(line) == len(header):
-            whole.append(line)
-        elif len(line) < len(header) and torn:
-            print(f"{what}: left out as torn")
+        if header.count(name) != 1:
+            raise SystemExit(f"error: {path} has {header.count(name)} columns {name!r}, not one; "
+                             f"separated by commas: {', '.join(header)}")
+    rows = []
+    for number, line in enumerate(lines, start=1):
+        where = f"{path}, data row {number}"
+        if len(line) > len(header):
+            raise SystemExit(f"error: {where} has more fields than the header: correct it")
+        if len(line) < len(header):
+            print(f"{where}: left out, for it was cut short")
         else:
-            raise UserError(f"{what}: correct or delete the line")
-    return pd.DataFrame(whole, columns=header, dtype=str)
+            rows.append([*line, where])
+    return pd.DataFrame(rows, columns=[*header, "where"], dtype=str)
 
 
 def read_path(path, needed):
-    """Tables of a results file, or of a folder's: results.csv, results.*-of-*.csv, the published
-    layout m50/n500/bert/ag_news/accuracies.csv, whose row k is subsample k."""
+    """Tables of a results file or of a folder's: results.csv, results.*-of-*.csv, the published
+    m50/n500/bert/ag_news/accuracies.csv, whose row k is subsample k."""
     if not path.is_dir():
-        return [read_file(path, needed)]
+        return [read_rows(path, needed)]
     files = [*path.glob("results.csv"), *path.glob("results.*-of-*.csv")]
-    tables = [read_file(file, needed) for file in sorted(files)]
+    tables = [read_rows(file, needed) for file in sorted(files)]
     for file in sorted(path.glob("m*/n*/*/*/accuracies.csv")):
-        table = read_file(file, ("num_classes", "majority", *ARMS))
-        table = table.rename(columns={arm: f"acc_{arm}" for arm in ARMS})
         m, n, model, task = file.parts[-5:-1]
-        table = table.assign(experiment=path.resolve().name, model=model, task=task)
-        tables.append(table.assign(m=m[1:], n=n[1:], subsample=range(1, len(table) + 1)))
+        table = read_rows(file, ["num_classes", "majority", *ARMS])
+        table = table.rename(columns={arm: f"acc_{arm}" for arm in ARMS})
+        tables.append(table.assign(experiment=path.resolve().name, m=m[1:], n=n[1:], model=model,
+                                   task=task, subsample=range(1, len(table) + 1)))
     if not tables:
-        layout = "m*/n*/*/*/accuracies.csv"
-        raise UserError(f"{path} holds no results.csv, results.*-of-*.csv, {layout}: name a file")
+        raise SystemExit(f"error: {path} holds no results.csv or m*/n*/*/*/accuracies.csv")
     return tables
 
 
-def typed(rows, name, may_lack):
-    """The numbers of a column of str; empty ones become nan if the rows may lack them."""
-    values = pd.to_numeric(rows[name], errors="coerce")
-    least, most = LEAST.get(name, -(10**9)), 10**9
-    if name == "n":
-        most = 10**6  # sign flips of more take hours
-    if name.startswith(("majority", "acc_", "f1_")):
-        least, most = 0, 1
-    bad = ~values.between(least, most) & ~(may_lack & (rows[name] == ""))
-    kind = "number"
-    if name in LEAST:
-        kind = "whole number"
-        bad |= values % 1 != 0
-    refuse(rows, bad, f"{name} is {{{name}!r}}, not a {kind} from {least} to {most}")
-    return values.astype(int if name in LEAST else float)
+def refuse(rows, bad, what):
+    """End at the first of the bad rows. what: a format string of its columns."""
+    if bad.any():
+        row = rows[bad].iloc[0]
+        raise SystemExit(f"error: {row['where']}: {what.format(**row)}: correct or delete it")
 
 
-def read_results(paths, metric="acc"):
-    """All rows of the paths, typed and checked; accuracies become k / n exactly, missing numbers
-    nan, missing words empty."""
-    needed = [*REQUIRED, *columns_of(metric)[:3]]
-    tables = [table for path in paths for table in read_path(path, needed)]
-    numbers = ["seed", *REQUIRED[3:], "loss_extra", "loss_test", "seconds"]
+def read_results(paths, metric):
+    """All rows of the paths: what is empty is nan, accuracies are k / n exactly."""
+    needed = dict.fromkeys([*NEEDED, *columns_of("acc")[:3], *columns_of(metric)[:3]])
+    tables = []
+    for path in paths:
+        tables += read_path(path, needed)
+    rows = pd.concat(tables, ignore_index=True)
+    numbers = [*needed, "seed", "discordant", "discordant_on_extra", "seconds"]
     for each in ("acc", "f1", "nll", metric):
         numbers += columns_of(each)
-    tables.append(pd.DataFrame(columns=[*dict.fromkeys(numbers), *WORDS]))  # those that may lack
-    rows = pd.concat(tables, ignore_index=True).fillna("")
-    if rows.empty:
-        raise UserError(f"no rows in {', '.join(map(str, paths))}: run run_experiment.py first")
-    rows["seed"] = rows["seed"].replace("", "0")
-    for name in dict.fromkeys(numbers):
-        rows[name] = typed(rows, name, may_lack=name not in needed)
+    rows = rows.reindex(columns=dict.fromkeys([*rows, *numbers, *WORDS])).replace("", np.nan)
+    rows["seed"] = rows["seed"].fillna(0)
+    for name in WORDS[:3]:
+        refuse(rows, rows[name].isna(), f"{name} is empty")
     refuse(rows, rows["model"] == "all", "the model 'all' would be all models together")
+    for name in dict.fromkeys(numbers[3:]):
+        values = pd.to_numeric(rows[name], errors="coerce")
+        bad = values.isna() & (rows[name].notna() | (name in needed))
+        what = "number"
+        if name in WHOLE:
+            what = f"whole number from {WHOLE[name]}"
+            bad |= (values < WHOLE[name]) | (values % 1 != 0)
+        elif name.startswith(("majority", "acc_", "f1_", "discordant")):
+            what = "number from 0 to 1"
+            bad |= (values < 0) | (values > 1)
+        refuse(rows, bad | np.isinf(values), f"{name} is {{{name}}}, not a {what}")
+        rows[name] = values.astype(int if name in WHOLE else float)
     for name in columns_of("acc"):
         exact = (rows[name] * rows["n"]).round() / rows["n"]
         off = (rows[name] - exact).abs() > 5.1e-5  # accuracies of four decimals will do
@@ -226,69 +425,53 @@ def read_results(paths, metric="acc"):
 
 def choose_rows(rows, args):
     """The rows that --experiment, --m, --n, --models and --tasks name, each known."""
-    for flag, name in CHOICES.items():
-        found = sorted(set(rows[name]))
-        wanted = getattr(args, flag) or found
-        for value in sorted(set(wanted) - set(found)):
-            names = ", ".join(map(str, found))
-            raise UserError(f"--{flag} {value}: not in the rows chosen so far; found: {names}")
+    for flag in ("experiment", "m", "n", "models", "tasks"):
+        name = flag.removesuffix("s")
+        found = set(rows[name])
+        wanted = set(getattr(args, flag) or found)
+        if not wanted <= found:
+            raise SystemExit(f"error: --{flag}: no row of {wanted - found} among those chosen so "
+                             f"far; found: {', '.join(map(str, sorted(found)))}")
         rows = rows[rows[name].isin(wanted)]
     return rows
 
 
 def refuse_conflict(rows, scope, name):
-    """Refuse two rows that agree in the scope and differ in a column that both have."""
-    known = rows[rows[name].notna() & (rows[[*scope, name]] != "").all(axis=1)]
-    known = known.drop_duplicates([*scope, name])
+    """End where two rows agree in the scope and differ in a column that both have."""
+    known = rows.dropna(subset=[*scope, name]).drop_duplicates([*scope, name])
     known = known[known.duplicated(scope, keep=False)].sort_values(scope, kind="stable")
     if len(known):
         one, two = known.iloc[0], known.iloc[1]
-        agree = f"{one['where']} and {two['where']} agree in {', '.join(scope)}"
-        values = f"differ in {name} ({one[name]} and {two[name]})"
-        raise UserError(f"{agree} and {values}: keep one, or give them two names of experiments")
+        raise SystemExit(f"error: {one['where']} and {two['where']} agree in {', '.join(scope)} "
+                         f"and differ in {name} ({one[name]} and {two[name]}): keep one")
 
 
 def each_once(rows):
-    """The rows, each run once, sorted; runs that contradict each other are refused."""
+    """Each run once, with the columns that any of its rows has, sorted."""
     twice = rows[rows.duplicated(RUN, keep=False)]
-    for name in twice.select_dtypes("number").columns.difference([*RUN, "seconds"], sort=False):
+    for name in twice.select_dtypes("number").columns.difference([*RUN, "seconds"]):
         refuse_conflict(twice, RUN, name)
     for scope, name in SAME:
         refuse_conflict(rows, scope, name)
-    again = rows.duplicated(RUN)
-    if again.any():
-        print(f"given twice and used once: {count(again.sum(), 'row')}")
-    return rows[~again].sort_values(RUN, ignore_index=True)
-
-
-def versions_of(rows):
-    """How many rows each version of code and libraries wrote, in words."""
-    numbers = rows["versions"].replace("", "no version named").value_counts()
-    return "; ".join(f"{count(number, 'row')} of {name}" for name, number in numbers.items())
+    again = rows.duplicated(RUN).sum()
+    if again:
+        print(f"rows given more than once and used once: {again}")
+    return rows.groupby(RUN, as_index=False).first()
 
 
 def load_rows(args, metric="acc"):
-    """The chosen rows of args.paths with the column `arms`: "crossed" where every row of a cell has
-    the columns *_on_extra of the metric and args.plain is off, else "plain"."""
+    """The chosen rows with the column `arms`: "crossed" where every row of a cell has the metric on
+    the texts of `extra` too, and no --plain, else "plain"."""
     rows = each_once(choose_rows(read_results(args.paths, metric), args))
-    if rows["versions"].nunique() > 1:
-        print(f"rows of several versions are taken together: {versions_of(rows)}")
-    rows["arms"] = "plain"
-    if args.plain:
-        return rows
+    if rows.empty:
+        raise SystemExit(f"error: {args.paths[0]} has no rows: run run_experiment.py first")
     there = rows[columns_of(metric)].notna().all(axis=1)
-    for cell, known in there.groupby([rows[name] for name in CELL]):
-        if known.all():
-            rows.loc[known.index, "arms"] = "crossed"
-        elif known.any():
-            lack = f"some rows lack {metric}_base_on_extra and so on"
-            print(f"{title_of(*cell)}: {lack}: plain effects, without crossed arms")
+    cells = there.groupby([rows[name] for name in CELL])
+    rows["arms"] = np.where(cells.transform("all") & (not args.plain), "crossed", "plain")
+    for cell, known in cells:
+        if known.any() and not known.all():
+            print(f"{title_of(*cell)}: some rows lack {metric}_*_on_extra: none are used")
     return rows
-
-
-def count(number, what):
-    """"1 task", "2 tasks"."""
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def title_of(experiment, m, n):
@@ -296,74 +479,148 @@ def title_of(experiment, m, n):
     return f"{experiment}, m = {m}, n = {n}"
 
 
-def file_of(*names):
-    """A file's name from names that may hold anything; different names give different files."""
-    return ".".join(quote(str(name), safe="") for name in names).replace("%", "=")
+def count(number, what):
+    """"1 task", "2 tasks"."""
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
+def versions_of(rows):
+    """How many rows each version of the libraries wrote, in words."""
+    numbers = rows["versions"].astype(object).fillna("no version named").value_counts()
+    return "; ".join([f"{count(number, 'row')} of {name}" for name, number in numbers.items()])
 # --- end shared ---
 
 
 # --- shared: effects ---
 SHARE = 0.89  # of every interval: the paper's
+UPPER = (1 + SHARE) / 2  # its upper end, as a quantile
+EFFECTS = {"boost": ("base", "extra"), "bias": ("extra", "test")}  # control, treatment: plain arms
+SHARES = ("acc", "f1")  # metrics whose differences are told in points, hundredths
 
 
-def effects_of(row, metric="acc", crossed=True):
-    """(boost, bias) of a row, or of a table of rows, as fractions or nats.
+def add_effects(rows, metric="acc"):
+    """The rows with base, unseen, seen (of the metric; crossed: means over both sets of texts),
+    boost, bias (points, or the metric's own unit) and variances in points^2: floor, of rounding to
+    whole answers; w, of a crossed bias in accuracy by the noise of its texts, a difference between
+    random halves of 2n; counted: whether w is known, or the least that the accuracies allow."""
+    rows = rows.copy()
+    crossed = rows["arms"] == "crossed"
+    n = rows["n"]
+    scale = 100 if metric in SHARES else 1
+    places = {"base": ("base", "base"), "unseen": ("extra", "test"), "seen": ("test", "extra")}
+    for name, (arm, mirrored) in places.items():
+        on_test = rows[f"{metric}_{arm}"]
+        both = (on_test + rows[f"{metric}_{mirrored}_on_extra"]) / 2
+        rows[name] = both.where(crossed, on_test)
+    rows["boost"] = scale * (rows["unseen"] - rows["base"])
+    rows["bias"] = scale * (rows["seen"] - rows["unseen"])
+    rows["floor"] = (100 / (n * (1 + crossed))) ** 2 / 12 * (metric in SHARES)
 
-    Plain: acc_extra - acc_base and acc_test - acc_extra, on the texts of `test`. Crossed: the mean
-    of these and of their mirror images on the texts of `extra`, where `extra` and `test` change
-    places; a training run that is better or worse on all texts then cancels from the bias."""
-    boost = row[f"{metric}_extra"] - row[f"{metric}_base"]
-    bias = row[f"{metric}_test"] - row[f"{metric}_extra"]
-    if crossed:
-        mirrored_boost = row[f"{metric}_test_on_extra"] - row[f"{metric}_base_on_extra"]
-        mirrored_bias = row[f"{metric}_extra_on_extra"] - row[f"{metric}_test_on_extra"]
-        boost = (boost + mirrored_boost) / 2
-        bias = (bias + mirrored_bias) / 2
-    return boost, bias
+    noise = 0
+    for ending, (one, other) in {"": ("extra", "test"), "_on_extra": ("test", "extra")}.items():
+        change = rows[f"acc_{other}{ending}"] - rows[f"acc_{one}{ending}"]
+        noise = noise + rows[f"discordant{ending}"].fillna(change.abs()) - change**2
+    known = crossed & (metric == "acc")
+    rows["w"] = np.maximum(100**2 / (4 * n) * noise, rows["floor"]).where(known)
+    lacking = rows[["discordant", "discordant_on_extra"]].isna().any(axis=1)
+    rows["counted"] = known & ~lacking
+    return rows
 # --- end shared ---
 
 
-# --- shared: tools ---
-UPPER = (1 + SHARE) / 2  # the upper end of an interval, as a quantile
+# --- shared: page ---
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")  # Okabe and Ito's
+STYLE = """
+.report { max-width: 58rem; margin: auto; padding: 0 .5rem; background: #fff; color: #222;
+          font: 16px/1.5 system-ui, sans-serif; overflow-wrap: break-word }
+.report h1 { font-size: 1.5rem } .report h2 { font-size: 1.15rem }
+.report .answer { font-size: 1.1rem; border-left: .3rem solid #0072B2; padding-left: .8rem }
+.report .warning { border-left: .3rem solid #D55E00; padding-left: .8rem }
+.report .small, .report table { font-size: .85rem }
+.report .scroll { overflow-x: auto } .report img { max-width: 100%; min-width: 34rem }
+.report table { border-collapse: collapse }
+.report td, .report th { padding: .15rem .5rem; border: 0; border-bottom: 1px solid #ddd;
+                         text-align: left !important; white-space: nowrap }
+"""
 
 
-def changes_of(rows, effect, crossed):
-    """Whole numbers that are n times the row's difference, crossed 2n times: for sign flips."""
-    boost, bias = effects_of(rows, "acc", crossed)
-    change = boost if effect == "boost" else bias
-    if crossed:
-        change = 2 * change
-    return (change * rows["n"]).round().astype(int)
+def rounded(value, digits):
+    """Half away from 0, as on paper, whatever the last bits of a mean are."""
+    scale = 10**digits
+    return np.sign(value) * np.floor(np.abs(value) * scale + 0.5 + 1e-7) / scale
 
 
-def training_variance(shares, n):
-    """The variance of a mean accuracy over tasks at one subsample a task, on a fixed test set, in
-    points^2; nan if not told from 0 by a chi-square. shares: per task the accuracies of its
-    subsamples, each on n fresh test texts. Their variance less the binomial one: a lower bound,
-    since single answers also flip."""
-    observed = np.array([np.var(share, ddof=1) for share in shares])
-    binomial = np.array([np.mean(share * (1 - share)) / max(n - 1, 1) for share in shares])
-    freedom = np.array([len(share) - 1 for share in shares])
-    chi_square = (freedom * observed / np.maximum(binomial, 1e-9)).sum()  # 0 where all are right
-    excess = (observed - binomial).sum()
-    if excess <= 0 or stats.chi2.cdf(chi_square, freedom.sum()) < UPPER:
-        return math.nan
-    return 1e4 * excess / len(shares) ** 2
+def signed(value, digits=2):
+    """A difference in words, "" where there is none."""
+    return "" if np.isnan(value) else f"{rounded(value, digits) + 0:+.{digits}f}"
 
 
-def sign_flip_p(changes):
-    """One-sided p of sum(changes), whole numbers, under random signs: exact if they are symmetric
-    about 0. The sum of the sizes with a plus has a convolution of two-point laws."""
-    sizes = np.abs(changes[changes != 0])
-    share = np.zeros(sizes.sum() + 1)  # of the sign patterns, by the sum of the sizes with a plus
-    share[0] = 1
-    reached = 0
-    for size in sizes:
-        share[size : reached + size + 1] += share[: reached + 1].copy()
-        share[: reached + size + 1] /= 2
-        reached += size
-    observed = (sizes.sum() + changes.sum()) // 2
-    return min(float(share[observed:].sum()), 1.0)  # ties count; rounding may exceed 1
+def paragraph(text, kind=""):
+    """HTML of a paragraph; kind: answer, warning, small."""
+    return f'<p class="{kind}">{html.escape(text)}</p>'
+
+
+def table_html(table):
+    """HTML of a table of strings."""
+    return f'<div class="scroll">{table.to_html(index=False, border=0)}</div>'
+
+
+def figure_html(path, words):
+    """HTML of a picture, which becomes a part of the page."""
+    picture = base64.b64encode(path.read_bytes()).decode()
+    image = f'<img alt="{html.escape(words)}" src="data:image/png;base64,{picture}">'
+    return f'<div class="scroll">{image}</div>'
+
+
+def write_page(path, title, parts):
+    """One file, to be opened, mailed, printed. parts: HTML."""
+    body = "\n".join([f"<h1>{html.escape(title)}</h1>", *parts])
+    path.write_text(
+        '<!DOCTYPE html>\n<meta charset="utf-8"><meta name="viewport" content="width=device-width">'
+        f"\n<title>{html.escape(title)}</title>\n<style>{STYLE}</style>\n"
+        f'<div class="report">\n{body}\n</div>\n', encoding="utf-8", errors="replace")
+
+
+def show_page(path, update=False):
+    """Show the page in a notebook's cell, or update it there."""
+    notebook = sys.modules.get("IPython")
+    if notebook and notebook.get_ipython():
+        page = notebook.display.HTML(path.read_text(encoding="utf-8"))
+        notebook.display.display(page, display_id=str(path), update=update)
+
+
+@contextlib.contextmanager
+def draft_of(folder, stale=()):
+    """A folder in which to make files, which move into `folder` when all are made; what an earlier
+    run left there of the patterns `stale` goes then."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".draft-", dir=folder) as draft:
+            yield Path(draft)
+            for pattern in stale:
+                for file in folder.glob(pattern):
+                    file.unlink()
+            for file in sorted(Path(draft).iterdir()):
+                os.replace(file, folder / file.name)
+    except OSError as error:
+        raise SystemExit(f"error: {folder} cannot be written: {error.strerror}: change --out")
+    except KeyboardInterrupt:
+        raise SystemExit(f"stopped: {folder} is as it was")
+
+
+def write(folder, **tables):
+    """Write tables as CSV, numbers to 6 significant digits."""
+    for name, table in tables.items():
+        table.to_csv(folder / f"{name}.csv", index=False, float_format="%.6g")
+
+
+def file_of(*names):
+    """A part of a file's name; a number keeps those apart that had to be changed."""
+    words = ".".join(map(str, names))
+    safe = re.sub(r"[^\w.=+-]", "-", words)[:60]
+    if safe != words:
+        safe += f"-{zlib.crc32(words.encode()):08x}"
+    return safe
 
 
 def panels(title, lines, columns, width, height, **more):
@@ -371,375 +628,68 @@ def panels(title, lines, columns, width, height, **more):
     figure = Figure(figsize=(width, height), layout="constrained")
     figure.suptitle(title, fontsize=11)
     return figure, figure.subplots(lines, columns, squeeze=False, **more)
-
-
-def open_folder(folder, script, made):
-    """Make a folder ready for a script's output. It is new, empty, or holds the script's own
-    summary.md: then what earlier runs made (patterns of names) is removed. Else it is refused."""
-    folder.mkdir(parents=True, exist_ok=True)
-    page = folder / "summary.md"
-    ours = page.exists() and f"Written by {script}" in page.read_text(errors="replace")
-    if any(folder.iterdir()) and not ours:
-        raise UserError(f"{folder} holds files, no summary.md of {script}: give a new one by --out")
-    for pattern in made:
-        for file in folder.glob(pattern):
-            file.unlink()
-    write_page(folder, script, ["Not finished."])
-
-
-def write_page(folder, script, lines):
-    """Write summary.md; its last line names the script, by which open_folder knows the folder."""
-    text = "\n".join([*lines, "", f"Written by {script}.", ""])
-    (folder / "summary.md").write_text(text, encoding="utf-8")
-
-
-def write(folder, **tables):
-    """Write DataFrames as CSV, numbers to 6 significant digits."""
-    for name, table in tables.items():
-        table.to_csv(folder / f"{name}.csv", index=False, float_format="%.6g")
 # --- end shared ---
 
 
-# Slices -----------------------------------------------------------------------------------------
+# Flags -------------------------------------------------------------------------------------------
 
 
-def draw_slices(rows, effect, slices, rng, shuffled=False):
-    """Slices of one run per model and task. Returns the right answers [slices, 2, models, tasks] of
-    control and treatment, the changes [slices, models, tasks] in whole numbers (see changes_of) and
-    n [models, tasks], 0 where a model lacks a task."""
-    models = sorted(set(rows["model"]))
-    tasks = sorted(set(rows["task"]))
-    crossed = rows["arms"].iloc[0] == "crossed"
-    columns = [f"acc_{arm}" for arm in EFFECTS[effect]]
-    total = np.zeros((len(models), len(tasks)), int)
-    counts = np.zeros((slices, 2, *total.shape), int)
-    changes = np.zeros((slices, *total.shape), int)
-    for (model, task), runs in rows.groupby(["model", "task"]):
-        i, j = models.index(model), tasks.index(task)
-        drawn = runs.iloc[rng.integers(len(runs), size=slices)]
-        total[i, j] = runs["n"].iloc[0]
-        counts[:, :, i, j] = (drawn[columns] * total[i, j]).round()
-        changes[:, i, j] = changes_of(drawn, effect, crossed)
-    if shuffled:
-        swap = rng.random(changes.shape) < 0.5
-        counts = np.where(swap[:, None], counts[:, ::-1], counts)
-        changes = np.where(swap, -changes, changes)
-    return counts, changes, total
-
-
-def slice_posterior(counts, total):
-    """(mean, sd) of beta [slices] under the paper's model without V and W (one task: without U).
-    Given sd_U the log posterior is concave: Newton's method finds its mode, the inverse curvature
-    is the covariance. sd_U is set to its own mode by EM: the root of sd^4 + J sd^2 = sum E U_j^2
-    (HalfNormal(1) prior)."""
-    slices, _, models, tasks = counts.shape
-    arm, model, task = (axis.ravel() for axis in np.indices((2, models, tasks)))
-    columns = [np.ones(len(arm)), arm]  # mu, beta
-    columns += [model == i for i in range(1, models)]  # alpha of the later models
-    if tasks > 1:
-        columns += [task == j for j in range(tasks)]  # U
-    X = np.array(columns, float).T
-    n = np.tile(total.ravel(), 2)
-    y = counts.reshape(slices, -1)
-    precision = np.ones((slices, len(columns)))
-    precision[:, 2 : models + 1] = 1 / 25  # alpha ~ N(0, 5)
-    U = slice(models + 1, None)
-    theta = np.zeros(precision.shape)
-    for _ in range(200):
-        p = special.expit(theta @ X.T)
-        weighted = X.T * (n * p * (1 - p))[:, None]
-        covariance = np.linalg.inv(weighted @ X + precision[:, None] * np.eye(len(columns)))
-        gradient = (y - n * p) @ X - precision * theta
-        step = (covariance @ gradient[..., None])[..., 0]
-        theta += np.clip(step, -2, 2)
-        if np.abs(step).max() < 1e-7:
-            break
-        spread = np.diagonal(covariance, axis1=1, axis2=2)
-        square = (theta**2 + spread)[:, U].sum(1)
-        variance = (np.sqrt(tasks**2 + 4 * square) - tasks) / 2
-        precision[:, U] = 1 / np.maximum(variance, 1e-4)[:, None]
-    return theta[:, 1], np.sqrt(covariance[:, 1, 1])
-
-
-def slice_rows(counts, changes, total, crossed):
-    """A row per slice: the paper's posterior of beta, the t interval over tasks, sign-flip p."""
-    own = total.all(axis=0)  # a model may lack tasks
-    mean, sd = slice_posterior(counts[..., own], total[:, own])
-    reach = stats.norm.ppf(UPPER) * sd
-    D = 100 * changes[..., own].mean(1) / total.max()  # [slices, tasks]
-    if crossed:
-        D = D / 2
-    J = D.shape[1]
-    t = D.mean(1)
-    half = np.full(len(t), math.nan)
-    if J > 1:
-        half = stats.t.ppf(UPPER, J - 1) * D.std(1, ddof=1) / math.sqrt(J)
-    p = []
-    for change in changes.reshape(len(t), -1):
-        if change.sum() < 0:
-            change = -change
-        p.append(min(1, 2 * sign_flip_p(change)))
-    return pd.DataFrame({
-        "slice": np.arange(1, len(t) + 1),
-        "paper_mean": mean, "paper_low": mean - reach, "paper_high": mean + reach,
-        "t_mean": t, "t_low": t - half, "t_high": t + half, "p": p,
-    })
-
-
-def variance_ratio(rows, effect):
-    """Variance of plain differences between a task's subsamples over that of two independent
-    binomials, means over models and tasks; nan where no answer differs."""
-    one = rows.drop_duplicates(RUN[:-1])  # one seed of each subsample
-    runs = [one["model"], one["task"]]
-    control, treatment = (one[f"acc_{arm}"] for arm in EFFECTS[effect])
-    binomial = (control * (1 - control) + treatment * (1 - treatment)) / one["n"]
-    expected = binomial.groupby(runs).mean().mean()
-    observed = (treatment - control).groupby(runs).var().mean()
-    return observed / expected if expected > 0 else math.nan
-
-
-def shares_of(found, rows, effect):
-    """The columns of shares.csv from a kind's slices of a model, and the model's rows."""
-    means = found["paper_mean"]
-    threshold = THRESHOLD
-    if re.search("zero.shot", rows["experiment"].iloc[0]):
-        threshold = ZERO_SHOT_THRESHOLD
-    shares = {"slices": len(found), "paper_mean": means.mean(), "paper_sd": means.std()}
-    shares["threshold"] = threshold
-    shares["outside"] = (means.abs() > threshold).mean()
-    for way in ("paper", "t"):
-        told = (found[f"{way}_low"] > 0) | (found[f"{way}_high"] < 0)
-        shares[way] = told.mean() if found[f"{way}_low"].notna().all() else math.nan
-    shares["sign_flip"] = (found["p"] < 1 - SHARE).mean()
-    shares["variance_ratio"] = variance_ratio(rows, effect)
-    return shares
-
-
-def analyse(rows, effect, args):
-    """(rows of meta.csv, rows of shares.csv) of a cell and effect: slices, then shuffled ones, of
-    all models together, where they have the same tasks, and of each."""
-    models = sorted(set(rows["model"]))
-    arms = rows["arms"].iloc[0]
-    tables = []
-    shares = []
-    for kind in ("slice", "swapped"):
-        rng = np.random.default_rng(args.seed)
-        counts, changes, total = draw_slices(rows, effect, args.slices, rng, kind == "swapped")
-        groups = {model: [i] for i, model in enumerate(models)}
-        if len(models) > 1 and total.all():
-            groups = {"all": list(range(len(models))), **groups}
-        for model, i in groups.items():
-            found = slice_rows(counts[:, :, i], changes[:, i], total[i], arms == "crossed")
-            names = dict(rows[CELL].iloc[0])
-            names |= {"effect": effect, "arms": arms, "model": model, "kind": kind}
-            tables.append(found.assign(**names)[[*names, *found]])
-            mine = rows if model == "all" else rows[rows["model"] == model]
-            shares.append({**names, **shares_of(found, mine, effect)})
-    return pd.concat(tables), pd.DataFrame(shares)
-
-
-def cell_text(rows, shares):
-    """(sentence, table) of a cell and effect: what studies of one subsample would have claimed."""
-    slices = shares[shares["kind"] == "slice"].iloc[0]
-    shuffled = shares[shares["kind"] == "swapped"].iloc[0]
-    claims = [f"{slices[way]:.0%} by {name}" for way, name in WAYS.items() if slices[way] >= 0]
-    alarms = [f"{share:.0%}" for share in shuffled[list(WAYS)].dropna()]
-    text = (
-        f"Of {slices['slices']} studies with one subsample per model and task, {', '.join(claims)} "
-        f"would have claimed a {slices['effect']} ({slices['model']}). Of as many shuffled ones, "
-        f"in which there is none, {', '.join(alarms)}: false alarms, where 11% are to be expected."
-    )
-    if slices["arms"] == "crossed":
-        text += " t and sign flips take crossed arms, the paper's model plain ones."
-    if rows.groupby(["model", "task"])["subsample"].nunique().max() < 2:
-        text += " There is one subsample per model and task: all slices are the same."
-    if slices["model"] != "all" and rows["model"].nunique() > 1:
-        text += " The models have different tasks: nothing is said of all together."
-    table = shares[["model", "kind", "variance_ratio", "threshold", "outside", *WAYS]]
-    return text, table.to_string(index=False, na_rep="", float_format="{:.3g}".format)
-
-
-# Figures ----------------------------------------------------------------------------------------
-
-
-def draw_ecdf(table, shares):
-    """Figure 7: distributions over slices, and shuffled ones (dashed), of the paper's posterior
-    means and of the means over tasks."""
-    first = shares.iloc[0]
-    reach = first["threshold"]
-    title = f"{title_of(*first[CELL])}: {first['effect']} of single subsamples; grey: ±{reach:g}"
-    figure, (axes,) = panels(title, 1, 2, 11, 5, sharey=True)
-    models = list(shares["model"].unique())
-    for (model, kind), mine in table.groupby(["model", "kind"]):
-        style = "-" if kind == "slice" else "--"
-        for axis, way in zip(axes, ("paper_mean", "t_mean")):
-            colour = f"C{models.index(model)}"
-            axis.ecdf(mine[way], color=colour, ls=style, label=f"{model}, {kind}")
-    axes[0].axvspan(-reach, reach, color="grey", alpha=0.15, lw=0)
-    axes[0].set_ylabel("share of slices at or below")
-    axes[0].set_xlabel("the paper's model: posterior mean of beta (log odds)")
-    axes[1].set_xlabel(f"mean difference over tasks (points, {first['arms']} arms)")
-    handles, labels = axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False)
-    return figure
-
-
-def draw_nulls(shares):
-    """nulls.png: how often each way claims an effect of shuffled slices, by cell and model."""
-    nulls = shares[shares["kind"] == "swapped"]
-    names = []
-    for row in nulls.itertuples():
-        names.append(f"{title_of(row.experiment, row.m, row.n)}, {row.effect}, {row.model}")
-    title = "False alarms in shuffled data, one subsample per model and task"
-    figure, ((axis,),) = panels(title, 1, 1, 8.5, 1.8 + 0.2 * len(nulls))
-    for (way, name), marker in zip(WAYS.items(), "soD"):
-        axis.plot(100 * nulls[way], range(len(nulls)), marker, ms=4, label=name)
-    axis.axvline(100 * (1 - SHARE), color="grey", lw=1, ls="--", label="to be expected")
-    axis.set_yticks(range(len(names)), names, fontsize=8)
-    axis.set(ylim=(len(names) - 0.5, -0.5), xlim=(-1, None))
-    axis.set_xlabel("shuffled slices in which 0 is excluded, percent")
-    axis.grid(axis="x", alpha=0.3)
-    figure.legend(loc="outside lower center", ncols=4, fontsize=8, frameon=False)
-    return figure
-
-
-# A leaderboard ----------------------------------------------------------------------------------
-
-
-def read_board(path):
-    """DataFrame with name and score (fraction), best first."""
-    board = read_file(path, ("name", "score"), torn=False)
-    board["score"] = typed(board, "score", may_lack=False)
-    if (board["score"] > 1).any():
-        mixed = (board["score"] > 0) & (board["score"] <= 1)
-        refuse(board, mixed, "score is {score} beside scores above 1: write all as percent or none")
-        board["score"] /= 100
-    refuse(board, ~board["score"].between(0, 1), "scores lie in 0 to 1, or all in percent")
-    if len(board) < 2:
-        raise UserError(f"{path} has fewer than two entries: a board needs two")
-    return board.sort_values("score", ascending=False, kind="stable", ignore_index=True)
-
-
-def board_table(board, rows, seed):
-    """leaderboard.csv under one model's training noise, which each entry is taken to have; nan
-    where the noise is not told from 0."""
-    accuracies = rows.groupby(["task", "subsample"])["acc_extra"].mean()  # over seeds
-    shares = [share.to_numpy() for _, share in accuracies.groupby("task")]
-    variance = training_variance(shares, rows["n"].iloc[0])
-    scores = 100 * board["score"].to_numpy()
-    gap = pd.Series(scores).diff(-1)
-    table = board[["name", "score"]].assign(model=rows["model"].iloc[0], gap=gap)
-    table.insert(0, "rank", range(1, len(board) + 1))
-
-    # The true gap is Normal(gap, 2 variance); a rerun's is its own, with noise of its own
-    table["p_wrong"] = stats.norm.sf(gap / math.sqrt(2 * variance))
-    for R in (1, 5, 20):
-        table[f"p_swap_{R}"] = stats.norm.sf(gap / math.sqrt(2 * variance * (1 + 1 / R)))
-    noise = np.random.default_rng(seed).normal(0, math.sqrt(variance), (100_000, len(board)))
-    best = np.bincount((scores + noise).argmax(1), minlength=len(board)) / len(noise)
-    table["p_best"] = best
-    if math.isnan(variance):
-        table["p_best"] = math.nan
-    return table
-
-
-def run_board(rows, args):
-    """The leaderboard under the training noise of one cell, model by model."""
-    cells = list(rows.groupby(CELL).groups)
-    if len(cells) > 1:
-        choices = "; ".join(f"--experiment {e} --m {m} --n {n}" for e, m, n in cells)
-        raise UserError(f"--leaderboard takes the noise of one cell; choose by {choices}")
-    sizes = rows.groupby(["model", "task"])["subsample"].nunique()
-    for model, task in sizes.index[sizes < 2]:
-        found = f"{model} has one subsample of {task}, which cannot show how runs differ"
-        raise UserError(f"{found}: run at least 2, or use --tasks")
-    board = read_board(args.leaderboard)
-    table = pd.concat(board_table(board, mine, args.seed) for _, mine in rows.groupby("model"))
-    words = table.round(3).astype(object)
-    chances = [name for name in table if name.startswith("p_")]
-    words[chances] = words[chances].replace(0, "<.001")
-    lines = [
-        f"Each entry of {args.leaderboard} is taken to vary between training runs as the mean "
-        f"acc_extra of each model here does ({title_of(*cells[0])}). The entries share their test "
-        "texts, which are held fixed. A rerun has luck of its own, as the board has.",
-        "", "```", words.to_string(index=False, na_rep=""), "```",
-    ]
-    for model in table.loc[table["p_best"].isna(), "model"].unique():
-        lines += ["", f"{model}: training noise is not told from 0 by these data: run more"]
-    open_folder(args.out, SCRIPT, MADE)
-    write(args.out, leaderboard=table)
-    write_page(args.out, SCRIPT, ["# A leaderboard", "", *lines])
-    print("\n".join(lines))
-    print(f"\nin {args.out.resolve()}: summary.md, leaderboard.csv")
+def whole(text):
+    """argparse type: a whole number from 1."""
+    if int(text) < 1:
+        raise ValueError
+    return int(text)
 
 
 def parse_args(argv):
-    """Command-line flags; --help reads like a page."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
+    """The flags."""
+    parser = argparse.ArgumentParser(
+        description=__doc__.partition("\n\n")[0], epilog="More: the head of this script.")
     add = parser.add_argument_group("what to run").add_argument
     add("paths", nargs="*", type=Path, default=[Path("results.csv")], metavar="FILE or FOLDER",
-        help="results files, folders of them, or folders in the published layout (results.csv)")
-    add("--slices", type=positive, default=500, metavar="N", help="and shuffled ones (%(default)s)")
-    add("--effects", nargs="+", choices=tuple(EFFECTS), default=["bias"], help="(bias)")
-    add("--plain", action="store_true", help="plain effects even where arms are crossed")
+        help="results files, folders of them, or of the published layout (results.csv)")
+    add("--slices", type=whole, default=500, metavar="N", help="and shuffled ones (500)")
+    add("--effects", nargs="+", choices=[*EFFECTS], default=["bias"], help="(bias)")
+    add("--plain", action="store_true", help="effects on `test` alone, even where arms are crossed")
     add("--leaderboard", type=Path, metavar="FILE",
         help="instead: is the order of its entries right, would they swap?")
-    for flag, name in CHOICES.items():
-        kind = int if name in LEAST else str
-        add(f"--{flag}", nargs="+", type=kind, metavar=name.upper(), help="only these (all)")
-    add("--seed", type=int, default=0, help="of all random numbers (%(default)s)")
-    add = parser.add_argument_group("output").add_argument
-    add("--out", type=Path, default=Path("meta"), metavar="FOLDER",
-        help="new, empty, or of an earlier run, which is replaced (%(default)s)")
-    add("--no-figures", action="store_true", help="tables only")
-    args = parser.parse_args(argv)
-    args.effects = list(dict.fromkeys(args.effects))
-    return args
+    for flag, kind in (("experiment", str), ("m", int), ("n", int), ("models", str),
+                       ("tasks", str)):
+        add(f"--{flag}", nargs="+", type=kind, help="only these (all)")
+    add("--out", type=Path, metavar="FOLDER", help="(meta/ and the first file's name)")
+    return parser.parse_args(argv)
 
 
 @matplotlib.rc_context({"text.parse_math": False})  # a $ in a name is a $
 def main(argv=None):
     args = parse_args(argv)
-    rows = load_rows(args)
+    rows = add_effects(load_rows(args))
+    title = "How far can one subsample be trusted?"
+    names = [args.paths[0].resolve().name.removesuffix(".csv")]
     if args.leaderboard:
-        return run_board(rows, args)
-    open_folder(args.out, SCRIPT, MADE)
+        title = "Would the leaderboard keep its order?"
+        names.append(args.leaderboard.stem)
+        board = read_board(args.leaderboard)
+        groups = rows.groupby([*CELL, "model"])
+        noises = {key: noise_of(mine) for key, mine in groups}
+    elif rows.groupby(RUN[:5])["subsample"].nunique().max() < 2:
+        raise SystemExit("error: one subsample per model and task, so all slices are the same: run "
+                         "more")
 
-    # A section for every cell and effect
-    tables = []
-    shares = []
-    page = [
-        "# How far can one subsample be trusted?", "",
-        "Tables: the shares of slices and of shuffled ones (swapped) in which the paper's mean is "
-        "outside its threshold, and in which each analysis excludes 0 at 89 %.", "",
-        f"{len(rows)} rows: {versions_of(rows)}",
-    ]
-    jobs = [(*job, effect) for job in rows.groupby(CELL) for effect in args.effects]
-    for cell, mine, effect in tqdm(jobs, leave=False):
-        found, shared = analyse(mine, effect, args)
-        tables.append(found)
-        shares.append(shared)
-        head = f"{title_of(*cell)}, {effect}"
-        text, table = cell_text(mine, shared)
-        tqdm.write(f"{head}\n{text}\n{table}\n")
-        page += ["", f"## {head}", "", text, "", "```", table, "```"]
-        if not args.no_figures:
-            name = f"slices.{file_of(*cell, effect)}.png"
-            draw_ecdf(found, shared).savefig(args.out / name, dpi=130)
-            page += ["", f"![distributions over slices]({name})"]
-
-    # All of them together
-    shares = pd.concat(shares)
-    write(args.out, meta=pd.concat(tables), shares=shares)
-    if not args.no_figures:
-        draw_nulls(shares).savefig(args.out / "nulls.png", dpi=130)
-        page += ["", "## False alarms", "", "![shuffled slices in which 0 is excluded](nulls.png)"]
-    write_page(args.out, SCRIPT, page)
-    print(f"in {args.out.resolve()}: summary.md, meta.csv, shares.csv, figures *.png")
+    folder = args.out or Path("meta", file_of(*names))
+    with draft_of(folder, stale=["slices.*.png"]) as draft:
+        if args.leaderboard:
+            parts = report_board(board, noises, draft)
+        else:
+            parts = report_slices(rows, args, draft)
+        flags = shlex.join(sys.argv[1:] if argv is None else argv)
+        parts.append(paragraph(f"python meta_analysis.py {flags}", "small"))
+        parts.append(paragraph(f"{count(len(rows), 'row')}: {versions_of(rows)}", "small"))
+        write_page(draft / "report.html", title, parts)
+    show_page(folder / "report.html")
+    print(f"in {folder.resolve()}: report.html, tables, figures")
 
 
-# --- shared: start ---
 if __name__ == "__main__":
     # in a notebook cell sys.argv is the kernel's: give flags in the list, such as ["--m", "50"]
-    run_script(main, [] if "__file__" not in globals() else None)
-# --- end shared ---
+    main([] if "__file__" not in globals() else None)
