@@ -465,7 +465,7 @@ def audit_units(args):
         write_whole(args.out, table)
         words = "order test p {p_exact:.4f}; AUC of log p {auc_logp:.2f}, twin {auc_twin:.2f}"
         tqdm.write(f"{unit.folder.name}: {words.format(**rows.iloc[-1])}")
-    return table
+    return read_table(args.out)
 
 
 # Tables
@@ -516,7 +516,7 @@ def harm_of(units):
 
 def detectors_of(rows):
     """A table of the detectors and the order test over units of one setting: AUC, p and adjusted p
-    of the arm test, p of base, crossed AUC with the half-width of its interval."""
+    of the arm test, p of base, crossed AUC and the half-width of its interval."""
     arms = {arm: mine.set_index("subsample") for arm, mine in rows.groupby("arm")}
     n, count = rows["n"].iloc[0], len(arms["test"])
     lines = {}
@@ -527,38 +527,29 @@ def detectors_of(rows):
         lines[words] = [auc["test"].mean(), rank_sum_p(auc["test"], n), rank_sum_p(auc["base"], n),
                         crossed.mean(), half]
     p = {arm: stats.combine_pvalues(mine["p_exact"]).pvalue for arm, mine in arms.items()}
+    z = {arm: stats.norm.isf(mine["p_published"]) for arm, mine in arms.items()}
+    gain = pd.Series(z["test"] - z["base"])
+    t = gain.mean() / gain.std() * math.sqrt(count)
     lines["order test"] = [math.nan, p["test"], p["base"], math.nan, math.nan]
-    table = pd.DataFrame(lines, ["AUC", "p", "p of base", "crossed AUC", "half"]).T
-    table.insert(2, "adjusted", adjusted(table["p"].drop("twin")))
+    lines["of extra"] = [math.nan, p["extra"], math.nan, math.nan, math.nan]
+    lines["relative to base"] = [math.nan, stats.t.sf(t, count - 1), math.nan, math.nan, math.nan]
+    table = pd.DataFrame(lines, ["AUC", "p", "p of base", "crossed AUC", "±"]).T
+    counted = table["p"].drop(["twin", "of extra", "relative to base"])
+    table.insert(2, "adjusted", adjusted(counted))
     return table
-
-
-def relative_order_p(rows):
-    """One-sided p, over units, that the order test's z of the arm test exceeds that of base."""
-    rows = rows.sort_values("subsample")
-    z = {arm: stats.norm.isf(mine["p_published"]) for arm, mine in rows.groupby("arm")}
-    return float(stats.ttest_1samp(z["test"] - z["base"], 0, alternative="greater").pvalue)
 
 
 def show_setting(rows):
     """Print the detectors over the units of one setting, and whether `test` was flagged and
     harmed."""
     table, harm = detectors_of(rows), harm_of(unit_rows(rows))
-    shown = table.map("{:.2g}".format)
-    shown["AUC"] = table["AUC"].map("{:.2f}".format)
-    shown["crossed AUC"] = table["crossed AUC"].map("{:.3f}".format)
-    shown["crossed AUC"] += table["half"].map(" ±{:.3f}".format)
-    shown = shown.drop(columns="half").replace(["nan", "nan ±nan"], "-")
-    print(shown.to_string().replace("±nan", "     "))  # of one unit
-    extra = rows.loc[rows["arm"] == "extra", "p_exact"]
-    print(f"order test of extra: p {stats.combine_pvalues(extra).pvalue:.2g}", end="")
-    if len(extra) > 1:
-        print(f"; of test relative to base: p {relative_order_p(rows):.2g}", end="")
-    flags = table.index[table["adjusted"] < LEVEL]
+    formats = dict.fromkeys(["p", "adjusted", "p of base"], "{:.2g}".format)
+    print(table.to_string(float_format="{:.3f}".format, formatters=formats, na_rep="-"))
     memory = "no memory of single texts shown"
     if table.loc["twin", "p"] < LEVEL:
         memory = "remembered (twin)"
-    print(f"\n{memory}; flagged by {', '.join(flags) or 'nothing'}")
+    flags = table.index[table["adjusted"] < LEVEL]
+    print(f"{memory}; flagged by {', '.join(flags) or 'nothing'}")
     verdict = "no harm shown"
     if harm.bias > harm.half:
         verdict = "harm: accuracy is higher on texts that were seen"
@@ -814,7 +805,7 @@ def parse_args(argv):
     add("--model", metavar="NAME", default="smollm2",
         help="folder, Hub id, or what run_zero_shot.py has unpacked (smollm2)")
     add("--log", type=Path, metavar="FILE", help="write the log-probabilities there, as JSON")
-    add("--held-out", type=Path, metavar="FILE", help="half that was kept back: text detectors, too")
+    add("--held-out", type=Path, metavar="FILE", help="kept-back half: text detectors, too")
     add("--reference", metavar="NAME", help="a model that saw neither half, for ref")
     add = parser.add_argument_group("order test").add_argument
     add("--shards", type=whole, metavar="N", help="contiguous shards (half as many as examples)")
