@@ -317,6 +317,18 @@ def tell_apart(released, held_out):
     return pd.Series(p)
 
 
+def compare_scores(released, held_out, p_exact):
+    """A table of the detectors and the order test: AUC, p, adjusted p."""
+    lines = {}
+    for name in released:
+        found = stats.mannwhitneyu(released[name], held_out[name], alternative="greater")
+        lines[DETECTORS[name]] = [found.statistic / len(released) / len(held_out), found.pvalue]
+    lines["order test"] = [math.nan, p_exact]
+    table = pd.DataFrame(lines, ["AUC", "p"]).T
+    table["adjusted"] = adjusted(table["p"])
+    return table
+
+
 def compare_files(args):
     """Print what the detectors and the order test say of --examples against --held-out."""
     released, held_out = read_examples(args.examples), read_examples(args.held_out)
@@ -337,14 +349,7 @@ def compare_files(args):
         net = open_scorer(*find_unpacked(args.reference), args.device)
         values["ref"] = values["logp"] - detect_all(net, "", texts, args, args.reference)["logp"]
 
-    lines = {}
-    for name in values:
-        seen, other = values[name][: len(released)], values[name][len(released) :]
-        found = stats.mannwhitneyu(seen, other, alternative="greater", method="asymptotic")
-        lines[DETECTORS[name]] = [found.statistic / len(seen) / len(other), found.pvalue]
-    lines["order test"] = [math.nan, order.p_exact]
-    table = pd.DataFrame(lines, ["AUC", "p"]).T
-    table["adjusted"] = adjusted(table["p"])
+    table = compare_scores(values[: len(released)], values[len(released) :], order.p_exact)
     print(table.to_string(float_format="{:.3g}".format, na_rep="-"))
     flags = table.index[table["adjusted"] < LEVEL]
     meaning = "not flagged: no sign that the model saw the released texts, no proof that it did not"
@@ -527,8 +532,8 @@ def detectors_of(rows):
         lines[words] = [auc["test"].mean(), rank_sum_p(auc["test"], n), rank_sum_p(auc["base"], n),
                         crossed.mean(), half]
     p = {arm: stats.combine_pvalues(mine["p_exact"]).pvalue for arm, mine in arms.items()}
-    z = {arm: stats.norm.isf(mine["p_published"]) for arm, mine in arms.items()}
-    gain = pd.Series(z["test"] - z["base"])
+    z = {arm: mine["p_published"].map(stats.norm.isf) for arm, mine in arms.items()}
+    gain = z["test"] - z["base"]
     t = gain.mean() / gain.std() * math.sqrt(count)
     lines["order test"] = [math.nan, p["test"], p["base"], math.nan, math.nan]
     lines["of extra"] = [math.nan, p["extra"], math.nan, math.nan, math.nan]
