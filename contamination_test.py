@@ -24,23 +24,21 @@ Commands, cheapest first
     python contamination_test.py kept                              # audit these units
 
 Order test (Oren et al., "Proving test set contamination in black-box language models", ICLR 2024):
-to a model that never saw a data set no order of its examples is likelier than another. Contiguous
-shards of the examples; per shard log p(canonical order) against that of other orders: all where
-these are no more than --permutations, else so many random ones, none evaluated twice. One-sided:
+to a model that never saw a data set no order of its examples is likelier than another. In each of
+some contiguous shards log p(canonical order) is compared with that of all other orders, or of
+--permutations random ones; none is evaluated twice. One-sided:
     p_published    t-test over the shards, canonical minus mean of the others, ddof 0
     p_exact        permutation test on the sum over shards: all combinations of distinct orders, or
                    (hits + 1) / (draws + 1) of random ones
-In a unit the examples are the texts of `test`, joined by blank lines. (The paper passed text-label
-pairs, which no adapter saw.)
+In a unit: of the texts of `test`. (The paper passed text-label pairs, which no adapter saw.)
 
-Text detectors; in units the texts are scored as trained on, behind the instruction:
+Text detectors, of the texts as trained on, behind the instruction, or of --examples:
     logp      mean log-probability of its tokens
     zlib      logp over the bytes of the text compressed by zlib (Carlini et al. 2021)
     mink      mean of the lowest 20 % of its tokens' log p (Min-K%, Shi et al. 2024)
     minkpp    the same of (log p - mean) / sd over the vocabulary (Min-K%++, Zhang et al. 2024)
     ref       logp minus that under base, or --reference (reference attack, Carlini et al. 2022)
-    twin      logp minus that under the other pretrained arm: an upper bound that no attacker has.
-              Where it sees nothing, no memory is shown; where it alone does, the others are blind
+    twin      logp minus that under the other pretrained arm: an upper bound that no attacker has
 
 Would somebody who has this model notice? AUC: how often a text of `test` scores above one of
 `extra`, under the arm test; p: one-sided rank sum, the units' Mann-Whitney statistics added up
@@ -253,9 +251,8 @@ def show_order(found):
         meaning = "too few orders to flag any model: give more examples, or fewer --shards"
     print(f"shards: {found.shards}, of several orders: {found.informative}\n"
           f"p published  {found.p_published:.6f}\np exact      {found.p_exact:.6f}\n"
-          f"At the level {LEVEL}: {meaning}.\nThe examples must stand in the order in which they "
-          "were published, and it must be arbitrary:\nthen 1 in 20 models that never saw them is "
-          "flagged.")
+          f"At the level {LEVEL}: {meaning}.\nThe examples must stand in the order of publication, "
+          "an arbitrary one: 1 in 20 innocent models is flagged.")
 
 
 # Text detectors
@@ -339,8 +336,8 @@ def compare_files(args):
     alone = adjusted(tell_apart(released, held_out))
     if alone.min() < LEVEL:
         raise SystemExit(f"error: {args.examples} and {args.held_out} differ in {alone.idxmin()} "
-                         f"(p {alone.min():.2g}): they are no random halves of one set, and every "
-                         "detector would flag models that saw neither: no conclusion")
+                         f"(p {alone.min():.2g}): they are no random halves of one set, and "
+                         "innocent models would be flagged: no conclusion")
     texts = released + held_out
     net = open_scorer(*find_unpacked(args.model), args.device)
     values = detect_all(net, "", texts, args, args.model)
@@ -355,9 +352,8 @@ def compare_files(args):
     meaning = "not flagged: no sign that the model saw the released texts, no proof that it did not"
     if len(flags):
         meaning = f"flagged by {', '.join(flags)}: as if it was trained on the released texts"
-    print(f"{len(released)} released, {len(held_out)} held-out texts: {meaning}.\nOf models that "
-          "saw neither 1 in 20 is flagged, if these are random halves of one set, the released\n"
-          "one in an arbitrary order. A flag says nothing about accuracy.")
+    print(f"{len(released)} released, {len(held_out)} held-out texts: {meaning}.\nIf they are "
+          "random halves of one set, in arbitrary order, 1 in 20 innocent models is flagged.")
 
 
 # Units
@@ -496,9 +492,9 @@ class Harm(NamedTuple):
 
 
 def harm_of(units):
-    """The Harm of units of one task, with the columns of results.csv. A bias varies by w, the noise
-    of its texts, which counts as five units seen before. Without `discordant`: by the variance
-    between units, and at least by the least w that the accuracies allow."""
+    """The Harm of units of one task, with the columns of results.csv. w, the noise of a bias by its
+    texts, counts as five units seen before. Where it is not known: the variance between units, or
+    the least w that the accuracies allow."""
     n, count = units["n"].iloc[0], len(units)
     base = (units["acc_base"] + units["acc_base_on_extra"]) / 2
     unseen = (units["acc_extra"] + units["acc_test_on_extra"]) / 2
@@ -559,7 +555,7 @@ def show_setting(rows):
     if harm.bias > harm.half:
         verdict = "harm: accuracy is higher on texts that were seen"
     if not harm.counted:
-        verdict += " (without `discordant` the noise of the texts has a bound alone)"
+        verdict += " (older rows: of their noise a bound is known)"
     print(f"base {harm.base:.3f}, unseen {harm.unseen:.3f}, seen {harm.seen:.3f}, bias "
           f"{harm.bias:+.2f} ±{harm.half:.2f} points: {verdict}", flush=True)
 

@@ -469,7 +469,7 @@ TWO, THREE, LOG = (
         ("mine.txt", "a\n\nb", "", "empty example"),
         ("mine.txt", None, "", "No such file"),
         ("mine.txt", b"\xff\xfea", "", "UnicodeDecodeError"),
-        ("mine.txt", TWO, "--model=no/such", "model no/such cannot be used"),
+        ("mine.txt", TWO, "--model=", "model  cannot be used"),
         ("mine.txt", TWO, "--reference x", "need --examples"),
         ("mine.txt", TWO, "--held-out gone.txt", "gone.txt cannot be used"),
         ("mine.txt", TWO, "--held-out mine.txt", "fewer than 10 show nothing"),
@@ -506,18 +506,6 @@ def test_a_mistake_in_a_file_is_one_line(
     what = ["--from-log", name] if name == "log" else ["--model", model_dir("gpt2"), "--examples", name]
     assert words in refused(capsys, *what, *flags.split())
     assert content is None or Path(name).read_bytes() == content
-
-
-def test_one_permutation_is_enough_for_examples_that_differ(model_dir, capsys, tmp_path):
-    """With one drawn order per shard of two, half of the draws were the canonical order, and a small file was said to
-    hold examples that are alike."""
-    (tmp_path / "mine.txt").write_text("red apple\ncold night\n")
-    contam.main(
-        ["--examples", str(tmp_path / "mine.txt"), "--model", str(model_dir("gpt2")), "--permutations", "1"]
-    )
-    text = capsys.readouterr().out
-    assert "of several orders: 1\n" in text
-    assert "At the level 0.05: too few orders to flag any model" in text  # p is .5 or 1
 
 
 def test_smollm2_is_found_wherever_it_lies_in_the_cache(tmp_path, monkeypatch):
@@ -667,7 +655,7 @@ def test_an_audit_goes_on_where_it_was(audited, unit_path, capsys, monkeypatch):
     audit_unit, calls = contam.audit_unit, []
 
     def kill(net, unit, args):
-        calls.append(unit["folder"].name)
+        calls.append(unit.folder.name)
         if calls == ["one", "two"]:
             raise KeyboardInterrupt
         return audit_unit(net, unit, args)
@@ -767,22 +755,16 @@ def test_the_table_of_detectors_by_hand():
     assert contam.detectors_of(rows[:3])["±"].isna().all()  # one unit
 
 
-def test_any_flag_is_rare_where_nothing_was_seen_and_its_p_values_are_right():
-    """5 units of 40 random scores, dependent detectors, 400 times: each flags 5 %, any of them, adjusted, at most so."""
-    rng, flags, any_flag, covered = np.random.default_rng(1), [], [], []
-    for _ in range(400):
-        scores = rng.normal(size=(2, 5, 40, 1)) + 0.5 * rng.normal(size=(2, 5, 40, 5))  # arm, unit, text, detector
-        wins = (scores[:, :, :20, None] > scores[:, :, None, 20:]).mean((2, 3))
-        rows = make_table(5)
-        for arm, auc in zip(("extra", "test"), wins):
-            rows.loc[rows["arm"] == arm, [f"auc_{name}" for name in (*OWN, "ref")]] = auc
-            rows.loc[rows["arm"] == arm, "p_exact"] = rng.uniform(size=5)
-        table = contam.detectors_of(rows.assign(n=20))
-        flags.append(table["p"] < 0.05)
-        any_flag.append((table["adjusted"] < 0.05).any())
-        covered.append(abs(table.loc["ref", "crossed AUC"] - 0.5) < table.loc["ref", "±"])
-    share = pd.DataFrame(flags)[[*map(contam.DETECTORS.get, (*OWN, "ref")), "order test"]].mean()
-    assert share.between(0.02, 0.085).all() and np.mean(any_flag) < 0.085 and 0.84 < np.mean(covered) < 0.94
+def test_any_flag_is_rare_where_nothing_was_seen():
+    """5 units of 40 random scores, dependent detectors, 1,000 times: each flags 5 %, any of them, adjusted, at most so."""
+    rng, p = np.random.default_rng(1), []
+    for _ in range(1000):
+        scores = rng.normal(size=(5, 40, 1)) + 0.5 * rng.normal(size=(5, 40, 5))  # unit, text, detector
+        auc = pd.DataFrame((scores[:, :20, None] > scores[:, None, 20:]).mean((1, 2)))
+        p.append([*[contam.rank_sum_p(auc[name], 20) for name in auc], rng.uniform()])
+    p = pd.DataFrame(p, columns=list("abcdeo"))
+    any_flag = [contam.adjusted(row).min() < 0.05 for _, row in p.iterrows()]
+    assert (p < 0.05).mean().between(0.03, 0.07).all() and 0.01 < np.mean(any_flag) < 0.07
 
 
 def test_harm_is_the_crossed_bias_with_the_noise_of_its_texts():
@@ -833,7 +815,7 @@ def test_the_texts_of_a_unit_explain_its_row(audited):
         kept = pd.read_csv(path)
         for side, part in sides.items():
             p = kept[(kept["arm"] == arm) & (kept["set"] == side)].reset_index()
-            right = np.where(p["label"] == 1, p["p1"], p["p0"])
+            right = np.array([row[f"p{row['label']:.0f}"] for _, row in p[["label", "p0", "p1", "p2"]].iterrows()])
             np.testing.assert_allclose(part["log_odds"], np.log(right / (1 - right)), rtol=1e-3, atol=2e-4)
 
 
@@ -859,7 +841,7 @@ def test_harm_is_said_where_the_interval_is_above_0(capsys, tmp_path):
         assert words in text and "no memory of single texts shown; flagged by nothing" in text and "units: 2\n" in text
     make_table(discordant=[np.nan] * 2).to_csv(path, index=False)
     contam.main(["--from-table", str(path)])
-    assert "no harm shown (without `discordant`" in capsys.readouterr().out
+    assert "no harm shown (older rows" in capsys.readouterr().out
 
 
 def test_a_table_that_was_edited_is_refused(capsys, tmp_path):
@@ -923,10 +905,10 @@ def reviews():
 
 
 def test_random_halves_are_told_apart_by_chance_alone_and_others_are(reviews, capsys, tmp_path):
-    """300 random halves of 200 real texts: each score of the texts alone has a p below .05 in 5 % of them."""
-    p = pd.DataFrame([contam.tell_apart(*halves(reviews[:200], seed)) for seed in range(300)])
-    assert (p < 0.05).mean().between(0.02, 0.085).all()
-    assert np.mean([contam.adjusted(row).min() < 0.05 for _, row in p.iterrows()]) < 0.085
+    """250 random halves of 100 real texts: each score of the texts alone has a p below .05 in 5 % of them."""
+    p = pd.DataFrame([contam.tell_apart(*halves(reviews[:100], seed)) for seed in range(250)])
+    assert (p < 0.05).mean().between(0.01, 0.1).all()
+    assert np.mean([contam.adjusted(row).min() < 0.05 for _, row in p.iterrows()]) < 0.1
     longest = sorted(reviews, key=len)
     renamed = [text.replace("film", "series").replace("movie", "show") for text in reviews]
     files = tmp_path / "a.txt", tmp_path / "b.txt"
@@ -940,19 +922,19 @@ def test_random_halves_are_told_apart_by_chance_alone_and_others_are(reviews, ca
 
 
 def test_held_out_halves_flag_no_innocent_model(model_dir, reviews):
-    """Scores of a model that saw neither, 400 random halves of 120 real texts: 5 % a detector, at most so any."""
+    """Scores of a model that saw neither, 250 random halves of 80 real texts: 5 % a detector, at most so any."""
     net, _ = open_both(model_dir("gpt2", initializer_range=0.3))
     args = contam.parse_args([])
-    values = contam.detect_all(net, "", reviews[:120], args, "")
+    values = contam.detect_all(net, "", reviews[:80], args, "")
     other, _ = open_both(model_dir("llama", initializer_range=0.3))
-    values["ref"] = values["logp"] - contam.detect_all(other, "", reviews[:120], args, "")["logp"]
+    values["ref"] = values["logp"] - contam.detect_all(other, "", reviews[:80], args, "")["logp"]
     rng, p, any_flag = np.random.default_rng(0), [], []
-    for _ in range(400):
-        rows = rng.permutation(120)
-        table = contam.compare_scores(values.iloc[rows[:60]], values.iloc[rows[60:]], rng.uniform())
+    for _ in range(250):
+        rows = rng.permutation(80)
+        table = contam.compare_scores(values.iloc[rows[:40]], values.iloc[rows[40:]], rng.uniform())
         p.append(table["p"])
         any_flag.append(table["adjusted"].min() < 0.05)
-    assert (pd.DataFrame(p) < 0.05).mean().between(0.02, 0.085).all() and np.mean(any_flag) < 0.085
+    assert (pd.DataFrame(p) < 0.05).mean().between(0.01, 0.1).all() and np.mean(any_flag) < 0.1
 
 
 def test_the_released_half_is_flagged_in_the_model_trained_on_it(model_dir, tokenizer, tmp_path, capsys):

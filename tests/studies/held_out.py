@@ -4,10 +4,9 @@
     python tests/studies/held_out.py dose/units/*       # hits: units of run_zero_shot.py --adapters
 
 Null: 400 texts of rotten_tomatoes are scored once by smollm2; random halves of them, as often as
-asked, go through the checks of the texts alone and the detectors. `ref`: a model trained on other
-texts, the first unit, against smollm2. The order test: random orders of 20 texts in ten shards.
-Planted: the texts that a unit's adapter was trained on, against those that it was not, with smollm2
-as the reference, at full length of the command's own way: files and a merged model's folder.
+asked, go through the checks of the texts alone and the detectors; the order test has random orders
+of 20 texts in ten shards. Planted: the texts that a unit's adapter was trained on, without the
+instruction, against those that it was not, with smollm2 as the reference, by the command itself.
 """
 
 import argparse
@@ -75,6 +74,8 @@ def hits(path):
     merged = peft.PeftModel.from_pretrained(net.lm, path / "test").merge_and_unload()
     with tempfile.TemporaryDirectory() as folder:
         del merged.forward  # the autocast around it
+        merged.hf_quantizer = None  # it was read from 4 bits, and is float32 now
+        merged.config.quantization_config = None
         merged.save_pretrained(folder)
         net.tokenizer.save_pretrained(folder)
         flags = ["--model", folder, "--reference", "smollm2"]
