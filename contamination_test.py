@@ -385,18 +385,15 @@ def audit_arm(net, unit, arm, args):
     for name in ("extra", "test"):
         strings = unit.content[name]
         table = detect_all(net, head, strings["examples"], args, title)
-        table["log_odds"] = math.nan
         if args.texts:
-            table["log_odds"] = score_answers_of(net, strings, unit.content["classes"], args, title)
-        table.insert(0, "set", name)
-        table.insert(1, "row", range(len(table)))
-        tables.append(table)
+            table["log_odds"] = log_odds(net, strings, unit.content["classes"], args, title)
+        tables.append(table.assign(set=name, row=range(len(table))))
     if arm != "base":
         net.lm.unload()
     return order, pd.concat(tables, ignore_index=True)
 
 
-def score_answers_of(net, strings, classes, args, title):
+def log_odds(net, strings, classes, args, title):
     """Log-odds of the right class of each text, as run_zero_shot.py scores classes: by the mean
     log-probability of the tokens of their names."""
     sequences = []
@@ -411,7 +408,7 @@ def score_answers_of(net, strings, classes, args, title):
 
 def audit_unit(net, unit, args):
     """(rows of TABLE, one an arm; rows of TEXTS)."""
-    row = unit.content["row"]
+    row, n = unit.content["row"], unit.columns["n"]
     orders, texts = {}, {}
     for arm in ARMS:
         orders[arm], texts[arm] = audit_arm(net, unit, arm, args)
@@ -424,11 +421,9 @@ def audit_unit(net, unit, args):
                  "accuracy": row[f"acc_{arm}"], "accuracy_on_extra": row[f"acc_{arm}_on_extra"]}
         for name in NOISE:
             found[name] = row[name]
-        sets = texts[arm].groupby("set")
         for name in texts[arm].columns.intersection([*DETECTORS]):
-            seen, other = sets.get_group("test")[name], sets.get_group("extra")[name]
-            wins = stats.mannwhitneyu(seen, other).statistic
-            found[f"auc_{name}"] = wins / len(seen) / len(other)
+            scores = texts[arm][name]
+            found[f"auc_{name}"] = stats.mannwhitneyu(scores[n:], scores[:n]).statistic / n**2
         rows.append(found)
         texts[arm] = texts[arm].assign(**unit.columns, arm=arm, audit=unit.audit)
     return pd.DataFrame(rows, columns=TABLE), pd.concat(texts.values()).reindex(columns=TEXTS)
@@ -568,8 +563,8 @@ def show_table(table):
         words = "\n{experiment}: {model}, {task}, m = {m}, n = {n}, seed {seed}, epochs {epochs}"
         print(f"{words.format(**first)}, {form}, {answers} answers, units: {len(rows) // 3}")
         show_setting(rows)
-    print("\nWhere nothing was seen 1 setting in 20 is flagged by any detector. A flag says nothing "
-          "about accuracy.")
+    print("\nWhere nothing was seen 1 setting in 20 is flagged by any detector. A flag says "
+          "nothing about accuracy.")
 
 
 # Files and models

@@ -233,7 +233,7 @@ def test_the_order_test_says_what_its_p_means(capsys, tmp_path):
         (tmp_path / "log.json").write_text(json.dumps(log))
         contam.main(["--from-log", str(tmp_path / "log.json")])
         text = capsys.readouterr().out
-        assert words in text and "in the order in which they were published" in text
+        assert words in text and "in the order of publication" in text
         assert f"p exact      {contam.order_p(log).p_exact:.6f}" in text
     assert contam.order_p({"canonical_logprobs": [-1], "shuffled_logprobs": [[-2]]}).p_exact == 0.5
     alike = contam.order_p({"canonical_logprobs": [-1, -2], "shuffled_logprobs": [[-1], []]})
@@ -884,8 +884,8 @@ def reviews():
 
 
 def test_random_halves_are_told_apart_by_chance_alone_and_others_are(reviews, capsys, tmp_path):
-    """250 random halves of 100 real texts: each score of the texts alone has a p below .05 in 5 % of them."""
-    p = pd.DataFrame([contam.tell_apart(*halves(reviews[:100], seed)) for seed in range(250)])
+    """200 random halves of 100 real texts: each score of the texts alone has a p below .05 in 5 % of them."""
+    p = pd.DataFrame([contam.tell_apart(*halves(reviews[:100], seed)) for seed in range(200)])
     assert (p < 0.05).mean().between(0.01, 0.1).all()
     assert np.mean([contam.adjusted(row).min() < 0.05 for _, row in p.iterrows()]) < 0.1
     longest = sorted(reviews, key=len)
@@ -955,3 +955,34 @@ def test_a_link_stays_a_link(tmp_path):
     contam.write_whole(tmp_path / "link.csv", pd.DataFrame({"a": [1]}))
     assert (tmp_path / "link.csv").is_symlink() and (tmp_path / "real.csv").read_text() == "a\n1\n"
     assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_the_dose_study_runs_what_was_fixed_and_prefers_new_rows(tmp_path, monkeypatch):
+    """Real flags in order; ten subsamples of the question keep adapters, the rest end by the margin; an audit's rows
+    replace older ones of the same subsamples; accuracies of results.csv count where they are as many."""
+    dose = load_script("tests/studies/dose")
+    found = []
+    for name, lines in dose.commands(tmp_path):
+        for line in lines:
+            script, *flags = line.split()
+            args = load_script(script.removesuffix(".py")).parse_args(flags)
+            if script == "run_zero_shot.py":
+                found.append((args.experiment, args.pretrain_epochs, args.answers, args.pack, args.margin,
+                              args.subsamples, args.adapters is not None))
+    assert found[:4] == [("packed-3", 3, False, True, None, 10, True), ("packed-3", 3, False, True, 1, None, False),
+                         ("padded-answers-10", 10, True, False, None, 10, True),
+                         ("padded-10", 10, False, False, None, 10, True)]
+    assert found[4:7] == [("packed-answers-10", 10, True, True, None, 10, True),
+                          ("packed-10", 10, False, True, None, 10, True), ("packed-10", 10, False, True, 2, None, False)]
+    assert sum(one[-1] for one in found) == len(dose.SETTINGS)
+    table = tmp_path / "table.csv"
+    for k, wanted in ((2, 6), (3, 9)):  # the third subsample is added, the others are replaced
+        make_table(k).assign(experiment="packed-3", accuracy=0.1 * k).to_csv(tmp_path / "audit.csv", index=False)
+        dose.join(tmp_path / "audit.csv", table)
+        rows = contam.read_table(table)
+        assert len(rows) == wanted and np.allclose(rows["accuracy"], 0.1 * k)
+    for k, right in ((2, 0.3), (3, 0.7)):
+        results = contam.unit_rows(rows)[:k].assign(acc_test=0.7, experiment="packed-3")
+        results.to_csv(tmp_path / "results.csv", index=False)
+        monkeypatch.setattr(dose, "RESULTS", tmp_path / "results.csv")
+        assert np.allclose(dose.accuracies(rows)["packed-3"]["acc_test"], right)
