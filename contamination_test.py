@@ -588,9 +588,9 @@ def read_unit(path, args):
     """A KeptUnit: its content, adapters and base model must be those that were written."""
     with reading(path, "make this unit again, with another --adapters"):
         content = json.loads(path.read_text(encoding="utf-8"))
-        written = content.pop("hash", "none: an older version made it")
+        written = content.pop("hash", "absent: an older version made it")
         if written != short_hash(content):
-            raise ValueError(f"its content is not that of its hash, {written}")
+            raise ValueError(f"it was changed, or its hash is {written}")
         for side, files in content["adapters"].items():
             for name, written in files.items():
                 if file_hash(path.parent / side / name) != written:
