@@ -22,9 +22,8 @@ from scipy import signal, stats
 
 from conftest import ROOT, load_script
 
-WORDS = (
-    "river stone green paper quick north salt window apple seven music cold glass horse metal night".split()
-)
+WORDS = "river stone green paper quick north salt window apple seven music cold glass horse".split()
+WORDS += "metal night seed".split()
 HEAD = "Classify a given text as one of these:\nbad\ngood\n\nThe text is a note. Answer with its mood.\n\n"
 ARMS = ("base", "extra", "test")
 OWN = ("logp", "zlib", "mink", "minkpp")  # the detectors that need one model alone
