@@ -462,7 +462,11 @@ def fit(rows, units, effect, analysis, args):
         trace = nutpie.sample(
             ready, chains=args.chains, tune=args.tune * longer, draws=args.draws * more,
             target_accept=accept, seed=args.seed, save_warmup=False, progress_bar=False)
-        posterior = trace.posterior.assign_coords(**coords)
+        posterior = trace.posterior
+        complete = posterior.sizes["draw"] == args.draws * more
+        if not complete or posterior["beta"].isnull().any():
+            raise KeyboardInterrupt  # nutpie takes Ctrl-C for itself and returns what it has
+        posterior = posterior.assign_coords(**coords)
         if analysis == "paper":
             rng = np.random.default_rng(args.seed)
             predict_effects(posterior, data["total"], data["task_idx"], rng)
