@@ -462,7 +462,11 @@ def fit(rows, units, effect, analysis, args):
         trace = nutpie.sample(
             ready, chains=args.chains, tune=args.tune * longer, draws=args.draws * more,
             target_accept=accept, seed=args.seed, save_warmup=False, progress_bar=False)
-        posterior = trace.posterior.assign_coords(**coords)
+        posterior = trace.posterior
+        complete = posterior.sizes["draw"] == args.draws * more
+        if not complete or posterior["beta"].isnull().any():
+            raise KeyboardInterrupt  # nutpie takes Ctrl-C for itself and returns what it has
+        posterior = posterior.assign_coords(**coords)
         if analysis == "paper":
             rng = np.random.default_rng(args.seed)
             predict_effects(posterior, data["total"], data["task_idx"], rng)
@@ -705,7 +709,7 @@ def draw_all(tasks, table, folder, args):
     points["width"] = np.where(points["target"] == TARGETS[0], thick, 0.8)
     points = points.assign(panel=points["effect"], series=points["model"], value=points["estimate"])
     title = f"89 % intervals; thick: these {points['tasks'].max()} tasks, thin: tasks like these"
-    figures = {"effects.png": plot(points.sort_values("effect", ascending=False), title, args)}
+    figures = {"effects.png": plot(points, title, args)}
 
     tasks = tasks[tasks["model"] != "all"].assign(width=2.5)
     tasks = tasks.assign(panel=tasks["model"], line=tasks["task"])
@@ -1156,7 +1160,7 @@ def parse_args(argv):
         help="an earlier run's page there is replaced (fits/NAME of the first file)")
     args = parser.parse_args(argv)
     args.command = shlex.join(["python", "fit_model.py", *(sys.argv[1:] if argv is None else argv)])
-    args.effects = [effect for effect in EFFECTS if effect in args.effects]
+    args.effects = sorted(set(args.effects))
     if args.out is None:
         name = args.paths[0].resolve().name.removesuffix(".csv")
         args.out = Path("fits", name if args.metric == "acc" else f"{name}.{args.metric}")
@@ -1178,18 +1182,18 @@ def main(argv=None):
     table = effects_table(tasks, args)
     publish(rows, tasks, table, {}, [], args)
     print(*[text for _, text in conclusions(table, rows)], sep="\n")
-    page = args.out / "report.html"
-    print(f"page: {page.resolve()}; tables and figures beside it")
-    show_page(page)
-    if args.draws and args.metric == "acc":
-        try:
+    failed = 0
+    try:
+        print(f"page: {(args.out / 'report.html').resolve()}; tables and figures beside it")
+        show_page(args.out / "report.html")
+        if args.draws and args.metric == "acc":
             failed = run_samplers(rows, units, tasks, table, args)
-        except KeyboardInterrupt:
-            raise SystemExit(f"stopped: {args.out} is complete but for the samplers that were left")
-        if failed:
-            print(f"warning: {count(failed, 'fit')} did not converge: more --tune and --draws may "
-                  "help", file=sys.stderr)
-            raise SystemExit(3)
+    except KeyboardInterrupt:
+        raise SystemExit(f"stopped: {args.out} is complete but for the samplers that were left")
+    if failed:
+        print(f"warning: {count(failed, 'fit')} did not converge: more --tune and --draws may help",
+              file=sys.stderr)
+        raise SystemExit(3)
 
 
 if __name__ == "__main__":
