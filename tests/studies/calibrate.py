@@ -2,13 +2,12 @@
 
     python tests/studies/calibrate.py tests/bert_tiny_n200.csv                # crossed arms: 2 minutes
     python tests/studies/calibrate.py tests/published/few_shot_m50.csv --n 50 500    # plain arms
-    python tests/studies/calibrate.py tests/published/few_shot_m50.csv --n 500 --models-too --sets 100   # the samplers: slow
 
 Truth is known by resampling: a task's biases, centred, are its noise. --sets data sets are drawn from it with
 replacement (J random tasks, with replacement where the file has fewer), a true effect is added, and what a user sees
 after 1, 2, 3, ... subsamples of each task is computed for all of them at once, anew, from the formulas of
-docs/results.md. Some go through fit_model.py and run_experiment.py too, which must agree. A share near .89 of 4,000
-sets has a standard error of .005.
+docs/results.md. The first rows of a crossed file go through fit_model.py and run_experiment.py too, which must agree. A
+share near .89 of 4,000 sets has a standard error of .005.
 
 Studies, each line with the shares of intervals that cover the truth, and of verdicts within and beyond the margin
 of 1 point; with no effect "beyond" is wrong, with an effect equal to the margin both are:
@@ -18,14 +17,15 @@ of 1 point; with no effect "beyond" is wrong, with an effect equal to the margin
                 verdict (one look); or takes the pilot's where it has one (two looks)
     until       the user adds a subsample of each task until a verdict comes
     --margin    run_experiment.py --margin 1: until the noise of the texts is known to half the margin
---models-too takes the samplers' means instead, with effects of 0, or proportional to a task's noise (mean 1 point).
 """
 
 import argparse
+import contextlib
+import io
 import math
 import sys
+import tempfile
 from pathlib import Path
-from types import SimpleNamespace
 from typing import NamedTuple
 
 import numpy as np
@@ -170,7 +170,7 @@ def study(name, noises, floor, J, sets, most, rng):
 
 
 def check(table, floor):
-    """run_experiment.py must see in the first rows of a file what is seen here."""
+    """run_experiment.py and fit_model.py must see in the first rows of a file what is seen here."""
     run = load_script("run_experiment")
     effects = run.with_effects(table.to_dict("records"))
     tasks = [task.sort_values("subsample")[:100] for _, task in effects.groupby("task")]
@@ -179,53 +179,20 @@ def check(table, floor):
     for K in (1, 2, 9, 10, 40):
         rows = pd.concat([task[:K] for task in tasks]).to_dict("records")
         assert math.isclose(run.half_width(rows, len(tasks)), seen.known[0, K - 1])
+    with tempfile.TemporaryDirectory() as folder:
+        for K in (1, 2, 5, 40):
+            first = pd.concat([task[:K] for task in tasks])
+            first[table.columns].to_csv(f"{folder}/rows.csv", index=False)
+            with contextlib.redirect_stdout(io.StringIO()):
+                load_script("fit_model").main(
+                    [f"{folder}/rows.csv", "--draws", "0", "--effects", "bias", "--out", f"{folder}/{K}"])
+            row = pd.read_csv(f"{folder}/{K}/effects.csv").query("target == 'these tasks'").iloc[0]
+            assert math.isclose(row["high"] - row["estimate"], seen.half[0, K - 1], rel_tol=1e-4)
+            args = seen.se_1[:, K - 1], seen.tasks[:, K - 1], K, PRIOR, 3000
+            assert row["needed"] == needed(*args)[0], (row["needed"], needed(*args))
     noises = noises_of(table.assign(model="any"))["any"]
     found = np.concatenate([noise[:, 0] for noise in noises])
     assert np.allclose(found, effects.sort_values("task", kind="stable")["w"])
-
-
-def resampled(table, n, kind, rng):
-    """(rows, true mean effect in points) of a data set of the published size: the rows of each model and task are
-    drawn with replacement, their differences centred and a known effect added; right answers stay whole numbers."""
-    groups = [group for _, group in table.groupby(["model", "task"])]
-    differences = [group["acc_test"] - group["acc_extra"] for group in groups]
-    spread = np.array([difference.std() for difference in differences])
-    truths = np.zeros(len(groups))
-    if kind == "noise":
-        truths = 0.01 * spread / spread.mean()
-    drawn = []
-    for group, difference, truth in zip(groups, differences, truths):
-        mine = group.iloc[rng.integers(len(group), size=len(group))].copy()
-        test = mine["acc_test"] - difference.mean() + truth
-        mine["acc_test"] = (n * test.clip(0, 1)).round() / n
-        mine["subsample"] = group["subsample"].to_numpy()
-        drawn.append(mine)
-    rows = pd.concat(drawn, ignore_index=True).assign(seed=0, arms="plain")
-    for arm in ("base", "extra", "test"):
-        rows[f"acc_{arm}_on_extra"] = math.nan
-    return rows, 100 * truths.mean()  # clipping and rounding move it by hundredths of a point
-
-
-def cover_models(script, table, n, sets, kind, rng):
-    """Print the coverage of the mean over both models by these tasks, the paper's (11) and the hierarchical mean, of
-    all tasks and 20 subsamples."""
-    table = table[table["subsample"] <= 20]
-    cell = tuple(table[script.CELL].iloc[0])
-    args = SimpleNamespace(draws=500, tune=400, chains=2, seed=0, no_interaction=False)
-    script.ATTEMPTS = script.ATTEMPTS[:1]  # a share of intervals does not need 400 effective draws of each
-    hits = {"these tasks": [], "paper": [], "hierarchical": []}
-    for number in range(1, sets + 1):
-        rows, truth = resampled(table, n, kind, rng)
-        tasks = script.task_table(rows, script.differences(rows, "acc"), "acc")
-        effects = script.effects_table(tasks, "acc", MARGIN)
-        for analysis in ("paper", "hierarchical"):
-            script.mean_effects(script.fit(rows, "bias", analysis, args), effects, MARGIN)
-        words = []
-        for name, found in hits.items():
-            row = effects[(*cell, "bias", "all", name)]
-            found.append(row["low"] <= truth <= row["high"])
-            words.append(f"{name} {np.mean(found):.2f}")
-        print(f"n = {n}, {number} sets, effects {kind}: {', '.join(words)}", flush=True)
 
 
 def main():
@@ -236,16 +203,11 @@ def main():
     parser.add_argument("--tasks", type=int, nargs="+", default=(1, 2, 5, 25), help="J (1 2 5 25)")
     parser.add_argument("--sets", type=int, default=4000)
     parser.add_argument("--most", type=int, default=120, help="subsamples of a task (120)")
-    parser.add_argument("--models-too", action="store_true", help="the samplers' means instead")
     args = parser.parse_args()
     rng = np.random.default_rng(0)
     rows = pd.read_csv(args.path)
     for n in args.n or sorted(set(rows["n"])):
         table = rows[rows["n"] == n]
-        if args.models_too:
-            for kind in ("none", "noise"):
-                cover_models(load_script("fit_model"), table, n, args.sets, kind, rng)
-            continue
         floor = (100 / n) ** 2 / 12
         if "discordant" in table:
             floor /= 4
