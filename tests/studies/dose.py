@@ -3,7 +3,7 @@ them?
 
     python tests/studies/dose.py             # days of one core; goes on where it was
     python tests/studies/dose.py --list      # the commands that are left
-    python tests/studies/dose.py --figure    # docs/contamination.png and its numbers, from the tables in docs/
+    python tests/studies/dose.py --figure    # docs/contamination.png and its numbers, from docs/
 
 Fixed before looking: settings, order, number of subsamples or margin, roles. smollm2, rotten_tomatoes, n =
 50; the question is put to three packed epochs. The first ten subsamples of a setting are audited, so their
