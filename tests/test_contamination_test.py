@@ -24,7 +24,8 @@ from conftest import ROOT, load_script
 
 WORDS = "river stone green paper quick north salt window apple seven music cold glass horse".split()
 WORDS += "metal night seed".split()
-HEAD = "Classify a given text as one of these:\nbad\ngood\n\nThe text is a note. Answer with its mood.\n\n"
+HEAD = "Classify a given text as one of these categories:\nbad\ngood\n\n"
+HEAD += "The text is a note. Answer with its mood.\n\n"
 ARMS = ("base", "extra", "test")
 OWN = ("logp", "zlib", "mink", "minkpp")  # the detectors that need one model alone
 contam = load_script("contamination_test")
@@ -345,7 +346,7 @@ def audited(tmp_path_factory, model_dir, benchmark_csv):
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()) as printed:
         patch.chdir(folder)
         for more in (
-            "--answers --pretrain-epochs 25 --pretrain-lr 1e-2 --batch-size 8",
+            "--answers --pretrain-epochs 30 --pretrain-lr 1e-2 --batch-size 8",
             "--pack --pretrain-epochs 1",
         ):
             load_script("run_zero_shot").main(
@@ -854,7 +855,7 @@ def test_a_memorised_set_is_told_and_the_base_model_is_not(audited):
     for k, name in itertools.product((1, 2), contam.DETECTORS):
         auc = [float(rows[1, k, arm][f"auc_{name}"]) for arm in ("test", "extra")]
         assert auc[0] > 0.9 and auc[1] < 0.1
-    padded = text[text.index("epochs 25, padded, with answers, units: 2") :].split("\n\n")[0]
+    padded = text[text.index("epochs 30, padded, with answers, units: 2") :].split("\n\n")[0]
     assert "remembered (twin); flagged by log p, log p / zlib, Min-K%, Min-K%++, ref" in padded
     assert "Min-K%" in padded and "nan" not in padded
     table = contam.read_table(ROOT / "docs" / "contamination.csv")

@@ -1,15 +1,17 @@
-"""The dose curve of docs/results.md: which detector sees which dose of test texts, and is accuracy higher on them?
+"""The dose curve of docs/results.md: which detector sees which dose of test texts, and is accuracy higher on
+them?
 
     python tests/studies/dose.py             # days of one core; goes on where it was
     python tests/studies/dose.py --list      # the commands that are left
-    python tests/studies/dose.py --figure    # docs/contamination.png and its numbers, from the tables in docs/
+    python tests/studies/dose.py --figure    # docs/contamination.png and its numbers, from docs/
 
-Fixed before looking: settings, order, number of subsamples or margin, roles. smollm2, rotten_tomatoes, n = 50; the
-question is put to three packed epochs. The first ten subsamples of a setting are audited, so their adapters are kept;
-the others, which settle the harm, cost training and scoring alone. Rows of accuracies go into docs/dose_results.csv,
-audits into docs/contamination.csv, where those of the third version stay until they are made anew: they lack the noise
-of their texts. The figure takes a setting's new rows where they are as many, else those, and says so. The few-shot twin,
-bert-tiny on the two default tasks, has no adapters to audit: python fit_model.py docs/dose_results.csv
+Fixed before looking: settings, order, number of subsamples or margin, roles. smollm2, rotten_tomatoes, n =
+50; the question is put to three packed epochs. The first ten subsamples of a setting are audited, so their
+adapters are kept; the others, which settle the harm, cost training and scoring alone. Rows of accuracies go
+into docs/dose_results.csv, audits into docs/contamination.csv, where those of the third version stay until
+they are made anew: they lack the noise of their texts. The figure takes a setting's new rows where they are
+as many, else those, and says so. The few-shot twin, bert-tiny on the two default tasks, has no adapters to
+audit: python fit_model.py docs/dose_results.csv
 """
 
 import argparse
@@ -57,8 +59,10 @@ def commands(folder):
     steps = []
     shared = f"--n 50 --workers 1 --threads 1 --out {RESULTS}"
     for form, epochs, until, _ in SETTINGS:
-        train = (f"run_zero_shot.py --tasks rotten_tomatoes {FORMS[form][0]} --pretrain-epochs {epochs} "
-                 f"--experiment {form}-{epochs} {shared}")
+        train = (
+            f"run_zero_shot.py --tasks rotten_tomatoes {FORMS[form][0]} --pretrain-epochs {epochs} "
+            f"--experiment {form}-{epochs} {shared}"
+        )
         first = until
         if "margin" in until:
             first = f"--subsamples {AUDITED}"
@@ -68,8 +72,15 @@ def commands(folder):
             lines.append(f"{train} {until}")
         steps.append((f"{form}-{epochs}", lines))
     for epochs, until in TWIN:
-        steps.append((None, [f"run_experiment.py --model bert-tiny --pretrain-epochs {epochs} "
-                             f"--experiment few-shot-{epochs} {shared} {until}"]))
+        steps.append(
+            (
+                None,
+                [
+                    f"run_experiment.py --model bert-tiny --pretrain-epochs {epochs} "
+                    f"--experiment few-shot-{epochs} {shared} {until}"
+                ],
+            )
+        )
     return steps
 
 
@@ -90,8 +101,8 @@ def setting_of(name):
 
 
 def accuracies(audits):
-    """{experiment: rows with the columns of results.csv}: the new ones where they are as many as those beside audits,
-    which may be older."""
+    """{experiment: rows with the columns of results.csv}: the new ones where they are as many as those beside
+    audits, which may be older."""
     contam = load_script("contamination_test")
     found = {name: contam.unit_rows(rows) for name, rows in audits.groupby("experiment")}
     if RESULTS.exists():
@@ -113,8 +124,17 @@ def summary():
     for name, rows in accuracies(audits).items():
         form, epochs = setting_of(name)
         role = [one[3] for one in SETTINGS if one[:2] == (form, epochs)]
-        lines.append({"experiment": name, "form": form, "epochs": epochs, "role": role[0], "audited": units.get(name, 0),
-                      "subsamples": len(rows), **contam.harm_of(rows)._asdict()})
+        lines.append(
+            {
+                "experiment": name,
+                "form": form,
+                "epochs": epochs,
+                "role": role[0],
+                "audited": units.get(name, 0),
+                "subsamples": len(rows),
+                **contam.harm_of(rows)._asdict(),
+            }
+        )
     return detectors, pd.DataFrame(lines).sort_values(["form", "epochs"])
 
 
@@ -132,8 +152,11 @@ def draw(path):
     figure = plt.figure(figsize=(2.2 + 3.3 * len(forms), 11), layout="constrained")
     figure.suptitle("smollm2 pretrained on texts of rotten_tomatoes, 50 a subsample", fontsize=10)
     rows = figure.subfigures(3, 1, height_ratios=[1.35, 1, 1])
-    titles = ("How well can seen texts be told from unseen?", "Does the order test flag the model?",
-              "Is accuracy higher on seen texts?")
+    titles = (
+        "How well can seen texts be told from unseen?",
+        "Does the order test flag the model?",
+        "Is accuracy higher on seen texts?",
+    )
     axes = []
     for part, title in zip(rows, titles):
         part.suptitle(title, fontsize=12, fontweight="bold")
@@ -141,8 +164,12 @@ def draw(path):
     for form, auc, order, change in zip(forms, *axes):
         mine = drawn[drawn["form"] == form]
         audited = mine[mine["audited"] >= FEWEST]
-        draw_detectors(auc, {doses.index(row.epochs): detectors[row.experiment] for row in audited.itertuples()})
-        draw_order(order, {doses.index(row.epochs): detectors[row.experiment] for row in audited.itertuples()})
+        draw_detectors(
+            auc, {doses.index(row.epochs): detectors[row.experiment] for row in audited.itertuples()}
+        )
+        draw_order(
+            order, {doses.index(row.epochs): detectors[row.experiment] for row in audited.itertuples()}
+        )
         draw_bias(change, mine[mine["subsamples"] >= FEWEST], doses)
         auc.set_title(FORMS[form][1], fontsize=10)
         for axis in (auc, order, change):
@@ -153,13 +180,21 @@ def draw(path):
     axes[1][0].set_ylabel("p (cut at 1e-10)")
     axes[2][0].set_ylabel("bias = seen - unseen, points")
     axes[1][0].set_yscale("log")
-    words = {"ref": "ref: log p minus that under the model before pretraining",
-             "twin": "twin: log p minus that under the model trained on the other texts\n(an upper bound, which no "
-                     "attacker has)"}
+    words = {
+        "ref": "ref: log p minus that under the model before pretraining",
+        "twin": "twin: log p minus that under the model trained on the other texts\n(an upper bound, which no "
+        "attacker has)",
+    }
     for part, line, columns in zip(rows, axes, (2, 4, 2)):
         handles, labels = line[0].get_legend_handles_labels()
-        part.legend(handles, [words.get(label, label) for label in labels], loc="outside lower center",
-                    ncols=columns, fontsize=8, frameon=False)
+        part.legend(
+            handles,
+            [words.get(label, label) for label in labels],
+            loc="outside lower center",
+            ncols=columns,
+            fontsize=8,
+            frameon=False,
+        )
     figure.savefig(path, dpi=130)
     print(f"\n{path}; {contam.LEVEL} is the level of a flag, bars are 89 % intervals")
 
@@ -167,24 +202,36 @@ def draw(path):
 def draw_detectors(axis, tables):
     """Crossed AUC of each detector with its interval, side by side. tables: by position."""
     axis.axhline(0.5, color="black", lw=0.8)
-    axis.text(0.98, 0.49, "0.5: not at all", fontsize=9, ha="right", va="top", transform=axis.get_yaxis_transform())
+    axis.text(
+        0.98, 0.49, "0.5: not at all", fontsize=9, ha="right", va="top", transform=axis.get_yaxis_transform()
+    )
     names = ("log p", "log p / zlib", "Min-K%", "Min-K%++", "ref", "twin")
     colours = ("#0072B2", "#56B4E9", "#009E73", "#E69F00", "#D55E00", "#777777")
     for number, (name, colour, mark) in enumerate(zip(names, colours, "osD^vP")):
         x = [place + 0.11 * (number - 2.5) for place in tables]
         found = [table.loc[name] for table in tables.values()]
-        axis.errorbar(x, [row["crossed AUC"] for row in found], [row["±"] for row in found], fmt=mark, ms=5,
-                      color=colour, capsize=2, label=name)
+        axis.errorbar(
+            x,
+            [row["crossed AUC"] for row in found],
+            [row["±"] for row in found],
+            fmt=mark,
+            ms=5,
+            color=colour,
+            capsize=2,
+            label=name,
+        )
     axis.set_ylim(0.44, 1.03)
     axis.grid(axis="y", alpha=0.3)
 
 
 def draw_order(axis, tables):
     """p of the order test: of the model before pretraining, pretrained on other texts, and on these."""
-    lines = (("not pretrained", "order test", "p of base", "s", "#777777"),
-             ("pretrained on other texts", "of extra", "p", "^", "#0072B2"),
-             ("pretrained on these texts", "order test", "p", "o", "#D55E00"),
-             ("the last relative to the first", "relative to base", "p", "x", "black"))
+    lines = (
+        ("not pretrained", "order test", "p of base", "s", "#777777"),
+        ("pretrained on other texts", "of extra", "p", "^", "#0072B2"),
+        ("pretrained on these texts", "order test", "p", "o", "#D55E00"),
+        ("the last relative to the first", "relative to base", "p", "x", "black"),
+    )
     for number, (words, row, column, mark, colour) in enumerate(lines):
         x = [place + 0.12 * (number - 1.5) for place in tables]
         p = [max(table.loc[row, column], 1e-10) for table in tables.values()]
@@ -198,18 +245,35 @@ def draw_order(axis, tables):
 
 def draw_bias(axis, rows, doses):
     """The bias of each dose with its interval, the margin shaded."""
-    axis.axhspan(-MARGIN, MARGIN, color="grey", alpha=0.25, lw=0, label=f"margin: too small to matter (±{MARGIN} point)")
+    axis.axhspan(
+        -MARGIN,
+        MARGIN,
+        color="grey",
+        alpha=0.25,
+        lw=0,
+        label=f"margin: too small to matter (±{MARGIN} point)",
+    )
     axis.axhline(0, color="black", lw=0.8)
-    for known, face, words in ((True, "#D55E00", "bias with its 89 % interval"),
-                               (False, "white", "the same, rows of an older version: the noise of their texts is not known")):
+    for known, face, words in (
+        (True, "#D55E00", "bias with its 89 % interval"),
+        (False, "white", "bias with its 89 % interval, rows of an older version: their noise is not known"),
+    ):
         mine = rows[rows["counted"] == known]
         if mine.empty:
             continue
         x = [doses.index(epochs) for epochs in mine["epochs"]]
-        axis.errorbar(x, mine["bias"], mine["half"], fmt="o", ms=6, color="#D55E00", mfc=face, capsize=4, label=words)
+        axis.errorbar(
+            x, mine["bias"], mine["half"], fmt="o", ms=6, color="#D55E00", mfc=face, capsize=4, label=words
+        )
     for row in rows.itertuples():
-        axis.text(doses.index(row.epochs), 0.02, f"{row.subsamples} subsamples", fontsize=7, ha="center",
-                  transform=axis.get_xaxis_transform())
+        axis.text(
+            doses.index(row.epochs),
+            0.02,
+            f"{row.subsamples} subsamples",
+            fontsize=7,
+            ha="center",
+            transform=axis.get_xaxis_transform(),
+        )
     axis.text(0.02, 0.97, "harm: accuracy is inflated", va="top", fontsize=9, transform=axis.transAxes)
     limit = 1.35 * (rows["bias"].abs() + rows["half"]).max()
     low, high = axis.get_ylim()

@@ -30,8 +30,7 @@ contam = load_script("contamination_test")
 def false_alarms(draws):
     """Print the shares of random halves that are refused, and flagged, by each detector."""
     zero_shot = load_script("run_zero_shot")
-    task = zero_shot.load_task("rotten_tomatoes",
-                               zero_shot.load_registry()["tasks"]["rotten_tomatoes"])
+    task = zero_shot.load_task("rotten_tomatoes", zero_shot.load_registry()["tasks"]["rotten_tomatoes"])
     rng = np.random.default_rng(0)
     texts = [task.texts[number] for number in rng.choice(len(task.texts), 400, replace=False)]
     args = contam.parse_args([])
@@ -46,19 +45,22 @@ def false_alarms(draws):
     for _ in range(draws):
         order = rng.permutation(20).tolist()
         shards = list(zip(order[::2], order[1::2]))
-        p_exact = contam.order_p({
-            "canonical_logprobs": [log_p[a, b] for a, b in shards],
-            "shuffled_logprobs": [[log_p[b, a]] for a, b in shards]}).p_exact
+        p_exact = contam.order_p(
+            {
+                "canonical_logprobs": [log_p[a, b] for a, b in shards],
+                "shuffled_logprobs": [[log_p[b, a]] for a, b in shards],
+            }
+        ).p_exact
         rows = rng.permutation(len(texts))
         half = len(texts) // 2
         table = contam.compare_scores(values.iloc[rows[:half]], values.iloc[rows[half:]], p_exact)
-        flagged.append({**(table["p"] < contam.LEVEL),
-                        "any, adjusted": table["adjusted"].min() < contam.LEVEL})
+        flagged.append(
+            {**(table["p"] < contam.LEVEL), "any, adjusted": table["adjusted"].min() < contam.LEVEL}
+        )
     for _ in range(draws // 5):
         shuffled = rng.permutation(np.array(texts, dtype=object)).tolist()
         p = contam.tell_apart(shuffled[:half], shuffled[half:])
-        refused.append({**(p < contam.LEVEL),
-                        "any, adjusted": contam.adjusted(p).min() < contam.LEVEL})
+        refused.append({**(p < contam.LEVEL), "any, adjusted": contam.adjusted(p).min() < contam.LEVEL})
     for name, found in (("flagged", flagged), ("texts alone", refused)):
         table = pd.DataFrame(found).agg(["mean", "sem"]).mul(100)
         print(f"\n{name}, % of {len(found)} random halves\n{table.round(2).T.to_string()}")
@@ -81,8 +83,10 @@ def hits(path):
         flags = ["--model", folder, "--reference", "smollm2"]
         for flag, name in (("--examples", "test"), ("--held-out", "extra")):
             file = Path(folder) / f"{name}.jsonl"
-            texts = [text.removeprefix("### Text: ").partition("\n### Answer:")[0]
-                     for text in unit[name]["examples"]]
+            texts = [
+                text.removeprefix("### Text: ").partition("\n### Answer:")[0]
+                for text in unit[name]["examples"]
+            ]
             file.write_text("\n".join(map(json.dumps, texts)))
             flags += [flag, str(file)]
         printed = io.StringIO()
