@@ -320,7 +320,7 @@ def test_w_is_what_dealing_the_texts_out_again_gives(f, tmp_path):
                 said = np.where(rng.random(n) < 0.25 + flips, rng.integers(3, size=n), truth)
                 p = rng.dirichlet(np.ones(3), n) + 3 * np.eye(3)[said]
                 predictions[arm][name] = np.log(p / p.sum(1, keepdims=True))
-        row = row_of("a", k, n=n) | {"seed": 0}
+        row = row_of("a", k, n=n) | {"seed": 0, "recipe": "", "data": ""}
         e.add_scores(row, predictions, labels)
         numbers = {"test": np.arange(n), "extra": np.arange(n, 2 * n)}
         sample = SimpleNamespace(numbers=numbers, labels=labels, row=row)
