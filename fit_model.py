@@ -87,10 +87,10 @@ TARGETS = ("these tasks", "tasks like these", *SAMPLERS)
 GROUP = ["experiment", "m", "n", "effect", "model"]
 ACCURACIES = ["base", "unseen", "seen", "majority"]
 NUISANCE = ["a", "c", "c_raw", "z", "z_new", "log_s", "effect"]  # not reported as parameters
-COMPILED = {}  # models by analysis, flags and shapes of the data
+COMPILED = {}  # models by analysis, flags, numbers of models and tasks, shapes of the data
 STALE = ("posterior.csv", "tasks.*.png", "accuracies.*.png")  # of an earlier run
 GLOSS = (
-    "Accuracies in %: base, without pretraining; unseen, seen, of pretrained models on texts that "
+    "{}: base, without pretraining; unseen, seen, of pretrained models on texts that "
     "they were not, and were, pretrained on; majority: share of the commonest class. boost = "
     "unseen - base, bias = seen - unseen; low to high: 89 % interval. m labelled training texts, n "
     "unlabelled and n test texts. needed: subsamples for a half-width of half the margin. Fix "
@@ -250,7 +250,8 @@ def effects_table(tasks, args):
             noise = Noise(*map(np.concatenate, zip(*cells["noise"])))
             rows.append(cells.iloc[0].to_dict() | {
                 "m": 0, "n": 0, "settings": C, "arms": " and ".join(sorted(set(cells["arms"]))),
-                "noise": noise._replace(share=noise.share / C**2), "left_out": "",
+                "noise": noise._replace(share=noise.share / C**2),
+                "left_out": ", ".join(sorted(set(cells["left_out"]) - {""})),
                 **cells[[*ACCURACIES, "estimate"]].mean(), **cells[["tasks", "subsamples"]].min()})
     table = in_order(pd.DataFrame(rows)).assign(metric=args.metric, margin=args.margin)
     table[["se", "df", "half"]] = [interval(noise) for noise in table["noise"]]
@@ -454,8 +455,9 @@ def fit(rows, units, effect, analysis, args):
     else:
         model = hierarchical_model(units, effect)
     data = {variable.name: variable.get_value() for variable in model.data_vars}
-    ready = compiled(model, data, (analysis, args.no_interaction))
     models = list(model.coords["model"])
+    sizes = len(models), len(model.coords["task"])
+    ready = compiled(model, data, (analysis, args.no_interaction, *sizes))
     coords = {"model": models, "task": list(model.coords["task"]), "later": models[1:],
               "over": ["all", *models]}
     for accept, longer, more in ATTEMPTS:
@@ -538,7 +540,7 @@ def setting_of(row):
     """The setting of a row of effects.csv in words."""
     if row["m"]:
         return title_of(*[row[name] for name in CELL])
-    return f"{row['experiment']}, all {row['settings']} settings of m and n"
+    return f"{row['experiment']}, {row['settings']} settings of m and n together"
 
 
 def command(row, rows):
@@ -611,15 +613,20 @@ def conclusions(table, rows):
         for row in (single if over.empty else over).to_dict("records"):
             lines.append((kind, sentence(row, rows)))
         if len(over):
-            known = single.dropna(subset="low")
+            names = ["experiment", "effect", "model", "target"]
+            same = (table[names] == [experiment, effect, model, TARGETS[0]]).all(axis=1)
+            known = table[same & (table["m"] > 0)].dropna(subset="low")
             excluded = ((known["low"] > 0) | (known["high"] < 0)).sum()
-            verdicts = known["verdict"].value_counts().items()
-            words = ", ".join([f"{number} {verdict}" for verdict, number in verdicts])
-            chance = (1 - SHARE) * len(known)
-            lines.append(("", f"Its {len(single)} single settings: {words}; {excluded} exclude 0 "
-                              f"(by chance alone about {chance:.1f})."))
-        if model != "all" and rows.loc[rows["experiment"] == experiment, "model"].nunique() > 1:
-            lines.append(("", "The models differ in tasks or subsamples: each has its own answer."))
+            verdicts = known.loc[known["verdict"] != "", "verdict"].value_counts().items()
+            words = [f"{number} {verdict}" for verdict, number in verdicts]
+            words.append(f"{excluded} exclude 0 (by chance alone about "
+                         f"{(1 - SHARE) * len(known):.1f})")
+            lines.append(("", f"Alone, these {len(known)}: {', '.join(words)}."))
+    for experiment, mine in rows.groupby("experiment"):
+        whole = table.loc[table["experiment"] == experiment, "model"]
+        if mine["model"].nunique() > 1 and "all" not in set(whole):
+            lines.append(("", f"{experiment}: its models differ in tasks or subsamples: each has "
+                              "its own answer."))
     return lines
 
 
@@ -644,13 +651,17 @@ def methods(rows, args):
     values = {name: ", ".join(map(str, sorted(set(rows[name])))) for name in ("model", "m", "n")}
     runs = rows.groupby([*CELL, "model", "task"])["subsample"].nunique()
     number = " to ".join(map(str, sorted({runs.min(), runs.max()})))
-    sets = "the first set" if "plain" in set(rows["arms"]) else "both sets"
+    sets = {"plain": "the first set", "crossed": "both sets"}
+    sets = " or, in other settings, ".join([sets[arms] for arms in sorted(set(rows["arms"]))])
+    trained = "trained on the labelled texts and tested"
+    if "zero-shot" in rows["experiment"].iloc[0]:
+        trained = "asked for the class by a prompt, without training on the labelled texts,"
     text = (
         f"{rows['experiment'].iloc[0]}: from each of {count(rows['task'].nunique(), 'task')}, "
         f"{number} random subsamples of m = {values['m']} labelled training texts and two other "
         f"sets of n = {values['n']} texts were drawn. Models ({values['model']}), as they are and "
-        "pretrained on the unlabelled texts of either set, were trained on the labelled texts and "
-        f"tested on {sets}. The bias is {args.metric} on texts seen in pretraining minus that on "
+        f"pretrained on the unlabelled texts of either set, were {trained} on {sets}. "
+        f"The bias is {args.metric} on texts seen in pretraining minus that on "
         "others; its mean over these tasks has an 89 % interval (Student's t, Satterthwaite's "
         "degrees of freedom) from the variance between a task's subsamples")
     if rows["counted"].all():
@@ -715,10 +726,13 @@ def draw_all(tasks, table, folder, args):
     tasks = tasks.assign(panel=tasks["model"], line=tasks["task"])
     for experiment, mine in tasks.groupby("experiment"):
         means = mine.groupby(["panel", "line"])[ACCURACIES].mean().sort_values("unseen")[::-1]
-        means *= 100 if args.metric in SHARES else 1
+        if args.metric in SHARES:
+            means *= 100
+        else:
+            means = means.drop(columns="majority")
         means = means.reset_index().melt(["panel", "line"], var_name="series")
         means = means.assign(low=math.nan, high=math.nan, width=2.5, effect="")
-        title = f"{experiment}: accuracies, means over settings"
+        title = f"{experiment}: {args.metric}, means over settings"
         figures[f"accuracies.{file_of(experiment)}.png"] = plot(means, title, args)
     cells = tasks.sort_values("estimate", ascending=False).groupby([*CELL, "effect"])
     for (*cell, effect), mine in cells:
@@ -773,7 +787,8 @@ def publish(rows, tasks, table, summaries, notes, args):
         short = table if len(table) <= MOST_LINES else headlines(table)
         shown = ["tasks", "subsamples", *ACCURACIES, "estimate", "low", "high", "verdict"]
         parts.append(rows_html(short, [*GROUP, "target", *shown, "needed"], args.metric))
-        parts.append(paragraph(GLOSS, "small"))
+        scores = "Accuracies in %" if args.metric in SHARES else args.metric
+        parts.append(paragraph(GLOSS.format(scores), "small"))
         parts += [paragraph(note) for note in notes]
         parts.append("<h2>Tasks</h2>")
         parts += [figure_html(draft / name, name) for name in figures[2:]]
@@ -812,8 +827,6 @@ def run_samplers(rows, units, tasks, table, args):
 
 # The same in meta_analysis.py --------------------
 
-# The same in meta_analysis.py --------------------
-
 # --- shared: reading ---
 ARMS = ("base", "extra", "test")
 CELL = ["experiment", "m", "n"]
@@ -842,7 +855,7 @@ def read_rows(path, needed):
     except (OSError, ValueError, csv.Error) as error:
         raise SystemExit(f"error: {path} cannot be read as a CSV file in UTF-8: {error}")
     for name in (*needed, *header):
-        if header.count(name) != 1:
+        if header.count(name) != 1 or name == "where":
             raise SystemExit(f"error: {path} has {header.count(name)} columns {name!r}, not one; "
                              f"separated by commas: {', '.join(header)}")
     rows = []
@@ -876,10 +889,12 @@ def read_path(path, needed):
 
 
 def refuse(rows, bad, what):
-    """End at the first of the bad rows. what: a format string of its columns."""
+    """End at the first of the bad rows. what: words with {names} of its columns."""
     if bad.any():
         row = rows[bad].iloc[0]
-        raise SystemExit(f"error: {row['where']}: {what.format(**row)}: correct or delete it")
+        for name, value in row.items():
+            what = what.replace(f"{{{name}}}", str(value))
+        raise SystemExit(f"error: {row['where']}: {what}: correct or delete it")
 
 
 def read_results(paths, metric):

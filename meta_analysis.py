@@ -272,13 +272,13 @@ def table_part(table):
 def report_slices(rows, args, draft):
     """Analyse all slices; tables and figures go into the draft. Returns the page's parts."""
     tables = []
-    for effect, (_, mine) in itertools.product(args.effects, rows.groupby(CELL)):
+    for effect, (_, mine) in itertools.product(dict.fromkeys(args.effects), rows.groupby(CELL)):
         tables.append(analyse(mine, effect, args.slices))
     meta = pd.concat(tables)
     shares = shares_of(meta)
     write(draft, meta=meta, shares=shares)
     parts = []
-    for effect in args.effects:
+    for effect in dict.fromkeys(args.effects):
         answer = answer_of(shares, effect)
         print(answer)
         path = draft / f"slices.{effect}.png"
@@ -348,7 +348,7 @@ def read_rows(path, needed):
     except (OSError, ValueError, csv.Error) as error:
         raise SystemExit(f"error: {path} cannot be read as a CSV file in UTF-8: {error}")
     for name in (*needed, *header):
-        if header.count(name) != 1:
+        if header.count(name) != 1 or name == "where":
             raise SystemExit(f"error: {path} has {header.count(name)} columns {name!r}, not one; "
                              f"separated by commas: {', '.join(header)}")
     rows = []
@@ -382,10 +382,12 @@ def read_path(path, needed):
 
 
 def refuse(rows, bad, what):
-    """End at the first of the bad rows. what: a format string of its columns."""
+    """End at the first of the bad rows. what: words with {names} of its columns."""
     if bad.any():
         row = rows[bad].iloc[0]
-        raise SystemExit(f"error: {row['where']}: {what.format(**row)}: correct or delete it")
+        for name, value in row.items():
+            what = what.replace(f"{{{name}}}", str(value))
+        raise SystemExit(f"error: {row['where']}: {what}: correct or delete it")
 
 
 def read_results(paths, metric):

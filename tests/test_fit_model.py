@@ -162,7 +162,7 @@ def test_tables_1a_and_1b_and_section_7(run):
 
     # Eight settings: +.006 +- .089 points (DESIGN), said first, on top of effects.csv
     first, second = out.splitlines()[:2]
-    assert first.startswith("No: within ±1. few-shot, all 8 settings of m and n: bias +0.01 [-0.08, +0.10] ")
+    assert first.startswith("No: within ±1. few-shot, 8 settings of m and n together: bias +0.01 [-0.08, +0.10] ")
     assert "1 exclude 0 (by chance alone about 0.9)" in second
     effects = pd.read_csv("fits/few_shot_m50/effects.csv")
     top = effects.iloc[0]
@@ -610,6 +610,16 @@ def test_what_the_samplers_add(run, tmp_path):
     assert "hierarchical: not converged" in page and page.count("data:image/png;base64,") == 3
 
 
+def test_cells_of_equally_many_units_have_models_of_their_own(run, tmp_path):
+    five = coin_rows(tasks=5, subsamples=4, models=("a",))
+    ten = coin_rows(tasks=10, subsamples=2, models=("a",)).assign(experiment="other")
+    path = saved(pd.concat([five, ten]), tmp_path / "r.csv")
+    flags = ["--analysis", "hierarchical", "--effects", "bias", "--draws", 20, "--tune", 20, "--chains", 1]
+    assert run(path, *flags)[0] == 3  # so few draws do not converge
+    tasks = pd.read_csv("fits/r/tasks.csv")
+    assert len(tasks) == 15 and tasks["hierarchical"].notna().all()
+
+
 def test_too_little_for_the_samplers(run, tmp_path):
     path = saved(bias_rows({"a": [1, 2]}), tmp_path / "r.csv")
     _, out, _ = run(path, "--draws", 40, "--tune", 60, "--effects", "bias")
@@ -662,6 +672,23 @@ def test_sentences(f, tmp_path):
     rows = crossed_rows(1, 2, 1, 400, np.random.default_rng(0))
     assert "one subsample cannot show effects that differ from run to run" in said(rows)
     assert said(bias_rows({"a": [-3, 0, 4]}), "--margin", 30).startswith("No: within ±30.")
+
+
+def test_sentences_over_several_settings(run, tmp_path):
+    rows = coin_rows(models=("a",)).assign(nll_base=1.0, nll_extra=0.9)
+    rows["nll_test"] = 0.95 + 0.01 * rows["subsample"]
+    rows = pd.concat([rows.assign(m=m) for m in (6, 8)])
+    lonely = (rows["task"] == "task02") & (rows["subsample"] > 1)
+    path = saved(rows[~lonely], tmp_path / "r.csv")
+    first, second = run(path, "--draws", 0, "--metric", "nll")[1].splitlines()[:2]
+    assert "2 settings of m and n together: bias of a" in first and "without task02" in first
+    assert second == "Alone, these 2: 2 exclude 0 (by chance alone about 0.2)."
+    page = Path("fits/r.nll/report.html").read_text()
+    assert "Accuracies in %" not in page and "were trained on the labelled texts and tested" in page
+    path = saved(rows.assign(experiment="my-zero-shot"), tmp_path / "r.csv")
+    run(path, "--draws", 0)
+    page = Path("fits/r/report.html").read_text()
+    assert "without training on the labelled texts" in page and "Accuracies in %" in page
 
 
 def test_other_metrics(run, tmp_path):
