@@ -415,7 +415,7 @@ def test_all_models_together_only_where_they_share_tasks_and_subsamples(run, tmp
     status, out, _ = run(saved(rows, tmp_path / "r.csv"), "--draws", 0, "--effects", "bias")
     effects = pd.read_csv("fits/r/effects.csv")
     assert status == 0 and set(effects["model"]) == {"bert", "third"}
-    assert "bias of bert" in out and "bias of third" in out and "The models differ in tasks" in out
+    assert "bias of bert" in out and "bias of third" in out and "few-shot: its models differ in tasks" in out
     assert set(effects.query("model == 'third'")["tasks"]) == {1}
     shared = pd.concat([many, many.assign(model="third")])
     run(saved(shared, tmp_path / "s.csv"), "--draws", 0, "--effects", "bias")
