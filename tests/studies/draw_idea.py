@@ -26,7 +26,7 @@ def draw_cells(axis):
             axis.text(column + 0.5, 2.5 - row, kind, ha="center", va="center")
     for column, name in enumerate("AB"):
         axis.text(column + 0.5, 3.08, f"tested on\ntexts {name}", ha="center", va="bottom")
-    axis.text(-1.75, 3.95, "1. Two random halves of the texts, three models, six accuracies", weight="bold")
+    axis.text(-1.75, 3.95, "1. Two random sets of texts, three models, six accuracies", weight="bold")
     axis.set(xlim=(-1.75, 2.1), ylim=(-0.05, 4.2))
 
 
@@ -42,7 +42,7 @@ def draw_steps(axis):
         axis.annotate("", xy=(place, high), xytext=(place, low), arrowprops=arrow)
     axis.text(-0.15, 1.5, "boost: what pretraining\non other text is worth", ha="right", va="center")
     axis.text(0.55, 2.35, "bias: what pretraining on\nthe test text adds to it", ha="right", va="center")
-    axis.text(-2.2, 3.1, "2. Their means, and the two steps between them", weight="bold")
+    axis.text(-2.2, 3.1, "2. Their means and the two steps between them (an example)", weight="bold")
     axis.set(xlim=(-2.2, 2.6), ylim=(-0.05, 3.3))
 
 
