@@ -138,7 +138,7 @@ def test_the_scored_tokens_are_the_examples_own(model_dir, tokenizer):
     def ending(body, **_):
         return {"input_ids": [7, 8, 0], "offset_mapping": [(0, 1), (1, 2), (2, 2)]}
 
-    ending.eos_token_id = ending.sep_token_id = 0  # one that ends every text: no end token is scored
+    ending.bos_token_id = ending.eos_token_id = ending.sep_token_id = 0  # it ends every text: not scored
     net = net._replace(tokenizer=ending)
     assert contam.tokenise(net, "", "ab") == ([0, 7, 8], 1) and contam.tokenise(net, "a", "b") == ([7, 8], 1)
 
@@ -184,17 +184,15 @@ def test_shards_are_scored_order_by_order_and_no_sequence_twice(model_dir, token
     assert log["evaluations"] == len({tuple(order) for order in contam.draw_orders(3, 5, 0)}) + 2
 
 
-def test_500_short_examples_take_20_times_fewer_evaluations(model_dir, capsys, tmp_path):
+def test_a_log_gives_the_same_p_and_no_sequence_is_evaluated_twice(model_dir, capsys, tmp_path):
+    """12 shards of two and 6 of one: 24 + 6 sequences, where 51 orders of each would be 918."""
     file, log = tmp_path / "mine.txt", tmp_path / "log.json"
-    file.write_text("\n".join(make_texts(500, 3, size=3)) + "\n")
-    contam.main(
-        ["--examples", str(file), "--model", str(model_dir("gpt2")), "--shards", "256", "--log", str(log)]
-    )
-    text, rows = capsys.readouterr().out, json.loads(log.read_text())["shuffled_logprobs"]
-    assert json.loads(log.read_text())["evaluations"] == 500  # 256 shards in 51 orders would be 13,056
-    assert (
-        "shards: 256, of several orders: 244" in text and [len(row) for row in rows] == [1] * 244 + [0] * 12
-    )
+    file.write_text("\n".join(make_texts(30, 3, size=3)) + "\n")
+    flags = ["--model", str(model_dir("gpt2")), "--shards", "18", "--log", str(log)]
+    contam.main(["--examples", str(file), *flags])
+    text, written = capsys.readouterr().out, json.loads(log.read_text())
+    assert written["evaluations"] == 30 and "shards: 18, of several orders: 12" in text
+    assert [len(row) for row in written["shuffled_logprobs"]] == [1] * 12 + [0] * 6
     contam.main(["--from-log", str(log)])
     assert capsys.readouterr().out == text
 
@@ -205,8 +203,6 @@ def test_text_files_are_cut_at_newlines_alone(tmp_path):
     assert contam.read_examples(path) == ["[a\u2028b", "c\x0cd\x85e", "f"]
     path.write_text("a\nb")
     assert contam.read_examples(path) == ["a", "b"]
-    (tmp_path / "list.JSON").write_text(json.dumps(["a\nb", {"text": "c"}]))
-    assert contam.read_examples(tmp_path / "list.JSON") == ["a\nb", "c"]
     (tmp_path / "rows.JSONL").write_text('{"text": "a\\nb", "label": 1}\n"c\u2028d"\n', encoding="utf-8")
     assert contam.read_examples(tmp_path / "rows.JSONL") == ["a\nb", "c\u2028d"]
 
@@ -225,10 +221,9 @@ def test_the_order_test_says_what_its_p_means(capsys, tmp_path):
         assert f"p exact      {contam.order_p(log).p_exact:.6f}" in text
     assert contam.order_p({"canonical_logprobs": [-1], "shuffled_logprobs": [[-2]]}).p_exact == 0.5
     alike = contam.order_p({"canonical_logprobs": [-1, -2], "shuffled_logprobs": [[-1], []]})
-    assert alike.p_exact == alike.least == 1 and alike.informative == 0
-    assert math.isnan(
-        contam.order_p({"canonical_logprobs": [-1, -1], "shuffled_logprobs": [[-2], [-2]]}).p_published
-    )
+    assert alike.p_exact == 1 and alike.informative == 0
+    one = contam.order_p({"canonical_logprobs": [-1, -1], "shuffled_logprobs": [[-2], [-2]]})
+    assert math.isnan(one.p_published)
 
 
 def test_permutation_p_equals_brute_force_and_monte_carlo_agrees(monkeypatch):
@@ -247,10 +242,6 @@ def test_permutation_p_equals_brute_force_and_monte_carlo_agrees(monkeypatch):
     best = [np.array([0.0, -1.0])] * 300  # the canonical order is the best of 2^300: no draw reaches it
     assert contam.permutation_p(best) == pytest.approx(1 / (10**6 + 1), rel=1e-12)
     assert contam.permutation_p(best[:20]) == 2.0**-20
-    many = [np.array([0.0, gap]) for gap in rng.normal(-0.02, 1, 1500)]  # fewer draws; as good as normal
-    mean, variance = sum(gap.mean() for gap in many), sum(gap.var() for gap in many)
-    exact = stats.norm.sf(-mean / math.sqrt(variance))
-    assert contam.permutation_p(many) == pytest.approx(exact, abs=0.006) and 0.01 < exact < 0.99
 
 
 def test_the_published_log_gives_the_published_p():
@@ -289,7 +280,7 @@ def test_p_is_uniform_on_a_model_that_never_saw_the_examples(model_dir):
             "canonical_logprobs": [score[a, b] for a, b in shards],
             "shuffled_logprobs": [[score[b, a]] for a, b in shards],
         }
-        p.append(contam.order_p(log)[2:4])
+        p.append(contam.order_p(log)[2:])
     exact, published = np.transpose(p)
     assert stats.kstest(exact, "uniform").pvalue > 0.01 and stats.kstest(published, "uniform").pvalue > 0.01
     assert 0.02 < np.mean(exact < 0.05) < 0.09
@@ -298,7 +289,7 @@ def test_p_is_uniform_on_a_model_that_never_saw_the_examples(model_dir):
 
 def test_overtraining_on_one_order_is_flagged_and_on_shuffled_orders_is_not(model_dir, tokenizer, tmp_path):
     examples, p = make_texts(24, 7), {}
-    (tmp_path / "mine.json").write_text(json.dumps(examples))
+    (tmp_path / "mine.txt").write_text("\n".join(examples))
     for kind in ("canonical", "shuffled"):
 
         def train(lm):
@@ -317,7 +308,7 @@ def test_overtraining_on_one_order_is_flagged_and_on_shuffled_orders_is_not(mode
 
         log, model = tmp_path / f"{kind}.json", model_dir("gpt2", train, initializer_range=0.05)
         flags = ["--model", str(model), "--shards", "6", "--log", str(log)]  # shards of 4, as trained on
-        contam.main(["--examples", str(tmp_path / "mine.json"), *flags])
+        contam.main(["--examples", str(tmp_path / "mine.txt"), *flags])
         p[kind] = contam.order_p(json.loads(log.read_text()))
     assert p["canonical"].p_exact < 1e-3 and p["canonical"].p_published < 1e-3
     assert p["shuffled"].p_exact > 0.05 and p["shuffled"].p_published > 0.05
@@ -459,25 +450,19 @@ TWO, THREE, LOG = (
         ("mine.txt", None, "", "No such file"),
         ("mine.txt", b"\xff\xfea", "", "UnicodeDecodeError"),
         ("mine.txt", TWO, "--model=", "model  cannot be used"),
-        ("mine.txt", TWO, "--reference x", "need --examples"),
         ("mine.txt", TWO, "--held-out gone.txt", "gone.txt cannot be used"),
-        ("mine.txt", TWO, "--held-out mine.txt", "fewer than 10 show nothing"),
         ("mine.txt", TWO, "--log no/such/log.json", "cannot be written"),
         ("mine.txt", TWO, "--device cuda:7", "--device"),
-        ("mine.txt", TWO, "--log mine.txt", "mine.txt is there: give another"),
         ("a.jsonl", '"a"\n"\\ud800"', "", "UnicodeEncodeError"),
         ("a.jsonl", '"a"\n3', "", "AttributeError"),
         ("a.jsonl", '"a"\n"b', "", "JSONDecodeError"),
         ("a.jsonl", '{"txt": "a"}', "", "KeyError"),
         ("a.jsonl", '"a"\n""', "", "empty example"),
-        ("a.json", '["a", 3]', "", "AttributeError"),
-        ("a.json", "3", "", "TypeError"),
+        ("a.json", '["a", "b"]', "", "AttributeError"),
         ("log", "not json", "", "JSONDecode"),
         ("log", LOG % (-1, "[-1]"), "", "shorter"),
         ("log", LOG % ("NaN", "[-1], [-2]"), "", "finite"),
         ("log", LOG % (-2, '[-1], ["x"]'), "", "TypeError"),
-        ("log", LOG % ("1e400", "[-1], [-2]"), "", "finite"),
-        ("log", LOG % ("-1" + "0" * 400, "[-1], [-2]"), "", "TypeError"),
     ],
 )
 def test_a_mistake_in_a_file_is_one_line(
@@ -532,7 +517,7 @@ def test_models_that_give_no_probability_are_refused(model_dir, capsys, tmp_path
     )
     assert "no weights for" in refused(capsys, *flags, folder)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    assert "unpacked by run_zero_shot.py (smollm2)" in refused(capsys, *flags, "no/such")
+    assert "for smollm2 run run_zero_shot.py" in refused(capsys, *flags, "no/such")
 
 
 @pytest.fixture
@@ -600,28 +585,31 @@ def test_changed_files_beside_a_unit_are_refused(unit_path, capsys, monkeypatch)
     (unit_path / "test" / "adapter_config.json").write_text(
         config.replace('"lora_alpha": 32', '"lora_alpha": 64')
     )
-    assert "test/adapter_config.json was changed" in refused(capsys, "kept")
+    assert "the adapter test was changed" in refused(capsys, "kept")
     (unit_path / "test" / "adapter_config.json").write_text(config)
     for old, new in (("extra", "third"), ("test", "extra"), ("third", "test")):  # exchanged
         (unit_path / old).rename(unit_path / new)
-    assert "extra/adapter_model.safetensors was changed" in refused(capsys, "kept")
+    assert "the adapter extra was changed" in refused(capsys, "kept")
     (unit_path / "test" / "adapter_model.safetensors").unlink()
     (unit_path / "extra" / "adapter_model.safetensors").unlink()
     assert "FileNotFoundError" in refused(capsys, "kept")
 
 
-def test_units_count_once_and_are_of_one_recipe(unit_path, capsys, monkeypatch):
+def test_units_count_once_and_recipes_are_not_mixed(unit_path, capsys, monkeypatch):
     monkeypatch.setattr(contam, "open_scorer", None)
-    shutil.copytree(unit_path, unit_path.with_name("two"))
-    assert "two is a subsample that is there twice" in refused(capsys, "kept")
-    for name in ("recipe", "data"):
-        change_unit(
-            unit_path.with_name("two"), lambda unit: unit["row"].update({"subsample": 2, name: "0" * 12})
-        )
-        assert "two differs from its setting in recipe or data" in refused(capsys, "kept")
-        change_unit(unit_path.with_name("two"), lambda unit: unit["row"].update(recipe=unit["row"]["recipe"]))
-    change_unit(unit_path.with_name("two"), lambda unit: unit["row"].update(experiment="other"))
+    two = unit_path.with_name("two")
+    shutil.copytree(unit_path, two)
+    assert "two is there twice" in refused(capsys, "kept")
+    change_unit(two, lambda unit: unit["row"].update(recipe="0" * 12, data="0" * 12))
+    assert "two is there twice" in refused(capsys, "kept")
+    change_unit(two, lambda unit: unit["row"].update(experiment="other"))
     assert len(contam.read_units(Path("kept"), contam.parse_args([]))) == 2
+    for name in ("recipe", "data"):  # other subsamples of another recipe: a table of their own
+        rows = make_table()
+        rows.loc[rows["subsample"] == 2, name] = "other"
+        rows.to_csv("table.csv", index=False)
+        contam.main(["--from-table", "table.csv"])
+        assert capsys.readouterr().out.count("units: 1\n") == 2
 
 
 def test_an_audit_goes_on_where_it_was(audited, unit_path, capsys, monkeypatch):
@@ -640,7 +628,7 @@ def test_an_audit_goes_on_where_it_was(audited, unit_path, capsys, monkeypatch):
         contam.main(["kept", "--texts", "texts.csv"])
     contam.main(["kept", "--texts", "texts.csv"])
     text = capsys.readouterr().out
-    assert calls == ["one", "two", "two"] and "2 units, 1 to audit" in text and "two: order test p " in text
+    assert calls == ["one", "two", "two"] and "2 units, 1 to audit" in text
     rows = read_rows("contamination.csv")
     for key, row in rows.items():
         assert row == audited[2][key]
@@ -1019,8 +1007,8 @@ def test_the_released_half_is_flagged_in_the_model_trained_on_it(model_dir, toke
     for model in (guilty, innocent):
         contam.main([*files, "--model", str(model), "--reference", str(innocent)])
         printed[model] = capsys.readouterr().out
-    assert "flagged by log p, log p / zlib, Min-K%, Min-K%++, ref: as if" in printed[guilty]
-    assert "not flagged: no sign" in printed[innocent] and "40 released, 40 held-out" in printed[innocent]
+    assert "flagged by log p, log p / zlib, Min-K%, Min-K%++, ref.\n" in printed[guilty]
+    assert "40 released, 40 held-out texts: flagged by nothing.\n" in printed[innocent]
     _, lm = open_both(guilty)
     log_p = [
         [plain_scores(lm, tokenizer, "<end>", text)[:, 0].mean() for text in texts]
@@ -1030,14 +1018,6 @@ def test_the_released_half_is_flagged_in_the_model_trained_on_it(model_dir, toke
     line = printed[guilty].split("\nlog p ")[1].split()
     assert float(line[0]) == pytest.approx(found.statistic / 1600, abs=2e-3)
     assert float(line[1]) == pytest.approx(found.pvalue, rel=0.1)
-
-
-def test_a_link_stays_a_link(tmp_path):
-    (tmp_path / "real.csv").write_text("old")
-    (tmp_path / "link.csv").symlink_to(tmp_path / "real.csv")
-    contam.write_whole(tmp_path / "link.csv", pd.DataFrame({"a": [1]}))
-    assert (tmp_path / "link.csv").is_symlink() and (tmp_path / "real.csv").read_text() == "a\n1\n"
-    assert len(list(tmp_path.iterdir())) == 2
 
 
 def test_the_dose_study_runs_what_was_fixed_and_prefers_new_rows(tmp_path, monkeypatch):
