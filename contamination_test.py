@@ -332,8 +332,8 @@ def audit_files(args):
     print(table.to_string(float_format="{:.3g}".format, na_rep="-"))
     flags = table.index[table["adjusted"] < LEVEL]
     print(f"{len(released)} released, {len(texts) - len(released)} held-out texts: flagged by "
-          f"{', '.join(flags) or 'nothing'}.\nA flag: as if trained on the released texts; none is "
-          "no proof. Of random halves, in arbitrary order, 1 in 20 flags an innocent model.")
+          f"{', '.join(flags) or 'nothing'}.\nA flag: as if trained on the released texts; no flag "
+          "proves nothing. Of random halves, in arbitrary order, 1 in 20 flags an innocent model.")
 
 
 # Units
