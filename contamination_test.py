@@ -161,7 +161,7 @@ def score_tokens(net, sequences, limit, title):
 # Order test
 
 class OrderTest(NamedTuple):
-    """Its result."""
+    """What it found."""
     shards: int
     informative: int  # shards of several orders
     p_published: float  # nan where all shards have one difference
@@ -567,7 +567,7 @@ def read_units(folder, args):
     rows = pd.DataFrame([unit.content["row"] for unit in units], [unit.folder for unit in units])
     twice = rows.duplicated(KEY)
     if twice.any():
-        raise SystemExit(f"error: {twice.idxmax()} is there twice: move it elsewhere")
+        raise SystemExit(f"error: {twice.idxmax()} is there twice: move one away")
     return sorted(units, key=lambda unit: str(unit.content["model"]))
 
 
@@ -673,7 +673,7 @@ def open_scorer(source, gguf, quantize, precision, device):
 
 
 def write_whole(path, table):
-    """Write the table and rename it: whole or not at all."""
+    """Write the table, whole or not at all."""
     draft = path.with_name(f"{path.name}.draft")
     table.to_csv(draft, index=False)
     draft.replace(path)
@@ -735,7 +735,7 @@ def parse_args(argv):
     add("--device", help="cpu, cuda, cuda:1 (cuda where there is one)")
     add("--out", type=Path, default=Path("contamination.csv"),
         help="table; units in it are skipped (contamination.csv)")
-    add("--texts", type=Path, help="scores of each text of the units, as CSV")
+    add("--texts", type=Path, help="of each text arm, set, row, scores, log-odds of its class")
     return parser.parse_args(argv)
 
 
@@ -745,7 +745,7 @@ def main(argv=None):
         raise SystemExit("error: --log and --held-out need --examples")
     for path in (args.out, args.texts, args.log):
         if path and not os.access(path.parent, os.W_OK):
-            raise SystemExit(f"error: {path} cannot be written: name a file in another folder")
+            raise SystemExit(f"error: {path} cannot be written: name another folder")
     try:
         if args.from_log:
             show_order(order_p(read_log(args.from_log)))

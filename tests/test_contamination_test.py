@@ -43,9 +43,8 @@ def tokenizer():
     bpe = tokenizers.ByteLevelBPETokenizer()
     texts = [*make_texts(300, 0), *[HEAD + "### Text: a\n### Answer: good\n\n"] * 20]
     bpe.train_from_iterator(texts, vocab_size=400, special_tokens=["<end>"], show_progress=False)
-    return transformers.PreTrainedTokenizerFast(
-        tokenizer_object=bpe._tokenizer, bos_token="<end>", eos_token="<end>"
-    )
+    ends = {"bos_token": "<end>", "eos_token": "<end>"}
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=bpe._tokenizer, **ends)
 
 
 @pytest.fixture(scope="module")
@@ -218,10 +217,8 @@ def test_text_files_are_cut_at_newlines_alone(tmp_path):
 def test_the_order_test_says_what_its_p_means(capsys, tmp_path):
     """Ten shards of two: the canonical order is the likelier one in all, p = 2^-10, or in half of them."""
     for better, words in ((10, "At the level 0.05: flagged"), (5, "At the level 0.05: no sign")):
-        log = {
-            "canonical_logprobs": [-1.0] * better + [-2.0] * (10 - better),
-            "shuffled_logprobs": [[-2.0]] * better + [[-1.0]] * (10 - better),
-        }
+        log = {"canonical_logprobs": [-1.0] * better + [-2.0] * (10 - better),
+               "shuffled_logprobs": [[-2.0]] * better + [[-1.0]] * (10 - better)}
         (tmp_path / "log.json").write_text(json.dumps(log))
         contam.main(["--from-log", str(tmp_path / "log.json")])
         text = capsys.readouterr().out
@@ -413,30 +410,27 @@ TWO, THREE = "a b\nc d\n", "a b\nc d\ne f\n"
 LOG = '{"canonical_logprobs": [-1, %s], "shuffled_logprobs": [%s]}'
 
 
-@pytest.mark.parametrize(
-    "name, content, flags, words",
-    [
-        ("mine.txt", THREE, "--shards 4", "3 examples cannot fill 4 shards"),
-        ("mine.txt", "same\nsame\n", "", "alike"),
-        ("mine.txt", "a b\n", "", "1 examples cannot fill 0 shards"),
-        ("mine.txt", "", "", "is empty"),
-        ("mine.txt", "a\n\nb", "", "empty example"),
-        ("mine.txt", None, "", "No such file"),
-        ("mine.txt", b"\xff\xfea", "", "UnicodeDecodeError"),
-        ("mine.txt", TWO, "--model=", "model  cannot be used"),
-        ("mine.txt", TWO, "--held-out gone.txt", "gone.txt cannot be used"),
-        ("mine.txt", TWO, "--log no/such/log.json", "cannot be written"),
-        ("mine.txt", TWO, "--device cuda:7", "--device"),
-        ("a.jsonl", '"a"\n"\\ud800"', "", "UnicodeEncodeError"),
-        ("a.jsonl", '"a"\n3', "", "AttributeError"),
-        ("a.jsonl", '"a"\n"b', "", "JSONDecodeError"),
-        ("a.jsonl", '{"txt": "a"}', "", "KeyError"),
-        ("a.json", '["a", "b"]', "", "AttributeError"),
-        ("log", "not json", "", "JSONDecode"),
-        ("log", LOG % (-1, "[-1]"), "", "shorter"),
-        ("log", LOG % ("NaN", "[-1], [-2]"), "", "finite"),
-    ],
-)
+@pytest.mark.parametrize("name, content, flags, words", [
+    ("mine.txt", THREE, "--shards 4", "3 examples cannot fill 4 shards"),
+    ("mine.txt", "same\nsame\n", "", "alike"),
+    ("mine.txt", "a b\n", "", "1 examples cannot fill 0 shards"),
+    ("mine.txt", "", "", "is empty"),
+    ("mine.txt", "a\n\nb", "", "empty example"),
+    ("mine.txt", None, "", "No such file"),
+    ("mine.txt", b"\xff\xfea", "", "UnicodeDecodeError"),
+    ("mine.txt", TWO, "--model=", "model  cannot be used"),
+    ("mine.txt", TWO, "--held-out gone.txt", "gone.txt cannot be used"),
+    ("mine.txt", TWO, "--log no/such/log.json", "cannot be written"),
+    ("mine.txt", TWO, "--device cuda:7", "--device"),
+    ("a.jsonl", '"a"\n"\\ud800"', "", "UnicodeEncodeError"),
+    ("a.jsonl", '"a"\n3', "", "AttributeError"),
+    ("a.jsonl", '"a"\n"b', "", "JSONDecodeError"),
+    ("a.jsonl", '{"txt": "a"}', "", "KeyError"),
+    ("a.json", '["a", "b"]', "", "AttributeError"),
+    ("log", "not json", "", "JSONDecode"),
+    ("log", LOG % (-1, "[-1]"), "", "shorter"),
+    ("log", LOG % ("NaN", "[-1], [-2]"), "", "finite"),
+])
 def test_a_mistake_is_one_line(name, content, flags, words, model_dir, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     content = content.encode() if isinstance(content, str) else content
@@ -738,7 +732,7 @@ def test_a_memorised_set_is_told_and_the_base_model_is_not(audited):
         assert auc[0] > 0.9 and auc[1] < 0.1
     padded = text[text.index("epochs 30, padded, with answers, units: 2") :].split("\n\n")[0]
     assert "remembered (twin); flagged by log p, log p / zlib, Min-K%, Min-K%++, ref" in padded
-    assert "Min-K%" in padded and "nan" not in padded
+    assert "nan" not in padded
     table = contam.read_table(ROOT / "docs" / "contamination.csv")
     base = table[table["arm"] == "base"].drop_duplicates(["task", "subsample"])
     assert all(contam.rank_sum_p(base[f"auc_{name}"], 50) > 0.05 for name in OWN)
