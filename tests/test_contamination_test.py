@@ -43,9 +43,8 @@ def tokenizer():
     bpe = tokenizers.ByteLevelBPETokenizer()
     texts = [*make_texts(300, 0), *[HEAD + "### Text: a\n### Answer: good\n\n"] * 20]
     bpe.train_from_iterator(texts, vocab_size=400, special_tokens=["<end>"], show_progress=False)
-    return transformers.PreTrainedTokenizerFast(
-        tokenizer_object=bpe._tokenizer, bos_token="<end>", eos_token="<end>"
-    )
+    ends = {"bos_token": "<end>", "eos_token": "<end>"}
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=bpe._tokenizer, **ends)
 
 
 @pytest.fixture(scope="module")
@@ -53,16 +52,12 @@ def model_dir(tmp_path_factory, tokenizer):
     """Maker of model folders, weights seeded, then changed by `train`."""
 
     def make(kind, train=None, **changes):
-        size = {
-            "hidden_size": 64,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 4,
-            "vocab_size": len(tokenizer),
-        }
-        size |= {} if kind == "gpt2" else {"intermediate_size": 128}
-        ends = {"bos_token_id": 0, "eos_token_id": 0, "initializer_range": 0.1}
+        size = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+        size |= {"vocab_size": len(tokenizer), "bos_token_id": 0, "eos_token_id": 0}
+        if kind != "gpt2":
+            size["intermediate_size"] = 128
         torch.manual_seed(0)
-        config = transformers.AutoConfig.for_model(kind, **(size | ends | changes))
+        config = transformers.AutoConfig.for_model(kind, **(size | {"initializer_range": 0.1} | changes))
         folder = tmp_path_factory.mktemp(kind)
         auto = transformers.AutoModelForMaskedLM if kind == "bert" else transformers.AutoModelForCausalLM
         lm = auto.from_config(config).eval()
@@ -73,6 +68,21 @@ def model_dir(tmp_path_factory, tokenizer):
         return folder
 
     return make
+
+
+def trainer(tokenizer, texts_of_steps):
+    """What trains a model on the texts of one step after the other."""
+
+    def train(lm):
+        optimizer = torch.optim.AdamW(lm.parameters(), lr=3e-3, weight_decay=0)
+        for texts in texts_of_steps:
+            ids = [torch.tensor(tokenizer("<end>" + text)["input_ids"]) for text in texts]
+            labels = torch.nn.utils.rnn.pad_sequence(ids, batch_first=True, padding_value=-100)
+            lm(input_ids=labels.clamp(min=0), labels=labels).loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    return train
 
 
 def open_both(folder):
@@ -138,7 +148,7 @@ def test_the_scored_tokens_are_the_examples_own(model_dir, tokenizer):
     def ending(body, **_):
         return {"input_ids": [7, 8, 0], "offset_mapping": [(0, 1), (1, 2), (2, 2)]}
 
-    ending.eos_token_id = ending.sep_token_id = 0  # one that ends every text: no end token is scored
+    ending.bos_token_id = ending.eos_token_id = ending.sep_token_id = 0  # it ends every text: not scored
     net = net._replace(tokenizer=ending)
     assert contam.tokenise(net, "", "ab") == ([0, 7, 8], 1) and contam.tokenise(net, "a", "b") == ([7, 8], 1)
 
@@ -153,14 +163,12 @@ def test_min_k_plus_plus_by_hand_on_three_words():
     np.testing.assert_allclose(scores[0], [-two, -2 * two, -3 * two, -2 * two, -two], rtol=1e-6)
     np.testing.assert_allclose(scores[1:, [0, 2]], [[-1.5 * two, mean], [0.5 * two, sd]], rtol=1e-6)
     log_p, ratio, min_k, plus = contam.detect(scores, "some text")
-    assert log_p == pytest.approx(-1.8 * two) and ratio == pytest.approx(
-        -1.8 * two / len(zlib.compress(b"some text"))
-    )
+    assert log_p == pytest.approx(-1.8 * two)
+    assert ratio == pytest.approx(-1.8 * two / len(zlib.compress(b"some text")))
     assert min_k == pytest.approx(-3 * two) and plus == pytest.approx((-3 * two - mean) / sd)
     assert contam.detect(np.repeat(scores, 2, axis=1), "x")[2:] == (min_k, plus)  # two of ten
-    assert contam.detect(np.hstack([scores, scores[:, [0] * 9]]), "x")[2] == pytest.approx(
-        -2.5 * two
-    )  # two of 14
+    fourteen = np.hstack([scores, scores[:, [0] * 9]])
+    assert contam.detect(fourteen, "x")[2] == pytest.approx(-2.5 * two)  # two of 14
     assert contam.detect(np.zeros((3, 4)), "x")[3] == 0  # a model without any doubt
 
 
@@ -178,23 +186,20 @@ def test_shards_are_scored_order_by_order_and_no_sequence_twice(model_dir, token
     possible = [plain([shards[0][i] for i in order]) for order in itertools.permutations(range(3))]
     assert log["canonical_logprobs"] == pytest.approx([plain(shard) for shard in shards], rel=2e-5)
     assert all(min(abs(value - other) for other in possible) < 1e-3 for value in log["shuffled_logprobs"][0])
-    assert (
-        log["canonical_logprobs"][2] == log["shuffled_logprobs"][1][0]
-    )  # shard 3 is shard 2 the other way round
+    turned = log["shuffled_logprobs"][1][0]  # shard 3 is shard 2 the other way round
+    assert log["canonical_logprobs"][2] == turned
     assert log["evaluations"] == len({tuple(order) for order in contam.draw_orders(3, 5, 0)}) + 2
 
 
-def test_500_short_examples_take_20_times_fewer_evaluations(model_dir, capsys, tmp_path):
+def test_a_log_gives_the_same_p_and_no_sequence_is_evaluated_twice(model_dir, capsys, tmp_path):
+    """12 shards of two and 6 of one: 24 + 6 sequences, where 51 orders of each would be 918."""
     file, log = tmp_path / "mine.txt", tmp_path / "log.json"
-    file.write_text("\n".join(make_texts(500, 3, size=3)) + "\n")
-    contam.main(
-        ["--examples", str(file), "--model", str(model_dir("gpt2")), "--shards", "256", "--log", str(log)]
-    )
-    text, rows = capsys.readouterr().out, json.loads(log.read_text())["shuffled_logprobs"]
-    assert json.loads(log.read_text())["evaluations"] == 500  # 256 shards in 51 orders would be 13,056
-    assert (
-        "shards: 256, of several orders: 244" in text and [len(row) for row in rows] == [1] * 244 + [0] * 12
-    )
+    file.write_text("\n".join(make_texts(30, 3, size=3)) + "\n")
+    flags = ["--model", str(model_dir("gpt2")), "--shards", "18", "--log", str(log)]
+    contam.main(["--examples", str(file), *flags])
+    text, written = capsys.readouterr().out, json.loads(log.read_text())
+    assert written["evaluations"] == 30 and "shards: 18, of several orders: 12" in text
+    assert [len(row) for row in written["shuffled_logprobs"]] == [1] * 12 + [0] * 6
     contam.main(["--from-log", str(log)])
     assert capsys.readouterr().out == text
 
@@ -205,8 +210,6 @@ def test_text_files_are_cut_at_newlines_alone(tmp_path):
     assert contam.read_examples(path) == ["[a\u2028b", "c\x0cd\x85e", "f"]
     path.write_text("a\nb")
     assert contam.read_examples(path) == ["a", "b"]
-    (tmp_path / "list.JSON").write_text(json.dumps(["a\nb", {"text": "c"}]))
-    assert contam.read_examples(tmp_path / "list.JSON") == ["a\nb", "c"]
     (tmp_path / "rows.JSONL").write_text('{"text": "a\\nb", "label": 1}\n"c\u2028d"\n', encoding="utf-8")
     assert contam.read_examples(tmp_path / "rows.JSONL") == ["a\nb", "c\u2028d"]
 
@@ -214,10 +217,8 @@ def test_text_files_are_cut_at_newlines_alone(tmp_path):
 def test_the_order_test_says_what_its_p_means(capsys, tmp_path):
     """Ten shards of two: the canonical order is the likelier one in all, p = 2^-10, or in half of them."""
     for better, words in ((10, "At the level 0.05: flagged"), (5, "At the level 0.05: no sign")):
-        log = {
-            "canonical_logprobs": [-1.0] * better + [-2.0] * (10 - better),
-            "shuffled_logprobs": [[-2.0]] * better + [[-1.0]] * (10 - better),
-        }
+        log = {"canonical_logprobs": [-1.0] * better + [-2.0] * (10 - better),
+               "shuffled_logprobs": [[-2.0]] * better + [[-1.0]] * (10 - better)}
         (tmp_path / "log.json").write_text(json.dumps(log))
         contam.main(["--from-log", str(tmp_path / "log.json")])
         text = capsys.readouterr().out
@@ -225,17 +226,15 @@ def test_the_order_test_says_what_its_p_means(capsys, tmp_path):
         assert f"p exact      {contam.order_p(log).p_exact:.6f}" in text
     assert contam.order_p({"canonical_logprobs": [-1], "shuffled_logprobs": [[-2]]}).p_exact == 0.5
     alike = contam.order_p({"canonical_logprobs": [-1, -2], "shuffled_logprobs": [[-1], []]})
-    assert alike.p_exact == alike.least == 1 and alike.informative == 0
-    assert math.isnan(
-        contam.order_p({"canonical_logprobs": [-1, -1], "shuffled_logprobs": [[-2], [-2]]}).p_published
-    )
+    assert alike.p_exact == 1 and alike.informative == 0
+    one = contam.order_p({"canonical_logprobs": [-1, -1], "shuffled_logprobs": [[-2], [-2]]})
+    assert math.isnan(one.p_published)
 
 
 def test_permutation_p_equals_brute_force_and_monte_carlo_agrees(monkeypatch):
     rng = np.random.default_rng(0)
     for sizes, shift in itertools.product(
-        ((2,), (2, 2, 2), (6, 2, 6), (2, 24, 6, 2), (2,) * 10), (-1.0, 0.0, 3.0)
-    ):
+            ((2,), (2, 2, 2), (6, 2, 6), (2, 24, 6, 2), (2,) * 10), (-1.0, 0.0, 3.0)):
         gaps = [np.array([0.0, *rng.normal(-shift, 2, size - 1)]) for size in sizes]
         sums = [sum(values) for values in itertools.product(*gaps)]
         brute = sum(value >= -1e-12 for value in sums) / len(sums)
@@ -247,10 +246,6 @@ def test_permutation_p_equals_brute_force_and_monte_carlo_agrees(monkeypatch):
     best = [np.array([0.0, -1.0])] * 300  # the canonical order is the best of 2^300: no draw reaches it
     assert contam.permutation_p(best) == pytest.approx(1 / (10**6 + 1), rel=1e-12)
     assert contam.permutation_p(best[:20]) == 2.0**-20
-    many = [np.array([0.0, gap]) for gap in rng.normal(-0.02, 1, 1500)]  # fewer draws; as good as normal
-    mean, variance = sum(gap.mean() for gap in many), sum(gap.var() for gap in many)
-    exact = stats.norm.sf(-mean / math.sqrt(variance))
-    assert contam.permutation_p(many) == pytest.approx(exact, abs=0.006) and 0.01 < exact < 0.99
 
 
 def test_the_published_log_gives_the_published_p():
@@ -278,18 +273,15 @@ def test_p_is_uniform_on_a_model_that_never_saw_the_examples(model_dir):
     examples, pairs = make_texts(24, 0), list(itertools.permutations(range(24), 2))
     net, _ = open_both(model_dir("gpt2", initializer_range=0.3))
     sequences = [contam.tokenise(net, "", f"{examples[i]}\n\n{examples[j]}") for i, j in pairs]
-    score = {
-        pair: float(part[0].sum()) for pair, part in zip(pairs, contam.score_tokens(net, sequences, 4096, ""))
-    }
+    scores = contam.score_tokens(net, sequences, 4096, "")
+    score = {pair: float(part[0].sum()) for pair, part in zip(pairs, scores)}
     rng, p = np.random.default_rng(2), []
     for _ in range(400):
         order = rng.permutation(24).tolist()
         shards = list(zip(order[::2], order[1::2]))
-        log = {
-            "canonical_logprobs": [score[a, b] for a, b in shards],
-            "shuffled_logprobs": [[score[b, a]] for a, b in shards],
-        }
-        p.append(contam.order_p(log)[2:4])
+        log = {"canonical_logprobs": [score[a, b] for a, b in shards],
+               "shuffled_logprobs": [[score[b, a]] for a, b in shards]}
+        p.append(contam.order_p(log)[2:])
     exact, published = np.transpose(p)
     assert stats.kstest(exact, "uniform").pvalue > 0.01 and stats.kstest(published, "uniform").pvalue > 0.01
     assert 0.02 < np.mean(exact < 0.05) < 0.09
@@ -298,26 +290,17 @@ def test_p_is_uniform_on_a_model_that_never_saw_the_examples(model_dir):
 
 def test_overtraining_on_one_order_is_flagged_and_on_shuffled_orders_is_not(model_dir, tokenizer, tmp_path):
     examples, p = make_texts(24, 7), {}
-    (tmp_path / "mine.json").write_text(json.dumps(examples))
+    (tmp_path / "mine.txt").write_text("\n".join(examples))
+    rng = np.random.default_rng(0)
     for kind in ("canonical", "shuffled"):
-
-        def train(lm):
-            optimizer, rng = (
-                torch.optim.AdamW(lm.parameters(), lr=3e-3, weight_decay=0),
-                np.random.default_rng(0),
-            )
-            for _ in range(80):
-                order = np.arange(24) if kind == "canonical" else rng.permutation(24)
-                texts = ["<end>" + "\n\n".join(examples[i] for i in some) for some in order.reshape(6, 4)]
-                ids = [torch.tensor(tokenizer(text)["input_ids"]) for text in texts]
-                labels = torch.nn.utils.rnn.pad_sequence(ids, batch_first=True, padding_value=-100)
-                lm(input_ids=labels.clamp(min=0), labels=labels).loss.backward()
-                optimizer.step()
-                optimizer.zero_grad()
-
+        steps = []
+        for _ in range(80):
+            order = np.arange(24) if kind == "canonical" else rng.permutation(24)
+            steps.append(["\n\n".join(examples[i] for i in some) for some in order.reshape(6, 4)])
+        train = trainer(tokenizer, steps)
         log, model = tmp_path / f"{kind}.json", model_dir("gpt2", train, initializer_range=0.05)
         flags = ["--model", str(model), "--shards", "6", "--log", str(log)]  # shards of 4, as trained on
-        contam.main(["--examples", str(tmp_path / "mine.json"), *flags])
+        contam.main(["--examples", str(tmp_path / "mine.txt"), *flags])
         p[kind] = contam.order_p(json.loads(log.read_text()))
     assert p["canonical"].p_exact < 1e-3 and p["canonical"].p_published < 1e-3
     assert p["shuffled"].p_exact > 0.05 and p["shuffled"].p_published > 0.05
@@ -336,22 +319,13 @@ def audited(tmp_path_factory, model_dir, benchmark_csv):
     seen and cut to a short context: (their folder, the model, {(pack, subsample, arm): row of the
     table}, what was printed) and beside the folder texts.csv and predictions/."""
     folder, model = tmp_path_factory.mktemp("audited"), model_dir("llama", max_position_embeddings=250)
-    flags = [
-        "--csv",
-        str(benchmark_csv),
-        "--model",
-        str(model),
-        *"--m 4 --n 24 --threads 1 --workers 1 --subsamples 2".split(),
-    ]
+    flags = ["--csv", str(benchmark_csv), "--model", str(model), "--adapters", "kept", "--predictions"]
+    flags += "predictions --m 4 --n 24 --threads 1 --workers 1 --subsamples 2".split()
+    forms = "--answers --pretrain-epochs 30 --pretrain-lr 1e-2 --batch-size 8", "--pack --pretrain-epochs 1"
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()) as printed:
         patch.chdir(folder)
-        for more in (
-            "--answers --pretrain-epochs 30 --pretrain-lr 1e-2 --batch-size 8",
-            "--pack --pretrain-epochs 1",
-        ):
-            load_script("run_zero_shot").main(
-                [*flags, "--adapters", "kept", "--predictions", "predictions", *more.split()]
-            )
+        for more in forms:
+            load_script("run_zero_shot").main([*flags, *more.split()])
         contam.main(["--texts", "texts.csv"])  # the folder kept
     rows = read_rows(folder / "contamination.csv")
     assert len(rows) == 12
@@ -380,13 +354,10 @@ def test_a_units_rows_equal_a_plain_loop_over_its_exact_strings(audited, tokeniz
             found = [plain_detectors(plain_scores(lm, tokenizer, head, text), text) for text in texts[side]]
             for name, column in zip(OWN, zip(*found), strict=True):
                 values[arm, side, name] = np.array(column)
-        order_values[arm] = [
-            [
-                plain_scores(lm, tokenizer, head, f"{pair[i]}\n\n{pair[1 - i]}")[:, 0].sum()
-                for pair in zip(texts["test"][::2], texts["test"][1::2])
-            ]
-            for i in (0, 1)
-        ]
+        order_values[arm] = [], []
+        for pair in zip(texts["test"][::2], texts["test"][1::2]):
+            for values_of, order in zip(order_values[arm], (pair, pair[::-1])):
+                values_of.append(plain_scores(lm, tokenizer, head, "\n\n".join(order))[:, 0].sum())
     for arm, other in (("extra", "test"), ("test", "extra")):
         for side in texts:
             values[arm, side, "ref"] = values[arm, side, "logp"] - values["base", side, "logp"]
@@ -400,17 +371,13 @@ def test_a_units_rows_equal_a_plain_loop_over_its_exact_strings(audited, tokeniz
             auc = stats.mannwhitneyu(values[arm, "test", name], values[arm, "extra", name]).statistic / 24**2
             assert float(row[f"auc_{name}"]) == pytest.approx(auc, abs=2e-3 + 1e-4) and 0 < auc < 1
         canonical, other = order_values[arm]
-        p = contam.order_p(
-            {"canonical_logprobs": canonical, "shuffled_logprobs": [[value] for value in other]}
-        )
+        log = {"canonical_logprobs": canonical, "shuffled_logprobs": [[value] for value in other]}
+        p = contam.order_p(log)
         assert float(row["p_exact"]) == pytest.approx(p.p_exact, abs=2 / 4096)
         assert float(row["p_published"]) == pytest.approx(p.p_published, abs=1e-3)
         assert (row["shards"], row["informative"]) == ("12", "12")
-    assert (
-        0.5
-        < float(rows[8, 1, "test"]["auc_twin"])
-        == pytest.approx(1 - float(rows[8, 1, "extra"]["auc_twin"]))
-    )
+    twin = [float(rows[8, 1, arm]["auc_twin"]) for arm in ("test", "extra")]
+    assert 0.5 < twin[0] == pytest.approx(1 - twin[1])
 
 
 def test_a_pasted_cell_runs_and_nf4_on_the_cpu(model_dir, tmp_path, capsys):
@@ -419,16 +386,14 @@ def test_a_pasted_cell_runs_and_nf4_on_the_cpu(model_dir, tmp_path, capsys):
     (tmp_path / "mine.txt").write_text("a b\nc d\ne f\n")
     cell["main"](["--examples", str(tmp_path / "mine.txt"), "--model", model])
     assert "p exact" in capsys.readouterr().out
-    nets = [contam.open_scorer(model, None, kind, "float32", "cpu") for kind in ("none", "nf4")]
-    whole, nf4, again = (
-        contam.score_tokens(net, [([0, 5, 6, 7], 1)], 10, "")[0]
-        for net in (*nets, nets[1])
-        if net.lm.state_dict()
-    )
-    assert np.array_equal(
-        nf4, again
-    )  # bitsandbytes packs weights on some CPUs, and rounds them anew when they are read
-    assert not np.allclose(whole, nf4, rtol=1e-5) and np.allclose(whole, nf4, rtol=0.3)
+    whole = contam.open_scorer(model, None, "none", "float32", "cpu")
+    nf4 = contam.open_scorer(model, None, "nf4", "float32", "cpu")
+    found = []
+    for net in (whole, nf4, nf4):
+        found.append(contam.score_tokens(net, [([0, 5, 6, 7], 1)], 10, "")[0])
+        net.lm.state_dict()  # bitsandbytes packs weights on some CPUs, and would round them anew here
+    assert np.array_equal(found[1], found[2])
+    assert not np.allclose(found[0], found[1], rtol=1e-5) and np.allclose(found[0], found[1], rtol=0.3)
 
 
 def refused(capsys, *flags):
@@ -441,48 +406,32 @@ def refused(capsys, *flags):
     return error
 
 
-TWO, THREE, LOG = (
-    "a b\nc d\n",
-    "a b\nc d\ne f\n",
-    '{"canonical_logprobs": [-1, %s], "shuffled_logprobs": [%s]}',
-)
+TWO, THREE = "a b\nc d\n", "a b\nc d\ne f\n"
+LOG = '{"canonical_logprobs": [-1, %s], "shuffled_logprobs": [%s]}'
 
 
-@pytest.mark.parametrize(
-    "name, content, flags, words",
-    [
-        ("mine.txt", THREE, "--shards 4", "3 examples cannot fill 4 shards"),
-        ("mine.txt", "same\nsame\n", "", "alike"),
-        ("mine.txt", "a b\n", "", "1 examples cannot fill 0 shards"),
-        ("mine.txt", "", "", "is empty"),
-        ("mine.txt", "a\n\nb", "", "empty example"),
-        ("mine.txt", None, "", "No such file"),
-        ("mine.txt", b"\xff\xfea", "", "UnicodeDecodeError"),
-        ("mine.txt", TWO, "--model=", "model  cannot be used"),
-        ("mine.txt", TWO, "--reference x", "need --examples"),
-        ("mine.txt", TWO, "--held-out gone.txt", "gone.txt cannot be used"),
-        ("mine.txt", TWO, "--held-out mine.txt", "fewer than 10 show nothing"),
-        ("mine.txt", TWO, "--log no/such/log.json", "cannot be written"),
-        ("mine.txt", TWO, "--device cuda:7", "--device"),
-        ("mine.txt", TWO, "--log mine.txt", "mine.txt is there: give another"),
-        ("a.jsonl", '"a"\n"\\ud800"', "", "UnicodeEncodeError"),
-        ("a.jsonl", '"a"\n3', "", "AttributeError"),
-        ("a.jsonl", '"a"\n"b', "", "JSONDecodeError"),
-        ("a.jsonl", '{"txt": "a"}', "", "KeyError"),
-        ("a.jsonl", '"a"\n""', "", "empty example"),
-        ("a.json", '["a", 3]', "", "AttributeError"),
-        ("a.json", "3", "", "TypeError"),
-        ("log", "not json", "", "JSONDecode"),
-        ("log", LOG % (-1, "[-1]"), "", "shorter"),
-        ("log", LOG % ("NaN", "[-1], [-2]"), "", "finite"),
-        ("log", LOG % (-2, '[-1], ["x"]'), "", "TypeError"),
-        ("log", LOG % ("1e400", "[-1], [-2]"), "", "finite"),
-        ("log", LOG % ("-1" + "0" * 400, "[-1], [-2]"), "", "TypeError"),
-    ],
-)
-def test_a_mistake_in_a_file_is_one_line(
-    name, content, flags, words, model_dir, capsys, tmp_path, monkeypatch
-):
+@pytest.mark.parametrize("name, content, flags, words", [
+    ("mine.txt", THREE, "--shards 4", "3 examples cannot fill 4 shards"),
+    ("mine.txt", "same\nsame\n", "", "alike"),
+    ("mine.txt", "a b\n", "", "1 examples cannot fill 0 shards"),
+    ("mine.txt", "", "", "is empty"),
+    ("mine.txt", "a\n\nb", "", "empty example"),
+    ("mine.txt", None, "", "No such file"),
+    ("mine.txt", b"\xff\xfea", "", "UnicodeDecodeError"),
+    ("mine.txt", TWO, "--model=", "model  cannot be used"),
+    ("mine.txt", TWO, "--held-out gone.txt", "gone.txt cannot be used"),
+    ("mine.txt", TWO, "--log no/such/log.json", "cannot be written"),
+    ("mine.txt", TWO, "--device cuda:7", "--device"),
+    ("a.jsonl", '"a"\n"\\ud800"', "", "UnicodeEncodeError"),
+    ("a.jsonl", '"a"\n3', "", "AttributeError"),
+    ("a.jsonl", '"a"\n"b', "", "JSONDecodeError"),
+    ("a.jsonl", '{"txt": "a"}', "", "KeyError"),
+    ("a.json", '["a", "b"]', "", "AttributeError"),
+    ("log", "not json", "", "JSONDecode"),
+    ("log", LOG % (-1, "[-1]"), "", "shorter"),
+    ("log", LOG % ("NaN", "[-1], [-2]"), "", "finite"),
+])
+def test_a_mistake_is_one_line(name, content, flags, words, model_dir, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     content = content.encode() if isinstance(content, str) else content
     if content is not None:
@@ -527,12 +476,11 @@ def test_models_that_give_no_probability_are_refused(model_dir, capsys, tmp_path
     folder = model_dir("gpt2", lambda lm: lm.transformer.ln_f.weight.data[0].fill_(math.nan))
     assert "not finite" in refused(capsys, *flags, folder) and not (tmp_path / "log.json").exists()
     weights = load_file(folder / "model.safetensors")
-    save_file(
-        {f"foreign.{name}": w for name, w in weights.items()}, folder / "model.safetensors", {"format": "pt"}
-    )
+    foreign = {f"foreign.{name}": weight for name, weight in weights.items()}
+    save_file(foreign, folder / "model.safetensors", {"format": "pt"})
     assert "no weights for" in refused(capsys, *flags, folder)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    assert "unpacked by run_zero_shot.py (smollm2)" in refused(capsys, *flags, "no/such")
+    assert "for smollm2 run run_zero_shot.py" in refused(capsys, *flags, "no/such")
 
 
 @pytest.fixture
@@ -559,32 +507,21 @@ def test_a_changed_unit_is_refused_before_a_model_runs(unit_path, capsys, monkey
     file = unit_path / "unit.json"
     whole = file.read_text()
     unit = json.loads(whole)
-    edits = [
-        whole.replace('"n": 24', '"n": 23'),
-        whole.replace("### Text: ", "### Text:  ", 1),
-        whole[:-9],
-        "[]",
-        whole.replace(f'"acc_test": {unit["row"]["acc_test"]}', '"acc_test": 1.0'),
-        "3",
-        "{}",
-        '"\\ud800"',
-    ]
+    edits = [whole[:-9], "[]", "3", "{}", '"\\ud800"', whole.replace('"n": 24', '"n": 23'),
+             whole.replace("### Text: ", "### Text:  ", 1),
+             whole.replace(f'"acc_test": {unit["row"]["acc_test"]}', '"acc_test": 1.0')]
     labels = {**unit["test"], "labels": [1 - label for label in unit["test"]["labels"]]}
     edits.append(json.dumps({**unit, "test": labels}))
     for text in edits:
         assert text != whole
         file.write_text(text)
         error = refused(capsys, "kept")
-        assert (
-            "make this unit again" in error
-            and "unit.json" in error
-            and not list(Path().glob("contamination.*"))
-        )
+        assert "make this unit again" in error and "unit.json" in error
+        assert not list(Path().glob("contamination.*"))
     del unit["hash"]
     file.write_text(json.dumps(unit))
     assert "an older version made it" in refused(capsys, "kept")
-    change_unit_of = {"source": "gone", "weights": "0" * 12}
-    for name, value in change_unit_of.items():
+    for name, value in (("source", "gone"), ("weights", "0" * 12)):
         file.write_text(whole)
         change_unit(unit_path, lambda unit: unit["model"].update({name: value}))
         assert "has other model files now, or was moved" in refused(capsys, "kept")
@@ -596,32 +533,34 @@ def test_a_changed_unit_is_refused_before_a_model_runs(unit_path, capsys, monkey
 
 def test_changed_files_beside_a_unit_are_refused(unit_path, capsys, monkeypatch):
     monkeypatch.setattr(contam, "open_scorer", None)
-    config = (unit_path / "test" / "adapter_config.json").read_text()
-    (unit_path / "test" / "adapter_config.json").write_text(
-        config.replace('"lora_alpha": 32', '"lora_alpha": 64')
-    )
-    assert "test/adapter_config.json was changed" in refused(capsys, "kept")
-    (unit_path / "test" / "adapter_config.json").write_text(config)
+    file = unit_path / "test" / "adapter_config.json"
+    config = file.read_text()
+    file.write_text(config.replace('"lora_alpha": 32', '"lora_alpha": 64'))
+    assert "the adapter test was changed" in refused(capsys, "kept")
+    file.write_text(config)
     for old, new in (("extra", "third"), ("test", "extra"), ("third", "test")):  # exchanged
         (unit_path / old).rename(unit_path / new)
-    assert "extra/adapter_model.safetensors was changed" in refused(capsys, "kept")
+    assert "the adapter extra was changed" in refused(capsys, "kept")
     (unit_path / "test" / "adapter_model.safetensors").unlink()
     (unit_path / "extra" / "adapter_model.safetensors").unlink()
     assert "FileNotFoundError" in refused(capsys, "kept")
 
 
-def test_units_count_once_and_are_of_one_recipe(unit_path, capsys, monkeypatch):
+def test_units_count_once_and_recipes_are_not_mixed(unit_path, capsys, monkeypatch):
     monkeypatch.setattr(contam, "open_scorer", None)
-    shutil.copytree(unit_path, unit_path.with_name("two"))
-    assert "two is a subsample that is there twice" in refused(capsys, "kept")
-    for name in ("recipe", "data"):
-        change_unit(
-            unit_path.with_name("two"), lambda unit: unit["row"].update({"subsample": 2, name: "0" * 12})
-        )
-        assert "two differs from its setting in recipe or data" in refused(capsys, "kept")
-        change_unit(unit_path.with_name("two"), lambda unit: unit["row"].update(recipe=unit["row"]["recipe"]))
-    change_unit(unit_path.with_name("two"), lambda unit: unit["row"].update(experiment="other"))
+    two = unit_path.with_name("two")
+    shutil.copytree(unit_path, two)
+    assert "two is there twice" in refused(capsys, "kept")
+    change_unit(two, lambda unit: unit["row"].update(recipe="0" * 12, data="0" * 12))
+    assert "two is there twice" in refused(capsys, "kept")
+    change_unit(two, lambda unit: unit["row"].update(experiment="other"))
     assert len(contam.read_units(Path("kept"), contam.parse_args([]))) == 2
+    for name in ("recipe", "data"):  # other subsamples of another recipe: a table of their own
+        rows = make_table()
+        rows.loc[rows["subsample"] == 2, name] = "other"
+        rows.to_csv("table.csv", index=False)
+        contam.main(["--from-table", "table.csv"])
+        assert capsys.readouterr().out.count("units: 1\n") == 2
 
 
 def test_an_audit_goes_on_where_it_was(audited, unit_path, capsys, monkeypatch):
@@ -640,11 +579,11 @@ def test_an_audit_goes_on_where_it_was(audited, unit_path, capsys, monkeypatch):
         contam.main(["kept", "--texts", "texts.csv"])
     contam.main(["kept", "--texts", "texts.csv"])
     text = capsys.readouterr().out
-    assert calls == ["one", "two", "two"] and "2 units, 1 to audit" in text and "two: order test p " in text
+    assert calls == ["one", "two", "two"] and "2 units, 1 to audit" in text
     rows = read_rows("contamination.csv")
     for key, row in rows.items():
         assert row == audited[2][key]
-    assert not list(Path().glob(".*draft"))
+    assert not list(Path().glob("*draft"))
     texts = pd.read_csv("texts.csv")
     assert len(texts) == 2 * 3 * 48 and not texts.duplicated(["subsample", "arm", "set", "row"]).any()
     contam.main(["kept", "--texts", "texts.csv"])
@@ -669,6 +608,7 @@ def test_only_files_of_this_script_are_replaced(unit_path, capsys, monkeypatch):
         assert "results.csv cannot be used" in refused(capsys, *flags, "results.csv")
     assert Path("results.csv").read_text() == "experiment,model\n"
     assert "No such file" in refused(capsys, "--from-table", "missing.csv")
+    assert "need --examples" in refused(capsys, "--held-out", "held.txt")
 
 
 def make_table(units=2, **columns):
@@ -676,30 +616,10 @@ def make_table(units=2, **columns):
     accuracies."""
     rng, rows = np.random.default_rng(0), []
     for k, arm in itertools.product(range(1, units + 1), ARMS):
-        row = {
-            "experiment": "packed",
-            "model": "m",
-            "task": "a",
-            "m": 4,
-            "n": 50,
-            "subsample": k,
-            "seed": 0,
-            "data": "d",
-            "recipe": "r",
-            "pack": 8,
-            "answers": False,
-            "epochs": 1,
-            "arm": arm,
-            "accuracy": 0.5,
-            "accuracy_on_extra": 0.5,
-            "discordant": 0.1,
-            "discordant_on_extra": 0.1,
-            "shards": 25,
-            "informative": 25,
-            "p_published": 0.5,
-            "p_exact": 0.5,
-            "audit": f"a{k}",
-        }
+        row = {"experiment": "packed", "model": "m", "task": "a", "m": 4, "n": 50, "subsample": k, "seed": 0,
+               "data": "d", "recipe": "r", "pack": 8, "answers": False, "epochs": 1, "arm": arm,
+               "accuracy": 0.5, "accuracy_on_extra": 0.5, "discordant": 0.1, "discordant_on_extra": 0.1,
+               "shards": 25, "informative": 25, "p_published": 0.5, "p_exact": 0.5, "audit": f"a{k}"}
         for name in OWN if arm == "base" else contam.DETECTORS:
             row[f"auc_{name}"] = rng.normal(0.5, 0.01)
         if arm == "test":
@@ -713,10 +633,8 @@ def test_p_of_one_unit_is_scipys_and_of_several_that_of_shuffled_memberships():
     score."""
     rng = np.random.default_rng(3)
     units = [(rng.normal(0.25, 1, 20), rng.normal(0, 1, 20)) for _ in range(4)]
-    found = [
-        stats.mannwhitneyu(*unit, alternative="greater", method="asymptotic", use_continuity=False)
-        for unit in units
-    ]
+    normal = {"method": "asymptotic", "use_continuity": False, "alternative": "greater"}
+    found = [stats.mannwhitneyu(*unit, **normal) for unit in units]
     auc = pd.Series([one.statistic / 400 for one in found])
     for k in range(4):
         assert contam.rank_sum_p(auc[[k]], 20) == pytest.approx(found[k].pvalue, rel=1e-9)
@@ -739,9 +657,8 @@ def test_the_table_of_detectors_by_hand():
     half = stats.t.ppf(0.945, 1) * 0.15 / 2
     assert (ref["AUC"], ref["crossed AUC"], ref["±"]) == pytest.approx((0.7, 0.625, half))
     product = 0.01 * 0.03
-    assert table.loc["order test", "p"] == pytest.approx(
-        product * (1 - math.log(product))
-    )  # Fisher, two p-values
+    fisher = product * (1 - math.log(product))  # of two p-values
+    assert table.loc["order test", "p"] == pytest.approx(fisher)
     assert table.loc["of extra", "p"] == table.loc["order test", "p of base"]
     gain = stats.norm.isf([0.02, 0.2])  # base: .5, whose z is 0
     t = gain.mean() / (gain.std(ddof=1) / math.sqrt(2))
@@ -755,62 +672,22 @@ def test_the_table_of_detectors_by_hand():
     assert contam.detectors_of(rows[:3])["±"].isna().all()  # one unit
 
 
-def test_any_flag_is_rare_where_nothing_was_seen():
-    """5 units of 40 random scores, dependent detectors, 1,000 times: each flags 5 %, any of them, adjusted,
-    at most so."""
-    rng, p = np.random.default_rng(1), []
-    for _ in range(1000):
-        scores = rng.normal(size=(5, 40, 1)) + 0.5 * rng.normal(size=(5, 40, 5))  # unit, text, detector
-        auc = pd.DataFrame((scores[:, :20, None] > scores[:, None, 20:]).mean((1, 2)))
-        p.append([*[contam.rank_sum_p(auc[name], 20) for name in auc], rng.uniform()])
-    p = pd.DataFrame(p, columns=list("abcdeo"))
-    any_flag = [contam.adjusted(row).min() < 0.05 for _, row in p.iterrows()]
-    assert (p < 0.05).mean().between(0.03, 0.07).all() and 0.01 < np.mean(any_flag) < 0.07
-
-
 def test_harm_is_the_crossed_bias_with_the_noise_of_its_texts():
     """By hand, n = 50. Unit 1: on test .7 - .6, on extra .5 - .5: bias 5; w = 50 (.2 - .01 + .1). Unit 2:
     bias 3."""
-    units = pd.DataFrame(
-        [
-            {
-                "n": 50,
-                "acc_base": 0.5,
-                "acc_extra": 0.6,
-                "acc_test": 0.7,
-                "acc_base_on_extra": 0.6,
-                "acc_extra_on_extra": 0.5,
-                "acc_test_on_extra": 0.5,
-                "discordant": 0.2,
-                "discordant_on_extra": 0.1,
-            },
-            {
-                "n": 50,
-                "acc_base": 0.5,
-                "acc_extra": 0.6,
-                "acc_test": 0.62,
-                "acc_base_on_extra": 0.6,
-                "acc_extra_on_extra": 0.54,
-                "acc_test_on_extra": 0.5,
-                "discordant": 0.1,
-                "discordant_on_extra": 0.1,
-            },
-        ]
-    )
+    one = {"n": 50, "acc_base": 0.5, "acc_extra": 0.6, "acc_test": 0.7, "acc_base_on_extra": 0.6,
+           "acc_extra_on_extra": 0.5, "acc_test_on_extra": 0.5, "discordant": 0.2, "discordant_on_extra": 0.1}
+    units = pd.DataFrame([one, one | {"acc_test": 0.62, "acc_extra_on_extra": 0.54, "discordant": 0.1}])
     w = [50 * (0.2 - 0.01 + 0.1), 50 * (0.1 - 0.0004 + 0.1 - 0.0016)]
     harm = contam.harm_of(units)
-    half = stats.t.ppf(0.945, 6) * math.sqrt(
-        (5 * np.mean(w) + 2) / 6 / 2
-    )  # the squares about the mean 4 add up to 2
+    squares = 5 * np.mean(w) + 2  # those about the mean 4 add up to 2
+    half = stats.t.ppf(0.945, 6) * math.sqrt(squares / 6 / 2)
     assert harm == pytest.approx((0.55, 0.55, 0.59, 4, half, True))
     assert contam.harm_of(units[:1]).half == pytest.approx(stats.t.ppf(0.945, 5) * math.sqrt(w[0]))
     old = contam.harm_of(units.assign(discordant=np.nan, discordant_on_extra=np.nan))
     bound = np.mean([50 * (0.1 - 0.01), 50 * (0.02 - 0.0004 + 0.04 - 0.0016)])  # d >= |b|
-    assert (
-        bound > 2
-        and old.half == pytest.approx(stats.t.ppf(0.945, 1) * math.sqrt(bound / 2))
-        and not old.counted
-    )
+    assert bound > 2 and not old.counted
+    assert old.half == pytest.approx(stats.t.ppf(0.945, 1) * math.sqrt(bound / 2))
     assert math.isnan(contam.harm_of(units[:1].assign(discordant=np.nan)).half)
 
 
@@ -843,10 +720,8 @@ def test_the_texts_of_a_unit_explain_its_row(audited):
         (path,) = (folder.parent / "predictions").glob(f"{mine['experiment'].iloc[0]}-*-24-{k}-0-*.csv")
         kept = pd.read_csv(path)
         for side, part in sides.items():
-            p = kept[(kept["arm"] == arm) & (kept["set"] == side)].reset_index()
-            right = np.array(
-                [row[f"p{row['label']:.0f}"] for _, row in p[["label", "p0", "p1", "p2"]].iterrows()]
-            )
+            p = kept[(kept["arm"] == arm) & (kept["set"] == side)]
+            right = p[["p0", "p1", "p2"]].to_numpy()[range(24), p["label"].astype(int)]
             np.testing.assert_allclose(part["log_odds"], np.log(right / (1 - right)), rtol=1e-3, atol=2e-4)
 
 
@@ -857,7 +732,7 @@ def test_a_memorised_set_is_told_and_the_base_model_is_not(audited):
         assert auc[0] > 0.9 and auc[1] < 0.1
     padded = text[text.index("epochs 30, padded, with answers, units: 2") :].split("\n\n")[0]
     assert "remembered (twin); flagged by log p, log p / zlib, Min-K%, Min-K%++, ref" in padded
-    assert "Min-K%" in padded and "nan" not in padded
+    assert "nan" not in padded
     table = contam.read_table(ROOT / "docs" / "contamination.csv")
     base = table[table["arm"] == "base"].drop_duplicates(["task", "subsample"])
     assert all(contam.rank_sum_p(base[f"auc_{name}"], 50) > 0.05 for name in OWN)
@@ -865,18 +740,12 @@ def test_a_memorised_set_is_told_and_the_base_model_is_not(audited):
 
 def test_harm_is_said_where_the_interval_is_above_0(capsys, tmp_path):
     path = tmp_path / "table.csv"
-    for accuracy, words in (
-        (0.5, "no harm shown"),
-        (0.9, "harm: accuracy is higher on texts that were seen"),
-    ):
+    for accuracy, words in ((0.5, "no harm shown"), (0.9, "harm: accuracy is higher on texts that")):
         make_table(accuracy=[accuracy] * 2, p_published=[0.4, 0.6]).to_csv(path, index=False)
         contam.main(["--from-table", str(path)])
         text = capsys.readouterr().out
-        assert (
-            words in text
-            and "no memory of single texts shown; flagged by nothing" in text
-            and "units: 2\n" in text
-        )
+        assert words in text and "units: 2\n" in text
+        assert "no memory of single texts shown; flagged by nothing" in text
     make_table(p_published=[0.4, 0.6]).assign(discordant=np.nan).to_csv(path, index=False)
     contam.main(["--from-table", str(path)])
     assert "no harm shown (older rows" in capsys.readouterr().out
@@ -884,18 +753,10 @@ def test_harm_is_said_where_the_interval_is_above_0(capsys, tmp_path):
 
 def test_a_table_that_was_edited_is_refused(capsys, tmp_path):
     rows, path = make_table(), tmp_path / "table.csv"
-    wrongs = [
-        pd.concat([rows, rows[:3]]),
-        rows[:5],
-        rows[:0],
-        rows.drop(columns="p_exact"),
-        rows.assign(p_exact="high"),
-        rows.assign(n=np.nan),
-        rows.assign(accuracy=1.5),
-        rows.assign(auc_logp=""),
-        rows.assign(answers="yes"),
-        rows.assign(arm="test"),
-    ]
+    wrongs = [pd.concat([rows, rows[:3]]), rows[:5], rows[:0], rows.drop(columns="p_exact")]
+    for edit in ({"p_exact": "high"}, {"n": np.nan}, {"accuracy": 1.5}, {"auc_logp": ""},
+                 {"answers": "yes"}, {"arm": "test"}):
+        wrongs.append(rows.assign(**edit))
     for wrong in wrongs:
         wrong.to_csv(path, index=False)
         assert "table.csv cannot be used" in refused(capsys, "--from-table", path)
@@ -919,11 +780,9 @@ def test_a_units_precision_and_quantisation_are_used(model_dir, tokenizer):
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         log_p = lm(input_ids=torch.tensor([ids[:-1]])).logits[0].float().log_softmax(1)
     wanted = log_p[range(len(ids) - 1), ids[1:]].numpy()
-    assert np.allclose(scores["none", "bf16"], wanted, atol=0.02)
-    whole = scores["none", "float32"]
-    assert 1e-3 < np.abs(scores["none", "bf16"] - whole).max() and not np.allclose(
-        scores["nf4", "bf16"], whole, 1e-3
-    )
+    bf16, whole, nf4 = scores["none", "bf16"], scores["none", "float32"], scores["nf4", "bf16"]
+    assert np.allclose(bf16, wanted, atol=0.02) and np.abs(bf16 - whole).max() > 1e-3
+    assert not np.allclose(nf4, whole, 1e-3)
 
 
 def test_a_unit_of_bf16_is_audited_in_bf16(audited, unit_path, monkeypatch):
@@ -932,16 +791,11 @@ def test_a_unit_of_bf16_is_audited_in_bf16(audited, unit_path, monkeypatch):
     contam.main(["kept", "--texts", "texts.csv"])
     content = json.loads((unit_path / "unit.json").read_text())
     net = contam.open_scorer(content["model"]["source"], None, "none", "bf16", "cpu")
-    args = contam.parse_args([])
-    wanted = contam.detect_all(net, content["instruction"] + "\n\n", content["test"]["examples"], args, "")[
-        "logp"
-    ]
-    found = pd.read_csv("texts.csv").query("arm == 'base' and set == 'test'")["logp"].to_numpy()
-    before = (
-        pd.read_csv(audited[0].parent / "texts.csv")
-        .query("pack == 8 and subsample == 1 and arm == 'base' and set == 'test'")["logp"]
-        .to_numpy()
-    )
+    args, texts = contam.parse_args([]), content["test"]["examples"]
+    wanted = contam.detect_all(net, content["instruction"] + "\n\n", texts, args, "")["logp"]
+    mine = "pack == 8 and subsample == 1 and arm == 'base' and set == 'test'"
+    found = pd.read_csv("texts.csv").query(mine)["logp"].to_numpy()
+    before = pd.read_csv(audited[0].parent / "texts.csv").query(mine)["logp"].to_numpy()
     np.testing.assert_allclose(found, wanted, rtol=1e-6)
     assert np.abs(found - before).max() > 1e-4
 
@@ -968,10 +822,8 @@ def test_random_halves_are_told_apart_by_chance_alone_and_others_are(reviews, ca
     renamed = [text.replace("film", "series").replace("movie", "show") for text in reviews]
     files = tmp_path / "a.txt", tmp_path / "b.txt"
     flags = ["--examples", files[0], "--held-out", files[1], "--model", "never/loaded"]
-    for released, held_out, words in (
-        (longest[:200], longest[200:], "length"),
-        (reviews[:200], renamed[200:], "words of one file"),
-    ):
+    for released, held_out, words in ((longest[:200], longest[200:], "length"),
+                                      (reviews[:200], renamed[200:], "words of one file")):
         for file, texts in zip(files, (released, held_out)):
             file.write_text("\n".join(texts))
         error = refused(capsys, *flags)
@@ -1002,15 +854,7 @@ def test_the_released_half_is_flagged_in_the_model_trained_on_it(model_dir, toke
     for name, texts in (("a.txt", released), ("b.txt", held_out)):
         (tmp_path / name).write_text("\n".join(texts))
 
-    def train(lm):
-        optimizer = torch.optim.AdamW(lm.parameters(), lr=3e-3, weight_decay=0)
-        ids = [torch.tensor(tokenizer("<end>" + text)["input_ids"]) for text in released]
-        labels = torch.nn.utils.rnn.pad_sequence(ids, batch_first=True, padding_value=-100)
-        for _ in range(60):
-            lm(input_ids=labels.clamp(min=0), labels=labels).loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-
+    train = trainer(tokenizer, [released] * 60)
     innocent = model_dir("gpt2", initializer_range=0.05)
     guilty = model_dir("gpt2", train, initializer_range=0.05)
     capsys.readouterr()
@@ -1019,25 +863,16 @@ def test_the_released_half_is_flagged_in_the_model_trained_on_it(model_dir, toke
     for model in (guilty, innocent):
         contam.main([*files, "--model", str(model), "--reference", str(innocent)])
         printed[model] = capsys.readouterr().out
-    assert "flagged by log p, log p / zlib, Min-K%, Min-K%++, ref: as if" in printed[guilty]
-    assert "not flagged: no sign" in printed[innocent] and "40 released, 40 held-out" in printed[innocent]
+    assert "flagged by log p, log p / zlib, Min-K%, Min-K%++, ref.\n" in printed[guilty]
+    assert "40 released, 40 held-out texts: flagged by nothing.\n" in printed[innocent]
     _, lm = open_both(guilty)
-    log_p = [
-        [plain_scores(lm, tokenizer, "<end>", text)[:, 0].mean() for text in texts]
-        for texts in (released, held_out)
-    ]
+    log_p = []
+    for texts in (released, held_out):
+        log_p.append([plain_scores(lm, tokenizer, "<end>", text)[:, 0].mean() for text in texts])
     found = stats.mannwhitneyu(*log_p, alternative="greater")
     line = printed[guilty].split("\nlog p ")[1].split()
     assert float(line[0]) == pytest.approx(found.statistic / 1600, abs=2e-3)
     assert float(line[1]) == pytest.approx(found.pvalue, rel=0.1)
-
-
-def test_a_link_stays_a_link(tmp_path):
-    (tmp_path / "real.csv").write_text("old")
-    (tmp_path / "link.csv").symlink_to(tmp_path / "real.csv")
-    contam.write_whole(tmp_path / "link.csv", pd.DataFrame({"a": [1]}))
-    assert (tmp_path / "link.csv").is_symlink() and (tmp_path / "real.csv").read_text() == "a\n1\n"
-    assert len(list(tmp_path.iterdir())) == 2
 
 
 def test_the_dose_study_runs_what_was_fixed_and_prefers_new_rows(tmp_path, monkeypatch):
@@ -1051,24 +886,13 @@ def test_the_dose_study_runs_what_was_fixed_and_prefers_new_rows(tmp_path, monke
             script, *flags = line.split()
             args = load_script(script.removesuffix(".py")).parse_args(flags)
             if script == "run_zero_shot.py":
-                found.append(
-                    (
-                        args.experiment,
-                        args.pretrain_epochs,
-                        args.answers,
-                        args.pack,
-                        args.margin,
-                        args.subsamples,
-                        args.adapters is not None,
-                    )
-                )
-    assert found[:4] == [
+                found.append((args.experiment, args.pretrain_epochs, args.answers, args.pack, args.margin,
+                              args.subsamples, args.adapters is not None))
+    assert found[:7] == [
         ("packed-3", 3, False, True, None, 10, True),
         ("packed-3", 3, False, True, 1, None, False),
         ("padded-answers-10", 10, True, False, None, 10, True),
         ("padded-10", 10, False, False, None, 10, True),
-    ]
-    assert found[4:7] == [
         ("packed-answers-10", 10, True, True, None, 10, True),
         ("packed-10", 10, False, True, None, 10, True),
         ("packed-10", 10, False, True, 2, None, False),
@@ -1076,9 +900,8 @@ def test_the_dose_study_runs_what_was_fixed_and_prefers_new_rows(tmp_path, monke
     assert sum(one[-1] for one in found) == len(dose.SETTINGS)
     table = tmp_path / "table.csv"
     for k, wanted in ((2, 6), (3, 9)):  # the third subsample is added, the others are replaced
-        make_table(k).assign(experiment="packed-3", accuracy=0.1 * k).to_csv(
-            tmp_path / "audit.csv", index=False
-        )
+        audit = make_table(k).assign(experiment="packed-3", accuracy=0.1 * k)
+        audit.to_csv(tmp_path / "audit.csv", index=False)
         dose.join(tmp_path / "audit.csv", table)
         rows = contam.read_table(table)
         assert len(rows) == wanted and np.allclose(rows["accuracy"], 0.1 * k)

@@ -374,8 +374,8 @@ def stage_zero_shot(args):
 def stage_contamination(args):
     shards = 32 if args.quick else 256
     with tempfile.TemporaryDirectory() as name:
-        file = Path(name) / "examples.json"
-        file.write_text(json.dumps(load_reviews().texts[: 2 * shards]))
+        file = Path(name) / "examples.jsonl"
+        file.write_text("\n".join(map(json.dumps, load_reviews().texts[: 2 * shards])))
         flags = {"model": model_folder("gpt2-tiny", name), "examples": file, "shards": shards,
                  "device": "cpu", "log": "log.json"}
         runs = paired(args.rounds, {"ours": lambda: run_script(
