@@ -642,6 +642,8 @@ def open_scorer(source, gguf, quantize, precision, device):
     """The Scorer of a model, loaded and computing as run_zero_shot.py does."""
     import transformers
 
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
     options = {"gguf_file": gguf, "trust_remote_code": False}
