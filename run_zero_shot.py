@@ -181,9 +181,10 @@ def add_scores(row, predictions, labels):
             row[f"acc_{arm}{ending}"] = int(np.sum(right[arm])) / len(truth)
             row[f"f1_{arm}{ending}"] = float(np.mean(f1))
             row[f"nll_{arm}{ending}"] = float(-log_p[np.arange(len(truth)), truth].mean())
-            if not math.isfinite(row[f"nll_{arm}{ending}"]):
+            loss = row[f"nll_{arm}{ending}"] + row.get(f"loss_{arm}", 0)
+            if not math.isfinite(loss):
                 raise SystemExit(f"error: arm {arm} of {row['task']}, subsample "
-                                 f"{row['subsample']}, predicts nan: lower the learning rates")
+                                 f"{row['subsample']}, has loss {loss}: lower the learning rates")
         row[f"discordant{ending}"] = int(np.sum(right["extra"] != right["test"])) / len(truth)
 
 
@@ -1043,7 +1044,7 @@ def run_all(args, device, models, tasks, most, recipe_of, run_subsample):
     if count > 1:
         out = out.with_name(f"{out.stem}.{number}-of-{count}.csv")
     out.parent.mkdir(parents=True, exist_ok=True)
-    finished, pending, cells = finished_rows(out), 0, {}
+    finished, cells, pending = finished_rows(out), {}, 0
     for unit in units:
         new, old = unit[0], finished.get(unit_key(unit[0]))
         wanted, rows = cells.setdefault((new["model"], new["m"], new["n"]), ([], []))
@@ -1060,7 +1061,7 @@ def run_all(args, device, models, tasks, most, recipe_of, run_subsample):
     print(f"{len(units) - pending} subsamples finished before, {pending} to run{most}, into {out}")
 
     cores = os.cpu_count()
-    if hasattr(os, "sched_getaffinity"):
+    if hasattr(os, "sched_getaffinity"):  # those that Slurm or a container gives
         cores = len(os.sched_getaffinity(0))
     small = device == "cpu" and all([model.small for model in models])  # a process a core
     threads = args.threads or (1 if small else cores)
@@ -1068,6 +1069,7 @@ def run_all(args, device, models, tasks, most, recipe_of, run_subsample):
     workers, pool = args.workers or (min(4, cores) if small else 1), None
     if "__file__" not in globals():  # a notebook's cell cannot be imported
         workers = 1
+    others = {*multiprocessing.active_children()}  # of a notebook
     if workers > 1:
         context = multiprocessing.get_context("spawn")
         pool = concurrent.futures.ProcessPoolExecutor(workers, context, start_worker)
@@ -1081,7 +1083,7 @@ def run_all(args, device, models, tasks, most, recipe_of, run_subsample):
         raise SystemExit("stopped: finished subsamples are kept, the same command goes on")
     finally:
         if pool:
-            for worker in multiprocessing.active_children():
+            for worker in {*multiprocessing.active_children()} - others:
                 worker.kill()
             pool.shutdown(cancel_futures=True)
     print(f"rows: {out}\nnext: python fit_model.py {os.path.relpath(out)}")
@@ -1156,8 +1158,7 @@ def add_shared_flags(parser):
 
 def parse_args(argv):
     """The flags."""
-    parser = argparse.ArgumentParser(
-        description=__doc__.partition("\n\n")[0], epilog="More: the head of this script.")
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     add = parser.add_argument_group("what to run (all combinations)").add_argument
     add("--model", nargs="+", default=["smollm2"], help="causal: name, folder or Hub id (smollm2)")
     add("--m", nargs="+", type=whole, default=[100],
