@@ -56,6 +56,7 @@ import sys
 import tempfile
 import threading
 import time
+import warnings
 from pathlib import Path
 from typing import NamedTuple
 
@@ -339,6 +340,7 @@ def lora_config():
 def load_net(model, quantize, precision, device):
     """The model with its adapter. nf4, the paper's QLoRA: 4-bit weights, double quantised. It must
     score prompts together as it scores them alone: see check_scores."""
+    warnings.filterwarnings("ignore", module="peft|transformers")
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
     tokenizer = load_tokenizer(model)
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
