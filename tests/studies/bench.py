@@ -358,7 +358,7 @@ def double_loop(net, prompts, classes):
 def stage_zero_shot(args):
     zero, count = load_script("run_zero_shot"), 2 if args.quick else 8
     model = zero.find_model("smollm2", zero.load_registry())
-    net = zero.load_net(model, {"precision": "float32", "quantize": "none"}, "cpu")
+    net = zero.load_net(model, "none", "float32", "cpu")
     head = zero.instruction(CLASSES, {"about": f"{ABOUT * 3}by a critic", "answer": "what it is"})
     texts = load_reviews().texts[:count]
     prompts = [f"{head}\n\n### Text: {text}\n### Answer:" for text in texts]
