@@ -124,7 +124,9 @@ def split_rows(labels, m, n, subsample):
     train = np.concatenate(train)
     rest = np.delete(np.arange(len(labels)), train)
     order = np.random.RandomState(seed).permutation(len(rest))
-    return {"train": train, "extra": rest[order[n : 2 * n]], "test": rest[order[:n]]}
+    split = {"train": train, "extra": rest[order[n : 2 * n]], "test": rest[order[:n]]}
+    assert len({*np.concatenate([*split.values()])}) == len(train) + 2 * n, "sets share a row"
+    return split
 
 
 def draw(row, recipe, model, task):
@@ -163,7 +165,8 @@ def check_tokens(tokenizer, texts, row):
     unknown = np.sum(ids == tokenizer.unk_token_id)
     if len(np.unique(words)) < 5 or unknown > len(words) or min(map(len, texts)) == 0:
         raise SystemExit(f"error: {row['model']} knows {len(words)} of the {len(ids)} tokens of "
-                         f"{row['task']}, or a text has none: is its vocabulary there?")
+                         f"{row['task']}, or a text has none: is its vocabulary there, are "
+                         "texts invisible?")
 
 
 def add_scores(row, predictions, labels):
@@ -336,7 +339,9 @@ def lora_config():
                            bias="none", target_modules="all-linear", task_type="CAUSAL_LM")
 
 
-@functools.lru_cache(maxsize=1)  # the one network in memory
+LOADED = {}  # the one network in memory
+
+
 def load_net(model, quantize, precision, device):
     """The model with its adapter. nf4, the paper's QLoRA: 4-bit weights, double quantised. It must
     score prompts together as it scores them alone: see check_scores."""
@@ -553,7 +558,11 @@ def run_prompts(sample, device, threads, adapters=None):
         (folder / "unit.json").unlink(missing_ok=True)  # it vouches for the adapters beside it
     predictions, strings = {}, {}
     try:
-        net = load_net(model, recipe["quantize"], recipe["precision"], device)
+        wanted = model, recipe["quantize"], recipe["precision"], device
+        if wanted not in LOADED:
+            LOADED.clear()  # frees the model before
+            LOADED[wanted] = load_net(*wanted)
+        net = LOADED[wanted]
         started, seed = time.perf_counter(), training_seed(row)
         for name in ("extra", "test"):
             strings[name] = arm_strings(
@@ -980,8 +989,9 @@ def plan_units(args, models, tasks, most, recipe_of):
                    "n": n, "subsample": k, "seed": args.seed, "data": task.data,
                    "recipe": short_hash(recipe), "versions": versions}
             units.append((row, recipe, model))
-    if len({unit_key(row) for row, _, _ in units}) < len(units):
-        raise SystemExit("error: two models have one name, or a number is given twice")
+    if len({unit_key(row) for row, _, _ in units}) < len(units) or not args.experiment:
+        raise SystemExit("error: two models have one name, --experiment has none, or a number is "
+                         "given twice")
     return units
 
 
@@ -999,7 +1009,8 @@ def run_cell(args, out, units, rows, tasks, pool, workers, run):
     """Run the units of a model, m and n, all tasks side by side; their rows join the file and the
     rows that are there. With --margin it ends when the bias is known to half of it."""
     bar = tqdm(total=len(units), unit="subsample", smoothing=0, disable=None)
-    line = "{task:<24} k {subsample:<4} base {base:.3f}  unseen {unseen:.3f}  seen {seen:.3f}"
+    line = ("{model:<12} {task:<24} m {m:<4} n {n:<4} k {subsample:<4} base {base:.3f}  unseen "
+            "{unseen:.3f}  seen {seen:.3f} {seconds:7.1f} s")
     running = {}  # future: Sample
 
     def collect():
@@ -1129,7 +1140,9 @@ def share(text):
 
 def add_shared_flags(parser):
     """Flags of both run scripts: tasks and draws, machine, output."""
-    rank, size = int(os.environ.get("RANK", 0)), os.environ.get("WORLD_SIZE", 1)
+    torchrun = "1/1"
+    if "RANK" in os.environ:
+        torchrun = f"{int(os.environ['RANK']) + 1}/{os.environ['WORLD_SIZE']}"
     add = parser.add_argument_group("tasks and draws").add_argument
     add("--tasks", nargs="+", help="of tasks.json; all: the paper's 25")
     add("--csv", help="your own benchmark: a CSV, TSV, .jsonl or .parquet file")
@@ -1149,7 +1162,7 @@ def add_shared_flags(parser):
     add("--workers", type=whole,
         help="processes (small models on the CPU: one per core, at most 4; else 1)")
     add("--threads", type=whole, help="of each (small models: 1, else all)")
-    add("--shard", type=share, metavar="i/k", default=f"{rank + 1}/{size}",
+    add("--shard", type=share, metavar="i/k", default=torchrun,
         help="run share i of k, i from 1, into results.i-of-k.csv (torchrun's)")
     add("--out", type=Path, default="results.csv", help="its rows are not run again (results.csv)")
     add("--predictions", type=Path, help="a folder for the probabilities of all texts")
