@@ -324,7 +324,6 @@ def report_board(board, noises, draft):
 ARMS = ("base", "extra", "test")
 CELL = ["experiment", "m", "n"]
 RUN = ["experiment", "model", "task", "m", "n", "subsample", "seed"]  # names a row
-NEEDED = [*RUN[:-1], "num_classes", "majority"]
 WORDS = [*RUN[:3], "split", "data", "recipe", "versions"]
 WHOLE = {"m": 1, "n": 1, "subsample": 1, "num_classes": 1, "seed": 0}  # whole numbers, the least
 SAME = [  # (scope, column): rows that agree in the scope must agree in the column
@@ -348,7 +347,7 @@ def read_rows(path, needed):
     except (OSError, ValueError, csv.Error) as error:
         raise SystemExit(f"error: {path} cannot be read as a CSV file in UTF-8: {error}")
     for name in (*needed, *header):
-        if header.count(name) != 1 or name == "where":
+        if header.count(name) != 1:
             raise SystemExit(f"error: {path} has {header.count(name)} columns {name!r}, not one; "
                              f"separated by commas: {', '.join(header)}")
     rows = []
@@ -381,46 +380,47 @@ def read_path(path, needed):
     return tables
 
 
-def refuse(rows, bad, what):
-    """End at the first of the bad rows. what: words with {names} of its columns."""
+def refuse(rows, bad, name, what):
+    """End at the first of the bad rows; what: how the column should be."""
     if bad.any():
         row = rows[bad].iloc[0]
-        for name, value in row.items():
-            what = what.replace(f"{{{name}}}", str(value))
-        raise SystemExit(f"error: {row['where']}: {what}: correct or delete it")
+        raise SystemExit(f"error: {row['where']}: {name} is {row[name]}, not {what}: correct or "
+                         "delete the row")
 
 
 def read_results(paths, metric):
     """All rows of the paths: what is empty is nan, accuracies are k / n exactly."""
-    needed = dict.fromkeys([*NEEDED, *columns_of("acc")[:3], *columns_of(metric)[:3]])
+    measured = dict.fromkeys([*columns_of("acc"), *columns_of(metric)])
+    needed = [*RUN[:-1], "num_classes", "majority"]
+    needed += [name for name in measured if "_on_extra" not in name]
     tables = []
     for path in paths:
         tables += read_path(path, needed)
     rows = pd.concat(tables, ignore_index=True)
-    numbers = [*needed, "seed", "discordant", "discordant_on_extra", "seconds"]
-    for each in ("acc", "f1", "nll", metric):
-        numbers += columns_of(each)
+    shares = ["majority", *columns_of("acc"), *columns_of("f1"), "discordant",
+              "discordant_on_extra"]
+    numbers = dict.fromkeys([*WHOLE, *shares, *measured, "seconds"])
     rows = rows.reindex(columns=dict.fromkeys([*rows, *numbers, *WORDS])).replace("", np.nan)
     rows["seed"] = rows["seed"].fillna(0)
     for name in WORDS[:3]:
-        refuse(rows, rows[name].isna(), f"{name} is empty")
-    refuse(rows, rows["model"] == "all", "the model 'all' would be all models together")
-    for name in dict.fromkeys(numbers[3:]):
+        refuse(rows, rows[name].isna(), name, "a name")
+    refuse(rows, rows["model"] == "all", "model", "a model's name")
+    for name in numbers:
         values = pd.to_numeric(rows[name], errors="coerce")
-        bad = values.isna() & (rows[name].notna() | (name in needed))
-        what = "number"
+        bad = np.isinf(values) | values.isna() & (rows[name].notna() | (name in needed))
+        what = "a number"
         if name in WHOLE:
-            what = f"whole number from {WHOLE[name]}"
+            what = f"a whole number from {WHOLE[name]}"
             bad |= (values < WHOLE[name]) | (values % 1 != 0)
-        elif name.startswith(("majority", "acc_", "f1_", "discordant")):
-            what = "number from 0 to 1"
-            bad |= (values < 0) | (values > 1)
-        refuse(rows, bad | np.isinf(values), f"{name} is {{{name}}}, not a {what}")
+        elif name in shares:
+            what = "a number from 0 to 1"
+            bad |= ~values.fillna(0).between(0, 1)
+        refuse(rows, bad, name, what)
         rows[name] = values.astype(int if name in WHOLE else float)
     for name in columns_of("acc"):
         exact = (rows[name] * rows["n"]).round() / rows["n"]
         off = (rows[name] - exact).abs() > 5.1e-5  # accuracies of four decimals will do
-        refuse(rows, off, f"{name} = {{{name}}} is no whole number of right answers of n = {{n}}")
+        refuse(rows, off, name, "a whole number of n answers")
         rows[name] = exact
     return rows
 
@@ -448,25 +448,21 @@ def refuse_conflict(rows, scope, name):
                          f"and differ in {name} ({one[name]} and {two[name]}): keep one")
 
 
-def each_once(rows):
-    """Each run once, with the columns that any of its rows has, sorted."""
+def load_rows(args, metric="acc"):
+    """The chosen rows, each run once, with the column `arms`: "crossed" where every row of a cell
+    has the metric on the texts of `extra` too, and no --plain, else "plain"."""
+    rows = choose_rows(read_results(args.paths, metric), args)
+    if rows.empty:
+        raise SystemExit(f"error: {args.paths[0]} has no rows: run run_experiment.py first")
     twice = rows[rows.duplicated(RUN, keep=False)]
     for name in twice.select_dtypes("number").columns.difference([*RUN, "seconds"]):
         refuse_conflict(twice, RUN, name)
     for scope, name in SAME:
         refuse_conflict(rows, scope, name)
-    again = rows.duplicated(RUN).sum()
-    if again:
-        print(f"rows given more than once and used once: {again}")
-    return rows.groupby(RUN, as_index=False).first()
+    if len(twice):
+        print(f"rows given more than once and used once: {rows.duplicated(RUN).sum()}")
+    rows = rows.groupby(RUN, as_index=False).first()  # the first value that a column has
 
-
-def load_rows(args, metric="acc"):
-    """The chosen rows with the column `arms`: "crossed" where every row of a cell has the metric on
-    the texts of `extra` too, and no --plain, else "plain"."""
-    rows = each_once(choose_rows(read_results(args.paths, metric), args))
-    if rows.empty:
-        raise SystemExit(f"error: {args.paths[0]} has no rows: run run_experiment.py first")
     there = rows[columns_of(metric)].notna().all(axis=1)
     cells = there.groupby([rows[name] for name in CELL])
     rows["arms"] = np.where(cells.transform("all") & (not args.plain), "crossed", "plain")
@@ -479,17 +475,6 @@ def load_rows(args, metric="acc"):
 def title_of(experiment, m, n):
     """A cell in words."""
     return f"{experiment}, m = {m}, n = {n}"
-
-
-def count(number, what):
-    """"1 task", "2 tasks"."""
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
-
-
-def versions_of(rows):
-    """How many rows each version of the libraries wrote, in words."""
-    numbers = rows["versions"].astype(object).fillna("no version named").value_counts()
-    return "; ".join([f"{count(number, 'row')} of {name}" for name, number in numbers.items()])
 # --- end shared ---
 
 
@@ -534,27 +519,15 @@ def add_effects(rows, metric="acc"):
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")  # Okabe and Ito's
 STYLE = """
 .report { max-width: 58rem; margin: auto; padding: 0 .5rem; background: #fff; color: #222;
-          font: 16px/1.5 system-ui, sans-serif; overflow-wrap: break-word }
-.report h1 { font-size: 1.5rem } .report h2 { font-size: 1.15rem }
-.report .answer { font-size: 1.1rem; border-left: .3rem solid #0072B2; padding-left: .8rem }
-.report .warning { border-left: .3rem solid #D55E00; padding-left: .8rem }
-.report .small, .report table { font-size: .85rem }
-.report .scroll { overflow-x: auto } .report img { max-width: 100%; min-width: 34rem }
-.report table { border-collapse: collapse }
-.report td, .report th { padding: .15rem .5rem; border: 0; border-bottom: 1px solid #ddd;
-                         text-align: left !important; white-space: nowrap }
+          font: 16px/1.5 sans-serif; overflow-wrap: break-word;
+  .answer, .warning { border-left: .3rem solid #0072B2; padding-left: .8rem }
+  .warning { border-color: #D55E00 }
+  .small, table { font-size: .85rem }
+  .scroll { overflow-x: auto }
+  img { max-width: 100%; min-width: 34rem }
+  td, th { padding: .15rem .5rem; text-align: left !important; white-space: nowrap }
+}
 """
-
-
-def rounded(value, digits):
-    """Half away from 0, as on paper, whatever the last bits of a mean are."""
-    scale = 10**digits
-    return np.sign(value) * np.floor(np.abs(value) * scale + 0.5 + 1e-7) / scale
-
-
-def signed(value, digits=2):
-    """A difference in words, "" where there is none."""
-    return "" if np.isnan(value) else f"{rounded(value, digits) + 0:+.{digits}f}"
 
 
 def paragraph(text, kind=""):
@@ -562,25 +535,25 @@ def paragraph(text, kind=""):
     return f'<p class="{kind}">{html.escape(text)}</p>'
 
 
-def table_html(table):
-    """HTML of a table of strings."""
-    return f'<div class="scroll">{table.to_html(index=False, border=0)}</div>'
+def table_html(table, **formats):
+    """HTML of a table; formats: those of pandas."""
+    text = table.to_html(index=False, border=0, na_rep="", **formats)
+    return f'<div class="scroll">{text}</div>'
 
 
-def figure_html(path, words):
-    """HTML of a picture, which becomes a part of the page."""
+def figure_html(figure, path):
+    """HTML of a picture, which becomes a part of the page; it is saved too."""
+    figure.savefig(path, dpi=130)
     picture = base64.b64encode(path.read_bytes()).decode()
-    image = f'<img alt="{html.escape(words)}" src="data:image/png;base64,{picture}">'
-    return f'<div class="scroll">{image}</div>'
+    return f'<div class="scroll"><img alt="" src="data:image/png;base64,{picture}"></div>'
 
 
 def write_page(path, title, parts):
     """One file, to be opened, mailed, printed. parts: HTML."""
-    body = "\n".join([f"<h1>{html.escape(title)}</h1>", *parts])
-    path.write_text(
-        '<!DOCTYPE html>\n<meta charset="utf-8"><meta name="viewport" content="width=device-width">'
-        f"\n<title>{html.escape(title)}</title>\n<style>{STYLE}</style>\n"
-        f'<div class="report">\n{body}\n</div>\n', encoding="utf-8", errors="replace")
+    path.write_text("\n".join([
+        '<!DOCTYPE html><meta charset="utf-8"><meta name="viewport" content="width=device-width">',
+        f"<title>{title}</title><style>{STYLE}</style>",
+        f'<div class="report"><h1>{title}</h1>', *parts, "</div>"]), encoding="utf-8")
 
 
 def show_page(path, update=False):
@@ -595,17 +568,15 @@ def show_page(path, update=False):
 def draft_of(folder, stale=()):
     """A folder in which to make files, which move into `folder` when all are made; what an earlier
     run left there of the patterns `stale` goes then."""
+    folder.mkdir(parents=True, exist_ok=True)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".draft-", dir=folder) as draft:
             yield Path(draft)
             for pattern in stale:
                 for file in folder.glob(pattern):
                     file.unlink()
-            for file in sorted(Path(draft).iterdir()):
-                os.replace(file, folder / file.name)
-    except OSError as error:
-        raise SystemExit(f"error: {folder} cannot be written: {error.strerror}: change --out")
+            for file in Path(draft).iterdir():
+                file.replace(folder / file.name)
     except KeyboardInterrupt:
         raise SystemExit(f"stopped: {folder} is as it was")
 
@@ -614,22 +585,6 @@ def write(folder, **tables):
     """Write tables as CSV, numbers to 6 significant digits."""
     for name, table in tables.items():
         table.to_csv(folder / f"{name}.csv", index=False, float_format="%.6g")
-
-
-def file_of(*names):
-    """A part of a file's name; a number keeps those apart that had to be changed."""
-    words = ".".join(map(str, names))
-    safe = re.sub(r"[^\w.=+-]", "-", words)[:60]
-    if safe != words:
-        safe += f"-{zlib.crc32(words.encode()):08x}"
-    return safe
-
-
-def panels(title, lines, columns, width, height, **more):
-    """(figure, its axes [lines, columns]); sizes in inches."""
-    figure = Figure(figsize=(width, height), layout="constrained")
-    figure.suptitle(title, fontsize=11)
-    return figure, figure.subplots(lines, columns, squeeze=False, **more)
 # --- end shared ---
 
 
