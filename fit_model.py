@@ -765,7 +765,7 @@ ARMS = ("base", "extra", "test")
 CELL = ["experiment", "m", "n"]
 RUN = ["experiment", "model", "task", "m", "n", "subsample", "seed"]  # names a row
 WORDS = [*RUN[:3], "split", "data", "recipe", "versions"]
-WHOLE = {"m": 1, "n": 1, "subsample": 1, "num_classes": 1, "seed": 0}  # whole numbers, the least
+WHOLE = {"m": 1, "n": 1, "subsample": 1, "seed": 0}  # whole numbers, the least
 SAME = [  # (scope, column): rows that agree in the scope must agree in the column
     (RUN[:5], "recipe"),
     (["experiment", "task"], "data"),
@@ -831,20 +831,17 @@ def refuse(rows, bad, name, what):
 def read_results(paths, metric):
     """All rows of the paths: what is empty is nan, accuracies are k / n exactly."""
     measured = dict.fromkeys([*columns_of("acc"), *columns_of(metric)])
-    needed = [*RUN[:-1], "num_classes", "majority"]
-    needed += [name for name in measured if "_on_extra" not in name]
+    needed = [*RUN[:-1], "majority"]
+    needed += [name for name in measured if not name.endswith("_on_extra")]
     tables = []
     for path in paths:
         tables += read_path(path, needed)
     rows = pd.concat(tables, ignore_index=True)
-    shares = ["majority", *columns_of("acc"), *columns_of("f1"), "discordant",
-              "discordant_on_extra"]
-    numbers = dict.fromkeys([*WHOLE, *shares, *measured, "seconds"])
+    numbers = [*WHOLE, "majority", *measured, "discordant", "discordant_on_extra"]
     rows = rows.reindex(columns=dict.fromkeys([*rows, *numbers, *WORDS])).replace("", np.nan)
     rows["seed"] = rows["seed"].fillna(0)
     for name in WORDS[:3]:
         refuse(rows, rows[name].isna(), name, "a name")
-    refuse(rows, rows["model"] == "all", "model", "a model's name")
     for name in numbers:
         values = pd.to_numeric(rows[name], errors="coerce")
         bad = np.isinf(values) | values.isna() & (rows[name].notna() | (name in needed))
@@ -852,15 +849,15 @@ def read_results(paths, metric):
         if name in WHOLE:
             what = f"a whole number from {WHOLE[name]}"
             bad |= (values < WHOLE[name]) | (values % 1 != 0)
-        elif name in shares:
+        elif name.startswith(("majority", "acc_", "f1_", "discordant")):
             what = "a number from 0 to 1"
-            bad |= ~values.fillna(0).between(0, 1)
+            bad |= (values < 0) | (values > 1)
         refuse(rows, bad, name, what)
         rows[name] = values.astype(int if name in WHOLE else float)
     for name in columns_of("acc"):
         exact = (rows[name] * rows["n"]).round() / rows["n"]
         off = (rows[name] - exact).abs() > 5.1e-5  # accuracies of four decimals will do
-        refuse(rows, off, name, "a whole number of n answers")
+        refuse(rows, off, name, "a whole number of right answers over n")
         rows[name] = exact
     return rows
 
@@ -872,8 +869,8 @@ def choose_rows(rows, args):
         found = set(rows[name])
         wanted = set(getattr(args, flag) or found)
         if not wanted <= found:
-            raise SystemExit(f"error: --{flag}: no row of {wanted - found} among those chosen so "
-                             f"far; found: {', '.join(map(str, sorted(found)))}")
+            raise SystemExit(f"error: --{flag}: {wanted - found} not found among those chosen so "
+                             f"far: {', '.join(map(str, sorted(found)))}")
         rows = rows[rows[name].isin(wanted)]
     return rows
 
@@ -895,7 +892,7 @@ def load_rows(args, metric="acc"):
     if rows.empty:
         raise SystemExit(f"error: {args.paths[0]} has no rows: run run_experiment.py first")
     twice = rows[rows.duplicated(RUN, keep=False)]
-    for name in twice.select_dtypes("number").columns.difference([*RUN, "seconds"]):
+    for name in twice.select_dtypes("number"):
         refuse_conflict(twice, RUN, name)
     for scope, name in SAME:
         refuse_conflict(rows, scope, name)

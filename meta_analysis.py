@@ -13,7 +13,7 @@ benchmarks do, analyse that slice, draw another. How different are the conclusio
             + beta l for model i, task j, arm l (1: treatment), on the texts of `test`
     t       t interval over tasks of the effect (models: averaged), in points, crossed where it can
 In shuffled slices the arms of each model and task change places at random: what is found there is
-a false alarm (the noise becomes symmetric, and real effects of single tasks become noise).
+a false alarm.
 
 Commands, cheapest first
     python meta_analysis.py results.csv --slices 20
@@ -32,8 +32,7 @@ meta/results.board/: report.html, figures, and tables with the columns
 
 Measured 2026-11-23: 500 slices and 500 shuffled ones of 25 tasks and 2 models take 3 s. Published
 accuracies, m = 100, n = 500: 43 % of 5,000 slices lie outside .04 (the paper: 47 % of 500), 42 % of
-shuffled ones. Boards of 20 entries, spread equal to noise: neighbours with a chance below 10 % by
-their gap alone (mean 6.3 %) are in the wrong order in 13.3 %; p_wrong says 13.0 %.
+shuffled ones.
 """
 
 import argparse
@@ -43,23 +42,18 @@ import csv
 import html
 import itertools
 import math
-import os
-import re
 import shlex
 import sys
 import tempfile
-import zlib
 from pathlib import Path
 
-import matplotlib
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 from scipy import special, stats
 
-THRESHOLDS = (0.04, 0.08)  # of |paper_mean| (section 10): few-shot, zero-shot
+FEW_SHOT, ZERO_SHOT = 0.04, 0.08  # thresholds of |paper_mean| (section 10)
 KINDS = ("drawn", "shuffled")
-REPORTED = ["outside", "paper", "t"]  # shares of slices
 
 
 # Slices ------------------------------------------------------------------------------------------
@@ -91,10 +85,10 @@ def draw_slices(rows, effect, slices, shuffled):
 
 def slice_posterior(counts, total):
     """(mean, sd) of beta [slices] under the paper's model without V and W (one task: without U):
-    the mode of the log posterior, concave given sd_U, by Newton's method, and the inverse curvature
-    there. sd_U is set to its own mode by EM: the root of sd^4 + J sd^2 = sum E U_j^2
-    (HalfNormal(1) prior). The Hessian is an arrow, each U_j meeting only mu, beta and alpha, here
-    `g`: the U_j are eliminated first, and time is linear in tasks."""
+    the mode of the log posterior given sd_U by Newton's method, and the inverse curvature there;
+    sd_U is set to its own mode by EM: the root of sd^4 + J sd^2 = sum E U_j^2 (HalfNormal(1) prior).
+    Each U_j meets only mu, beta and alpha, here `g`: the U_j are eliminated first, so that time is
+    linear in tasks."""
     slices, _, models, tasks = counts.shape
     arm, model = (axis.ravel() for axis in np.indices((2, models)))
     Z = np.column_stack([np.ones(2 * models), arm, model[:, None] == np.arange(1, models)])
@@ -157,23 +151,23 @@ def analyse(rows, effect, slices):
         if len(total) > 1 and total.all():
             groups["all"] = list(range(len(total)))
         for model, i in groups.items():
+            table = slice_table(counts[:, :, i], effects[:, i], total[i])
             names = dict(rows[CELL].iloc[0], effect=effect, arms=rows["arms"].iloc[0], model=model,
                          kind=kind)
-            found = slice_table(counts[:, :, i], effects[:, i], total[i])
-            tables.append(found.assign(**names)[[*names, *found]])
+            tables.append(table.assign(**names)[[*names, *table]])
     return pd.concat(tables)
 
 
 def shares_of(meta):
     """shares.csv."""
-    zero_shot = meta["experiment"].str.contains("zero.shot").astype(int)
-    meta = meta.assign(threshold=np.take(THRESHOLDS, zero_shot))
+    zero_shot = meta["experiment"].str.contains("zero.shot")
+    meta = meta.assign(threshold=np.where(zero_shot, ZERO_SHOT, FEW_SHOT))
     meta["outside"] = meta["paper_mean"].abs() > meta["threshold"]
     meta["paper"] = meta["paper_low"] * meta["paper_high"] > 0
     t = (meta["t_low"] * meta["t_high"] > 0).astype(float)
     meta["t"] = t.where(meta["t_low"].notna())  # of one task there is none
     names = [*CELL, "effect", "arms", "model", "kind", "threshold"]
-    return meta.groupby(names)[REPORTED].mean().reset_index()
+    return meta.groupby(names)[["outside", "paper", "t"]].mean().reset_index()
 
 
 def answer_of(shares, effect):
@@ -181,35 +175,28 @@ def answer_of(shares, effect):
     found = []
     for kind in KINDS:
         mine = shares[(shares["effect"] == effect) & (shares["kind"] == kind)]
-        ways = []
-        for way, name in {"paper": "the paper's model", "t": "a t interval"}.items():
-            ends = (100 * mine[way]).agg(["min", "max"]).round().dropna()
-            if len(ends):
-                span = " to ".join(f"{end:.0f}" for end in ends.unique())
-                ways.append(f"in {span} % by {name}")
-        found.append(", ".join(ways))
-    return (f"Studies with one subsample per model and task find a {effect} {found[0]}; where "
-            f"shuffling has left none, {found[1]} (11 % would be right).")
+        ends = (100 * mine["paper"]).agg(["min", "max"]).round().unique()
+        found.append(" to ".join(f"{end:.0f}" for end in ends))
+    return (f"By the paper's model, studies with one subsample per model and task find a {effect} "
+            f"in {found[0]} %; where shuffling has left none, in {found[1]} % (11 % would be right).")
 
 
 def draw_distributions(meta, shares, effect):
     """Figure 7, a panel per cell: the distributions over slices of the paper's posterior means."""
-    cells = shares[shares["effect"] == effect].drop_duplicates(CELL)
-    title = f"The {effect} in single subsamples: share of studies at or below (dashed: shuffled)"
-    figure, axes = panels(title, len(cells), 1, 8, 1.4 + 2 * len(cells), sharex=True)
+    cells = shares[shares["effect"] == effect].groupby(CELL)["threshold"].first()
+    figure = Figure(figsize=(8, 1.4 + 2 * len(cells)), layout="constrained")
+    figure.suptitle(f"The {effect} in single subsamples: share of studies at or below")
+    axes = figure.subplots(len(cells), 1, squeeze=False, sharex=True)[:, 0]
     colours = dict(zip(shares["model"].unique(), itertools.cycle(COLOURS)))
     groups = meta.groupby([*CELL, "effect"])
-    for cell, axis in zip(cells.itertuples(), axes.flat):
-        found = groups.get_group((cell.experiment, cell.m, cell.n, effect))
-        for (model, kind), slices in found.groupby(["model", "kind"]):
-            label = model if kind == "drawn" else None
+    for axis, (cell, threshold) in zip(axes, cells.items()):
+        for (model, kind), slices in groups.get_group((*cell, effect)).groupby(["model", "kind"]):
             style = "-" if kind == "drawn" else "--"
-            axis.ecdf(slices["paper_mean"], color=colours[model], ls=style, label=label)
-        axis.axvspan(-cell.threshold, cell.threshold, color="grey", alpha=0.2, lw=0)
-        title = title_of(cell.experiment, cell.m, cell.n)
-        axis.set_title(f"{title}; grey: within ±{cell.threshold:g}", fontsize=9)
-        axis.legend(fontsize=8, loc="upper left")
+            axis.ecdf(slices["paper_mean"], color=colours[model], ls=style, label=f"{model} {kind}")
+        axis.axvspan(-threshold, threshold, color="grey", alpha=0.2, lw=0)
+        axis.set_title(f"{title_of(*cell)}; grey: within ±{threshold:g}", fontsize=9)
     axis.set_xlabel("mean of beta in the paper's model (log odds)")
+    figure.legend(*axis.get_legend_handles_labels(), loc="outside lower center", ncols=4)
     return figure
 
 
@@ -220,12 +207,8 @@ def read_board(path):
     """Table with name and score (points), best first."""
     board = read_rows(path, ["name", "score"])
     scores = pd.to_numeric(board["score"], errors="coerce")
-    percent = (scores > 1).any()
-    bad = ~scores.between(0, 100) | (percent & scores.between(0, 1, inclusive="right"))
-    refuse(board, bad, "the score is {score}, beside others all in percent, or all from 0 to 1")
-    if len(board) < 2:
-        raise SystemExit(f"error: {path} has fewer than two entries: a board needs two")
-    board["score"] = scores if percent else 100 * scores
+    refuse(board, scores.isna(), "score", "a number")
+    board["score"] = 100 * scores if scores.max() <= 1 else scores
     return board.sort_values("score", ascending=False, kind="stable", ignore_index=True)
 
 
@@ -264,31 +247,25 @@ def board_table(board, v):
 # The page ----------------------------------------------------------------------------------------
 
 
-def table_part(table):
-    """HTML of a table, its numbers to three digits."""
-    return table_html(table.round(3).astype(object).fillna(""))
-
-
 def report_slices(rows, args, draft):
     """Analyse all slices; tables and figures go into the draft. Returns the page's parts."""
     tables = []
-    for effect, (_, mine) in itertools.product(dict.fromkeys(args.effects), rows.groupby(CELL)):
+    for effect, (_, mine) in itertools.product(args.effects, rows.groupby(CELL)):
         tables.append(analyse(mine, effect, args.slices))
     meta = pd.concat(tables)
     shares = shares_of(meta)
     write(draft, meta=meta, shares=shares)
     parts = []
-    for effect in dict.fromkeys(args.effects):
+    for effect in args.effects:
         answer = answer_of(shares, effect)
         print(answer)
-        path = draft / f"slices.{effect}.png"
-        draw_distributions(meta, shares, effect).savefig(path, dpi=130)
-        parts += [paragraph(answer, "answer"), figure_html(path, "distributions over slices")]
+        figure = draw_distributions(meta, shares, effect)
+        parts += [paragraph(answer, "answer"), figure_html(figure, draft / f"slices.{effect}.png")]
     parts.append(paragraph(
         "Shares of studies whose posterior mean lies beyond the threshold, and whose 89 % interval "
         "excludes 0, by the paper's model and by t over tasks. In shuffled ones the arms of each "
         "model and task change places at random."))
-    return [*parts, table_part(shares)]
+    return [*parts, table_html(shares, float_format="{:.3f}".format)]
 
 
 def report_board(board, noises, draft):
@@ -301,18 +278,16 @@ def report_board(board, noises, draft):
         tables.append(table.assign(**dict(zip(CELL, cell)), model=model))
         doubtful = (table["p_wrong"] > 1 - SHARE).sum()
         answer = (
-            f"{doubtful} of {count(len(board) - 1, 'pair')} of neighbours are in the wrong order "
-            f"with a chance above 11 %; {table['name'][0]} is the best with a "
-            f"chance of {100 * table['p_best'][0]:.0f} % (noise of {model}, {title_of(*cell)}).")
+            f"Neighbours in the wrong order with a chance above 11 %: {doubtful} of "
+            f"{len(board) - 1}; {table['name'][0]} is the best with a chance of "
+            f"{100 * table['p_best'][0]:.0f} % (noise of {model}, {title_of(*cell)}).")
         print(answer)
         parts += [
             paragraph(answer, "answer"),
             paragraph(f"Noise: {math.sqrt(v):.2f} points, the standard deviation of the mean "
-                      "accuracy over tasks: an upper bound, texts and training together, while the "
-                      "entries of a board share their test texts. Gap: points to the next below. "
-                      "Chances: the order with the next is wrong; the two swap in a rerun with 1, "
-                      "5, 20 training sets a task; the entry is the best."),
-            table_part(table),
+                      "accuracy over tasks: an upper bound, since the entries of a board share "
+                      "their test texts. Columns: the head of meta_analysis.py."),
+            table_html(table, float_format="{:.3f}".format),
         ]
     write(draft, leaderboard=pd.concat(tables))
     return parts
@@ -325,7 +300,7 @@ ARMS = ("base", "extra", "test")
 CELL = ["experiment", "m", "n"]
 RUN = ["experiment", "model", "task", "m", "n", "subsample", "seed"]  # names a row
 WORDS = [*RUN[:3], "split", "data", "recipe", "versions"]
-WHOLE = {"m": 1, "n": 1, "subsample": 1, "num_classes": 1, "seed": 0}  # whole numbers, the least
+WHOLE = {"m": 1, "n": 1, "subsample": 1, "seed": 0}  # whole numbers, the least
 SAME = [  # (scope, column): rows that agree in the scope must agree in the column
     (RUN[:5], "recipe"),
     (["experiment", "task"], "data"),
@@ -391,20 +366,17 @@ def refuse(rows, bad, name, what):
 def read_results(paths, metric):
     """All rows of the paths: what is empty is nan, accuracies are k / n exactly."""
     measured = dict.fromkeys([*columns_of("acc"), *columns_of(metric)])
-    needed = [*RUN[:-1], "num_classes", "majority"]
-    needed += [name for name in measured if "_on_extra" not in name]
+    needed = [*RUN[:-1], "majority"]
+    needed += [name for name in measured if not name.endswith("_on_extra")]
     tables = []
     for path in paths:
         tables += read_path(path, needed)
     rows = pd.concat(tables, ignore_index=True)
-    shares = ["majority", *columns_of("acc"), *columns_of("f1"), "discordant",
-              "discordant_on_extra"]
-    numbers = dict.fromkeys([*WHOLE, *shares, *measured, "seconds"])
+    numbers = [*WHOLE, "majority", *measured, "discordant", "discordant_on_extra"]
     rows = rows.reindex(columns=dict.fromkeys([*rows, *numbers, *WORDS])).replace("", np.nan)
     rows["seed"] = rows["seed"].fillna(0)
     for name in WORDS[:3]:
         refuse(rows, rows[name].isna(), name, "a name")
-    refuse(rows, rows["model"] == "all", "model", "a model's name")
     for name in numbers:
         values = pd.to_numeric(rows[name], errors="coerce")
         bad = np.isinf(values) | values.isna() & (rows[name].notna() | (name in needed))
@@ -412,15 +384,15 @@ def read_results(paths, metric):
         if name in WHOLE:
             what = f"a whole number from {WHOLE[name]}"
             bad |= (values < WHOLE[name]) | (values % 1 != 0)
-        elif name in shares:
+        elif name.startswith(("majority", "acc_", "f1_", "discordant")):
             what = "a number from 0 to 1"
-            bad |= ~values.fillna(0).between(0, 1)
+            bad |= (values < 0) | (values > 1)
         refuse(rows, bad, name, what)
         rows[name] = values.astype(int if name in WHOLE else float)
     for name in columns_of("acc"):
         exact = (rows[name] * rows["n"]).round() / rows["n"]
         off = (rows[name] - exact).abs() > 5.1e-5  # accuracies of four decimals will do
-        refuse(rows, off, name, "a whole number of n answers")
+        refuse(rows, off, name, "a whole number of right answers over n")
         rows[name] = exact
     return rows
 
@@ -432,8 +404,8 @@ def choose_rows(rows, args):
         found = set(rows[name])
         wanted = set(getattr(args, flag) or found)
         if not wanted <= found:
-            raise SystemExit(f"error: --{flag}: no row of {wanted - found} among those chosen so "
-                             f"far; found: {', '.join(map(str, sorted(found)))}")
+            raise SystemExit(f"error: --{flag}: {wanted - found} not found among those chosen so "
+                             f"far: {', '.join(map(str, sorted(found)))}")
         rows = rows[rows[name].isin(wanted)]
     return rows
 
@@ -455,7 +427,7 @@ def load_rows(args, metric="acc"):
     if rows.empty:
         raise SystemExit(f"error: {args.paths[0]} has no rows: run run_experiment.py first")
     twice = rows[rows.duplicated(RUN, keep=False)]
-    for name in twice.select_dtypes("number").columns.difference([*RUN, "seconds"]):
+    for name in twice.select_dtypes("number"):
         refuse_conflict(twice, RUN, name)
     for scope, name in SAME:
         refuse_conflict(rows, scope, name)
@@ -591,57 +563,47 @@ def write(folder, **tables):
 # Flags -------------------------------------------------------------------------------------------
 
 
-def whole(text):
-    """argparse type: a whole number from 1."""
-    if int(text) < 1:
-        raise ValueError
-    return int(text)
-
-
 def parse_args(argv):
     """The flags."""
-    parser = argparse.ArgumentParser(
-        description=__doc__.partition("\n\n")[0], epilog="More: the head of this script.")
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     add = parser.add_argument_group("what to run").add_argument
     add("paths", nargs="*", type=Path, default=[Path("results.csv")], metavar="FILE or FOLDER",
-        help="results files, folders of them, or of the published layout (results.csv)")
-    add("--slices", type=whole, default=500, metavar="N", help="and shuffled ones (500)")
-    add("--effects", nargs="+", choices=[*EFFECTS], default=["bias"], help="(bias)")
-    add("--plain", action="store_true", help="effects on `test` alone, even where arms are crossed")
+        help="(results.csv)")
+    add("--slices", type=int, default=500, help="and as many shuffled ones (500)")
+    add("--effects", nargs="+", choices=list(EFFECTS), default=["bias"], help="(bias)")
+    add("--plain", action="store_true", help="only the texts of test, as in the paper")
     add("--leaderboard", type=Path, metavar="FILE",
         help="instead: is the order of its entries right, would they swap?")
-    for flag, kind in (("experiment", str), ("m", int), ("n", int), ("models", str),
-                       ("tasks", str)):
-        add(f"--{flag}", nargs="+", type=kind, help="only these (all)")
+    kinds = {"experiment": str, "m": int, "n": int, "models": str, "tasks": str}
+    for flag, kind in kinds.items():
+        add(f"--{flag}", nargs="+", type=kind, metavar=flag.upper(), help="only these (all)")
     add("--out", type=Path, metavar="FOLDER", help="(meta/ and the first file's name)")
     return parser.parse_args(argv)
 
 
-@matplotlib.rc_context({"text.parse_math": False})  # a $ in a name is a $
 def main(argv=None):
     args = parse_args(argv)
     rows = add_effects(load_rows(args))
     title = "How far can one subsample be trusted?"
-    names = [args.paths[0].resolve().name.removesuffix(".csv")]
+    name = args.paths[0].resolve().stem
     if args.leaderboard:
         title = "Would the leaderboard keep its order?"
-        names.append(args.leaderboard.stem)
+        name = f"{name}.{args.leaderboard.stem}"
         board = read_board(args.leaderboard)
-        groups = rows.groupby([*CELL, "model"])
-        noises = {key: noise_of(mine) for key, mine in groups}
+        noises = {key: noise_of(mine) for key, mine in rows.groupby([*CELL, "model"])}
     elif rows.groupby(RUN[:5])["subsample"].nunique().max() < 2:
         raise SystemExit("error: one subsample per model and task, so all slices are the same: run "
                          "more")
 
-    folder = args.out or Path("meta", file_of(*names))
+    folder = args.out or Path("meta", name)
     with draft_of(folder, stale=["slices.*.png"]) as draft:
         if args.leaderboard:
             parts = report_board(board, noises, draft)
         else:
             parts = report_slices(rows, args, draft)
         flags = shlex.join(sys.argv[1:] if argv is None else argv)
-        parts.append(paragraph(f"python meta_analysis.py {flags}", "small"))
-        parts.append(paragraph(f"{count(len(rows), 'row')}: {versions_of(rows)}", "small"))
+        versions = ", ".join(sorted(set(rows["versions"].dropna())))
+        parts.append(paragraph(f"python meta_analysis.py {flags}; {versions}", "small"))
         write_page(draft / "report.html", title, parts)
     show_page(folder / "report.html")
     print(f"in {folder.resolve()}: report.html, tables, figures")
