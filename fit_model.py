@@ -27,10 +27,8 @@ Commands, cheapest first
     python fit_model.py results.csv --draws 0      # page, tables, figures in 3 seconds
     python fit_model.py results.csv                # then the two samplers, minutes
     python fit_model.py results.csv more.csv folder --effects bias --n 500 --metric f1 --margin 2
-    python fit_model.py accuracies       # published layout: m50/n500/bert/ag_news/accuracies.csv
 
-Writes to fits/results/ (the first file's name) report.html, to be read and handed on, figures
-*.png, and the columns
+Writes to fits/results/ (the first file's name) report.html, figures, and tables with the columns
     effects.csv    experiment, m, n (empty: all settings together), metric, effect, model, arms
                    (crossed: both sets of texts; plain: `test` alone), target (the names above),
                    tasks, left_out (tasks with one subsample), subsamples (fewest of a task),
@@ -50,15 +48,14 @@ MEASURED
 
 import argparse
 import base64
-import contextlib
 import csv
 import html
+import io
 import itertools
 import math
 import os
 import shlex
 import sys
-import tempfile
 import time
 import warnings
 from pathlib import Path
@@ -73,9 +70,8 @@ from tqdm.auto import tqdm
 W_COUNTS = 5  # subsamples, seen before, as which the noise of the texts counts
 QUANTILE = 0.3  # of the chi-square by which `needed` allows for noise that is badly known
 NEAR = 0.55  # half-width over margin up to which an open verdict is about the effect itself
-CHAINS = 4
 MAX_R_HAT, MIN_ESS = 1.01, 400  # Vehtari et al. (2021)
-ATTEMPTS = ((0.9, 1, 1), (0.99, 4, 2))  # target of acceptance, times the tuning, times the draws
+ATTEMPTS = ((0.9, 1), (0.99, 2))  # target of acceptance, times the draws; squared: the tuning
 FEWEST_TASKS = 5  # fewer: no W, c_jk not centred, no figure of other tasks
 MOST_FIGURES, MOST_LINES = 8, 30  # of single settings; of a table on the page
 SAMPLERS = ("paper", "hierarchical")
@@ -84,7 +80,6 @@ GROUP = ["experiment", "m", "n", "effect", "model"]
 ACCURACIES = ["base", "unseen", "seen", "majority"]
 NUISANCE = ["a", "c", "c_raw", "z", "z_new", "log_s", "effect"]  # not reported as parameters
 UNITS = {"acc": "points", "f1": "points", "nll": "nats (lower is better)"}  # of differences
-STALE = ("posterior.csv", "tasks.*.png", "accuracies.*.png")  # of an earlier run
 GLOSS = (
     "base: without pretraining; unseen, seen: pretrained models on texts that they were not, and "
     "were, pretrained on; majority: share of the commonest class. boost = unseen - base, bias = "
@@ -227,15 +222,14 @@ def effects_table(tasks, args):
             used = mine
         noise = Noise(*used[["variance", "subsamples", "prior"]].to_numpy(float).T)
         noise = noise._replace(share=noise.share / len(used) ** 2)
-        left_out = mine.index.difference(used.index).get_level_values("task")
-        row = dict(zip(GROUP, key)) | {"arms": mine["arms"].iloc[0], "settings": 1}
-        rows.append(row | used[[*ACCURACIES, "estimate"]].mean().to_dict() | {
-            "target": TARGETS[0], "tasks": len(used), "subsamples": used["subsamples"].min(),
-            "left_out": ", ".join(left_out), "noise": noise})
-        noise = Noise(*np.array([[mine["estimate"].var()], [len(mine)], [0]], float))
-        rows.append(row | mine[[*ACCURACIES, "estimate"]].mean().to_dict() | {
-            "target": TARGETS[1], "tasks": len(mine), "subsamples": mine["subsamples"].min(),
-            "left_out": "", "noise": noise})
+        between = Noise(*np.array([[mine["estimate"].var()], [len(mine)], [0]], float))
+        for target, part, noise in zip(TARGETS, (used, mine), (noise, between)):
+            left_out = mine.index.difference(part.index).get_level_values("task")
+            rows.append(dict(zip(GROUP, key)) | {"arms": mine["arms"].iloc[0], "settings": 1}
+                        | part[[*ACCURACIES, "estimate"]].mean().to_dict() | {
+                            "target": target, "tasks": len(part),
+                            "subsamples": part["subsamples"].min(),
+                            "left_out": ", ".join(left_out), "noise": noise})
     known = pd.DataFrame([row for row in rows if interval(row["noise"])[0] > 0], columns=[*rows[0]])
     known = known[known["target"] == TARGETS[0]]
     for _, cells in known.groupby(["experiment", "effect", "model"]):
@@ -315,7 +309,7 @@ def paper_counts(rows, effect):
     return data, list(sums["n"]), tasks
 
 
-def paper_model(data, models, tasks, args):
+def paper_model(data, models, tasks):
     """The paper's model of a cell, (1) to (10), in variables that mix (docs/results.md); few tasks:
     no W, one task: no U. Exactly, with S_j = (W_j0 + W_j1) / sqrt 2, D_j = (W_j1 - W_j0) / sqrt 2:
     a_j = mu + beta / 2 + U_j + S_j / sqrt 2, c_jk = a_j + V_jk, d_j = beta + sqrt 2 D_j,
@@ -324,7 +318,6 @@ def paper_model(data, models, tasks, args):
     task_idx = data["task_idx"]
     k = data["known"]
     J = len(tasks)
-    interaction = J >= FEWEST_TASKS and not args.no_interaction
     coords = {"later": models[1:], "task": tasks, "unit": range(len(task_idx))}
     with pm.Model(coords=coords) as model:
         mu = pm.Normal("mu", 0, 1)
@@ -334,7 +327,7 @@ def paper_model(data, models, tasks, args):
             alpha = pt.concatenate([[0.0], pm.Normal("alpha", 0, 5, dims="later")])
         sd_U = pm.HalfNormal("sd_U", 1) if J > 1 else 0
         sd_V = pm.HalfNormal("sd_V", 1)
-        sd_W = pm.HalfNormal("sd_W", 3.5355) if interaction else 0
+        sd_W = pm.HalfNormal("sd_W", 3.5355) if J >= FEWEST_TASKS else 0
 
         # c_jk: the level of a task's subsample
         a = mu + beta / 2
@@ -348,7 +341,7 @@ def paper_model(data, models, tasks, args):
 
         # d_j: a task's effect
         d = beta
-        if interaction:
+        if J >= FEWEST_TASKS:
             s = math.sqrt(2) * sd_W
             z = pm.Normal("z", k * beta, s**k, dims="task")
             d = beta + s ** (1 - k) * (z - k * beta)
@@ -425,24 +418,23 @@ def warning_of(table, divergences):
     return f"not converged: r_hat {r_hat:.3f}, ESS {ess:.0f}, {count(divergences, 'divergence')}"
 
 
-def fit(rows, units, effect, analysis, args):
+def fit(rows, units, effect, analysis, draws):
     """(draws, a row of posterior.csv for each parameter) of a cell's rows or units; if it did not
     converge, once more, finer."""
     _, _, arviz, nutpie = import_pymc()
     if analysis == "paper":
         data, models, tasks = paper_counts(rows, effect)
-        model = paper_model(data, models, tasks, args)
+        model = paper_model(data, models, tasks)
     else:
         model = hierarchical_model(units, effect)
     with warnings.catch_warnings(action="ignore"):  # of large expressions compiled in parts
         ready = nutpie.compile_pymc_model(model)
-    for accept, longer, more in ATTEMPTS:
-        draws = args.draws * more
+    for accept, longer in ATTEMPTS:
         trace = nutpie.sample(
-            ready, chains=CHAINS, tune=args.draws // 2 * longer, draws=draws,
+            ready, chains=4, tune=draws // 2 * longer**2, draws=draws * longer,
             target_accept=accept, seed=0, save_warmup=False, progress_bar=False)
         posterior = trace.posterior
-        if posterior.sizes["draw"] < draws or posterior["beta"].isnull().any():
+        if posterior.sizes["draw"] < draws * longer or posterior["beta"].isnull().any():
             raise KeyboardInterrupt  # nutpie takes Ctrl-C for itself and returns what it has
         if analysis == "paper":
             posterior = predict_effects(posterior, data, models, np.random.default_rng(0))
@@ -582,10 +574,9 @@ def little_learned(tasks):
         low = mine[mine["unseen"] < mine["majority"] + 0.05]
         if len(low):
             names = ", ".join(sorted(set(low["task"]))[:5])
-            lines.append(
-                f"{experiment}: in {len(low)} of {len(mine)} settings, models and tasks (such as "
-                f"{names}) unseen is not 5 points above the share of the commonest class: there "
-                "the model has learned too little to show an inflation.")
+            lines.append(f"{experiment}: unseen is not 5 points above the share of the commonest "
+                         f"class in {len(low)} of {len(mine)} cases (such as {names}): there the "
+                         "model has learned too little to show an inflation.")
     return lines
 
 
@@ -593,21 +584,16 @@ def methods(rows, args):
     """A paragraph for a methods section on an experiment's rows."""
     names = {name: ", ".join(map(str, sorted(set(rows[name])))) for name in ("model", "m", "n")}
     runs = rows.groupby([*CELL, "model", "task"])["subsample"].nunique()
-    number = " to ".join(map(str, sorted({runs.min(), runs.max()})))
-    trained = "trained on the labelled texts and tested"
-    if "zero-shot" in rows["experiment"].iloc[0]:
-        trained = "asked for the class by a prompt, without training on the labelled texts,"
     sets = "both sets" if (rows["arms"] == "crossed").all() else "the first set"
     text = (
         f"{rows['experiment'].iloc[0]}: from each of {count(rows['task'].nunique(), 'task')}, "
-        f"{number} random subsamples of m = {names['m']} labelled training texts and two other "
-        f"sets of n = {names['n']} texts were drawn. Models ({names['model']}), as they are and "
-        f"pretrained on the unlabelled texts of either set, were {trained} on {sets}. "
-        f"The bias is {args.metric} on texts seen in pretraining minus that on "
-        "others; its mean over these tasks has an 89 % interval (Student's t, Satterthwaite's "
-        "degrees of freedom) from the variance between a task's subsamples")
-    if rows["counted"].all():
-        text += f", to which the noise of drawing the texts adds as {W_COUNTS} more subsamples"
+        f"{runs.min()} or more random subsamples of m = {names['m']} labelled training texts and "
+        f"two other sets of n = {names['n']} texts were drawn. Models ({names['model']}), as they "
+        "are and pretrained on the unlabelled texts of either set, were (but for zero-shot) trained "
+        f"on the labelled texts and tested on {sets}. The bias is {args.metric} on texts seen in "
+        "pretraining minus that on others; its mean over these tasks has an 89 % interval "
+        "(Student's t, Satterthwaite's degrees of freedom) from the variance between a task's "
+        f"subsamples, to which the noise of drawing the texts, if known, adds as {W_COUNTS} more")
     if args.margin:
         text += f". Effects within ±{args.margin:g} were taken as too small to matter"
     return f"{text}. {', '.join(sorted(set(rows['versions'].dropna())))}"
@@ -617,7 +603,7 @@ def methods(rows, args):
 
 
 def plot(table, title, args):
-    """A figure from a row a point: panel, line (from the top), series (by colour), value, low, high
+    """A picture from a row a point: panel, line (from the top), series (by colour), value, low, high
     (or nan), width, effect ("": of an accuracy)."""
     names, lines, series = [list(dict.fromkeys(table[key])) for key in ("panel", "line", "series")]
     size = 2.5 + 4.2 * len(names), 1.8 + 0.1 * len(lines) * (1 + len(series))
@@ -650,12 +636,12 @@ def plot(table, title, args):
             words += "\nright of 0: seeing the test texts helps"
         axis.set_xlabel(words)
     figure.legend(*axis.get_legend_handles_labels(), loc="outside lower center", ncols=4)
-    return figure
+    return png_of(figure)
 
 
 def draw_all(tasks, table, args):
-    """{file name: figure}: effects.png, accuracies.*.png of each experiment, means over its
-    settings, and, if they are few, tasks.*.png of each setting and effect."""
+    """Pictures by name: effects, accuracies.* of each experiment, means over its settings, and, if
+    they are few, tasks.* of each setting and effect."""
     few = (table["target"] != TARGETS[0]) & (table["tasks"] < FEWEST_TASKS)  # which tell nothing
     points = table[table["target"].isin(TARGETS[:2]) & ~few].copy()
     points["line"] = [setting_of(row) for row in points.to_dict("records")]
@@ -663,7 +649,7 @@ def draw_all(tasks, table, args):
     points["width"] = np.where(points["target"] == TARGETS[0], thick, 0.8)
     points = points.assign(panel=points["effect"], series=points["model"], value=points["estimate"])
     title = f"89 % intervals; thick: these {points['tasks'].max()} tasks, thin: tasks like these"
-    figures = {"effects.png": plot(points, title, args)}
+    pictures = {"effects": plot(points, title, args)}
 
     tasks = tasks[tasks["model"] != "all"].assign(width=2.5)
     tasks = tasks.assign(panel=tasks["model"], line=tasks["task"])
@@ -673,10 +659,10 @@ def draw_all(tasks, table, args):
         means = means.reset_index().melt(["panel", "line"], var_name="series")
         means = means.assign(low=math.nan, high=math.nan, width=2.5, effect="")
         title = f"{experiment}: {args.metric}, means over settings"
-        figures[f"accuracies.{k}.png"] = plot(means, title, args)
+        pictures[f"accuracies.{k}"] = plot(means, title, args)
     cells = tasks.sort_values("estimate", ascending=False).groupby([*CELL, "effect"])
     if len(cells) > MOST_FIGURES:
-        return figures
+        return pictures
     for k, ((*cell, effect), mine) in enumerate(cells, 1):
         parts = [mine.assign(series="observed", value=mine["estimate"])]
         for name in SAMPLERS:
@@ -684,8 +670,8 @@ def draw_all(tasks, table, args):
                 parts.append(mine.assign(series=name, value=mine[name], low=mine[f"{name}_low"],
                                          high=mine[f"{name}_high"]))
         title = f"{title_of(*cell)}: {effect} of each task, 89 % intervals"
-        figures[f"tasks.{k}.png"] = plot(pd.concat(parts), title, args)
-    return figures
+        pictures[f"tasks.{k}"] = plot(pd.concat(parts), title, args)
+    return pictures
 
 
 # The page --------------------
@@ -702,43 +688,44 @@ def rows_html(table, names, metric):
 
 
 def publish(rows, tasks, table, summaries, notes, args):
-    """Make tables, figures and the page, and move them into args.out."""
+    """Make tables, figures and the page, then save them in args.out."""
     tasks = tasks.reset_index().drop(columns=["variance", "prior", "floor", "w"])
-    with draft_of(args.out, STALE) as draft:
-        cells = table.assign(m=table["m"].replace(0, ""), n=table["n"].replace(0, ""))
-        cells = cells.drop(columns=["noise", "half", "settings"])
-        write(draft, effects=cells, means=means_table(rows, args.metric), tasks=tasks)
-        if summaries:
-            posterior = pd.concat(summaries, names=[*GROUP[:-1], "analysis", "parameter"])
-            write(draft, posterior=posterior.reset_index())
-        figures = draw_all(tasks, table, args).items()
-        figures = [figure_html(figure, draft / name) for name, figure in figures]
-        parts = [paragraph(text, kind) for kind, text in conclusions(table)]
-        if args.metric == "acc":
-            one = tasks[tasks["model"] != "all"].drop_duplicates([*CELL, "model", "task"])
-            parts += [paragraph(text, "warning") for text in little_learned(one)]
-        parts += [*figures[:2], "<h2>Settings</h2>"]
-        short = table if len(table) <= MOST_LINES else headlines(table)
-        shown = ["subsamples", *ACCURACIES, "estimate", "low", "high", "verdict"]
-        parts.append(rows_html(short, ["target", "tasks", *shown, "needed"], args.metric))
-        unit = "Accuracies in %" if args.metric in SHARES else args.metric
-        parts.append(paragraph(f"{unit}. {GLOSS}", "small"))
-        parts += [paragraph(note) for note in notes]
-        parts += ["<h2>Tasks</h2>", *figures[2:]]
-        if len(tasks) <= MOST_LINES:
-            parts.append(rows_html(tasks, ["task", *shown], args.metric))
-        parts += [paragraph("All rows, and a test of each task: effects.csv, tasks.csv.", "small"),
-                  "<h2>For a methods section</h2>"]
-        parts += [paragraph(methods(mine, args)) for _, mine in rows.groupby("experiment")]
-        parts.append(paragraph(f"{time.strftime('%Y-%m-%d')}, numpy {np.__version__}, pandas "
-                               f"{pd.__version__}: {args.command}", "small"))
-        write_page(draft / "report.html", "Is pretraining on the test texts unfair here?", parts)
+    cells = table.assign(m=table["m"].replace(0, ""), n=table["n"].replace(0, ""))
+    cells = cells.drop(columns=["noise", "half", "settings"])
+    tables = {"effects": cells, "means": means_table(rows, args.metric), "tasks": tasks}
+    if summaries:
+        posterior = pd.concat(summaries, names=[*GROUP[:-1], "analysis", "parameter"])
+        tables["posterior"] = posterior.reset_index()
+    pictures = draw_all(tasks, table, args)
+    figures = [figure_html(png) for png in pictures.values()]
+    parts = [paragraph(text, kind) for kind, text in conclusions(table)]
+    if args.metric == "acc":
+        one = tasks[tasks["model"] != "all"].drop_duplicates([*CELL, "model", "task"])
+        parts += [paragraph(text, "warning") for text in little_learned(one)]
+    parts += [*figures[:2], "<h2>Settings</h2>"]
+    short = table if len(table) <= MOST_LINES else headlines(table)
+    shown = ["subsamples", *ACCURACIES, "estimate", "low", "high", "verdict"]
+    parts.append(rows_html(short, ["target", "tasks", *shown, "needed"], args.metric))
+    unit = "Accuracies in %" if args.metric in SHARES else args.metric
+    parts.append(paragraph(f"{unit}. {GLOSS}", "small"))
+    parts += [paragraph(note) for note in notes]
+    parts += ["<h2>Tasks</h2>", *figures[2:]]
+    if len(tasks) <= MOST_LINES:
+        parts.append(rows_html(tasks, ["task", *shown], args.metric))
+    parts += [paragraph("All rows, and a test of each task: effects.csv, tasks.csv.", "small"),
+              "<h2>For a methods section</h2>"]
+    parts += [paragraph(methods(mine, args)) for _, mine in rows.groupby("experiment")]
+    parts.append(paragraph(f"{time.strftime('%Y-%m-%d')}, numpy {np.__version__}, pandas "
+                           f"{pd.__version__}: {args.command}", "small"))
+    title = "Is pretraining on the test texts unfair here?"
+    stale = ["posterior.csv", "tasks.*.png", "accuracies.*.png"]
+    save(args.out, tables, pictures, title, parts, stale, again=bool(notes))
 
 
 def run_samplers(rows, units, tasks, table, args):
-    """Every analysis of every effect of every setting; what each adds is published when it is done.
+    """Both models of every effect of every setting; what each adds is published when it is done.
     Returns how many did not converge."""
-    jobs = list(itertools.product(rows.groupby(CELL), args.effects, args.analysis))
+    jobs = list(itertools.product(rows.groupby(CELL), args.effects, SAMPLERS))
     summaries, notes, failed = {}, [], 0
     for (cell, mine), effect, analysis in tqdm(jobs, desc="samplers", unit="fit", leave=False):
         sizes = mine.groupby(["model", "task"])["subsample"].nunique()
@@ -746,15 +733,14 @@ def run_samplers(rows, units, tasks, table, args):
         note = f"left out, it needs {FEWEST_TASKS} tasks with two subsamples each"
         if analysis == "paper" or enough:
             own = units[(units[CELL] == list(cell)).all(axis=1) & (units["model"] != "all")]
-            posterior, summary = fit(mine, own, effect, analysis, args)
+            posterior, summary = fit(mine, own, effect, analysis, args.draws)
             key = *cell, effect, analysis
             table, tasks, note = add_fit(posterior, summary, key, table, tasks, args.margin)
-            failed += bool(summary["warning"].iloc[0])
+            failed += note.startswith("not converged")
             summaries[key] = summary
         notes.append(f"{title_of(*cell)}, {effect}, {analysis}: {note}.")
         tqdm.write(notes[-1])
         publish(rows, tasks, table, summaries, notes, args)
-        show_page(args.out / "report.html", update=True)
     return failed
 
 
@@ -803,21 +789,13 @@ def read_rows(path, needed):
 
 
 def read_path(path, needed):
-    """Tables of a results file or of a folder's: results.csv, results.*-of-*.csv, the published
-    m50/n500/bert/ag_news/accuracies.csv, whose row k is subsample k."""
-    if not path.is_dir():
-        return [read_rows(path, needed)]
-    files = [*path.glob("results.csv"), *path.glob("results.*-of-*.csv")]
-    tables = [read_rows(file, needed) for file in sorted(files)]
-    for file in sorted(path.glob("m*/n*/*/*/accuracies.csv")):
-        m, n, model, task = file.parts[-5:-1]
-        table = read_rows(file, ["num_classes", "majority", *ARMS])
-        table = table.rename(columns={arm: f"acc_{arm}" for arm in ARMS})
-        tables.append(table.assign(experiment=path.resolve().name, m=m[1:], n=n[1:], model=model,
-                                   task=task, subsample=range(1, len(table) + 1)))
-    if not tables:
-        raise SystemExit(f"error: {path} holds no results.csv or m*/n*/*/*/accuracies.csv")
-    return tables
+    """Tables of a results file, or of a folder's results.csv and results.*-of-*.csv."""
+    files = [path]
+    if path.is_dir():
+        files = sorted([*path.glob("results.csv"), *path.glob("results.*-of-*.csv")])
+    if not files:
+        raise SystemExit(f"error: {path} holds no results.csv")
+    return [read_rows(file, needed) for file in files]
 
 
 def refuse(rows, bad, name, what):
@@ -962,7 +940,7 @@ STYLE = """
   .small, table { font-size: .85rem }
   .scroll { overflow-x: auto }
   img { max-width: 100%; min-width: 34rem }
-  td, th { padding: .15rem .5rem; text-align: left !important; white-space: nowrap }
+  td, th { padding: .15rem .5rem; text-align: left; white-space: nowrap }
 }
 """
 
@@ -974,54 +952,44 @@ def paragraph(text, kind=""):
 
 def table_html(table, **formats):
     """HTML of a table; formats: those of pandas."""
-    text = table.to_html(index=False, border=0, na_rep="", **formats)
+    text = table.to_html(index=False, border=0, justify="left", na_rep="", **formats)
     return f'<div class="scroll">{text}</div>'
 
 
-def figure_html(figure, path):
-    """HTML of a picture, which becomes a part of the page; it is saved too."""
-    figure.savefig(path, dpi=130)
-    picture = base64.b64encode(path.read_bytes()).decode()
-    return f'<div class="scroll"><img alt="" src="data:image/png;base64,{picture}"></div>'
+def png_of(figure):
+    """The picture as bytes."""
+    file = io.BytesIO()
+    figure.savefig(file, format="png", dpi=130)
+    return file.getvalue()
 
 
-def write_page(path, title, parts):
-    """One file, to be opened, mailed, printed. parts: HTML."""
-    path.write_text("\n".join([
-        '<!DOCTYPE html><meta charset="utf-8"><meta name="viewport" content="width=device-width">',
-        f"<title>{title}</title><style>{STYLE}</style>",
-        f'<div class="report"><h1>{title}</h1>', *parts, "</div>"]), encoding="utf-8")
+def figure_html(png):
+    """HTML of a picture, which becomes a part of the page."""
+    picture = base64.b64encode(png).decode()
+    return f'<div class="scroll"><img src="data:image/png;base64,{picture}"></div>'
 
 
-def show_page(path, update=False):
-    """Show the page in a notebook's cell, or update it there."""
-    notebook = sys.modules.get("IPython")
-    if notebook and notebook.get_ipython():
-        page = notebook.display.HTML(path.read_text(encoding="utf-8"))
-        notebook.display.display(page, display_id=str(path), update=update)
-
-
-@contextlib.contextmanager
-def draft_of(folder, stale=()):
-    """A folder in which to make files, which move into `folder` when all are made; what an earlier
-    run left there of the patterns `stale` goes then."""
+def save(folder, tables, pictures, title, parts, stale, again=False):
+    """Write all, made before: tables and pictures by name, and a page of these parts in HTML, one
+    file to be opened, mailed, printed; what an earlier run left of the patterns `stale` goes. In a
+    notebook's cell it is shown; again: in its old place."""
     folder.mkdir(parents=True, exist_ok=True)
-    try:
-        with tempfile.TemporaryDirectory(prefix=".draft-", dir=folder) as draft:
-            yield Path(draft)
-            for pattern in stale:
-                for file in folder.glob(pattern):
-                    file.unlink()
-            for file in Path(draft).iterdir():
-                file.replace(folder / file.name)
-    except KeyboardInterrupt:
-        raise SystemExit(f"stopped: {folder} is as it was")
-
-
-def write(folder, **tables):
-    """Write tables as CSV, numbers to 6 significant digits."""
+    for pattern in stale:
+        for file in folder.glob(pattern):
+            file.unlink()
     for name, table in tables.items():
         table.to_csv(folder / f"{name}.csv", index=False, float_format="%.6g")
+    for name, png in pictures.items():
+        (folder / f"{name}.png").write_bytes(png)
+    page = "\n".join([
+        '<!DOCTYPE html><meta charset="utf-8"><meta name="viewport" content="width=device-width">',
+        f"<title>{title}</title><style>{STYLE}</style>",
+        f'<div class="report"><h1>{title}</h1>', *parts, "</div>"])
+    (folder / "report.html").write_text(page, encoding="utf-8")
+    notebook = sys.modules.get("IPython")
+    if notebook and notebook.get_ipython():
+        page = notebook.display.HTML(page)
+        notebook.display.display(page, display_id=str(folder), update=again)
 # --- end shared ---
 
 
@@ -1029,7 +997,7 @@ def write(folder, **tables):
 
 
 def parse_args(argv):
-    """Command-line flags; --help reads like a page."""
+    """The flags."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     add = parser.add_argument_group("what to run").add_argument
     add("paths", nargs="*", type=Path, default=[Path("results.csv")], metavar="FILE or FOLDER",
@@ -1041,14 +1009,9 @@ def parse_args(argv):
     kinds = {"experiment": str, "m": int, "n": int, "models": str, "tasks": str}
     for flag, kind in kinds.items():
         add(f"--{flag}", nargs="+", type=kind, metavar=flag.upper(), help="only these (all)")
-    add = parser.add_argument_group("sampling").add_argument
-    add("--analysis", nargs="+", choices=SAMPLERS, default=SAMPLERS, help="(paper hierarchical)")
     add("--draws", type=int, default=1000,
-        help="per chain, after half as many to tune; 0: no sampler (%(default)s)")
-    add("--no-interaction", action="store_true", help="the paper's model without W (Figure 10)")
-    add = parser.add_argument_group("output").add_argument
-    add("--out", type=Path, metavar="FOLDER",
-        help="an earlier run's page there is replaced (fits/NAME of the first file)")
+        help="of the samplers per chain, after half as many to tune; 0: none (%(default)s)")
+    add("--out", type=Path, metavar="FOLDER", help="(fits/NAME of the first file)")
     args = parser.parse_args(argv)
     words = sys.argv[1:] if argv is None else argv
     args.command = f"python fit_model.py {shlex.join(words)}"
@@ -1062,20 +1025,19 @@ def parse_args(argv):
 
 def main(argv=None):
     args = parse_args(argv)
-    rows = add_effects(load_rows(args, args.metric), args.metric)
-    units = unit_table(rows)
-    tasks = task_table(units, rows, args)
-    table = effects_table(tasks, args)
-    publish(rows, tasks, table, {}, [], args)
-    print(*[text for _, text in conclusions(table)], sep="\n")
     failed = 0
     try:
+        rows = add_effects(load_rows(args, args.metric), args.metric)
+        units = unit_table(rows)
+        tasks = task_table(units, rows, args)
+        table = effects_table(tasks, args)
+        publish(rows, tasks, table, {}, [], args)
+        print(*[text for _, text in conclusions(table)], sep="\n")
         print(f"page: {(args.out / 'report.html').resolve()}; tables and figures beside it")
-        show_page(args.out / "report.html")
         if args.draws and args.metric == "acc":
             failed = run_samplers(rows, units, tasks, table, args)
     except KeyboardInterrupt:
-        raise SystemExit(f"stopped: {args.out} is complete but for the samplers that were left")
+        raise SystemExit(f"stopped: what stands in {args.out} stays")
     if failed:
         print(f"warning: {count(failed, 'fit')} did not converge: more --draws may help")
         raise SystemExit(3)

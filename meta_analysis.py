@@ -37,14 +37,13 @@ shuffled ones.
 
 import argparse
 import base64
-import contextlib
 import csv
 import html
+import io
 import itertools
 import math
 import shlex
 import sys
-import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -197,7 +196,7 @@ def draw_distributions(meta, shares, effect):
         axis.set_title(f"{title_of(*cell)}; grey: within ±{threshold:g}", fontsize=9)
     axis.set_xlabel("mean of beta in the paper's model (log odds)")
     figure.legend(*axis.get_legend_handles_labels(), loc="outside lower center", ncols=4)
-    return figure
+    return png_of(figure)
 
 
 # A leaderboard -----------------------------------------------------------------------------------
@@ -214,22 +213,20 @@ def read_board(path):
 
 def noise_of(rows):
     """The variance of a model's mean acc_extra over tasks, one subsample of each, in points^2, as
-    observed: texts and training together. A board's entries share their test texts: an upper
-    bound."""
+    observed, texts and training together."""
     one = rows.drop_duplicates(RUN[:-1])  # one seed of each subsample
     variances = (100 * one["acc_extra"]).groupby(one["task"]).var()
     if variances.isna().any():
         raise SystemExit(f"error: one subsample of {variances.isna().idxmax()} cannot show how "
-                         "runs differ: run more, or choose others by --models, --tasks, --m, --n")
+                         "runs differ: run more, or choose others by --tasks")
     rounding = (100 / rows["n"].iloc[0]) ** 2 / 12
     return variances.clip(lower=rounding).sum() / len(variances) ** 2
 
 
 def board_table(board, v):
-    """leaderboard.csv with noise of variance v in every score x. Dense scores lie nearer to each
-    other than they seem: the true ones, Normal too, have the variance var(x) - v. So a true gap,
-    given the gap seen, is Normal(B gap, 2 B v), B = 1 - v / var(x): z = gap / sqrt(2 v) times
-    sqrt(B). A rerun of R training sets a task adds 2 v / R."""
+    """leaderboard.csv with noise of variance v in every score x. Of Normal true scores, which have
+    the variance var(x) - v, a true gap, given the gap seen, is Normal(B gap, 2 B v), B = 1 - v /
+    var(x). A rerun of R training sets a task adds 2 v / R."""
     scores = board["score"].to_numpy()
     B = max(1 - v / max(scores.var(ddof=1), 1e-9), 1e-9)  # above 0: it divides
     gap = board["score"].diff(-1)
@@ -247,33 +244,38 @@ def board_table(board, v):
 # The page ----------------------------------------------------------------------------------------
 
 
-def report_slices(rows, args, draft):
-    """Analyse all slices; tables and figures go into the draft. Returns the page's parts."""
+def report_slices(rows, args):
+    """(tables, pictures, the page's parts) of all slices."""
+    if rows.groupby(RUN[:5])["subsample"].nunique().max() < 2:
+        raise SystemExit("error: one subsample per model and task: all slices are the same")
     tables = []
     for effect, (_, mine) in itertools.product(args.effects, rows.groupby(CELL)):
         tables.append(analyse(mine, effect, args.slices))
     meta = pd.concat(tables)
     shares = shares_of(meta)
-    write(draft, meta=meta, shares=shares)
+    pictures = {}
     parts = []
     for effect in args.effects:
         answer = answer_of(shares, effect)
         print(answer)
-        figure = draw_distributions(meta, shares, effect)
-        parts += [paragraph(answer, "answer"), figure_html(figure, draft / f"slices.{effect}.png")]
+        png = draw_distributions(meta, shares, effect)
+        pictures[f"slices.{effect}"] = png
+        parts += [paragraph(answer, "answer"), figure_html(png)]
     parts.append(paragraph(
         "Shares of studies whose posterior mean lies beyond the threshold, and whose 89 % interval "
         "excludes 0, by the paper's model and by t over tasks. In shuffled ones the arms of each "
         "model and task change places at random."))
-    return [*parts, table_html(shares, float_format="{:.3f}".format)]
+    parts.append(table_html(shares, float_format="{:.3f}".format))
+    return {"meta": meta, "shares": shares}, pictures, parts
 
 
-def report_board(board, noises, draft):
-    """Compare the board with noises, {(experiment, m, n, model): variance}; the table goes into the
-    draft. Returns the page's parts."""
+def report_board(rows, board):
+    """(tables, no pictures, the page's parts) of the board beside the noise of each model in each
+    cell."""
     parts = []
     tables = []
-    for (*cell, model), v in noises.items():
+    for (*cell, model), mine in rows.groupby([*CELL, "model"]):
+        v = noise_of(mine)
         table = board_table(board, v)
         tables.append(table.assign(**dict(zip(CELL, cell)), model=model))
         doubtful = (table["p_wrong"] > 1 - SHARE).sum()
@@ -286,11 +288,12 @@ def report_board(board, noises, draft):
             paragraph(answer, "answer"),
             paragraph(f"Noise: {math.sqrt(v):.2f} points, the standard deviation of the mean "
                       "accuracy over tasks: an upper bound, since the entries of a board share "
-                      "their test texts. Columns: the head of meta_analysis.py."),
+                      "their test texts. gap: points to the next; p_wrong: their order is wrong; "
+                      "p_swap: they swap in a rerun with so many training sets a task; p_best: the "
+                      "entry is the best."),
             table_html(table, float_format="{:.3f}".format),
         ]
-    write(draft, leaderboard=pd.concat(tables))
-    return parts
+    return {"leaderboard": pd.concat(tables)}, {}, parts
 
 
 # The same in fit_model.py: reading, effects, page ------------------------------------------------
@@ -338,21 +341,13 @@ def read_rows(path, needed):
 
 
 def read_path(path, needed):
-    """Tables of a results file or of a folder's: results.csv, results.*-of-*.csv, the published
-    m50/n500/bert/ag_news/accuracies.csv, whose row k is subsample k."""
-    if not path.is_dir():
-        return [read_rows(path, needed)]
-    files = [*path.glob("results.csv"), *path.glob("results.*-of-*.csv")]
-    tables = [read_rows(file, needed) for file in sorted(files)]
-    for file in sorted(path.glob("m*/n*/*/*/accuracies.csv")):
-        m, n, model, task = file.parts[-5:-1]
-        table = read_rows(file, ["num_classes", "majority", *ARMS])
-        table = table.rename(columns={arm: f"acc_{arm}" for arm in ARMS})
-        tables.append(table.assign(experiment=path.resolve().name, m=m[1:], n=n[1:], model=model,
-                                   task=task, subsample=range(1, len(table) + 1)))
-    if not tables:
-        raise SystemExit(f"error: {path} holds no results.csv or m*/n*/*/*/accuracies.csv")
-    return tables
+    """Tables of a results file, or of a folder's results.csv and results.*-of-*.csv."""
+    files = [path]
+    if path.is_dir():
+        files = sorted([*path.glob("results.csv"), *path.glob("results.*-of-*.csv")])
+    if not files:
+        raise SystemExit(f"error: {path} holds no results.csv")
+    return [read_rows(file, needed) for file in files]
 
 
 def refuse(rows, bad, name, what):
@@ -497,7 +492,7 @@ STYLE = """
   .small, table { font-size: .85rem }
   .scroll { overflow-x: auto }
   img { max-width: 100%; min-width: 34rem }
-  td, th { padding: .15rem .5rem; text-align: left !important; white-space: nowrap }
+  td, th { padding: .15rem .5rem; text-align: left; white-space: nowrap }
 }
 """
 
@@ -509,54 +504,44 @@ def paragraph(text, kind=""):
 
 def table_html(table, **formats):
     """HTML of a table; formats: those of pandas."""
-    text = table.to_html(index=False, border=0, na_rep="", **formats)
+    text = table.to_html(index=False, border=0, justify="left", na_rep="", **formats)
     return f'<div class="scroll">{text}</div>'
 
 
-def figure_html(figure, path):
-    """HTML of a picture, which becomes a part of the page; it is saved too."""
-    figure.savefig(path, dpi=130)
-    picture = base64.b64encode(path.read_bytes()).decode()
-    return f'<div class="scroll"><img alt="" src="data:image/png;base64,{picture}"></div>'
+def png_of(figure):
+    """The picture as bytes."""
+    file = io.BytesIO()
+    figure.savefig(file, format="png", dpi=130)
+    return file.getvalue()
 
 
-def write_page(path, title, parts):
-    """One file, to be opened, mailed, printed. parts: HTML."""
-    path.write_text("\n".join([
-        '<!DOCTYPE html><meta charset="utf-8"><meta name="viewport" content="width=device-width">',
-        f"<title>{title}</title><style>{STYLE}</style>",
-        f'<div class="report"><h1>{title}</h1>', *parts, "</div>"]), encoding="utf-8")
+def figure_html(png):
+    """HTML of a picture, which becomes a part of the page."""
+    picture = base64.b64encode(png).decode()
+    return f'<div class="scroll"><img src="data:image/png;base64,{picture}"></div>'
 
 
-def show_page(path, update=False):
-    """Show the page in a notebook's cell, or update it there."""
-    notebook = sys.modules.get("IPython")
-    if notebook and notebook.get_ipython():
-        page = notebook.display.HTML(path.read_text(encoding="utf-8"))
-        notebook.display.display(page, display_id=str(path), update=update)
-
-
-@contextlib.contextmanager
-def draft_of(folder, stale=()):
-    """A folder in which to make files, which move into `folder` when all are made; what an earlier
-    run left there of the patterns `stale` goes then."""
+def save(folder, tables, pictures, title, parts, stale, again=False):
+    """Write all, made before: tables and pictures by name, and a page of these parts in HTML, one
+    file to be opened, mailed, printed; what an earlier run left of the patterns `stale` goes. In a
+    notebook's cell it is shown; again: in its old place."""
     folder.mkdir(parents=True, exist_ok=True)
-    try:
-        with tempfile.TemporaryDirectory(prefix=".draft-", dir=folder) as draft:
-            yield Path(draft)
-            for pattern in stale:
-                for file in folder.glob(pattern):
-                    file.unlink()
-            for file in Path(draft).iterdir():
-                file.replace(folder / file.name)
-    except KeyboardInterrupt:
-        raise SystemExit(f"stopped: {folder} is as it was")
-
-
-def write(folder, **tables):
-    """Write tables as CSV, numbers to 6 significant digits."""
+    for pattern in stale:
+        for file in folder.glob(pattern):
+            file.unlink()
     for name, table in tables.items():
         table.to_csv(folder / f"{name}.csv", index=False, float_format="%.6g")
+    for name, png in pictures.items():
+        (folder / f"{name}.png").write_bytes(png)
+    page = "\n".join([
+        '<!DOCTYPE html><meta charset="utf-8"><meta name="viewport" content="width=device-width">',
+        f"<title>{title}</title><style>{STYLE}</style>",
+        f'<div class="report"><h1>{title}</h1>', *parts, "</div>"])
+    (folder / "report.html").write_text(page, encoding="utf-8")
+    notebook = sys.modules.get("IPython")
+    if notebook and notebook.get_ipython():
+        page = notebook.display.HTML(page)
+        notebook.display.display(page, display_id=str(folder), update=again)
 # --- end shared ---
 
 
@@ -584,28 +569,22 @@ def parse_args(argv):
 def main(argv=None):
     args = parse_args(argv)
     rows = add_effects(load_rows(args))
-    title = "How far can one subsample be trusted?"
     name = args.paths[0].resolve().stem
-    if args.leaderboard:
-        title = "Would the leaderboard keep its order?"
-        name = f"{name}.{args.leaderboard.stem}"
-        board = read_board(args.leaderboard)
-        noises = {key: noise_of(mine) for key, mine in rows.groupby([*CELL, "model"])}
-    elif rows.groupby(RUN[:5])["subsample"].nunique().max() < 2:
-        raise SystemExit("error: one subsample per model and task, so all slices are the same: run "
-                         "more")
-
-    folder = args.out or Path("meta", name)
-    with draft_of(folder, stale=["slices.*.png"]) as draft:
+    try:
         if args.leaderboard:
-            parts = report_board(board, noises, draft)
+            title = "Would the leaderboard keep its order?"
+            name = f"{name}.{args.leaderboard.stem}"
+            tables, pictures, parts = report_board(rows, read_board(args.leaderboard))
         else:
-            parts = report_slices(rows, args, draft)
-        flags = shlex.join(sys.argv[1:] if argv is None else argv)
-        versions = ", ".join(sorted(set(rows["versions"].dropna())))
-        parts.append(paragraph(f"python meta_analysis.py {flags}; {versions}", "small"))
-        write_page(draft / "report.html", title, parts)
-    show_page(folder / "report.html")
+            title = "How far can one subsample be trusted?"
+            tables, pictures, parts = report_slices(rows, args)
+    except KeyboardInterrupt:
+        raise SystemExit("stopped: nothing was written")
+    flags = shlex.join(sys.argv[1:] if argv is None else argv)
+    versions = ", ".join(sorted(set(rows["versions"].dropna())))
+    parts.append(paragraph(f"python meta_analysis.py {flags}; {versions}", "small"))
+    folder = args.out or Path("meta", name)
+    save(folder, tables, pictures, title, parts, stale=["slices.*.png"])
     print(f"in {folder.resolve()}: report.html, tables, figures")
 
 
