@@ -71,7 +71,7 @@ W_COUNTS = 5  # subsamples, seen before, as which the noise of the texts counts
 QUANTILE = 0.3  # of the chi-square by which `needed` allows for noise that is badly known
 NEAR = 0.55  # half-width over margin up to which an open verdict is about the effect itself
 MAX_R_HAT, MIN_ESS = 1.01, 400  # Vehtari et al. (2021)
-ATTEMPTS = ((0.9, 1), (0.99, 2))  # target of acceptance, times the draws; squared: the tuning
+ATTEMPTS = ((0.9, 1, 1), (0.99, 4, 2))  # target of acceptance, times the tuning, the draws
 FEWEST_TASKS = 5  # fewer: no W, c_jk not centred, no figure of other tasks
 MOST_FIGURES, MOST_LINES = 8, 30  # of single settings; of a table on the page
 SAMPLERS = ("paper", "hierarchical")
@@ -81,10 +81,9 @@ ACCURACIES = ["base", "unseen", "seen", "majority"]
 NUISANCE = ["a", "c", "c_raw", "z", "z_new", "log_s", "effect"]  # not reported as parameters
 UNITS = {"acc": "points", "f1": "points", "nll": "nats (lower is better)"}  # of differences
 GLOSS = (
-    "base: without pretraining; unseen, seen: pretrained models on texts that they were not, and "
-    "were, pretrained on; majority: share of the commonest class. boost = unseen - base, bias = "
-    "seen - unseen; low to high: 89 % interval. m labelled training texts, n unlabelled and n test "
-    "texts. needed: subsamples for a half-width of half the margin. Fix their number before "
+    "base: without pretraining; unseen, seen: pretrained on other texts, on these texts; majority: "
+    "share of the commonest class. boost = unseen - base, bias = seen - unseen; low, high: 89 % "
+    "interval; needed: subsamples for a half-width of half the margin. Fix their number before "
     "looking, or raise it once, to this: adding subsamples until a verdict comes breaks the "
     "intervals."
 )
@@ -429,12 +428,12 @@ def fit(rows, units, effect, analysis, draws):
         model = hierarchical_model(units, effect)
     with warnings.catch_warnings(action="ignore"):  # of large expressions compiled in parts
         ready = nutpie.compile_pymc_model(model)
-    for accept, longer in ATTEMPTS:
+    for accept, longer, more in ATTEMPTS:
         trace = nutpie.sample(
-            ready, chains=4, tune=draws // 2 * longer**2, draws=draws * longer,
+            ready, chains=4, tune=draws // 2 * longer, draws=draws * more,
             target_accept=accept, seed=0, save_warmup=False, progress_bar=False)
         posterior = trace.posterior
-        if posterior.sizes["draw"] < draws * longer or posterior["beta"].isnull().any():
+        if posterior.sizes["draw"] < draws * more or posterior["beta"].isnull().any():
             raise KeyboardInterrupt  # nutpie takes Ctrl-C for itself and returns what it has
         if analysis == "paper":
             posterior = predict_effects(posterior, data, models, np.random.default_rng(0))
@@ -552,8 +551,9 @@ def headlines(table):
     return table[(table["model"] == "all") | ~whole]
 
 
-def conclusions(table):
-    """[(kind, sentence)] for a reader."""
+def conclusions(table, tasks):
+    """[(kind, sentence)] for a reader: answers, and warnings where the accuracy on unseen texts is
+    hardly that of guessing."""
     lines = []
     for (_, effect, _), mine in headlines(table).groupby(["experiment", "effect", "model"]):
         over, single = mine[mine["m"] == 0], mine[mine["m"] > 0]
@@ -564,19 +564,17 @@ def conclusions(table):
             excluded = ((single["low"] > 0) | (single["high"] < 0)).sum()
             lines.append(("", f"Alone, {excluded} of {len(single)} settings exclude 0 (by chance "
                               f"about {(1 - SHARE) * len(single):.1f})."))
-    return lines
-
-
-def little_learned(tasks):
-    """Warnings: where the accuracy on unseen texts is hardly that of guessing."""
-    lines = []
-    for experiment, mine in tasks.groupby("experiment"):
+    if set(table["metric"]) != {"acc"}:
+        return lines
+    cases = tasks.reset_index().query("model != 'all'").drop_duplicates([*CELL, "model", "task"])
+    for experiment, mine in cases.groupby("experiment"):
         low = mine[mine["unseen"] < mine["majority"] + 0.05]
         if len(low):
             names = ", ".join(sorted(set(low["task"]))[:5])
-            lines.append(f"{experiment}: unseen is not 5 points above the share of the commonest "
-                         f"class in {len(low)} of {len(mine)} cases (such as {names}): there the "
-                         "model has learned too little to show an inflation.")
+            lines.append(("warning", f"{experiment}: unseen is not 5 points above the share of the "
+                                     f"commonest class in {len(low)} of {len(mine)} cases (such as "
+                                     f"{names}): there the model has learned too little to show an "
+                                     "inflation."))
     return lines
 
 
@@ -589,8 +587,8 @@ def methods(rows, args):
         f"{rows['experiment'].iloc[0]}: from each of {count(rows['task'].nunique(), 'task')}, "
         f"{runs.min()} or more random subsamples of m = {names['m']} labelled training texts and "
         f"two other sets of n = {names['n']} texts were drawn. Models ({names['model']}), as they "
-        "are and pretrained on the unlabelled texts of either set, were (but for zero-shot) trained "
-        f"on the labelled texts and tested on {sets}. The bias is {args.metric} on texts seen in "
+        "are and pretrained on the unlabelled texts of either set, were (but for zero-shot) trained"
+        f" on the labelled texts and tested on {sets}. The bias is {args.metric} on texts seen in "
         "pretraining minus that on others; its mean over these tasks has an 89 % interval "
         "(Student's t, Satterthwaite's degrees of freedom) from the variance between a task's "
         f"subsamples, to which the noise of drawing the texts, if known, adds as {W_COUNTS} more")
@@ -603,8 +601,8 @@ def methods(rows, args):
 
 
 def plot(table, title, args):
-    """A picture from a row a point: panel, line (from the top), series (by colour), value, low, high
-    (or nan), width, effect ("": of an accuracy)."""
+    """A picture from a row a point: panel, line (from the top), series (by colour), effect, value,
+    low, high, width."""
     names, lines, series = [list(dict.fromkeys(table[key])) for key in ("panel", "line", "series")]
     size = 2.5 + 4.2 * len(names), 1.8 + 0.1 * len(lines) * (1 + len(series))
     figure = Figure(figsize=size, layout="constrained")
@@ -619,20 +617,16 @@ def plot(table, title, args):
             colour = COLOURS[k % len(COLOURS)]
             axis.hlines(y, low, high, colour, lw=mine["width"])
             axis.scatter(mine["value"], y, 10 * mine["width"], colour, "osD^"[k % 4], label=name)
+        axis.axvline(0, color="grey", lw=1, ls="--", zorder=0)
         axis.grid(axis="x", alpha=0.3)
         axis.set_yticks(range(len(lines)), lines, fontsize=8)
         axis.set_ylim(len(lines) - 0.5, -0.5)
         axis.set_title(panel, fontsize=10)
-        effect = here["effect"].iloc[0]
-        if not effect:
-            axis.set_xlabel(f"{args.metric} (majority: of the commonest class)")
-            continue
-        words = f"{effect}, {UNITS.get(args.metric, args.metric)}"
-        axis.axvline(0, color="grey", lw=1, ls="--", zorder=0)
+        words = f"{here['effect'].iloc[0]}, {UNITS.get(args.metric, args.metric)}"
         if args.margin:
             axis.axvspan(-args.margin, args.margin, color="grey", alpha=0.15, lw=0)
             words += "; grey: within the margin"
-        if effect == "bias" and args.metric != "nll":
+        if words.startswith("bias") and args.metric != "nll":
             words += "\nright of 0: seeing the test texts helps"
         axis.set_xlabel(words)
     figure.legend(*axis.get_legend_handles_labels(), loc="outside lower center", ncols=4)
@@ -640,8 +634,7 @@ def plot(table, title, args):
 
 
 def draw_all(tasks, table, args):
-    """Pictures by name: effects, accuracies.* of each experiment, means over its settings, and, if
-    they are few, tasks.* of each setting and effect."""
+    """Pictures by name: effects and, if they are few, tasks.* of each setting and effect."""
     few = (table["target"] != TARGETS[0]) & (table["tasks"] < FEWEST_TASKS)  # which tell nothing
     points = table[table["target"].isin(TARGETS[:2]) & ~few].copy()
     points["line"] = [setting_of(row) for row in points.to_dict("records")]
@@ -651,16 +644,9 @@ def draw_all(tasks, table, args):
     title = f"89 % intervals; thick: these {points['tasks'].max()} tasks, thin: tasks like these"
     pictures = {"effects": plot(points, title, args)}
 
-    tasks = tasks[tasks["model"] != "all"].assign(width=2.5)
-    tasks = tasks.assign(panel=tasks["model"], line=tasks["task"])
-    shown = ACCURACIES if args.metric in SHARES else ACCURACIES[:3]
-    for k, (experiment, mine) in enumerate(tasks.groupby("experiment"), 1):
-        means = mine.groupby(["panel", "line"])[shown].mean().sort_values("unseen")[::-1]
-        means = means.reset_index().melt(["panel", "line"], var_name="series")
-        means = means.assign(low=math.nan, high=math.nan, width=2.5, effect="")
-        title = f"{experiment}: {args.metric}, means over settings"
-        pictures[f"accuracies.{k}"] = plot(means, title, args)
-    cells = tasks.sort_values("estimate", ascending=False).groupby([*CELL, "effect"])
+    tasks = tasks.reset_index().query("model != 'all'").sort_values("estimate", ascending=False)
+    tasks = tasks.assign(panel=tasks["model"], line=tasks["task"], width=2.5)
+    cells = tasks.groupby([*CELL, "effect"])
     if len(cells) > MOST_FIGURES:
         return pictures
     for k, ((*cell, effect), mine) in enumerate(cells, 1):
@@ -689,37 +675,34 @@ def rows_html(table, names, metric):
 
 def publish(rows, tasks, table, summaries, notes, args):
     """Make tables, figures and the page, then save them in args.out."""
-    tasks = tasks.reset_index().drop(columns=["variance", "prior", "floor", "w"])
-    cells = table.assign(m=table["m"].replace(0, ""), n=table["n"].replace(0, ""))
-    cells = cells.drop(columns=["noise", "half", "settings"])
-    tables = {"effects": cells, "means": means_table(rows, args.metric), "tasks": tasks}
-    if summaries:
-        posterior = pd.concat(summaries, names=[*GROUP[:-1], "analysis", "parameter"])
-        tables["posterior"] = posterior.reset_index()
     pictures = draw_all(tasks, table, args)
     figures = [figure_html(png) for png in pictures.values()]
-    parts = [paragraph(text, kind) for kind, text in conclusions(table)]
-    if args.metric == "acc":
-        one = tasks[tasks["model"] != "all"].drop_duplicates([*CELL, "model", "task"])
-        parts += [paragraph(text, "warning") for text in little_learned(one)]
-    parts += [*figures[:2], "<h2>Settings</h2>"]
+    parts = [paragraph(text, kind) for kind, text in conclusions(table, tasks)]
+    parts += [figures[0], "<h2>Settings</h2>"]
     short = table if len(table) <= MOST_LINES else headlines(table)
     shown = ["subsamples", *ACCURACIES, "estimate", "low", "high", "verdict"]
     parts.append(rows_html(short, ["target", "tasks", *shown, "needed"], args.metric))
     unit = "Accuracies in %" if args.metric in SHARES else args.metric
     parts.append(paragraph(f"{unit}. {GLOSS}", "small"))
     parts += [paragraph(note) for note in notes]
-    parts += ["<h2>Tasks</h2>", *figures[2:]]
+    parts += ["<h2>Tasks</h2>", *figures[1:]]
     if len(tasks) <= MOST_LINES:
-        parts.append(rows_html(tasks, ["task", *shown], args.metric))
-    parts += [paragraph("All rows, and a test of each task: effects.csv, tasks.csv.", "small"),
+        parts.append(rows_html(tasks.reset_index(), ["task", *shown], args.metric))
+    parts += [paragraph("All tasks, and a test of each: tasks.csv.", "small"),
               "<h2>For a methods section</h2>"]
     parts += [paragraph(methods(mine, args)) for _, mine in rows.groupby("experiment")]
     parts.append(paragraph(f"{time.strftime('%Y-%m-%d')}, numpy {np.__version__}, pandas "
                            f"{pd.__version__}: {args.command}", "small"))
+
+    cells = table.assign(m=table["m"].replace(0, ""), n=table["n"].replace(0, ""))
+    tables = {"effects": cells.drop(columns=["noise", "half", "settings"]),
+              "means": means_table(rows, args.metric),
+              "tasks": tasks.reset_index().drop(columns=["variance", "prior", "floor", "w"])}
+    if summaries:
+        posterior = pd.concat(summaries, names=[*GROUP[:-1], "analysis", "parameter"])
+        tables["posterior"] = posterior.reset_index()
     title = "Is pretraining on the test texts unfair here?"
-    stale = ["posterior.csv", "tasks.*.png", "accuracies.*.png"]
-    save(args.out, tables, pictures, title, parts, stale, again=bool(notes))
+    save(args.out, tables, pictures, title, parts, ["posterior.csv", "tasks.*.png"], bool(notes))
 
 
 def run_samplers(rows, units, tasks, table, args):
@@ -1008,7 +991,7 @@ def parse_args(argv):
     add("--plain", action="store_true", help="only the texts of test, as in the paper")
     kinds = {"experiment": str, "m": int, "n": int, "models": str, "tasks": str}
     for flag, kind in kinds.items():
-        add(f"--{flag}", nargs="+", type=kind, metavar=flag.upper(), help="only these (all)")
+        add(f"--{flag}", nargs="+", type=kind, help="only these (all)")
     add("--draws", type=int, default=1000,
         help="of the samplers per chain, after half as many to tune; 0: none (%(default)s)")
     add("--out", type=Path, metavar="FOLDER", help="(fits/NAME of the first file)")
@@ -1032,7 +1015,7 @@ def main(argv=None):
         tasks = task_table(units, rows, args)
         table = effects_table(tasks, args)
         publish(rows, tasks, table, {}, [], args)
-        print(*[text for _, text in conclusions(table)], sep="\n")
+        print(*[text for _, text in conclusions(table, tasks)], sep="\n")
         print(f"page: {(args.out / 'report.html').resolve()}; tables and figures beside it")
         if args.draws and args.metric == "acc":
             failed = run_samplers(rows, units, tasks, table, args)

@@ -12,8 +12,7 @@ benchmarks do, analyse that slice, draw another. How different are the conclusio
     paper   posterior of beta (log odds): right_ijl ~ Binomial(n, p), logit p = mu + alpha_i + U_j
             + beta l for model i, task j, arm l (1: treatment), on the texts of `test`
     t       t interval over tasks of the effect (models: averaged), in points, crossed where it can
-In shuffled slices the arms of each model and task change places at random: what is found there is
-a false alarm.
+In shuffled slices the arms of each model and task change places at random: nothing is to be found.
 
 Commands, cheapest first
     python meta_analysis.py results.csv --slices 20
@@ -561,7 +560,7 @@ def parse_args(argv):
         help="instead: is the order of its entries right, would they swap?")
     kinds = {"experiment": str, "m": int, "n": int, "models": str, "tasks": str}
     for flag, kind in kinds.items():
-        add(f"--{flag}", nargs="+", type=kind, metavar=flag.upper(), help="only these (all)")
+        add(f"--{flag}", nargs="+", type=kind, help="only these (all)")
     add("--out", type=Path, metavar="FOLDER", help="(meta/ and the first file's name)")
     return parser.parse_args(argv)
 
