@@ -24,11 +24,11 @@ Four answers for each setting (experiment, m, n), with 89 % intervals:
                       omega_i): how much tasks differ; it weights quiet tasks most
 
 Commands, cheapest first
-    python fit_model.py results.csv --draws 0      # page, tables, figures in 3 seconds
+    python fit_model.py results.csv --draws 0      # page and tables in 3 seconds
     python fit_model.py results.csv                # then the two samplers, minutes
     python fit_model.py results.csv more.csv folder --effects bias --n 500 --metric f1 --margin 2
 
-Writes to fits/results/ (the first file's name) report.html, figures, and tables with the columns
+Writes to fits/results/ (the first file's name) report.html, and tables with the columns
     effects.csv    experiment, m, n (empty: all settings together), metric, effect, model, arms
                    (crossed: both sets of texts; plain: `test` alone), target (the names above),
                    tasks, left_out (tasks with one subsample), subsamples (fewest of a task),
@@ -601,8 +601,8 @@ def methods(rows, args):
 
 
 def plot(table, title, args):
-    """A picture from a row a point: panel, line (from the top), series (by colour), effect, value,
-    low, high, width."""
+    """HTML of a figure from a row a point: panel, line (from the top), series (by colour), effect,
+    value, low, high, width."""
     names, lines, series = [list(dict.fromkeys(table[key])) for key in ("panel", "line", "series")]
     size = 2.5 + 4.2 * len(names), 1.8 + 0.1 * len(lines) * (1 + len(series))
     figure = Figure(figsize=size, layout="constrained")
@@ -630,11 +630,11 @@ def plot(table, title, args):
             words += "\nright of 0: seeing the test texts helps"
         axis.set_xlabel(words)
     figure.legend(*axis.get_legend_handles_labels(), loc="outside lower center", ncols=4)
-    return png_of(figure)
+    return figure_html(figure)
 
 
 def draw_all(tasks, table, args):
-    """Pictures by name: effects and, if they are few, tasks.* of each setting and effect."""
+    """HTML of figures: all effects and, if they are few, the tasks of each setting and effect."""
     few = (table["target"] != TARGETS[0]) & (table["tasks"] < FEWEST_TASKS)  # which tell nothing
     points = table[table["target"].isin(TARGETS[:2]) & ~few].copy()
     points["line"] = [setting_of(row) for row in points.to_dict("records")]
@@ -642,22 +642,22 @@ def draw_all(tasks, table, args):
     points["width"] = np.where(points["target"] == TARGETS[0], thick, 0.8)
     points = points.assign(panel=points["effect"], series=points["model"], value=points["estimate"])
     title = f"89 % intervals; thick: these {points['tasks'].max()} tasks, thin: tasks like these"
-    pictures = {"effects": plot(points, title, args)}
+    figures = [plot(points, title, args)]
 
     tasks = tasks.reset_index().query("model != 'all'").sort_values("estimate", ascending=False)
     tasks = tasks.assign(panel=tasks["model"], line=tasks["task"], width=2.5)
     cells = tasks.groupby([*CELL, "effect"])
     if len(cells) > MOST_FIGURES:
-        return pictures
-    for k, ((*cell, effect), mine) in enumerate(cells, 1):
+        return figures
+    for (*cell, effect), mine in cells:
         parts = [mine.assign(series="observed", value=mine["estimate"])]
         for name in SAMPLERS:
             if name in mine:
                 parts.append(mine.assign(series=name, value=mine[name], low=mine[f"{name}_low"],
                                          high=mine[f"{name}_high"]))
         title = f"{title_of(*cell)}: {effect} of each task, 89 % intervals"
-        pictures[f"tasks.{k}"] = plot(pd.concat(parts), title, args)
-    return pictures
+        figures.append(plot(pd.concat(parts), title, args))
+    return figures
 
 
 # The page --------------------
@@ -675,8 +675,7 @@ def rows_html(table, names, metric):
 
 def publish(rows, tasks, table, summaries, notes, args):
     """Make tables, figures and the page, then save them in args.out."""
-    pictures = draw_all(tasks, table, args)
-    figures = [figure_html(png) for png in pictures.values()]
+    figures = draw_all(tasks, table, args)
     parts = [paragraph(text, kind) for kind, text in conclusions(table, tasks)]
     parts += [figures[0], "<h2>Settings</h2>"]
     short = table if len(table) <= MOST_LINES else headlines(table)
@@ -688,8 +687,7 @@ def publish(rows, tasks, table, summaries, notes, args):
     parts += ["<h2>Tasks</h2>", *figures[1:]]
     if len(tasks) <= MOST_LINES:
         parts.append(rows_html(tasks.reset_index(), ["task", *shown], args.metric))
-    parts += [paragraph("All tasks, and a test of each: tasks.csv.", "small"),
-              "<h2>For a methods section</h2>"]
+    parts.append("<h2>For a methods section</h2>")
     parts += [paragraph(methods(mine, args)) for _, mine in rows.groupby("experiment")]
     parts.append(paragraph(f"{time.strftime('%Y-%m-%d')}, numpy {np.__version__}, pandas "
                            f"{pd.__version__}: {args.command}", "small"))
@@ -698,11 +696,12 @@ def publish(rows, tasks, table, summaries, notes, args):
     tables = {"effects": cells.drop(columns=["noise", "half", "settings"]),
               "means": means_table(rows, args.metric),
               "tasks": tasks.reset_index().drop(columns=["variance", "prior", "floor", "w"])}
+    (args.out / "posterior.csv").unlink(missing_ok=True)  # of an earlier run
     if summaries:
         posterior = pd.concat(summaries, names=[*GROUP[:-1], "analysis", "parameter"])
         tables["posterior"] = posterior.reset_index()
     title = "Is pretraining on the test texts unfair here?"
-    save(args.out, tables, pictures, title, parts, ["posterior.csv", "tasks.*.png"], bool(notes))
+    save(args.out, tables, title, parts, again=bool(notes))
 
 
 def run_samplers(rows, units, tasks, table, args):
@@ -939,31 +938,20 @@ def table_html(table, **formats):
     return f'<div class="scroll">{text}</div>'
 
 
-def png_of(figure):
-    """The picture as bytes."""
+def figure_html(figure):
+    """HTML of a figure, which becomes a part of the page."""
     file = io.BytesIO()
     figure.savefig(file, format="png", dpi=130)
-    return file.getvalue()
-
-
-def figure_html(png):
-    """HTML of a picture, which becomes a part of the page."""
-    picture = base64.b64encode(png).decode()
+    picture = base64.b64encode(file.getvalue()).decode()
     return f'<div class="scroll"><img src="data:image/png;base64,{picture}"></div>'
 
 
-def save(folder, tables, pictures, title, parts, stale, again=False):
-    """Write all, made before: tables and pictures by name, and a page of these parts in HTML, one
-    file to be opened, mailed, printed; what an earlier run left of the patterns `stale` goes. In a
-    notebook's cell it is shown; again: in its old place."""
+def save(folder, tables, title, parts, again=False):
+    """Write tables by name, and report.html of these parts in HTML, one file to be opened, mailed,
+    printed. In a notebook's cell it is shown; again: in its old place."""
     folder.mkdir(parents=True, exist_ok=True)
-    for pattern in stale:
-        for file in folder.glob(pattern):
-            file.unlink()
     for name, table in tables.items():
         table.to_csv(folder / f"{name}.csv", index=False, float_format="%.6g")
-    for name, png in pictures.items():
-        (folder / f"{name}.png").write_bytes(png)
     page = "\n".join([
         '<!DOCTYPE html><meta charset="utf-8"><meta name="viewport" content="width=device-width">',
         f"<title>{title}</title><style>{STYLE}</style>",
@@ -1016,7 +1004,7 @@ def main(argv=None):
         table = effects_table(tasks, args)
         publish(rows, tasks, table, {}, [], args)
         print(*[text for _, text in conclusions(table, tasks)], sep="\n")
-        print(f"page: {(args.out / 'report.html').resolve()}; tables and figures beside it")
+        print(f"page: {(args.out / 'report.html').resolve()}; tables beside it")
         if args.draws and args.metric == "acc":
             failed = run_samplers(rows, units, tasks, table, args)
     except KeyboardInterrupt:

@@ -20,7 +20,7 @@ Commands, cheapest first
     python meta_analysis.py results.csv --n 500 --leaderboard board.csv   # columns name, score
 
 Reads what fit_model.py reads. Writes to meta/results/ (the first file's name), of a leaderboard to
-meta/results.board/: report.html, figures, and tables with the columns
+meta/results.board/: report.html, and tables with the columns
     meta.csv         experiment, m, n, effect, arms (crossed, plain), model (all: all together),
                      kind (drawn, shuffled), slice, paper_mean, paper_low, paper_high (log odds),
                      t_mean, t_low, t_high (points); 89 % intervals
@@ -29,9 +29,7 @@ meta/results.board/: report.html, figures, and tables with the columns
                      p_swap_1, p_swap_5, p_swap_20 (they swap in a rerun with so many training sets
                      a task), p_best
 
-Measured 2026-11-23: 500 slices and 500 shuffled ones of 25 tasks and 2 models take 3 s. Published
-accuracies, m = 100, n = 500: 43 % of 5,000 slices lie outside .04 (the paper: 47 % of 500), 42 % of
-shuffled ones.
+Measured 2026-11-23: 500 slices and 500 shuffled ones of 25 tasks and 2 models take 3 s.
 """
 
 import argparse
@@ -84,9 +82,8 @@ def draw_slices(rows, effect, slices, shuffled):
 def slice_posterior(counts, total):
     """(mean, sd) of beta [slices] under the paper's model without V and W (one task: without U):
     the mode of the log posterior given sd_U by Newton's method, and the inverse curvature there;
-    sd_U is set to its own mode by EM: the root of sd^4 + J sd^2 = sum E U_j^2 (HalfNormal(1) prior).
-    Each U_j meets only mu, beta and alpha, here `g`: the U_j are eliminated first, so that time is
-    linear in tasks."""
+    sd_U at its own mode by EM: the root of sd^4 + J sd^2 = sum E U_j^2 (HalfNormal(1) prior). Each
+    U_j meets only mu, beta and alpha, here `g`: eliminated first, time is linear in tasks."""
     slices, _, models, tasks = counts.shape
     arm, model = (axis.ravel() for axis in np.indices((2, models)))
     Z = np.column_stack([np.ones(2 * models), arm, model[:, None] == np.arange(1, models)])
@@ -175,8 +172,8 @@ def answer_of(shares, effect):
         mine = shares[(shares["effect"] == effect) & (shares["kind"] == kind)]
         ends = (100 * mine["paper"]).agg(["min", "max"]).round().unique()
         found.append(" to ".join(f"{end:.0f}" for end in ends))
-    return (f"By the paper's model, studies with one subsample per model and task find a {effect} "
-            f"in {found[0]} %; where shuffling has left none, in {found[1]} % (11 % would be right).")
+    return (f"By the paper's model, studies of one subsample find a {effect} in {found[0]} %; where "
+            f"shuffling has left none, in {found[1]} % (11 % would be right).")
 
 
 def draw_distributions(meta, shares, effect):
@@ -195,7 +192,7 @@ def draw_distributions(meta, shares, effect):
         axis.set_title(f"{title_of(*cell)}; grey: within ±{threshold:g}", fontsize=9)
     axis.set_xlabel("mean of beta in the paper's model (log odds)")
     figure.legend(*axis.get_legend_handles_labels(), loc="outside lower center", ncols=4)
-    return png_of(figure)
+    return figure_html(figure)
 
 
 # A leaderboard -----------------------------------------------------------------------------------
@@ -244,7 +241,7 @@ def board_table(board, v):
 
 
 def report_slices(rows, args):
-    """(tables, pictures, the page's parts) of all slices."""
+    """(tables, the page's parts) of all slices."""
     if rows.groupby(RUN[:5])["subsample"].nunique().max() < 2:
         raise SystemExit("error: one subsample per model and task: all slices are the same")
     tables = []
@@ -252,25 +249,20 @@ def report_slices(rows, args):
         tables.append(analyse(mine, effect, args.slices))
     meta = pd.concat(tables)
     shares = shares_of(meta)
-    pictures = {}
     parts = []
     for effect in args.effects:
         answer = answer_of(shares, effect)
         print(answer)
-        png = draw_distributions(meta, shares, effect)
-        pictures[f"slices.{effect}"] = png
-        parts += [paragraph(answer, "answer"), figure_html(png)]
+        parts += [paragraph(answer, "answer"), draw_distributions(meta, shares, effect)]
     parts.append(paragraph(
-        "Shares of studies whose posterior mean lies beyond the threshold, and whose 89 % interval "
-        "excludes 0, by the paper's model and by t over tasks. In shuffled ones the arms of each "
-        "model and task change places at random."))
+        "outside: posterior mean beyond the threshold; paper, t: 89 % interval excludes 0. In "
+        "shuffled studies the arms of each model and task change places at random."))
     parts.append(table_html(shares, float_format="{:.3f}".format))
-    return {"meta": meta, "shares": shares}, pictures, parts
+    return {"meta": meta, "shares": shares}, parts
 
 
 def report_board(rows, board):
-    """(tables, no pictures, the page's parts) of the board beside the noise of each model in each
-    cell."""
+    """(tables, the page's parts) of the board beside the noise of each model in each cell."""
     parts = []
     tables = []
     for (*cell, model), mine in rows.groupby([*CELL, "model"]):
@@ -292,7 +284,7 @@ def report_board(rows, board):
                       "entry is the best."),
             table_html(table, float_format="{:.3f}".format),
         ]
-    return {"leaderboard": pd.concat(tables)}, {}, parts
+    return {"leaderboard": pd.concat(tables)}, parts
 
 
 # The same in fit_model.py: reading, effects, page ------------------------------------------------
@@ -507,31 +499,20 @@ def table_html(table, **formats):
     return f'<div class="scroll">{text}</div>'
 
 
-def png_of(figure):
-    """The picture as bytes."""
+def figure_html(figure):
+    """HTML of a figure, which becomes a part of the page."""
     file = io.BytesIO()
     figure.savefig(file, format="png", dpi=130)
-    return file.getvalue()
-
-
-def figure_html(png):
-    """HTML of a picture, which becomes a part of the page."""
-    picture = base64.b64encode(png).decode()
+    picture = base64.b64encode(file.getvalue()).decode()
     return f'<div class="scroll"><img src="data:image/png;base64,{picture}"></div>'
 
 
-def save(folder, tables, pictures, title, parts, stale, again=False):
-    """Write all, made before: tables and pictures by name, and a page of these parts in HTML, one
-    file to be opened, mailed, printed; what an earlier run left of the patterns `stale` goes. In a
-    notebook's cell it is shown; again: in its old place."""
+def save(folder, tables, title, parts, again=False):
+    """Write tables by name, and report.html of these parts in HTML, one file to be opened, mailed,
+    printed. In a notebook's cell it is shown; again: in its old place."""
     folder.mkdir(parents=True, exist_ok=True)
-    for pattern in stale:
-        for file in folder.glob(pattern):
-            file.unlink()
     for name, table in tables.items():
         table.to_csv(folder / f"{name}.csv", index=False, float_format="%.6g")
-    for name, png in pictures.items():
-        (folder / f"{name}.png").write_bytes(png)
     page = "\n".join([
         '<!DOCTYPE html><meta charset="utf-8"><meta name="viewport" content="width=device-width">',
         f"<title>{title}</title><style>{STYLE}</style>",
@@ -573,18 +554,18 @@ def main(argv=None):
         if args.leaderboard:
             title = "Would the leaderboard keep its order?"
             name = f"{name}.{args.leaderboard.stem}"
-            tables, pictures, parts = report_board(rows, read_board(args.leaderboard))
+            tables, parts = report_board(rows, read_board(args.leaderboard))
         else:
             title = "How far can one subsample be trusted?"
-            tables, pictures, parts = report_slices(rows, args)
+            tables, parts = report_slices(rows, args)
     except KeyboardInterrupt:
         raise SystemExit("stopped: nothing was written")
     flags = shlex.join(sys.argv[1:] if argv is None else argv)
     versions = ", ".join(sorted(set(rows["versions"].dropna())))
     parts.append(paragraph(f"python meta_analysis.py {flags}; {versions}", "small"))
     folder = args.out or Path("meta", name)
-    save(folder, tables, pictures, title, parts, stale=["slices.*.png"])
-    print(f"in {folder.resolve()}: report.html, tables, figures")
+    save(folder, tables, title, parts)
+    print(f"in {folder.resolve()}: report.html, tables")
 
 
 if __name__ == "__main__":
