@@ -56,7 +56,6 @@ import math
 import os
 import shlex
 import sys
-import time
 import warnings
 from pathlib import Path
 from typing import NamedTuple
@@ -78,14 +77,15 @@ SAMPLERS = ("paper", "hierarchical")
 TARGETS = ("these tasks", "tasks like these", *SAMPLERS)
 GROUP = ["experiment", "m", "n", "effect", "model"]
 ACCURACIES = ["base", "unseen", "seen", "majority"]
-NUISANCE = ["a", "c", "c_raw", "z", "z_new", "log_s", "effect"]  # not reported as parameters
+REPORTED = ("mu", "beta", "alpha", "sd_U", "sd_V", "sd_W", "d", "tau", "s", "omega", "new_task",
+            "difference")  # parameters
 UNITS = {"acc": "points", "f1": "points", "nll": "nats (lower is better)"}  # of differences
 GLOSS = (
     "base: without pretraining; unseen, seen: pretrained on other texts, on these texts; majority: "
-    "share of the commonest class. boost = unseen - base, bias = seen - unseen; low, high: 89 % "
-    "interval; needed: subsamples for a half-width of half the margin. Fix their number before "
-    "looking, or raise it once, to this: adding subsamples until a verdict comes breaks the "
-    "intervals."
+    "share of the commonest class (acc, f1: in %). boost = unseen - base, bias = seen - unseen; "
+    "low, high: 89 % interval; needed: subsamples for a half-width of half the margin. Fix their "
+    "number before looking, or raise it once, to this: adding subsamples until a verdict comes "
+    "breaks the intervals."
 )
 
 
@@ -414,7 +414,7 @@ def warning_of(table, divergences):
     ess = table[["ess_bulk", "ess_tail"]].min(axis=None, skipna=False)
     if r_hat <= MAX_R_HAT and ess >= MIN_ESS and not divergences:
         return ""
-    return f"not converged: r_hat {r_hat:.3f}, ESS {ess:.0f}, {count(divergences, 'divergence')}"
+    return f"not converged: r_hat {r_hat:.3f}, ESS {ess:.0f}, divergences: {divergences}"
 
 
 def fit(rows, units, effect, analysis, draws):
@@ -437,8 +437,7 @@ def fit(rows, units, effect, analysis, draws):
             raise KeyboardInterrupt  # nutpie takes Ctrl-C for itself and returns what it has
         if analysis == "paper":
             posterior = predict_effects(posterior, data, models, np.random.default_rng(0))
-        own = [name for name in posterior if name.endswith("__")]  # the sampler's
-        reported = posterior.drop_vars([*NUISANCE, *own], errors="ignore")
+        reported = posterior[[name for name in REPORTED if name in posterior]]
         summary = arviz.summary(reported, hdi_prob=SHARE, round_to="none")
         warning = warning_of(summary, int(trace.sample_stats["diverging"].sum()))
         if not warning:
@@ -571,10 +570,10 @@ def conclusions(table, tasks):
         low = mine[mine["unseen"] < mine["majority"] + 0.05]
         if len(low):
             names = ", ".join(sorted(set(low["task"]))[:5])
-            lines.append(("warning", f"{experiment}: unseen is not 5 points above the share of the "
-                                     f"commonest class in {len(low)} of {len(mine)} cases (such as "
-                                     f"{names}): there the model has learned too little to show an "
-                                     "inflation."))
+            text = (f"{experiment}: unseen is not 5 points above the share of the commonest class "
+                    f"in {len(low)} of {len(mine)} cases (such as {names}): there the model has "
+                    "learned too little to show an inflation.")
+            lines.append(("warning", text))
     return lines
 
 
@@ -616,7 +615,8 @@ def plot(table, title, args):
             low, high = mine["low"].fillna(mine["value"]), mine["high"].fillna(mine["value"])
             colour = COLOURS[k % len(COLOURS)]
             axis.hlines(y, low, high, colour, lw=mine["width"])
-            axis.scatter(mine["value"], y, 10 * mine["width"], colour, "osD^"[k % 4], label=name)
+            axis.scatter(mine["value"], y, 10 * mine["width"], color=colour, marker="osD^"[k % 4],
+                         label=name)
         axis.axvline(0, color="grey", lw=1, ls="--", zorder=0)
         axis.grid(axis="x", alpha=0.3)
         axis.set_yticks(range(len(lines)), lines, fontsize=8)
@@ -670,7 +670,7 @@ def rows_html(table, names, metric):
         shown[ACCURACIES] *= 100
     formats = dict.fromkeys(["estimate", "low", "high"], lambda value: signed(value, metric))
     formats["needed"] = "{:.0f}".format
-    return table_html(shown, formatters=formats, float_format="{:.2f}".format)
+    return table_html(shown, formatters=formats, float_format="{:.4g}".format)
 
 
 def publish(rows, tasks, table, summaries, notes, args):
@@ -681,16 +681,15 @@ def publish(rows, tasks, table, summaries, notes, args):
     short = table if len(table) <= MOST_LINES else headlines(table)
     shown = ["subsamples", *ACCURACIES, "estimate", "low", "high", "verdict"]
     parts.append(rows_html(short, ["target", "tasks", *shown, "needed"], args.metric))
-    unit = "Accuracies in %" if args.metric in SHARES else args.metric
-    parts.append(paragraph(f"{unit}. {GLOSS}", "small"))
+    parts.append(paragraph(GLOSS, "small"))
     parts += [paragraph(note) for note in notes]
     parts += ["<h2>Tasks</h2>", *figures[1:]]
     if len(tasks) <= MOST_LINES:
         parts.append(rows_html(tasks.reset_index(), ["task", *shown], args.metric))
     parts.append("<h2>For a methods section</h2>")
     parts += [paragraph(methods(mine, args)) for _, mine in rows.groupby("experiment")]
-    parts.append(paragraph(f"{time.strftime('%Y-%m-%d')}, numpy {np.__version__}, pandas "
-                           f"{pd.__version__}: {args.command}", "small"))
+    versions = f"; numpy {np.__version__}, pandas {pd.__version__}"
+    parts.append(paragraph(args.command + versions, "small"))
 
     cells = table.assign(m=table["m"].replace(0, ""), n=table["n"].replace(0, ""))
     tables = {"effects": cells.drop(columns=["noise", "half", "settings"]),
@@ -784,8 +783,7 @@ def refuse(rows, bad, name, what):
     """End at the first of the bad rows; what: how the column should be."""
     if bad.any():
         row = rows[bad].iloc[0]
-        raise SystemExit(f"error: {row['where']}: {name} is {row[name]}, not {what}: correct or "
-                         "delete the row")
+        raise SystemExit(f"error: {row['where']}: {name} is {row[name]}, not {what}: correct it")
 
 
 def read_results(paths, metric):
@@ -829,8 +827,7 @@ def choose_rows(rows, args):
         found = set(rows[name])
         wanted = set(getattr(args, flag) or found)
         if not wanted <= found:
-            raise SystemExit(f"error: --{flag}: {wanted - found} not found among those chosen so "
-                             f"far: {', '.join(map(str, sorted(found)))}")
+            raise SystemExit(f"error: --{flag}: no rows of {wanted - found}, only of {found}")
         rows = rows[rows[name].isin(wanted)]
     return rows
 
@@ -915,8 +912,7 @@ def add_effects(rows, metric="acc"):
 # --- shared: page ---
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")  # Okabe and Ito's
 STYLE = """
-.report { max-width: 58rem; margin: auto; padding: 0 .5rem; background: #fff; color: #222;
-          font: 16px/1.5 sans-serif; overflow-wrap: break-word;
+.report { max-width: 58rem; margin: auto; font: 16px/1.5 sans-serif; overflow-wrap: break-word;
   .answer, .warning { border-left: .3rem solid #0072B2; padding-left: .8rem }
   .warning { border-color: #D55E00 }
   .small, table { font-size: .85rem }
@@ -947,8 +943,8 @@ def figure_html(figure):
 
 
 def save(folder, tables, title, parts, again=False):
-    """Write tables by name, and report.html of these parts in HTML, one file to be opened, mailed,
-    printed. In a notebook's cell it is shown; again: in its old place."""
+    """Write tables by name, and report.html of these parts in HTML, one file to be handed on. In a
+    notebook's cell it is shown; again: in its old place."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, table in tables.items():
         table.to_csv(folder / f"{name}.csv", index=False, float_format="%.6g")
@@ -991,6 +987,8 @@ def parse_args(argv):
         args.out = Path("fits", name if args.metric == "acc" else f"{name}.{args.metric}")
     if args.margin is None and args.metric in SHARES:
         args.margin = 1.0
+    if args.draws < 0 or args.margin is not None and not args.margin >= 0.001:
+        parser.error("--draws begins at 0, --margin at 0.001")
     return args
 
 
@@ -1010,7 +1008,7 @@ def main(argv=None):
     except KeyboardInterrupt:
         raise SystemExit(f"stopped: what stands in {args.out} stays")
     if failed:
-        print(f"warning: {count(failed, 'fit')} did not converge: more --draws may help")
+        print(f"warning: fits that did not converge: {failed}; more --draws may help")
         raise SystemExit(3)
 
 

@@ -56,9 +56,9 @@ KINDS = ("drawn", "shuffled")
 
 
 def draw_slices(rows, effect, slices, shuffled):
-    """Slices of one run per model and task: the right answers [slices, 2, models, tasks] of control
-    and treatment on `test`, the effects [slices, models, tasks] in points, and n [models, tasks],
-    0 where a model lacks a task."""
+    """Slices of one run per model and task: right answers on `test` [slices, 2 (control, treatment),
+    models, tasks], effects in points [slices, models, tasks], and n [models, tasks], 0 where one is
+    lacking."""
     rng = np.random.default_rng(0)
     models = sorted(set(rows["model"]))
     tasks = sorted(set(rows["task"]))
@@ -172,8 +172,8 @@ def answer_of(shares, effect):
         mine = shares[(shares["effect"] == effect) & (shares["kind"] == kind)]
         ends = (100 * mine["paper"]).agg(["min", "max"]).round().unique()
         found.append(" to ".join(f"{end:.0f}" for end in ends))
-    return (f"By the paper's model, studies of one subsample find a {effect} in {found[0]} %; where "
-            f"shuffling has left none, in {found[1]} % (11 % would be right).")
+    return (f"By the paper's model, studies of one subsample find a {effect} in {found[0]} %, and "
+            f"where shuffling has left none, in {found[1]} % (11 % would be right).")
 
 
 def draw_distributions(meta, shares, effect):
@@ -278,10 +278,9 @@ def report_board(rows, board):
         parts += [
             paragraph(answer, "answer"),
             paragraph(f"Noise: {math.sqrt(v):.2f} points, the standard deviation of the mean "
-                      "accuracy over tasks: an upper bound, since the entries of a board share "
-                      "their test texts. gap: points to the next; p_wrong: their order is wrong; "
-                      "p_swap: they swap in a rerun with so many training sets a task; p_best: the "
-                      "entry is the best."),
+                      "accuracy over tasks: an upper bound, since entries share their test texts. "
+                      "gap: points to the next; p_wrong: their order is wrong; p_swap: they swap "
+                      "in a rerun with so many training sets a task; p_best: this one is best."),
             table_html(table, float_format="{:.3f}".format),
         ]
     return {"leaderboard": pd.concat(tables)}, parts
@@ -345,8 +344,7 @@ def refuse(rows, bad, name, what):
     """End at the first of the bad rows; what: how the column should be."""
     if bad.any():
         row = rows[bad].iloc[0]
-        raise SystemExit(f"error: {row['where']}: {name} is {row[name]}, not {what}: correct or "
-                         "delete the row")
+        raise SystemExit(f"error: {row['where']}: {name} is {row[name]}, not {what}: correct it")
 
 
 def read_results(paths, metric):
@@ -390,8 +388,7 @@ def choose_rows(rows, args):
         found = set(rows[name])
         wanted = set(getattr(args, flag) or found)
         if not wanted <= found:
-            raise SystemExit(f"error: --{flag}: {wanted - found} not found among those chosen so "
-                             f"far: {', '.join(map(str, sorted(found)))}")
+            raise SystemExit(f"error: --{flag}: no rows of {wanted - found}, only of {found}")
         rows = rows[rows[name].isin(wanted)]
     return rows
 
@@ -476,8 +473,7 @@ def add_effects(rows, metric="acc"):
 # --- shared: page ---
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")  # Okabe and Ito's
 STYLE = """
-.report { max-width: 58rem; margin: auto; padding: 0 .5rem; background: #fff; color: #222;
-          font: 16px/1.5 sans-serif; overflow-wrap: break-word;
+.report { max-width: 58rem; margin: auto; font: 16px/1.5 sans-serif; overflow-wrap: break-word;
   .answer, .warning { border-left: .3rem solid #0072B2; padding-left: .8rem }
   .warning { border-color: #D55E00 }
   .small, table { font-size: .85rem }
@@ -508,8 +504,8 @@ def figure_html(figure):
 
 
 def save(folder, tables, title, parts, again=False):
-    """Write tables by name, and report.html of these parts in HTML, one file to be opened, mailed,
-    printed. In a notebook's cell it is shown; again: in its old place."""
+    """Write tables by name, and report.html of these parts in HTML, one file to be handed on. In a
+    notebook's cell it is shown; again: in its old place."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, table in tables.items():
         table.to_csv(folder / f"{name}.csv", index=False, float_format="%.6g")
