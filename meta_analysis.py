@@ -8,7 +8,7 @@
 
 Reproduces Figure 7 of "Evaluating the fairness of task-adaptive pretraining on unlabeled test data
 before few-shot text classification" (Dubey): keep one subsample per model and task, as most
-benchmarks do, analyse that slice, draw another. How different are the conclusions?
+benchmarks do, analyse that slice, draw another.
     paper   posterior of beta (log odds): right_ijl ~ Binomial(n, p), logit p = mu + alpha_i + U_j
             + beta l for model i, task j, arm l (1: treatment), on the texts of `test`
     t       t interval over tasks of the effect (models: averaged), in points, crossed where it can
@@ -48,7 +48,6 @@ import pandas as pd
 from matplotlib.figure import Figure
 from scipy import special, stats
 
-FEW_SHOT, ZERO_SHOT = 0.04, 0.08  # thresholds of |paper_mean| (section 10)
 KINDS = ("drawn", "shuffled")
 
 
@@ -56,9 +55,8 @@ KINDS = ("drawn", "shuffled")
 
 
 def draw_slices(rows, effect, slices, shuffled):
-    """Slices of one run per model and task: right answers on `test` [slices, 2 (control, treatment),
-    models, tasks], effects in points [slices, models, tasks], and n [models, tasks], 0 where one is
-    lacking."""
+    """Slices of one run per model and task: right answers on `test` [slices, 2 (control, treated),
+    models, tasks], effects in points [slices, models, tasks], n [models, tasks], 0: none."""
     rng = np.random.default_rng(0)
     models = sorted(set(rows["model"]))
     tasks = sorted(set(rows["task"]))
@@ -137,8 +135,8 @@ def slice_table(counts, effects, total):
 
 
 def analyse(rows, effect, slices):
-    """Rows of meta.csv of a cell: slices and shuffled ones of each model, and of all together where
-    they have the same tasks."""
+    """Rows of meta.csv of a cell: of each model, and of all together where they have the same
+    tasks."""
     groups = {model: [i] for i, model in enumerate(sorted(set(rows["model"])))}
     tables = []
     for kind in KINDS:
@@ -156,7 +154,7 @@ def analyse(rows, effect, slices):
 def shares_of(meta):
     """shares.csv."""
     zero_shot = meta["experiment"].str.contains("zero.shot")
-    meta = meta.assign(threshold=np.where(zero_shot, ZERO_SHOT, FEW_SHOT))
+    meta = meta.assign(threshold=np.where(zero_shot, 0.08, 0.04))  # section 10
     meta["outside"] = meta["paper_mean"].abs() > meta["threshold"]
     meta["paper"] = meta["paper_low"] * meta["paper_high"] > 0
     t = (meta["t_low"] * meta["t_high"] > 0).astype(float)
@@ -297,7 +295,6 @@ WHOLE = {"m": 1, "n": 1, "subsample": 1, "seed": 0}  # whole numbers, the least
 SAME = [  # (scope, column): rows that agree in the scope must agree in the column
     (RUN[:5], "recipe"),
     (["experiment", "task"], "data"),
-    (["experiment", "data"], "task"),
     (["experiment", "task", "m", "n", "subsample"], "split"),
 ]
 
