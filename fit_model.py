@@ -141,7 +141,7 @@ def needed_subsamples(noise, half):
     if not (df > 0 and half):
         return math.nan
     share = noise.share * df / stats.chi2.ppf(QUANTILE, df)
-    R = max(1, int(stats.norm.ppf(UPPER) ** 2 * share.sum() / half**2))  # a t reaches further
+    R = max(1, int(stats.norm.ppf(UPPER) ** 2 * share.sum() / half**2))  # t reaches further
     if not noise.prior.all():
         R = max(R, 2)
     while interval(Noise(share, np.full(len(share), R), noise.prior))[2] > half:
@@ -981,7 +981,7 @@ def parse_args(argv):
         args.out = Path("fits", name if args.metric == "acc" else f"{name}.{args.metric}")
     if args.margin is None and args.metric in SHARES:
         args.margin = 1.0
-    if args.draws < 0 or args.margin is not None and not args.margin >= 0.001:
+    if args.draws < 0 or not (args.margin is None or args.margin >= 0.001):
         parser.error("--draws begins at 0, --margin at 0.001")
     return args
 
@@ -996,7 +996,7 @@ def main(argv=None):
         table = effects_table(tasks, args)
         publish(rows, tasks, table, {}, [], args)
         print(*[text for _, text in conclusions(table, tasks)], sep="\n")
-        print(f"page: {(args.out / 'report.html').resolve()}; tables beside it")
+        print(f"page: {(args.out / 'report.html').resolve()}")
         if args.draws and args.metric == "acc":
             failed = run_samplers(rows, units, tasks, table, args)
     except KeyboardInterrupt:
