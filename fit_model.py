@@ -208,7 +208,7 @@ def sign_flip_p(changes):
         two_points[[0, size]] = 0.5
         share = np.convolve(share, two_points)
     observed = (sizes.sum() + changes.sum()) // 2
-    return min(float(share[observed:].sum()), 1.0)  # ties count; rounding may exceed 1
+    return min(float(share[observed:].sum()), 1.0)  # rounding may exceed 1
 
 
 def effects_table(tasks, args):
