@@ -14,8 +14,8 @@ accuracies of the model without pretraining, and of the pretrained ones on texts
 and were, pretrained on. D_ijk of model i, task j, subsample k, in points (hundredths), is
     boost = unseen - base      or      bias = seen - unseen
 Four answers for each setting (experiment, m, n), with 89 % intervals:
-    these tasks       the headline, in closed form: the mean over tasks of the tasks' mean
-                      differences; model "all": D is averaged over the models first
+    these tasks       the headline, in closed form: the mean over tasks of their mean D; model
+                      "all": D is averaged over the models first
     tasks like these  a t interval over the task means
     paper             Y_ijkl ~ Binomial(n, p), logit p = mu + alpha_i + U_j + V_jk + W_jl + beta l
                       (l = 1: treatment), and the differences (11), (12) that it predicts, on the
@@ -24,13 +24,11 @@ Four answers for each setting (experiment, m, n), with 89 % intervals:
                       omega_i): how much tasks differ; it weights quiet tasks most
 
 Commands, cheapest first
-    python fit_model.py results.csv --draws 0      # page, tables, figures in 3 seconds
+    python fit_model.py results.csv --draws 0      # page and tables in 3 seconds
     python fit_model.py results.csv                # then the two samplers, minutes
     python fit_model.py results.csv more.csv folder --effects bias --n 500 --metric f1 --margin 2
-    python fit_model.py accuracies       # published layout: m50/n500/bert/ag_news/accuracies.csv
 
-Writes to fits/results/ (the first file's name) report.html, to be read and handed on, figures
-*.png, and the columns
+Writes to fits/results/ (the first file's name) report.html, and tables with the columns
     effects.csv    experiment, m, n (empty: all settings together), metric, effect, model, arms
                    (crossed: both sets of texts; plain: `test` alone), target (the names above),
                    tasks, left_out (tasks with one subsample), subsamples (fewest of a task),
@@ -45,30 +43,24 @@ Writes to fits/results/ (the first file's name) report.html, to be read and hand
     posterior.csv  experiment, m, n, effect, analysis, parameter, mean, sd, hdi_low, hdi_high,
                    r_hat, ess_bulk, ess_tail, warning (empty: converged; else exit status 3)
 
-Measured 2026-11-23 on 2 cores of an AMD EPYC that did other work, seconds of CPU: --draws 0 takes 3
-on two tasks, 9 on 38,500 published rows; all on two tasks of 14 subsamples 31 (the hierarchical
-model needs five tasks), on 25 published tasks of two models, n = 500, bias alone, 55.
+Measured 2026-11-23, seconds of CPU: --draws 0 takes 3 on two tasks, 6 on 37,500 published rows; all
+on two tasks of 14 subsamples 38, on 25 published tasks of two models, n = 500, bias alone, 54.
 """
 
 import argparse
 import base64
-import contextlib
 import csv
 import html
+import io
 import itertools
 import math
 import os
-import re
 import shlex
 import sys
-import tempfile
-import time
 import warnings
-import zlib
 from pathlib import Path
 from typing import NamedTuple
 
-import matplotlib
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
@@ -79,23 +71,22 @@ W_COUNTS = 5  # subsamples, seen before, as which the noise of the texts counts
 QUANTILE = 0.3  # of the chi-square by which `needed` allows for noise that is badly known
 NEAR = 0.55  # half-width over margin up to which an open verdict is about the effect itself
 MAX_R_HAT, MIN_ESS = 1.01, 400  # Vehtari et al. (2021)
-ATTEMPTS = ((0.9, 1, 1), (0.99, 4, 2))  # target of acceptance, times the tuning, times the draws
+ATTEMPTS = ((0.9, 1, 1), (0.99, 4, 2))  # target of acceptance, times the tuning, the draws
 FEWEST_TASKS = 5  # fewer: no W, c_jk not centred, no figure of other tasks
 MOST_FIGURES, MOST_LINES = 8, 30  # of single settings; of a table on the page
 SAMPLERS = ("paper", "hierarchical")
 TARGETS = ("these tasks", "tasks like these", *SAMPLERS)
 GROUP = ["experiment", "m", "n", "effect", "model"]
 ACCURACIES = ["base", "unseen", "seen", "majority"]
-NUISANCE = ["a", "c", "c_raw", "z", "z_new", "log_s", "effect"]  # not reported as parameters
-COMPILED = {}  # models by analysis, flags, numbers of models and tasks, shapes of the data
-STALE = ("posterior.csv", "tasks.*.png", "accuracies.*.png")  # of an earlier run
+REPORTED = ("mu", "beta", "alpha", "sd_U", "sd_V", "sd_W", "d", "tau", "s", "omega", "new_task",
+            "difference")  # parameters
+UNITS = {"acc": "points", "f1": "points", "nll": "nats (lower is better)"}  # of differences
 GLOSS = (
-    "{}: base, without pretraining; unseen, seen, of pretrained models on texts that "
-    "they were not, and were, pretrained on; majority: share of the commonest class. boost = "
-    "unseen - base, bias = seen - unseen; low to high: 89 % interval. m labelled training texts, n "
-    "unlabelled and n test texts. needed: subsamples for a half-width of half the margin. Fix "
-    "their number before looking, or raise it once, to this: adding subsamples until a verdict "
-    "comes breaks the intervals."
+    "base: without pretraining; unseen, seen: pretrained on other texts, on these texts; majority: "
+    "share of the commonest class (acc, f1: in %). boost = unseen - base, bias = seen - unseen; "
+    "low, high: 89 % interval; needed: subsamples for a half-width of half the margin. Fix their "
+    "number before looking, or raise it once, to this: adding subsamples until a verdict comes "
+    "breaks the intervals."
 )
 
 
@@ -150,7 +141,7 @@ def needed_subsamples(noise, half):
     if not (df > 0 and half):
         return math.nan
     share = noise.share * df / stats.chi2.ppf(QUANTILE, df)
-    R = max(1, int(stats.norm.ppf(UPPER) ** 2 * share.sum() / half**2))  # a t reaches further
+    R = max(1, int(stats.norm.ppf(UPPER) ** 2 * share.sum() / half**2))  # t reaches further
     if not noise.prior.all():
         R = max(R, 2)
     while interval(Noise(share, np.full(len(share), R), noise.prior))[2] > half:
@@ -211,21 +202,18 @@ def sign_flip_p(changes):
     """One-sided p of sum(changes), whole numbers, under random signs, exact if they are symmetric
     about 0: the sum of those with a plus has a convolution of two-point laws."""
     sizes = np.abs(changes[changes != 0])
-    share = np.zeros(sizes.sum() + 1)  # of the sign patterns, by the sum of the sizes with a plus
-    share[0] = 1
-    reached = 0
+    share = np.ones(1)  # of the sign patterns, by the sum of the sizes with a plus
     for size in sizes:
-        share[size : reached + size + 1] += share[: reached + 1].copy()
-        share[: reached + size + 1] /= 2
-        reached += size
+        two_points = np.zeros(size + 1)
+        two_points[[0, size]] = 0.5
+        share = np.convolve(share, two_points)
     observed = (sizes.sum() + changes.sum()) // 2
-    return min(float(share[observed:].sum()), 1.0)  # ties count; rounding may exceed 1
+    return min(float(share[observed:].sum()), 1.0)  # rounding may exceed 1
 
 
 def effects_table(tasks, args):
-    """effects.csv before the samplers, with `noise`: per setting, effect and model these tasks and
-    tasks like these; with m = n = 0, the mean over the settings of an experiment, two or more that
-    have an interval, whose noise is not correlated."""
+    """effects.csv before the samplers, with `noise`; m = n = 0: the mean over the settings of an
+    experiment that have an interval; their noise is not correlated."""
     rows = []
     for key, mine in tasks.groupby(GROUP):
         used = mine[mine["variance"].notna()]  # one subsample alone does not know its noise
@@ -233,17 +221,16 @@ def effects_table(tasks, args):
             used = mine
         noise = Noise(*used[["variance", "subsamples", "prior"]].to_numpy(float).T)
         noise = noise._replace(share=noise.share / len(used) ** 2)
-        left_out = mine.index.difference(used.index).get_level_values("task")
-        row = dict(zip(GROUP, key)) | {"arms": mine["arms"].iloc[0], "settings": 1}
-        rows.append(row | used[[*ACCURACIES, "estimate"]].mean().to_dict() | {
-            "target": TARGETS[0], "tasks": len(used), "subsamples": used["subsamples"].min(),
-            "left_out": ", ".join(left_out), "noise": noise})
-        noise = Noise(*np.array([[mine["estimate"].var()], [len(mine)], [0]], float))
-        rows.append(row | mine[[*ACCURACIES, "estimate"]].mean().to_dict() | {
-            "target": TARGETS[1], "tasks": len(mine), "subsamples": mine["subsamples"].min(),
-            "left_out": "", "noise": noise})
-    known = pd.DataFrame([row for row in rows if interval(row["noise"])[0] > 0], columns=[*rows[0]])
-    known = known[known["target"] == TARGETS[0]]
+        between = Noise(*np.array([[mine["estimate"].var()], [len(mine)], [0]], float))
+        for target, part, noise in zip(TARGETS, (used, mine), (noise, between)):
+            left_out = mine.index.difference(part.index).get_level_values("task")
+            rows.append(dict(zip(GROUP, key)) | {"arms": mine["arms"].iloc[0], "settings": 1}
+                        | part[[*ACCURACIES, "estimate"]].mean().to_dict() | {
+                            "target": target, "tasks": len(part),
+                            "subsamples": part["subsamples"].min(),
+                            "left_out": ", ".join(left_out), "noise": noise})
+    known = [row for row in rows if row["target"] == TARGETS[0] and interval(row["noise"])[0] > 0]
+    known = pd.DataFrame(known, columns=[*rows[0]])
     for _, cells in known.groupby(["experiment", "effect", "model"]):
         C = len(cells)
         if C > 1:
@@ -266,9 +253,8 @@ def effects_table(tasks, args):
 
 def in_order(table):
     """effects.csv: all settings together first, then cell by cell, all models first."""
-    return table.sort_values([*GROUP], kind="stable", ignore_index=True,
-                             key=lambda names: names.replace("all", "") if names.name == "model"
-                             else names)
+    return table.sort_values(GROUP, kind="stable", ignore_index=True,
+                             key=lambda names: names.replace("all", ""))
 
 
 def means_table(rows, metric):
@@ -318,25 +304,21 @@ def paper_counts(rows, effect):
     known = max(1 - noise / spread, 0) ** 2
     data = {"total": sums["n"].to_numpy().T.astype(int), "by_unit": both.sum(0),
             "by_model": both.sum(1), "change": np.diff(right)[:, 0] / 2, "task_idx": task_idx,
-            "known": np.array(float(known))}
+            "known": known}
     return data, list(sums["n"]), tasks
 
 
-def paper_model(rows, effect, args):
+def paper_model(data, models, tasks):
     """The paper's model of a cell, (1) to (10), in variables that mix (docs/results.md); few tasks:
     no W, one task: no U. Exactly, with S_j = (W_j0 + W_j1) / sqrt 2, D_j = (W_j1 - W_j0) / sqrt 2:
     a_j = mu + beta / 2 + U_j + S_j / sqrt 2, c_jk = a_j + V_jk, d_j = beta + sqrt 2 D_j,
     logit p = c_jk + alpha_i + (l - 1/2) d_j; d_j is centred as far, k, as the data know it."""
     pm, pt, _, _ = import_pymc()
-    data, models, tasks = paper_counts(rows, effect)
+    task_idx = data["task_idx"]
+    k = data["known"]
     J = len(tasks)
-    interaction = J >= FEWEST_TASKS and not args.no_interaction
-    units = range(len(data["task_idx"]))
-    coords = {"model": models, "later": models[1:], "task": tasks, "unit": units}
+    coords = {"later": models[1:], "task": tasks, "unit": range(len(task_idx))}
     with pm.Model(coords=coords) as model:
-        data = {name: pm.Data(name, value) for name, value in data.items()}
-        task_idx = data["task_idx"]
-        k = data["known"]
         mu = pm.Normal("mu", 0, 1)
         beta = pm.Normal("beta", 0, 1)
         alpha = pt.zeros(1)
@@ -344,7 +326,7 @@ def paper_model(rows, effect, args):
             alpha = pt.concatenate([[0.0], pm.Normal("alpha", 0, 5, dims="later")])
         sd_U = pm.HalfNormal("sd_U", 1) if J > 1 else 0
         sd_V = pm.HalfNormal("sd_V", 1)
-        sd_W = pm.HalfNormal("sd_W", 3.5355) if interaction else 0
+        sd_W = pm.HalfNormal("sd_W", 3.5355) if J >= FEWEST_TASKS else 0
 
         # c_jk: the level of a task's subsample
         a = mu + beta / 2
@@ -358,7 +340,7 @@ def paper_model(rows, effect, args):
 
         # d_j: a task's effect
         d = beta
-        if interaction:
+        if J >= FEWEST_TASKS:
             s = math.sqrt(2) * sd_W
             z = pm.Normal("z", k * beta, s**k, dims="task")
             d = beta + s ** (1 - k) * (z - k * beta)
@@ -373,42 +355,39 @@ def paper_model(rows, effect, args):
     return model
 
 
-def predict_effects(posterior, total, task_idx, rng):
-    """Add predictive effects in points to the posterior: `effect` (12) by model, task (nan where a
+def predict_effects(posterior, data, models, rng):
+    """The posterior with predictive effects in points: `effect` (12) by model, task (nan where a
     model lacks it), `difference` (11) over all and by model."""
     c = posterior["c"].values[:, :, None]  # [chain, draw, 1, unit]
     d = posterior["d"].values  # [chain, draw, task]
-    alpha = np.zeros((*d.shape[:2], len(total), 1))
+    alpha = np.zeros((*d.shape[:2], len(models), 1))
     if "alpha" in posterior:
         alpha[:, :, 1:, 0] = posterior["alpha"]
     effects = np.empty((*alpha.shape[:3], d.shape[2]))
     for j in range(d.shape[2]):  # one task at a time, for the memory
-        mine = task_idx == j
+        mine = data["task_idx"] == j
+        total = data["total"][:, mine]
         level = c[..., mine] + alpha
         half = d[:, :, j, None, None] / 2
-        control = rng.binomial(total[:, mine], special.expit(level - half))
-        treatment = rng.binomial(total[:, mine], special.expit(level + half))
-        answers = total[:, mine].sum(1)
-        answers = np.where(answers, answers, np.nan)
+        control = rng.binomial(total, special.expit(level - half))
+        treatment = rng.binomial(total, special.expit(level + half))
+        answers = np.where(total.any(1), total.sum(1), np.nan)
         effects[..., j] = 100 * (treatment - control).sum(-1) / answers
     by_model = np.nanmean(effects, axis=-1)
     over = np.concatenate([by_model.mean(-1, keepdims=True), by_model], axis=-1)
-    posterior["effect"] = ("chain", "draw", "model", "task"), effects
-    posterior["difference"] = ("chain", "draw", "over"), over
+    return posterior.assign_coords(model=models, over=["all", *models]).assign(
+        effect=(("chain", "draw", "model", "task"), effects),
+        difference=(("chain", "draw", "over"), over))
 
 
 def hierarchical_model(units, effect):
     """The model at this script's head. units: of one cell."""
     pm, pt, _, _ = import_pymc()
-    units = units[units["model"] != "all"]
-    model_codes, models = pd.factorize(units["model"])
-    task_codes, tasks = pd.factorize(units["task"], sort=True)
+    model_idx, models = pd.factorize(units["model"])
+    task_idx, tasks = pd.factorize(units["task"], sort=True)
     dims = ("model", "task")
-    with pm.Model(coords={"model": models, "task": tasks}) as model:
-        model_idx = pm.Data("model_idx", model_codes)
-        task_idx = pm.Data("task_idx", task_codes)
-        value = pm.Data("value", units[effect].to_numpy())
-        rounding = pm.Data("rounding", np.array(units["floor"].mean()))
+    coords = {"model": models, "task": tasks, "over": ["all", *models]}
+    with pm.Model(coords=coords) as model:
         beta = pm.Normal("beta", 0, 10, dims="model")
         tau = pm.HalfNormal("tau", 5, dims="model")
         s = pm.HalfNormal("s", 10, dims="model")
@@ -419,22 +398,13 @@ def hierarchical_model(units, effect):
             log_s = pm.Normal("log_s", pt.log(s)[:, None], omega[:, None], dims=dims)
         else:
             log_s = pt.log(s)[:, None] + omega[:, None] * pm.Normal("log_s", 0, 1, dims=dims)
-        sd = pt.sqrt(pt.exp(2 * log_s) + rounding)  # equal differences have a width too
-        pm.Normal("D", delta[model_idx, task_idx], sd[model_idx, task_idx], observed=value)
+        rounding = units["floor"].mean()  # equal differences have a width too
+        sd = pt.sqrt(pt.exp(2 * log_s) + rounding)[model_idx, task_idx]
+        pm.Normal("D", delta[model_idx, task_idx], sd, observed=units[effect].to_numpy())
         new = pm.Normal("z_new", 0, 1, dims="model")
         pm.Deterministic("new_task", beta + tau * new, dims="model")
-        pm.Deterministic("mean", beta.mean())
+        pm.Deterministic("difference", pt.concatenate([[beta.mean()], beta]), dims="over")
     return model
-
-
-def compiled(model, data, key):
-    """The model compiled, once for each key and shape of the data: that takes some 10 seconds."""
-    key = (*key, *[value.shape for value in data.values()])
-    if key not in COMPILED:
-        with warnings.catch_warnings(action="ignore"):  # of large expressions compiled in parts
-            COMPILED[key] = import_pymc()[3].compile_pymc_model(model)
-    ready = COMPILED[key]
-    return ready.with_data(**{name: data[name] for name in ready.shared_data})
 
 
 def warning_of(table, divergences):
@@ -443,37 +413,30 @@ def warning_of(table, divergences):
     ess = table[["ess_bulk", "ess_tail"]].min(axis=None, skipna=False)
     if r_hat <= MAX_R_HAT and ess >= MIN_ESS and not divergences:
         return ""
-    return f"not converged: r_hat {r_hat:.3f}, ESS {ess:.0f}, {count(divergences, 'divergence')}"
+    return f"not converged: r_hat {r_hat:.3f}, ESS {ess:.0f}, divergences: {divergences}"
 
 
-def fit(rows, units, effect, analysis, args):
+def fit(rows, units, effect, analysis, draws):
     """(draws, a row of posterior.csv for each parameter) of a cell's rows or units; if it did not
     converge, once more, finer."""
     _, _, arviz, nutpie = import_pymc()
     if analysis == "paper":
-        model = paper_model(rows, effect, args)
+        data, models, tasks = paper_counts(rows, effect)
+        model = paper_model(data, models, tasks)
     else:
         model = hierarchical_model(units, effect)
-    data = {variable.name: variable.get_value() for variable in model.data_vars}
-    models = list(model.coords["model"])
-    sizes = len(models), len(model.coords["task"])
-    ready = compiled(model, data, (analysis, args.no_interaction, *sizes))
-    coords = {"model": models, "task": list(model.coords["task"]), "later": models[1:],
-              "over": ["all", *models]}
+    with warnings.catch_warnings(action="ignore"):  # of large expressions compiled in parts
+        ready = nutpie.compile_pymc_model(model)
     for accept, longer, more in ATTEMPTS:
         trace = nutpie.sample(
-            ready, chains=args.chains, tune=args.tune * longer, draws=args.draws * more,
-            target_accept=accept, seed=args.seed, save_warmup=False, progress_bar=False)
+            ready, chains=4, tune=draws // 2 * longer, draws=draws * more,
+            target_accept=accept, seed=0, save_warmup=False, progress_bar=False)
         posterior = trace.posterior
-        complete = posterior.sizes["draw"] == args.draws * more
-        if not complete or posterior["beta"].isnull().any():
+        if posterior.sizes["draw"] < draws * more or posterior["beta"].isnull().any():
             raise KeyboardInterrupt  # nutpie takes Ctrl-C for itself and returns what it has
-        posterior = posterior.assign_coords(**coords)
         if analysis == "paper":
-            rng = np.random.default_rng(args.seed)
-            predict_effects(posterior, data["total"], data["task_idx"], rng)
-        own = [name for name in posterior if name.endswith("__")]  # the sampler's
-        reported = posterior.drop_vars([*NUISANCE, *own], errors="ignore")
+            posterior = predict_effects(posterior, data, models, np.random.default_rng(0))
+        reported = posterior[[name for name in REPORTED if name in posterior]]
         summary = arviz.summary(reported, hdi_prob=SHARE, round_to="none")
         warning = warning_of(summary, int(trace.sample_stats["diverging"].sum()))
         if not warning:
@@ -483,28 +446,25 @@ def fit(rows, units, effect, analysis, args):
 
 
 def add_fit(posterior, summary, key, table, tasks, margin):
-    """(effects.csv, tasks.csv, note) with what a fit adds: (11), or beta and its mean over models;
-    task effects, predicted (12) or shrunken. key: experiment, m, n, effect, analysis."""
+    """(effects.csv, tasks.csv, note) with what a fit adds. key: CELL, effect, analysis."""
     *cell, analysis = key
     here = table[(table[GROUP[:-1]] == cell).all(axis=1)]
     first = here[here["target"] == TARGETS[0]].set_index("model")
     new = here[here["target"] == TARGETS[1]].assign(target=analysis, df=math.nan)
     new[ACCURACIES] = math.nan
-    names = "beta[" + new["model"] + "]"
-    if analysis == "paper":
-        names = "difference[" + new["model"] + "]"
-        new["arms"] = "plain"
-    names = names.replace("beta[all]", "mean")
     columns = ["mean", "sd", "hdi_low", "hdi_high"]
-    new[["estimate", "se", "low", "high"]] = summary.loc[names, columns].to_numpy()
+    found = summary.loc["difference[" + new["model"] + "]", columns]
+    new[["estimate", "se", "low", "high"]] = found.to_numpy()
     new["verdict"] = verdicts_of(new, margin)
-    off = new.set_index("model")["estimate"] - first["estimate"]
-    far = ", ".join(off.index[off.abs() > first["se"]])
     note = summary["warning"].iloc[0] or "converged"
     dropped = " and ".join([name for name in "WU" if f"sd_{name}" not in posterior])
-    if analysis == "paper" and dropped:
-        note += f" without {dropped}"
-    if analysis == "hierarchical" and far:
+    off = new.set_index("model")["estimate"] - first["estimate"]
+    far = ", ".join(off.index[off.abs() > first["se"]])
+    if analysis == "paper":
+        new["arms"] = "plain"
+        if dropped:
+            note += f" without {dropped}"
+    elif far:
         note += f"; the mean is over a standard error from that of these tasks, take that: {far}"
 
     draws = posterior["effect"]
@@ -525,15 +485,15 @@ def add_fit(posterior, summary, key, table, tasks, margin):
 # Words --------------------
 
 
-def unit_of(metric):
-    """What the metric's differences are."""
-    named = {"acc": "points", "f1": "points", "nll": "nats (lower is better)"}
-    return named.get(metric, metric)
+def signed(value, metric):
+    """A difference in words; halves go away from 0, whatever the last bits of a mean are."""
+    digits = 2 if metric in SHARES else 4
+    return f"{value + math.copysign(1e-9, value):+z.{digits}f}"
 
 
-def difference(value, metric):
-    """A difference in words."""
-    return signed(value, 2 if metric in SHARES else 4)
+def count(number, what):
+    """"1 task", "2 tasks"."""
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def setting_of(row):
@@ -543,57 +503,40 @@ def setting_of(row):
     return f"{row['experiment']}, {row['settings']} settings of m and n together"
 
 
-def command(row, rows):
-    """How to come to the subsamples that a row of effects.csv needs, and how long that takes."""
-    for name in (*CELL, "model"):
-        if row[name] not in (0, "all"):
-            rows = rows[rows[name] == row[name]]
-    R = 5 if math.isnan(row["needed"]) else int(row["needed"])
-    runs = rows.groupby([*CELL, "model", "task"])
-    lacking = (R - runs["subsample"].nunique()).clip(lower=0)
-    minutes = (lacking * runs["seconds"].mean()).sum(skipna=False) / 60
-    text = f" Run the same again with --subsamples {R}"
-    if minutes > 0:
-        text += f" (about {count(math.ceil(minutes), 'minute')} more in one process)"
-    return f"{text}."
-
-
-def sentence(row, rows):
+def sentence(row):
     """On a row of effects.csv, of these tasks; on a bias with a short answer and what to do."""
     metric, margin = row["metric"], f"±{row['margin'] or 0:g}"
-    known = row["low"] < row["high"]
+    low, high = row["low"], row["high"]
     text = f"{setting_of(row)}: {row['effect']} "
     if row["model"] != "all":
         text += f"of {row['model']} "
-    text += f"{difference(row['estimate'], metric)} "
-    if known:
-        text += f"[{difference(row['low'], metric)}, {difference(row['high'], metric)}] "
-    text += f"{unit_of(metric)} for {count(row['tasks'], 'task')}"
+    text += f"{signed(row['estimate'], metric)} "
+    if low < high:
+        text += f"[{signed(low, metric)}, {signed(high, metric)}] "
+    text += f"{UNITS.get(metric, metric)} for {count(row['tasks'], 'task')}"
     if row["left_out"]:
         text += f", without {row['left_out']}, of which there is one subsample"
     if row["effect"] == "boost":
         return f"{text}."
-    if row["subsamples"] == 1 and known:
+    if row["subsamples"] == 1:
         text += "; one subsample cannot show effects that differ from run to run"
-    advice = ""
-    if not known and row["subsamples"] > 1:
-        short = "No interval, all differences being equal"
-    elif not known:
-        short, advice = "Too early to tell from one subsample", command(row, rows)
+    again = ""
+    if not low < high:
+        short, again = "Too early to tell: no interval", 5
     elif row["verdict"] == "within the margin":
         short = f"No: within {margin}"
-    elif row["verdict"] == "beyond the margin" and (row["estimate"] > 0) == (metric != "nll"):
-        short = f"Yes: beyond {margin}"
     elif row["verdict"] == "beyond the margin":
-        short = f"No: seen texts even score worse, beyond {margin}"
+        better = (low > 0) == (metric != "nll")
+        short = ("Yes: " if better else "No: seen texts even score worse, ") + f"beyond {margin}"
     elif not row["verdict"]:
-        holds = "excludes" if row["low"] > 0 or row["high"] < 0 else "holds"
-        short = f"The interval {holds} 0"
-    elif row["high"] - row["low"] <= 2 * NEAR * row["margin"]:
+        short = "The interval excludes 0" if low > 0 or high < 0 else "The interval holds 0"
+    elif high - low <= 2 * NEAR * row["margin"]:
         short = f"Near the margin of {margin}: take the interval as the answer"
     else:
-        short, advice = f"Too early to tell: neither within nor beyond {margin}", command(row, rows)
-    return f"{short}. {text}.{advice}"
+        short, again = f"Too early to tell: neither within nor beyond {margin}", row["needed"]
+    if again:
+        text += f". Run the same again with --subsamples {again:.0f}"
+    return f"{short}. {text}."
 
 
 def headlines(table):
@@ -604,115 +547,91 @@ def headlines(table):
     return table[(table["model"] == "all") | ~whole]
 
 
-def conclusions(table, rows):
-    """[(kind, sentence)] for a reader."""
+def conclusions(table, tasks):
+    """[(kind, sentence)] for a reader: answers, and warnings where the accuracy on unseen texts is
+    hardly that of guessing."""
     lines = []
-    for (experiment, effect, model), mine in headlines(table).groupby([GROUP[0], *GROUP[3:]]):
-        kind = "answer" if effect == "bias" else ""
+    for (_, effect, _), mine in headlines(table).groupby(["experiment", "effect", "model"]):
         over, single = mine[mine["m"] == 0], mine[mine["m"] > 0]
-        for row in (single if over.empty else over).to_dict("records"):
-            lines.append((kind, sentence(row, rows)))
+        shown = single if over.empty else over
+        for row in shown.to_dict("records"):
+            lines.append(("answer" if effect == "bias" else "", sentence(row)))
         if len(over):
-            names = ["experiment", "effect", "model", "target"]
-            same = (table[names] == [experiment, effect, model, TARGETS[0]]).all(axis=1)
-            known = table[same & (table["m"] > 0)].dropna(subset="low")
-            excluded = ((known["low"] > 0) | (known["high"] < 0)).sum()
-            verdicts = known.loc[known["verdict"] != "", "verdict"].value_counts().items()
-            words = [f"{number} {verdict}" for verdict, number in verdicts]
-            words.append(f"{excluded} exclude 0 (by chance alone about "
-                         f"{(1 - SHARE) * len(known):.1f})")
-            lines.append(("", f"Alone, these {len(known)}: {', '.join(words)}."))
-    for experiment, mine in rows.groupby("experiment"):
-        whole = table.loc[table["experiment"] == experiment, "model"]
-        if mine["model"].nunique() > 1 and "all" not in set(whole):
-            lines.append(("", f"{experiment}: its models differ in tasks or subsamples: each has "
-                              "its own answer."))
-    return lines
-
-
-def little_learned(tasks):
-    """Warnings: where the accuracy on unseen texts is hardly that of guessing."""
-    lines = []
-    for experiment, mine in tasks.groupby("experiment"):
+            excluded = ((single["low"] > 0) | (single["high"] < 0)).sum()
+            lines.append(("", f"Alone, {excluded} of {len(single)} settings exclude 0 (by chance "
+                              f"about {(1 - SHARE) * len(single):.1f})."))
+    if set(table["metric"]) != {"acc"}:
+        return lines
+    cases = tasks.reset_index().query("model != 'all'").drop_duplicates([*CELL, "model", "task"])
+    for experiment, mine in cases.groupby("experiment"):
         low = mine[mine["unseen"] < mine["majority"] + 0.05]
         if len(low):
-            names = sorted(set(low["task"]))
-            if len(names) > 5:
-                names[5:] = ["..."]
-            lines.append(
-                f"{experiment}: in {len(low)} of {len(mine)} settings, models and tasks "
-                f"({', '.join(names)}) unseen is not 5 points above the share of the commonest "
-                "class: there the model has learned too little to show an inflation.")
+            names = ", ".join(sorted(set(low["task"]))[:5])
+            text = (f"{experiment}: unseen is not 5 points above the share of the commonest class "
+                    f"in {len(low)} of {len(mine)} cases (such as {names}): there the model has "
+                    "learned too little to show an inflation.")
+            lines.append(("warning", text))
     return lines
 
 
 def methods(rows, args):
     """A paragraph for a methods section on an experiment's rows."""
-    values = {name: ", ".join(map(str, sorted(set(rows[name])))) for name in ("model", "m", "n")}
+    names = {name: ", ".join(map(str, sorted(set(rows[name])))) for name in ("model", "m", "n")}
     runs = rows.groupby([*CELL, "model", "task"])["subsample"].nunique()
-    number = " to ".join(map(str, sorted({runs.min(), runs.max()})))
-    sets = {"plain": "the first set", "crossed": "both sets"}
-    sets = " or, in other settings, ".join([sets[arms] for arms in sorted(set(rows["arms"]))])
-    trained = "trained on the labelled texts and tested"
-    if "zero-shot" in rows["experiment"].iloc[0]:
-        trained = "asked for the class by a prompt, without training on the labelled texts,"
+    sets = "both sets" if (rows["arms"] == "crossed").all() else "the first set"
     text = (
         f"{rows['experiment'].iloc[0]}: from each of {count(rows['task'].nunique(), 'task')}, "
-        f"{number} random subsamples of m = {values['m']} labelled training texts and two other "
-        f"sets of n = {values['n']} texts were drawn. Models ({values['model']}), as they are and "
-        f"pretrained on the unlabelled texts of either set, were {trained} on {sets}. "
-        f"The bias is {args.metric} on texts seen in pretraining minus that on "
-        "others; its mean over these tasks has an 89 % interval (Student's t, Satterthwaite's "
-        "degrees of freedom) from the variance between a task's subsamples")
-    if rows["counted"].all():
-        text += f", to which the noise of drawing the texts adds as {W_COUNTS} more subsamples"
+        f"{runs.min()} or more random subsamples of m = {names['m']} labelled training texts and "
+        f"two other sets of n = {names['n']} texts were drawn. Models ({names['model']}), as they "
+        "are and pretrained on the unlabelled texts of either set, were (but for zero-shot) trained"
+        f" on the labelled texts and tested on {sets}. The bias is {args.metric} on texts seen in "
+        "pretraining minus that on others; its mean over these tasks has an 89 % interval "
+        "(Student's t, Satterthwaite's degrees of freedom) from the variance between a task's "
+        f"subsamples, to which the noise of drawing the texts, if known, adds as {W_COUNTS} more")
     if args.margin:
         text += f". Effects within ±{args.margin:g} were taken as too small to matter"
-    return f"{text}. {versions_of(rows)}."
+    return f"{text}. {', '.join(sorted(set(rows['versions'].dropna())))}"
 
 
 # Figures --------------------
 
 
 def plot(table, title, args):
-    """A figure from a row a point: panel, line (from the top), series (by colour), value, low, high
-    (or nan), width, effect ("": of an accuracy)."""
+    """HTML of a figure from a row a point: panel, line (from the top), series (by colour), effect,
+    value, low, high, width."""
     names, lines, series = [list(dict.fromkeys(table[key])) for key in ("panel", "line", "series")]
     size = 2.5 + 4.2 * len(names), 1.8 + 0.1 * len(lines) * (1 + len(series))
-    figure, (axes,) = panels(title, 1, len(names), *size, sharex=True, sharey=True)
+    figure = Figure(figsize=size, layout="constrained")
+    figure.suptitle(title)
+    axes = figure.subplots(1, len(names), squeeze=False, sharex=True, sharey=True)[0]
     for axis, panel in zip(axes, names):
-        mine = table[table["panel"] == panel]
-        for row in mine.itertuples():
-            k = series.index(row.series)
-            y = lines.index(row.line) + 0.75 * ((k + 0.5) / len(series) - 0.5)
+        here = table[table["panel"] == panel]
+        for k, name in enumerate(series):
+            mine = here[here["series"] == name]
+            y = mine["line"].map(lines.index) + 0.75 * ((k + 0.5) / len(series) - 0.5)
+            low, high = mine["low"].fillna(mine["value"]), mine["high"].fillna(mine["value"])
             colour = COLOURS[k % len(COLOURS)]
-            axis.plot([row.low, row.high], [y, y], color=colour, lw=row.width)
-            axis.plot(row.value, y, "osD^"[k % 4], ms=2 + row.width, mew=1.5, color=colour)
+            axis.hlines(y, low, high, colour, lw=mine["width"])
+            axis.scatter(mine["value"], y, 10 * mine["width"], color=colour, marker="osD^"[k % 4],
+                         label=name)
+        axis.axvline(0, color="grey", lw=1, ls="--", zorder=0)
         axis.grid(axis="x", alpha=0.3)
         axis.set_yticks(range(len(lines)), lines, fontsize=8)
         axis.set_ylim(len(lines) - 0.5, -0.5)
-        axis.set_title(panel, fontsize=10)
-        effect, words = mine["effect"].iloc[0], f"{args.metric} (majority: of the commonest class)"
-        if effect:
-            axis.axvline(0, color="grey", lw=1, ls="--", zorder=0)
-            words = f"{effect}, {unit_of(args.metric)}"
-        if effect and args.margin:
+        axis.set_title(panel)
+        words = f"{here['effect'].iloc[0]}, {UNITS.get(args.metric, args.metric)}"
+        if args.margin:
             axis.axvspan(-args.margin, args.margin, color="grey", alpha=0.15, lw=0)
             words += "; grey: within the margin"
-        if effect == "bias":
-            side = "left" if args.metric == "nll" else "right"
-            words += f"\n{side} of 0: seeing the test texts helps"
+        if words.startswith("bias") and args.metric != "nll":
+            words += "\nright of 0: seeing the test texts helps"
         axis.set_xlabel(words)
-    for k, name in enumerate(series):
-        axis.plot([], [], "osD^"[k % 4], color=COLOURS[k % len(COLOURS)], label=name)
-    figure.legend(*axis.get_legend_handles_labels(), loc="outside lower center", ncols=4,
-                  frameon=False, fontsize=8)
-    return figure
+    figure.legend(*axis.get_legend_handles_labels(), loc="outside lower center", ncols=4)
+    return figure_html(figure)
 
 
-def draw_all(tasks, table, folder, args):
-    """Save effects.png, accuracies.*.png of each experiment, means over its settings, and, if they
-    are few, tasks.*.png of each setting and effect. Returns their names."""
+def draw_all(tasks, table, args):
+    """HTML of figures: effects; if they are few, the tasks of each setting and effect."""
     few = (table["target"] != TARGETS[0]) & (table["tasks"] < FEWEST_TASKS)  # which tell nothing
     points = table[table["target"].isin(TARGETS[:2]) & ~few].copy()
     points["line"] = [setting_of(row) for row in points.to_dict("records")]
@@ -720,33 +639,22 @@ def draw_all(tasks, table, folder, args):
     points["width"] = np.where(points["target"] == TARGETS[0], thick, 0.8)
     points = points.assign(panel=points["effect"], series=points["model"], value=points["estimate"])
     title = f"89 % intervals; thick: these {points['tasks'].max()} tasks, thin: tasks like these"
-    figures = {"effects.png": plot(points, title, args)}
+    figures = [plot(points, title, args)]
 
-    tasks = tasks[tasks["model"] != "all"].assign(width=2.5)
-    tasks = tasks.assign(panel=tasks["model"], line=tasks["task"])
-    for experiment, mine in tasks.groupby("experiment"):
-        means = mine.groupby(["panel", "line"])[ACCURACIES].mean().sort_values("unseen")[::-1]
-        if args.metric in SHARES:
-            means *= 100
-        else:
-            means = means.drop(columns="majority")
-        means = means.reset_index().melt(["panel", "line"], var_name="series")
-        means = means.assign(low=math.nan, high=math.nan, width=2.5, effect="")
-        title = f"{experiment}: {args.metric}, means over settings"
-        figures[f"accuracies.{file_of(experiment)}.png"] = plot(means, title, args)
-    cells = tasks.sort_values("estimate", ascending=False).groupby([*CELL, "effect"])
+    tasks = tasks.reset_index().query("model != 'all'").sort_values("estimate", ascending=False)
+    tasks = tasks.assign(panel=tasks["model"], line=tasks["task"], width=2.5)
+    cells = tasks.groupby([*CELL, "effect"])
+    if len(cells) > MOST_FIGURES:
+        return figures
     for (*cell, effect), mine in cells:
         parts = [mine.assign(series="observed", value=mine["estimate"])]
         for name in SAMPLERS:
             if name in mine:
                 parts.append(mine.assign(series=name, value=mine[name], low=mine[f"{name}_low"],
                                          high=mine[f"{name}_high"]))
-        if len(cells) <= MOST_FIGURES:
-            title = f"{title_of(*cell)}: {effect} of each task, 89 % intervals"
-            figures[f"tasks.{file_of(*cell, effect)}.png"] = plot(pd.concat(parts), title, args)
-    for name, figure in figures.items():
-        figure.savefig(folder / name, dpi=130)
-    return list(figures)
+        title = f"{title_of(*cell)}: {effect} of each task, 89 % intervals"
+        figures.append(plot(pd.concat(parts), title, args))
+    return figures
 
 
 # The page --------------------
@@ -754,74 +662,62 @@ def draw_all(tasks, table, folder, args):
 
 def rows_html(table, names, metric):
     """HTML of columns of effects.csv or tasks.csv, accuracies in percent."""
-    text = table[names].copy()
-    for name in names:
-        if name in ("m", "n"):
-            text[name] = text[name].astype(str).replace("0", "all")
-        elif name in ACCURACIES and (metric in SHARES or name == "majority"):
-            text[name] = [f"{rounded(100 * value, 2):.2f}" for value in text[name]]
-        elif name in (*ACCURACIES, "needed"):
-            text[name] = [f"{value:.4g}" for value in text[name]]
-        elif name in ("estimate", "low", "high"):
-            text[name] = [difference(value, metric) for value in text[name]]
-    return table_html(text.replace("nan", ""))
+    shown = table[[*GROUP, *names]].replace({"m": {0: "all"}, "n": {0: "all"}})
+    if metric in SHARES:
+        shown[ACCURACIES] *= 100
+    formats = dict.fromkeys(["estimate", "low", "high"], lambda value: signed(value, metric))
+    formats["needed"] = "{:.0f}".format
+    return table_html(shown, formatters=formats, float_format="{:.4g}".format)
 
 
 def publish(rows, tasks, table, summaries, notes, args):
-    """Make tables, figures and the page, and move them into args.out."""
-    tasks = tasks.reset_index().drop(columns=["variance", "prior", "floor", "w"])
-    with draft_of(args.out, STALE) as draft:
-        cells = table.assign(m=table["m"].replace(0, ""), n=table["n"].replace(0, ""))
-        cells = cells.drop(columns=["noise", "half", "settings"])
-        write(draft, effects=cells, means=means_table(rows, args.metric), tasks=tasks)
-        if summaries:
-            posterior = pd.concat(summaries, names=[*GROUP[:-1], "analysis", "parameter"])
-            write(draft, posterior=posterior.reset_index())
-        figures = draw_all(tasks, table, draft, args)
-        parts = [paragraph(text, kind) for kind, text in conclusions(table, rows)]
-        if args.metric == "acc":
-            one = tasks[tasks["model"] != "all"].drop_duplicates([*CELL, "model", "task"])
-            parts += [paragraph(text, "warning") for text in little_learned(one)]
-        parts += [figure_html(draft / name, name) for name in figures[:2]]
-        parts.append("<h2>Settings</h2>")
-        short = table if len(table) <= MOST_LINES else headlines(table)
-        shown = ["tasks", "subsamples", *ACCURACIES, "estimate", "low", "high", "verdict"]
-        parts.append(rows_html(short, [*GROUP, "target", *shown, "needed"], args.metric))
-        scores = "Accuracies in %" if args.metric in SHARES else args.metric
-        parts.append(paragraph(GLOSS.format(scores), "small"))
-        parts += [paragraph(note) for note in notes]
-        parts.append("<h2>Tasks</h2>")
-        parts += [figure_html(draft / name, name) for name in figures[2:]]
-        if len(tasks) <= MOST_LINES:
-            parts.append(rows_html(tasks, [*GROUP, "task", *shown[1:]], args.metric))
-        parts += [paragraph("All rows, and a test of each task: effects.csv, tasks.csv.", "small"),
-                  "<h2>For a methods section</h2>"]
-        parts += [paragraph(methods(mine, args)) for _, mine in rows.groupby("experiment")]
-        parts.append(paragraph(f"{time.strftime('%Y-%m-%d')}, numpy {np.__version__}, pandas "
-                               f"{pd.__version__}: {args.command}", "small"))
-        write_page(draft / "report.html", "Is pretraining on the test texts unfair here?", parts)
+    """Make figures, page and tables, then save them."""
+    figures = draw_all(tasks, table, args)
+    parts = [paragraph(text, kind) for kind, text in conclusions(table, tasks)]
+    parts += [figures[0], "<h2>Settings</h2>"]
+    short = table if len(table) <= MOST_LINES else headlines(table)
+    shown = ["subsamples", *ACCURACIES, "estimate", "low", "high", "verdict"]
+    parts.append(rows_html(short, ["target", "tasks", *shown, "needed"], args.metric))
+    parts.append(paragraph(GLOSS, "small"))
+    parts += [paragraph(note) for note in notes]
+    parts += ["<h2>Tasks</h2>", *figures[1:]]
+    if len(tasks) <= MOST_LINES:
+        parts.append(rows_html(tasks.reset_index(), ["task", *shown], args.metric))
+    parts.append("<h2>For a methods section</h2>")
+    parts += [paragraph(methods(mine, args)) for _, mine in rows.groupby("experiment")]
+    versions = f"; numpy {np.__version__}, pandas {pd.__version__}"
+    parts.append(paragraph(args.command + versions, "small"))
+
+    cells = table.assign(m=table["m"].replace(0, ""), n=table["n"].replace(0, ""))
+    tables = {"effects": cells.drop(columns=["noise", "half", "settings"]),
+              "means": means_table(rows, args.metric),
+              "tasks": tasks.reset_index().drop(columns=["variance", "prior", "floor", "w"])}
+    (args.out / "posterior.csv").unlink(missing_ok=True)  # of an earlier run
+    if summaries:
+        posterior = pd.concat(summaries, names=[*GROUP[:-1], "analysis", "parameter"])
+        tables["posterior"] = posterior.reset_index()
+    title = "Is pretraining on the test texts unfair here?"
+    save(args.out, tables, title, parts, again=bool(notes))
 
 
 def run_samplers(rows, units, tasks, table, args):
-    """Every analysis of every effect of every setting; what each adds is published when it is done.
-    Returns how many did not converge."""
-    jobs = list(itertools.product(rows.groupby(CELL), args.effects, dict.fromkeys(args.analysis)))
+    """Fit and publish all models, one by one. Returns how many did not converge."""
+    jobs = list(itertools.product(rows.groupby(CELL), args.effects, SAMPLERS))
     summaries, notes, failed = {}, [], 0
-    for (cell, mine), effect, analysis in tqdm(jobs, desc="samplers", unit="fit", leave=False):
+    for (cell, mine), effect, analysis in tqdm(jobs, desc="samplers"):
         sizes = mine.groupby(["model", "task"])["subsample"].nunique()
         enough = sizes.min() > 1 and sizes.groupby("model").size().min() >= FEWEST_TASKS
         note = f"left out, it needs {FEWEST_TASKS} tasks with two subsamples each"
         if analysis == "paper" or enough:
             own = units[(units[CELL] == list(cell)).all(axis=1) & (units["model"] != "all")]
-            posterior, summary = fit(mine, own, effect, analysis, args)
+            posterior, summary = fit(mine, own, effect, analysis, args.draws)
             key = *cell, effect, analysis
             table, tasks, note = add_fit(posterior, summary, key, table, tasks, args.margin)
-            failed += bool(summary["warning"].iloc[0])
+            failed += note.startswith("not converged")
             summaries[key] = summary
         notes.append(f"{title_of(*cell)}, {effect}, {analysis}: {note}.")
         tqdm.write(notes[-1])
         publish(rows, tasks, table, summaries, notes, args)
-        show_page(args.out / "report.html", update=True)
     return failed
 
 
@@ -831,13 +727,11 @@ def run_samplers(rows, units, tasks, table, args):
 ARMS = ("base", "extra", "test")
 CELL = ["experiment", "m", "n"]
 RUN = ["experiment", "model", "task", "m", "n", "subsample", "seed"]  # names a row
-NEEDED = [*RUN[:-1], "num_classes", "majority"]
 WORDS = [*RUN[:3], "split", "data", "recipe", "versions"]
-WHOLE = {"m": 1, "n": 1, "subsample": 1, "num_classes": 1, "seed": 0}  # whole numbers, the least
+WHOLE = {"m": 1, "n": 1, "subsample": 1, "seed": 0}  # whole numbers, the least
 SAME = [  # (scope, column): rows that agree in the scope must agree in the column
     (RUN[:5], "recipe"),
     (["experiment", "task"], "data"),
-    (["experiment", "data"], "task"),
     (["experiment", "task", "m", "n", "subsample"], "split"),
 ]
 
@@ -855,7 +749,7 @@ def read_rows(path, needed):
     except (OSError, ValueError, csv.Error) as error:
         raise SystemExit(f"error: {path} cannot be read as a CSV file in UTF-8: {error}")
     for name in (*needed, *header):
-        if header.count(name) != 1 or name == "where":
+        if header.count(name) != 1:
             raise SystemExit(f"error: {path} has {header.count(name)} columns {name!r}, not one; "
                              f"separated by commas: {', '.join(header)}")
     rows = []
@@ -871,63 +765,52 @@ def read_rows(path, needed):
 
 
 def read_path(path, needed):
-    """Tables of a results file or of a folder's: results.csv, results.*-of-*.csv, the published
-    m50/n500/bert/ag_news/accuracies.csv, whose row k is subsample k."""
-    if not path.is_dir():
-        return [read_rows(path, needed)]
-    files = [*path.glob("results.csv"), *path.glob("results.*-of-*.csv")]
-    tables = [read_rows(file, needed) for file in sorted(files)]
-    for file in sorted(path.glob("m*/n*/*/*/accuracies.csv")):
-        m, n, model, task = file.parts[-5:-1]
-        table = read_rows(file, ["num_classes", "majority", *ARMS])
-        table = table.rename(columns={arm: f"acc_{arm}" for arm in ARMS})
-        tables.append(table.assign(experiment=path.resolve().name, m=m[1:], n=n[1:], model=model,
-                                   task=task, subsample=range(1, len(table) + 1)))
-    if not tables:
-        raise SystemExit(f"error: {path} holds no results.csv or m*/n*/*/*/accuracies.csv")
-    return tables
+    """Tables of a results file, or of a folder's results.csv and results.*-of-*.csv."""
+    files = [path]
+    if path.is_dir():
+        files = sorted([*path.glob("results.csv"), *path.glob("results.*-of-*.csv")])
+    if not files:
+        raise SystemExit(f"error: {path} holds no results.csv")
+    return [read_rows(file, needed) for file in files]
 
 
-def refuse(rows, bad, what):
-    """End at the first of the bad rows. what: words with {names} of its columns."""
+def refuse(rows, bad, name, what):
+    """End at the first of the bad rows; what: how the column should be."""
     if bad.any():
         row = rows[bad].iloc[0]
-        for name, value in row.items():
-            what = what.replace(f"{{{name}}}", str(value))
-        raise SystemExit(f"error: {row['where']}: {what}: correct or delete it")
+        raise SystemExit(f"error: {row['where']}: {name} is {row[name]}, not {what}: correct it")
 
 
 def read_results(paths, metric):
     """All rows of the paths: what is empty is nan, accuracies are k / n exactly."""
-    needed = dict.fromkeys([*NEEDED, *columns_of("acc")[:3], *columns_of(metric)[:3]])
+    measured = dict.fromkeys([*columns_of("acc"), *columns_of(metric)])
+    needed = [*RUN[:-1], "majority"]
+    needed += [name for name in measured if not name.endswith("_on_extra")]
     tables = []
     for path in paths:
         tables += read_path(path, needed)
     rows = pd.concat(tables, ignore_index=True)
-    numbers = [*needed, "seed", "discordant", "discordant_on_extra", "seconds"]
-    for each in ("acc", "f1", "nll", metric):
-        numbers += columns_of(each)
+    numbers = [*WHOLE, "majority", *measured, "discordant", "discordant_on_extra"]
     rows = rows.reindex(columns=dict.fromkeys([*rows, *numbers, *WORDS])).replace("", np.nan)
     rows["seed"] = rows["seed"].fillna(0)
     for name in WORDS[:3]:
-        refuse(rows, rows[name].isna(), f"{name} is empty")
-    refuse(rows, rows["model"] == "all", "the model 'all' would be all models together")
-    for name in dict.fromkeys(numbers[3:]):
+        refuse(rows, rows[name].isna(), name, "a name")
+    for name in numbers:
         values = pd.to_numeric(rows[name], errors="coerce")
-        bad = values.isna() & (rows[name].notna() | (name in needed))
-        what = "number"
+        bad = np.isinf(values) | values.isna() & (rows[name].notna() | (name in needed))
+        what = "a number"
         if name in WHOLE:
-            what = f"whole number from {WHOLE[name]}"
+            what = f"a whole number from {WHOLE[name]}"
             bad |= (values < WHOLE[name]) | (values % 1 != 0)
         elif name.startswith(("majority", "acc_", "f1_", "discordant")):
-            what = "number from 0 to 1"
+            what = "a number from 0 to 1"
             bad |= (values < 0) | (values > 1)
-        refuse(rows, bad | np.isinf(values), f"{name} is {{{name}}}, not a {what}")
+        refuse(rows, bad, name, what)
         rows[name] = values.astype(int if name in WHOLE else float)
     for name in columns_of("acc"):
         exact = (rows[name] * rows["n"]).round() / rows["n"]
         off = (rows[name] - exact).abs() > 5.1e-5  # accuracies of four decimals will do
-        refuse(rows, off, f"{name} = {{{name}}} is no whole number of right answers of n = {{n}}")
+        refuse(rows, off, name, "a whole number of right answers over n")
         rows[name] = exact
     return rows
 
@@ -939,8 +822,7 @@ def choose_rows(rows, args):
         found = set(rows[name])
         wanted = set(getattr(args, flag) or found)
         if not wanted <= found:
-            raise SystemExit(f"error: --{flag}: no row of {wanted - found} among those chosen so "
-                             f"far; found: {', '.join(map(str, sorted(found)))}")
+            raise SystemExit(f"error: --{flag}: no rows of {wanted - found}, only of {found}")
         rows = rows[rows[name].isin(wanted)]
     return rows
 
@@ -955,25 +837,21 @@ def refuse_conflict(rows, scope, name):
                          f"and differ in {name} ({one[name]} and {two[name]}): keep one")
 
 
-def each_once(rows):
-    """Each run once, with the columns that any of its rows has, sorted."""
+def load_rows(args, metric="acc"):
+    """The chosen rows, each run once, with the column `arms`: "crossed" where every row of a cell
+    has the metric on the texts of `extra` too, and no --plain, else "plain"."""
+    rows = choose_rows(read_results(args.paths, metric), args)
+    if rows.empty:
+        raise SystemExit(f"error: {args.paths[0]} has no rows: run run_experiment.py first")
     twice = rows[rows.duplicated(RUN, keep=False)]
-    for name in twice.select_dtypes("number").columns.difference([*RUN, "seconds"]):
+    for name in twice.select_dtypes("number"):
         refuse_conflict(twice, RUN, name)
     for scope, name in SAME:
         refuse_conflict(rows, scope, name)
-    again = rows.duplicated(RUN).sum()
-    if again:
-        print(f"rows given more than once and used once: {again}")
-    return rows.groupby(RUN, as_index=False).first()
+    if len(twice):
+        print(f"rows given more than once and used once: {rows.duplicated(RUN).sum()}")
+    rows = rows.groupby(RUN, as_index=False).first()  # the first value that a column has
 
-
-def load_rows(args, metric="acc"):
-    """The chosen rows with the column `arms`: "crossed" where every row of a cell has the metric on
-    the texts of `extra` too, and no --plain, else "plain"."""
-    rows = each_once(choose_rows(read_results(args.paths, metric), args))
-    if rows.empty:
-        raise SystemExit(f"error: {args.paths[0]} has no rows: run run_experiment.py first")
     there = rows[columns_of(metric)].notna().all(axis=1)
     cells = there.groupby([rows[name] for name in CELL])
     rows["arms"] = np.where(cells.transform("all") & (not args.plain), "crossed", "plain")
@@ -986,17 +864,6 @@ def load_rows(args, metric="acc"):
 def title_of(experiment, m, n):
     """A cell in words."""
     return f"{experiment}, m = {m}, n = {n}"
-
-
-def count(number, what):
-    """"1 task", "2 tasks"."""
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
-
-
-def versions_of(rows):
-    """How many rows each version of the libraries wrote, in words."""
-    numbers = rows["versions"].astype(object).fillna("no version named").value_counts()
-    return "; ".join([f"{count(number, 'row')} of {name}" for name, number in numbers.items()])
 # --- end shared ---
 
 
@@ -1040,28 +907,15 @@ def add_effects(rows, metric="acc"):
 # --- shared: page ---
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")  # Okabe and Ito's
 STYLE = """
-.report { max-width: 58rem; margin: auto; padding: 0 .5rem; background: #fff; color: #222;
-          font: 16px/1.5 system-ui, sans-serif; overflow-wrap: break-word }
-.report h1 { font-size: 1.5rem } .report h2 { font-size: 1.15rem }
-.report .answer { font-size: 1.1rem; border-left: .3rem solid #0072B2; padding-left: .8rem }
-.report .warning { border-left: .3rem solid #D55E00; padding-left: .8rem }
-.report .small, .report table { font-size: .85rem }
-.report .scroll { overflow-x: auto } .report img { max-width: 100%; min-width: 34rem }
-.report table { border-collapse: collapse }
-.report td, .report th { padding: .15rem .5rem; border: 0; border-bottom: 1px solid #ddd;
-                         text-align: left !important; white-space: nowrap }
+.report { max-width: 58rem; margin: auto; font: 16px/1.5 sans-serif; overflow-wrap: break-word;
+  .answer, .warning { border-left: .3rem solid #0072B2; padding-left: .8rem }
+  .warning { border-color: #D55E00 }
+  .small, table { font-size: .85rem }
+  .scroll { overflow-x: auto }
+  img { max-width: 100%; min-width: 34rem }
+  td, th { padding: .15rem .5rem; text-align: left; white-space: nowrap }
+}
 """
-
-
-def rounded(value, digits):
-    """Half away from 0, as on paper, whatever the last bits of a mean are."""
-    scale = 10**digits
-    return np.sign(value) * np.floor(np.abs(value) * scale + 0.5 + 1e-7) / scale
-
-
-def signed(value, digits=2):
-    """A difference in words, "" where there is none."""
-    return "" if np.isnan(value) else f"{rounded(value, digits) + 0:+.{digits}f}"
 
 
 def paragraph(text, kind=""):
@@ -1069,145 +923,86 @@ def paragraph(text, kind=""):
     return f'<p class="{kind}">{html.escape(text)}</p>'
 
 
-def table_html(table):
-    """HTML of a table of strings."""
-    return f'<div class="scroll">{table.to_html(index=False, border=0)}</div>'
+def table_html(table, **formats):
+    """HTML of a table; formats: those of pandas."""
+    text = table.to_html(index=False, border=0, justify="left", na_rep="", **formats)
+    return f'<div class="scroll">{text}</div>'
 
 
-def figure_html(path, words):
-    """HTML of a picture, which becomes a part of the page."""
-    picture = base64.b64encode(path.read_bytes()).decode()
-    image = f'<img alt="{html.escape(words)}" src="data:image/png;base64,{picture}">'
-    return f'<div class="scroll">{image}</div>'
+def figure_html(figure):
+    """HTML of a figure, which becomes a part of the page."""
+    file = io.BytesIO()
+    figure.savefig(file, format="png", dpi=130)
+    picture = base64.b64encode(file.getvalue()).decode()
+    return f'<div class="scroll"><img src="data:image/png;base64,{picture}"></div>'
 
 
-def write_page(path, title, parts):
-    """One file, to be opened, mailed, printed. parts: HTML."""
-    body = "\n".join([f"<h1>{html.escape(title)}</h1>", *parts])
-    path.write_text(
-        '<!DOCTYPE html>\n<meta charset="utf-8"><meta name="viewport" content="width=device-width">'
-        f"\n<title>{html.escape(title)}</title>\n<style>{STYLE}</style>\n"
-        f'<div class="report">\n{body}\n</div>\n', encoding="utf-8", errors="replace")
-
-
-def show_page(path, update=False):
-    """Show the page in a notebook's cell, or update it there."""
-    notebook = sys.modules.get("IPython")
-    if notebook and notebook.get_ipython():
-        page = notebook.display.HTML(path.read_text(encoding="utf-8"))
-        notebook.display.display(page, display_id=str(path), update=update)
-
-
-@contextlib.contextmanager
-def draft_of(folder, stale=()):
-    """A folder in which to make files, which move into `folder` when all are made; what an earlier
-    run left there of the patterns `stale` goes then."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".draft-", dir=folder) as draft:
-            yield Path(draft)
-            for pattern in stale:
-                for file in folder.glob(pattern):
-                    file.unlink()
-            for file in sorted(Path(draft).iterdir()):
-                os.replace(file, folder / file.name)
-    except OSError as error:
-        raise SystemExit(f"error: {folder} cannot be written: {error.strerror}: change --out")
-    except KeyboardInterrupt:
-        raise SystemExit(f"stopped: {folder} is as it was")
-
-
-def write(folder, **tables):
-    """Write tables as CSV, numbers to 6 significant digits."""
+def save(folder, tables, title, parts, again=False):
+    """Write tables by name, and report.html of these parts in HTML, one file to be handed on. In a
+    notebook's cell it is shown; again: in its old place."""
+    folder.mkdir(parents=True, exist_ok=True)
     for name, table in tables.items():
         table.to_csv(folder / f"{name}.csv", index=False, float_format="%.6g")
-
-
-def file_of(*names):
-    """A part of a file's name; a number keeps those apart that had to be changed."""
-    words = ".".join(map(str, names))
-    safe = re.sub(r"[^\w.=+-]", "-", words)[:60]
-    if safe != words:
-        safe += f"-{zlib.crc32(words.encode()):08x}"
-    return safe
-
-
-def panels(title, lines, columns, width, height, **more):
-    """(figure, its axes [lines, columns]); sizes in inches."""
-    figure = Figure(figsize=(width, height), layout="constrained")
-    figure.suptitle(title, fontsize=11)
-    return figure, figure.subplots(lines, columns, squeeze=False, **more)
+    page = "\n".join([
+        '<!DOCTYPE html><meta charset="utf-8"><meta name="viewport" content="width=device-width">',
+        f"<title>{title}</title><style>{STYLE}</style>",
+        f'<div class="report"><h1>{title}</h1>', *parts, "</div>"])
+    (folder / "report.html").write_text(page, encoding="utf-8")
+    notebook = sys.modules.get("IPython")
+    if notebook and notebook.get_ipython():
+        page = notebook.display.HTML(page)
+        notebook.display.display(page, display_id=str(folder), update=again)
 # --- end shared ---
 
 
 # Flags and main --------------------
 
 
-def whole(text):
-    """argparse type: a whole number from 1."""
-    if int(text) < 1:
-        raise ValueError
-    return int(text)
-
-
 def parse_args(argv):
-    """Command-line flags; --help reads like a page."""
+    """The flags."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     add = parser.add_argument_group("what to run").add_argument
     add("paths", nargs="*", type=Path, default=[Path("results.csv")], metavar="FILE or FOLDER",
         help="(results.csv)")
-    add("--effects", nargs="+", choices=tuple(EFFECTS), default=list(EFFECTS), help="(boost bias)")
-    add("--metric", default="acc", help="acc, f1, nll or any NAME of NAME_base and so on (acc)")
-    add("--margin", type=float, help="effects within it do not matter (acc, f1: 1; else none)")
+    add("--effects", nargs="+", choices=list(EFFECTS), default=["bias", "boost"], help="(both)")
+    add("--metric", default="acc", help="or f1, nll, any NAME of columns NAME_base, ... (acc)")
+    add("--margin", type=float, help="effects within it do not matter (acc, f1: 1)")
     add("--plain", action="store_true", help="only the texts of test, as in the paper")
     kinds = {"experiment": str, "m": int, "n": int, "models": str, "tasks": str}
     for flag, kind in kinds.items():
-        add(f"--{flag}", nargs="+", type=kind, metavar=flag.upper(), help="only these (all)")
-    add = parser.add_argument_group("sampling").add_argument
-    add("--analysis", nargs="+", choices=SAMPLERS, default=SAMPLERS, help="(paper hierarchical)")
-    add("--draws", type=int, default=1000, help="per chain; 0: no sampler (%(default)s)")
-    add("--tune", type=whole, default=500, help="tuning steps per chain (%(default)s)")
-    add("--chains", type=whole, default=4, help="(%(default)s)")
-    add("--seed", type=int, default=0, help="of all random numbers (%(default)s)")
-    add("--no-interaction", action="store_true", help="the paper's model without W (Figure 10)")
-    add = parser.add_argument_group("output").add_argument
-    add("--out", type=Path, metavar="FOLDER",
-        help="an earlier run's page there is replaced (fits/NAME of the first file)")
+        add(f"--{flag}", nargs="+", type=kind, help="only these (all)")
+    add("--draws", type=int, default=1000, help="of the samplers per chain; 0: none (1000)")
+    add("--out", type=Path, metavar="FOLDER", help="(fits/NAME of the first file)")
     args = parser.parse_args(argv)
-    args.command = shlex.join(["python", "fit_model.py", *(sys.argv[1:] if argv is None else argv)])
-    args.effects = sorted(set(args.effects))
+    words = sys.argv[1:] if argv is None else argv
+    args.command = f"python fit_model.py {shlex.join(words)}"
     if args.out is None:
-        name = args.paths[0].resolve().name.removesuffix(".csv")
+        name = args.paths[0].resolve().stem
         args.out = Path("fits", name if args.metric == "acc" else f"{name}.{args.metric}")
     if args.margin is None and args.metric in SHARES:
         args.margin = 1.0
-    if args.margin is not None and not 0.001 <= args.margin < math.inf:
-        parser.error("--margin is a number from 0.001")
-    if args.seed < 0 or args.draws < 0:
-        parser.error("--seed and --draws are not below 0")
+    if args.draws < 0 or not (args.margin is None or args.margin >= 0.001):
+        parser.error("--draws begins at 0, --margin at 0.001")
     return args
 
 
-@matplotlib.rc_context({"text.parse_math": False})  # a $ in a name is a $
 def main(argv=None):
     args = parse_args(argv)
-    rows = add_effects(load_rows(args, args.metric), args.metric)
-    units = unit_table(rows)
-    tasks = task_table(units, rows, args)
-    table = effects_table(tasks, args)
-    publish(rows, tasks, table, {}, [], args)
-    print(*[text for _, text in conclusions(table, rows)], sep="\n")
     failed = 0
     try:
-        print(f"page: {(args.out / 'report.html').resolve()}; tables and figures beside it")
-        show_page(args.out / "report.html")
+        rows = add_effects(load_rows(args, args.metric), args.metric)
+        units = unit_table(rows)
+        tasks = task_table(units, rows, args)
+        table = effects_table(tasks, args)
+        publish(rows, tasks, table, {}, [], args)
+        print(*[text for _, text in conclusions(table, tasks)], sep="\n")
+        print(f"page: {(args.out / 'report.html').resolve()}")
         if args.draws and args.metric == "acc":
             failed = run_samplers(rows, units, tasks, table, args)
     except KeyboardInterrupt:
-        raise SystemExit(f"stopped: {args.out} is complete but for the samplers that were left")
+        raise SystemExit(f"stopped: what stands in {args.out} stays")
     if failed:
-        print(f"warning: {count(failed, 'fit')} did not converge: more --tune and --draws may help",
-              file=sys.stderr)
+        print(f"warning: fits that did not converge: {failed}; more --draws may help")
         raise SystemExit(3)
 
 

