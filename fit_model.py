@@ -28,7 +28,7 @@ Commands, cheapest first
     python fit_model.py results.csv                # then the two samplers, minutes
     python fit_model.py results.csv more.csv folder --effects bias --n 500 --metric f1 --margin 2
 
-Writes to fits/results/ (the first file's name) report.html, and tables with the columns
+Writes to fits/results/ (the first file's name) report.html, its figures, and tables with the columns
     effects.csv    experiment, m, n (empty: all settings together), metric, effect, model, arms
                    (crossed: both sets of texts; plain: `test` alone), target (the names above),
                    tasks, left_out (tasks with one subsample), subsamples (fewest of a task),
@@ -308,7 +308,7 @@ def paper_counts(rows, effect):
     return data, list(sums["n"]), tasks
 
 
-def paper_model(data, models, tasks):
+def paper_model(data, models, tasks, interaction=True):
     """The paper's model of a cell, (1) to (10), in variables that mix (docs/results.md); few tasks:
     no W, one task: no U. Exactly, with S_j = (W_j0 + W_j1) / sqrt 2, D_j = (W_j1 - W_j0) / sqrt 2:
     a_j = mu + beta / 2 + U_j + S_j / sqrt 2, c_jk = a_j + V_jk, d_j = beta + sqrt 2 D_j,
@@ -317,6 +317,7 @@ def paper_model(data, models, tasks):
     task_idx = data["task_idx"]
     k = data["known"]
     J = len(tasks)
+    interaction = interaction and J >= FEWEST_TASKS
     coords = {"later": models[1:], "task": tasks, "unit": range(len(task_idx))}
     with pm.Model(coords=coords) as model:
         mu = pm.Normal("mu", 0, 1)
@@ -326,7 +327,7 @@ def paper_model(data, models, tasks):
             alpha = pt.concatenate([[0.0], pm.Normal("alpha", 0, 5, dims="later")])
         sd_U = pm.HalfNormal("sd_U", 1) if J > 1 else 0
         sd_V = pm.HalfNormal("sd_V", 1)
-        sd_W = pm.HalfNormal("sd_W", 3.5355) if J >= FEWEST_TASKS else 0
+        sd_W = pm.HalfNormal("sd_W", 3.5355) if interaction else 0
 
         # c_jk: the level of a task's subsample
         a = mu + beta / 2
@@ -340,7 +341,7 @@ def paper_model(data, models, tasks):
 
         # d_j: a task's effect
         d = beta
-        if J >= FEWEST_TASKS:
+        if interaction:
             s = math.sqrt(2) * sd_W
             z = pm.Normal("z", k * beta, s**k, dims="task")
             d = beta + s ** (1 - k) * (z - k * beta)
@@ -416,13 +417,13 @@ def warning_of(table, divergences):
     return f"not converged: r_hat {r_hat:.3f}, ESS {ess:.0f}, divergences: {divergences}"
 
 
-def fit(rows, units, effect, analysis, draws):
+def fit(rows, units, effect, analysis, draws, interaction=True):
     """(draws, a row of posterior.csv for each parameter) of a cell's rows or units; if it did not
     converge, once more, finer."""
     _, _, arviz, nutpie = import_pymc()
     if analysis == "paper":
         data, models, tasks = paper_counts(rows, effect)
-        model = paper_model(data, models, tasks)
+        model = paper_model(data, models, tasks, interaction)
     else:
         model = hierarchical_model(units, effect)
     with warnings.catch_warnings(action="ignore"):  # of large expressions compiled in parts
@@ -597,7 +598,7 @@ def methods(rows, args):
 
 
 def plot(table, title, args):
-    """HTML of a figure from a row a point: panel, line (from the top), series (by colour), effect,
+    """PNG of a figure from a row a point: panel, line (from the top), series (by colour), effect,
     value, low, high, width."""
     names, lines, series = [list(dict.fromkeys(table[key])) for key in ("panel", "line", "series")]
     size = 2.5 + 4.2 * len(names), 1.8 + 0.1 * len(lines) * (1 + len(series))
@@ -627,11 +628,35 @@ def plot(table, title, args):
             words += "\nright of 0: seeing the test texts helps"
         axis.set_xlabel(words)
     figure.legend(*axis.get_legend_handles_labels(), loc="outside lower center", ncols=4)
-    return figure_html(figure)
+    return png_of(figure)
+
+
+def plot_accuracies(tasks, metric):
+    """PNG of base, unseen and seen of each task, means over settings; a panel a model."""
+    means = tasks.groupby(["experiment", "model", "task"])[ACCURACIES].mean()
+    unit = metric
+    if metric in SHARES:
+        means, unit = 100 * means, f"{metric}, %"
+    panels = means.groupby(level=["experiment", "model"])
+    size = 1.5 + 4.5 * len(panels), 1.6 + 0.25 * panels.size().max()
+    figure = Figure(figsize=size, layout="constrained")
+    axes = figure.subplots(1, len(panels), squeeze=False, sharex=True)[0]
+    for axis, (names, mine) in zip(axes, panels):
+        mine = mine.droplevel(["experiment", "model"]).sort_values("unseen")
+        for name, mark, colour in zip(ACCURACIES, "so^|", (*COLOURS[:3], "black")):
+            axis.plot(mine[name], mine.index, mark, color=colour, label=name)
+        axis.set_ylim(-0.5, len(mine) - 0.5)
+        axis.tick_params("y", labelsize=8)
+        axis.set_title(", ".join(names))
+        axis.set_xlabel(f"{unit}; majority: commonest class")
+        axis.grid(alpha=0.3)
+    figure.legend(*axis.get_legend_handles_labels(), loc="outside lower center", ncols=4)
+    return png_of(figure)
 
 
 def draw_all(tasks, table, args):
-    """HTML of figures: effects; if they are few, the tasks of each setting and effect."""
+    """PNGs of figures by name: effects, accuracies; if they are few, the tasks of each setting and
+    effect."""
     few = (table["target"] != TARGETS[0]) & (table["tasks"] < FEWEST_TASKS)  # which tell nothing
     points = table[table["target"].isin(TARGETS[:2]) & ~few].copy()
     points["line"] = [setting_of(row) for row in points.to_dict("records")]
@@ -639,21 +664,22 @@ def draw_all(tasks, table, args):
     points["width"] = np.where(points["target"] == TARGETS[0], thick, 0.8)
     points = points.assign(panel=points["effect"], series=points["model"], value=points["estimate"])
     title = f"89 % intervals; thick: these {points['tasks'].max()} tasks, thin: tasks like these"
-    figures = [plot(points, title, args)]
+    figures = {"effects": plot(points, title, args)}
 
     tasks = tasks.reset_index().query("model != 'all'").sort_values("estimate", ascending=False)
+    figures["accuracies"] = plot_accuracies(tasks, args.metric)
     tasks = tasks.assign(panel=tasks["model"], line=tasks["task"], width=2.5)
     cells = tasks.groupby([*CELL, "effect"])
     if len(cells) > MOST_FIGURES:
         return figures
-    for (*cell, effect), mine in cells:
+    for number, ((*cell, effect), mine) in enumerate(cells, 1):
         parts = [mine.assign(series="observed", value=mine["estimate"])]
         for name in SAMPLERS:
             if name in mine:
                 parts.append(mine.assign(series=name, value=mine[name], low=mine[f"{name}_low"],
                                          high=mine[f"{name}_high"]))
         title = f"{title_of(*cell)}: {effect} of each task, 89 % intervals"
-        figures.append(plot(pd.concat(parts), title, args))
+        figures[f"tasks-{number}"] = plot(pd.concat(parts), title, args)
     return figures
 
 
@@ -673,14 +699,15 @@ def rows_html(table, names, metric):
 def publish(rows, tasks, table, summaries, notes, args):
     """Make figures, page and tables, then save them."""
     figures = draw_all(tasks, table, args)
+    first, second, *others = [figure_html(png) for png in figures.values()]
     parts = [paragraph(text, kind) for kind, text in conclusions(table, tasks)]
-    parts += [figures[0], "<h2>Settings</h2>"]
+    parts += [first, second, "<h2>Settings</h2>"]
     short = table if len(table) <= MOST_LINES else headlines(table)
     shown = ["subsamples", *ACCURACIES, "estimate", "low", "high", "verdict"]
     parts.append(rows_html(short, ["target", "tasks", *shown, "needed"], args.metric))
     parts.append(paragraph(GLOSS, "small"))
     parts += [paragraph(note) for note in notes]
-    parts += ["<h2>Tasks</h2>", *figures[1:]]
+    parts += ["<h2>Tasks</h2>", *others]
     if len(tasks) <= MOST_LINES:
         parts.append(rows_html(tasks.reset_index(), ["task", *shown], args.metric))
     parts.append("<h2>For a methods section</h2>")
@@ -697,12 +724,12 @@ def publish(rows, tasks, table, summaries, notes, args):
         posterior = pd.concat(summaries, names=[*GROUP[:-1], "analysis", "parameter"])
         tables["posterior"] = posterior.reset_index()
     title = "Is pretraining on the test texts unfair here?"
-    save(args.out, tables, title, parts, again=bool(notes))
+    save(args.out, tables, figures, title, parts, again=bool(notes))
 
 
 def run_samplers(rows, units, tasks, table, args):
     """Fit and publish all models, one by one. Returns how many did not converge."""
-    jobs = list(itertools.product(rows.groupby(CELL), args.effects, SAMPLERS))
+    jobs = list(itertools.product(rows.groupby(CELL), args.effects, args.analysis))
     summaries, notes, failed = {}, [], 0
     for (cell, mine), effect, analysis in tqdm(jobs, desc="samplers"):
         sizes = mine.groupby(["model", "task"])["subsample"].nunique()
@@ -710,7 +737,8 @@ def run_samplers(rows, units, tasks, table, args):
         note = f"left out, it needs {FEWEST_TASKS} tasks with two subsamples each"
         if analysis == "paper" or enough:
             own = units[(units[CELL] == list(cell)).all(axis=1) & (units["model"] != "all")]
-            posterior, summary = fit(mine, own, effect, analysis, args.draws)
+            posterior, summary = fit(
+                mine, own, effect, analysis, args.draws, not args.no_interaction)
             key = *cell, effect, analysis
             table, tasks, note = add_fit(posterior, summary, key, table, tasks, args.margin)
             failed += note.startswith("not converged")
@@ -929,20 +957,27 @@ def table_html(table, **formats):
     return f'<div class="scroll">{text}</div>'
 
 
-def figure_html(figure):
-    """HTML of a figure, which becomes a part of the page."""
+def png_of(figure):
+    """The bytes of its file."""
     file = io.BytesIO()
     figure.savefig(file, format="png", dpi=130)
-    picture = base64.b64encode(file.getvalue()).decode()
+    return file.getvalue()
+
+
+def figure_html(png):
+    """HTML of a figure, which becomes a part of the page."""
+    picture = base64.b64encode(png).decode()
     return f'<div class="scroll"><img src="data:image/png;base64,{picture}"></div>'
 
 
-def save(folder, tables, title, parts, again=False):
-    """Write tables by name, and report.html of these parts in HTML, one file to be handed on. In a
-    notebook's cell it is shown; again: in its old place."""
+def save(folder, tables, figures, title, parts, again=False):
+    """Write tables and figures by name, and report.html of these parts in HTML, one file to be
+    handed on. In a notebook's cell it is shown; again: in its old place."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, table in tables.items():
         table.to_csv(folder / f"{name}.csv", index=False, float_format="%.6g")
+    for name, png in figures.items():
+        (folder / f"{name}.png").write_bytes(png)
     page = "\n".join([
         '<!DOCTYPE html><meta charset="utf-8"><meta name="viewport" content="width=device-width">',
         f"<title>{title}</title><style>{STYLE}</style>",
@@ -971,6 +1006,8 @@ def parse_args(argv):
     kinds = {"experiment": str, "m": int, "n": int, "models": str, "tasks": str}
     for flag, kind in kinds.items():
         add(f"--{flag}", nargs="+", type=kind, help="only these (all)")
+    add("--analysis", nargs="+", choices=SAMPLERS, default=SAMPLERS, help="samplers (both)")
+    add("--no-interaction", action="store_true", help="the paper's model without W (Figure 10)")
     add("--draws", type=int, default=1000, help="of the samplers per chain; 0: none (1000)")
     add("--out", type=Path, metavar="FOLDER", help="(fits/NAME of the first file)")
     args = parser.parse_args(argv)

@@ -175,7 +175,7 @@ def answer_of(shares, effect):
 
 
 def draw_distributions(meta, shares, effect):
-    """Figure 7, a panel per cell: the distributions over slices of the paper's posterior means."""
+    """PNG of Figure 7, a panel per cell: the distributions over slices of the paper's posterior means."""
     cells = shares[shares["effect"] == effect].groupby(CELL)["threshold"].first()
     figure = Figure(figsize=(8, 1.4 + 2 * len(cells)), layout="constrained")
     figure.suptitle(f"The {effect} in single subsamples: share of studies at or below")
@@ -190,7 +190,7 @@ def draw_distributions(meta, shares, effect):
         axis.set_title(f"{title_of(*cell)}; grey: within ±{threshold:g}", fontsize=9)
     axis.set_xlabel("mean of beta in the paper's model (log odds)")
     figure.legend(*axis.get_legend_handles_labels(), loc="outside lower center", ncols=4)
-    return figure_html(figure)
+    return png_of(figure)
 
 
 # A leaderboard -----------------------------------------------------------------------------------
@@ -239,7 +239,7 @@ def board_table(board, v):
 
 
 def report_slices(rows, args):
-    """(tables, the page's parts) of all slices."""
+    """(tables, figures, the page's parts) of all slices."""
     if rows.groupby(RUN[:5])["subsample"].nunique().max() < 2:
         raise SystemExit("error: one subsample per model and task: all slices are the same")
     tables = []
@@ -247,16 +247,17 @@ def report_slices(rows, args):
         tables.append(analyse(mine, effect, args.slices))
     meta = pd.concat(tables)
     shares = shares_of(meta)
-    parts = []
+    parts, figures = [], {}
     for effect in args.effects:
         answer = answer_of(shares, effect)
         print(answer)
-        parts += [paragraph(answer, "answer"), draw_distributions(meta, shares, effect)]
+        figures[effect] = draw_distributions(meta, shares, effect)
+        parts += [paragraph(answer, "answer"), figure_html(figures[effect])]
     parts.append(paragraph(
         "outside: posterior mean beyond the threshold; paper, t: 89 % interval excludes 0. In "
         "shuffled studies the arms of each model and task change places at random."))
     parts.append(table_html(shares, float_format="{:.3f}".format))
-    return {"meta": meta, "shares": shares}, parts
+    return {"meta": meta, "shares": shares}, figures, parts
 
 
 def report_board(rows, board):
@@ -492,20 +493,27 @@ def table_html(table, **formats):
     return f'<div class="scroll">{text}</div>'
 
 
-def figure_html(figure):
-    """HTML of a figure, which becomes a part of the page."""
+def png_of(figure):
+    """The bytes of its file."""
     file = io.BytesIO()
     figure.savefig(file, format="png", dpi=130)
-    picture = base64.b64encode(file.getvalue()).decode()
+    return file.getvalue()
+
+
+def figure_html(png):
+    """HTML of a figure, which becomes a part of the page."""
+    picture = base64.b64encode(png).decode()
     return f'<div class="scroll"><img src="data:image/png;base64,{picture}"></div>'
 
 
-def save(folder, tables, title, parts, again=False):
-    """Write tables by name, and report.html of these parts in HTML, one file to be handed on. In a
-    notebook's cell it is shown; again: in its old place."""
+def save(folder, tables, figures, title, parts, again=False):
+    """Write tables and figures by name, and report.html of these parts in HTML, one file to be
+    handed on. In a notebook's cell it is shown; again: in its old place."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, table in tables.items():
         table.to_csv(folder / f"{name}.csv", index=False, float_format="%.6g")
+    for name, png in figures.items():
+        (folder / f"{name}.png").write_bytes(png)
     page = "\n".join([
         '<!DOCTYPE html><meta charset="utf-8"><meta name="viewport" content="width=device-width">',
         f"<title>{title}</title><style>{STYLE}</style>",
@@ -547,18 +555,19 @@ def main(argv=None):
         if args.leaderboard:
             title = "Would the leaderboard keep its order?"
             name = f"{name}.{args.leaderboard.stem}"
+            figures = {}
             tables, parts = report_board(rows, read_board(args.leaderboard))
         else:
             title = "How far can one subsample be trusted?"
-            tables, parts = report_slices(rows, args)
+            tables, figures, parts = report_slices(rows, args)
     except KeyboardInterrupt:
         raise SystemExit("stopped: nothing was written")
     flags = shlex.join(sys.argv[1:] if argv is None else argv)
     versions = ", ".join(sorted(set(rows["versions"].dropna())))
     parts.append(paragraph(f"python meta_analysis.py {flags}; {versions}", "small"))
     folder = args.out or Path("meta", name)
-    save(folder, tables, title, parts)
-    print(f"in {folder.resolve()}: report.html, tables")
+    save(folder, tables, figures, title, parts)
+    print(f"in {folder.resolve()}: report.html, tables, figures")
 
 
 if __name__ == "__main__":

@@ -608,7 +608,7 @@ def test_what_the_samplers_add(run, tmp_path):
     assert {"beta", "sd_W", "alpha[b]", "d[task00]", "difference[all]", "tau[a]", "new_task[b]"} <= names
     assert not any("__" in name or name.startswith("effect") for name in names)
     page = (folder / "report.html").read_text()
-    assert "hierarchical: not converged" in page and page.count("data:image/png;base64,") == 2
+    assert "hierarchical: not converged" in page and page.count("data:image/png;base64,") == 3
 
 
 def test_too_little_for_the_samplers(run, tmp_path):
@@ -715,7 +715,7 @@ def test_the_page_is_one_file_with_names_escaped(run, tmp_path):
     folder = tmp_path / "fits" / "r"
     page = (folder / "report.html").read_text()
     assert status == 0 and "<b>" not in page and "US$_&lt;b&gt;&amp;" in page and "code &lt;1&gt;" in page
-    assert not re.search(r'(src|href)="(?!data:)', page) and page.count("data:image/png;base64,") == 3
+    assert not re.search(r'(src|href)="(?!data:)', page) and page.count("data:image/png;base64,") == 4
     assert "there the model has learned too little to show an inflation" in page
     assert 'class="answer"' in page and "For a methods section" in page and "code &lt;1&gt;" in page
     assert page.count("<tr") == 1 + 12 + 1 + 30  # answers, tasks
