@@ -28,7 +28,7 @@ Commands, cheapest first
     python fit_model.py results.csv                # then the two samplers, minutes
     python fit_model.py results.csv more.csv folder --effects bias --n 500 --metric f1 --margin 2
 
-Writes to fits/results/ (the first file's name) report.html, its figures, and tables with the columns
+Writes to fits/results/ (the first file's name) report.html, its figures as PNG, and the columns
     effects.csv    experiment, m, n (empty: all settings together), metric, effect, model, arms
                    (crossed: both sets of texts; plain: `test` alone), target (the names above),
                    tasks, left_out (tasks with one subsample), subsamples (fewest of a task),

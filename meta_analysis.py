@@ -175,7 +175,7 @@ def answer_of(shares, effect):
 
 
 def draw_distributions(meta, shares, effect):
-    """PNG of Figure 7, a panel per cell: the distributions over slices of the paper's posterior means."""
+    """PNG of Figure 7, a panel per cell: distributions over slices of the paper's estimates."""
     cells = shares[shares["effect"] == effect].groupby(CELL)["threshold"].first()
     figure = Figure(figsize=(8, 1.4 + 2 * len(cells)), layout="constrained")
     figure.suptitle(f"The {effect} in single subsamples: share of studies at or below")

@@ -630,7 +630,8 @@ def test_ctrl_c_in_the_samplers_leaves_all_else(tmp_path):
     names = {file.name for file in (tmp_path / "fits" / "results").iterdir()}
     assert process.returncode == 1 and "Traceback" not in err
     assert err.strip().endswith("stopped: what stands in fits/results stays")
-    assert {"report.html", "effects.csv", "tasks.csv", "means.csv"} == names
+    assert {"report.html", "effects.csv", "tasks.csv", "means.csv", "effects.png"} <= names
+    assert "posterior.csv" not in names
 
 
 # What a person gets --------------------
@@ -704,7 +705,7 @@ def test_small_and_large_data(run, tmp_path, name, rows):
     page = Path("fits/results/report.html").read_text()
     assert status == 0 and not err and "nan" not in re.sub("base64,[^\"]*", "", page) + out
     assert not re.search(r"\b1 (tasks|subsamples)\b", out)
-    assert page.count("<tr") < 80 and 1 <= page.count("base64,") <= 3
+    assert page.count("<tr") < 80 and 2 <= page.count("base64,") <= 4
 
 
 def test_the_page_is_one_file_with_names_escaped(run, tmp_path):
@@ -723,7 +724,8 @@ def test_the_page_is_one_file_with_names_escaped(run, tmp_path):
     (folder / "notes.txt").write_text("mine")
     run("r.csv", "--draws", 0)
     names = {path.name for path in folder.iterdir()}
-    assert names == {"effects.csv", "means.csv", "tasks.csv", "report.html", "notes.txt"}
+    figures = {"effects.png", "accuracies.png", "tasks-1.png", "tasks-2.png"}
+    assert names == {"effects.csv", "means.csv", "tasks.csv", "report.html", "notes.txt"} | figures
 
 
 def test_an_interrupted_run_leaves_the_old_page(f, run, tmp_path, monkeypatch):

@@ -254,7 +254,8 @@ def test_tables_figures_and_page(m, run, tmp_path):
             beyond = (mine[f"{way}_low"] > 0) | (mine[f"{way}_high"] < 0)
             assert row[way] == pytest.approx(beyond.mean(), abs=1e-5)
     assert all(column in m.__doc__ for column in [*meta, *shares])
-    assert {path.name for path in folder.iterdir()} == {"meta.csv", "shares.csv", "report.html"}
+    names = {path.name for path in folder.iterdir()}
+    assert names == {"meta.csv", "shares.csv", "report.html", "bias.png", "boost.png"}
     page = (folder / "report.html").read_text()
     assert page.count("data:image/png;base64,") == 2 and "my zero-shot" in page
 
