@@ -77,7 +77,7 @@ def load(zero, byte_model):
     def call(kind, quantize="none", precision="float32", **changes):
         folder = byte_model(kind, **changes)
         model = zero.find_model(str(folder), zero.load_registry())
-        net = zero.load_net.__wrapped__(model, quantize, precision, "cpu")
+        net = zero.load_net(model, quantize, precision, "cpu")
         zero.fresh_adapter(net, 5)
         return folder, net
 
@@ -88,7 +88,7 @@ def load(zero, byte_model):
 def run(zero, benchmark_csv, tmp_path, monkeypatch):
     """run(model, flags...) -> (None or an error's message, rows) of main() in an empty folder."""
     monkeypatch.chdir(tmp_path)
-    zero.load_net.cache_clear()
+    zero.LOADED.clear()
     ours = "--m 3 --n 9 --subsamples 1 --workers 1 --threads 1 --device cpu".split()
     ours += ["--csv", benchmark_csv, "--about", "a remark", "--answer", "its subject", "--model"]
 
@@ -377,7 +377,7 @@ def test_nf4_computes_in_what_the_card_can(capability, precision, zero, monkeypa
     ("mistral", ["--pack", "--answers"])])
 def test_a_run_is_what_its_files_say(kind, flags, zero, byte_model, run, monkeypatch,
                                      benchmark_csv):
-    folder, trained, load_net = byte_model(kind), [], zero.load_net.__wrapped__
+    folder, trained, load_net = byte_model(kind), [], zero.load_net
     tokenizer = t.AutoTokenizer.from_pretrained(folder)
 
     def see(module, args, kwargs):
