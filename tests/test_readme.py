@@ -51,6 +51,8 @@ def test_the_commands_run_in_order(tmp_path, monkeypatch, model_dir, benchmark_c
             tiny += ["--model", masked]
         elif name == "run_zero_shot" or "--model" in flags:
             tiny += ["--model", causal]
+        if "--reference" in flags:
+            tiny += ["--reference", causal]
         words = []
         for flag in flags:  # the shell's work
             if "*" in flag:
