@@ -820,7 +820,7 @@ def read_results(paths, metric):
     rows = pd.concat(tables, ignore_index=True)
     numbers = [*WHOLE, "majority", *measured, "discordant", "discordant_on_extra"]
     rows = rows.reindex(columns=dict.fromkeys([*rows, *numbers, *WORDS])).replace("", np.nan)
-    rows["seed"] = rows["seed"].fillna(0)
+    rows["seed"] = rows["seed"].astype(object).fillna(0)
     for name in WORDS[:3]:
         refuse(rows, rows[name].isna(), name, "a name")
     for name in numbers:
