@@ -693,7 +693,8 @@ def rows_html(table, names, metric):
         shown[ACCURACIES] *= 100
     formats = dict.fromkeys(["estimate", "low", "high"], lambda value: signed(value, metric))
     formats["needed"] = "{:.0f}".format
-    return table_html(shown, formatters=formats, float_format="{:.4g}".format)
+    digits = 2 if metric in SHARES else 4
+    return table_html(shown, formatters=formats, float_format=f"{{:.{digits}f}}".format)
 
 
 def publish(rows, tasks, table, summaries, notes, args):
@@ -935,10 +936,11 @@ def add_effects(rows, metric="acc"):
 # --- shared: page ---
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")  # Okabe and Ito's
 STYLE = """
-.report { max-width: 58rem; margin: auto; font: 16px/1.5 sans-serif; overflow-wrap: break-word;
+.report { max-width: 70rem; margin: auto; font: 16px/1.5 sans-serif; overflow-wrap: break-word;
   .answer, .warning { border-left: .3rem solid #0072B2; padding-left: .8rem }
   .warning { border-color: #D55E00 }
-  .small, table { font-size: .85rem }
+  .small { font-size: .85rem }
+  table { font-size: .75rem }
   .scroll { overflow-x: auto }
   img { max-width: 100%; min-width: 34rem }
   td, th { padding: .15rem .5rem; text-align: left; white-space: nowrap }
