@@ -56,8 +56,9 @@ def test_a_killed_worker_and_a_rerun_with_another_number_of_shares(
         script, grid, plain, tmp_path, capsys):
     run = subprocess.Popen([*TORCHRUN, *grid], cwd=tmp_path, env=ENVIRONMENT,
                            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    deadline = time.time() + 120
-    while time.time() < deadline and not list(tmp_path.glob("results*.csv")):
+    deadline = time.time() + 120  # a file appears before its first row is in it
+    while time.time() < deadline and not any(
+            file.read_text().count("\n") > 1 for file in tmp_path.glob("results*.csv")):
         time.sleep(0.01)
     workers = [child for child in psutil.Process(run.pid).children() if grid[0] in child.cmdline()]
     assert len(workers) == 2
