@@ -387,7 +387,7 @@ def test_a_row_costs_the_same_however_long_the_file_is(script, tmp_path):
 
 
 def test_kill_9_loses_nothing_and_leaves_no_process(tiny, benchmark_csv, tmp_path):
-    words = command(tiny, benchmark_csv, "--subsamples", "40", "--workers", "2")
+    words = command(tiny, benchmark_csv, "--subsamples", "24", "--workers", "2")
     process, file = start(tmp_path, *words), tmp_path / "results.csv"
     wait_for_rows(file, 4)
     listed = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True)
@@ -395,14 +395,14 @@ def test_kill_9_loses_nothing_and_leaves_no_process(tiny, benchmark_csv, tmp_pat
     process.kill()
     process.wait()
     whole, deadline = file.read_text().splitlines(), time.time() + 60
-    assert 4 < len(whole) < 40 and len(workers) >= 2
+    assert 4 < len(whole) < 24 and len(workers) >= 2
     while time.time() < deadline and any(map(os.path.exists, workers)):
         time.sleep(0.1)
     assert not any(map(os.path.exists, workers)), "workers end with their parent"
     out, err = start(tmp_path, *words).communicate()
     assert f"{len(whole) - 1} subsamples finished before" in out, err
     assert file.read_text().splitlines()[: len(whole)] == whole
-    assert sorted([int(row["subsample"]) for row in rows_of(file)]) == [*range(1, 41)]
+    assert sorted([int(row["subsample"]) for row in rows_of(file)]) == [*range(1, 25)]
 
 
 @pytest.mark.parametrize("to_all", [True, False])
@@ -447,11 +447,11 @@ def test_two_processes_on_one_file(run, tiny, benchmark_csv, tmp_path, monkeypat
     (tmp_path / "link.csv").symlink_to(tmp_path / "shared.csv")
     both = []
     for workers, out in (("1", "link.csv"), ("2", "shared.csv")):
-        words = command(tiny, benchmark_csv, "--subsamples", "8", "--workers", workers)
+        words = command(tiny, benchmark_csv, "--subsamples", "4", "--workers", workers)
         both.append(start(tmp_path, *words, "--out", out))
     errors = [process.communicate()[1] for process in both]
     assert [process.returncode for process in both] == [0, 0], errors
-    run("--subsamples", 8, "--out", "single.csv")
+    run("--subsamples", 4, "--out", "single.csv")
     found, single = comparable(rows_of("shared.csv")), comparable(rows_of("single.csv"))
     assert (tmp_path / "link.csv").is_symlink() and sorted({*found}) == single
     assert not (tmp_path / ".link.csv.lock").exists(), "there is one lock, the file's own"
