@@ -82,7 +82,6 @@ PACKED = {  # architectures whose packed texts give the numbers of texts alone (
     "albert", "bert", "camembert", "distilbert", "electra", "gpt2", "gpt_neox", "llama", "opt",
     "roberta", "xlm-roberta",
 }
-FROM_PAD = {"camembert", "roberta", "xlm-roberta"}  # count positions from their pad token's id + 1
 
 
 # The experiment: draws, network, training, a subsample -------------------------------------------
@@ -781,16 +780,18 @@ def label_order(label):
 def load_tasks(args, registry, default):
     """{name: Task} of --tasks, --csv and --hub, each large enough."""
     specs, own = {}, {"text": args.text, "label": args.label}
-    if args.csv:
-        specs[Path(args.csv).stem] = {"sources": [{"csv": args.csv}], **own}
-    if args.hub:
-        source = {"hub": args.hub, "name": args.name, "split": args.split}
-        specs[Path(args.hub).name] = {"sources": [source], **own}
-    known, names = registry["tasks"], args.tasks or ([] if specs else default)
+    known, names = {**registry["tasks"]}, [*(args.tasks or [])]
     if "all" in names:
-        paper = [name for name in known if known[name].get("paper", True)]
-        names = [*paper, *[name for name in names if name != "all"]]
-    for name in names:
+        names.remove("all")
+        names += [name for name in known if known[name].get("paper", True)]
+    if args.csv:
+        names.append(Path(args.csv).stem)
+        known[names[-1]] = {"sources": [{"csv": args.csv}], **own}
+    if args.hub:
+        names.append(Path(args.hub).name)
+        source = {"hub": args.hub, "name": args.name, "split": args.split}
+        known[names[-1]] = {"sources": [source], **own}
+    for name in names or default:
         if name in specs or name not in known:
             raise SystemExit(f"error: unknown task {name!r}, or given twice: give some of "
                              f"{', '.join(known)}, all, or --csv or --hub")
@@ -809,6 +810,9 @@ def load_tasks(args, registry, default):
 
 
 # --- shared: models ---
+FROM_PAD = {"camembert", "roberta", "xlm-roberta"}  # count positions from their pad token's id + 1
+
+
 class Model(NamedTuple):
     """A pretrained model's files."""
     name: str
@@ -838,6 +842,8 @@ def read_model(source):
     config = transformers.AutoConfig.from_pretrained(
         folder, gguf_file=gguf, trust_remote_code=False)
     longest = getattr(config.get_text_config(), "max_position_embeddings", None) or 10**6
+    if config.model_type in FROM_PAD:
+        longest -= config.pad_token_id + 1
     return folder, gguf, str(config.architectures), longest
 
 
@@ -902,9 +908,10 @@ def finished_rows(out):
     """{key: row} of a results file and of the other shards' beside it, without lines that were cut
     short."""
     finished = {}
-    whole = out.with_name(re.sub(r"\.\d+-of-\d+\.csv$", ".csv", out.name))
-    for path in [whole, *out.parent.glob(f"{whole.stem}.*-of-*.csv")]:
-        if not path.exists() or path.stat().st_size == 0:
+    shard = r"\.\d+-of-\d+\.csv$"
+    for path in sorted(out.parent.iterdir()):
+        same = re.sub(shard, ".csv", path.name) == re.sub(shard, ".csv", out.name)
+        if not same or path.stat().st_size == 0:
             continue
         table = pd.read_csv(path, dtype=str, keep_default_na=False, on_bad_lines="skip",
                             encoding="utf-8-sig", encoding_errors="replace")
@@ -992,22 +999,22 @@ def run_cell(args, out, units, rows, tasks, pool, workers, run):
                 wanted = len(rows) * (2 * half_width(rows, len(tasks)) / args.margin) ** 2
                 bar.total = round(min(len(units), bar.n + max(0, wanted - len(rows))))
 
-    for row, recipe, model in sorted(units, key=lambda unit: unit[0]["subsample"]):
-        third = row["subsample"] > args.first_subsample + 1
-        if args.margin and third and half_width(rows, len(tasks)) <= args.margin / 2:
-            break
-        sample = draw(row, recipe, model, tasks[row["task"]])
-        if pool:
-            future = pool.submit(run, sample)
-        else:
-            future = concurrent.futures.Future()
-            future.set_result(run(sample))
-        running[future] = sample
-        if len(running) == workers:
+    with bar:  # closed before an error is printed
+        for row, recipe, model in sorted(units, key=lambda unit: unit[0]["subsample"]):
+            third = row["subsample"] > args.first_subsample + 1
+            if args.margin and third and half_width(rows, len(tasks)) <= args.margin / 2:
+                break
+            sample = draw(row, recipe, model, tasks[row["task"]])
+            if pool:
+                future = pool.submit(run, sample)
+            else:
+                future = concurrent.futures.Future()
+                future.set_result(run(sample))
+            running[future] = sample
+            if len(running) == workers:
+                collect()
+        while running:
             collect()
-    while running:
-        collect()
-    bar.close()
 
 
 def run_all(args, device, models, tasks, most, recipe_of, run_subsample):
@@ -1177,6 +1184,8 @@ def main(argv=None):
         raise SystemExit("error: --subsamples paper: the paper has n = 50, 100, 200, 500")
     device = choose_device(args)
     models = [find_model(text, registry) for text in args.model]
+    for model in models[1:]:  # their faults are found now, not after the runs of the first
+        load_network(model, "cpu", "float32")
     tasks = load_tasks(args, registry, ["bbc_news", "rotten_tomatoes"])
     run_all(args, device, models, tasks, most, functools.partial(recipe_of, registry),
             run_subsample)
