@@ -63,6 +63,7 @@ import functools
 import hashlib
 import itertools
 import json
+import logging
 import math
 import os
 import re
@@ -644,6 +645,7 @@ def open_scorer(source, gguf, quantize, precision, device):
 
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
+    logging.getLogger("bitsandbytes").setLevel("ERROR")  # advises what is not needed
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
     options = {"gguf_file": gguf, "trust_remote_code": False}

@@ -714,9 +714,9 @@ def read_source(task, source):
         if path.is_dir():  # label/….txt
             files = sorted(path.glob("*/*.txt"), key=str)
             texts = [file.read_text(encoding="utf-8", errors="replace") for file in files]
-            labels = [file.parent.name for file in files]
-            return spec, pd.DataFrame({"text": texts, "label": labels}, dtype=object), None
-        table = read_texts(path, source)
+            table = pd.DataFrame({"text": texts, "label": [file.parent.name for file in files]})
+        else:
+            table = read_texts(path, source)
     for column in (*spec["text"], spec["label"]):
         if [*table.columns].count(column) != 1:
             raise ValueError(f"not one column {column!r}; columns found: {[*table.columns]}")
@@ -780,10 +780,7 @@ def label_order(label):
 def load_tasks(args, registry, default):
     """{name: Task} of --tasks, --csv and --hub, each large enough."""
     specs, own = {}, {"text": args.text, "label": args.label}
-    known, names = {**registry["tasks"]}, [*(args.tasks or [])]
-    if "all" in names:
-        names.remove("all")
-        names += [name for name in known if known[name].get("paper", True)]
+    known, names = {**registry["tasks"]}, []
     if args.csv:
         names.append(Path(args.csv).stem)
         known[names[-1]] = {"sources": [{"csv": args.csv}], **own}
@@ -791,6 +788,10 @@ def load_tasks(args, registry, default):
         names.append(Path(args.hub).name)
         source = {"hub": args.hub, "name": args.name, "split": args.split}
         known[names[-1]] = {"sources": [source], **own}
+    names += args.tasks or []
+    if "all" in names:
+        names.remove("all")
+        names += [name for name, spec in registry["tasks"].items() if spec.get("paper", True)]
     for name in names or default:
         if name in specs or name not in known:
             raise SystemExit(f"error: unknown task {name!r}, or given twice: give some of "
@@ -955,7 +956,7 @@ def plan_units(args, models, tasks, most, recipe_of):
     units = []
     for model, n, m, (name, task) in itertools.product(models, args.n, args.m, tasks.items()):
         recipe = recipe_of(args, model, task)
-        for k in range(args.first_subsample, args.first_subsample + most[n]):
+        for k in range(1, most[n] + 1):
             row = {"experiment": args.experiment, "model": model.name, "task": name, "m": m,
                    "n": n, "subsample": k, "seed": args.seed, "data": task.data,
                    "recipe": short_hash(recipe), "versions": versions}
@@ -1001,7 +1002,7 @@ def run_cell(args, out, units, rows, tasks, pool, workers, run):
 
     with bar:  # closed before an error is printed
         for row, recipe, model in sorted(units, key=lambda unit: unit[0]["subsample"]):
-            third = row["subsample"] > args.first_subsample + 1
+            third = row["subsample"] > 2
             if args.margin and third and half_width(rows, len(tasks)) <= args.margin / 2:
                 break
             sample = draw(row, recipe, model, tasks[row["task"]])
@@ -1124,7 +1125,6 @@ def add_shared_flags(parser):
     add("--split", default="train", help="of --hub (train)")
     add("--margin", type=above_zero,
         help="points: go on until the bias is known to half of it, at most --subsamples")
-    add("--first-subsample", type=whole, default=1, help="number of the first draw (1)")
     add("--seed", type=int, default=0, help="of the training, not of the draws (0)")
     add = parser.add_argument_group("machine and output").add_argument
     add("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps (auto)")

@@ -46,6 +46,7 @@ import inspect
 import io
 import itertools
 import json
+import logging
 import math
 import multiprocessing
 import os
@@ -75,7 +76,7 @@ EPOCHS, LEARNING_RATE, CLIP_NORM = 1, 2e-4, 1.0  # of pretraining (paper, append
 LORA_RANK, LORA_ALPHA, LORA_DROPOUT = 16, 32, 0.05  # paper, appendix G
 GROUP_TOKENS = {"cuda": 4096, "cpu": 320}  # at once in a training step: more only takes memory
 LONG_SEQUENCE = 512  # tokens from which activations are computed twice: half the memory, 1.3 x time
-SCORED = 48  # class names of several prompts that are scored at once, by models without
+SCORED = 48  # class names of several prompts that are scored at once, but by models with windows
 WINDOWS = ("sliding_window", "window_size", "attention_chunk_size")
 
 
@@ -346,6 +347,7 @@ def load_net(model, quantize, precision, device):
     """The model with its adapter. nf4, the paper's QLoRA: 4-bit weights, double quantised. It must
     score prompts together as it scores them alone: see check_scores."""
     warnings.filterwarnings("ignore", module="peft|transformers")
+    logging.getLogger("bitsandbytes").setLevel("ERROR")  # advises what is not needed
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
     tokenizer = load_tokenizer(model)
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
@@ -751,9 +753,9 @@ def read_source(task, source):
         if path.is_dir():  # label/….txt
             files = sorted(path.glob("*/*.txt"), key=str)
             texts = [file.read_text(encoding="utf-8", errors="replace") for file in files]
-            labels = [file.parent.name for file in files]
-            return spec, pd.DataFrame({"text": texts, "label": labels}, dtype=object), None
-        table = read_texts(path, source)
+            table = pd.DataFrame({"text": texts, "label": [file.parent.name for file in files]})
+        else:
+            table = read_texts(path, source)
     for column in (*spec["text"], spec["label"]):
         if [*table.columns].count(column) != 1:
             raise ValueError(f"not one column {column!r}; columns found: {[*table.columns]}")
@@ -817,10 +819,7 @@ def label_order(label):
 def load_tasks(args, registry, default):
     """{name: Task} of --tasks, --csv and --hub, each large enough."""
     specs, own = {}, {"text": args.text, "label": args.label}
-    known, names = {**registry["tasks"]}, [*(args.tasks or [])]
-    if "all" in names:
-        names.remove("all")
-        names += [name for name in known if known[name].get("paper", True)]
+    known, names = {**registry["tasks"]}, []
     if args.csv:
         names.append(Path(args.csv).stem)
         known[names[-1]] = {"sources": [{"csv": args.csv}], **own}
@@ -828,6 +827,10 @@ def load_tasks(args, registry, default):
         names.append(Path(args.hub).name)
         source = {"hub": args.hub, "name": args.name, "split": args.split}
         known[names[-1]] = {"sources": [source], **own}
+    names += args.tasks or []
+    if "all" in names:
+        names.remove("all")
+        names += [name for name, spec in registry["tasks"].items() if spec.get("paper", True)]
     for name in names or default:
         if name in specs or name not in known:
             raise SystemExit(f"error: unknown task {name!r}, or given twice: give some of "
@@ -992,7 +995,7 @@ def plan_units(args, models, tasks, most, recipe_of):
     units = []
     for model, n, m, (name, task) in itertools.product(models, args.n, args.m, tasks.items()):
         recipe = recipe_of(args, model, task)
-        for k in range(args.first_subsample, args.first_subsample + most[n]):
+        for k in range(1, most[n] + 1):
             row = {"experiment": args.experiment, "model": model.name, "task": name, "m": m,
                    "n": n, "subsample": k, "seed": args.seed, "data": task.data,
                    "recipe": short_hash(recipe), "versions": versions}
@@ -1038,7 +1041,7 @@ def run_cell(args, out, units, rows, tasks, pool, workers, run):
 
     with bar:  # closed before an error is printed
         for row, recipe, model in sorted(units, key=lambda unit: unit[0]["subsample"]):
-            third = row["subsample"] > args.first_subsample + 1
+            third = row["subsample"] > 2
             if args.margin and third and half_width(rows, len(tasks)) <= args.margin / 2:
                 break
             sample = draw(row, recipe, model, tasks[row["task"]])
@@ -1161,7 +1164,6 @@ def add_shared_flags(parser):
     add("--split", default="train", help="of --hub (train)")
     add("--margin", type=above_zero,
         help="points: go on until the bias is known to half of it, at most --subsamples")
-    add("--first-subsample", type=whole, default=1, help="number of the first draw (1)")
     add("--seed", type=int, default=0, help="of the training, not of the draws (0)")
     add = parser.add_argument_group("machine and output").add_argument
     add("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps (auto)")

@@ -195,9 +195,9 @@ def test_the_grid_of_all_combinations_runs(run, tiny, model_dir):
 def test_a_task_or_a_subsample_alone_equals_the_same_in_a_longer_run(run):
     flags = ["--m", 10, "--n", 10, "--max-length", 16]
     run(*flags, "--tasks", "rotten_tomatoes")
-    run(*flags, "--subsamples", 1, "--first-subsample", 2, "--out", "alone.csv")
+    run(*flags, "--shard", "2/2", "--out", "alone.csv")
     assert [row["task"] for row in rows_of()] == ["topics", "rotten_tomatoes"] * 2
-    assert comparable(rows_of("alone.csv")) == comparable(rows_of()[2:3])
+    assert comparable(rows_of("alone.2-of-2.csv")) == comparable(rows_of()[2:3])
 
 
 @pytest.mark.parametrize("name, model, kind, spread, flags", [
