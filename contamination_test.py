@@ -678,6 +678,7 @@ def open_scorer(source, gguf, quantize, precision, device):
 
 def write_whole(path, table):
     """Write the table, whole or not at all."""
+    path = path.resolve()  # a link stays one
     draft = path.with_name(f"{path.name}.draft")
     table.to_csv(draft, index=False)
     draft.replace(path)

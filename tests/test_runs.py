@@ -622,7 +622,6 @@ def test_a_column_of_lists_is_no_label(run):
     (["--device", "toaster"], ["--device toaster"]),
     (["--subsamples", "paper"], ["n = 50, 100, 200, 500"]),
     (["--max-length", 4096], ["512", "--max-length"]),
-    (["--csv", "rotten_tomatoes.csv", "--tasks", "rotten_tomatoes"], ["given twice"]),
     (["--hub", "someone/topics"], ["'topics'", "given twice"]),
     (["--m", 6, 9, 9], ["twice"])])
 def test_mistakes_in_flags(run, flags, words):
