@@ -63,6 +63,7 @@ import functools
 import hashlib
 import itertools
 import json
+import logging
 import math
 import os
 import re
@@ -644,6 +645,7 @@ def open_scorer(source, gguf, quantize, precision, device):
 
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
+    logging.getLogger("bitsandbytes").setLevel("ERROR")  # advises what is not needed
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
     options = {"gguf_file": gguf, "trust_remote_code": False}
@@ -676,6 +678,7 @@ def open_scorer(source, gguf, quantize, precision, device):
 
 def write_whole(path, table):
     """Write the table, whole or not at all."""
+    path = path.resolve()  # a link stays one
     draft = path.with_name(f"{path.name}.draft")
     table.to_csv(draft, index=False)
     draft.replace(path)

@@ -82,7 +82,6 @@ PACKED = {  # architectures whose packed texts give the numbers of texts alone (
     "albert", "bert", "camembert", "distilbert", "electra", "gpt2", "gpt_neox", "llama", "opt",
     "roberta", "xlm-roberta",
 }
-FROM_PAD = {"camembert", "roberta", "xlm-roberta"}  # count positions from their pad token's id + 1
 
 
 # The experiment: draws, network, training, a subsample -------------------------------------------
@@ -715,9 +714,9 @@ def read_source(task, source):
         if path.is_dir():  # label/….txt
             files = sorted(path.glob("*/*.txt"), key=str)
             texts = [file.read_text(encoding="utf-8", errors="replace") for file in files]
-            labels = [file.parent.name for file in files]
-            return spec, pd.DataFrame({"text": texts, "label": labels}, dtype=object), None
-        table = read_texts(path, source)
+            table = pd.DataFrame({"text": texts, "label": [file.parent.name for file in files]})
+        else:
+            table = read_texts(path, source)
     for column in (*spec["text"], spec["label"]):
         if [*table.columns].count(column) != 1:
             raise ValueError(f"not one column {column!r}; columns found: {[*table.columns]}")
@@ -781,16 +780,19 @@ def label_order(label):
 def load_tasks(args, registry, default):
     """{name: Task} of --tasks, --csv and --hub, each large enough."""
     specs, own = {}, {"text": args.text, "label": args.label}
+    known, names = {**registry["tasks"]}, []
     if args.csv:
-        specs[Path(args.csv).stem] = {"sources": [{"csv": args.csv}], **own}
+        names.append(Path(args.csv).stem)
+        known[names[-1]] = {"sources": [{"csv": args.csv}], **own}
     if args.hub:
+        names.append(Path(args.hub).name)
         source = {"hub": args.hub, "name": args.name, "split": args.split}
-        specs[Path(args.hub).name] = {"sources": [source], **own}
-    known, names = registry["tasks"], args.tasks or ([] if specs else default)
+        known[names[-1]] = {"sources": [source], **own}
+    names += args.tasks or []
     if "all" in names:
-        paper = [name for name in known if known[name].get("paper", True)]
-        names = [*paper, *[name for name in names if name != "all"]]
-    for name in names:
+        names.remove("all")
+        names += [name for name, spec in registry["tasks"].items() if spec.get("paper", True)]
+    for name in names or default:
         if name in specs or name not in known:
             raise SystemExit(f"error: unknown task {name!r}, or given twice: give some of "
                              f"{', '.join(known)}, all, or --csv or --hub")
@@ -809,6 +811,9 @@ def load_tasks(args, registry, default):
 
 
 # --- shared: models ---
+FROM_PAD = {"camembert", "roberta", "xlm-roberta"}  # count positions from their pad token's id + 1
+
+
 class Model(NamedTuple):
     """A pretrained model's files."""
     name: str
@@ -838,6 +843,8 @@ def read_model(source):
     config = transformers.AutoConfig.from_pretrained(
         folder, gguf_file=gguf, trust_remote_code=False)
     longest = getattr(config.get_text_config(), "max_position_embeddings", None) or 10**6
+    if config.model_type in FROM_PAD:
+        longest -= config.pad_token_id + 1
     return folder, gguf, str(config.architectures), longest
 
 
@@ -902,9 +909,10 @@ def finished_rows(out):
     """{key: row} of a results file and of the other shards' beside it, without lines that were cut
     short."""
     finished = {}
-    whole = out.with_name(re.sub(r"\.\d+-of-\d+\.csv$", ".csv", out.name))
-    for path in [whole, *out.parent.glob(f"{whole.stem}.*-of-*.csv")]:
-        if not path.exists() or path.stat().st_size == 0:
+    shard = r"\.\d+-of-\d+\.csv$"
+    for path in sorted(out.parent.iterdir()):
+        same = re.sub(shard, ".csv", path.name) == re.sub(shard, ".csv", out.name)
+        if not same or path.stat().st_size == 0:
             continue
         table = pd.read_csv(path, dtype=str, keep_default_na=False, on_bad_lines="skip",
                             encoding="utf-8-sig", encoding_errors="replace")
@@ -948,7 +956,7 @@ def plan_units(args, models, tasks, most, recipe_of):
     units = []
     for model, n, m, (name, task) in itertools.product(models, args.n, args.m, tasks.items()):
         recipe = recipe_of(args, model, task)
-        for k in range(args.first_subsample, args.first_subsample + most[n]):
+        for k in range(1, most[n] + 1):
             row = {"experiment": args.experiment, "model": model.name, "task": name, "m": m,
                    "n": n, "subsample": k, "seed": args.seed, "data": task.data,
                    "recipe": short_hash(recipe), "versions": versions}
@@ -992,22 +1000,22 @@ def run_cell(args, out, units, rows, tasks, pool, workers, run):
                 wanted = len(rows) * (2 * half_width(rows, len(tasks)) / args.margin) ** 2
                 bar.total = round(min(len(units), bar.n + max(0, wanted - len(rows))))
 
-    for row, recipe, model in sorted(units, key=lambda unit: unit[0]["subsample"]):
-        third = row["subsample"] > args.first_subsample + 1
-        if args.margin and third and half_width(rows, len(tasks)) <= args.margin / 2:
-            break
-        sample = draw(row, recipe, model, tasks[row["task"]])
-        if pool:
-            future = pool.submit(run, sample)
-        else:
-            future = concurrent.futures.Future()
-            future.set_result(run(sample))
-        running[future] = sample
-        if len(running) == workers:
+    with bar:  # closed before an error is printed
+        for row, recipe, model in sorted(units, key=lambda unit: unit[0]["subsample"]):
+            third = row["subsample"] > 2
+            if args.margin and third and half_width(rows, len(tasks)) <= args.margin / 2:
+                break
+            sample = draw(row, recipe, model, tasks[row["task"]])
+            if pool:
+                future = pool.submit(run, sample)
+            else:
+                future = concurrent.futures.Future()
+                future.set_result(run(sample))
+            running[future] = sample
+            if len(running) == workers:
+                collect()
+        while running:
             collect()
-    while running:
-        collect()
-    bar.close()
 
 
 def run_all(args, device, models, tasks, most, recipe_of, run_subsample):
@@ -1117,7 +1125,6 @@ def add_shared_flags(parser):
     add("--split", default="train", help="of --hub (train)")
     add("--margin", type=above_zero,
         help="points: go on until the bias is known to half of it, at most --subsamples")
-    add("--first-subsample", type=whole, default=1, help="number of the first draw (1)")
     add("--seed", type=int, default=0, help="of the training, not of the draws (0)")
     add = parser.add_argument_group("machine and output").add_argument
     add("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps (auto)")
@@ -1177,6 +1184,8 @@ def main(argv=None):
         raise SystemExit("error: --subsamples paper: the paper has n = 50, 100, 200, 500")
     device = choose_device(args)
     models = [find_model(text, registry) for text in args.model]
+    for model in models[1:]:  # their faults are found now, not after the runs of the first
+        load_network(model, "cpu", "float32")
     tasks = load_tasks(args, registry, ["bbc_news", "rotten_tomatoes"])
     run_all(args, device, models, tasks, most, functools.partial(recipe_of, registry),
             run_subsample)

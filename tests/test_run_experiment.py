@@ -126,6 +126,20 @@ def test_texts_together_give_the_logits_of_texts_alone(script, model_dir, kind):
     assert script.PACKED <= set(MODELS), "each of them is tried here"
 
 
+def test_the_longest_text_fits_and_no_longer_one(script, model_dir):
+    folder = model_dir("roberta", max_position_embeddings=40)
+    net = network(script, folder, "roberta")
+    longest = script.find_model(str(folder), script.load_registry()).longest
+
+    def read(length):
+        ids = [np.full(length, 1000)]
+        script.lm_logits(net, script.pack(net, ids, [np.arange(length)], ids))
+
+    read(longest)
+    with pytest.raises((IndexError, RuntimeError)):
+        read(longest + 1)
+
+
 LENGTHS = np.random.default_rng(0).integers(1, 60, 64).tolist()
 
 

@@ -448,8 +448,8 @@ def test_a_run_goes_on_and_mixes_no_recipes(zero, byte_model, run):
     _, first = run(folder)
     message, rows = run(folder, "--subsamples", 2)
     assert message is None and rows[:1] == first and len(rows) == 2
-    run(folder, "--first-subsample", 2, "--out", "alone.csv")
-    (alone,) = rows_of("alone.csv")
+    run(folder, "--subsamples", 2, "--shard", "2/2", "--out", "alone.csv")
+    (alone,) = rows_of("alone.2-of-2.csv")
     assert alone | {"seconds": ""} == rows[1] | {"seconds": ""}
     message, again = run(folder, "--about", "a tweet")
     assert "with recipe" in message and again == rows

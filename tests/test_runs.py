@@ -195,9 +195,9 @@ def test_the_grid_of_all_combinations_runs(run, tiny, model_dir):
 def test_a_task_or_a_subsample_alone_equals_the_same_in_a_longer_run(run):
     flags = ["--m", 10, "--n", 10, "--max-length", 16]
     run(*flags, "--tasks", "rotten_tomatoes")
-    run(*flags, "--subsamples", 1, "--first-subsample", 2, "--out", "alone.csv")
+    run(*flags, "--shard", "2/2", "--out", "alone.csv")
     assert [row["task"] for row in rows_of()] == ["topics", "rotten_tomatoes"] * 2
-    assert comparable(rows_of("alone.csv")) == comparable(rows_of()[2:3])
+    assert comparable(rows_of("alone.2-of-2.csv")) == comparable(rows_of()[2:3])
 
 
 @pytest.mark.parametrize("name, model, kind, spread, flags", [
@@ -476,10 +476,13 @@ def test_predictions_of_any_name_have_files_of_their_own(run, tiny):
 
 def test_other_files_beside_the_results_are_none_of_our_business(run):
     run("--subsamples", 1)
-    for name in ("results_backup.csv", "results.old.csv"):
+    for name in ("results_backup.csv", "results.old.csv", "results.1-of-2.old.csv"):
         shutil.copy("results.csv", name)
     os.remove("results.csv")
     assert "0 subsamples finished before, 1 to run" in run("--subsamples", 1)[1]
+    for finished in (0, 1):
+        out = run("--out", "mine[1].csv", "--shard", "1/2")[1]
+        assert f"{finished} subsamples finished before" in out
 
 
 @pytest.mark.parametrize("edit", [lambda text: text.replace("acc_extra", "acc_exta"),
@@ -619,7 +622,7 @@ def test_a_column_of_lists_is_no_label(run):
     (["--device", "toaster"], ["--device toaster"]),
     (["--subsamples", "paper"], ["n = 50, 100, 200, 500"]),
     (["--max-length", 4096], ["512", "--max-length"]),
-    (["--csv", "rotten_tomatoes.csv", "--tasks", "rotten_tomatoes"], ["given twice"]),
+    (["--hub", "someone/topics"], ["'topics'", "given twice"]),
     (["--m", 6, 9, 9], ["twice"])])
 def test_mistakes_in_flags(run, flags, words):
     refused(run(*flags), *words)
@@ -717,11 +720,12 @@ def more_tokens(folder):
         "a layer too many", "prefix", "no mask token", "no pad token",
         "other tokenizer", "GPT-2's weights", "I-BERT", "MobileBERT", "Nystromformer",
         "XLM"])
-def test_a_model_that_cannot_be_used(run, model_dir, kind, edit, words):
+def test_a_model_that_cannot_be_used(run, tiny, model_dir, kind, edit, words):
     folder = model_dir(kind)
     edit(folder)
-    refused(run("--model", folder), *words)
-    assert not os.path.exists("results.csv")
+    for models in ([folder], [tiny, folder]):
+        refused(run("--model", *models), *words)
+        assert not os.path.exists("results.csv"), "it is found before anything is trained"
 
 
 def test_a_tokenizer_without_its_vocabulary(run, bert_tiny, tmp_path):
