@@ -517,7 +517,6 @@ def assert_same_posterior(ours, plain, names):
 @pytest.mark.parametrize("analysis", ["paper", "hierarchical"])
 def test_every_reported_parameter_has_the_posterior_of_a_plain_model(f, tmp_path, analysis):
     """Small data, so that the priors matter too, with an effect that varies between tasks."""
-    f.import_pymc()
     import nutpie
 
     rng, table = np.random.default_rng(3), coin_rows(tasks=5, subsamples=3, n=60)
@@ -667,7 +666,8 @@ def test_sentences_over_several_settings(run, tmp_path):
     rows["nll_test"] = 0.95 + 0.01 * rows["subsample"]
     rows = pd.concat([rows.assign(m=m) for m in (6, 8)])
     lonely = (rows["task"] == "task02") & (rows["subsample"] > 1)
-    path = saved(rows[~lonely], tmp_path / "r.csv")
+    alone = rows.query("m == 6 and subsample == 1").assign(m=4)  # a setting without an interval
+    path = saved(pd.concat([rows[~lonely], alone]), tmp_path / "r.csv")
     first, second = run(path, "--draws", 0, "--metric", "nll")[1].splitlines()[:2]
     assert "2 settings of m and n together: bias of a" in first and "without task02" in first
     assert second == "Alone, 2 of 2 settings exclude 0 (by chance about 0.2)."
@@ -720,7 +720,8 @@ def test_the_page_is_one_file_with_names_escaped(run, tmp_path):
     assert "there the model has learned too little to show an inflation" in page
     assert 'class="answer"' in page and "For a methods section" in page and "code &lt;1&gt;" in page
     assert page.count("<tr") == 1 + 12 + 1 + 30  # answers, tasks
-    (folder / "posterior.csv").write_text("of an earlier run")
+    for name in ("posterior.csv", "tasks-3.png"):
+        (folder / name).write_text("of an earlier run")
     (folder / "notes.txt").write_text("mine")
     run("r.csv", "--draws", 0)
     names = {path.name for path in folder.iterdir()}
@@ -804,6 +805,9 @@ def test_a_cell_with_some_rows_of_old_is_plain_and_says_so(f, capsys, tmp_path):
     rows = f.load_rows(args_of(f, saved(pd.concat([partly, table.assign(m=20)]), tmp_path / "r.csv")))
     assert rows.groupby("m")["arms"].unique().map(list).to_dict() == {8: ["plain"], 20: ["crossed"]}
     assert "e0, m = 8, n = 50: some rows lack acc_*_on_extra" in capsys.readouterr().out
+    words = f.methods(f.add_effects(rows), args_of(f))
+    assert "both sets or the first set" in words and "where known, adds" in words
+    assert "where known" not in f.methods(f.add_effects(rows.query("m == 8")), args_of(f))
 
 
 def with_value(table, name, value, k=3):
