@@ -611,9 +611,8 @@ def plot(table, title, args):
         for k, name in enumerate(series):
             mine = here[here["series"] == name]
             y = mine["line"].map(lines.index) + 0.75 * ((k + 0.5) / len(series) - 0.5)
-            low, high = mine["low"].fillna(mine["value"]), mine["high"].fillna(mine["value"])
             colour = COLOURS[k % len(COLOURS)]
-            axis.hlines(y, low, high, colour, lw=mine["width"])
+            axis.hlines(y, mine["low"], mine["high"], colour, lw=mine["width"])
             axis.scatter(mine["value"], y, 10 * mine["width"], color=colour, marker="osD^"[k % 4],
                          label=name)
         axis.axvline(0, color="grey", lw=1, ls="--", zorder=0)
@@ -659,8 +658,7 @@ def plot_accuracies(tasks, metric):
 
 
 def draw_all(tasks, table, args):
-    """PNGs of figures by name: effects, accuracies; if they are few, the tasks of each setting and
-    effect."""
+    """PNGs by name: effects, accuracies; if they are few, tasks of each setting and effect."""
     few = (table["target"] != TARGETS[0]) & (table["tasks"] < FEWEST_TASKS)  # which tell nothing
     points = table[table["target"].isin(TARGETS[:2]) & ~few].copy()
     points["line"] = [setting_of(row) for row in points.to_dict("records")]
@@ -767,6 +765,7 @@ WHOLE = {"m": 1, "n": 1, "subsample": 1, "seed": 0}  # whole numbers, the least
 SAME = [  # (scope, column): rows that agree in the scope must agree in the column
     (RUN[:5], "recipe"),
     (["experiment", "task"], "data"),
+    (["experiment", "data"], "task"),
     (["experiment", "task", "m", "n", "subsample"], "split"),
 ]
 
@@ -818,13 +817,13 @@ def refuse(rows, bad, name, what):
 
 def read_results(paths, metric):
     """All rows of the paths: what is empty is nan, accuracies are k / n exactly."""
-    measured = dict.fromkeys([*columns_of("acc"), *columns_of(metric)])
-    needed = dict.fromkeys([*RUN[:-1], "majority", *columns_of("acc")[:3], *columns_of(metric)[:3]])
+    needed = [*RUN[:-1], "majority", *columns_of("acc")[:3], *columns_of(metric)[:3]]
     tables = []
     for path in paths:
         tables += read_path(path, needed)
     rows = pd.concat(tables, ignore_index=True)
-    numbers = [*WHOLE, "majority", *measured, "discordant", "discordant_on_extra"]
+    numbers = [*WHOLE, "majority", *columns_of("acc"), *columns_of(metric)]
+    numbers += ["discordant", "discordant_on_extra"]
     rows = rows.reindex(columns=dict.fromkeys([*rows, *numbers, *WORDS])).replace("", np.nan)
     rows["seed"] = rows["seed"].astype(object).fillna(0)
     for name in WORDS[:3]:

@@ -123,7 +123,7 @@ def slice_table(counts, effects, total):
     mean, sd = slice_posterior(counts[..., own], total[:, own])
     D = pd.DataFrame(effects[..., own].mean(1))  # slices, tasks
     half = stats.t.ppf(UPPER, D.shape[1] - 1) * D.sem(axis=1)  # nan of one task
-    table = pd.DataFrame({"slice": np.arange(1, len(D) + 1)})
+    table = pd.DataFrame({"slice": range(1, len(D) + 1)})
     ways = {"paper": (mean, stats.norm.ppf(UPPER) * sd), "t": (D.mean(axis=1), half)}
     for way, (middle, reach) in ways.items():
         table[f"{way}_mean"] = middle
@@ -294,6 +294,7 @@ WHOLE = {"m": 1, "n": 1, "subsample": 1, "seed": 0}  # whole numbers, the least
 SAME = [  # (scope, column): rows that agree in the scope must agree in the column
     (RUN[:5], "recipe"),
     (["experiment", "task"], "data"),
+    (["experiment", "data"], "task"),
     (["experiment", "task", "m", "n", "subsample"], "split"),
 ]
 
@@ -345,13 +346,13 @@ def refuse(rows, bad, name, what):
 
 def read_results(paths, metric):
     """All rows of the paths: what is empty is nan, accuracies are k / n exactly."""
-    measured = dict.fromkeys([*columns_of("acc"), *columns_of(metric)])
-    needed = dict.fromkeys([*RUN[:-1], "majority", *columns_of("acc")[:3], *columns_of(metric)[:3]])
+    needed = [*RUN[:-1], "majority", *columns_of("acc")[:3], *columns_of(metric)[:3]]
     tables = []
     for path in paths:
         tables += read_path(path, needed)
     rows = pd.concat(tables, ignore_index=True)
-    numbers = [*WHOLE, "majority", *measured, "discordant", "discordant_on_extra"]
+    numbers = [*WHOLE, "majority", *columns_of("acc"), *columns_of(metric)]
+    numbers += ["discordant", "discordant_on_extra"]
     rows = rows.reindex(columns=dict.fromkeys([*rows, *numbers, *WORDS])).replace("", np.nan)
     rows["seed"] = rows["seed"].astype(object).fillna(0)
     for name in WORDS[:3]:

@@ -833,7 +833,7 @@ BAD = {  # name: (what becomes of the rows' text, what the message says)
     "no number": (lambda t: with_value(t, "acc_base", "?"), "acc_base is ?, not a number from 0 to 1"),
     "fraction": (lambda t: with_value(t, "m", "8.5"), "data row 4: m is 8.5, not a whole number from 1"),
     "no experiment": (lambda t: with_value(t, "experiment", ""), "data row 4: experiment is nan, not a name"),
-    "no task": (lambda t: with_value(t, "task", ""), "data row 4: task is nan, not a name"),
+    "one data set as two tasks": (lambda t: t.assign(data="x").to_csv(index=False), "differ in task"),
     "conflict": (lambda t: t.to_csv(index=False) + with_value(t[:1], "acc_test", 0.1, 0).split("\n", 1)[1],
                  "data row 1 and results.csv, data row 25 agree in experiment, model, task"),
     "recipes": (lambda t: t.assign(recipe=["x"] * 11 + ["y"] * 13).to_csv(index=False),
