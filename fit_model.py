@@ -80,6 +80,7 @@ MOST_FIGURES, MOST_LINES = 8, 30  # of single settings; of a table on the page
 SAMPLERS = ("paper", "hierarchical")
 TARGETS = ("these tasks", "tasks like these", *SAMPLERS)
 GROUP = ["experiment", "m", "n", "effect", "model"]
+UNIT = [*GROUP[:3], "model", "task", "subsample"]
 ACCURACIES = ["base", "unseen", "seen", "majority"]
 REPORTED = ("mu", "beta", "alpha", "sd_U", "sd_V", "sd_W", "d", "tau", "s", "omega", "new_task",
             "difference")  # parameters
@@ -118,7 +119,7 @@ def average(rows, by):
 def unit_table(rows):
     """A row per cell, model, task and subsample, over seeds. Model "all": the mean over the models
     of a cell, where all have the same tasks and subsamples."""
-    units = average(rows, [*CELL, "model", "task", "subsample"])
+    units = average(rows, UNIT)
     parts = [units]
     for _, mine in units.groupby(CELL):
         draws = mine.groupby(["task", "subsample"]).size()
@@ -411,9 +412,9 @@ def warning_of(table, divergences):
     return f"not converged: r_hat {r_hat:.3f}, ESS {ess:.0f}, divergences: {divergences}"
 
 
-def fit(rows, units, effect, analysis, draws, interaction=True):
-    """(draws, a row of posterior.csv for each parameter) of a cell's rows or units; if it did not
-    converge, once more, finer."""
+def fit(rows, effect, analysis, draws, interaction=True):
+    """(draws, a row of posterior.csv for each parameter) of a cell's rows; if it did not converge,
+    once more, finer."""
     import arviz
     import nutpie
 
@@ -421,7 +422,7 @@ def fit(rows, units, effect, analysis, draws, interaction=True):
         data, models, tasks = paper_counts(rows, effect)
         model = paper_model(data, models, tasks, interaction)
     else:
-        model = hierarchical_model(units, effect)
+        model = hierarchical_model(average(rows, UNIT), effect)
     with warnings.catch_warnings(action="ignore"):  # of large expressions compiled in parts
         ready = nutpie.compile_pymc_model(model)
     for accept, longer, more in ATTEMPTS:
@@ -732,7 +733,7 @@ def publish(rows, tasks, table, summaries, notes, args):
     save(args.out, tables, figures, title, parts, again=bool(notes))
 
 
-def run_samplers(rows, units, tasks, table, args):
+def run_samplers(rows, tasks, table, args):
     """Fit and publish all models, one by one. Returns how many did not converge."""
     jobs = list(itertools.product(rows.groupby(CELL), args.effects, args.analysis))
     summaries, notes, failed = {}, [], 0
@@ -741,9 +742,7 @@ def run_samplers(rows, units, tasks, table, args):
         enough = sizes.min() > 1 and sizes.groupby("model").size().min() >= FEWEST_TASKS
         note = f"left out, it needs {FEWEST_TASKS} tasks with two subsamples each"
         if analysis == "paper" or enough:
-            own = units[(units[CELL] == list(cell)).all(axis=1) & (units["model"] != "all")]
-            posterior, summary = fit(
-                mine, own, effect, analysis, args.draws, not args.no_interaction)
+            posterior, summary = fit(mine, effect, analysis, args.draws, not args.no_interaction)
             key = *cell, effect, analysis
             table, tasks, note = add_fit(posterior, summary, key, table, tasks, args.margin)
             failed += note.startswith("not converged")
@@ -1035,14 +1034,13 @@ def main(argv=None):
     failed = 0
     try:
         rows = add_effects(load_rows(args, args.metric), args.metric)
-        units = unit_table(rows)
-        tasks = task_table(units, rows, args)
+        tasks = task_table(unit_table(rows), rows, args)
         table = effects_table(tasks, args)
         publish(rows, tasks, table, {}, [], args)
         print(*[text for _, text in conclusions(table, tasks)], sep="\n")
         print(f"page: {(args.out / 'report.html').resolve()}")
         if args.draws and args.metric == "acc":
-            failed = run_samplers(rows, units, tasks, table, args)
+            failed = run_samplers(rows, tasks, table, args)
     except KeyboardInterrupt:
         raise SystemExit(f"stopped: what stands in {args.out} stays")
     if failed:

@@ -525,8 +525,7 @@ def test_every_reported_parameter_has_the_posterior_of_a_plain_model(f, tmp_path
     path = saved(table.assign(acc_test=(60 * shifted).round() / 60), tmp_path / "r.csv")
     args = args_of(f, path)
     rows = f.add_effects(f.load_rows(args))
-    units = f.unit_table(rows).query("model != 'all'")
-    posterior, summary = f.fit(rows, units, "bias", analysis, args.draws)
+    posterior, summary = f.fit(rows, "bias", analysis, args.draws)
     model, names = plain_paper(rows), ("mu", "beta", "alpha", "sd_U", "sd_V", "sd_W", "d")
     if analysis == "hierarchical":
         model, names = plain_hierarchical(rows), ("beta", "tau", "s", "omega", "effect")
@@ -540,7 +539,7 @@ def test_the_reference_posterior_of_a_published_cell(f):
     """m = 100, n = 500, bias: a long run of the model as the paper writes it gave these means and sds."""
     args = args_of(f, PAPER / "few_shot_m100.csv", "--n", 500)
     rows = f.load_rows(args)
-    _, summary = f.fit(rows, None, "bias", "paper", args.draws)
+    _, summary = f.fit(rows, "bias", "paper", args.draws)
     assert summary["warning"].eq("").all()
     known = {"beta": (-0.0080, 0.0012, 0.0115, 0.001), "alpha[gpt2]": (-0.566, 0.001, 0.0046, 0.0003),
              "sd_U": (1.14, 0.03, 0.16, 0.02), "sd_V": (0.182, 0.002, 0.0063, 0.0006),
