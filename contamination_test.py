@@ -720,8 +720,7 @@ def parse_args(argv):
     """The flags."""
     parser = argparse.ArgumentParser(
         description=__doc__.partition("\n\n")[0], epilog="More: the head of this script.")
-    group = parser.add_argument_group("what to run")
-    add = group.add_mutually_exclusive_group().add_argument
+    add = parser.add_mutually_exclusive_group().add_argument
     add("folder", type=Path, nargs="?", default=Path("kept"),
         help="units of run_zero_shot.py --adapters (kept)")
     add("--examples", type=Path, help="one a line, or .jsonl with \"text\"")
@@ -733,7 +732,7 @@ def parse_args(argv):
     add("--log", type=Path, help="write log-probabilities there, as JSON")
     add("--held-out", type=Path, help="kept-back half: text detectors, too")
     add("--reference", help="a model that saw neither half, for ref")
-    add = parser.add_argument_group("how").add_argument
+    add = parser.add_argument
     add("--shards", type=int, help="contiguous parts of the order test (half as many as examples)")
     add("--permutations", type=int, default=50, help="most other orders of a shard (50)")
     add("--batch-tokens", type=int, default=1024, help="tokens a pass (1024)")

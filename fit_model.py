@@ -67,6 +67,9 @@ from matplotlib.figure import Figure
 from scipy import special, stats
 from tqdm.auto import tqdm
 
+os.environ.setdefault("PYTENSOR_FLAGS", "cxx=")  # no C compiler is needed: nutpie takes numba
+warnings.filterwarnings("ignore", "\nArviZ")  # it announces its next version
+
 W_COUNTS = 5  # subsamples, seen before, as which the noise of the texts counts
 QUANTILE = 0.3  # of the chi-square by which `needed` allows for noise that is badly known
 NEAR = 0.55  # half-width over margin up to which an open verdict is about the effect itself
@@ -77,6 +80,7 @@ MOST_FIGURES, MOST_LINES = 8, 30  # of single settings; of a table on the page
 SAMPLERS = ("paper", "hierarchical")
 TARGETS = ("these tasks", "tasks like these", *SAMPLERS)
 GROUP = ["experiment", "m", "n", "effect", "model"]
+UNIT = [*GROUP[:3], "model", "task", "subsample"]
 ACCURACIES = ["base", "unseen", "seen", "majority"]
 REPORTED = ("mu", "beta", "alpha", "sd_U", "sd_V", "sd_W", "d", "tau", "s", "omega", "new_task",
             "difference")  # parameters
@@ -115,7 +119,7 @@ def average(rows, by):
 def unit_table(rows):
     """A row per cell, model, task and subsample, over seeds. Model "all": the mean over the models
     of a cell, where all have the same tasks and subsamples."""
-    units = average(rows, [*CELL, "model", "task", "subsample"])
+    units = average(rows, UNIT)
     parts = [units]
     for _, mine in units.groupby(CELL):
         draws = mine.groupby(["task", "subsample"]).size()
@@ -270,17 +274,6 @@ def means_table(rows, metric):
 # The two models --------------------
 
 
-def import_pymc():
-    """(pymc, pytensor.tensor, arviz, nutpie), set to need no C compiler: nutpie takes numba."""
-    os.environ.setdefault("PYTENSOR_FLAGS", "cxx=")
-    with warnings.catch_warnings(action="ignore"):  # arviz announces its next version
-        import arviz
-        import nutpie
-        import pymc
-        import pytensor.tensor
-    return pymc, pytensor.tensor, arviz, nutpie
-
-
 def paper_counts(rows, effect):
     """(data, models, tasks) of the paper's model. A unit is a task's subsample. data: answers
     `total` [model, unit], right ones of both arms `by_unit`, `by_model`, half their difference
@@ -309,11 +302,11 @@ def paper_counts(rows, effect):
 
 
 def paper_model(data, models, tasks, interaction=True):
-    """The paper's model of a cell, (1) to (10), in variables that mix (docs/results.md); few tasks:
-    no W, one task: no U. Exactly, with S_j = (W_j0 + W_j1) / sqrt 2, D_j = (W_j1 - W_j0) / sqrt 2:
-    a_j = mu + beta / 2 + U_j + S_j / sqrt 2, c_jk = a_j + V_jk, d_j = beta + sqrt 2 D_j,
-    logit p = c_jk + alpha_i + (l - 1/2) d_j; d_j is centred as far, k, as the data know it."""
-    pm, pt, _, _ = import_pymc()
+    """The paper's model of a cell, (1) to (10), in variables that mix (docs/results.md):
+    logit p = c_jk + alpha_i + (l - 1/2) d_j. Few tasks: no W, one task: no U."""
+    import pymc as pm
+    import pytensor.tensor as pt
+
     task_idx = data["task_idx"]
     k = data["known"]
     J = len(tasks)
@@ -339,7 +332,7 @@ def paper_model(data, models, tasks, interaction=True):
             raw = pm.Normal("c_raw", 0, 1, dims="unit")
             c = pm.Deterministic("c", a + sd_V * raw, dims="unit")
 
-        # d_j: a task's effect
+        # d_j: a task's effect, centred as far, k, as the data know it
         d = beta
         if interaction:
             s = math.sqrt(2) * sd_W
@@ -383,7 +376,9 @@ def predict_effects(posterior, data, models, rng):
 
 def hierarchical_model(units, effect):
     """The model at this script's head. units: of one cell."""
-    pm, pt, _, _ = import_pymc()
+    import pymc as pm
+    import pytensor.tensor as pt
+
     model_idx, models = pd.factorize(units["model"])
     task_idx, tasks = pd.factorize(units["task"], sort=True)
     dims = ("model", "task")
@@ -417,15 +412,17 @@ def warning_of(table, divergences):
     return f"not converged: r_hat {r_hat:.3f}, ESS {ess:.0f}, divergences: {divergences}"
 
 
-def fit(rows, units, effect, analysis, draws, interaction=True):
-    """(draws, a row of posterior.csv for each parameter) of a cell's rows or units; if it did not
-    converge, once more, finer."""
-    _, _, arviz, nutpie = import_pymc()
+def fit(rows, effect, analysis, draws, interaction=True):
+    """(draws, a row of posterior.csv for each parameter) of a cell's rows; if it did not converge,
+    once more, finer."""
+    import arviz
+    import nutpie
+
     if analysis == "paper":
         data, models, tasks = paper_counts(rows, effect)
         model = paper_model(data, models, tasks, interaction)
     else:
-        model = hierarchical_model(units, effect)
+        model = hierarchical_model(average(rows, UNIT), effect)
     with warnings.catch_warnings(action="ignore"):  # of large expressions compiled in parts
         ready = nutpie.compile_pymc_model(model)
     for accept, longer, more in ATTEMPTS:
@@ -448,6 +445,8 @@ def fit(rows, units, effect, analysis, draws, interaction=True):
 
 def add_fit(posterior, summary, key, table, tasks, margin):
     """(effects.csv, tasks.csv, note) with what a fit adds. key: CELL, effect, analysis."""
+    import arviz
+
     *cell, analysis = key
     here = table[(table[GROUP[:-1]] == cell).all(axis=1)]
     first = here[here["target"] == TARGETS[0]].set_index("model")
@@ -469,17 +468,15 @@ def add_fit(posterior, summary, key, table, tasks, margin):
         note += f"; the mean is over a standard error from that of these tasks, take that: {far}"
 
     draws = posterior["effect"]
-    low, high = import_pymc()[2].hdi(draws, hdi_prob=SHARE)["effect"].transpose("hdi", ...)
+    low, high = arviz.hdi(draws, hdi_prob=SHARE)["effect"].transpose("hdi", ...)
     columns = {analysis: draws.mean(("chain", "draw")), f"{analysis}_low": low,
                f"{analysis}_high": high}
     if analysis == "hierarchical" and margin:
         columns["p_beyond"] = (abs(draws) > margin).mean(("chain", "draw"))
     found = pd.DataFrame({name: values.to_series() for name, values in columns.items()})
     found = pd.concat({tuple(cell): found}, names=GROUP[:-1])
-    found = found[found.index.isin(tasks.index)]
-    tasks = tasks.copy()
-    for name in found:
-        tasks.loc[found.index, name] = found[name]
+    tasks = tasks.reindex(columns=dict.fromkeys([*tasks, *found]))
+    tasks.update(found)
     return in_order(pd.concat([table, new], ignore_index=True)), tasks, note
 
 
@@ -558,9 +555,10 @@ def conclusions(table, tasks):
         for row in shown.to_dict("records"):
             lines.append(("answer" if effect == "bias" else "", sentence(row)))
         if len(over):
-            excluded = ((single["low"] > 0) | (single["high"] < 0)).sum()
-            lines.append(("", f"Alone, {excluded} of {len(single)} settings exclude 0 (by chance "
-                              f"about {(1 - SHARE) * len(single):.1f})."))
+            known = single.dropna(subset="low")
+            excluded = ((known["low"] > 0) | (known["high"] < 0)).sum()
+            lines.append(("", f"Alone, {excluded} of {len(known)} settings exclude 0 (by chance "
+                              f"about {(1 - SHARE) * len(known):.1f})."))
     if set(table["metric"]) != {"acc"}:
         return lines
     cases = tasks.reset_index().query("model != 'all'").drop_duplicates([*CELL, "model", "task"])
@@ -579,7 +577,8 @@ def methods(rows, args):
     """A paragraph for a methods section on an experiment's rows."""
     names = {name: ", ".join(map(str, sorted(set(rows[name])))) for name in ("model", "m", "n")}
     runs = rows.groupby([*CELL, "model", "task"])["subsample"].nunique()
-    sets = "both sets" if (rows["arms"] == "crossed").all() else "the first set"
+    sets = {"crossed": "both sets", "plain": "the first set"}
+    sets = " or ".join([sets[arms] for arms in sorted(set(rows["arms"]))])
     text = (
         f"{rows['experiment'].iloc[0]}: from each of {count(rows['task'].nunique(), 'task')}, "
         f"{runs.min()} or more random subsamples of m = {names['m']} labelled training texts and "
@@ -588,7 +587,9 @@ def methods(rows, args):
         f" on the labelled texts and tested on {sets}. The bias is {args.metric} on texts seen in "
         "pretraining minus that on others; its mean over these tasks has an 89 % interval "
         "(Student's t, Satterthwaite's degrees of freedom) from the variance between a task's "
-        f"subsamples, to which the noise of drawing the texts, if known, adds as {W_COUNTS} more")
+        "subsamples")
+    if rows["counted"].any():
+        text += f", to which the noise of drawing the texts, where known, adds as {W_COUNTS} more"
     if args.margin:
         text += f". Effects within ±{args.margin:g} were taken as too small to matter"
     return f"{text}. {', '.join(sorted(set(rows['versions'].dropna())))}"
@@ -600,19 +601,19 @@ def methods(rows, args):
 def plot(table, title, args):
     """PNG of a figure from a row a point: panel, line (from the top), series (by colour), effect,
     value, low, high, width."""
-    names, lines, series = [list(dict.fromkeys(table[key])) for key in ("panel", "line", "series")]
+    names = sorted(set(table["panel"]))
+    lines, series = list(dict.fromkeys(table["line"])), list(dict.fromkeys(table["series"]))
     size = 2.5 + 4.2 * len(names), 1.8 + 0.1 * len(lines) * (1 + len(series))
     figure = Figure(figsize=size, layout="constrained")
-    figure.suptitle(title)
+    figure.suptitle(title, fontsize=10)
     axes = figure.subplots(1, len(names), squeeze=False, sharex=True, sharey=True)[0]
     for axis, panel in zip(axes, names):
         here = table[table["panel"] == panel]
         for k, name in enumerate(series):
             mine = here[here["series"] == name]
             y = mine["line"].map(lines.index) + 0.75 * ((k + 0.5) / len(series) - 0.5)
-            low, high = mine["low"].fillna(mine["value"]), mine["high"].fillna(mine["value"])
             colour = COLOURS[k % len(COLOURS)]
-            axis.hlines(y, low, high, colour, lw=mine["width"])
+            axis.hlines(y, mine["low"], mine["high"], colour, lw=mine["width"])
             axis.scatter(mine["value"], y, 10 * mine["width"], color=colour, marker="osD^"[k % 4],
                          label=name)
         axis.axvline(0, color="grey", lw=1, ls="--", zorder=0)
@@ -636,34 +637,37 @@ def plot_accuracies(tasks, metric):
     means = tasks.groupby(["experiment", "model", "task"])[ACCURACIES].mean()
     unit = metric
     if metric in SHARES:
-        means, unit = 100 * means, f"{metric}, %"
+        means, unit = 100 * means, f"{metric}, %; majority: commonest class"
+    else:
+        means = means.drop(columns="majority")
     panels = means.groupby(level=["experiment", "model"])
-    size = 1.5 + 4.5 * len(panels), 1.6 + 0.25 * panels.size().max()
-    figure = Figure(figsize=size, layout="constrained")
-    axes = figure.subplots(1, len(panels), squeeze=False, sharex=True)[0]
+    sizes = panels.size()
+    height = 1 + 0.7 * len(sizes) + 0.2 * sizes.sum()
+    figure = Figure(figsize=(7, height), layout="constrained")
+    axes = figure.subplots(len(sizes), squeeze=False, sharex=True, height_ratios=sizes)[:, 0]
     for axis, (names, mine) in zip(axes, panels):
         mine = mine.droplevel(["experiment", "model"]).sort_values("unseen")
-        for name, mark, colour in zip(ACCURACIES, "so^|", (*COLOURS[:3], "black")):
+        for name, mark, colour in zip(means, "so^|", (*COLOURS[:3], "black")):
             axis.plot(mine[name], mine.index, mark, color=colour, label=name)
         axis.set_ylim(-0.5, len(mine) - 0.5)
         axis.tick_params("y", labelsize=8)
-        axis.set_title(", ".join(names))
-        axis.set_xlabel(f"{unit}; majority: commonest class")
+        axis.set_title(", ".join(names), fontsize=10)
         axis.grid(alpha=0.3)
+    axis.set_xlabel(unit)
     figure.legend(*axis.get_legend_handles_labels(), loc="outside lower center", ncols=4)
     return png_of(figure)
 
 
 def draw_all(tasks, table, args):
-    """PNGs of figures by name: effects, accuracies; if they are few, the tasks of each setting and
-    effect."""
+    """PNGs by name: effects, accuracies; if they are few, tasks of each setting and effect."""
     few = (table["target"] != TARGETS[0]) & (table["tasks"] < FEWEST_TASKS)  # which tell nothing
     points = table[table["target"].isin(TARGETS[:2]) & ~few].copy()
     points["line"] = [setting_of(row) for row in points.to_dict("records")]
     thick = np.where(points["m"] > 0, 2.5, 4)  # all settings together stand out
     points["width"] = np.where(points["target"] == TARGETS[0], thick, 0.8)
     points = points.assign(panel=points["effect"], series=points["model"], value=points["estimate"])
-    title = f"89 % intervals; thick: these {points['tasks'].max()} tasks, thin: tasks like these"
+    number = " to ".join(map(str, sorted({points["tasks"].min(), points["tasks"].max()})))
+    title = f"89 % intervals; thick: these tasks ({number}), thin: tasks like these"
     figures = {"effects": plot(points, title, args)}
 
     tasks = tasks.reset_index().query("model != 'all'").sort_values("estimate", ascending=False)
@@ -708,7 +712,7 @@ def publish(rows, tasks, table, summaries, notes, args):
     parts.append(rows_html(short, ["target", "tasks", *shown, "needed"], args.metric))
     parts.append(paragraph(GLOSS, "small"))
     parts += [paragraph(note) for note in notes]
-    parts += ["<h2>Tasks</h2>", *others]
+    parts += ["<h2>Tasks</h2>", paragraph("All, with a test of each: tasks.csv", "small"), *others]
     if len(tasks) <= MOST_LINES:
         parts.append(rows_html(tasks.reset_index(), ["task", *shown], args.metric))
     parts.append("<h2>For a methods section</h2>")
@@ -720,7 +724,8 @@ def publish(rows, tasks, table, summaries, notes, args):
     tables = {"effects": cells.drop(columns=["noise", "half", "settings"]),
               "means": means_table(rows, args.metric),
               "tasks": tasks.reset_index().drop(columns=["variance", "prior", "floor", "w"])}
-    (args.out / "posterior.csv").unlink(missing_ok=True)  # of an earlier run
+    for path in [*args.out.glob("posterior.csv"), *args.out.glob("tasks-*.png")]:
+        path.unlink()  # of an earlier run
     if summaries:
         posterior = pd.concat(summaries, names=[*GROUP[:-1], "analysis", "parameter"])
         tables["posterior"] = posterior.reset_index()
@@ -728,7 +733,7 @@ def publish(rows, tasks, table, summaries, notes, args):
     save(args.out, tables, figures, title, parts, again=bool(notes))
 
 
-def run_samplers(rows, units, tasks, table, args):
+def run_samplers(rows, tasks, table, args):
     """Fit and publish all models, one by one. Returns how many did not converge."""
     jobs = list(itertools.product(rows.groupby(CELL), args.effects, args.analysis))
     summaries, notes, failed = {}, [], 0
@@ -737,9 +742,7 @@ def run_samplers(rows, units, tasks, table, args):
         enough = sizes.min() > 1 and sizes.groupby("model").size().min() >= FEWEST_TASKS
         note = f"left out, it needs {FEWEST_TASKS} tasks with two subsamples each"
         if analysis == "paper" or enough:
-            own = units[(units[CELL] == list(cell)).all(axis=1) & (units["model"] != "all")]
-            posterior, summary = fit(
-                mine, own, effect, analysis, args.draws, not args.no_interaction)
+            posterior, summary = fit(mine, effect, analysis, args.draws, not args.no_interaction)
             key = *cell, effect, analysis
             table, tasks, note = add_fit(posterior, summary, key, table, tasks, args.margin)
             failed += note.startswith("not converged")
@@ -761,6 +764,7 @@ WHOLE = {"m": 1, "n": 1, "subsample": 1, "seed": 0}  # whole numbers, the least
 SAME = [  # (scope, column): rows that agree in the scope must agree in the column
     (RUN[:5], "recipe"),
     (["experiment", "task"], "data"),
+    (["experiment", "data"], "task"),
     (["experiment", "task", "m", "n", "subsample"], "split"),
 ]
 
@@ -812,14 +816,13 @@ def refuse(rows, bad, name, what):
 
 def read_results(paths, metric):
     """All rows of the paths: what is empty is nan, accuracies are k / n exactly."""
-    measured = dict.fromkeys([*columns_of("acc"), *columns_of(metric)])
-    needed = [*RUN[:-1], "majority"]
-    needed += [name for name in measured if not name.endswith("_on_extra")]
+    needed = [*RUN[:-1], "majority", *columns_of("acc")[:3], *columns_of(metric)[:3]]
     tables = []
     for path in paths:
         tables += read_path(path, needed)
     rows = pd.concat(tables, ignore_index=True)
-    numbers = [*WHOLE, "majority", *measured, "discordant", "discordant_on_extra"]
+    numbers = [*WHOLE, "majority", *columns_of("acc"), *columns_of(metric)]
+    numbers += ["discordant", "discordant_on_extra"]
     rows = rows.reindex(columns=dict.fromkeys([*rows, *numbers, *WORDS])).replace("", np.nan)
     rows["seed"] = rows["seed"].astype(object).fillna(0)
     for name in WORDS[:3]:
@@ -944,6 +947,7 @@ STYLE = """
   .scroll { overflow-x: auto }
   img { max-width: 100%; min-width: 34rem }
   td, th { padding: .15rem .5rem; text-align: left; white-space: nowrap }
+  @media print { .scroll { overflow: visible } }
 }
 """
 
@@ -998,7 +1002,7 @@ def save(folder, tables, figures, title, parts, again=False):
 def parse_args(argv):
     """The flags."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
-    add = parser.add_argument_group("what to run").add_argument
+    add = parser.add_argument
     add("paths", nargs="*", type=Path, default=[Path("results.csv")], metavar="FILE or FOLDER",
         help="(results.csv)")
     add("--effects", nargs="+", choices=list(EFFECTS), default=["bias", "boost"], help="(both)")
@@ -1030,14 +1034,13 @@ def main(argv=None):
     failed = 0
     try:
         rows = add_effects(load_rows(args, args.metric), args.metric)
-        units = unit_table(rows)
-        tasks = task_table(units, rows, args)
+        tasks = task_table(unit_table(rows), rows, args)
         table = effects_table(tasks, args)
         publish(rows, tasks, table, {}, [], args)
         print(*[text for _, text in conclusions(table, tasks)], sep="\n")
         print(f"page: {(args.out / 'report.html').resolve()}")
         if args.draws and args.metric == "acc":
-            failed = run_samplers(rows, units, tasks, table, args)
+            failed = run_samplers(rows, tasks, table, args)
     except KeyboardInterrupt:
         raise SystemExit(f"stopped: what stands in {args.out} stays")
     if failed:

@@ -27,7 +27,7 @@ meta/results.board/: report.html, and tables with the columns
     shares.csv       of slices: threshold, outside (paper_mean beyond it), paper, t (exclude 0)
     leaderboard.csv  rank, name, score, gap (points to the next), p_wrong (their order is wrong),
                      p_swap_1, p_swap_5, p_swap_20 (they swap in a rerun with so many training sets
-                     a task), p_best
+                     a task), p_best, and whose noise: experiment, m, n, model
 
 Measured 2026-11-23: 500 slices and 500 shuffled ones of 25 tasks and 2 models take 3 s.
 """
@@ -51,7 +51,7 @@ from scipy import special, stats
 KINDS = ("drawn", "shuffled")
 
 
-# Slices ------------------------------------------------------------------------------------------
+# Slices --------------------
 
 
 def draw_slices(rows, effect, slices, shuffled):
@@ -78,10 +78,10 @@ def draw_slices(rows, effect, slices, shuffled):
 
 
 def slice_posterior(counts, total):
-    """(mean, sd) of beta [slices] under the paper's model without V and W (one task: without U):
-    the mode of the log posterior given sd_U by Newton's method, and the inverse curvature there;
-    sd_U at its own mode by EM: the root of sd^4 + J sd^2 = sum E U_j^2 (HalfNormal(1) prior). Each
-    U_j meets only mu, beta and alpha, here `g`: eliminated first, time is linear in tasks."""
+    """(mean, sd) of beta [slices], one task: without U. The mode of the log posterior given sd_U by
+    Newton's method, and the inverse curvature there; sd_U at its own mode by EM: the root of
+    sd^4 + J sd^2 = sum E U_j^2 (HalfNormal(1) prior). Each U_j meets only mu, beta and alpha, here
+    `g`: eliminated first, time is linear in tasks."""
     slices, _, models, tasks = counts.shape
     arm, model = (axis.ravel() for axis in np.indices((2, models)))
     Z = np.column_stack([np.ones(2 * models), arm, model[:, None] == np.arange(1, models)])
@@ -121,13 +121,11 @@ def slice_table(counts, effects, total):
     """A row per slice: the paper's posterior of beta and the t interval over tasks."""
     own = total.all(axis=0)  # a model may lack tasks
     mean, sd = slice_posterior(counts[..., own], total[:, own])
-    D = effects[..., own].mean(1)  # [slices, tasks]
-    J = D.shape[1]
-    half = np.full(len(D), math.nan)
-    if J > 1:
-        half = stats.t.ppf(UPPER, J - 1) * D.std(1, ddof=1) / math.sqrt(J)
-    table = pd.DataFrame({"slice": np.arange(1, len(D) + 1)})
-    for way, middle, reach in (("paper", mean, stats.norm.ppf(UPPER) * sd), ("t", D.mean(1), half)):
+    D = pd.DataFrame(effects[..., own].mean(1))  # slices, tasks
+    half = stats.t.ppf(UPPER, D.shape[1] - 1) * D.sem(axis=1)  # nan of one task
+    table = pd.DataFrame({"slice": range(1, len(D) + 1)})
+    ways = {"paper": (mean, stats.norm.ppf(UPPER) * sd), "t": (D.mean(axis=1), half)}
+    for way, (middle, reach) in ways.items():
         table[f"{way}_mean"] = middle
         table[f"{way}_low"] = middle - reach
         table[f"{way}_high"] = middle + reach
@@ -157,8 +155,8 @@ def shares_of(meta):
     meta = meta.assign(threshold=np.where(zero_shot, 0.08, 0.04))  # section 10
     meta["outside"] = meta["paper_mean"].abs() > meta["threshold"]
     meta["paper"] = meta["paper_low"] * meta["paper_high"] > 0
-    t = (meta["t_low"] * meta["t_high"] > 0).astype(float)
-    meta["t"] = t.where(meta["t_low"].notna())  # of one task there is none
+    t = meta["t_low"] * meta["t_high"] > 0
+    meta["t"] = t.where(meta["t_low"].notna()).astype(float)  # of one task there is none
     names = [*CELL, "effect", "arms", "model", "kind", "threshold"]
     return meta.groupby(names)[["outside", "paper", "t"]].mean().reset_index()
 
@@ -189,11 +187,11 @@ def draw_distributions(meta, shares, effect):
         axis.axvspan(-threshold, threshold, color="grey", alpha=0.2, lw=0)
         axis.set_title(f"{title_of(*cell)}; grey: within ±{threshold:g}", fontsize=9)
     axis.set_xlabel("mean of beta in the paper's model (log odds)")
-    figure.legend(*axis.get_legend_handles_labels(), loc="outside lower center", ncols=4)
+    figure.legend(*axis.get_legend_handles_labels(), loc="outside lower center", ncols=len(colours))
     return png_of(figure)
 
 
-# A leaderboard -----------------------------------------------------------------------------------
+# A leaderboard --------------------
 
 
 def read_board(path):
@@ -235,7 +233,7 @@ def board_table(board, v):
     return table
 
 
-# The page ----------------------------------------------------------------------------------------
+# The page --------------------
 
 
 def report_slices(rows, args):
@@ -254,14 +252,14 @@ def report_slices(rows, args):
         figures[effect] = draw_distributions(meta, shares, effect)
         parts += [paragraph(answer, "answer"), figure_html(figures[effect])]
     parts.append(paragraph(
-        "outside: posterior mean beyond the threshold; paper, t: 89 % interval excludes 0. In "
-        "shuffled studies the arms of each model and task change places at random."))
+        "outside: posterior mean beyond the threshold; paper, t: 89 % interval excludes 0. "
+        "Shuffled: the arms of each model and task change places at random."))
     parts.append(table_html(shares, float_format="{:.3f}".format))
     return {"meta": meta, "shares": shares}, figures, parts
 
 
 def report_board(rows, board):
-    """(tables, the page's parts) of the board beside the noise of each model in each cell."""
+    """(tables, figures, the page's parts) of the board beside each model's noise in each cell."""
     parts = []
     tables = []
     for (*cell, model), mine in rows.groupby([*CELL, "model"]):
@@ -282,10 +280,10 @@ def report_board(rows, board):
                       "in a rerun with so many training sets a task; p_best: this one is best."),
             table_html(table, float_format="{:.3f}".format),
         ]
-    return {"leaderboard": pd.concat(tables)}, parts
+    return {"leaderboard": pd.concat(tables)}, {}, parts
 
 
-# The same in fit_model.py: reading, effects, page ------------------------------------------------
+# The same in fit_model.py: reading, effects, page --------------------
 
 # --- shared: reading ---
 ARMS = ("base", "extra", "test")
@@ -296,6 +294,7 @@ WHOLE = {"m": 1, "n": 1, "subsample": 1, "seed": 0}  # whole numbers, the least
 SAME = [  # (scope, column): rows that agree in the scope must agree in the column
     (RUN[:5], "recipe"),
     (["experiment", "task"], "data"),
+    (["experiment", "data"], "task"),
     (["experiment", "task", "m", "n", "subsample"], "split"),
 ]
 
@@ -347,14 +346,13 @@ def refuse(rows, bad, name, what):
 
 def read_results(paths, metric):
     """All rows of the paths: what is empty is nan, accuracies are k / n exactly."""
-    measured = dict.fromkeys([*columns_of("acc"), *columns_of(metric)])
-    needed = [*RUN[:-1], "majority"]
-    needed += [name for name in measured if not name.endswith("_on_extra")]
+    needed = [*RUN[:-1], "majority", *columns_of("acc")[:3], *columns_of(metric)[:3]]
     tables = []
     for path in paths:
         tables += read_path(path, needed)
     rows = pd.concat(tables, ignore_index=True)
-    numbers = [*WHOLE, "majority", *measured, "discordant", "discordant_on_extra"]
+    numbers = [*WHOLE, "majority", *columns_of("acc"), *columns_of(metric)]
+    numbers += ["discordant", "discordant_on_extra"]
     rows = rows.reindex(columns=dict.fromkeys([*rows, *numbers, *WORDS])).replace("", np.nan)
     rows["seed"] = rows["seed"].astype(object).fillna(0)
     for name in WORDS[:3]:
@@ -479,6 +477,7 @@ STYLE = """
   .scroll { overflow-x: auto }
   img { max-width: 100%; min-width: 34rem }
   td, th { padding: .15rem .5rem; text-align: left; white-space: nowrap }
+  @media print { .scroll { overflow: visible } }
 }
 """
 
@@ -527,13 +526,13 @@ def save(folder, tables, figures, title, parts, again=False):
 # --- end shared ---
 
 
-# Flags -------------------------------------------------------------------------------------------
+# Flags --------------------
 
 
 def parse_args(argv):
     """The flags."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
-    add = parser.add_argument_group("what to run").add_argument
+    add = parser.add_argument
     add("paths", nargs="*", type=Path, default=[Path("results.csv")], metavar="FILE or FOLDER",
         help="(results.csv)")
     add("--slices", type=int, default=500, help="and as many shuffled ones (500)")
@@ -550,14 +549,13 @@ def parse_args(argv):
 
 def main(argv=None):
     args = parse_args(argv)
-    rows = add_effects(load_rows(args))
     name = args.paths[0].resolve().stem
     try:
+        rows = add_effects(load_rows(args))
         if args.leaderboard:
             title = "Would the leaderboard keep its order?"
             name = f"{name}.{args.leaderboard.stem}"
-            figures = {}
-            tables, parts = report_board(rows, read_board(args.leaderboard))
+            tables, figures, parts = report_board(rows, read_board(args.leaderboard))
         else:
             title = "How far can one subsample be trusted?"
             tables, figures, parts = report_slices(rows, args)

@@ -517,7 +517,6 @@ def assert_same_posterior(ours, plain, names):
 @pytest.mark.parametrize("analysis", ["paper", "hierarchical"])
 def test_every_reported_parameter_has_the_posterior_of_a_plain_model(f, tmp_path, analysis):
     """Small data, so that the priors matter too, with an effect that varies between tasks."""
-    f.import_pymc()
     import nutpie
 
     rng, table = np.random.default_rng(3), coin_rows(tasks=5, subsamples=3, n=60)
@@ -526,8 +525,7 @@ def test_every_reported_parameter_has_the_posterior_of_a_plain_model(f, tmp_path
     path = saved(table.assign(acc_test=(60 * shifted).round() / 60), tmp_path / "r.csv")
     args = args_of(f, path)
     rows = f.add_effects(f.load_rows(args))
-    units = f.unit_table(rows).query("model != 'all'")
-    posterior, summary = f.fit(rows, units, "bias", analysis, args.draws)
+    posterior, summary = f.fit(rows, "bias", analysis, args.draws)
     model, names = plain_paper(rows), ("mu", "beta", "alpha", "sd_U", "sd_V", "sd_W", "d")
     if analysis == "hierarchical":
         model, names = plain_hierarchical(rows), ("beta", "tau", "s", "omega", "effect")
@@ -541,7 +539,7 @@ def test_the_reference_posterior_of_a_published_cell(f):
     """m = 100, n = 500, bias: a long run of the model as the paper writes it gave these means and sds."""
     args = args_of(f, PAPER / "few_shot_m100.csv", "--n", 500)
     rows = f.load_rows(args)
-    _, summary = f.fit(rows, None, "bias", "paper", args.draws)
+    _, summary = f.fit(rows, "bias", "paper", args.draws)
     assert summary["warning"].eq("").all()
     known = {"beta": (-0.0080, 0.0012, 0.0115, 0.001), "alpha[gpt2]": (-0.566, 0.001, 0.0046, 0.0003),
              "sd_U": (1.14, 0.03, 0.16, 0.02), "sd_V": (0.182, 0.002, 0.0063, 0.0006),
@@ -667,7 +665,8 @@ def test_sentences_over_several_settings(run, tmp_path):
     rows["nll_test"] = 0.95 + 0.01 * rows["subsample"]
     rows = pd.concat([rows.assign(m=m) for m in (6, 8)])
     lonely = (rows["task"] == "task02") & (rows["subsample"] > 1)
-    path = saved(rows[~lonely], tmp_path / "r.csv")
+    alone = rows.query("m == 6 and subsample == 1").assign(m=4)  # a setting without an interval
+    path = saved(pd.concat([rows[~lonely], alone]), tmp_path / "r.csv")
     first, second = run(path, "--draws", 0, "--metric", "nll")[1].splitlines()[:2]
     assert "2 settings of m and n together: bias of a" in first and "without task02" in first
     assert second == "Alone, 2 of 2 settings exclude 0 (by chance about 0.2)."
@@ -720,7 +719,8 @@ def test_the_page_is_one_file_with_names_escaped(run, tmp_path):
     assert "there the model has learned too little to show an inflation" in page
     assert 'class="answer"' in page and "For a methods section" in page and "code &lt;1&gt;" in page
     assert page.count("<tr") == 1 + 12 + 1 + 30  # answers, tasks
-    (folder / "posterior.csv").write_text("of an earlier run")
+    for name in ("posterior.csv", "tasks-3.png"):
+        (folder / name).write_text("of an earlier run")
     (folder / "notes.txt").write_text("mine")
     run("r.csv", "--draws", 0)
     names = {path.name for path in folder.iterdir()}
@@ -804,6 +804,9 @@ def test_a_cell_with_some_rows_of_old_is_plain_and_says_so(f, capsys, tmp_path):
     rows = f.load_rows(args_of(f, saved(pd.concat([partly, table.assign(m=20)]), tmp_path / "r.csv")))
     assert rows.groupby("m")["arms"].unique().map(list).to_dict() == {8: ["plain"], 20: ["crossed"]}
     assert "e0, m = 8, n = 50: some rows lack acc_*_on_extra" in capsys.readouterr().out
+    words = f.methods(f.add_effects(rows), args_of(f))
+    assert "both sets or the first set" in words and "where known, adds" in words
+    assert "where known" not in f.methods(f.add_effects(rows.query("m == 8")), args_of(f))
 
 
 def with_value(table, name, value, k=3):
@@ -829,7 +832,7 @@ BAD = {  # name: (what becomes of the rows' text, what the message says)
     "no number": (lambda t: with_value(t, "acc_base", "?"), "acc_base is ?, not a number from 0 to 1"),
     "fraction": (lambda t: with_value(t, "m", "8.5"), "data row 4: m is 8.5, not a whole number from 1"),
     "no experiment": (lambda t: with_value(t, "experiment", ""), "data row 4: experiment is nan, not a name"),
-    "no task": (lambda t: with_value(t, "task", ""), "data row 4: task is nan, not a name"),
+    "one data set as two tasks": (lambda t: t.assign(data="x").to_csv(index=False), "differ in task"),
     "conflict": (lambda t: t.to_csv(index=False) + with_value(t[:1], "acc_test", 0.1, 0).split("\n", 1)[1],
                  "data row 1 and results.csv, data row 25 agree in experiment, model, task"),
     "recipes": (lambda t: t.assign(recipe=["x"] * 11 + ["y"] * 13).to_csv(index=False),
