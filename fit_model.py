@@ -107,8 +107,9 @@ class Noise(NamedTuple):
 def average(rows, by):
     """Means of the rows that agree in `by`. How far their answers to one text go together is not
     known: w is at most the square of the mean of its roots."""
-    groups = rows.assign(w=np.sqrt(rows["w"])).groupby(by)
-    table = groups[[*ACCURACIES, *EFFECTS, "floor", "w"]].mean()
+    seconds = pd.to_numeric(rows["seconds"], errors="coerce")
+    groups = rows.assign(w=np.sqrt(rows["w"]), seconds=seconds).groupby(by)
+    table = groups[[*ACCURACIES, *EFFECTS, "floor", "w", "seconds"]].mean()
     table["w"] **= 2
     table[[*EFFECTS]] = table[[*EFFECTS]].round(9)  # equal differences stay equal
     table["counted"] = groups["counted"].all()
@@ -123,8 +124,11 @@ def unit_table(rows):
     parts = [units]
     for _, mine in units.groupby(CELL):
         draws = mine.groupby(["task", "subsample"]).size()
-        if draws.min() == mine["model"].nunique() > 1:
-            parts.append(average(mine, [*CELL, "task", "subsample"]).assign(model="all"))
+        models = mine["model"].nunique()
+        if draws.min() == models > 1:
+            together = average(mine, [*CELL, "task", "subsample"]).assign(model="all")
+            together["seconds"] *= models
+            parts.append(together)
     return pd.concat(parts, ignore_index=True)
 
 
@@ -171,7 +175,7 @@ def task_table(units, rows, args):
     parts = {}
     for effect in args.effects:
         groups = units.groupby([*CELL, "model", "task"])
-        table = groups[[*ACCURACIES, "floor", "w"]].mean()
+        table = groups[[*ACCURACIES, "floor", "w", "seconds"]].mean()
         table = table.assign(arms=groups["arms"].first(), subsamples=groups.size(),
                              estimate=groups[effect].mean(), sd=groups[effect].std())
         table["prior"] = W_COUNTS * groups["counted"].all()
@@ -232,6 +236,7 @@ def effects_table(tasks, args):
                         | part[[*ACCURACIES, "estimate"]].mean().to_dict() | {
                             "target": target, "tasks": len(part),
                             "subsamples": part["subsamples"].min(),
+                            "seconds": part["seconds"].sum(),
                             "left_out": ", ".join(left_out), "noise": noise})
     known = [row for row in rows if row["target"] == TARGETS[0] and interval(row["noise"])[0] > 0]
     known = pd.DataFrame(known, columns=[*rows[0]])
@@ -534,6 +539,9 @@ def sentence(row):
         short, again = f"Too early to tell: neither within nor beyond {margin}", row["needed"]
     if again:
         text += f". Run the same again with --subsamples {again:.0f}"
+        minutes = (again - row["subsamples"]) * row["seconds"] / 60
+        if minutes > 0:
+            text += f" (about {minutes:.0f} minutes of one process)"
     return f"{short}. {text}."
 
 
@@ -720,10 +728,11 @@ def publish(rows, tasks, table, summaries, notes, args):
     versions = f"; numpy {np.__version__}, pandas {pd.__version__}"
     parts.append(paragraph(args.command + versions, "small"))
 
+    inner = ["variance", "prior", "floor", "w", "seconds"]
     cells = table.assign(m=table["m"].replace(0, ""), n=table["n"].replace(0, ""))
-    tables = {"effects": cells.drop(columns=["noise", "half", "settings"]),
+    tables = {"effects": cells.drop(columns=["noise", "half", "settings", "seconds"]),
               "means": means_table(rows, args.metric),
-              "tasks": tasks.reset_index().drop(columns=["variance", "prior", "floor", "w"])}
+              "tasks": tasks.reset_index().drop(columns=inner)}
     for path in [*args.out.glob("posterior.csv"), *args.out.glob("tasks-*.png")]:
         path.unlink()  # of an earlier run
     if summaries:
@@ -759,7 +768,7 @@ def run_samplers(rows, tasks, table, args):
 ARMS = ("base", "extra", "test")
 CELL = ["experiment", "m", "n"]
 RUN = ["experiment", "model", "task", "m", "n", "subsample", "seed"]  # names a row
-WORDS = [*RUN[:3], "split", "data", "recipe", "versions"]
+WORDS = [*RUN[:3], "seconds", "split", "data", "recipe", "versions"]
 WHOLE = {"m": 1, "n": 1, "subsample": 1, "seed": 0}  # whole numbers, the least
 SAME = [  # (scope, column): rows that agree in the scope must agree in the column
     (RUN[:5], "recipe"),

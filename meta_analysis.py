@@ -289,7 +289,7 @@ def report_board(rows, board):
 ARMS = ("base", "extra", "test")
 CELL = ["experiment", "m", "n"]
 RUN = ["experiment", "model", "task", "m", "n", "subsample", "seed"]  # names a row
-WORDS = [*RUN[:3], "split", "data", "recipe", "versions"]
+WORDS = [*RUN[:3], "seconds", "split", "data", "recipe", "versions"]
 WHOLE = {"m": 1, "n": 1, "subsample": 1, "seed": 0}  # whole numbers, the least
 SAME = [  # (scope, column): rows that agree in the scope must agree in the column
     (RUN[:5], "recipe"),
