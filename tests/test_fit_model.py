@@ -655,6 +655,8 @@ def test_sentences(f, tmp_path):
     R = int(one(tables_of(f, tmp_path / "r.csv")[2], effect="bias")["needed"])
     assert text.startswith("Too early to tell: neither within nor beyond ±1.") and R > 20
     assert text.endswith(f"Run the same again with --subsamples {R}.")
+    timed = said(bias_rows({"a": [-3, 0, 4], "b": [-4, 2, 1, 0]}).assign(seconds=30))
+    assert timed.endswith(f" {R} (about {R - 3:.0f} minutes of one process).")  # two tasks, 3 there
     rows = crossed_rows(1, 2, 1, 400, np.random.default_rng(0))
     assert "one subsample cannot show effects that differ from run to run" in said(rows)
     assert said(bias_rows({"a": [-3, 0, 4]}), "--margin", 30).startswith("No: within ±30.")
