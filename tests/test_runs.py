@@ -22,7 +22,7 @@ import tokenizers
 import transformers
 from safetensors.torch import load_file, save_file
 
-from conftest import CACHE, ROOT, load_script
+from conftest import ROOT, load_script
 from fake_hub import commit, fake_hub
 
 ARMS = ("base", "extra", "test")
