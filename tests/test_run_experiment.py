@@ -439,7 +439,7 @@ def test_a_card_before_8_0_is_told_to_use_fp16(script, monkeypatch, capability, 
 
 def sample_of(script, folder, kind="bert", n=8, k=1, **changes):
     texts = [f"text number {i} of many" for i in range(40)]
-    task = script.Task(texts, np.array([0, 1] * 20), ["a", "b"], "data", {})
+    task = script.Task(texts, np.array([0, 1] * 20), ["a", "b"], "data", "", {})
     row = {"experiment": "e", "model": "tiny", "task": "task", "m": 6, "n": n, "subsample": k,
            "seed": 0} | changes
     recipe = {"objective": MODELS[kind][0], "precision": "float32", "max_length": 32,

@@ -365,7 +365,8 @@ def test_nf4_computes_in_what_the_card_can(capability, precision, zero, monkeypa
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     args, registry = zero.parse_args(["--quantize", "nf4"]), zero.load_registry()
     model = zero.Model("smollm2", "smollm2", None, None, "clm", "", 64, False)
-    recipe = zero.prompt_recipe(registry, "cuda", args, model, zero.Task([], [], CLASSES, "", NEWS))
+    task = zero.Task([], [], CLASSES, "", "", NEWS)
+    recipe = zero.prompt_recipe(registry, "cuda", args, model, task)
     assert recipe["precision"] == precision
 
 
