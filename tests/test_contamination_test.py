@@ -459,11 +459,11 @@ def test_smollm2_runs_on_a_users_examples(capsys, tmp_path):
     """The real weights, where run_zero_shot.py has unpacked them."""
     if contam.find_unpacked("smollm2")[1] is None:
         pytest.skip("smollm2 is not in the cache: python run_zero_shot.py fetches it")
-    steps = ["First, open the door.", "Second, walk in.", "Third, sit down.", "Fourth, eat."]
+    steps = ["First, open the door.", "Second, walk in.", "Third, sit down."]
     (tmp_path / "mine.txt").write_text("\n".join(steps))
     contam.main(["--examples", str(tmp_path / "mine.txt"), "--model", "smollm2", "--shards", "1"])
     text = capsys.readouterr().out
-    assert "p exact      0.041667" in text  # 1/24: the order that they are in is the likeliest
+    assert "p exact      0.166667" in text  # 1/6: the order that they are in is the likeliest
 
 
 def test_models_that_give_no_probability_are_refused(model_dir, capsys, tmp_path, monkeypatch):
