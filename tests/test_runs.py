@@ -251,30 +251,6 @@ def test_real_news_is_learnt_and_shuffled_labels_are_not(run, script):
         assert abs(float(chance[f"acc_{arm}"]) - 0.2) < 0.13  # one standard error is 4 points
 
 
-def test_w_is_the_variance_of_the_bias_when_the_texts_are_dealt_again(script, run):
-    """Given two models, which of the 2n texts stand in `test` is a lottery: a brute-force one."""
-    script.main("--model bert-tiny --tasks rotten_tomatoes --m 20 --n 60 --subsamples 1 --workers "
-                "1 --predictions kept".split())
-    lines = pd.read_csv(f"kept/{os.listdir('kept')[0]}").set_index("arm")
-    right = lines[["p0", "p1"]].to_numpy().argmax(1) == lines["label"]
-    x = right["test"].to_numpy().astype(int) - right["extra"].to_numpy().astype(int)
-    assert len(x) == 120 and set(x) == {-1, 0, 1}
-    rng, deals, biases = np.random.default_rng(0), [], []
-    for _ in range(4000):
-        test, extra = np.split(rng.permutation(x), 2)
-        biases.append(100 / 2 * (test.mean() - extra.mean()))
-        deals.append({"n": 60, "majority": 0.5, "acc_base": 0.5, "acc_base_on_extra": 0.5,
-                      "acc_test": 0.5 + test.mean(), "acc_extra": 0.5,
-                      "acc_test_on_extra": 0.5 + extra.mean(), "acc_extra_on_extra": 0.5,
-                      "discordant": np.mean(test != 0), "discordant_on_extra": np.mean(extra != 0)})
-    found = script.with_effects(deals)
-    assert np.allclose(found["bias"], biases)
-    # w takes the two halves' own means, which costs it 1 of 60; 4000 deals know a variance to 2.2 %
-    assert found["w"].mean() == pytest.approx(np.var(biases) * 59 / 60, rel=0.09)
-    exact = 100**2 / 2 / 60 * np.var(x, ddof=1)  # of half the difference of two random halves
-    assert found["w"].mean() == pytest.approx(exact * 59 / 60, rel=0.01)
-
-
 # --margin -----------------------------------------------------------------------------------------
 
 
