@@ -334,7 +334,7 @@ def stage_fit(args):
         "tables": lambda: run_script("fit_model", all_rows, os.listdir, path),
         "paper": lambda: run_script(
             "fit_model", one, lambda folder: pd.read_csv(folder / "fits/posterior.csv"), path)})
-    yield row(f"{data}: conclusions and tables, `--draws 0`", runs["tables"])
+    yield row(f"{data}: conclusions, tables, figures, `--draws 0`", runs["tables"])
     sizes = [run["found"].query("parameter in ('mu', 'beta')")["ess_bulk"].min()
              for run in runs["paper"]]
     yield row(f"{data}: the paper's model, bias, m = 50, n = 500; ESS of mu and beta "
