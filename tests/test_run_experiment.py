@@ -23,11 +23,11 @@ REFUSED = {"ibert", "mobilebert", "nystromformer", "xlm"}  # see test_runs.py
 
 def model_of(script, folder, kind):
     weights = script.weights_hash(folder)
-    return script.Model("tiny", "bert", folder, None, MODELS[kind][0], weights, 512, True)
+    return script.Model("tiny", "bert", folder, None, MODELS[kind][0], weights, 512)
 
 
 def network(script, folder, kind, precision="float32"):
-    return script.load_network(model_of(script, folder, kind), "cpu", precision)
+    return script.load_network.__wrapped__(model_of(script, folder, kind), "cpu", precision)
 
 
 def tokens(net, texts=TEXTS):
@@ -405,7 +405,7 @@ def test_the_head_has_the_dropout_of_the_checkpoint(
 def test_fp16_takes_every_step_of_real_weights(script, bert_tiny, monkeypatch):
     """At torch's own scale of 2^16 the first steps, those of the highest rates, were skipped."""
     spec = script.load_registry()["tasks"]["rotten_tomatoes"]
-    net = script.load_network(bert_tiny, "cpu", "fp16")
+    net = script.load_network.__wrapped__(bert_tiny, "cpu", "fp16")
     ids = tokens(net, script.load_task("rotten_tomatoes", spec).texts[:64])
     ends = []
     monkeypatch.setattr(
@@ -413,7 +413,7 @@ def test_fp16_takes_every_step_of_real_weights(script, bert_tiny, monkeypatch):
     script.pretrain(net, ids, recipe_of("pretrain", 1, 8, 5e-4), seed=1)
     assert ends == [(2.0**12, 8)], "each skipped step halves it"
     for texts in (ids[:8], ids[8:16]):  # a first step alone
-        net = script.load_network(bert_tiny, "cpu", "fp16")
+        net = script.load_network.__wrapped__(bert_tiny, "cpu", "fp16")
         script.pretrain(net, texts, recipe_of("pretrain", 1, 8, 5e-4), seed=1)
         assert not any([torch.equal(weight, old) for weight, old in net.checkpoint[:4]])
 
@@ -510,6 +510,6 @@ def test_no_memory_on_the_gpu_suggests_a_batch_size(script, model_dir, monkeypat
 
     monkeypatch.setattr(script, "lm_logits", full)
     monkeypatch.setattr(script, "probe", lambda net: None)
-    script.LOADED.clear()
+    script.load_network.cache_clear()
     with pytest.raises(SystemExit, match="smaller --batch-size"):
         script.run_subsample(sample_of(script, model_dir("bert")), "cpu", 1)

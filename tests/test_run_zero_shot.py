@@ -364,7 +364,7 @@ def test_more_than_one_skipped_step_in_fifty_ends_the_run(steps, end, zero, load
 def test_nf4_computes_in_what_the_card_can(capability, precision, zero, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     args, registry = zero.parse_args(["--quantize", "nf4"]), zero.load_registry()
-    model = zero.Model("smollm2", "smollm2", None, None, "clm", "", 64, False)
+    model = zero.Model("smollm2", "smollm2", None, None, "clm", "", 64)
     task = zero.Task([], [], CLASSES, "", "", NEWS)
     recipe = zero.prompt_recipe(registry, "cuda", args, model, task)
     assert recipe["precision"] == precision

@@ -744,7 +744,7 @@ def test_a_models_own_code_is_never_run(run, tiny, tmp_path, monkeypatch):
 
 
 def test_a_recipe_of_a_task_may_name_one_stage(script):
-    model = script.Model("bert", "bert", None, None, "mlm", "", 512, False)
+    model = script.Model("bert", "bert", None, None, "mlm", "", 512)
     spec = {"recipes": {"bert": {"epochs": {"train": 7}}}}
     task = script.Task([], None, [], "", "", spec)
     recipe = script.recipe_of(script.load_registry(), script.parse_args([]), model, task)
