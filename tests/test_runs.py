@@ -7,6 +7,7 @@ import json
 import math
 import multiprocessing
 import os
+import pickle
 import re
 import shutil
 import signal
@@ -19,6 +20,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import tokenizers
+import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
@@ -617,6 +619,15 @@ def test_impossible_flag_values_are_argparse_errors(run, capsys, flag, value):
 def test_a_training_that_diverges_ends_the_run_and_names_the_place(run, flags):
     """With one step its loss is finite, and the weights after it are not."""
     refused(run(*flags), "nan", "arm extra", "topics", "subsample 1", "learning rates")
+
+
+def test_no_memory_on_the_gpu_suggests_a_batch_size(run, script, monkeypatch):
+    def full(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory")  # as a full GPU does; none is here
+
+    monkeypatch.setattr(script, "pretrain", full)
+    refused(run(), "memory", "smaller --batch-size")
+    assert isinstance(pickle.loads(pickle.dumps(torch.OutOfMemoryError())), torch.OutOfMemoryError)
 
 
 def test_fp16_that_skips_steps_ends_the_run(run, model_dir):
