@@ -86,7 +86,7 @@ WINDOWS = ("sliding_window", "window_size", "attention_chunk_size")
 ARMS = ("base", "extra", "test")
 SCORES = [f"{metric}_{arm}" for metric in ("acc", "f1", "nll") for arm in ARMS]
 MEASURES = ["majority", *SCORES, *[f"{name}_on_extra" for name in SCORES], "discordant",
-          "discordant_on_extra"]
+            "discordant_on_extra"]
 COLUMNS = [*"experiment model task m n subsample num_classes".split(), *MEASURES,
            *"loss_extra loss_test seed seconds split data recipe versions".split()]
 
@@ -211,6 +211,7 @@ def half_width(rows, tasks):
         return math.inf
     noise, rows_vary = groups["w"].mean(), groups["bias"].var()
     noise = noise.mask((groups.size() >= 10) & (rows_vary > noise), rows_vary)
+    # half of a normal 89 % interval has 1.598 standard errors
     return 1.598 * math.sqrt((noise / groups.size()).sum()) / tasks
 # --- end shared ---
 
@@ -561,7 +562,8 @@ def run_prompts(sample, device, threads, adapters=None):
             net.tokenizer, recipe, classes, sample.texts[name], sample.labels[name])
     prompts = [encode(net.tokenizer, prompt) for prompt in strings["test"].prompts]
     check_tokens(net.tokenizer, prompts, row)
-    for arm in ARMS:
+    in_worker = multiprocessing.parent_process() is not None
+    for arm in tqdm(ARMS, "arms", leave=False, disable=in_worker or None):
         fresh_adapter(net, seed)  # without effect, as base stays
         if arm != "base":
             row[f"loss_{arm}"] = train_adapter(net, strings[arm].sequences, recipe, seed)
@@ -981,7 +983,8 @@ def run_cell(args, out, units, rows, tasks, pool, workers, run):
     running = {}  # future: Sample
 
     def collect():
-        future = next(futures.as_completed(running))
+        ended = futures.wait(running, None, futures.FIRST_COMPLETED).done
+        future = min(ended, key=lambda future: future.exception() is not None)  # failures last
         sample = running.pop(future)
         row, predictions = future.result()
         if args.predictions:  # before the row, which vouches for it
@@ -1039,13 +1042,15 @@ def run_all(args, device, models, tasks, most, recipe_of, run_subsample):
     most = " at most" if args.margin else ""
     print(f"{len(units) - pending} subsamples finished before, {pending} to run{most}, into {out}")
 
-    cores, workers = torch.get_num_threads(), args.workers or 1
+    cores = os.cpu_count()
+    if hasattr(os, "sched_getaffinity"):  # those that Slurm or a container gives
+        cores = len(os.sched_getaffinity(0))
     sizes = [file.stat().st_size for model in models for file in model.folder.iterdir()]
-    if not args.workers and device == "cpu" and max(sizes) < 50e6:  # threads gain little
-        workers = min(4, cores)
+    small = device == "cpu" and max(sizes) < 50e6  # two threads take longer than one
+    workers = args.workers or (min(4, cores) if small else 1)
     if "__file__" not in globals():  # a notebook's cell cannot be imported
         workers = 1
-    threads = args.threads or max(1, cores // workers)
+    threads = args.threads or (1 if small else max(1, cores // workers))
     run = functools.partial(run_subsample, device=device, threads=threads)
     spawn = multiprocessing.get_context("spawn")
     pool = futures.ProcessPoolExecutor(workers, spawn, start_worker)
@@ -1061,8 +1066,9 @@ def run_all(args, device, models, tasks, most, recipe_of, run_subsample):
     except KeyboardInterrupt:
         raise SystemExit("stopped: finished subsamples are kept, the same command goes on")
     finally:
-        for worker in multiprocessing.active_children():
-            worker.kill()
+        if workers > 1:  # else they are a notebook's own
+            for worker in multiprocessing.active_children():
+                worker.kill()
         pool.shutdown()
     print(f"rows: {out}\nnext: python fit_model.py {os.path.relpath(out)}")
 
@@ -1074,7 +1080,9 @@ def report(rows):
     table["boost"] = table["unseen"] - table["base"]
     table["bias"] = table["seen"] - table["unseen"]
     table.insert(0, "subsamples", groups.size())
-    print("\n{model}, m = {m}, n = {n}: in %, boost and bias in points".format(**rows[0]))
+    table = table.rename(columns={"majority": "commonest class"}).rename_axis(None)
+    title = "\n{model}, m = {m}, n = {n}: accuracies in %, boost and bias in points"
+    print(title.format(**rows[0]))
     print(table.to_string(float_format="{:.2f}".format))
     print(f"mean bias {table['bias'].mean():+.2f} points, known to "
           f"±{half_width(rows, len(table)):.2f} by the noise of its texts (89 %)")
@@ -1120,7 +1128,7 @@ def add_shared_flags(parser):
     add("--precision", default="float32", choices=("float32", "tf32", "bf16", "fp16"),
         help="of matrix products (float32)")
     add("--workers", type=whole, help="processes (1; small models on CPU: one a core, at most 4)")
-    add("--threads", type=whole, help="of each (all cores shared out)")
+    add("--threads", type=whole, help="of each (small models: 1, else all cores shared out)")
     add("--shard", type=share, default=f"{rank + 1}/{ranks}",
         help="i/k: share i of k, i from 1, into results.i-of-k.csv (torchrun's)")
     add("--out", type=Path, default="results.csv", help="its rows are not run again (results.csv)")
