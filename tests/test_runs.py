@@ -273,9 +273,11 @@ def test_a_margin_ends_a_run_by_itself(run):
 
 
 def test_without_flags_a_run_goes_on_until_margin_1(run, script, capsys, monkeypatch):
-    monkeypatch.setattr(script, "run_cell", lambda *_: sys.exit(0))
-    with pytest.raises(SystemExit):
-        script.main([])
+    monkeypatch.setattr(script, "run_cell", lambda *given: sys.exit(given[-1].keywords["threads"]))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {*range(16)})
+    with pytest.raises(SystemExit) as end:
+        script.main(["--workers", "1", "--device", "cpu"])
+    assert end.value.code == 1, "in matrices this small two threads take longer than one"
     assert "200 to run at most" in capsys.readouterr().out, "100 of each of two tasks"
     assert script.parse_args([]).margin == 1
     assert script.parse_args(["--subsamples", "7"]).margin is None
