@@ -1015,6 +1015,20 @@ def run_cell(args, out, units, rows, tasks, pool, workers, run):
             collect()
 
 
+def share_cores(args, device, models):
+    """(processes, threads of each). Two threads take longer than one for a small model."""
+    cores = os.cpu_count()
+    if hasattr(os, "sched_getaffinity"):  # those that Slurm or a container gives
+        cores = len(os.sched_getaffinity(0))
+    sizes = [file.stat().st_size for model in models for file in model.folder.iterdir()]
+    small = device == "cpu" and max(sizes) < 50e6
+    workers = args.workers or (min(4, cores) if small else 1)
+    if "__file__" not in globals():  # a notebook's cell cannot be imported
+        workers = 1
+    threads = args.threads or (1 if small else max(1, cores // workers))
+    return workers, threads
+
+
 def run_all(args, device, models, tasks, most, recipe_of, run_subsample):
     """Run what is wanted and not finished. After a failure the workers end at once."""
     number, count = args.shard
@@ -1042,15 +1056,7 @@ def run_all(args, device, models, tasks, most, recipe_of, run_subsample):
     most = " at most" if args.margin else ""
     print(f"{len(units) - pending} subsamples finished before, {pending} to run{most}, into {out}")
 
-    cores = os.cpu_count()
-    if hasattr(os, "sched_getaffinity"):  # those that Slurm or a container gives
-        cores = len(os.sched_getaffinity(0))
-    sizes = [file.stat().st_size for model in models for file in model.folder.iterdir()]
-    small = device == "cpu" and max(sizes) < 50e6  # two threads take longer than one
-    workers = args.workers or (min(4, cores) if small else 1)
-    if "__file__" not in globals():  # a notebook's cell cannot be imported
-        workers = 1
-    threads = args.threads or (1 if small else max(1, cores // workers))
+    workers, threads = share_cores(args, device, models)
     run = functools.partial(run_subsample, device=device, threads=threads)
     spawn = multiprocessing.get_context("spawn")
     pool = futures.ProcessPoolExecutor(workers, spawn, start_worker)
