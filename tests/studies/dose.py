@@ -1,17 +1,17 @@
-"""The dose curve of docs/results.md: which detector sees which dose of test texts, and is accuracy higher on
-them?
+"""The dose curve of docs/results.md: are texts that can be told from unseen ones, at which dose, also the
+texts on which accuracy is higher?
 
     python tests/studies/dose.py             # days of one core; goes on where it was
     python tests/studies/dose.py --list      # the commands that are left
-    python tests/studies/dose.py --figure    # docs/contamination.png and its numbers, from docs/
+    python tests/studies/dose.py --figure    # docs/contamination.png and its table, from docs/
 
 Fixed before looking: settings, order, number of subsamples or margin, roles. smollm2, rotten_tomatoes, n =
 50; the question is put to three packed epochs. The first ten subsamples of a setting are audited, so their
-adapters are kept; the others, which settle the harm, cost training and scoring alone. Rows of accuracies go
-into docs/dose_results.csv, audits into docs/contamination.csv, where those of the third version stay until
-they are made anew: they lack the noise of their texts. The figure takes a setting's new rows where they are
-as many, else those, and says so. The few-shot twin, bert-tiny on the two default tasks, has no adapters to
-audit: python fit_model.py docs/dose_results.csv
+adapters are kept; the others, which settle the bias, cost training and scoring alone. Accuracies go into
+docs/dose_results.csv, audits into docs/contamination.csv, where those of the third version stay until they
+are made anew: they lack the noise of their texts. A setting's rows come from the first file where it has as
+many, else from the second, and the figure marks these. The few-shot twin, bert-tiny on the two default
+tasks, has no adapters to audit: python fit_model.py docs/dose_results.csv
 """
 
 import argparse
@@ -25,17 +25,18 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402
 import pandas as pd  # noqa: E402
+from matplotlib.lines import Line2D  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests"))
 from conftest import load_script  # noqa: E402
 
 AUDITS, RESULTS = ROOT / "docs" / "contamination.csv", ROOT / "docs" / "dose_results.csv"
-FORMS = {  # flags, title
-    "packed": ("--pack", "packed, without answers"),
-    "padded-answers": ("--answers", "padded, with answers"),
-    "padded": ("", "padded, without answers"),
-    "packed-answers": ("--pack --answers", "packed, with answers"),
+FLAGS = {
+    "packed": "--pack",
+    "padded-answers": "--answers",
+    "padded": "",
+    "packed-answers": "--pack --answers",
 }
 SETTINGS = [  # form, epochs, until, role
     ("packed", 3, "--margin 1", "question"),
@@ -47,11 +48,12 @@ SETTINGS = [  # form, epochs, until, role
     ("packed", 1, "--subsamples 6", "description"),
     ("padded-answers", 3, "--subsamples 4", "description"),
     ("padded-answers", 1, "--subsamples 4", "description"),
-    ("packed-answers", 30, "--subsamples 2", "description"),
 ]
 TWIN = [(2, "--margin 1"), (20, "--margin 1"), (100, "--margin 2")]  # epochs of bert-tiny, until
-AUDITED, FEWEST = 10, 6  # subsamples of a setting that are audited at most, and drawn at least
+AUDITED = 10  # most subsamples of a setting that are audited
 MARGIN = 1  # point of the question
+COLOURS = {False: "#009E73", True: "#882255"}  # without, with answers; told apart by all eyes
+MARKS = {"packed": "s", "padded": "o"}
 
 
 def commands(folder):
@@ -60,28 +62,39 @@ def commands(folder):
     shared = f"--n 50 --workers 1 --threads 1 --out {RESULTS}"
     for form, epochs, until, _ in SETTINGS:
         train = (
-            f"run_zero_shot.py --tasks rotten_tomatoes {FORMS[form][0]} --pretrain-epochs {epochs} "
+            f"run_zero_shot.py --tasks rotten_tomatoes {FLAGS[form]} --pretrain-epochs {epochs} "
             f"--experiment {form}-{epochs} {shared}"
         )
         first = until
         if "margin" in until:
             first = f"--subsamples {AUDITED}"
         lines = [f"{train} {first} --adapters {folder}/units"]
-        lines += [f"contamination_test.py {folder}/units --out {folder}/contamination.csv"]
+        lines.append(f"contamination_test.py {folder}/units --out {folder}/contamination.csv")
         if first != until:
             lines.append(f"{train} {until}")
         steps.append((f"{form}-{epochs}", lines))
     for epochs, until in TWIN:
-        steps.append(
-            (
-                None,
-                [
-                    f"run_experiment.py --model bert-tiny --pretrain-epochs {epochs} "
-                    f"--experiment few-shot-{epochs} {shared} {until}"
-                ],
-            )
+        train = (
+            f"run_experiment.py --model bert-tiny --pretrain-epochs {epochs} "
+            f"--experiment few-shot-{epochs} {shared} {until}"
         )
+        steps.append((None, [train]))
     return steps
+
+
+def run(folder):
+    """Every step; each skips what is finished."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for _, lines in commands(folder):
+        for line in lines:
+            print(f"python {line}", flush=True)
+            script, *flags = shlex.split(line)
+            try:
+                subprocess.run([sys.executable, str(ROOT / script), *flags], check=True)
+            except (KeyboardInterrupt, subprocess.CalledProcessError) as error:
+                raise SystemExit(f"stopped ({error!r}): the same command goes on") from None
+            if script == "contamination_test.py":
+                join(folder / "contamination.csv", AUDITS)
 
 
 def join(audit, table):
@@ -94,219 +107,136 @@ def join(audit, table):
     contam.write_whole(table, rows)
 
 
-def setting_of(name):
-    """(form, epochs) of an experiment."""
-    form, _, epochs = name.rpartition("-")
-    return form, int(epochs)
-
-
 def accuracies(audits):
-    """{experiment: rows with the columns of results.csv}: the new ones where they are as many as those beside
-    audits, which may be older."""
+    """{experiment: rows with the columns of results.csv}: those of RESULTS where they are as many as those
+    beside the audits, which may be older."""
     contam = load_script("contamination_test")
     found = {name: contam.unit_rows(rows) for name, rows in audits.groupby("experiment")}
     if RESULTS.exists():
         for name, rows in pd.read_csv(RESULTS).groupby("experiment"):
-            if setting_of(name)[0] in FORMS and len(rows) >= len(found.get(name, [])):
+            if name in found and len(rows) >= len(found[name]):
                 found[name] = rows
     return found
 
 
 def summary():
-    """(detectors of each audited setting {experiment: table}, a row a setting: units, accuracies, bias)."""
+    """A row a setting: its accuracies, bias, and the crossed AUC of each detector with its half-width."""
     contam = load_script("contamination_test")
     audits = contam.read_table(AUDITS)
-    detectors, units = {}, {}
-    for name, rows in audits.groupby("experiment"):
-        detectors[name] = contam.detectors_of(rows)
-        units[name] = len(rows) // 3
+    rows_of = accuracies(audits)
     lines = []
-    for name, rows in accuracies(audits).items():
-        form, epochs = setting_of(name)
-        role = [one[3] for one in SETTINGS if one[:2] == (form, epochs)]
-        lines.append(
-            {
-                "experiment": name,
-                "form": form,
-                "epochs": epochs,
-                "role": role[0],
-                "audited": units.get(name, 0),
-                "subsamples": len(rows),
-                **contam.harm_of(rows)._asdict(),
-            }
-        )
-    return detectors, pd.DataFrame(lines).sort_values(["form", "epochs"])
+    for name, audit in audits.groupby("experiment"):
+        form, _, epochs = name.rpartition("-")
+        rows = rows_of[name]
+        line = {"form": form, "epochs": int(epochs), "audited": len(audit) // 3, "subsamples": len(rows)}
+        line |= contam.harm_of(rows)._asdict()
+        detectors = contam.detectors_of(audit)
+        for detector in contam.DETECTORS.values():
+            line[detector] = detectors.loc[detector, "crossed AUC"]
+            line[f"{detector} ±"] = detectors.loc[detector, "±"]
+        lines.append(line)
+    return pd.DataFrame(lines).sort_values(["form", "epochs"])
 
 
-def draw(path):
-    """The figure, and its numbers printed."""
-    contam = load_script("contamination_test")
-    detectors, harm = summary()
-    shown = harm.assign(noise=harm["counted"].map({True: "known", False: "a bound: third version's rows"}))
-    print(shown.drop(columns=["form", "epochs", "counted"]).round(3).to_string(index=False))
-    for name, table in detectors.items():
-        print(f"\n{name}\n{table.to_string(float_format='{:.3g}'.format, na_rep='-')}")
-    drawn = harm[(harm["subsamples"] >= FEWEST) | (harm["audited"] >= FEWEST)]
-    forms = [form for form in FORMS if form in set(drawn["form"])]
-    doses = sorted(drawn["epochs"].unique())
-    figure = plt.figure(figsize=(2.2 + 3.3 * len(forms), 11), layout="constrained")
-    figure.suptitle("smollm2 pretrained on texts of rotten_tomatoes, 50 a subsample", fontsize=10)
-    rows = figure.subfigures(3, 1, height_ratios=[1.35, 1, 1])
-    titles = (
-        "How well can seen texts be told from unseen?",
-        "Does the order test flag the model?",
-        "Is accuracy higher on seen texts?",
+def show(table):
+    """Print the table of docs/results.md."""
+    names = [name for name in table if f"{name} ±" in table]
+    head = ["setting", "subsamples (audited)", "base", "unseen", "seen", "bias", *names]
+    print(f"| {' | '.join(head)} |\n|{' --- |' * len(head)}")
+    for _, row in table.iterrows():
+        star = "" if row["counted"] else " *"
+        cells = [f"{row['form'].replace('-', ', ')}, {row['epochs']}"]
+        cells.append(f"{row['subsamples']} ({row['audited']}){star}")
+        cells += [f"{row[name]:.3f}" for name in ("base", "unseen", "seen")]
+        cells.append(f"{row['bias']:+.1f} ±{row['half']:.1f}")
+        cells += [f"{row[name]:.3f} ±{row[f'{name} ±']:.3f}" for name in names]
+        print(f"| {' | '.join(cells)} |")
+
+
+def draw(table, path):
+    """The figure: visible against harmful, by log p and, small, by ref."""
+    plt.rcParams["font.size"] = 13
+    figure, (large, small) = plt.subplots(
+        2, 1, figsize=(9.5, 10.5), height_ratios=(2.5, 1), layout="constrained"
     )
-    axes = []
-    for part, title in zip(rows, titles):
-        part.suptitle(title, fontsize=12, fontweight="bold")
-        axes.append(part.subplots(1, len(forms), sharex=True, sharey=True, squeeze=False)[0])
-    for form, auc, order, change in zip(forms, *axes):
-        mine = drawn[drawn["form"] == form]
-        audited = mine[mine["audited"] >= FEWEST]
-        draw_detectors(
-            auc, {doses.index(row.epochs): detectors[row.experiment] for row in audited.itertuples()}
-        )
-        draw_order(
-            order, {doses.index(row.epochs): detectors[row.experiment] for row in audited.itertuples()}
-        )
-        draw_bias(change, mine[mine["subsamples"] >= FEWEST], doses)
-        auc.set_title(FORMS[form][1], fontsize=10)
-        for axis in (auc, order, change):
-            axis.set_xticks(range(len(doses)), map(str, doses))
-            axis.set_xlim(-0.5, len(doses) - 0.5)
-            axis.set_xlabel("epochs of pretraining on the texts", fontsize=8)
-    axes[0][0].set_ylabel("crossed AUC")
-    axes[1][0].set_ylabel("p (cut at 1e-10)")
-    axes[2][0].set_ylabel("bias = seen - unseen, points")
-    axes[1][0].set_yscale("log")
-    words = {
-        "ref": "ref: log p minus that under the model before pretraining",
-        "twin": "twin: log p minus that under the model trained on the other texts\n(an upper bound, which no "
-        "attacker has)",
-    }
-    for part, line, columns in zip(rows, axes, (2, 4, 2)):
-        handles, labels = line[0].get_legend_handles_labels()
-        part.legend(
-            handles,
-            [words.get(label, label) for label in labels],
-            loc="outside lower center",
-            ncols=columns,
-            fontsize=8,
-            frameon=False,
-        )
+    figure.legend(
+        handles=legend_handles(),
+        loc="outside upper center",
+        ncols=2,
+        frameon=False,
+        title="Pretrained on test texts: soon visible, but harm is seen only with answers",
+        title_fontproperties={"weight": "bold", "size": 15},
+    )
+    draw_plane(large, table, "log p")
+    large.text(0.59, -1.25 * MARGIN, "grey: too small to matter", va="top", color="#666666")
+    large.set_title("smollm2, rotten_tomatoes, 50 texts; bars: 89 % intervals", size=12)
+    large.set_ylabel("HARMFUL?  bias = seen - unseen, points")
+    large.set_xlabel("VISIBLE?  how often a seen text has a higher log p than an unseen one")
+    draw_plane(small, table, "ref")
+    small.set_ylabel("bias, points")
+    small.set_xlabel("the same by ref: log p minus that under the model before pretraining")
     figure.savefig(path, dpi=130)
-    print(f"\n{path}; {contam.LEVEL} is the level of a flag, bars are 89 % intervals")
 
 
-def draw_detectors(axis, tables):
-    """Crossed AUC of each detector with its interval, side by side. tables: by position."""
-    axis.axhline(0.5, color="black", lw=0.8)
-    axis.text(
-        0.98, 0.49, "0.5: not at all", fontsize=9, ha="right", va="top", transform=axis.get_yaxis_transform()
-    )
-    names = ("log p", "log p / zlib", "Min-K%", "Min-K%++", "ref", "twin")
-    colours = ("#0072B2", "#56B4E9", "#009E73", "#E69F00", "#D55E00", "#777777")
-    for number, (name, colour, mark) in enumerate(zip(names, colours, "osD^vP")):
-        x = [place + 0.11 * (number - 2.5) for place in tables]
-        found = [table.loc[name] for table in tables.values()]
-        axis.errorbar(
-            x,
-            [row["crossed AUC"] for row in found],
-            [row["±"] for row in found],
-            fmt=mark,
-            ms=5,
-            color=colour,
-            capsize=2,
-            label=name,
-        )
-    axis.set_ylim(0.44, 1.03)
-    axis.grid(axis="y", alpha=0.3)
+def legend_handles():
+    """What colours, shapes and fillings mean."""
+    words = [
+        ("D", COLOURS[False], "full", "without answers"),
+        ("D", COLOURS[True], "full", "with answers"),
+        (MARKS["padded"], "black", "full", "padded: one text a sequence"),
+        (MARKS["packed"], "black", "full", "packed: eight texts a sequence"),
+        ("D", "black", "none", "hollow: rows of an older version"),
+        ("$3$", "black", "full", "epochs of pretraining"),
+    ]
+    return [
+        Line2D([], [], ls="", marker=mark, color=colour, fillstyle=filling, ms=9, mew=2, label=label)
+        for mark, colour, filling, label in words
+    ]
 
 
-def draw_order(axis, tables):
-    """p of the order test: of the model before pretraining, pretrained on other texts, and on these."""
-    lines = (
-        ("not pretrained", "order test", "p of base", "s", "#777777"),
-        ("pretrained on other texts", "of extra", "p", "^", "#0072B2"),
-        ("pretrained on these texts", "order test", "p", "o", "#D55E00"),
-        ("the last relative to the first", "relative to base", "p", "x", "black"),
-    )
-    for number, (words, row, column, mark, colour) in enumerate(lines):
-        x = [place + 0.12 * (number - 1.5) for place in tables]
-        p = [max(table.loc[row, column], 1e-10) for table in tables.values()]
-        axis.plot(x, p, mark, color=colour, ms=6, label=words)
-    axis.axhline(0.05, color="black", lw=0.8)
-    axis.set_ylim(3e-11, 3)
-    for p, side, words in ((0.06, "bottom", "not flagged"), (0.04, "top", "flagged")):
-        axis.text(0.98, p, words, ha="right", va=side, fontsize=9, transform=axis.get_yaxis_transform())
-    axis.grid(axis="y", alpha=0.3)
-
-
-def draw_bias(axis, rows, doses):
-    """The bias of each dose with its interval, the margin shaded."""
-    axis.axhspan(
-        -MARGIN,
-        MARGIN,
-        color="grey",
-        alpha=0.25,
-        lw=0,
-        label=f"margin: too small to matter (±{MARGIN} point)",
-    )
-    axis.axhline(0, color="black", lw=0.8)
-    for known, face, words in (
-        (True, "#D55E00", "bias with its 89 % interval"),
-        (False, "white", "bias with its 89 % interval, rows of an older version: their noise is not known"),
-    ):
-        mine = rows[rows["counted"] == known]
-        if mine.empty:
-            continue
-        x = [doses.index(epochs) for epochs in mine["epochs"]]
-        axis.errorbar(
-            x, mine["bias"], mine["half"], fmt="o", ms=6, color="#D55E00", mfc=face, capsize=4, label=words
-        )
-    for row in rows.itertuples():
-        axis.text(
-            doses.index(row.epochs),
-            0.02,
-            f"{row.subsamples} subsamples",
-            fontsize=7,
-            ha="center",
-            transform=axis.get_xaxis_transform(),
-        )
-    axis.text(0.02, 0.97, "harm: accuracy is inflated", va="top", fontsize=9, transform=axis.transAxes)
-    limit = 1.35 * (rows["bias"].abs() + rows["half"]).max()
-    low, high = axis.get_ylim()
-    axis.set_ylim(min(low, -limit), max(high, limit))
-    axis.grid(axis="y", alpha=0.3)
+def draw_plane(axis, table, detector):
+    """A mark a setting at (crossed AUC, bias), with intervals; a line joins the doses of a form."""
+    axis.axhspan(-MARGIN, MARGIN, color="#dddddd", lw=0)
+    axis.axhline(0, color="#888888", lw=0.8)
+    for form, rows in table.groupby("form"):
+        shape, _, answers = form.partition("-")
+        colour = COLOURS[bool(answers)]
+        axis.plot(rows[detector], rows["bias"], color=colour, lw=1, ls=":")
+        for _, row in rows.iterrows():
+            place = (row[detector], row["bias"])
+            face = colour if row["counted"] else "white"
+            axis.errorbar(*place, row["half"], row[f"{detector} ±"], color=colour, lw=1.5)
+            axis.plot(*place, MARKS[shape], color=colour, mfc=face, ms=10, mew=2)
+            side = (-8, 7, "right") if answers else (8, 7, "left")  # low doses lie on each other
+            axis.annotate(
+                row["epochs"],
+                place,
+                side[:2],
+                textcoords="offset points",
+                ha=side[2],
+                color=colour,
+                weight="bold",
+            )
+    axis.set_xlim(0.48, 1.04)
+    ticks = [0.5, 0.6, 0.7, 0.8, 0.9, 1]
+    axis.set_xticks(ticks, ["50 %\nby chance", "60 %", "70 %", "80 %", "90 %", "100 %\nalways"])
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     parser.add_argument("--folder", type=Path, default=ROOT / "dose", help="units, 20 MB each (dose)")
     parser.add_argument("--list", action="store_true", help="print the commands, run nothing")
     parser.add_argument("--figure", action="store_true", help="draw what is there")
     args = parser.parse_args(argv)
-    picture = AUDITS.with_suffix(".png")
-    if args.figure:
-        draw(picture)
+    if args.list:
+        for _, lines in commands(args.folder):
+            print(*[f"python {line}" for line in lines], sep="\n")
         return
-    args.folder.mkdir(parents=True, exist_ok=True)
-    for name, lines in commands(args.folder):
-        for line in lines:  # each skips what is finished
-            print(f"python {line}", flush=True)
-            if args.list:
-                continue
-            script, *flags = shlex.split(line)
-            try:
-                subprocess.run([sys.executable, str(ROOT / script), *flags], check=True)
-            except (KeyboardInterrupt, subprocess.CalledProcessError) as error:
-                raise SystemExit(f"stopped ({error!r}): the same command goes on") from None
-            if script == "contamination_test.py":
-                join(args.folder / "contamination.csv", AUDITS)
-                draw(picture)
-    if not args.list:
-        draw(picture)
+    if not args.figure:
+        run(args.folder)
+    table = summary()
+    show(table)
+    draw(table, AUDITS.with_suffix(".png"))
 
 
 if __name__ == "__main__":

@@ -31,19 +31,20 @@ def draw_cells(axis):
 
 
 def draw_steps(axis):
-    """The three accuracies as steps; their heights are an example."""
-    heights = {"base": 1.0, "unseen": 2.0, "seen": 2.4}
+    """The three accuracies as steps, drawn as the answer is: a boost, hardly a bias."""
+    heights = {"base": 1.0, "unseen": 2.3, "seen": 2.34}
     for place, (kind, height) in enumerate(heights.items()):
         axis.bar(place, height, 0.7, color=COLOURS[kind])
         axis.text(place, 0.4, kind, ha="center", va="center")
+    axis.plot([-0.35, 0.65], [heights["unseen"]] * 2, color="#444444", lw=1, ls=":")
     arrow = {"arrowstyle": "<->", "color": "#444444"}
-    for place, low, high in ((0, 1.0, 2.0), (1, 2.0, 2.4)):
-        axis.plot([place - 0.35, place + 0.65], [high] * 2, color="#444444", lw=1, ls=":")
-        axis.annotate("", xy=(place, high), xytext=(place, low), arrowprops=arrow)
-    axis.text(-0.15, 1.5, "boost: what pretraining\non other text is worth", ha="right", va="center")
-    axis.text(0.55, 2.35, "bias: what pretraining on\nthe test text adds to it", ha="right", va="center")
-    axis.text(-2.2, 3.1, "2. Their means and the two steps between them (an example)", weight="bold")
-    axis.set(xlim=(-2.2, 2.6), ylim=(-0.05, 3.3))
+    axis.annotate("", xy=(0, heights["unseen"]), xytext=(0, heights["base"]), arrowprops=arrow)
+    axis.text(-0.15, 1.65, "boost: what pretraining\non other text is worth", ha="right", va="center")
+    axis.plot([1, 1, 2, 2], [2.42, 2.55, 2.55, 2.46], color="#444444", lw=1)
+    axis.text(1.5, 2.92, "bias: hardly any, on average", ha="center", va="bottom", weight="bold")
+    axis.text(1.5, 2.62, "(what pretraining on the test text adds)", ha="center", va="bottom")
+    axis.text(-1.75, 3.4, "2. Their means, and the two steps between them", weight="bold")
+    axis.set(xlim=(-1.75, 3.1), ylim=(-0.05, 3.6))
 
 
 def main():
