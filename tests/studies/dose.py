@@ -1,17 +1,18 @@
-"""The dose curve of docs/results.md: are texts that can be told from unseen ones, at which dose, also the
-texts on which accuracy is higher?
+"""The dose curve of docs/results.md: are texts that can be told from unseen ones, at which dose,
+also the texts on which accuracy is higher?
 
     python tests/studies/dose.py             # days of one core; goes on where it was
-    python tests/studies/dose.py --list      # the commands that are left
+    python tests/studies/dose.py --list      # the commands
     python tests/studies/dose.py --figure    # docs/contamination.png and its table, from docs/
 
-Fixed before looking: settings, order, number of subsamples or margin, roles. smollm2, rotten_tomatoes, n =
-50; the question is put to three packed epochs. The first ten subsamples of a setting are audited, so their
-adapters are kept; the others, which settle the bias, cost training and scoring alone. Accuracies go into
-docs/dose_results.csv, audits into docs/contamination.csv, where those of the third version stay until they
-are made anew: they lack the noise of their texts. A setting's rows come from the first file where it has as
-many, else from the second, and the figure marks these. The few-shot twin, bert-tiny on the two default
-tasks, has no adapters to audit: python fit_model.py docs/dose_results.csv
+Fixed before looking: settings, order, number of subsamples or margin, roles. smollm2,
+rotten_tomatoes, n = 50; the question is put to three packed epochs. The first ten subsamples of a
+setting are audited, so their adapters are kept; the others, which settle the bias, cost training
+and scoring alone. Accuracies go into docs/dose_results.csv, audits into docs/contamination.csv,
+where those of the third version stay until they are made anew: they lack the noise of their texts.
+A setting's rows come from the first file where it has as many, else from the second, and the figure
+marks those without that noise. The few-shot twin, bert-tiny on the two default tasks, has no
+adapters to audit: python fit_model.py docs/dose_results.csv
 """
 
 import argparse
@@ -23,13 +24,13 @@ from pathlib import Path
 import matplotlib
 
 matplotlib.use("Agg")
-import matplotlib.pyplot as plt  # noqa: E402
-import pandas as pd  # noqa: E402
-from matplotlib.lines import Line2D  # noqa: E402
+import matplotlib.pyplot as plt
+import pandas as pd
+from matplotlib.lines import Line2D
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests"))
-from conftest import load_script  # noqa: E402
+from conftest import load_script
 
 AUDITS, RESULTS = ROOT / "docs" / "contamination.csv", ROOT / "docs" / "dose_results.csv"
 FLAGS = {
@@ -49,7 +50,8 @@ SETTINGS = [  # form, epochs, until, role
     ("padded-answers", 3, "--subsamples 4", "description"),
     ("padded-answers", 1, "--subsamples 4", "description"),
 ]
-TWIN = [(2, "--margin 1"), (20, "--margin 1"), (100, "--margin 2")]  # epochs of bert-tiny, until
+# epochs of bert-tiny, until
+TWIN = [(2, "--margin 1"), (20, "--margin 1"), (100, "--margin 2")]
 AUDITED = 10  # most subsamples of a setting that are audited
 MARGIN = 1  # point of the question
 COLOURS = {False: "#009E73", True: "#882255"}  # without, with answers; told apart by all eyes
@@ -108,8 +110,8 @@ def join(audit, table):
 
 
 def accuracies(audits):
-    """{experiment: rows with the columns of results.csv}: those of RESULTS where they are as many as those
-    beside the audits, which may be older."""
+    """{experiment: rows with the columns of results.csv}: those of RESULTS where they are as many
+    as those beside the audits, which may be older."""
     contam = load_script("contamination_test")
     found = {name: contam.unit_rows(rows) for name, rows in audits.groupby("experiment")}
     if RESULTS.exists():
@@ -120,7 +122,7 @@ def accuracies(audits):
 
 
 def summary():
-    """A row a setting: its accuracies, bias, and the crossed AUC of each detector with its half-width."""
+    """A row a setting: accuracies, bias, crossed AUC of each detector and its half-width."""
     contam = load_script("contamination_test")
     audits = contam.read_table(AUDITS)
     rows_of = accuracies(audits)
@@ -128,7 +130,12 @@ def summary():
     for name, audit in audits.groupby("experiment"):
         form, _, epochs = name.rpartition("-")
         rows = rows_of[name]
-        line = {"form": form, "epochs": int(epochs), "audited": len(audit) // 3, "subsamples": len(rows)}
+        line = {
+            "form": form,
+            "epochs": int(epochs),
+            "audited": len(audit) // 3,
+            "subsamples": len(rows),
+        }
         line |= contam.harm_of(rows)._asdict()
         detectors = contam.detectors_of(audit)
         for detector in contam.DETECTORS.values():
@@ -188,14 +195,15 @@ def legend_handles():
         ("D", "black", "none", "hollow: rows of an older version"),
         ("$3$", "black", "full", "epochs of pretraining"),
     ]
-    return [
-        Line2D([], [], ls="", marker=mark, color=colour, fillstyle=filling, ms=9, mew=2, label=label)
-        for mark, colour, filling, label in words
-    ]
+    handles = []
+    for mark, colour, filling, label in words:
+        style = {"marker": mark, "color": colour, "fillstyle": filling, "ms": 9, "mew": 2}
+        handles.append(Line2D([], [], ls="", label=label, **style))
+    return handles
 
 
 def draw_plane(axis, table, detector):
-    """A mark a setting at (crossed AUC, bias), with intervals; a line joins the doses of a form."""
+    """A mark a setting at (crossed AUC, bias) with intervals; a line joins the doses of a form."""
     axis.axhspan(-MARGIN, MARGIN, color="#dddddd", lw=0)
     axis.axhline(0, color="#888888", lw=0.8)
     for form, rows in table.groupby("form"):
@@ -207,24 +215,22 @@ def draw_plane(axis, table, detector):
             face = colour if row["counted"] else "white"
             axis.errorbar(*place, row["half"], row[f"{detector} ±"], color=colour, lw=1.5)
             axis.plot(*place, MARKS[shape], color=colour, mfc=face, ms=10, mew=2)
-            side = (-8, 7, "right") if answers else (8, 7, "left")  # low doses lie on each other
-            axis.annotate(
-                row["epochs"],
-                place,
-                side[:2],
-                textcoords="offset points",
-                ha=side[2],
-                color=colour,
-                weight="bold",
-            )
+            shift, side = (8, 7), "left"
+            if answers:  # on the other side: the lowest doses lie on each other
+                shift, side = (-8, 7), "right"
+            style = {"ha": side, "color": colour, "weight": "bold"}
+            axis.annotate(row["epochs"], place, shift, textcoords="offset points", **style)
     axis.set_xlim(0.48, 1.04)
     ticks = [0.5, 0.6, 0.7, 0.8, 0.9, 1]
-    axis.set_xticks(ticks, ["50 %\nby chance", "60 %", "70 %", "80 %", "90 %", "100 %\nalways"])
+    words = ["50 %\nby chance", "60 %", "70 %", "80 %", "90 %", "100 %\nalways"]
+    axis.set_xticks(ticks, words)
 
 
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
-    parser.add_argument("--folder", type=Path, default=ROOT / "dose", help="units, 20 MB each (dose)")
+    parser.add_argument(
+        "--folder", type=Path, default=ROOT / "dose", help="units, 20 MB each (dose)"
+    )
     parser.add_argument("--list", action="store_true", help="print the commands, run nothing")
     parser.add_argument("--figure", action="store_true", help="draw what is there")
     args = parser.parse_args(argv)

@@ -5,8 +5,8 @@ from pathlib import Path
 import matplotlib
 
 matplotlib.use("Agg")
-import matplotlib.pyplot as plt  # noqa: E402
-from matplotlib.patches import Rectangle  # noqa: E402
+import matplotlib.pyplot as plt
+from matplotlib.patches import Rectangle
 
 COLOURS = {"base": "#bbbbbb", "unseen": "#88ccee", "seen": "#ee9966"}  # told apart by all eyes
 MODELS = (
@@ -21,12 +21,16 @@ def draw_cells(axis):
     for row, (model, kinds) in enumerate(MODELS):
         axis.text(-0.08, 2.5 - row, model, ha="right", va="center")
         for column, kind in enumerate(kinds):
-            box = Rectangle((column, 2 - row), 1, 1, facecolor=COLOURS[kind], edgecolor="white", lw=4)
+            box = Rectangle(
+                (column, 2 - row), 1, 1, facecolor=COLOURS[kind], edgecolor="white", lw=4
+            )
             axis.add_patch(box)
             axis.text(column + 0.5, 2.5 - row, kind, ha="center", va="center")
     for column, name in enumerate("AB"):
         axis.text(column + 0.5, 3.08, f"tested on\ntexts {name}", ha="center", va="bottom")
-    axis.text(-1.75, 3.95, "1. Two random sets of texts, three models, six accuracies", weight="bold")
+    axis.text(
+        -1.75, 3.95, "1. Two random sets of texts, three models, six accuracies", weight="bold"
+    )
     axis.set(xlim=(-1.75, 2.1), ylim=(-0.05, 4.2))
 
 
@@ -39,7 +43,9 @@ def draw_steps(axis):
     axis.plot([-0.35, 0.65], [heights["unseen"]] * 2, color="#444444", lw=1, ls=":")
     arrow = {"arrowstyle": "<->", "color": "#444444"}
     axis.annotate("", xy=(0, heights["unseen"]), xytext=(0, heights["base"]), arrowprops=arrow)
-    axis.text(-0.15, 1.65, "boost: what pretraining\non other text is worth", ha="right", va="center")
+    axis.text(
+        -0.15, 1.65, "boost: what pretraining\non other text is worth", ha="right", va="center"
+    )
     axis.plot([1, 1, 2, 2], [2.42, 2.55, 2.55, 2.46], color="#444444", lw=1)
     axis.text(1.5, 2.92, "bias: hardly any, on average", ha="center", va="bottom", weight="bold")
     axis.text(1.5, 2.62, "(what pretraining on the test text adds)", ha="center", va="bottom")

@@ -1,0 +1,84 @@
+"""The dose curve and the numbers of docs/results.md against plain arithmetic on their CSV files."""
+
+import re
+import subprocess
+import sys
+import textwrap
+
+import pandas as pd
+import pytest
+from conftest import ROOT, load_script
+
+DOCS = ROOT / "docs"
+
+
+@pytest.fixture(scope="module")
+def dose():
+    return load_script("tests/studies/dose")
+
+
+def test_the_table_holds_what_the_files_hold(dose, tmp_path, capsys):
+    table = dose.summary()
+    audits = pd.read_csv(DOCS / "contamination.csv")
+    results = pd.read_csv(DOCS / "dose_results.csv")
+    for row in table.to_dict("records"):
+        name = f"{row['form']}-{row['epochs']}"
+        audit = audits[audits["experiment"] == name]
+        mean = audit.groupby("arm").mean(numeric_only=True)
+        assert row["audited"] == sum(audit["arm"] == "test")
+        for column, detector in (("auc_logp", "log p"), ("auc_ref", "ref")):
+            visible = (mean.loc["test", column] + 1 - mean.loc["extra", column]) / 2
+            assert row[detector] == pytest.approx(visible)
+        mine = results[results["experiment"] == name]
+        noise = mine
+        if len(mine) >= row["audited"]:
+            seen = mine["acc_test"].mean() + mine["acc_extra_on_extra"].mean()
+            unseen = mine["acc_extra"].mean() + mine["acc_test_on_extra"].mean()
+        else:
+            noise = audit
+            seen = mean.loc["test", "accuracy"] + mean.loc["extra", "accuracy_on_extra"]
+            unseen = mean.loc["extra", "accuracy"] + mean.loc["test", "accuracy_on_extra"]
+        assert row["bias"] == pytest.approx(100 * (seen - unseen) / 2)
+        assert row["counted"] == noise["discordant"].notna().all()
+    dose.show(table)
+    lines = capsys.readouterr().out.splitlines()[2:]
+    stars = [line.split("|")[2].endswith("* ") for line in lines]
+    assert stars == [not counted for counted in table["counted"]]
+    dose.draw(table, tmp_path / "picture.png")
+    assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_marks_stand_where_the_table_says(dose):
+    """Visible to the right, harmful upwards; hollow is what lacks the noise of its texts."""
+    table = dose.summary()
+    figure, axis = dose.plt.subplots()
+    dose.draw_plane(axis, table, "ref")
+    found = {}
+    for line in axis.lines:
+        if line.get_marker() in dose.MARKS.values():
+            place = (line.get_xdata()[0], line.get_ydata()[0])
+            found[place] = (line.get_marker(), line.get_color(), line.get_markerfacecolor())
+    dose.plt.close(figure)
+    assert len(found) == len(table)
+    for row in table.itertuples():
+        colour = "#882255" if "answers" in row.form else "#009E73"
+        face = colour if row.counted else "white"
+        mark = {"packed": "s", "padded": "o"}[row.form.split("-")[0]]
+        assert found[row.ref, row.bias] == (mark, colour, face)
+
+
+def test_the_published_numbers_are_those_that_their_block_prints():
+    text = (DOCS / "results.md").read_text(encoding="utf-8")
+    section = text.split("## How noisy is a plain bias")[1].split("\n## ")[0]
+    block = re.search(r"python - <<END\n(.*?)\n    END", section, re.DOTALL)[1]
+    command = [sys.executable, "-c", textwrap.dedent(block)]
+    found = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    prose = " ".join(section.split("END\n")[-1].replace("**", "").split())
+    for line, words in (
+        ("400 cells, sd: median 4.6, largest 21.7, above 10: 80", "above 10 in 80 of the 400"),
+        ("25 cells, sd: median 6.4, largest 34.2, above 10: 5", "in 5 of 25 cells, at most 34.2"),
+        ("'majority': 46.2, 'acc_base': 43.5, 'acc_extra': 47.8", "unseen is 47.8 %, that of"),
+        ("acc_extra: 145 cells, bias -0.03 [-0.18, +0.11]", "is -0.03 [-0.18, +0.11]: the mean"),
+        ("acc_test: 146 cells, bias -0.00 [-0.15, +0.15]", "-0.00 [-0.15, +0.15] (146 cells)"),
+    ):
+        assert line in found and words in prose
