@@ -45,6 +45,7 @@ seen 86.8 %), 14 of rotten_tomatoes (56.6, 54.8, 55.3); mean bias +.35, known to
 import argparse
 import copy
 import functools
+import gc
 import hashlib
 import io
 import itertools
@@ -61,7 +62,6 @@ import threading
 import time
 from concurrent import futures
 from pathlib import Path
-from types import SimpleNamespace
 from typing import NamedTuple
 
 import filelock
@@ -91,8 +91,8 @@ def run_subsample(sample, device, threads):
     """(complete row, {arm: {set: log-probabilities [n, K]}}) of a Sample. Departs from the paper:
     arms share the head's initialisation, batch order and dropout; only the text differs."""
     torch.set_num_threads(threads)
-    row, recipe = sample.row, sample.recipe
-    net = load_network(sample.model, device, recipe["precision"])
+    row, recipe = {**sample.row}, sample.recipe
+    net = load_once(load_network, sample.model, device, recipe["precision"])
     started, seed = time.perf_counter(), training_seed(row)
     ids, predictions = {}, {}
     for name, texts in sample.texts.items():
@@ -266,45 +266,76 @@ def groups(net, examples):
 
 # The network --------------------------------------------------------------------------------------
 
-@functools.lru_cache(1)  # one stays in memory
+class Network(NamedTuple):
+    """A language model in memory, and what a forward pass needs to know of it."""
+    modules: torch.nn.ModuleList  # the language model and its pooler: all that is ever trained
+    checkpoint: dict  # their weights as they came
+    lm: torch.nn.Module
+    pooler: torch.nn.Module  # between the body and a classification head
+    fresh_pooler: bool  # the checkpoint has no weights for it
+    embeddings: torch.nn.Module
+    tokenizer: transformers.PreTrainedTokenizerBase
+    causal: bool
+    packed: bool  # several texts share a row of the grid
+    first: int  # number of the first position
+    device: torch.device
+    dtype: torch.dtype  # of the matrix products; None: float32
+
+    @property
+    def autocast(self):
+        return torch.autocast(self.device.type, self.dtype, enabled=self.dtype is not None)
+
+
 def load_network(model, device, precision):
-    """The model in float32 on the device, and what a forward pass needs to know of it."""
+    """The Network of a Model, in float32 on the device, once it has passed the probe."""
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
     torch.manual_seed(0)  # for an output layer that the checkpoint lacks
+    try:
+        net = read_network(model, torch.device(device), PRECISIONS[precision])
+        probe(net)
+    except Exception as error:  # whatever a library raises
+        raise SystemExit(f"error: model {model.name} cannot be used: {brief(error)}")
+    return net
+
+
+def read_network(model, device, dtype):
+    """The Network of a Model's files. ValueError where weights and config.json differ."""
     source = {"pretrained_model_name_or_path": model.folder, "gguf_file": model.gguf,
               "trust_remote_code": False}
     options = {**source, "dtype": torch.float32, "output_loading_info": True,
                "use_safetensors": not model.gguf}
-    causal, pooler, fresh_pooler = model.objective == "clm", torch.nn.Flatten(0, 1), False
+    causal = model.objective == "clm"
     kind = transformers.AutoModelForCausalLM if causal else transformers.AutoModelForMaskedLM
-    try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(**source, truncation_side="right")
-        lm, info = kind.from_pretrained(**options)
-        for key in [*info["missing_keys"], *info["unexpected_keys"]]:
-            if key.startswith(lm.base_model_prefix) and not re.search(BUFFERS, key):
-                raise ValueError(f"weights and config.json differ in {key}")
-        if not causal:  # a masked language model leaves out BERT's pooler
-            body, info = transformers.AutoModel.from_pretrained(**options)
-            pooler = getattr(body, "pooler", None) or pooler
-            fresh_pooler = any("pooler." in key for key in info["missing_keys"])
-        if isinstance(pooler, torch.nn.Linear):  # ALBERT's, whose tanh lies elsewhere
-            pooler = torch.nn.Sequential(torch.nn.Flatten(0, 1), pooler, torch.nn.Tanh())
-        lm.config.use_cache = False
-        modules = torch.nn.ModuleList([lm, pooler]).to(device)
-        dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
-        net = SimpleNamespace(
-            lm=lm, tokenizer=tokenizer, causal=causal, pooler=pooler, fresh_pooler=fresh_pooler,
-            device=torch.device(device), dtype=dtype, embeddings=lm.get_input_embeddings(),
-            autocast=torch.autocast(device.partition(":")[0], dtype, enabled=dtype is not None),
-            packed=lm.config.model_type in PACKED,  # several texts share a row of the grid
-            first=lm.config.pad_token_id + 1 if lm.config.model_type in FROM_PAD else 0,
-            modules=modules, checkpoint=copy.deepcopy(modules.state_dict()))  # not the file's
-        probe(net)
-    except Exception as error:  # whatever a library raises
-        raise SystemExit(f"error: model {model.name} cannot be used: {error!r:.300}")
-    return net
+    tokenizer = transformers.AutoTokenizer.from_pretrained(**source, truncation_side="right")
+    lm, info = kind.from_pretrained(**options)
+    for key in [*info["missing_keys"], *info["unexpected_keys"]]:
+        if key.startswith(lm.base_model_prefix) and not re.search(BUFFERS, key):
+            raise ValueError(f"weights and config.json differ in {key}")
+    lm.config.use_cache = False
+    pooler, fresh_pooler = torch.nn.Flatten(0, 1), False
+    if not causal:
+        pooler, fresh_pooler = pooler_of(options)
+    first = 0
+    if lm.config.model_type in FROM_PAD:
+        first = lm.config.pad_token_id + 1
+    modules = torch.nn.ModuleList([lm, pooler]).to(device)
+    checkpoint = copy.deepcopy(modules.state_dict())  # a copy of the file's, which is never changed
+    return Network(modules, checkpoint, lm, pooler, fresh_pooler, lm.get_input_embeddings(),
+                   tokenizer, causal, lm.config.model_type in PACKED, first, device, dtype)
+
+
+def pooler_of(options):
+    """(BERT's pooler [B, 1, width] -> [B, width], or a plain reshaping where a model has none;
+    whether the checkpoint lacks its weights). A masked language model leaves it out."""
+    body, info = transformers.AutoModel.from_pretrained(**options)
+    pooler = getattr(body, "pooler", None)
+    if pooler is None:
+        return torch.nn.Flatten(0, 1), False
+    if isinstance(pooler, torch.nn.Linear):  # ALBERT's, whose tanh lies elsewhere
+        pooler = torch.nn.Sequential(torch.nn.Flatten(0, 1), pooler, torch.nn.Tanh())
+    return pooler, any(["pooler." in key for key in info["missing_keys"]])
 
 
 @torch.no_grad()
@@ -320,11 +351,19 @@ def probe(net):
     alone, found = [lm_logits(net, pack(net, ids, ids, ids)) for ids in (short, long)]
     if found.dim() != 2:
         raise ValueError("its logits do not come from its output layer alone")
+    check_finite(net, alone)
     near = 1e-3 if net.dtype is None else 0.05 * alone.abs().max().item()
     if not torch.allclose(found[32:], alone, atol=near):
         raise ValueError("its numbers depend on the texts beside a text")
     if net.causal and not torch.allclose(found[:7], alone, atol=near):
         raise ValueError("its tokens see later ones: it is not causal")
+
+
+class Batch(NamedTuple):
+    """Texts on the device."""
+    inputs: dict  # of the stock model: [rows, width]
+    kept: torch.Tensor  # [S] places on the flattened grid where logits are wanted
+    targets: torch.Tensor  # [S]
 
 
 def lm_logits(net, batch):
@@ -337,9 +376,9 @@ def lm_logits(net, batch):
 
 
 def pack(net, ids, keeps, targets):
-    """Texts (lists of int arrays: tokens, kept positions, their targets) on the device: inputs of
-    the stock model; kept [S], places on the flattened grid; targets [S]. The mask [rows, 1, width,
-    width] is 0 within a text, -inf elsewhere (pads see pads); positions begin again in each."""
+    """A Batch of texts (lists of int arrays: tokens, kept positions, their targets). Packed, the
+    mask [rows, 1, width, width] is 0 within a text, -inf elsewhere (pads see pads), and positions
+    begin again in each text."""
     on_gpu = net.device.type == "cuda"
     lengths = np.array([len(text) for text in ids])
     rows, width, starts = lay_out(lengths, net.packed, 8 if on_gpu else 1)
@@ -364,15 +403,17 @@ def pack(net, ids, keeps, targets):
         mask = torch.zeros(hidden.shape, device=net.device)
         inputs["attention_mask"] = mask.masked_fill_(hidden, -math.inf)
         inputs["position_ids"] = positions
-    return SimpleNamespace(inputs=inputs, kept=numbers[3], targets=numbers[4])
+    return Batch(inputs, kept=numbers[3], targets=numbers[4])
 
 
 def lay_out(lengths, packed, multiple=1):
     """(rows, width, places [B] of first tokens on the flattened grid): one text to a row, or first
     fit, long texts first, at the width (a multiple of …) that wastes least."""
-    longest = math.ceil(max(lengths) / multiple) * multiple
+    longest, factors = max(lengths), ()  # unpacked no wider: a table of positions may end there
+    if packed:
+        longest, factors = math.ceil(longest / multiple) * multiple, (1, 1.25, 1.5, 2)
     best = len(lengths), longest, np.arange(len(lengths)) * longest
-    for factor in (1, 1.25, 1.5, 2) if packed else ():
+    for factor in factors:
         width = math.ceil(longest * factor / multiple) * multiple
         free = np.full(len(lengths), width)  # places that are left in each row
         starts = np.zeros_like(free)
@@ -686,7 +727,7 @@ def add_shared_flags(parser):
     add("--seed", type=int, default=0, help="of the training, not of the draws (0)")
     add = parser.add_argument_group("machine and output").add_argument
     add("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps (auto)")
-    add("--precision", default="float32", choices=("float32", "tf32", "bf16", "fp16"),
+    add("--precision", default="float32", choices=PRECISIONS,
         help="of matrix products (float32)")
     add("--workers", type=whole, help="processes (1; small models on CPU: one a core, at most 4)")
     add("--threads", type=whole, help="of each (small models: 1, else all cores shared out)")
@@ -822,6 +863,12 @@ def load_task(name, spec):
     return task
 
 
+def brief(error, most=160):
+    """An error in its own words, on one line, not too many."""
+    words = " ".join(f"{type(error).__name__}: {error}".split())
+    return words if len(words) <= most else f"{words[:most]}…"
+
+
 def first_of(sources, read, error_line):
     """What `read` gives for the first of the sources that can be had."""
     reasons = []
@@ -950,6 +997,8 @@ def load_registry():
 
 # --- shared: models ---
 FROM_PAD = {"camembert", "roberta", "xlm-roberta"}  # count positions from their pad token's id + 1
+PRECISIONS = {"float32": None, "tf32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+LOADED = {}  # the one network in memory
 
 
 class Model(NamedTuple):
@@ -1015,6 +1064,22 @@ def choose_device(args):
     return device
 
 
+def load_once(load, *wanted):
+    """What load(*wanted) gives; the latest stays in memory, alone."""
+    if (load, *wanted) not in LOADED:
+        LOADED.clear()
+        gc.collect()  # before the next one comes
+        LOADED[load, *wanted] = load(*wanted)
+    return LOADED[load, *wanted]
+
+
+def check_finite(net, logits):
+    """ValueError where weights are NaN or the precision overflows."""
+    if not logits.isfinite().all():
+        advice = ": use --precision float32" if net.dtype is torch.float16 else ""
+        raise ValueError(f"its numbers are not finite{advice}")
+
+
 def computes_bf16(device):
     """A T4 (compute capability 7.5) emulates bf16, slowly, though torch says that it has it."""
     return not device.startswith("cuda") or torch.cuda.get_device_capability(device) >= (8, 0)
@@ -1028,7 +1093,8 @@ def gradient_scaler(net):
 
 def check_scaler(scaler, steps):
     """Steps that fp16 skipped halved the scale; those of the highest rates come first."""
-    if scaler.is_enabled() and 12 - math.log2(scaler.get_scale()) > steps / 50:
+    scale = max(scaler.get_scale(), 2.0**-99)
+    if scaler.is_enabled() and 12 - math.log2(scale) > steps / 50:
         raise SystemExit("error: fp16 overflows in over 2 % of the steps: use --precision float32")
 
 

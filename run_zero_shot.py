@@ -40,6 +40,7 @@ import argparse
 import bisect
 import copy
 import functools
+import gc
 import hashlib
 import inspect
 import io
@@ -86,17 +87,13 @@ def run_prompts(sample, device, threads, adapters=None):
     """(row, {arm: {set: log-probabilities [n, K]}}) of one subsample. Departs from the paper: the
     arms share the adapter's initialisation, the order of the sequences and the dropout's seed."""
     torch.set_num_threads(threads)
-    row, recipe, model, classes = sample.row, sample.recipe, sample.model, sample.classes
+    row, recipe, classes = {**sample.row}, sample.recipe, sample.classes
     folder = None
     if adapters:
         folder = adapters / unit_name(row)
         (folder / "unit.json").unlink(missing_ok=True)  # it vouches for the adapters beside it
     predictions, strings = {}, {}
-    wanted = model, recipe["quantize"], recipe["precision"], device
-    if wanted not in LOADED:
-        LOADED.clear()  # frees the model before
-        LOADED[wanted] = load_net(*wanted)
-    net = LOADED[wanted]
+    net = load_once(load_net, sample.model, recipe["quantize"], recipe["precision"], device)
     started, seed = time.perf_counter(), training_seed(row)
     for name in ("extra", "test"):
         strings[name] = arm_strings(
@@ -116,7 +113,7 @@ def run_prompts(sample, device, threads, adapters=None):
     add_scores(row, predictions, sample.labels)
     row["seconds"] = round(time.perf_counter() - started, 3)
     if folder:
-        write_unit(folder, sample, strings)
+        write_unit(folder, sample._replace(row=row), strings)
     return row, predictions
 
 
@@ -242,18 +239,29 @@ def sequence_loss(net, ids):
 
 # The network --------------------------------------------------------------------------------------
 
-LOADED = {}  # the one network in memory
-
-
 def load_net(model, quantize, precision, device):
-    """The model with its adapter. nf4, the paper's QLoRA: 4-bit weights, double quantised. It must
-    score prompts together as it scores them alone: see check_scores."""
+    """The Net of a Model. It must score prompts together as it scores them alone: check_scores."""
     warnings.filterwarnings("ignore", module="peft|transformers")
     logging.getLogger("bitsandbytes").setLevel("ERROR")  # advises what is not needed
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
     tokenizer = load_tokenizer(model)
-    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
-    quantized = quantize == "nf4"
+    try:
+        adapted = read_net(model, quantize == "nf4", PRECISIONS[precision], device)
+        takes = tuple(inspect.signature(adapted.base_model.model.forward).parameters)
+        config, scored = adapted.config.get_text_config(), SCORED
+        if any([getattr(config, name, None) for name in WINDOWS]):
+            scored = 1
+        return check_scores(Net(adapted, tokenizer, torch.device(device), PRECISIONS[precision],
+                                quantize == "nf4", takes, scored))
+    except Exception as error:  # whatever a library raises
+        raise SystemExit(f"error: model {model.name} cannot be used: {brief(error)}")
+
+
+def read_net(model, quantized, dtype, device):
+    """The model with its adapter, on the device. Quantised, the paper's QLoRA: 4-bit weights, with
+    double quantisation. ValueError where weights and config.json differ."""
+    import peft
+
     options = {"gguf_file": model.gguf, "use_safetensors": not model.gguf, "dtype": torch.float32,
                "trust_remote_code": False, "output_loading_info": True}
     if quantized:
@@ -261,25 +269,15 @@ def load_net(model, quantize, precision, device):
         options["quantization_config"] = transformers.BitsAndBytesConfig(
             load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True,
             bnb_4bit_compute_dtype=dtype)
-    try:
-        import peft
-
-        lm, found = transformers.AutoModelForCausalLM.from_pretrained(model.folder, **options)
-        wrong = [*found["missing_keys"], *found["unexpected_keys"]]
-        if wrong:
-            raise ValueError(f"its weights do not fit its config: {wrong[:3]}")
-        freeze(lm, dtype)
-        takes = tuple(inspect.signature(lm.forward).parameters)
-        config = lm.config.get_text_config()
-        adapted = peft.get_peft_model(lm, lora_config()).to(device)
-        device = torch.device(device)
-        lm.forward = torch.autocast(device.type, dtype, enabled=dtype is not None)(lm.forward)
-        scored = SCORED
-        if any([getattr(config, name, None) for name in WINDOWS]):
-            scored = 1
-        return check_scores(Net(adapted, tokenizer, device, dtype, quantized, takes, scored))
-    except Exception as error:  # whatever a library raises
-        raise SystemExit(f"error: model {model.name} cannot be used: {error!r:.300}")
+    lm, found = transformers.AutoModelForCausalLM.from_pretrained(model.folder, **options)
+    wrong = [*found["missing_keys"], *found["unexpected_keys"]]
+    if wrong:
+        raise ValueError(f"weights and config.json differ in {wrong[:3]}")
+    freeze(lm, dtype)
+    adapted = peft.get_peft_model(lm, lora_config()).to(device)
+    device_type = torch.device(device).type
+    lm.forward = torch.autocast(device_type, dtype, enabled=dtype is not None)(lm.forward)
+    return adapted
 
 
 class Net(NamedTuple):
@@ -334,6 +332,7 @@ def check_scores(net):
         answers.append([[*prompt, 3, 4, 5], [*prompt, 6]])
         for ids in answers[-1]:
             logits = net.model(input_ids=torch.tensor([ids], device=net.device)).logits[0]
+            check_finite(net, logits)
             logs = logits.float().log_softmax(1).cpu()
             expected.append(np.mean([logs[at - 1, ids[at]] for at in range(length, len(ids))]))
     splits = [[len(ids[1]) - 1] * 2 for ids in answers]
@@ -774,7 +773,7 @@ def add_shared_flags(parser):
     add("--seed", type=int, default=0, help="of the training, not of the draws (0)")
     add = parser.add_argument_group("machine and output").add_argument
     add("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps (auto)")
-    add("--precision", default="float32", choices=("float32", "tf32", "bf16", "fp16"),
+    add("--precision", default="float32", choices=PRECISIONS,
         help="of matrix products (float32)")
     add("--workers", type=whole, help="processes (1; small models on CPU: one a core, at most 4)")
     add("--threads", type=whole, help="of each (small models: 1, else all cores shared out)")
@@ -910,6 +909,12 @@ def load_task(name, spec):
     return task
 
 
+def brief(error, most=160):
+    """An error in its own words, on one line, not too many."""
+    words = " ".join(f"{type(error).__name__}: {error}".split())
+    return words if len(words) <= most else f"{words[:most]}…"
+
+
 def first_of(sources, read, error_line):
     """What `read` gives for the first of the sources that can be had."""
     reasons = []
@@ -1038,6 +1043,8 @@ def load_registry():
 
 # --- shared: models ---
 FROM_PAD = {"camembert", "roberta", "xlm-roberta"}  # count positions from their pad token's id + 1
+PRECISIONS = {"float32": None, "tf32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+LOADED = {}  # the one network in memory
 
 
 class Model(NamedTuple):
@@ -1103,6 +1110,22 @@ def choose_device(args):
     return device
 
 
+def load_once(load, *wanted):
+    """What load(*wanted) gives; the latest stays in memory, alone."""
+    if (load, *wanted) not in LOADED:
+        LOADED.clear()
+        gc.collect()  # before the next one comes
+        LOADED[load, *wanted] = load(*wanted)
+    return LOADED[load, *wanted]
+
+
+def check_finite(net, logits):
+    """ValueError where weights are NaN or the precision overflows."""
+    if not logits.isfinite().all():
+        advice = ": use --precision float32" if net.dtype is torch.float16 else ""
+        raise ValueError(f"its numbers are not finite{advice}")
+
+
 def computes_bf16(device):
     """A T4 (compute capability 7.5) emulates bf16, slowly, though torch says that it has it."""
     return not device.startswith("cuda") or torch.cuda.get_device_capability(device) >= (8, 0)
@@ -1116,7 +1139,8 @@ def gradient_scaler(net):
 
 def check_scaler(scaler, steps):
     """Steps that fp16 skipped halved the scale; those of the highest rates come first."""
-    if scaler.is_enabled() and 12 - math.log2(scaler.get_scale()) > steps / 50:
+    scale = max(scaler.get_scale(), 2.0**-99)
+    if scaler.is_enabled() and 12 - math.log2(scale) > steps / 50:
         raise SystemExit("error: fp16 overflows in over 2 % of the steps: use --precision float32")
 
 

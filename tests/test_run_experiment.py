@@ -27,7 +27,7 @@ def model_of(script, folder, kind):
 
 
 def network(script, folder, kind, precision="float32"):
-    return script.load_network.__wrapped__(model_of(script, folder, kind), "cpu", precision)
+    return script.load_network(model_of(script, folder, kind), "cpu", precision)
 
 
 def tokens(net, texts=TEXTS):
@@ -176,7 +176,8 @@ def test_the_loss_equals_transformers_loss_of_whole_sequences(script, model_dir,
     """The output layer runs at the kept positions alone. Gemma 2 squashes the logits after it."""
     folder, causal = model_dir(kind), kind != "bert"
     net, theirs = network(script, folder, kind), stock(folder, kind).eval()
-    ids, net.lm = tokens(net), net.lm.eval()
+    ids = tokens(net)
+    net.lm.eval()
     rows = padded(net, ids)
     labels = torch.full_like(rows["input_ids"], -100)
     keeps, targets = [], []
@@ -203,7 +204,8 @@ def test_class_logits_equal_transformers_classifiers(script, model_dir, kind, sa
     assert net.fresh_pooler == (not causal and saved_as is None)
     theirs = transformers.AutoModelForSequenceClassification.from_pretrained(folder, num_labels=3)
     head = torch.nn.Linear(16 if kind == "opt" else 32, 3, bias=not causal).eval()
-    ids, net.lm = tokens(net), net.lm.eval()
+    ids = tokens(net)
+    net.lm.eval()
     last = [np.array([len(text) - 1 if causal else 0]) for text in ids]
     with torch.no_grad():
         if causal:
@@ -406,7 +408,7 @@ def test_the_head_has_the_dropout_of_the_checkpoint(
 def test_fp16_takes_every_step_of_real_weights(script, bert_tiny, monkeypatch):
     """At torch's own scale of 2^16 the first steps, those of the highest rates, were skipped."""
     spec = script.load_registry()["tasks"]["rotten_tomatoes"]
-    net = script.load_network.__wrapped__(bert_tiny, "cpu", "fp16")
+    net = script.load_network(bert_tiny, "cpu", "fp16")
     ids = tokens(net, script.load_task("rotten_tomatoes", spec).texts[:64])
     ends = []
     monkeypatch.setattr(
@@ -414,7 +416,7 @@ def test_fp16_takes_every_step_of_real_weights(script, bert_tiny, monkeypatch):
     script.pretrain(net, ids, recipe_of("pretrain", 1, 8, 5e-4), seed=1)
     assert ends == [(2.0**12, 8)], "each skipped step halves it"
     for texts in (ids[:8], ids[8:16]):  # a first step alone
-        net = script.load_network.__wrapped__(bert_tiny, "cpu", "fp16")
+        net = script.load_network(bert_tiny, "cpu", "fp16")
         script.pretrain(net, texts, recipe_of("pretrain", 1, 8, 5e-4), seed=1)
         weights = [*net.modules.state_dict().values()][:4]
         assert not any(map(torch.equal, weights, net.checkpoint.values()))
