@@ -674,20 +674,26 @@ def run_all(args, device, models, tasks, most, recipe_of, run_subsample):
         raise SystemExit("error: a share cannot know when to end: give --subsamples alone")
     units = plan_units(args, models, tasks, most, recipe_of)[number - 1 :: count]
     out = args.out.resolve()  # a link's rows and lock belong to the file that it names
-    make_folders(args, out)
+    endings = {args.predictions: ".csv", vars(args).get("adapters"): "/unit.json"}
+    endings.pop(None, None)
+    make_folders(out, endings)
     finished = finished_units(units, out)
     if count > 1:
         out = out.with_name(f"{out.stem}.{number}-of-{count}.csv")
     most = " at most" if args.margin else ""
     print(f"{len(finished)} subsamples finished before, {len(units) - len(finished)} to run{most}, "
           f"into {out}")
-    tell_what_is_lacking(args, finished)
+    for folder, ending in endings.items():
+        names = [unit_name(row) + ending for row in finished.values()]
+        lacking = len([name for name in names if not (folder / name).exists()])
+        if lacking:
+            print(f"{lacking} of these were made without {folder}: another --out makes them anew")
 
     workers, threads = share_cores(args, device, models)
     run = functools.partial(run_subsample, device=device, threads=threads)
     try:
         with worker_pool(workers, device) as pool:
-            for _, cell in itertools.groupby(units, key=cell_of):
+            for _, cell in itertools.groupby(units, cell_of):
                 report(run_cell(args, out, [*cell], finished, tasks, workers, pool, run))
         print(f"rows: {out}\nnext: python fit_model.py {os.path.relpath(out)}")
     except futures.BrokenExecutor:
@@ -721,14 +727,13 @@ def cell_of(unit):
     return row["model"], row["m"], row["n"]
 
 
-def make_folders(args, out):
-    """What files will be written to can be written to."""
+def make_folders(out, others):
+    """Where files will be written there must be folders."""
     if out.is_dir():
-        raise SystemExit(f"error: --out {args.out} is a folder: name a file in it")
-    for folder in (out.parent, args.predictions, getattr(args, "adapters", None)):
+        raise SystemExit(f"error: --out {out} is a folder: name a file in it")
+    for folder in (out.parent, *others):
         try:
-            if folder:
-                folder.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise SystemExit(f"error: {folder} cannot be a folder ({brief(error)}): name another")
 
@@ -746,18 +751,6 @@ def finished_units(units, out):
         if key in there:
             finished[key] = old
     return finished
-
-
-def tell_what_is_lacking(args, finished):
-    """Say which finished units were run without a folder that is asked for now."""
-    endings = {args.predictions: ".csv", getattr(args, "adapters", None): "/unit.json"}
-    for folder, ending in endings.items():
-        if folder:
-            files = [folder / f"{unit_name(row)}{ending}" for row in finished.values()]
-            lacking = len([file for file in files if not file.exists()])
-            if lacking:
-                print(f"{lacking} of these have nothing in {folder}: they were made without it; "
-                      "another --out makes them anew")
 
 
 def share_cores(args, device, models):
@@ -1038,7 +1031,6 @@ RECIPES = {  # of tasks.json: what a script that stands alone needs
     for like, objective, epochs, size in (
         ("bert", "mlm", 2, 16), ("gpt2", "clm", 1, 16), ("smollm2", "clm", 1, 4))
 }
-NO_REGISTRY = "tasks.json, which is not here (fetch it from this script's repository)"
 
 
 def load_tasks(args, registry, default):
@@ -1059,7 +1051,7 @@ def load_tasks(args, registry, default):
         if names.count(name) > 1 or name not in known:
             near = ", ".join(difflib.get_close_matches(name, known, 5, 0))
             raise SystemExit(f"error: unknown task {name!r:.60}, or given twice: give some of "
-                             f"{near or NO_REGISTRY}, all, or --csv or --hub")
+                             f"{near}, all, or --csv or --hub")
     for name in names or default:
         tasks[name] = load_task(name, known[name])
         for m, n in itertools.product(args.m, args.n):
@@ -1072,8 +1064,8 @@ def load_task(name, spec):
     """The Task of an entry of tasks.json."""
     advice = "bbc_news, imdb, rotten_tomatoes and tweets need no Hub"
     if "csv" in spec["sources"][0]:
-        advice = ("a CSV is UTF-8, with quotes around texts that hold separators or line breaks; "
-                  ".jsonl and .parquet have neither")
+        advice = ("a CSV is UTF-8, with quotes around texts with separators or line breaks; a "
+                  ".jsonl file needs none")
     return first_of(spec["sources"], functools.partial(read_task, spec),
                     f"task {name:.60} cannot be had", advice)
 
@@ -1081,19 +1073,16 @@ def load_task(name, spec):
 def check_size(name, task, m, n):
     """SystemExit where a task is too small for m and n, with what would do."""
     counts = np.bincount(task.labels)
-    rows, K, each = len(task.texts), len(counts), m // len(counts)
-    left = rows - each * K
+    rows, K = len(task.texts), len(counts)
     largest = K * min(counts.min(), (rows - 2 * n) // K)  # m
-    if each < 1:
-        raise SystemExit(f"error: m = {m} is less than one text of each of the {K} classes of "
-                         f"task {name:.60}: --m {K} or more")
-    if largest >= K and counts.min() < each:
-        rare = task.classes[counts.argmin()]
-        raise SystemExit(f"error: class {rare!r:.60} of task {name:.60} has {counts.min()} rows, "
-                         f"m = {m} takes {each} of each: --m {largest} at most")
-    if left < 2 * n:
-        raise SystemExit(f"error: task {name:.60} has {rows} rows: m = {m} takes {each * K}, "
-                         f"n = {n} takes {2 * n} of the {left} left: --n {left // 2} at most")
+    if not K <= m // K * K <= largest:
+        remedy = f"--m {K} to {largest} would do"
+        if largest < K:
+            remedy = f"--n {(rows - K) // 2} at most"
+        raise SystemExit(
+            f"error: task {name:.60} has {rows} rows, {counts.min()} of class "
+            f"{task.classes[counts.argmin()]!r:.40}: m = {m} takes {m // K} of each of {K} "
+            f"classes, n = {n} takes {2 * n} others: {remedy}")
 
 
 def describe(name, task, args):
@@ -1222,8 +1211,8 @@ def read_file(entry):
 
 
 def read_csv(text, entry):
-    """The table in the text of a CSV or TSV. A TSV that cannot have quotes around its texts is read
-    without them."""
+    """The table in the text of a CSV or TSV. A TSV is read without quoting where quote marks begin
+    its texts and do not enclose them."""
     text = text.replace("\r\n", "\n")
     separator = max(",;\t", key=text.partition("\n")[0].count)
     try:
@@ -1236,24 +1225,22 @@ def read_csv(text, entry):
 
 
 def read_lines(text, separator, quoting, entry):
-    """The table of separated texts. ValueError where a text holds another row, as one that begins
-    with a lone quote mark does: a line break beside a separator and a label."""
+    """The table of separated texts. ValueError where a text of several lines holds a label between
+    separators as a row does: what a lone quote mark swallows."""
     table = pd.read_csv(io.StringIO(text), sep=separator, quoting=quoting, dtype=str, header=None,
                         lineterminator="\n", keep_default_na=False)  # a header would be repaired
     table = table.set_axis(table.iloc[0], axis=1).iloc[1:].fillna("")
     wanted_columns(table.columns, entry)
-    names, labels = [*table.columns], {*table[entry["label"]]} - {""}
-    place = names.index(entry["label"])
+    place = [*table.columns].index(entry["label"])
+    before = separator if place > 0 else "\n"
+    after = separator if place < len(table.columns) - 1 else "\n"
+    labels = "|".join([re.escape(label) for label in {*table[entry["label"]]} - {""}])
+    row = re.compile(f'{before}"?({labels})"?{after}')
     for column in entry["text"]:
-        after = place > names.index(column)
         for number, value in enumerate(table[column], 1):
-            lines = value.split("\n")
-            for line in lines[:-1] if after else lines[1:]:
-                cells = [cell.strip('"') for cell in line.split(separator)]
-                at = len(cells) - len(names) + place if after else place
-                if 0 <= at < len(cells) and len(cells) > 1 and cells[at] in labels:
-                    raise ValueError(f"data row {number} holds another row: quote marks do not "
-                                     "match: write those inside a text twice")
+            if "\n" in value and row.search(value):
+                raise ValueError(f"data row {number} holds another row: write each quote mark "
+                                 "inside a text twice")
     return table
 
 
@@ -1279,18 +1266,18 @@ def unpack_wheel(source):
 
 
 def load_registry():
-    """tasks.json, here or beside the script: maps `tasks` and `models`. Without it a script runs
-    on --csv or --hub with a model of the user's."""
+    """tasks.json, here or beside the script: maps `tasks` and `models`."""
     for folder in (Path(), Path(globals().get("__file__", "")).parent):
         path = folder / "tasks.json"
-        try:
-            registry = json.loads(path.read_text(encoding="utf-8"))
-            return {"tasks": registry["tasks"], "models": registry["models"]}
-        except FileNotFoundError:
-            continue
-        except (KeyError, TypeError, ValueError) as error:
-            raise SystemExit(f"error: {path.resolve()} is not this project's ({brief(error)}): "
-                             "copy that of its repository, or run in another folder")
+        if path.exists():
+            try:
+                registry = json.loads(path.read_text(encoding="utf-8"))
+                return {"tasks": registry["tasks"], "models": registry["models"]}
+            except (KeyError, TypeError, ValueError) as error:
+                raise SystemExit(f"error: {path.resolve()} is not this project's ({brief(error)}):"
+                                 " copy that of its repository, or run in another folder")
+    print("no tasks.json here: copy it from this script's repository, or give --csv or --hub, and "
+          "as --model a folder or a Hub id")
     return {"tasks": {}, "models": RECIPES}
 # --- end shared ---
 
@@ -1324,8 +1311,6 @@ def find_model(text, registry, ignored=()):
     elif Path(text).is_dir():
         name, sources = Path(text).resolve().name, [{"path": text}]
         fault = f"model {text:.60} cannot be had"
-    elif not registry["tasks"]:
-        advice = f"give a folder, a Hub id, or a name of {NO_REGISTRY}"
     return first_of(sources, functools.partial(read_model, name, known, ignored), fault, advice)
 
 

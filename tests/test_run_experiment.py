@@ -239,21 +239,14 @@ def test_effects_by_hand(script):
     assert equal["w"] == pytest.approx(0.5**2 / 12), "that of rounding to half an answer"
 
 
-def test_half_width_by_hand(script):
-    other = ROW | {"task": "b", "discordant": "0.20"}
-    a, b = 25 * (0.0964 + 0.0784), 25 * (0.1964 + 0.0784)
-    expected = 1.598 * math.sqrt(a / 3 + b / 1) / 2
-    assert script.half_width([ROW, ROW, other, ROW], 2) == pytest.approx(expected)
-    assert script.half_width([ROW, ROW], 2) == math.inf and script.half_width([], 1) == math.inf
-
-
-def test_ten_rows_that_vary_more_than_their_texts_count_by_their_variance(script):
-    names = ["acc_extra", "acc_test", "acc_extra_on_extra", "acc_test_on_extra"]
-    mirror = ROW | dict(zip(names, ["0.66", "0.60", "0.54", "0.58"]))  # a bias of -5, not 5
-    w, rows = 25 * (0.0964 + 0.0784), [ROW, mirror] * 5
-    assert script.half_width(rows, 1) == pytest.approx(1.598 * math.sqrt(250 / 9 / 10))
-    assert script.half_width(rows[:9], 1) == pytest.approx(1.598 * math.sqrt(w / 9))
-    assert script.half_width([ROW] * 10, 1) == pytest.approx(1.598 * math.sqrt(w / 10))
+def test_a_mean_of_three_rows_a_task_is_known_by_hand(script):
+    """pool_noise's two parts: here each task's biases do not vary, so tau is 0, df is 6 - 2 + 5."""
+    rows = [ROW | {"task": task, "subsample": str(k)} for k in (1, 2, 3) for task in "ab"]
+    w = 25 * (0.0964 + 0.0784) + 100**2 * 2 / (4 * 100**2 * 3)
+    half = 1.7729 * math.sqrt(2 * w / 3) / 2  # t's quantile .945 with 9 degrees of freedom
+    assert script.is_known(rows, 3, 2, 2.001 * half)
+    assert not script.is_known(rows, 3, 2, 1.999 * half)
+    assert not script.is_known(rows[:5], 3, 2, 99) and not script.is_known(rows, 2, 2, 99)
 
 
 # Training against transformers' Trainer and a plain loop ------------------------------------------
