@@ -377,8 +377,11 @@ def test_weights_that_change_between_two_runs_are_loaded_again(run, tiny, model_
 @pytest.mark.parametrize("change, whole", [
     (lambda text: text + "few-shot,tiny,topi", 2), (lambda text: text.rpartition(",")[0], 1),
     (lambda text: text.strip(), 2), (lambda text: text.replace("\n", "\r"), 2),
-    (lambda text: "\ufeff" + text.replace("\n", "\r\n") + "\r\n", 2)],
-    ids=["torn early", "torn late", "no newline at the end", "CR", "BOM, CRLF, a blank line"])
+    (lambda text: "\ufeff" + text.replace("\n", "\r\n") + "\r\n", 2),
+    (lambda text: text.replace("\n", '\n"torn, inside quo\n', 1), 2),
+    (lambda text: text + text.partition("\n")[0] + "\n", 2)],
+    ids=["torn early", "torn late", "no newline at the end", "CR", "BOM, CRLF, a blank line",
+         "torn inside quotes", "a second header"])
 def test_a_torn_line_stands_alone_and_no_editor_loses_a_row(run, tmp_path, change, whole):
     run()
     before, file = comparable(rows_of()), tmp_path / "results.csv"
@@ -388,8 +391,8 @@ def test_a_torn_line_stands_alone_and_no_editor_loses_a_row(run, tmp_path, chang
     assert expected in run("--subsamples", 3)[1]
     assert file.read_bytes().startswith(text)
     lines = file.read_text(encoding="utf-8-sig").split("\n")
-    rows = [*csv.DictReader([line for line in lines if line])]
-    rows = [row for row in rows if row["versions"]]
+    rows = [*csv.DictReader([line for line in lines if line and "torn" not in line])]
+    rows = [row for row in rows if row["versions"] and row["task"] != "task"]
     assert sorted([row["subsample"] for row in rows]) == ["1", "2", "3"]
     assert comparable(rows)[: whole] == before[: whole]
     assert "3 subsamples finished before, 0 to run" in run("--subsamples", 3)[1]
@@ -531,6 +534,28 @@ def test_a_results_file_that_is_not_ours_is_left_alone(run, tmp_path, edit):
     assert file.read_text() == text
 
 
+def test_a_byte_that_is_no_utf_8_costs_no_row(run, tmp_path):
+    run()
+    with open("results.csv", "ab") as file:
+        file.write(b"caf\xe9\n")
+    assert "2 subsamples finished before, 0 to run" in run()[1]
+
+
+@pytest.mark.parametrize("flag", ["--out", "--predictions"])
+def test_a_file_where_a_folder_is_or_the_reverse_is_found_first(run, tmp_path, flag):
+    (tmp_path / "file").write_text("")
+    (tmp_path / "folder").mkdir()
+    refused(run(flag, "folder" if flag == "--out" else "file"), "folder")
+    refused(run("--out", "file/results.csv"), "cannot be a folder")
+    assert not os.path.exists("results.csv")
+
+
+def test_a_rerun_says_which_rows_have_no_predictions(run):
+    run("--subsamples", 1)
+    assert "1 of these were made without kept" in run("--predictions", "kept")[1]
+    assert len(os.listdir("kept")) == 1
+
+
 # A notebook's cell, a script alone ----------------------------------------------------------------
 
 
@@ -609,7 +634,7 @@ TWENTY = [f"text {i},{'ab'[i % 2]}" for i in range(20)]
     (["text,label,text", *[line + ",x" for line in TWENTY]], [], ["not one column 'text'"]),
     (["text,label", *TWENTY], ["--n", 9], ["20 rows", "takes 18 others", "--m 2 to"]),
     (["text,label", *TWENTY], ["--m", 1], ["takes 0 of each", "--m 2 to 12 "]),
-    (["text,label", *TWENTY, "rare,c"], ["--m", 6], ["1 of class 'c'", "m = 6 takes 2 of each", "--m 3 to 3 "]),
+    (["text,label", *TWENTY, "rare,c"], ["--m", 6], ["1 of class 'c'", "--m 3 to 3 "]),
     (["text,label", *TWENTY[::2]], [], ["labels ['a']", "two or more"]),
     ([], [], ["mine.csv"]),
     (["text,label", *TWENTY, "caf\udce9,a"], [], ["utf-8", "UTF-8"]),
