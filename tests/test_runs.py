@@ -278,9 +278,10 @@ def test_a_margin_ends_a_run_at_the_least_k(run, workers):
     flags = ["--tasks", "rotten_tomatoes", "--max-length", 16, "--m", 12, "--workers", workers]
     run(*flags, "--subsamples", 9, "--out", "all.csv")
     rows = rows_of("all.csv")
-    margin = 2.0001 * half_width([row for row in rows if int(row["subsample"]) <= 6])
+    halves = [half_width([row for row in rows if int(row["subsample"]) <= k]) for k in range(3, 10)]
+    margin = 2.0001 * min(halves)
     k = least_k(rows, margin)
-    assert 3 < k <= 6
+    assert k > 3, "else it tells nothing"
     first = comparable([row for row in rows if int(row["subsample"]) <= k])
     most = ["--margin", margin, "--subsamples", 50]
     message, out = run(*flags, *most)
@@ -290,7 +291,7 @@ def test_a_margin_ends_a_run_at_the_least_k(run, workers):
     assert comparable(rows_of()) == first
     lines = open("results.csv").readlines()
     with open("half.csv", "w") as file:
-        file.writelines([lines[0], *lines[:3:-2]])
+        file.writelines([lines[0], *lines[:3:-2]])  # every other row, the last ones first
     run(*flags, *most, "--out", "half.csv")
     assert comparable(rows_of("half.csv")) == first
 
