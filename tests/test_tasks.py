@@ -138,7 +138,7 @@ DROP = {"drop_empty": True}
 MISTAKES = {
     "all configs merged": ("massive", 0, {"data_dir": None}, "data_dir"),
     "another language": ("massive", 0, {"data_dir": "fr-FR"}, None),
-    "no such folder": ("massive", 0, {"data_dir": "en"}, "'data_dir': 'en'"),
+    "no such folder": ("massive", 0, {"data_dir": "en"}, "data file"),
     "multiclass config": ("FRENK-hate-en", 0, {"data_dir": "multiclass"}, None),
     "main branch of a script": ("trec", 0, {"revision": None, "data_dir": None}, "scripts"),
     "fine labels": ("trec", 0, {"label": "fine_label"}, "'ABBR'"),
