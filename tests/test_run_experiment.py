@@ -27,7 +27,7 @@ def model_of(script, folder, kind):
 
 
 def network(script, folder, kind, precision="float32"):
-    return script.load_network.__wrapped__(model_of(script, folder, kind), "cpu", precision)
+    return script.load_network(model_of(script, folder, kind), "cpu", precision)
 
 
 def tokens(net, texts=TEXTS):
@@ -176,7 +176,8 @@ def test_the_loss_equals_transformers_loss_of_whole_sequences(script, model_dir,
     """The output layer runs at the kept positions alone. Gemma 2 squashes the logits after it."""
     folder, causal = model_dir(kind), kind != "bert"
     net, theirs = network(script, folder, kind), stock(folder, kind).eval()
-    ids, net.lm = tokens(net), net.lm.eval()
+    ids = tokens(net)
+    net.lm.eval()
     rows = padded(net, ids)
     labels = torch.full_like(rows["input_ids"], -100)
     keeps, targets = [], []
@@ -203,7 +204,8 @@ def test_class_logits_equal_transformers_classifiers(script, model_dir, kind, sa
     assert net.fresh_pooler == (not causal and saved_as is None)
     theirs = transformers.AutoModelForSequenceClassification.from_pretrained(folder, num_labels=3)
     head = torch.nn.Linear(16 if kind == "opt" else 32, 3, bias=not causal).eval()
-    ids, net.lm = tokens(net), net.lm.eval()
+    ids = tokens(net)
+    net.lm.eval()
     last = [np.array([len(text) - 1 if causal else 0]) for text in ids]
     with torch.no_grad():
         if causal:
@@ -237,21 +239,14 @@ def test_effects_by_hand(script):
     assert equal["w"] == pytest.approx(0.5**2 / 12), "that of rounding to half an answer"
 
 
-def test_half_width_by_hand(script):
-    other = ROW | {"task": "b", "discordant": "0.20"}
-    a, b = 25 * (0.0964 + 0.0784), 25 * (0.1964 + 0.0784)
-    expected = 1.598 * math.sqrt(a / 3 + b / 1) / 2
-    assert script.half_width([ROW, ROW, other, ROW], 2) == pytest.approx(expected)
-    assert script.half_width([ROW, ROW], 2) == math.inf and script.half_width([], 1) == math.inf
-
-
-def test_ten_rows_that_vary_more_than_their_texts_count_by_their_variance(script):
-    names = ["acc_extra", "acc_test", "acc_extra_on_extra", "acc_test_on_extra"]
-    mirror = ROW | dict(zip(names, ["0.66", "0.60", "0.54", "0.58"]))  # a bias of -5, not 5
-    w, rows = 25 * (0.0964 + 0.0784), [ROW, mirror] * 5
-    assert script.half_width(rows, 1) == pytest.approx(1.598 * math.sqrt(250 / 9 / 10))
-    assert script.half_width(rows[:9], 1) == pytest.approx(1.598 * math.sqrt(w / 9))
-    assert script.half_width([ROW] * 10, 1) == pytest.approx(1.598 * math.sqrt(w / 10))
+def test_a_mean_of_three_rows_a_task_is_known_by_hand(script):
+    """pool_noise's two parts: here each task's biases do not vary, so tau is 0, df is 6 - 2 + 5."""
+    rows = [ROW | {"task": task, "subsample": str(k)} for k in (1, 2, 3) for task in "ab"]
+    w = 25 * (0.0964 + 0.0784) + 100**2 * 2 / (4 * 100**2 * 3)
+    half = 1.7729 * math.sqrt(2 * w / 3) / 2  # t's quantile .945 with 9 degrees of freedom
+    assert script.is_known(rows, 3, 2, 2.001 * half)
+    assert not script.is_known(rows, 3, 2, 1.999 * half)
+    assert not script.is_known(rows[:5], 3, 2, 99) and not script.is_known(rows, 2, 2, 99)
 
 
 # Training against transformers' Trainer and a plain loop ------------------------------------------
@@ -406,7 +401,7 @@ def test_the_head_has_the_dropout_of_the_checkpoint(
 def test_fp16_takes_every_step_of_real_weights(script, bert_tiny, monkeypatch):
     """At torch's own scale of 2^16 the first steps, those of the highest rates, were skipped."""
     spec = script.load_registry()["tasks"]["rotten_tomatoes"]
-    net = script.load_network.__wrapped__(bert_tiny, "cpu", "fp16")
+    net = script.load_network(bert_tiny, "cpu", "fp16")
     ids = tokens(net, script.load_task("rotten_tomatoes", spec).texts[:64])
     ends = []
     monkeypatch.setattr(
@@ -414,7 +409,7 @@ def test_fp16_takes_every_step_of_real_weights(script, bert_tiny, monkeypatch):
     script.pretrain(net, ids, recipe_of("pretrain", 1, 8, 5e-4), seed=1)
     assert ends == [(2.0**12, 8)], "each skipped step halves it"
     for texts in (ids[:8], ids[8:16]):  # a first step alone
-        net = script.load_network.__wrapped__(bert_tiny, "cpu", "fp16")
+        net = script.load_network(bert_tiny, "cpu", "fp16")
         script.pretrain(net, texts, recipe_of("pretrain", 1, 8, 5e-4), seed=1)
         weights = [*net.modules.state_dict().values()][:4]
         assert not any(map(torch.equal, weights, net.checkpoint.values()))

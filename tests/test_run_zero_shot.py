@@ -546,7 +546,7 @@ def test_models_that_cannot_serve_are_refused(byte_model, model_dir, run):
     tokenizer.pre_tokenizer = tk.pre_tokenizers.Whitespace()
     t.PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>",
                               unk_token="?").save_pretrained(lost)
-    for model, words in ((model_dir("bert"), "masked"), (broken, "do not fit"),
+    for model, words in ((model_dir("bert"), "masked"), (broken, "config.json differ"),
                          (byte_model("gpt2", n_positions=60), "without its text"),
                          (lost, "is its vocabulary there")):
         message, rows = run(model)

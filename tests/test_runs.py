@@ -3,6 +3,7 @@ text: what is written, how a run goes on and ends, and every mistake that a user
 
 import contextlib
 import csv
+import io
 import json
 import math
 import multiprocessing
@@ -23,6 +24,7 @@ import tokenizers
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
+from scipy.stats import t
 
 from conftest import ROOT, load_script
 from fake_hub import commit, fake_hub
@@ -104,16 +106,29 @@ def bias_and_noise(row):
 
 
 def half_width(rows):
-    """Of an 89 % interval of the mean over tasks of their mean bias: by the noise of the texts, from
-    ten rows of a task on by their variance where that is larger."""
-    variance, tasks = 0, {row["task"] for row in rows}
-    for task in tasks:
+    """Of the 89 % interval of the mean over tasks of their mean bias (DESIGN.md, section 7): noise
+    of the texts, with an imaginary discordant text a set and task, plus tau^2; Student's t."""
+    parts, excess, runs = [], 0, 0
+    for task in {row["task"] for row in rows}:
         bias, w = zip(*[bias_and_noise(row) for row in rows if row["task"] == task])
-        noise = np.mean(w)
-        if len(w) >= 10:
-            noise = max(noise, np.var(bias, ddof=1))
-        variance += noise / len(w)
-    return 1.598 * math.sqrt(variance) / len(tasks)
+        n, K = int(rows[0]["n"]), len(w)
+        noise = sum(w) / K + 100**2 * 2 / (4 * n * n * K)
+        parts.append((noise, K))
+        if K > 1:
+            excess += (K - 1) * (np.var(bias, ddof=1) - noise)
+            runs += K - 1
+    between = max(0, excess / max(1, runs))
+    variance = sum([(noise + between) / K for noise, K in parts])
+    return t.ppf(0.945, runs + 5) * math.sqrt(variance) / len(parts)
+
+
+def least_k(rows, margin):
+    """The least number of subsamples of each task, from three on, that tell the bias to half of the
+    margin."""
+    k = 3
+    while half_width([row for row in rows if int(row["subsample"]) <= k]) > margin / 2:
+        k += 1
+    return k
 
 
 # What a run writes --------------------------------------------------------------------------------
@@ -144,7 +159,8 @@ def test_a_run_writes_rows_a_table_and_the_next_command(run, tmp_path):
     expected = [2, means["majority"], base, unseen, seen, unseen - base, bias]
     assert [float(number) for number in table] == pytest.approx(expected, abs=0.006)
     assert f"mean bias {bias:+.2f} points, known to ±{half_width(rows):.2f}" in out
-    assert "400 rows, 0 repeat another; {'food': 118, 'sky': 99, 'sport': 183}" in out
+    assert "400 rows, 0 repeat another; 3 classes: food 118, sky 99, sport 183\n" in out
+    assert "m = 31 becomes 30; subsamples share texts" in run("--m", 31, "--subsamples", 1)[1]
     assert "python fit_model.py results.csv" in out and str(tmp_path / "results.csv") in out
 
 
@@ -256,20 +272,48 @@ def test_real_news_is_learnt_and_shuffled_labels_are_not(run, script):
 # --margin -----------------------------------------------------------------------------------------
 
 
-def test_a_margin_ends_a_run_by_itself(run):
-    flags = ["--tasks", "rotten_tomatoes", "--max-length", 16, "--m", 12]
-    message, out = run(*flags, "--margin", 5, "--subsamples", 50)
-    rows = rows_of()
-    assert message is None and half_width(rows) <= 2.5 < half_width(rows[:-1]), len(rows)
-    assert {row["task"] for row in rows[::2]} == {"topics"}, "the tasks go side by side"
-    assert {row["task"] for row in rows[1::2]} == {"rotten_tomatoes"}
-    run(*flags, "--margin", 5, "--subsamples", 50)
-    assert rows_of() == rows
-    run(*flags, "--margin", 99, "--subsamples", 50, "--out", "two.csv")
-    assert len(rows_of("two.csv")) == 4, "at least two a task"
-    run(*flags, "--margin", 0.01, "--subsamples", 3, "--out", "most.csv")
-    assert len(rows_of("most.csv")) == 6
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_margin_ends_a_run_at_the_least_k(run, workers):
+    """Whichever worker is faster; also when it goes on from rows that are there, in any order."""
+    flags = ["--tasks", "rotten_tomatoes", "--max-length", 16, "--m", 12, "--workers", workers]
+    run(*flags, "--subsamples", 9, "--out", "all.csv")
+    rows = rows_of("all.csv")
+    halves = [half_width([row for row in rows if int(row["subsample"]) <= k]) for k in range(3, 10)]
+    margin = 2.0001 * min(halves)
+    k = least_k(rows, margin)
+    assert k > 3, "else it tells nothing"
+    first = comparable([row for row in rows if int(row["subsample"]) <= k])
+    most = ["--margin", margin, "--subsamples", 50]
+    message, out = run(*flags, *most)
+    assert message is None and comparable(rows_of()) == first
+    assert f"known to ±{half_width(rows_of()):.2f} (89 %)" in out
+    run(*flags, *most)
+    assert comparable(rows_of()) == first
+    lines = open("results.csv").readlines()
+    with open("half.csv", "w") as file:
+        file.writelines([lines[0], *lines[:3:-2]])  # every other row, the last ones first
+    run(*flags, *most, "--out", "half.csv")
+    assert comparable(rows_of("half.csv")) == first
+
+
+def test_a_margin_takes_three_subsamples_of_each_task_or_what_is_allowed(run):
+    run("--margin", 99, "--subsamples", 50)
+    assert len(rows_of()) == 3
+    run("--margin", 0.01, "--subsamples", 4, "--out", "most.csv")
+    assert len(rows_of("most.csv")) == 4
     refused(run("--margin", 1, "--shard", "1/2"), "--subsamples")
+
+
+def test_the_bar_tells_what_a_run_waits_for(run, script):
+    run("--tasks", "rotten_tomatoes", "--max-length", 16, "--subsamples", 4)
+    rows = rows_of()
+    alone = script.outlook(rows[:1], 2, 100, 1.0, 30.0)
+    assert alone == "1 of at most 100 subsamples, 30 s each"
+    found = script.outlook(rows, 2, 100, 2 * half_width(rows) - 1e-9, 30.0)
+    words = r"bias known to ±(.*) of ±(.*), 8 subsamples, about (.) minutes more"
+    told = re.fullmatch(words, found)
+    assert told and float(told[1]) == pytest.approx(half_width(rows), abs=0.006)
+    assert told[1] == told[2] and told[3] == "1", "one more of each task: two in half a minute each"
 
 
 def test_without_flags_a_run_goes_on_until_margin_1(run, script, capsys, monkeypatch):
@@ -334,8 +378,11 @@ def test_weights_that_change_between_two_runs_are_loaded_again(run, tiny, model_
 @pytest.mark.parametrize("change, whole", [
     (lambda text: text + "few-shot,tiny,topi", 2), (lambda text: text.rpartition(",")[0], 1),
     (lambda text: text.strip(), 2), (lambda text: text.replace("\n", "\r"), 2),
-    (lambda text: "\ufeff" + text.replace("\n", "\r\n") + "\r\n", 2)],
-    ids=["torn early", "torn late", "no newline at the end", "CR", "BOM, CRLF, a blank line"])
+    (lambda text: "\ufeff" + text.replace("\n", "\r\n") + "\r\n", 2),
+    (lambda text: text.replace("\n", '\n"torn, inside quo\n', 1), 2),
+    (lambda text: text + text.partition("\n")[0] + "\n", 2)],
+    ids=["torn early", "torn late", "no newline at the end", "CR", "BOM, CRLF, a blank line",
+         "torn inside quotes", "a second header"])
 def test_a_torn_line_stands_alone_and_no_editor_loses_a_row(run, tmp_path, change, whole):
     run()
     before, file = comparable(rows_of()), tmp_path / "results.csv"
@@ -345,8 +392,8 @@ def test_a_torn_line_stands_alone_and_no_editor_loses_a_row(run, tmp_path, chang
     assert expected in run("--subsamples", 3)[1]
     assert file.read_bytes().startswith(text)
     lines = file.read_text(encoding="utf-8-sig").split("\n")
-    rows = [*csv.DictReader([line for line in lines if line])]
-    rows = [row for row in rows if row["versions"]]
+    rows = [*csv.DictReader([line for line in lines if line and "torn" not in line])]
+    rows = [row for row in rows if row["versions"] and row["task"] != "task"]
     assert sorted([row["subsample"] for row in rows]) == ["1", "2", "3"]
     assert comparable(rows)[: whole] == before[: whole]
     assert "3 subsamples finished before, 0 to run" in run("--subsamples", 3)[1]
@@ -414,11 +461,23 @@ def one_unit(sample, device, threads):
     return dict.fromkeys(load_script("run_experiment").COLUMNS, 0.5) | sample.row, {}
 
 
-def test_a_failure_ends_the_other_workers_at_once_and_keeps_what_ended(run, script, monkeypatch):
-    monkeypatch.setattr(script, "run_subsample", one_unit)
+def first_fails(sample, device, threads):
+    """Stands for a subsample: the first fails when the second has long been finished."""
+    if sample.row["subsample"] == 1:
+        time.sleep(3)
+        raise SystemExit("error: diverged")
+    return dict.fromkeys(load_script("run_experiment").COLUMNS, 0.5) | sample.row, {}
+
+
+@pytest.mark.parametrize("unit, flags, kept", [
+    (one_unit, ["--subsamples", 3], ["1"]), (first_fails, ["--subsamples", 2], ["2"]),
+    (first_fails, ["--margin", 1, "--subsamples", 2], ["2"])])
+def test_a_failure_ends_the_other_workers_at_once_and_keeps_what_ended(
+        run, script, monkeypatch, unit, flags, kept):
+    monkeypatch.setattr(script, "run_subsample", unit)
     begun = time.time()
-    refused(run("--workers", 2, "--subsamples", 3), "diverged")
-    assert [row["subsample"] for row in rows_of()] == ["1"]
+    refused(run("--workers", 2, *flags), "diverged")
+    assert [row["subsample"] for row in rows_of()] == kept
     assert time.time() - begun < 200 and not multiprocessing.active_children()
 
 
@@ -476,6 +535,28 @@ def test_a_results_file_that_is_not_ours_is_left_alone(run, tmp_path, edit):
     assert file.read_text() == text
 
 
+def test_a_byte_that_is_no_utf_8_costs_no_row(run, tmp_path):
+    run()
+    with open("results.csv", "ab") as file:
+        file.write(b"caf\xe9\n")
+    assert "2 subsamples finished before, 0 to run" in run()[1]
+
+
+@pytest.mark.parametrize("flag", ["--out", "--predictions"])
+def test_a_file_where_a_folder_is_or_the_reverse_is_found_first(run, tmp_path, flag):
+    (tmp_path / "file").write_text("")
+    (tmp_path / "folder").mkdir()
+    refused(run(flag, "folder" if flag == "--out" else "file"), "folder")
+    refused(run("--out", "file/results.csv"), "cannot be a folder")
+    assert not os.path.exists("results.csv")
+
+
+def test_a_rerun_says_which_rows_have_no_predictions(run):
+    run("--subsamples", 1)
+    assert "1 of these were made without kept" in run("--predictions", "kept")[1]
+    assert len(os.listdir("kept")) == 1
+
+
 # A notebook's cell, a script alone ----------------------------------------------------------------
 
 
@@ -495,12 +576,25 @@ def test_pasted_into_a_notebook_cell(tiny, benchmark_csv, tmp_path, monkeypatch)
     assert called == [[]], "a pasted cell runs with the defaults, not with the kernel's arguments"
 
 
-def test_a_script_alone_says_that_it_needs_tasks_json(tmp_path):
+def test_a_script_alone_runs_on_ones_own_data_and_model(script, tiny, benchmark_csv, tmp_path):
+    """And says what it lacks for more; its recipes are those of tasks.json."""
     shutil.copy(ROOT / "run_experiment.py", tmp_path)
     process = start(tmp_path, sys.executable, "run_experiment.py")
-    _, err = process.communicate()
-    assert process.returncode == 1 and err.count("\n") == 1, err
-    assert "tasks.json" in err and "repository" in err
+    out, err = process.communicate()
+    assert process.returncode == 1 and err.count("\n") == 1 and "bert-tiny" in err
+    assert "tasks.json" in out and "repository" in out
+    words = command(tiny, benchmark_csv, "--subsamples", "1", "--workers", "1")
+    subprocess.run([words[0], "run_experiment.py", *words[2:]], cwd=tmp_path, check=True)
+    models = json.loads((ROOT / "tasks.json").read_text())["models"]
+    assert len(rows_of(tmp_path / "results.csv")) == 1 and {*script.RECIPES} > {"bert", "gpt2"}
+    for name, recipe in script.RECIPES.items():
+        assert models[name] == recipe | {"sources": models[name]["sources"]}
+
+
+@pytest.mark.parametrize("text", ['{"version": "2.0.0", "tasks": []}', "[1]", "// no JSON"])
+def test_a_tasks_json_of_another_project(run, tmp_path, text):
+    (tmp_path / "tasks.json").write_text(text)
+    refused(run(), "tasks.json is not this project's")
 
 
 # A user's own file --------------------------------------------------------------------------------
@@ -519,14 +613,13 @@ MINE = pd.DataFrame({
     ("mine.parquet", lambda path: MINE.to_parquet(path)),
     ("mine.csv", lambda path: path.write_text(MINE.to_csv(index=False) + "\n\n", newline=""))],
     ids=["pandas", "CRLF", "semicolons, BOM", "tabs", "jsonl", "parquet", "blank lines"])
-def test_a_file_is_read_as_it_was_written(script, tmp_path, capsys, name, write):
+def test_a_file_is_read_as_it_was_written(script, tmp_path, name, write):
     write(tmp_path / name)
     source = {"csv": str(tmp_path / name)}
     task = script.load_task("mine", {"sources": [source], "text": ["text"], "label": "label"})
-    assert task.texts == MINE["text"].tolist()
+    assert task.texts == MINE["text"].tolist() and task.source == str(tmp_path / name)
     assert task.classes == ["01", "1", "20"]
     assert [task.classes[label] for label in task.labels] == MINE["label"].tolist()
-    assert "8 rows, 0 repeat another; {'01': 3, '1': 3, '20': 2}" in capsys.readouterr().out
 
 
 TWENTY = [f"text {i},{'ab'[i % 2]}" for i in range(20)]
@@ -540,9 +633,9 @@ TWENTY = [f"text {i},{'ab'[i % 2]}" for i in range(20)]
     (["text,label", *[line + ",x" for line in TWENTY]], [], ["line 2, saw 3", "quotes"]),
     (["text,label", *TWENTY, '"begun and never ended,a'], [], ["quotes"]),
     (["text,label,text", *[line + ",x" for line in TWENTY]], [], ["not one column 'text'"]),
-    (["text,label", *TWENTY], ["--n", 9], ["[10, 10]", "takes 18 of the 16 left", "--n"]),
-    (["text,label", *TWENTY], ["--m", 1], ["takes 0 of each", "--m"]),
-    (["text,label", *TWENTY, "rare,c"], ["--m", 6], ["[10, 10, 1]", "--m"]),
+    (["text,label", *TWENTY], ["--n", 9], ["20 rows", "takes 18 others", "--m 2 to"]),
+    (["text,label", *TWENTY], ["--m", 1], ["takes 0 of each", "--m 2 to 12 "]),
+    (["text,label", *TWENTY, "rare,c"], ["--m", 6], ["1 of class 'c'", "--m 3 to 3 "]),
     (["text,label", *TWENTY[::2]], [], ["labels ['a']", "two or more"]),
     ([], [], ["mine.csv"]),
     (["text,label", *TWENTY, "caf\udce9,a"], [], ["utf-8", "UTF-8"]),
@@ -554,6 +647,56 @@ def test_mistakes_in_a_csv(run, tmp_path, lines, flags, words):
     (tmp_path / "mine.csv").write_text(text, encoding="utf-8", errors="surrogateescape")
     refused(run("--csv", "mine.csv", "--m", 4, "--n", 4, *flags), *words)
     assert os.listdir() == ["mine.csv"], "a refused start leaves nothing behind"
+
+
+def sixty(separator, **changed):
+    """The lines of a file of sixty rows; changed: texts of some of them, by t and their number."""
+    texts = [changed.get(f"t{i}", f"text {i}") for i in range(60)]
+    return [f"text{separator}label"] + [f"{text}{separator}{'ab'[i % 2]}"
+                                        for i, text in enumerate(texts)]
+
+
+def read_sixty(script, path, lines):
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    spec = {"sources": [{"csv": str(path)}], "text": ["text"], "label": "label"}
+    return script.load_task("mine", spec)
+
+
+ENDS = {"t9": '"begun and never ended', "t13": 'he called it "good"'}
+
+
+@pytest.mark.parametrize("front, back", [("", ""), ("id,", ""), ("id,", ",source")])
+def test_a_lone_quote_mark_never_swallows_rows(script, tmp_path, front, back):
+    """Read by its quotes the file has 56 rows, all labels known: the text of row 10 holds four
+    more. Also where the label is not the last column, or the first."""
+    lines = sixty(",", **ENDS)
+    table = pd.read_csv(io.StringIO("\n".join(lines)))
+    assert len(table) == 56 and {*table["label"]} == {"a", "b"}
+    with pytest.raises(SystemExit, match="data row 10 holds another row.*twice"):
+        read_sixty(script, tmp_path / "mine.csv", [f"{front}{line}{back}" for line in lines])
+    with pytest.raises(SystemExit, match="data row 10 holds another row"):
+        turned = [",".join(line.rsplit(",", 1)[::-1]) for line in lines]
+        read_sixty(script, tmp_path / "mine.csv", turned)
+
+
+def test_a_tsv_whose_texts_begin_with_quote_marks_is_read_without_quoting(script, tmp_path):
+    """Read by its quotes it has 40 rows."""
+    texts = {f"t{i}": f'"quoted {i}' for i in range(60) if i % 3 != 2}
+    lines = sixty("\t", **texts)
+    assert len(pd.read_csv(io.StringIO("\n".join(lines)), sep="\t")) == 40
+    task = read_sixty(script, tmp_path / "mine.tsv", lines)
+    assert task.texts[:3] == ['"quoted 0', '"quoted 1', "text 2"] and len(task.texts) == 60
+    assert task.labels.tolist() == [0, 1] * 30
+
+
+@pytest.mark.parametrize("separator", [",", ";", "\t"])
+def test_texts_with_quotes_and_line_breaks_are_read(script, tmp_path, separator):
+    """Any well-formed file, also with labels and separators on lines of their own."""
+    hard = ["a\nb", f"one{separator} two\nthree", 'say "a"\n"b"', '"', '""\n', "a\n\nb\n", "\na"]
+    texts = [hard[i % 7] + str(i) for i in range(60)]
+    mine = pd.DataFrame({"text": texts, "label": ["a", "b"] * 30})
+    text = mine.to_csv(sep=separator, index=False, lineterminator="\n")
+    assert read_sixty(script, tmp_path / "mine.csv", text.split("\n")[:-1]).texts == texts
 
 
 def test_a_wheel_with_another_hash_is_not_used(script, tmp_path, monkeypatch):
