@@ -352,7 +352,7 @@ def probe(net):
     if not net.causal and net.tokenizer.mask_token_id is None:
         raise ValueError("a masked language model needs a mask token")
     net.lm.eval()
-    words = np.setdiff1d(range(len(net.tokenizer)), net.tokenizer.all_special_ids)
+    words = np.setdiff1d(range(99), net.tokenizer.all_special_ids)
     texts, alone = [words[:32], words[:7]], []  # the same tokens begin both
     for text in texts:
         with net.autocast:  # no mask, no positions: the model's own
