@@ -81,7 +81,9 @@ MASK_SHARE = 0.15  # of the tokens that are not special: what MLM scores (Devlin
 WEIGHT_DECAY = {"pretrain": 0.0, "train": 0.01}
 CLIP_NORM = 1.0
 BUFFERS = r"pooler|position_ids|\.attn\.(masked_)?bias|inv_freq"  # weights that a body may lack
-HEAD_DROPOUTS = ("classifier_dropout", "seq_classif_dropout", "hidden_dropout_prob")
+HEAD_DROPOUTS = (  # the first that a config has; EuroBERT's has none
+    "classifier_dropout", "classifier_dropout_prob", "seq_classif_dropout", "hidden_dropout_prob",
+)
 CPU_TOKENS, GPU_TOKENS = 1536, 16384  # at once, or half in wide models: more only takes memory
 PACKED = {  # architectures whose packed texts give the numbers of texts alone (proved in tests/)
     "albert", "bert", "camembert", "distilbert", "electra", "gpt2", "gpt_neox", "llama", "opt",
@@ -185,7 +187,7 @@ def class_logits(net, head, batch):
         hidden = net.pooler(hidden[:, None])
         if not net.causal:
             rates = [getattr(net.lm.config, name, None) for name in HEAD_DROPOUTS]
-            rate = next(rate for rate in (*rates, 0.1) if rate is not None)
+            rate = next(rate for rate in (*rates, 0.0) if rate is not None)
             hidden = F.dropout(hidden, rate, head.training)
         return head(hidden).float()
 
@@ -314,6 +316,8 @@ def read_network(model, device, dtype):
     kind = transformers.AutoModelForCausalLM if causal else transformers.AutoModelForMaskedLM
     tokenizer = transformers.AutoTokenizer.from_pretrained(**source, truncation_side="right")
     lm, info = kind.from_pretrained(**options)
+    if hasattr(lm, "peft_config"):  # all other weights are frozen then
+        raise ValueError("its folder has an adapter: merge it into the model")
     for key in [*info["missing_keys"], *info["unexpected_keys"]]:
         if key.startswith(lm.base_model_prefix) and not re.search(BUFFERS, key):
             raise ValueError(f"weights and config.json differ in {key}")
@@ -344,23 +348,31 @@ def pooler_of(options):
 
 @torch.no_grad()
 def probe(net):
-    """A wrong model trains without a word: ValueError unless the output layer is reached, and a
-    text's numbers depend neither on others beside it nor, in a causal model, on later tokens."""
+    """A wrong model trains without a word: ValueError unless texts side by side have the numbers
+    that the stock model gives each alone, no token of a causal model sees later ones, and the
+    output layer and a classification head are reached."""
     if len(net.tokenizer) > net.embeddings.num_embeddings:
         raise ValueError("the tokenizer has more tokens than the model")
     if not net.causal and net.tokenizer.mask_token_id is None:
         raise ValueError("a masked language model needs a mask token")
     net.lm.eval()
-    long, short = [np.arange(32), np.arange(7)], [np.arange(7)]  # the same tokens begin all
-    alone, found = [lm_logits(net, pack(net, ids, ids, ids)) for ids in (short, long)]
+    words = np.setdiff1d(range(99), net.tokenizer.all_special_ids)
+    texts, alone = [words[:32], words[:7]], []  # the same tokens begin both
+    for text in texts:
+        with net.autocast:  # no mask, no positions: the model's own
+            logits = net.lm(input_ids=torch.from_numpy(text[None]).to(net.device)).logits
+        alone.append(logits[0].float())
+    check_finite(net, torch.cat(alone))
+    near = 1e-3 if net.dtype is None else 0.05 * alone[1].abs().max().item()
+    if net.causal and not torch.allclose(alone[0][: len(texts[1])], alone[1], atol=near):
+        raise ValueError("its tokens see later ones: it is not causal")
+    batch = pack(net, texts, [np.arange(len(text)) for text in texts], texts)
+    found = lm_logits(net, batch)
     if found.dim() != 2:
         raise ValueError("its logits do not come from its output layer alone")
-    check_finite(net, alone)
-    near = 1e-3 if net.dtype is None else 0.05 * alone.abs().max().item()
-    if not torch.allclose(found[32:], alone, atol=near):
-        raise ValueError("its numbers depend on the texts beside a text")
-    if net.causal and not torch.allclose(found[:7], alone, atol=near):
-        raise ValueError("its tokens see later ones: it is not causal")
+    if not torch.allclose(found, torch.cat(alone), atol=near):
+        raise ValueError("a text beside others has other numbers than alone")
+    class_logits(net, fresh_head(net, 2), batch)
 
 
 class Batch(NamedTuple):
@@ -1273,10 +1285,21 @@ def read_model(name, known, ignored, source):
     like = "gpt2" if re.search("CausalLM|LMHead", str(config.architectures)) else "bert"
     if name in known:
         like = name
-    longest = getattr(config.get_text_config(), "max_position_embeddings", None) or 10**6
+    return Model(name, like, folder, gguf, known[like]["objective"], weights_hash(folder),
+                 longest_text(config))
+
+
+def longest_text(config):
+    """So many tokens have positions in a model of this config."""
+    text = config.get_text_config()
+    limits = [getattr(text, name, None) for name in ("max_position_embeddings", "max_seq_len")]
+    rope = getattr(text, "rope_parameters", None) or {}
+    if rope.get("rope_type") == "longrope":  # beyond, it changes the numbers of all texts beside
+        limits.append(rope["original_max_position_embeddings"])
+    longest = min([limit for limit in limits if limit], default=10**6)
     if config.model_type in FROM_PAD:
         longest -= config.pad_token_id + 1
-    return Model(name, like, folder, gguf, known[like]["objective"], weights_hash(folder), longest)
+    return longest
 
 
 def choose_device(args):

@@ -272,6 +272,8 @@ def read_net(model, quantized, dtype, device):
             load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True,
             bnb_4bit_compute_dtype=dtype)
     lm, found = transformers.AutoModelForCausalLM.from_pretrained(model.folder, **options)
+    if hasattr(lm, "peft_config"):  # the new one would not be trained
+        raise ValueError("its folder has an adapter: merge it into the model")
     wrong = [*found["missing_keys"], *found["unexpected_keys"]]
     if wrong:
         raise ValueError(f"weights and config.json differ in {wrong[:3]}")
@@ -328,10 +330,11 @@ def check_scores(net):
     """The Net, which scores prompt by prompt if scores of several together differ from those of
     whole sequences without a cache. ValueError if those of one differ too."""
     net.model.eval()
+    words = np.setdiff1d(range(99), net.tokenizer.all_special_ids).tolist()
     answers, expected = [], []
     for length in (7, 12, 9):
-        prompt = [*range(length)]
-        answers.append([[*prompt, 3, 4, 5], [*prompt, 6]])
+        prompt = words[:length]
+        answers.append([[*prompt, *words[3:6]], [*prompt, words[6]]])
         for ids in answers[-1]:
             logits = net.model(input_ids=torch.tensor([ids], device=net.device)).logits[0]
             check_finite(net, logits)
@@ -1333,10 +1336,21 @@ def read_model(name, known, ignored, source):
     like = "gpt2" if re.search("CausalLM|LMHead", str(config.architectures)) else "bert"
     if name in known:
         like = name
-    longest = getattr(config.get_text_config(), "max_position_embeddings", None) or 10**6
+    return Model(name, like, folder, gguf, known[like]["objective"], weights_hash(folder),
+                 longest_text(config))
+
+
+def longest_text(config):
+    """So many tokens have positions in a model of this config."""
+    text = config.get_text_config()
+    limits = [getattr(text, name, None) for name in ("max_position_embeddings", "max_seq_len")]
+    rope = getattr(text, "rope_parameters", None) or {}
+    if rope.get("rope_type") == "longrope":  # beyond, it changes the numbers of all texts beside
+        limits.append(rope["original_max_position_embeddings"])
+    longest = min([limit for limit in limits if limit], default=10**6)
     if config.model_type in FROM_PAD:
         longest -= config.pad_token_id + 1
-    return Model(name, like, folder, gguf, known[like]["objective"], weights_hash(folder), longest)
+    return longest
 
 
 def choose_device(args):

@@ -126,6 +126,18 @@ def test_texts_together_give_the_logits_of_texts_alone(script, model_dir, kind):
     assert script.PACKED <= set(MODELS), "each of them is tried here"
 
 
+def test_a_causal_bert_is_read_as_one(script, model_dir):
+    """Its packed texts, too, have the numbers of texts alone."""
+    folder = model_dir("bert", transformers.BertLMHeadModel, is_decoder=True)
+    model = script.find_model(str(folder), script.load_registry())
+    net, theirs = script.load_network(model, "cpu", "float32"), stock(folder, "gpt2").eval()
+    ids = tokens(net)
+    with torch.inference_mode():
+        found = script.lm_logits(net, script.pack(net, ids, [np.arange(len(i)) for i in ids], ids))
+        alone = [theirs(input_ids=torch.tensor(text)[None]).logits[0] for text in ids]
+    assert net.causal and torch.allclose(found, torch.cat(alone), atol=1e-4)
+
+
 def test_the_longest_text_fits_and_no_longer_one(script, model_dir):
     folder = model_dir("roberta", max_position_embeddings=40)
     net = network(script, folder, "roberta")
@@ -384,7 +396,8 @@ def test_dropout_is_on_in_training_and_off_in_the_test(script, model_dir, kind):
 
 @pytest.mark.parametrize("kind, config, rate", [
     ("bert", {"hidden_dropout_prob": 0.3}, 0.3), ("bert", {"classifier_dropout": 0.2}, 0.2),
-    ("modernbert", {}, 0.0)])
+    ("albert", {"classifier_dropout_prob": 0.4}, 0.4), ("modernbert", {}, 0.0),
+    ("eurobert", {}, 0.0)])
 def test_the_head_has_the_dropout_of_the_checkpoint(
         script, model_dir, monkeypatch, kind, config, rate):
     net, rates = network(script, model_dir(kind, **config), kind), []

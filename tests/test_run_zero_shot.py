@@ -24,6 +24,8 @@ TEXTS = ["US Electoral College withstands critics ... so far (AFP)",
 LAYERS = {"hidden_size": 32, "num_hidden_layers": 2}
 SIZE = LAYERS | {"num_attention_heads": 4, "initializer_range": 0.3}
 GROUPED = SIZE | {"intermediate_size": 64, "num_key_value_heads": 2}
+LONGROPE = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 60,
+            "short_factor": [1.0] * 4, "long_factor": [4.0] * 4}
 SLIDING = GROUPED | {"sliding_window": 40}
 KINDS = {
     "llama": GROUPED, "mistral": SLIDING, "gpt2": SIZE, "bloom": SIZE,
@@ -32,7 +34,7 @@ KINDS = {
     "gemma2": SLIDING | {"head_dim": 8, "query_pre_attn_scalar": 8},
     "gpt_neo": {"hidden_size": 32, "num_layers": 2, "num_heads": 4, "initializer_range": 0.3,
                 "attention_types": [[["global", "local"], 1]], "window_size": 40},
-    "rwkv": LAYERS, "mamba": LAYERS, "mixtral": GROUPED, "xlm": {"emb_dim": 32, "n_layers": 2},
+    "mpt": {"d_model": 32, "n_layers": 2, "n_heads": 4}, "rwkv": LAYERS, "mamba": LAYERS, "mixtral": GROUPED, "xlm": {"emb_dim": 32, "n_layers": 2},
     "deepseek_v3": SIZE | {"n_routed_experts": 8, "n_group": 1, "topk_group": 1,
                            "first_k_dense_replace": 1},
     "jamba": GROUPED | {"num_experts": 2, "attn_layer_offset": 1, "attn_layer_period": 2,
@@ -536,7 +538,7 @@ def test_a_model_that_sees_later_tokens_is_refused(byte_model, run):
     assert "depend on later tokens" in message and not rows
 
 
-def test_models_that_cannot_serve_are_refused(byte_model, model_dir, run):
+def test_models_that_cannot_serve_are_refused(zero, byte_model, model_dir, run):
     broken = byte_model("llama")
     config = json.loads((broken / "config.json").read_text())
     (broken / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 1}))
@@ -546,8 +548,14 @@ def test_models_that_cannot_serve_are_refused(byte_model, model_dir, run):
     tokenizer.pre_tokenizer = tk.pre_tokenizers.Whitespace()
     t.PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>",
                               unk_token="?").save_pretrained(lost)
+    adapted = byte_model("gpt2")
+    model = t.AutoModelForCausalLM.from_pretrained(adapted)
+    peft.get_peft_model(model, zero.lora_config()).save_pretrained(adapted)
     for model, words in ((model_dir("bert"), "masked"), (broken, "config.json differ"),
                          (byte_model("gpt2", n_positions=60), "without its text"),
+                         (byte_model("mpt", max_seq_len=60), "without its text"),
+                         (byte_model("llama", rope_parameters=LONGROPE), "without its text"),
+                         (adapted, "adapter"),
                          (lost, "is its vocabulary there")):
         message, rows = run(model)
         assert words in message and not rows

@@ -19,6 +19,7 @@ import zipfile
 
 import numpy as np
 import pandas as pd
+import peft
 import pytest
 import tokenizers
 import torch
@@ -775,8 +776,11 @@ def test_no_memory_on_the_gpu_suggests_a_batch_size(run, script, monkeypatch):
     assert isinstance(pickle.loads(pickle.dumps(torch.OutOfMemoryError())), torch.OutOfMemoryError)
 
 
-def test_fp16_that_skips_steps_ends_the_run(run, model_dir):
-    """Weights whose gradients float32 holds and fp16 does not."""
+def test_fp16_that_overflows_ends_the_run(run, model_dir):
+    """Weights whose sums, or whose gradients alone, float32 holds and fp16 does not."""
+    folder = model_dir("gpt2")
+    times(1e5)(folder)
+    refused(run("--model", folder, "--precision", "fp16"), "not finite: use --precision float32")
     folder = model_dir("gpt2", initializer_range=16.0)
     refused(run("--model", folder, "--precision", "fp16"), "fp16 overflows", "--precision float32")
     assert run("--model", folder)[0] is None
@@ -803,11 +807,26 @@ def test_a_model_of_the_hub_comes_without_pickled_weights_and_again_without_the_
     assert comparable(again) == comparable(first)
 
 
-def edit_json(key, value):
+def edit_json(key, value, **others):
     def edit(folder):
         config = json.loads((folder / "config.json").read_text())
-        (folder / "config.json").write_text(json.dumps(config | {key: value}))
+        (folder / "config.json").write_text(json.dumps(config | {key: value} | others))
     return edit
+
+
+def times(factor):
+    """All weights."""
+    def edit(folder):
+        tensors = load_file(folder / "model.safetensors")
+        grown = {name: tensor * factor for name, tensor in tensors.items()}
+        save_file(grown, folder / "model.safetensors", metadata={"format": "pt"})
+    return edit
+
+
+def add_adapter(folder):
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    settings = peft.LoraConfig(target_modules="all-linear", task_type="CAUSAL_LM")
+    peft.get_peft_model(model, settings).save_pretrained(folder)
 
 
 def rename(old, new):
@@ -817,6 +836,10 @@ def rename(old, new):
         renamed = {re.sub(old, new, name): tensor for name, tensor in tensors.items()}
         save_file(renamed, folder / "model.safetensors", metadata={"format": "pt"})
     return edit
+
+
+LONGROPE = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 40,
+            "short_factor": [1.0] * 4, "long_factor": [4.0] * 4}
 
 
 def without_mask(folder):
@@ -848,10 +871,16 @@ def more_tokens(folder):
     ("mobilebert", lambda folder: None, ["output layer"]),
     ("nystromformer", lambda folder: None, []),
     ("xlm", lambda folder: None, ["not causal"]),
+    ("bert", edit_json("architectures", ["BertLMHeadModel"]), ["not causal"]),
+    ("electra", edit_json("architectures", ["ElectraForCausalLM"], is_decoder=True), ["shapes"]),
+    ("llama", edit_json("rope_parameters", LONGROPE), ["takes 40 tokens"]),
+    ("gpt2", add_adapter, ["adapter"]),
+    ("gpt2", times(math.nan), ["its numbers are not finite"]),
 ], ids=["pickled", "damaged", "empty config", "a list", "no length",
         "a layer too many", "prefix", "no mask token", "no pad token",
         "other tokenizer", "GPT-2's weights", "I-BERT", "MobileBERT", "Nystromformer",
-        "XLM"])
+        "XLM", "BERT as causal", "ELECTRA as causal", "longrope", "an adapter",
+        "NaN"])
 def test_a_model_that_cannot_be_used(run, tiny, model_dir, kind, edit, words):
     folder = model_dir(kind)
     edit(folder)
