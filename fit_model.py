@@ -59,7 +59,6 @@ import shlex
 import sys
 import warnings
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -70,46 +69,54 @@ from tqdm.auto import tqdm
 os.environ.setdefault("PYTENSOR_FLAGS", "cxx=")  # no C compiler is needed: nutpie takes numba
 warnings.filterwarnings("ignore", "\nArviZ")  # it announces its next version
 
-W_COUNTS = 5  # subsamples, seen before, as which the noise of the texts counts
 QUANTILE = 0.3  # of the chi-square by which `needed` allows for noise that is badly known
 NEAR = 0.55  # half-width over margin up to which an open verdict is about the effect itself
+WEAK = 5  # points of macro-F1 above guessing, below which a model has learned too little
 MAX_R_HAT, MIN_ESS = 1.01, 400  # Vehtari et al. (2021)
 ATTEMPTS = ((0.9, 1, 1), (0.99, 4, 2))  # target of acceptance, times the tuning, the draws
-FEWEST_TASKS = 5  # fewer: no W, c_jk not centred, no figure of other tasks
-MOST_FIGURES, MOST_LINES = 8, 30  # of single settings; of a table on the page
+FEWEST_TASKS = 5  # fewer: no W, c_jk not centred, no line of other tasks
+MOST_FIGURES, MOST_ROWS, MOST_LINES = 8, 80, 30  # of single settings; in a figure; in a table
 SAMPLERS = ("paper", "hierarchical")
 TARGETS = ("these tasks", "tasks like these", *SAMPLERS)
 GROUP = ["experiment", "m", "n", "effect", "model"]
 UNIT = [*GROUP[:3], "model", "task", "subsample"]
 ACCURACIES = ["base", "unseen", "seen", "majority"]
+MEANS = [*ACCURACIES, "f1", "chance", "floor", "w", "seconds"]
 REPORTED = ("mu", "beta", "alpha", "sd_U", "sd_V", "sd_W", "d", "tau", "s", "omega", "new_task",
             "difference")  # parameters
+NAMES = {"acc": "accuracy", "f1": "macro-F1", "nll": "mean negative log-probability"}
 UNITS = {"acc": "points", "f1": "points", "nll": "nats (lower is better)"}  # of differences
+MARKS = {  # of the accuracies: colour as in docs/idea.png, marker, area
+    "base": ("#bbbbbb", "s", 45), "unseen": ("#88ccee", "o", 75), "seen": ("#ee9966", "D", 28)}
+TWO_LOOKS = "a verdict at the second look is wrong in 13 to 18 % at a bias of the margin, not 11 %"
 GLOSS = (
-    "base: without pretraining; unseen, seen: pretrained on other texts, on these texts; majority: "
-    "share of the commonest class (acc, f1: in %). boost = unseen - base, bias = seen - unseen; "
-    "low, high: 89 % interval; needed: subsamples for a half-width of half the margin. Fix their "
-    "number before looking, or raise it once, to this: adding subsamples until a verdict comes "
-    "breaks the intervals."
+    "Accuracies in %; base: without pretraining; unseen, seen: pretrained on other texts, on these "
+    "texts. boost = unseen - base, bias = seen - unseen, in points [89 % interval]; needed: "
+    "subsamples for a half-width of half the margin. Every task: tasks.csv."
 )
 
 
 # The answer in closed form --------------------
 
 
-class Noise(NamedTuple):
-    """Of an estimate. An item a task, or a task of each setting."""
-    share: np.ndarray  # of its variance at one subsample of each task, points^2
-    counts: np.ndarray  # subsamples
-    prior: np.ndarray  # W_COUNTS where the noise of the texts is known, else 0
+def measure(args):
+    """The rows with their effects; accuracies and shares in percent; `f1`: macro-F1 on unseen texts,
+    `chance`: what guessing gives."""
+    rows = add_effects(load_rows(args, args.metric), args.metric)
+    rows["f1"] = 100 * add_effects(rows, "f1")["unseen"]
+    rows["chance"] = 100 / rows["num_classes"]
+    rows["majority"] *= 100
+    if args.metric in SHARES:
+        rows[["base", "unseen", "seen"]] *= 100
+    rows["seconds"] = pd.to_numeric(rows["seconds"], errors="coerce")
+    return rows
 
 
 def average(rows, by):
     """Means of the rows that agree in `by`. How far their answers to one text go together is not
     known: w is at most the square of the mean of its roots."""
-    seconds = pd.to_numeric(rows["seconds"], errors="coerce")
-    groups = rows.assign(w=np.sqrt(rows["w"]), seconds=seconds).groupby(by)
-    table = groups[[*ACCURACIES, *EFFECTS, "floor", "w", "seconds"]].mean()
+    groups = rows.assign(w=np.sqrt(rows["w"])).groupby(by)
+    table = groups[[*MEANS, *EFFECTS]].mean()
     table["w"] **= 2
     table[[*EFFECTS]] = table[[*EFFECTS]].round(9)  # equal differences stay equal
     table["counted"] = groups["counted"].all()
@@ -132,65 +139,37 @@ def unit_table(rows):
     return pd.concat(parts, ignore_index=True)
 
 
-def interval(noise):
-    """(se, df, half-width) of the 89 % interval: Student's t with Satterthwaite's df."""
-    v = noise.share / noise.counts
-    if not v.sum() > 0:
-        return math.nan, math.nan, math.nan
-    se = math.sqrt(v.sum())
-    df = v.sum() ** 2 / (v**2 / (noise.prior + noise.counts - 1)).sum()
-    return se, df, stats.t.ppf(UPPER, df) * se
-
-
-def needed_subsamples(noise, half):
-    """The least number R of each task that brings the half-width down to `half`, with the noise at
-    the upper end of what is known of it."""
-    _, df, _ = interval(noise)
-    if not (df > 0 and half):
-        return math.nan
-    share = noise.share * df / stats.chi2.ppf(QUANTILE, df)
-    R = max(1, int(stats.norm.ppf(UPPER) ** 2 * share.sum() / half**2))  # t reaches further
-    if not noise.prior.all():
-        R = max(R, 2)
-    while interval(Noise(share, np.full(len(share), R), noise.prior))[2] > half:
-        R += 1
-    return R
-
-
-def verdicts_of(table, margin):
-    """Where intervals lie in respect of (-margin, margin)."""
-    low, high = table["low"], table["high"]
-    if margin is None:
-        return ""
-    within = (-margin < low) & (high < margin)
-    beyond = (low > margin) | (high < -margin)
-    return np.select([low.isna(), within, beyond],
-                     ["", "within the margin", "beyond the margin"], "not settled")
-
-
 def task_table(units, rows, args):
-    """tasks.csv before the samplers, indexed by GROUP and task. `variance`: between subsamples, the
-    noise of the texts, if known, counting as W_COUNTS of them; at least what rounding or the
-    accuracies imply; nan of one subsample alone."""
-    parts = {}
+    """tasks.csv before the samplers, indexed by GROUP and task, with what is known of the noise:
+    `variance` of one subsample, nan where it is not known, its `df`, and whether they are `pooled`
+    over the tasks of a cell: of a bias, where all rows know the noise of their texts."""
+    groups = units.groupby([*CELL, "model", "task"])
+    parts = []
     for effect in args.effects:
-        groups = units.groupby([*CELL, "model", "task"])
-        table = groups[[*ACCURACIES, "floor", "w", "seconds"]].mean()
-        table = table.assign(arms=groups["arms"].first(), subsamples=groups.size(),
-                             estimate=groups[effect].mean(), sd=groups[effect].std())
-        table["prior"] = W_COUNTS * groups["counted"].all()
+        part = groups[MEANS].mean().assign(
+            effect=effect, arms=groups["arms"].first(), subsamples=groups.size(),
+            estimate=groups[effect].mean(), sd=groups[effect].std(),
+            pooled=groups["counted"].all())
         if effect == "boost":
-            table = table.assign(w=math.nan, prior=0)
-        parts[effect] = table
-    table = pd.concat(parts, names=["effect"]).reorder_levels([*GROUP, "task"]).sort_index()
-    K, prior = table["subsamples"], table["prior"]
-    df = (prior + K - 1).replace(0, math.nan)
-    least = table["floor"].where(prior > 0, table[["floor", "w"]].max(axis=1))
-    total = prior * table["w"].fillna(0) + (K - 1) * table["sd"].fillna(0) ** 2
-    table["variance"] = np.maximum(total / df, least)
-    half = stats.t.ppf(UPPER, df) * np.sqrt(table["variance"] / K)
+            part = part.assign(w=math.nan, pooled=False)
+        parts.append(part.reset_index())
+    cells = []
+    for _, cell in pd.concat(parts).groupby(GROUP):
+        if cell["pooled"].all():
+            variance, df = pool_noise(cell)
+        else:  # at least what rounding or the accuracies imply
+            variance = np.maximum(cell["sd"] ** 2, cell[["floor", "w"]].max(axis=1))
+            df = cell["subsamples"] - 1
+        cells.append(cell.assign(variance=variance, df=df, pooled=cell["pooled"].all()))
+    table = pd.concat(cells).set_index([*GROUP, "task"])
+
+    se = np.sqrt(table["variance"] / table["subsamples"])
+    half = stats.t.ppf(UPPER, table["df"]) * se
     table["low"], table["high"] = table["estimate"] - half, table["estimate"] + half
-    table["verdict"] = verdicts_of(table, args.margin)
+    J = table.groupby(GROUP)["df"].transform("size")
+    wide = stats.t.ppf(1 - (1 - UPPER) / J, table["df"]) * se  # all J hold together
+    joint = pd.DataFrame({"low": table["estimate"] - wide, "high": table["estimate"] + wide})
+    table["verdict"] = verdicts_of(joint, args.margin)
     if args.metric == "acc" and "bias" in args.effects:
         table = table.join(sign_flips(rows))
     return table
@@ -219,45 +198,108 @@ def sign_flip_p(changes):
     return min(float(share[observed:].sum()), 1.0)  # rounding may exceed 1
 
 
+def sources_of(cell):
+    """The sources of the noise in the mean of a cell's tasks, a row each: its variance, that at one
+    subsample of each task (at_1), its degrees of freedom: tasks * (subsamples - 1) + prior."""
+    K, J = cell["subsamples"], len(cell)
+    at_1 = cell["variance"] / J**2
+    if cell["pooled"].all():
+        se, df, _ = bias_interval(cell)
+        return pd.DataFrame({"variance": [se**2], "at_1": at_1.sum(), "df": df, "tasks": J,
+                             "prior": TEXTS_DF})
+    return pd.DataFrame({"variance": at_1 / K, "at_1": at_1, "df": K - 1, "tasks": 1, "prior": 0})
+
+
+def interval(sources):
+    """(se, df, half-width) of the 89 % interval: Student's t with Satterthwaite's df."""
+    variance = sources["variance"].sum()
+    if not variance > 0:
+        return math.nan, math.nan, math.nan
+    se = math.sqrt(variance)
+    df = variance**2 / (sources["variance"] ** 2 / sources["df"]).sum()
+    return se, df, stats.t.ppf(UPPER, df) * se
+
+
+def needed_subsamples(sources, half):
+    """The least number R of each task that brings the half-width down to `half`, with the noise at
+    the upper end of what is known of it."""
+    _, df, _ = interval(sources)
+    if not (df > 0 and half):
+        return math.nan
+    at_1 = sources["at_1"] * df / stats.chi2.ppf(QUANTILE, df)
+    R = max(1, int(stats.norm.ppf(UPPER) ** 2 * at_1.sum() / half**2))  # t reaches further
+    if not sources["prior"].all():
+        R = max(R, 2)
+    wide = True
+    while wide:
+        later_df = sources["tasks"] * (R - 1) + sources["prior"]
+        wide = interval(sources.assign(variance=at_1 / R, df=later_df))[2] > half
+        R += wide
+    return R
+
+
+def verdicts_of(table, margin):
+    """Where intervals lie in respect of (-margin, margin)."""
+    low, high = table["low"], table["high"]
+    if margin is None:
+        return ""
+    within = (-margin < low) & (high < margin)
+    beyond = (low > margin) | (high < -margin)
+    return np.select([low.isna(), within, beyond],
+                     ["", "within the margin", "beyond the margin"], "not settled")
+
+
 def effects_table(tasks, args):
-    """effects.csv before the samplers, with `noise`; m = n = 0: the mean over the settings of an
-    experiment that have an interval; their noise is not correlated."""
+    """effects.csv before the samplers, with the `sources` of noise."""
     rows = []
-    for key, mine in tasks.groupby(GROUP):
-        used = mine[mine["variance"].notna()]  # one subsample alone does not know its noise
+    for key, cell in tasks.reset_index().groupby(GROUP):
+        used = cell[cell["variance"].notna()]  # one subsample alone does not know its noise
         if used.empty:
-            used = mine
-        noise = Noise(*used[["variance", "subsamples", "prior"]].to_numpy(float).T)
-        noise = noise._replace(share=noise.share / len(used) ** 2)
-        between = Noise(*np.array([[mine["estimate"].var()], [len(mine)], [0]], float))
-        for target, part, noise in zip(TARGETS, (used, mine), (noise, between)):
-            left_out = mine.index.difference(part.index).get_level_values("task")
-            rows.append(dict(zip(GROUP, key)) | {"arms": mine["arms"].iloc[0], "settings": 1}
-                        | part[[*ACCURACIES, "estimate"]].mean().to_dict() | {
-                            "target": target, "tasks": len(part),
-                            "subsamples": part["subsamples"].min(),
-                            "seconds": part["seconds"].sum(),
-                            "left_out": ", ".join(left_out), "noise": noise})
-    known = [row for row in rows if row["target"] == TARGETS[0] and interval(row["noise"])[0] > 0]
-    known = pd.DataFrame(known, columns=[*rows[0]])
-    for _, cells in known.groupby(["experiment", "effect", "model"]):
-        C = len(cells)
-        if C > 1:
-            noise = Noise(*map(np.concatenate, zip(*cells["noise"])))
-            rows.append(cells.iloc[0].to_dict() | {
-                "m": 0, "n": 0, "settings": C, "arms": " and ".join(sorted(set(cells["arms"]))),
-                "noise": noise._replace(share=noise.share / C**2),
-                "left_out": ", ".join(sorted(set(cells["left_out"]) - {""})),
-                **cells[[*ACCURACIES, "estimate"]].mean(), **cells[["tasks", "subsamples"]].min()})
-    table = in_order(pd.DataFrame(rows)).assign(metric=args.metric, margin=args.margin)
-    table[["se", "df", "half"]] = [interval(noise) for noise in table["noise"]]
+            used = cell
+        spread, J = cell["estimate"].var(), len(cell)
+        between = pd.DataFrame({"variance": [spread / J], "at_1": spread, "df": J - 1,
+                                "tasks": 1, "prior": 0})
+        for target, part, sources in ((TARGETS[0], used, sources_of(used)),
+                                      (TARGETS[1], cell, between)):
+            left_out = sorted(set(cell["task"]) - set(part["task"]))
+            row = dict(zip(GROUP, key), target=target, settings=1, arms=cell["arms"].iloc[0],
+                       tasks=len(part), left_out=", ".join(left_out), sources=sources,
+                       subsamples=part["subsamples"].min(), seconds=part["seconds"].sum())
+            row.update(part[[*ACCURACIES, "estimate"]].mean())
+            rows.append(row)
+    table = in_order(pd.DataFrame(rows + over_settings(rows)))
+    table = table.assign(metric=args.metric, margin=args.margin)
+    table[["se", "df", "half"]] = [interval(sources) for sources in table["sources"]]
     table["low"] = table["estimate"] - table["half"]
     table["high"] = table["estimate"] + table["half"]
     table["verdict"] = verdicts_of(table, args.margin)
     wanted = (args.margin or 0) / 2
-    table["needed"] = [needed_subsamples(noise, wanted) for noise in table["noise"]]
+    table["needed"] = [needed_subsamples(sources, wanted) for sources in table["sources"]]
     table["needed"] = table["needed"].where(table["target"] == TARGETS[0])
     return table
+
+
+def over_settings(rows):
+    """Rows of effects.csv with m = n = 0: of each experiment, effect and model the mean over the
+    settings that have an interval; their noise is not correlated."""
+    known = [row for row in rows
+             if row["target"] == TARGETS[0] and interval(row["sources"])[0] > 0]
+    known = pd.DataFrame(known, columns=[*rows[0]])
+    found = []
+    for _, cells in known.groupby(["experiment", "effect", "model"]):
+        C = len(cells)
+        if C == 1:
+            continue
+        sources = pd.concat([*cells["sources"]], ignore_index=True)
+        sources[["variance", "at_1"]] /= C**2
+        row = cells.iloc[0].to_dict()
+        row.update(cells[[*ACCURACIES, "estimate"]].mean())
+        row.update(cells[["tasks", "subsamples"]].min())
+        row.update(m=0, n=0, settings=C, sources=sources, seconds=cells["seconds"].sum(),
+                   arms=" and ".join(sorted(set(cells["arms"]))),
+                   left_out=", ".join(sorted(set(cells["left_out"]) - {""})))
+        found.append(row)
+    return found
 
 
 def in_order(table):
@@ -506,43 +548,78 @@ def setting_of(row):
     return f"{row['experiment']}, {row['settings']} settings of m and n together"
 
 
-def sentence(row):
-    """On a row of effects.csv, of these tasks; on a bias with a short answer and what to do."""
-    metric, margin = row["metric"], f"±{row['margin'] or 0:g}"
+def short_answer(row):
+    """(kind of card, answer) of a row of effects.csv with a bias."""
+    margin = f"±{row['margin'] or 0:g}"
     low, high = row["low"], row["high"]
-    text = f"{setting_of(row)}: {row['effect']} "
-    if row["model"] != "all":
-        text += f"of {row['model']} "
-    text += f"{signed(row['estimate'], metric)} "
-    if low < high:
-        text += f"[{signed(low, metric)}, {signed(high, metric)}] "
-    text += f"{UNITS.get(metric, metric)} for {count(row['tasks'], 'task')}"
-    if row["left_out"]:
-        text += f", without {row['left_out']}, of which there is one subsample"
-    if row["effect"] == "boost":
-        return f"{text}."
-    if row["subsamples"] == 1:
-        text += "; one subsample cannot show effects that differ from run to run"
-    again = ""
     if not low < high:
-        short, again = "Too early to tell: no interval", 5
-    elif row["verdict"] == "within the margin":
-        short = f"No: within {margin}"
-    elif row["verdict"] == "beyond the margin":
-        better = (low > 0) == (metric != "nll")
-        short = ("Yes: " if better else "No: seen texts even score worse, ") + f"beyond {margin}"
-    elif not row["verdict"]:
-        short = "The interval excludes 0" if low > 0 or high < 0 else "The interval holds 0"
-    elif high - low <= 2 * NEAR * row["margin"]:
-        short = f"Near the margin of {margin}: take the interval as the answer"
-    else:
-        short, again = f"Too early to tell: neither within nor beyond {margin}", row["needed"]
-    if again:
-        text += f". Run the same again with --subsamples {again:.0f}"
-        minutes = (again - row["subsamples"]) * row["seconds"] / 60
-        if minutes > 0:
-            text += f" (about {minutes:.0f} minutes of one process)"
-    return f"{short}. {text}."
+        return "open", "Too early to tell: no interval"
+    if row["verdict"] == "within the margin":
+        return "no", f"No: within {margin}"
+    if row["verdict"] == "beyond the margin" and (low > 0) == (row["metric"] != "nll"):
+        return "yes", f"Yes: beyond {margin}"
+    if row["verdict"] == "beyond the margin":
+        return "no", f"No: seen texts even score worse, beyond {margin}"
+    if not row["verdict"]:
+        return "", "The interval excludes 0" if low > 0 or high < 0 else "The interval holds 0"
+    if high - low <= 2 * NEAR * row["margin"]:
+        return "open", f"Near the margin of {margin}: take the interval as the answer"
+    return "open", f"Too early to tell: neither within nor beyond {margin}"
+
+
+def next_step(row):
+    """What to do where it is too early to tell; of rows that nobody here ran, how far it is."""
+    if not short_answer(row)[1].startswith("Too early"):
+        return ""
+    again = row["needed"] if row["needed"] > 0 else 5
+    if not row["seconds"] > 0:
+        return f"It would take {again:.0f} subsamples of each task."
+    minutes = math.ceil((again - row["subsamples"]) * row["seconds"] / 60)
+    return (f"Run the same again with --subsamples {again:.0f} (about {count(minutes, 'minute')} of "
+            f"one process) and take that verdict: {TWO_LOOKS}.")
+
+
+def bracket(row):
+    """An estimate with its interval, if it has one."""
+    text = signed(row["estimate"], row["metric"])
+    if row["low"] < row["high"]:
+        text += f" [{signed(row['low'], row['metric'])}, {signed(row['high'], row['metric'])}]"
+    return text
+
+
+def sentence(head):
+    """One line on a head: answer, bias, boost, what to do."""
+    row = head.get("bias", head.get("boost"))
+    effects = [f"{effect} {bracket(mine)}" for effect, mine in head.items()]
+    if row["model"] != "all":
+        effects[0] = effects[0].replace(" ", f" of {row['model']} ", 1)
+    effects[0] += f" {UNITS.get(row['metric'], row['metric'])} for {count(row['tasks'], 'task')}"
+    if row["left_out"]:
+        effects[0] += f", without {row['left_out']}, of which there is one subsample"
+    text = f"{setting_of(row)}: {'; '.join(effects)}."
+    if "bias" not in head:
+        return text
+    if row["subsamples"] == 1:
+        text += " One subsample cannot show effects that differ from run to run."
+    return f"{short_answer(row)[1]}. {text} {next_step(row)}".strip()
+
+
+def in_words(row):
+    """The interval of a bias as a sentence."""
+    metric, unit = row["metric"], UNITS.get(row["metric"], row["metric"])
+    size = signed(abs(row["estimate"]), metric).removeprefix("+")
+    more = "higher" if row["estimate"] > 0 else "lower"
+    models = "the models score" if row["model"] == "all" else f"{row['model']} scores"
+    text = f"On texts seen in pretraining {models} {size} {unit} {more} than on unseen ones"
+    if row["low"] < row["high"]:
+        ends = [signed(row[end], metric) for end in ("low", "high")]
+        text += f"; between {ends[0]} and {ends[1]}, with 89 % confidence"
+    text += f" ({count(row['tasks'], 'task')}, {count(row['subsamples'], 'subsample')} or more)."
+    if row["left_out"]:
+        text += f" Without {row['left_out']}, of which there is one subsample."
+    if row["subsamples"] == 1:
+        text += " One subsample cannot show effects that differ from run to run."
+    return text
 
 
 def headlines(table):
@@ -553,188 +630,295 @@ def headlines(table):
     return table[(table["model"] == "all") | ~whole]
 
 
-def conclusions(table, tasks):
-    """[(kind, sentence)] for a reader: answers, and warnings where the accuracy on unseen texts is
-    hardly that of guessing."""
+def heads_of(table):
+    """[{effect: row}, bias first] of what is answered: an experiment's settings together, if there
+    are several."""
+    table = headlines(table)
+    together = table.groupby(["experiment", "effect", "model"])["m"].transform("min") == 0
+    table = table[(table["m"] == 0) | ~together]
+    heads = {}
+    for row in table.to_dict("records"):
+        heads.setdefault((*[row[name] for name in CELL], row["model"]), {})[row["effect"]] = row
+    return [dict(sorted(head.items())) for head in heads.values()]
+
+
+def settings_note(table, head):
+    """How many of the settings exclude 0, if a head has several."""
+    bias = head.get("bias", {"settings": 1})
+    if bias["settings"] == 1:
+        return ""
+    same = (table["experiment"] == bias["experiment"]) & (table["model"] == bias["model"])
+    cells = table[same & (table["effect"] == "bias") & (table["target"] == TARGETS[0])]
+    cells = cells[cells["m"] > 0].dropna(subset="low")
+    excluded = ((cells["low"] > 0) | (cells["high"] < 0)).sum()
+    return (f"{bias['experiment']}: alone, {excluded} of {len(cells)} settings exclude 0 in the "
+            f"bias (by chance about {(1 - SHARE) * len(cells):.1f}).")
+
+
+def limits_of(heads, tasks):
+    """Sentences on what limits an answer: nothing that pretraining does, little that was learned."""
     lines = []
-    for (_, effect, _), mine in headlines(table).groupby(["experiment", "effect", "model"]):
-        over, single = mine[mine["m"] == 0], mine[mine["m"] > 0]
-        shown = single if over.empty else over
-        for row in shown.to_dict("records"):
-            lines.append(("answer" if effect == "bias" else "", sentence(row)))
-        if len(over):
-            known = single.dropna(subset="low")
-            excluded = ((known["low"] > 0) | (known["high"] < 0)).sum()
-            lines.append(("", f"Alone, {excluded} of {len(known)} settings exclude 0 (by chance "
-                              f"about {(1 - SHARE) * len(known):.1f})."))
-    if set(table["metric"]) != {"acc"}:
-        return lines
+    for head in heads:
+        if len(head) == 2 and {row["verdict"] for row in head.values()} == {"within the margin"}:
+            lines.append(f"{setting_of(head['bias'])}: the boost too is within the margin. "
+                         "Pretraining does nothing here, so a bias could hardly arise.")
     cases = tasks.reset_index().query("model != 'all'").drop_duplicates([*CELL, "model", "task"])
-    for experiment, mine in cases.groupby("experiment"):
-        low = mine[mine["unseen"] < mine["majority"] + 0.05]
-        if len(low):
-            names = ", ".join(sorted(set(low["task"]))[:5])
-            text = (f"{experiment}: unseen is not 5 points above the share of the commonest class "
-                    f"in {len(low)} of {len(mine)} cases (such as {names}): there the model has "
-                    "learned too little to show an inflation.")
-            lines.append(("warning", text))
+    for experiment, mine in cases.dropna(subset=["f1", "chance"]).groupby("experiment"):
+        weak = mine[mine["f1"] < mine["chance"] + WEAK]
+        if len(weak):
+            names = ", ".join(sorted(set(weak["task"]))[:5])
+            lines.append(f"{experiment}: macro-F1 on unseen texts is not {WEAK} points above that "
+                         f"of guessing in {len(weak)} of {len(mine)} cases ({names}): there the "
+                         "model has learned too little to show an inflation.")
     return lines
 
 
+def span(values):
+    """The least and the greatest in words."""
+    return " to ".join(f"{value:.0f}" for value in sorted({min(values), max(values)}))
+
+
+def names_of(values):
+    """All different values in words."""
+    return ", ".join(map(str, sorted(set(values))))
+
+
+def run_table(rows):
+    """What was run: a line a task, of many an experiment."""
+    by = ["experiment", "task"]
+    if rows.groupby(by).ngroups > MOST_LINES:
+        by = ["experiment"]
+    lines = []
+    for _, mine in rows.groupby(by):
+        models = names_of(mine["model"]).replace("bert-tiny", "bert-tiny (a demonstration)")
+        train = []
+        for m, cell in mine.groupby("m"):
+            used = cell["num_classes"] * (m // cell["num_classes"])  # as many of each class
+            train.append(f"{m}" if used.isna().any() or min(used) == m else f"{m} ({span(used)})")
+        task = mine["task"].iloc[0] if len(by) == 2 else count(mine["task"].nunique(), "task")
+        draws = mine.groupby([*CELL, "model", "task"])["subsample"].nunique()
+        lines.append({
+            "experiment": mine["experiment"].iloc[0], "task": task, "model": models,
+            "classes": span(mine["num_classes"].fillna(0)), "m (used)": ", ".join(train),
+            "n": names_of(mine["n"]), "subsamples": span(draws),
+            "versions": names_of(mine["versions"].dropna())})
+    return pd.DataFrame(lines)
+
+
 def methods(rows, args):
-    """A paragraph for a methods section on an experiment's rows."""
-    names = {name: ", ".join(map(str, sorted(set(rows[name])))) for name in ("model", "m", "n")}
-    runs = rows.groupby([*CELL, "model", "task"])["subsample"].nunique()
-    sets = {"crossed": "both sets", "plain": "the first set"}
-    sets = " or ".join([sets[arms] for arms in sorted(set(rows["arms"]))])
+    """A paragraph for a methods section."""
+    draws = rows.groupby([*CELL, "model", "task"])["subsample"].nunique()
+    tests = "both sets" if rows["arms"].eq("crossed").all() else "the first set"
+    noise = "the variance between its subsamples"
+    if rows["counted"].all():
+        noise = ("the noise of drawing its texts, which follows from the texts that only one of "
+                 "the two pretrained models gets right, plus what the subsamples of all tasks vary "
+                 "beyond it")
     text = (
-        f"{rows['experiment'].iloc[0]}: from each of {count(rows['task'].nunique(), 'task')}, "
-        f"{runs.min()} or more random subsamples of m = {names['m']} labelled training texts and "
-        f"two other sets of n = {names['n']} texts were drawn. Models ({names['model']}), as they "
-        "are and pretrained on the unlabelled texts of either set, were (but for zero-shot) trained"
-        f" on the labelled texts and tested on {sets}. The bias is {args.metric} on texts seen in "
-        "pretraining minus that on others; its mean over these tasks has an 89 % interval "
-        "(Student's t, Satterthwaite's degrees of freedom) from the variance between a task's "
-        "subsamples")
-    if rows["counted"].any():
-        text += f", to which the noise of drawing the texts, where known, adds as {W_COUNTS} more"
+        f"From each of {count(rows['task'].nunique(), 'task')}, {span(draws)} random subsamples of "
+        f"m = {names_of(rows['m'])} labelled texts and of two disjoint sets of n = "
+        f"{names_of(rows['n'])} other texts were drawn. In each, {names_of(rows['model'])} was "
+        "taken as it is, and pretrained on the unlabelled texts of either set; it was then trained "
+        f"on the labelled texts, or prompted where the task is zero-shot, and tested on {tests}. "
+        f"The bias is the {NAMES.get(args.metric, args.metric)} on texts seen in pretraining minus "
+        "that on unseen ones. We report its mean over these tasks with an 89 % interval by "
+        f"Student's t; the variance of a task is {noise}.")
     if args.margin:
-        text += f". Effects within ±{args.margin:g} were taken as too small to matter"
-    return f"{text}. {', '.join(sorted(set(rows['versions'].dropna())))}"
+        text += f" Effects within ±{args.margin:g} were taken as too small to matter."
+    if rows["versions"].notna().any():
+        text += f" Software: {names_of(rows['versions'].dropna())}."
+    return text
 
 
 # Figures --------------------
 
 
-def plot(table, title, args):
-    """PNG of a figure from a row a point: panel, line (from the top), series (by colour), effect,
-    value, low, high, width."""
-    names = sorted(set(table["panel"]))
-    lines, series = list(dict.fromkeys(table["line"])), list(dict.fromkeys(table["series"]))
-    size = 2.5 + 4.2 * len(names), 1.8 + 0.1 * len(lines) * (1 + len(series))
+def lines_of(table, names, weight):
+    """Lines of a figure by name, from rows of tasks.csv or effects.csv with these names. weight:
+    of what is drawn, thin (1) to bold (4)."""
+    table = table.assign(line=[name if len(name) < 40 else f"{name[:38]}…" for name in names])
+    lines = table.groupby("line", sort=False)[ACCURACIES].first()
+    for effect, mine in table.groupby("effect"):
+        mine = mine.set_index("line")
+        for name in ("estimate", "low", "high"):
+            lines[f"{effect}_{name}"] = mine[name]
+    return lines.assign(weight=weight)
+
+
+def cell_lines(tasks, table):
+    """Lines of a setting from its rows of tasks.csv and effects.csv: the tasks of each model, the
+    greatest effect first; their means below."""
+    tasks = tasks[tasks["model"] != "all"].sort_values("estimate", ascending=False)
+    tasks = tasks.sort_values("effect", kind="stable")
+    several = tasks["model"].nunique() > 1
+    names = tasks["task"] + (", " + tasks["model"] if several else "")
+    parts = [lines_of(tasks, names, 2)]
+    if several or len(parts[0]) > 1:
+        means = table[table["target"] == TARGETS[0]]
+        words = [f"these {row.tasks} tasks" + (f", {row.model}" if several else "")
+                 for row in means.itertuples()]
+        parts.append(lines_of(means, words, 4))
+        like = table[(table["target"] == TARGETS[1]) & (table["tasks"] >= FEWEST_TASKS)]
+        words = ["tasks like these" + (f", {model}" if several else "") for model in like["model"]]
+        parts.append(lines_of(like, words, 1))
+    return pd.concat(parts)
+
+
+def setting_lines(table):
+    """Lines of all settings, those of an experiment together in bold."""
+    first = table[table["target"] == TARGETS[0]]
+    single = headlines(table).query("m > 0")
+    parts = []
+    for experiment, mine in first.groupby("experiment"):
+        for part, weight in ((single[single["experiment"] == experiment], 2),
+                             (mine[mine["m"] == 0], 4)):
+            names = []
+            for row in part.to_dict("records"):
+                name = setting_of(row).replace(" of m and n together", "")
+                names.append(name if row["model"] == "all" else f"{name}, {row['model']}")
+            parts.append(lines_of(part, names, weight))
+    return pd.concat(parts)
+
+
+def forest(lines, title, args):
+    """PNG of a figure of these lines: accuracies, boost, bias side by side."""
+    if len(lines) > MOST_ROWS:
+        title += f" (the first {MOST_ROWS} of {len(lines)} lines)"
+        lines = lines[:MOST_ROWS]
+    effects = [effect for effect in ("boost", "bias") if effect in args.effects]
+    y = np.arange(len(lines)) + 0.6 * (lines["weight"].diff().fillna(0) != 0).cumsum()
+    size = 4.1 + 2.3 * len(effects), 1.7 + 0.27 * y.iloc[-1]
     figure = Figure(figsize=size, layout="constrained")
-    figure.suptitle(title, fontsize=10)
-    axes = figure.subplots(1, len(names), squeeze=False, sharex=True, sharey=True)[0]
-    for axis, panel in zip(axes, names):
-        here = table[table["panel"] == panel]
-        for k, name in enumerate(series):
-            mine = here[here["series"] == name]
-            y = mine["line"].map(lines.index) + 0.75 * ((k + 0.5) / len(series) - 0.5)
-            colour = COLOURS[k % len(COLOURS)]
-            axis.hlines(y, mine["low"], mine["high"], colour, lw=mine["width"])
-            axis.scatter(mine["value"], y, 10 * mine["width"], color=colour, marker="osD^"[k % 4],
-                         label=name)
-        axis.axvline(0, color="grey", lw=1, ls="--", zorder=0)
-        axis.grid(axis="x", alpha=0.3)
-        axis.set_yticks(range(len(lines)), lines, fontsize=8)
-        axis.set_ylim(len(lines) - 0.5, -0.5)
-        axis.set_title(panel)
-        words = f"{here['effect'].iloc[0]}, {UNITS.get(args.metric, args.metric)}"
-        if args.margin:
-            axis.axvspan(-args.margin, args.margin, color="grey", alpha=0.15, lw=0)
-            words += "; grey: within the margin"
-        if words.startswith("bias") and args.metric != "nll":
-            words += "\nright of 0: seeing the test texts helps"
-        axis.set_xlabel(words)
-    figure.legend(*axis.get_legend_handles_labels(), loc="outside lower center", ncols=4)
+    figure.suptitle(title)
+    axes = figure.subplots(1, 1 + len(effects), sharey=True)
+    draw_accuracies(axes[0], lines, y, args.metric)
+    for axis, effect in zip(axes[1:], effects):
+        draw_effect(axis, lines, y, effect, args)
+    marks = {}
+    for axis in axes:
+        handles, words = axis.get_legend_handles_labels()
+        marks.update(zip(words, handles))
+    figure.legend(marks.values(), marks, loc="outside upper center", ncols=6, frameon=False,
+                  handletextpad=0.3, columnspacing=1.2)
+    axes[0].set_yticks(y, lines.index, parse_math=False)
+    axes[0].set_ylim(y.iloc[-1] + 0.7, -0.7)
+    for label, weight in zip(axes[0].get_yticklabels(), lines["weight"]):
+        label.set_fontweight("bold" if weight > 2 else "normal")
     return png_of(figure)
 
 
-def plot_accuracies(tasks, metric):
-    """PNG of base, unseen and seen of each task, means over settings; a panel a model."""
-    means = tasks.groupby(["experiment", "model", "task"])[ACCURACIES].mean()
-    unit = metric
+def draw_accuracies(axis, lines, y, metric):
+    """base, unseen, seen of each line as marks on it."""
+    shown = lines[["base", "unseen", "seen"]]
+    axis.hlines(y, shown.min(axis=1), shown.max(axis=1), "#777777", lw=1)
+    for name, (colour, mark, area) in MARKS.items():
+        axis.scatter(lines[name], y, area, color=colour, marker=mark, edgecolor="#333333", lw=0.5,
+                     label=name, zorder=3)
+    words = NAMES.get(metric, metric)
     if metric in SHARES:
-        means, unit = 100 * means, f"{metric}, %; majority: commonest class"
-    else:
-        means = means.drop(columns="majority")
-    panels = means.groupby(level=["experiment", "model"])
-    sizes = panels.size()
-    height = 1 + 0.7 * len(sizes) + 0.2 * sizes.sum()
-    figure = Figure(figsize=(7, height), layout="constrained")
-    axes = figure.subplots(len(sizes), squeeze=False, sharex=True, height_ratios=sizes)[:, 0]
-    for axis, (names, mine) in zip(axes, panels):
-        mine = mine.droplevel(["experiment", "model"]).sort_values("unseen")
-        for name, mark, colour in zip(means, "so^|", (*COLOURS[:3], "black")):
-            axis.plot(mine[name], mine.index, mark, color=colour, label=name)
-        axis.set_ylim(-0.5, len(mine) - 0.5)
-        axis.tick_params("y", labelsize=8)
-        axis.set_title(", ".join(names), fontsize=10)
-        axis.grid(alpha=0.3)
-    axis.set_xlabel(unit)
-    figure.legend(*axis.get_legend_handles_labels(), loc="outside lower center", ncols=4)
-    return png_of(figure)
+        axis.scatter(lines["majority"], y, 90, color="black", marker="|", label="commonest class")
+        words += ", %"
+    axis.set_title(words, fontsize=10)
+    axis.grid(axis="x", alpha=0.3)
+
+
+def draw_effect(axis, lines, y, effect, args):
+    """Estimates and intervals of each line; of a bias the margin, and in numbers."""
+    estimate, low, high = (lines[f"{effect}_{name}"] for name in ("estimate", "low", "high"))
+    axis.hlines(y, low, high, "black", lw=lines["weight"], label="89 % interval")
+    axis.scatter(estimate, y, 8 + 8 * lines["weight"], color="black", zorder=3)
+    axis.axvline(0, color="#777777", lw=1, ls="--", zorder=0)
+    axis.grid(axis="x", alpha=0.3)
+    title = {"boost": "boost: unseen - base", "bias": "bias: seen - unseen"}[effect]
+    axis.set_title(f"{title}, {UNITS.get(args.metric, args.metric).partition(' ')[0]}", fontsize=10)
+    if effect == "bias" and args.margin:
+        axis.axvspan(-args.margin, args.margin, color="#dddddd", lw=0, zorder=-1,
+                     label=f"margin ±{args.margin:g}")
 
 
 def draw_all(tasks, table, args):
-    """PNGs by name: effects, accuracies; if they are few, tasks of each setting and effect."""
-    few = (table["target"] != TARGETS[0]) & (table["tasks"] < FEWEST_TASKS)  # which tell nothing
-    points = table[table["target"].isin(TARGETS[:2]) & ~few].copy()
-    points["line"] = [setting_of(row) for row in points.to_dict("records")]
-    thick = np.where(points["m"] > 0, 2.5, 4)  # all settings together stand out
-    points["width"] = np.where(points["target"] == TARGETS[0], thick, 0.8)
-    points = points.assign(panel=points["effect"], series=points["model"], value=points["estimate"])
-    number = " to ".join(map(str, sorted({points["tasks"].min(), points["tasks"].max()})))
-    title = f"89 % intervals; thick: these tasks ({number}), thin: tasks like these"
-    figures = {"effects": plot(points, title, args)}
-
-    tasks = tasks.reset_index().query("model != 'all'").sort_values("estimate", ascending=False)
-    figures["accuracies"] = plot_accuracies(tasks, args.metric)
-    tasks = tasks.assign(panel=tasks["model"], line=tasks["task"], width=2.5)
-    cells = tasks.groupby([*CELL, "effect"])
+    """PNGs by name: effects, of the only setting or a line a setting; if they are few, each."""
+    tasks = tasks.reset_index()
+    cells = tasks.groupby(CELL)
+    figures = {}
+    if len(cells) > 1:
+        title = "Means of tasks, each setting; bold: the settings of an experiment together"
+        figures["effects"] = forest(setting_lines(table), title, args)
     if len(cells) > MOST_FIGURES:
         return figures
-    for number, ((*cell, effect), mine) in enumerate(cells, 1):
-        parts = [mine.assign(series="observed", value=mine["estimate"])]
-        for name in SAMPLERS:
-            if name in mine:
-                parts.append(mine.assign(series=name, value=mine[name], low=mine[f"{name}_low"],
-                                         high=mine[f"{name}_high"]))
-        title = f"{title_of(*cell)}: {effect} of each task, 89 % intervals"
-        figures[f"tasks-{number}"] = plot(pd.concat(parts), title, args)
+    for number, (cell, mine) in enumerate(cells, 1):
+        here = table[(table[CELL] == cell).all(axis=1)]
+        name = f"setting-{number}" if len(cells) > 1 else "effects"
+        figures[name] = forest(cell_lines(mine, here), title_of(*cell), args)
     return figures
 
 
 # The page --------------------
 
 
-def rows_html(table, names, metric):
-    """HTML of columns of effects.csv or tasks.csv, accuracies in percent."""
-    shown = table[[*GROUP, *names]].replace({"m": {0: "all"}, "n": {0: "all"}})
-    if metric in SHARES:
-        shown[ACCURACIES] *= 100
-    formats = dict.fromkeys(["estimate", "low", "high"], lambda value: signed(value, metric))
-    formats["needed"] = "{:.0f}".format
+def cards(heads):
+    """HTML: the short answer of the only head in large letters, of several a line each."""
+    if len(heads) == 1:
+        (head,) = heads
+        row = head.get("bias", head.get("boost"))
+        if "bias" not in head:
+            return paragraph(sentence(head))
+        kind, answer = short_answer(row)
+        large, _, small = answer.partition(":")
+        return (f'<div class="card {kind}">{paragraph(setting_of(row), "small")}'
+                f"<b>{large}</b> {small}{paragraph(in_words(row))}{paragraph(next_step(row))}</div>")
+    lines = []
+    for head in heads:
+        row = head.get("bias", head.get("boost"))
+        kind, answer = short_answer(row) if "bias" in head else ("", "")
+        large, _, small = answer.partition(":")
+        name = setting_of(row) + ("" if row["model"] == "all" else f", {row['model']}")
+        cells = [name, *[bracket(head[effect]) if effect in head else "" for effect in EFFECTS],
+                 next_step(row)]
+        cells = "".join(f"<td>{html.escape(cell)}</td>" for cell in cells)
+        lines.append(f'<tr><td class="{kind}"><b>{large}</b>{small}</td>{cells}</tr>')
+    names = "".join(f"<th>{name}</th>" for name in ("", "", *EFFECTS, ""))
+    return f'<div class="scroll"><table class="cards"><tr>{names}</tr>{"".join(lines)}</table></div>'
+
+
+def settings_html(table, metric):
+    """HTML of effects.csv, boost and bias in one line."""
+    if len(table) > MOST_LINES:
+        table = headlines(table)
+    keys = [*CELL, "model", "target"]
+    shown = table.groupby(keys, sort=False)[["tasks", "subsamples", *ACCURACIES]].first()
+    for effect, mine in table.groupby("effect"):
+        texts = [bracket(row) for row in mine.to_dict("records")]
+        shown[effect] = pd.Series(texts, index=pd.MultiIndex.from_frame(mine[keys]))
+        if effect == "bias":
+            shown["needed"] = mine.set_index(keys)["needed"]
+    shown = shown.reset_index().replace({"m": {0: "all"}, "n": {0: "all"}})
     digits = 2 if metric in SHARES else 4
-    return table_html(shown, formatters=formats, float_format=f"{{:.{digits}f}}".format)
+    return table_html(shown.rename(columns={"majority": "commonest class"}),
+                      formatters={"needed": "{:.0f}".format}, float_format=f"{{:.{digits}f}}".format)
 
 
 def publish(rows, tasks, table, summaries, notes, args):
     """Make figures, page and tables, then save them."""
     figures = draw_all(tasks, table, args)
-    first, second, *others = [figure_html(png) for png in figures.values()]
-    parts = [paragraph(text, kind) for kind, text in conclusions(table, tasks)]
-    parts += [first, second, "<h2>Settings</h2>"]
-    short = table if len(table) <= MOST_LINES else headlines(table)
-    shown = ["subsamples", *ACCURACIES, "estimate", "low", "high", "verdict"]
-    parts.append(rows_html(short, ["target", "tasks", *shown, "needed"], args.metric))
-    parts.append(paragraph(GLOSS, "small"))
+    heads = heads_of(table)
+    parts = [cards(heads)]
+    parts += [figure_html(png) for png in figures.values()]
+    parts += ["<h2>Settings</h2>", settings_html(table, args.metric), paragraph(GLOSS, "small")]
+    for text in [settings_note(table, head) for head in heads]:
+        parts.append(paragraph(text))
+    parts += [paragraph(text, "warning") for text in limits_of(heads, tasks)]
     parts += [paragraph(note) for note in notes]
-    parts += ["<h2>Tasks</h2>", paragraph("All, with a test of each: tasks.csv", "small"), *others]
-    if len(tasks) <= MOST_LINES:
-        parts.append(rows_html(tasks.reset_index(), ["task", *shown], args.metric))
-    parts.append("<h2>For a methods section</h2>")
-    parts += [paragraph(methods(mine, args)) for _, mine in rows.groupby("experiment")]
+    parts += ["<h2>What was run</h2>", table_html(run_table(rows))]
+    parts += ["<h2>For a methods section</h2>", paragraph(methods(rows, args))]
     versions = f"; numpy {np.__version__}, pandas {pd.__version__}"
     parts.append(paragraph(args.command + versions, "small"))
 
-    inner = ["variance", "prior", "floor", "w", "seconds"]
+    inner = ["variance", "df", "pooled", "floor", "w", "seconds"]
     cells = table.assign(m=table["m"].replace(0, ""), n=table["n"].replace(0, ""))
-    tables = {"effects": cells.drop(columns=["noise", "half", "settings", "seconds"]),
+    tables = {"effects": cells.drop(columns=["sources", "half", "settings", "seconds"]),
               "means": means_table(rows, args.metric),
               "tasks": tasks.reset_index().drop(columns=inner)}
-    for path in [*args.out.glob("posterior.csv"), *args.out.glob("tasks-*.png")]:
-        path.unlink()  # of an earlier run
     if summaries:
         posterior = pd.concat(summaries, names=[*GROUP[:-1], "analysis", "parameter"])
         tables["posterior"] = posterior.reset_index()
@@ -830,8 +1014,8 @@ def read_results(paths, metric):
     for path in paths:
         tables += read_path(path, needed)
     rows = pd.concat(tables, ignore_index=True)
-    numbers = [*WHOLE, "majority", *columns_of("acc"), *columns_of(metric)]
-    numbers += ["discordant", "discordant_on_extra"]
+    numbers = [*WHOLE, "majority", "num_classes", "discordant", "discordant_on_extra"]
+    numbers += [*columns_of("acc"), *columns_of("f1"), *columns_of(metric)]
     rows = rows.reindex(columns=dict.fromkeys([*rows, *numbers, *WORDS])).replace("", np.nan)
     rows["seed"] = rows["seed"].astype(object).fillna(0)
     for name in WORDS[:3]:
@@ -913,6 +1097,7 @@ SHARE = 0.89  # of every interval: the paper's
 UPPER = (1 + SHARE) / 2  # its upper end, as a quantile
 EFFECTS = {"boost": ("base", "extra"), "bias": ("extra", "test")}  # control, treatment: plain arms
 SHARES = ("acc", "f1")  # metrics whose differences are told in points, hundredths
+TEXTS_DF = 5  # degrees of freedom that the noise of the texts, known from every row, is worth
 
 
 def add_effects(rows, metric="acc"):
@@ -942,28 +1127,49 @@ def add_effects(rows, metric="acc"):
     lacking = rows[["discordant", "discordant_on_extra"]].isna().any(axis=1)
     rows["counted"] = known & ~lacking
     return rows
+
+
+def pool_noise(tasks):
+    """(variance of a crossed accuracy bias of one subsample of each task, points^2; degrees of
+    freedom). tasks: a row a task of n, subsamples, w (their mean), sd (of their biases, nan of
+    one). The noise of the texts, with one imaginary discordant text a set and task, plus what
+    effects that differ from run to run add, which all tasks know together."""
+    K, n = tasks["subsamples"], tasks["n"]
+    w = tasks["w"] + 100**2 * 2 / (4 * n**2 * K)
+    excess = (K - 1) * (tasks["sd"].fillna(0) ** 2 - w)
+    between = max(0, excess.sum() / max(1, (K - 1).sum()))
+    return w + between, K.sum() - len(K) + TEXTS_DF
+
+
+def bias_interval(tasks):
+    """(standard error, degrees of freedom, half-width) of the 89 % interval of the mean over tasks
+    of their crossed accuracy biases, in points, by Student's t. tasks: as pool_noise takes them."""
+    variance, df = pool_noise(tasks)
+    se = math.sqrt((variance / tasks["subsamples"]).sum()) / len(tasks)
+    return se, df, stats.t.ppf(UPPER, df) * se
 # --- end shared ---
 
 
 # --- shared: page ---
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")  # Okabe and Ito's
 STYLE = """
 .report { max-width: 70rem; margin: auto; font: 16px/1.5 sans-serif; overflow-wrap: break-word;
-  .answer, .warning { border-left: .3rem solid #0072B2; padding-left: .8rem }
-  .warning { border-color: #D55E00 }
+  .card { border: 1px solid; border-left-width: .6rem; padding: .5rem 1rem; margin: 1rem 0;
+    b { font-size: 2.2rem } p { color: black; margin: .4rem 0 } }
+  .no { color: #006b4f } .yes { color: #b3261e } .open { color: #8a5a00 }
+  .warning { border-left: .3rem solid #8a5a00; padding-left: .8rem }
   .small { font-size: .85rem }
-  table { font-size: .75rem }
+  table { font-size: .85rem; border-collapse: collapse }
+  td, th { padding: .15rem .8rem .15rem 0; text-align: left; vertical-align: top }
   .scroll { overflow-x: auto }
   img { max-width: 100%; min-width: 34rem }
-  td, th { padding: .15rem .5rem; text-align: left; white-space: nowrap }
-  @media print { .scroll { overflow: visible } }
+  @media print { .scroll { overflow: visible } img { min-width: 0 } table { font-size: .6rem } }
 }
 """
 
 
 def paragraph(text, kind=""):
-    """HTML of a paragraph; kind: answer, warning, small."""
-    return f'<p class="{kind}">{html.escape(text)}</p>'
+    """HTML of a paragraph, if there is a text; kind: warning, small."""
+    return f'<p class="{kind}">{html.escape(text)}</p>' if text else ""
 
 
 def table_html(table, **formats):
@@ -985,19 +1191,33 @@ def figure_html(png):
     return f'<div class="scroll"><img src="data:image/png;base64,{picture}"></div>'
 
 
+def name_of(paths):
+    """Of the folder of results of these files."""
+    name = paths[0].resolve().stem
+    return name if len(paths) == 1 else f"{name}-and-{len(paths) - 1}-more"
+
+
 def save(folder, tables, figures, title, parts, again=False):
     """Write tables and figures by name, and report.html of these parts in HTML, one file to be
-    handed on. In a notebook's cell it is shown; again: in its old place."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, table in tables.items():
-        table.to_csv(folder / f"{name}.csv", index=False, float_format="%.6g")
-    for name, png in figures.items():
-        (folder / f"{name}.png").write_bytes(png)
+    handed on: beside the old ones, which are replaced when all is written. In a notebook's cell it
+    is shown; again: in its old place."""
     page = "\n".join([
         '<!DOCTYPE html><meta charset="utf-8"><meta name="viewport" content="width=device-width">',
         f"<title>{title}</title><style>{STYLE}</style>",
         f'<div class="report"><h1>{title}</h1>', *parts, "</div>"])
-    (folder / "report.html").write_text(page, encoding="utf-8")
+    files = {"report.html": page.encode()}
+    for name, table in tables.items():
+        files[f"{name}.csv"] = table.to_csv(index=False, float_format="%.6g").encode()
+    for name, png in figures.items():
+        files[f"{name}.png"] = png
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        (folder / f"{name}.new").write_bytes(content)
+    for name in files:
+        (folder / f"{name}.new").replace(folder / name)
+    for path in [*folder.glob("posterior.csv"), *folder.glob("setting-*.png")]:
+        if path.name not in files:
+            path.unlink()  # of an earlier run
     notebook = sys.modules.get("IPython")
     if notebook and notebook.get_ipython():
         page = notebook.display.HTML(page)
@@ -1029,7 +1249,7 @@ def parse_args(argv):
     words = sys.argv[1:] if argv is None else argv
     args.command = f"python fit_model.py {shlex.join(words)}"
     if args.out is None:
-        name = args.paths[0].resolve().stem
+        name = name_of(args.paths)
         args.out = Path("fits", name if args.metric == "acc" else f"{name}.{args.metric}")
     if args.margin is None and args.metric in SHARES:
         args.margin = 1.0
@@ -1042,11 +1262,15 @@ def main(argv=None):
     args = parse_args(argv)
     failed = 0
     try:
-        rows = add_effects(load_rows(args, args.metric), args.metric)
+        rows = measure(args)
         tasks = task_table(unit_table(rows), rows, args)
         table = effects_table(tasks, args)
         publish(rows, tasks, table, {}, [], args)
-        print(*[text for _, text in conclusions(table, tasks)], sep="\n")
+        heads = heads_of(table)
+        for head in heads:
+            print(sentence(head))
+        for text in limits_of(heads, tasks):
+            print(text)
         print(f"page: {(args.out / 'report.html').resolve()}")
         if args.draws and args.metric == "acc":
             failed = run_samplers(rows, tasks, table, args)

@@ -351,8 +351,8 @@ def read_results(paths, metric):
     for path in paths:
         tables += read_path(path, needed)
     rows = pd.concat(tables, ignore_index=True)
-    numbers = [*WHOLE, "majority", *columns_of("acc"), *columns_of(metric)]
-    numbers += ["discordant", "discordant_on_extra"]
+    numbers = [*WHOLE, "majority", "num_classes", "discordant", "discordant_on_extra"]
+    numbers += [*columns_of("acc"), *columns_of("f1"), *columns_of(metric)]
     rows = rows.reindex(columns=dict.fromkeys([*rows, *numbers, *WORDS])).replace("", np.nan)
     rows["seed"] = rows["seed"].astype(object).fillna(0)
     for name in WORDS[:3]:
@@ -434,6 +434,7 @@ SHARE = 0.89  # of every interval: the paper's
 UPPER = (1 + SHARE) / 2  # its upper end, as a quantile
 EFFECTS = {"boost": ("base", "extra"), "bias": ("extra", "test")}  # control, treatment: plain arms
 SHARES = ("acc", "f1")  # metrics whose differences are told in points, hundredths
+TEXTS_DF = 5  # degrees of freedom that the noise of the texts, known from every row, is worth
 
 
 def add_effects(rows, metric="acc"):
@@ -463,28 +464,49 @@ def add_effects(rows, metric="acc"):
     lacking = rows[["discordant", "discordant_on_extra"]].isna().any(axis=1)
     rows["counted"] = known & ~lacking
     return rows
+
+
+def pool_noise(tasks):
+    """(variance of a crossed accuracy bias of one subsample of each task, points^2; degrees of
+    freedom). tasks: a row a task of n, subsamples, w (their mean), sd (of their biases, nan of
+    one). The noise of the texts, with one imaginary discordant text a set and task, plus what
+    effects that differ from run to run add, which all tasks know together."""
+    K, n = tasks["subsamples"], tasks["n"]
+    w = tasks["w"] + 100**2 * 2 / (4 * n**2 * K)
+    excess = (K - 1) * (tasks["sd"].fillna(0) ** 2 - w)
+    between = max(0, excess.sum() / max(1, (K - 1).sum()))
+    return w + between, K.sum() - len(K) + TEXTS_DF
+
+
+def bias_interval(tasks):
+    """(standard error, degrees of freedom, half-width) of the 89 % interval of the mean over tasks
+    of their crossed accuracy biases, in points, by Student's t. tasks: as pool_noise takes them."""
+    variance, df = pool_noise(tasks)
+    se = math.sqrt((variance / tasks["subsamples"]).sum()) / len(tasks)
+    return se, df, stats.t.ppf(UPPER, df) * se
 # --- end shared ---
 
 
 # --- shared: page ---
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")  # Okabe and Ito's
 STYLE = """
 .report { max-width: 70rem; margin: auto; font: 16px/1.5 sans-serif; overflow-wrap: break-word;
-  .answer, .warning { border-left: .3rem solid #0072B2; padding-left: .8rem }
-  .warning { border-color: #D55E00 }
+  .card { border: 1px solid; border-left-width: .6rem; padding: .5rem 1rem; margin: 1rem 0;
+    b { font-size: 2.2rem } p { color: black; margin: .4rem 0 } }
+  .no { color: #006b4f } .yes { color: #b3261e } .open { color: #8a5a00 }
+  .warning { border-left: .3rem solid #8a5a00; padding-left: .8rem }
   .small { font-size: .85rem }
-  table { font-size: .75rem }
+  table { font-size: .85rem; border-collapse: collapse }
+  td, th { padding: .15rem .8rem .15rem 0; text-align: left; vertical-align: top }
   .scroll { overflow-x: auto }
   img { max-width: 100%; min-width: 34rem }
-  td, th { padding: .15rem .5rem; text-align: left; white-space: nowrap }
-  @media print { .scroll { overflow: visible } }
+  @media print { .scroll { overflow: visible } img { min-width: 0 } table { font-size: .6rem } }
 }
 """
 
 
 def paragraph(text, kind=""):
-    """HTML of a paragraph; kind: answer, warning, small."""
-    return f'<p class="{kind}">{html.escape(text)}</p>'
+    """HTML of a paragraph, if there is a text; kind: warning, small."""
+    return f'<p class="{kind}">{html.escape(text)}</p>' if text else ""
 
 
 def table_html(table, **formats):
@@ -506,19 +528,33 @@ def figure_html(png):
     return f'<div class="scroll"><img src="data:image/png;base64,{picture}"></div>'
 
 
+def name_of(paths):
+    """Of the folder of results of these files."""
+    name = paths[0].resolve().stem
+    return name if len(paths) == 1 else f"{name}-and-{len(paths) - 1}-more"
+
+
 def save(folder, tables, figures, title, parts, again=False):
     """Write tables and figures by name, and report.html of these parts in HTML, one file to be
-    handed on. In a notebook's cell it is shown; again: in its old place."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, table in tables.items():
-        table.to_csv(folder / f"{name}.csv", index=False, float_format="%.6g")
-    for name, png in figures.items():
-        (folder / f"{name}.png").write_bytes(png)
+    handed on: beside the old ones, which are replaced when all is written. In a notebook's cell it
+    is shown; again: in its old place."""
     page = "\n".join([
         '<!DOCTYPE html><meta charset="utf-8"><meta name="viewport" content="width=device-width">',
         f"<title>{title}</title><style>{STYLE}</style>",
         f'<div class="report"><h1>{title}</h1>', *parts, "</div>"])
-    (folder / "report.html").write_text(page, encoding="utf-8")
+    files = {"report.html": page.encode()}
+    for name, table in tables.items():
+        files[f"{name}.csv"] = table.to_csv(index=False, float_format="%.6g").encode()
+    for name, png in figures.items():
+        files[f"{name}.png"] = png
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        (folder / f"{name}.new").write_bytes(content)
+    for name in files:
+        (folder / f"{name}.new").replace(folder / name)
+    for path in [*folder.glob("posterior.csv"), *folder.glob("setting-*.png")]:
+        if path.name not in files:
+            path.unlink()  # of an earlier run
     notebook = sys.modules.get("IPython")
     if notebook and notebook.get_ipython():
         page = notebook.display.HTML(page)
