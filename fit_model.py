@@ -15,7 +15,8 @@ and were, pretrained on. D_ijk of model i, task j, subsample k, in points (hundr
     boost = unseen - base      or      bias = seen - unseen
 Four answers for each setting (experiment, m, n), with 89 % intervals:
     these tasks       the headline, in closed form: the mean over tasks of their mean D; model
-                      "all": D is averaged over the models first
+                      "all": D is averaged over the models first (three subsamples of models whose
+                      noise is independent: it covers 98 %)
     tasks like these  a t interval over the task means
     paper             Y_ijkl ~ Binomial(n, p), logit p = mu + alpha_i + U_j + V_jk + W_jl + beta l
                       (l = 1: treatment), and the differences (11), (12) that it predicts, on the
@@ -28,18 +29,18 @@ Commands, cheapest first
     python fit_model.py results.csv                # then the two samplers, minutes
     python fit_model.py results.csv more.csv folder --effects bias --n 500 --metric f1 --margin 2
 
-Writes to fits/results/ (the first file's name) report.html, its figures as PNG, and the columns
+Writes to fits/results/ (the first file's name) report.html, its figures, and the columns
     effects.csv    experiment, m, n (empty: all settings together), metric, effect, model, arms
                    (crossed: both sets of texts; plain: `test` alone), target (the names above),
                    tasks, left_out (tasks with one subsample), subsamples (fewest of a task),
-                   majority (share of the commonest class), base, unseen, seen, estimate, se, df,
-                   low, high, margin, verdict, needed (subsamples for a half-width of half the
-                   margin)
-    means.csv      experiment, m, n, model, tasks, rows, boost, bias: Table 1, on `test` alone
+                   majority (share of the commonest class), base, unseen, seen (all four in %, but
+                   for nll), estimate, se, df, low, high (points), margin, verdict, needed
+                   (subsamples for a half-width of half the margin)
     tasks.csv      experiment, m, n, effect, model, task, subsamples, arms, majority, base, unseen,
-                   seen, estimate, sd (between subsamples), low, high, verdict, p (one-sided sign
-                   flips of a bias), p_adjusted (Benjamini-Hochberg), paper ((12)), hierarchical,
-                   their _low, _high, p_beyond (the margin)
+                   seen, estimate, sd (between subsamples), low, high, verdict (at 1 - .11 / tasks,
+                   so that all hold together), p (one-sided sign flips of a bias), p_adjusted
+                   (Benjamini-Hochberg), paper ((12)), hierarchical, their _low, _high, p_beyond
+                   (the margin)
     posterior.csv  experiment, m, n, effect, analysis, parameter, mean, sd, hdi_low, hdi_high,
                    r_hat, ess_bulk, ess_tail, warning (empty: converged; else exit status 3)
 
@@ -198,43 +199,39 @@ def sign_flip_p(changes):
     return min(float(share[observed:].sum()), 1.0)  # rounding may exceed 1
 
 
-def sources_of(cell):
-    """The sources of the noise in the mean of a cell's tasks, a row each: its variance, that at one
-    subsample of each task (at_1), its degrees of freedom: tasks * (subsamples - 1) + prior."""
-    K, J = cell["subsamples"], len(cell)
-    at_1 = cell["variance"] / J**2
-    if cell["pooled"].all():
-        se, df, _ = bias_interval(cell)
-        return pd.DataFrame({"variance": [se**2], "at_1": at_1.sum(), "df": df, "tasks": J,
-                             "prior": TEXTS_DF})
-    return pd.DataFrame({"variance": at_1 / K, "at_1": at_1, "df": K - 1, "tasks": 1, "prior": 0})
-
-
-def interval(sources):
-    """(se, df, half-width) of the 89 % interval: Student's t with Satterthwaite's df."""
-    variance = sources["variance"].sum()
+def interval(cells, R=None, more=1):
+    """(se, df, half-width) of the 89 % interval of a mean over cells, tables of tasks, whose noise is
+    not correlated: Student's t with Satterthwaite's df. R: at so many subsamples of each task; more:
+    noise than is known, as a factor of the variance."""
+    variance = square = 0
+    for cell in cells:
+        J = len(cell)
+        K = cell["subsamples"] if R is None else pd.Series(R, cell.index)
+        v = more * cell["variance"] / K / (J * len(cells)) ** 2
+        variance += v.sum()
+        if cell["pooled"].all():
+            square += v.sum() ** 2 / (K.sum() - J + TEXTS_DF)
+        else:
+            square += (v**2 / (K - 1)).sum()
     if not variance > 0:
         return math.nan, math.nan, math.nan
-    se = math.sqrt(variance)
-    df = variance**2 / (sources["variance"] ** 2 / sources["df"]).sum()
+    se, df = math.sqrt(variance), variance**2 / square
     return se, df, stats.t.ppf(UPPER, df) * se
 
 
-def needed_subsamples(sources, half):
-    """The least number R of each task that brings the half-width down to `half`, with the noise at
-    the upper end of what is known of it."""
-    _, df, _ = interval(sources)
+def needed_subsamples(cells, half):
+    """The least number of subsamples of each task that brings the half-width down to `half`, with
+    the noise at the upper end of what is known of it."""
+    _, df, _ = interval(cells)
     if not (df > 0 and half):
         return math.nan
-    at_1 = sources["at_1"] * df / stats.chi2.ppf(QUANTILE, df)
-    R = max(1, int(stats.norm.ppf(UPPER) ** 2 * at_1.sum() / half**2))  # t reaches further
-    if not sources["prior"].all():
-        R = max(R, 2)
-    wide = True
-    while wide:
-        later_df = sources["tasks"] * (R - 1) + sources["prior"]
-        wide = interval(sources.assign(variance=at_1 / R, df=later_df))[2] > half
-        R += wide
+    more = df / stats.chi2.ppf(QUANTILE, df)
+    at_2, df, _ = interval(cells, 2, more)
+    R = max(2, int(2 * (stats.norm.ppf(UPPER) * at_2 / half) ** 2))  # t reaches further
+    if R == 2 and all(cell["pooled"].all() for cell in cells):
+        R = 1
+    while interval(cells, R, more)[2] > half:
+        R += 1
     return R
 
 
@@ -249,73 +246,50 @@ def verdicts_of(table, margin):
                      ["", "within the margin", "beyond the margin"], "not settled")
 
 
+def effect_row(key, target, part, cells, **more):
+    """A row of effects.csv: means over part, rows of tasks.csv or of this table; `cells`: what
+    `interval` takes."""
+    row = dict(zip(GROUP, key), target=target, cells=cells, subsamples=part["subsamples"].min(),
+               arms=" and ".join(sorted(set(part["arms"]))), seconds=part["seconds"].sum(), **more)
+    return row | part[[*ACCURACIES, "estimate"]].mean().to_dict()
+
+
 def effects_table(tasks, args):
-    """effects.csv before the samplers, with the `sources` of noise."""
+    """effects.csv before the samplers; m = n = 0: the mean over the settings of an experiment that
+    have an interval."""
     rows = []
     for key, cell in tasks.reset_index().groupby(GROUP):
         used = cell[cell["variance"].notna()]  # one subsample alone does not know its noise
         if used.empty:
             used = cell
-        spread, J = cell["estimate"].var(), len(cell)
-        between = pd.DataFrame({"variance": [spread / J], "at_1": spread, "df": J - 1,
-                                "tasks": 1, "prior": 0})
-        for target, part, sources in ((TARGETS[0], used, sources_of(used)),
-                                      (TARGETS[1], cell, between)):
-            left_out = sorted(set(cell["task"]) - set(part["task"]))
-            row = dict(zip(GROUP, key), target=target, settings=1, arms=cell["arms"].iloc[0],
-                       tasks=len(part), left_out=", ".join(left_out), sources=sources,
-                       subsamples=part["subsamples"].min(), seconds=part["seconds"].sum())
-            row.update(part[[*ACCURACIES, "estimate"]].mean())
-            rows.append(row)
-    table = in_order(pd.DataFrame(rows + over_settings(rows)))
-    table = table.assign(metric=args.metric, margin=args.margin)
-    table[["se", "df", "half"]] = [interval(sources) for sources in table["sources"]]
+        left_out = ", ".join(sorted(set(cell["task"]) - set(used["task"])))
+        rows.append(effect_row(key, TARGETS[0], used, [used], tasks=len(used), left_out=left_out))
+        spread = pd.DataFrame({"variance": [cell["estimate"].var()], "subsamples": len(cell),
+                               "pooled": False})
+        rows.append(effect_row(key, TARGETS[1], cell, [spread], tasks=len(cell), left_out=""))
+    known = [row for row in rows if row["target"] == TARGETS[0] and interval(row["cells"])[0] > 0]
+    known = pd.DataFrame(known, columns=[*rows[0]])
+    for (experiment, effect, model), mine in known.groupby(["experiment", "effect", "model"]):
+        if len(mine) > 1:
+            left_out = ", ".join(sorted(set(mine["left_out"]) - {""}))
+            rows.append(effect_row((experiment, 0, 0, effect, model), TARGETS[0], mine,
+                                   mine["cells"].sum(), tasks=mine["tasks"].min(),
+                                   left_out=left_out))
+    table = in_order(pd.DataFrame(rows)).assign(metric=args.metric, margin=args.margin)
+    table[["se", "df", "half"]] = [interval(cells) for cells in table["cells"]]
     table["low"] = table["estimate"] - table["half"]
     table["high"] = table["estimate"] + table["half"]
     table["verdict"] = verdicts_of(table, args.margin)
     wanted = (args.margin or 0) / 2
-    table["needed"] = [needed_subsamples(sources, wanted) for sources in table["sources"]]
+    table["needed"] = [needed_subsamples(cells, wanted) for cells in table["cells"]]
     table["needed"] = table["needed"].where(table["target"] == TARGETS[0])
     return table
-
-
-def over_settings(rows):
-    """Rows of effects.csv with m = n = 0: of each experiment, effect and model the mean over the
-    settings that have an interval; their noise is not correlated."""
-    known = [row for row in rows
-             if row["target"] == TARGETS[0] and interval(row["sources"])[0] > 0]
-    known = pd.DataFrame(known, columns=[*rows[0]])
-    found = []
-    for _, cells in known.groupby(["experiment", "effect", "model"]):
-        C = len(cells)
-        if C == 1:
-            continue
-        sources = pd.concat([*cells["sources"]], ignore_index=True)
-        sources[["variance", "at_1"]] /= C**2
-        row = cells.iloc[0].to_dict()
-        row.update(cells[[*ACCURACIES, "estimate"]].mean())
-        row.update(cells[["tasks", "subsamples"]].min())
-        row.update(m=0, n=0, settings=C, sources=sources, seconds=cells["seconds"].sum(),
-                   arms=" and ".join(sorted(set(cells["arms"]))),
-                   left_out=", ".join(sorted(set(cells["left_out"]) - {""})))
-        found.append(row)
-    return found
 
 
 def in_order(table):
     """effects.csv: all settings together first, then cell by cell, all models first."""
     return table.sort_values(GROUP, kind="stable", ignore_index=True,
                              key=lambda names: names.replace("all", ""))
-
-
-def means_table(rows, metric):
-    """means.csv, Table 1 of the paper: means of the tasks' means, on the texts of `test`."""
-    unit = [*CELL, "model"]
-    plain = add_effects(rows.assign(arms="plain"), metric)
-    means = plain.groupby([*unit, "task", "subsample"])[[*EFFECTS]].mean()
-    means = means.groupby([*unit, "task"]).mean().groupby(unit).mean()
-    table = rows.groupby(unit).agg(tasks=("task", "nunique"), rows=("task", "size"))
-    return table.join(means).reset_index()
 
 
 # The two models --------------------
@@ -545,20 +519,32 @@ def setting_of(row):
     """The setting of a row of effects.csv in words."""
     if row["m"]:
         return title_of(*[row[name] for name in CELL])
-    return f"{row['experiment']}, {row['settings']} settings of m and n together"
+    return f"{row['experiment']}, {len(row['cells'])} settings of m and n together"
+
+
+def span(values):
+    """The least and the greatest in words."""
+    return " to ".join(f"{value:.0f}" for value in sorted({min(values), max(values)}))
+
+
+def names_of(values):
+    """All different values in words."""
+    return ", ".join(map(str, sorted(set(values.dropna()))))
 
 
 def short_answer(row):
-    """(kind of card, answer) of a row of effects.csv with a bias."""
+    """(kind of card, answer) of a row of effects.csv."""
     margin = f"±{row['margin'] or 0:g}"
     low, high = row["low"], row["high"]
+    if row["effect"] == "boost":
+        return "", ""
     if not low < high:
         return "open", "Too early to tell: no interval"
     if row["verdict"] == "within the margin":
         return "no", f"No: within {margin}"
-    if row["verdict"] == "beyond the margin" and (low > 0) == (row["metric"] != "nll"):
-        return "yes", f"Yes: beyond {margin}"
     if row["verdict"] == "beyond the margin":
+        if (low > 0) == (row["metric"] != "nll"):
+            return "yes", f"Yes: beyond {margin}"
         return "no", f"No: seen texts even score worse, beyond {margin}"
     if not row["verdict"]:
         return "", "The interval excludes 0" if low > 0 or high < 0 else "The interval holds 0"
@@ -573,53 +559,54 @@ def next_step(row):
         return ""
     again = row["needed"] if row["needed"] > 0 else 5
     if not row["seconds"] > 0:
-        return f"It would take {again:.0f} subsamples of each task."
+        return f"{again:.0f} subsamples of each task would do."
     minutes = math.ceil((again - row["subsamples"]) * row["seconds"] / 60)
     return (f"Run the same again with --subsamples {again:.0f} (about {count(minutes, 'minute')} of "
-            f"one process) and take that verdict: {TWO_LOOKS}.")
+            f"one process) and take that answer: {TWO_LOOKS}.")
 
 
 def bracket(row):
     """An estimate with its interval, if it has one."""
-    text = signed(row["estimate"], row["metric"])
-    if row["low"] < row["high"]:
-        text += f" [{signed(row['low'], row['metric'])}, {signed(row['high'], row['metric'])}]"
-    return text
+    estimate, low, high = (signed(row[name], row["metric"]) for name in ("estimate", "low", "high"))
+    return f"{estimate} [{low}, {high}]" if row["low"] < row["high"] else estimate
 
 
-def sentence(head):
-    """One line on a head: answer, bias, boost, what to do."""
-    row = head.get("bias", head.get("boost"))
-    effects = [f"{effect} {bracket(mine)}" for effect, mine in head.items()]
-    if row["model"] != "all":
-        effects[0] = effects[0].replace(" ", f" of {row['model']} ", 1)
-    effects[0] += f" {UNITS.get(row['metric'], row['metric'])} for {count(row['tasks'], 'task')}"
-    if row["left_out"]:
-        effects[0] += f", without {row['left_out']}, of which there is one subsample"
-    text = f"{setting_of(row)}: {'; '.join(effects)}."
-    if "bias" not in head:
-        return text
-    if row["subsamples"] == 1:
-        text += " One subsample cannot show effects that differ from run to run."
-    return f"{short_answer(row)[1]}. {text} {next_step(row)}".strip()
-
-
-def in_words(row):
-    """The interval of a bias as a sentence."""
-    metric, unit = row["metric"], UNITS.get(row["metric"], row["metric"])
-    size = signed(abs(row["estimate"]), metric).removeprefix("+")
-    more = "higher" if row["estimate"] > 0 else "lower"
-    models = "the models score" if row["model"] == "all" else f"{row['model']} scores"
-    text = f"On texts seen in pretraining {models} {size} {unit} {more} than on unseen ones"
-    if row["low"] < row["high"]:
-        ends = [signed(row[end], metric) for end in ("low", "high")]
-        text += f"; between {ends[0]} and {ends[1]}, with 89 % confidence"
-    text += f" ({count(row['tasks'], 'task')}, {count(row['subsamples'], 'subsample')} or more)."
+def remarks(row):
+    """What is to be known of a row of effects.csv, if anything."""
+    text = ""
     if row["left_out"]:
         text += f" Without {row['left_out']}, of which there is one subsample."
     if row["subsamples"] == 1:
         text += " One subsample cannot show effects that differ from run to run."
+    if not row["m"]:
+        halves = [(mine["estimate"].mean(), interval([mine])[2]) for mine in row["cells"]]
+        excluded = sum(abs(middle) > half for middle, half in halves)
+        text += (f" Alone, {excluded} of {len(halves)} settings exclude 0 (by chance about "
+                 f"{(1 - SHARE) * len(halves):.1f}).")
     return text
+
+
+def sentence(head):
+    """A head in one line: answer, bias, boost, what to do."""
+    (first, row), *others = head.items()
+    name = f"{first} of {row['model']}".removesuffix(" of all")
+    text = (f"{setting_of(row)}: {name} {bracket(row)} {UNITS.get(row['metric'], row['metric'])} "
+            f"for {count(row['tasks'], 'task')}")
+    for effect, other in others:
+        text += f"; {effect} {bracket(other)}"
+    answer = short_answer(row)[1]
+    return f"{answer}. {text}.{remarks(row)} {next_step(row)}".removeprefix(". ").strip()
+
+
+def in_words(row):
+    """A bias with its interval as a sentence."""
+    text = (f"On texts seen in pretraining {row['model']} scores {signed(row['estimate'], row['metric'])} "
+            f"{UNITS.get(row['metric'], row['metric'])} against unseen ones, on average over "
+            f"{count(row['tasks'], 'task')}").replace(" all scores", " the models score")
+    if row["low"] < row["high"]:
+        low, high = (signed(row[name], row["metric"]) for name in ("low", "high"))
+        text += f"; with 89 % confidence the true bias lies between {low} and {high}"
+    return f"{text}.{remarks(row)}"
 
 
 def headlines(table):
@@ -635,24 +622,11 @@ def heads_of(table):
     are several."""
     table = headlines(table)
     together = table.groupby(["experiment", "effect", "model"])["m"].transform("min") == 0
-    table = table[(table["m"] == 0) | ~together]
     heads = {}
-    for row in table.to_dict("records"):
-        heads.setdefault((*[row[name] for name in CELL], row["model"]), {})[row["effect"]] = row
+    for row in table[(table["m"] == 0) | ~together].to_dict("records"):
+        key = (*[row[name] for name in CELL], row["model"])
+        heads.setdefault(key, {})[row["effect"]] = row
     return [dict(sorted(head.items())) for head in heads.values()]
-
-
-def settings_note(table, head):
-    """How many of the settings exclude 0, if a head has several."""
-    bias = head.get("bias", {"settings": 1})
-    if bias["settings"] == 1:
-        return ""
-    same = (table["experiment"] == bias["experiment"]) & (table["model"] == bias["model"])
-    cells = table[same & (table["effect"] == "bias") & (table["target"] == TARGETS[0])]
-    cells = cells[cells["m"] > 0].dropna(subset="low")
-    excluded = ((cells["low"] > 0) | (cells["high"] < 0)).sum()
-    return (f"{bias['experiment']}: alone, {excluded} of {len(cells)} settings exclude 0 in the "
-            f"bias (by chance about {(1 - SHARE) * len(cells):.1f}).")
 
 
 def limits_of(heads, tasks):
@@ -660,49 +634,16 @@ def limits_of(heads, tasks):
     lines = []
     for head in heads:
         if len(head) == 2 and {row["verdict"] for row in head.values()} == {"within the margin"}:
-            lines.append(f"{setting_of(head['bias'])}: the boost too is within the margin. "
-                         "Pretraining does nothing here, so a bias could hardly arise.")
+            lines.append(f"{setting_of(head['bias'])}: the boost too is within the margin: on average "
+                         "pretraining does nothing here, so a bias could hardly arise.")
     cases = tasks.reset_index().query("model != 'all'").drop_duplicates([*CELL, "model", "task"])
     for experiment, mine in cases.dropna(subset=["f1", "chance"]).groupby("experiment"):
         weak = mine[mine["f1"] < mine["chance"] + WEAK]
         if len(weak):
-            names = ", ".join(sorted(set(weak["task"]))[:5])
-            lines.append(f"{experiment}: macro-F1 on unseen texts is not {WEAK} points above that "
-                         f"of guessing in {len(weak)} of {len(mine)} cases ({names}): there the "
-                         "model has learned too little to show an inflation.")
+            lines.append(f"{experiment}: macro-F1 on unseen texts is not {WEAK} points above guessing "
+                         f"in {len(weak)} of {len(mine)} cases ({names_of(weak['task'][:5])}): the "
+                         "model has learned too little there to show an inflation.")
     return lines
-
-
-def span(values):
-    """The least and the greatest in words."""
-    return " to ".join(f"{value:.0f}" for value in sorted({min(values), max(values)}))
-
-
-def names_of(values):
-    """All different values in words."""
-    return ", ".join(map(str, sorted(set(values))))
-
-
-def run_table(rows):
-    """What was run: a line a task, of many an experiment."""
-    by = ["experiment", "task"]
-    if rows.groupby(by).ngroups > MOST_LINES:
-        by = ["experiment"]
-    lines = []
-    for _, mine in rows.groupby(by):
-        models = names_of(mine["model"]).replace("bert-tiny", "bert-tiny (a demonstration)")
-        train = []
-        for m, cell in mine.groupby("m"):
-            used = cell["num_classes"] * (m // cell["num_classes"])  # as many of each class
-            train.append(f"{m}" if used.isna().any() or min(used) == m else f"{m} ({span(used)})")
-        task = mine["task"].iloc[0] if len(by) == 2 else count(mine["task"].nunique(), "task")
-        draws = mine.groupby([*CELL, "model", "task"])["subsample"].nunique()
-        lines.append({
-            "experiment": mine["experiment"].iloc[0], "task": task, "model": models,
-            "classes": span(mine["num_classes"].fillna(0)), "m (used)": ", ".join(train),
-            "n": names_of(mine["n"]), "subsamples": span(draws),
-            "versions": names_of(mine["versions"].dropna())})
-    return pd.DataFrame(lines)
 
 
 def methods(rows, args):
@@ -711,10 +652,12 @@ def methods(rows, args):
     tests = "both sets" if rows["arms"].eq("crossed").all() else "the first set"
     noise = "the variance between its subsamples"
     if rows["counted"].all():
-        noise = ("the noise of drawing its texts, which follows from the texts that only one of "
-                 "the two pretrained models gets right, plus what the subsamples of all tasks vary "
-                 "beyond it")
-    text = (
+        noise = ("the noise of drawing its texts, known from those that only one of the two "
+                 "pretrained models gets right, plus what all subsamples vary beyond it")
+    margin = ""
+    if args.margin:
+        margin = f" Effects within ±{args.margin:g} were taken as too small to matter."
+    return (
         f"From each of {count(rows['task'].nunique(), 'task')}, {span(draws)} random subsamples of "
         f"m = {names_of(rows['m'])} labelled texts and of two disjoint sets of n = "
         f"{names_of(rows['n'])} other texts were drawn. In each, {names_of(rows['model'])} was "
@@ -722,60 +665,49 @@ def methods(rows, args):
         f"on the labelled texts, or prompted where the task is zero-shot, and tested on {tests}. "
         f"The bias is the {NAMES.get(args.metric, args.metric)} on texts seen in pretraining minus "
         "that on unseen ones. We report its mean over these tasks with an 89 % interval by "
-        f"Student's t; the variance of a task is {noise}.")
-    if args.margin:
-        text += f" Effects within ±{args.margin:g} were taken as too small to matter."
-    if rows["versions"].notna().any():
-        text += f" Software: {names_of(rows['versions'].dropna())}."
-    return text
+        f"Student's t; the variance of a task is {noise}.{margin}")
 
 
 # Figures --------------------
 
 
 def lines_of(table, names, weight):
-    """Lines of a figure by name, from rows of tasks.csv or effects.csv with these names. weight:
-    of what is drawn, thin (1) to bold (4)."""
-    table = table.assign(line=[name if len(name) < 40 else f"{name[:38]}…" for name in names])
-    lines = table.groupby("line", sort=False)[ACCURACIES].first()
-    for effect, mine in table.groupby("effect"):
-        mine = mine.set_index("line")
-        for name in ("estimate", "low", "high"):
-            lines[f"{effect}_{name}"] = mine[name]
+    """Lines of a figure, from rows of tasks.csv or effects.csv with these names. weight: of what is
+    drawn, thin (1) to bold (4)."""
+    lines = table[["model", *ACCURACIES]].assign(line=names).groupby("line", sort=False).first()
+    for effect, mine in table.assign(line=names).groupby("effect"):
+        mine = mine.set_index("line")[["estimate", "low", "high"]]
+        lines = lines.join(mine.add_prefix(f"{effect}_"))
     return lines.assign(weight=weight)
 
 
 def cell_lines(tasks, table):
-    """Lines of a setting from its rows of tasks.csv and effects.csv: the tasks of each model, the
-    greatest effect first; their means below."""
+    """Lines of a setting: its tasks model by model, the greatest effect first; means below."""
     tasks = tasks[tasks["model"] != "all"].sort_values("estimate", ascending=False)
-    tasks = tasks.sort_values("effect", kind="stable")
-    several = tasks["model"].nunique() > 1
-    names = tasks["task"] + (", " + tasks["model"] if several else "")
-    parts = [lines_of(tasks, names, 2)]
-    if several or len(parts[0]) > 1:
-        means = table[table["target"] == TARGETS[0]]
-        words = [f"these {row.tasks} tasks" + (f", {row.model}" if several else "")
-                 for row in means.itertuples()]
-        parts.append(lines_of(means, words, 4))
-        like = table[(table["target"] == TARGETS[1]) & (table["tasks"] >= FEWEST_TASKS)]
-        words = ["tasks like these" + (f", {model}" if several else "") for model in like["model"]]
-        parts.append(lines_of(like, words, 1))
+    tasks = tasks.sort_values(["effect", "model"], kind="stable")
+    if len(tasks) == tasks["effect"].nunique():
+        return lines_of(tasks, tasks["task"], 2)
+    these = table[table["target"] == TARGETS[0]]
+    like = table[(table["target"] == TARGETS[1]) & (table["tasks"] >= FEWEST_TASKS)]
+    parts = []
+    for part, names, weight in (
+            (tasks, tasks["task"], 2), (these, "these " + these["tasks"].astype(str) + " tasks", 4),
+            (like, like["target"], 1)):
+        if tasks["model"].nunique() > 1:
+            names = names + ", " + part["model"]
+        parts.append(lines_of(part, names, weight))
     return pd.concat(parts)
 
 
 def setting_lines(table):
-    """Lines of all settings, those of an experiment together in bold."""
-    first = table[table["target"] == TARGETS[0]]
+    """Lines of all settings, and of an experiment's settings together in bold."""
     single = headlines(table).query("m > 0")
     parts = []
-    for experiment, mine in first.groupby("experiment"):
-        for part, weight in ((single[single["experiment"] == experiment], 2),
-                             (mine[mine["m"] == 0], 4)):
-            names = []
-            for row in part.to_dict("records"):
-                name = setting_of(row).replace(" of m and n together", "")
-                names.append(name if row["model"] == "all" else f"{name}, {row['model']}")
+    for experiment, together in table[table["target"] == TARGETS[0]].groupby("experiment"):
+        mine = single[single["experiment"] == experiment]
+        for part, weight in ((mine, 2), (together[together["m"] == 0], 4)):
+            names = [f"{setting_of(row)}, {row['model']}".removesuffix(", all")
+                     for row in part.to_dict("records")]
             parts.append(lines_of(part, names, weight))
     return pd.concat(parts)
 
@@ -785,11 +717,11 @@ def forest(lines, title, args):
     if len(lines) > MOST_ROWS:
         title += f" (the first {MOST_ROWS} of {len(lines)} lines)"
         lines = lines[:MOST_ROWS]
+    change = lines[["weight", "model"]].ne(lines[["weight", "model"]].shift()).any(axis=1)
+    y = np.arange(len(lines)) + 0.6 * (change & (len(lines) > 9)).cumsum()
     effects = [effect for effect in ("boost", "bias") if effect in args.effects]
-    y = np.arange(len(lines)) + 0.6 * (lines["weight"].diff().fillna(0) != 0).cumsum()
-    size = 4.1 + 2.3 * len(effects), 1.7 + 0.27 * y.iloc[-1]
+    size = 4.6 + 2.2 * len(effects), 1.8 + 0.27 * max(y)
     figure = Figure(figsize=size, layout="constrained")
-    figure.suptitle(title)
     axes = figure.subplots(1, 1 + len(effects), sharey=True)
     draw_accuracies(axes[0], lines, y, args.metric)
     for axis, effect in zip(axes[1:], effects):
@@ -799,11 +731,12 @@ def forest(lines, title, args):
         handles, words = axis.get_legend_handles_labels()
         marks.update(zip(words, handles))
     figure.legend(marks.values(), marks, loc="outside upper center", ncols=6, frameon=False,
-                  handletextpad=0.3, columnspacing=1.2)
-    axes[0].set_yticks(y, lines.index, parse_math=False)
-    axes[0].set_ylim(y.iloc[-1] + 0.7, -0.7)
+                  title=title, handletextpad=0.3, columnspacing=1.2)
+    names = [name if len(name) < 45 else f"{name[:43]}…" for name in lines.index]
+    axes[0].set_yticks(y, names, parse_math=False)
+    axes[0].set_ylim(max(y) + 0.7, -0.7)
     for label, weight in zip(axes[0].get_yticklabels(), lines["weight"]):
-        label.set_fontweight("bold" if weight > 2 else "normal")
+        label.set_fontweight("bold" if weight == 4 else "normal")
     return png_of(figure)
 
 
@@ -814,42 +747,39 @@ def draw_accuracies(axis, lines, y, metric):
     for name, (colour, mark, area) in MARKS.items():
         axis.scatter(lines[name], y, area, color=colour, marker=mark, edgecolor="#333333", lw=0.5,
                      label=name, zorder=3)
-    words = NAMES.get(metric, metric)
     if metric in SHARES:
         axis.scatter(lines["majority"], y, 90, color="black", marker="|", label="commonest class")
-        words += ", %"
-    axis.set_title(words, fontsize=10)
+    axis.set_title(NAMES.get(metric, metric) + ", %" * (metric in SHARES), fontsize=10)
     axis.grid(axis="x", alpha=0.3)
 
 
 def draw_effect(axis, lines, y, effect, args):
-    """Estimates and intervals of each line; of a bias the margin, and in numbers."""
-    estimate, low, high = (lines[f"{effect}_{name}"] for name in ("estimate", "low", "high"))
+    """Estimates and intervals of each line; of a bias the margin too."""
+    low, high = lines[f"{effect}_low"], lines[f"{effect}_high"]
     axis.hlines(y, low, high, "black", lw=lines["weight"], label="89 % interval")
-    axis.scatter(estimate, y, 8 + 8 * lines["weight"], color="black", zorder=3)
+    axis.scatter(lines[f"{effect}_estimate"], y, 8 + 8 * lines["weight"], color="black", zorder=3)
     axis.axvline(0, color="#777777", lw=1, ls="--", zorder=0)
     axis.grid(axis="x", alpha=0.3)
-    title = {"boost": "boost: unseen - base", "bias": "bias: seen - unseen"}[effect]
-    axis.set_title(f"{title}, {UNITS.get(args.metric, args.metric).partition(' ')[0]}", fontsize=10)
+    words = {"boost": "boost = unseen - base", "bias": "bias = seen - unseen"}[effect]
+    axis.set_title(f"{words}\n{UNITS.get(args.metric, args.metric)}", fontsize=10)
     if effect == "bias" and args.margin:
         axis.axvspan(-args.margin, args.margin, color="#dddddd", lw=0, zorder=-1,
                      label=f"margin ±{args.margin:g}")
+        axis.axvspan(-1.3 * args.margin, 1.3 * args.margin, alpha=0)  # so that its ends are seen
 
 
 def draw_all(tasks, table, args):
     """PNGs by name: effects, of the only setting or a line a setting; if they are few, each."""
-    tasks = tasks.reset_index()
-    cells = tasks.groupby(CELL)
+    cells = tasks.reset_index().groupby(CELL)
     figures = {}
     if len(cells) > 1:
-        title = "Means of tasks, each setting; bold: the settings of an experiment together"
+        title = "The mean of the tasks in each setting; bold: all settings of an experiment"
         figures["effects"] = forest(setting_lines(table), title, args)
-    if len(cells) > MOST_FIGURES:
-        return figures
-    for number, (cell, mine) in enumerate(cells, 1):
-        here = table[(table[CELL] == cell).all(axis=1)]
-        name = f"setting-{number}" if len(cells) > 1 else "effects"
-        figures[name] = forest(cell_lines(mine, here), title_of(*cell), args)
+    if len(cells) <= MOST_FIGURES:
+        for number, (cell, mine) in enumerate(cells, 1):
+            here = table[(table[CELL] == [*cell]).all(axis=1)]
+            name = f"setting-{number}" if len(cells) > 1 else "effects"
+            figures[name] = forest(cell_lines(mine, here), title_of(*cell), args)
     return figures
 
 
@@ -858,66 +788,73 @@ def draw_all(tasks, table, args):
 
 def cards(heads):
     """HTML: the short answer of the only head in large letters, of several a line each."""
-    if len(heads) == 1:
-        (head,) = heads
-        row = head.get("bias", head.get("boost"))
-        if "bias" not in head:
-            return paragraph(sentence(head))
+    lines, steps = [], []
+    for head in heads:
+        row = [*head.values()][0]
         kind, answer = short_answer(row)
         large, _, small = answer.partition(":")
-        return (f'<div class="card {kind}">{paragraph(setting_of(row), "small")}'
-                f"<b>{large}</b> {small}{paragraph(in_words(row))}{paragraph(next_step(row))}</div>")
-    lines = []
-    for head in heads:
-        row = head.get("bias", head.get("boost"))
-        kind, answer = short_answer(row) if "bias" in head else ("", "")
-        large, _, small = answer.partition(":")
-        name = setting_of(row) + ("" if row["model"] == "all" else f", {row['model']}")
-        cells = [name, *[bracket(head[effect]) if effect in head else "" for effect in EFFECTS],
-                 next_step(row)]
-        cells = "".join(f"<td>{html.escape(cell)}</td>" for cell in cells)
-        lines.append(f'<tr><td class="{kind}"><b>{large}</b>{small}</td>{cells}</tr>')
-    names = "".join(f"<th>{name}</th>" for name in ("", "", *EFFECTS, ""))
-    return f'<div class="scroll"><table class="cards"><tr>{names}</tr>{"".join(lines)}</table></div>'
+        if len(heads) == 1:
+            return (f'<div class="card {kind}">{paragraph(setting_of(row), "small")}<b>{large}</b> '
+                    f"{small}{paragraph(in_words(row))}{paragraph(next_step(row))}</div>")
+        name = f"{setting_of(row)}, {row['model']}".removesuffix(", all")
+        line = {"": f'<b class="{kind}">{large}</b>', "setting": html.escape(name)}
+        lines.append(line | {effect: bracket(mine) for effect, mine in head.items()})
+        steps.append(paragraph(f"{name}: {next_step(row)}") if next_step(row) else "")
+    return table_html(pd.DataFrame(lines), escape=False) + "".join(steps)
 
 
 def settings_html(table, metric):
-    """HTML of effects.csv, boost and bias in one line."""
+    """HTML of effects.csv, bias and boost in one line."""
     if len(table) > MOST_LINES:
         table = headlines(table)
     keys = [*CELL, "model", "target"]
+    table = table[table["low"].notna() | (table["target"] == TARGETS[0])].set_index(keys)
     shown = table.groupby(keys, sort=False)[["tasks", "subsamples", *ACCURACIES]].first()
     for effect, mine in table.groupby("effect"):
-        texts = [bracket(row) for row in mine.to_dict("records")]
-        shown[effect] = pd.Series(texts, index=pd.MultiIndex.from_frame(mine[keys]))
+        shown[effect] = mine.apply(bracket, axis=1)
         if effect == "bias":
-            shown["needed"] = mine.set_index(keys)["needed"]
+            shown["needed"] = mine["needed"]
     shown = shown.reset_index().replace({"m": {0: "all"}, "n": {0: "all"}})
     digits = 2 if metric in SHARES else 4
     return table_html(shown.rename(columns={"majority": "commonest class"}),
                       formatters={"needed": "{:.0f}".format}, float_format=f"{{:.{digits}f}}".format)
 
 
+def runs_html(rows):
+    """HTML of what was run: a line a task, of many an experiment."""
+    by = ["experiment", "task"]
+    if rows.groupby(by).ngroups > MOST_LINES:
+        by = ["experiment"]
+    lines = []
+    for _, mine in rows.groupby(by):
+        K, draws = mine["num_classes"], mine.groupby([*CELL, "model", "task"])["subsample"].nunique()
+        lines.append({
+            "experiment": mine["experiment"].iloc[0],
+            "task": mine["task"].iloc[0] if len(by) == 2 else count(mine["task"].nunique(), "task"),
+            "model": names_of(mine["model"]).replace("bert-tiny", "bert-tiny (a demonstration)"),
+            "classes": span(K.dropna()) if K.any() else "", "m": names_of(mine["m"]),
+            "as many of each class": names_of((K * (mine["m"] // K)).map("{:.0f}".format)),
+            "n": names_of(mine["n"]), "subsamples": span(draws),
+            "versions": names_of(mine["versions"])})
+    return table_html(pd.DataFrame(lines))
+
+
 def publish(rows, tasks, table, summaries, notes, args):
     """Make figures, page and tables, then save them."""
     figures = draw_all(tasks, table, args)
     heads = heads_of(table)
-    parts = [cards(heads)]
-    parts += [figure_html(png) for png in figures.values()]
+    parts = [cards(heads), *map(figure_html, figures.values())]
     parts += ["<h2>Settings</h2>", settings_html(table, args.metric), paragraph(GLOSS, "small")]
-    for text in [settings_note(table, head) for head in heads]:
-        parts.append(paragraph(text))
     parts += [paragraph(text, "warning") for text in limits_of(heads, tasks)]
     parts += [paragraph(note) for note in notes]
-    parts += ["<h2>What was run</h2>", table_html(run_table(rows))]
+    parts += ["<h2>What was run</h2>", runs_html(rows)]
     parts += ["<h2>For a methods section</h2>", paragraph(methods(rows, args))]
     versions = f"; numpy {np.__version__}, pandas {pd.__version__}"
     parts.append(paragraph(args.command + versions, "small"))
 
-    inner = ["variance", "df", "pooled", "floor", "w", "seconds"]
+    inner = ["variance", "df", "pooled", "f1", "chance", "floor", "w", "seconds"]
     cells = table.assign(m=table["m"].replace(0, ""), n=table["n"].replace(0, ""))
-    tables = {"effects": cells.drop(columns=["sources", "half", "settings", "seconds"]),
-              "means": means_table(rows, args.metric),
+    tables = {"effects": cells.drop(columns=["cells", "half", "seconds"]),
               "tasks": tasks.reset_index().drop(columns=inner)}
     if summaries:
         posterior = pd.concat(summaries, names=[*GROUP[:-1], "analysis", "parameter"])

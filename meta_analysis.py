@@ -49,6 +49,7 @@ from matplotlib.figure import Figure
 from scipy import special, stats
 
 KINDS = ("drawn", "shuffled")
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")  # Okabe and Ito's
 
 
 # Slices --------------------
