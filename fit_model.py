@@ -86,6 +86,7 @@ MEANS = [*ACCURACIES, "f1", "chance", "floor", "w", "seconds"]
 REPORTED = ("mu", "beta", "alpha", "sd_U", "sd_V", "sd_W", "d", "tau", "s", "omega", "new_task",
             "difference")  # parameters
 NAMES = {"acc": "accuracy", "f1": "macro-F1", "nll": "mean negative log-probability"}
+DIGITS = {"acc": 2, "f1": 2}
 UNITS = {"acc": "points", "f1": "points", "nll": "nats (lower is better)"}  # of differences
 MARKS = {  # of the accuracies: colour as in docs/idea.png, marker, area
     "base": ("#bbbbbb", "s", 45), "unseen": ("#88ccee", "o", 75), "seen": ("#ee9966", "D", 28)}
@@ -506,8 +507,7 @@ def add_fit(posterior, summary, key, table, tasks, margin):
 
 def signed(value, metric):
     """A difference in words; halves go away from 0, whatever the last bits of a mean are."""
-    digits = 2 if metric in SHARES else 4
-    return f"{value + math.copysign(1e-9, value):+z.{digits}f}"
+    return f"{value + math.copysign(1e-9, value):+z.{DIGITS.get(metric, 4)}f}"
 
 
 def count(number, what):
@@ -519,12 +519,18 @@ def setting_of(row):
     """The setting of a row of effects.csv in words."""
     if row["m"]:
         return title_of(*[row[name] for name in CELL])
-    return f"{row['experiment']}, {len(row['cells'])} settings of m and n together"
+    return f"{row['experiment']}, {len(row['cells'])} settings together"
 
 
 def span(values):
     """The least and the greatest in words."""
-    return " to ".join(f"{value:.0f}" for value in sorted({min(values), max(values)}))
+    ends = sorted({*values.dropna().agg(["min", "max"]).dropna()})
+    return " to ".join(f"{end:.0f}" for end in ends)
+
+
+def subsamples_of(rows):
+    """How many there are of a task."""
+    return span(rows.groupby([*CELL, "model", "task"])["subsample"].nunique())
 
 
 def names_of(values):
@@ -618,15 +624,19 @@ def headlines(table):
 
 
 def heads_of(table):
-    """[{effect: row}, bias first] of what is answered: an experiment's settings together, if there
-    are several."""
-    table = headlines(table)
-    together = table.groupby(["experiment", "effect", "model"])["m"].transform("min") == 0
+    """[{effect: row}, bias first] of rows of effects.csv, by setting, model and target."""
     heads = {}
-    for row in table[(table["m"] == 0) | ~together].to_dict("records"):
-        key = (*[row[name] for name in CELL], row["model"])
+    for row in table.to_dict("records"):
+        key = (*[row[name] for name in CELL], row["model"], row["target"])
         heads.setdefault(key, {})[row["effect"]] = row
     return [dict(sorted(head.items())) for head in heads.values()]
+
+
+def answers_of(table):
+    """The heads that are answered: an experiment's settings together, if there are several."""
+    table = headlines(table)
+    together = table.groupby(["experiment", "effect", "model"])["m"].transform("min") == 0
+    return heads_of(table[(table["m"] == 0) | ~together])
 
 
 def limits_of(heads, tasks):
@@ -648,7 +658,6 @@ def limits_of(heads, tasks):
 
 def methods(rows, args):
     """A paragraph for a methods section."""
-    draws = rows.groupby([*CELL, "model", "task"])["subsample"].nunique()
     tests = "both sets" if rows["arms"].eq("crossed").all() else "the first set"
     noise = "the variance between its subsamples"
     if rows["counted"].all():
@@ -658,7 +667,7 @@ def methods(rows, args):
     if args.margin:
         margin = f" Effects within ±{args.margin:g} were taken as too small to matter."
     return (
-        f"From each of {count(rows['task'].nunique(), 'task')}, {span(draws)} random subsamples of "
+        f"From each of {count(rows['task'].nunique(), 'task')}, {subsamples_of(rows)} random subsamples of "
         f"m = {names_of(rows['m'])} labelled texts and of two disjoint sets of n = "
         f"{names_of(rows['n'])} other texts were drawn. In each, {names_of(rows['model'])} was "
         "taken as it is, and pretrained on the unlabelled texts of either set; it was then trained "
@@ -671,95 +680,63 @@ def methods(rows, args):
 # Figures --------------------
 
 
-def lines_of(table, names, weight):
-    """Lines of a figure, from rows of tasks.csv or effects.csv with these names. weight: of what is
-    drawn, thin (1) to bold (4)."""
-    lines = table[["model", *ACCURACIES]].assign(line=names).groupby("line", sort=False).first()
-    for effect, mine in table.assign(line=names).groupby("effect"):
-        mine = mine.set_index("line")[["estimate", "low", "high"]]
-        lines = lines.join(mine.add_prefix(f"{effect}_"))
-    return lines.assign(weight=weight)
-
-
-def cell_lines(tasks, table):
-    """Lines of a setting: its tasks model by model, the greatest effect first; means below."""
-    tasks = tasks[tasks["model"] != "all"].sort_values("estimate", ascending=False)
-    tasks = tasks.sort_values(["effect", "model"], kind="stable")
-    if len(tasks) == tasks["effect"].nunique():
-        return lines_of(tasks, tasks["task"], 2)
-    these = table[table["target"] == TARGETS[0]]
-    like = table[(table["target"] == TARGETS[1]) & (table["tasks"] >= FEWEST_TASKS)]
-    parts = []
-    for part, names, weight in (
-            (tasks, tasks["task"], 2), (these, "these " + these["tasks"].astype(str) + " tasks", 4),
-            (like, like["target"], 1)):
-        if tasks["model"].nunique() > 1:
-            names = names + ", " + part["model"]
-        parts.append(lines_of(part, names, weight))
-    return pd.concat(parts)
-
-
-def setting_lines(table):
-    """Lines of all settings, and of an experiment's settings together in bold."""
-    single = headlines(table).query("m > 0")
-    parts = []
-    for experiment, together in table[table["target"] == TARGETS[0]].groupby("experiment"):
-        mine = single[single["experiment"] == experiment]
-        for part, weight in ((mine, 2), (together[together["m"] == 0], 4)):
-            names = [f"{setting_of(row)}, {row['model']}".removesuffix(", all")
-                     for row in part.to_dict("records")]
-            parts.append(lines_of(part, names, weight))
-    return pd.concat(parts)
-
-
-def forest(lines, title, args):
-    """PNG of a figure of these lines: accuracies, boost, bias side by side."""
+def forest(parts, title, args):
+    """PNG of a figure: accuracies, boost, bias side by side. parts: rows of tasks.csv or effects.csv,
+    set off from each other, with the columns line, its name, and weight, from thin (1) to bold (4).
+    """
+    rows = pd.concat(parts)
+    lines = rows.drop_duplicates("line")
     if len(lines) > MOST_ROWS:
         title += f" (the first {MOST_ROWS} of {len(lines)} lines)"
         lines = lines[:MOST_ROWS]
-    change = lines[["weight", "model"]].ne(lines[["weight", "model"]].shift()).any(axis=1)
-    y = np.arange(len(lines)) + 0.6 * (change & (len(lines) > 9)).cumsum()
+        rows = rows[rows["line"].isin(lines["line"])]
+    apart = lines["weight"].diff().fillna(0) != 0
+    places = dict(zip(lines["line"], np.arange(len(lines)) + 0.5 * apart.cumsum()))
+    rows = rows.assign(y=rows["line"].map(places))
+    bottom = max(places.values())
+
     effects = [effect for effect in ("boost", "bias") if effect in args.effects]
-    size = 4.6 + 2.2 * len(effects), 1.8 + 0.27 * max(y)
+    size = 4.6 + 2.2 * len(effects), 1.8 + 0.27 * bottom
     figure = Figure(figsize=size, layout="constrained")
     axes = figure.subplots(1, 1 + len(effects), sharey=True)
-    draw_accuracies(axes[0], lines, y, args.metric)
+    draw_accuracies(axes[0], rows.drop_duplicates("line"), args.metric)
     for axis, effect in zip(axes[1:], effects):
-        draw_effect(axis, lines, y, effect, args)
+        draw_effect(axis, rows[rows["effect"] == effect], effect, args)
     marks = {}
     for axis in axes:
+        axis.grid(axis="x", alpha=0.3)
         handles, words = axis.get_legend_handles_labels()
         marks.update(zip(words, handles))
     figure.legend(marks.values(), marks, loc="outside upper center", ncols=6, frameon=False,
                   title=title, handletextpad=0.3, columnspacing=1.2)
-    names = [name if len(name) < 45 else f"{name[:43]}…" for name in lines.index]
-    axes[0].set_yticks(y, names, parse_math=False)
-    axes[0].set_ylim(max(y) + 0.7, -0.7)
+    names = [name if len(name) < 45 else f"{name[:43]}…" for name in places]
+    axes[0].set_yticks([*places.values()], names, parse_math=False)
+    axes[0].set_ylim(bottom + 0.7, -0.7)
     for label, weight in zip(axes[0].get_yticklabels(), lines["weight"]):
         label.set_fontweight("bold" if weight == 4 else "normal")
     return png_of(figure)
 
 
-def draw_accuracies(axis, lines, y, metric):
+def draw_accuracies(axis, lines, metric):
     """base, unseen, seen of each line as marks on it."""
     shown = lines[["base", "unseen", "seen"]]
-    axis.hlines(y, shown.min(axis=1), shown.max(axis=1), "#777777", lw=1)
+    axis.hlines(lines["y"], shown.min(axis=1), shown.max(axis=1), "#777777", lw=1)
     for name, (colour, mark, area) in MARKS.items():
-        axis.scatter(lines[name], y, area, color=colour, marker=mark, edgecolor="#333333", lw=0.5,
-                     label=name, zorder=3)
+        axis.scatter(lines[name], lines["y"], area, color=colour, marker=mark, label=name,
+                     edgecolor="#333333", lw=0.5, zorder=3)
+    words = NAMES.get(metric, metric)
     if metric in SHARES:
-        axis.scatter(lines["majority"], y, 90, color="black", marker="|", label="commonest class")
-    axis.set_title(NAMES.get(metric, metric) + ", %" * (metric in SHARES), fontsize=10)
-    axis.grid(axis="x", alpha=0.3)
+        axis.scatter(lines["majority"], lines["y"], 90, "black", "|", label="commonest class")
+        words += ", %"
+    axis.set_title(words, fontsize=10)
 
 
-def draw_effect(axis, lines, y, effect, args):
+def draw_effect(axis, rows, effect, args):
     """Estimates and intervals of each line; of a bias the margin too."""
-    low, high = lines[f"{effect}_low"], lines[f"{effect}_high"]
-    axis.hlines(y, low, high, "black", lw=lines["weight"], label="89 % interval")
-    axis.scatter(lines[f"{effect}_estimate"], y, 8 + 8 * lines["weight"], color="black", zorder=3)
+    axis.hlines(rows["y"], rows["low"], rows["high"], "black", lw=rows["weight"],
+                label="89 % interval")
+    axis.scatter(rows["estimate"], rows["y"], 8 + 8 * rows["weight"], "black", zorder=3)
     axis.axvline(0, color="#777777", lw=1, ls="--", zorder=0)
-    axis.grid(axis="x", alpha=0.3)
     words = {"boost": "boost = unseen - base", "bias": "bias = seen - unseen"}[effect]
     axis.set_title(f"{words}\n{UNITS.get(args.metric, args.metric)}", fontsize=10)
     if effect == "bias" and args.margin:
@@ -768,56 +745,74 @@ def draw_effect(axis, lines, y, effect, args):
         axis.axvspan(-1.3 * args.margin, 1.3 * args.margin, alpha=0)  # so that its ends are seen
 
 
+def named(rows, names, weight):
+    """Rows as a part of a figure, with the model where it is not "all"."""
+    lines = [f"{name}, {model}".removesuffix(", all") for name, model in zip(names, rows["model"])]
+    return rows.assign(line=lines, weight=weight)
+
+
 def draw_all(tasks, table, args):
-    """PNGs by name: effects, of the only setting or a line a setting; if they are few, each."""
-    cells = tasks.reset_index().groupby(CELL)
+    """PNGs by name: effects, of the only setting or a line a setting; if they are few, each: its
+    tasks model by model, the greatest effect first, and their means below."""
+    these = table[table["target"] == TARGETS[0]]
+    like = table[(table["target"] == TARGETS[1]) & (table["tasks"] >= FEWEST_TASKS)]
+    cells = tasks.reset_index().query("model != 'all'").groupby(CELL)
     figures = {}
     if len(cells) > 1:
-        title = "The mean of the tasks in each setting; bold: all settings of an experiment"
-        figures["effects"] = forest(setting_lines(table), title, args)
-    if len(cells) <= MOST_FIGURES:
-        for number, (cell, mine) in enumerate(cells, 1):
-            here = table[(table[CELL] == [*cell]).all(axis=1)]
-            name = f"setting-{number}" if len(cells) > 1 else "effects"
-            figures[name] = forest(cell_lines(mine, here), title_of(*cell), args)
+        single, together = headlines(table).query("m > 0"), these[these["m"] == 0]
+        parts = [named(part, [setting_of(row) for row in part.to_dict("records")], weight)
+                 for part, weight in ((single, 2), (together, 4))]
+        title = "Means of tasks; bold: all settings of m and n of an experiment together"
+        figures["effects"] = forest(parts, title, args)
+    if len(cells) > MOST_FIGURES:
+        return figures
+    for number, (cell, mine) in enumerate(cells, 1):
+        mine = mine.sort_values("estimate", ascending=False)
+        mine = mine.sort_values(["effect", "model"], kind="stable")
+        parts = [named(mine, mine["task"], 2)]
+        if len(parts[0]) > mine["effect"].nunique():  # of one task the mean is the same again
+            for means, words, weight in ((these, "these {} tasks", 4), (like, "tasks like these", 1)):
+                means = means[(means[CELL] == [*cell]).all(axis=1)]
+                parts.append(named(means, map(words.format, means["tasks"]), weight))
+        name = f"setting-{number}" if len(cells) > 1 else "effects"
+        figures[name] = forest(parts, title_of(*cell), args)
     return figures
 
 
 # The page --------------------
 
 
-def cards(heads):
-    """HTML: the short answer of the only head in large letters, of several a line each."""
-    lines, steps = [], []
+def heads_html(heads, names):
+    """HTML of a table with a line a head and these columns."""
+    lines = []
     for head in heads:
         row = [*head.values()][0]
         kind, answer = short_answer(row)
-        large, _, small = answer.partition(":")
-        if len(heads) == 1:
-            return (f'<div class="card {kind}">{paragraph(setting_of(row), "small")}<b>{large}</b> '
-                    f"{small}{paragraph(in_words(row))}{paragraph(next_step(row))}</div>")
         name = f"{setting_of(row)}, {row['model']}".removesuffix(", all")
-        line = {"": f'<b class="{kind}">{large}</b>', "setting": html.escape(name)}
-        lines.append(line | {effect: bracket(mine) for effect, mine in head.items()})
-        steps.append(paragraph(f"{name}: {next_step(row)}") if next_step(row) else "")
-    return table_html(pd.DataFrame(lines), escape=False) + "".join(steps)
+        line = {"": f'<b class="{kind}">{answer.partition(":")[0]}</b>', "setting": html.escape(name)}
+        line |= {name: row[name] for name in ("target", "tasks", "subsamples")}
+        line |= {name: f"{row[name]:.{DIGITS.get(row['metric'], 4)}f}" for name in ACCURACIES}
+        line |= {effect: bracket(mine) for effect, mine in head.items()}
+        lines.append(line | {"needed": row["needed"]})
+    table = pd.DataFrame(lines).reindex(columns=names).rename(columns={"majority": "commonest class"})
+    return table_html(table, escape=False, formatters={"needed": "{:.0f}".format})
 
 
-def settings_html(table, metric):
-    """HTML of effects.csv, bias and boost in one line."""
-    if len(table) > MOST_LINES:
-        table = headlines(table)
-    keys = [*CELL, "model", "target"]
-    table = table[table["low"].notna() | (table["target"] == TARGETS[0])].set_index(keys)
-    shown = table.groupby(keys, sort=False)[["tasks", "subsamples", *ACCURACIES]].first()
-    for effect, mine in table.groupby("effect"):
-        shown[effect] = mine.apply(bracket, axis=1)
-        if effect == "bias":
-            shown["needed"] = mine["needed"]
-    shown = shown.reset_index().replace({"m": {0: "all"}, "n": {0: "all"}})
-    digits = 2 if metric in SHARES else 4
-    return table_html(shown.rename(columns={"majority": "commonest class"}),
-                      formatters={"needed": "{:.0f}".format}, float_format=f"{{:.{digits}f}}".format)
+def cards(heads):
+    """HTML: the short answer of the only head in large letters, of several a line each."""
+    rows = [[*head.values()][0] for head in heads]
+    if len(rows) == 1:
+        row, = rows
+        kind, answer = short_answer(row)
+        large, _, small = answer.partition(":")
+        return (f'<div class="card {kind}">{paragraph(setting_of(row), "small")}<b>{large}</b> '
+                f"{small}{paragraph(in_words(row))}{paragraph(next_step(row))}</div>")
+    parts = [heads_html(heads, ["", "setting", "bias", "boost"])]
+    for row in rows:
+        text = f"{remarks(row)} {next_step(row)}".strip()
+        if text:
+            parts.append(paragraph(f"{setting_of(row)}: {text}", "small"))
+    return "".join(parts)
 
 
 def runs_html(rows):
@@ -827,14 +822,15 @@ def runs_html(rows):
         by = ["experiment"]
     lines = []
     for _, mine in rows.groupby(by):
-        K, draws = mine["num_classes"], mine.groupby([*CELL, "model", "task"])["subsample"].nunique()
+        K, m = mine["num_classes"], mine["m"]
+        task = mine["task"].iloc[0]
+        if len(by) == 1:
+            task = count(mine["task"].nunique(), "task")
         lines.append({
-            "experiment": mine["experiment"].iloc[0],
-            "task": mine["task"].iloc[0] if len(by) == 2 else count(mine["task"].nunique(), "task"),
+            "experiment": mine["experiment"].iloc[0], "task": task,
             "model": names_of(mine["model"]).replace("bert-tiny", "bert-tiny (a demonstration)"),
-            "classes": span(K.dropna()) if K.any() else "", "m": names_of(mine["m"]),
-            "as many of each class": names_of((K * (mine["m"] // K)).map("{:.0f}".format)),
-            "n": names_of(mine["n"]), "subsamples": span(draws),
+            "classes": span(K), "m": names_of(m), "of it used": span(K * (m // K)),
+            "n": names_of(mine["n"]), "subsamples": subsamples_of(mine),
             "versions": names_of(mine["versions"])})
     return table_html(pd.DataFrame(lines))
 
@@ -842,9 +838,13 @@ def runs_html(rows):
 def publish(rows, tasks, table, summaries, notes, args):
     """Make figures, page and tables, then save them."""
     figures = draw_all(tasks, table, args)
-    heads = heads_of(table)
-    parts = [cards(heads), *map(figure_html, figures.values())]
-    parts += ["<h2>Settings</h2>", settings_html(table, args.metric), paragraph(GLOSS, "small")]
+    heads = answers_of(table)
+    shown = table[table["low"].notna() | (table["target"] == TARGETS[0])]
+    if len(shown) > MOST_LINES:
+        shown = headlines(table)
+    names = ["setting", "target", "tasks", "subsamples", *ACCURACIES, "bias", "boost", "needed"]
+    parts = [cards(heads), *map(figure_html, figures.values()), "<h2>Settings</h2>",
+             heads_html(heads_of(shown), names), paragraph(GLOSS, "small")]
     parts += [paragraph(text, "warning") for text in limits_of(heads, tasks)]
     parts += [paragraph(note) for note in notes]
     parts += ["<h2>What was run</h2>", runs_html(rows)]
@@ -1096,7 +1096,7 @@ STYLE = """
   .warning { border-left: .3rem solid #8a5a00; padding-left: .8rem }
   .small { font-size: .85rem }
   table { font-size: .85rem; border-collapse: collapse }
-  td, th { padding: .15rem .8rem .15rem 0; text-align: left; vertical-align: top }
+  td, th { padding: .15rem .8rem .15rem 0; text-align: left; white-space: nowrap }
   .scroll { overflow-x: auto }
   img { max-width: 100%; min-width: 34rem }
   @media print { .scroll { overflow: visible } img { min-width: 0 } table { font-size: .6rem } }
@@ -1203,7 +1203,7 @@ def main(argv=None):
         tasks = task_table(unit_table(rows), rows, args)
         table = effects_table(tasks, args)
         publish(rows, tasks, table, {}, [], args)
-        heads = heads_of(table)
+        heads = answers_of(table)
         for head in heads:
             print(sentence(head))
         for text in limits_of(heads, tasks):
