@@ -60,6 +60,7 @@ import shlex
 import sys
 import warnings
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -200,20 +201,28 @@ def sign_flip_p(changes):
     return min(float(share[observed:].sum()), 1.0)  # rounding may exceed 1
 
 
+class Noise(NamedTuple):
+    """Of a mean over the tasks of a cell."""
+    variance: np.ndarray  # of a task's single subsample, points^2
+    counts: np.ndarray  # its subsamples
+    pooled: bool  # whether all tasks share their degrees of freedom
+    mean: float
+
+
 def interval(cells, R=None, more=1):
-    """(se, df, half-width) of the 89 % interval of a mean over cells, tables of tasks, whose noise is
-    not correlated: Student's t with Satterthwaite's df. R: at so many subsamples of each task; more:
+    """(se, df, half-width) of the 89 % interval of a mean over cells (Noise) that are not
+    correlated: Student's t with Satterthwaite's df. R: at so many subsamples of each task; more:
     noise than is known, as a factor of the variance."""
     variance = square = 0
     for cell in cells:
-        J = len(cell)
-        K = cell["subsamples"] if R is None else pd.Series(R, cell.index)
-        v = more * cell["variance"] / K / (J * len(cells)) ** 2
+        J = len(cell.counts)
+        K = cell.counts if R is None else np.full(J, R)
+        v = more * cell.variance / K / (J * len(cells)) ** 2
         variance += v.sum()
-        if cell["pooled"].all():
+        if cell.pooled:
             square += v.sum() ** 2 / (K.sum() - J + TEXTS_DF)
         else:
-            square += (v**2 / (K - 1)).sum()
+            square += (v**2 / np.maximum(K - 1, 0.5)).sum()  # one alone: its v is nan
     if not variance > 0:
         return math.nan, math.nan, math.nan
     se, df = math.sqrt(variance), variance**2 / square
@@ -229,7 +238,7 @@ def needed_subsamples(cells, half):
     more = df / stats.chi2.ppf(QUANTILE, df)
     at_2, df, _ = interval(cells, 2, more)
     R = max(2, int(2 * (stats.norm.ppf(UPPER) * at_2 / half) ** 2))  # t reaches further
-    if R == 2 and all(cell["pooled"].all() for cell in cells):
+    if R == 2 and all(cell.pooled for cell in cells):
         R = 1
     while interval(cells, R, more)[2] > half:
         R += 1
@@ -264,10 +273,12 @@ def effects_table(tasks, args):
         if used.empty:
             used = cell
         left_out = ", ".join(sorted(set(cell["task"]) - set(used["task"])))
-        rows.append(effect_row(key, TARGETS[0], used, [used], tasks=len(used), left_out=left_out))
-        spread = pd.DataFrame({"variance": [cell["estimate"].var()], "subsamples": len(cell),
-                               "pooled": False})
-        rows.append(effect_row(key, TARGETS[1], cell, [spread], tasks=len(cell), left_out=""))
+        noise = Noise(used["variance"].to_numpy(), used["subsamples"].to_numpy(),
+                      used["pooled"].all(), used["estimate"].mean())
+        rows.append(effect_row(key, TARGETS[0], used, [noise], tasks=len(used), left_out=left_out))
+        spread = cell["estimate"].var(ddof=1)
+        noise = Noise(np.array([spread]), np.array([len(cell)]), False, noise.mean)
+        rows.append(effect_row(key, TARGETS[1], cell, [noise], tasks=len(cell), left_out=""))
     known = [row for row in rows if row["target"] == TARGETS[0] and interval(row["cells"])[0] > 0]
     known = pd.DataFrame(known, columns=[*rows[0]])
     for (experiment, effect, model), mine in known.groupby(["experiment", "effect", "model"]):
@@ -585,10 +596,10 @@ def remarks(row):
     if row["subsamples"] == 1:
         text += " One subsample cannot show effects that differ from run to run."
     if not row["m"]:
-        halves = [(mine["estimate"].mean(), interval([mine])[2]) for mine in row["cells"]]
-        excluded = sum(abs(middle) > half for middle, half in halves)
-        text += (f" Alone, {excluded} of {len(halves)} settings exclude 0 (by chance about "
-                 f"{(1 - SHARE) * len(halves):.1f}).")
+        cells = row["cells"]
+        excluded = sum(abs(cell.mean) > interval([cell])[2] for cell in cells)
+        text += (f" Alone, {excluded} of {len(cells)} settings exclude 0 (by chance about "
+                 f"{(1 - SHARE) * len(cells):.1f}).")
     return text
 
 
