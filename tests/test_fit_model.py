@@ -270,6 +270,11 @@ def test_crossed_effects_with_the_noise_of_the_texts_by_hand(f, tmp_path):
     plain = one(tables_of(f, path, "--plain")[2], effect="bias")
     assert (plain["estimate"], plain["df"], plain["arms"]) == pytest.approx((1, 1, "plain"))
 
+    # Equal biases: no more than the noise of the texts, and of one imaginary text on each set in two subsamples
+    equal = pd.DataFrame([first, first | {"subsample": 2}])
+    row = one(tables_of(f, saved(equal, tmp_path / "r.csv"))[2], effect="bias")
+    assert (row["se"], row["df"]) == pytest.approx((math.sqrt((w[0] + 25 * 2 / 200) / 2), 6))
+
     # One subsample is enough for the bias: w, and one text of 100 on each set, 10^4 / (4 * 100) * 2 / 100
     rows = pd.DataFrame([first, second | {"task": "b", "subsample": 1}])
     row = one(tables_of(f, saved(rows, tmp_path / "r.csv"))[2], effect="bias")
@@ -322,7 +327,7 @@ def test_the_pooled_variance_by_plain_loops(f, tmp_path, luck):
             reach = stats.t.ppf(1 - 0.055 / 4, df) * spread  # 1 - .11 / 4 for each of four
             expected = "within the margin" if abs(middle) + reach < 3 else "not settled"
             assert mine["verdict"] == ("beyond the margin" if abs(middle) - reach > 3 else expected)
-    assert min(excesses) > 1 if luck else min(excesses) == 0
+    assert not luck or min(excesses) > 1
     row = one(effects, m=0, effect="bias")
     v = [(se / 2) ** 2 for se, _ in cells]
     df = sum(v) ** 2 / sum(x**2 / cell[1] for x, cell in zip(v, cells))
@@ -637,6 +642,24 @@ def test_the_gate_of_convergence(f, column, value):
         assert "not converged" in f.warning_of(bad, 0)
 
 
+@pytest.mark.parametrize("name, scale", [("sd_W", 3.5355), ("sd_U", 1), ("sd_V", 1), ("mu", None),
+                                         ("beta", None), ("alpha", 5)])
+def test_the_priors_are_the_papers(f, name, scale):
+    """Section 6: Normal(0, 1), alpha Normal(0, 5); HalfNormal(1), sd_W HalfNormal(3.5355)."""
+    import pymc as pm
+
+    rows = f.add_effects(coin_rows(tasks=5).assign(arms="plain", discordant=math.nan, discordant_on_extra=math.nan,
+                                                   **dict.fromkeys(MIRRORED, math.nan)))
+    model = f.paper_model(*f.paper_counts(rows, "bias"))
+    if name == "alpha" or scale is None:
+        law = stats.norm(0, scale or 1)
+    else:
+        law = stats.halfnorm(0, scale)
+    for value in (0.3, 4.0):
+        found = np.ravel(pm.logp(model[name], np.full(model[name].ndim, value) if model[name].ndim else value).eval())
+        assert found == pytest.approx(law.logpdf(value))
+
+
 def test_what_the_samplers_add(run, tmp_path):
     """Few draws: exit status 3, said in every row; all files, whose columns the manual names."""
     path = saved(coin_rows(tasks=5, subsamples=3), tmp_path / "results.csv")
@@ -659,7 +682,7 @@ def test_what_the_samplers_add(run, tmp_path):
     assert {"beta", "sd_W", "alpha[b]", "d[task00]", "difference[all]", "tau[a]", "new_task[b]"} <= names
     assert not any("__" in name or name.startswith("effect") for name in names)
     page = (folder / "report.html").read_text()
-    assert "hierarchical: not converged" in page and page.count("data:image/png;base64,") == 3
+    assert "hierarchical: not converged" in page and page.count("data:image/png;base64,") == 1
 
 
 def test_too_little_for_the_samplers(run, tmp_path):
@@ -681,7 +704,7 @@ def test_ctrl_c_in_the_samplers_leaves_all_else(tmp_path):
     names = {file.name for file in (tmp_path / "fits" / "results").iterdir()}
     assert process.returncode == 1 and "Traceback" not in err
     assert err.strip().endswith("stopped: what stands in fits/results stays")
-    assert {"report.html", "effects.csv", "tasks.csv", "means.csv", "effects.png"} <= names
+    assert {"report.html", "effects.csv", "tasks.csv", "effects.png"} <= names
     assert "posterior.csv" not in names
 
 
@@ -690,29 +713,62 @@ def test_ctrl_c_in_the_samplers_leaves_all_else(tmp_path):
 
 def test_sentences(f, tmp_path):
     def said(rows, *flags):
-        rows, tasks, effects = tables_of(f, saved(rows, tmp_path / "r.csv"), "--effects", "bias", *flags)
-        kind, text = f.conclusions(effects, tasks)[0]
-        assert kind == "answer" and "nan" not in text
-        return text
+        _, _, effects = tables_of(f, saved(rows, tmp_path / "r.csv"), "--effects", "bias", *flags)
+        (head,) = f.answers_of(effects)
+        text = f.sentence(head)
+        card = f.cards([head])
+        assert "nan" not in text + card
+        assert f"<b>{text.partition(':')[0]}" in card
+        return text, card.partition("card ")[2].partition('"')[0]
 
-    assert said(bias_rows({"a": [0, 1, -1] * 9, "b": [0, 1] * 9})).startswith("No: within ±1. few-shot")
-    assert said(bias_rows({"a": [7, 8, 9]})).startswith("Yes: beyond ±1. few-shot")
-    assert said(bias_rows({"a": [-7, -8, -9]})).startswith("No: seen texts even score worse, beyond ±1.")
-    near = said(bias_rows({"a": [0, 1, 2] * 10}))
-    assert near.startswith("Near the margin of ±1: take the interval as the answer.")
+    text, kind = said(bias_rows({"a": [0, 1, -1] * 9, "b": [0, 1] * 9}))
+    assert text.startswith("No: within ±1. few-shot") and kind == "no"
+    text, kind = said(bias_rows({"a": [7, 8, 9]}))
+    assert text.startswith("Yes: beyond ±1. few-shot") and kind == "yes"
+    text, kind = said(bias_rows({"a": [-7, -8, -9]}))
+    assert text.startswith("No: seen texts even score worse, beyond ±1.") and kind == "no"
+    # sixteen biases of .6 - x and .6 + x: half-widths of .527 and .658, below and above .55 of the margin
+    near, kind = said(bias_rows({"a": [-0.6, 1.8] * 8}, n=1000, seconds=9))
+    assert near.startswith("Near the margin of ±1: take the interval as the answer.") and kind == "open"
     assert "--subsamples" not in near
-    lonely = said(bias_rows({"a": [3]}))
-    assert lonely.startswith("Too early to tell: no interval.") and "+3.00 points for 1 task; one subsample cannot" in lonely
-    assert lonely.endswith("Run the same again with --subsamples 5.")
-    text = said(bias_rows({"a": [-3, 0, 4], "b": [-4, 2, 1, 0]}))
+    early, kind = said(bias_rows({"a": [-0.9, 2.1] * 8}, n=1000, seconds=9))
+    assert early.startswith("Too early to tell: neither within nor beyond ±1.") and kind == "open"
+    assert "12 to 16 % of second looks are wrong" in early
+    lonely, _ = said(bias_rows({"a": [3]}, seconds=9))
+    assert lonely.startswith("Too early to tell: no interval.") and "+3.00 points for 1 task. One subsample cannot" in lonely
+    assert "Run the same again with --subsamples 5 (about 1 minute of one process)" in lonely
+    rows = bias_rows({"a": [-3, 0, 4], "b": [-4, 2, 1, 0]})
+    text, _ = said(rows)  # of rows that nobody here ran there is no command
     R = int(one(tables_of(f, tmp_path / "r.csv")[2], effect="bias")["needed"])
-    assert text.startswith("Too early to tell: neither within nor beyond ±1.") and R > 20
-    assert text.endswith(f"Run the same again with --subsamples {R}.")
-    timed = said(bias_rows({"a": [-3, 0, 4], "b": [-4, 2, 1, 0]}).assign(seconds=30))
-    assert timed.endswith(f" {R} (about {R - 3:.0f} minutes of one process).")  # two tasks, 3 there
-    rows = crossed_rows(1, 2, 1, 400, np.random.default_rng(0))
-    assert "one subsample cannot show effects that differ from run to run" in said(rows)
-    assert said(bias_rows({"a": [-3, 0, 4]}), "--margin", 30).startswith("No: within ±30.")
+    assert R > 20 and text.endswith(f"{R} subsamples of each task would do.")
+    timed, _ = said(rows.assign(seconds=30))
+    assert f"--subsamples {R} (about {R - 3} minutes of one process)" in timed  # two tasks, 3 there
+    assert "One subsample cannot" in said(crossed_rows(1, 2, 1, 400, np.random.default_rng(0)))[0]
+    assert said(bias_rows({"a": [-3, 0, 4]}), "--margin", 30)[0].startswith("No: within ±30.")
+
+
+def test_all_settings_together_take_the_time_of_all(f, tmp_path):
+    """Once those of the first setting alone: a task of 30 s and one of 330 s a subsample."""
+    rows = bias_rows({"a": [-3, 0, 4]}, seconds=30)
+    path = saved(pd.concat([rows, rows.assign(m=16, seconds=330)]), tmp_path / "r.csv")
+    effects = tables_of(f, path, "--effects", "bias")[2]
+    R = int(one(effects, m=0)["needed"])
+    (head,) = f.answers_of(effects)
+    assert f"--subsamples {R} (about {(R - 3) * 6} minutes of one process)" in f.sentence(head)
+
+
+def test_what_limits_an_answer(f, run, tmp_path):
+    """A boost within the margin; macro-F1 on unseen texts 5 points above 1 / K, if it is there."""
+    rows = bias_rows({"a": [0, 0, 1], "b": [0, 0, -1]}, base=0.5, extra=0.5)
+    assert "the boost too is within the margin" in run(saved(rows, tmp_path / "r.csv"), "--draws", 0)[1]
+    rows = bias_rows({"a": [0, 0, 1], "b": [0, 0, -1]}, base=0.4, extra=0.5)
+    assert len(run(saved(rows, tmp_path / "r.csv"), "--draws", 0)[1].splitlines()) == 2
+    for f1, cases in (({"a": 0.53, "b": 0.9}, "1 of 2 cases (a)"), ({"a": 0.56, "b": 0.56}, None)):
+        scores = {f"f1_{arm}": rows["task"].map(f1) for arm in ("base", "extra", "test")}
+        out = run(saved(rows.assign(**scores), tmp_path / "r.csv"), "--draws", 0)[1]
+        assert ("not 5 points above guessing" in out) == bool(cases) and (cases or "") in out
+        page = Path("fits/r/report.html").read_text()
+        assert ('class="warning"' in page) == bool(cases)
 
 
 def test_sentences_over_several_settings(run, tmp_path):
@@ -722,9 +778,9 @@ def test_sentences_over_several_settings(run, tmp_path):
     lonely = (rows["task"] == "task02") & (rows["subsample"] > 1)
     alone = rows.query("m == 6 and subsample == 1").assign(m=4)  # a setting without an interval
     path = saved(pd.concat([rows[~lonely], alone]), tmp_path / "r.csv")
-    first, second = run(path, "--draws", 0, "--metric", "nll")[1].splitlines()[:2]
-    assert "2 settings of m and n together: bias of a" in first and "without task02" in first
-    assert second == "Alone, 2 of 2 settings exclude 0 (by chance about 0.2)."
+    first = run(path, "--draws", 0, "--metric", "nll")[1].splitlines()[0]
+    assert "2 settings together: bias of a" in first and "Without task02" in first
+    assert "Alone, 2 of 2 settings exclude 0 (by chance about 0.2)." in first
 
 
 def test_other_metrics(run, tmp_path):
@@ -759,7 +815,7 @@ def test_small_and_large_data(run, tmp_path, name, rows):
     page = Path("fits/results/report.html").read_text()
     assert status == 0 and not err and "nan" not in re.sub("base64,[^\"]*", "", page) + out
     assert not re.search(r"\b1 (tasks|subsamples)\b", out)
-    assert page.count("<tr") < 80 and 2 <= page.count("base64,") <= 4
+    assert page.count("<tr") < 80 and page.count("base64,") == 1
 
 
 def test_the_page_is_one_file_with_names_escaped(run, tmp_path):
@@ -769,18 +825,16 @@ def test_the_page_is_one_file_with_names_escaped(run, tmp_path):
     status, out, _ = run(saved(rows, tmp_path / "r.csv"), "--draws", 0)
     folder = tmp_path / "fits" / "r"
     page = (folder / "report.html").read_text()
-    assert status == 0 and "<b>" not in page and "US$_&lt;b&gt;&amp;" in page and "code &lt;1&gt;" in page
-    assert not re.search(r'(src|href)="(?!data:)', page) and page.count("data:image/png;base64,") == 4
-    assert "there the model has learned too little to show an inflation" in page
-    assert 'class="answer"' in page and "For a methods section" in page and "code &lt;1&gt;" in page
-    assert page.count("<tr") == 1 + 12 + 1 + 30  # answers, tasks
-    for name in ("posterior.csv", "tasks-3.png"):
+    assert status == 0 and "<b>&" not in page and "US$_&lt;b&gt;&amp;" in page and "code &lt;1&gt;" in page
+    assert not re.search(r'(src|href)="(?!data:)', page) and page.count("data:image/png;base64,") == 1
+    assert 'class="card' in page and "For a methods section" in page and "code &lt;1&gt;" in page
+    assert page.count("<tr") == 1 + 6 + 1 + 5  # settings, what was run
+    for name in ("posterior.csv", "setting-3.png"):
         (folder / name).write_text("of an earlier run")
     (folder / "notes.txt").write_text("mine")
     run("r.csv", "--draws", 0)
     names = {path.name for path in folder.iterdir()}
-    figures = {"effects.png", "accuracies.png", "tasks-1.png", "tasks-2.png"}
-    assert names == {"effects.csv", "means.csv", "tasks.csv", "report.html", "notes.txt"} | figures
+    assert names == {"effects.csv", "tasks.csv", "report.html", "notes.txt", "effects.png"}
 
 
 def test_an_interrupted_run_leaves_the_old_page(f, run, tmp_path, monkeypatch):
@@ -794,6 +848,41 @@ def test_an_interrupted_run_leaves_the_old_page(f, run, tmp_path, monkeypatch):
     status, _, err = run("r.csv", "--draws", 0, "--margin", 3)
     assert status == 1 and err == "stopped: what stands in fits/r stays"
     assert {path: path.read_bytes() for path in Path("fits/r").iterdir()} == before
+
+
+def test_a_full_disk_leaves_the_old_page(f, run, tmp_path, monkeypatch):
+    """All is written anew beside the old, which is replaced at the end."""
+    run(saved(coin_rows(), tmp_path / "r.csv"), "--draws", 0)
+    before = {path: path.read_bytes() for path in Path("fits/r").iterdir()}
+    write = Path.write_bytes
+
+    def full(path, content):
+        if path.name.startswith("tasks.csv"):
+            raise OSError("No space left on device")
+        return write(path, content)
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(OSError):
+        run("r.csv", "--draws", 0, "--margin", 3)
+    assert {path: path.read_bytes() for path in before} == before
+
+
+def test_many_experiments_have_one_figure_of_limited_size(run, tmp_path):
+    rows = pd.concat([coin_rows(tasks=1, models=("a",)).assign(experiment=f"e{k:03}") for k in range(100)])
+    status, out, _ = run(saved(rows, tmp_path / "r.csv"), "--draws", 0, "--effects", "bias")
+    page = Path("fits/r/report.html").read_text()
+    assert status == 0 and len(out.splitlines()) == 101 and page.count("base64,") == 1
+    height = int.from_bytes(Path("fits/r/effects.png").read_bytes()[20:24], "big")
+    assert height < 4000 and page.count("<tr") == 1 + 100 + 1 + 100 + 1 + 100
+
+
+def test_the_page_says_what_was_run(run, tmp_path):
+    """50 texts of six classes are 48."""
+    rows = coin_rows(models=("bert-tiny",)).assign(m=50, num_classes=6, versions="torch 9")
+    run(saved(rows, tmp_path / "r.csv"), "--draws", 0)
+    page = Path("fits/r/report.html").read_text().partition("What was run")[2]
+    cells = re.findall("<td>(.*?)</td>", page)
+    assert cells[:9] == ["few-shot", "task00", "bert-tiny (a demonstration)", "6", "50", "48", "40", "4", "torch 9"]
 
 
 def test_rounding_is_half_away_from_0(f):
@@ -859,9 +948,9 @@ def test_a_cell_with_some_rows_of_old_is_plain_and_says_so(f, capsys, tmp_path):
     rows = f.load_rows(args_of(f, saved(pd.concat([partly, table.assign(m=20)]), tmp_path / "r.csv")))
     assert rows.groupby("m")["arms"].unique().map(list).to_dict() == {8: ["plain"], 20: ["crossed"]}
     assert "e0, m = 8, n = 50: some rows lack acc_*_on_extra" in capsys.readouterr().out
-    words = f.methods(f.add_effects(rows), args_of(f))
-    assert "both sets or the first set" in words and "where known, adds" in words
-    assert "where known" not in f.methods(f.add_effects(rows.query("m == 8")), args_of(f))
+    words = [f.methods(f.add_effects(rows[rows["m"] == m]), args_of(f)) for m in (8, 20)]
+    assert "tested on the first set" in words[0] and "the variance between its subsamples" in words[0]
+    assert "tested on both sets" in words[1] and "the noise of drawing its texts" in words[1]
 
 
 def with_value(table, name, value, k=3):
@@ -890,6 +979,7 @@ BAD = {  # name: (what becomes of the rows' text, what the message says)
     "one data set as two tasks": (lambda t: t.assign(data="x").to_csv(index=False), "differ in task"),
     "conflict": (lambda t: t.to_csv(index=False) + with_value(t[:1], "acc_test", 0.1, 0).split("\n", 1)[1],
                  "data row 1 and results.csv, data row 25 agree in experiment, model, task"),
+    "splits": (lambda t: t.assign(split=["x"] * 12 + ["y"] * 12).to_csv(index=False), "differ in split (x and y)"),
     "recipes": (lambda t: t.assign(recipe=["x"] * 11 + ["y"] * 13).to_csv(index=False),
                 "differ in recipe (x and y)")}
 
