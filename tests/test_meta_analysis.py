@@ -134,7 +134,7 @@ def test_mode_and_curvature_against_autograd(m, models, tasks, missing):
 
 
 def test_newtons_method_finds_far_modes(m):
-    """Tasks in which all answers are right or none is: whole steps overshoot and never come back."""
+    """Tasks in which all answers are right or none is."""
     total = np.full((2, 6), 500)
     counts = np.zeros((1, 2, 2, 6), int)
     counts[..., ::2] = 500
