@@ -933,7 +933,7 @@ def test_one_run_in_old_and_new_columns(f, tmp_path):
     new = saved(new, tmp_path / "new.csv")
     found = [tables_of(f, *paths)[2] for paths in ((new,), (old, new), (new, old))]
     for other in found[1:]:
-        pd.testing.assert_frame_equal(found[0].drop(columns="noise"), other.drop(columns="noise"))
+        pd.testing.assert_frame_equal(found[0].drop(columns="cells"), other.drop(columns="cells"))
     assert set(found[0]["arms"]) == {"crossed"}
     changed = pd.read_csv(old)
     changed.loc[3, "acc_test"] += 0.005
