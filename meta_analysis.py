@@ -27,7 +27,7 @@ meta/results.board/: report.html, and tables with the columns
     shares.csv       of slices: threshold, outside (paper_mean beyond it), paper, t (exclude 0)
     leaderboard.csv  rank, name, score, gap (points to the next), p_wrong (their order is wrong),
                      p_swap_1, p_swap_5, p_swap_20 (they swap in a rerun with so many training sets
-                     a task), p_best, and whose noise: experiment, m, n, model
+                     a task), and whose noise: experiment, m, n, model
 
 Measured 2026-11-23: 500 slices and 500 shuffled ones of 25 tasks and 2 models take 3 s.
 """
@@ -49,6 +49,7 @@ from matplotlib.figure import Figure
 from scipy import special, stats
 
 KINDS = ("drawn", "shuffled")
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")  # Okabe and Ito's
 
 
 # Slices --------------------
@@ -162,21 +163,22 @@ def shares_of(meta):
 
 
 def answer_of(shares, effect):
-    """A sentence: what studies of one subsample find, from least to most of the settings."""
+    """A sentence: what one subsample would have claimed, least to most of settings and models."""
     found = []
     for kind in KINDS:
         mine = shares[(shares["effect"] == effect) & (shares["kind"] == kind)]
         ends = (100 * mine["paper"]).agg(["min", "max"]).round().unique()
         found.append(" to ".join(f"{end:.0f}" for end in ends))
-    return (f"By the paper's model, studies of one subsample find a {effect} in {found[0]} %, and "
-            f"where shuffling has left none, in {found[1]} % (11 % would be right).")
+    return (f"With one subsample of each task, the paper's model would have claimed a {effect} in "
+            f"{found[0]} % of the draws (by setting and model). It claims one of nothing, where "
+            f"seen and unseen are exchanged by lot, in {found[1]} %; an honest interval would in 11 %.")
 
 
 def draw_distributions(meta, shares, effect):
     """PNG of Figure 7, a panel per cell: distributions over slices of the paper's estimates."""
     cells = shares[shares["effect"] == effect].groupby(CELL)["threshold"].first()
     figure = Figure(figsize=(8, 1.4 + 2 * len(cells)), layout="constrained")
-    figure.suptitle(f"The {effect} in single subsamples: share of studies at or below")
+    title = f"The {effect} in single subsamples: share of studies at or below"
     axes = figure.subplots(len(cells), 1, squeeze=False, sharex=True)[:, 0]
     colours = dict(zip(shares["model"].unique(), itertools.cycle(COLOURS)))
     groups = meta.groupby([*CELL, "effect"])
@@ -187,7 +189,8 @@ def draw_distributions(meta, shares, effect):
         axis.axvspan(-threshold, threshold, color="grey", alpha=0.2, lw=0)
         axis.set_title(f"{title_of(*cell)}; grey: within ±{threshold:g}", fontsize=9)
     axis.set_xlabel("mean of beta in the paper's model (log odds)")
-    figure.legend(*axis.get_legend_handles_labels(), loc="outside lower center", ncols=len(colours))
+    figure.legend(*axis.get_legend_handles_labels(), loc="outside upper center",
+                  ncols=len(colours), frameon=False, title=title)
     return png_of(figure)
 
 
@@ -227,9 +230,6 @@ def board_table(board, v):
     table["p_wrong"] = stats.norm.sf(gap * math.sqrt(B / (2 * v)))
     for R in (1, 5, 20):
         table[f"p_swap_{R}"] = stats.norm.sf(B * gap / math.sqrt(2 * v * (B + 1 / R)))
-    noise = np.random.default_rng(0).normal(0, math.sqrt(v / B), (20_000, len(board)))
-    best = (scores + noise).argmax(1)  # true scores over B
-    table["p_best"] = np.bincount(best, minlength=len(board)) / len(noise)
     return table
 
 
@@ -250,7 +250,7 @@ def report_slices(rows, args):
         answer = answer_of(shares, effect)
         print(answer)
         figures[effect] = draw_distributions(meta, shares, effect)
-        parts += [paragraph(answer, "answer"), figure_html(figures[effect])]
+        parts += [paragraph(answer, "large"), figure_html(figures[effect])]
     parts.append(paragraph(
         "outside: posterior mean beyond the threshold; paper, t: 89 % interval excludes 0. "
         "Shuffled: the arms of each model and task change places at random."))
@@ -269,15 +269,14 @@ def report_board(rows, board):
         doubtful = (table["p_wrong"] > 1 - SHARE).sum()
         answer = (
             f"Neighbours in the wrong order with a chance above 11 %: {doubtful} of "
-            f"{len(board) - 1}; {table['name'][0]} is the best with a chance of "
-            f"{100 * table['p_best'][0]:.0f} % (noise of {model}, {title_of(*cell)}).")
+            f"{len(board) - 1} (noise of {model}, {title_of(*cell)}).")
         print(answer)
         parts += [
-            paragraph(answer, "answer"),
+            paragraph(answer, "large"),
             paragraph(f"Noise: {math.sqrt(v):.2f} points, the standard deviation of the mean "
                       "accuracy over tasks: an upper bound, since entries share their test texts. "
                       "gap: points to the next; p_wrong: their order is wrong; p_swap: they swap "
-                      "in a rerun with so many training sets a task; p_best: this one is best."),
+                      "in a rerun with so many training sets a task."),
             table_html(table, float_format="{:.3f}".format),
         ]
     return {"leaderboard": pd.concat(tables)}, {}, parts
@@ -351,8 +350,8 @@ def read_results(paths, metric):
     for path in paths:
         tables += read_path(path, needed)
     rows = pd.concat(tables, ignore_index=True)
-    numbers = [*WHOLE, "majority", *columns_of("acc"), *columns_of(metric)]
-    numbers += ["discordant", "discordant_on_extra"]
+    numbers = [*WHOLE, "majority", "num_classes", "discordant", "discordant_on_extra"]
+    numbers += [*columns_of("acc"), *columns_of("f1"), *columns_of(metric)]
     rows = rows.reindex(columns=dict.fromkeys([*rows, *numbers, *WORDS])).replace("", np.nan)
     rows["seed"] = rows["seed"].astype(object).fillna(0)
     for name in WORDS[:3]:
@@ -434,6 +433,7 @@ SHARE = 0.89  # of every interval: the paper's
 UPPER = (1 + SHARE) / 2  # its upper end, as a quantile
 EFFECTS = {"boost": ("base", "extra"), "bias": ("extra", "test")}  # control, treatment: plain arms
 SHARES = ("acc", "f1")  # metrics whose differences are told in points, hundredths
+TEXTS_DF = 5  # degrees of freedom that the noise of the texts, known from every row, is worth
 
 
 def add_effects(rows, metric="acc"):
@@ -463,28 +463,49 @@ def add_effects(rows, metric="acc"):
     lacking = rows[["discordant", "discordant_on_extra"]].isna().any(axis=1)
     rows["counted"] = known & ~lacking
     return rows
+
+
+def pool_noise(tasks):
+    """(variance of a crossed accuracy bias of one subsample of each task, points^2; degrees of
+    freedom). tasks: a row a task of n, subsamples, w (their mean), sd (of their biases, nan of
+    one). The noise of the texts, with one imaginary discordant text a set and task, plus what
+    effects that differ from run to run add, which all tasks know together."""
+    K, n = tasks["subsamples"], tasks["n"]
+    w = tasks["w"] + 100**2 * 2 / (4 * n**2 * K)
+    excess = (K - 1) * (tasks["sd"].fillna(0) ** 2 - w)
+    between = max(0, excess.sum() / max(1, (K - 1).sum()))
+    return w + between, K.sum() - len(K) + TEXTS_DF
+
+
+def bias_interval(tasks):
+    """(standard error, degrees of freedom, half-width) of the 89 % interval of the mean over tasks
+    of their crossed accuracy biases, in points, by Student's t. tasks: as pool_noise takes them."""
+    variance, df = pool_noise(tasks)
+    se = math.sqrt((variance / tasks["subsamples"]).sum()) / len(tasks)
+    return se, df, stats.t.ppf(UPPER, df) * se
 # --- end shared ---
 
 
 # --- shared: page ---
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")  # Okabe and Ito's
 STYLE = """
 .report { max-width: 70rem; margin: auto; font: 16px/1.5 sans-serif; overflow-wrap: break-word;
-  .answer, .warning { border-left: .3rem solid #0072B2; padding-left: .8rem }
-  .warning { border-color: #D55E00 }
-  .small { font-size: .85rem }
-  table { font-size: .75rem }
+  .card { border: 1px solid; border-left-width: .6rem; padding: .5rem 1rem; margin: 1rem 0;
+    b { font-size: 2.2rem } p { color: black; margin: .4rem 0 } }
+  .no { color: #006b4f } .yes { color: #b3261e } .open { color: #8a5a00 }
+  .warning { border-left: .3rem solid #8a5a00; padding-left: .8rem }
+  .small { font-size: .85rem } .large { font-size: 1.3rem }
+  table { font-size: .85rem; border-collapse: collapse }
+  td, th { padding: .15rem .8rem .15rem 0; text-align: left; white-space: nowrap }
   .scroll { overflow-x: auto }
   img { max-width: 100%; min-width: 34rem }
-  td, th { padding: .15rem .5rem; text-align: left; white-space: nowrap }
-  @media print { .scroll { overflow: visible } }
+  @media print { .scroll { overflow: visible } img { min-width: 0 } table { font-size: .6rem } }
 }
 """
 
 
 def paragraph(text, kind=""):
-    """HTML of a paragraph; kind: answer, warning, small."""
-    return f'<p class="{kind}">{html.escape(text)}</p>'
+    """HTML of a paragraph, if there is a text; kind: warning, small."""
+    return f'<p class="{kind}">{html.escape(text)}</p>' if text else ""
 
 
 def table_html(table, **formats):
@@ -506,19 +527,33 @@ def figure_html(png):
     return f'<div class="scroll"><img src="data:image/png;base64,{picture}"></div>'
 
 
+def name_of(paths):
+    """Of the folder of results of these files."""
+    name = paths[0].resolve().stem
+    return name if len(paths) == 1 else f"{name}-and-{len(paths) - 1}-more"
+
+
 def save(folder, tables, figures, title, parts, again=False):
     """Write tables and figures by name, and report.html of these parts in HTML, one file to be
-    handed on. In a notebook's cell it is shown; again: in its old place."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, table in tables.items():
-        table.to_csv(folder / f"{name}.csv", index=False, float_format="%.6g")
-    for name, png in figures.items():
-        (folder / f"{name}.png").write_bytes(png)
+    handed on: beside the old ones, which are replaced when all is written. In a notebook's cell it
+    is shown; again: in its old place."""
     page = "\n".join([
         '<!DOCTYPE html><meta charset="utf-8"><meta name="viewport" content="width=device-width">',
         f"<title>{title}</title><style>{STYLE}</style>",
         f'<div class="report"><h1>{title}</h1>', *parts, "</div>"])
-    (folder / "report.html").write_text(page, encoding="utf-8")
+    files = {"report.html": page.encode()}
+    for name, table in tables.items():
+        files[f"{name}.csv"] = table.to_csv(index=False, float_format="%.6g").encode()
+    for name, png in figures.items():
+        files[f"{name}.png"] = png
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        (folder / f"{name}.new").write_bytes(content)
+    for name in files:
+        (folder / f"{name}.new").replace(folder / name)
+    for path in [*folder.glob("posterior.csv"), *folder.glob("setting-*.png")]:
+        if path.name not in files:
+            path.unlink()  # of an earlier run
     notebook = sys.modules.get("IPython")
     if notebook and notebook.get_ipython():
         page = notebook.display.HTML(page)
@@ -549,7 +584,7 @@ def parse_args(argv):
 
 def main(argv=None):
     args = parse_args(argv)
-    name = args.paths[0].resolve().stem
+    name = name_of(args.paths)
     try:
         rows = add_effects(load_rows(args))
         if args.leaderboard:

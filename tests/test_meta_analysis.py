@@ -133,6 +133,16 @@ def test_mode_and_curvature_against_autograd(m, models, tasks, missing):
         assert (mean, sd) == pytest.approx(dense_posterior(one, total), abs=1e-6)
 
 
+def test_newtons_method_finds_far_modes(m):
+    """Tasks in which all answers are right or none is."""
+    total = np.full((2, 6), 500)
+    counts = np.zeros((1, 2, 2, 6), int)
+    counts[..., ::2] = 500
+    counts[:, 1, :, 0] = 490
+    (mean,), (sd,) = m.slice_posterior(counts, total)
+    assert (mean, sd) == pytest.approx(dense_posterior(counts[0], total), abs=1e-4)
+
+
 def test_several_tasks_against_quadrature(m):
     """The whole posterior on a grid of mu, beta and sd_U; each task's U is integrated out of its
     likelihood, a function of eta = mu + U and beta."""
@@ -267,9 +277,9 @@ def test_the_answer_says_what_single_studies_and_shuffled_ones_find(run, tmp_pat
     shares = pd.read_csv("meta/results/shares.csv").set_index(["effect", "kind"])
     assert shares.loc[("bias", "drawn"), "t"] == 1 and shares.loc[("bias", "shuffled"), "t"] < 0.5
     for effect, line in zip(("boost", "bias"), out.splitlines()):
-        told = [float(share) for share in re.findall(r"in (\d+) %", line)]
+        told = [float(share) for share in re.findall(r"in (\d+) %", line)][:2]
         expected = 100 * shares.loc[effect].loc[["drawn", "shuffled"], "paper"].to_numpy()
-        assert f"find a {effect} in" in line and told == pytest.approx(expected, abs=0.51)
+        assert f"have claimed a {effect} in" in line and told == pytest.approx(expected, abs=0.51)
 
 
 def test_all_models_together_only_where_they_have_the_same_tasks(run, tmp_path):
@@ -359,17 +369,9 @@ def test_a_leaderboard_by_hand(m, run, tmp_path):
     for R in (1, 5, 20):
         rerun = math.sqrt(known**2 + 2 * NOISE / R)
         assert first[f"p_swap_{R}"] == pytest.approx(stats.norm.sf(5 * B / rerun), rel=1e-4)
-    grid = np.linspace(0, 130, 4001)
-    sd = math.sqrt(B * NOISE)
-    true = [65 + B * (score - 65) for score in (75, 70, 50)]
-    best = []
-    for k in range(3):
-        others = [stats.norm.cdf(grid, true[i], sd) for i in range(3) if i != k]
-        best.append(np.trapezoid(stats.norm.pdf(grid, true[k], sd) * np.prod(others, axis=0), grid))
-    assert table["p_best"].to_numpy() == pytest.approx(best, abs=0.006)
     page = (tmp_path / "meta/results.board/report.html").read_text()
     assert f"Noise: {math.sqrt(NOISE):.2f} points" in page and "upper bound" in page
-    assert re.match(f"Neighbours .*: 1 of 2; first is .* {100 * first['p_best']:.0f} %", out)
+    assert out.startswith("Neighbours in the wrong order with a chance above 11 %: 1 of 2 (noise of a, ")
     assert all(column in m.__doc__ for column in ["name", *table])
 
 
@@ -403,7 +405,6 @@ def test_announced_chances_come_true(m, rows_of, tmp_path):
 def test_a_board_no_wider_than_its_noise_has_no_order(run, tmp_path):
     table, _ = a_board(run, tmp_path, "name,score\nx,62\ny,60\nz,58\n")
     assert table["p_wrong"].dropna().to_numpy() == pytest.approx(0.5, abs=1e-3)
-    assert table["p_best"].to_numpy() == pytest.approx(1 / 3, abs=0.01)
 
 
 def test_rows_without_noise_still_give_a_table(run, tmp_path):
@@ -412,7 +413,7 @@ def test_rows_without_noise_still_give_a_table(run, tmp_path):
     (tmp_path / "board.csv").write_text("name,score\nx,.99\ny,.101\nz,.1\n")
     _, error = run("--leaderboard", "board.csv")
     table = pd.read_csv("meta/results.board/leaderboard.csv")
-    assert not error and table["p_best"].tolist() == [1, 0, 0] and table["p_swap_1"][0] == 0
+    assert not error and table["p_swap_1"][0] == 0
     assert table["p_wrong"][1] == pytest.approx(stats.norm.sf(0.1 / math.sqrt(2 / 24)), abs=1e-4)
     page = (tmp_path / "meta/results.board/report.html").read_text()
     assert "e-" not in page.split("<table")[1] and "nan" not in page
