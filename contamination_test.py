@@ -6,27 +6,37 @@
 #     "tqdm==4.70.1",
 # ]
 # ///
-"""Which contamination detector sees that a model was pretrained on test texts, and did it do harm?
+"""Is a model's score inflated because it saw the test? Was it trained on test texts at all?
+
+Three questions, cheapest first
+    python contamination_test.py --answers answers.csv --clean before other --margin 5
+    python contamination_test.py --examples mine.txt --model ./mine  # order test: any benchmark
+    python contamination_test.py --examples released.txt --held-out kept_back.txt --model ./mine \
+        --reference ./before
+    python run_zero_shot.py --pack --pretrain-epochs 10 --adapters kept
+    python contamination_test.py kept  # audit: which detector sees these models, were they harmed?
+    python contamination_test.py --from-log log.json  # p-values of a log, no model
+    python contamination_test.py --from-table contamination.csv  # tables of an audit, no model
+
+Answers of any model: columns model, half (released or held_out), item, right (0 to 1), perhaps task
+and try; made from a harness's files as docs/answers.md says. Needs no torch. seen: the score on the
+released items; unseen: what it would have been had they not been seen; bias = seen - unseen, with
+89 % intervals. Which half an item is in was drawn by lot, so that nothing but the release can make
+the halves differ, for any model; clean models, which cannot have seen the items, explain which are
+hard, so that the interval is narrower; and they show if the halves were not random. --out: as
+printed; needed: items a half for half the margin; gaps: difference of gaps; p: of the clean models.
 
 Section 9.2 of "Evaluating the fairness of task-adaptive pretraining on unlabeled test data before
 few-shot text classification" (Dubey), on the units of run_zero_shot.py --adapters: a subsample's
-texts `extra` and `test` and an adapter pretrained on either. The order test runs on any benchmark,
-the text detectors where a random half was never released.
-
-Commands, cheapest first
-    python contamination_test.py --from-log log.json  # p-values of a log, no model
-    python contamination_test.py --from-table contamination.csv  # tables of an audit, no model
-    python contamination_test.py --examples mine.txt --model smollm2  # order test
-    python contamination_test.py --examples released.txt --held-out kept_back.txt --model smollm2
-    python run_zero_shot.py --pack --pretrain-epochs 10 --adapters kept
-    python contamination_test.py kept  # audit these units
+texts `extra` and `test` and an adapter pretrained on either.
 
 Order test (Oren et al., "Proving test set contamination in black-box language models", ICLR 2024):
 to a model that never saw a data set no order of its examples is likelier than another. In each of
 some contiguous shards log p(canonical order) is compared with all other orders, or --permutations
 random ones. In a unit: of the texts of `test` (in the paper with labels, which no adapter saw).
-    p_published    t-test over the shards, canonical minus mean of the others, ddof 0
     p_exact        permutation test on the sum over the shards, exact or by 10^6 draws
+    p_published    t-test over the shards, canonical minus mean of the others, ddof 0: as published,
+                   a little too small with few shards (simulated: .076 for .05 at 4, .064 at 10)
 
 Text detectors, of the texts as trained on, behind the instruction, or of --examples:
     logp      mean log-probability of its tokens
@@ -37,13 +47,13 @@ Text detectors, of the texts as trained on, behind the instruction, or of --exam
     twin      logp minus that under the other pretrained arm: an upper bound that no attacker has
 
 AUC: how often a text of `test` scores above one of `extra` under the arm test. p, one-sided: would
-somebody who has this model notice? Rank sum, stratified by unit; of the order test Fisher's. Flag:
-p, adjusted over detectors but twin (Benjamini and Hochberg), is below .05. Crossed AUC: how visible
-is the dose? (AUC of the arm test + 1 - AUC of the arm extra) / 2: the luck of these texts cancels.
-The order test relative to base, whose luck it shares: t-test over units of the change of z, the
-normal quantile of p_published.
+somebody who has these models notice? Rank sum, stratified by unit; of the order test Fisher's.
+Flag: p, adjusted over detectors but twin (Benjamini and Hochberg), is below .05. single: so many
+models are flagged alone. Crossed AUC: how visible is the dose? (AUC of the arm test + 1
+- AUC of the arm extra) / 2: the luck of these texts cancels. The order test relative to base, whose
+luck it shares: t-test over units of the change of z, the normal quantile of p_published.
 
-contamination.csv (--out), rewritten after each unit; a rerun skips its units. Its columns
+contamination.csv (--out of an audit), rewritten after each unit; a rerun skips its units. columns
     experiment, model, task, m, n, subsample, seed, data, recipe    as in results.csv
     pack, answers, epochs          texts a sequence (1: padded); trained with answers; the dose
     arm                            base, extra or test
@@ -51,16 +61,15 @@ contamination.csv (--out), rewritten after each unit; a rerun skips its units. I
     discordant, discordant_on_extra    as in results.csv: the noise of the texts
     shards, informative, p_published, p_exact    order test; informative: shards of several orders
     auc_D                          for each detector D; ref and twin are empty for base
-    audit                          hash of unit.json and of the order test's flags
+    audit                          the unit and the order test's flags
 
-Measured 2026-11-23 on the paper's log (extra, 256 shards): p_published .336248, p_exact .386985.
+Measured 2026-11-23 on the paper's log (extra, 256 shards): p_exact .386985, p_published .336248.
 """
 
 import argparse
 import collections
 import contextlib
 import functools
-import hashlib
 import itertools
 import json
 import logging
@@ -521,7 +530,7 @@ class KeptUnit(NamedTuple):
     folder: Path
     content: dict  # of unit.json
     shards: list  # of the examples of `test`
-    audit: str  # hash of what decides its rows
+    audit: str  # what decides its rows
 
 
 def audit_arm(net, unit, arm, args):
@@ -541,7 +550,8 @@ def audit_unit(net, unit, args):
     orders, texts = {}, {}
     orders["base"], texts["base"] = audit_arm(net, unit, "base", args)
     for arm in ("extra", "test"):
-        lm = peft.PeftModel.from_pretrained(net.lm, unit.folder / arm).eval()  # unmerged
+        with reading(unit.folder / arm, "make this unit again"):
+            lm = peft.PeftModel.from_pretrained(net.lm, unit.folder / arm).eval()  # unmerged
         orders[arm], texts[arm] = audit_arm(net._replace(lm=lm), unit, arm, args)
         lm.unload()
     rows = []
@@ -619,28 +629,29 @@ def harm_of(units):
 
 def detectors_of(rows):
     """A table of the detectors and the order test over the units of one setting. single: how many
-    units' models are flagged alone, unadjusted; ±: half-width of the crossed AUC's interval."""
+    units' models are flagged alone; ±: half-width of the crossed AUC's interval."""
     arms = {arm: mine.set_index("subsample") for arm, mine in rows.groupby("arm")}
     n, count = rows["n"].iloc[0], len(arms["test"])
-    lines = {}
+    lines, single = {}, pd.DataFrame(index=arms["test"].index)
     for name, words in DETECTORS.items():
         auc = {arm: mine[f"auc_{name}"] for arm, mine in arms.items()}
         crossed = (auc["test"] + 1 - auc["extra"]) / 2
-        single = sum(rank_sum_p(auc["test"][[k]], n) < LEVEL for k in auc["test"].index)
+        single[words] = [rank_sum_p(auc["test"][[k]], n) for k in auc["test"].index]
         lines[words] = {"AUC": auc["test"].mean(), "p": rank_sum_p(auc["test"], n),
-                        "single": single, "p of base": rank_sum_p(auc["base"], n),
-                        "crossed AUC": crossed.mean(),
+                        "p of base": rank_sum_p(auc["base"], n), "crossed AUC": crossed.mean(),
                         "±": stats.t.ppf(UPPER, count - 1) * crossed.sem()}
     p = {arm: stats.combine_pvalues(mine["p_exact"]).pvalue for arm, mine in arms.items()}
     z = {arm: mine["p_published"].map(stats.norm.isf) for arm, mine in arms.items()}
     gain = z["test"] - z["base"]
-    single = (arms["test"]["p_exact"] < LEVEL).sum()
-    lines["order test"] = {"p": p["test"], "single": single, "p of base": p["base"]}
+    single["order test"] = arms["test"]["p_exact"]
+    lines["order test"] = {"p": p["test"], "p of base": p["base"]}
     lines["of extra"] = {"p": p["extra"]}
     lines["relative to base"] = {"p": stats.t.sf(gain.mean() / gain.sem(), count - 1)}
     table = pd.DataFrame(lines).T
     counted = table["p"].drop(["twin", "of extra", "relative to base"])
     table.insert(2, "adjusted", adjusted(counted))
+    flags = single.drop(columns="twin").apply(adjusted, axis=1) < LEVEL
+    table.insert(3, "single", flags.sum())
     return table
 
 
@@ -682,26 +693,12 @@ def reading(path, advice):
         raise SystemExit(f"error: {path} cannot be used ({error!r:.200}): {advice}") from None
 
 
-@functools.cache
-def hash_model(source):
-    """weights_hash, once: 14 GB are not read for each unit."""
-    return weights_hash(Path(source))
-
-
 def read_unit(path, args):
-    """A KeptUnit: its content, adapters and base model must be those that were written."""
+    """A KeptUnit."""
     with reading(path, "make this unit again"):
         content = json.loads(path.read_text(encoding="utf-8"))
-        if content.pop("hash", None) != short_hash(content):
-            raise ValueError("it was changed, or an older version made it")
-        for arm, files in content["adapters"].items():
-            if files != {name: file_hash(path.parent / arm / name) for name in files}:
-                raise ValueError(f"the adapter {arm} was changed")
-        model = content["model"]
-        if hash_model(model["source"]) != model["weights"]:
-            raise ValueError(f"{model['source']} has other model files now, or was moved")
-    shards = cut_shards(content["test"]["examples"], args.shards, path)
-    audit = short_hash(content, args.shards, args.permutations)
+        shards = cut_shards(content["test"]["examples"], args.shards, path)
+        audit = f"{content['hash']} {args.shards} {args.permutations}"
     return KeptUnit(path.parent, content, shards, audit)
 
 
@@ -749,18 +746,10 @@ def read_log(path):
 
 def read_table(path):
     """The rows of a contamination.csv."""
-    words = ["experiment", "model", "task", "data", "recipe", "answers", "arm", "audit"]
-    may_lack = [*NOISE, "p_published", "auc_ref", "auc_twin"]
+    words = ["experiment", "model", "task", "data", "recipe", "arm", "audit"]
     with reading(path, "give the table as this script wrote it"):
-        table = pd.read_csv(path, dtype=str, keep_default_na=False)[TABLE]
-        for name in table.columns.difference(words):
-            table[name] = pd.to_numeric(table[name])
-        table["answers"] = table["answers"].map({"True": True, "False": False})
-        if table.drop(columns=may_lack).isna().any(axis=None):
-            raise ValueError("a field is empty")
-        shares = table.filter(regex="^(accuracy|discordant|p_|auc_)")
-        if ((shares < 0) | (shares > 1)).any(axis=None):
-            raise ValueError("an accuracy, AUC or p-value is not from 0 to 1")
+        table = pd.read_csv(path, dtype=dict.fromkeys(words, str), keep_default_na=False,
+                            na_values=[""])[TABLE]
         if {tuple(arms) for _, arms in table.groupby(KEY)["arm"]} != {ARMS}:
             raise ValueError("a unit has not one row of each arm")
     return table
@@ -834,7 +823,7 @@ def write_whole(path, table):
     draft.replace(path)
 
 
-# The same in the other scripts
+# The same in fit_model.py, meta_analysis.py and the run scripts
 
 # --- shared: effects ---
 SHARE = 0.89  # of every interval: the paper's
@@ -891,31 +880,6 @@ def bias_interval(tasks):
     variance, df = pool_noise(tasks)
     se = math.sqrt((variance / tasks["subsamples"]).sum()) / len(tasks)
     return se, df, stats.t.ppf(UPPER, df) * se
-# --- end shared ---
-
-
-# --- shared: hashes ---
-MODEL_FILES = (  # those that decide a model's numbers; no pickled weights
-    "config.json", "model*.safetensors*", "*.gguf", "*token*.json", "vocab.*", "merges.txt",
-    "*.model",
-)
-
-
-def short_hash(*parts):
-    """Twelve hexadecimal digits for the parts (what JSON can write), alike on every machine."""
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:12]
-
-
-def file_hash(path):
-    """sha256 of a file, in hexadecimal digits."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def weights_hash(folder):
-    """A hash of a model's files."""
-    files = {file for pattern in MODEL_FILES for file in folder.glob(pattern)}
-    return short_hash([(file.name, file_hash(file)) for file in sorted(files)])
 # --- end shared ---
 
 
