@@ -132,7 +132,7 @@ def read_answers(path):
     key = ["task", "half", "item", "model"]
     with reading(path, "see docs/answers.md"):
         if path.suffix.lower() == ".jsonl":
-            rows = pd.read_json(path, lines=True, dtype=False, convert_dates=False)
+            rows = pd.read_json(path, lines=True, dtype=False)
         else:
             rows = pd.read_csv(path, dtype=dict.fromkeys(key, str), keep_default_na=False,
                                na_values={"right": [""]})
@@ -153,7 +153,8 @@ def read_answers(path):
             "two answers to an item: number its tries in a column try": rows.duplicated(one_try)}
         for words, wrong in faults.items():
             if wrong.any():
-                raise ValueError(f"{words}: {[*rows[wrong].iloc[0][[*key, 'right']]]}")
+                first = rows.loc[wrong, [*key, "right"]].iloc[0]
+                raise ValueError(f"{words}: {', '.join(map(str, first))}")
         groups = rows.groupby(key, sort=False)["right"]
         return groups.mean().unstack(), groups.size().max()
 
@@ -172,7 +173,8 @@ def judge_task(task, answers, clean):
         counts = {"released": released.sum(), "held_out": (~released).sum()}
         if min(counts.values()) < FEWEST:
             raise SystemExit(f"error: {task:.60}: {model or 'clean models'} beside {len(others)} "
-                             f"clean ones answered {counts}: {FEWEST} items a half are needed")
+                             f"clean ones answered {counts['released']} released, "
+                             f"{counts['held_out']} held-out items: {FEWEST} are needed")
         rows.append({"task": task, "model": model, "clean": ", ".join(others), **counts,
                      "left_out": len(answers) - len(used),
                      **difference(used[model].to_numpy(), released, used[others].to_numpy().T)})
@@ -239,23 +241,25 @@ def add_verdicts(table, clean, margin):
 
 
 def show_answers(table):
-    """Print a line of each model, and of the clean ones how many exclude 0."""
+    """Print what is known of each model, and of how many clean ones the interval excludes 0."""
     for task, mine in table.groupby("task", sort=False):
         for row in mine.to_dict("records"):
-            text = ("{verdict}. {model}, {task}: seen {seen:.1f}, unseen {unseen:.1f}, bias "
-                    "{bias:+.1f} [{low:+.1f}, {high:+.1f}] points; items: {released} released, "
-                    "{held_out} held out, {left_out} left out")
+            text = "{model}, {task}: {verdict}"
             if row["verdict"].startswith("Too"):
-                text += "; about {needed:.0f} a half would settle it"
+                text += "; about {needed:.0f} items a half would settle it"
             if row["verdict"] == "No verdict":
-                text += ("; clean models differ by {halves_differ:+.1f} (p {p:.1g}): no random "
-                         "halves, or a clean model is not clean; difference of gaps {gaps:+.1f}")
+                text += (": the clean models differ between the halves by {halves_differ:+.1f} points "
+                         "(p {p:.1g}).\n    The halves are not random, or a clean model is not clean. "
+                         "Difference of gaps: {gaps:+.1f}")
+            text += ("\n    seen {seen:.1f}, unseen {unseen:.1f}, bias {bias:+.1f} [{low:+.1f}, "
+                     "{high:+.1f}] points; items: {released} released, {held_out} held out, "
+                     "{left_out} left out")
             print(text.format(**row))
         clean = mine[mine["verdict"] == "Clean"]
         if len(clean):
             excluded = (clean["low"] > 0) | (clean["high"] < 0)
-            print(f"Of {len(clean)} clean models {excluded.sum()} exclude 0, by chance "
-                  f"{(1 - SHARE) * len(clean):.2f}")
+            print(f"Of {len(clean)} clean models the interval of {excluded.sum()} excludes 0, by "
+                  f"chance of {(1 - SHARE) * len(clean):.2f}")
 
 
 # Scores of tokens
