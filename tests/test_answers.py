@@ -318,6 +318,7 @@ def test_mistakes_are_one_line(change, flags, words, tmp_path):
 
 
 def check_refused(rows, flags, words, tmp_path):
+    (tmp_path / "out.csv").unlink(missing_ok=True)
     path = tmp_path / "answers.csv"
     rows.to_csv(path, index=False)
     with pytest.raises(SystemExit) as end:
