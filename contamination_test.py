@@ -242,8 +242,10 @@ def add_verdicts(table, clean, margin):
 
 def show_answers(table):
     """Print what is known of each model, and of how many clean ones the interval excludes 0."""
-    for task, mine in table.groupby("task", sort=False):
-        for row in mine.to_dict("records"):
+    for _, mine in table.groupby("task", sort=False):
+        clean = mine[mine["verdict"] == "Clean"]
+        others = mine[mine["verdict"] != "Clean"]
+        for row in pd.concat([others, clean]).to_dict("records"):
             text = "{model}, {task}: {verdict}"
             if row["verdict"].startswith("Too"):
                 text += "; about {needed:.0f} items a half would settle it"
@@ -255,7 +257,6 @@ def show_answers(table):
                      "{high:+.1f}] points; items: {released} released, {held_out} held out, "
                      "{left_out} left out")
             print(text.format(**row))
-        clean = mine[mine["verdict"] == "Clean"]
         if len(clean):
             excluded = (clean["low"] > 0) | (clean["high"] < 0)
             print(f"Of {len(clean)} clean models the interval of {excluded.sum()} excludes 0, by "
