@@ -49,16 +49,15 @@ Text detectors, of the texts as trained on, behind the instruction, or of --exam
 AUC: how often a text of `test` scores above one of `extra` under the arm test. p, one-sided: would
 somebody who has these models notice? Rank sum, stratified by unit; of the order test Fisher's.
 Flag: p, adjusted over detectors but twin (Benjamini and Hochberg), is below .05. single: so many
-models are flagged alone. Crossed AUC: how visible is the dose? (AUC of the arm test + 1
-- AUC of the arm extra) / 2: the luck of these texts cancels. The order test relative to base, whose
-luck it shares: t-test over units of the change of z, the normal quantile of p_published.
+models are flagged alone. Crossed AUC: how visible is the dose? (AUC of the arm test + 1 - AUC of
+the arm extra) / 2: the luck of these texts cancels. The order test relative to base, whose luck it
+shares: t-test over units of the change of z, the normal quantile of p_published.
 
 contamination.csv (--out of an audit), rewritten after each unit; a rerun skips its units. columns
-    experiment, model, task, m, n, subsample, seed, data, recipe    as in results.csv
+    experiment to recipe, discordant, discordant_on_extra    as in results.csv
     pack, answers, epochs          texts a sequence (1: padded); trained with answers; the dose
     arm                            base, extra or test
     accuracy, accuracy_on_extra    on the texts of `test` and of `extra`
-    discordant, discordant_on_extra    as in results.csv: the noise of the texts
     shards, informative, p_published, p_exact    order test; informative: shards of several orders
     auc_D                          for each detector D; ref and twin are empty for base
     audit                          the unit and the order test's flags
@@ -250,9 +249,9 @@ def show_answers(table):
             if row["verdict"].startswith("Too"):
                 text += "; about {needed:.0f} items a half would settle it"
             if row["verdict"] == "No verdict":
-                text += (": the clean models differ between the halves by {halves_differ:+.1f} points "
-                         "(p {p:.1g}).\n    The halves are not random, or a clean model is not clean. "
-                         "Difference of gaps: {gaps:+.1f}")
+                text += (": the clean models differ between the halves by {halves_differ:+.1f} "
+                         "points (p {p:.1g}).\n    The halves are not random, or a clean model is "
+                         "not clean. Difference of gaps: {gaps:+.1f}")
             text += ("\n    seen {seen:.1f}, unseen {unseen:.1f}, bias {bias:+.1f} [{low:+.1f}, "
                      "{high:+.1f}] points; items: {released} released, {held_out} held out, "
                      "{left_out} left out")
