@@ -231,23 +231,25 @@ def test_the_verdict_changes_at_its_borders(tmp_path, capsys):
 
 def test_clean_models_are_counted_against_chance(tmp_path, capsys):
     rows = make_answers(9, clean=4)
-    lucky = (rows["model"] == "other1") & (rows["half"] == "released")
-    rows.loc[lucky, "right"] = (np.random.default_rng(1).random(60) < 0.85).astype(float)
+    rng = np.random.default_rng(1)
+    for name, share in (("other1", 0.85), ("other2", 0.15)):  # one above 0, one below
+        mine = (rows["model"] == name) & (rows["half"] == "released")
+        rows.loc[mine, "right"] = (rng.random(60) < share).astype(float)
     names = ["before", "other1", "other2", "other3"]
     judge(tmp_path, rows, "--clean", *names)
     released, answers = columns_of(rows)
-    outside = 0
+    above, below = 0, 0
     for name in names:
         bias, se, size = plain_inflation(
             answers[name], released, [answers[other] for other in names if other != name]
         )
-        outside += abs(bias) > stats.t.ppf(0.945, 105 - size) * se
+        half = stats.t.ppf(0.945, 105 - size) * se
+        above += bias > half
+        below += bias < -half
     text = capsys.readouterr().out
-    assert (
-        0 < outside < 4
-        and f"Of 4 clean models the interval of {outside} excludes 0, by chance of 0.44" in text
-    )
-    assert text.count(": Clean\n") == 4 and text.index("mine, benchmark") < text.index("Of 4")
+    words = f"Of 4 clean models the interval of {above + below} excludes 0, by chance of 0.44"
+    assert above and below and above + below < 4 and words in text
+    assert text.count(": Clean\n") == 4 and text.index("mine, benchmark") < text.index(words)
 
 
 def test_no_verdict_where_the_clean_models_differ_between_the_halves(tmp_path, capsys):
