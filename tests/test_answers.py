@@ -356,6 +356,10 @@ def test_tries_are_averaged_and_items_not_answered_are_left_out(tmp_path, capsys
     fewer = judge(tmp_path, rows[~rows["item"].isin(gone)], "--clean", "before").set_index("model")
     assert empty.loc["mine", "left_out"] == 3 and fewer.loc["mine", "left_out"] == 0
     assert empty.loc["mine", "bias"] == pytest.approx(fewer.loc["mine", "bias"])
+    two = ["--clean", "before", "other1"]  # their mean, too, is of items that both answered
+    both = judge(tmp_path, rows.assign(right=rows["right"].mask(lacking)), *two)
+    complete = judge(tmp_path, rows[~rows["item"].isin(gone[:2])], *two)
+    assert both["halves_differ"].tolist() == pytest.approx(complete["halves_differ"].tolist())
     assert empty.loc["mine", "released"] == 57 and empty.loc["before", "left_out"] == 2
     pd.concat([rows, rows]).to_csv(tmp_path / "answers.csv", index=False)  # a file joined twice
     twice = judge(tmp_path, pd.concat([rows, rows]))

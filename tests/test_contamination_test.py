@@ -229,7 +229,7 @@ def test_the_order_test_says_what_its_p_means(capsys, tmp_path):
     """Ten shards of two: the canonical order is the likelier one in all, p = 2^-10, or in half of them; four: p is
     1/16 at least."""
     for count, better, words in ((10, 10, ": flagged"), (10, 5, ": no sign"), (4, 4, ": these shards cannot tell: p is "
-                                 "0.0625 at least"), (5, 5, ": flagged")):
+                                 "0.0625 at least"), (5, 5, ": flagged"), (5, 0, ": no sign")):
         log = {"canonical_logprobs": [-1.0] * better + [-2.0] * (count - better),
                "shuffled_logprobs": [[-2.0]] * better + [[-1.0]] * (count - better)}
         (tmp_path / "log.json").write_text(json.dumps(log))
