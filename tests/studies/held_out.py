@@ -27,6 +27,13 @@ from conftest import load_script  # noqa: E402
 contam = load_script("contamination_test")
 
 
+def smollm2():
+    """The path of its file, as run_zero_shot.py unpacks it."""
+    zero_shot = load_script("run_zero_shot")
+    model = zero_shot.find_model("smollm2", zero_shot.load_registry())
+    return str(model.folder / model.gguf)
+
+
 def false_alarms(draws):
     """Print the shares of random halves that are refused, and flagged, by each detector."""
     zero_shot = load_script("run_zero_shot")
@@ -34,7 +41,7 @@ def false_alarms(draws):
     rng = np.random.default_rng(0)
     texts = [task.texts[number] for number in rng.choice(len(task.texts), 400, replace=False)]
     args = contam.parse_args([])
-    net = contam.open_scorer(*contam.find_unpacked("smollm2"), None)
+    net = contam.open_scorer(*contam.model_files(smollm2()), "none", "float32", None)
     values = contam.detect_all(net, "", texts, args, "texts")
     pairs = list(itertools.permutations(range(20), 2))
     sequences = [contam.tokenise(net, "", f"{texts[i]}\n\n{texts[j]}") for i, j in pairs]
@@ -80,7 +87,7 @@ def hits(path):
         merged.config.quantization_config = None
         merged.save_pretrained(folder)
         net.tokenizer.save_pretrained(folder)
-        flags = ["--model", folder, "--reference", "smollm2"]
+        flags = ["--model", folder, "--reference", smollm2()]
         for flag, name in (("--examples", "test"), ("--held-out", "extra")):
             file = Path(folder) / f"{name}.jsonl"
             texts = [
