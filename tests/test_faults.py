@@ -63,6 +63,17 @@ def test_fp16s_scale_never_grows(script):
     assert weight.item() == pytest.approx(-2.5, rel=1e-3) and {*scales} == {4096.0}
 
 
+def test_fp16s_gradients_are_unscaled_before_they_are_clipped(script, model_dir, monkeypatch):
+    """Clipping at 1 leaves gradients that are 4,096 times too large no size of their own."""
+    folder, norms, clip = model_dir("gpt2", **NO_DROPOUT["gpt2"]), [], torch.nn.utils.clip_grad_norm_
+    monkeypatch.setattr(
+        torch.nn.utils, "clip_grad_norm_", lambda *args: norms.append(float(clip(*args))))
+    for precision in ("fp16", "float32"):
+        net = network(script, folder, "gpt2", precision)
+        script.pretrain(net, tokens(net), recipe_of("pretrain", 1, 5, 1e-4), seed=1)
+    assert len(norms) == 2 and norms[0] == pytest.approx(norms[1], rel=0.1)
+
+
 def test_nf4_is_the_papers_qlora(zero, load):  # noqa: F811
     """Double quantised: the scale of each 64 weights takes one byte, and not four. The adapter is
     trained by Adam with states of a byte, and activations are computed twice."""
