@@ -87,12 +87,13 @@ def test_nf4_is_the_papers_qlora(zero, load):  # noqa: F811
         assert state.quant_type == "nf4" and scales.numel() == math.prod(state.shape) / 64
         assert scales.element_size() == 1, "the scales are quantised, too"
 
-    passes, states = [], set()
+    passes, states, decays = [], set(), set()
     inner = net.model.base_model.model.model
     for name, module in (("model", inner), ("layer", inner.layers[0].mlp)):
         module.register_forward_pre_hook(lambda *_, name=name: passes.append(name))
 
     def see(optimizer, *_):
+        decays.update([group["weight_decay"] for group in optimizer.param_groups])
         for state in optimizer.state.values():
             states.update([value.dtype for value in state.values()
                            if torch.is_tensor(value) and value.numel() >= 4096])
@@ -100,8 +101,40 @@ def test_nf4_is_the_papers_qlora(zero, load):  # noqa: F811
     hook = register_optimizer_step_post_hook(see)
     zero.train_adapter(net, TEXTS, RECIPE | {"epochs": 1}, 1)
     hook.remove()
-    assert states == {torch.uint8}
+    assert states == {torch.uint8} and decays == {0.0}
     assert passes.count("layer") == 2 * passes.count("model") > 0
+
+
+def test_zero_shot_recipes_are_the_papers(zero):
+    """Appendix G and section 9.1, typed from there: padded and packed, short texts and long ones."""
+    registry, model = zero.load_registry(), zero.Model("mistral", "mistral", None, None, "clm", "", 512)
+    for name, flags, size, pack in (
+            ("ag_news", [], 16, 1), ("movie_rationales", [], 8, 1), ("ag_news", ["--pack"], 1, 8),
+            ("movie_rationales", ["--pack", "--answers"], 1, 8)):
+        task = zero.Task([], [], ["a", "b"], "", "", registry["tasks"][name])
+        recipe = zero.prompt_recipe(registry, "cpu", zero.parse_args(flags), model, task)
+        found = [recipe[key] for key in ("batch_size", "pack", "epochs", "learning_rate")]
+        assert found == [size, pack, 1, 2e-4], name
+
+
+def test_the_adapter_has_the_papers_dropout(load):  # noqa: F811
+    _, net = load("llama")  # which has none of its own
+    rates = [module.p for module in net.model.modules() if isinstance(module, torch.nn.Dropout)]
+    assert rates == [0.05] * 2 * 7
+
+
+@pytest.mark.parametrize("kind", ["bert", "gpt2"])
+def test_bf16_computes_as_autocast_does(script, model_dir, kind):
+    folder = model_dir(kind)
+    net, theirs = network(script, folder, kind, "bf16"), stock(folder, kind).eval()
+    ids, net.lm = tokens(net)[:1], net.lm.eval()
+    with torch.no_grad():
+        found = script.lm_logits(net, script.pack(net, ids, [np.arange(len(ids[0]))], ids))
+        plain = theirs(input_ids=torch.tensor(ids[0])[None]).logits[0]
+        with torch.autocast("cpu", torch.bfloat16):
+            rounded = theirs(input_ids=torch.tensor(ids[0])[None]).logits[0].float()
+    spread = (rounded - plain).abs().max()
+    assert spread > 0 and (found - rounded).abs().max() < spread / 4
 
 
 # Checks of what is loaded -------------------------------------------------------------------------
@@ -147,6 +180,40 @@ def test_a_faint_sight_of_later_tokens_is_seen(
         assert most / 10 < sight(folder) < most
         with pytest.raises(SystemExit, match="causal|later tokens"):
             load_it(model, *flags)
+
+
+def test_the_hash_of_a_model_is_of_all_files_that_decide_its_numbers(script, tmp_path):
+    weights = ["model.safetensors", "model-00001-of-00002.safetensors", "small.Q4_1.gguf"]
+    words = ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.json",
+             "vocab.txt", "added_tokens.json", "merges.txt", "spiece.model", "config.json"]
+    found = [script.weights_hash(tmp_path)]
+    for name in (*weights, *words):
+        for content in ("one", "other"):
+            (tmp_path / name).write_text(content)
+            found.append(script.weights_hash(tmp_path))
+    assert len({*found}) == len(found)
+    for name in ("README.md", "pytorch_model.bin", "trainer_state.json", "optimizer.pt"):
+        (tmp_path / name).write_text("none of these is read")
+    assert script.weights_hash(tmp_path) == found[-1]
+
+
+def test_a_text_is_cut_after_its_first_tokens(run, tmp_path):  # noqa: F811
+    """10 tokens are [CLS], 8 words and [SEP]: the 8th plays a part, and none after it."""
+    words = "ball team match bread cheese soup star moon cloud night".split()
+    rng, found = np.random.default_rng(0), []
+    texts = [[*rng.choice(words, 20)] for _ in range(60)]
+    for changed in ([], [*range(8, 20)], [7]):
+        for text in texts:
+            for place in changed:
+                text[place] = words[(words.index(text[place]) + 1) % len(words)]
+        lines = [f"{' '.join(text)},{'ab'[k % 2]}" for k, text in enumerate(texts)]
+        (tmp_path / "long.csv").write_text("\n".join(["text,label", *lines]) + "\n")
+        message, _ = run("--csv", "long.csv", "--m", 6, "--n", 8, "--max-length", 10,
+                         "--subsamples", 1, "--out", f"{len(found)}.csv")
+        assert message is None
+        (row,) = rows_of(f"{len(found)}.csv")
+        found.append([row[name] for name in ("loss_extra", "nll_base", "nll_test")])
+    assert found[0] == found[1] and not {*found[1]} & {*found[2]}
 
 
 # Rows ---------------------------------------------------------------------------------------------
