@@ -277,10 +277,10 @@ def seven_units(sample, device, threads):
     """Stands for a subsample: the first ends at once, then three fail and three end, while the
     first is written."""
     k = sample.row["subsample"]
+    if k > 1:
+        time.sleep(1)
     if 2 <= k <= 4:
         raise SystemExit("error: diverged")
-    if k > 1:
-        time.sleep(0.5)
     return dict.fromkeys(load_script("run_experiment").COLUMNS, 0.5) | sample.row, {}
 
 
@@ -288,7 +288,7 @@ def test_all_that_has_ended_is_written_before_a_failure_is_told(run, script, mon
     append, get_context = script.append_row, multiprocessing.get_context
 
     def slowly(path, row):
-        time.sleep(2)
+        time.sleep(3)
         append(path, row)
 
     monkeypatch.setattr(script, "append_row", slowly)
