@@ -127,7 +127,8 @@ def test_the_adapter_has_the_papers_dropout(load):  # noqa: F811
 def test_bf16_computes_as_autocast_does(script, model_dir, kind):
     folder = model_dir(kind)
     net, theirs = network(script, folder, kind, "bf16"), stock(folder, kind).eval()
-    ids, net.lm = tokens(net)[:1], net.lm.eval()
+    ids = tokens(net)[:1]
+    net.lm.eval()
     with torch.no_grad():
         found = script.lm_logits(net, script.pack(net, ids, [np.arange(len(ids[0]))], ids))
         plain = theirs(input_ids=torch.tensor(ids[0])[None]).logits[0]
