@@ -1,5 +1,6 @@
 """What the tests share: scripts as modules, random models of two layers, a benchmark by hand."""
 
+import functools
 import importlib.util
 import os
 import sys
@@ -51,6 +52,15 @@ def load_script(name):
         sys.modules[name] = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(sys.modules[name])
     return sys.modules[name]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def each_gguf_file_is_parsed_once():
+    """transformers parses the vocabulary of smollm2, in plain Python, five times a load."""
+    import gguf
+
+    gguf.GGUFReader = functools.cache(gguf.GGUFReader)
+    gguf.get_tensor_name_map = functools.cache(gguf.get_tensor_name_map)
 
 
 @pytest.fixture(scope="session")

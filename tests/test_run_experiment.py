@@ -167,22 +167,6 @@ def test_the_grid_holds_every_token_once_and_wastes_little(script, lengths):
     assert rows * width < 1.2 * sum(lengths) + max(lengths)
 
 
-@pytest.mark.parametrize("kind", ["bert", "bloom"])
-def test_groups_are_as_large_as_memory_allows(script, model_dir, kind):
-    """Packed texts cost their tokens; others a row each, all as wide as the longest."""
-    def cost(group):
-        lengths = [len(text) for text, _ in group]
-        return sum(lengths) if kind in script.PACKED else len(lengths) * max(lengths)
-
-    net = network(script, model_dir(kind), kind)
-    lengths = np.random.default_rng(1).integers(2, 400, 80)
-    found = script.groups(net, [(np.zeros(length), row) for row, length in enumerate(lengths)])
-    assert sorted([row for group in found for _, row in group]) == [*range(80)]
-    assert max(map(cost, found)) <= script.CPU_TOKENS
-    for group, following in zip(found, found[1:]):
-        assert cost([*group, following[0]]) > script.CPU_TOKENS, "one more text would have fit"
-
-
 @pytest.mark.parametrize("kind", ["gpt2", "llama", "gemma2", "bert"])
 def test_the_loss_equals_transformers_loss_of_whole_sequences(script, model_dir, kind):
     """The output layer runs at the kept positions alone. Gemma 2 squashes the logits after it."""
@@ -415,12 +399,12 @@ def test_fp16_takes_every_step_of_real_weights(script, bert_tiny, monkeypatch):
     """At torch's own scale of 2^16 the first steps, those of the highest rates, were skipped."""
     spec = script.load_registry()["tasks"]["rotten_tomatoes"]
     net = script.load_network(bert_tiny, "cpu", "fp16")
-    ids = tokens(net, script.load_task("rotten_tomatoes", spec).texts[:64])
+    ids = tokens(net, script.load_task("rotten_tomatoes", spec).texts[:32])
     ends = []
     monkeypatch.setattr(
         script, "check_scaler", lambda scaler, steps: ends.append((scaler.get_scale(), steps)))
     script.pretrain(net, ids, recipe_of("pretrain", 1, 8, 5e-4), seed=1)
-    assert ends == [(2.0**12, 8)], "each skipped step halves it"
+    assert ends == [(2.0**12, 4)], "each skipped step halves it"
     for texts in (ids[:8], ids[8:16]):  # a first step alone
         net = script.load_network(bert_tiny, "cpu", "fp16")
         script.pretrain(net, texts, recipe_of("pretrain", 1, 8, 5e-4), seed=1)

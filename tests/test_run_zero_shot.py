@@ -4,7 +4,6 @@ as by peft and a plain loop, and the files of a run against what the model reall
 import contextlib
 import json
 import os
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +14,7 @@ import tokenizers as tk
 import torch
 import transformers as t
 
-from conftest import ROOT, load_script
+from conftest import load_script
 
 CLASSES = ["World", "Sports", "Business", "Sci/Tech"]
 NEWS = {"about": "a news article", "answer": "its topic"}
@@ -559,13 +558,3 @@ def test_models_that_cannot_serve_are_refused(zero, byte_model, model_dir, run):
                          (lost, "is its vocabulary there")):
         message, rows = run(model)
         assert words in message and not rows
-
-
-def test_pasted_into_a_notebook_cell_it_runs(byte_model, benchmark_csv, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    shutil.copy(ROOT / "tasks.json", tmp_path)
-    cell = {"__name__": "notebook"}
-    exec((ROOT / "run_zero_shot.py").read_text(encoding="utf-8"), cell)
-    flags = "--m 3 --n 6 --threads 1 --device cpu --csv".split()
-    cell["main"]([*flags, str(benchmark_csv), "--model", str(byte_model("gpt2"))])
-    assert len(rows_of("results.csv")) == 2

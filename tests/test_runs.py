@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import pickle
 import re
+import runpy
 import shutil
 import signal
 import subprocess
@@ -400,21 +401,6 @@ def test_a_torn_line_stands_alone_and_no_editor_loses_a_row(run, tmp_path, chang
     assert "3 subsamples finished before, 0 to run" in run("--subsamples", 3)[1]
 
 
-def test_a_row_costs_the_same_however_long_the_file_is(script, tmp_path):
-    def bytes_read():
-        with open("/proc/self/io") as file:
-            return int(file.readline().split()[1])
-
-    path, row = tmp_path / "results.csv", dict.fromkeys(script.COLUMNS, "0.123456789")
-    script.append_row(path, row)
-    with open(path, "a") as file:
-        file.write((path.read_text().splitlines()[1] + "\n") * 27000)
-    before = bytes_read()
-    script.append_row(path, row)
-    assert bytes_read() - before < 50_000 < path.stat().st_size / 100
-    assert len(rows_of(path)) == 27002
-
-
 def test_kill_9_loses_nothing_and_leaves_no_process(run, tiny, benchmark_csv, tmp_path):
     words = command(tiny, benchmark_csv, "--subsamples", "24", "--workers", "2")
     process, file = start(tmp_path, *words), tmp_path / "results.csv"
@@ -486,8 +472,8 @@ def test_two_processes_on_one_file(run, tiny, benchmark_csv, tmp_path, monkeypat
     """One of them by a link. They may do the same subsample; fit_model.py counts it once."""
     (tmp_path / "link.csv").symlink_to(tmp_path / "shared.csv")
     both = []
-    for workers, out in (("1", "link.csv"), ("2", "shared.csv")):
-        words = command(tiny, benchmark_csv, "--subsamples", "4", "--workers", workers)
+    for out in ("link.csv", "shared.csv"):
+        words = command(tiny, benchmark_csv, "--subsamples", "4", "--workers", "1")
         both.append(start(tmp_path, *words, "--out", out))
     errors = [process.communicate()[1] for process in both]
     assert [process.returncode for process in both] == [0, 0], errors

@@ -9,6 +9,7 @@ import subprocess
 import symtable
 import sys
 import tomllib
+from itertools import zip_longest
 
 import pytest
 
@@ -65,12 +66,12 @@ def test_the_top_level_holds_what_the_design_names():
     top = {name.partition("/")[0] for name in names}
     allowed = {"run_experiment.py", "run_zero_shot.py", "fit_model.py", "meta_analysis.py",
                "contamination_test.py", "tasks.json", "requirements.txt", "tests", "README.md",
-               "LICENSE", "docs", ".ci", ".gitignore"}
+               "LICENSE", "CITATION.cff", "pyproject.toml", "docs", ".ci", ".github", ".gitignore"}
     assert SCRIPTS and top <= allowed, top - allowed
 
 
 @EACH
-def test_a_script_stands_alone_and_explains_itself(path):
+def test_a_script_stands_alone_and_explains_itself(path, capsys):
     tree = ast.parse(read(path))
     siblings = {other.stem for other in SCRIPTS} | {"tests", "conftest"}
     assert not imports(tree) & siblings
@@ -81,9 +82,9 @@ def test_a_script_stands_alone_and_explains_itself(path):
     functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
     silent = [node.name for node in functions if not ast.get_docstring(node)]
     assert {*silent} <= {"main"}
-    done = subprocess.run([sys.executable, path, "--help"], capture_output=True, text=True)
-    assert done.returncode == 0 and "--out" in done.stdout
-    assert "Traceback" not in done.stderr
+    with pytest.raises(SystemExit) as end:
+        load_script(path.stem).main(["--help"])
+    assert end.value.code == 0 and "--out" in capsys.readouterr().out
 
 
 @EACH
@@ -103,16 +104,48 @@ def test_a_script_names_what_it_needs(path):
     assert names - needed <= BEHIND, f"named and not imported: {names - needed - BEHIND}"
 
 
+def first_difference(places):
+    """Where the first two of the (script, block) begin to differ, and what each has there."""
+    (one, text), (other, text_there) = places
+    for mine, theirs in zip_longest(text.split("\n"), text_there.split("\n")):
+        if mine != theirs:
+            return f"{one} has {mine!r}, {other} has {theirs!r}"
+
+
+def drifted(scripts):
+    """What is wrong with the shared blocks of scripts: {name: text}."""
+    places, found = {}, []  # by block: [(script, text)]
+    for script, text in scripts.items():
+        for name, block in BLOCK.findall(text):
+            places.setdefault(name, []).append((script, block))
+    for name, (first, *twins) in places.items():
+        if not twins:
+            found.append(f"block {name} stands in {first[0]} alone: it is not shared")
+        for twin in twins:
+            if twin[1] != first[1]:
+                found.append(f"block {name}: {first_difference([first, twin])}: python "
+                             f"tests/copy_blocks.py SCRIPT {name}")
+    return found
+
+
 def test_shared_blocks_are_identical():
-    places = {}  # by block: by text: the scripts
-    for path in SCRIPTS:
-        assert blocks(path), f"{path.name} has no shared block"
-        for name, text in blocks(path).items():
-            places.setdefault(name, {}).setdefault(text, []).append(path.name)
-    for name, texts in places.items():
-        assert len(texts) == 1, f"block {name} differs: {[*texts.values()]}"
-        (found,) = texts.values()
-        assert len(found) > 1, f"block {name} stands in {found} alone: it is not shared"
+    assert all([blocks(path) for path in SCRIPTS])
+    assert not drifted({path.name: read(path) for path in SCRIPTS})
+
+
+def test_a_block_that_drifted_is_told_by_its_first_line_and_copied(tmp_path):
+    text = "# --- shared: sums ---\na = 1\nb = 2\n# --- end shared ---\n"
+    lone = "# --- shared: lone ---\n# --- end shared ---\n"
+    texts = {"one.py": "x = 1\n" + text + lone, "two.py": text.replace("2", "3") + "y = 2\n"}
+    for name in texts:
+        (tmp_path / name).write_text(texts[name])
+    sums, alone = drifted(texts)
+    assert "one.py has 'b = 2', two.py has 'b = 3'" in sums and "lone stands in one.py alone" in alone
+    copy = [sys.executable, ROOT / "tests" / "copy_blocks.py", tmp_path / "one.py"]
+    subprocess.run([*copy, "sums"], check=True)
+    assert (tmp_path / "one.py").read_text() == texts["one.py"]
+    assert (tmp_path / "two.py").read_text() == text + "y = 2\n"
+    assert subprocess.run([*copy, "absent"], capture_output=True).returncode == 1
 
 
 def test_a_name_has_one_body():
@@ -146,6 +179,13 @@ def test_shared_blocks_use_no_global_of_their_own_script(path):
                            and isinstance(name.ctx, ast.Store))
     used = globals_of(symtable.symtable("\n".join(blocks(path).values()), path.name, "exec"))
     assert used and not used & private - {"main"}, used & private
+
+
+def test_readme_and_ci_run_the_same_tests():
+    command = re.findall("^python -m pytest.*$", read(ROOT / ".ci" / "run"), re.MULTILINE)
+    fenced = re.findall(r"```.*?\n(.*?)```", read(ROOT / "README.md"), re.DOTALL)
+    assert len(command) == 1 and command[0] in "".join(fenced).splitlines()
+    assert "run: .ci/run" in read(ROOT / ".github" / "workflows" / "tests.yml")
 
 
 def test_there_are_commands_to_check():

@@ -132,30 +132,20 @@ def altered(name, number, changes):
     return {**TASKS[name], "sources": [source]}
 
 
-DROP = {"drop_empty": True}
 # Entries that are wrong in one point: the task, which of its Hub sources, the change, and words of
-# the message at the end. Where only the texts can show the mistake, there are no words.
+# the message at the end.
 MISTAKES = {
     "all configs merged": ("massive", 0, {"data_dir": None}, "data_dir"),
-    "another language": ("massive", 0, {"data_dir": "fr-FR"}, None),
     "no such folder": ("massive", 0, {"data_dir": "en"}, "data file"),
-    "multiclass config": ("FRENK-hate-en", 0, {"data_dir": "multiclass"}, None),
     "main branch of a script": ("trec", 0, {"revision": None, "data_dir": None}, "scripts"),
     "fine labels": ("trec", 0, {"label": "fine_label"}, "'ABBR'"),
-    "codes in an order of their own": ("trec", 2, {"label": "label_coarse"}, None),
     "label names swapped": ("rotten_tomatoes", 0, {"labels": ["pos", "neg"]}, "['neg', 'pos']"),
-    "labels swapped": ("limit", 0, {"labels": ["yes", "no"]}, None),
     "another label": ("limit", 0, {"labels": ["no", "Yes"]}, "'Yes'"),
-    "streamed body, not title": ("hyperpartisan_news_detection", 0, {"text": ["text"]}, None),
-    "unsplit config": ("emotion", 0, {"name": "unsplit"}, None),
     "no config": ("mtop_domain", 0, {"name": None}, "Config name is missing"),
-    "emotions, not acts": ("silicone", 0, {"name": "dyda_e"}, None),
-    "another file": ("enron_spam", 0, {"data_files": {"train": "enron_spam_data.csv"}}, None),
     "a class too many": ("app_reviews", 0, {"labels": [1, 2, 3, 4, 5, 6]}, "6"),
     "empty texts kept": (
         "blog_authorship_corpus", 0, {"filters": {"max_characters": 999}}, "empty"),
     "null texts kept": ("craigslist_bargains", 0, {"filters": {}}, "empty"),
-    "long texts kept": ("disaster_response_messages", 0, {"filters": DROP}, None),
 }
 CODES = {"sources": [{"hub": "mteb/FinancialPhrasebankClassification", "split": "train"}],
          "text": ["text"], "label": "label"}
@@ -237,12 +227,9 @@ def test_the_next_source_is_used_and_named(loaded, name, source):
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_wrong_entry_is_never_silently_right(loaded, mistake):
-    name, _, _, words = MISTAKES[mistake]
-    if words:
-        assert words in loaded[mistake]["message"] and "\n" not in loaded[mistake]["message"]
-    else:
-        assert "message" not in loaded[mistake] and faults(name, loaded[mistake])
+def test_a_wrong_entry_ends_in_one_line(loaded, mistake):
+    message = loaded[mistake]["message"]
+    assert MISTAKES[mistake][-1] in message and "\n" not in message
 
 
 def test_codes_without_names_are_the_classes(loaded):
@@ -314,17 +301,12 @@ def test_any_data_set_of_the_hub(hub, model_dir):
 # Wheels and tests/check_tasks.py ------------------------------------------------------------------
 
 
-def check_tasks(folder, *names, **options):
-    done = subprocess.run(
-        [sys.executable, str(folder / "tests" / "check_tasks.py"), "--tasks", *names],
-        capture_output=True, text=True, cwd=folder, **options)
-    assert "Traceback" not in done.stderr
-    return done.returncode, {line.split()[0]: line for line in done.stdout.splitlines()}
-
-
-def test_the_wheels_hold_what_the_registry_says():
+def test_the_wheels_hold_what_the_registry_says(script, capsys):
     """Their rows, order and classes, through the hash of the data."""
-    status, lines = check_tasks(ROOT, *WHEELS)
+    import check_tasks
+
+    status = check_tasks.main(["--tasks", *WHEELS])
+    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
     assert status == 0 and all([TASKS[name]["data"] for name in WHEELS])
     for name, rows in WHEELS.items():
         classes = str(len(TASKS[name]["classes"]))
@@ -372,7 +354,10 @@ def test_check_tasks_prints_a_line_per_task_and_ends_with_2_where_one_is_wrong(h
     tasks["emotion"]["data"] = "0" * 12
     tasks["limit"]["classes"] = ["motion", "motion"]
     wrong = {"movie_rationales", "massive", "emo", "emotion", "limit"}
-    status, lines = check_tasks(save(), "all", "bbc_news", env=hub.env)
+    folder = save()
+    words = [sys.executable, folder / "tests" / "check_tasks.py", "--tasks", "all", "bbc_news"]
+    done = subprocess.run(words, capture_output=True, text=True, cwd=folder, env=hub.env)
+    status, lines = done.returncode, {line.split()[0]: line for line in done.stdout.splitlines()}
     assert status == 2 and {name for name in lines if "WRONG" in lines[name]} == wrong, lines
     for name in {*PAPER} - wrong:
         low, high, names = fake_hub.TASKS[name]
