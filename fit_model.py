@@ -103,8 +103,8 @@ GLOSS = (
 
 
 def measure(args):
-    """The rows with their effects; accuracies and shares in percent; `f1`: macro-F1 on unseen texts,
-    `chance`: what guessing gives."""
+    """The rows with their effects; accuracies and shares in percent; `f1`: macro-F1 on unseen
+    texts, `chance`: what guessing gives."""
     rows = add_effects(load_rows(args, args.metric), args.metric)
     rows["f1"] = 100 * add_effects(rows, "f1")["unseen"]
     rows["chance"] = 100 / rows["num_classes"]
@@ -578,8 +578,8 @@ def next_step(row):
     if not row["seconds"] > 0:
         return f"{again:.0f} subsamples of each task would do."
     minutes = math.ceil((again - row["subsamples"]) * row["seconds"] / 60)
-    return (f"Run the same again with --subsamples {again:.0f} (about {count(minutes, 'minute')} of "
-            f"one process) and take that answer: {TWO_LOOKS}.")
+    return (f"Run the same again with --subsamples {again:.0f} (about "
+            f"{count(minutes, 'minute')} of one process) and take that answer: {TWO_LOOKS}.")
 
 
 def bracket(row):
@@ -653,18 +653,19 @@ def answers_of(table):
 
 
 def limits_of(heads, tasks):
-    """Sentences on what limits an answer: nothing that pretraining does, little that was learned."""
+    """Sentences on what limits an answer: pretraining that does nothing, little that was learned."""
     lines = []
     for head in heads:
         if len(head) == 2 and {row["verdict"] for row in head.values()} == {"within the margin"}:
-            lines.append(f"{setting_of(head['bias'])}: the boost too is within the margin: on average "
-                         "pretraining does nothing here, so a bias could hardly arise.")
+            lines.append(f"{setting_of(head['bias'])}: the boost too is within the margin: on "
+                         "average pretraining does nothing here, so a bias could hardly arise.")
     cases = tasks.reset_index().query("model != 'all'").drop_duplicates([*CELL, "model", "task"])
     for experiment, mine in cases.dropna(subset=["f1", "chance"]).groupby("experiment"):
         weak = mine[mine["f1"] < mine["chance"] + WEAK]
         if len(weak):
-            lines.append(f"{experiment}: macro-F1 on unseen texts is not {WEAK} points above guessing "
-                         f"in {len(weak)} of {len(mine)} cases ({names_of(weak['task'][:5])}): the "
+            lines.append(f"{experiment}: macro-F1 on unseen texts is not {WEAK} points above "
+                         f"guessing in {len(weak)} of {len(mine)} cases "
+                         f"({names_of(weak['task'][:5])}): the "
                          "model has learned too little there to show an inflation.")
     return lines
 
@@ -680,8 +681,8 @@ def methods(rows, args):
     if args.margin:
         margin = f" Effects within ±{args.margin:g} were taken as too small to matter."
     return (
-        f"From each of {count(rows['task'].nunique(), 'task')}, {subsamples_of(rows)} random subsamples of "
-        f"m = {names_of(rows['m'])} labelled texts and of two disjoint sets of n = "
+        f"From each of {count(rows['task'].nunique(), 'task')}, {subsamples_of(rows)} random "
+        f"subsamples of m = {names_of(rows['m'])} labelled texts and of two disjoint sets of n = "
         f"{names_of(rows['n'])} other texts were drawn. In each, {names_of(rows['model'])} was "
         "taken as it is, and pretrained on the unlabelled texts of either set; it was then trained "
         f"on the labelled texts, or prompted where the task is zero-shot, and tested on {tests}. "
@@ -694,8 +695,9 @@ def methods(rows, args):
 
 
 def forest(parts, title, args):
-    """PNG of a figure: accuracies, boost, bias side by side. parts: rows of tasks.csv or effects.csv,
-    set off from each other, with the columns line, its name, and weight, from thin (1) to bold (4).
+    """PNG of a figure: accuracies, boost, bias side by side. parts: rows of tasks.csv or
+    effects.csv, set off from each other, with the columns line, its name, and weight, from thin (1)
+    to bold (4).
     """
     rows = pd.concat(parts)
     lines = rows.drop_duplicates("line")
@@ -788,7 +790,8 @@ def draw_all(tasks, table, args):
         if alone and len(cells) > 1:
             continue  # the line of its setting says the same
         if not alone:
-            for means, words, weight in ((these, "these {} tasks", 4), (like, "tasks like these", 1)):
+            kinds = (these, "these {} tasks", 4), (like, "tasks like these", 1)
+            for means, words, weight in kinds:
                 means = means[(means[CELL] == [*cell]).all(axis=1)]
                 parts.append(named(means, map(words.format, means["tasks"]), weight))
         name = f"setting-{number}" if len(cells) > 1 else "effects"
@@ -806,12 +809,14 @@ def heads_html(heads, names):
         row = [*head.values()][0]
         kind, answer = short_answer(row)
         name = f"{setting_of(row)}, {row['model']}".removesuffix(", all")
-        line = {"": f'<b class="{kind}">{answer.partition(":")[0]}</b>', "setting": html.escape(name)}
+        short = f'<b class="{kind}">{answer.partition(":")[0]}</b>'
+        line = {"": short, "setting": html.escape(name)}
         line |= {name: row[name] for name in ("target", "tasks", "subsamples")}
         line |= {name: f"{row[name]:.{DIGITS.get(row['metric'], 4)}f}" for name in ACCURACIES}
         line |= {effect: bracket(mine) for effect, mine in head.items()}
         lines.append(line | {"needed": row["needed"]})
-    table = pd.DataFrame(lines).reindex(columns=names).rename(columns={"majority": "commonest class"})
+    table = pd.DataFrame(lines).reindex(columns=names)
+    table = table.rename(columns={"majority": "commonest class"})
     return table_html(table, escape=False, formatters={"needed": "{:.0f}".format})
 
 
@@ -819,7 +824,7 @@ def cards(heads):
     """HTML: the short answer of the only head in large letters, of several a line each."""
     rows = [[*head.values()][0] for head in heads]
     if len(rows) == 1:
-        row, = rows
+        row = rows[0]
         kind, answer = short_answer(row)
         large, _, small = answer.partition(":")
         return (f'<div class="card {kind}">{paragraph(setting_of(row), "small")}<b>{large}</b> '
