@@ -653,7 +653,7 @@ def answers_of(table):
 
 
 def limits_of(heads, tasks):
-    """Sentences on what limits an answer: pretraining that does nothing, little that was learned."""
+    """Sentences on what limits an answer: pretraining does nothing, or little was learned."""
     lines = []
     for head in heads:
         if len(head) == 2 and {row["verdict"] for row in head.values()} == {"within the margin"}:

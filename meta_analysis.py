@@ -170,8 +170,9 @@ def answer_of(shares, effect):
         ends = (100 * mine["paper"]).agg(["min", "max"]).round().unique()
         found.append(" to ".join(f"{end:.0f}" for end in ends))
     return (f"With one subsample of each task, the paper's model would have claimed a {effect} in "
-            f"{found[0]} % of the draws (by setting and model). It claims one of nothing, where seen "
-            f"and unseen are exchanged by lot, in {found[1]} %; an honest interval would in 11 %.")
+            f"{found[0]} % of the draws (by setting and model). It claims one of nothing, where "
+            f"seen and unseen are exchanged by lot, in {found[1]} %; an honest interval would "
+            "in 11 %.")
 
 
 def draw_distributions(meta, shares, effect):

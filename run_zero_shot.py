@@ -783,10 +783,10 @@ def worker_pool(workers, device):
     pool = futures.ProcessPoolExecutor(workers, spawn, start_worker, (device, turns))
     try:
         yield pool
-    finally:
+    finally:  # first it forgets what waits, or it would report that as lost
+        pool.shutdown(wait=False, cancel_futures=True)
         for worker in multiprocessing.active_children():
             worker.kill()
-        pool.shutdown()
 
 
 def start_worker(device, turns):

@@ -582,7 +582,7 @@ def test_every_reported_parameter_has_the_posterior_of_a_plain_model(f, tmp_path
     shifted = (table["acc_extra"] + table["task"].map(effects)).clip(0, 1)
     path = saved(table.assign(acc_test=(60 * shifted).round() / 60), tmp_path / "r.csv")
     args = args_of(f, path)
-    rows = f.add_effects(f.load_rows(args))
+    rows = f.measure(args)
     posterior, summary = f.fit(rows, "bias", analysis, args.draws)
     model, names = plain_paper(rows), ("mu", "beta", "alpha", "sd_U", "sd_V", "sd_W", "d")
     if analysis == "hierarchical":

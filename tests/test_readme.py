@@ -65,5 +65,5 @@ def test_the_commands_run_in_order(tmp_path, monkeypatch, model_dir, benchmark_c
             assert not end.code, (name, flags, end.code)
     results = {path.name for path in tmp_path.iterdir()}
     assert {"results.csv", "mine_results.csv", "fits", "meta", "kept"} <= results
-    for page in ("fits/few_shot_m100", "fits/mine_results", "meta/results", "meta/results.board"):
+    for page in ("fits/few_shot_m100-and-1-more", "fits/mine_results", "meta/results", "meta/results.board"):
         assert (tmp_path / page / "report.html").exists(), page
