@@ -153,7 +153,7 @@ def read_answers(path):
         for words, wrong in faults.items():
             if wrong.any():
                 first = rows.loc[wrong, [*key, "right"]].iloc[0]
-                raise ValueError(f"{words}: {', '.join(map(str, first))}")
+                raise ValueError(f"{words}: {', '.join(map(str, first))} ({wrong.sum()} rows)")
         groups = rows.groupby(key, sort=False)["right"]
         return groups.mean().unstack(), groups.size().max()
 
@@ -258,8 +258,8 @@ def show_answers(table):
             print(text.format(**row))
         if len(clean):
             excluded = (clean["low"] > 0) | (clean["high"] < 0)
-            print(f"Of {len(clean)} clean models the interval of {excluded.sum()} excludes 0, by "
-                  f"chance of {(1 - SHARE) * len(clean):.2f}")
+            print(f"{excluded.sum()} of {len(clean)} clean models differ between the halves (their "
+                  f"intervals exclude 0); by chance {(1 - SHARE) * len(clean):.2f} would")
 
 
 # Scores of tokens

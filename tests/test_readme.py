@@ -35,6 +35,7 @@ def test_the_commands_run_in_order(tmp_path, monkeypatch, model_dir, benchmark_c
     monkeypatch.chdir(tmp_path)
     mine = benchmark_csv.read_text().replace("text,label", "text,sentiment", 1)
     (tmp_path / "mine.csv").write_text(mine)
+    (tmp_path / "docs").symlink_to(ROOT / "docs")
     (tmp_path / "board.csv").write_text("name,score\nfirst,70\nsecond,65\n")
     lines = [f"example number {k} of mine\n" for k in range(40)]
     for file, mine in (("mine", lines), ("released", lines[::2]), ("held", lines[1::2])):
