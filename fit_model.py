@@ -657,8 +657,8 @@ def limits_of(heads, tasks):
     lines = []
     for head in heads:
         if len(head) == 2 and {row["verdict"] for row in head.values()} == {"within the margin"}:
-            lines.append(f"{setting_of(head['bias'])}: the boost too is within the margin: on "
-                         "average pretraining does nothing here, so a bias could hardly arise.")
+            lines.append(f"{setting_of(head['bias'])}: the boost too is within the margin: "
+                         "where pretraining does nothing a bias can hardly arise.")
     cases = tasks.reset_index().query("model != 'all'").drop_duplicates([*CELL, "model", "task"])
     for experiment, mine in cases.dropna(subset=["f1", "chance"]).groupby("experiment"):
         weak = mine[mine["f1"] < mine["chance"] + WEAK]

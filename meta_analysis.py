@@ -106,8 +106,8 @@ def slice_posterior(counts, total):
         covariance = np.linalg.inv(head - ratio @ border.mT)  # of g
         step_g = (covariance @ (slope_g[..., None] - ratio @ slope_U[..., None]))[..., 0]
         step_U = slope_U / shaft - (step_g[:, None] @ ratio)[:, 0]
-        g += np.clip(step_g, -2, 2)
-        U += np.clip(step_U, -2, 2)
+        g += step_g
+        U += step_U
         if max(np.abs(step_g).max(), np.abs(step_U).max()) < 1e-7:
             break
         if tasks > 1:
@@ -182,15 +182,16 @@ def draw_distributions(meta, shares, effect):
     title = f"The {effect} in single subsamples: share of studies at or below"
     axes = figure.subplots(len(cells), 1, squeeze=False, sharex=True)[:, 0]
     colours = dict(zip(shares["model"].unique(), itertools.cycle(COLOURS)))
-    groups = meta.groupby([*CELL, "effect"])
+    groups, legend = meta.groupby([*CELL, "effect"]), {}
     for axis, (cell, threshold) in zip(axes, cells.items()):
         for (model, kind), slices in groups.get_group((*cell, effect)).groupby(["model", "kind"]):
             style = "-" if kind == "drawn" else "--"
             axis.ecdf(slices["paper_mean"], color=colours[model], ls=style, label=f"{model} {kind}")
         axis.axvspan(-threshold, threshold, color="grey", alpha=0.2, lw=0)
         axis.set_title(f"{title_of(*cell)}; grey: within ±{threshold:g}", fontsize=9)
+        legend |= dict(zip(*reversed(axis.get_legend_handles_labels())))  # a panel may lack models
     axis.set_xlabel("mean of beta in the paper's model (log odds)")
-    figure.legend(*axis.get_legend_handles_labels(), loc="outside upper center",
+    figure.legend(legend.values(), legend.keys(), loc="outside upper center",
                   ncols=len(colours), frameon=False, title=title)
     return png_of(figure)
 

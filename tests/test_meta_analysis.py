@@ -143,6 +143,13 @@ def test_newtons_method_finds_far_modes(m):
     assert (mean, sd) == pytest.approx(dense_posterior(counts[0], total), abs=1e-4)
 
 
+def test_newtons_steps_are_whole(m):
+    """Answers that no sum of model and task can tell: with steps of at most 2 the mean is .18 off."""
+    counts = np.array([[[[0, 0], [50, 50], [0, 0]], [[0, 50], [50, 50], [50, 0]]]])
+    (mean,), (sd,) = m.slice_posterior(counts, np.full((3, 2), 50))
+    assert (mean, sd) == pytest.approx(dense_posterior(counts[0], np.full((3, 2), 50)), abs=1e-4)
+
+
 def test_several_tasks_against_quadrature(m):
     """The whole posterior on a grid of mu, beta and sd_U; each task's U is integrated out of its
     likelihood, a function of eta = mu + U and beta."""
