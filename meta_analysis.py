@@ -189,7 +189,8 @@ def draw_distributions(meta, shares, effect):
             axis.ecdf(slices["paper_mean"], color=colours[model], ls=style, label=f"{model} {kind}")
         axis.axvspan(-threshold, threshold, color="grey", alpha=0.2, lw=0)
         axis.set_title(f"{title_of(*cell)}; grey: within ±{threshold:g}", fontsize=9)
-        legend |= dict(zip(*reversed(axis.get_legend_handles_labels())))  # a panel may lack models
+        handles, labels = axis.get_legend_handles_labels()
+        legend |= dict(zip(labels, handles))  # a panel may lack models
     axis.set_xlabel("mean of beta in the paper's model (log odds)")
     figure.legend(legend.values(), legend.keys(), loc="outside upper center",
                   ncols=len(colours), frameon=False, title=title)
