@@ -107,7 +107,7 @@ def run_subsample(sample, device, threads):
         ids[name] = [np.array(text) for text in cut]
     check_tokens(net.tokenizer, sum(ids.values(), []), row)
     labels = sample.labels["train"]
-    for arm in ARMS:
+    for arm in ARMS:  # base, extra, test: each begins at the checkpoint
         net.lm.set_input_embeddings(net.embeddings)
         net.modules.load_state_dict(net.checkpoint)
         if arm != "base":
@@ -644,11 +644,17 @@ def run_all(args, device, models, tasks, most, recipe_of, run_subsample):
 
     workers, threads = share_cores(args, device, models)
     run = functools.partial(run_subsample, device=device, threads=threads)
+    with plain_ends(), worker_pool(workers, device) as pool:
+        for _, cell in itertools.groupby(units, cell_of):
+            report(run_cell(args, out, [*cell], finished, tasks, workers, pool, run))
+    print(f"rows: {out}\nnext: python fit_model.py {os.path.relpath(out)}")
+
+
+@contextlib.contextmanager
+def plain_ends():
+    """One line for each of the ways in which a run can be cut off."""
     try:
-        with worker_pool(workers, device) as pool:
-            for _, cell in itertools.groupby(units, cell_of):
-                report(run_cell(args, out, [*cell], finished, tasks, workers, pool, run))
-        print(f"rows: {out}\nnext: python fit_model.py {os.path.relpath(out)}")
+        yield
     except futures.BrokenExecutor:
         raise SystemExit("error: a worker was killed: use fewer --workers if memory is short")
     except torch.OutOfMemoryError:
@@ -711,7 +717,9 @@ def share_cores(args, device, models):
     cores = os.cpu_count()
     if hasattr(os, "sched_getaffinity"):  # those that Slurm or a container gives
         cores = len(os.sched_getaffinity(0))
-    sizes = [file.stat().st_size for model in models for file in model.folder.iterdir()]
+    sizes = []
+    for model in models:
+        sizes += [file.stat().st_size for file in model.folder.iterdir()]
     small = device == "cpu" and max(sizes) < 50e6
     workers = args.workers or (min(4, cores) if small else 1)
     if "__file__" not in globals():  # a notebook's cell cannot be imported
@@ -1074,27 +1082,13 @@ def brief(error, most=160):
 
 
 def read_task(spec, source):
-    """The Task of an entry from one of its sources: the texts that pass its filters."""
+    """The Task of an entry from one of its sources."""
     entry = {**spec, **source}
-    filters = entry.get("filters", {})
     if "hub" in entry:
         table, known = read_hub(entry)
     else:
         table, known = read_file(entry), entry.get("labels")
-    parts = table[entry["text"]].fillna("").itertuples(index=False)
-    texts, labels = ["\n".join(part) for part in parts], table[entry["label"]].tolist()
-    table = pd.DataFrame({"text": texts, "label": labels}, dtype=object)
-
-    stripped = table["text"].str.strip()
-    if filters.get("strip"):
-        table["text"] = stripped
-    if filters.get("drop_empty"):
-        table = table[stripped != ""]
-    table = table[table["text"].str.len() <= filters.get("max_characters", math.inf)]
-    bad = table["text"].str.strip().eq("") | table["label"].fillna("").eq("")
-    if bad.any():
-        raise ValueError(f"{bad.sum()} empty texts or labels, first in data row "
-                         f"{bad.idxmax() + 1}: delete them")
+    table = filtered_texts(table, entry)
     found = sorted(set(table["label"]))
     known = known or found
     labels = pd.Index(known).get_indexer(table["label"])
@@ -1107,6 +1101,25 @@ def read_task(spec, source):
     classes = entry.get("classes") or [str(label) for label in known]
     origin = entry.get("hub") or entry.get("wheel") or entry["csv"]
     return Task(table["text"].tolist(), labels, classes, digest.hexdigest()[:12], origin, spec)
+
+
+def filtered_texts(table, entry):
+    """A table of `text`, its columns joined, and `label`: the rows that pass an entry's filters."""
+    filters = entry.get("filters", {})
+    parts = table[entry["text"]].fillna("").itertuples(index=False)
+    texts, labels = ["\n".join(part) for part in parts], table[entry["label"]].tolist()
+    table = pd.DataFrame({"text": texts, "label": labels}, dtype=object)
+    stripped = table["text"].str.strip()
+    if filters.get("strip"):
+        table["text"] = stripped
+    if filters.get("drop_empty"):
+        table = table[stripped != ""]
+    table = table[table["text"].str.len() <= filters.get("max_characters", math.inf)]
+    bad = table["text"].str.strip().eq("") | table["label"].fillna("").eq("")
+    if bad.any():
+        raise ValueError(f"{bad.sum()} empty texts or labels, first in data row "
+                         f"{bad.idxmax() + 1}: delete them")
+    return table
 
 
 def wanted_columns(names, entry):
@@ -1238,7 +1251,10 @@ def load_registry():
 
 
 # --- shared: models ---
-FROM_PAD = {"camembert", "roberta", "xlm-roberta"}  # count positions from their pad token's id + 1
+FROM_PAD = {  # count positions from their pad token's id + 1
+    "camembert", "data2vec-text", "longformer", "mpnet", "roberta", "roberta-prelayernorm",
+    "xlm-roberta", "xlm-roberta-xl", "xmod",
+}
 PRECISIONS = {"float32": None, "tf32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 LOADED = {}  # the one network in memory
 
@@ -1388,7 +1404,9 @@ def file_hash(path):
 
 def weights_hash(folder):
     """A hash of a model's files."""
-    files = {file for pattern in MODEL_FILES for file in folder.glob(pattern)}
+    files = set()
+    for pattern in MODEL_FILES:
+        files.update(folder.glob(pattern))
     return short_hash([(file.name, file_hash(file)) for file in sorted(files)])
 # --- end shared ---
 
