@@ -857,7 +857,7 @@ def outlook(rows, tasks, most, margin, pace):
         k += 1
     minutes = math.ceil(pace * max(0, k * tasks - len(rows)) / 60)
     return (f"bias known to ±{now:.2f} of ±{margin / 2:.2f}, {len(rows)} subsamples, about "
-            f"{minutes} minutes more")
+            f"{minutes} min more")
 
 
 def report(rows):

@@ -456,8 +456,8 @@ def encode(tokenizer, text):
 # The record for contamination_test.py -------------------------------------------------------------
 
 def write_unit(folder, sample, strings):
-    """unit.json: what the adapters beside it were trained on and tested with, and hashes by which
-    contamination_test.py knows that they are the same."""
+    """unit.json: what the adapters beside it were trained on and tested with, and a hash of all that:
+    another audit is due where it changes."""
     recipe, model = sample.recipe, sample.model
     used = {"name": model.name, "source": str(model.folder), "gguf": model.gguf,
             "quantize": recipe["quantize"], "precision": recipe["precision"],
@@ -907,7 +907,7 @@ def outlook(rows, tasks, most, margin, pace):
         k += 1
     minutes = math.ceil(pace * max(0, k * tasks - len(rows)) / 60)
     return (f"bias known to ±{now:.2f} of ±{margin / 2:.2f}, {len(rows)} subsamples, about "
-            f"{minutes} minutes more")
+            f"{minutes} min more")
 
 
 def report(rows):

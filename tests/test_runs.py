@@ -312,7 +312,7 @@ def test_the_bar_tells_what_a_run_waits_for(run, script):
     alone = script.outlook(rows[:1], 2, 100, 1.0, 30.0)
     assert alone == "1 of at most 100 subsamples, 30 s each"
     found = script.outlook(rows, 2, 100, 2 * half_width(rows) - 1e-9, 30.0)
-    words = r"bias known to ±(.*) of ±(.*), 8 subsamples, about (.) minutes more"
+    words = r"bias known to ±(.*) of ±(.*), 8 subsamples, about (.) min more"
     told = re.fullmatch(words, found)
     assert told and float(told[1]) == pytest.approx(half_width(rows), abs=0.006)
     assert told[1] == told[2] and told[3] == "1", "one more of each task: two in half a minute each"
