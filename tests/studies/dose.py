@@ -178,10 +178,10 @@ def draw(table, path):
     large.text(0.59, -1.25 * MARGIN, "grey: too small to matter", va="top", color="#666666")
     large.set_title("smollm2, rotten_tomatoes, 50 texts; bars: 89 % intervals", size=12)
     large.set_ylabel("HARMFUL?  bias = seen - unseen, points")
-    large.set_xlabel("VISIBLE?  how often a seen text has a higher log p than an unseen one")
+    large.set_xlabel("VISIBLE?  how often the model finds a seen text likelier than an unseen one")
     draw_plane(small, table, "ref")
     small.set_ylabel("bias, points")
-    small.set_xlabel("the same by ref: log p minus that under the model before pretraining")
+    small.set_xlabel("the same, by how much likelier than before pretraining (ref)")
     figure.savefig(path, dpi=130)
 
 
@@ -203,13 +203,12 @@ def legend_handles():
 
 
 def draw_plane(axis, table, detector):
-    """A mark a setting at (crossed AUC, bias) with intervals; a line joins the doses of a form."""
+    """A mark a setting at (crossed AUC, bias) with intervals."""
     axis.axhspan(-MARGIN, MARGIN, color="#dddddd", lw=0)
     axis.axhline(0, color="#888888", lw=0.8)
     for form, rows in table.groupby("form"):
         shape, _, answers = form.partition("-")
         colour = COLOURS[bool(answers)]
-        axis.plot(rows[detector], rows["bias"], color=colour, lw=1, ls=":")
         for _, row in rows.iterrows():
             place = (row[detector], row["bias"])
             face = colour if row["counted"] else "white"

@@ -31,7 +31,10 @@ def draw_cells(axis):
     axis.text(
         -1.75, 3.95, "1. Two random sets of texts, three models, six accuracies", weight="bold"
     )
-    axis.set(xlim=(-1.75, 2.1), ylim=(-0.05, 4.2))
+    axis.text(
+        -1.75, -0.35, "(few-shot: then all three are trained on the same m labelled texts)", va="top"
+    )
+    axis.set(xlim=(-1.75, 2.1), ylim=(-0.75, 4.2))
 
 
 def draw_steps(axis):
@@ -55,7 +58,7 @@ def draw_steps(axis):
 
 def main():
     plt.rcParams["font.size"] = 10
-    figure, (left, right) = plt.subplots(1, 2, figsize=(10.5, 3.1), width_ratios=(1, 1.05))
+    figure, (left, right) = plt.subplots(1, 2, figsize=(10.5, 3.4), width_ratios=(1, 1.05))
     draw_cells(left)
     draw_steps(right)
     for axis in (left, right):
