@@ -456,8 +456,8 @@ def encode(tokenizer, text):
 # The record for contamination_test.py -------------------------------------------------------------
 
 def write_unit(folder, sample, strings):
-    """unit.json: what the adapters beside it were trained on and tested with, and a hash of all that:
-    another audit is due where it changes."""
+    """unit.json: what the adapters beside it were trained on and tested with, and a hash of all
+    that: another audit is due where it changes."""
     recipe, model = sample.recipe, sample.model
     used = {"name": model.name, "source": str(model.folder), "gguf": model.gguf,
             "quantize": recipe["quantize"], "precision": recipe["precision"],
