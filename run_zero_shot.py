@@ -819,9 +819,10 @@ def run_cell(args, out, units, finished, tasks, workers, pool, run):
     line = ("{model:<12} {task:<24} m {m:<4} n {n:<4} k {subsample:<4} base {base:.3f}  unseen "
             "{unseen:.3f}  seen {seen:.3f} {seconds:7.1f} s")
     begun, done, rows = time.monotonic(), 0, []
-    form = "{desc}" if args.margin else None
-    with contextlib.closing(results), \
-            tqdm(total=len(wanted), unit="subsample", bar_format=form, disable=None) as bar:
+    look = {"total": len(wanted), "unit": "subsample"}
+    if args.margin:  # nobody knows the total
+        look = {"desc": f"0 of at most {len(units)} subsamples", "bar_format": "{desc}"}
+    with contextlib.closing(results), tqdm(**look, disable=None) as bar:
         for unit, _, _ in units:
             row = finished.get(unit_key(unit))
             if row is None:
@@ -906,13 +907,15 @@ def outlook(rows, tasks, most, margin, pace):
 
 
 def report(rows):
-    """Print the means of each task; majority: the share of the commonest class."""
+    """Print the means of each task."""
     means = task_means(rows)
     shares = ["majority", "base", "unseen", "seen"]
     means[shares] *= 100
     _, _, half_width = bias_interval(means)
     print("\n{model}, m = {m}, n = {n}: shares in %, boost and bias in points".format(**rows[0]))
-    print(means[["subsamples", *shares, "boost", "bias"]].to_string(float_format="{:.2f}".format))
+    table = means[["subsamples", *shares, "boost", "bias"]]
+    table = table.rename(columns={"majority": "commonest class"})
+    print(table.to_string(float_format="{:.2f}".format))
     alone = ""
     if means["subsamples"].max() == 1:
         alone = ", if it is the same in every subsample"
