@@ -136,7 +136,7 @@ def test_answers_without_noise_have_the_noise_of_one_answer_a_half(same, tmp_pat
     assert row["verdict"] == "No: within ±5"
 
 
-@pytest.mark.parametrize("clean, size", [(0, 40), (3, 150)])
+@pytest.mark.parametrize("clean, size", [(0, 40), (3, 100)])
 def test_intervals_cover_the_truth(clean, size):
     """600 random halves of one set of items, where release added nothing and where it made a third
     right."""

@@ -291,26 +291,6 @@ def test_the_published_log_gives_the_published_p(monkeypatch):
     assert found.p_exact == pytest.approx(exact, abs=4 * math.sqrt(exact * (1 - exact) / 1e5))
 
 
-def test_overtraining_on_one_order_is_flagged_and_on_shuffled_orders_is_not(
-        model_dir, tokenizer, tmp_path):
-    examples, rng = make_texts(24, 7), np.random.default_rng(0)
-    (tmp_path / "mine.txt").write_text("\n".join(examples))
-    for kind in ("canonical", "shuffled"):
-        steps = []
-        for _ in range(60):
-            order = np.arange(24) if kind == "canonical" else rng.permutation(24)
-            steps.append(["\n\n".join(examples[i] for i in some) for some in order.reshape(6, 4)])
-        model = model_dir("gpt2", trainer(tokenizer, steps), initializer_range=0.05)
-        log = tmp_path / f"{kind}.json"
-        flags = ["--model", str(model), "--shards", "6", "--log", str(log)]  # of 4, as trained on
-        contam.main(["--examples", str(tmp_path / "mine.txt"), *flags])
-        found = contam.order_p(json.loads(log.read_text()))
-        if kind == "canonical":
-            assert found.p_exact < 1e-3 and found.p_published < 1e-3
-        else:
-            assert found.p_exact > 0.05 and found.p_published > 0.05
-
-
 def read_rows(path):
     """{(pack, subsample, arm): row} of a contamination.csv, as strings"""
     table = pd.read_csv(path, dtype=str, keep_default_na=False)
@@ -490,7 +470,7 @@ def test_a_unit_that_cannot_be_read_is_one_line(unit_path, capsys, monkeypatch):
         assert "make this unit again" in error and "unit.json" in error
 
 
-def test_units_count_once_and_recipes_are_not_mixed(unit_path, capsys, monkeypatch):
+def test_units_count_once(unit_path, capsys, monkeypatch):
     monkeypatch.setattr(contam, "open_scorer", None)
     two = unit_path.with_name("two")
     shutil.copytree(unit_path, two)
@@ -498,12 +478,6 @@ def test_units_count_once_and_recipes_are_not_mixed(unit_path, capsys, monkeypat
     assert "two is there twice" in refused(capsys, "kept")
     change_unit(two, lambda unit: unit["row"].update(experiment="other"))
     assert len(contam.read_units(Path("kept"), contam.parse_args([]))) == 2
-    for name in ("recipe", "data"):  # other subsamples of another recipe: a table of their own
-        rows = make_table()
-        rows.loc[rows["subsample"] == 2, name] = "other"
-        rows.to_csv("table.csv", index=False)
-        contam.main(["--from-table", "table.csv"])
-        assert capsys.readouterr().out.count("units: 1\n") == 2
 
 
 def test_an_audit_goes_on_where_it_was(audited, unit_path, capsys, monkeypatch):
@@ -660,8 +634,6 @@ def test_harm_is_the_crossed_bias_with_the_noise_of_its_texts():
     assert harm == pytest.approx((0.55, 0.55, 0.59, 4, half, True))
     far = contam.harm_of(pd.DataFrame([one, one | {"acc_test": 0.3}]))  # biases 5 and -15
     assert far.half == pytest.approx(stats.t.ppf(0.945, 6) * math.sqrt(200 / 2))
-    single = stats.t.ppf(0.945, 5) * math.sqrt(w[0] + 2)
-    assert contam.harm_of(units[:1]).half == pytest.approx(single)
     old = contam.harm_of(units.assign(discordant=np.nan, discordant_on_extra=np.nan))
     bound = np.mean([50 * (0.1 - 0.01), 50 * (0.02 - 0.0004 + 0.04 - 0.0016)])  # d >= |b|
     assert bound > 2 and not old.counted
@@ -695,17 +667,20 @@ def test_a_memorised_set_is_told_and_the_base_model_is_not(audited):
         assert contam.rank_sum_p(base[f"auc_{name}"].mean(), 50, len(base)) > 0.05
 
 
-def test_harm_is_said_where_the_interval_is_above_0(capsys, tmp_path):
-    path = tmp_path / "table.csv"
+def test_harm_is_said_and_recipes_are_not_mixed(capsys, tmp_path):
+    def say(rows):
+        rows.to_csv(tmp_path / "table.csv", index=False)
+        contam.main(["--from-table", str(tmp_path / "table.csv")])
+        return capsys.readouterr().out
+
     for accuracy, words in ((0.5, "no harm shown"), (0.9, "harm: accuracy is higher on texts")):
-        make_table(accuracy=[accuracy] * 2, p_published=[0.4, 0.6]).to_csv(path, index=False)
-        contam.main(["--from-table", str(path)])
-        text = capsys.readouterr().out
-        assert words in text and "units: 2\n" in text
-        assert "\nflagged by nothing\n" in text
-    make_table(p_published=[0.4, 0.6]).assign(discordant=np.nan).to_csv(path, index=False)
-    contam.main(["--from-table", str(path)])
-    assert "no harm shown (older rows" in capsys.readouterr().out
+        text = say(make_table(accuracy=[accuracy] * 2, p_published=[0.4, 0.6]))
+        assert words in text and "units: 2\n" in text and "\nflagged by nothing\n" in text
+    rows = make_table(p_published=[0.4, 0.6])
+    assert "no harm shown (older rows" in say(rows.assign(discordant=np.nan))
+    for name in ("recipe", "data"):  # other subsamples of another recipe: a table of their own
+        mixed = rows.assign(**{name: rows["subsample"].astype(str)})
+        assert say(mixed).count("units: 1\n") == 2
 
 
 def test_a_units_precision_and_quantisation_are_used(both, tokenizer):
@@ -762,26 +737,31 @@ def test_random_halves_are_told_apart_by_chance_alone_and_others_are(reviews, ca
 
 def test_the_released_half_is_flagged_in_the_model_trained_on_it(
         model_dir, tokenizer, tmp_path, capsys):
-    """One model trained on a random half of 80 texts, and one that was not, by the command; numbers
-    by scipy."""
+    """A model trained on one random half of 80 texts, pairs of neighbours in their order, and one
+    that was not, by the command; the AUC by hand. In another order the order test is silent."""
     released, held_out = halves(make_texts(80, 5, size=10), 1)
-    for name, texts in (("a.txt", released), ("b.txt", held_out)):
-        (tmp_path / name).write_text("\n".join(texts))
+    for name, texts in (("a", released), ("b", held_out), ("turned", released[::-1])):
+        (tmp_path / f"{name}.txt").write_text("\n".join(texts))
+    pairs = ["\n\n".join(released[k : k + 2]) for k in range(0, 40, 2)]
     innocent = model_dir("gpt2", initializer_range=0.05)
-    guilty = model_dir("gpt2", trainer(tokenizer, [released] * 50), initializer_range=0.05)
-    files = ["--examples", str(tmp_path / "a.txt"), "--held-out", str(tmp_path / "b.txt")]
-    printed = {}
-    for model in (guilty, innocent):
+    guilty = model_dir("gpt2", trainer(tokenizer, [pairs] * 60), initializer_range=0.05)
+
+    def say(examples, *flags):
         capsys.readouterr()
-        contam.main([*files, "--model", str(model), "--reference", str(innocent)])
-        printed[model] = capsys.readouterr().out
-    assert "held-out texts: flagged by ref.\n" in printed[guilty]
-    assert "40 released, 40 held-out texts: flagged by nothing.\n" in printed[innocent]
-    contam.main([*files, "--model", str(guilty)])
-    alone = capsys.readouterr().out
-    assert "flagged by log p, log p / zlib, Min-K%, Min-K%++.\n" in alone
-    assert "halves by date, source or difficulty flag more" in alone
-    error = refused(capsys, *files, "--model", innocent, "--reference", guilty)  # it saw one half
+        contam.main(["--examples", str(tmp_path / f"{examples}.txt"), *map(str, flags)])
+        return capsys.readouterr().out
+
+    held = "--held-out", tmp_path / "b.txt"
+    text = say("a", *held, "--model", guilty, "--reference", innocent)
+    assert "held-out texts: flagged by ref, order test.\n" in text
+    text = say("a", *held, "--model", innocent, "--reference", innocent)
+    assert "40 released, 40 held-out texts: flagged by nothing.\n" in text
+    assert ": flagged" in say("a", "--model", guilty)
+    assert ": no sign" in say("turned", "--model", guilty)
+    alone = say("a", *held, "--model", guilty)
+    assert "flagged by log p, log p / zlib, Min-K%, Min-K%++, order test.\n" in alone
+    error = refused(capsys, "--examples", tmp_path / "a.txt", *held, "--model", innocent,
+                    "--reference", guilty)  # it saw one half
     assert f"of {guilty} (p " in error and "no random halves" in error
     _, _, lm = open_both(guilty)
     log_p = []
