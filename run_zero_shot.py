@@ -251,6 +251,8 @@ def load_net(model, quantize, precision, device):
         adapted = read_net(model, quantize == "nf4", PRECISIONS[precision], device)
         takes = tuple(inspect.signature(adapted.base_model.model.forward).parameters)
         config, scored = adapted.config.get_text_config(), SCORED
+        if config.model_type == "moshi":
+            raise ValueError("its cache forgets what its mask shows")
         if any([getattr(config, name, None) for name in WINDOWS]):
             scored = 1
         return check_scores(Net(adapted, tokenizer, torch.device(device), PRECISIONS[precision],
@@ -1296,8 +1298,8 @@ def load_registry():
 
 # --- shared: models ---
 FROM_PAD = {  # count positions from their pad token's id + 1
-    "camembert", "data2vec-text", "longformer", "mpnet", "roberta", "roberta-prelayernorm",
-    "xlm-roberta", "xlm-roberta-xl", "xmod",
+    "camembert", "data2vec-text", "esm", "longformer", "luke", "mpnet", "roberta",
+    "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod",
 }
 PRECISIONS = {"float32": None, "tf32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 LOADED = {}  # the one network in memory
@@ -1355,11 +1357,12 @@ def read_model(name, known, ignored, source):
 def longest_text(config):
     """So many tokens have positions in a model of this config."""
     text = config.get_text_config()
-    limits = [getattr(text, name, None) for name in ("max_position_embeddings", "max_seq_len")]
+    names = ("max_position_embeddings", "max_seq_len", "max_target_positions")
+    limits = [getattr(text, name, None) or 0 for name in names]
     rope = getattr(text, "rope_parameters", None) or {}
     if rope.get("rope_type") == "longrope":  # beyond, it changes the numbers of all texts beside
         limits.append(rope["original_max_position_embeddings"])
-    longest = min([limit for limit in limits if limit], default=10**6)
+    longest = min([limit for limit in limits if limit > 0], default=10**6)  # XLNet says -1
     if config.model_type in FROM_PAD:
         longest -= config.pad_token_id + 1
     return longest
