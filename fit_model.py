@@ -87,19 +87,13 @@ NAMES = {"acc": "accuracy", "f1": "macro-F1", "nll": "mean negative log-probabil
 UNITS = {"acc": "points", "f1": "points", "nll": "nats (lower is better)"}  # of differences
 MARKS = {  # of the accuracies: colour as in docs/idea.png, marker, area
     "base": ("#bbbbbb", "s", 45), "unseen": ("#88ccee", "o", 75), "seen": ("#ee9966", "D", 28)}
-SECOND_LOOK = (
-    "Looking often misleads: if the bias is as large as the margin, the verdict of a single look "
-    "is wrong 10 times in 100, that of a second one 12 to 16 times."
-)
-GLOSS = (
-    "Accuracies in %; base: without pretraining; unseen, seen: pretrained on other texts, on these "
-    "texts. boost = unseen - base, bias = seen - unseen, in points [89 % interval]; needed: "
-    "subsamples of each task until the interval can decide. Every task: tasks.csv."
-)
-CLASS = (
-    "Black tick: the score of whoever always names the commonest class. A model whose marks lie "
-    "left of it may have learned too little to show a bias."
-)
+SECOND_LOOK = ("Where the bias is as large as the margin, a first look is wrong 10 times in 100, a "
+               "second one 12 to 16 times.")
+GLOSS = ("Accuracies in %; base: without pretraining; unseen, seen: pretrained on other texts, on "
+         "these texts. boost = unseen - base, bias = seen - unseen, in points [89 % interval]; "
+         "needed: subsamples of each task until the interval can decide. Every task: tasks.csv.")
+TICK = ("Black tick: always naming the commonest class. A model whose marks lie left of it may "
+        "have learned too little to show a bias.")
 
 
 # The answer in closed form --------------------
@@ -249,11 +243,12 @@ def verdicts_of(middle, half, margin):
 
 def effect_row(key, target, part, cells, **more):
     """A row of effects.csv: means over part; `cells`: what `interval` takes."""
-    row = dict(zip(GROUP, key), target=target, cells=cells, subsamples=part["subsamples"].min(),
-               arms=" and ".join(sorted(set(part["arms"]))), seconds=part["seconds"].sum(), **more)
-    row["setting"] = title_of(*key[:3])
-    if not row["m"]:
-        row["setting"] = f"{row['experiment']}, mean of {len(cells)} settings"
+    setting = title_of(*key[:3])
+    if len(cells) > 1:
+        setting = f"{key[0]}, mean of {len(cells)} settings"
+    row = dict(zip(GROUP, key), setting=setting, target=target, cells=cells,
+               subsamples=part["subsamples"].min(), arms=" and ".join(sorted(set(part["arms"]))),
+               seconds=part["seconds"].sum(), **more)
     return row | part[[*ACCURACIES, "estimate"]].mean().to_dict()
 
 
@@ -262,17 +257,18 @@ def effects_table(tasks, args):
     interval."""
     rows = []
     for key, cell in tasks.reset_index().groupby(GROUP):
-        used = cell[cell["variance"].notna()]  # one subsample alone does not know its noise
+        used = cell.dropna(subset="variance")  # one subsample alone does not know its noise
         if used.empty:
             used = cell
-        left_out = ", ".join(cell["task"][~cell["task"].isin(used["task"])])
+        left_out = ", ".join(cell["task"].drop(used.index))
         rows.append(effect_row(key, TARGETS[0], used, [used], tasks=len(used), left_out=left_out))
         means = pd.DataFrame({"subsamples": [len(cell)], "pooled": False,
                               "variance": cell["estimate"].var()})
         rows.append(effect_row(key, TARGETS[1], cell, [means], tasks=len(cell), left_out=""))
-    known = [row for row in rows if row["target"] == TARGETS[0] and interval(row["cells"])[0] > 0]
-    known = pd.DataFrame(known, columns=[*rows[0]])
-    for (experiment, effect, model), mine in known.groupby(["experiment", "effect", "model"]):
+    table = pd.DataFrame(rows)
+    known = table["cells"].map(lambda cells: interval(cells)[0] > 0)
+    these = table[known & (table["target"] == TARGETS[0])]
+    for (experiment, effect, model), mine in these.groupby(["experiment", "effect", "model"]):
         if len(mine) > 1:
             key = experiment, 0, 0, effect, model
             left_out = ", ".join(sorted(set(mine["left_out"]) - {""}))
@@ -284,10 +280,9 @@ def effects_table(tasks, args):
     table["low"] = table["estimate"] - table["half"]
     table["high"] = table["estimate"] + table["half"]
     table["verdict"] = verdicts_of(table["estimate"], table["half"], args.margin)
-    these = table["target"] == TARGETS[0]
     wanted = (args.margin or 0) / 2
-    needed = [needed_subsamples(cells, wanted) for cells in table["cells"][these]]
-    table["needed"] = pd.Series(needed, table.index[these])
+    needed = table["cells"].map(lambda cells: needed_subsamples(cells, wanted))
+    table["needed"] = needed.where(table["target"] == TARGETS[0])
     return table
 
 
@@ -539,8 +534,8 @@ def remarks(row):
         said.append(f"Without {row['left_out']}, of which there is one subsample.")
     if row["subsamples"] == 1:
         said.append("One subsample cannot show effects that differ from run to run.")
-    if not row["m"]:
-        cells = row["cells"]
+    cells = row["cells"]
+    if len(cells) > 1:
         excluded = sum(abs(cell["estimate"].mean()) > interval([cell])[2] for cell in cells)
         chance = (1 - SHARE) * len(cells)
         said.append(f"Alone, {excluded} of {len(cells)} settings exclude 0 (by chance about "
@@ -550,9 +545,9 @@ def remarks(row):
         minutes = (again - row["subsamples"]) * row["seconds"] / 60
         todo = f"{again:.0f} subsamples of each task would do."
         if minutes > 0:  # else nobody here ran it
-            todo = (f"Run the same again with --subsamples {again:.0f} (about "
-                    f"{count(math.ceil(minutes), 'minute')} of one process) and take that answer. "
-                    f"{SECOND_LOOK}")
+            time = count(math.ceil(minutes), "minute")
+            todo = (f"Run the same again with --subsamples {again:.0f} (about {time} of one "
+                    f"process) and take that answer. {SECOND_LOOK}")
         said.append(todo)
     return " ".join(said)
 
@@ -623,7 +618,7 @@ def limits_of(lines, tasks):
         if len(weak):
             said.append(f"{experiment}: macro-F1 on unseen texts is not {WEAK} points above "
                         f"guessing in {len(weak)} of {len(mine)} cases ({names_of(weak[:5])}): "
-                        "the model has learned too little there to show an inflation.")
+                        "too little was learned there to show an inflation.")
     return said
 
 
@@ -634,9 +629,6 @@ def methods(rows, args):
     if rows["counted"].all():
         noise = ("the noise of drawing its texts, known from those that only one of the two "
                  "pretrained models gets right, plus what all subsamples vary beyond it")
-    margin = ""
-    if args.margin:
-        margin = f" Effects within ±{args.margin:g} were taken as too small to matter."
     return (
         "For each subsample of a task, m labelled texts and two disjoint sets of n other texts "
         "were drawn. Each model was taken as it is, and pretrained on the unlabelled texts of "
@@ -644,7 +636,7 @@ def methods(rows, args):
         f"zero-shot, and tested on {tests}. The bias is the "
         f"{NAMES.get(args.metric, args.metric)} on texts seen in pretraining minus that on unseen "
         "ones. We report its mean over these tasks with an 89 % interval by Student's t; the "
-        f"variance of a task is {noise}.{margin}")
+        f"variance of a task is {noise}.")
 
 
 # Figure --------------------
@@ -685,6 +677,8 @@ def forest(rows, title, args):
     draw_accuracies(axes[0], lines, args.metric)
     for axis, effect in zip(axes[1:], effects):
         draw_effect(axis, rows[rows["effect"] == effect], effect, args)
+    for axis in axes:
+        axis.grid(alpha=0.3)
     marks = [axis.get_legend_handles_labels()[0] for axis in axes[:2]]
     figure.legend(handles=marks[0] + marks[1], title=title, loc="outside upper center", ncols=3,
                   frameon=False)
@@ -703,21 +697,18 @@ def draw_accuracies(axis, lines, metric):
     if metric == "acc":
         axis.scatter(lines["majority"], lines["y"], 90, "black", marker="|",
                      label="commonest class")
-    axis.set_title(NAMES.get(metric, metric), fontsize=10)
+    axis.set_title(NAMES.get(metric, metric))
     axis.set_xlabel("%" if metric in SHARES else UNITS.get(metric, metric))
-    axis.grid(alpha=0.3)
 
 
 def draw_effect(axis, rows, effect, args):
-    """Estimates and intervals of each line, on the margin."""
+    """Intervals of each line, on the margin."""
     axis.hlines(rows["y"], rows["low"], rows["high"], "black", lw=rows["weight"],
                 label="89 % interval")
     axis.scatter(rows["estimate"], rows["y"], 8 + 8 * rows["weight"], "black", zorder=3)
     axis.axvline(0, color="#777777", lw=1, ls="--", zorder=0)
-    words = {"boost": "unseen - base", "bias": "seen - unseen"}[effect]
-    axis.set_title(f"{effect}\n{words}", fontsize=10)
+    axis.set_title({"boost": "boost\nunseen - base", "bias": "bias\nseen - unseen"}[effect])
     axis.set_xlabel(UNITS.get(args.metric, args.metric))
-    axis.grid(alpha=0.3)
     if args.margin:
         axis.axvspan(-args.margin, args.margin, color="#dddddd", lw=0, zorder=-1,
                      label=f"margin ±{args.margin:g}")
@@ -770,7 +761,7 @@ def publish(rows, tasks, table, summaries, notes, args):
     if len(shown) > MOST_LINES:
         shown = headlines(table)
     names = ["name", "target", "bias", "boost", "tasks", "subsamples", "needed", *ACCURACIES]
-    parts = [cards(lines), figure_html(figure), paragraph(CLASS, "small"), "<h2>Settings</h2>",
+    parts = [cards(lines), figure_html(figure), paragraph(TICK, "small"), "<h2>Settings</h2>",
              lines_html(lines_of(shown), names), paragraph(GLOSS, "small")]
     parts += [paragraph(text, "warning") for text in limits_of(lines, tasks)]
     parts += [paragraph(note) for note in notes]
@@ -781,14 +772,14 @@ def publish(rows, tasks, table, summaries, notes, args):
     parts.append(paragraph(args.command, "small"))
 
     inner = ["variance", "df", "pooled", "f1", "chance", "floor", "w", "seconds"]
-    cells = table.assign(m=table["m"].replace(0, ""), n=table["n"].replace(0, ""))
-    tables = {"effects": cells.drop(columns=["cells", "half", "seconds", "setting"]),
+    outer = table.drop(columns=["cells", "half", "seconds", "setting"])
+    tables = {"effects": outer.replace({"m": {0: ""}, "n": {0: ""}}),
               "tasks": tasks.reset_index().drop(columns=inner)}
     if summaries:
         posterior = pd.concat(summaries, names=[*GROUP[:-1], "analysis", "parameter"])
         tables["posterior"] = posterior.reset_index()
-    title = "Is pretraining on the test texts unfair here?"
-    save(args.out, tables, {"effects": figure}, title, parts)
+    save(args.out, tables, {"effects": figure}, "Is pretraining on the test texts unfair here?",
+         parts)
 
 
 def run_samplers(rows, tasks, table, args):
@@ -843,7 +834,7 @@ def read_rows(path, needed):
         if header.count(name) != 1:
             raise SystemExit(f"error: {path} has {header.count(name)} columns {name!r}, not one; "
                              f"separated by commas: {', '.join(header)}")
-    table = table[(table != "").any(axis=1)].set_axis(header, axis=1)[1:]
+    table = table[(table > "").any(axis=1)].set_axis(header, axis=1)[1:]
     table["where"] = [f"{path}, data row {number}" for number in range(1, len(table) + 1)]
     torn = table.isna().any(axis=1)
     for where in table["where"][torn]:
@@ -883,7 +874,7 @@ def read_results(paths, metric):
         refuse(rows, rows[name].isna(), name, "a name")
     for name in numbers:
         values = pd.to_numeric(rows[name], errors="coerce")
-        bad = np.isinf(values) | values.isna() & (rows[name].notna() | (name in needed))
+        bad = values.isna() & (rows[name].notna() | (name in needed))
         what = "a number"
         if name in WHOLE:
             what = f"a whole number from {WHOLE[name]}"
@@ -918,9 +909,10 @@ def refuse_conflict(rows, scope, name):
     known = rows.dropna(subset=[*scope, name]).drop_duplicates([*scope, name])
     known = known[known.duplicated(scope, keep=False)].sort_values(scope, kind="stable")
     if len(known):
-        one, two = known.iloc[0], known.iloc[1]
-        raise SystemExit(f"error: {one['where']} and {two['where']} agree in {', '.join(scope)} "
-                         f"and differ in {name} ({one[name]} and {two[name]}): keep one")
+        first, second = known["where"].iloc[:2]
+        values = " and ".join(map(str, known[name].iloc[:2]))
+        raise SystemExit(f"error: {first} and {second} agree in {', '.join(scope)} and differ in "
+                         f"{name} ({values}): keep one")
 
 
 def load_rows(args, metric="acc"):
@@ -1047,7 +1039,7 @@ def png_of(figure):
 
 
 def figure_html(png):
-    """HTML of a figure, which becomes a part of the page."""
+    """HTML of a figure as a part of the page."""
     picture = base64.b64encode(png).decode()
     return f'<div class="scroll"><img src="data:image/png;base64,{picture}"></div>'
 

@@ -251,9 +251,8 @@ def report_slices(rows, args):
         print(answer)
         figures[effect] = draw_distributions(meta, shares, effect)
         parts += [paragraph(answer, "large"), figure_html(figures[effect])]
-    parts.append(paragraph(
-        "outside: posterior mean beyond the threshold; paper, t: 89 % interval excludes 0. "
-        "Shuffled: the arms of each model and task change places at random."))
+    parts.append(paragraph("outside: posterior mean beyond the threshold; paper, t: 89 % interval "
+                           "excludes 0. Shuffled: arms change places at random."))
     parts.append(table_html(shares, float_format="{:.3f}".format))
     return {"meta": meta, "shares": shares}, figures, parts
 
@@ -267,18 +266,16 @@ def report_board(rows, board):
         table = board_table(board, v)
         tables.append(table.assign(**dict(zip(CELL, cell)), model=model))
         doubtful = (table["p_wrong"] > 1 - SHARE).sum()
-        answer = (
-            f"Neighbours in the wrong order with a chance above 11 %: {doubtful} of "
-            f"{len(board) - 1} (noise of {model}, {title_of(*cell)}).")
+        answer = (f"Neighbours in the wrong order with a chance above 11 %: {doubtful} of "
+                  f"{len(board) - 1} (noise of {model}, {title_of(*cell)}).")
         print(answer)
-        parts += [
-            paragraph(answer, "large"),
-            paragraph(f"Noise: {math.sqrt(v):.2f} points, the standard deviation of the mean "
-                      "accuracy over tasks: an upper bound, since entries share their test texts. "
-                      "gap: points to the next; p_wrong: their order is wrong; p_swap: they swap "
-                      "in a rerun with so many training sets a task."),
-            table_html(table, float_format="{:.3f}".format),
-        ]
+        sd = math.sqrt(v)
+        words = (f"Noise: {sd:.2f} points, the standard deviation of the mean accuracy over tasks: "
+                 "an upper bound, since entries share their test texts. gap: points to the next; "
+                 "p_wrong: their order is wrong; p_swap: they swap in a rerun with so many "
+                 "training sets a task.")
+        parts += [paragraph(answer, "large"), paragraph(words),
+                  table_html(table, float_format="{:.3f}".format)]
     return {"leaderboard": pd.concat(tables)}, {}, parts
 
 
@@ -315,7 +312,7 @@ def read_rows(path, needed):
         if header.count(name) != 1:
             raise SystemExit(f"error: {path} has {header.count(name)} columns {name!r}, not one; "
                              f"separated by commas: {', '.join(header)}")
-    table = table[(table != "").any(axis=1)].set_axis(header, axis=1)[1:]
+    table = table[(table > "").any(axis=1)].set_axis(header, axis=1)[1:]
     table["where"] = [f"{path}, data row {number}" for number in range(1, len(table) + 1)]
     torn = table.isna().any(axis=1)
     for where in table["where"][torn]:
@@ -355,7 +352,7 @@ def read_results(paths, metric):
         refuse(rows, rows[name].isna(), name, "a name")
     for name in numbers:
         values = pd.to_numeric(rows[name], errors="coerce")
-        bad = np.isinf(values) | values.isna() & (rows[name].notna() | (name in needed))
+        bad = values.isna() & (rows[name].notna() | (name in needed))
         what = "a number"
         if name in WHOLE:
             what = f"a whole number from {WHOLE[name]}"
@@ -390,9 +387,10 @@ def refuse_conflict(rows, scope, name):
     known = rows.dropna(subset=[*scope, name]).drop_duplicates([*scope, name])
     known = known[known.duplicated(scope, keep=False)].sort_values(scope, kind="stable")
     if len(known):
-        one, two = known.iloc[0], known.iloc[1]
-        raise SystemExit(f"error: {one['where']} and {two['where']} agree in {', '.join(scope)} "
-                         f"and differ in {name} ({one[name]} and {two[name]}): keep one")
+        first, second = known["where"].iloc[:2]
+        values = " and ".join(map(str, known[name].iloc[:2]))
+        raise SystemExit(f"error: {first} and {second} agree in {', '.join(scope)} and differ in "
+                         f"{name} ({values}): keep one")
 
 
 def load_rows(args, metric="acc"):
@@ -519,7 +517,7 @@ def png_of(figure):
 
 
 def figure_html(png):
-    """HTML of a figure, which becomes a part of the page."""
+    """HTML of a figure as a part of the page."""
     picture = base64.b64encode(png).decode()
     return f'<div class="scroll"><img src="data:image/png;base64,{picture}"></div>'
 
