@@ -32,10 +32,9 @@ Commands, cheapest first
 Writes to fits/results/ (the first file's name) report.html, its figure, and the columns
     effects.csv    experiment, m, n (empty: the mean of all settings), metric, effect, model, arms
                    (crossed: both sets of texts; plain: `test` alone), target (as above), tasks,
-                   left_out (tasks with one subsample), subsamples (fewest of a task), majority
-                   (share of the commonest class), base, unseen, seen (all four in %, but for nll),
-                   estimate, se, df, low, high (points), margin, verdict, needed (subsamples for a
-                   half-width of half the margin)
+                   subsamples (fewest of a task), majority (share of the commonest class), base,
+                   unseen, seen (all four in %, but for nll), estimate, se, df, low, high (points),
+                   margin, verdict, needed (subsamples for a half-width of half the margin)
     tasks.csv      experiment, m, n, effect, model, task, subsamples, arms, majority, base, unseen,
                    seen, estimate, sd (between subsamples), low, high, verdict (at 1 - .11 / tasks,
                    so that all hold together), p (one-sided sign flips of a bias), p_adjusted
@@ -204,11 +203,11 @@ def interval(cells, R=None, more=1):
         J = len(cell)
         K = cell["subsamples"] if R is None else np.full(J, R)
         v = more * cell["variance"] / K / (J * len(cells)) ** 2
-        variance += v.sum()
+        variance += v.sum(skipna=False)  # a task of one subsample may not know its noise
         if cell["pooled"].all():
             square += v.sum() ** 2 / (K.sum() - J + TEXTS_DF)
         else:
-            square += (v**2 / np.maximum(K - 1, 0.5)).sum()  # one alone: its v is nan
+            square += (v**2 / np.maximum(K - 1, 0.5)).sum()
     if not variance > 0:
         return math.nan, math.nan, math.nan
     se, df = math.sqrt(variance), variance**2 / square
@@ -257,23 +256,18 @@ def effects_table(tasks, args):
     interval."""
     rows = []
     for key, cell in tasks.reset_index().groupby(GROUP):
-        used = cell.dropna(subset="variance")  # one subsample alone does not know its noise
-        if used.empty:
-            used = cell
-        left_out = ", ".join(cell["task"].drop(used.index))
-        rows.append(effect_row(key, TARGETS[0], used, [used], tasks=len(used), left_out=left_out))
         means = pd.DataFrame({"subsamples": [len(cell)], "pooled": False,
                               "variance": cell["estimate"].var()})
-        rows.append(effect_row(key, TARGETS[1], cell, [means], tasks=len(cell), left_out=""))
+        for target, noise in zip(TARGETS, (cell, means)):
+            rows.append(effect_row(key, target, cell, [noise], tasks=len(cell)))
     table = pd.DataFrame(rows)
     known = table["cells"].map(lambda cells: interval(cells)[0] > 0)
     these = table[known & (table["target"] == TARGETS[0])]
     for (experiment, effect, model), mine in these.groupby(["experiment", "effect", "model"]):
         if len(mine) > 1:
             key = experiment, 0, 0, effect, model
-            left_out = ", ".join(sorted(set(mine["left_out"]) - {""}))
-            rows.append(effect_row(key, TARGETS[0], mine, mine["cells"].sum(),
-                                   tasks=mine["tasks"].min(), left_out=left_out))
+            cells = mine["cells"].sum()
+            rows.append(effect_row(key, TARGETS[0], mine, cells, tasks=mine["tasks"].min()))
 
     table = in_order(pd.DataFrame(rows)).assign(metric=args.metric, margin=args.margin)
     table[["se", "df", "half"]] = [interval(cells) for cells in table["cells"]]
@@ -530,8 +524,6 @@ def short_answer(row):
 def remarks(row):
     """What is to be known of a row of effects.csv, and where it is too early what to do."""
     said = []
-    if row["left_out"]:
-        said.append(f"Without {row['left_out']}, of which there is one subsample.")
     if row["subsamples"] == 1:
         said.append("One subsample cannot show effects that differ from run to run.")
     cells = row["cells"]

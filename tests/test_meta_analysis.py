@@ -189,49 +189,34 @@ def test_a_hundred_tasks_take_seconds(run, tmp_path):
 # Slices, shuffled slices, tables ----------------------------------------------
 
 
-def test_a_slice_holds_one_run_of_each_model_and_task(m, rows_of, tmp_path):
-    table = coins(subsamples=5)
+@pytest.mark.parametrize("effect, control, treatment",
+                         [("boost", "base", "extra"), ("bias", "extra", "test")])
+@pytest.mark.parametrize("crossed", [True, False])
+def test_a_slice_holds_one_run_of_each_model_and_task(m, rows_of, tmp_path, effect, control, treatment, crossed):
+    """Plain counts, and the effect of the same run, which a shuffle turns around with them."""
+    table = coins(subsamples=5, crossed=crossed)
     table = table[~((table["model"] == "b") & (table["task"] == "task01"))]
     rows = rows_of(saved(table, tmp_path / "r.csv"))
     models, tasks = ["a", "b"], ["task00", "task01", "task02"]
-    counts, effects, total = m.draw_slices(rows, "bias", 4000, False)
+    counts, effects, total = m.draw_slices(rows, effect, 4000, False)
     assert total.tolist() == [[40, 40, 40], [40, 0, 40]] and (counts[:, :, 1, 1] == 0).all()
-    assert effects == pytest.approx(100 * (counts[:, 1] - counts[:, 0]) / 40)
     for i, j in np.argwhere(total):
-        mine = rows[(rows["model"] == models[i]) & (rows["task"] == tasks[j])]
-        right = (40 * mine[["acc_extra", "acc_test"]]).round().astype(int)
-        expected = right.groupby(["acc_extra", "acc_test"]).size() / 5
-        found = pd.Series(list(map(tuple, counts[:, :, i, j]))).value_counts(normalize=True)
+        expected = []
+        for row in table[(table["model"] == models[i]) & (table["task"] == tasks[j])].to_dict("records"):
+            change = row[f"acc_{treatment}"] - row[f"acc_{control}"]
+            if crossed:
+                second = row[f"acc_{MIRROR[treatment]}_on_extra"] - row[f"acc_{MIRROR[control]}_on_extra"]
+                change = (change + second) / 2
+            expected.append((40 * row[f"acc_{control}"], 40 * row[f"acc_{treatment}"], 80 * change))
+        expected = pd.DataFrame(expected).round().value_counts(normalize=True)
+        found = pd.DataFrame([*counts[:, :, i, j].T, effects[:, i, j] * 80 / 100]).T.round().value_counts(normalize=True)
         assert set(found.index) == set(expected.index)
-        assert all(abs(found[pair] - expected[pair]) < 0.04 for pair in found.index)
-    shuffled, signs, _ = m.draw_slices(rows, "bias", 4000, True)
-    assert (shuffled.sum(1) == counts.sum(1)).all()  # the same slices, arms changed
-    assert signs == pytest.approx(100 * (shuffled[:, 1] - shuffled[:, 0]) / 40)
-    differ = counts[:, 0] != counts[:, 1]
-    assert (shuffled[:, 0] == counts[:, 1])[differ].mean() == pytest.approx(0.5, abs=0.02)
-
-
-@pytest.mark.parametrize("effect, control, treatment",
-                         [("boost", "base", "extra"), ("bias", "extra", "test")])
-def test_crossed_effects_beside_plain_counts(m, rows_of, tmp_path, effect, control, treatment):
-    path = saved(coins(tasks=2, subsamples=6, crossed=True), tmp_path / "r.csv")
-    rows = rows_of(path)
-    counts, effects, _ = m.draw_slices(rows, effect, 300, False)
-    for (i, model), (j, task) in itertools.product(enumerate("ab"), enumerate(["task00", "task01"])):
-        possible = set()
-        for row in rows[(rows["model"] == model) & (rows["task"] == task)].to_dict("records"):
-            first = row[f"acc_{treatment}"] - row[f"acc_{control}"]
-            second = row[f"acc_{MIRROR[treatment]}_on_extra"] - row[f"acc_{MIRROR[control]}_on_extra"]
-            right = [row[f"acc_{control}"], row[f"acc_{treatment}"], first + second]
-            possible.add(tuple(round(40 * value) for value in right))
-        found = zip(counts[:, 0, i, j], counts[:, 1, i, j], effects[:, i, j] * 40 / 50)
-        assert {tuple(map(round, one)) for one in found} == possible
-    plain = m.draw_slices(rows_of(path, "--plain"), effect, 300, False)
-    assert (plain[0] == counts).all()
-    assert plain[1] == pytest.approx(100 * (counts[:, 1] - counts[:, 0]) / 40)
-    _, shuffled, _ = m.draw_slices(rows, effect, 300, True)
-    assert (np.abs(shuffled) == np.abs(effects)).all()
-    assert (shuffled == effects)[effects != 0].mean() == pytest.approx(0.5, abs=0.06)
+        assert (found - expected).abs().max() < 0.04
+    shuffled, signs, _ = m.draw_slices(rows, effect, 4000, True)
+    assert (shuffled.sum(1) == counts.sum(1)).all() and (np.abs(signs) == np.abs(effects)).all()
+    swapped = signs != effects
+    assert swapped[effects != 0].mean() == pytest.approx(0.5, abs=0.02)
+    assert (shuffled[:, 0] == np.where(swapped, counts[:, 1], counts[:, 0]))[effects != 0].all()
 
 
 def test_the_t_interval_of_slices_is_scipys(m):
@@ -288,15 +273,14 @@ def test_all_models_together_only_where_they_have_the_same_tasks(run, tmp_path):
     """One that lacks tasks is analysed as if alone: here there is but one slice."""
     same = {"acc_extra": 0.5, "acc_test": 0.6}
     few = coins(tasks=2, models=("c",), **same)
-    saved(pd.concat([coins(**same), few]), tmp_path / "both.csv")
-    saved(few, tmp_path / "alone.csv")
-    run("both.csv", "--slices", 1)
-    run("alone.csv", "--slices", 1)
-    both, alone = pd.read_csv("meta/both/meta.csv"), pd.read_csv("meta/alone/meta.csv")
-    assert set(both["model"]) == {"a", "b", "c"}
     columns = ["paper_mean", "paper_low", "t_mean", "t_low"]
-    found = both.query("kind == 'drawn' and model == 'c'")[columns].to_numpy()
-    assert found == pytest.approx(alone.query("kind == 'drawn'")[columns].to_numpy())
+    found = []
+    for name, rows in (("both", pd.concat([coins(**same), few])), ("alone", few)):
+        run(saved(rows, tmp_path / f"{name}.csv"), "--slices", 1)
+        meta = pd.read_csv(f"meta/{name}/meta.csv")
+        assert "all" not in set(meta["model"])
+        found.append(meta.query("kind == 'drawn' and model == 'c'")[columns].to_numpy())
+    assert found[0] == pytest.approx(found[1])
     run(saved(coins(), tmp_path / "same.csv"), "--slices", 5)
     assert set(pd.read_csv("meta/same/meta.csv")["model"]) == {"a", "b", "all"}
 
