@@ -663,14 +663,15 @@ def test_sentences(f, tmp_path):
     assert said(bias_rows({"a": [-3, 0, 4]}), "--margin", 30).startswith("No: within ±30.")
 
 
-def test_all_settings_together_take_the_time_of_all(f, tmp_path):
-    """Once those of the first setting alone: a task of 30 s and one of 330 s a subsample."""
+def test_all_settings_and_models_together_take_the_time_of_all(f, tmp_path):
+    """Two models, settings of 30 s and 330 s a subsample; once the time of the first alone was said."""
     rows = bias_rows({"a": [-3, 0, 4]}, seconds=30)
-    path = saved(pd.concat([rows, rows.assign(m=16, seconds=330)]), tmp_path / "r.csv")
+    rows = pd.concat([rows, rows.assign(m=16, seconds=330)])
+    path = saved(pd.concat([rows, rows.assign(model="other")]), tmp_path / "r.csv")
     effects = tables_of(f, path, "--effects", "bias")[2]
-    R = int(one(effects, m=0)["needed"])
+    R = int(one(effects, m=0, model="all")["needed"])
     (line,) = f.answers_of(effects)
-    assert f"--subsamples {R} (about {(R - 3) * 6} minutes of one process)" in f.sentence(line)
+    assert f"--subsamples {R} (about {(R - 3) * 12} minutes of one process)" in f.sentence(line)
 
 
 def test_what_limits_an_answer(run, tmp_path):
