@@ -1004,7 +1004,7 @@ STYLE = """
   .warning { border-left: .3rem solid #8a5a00; padding-left: .8rem }
   .small { font-size: .85rem } .large { font-size: 1.3rem }
   table { font-size: .85rem; border-collapse: collapse }
-  td, th { padding: .15rem .8rem .15rem 0; text-align: left; white-space: nowrap }
+  td, th { padding: .15rem .8rem .15rem 0; text-align: left }
   .scroll { overflow-x: auto }
   img { max-width: 100%; min-width: 30rem }
   @media print { .scroll { overflow: visible } img { min-width: 0 } table { font-size: .6rem } }

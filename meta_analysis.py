@@ -44,6 +44,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from matplotlib import color_sequences
 from matplotlib.figure import Figure
 from scipy import special, stats
 
@@ -183,7 +184,7 @@ def draw_distributions(meta, shares, effect):
     for axis, (cell, threshold) in zip(axes, cells.items()):
         for (model, kind), slices in groups.get_group((*cell, effect)).groupby(["model", "kind"]):
             style = "-" if kind == "drawn" else "--"
-            colour = f"C{models.index(model)}"
+            colour = color_sequences["petroff10"][models.index(model) % 10]
             axis.ecdf(slices["paper_mean"], color=colour, ls=style, label=f"{model} {kind}")
         axis.axvspan(-threshold, threshold, color="grey", alpha=0.2, lw=0)
         axis.set_title(f"{title_of(*cell)}; grey: within ±{threshold:g}", fontsize=9)
@@ -490,7 +491,7 @@ STYLE = """
   .warning { border-left: .3rem solid #8a5a00; padding-left: .8rem }
   .small { font-size: .85rem } .large { font-size: 1.3rem }
   table { font-size: .85rem; border-collapse: collapse }
-  td, th { padding: .15rem .8rem .15rem 0; text-align: left; white-space: nowrap }
+  td, th { padding: .15rem .8rem .15rem 0; text-align: left }
   .scroll { overflow-x: auto }
   img { max-width: 100%; min-width: 30rem }
   @media print { .scroll { overflow: visible } img { min-width: 0 } table { font-size: .6rem } }
