@@ -298,7 +298,8 @@ SAME = [  # (scope, column): rows that agree in the scope must agree in the colu
 
 def columns_of(metric):
     """The metric's columns: of the arms on the texts of `test`, then of `extra`."""
-    return [f"{metric}_{arm}{on}" for on in ("", "_on_extra") for arm in ARMS]
+    names = [f"{metric}_{arm}" for arm in ARMS]
+    return names + [f"{name}_on_extra" for name in names]
 
 
 def read_rows(path, needed):
