@@ -15,42 +15,39 @@ and were, pretrained on. D_ijk of model i, task j, subsample k, in points (hundr
     boost = unseen - base      or      bias = seen - unseen
 Four answers for each setting (experiment, m, n), with 89 % intervals:
     these tasks       the headline, in closed form: the mean over tasks of their mean D; model
-                      "all": D is averaged over the models first (three subsamples of models whose
-                      noise is independent: it covers 98 %)
+                      "all": D is averaged over the models first
     tasks like these  a t interval over the task means
     paper             Y_ijkl ~ Binomial(n, p), logit p = mu + alpha_i + U_j + V_jk + W_jl + beta l
                       (l = 1: treatment), and the differences (11), (12) that it predicts, on the
                       texts of `test` alone; its intervals do not hold 89 %
     hierarchical      D_ijk ~ N(delta_ij, s_ij), delta_ij ~ N(beta_i, tau_i), log s_ij ~ N(log s_i,
                       omega_i): how much tasks differ; it weights quiet tasks most
+The last two take samplers, and five tasks with two subsamples each.
 
 Commands, cheapest first
     python fit_model.py results.csv --draws 0      # page and tables in 3 seconds
     python fit_model.py results.csv                # then the two samplers, minutes
     python fit_model.py results.csv more.csv folder --effects bias --n 500 --metric f1 --margin 2
 
-Writes to fits/results/ (the first file's name) report.html, its figures, and the columns
-    effects.csv    experiment, m, n (empty: all settings together), metric, effect, model, arms
-                   (crossed: both sets of texts; plain: `test` alone), target (the names above),
-                   tasks, left_out (tasks with one subsample), subsamples (fewest of a task),
-                   majority (share of the commonest class), base, unseen, seen (all four in %, but
-                   for nll), estimate, se, df, low, high (points), margin, verdict, needed
-                   (subsamples for a half-width of half the margin)
+Writes to fits/results/ (the first file's name) report.html, its figure, and the columns
+    effects.csv    experiment, m, n (empty: the mean of all settings), metric, effect, model, arms
+                   (crossed: both sets of texts; plain: `test` alone), target (as above), tasks,
+                   subsamples (fewest of a task), majority (share of the commonest class), base,
+                   unseen, seen (all four in %, but for nll), estimate, se, df, low, high (points),
+                   margin, verdict, needed (subsamples for a half-width of half the margin)
     tasks.csv      experiment, m, n, effect, model, task, subsamples, arms, majority, base, unseen,
                    seen, estimate, sd (between subsamples), low, high, verdict (at 1 - .11 / tasks,
                    so that all hold together), p (one-sided sign flips of a bias), p_adjusted
-                   (Benjamini-Hochberg), paper ((12)), hierarchical, their _low, _high, p_beyond
-                   (the margin)
+                   (Benjamini-Hochberg), paper ((12)), hierarchical, their _low, _high
     posterior.csv  experiment, m, n, effect, analysis, parameter, mean, sd, hdi_low, hdi_high,
                    r_hat, ess_bulk, ess_tail, warning (empty: converged; else exit status 3)
 
 Measured 2026-11-23, seconds of CPU: --draws 0 takes 3 on two tasks, 6 on 37,500 published rows; all
-on two tasks of 14 subsamples 38, on 25 published tasks of two models, n = 500, bias alone, 54.
+on 25 published tasks of two models, n = 500, bias alone, 54.
 """
 
 import argparse
 import base64
-import csv
 import html
 import io
 import itertools
@@ -60,7 +57,6 @@ import shlex
 import sys
 import warnings
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -76,8 +72,8 @@ NEAR = 0.55  # half-width over margin up to which an open verdict is about the e
 WEAK = 5  # points of macro-F1 above guessing, below which a model has learned too little
 MAX_R_HAT, MIN_ESS = 1.01, 400  # Vehtari et al. (2021)
 ATTEMPTS = ((0.9, 1, 1), (0.99, 4, 2))  # target of acceptance, times the tuning, the draws
-FEWEST_TASKS = 5  # fewer: no W, c_jk not centred, no line of other tasks
-MOST_FIGURES, MOST_ROWS, MOST_LINES = 8, 80, 30  # of single settings; in a figure; in a table
+FEWEST_TASKS = 5  # fewer: no samplers, no line of other tasks in a figure
+MOST_LINES = 30  # in a table of the page
 SAMPLERS = ("paper", "hierarchical")
 TARGETS = ("these tasks", "tasks like these", *SAMPLERS)
 GROUP = ["experiment", "m", "n", "effect", "model"]
@@ -87,24 +83,23 @@ MEANS = [*ACCURACIES, "f1", "chance", "floor", "w", "seconds"]
 REPORTED = ("mu", "beta", "alpha", "sd_U", "sd_V", "sd_W", "d", "tau", "s", "omega", "new_task",
             "difference")  # parameters
 NAMES = {"acc": "accuracy", "f1": "macro-F1", "nll": "mean negative log-probability"}
-DIGITS = {"acc": 2, "f1": 2}
 UNITS = {"acc": "points", "f1": "points", "nll": "nats (lower is better)"}  # of differences
 MARKS = {  # of the accuracies: colour as in docs/idea.png, marker, area
     "base": ("#bbbbbb", "s", 45), "unseen": ("#88ccee", "o", 75), "seen": ("#ee9966", "D", 28)}
-TWO_LOOKS = "at a bias of the margin 12 to 16 % of second looks are wrong, 10 % of single ones"
-GLOSS = (
-    "Accuracies in %; base: without pretraining; unseen, seen: pretrained on other texts, on these "
-    "texts. boost = unseen - base, bias = seen - unseen, in points [89 % interval]; needed: "
-    "subsamples for a half-width of half the margin. Every task: tasks.csv."
-)
+SECOND_LOOK = ("Where the bias is as large as the margin, a first look is wrong 10 times in 100, a "
+               "second one 12 to 16 times.")
+GLOSS = ("Accuracies in %; base: without pretraining; unseen, seen: pretrained on other texts, on "
+         "these texts. boost = unseen - base, bias = seen - unseen, in points [89 % interval]; "
+         "needed: subsamples of each task until the interval can decide. Every task: tasks.csv.")
+TICK = ("Black tick: always naming the commonest class. A model whose marks lie left of it may "
+        "have learned too little to show a bias.")
 
 
 # The answer in closed form --------------------
 
 
 def measure(args):
-    """The rows with their effects; accuracies and shares in percent; `f1`: macro-F1 on unseen
-    texts, `chance`: what guessing gives."""
+    """The rows with effects; accuracies and shares in %; `f1` of unseen texts, `chance`: 1 / K."""
     rows = add_effects(load_rows(args, args.metric), args.metric)
     rows["f1"] = 100 * add_effects(rows, "f1")["unseen"]
     rows["chance"] = 100 / rows["num_classes"]
@@ -116,8 +111,8 @@ def measure(args):
 
 
 def average(rows, by):
-    """Means of the rows that agree in `by`. How far their answers to one text go together is not
-    known: w is at most the square of the mean of its roots."""
+    """Means of the rows that agree in `by`. Their answers to one text may go together: w is at most
+    the square of the mean of its roots."""
     groups = rows.assign(w=np.sqrt(rows["w"])).groupby(by)
     table = groups[[*MEANS, *EFFECTS]].mean()
     table["w"] **= 2
@@ -128,8 +123,8 @@ def average(rows, by):
 
 
 def unit_table(rows):
-    """A row per cell, model, task and subsample, over seeds. Model "all": the mean over the models
-    of a cell, where all have the same tasks and subsamples."""
+    """A row per cell, model, task and subsample. Model "all": the mean over the models of a cell,
+    where all have the same tasks and subsamples."""
     units = average(rows, UNIT)
     parts = [units]
     for _, mine in units.groupby(CELL):
@@ -143,9 +138,8 @@ def unit_table(rows):
 
 
 def task_table(units, rows, args):
-    """tasks.csv before the samplers, indexed by GROUP and task, with what is known of the noise:
-    `variance` of one subsample, nan where it is not known, its `df`, and whether they are `pooled`
-    over the tasks of a cell: of a bias, where all rows know the noise of their texts."""
+    """tasks.csv before the samplers, indexed by GROUP and task, with the `variance` of one
+    subsample (nan: not known), its `df`, and `pooled`: whether all rows of a cell know their w."""
     groups = units.groupby([*CELL, "model", "task"])
     parts = []
     for effect in args.effects:
@@ -171,8 +165,7 @@ def task_table(units, rows, args):
     table["low"], table["high"] = table["estimate"] - half, table["estimate"] + half
     J = table.groupby(GROUP)["df"].transform("size")
     wide = stats.t.ppf(1 - (1 - UPPER) / J, table["df"]) * se  # all J hold together
-    joint = pd.DataFrame({"low": table["estimate"] - wide, "high": table["estimate"] + wide})
-    table["verdict"] = verdicts_of(joint, args.margin)
+    table["verdict"] = verdicts_of(table["estimate"], wide, args.margin)
     if args.metric == "acc" and "bias" in args.effects:
         table = table.join(sign_flips(rows))
     return table
@@ -189,8 +182,8 @@ def sign_flips(rows):
 
 
 def sign_flip_p(changes):
-    """One-sided p of sum(changes), whole numbers, under random signs, exact if they are symmetric
-    about 0: the sum of those with a plus has a convolution of two-point laws."""
+    """One-sided p of the sum of changes under random signs, exact if they are symmetric about 0:
+    the sum of those with a plus has a convolution of two-point laws."""
     sizes = np.abs(changes[changes != 0])
     share = np.ones(1)  # of the sign patterns, by the sum of the sizes with a plus
     for size in sizes:
@@ -201,28 +194,20 @@ def sign_flip_p(changes):
     return min(float(share[observed:].sum()), 1.0)  # rounding may exceed 1
 
 
-class Noise(NamedTuple):
-    """Of a mean over the tasks of a cell."""
-    variance: np.ndarray  # of a task's single subsample, points^2
-    counts: np.ndarray  # its subsamples
-    pooled: bool  # whether all tasks share their degrees of freedom
-    mean: float
-
-
 def interval(cells, R=None, more=1):
-    """(se, df, half-width) of the 89 % interval of a mean over cells (Noise) that are not
-    correlated: Student's t with Satterthwaite's df. R: at so many subsamples of each task; more:
-    noise than is known, as a factor of the variance."""
+    """(se, df, half-width) of the 89 % interval of a mean over independent cells, of a row a task:
+    Student's t with Satterthwaite's df. R: at so many subsamples of each task; more: a factor of
+    the variance."""
     variance = square = 0
     for cell in cells:
-        J = len(cell.counts)
-        K = cell.counts if R is None else np.full(J, R)
-        v = more * cell.variance / K / (J * len(cells)) ** 2
-        variance += v.sum()
-        if cell.pooled:
+        J = len(cell)
+        K = cell["subsamples"] if R is None else np.full(J, R)
+        v = more * cell["variance"] / K / (J * len(cells)) ** 2
+        variance += v.sum(skipna=False)  # a task of one subsample may not know its noise
+        if cell["pooled"].all():
             square += v.sum() ** 2 / (K.sum() - J + TEXTS_DF)
         else:
-            square += (v**2 / np.maximum(K - 1, 0.5)).sum()  # one alone: its v is nan
+            square += (v**2 / np.maximum(K - 1, 0.5)).sum()
     if not variance > 0:
         return math.nan, math.nan, math.nan
     se, df = math.sqrt(variance), variance**2 / square
@@ -230,76 +215,73 @@ def interval(cells, R=None, more=1):
 
 
 def needed_subsamples(cells, half):
-    """The least number of subsamples of each task that brings the half-width down to `half`, with
-    the noise at the upper end of what is known of it."""
+    """The least number of subsamples of each task that brings the half-width down to `half` with
+    noise at the upper end of what is known."""
     _, df, _ = interval(cells)
     if not (df > 0 and half):
         return math.nan
     more = df / stats.chi2.ppf(QUANTILE, df)
-    at_2, df, _ = interval(cells, 2, more)
+    at_2, _, _ = interval(cells, 2, more)
     R = max(2, int(2 * (stats.norm.ppf(UPPER) * at_2 / half) ** 2))  # t reaches further
-    if R == 2 and all(cell.pooled for cell in cells):
+    if R == 2 and all(cell["pooled"].all() for cell in cells):
         R = 1
     while interval(cells, R, more)[2] > half:
         R += 1
     return R
 
 
-def verdicts_of(table, margin):
-    """Where intervals lie in respect of (-margin, margin)."""
-    low, high = table["low"], table["high"]
+def verdicts_of(middle, half, margin):
+    """Where intervals middle ± half lie in respect of (-margin, margin)."""
     if margin is None:
         return ""
-    within = (-margin < low) & (high < margin)
-    beyond = (low > margin) | (high < -margin)
-    return np.select([low.isna(), within, beyond],
+    within = middle.abs() + half < margin
+    beyond = middle.abs() - half > margin
+    return np.select([half.isna(), within, beyond],
                      ["", "within the margin", "beyond the margin"], "not settled")
 
 
 def effect_row(key, target, part, cells, **more):
-    """A row of effects.csv: means over part, rows of tasks.csv or of this table; `cells`: what
-    `interval` takes."""
-    row = dict(zip(GROUP, key), target=target, cells=cells, subsamples=part["subsamples"].min(),
-               arms=" and ".join(sorted(set(part["arms"]))), seconds=part["seconds"].sum(), **more)
+    """A row of effects.csv: means over part; `cells`: what `interval` takes."""
+    setting = title_of(*key[:3])
+    if len(cells) > 1:
+        setting = f"{key[0]}, mean of {len(cells)} settings"
+    row = dict(zip(GROUP, key), setting=setting, target=target, cells=cells,
+               subsamples=part["subsamples"].min(), arms=" and ".join(sorted(set(part["arms"]))),
+               seconds=part["seconds"].sum(), **more)
     return row | part[[*ACCURACIES, "estimate"]].mean().to_dict()
 
 
 def effects_table(tasks, args):
-    """effects.csv before the samplers; m = n = 0: the mean over the settings of an experiment that
-    have an interval."""
+    """effects.csv before the samplers; m = n = 0: the mean of an experiment's settings that have an
+    interval."""
     rows = []
     for key, cell in tasks.reset_index().groupby(GROUP):
-        used = cell[cell["variance"].notna()]  # one subsample alone does not know its noise
-        if used.empty:
-            used = cell
-        left_out = ", ".join(sorted(set(cell["task"]) - set(used["task"])))
-        noise = Noise(used["variance"].to_numpy(), used["subsamples"].to_numpy(),
-                      used["pooled"].all(), used["estimate"].mean())
-        rows.append(effect_row(key, TARGETS[0], used, [noise], tasks=len(used), left_out=left_out))
-        spread = cell["estimate"].var(ddof=1)
-        noise = Noise(np.array([spread]), np.array([len(cell)]), False, noise.mean)
-        rows.append(effect_row(key, TARGETS[1], cell, [noise], tasks=len(cell), left_out=""))
-    known = [row for row in rows if row["target"] == TARGETS[0] and interval(row["cells"])[0] > 0]
-    known = pd.DataFrame(known, columns=[*rows[0]])
-    for (experiment, effect, model), mine in known.groupby(["experiment", "effect", "model"]):
+        means = pd.DataFrame({"subsamples": [len(cell)], "pooled": False,
+                              "variance": cell["estimate"].var()})
+        for target, noise in zip(TARGETS, (cell, means)):
+            rows.append(effect_row(key, target, cell, [noise], tasks=len(cell)))
+    table = pd.DataFrame(rows)
+    known = table["cells"].map(lambda cells: interval(cells)[0] > 0)
+    these = table[known & (table["target"] == TARGETS[0])]
+    for (experiment, effect, model), mine in these.groupby(["experiment", "effect", "model"]):
         if len(mine) > 1:
-            left_out = ", ".join(sorted(set(mine["left_out"]) - {""}))
-            rows.append(effect_row((experiment, 0, 0, effect, model), TARGETS[0], mine,
-                                   mine["cells"].sum(), tasks=mine["tasks"].min(),
-                                   left_out=left_out))
+            key = experiment, 0, 0, effect, model
+            cells = mine["cells"].sum()
+            rows.append(effect_row(key, TARGETS[0], mine, cells, tasks=mine["tasks"].min()))
+
     table = in_order(pd.DataFrame(rows)).assign(metric=args.metric, margin=args.margin)
     table[["se", "df", "half"]] = [interval(cells) for cells in table["cells"]]
     table["low"] = table["estimate"] - table["half"]
     table["high"] = table["estimate"] + table["half"]
-    table["verdict"] = verdicts_of(table, args.margin)
+    table["verdict"] = verdicts_of(table["estimate"], table["half"], args.margin)
     wanted = (args.margin or 0) / 2
-    table["needed"] = [needed_subsamples(cells, wanted) for cells in table["cells"]]
-    table["needed"] = table["needed"].where(table["target"] == TARGETS[0])
+    needed = table["cells"].map(lambda cells: needed_subsamples(cells, wanted))
+    table["needed"] = needed.where(table["target"] == TARGETS[0])
     return table
 
 
 def in_order(table):
-    """effects.csv: all settings together first, then cell by cell, all models first."""
+    """The mean of all settings first, then cell by cell, all models first."""
     return table.sort_values(GROUP, kind="stable", ignore_index=True,
                              key=lambda names: names.replace("all", ""))
 
@@ -308,16 +290,15 @@ def in_order(table):
 
 
 def paper_counts(rows, effect):
-    """(data, models, tasks) of the paper's model. A unit is a task's subsample. data: answers
-    `total` [model, unit], right ones of both arms `by_unit`, `by_model`, half their difference
-    `change` [task], `task_idx` [unit], and `known`, the squared share of the variance of the tasks'
-    changes in log odds that is more than binomial noise."""
-    rows = rows.copy()
-    for name, arm in zip(("control", "treatment"), EFFECTS[effect]):
-        rows[name] = (rows[f"acc_{arm}"] * rows["n"]).round().astype(int)
-    sums = rows.pivot_table(
-        index=["task", "subsample"], columns="model", values=["control", "treatment", "n"],
-        aggfunc="sum", fill_value=0)
+    """(data, models, tasks) of the paper's model. A unit is a task's subsample; `total` has all
+    answers [model, unit], `change` half the difference of right ones [task]; `known`: the squared
+    share of the variance of the tasks' changes in log odds that is more than binomial noise."""
+    arms = dict(zip(("control", "treatment"), EFFECTS[effect]))
+    right = {name: (rows[f"acc_{arm}"] * rows["n"]).round().astype(int)
+             for name, arm in arms.items()}
+    rows = rows.assign(**right)
+    sums = rows.pivot_table(index=["task", "subsample"], columns="model", aggfunc="sum",
+                            values=["control", "treatment", "n"], fill_value=0)
     both = (sums["control"] + sums["treatment"]).to_numpy().T.astype(int)
     task_idx, tasks = pd.factorize(sums.index.get_level_values("task"))
 
@@ -327,23 +308,20 @@ def paper_counts(rows, effect):
     p = (right + 0.5) / (answers + 1)
     noise = (1 / (answers * p * (1 - p))).sum(1).mean()
     spread = np.diff(special.logit(p)).var() or 1e-9
-    known = max(1 - noise / spread, 0) ** 2
     data = {"total": sums["n"].to_numpy().T.astype(int), "by_unit": both.sum(0),
             "by_model": both.sum(1), "change": np.diff(right)[:, 0] / 2, "task_idx": task_idx,
-            "known": known}
+            "known": max(1 - noise / spread, 0) ** 2}
     return data, list(sums["n"]), tasks
 
 
 def paper_model(data, models, tasks, interaction=True):
     """The paper's model of a cell, (1) to (10), in variables that mix (docs/results.md):
-    logit p = c_jk + alpha_i + (l - 1/2) d_j. Few tasks: no W, one task: no U."""
+    logit p = c_jk + alpha_i + (l - 1/2) d_j."""
     import pymc as pm
     import pytensor.tensor as pt
 
     task_idx = data["task_idx"]
     k = data["known"]
-    J = len(tasks)
-    interaction = interaction and J >= FEWEST_TASKS
     coords = {"later": models[1:], "task": tasks, "unit": range(len(task_idx))}
     with pm.Model(coords=coords) as model:
         mu = pm.Normal("mu", 0, 1)
@@ -351,27 +329,21 @@ def paper_model(data, models, tasks, interaction=True):
         alpha = pt.zeros(1)
         if len(models) > 1:
             alpha = pt.concatenate([[0.0], pm.Normal("alpha", 0, 5, dims="later")])
-        sd_U = pm.HalfNormal("sd_U", 1) if J > 1 else 0
+        sd_U = pm.HalfNormal("sd_U", 1)
         sd_V = pm.HalfNormal("sd_V", 1)
         sd_W = pm.HalfNormal("sd_W", 3.5355) if interaction else 0
 
         # c_jk: the level of a task's subsample
-        a = mu + beta / 2
-        if J > 1:
-            a = pm.Normal("a", a, pt.sqrt(sd_U**2 + sd_W**2 / 2), dims="task")[task_idx]
-        if J >= FEWEST_TASKS:
-            c = pm.Normal("c", a, sd_V, dims="unit")
-        else:
-            raw = pm.Normal("c_raw", 0, 1, dims="unit")
-            c = pm.Deterministic("c", a + sd_V * raw, dims="unit")
+        a = pm.Normal("a", mu + beta / 2, pt.sqrt(sd_U**2 + sd_W**2 / 2), dims="task")
+        c = pm.Normal("c", a[task_idx], sd_V, dims="unit")
 
         # d_j: a task's effect, centred as far, k, as the data know it
-        d = beta
+        d = beta * pt.ones(len(tasks))
         if interaction:
             s = math.sqrt(2) * sd_W
             z = pm.Normal("z", k * beta, s**k, dims="task")
             d = beta + s ** (1 - k) * (z - k * beta)
-        d = pm.Deterministic("d", d * pt.ones(J), dims="task")
+        d = pm.Deterministic("d", d, dims="task")
 
         # over l, with q = e^(c + alpha): log((1 + q e^(d/2)) (1 + q e^(-d/2)))
         q = pt.exp(c)[None] * pt.exp(alpha)[:, None]
@@ -383,8 +355,8 @@ def paper_model(data, models, tasks, interaction=True):
 
 
 def predict_effects(posterior, data, models, rng):
-    """The posterior with predictive effects in points: `effect` (12) by model, task (nan where a
-    model lacks it), `difference` (11) over all and by model."""
+    """The posterior with predictive effects in points: `effect` (12) by model and task, nan where a
+    model lacks it, `difference` (11) over tasks."""
     c = posterior["c"].values[:, :, None]  # [chain, draw, 1, unit]
     d = posterior["d"].values  # [chain, draw, task]
     alpha = np.zeros((*d.shape[:2], len(models), 1))
@@ -476,7 +448,7 @@ def fit(rows, effect, analysis, draws, interaction=True):
     return posterior, summary.drop(columns=["mcse_mean", "mcse_sd"]).assign(warning=warning)
 
 
-def add_fit(posterior, summary, key, table, tasks, margin):
+def add_fit(posterior, summary, key, table, tasks):
     """(effects.csv, tasks.csv, note) with what a fit adds. key: CELL, effect, analysis."""
     import arviz
 
@@ -488,25 +460,21 @@ def add_fit(posterior, summary, key, table, tasks, margin):
     columns = ["mean", "sd", "hdi_low", "hdi_high"]
     found = summary.loc["difference[" + new["model"] + "]", columns]
     new[["estimate", "se", "low", "high"]] = found.to_numpy()
-    new["verdict"] = verdicts_of(new, margin)
+    middle, half = (new["low"] + new["high"]) / 2, (new["high"] - new["low"]) / 2
+    new["verdict"] = verdicts_of(middle, half, table["margin"].iloc[0])
     note = summary["warning"].iloc[0] or "converged"
-    dropped = " and ".join([name for name in "WU" if f"sd_{name}" not in posterior])
     off = new.set_index("model")["estimate"] - first["estimate"]
     far = ", ".join(off.index[off.abs() > first["se"]])
     if analysis == "paper":
         new["arms"] = "plain"
-        if dropped:
-            note += f" without {dropped}"
     elif far:
         note += f"; the mean is over a standard error from that of these tasks, take that: {far}"
 
     draws = posterior["effect"]
     low, high = arviz.hdi(draws, hdi_prob=SHARE)["effect"].transpose("hdi", ...)
-    columns = {analysis: draws.mean(("chain", "draw")), f"{analysis}_low": low,
-               f"{analysis}_high": high}
-    if analysis == "hierarchical" and margin:
-        columns["p_beyond"] = (abs(draws) > margin).mean(("chain", "draw"))
-    found = pd.DataFrame({name: values.to_series() for name, values in columns.items()})
+    found = pd.DataFrame({
+        analysis: draws.mean(("chain", "draw")).to_series(),
+        f"{analysis}_low": low.to_series(), f"{analysis}_high": high.to_series()})
     found = pd.concat({tuple(cell): found}, names=GROUP[:-1])
     tasks = tasks.reindex(columns=dict.fromkeys([*tasks, *found]))
     tasks.update(found)
@@ -518,7 +486,8 @@ def add_fit(posterior, summary, key, table, tasks, margin):
 
 def signed(value, metric):
     """A difference in words; halves go away from 0, whatever the last bits of a mean are."""
-    return f"{value + math.copysign(1e-9, value):+z.{DIGITS.get(metric, 4)}f}"
+    places = 2 if metric in SHARES else 4
+    return f"{value + math.copysign(1e-9, value):+z.{places}f}"
 
 
 def count(number, what):
@@ -526,60 +495,53 @@ def count(number, what):
     return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
-def setting_of(row):
-    """The setting of a row of effects.csv in words."""
-    if row["m"]:
-        return title_of(*[row[name] for name in CELL])
-    return f"{row['experiment']}, {len(row['cells'])} settings together"
-
-
-def span(values):
-    """The least and the greatest in words."""
-    ends = sorted({*values.dropna().agg(["min", "max"]).dropna()})
-    return " to ".join(f"{end:.0f}" for end in ends)
-
-
-def subsamples_of(rows):
-    """How many there are of a task."""
-    return span(rows.groupby([*CELL, "model", "task"])["subsample"].nunique())
-
-
 def names_of(values):
     """All different values in words."""
-    return ", ".join(map(str, sorted(set(values.dropna()))))
+    return ", ".join(sorted(set(values.dropna())))
 
 
 def short_answer(row):
-    """(kind of card, answer) of a row of effects.csv."""
+    """Of a row of effects.csv; its first words are large on the page, and a class of its style."""
     margin = f"±{row['margin'] or 0:g}"
     low, high = row["low"], row["high"]
     if row["effect"] == "boost":
-        return "", ""
+        return ""
     if not low < high:
-        return "open", "Too early to tell: no interval"
+        return "Too early to tell: no interval"
     if row["verdict"] == "within the margin":
-        return "no", f"No: within {margin}"
+        return f"No: within {margin}"
     if row["verdict"] == "beyond the margin":
         if (low > 0) == (row["metric"] != "nll"):
-            return "yes", f"Yes: beyond {margin}"
-        return "no", f"No: seen texts even score worse, beyond {margin}"
+            return f"Yes: beyond {margin}"
+        return f"No: seen texts even score worse, beyond {margin}"
     if not row["verdict"]:
-        return "", "The interval excludes 0" if low > 0 or high < 0 else "The interval holds 0"
+        return "The interval excludes 0" if low > 0 or high < 0 else "The interval holds 0"
     if high - low <= 2 * NEAR * row["margin"]:
-        return "open", f"Near the margin of {margin}: take the interval as the answer"
-    return "open", f"Too early to tell: neither within nor beyond {margin}"
+        return f"Near the margin of {margin}: take the interval as the answer"
+    return f"Too early to tell: neither within nor beyond {margin}"
 
 
-def next_step(row):
-    """What to do where it is too early to tell; of rows that nobody here ran, how far it is."""
-    if not short_answer(row)[1].startswith("Too early"):
-        return ""
-    again = row["needed"] if row["needed"] > 0 else 5
-    if not row["seconds"] > 0:
-        return f"{again:.0f} subsamples of each task would do."
-    minutes = math.ceil((again - row["subsamples"]) * row["seconds"] / 60)
-    return (f"Run the same again with --subsamples {again:.0f} (about "
-            f"{count(minutes, 'minute')} of one process) and take that answer: {TWO_LOOKS}.")
+def remarks(row):
+    """What is to be known of a row of effects.csv, and where it is too early what to do."""
+    said = []
+    if row["subsamples"] == 1:
+        said.append("One subsample cannot show effects that differ from run to run.")
+    cells = row["cells"]
+    if len(cells) > 1:
+        excluded = sum(abs(cell["estimate"].mean()) > interval([cell])[2] for cell in cells)
+        chance = (1 - SHARE) * len(cells)
+        said.append(f"Alone, {excluded} of {len(cells)} settings exclude 0 (by chance about "
+                    f"{chance:.1f}).")
+    if short_answer(row).startswith("Too early"):
+        again = row["needed"] if row["needed"] > 0 else 5
+        minutes = (again - row["subsamples"]) * row["seconds"] / 60
+        todo = f"{again:.0f} subsamples of each task would do."
+        if minutes > 0:  # else nobody here ran it
+            time = count(math.ceil(minutes), "minute")
+            todo = (f"Run the same again with --subsamples {again:.0f} (about {time} of one "
+                    f"process) and take that answer. {SECOND_LOOK}")
+        said.append(todo)
+    return " ".join(said)
 
 
 def bracket(row):
@@ -588,301 +550,228 @@ def bracket(row):
     return f"{estimate} [{low}, {high}]" if row["low"] < row["high"] else estimate
 
 
-def remarks(row):
-    """What is to be known of a row of effects.csv, if anything."""
-    text = ""
-    if row["left_out"]:
-        text += f" Without {row['left_out']}, of which there is one subsample."
-    if row["subsamples"] == 1:
-        text += " One subsample cannot show effects that differ from run to run."
-    if not row["m"]:
-        cells = row["cells"]
-        excluded = sum(abs(cell.mean) > interval([cell])[2] for cell in cells)
-        text += (f" Alone, {excluded} of {len(cells)} settings exclude 0 (by chance about "
-                 f"{(1 - SHARE) * len(cells):.1f}).")
-    return text
-
-
-def sentence(head):
-    """A head in one line: answer, bias, boost, what to do."""
-    (first, row), *others = head.items()
-    name = f"{first} of {row['model']}".removesuffix(" of all")
-    text = (f"{setting_of(row)}: {name} {bracket(row)} {UNITS.get(row['metric'], row['metric'])} "
-            f"for {count(row['tasks'], 'task')}")
-    for effect, other in others:
-        text += f"; {effect} {bracket(other)}"
-    answer = short_answer(row)[1]
-    return f"{answer}. {text}.{remarks(row)} {next_step(row)}".removeprefix(". ").strip()
-
-
-def in_words(row):
-    """A bias with its interval as a sentence."""
-    metric = row["metric"]
-    model = row["model"].replace("all", "the models")
-    text = (f"Having seen the texts in pretraining changes the score of {model} by "
-            f"{signed(row['estimate'], metric)} {UNITS.get(metric, metric)}, on average over "
-            f"{count(row['tasks'], 'task')}")
-    if row["low"] < row["high"]:
-        text += (f"; the true bias lies between {signed(row['low'], metric)} and "
-                 f"{signed(row['high'], metric)} with 89 % confidence")
-    return f"{text}.{remarks(row)}"
-
-
 def headlines(table):
-    """Rows of effects.csv that answer: these tasks, all models together, or each where they differ
-    in tasks or subsamples."""
+    """Rows of effects.csv that answer: these tasks, all models, or each where there is no "all"."""
     table = table[table["target"] == TARGETS[0]]
     whole = table.groupby([*CELL, "effect"])["model"].transform(lambda names: "all" in set(names))
     return table[(table["model"] == "all") | ~whole]
 
 
-def heads_of(table):
-    """[{effect: row}, bias first] of rows of effects.csv, by setting, model and target."""
-    heads = {}
-    for row in table.to_dict("records"):
-        key = (*[row[name] for name in CELL], row["model"], row["target"])
-        heads.setdefault(key, {})[row["effect"]] = row
-    return [dict(sorted(head.items())) for head in heads.values()]
+def lines_of(table):
+    """Rows of effects.csv of one bias and boost as one: the first, with what is said of both."""
+    lines = {}
+    for row in table.to_dict("records"):  # a bias comes first
+        name = f"{row['setting']}, {row['model']}".removesuffix(", all")
+        line = lines.setdefault((name, row["target"]), row | {"name": name})
+        line[row["effect"]] = bracket(row)
+        line[f"{row['effect']}_verdict"] = row["verdict"]
+    return [*lines.values()]
 
 
 def answers_of(table):
-    """The heads that are answered: an experiment's settings together, if there are several."""
+    """The lines that answer: the mean of an experiment's settings, if there are several."""
     table = headlines(table)
     together = table.groupby(["experiment", "effect", "model"])["m"].transform("min") == 0
-    return heads_of(table[(table["m"] == 0) | ~together])
+    return lines_of(table[(table["m"] == 0) | ~together])
 
 
-def limits_of(heads, tasks):
+def sentence(line):
+    """Answer, bias, boost, remarks."""
+    effect = line["effect"]
+    name = f"{effect} of {line['model']}".removesuffix(" of all")
+    unit = UNITS.get(line["metric"], line["metric"])
+    text = f"{line['setting']}: {name} {line[effect]} {unit} for {count(line['tasks'], 'task')}"
+    if effect == "bias" and "boost" in line:
+        text += f"; boost {line['boost']}"
+    return f"{short_answer(line)}. {text}. {remarks(line)}".removeprefix(". ").strip()
+
+
+def in_words(line):
+    """The effect as a sentence."""
+    effect = line["effect"]
+    cause = {"bias": "Having seen the texts", "boost": "Other texts"}[effect]
+    model = line["model"].replace("all", "the models")
+    unit = UNITS.get(line["metric"], line["metric"])
+    return (f"{cause} in pretraining changes the score of {model} by {line[effect]} {unit}, on "
+            f"average over {count(line['tasks'], 'task')}. With 89 % confidence the truth lies "
+            "within the brackets.")
+
+
+def limits_of(lines, tasks):
     """Sentences on what limits an answer: pretraining does nothing, or little was learned."""
-    lines = []
-    for head in heads:
-        if len(head) == 2 and {row["verdict"] for row in head.values()} == {"within the margin"}:
-            lines.append(f"{setting_of(head['bias'])}: the boost too is within the margin: "
-                         "where pretraining does nothing a bias can hardly arise.")
+    said = []
+    for line in lines:
+        if line.get("bias_verdict") == line.get("boost_verdict") == "within the margin":
+            said.append(f"{line['setting']}: the boost too is within the margin: where pretraining "
+                        "does nothing a bias can hardly arise.")
     cases = tasks.reset_index().query("model != 'all'").drop_duplicates([*CELL, "model", "task"])
     for experiment, mine in cases.dropna(subset=["f1", "chance"]).groupby("experiment"):
-        weak = mine[mine["f1"] < mine["chance"] + WEAK]
+        weak = mine["task"][mine["f1"] < mine["chance"] + WEAK]
         if len(weak):
-            lines.append(f"{experiment}: macro-F1 on unseen texts is not {WEAK} points above "
-                         f"guessing in {len(weak)} of {len(mine)} cases "
-                         f"({names_of(weak['task'][:5])}): the "
-                         "model has learned too little there to show an inflation.")
-    return lines
+            said.append(f"{experiment}: macro-F1 on unseen texts is not {WEAK} points above "
+                        f"guessing in {len(weak)} of {len(mine)} cases ({names_of(weak[:5])}): "
+                        "too little was learned there to show an inflation.")
+    return said
 
 
 def methods(rows, args):
-    """A paragraph for a methods section."""
+    """A paragraph for a methods section that is true of all these rows."""
     tests = "both sets" if rows["arms"].eq("crossed").all() else "the first set"
     noise = "the variance between its subsamples"
     if rows["counted"].all():
         noise = ("the noise of drawing its texts, known from those that only one of the two "
                  "pretrained models gets right, plus what all subsamples vary beyond it")
-    margin = ""
-    if args.margin:
-        margin = f" Effects within ±{args.margin:g} were taken as too small to matter."
     return (
-        f"From each of {count(rows['task'].nunique(), 'task')}, {subsamples_of(rows)} random "
-        f"subsamples of m = {names_of(rows['m'])} labelled texts and of two disjoint sets of n = "
-        f"{names_of(rows['n'])} other texts were drawn. In each, {names_of(rows['model'])} was "
-        "taken as it is, and pretrained on the unlabelled texts of either set; it was then trained "
-        f"on the labelled texts, or prompted where the task is zero-shot, and tested on {tests}. "
-        f"The bias is the {NAMES.get(args.metric, args.metric)} on texts seen in pretraining minus "
-        "that on unseen ones. We report its mean over these tasks with an 89 % interval by "
-        f"Student's t; the variance of a task is {noise}.{margin}")
+        "For each subsample of a task, m labelled texts and two disjoint sets of n other texts "
+        "were drawn. Each model was taken as it is, and pretrained on the unlabelled texts of "
+        "either set; it was then trained on the labelled texts, or prompted where the task is "
+        f"zero-shot, and tested on {tests}. The bias is the "
+        f"{NAMES.get(args.metric, args.metric)} on texts seen in pretraining minus that on unseen "
+        "ones. We report its mean over these tasks with an 89 % interval by Student's t; the "
+        f"variance of a task is {noise}.")
 
 
-# Figures --------------------
+# Figure --------------------
 
 
-def forest(parts, title, args):
-    """PNG of a figure: accuracies, boost, bias side by side. parts: rows of tasks.csv or
-    effects.csv, set off from each other, with the columns line, its name, and weight, from thin (1)
-    to bold (4).
-    """
-    rows = pd.concat(parts)
-    lines = rows.drop_duplicates("line")
-    if len(lines) > MOST_ROWS:
-        title += f" (the first {MOST_ROWS} of {len(lines)} lines)"
-        lines = lines[:MOST_ROWS]
-        rows = rows[rows["line"].isin(lines["line"])]
-    apart = lines["weight"].diff().fillna(0) != 0
-    places = dict(zip(lines["line"], np.arange(len(lines)) + 0.5 * apart.cumsum()))
-    rows = rows.assign(y=rows["line"].map(places))
-    bottom = max(places.values())
+def draw_all(tasks, table, args):
+    """PNG: of one setting its tasks, the greatest bias first, and their means; of several a line
+    each, and their means."""
+    these = table[table["target"] == TARGETS[0]]
+    if table["setting"].nunique() > 1:
+        title = "Means of tasks"
+        single, mean = headlines(table).query("m > 0"), these[these["m"] == 0]
+        parts = [named(single, single["setting"], 2), named(mean, mean["setting"], 4)]
+    else:
+        title = these["setting"].iloc[0]
+        mine = tasks.reset_index().query("model != 'all'").sort_values("estimate", ascending=False)
+        mine = mine.sort_values(["effect", "model"], kind="stable")
+        mean = these[(these["tasks"] > 1) | (these["model"] == "all")]
+        like = table[(table["target"] == TARGETS[1]) & (table["tasks"] >= FEWEST_TASKS)]
+        parts = [named(mine, mine["task"], 2), named(mean, mean["target"], 4),
+                 named(like, like["target"], 1)]
+    return forest(pd.concat(parts), title, args)
 
-    effects = [effect for effect in ("boost", "bias") if effect in args.effects]
-    size = 4.6 + 2.2 * len(effects), 1.8 + 0.27 * bottom
-    figure = Figure(figsize=size, layout="constrained")
+
+def named(rows, names, weight):
+    """Rows for a figure, with the model where it is not "all"; weight: thin (1) to bold (4)."""
+    lines = [f"{name}, {model}".removesuffix(", all") for name, model in zip(names, rows["model"])]
+    return rows.assign(line=lines, weight=weight)
+
+
+def forest(rows, title, args):
+    """PNG: accuracies, bias, boost of each line side by side."""
+    rows["y"], names = pd.factorize(rows["line"])
+    lines = rows.drop_duplicates("y")
+    effects = sorted(set(args.effects))
+    figure = Figure(figsize=(4 + 2 * len(effects), 2 + 0.27 * len(names)), layout="constrained")
     axes = figure.subplots(1, 1 + len(effects), sharey=True)
-    draw_accuracies(axes[0], rows.drop_duplicates("line"), args.metric)
+    draw_accuracies(axes[0], lines, args.metric)
     for axis, effect in zip(axes[1:], effects):
         draw_effect(axis, rows[rows["effect"] == effect], effect, args)
-    marks = {}
     for axis in axes:
-        axis.grid(axis="x", alpha=0.3)
-        handles, words = axis.get_legend_handles_labels()
-        marks.update(zip(words, handles))
-    figure.legend(marks.values(), marks, loc="outside upper center", ncols=6, frameon=False,
-                  title=title, handletextpad=0.3, columnspacing=1.2)
-    names = [name if len(name) < 45 else f"{name[:43]}…" for name in places]
-    axes[0].set_yticks([*places.values()], names, parse_math=False)
-    axes[0].set_ylim(bottom + 0.7, -0.7)
+        axis.grid(alpha=0.3)
+    marks = [axis.get_legend_handles_labels()[0] for axis in axes[:2]]
+    figure.legend(handles=marks[0] + marks[1], title=title, loc="outside upper center", ncols=3,
+                  frameon=False)
+    axes[0].set_ylim(len(names) - 0.3, -0.7)
+    axes[0].set_yticks(range(len(names)), names.str[:45], parse_math=False)
     for label, weight in zip(axes[0].get_yticklabels(), lines["weight"]):
         label.set_fontweight("bold" if weight == 4 else "normal")
     return png_of(figure)
 
 
 def draw_accuracies(axis, lines, metric):
-    """base, unseen, seen of each line as marks on it."""
-    shown = lines[["base", "unseen", "seen"]]
-    axis.hlines(lines["y"], shown.min(axis=1), shown.max(axis=1), "#777777", lw=1)
+    """base, unseen, seen of each line as marks."""
     for name, (colour, mark, area) in MARKS.items():
         axis.scatter(lines[name], lines["y"], area, color=colour, marker=mark, label=name,
                      edgecolor="#333333", lw=0.5, zorder=3)
-    words = NAMES.get(metric, metric)
-    if metric in SHARES:
+    if metric == "acc":
         axis.scatter(lines["majority"], lines["y"], 90, "black", marker="|",
                      label="commonest class")
-        words += ", %"
-    axis.set_title(words, fontsize=10)
+    axis.set_title(NAMES.get(metric, metric))
+    axis.set_xlabel("%" if metric in SHARES else UNITS.get(metric, metric))
 
 
 def draw_effect(axis, rows, effect, args):
-    """Estimates and intervals of each line; of a bias the margin too."""
+    """Intervals of each line, on the margin."""
     axis.hlines(rows["y"], rows["low"], rows["high"], "black", lw=rows["weight"],
                 label="89 % interval")
     axis.scatter(rows["estimate"], rows["y"], 8 + 8 * rows["weight"], "black", zorder=3)
     axis.axvline(0, color="#777777", lw=1, ls="--", zorder=0)
-    words = {"boost": "boost = unseen - base", "bias": "bias = seen - unseen"}[effect]
-    axis.set_title(f"{words}\n{UNITS.get(args.metric, args.metric)}", fontsize=10)
-    if effect == "bias" and args.margin:
+    axis.set_title({"boost": "boost\nunseen - base", "bias": "bias\nseen - unseen"}[effect])
+    axis.set_xlabel(UNITS.get(args.metric, args.metric))
+    if args.margin:
         axis.axvspan(-args.margin, args.margin, color="#dddddd", lw=0, zorder=-1,
                      label=f"margin ±{args.margin:g}")
-        axis.axvspan(-1.3 * args.margin, 1.3 * args.margin, alpha=0)  # so that its ends are seen
-
-
-def named(rows, names, weight):
-    """Rows as a part of a figure, with the model where it is not "all"."""
-    lines = [f"{name}, {model}".removesuffix(", all") for name, model in zip(names, rows["model"])]
-    return rows.assign(line=lines, weight=weight)
-
-
-def draw_all(tasks, table, args):
-    """PNGs by name: effects, of the only setting or a line a setting; if they are few, each: its
-    tasks model by model, the greatest effect first, and their means below."""
-    these = table[table["target"] == TARGETS[0]]
-    like = table[(table["target"] == TARGETS[1]) & (table["tasks"] >= FEWEST_TASKS)]
-    cells = tasks.reset_index().query("model != 'all'").groupby(CELL)
-    figures = {}
-    if len(cells) > 1:
-        single, together = headlines(table).query("m > 0"), these[these["m"] == 0]
-        parts = [named(part, [setting_of(row) for row in part.to_dict("records")], weight)
-                 for part, weight in ((single, 2), (together, 4))]
-        title = "Means of tasks; bold: all settings of m and n of an experiment together"
-        figures["effects"] = forest(parts, title, args)
-    if len(cells) > MOST_FIGURES:
-        return figures
-    for number, (cell, mine) in enumerate(cells, 1):
-        mine = mine.sort_values("estimate", ascending=False)
-        mine = mine.sort_values(["effect", "model"], kind="stable")
-        parts = [named(mine, mine["task"], 2)]
-        alone = len(mine) == mine["effect"].nunique()
-        if alone and len(cells) > 1:
-            continue  # the line of its setting says the same
-        if not alone:
-            kinds = (these, "these {} tasks", 4), (like, "tasks like these", 1)
-            for means, words, weight in kinds:
-                means = means[(means[CELL] == [*cell]).all(axis=1)]
-                parts.append(named(means, map(words.format, means["tasks"]), weight))
-        name = f"setting-{number}" if len(cells) > 1 else "effects"
-        figures[name] = forest(parts, title_of(*cell), args)
-    return figures
 
 
 # The page --------------------
 
 
-def heads_html(heads, names):
-    """HTML of a table with a line a head and these columns."""
-    lines = []
-    for head in heads:
-        row = [*head.values()][0]
-        kind, answer = short_answer(row)
-        name = f"{setting_of(row)}, {row['model']}".removesuffix(", all")
-        short = f'<b class="{kind}">{answer.partition(":")[0]}</b>'
-        line = {"": short, "setting": html.escape(name)}
-        line |= {name: row[name] for name in ("target", "tasks", "subsamples")}
-        line |= {name: f"{row[name]:.{DIGITS.get(row['metric'], 4)}f}" for name in ACCURACIES}
-        line |= {effect: bracket(mine) for effect, mine in head.items()}
-        lines.append(line | {"needed": row["needed"]})
-    table = pd.DataFrame(lines).reindex(columns=names)
-    table = table.rename(columns={"majority": "commonest class"})
-    return table_html(table, escape=False, formatters={"needed": "{:.0f}".format})
+def lines_html(lines, names):
+    """HTML of a table of these columns."""
+    table = pd.DataFrame(lines)
+    table["needed"] = table["needed"].where(table["verdict"] == "not settled")
+    table["name"] = table["name"].map(html.escape)
+    large = [short_answer(line).partition(":")[0] for line in lines]
+    table["answer"] = [f'<b class="{words.lower()}">{words}</b>' for words in large]
+    table = table.reindex(columns=names).dropna(axis=1, how="all")
+    table = table.rename(columns={"name": "setting", "majority": "commonest class"})
+    return table_html(table, escape=False, float_format="{:.2f}".format,
+                      formatters={"needed": "{:.0f}".format})
 
 
-def cards(heads):
-    """HTML: the short answer of the only head in large letters, of several a line each."""
-    rows = [[*head.values()][0] for head in heads]
-    if len(rows) == 1:
-        row = rows[0]
-        kind, answer = short_answer(row)
-        large, _, small = answer.partition(":")
-        return (f'<div class="card {kind}">{paragraph(setting_of(row), "small")}<b>{large}</b> '
-                f"{small}{paragraph(in_words(row))}{paragraph(next_step(row))}</div>")
-    parts = [heads_html(heads, ["", "setting", "bias", "boost"])]
-    for row in rows:
-        text = f"{remarks(row)} {next_step(row)}".strip()
-        if text:
-            parts.append(paragraph(f"{setting_of(row)}: {text}", "small"))
-    return "".join(parts)
+def cards(lines):
+    """HTML: the short answer of the only line in large letters, of several a line each."""
+    if len(lines) > 1:
+        notes = [paragraph(f"{line['name']}: {remarks(line)}", "small")
+                 for line in lines if remarks(line)]
+        return lines_html(lines, ["answer", "name", "bias", "boost"]) + "".join(notes)
+    (line,) = lines
+    large, _, small = short_answer(line).partition(":")
+    return (f'<div class="card {large.lower()}">{paragraph(line["name"], "small")}'
+            f"<b>{large}</b> {small}{paragraph(in_words(line))}{paragraph(remarks(line))}</div>")
 
 
 def runs_html(rows):
-    """HTML of what was run: a line a task, of many an experiment."""
-    by = ["experiment", "task"]
-    if rows.groupby(by).ngroups > MOST_LINES:
-        by = ["experiment"]
-    lines = []
-    for _, mine in rows.groupby(by):
-        K, m = mine["num_classes"], mine["m"]
-        task = mine["task"].iloc[0]
-        if len(by) == 1:
-            task = count(mine["task"].nunique(), "task")
-        lines.append({
-            "experiment": mine["experiment"].iloc[0], "task": task,
-            "model": names_of(mine["model"]).replace("bert-tiny", "bert-tiny (a demonstration)"),
-            "classes": span(K), "m": names_of(m), "of it used": span(K * (m // K)),
-            "n": names_of(mine["n"]), "subsamples": subsamples_of(mine),
-            "versions": names_of(mine["versions"])})
-    return table_html(pd.DataFrame(lines))
+    """HTML of what was run: a line a task of a setting, of many the first and the last."""
+    runs = rows.groupby([*CELL, "model", "task"]).agg(
+        classes=("num_classes", "first"), arms=("arms", "first"),
+        subsamples=("subsample", "nunique"), versions=("versions", names_of)).reset_index()
+    runs["classes"] = runs["classes"].astype("Int64")
+    runs.insert(2, "of it used", runs["classes"] * (runs["m"] // runs["classes"]))
+    runs["model"] = runs["model"].replace("bert-tiny", "bert-tiny (a demonstration)")
+    return table_html(runs, max_rows=MOST_LINES)
 
 
 def publish(rows, tasks, table, summaries, notes, args):
-    """Make figures, page and tables, then save them."""
-    figures = draw_all(tasks, table, args)
-    heads = answers_of(table)
+    """Make figure, page and tables, then save them."""
+    figure = draw_all(tasks, table, args)
+    lines = answers_of(table)
     shown = table[table["low"].notna() | (table["target"] == TARGETS[0])]
     if len(shown) > MOST_LINES:
         shown = headlines(table)
-    names = ["setting", "target", "tasks", "subsamples", *ACCURACIES, "bias", "boost", "needed"]
-    parts = [cards(heads), *map(figure_html, figures.values()), "<h2>Settings</h2>",
-             heads_html(heads_of(shown), names), paragraph(GLOSS, "small")]
-    parts += [paragraph(text, "warning") for text in limits_of(heads, tasks)]
+    names = ["name", "target", "bias", "boost", "tasks", "subsamples", "needed", *ACCURACIES]
+    parts = [cards(lines), figure_html(figure), paragraph(TICK, "small"), "<h2>Settings</h2>",
+             lines_html(lines_of(shown), names), paragraph(GLOSS, "small")]
+    parts += [paragraph(text, "warning") for text in limits_of(lines, tasks)]
     parts += [paragraph(note) for note in notes]
     parts += ["<h2>What was run</h2>", runs_html(rows)]
-    parts += ["<h2>For a methods section</h2>", paragraph(methods(rows, args))]
-    versions = f"; numpy {np.__version__}, pandas {pd.__version__}"
-    parts.append(paragraph(args.command + versions, "small"))
+    for arms, mine in rows.groupby("arms"):
+        parts.append(f"<h2>For a methods section ({arms} arms)</h2>")
+        parts.append(paragraph(methods(mine, args)))
+    parts.append(paragraph(args.command, "small"))
 
     inner = ["variance", "df", "pooled", "f1", "chance", "floor", "w", "seconds"]
-    cells = table.assign(m=table["m"].replace(0, ""), n=table["n"].replace(0, ""))
-    tables = {"effects": cells.drop(columns=["cells", "half", "seconds"]),
+    outer = table.drop(columns=["cells", "half", "seconds", "setting"])
+    tables = {"effects": outer.replace({"m": {0: ""}, "n": {0: ""}}),
               "tasks": tasks.reset_index().drop(columns=inner)}
     if summaries:
         posterior = pd.concat(summaries, names=[*GROUP[:-1], "analysis", "parameter"])
         tables["posterior"] = posterior.reset_index()
-    title = "Is pretraining on the test texts unfair here?"
-    save(args.out, tables, figures, title, parts, again=bool(notes))
+    save(args.out, tables, {"effects": figure}, "Is pretraining on the test texts unfair here?",
+         parts)
 
 
 def run_samplers(rows, tasks, table, args):
@@ -891,12 +780,11 @@ def run_samplers(rows, tasks, table, args):
     summaries, notes, failed = {}, [], 0
     for (cell, mine), effect, analysis in tqdm(jobs, desc="samplers"):
         sizes = mine.groupby(["model", "task"])["subsample"].nunique()
-        enough = sizes.min() > 1 and sizes.groupby("model").size().min() >= FEWEST_TASKS
         note = f"left out, it needs {FEWEST_TASKS} tasks with two subsamples each"
-        if analysis == "paper" or enough:
+        if sizes.min() > 1 and sizes.groupby("model").size().min() >= FEWEST_TASKS:
             posterior, summary = fit(mine, effect, analysis, args.draws, not args.no_interaction)
             key = *cell, effect, analysis
-            table, tasks, note = add_fit(posterior, summary, key, table, tasks, args.margin)
+            table, tasks, note = add_fit(posterior, summary, key, table, tasks)
             failed += note.startswith("not converged")
             summaries[key] = summary
         notes.append(f"{title_of(*cell)}, {effect}, {analysis}: {note}.")
@@ -923,34 +811,32 @@ SAME = [  # (scope, column): rows that agree in the scope must agree in the colu
 
 def columns_of(metric):
     """The metric's columns: of the arms on the texts of `test`, then of `extra`."""
-    return [f"{metric}_{arm}{on}" for on in ("", "_on_extra") for arm in ARMS]
+    names = [f"{metric}_{arm}" for arm in ARMS]
+    return names + [f"{name}_on_extra" for name in names]
 
 
 def read_rows(path, needed):
     """A CSV file as a table of words with a column `where`, without lines cut short by a kill."""
     try:
-        with open(path, newline="", encoding="utf-8-sig") as file:
-            header, *lines = [line for line in csv.reader(file, strict=True) if any(line)] or [[]]
-    except (OSError, ValueError, csv.Error) as error:
+        table = pd.read_csv(path, header=None, dtype=str, keep_default_na=False,
+                            encoding="utf-8-sig", engine="python")  # fields cut off are nan
+    except (OSError, ValueError) as error:
         raise SystemExit(f"error: {path} cannot be read as a CSV file in UTF-8: {error}")
+    header = [*table.iloc[0]]
     for name in (*needed, *header):
         if header.count(name) != 1:
             raise SystemExit(f"error: {path} has {header.count(name)} columns {name!r}, not one; "
                              f"separated by commas: {', '.join(header)}")
-    rows = []
-    for number, line in enumerate(lines, start=1):
-        where = f"{path}, data row {number}"
-        if len(line) > len(header):
-            raise SystemExit(f"error: {where} has more fields than the header: correct it")
-        if len(line) < len(header):
-            print(f"{where}: left out, for it was cut short")
-        else:
-            rows.append([*line, where])
-    return pd.DataFrame(rows, columns=[*header, "where"], dtype=str)
+    table = table[(table > "").any(axis=1)].set_axis(header, axis=1)[1:]
+    table["where"] = [f"{path}, data row {number}" for number in range(1, len(table) + 1)]
+    torn = table.isna().any(axis=1)
+    for where in table["where"][torn]:
+        print(f"{where}: left out, for it was cut short")
+    return table[~torn]
 
 
 def read_path(path, needed):
-    """Tables of a results file, or of a folder's results.csv and results.*-of-*.csv."""
+    """Tables of a results file, or of those of a folder."""
     files = [path]
     if path.is_dir():
         files = sorted([*path.glob("results.csv"), *path.glob("results.*-of-*.csv")])
@@ -981,7 +867,7 @@ def read_results(paths, metric):
         refuse(rows, rows[name].isna(), name, "a name")
     for name in numbers:
         values = pd.to_numeric(rows[name], errors="coerce")
-        bad = np.isinf(values) | values.isna() & (rows[name].notna() | (name in needed))
+        bad = values.isna() & (rows[name].notna() | (name in needed))
         what = "a number"
         if name in WHOLE:
             what = f"a whole number from {WHOLE[name]}"
@@ -1000,7 +886,7 @@ def read_results(paths, metric):
 
 
 def choose_rows(rows, args):
-    """The rows that --experiment, --m, --n, --models and --tasks name, each known."""
+    """The rows that the flags name."""
     for flag in ("experiment", "m", "n", "models", "tasks"):
         name = flag.removesuffix("s")
         found = set(rows[name])
@@ -1016,24 +902,24 @@ def refuse_conflict(rows, scope, name):
     known = rows.dropna(subset=[*scope, name]).drop_duplicates([*scope, name])
     known = known[known.duplicated(scope, keep=False)].sort_values(scope, kind="stable")
     if len(known):
-        one, two = known.iloc[0], known.iloc[1]
-        raise SystemExit(f"error: {one['where']} and {two['where']} agree in {', '.join(scope)} "
-                         f"and differ in {name} ({one[name]} and {two[name]}): keep one")
+        first, second = known["where"].iloc[:2]
+        values = " and ".join(map(str, known[name].iloc[:2]))
+        raise SystemExit(f"error: {first} and {second} agree in {', '.join(scope)} and differ in "
+                         f"{name} ({values}): keep one")
 
 
 def load_rows(args, metric="acc"):
-    """The chosen rows, each run once, with the column `arms`: "crossed" where every row of a cell
-    has the metric on the texts of `extra` too, and no --plain, else "plain"."""
+    """The chosen rows, each run once, with the column `arms`: "crossed" where all rows of a cell
+    have the metric on the texts of `extra` too, and no --plain."""
     rows = choose_rows(read_results(args.paths, metric), args)
     if rows.empty:
         raise SystemExit(f"error: {args.paths[0]} has no rows: run run_experiment.py first")
-    twice = rows[rows.duplicated(RUN, keep=False)]
-    for name in twice.select_dtypes("number"):
-        refuse_conflict(twice, RUN, name)
-    for scope, name in SAME:
+    numbers = [(RUN, name) for name in rows.select_dtypes("number")]
+    for scope, name in [*numbers, *SAME]:
         refuse_conflict(rows, scope, name)
-    if len(twice):
-        print(f"rows given more than once and used once: {rows.duplicated(RUN).sum()}")
+    twice = rows.duplicated(RUN).sum()
+    if twice:
+        print(f"rows given more than once and used once: {twice}")
     rows = rows.groupby(RUN, as_index=False).first()  # the first value that a column has
 
     there = rows[columns_of(metric)].notna().all(axis=1)
@@ -1114,13 +1000,14 @@ STYLE = """
 .report { max-width: 70rem; margin: auto; font: 16px/1.5 sans-serif; overflow-wrap: break-word;
   .card { border: 1px solid; border-left-width: .6rem; padding: .5rem 1rem; margin: 1rem 0;
     b { font-size: 2.2rem } p { color: black; margin: .4rem 0 } }
-  .no { color: #006b4f } .yes { color: #b3261e } .open { color: #8a5a00 }
+  td b { font-size: 1.4rem }
+  .no { color: #006b4f } .yes { color: #b3261e } .near, .too { color: #8a5a00 }
   .warning { border-left: .3rem solid #8a5a00; padding-left: .8rem }
   .small { font-size: .85rem } .large { font-size: 1.3rem }
   table { font-size: .85rem; border-collapse: collapse }
-  td, th { padding: .15rem .8rem .15rem 0; text-align: left; white-space: nowrap }
+  td, th { padding: .15rem .8rem .15rem 0; text-align: left }
   .scroll { overflow-x: auto }
-  img { max-width: 100%; min-width: 34rem }
+  img { max-width: 100%; min-width: 30rem }
   @media print { .scroll { overflow: visible } img { min-width: 0 } table { font-size: .6rem } }
 }
 """
@@ -1145,7 +1032,7 @@ def png_of(figure):
 
 
 def figure_html(png):
-    """HTML of a figure, which becomes a part of the page."""
+    """HTML of a figure as a part of the page."""
     picture = base64.b64encode(png).decode()
     return f'<div class="scroll"><img src="data:image/png;base64,{picture}"></div>'
 
@@ -1156,10 +1043,9 @@ def name_of(paths):
     return name if len(paths) == 1 else f"{name}-and-{len(paths) - 1}-more"
 
 
-def save(folder, tables, figures, title, parts, again=False):
-    """Write tables and figures by name, and report.html of these parts in HTML, one file to be
-    handed on: beside the old ones, which are replaced when all is written. In a notebook's cell it
-    is shown; again: in its old place."""
+def save(folder, tables, figures, title, parts):
+    """Write tables, figures and report.html of these parts, beside the old ones, which are replaced
+    when all is written."""
     page = "\n".join([
         '<!DOCTYPE html><meta charset="utf-8"><meta name="viewport" content="width=device-width">',
         f"<title>{title}</title><style>{STYLE}</style>",
@@ -1174,13 +1060,8 @@ def save(folder, tables, figures, title, parts, again=False):
         (folder / f"{name}.new").write_bytes(content)
     for name in files:
         (folder / f"{name}.new").replace(folder / name)
-    for path in [*folder.glob("posterior.csv"), *folder.glob("setting-*.png")]:
-        if path.name not in files:
-            path.unlink()  # of an earlier run
-    notebook = sys.modules.get("IPython")
-    if notebook and notebook.get_ipython():
-        page = notebook.display.HTML(page)
-        notebook.display.display(page, display_id=str(folder), update=again)
+    if "posterior.csv" not in files:
+        (folder / "posterior.csv").unlink(missing_ok=True)  # of an earlier run
 # --- end shared ---
 
 
@@ -1225,11 +1106,9 @@ def main(argv=None):
         tasks = task_table(unit_table(rows), rows, args)
         table = effects_table(tasks, args)
         publish(rows, tasks, table, {}, [], args)
-        heads = answers_of(table)
-        for head in heads:
-            print(sentence(head))
-        for text in limits_of(heads, tasks):
-            print(text)
+        lines = answers_of(table)
+        said = [*map(sentence, lines), *limits_of(lines, tasks)]
+        print("\n".join(said))
         print(f"page: {(args.out / 'report.html').resolve()}")
         if args.draws and args.metric == "acc":
             failed = run_samplers(rows, tasks, table, args)

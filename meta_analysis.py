@@ -34,7 +34,6 @@ Measured 2026-11-23: 500 slices and 500 shuffled ones of 25 tasks and 2 models t
 
 import argparse
 import base64
-import csv
 import html
 import io
 import itertools
@@ -45,19 +44,19 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from matplotlib import color_sequences
 from matplotlib.figure import Figure
 from scipy import special, stats
 
 KINDS = ("drawn", "shuffled")
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")  # Okabe and Ito's
 
 
 # Slices --------------------
 
 
 def draw_slices(rows, effect, slices, shuffled):
-    """Slices of one run per model and task: right answers on `test` [slices, 2 (control, treated),
-    models, tasks], effects in points [slices, models, tasks], n [models, tasks], 0: none."""
+    """Slices of one run per model and task: right answers on test [slices, 2 arms, models, tasks],
+    effects in points [slices, models, tasks], n [models, tasks], 0: none."""
     rng = np.random.default_rng(0)
     models = sorted(set(rows["model"]))
     tasks = sorted(set(rows["task"]))
@@ -81,8 +80,8 @@ def draw_slices(rows, effect, slices, shuffled):
 def slice_posterior(counts, total):
     """(mean, sd) of beta [slices], one task: without U. The mode of the log posterior given sd_U by
     Newton's method, and the inverse curvature there; sd_U at its own mode by EM: the root of
-    sd^4 + J sd^2 = sum E U_j^2 (HalfNormal(1) prior). Each U_j meets only mu, beta and alpha, here
-    `g`: eliminated first, time is linear in tasks."""
+    sd^4 + J sd^2 = sum E U_j^2 (HalfNormal(1) prior). `g`: mu, beta, alpha; each U_j meets only
+    these, so it is eliminated first."""
     slices, _, models, tasks = counts.shape
     arm, model = (axis.ravel() for axis in np.indices((2, models)))
     Z = np.column_stack([np.ones(2 * models), arm, model[:, None] == np.arange(1, models)])
@@ -134,8 +133,7 @@ def slice_table(counts, effects, total):
 
 
 def analyse(rows, effect, slices):
-    """Rows of meta.csv of a cell: of each model, and of all together where they have the same
-    tasks."""
+    """Rows of meta.csv of a cell: of each model, and of all where they have the same tasks."""
     groups = {model: [i] for i, model in enumerate(sorted(set(rows["model"])))}
     tables = []
     for kind in KINDS:
@@ -163,16 +161,16 @@ def shares_of(meta):
 
 
 def answer_of(shares, effect):
-    """A sentence: what one subsample would have claimed, least to most of settings and models."""
+    """What one subsample would have claimed, least to most of settings and models."""
     found = []
     for kind in KINDS:
         mine = shares[(shares["effect"] == effect) & (shares["kind"] == kind)]
         ends = (100 * mine["paper"]).agg(["min", "max"]).round().unique()
         found.append(" to ".join(f"{end:.0f}" for end in ends))
+    drawn, shuffled = found
     return (f"With one subsample of each task, the paper's model would have claimed a {effect} in "
-            f"{found[0]} % of the draws (by setting and model). It claims one of nothing, where "
-            f"seen and unseen are exchanged by lot, in {found[1]} %; an honest interval would "
-            "in 11 %.")
+            f"{drawn} % of the draws (by setting and model). It claims one of nothing, where seen "
+            f"and unseen are exchanged by lot, in {shuffled} %; an honest interval would in 11 %.")
 
 
 def draw_distributions(meta, shares, effect):
@@ -181,19 +179,20 @@ def draw_distributions(meta, shares, effect):
     figure = Figure(figsize=(8, 1.4 + 2 * len(cells)), layout="constrained")
     title = f"The {effect} in single subsamples: share of studies at or below"
     axes = figure.subplots(len(cells), 1, squeeze=False, sharex=True)[:, 0]
-    colours = dict(zip(shares["model"].unique(), itertools.cycle(COLOURS)))
+    models = list(shares["model"].unique())
     groups, legend = meta.groupby([*CELL, "effect"]), {}
     for axis, (cell, threshold) in zip(axes, cells.items()):
         for (model, kind), slices in groups.get_group((*cell, effect)).groupby(["model", "kind"]):
             style = "-" if kind == "drawn" else "--"
-            axis.ecdf(slices["paper_mean"], color=colours[model], ls=style, label=f"{model} {kind}")
+            colour = color_sequences["petroff10"][models.index(model) % 10]
+            axis.ecdf(slices["paper_mean"], color=colour, ls=style, label=f"{model} {kind}")
         axis.axvspan(-threshold, threshold, color="grey", alpha=0.2, lw=0)
         axis.set_title(f"{title_of(*cell)}; grey: within ±{threshold:g}", fontsize=9)
         handles, labels = axis.get_legend_handles_labels()
         legend |= dict(zip(labels, handles))  # a panel may lack models
     axis.set_xlabel("mean of beta in the paper's model (log odds)")
     figure.legend(legend.values(), legend.keys(), loc="outside upper center",
-                  ncols=len(colours), frameon=False, title=title)
+                  ncols=len(models), frameon=False, title=title)
     return png_of(figure)
 
 
@@ -210,8 +209,7 @@ def read_board(path):
 
 
 def noise_of(rows):
-    """The variance of a model's mean acc_extra over tasks, one subsample of each, in points^2, as
-    observed, texts and training together."""
+    """The variance of a model's mean acc_extra over tasks, one subsample of each, in points^2."""
     one = rows.drop_duplicates(RUN[:-1])  # one seed of each subsample
     variances = (100 * one["acc_extra"]).groupby(one["task"]).var()
     if variances.isna().any():
@@ -222,9 +220,9 @@ def noise_of(rows):
 
 
 def board_table(board, v):
-    """leaderboard.csv with noise of variance v in every score x. Of Normal true scores, which have
-    the variance var(x) - v, a true gap, given the gap seen, is Normal(B gap, 2 B v), B = 1 - v /
-    var(x). A rerun of R training sets a task adds 2 v / R."""
+    """leaderboard.csv with noise of variance v in every score x. Of Normal true scores a gap, given
+    the gap seen, is Normal(B gap, 2 B v), B = 1 - v / var(x). A rerun of R training sets a task
+    adds 2 v / R."""
     scores = board["score"].to_numpy()
     B = max(1 - v / max(scores.var(ddof=1), 1e-9), 1e-9)  # above 0: it divides
     gap = board["score"].diff(-1)
@@ -254,15 +252,14 @@ def report_slices(rows, args):
         print(answer)
         figures[effect] = draw_distributions(meta, shares, effect)
         parts += [paragraph(answer, "large"), figure_html(figures[effect])]
-    parts.append(paragraph(
-        "outside: posterior mean beyond the threshold; paper, t: 89 % interval excludes 0. "
-        "Shuffled: the arms of each model and task change places at random."))
+    parts.append(paragraph("outside: posterior mean beyond the threshold; paper, t: 89 % interval "
+                           "excludes 0. Shuffled: arms change places at random."))
     parts.append(table_html(shares, float_format="{:.3f}".format))
     return {"meta": meta, "shares": shares}, figures, parts
 
 
 def report_board(rows, board):
-    """(tables, figures, the page's parts) of the board beside each model's noise in each cell."""
+    """(tables, figures, the page's parts) of the board with each model's noise in each cell."""
     parts = []
     tables = []
     for (*cell, model), mine in rows.groupby([*CELL, "model"]):
@@ -270,18 +267,16 @@ def report_board(rows, board):
         table = board_table(board, v)
         tables.append(table.assign(**dict(zip(CELL, cell)), model=model))
         doubtful = (table["p_wrong"] > 1 - SHARE).sum()
-        answer = (
-            f"Neighbours in the wrong order with a chance above 11 %: {doubtful} of "
-            f"{len(board) - 1} (noise of {model}, {title_of(*cell)}).")
+        answer = (f"Neighbours in the wrong order with a chance above 11 %: {doubtful} of "
+                  f"{len(board) - 1} (noise of {model}, {title_of(*cell)}).")
         print(answer)
-        parts += [
-            paragraph(answer, "large"),
-            paragraph(f"Noise: {math.sqrt(v):.2f} points, the standard deviation of the mean "
-                      "accuracy over tasks: an upper bound, since entries share their test texts. "
-                      "gap: points to the next; p_wrong: their order is wrong; p_swap: they swap "
-                      "in a rerun with so many training sets a task."),
-            table_html(table, float_format="{:.3f}".format),
-        ]
+        sd = math.sqrt(v)
+        words = (f"Noise: {sd:.2f} points, the standard deviation of the mean accuracy over tasks: "
+                 "an upper bound, since entries share their test texts. gap: points to the next; "
+                 "p_wrong: their order is wrong; p_swap: they swap in a rerun with so many "
+                 "training sets a task.")
+        parts += [paragraph(answer, "large"), paragraph(words),
+                  table_html(table, float_format="{:.3f}".format)]
     return {"leaderboard": pd.concat(tables)}, {}, parts
 
 
@@ -303,34 +298,32 @@ SAME = [  # (scope, column): rows that agree in the scope must agree in the colu
 
 def columns_of(metric):
     """The metric's columns: of the arms on the texts of `test`, then of `extra`."""
-    return [f"{metric}_{arm}{on}" for on in ("", "_on_extra") for arm in ARMS]
+    names = [f"{metric}_{arm}" for arm in ARMS]
+    return names + [f"{name}_on_extra" for name in names]
 
 
 def read_rows(path, needed):
     """A CSV file as a table of words with a column `where`, without lines cut short by a kill."""
     try:
-        with open(path, newline="", encoding="utf-8-sig") as file:
-            header, *lines = [line for line in csv.reader(file, strict=True) if any(line)] or [[]]
-    except (OSError, ValueError, csv.Error) as error:
+        table = pd.read_csv(path, header=None, dtype=str, keep_default_na=False,
+                            encoding="utf-8-sig", engine="python")  # fields cut off are nan
+    except (OSError, ValueError) as error:
         raise SystemExit(f"error: {path} cannot be read as a CSV file in UTF-8: {error}")
+    header = [*table.iloc[0]]
     for name in (*needed, *header):
         if header.count(name) != 1:
             raise SystemExit(f"error: {path} has {header.count(name)} columns {name!r}, not one; "
                              f"separated by commas: {', '.join(header)}")
-    rows = []
-    for number, line in enumerate(lines, start=1):
-        where = f"{path}, data row {number}"
-        if len(line) > len(header):
-            raise SystemExit(f"error: {where} has more fields than the header: correct it")
-        if len(line) < len(header):
-            print(f"{where}: left out, for it was cut short")
-        else:
-            rows.append([*line, where])
-    return pd.DataFrame(rows, columns=[*header, "where"], dtype=str)
+    table = table[(table > "").any(axis=1)].set_axis(header, axis=1)[1:]
+    table["where"] = [f"{path}, data row {number}" for number in range(1, len(table) + 1)]
+    torn = table.isna().any(axis=1)
+    for where in table["where"][torn]:
+        print(f"{where}: left out, for it was cut short")
+    return table[~torn]
 
 
 def read_path(path, needed):
-    """Tables of a results file, or of a folder's results.csv and results.*-of-*.csv."""
+    """Tables of a results file, or of those of a folder."""
     files = [path]
     if path.is_dir():
         files = sorted([*path.glob("results.csv"), *path.glob("results.*-of-*.csv")])
@@ -361,7 +354,7 @@ def read_results(paths, metric):
         refuse(rows, rows[name].isna(), name, "a name")
     for name in numbers:
         values = pd.to_numeric(rows[name], errors="coerce")
-        bad = np.isinf(values) | values.isna() & (rows[name].notna() | (name in needed))
+        bad = values.isna() & (rows[name].notna() | (name in needed))
         what = "a number"
         if name in WHOLE:
             what = f"a whole number from {WHOLE[name]}"
@@ -380,7 +373,7 @@ def read_results(paths, metric):
 
 
 def choose_rows(rows, args):
-    """The rows that --experiment, --m, --n, --models and --tasks name, each known."""
+    """The rows that the flags name."""
     for flag in ("experiment", "m", "n", "models", "tasks"):
         name = flag.removesuffix("s")
         found = set(rows[name])
@@ -396,24 +389,24 @@ def refuse_conflict(rows, scope, name):
     known = rows.dropna(subset=[*scope, name]).drop_duplicates([*scope, name])
     known = known[known.duplicated(scope, keep=False)].sort_values(scope, kind="stable")
     if len(known):
-        one, two = known.iloc[0], known.iloc[1]
-        raise SystemExit(f"error: {one['where']} and {two['where']} agree in {', '.join(scope)} "
-                         f"and differ in {name} ({one[name]} and {two[name]}): keep one")
+        first, second = known["where"].iloc[:2]
+        values = " and ".join(map(str, known[name].iloc[:2]))
+        raise SystemExit(f"error: {first} and {second} agree in {', '.join(scope)} and differ in "
+                         f"{name} ({values}): keep one")
 
 
 def load_rows(args, metric="acc"):
-    """The chosen rows, each run once, with the column `arms`: "crossed" where every row of a cell
-    has the metric on the texts of `extra` too, and no --plain, else "plain"."""
+    """The chosen rows, each run once, with the column `arms`: "crossed" where all rows of a cell
+    have the metric on the texts of `extra` too, and no --plain."""
     rows = choose_rows(read_results(args.paths, metric), args)
     if rows.empty:
         raise SystemExit(f"error: {args.paths[0]} has no rows: run run_experiment.py first")
-    twice = rows[rows.duplicated(RUN, keep=False)]
-    for name in twice.select_dtypes("number"):
-        refuse_conflict(twice, RUN, name)
-    for scope, name in SAME:
+    numbers = [(RUN, name) for name in rows.select_dtypes("number")]
+    for scope, name in [*numbers, *SAME]:
         refuse_conflict(rows, scope, name)
-    if len(twice):
-        print(f"rows given more than once and used once: {rows.duplicated(RUN).sum()}")
+    twice = rows.duplicated(RUN).sum()
+    if twice:
+        print(f"rows given more than once and used once: {twice}")
     rows = rows.groupby(RUN, as_index=False).first()  # the first value that a column has
 
     there = rows[columns_of(metric)].notna().all(axis=1)
@@ -494,13 +487,14 @@ STYLE = """
 .report { max-width: 70rem; margin: auto; font: 16px/1.5 sans-serif; overflow-wrap: break-word;
   .card { border: 1px solid; border-left-width: .6rem; padding: .5rem 1rem; margin: 1rem 0;
     b { font-size: 2.2rem } p { color: black; margin: .4rem 0 } }
-  .no { color: #006b4f } .yes { color: #b3261e } .open { color: #8a5a00 }
+  td b { font-size: 1.4rem }
+  .no { color: #006b4f } .yes { color: #b3261e } .near, .too { color: #8a5a00 }
   .warning { border-left: .3rem solid #8a5a00; padding-left: .8rem }
   .small { font-size: .85rem } .large { font-size: 1.3rem }
   table { font-size: .85rem; border-collapse: collapse }
-  td, th { padding: .15rem .8rem .15rem 0; text-align: left; white-space: nowrap }
+  td, th { padding: .15rem .8rem .15rem 0; text-align: left }
   .scroll { overflow-x: auto }
-  img { max-width: 100%; min-width: 34rem }
+  img { max-width: 100%; min-width: 30rem }
   @media print { .scroll { overflow: visible } img { min-width: 0 } table { font-size: .6rem } }
 }
 """
@@ -525,7 +519,7 @@ def png_of(figure):
 
 
 def figure_html(png):
-    """HTML of a figure, which becomes a part of the page."""
+    """HTML of a figure as a part of the page."""
     picture = base64.b64encode(png).decode()
     return f'<div class="scroll"><img src="data:image/png;base64,{picture}"></div>'
 
@@ -536,10 +530,9 @@ def name_of(paths):
     return name if len(paths) == 1 else f"{name}-and-{len(paths) - 1}-more"
 
 
-def save(folder, tables, figures, title, parts, again=False):
-    """Write tables and figures by name, and report.html of these parts in HTML, one file to be
-    handed on: beside the old ones, which are replaced when all is written. In a notebook's cell it
-    is shown; again: in its old place."""
+def save(folder, tables, figures, title, parts):
+    """Write tables, figures and report.html of these parts, beside the old ones, which are replaced
+    when all is written."""
     page = "\n".join([
         '<!DOCTYPE html><meta charset="utf-8"><meta name="viewport" content="width=device-width">',
         f"<title>{title}</title><style>{STYLE}</style>",
@@ -554,13 +547,8 @@ def save(folder, tables, figures, title, parts, again=False):
         (folder / f"{name}.new").write_bytes(content)
     for name in files:
         (folder / f"{name}.new").replace(folder / name)
-    for path in [*folder.glob("posterior.csv"), *folder.glob("setting-*.png")]:
-        if path.name not in files:
-            path.unlink()  # of an earlier run
-    notebook = sys.modules.get("IPython")
-    if notebook and notebook.get_ipython():
-        page = notebook.display.HTML(page)
-        notebook.display.display(page, display_id=str(folder), update=again)
+    if "posterior.csv" not in files:
+        (folder / "posterior.csv").unlink(missing_ok=True)  # of an earlier run
 # --- end shared ---
 
 
@@ -600,8 +588,7 @@ def main(argv=None):
     except KeyboardInterrupt:
         raise SystemExit("stopped: nothing was written")
     flags = shlex.join(sys.argv[1:] if argv is None else argv)
-    versions = ", ".join(sorted(set(rows["versions"].dropna())))
-    parts.append(paragraph(f"python meta_analysis.py {flags}; {versions}", "small"))
+    parts.append(paragraph(f"python meta_analysis.py {flags}", "small"))
     folder = args.out or Path("meta", name)
     save(folder, tables, figures, title, parts)
     print(f"in {folder.resolve()}: report.html, tables, figures")

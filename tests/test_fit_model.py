@@ -1,7 +1,6 @@
 """fit_model.py against independent oracles: the paper's tables, hand arithmetic, brute force, scipy,
 plain PyMC models, simulation, the texts dealt out again."""
 
-import csv
 import itertools
 import math
 import re
@@ -9,7 +8,6 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -149,9 +147,8 @@ def test_tables_1a_and_1b_and_section_7(run):
     status, out, _ = run(PAPER / "few_shot_m50.csv", PAPER / "few_shot_m100.csv", "--draws", 0)
     folder = Path("fits/few_shot_m50-and-1-more")
     effects = pd.read_csv(folder / "effects.csv")
-    assert status == 0
     means = effects[(effects["target"] == "these tasks") & (effects["model"] != "all")].dropna(subset="m")
-    assert len(means) == 32 and set(means["tasks"]) == {25}
+    assert status == 0 and len(means) == 32 and set(means["tasks"]) == {25}
     for row in means.itertuples():
         boost, bias = TABLE_1[row.m, row.model, row.n]
         expected, near = {"boost": (boost, 0.0506), "bias": (bias, 0.00551)}[row.effect]
@@ -159,20 +156,17 @@ def test_tables_1a_and_1b_and_section_7(run):
     tasks = pd.read_csv(folder / "tasks.csv").query("model != 'all'")
     of_tasks = tasks.groupby(["effect", "task"])["estimate"].mean().round(9)
     assert (of_tasks["bias"] > 0).sum() == 12 and (of_tasks["boost"] > 0).sum() == 23
-    assert of_tasks["boost"].idxmin() == "blog_authorship_corpus"
     adjusted = tasks.query("effect == 'bias'")["p_adjusted"]
     assert len(adjusted) == 400 and adjusted.min() == pytest.approx(0.081, abs=5e-4)
-    assert set(tasks.query("effect == 'bias' and estimate >= 3")["model"]) == {"bert"}
 
     # Eight settings: +.006 +- .089 points (DESIGN), said first, on top of effects.csv
     (first,) = out.splitlines()[:-1]
-    assert first == ("No: within ±1. few-shot, 8 settings together: bias +0.01 [-0.08, +0.10] points for 25 tasks; "
+    assert first == ("No: within ±1. few-shot, mean of 8 settings: bias +0.01 [-0.08, +0.10] points for 25 tasks; "
                      "boost +4.35 [+4.25, +4.45]. Alone, 1 of 8 settings exclude 0 (by chance about 0.9).")
     top = effects.iloc[0]
     assert math.isnan(top["m"]) and (top["model"], top["effect"], top["arms"]) == ("all", "bias", "plain")
     assert top["estimate"] == pytest.approx(0.006, abs=5e-4)
     assert top["high"] - top["estimate"] == pytest.approx(0.089, abs=5e-4)
-    assert len(effects) == 8 * 2 * 3 * 2 + 2 * 3  # settings, effects, models and all, targets; all settings
 
 
 def test_zero_shot_signs_are_exact(run):
@@ -182,41 +176,6 @@ def test_zero_shot_signs_are_exact(run):
     assert effects["these tasks"]["bias"] == pytest.approx(-0.04, abs=5e-3)
     bias = pd.read_csv("fits/zero_shot_m100_n100/tasks.csv").query("effect == 'bias'")["estimate"]
     assert [(bias > 0).sum(), (bias == 0).sum(), (bias < 0).sum()] == [12, 1, 12]
-
-
-def test_these_tasks_on_the_published_rows_by_plain_loops(f):
-    """Every cell, all models together, from counts; and the settings together."""
-    path = PAPER / "few_shot_m100.csv"
-    _, _, effects = tables_of(f, path)
-    values = {}
-    with open(path, newline="") as file:
-        for row in csv.DictReader(file):
-            n = int(row["n"])
-            change = (round(float(row["acc_test"]) * n) - round(float(row["acc_extra"]) * n)) / n
-            subsamples = values.setdefault(n, {}).setdefault(row["task"], {})
-            subsamples.setdefault(row["subsample"], []).append(100 * change)
-    cells = []
-    for n, tasks in values.items():
-        means, v, K = [], [], []
-        for subsamples in tasks.values():
-            D = [sum(both) / 2 for both in subsamples.values()]
-            mean = sum(D) / len(D)
-            means.append(mean)
-            K.append(len(D))
-            v.append(max(sum((d - mean) ** 2 for d in D) / (len(D) - 1), (100 / n) ** 2 / 12) / len(D))
-        estimate, se = sum(means) / 25, math.sqrt(sum(v)) / 25
-        df = sum(v) ** 2 / sum(x**2 / (k - 1) for x, k in zip(v, K))
-        half = stats.t.ppf(0.945, df) * se
-        row = one(effects, n=n, effect="bias", model="all")
-        found = [row[name] for name in ("estimate", "se", "df", "low", "high")]
-        assert found == pytest.approx([estimate, se, df, estimate - half, estimate + half])
-        cells.append((estimate, se, df))
-    v = [(se / 4) ** 2 for _, se, _ in cells]
-    df = sum(v) ** 2 / sum(x**2 / cell[2] for x, cell in zip(v, cells))
-    row = one(effects, m=0, effect="bias", model="all")
-    assert row["estimate"] == pytest.approx(sum(cell[0] for cell in cells) / 4) and len(row["cells"]) == 4
-    assert (row["se"], row["df"]) == pytest.approx((math.sqrt(sum(v)), df))
-    assert row["high"] - row["estimate"] == pytest.approx(stats.t.ppf(0.945, df) * math.sqrt(sum(v)))
 
 
 # Target 1 by hand --------------------
@@ -255,32 +214,24 @@ def test_crossed_effects_with_the_noise_of_the_texts_by_hand(f, tmp_path):
     w = [25 * (0.06 - 0.04**2 + 0.04 - 0.02**2), 25 * (0.02 - 0.02**2 + 0.08)]
     path = saved(pd.DataFrame([first, second]), tmp_path / "r.csv")
     rows, _, effects = tables_of(f, path)
-    assert rows["w"].tolist() == pytest.approx(w) and rows["bias"].tolist() == pytest.approx([3, -1])
-    assert rows["base"].tolist() == pytest.approx([41, 40])
-    assert rows["unseen"].tolist() == pytest.approx([52, 55])
-    assert rows["seen"].tolist() == pytest.approx([55, 54])
-    assert rows["boost"].tolist() == pytest.approx([11, 15])
-    row = one(effects, effect="bias")
-    variance = 8  # s^2: more than w, so all of it; with one degree of freedom and the five of the texts
-    half = stats.t.ppf(0.945, 6) * math.sqrt(variance / 2)
-    assert (row["estimate"], row["df"]) == pytest.approx((1, 6))
-    assert (row["low"], row["high"]) == pytest.approx((1 - half, 1 + half)) and row["arms"] == "crossed"
+    for name, values in {"w": w, "bias": [3, -1], "boost": [11, 15], "base": [41, 40], "unseen": [52, 55],
+                         "seen": [55, 54]}.items():
+        assert rows[name].tolist() == pytest.approx(values)
+    row = one(effects, effect="bias")  # s^2 = 8: more than w, so all of it; one degree of freedom and the texts' five
+    half = stats.t.ppf(0.945, 6) * math.sqrt(8 / 2)
+    assert (row["estimate"], row["df"], row["low"], row["high"]) == pytest.approx((1, 6, 1 - half, 1 + half))
     assert (row["base"], row["unseen"], row["seen"]) == pytest.approx((40.5, 53.5, 54.5))
-    assert one(effects, effect="boost")["df"] == pytest.approx(1)  # s^2 alone
+    assert row["arms"] == "crossed" and one(effects, effect="boost")["df"] == pytest.approx(1)  # s^2 alone
     plain = one(tables_of(f, path, "--plain")[2], effect="bias")
     assert (plain["estimate"], plain["df"], plain["arms"]) == pytest.approx((1, 1, "plain"))
 
-    # Equal biases: no more than the noise of the texts, and of one imaginary text on each set in two subsamples
-    equal = pd.DataFrame([first, first | {"subsample": 2}])
-    row = one(tables_of(f, saved(equal, tmp_path / "r.csv"))[2], effect="bias")
-    assert (row["se"], row["df"]) == pytest.approx((math.sqrt((w[0] + 25 * 2 / 200) / 2), 6))
-
     # One subsample is enough for the bias: w, and one text of 100 on each set, 10^4 / (4 * 100) * 2 / 100
     rows = pd.DataFrame([first, second | {"task": "b", "subsample": 1}])
-    row = one(tables_of(f, saved(rows, tmp_path / "r.csv"))[2], effect="bias")
+    effects = tables_of(f, saved(rows, tmp_path / "r.csv"))[2]
+    row = one(effects, effect="bias")
     assert row["df"] == 5
     assert row["high"] - 1 == pytest.approx(stats.t.ppf(0.945, 5) * math.sqrt(sum(w) + 2 * 0.5) / 2)
-    assert math.isnan(one(tables_of(f, tmp_path / "r.csv")[2], effect="boost")["low"])
+    assert math.isnan(one(effects, effect="boost")["low"])
 
 
 @pytest.mark.parametrize("luck", [0, 2.5])
@@ -288,61 +239,49 @@ def test_the_pooled_variance_by_plain_loops(f, tmp_path, luck):
     """Tasks of 2, 3, 5 and 9 subsamples; without effects that differ from run to run their variance adds
     nothing; the settings together; each task's own interval; verdicts of all tasks at once."""
     rng = np.random.default_rng(8)
-    parts = []
+    rows = pd.concat([crossed_rows(1, 4, 9, 100, rng, luck=luck).assign(m=m) for m in (8, 16)])
+    rows = rows[rows["subsample"] <= rows["task"].map({"t0": 2, "t1": 3, "t2": 5, "t3": 9})]
+    _, tasks, effects = tables_of(f, saved(rows, tmp_path / "r.csv"), "--margin", 3)
+    v, square = [], 0
     for m in (8, 16):
-        rows = crossed_rows(1, 4, 9, 100, rng, luck=luck).assign(m=m)
-        keep = rows["task"].map({"t0": 2, "t1": 3, "t2": 5, "t3": 9})
-        parts.append(rows[rows["subsample"] <= keep])
-    path = saved(pd.concat(parts), tmp_path / "r.csv")
-    _, tasks, effects = tables_of(f, path, "--margin", 3)
-    with open(path, newline="") as file:
-        lines = [*csv.DictReader(file)]
-    cells, excesses = [], []
-    for m in ("8", "16"):
         D, w = {}, {}
-        for line in lines:
-            if line["m"] == m:
-                get = {name: float(line[name]) for name in line if name.startswith(("acc_", "disc"))}
-                one_way = get["acc_test"] - get["acc_extra"]
-                other = get["acc_extra_on_extra"] - get["acc_test_on_extra"]
-                D.setdefault(line["task"], []).append(50 * (one_way + other))
-                noise = get["discordant"] - one_way**2 + get["discordant_on_extra"] - other**2
-                w.setdefault(line["task"], []).append(25 * noise)
+        for row in rows[rows["m"] == m].to_dict("records"):
+            one_way = row["acc_test"] - row["acc_extra"]
+            other = row["acc_extra_on_extra"] - row["acc_test_on_extra"]
+            D.setdefault(row["task"], []).append(50 * (one_way + other))
+            noise = row["discordant"] - one_way**2 + row["discordant_on_extra"] - other**2
+            w.setdefault(row["task"], []).append(25 * noise)
         texts = {t: sum(w[t]) / len(w[t]) + 25 * 2 / (100 * len(w[t])) for t in D}
         excess = sum((len(D[t]) - 1) * (np.var(D[t], ddof=1) - texts[t]) for t in D)
         more = max(0, excess / sum(len(D[t]) - 1 for t in D))
-        excesses.append(more)
+        assert more > 1 or not luck
         df = sum(map(len, D.values())) - 4 + 5
-        v = {t: texts[t] + more for t in D}
-        se = math.sqrt(sum(v[t] / len(D[t]) for t in D)) / 4
-        row = one(effects, m=int(m), effect="bias")
+        variance = {t: (texts[t] + more) / len(D[t]) for t in D}  # of its mean
+        se = math.sqrt(sum(variance.values())) / 4
+        row = one(effects, m=m, effect="bias")
         estimate = sum(map(np.mean, D.values())) / 4
         assert [row["estimate"], row["se"], row["df"]] == pytest.approx([estimate, se, df])
         assert row["high"] - row["estimate"] == pytest.approx(stats.t.ppf(0.945, df) * se)
-        cells.append((se, df))
+        v.append((se / 2) ** 2)
+        square += (se / 2) ** 4 / df
         for t in D:
-            mine = tasks.loc[("e0", int(m), 100, "bias", "bert", t)]
-            middle, spread = np.mean(D[t]), math.sqrt(v[t] / len(D[t]))
+            mine = tasks.loc[("e0", m, 100, "bias", "bert", t)]
+            middle, spread = np.mean(D[t]), math.sqrt(variance[t])
             assert mine["high"] - middle == pytest.approx(stats.t.ppf(0.945, df) * spread)
             reach = stats.t.ppf(1 - 0.055 / 4, df) * spread  # 1 - .11 / 4 for each of four
             expected = "within the margin" if abs(middle) + reach < 3 else "not settled"
             assert mine["verdict"] == ("beyond the margin" if abs(middle) - reach > 3 else expected)
-    assert not luck or min(excesses) > 1
     row = one(effects, m=0, effect="bias")
-    v = [(se / 2) ** 2 for se, _ in cells]
-    df = sum(v) ** 2 / sum(x**2 / cell[1] for x, cell in zip(v, cells))
-    assert (row["se"], row["df"]) == pytest.approx((math.sqrt(sum(v)), df))
+    assert (row["se"], row["df"]) == pytest.approx((math.sqrt(sum(v)), sum(v) ** 2 / square))
 
 
 def test_a_cell_that_does_not_know_all_its_noise_takes_s2(f, tmp_path):
-    rows = crossed_rows(1, 2, 4, 100, np.random.default_rng(4))
+    rows = crossed_rows(1, 2, 4, 100, np.random.default_rng(4), luck=5)
     rows.loc[0, "discordant"] = math.nan
-    _, tasks, effects = tables_of(f, saved(rows, tmp_path / "r.csv"))
-    assert not tasks["pooled"].any()
     D = 50 * (rows["acc_test"] - rows["acc_extra"] + rows["acc_extra_on_extra"] - rows["acc_test_on_extra"])
     v = D.groupby(rows["task"]).var() / 4
-    row = one(effects, effect="bias")
-    assert row["se"] >= math.sqrt(v.sum()) / 2 and row["df"] == pytest.approx(sum(v) ** 2 / sum(v**2 / 3), rel=0.2)
+    row = one(tables_of(f, saved(rows, tmp_path / "r.csv"))[2], effect="bias")
+    assert (row["se"], row["df"]) == pytest.approx((math.sqrt(v.sum()) / 2, sum(v) ** 2 / sum(v**2 / 3)))
 
 
 def test_without_discordant_the_accuracies_bound_the_noise(f, tmp_path):
@@ -377,67 +316,42 @@ def test_over_models_and_seeds_the_bound_of_the_noise_is_taken(f, tmp_path):
     assert set(tasks["subsamples"]) == {1}
 
 
-def test_w_is_what_dealing_the_texts_out_again_gives(f, tmp_path):
-    """From --predictions files: the 2n texts of a subsample fall into test and extra anew, the models
-    stay. The variance over deals, less what the observed difference itself adds, is w."""
-    e = load_script("run_experiment")
-    rng, n, rows = np.random.default_rng(2), 150, []
-    for k, flips in ((1, 0.02), (2, 0.1), (3, 0.3)):
-        labels = {name: rng.integers(3, size=n) for name in ("test", "extra")}
-        predictions = {}
-        for arm in e.ARMS:
-            predictions[arm] = {}
-            for name, truth in labels.items():
-                said = np.where(rng.random(n) < 0.25 + flips, rng.integers(3, size=n), truth)
-                p = rng.dirichlet(np.ones(3), n) + 3 * np.eye(3)[said]
-                predictions[arm][name] = np.log(p / p.sum(1, keepdims=True))
-        row = row_of("a", k, n=n) | {"seed": 0, "recipe": "", "data": ""}
-        e.add_scores(row, predictions, labels)
-        numbers = {"test": np.arange(n), "extra": np.arange(n, 2 * n)}
-        sample = SimpleNamespace(numbers=numbers, labels=labels, row=row)
-        e.write_predictions(tmp_path / "kept", sample, predictions)
-        rows.append(row)
-    rows = tables_of(f, saved(pd.DataFrame(rows), tmp_path / "r.csv"))[0].set_index("subsample")
-
-    for path, k in zip(sorted((tmp_path / "kept").glob("*.csv")), (1, 2, 3)):
-        table = pd.read_csv(path)
-        right = table[["p0", "p1", "p2"]].to_numpy().argmax(1) == table["label"]
-        both = table.assign(right=right).pivot_table("right", "row", "arm", sort=True)
-        x = (both["test"].astype(float) - both["extra"]).to_numpy()  # texts of test come first
-        deals = np.array([rng.permutation(x) for _ in range(20_000)])
-        biases = 50 * (deals[:, :n].mean(1) - deals[:, n:].mean(1))
-        observed = 50 * (x[:n].mean() - x[n:].mean())
-        assert rows.loc[k, "bias"] == pytest.approx(observed)
-        between = observed**2 / (2 * n)  # w looks at each set around its own mean
-        assert biases.var() - between == pytest.approx(rows.loc[k, "w"], rel=0.04)
+@pytest.mark.parametrize("flips", [0.02, 0.1, 0.3])
+def test_w_is_what_dealing_the_texts_out_again_gives(f, tmp_path, flips):
+    """The 2n texts of a subsample fall into test and extra anew, the models stay. The variance over
+    deals, less what the observed difference itself adds, is w."""
+    rng, n = np.random.default_rng(2), 150
+    right = trained(rng, n, flips)
+    row = tables_of(f, saved(pd.DataFrame([crossed_row(right)]), tmp_path / "r.csv"))[0].iloc[0]
+    x = np.concatenate([right["test"][name] - right["extra"][name] for name in ("test", "extra")])
+    deals = np.array([rng.permutation(x) for _ in range(10_000)])
+    biases = 50 * (deals[:, :n].mean(1) - deals[:, n:].mean(1))
+    observed = 50 * (x[:n].mean() - x[n:].mean())
+    assert row["bias"] == pytest.approx(observed)
+    between = observed**2 / (2 * n)  # w looks at each set around its own mean
+    assert biases.var() - between == pytest.approx(row["w"], rel=0.05)
 
 
 def test_intervals_cover_and_the_promise_is_kept(f, tmp_path):
-    """60 data sets without an effect. The interval holds 0 in 85 to 100 of 100; who runs as many
-    subsamples as a pilot says is within the margin in 80 of 100. Where the effect differs much from
-    run to run (sd 5 points) one subsample knows nothing of it; five hold 80 of 100."""
+    """60 data sets without an effect. The interval of three subsamples holds 0 in 85 of 100; who runs as
+    many as they say is within the margin in 80. Where the effect differs much from run to run (sd 5
+    points) one subsample knows nothing of it; five hold 80 of 100."""
+    def found(rows, *flags):
+        return tables_of(f, saved(rows, tmp_path / "r.csv"), "--effects", "bias", *flags)[2]
+
+    def covers(table):
+        return ((table["low"] < 0) & (table["high"] > 0)).mean()
+
     rng = np.random.default_rng(1)
-    two = crossed_rows(60, 2, 20, 100, rng)
-    rows = tables_of(f, saved(two, tmp_path / "all.csv"), "--effects", "bias")[0]
-    assert rows["bias"].var() == pytest.approx(rows["w"].mean(), rel=0.1)
-    for K in (3,):
-        flags = "--effects", "bias", "--margin", 3.5
-        pilot = tables_of(f, saved(two[two["subsample"] <= K], tmp_path / "pilot.csv"), *flags)[2]
-        holds = (pilot["low"] < 0) & (pilot["high"] > 0)
-        assert 0.85 < holds.mean()
-        wanted = dict(zip(pilot["experiment"], pilot["needed"].clip(lower=K)))
-        assert 3 < np.median([*wanted.values()]) < 15
-        enough = two["subsample"] <= two["experiment"].map(wanted)
-        final = tables_of(f, saved(two[enough], tmp_path / "all.csv"), *flags)[2]
-        assert (final["verdict"] == "within the margin").mean() > 0.8
-        assert (final["verdict"] == "beyond the margin").mean() < 0.02
+    rows = crossed_rows(60, 2, 20, 100, rng)
+    pilot = found(rows[rows["subsample"] <= 3], "--margin", 3.5)
+    wanted = dict(zip(pilot["experiment"], pilot["needed"].clip(lower=3)))
+    assert covers(pilot) > 0.85 and 3 < np.median([*wanted.values()]) < 15
+    final = found(rows[rows["subsample"] <= rows["experiment"].map(wanted)], "--margin", 3.5)
+    assert (final["verdict"] == "within the margin").mean() > 0.8
+    assert (final["verdict"] == "beyond the margin").mean() < 0.02
     rows = crossed_rows(60, 1, 5, 100, rng, luck=5)
-    covers = []
-    for K in (1, 5):
-        path = saved(rows[rows["subsample"] <= K], tmp_path / "r.csv")
-        found = tables_of(f, path, "--effects", "bias")[2]
-        covers.append(((found["low"] < 0) & (found["high"] > 0)).mean())
-    assert covers[0] < 0.75 and covers[1] > 0.78
+    assert covers(found(rows[rows["subsample"] == 1])) < 0.75 and covers(found(rows)) > 0.78
 
 
 def test_needed_by_search(f, tmp_path):
@@ -470,28 +384,19 @@ def test_all_models_together_only_where_they_share_tasks_and_subsamples(run, tmp
     rng = np.random.default_rng(0)
     many = bias_rows({f"t{j:02}": rng.normal(0, 20, 4).round() for j in range(25)})
     rows = pd.concat([many, bias_rows({"t00": [1, 0]}, model="third")])
-    status, out, _ = run(saved(rows, tmp_path / "r.csv"), "--draws", 0, "--effects", "bias")
+    out = run(saved(rows, tmp_path / "r.csv"), "--draws", 0, "--effects", "bias")[1]
     effects = pd.read_csv("fits/r/effects.csv")
-    assert status == 0 and set(effects["model"]) == {"bert", "third"}
     assert "bias of bert" in out and "bias of third" in out
-    assert set(effects.query("model == 'third'")["tasks"]) == {1}
-    shared = pd.concat([many, many.assign(model="third")])
-    run(saved(shared, tmp_path / "s.csv"), "--draws", 0, "--effects", "bias")
-    assert pd.read_csv("fits/s/effects.csv")["model"].tolist() == ["all"] * 2 + ["bert"] * 2 + ["third"] * 2
+    assert effects.groupby("model")["tasks"].first().to_dict() == {"bert": 25, "third": 1}
 
 
-def test_a_task_with_one_subsample_is_named_and_left_out(f, run, tmp_path):
-    several = {"a": [1, 2, 4], "b": [0, -1, 2], "c": [1, 1, 0]}
-    without = one(tables_of(f, saved(bias_rows(several), tmp_path / "w.csv"))[2], effect="bias")
-    rows = bias_rows(several | {"lonely": [30]})
-    _, out, _ = run(saved(rows, tmp_path / "r.csv"), "--draws", 0, "--effects", "bias")
-    effects = pd.read_csv("fits/r/effects.csv").set_index("target")
-    found = effects.loc["these tasks"]
-    names = ["estimate", "low", "high", "seen"]
-    assert found[names].tolist() == pytest.approx(without[names].tolist(), rel=1e-5)
-    assert (found["tasks"], found["left_out"], found["subsamples"]) == (3, "lonely", 3)
-    assert effects.loc["tasks like these", "tasks"] == 4
-    assert "Without lonely, of which there is one subsample" in out.splitlines()[0]
+def test_without_two_subsamples_of_each_task_there_is_no_plain_interval(f, tmp_path):
+    rows = bias_rows({"a": [1, 2, 4], "b": [0, -1, 2], "lonely": [30]})
+    effects = tables_of(f, saved(rows, tmp_path / "r.csv"), "--effects", "bias")[2]
+    row = one(effects, effect="bias")
+    assert (row["tasks"], row["subsamples"]) == (3, 1) and math.isnan(row["low"]) and math.isnan(row["needed"])
+    (line,) = f.answers_of(effects)
+    assert f.sentence(line).startswith("Too early to tell: no interval. ")
 
 
 # Tests of single tasks --------------------
@@ -572,25 +477,46 @@ def assert_same_posterior(ours, plain, names):
             assert np.quantile(a[:, k], [0.1, 0.9]) == near, (name, k)
 
 
-@pytest.mark.parametrize("analysis", ["paper", "hierarchical"])
-def test_every_reported_parameter_has_the_posterior_of_a_plain_model(f, tmp_path, analysis):
-    """Small data, so that the priors matter too, with an effect that varies between tasks."""
-    import nutpie
-
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    """Results with an effect that varies between tasks, so few that the priors matter too."""
     rng, table = np.random.default_rng(3), coin_rows(tasks=5, subsamples=3, n=60)
     effects = dict(zip(sorted(set(table["task"])), rng.normal(0.05, 0.06, 5)))
     shifted = (table["acc_extra"] + table["task"].map(effects)).clip(0, 1)
-    path = saved(table.assign(acc_test=(60 * shifted).round() / 60), tmp_path / "r.csv")
-    args = args_of(f, path)
-    rows = f.measure(args)
-    posterior, summary = f.fit(rows, "bias", analysis, args.draws)
+    path = tmp_path_factory.mktemp("small") / "results.csv"
+    return saved(table.assign(acc_test=(60 * shifted).round() / 60), path)
+
+
+@pytest.fixture
+def compiled_once(monkeypatch):
+    """Of one data set: a model, named by its parameters, is compiled once."""
+    import nutpie
+
+    def compiled(model):
+        names = tuple(variable.name for variable in model.free_RVs)
+        if names not in COMPILED:
+            COMPILED[names] = compile_anew(model)
+        return COMPILED[names]
+
+    compile_anew = nutpie.compile_pymc_model
+    monkeypatch.setattr(nutpie, "compile_pymc_model", compiled)
+
+
+COMPILED = {}
+
+
+@pytest.mark.parametrize("analysis", ["paper", "hierarchical"])
+def test_every_reported_parameter_has_the_posterior_of_a_plain_model(f, small, compiled_once, analysis):
+    import nutpie
+
+    rows = f.measure(args_of(f, small))
+    posterior, _ = f.fit(rows, "bias", analysis, 1000)
     model, names = plain_paper(rows), ("mu", "beta", "alpha", "sd_U", "sd_V", "sd_W", "d")
     if analysis == "hierarchical":
         model, names = plain_hierarchical(rows), ("beta", "tau", "s", "omega", "effect")
     plain = nutpie.sample(nutpie.compile_pymc_model(model), draws=700, tune=400, chains=4, seed=1,
                           progress_bar=False, save_warmup=False, target_accept=0.95)
     assert_same_posterior(posterior, plain.posterior, names)
-    assert not any(name.endswith("__") or "__[" in name for name in summary.index)
 
 
 def test_the_reference_posterior_of_a_published_cell(f):
@@ -660,10 +586,9 @@ def test_the_priors_are_the_papers(f, name, scale):
         assert found == pytest.approx(law.logpdf(value))
 
 
-def test_what_the_samplers_add(run, tmp_path):
+def test_what_the_samplers_add(run, small, compiled_once):
     """Few draws: exit status 3, said in every row; all files, whose columns the manual names."""
-    path = saved(coin_rows(tasks=5, subsamples=3), tmp_path / "results.csv")
-    status, out, err = run(path, "--draws", 40, "--effects", "bias")
+    status, out, err = run(small, "--draws", 40, "--effects", "bias")
     assert status == 3 and "did not converge: 2" in out and out.count(": not converged") == 2
     assert out.index("page: ") < out.index(", paper: ") < out.index(", hierarchical: ")
     folder = Path("fits/results")
@@ -675,24 +600,23 @@ def test_what_the_samplers_add(run, tmp_path):
     effects = pd.read_csv(folder / "effects.csv")
     assert len(effects) == 3 * 4 and set(effects.query("target == 'paper'")["model"]) == {"all", "a", "b"}
     tasks = pd.read_csv(folder / "tasks.csv").query("model != 'all'")
-    assert len(tasks) == 10 and tasks[["paper", "hierarchical", "p_beyond", "paper_low"]].notna().all().all()
+    assert len(tasks) == 10 and tasks[["paper", "hierarchical", "paper_low"]].notna().all().all()
     posterior = pd.read_csv(folder / "posterior.csv")
     assert posterior["warning"].str.contains("not converged").all()
     names = set(posterior["parameter"])
     assert {"beta", "sd_W", "alpha[b]", "d[task00]", "difference[all]", "tau[a]", "new_task[b]"} <= names
     assert not any("__" in name or name.startswith("effect") for name in names)
-    page = (folder / "report.html").read_text()
-    assert "hierarchical: not converged" in page and page.count("data:image/png;base64,") == 1
+    assert "hierarchical: not converged" in (folder / "report.html").read_text()
 
 
 def test_too_little_for_the_samplers(run, tmp_path):
     path = saved(bias_rows({"a": [1, 2]}), tmp_path / "r.csv")
-    _, out, _ = run(path, "--draws", 40, "--effects", "bias")
-    assert "without W and U" in out and "left out, it needs 5 tasks with two subsamples each" in out
+    status, out, _ = run(path, "--draws", 40, "--effects", "bias")
+    assert status == 0 and out.count("left out, it needs 5 tasks with two subsamples each") == 2
 
 
 def test_ctrl_c_in_the_samplers_leaves_all_else(tmp_path):
-    path = saved(coin_rows(tasks=3), tmp_path / "results.csv")
+    path = saved(coin_rows(tasks=5), tmp_path / "results.csv")
     command = [sys.executable, "-u", ROOT / "fit_model.py", path, "--draws", "2000000"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     process = subprocess.Popen(command, cwd=tmp_path, **pipes)
@@ -714,72 +638,59 @@ def test_ctrl_c_in_the_samplers_leaves_all_else(tmp_path):
 def test_sentences(f, tmp_path):
     def said(rows, *flags):
         _, _, effects = tables_of(f, saved(rows, tmp_path / "r.csv"), "--effects", "bias", *flags)
-        (head,) = f.answers_of(effects)
-        text = f.sentence(head)
-        card = f.cards([head])
-        assert "nan" not in text + card
-        assert f"<b>{text.partition(':')[0]}" in card
-        return text, card.partition("card ")[2].partition('"')[0]
+        (line,) = f.answers_of(effects)
+        text, card = f.sentence(line), f.cards([line])
+        large = text.partition(":")[0]
+        assert "nan" not in text + card and f'<div class="card {large.lower()}">' in card and f"<b>{large}</b>" in card
+        return text
 
-    text, kind = said(bias_rows({"a": [0, 1, -1] * 9, "b": [0, 1] * 9}))
-    assert text.startswith("No: within ±1. few-shot") and kind == "no"
-    text, kind = said(bias_rows({"a": [7, 8, 9]}))
-    assert text.startswith("Yes: beyond ±1. few-shot") and kind == "yes"
-    text, kind = said(bias_rows({"a": [-7, -8, -9]}))
-    assert text.startswith("No: seen texts even score worse, beyond ±1.") and kind == "no"
+    assert said(bias_rows({"a": [0, 1, -1] * 9, "b": [0, 1] * 9})).startswith("No: within ±1. few-shot")
+    assert said(bias_rows({"a": [7, 8, 9]})).startswith("Yes: beyond ±1. few-shot")
+    assert said(bias_rows({"a": [-7, -8, -9]})).startswith("No: seen texts even score worse, beyond ±1.")
     # sixteen biases of .6 - x and .6 + x: half-widths of .527 and .658, below and above .55 of the margin
-    near, kind = said(bias_rows({"a": [-0.6, 1.8] * 8}, n=1000, seconds=9))
-    assert near.startswith("Near the margin of ±1: take the interval as the answer.") and kind == "open"
-    assert "--subsamples" not in near
-    early, kind = said(bias_rows({"a": [-0.9, 2.1] * 8}, n=1000, seconds=9))
-    assert early.startswith("Too early to tell: neither within nor beyond ±1.") and kind == "open"
-    assert "12 to 16 % of second looks are wrong" in early
-    lonely, _ = said(bias_rows({"a": [3]}, seconds=9))
-    assert lonely.startswith("Too early to tell: no interval.") and "+3.00 points for 1 task. One subsample cannot" in lonely
+    near = said(bias_rows({"a": [-0.6, 1.8] * 8}, n=1000, seconds=9))
+    assert near.startswith("Near the margin of ±1") and "--subsamples" not in near
+    early = said(bias_rows({"a": [-0.9, 2.1] * 8}, n=1000, seconds=9))
+    assert early.startswith("Too early to tell: neither within nor beyond ±1.") and "12 to 16 times" in early
+    lonely = said(bias_rows({"a": [3]}, seconds=9))
+    assert lonely.startswith("Too early to tell: no interval.") and "+3.00 points for 1 task. One subsample" in lonely
     assert "Run the same again with --subsamples 5 (about 1 minute of one process)" in lonely
     rows = bias_rows({"a": [-3, 0, 4], "b": [-4, 2, 1, 0]})
-    text, _ = said(rows)  # of rows that nobody here ran there is no command
+    text = said(rows)  # of rows that nobody here ran there is no command
     R = int(one(tables_of(f, tmp_path / "r.csv")[2], effect="bias")["needed"])
     assert R > 20 and text.endswith(f"{R} subsamples of each task would do.")
-    timed, _ = said(rows.assign(seconds=30))
-    assert f"--subsamples {R} (about {R - 3} minutes of one process)" in timed  # two tasks, 3 there
-    assert "One subsample cannot" in said(crossed_rows(1, 2, 1, 400, np.random.default_rng(0)))[0]
-    assert said(bias_rows({"a": [-3, 0, 4]}), "--margin", 30)[0].startswith("No: within ±30.")
+    assert f"--subsamples {R} (about {R - 3} minutes of one process)" in said(rows.assign(seconds=30))  # two tasks
+    assert said(bias_rows({"a": [-3, 0, 4]}), "--margin", 30).startswith("No: within ±30.")
 
 
-def test_all_settings_together_take_the_time_of_all(f, tmp_path):
-    """Once those of the first setting alone: a task of 30 s and one of 330 s a subsample."""
+def test_all_settings_and_models_together_take_the_time_of_all(f, tmp_path):
+    """Two models, settings of 30 s and 330 s a subsample; once the time of the first alone was said."""
     rows = bias_rows({"a": [-3, 0, 4]}, seconds=30)
-    path = saved(pd.concat([rows, rows.assign(m=16, seconds=330)]), tmp_path / "r.csv")
+    rows = pd.concat([rows, rows.assign(m=16, seconds=330)])
+    path = saved(pd.concat([rows, rows.assign(model="other")]), tmp_path / "r.csv")
     effects = tables_of(f, path, "--effects", "bias")[2]
-    R = int(one(effects, m=0)["needed"])
-    (head,) = f.answers_of(effects)
-    assert f"--subsamples {R} (about {(R - 3) * 6} minutes of one process)" in f.sentence(head)
+    R = int(one(effects, m=0, model="all")["needed"])
+    (line,) = f.answers_of(effects)
+    assert f"--subsamples {R} (about {(R - 3) * 12} minutes of one process)" in f.sentence(line)
 
 
-def test_what_limits_an_answer(f, run, tmp_path):
+def test_what_limits_an_answer(run, tmp_path):
     """A boost within the margin; macro-F1 on unseen texts 5 points above 1 / K, if it is there."""
     rows = bias_rows({"a": [0, 0, 1], "b": [0, 0, -1]}, base=0.5, extra=0.5)
     assert "the boost too is within the margin" in run(saved(rows, tmp_path / "r.csv"), "--draws", 0)[1]
     rows = bias_rows({"a": [0, 0, 1], "b": [0, 0, -1]}, base=0.4, extra=0.5)
-    assert len(run(saved(rows, tmp_path / "r.csv"), "--draws", 0)[1].splitlines()) == 2
-    for f1, cases in (({"a": 0.53, "b": 0.9}, "1 of 2 cases (a)"), ({"a": 0.56, "b": 0.56}, None)):
+    for f1, cases in (({"a": 0.53, "b": 0.9}, "1 of 2 cases (a)"), ({"a": 0.56, "b": 0.56}, None), ({}, None)):
         scores = {f"f1_{arm}": rows["task"].map(f1) for arm in ("base", "extra", "test")}
         out = run(saved(rows.assign(**scores), tmp_path / "r.csv"), "--draws", 0)[1]
         assert ("not 5 points above guessing" in out) == bool(cases) and (cases or "") in out
-        page = Path("fits/r/report.html").read_text()
-        assert ('class="warning"' in page) == bool(cases)
+        assert ('class="warning"' in Path("fits/r/report.html").read_text()) == bool(cases)
 
 
 def test_sentences_over_several_settings(run, tmp_path):
-    rows = coin_rows(models=("a",)).assign(nll_base=1.0, nll_extra=0.9)
-    rows["nll_test"] = 0.95 + 0.01 * rows["subsample"]
-    rows = pd.concat([rows.assign(m=m) for m in (6, 8)])
-    lonely = (rows["task"] == "task02") & (rows["subsample"] > 1)
-    alone = rows.query("m == 6 and subsample == 1").assign(m=4)  # a setting without an interval
-    path = saved(pd.concat([rows[~lonely], alone]), tmp_path / "r.csv")
-    first = run(path, "--draws", 0, "--metric", "nll")[1].splitlines()[0]
-    assert "2 settings together: bias of a" in first and "Without task02" in first
+    rows = pd.concat([bias_rows({"a": [3, 4], "b": [3, 3]}, m=m) for m in (6, 8)])
+    alone = bias_rows({"a": [9]}, m=4)  # a setting without an interval
+    first = run(saved(pd.concat([rows, alone]), tmp_path / "r.csv"), "--draws", 0)[1].splitlines()[0]
+    assert "mean of 2 settings: bias of bert +3.25" in first
     assert "Alone, 2 of 2 settings exclude 0 (by chance about 0.2)." in first
 
 
@@ -789,65 +700,47 @@ def test_other_metrics(run, tmp_path):
         table[f"nll_{arm}"] = value + 0.01 * table["subsample"] * (arm == "test")
         table[f"mine_{arm}"] = 2.0 + 1.5 * (arm == "test")
     saved(table, tmp_path / "r.csv")
-    status, out, _ = run("r.csv", "--metric", "f1")
-    effects = pd.read_csv("fits/r.f1/effects.csv")
-    assert status == 0 and set(effects["metric"]) == {"f1"} and len(effects) == 12
-    assert effects.query("effect == 'bias'")["estimate"].to_numpy() == pytest.approx(1)
-    status, out, _ = run("r.csv", "--metric", "nll")
-    effects = pd.read_csv("fits/r.nll/effects.csv")
-    row = one(effects, effect="bias", model="a", target="these tasks")
-    assert status == 0 and row["estimate"] == pytest.approx(0.075) and math.isnan(row["margin"])
+    assert run("r.csv", "--metric", "f1")[0] == 0  # the samplers take accuracies alone
+    effects = pd.read_csv("fits/r.f1/effects.csv").query("effect == 'bias'")
+    assert set(effects["metric"]) == {"f1"} and effects["estimate"].to_numpy() == pytest.approx(1)
+    out = run("r.csv", "--metric", "nll")[1]
+    row = one(pd.read_csv("fits/r.nll/effects.csv"), effect="bias", model="a", target="these tasks")
+    assert row["estimate"] == pytest.approx(0.075) and math.isnan(row["margin"])
     assert out.startswith("The interval excludes 0.") and "nats (lower is better) for 3 tasks" in out
     out = run("r.csv", "--metric", "nll", "--margin", 0.001)[1]
     assert out.startswith("No: seen texts even score worse")  # a higher nll
     assert run("r.csv", "--metric", "mine", "--effects", "bias")[0] == 0
     assert set(pd.read_csv("fits/r.mine/effects.csv")["estimate"]) == {1.5}
-    status, _, err = run("r.csv", "--metric", "bleu")
-    assert status == 1 and "0 columns 'bleu_base'" in err
+    assert "0 columns 'bleu_base'" in run("r.csv", "--metric", "bleu")[2]
 
 
-@pytest.mark.parametrize("name, rows", [
-    ("one row", coin_rows(tasks=1, subsamples=1, models=("a",))), ("45 tasks", coin_rows(tasks=45)),
-    ("all right", coin_rows().assign(acc_base=1.0, acc_extra=1.0, acc_test=1.0)),
-    ("no shared task", coin_rows().query("(model == 'a') == (task == 'task00')"))])
-def test_small_and_large_data(run, tmp_path, name, rows):
+@pytest.mark.parametrize("rows", [
+    coin_rows(tasks=1, subsamples=1, models=("a",)), coin_rows(tasks=45),
+    coin_rows().assign(acc_base=1.0, acc_extra=1.0, acc_test=1.0),
+    coin_rows().query("(model == 'a') == (task == 'task00')")])
+def test_small_and_large_data(run, tmp_path, rows):
+    """One row, many tasks, all answers right, models that share no task."""
     status, out, err = run(saved(rows, tmp_path / "results.csv"), "--draws", 0)
     page = Path("fits/results/report.html").read_text()
     assert status == 0 and not err and "nan" not in re.sub("base64,[^\"]*", "", page) + out
-    assert not re.search(r"\b1 (tasks|subsamples)\b", out)
-    assert page.count("<tr") < 80 and page.count("base64,") == 1
+    assert not re.search(r"\b1 (tasks|subsamples)\b", out) and page.count("<tr") < 80
 
 
 def test_the_page_is_one_file_with_names_escaped(run, tmp_path):
-    """Names that may hold anything; figures inside; a plain warning; tables of one run only."""
+    """Names that may hold anything; figures inside; tables of one run only."""
     hostile = 'US$_<b>&"x"/../../я' + "ы" * 45
     rows = coin_rows(tasks=5).assign(experiment=hostile, versions="code <1>")
-    status, out, _ = run(saved(rows, tmp_path / "r.csv"), "--draws", 0)
+    assert run(saved(rows, tmp_path / "r.csv"), "--draws", 0)[0] == 0
     folder = tmp_path / "fits" / "r"
     page = (folder / "report.html").read_text()
-    assert status == 0 and "<b>&" not in page and "US$_&lt;b&gt;&amp;" in page and "code &lt;1&gt;" in page
+    assert "<b>&" not in page and "US$_&lt;b&gt;&amp;" in page and "code &lt;1&gt;" in page
     assert not re.search(r'(src|href)="(?!data:)', page) and page.count("data:image/png;base64,") == 1
-    assert 'class="card' in page and "For a methods section" in page and "code &lt;1&gt;" in page
-    assert page.count("<tr") == 1 + 6 + 1 + 5  # settings, what was run
-    for name in ("posterior.csv", "setting-3.png"):
-        (folder / name).write_text("of an earlier run")
+    assert page.count("<tr") == 1 + 6 + 1 + 10  # settings, what was run
+    (folder / "posterior.csv").write_text("of an earlier run")
     (folder / "notes.txt").write_text("mine")
     run("r.csv", "--draws", 0)
     names = {path.name for path in folder.iterdir()}
     assert names == {"effects.csv", "tasks.csv", "report.html", "notes.txt", "effects.png"}
-
-
-def test_an_interrupted_run_leaves_the_old_page(f, run, tmp_path, monkeypatch):
-    run(saved(coin_rows(), tmp_path / "r.csv"), "--draws", 0)
-    before = {path: path.read_bytes() for path in Path("fits/r").iterdir()}
-
-    def interrupted(*_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(f, "methods", interrupted)  # the last thing that is made
-    status, _, err = run("r.csv", "--draws", 0, "--margin", 3)
-    assert status == 1 and err == "stopped: what stands in fits/r stays"
-    assert {path: path.read_bytes() for path in Path("fits/r").iterdir()} == before
 
 
 def test_a_full_disk_leaves_the_old_page(f, run, tmp_path, monkeypatch):
@@ -867,22 +760,23 @@ def test_a_full_disk_leaves_the_old_page(f, run, tmp_path, monkeypatch):
     assert {path: path.read_bytes() for path in before} == before
 
 
-def test_many_experiments_have_one_figure_of_limited_size(run, tmp_path):
-    rows = pd.concat([coin_rows(tasks=1, models=("a",)).assign(experiment=f"e{k:03}") for k in range(100)])
+def test_many_experiments_have_one_figure_and_a_line_each(run, tmp_path):
+    rows = pd.concat([coin_rows(tasks=1, models=("a",)).assign(experiment=f"e{k:03}") for k in range(40)])
     status, out, _ = run(saved(rows, tmp_path / "r.csv"), "--draws", 0, "--effects", "bias")
     page = Path("fits/r/report.html").read_text()
-    assert status == 0 and len(out.splitlines()) == 101 and page.count("base64,") == 1
-    height = int.from_bytes(Path("fits/r/effects.png").read_bytes()[20:24], "big")
-    assert height < 4000 and page.count("<tr") == 1 + 100 + 1 + 100 + 1 + 100
+    assert status == 0 and len(out.splitlines()) == 41 and page.count("base64,") == 1
+    assert page.count("<tr") == 1 + 40 + 1 + 40 + 1 + 31  # answers, settings, the first and last of what was run
 
 
-def test_the_page_says_what_was_run(run, tmp_path):
-    """50 texts of six classes are 48."""
+def test_the_page_says_what_was_run_and_what_is_needed(run, tmp_path):
+    """50 texts of six classes are 48; a verdict that stands needs no more subsamples."""
     rows = coin_rows(models=("bert-tiny",)).assign(m=50, num_classes=6, versions="torch 9")
-    run(saved(rows, tmp_path / "r.csv"), "--draws", 0)
-    page = Path("fits/r/report.html").read_text().partition("What was run")[2]
-    cells = re.findall("<td>(.*?)</td>", page)
-    assert cells[:9] == ["few-shot", "task00", "bert-tiny (a demonstration)", "6", "50", "48", "40", "4", "torch 9"]
+    for margin, needed in ((1, True), (30, False)):
+        run(saved(rows, tmp_path / "r.csv"), "--draws", 0, "--margin", margin)
+        settings, _, runs = Path("fits/r/report.html").read_text().partition("What was run")
+        assert ("<th>needed" in settings) == needed
+        assert re.findall("<td>(.*?)</td>", runs)[:10] == [
+            "few-shot", "50", "48", "40", "bert-tiny (a demonstration)", "task00", "6", "plain", "4", "torch 9"]
 
 
 def test_rounding_is_half_away_from_0(f):
@@ -900,8 +794,8 @@ def test_natural_variations_are_accepted(f, tmp_path, capsys):
     table = coin_rows()
     plain = f.load_rows(args_of(f, saved(table, tmp_path / "results.csv")))
     text = (tmp_path / "results.csv").read_text()
-    (tmp_path / "other").mkdir()
     other = tmp_path / "other" / "results.csv"
+    other.parent.mkdir()
     variations = {
         "BOM": "\ufeff" + text, "CRLF": text.replace("\n", "\r\n"), "no newline": text.rstrip("\n"),
         "blank lines": text.replace("\nfew", "\n\nfew", 3) + "\n,,,\n\n",
@@ -911,18 +805,16 @@ def test_natural_variations_are_accepted(f, tmp_path, capsys):
         "torn within": text.replace("\nfew", "\nfew-shot,a,task0\nfew", 1)}
     for name, changed in variations.items():
         other.write_bytes(changed.encode())
-        found = f.load_rows(args_of(f, tmp_path / "other"))
+        found = f.load_rows(args_of(f, other.parent))
         pd.testing.assert_frame_equal(found.drop(columns="where"), plain.drop(columns="where"), obj=name)
         assert ("left out, for it was cut short" in capsys.readouterr().out) == name.startswith("torn"), name
     other.write_text(text)
-    saved(table.assign(acc_test=0.9), tmp_path / "other" / "results_backup.csv")  # no file of the run
-    assert len(f.load_rows(args_of(f, tmp_path, tmp_path / "other"))) == len(table)
+    saved(table.assign(acc_test=0.9), other.parent / "results_backup.csv")  # no file of the run
+    assert len(f.load_rows(args_of(f, tmp_path, other.parent))) == 24
     assert "rows given more than once and used once: 24" in capsys.readouterr().out
-    shard = table[:12].assign(subsample=table["subsample"] + 50)
-    saved(shard, tmp_path / "other" / "results.2-of-2.csv")
-    assert len(f.load_rows(args_of(f, tmp_path / "other"))) == 36
-    chosen = args_of(f, tmp_path / "other", "--models", "b", "--tasks", "task01", "task02")
-    assert len(f.load_rows(chosen)) == 8
+    saved(table[:12].assign(subsample=table["subsample"] + 50), other.parent / "results.2-of-2.csv")
+    assert len(f.load_rows(args_of(f, other.parent))) == 36
+    assert len(f.load_rows(args_of(f, other.parent, "--models", "b", "--tasks", "task01", "task02"))) == 8
 
 
 def test_one_run_in_old_and_new_columns(f, tmp_path):
@@ -941,16 +833,18 @@ def test_one_run_in_old_and_new_columns(f, tmp_path):
         tables_of(f, new, saved(changed, tmp_path / "old.csv"))
 
 
-def test_a_cell_with_some_rows_of_old_is_plain_and_says_so(f, capsys, tmp_path):
+def test_a_cell_with_some_rows_of_old_is_plain_and_says_so(f, run, capsys, tmp_path):
+    """The methods paragraph is right for either kind."""
     table = crossed_rows(1, 2, 3, 50, np.random.default_rng(0))
     partly = table.copy()
     partly.loc[2, MIRRORED[0]] = math.nan
-    rows = f.load_rows(args_of(f, saved(pd.concat([partly, table.assign(m=20)]), tmp_path / "r.csv")))
-    assert rows.groupby("m")["arms"].unique().map(list).to_dict() == {8: ["plain"], 20: ["crossed"]}
-    assert "e0, m = 8, n = 50: some rows lack acc_*_on_extra" in capsys.readouterr().out
-    words = [f.methods(f.add_effects(rows[rows["m"] == m]), args_of(f)) for m in (8, 20)]
-    assert "tested on the first set" in words[0] and "the variance between its subsamples" in words[0]
-    assert "tested on both sets" in words[1] and "the noise of drawing its texts" in words[1]
+    out = run(saved(pd.concat([partly, table.assign(m=20)]), tmp_path / "r.csv"), "--draws", 0)[1]
+    arms = pd.read_csv("fits/r/effects.csv").dropna(subset="m").groupby("m")["arms"].unique()
+    assert arms.map(list).to_dict() == {8: ["plain"], 20: ["crossed"]}
+    assert "e0, m = 8, n = 50: some rows lack acc_*_on_extra" in out
+    crossed, plain = Path("fits/r/report.html").read_text().split("<h2>For a methods section")[1:]
+    assert "tested on the first set" in plain and "the variance between its subsamples" in plain
+    assert "tested on both sets" in crossed and "the noise of drawing its texts" in crossed
 
 
 def with_value(table, name, value, k=3):
@@ -963,17 +857,16 @@ def with_value(table, name, value, k=3):
 BAD = {  # name: (what becomes of the rows' text, what the message says)
     "no accuracies": (lambda t: t.drop(columns="acc_extra").to_csv(index=False),
                       "0 columns 'acc_extra', not one; separated by commas: experiment"),
-    "empty file": (lambda t: "", "0 columns 'experiment'"),
+    "empty file": (lambda t: "", "cannot be read as a CSV file"),
     "semicolons": (lambda t: t.to_csv(index=False, sep=";"), "separated by commas: experiment;model"),
     "no rows": (lambda t: t[:0].to_csv(index=False), "has no rows"),
     "no CSV": (lambda t: t.to_csv(index=False) + 'x,"y\n', "cannot be read as a CSV file"),
-    "more fields": (lambda t: t.to_csv(index=False) + "a" + ",1" * 15, "data row 25 has more fields"),
+    "more fields": (lambda t: t.to_csv(index=False) + "a" + ",1" * 15, "Expected 11 fields in line 26, saw 16"),
     "two columns of one name": (lambda t: t.assign(x=1).to_csv(index=False).replace(",x\n", ",acc_test\n"),
                                 "2 columns 'acc_test', not one"),
     "not k / n": (lambda t: with_value(t, "acc_test", 0.123),
                   "data row 4: acc_test is 0.123, not a whole number of right answers over n"),
     "above 1": (lambda t: with_value(t, "acc_test", 1.025), "acc_test is 1.025, not a number from 0 to 1"),
-    "no number": (lambda t: with_value(t, "acc_base", "?"), "acc_base is ?, not a number from 0 to 1"),
     "fraction": (lambda t: with_value(t, "m", "8.5"), "data row 4: m is 8.5, not a whole number from 1"),
     "no experiment": (lambda t: with_value(t, "experiment", ""), "data row 4: experiment is nan, not a name"),
     "one data set as two tasks": (lambda t: t.assign(data="x").to_csv(index=False), "differ in task"),
@@ -993,14 +886,11 @@ def test_bad_input_ends_in_one_line(run, tmp_path, name):
     assert not Path("fits").exists()
 
 
-def test_bad_arguments(run, tmp_path):
-    saved(coin_rows(), tmp_path / "results.csv")
-    (tmp_path / "folder").mkdir()
-    for flags, message in ((["nowhere.csv"], "cannot be read"), (["folder"], "holds no results.csv"),
-                           (["--models", "c"], "no rows of {'c'}, only of {")):
-        status, _, err = run(*flags)
-        assert status == 1 and message in err and err.startswith("error: ")
-    for flags in (["--margin", 0], ["--margin", "nan"], ["--margin", 1e-9], ["--draws", -5]):
-        status, _, err = run(*flags)
-        assert status == 2 and "Traceback" not in err and "--margin at 0.001" in err
-    assert not Path("fits").exists()
+@pytest.mark.parametrize("flags, message", [
+    (["nowhere.csv"], "cannot be read"), (["."], "holds no results.csv"),
+    (["r.csv", "--models", "c"], "no rows of {'c'}, only of {"), (["--margin", 0], "--margin at 0.001"),
+    (["--margin", "nan"], "--margin at 0.001"), (["--draws", -5], "--draws begins at 0")])
+def test_bad_arguments(run, tmp_path, flags, message):
+    saved(coin_rows(), tmp_path / "r.csv")
+    status, _, err = run(*flags)
+    assert status == 1 + ("--" in message) and message in err and not Path("fits").exists()

@@ -133,21 +133,17 @@ def test_mode_and_curvature_against_autograd(m, models, tasks, missing):
         assert (mean, sd) == pytest.approx(dense_posterior(one, total), abs=1e-6)
 
 
-def test_newtons_method_finds_far_modes(m):
-    """Tasks in which all answers are right or none is."""
-    total = np.full((2, 6), 500)
-    counts = np.zeros((1, 2, 2, 6), int)
-    counts[..., ::2] = 500
-    counts[:, 1, :, 0] = 490
-    (mean,), (sd,) = m.slice_posterior(counts, total)
-    assert (mean, sd) == pytest.approx(dense_posterior(counts[0], total), abs=1e-4)
-
-
 def test_newtons_steps_are_whole(m):
-    """Answers that no sum of model and task can tell: with steps of at most 2 the mean is .18 off."""
-    counts = np.array([[[[0, 0], [50, 50], [0, 0]], [[0, 50], [50, 50], [50, 0]]]])
-    (mean,), (sd,) = m.slice_posterior(counts, np.full((3, 2), 50))
-    assert (mean, sd) == pytest.approx(dense_posterior(counts[0], np.full((3, 2), 50)), abs=1e-4)
+    """Answers that no sum of model and task can tell: with steps of at most 2 the mean is .18 off.
+    Tasks in which all answers are right or none is."""
+    odd = np.array([[[[0, 0], [50, 50], [0, 0]], [[0, 50], [50, 50], [50, 0]]]])
+    far = np.zeros((1, 2, 2, 6), int)
+    far[..., ::2] = 50
+    far[:, 1, :, 0] = 49
+    for counts in (odd, far):
+        total = np.full(counts.shape[2:], 50)
+        (mean,), (sd,) = m.slice_posterior(counts, total)
+        assert (mean, sd) == pytest.approx(dense_posterior(counts[0], total), abs=1e-4)
 
 
 def test_several_tasks_against_quadrature(m):
@@ -193,49 +189,34 @@ def test_a_hundred_tasks_take_seconds(run, tmp_path):
 # Slices, shuffled slices, tables ----------------------------------------------
 
 
-def test_a_slice_holds_one_run_of_each_model_and_task(m, rows_of, tmp_path):
-    table = coins(subsamples=5)
+@pytest.mark.parametrize("effect, control, treatment",
+                         [("boost", "base", "extra"), ("bias", "extra", "test")])
+@pytest.mark.parametrize("crossed", [True, False])
+def test_a_slice_holds_one_run_of_each_model_and_task(m, rows_of, tmp_path, effect, control, treatment, crossed):
+    """Plain counts, and the effect of the same run, which a shuffle turns around with them."""
+    table = coins(subsamples=5, crossed=crossed)
     table = table[~((table["model"] == "b") & (table["task"] == "task01"))]
     rows = rows_of(saved(table, tmp_path / "r.csv"))
     models, tasks = ["a", "b"], ["task00", "task01", "task02"]
-    counts, effects, total = m.draw_slices(rows, "bias", 4000, False)
+    counts, effects, total = m.draw_slices(rows, effect, 4000, False)
     assert total.tolist() == [[40, 40, 40], [40, 0, 40]] and (counts[:, :, 1, 1] == 0).all()
-    assert effects == pytest.approx(100 * (counts[:, 1] - counts[:, 0]) / 40)
     for i, j in np.argwhere(total):
-        mine = rows[(rows["model"] == models[i]) & (rows["task"] == tasks[j])]
-        right = (40 * mine[["acc_extra", "acc_test"]]).round().astype(int)
-        expected = right.groupby(["acc_extra", "acc_test"]).size() / 5
-        found = pd.Series(list(map(tuple, counts[:, :, i, j]))).value_counts(normalize=True)
+        expected = []
+        for row in table[(table["model"] == models[i]) & (table["task"] == tasks[j])].to_dict("records"):
+            change = row[f"acc_{treatment}"] - row[f"acc_{control}"]
+            if crossed:
+                second = row[f"acc_{MIRROR[treatment]}_on_extra"] - row[f"acc_{MIRROR[control]}_on_extra"]
+                change = (change + second) / 2
+            expected.append((40 * row[f"acc_{control}"], 40 * row[f"acc_{treatment}"], 80 * change))
+        expected = pd.DataFrame(expected).round().value_counts(normalize=True)
+        found = pd.DataFrame([*counts[:, :, i, j].T, effects[:, i, j] * 80 / 100]).T.round().value_counts(normalize=True)
         assert set(found.index) == set(expected.index)
-        assert all(abs(found[pair] - expected[pair]) < 0.04 for pair in found.index)
-    shuffled, signs, _ = m.draw_slices(rows, "bias", 4000, True)
-    assert (shuffled.sum(1) == counts.sum(1)).all()  # the same slices, arms changed
-    assert signs == pytest.approx(100 * (shuffled[:, 1] - shuffled[:, 0]) / 40)
-    differ = counts[:, 0] != counts[:, 1]
-    assert (shuffled[:, 0] == counts[:, 1])[differ].mean() == pytest.approx(0.5, abs=0.02)
-
-
-@pytest.mark.parametrize("effect, control, treatment",
-                         [("boost", "base", "extra"), ("bias", "extra", "test")])
-def test_crossed_effects_beside_plain_counts(m, rows_of, tmp_path, effect, control, treatment):
-    path = saved(coins(tasks=2, subsamples=6, crossed=True), tmp_path / "r.csv")
-    rows = rows_of(path)
-    counts, effects, _ = m.draw_slices(rows, effect, 300, False)
-    for (i, model), (j, task) in itertools.product(enumerate("ab"), enumerate(["task00", "task01"])):
-        possible = set()
-        for row in rows[(rows["model"] == model) & (rows["task"] == task)].to_dict("records"):
-            first = row[f"acc_{treatment}"] - row[f"acc_{control}"]
-            second = row[f"acc_{MIRROR[treatment]}_on_extra"] - row[f"acc_{MIRROR[control]}_on_extra"]
-            right = [row[f"acc_{control}"], row[f"acc_{treatment}"], first + second]
-            possible.add(tuple(round(40 * value) for value in right))
-        found = zip(counts[:, 0, i, j], counts[:, 1, i, j], effects[:, i, j] * 40 / 50)
-        assert {tuple(map(round, one)) for one in found} == possible
-    plain = m.draw_slices(rows_of(path, "--plain"), effect, 300, False)
-    assert (plain[0] == counts).all()
-    assert plain[1] == pytest.approx(100 * (counts[:, 1] - counts[:, 0]) / 40)
-    _, shuffled, _ = m.draw_slices(rows, effect, 300, True)
-    assert (np.abs(shuffled) == np.abs(effects)).all()
-    assert (shuffled == effects)[effects != 0].mean() == pytest.approx(0.5, abs=0.06)
+        assert (found - expected).abs().max() < 0.04
+    shuffled, signs, _ = m.draw_slices(rows, effect, 4000, True)
+    assert (shuffled.sum(1) == counts.sum(1)).all() and (np.abs(signs) == np.abs(effects)).all()
+    swapped = signs != effects
+    assert swapped[effects != 0].mean() == pytest.approx(0.5, abs=0.02)
+    assert (shuffled[:, 0] == np.where(swapped, counts[:, 1], counts[:, 0]))[effects != 0].all()
 
 
 def test_the_t_interval_of_slices_is_scipys(m):
@@ -254,7 +235,8 @@ def test_the_t_interval_of_slices_is_scipys(m):
 
 
 def test_tables_figures_and_page(m, run, tmp_path):
-    zero_shot = coins(tasks=2, models=("a",), experiment="my zero-shot")
+    name = "<b>my</b> zero-shot $"
+    zero_shot = coins(tasks=2, models=("a",), experiment=name)
     saved(pd.concat([coins(tasks=6), zero_shot]), tmp_path / "results.csv")
     out, error = run("--slices", 60, "--effects", "boost", "bias")
     folder = tmp_path / "meta" / "results"
@@ -271,37 +253,34 @@ def test_tables_figures_and_page(m, run, tmp_path):
             beyond = (mine[f"{way}_low"] > 0) | (mine[f"{way}_high"] < 0)
             assert row[way] == pytest.approx(beyond.mean(), abs=1e-5)
     assert all(column in m.__doc__ for column in [*meta, *shares])
-    names = {path.name for path in folder.iterdir()}
-    assert names == {"meta.csv", "shares.csv", "report.html", "bias.png", "boost.png"}
     page = (folder / "report.html").read_text()
-    assert page.count("data:image/png;base64,") == 2 and "my zero-shot" in page
-
-
-def test_the_answer_says_what_single_studies_and_shuffled_ones_find(run, tmp_path):
-    """A bias of 10 points in each, a boost of none."""
-    table = coins(tasks=8, n=400, models=("a",), acc_extra=0.5, acc_test=0.6)
-    out, _ = run(saved(table, tmp_path / "results.csv"), "--slices", 80, "--effects", "boost", "bias")
-    shares = pd.read_csv("meta/results/shares.csv").set_index(["effect", "kind"])
-    assert shares.loc[("bias", "drawn"), "t"] == 1 and shares.loc[("bias", "shuffled"), "t"] < 0.5
+    assert page.count("data:image/png;base64,") == 2 and name not in page and "&lt;b&gt;my" in page
     for effect, line in zip(("boost", "bias"), out.splitlines()):
-        told = [float(share) for share in re.findall(r"in (\d+) %", line)][:2]
-        expected = 100 * shares.loc[effect].loc[["drawn", "shuffled"], "paper"].to_numpy()
-        assert f"have claimed a {effect} in" in line and told == pytest.approx(expected, abs=0.51)
+        told = [[float(end) for end in ends.split(" to ")] for ends in re.findall(r"in ([\d to]+) %", line)]
+        for kind, ends in zip(("drawn", "shuffled"), told[:2]):
+            mine = 100 * shares.query(f"effect == '{effect}' and kind == '{kind}'")["paper"]
+            assert (ends[0], ends[-1]) == pytest.approx((mine.min(), mine.max()), abs=0.51)
+
+
+def test_a_bias_is_found_in_drawn_slices_and_not_in_shuffled_ones(run, tmp_path):
+    table = coins(tasks=8, n=400, models=("a",), acc_extra=0.5, acc_test=0.6)
+    run(saved(table, tmp_path / "results.csv"), "--slices", 80)
+    shares = pd.read_csv("meta/results/shares.csv").set_index("kind")
+    assert shares.loc["drawn", "t"] == 1 and shares.loc["shuffled", "t"] < 0.5
 
 
 def test_all_models_together_only_where_they_have_the_same_tasks(run, tmp_path):
     """One that lacks tasks is analysed as if alone: here there is but one slice."""
     same = {"acc_extra": 0.5, "acc_test": 0.6}
     few = coins(tasks=2, models=("c",), **same)
-    saved(pd.concat([coins(**same), few]), tmp_path / "both.csv")
-    saved(few, tmp_path / "alone.csv")
-    run("both.csv", "--slices", 1)
-    run("alone.csv", "--slices", 1)
-    both, alone = pd.read_csv("meta/both/meta.csv"), pd.read_csv("meta/alone/meta.csv")
-    assert set(both["model"]) == {"a", "b", "c"}
     columns = ["paper_mean", "paper_low", "t_mean", "t_low"]
-    found = both.query("kind == 'drawn' and model == 'c'")[columns].to_numpy()
-    assert found == pytest.approx(alone.query("kind == 'drawn'")[columns].to_numpy())
+    found = []
+    for name, rows in (("both", pd.concat([coins(**same), few])), ("alone", few)):
+        run(saved(rows, tmp_path / f"{name}.csv"), "--slices", 1)
+        meta = pd.read_csv(f"meta/{name}/meta.csv")
+        assert "all" not in set(meta["model"])
+        found.append(meta.query("kind == 'drawn' and model == 'c'")[columns].to_numpy())
+    assert found[0] == pytest.approx(found[1])
     run(saved(coins(), tmp_path / "same.csv"), "--slices", 5)
     assert set(pd.read_csv("meta/same/meta.csv")["model"]) == {"a", "b", "all"}
 
@@ -329,18 +308,7 @@ def test_bad_rows_end_in_one_line_and_leave_the_old_page(run, tmp_path):
     before = page.read_text()
     saved(coins(subsamples=1), tmp_path / "results.csv")
     assert run()[1].startswith("error: one subsample per model and task")
-    saved(coins(acc_base=0.123), tmp_path / "results.csv")
-    _, error = run()
-    assert error.startswith("error: results.csv") and "\n" not in error
     assert page.read_text() == before
-
-
-def test_names_of_all_kinds_are_safe_and_escaped(run, tmp_path):
-    name = "<b>ы</b> $a " + "ы" * 200
-    path = saved(coins(tasks=2, experiment=name, models=("x & y",)), tmp_path / ("щ" * 100 + ".csv"))
-    out, error = run(path, "--slices", 5)
-    (page,) = tmp_path.glob("meta/*/report.html")
-    assert not error and "<b>" not in page.read_text() and "x &amp; y" in page.read_text()
 
 
 # Leaderboards -----------------------------------------------------------------
@@ -409,18 +377,15 @@ def test_announced_chances_come_true(m, rows_of, tmp_path):
     assert clear["p_wrong"].mean() == pytest.approx(clear["wrong"].mean(), abs=0.025)
 
 
-def test_a_board_no_wider_than_its_noise_has_no_order(run, tmp_path):
+def test_rows_without_noise_and_boards_within_it(run, tmp_path):
+    """Without noise the rounding to whole texts is left: a variance of 1 / 12 a task."""
     table, _ = a_board(run, tmp_path, "name,score\nx,62\ny,60\nz,58\n")
     assert table["p_wrong"].dropna().to_numpy() == pytest.approx(0.5, abs=1e-3)
-
-
-def test_rows_without_noise_still_give_a_table(run, tmp_path):
-    """What is left is the rounding to whole texts: a variance of 1 / 12 a task."""
     saved(noisy_rows().assign(acc_extra=0.6), tmp_path / "results.csv")
     (tmp_path / "board.csv").write_text("name,score\nx,.99\ny,.101\nz,.1\n")
-    _, error = run("--leaderboard", "board.csv")
+    run("--leaderboard", "board.csv")
     table = pd.read_csv("meta/results.board/leaderboard.csv")
-    assert not error and table["p_swap_1"][0] == 0
+    assert table["p_swap_1"][0] == 0
     assert table["p_wrong"][1] == pytest.approx(stats.norm.sf(0.1 / math.sqrt(2 / 24)), abs=1e-4)
     page = (tmp_path / "meta/results.board/report.html").read_text()
     assert "e-" not in page.split("<table")[1] and "nan" not in page
@@ -429,7 +394,6 @@ def test_rows_without_noise_still_give_a_table(run, tmp_path):
 @pytest.mark.parametrize("board, message", [
     ("name,points\nx,1\n", "0 columns 'score'"),
     ("name,score\nx,high\ny,.5\n", "score is high, not a number"),
-    ("name,score\nx,.1\ny,.5,7\n", "more fields than the header"),
     ("name;score\nx;.9\ny;.8\n", "name;score")])
 def test_bad_boards_end_in_one_line(run, tmp_path, board, message):
     saved(noisy_rows(), tmp_path / "results.csv")
