@@ -2,7 +2,6 @@
 loops, hand arithmetic, transformers' own models, classifiers and Trainer."""
 
 import math
-import signal
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,14 +10,13 @@ import pytest
 import torch
 import transformers
 
-from conftest import MODELS
+from conftest import ARMS, MODELS
 
 TEXTS = ["a short one", "no", "yes it was", "the film was neither good nor bad but it was a film",
          "this text is a good deal longer than the others, with commas, and goes on for some time"]
 NEAR = {"atol": 2e-4}  # Adam, in steps of 2e-3, magnifies what rounding does to small gradients
 NO_DROPOUT = {"bert": {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0},
               "gpt2": {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}, "llama": {}}
-REFUSED = {"ibert", "mobilebert", "nystromformer", "xlm"}  # see test_runs.py
 
 
 def model_of(script, folder, kind):
@@ -51,7 +49,17 @@ def recipe_of(stage, epochs, size, rate):
             "learning_rates": {stage: rate}}
 
 
-# Splits and masks ---------------------------------------------------------------------------------
+def both_logits(script, net, folder, kind, ids):
+    """Our logits of texts together, and those of transformers' own model of each alone."""
+    theirs = stock(folder, kind).eval()
+    net.lm.eval()
+    batch = script.pack(net, ids, [np.arange(len(text)) for text in ids], ids)
+    with torch.inference_mode():
+        alone = [theirs(input_ids=torch.tensor(text)[None]).logits[0] for text in ids]
+        return script.lm_logits(net, batch), torch.cat(alone)
+
+
+# Splits and masks
 
 
 def split_by_hand(labels, m, n, k):
@@ -108,21 +116,18 @@ def test_mask_rates(script):
     assert others.tolist() != scored.tolist(), "each epoch has its own masks"
 
 
-# Packing, groups, logits --------------------------------------------------------------------------
+# Packing, groups, logits
 
 
-@pytest.mark.parametrize("kind", sorted(set(MODELS) - REFUSED))
+@pytest.mark.parametrize("kind", sorted(MODELS))
 def test_texts_together_give_the_logits_of_texts_alone(script, model_dir, kind):
     folder = model_dir(kind)
-    net, theirs = network(script, folder, kind), stock(folder, kind).eval()
+    net = network(script, folder, kind)
     ids = tokens(net)
-    batch = script.pack(net, ids, [np.arange(len(text)) for text in ids], ids)
-    net.lm.eval()
-    with torch.inference_mode():
-        found = script.lm_logits(net, batch)
-        alone = [theirs(input_ids=torch.tensor(text)[None]).logits[0] for text in ids]
-    assert torch.allclose(found, torch.cat(alone), atol=1e-4)
-    assert (len(batch.inputs["input_ids"]) < len(ids)) == (kind in script.PACKED)
+    found, alone = both_logits(script, net, folder, kind, ids)
+    assert torch.allclose(found, alone, atol=1e-4)
+    rows, _, _ = script.lay_out(np.array([len(text) for text in ids]), net.packed)
+    assert (rows < len(ids)) == (kind in script.PACKED)
     assert script.PACKED <= set(MODELS), "each of them is tried here"
 
 
@@ -130,12 +135,21 @@ def test_a_causal_bert_is_read_as_one(script, model_dir):
     """Its packed texts, too, have the numbers of texts alone."""
     folder = model_dir("bert", transformers.BertLMHeadModel, is_decoder=True)
     model = script.find_model(str(folder), script.load_registry())
-    net, theirs = script.load_network(model, "cpu", "float32"), stock(folder, "gpt2").eval()
-    ids = tokens(net)
-    with torch.inference_mode():
-        found = script.lm_logits(net, script.pack(net, ids, [np.arange(len(i)) for i in ids], ids))
-        alone = [theirs(input_ids=torch.tensor(text)[None]).logits[0] for text in ids]
-    assert net.causal and torch.allclose(found, torch.cat(alone), atol=1e-4)
+    net = script.load_network(model, "cpu", "float32")
+    found, alone = both_logits(script, net, folder, "gpt2", tokens(net))
+    assert net.causal and torch.allclose(found, alone, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["bert", "gpt2"])
+def test_bf16_computes_as_autocast_does(script, model_dir, kind):
+    folder = model_dir(kind)
+    net = network(script, folder, kind, "bf16")
+    ids = tokens(net)[:1]
+    found, plain = both_logits(script, net, folder, kind, ids)
+    with torch.autocast("cpu", torch.bfloat16):
+        _, rounded = both_logits(script, net, folder, kind, ids)
+    spread = (rounded - plain).abs().max()
+    assert spread > 0 and (found - rounded).abs().max() < spread / 4
 
 
 def test_the_longest_text_fits_and_no_longer_one(script, model_dir):
@@ -215,7 +229,7 @@ def test_class_logits_equal_transformers_classifiers(script, model_dir, kind, sa
         assert torch.allclose(found, theirs.eval()(**padded(net, ids)).logits, atol=2e-5)
 
 
-# Effects ------------------------------------------------------------------------------------------
+# Effects
 
 
 ROW = {"task": "a", "n": "100", "majority": "0.5", "discordant": "0.10",
@@ -245,7 +259,7 @@ def test_a_mean_of_three_rows_a_task_is_known_by_hand(script):
     assert not script.is_known(rows[:5], 3, 2, 99) and not script.is_known(rows, 2, 2, 99)
 
 
-# Training against transformers' Trainer and a plain loop ------------------------------------------
+# Training against transformers' Trainer and a plain loop
 
 
 @pytest.fixture
@@ -349,7 +363,32 @@ def test_classification_equals_the_trainer(script, model_dir, tmp_path, small_gr
     for name, weight in net.lm.base_model.named_parameters():
         if weight is not words:  # their table is judged by the predictions
             assert torch.allclose(weight, weights[f"{prefix}.{name}"], **NEAR), name
-    assert torch.equal(net.embeddings.weight, [*net.checkpoint.values()][0]), "the table is untouched"
+    table = [*net.checkpoint.values()][0]
+    assert torch.equal(net.embeddings.weight, table), "it is untouched"
+
+
+def test_classification_decays_matrices_and_nothing_else(script, model_dir, tmp_path):
+    """As the Trainer does by .01 a step. Positions past the end of all texts have no gradient: what
+    is left of them is the decay alone. The biases and norms start so large that it would show."""
+    folder = model_dir("bert", transformers.BertModel, **NO_DROPOUT["bert"])
+    net = network(script, folder, "bert")
+    theirs = transformers.AutoModelForSequenceClassification.from_pretrained(folder, num_labels=2)
+    for model in (net.lm.bert, theirs.bert):
+        with torch.no_grad():  # a bias of the keys plays no part in attention
+            model.encoder.layer[0].attention.self.key.bias.fill_(1e4)
+    ids, labels = tokens(net), np.array([0, 1, 0, 1, 0])
+    sets = {"train": ids, "test": ids[:2], "extra": ids[:2]}
+    script.classify(net, sets, labels, 2, recipe_of("train", 8, 5, 0.05), seed=3)
+    rows = [{"input_ids": text.tolist(), "label": int(label)} for text, label in zip(ids, labels)]
+    collator = transformers.DataCollatorWithPadding(net.tokenizer)
+    weights = trainer_weights(theirs, rows, 8, 0.05, 0.01, collator, tmp_path)
+    name = "embeddings.position_embeddings.weight"
+    ours, other = net.lm.bert.get_parameter(name)[100:], weights[f"bert.{name}"][100:]
+    before = stock(folder, "bert").bert.get_parameter(name)[100:]
+    kept = math.prod([1 - 0.01 * 0.05 * (1 - step / 8) for step in range(8)])
+    assert torch.allclose(ours, other, rtol=1e-6) and torch.allclose(ours, before * kept, rtol=1e-6)
+    bias = net.lm.bert.encoder.layer[0].attention.self.key.bias
+    assert abs(bias.mean().item() - 1e4) < 5, "decay would take 22 of it"
 
 
 def test_a_batch_without_a_masked_token_changes_nothing(script, model_dir):
@@ -393,7 +432,7 @@ def test_the_head_has_the_dropout_of_the_checkpoint(
     assert rates[-1] == rate
 
 
-# Precision and devices ----------------------------------------------------------------------------
+# Precision and devices
 
 
 def test_fp16_takes_every_step_of_real_weights(script, bert_tiny, monkeypatch):
@@ -406,11 +445,32 @@ def test_fp16_takes_every_step_of_real_weights(script, bert_tiny, monkeypatch):
         script, "check_scaler", lambda scaler, steps: ends.append((scaler.get_scale(), steps)))
     script.pretrain(net, ids, recipe_of("pretrain", 1, 8, 5e-4), seed=1)
     assert ends == [(2.0**12, 4)], "each skipped step halves it"
-    for texts in (ids[:8], ids[8:16]):  # a first step alone
-        net = script.load_network(bert_tiny, "cpu", "fp16")
-        script.pretrain(net, texts, recipe_of("pretrain", 1, 8, 5e-4), seed=1)
-        weights = [*net.modules.state_dict().values()][:4]
-        assert not any(map(torch.equal, weights, net.checkpoint.values()))
+
+
+def test_fp16s_scale_never_grows(script):
+    """If it did, skipped steps that halve it were not counted. torch's own grows after 2,000."""
+    net = SimpleNamespace(device=torch.device("cpu"), dtype=torch.float16)
+    scaler, weight = script.gradient_scaler(net), torch.zeros(1, requires_grad=True)
+    optimizer, scales = torch.optim.SGD([weight], lr=1e-3), []
+    for _ in range(2500):
+        scaler.scale(weight.sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        scales.append(scaler.get_scale())
+    assert weight.item() == pytest.approx(-2.5, rel=1e-3) and {*scales} == {4096.0}
+
+
+def test_fp16s_gradients_are_unscaled_before_they_are_clipped(script, model_dir, monkeypatch):
+    """Clipping at 1 leaves gradients that are 4,096 times too large no size of their own."""
+    folder = model_dir("gpt2", **NO_DROPOUT["gpt2"])
+    norms, clip = [], torch.nn.utils.clip_grad_norm_
+    monkeypatch.setattr(
+        torch.nn.utils, "clip_grad_norm_", lambda *args: norms.append(float(clip(*args))))
+    for precision in ("fp16", "float32"):
+        net = network(script, folder, "gpt2", precision)
+        script.pretrain(net, tokens(net), recipe_of("pretrain", 1, 5, 1e-4), seed=1)
+    assert len(norms) == 2 and norms[0] == pytest.approx(norms[1], rel=0.1)
 
 
 @pytest.mark.parametrize("capability, precision, works", [
@@ -429,7 +489,7 @@ def test_a_card_before_8_0_is_told_to_use_fp16(script, monkeypatch, capability, 
             script.choose_device(args)
 
 
-# A subsample: the three arms ----------------------------------------------------------------------
+# A subsample: the three arms
 
 
 def sample_of(script, folder, kind="bert", n=8, k=1, **changes):
@@ -461,7 +521,7 @@ def test_arms_share_everything_but_the_pretraining_text(script, model_dir):
     script.run_subsample(sample_of(script, folder, k=2), "cpu", 1)
     again, same = twins()
     assert row["loss_extra"] == again["loss_extra"], "what ran before plays no part"
-    assert all([np.array_equal(found[arm]["test"], same[arm]["test"]) for arm in found])
+    assert all([np.array_equal(found[arm]["test"], same[arm]["test"]) for arm in ARMS])
 
 
 @pytest.mark.parametrize("kind", ["bert", "gpt2"])
@@ -490,10 +550,13 @@ def test_seed_and_task_change_the_training_and_nothing_else_does(script, model_d
 
 def test_after_an_interruption_the_same_numbers_come_again(script, model_dir, monkeypatch):
     """In a notebook the module lives on, with a model in the middle of its training."""
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
     folder = model_dir("bert")
     row, _ = script.run_subsample(sample_of(script, folder), "cpu", 1)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(script, "class_logits", lambda *_: signal.raise_signal(signal.SIGINT))
+        patch.setattr(script, "class_logits", interrupted)
         script.run_subsample(sample_of(script, folder), "cpu", 1)
     again, _ = script.run_subsample(sample_of(script, folder), "cpu", 1)
     assert {**again, "seconds": 0} == {**row, "seconds": 0}
