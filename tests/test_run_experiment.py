@@ -259,6 +259,15 @@ def test_a_mean_of_three_rows_a_task_is_known_by_hand(script):
     assert not script.is_known(rows[:5], 3, 2, 99) and not script.is_known(rows, 2, 2, 99)
 
 
+def test_effects_that_differ_from_run_to_run_are_pooled_by_hand(script):
+    """Biases vary by 3 and 4 points where their texts explain 2 and 2.2: tau^2 is the excess."""
+    tasks = pd.DataFrame({"n": 100, "subsamples": [3, 2], "w": [4.0, 5.0], "sd": [3.0, 4.0]})
+    noise = 4 + 1 / 6, 5 + 1 / 4  # an imaginary text adds 1 / 2 K
+    between = (2 * (9 - noise[0]) + (16 - noise[1])) / 3
+    se = math.sqrt((noise[0] + between) / 3 + (noise[1] + between) / 2) / 2
+    assert script.bias_interval(tasks) == pytest.approx((se, 8, 1.797336 * se))
+
+
 # Training against transformers' Trainer and a plain loop
 
 
@@ -279,28 +288,15 @@ def trainer_weights(model, rows, epochs, rate, decay, collator, folder):
     return {name: weight.detach() for name, weight in model.named_parameters()}
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "llama"])  # Llama's output layer is its own
-def test_causal_pretraining_equals_the_trainer(script, model_dir, tmp_path, small_groups, kind):
+@pytest.mark.parametrize("kind", ["bert", "gpt2", "llama"])  # Llama's output layer is its own
+def test_pretraining_equals_a_plain_loop(script, model_dir, small_groups, kind):
+    """Batches of 2, padded, same masks; transformers' model, torch's AdamW, hand-made rates."""
     folder = model_dir(kind, initializer_range=0.02, **NO_DROPOUT[kind])
     net = network(script, folder, kind)
     ids = tokens(net)
-    script.pretrain(net, ids, recipe_of("pretrain", 5, len(ids), 3e-3), seed=1)
-    rows = [{"input_ids": text.tolist()} for text in ids]
-    collator = transformers.DataCollatorForLanguageModeling(net.tokenizer, mlm=False)
-    weights = trainer_weights(stock(folder, kind), rows, 5, 3e-3, 0.0, collator, tmp_path)
-    for name, weight in net.lm.named_parameters():
-        assert torch.allclose(weight, weights[name], **NEAR), name
-
-
-def test_masked_pretraining_equals_a_plain_loop(script, model_dir, small_groups):
-    """Batches of 2, padded, same masks; transformers' model, AdamW and LambdaLR."""
-    folder = model_dir("bert", initializer_range=0.02, **NO_DROPOUT["bert"])
-    net = network(script, folder, "bert")
-    ids = tokens(net)
     loss = script.pretrain(net, ids, recipe_of("pretrain", 2, 2, 3e-3), seed=4)
-    theirs = stock(folder, "bert").train()
+    theirs = stock(folder, kind).train()
     optimizer = torch.optim.AdamW(theirs.parameters(), lr=3e-3, weight_decay=0.0)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / 6)
     order, masks = np.random.default_rng([4, 0]), np.random.default_rng([4, 1])
     sums, counts = [], []
     for epoch in range(2):
@@ -308,21 +304,26 @@ def test_masked_pretraining_equals_a_plain_loop(script, model_dir, small_groups)
         for start in (0, 2, 4):
             inputs, targets = [], []
             for row in rows[start : start + 2]:
-                corrupted, scored = script.mask_tokens(
-                    ids[row], net.tokenizer.all_special_ids, 103, len(net.tokenizer), masks)
+                corrupted, scored = ids[row], np.arange(1, len(ids[row]))
+                if kind == "bert":
+                    corrupted, scored = script.mask_tokens(
+                        ids[row], net.tokenizer.all_special_ids, 103, len(net.tokenizer), masks)
                 target = np.full(len(corrupted), -100)
                 target[scored] = ids[row][scored]
                 inputs.append(corrupted)
                 targets.append(torch.from_numpy(target))
             labels = torch.nn.utils.rnn.pad_sequence(targets, batch_first=True, padding_value=-100)
-            logits = theirs(**padded(net, inputs)).logits.flatten(0, 1)
-            summed = torch.nn.functional.cross_entropy(logits, labels.flatten(), reduction="sum")
+            logits = theirs(**padded(net, inputs)).logits
+            if kind != "bert":
+                logits, labels = logits[:, :-1], labels[:, 1:]
+            summed = torch.nn.functional.cross_entropy(
+                logits.flatten(0, 1), labels.flatten(), reduction="sum")
+            optimizer.param_groups[0]["lr"] = 3e-3 * (1 - len(sums) / 6)
             sums.append(summed.item())
             counts.append(int((labels != -100).sum()))
             (summed / max(1, counts[-1])).backward()
             torch.nn.utils.clip_grad_norm_(theirs.parameters(), 1.0)
             optimizer.step()
-            schedule.step()
             optimizer.zero_grad()
     assert loss == pytest.approx(sum(sums[3:]) / sum(counts[3:]), rel=1e-4)
     for (name, weight), other in zip(net.lm.named_parameters(), theirs.parameters()):
@@ -367,27 +368,21 @@ def test_classification_equals_the_trainer(script, model_dir, tmp_path, small_gr
     assert torch.equal(net.embeddings.weight, table), "it is untouched"
 
 
-def test_classification_decays_matrices_and_nothing_else(script, model_dir, tmp_path):
-    """As the Trainer does by .01 a step. Positions past the end of all texts have no gradient: what
-    is left of them is the decay alone. The biases and norms start so large that it would show."""
+def test_classification_decays_matrices_and_nothing_else(script, model_dir):
+    """By .01 a step. Positions past the end of all texts have no gradient: what is left of them is
+    the decay alone. The biases start so large that it would show."""
     folder = model_dir("bert", transformers.BertModel, **NO_DROPOUT["bert"])
     net = network(script, folder, "bert")
-    theirs = transformers.AutoModelForSequenceClassification.from_pretrained(folder, num_labels=2)
-    for model in (net.lm.bert, theirs.bert):
-        with torch.no_grad():  # a bias of the keys plays no part in attention
-            model.encoder.layer[0].attention.self.key.bias.fill_(1e4)
+    bias = net.lm.bert.encoder.layer[0].attention.self.key.bias
+    with torch.no_grad():
+        bias.fill_(1e4)  # that of the keys plays no part in attention
     ids, labels = tokens(net), np.array([0, 1, 0, 1, 0])
     sets = {"train": ids, "test": ids[:2], "extra": ids[:2]}
     script.classify(net, sets, labels, 2, recipe_of("train", 8, 5, 0.05), seed=3)
-    rows = [{"input_ids": text.tolist(), "label": int(label)} for text, label in zip(ids, labels)]
-    collator = transformers.DataCollatorWithPadding(net.tokenizer)
-    weights = trainer_weights(theirs, rows, 8, 0.05, 0.01, collator, tmp_path)
     name = "embeddings.position_embeddings.weight"
-    ours, other = net.lm.bert.get_parameter(name)[100:], weights[f"bert.{name}"][100:]
     before = stock(folder, "bert").bert.get_parameter(name)[100:]
     kept = math.prod([1 - 0.01 * 0.05 * (1 - step / 8) for step in range(8)])
-    assert torch.allclose(ours, other, rtol=1e-6) and torch.allclose(ours, before * kept, rtol=1e-6)
-    bias = net.lm.bert.encoder.layer[0].attention.self.key.bias
+    assert torch.allclose(net.lm.bert.get_parameter(name)[100:], before * kept, rtol=1e-6)
     assert abs(bias.mean().item() - 1e4) < 5, "decay would take 22 of it"
 
 
@@ -433,18 +428,6 @@ def test_the_head_has_the_dropout_of_the_checkpoint(
 
 
 # Precision and devices
-
-
-def test_fp16_takes_every_step_of_real_weights(script, bert_tiny, monkeypatch):
-    """At torch's own scale of 2^16 the first steps, those of the highest rates, were skipped."""
-    spec = script.load_registry()["tasks"]["rotten_tomatoes"]
-    net = script.load_network(bert_tiny, "cpu", "fp16")
-    ids = tokens(net, script.load_task("rotten_tomatoes", spec).texts[:32])
-    ends = []
-    monkeypatch.setattr(
-        script, "check_scaler", lambda scaler, steps: ends.append((scaler.get_scale(), steps)))
-    script.pretrain(net, ids, recipe_of("pretrain", 1, 8, 5e-4), seed=1)
-    assert ends == [(2.0**12, 4)], "each skipped step halves it"
 
 
 def test_fp16s_scale_never_grows(script):
