@@ -507,6 +507,17 @@ def test_arms_share_everything_but_the_pretraining_text(script, model_dir):
     assert all([np.array_equal(found[arm]["test"], same[arm]["test"]) for arm in ARMS])
 
 
+def test_each_arm_is_pretrained_on_its_own_texts(script, model_dir):
+    folder = model_dir("bert")
+    sample, net = sample_of(script, folder), network(script, folder, "bert")
+    row, _ = script.run_subsample(sample, "cpu", 1)
+    for arm in ("extra", "test"):
+        net.modules.load_state_dict(net.checkpoint)
+        ids = tokens(net, sample.texts[arm])
+        assert row[f"loss_{arm}"] == script.pretrain(
+            net, ids, sample.recipe, script.training_seed(row))
+
+
 @pytest.mark.parametrize("kind", ["bert", "gpt2"])
 def test_when_test_and_extra_change_places_the_effects_stay(script, model_dir, kind):
     """To the last bit: the same texts and seeds, only the names of two models change."""

@@ -15,7 +15,7 @@ import torch
 import transformers as t
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from conftest import ARMS, LONGROPE, SETS, end_of, load_script, rows_of
+from conftest import LONGROPE, SETS, end_of, rows_of
 
 CLASSES = ["World", "Sports", "Business", "Sci/Tech"]
 NEWS = {"about": "a news article", "answer": "its topic"}
@@ -475,15 +475,6 @@ def test_a_unit_is_vouched_for_only_when_it_is_whole(zero, byte_model, run, monk
     monkeypatch.setattr(zero, "train_adapter", interrupted)
     message, _ = run(folder, "--adapters", "kept", "--out", "new.csv")
     assert "stopped" in message and path.parent.is_dir() and not path.exists()
-
-
-def test_contamination_test_reads_a_kept_unit(byte_model, run):
-    _, (row,) = run(byte_model("gpt2"), "--adapters", "kept", "--answers")
-    flags = ["kept", "--shards", "3", "--permutations", "2", "--device", "cpu"]
-    load_script("contamination_test").main(flags)
-    audited = rows_of("contamination.csv")
-    assert [line["arm"] for line in audited] == [*ARMS]
-    assert {line["recipe"] for line in audited} == {row["recipe"]}
 
 
 def test_show_prompts_shows_both_forms(byte_model, run, capsys):
