@@ -596,6 +596,7 @@ TWENTY = [f"text {i},{'ab'[i % 2]}" for i in range(20)]
     (["text,label", *TWENTY, "rare,c"], ["--m", 6], ["1 of class 'c'", "--m 3 to 3 "]),
     (["text,label", *[f"text {i},a class with the number {i}" for i in range(3000)]], [],
      ["m = 4 takes 0 of each of 3000"]),
+    (["text,label" + ",one more column" * 99], ["--text", "body"], ["not one column 'body'"]),
     (["text,label", *TWENTY[::2]], [], ["labels ['a']", "two or more"]),
     ([], [], ["mine.csv"]),
     (["text,label", *TWENTY, "caf\udce9,a"], [], ["utf-8", "UTF-8"]),
