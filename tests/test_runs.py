@@ -318,13 +318,14 @@ def test_other_weights_in_the_same_folder(run, tiny, model_dir):
 
 @pytest.mark.parametrize("change, whole", [
     (lambda text: text + "few-shot,tiny,topi", 2), (lambda text: text.rpartition(",")[0], 1),
-    (lambda text: text.strip(), 2), (lambda text: text.replace("\n", "\r"), 2),
+    (lambda text: text[: text.rindex(",") + 1], 1), (lambda text: text.strip(), 2),
+    (lambda text: text.replace("\n", "\r"), 2),
     (lambda text: "\ufeff" + text.replace("\n", "\r\n") + "\r\n", 2),
     (lambda text: text.replace("\n", '\n"torn, inside quo\n', 1), 2),
     (lambda text: text + text.partition("\n")[0] + "\n", 2),
     (lambda text: text + "caf\udce9\n", 2)],
-    ids=["torn early", "torn late", "no newline at the end", "CR", "BOM, CRLF, a blank line",
-         "torn inside quotes", "a second header", "Latin-1"])
+    ids=["torn early", "torn late", "torn at the last comma", "no newline at the end", "CR",
+         "BOM, CRLF, a blank line", "torn inside quotes", "a second header", "Latin-1"])
 def test_a_torn_line_stands_alone_and_no_editor_loses_a_row(run, tmp_path, change, whole):
     run()
     file = tmp_path / "results.csv"
