@@ -15,7 +15,7 @@ import threading
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -73,99 +73,81 @@ DROPPED = {
 TEXT, PADDED, TITLE, CONTENT, CLASS, INTEGER, STARS, NAME, TRUTH = (object() for _ in range(9))
 
 # (task, repository, files, columns). Files before the bar hold the rows of the task, in order;
-# those after it must not be read. "@" stands for the parquet branch. A repository with NAME.py on
-# its main branch can no longer be loaded from there.
+# those after it, and a test split of each, must not be read. "@" stands for the parquet branch. A
+# repository with nothing else has a script on its main branch, which can no longer be loaded.
 ALL = {"text": TEXT, "label": CLASS}
 PLAIN = {"text": TEXT, "label": INTEGER}
 NAMED = {**PLAIN, "label_text": NAME}
 MAIL = {**NAMED, "subject": "re", "message": "body"}
-BLOG = {"date": "14,May,2004", "gender": NAME, "age": 15, "sign": "Leo"}
+BLOG = {"date": "14,May,2004", "gender": NAME, "age": 15}
 DIALOGUE = {"Utterance": TEXT, "Dialogue_Act": NAME, "Idx": 0}
+SCENARIO = {"scenario": CLASS, "intent": 1, "utt": TEXT, "annot_utt": "a request"}
 TREC = {"text": TEXT, "coarse_label": CLASS, "fine_label": 1}
 QUESTIONS = {  # its codes have an order of their own
     "text": TEXT, "label": 7, "label_text": "Manner of an action", "label_original": "DESC:manner",
     "label_coarse": "DESC ENTY ABBR HUM NUM LOC".split().index,
     "label_coarse_text": str.lower, "label_coarse_original": NAME}
+TOPICS = {"topic": CLASS, "question_title": TITLE, "question_content": CONTENT,
+          "best_answer": "an answer"}
 COPIES = [
-    ("ag_news", "fancyzhx/ag_news", "data/train* | data/test*", ALL),
-    ("amazon_counterfactual_en", "SetFit/amazon_counterfactual_en", "train.jsonl | test.jsonl",
-     NAMED),
-    ("amazon_counterfactual_en", "SetFit/amazon_counterfactual_en",
-     "@default/train | @default/test", NAMED),
-    ("app_reviews", "sealuzh/app_reviews", "data/train*",
-     {"review": TEXT, "star": STARS}),
+    ("ag_news", "fancyzhx/ag_news", "data/train*", ALL),
+    ("amazon_counterfactual_en", "SetFit/amazon_counterfactual_en", "train.jsonl", NAMED),
+    ("amazon_counterfactual_en", "SetFit/amazon_counterfactual_en", "@default/train", NAMED),
+    ("app_reviews", "sealuzh/app_reviews", "data/train*", {"review": TEXT, "star": STARS}),
     ("blog_authorship_corpus", "barilan/blog_authorship_corpus",
-     "@blog_authorship_corpus/train/0000.parquet @blog_authorship_corpus/train/0001.parquet |"
-     " @blog_authorship_corpus/validation blog_authorship_corpus.py",
+     "@blog_authorship_corpus/train/0000.parquet @blog_authorship_corpus/train/0001.parquet",
      {"text": TEXT, **BLOG}),
     ("blog_authorship_corpus", "tasksource/blog_authorship_corpus", "blogtext.csv",
      {**BLOG, "text": PADDED}),
     ("clickbait_notclickbait_dataset", "christinacdl/clickbait_notclickbait_dataset",
-     "train.json | val.json test.json", PLAIN),
+     "train.json | val.json", PLAIN),
     ("climate_fever", "tdiggelm/climate_fever", "data/test*",
      {"claim": TEXT, "claim_label": CLASS, "evidences": ["some evidence"]}),
-    ("craigslist_bargains", "aladar/craigslist_bargains", "train.csv | validation.csv test.csv",
+    ("craigslist_bargains", "aladar/craigslist_bargains", "train.csv | validation.csv", PLAIN),
+    ("craigslist_bargains", "aladar/craigslist_bargains", "@default/train | @default/validation",
      PLAIN),
-    ("craigslist_bargains", "aladar/craigslist_bargains",
-     "@default/train | @default/validation @default/test", PLAIN),
     ("disaster_response_messages", "community-datasets/disaster_response_messages",
-     "data/train* | data/validation* data/test*",
+     "data/train* | data/validation*",
      {"message": TEXT, "original": None, "genre": NAME, "related": 1}),
-    ("emo", "aladar/emo", "emo-train.arrow | emo-test.arrow", ALL),
-    ("emo", "aladar/emo", "@default/train | @default/test", ALL),
-    ("emotion", "dair-ai/emotion",
-     "split/train* | split/validation* split/test* unsplit/train*", ALL),
-    ("enron_spam", "SetFit/enron_spam", "train.jsonl | test.jsonl enron_spam_data.csv prepare.py",
-     MAIL),
-    ("enron_spam", "SetFit/enron_spam", "@default/train | @default/test", MAIL),
+    ("emo", "aladar/emo", "emo-train.arrow", ALL),
+    ("emo", "aladar/emo", "@default/train", ALL),
+    ("emotion", "dair-ai/emotion", "split/train* | split/validation* unsplit/train*", ALL),
+    ("enron_spam", "SetFit/enron_spam", "train.jsonl | enron_spam_data.csv", MAIL),
+    ("enron_spam", "SetFit/enron_spam", "@default/train", MAIL),
     ("financial_phrasebank", "mteb/FinancialPhrasebankClassification", "data/train*", PLAIN),
     ("financial_phrasebank", "takala/financial_phrasebank",
-     "@sentences_allagree/train | @sentences_50agree/train @sentences_66agree/train"
-     " @sentences_75agree/train financial_phrasebank.py", {"sentence": TEXT, "label": CLASS}),
+     "@sentences_allagree/train | @sentences_50agree/train @sentences_66agree/train",
+     {"sentence": TEXT, "label": CLASS}),
     ("financial_phrasebank", "ghbacct/financial-phrasebank-all-agree-classification",
      "data/train* data/test*", {"text": TEXT, "label": NAME}),
-    ("FRENK-hate-en", "classla/FRENK-hate-en",
-     "@binary/train | @binary/validation @binary/test @multiclass/train @multiclass/validation"
-     " @multiclass/test FRENK-hate-en.py",
+    ("FRENK-hate-en", "classla/FRENK-hate-en", "@binary/train | @multiclass/train",
      {"text": TEXT, "topic": NAME, "label": 1}),
     ("hyperpartisan_news_detection", "pietrolesci/hyperpartisan_news_detection",
      "data/train-00000-of-00002.parquet data/train-00001-of-00002.parquet | data/validation*",
      {"text": "body", "title": TEXT, "hyperpartisan": TRUTH, "bias": 1}),
-    ("limit", "IBM/limit", "@default/train | @default/test limit.py",
+    ("limit", "IBM/limit", "@default/train",
      {"sentence": TEXT, "motion": NAME, "motion_entities": ["he"]}),
     ("massive", "AmazonScience/massive",
-     "@en-US/train | @en-US/validation @en-US/test @fr-FR/train @all/train @all_1.1/train"
-     " massive.py", {"scenario": CLASS, "intent": 1, "utt": TEXT, "annot_utt": "a request"}),
-    ("massive", "mteb/amazon_massive_scenario", "en/train* | en/validation* en/test* fr/train*",
+     "@en-US/train | @en-US/validation @fr-FR/train @all/train", SCENARIO),
+    ("massive", "mteb/amazon_massive_scenario", "en/train* | fr/train*",
      {"label": NAME, "label_text": NAME, "text": TEXT, "lang": "en"}),
-    ("movie_rationales", "eraser-benchmark/movie_rationales",
-     "@default/train | @default/validation @default/test movie_rationales.py",
+    ("movie_rationales", "eraser-benchmark/movie_rationales", "@default/train",
      {"review": TEXT, "label": CLASS, "evidences": ["a phrase"]}),
-    ("mtop_domain", "mteb/MTOPDomainClassification",
-     "en/train* | en/validation* en/test* de/train*", NAMED),
-    ("mtop_domain", "mteb/mtop_domain",
-     "@en/train | @en/validation @en/test @de/train mtop_domain.py", NAMED),
-    ("patent-classification", "ccdv/patent-classification",
-     "@abstract/train | @abstract/validation @abstract/test @patent/train"
-     " patent-classification.py", ALL),
-    ("rotten_tomatoes", "cornell-movie-review-data/rotten_tomatoes",
-     "train.parquet | validation.parquet test.parquet", ALL),
-    ("silicone", "tasksource/silicone", "dyda_da/train.parquet | dyda_da/validation.parquet"
-     " dyda_da/test.parquet dyda_e/train.parquet", {**DIALOGUE, "Label": INTEGER}),
-    ("silicone", "eusip/silicone",
-     "@dyda_da/train | @dyda_da/test @dyda_e/train silicone.py", {**DIALOGUE, "Label": CLASS}),
-    ("trec", "CogComp/trec", "@default/train | @default/test trec.py", TREC),
-    ("trec", "tasksource/trec", "data/train* | data/test*", TREC),
-    ("trec", "SetFit/TREC-QC", "train.jsonl | test.jsonl", QUESTIONS),
+    ("mtop_domain", "mteb/MTOPDomainClassification", "en/train* | de/train*", NAMED),
+    ("mtop_domain", "mteb/mtop_domain", "@en/train | @de/train", NAMED),
+    ("patent-classification", "ccdv/patent-classification", "@abstract/train | @patent/train", ALL),
+    ("rotten_tomatoes", "cornell-movie-review-data/rotten_tomatoes", "train.parquet", ALL),
+    ("silicone", "tasksource/silicone", "dyda_da/train.parquet | dyda_e/train.parquet",
+     {**DIALOGUE, "Label": INTEGER}),
+    ("silicone", "eusip/silicone", "@dyda_da/train | @dyda_e/train", {**DIALOGUE, "Label": CLASS}),
+    ("trec", "CogComp/trec", "@default/train", TREC),
+    ("trec", "tasksource/trec", "data/train*", TREC),
+    ("trec", "SetFit/TREC-QC", "train.jsonl", QUESTIONS),
     ("tweets_hate_speech_detection", "tweets-hate-speech-detection/tweets_hate_speech_detection",
-     "@default/train | @default/test tweets_hate_speech_detection.py",
-     {"label": CLASS, "tweet": TEXT}),
+     "@default/train", {"label": CLASS, "tweet": TEXT}),
     ("yahoo_answers_topics", "community-datasets/yahoo_answers_topics",
-     "yahoo_answers_topics/train* | yahoo_answers_topics/test*",
-     {"topic": CLASS, "question_title": TITLE, "question_content": CONTENT,
-      "best_answer": "an answer"}),
-    ("yelp_review_full", "Yelp/yelp_review_full",
-     "yelp_review_full/train* | yelp_review_full/test*", ALL),
+     "yahoo_answers_topics/train*", TOPICS),
+    ("yelp_review_full", "Yelp/yelp_review_full", "yelp_review_full/train*", ALL),
 ]
 COMMITS = {  # pinned on the real Hub
     ("mteb/amazon_massive_scenario", "main"): "fad2c6e8459f9e1c45d9315f4953d921437d70f8"}
@@ -251,38 +233,35 @@ def commit(repository, branch):
 def write_repositories(folder):
     for task, repository, files, columns in COPIES:
         right, _, wrong = files.partition("|")
-        right, configs = right.split(), {}
-        for number, name in enumerate(right + wrong.split()):
-            path = name.lstrip("@").replace("*", "-00000-of-00001.parquet")
-            if name[0] == "@" and not path.endswith(".parquet"):
-                path += "/0000.parquet"
-            branch = "parquet" if name[0] == "@" else "main"
-            file = folder / repository / commit(repository, branch) / path
-            if path.endswith(".py"):
-                file.parent.mkdir(parents=True, exist_ok=True)
-                file.write_text("raise SystemExit('a dataset script must not run')\n")
-                continue
+        right = right.split()
+        tests = [name.replace("train", "test") for name in right]
+        wrong = [*wrong.split(), *[name for name in tests if name not in right]]
+        main, configs = folder / repository / commit(repository, "main"), {}
+        for number, name in enumerate(right + wrong):
+            branch, path = main, name.replace("*", "-00000-of-00001.parquet")
+            if name[0] == "@":
+                branch, path = main.with_name(commit(repository, "parquet")), path[1:]
+                if not path.endswith(".parquet"):
+                    path += "/0000.parquet"
             pairs = served(task)
             if number < len(right):  # the rows in order, over as many files as the real copy has
                 pairs = [pair for i, pair in enumerate(pairs)
                          if i * len(right) // len(pairs) == number]
             else:
                 pairs = [(f"{path} {text}", label) for text, label in pairs]
-            write_file(file, pairs, columns, label_names(task))
-            if branch == "main" and "/" in path and not path.startswith("data/"):
+            write_file(branch / path, pairs, columns, label_names(task))
+            if branch == main and "/" in path and not path.startswith("data/"):
                 config, split = path.split("/")
                 split = re.match("[a-z]+", split)[0]
-                line = f"  - split: {split}\n    path: {config}/{split}*\n"
-                configs[config] = configs.get(config, "") + line
-        if configs:
-            readme = ""
-            for config, lines in configs.items():
-                readme += f"- config_name: {config}\n"
-                if config == "split":  # of these copies, only emotion has a default config
-                    readme += "  default: true\n"
-                readme += f"  data_files:\n{lines}"
-            readme = f"---\nconfigs:\n{readme}---\n"
-            (folder / repository / commit(repository, "main") / "README.md").write_text(readme)
+                configs.setdefault(config, []).append(
+                    {"split": split, "path": f"{config}/{split}*"})
+        if not main.exists():
+            main.mkdir()
+            (main / f"{main.parent.name}.py").write_text("raise SystemExit('this must not run')\n")
+        if configs:  # of these copies, only emotion has a default config
+            head = [{"config_name": config, "data_files": files, "default": config == "split"}
+                    for config, files in configs.items()]
+            (main / "README.md").write_text(f"---\n{json.dumps({'configs': head})}\n---\n")
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -292,6 +271,12 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
     def send(self, body, status=200, **headers):
+        part = re.match(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
+        if part:  # streaming reads a file in parts
+            start, size = int(part[1]), len(body)
+            stop = min(int(part[2] or size), size - 1) + 1
+            headers["Content_Range"] = f"bytes {start}-{stop - 1}/{size}"
+            status, body = 206, body[start:stop]
         self.send_response(status)
         for name, value in {**headers, "Content-Length": len(body)}.items():
             self.send_header(name.replace("_", "-"), value)
@@ -303,46 +288,33 @@ class Handler(BaseHTTPRequestHandler):
         url = urlsplit(self.path)
         path = unquote(url.path).replace("refs/convert/parquet", "parquet")  # without slashes
         path = re.sub("^/(api/)?(datasets/|models/)?", "", path)
-        found = re.fullmatch(r"([^/]+/[^/]+)(?:/(revision|tree|resolve)/([^/]+)/?(.*))?", path)
-        repository, kind, revision, name = found.groups("") if found else ("none", "", "", "")
-        if not (self.server.folder / repository).is_dir():
-            return self.send(b"", 404, X_Error_Code="RepoNotFound")
-        sha = revision or commit(repository, "main")
-        if revision in ("main", "parquet"):
-            sha = commit(repository, revision)
+        owner, name, kind, revision, file = (path.split("/", 4) + [""] * 4)[:5]
+        repository, sha = f"{owner}/{name}", revision
+        if revision in ("", "main", "parquet"):
+            sha = commit(repository, revision or "main")
         branch = self.server.folder / repository / sha
-        if not branch.is_dir():
-            return self.send(b"", 404, X_Error_Code="RevisionNotFound")
-        if not (branch / name).exists():
-            return self.send(b"", 404, X_Error_Code="EntryNotFound", X_Repo_Commit=sha)
+        for place, lacking in ((branch.parent, "RepoNotFound"), (branch, "RevisionNotFound"),
+                               (branch / file, "EntryNotFound")):
+            if not place.exists():
+                return self.send(b"", 404, X_Error_Code=lacking, X_Repo_Commit=sha)
         if kind == "resolve":
-            return self.send_file((branch / name).read_bytes(), sha)
+            content = (branch / file).read_bytes()
+            etag = f'"{hashlib.sha1(content).hexdigest()}"'
+            return self.send(content, ETag=etag, X_Repo_Commit=sha, Accept_Ranges="bytes")
         if kind == "tree":
-            every, answer = parse_qs(url.query).get("recursive") == ["true"], []
-            for file in sorted((branch / name).glob("**/*" if every else "*")):
-                answer.append({"type": "directory" if file.is_dir() else "file",
-                               "path": file.relative_to(branch).as_posix(),
-                               "oid": hashlib.sha1(str(file).encode()).hexdigest(),
-                               "size": file.stat().st_size})
+            pattern = "**/*" if "recursive=true" in url.query.lower() else "*"
+            answer = [{"type": "directory" if path.is_dir() else "file",
+                       "path": path.relative_to(branch).as_posix(), "size": path.stat().st_size,
+                       "oid": hashlib.sha1(str(path).encode()).hexdigest()}
+                      for path in sorted((branch / file).glob(pattern))]
         else:
-            files = [file for file in sorted(branch.rglob("*")) if file.is_file()]
-            names = [{"rfilename": file.relative_to(branch).as_posix()} for file in files]
+            files = [path for path in sorted(branch.rglob("*")) if path.is_file()]
+            names = [{"rfilename": path.relative_to(branch).as_posix()} for path in files]
             answer = {"id": repository, "sha": sha, "siblings": names, "private": False,
                       "gated": False, "disabled": False, "tags": [], "downloads": 0, "likes": 0}
         self.send(json.dumps(answer).encode(), Content_Type="application/json")
 
     do_HEAD = do_GET
-
-    def send_file(self, content, sha):
-        headers = {"ETag": f'"{hashlib.sha1(content).hexdigest()}"', "X_Repo_Commit": sha,
-                   "Accept_Ranges": "bytes"}
-        part = re.match(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
-        if not part:
-            return self.send(content, **headers)
-        start, size = int(part[1]), len(content)  # streaming reads a file in parts
-        stop = min(int(part[2] or size - 1), size - 1) + 1
-        place = f"bytes {start}-{stop - 1}/{size}"
-        self.send(content[start:stop], 206, Content_Range=place, **headers)
 
 
 @contextmanager

@@ -3,7 +3,7 @@ as by peft and a plain loop, and the files of a run against what the model reall
 
 import contextlib
 import json
-import os
+import math
 from pathlib import Path
 
 import numpy as np
@@ -13,62 +13,14 @@ import pytest
 import tokenizers as tk
 import torch
 import transformers as t
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from conftest import load_script
+from conftest import LONGROPE, SETS, end_of, rows_of
 
 CLASSES = ["World", "Sports", "Business", "Sci/Tech"]
 NEWS = {"about": "a news article", "answer": "its topic"}
 TEXTS = ["US Electoral College withstands critics ... so far (AFP)",
          "Voters in Hungary decide referenda", "Fans rush"]
-LAYERS = {"hidden_size": 32, "num_hidden_layers": 2}
-SIZE = LAYERS | {"num_attention_heads": 4, "initializer_range": 0.3}
-GROUPED = SIZE | {"intermediate_size": 64, "num_key_value_heads": 2}
-LONGROPE = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 60,
-            "short_factor": [1.0] * 4, "long_factor": [4.0] * 4}
-SLIDING = GROUPED | {"sliding_window": 40}
-KINDS = {
-    "llama": GROUPED, "mistral": SLIDING, "gpt2": SIZE, "bloom": SIZE,
-    "opt": SIZE | {"ffn_dim": 64, "word_embed_proj_dim": 32, "init_std": 0.3},
-    "gpt_neox": SIZE | {"intermediate_size": 64},
-    "gemma2": SLIDING | {"head_dim": 8, "query_pre_attn_scalar": 8},
-    "gpt_neo": {"hidden_size": 32, "num_layers": 2, "num_heads": 4, "initializer_range": 0.3,
-                "attention_types": [[["global", "local"], 1]], "window_size": 40},
-    "mpt": {"d_model": 32, "n_layers": 2, "n_heads": 4}, "rwkv": LAYERS, "mamba": LAYERS, "mixtral": GROUPED, "xlm": {"emb_dim": 32, "n_layers": 2},
-    "deepseek_v3": SIZE | {"n_routed_experts": 8, "n_group": 1, "topk_group": 1,
-                           "first_k_dense_replace": 1},
-    "jamba": GROUPED | {"num_experts": 2, "attn_layer_offset": 1, "attn_layer_period": 2,
-                        "use_mamba_kernels": False},
-}
-
-
-@pytest.fixture(scope="session")
-def zero():
-    torch.set_num_threads(1)
-    return load_script("run_zero_shot")
-
-
-@pytest.fixture(scope="session")
-def byte_model(tmp_path_factory):
-    """byte_model(kind) -> folder of a random model whose tokens are bytes, and so can be read."""
-
-    def make(kind, merges=(), **changes):
-        vocabulary = [*sorted(tk.pre_tokenizers.ByteLevel.alphabet()), "<end>"]
-        vocabulary += ["".join(pair) for pair in merges]
-        numbers = {word: number for number, word in enumerate(vocabulary)}
-        tokenizer = tk.Tokenizer(tk.models.BPE(numbers, list(merges)))
-        tokenizer.pre_tokenizer = tk.pre_tokenizers.ByteLevel(False, use_regex=False)
-        tokenizer.decoder = tk.decoders.ByteLevel()
-        tokenizer = t.PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>")
-        ids = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), 256)
-        settings = KINDS[kind] | ids | {"vocab_size": len(vocabulary)} | changes
-        torch.manual_seed(0)
-        model = t.AutoModelForCausalLM.from_config(t.AutoConfig.for_model(kind, **settings))
-        folder = tmp_path_factory.mktemp(kind)
-        tokenizer.save_pretrained(folder)
-        model.save_pretrained(folder)
-        return folder
-
-    return make
 
 
 @pytest.fixture
@@ -94,21 +46,10 @@ def run(zero, benchmark_csv, tmp_path, monkeypatch):
     ours += ["--csv", benchmark_csv, "--about", "a remark", "--answer", "its subject", "--model"]
 
     def call(*flags):
-        message = None
-        try:
-            zero.main([str(flag) for flag in (*ours, *flags)])
-        except SystemExit as end:
-            message = end.code
-            assert "\n" not in message
-        if os.path.exists("results.csv"):
-            return message, rows_of("results.csv")
-        return message, []
+        message = end_of(zero.main, *ours, *flags)
+        return message, rows_of() if Path("results.csv").exists() else []
 
     return call
-
-
-def rows_of(path):
-    return pd.read_csv(path, dtype=str).to_dict("records")
 
 
 def write_csv(path, lines):
@@ -225,6 +166,25 @@ def test_mistral_7b_gets_the_papers_number_of_new_parameters(zero):
     assert sum(new) == 41_943_040
 
 
+def test_the_adapter_has_the_papers_dropout(load):
+    _, net = load("llama")  # which has none of its own
+    rates = [module.p for module in net.model.modules() if isinstance(module, torch.nn.Dropout)]
+    assert rates == [0.05] * 2 * 7
+
+
+def test_zero_shot_recipes_are_the_papers(zero):
+    """Appendix G and section 9.1, typed from there: padded and packed, short texts and long."""
+    registry = zero.load_registry()
+    model = zero.Model("mistral", "mistral", None, None, "clm", "", 512)
+    for name, flags, size, pack in (
+            ("ag_news", [], 16, 1), ("movie_rationales", [], 8, 1), ("ag_news", ["--pack"], 1, 8),
+            ("movie_rationales", ["--pack", "--answers"], 1, 8)):
+        task = zero.Task([], [], ["a", "b"], "", "", registry["tasks"][name])
+        recipe = zero.prompt_recipe(registry, "cpu", zero.parse_args(flags), model, task)
+        found = [recipe[key] for key in ("batch_size", "pack", "epochs", "learning_rate")]
+        assert found == [size, pack, 1, 2e-4], name
+
+
 RECIPE = {"epochs": 2, "batch_size": 3, "learning_rate": 0.01}
 WORDS = [f"{'word ' * n}end {n}" for n in (3, 9, 1, 6, 12, 2, 5)]
 
@@ -248,7 +208,7 @@ def plain_adapter(folder, dtype, start):
     return model
 
 
-def plain_training(model, tokenizer, clip=1.0, bf16=False):
+def plain_training(model, tokenizer, bf16=False):
     """RECIPE on WORDS with the seed 7, a text at a time: the mean loss of the last epoch."""
     weights = [weight for weight in model.parameters() if weight.requires_grad]
     optimizer = torch.optim.AdamW(weights, lr=0.01, weight_decay=0.0)
@@ -265,21 +225,19 @@ def plain_training(model, tokenizer, clip=1.0, bf16=False):
                 (loss / sum(sizes)).backward()
                 total += loss.item()
             tokens += sum(sizes)
-            torch.nn.utils.clip_grad_norm_(weights, clip)
+            torch.nn.utils.clip_grad_norm_(weights, 1.0)
             optimizer.step()
             schedule.step()
             optimizer.zero_grad()
     return total / tokens
 
 
-@pytest.mark.parametrize("kind, most, long, clip", [
-    ("llama", 0, 512, 1.0), ("gpt2", 90, 20, 1.0), ("gpt2", 999, 512, 1e9)])
-def test_pretraining_is_that_of_peft_and_a_plain_loop(kind, most, long, clip, zero, load,
-                                                      monkeypatch):
+@pytest.mark.parametrize("kind, most, long", [
+    ("llama", 0, 512), ("gpt2", 90, 20), ("gpt2", 999, 512)])
+def test_pretraining_is_that_of_peft_and_a_plain_loop(kind, most, long, zero, load, monkeypatch):
     """In float64 without dropout: last loss and all weights. Gradients of single sequences, of some
     or of whole batches (`most` tokens) are added up; activations are kept, or computed twice (from
     `long` tokens on)."""
-    monkeypatch.setattr(zero, "CLIP_NORM", clip)
     monkeypatch.setattr(zero, "GROUP_TOKENS", {"cpu": most})
     monkeypatch.setattr(zero, "LONG_SEQUENCE", long)
     folder, net = load(kind)
@@ -287,7 +245,7 @@ def test_pretraining_is_that_of_peft_and_a_plain_loop(kind, most, long, clip, ze
     start = no_dropout(net)
     loss = zero.train_adapter(net, WORDS, RECIPE, 7)
     other = plain_adapter(folder, torch.float64, start)
-    assert loss == pytest.approx(plain_training(other, net.tokenizer, clip), rel=1e-6)
+    assert loss == pytest.approx(plain_training(other, net.tokenizer), rel=1e-6)
     trained = net.model.state_dict()
     for name, weight in other.state_dict().items():
         torch.testing.assert_close(trained[name], weight, rtol=1e-5, atol=1e-6)
@@ -318,6 +276,37 @@ def test_the_default_model_can_be_used_in_bf16(zero):
     model = zero.find_model("smollm2", zero.load_registry())
     net = zero.load_net(model, "none", "bf16", "cpu")
     assert net.scored > 1
+
+
+def test_nf4_is_the_papers_qlora(zero, load):
+    """Double quantised: the scale of each 64 weights takes one byte, and not four. The adapter is
+    trained by Adam with states of a byte, and activations are computed twice."""
+    _, net = load("llama", "nf4", "bf16", hidden_size=256)
+    layers = [module for module in net.model.modules() if hasattr(module, "weight")
+              and hasattr(module.weight, "quant_state")]
+    assert {*layers} and len({id(layer.weight) for layer in layers}) == 2 * 7
+    for layer in layers:
+        state = layer.weight.quant_state
+        scales = state.absmax
+        assert state.quant_type == "nf4" and scales.numel() == math.prod(state.shape) / 64
+        assert scales.element_size() == 1, "the scales are quantised, too"
+
+    passes, states, decays = [], set(), set()
+    inner = net.model.base_model.model.model
+    for name, module in (("model", inner), ("layer", inner.layers[0].mlp)):
+        module.register_forward_pre_hook(lambda *_, name=name: passes.append(name))
+
+    def see(optimizer, *_):
+        decays.update([group["weight_decay"] for group in optimizer.param_groups])
+        for state in optimizer.state.values():
+            states.update([value.dtype for value in state.values()
+                           if torch.is_tensor(value) and value.numel() >= 4096])
+
+    hook = register_optimizer_step_post_hook(see)
+    zero.train_adapter(net, TEXTS, RECIPE | {"epochs": 1}, 1)
+    hook.remove()
+    assert states == {torch.uint8} and decays == {0.0}
+    assert passes.count("layer") == 2 * passes.count("model") > 0
 
 
 def test_nf4_trains_and_scores_like_float32(zero, load):
@@ -425,14 +414,13 @@ def test_a_run_is_what_its_files_say(kind, flags, zero, byte_model, run, monkeyp
         np.testing.assert_allclose(table[["p0", "p1", "p2"]], np.exp(expected), atol=2e-5)
         right[arm, name] = expected.argmax(1) == labels
         nll = -expected[np.arange(9), labels].mean()
-        ending = {"test": "", "extra": "_on_extra"}[name]
+        ending = SETS[name]
         assert float(row[f"acc_{arm}{ending}"]) == right[arm, name].mean()
         assert float(row[f"nll_{arm}{ending}"]) == pytest.approx(nll, abs=2e-5)
         scores.append(expected)
-    one_of_two = right["extra", "test"] != right["test", "test"]
-    assert float(row["discordant"]) == one_of_two.mean()
-    one_of_two = right["extra", "extra"] != right["test", "extra"]
-    assert float(row["discordant_on_extra"]) == one_of_two.mean()
+    for name, ending in SETS.items():
+        one_of_two = right["extra", name] != right["test", name]
+        assert float(row[f"discordant{ending}"]) == one_of_two.mean()
     differences = [np.abs(a - b).max() for a, b in zip(scores, scores[2:])]
     assert len(scores) == 6 and min(differences) > 0.01  # three different models
 
@@ -487,15 +475,6 @@ def test_a_unit_is_vouched_for_only_when_it_is_whole(zero, byte_model, run, monk
     assert "stopped" in message and path.parent.is_dir() and not path.exists()
 
 
-def test_contamination_test_reads_a_kept_unit(byte_model, run):
-    _, (row,) = run(byte_model("gpt2"), "--adapters", "kept", "--answers")
-    flags = ["kept", "--shards", "3", "--permutations", "2", "--device", "cpu"]
-    load_script("contamination_test").main(flags)
-    audited = rows_of("contamination.csv")
-    assert [line["arm"] for line in audited] == ["base", "extra", "test"]
-    assert {line["recipe"] for line in audited} == {row["recipe"]}
-
-
 def test_show_prompts_shows_both_forms(byte_model, run, capsys):
     write_csv("mail.csv", [("rain again", "wet"), ("no clouds", "dry")] * 20)
     flags = ["--csv", "mail.csv", "--show-prompts", "--answers"]
@@ -525,19 +504,20 @@ def test_a_mistake_ends_in_one_line_without_a_row(classes, flags, words, model_d
     assert message.startswith("error: ") and words in message and not rows
 
 
-@pytest.mark.parametrize("kind", ["rwkv", "mamba", "mixtral", "deepseek_v3", "jamba", "xlm"])
-def test_an_architecture_that_cannot_serve_is_refused(kind, byte_model, run):
-    """No cache of keys and values, or no adapter for its layers. (XLM also sees later tokens.)"""
-    message, rows = run(byte_model(kind))
-    assert message.startswith("error: model ") and "cannot be used" in message and not rows
+@pytest.mark.parametrize("kind, changes, words", [
+    *[(kind, {}, "cannot be used")  # no cache of keys and values, or no adapter for its layers
+      for kind in ("rwkv", "mamba", "mixtral", "deepseek_v3", "jamba", "xlm")],
+    ("llama", {"is_causal": False}, "depend on later tokens"),
+    ("gpt2", {"n_positions": 60}, "without its text"),
+    ("mpt", {"max_seq_len": 60}, "without its text"),
+    ("llama", {"rope_parameters": LONGROPE}, "without its text"),
+    ("bert", {}, "masked")])
+def test_a_model_that_cannot_serve_is_refused(kind, changes, words, byte_model, run):
+    message, rows = run(byte_model(kind, **changes))
+    assert message.startswith("error: ") and words in message and not rows
 
 
-def test_a_model_that_sees_later_tokens_is_refused(byte_model, run):
-    message, rows = run(byte_model("llama", is_causal=False))
-    assert "depend on later tokens" in message and not rows
-
-
-def test_models_that_cannot_serve_are_refused(zero, byte_model, model_dir, run):
+def test_a_folder_that_is_not_whole_is_refused(zero, byte_model, run):
     broken = byte_model("llama")
     config = json.loads((broken / "config.json").read_text())
     (broken / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 1}))
@@ -550,11 +530,7 @@ def test_models_that_cannot_serve_are_refused(zero, byte_model, model_dir, run):
     adapted = byte_model("gpt2")
     model = t.AutoModelForCausalLM.from_pretrained(adapted)
     peft.get_peft_model(model, zero.lora_config()).save_pretrained(adapted)
-    for model, words in ((model_dir("bert"), "masked"), (broken, "config.json differ"),
-                         (byte_model("gpt2", n_positions=60), "without its text"),
-                         (byte_model("mpt", max_seq_len=60), "without its text"),
-                         (byte_model("llama", rope_parameters=LONGROPE), "without its text"),
-                         (adapted, "adapter"),
-                         (lost, "is its vocabulary there")):
-        message, rows = run(model)
+    for folder, words in ((broken, "config.json differ"), (adapted, "adapter"),
+                          (lost, "is its vocabulary there")):
+        message, rows = run(folder)
         assert words in message and not rows

@@ -9,7 +9,6 @@ import subprocess
 import symtable
 import sys
 import tomllib
-from itertools import zip_longest
 
 import pytest
 
@@ -104,47 +103,26 @@ def test_a_script_names_what_it_needs(path):
     assert names - needed <= BEHIND, f"named and not imported: {names - needed - BEHIND}"
 
 
-def first_difference(places):
-    """Where the first two of the (script, block) begin to differ, and what each has there."""
-    (one, text), (other, text_there) = places
-    for mine, theirs in zip_longest(text.split("\n"), text_there.split("\n")):
-        if mine != theirs:
-            return f"{one} has {mine!r}, {other} has {theirs!r}"
-
-
-def drifted(scripts):
-    """What is wrong with the shared blocks of scripts: {name: text}."""
-    places, found = {}, []  # by block: [(script, text)]
-    for script, text in scripts.items():
-        for name, block in BLOCK.findall(text):
-            places.setdefault(name, []).append((script, block))
-    for name, (first, *twins) in places.items():
-        if not twins:
-            found.append(f"block {name} stands in {first[0]} alone: it is not shared")
-        for twin in twins:
-            if twin[1] != first[1]:
-                found.append(f"block {name}: {first_difference([first, twin])}: python "
-                             f"tests/copy_blocks.py SCRIPT {name}")
-    return found
-
-
 def test_shared_blocks_are_identical():
-    assert all([blocks(path) for path in SCRIPTS])
-    assert not drifted({path.name: read(path) for path in SCRIPTS})
+    """Else python tests/copy_blocks.py SCRIPT BLOCK."""
+    places = {}  # by block, by text: the scripts
+    for path in SCRIPTS:
+        assert blocks(path)
+        for name, text in blocks(path).items():
+            places.setdefault(name, {}).setdefault(text, []).append(path.name)
+    for name, versions in places.items():
+        assert len(versions) == 1, (name, [*versions.values()])
+        assert len(*versions.values()) > 1, f"{name} is not shared"
 
 
-def test_a_block_that_drifted_is_told_by_its_first_line_and_copied(tmp_path):
-    text = "# --- shared: sums ---\na = 1\nb = 2\n# --- end shared ---\n"
-    lone = "# --- shared: lone ---\n# --- end shared ---\n"
-    texts = {"one.py": "x = 1\n" + text + lone, "two.py": text.replace("2", "3") + "y = 2\n"}
-    for name in texts:
-        (tmp_path / name).write_text(texts[name])
-    sums, alone = drifted(texts)
-    assert "one.py has 'b = 2', two.py has 'b = 3'" in sums and "lone stands in one.py alone" in alone
+def test_a_block_is_copied_into_the_other_scripts(tmp_path):
+    block = "# --- shared: sums ---\na = 1\nb = 2\n# --- end shared ---\n"
+    (tmp_path / "one.py").write_text("x = 1\n" + block)
+    (tmp_path / "two.py").write_text(block.replace("2", "3") + "y = 2\n")
     copy = [sys.executable, ROOT / "tests" / "copy_blocks.py", tmp_path / "one.py"]
     subprocess.run([*copy, "sums"], check=True)
-    assert (tmp_path / "one.py").read_text() == texts["one.py"]
-    assert (tmp_path / "two.py").read_text() == text + "y = 2\n"
+    assert (tmp_path / "one.py").read_text() == "x = 1\n" + block
+    assert (tmp_path / "two.py").read_text() == block + "y = 2\n"
     assert subprocess.run([*copy, "absent"], capture_output=True).returncode == 1
 
 

