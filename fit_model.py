@@ -29,16 +29,18 @@ Commands, cheapest first
     python fit_model.py results.csv                # then the two samplers, minutes
     python fit_model.py results.csv more.csv folder --effects bias --n 500 --metric f1 --margin 2
 
-Writes to fits/results/ (the first file's name) report.html, its figure, and the columns
+Writes to fits/results/ (the first file's name) report.html, its figures, and the columns
     effects.csv    experiment, m, n (empty: the mean of all settings), metric, effect, model, arms
                    (crossed: both sets of texts; plain: `test` alone), target (as above), tasks,
-                   subsamples (fewest of a task), majority (share of the commonest class), base,
-                   unseen, seen (all four in %, but for nll), estimate, se, df, low, high (points),
-                   margin, verdict, needed (subsamples for a half-width of half the margin)
+                   left_out (tasks with one subsample), subsamples (fewest of a task), majority
+                   (share of the commonest class), base, unseen, seen (all four in %, but for nll),
+                   estimate, se, df, low, high (points), margin, verdict, needed (subsamples for a
+                   half-width of half the margin)
     tasks.csv      experiment, m, n, effect, model, task, subsamples, arms, majority, base, unseen,
                    seen, estimate, sd (between subsamples), low, high, verdict (at 1 - .11 / tasks,
                    so that all hold together), p (one-sided sign flips of a bias), p_adjusted
-                   (Benjamini-Hochberg), paper ((12)), hierarchical, their _low, _high
+                   (Benjamini-Hochberg), paper ((12)), hierarchical, their _low, _high, p_beyond
+                   (the margin)
     posterior.csv  experiment, m, n, effect, analysis, parameter, mean, sd, hdi_low, hdi_high,
                    r_hat, ess_bulk, ess_tail, warning (empty: converged; else exit status 3)
 
@@ -73,7 +75,7 @@ WEAK = 5  # points of macro-F1 above guessing, below which a model has learned t
 MAX_R_HAT, MIN_ESS = 1.01, 400  # Vehtari et al. (2021)
 ATTEMPTS = ((0.9, 1, 1), (0.99, 4, 2))  # target of acceptance, times the tuning, the draws
 FEWEST_TASKS = 5  # fewer: no samplers, no line of other tasks in a figure
-MOST_LINES = 30  # in a table of the page
+MOST_LINES, MOST_FIGURES = 30, 8  # in a table of the page; of single settings
 SAMPLERS = ("paper", "hierarchical")
 TARGETS = ("these tasks", "tasks like these", *SAMPLERS)
 GROUP = ["experiment", "m", "n", "effect", "model"]
@@ -203,11 +205,11 @@ def interval(cells, R=None, more=1):
         J = len(cell)
         K = cell["subsamples"] if R is None else np.full(J, R)
         v = more * cell["variance"] / K / (J * len(cells)) ** 2
-        variance += v.sum(skipna=False)  # a task of one subsample may not know its noise
+        variance += v.sum()
         if cell["pooled"].all():
             square += v.sum() ** 2 / (K.sum() - J + TEXTS_DF)
         else:
-            square += (v**2 / np.maximum(K - 1, 0.5)).sum()
+            square += (v**2 / np.maximum(K - 1, 0.5)).sum()  # one alone: its v is nan
     if not variance > 0:
         return math.nan, math.nan, math.nan
     se, df = math.sqrt(variance), variance**2 / square
@@ -256,18 +258,23 @@ def effects_table(tasks, args):
     interval."""
     rows = []
     for key, cell in tasks.reset_index().groupby(GROUP):
+        used = cell.dropna(subset="variance")  # one subsample alone does not know its noise
+        if used.empty:
+            used = cell
+        left_out = ", ".join(cell["task"].drop(used.index))
+        rows.append(effect_row(key, TARGETS[0], used, [used], tasks=len(used), left_out=left_out))
         means = pd.DataFrame({"subsamples": [len(cell)], "pooled": False,
                               "variance": cell["estimate"].var()})
-        for target, noise in zip(TARGETS, (cell, means)):
-            rows.append(effect_row(key, target, cell, [noise], tasks=len(cell)))
+        rows.append(effect_row(key, TARGETS[1], cell, [means], tasks=len(cell), left_out=""))
     table = pd.DataFrame(rows)
     known = table["cells"].map(lambda cells: interval(cells)[0] > 0)
     these = table[known & (table["target"] == TARGETS[0])]
     for (experiment, effect, model), mine in these.groupby(["experiment", "effect", "model"]):
         if len(mine) > 1:
             key = experiment, 0, 0, effect, model
-            cells = mine["cells"].sum()
-            rows.append(effect_row(key, TARGETS[0], mine, cells, tasks=mine["tasks"].min()))
+            left_out = ", ".join(sorted(set(mine["left_out"]) - {""}))
+            rows.append(effect_row(key, TARGETS[0], mine, mine["cells"].sum(),
+                                   tasks=mine["tasks"].min(), left_out=left_out))
 
     table = in_order(pd.DataFrame(rows)).assign(metric=args.metric, margin=args.margin)
     table[["se", "df", "half"]] = [interval(cells) for cells in table["cells"]]
@@ -475,6 +482,9 @@ def add_fit(posterior, summary, key, table, tasks):
     found = pd.DataFrame({
         analysis: draws.mean(("chain", "draw")).to_series(),
         f"{analysis}_low": low.to_series(), f"{analysis}_high": high.to_series()})
+    if analysis == "hierarchical":
+        beyond = abs(draws) > table["margin"].iloc[0]
+        found["p_beyond"] = beyond.mean(("chain", "draw")).to_series()
     found = pd.concat({tuple(cell): found}, names=GROUP[:-1])
     tasks = tasks.reindex(columns=dict.fromkeys([*tasks, *found]))
     tasks.update(found)
@@ -524,6 +534,8 @@ def short_answer(row):
 def remarks(row):
     """What is to be known of a row of effects.csv, and where it is too early what to do."""
     said = []
+    if row["left_out"]:
+        said.append(f"Without {row['left_out']}, of which there is one subsample.")
     if row["subsamples"] == 1:
         said.append("One subsample cannot show effects that differ from run to run.")
     cells = row["cells"]
@@ -635,22 +647,33 @@ def methods(rows, args):
 
 
 def draw_all(tasks, table, args):
-    """PNG: of one setting its tasks, the greatest bias first, and their means; of several a line
-    each, and their means."""
+    """PNGs by name: effects, of the only setting, or of several a line each and their means; then,
+    if these are few, each alone."""
+    cells = tasks.groupby(CELL)
+    if len(cells) == 1:
+        return {"effects": draw_setting(tasks, table, args)}
+    single = headlines(table).query("m > 0")
+    mean = table[table["m"] == 0]
+    parts = [named(single, single["setting"], 2), named(mean, mean["setting"], 4)]
+    figures = {"effects": forest(pd.concat(parts), "Means of tasks", args)}
+    if len(cells) <= MOST_FIGURES:
+        for number, (cell, mine) in enumerate(cells, 1):
+            here = table[(table[CELL] == [*cell]).all(axis=1)]
+            if len(mine) > len(args.effects):  # else its line says the same
+                figures[f"setting-{number}"] = draw_setting(mine, here, args)
+    return figures
+
+
+def draw_setting(tasks, table, args):
+    """PNG of the tasks of a setting, model by model, the greatest bias first, and their means."""
+    mine = tasks.reset_index().query("model != 'all'").sort_values("estimate", ascending=False)
+    mine = mine.sort_values(["effect", "model"], kind="stable")
     these = table[table["target"] == TARGETS[0]]
-    if table["setting"].nunique() > 1:
-        title = "Means of tasks"
-        single, mean = headlines(table).query("m > 0"), these[these["m"] == 0]
-        parts = [named(single, single["setting"], 2), named(mean, mean["setting"], 4)]
-    else:
-        title = these["setting"].iloc[0]
-        mine = tasks.reset_index().query("model != 'all'").sort_values("estimate", ascending=False)
-        mine = mine.sort_values(["effect", "model"], kind="stable")
-        mean = these[(these["tasks"] > 1) | (these["model"] == "all")]
-        like = table[(table["target"] == TARGETS[1]) & (table["tasks"] >= FEWEST_TASKS)]
-        parts = [named(mine, mine["task"], 2), named(mean, mean["target"], 4),
-                 named(like, like["target"], 1)]
-    return forest(pd.concat(parts), title, args)
+    mean = these[(these["tasks"] > 1) | (these["model"] == "all")]
+    like = table[(table["target"] == TARGETS[1]) & (table["tasks"] >= FEWEST_TASKS)]
+    parts = [named(mine, mine["task"], 2), named(mean, mean["target"], 4),
+             named(like, like["target"], 1)]
+    return forest(pd.concat(parts), these["setting"].iloc[0], args)
 
 
 def named(rows, names, weight):
@@ -746,15 +769,15 @@ def runs_html(rows):
 
 
 def publish(rows, tasks, table, summaries, notes, args):
-    """Make figure, page and tables, then save them."""
-    figure = draw_all(tasks, table, args)
+    """Make figures, page and tables, then save them."""
+    figures = draw_all(tasks, table, args)
     lines = answers_of(table)
     shown = table[table["low"].notna() | (table["target"] == TARGETS[0])]
     if len(shown) > MOST_LINES:
         shown = headlines(table)
     names = ["name", "target", "bias", "boost", "tasks", "subsamples", "needed", *ACCURACIES]
-    parts = [cards(lines), figure_html(figure), paragraph(TICK, "small"), "<h2>Settings</h2>",
-             lines_html(lines_of(shown), names), paragraph(GLOSS, "small")]
+    parts = [cards(lines), *map(figure_html, figures.values()), paragraph(TICK, "small"),
+             "<h2>Settings</h2>", lines_html(lines_of(shown), names), paragraph(GLOSS, "small")]
     parts += [paragraph(text, "warning") for text in limits_of(lines, tasks)]
     parts += [paragraph(note) for note in notes]
     parts += ["<h2>What was run</h2>", runs_html(rows)]
@@ -770,8 +793,7 @@ def publish(rows, tasks, table, summaries, notes, args):
     if summaries:
         posterior = pd.concat(summaries, names=[*GROUP[:-1], "analysis", "parameter"])
         tables["posterior"] = posterior.reset_index()
-    save(args.out, tables, {"effects": figure}, "Is pretraining on the test texts unfair here?",
-         parts)
+    save(args.out, tables, figures, "Is pretraining on the test texts unfair here?", parts)
 
 
 def run_samplers(rows, tasks, table, args):
@@ -1060,8 +1082,9 @@ def save(folder, tables, figures, title, parts):
         (folder / f"{name}.new").write_bytes(content)
     for name in files:
         (folder / f"{name}.new").replace(folder / name)
-    if "posterior.csv" not in files:
-        (folder / "posterior.csv").unlink(missing_ok=True)  # of an earlier run
+    for path in [*folder.glob("posterior.csv"), *folder.glob("setting-*.png")]:
+        if path.name not in files:
+            path.unlink()  # of an earlier run
 # --- end shared ---
 
 

@@ -547,8 +547,9 @@ def save(folder, tables, figures, title, parts):
         (folder / f"{name}.new").write_bytes(content)
     for name in files:
         (folder / f"{name}.new").replace(folder / name)
-    if "posterior.csv" not in files:
-        (folder / "posterior.csv").unlink(missing_ok=True)  # of an earlier run
+    for path in [*folder.glob("posterior.csv"), *folder.glob("setting-*.png")]:
+        if path.name not in files:
+            path.unlink()  # of an earlier run
 # --- end shared ---
 
 

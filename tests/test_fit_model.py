@@ -390,13 +390,18 @@ def test_all_models_together_only_where_they_share_tasks_and_subsamples(run, tmp
     assert effects.groupby("model")["tasks"].first().to_dict() == {"bert": 25, "third": 1}
 
 
-def test_without_two_subsamples_of_each_task_there_is_no_plain_interval(f, tmp_path):
-    rows = bias_rows({"a": [1, 2, 4], "b": [0, -1, 2], "lonely": [30]})
-    effects = tables_of(f, saved(rows, tmp_path / "r.csv"), "--effects", "bias")[2]
-    row = one(effects, effect="bias")
-    assert (row["tasks"], row["subsamples"]) == (3, 1) and math.isnan(row["low"]) and math.isnan(row["needed"])
-    (line,) = f.answers_of(effects)
-    assert f.sentence(line).startswith("Too early to tell: no interval. ")
+def test_a_task_with_one_subsample_is_named_and_left_out(f, run, tmp_path):
+    several = {"a": [1, 2, 4], "b": [0, -1, 2], "c": [1, 1, 0]}
+    without = one(tables_of(f, saved(bias_rows(several), tmp_path / "w.csv"))[2], effect="bias")
+    rows = bias_rows(several | {"lonely": [30]})
+    out = run(saved(rows, tmp_path / "r.csv"), "--draws", 0, "--effects", "bias")[1]
+    effects = pd.read_csv("fits/r/effects.csv").set_index("target")
+    found = effects.loc["these tasks"]
+    names = ["estimate", "low", "high", "seen"]
+    assert found[names].tolist() == pytest.approx(without[names].tolist(), rel=1e-5)
+    assert (found["tasks"], found["left_out"], found["subsamples"]) == (3, "lonely", 3)
+    assert effects.loc["tasks like these", "tasks"] == 4
+    assert "Without lonely, of which there is one subsample" in out.splitlines()[0]
 
 
 # Tests of single tasks --------------------
