@@ -606,6 +606,9 @@ def test_what_the_samplers_add(run, small, compiled_once):
     assert len(effects) == 3 * 4 and set(effects.query("target == 'paper'")["model"]) == {"all", "a", "b"}
     tasks = pd.read_csv(folder / "tasks.csv").query("model != 'all'")
     assert len(tasks) == 10 and tasks[["paper", "hierarchical", "paper_low"]].notna().all().all()
+    sd = (tasks["hierarchical_high"] - tasks["hierarchical_low"]) / (2 * stats.norm.ppf(0.945))
+    law = stats.norm(tasks["hierarchical"], sd)  # nearly
+    assert np.allclose(tasks["p_beyond"], 1 - law.cdf(1) + law.cdf(-1), atol=0.15)
     posterior = pd.read_csv(folder / "posterior.csv")
     assert posterior["warning"].str.contains("not converged").all()
     names = set(posterior["parameter"])
@@ -763,6 +766,16 @@ def test_a_full_disk_leaves_the_old_page(f, run, tmp_path, monkeypatch):
     with pytest.raises(OSError):
         run("r.csv", "--draws", 0, "--margin", 3)
     assert {path: path.read_bytes() for path in before} == before
+
+
+def test_each_of_a_few_settings_has_a_figure_too(run, tmp_path):
+    """But for one of a single task, whose line says the same; later, of two settings alone."""
+    few = [coin_rows().assign(m=m) for m in (4, 8)]
+    rows = pd.concat([*few, coin_rows(tasks=1, models=("a",)).assign(m=16)])
+    run(saved(rows, tmp_path / "r.csv"), "--draws", 0)
+    assert {path.name for path in Path("fits/r").glob("*.png")} == {"effects.png", "setting-1.png", "setting-2.png"}
+    run(saved(few[0], tmp_path / "r.csv"), "--draws", 0)
+    assert {path.name for path in Path("fits/r").glob("*.png")} == {"effects.png"}
 
 
 def test_many_experiments_have_one_figure_and_a_line_each(run, tmp_path):
