@@ -103,6 +103,11 @@ def test_long_texts_are_cut_and_nothing_else(strings):
     assert packed.examples == [f"### Text: {text}" for text in ("x" * 60, "short", "y" * 60)]
 
 
+def test_no_end_token_is_appended(zero, tokenizer):
+    """BERT's tokenizer ends every text with [SEP]: it would be trained on, and scored."""
+    assert tokenizer.decode(zero.encode(tokenizer, "a goal")) == "[CLS] a goal"
+
+
 # Scores
 
 
