@@ -19,12 +19,12 @@ Three questions, cheapest first
     python contamination_test.py --from-table contamination.csv  # tables of an audit, no model
 
 Answers of any model: columns model, half (released or held_out), item, right (0 to 1), perhaps task
-and try; made from a harness's files as docs/answers.md says. Needs no torch. seen: the score on the
-released items; unseen: what it would have been had they not been seen; bias = seen - unseen, with
-89 % intervals. Which half an item is in was drawn by lot, so that nothing but the release can make
-the halves differ, for any model; clean models, which cannot have seen the items, explain which are
-hard, so that the interval is narrower; and they show if the halves were not random. --out: as
-printed; needed: items a half for half the margin; gaps: difference of gaps; p: of the clean models.
+and try; docs/answers.md makes them of a harness's files. Lot decided which half an item is in, so
+nothing but the release can make the halves differ. seen: the score on the released items; unseen:
+what it would have been had they not been seen; bias = seen - unseen, with 89 % intervals. Clean
+models, which cannot have seen the items, make them narrower and show if the halves were not random.
+--out: as printed; needed: items a half for half the margin; gaps: difference of gaps; p: of the
+clean models. Needs no torch.
 
 Section 9.2 of "Evaluating the fairness of task-adaptive pretraining on unlabeled test data before
 few-shot text classification" (Dubey), on the units of run_zero_shot.py --adapters: a subsample's
@@ -36,9 +36,9 @@ some contiguous shards log p(canonical order) is compared with all other orders,
 random ones. In a unit: of the texts of `test` (in the paper with labels, which no adapter saw).
     p_exact        permutation test on the sum over the shards, exact or by 10^6 draws
     p_published    t-test over the shards, canonical minus mean of the others, ddof 0: as published,
-                   a little too small with few shards (simulated: .076 for .05 at 4, .064 at 10)
+                   a little too small with few shards (.076 for .05 at 4, .064 at 10)
 
-Text detectors, of the texts as trained on, behind the instruction, or of --examples:
+Text detectors, of the texts as trained on or of --examples:
     logp      mean log-probability of its tokens
     zlib      logp over the bytes of the text compressed by zlib (Carlini et al. 2021)
     mink      mean of the lowest 20 % of its tokens' log p (Min-K%, Shi et al. 2024)
@@ -48,10 +48,10 @@ Text detectors, of the texts as trained on, behind the instruction, or of --exam
 
 AUC: how often a text of `test` scores above one of `extra` under the arm test. p, one-sided: would
 somebody who has these models notice? Rank sum, stratified by unit; of the order test Fisher's.
-Flag: p, adjusted over detectors but twin (Benjamini and Hochberg), is below .05. single: so many
-models are flagged alone. Crossed AUC: how visible is the dose? (AUC of the arm test + 1 - AUC of
-the arm extra) / 2: the luck of these texts cancels. The order test relative to base, whose luck it
-shares: t-test over units of the change of z, the normal quantile of p_published.
+Flag: p, adjusted over detectors but twin (Benjamini and Hochberg), is below .05; single: models
+flagged alone. Crossed AUC, how visible is the dose: (AUC of the arm test + 1 - AUC of the arm
+extra) / 2: the luck of these texts cancels. The order test relative to base, whose luck it shares:
+t-test over units of the change of z, the normal quantile of p_published.
 
 contamination.csv (--out of an audit), rewritten after each unit; a rerun skips its units. columns
     experiment to recipe, discordant, discordant_on_extra    as in results.csv
@@ -60,7 +60,7 @@ contamination.csv (--out of an audit), rewritten after each unit; a rerun skips 
     accuracy, accuracy_on_extra    on the texts of `test` and of `extra`
     shards, informative, p_published, p_exact    order test; informative: shards of several orders
     auc_D                          for each detector D; ref and twin are empty for base
-    audit                          the unit and the order test's flags
+    audit                          the unit's hash and the order test's flags
 
 Measured 2026-11-23 on the paper's log (extra, 256 shards): p_exact .386985, p_published .336248.
 """
@@ -77,7 +77,6 @@ import os
 import re
 import zlib
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -108,44 +107,37 @@ TABLE = [*UNIT, "arm", "accuracy", "accuracy_on_extra", *NOISE, "shards", "infor
 
 def judge_answers(args):
     """Print, and with --out write, how far the score of each model on each task is inflated."""
-    answers, tries = read_answers(args.answers)
+    answers = read_answers(args.answers)
     clean = list(dict.fromkeys(args.clean))
-    unknown = sorted({*clean} - {*answers})
+    unknown = ", ".join(sorted({*clean} - {*answers}))
     if unknown or len(clean) > MOST_CLEAN or not args.margin > 0:
         raise SystemExit(f"error: --margin is above 0, --clean takes up to {MOST_CLEAN} models of "
-                         f"{args.answers}, which lacks: {', '.join(unknown)[:99] or 'none'}")
+                         f"{args.answers}, which lacks: {unknown[:99] or 'none'}")
     rows = []
     for task, mine in answers.groupby(level="task", sort=False):
         rows += judge_task(task, mine.dropna(axis=1, how="all"), clean)
     table = add_verdicts(with_all_tasks(pd.DataFrame(rows)), clean, args.margin)
     if args.out:
         write_whole(args.out, table)
-    if tries > 1:
-        print(f"Up to {tries} tries of an item, averaged: an item is one unit, however often tried")
     show_answers(table)
 
 
 def read_answers(path):
-    """(scores from 0 to 1: a row an item, indexed by task, half, item, a column a model, nan where
-    it did not answer; most tries of an item)."""
+    """Scores from 0 to 1, means over tries: a row an item, indexed by task, half, item, a column a
+    model, nan where it did not answer."""
     key = ["task", "half", "item", "model"]
     with reading(path, "see docs/answers.md"):
-        if path.suffix.lower() == ".jsonl":
-            rows = pd.read_json(path, lines=True, dtype=False)
-        else:
-            rows = pd.read_csv(path, dtype=dict.fromkeys(key, str), keep_default_na=False,
-                               na_values={"right": [""]})
+        rows = pd.read_csv(path, dtype=dict.fromkeys(key, str), keep_default_na=False,
+                           na_values={"right": [""]})
         if "task" not in rows:
             rows["task"] = "benchmark"
-        if (rows[key].isna() | (rows[key] == "")).any(axis=None):
-            raise ValueError("a row lacks its model, half, item or task")
-        rows[key] = rows[key].astype(str)
-        rows["right"] = pd.to_numeric(rows["right"]).astype(float)
+        rows["right"] = rows["right"].astype(float)
         rows = rows.dropna(subset="right")  # not answered
         one_try = [name for name in [*key, "try"] if name in rows]
         rows = rows.drop_duplicates([*one_try, "right"])
         halves = rows.groupby(["task", "item"])["half"].transform("nunique")
         faults = {
+            "a row lacks its model, half, item or task": (rows[key] == "").any(axis=1),
             "a half is not released or held_out": ~rows["half"].isin(HALVES),
             "right is not from 0 to 1": ~rows["right"].between(0, 1),
             "an item is in both halves": halves > 1,
@@ -154,8 +146,7 @@ def read_answers(path):
             if wrong.any():
                 first = rows.loc[wrong, [*key, "right"]].iloc[0]
                 raise ValueError(f"{words}: {', '.join(map(str, first))} ({wrong.sum()} rows)")
-        groups = rows.groupby(key, sort=False)["right"]
-        return groups.mean().unstack(), groups.size().max()
+        return rows.groupby(key, sort=False)["right"].mean().unstack()
 
 
 def judge_task(task, answers, clean):
@@ -169,11 +160,10 @@ def judge_task(task, answers, clean):
         others = [name for name in clean if model not in ("", name)]
         used = answers[[model, *others]].dropna()
         released = used.index.get_level_values("half") == HALVES[0]
-        counts = {"released": released.sum(), "held_out": (~released).sum()}
+        counts = {"released": int(released.sum()), "held_out": int((~released).sum())}
         if min(counts.values()) < FEWEST:
-            raise SystemExit(f"error: {task:.60}: {model or 'clean models'} beside {len(others)} "
-                             f"clean ones answered {counts['released']} released, "
-                             f"{counts['held_out']} held-out items: {FEWEST} are needed")
+            raise SystemExit(f"error: {task:.60}: items that {model or 'all clean models'} and the "
+                             f"clean ones answered: {counts}: {FEWEST} a half are needed")
         rows.append({"task": task, "model": model, "clean": ", ".join(others), **counts,
                      "left_out": len(answers) - len(used),
                      **difference(used[model].to_numpy(), released, used[others].to_numpy().T)})
@@ -215,8 +205,7 @@ def with_all_tasks(table):
 
 
 def add_verdicts(table, clean, margin):
-    """The models' rows with intervals and verdicts, in the words of fit_model.py. halves_differ, p:
-    of the clean models' mean."""
+    """The models' rows with intervals and verdicts. halves_differ, p: of the clean models' mean."""
     half = stats.t.ppf(UPPER, table["df"]) * table["se"]
     bias, a_half = table["bias"], 2 / (1 / table["released"] + 1 / table["held_out"])
     table = table.assign(low=bias - half, high=bias + half,
@@ -240,11 +229,10 @@ def add_verdicts(table, clean, margin):
 
 
 def show_answers(table):
-    """Print what is known of each model, and of how many clean ones the interval excludes 0."""
+    """Print the table in words."""
     for _, mine in table.groupby("task", sort=False):
         clean = mine[mine["verdict"] == "Clean"]
-        others = mine[mine["verdict"] != "Clean"]
-        for row in pd.concat([others, clean]).to_dict("records"):
+        for row in pd.concat([mine.drop(clean.index), clean]).to_dict("records"):
             text = "{model}, {task}: {verdict}"
             if row["verdict"].startswith("Too"):
                 text += "; about {needed:.0f} items a half would settle it"
@@ -264,11 +252,8 @@ def show_answers(table):
 
 # Scores of tokens
 
-class Scorer(NamedTuple):
-    """A model that gives log-probabilities."""
-    lm: object  # of transformers
-    tokenizer: object
-    context: int  # most tokens that it takes
+# a model of transformers, its tokenizer, and the most tokens that it takes
+Scorer = collections.namedtuple("Scorer", "lm tokenizer context")
 
 
 def tokenise(net, head, body):
@@ -332,29 +317,23 @@ def score_tokens(net, sequences, limit, title):
 
 # Order test
 
-class OrderTest(NamedTuple):
-    """What it found."""
-    shards: int
-    informative: int  # shards of several orders
-    p_exact: float
-    p_published: float  # nan where all shards have one difference
-    least: float  # p_exact can be
+# informative: shards of several orders; least: that p_exact can be
+OrderTest = collections.namedtuple("OrderTest", "shards informative p_exact p_published least")
 
 
 def draw_orders(size, count, number):
     """The canonical order of 0..size-1, then all others or, where they are more, `count` random
-    ones, alike for every model; number: that of the shard."""
+    ones, alike for every model; number: the shard's."""
     if math.factorial(size) - 1 <= count:
         return list(itertools.permutations(range(size)))
     rng = np.random.default_rng([0, number])
-    return [range(size), *(rng.permutation(size).tolist() for _ in range(count))]
+    return [range(size), *[rng.permutation(size) for _ in range(count)]]
 
 
 def score_orders(net, shards, head, args, title):
-    """The log of the order test of S shards, as JSON has it: canonical_logprobs [S],
-    shuffled_logprobs S lists."""
+    """The log of the order test: log p of each shard's canonical order, and of its others."""
     sequences, counts = [], []
-    for number, shard in enumerate(tqdm(shards, f"{title}, orders", leave=False, disable=None)):
+    for number, shard in enumerate(shards):
         orders = draw_orders(len(shard), args.permutations, number)
         for order in orders:
             sequences.append(tokenise(net, head, "\n\n".join(shard[i] for i in order)))
@@ -374,7 +353,7 @@ def permutation_p(gaps):
         return np.mean(sums >= tie)
     rng = np.random.default_rng(0)
     sums = np.zeros(DRAWS)
-    for gap in tqdm(gaps, "drawing orders", leave=False, disable=None):
+    for gap in gaps:
         sums += rng.choice(gap, DRAWS)
     return (np.sum(sums >= tie) + 1) / (DRAWS + 1)
 
@@ -426,11 +405,10 @@ def detect_all(net, head, texts, args, title):
     return pd.DataFrame(map(detect, scores, texts), columns=OWN)
 
 
-def rank_sum_p(auc, n):
-    """One-sided p of the AUCs of units between n seen and n other texts: the sum of their
+def rank_sum_p(auc, n, units=1):
+    """One-sided p of a mean AUC of units between n seen and n other texts: of the sum of their
     Mann-Whitney statistics, normal with the sum of the variances without memory."""
-    variance = len(auc) * (2 * n + 1) / (12 * n**2)
-    return stats.norm.sf(np.sum(auc.to_numpy() - 0.5) / math.sqrt(variance))
+    return stats.norm.sf((auc - 0.5) / math.sqrt((2 * n + 1) / (12 * n**2 * units)))
 
 
 def adjusted(p):
@@ -465,7 +443,7 @@ def tell_apart(released, held_out):
 
 
 def check_halves(p, args):
-    """Refuse files that are told apart, of p-values by what tells them apart."""
+    """Refuse files that are told apart, by p-values."""
     p = adjusted(p)
     if p.min() < LEVEL:
         raise SystemExit(f"error: {args.examples} and {args.held_out} differ in {p.idxmin()} (p "
@@ -475,13 +453,10 @@ def check_halves(p, args):
 def compare_scores(released, held_out, p_exact):
     """A table of the detectors and the order test: AUC, p, adjusted p. With ref, which halves that
     are not quite random mislead least, it and the order test alone count."""
-    lines = {}
-    for name in released:
-        found = stats.mannwhitneyu(released[name], held_out[name], alternative="greater")
-        auc = found.statistic / len(released) / len(held_out)
-        lines[DETECTORS[name]] = {"AUC": auc, "p": found.pvalue}
-    lines["order test"] = {"p": p_exact}
-    table = pd.DataFrame(lines).T
+    found = stats.mannwhitneyu(released, held_out, alternative="greater")
+    table = pd.DataFrame({"AUC": found.statistic / (len(released) * len(held_out)),
+                          "p": found.pvalue}, [DETECTORS[name] for name in released])
+    table.loc["order test", "p"] = p_exact
     counted = table["p"]
     if "ref" in table.index:
         counted = counted[["ref", "order test"]]
@@ -498,15 +473,12 @@ def audit_files(args):
     if args.held_out:
         texts = released + read_examples(args.held_out)
         check_halves(tell_apart(released, texts[count:]), args)
-        if not args.reference:
-            print("Valid only if lot decided which text was released, before the release. Halves "
-                  "by date, source or difficulty flag innocent models: give --reference.")
     if args.reference:
         net = open_scorer(*model_files(args.reference), *kind)
         base = detect_all(net, "", texts, args, args.reference)
-        p = {f"{DETECTORS[name]} of {args.reference}":
-             stats.mannwhitneyu(base[name][:count], base[name][count:]).pvalue for name in OWN}
-        check_halves(pd.Series(p), args)
+        p = stats.mannwhitneyu(base[:count], base[count:]).pvalue
+        names = [f"{DETECTORS[name]} of {args.reference}" for name in base]
+        check_halves(pd.Series(p, names), args)
     net = open_scorer(*model_files(args.model), *kind)
     log = score_orders(net, shards, "", args, args.model)
     if args.log:
@@ -524,53 +496,41 @@ def audit_files(args):
     flags = table.index[table["adjusted"] < LEVEL]
     print(f"{count} released, {len(texts) - count} held-out texts: flagged by "
           f"{', '.join(flags) or 'nothing'}.\nA flag: as if trained on the released texts; no flag "
-          "proves nothing. Of random halves, in arbitrary order, 1 in 20 flags an innocent model.")
+          "proves nothing. Of random halves, in arbitrary order, 1 in 20 flags an innocent model; "
+          "halves by date, source or difficulty flag more, fewest with --reference.")
 
 
 # Units
 
-class KeptUnit(NamedTuple):
-    """A unit of run_zero_shot.py."""
-    folder: Path
-    content: dict  # of unit.json
-    shards: list  # of the examples of `test`
-    audit: str  # what decides its rows
-
-
 def audit_arm(net, unit, arm, args):
-    """(OrderTest, {set: table of the detectors of its texts}) of an arm."""
-    head, title = unit.content["instruction"] + "\n\n", f"{unit.folder.name} {arm}"
-    order = order_p(score_orders(net, unit.shards, head, args, title))
-    texts = {}
-    for name in ("extra", "test"):
-        texts[name] = detect_all(net, head, unit.content[name]["examples"], args, title)
-    return order, texts
+    """(OrderTest, table of the detectors of the texts of `test`, then of `extra`) of an arm."""
+    head, title = unit["instruction"] + "\n\n", f"{unit['folder'].name} {arm}"
+    order = order_p(score_orders(net, unit["cut"], head, args, title))
+    texts = unit["test"]["examples"] + unit["extra"]["examples"]
+    return order, detect_all(net, head, texts, args, title)
 
 
 def audit_unit(net, unit, args):
     """Rows of TABLE, one an arm."""
     import peft
 
-    orders, texts = {}, {}
-    orders["base"], texts["base"] = audit_arm(net, unit, "base", args)
+    orders, values = {}, {}
+    orders["base"], values["base"] = audit_arm(net, unit, "base", args)
     for arm in ("extra", "test"):
-        with reading(unit.folder / arm, "make this unit again"):
-            lm = peft.PeftModel.from_pretrained(net.lm, unit.folder / arm).eval()  # unmerged
-        orders[arm], texts[arm] = audit_arm(net._replace(lm=lm), unit, arm, args)
+        with reading(unit["folder"] / arm, "make this unit again"):
+            lm = peft.PeftModel.from_pretrained(net.lm, unit["folder"] / arm).eval()  # unmerged
+        orders[arm], values[arm] = audit_arm(net._replace(lm=lm), unit, arm, args)
         lm.unload()
     rows = []
     for arm, other in (("base", ""), ("extra", "test"), ("test", "extra")):
-        row = {**unit.content, **unit.content["row"], "arm": arm, "audit": unit.audit}
-        row |= orders[arm]._asdict()
+        row = {**unit, **unit["row"], **orders[arm]._asdict(), "arm": arm}
         row |= {"accuracy": row[f"acc_{arm}"], "accuracy_on_extra": row[f"acc_{arm}_on_extra"]}
-        for name, mine in texts[arm].items():
-            if other:
-                mine["ref"] = mine["logp"] - texts["base"][name]["logp"]
-                mine["twin"] = mine["logp"] - texts[other][name]["logp"]
-        for name in mine:
-            wins = stats.mannwhitneyu(texts[arm]["test"][name], texts[arm]["extra"][name]).statistic
-            row[f"auc_{name}"] = wins / row["n"] ** 2
-        rows.append(row)
+        mine, n = values[arm], row["n"]
+        if other:
+            mine["ref"] = mine["logp"] - values["base"]["logp"]
+            mine["twin"] = mine["logp"] - values[other]["logp"]
+        auc = stats.mannwhitneyu(mine[:n], mine[n:]).statistic / n**2
+        rows.append(row | dict(zip("auc_" + mine.columns, auc)))
     return pd.DataFrame(rows, columns=TABLE)
 
 
@@ -581,16 +541,15 @@ def audit_units(args):
     if out.exists():
         table = read_table(out)
     done = {*table["audit"]}
-    if done - {unit.audit for unit in units}:
-        raise SystemExit(f"error: {out} holds units that are not in {args.folder}, or were "
-                         "audited with other flags: give another --out")
-    left = [unit for unit in units if unit.audit not in done]
+    if done - {unit["audit"] for unit in units}:
+        raise SystemExit(f"error: {out} holds units that are not in {args.folder}, have changed "
+                         "or were audited with other flags: give another --out")
+    left = [unit for unit in units if unit["audit"] not in done]
     print(f"{len(units)} units, {len(left)} to audit, into {out.resolve()}")
     opened = functools.lru_cache(1)(open_scorer)  # units stand model by model
     for unit in tqdm(left, "units"):
-        model = unit.content["model"]
-        net = opened(model["source"], model["gguf"], model["quantize"], model["precision"],
-                     args.device)
+        kind = [unit["model"][name] for name in ("source", "gguf", "quantize", "precision")]
+        net = opened(*kind, args.device)
         table = pd.concat([table, audit_unit(net, unit, args)])
         write_whole(out, table)
     return read_table(out)
@@ -608,19 +567,13 @@ def unit_rows(table):
     return units.reset_index()
 
 
-class Harm(NamedTuple):
-    """Mean accuracies over units, and their difference."""
-    base: float
-    unseen: float
-    seen: float
-    bias: float  # seen - unseen, points
-    half: float  # of its interval
-    counted: bool  # whether the noise of the texts is known
+# means over units, half-width of the bias's interval, whether the noise of the texts is known
+Harm = collections.namedtuple("Harm", "base unseen seen bias half counted")
 
 
 def harm_of(units):
-    """The Harm of units of one task, with the columns of results.csv. Where the noise of the texts
-    is unknown: the variance between units, or the least that the accuracies allow."""
+    """The Harm of rows of results.csv, of one task. Where the noise of the texts is unknown: the
+    variance between them, or the least that the accuracies allow."""
     rows = add_effects(units.assign(arms="crossed"))
     K, w, spread = len(rows), rows["w"].mean(), rows["bias"].std()
     counted = rows["counted"].all()
@@ -632,49 +585,44 @@ def harm_of(units):
 
 
 def detectors_of(rows):
-    """A table of the detectors and the order test over the units of one setting. single: how many
-    units' models are flagged alone; ±: half-width of the crossed AUC's interval."""
+    """A table of the detectors and the order test over the units of one setting. ±: half-width of
+    the crossed AUC's interval."""
     arms = {arm: mine.set_index("subsample") for arm, mine in rows.groupby("arm")}
     n, count = rows["n"].iloc[0], len(arms["test"])
-    lines, single = {}, pd.DataFrame(index=arms["test"].index)
-    for name, words in DETECTORS.items():
-        auc = {arm: mine[f"auc_{name}"] for arm, mine in arms.items()}
-        crossed = (auc["test"] + 1 - auc["extra"]) / 2
-        single[words] = [rank_sum_p(auc["test"][[k]], n) for k in auc["test"].index]
-        lines[words] = {"AUC": auc["test"].mean(), "p": rank_sum_p(auc["test"], n),
-                        "p of base": rank_sum_p(auc["base"], n), "crossed AUC": crossed.mean(),
-                        "±": stats.t.ppf(UPPER, count - 1) * crossed.sem()}
+    names = {f"auc_{name}": words for name, words in DETECTORS.items()}
+    auc = {arm: mine[[*names]].rename(columns=names) for arm, mine in arms.items()}
+    crossed = (auc["test"] + 1 - auc["extra"]) / 2
     p = {arm: stats.combine_pvalues(mine["p_exact"]).pvalue for arm, mine in arms.items()}
     z = {arm: mine["p_published"].map(stats.norm.isf) for arm, mine in arms.items()}
     gain = z["test"] - z["base"]
-    single["order test"] = arms["test"]["p_exact"]
-    lines["order test"] = {"p": p["test"], "p of base": p["base"]}
-    lines["of extra"] = {"p": p["extra"]}
-    lines["relative to base"] = {"p": stats.t.sf(gain.mean() / gain.sem(), count - 1)}
-    table = pd.DataFrame(lines).T
+
+    table = pd.DataFrame({
+        "AUC": auc["test"].mean(), "p": rank_sum_p(auc["test"].mean(), n, count),
+        "p of base": rank_sum_p(auc["base"].mean(), n, count), "crossed AUC": crossed.mean(),
+        "±": stats.t.ppf(UPPER, count - 1) * crossed.sem()})
+    table.loc["order test", ["p", "p of base"]] = p["test"], p["base"]
+    table.loc["of extra", "p"] = p["extra"]
+    table.loc["relative to base", "p"] = stats.t.sf(gain.mean() / gain.sem(), count - 1)
     counted = table["p"].drop(["twin", "of extra", "relative to base"])
     table.insert(2, "adjusted", adjusted(counted))
+    single = auc["test"].apply(rank_sum_p, n=n).assign(**{"order test": arms["test"]["p_exact"]})
     flags = single.drop(columns="twin").apply(adjusted, axis=1) < LEVEL
     table.insert(3, "single", flags.sum())
     return table
 
 
 def show_table(table):
-    """Print the detectors over the units of each setting, whether `test` was flagged, and harm."""
+    """Print the detectors over the units of each setting, flags and harm."""
     for _, rows in table.groupby(SETTING, sort=False):
         first, found, harm = rows.iloc[0], detectors_of(rows), harm_of(unit_rows(rows))
-        form = "packed" if first["pack"] > 1 else "padded"
-        answers = "with" if first["answers"] else "without"
-        words = "\n{experiment}: {model}, {task}, m = {m}, n = {n}, seed {seed}, epochs {epochs}"
-        print(f"{words.format(**first)}, {form}, {answers} answers, units: {len(rows) // 3}")
+        words = ("\n{experiment}: {model}, {task}, m = {m}, n = {n}, seed {seed}, epochs {epochs}, "
+                 "pack {pack}, answers {answers}")
+        print(f"{words.format(**first)}, units: {len(rows) // 3}")
         formats = dict.fromkeys(["p", "adjusted", "p of base"], "{:.2g}".format)
         formats["single"] = f"{{:.0f}} of {len(rows) // 3}".format
         print(found.to_string(float_format="{:.3f}".format, formatters=formats, na_rep="-"))
-        memory = "no memory of single texts shown"
-        if found.loc["twin", "p"] < LEVEL:
-            memory = "remembered (twin)"
         flags = found.index[found["adjusted"] < LEVEL]
-        print(f"{memory}; flagged by {', '.join(flags) or 'nothing'}")
+        print(f"flagged by {', '.join(flags) or 'nothing'}")
         verdict = "no harm shown"
         if harm.bias > harm.half:
             verdict = "harm: accuracy is higher on texts that were seen"
@@ -690,7 +638,7 @@ def show_table(table):
 
 @contextlib.contextmanager
 def reading(path, advice):
-    """A file of another form ends in one line."""
+    """What a file of another form raises, as one line."""
     try:
         yield
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -698,12 +646,12 @@ def reading(path, advice):
 
 
 def read_unit(path, args):
-    """A KeptUnit."""
+    """What a unit.json holds, its folder, the shards of its `test`, and what decides its rows."""
     with reading(path, "make this unit again"):
-        content = json.loads(path.read_text(encoding="utf-8"))
-        shards = cut_shards(content["test"]["examples"], args.shards, path)
-        audit = f"{content['hash']} {args.shards} {args.permutations}"
-    return KeptUnit(path.parent, content, shards, audit)
+        unit = json.loads(path.read_text(encoding="utf-8"))
+        unit["cut"] = cut_shards(unit["test"]["examples"], args.shards, path)
+        unit["audit"] = f"{unit['hash']} {args.shards} {args.permutations}"
+    return {**unit, "folder": path.parent}
 
 
 def read_units(folder, args):
@@ -711,30 +659,28 @@ def read_units(folder, args):
     units = [read_unit(path, args) for path in sorted(folder.glob("*/unit.json"))]
     if not units:
         raise SystemExit(f"error: no unit in {folder}: python run_zero_shot.py --adapters {folder}")
-    rows = pd.DataFrame([unit.content["row"] for unit in units], [unit.folder for unit in units])
+    rows = pd.DataFrame([unit["row"] for unit in units], [unit["folder"] for unit in units])
     twice = rows.duplicated(KEY)
     if twice.any():
         raise SystemExit(f"error: {twice.idxmax()} is there twice: move one away")
-    return sorted(units, key=lambda unit: str(unit.content["model"]))
+    return sorted(units, key=lambda unit: str(unit["model"]))
 
 
 def read_examples(path):
-    """The examples of a file, one a line, cut at newlines alone: .json and .jsonl hold strings or
-    objects with "text", .json also one list of them."""
+    """The examples of a file, one a line, cut at newlines alone; .json and .jsonl hold strings or
+    objects with "text", one a line or as one list."""
     with reading(path, "give one example a line"):
         text = path.read_bytes().decode("utf-8-sig").replace("\r\n", "\n")
         examples = text.rstrip("\n").split("\n")
         if path.suffix.lower() in (".json", ".jsonl"):
-            if path.suffix.lower() == ".json" and text.lstrip().startswith("["):
-                examples = json.loads(text)
-            else:
-                examples = [json.loads(line) for line in examples]
+            if not text.lstrip().startswith("["):
+                text = f"[{','.join(examples)}]"
+            examples = json.loads(text)
         for number, value in enumerate(examples):
             if isinstance(value, dict):
                 examples[number] = value["text"]
             if not examples[number].strip():
                 raise ValueError("it is empty, or has an empty example")
-            examples[number].encode()  # half of a character, \\ud800, is no text
     return examples
 
 
@@ -764,18 +710,12 @@ def cut_shards(examples, count, where):
     count = count or len(examples) // 2
     if not 0 < count < len(examples):
         raise SystemExit(f"error: {where}: {len(examples)} examples cannot fill {count} shards")
-    shards = [part.tolist() for part in np.array_split(np.array(examples, dtype=object), count)]
-    if all(len({*shard}) == 1 for shard in shards):
-        raise SystemExit(f"error: {where}: examples of a shard are all alike: use fewer --shards")
-    return shards
+    return [part.tolist() for part in np.array_split(np.array(examples, dtype=object), count)]
 
 
 def model_files(name):
-    """(folder or Hub id, a .gguf file in it or None) of --model. run_zero_shot.py prints the path
-    of what it has unpacked."""
+    """(folder or Hub id, the .gguf file in it or None) of --model."""
     path = Path(name)
-    if path.is_dir() and not (path / "config.json").exists():
-        path = next(path.glob("*.gguf"), path)
     if path.suffix == ".gguf":
         return str(path.parent), path.name
     return name, None
@@ -802,19 +742,18 @@ def open_scorer(source, gguf, quantize, precision, device):
         lm, info = transformers.AutoModelForCausalLM.from_pretrained(
             source, use_safetensors=gguf is None, dtype=torch.float32, device_map={"": device},
             output_loading_info=True, **options)
-        lost = [*info["missing_keys"], *info["mismatched_keys"]]
-        if lost:
-            raise ValueError(f"its files hold no weights for {lost[0]}")
+        if info["missing_keys"]:
+            raise ValueError(f"its files hold no weights for {min(info['missing_keys'])}")
         for module in lm.modules():  # bitsandbytes would round such weights whenever they are read
             if hasattr(module, "support_avx512bf16_for_cpu"):
                 module.support_avx512bf16_for_cpu = False
-        if "MaskedLM" in str(lm.config.architectures):  # transformers would load it all the same
+        if "MaskedLM" in str(lm.config.architectures):
             raise ValueError("a masked model gives no probability of a text")
         lm.forward = torch.autocast(device.type, dtype, enabled=dtype is not None)(lm.forward)
-    except Exception as error:  # whatever a library raises
+    except Exception as error:
         raise SystemExit(f"error: model {source} cannot be used ({error!r:.150}): give a causal "
-                         "one and a --device that is there, for smollm2 the path that "
-                         "run_zero_shot.py prints") from None
+                         "one, for smollm2 the path that run_zero_shot.py prints, and a --device "
+                         "that is there") from None
     context = getattr(lm.config.get_text_config(), "max_position_embeddings", 10**6)
     return Scorer(lm.eval(), tokenizer, context)
 
@@ -891,13 +830,11 @@ def bias_interval(tasks):
 
 def parse_args(argv):
     """The flags."""
-    parser = argparse.ArgumentParser(
-        usage="contamination_test.py [FOLDER | --answers FILE | --examples FILE | ...] [flags]",
-        description=__doc__.partition("\n\n")[0], epilog="More: the head of this script.")
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     add = parser.add_mutually_exclusive_group().add_argument
     add("folder", type=Path, nargs="?", default=Path("kept"),
         help="units of run_zero_shot.py --adapters (kept)")
-    add("--answers", type=Path, help="table of answers of any models, .csv or .jsonl")
+    add("--answers", type=Path, help="table of answers of any models")
     add("--examples", type=Path, help="one a line, or .json, .jsonl")
     add("--from-log", type=Path, help="p-values of a log, also a published one")
     add("--from-table", type=Path, help="tables of an audit's --out")
@@ -923,12 +860,10 @@ def parse_args(argv):
 
 def main(argv=None):
     args = parse_args(argv)
-    if (args.log or args.held_out or args.model) and not args.examples:
-        raise SystemExit("error: --log, --held-out and --model need --examples")
-    if args.examples and not args.model or args.reference and not args.held_out:
-        raise SystemExit("error: --examples needs --model, --reference needs --held-out")
-    if args.clean and not args.answers:
-        raise SystemExit("error: --clean needs --answers")
+    if bool(args.model) != bool(args.examples) or (args.held_out or args.log) and not args.model:
+        raise SystemExit("error: --examples needs --model; --model, --log, --held-out --examples")
+    if args.reference and not args.held_out or args.clean and not args.answers:
+        raise SystemExit("error: --reference needs --held-out, --clean needs --answers")
     for path in (args.out, args.log):
         if path and not os.access(path.parent, os.W_OK):
             raise SystemExit(f"error: {path} cannot be written: name another folder")

@@ -251,6 +251,8 @@ def load_net(model, quantize, precision, device):
         adapted = read_net(model, quantize == "nf4", PRECISIONS[precision], device)
         takes = tuple(inspect.signature(adapted.base_model.model.forward).parameters)
         config, scored = adapted.config.get_text_config(), SCORED
+        if config.model_type == "moshi":
+            raise ValueError("its cache forgets what its mask shows")
         if any([getattr(config, name, None) for name in WINDOWS]):
             scored = 1
         return check_scores(Net(adapted, tokenizer, torch.device(device), PRECISIONS[precision],
@@ -677,20 +679,17 @@ def run_all(args, device, models, tasks, most, recipe_of, run_subsample):
         raise SystemExit("error: a share cannot know when to end: give --subsamples alone")
     units = plan_units(args, models, tasks, most, recipe_of)[number - 1 :: count]
     out = args.out.resolve()  # a link's rows and lock belong to the file that it names
-    endings = {args.predictions: ".csv", vars(args).get("adapters"): "/unit.json"}
-    endings.pop(None, None)
-    make_folders(out, endings)
+    folders = [folder for folder in (args.predictions, vars(args).get("adapters")) if folder]
+    make_folders(out, folders)
     finished = finished_units(units, out)
     if count > 1:
         out = out.with_name(f"{out.stem}.{number}-of-{count}.csv")
     most = " at most" if args.margin else ""
     print(f"{len(finished)} subsamples finished before, {len(units) - len(finished)} to run{most}, "
           f"into {out}")
-    for folder, ending in endings.items():
-        names = [unit_name(row) + ending for row in finished.values()]
-        lacking = len([name for name in names if not (folder / name).exists()])
-        if lacking:
-            print(f"{lacking} of these were made without {folder}: another --out makes them anew")
+    if finished:
+        for folder in folders:
+            print(f"{folder} gets nothing of those finished before: give another --out for that")
 
     workers, threads = share_cores(args, device, models)
     run = functools.partial(run_subsample, device=device, threads=threads)
@@ -822,9 +821,10 @@ def run_cell(args, out, units, finished, tasks, workers, pool, run):
     line = ("{model:<12} {task:<24} m {m:<4} n {n:<4} k {subsample:<4} base {base:.3f}  unseen "
             "{unseen:.3f}  seen {seen:.3f} {seconds:7.1f} s")
     begun, done, rows = time.monotonic(), 0, []
-    form = "{desc}" if args.margin else None
-    with contextlib.closing(results), \
-            tqdm(total=len(wanted), unit="subsample", bar_format=form, disable=None) as bar:
+    look = {"total": len(wanted), "unit": "subsample"}
+    if args.margin:  # nobody knows the total
+        look = {"desc": f"0 of at most {len(units)} subsamples", "bar_format": "{desc}"}
+    with contextlib.closing(results), tqdm(**look, disable=None) as bar:
         for unit, _, _ in units:
             row = finished.get(unit_key(unit))
             if row is None:
@@ -898,30 +898,26 @@ def is_known(rows, k, tasks, margin):
 
 def outlook(rows, tasks, most, margin, pace):
     """What a run waits for, in words. most: rows at the end; pace: seconds a row."""
-    means = task_means(rows)
-    if len(rows) < 2 or len(means) < tasks:
-        return f"{len(rows)} of at most {most} subsamples, {pace:.0f} s each"
+    means, done = task_means(rows), len(rows)
+    if done < 2 or len(means) < tasks:
+        return f"{done} of at most {most} subsamples, {pace:.0f} s each"
     _, _, now = bias_interval(means)
-    k = 3  # at which these numbers would suffice
-    while k * tasks < most and bias_interval(means.assign(subsamples=k))[2] > margin / 2:
-        k += 1
-    minutes = math.ceil(pace * max(0, k * tasks - len(rows)) / 60)
-    return (f"bias known to ±{now:.2f} of ±{margin / 2:.2f}, {len(rows)} subsamples, about "
-            f"{minutes} min more")
+    wanted = max(3 * tasks, done * (now / (margin / 2)) ** 2)  # it falls with the root
+    minutes = math.ceil(pace * max(0, min(wanted, most) - done) / 60)
+    return (f"bias known to ±{now:.2f} of ±{margin / 2:.2f}, {done} subsamples, about {minutes} "
+            "min more")
 
 
 def report(rows):
-    """Print the mean accuracies of each task, in %, and the differences of what stands there."""
+    """Print the means of each task."""
     means = task_means(rows)
-    table = means[["majority", "base", "unseen", "seen"]].mul(100).round(2)
-    table["boost"] = table["unseen"] - table["base"]
-    table["bias"] = table["seen"] - table["unseen"]
-    table.insert(0, "subsamples", means["subsamples"])
-    table = table.rename(columns={"majority": "commonest class"}).rename_axis(None)
-    title = "\n{model}, m = {m}, n = {n}: accuracies in %, boost and bias in points"
-    print(title.format(**rows[0]))
-    print(table.to_string(float_format="{:.2f}".format))
+    shares = ["majority", "base", "unseen", "seen"]
+    means[shares] *= 100
     _, _, half_width = bias_interval(means)
+    print("\n{model}, m = {m}, n = {n}: shares in %, boost and bias in points".format(**rows[0]))
+    table = means[["subsamples", *shares, "boost", "bias"]]
+    table = table.rename(columns={"majority": "commonest class"})
+    print(table.to_string(float_format="{:.2f}".format))
     alone = ""
     if means["subsamples"].max() == 1:
         alone = ", if it is the same in every subsample"
@@ -935,20 +931,20 @@ def add_shared_flags(parser):
     add("--tasks", nargs="+", help="of tasks.json; all: the paper's 25")
     add("--csv", help="your own benchmark: a CSV, TSV, .jsonl or .parquet file")
     add("--hub", help="owner/name of any data set of the Hugging Face Hub")
-    add("--text", nargs="+", default=["text"], help="its text columns")
-    add("--label", default="label", help="column that names the classes")
+    add("--text", nargs="+", default=["text"], help="its text columns (%(default)s)")
+    add("--label", default="label", help="column that names the classes (%(default)s)")
     add("--name", help="configuration of --hub")
-    add("--split", default="train", help="of --hub")
+    add("--split", default="train", help="of --hub (%(default)s)")
     add("--margin", type=above_zero, help="points: go on until the bias is known to half of it")
-    add("--seed", type=int, default=0, help="of the training, not of the draws")
+    add("--seed", type=int, default=0, help="of the training, not of the draws (%(default)s)")
     add = parser.add_argument_group("machine and output").add_argument
-    add("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps")
-    add("--precision", default="float32", choices=PRECISIONS, help="of matrix products")
+    add("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps (%(default)s)")
+    add("--precision", default="float32", choices=PRECISIONS, help="(%(default)s)")
     add("--workers", type=whole, help="processes (else 1; small models on CPU: one a core)")
     add("--threads", type=whole, help="of each (else small models: 1, others share all cores)")
     add("--shard", type=share, default=f"{rank + 1}/{ranks}",
         help="i/k: share i of k, i from 1, into results.i-of-k.csv; torchrun sets it")
-    add("--out", type=Path, default="results.csv", help="its rows are not run again")
+    add("--out", type=Path, default="results.csv", help="its rows are not run again (%(default)s)")
     add("--predictions", type=Path, help="a folder for the probabilities of all texts")
 
 
@@ -1054,7 +1050,7 @@ def load_tasks(args, registry, default):
         names.append(Path(args.csv).stem)
         known[names[-1]] = {**own, "sources": [{"csv": args.csv}]}
     if args.hub:
-        names.append(args.hub.rpartition("/")[2])
+        names.append(Path(args.hub).name)
         known[names[-1]] = {**own, "sources": [{"hub": args.hub}]}
     names += args.tasks or []
     if "all" in names:
@@ -1302,8 +1298,8 @@ def load_registry():
 
 # --- shared: models ---
 FROM_PAD = {  # count positions from their pad token's id + 1
-    "camembert", "data2vec-text", "longformer", "mpnet", "roberta", "roberta-prelayernorm",
-    "xlm-roberta", "xlm-roberta-xl", "xmod",
+    "camembert", "data2vec-text", "esm", "longformer", "luke", "mpnet", "roberta",
+    "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod",
 }
 PRECISIONS = {"float32": None, "tf32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 LOADED = {}  # the one network in memory
@@ -1361,11 +1357,12 @@ def read_model(name, known, ignored, source):
 def longest_text(config):
     """So many tokens have positions in a model of this config."""
     text = config.get_text_config()
-    limits = [getattr(text, name, None) for name in ("max_position_embeddings", "max_seq_len")]
+    names = ("max_position_embeddings", "max_seq_len", "max_target_positions")
+    limits = [getattr(text, name, None) or 0 for name in names]
     rope = getattr(text, "rope_parameters", None) or {}
     if rope.get("rope_type") == "longrope":  # beyond, it changes the numbers of all texts beside
         limits.append(rope["original_max_position_embeddings"])
-    longest = min([limit for limit in limits if limit], default=10**6)
+    longest = min([limit for limit in limits if limit > 0], default=10**6)  # XLNet says -1
     if config.model_type in FROM_PAD:
         longest -= config.pad_token_id + 1
     return longest
@@ -1466,27 +1463,26 @@ def weights_hash(folder):
 def parse_args(argv):
     """The flags."""
     parser = argparse.ArgumentParser(
-        usage="%(prog)s [flags]", description=__doc__.partition("\n\n")[0],
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+        usage="%(prog)s [flags]", description=__doc__.partition("\n\n")[0])
     add = parser.add_argument_group("what to run (all combinations)").add_argument
-    add("--model", nargs="+", default=["smollm2"], help="causal: name, folder or Hub id")
+    add("--model", nargs="+", default=["smollm2"], help="name, folder, Hub id (%(default)s)")
     add("--m", nargs="+", type=whole, default=[100],
-        help="labelled texts, set aside: only fixes the draws (paper: 100)")
+        help="labelled texts, set aside: only fixes the draws (%(default)s)")
     add("--n", nargs="+", type=whole, default=[50],
-        help="unlabelled texts, and as many test texts")
+        help="unlabelled texts, and as many test texts (%(default)s)")
     add("--subsamples", type=whole, help="random draws per task (2; with --margin at most 100)")
     add("--experiment", help="name in the results (zero-shot, -packed, -answers)")
     add("--pack", action="store_true", help="8 texts behind one instruction (section 9.1)")
     add("--answers", action="store_true", help="pretrain with the answers: a positive control")
     add("--show-prompts", action="store_true", help="print one of each task, run nothing")
     add("--adapters", type=Path, help="a folder to keep them in for contamination_test.py")
-    add("--about", default="a text", help="what a text of --csv or --hub is")
-    add("--answer", default="its category", help="what is asked of it")
+    add("--about", default="a text", help="what a text of --csv or --hub is (%(default)s)")
+    add("--answer", default="its category", help="what is asked of it (%(default)s)")
     add_shared_flags(parser)
     add = parser.add_argument_group("recipe").add_argument
-    add("--quantize", default="none", choices=("none", "nf4"), help="weights in 4 bits")
-    add("--pretrain-epochs", type=whole, default=EPOCHS, help="over the prompts")
-    add("--pretrain-lr", type=above_zero, default=LEARNING_RATE, help="at its peak")
+    add("--quantize", default="none", choices=("none", "nf4"), help="4-bit weights (%(default)s)")
+    add("--pretrain-epochs", type=whole, default=EPOCHS, help="over the prompts (%(default)s)")
+    add("--pretrain-lr", type=above_zero, default=LEARNING_RATE, help="at its peak (%(default)s)")
     add("--batch-size", type=whole, help="prompts per step (from tasks.json; one if packed)")
     add("--max-length", type=whole, help="tokens after which a text is cut (the model's context)")
     args = parser.parse_args(argv)

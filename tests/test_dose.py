@@ -17,7 +17,7 @@ def dose():
     return load_script("tests/studies/dose")
 
 
-def test_the_table_holds_what_the_files_hold(dose, tmp_path, capsys):
+def test_the_table_holds_what_the_files_hold(dose, capsys):
     table = dose.summary()
     audits = pd.read_csv(DOCS / "contamination.csv")
     results = pd.read_csv(DOCS / "dose_results.csv")
@@ -44,8 +44,6 @@ def test_the_table_holds_what_the_files_hold(dose, tmp_path, capsys):
     lines = capsys.readouterr().out.splitlines()[2:]
     stars = [line.split("|")[2].endswith("* ") for line in lines]
     assert stars == [not counted for counted in table["counted"]]
-    dose.draw(table, tmp_path / "picture.png")
-    assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_marks_stand_where_the_table_says(dose):
@@ -65,6 +63,33 @@ def test_marks_stand_where_the_table_says(dose):
         face = colour if row.counted else "white"
         mark = {"packed": "s", "padded": "o"}[row.form.split("-")[0]]
         assert found[row.ref, row.bias] == (mark, colour, face)
+
+
+def test_the_figure_is_legible_and_its_title_true(dose, tmp_path):
+    """Nothing lies on anything else or is cut; beyond the margin lie only settings with answers."""
+    table = dose.summary()
+    for hollow in (True, False):
+        dose.draw(table.assign(counted=not hollow), tmp_path / "picture.png")
+        assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
+        figure = dose.plt.gcf()
+        figure.draw_without_rendering()
+        left, right, *_ = figure.axes
+        legend = left.get_legend()
+        assert hollow == any("hollow" in text.get_text() for text in legend.get_texts())
+        for axis in figure.axes:
+            taken = [line.get_window_extent() for line in axis.lines]
+            if axis is left:
+                assert not legend.get_window_extent().count_overlaps(taken)
+                taken.append(legend.get_window_extent())
+            for label in axis.texts:
+                box = label.get_window_extent()
+                assert not box.count_overlaps(taken), f"{label.get_text()} lies on something"
+                assert all(axis.bbox.contains(*corner) for corner in box.corners())
+                taken.append(box)
+        assert len(left.texts) + len(right.texts) == len(table)
+        dose.plt.close(figure)
+    beyond = table[table["bias"] - table["half"] > dose.MARGIN]
+    assert len(beyond) and beyond["form"].str.endswith("answers").all()
 
 
 def test_the_published_numbers_are_those_that_their_block_prints():

@@ -27,6 +27,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests"))
@@ -55,7 +56,12 @@ TWIN = [(2, "--margin 1"), (20, "--margin 1"), (100, "--margin 2")]
 AUDITED = 10  # most subsamples of a setting that are audited
 MARGIN = 1  # point of the question
 COLOURS = {False: "#009E73", True: "#882255"}  # without, with answers; told apart by all eyes
+BAND = "#dddddd"
 MARKS = {"packed": "s", "padded": "o"}
+TITLE = "Pretrained on test texts: soon visible, but harm is seen only with answers"
+UNDER = "one model (smollm2), one task (rotten_tomatoes), 50 texts; bars: 89 % intervals"
+# of a label at its interval: aligned how, at the upper or the lower end
+PLACES = [("center", 1), ("center", -1), ("left", 1), ("right", 1), ("left", -1), ("right", -1)]
 
 
 def commands(folder):
@@ -161,68 +167,80 @@ def show(table):
 
 
 def draw(table, path):
-    """The figure: visible against harmful, by log p and, small, by ref."""
-    plt.rcParams["font.size"] = 13
-    figure, (large, small) = plt.subplots(
-        2, 1, figsize=(9.5, 10.5), height_ratios=(2.5, 1), layout="constrained"
-    )
-    figure.legend(
-        handles=legend_handles(),
-        loc="outside upper center",
-        ncols=2,
-        frameon=False,
-        title="Pretrained on test texts: soon visible, but harm is seen only with answers",
-        title_fontproperties={"weight": "bold", "size": 15},
-    )
-    draw_plane(large, table, "log p")
-    large.text(0.59, -1.25 * MARGIN, "grey: too small to matter", va="top", color="#666666")
-    large.set_title("smollm2, rotten_tomatoes, 50 texts; bars: 89 % intervals", size=12)
-    large.set_ylabel("HARMFUL?  bias = seen - unseen, points")
-    large.set_xlabel("VISIBLE?  how often the model finds a seen text likelier than an unseen one")
-    draw_plane(small, table, "ref")
-    small.set_ylabel("bias, points")
-    small.set_xlabel("the same, by how much likelier than before pretraining (ref)")
+    """Visible against harmful, without and with answers, by log p and, small, by ref."""
+    plt.rcParams.update({"font.size": 13, "figure.labelsize": 13})
+    figure = plt.figure(figsize=(9.5, 9.5), layout="constrained")
+    figure.suptitle(TITLE, weight="bold", size=15)
+    large, small = figure.subfigures(2, 1, height_ratios=(1.8, 1))
+    planes = []
+    for part, detector in ((large, "log p"), (small, "ref")):
+        axes = part.subplots(1, 2, sharex=True, sharey=True)
+        for axis, answers in zip(axes, COLOURS):
+            rows = table[table["form"].str.endswith("answers") == answers]
+            draw_plane(axis, rows, detector)
+            planes.append((axis, rows, detector))
+    large.suptitle(UNDER, size=12)
+    left, right = large.axes
+    left.set_title("texts without answers", weight="bold", color=COLOURS[False])
+    right.set_title("texts with answers", weight="bold", color=COLOURS[True])
+    left.legend(handles=legend_handles(table), loc="upper left", frameon=False)
+    large.supylabel("HARMFUL?  bias = seen - unseen, points")
+    large.supxlabel("VISIBLE?  how often the model finds a seen text likelier than an unseen one")
+    small.supylabel("bias, points")
+    small.supxlabel("the same, by how much likelier than before pretraining (ref)")
+    figure.draw_without_rendering()  # the axes' places are known from here on
+    figure.set_layout_engine("none")
+    for plane in planes:
+        label_marks(*plane)
     figure.savefig(path, dpi=130)
 
 
-def legend_handles():
-    """What colours, shapes and fillings mean."""
+def legend_handles(table):
+    """What shapes, fillings and the band mean."""
     words = [
-        ("D", COLOURS[False], "full", "without answers"),
-        ("D", COLOURS[True], "full", "with answers"),
-        (MARKS["padded"], "black", "full", "padded: one text a sequence"),
-        (MARKS["packed"], "black", "full", "packed: eight texts a sequence"),
-        ("D", "black", "none", "hollow: rows of an older version"),
-        ("$3$", "black", "full", "epochs of pretraining"),
+        (MARKS["packed"], "full", "packed: eight texts a sequence"),
+        (MARKS["padded"], "full", "padded: one text a sequence"),
+        ("", "none", "numbers: epochs of pretraining"),
     ]
+    if not table["counted"].all():
+        words.append(("D", "none", "hollow: made with an older version,\nits interval is rougher"))
     handles = []
-    for mark, colour, filling, label in words:
-        style = {"marker": mark, "color": colour, "fillstyle": filling, "ms": 9, "mew": 2}
-        handles.append(Line2D([], [], ls="", label=label, **style))
+    for mark, filling, label in words:
+        style = {"marker": mark, "fillstyle": filling, "label": label}
+        handles.append(Line2D([], [], ls="", color="black", ms=9, mew=2, **style))
+    handles.append(Patch(color=BAND, label=f"grey: too small to matter (±{MARGIN} point)"))
     return handles
 
 
-def draw_plane(axis, table, detector):
+def draw_plane(axis, rows, detector):
     """A mark a setting at (crossed AUC, bias) with intervals."""
-    axis.axhspan(-MARGIN, MARGIN, color="#dddddd", lw=0)
-    axis.axhline(0, color="#888888", lw=0.8)
-    for form, rows in table.groupby("form"):
-        shape, _, answers = form.partition("-")
+    axis.axhspan(-MARGIN, MARGIN, color=BAND, lw=0)
+    for row in rows.to_dict("records"):
+        shape, _, answers = row["form"].partition("-")
         colour = COLOURS[bool(answers)]
-        for _, row in rows.iterrows():
-            place = (row[detector], row["bias"])
-            face = colour if row["counted"] else "white"
-            axis.errorbar(*place, row["half"], row[f"{detector} ±"], color=colour, lw=1.5)
-            axis.plot(*place, MARKS[shape], color=colour, mfc=face, ms=10, mew=2)
-            shift, side = (8, 7), "left"
-            if answers:  # on the other side: the lowest doses lie on each other
-                shift, side = (-8, 7), "right"
-            style = {"ha": side, "color": colour, "weight": "bold"}
-            axis.annotate(row["epochs"], place, shift, textcoords="offset points", **style)
-    axis.set_xlim(0.48, 1.04)
-    ticks = [0.5, 0.6, 0.7, 0.8, 0.9, 1]
-    words = ["50 %\nby chance", "60 %", "70 %", "80 %", "90 %", "100 %\nalways"]
-    axis.set_xticks(ticks, words)
+        x, y, wide, high = row[detector], row["bias"], row[f"{detector} ±"], row["half"]
+        face = colour if row["counted"] else "white"
+        axis.plot([x - wide, x + wide], [y, y], color=colour, lw=1.5)
+        axis.plot([x, x], [y - high, y + high], color=colour, lw=1.5)
+        axis.plot(x, y, MARKS[shape], color=colour, mfc=face, ms=10, mew=2)
+    axis.margins(y=0.2)
+    axis.set_xlim(0.44, 1.06)
+    axis.set_xticks([0.5, 0.75, 1], ["50 %\nby chance", "75 %", "100 %\nalways"])
+
+
+def label_marks(axis, rows, detector):
+    """The epochs over or under each interval, at the first of PLACES where nothing else lies."""
+    taken = [line.get_window_extent() for line in axis.lines]
+    for row in rows.to_dict("records"):
+        style = {"textcoords": "offset points", "weight": "bold", "va": "center"}
+        label = axis.annotate(row["epochs"], (0, 0), (0, 0), **style)
+        for side, up in PLACES:
+            label.xy = (row[detector], row["bias"] + up * row["half"])
+            label.xyann = (0, 14 * up)
+            label.set_ha(side)
+            if not label.get_window_extent().count_overlaps(taken):
+                break
+        taken.append(label.get_window_extent())
 
 
 def main(argv=None):
