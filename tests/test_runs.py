@@ -344,7 +344,8 @@ def test_a_torn_line_stands_alone_and_no_editor_loses_a_row(run, tmp_path, chang
 
 @pytest.fixture
 def begun(tiny, benchmark_csv, tmp_path):
-    """begun(flags...) -> (a run of two workers as a process, these); it is ended after the test."""
+    """begun(flags...) -> (a run of two workers as a process, these), once they import; it is ended
+    after the test."""
     begun = []
 
     def call(*flags):
@@ -359,6 +360,8 @@ def begun(tiny, benchmark_csv, tmp_path):
             children = process.children()  # and a tracker of resources
             workers = [child for child in children if "spawn_main" in str(child.cmdline())]
         begun.extend([process, *workers])
+        while min([worker.cpu_times().user for worker in workers]) < 0.5:
+            time.sleep(0.01)
         return process, workers
 
     yield call
