@@ -514,7 +514,7 @@ def check_prompts(tokenizer, recipe, classes):
     tokens = [ids[split:] for ids, split in answers]
     for name, own in zip(classes, tokens):
         if not own or tokens.count(own) > 1:
-            raise SystemExit(f"error: class {name!r} has no tokens of its own for this model: "
+            raise SystemExit(f"error: class {name!r:.60} has no tokens of its own for this model: "
                              "rename it")
 
 
