@@ -679,8 +679,11 @@ def read_examples(path):
         for number, value in enumerate(examples):
             if isinstance(value, dict):
                 examples[number] = value["text"]
+            examples[number].encode()  # half a character pair ends here
             if not examples[number].strip():
                 raise ValueError("it is empty, or has an empty example")
+        if not examples:
+            raise ValueError("it is empty")
     return examples
 
 
@@ -710,7 +713,10 @@ def cut_shards(examples, count, where):
     count = count or len(examples) // 2
     if not 0 < count < len(examples):
         raise SystemExit(f"error: {where}: {len(examples)} examples cannot fill {count} shards")
-    return [part.tolist() for part in np.array_split(np.array(examples, dtype=object), count)]
+    shards = [part.tolist() for part in np.array_split(np.array(examples, dtype=object), count)]
+    if max([len({*shard}) for shard in shards]) == 1:
+        raise SystemExit(f"error: {where}: examples of a shard are all alike: use fewer --shards")
+    return shards
 
 
 def model_files(name):
@@ -860,10 +866,12 @@ def parse_args(argv):
 
 def main(argv=None):
     args = parse_args(argv)
-    if bool(args.model) != bool(args.examples) or (args.held_out or args.log) and not args.model:
-        raise SystemExit("error: --examples needs --model; --model, --log, --held-out --examples")
-    if args.reference and not args.held_out or args.clean and not args.answers:
-        raise SystemExit("error: --reference needs --held-out, --clean needs --answers")
+    needs = {"examples": "model", "model": "examples", "log": "examples", "held_out": "examples",
+             "reference": "held_out", "clean": "answers"}
+    for flag, other in needs.items():
+        if getattr(args, flag) and not getattr(args, other):
+            flags = f"--{flag} needs --{other}".replace("_", "-")
+            raise SystemExit(f"error: {flags}")
     for path in (args.out, args.log):
         if path and not os.access(path.parent, os.W_OK):
             raise SystemExit(f"error: {path} cannot be written: name another folder")

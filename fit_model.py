@@ -91,8 +91,8 @@ MARKS = {  # of the accuracies: colour as in docs/idea.png, marker, area
 SECOND_LOOK = ("Where the bias is as large as the margin, a first look is wrong 10 times in 100, a "
                "second one 12 to 16 times.")
 GLOSS = ("Accuracies in %; base: without pretraining; unseen, seen: pretrained on other texts, on "
-         "these texts. boost = unseen - base, bias = seen - unseen, in points [89 % interval]; "
-         "needed: subsamples of each task until the interval can decide. Every task: tasks.csv.")
+         "these texts. boost = unseen - base, bias = seen - unseen [89 % interval]; needed: "
+         "subsamples of each task until the interval can decide. Every task: tasks.csv.")
 TICK = ("Black tick: always naming the commonest class. A model whose marks lie left of it may "
         "have learned too little to show a bias.")
 
@@ -547,8 +547,8 @@ def remarks(row):
     if short_answer(row).startswith("Too early"):
         again = row["needed"] if row["needed"] > 0 else 5
         minutes = (again - row["subsamples"]) * row["seconds"] / 60
-        todo = f"{again:.0f} subsamples of each task would do."
-        if minutes > 0:  # else nobody here ran it
+        todo = f"About {again:.0f} subsamples of each task, in all, would decide."
+        if row["seconds"] > 0:  # else nobody here ran it
             time = count(math.ceil(minutes), "minute")
             todo = (f"Run the same again with --subsamples {again:.0f} (about {time} of one "
                     f"process) and take that answer. {SECOND_LOOK}")
@@ -601,12 +601,14 @@ def sentence(line):
 def in_words(line):
     """The effect as a sentence."""
     effect = line["effect"]
-    cause = {"bias": "Having seen the texts", "boost": "Other texts"}[effect]
+    cause = {"bias": "Having seen the texts", "boost": "Having seen other texts"}[effect]
     model = line["model"].replace("all", "the models")
     unit = UNITS.get(line["metric"], line["metric"])
-    return (f"{cause} in pretraining changes the score of {model} by {line[effect]} {unit}, on "
-            f"average over {count(line['tasks'], 'task')}. With 89 % confidence the truth lies "
-            "within the brackets.")
+    text = (f"{cause} in pretraining changes the score of {model} by {line[effect]} {unit}, on "
+            f"average over {count(line['tasks'], 'task')}.")
+    if line["low"] < line["high"]:
+        text += " With 89 % confidence the truth lies within the brackets."
+    return text
 
 
 def limits_of(lines, tasks):
@@ -633,14 +635,18 @@ def methods(rows, args):
     if rows["counted"].all():
         noise = ("the noise of drawing its texts, known from those that only one of the two "
                  "pretrained models gets right, plus what all subsamples vary beyond it")
+    m, n = [f"{name} = {', '.join(map(str, sorted(set(rows[name]))))}" for name in ("m", "n")]
+    margin = ""
+    if args.margin:
+        margin = f" Effects within ±{args.margin:g} were taken as too small to matter."
     return (
-        "For each subsample of a task, m labelled texts and two disjoint sets of n other texts "
-        "were drawn. Each model was taken as it is, and pretrained on the unlabelled texts of "
+        f"For each subsample of a task, {m} labelled texts and two disjoint sets of {n} other "
+        "texts were drawn. Each model was taken as it is, and pretrained on the unlabelled texts of "
         "either set; it was then trained on the labelled texts, or prompted where the task is "
         f"zero-shot, and tested on {tests}. The bias is the "
         f"{NAMES.get(args.metric, args.metric)} on texts seen in pretraining minus that on unseen "
         "ones. We report its mean over these tasks with an 89 % interval by Student's t; the "
-        f"variance of a task is {noise}.")
+        f"variance of a task is {noise}.{margin}")
 
 
 # Figure --------------------
@@ -735,13 +741,17 @@ def draw_effect(axis, rows, effect, args):
 def lines_html(lines, names):
     """HTML of a table of these columns."""
     table = pd.DataFrame(lines)
-    table["needed"] = table["needed"].where(table["verdict"] == "not settled")
     table["name"] = table["name"].map(html.escape)
     large = [short_answer(line).partition(":")[0] for line in lines]
+    table["needed"] = table["needed"].where([words.startswith("Too early") for words in large])
     table["answer"] = [f'<b class="{words.lower()}">{words}</b>' for words in large]
     table = table.reindex(columns=names).dropna(axis=1, how="all")
+    for name in {"name", *EFFECTS} & {*table}:  # an interval stays in one line
+        table[name] = table[name].str.replace(" = ", "&nbsp;=&nbsp;").str.replace(" [", "&nbsp;[")
+        table[name] = table[name].str.replace(", +", ",&nbsp;+").str.replace(", -", ",&nbsp;-")
     table = table.rename(columns={"name": "setting", "majority": "commonest class"})
-    return table_html(table, escape=False, float_format="{:.2f}".format,
+    form = "{:.2f}" if lines[0]["metric"] in SHARES else "{:.4f}"
+    return table_html(table, escape=False, float_format=form.format,
                       formatters={"needed": "{:.0f}".format})
 
 
@@ -750,7 +760,9 @@ def cards(lines):
     if len(lines) > 1:
         notes = [paragraph(f"{line['name']}: {remarks(line)}", "small")
                  for line in lines if remarks(line)]
-        return lines_html(lines, ["answer", "name", "bias", "boost"]) + "".join(notes)
+        unit = f"In {UNITS.get(lines[0]['metric'], lines[0]['metric'])} [89 % interval]."
+        table = lines_html(lines, ["answer", "name", "bias", "boost"])
+        return table + paragraph(unit, "small") + "".join(notes)
     (line,) = lines
     large, _, small = short_answer(line).partition(":")
     return (f'<div class="card {large.lower()}">{paragraph(line["name"], "small")}'
@@ -765,6 +777,7 @@ def runs_html(rows):
     runs["classes"] = runs["classes"].astype("Int64")
     runs.insert(2, "of it used", runs["classes"] * (runs["m"] // runs["classes"]))
     runs["model"] = runs["model"].replace("bert-tiny", "bert-tiny (a demonstration)")
+    runs = runs.replace("", np.nan).dropna(axis=1, how="all")
     return table_html(runs, max_rows=MOST_LINES)
 
 
@@ -776,13 +789,15 @@ def publish(rows, tasks, table, summaries, notes, args):
     if len(shown) > MOST_LINES:
         shown = headlines(table)
     names = ["name", "target", "bias", "boost", "tasks", "subsamples", "needed", *ACCURACIES]
-    parts = [cards(lines), *map(figure_html, figures.values()), paragraph(TICK, "small"),
+    tick = TICK if args.metric == "acc" else ""
+    parts = [cards(lines), *map(figure_html, figures.values()), paragraph(tick, "small"),
              "<h2>Settings</h2>", lines_html(lines_of(shown), names), paragraph(GLOSS, "small")]
     parts += [paragraph(text, "warning") for text in limits_of(lines, tasks)]
     parts += [paragraph(note) for note in notes]
     parts += ["<h2>What was run</h2>", runs_html(rows)]
-    for arms, mine in rows.groupby("arms"):
-        parts.append(f"<h2>For a methods section ({arms} arms)</h2>")
+    parts.append("<h2>For a methods section</h2>")
+    known = rows.groupby(CELL)["counted"].transform("all")
+    for _, mine in rows.groupby(["arms", known]):
         parts.append(paragraph(methods(mine, args)))
     parts.append(paragraph(args.command, "small"))
 
@@ -889,7 +904,7 @@ def read_results(paths, metric):
         refuse(rows, rows[name].isna(), name, "a name")
     for name in numbers:
         values = pd.to_numeric(rows[name], errors="coerce")
-        bad = values.isna() & (rows[name].notna() | (name in needed))
+        bad = ~np.isfinite(values) & (rows[name].notna() | (name in needed))
         what = "a number"
         if name in WHOLE:
             what = f"a whole number from {WHOLE[name]}"

@@ -169,15 +169,16 @@ def answer_of(shares, effect):
         found.append(" to ".join(f"{end:.0f}" for end in ends))
     drawn, shuffled = found
     return (f"With one subsample of each task, the paper's model would have claimed a {effect} in "
-            f"{drawn} % of the draws (by setting and model). It claims one of nothing, where seen "
-            f"and unseen are exchanged by lot, in {shuffled} %; an honest interval would in 11 %.")
+            f"{drawn} % of the draws (by setting and model). Where there is none, since seen and "
+            f"unseen are exchanged by lot, it claims one in {shuffled} %; an honest interval would "
+            "in 11 %.")
 
 
 def draw_distributions(meta, shares, effect):
     """PNG of Figure 7, a panel per cell: distributions over slices of the paper's estimates."""
     cells = shares[shares["effect"] == effect].groupby(CELL)["threshold"].first()
     figure = Figure(figsize=(8, 1.4 + 2 * len(cells)), layout="constrained")
-    title = f"The {effect} in single subsamples: share of studies at or below"
+    title = f"The {effect} in single subsamples: share of draws at or below"
     axes = figure.subplots(len(cells), 1, squeeze=False, sharex=True)[:, 0]
     models = list(shares["model"].unique())
     groups, legend = meta.groupby([*CELL, "effect"]), {}
@@ -354,7 +355,7 @@ def read_results(paths, metric):
         refuse(rows, rows[name].isna(), name, "a name")
     for name in numbers:
         values = pd.to_numeric(rows[name], errors="coerce")
-        bad = values.isna() & (rows[name].notna() | (name in needed))
+        bad = ~np.isfinite(values) & (rows[name].notna() | (name in needed))
         what = "a number"
         if name in WHOLE:
             what = f"a whole number from {WHOLE[name]}"

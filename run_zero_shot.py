@@ -679,7 +679,7 @@ def run_all(args, device, models, tasks, most, recipe_of, run_subsample):
         raise SystemExit("error: a share cannot know when to end: give --subsamples alone")
     units = plan_units(args, models, tasks, most, recipe_of)[number - 1 :: count]
     out = args.out.resolve()  # a link's rows and lock belong to the file that it names
-    folders = [folder for folder in (args.predictions, vars(args).get("adapters")) if folder]
+    folders = {args.predictions, vars(args).get("adapters")} - {None}
     make_folders(out, folders)
     finished = finished_units(units, out)
     if count > 1:
@@ -689,7 +689,7 @@ def run_all(args, device, models, tasks, most, recipe_of, run_subsample):
           f"into {out}")
     if finished:
         for folder in folders:
-            print(f"{folder} gets nothing of those finished before: give another --out for that")
+            print(f"what was finished before is not written to {folder} again")
 
     workers, threads = share_cores(args, device, models)
     run = functools.partial(run_subsample, device=device, threads=threads)
@@ -911,12 +911,13 @@ def outlook(rows, tasks, most, margin, pace):
 def report(rows):
     """Print the means of each task."""
     means = task_means(rows)
-    shares = ["majority", "base", "unseen", "seen"]
-    means[shares] *= 100
     _, _, half_width = bias_interval(means)
-    print("\n{model}, m = {m}, n = {n}: shares in %, boost and bias in points".format(**rows[0]))
-    table = means[["subsamples", *shares, "boost", "bias"]]
+    table = (100 * means[["majority", "base", "unseen", "seen"]]).round(2)
+    table["boost"] = table["unseen"] - table["base"]  # of what stands there
+    table["bias"] = table["seen"] - table["unseen"]
+    table.insert(0, "subsamples", means["subsamples"])
     table = table.rename(columns={"majority": "commonest class"})
+    print("\n{model}, m = {m}, n = {n}: shares in %, boost and bias in points".format(**rows[0]))
     print(table.to_string(float_format="{:.2f}".format))
     alone = ""
     if means["subsamples"].max() == 1:
@@ -939,7 +940,8 @@ def add_shared_flags(parser):
     add("--seed", type=int, default=0, help="of the training, not of the draws (%(default)s)")
     add = parser.add_argument_group("machine and output").add_argument
     add("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps (%(default)s)")
-    add("--precision", default="float32", choices=PRECISIONS, help="(%(default)s)")
+    add("--precision", default="float32", choices=PRECISIONS,
+        help="of matrix products (%(default)s)")
     add("--workers", type=whole, help="processes (else 1; small models on CPU: one a core)")
     add("--threads", type=whole, help="of each (else small models: 1, others share all cores)")
     add("--shard", type=share, default=f"{rank + 1}/{ranks}",

@@ -393,6 +393,8 @@ LOG = '{"canonical_logprobs": [-1, %s], "shuffled_logprobs": [%s]}'
     ("mine.txt", TWO, "--device cuda:7", "--device"),
     ("a.jsonl", '"a"\n3', "", "AttributeError"),
     ("a.jsonl", '"a"\n"b', "", "JSONDecodeError"),
+    ("a.jsonl", "", "", "is empty"),
+    ("a.json", '["a", "\\ud800"]', "", "UnicodeEncodeError"),
     ("a.json", '[{"txt": "a"}]', "", "KeyError"),
     ("log", LOG % (-1, "[-1]"), "", "shorter"),
     ("log", LOG % ("NaN", "[-1], [-2]"), "", "finite"),
@@ -523,7 +525,7 @@ def test_only_files_of_this_script_are_replaced(unit_path, capsys, monkeypatch):
     assert "run_zero_shot.py --adapters nowhere" in refused(capsys, "nowhere")
     assert "cannot fill 24 shards" in refused(capsys, "kept", "--shards", 24)
     assert "cannot be written" in refused(capsys, "kept", "--out", "no/such/folder/table.csv")
-    assert "--held-out --examples" in refused(capsys, "--held-out", "held.txt")
+    assert "--held-out needs --examples" in refused(capsys, "--held-out", "held.txt")
     rows = make_table()
     wrongs = [pd.concat([rows, rows[:3]]), rows[:5], rows[:0], rows.drop(columns="p_exact")]
     for wrong in wrongs:

@@ -666,7 +666,7 @@ def test_sentences(f, tmp_path):
     rows = bias_rows({"a": [-3, 0, 4], "b": [-4, 2, 1, 0]})
     text = said(rows)  # of rows that nobody here ran there is no command
     R = int(one(tables_of(f, tmp_path / "r.csv")[2], effect="bias")["needed"])
-    assert R > 20 and text.endswith(f"{R} subsamples of each task would do.")
+    assert R > 20 and text.endswith(f"{R} subsamples of each task, in all, would decide.")
     assert f"--subsamples {R} (about {R - 3} minutes of one process)" in said(rows.assign(seconds=30))  # two tasks
     assert said(bias_rows({"a": [-3, 0, 4]}), "--margin", 30).startswith("No: within ±30.")
 
@@ -860,9 +860,12 @@ def test_a_cell_with_some_rows_of_old_is_plain_and_says_so(f, run, capsys, tmp_p
     arms = pd.read_csv("fits/r/effects.csv").dropna(subset="m").groupby("m")["arms"].unique()
     assert arms.map(list).to_dict() == {8: ["plain"], 20: ["crossed"]}
     assert "e0, m = 8, n = 50: some rows lack acc_*_on_extra" in out
-    crossed, plain = Path("fits/r/report.html").read_text().split("<h2>For a methods section")[1:]
-    assert "tested on the first set" in plain and "the variance between its subsamples" in plain
-    assert "tested on both sets" in crossed and "the noise of drawing its texts" in crossed
+    page = Path("fits/r/report.html").read_text().partition("<h2>For a methods section")[2]
+    crossed, plain, *_ = re.findall("<p.*?</p>", page)
+    assert "m = 8 labelled texts" in plain and "tested on the first set" in plain
+    assert "the variance between its subsamples" in plain
+    assert "m = 20 labelled texts" in crossed and "tested on both sets" in crossed
+    assert "the noise of drawing its texts" in crossed
 
 
 def with_value(table, name, value, k=3):

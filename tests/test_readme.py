@@ -24,7 +24,7 @@ def readme_commands():
         for line in block.replace("\\\n", " ").splitlines():
             match = re.match(r"python (\w+)\.py ?(.*)", line.rpartition("&& ")[2])
             if match:
-                found.append((match[1], shlex.split(match[2])))
+                found.append((match[1], shlex.split(match[2], comments=True)))
     return found
 
 

@@ -520,7 +520,7 @@ def test_a_file_where_a_folder_is_or_the_reverse_is_found_first(run, tmp_path):
 
 def test_a_rerun_says_which_rows_have_no_predictions(run):
     run("--subsamples", 1)
-    assert "kept gets nothing of those finished before" in run("--predictions", "kept")[1]
+    assert "what was finished before is not written to kept again" in run("--predictions", "kept")[1]
     assert len(os.listdir("kept")) == 1
 
 
