@@ -44,8 +44,8 @@ Writes to fits/results/ (the first file's name) report.html, its figures, and th
     posterior.csv  experiment, m, n, effect, analysis, parameter, mean, sd, hdi_low, hdi_high,
                    r_hat, ess_bulk, ess_tail, warning (empty: converged; else exit status 3)
 
-Measured 2026-11-23, seconds of CPU: --draws 0 takes 3 on two tasks, 6 on 37,500 published rows; all
-on 25 published tasks of two models, n = 500, bias alone, 54.
+Seconds of CPU: --draws 0 takes 3 on 37,500 published rows (2026-11-24); all on 25 published tasks
+of two models, n = 500, bias alone, 54 (2026-11-23).
 """
 
 import argparse
@@ -641,8 +641,8 @@ def methods(rows, args):
         margin = f" Effects within ±{args.margin:g} were taken as too small to matter."
     return (
         f"For each subsample of a task, {m} labelled texts and two disjoint sets of {n} other "
-        "texts were drawn. Each model was taken as it is, and pretrained on the unlabelled texts of "
-        "either set; it was then trained on the labelled texts, or prompted where the task is "
+        "texts were drawn. Each model was taken as it is, and pretrained on the unlabelled texts "
+        "of either set; it was then trained on the labelled texts, or prompted where the task is "
         f"zero-shot, and tested on {tests}. The bias is the "
         f"{NAMES.get(args.metric, args.metric)} on texts seen in pretraining minus that on unseen "
         "ones. We report its mean over these tasks with an 89 % interval by Student's t; the "

@@ -32,7 +32,7 @@ Appends a row to results.csv for each finished subsample, with the columns of ru
 rerun goes on from there. With --adapters FOLDER every subsample leaves its adapters and
 FOLDER/<unit>/unit.json, the exact strings pretrained on and scored, for contamination_test.py.
 
-Measured 2026-11-22 (smollm2, rotten_tomatoes, n = 50, 2 subsamples, 2 CPU cores): boost -2.5, bias
+Measured 2026-11-24 (smollm2, rotten_tomatoes, n = 50, 2 subsamples, 2 CPU cores): boost -2.5, bias
 -.5 points, 2.5 GB. From the paper, Mistral: boost 5.25, bias -.04 padded, 4.40 and -.07 packed.
 """
 
