@@ -507,7 +507,7 @@ def count(number, what):
 
 def names_of(values):
     """All different values in words."""
-    return ", ".join(sorted(set(values.dropna())))
+    return ", ".join(map(str, sorted(set(values.dropna()))))
 
 
 def short_answer(row):
@@ -635,7 +635,7 @@ def methods(rows, args):
     if rows["counted"].all():
         noise = ("the noise of drawing its texts, known from those that only one of the two "
                  "pretrained models gets right, plus what all subsamples vary beyond it")
-    m, n = [f"{name} = {', '.join(map(str, sorted(set(rows[name]))))}" for name in ("m", "n")]
+    m, n = [f"{name} = {names_of(rows[name])}" for name in ("m", "n")]
     margin = ""
     if args.margin:
         margin = f" Effects within ±{args.margin:g} were taken as too small to matter."
@@ -770,13 +770,19 @@ def cards(lines):
 
 
 def runs_html(rows):
-    """HTML of what was run: a line a task of a setting, of many the first and the last."""
+    """HTML of what was run: a line a task of a setting; of many, a line a model of an experiment.
+    """
     runs = rows.groupby([*CELL, "model", "task"]).agg(
         classes=("num_classes", "first"), arms=("arms", "first"),
         subsamples=("subsample", "nunique"), versions=("versions", names_of)).reset_index()
     runs["classes"] = runs["classes"].astype("Int64")
     runs.insert(2, "of it used", runs["classes"] * (runs["m"] // runs["classes"]))
     runs["model"] = runs["model"].replace("bert-tiny", "bert-tiny (a demonstration)")
+    if len(runs) > MOST_LINES:
+        groups = runs.groupby(["experiment", "model"])
+        tasks = groups["task"].nunique()
+        runs = groups[["m", "n", "classes", "arms", "subsamples", "versions"]].agg(names_of)
+        runs = runs.assign(tasks=tasks).reset_index()
     runs = runs.replace("", np.nan).dropna(axis=1, how="all")
     return table_html(runs, max_rows=MOST_LINES)
 
