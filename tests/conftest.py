@@ -30,7 +30,9 @@ MODELS = {  # kind: objective, what differs from SIZE
     "camembert": ("mlm", PADDED),
     "distilbert": ("mlm", {"hidden_dim": 64}),
     "electra": ("mlm", PADDED | {"embedding_size": 16}),
+    "esm": ("mlm", PADDED),
     "eurobert": ("mlm", PADDED | GROUPED),
+    "luke": ("mlm", PADDED | {"entity_vocab_size": 10, "entity_emb_size": 32}),
     "modernbert": ("mlm", PADDED | {"local_attention": 8}),
     "roberta": ("mlm", PADDED),
     "xlm-roberta": ("mlm", PADDED),
@@ -57,6 +59,7 @@ UNFIT = {  # these are refused by one script or by both
                                 "use_mamba_kernels": False}),
     "mamba": ("clm", {}),
     "mixtral": ("clm", GROUPED),
+    "moshi": ("clm", {"ffn_dim": 64, "head_dim": 8, "sliding_window": 40}),
     "rwkv": ("clm", {}),
     "xlm": ("clm", {}),
 }

@@ -384,6 +384,7 @@ LOG = '{"canonical_logprobs": [-1, %s], "shuffled_logprobs": [%s]}'
     ("mine.txt", "a b\n", "", "1 examples cannot fill 0 shards"),
     ("mine.txt", "", "", "is empty"),
     ("mine.txt", "a\n\nb", "", "empty example"),
+    ("mine.txt", "a\na\nb\nb\n", "", "use fewer --shards"),
     ("mine.txt", None, "", "No such file"),
     ("mine.txt", b"\xff\xfea", "", "UnicodeDecodeError"),
     ("mine.txt", TWO, "--model=", "--examples needs --model"),

@@ -768,6 +768,26 @@ def test_a_full_disk_leaves_the_old_page(f, run, tmp_path, monkeypatch):
     assert {path: path.read_bytes() for path in before} == before
 
 
+def test_a_page_says_only_what_is_there(run, tmp_path):
+    """No brackets without an interval; no commonest class and four digits for a metric of one's own;
+    no number of subsamples near the margin; of many tasks a line a model."""
+    def page_of(rows, *flags):
+        run(saved(rows, tmp_path / "r.csv") if isinstance(rows, pd.DataFrame) else rows, "--draws", 0, "--out", "p",
+            *flags)
+        return Path("p/report.html").read_text()
+
+    assert "within the brackets" not in page_of(bias_rows({"a": [3]}))
+    page = page_of(bias_rows({"a": [3, 4]}))
+    assert "within the brackets" in page and "Black tick" in page
+    own = {f"own_{arm}": [0.61234, 0.71234] for arm in ("base", "extra", "test")}
+    page = page_of(bias_rows({"a": [3, 4]}).assign(**own), "--metric", "own")
+    assert "Black tick" not in page and "0.6623" in page
+    near = page_of(bias_rows({"a": [-0.6, 1.8] * 8}, n=1000), "--effects", "bias")
+    assert "Near the margin" in near and "<th>needed</th>" not in near
+    page = page_of(PAPER / "few_shot_m100.csv")
+    assert page.partition("What was run")[2].count("<tr") == 1 + 2
+
+
 def test_each_of_a_few_settings_has_a_figure_too(run, tmp_path):
     """But for one of a single task, whose line says the same; later, of two settings alone."""
     few = [coin_rows().assign(m=m) for m in (4, 8)]
@@ -888,6 +908,7 @@ BAD = {  # name: (what becomes of the rows' text, what the message says)
     "not k / n": (lambda t: with_value(t, "acc_test", 0.123),
                   "data row 4: acc_test is 0.123, not a whole number of right answers over n"),
     "above 1": (lambda t: with_value(t, "acc_test", 1.025), "acc_test is 1.025, not a number from 0 to 1"),
+    "infinite": (lambda t: t.assign(num_classes="inf").to_csv(index=False), "num_classes is inf, not a number"),
     "fraction": (lambda t: with_value(t, "m", "8.5"), "data row 4: m is 8.5, not a whole number from 1"),
     "no experiment": (lambda t: with_value(t, "experiment", ""), "data row 4: experiment is nan, not a name"),
     "one data set as two tasks": (lambda t: t.assign(data="x").to_csv(index=False), "differ in task"),

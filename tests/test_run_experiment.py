@@ -152,9 +152,10 @@ def test_bf16_computes_as_autocast_does(script, model_dir, kind):
     assert spread > 0 and (found - rounded).abs().max() < spread / 4
 
 
-def test_the_longest_text_fits_and_no_longer_one(script, model_dir):
-    folder = model_dir("roberta", max_position_embeddings=40)
-    net = network(script, folder, "roberta")
+@pytest.mark.parametrize("kind", ["roberta", "esm", "luke"])  # positions begin after the pad's id
+def test_the_longest_text_fits_and_no_longer_one(script, model_dir, kind):
+    folder = model_dir(kind, max_position_embeddings=40)
+    net = network(script, folder, kind)
     longest = script.find_model(str(folder), script.load_registry()).longest
 
     def read(length):
@@ -164,6 +165,15 @@ def test_the_longest_text_fits_and_no_longer_one(script, model_dir):
     read(longest)
     with pytest.raises((IndexError, RuntimeError)):
         read(longest + 1)
+
+
+@pytest.mark.parametrize("kind, sizes, longest", [
+    ("whisper", {"max_target_positions": 48}, 48), ("xlnet", {}, 10**6)])
+def test_limits_that_other_names_have(script, kind, sizes, longest):
+    """Whisper's decoder ends at max_target_positions; XLNet has none and says -1."""
+    from transformers import AutoConfig
+
+    assert script.longest_text(AutoConfig.for_model(kind, **sizes)) == longest
 
 
 LENGTHS = np.random.default_rng(0).integers(1, 60, 64).tolist()

@@ -512,7 +512,7 @@ def test_a_mistake_ends_in_one_line_without_a_row(classes, flags, words, model_d
 @pytest.mark.parametrize("kind, changes, words", [
     *[(kind, {}, "cannot be used")  # no cache of keys and values, or no adapter for its layers
       for kind in ("rwkv", "mamba", "mixtral", "deepseek_v3", "jamba", "xlm")],
-    ("llama", {"is_causal": False}, "depend on later tokens"),
+    ("moshi", {}, "its cache forgets"), ("llama", {"is_causal": False}, "depend on later tokens"),
     ("gpt2", {"n_positions": 60}, "without its text"),
     ("mpt", {"max_seq_len": 60}, "without its text"),
     ("llama", {"rope_parameters": LONGROPE}, "without its text"),

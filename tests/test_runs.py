@@ -131,6 +131,18 @@ def test_predictions_reproduce_the_row(run, script, benchmark_csv):
         assert differ == float(row[f"discordant{ending}"])
 
 
+def test_what_stands_in_the_last_table_agrees(script, capsys):
+    """Boost and bias are the differences of the accuracies beside them."""
+    table = pd.read_csv(ROOT / "tests" / "bert_tiny_n200.csv")
+    for k in (3, 6, 7):
+        script.report(table[table["subsample"] <= k].to_dict("records"))
+        lines = capsys.readouterr().out.splitlines()
+        for line in lines:
+            if line.startswith(("bbc_news", "rotten_tomatoes")):
+                base, unseen, seen, boost, bias = map(float, line.split()[-5:])
+                assert (boost, bias) == (round(unseen - base, 2), round(seen - unseen, 2))
+
+
 def test_predictions_are_there_before_the_row_that_vouches_for_them(run, script, monkeypatch):
     def full(path, row):
         raise OSError("no space left on the disk")
