@@ -836,7 +836,8 @@ def bias_interval(tasks):
 
 def parse_args(argv):
     """The flags."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
+    parser = argparse.ArgumentParser(
+        usage="%(prog)s [folder] [flags]", description=__doc__.partition("\n\n")[0])
     add = parser.add_mutually_exclusive_group().add_argument
     add("folder", type=Path, nargs="?", default=Path("kept"),
         help="units of run_zero_shot.py --adapters (kept)")

@@ -559,7 +559,8 @@ def save(folder, tables, figures, title, parts):
 
 def parse_args(argv):
     """The flags."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
+    parser = argparse.ArgumentParser(
+        usage="%(prog)s [FILE or FOLDER ...] [flags]", description=__doc__.partition("\n\n")[0])
     add = parser.add_argument
     add("paths", nargs="*", type=Path, default=[Path("results.csv")], metavar="FILE or FOLDER",
         help="(results.csv)")

@@ -84,6 +84,9 @@ def test_a_script_stands_alone_and_explains_itself(path, capsys):
     with pytest.raises(SystemExit) as end:
         load_script(path.stem).main(["--help"])
     assert end.value.code == 0 and "--out" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        load_script(path.stem).main(["--nonsense"])
+    assert len(capsys.readouterr().err.splitlines()) == 2, "usage on one line, then the fault"
 
 
 @EACH
