@@ -820,11 +820,8 @@ def run_cell(args, out, units, finished, tasks, workers, pool, run):
     results = run_samples(samples, run, pool, 2 * workers, in_order=args.margin is not None)
     line = ("{model:<12} {task:<24} m {m:<4} n {n:<4} k {subsample:<4} base {base:.3f}  unseen "
             "{unseen:.3f}  seen {seen:.3f} {seconds:7.1f} s")
-    begun, done, rows = time.monotonic(), 0, []
-    look = {"total": len(wanted), "unit": "subsample"}
-    if args.margin:  # nobody knows the total
-        look = {"desc": f"0 of at most {len(units)} subsamples", "bar_format": "{desc}"}
-    with contextlib.closing(results), tqdm(**look, disable=None) as bar:
+    rows, bar = [], tqdm(total=len(wanted), unit="subsample", disable=None)
+    with contextlib.closing(results), bar:
         for unit, _, _ in units:
             row = finished.get(unit_key(unit))
             if row is None:
@@ -834,12 +831,9 @@ def run_cell(args, out, units, finished, tasks, workers, pool, run):
                 append_row(out, row)
                 bar.write(line.format(**with_effects([row]).iloc[0]))
                 bar.update()
-                done += 1
             rows.append(row)
-            if args.margin and done and not bar.disable:
-                pace = (time.monotonic() - begun) / done
-                bar.set_description_str(outlook(rows, len(tasks), len(units), args.margin, pace))
-            if args.margin and is_known(rows, unit["subsample"], len(tasks), args.margin):
+            k = unit["subsample"]
+            if args.margin and is_known(rows, k, len(tasks), args.margin, bar, len(wanted)):
                 break  # what workers have begun is given up
     return rows
 
@@ -886,26 +880,17 @@ def task_means(rows):
     return means.assign(subsamples=groups.size(), sd=groups["bias"].std())
 
 
-def is_known(rows, k, tasks, margin):
+def is_known(rows, k, tasks, margin, bar, most):
     """Whether the first k rows of every task, three or more, tell the mean bias to half of the
-    margin. The least such k ends a run, whichever worker was faster."""
+    margin. The least such k ends a run, whichever worker was faster. The bar says how far it is."""
     first = [row for row in rows if int(row["subsample"]) <= k]
     if k < 3 or len(first) < k * tasks:
         return False
-    _, _, half_width = bias_interval(task_means(first))
-    return half_width <= margin / 2
-
-
-def outlook(rows, tasks, most, margin, pace):
-    """What a run waits for, in words. most: rows at the end; pace: seconds a row."""
-    means, done = task_means(rows), len(rows)
-    if done < 2 or len(means) < tasks:
-        return f"{done} of at most {most} subsamples, {pace:.0f} s each"
-    _, _, now = bias_interval(means)
-    wanted = max(3 * tasks, done * (now / (margin / 2)) ** 2)  # it falls with the root
-    minutes = math.ceil(pace * max(0, min(wanted, most) - done) / 60)
-    return (f"bias known to ±{now:.2f} of ±{margin / 2:.2f}, {done} subsamples, about {minutes} "
-            "min more")
+    _, _, now = bias_interval(task_means(first))
+    more = len(first) * ((now / (margin / 2)) ** 2 - 1)  # it falls with the root
+    bar.total = min(most, bar.n + max(0, math.ceil(more)))
+    bar.set_description(f"bias known to ±{now:.2f} of ±{margin / 2:.2f}")
+    return now <= margin / 2
 
 
 def report(rows):

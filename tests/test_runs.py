@@ -3,12 +3,12 @@ text: what is written, how a run goes on and ends, and every mistake that a user
 
 import contextlib
 import csv
+import io
 import json
 import math
 import multiprocessing
 import os
 import pickle
-import re
 import shutil
 import signal
 import subprocess
@@ -260,10 +260,12 @@ def test_a_margin_ends_a_run_at_the_least_k(run, script):
     run(*flags, *most, "--out", "half.csv")
     assert comparable(rows_of("half.csv")) == first
 
-    told = script.outlook(rows, 2, 100, 2 * halves[-1] - 1e-9, 30.0)  # the bar's words
-    now, wanted, minutes = re.findall(r"±(.*) of ±(.*), 18 .* (.) min", told)[0]
-    assert now == wanted == f"{halves[-1]:.2f}"
-    assert minutes == "1", "one more of each task: two in half a minute each"
+    for most, margin, total in ((99, halves[-1], 18 + 18 * 3), (50, halves[-1], 50),
+                                (99, 2 * halves[-1] - 1e-9, 19), (99, 9 * halves[-1], 18)):
+        with script.tqdm(total=most, initial=18, file=io.StringIO()) as bar:
+            assert script.is_known(rows, 9, 2, margin, bar, most) == (total == 18)
+            assert bar.total == total, "four times as many for half of it, and no more than allowed"
+        assert bar.desc == f"bias known to ±{halves[-1]:.2f} of ±{margin / 2:.2f}: "
 
 
 def test_a_margin_takes_three_subsamples_of_each_task_or_what_is_allowed(run):
