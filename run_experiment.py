@@ -622,30 +622,27 @@ def run_all(args, device, models, tasks, most, recipe_of, run_subsample):
     units = plan_units(args, models, tasks, most, recipe_of)[number - 1 :: count]
     out = args.out.resolve()  # a link's rows and lock belong to the file that it names
     folders = {args.predictions, vars(args).get("adapters")} - {None}
-    make_folders(out, folders)
-    finished = finished_units(units, out)
+    try:
+        for folder in (out.parent, *folders):
+            folder.mkdir(parents=True, exist_ok=True)
+        units = with_finished(units, out)
+    except OSError as error:
+        raise SystemExit(f"error: {brief(error)}: give another --out or folder")
     if count > 1:
         out = out.with_name(f"{out.stem}.{number}-of-{count}.csv")
+    finished = sum(["seconds" in row for row, *_ in units])
     most = " at most" if args.margin else ""
-    print(f"{len(finished)} subsamples finished before, {len(units) - len(finished)} to run{most}, "
-          f"into {out}")
+    print(f"{finished} subsamples finished before, {len(units) - finished} to run{most}: {out}")
     if finished:
         for folder in folders:
             print(f"what was finished before is not written to {folder} again")
 
     workers, threads = share_cores(args, device, models)
     run = functools.partial(run_subsample, device=device, threads=threads)
-    with plain_ends(), worker_pool(workers, device) as pool:
-        for _, cell in itertools.groupby(units, cell_of):
-            report(run_cell(args, out, [*cell], finished, tasks, workers, pool, run))
-    print(f"rows: {out}\nnext: python fit_model.py {os.path.relpath(out)}")
-
-
-@contextlib.contextmanager
-def plain_ends():
-    """One line for each of the ways in which a run can be cut off."""
     try:
-        yield
+        with worker_pool(workers, device) as pool:
+            for _, cell in itertools.groupby(units, cell_of):
+                report(run_cell(args, out, [*cell], workers, pool, run))
     except futures.BrokenExecutor:
         raise SystemExit("error: a worker was killed: use fewer --workers if memory is short")
     except torch.OutOfMemoryError:
@@ -653,54 +650,44 @@ def plain_ends():
                          "a smaller --batch-size or --max-length")
     except KeyboardInterrupt:
         raise SystemExit("stopped: finished subsamples are kept, the same command goes on")
+    print(f"rows: {out}\nnext: python fit_model.py {os.path.relpath(out)}")
 
 
 def plan_units(args, models, tasks, most, recipe_of):
-    """Every subsample of the grid: (what is known of its row, recipe, model)."""
+    """Every subsample of the grid: (what is known of its row, recipe, model, task)."""
     versions = f"torch {torch.__version__} transformers {transformers.__version__}"
     units = []
     for model, n, m, (name, task) in itertools.product(models, args.n, args.m, tasks.items()):
-        recipe = recipe_of(args, model, task)
+        recipe = recipe_of(model, task)
         for k in range(1, most[n] + 1):
             row = {"experiment": args.experiment, "model": model.name, "task": name, "m": m,
                    "n": n, "subsample": k, "seed": args.seed, "data": task.data,
                    "recipe": short_hash(recipe), "versions": versions}
-            units.append((row, recipe, model))
-    if len({unit_key(row) for row, _, _ in units}) < len(units) or not args.experiment:
+            units.append((row, recipe, model, task))
+    if len({unit_key(row) for row, *_ in units}) < len(units) or not args.experiment:
         raise SystemExit("error: --experiment is empty, or a model or a number is given twice")
     return units
 
 
 def cell_of(unit):
     """Model, m and n of a unit: what is run, and ends, together."""
-    row, _, _ = unit
+    row = unit[0]
     return row["model"], row["m"], row["n"]
 
 
-def make_folders(out, others):
-    """Where files will be written there must be folders."""
-    if out.is_dir():
-        raise SystemExit(f"error: --out {out} is a folder: name a file in it")
-    for folder in (out.parent, *others):
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise SystemExit(f"error: {folder} cannot be a folder ({brief(error)}): name another")
-
-
-def finished_units(units, out):
-    """{key: row} of the units that are finished. One of another recipe or other data is refused."""
-    there, finished = finished_rows(out), {}
-    for new, _, _ in units:
+def with_finished(units, out):
+    """The units: rows of those that are finished are whole. Another recipe or other data is
+    refused."""
+    finished, found = finished_rows(out), []
+    for new, *rest in units:
         key = unit_key(new)
-        old = there.get(key, new)
+        old = finished.get(key, new)
         for name in ("recipe", "data"):
             if old[name] != new[name]:
                 raise SystemExit(f"error: {out} has {key} with {name} {old[name]}, not "
                                  f"{new[name]}: give another --out or --experiment")
-        if key in there:
-            finished[key] = old
-    return finished
+        found.append(({**old, **new}, *rest))
+    return found
 
 
 def share_cores(args, device, models):
@@ -736,8 +723,7 @@ def worker_pool(workers, device):
         pool.shutdown(wait=False, cancel_futures=True)
         for worker in multiprocessing.active_children():
             worker.kill()
-        while multiprocessing.active_children():
-            time.sleep(0.01)
+            worker.join()
 
 
 def start_worker(device, turns):
@@ -753,20 +739,20 @@ def start_worker(device, turns):
         torch.cuda.set_device(turns.get() % torch.cuda.device_count())
 
 
-def run_cell(args, out, units, finished, tasks, workers, pool, run):
+def run_cell(args, out, units, workers, pool, run):
     """Run the units of a model, m and n that are not finished, all tasks side by side, until the
     bias is known to half of --margin. Returns their rows, with those that are there."""
     units = sorted(units, key=lambda unit: unit[0]["subsample"])
-    wanted = [unit for unit in units if unit_key(unit[0]) not in finished]
-    samples = (draw(row, recipe, model, tasks[row["task"]]) for row, recipe, model in wanted)
+    wanted = [unit for unit in units if "seconds" not in unit[0]]
+    samples, tasks = itertools.starmap(draw, wanted), {row["task"] for row, *_ in units}
     results = run_samples(samples, run, pool, 2 * workers, in_order=args.margin is not None)
     line = ("{model:<12} {task:<24} m {m:<4} n {n:<4} k {subsample:<4} base {base:.3f}  unseen "
             "{unseen:.3f}  seen {seen:.3f} {seconds:7.1f} s")
     rows, bar = [], tqdm(total=len(wanted), unit="subsample", disable=None)
     with contextlib.closing(results), bar:
-        for unit, _, _ in units:
-            row = finished.get(unit_key(unit))
-            if row is None:
+        for row, *_ in units:
+            k = row["subsample"]
+            if "seconds" not in row:
                 sample, row, predictions = next(results)
                 if args.predictions:  # before the row, which vouches for it
                     write_predictions(args.predictions, sample, predictions)
@@ -774,7 +760,6 @@ def run_cell(args, out, units, finished, tasks, workers, pool, run):
                 bar.write(line.format(**with_effects([row]).iloc[0]))
                 bar.update()
             rows.append(row)
-            k = unit["subsample"]
             if args.margin and is_known(rows, k, len(tasks), args.margin, bar, len(wanted)):
                 break  # what workers have begun is given up
     return rows
@@ -825,7 +810,7 @@ def task_means(rows):
 def is_known(rows, k, tasks, margin, bar, most):
     """Whether the first k rows of every task, three or more, tell the mean bias to half of the
     margin. The least such k ends a run, whichever worker was faster. The bar says how far it is."""
-    first = [row for row in rows if int(row["subsample"]) <= k]
+    first = [row for row in rows if row["subsample"] <= k]
     if k < 3 or len(first) < k * tasks:
         return False
     _, _, now = bias_interval(task_means(first))
@@ -909,12 +894,12 @@ def finished_rows(out):
     finished = {}
     ours = re.escape(out.stem) + r"(\.\d+-of-\d+)?" + re.escape(out.suffix)
     for path in sorted(out.parent.iterdir()):
-        if not re.fullmatch(ours, path.name) or path.stat().st_size == 0:
+        if not re.fullmatch(ours, path.name):
             continue
         lines = path.read_text(encoding="utf-8-sig", errors="replace").split("\n")
         # each line for itself: one that is torn inside quotes would take the next one with it
         header, *rows = [next(csv.reader([line]), []) for line in lines]
-        if header != COLUMNS:
+        if lines != [""] and header != COLUMNS:
             raise SystemExit(f"error: {path} has not this version's columns: give another --out")
         for cells in rows:
             if len(cells) == len(COLUMNS) and cells[-1]:
@@ -949,7 +934,6 @@ def write_predictions(folder, sample, predictions):
         table = pd.DataFrame(np.exp(predictions[arm][name])).add_prefix("p")
         tables.append(table.assign(arm=arm, set=name, row=sample.numbers[name],
                                    label=sample.labels[name]))
-    folder.mkdir(parents=True, exist_ok=True)
     pd.concat(tables).to_csv(folder / f"{unit_name(sample.row)}.csv", index=False)
 
 
@@ -1434,7 +1418,7 @@ def main(argv=None):
     for model in models[1:]:  # their faults are found now, not after the runs of the first
         load_network(model, "cpu", "float32")
     tasks = load_tasks(args, registry, ["bbc_news", "rotten_tomatoes"])
-    run_all(args, device, models, tasks, most, functools.partial(recipe_of, registry),
+    run_all(args, device, models, tasks, most, functools.partial(recipe_of, registry, args),
             run_subsample)
 
 

@@ -526,9 +526,9 @@ def test_a_results_file_that_is_not_ours_is_left_alone(run, tmp_path, edit):
 
 def test_a_file_where_a_folder_is_or_the_reverse_is_found_first(run, tmp_path):
     (tmp_path / "file").write_text("")
-    refused(run("--out", tmp_path), "is a folder")
-    refused(run("--predictions", "file"), "cannot be a folder")
-    refused(run("--out", "file/results.csv"), "cannot be a folder")
+    refused(run("--out", tmp_path), "Is a directory", str(tmp_path)[-9:], "--out")
+    refused(run("--predictions", "file"), "File exists: 'file'", "another --out or folder")
+    refused(run("--out", "file/results.csv"), "Not a directory", "--out")
     assert not os.path.exists("results.csv")
 
 
