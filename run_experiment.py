@@ -976,9 +976,7 @@ def load_tasks(args, registry, default):
                              f"{near}, all, or --csv or --hub")
     for name in names or default:
         tasks[name] = load_task(name, known[name])
-        for m, n in itertools.product(args.m, args.n):
-            check_size(name, tasks[name], m, n)
-        print(describe(name, tasks[name], args))
+        print(describe(name, tasks[name], args.m, max(args.n)))
     return tasks
 
 
@@ -992,32 +990,26 @@ def load_task(name, spec):
                     f"task {name:.60} cannot be had", advice)
 
 
-def check_size(name, task, m, n):
-    """SystemExit where a task is too small for m and n, with what would do."""
-    counts = np.bincount(task.labels)
-    rows, K = len(task.texts), len(counts)
-    largest = K * min(counts.min(), (rows - 2 * n) // K)  # m
-    if not K <= m // K * K <= largest:
-        remedy = f"--m {K} to {largest} would do"
-        if largest < K:
-            remedy = f"--n {(rows - K) // 2} at most"
-        raise SystemExit(
-            f"error: task {name:.60} has {rows} rows, {counts.min()} of class "
-            f"{task.classes[counts.argmin()]!r:.40}: m = {m} takes {m // K} of each of {K} "
-            f"classes, n = {n} takes {2 * n} others: {remedy}")
-
-
-def describe(name, task, args):
-    """A line on a task: where it is from, its rows and classes, and what m and n make of them."""
+def describe(name, task, ms, n):
+    """A line on a task: where it is from, its rows and classes, and what each m and the largest n
+    make of them. SystemExit where it is too small, with what would do."""
     counts = np.bincount(task.labels).tolist()
-    rows, K = len(task.texts), len(counts)
+    rows, K, least = len(task.texts), len(counts), min(counts)
     classes = ", ".join([f"{name} {count}" for name, count in zip(task.classes, counts)])
     line = (f"task {name} from {task.source}: {rows} rows, {rows - len({*task.texts})} repeat "
             f"another; {K} classes: {classes:.300}")
-    for m in args.m:
+    largest, remedy = K * min(least, (rows - 2 * n) // K), f"--n {(rows - K) // 2} at most"
+    if largest >= K:
+        remedy = f"--m {K} to {largest} would do"
+    for m in ms:
+        if not K <= m // K * K <= largest:
+            raise SystemExit(
+                f"error: task {name:.60} has {rows} rows, {least} of class "
+                f"{task.classes[counts.index(least)]!r:.40}: m = {m} takes {m // K} of each of {K} "
+                f"classes, n = {n} takes {2 * n} others: {remedy}")
         if m % K:
             line += f"; m = {m} becomes {m - m % K}"
-    if rows < 10 * (max(args.m) + 2 * max(args.n)):
+    if rows < 10 * (max(ms) + 2 * n):
         line += "; subsamples share texts (fewer than 10 (m + 2 n) rows)"
     return line
 
@@ -1124,10 +1116,8 @@ def read_file(entry):
         texts = [file.read_text(encoding="utf-8", errors="replace") for file in files]
         table = pd.DataFrame({"text": texts, "label": [file.parent.name for file in files]})
     elif path.suffix == ".parquet":
-        import pyarrow.parquet
-
-        names = pyarrow.parquet.read_schema(path).names
-        return pd.read_parquet(path, columns=wanted_columns(names, entry))
+        columns = [*entry["text"], entry["label"]]  # others may be large
+        table = pd.read_parquet(path, columns=columns)
     elif path.suffix == ".jsonl":
         table = pd.read_json(path, lines=True, dtype=False)
     else:
@@ -1144,11 +1134,10 @@ def read_csv(text, entry):
     separator = max(",;\t", key=text.partition("\n")[0].count)
     try:
         return read_lines(text, separator, csv.QUOTE_MINIMAL, entry)
-    except ValueError as error:
-        if separator == "\t":
-            with contextlib.suppress(ValueError):
-                return read_lines(text, separator, csv.QUOTE_NONE, entry)
-        raise error
+    except ValueError:
+        if separator != "\t":
+            raise
+    return read_lines(text, separator, csv.QUOTE_NONE, entry)
 
 
 def read_lines(text, separator, quoting, entry):
@@ -1233,15 +1222,13 @@ def find_model(text, registry, ignored=()):
     """The Model of --model: an entry of tasks.json, a folder or a Hub id. ignored: patterns of
     files that need not be fetched."""
     known, name, sources = registry["models"], text, [{"hub": text}]
-    fault = f"unknown model {text!r:.60}"
     advice = f"give one of {', '.join(known)}, a folder or a Hub id"
     if "sources" in known.get(text, {}):
-        sources, fault = known[text]["sources"], f"model {text} cannot be had"
-        advice = "bert-tiny and smollm2 need no Hub"
+        sources, advice = known[text]["sources"], "bert-tiny and smollm2 need no Hub"
     elif Path(text).is_dir():
         name, sources = Path(text).resolve().name, [{"path": text}]
-        fault = f"model {text:.60} cannot be had"
-    return first_of(sources, functools.partial(read_model, name, known, ignored), fault, advice)
+    return first_of(sources, functools.partial(read_model, name, known, ignored),
+                    f"no model {text!r:.60}", advice)
 
 
 def read_model(name, known, ignored, source):

@@ -261,7 +261,7 @@ def test_effects_by_hand(script):
 
 def test_a_mean_of_three_rows_a_task_is_known_by_hand(script):
     """pool_noise's two parts: here each task's biases do not vary, so tau is 0, df is 6 - 2 + 5."""
-    rows = [ROW | {"task": task, "subsample": str(k)} for k in (1, 2, 3) for task in "ab"]
+    rows = [ROW | {"task": task, "subsample": k} for k in (1, 2, 3) for task in "ab"]
     w = 25 * (0.0964 + 0.0784) + 100**2 * 2 / (4 * 100**2 * 3)
     half = 1.7729 * math.sqrt(2 * w / 3) / 2  # t's quantile .945 with 9 degrees of freedom
     bar = script.tqdm(disable=True)

@@ -241,14 +241,14 @@ def test_a_margin_ends_a_run_at_the_least_k(run, script):
     """Whichever worker is faster; also when it goes on from rows that are there, in any order."""
     flags = ["--tasks", "rotten_tomatoes", "--max-length", 16, "--m", 12]
     run(*flags, "--subsamples", 9, "--out", "all.csv")
-    rows = rows_of("all.csv")
-    first_k = [[row for row in rows if int(row["subsample"]) <= k] for k in range(3, 10)]
+    rows = [row | {"subsample": int(row["subsample"])} for row in rows_of("all.csv")]
+    first_k = [[row for row in rows if row["subsample"] <= k] for k in range(3, 10)]
     halves = [script.bias_interval(script.task_means(first))[2] for first in first_k]
     margin = 2.0001 * min(halves)
     k = 3 + [half <= margin / 2 for half in halves].index(True)
     assert k > 3, "else it tells nothing"
     most = ["--margin", margin, "--subsamples", 50]
-    first = comparable([row for row in rows if int(row["subsample"]) <= k])
+    first = comparable([row for row in rows_of("all.csv") if int(row["subsample"]) <= k])
     message, out = run(*flags, *most, "--workers", 2)
     assert message is None and comparable(rows_of()) == first
     assert f"known to ±{halves[k - 3]:.2f} (89 %)" in out
@@ -546,7 +546,7 @@ def test_a_pasted_cell_runs_without_tasks_json(script, tiny, benchmark_csv, tmp_
     source = (ROOT / "run_experiment.py").read_text(encoding="utf-8")
     cell = {"__name__": "cell"}
     exec(compile(source, "<cell>", "exec"), cell)
-    assert "unknown model 'bert-tiny'" in end_of(cell["main"])
+    assert "no model 'bert-tiny'" in end_of(cell["main"])
     ours = command(tiny, benchmark_csv, "--subsamples", "2", "--workers", "2")
     assert end_of(cell["main"], *ours[2:]) is None and len(rows_of()) == 2
     called = []
@@ -708,8 +708,8 @@ def test_a_column_of_lists_is_no_label(run):
 
 @pytest.mark.parametrize("flags, words", [
     (["--tasks", "agnews"], ["unknown task 'agnews'", "ag_news", "bbc_news"]),
-    (["--model", "bort"], ["unknown model 'bort'", "bert-tiny", "smollm2"]),
-    (["--model", "smollm2-is/../../x"], ["unknown model"]),
+    (["--model", "bort"], ["no model 'bort'", "bert-tiny", "smollm2"]),
+    (["--model", "smollm2-is/../../x"], ["no model"]),
     (["--csv", "absent.csv"], ["absent.csv", "No such file"]),
     (["--device", "meta"], ["--device meta", "cpu"]),
     (["--device", "toaster"], ["--device toaster"]),
