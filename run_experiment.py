@@ -619,13 +619,12 @@ def run_all(args, device, models, tasks, most, recipe_of, run_subsample):
     number, count = args.shard
     if args.margin and count > 1:
         raise SystemExit("error: a share cannot know when to end: give --subsamples alone")
-    units = plan_units(args, models, tasks, most, recipe_of)[number - 1 :: count]
     out = args.out.resolve()  # a link's rows and lock belong to the file that it names
     folders = {args.predictions, vars(args).get("adapters")} - {None}
     try:
+        units = plan_units(args, out, models, tasks, most, recipe_of)[number - 1 :: count]
         for folder in (out.parent, *folders):
             folder.mkdir(parents=True, exist_ok=True)
-        units = with_finished(units, out)
     except OSError as error:
         raise SystemExit(f"error: {brief(error)}: give another --out or folder")
     if count > 1:
@@ -653,17 +652,24 @@ def run_all(args, device, models, tasks, most, recipe_of, run_subsample):
     print(f"rows: {out}\nnext: python fit_model.py {os.path.relpath(out)}")
 
 
-def plan_units(args, models, tasks, most, recipe_of):
-    """Every subsample of the grid: (what is known of its row, recipe, model, task)."""
+def plan_units(args, out, models, tasks, most, recipe_of):
+    """Every subsample of the grid: (row, recipe, model, task). The row is whole if it is finished.
+    One of another recipe or other data is refused."""
     versions = f"torch {torch.__version__} transformers {transformers.__version__}"
-    units = []
+    finished, units = finished_rows(out), []
     for model, n, m, (name, task) in itertools.product(models, args.n, args.m, tasks.items()):
         recipe = recipe_of(model, task)
         for k in range(1, most[n] + 1):
             row = {"experiment": args.experiment, "model": model.name, "task": name, "m": m,
                    "n": n, "subsample": k, "seed": args.seed, "data": task.data,
                    "recipe": short_hash(recipe), "versions": versions}
-            units.append((row, recipe, model, task))
+            old = finished.get(unit_key(row), row)
+            if (old["recipe"], old["data"]) != (row["recipe"], row["data"]):
+                raise SystemExit(
+                    f"error: {out.name} has {unit_key(row)} with recipe {old['recipe']} and data "
+                    f"{old['data']}, not {row['recipe']} and {row['data']}: give another --out or "
+                    "--experiment")
+            units.append(({**old, **row}, recipe, model, task))
     if len({unit_key(row) for row, *_ in units}) < len(units) or not args.experiment:
         raise SystemExit("error: --experiment is empty, or a model or a number is given twice")
     return units
@@ -673,21 +679,6 @@ def cell_of(unit):
     """Model, m and n of a unit: what is run, and ends, together."""
     row = unit[0]
     return row["model"], row["m"], row["n"]
-
-
-def with_finished(units, out):
-    """The units: rows of those that are finished are whole. Another recipe or other data is
-    refused."""
-    finished, found = finished_rows(out), []
-    for new, *rest in units:
-        key = unit_key(new)
-        old = finished.get(key, new)
-        for name in ("recipe", "data"):
-            if old[name] != new[name]:
-                raise SystemExit(f"error: {out} has {key} with {name} {old[name]}, not "
-                                 f"{new[name]}: give another --out or --experiment")
-        found.append(({**old, **new}, *rest))
-    return found
 
 
 def share_cores(args, device, models):
@@ -893,7 +884,7 @@ def finished_rows(out):
     """{key: row} of a results file and of the other shards' beside it, but for torn lines."""
     finished = {}
     ours = re.escape(out.stem) + r"(\.\d+-of-\d+)?" + re.escape(out.suffix)
-    for path in sorted(out.parent.iterdir()):
+    for path in sorted(out.parent.glob("*")):
         if not re.fullmatch(ours, path.name):
             continue
         lines = path.read_text(encoding="utf-8-sig", errors="replace").split("\n")
@@ -1288,11 +1279,11 @@ def choose_device(args):
 
 def load_once(load, *wanted):
     """What load(*wanted) gives; the latest stays in memory, alone."""
-    if (load, *wanted) not in LOADED:
+    if wanted not in LOADED:
         LOADED.clear()
         gc.collect()  # before the next one comes
-        LOADED[load, *wanted] = load(*wanted)
-    return LOADED[load, *wanted]
+        LOADED[wanted] = load(*wanted)
+    return LOADED[wanted]
 
 
 def check_finite(net, logits):

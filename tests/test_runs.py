@@ -528,7 +528,7 @@ def test_a_file_where_a_folder_is_or_the_reverse_is_found_first(run, tmp_path):
     (tmp_path / "file").write_text("")
     refused(run("--out", tmp_path), "Is a directory", str(tmp_path)[-9:], "--out")
     refused(run("--predictions", "file"), "File exists: 'file'", "another --out or folder")
-    refused(run("--out", "file/results.csv"), "Not a directory", "--out")
+    refused(run("--out", "file/results.csv"), "File exists", "/file'", "another --out")
     assert not os.path.exists("results.csv")
 
 
