@@ -246,17 +246,16 @@ def load_net(model, quantize, precision, device):
     warnings.filterwarnings("ignore", module="peft|transformers")
     logging.getLogger("bitsandbytes").setLevel("ERROR")  # advises what is not needed
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
-    tokenizer = load_tokenizer(model)
+    tokenizer, quantized, dtype = load_tokenizer(model), quantize == "nf4", PRECISIONS[precision]
     try:
-        adapted = read_net(model, quantize == "nf4", PRECISIONS[precision], device)
-        takes = tuple(inspect.signature(adapted.base_model.model.forward).parameters)
+        adapted = read_net(model, quantized, dtype, device)
         config, scored = adapted.config.get_text_config(), SCORED
         if config.model_type == "moshi":
             raise ValueError("its cache forgets what its mask shows")
         if any([getattr(config, name, None) for name in WINDOWS]):
             scored = 1
-        return check_scores(Net(adapted, tokenizer, torch.device(device), PRECISIONS[precision],
-                                quantize == "nf4", takes, scored))
+        return check_scores(
+            Net(adapted, tokenizer, torch.device(device), dtype, quantized, scored))
     except Exception as error:  # whatever a library raises
         raise SystemExit(f"error: model {model.name} cannot be used: {brief(error)}")
 
@@ -293,7 +292,6 @@ class Net(NamedTuple):
     device: torch.device
     dtype: torch.dtype  # of the matrix products; None: float32
     quantized: bool
-    takes: tuple  # names of the model's arguments
     scored: int  # class names of several prompts that can be scored at once
 
 
@@ -386,13 +384,14 @@ def score_group(net, answers, splits, cached, cache):
     the cache. What a prompt's classes share, but its last token, runs once, padded on the right;
     then the rest of all classes of all prompts as one batch."""
     run = functools.partial(net.model, use_cache=True)
+    takes = inspect.signature(net.model.base_model.model.forward).parameters
     cache = copy.deepcopy(cache)
     if cached:
         cache.batch_repeat_interleave(len(answers))
     ends = [min(split) - 1 for split in splits]  # of what is shared
     heads = pad([ids[0][cached:end] for ids, end in zip(answers, ends)], net.device)
     if heads.numel():
-        options = {"logits_to_keep": 1} if "logits_to_keep" in net.takes else {}
+        options = {"logits_to_keep": 1} if "logits_to_keep" in takes else {}
         cache = run(input_ids=heads, past_key_values=cache, **options).past_key_values
     cache.batch_repeat_interleave(len(answers[0]))
 
@@ -402,7 +401,7 @@ def score_group(net, answers, splits, cached, cache):
         ends = torch.tensor(ends, device=net.device).repeat_interleave(len(answers[0]))[:, None]
         before = torch.arange(cached + heads.shape[1], device=net.device) < ends
         options["attention_mask"] = torch.cat([before, torch.ones_like(rests).bool()], 1).long()
-        if "position_ids" in net.takes:
+        if "position_ids" in takes:
             options["position_ids"] = ends + torch.arange(rests.shape[1], device=net.device)
     logits = run(input_ids=rests, past_key_values=cache, **options).logits[rows, places]
     logs = logits.float().log_softmax(1)[range(len(targets)), targets].cpu().double().numpy()
