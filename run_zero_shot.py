@@ -740,7 +740,8 @@ def worker_pool(workers, device):
         pool.shutdown(wait=False, cancel_futures=True)
         for worker in multiprocessing.active_children():
             worker.kill()
-            worker.join()
+        while multiprocessing.active_children():
+            time.sleep(0.01)
 
 
 def start_worker(device, turns):
