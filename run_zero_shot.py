@@ -1106,7 +1106,7 @@ def filtered_texts(table, entry):
 
 def wanted_columns(names, entry):
     """The columns of an entry's texts and labels, each of which must be there once."""
-    wanted = [*dict.fromkeys([*entry["text"], entry["label"]])]
+    wanted = [*entry["text"], entry["label"]]
     for column in wanted:
         if [*names].count(column) != 1:
             raise ValueError(f"not one column {column!r}; columns found: {[*names]}")
@@ -1234,6 +1234,10 @@ FROM_PAD = {  # count positions from their pad token's id + 1
     "camembert", "data2vec-text", "esm", "longformer", "luke", "mpnet", "roberta",
     "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod",
 }
+MODEL_FILES = (  # those that decide a model's numbers; no pickled weights
+    "config.json", "model*.safetensors*", "*.gguf", "*token*.json", "vocab.*", "merges.txt",
+    "*.model",
+)
 PRECISIONS = {"float32": None, "tf32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 LOADED = {}  # the one network in memory
 
@@ -1359,14 +1363,6 @@ def check_tokens(tokenizer, texts, row):
     if len({*words}) < 5 or unknown > len(words) or min(map(len, texts)) == 0:
         raise SystemExit(f"error: {row['model']} knows {len(words)} of the {len(ids)} tokens of "
                          f"{row['task']}, or a text has none: is its vocabulary there?")
-# --- end shared ---
-
-
-# --- shared: hashes ---
-MODEL_FILES = (  # those that decide a model's numbers; no pickled weights
-    "config.json", "model*.safetensors*", "*.gguf", "*token*.json", "vocab.*", "merges.txt",
-    "*.model",
-)
 
 
 def short_hash(*parts):
