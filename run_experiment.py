@@ -555,41 +555,10 @@ def scores_of(log_p, labels):
 # --- end shared ---
 
 
-# --- shared: effects ---
+# --- shared: interval ---
 SHARE = 0.89  # of every interval: the paper's
 UPPER = (1 + SHARE) / 2  # its upper end, as a quantile
-EFFECTS = {"boost": ("base", "extra"), "bias": ("extra", "test")}  # control, treatment: plain arms
-SHARES = ("acc", "f1")  # metrics whose differences are told in points, hundredths
 TEXTS_DF = 5  # degrees of freedom that the noise of the texts, known from every row, is worth
-
-
-def add_effects(rows, metric="acc"):
-    """The rows with base, unseen, seen (of the metric; crossed: means over both sets of texts),
-    boost, bias (points, or the metric's own unit) and variances in points^2: floor, of rounding to
-    whole answers; w, of a crossed bias in accuracy by the noise of its texts, a difference between
-    random halves of 2n; counted: whether w is known, or the least that the accuracies allow."""
-    rows = rows.copy()
-    crossed = rows["arms"] == "crossed"
-    n = rows["n"]
-    scale = 100 if metric in SHARES else 1
-    places = {"base": ("base", "base"), "unseen": ("extra", "test"), "seen": ("test", "extra")}
-    for name, (arm, mirrored) in places.items():
-        on_test = rows[f"{metric}_{arm}"]
-        both = (on_test + rows[f"{metric}_{mirrored}_on_extra"]) / 2
-        rows[name] = both.where(crossed, on_test)
-    rows["boost"] = scale * (rows["unseen"] - rows["base"])
-    rows["bias"] = scale * (rows["seen"] - rows["unseen"])
-    rows["floor"] = (100 / (n * (1 + crossed))) ** 2 / 12 * (metric in SHARES)
-
-    noise = 0
-    for ending, (one, other) in {"": ("extra", "test"), "_on_extra": ("test", "extra")}.items():
-        change = rows[f"acc_{other}{ending}"] - rows[f"acc_{one}{ending}"]
-        noise = noise + rows[f"discordant{ending}"].fillna(change.abs()) - change**2
-    known = crossed & (metric == "acc")
-    rows["w"] = np.maximum(100**2 / (4 * n) * noise, rows["floor"]).where(known)
-    lacking = rows[["discordant", "discordant_on_extra"]].isna().any(axis=1)
-    rows["counted"] = known & ~lacking
-    return rows
 
 
 def pool_noise(tasks):
@@ -619,33 +588,29 @@ def run_all(args, device, models, tasks, most, recipe_of, run_subsample):
     number, count = args.shard
     if args.margin and count > 1:
         raise SystemExit("error: a share cannot know when to end: give --subsamples alone")
-    units = plan_units(args, models, tasks, most, recipe_of)[number - 1 :: count]
     out = args.out.resolve()  # a link's rows and lock belong to the file that it names
     folders = {args.predictions, vars(args).get("adapters")} - {None}
-    make_folders(out, folders)
-    finished = finished_units(units, out)
+    try:
+        units = plan_units(args, out, models, tasks, most, recipe_of)[number - 1 :: count]
+        for folder in (out.parent, *folders):
+            folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SystemExit(f"error: {brief(error)}: give another --out or folder")
     if count > 1:
         out = out.with_name(f"{out.stem}.{number}-of-{count}.csv")
+    finished = sum(["seconds" in row for row, *_ in units])
     most = " at most" if args.margin else ""
-    print(f"{len(finished)} subsamples finished before, {len(units) - len(finished)} to run{most}, "
-          f"into {out}")
+    print(f"{finished} subsamples finished before, {len(units) - finished} to run{most}: {out}")
     if finished:
         for folder in folders:
             print(f"what was finished before is not written to {folder} again")
 
     workers, threads = share_cores(args, device, models)
     run = functools.partial(run_subsample, device=device, threads=threads)
-    with plain_ends(), worker_pool(workers, device) as pool:
-        for _, cell in itertools.groupby(units, cell_of):
-            report(run_cell(args, out, [*cell], finished, tasks, workers, pool, run))
-    print(f"rows: {out}\nnext: python fit_model.py {os.path.relpath(out)}")
-
-
-@contextlib.contextmanager
-def plain_ends():
-    """One line for each of the ways in which a run can be cut off."""
     try:
-        yield
+        with worker_pool(workers, device) as pool:
+            for _, cell in itertools.groupby(units, cell_of):
+                report(run_cell(args, out, [*cell], workers, pool, run))
     except futures.BrokenExecutor:
         raise SystemExit("error: a worker was killed: use fewer --workers if memory is short")
     except torch.OutOfMemoryError:
@@ -653,54 +618,36 @@ def plain_ends():
                          "a smaller --batch-size or --max-length")
     except KeyboardInterrupt:
         raise SystemExit("stopped: finished subsamples are kept, the same command goes on")
+    print(f"rows: {out}\nnext: python fit_model.py {os.path.relpath(out)}")
 
 
-def plan_units(args, models, tasks, most, recipe_of):
-    """Every subsample of the grid: (what is known of its row, recipe, model)."""
+def plan_units(args, out, models, tasks, most, recipe_of):
+    """Every subsample of the grid: (row, recipe, model, task). The row is whole if it is finished.
+    One of another recipe or other data is refused."""
     versions = f"torch {torch.__version__} transformers {transformers.__version__}"
-    units = []
+    finished, units = finished_rows(out), []
     for model, n, m, (name, task) in itertools.product(models, args.n, args.m, tasks.items()):
-        recipe = recipe_of(args, model, task)
+        recipe = recipe_of(model, task)
         for k in range(1, most[n] + 1):
             row = {"experiment": args.experiment, "model": model.name, "task": name, "m": m,
                    "n": n, "subsample": k, "seed": args.seed, "data": task.data,
                    "recipe": short_hash(recipe), "versions": versions}
-            units.append((row, recipe, model))
-    if len({unit_key(row) for row, _, _ in units}) < len(units) or not args.experiment:
+            old = finished.get(unit_key(row), row)
+            if (old["recipe"], old["data"]) != (row["recipe"], row["data"]):
+                raise SystemExit(
+                    f"error: {out.name} has {unit_key(row)} with recipe {old['recipe']} and data "
+                    f"{old['data']}, not {row['recipe']} and {row['data']}: give another --out or "
+                    "--experiment")
+            units.append(({**old, **row}, recipe, model, task))
+    if len({unit_key(row) for row, *_ in units}) < len(units) or not args.experiment:
         raise SystemExit("error: --experiment is empty, or a model or a number is given twice")
     return units
 
 
 def cell_of(unit):
     """Model, m and n of a unit: what is run, and ends, together."""
-    row, _, _ = unit
+    row = unit[0]
     return row["model"], row["m"], row["n"]
-
-
-def make_folders(out, others):
-    """Where files will be written there must be folders."""
-    if out.is_dir():
-        raise SystemExit(f"error: --out {out} is a folder: name a file in it")
-    for folder in (out.parent, *others):
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise SystemExit(f"error: {folder} cannot be a folder ({brief(error)}): name another")
-
-
-def finished_units(units, out):
-    """{key: row} of the units that are finished. One of another recipe or other data is refused."""
-    there, finished = finished_rows(out), {}
-    for new, _, _ in units:
-        key = unit_key(new)
-        old = there.get(key, new)
-        for name in ("recipe", "data"):
-            if old[name] != new[name]:
-                raise SystemExit(f"error: {out} has {key} with {name} {old[name]}, not "
-                                 f"{new[name]}: give another --out or --experiment")
-        if key in there:
-            finished[key] = old
-    return finished
 
 
 def share_cores(args, device, models):
@@ -753,35 +700,28 @@ def start_worker(device, turns):
         torch.cuda.set_device(turns.get() % torch.cuda.device_count())
 
 
-def run_cell(args, out, units, finished, tasks, workers, pool, run):
+def run_cell(args, out, units, workers, pool, run):
     """Run the units of a model, m and n that are not finished, all tasks side by side, until the
     bias is known to half of --margin. Returns their rows, with those that are there."""
     units = sorted(units, key=lambda unit: unit[0]["subsample"])
-    wanted = [unit for unit in units if unit_key(unit[0]) not in finished]
-    samples = (draw(row, recipe, model, tasks[row["task"]]) for row, recipe, model in wanted)
+    wanted = [unit for unit in units if "seconds" not in unit[0]]
+    samples, tasks = itertools.starmap(draw, wanted), {row["task"] for row, *_ in units}
     results = run_samples(samples, run, pool, 2 * workers, in_order=args.margin is not None)
     line = ("{model:<12} {task:<24} m {m:<4} n {n:<4} k {subsample:<4} base {base:.3f}  unseen "
             "{unseen:.3f}  seen {seen:.3f} {seconds:7.1f} s")
-    begun, done, rows = time.monotonic(), 0, []
-    look = {"total": len(wanted), "unit": "subsample"}
-    if args.margin:  # nobody knows the total
-        look = {"desc": f"0 of at most {len(units)} subsamples", "bar_format": "{desc}"}
-    with contextlib.closing(results), tqdm(**look, disable=None) as bar:
-        for unit, _, _ in units:
-            row = finished.get(unit_key(unit))
-            if row is None:
+    rows, bar = [], tqdm(total=len(wanted), unit="subsample", disable=None)
+    with contextlib.closing(results), bar:
+        for row, *_ in units:
+            k = row["subsample"]
+            if "seconds" not in row:
                 sample, row, predictions = next(results)
                 if args.predictions:  # before the row, which vouches for it
                     write_predictions(args.predictions, sample, predictions)
                 append_row(out, row)
                 bar.write(line.format(**with_effects([row]).iloc[0]))
                 bar.update()
-                done += 1
             rows.append(row)
-            if args.margin and done and not bar.disable:
-                pace = (time.monotonic() - begun) / done
-                bar.set_description_str(outlook(rows, len(tasks), len(units), args.margin, pace))
-            if args.margin and is_known(rows, unit["subsample"], len(tasks), args.margin):
+            if args.margin and is_known(rows, k, len(tasks), args.margin, bar, len(wanted)):
                 break  # what workers have begun is given up
     return rows
 
@@ -814,11 +754,24 @@ def run_samples(samples, run, pool, ahead, in_order):
 
 
 def with_effects(rows):
-    """Rows, new or of a file, as a table with what add_effects adds."""
+    """Rows, new or of a file, as a table with base, unseen, seen: means over both sets of texts;
+    boost, bias, in points; w, the variance of the bias by the noise of its texts, a difference
+    between random halves of 2n: no less than that of rounding to whole answers."""
     table = pd.DataFrame(rows, columns=COLUMNS)
     table[MEASURES] = table[MEASURES].astype(float)
     table["n"] = table["n"].astype(int)
-    return add_effects(table.assign(arms="crossed"))
+    for name, arm, other in (("base", "base", "base"), ("unseen", "extra", "test"),
+                             ("seen", "test", "extra")):
+        table[name] = (table[f"acc_{arm}"] + table[f"acc_{other}_on_extra"]) / 2
+    table["boost"] = 100 * (table["unseen"] - table["base"])
+    table["bias"] = 100 * (table["seen"] - table["unseen"])
+    noise = 0
+    for ending in ("", "_on_extra"):
+        change = table[f"acc_test{ending}"] - table[f"acc_extra{ending}"]
+        noise = noise + table[f"discordant{ending}"] - change**2
+    n = table["n"]
+    table["w"] = np.maximum(100**2 / (4 * n) * noise, (100 / (2 * n)) ** 2 / 12)
+    return table
 
 
 def task_means(rows):
@@ -828,26 +781,17 @@ def task_means(rows):
     return means.assign(subsamples=groups.size(), sd=groups["bias"].std())
 
 
-def is_known(rows, k, tasks, margin):
+def is_known(rows, k, tasks, margin, bar, most):
     """Whether the first k rows of every task, three or more, tell the mean bias to half of the
-    margin. The least such k ends a run, whichever worker was faster."""
-    first = [row for row in rows if int(row["subsample"]) <= k]
+    margin. The least such k ends a run, whichever worker was faster. The bar says how far it is."""
+    first = [row for row in rows if row["subsample"] <= k]
     if k < 3 or len(first) < k * tasks:
         return False
-    _, _, half_width = bias_interval(task_means(first))
-    return half_width <= margin / 2
-
-
-def outlook(rows, tasks, most, margin, pace):
-    """What a run waits for, in words. most: rows at the end; pace: seconds a row."""
-    means, done = task_means(rows), len(rows)
-    if done < 2 or len(means) < tasks:
-        return f"{done} of at most {most} subsamples, {pace:.0f} s each"
-    _, _, now = bias_interval(means)
-    wanted = max(3 * tasks, done * (now / (margin / 2)) ** 2)  # it falls with the root
-    minutes = math.ceil(pace * max(0, min(wanted, most) - done) / 60)
-    return (f"bias known to ±{now:.2f} of ±{margin / 2:.2f}, {done} subsamples, about {minutes} "
-            "min more")
+    _, _, now = bias_interval(task_means(first))
+    more = len(first) * ((now / (margin / 2)) ** 2 - 1)  # it falls with the root
+    bar.total = min(most, bar.n + max(0, math.ceil(more)))
+    bar.set_description(f"bias known to ±{now:.2f} of ±{margin / 2:.2f}")
+    return now <= margin / 2
 
 
 def report(rows):
@@ -923,13 +867,13 @@ def finished_rows(out):
     """{key: row} of a results file and of the other shards' beside it, but for torn lines."""
     finished = {}
     ours = re.escape(out.stem) + r"(\.\d+-of-\d+)?" + re.escape(out.suffix)
-    for path in sorted(out.parent.iterdir()):
-        if not re.fullmatch(ours, path.name) or path.stat().st_size == 0:
+    for path in sorted(out.parent.glob("*")):
+        if not re.fullmatch(ours, path.name):
             continue
         lines = path.read_text(encoding="utf-8-sig", errors="replace").split("\n")
         # each line for itself: one that is torn inside quotes would take the next one with it
         header, *rows = [next(csv.reader([line]), []) for line in lines]
-        if header != COLUMNS:
+        if lines != [""] and header != COLUMNS:
             raise SystemExit(f"error: {path} has not this version's columns: give another --out")
         for cells in rows:
             if len(cells) == len(COLUMNS) and cells[-1]:
@@ -964,7 +908,6 @@ def write_predictions(folder, sample, predictions):
         table = pd.DataFrame(np.exp(predictions[arm][name])).add_prefix("p")
         tables.append(table.assign(arm=arm, set=name, row=sample.numbers[name],
                                    label=sample.labels[name]))
-    folder.mkdir(parents=True, exist_ok=True)
     pd.concat(tables).to_csv(folder / f"{unit_name(sample.row)}.csv", index=False)
 
 
@@ -1007,9 +950,7 @@ def load_tasks(args, registry, default):
                              f"{near}, all, or --csv or --hub")
     for name in names or default:
         tasks[name] = load_task(name, known[name])
-        for m, n in itertools.product(args.m, args.n):
-            check_size(name, tasks[name], m, n)
-        print(describe(name, tasks[name], args))
+        print(describe(name, tasks[name], args.m, max(args.n)))
     return tasks
 
 
@@ -1023,32 +964,26 @@ def load_task(name, spec):
                     f"task {name:.60} cannot be had", advice)
 
 
-def check_size(name, task, m, n):
-    """SystemExit where a task is too small for m and n, with what would do."""
-    counts = np.bincount(task.labels)
-    rows, K = len(task.texts), len(counts)
-    largest = K * min(counts.min(), (rows - 2 * n) // K)  # m
-    if not K <= m // K * K <= largest:
-        remedy = f"--m {K} to {largest} would do"
-        if largest < K:
-            remedy = f"--n {(rows - K) // 2} at most"
-        raise SystemExit(
-            f"error: task {name:.60} has {rows} rows, {counts.min()} of class "
-            f"{task.classes[counts.argmin()]!r:.40}: m = {m} takes {m // K} of each of {K} "
-            f"classes, n = {n} takes {2 * n} others: {remedy}")
-
-
-def describe(name, task, args):
-    """A line on a task: where it is from, its rows and classes, and what m and n make of them."""
+def describe(name, task, ms, n):
+    """A line on a task: where it is from, its rows and classes, and what each m and the largest n
+    make of them. SystemExit where it is too small, with what would do."""
     counts = np.bincount(task.labels).tolist()
-    rows, K = len(task.texts), len(counts)
+    rows, K, least = len(task.texts), len(counts), min(counts)
     classes = ", ".join([f"{name} {count}" for name, count in zip(task.classes, counts)])
     line = (f"task {name} from {task.source}: {rows} rows, {rows - len({*task.texts})} repeat "
             f"another; {K} classes: {classes:.300}")
-    for m in args.m:
+    largest, remedy = K * min(least, (rows - 2 * n) // K), f"--n {(rows - K) // 2} at most"
+    if largest >= K:
+        remedy = f"--m {K} to {largest} would do"
+    for m in ms:
+        if not K <= m // K * K <= largest:
+            raise SystemExit(
+                f"error: task {name:.60} has {rows} rows, {least} of class "
+                f"{task.classes[counts.index(least)]!r:.40}: m = {m} takes {m // K} of each of {K} "
+                f"classes, n = {n} takes {2 * n} others: {remedy}")
         if m % K:
             line += f"; m = {m} becomes {m - m % K}"
-    if rows < 10 * (max(args.m) + 2 * max(args.n)):
+    if rows < 10 * (max(ms) + 2 * n):
         line += "; subsamples share texts (fewer than 10 (m + 2 n) rows)"
     return line
 
@@ -1114,7 +1049,7 @@ def filtered_texts(table, entry):
 
 def wanted_columns(names, entry):
     """The columns of an entry's texts and labels, each of which must be there once."""
-    wanted = [*dict.fromkeys([*entry["text"], entry["label"]])]
+    wanted = [*entry["text"], entry["label"]]
     for column in wanted:
         if [*names].count(column) != 1:
             raise ValueError(f"not one column {column!r}; columns found: {[*names]}")
@@ -1155,10 +1090,8 @@ def read_file(entry):
         texts = [file.read_text(encoding="utf-8", errors="replace") for file in files]
         table = pd.DataFrame({"text": texts, "label": [file.parent.name for file in files]})
     elif path.suffix == ".parquet":
-        import pyarrow.parquet
-
-        names = pyarrow.parquet.read_schema(path).names
-        return pd.read_parquet(path, columns=wanted_columns(names, entry))
+        columns = [*entry["text"], entry["label"]]  # others may be large
+        table = pd.read_parquet(path, columns=columns)
     elif path.suffix == ".jsonl":
         table = pd.read_json(path, lines=True, dtype=False)
     else:
@@ -1175,11 +1108,10 @@ def read_csv(text, entry):
     separator = max(",;\t", key=text.partition("\n")[0].count)
     try:
         return read_lines(text, separator, csv.QUOTE_MINIMAL, entry)
-    except ValueError as error:
-        if separator == "\t":
-            with contextlib.suppress(ValueError):
-                return read_lines(text, separator, csv.QUOTE_NONE, entry)
-        raise error
+    except ValueError:
+        if separator != "\t":
+            raise
+    return read_lines(text, separator, csv.QUOTE_NONE, entry)
 
 
 def read_lines(text, separator, quoting, entry):
@@ -1245,6 +1177,10 @@ FROM_PAD = {  # count positions from their pad token's id + 1
     "camembert", "data2vec-text", "esm", "longformer", "luke", "mpnet", "roberta",
     "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod",
 }
+MODEL_FILES = (  # those that decide a model's numbers; no pickled weights
+    "config.json", "model*.safetensors*", "*.gguf", "*token*.json", "vocab.*", "merges.txt",
+    "*.model",
+)
 PRECISIONS = {"float32": None, "tf32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 LOADED = {}  # the one network in memory
 
@@ -1264,15 +1200,13 @@ def find_model(text, registry, ignored=()):
     """The Model of --model: an entry of tasks.json, a folder or a Hub id. ignored: patterns of
     files that need not be fetched."""
     known, name, sources = registry["models"], text, [{"hub": text}]
-    fault = f"unknown model {text!r:.60}"
     advice = f"give one of {', '.join(known)}, a folder or a Hub id"
     if "sources" in known.get(text, {}):
-        sources, fault = known[text]["sources"], f"model {text} cannot be had"
-        advice = "bert-tiny and smollm2 need no Hub"
+        sources, advice = known[text]["sources"], "bert-tiny and smollm2 need no Hub"
     elif Path(text).is_dir():
         name, sources = Path(text).resolve().name, [{"path": text}]
-        fault = f"model {text:.60} cannot be had"
-    return first_of(sources, functools.partial(read_model, name, known, ignored), fault, advice)
+    return first_of(sources, functools.partial(read_model, name, known, ignored),
+                    f"no model {text!r:.60}", advice)
 
 
 def read_model(name, known, ignored, source):
@@ -1332,11 +1266,11 @@ def choose_device(args):
 
 def load_once(load, *wanted):
     """What load(*wanted) gives; the latest stays in memory, alone."""
-    if (load, *wanted) not in LOADED:
+    if wanted not in LOADED:
         LOADED.clear()
         gc.collect()  # before the next one comes
-        LOADED[load, *wanted] = load(*wanted)
-    return LOADED[load, *wanted]
+        LOADED[wanted] = load(*wanted)
+    return LOADED[wanted]
 
 
 def check_finite(net, logits):
@@ -1372,14 +1306,6 @@ def check_tokens(tokenizer, texts, row):
     if len({*words}) < 5 or unknown > len(words) or min(map(len, texts)) == 0:
         raise SystemExit(f"error: {row['model']} knows {len(words)} of the {len(ids)} tokens of "
                          f"{row['task']}, or a text has none: is its vocabulary there?")
-# --- end shared ---
-
-
-# --- shared: hashes ---
-MODEL_FILES = (  # those that decide a model's numbers; no pickled weights
-    "config.json", "model*.safetensors*", "*.gguf", "*token*.json", "vocab.*", "merges.txt",
-    "*.model",
-)
 
 
 def short_hash(*parts):
@@ -1449,7 +1375,7 @@ def main(argv=None):
     for model in models[1:]:  # their faults are found now, not after the runs of the first
         load_network(model, "cpu", "float32")
     tasks = load_tasks(args, registry, ["bbc_news", "rotten_tomatoes"])
-    run_all(args, device, models, tasks, most, functools.partial(recipe_of, registry),
+    run_all(args, device, models, tasks, most, functools.partial(recipe_of, registry, args),
             run_subsample)
 
 

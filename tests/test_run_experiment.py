@@ -10,7 +10,7 @@ import pytest
 import torch
 import transformers
 
-from conftest import ARMS, MODELS
+from conftest import ARMS, MODELS, ROOT, load_script
 
 TEXTS = ["a short one", "no", "yes it was", "the film was neither good nor bad but it was a film",
          "this text is a good deal longer than the others, with commas, and goes on for some time"]
@@ -259,14 +259,25 @@ def test_effects_by_hand(script):
     assert equal["w"] == pytest.approx(0.5**2 / 12), "that of rounding to half an answer"
 
 
+def test_a_run_ends_by_the_effects_that_fit_model_judges_by(script):
+    table = pd.read_csv(ROOT / "tests" / "bert_tiny_n200.csv")
+    theirs = load_script("fit_model").add_effects(table.assign(arms="crossed"))
+    assert theirs["counted"].all() and len(theirs) == len(table) > 100
+    ours = script.with_effects(table.astype(str).to_dict("records"))
+    for name in ("base", "unseen", "seen", "boost", "bias", "w"):
+        assert ours[name].tolist() == theirs[name].tolist(), name
+
+
 def test_a_mean_of_three_rows_a_task_is_known_by_hand(script):
     """pool_noise's two parts: here each task's biases do not vary, so tau is 0, df is 6 - 2 + 5."""
-    rows = [ROW | {"task": task, "subsample": str(k)} for k in (1, 2, 3) for task in "ab"]
+    rows = [ROW | {"task": task, "subsample": k} for k in (1, 2, 3) for task in "ab"]
     w = 25 * (0.0964 + 0.0784) + 100**2 * 2 / (4 * 100**2 * 3)
     half = 1.7729 * math.sqrt(2 * w / 3) / 2  # t's quantile .945 with 9 degrees of freedom
-    assert script.is_known(rows, 3, 2, 2.001 * half)
-    assert not script.is_known(rows, 3, 2, 1.999 * half)
-    assert not script.is_known(rows[:5], 3, 2, 99) and not script.is_known(rows, 2, 2, 99)
+    bar = script.tqdm(disable=True)
+    assert script.is_known(rows, 3, 2, 2.001 * half, bar, 9)
+    assert not script.is_known(rows, 3, 2, 1.999 * half, bar, 9)
+    assert not script.is_known(rows[:5], 3, 2, 99, bar, 9)
+    assert not script.is_known(rows, 2, 2, 99, bar, 9)
 
 
 def test_effects_that_differ_from_run_to_run_are_pooled_by_hand(script):

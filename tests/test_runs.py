@@ -3,12 +3,12 @@ text: what is written, how a run goes on and ends, and every mistake that a user
 
 import contextlib
 import csv
+import io
 import json
 import math
 import multiprocessing
 import os
 import pickle
-import re
 import shutil
 import signal
 import subprocess
@@ -241,14 +241,14 @@ def test_a_margin_ends_a_run_at_the_least_k(run, script):
     """Whichever worker is faster; also when it goes on from rows that are there, in any order."""
     flags = ["--tasks", "rotten_tomatoes", "--max-length", 16, "--m", 12]
     run(*flags, "--subsamples", 9, "--out", "all.csv")
-    rows = rows_of("all.csv")
-    first_k = [[row for row in rows if int(row["subsample"]) <= k] for k in range(3, 10)]
+    rows = [row | {"subsample": int(row["subsample"])} for row in rows_of("all.csv")]
+    first_k = [[row for row in rows if row["subsample"] <= k] for k in range(3, 10)]
     halves = [script.bias_interval(script.task_means(first))[2] for first in first_k]
     margin = 2.0001 * min(halves)
     k = 3 + [half <= margin / 2 for half in halves].index(True)
     assert k > 3, "else it tells nothing"
     most = ["--margin", margin, "--subsamples", 50]
-    first = comparable([row for row in rows if int(row["subsample"]) <= k])
+    first = comparable([row for row in rows_of("all.csv") if int(row["subsample"]) <= k])
     message, out = run(*flags, *most, "--workers", 2)
     assert message is None and comparable(rows_of()) == first
     assert f"known to ±{halves[k - 3]:.2f} (89 %)" in out
@@ -260,10 +260,12 @@ def test_a_margin_ends_a_run_at_the_least_k(run, script):
     run(*flags, *most, "--out", "half.csv")
     assert comparable(rows_of("half.csv")) == first
 
-    told = script.outlook(rows, 2, 100, 2 * halves[-1] - 1e-9, 30.0)  # the bar's words
-    now, wanted, minutes = re.findall(r"±(.*) of ±(.*), 18 .* (.) min", told)[0]
-    assert now == wanted == f"{halves[-1]:.2f}"
-    assert minutes == "1", "one more of each task: two in half a minute each"
+    for most, margin, total in ((99, halves[-1], 18 + 18 * 3), (50, halves[-1], 50),
+                                (99, 2 * halves[-1] - 1e-9, 19), (99, 9 * halves[-1], 18)):
+        with script.tqdm(total=most, initial=18, file=io.StringIO()) as bar:
+            assert script.is_known(rows, 9, 2, margin, bar, most) == (total == 18)
+            assert bar.total == total, "four times as many for half of it, and no more than allowed"
+        assert bar.desc == f"bias known to ±{halves[-1]:.2f} of ±{margin / 2:.2f}: "
 
 
 def test_a_margin_takes_three_subsamples_of_each_task_or_what_is_allowed(run):
@@ -524,9 +526,9 @@ def test_a_results_file_that_is_not_ours_is_left_alone(run, tmp_path, edit):
 
 def test_a_file_where_a_folder_is_or_the_reverse_is_found_first(run, tmp_path):
     (tmp_path / "file").write_text("")
-    refused(run("--out", tmp_path), "is a folder")
-    refused(run("--predictions", "file"), "cannot be a folder")
-    refused(run("--out", "file/results.csv"), "cannot be a folder")
+    refused(run("--out", tmp_path), "Is a directory", str(tmp_path)[-9:], "--out")
+    refused(run("--predictions", "file"), "File exists: 'file'", "another --out or folder")
+    refused(run("--out", "file/results.csv"), "File exists", "/file'", "another --out")
     assert not os.path.exists("results.csv")
 
 
@@ -544,7 +546,7 @@ def test_a_pasted_cell_runs_without_tasks_json(script, tiny, benchmark_csv, tmp_
     source = (ROOT / "run_experiment.py").read_text(encoding="utf-8")
     cell = {"__name__": "cell"}
     exec(compile(source, "<cell>", "exec"), cell)
-    assert "unknown model 'bert-tiny'" in end_of(cell["main"])
+    assert "no model 'bert-tiny'" in end_of(cell["main"])
     ours = command(tiny, benchmark_csv, "--subsamples", "2", "--workers", "2")
     assert end_of(cell["main"], *ours[2:]) is None and len(rows_of()) == 2
     called = []
@@ -706,8 +708,8 @@ def test_a_column_of_lists_is_no_label(run):
 
 @pytest.mark.parametrize("flags, words", [
     (["--tasks", "agnews"], ["unknown task 'agnews'", "ag_news", "bbc_news"]),
-    (["--model", "bort"], ["unknown model 'bort'", "bert-tiny", "smollm2"]),
-    (["--model", "smollm2-is/../../x"], ["unknown model"]),
+    (["--model", "bort"], ["no model 'bort'", "bert-tiny", "smollm2"]),
+    (["--model", "smollm2-is/../../x"], ["no model"]),
     (["--csv", "absent.csv"], ["absent.csv", "No such file"]),
     (["--device", "meta"], ["--device meta", "cpu"]),
     (["--device", "toaster"], ["--device toaster"]),
