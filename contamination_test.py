@@ -772,11 +772,14 @@ def write_whole(path, table):
     draft.replace(path)
 
 
-# The same in fit_model.py, meta_analysis.py; interval in the run scripts, too
+# The same in fit_model.py, meta_analysis.py and the run scripts
 
 # --- shared: effects ---
+SHARE = 0.89  # of every interval: the paper's
+UPPER = (1 + SHARE) / 2  # its upper end, as a quantile
 EFFECTS = {"boost": ("base", "extra"), "bias": ("extra", "test")}  # control, treatment: plain arms
 SHARES = ("acc", "f1")  # metrics whose differences are told in points, hundredths
+TEXTS_DF = 5  # degrees of freedom that the noise of the texts, known from every row, is worth
 
 
 def add_effects(rows, metric="acc"):
@@ -806,13 +809,6 @@ def add_effects(rows, metric="acc"):
     lacking = rows[["discordant", "discordant_on_extra"]].isna().any(axis=1)
     rows["counted"] = known & ~lacking
     return rows
-# --- end shared ---
-
-
-# --- shared: interval ---
-SHARE = 0.89  # of every interval: the paper's
-UPPER = (1 + SHARE) / 2  # its upper end, as a quantile
-TEXTS_DF = 5  # degrees of freedom that the noise of the texts, known from every row, is worth
 
 
 def pool_noise(tasks):

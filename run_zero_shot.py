@@ -612,10 +612,41 @@ def scores_of(log_p, labels):
 # --- end shared ---
 
 
-# --- shared: interval ---
+# --- shared: effects ---
 SHARE = 0.89  # of every interval: the paper's
 UPPER = (1 + SHARE) / 2  # its upper end, as a quantile
+EFFECTS = {"boost": ("base", "extra"), "bias": ("extra", "test")}  # control, treatment: plain arms
+SHARES = ("acc", "f1")  # metrics whose differences are told in points, hundredths
 TEXTS_DF = 5  # degrees of freedom that the noise of the texts, known from every row, is worth
+
+
+def add_effects(rows, metric="acc"):
+    """The rows with base, unseen, seen (of the metric; crossed: means over both sets of texts),
+    boost, bias (points, or the metric's own unit) and variances in points^2: floor, of rounding to
+    whole answers; w, of a crossed bias in accuracy by the noise of its texts, a difference between
+    random halves of 2n; counted: whether w is known, or the least that the accuracies allow."""
+    rows = rows.copy()
+    crossed = rows["arms"] == "crossed"
+    n = rows["n"]
+    scale = 100 if metric in SHARES else 1
+    places = {"base": ("base", "base"), "unseen": ("extra", "test"), "seen": ("test", "extra")}
+    for name, (arm, mirrored) in places.items():
+        on_test = rows[f"{metric}_{arm}"]
+        both = (on_test + rows[f"{metric}_{mirrored}_on_extra"]) / 2
+        rows[name] = both.where(crossed, on_test)
+    rows["boost"] = scale * (rows["unseen"] - rows["base"])
+    rows["bias"] = scale * (rows["seen"] - rows["unseen"])
+    rows["floor"] = (100 / (n * (1 + crossed))) ** 2 / 12 * (metric in SHARES)
+
+    noise = 0
+    for ending, (one, other) in {"": ("extra", "test"), "_on_extra": ("test", "extra")}.items():
+        change = rows[f"acc_{other}{ending}"] - rows[f"acc_{one}{ending}"]
+        noise = noise + rows[f"discordant{ending}"].fillna(change.abs()) - change**2
+    known = crossed & (metric == "acc")
+    rows["w"] = np.maximum(100**2 / (4 * n) * noise, rows["floor"]).where(known)
+    lacking = rows[["discordant", "discordant_on_extra"]].isna().any(axis=1)
+    rows["counted"] = known & ~lacking
+    return rows
 
 
 def pool_noise(tasks):
@@ -811,24 +842,11 @@ def run_samples(samples, run, pool, ahead, in_order):
 
 
 def with_effects(rows):
-    """Rows, new or of a file, as a table with base, unseen, seen: means over both sets of texts;
-    boost, bias, in points; w, the variance of the bias by the noise of its texts, a difference
-    between random halves of 2n: no less than that of rounding to whole answers."""
+    """Rows, new or of a file, as a table with what add_effects adds."""
     table = pd.DataFrame(rows, columns=COLUMNS)
     table[MEASURES] = table[MEASURES].astype(float)
     table["n"] = table["n"].astype(int)
-    for name, arm, other in (("base", "base", "base"), ("unseen", "extra", "test"),
-                             ("seen", "test", "extra")):
-        table[name] = (table[f"acc_{arm}"] + table[f"acc_{other}_on_extra"]) / 2
-    table["boost"] = 100 * (table["unseen"] - table["base"])
-    table["bias"] = 100 * (table["seen"] - table["unseen"])
-    noise = 0
-    for ending in ("", "_on_extra"):
-        change = table[f"acc_test{ending}"] - table[f"acc_extra{ending}"]
-        noise = noise + table[f"discordant{ending}"] - change**2
-    n = table["n"]
-    table["w"] = np.maximum(100**2 / (4 * n) * noise, (100 / (2 * n)) ** 2 / 12)
-    return table
+    return add_effects(table.assign(arms="crossed"))
 
 
 def task_means(rows):

@@ -10,7 +10,7 @@ import pytest
 import torch
 import transformers
 
-from conftest import ARMS, MODELS, ROOT, load_script
+from conftest import ARMS, MODELS
 
 TEXTS = ["a short one", "no", "yes it was", "the film was neither good nor bad but it was a film",
          "this text is a good deal longer than the others, with commas, and goes on for some time"]
@@ -257,15 +257,6 @@ def test_effects_by_hand(script):
     assert found["w"] == pytest.approx(25 * (0.0964 + 0.0784))
     assert (equal["boost"], equal["bias"]) == (0, 0)
     assert equal["w"] == pytest.approx(0.5**2 / 12), "that of rounding to half an answer"
-
-
-def test_a_run_ends_by_the_effects_that_fit_model_judges_by(script):
-    table = pd.read_csv(ROOT / "tests" / "bert_tiny_n200.csv")
-    theirs = load_script("fit_model").add_effects(table.assign(arms="crossed"))
-    assert theirs["counted"].all() and len(theirs) == len(table) > 100
-    ours = script.with_effects(table.astype(str).to_dict("records"))
-    for name in ("base", "unseen", "seen", "boost", "bias", "w"):
-        assert ours[name].tolist() == theirs[name].tolist(), name
 
 
 def test_a_mean_of_three_rows_a_task_is_known_by_hand(script):
