@@ -322,6 +322,8 @@ def read_network(model, device, dtype):
     for key in [*info["missing_keys"], *info["unexpected_keys"]]:
         if key.startswith(lm.base_model_prefix) and not re.search(BUFFERS, key):
             raise ValueError(f"weights and config.json differ in {key}")
+    if not all([key.startswith(lm.base_model_prefix) for key in info["missing_keys"]]):
+        print(f"model {model.name} has no output layer to pretrain with: a random one is used")
     lm.config.use_cache = False
     pooler, fresh_pooler = torch.nn.Flatten(0, 1), False
     if not causal:
@@ -628,7 +630,7 @@ def run_all(args, device, models, tasks, most, recipe_of, run_subsample):
     except OSError as error:
         raise SystemExit(f"error: {brief(error)}: give another --out or folder")
     if count > 1:
-        out = out.with_name(f"{out.stem}.{number}-of-{count}.csv")
+        out = out.with_name(f"{out.stem}.{number}-of-{count}{out.suffix}")
     finished = sum(["seconds" in row for row, *_ in units])
     most = " at most" if args.margin else ""
     print(f"{finished} subsamples finished before, {len(units) - finished} to run{most}: {out}")
@@ -649,7 +651,8 @@ def run_all(args, device, models, tasks, most, recipe_of, run_subsample):
                          "a smaller --batch-size or --max-length")
     except KeyboardInterrupt:
         raise SystemExit("stopped: finished subsamples are kept, the same command goes on")
-    print(f"rows: {out}\nnext: python fit_model.py {os.path.relpath(out)}")
+    files = [os.path.relpath(path) for path in result_files(args.out.resolve())]
+    print(f"rows: {out}\nnext: python fit_model.py {' '.join(files)}")
 
 
 def plan_units(args, out, models, tasks, most, recipe_of):
@@ -740,7 +743,9 @@ def run_cell(args, out, units, workers, pool, run):
     results = run_samples(samples, run, pool, 2 * workers, in_order=args.margin is not None)
     line = ("{model:<12} {task:<24} m {m:<4} n {n:<4} k {subsample:<4} base {base:.3f}  unseen "
             "{unseen:.3f}  seen {seen:.3f} {seconds:7.1f} s")
-    rows, bar = [], tqdm(total=len(wanted), unit="subsample", disable=None)
+    look = "{n_fmt} of at most {total_fmt} subsamples, {rate_fmt}" if args.margin else None
+    rows, bar = [], tqdm(total=len(wanted), unit="subsample", smoothing=0, bar_format=look,
+                         disable=None)
     with contextlib.closing(results), bar:
         for row, *_ in units:
             k = row["subsample"]
@@ -752,8 +757,10 @@ def run_cell(args, out, units, workers, pool, run):
                 bar.write(line.format(**with_effects([row]).iloc[0]))
                 bar.update()
             rows.append(row)
-            if args.margin and is_known(rows, k, len(tasks), args.margin, bar, len(wanted)):
-                break  # what workers have begun is given up
+            if args.margin:
+                tell(bar, rows, len(tasks), args.margin, len(units))
+                if is_known(rows, k, len(tasks), args.margin):
+                    break  # what workers have begun is given up
     return rows
 
 
@@ -799,17 +806,27 @@ def task_means(rows):
     return means.assign(subsamples=groups.size(), sd=groups["bias"].std())
 
 
-def is_known(rows, k, tasks, margin, bar, most):
+def is_known(rows, k, tasks, margin):
     """Whether the first k rows of every task, three or more, tell the mean bias to half of the
-    margin. The least such k ends a run, whichever worker was faster. The bar says how far it is."""
+    margin. The least such k ends a run, whichever worker was faster."""
     first = [row for row in rows if row["subsample"] <= k]
     if k < 3 or len(first) < k * tasks:
         return False
-    _, _, now = bias_interval(task_means(first))
-    more = len(first) * ((now / (margin / 2)) ** 2 - 1)  # it falls with the root
-    bar.total = min(most, bar.n + max(0, math.ceil(more)))
-    bar.set_description(f"bias known to ±{now:.2f} of ±{margin / 2:.2f}")
-    return now <= margin / 2
+    _, _, half_width = bias_interval(task_means(first))
+    return half_width <= margin / 2
+
+
+def tell(bar, rows, tasks, margin, most):
+    """Let the bar say what a run with a margin waits for. most: rows at its end."""
+    means, done = task_means(rows), len(rows)
+    if done < 2 or len(means) < tasks:
+        return
+    _, _, now = bias_interval(means)
+    wanted = max(3 * tasks, done * (now / (margin / 2)) ** 2)  # it falls with the root
+    bar.total = bar.n + max(0, math.ceil(min(wanted, most)) - done)
+    bar.bar_format = (f"bias known to ±{now:.2f} of ±{margin / 2:.2f}, {done} subsamples, about "
+                      "{remaining} more")
+    bar.refresh()
 
 
 def report(rows):
@@ -881,13 +898,16 @@ def share(text):
 KEY = "experiment model task m n subsample seed".split()  # names a row
 
 
-def finished_rows(out):
-    """{key: row} of a results file and of the other shards' beside it, but for torn lines."""
-    finished = {}
+def result_files(out):
+    """The results file and those of shares beside it, as far as they are there."""
     ours = re.escape(out.stem) + r"(\.\d+-of-\d+)?" + re.escape(out.suffix)
-    for path in sorted(out.parent.glob("*")):
-        if not re.fullmatch(ours, path.name):
-            continue
+    return [path for path in sorted(out.parent.glob("*")) if re.fullmatch(ours, path.name)]
+
+
+def finished_rows(out):
+    """{key: row} of a results file and of shares, but for torn lines."""
+    finished = {}
+    for path in result_files(out):
         lines = path.read_text(encoding="utf-8-sig", errors="replace").split("\n")
         # each line for itself: one that is torn inside quotes would take the next one with it
         header, *rows = [next(csv.reader([line]), []) for line in lines]
@@ -957,10 +977,11 @@ def load_tasks(args, registry, default):
     if args.hub:
         names.append(Path(args.hub).name)
         known[names[-1]] = {**own, "sources": [{"hub": args.hub}]}
-    names += args.tasks or []
-    if "all" in names:
-        names.remove("all")
-        names += [name for name, spec in registry["tasks"].items() if spec.get("paper", True)]
+    for name in args.tasks or []:
+        if name == "all":
+            names += [task for task in registry["tasks"] if known[task].get("paper", True)]
+        else:
+            names.append(name)
     for name in names or default:
         if names.count(name) > 1 or name not in known:
             near = ", ".join(difflib.get_close_matches(name, known, 5, 0))
@@ -993,6 +1014,8 @@ def describe(name, task, ms, n):
     largest, remedy = K * min(least, (rows - 2 * n) // K), f"--n {(rows - K) // 2} at most"
     if largest >= K:
         remedy = f"--m {K} to {largest} would do"
+    elif rows < 2 * K:
+        remedy = "does --label name the classes?"
     for m in ms:
         if not K <= m // K * K <= largest:
             raise SystemExit(
@@ -1049,7 +1072,12 @@ def read_task(spec, source):
 def filtered_texts(table, entry):
     """A table of `text`, its columns joined, and `label`: the rows that pass an entry's filters."""
     filters = entry.get("filters", {})
-    parts = table[entry["text"]].fillna("").itertuples(index=False)
+    parts = table[entry["text"]].astype(object).fillna("")
+    for column in entry["text"]:
+        kind = pd.api.types.infer_dtype(parts[column])
+        if kind != "string":
+            raise ValueError(f"column {column!r} holds {kind} values, not texts alone")
+    parts = parts.itertuples(index=False)
     texts, labels = ["\n".join(part) for part in parts], table[entry["label"]].tolist()
     table = pd.DataFrame({"text": texts, "label": labels}, dtype=object)
     stripped = table["text"].str.strip()
@@ -1107,13 +1135,15 @@ def read_file(entry):
         files = sorted(path.glob("*/*.txt"), key=str)
         texts = [file.read_text(encoding="utf-8", errors="replace") for file in files]
         table = pd.DataFrame({"text": texts, "label": [file.parent.name for file in files]})
-    elif path.suffix == ".parquet":
+    elif path.suffix.lower() == ".parquet":
         columns = [*entry["text"], entry["label"]]  # others may be large
         table = pd.read_parquet(path, columns=columns)
-    elif path.suffix == ".jsonl":
-        table = pd.read_json(path, lines=True, dtype=False)
-    else:
+    elif path.suffix.lower() == ".jsonl":
+        table = pd.read_json(path, lines=True, dtype=False, encoding="utf-8-sig")
+    elif path.suffix.lower() in (".csv", ".tsv", ".txt"):
         table = read_csv(path.read_bytes().decode(entry.get("encoding", "utf-8-sig")), entry)
+    else:
+        raise ValueError(f"its name ends in {path.suffix}: save it as .csv, .jsonl or .parquet")
     for column, value in entry.get("where", {}).items():
         table = table[table[column] == value]
     return table[wanted_columns(table.columns, entry)]
@@ -1144,11 +1174,10 @@ def read_lines(text, separator, quoting, entry):
     after = separator if place < len(table.columns) - 1 else "\n"
     labels = "|".join([re.escape(label) for label in {*table[entry["label"]]} - {""}])
     row = re.compile(f'{before}"?({labels})"?{after}')
-    for column in entry["text"]:
-        for number, value in enumerate(table[column], 1):
-            if "\n" in value and row.search(value):
-                raise ValueError(f"data row {number} holds another row: write each quote mark "
-                                 "inside a text twice")
+    for number, values in enumerate(table.to_numpy(), 1):
+        if any(["\n" in value and row.search(value) for value in values]):
+            raise ValueError(f"data row {number} seems to hold another row: write each quote mark "
+                             "inside a text twice")
     return table
 
 

@@ -1,6 +1,7 @@
 """The splits, the packing and the training of run_experiment.py against independent oracles: plain
 loops, hand arithmetic, transformers' own models, classifiers and Trainer."""
 
+import io
 import math
 from types import SimpleNamespace
 
@@ -264,11 +265,27 @@ def test_a_mean_of_three_rows_a_task_is_known_by_hand(script):
     rows = [ROW | {"task": task, "subsample": k} for k in (1, 2, 3) for task in "ab"]
     w = 25 * (0.0964 + 0.0784) + 100**2 * 2 / (4 * 100**2 * 3)
     half = 1.7729 * math.sqrt(2 * w / 3) / 2  # t's quantile .945 with 9 degrees of freedom
-    bar = script.tqdm(disable=True)
-    assert script.is_known(rows, 3, 2, 2.001 * half, bar, 9)
-    assert not script.is_known(rows, 3, 2, 1.999 * half, bar, 9)
-    assert not script.is_known(rows[:5], 3, 2, 99, bar, 9)
-    assert not script.is_known(rows, 2, 2, 99, bar, 9)
+    assert script.is_known(rows, 3, 2, 2.001 * half)
+    assert not script.is_known(rows, 3, 2, 1.999 * half)
+    assert not script.is_known(rows[:5], 3, 2, 99)
+    assert not script.is_known(rows, 2, 2, 99)
+
+
+def test_the_bar_of_a_margin_says_what_the_run_waits_for(script):
+    """Four times as many rows for half of the width, three of each task, no more than allowed."""
+    rows = [ROW | {"task": task, "subsample": k} for k in (1, 2, 3) for task in "ab"]
+    half = script.bias_interval(script.task_means(rows))[2]
+    for done, most, margin, wait in ((6, 99, half, "09:00"), (6, 10, half, "02:00"),
+                                     (6, 99, 9 * half, "00:00"), (4, 99, 99, "01:00")):
+        with script.tqdm(total=99, smoothing=0, file=io.StringIO()) as bar:
+            bar.update(done)
+            bar.start_t -= 30 * done  # half a minute each
+            script.tell(bar, rows[:1], 2, margin, most)
+            assert "known" not in str(bar), "not from one row, or without a row of each task"
+            script.tell(bar, rows[:done], 2, margin, most)
+            now = script.bias_interval(script.task_means(rows[:done]))[2]
+            assert str(bar) == (f"bias known to ±{now:.2f} of ±{margin / 2:.2f}, {done} "
+                                f"subsamples, about {wait} more")
 
 
 def test_effects_that_differ_from_run_to_run_are_pooled_by_hand(script):

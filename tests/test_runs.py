@@ -3,7 +3,6 @@ text: what is written, how a run goes on and ends, and every mistake that a user
 
 import contextlib
 import csv
-import io
 import json
 import math
 import multiprocessing
@@ -163,9 +162,13 @@ def test_the_grid_of_all_combinations_runs(run, tiny, model_dir):
 def test_a_task_or_a_subsample_alone_equals_the_same_in_a_longer_run(run):
     flags = ["--m", 10, "--n", 10, "--max-length", 16]
     run(*flags, "--tasks", "rotten_tomatoes")
-    run(*flags, "--shard", "2/2", "--out", "alone.csv")
+    _, out = run(*flags, "--shard", "2/2", "--out", "alone.csv")
+    assert out.endswith("next: python fit_model.py alone.2-of-2.csv\n")
     assert [row["task"] for row in rows_of()] == ["topics", "rotten_tomatoes"] * 2
     assert comparable(rows_of("alone.2-of-2.csv")) == comparable(rows_of()[2:3])
+    _, out = run(*flags, "--out", "alone.csv")
+    assert out.endswith("next: python fit_model.py alone.2-of-2.csv alone.csv\n")
+    assert len(rows_of("alone.csv")) == 1, "the other of the two stands in the share's file"
 
 
 @pytest.mark.parametrize("name, model, kind, spread, flags", [
@@ -260,12 +263,6 @@ def test_a_margin_ends_a_run_at_the_least_k(run, script):
     run(*flags, *most, "--out", "half.csv")
     assert comparable(rows_of("half.csv")) == first
 
-    for most, margin, total in ((99, halves[-1], 18 + 18 * 3), (50, halves[-1], 50),
-                                (99, 2 * halves[-1] - 1e-9, 19), (99, 9 * halves[-1], 18)):
-        with script.tqdm(total=most, initial=18, file=io.StringIO()) as bar:
-            assert script.is_known(rows, 9, 2, margin, bar, most) == (total == 18)
-            assert bar.total == total, "four times as many for half of it, and no more than allowed"
-        assert bar.desc == f"bias known to ±{halves[-1]:.2f} of ±{margin / 2:.2f}: "
 
 
 def test_a_margin_takes_three_subsamples_of_each_task_or_what_is_allowed(run):
@@ -587,9 +584,11 @@ def read_mine(script, path):
     ("mine.csv", lambda path: MINE.to_csv(path, sep=";", encoding="utf-8-sig", index=False)),
     ("mine.TSV", lambda path: MINE.to_csv(path, sep="\t", lineterminator="\r\n")),
     ("mine.jsonl", lambda path: MINE.to_json(path, orient="records", lines=True)),
+    ("mine.JSONL", lambda path: path.write_text(
+        "\ufeff" + MINE.to_json(orient="records", lines=True))),
     ("mine.parquet", lambda path: MINE.to_parquet(path)),
     ("mine.csv", lambda path: path.write_text(MINE.to_csv(index=False) + "\n\n", newline=""))],
-    ids=["pandas", "CRLF", "semicolons, BOM", "tabs", "jsonl", "parquet", "blank lines"])
+    ids=["pandas", "CRLF", "semicolons, BOM", "tabs", "jsonl", "BOM", "parquet", "blank lines"])
 def test_a_file_is_read_as_it_was_written(script, tmp_path, name, write):
     write(tmp_path / name)
     task = read_mine(script, tmp_path / name)
@@ -613,7 +612,7 @@ TWENTY = [f"text {i},{'ab'[i % 2]}" for i in range(20)]
     (["text,label", *TWENTY], ["--m", 1], ["takes 0 of each", "--m 2 to 12 "]),
     (["text,label", *TWENTY, "rare,c"], ["--m", 6], ["1 of class 'c'", "--m 3 to 3 "]),
     (["text,label", *[f"text {i},a class with the number {i}" for i in range(3000)]], [],
-     ["m = 4 takes 0 of each of 3000"]),
+     ["m = 4 takes 0 of each of 3000", "does --label name the classes?"]),
     (["text,label" + ",one more column" * 99], ["--text", "body"], ["not one column 'body'"]),
     (["text,label", *TWENTY[::2]], [], ["labels ['a']", "two or more"]),
     ([], [], ["mine.csv"]),
@@ -646,8 +645,24 @@ def test_a_lone_quote_mark_never_swallows_rows(script, tmp_path, front, back, tu
     assert len(table) == 56 and {*table["label"]} == {"a", "b"}
     turned = [front + ",".join(line.rsplit(",", 1)[::turn]) + back for line in lines]
     path.write_text("\n".join(turned) + "\n", encoding="utf-8")
-    with pytest.raises(SystemExit, match="data row 10 holds another row.*twice"):
+    with pytest.raises(SystemExit, match="data row 10 seems to hold another row.*twice"):
         read_mine(script, path)
+
+
+@pytest.mark.parametrize("order", ["text label comment", "comment text label"])
+@pytest.mark.parametrize("separator", ",\t")
+def test_a_lone_quote_mark_in_a_column_that_is_not_read(script, tmp_path, order, separator):
+    path = tmp_path / "mine.csv"
+    rows = [{"text": f"text {i}", "label": "ab"[i % 2], "comment": "fine"} for i in range(60)]
+    rows[9]["comment"], rows[13]["comment"] = '"not sure', 'so-called "good"'
+    lines = [separator.join([row[column] for column in order.split()]) for row in rows]
+    path.write_text("\n".join([separator.join(order.split()), *lines]), encoding="utf-8")
+    assert len(pd.read_csv(path, sep=separator)) == 56
+    if separator == "\t":
+        assert read_mine(script, path).texts == [row["text"] for row in rows]
+    else:
+        with pytest.raises(SystemExit, match="data row 10 seems to hold another row"):
+            read_mine(script, path)
 
 
 def test_a_tsv_whose_texts_begin_with_quote_marks_is_read_without_quoting(script, tmp_path):
@@ -695,6 +710,20 @@ def test_a_wheel_with_another_hash_is_not_used(script, tmp_path, monkeypatch):
     for _ in range(2):
         assert script.load_task("mine", entry).texts == ["a word", "another"]
         wheel.unlink(missing_ok=True)
+
+
+def test_a_file_named_as_the_papers_tasks(run):
+    pd.DataFrame({"text": TWENTY, "label": ["a", "b"] * 10}).to_csv("all.csv")
+    assert run("--csv", "all.csv", "--m", 4, "--n", 4, "--subsamples", 1)[0] is None
+    assert [row["task"] for row in rows_of()] == ["all"]
+
+
+def test_numbers_among_texts_and_other_kinds_of_files(run):
+    table = pd.DataFrame({"text": [*TWENTY[1:], 42], "label": ["a", "b"] * 10})
+    table.to_json("mine.jsonl", orient="records", lines=True)
+    refused(run("--csv", "mine.jsonl", "--m", 4, "--n", 4), "'text' holds mixed-integer values")
+    os.rename("mine.jsonl", "mine.json")
+    refused(run("--csv", "mine.json", "--m", 4, "--n", 4), "ends in .json: save it as .csv")
 
 
 def test_a_column_of_lists_is_no_label(run):
@@ -821,6 +850,17 @@ def test_a_model_that_cannot_be_used(run, model_dir, kind, edit, words):
     edit(folder)
     refused(run("--model", folder), *words)
     assert not os.path.exists("results.csv"), "it is found before anything is trained"
+
+
+def test_a_model_without_its_output_layer_is_said_to_begin_at_random(run, model_dir, tiny):
+    folder = model_dir("bert")
+    weights = load_file(folder / "model.safetensors")
+    for name in [name for name in weights if name.startswith("cls.")]:
+        del weights[name]
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    message, out = run("--model", folder, "--subsamples", 1)
+    assert message is None and "no output layer to pretrain with: a random one" in out
+    assert "output layer" not in run("--model", tiny, "--subsamples", 1)[1]
 
 
 def test_a_second_model_that_cannot_be_used_is_found_before_the_first_is_trained(
