@@ -8,6 +8,7 @@ import textwrap
 import pandas as pd
 import pytest
 from conftest import ROOT, load_script
+from pytest import approx
 
 DOCS = ROOT / "docs"
 dose = load_script("tests/studies/dose")
@@ -28,7 +29,7 @@ def test_the_table_holds_what_the_files_hold(table, capsys):
         assert row["audited"] == sum(audit["arm"] == "test")
         for column, detector in (("auc_logp", "log p"), ("auc_ref", "ref")):
             visible = (mean.loc["test", column] + 1 - mean.loc["extra", column]) / 2
-            assert row[detector] == pytest.approx(visible)
+            assert row[detector] == approx(visible)
         mine = results[results["experiment"] == name]
         if len(mine) >= row["audited"]:
             seen = mine["acc_test"].mean() + mine["acc_extra_on_extra"].mean()
@@ -37,7 +38,7 @@ def test_the_table_holds_what_the_files_hold(table, capsys):
             mine = audit
             seen = mean.loc["test", "accuracy"] + mean.loc["extra", "accuracy_on_extra"]
             unseen = mean.loc["extra", "accuracy"] + mean.loc["test", "accuracy_on_extra"]
-        assert row["bias"] == pytest.approx(100 * (seen - unseen) / 2)
+        assert row["bias"] == approx(100 * (seen - unseen) / 2)
         assert row["counted"] == mine["discordant"].notna().all()
     dose.show(table)
     lines = capsys.readouterr().out.splitlines()[2:]
