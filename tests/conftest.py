@@ -128,11 +128,10 @@ def empty_folder(tmp_path, monkeypatch):
 
 @pytest.fixture
 def said(capsys, empty_folder):
-    """said(main, flags...) -> end, as of end_of, out and err of main(flags)."""
+    """said(main, flags...) -> end, of end_of, out, err."""
     def call(main, *flags):
         end = end_of(main, *flags)
-        out, err = capsys.readouterr()
-        return SimpleNamespace(end=end, out=out, err=err)
+        return SimpleNamespace(end=end, **capsys.readouterr()._asdict())
 
     return call
 
