@@ -91,7 +91,7 @@ def test_the_figure_is_legible_and_its_title_true(table, tmp_path):
     assert len(beyond) and beyond["form"].str.endswith("answers").all()
 
 
-def test_the_published_numbers_are_those_that_their_block_prints():
+def test_the_published_numbers():
     text = (DOCS / "results.md").read_text(encoding="utf-8")
     section = text.split("## How noisy is a plain bias")[1].split("\n## ")[0]
     block = re.search(r"python - <<END\n(.*?)\n    END", section, re.DOTALL)[1]

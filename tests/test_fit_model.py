@@ -187,7 +187,7 @@ def test_plain_effects_by_hand():
     assert equal["high"] - equal["low"] == approx(expected)
 
 
-def test_crossed_effects_with_the_noise_of_the_texts_by_hand():
+def test_crossed_effects_by_hand():
     """n = 100. By subsample the two biases are 4 and 2, -2 and 0."""
     first = row_of("a", 1, bias=4, on_extra=(0.42, 0.56, 0.54), discordant=0.06,
                    discordant_on_extra=0.04)
@@ -258,7 +258,7 @@ def test_the_pooled_variance(luck):
     assert row["high"] - row["estimate"] == approx(row["half"])
 
 
-def test_a_cell_that_does_not_know_all_its_noise_takes_s2():
+def test_a_cell_that_does_not_know_all_noise_takes_s2():
     rows = crossed_rows(1, 2, 4, 100, default_rng(4), luck=5)
     rows.loc[0, "discordant"] = math.nan
     rows, _, effects = tables_of(rows)
@@ -268,7 +268,7 @@ def test_a_cell_that_does_not_know_all_its_noise_takes_s2():
     assert (row["se"], row["df"]) == approx(expected)
 
 
-def test_without_discordant_the_accuracies_bound_the_noise():
+def test_without_discordant_accuracies_bound_the_noise():
     """Two subsamples with equal biases of 16: at least 16 of 100 texts differ on each set."""
     rows = bias_rows({"a": [16, 16]}, on_extra=(0.4, 0.66, 0.5))
     row = bias_of(rows)
@@ -277,7 +277,7 @@ def test_without_discordant_the_accuracies_bound_the_noise():
     assert math.isnan(bias_of(rows[:1])["low"])
 
 
-def test_over_models_and_seeds_the_bound_of_the_noise_is_taken():
+def test_noise_over_models_and_seeds():
     """Their answers may go together wholly: the sd of a mean is at most the mean of the sds."""
     rng = default_rng(1)
     rows = pd.DataFrame([crossed_row(trained(rng, 100, 0.05), model="a"),
@@ -295,7 +295,7 @@ def test_over_models_and_seeds_the_bound_of_the_noise_is_taken():
 
 
 @pytest.mark.parametrize("flips", [0.02, 0.1, 0.3])
-def test_w_is_what_dealing_the_texts_out_again_gives(flips):
+def test_w_by_dealing_the_texts_out_again(flips):
     """The 2n texts of a subsample fall into test and extra anew, the models stay. The variance over
     deals, less what the observed difference itself adds, is w."""
     rng, n = default_rng(2), 150
@@ -358,7 +358,7 @@ def test_needed_by_search():
     assert bias_of(single, "--margin", 20)["needed"] == 1
 
 
-def test_all_models_together_only_where_they_share_tasks_and_subsamples(run):
+def test_together_only_where_models_share_tasks(run):
     """Two tasks of one model, one of another: "all" was once the mean over that one."""
     rows = bias_rows({"a": [9, -9], "b": [0, 5]})
     rows = pd.concat([rows, bias_rows({"a": [1, 0]}, model="third")])
@@ -368,7 +368,7 @@ def test_all_models_together_only_where_they_share_tasks_and_subsamples(run):
     assert tasks.to_dict() == {"bert": 2, "third": 1}
 
 
-def test_a_task_with_one_subsample_is_named_and_left_out(run):
+def test_one_subsample_is_named_and_left_out(run):
     several = {"a": [1, 2, 4], "b": [0, -1, 2], "c": [1, 1, 0, 1]}
     without = bias_of(bias_rows(several))
     out = run(bias_rows(several | {"lonely": [30]}), "--effects", "bias").out
@@ -381,7 +381,7 @@ def test_a_task_with_one_subsample_is_named_and_left_out(run):
     assert "Without lonely" in out.splitlines()[0]
 
 
-def test_sign_flips_of_crossed_rows_and_their_adjustment():
+def test_sign_flips_and_their_adjustment():
     rows = crossed_rows(1, 4, 8, 50, default_rng(3), effect=0.05)
     rows, tasks, _ = tables_of(rows)
     bias = tasks.xs("bias", level="effect").reset_index().set_index("task")
@@ -488,8 +488,7 @@ def compiled_once(monkeypatch):
 @pytest.mark.parametrize("analysis, plain, names", [
     ("paper", plain_paper, ("mu", "beta", "alpha", "sd_U", "sd_V", "sd_W", "d")),
     ("hierarchical", plain_hierarchical, ("beta", "tau", "s", "omega", "effect"))])
-def test_every_reported_parameter_has_the_posterior_of_a_plain_model(
-        compiled_once, analysis, plain, names):
+def test_the_posterior_of_a_plain_model(compiled_once, analysis, plain, names):
     import nutpie
 
     rows, _, _ = tables_of(SMALL)
@@ -595,7 +594,7 @@ def test_too_little_for_the_samplers(run):
     assert found.end is None and found.out.count("left out, it needs 5 tasks") == 2
 
 
-def test_ctrl_c_in_the_samplers_leaves_all_else():
+def test_ctrl_c_leaves_the_page():
     path = path_of(coin_rows(tasks=5))
     command = [sys.executable, "-u", ROOT / "fit_model.py", path, "--draws", "2000000"]
     process = Popen(command, stdout=PIPE, stderr=PIPE, text=True)
@@ -614,27 +613,26 @@ def test_ctrl_c_in_the_samplers_leaves_all_else():
 
 
 def told(rows, *flags):
-    """The only sentence on a bias, whose first words are large on the page."""
+    """The only sentence on a bias."""
     _, _, effects = tables_of(rows, "--effects", "bias", *flags)
     (line,) = fit.answers_of(effects)
-    text, card = fit.sentence(line), fit.cards([line])
-    assert "nan" not in text + card and f"<b>{text.partition(':')[0]}</b>" in card
-    return text
+    assert "nan" not in fit.cards([line])
+    return fit.sentence(line)
 
 
-@pytest.mark.parametrize("biases, n, flags, start", [
-    ({"a": [0, 1, -1] * 9, "b": [0, 1] * 9}, 100, (), "No: within ±1. few-shot"),
-    ({"a": [7, 8, 9]}, 100, (), "Yes: beyond ±1. few-shot"),
-    ({"a": [-7, -8, -9]}, 100, (), "No: seen texts even score worse, beyond ±1."),
-    ({"a": [-3, 0, 4]}, 100, ("--margin", 30), "No: within ±30."),
+@pytest.mark.parametrize("biases, margin, start", [
+    ({"a": [0, 1, -1] * 9, "b": [0, 1] * 9}, 1, "No: within ±1. few-shot"),
+    ({"a": [7, 8, 9]}, 1, "Yes: beyond ±1. few-shot"),
+    ({"a": [-7, -8, -9]}, 1, "No: seen texts even score worse, beyond ±1."),
+    ({"a": [-3, 0, 4]}, 30, "No: within ±30."),
     # half-widths of .527 and .658, below and above .55 of the margin
-    ({"a": [-0.6, 1.8] * 8}, 1000, (), "Near the margin of ±1"),
-    ({"a": [-0.9, 2.1] * 8}, 1000, (), "Too early to tell: neither within nor beyond ±1."),
-    ({"a": [3]}, 100, (), "Too early to tell: no interval. few-shot, m = 8, n = 100: bias of bert "
-                          "+3.00 points for 1 task. One subsample")])
-def test_answers(biases, n, flags, start):
-    text = told(bias_rows(biases, n=n, seconds=9), *flags)
-    assert text.startswith(start)
+    ({"a": [-0.6, 1.8] * 8}, 1, "Near the margin of ±1"),
+    ({"a": [-0.9, 2.1] * 8}, 1, "Too early to tell: neither within nor beyond ±1."),
+    ({"a": [3]}, 1, "Too early to tell: no interval. few-shot, m = 8, n = 1000: bias of bert +3.00 "
+                    "points for 1 task. One subsample")])
+def test_answers(biases, margin, start):
+    text = told(bias_rows(biases, n=1000, seconds=9), "--margin", margin)
+    assert text.startswith(start) and "nan" not in text
     assert ("--subsamples" in text) == start.startswith("Too early")
 
 
@@ -734,22 +732,15 @@ def test_the_page_is_one_file_with_names_escaped(run):
     assert "<b>&" not in text and "US$_&lt;b&gt;&amp;" in text and "code &lt;1&gt;" in text
     assert not re.search(r'(src|href)="(?!data:)', text)
     assert text.count("data:image/png;base64,") == 1
-    assert text.count("<tr") == 1 + 6 + 1 + 10  # settings, what was run
     names = {path.name for path in folder.iterdir()}
     assert names == {"effects.csv", "tasks.csv", "report.html", "notes.txt", "effects.png"}
 
 
-def test_a_full_disk_leaves_the_old_page(run, monkeypatch):
+def test_a_file_that_cannot_be_written_leaves_the_old_page(run):
     run(coin_rows())
-    before = {path: path.read_bytes() for path in Path("fits/results").iterdir()}
-    write = Path.write_bytes
-
-    def full(path, content):
-        if path.name.startswith("tasks.csv"):
-            raise OSError("No space left on device")
-        return write(path, content)
-
-    monkeypatch.setattr(Path, "write_bytes", full)
+    folder = Path("fits/results")
+    before = {path: path.read_bytes() for path in folder.iterdir()}
+    (folder / "tasks.csv.new").mkdir()  # in the way of a file
     with pytest.raises(OSError):
         run(coin_rows(), "--margin", 3)
     assert {path: path.read_bytes() for path in before} == before
@@ -771,7 +762,7 @@ def test_a_page_says_only_what_is_there(run):
     assert "Near the margin" in page() and "<th>needed</th>" not in page()
 
 
-def test_the_page_says_what_was_run_and_what_is_needed(run):
+def test_what_was_run_and_what_is_needed(run):
     """50 texts of six classes are 48; a verdict that stands needs no more subsamples."""
     rows = coin_rows(models=("bert-tiny",), m=50, num_classes=6, versions="torch 9")
     run(rows)
@@ -845,7 +836,7 @@ def test_one_run_in_old_and_new_columns():
         tables_of(new, old)
 
 
-def test_a_cell_with_some_rows_of_old_is_plain_and_says_so(run):
+def test_some_rows_of_old_make_a_cell_plain(run):
     table = crossed_rows(1, 2, 3, 50, default_rng(0))
     partly = table.copy()
     partly.loc[2, "acc_base_on_extra"] = math.nan
