@@ -87,25 +87,24 @@ def bias_rows(tasks, **more):
 
 
 def crossed_row(right, **names):
-    """A row, or columns, from right[arm][set]: 0 or 1 a text, texts last."""
-    row = row_of(n=right["base"]["test"].shape[-1], **names)
-    for name, ending in (("test", ""), ("extra", "_on_extra")):
-        for arm in ARMS:
-            row[f"acc_{arm}{ending}"] = right[arm][name].mean(-1)
-        row[f"discordant{ending}"] = np.mean(right["extra"][name] != right["test"][name], -1)
+    """A row, or columns, from right answers [set: test, extra; arm; ..., text]."""
+    row = row_of(n=right.shape[-1], **names)
+    for texts, ending in zip(right, ("", "_on_extra")):
+        for arm, answers in zip(ARMS, texts):
+            row[f"acc_{arm}{ending}"] = answers.mean(-1)
+        row[f"discordant{ending}"] = (texts[1] != texts[2]).mean(-1)
     return row
 
 
 def trained(rng, shape, flips=0.08, effect=0.0):
-    """right[arm][set] of models that flip so many answers and know so many more of their texts."""
-    right = {arm: {} for arm in ARMS}
-    for name in ("test", "extra"):
+    """Right answers of models that flip so many and know so many more of their texts."""
+    right = []
+    for own in (2, 1):  # the arm that has seen the set
         known = rng.random(shape) < 0.7
-        for arm in ARMS:
+        for arm in range(3):
             flipped = known ^ (rng.random(shape) < flips)
-            learned = rng.random(shape) < effect * (arm == name)
-            right[arm][name] = (flipped | learned).astype(int)
-    return right
+            right.append(flipped | (rng.random(shape) < effect * (arm == own)))
+    return np.reshape(right, (2, 3, *known.shape))
 
 
 def crossed_rows(sets, tasks, subsamples, n, rng, luck=0.0, effect=0.0):
@@ -301,7 +300,7 @@ def test_w_by_dealing_the_texts_out_again(flips):
     rng, n = default_rng(2), 150
     right = trained(rng, n, flips)
     row = tables_of(pd.DataFrame([crossed_row(right)]))[0].iloc[0]
-    x = np.concatenate([right["test"][name] - right["extra"][name] for name in ("test", "extra")])
+    x = (right[:, 2].astype(int) - right[:, 1]).ravel()
     deals = np.array([rng.permutation(x) for _ in range(10_000)])
     biases = 50 * (deals[:, :n].mean(1) - deals[:, n:].mean(1))
     observed = 50 * (x[:n].mean() - x[n:].mean())
@@ -311,9 +310,8 @@ def test_w_by_dealing_the_texts_out_again(flips):
 
 
 def test_intervals_cover_and_the_promise_is_kept():
-    """60 data sets without an effect. The interval of three subsamples holds 0 in 85 of 100; who
-    runs as many as they say is within the margin in 80. Where the effect differs much from run to
-    run (sd 5 points) five hold 80 of 100."""
+    """60 data sets without an effect. Who runs as many as three subsamples say is within the margin
+    in 80 of 100."""
     def found(rows, *flags):
         effects = tables_of(rows, "--effects", "bias", *flags)[2]
         return effects[effects["target"] == "these tasks"]
@@ -333,7 +331,7 @@ def test_intervals_cover_and_the_promise_is_kept():
 
 
 def test_needed_by_search():
-    """The half-width of R subsamples, anew: unequal noise, unequal K; .3 of a chi-square."""
+    """Unequal noise, unequal K; .3 of a chi-square."""
     def search(u, df, later, R, half):
         upper = math.sqrt(sum(u) * df / stats.chi2.ppf(0.3, df)) / len(u)
         while stats.t.ppf(0.945, later(R)) * upper / math.sqrt(R) > half:
@@ -813,8 +811,8 @@ def test_natural_variations_are_accepted(capsys):
     (other / "results_backup.csv").write_text(text.replace(",1,2,", ",9,2,"))  # not of the run
     assert len(loaded(".", other)) == 24
     assert "rows given more than once and used once: 24" in capsys.readouterr().out
-    later = table[:12].assign(subsample=table["subsample"] + 50)
-    later.to_csv(other / "results.2-of-2.csv", index=False)
+    table["subsample"] += 50
+    table[:12].to_csv(other / "results.2-of-2.csv", index=False)
     assert len(loaded(other)) == 36
     assert len(loaded(other, "--models", "b", "--tasks", "task01", "task02")) == 8
 
