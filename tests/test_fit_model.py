@@ -33,7 +33,7 @@ TABLE_1 = {  # by (m, model): boost, bias in percent by n, as printed in the pap
 
 @pytest.fixture
 def run(said):
-    """run(rows, flags...) -> end, out, err of main(), without samplers unless the flags say so."""
+    """run(rows, flags...) -> end, out, err of main(), without samplers by default."""
     return lambda rows, *flags: said(fit.main, "--draws", 0, path_of(rows), *flags)
 
 
@@ -707,8 +707,8 @@ def test_other_metrics(run):
     (pd.concat([coin_rows(tasks=2, models=("a",), experiment=f"e{k}") for k in range(40)]), 40,
      [1 + 40, 1 + 40, 1 + 31, 0])])
 def test_small_and_large_data(run, rows, sentences, lines):
-    """One row; many tasks; all right; no task in common; many experiments. Lines of the tables of
-    answers, settings, what was run: of many tasks one a model, of still more the first and last."""
+    """Lines of the tables of answers, settings, what was run: of many tasks one a model, of still
+    more the first and last."""
     found = run(rows)
     text = re.sub('base64,[^"]*', "", page())
     assert found.end is None and not found.err and "nan" not in text + found.out
@@ -745,8 +745,6 @@ def test_a_file_that_cannot_be_written_leaves_the_old_page(run):
 
 
 def test_a_page_says_only_what_is_there(run):
-    """No brackets without an interval; no commonest class and four digits for a metric of one's
-    own; no number of subsamples near the margin."""
     run(bias_rows({"a": [3]}))
     assert "within the brackets" not in page()
     own = {f"own_{arm}": value for arm, value in zip(ARMS, (0.6, 0.66234, 2.16234))}
