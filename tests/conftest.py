@@ -4,14 +4,17 @@ of main() and what they leave."""
 import csv
 import functools
 import importlib.util
+import itertools
 import os
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # in matrices this small threads wait for each other
 
 import numpy as np
+import pandas as pd
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -89,9 +92,48 @@ def rows_of(path="results.csv"):
         return list(csv.DictReader(file))
 
 
+def path_of(rows):
+    """Of a file, or of a table, which is written to results.csv."""
+    if isinstance(rows, Path):
+        return rows
+    rows.to_csv("results.csv", index=False)
+    return Path("results.csv")
+
+
+def coin_rows(tasks=3, subsamples=4, models=("a", "b"), n=40, crossed=False, **changes):
+    """A table like results.csv, every answer a coin."""
+    rng = np.random.default_rng(0)
+    names = [f"acc_{arm}" for arm in ARMS]
+    if crossed:
+        names += [f"{name}_on_extra" for name in names]
+    rows = []
+    for model, j, k in itertools.product(models, range(tasks), range(1, subsamples + 1)):
+        row = {"experiment": "few-shot", "model": model, "task": f"task{j:02}", "m": 10, "n": n,
+               "subsample": k, "num_classes": 2, "majority": 0.5}
+        for name in names:
+            row[name] = rng.binomial(n, min(0.5 + 0.01 * j, 0.9)) / n
+        rows.append(row | changes)
+    return pd.DataFrame(rows)
+
+
 def comparable(rows):
     """Rows without the only column that differs between two runs of the same thing."""
     return sorted([tuple((row | {"seconds": ""}).items()) for row in rows])
+
+
+@pytest.fixture
+def empty_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def said(capsys, empty_folder):
+    """said(main, flags...) -> end, of end_of, out, err."""
+    def call(main, *flags):
+        end = end_of(main, *flags)
+        return SimpleNamespace(end=end, **capsys.readouterr()._asdict())
+
+    return call
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -8,17 +8,18 @@ import textwrap
 import pandas as pd
 import pytest
 from conftest import ROOT, load_script
+from pytest import approx
 
 DOCS = ROOT / "docs"
+dose = load_script("tests/studies/dose")
 
 
 @pytest.fixture(scope="module")
-def dose():
-    return load_script("tests/studies/dose")
+def table():
+    return dose.summary()
 
 
-def test_the_table_holds_what_the_files_hold(dose, capsys):
-    table = dose.summary()
+def test_the_table_holds_what_the_files_hold(table, capsys):
     audits = pd.read_csv(DOCS / "contamination.csv")
     results = pd.read_csv(DOCS / "dose_results.csv")
     for row in table.to_dict("records"):
@@ -28,46 +29,44 @@ def test_the_table_holds_what_the_files_hold(dose, capsys):
         assert row["audited"] == sum(audit["arm"] == "test")
         for column, detector in (("auc_logp", "log p"), ("auc_ref", "ref")):
             visible = (mean.loc["test", column] + 1 - mean.loc["extra", column]) / 2
-            assert row[detector] == pytest.approx(visible)
+            assert row[detector] == approx(visible)
         mine = results[results["experiment"] == name]
-        noise = mine
         if len(mine) >= row["audited"]:
             seen = mine["acc_test"].mean() + mine["acc_extra_on_extra"].mean()
             unseen = mine["acc_extra"].mean() + mine["acc_test_on_extra"].mean()
         else:
-            noise = audit
+            mine = audit
             seen = mean.loc["test", "accuracy"] + mean.loc["extra", "accuracy_on_extra"]
             unseen = mean.loc["extra", "accuracy"] + mean.loc["test", "accuracy_on_extra"]
-        assert row["bias"] == pytest.approx(100 * (seen - unseen) / 2)
-        assert row["counted"] == noise["discordant"].notna().all()
+        assert row["bias"] == approx(100 * (seen - unseen) / 2)
+        assert row["counted"] == mine["discordant"].notna().all()
     dose.show(table)
     lines = capsys.readouterr().out.splitlines()[2:]
     stars = [line.split("|")[2].endswith("* ") for line in lines]
     assert stars == [not counted for counted in table["counted"]]
 
 
-def test_marks_stand_where_the_table_says(dose):
+def test_marks_stand_where_the_table_says(table):
     """Visible to the right, harmful upwards; hollow is what lacks the noise of its texts."""
-    table = dose.summary()
     figure, axis = dose.plt.subplots()
     dose.draw_plane(axis, table, "ref")
-    found = {}
+    found = set()
     for line in axis.lines:
-        if line.get_marker() in dose.MARKS.values():
-            place = (line.get_xdata()[0], line.get_ydata()[0])
-            found[place] = (line.get_marker(), line.get_color(), line.get_markerfacecolor())
+        if line.get_marker() in ("s", "o"):
+            look = (line.get_marker(), line.get_color(), line.get_markerfacecolor())
+            found.add((line.get_xdata()[0], line.get_ydata()[0], *look))
     dose.plt.close(figure)
-    assert len(found) == len(table)
+    expected = set()
     for row in table.itertuples():
         colour = "#882255" if "answers" in row.form else "#009E73"
         face = colour if row.counted else "white"
         mark = {"packed": "s", "padded": "o"}[row.form.split("-")[0]]
-        assert found[row.ref, row.bias] == (mark, colour, face)
+        expected.add((row.ref, row.bias, mark, colour, face))
+    assert found == expected and len(found) == len(table)
 
 
-def test_the_figure_is_legible_and_its_title_true(dose, tmp_path):
+def test_the_figure_is_legible_and_its_title_true(table, tmp_path):
     """Nothing lies on anything else or is cut; beyond the margin lie only settings with answers."""
-    table = dose.summary()
     for hollow in (True, False):
         dose.draw(table.assign(counted=not hollow), tmp_path / "picture.png")
         assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
@@ -78,12 +77,12 @@ def test_the_figure_is_legible_and_its_title_true(dose, tmp_path):
         assert hollow == any("hollow" in text.get_text() for text in legend.get_texts())
         for axis in figure.axes:
             taken = [line.get_window_extent() for line in axis.lines]
+            labels = axis.texts
             if axis is left:
-                assert not legend.get_window_extent().count_overlaps(taken)
-                taken.append(legend.get_window_extent())
-            for label in axis.texts:
+                labels = [legend, *labels]
+            for label in labels:
                 box = label.get_window_extent()
-                assert not box.count_overlaps(taken), f"{label.get_text()} lies on something"
+                assert not box.count_overlaps(taken), f"{label} lies on something"
                 assert all(axis.bbox.contains(*corner) for corner in box.corners())
                 taken.append(box)
         assert len(left.texts) + len(right.texts) == len(table)
@@ -92,7 +91,7 @@ def test_the_figure_is_legible_and_its_title_true(dose, tmp_path):
     assert len(beyond) and beyond["form"].str.endswith("answers").all()
 
 
-def test_the_published_numbers_are_those_that_their_block_prints():
+def test_the_published_numbers():
     text = (DOCS / "results.md").read_text(encoding="utf-8")
     section = text.split("## How noisy is a plain bias")[1].split("\n## ")[0]
     block = re.search(r"python - <<END\n(.*?)\n    END", section, re.DOTALL)[1]

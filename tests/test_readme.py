@@ -4,7 +4,7 @@ next reads."""
 import re
 import shlex
 
-from conftest import ROOT, load_script
+from conftest import ROOT, end_of, load_script
 
 RUN = "--tasks rotten_tomatoes --m 6 --n 8 --subsamples 2 --workers 1"
 TINY = {  # flags that come last and so win; the models are random ones of two layers
@@ -56,15 +56,9 @@ def test_the_commands_run_in_order(tmp_path, monkeypatch, model_dir, benchmark_c
             tiny += ["--reference", causal]
         words = []
         for flag in flags:  # the shell's work
-            if "*" in flag:
-                words += sorted(map(str, ROOT.glob(flag)))
-            else:
-                words.append(flag)
-        try:
-            load_script(name).main([*words, *tiny])
-        except SystemExit as end:
-            assert not end.code, (name, flags, end.code)
-    results = {path.name for path in tmp_path.iterdir()}
-    assert {"results.csv", "mine_results.csv", "fits", "meta", "kept"} <= results
-    for page in ("fits/few_shot_m100-and-1-more", "fits/mine_results", "meta/results", "meta/results.board"):
-        assert (tmp_path / page / "report.html").exists(), page
+            words += sorted(ROOT.glob(flag)) if "*" in flag else [flag]
+        assert not end_of(load_script(name).main, *words, *tiny), (name, flags)
+    for name in ("results.csv", "mine_results.csv", "kept", "fits/mine_results/report.html",
+                 "fits/few_shot_m100-and-1-more/report.html", "meta/results/report.html",
+                 "meta/results.board/report.html"):
+        assert (tmp_path / name).exists(), name
