@@ -2,6 +2,7 @@
 scipy and the published log, detectors by hand; silence where nothing was seen, else alarm."""
 
 import contextlib
+import functools
 import io
 import itertools
 import json
@@ -14,100 +15,60 @@ import numpy as np
 import pandas as pd
 import peft
 import pytest
-import tokenizers
 import torch
 import transformers
 from scipy import signal, stats
 
-from conftest import ROOT, load_script
+from conftest import ARMS, ROOT, end_of, load_script
 
 WORDS = "river stone green paper quick north salt window apple seven music cold glass horse".split()
-WORDS += "metal night seed".split()
-HEAD = "Classify a given text as one of these categories:\nbad\ngood\n\n"
-HEAD += "The text is a note. Answer with its mood.\n\n"
-ARMS = ("base", "extra", "test")
+HEAD = "Classify a text as one of these:\nbad\ngood\n\nAnswer with its mood.\n\n"
 OWN = ("logp", "zlib", "mink", "minkpp")  # the detectors that need one model alone
 contam = load_script("contamination_test")
 
 
-def make_texts(count, seed, size=7):
-    rng = np.random.default_rng(seed)
+@pytest.fixture(autouse=True)
+def empty_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def make_texts(count, size):
+    rng = np.random.default_rng(3)
     return [" ".join(rng.choice(WORDS, size)) for _ in range(count)]
 
 
 @pytest.fixture(scope="module")
-def tokenizer():
-    """GPT-2's kind, byte pairs learned from a few texts: blank lines fall apart before ###, as with
-    real ones."""
-    bpe = tokenizers.ByteLevelBPETokenizer()
-    texts = [*make_texts(300, 0), *[HEAD + "### Text: a\n### Answer: good\n\n"] * 20]
-    bpe.train_from_iterator(texts, vocab_size=400, special_tokens=["<end>"], show_progress=False)
-    ends = {"bos_token": "<end>", "eos_token": "<end>"}
-    return transformers.PreTrainedTokenizerFast(tokenizer_object=bpe._tokenizer, **ends)
+def make_model(model_dir):
+    """model_dir, with tokens of a byte or two; one straddles the end of a head."""
+    pairs = "Ċ# eĠ or Ġs en sĠ er th ap Ġg ic te as iv tĠ wi re al on ev nd co pl ow mu dĠ kĠ es"
+    return functools.partial(model_dir, merges=[tuple(pair) for pair in pairs.split()])
+
+
+def plain_model(folder):
+    return transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
 
 
 @pytest.fixture(scope="module")
-def model_dir(tmp_path_factory, tokenizer):
-    """Maker of model folders, weights seeded, then changed by `train`."""
-
-    def make(kind, train=None, **changes):
-        size = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
-                "vocab_size": len(tokenizer), "bos_token_id": 0, "eos_token_id": 0,
-                "initializer_range": 0.3}
-        if kind != "gpt2":
-            size["intermediate_size"] = 128
-        torch.manual_seed(0)
-        config = transformers.AutoConfig.for_model(kind, **size | changes)
-        auto = transformers.AutoModelForCausalLM
-        if kind == "bert":
-            auto = transformers.AutoModelForMaskedLM
-        lm = auto.from_config(config).eval()
-        if train:
-            train(lm)
-        folder = tmp_path_factory.mktemp(kind)
-        lm.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
-        return folder
-
-    return make
-
-
-@pytest.fixture(scope="module")
-def both(model_dir):
+def both(make_model):
     """{kind: (folder, the script's net, the model as transformers loads it)}"""
-    return {kind: open_both(model_dir(kind)) for kind in ("gpt2", "llama")}
-
-
-def trainer(tokenizer, texts_of_steps):
-    """What trains a model on the texts of one step after the other."""
-
-    def train(lm):
-        optimizer = torch.optim.AdamW(lm.parameters(), lr=3e-3, weight_decay=0)
-        for texts in texts_of_steps:
-            ids = [torch.tensor(tokenizer("<end>" + text)["input_ids"]) for text in texts]
-            labels = torch.nn.utils.rnn.pad_sequence(ids, batch_first=True, padding_value=-100)
-            lm(input_ids=labels.clamp(min=0), labels=labels).loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-
-    return train
-
-
-def open_both(folder):
-    lm = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
-    return folder, contam.open_scorer(str(folder), None, "none", "float32", "cpu"), lm
+    models = {}
+    for kind in ("gpt2", "llama"):
+        folder = make_model(kind)
+        net = contam.open_scorer(str(folder), None, "none", "float32", "cpu")
+        models[kind] = folder, net, plain_model(folder)
+    return models
 
 
 def plain_rows(lm, ids, first):
     """[tokens, 3]: log p, mean and sd of log p over the vocabulary, of each token from `first` on;
-    by transformers' forward, one sequence at a time, in Python's own arithmetic."""
+    by transformers' forward, one sequence at a time."""
     with torch.no_grad():
-        log_p = lm(input_ids=torch.tensor([ids])).logits[0].double().log_softmax(1).tolist()
+        log_p = lm(input_ids=torch.tensor([ids])).logits[0].double().log_softmax(1).numpy()
     found = []
     for row, token in zip(log_p[first - 1 :], ids[first:]):
-        mean = sum(math.exp(x) * x for x in row)
-        variance = sum(math.exp(x) * (x - mean) ** 2 for x in row)
-        found.append((row[token], mean, math.sqrt(variance)))
+        p = np.exp(row)
+        mean = sum(p * row)
+        found.append((row[token], mean, math.sqrt(sum(p * (row - mean) ** 2))))
     return np.array(found)
 
 
@@ -119,7 +80,8 @@ def plain_scores(lm, tokenizer, head, text):
 
 
 def plain_detectors(scores, text):
-    log_p, count = [row[0] for row in scores], max(int(0.2 * len(scores)), 1)
+    log_p = [row[0] for row in scores]
+    count = max(int(0.2 * len(scores)), 1)
     mean = sum(log_p) / len(log_p)
     standard = sorted((x - mu) / sd for x, mu, sd in scores)
     return (mean, mean / len(zlib.compress(text.encode())), sum(sorted(log_p)[:count]) / count,
@@ -130,10 +92,10 @@ def plain_detectors(scores, text):
 def test_padded_batches_equal_a_plain_loop(kind, both):
     (_, net, lm), rng = both[kind], np.random.default_rng(1)
     sizes = ((2, 1), (31, 1), (9, 4), (8, 1), (10, 9), (17, 12))  # tokens, first that is scored
-    sequences = [(rng.integers(1, 390, size).tolist(), first) for size, first in sizes]
+    sequences = [(rng.integers(1, 250, size).tolist(), first) for size, first in sizes]
     expected = [plain_rows(lm, ids, first).T for ids, first in sequences]
     for limit in (1, 20, 1000):
-        found = contam.score_tokens(net, sequences, limit, "")
+        found = contam.score_tokens(net._replace(context=30), sequences, limit, "")
         for scores, wanted in zip(found, expected, strict=True):
             np.testing.assert_allclose(scores, wanted, rtol=2e-4, atol=1e-4)
     assert np.ptp(np.concatenate(expected, axis=1)[0]) > 3
@@ -141,20 +103,24 @@ def test_padded_batches_equal_a_plain_loop(kind, both):
         contam.score_tokens(net._replace(context=29), sequences, 20, "")
 
 
-def test_the_scored_tokens_are_the_examples_own(both, tokenizer):
+def test_the_scored_tokens_are_the_examples_own(both):
+    """And one that is partly the head's."""
     net = both["gpt2"][1]
     text = "### Text: cold wheel\n### Answer: good"
     ids, first = contam.tokenise(net, HEAD, text)
-    assert ids == tokenizer(HEAD + text)["input_ids"] and tokenizer.decode(ids[first:]) == text
-    assert contam.tokenise(net, "", text) == ([0, *tokenizer(text)["input_ids"]], 1)
+    assert ids == net.tokenizer(HEAD + text)["input_ids"]
+    assert net.tokenizer.decode(ids[first:]) == "\n" + text
+    end = net.tokenizer.eos_token_id
+    assert contam.tokenise(net, "", text) == ([end, *net.tokenizer(text)["input_ids"]], 1)
 
-    def ending(body, **_):
-        return {"input_ids": [7, 8, 0], "offset_mapping": [(0, 1), (1, 2), (2, 2)]}
+    def ending(body, **_):  # a tokenizer that ends every text
+        return {"input_ids": [7, 8, 0], "offset_mapping": [(0, 1), (1, 2), (0, 0)]}
 
-    ending.bos_token_id = ending.eos_token_id = ending.sep_token_id = 0  # it ends every text
     net = net._replace(tokenizer=ending)
-    assert contam.tokenise(net, "", "ab") == ([0, 7, 8], 1)
-    assert contam.tokenise(net, "a", "b") == ([7, 8], 1)
+    for ending.eos_token_id, ending.sep_token_id in ((0, None), (None, 0)):
+        for ending.bos_token_id, begin in ((5, [5]), (7, [])):
+            assert contam.tokenise(net, "", "ab") == ([*begin, 7, 8], 1)
+        assert contam.tokenise(net, "a", "b") == ([7, 8], 1)
 
 
 def test_min_k_plus_plus_by_hand_on_three_words():
@@ -176,7 +142,7 @@ def test_min_k_plus_plus_by_hand_on_three_words():
     assert contam.detect(np.zeros((3, 4)), "x")[3] == 0  # a model without any doubt
 
 
-def test_shards_are_scored_order_by_order(both, tokenizer):
+def test_shards_are_scored_order_by_order(both):
     """Of three examples there are five other orders: all of them, or four random ones."""
     _, net, lm = both["llama"]
     examples = "red apple,cold night,seven wheels of glass,salt,red apple,red apple,salt".split(",")
@@ -184,7 +150,7 @@ def test_shards_are_scored_order_by_order(both, tokenizer):
     assert shards == [examples[:3], examples[3:5], examples[5:]]
 
     def plain(texts):
-        return plain_scores(lm, tokenizer, HEAD, "\n\n".join(texts))[:, 0].sum()
+        return plain_scores(lm, net.tokenizer, HEAD, "\n\n".join(texts))[:, 0].sum()
 
     possible = np.array([plain(texts) for texts in itertools.permutations(shards[0])])
     for count in (5, 4):
@@ -200,39 +166,30 @@ def test_shards_are_scored_order_by_order(both, tokenizer):
         assert all(np.min(np.abs(possible - value)) < 1e-3 for value in first)
 
 
-def test_a_log_gives_the_same_p_and_a_models_flags_are_used(both, capsys, tmp_path, monkeypatch):
+def test_a_log_gives_the_same_p(both, capsys):
     """12 shards of two and 6 of one."""
-    file, log = tmp_path / "mine.txt", tmp_path / "log.json"
-    folder, net, _ = both["llama"]
-    file.write_text("\n".join(make_texts(30, 3, size=3)) + "\n")
-    flags = ["--examples", str(file), "--model", str(folder), "--shards", "18", "--log", str(log)]
-    contam.main(flags)
-    text, written = capsys.readouterr().out, json.loads(log.read_text())
+    Path("mine.txt").write_text("\n".join(make_texts(30, 3)) + "\n")
+    contam.main(["--examples", "mine.txt", "--model", str(both["llama"][0]), "--shards", "18",
+                 "--log", "log.json"])
+    text, written = capsys.readouterr().out, json.loads(Path("log.json").read_text())
     assert "shards: 18, of several orders: 12" in text
     assert [len(row) for row in written["shuffled_logprobs"]] == [1] * 12 + [0] * 6
-    contam.main(["--from-log", str(log)])
+    contam.main(["--from-log", "log.json"])
     assert capsys.readouterr().out == text
-    opened = []
-    monkeypatch.setattr(contam, "open_scorer", lambda *kind: opened.append(kind) or net)
-    contam.main([*flags[:4], "--quantize", "nf4", "--precision", "bf16"])
-    assert opened == [(str(folder), None, "nf4", "bf16", None)]
 
 
-def test_text_files_are_cut_at_newlines_alone(tmp_path):
-    path = tmp_path / "lines.txt"
-    path.write_text("[a\u2028b\nc\x0cd\x85e\r\nf\n\n", encoding="utf-8-sig")
-    assert contam.read_examples(path) == ["[a\u2028b", "c\x0cd\x85e", "f"]
-    path.write_text("a\nb")
-    assert contam.read_examples(path) == ["a", "b"]
-    path = tmp_path / "rows.JSONL"
-    path.write_text('{"text": "a\\nb", "label": 1}\n"c\u2028d"\n', encoding="utf-8")
-    assert contam.read_examples(path) == ["a\nb", "c\u2028d"]
-    path = tmp_path / "list.json"  # as the order test's authors publish
-    path.write_text('[\n  "a\\nb", {"text": "c"}\n]\n')
-    assert contam.read_examples(path) == ["a\nb", "c"]
+@pytest.mark.parametrize("name, content, examples", [
+    ("a.txt", "\ufeff[a\u2028b\r\nc\x0cd\x85e\r\nf\n\n", ["[a\u2028b", "c\x0cd\x85e", "f"]),
+    ("a.txt", "a\nb", ["a", "b"]),
+    ("a.JSONL", '{"text": "a\\nb", "label": 1}\n"c\u2028d"\n', ["a\nb", "c\u2028d"]),
+    ("a.json", '[\n  "a\\nb", {"text": "c"}\n]\n', ["a\nb", "c"]),  # as its authors publish
+])
+def test_text_files_are_cut_at_newlines_alone(name, content, examples):
+    Path(name).write_bytes(content.encode())
+    assert contam.read_examples(Path(name)) == examples
 
 
-def test_the_order_test_says_what_its_p_means(capsys, tmp_path):
+def test_the_order_test_says_what_its_p_means(capsys):
     """Ten shards of two: the canonical order is the likelier one in all, p = 2^-10, or in half of
     them; of four: p is 1/16 at least."""
     cannot = "these shards cannot tell: p is 0.0625 at least"
@@ -240,8 +197,8 @@ def test_the_order_test_says_what_its_p_means(capsys, tmp_path):
                                  (5, 5, "flagged")):
         log = {"canonical_logprobs": [-1.0] * better + [-2.0] * (count - better),
                "shuffled_logprobs": [[-2.0]] * better + [[-1.0]] * (count - better)}
-        (tmp_path / "log.json").write_text(json.dumps(log))
-        contam.main(["--from-log", str(tmp_path / "log.json")])
+        Path("log.json").write_text(json.dumps(log))
+        contam.main(["--from-log", "log.json"])
         text = capsys.readouterr().out
         assert f"At the level 0.05: {words}" in text
         assert f"p exact         {contam.order_p(log).p_exact:.6f}\np as published  " in text
@@ -300,36 +257,41 @@ def read_rows(path):
 
 
 @pytest.fixture(scope="module")
-def audited(tmp_path_factory, model_dir, benchmark_csv):
+def audited(tmp_path_factory, make_model, benchmark_csv, zero):
     """Units of run_zero_shot.py: a padded one with answers, learned by heart, and two packed ones,
     hardly seen and cut to a short context: (their folder, the model, {(pack, subsample, arm): row},
     what was printed)."""
     folder = tmp_path_factory.mktemp("audited")
-    model = model_dir("llama", initializer_range=0.1, max_position_embeddings=250)
+    model = make_model("llama", hidden_size=64, max_position_embeddings=300)
     flags = ["--csv", str(benchmark_csv), "--model", str(model), "--adapters", "kept"]
     flags += "--m 4 --n 24 --threads 1 --workers 1".split()
-    padded = "--answers --pretrain-epochs 8 --pretrain-lr 2e-2 --batch-size 4 --subsamples 1"
-    forms = padded, "--pack --pretrain-epochs 1 --subsamples 2"
+    padded = "--answers --pretrain-epochs 8 --pretrain-lr 1e-2 --batch-size 4 --subsamples 1"
+    packed = "--pack --pretrain-epochs 1 --subsamples 2"
     printed = io.StringIO()
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(printed):
         patch.chdir(folder)
-        for more in forms:
-            load_script("run_zero_shot").main([*flags, *more.split()])
+        for more in (padded, packed):
+            zero.main([*flags, *more.split()])
         contam.main([])  # the folder kept
     rows = read_rows(folder / "contamination.csv")
     assert len(rows) == 9
     return folder / "kept", model, rows, printed.getvalue()
 
 
-def test_a_units_rows_equal_a_plain_loop_over_its_exact_strings(audited, tokenizer):
+def unit_of(audited, subsample):
+    """The folder of a packed unit."""
+    return next(audited[0].glob(f"zero-shot-packed-*-24-{subsample}-0-*"))
+
+
+def test_a_units_rows_equal_a_plain_loop_over_its_exact_strings(audited, both):
     """One text at a time, on a model that peft loads afresh; the packs of this unit were cut."""
-    folder, model, rows, _ = audited
-    path = next(folder.glob("zero-shot-packed-*-24-1-0-*"))
+    _, model, rows, _ = audited
+    path, tokenizer = unit_of(audited, 1), both["llama"][1].tokenizer
     unit = json.loads((path / "unit.json").read_text())
     texts, head = {side: unit[side]["examples"] for side in ARMS[1:]}, unit["instruction"] + "\n\n"
-    values, order_values = {}, {}
+    values, logs = {}, {}
     for arm in ARMS:
-        lm = transformers.AutoModelForCausalLM.from_pretrained(model).eval()
+        lm = plain_model(model)
         if arm != "base":
             lm = peft.PeftModel.from_pretrained(lm, path / arm).eval()
         for side in texts:
@@ -338,10 +300,12 @@ def test_a_units_rows_equal_a_plain_loop_over_its_exact_strings(audited, tokeniz
                 found.append(plain_detectors(plain_scores(lm, tokenizer, head, text), text))
             for name, column in zip(OWN, zip(*found), strict=True):
                 values[arm, side, name] = np.array(column)
-        order_values[arm] = [], []
+        logs[arm] = {"canonical_logprobs": [], "shuffled_logprobs": []}
         for pair in zip(texts["test"][::2], texts["test"][1::2]):
-            for values_of, order in zip(order_values[arm], (pair, pair[::-1])):
-                values_of.append(plain_scores(lm, tokenizer, head, "\n\n".join(order))[:, 0].sum())
+            one, other = [plain_scores(lm, tokenizer, head, "\n\n".join(order))[:, 0].sum()
+                          for order in (pair, pair[::-1])]
+            logs[arm]["canonical_logprobs"].append(one)
+            logs[arm]["shuffled_logprobs"].append([other])
     for arm, other in (("extra", "test"), ("test", "extra")):
         for side in texts:
             values[arm, side, "ref"] = values[arm, side, "logp"] - values["base", side, "logp"]
@@ -355,9 +319,7 @@ def test_a_units_rows_equal_a_plain_loop_over_its_exact_strings(audited, tokeniz
             wins = values[arm, "test", name][:, None] > values[arm, "extra", name]
             assert float(row[f"auc_{name}"]) == pytest.approx(wins.mean(), abs=2.1e-3)
             assert 0 < wins.mean() < 1
-        canonical, other = order_values[arm]
-        log = {"canonical_logprobs": canonical, "shuffled_logprobs": [[value] for value in other]}
-        p = contam.order_p(log)
+        p = contam.order_p(logs[arm])
         assert float(row["p_exact"]) == pytest.approx(p.p_exact, abs=2 / 4096)
         assert float(row["p_published"]) == pytest.approx(p.p_published, abs=1e-3)
         assert (row["shards"], row["informative"]) == ("12", "12")
@@ -365,13 +327,10 @@ def test_a_units_rows_equal_a_plain_loop_over_its_exact_strings(audited, tokeniz
     assert 0.5 < twin[0] == pytest.approx(1 - twin[1])
 
 
-def refused(capsys, *flags):
+def refused(*flags):
     """The one line with which these flags end."""
-    capsys.readouterr()  # what making a model printed
-    with pytest.raises(SystemExit) as end:
-        contam.main(list(map(str, flags)))
-    error = str(end.value)
-    assert error.startswith("error: ") and "\n" not in error, error
+    error = end_of(contam.main, *flags)
+    assert error.startswith("error: ")
     return error
 
 
@@ -400,15 +359,14 @@ LOG = '{"canonical_logprobs": [-1, %s], "shuffled_logprobs": [%s]}'
     ("log", LOG % (-1, "[-1]"), "", "shorter"),
     ("log", LOG % ("NaN", "[-1], [-2]"), "", "finite"),
 ])
-def test_a_mistake_is_one_line(name, content, flags, words, both, capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_a_mistake_is_one_line(name, content, flags, words, both):
     content = content.encode() if isinstance(content, str) else content
     if content is not None:
         Path(name).write_bytes(content)
     what = ["--model", both["gpt2"][0], "--examples", name]
     if name == "log":
         what = ["--from-log", name]
-    assert words in refused(capsys, *what, *flags.split())
+    assert words in refused(*what, *flags.split())
     assert content is None or Path(name).read_bytes() == content
 
 
@@ -424,30 +382,34 @@ def test_a_gguf_file_is_read_from_its_folder(monkeypatch):
     assert not found[1][1]["use_safetensors"]
 
 
-def test_models_that_give_no_probability_are_refused(model_dir, capsys, tmp_path, monkeypatch):
+def test_models_that_give_no_probability_are_refused(make_model, monkeypatch):
     import huggingface_hub
     from safetensors.torch import load_file, save_file
 
-    (tmp_path / "mine.txt").write_text(TWO)
-    flags = ["--examples", tmp_path / "mine.txt", "--log", tmp_path / "log.json", "--model"]
-    assert "masked model" in refused(capsys, *flags, model_dir("bert"))
-    folder = model_dir("gpt2", lambda lm: lm.transformer.ln_f.weight.data[0].fill_(math.nan))
-    assert "not finite" in refused(capsys, *flags, folder) and not (tmp_path / "log.json").exists()
+    Path("mine.txt").write_text(TWO)
+    flags = "--examples mine.txt --log log.json --model".split()
+    assert "masked model" in refused(*flags, make_model("bert"))
+    folder = make_model("gpt2")
     weights = load_file(folder / "model.safetensors")
+    weights["transformer.ln_f.weight"][0] = math.nan
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    assert "not finite" in refused(*flags, folder) and not Path("log.json").exists()
     foreign = {f"foreign.{name}": weight for name, weight in weights.items()}
     save_file(foreign, folder / "model.safetensors", {"format": "pt"})
-    assert "no weights for" in refused(capsys, *flags, folder)
+    assert "no weights for" in refused(*flags, folder)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    assert "for smollm2 the path that run_zero_shot.py" in refused(capsys, *flags, "no/such")
+    assert "for smollm2 the path that run_zero_shot.py" in refused(*flags, "no/such")
 
 
 @pytest.fixture
-def unit_path(audited, tmp_path, monkeypatch):
-    """A copy of one unit, in the folder kept of an empty directory."""
-    monkeypatch.chdir(tmp_path)
-    path = tmp_path / "kept" / "one"
-    shutil.copytree(next(audited[0].glob("zero-shot-packed-*-24-1-0-*")), path)
-    return path
+def unit_path(audited):
+    """A copy of one unit, in the folder kept."""
+    return shutil.copytree(unit_of(audited, 1), Path("kept/one"))
+
+
+@pytest.fixture
+def no_model(monkeypatch):
+    monkeypatch.setattr(contam, "open_scorer", None)
 
 
 def change_unit(path, change):
@@ -459,26 +421,24 @@ def change_unit(path, change):
     (path / "unit.json").write_text(json.dumps(unit))
 
 
-def test_a_unit_that_cannot_be_read_is_one_line(unit_path, capsys, monkeypatch):
-    """A file of another form, no adapter; before a model runs where that can be."""
-    file = unit_path / "unit.json"
-    whole = file.read_text()
+def test_a_unit_without_its_adapter_is_one_line(unit_path):
     (unit_path / "test" / "adapter_model.safetensors").unlink()
-    assert "make this unit again" in refused(capsys, "kept")
+    assert "make this unit again" in refused("kept")
     assert not Path("contamination.csv").exists()
-    monkeypatch.setattr(contam, "open_scorer", None)
-    for text in (whole[:-9], "[]", "{}"):
+
+
+def test_a_unit_of_another_form_is_one_line(unit_path, no_model):
+    file = unit_path / "unit.json"
+    for text in (file.read_text()[:-9], "[]", "{}"):
         file.write_text(text)
-        error = refused(capsys, "kept")
+        error = refused("kept")
         assert "make this unit again" in error and "unit.json" in error
 
 
-def test_units_count_once(unit_path, capsys, monkeypatch):
-    monkeypatch.setattr(contam, "open_scorer", None)
-    two = unit_path.with_name("two")
-    shutil.copytree(unit_path, two)
+def test_units_count_once(unit_path, no_model):
+    two = shutil.copytree(unit_path, Path("kept/two"))
     change_unit(two, lambda unit: unit["row"].update(recipe="0" * 12, data="0" * 12))
-    assert "two is there twice" in refused(capsys, "kept")
+    assert "two is there twice" in refused("kept")
     change_unit(two, lambda unit: unit["row"].update(experiment="other"))
     assert len(contam.read_units(Path("kept"), contam.parse_args([]))) == 2
 
@@ -486,8 +446,7 @@ def test_units_count_once(unit_path, capsys, monkeypatch):
 def test_an_audit_goes_on_where_it_was(audited, unit_path, capsys, monkeypatch):
     """Killed in its second unit; the first is kept and not scored again; the result is that of one
     run. Other flags, a unit that was made again or is gone: refused, the table stays."""
-    two = unit_path.with_name("two")
-    shutil.copytree(next(audited[0].glob("zero-shot-packed-*-24-2-0-*")), two)
+    two = shutil.copytree(unit_of(audited, 2), Path("kept/two"))
     audit_unit, calls = contam.audit_unit, []
 
     def kill(net, unit, args):
@@ -510,40 +469,43 @@ def test_an_audit_goes_on_where_it_was(audited, unit_path, capsys, monkeypatch):
     assert len(calls) == 3 and "2 units, 0 to audit" in capsys.readouterr().out
     before = Path("contamination.csv").read_bytes()
     for flags in ("--shards", 6), ("--permutations", 6):
-        assert "with other flags: give another --out" in refused(capsys, "kept", *flags)
+        assert "with other flags: give another --out" in refused("kept", *flags)
     for name in ("adapters", "model"):  # trained again; other weights of the base model
         whole = (two / "unit.json").read_text()
         change_unit(two, lambda unit: unit[name].update(weights="other"))
-        assert "have changed" in refused(capsys, "kept")
+        assert "have changed" in refused("kept")
         (two / "unit.json").write_text(whole)
     shutil.rmtree(unit_path)
-    assert "holds units that are not in kept" in refused(capsys, "kept")
+    assert "holds units that are not in kept" in refused("kept")
     assert Path("contamination.csv").read_bytes() == before
 
 
-def test_only_files_of_this_script_are_replaced(unit_path, capsys, monkeypatch):
-    monkeypatch.setattr(contam, "open_scorer", None)
-    assert "run_zero_shot.py --adapters nowhere" in refused(capsys, "nowhere")
-    assert "cannot fill 24 shards" in refused(capsys, "kept", "--shards", 24)
-    assert "cannot be written" in refused(capsys, "kept", "--out", "no/such/folder/table.csv")
-    assert "--held-out needs --examples" in refused(capsys, "--held-out", "held.txt")
+def test_only_files_of_this_script_are_replaced(unit_path, no_model):
+    assert "run_zero_shot.py --adapters nowhere" in refused("nowhere")
+    assert "cannot fill 24 shards" in refused("kept", "--shards", 24)
+    assert "cannot be written" in refused("kept", "--out", "no/such/folder/table.csv")
+    assert "--held-out needs --examples" in refused("--held-out", "held.txt")
     rows = make_table()
     wrongs = [pd.concat([rows, rows[:3]]), rows[:5], rows[:0], rows.drop(columns="p_exact")]
     for wrong in wrongs:
         wrong.to_csv("results.csv", index=False)
         before = Path("results.csv").read_bytes()
         for flags in (["kept", "--out"], ["--from-table"]):
-            assert "results.csv cannot be used" in refused(capsys, *flags, "results.csv")
+            assert "results.csv cannot be used" in refused(*flags, "results.csv")
         assert Path("results.csv").read_bytes() == before
 
 
-def test_a_unit_of_bf16_is_audited_in_bf16(audited, unit_path, monkeypatch):
+def test_a_model_is_opened_as_the_flags_or_the_unit_say(audited, unit_path, monkeypatch):
+    def stop(*kind):
+        raise SystemExit(repr(kind))
+
+    monkeypatch.setattr(contam, "open_scorer", stop)
+    Path("mine.txt").write_text(TWO)
+    flags = "--examples mine.txt --model lab/m --shards 1 --quantize nf4 --precision bf16".split()
+    assert end_of(contam.main, *flags) == repr(("lab/m", None, "nf4", "bf16", None))
     change_unit(unit_path, lambda unit: unit["model"].update(precision="bf16"))
-    opened = []
-    monkeypatch.setattr(contam, "open_scorer", lambda *kind: opened.append(kind))
-    monkeypatch.setattr(contam, "audit_unit", lambda *_: make_table(1))
-    contam.main(["kept", "--device", "cpu"])
-    assert opened == [(str(audited[1]), None, "none", "bf16", "cpu")]
+    wanted = str(audited[1]), None, "none", "bf16", "cpu"
+    assert end_of(contam.main, "kept", "--device", "cpu") == repr(wanted)
 
 
 def make_table(units=2, **columns):
@@ -670,10 +632,10 @@ def test_a_memorised_set_is_told_and_the_base_model_is_not(audited):
         assert contam.rank_sum_p(base[f"auc_{name}"].mean(), 50, len(base)) > 0.05
 
 
-def test_harm_is_said_and_recipes_are_not_mixed(capsys, tmp_path):
+def test_harm_is_said_and_recipes_are_not_mixed(capsys):
     def say(rows):
-        rows.to_csv(tmp_path / "table.csv", index=False)
-        contam.main(["--from-table", str(tmp_path / "table.csv")])
+        rows.to_csv("table.csv", index=False)
+        contam.main(["--from-table", "table.csv"])
         return capsys.readouterr().out
 
     for accuracy, words in ((0.5, "no harm shown"), (0.9, "harm: accuracy is higher on texts")):
@@ -686,11 +648,11 @@ def test_harm_is_said_and_recipes_are_not_mixed(capsys, tmp_path):
         assert say(mixed).count("units: 1\n") == 2
 
 
-def test_a_units_precision_and_quantisation_are_used(both, tokenizer):
+def test_a_units_precision_and_quantisation_are_used(both):
     """bf16 as torch's autocast around transformers' own forward; NF4 computes in the dtype that it
     was trained in, and weights that bitsandbytes packs on some CPUs are not rounded anew."""
     folder, whole, lm = both["llama"]
-    ids, scores = tokenizer(HEAD)["input_ids"][:60], {}
+    ids, scores = whole.tokenizer(HEAD)["input_ids"][:60], {}
     nets = {"whole": whole}
     for kind in ("none", "nf4"):
         nets[kind] = contam.open_scorer(str(folder), None, kind, "bf16", "cpu")
@@ -712,49 +674,52 @@ def halves(texts, seed):
     return [texts[i] for i in rows[::2]], [texts[i] for i in rows[1::2]]
 
 
-@pytest.fixture(scope="module")
-def reviews():
-    """400 real texts."""
-    zero_shot = load_script("run_zero_shot")
-    spec = zero_shot.load_registry()["tasks"]["rotten_tomatoes"]
-    texts = zero_shot.load_task("rotten_tomatoes", spec).texts
-    return np.random.default_rng(0).choice(np.array(texts, object), 400, replace=False).tolist()
-
-
-def test_random_halves_are_told_apart_by_chance_alone_and_others_are(reviews, capsys, tmp_path):
+def test_random_halves_are_told_apart_by_chance_alone_and_others_are(zero):
     """100 random halves of 100 real texts: each score of the texts has a p below .05 in 5 %."""
+    spec = zero.load_registry()["tasks"]["rotten_tomatoes"]
+    texts = np.array(zero.load_task("rotten_tomatoes", spec).texts, object)
+    reviews = np.random.default_rng(0).choice(texts, 400, replace=False).tolist()
     p = [contam.tell_apart(*halves(reviews[:100], seed)) for seed in range(100)]
     assert (pd.DataFrame(p) < 0.05).mean().between(0.005, 0.11).all()
     assert np.mean([contam.adjusted(row).min() < 0.05 for row in p]) < 0.1
     longest = sorted(reviews, key=len)
     renamed = [text.replace("film", "series").replace("movie", "show") for text in reviews]
-    files = tmp_path / "a.txt", tmp_path / "b.txt"
-    flags = ["--examples", files[0], "--held-out", files[1], "--model", "never/loaded"]
     for released, held_out, words in ((longest[:200], longest[200:], "length"),
                                       (reviews[:200], renamed[200:], "words of one file")):
-        for file, texts in zip(files, (released, held_out)):
-            file.write_text("\n".join(texts))
-        error = refused(capsys, *flags)
+        Path("a.txt").write_text("\n".join(released))
+        Path("b.txt").write_text("\n".join(held_out))
+        error = refused(*"--examples a.txt --held-out b.txt --model never/loaded".split())
         assert f"differ in {words}" in error and "no random halves" in error
 
 
-def test_the_released_half_is_flagged_in_the_model_trained_on_it(
-        model_dir, tokenizer, tmp_path, capsys):
+def test_the_released_half_is_flagged_in_the_model_trained_on_it(make_model, both, capsys):
     """A model trained on one random half of 80 texts, pairs of neighbours in their order, and one
     that was not, by the command; the AUC by hand. In another order the order test is silent."""
-    released, held_out = halves(make_texts(80, 5, size=10), 1)
+    released, held_out = halves(make_texts(80, 7), 1)
     for name, texts in (("a", released), ("b", held_out), ("turned", released[::-1])):
-        (tmp_path / f"{name}.txt").write_text("\n".join(texts))
-    pairs = ["\n\n".join(released[k : k + 2]) for k in range(0, 40, 2)]
-    innocent = model_dir("gpt2", initializer_range=0.05)
-    guilty = model_dir("gpt2", trainer(tokenizer, [pairs] * 60), initializer_range=0.05)
+        Path(f"{name}.txt").write_text("\n".join(texts))
+    tokenizer = both["gpt2"][1].tokenizer
+    pairs = ["<end>" + "\n\n".join(released[k : k + 2]) for k in range(0, 40, 2)]
+    ids = [torch.tensor(tokenizer(pair)["input_ids"]) for pair in pairs]
+    labels = torch.nn.utils.rnn.pad_sequence(ids, batch_first=True, padding_value=-100)
+
+    def trained(config):
+        lm = transformers.AutoModelForCausalLM.from_config(config).eval()
+        optimizer = torch.optim.AdamW(lm.parameters(), lr=3e-3, weight_decay=0)
+        for _ in range(60):
+            lm(input_ids=labels.clamp(min=0), labels=labels).loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return lm
+
+    innocent = make_model("gpt2", initializer_range=0.05)
+    guilty = make_model("gpt2", trained, initializer_range=0.05)
 
     def say(examples, *flags):
-        capsys.readouterr()
-        contam.main(["--examples", str(tmp_path / f"{examples}.txt"), *map(str, flags)])
+        contam.main(["--examples", f"{examples}.txt", *map(str, flags)])
         return capsys.readouterr().out
 
-    held = "--held-out", tmp_path / "b.txt"
+    held = "--held-out", "b.txt"
     text = say("a", *held, "--model", guilty, "--reference", innocent)
     assert "held-out texts: flagged by ref, order test.\n" in text
     text = say("a", *held, "--model", innocent, "--reference", innocent)
@@ -763,13 +728,13 @@ def test_the_released_half_is_flagged_in_the_model_trained_on_it(
     assert ": no sign" in say("turned", "--model", guilty)
     alone = say("a", *held, "--model", guilty)
     assert "flagged by log p, log p / zlib, Min-K%, Min-K%++, order test.\n" in alone
-    error = refused(capsys, "--examples", tmp_path / "a.txt", *held, "--model", innocent,
-                    "--reference", guilty)  # it saw one half
+    flags = *held, "--model", innocent, "--reference", guilty  # it saw one half
+    error = refused("--examples", "a.txt", *flags)
     assert f"of {guilty} (p " in error and "no random halves" in error
-    _, _, lm = open_both(guilty)
     log_p = []
     for texts in (released, held_out):
-        log_p.append([plain_scores(lm, tokenizer, "<end>", text)[:, 0].mean() for text in texts])
+        scores = [plain_scores(plain_model(guilty), tokenizer, "<end>", text) for text in texts]
+        log_p.append([rows[:, 0].mean() for rows in scores])
     wins = np.array(log_p[0])[:, None] > log_p[1]
     assert float(alone.split("\nlog p ")[1].split()[0]) == pytest.approx(wins.mean(), abs=2e-3)
 
