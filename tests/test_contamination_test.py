@@ -168,12 +168,16 @@ def test_shards_are_scored_order_by_order(both):
 
 def test_a_log_gives_the_same_p(both, capsys):
     """12 shards of two and 6 of one."""
-    Path("mine.txt").write_text("\n".join(make_texts(30, 3)) + "\n")
-    contam.main(["--examples", "mine.txt", "--model", str(both["llama"][0]), "--shards", "18",
-                 "--log", "log.json"])
+    texts = make_texts(30, 3)
+    Path("mine.txt").write_text("\n".join(texts) + "\n")
+    folder, net, lm = both["llama"]
+    flags = "--examples mine.txt --shards 18 --log log.json --model".split()
+    contam.main([*flags, str(folder)])
     text, written = capsys.readouterr().out, json.loads(Path("log.json").read_text())
     assert "shards: 18, of several orders: 12" in text
     assert [len(row) for row in written["shuffled_logprobs"]] == [1] * 12 + [0] * 6
+    plain = plain_scores(lm, net.tokenizer, "<end>", "\n\n".join(texts[:2]))[:, 0].sum()
+    assert written["canonical_logprobs"][0] == pytest.approx(plain, rel=2e-5)
     contam.main(["--from-log", "log.json"])
     assert capsys.readouterr().out == text
 
@@ -288,37 +292,34 @@ def test_a_units_rows_equal_a_plain_loop_over_its_exact_strings(audited, both):
     _, model, rows, _ = audited
     path, tokenizer = unit_of(audited, 1), both["llama"][1].tokenizer
     unit = json.loads((path / "unit.json").read_text())
-    texts, head = {side: unit[side]["examples"] for side in ARMS[1:]}, unit["instruction"] + "\n\n"
+    head, texts = unit["instruction"] + "\n\n", unit["test"]["examples"] + unit["extra"]["examples"]
     values, logs = {}, {}
     for arm in ARMS:
         lm = plain_model(model)
         if arm != "base":
             lm = peft.PeftModel.from_pretrained(lm, path / arm).eval()
-        for side in texts:
-            found = []
-            for text in texts[side]:
-                found.append(plain_detectors(plain_scores(lm, tokenizer, head, text), text))
-            for name, column in zip(OWN, zip(*found), strict=True):
-                values[arm, side, name] = np.array(column)
+
+        def scores_of(text):
+            return plain_scores(lm, tokenizer, head, text)
+
+        found = [plain_detectors(scores_of(text), text) for text in texts]
+        values[arm] = pd.DataFrame(found, columns=OWN)
         logs[arm] = {"canonical_logprobs": [], "shuffled_logprobs": []}
-        for pair in zip(texts["test"][::2], texts["test"][1::2]):
-            one, other = [plain_scores(lm, tokenizer, head, "\n\n".join(order))[:, 0].sum()
-                          for order in (pair, pair[::-1])]
-            logs[arm]["canonical_logprobs"].append(one)
-            logs[arm]["shuffled_logprobs"].append([other])
+        for one, two in zip(texts[:24:2], texts[1:24:2]):
+            logs[arm]["canonical_logprobs"].append(scores_of(f"{one}\n\n{two}")[:, 0].sum())
+            logs[arm]["shuffled_logprobs"].append([scores_of(f"{two}\n\n{one}")[:, 0].sum()])
     for arm, other in (("extra", "test"), ("test", "extra")):
-        for side in texts:
-            values[arm, side, "ref"] = values[arm, side, "logp"] - values["base", side, "logp"]
-            values[arm, side, "twin"] = values[arm, side, "logp"] - values[other, side, "logp"]
+        for name, less in (("ref", "base"), ("twin", other)):
+            values[arm][name] = values[arm]["logp"] - values[less]["logp"]
     for arm in ARMS:
         row = rows[8, 1, arm]
         for name in contam.DETECTORS:
             if arm == "base" and name in ("ref", "twin"):
                 assert row[f"auc_{name}"] == ""
                 continue
-            wins = values[arm, "test", name][:, None] > values[arm, "extra", name]
-            assert float(row[f"auc_{name}"]) == pytest.approx(wins.mean(), abs=2.1e-3)
-            assert 0 < wins.mean() < 1
+            scores = values[arm][name].to_numpy()
+            wins = (scores[:24, None] > scores[24:]).mean()
+            assert float(row[f"auc_{name}"]) == pytest.approx(wins, abs=2.1e-3) and 0 < wins < 1
         p = contam.order_p(logs[arm])
         assert float(row["p_exact"]) == pytest.approx(p.p_exact, abs=2 / 4096)
         assert float(row["p_published"]) == pytest.approx(p.p_published, abs=1e-3)
@@ -339,18 +340,18 @@ LOG = '{"canonical_logprobs": [-1, %s], "shuffled_logprobs": [%s]}'
 
 
 @pytest.mark.parametrize("name, content, flags, words", [
-    ("mine.txt", "a b\nc d\ne f\n", "--shards 4", "3 examples cannot fill 4 shards"),
-    ("mine.txt", "a b\n", "", "1 examples cannot fill 0 shards"),
-    ("mine.txt", "", "", "is empty"),
-    ("mine.txt", "a\n\nb", "", "empty example"),
-    ("mine.txt", "a\na\nb\nb\n", "", "use fewer --shards"),
-    ("mine.txt", None, "", "No such file"),
-    ("mine.txt", b"\xff\xfea", "", "UnicodeDecodeError"),
-    ("mine.txt", TWO, "--model=", "--examples needs --model"),
-    ("mine.txt", TWO, "--reference other", "--reference needs --held-out"),
-    ("mine.txt", TWO, "--held-out gone.txt", "gone.txt cannot be used"),
-    ("mine.txt", TWO, "--log no/such/log.json", "cannot be written"),
-    ("mine.txt", TWO, "--device cuda:7", "--device"),
+    ("a.txt", "a b\nc d\ne f\n", "--shards 4", "3 examples cannot fill 4 shards"),
+    ("a.txt", "a b\n", "", "1 examples cannot fill 0 shards"),
+    ("a.txt", "", "", "is empty"),
+    ("a.txt", "a\n\nb", "", "empty example"),
+    ("a.txt", "a\na\nb\nb\n", "", "use fewer --shards"),
+    ("a.txt", None, "", "No such file"),
+    ("a.txt", b"\xff\xfea", "", "UnicodeDecodeError"),
+    ("a.txt", TWO, "--model=", "--examples needs --model"),
+    ("a.txt", TWO, "--reference other", "--reference needs --held-out"),
+    ("a.txt", TWO, "--held-out gone.txt", "gone.txt cannot be used"),
+    ("a.txt", TWO, "--log no/such/log.json", "cannot be written"),
+    ("a.txt", TWO, "--device cuda:7", "--device"),
     ("a.jsonl", '"a"\n3', "", "AttributeError"),
     ("a.jsonl", '"a"\n"b', "", "JSONDecodeError"),
     ("a.jsonl", "", "", "is empty"),
@@ -719,23 +720,22 @@ def test_the_released_half_is_flagged_in_the_model_trained_on_it(make_model, bot
         contam.main(["--examples", f"{examples}.txt", *map(str, flags)])
         return capsys.readouterr().out
 
-    held = "--held-out", "b.txt"
-    text = say("a", *held, "--model", guilty, "--reference", innocent)
+    held = "--held-out", "b.txt", "--model"
+    text = say("a", *held, guilty, "--reference", innocent)
     assert "held-out texts: flagged by ref, order test.\n" in text
-    text = say("a", *held, "--model", innocent, "--reference", innocent)
+    text = say("a", *held, innocent, "--reference", innocent)
     assert "40 released, 40 held-out texts: flagged by nothing.\n" in text
     assert ": flagged" in say("a", "--model", guilty)
     assert ": no sign" in say("turned", "--model", guilty)
-    alone = say("a", *held, "--model", guilty)
+    alone = say("a", *held, guilty)
     assert "flagged by log p, log p / zlib, Min-K%, Min-K%++, order test.\n" in alone
-    flags = *held, "--model", innocent, "--reference", guilty  # it saw one half
-    error = refused("--examples", "a.txt", *flags)
+    error = refused("--examples", "a.txt", *held, innocent, "--reference", guilty)  # saw one half
     assert f"of {guilty} (p " in error and "no random halves" in error
+    lm = plain_model(guilty)
     log_p = []
-    for texts in (released, held_out):
-        scores = [plain_scores(plain_model(guilty), tokenizer, "<end>", text) for text in texts]
-        log_p.append([rows[:, 0].mean() for rows in scores])
-    wins = np.array(log_p[0])[:, None] > log_p[1]
+    for text in released + held_out:
+        log_p.append(plain_scores(lm, tokenizer, "<end>", text)[:, 0].mean())
+    wins = np.array(log_p)[:40, None] > log_p[40:]
     assert float(alone.split("\nlog p ")[1].split()[0]) == pytest.approx(wins.mean(), abs=2e-3)
 
 
