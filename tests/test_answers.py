@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from pytest import approx
 from scipy import stats
 
 from conftest import ARMS, ROOT, end_of, load_script
@@ -54,11 +55,15 @@ def as_rows(answers, half):
     return table.melt(["half", "item"], var_name="model", value_name="right")
 
 
-def judge(rows, *flags):
+def table_of(*flags):
     """The table of --out, by model; what is printed is left to capsys."""
-    rows.to_csv("answers.csv", index=False)
     contam.main(["--answers", "answers.csv", "--out", "out.csv", *map(str, flags)])
     return pd.read_csv("out.csv", keep_default_na=False, na_values=[""]).set_index("model")
+
+
+def judge(rows, *flags):
+    rows.to_csv("answers.csv", index=False)
+    return table_of(*flags)
 
 
 def columns_of(rows):
@@ -79,19 +84,19 @@ def test_bias_and_interval_equal_plain_least_squares(flags):
         others = [answers[name] for name in clean if name != model]
         bias, se, size = plain_inflation(answers[model], released, others)
         half = stats.t.ppf(0.945, 105 - size) * se
-        assert row["df"] == pytest.approx(105 - size)
+        assert row["df"] == approx(105 - size)
         found = row[["bias", "low", "high"]].tolist()
-        assert found == pytest.approx([bias, bias - half, bias + half])
+        assert found == approx([bias, bias - half, bias + half])
         seen = 100 * answers[model][released].mean()
-        assert (row["seen"], row["unseen"]) == pytest.approx((seen, seen - bias))
+        assert (row["seen"], row["unseen"]) == approx((seen, seen - bias))
         assert (row["released"], row["held_out"], row["left_out"]) == (60, 45, 0)
         if others:
             gap = 100 * (answers[model] - np.mean(others, axis=0))
-            assert row["gaps"] == pytest.approx(gap[released].mean() - gap[~released].mean())
+            assert row["gaps"] == approx(gap[released].mean() - gap[~released].mean())
     assert half > 2  # wide enough that a fault would show
 
 
-def test_clean_models_that_repeat_others_or_never_vary_change_nothing():
+def test_clean_models_that_add_nothing():
     """Twice the same, its opposite, all right, all wrong: the columns that count are the others.
     One right answer, leverage 1: the estimate is that of the other items."""
     half, answers = columns_of(make_answers(4))
@@ -101,19 +106,19 @@ def test_clean_models_that_repeat_others_or_never_vary_change_nothing():
     for clean, wanted in ((repeats, plain_inflation(right, half, [before])),
                           (1.0 * ~rest[None], plain_inflation(right[rest], half[rest], []))):
         found = contam.difference(right, half, clean)
-        assert (found["bias"], found["se"]) == pytest.approx(wanted[:2], rel=1e-6)
-        assert found["df"] == pytest.approx(105 - 3)
+        assert (found["bias"], found["se"]) == approx(wanted[:2], rel=1e-6)
+        assert found["df"] == approx(105 - 3)
 
 
 @pytest.mark.parametrize("same", ["all right", "the clean model's"])
-def test_answers_without_noise_have_the_noise_of_one_answer_a_half(same):
-    """A perfect score is no certainty: 100 sqrt(1/60^2 + 1/45^2) points."""
+def test_a_perfect_score_is_no_certainty(same):
+    """The noise is that of one answer a half: 100 sqrt(1/60^2 + 1/45^2) points."""
     rows = make_answers(5)
     right = rows.loc[rows["model"] == "before", "right"].to_numpy()
     rows.loc[rows["model"] == "mine", "right"] = 1 if same == "all right" else right
     row = judge(rows, "--clean", "before").loc["mine"]
     half = stats.t.ppf(0.945, 105 - 3) * 100 * math.sqrt(1 / 60**2 + 1 / 45**2)
-    assert row["bias"] == pytest.approx(0, abs=1e-9) and row["high"] == pytest.approx(half)
+    assert row["bias"] == approx(0, abs=1e-9) and row["high"] == approx(half)
     assert row["verdict"] == "No: within ±5"
 
 
@@ -152,38 +157,27 @@ def test_the_verdict_changes_at_its_borders(capsys):
     assert words in capsys.readouterr().out
 
 
-def test_clean_models_are_counted_against_chance(capsys):
-    rows = make_answers(9, clean=4)
-    rng = np.random.default_rng(1)
-    for name, share in (("other1", 0.85), ("other2", 0.15)):  # one above 0, one below
-        mine = (rows["model"] == name) & (rows["half"] == "released")
-        rows.loc[mine, "right"] = (rng.random(60) < share).astype(float)
-    names = ["before", "other1", "other2", "other3"]
-    clean = judge(rows, "--clean", *names).loc[names]
-    above, below = sum(clean["low"] > 0), sum(clean["high"] < 0)
-    text = capsys.readouterr().out
-    words = f"{above + below} of 4 clean models differ between the halves"
-    assert above and below and above + below < 4 and words in text and "chance 0.44" in text
-    assert text.count(": Clean\n") == 4 and text.index("mine, benchmark") < text.index(words)
-
-
-@pytest.mark.parametrize("more, silent", [(24, False), (25, True)])
-def test_no_verdict_where_the_clean_models_differ_between_the_halves(more, silent, capsys):
-    """By so many of 200 right answers that p is just above or just below .01."""
+@pytest.mark.parametrize("more, silent, halves", [
+    (24, False, ["released", "held_out"]), (25, True, ["held_out", "released"])])
+def test_no_verdict_where_the_clean_models_differ(more, silent, halves, capsys):
+    """By so many of 200 right answers that p is just above or just below .01, of either sign."""
     mean = np.concatenate([np.arange(200) < 120 + more, np.arange(200) < 120]).astype(float)
     p = stats.ttest_ind(mean[:200], mean[200:], equal_var=False).pvalue
     assert 0.005 < p < 0.02 and (p < 0.01) == silent
     mine = np.random.default_rng(0).integers(0, 2, 400)
-    rows = as_rows({"one": mean, "two": mean, "mine": mine}, np.repeat(["released", "held_out"], 200))
+    rows = as_rows({"one": mean, "two": mean, "mine": mine}, np.repeat(halves, 200))
     row = judge(rows, "--clean", "one", "two").loc["mine"]
-    assert row["p"] == pytest.approx(p, rel=0.01)
-    assert row["halves_differ"] == pytest.approx(100 * more / 200)
-    assert (row["verdict"] == "No verdict") == silent
+    assert row["p"] == approx(p, rel=0.01)
+    assert abs(row["halves_differ"]) == approx(100 * more / 200)
+    assert (row["halves_differ"] < 0) == silent == (row["verdict"] == "No verdict")
     text = capsys.readouterr().out
     assert ("a clean model is not clean. Difference of gaps: " in text) == silent
+    judge(rows, "--clean", "one")
+    text = capsys.readouterr().out
+    assert "1 of 1 clean models differ between the halves" in text and "chance 0.11" in text
 
 
-def test_several_tasks_have_the_mean_of_their_biases_and_their_variances_added(capsys):
+def test_several_tasks_by_hand(capsys):
     parts = {"a": make_answers(11, 60, 45), "b": make_answers(12, 90, 90, bias=0.2)}
     parts["b"] = parts["b"][parts["b"]["model"] != "other1"]  # a clean model that one task has
     rows = pd.concat([mine.assign(task=task) for task, mine in parts.items()])
@@ -193,13 +187,13 @@ def test_several_tasks_have_the_mean_of_their_biases_and_their_variances_added(c
         released, answers = columns_of(parts[task])
         others = [answers[name] for name in clean]
         bias, se, size = plain_inflation(answers["mine"], released, others)
-        assert table.loc[("mine", task), "bias"] == pytest.approx(bias)
+        assert table.loc[("mine", task), "bias"] == approx(bias)
         singles.append((bias, se, len(released) - size))
     b, se, df = np.transpose(singles)
     whole = table.loc[("mine", "all tasks")]
     welch = (se**2).sum() ** 2 / (se**4 / df).sum()
     half = stats.t.ppf(0.945, welch) * math.sqrt((se**2).sum()) / 2
-    assert (whole["bias"], whole["high"]) == pytest.approx((b.mean(), b.mean() + half))
+    assert (whole["bias"], whole["high"]) == approx((b.mean(), b.mean() + half))
     assert (whole["released"], whole["held_out"]) == (150, 135)
     text = capsys.readouterr().out
     assert text.startswith("mine, all tasks: ") and "other1, all tasks" not in text
@@ -215,11 +209,11 @@ def test_a_task_without_random_halves_takes_the_verdict_of_all():
         parts.append(rows)
     table = judge(pd.concat(parts), "--clean", "before").loc["mine"].set_index("task")
     p, verdict = table["p"], table["verdict"]
-    assert p["a"] < 0.001 and p["b"] > 0.01 and p["all tasks"] == pytest.approx(2 * p["a"])
+    assert p["a"] < 0.001 and p["b"] > 0.01 and p["all tasks"] == approx(2 * p["a"])
     assert verdict["all tasks"] == verdict["a"] == "No verdict" != verdict["b"]
 
 
-def test_tries_are_averaged_and_items_not_answered_are_left_out():
+def test_tries_are_averaged_and_gaps_left_out():
     rows, tries = make_answers(13), []
     for k in range(3):
         right = np.where(np.arange(len(rows)) % 7 < k, rows["right"], 0.5)
@@ -227,18 +221,18 @@ def test_tries_are_averaged_and_items_not_answered_are_left_out():
     means = rows.assign(right=sum(part["right"] for part in tries) / 3)
     many = judge(pd.concat(tries), "--clean", "before")
     pd.testing.assert_frame_equal(many, judge(means, "--clean", "before"))
-    gone = {"before": [3, 4], "mine": [50]}
-    lacking = [item in gone.get(name, ()) for name, item in zip(rows["model"], rows["item"])]
-    holes = rows.assign(right=rows["right"].mask(lacking))
+    holes = rows.set_index(["model", "item"])
+    holes.loc[[("before", 3), ("before", 4), ("mine", 50)], "right"] = math.nan
+    holes = holes.reset_index()
     empty = judge(holes, "--clean", "before")
     fewer = judge(rows[~rows["item"].isin([3, 4, 50])], "--clean", "before")
     assert empty.loc["mine", "left_out"] == 3 and fewer.loc["mine", "left_out"] == 0
-    assert empty.loc["mine", "bias"] == pytest.approx(fewer.loc["mine", "bias"])
+    assert empty.loc["mine", "bias"] == approx(fewer.loc["mine", "bias"])
     assert empty.loc["mine", "released"] == 57 and empty.loc["before", "left_out"] == 2
     two = ["--clean", "before", "other1"]  # their mean, too, is of items that both answered
     complete = judge(rows[~rows["item"].isin([3, 4])], *two)["halves_differ"]
     both = judge(holes, *two)["halves_differ"]
-    assert both.tolist() == pytest.approx(complete.tolist())
+    assert both.tolist() == approx(complete.tolist())
     twice = judge(pd.concat([rows, rows]))  # a file joined twice
     assert (twice["released"] == 60).all()
 
@@ -298,8 +292,7 @@ def run_block(number, *flags):
     """The table that --answers makes of the file that a block of the guide writes."""
     assert len(BLOCKS[number].strip().splitlines()) <= 8
     exec(BLOCKS[number], {})
-    contam.main(["--answers", "answers.csv", "--out", "out.csv", *flags])
-    return pd.read_csv("out.csv").set_index("model")
+    return table_of(*flags)
 
 
 def lines_of(kind, model, half, right):
@@ -353,8 +346,8 @@ def test_the_block_for_our_own_predictions(model_dir, benchmark_csv):
     load_script("run_experiment").main(flags)
     table, row = run_block(3), pd.read_csv("rows.csv").iloc[0]
     for arm in ARMS:
-        assert table.loc[arm, "seen"] == pytest.approx(100 * row[f"acc_{arm}"])
-        assert table.loc[arm, "unseen"] == pytest.approx(100 * row[f"acc_{arm}_on_extra"])
+        assert table.loc[arm, "seen"] == approx(100 * row[f"acc_{arm}"])
+        assert table.loc[arm, "unseen"] == approx(100 * row[f"acc_{arm}_on_extra"])
 
 
 def test_the_block_that_makes_halves():
@@ -371,7 +364,7 @@ def test_the_block_that_makes_halves():
     assert halves[0] != sorted(items)[::2] and {*halves[0]} != {*items[:51]}
 
 
-def test_the_guides_command_says_what_the_guide_shows_and_needs_no_torch(monkeypatch, capsys):
+def test_the_guides_command_without_torch(monkeypatch, capsys):
     """As a pasted cell, where torch and transformers cannot be imported."""
     monkeypatch.chdir(ROOT)
     command, shown = re.findall(r"```\n(.*?)```", GUIDE, re.DOTALL)[:2]
