@@ -122,7 +122,7 @@ def test_a_perfect_score_is_no_certainty(same):
     assert row["verdict"] == "No: within ±5"
 
 
-def test_the_verdict_changes_at_its_borders(capsys):
+def test_the_verdict_changes_at_its_borders():
     """An interval of bias b and half-width h against margins on either side of |b| + h, |b| - h,
     h / .55."""
 
@@ -151,10 +151,7 @@ def test_the_verdict_changes_at_its_borders(capsys):
     assert "neither within nor beyond ±5" in verdict  # the default margin
     assert b - h < 0.99 * h / 0.55 < 1.01 * h / 0.55 < b + h
     assert verdict_of(less, 1.01 * h / 0.55) == near
-    capsys.readouterr()
     assert verdict_of(less, 0.99 * h / 0.55).startswith("Too early to tell: ")
-    words = f"; about {math.ceil(30 * (2 * 0.55 / 0.99) ** 2)} items a half would settle it"
-    assert words in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("more, silent, halves", [
@@ -177,7 +174,7 @@ def test_no_verdict_where_the_clean_models_differ(more, silent, halves, capsys):
     assert "1 of 1 clean models differ between the halves" in text and "chance 0.11" in text
 
 
-def test_several_tasks_by_hand(capsys):
+def test_several_tasks_by_hand():
     parts = {"a": make_answers(11, 60, 45), "b": make_answers(12, 90, 90, bias=0.2)}
     parts["b"] = parts["b"][parts["b"]["model"] != "other1"]  # a clean model that one task has
     rows = pd.concat([mine.assign(task=task) for task, mine in parts.items()])
@@ -195,8 +192,7 @@ def test_several_tasks_by_hand(capsys):
     half = stats.t.ppf(0.945, welch) * math.sqrt((se**2).sum()) / 2
     assert (whole["bias"], whole["high"]) == approx((b.mean(), b.mean() + half))
     assert (whole["released"], whole["held_out"]) == (150, 135)
-    text = capsys.readouterr().out
-    assert text.startswith("mine, all tasks: ") and "other1, all tasks" not in text
+    assert table.index[0] == ("mine", "all tasks") and ("other1", "all tasks") not in table.index
 
 
 def test_a_task_without_random_halves_takes_the_verdict_of_all():

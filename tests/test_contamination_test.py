@@ -128,22 +128,15 @@ def test_the_scored_tokens_are_the_examples_own(both):
         assert contam.tokenise(net, "a", "b") == ([7, 8], 1)
 
 
-def test_min_k_plus_plus_by_hand():
-    """p = (1/2, 1/4, 1/4): in units of log 2, log p is (-1, -2, -2), its mean -1.5, its sd 1/2. p =
-    (1/8, 7/8, 0+): the word of 1/8 is the lowest of five tokens, by log p and standardised."""
-    logits = torch.log(torch.tensor([[4.0, 2, 2], [4, 2, 2], [1, 7, 1e-30], [4, 2, 2], [4, 2, 2]]))
-    scores, two = contam.token_scores(logits, torch.tensor([0, 1, 0, 2, 0])).numpy(), math.log(2)
-    mean = math.log(1 / 8) / 8 + 7 * math.log(7 / 8) / 8
-    sd = math.sqrt((math.log(1 / 8) - mean) ** 2 / 8 + 7 * (math.log(7 / 8) - mean) ** 2 / 8)
-    np.testing.assert_allclose(scores[0], [-two, -2 * two, -3 * two, -2 * two, -two], rtol=1e-6)
-    np.testing.assert_allclose(scores[1:, [0, 2]], [[-1.5 * two, mean], [0.5 * two, sd]], rtol=1e-6)
-    log_p, ratio, min_k, plus = contam.detect(scores, "some text")
-    assert log_p == approx(-1.8 * two)
-    assert ratio == approx(-1.8 * two / len(zlib.compress(b"some text")))
-    assert min_k == approx(-3 * two) and plus == approx((-3 * two - mean) / sd)
-    assert contam.detect(np.repeat(scores, 2, axis=1), "x")[2:] == (min_k, plus)  # two of ten
+def test_text_detectors_by_hand():
+    """Standardised the tokens are 1, -1, -1, -1, -4."""
+    log_p, mean = [-1, -2, -3, -2, -2.5], [-1.5, -1.5, -2, -1.5, -1.5]
+    scores = np.array([log_p, mean, [0.5, 0.5, 1, 0.5, 0.25]])
+    by_hand = -2.1, -2.1 / len(zlib.compress("ä text".encode())), -3, -4
+    assert contam.detect(scores, "ä text") == approx(by_hand)
+    assert contam.detect(np.repeat(scores, 2, axis=1), "x")[2:] == (-3, -4)  # two of ten
     fourteen = np.hstack([scores, scores[:, [0] * 9]])
-    assert contam.detect(fourteen, "x")[2] == approx(-2.5 * two)  # two of 14
+    assert contam.detect(fourteen, "x")[2:] == (-2.75, -2.5)  # two of 14
     assert contam.detect(np.zeros((3, 4)), "x")[3] == 0  # a model without any doubt
 
 
@@ -508,22 +501,10 @@ def make_table(units=2, **columns):
     return rows[contam.TABLE]
 
 
-def test_rank_sum_p_is_scipys_and_stouffers():
-    """Of units of one size: the z of a sum of statistics is that of a sum of their z."""
-    rng = np.random.default_rng(3)
-    units = [(rng.normal(0.25, 1, 20), rng.normal(0, 1, 20)) for _ in range(4)]
-    normal = {"method": "asymptotic", "use_continuity": False, "alternative": "greater"}
-    found = [stats.mannwhitneyu(*unit, **normal) for unit in units]
-    auc, p = np.array([one.statistic / 400 for one in found]), [one.pvalue for one in found]
-    assert contam.rank_sum_p(auc, 20) == approx(p, rel=1e-9)
-    together = stats.combine_pvalues(p, "stouffer").pvalue
-    assert contam.rank_sum_p(auc.mean(), 20, 4) == approx(together, rel=1e-9)
-    assert 0.001 < together < 0.2
-
-
 def test_the_table_of_detectors_by_hand():
-    """Crossed AUC (A + 1 - B) / 2 of A, B = (.6, .5), (.8, .4): .55 and .7, mean .625; adjusted by
-    Benjamini and Hochberg: p times 6 / rank, the least from there on; twin is not counted."""
+    """Crossed AUC (A + 1 - B) / 2 of A, B = (.6, .5), (.8, .4): .55 and .7, mean .625; the variance
+    of an AUC of two units is (2 n + 1) / (12 n^2 2) = 101 / 60000; adjusted by Benjamini and
+    Hochberg: p times 6 / rank, the least from there on; twin is not counted."""
     rows = make_table(auc_ref=[0.6, 0.8], p_exact=[0.01, 0.03], p_published=[0.02, 0.2])
     rows.loc[rows["arm"] == "extra", ["auc_ref", "p_exact"]] = [[0.5, 0.2], [0.4, 0.3]]
     rows.loc[rows["arm"] == "base", ["p_exact", "p_published"]] = [[0.4, 0.1], [0.6, 0.7]]
@@ -538,9 +519,11 @@ def test_the_table_of_detectors_by_hand():
     gain = stats.norm.isf([0.02, 0.2]) - stats.norm.isf([0.1, 0.7])
     t = gain.mean() / (gain.std(ddof=1) / math.sqrt(2))
     assert table.loc["relative to base", "p"] == approx(stats.t.sf(t, 1))
+    sd = math.sqrt(101 / 60000)
     auc = rows[rows["arm"] == "base"]["auc_mink"]
-    assert table.loc["Min-K%", "p of base"] == contam.rank_sum_p(auc.mean(), 50, 2)
-    assert table.loc["ref", "p"] == contam.rank_sum_p(0.7, 50, 2)
+    p_of_base = stats.norm.sf((auc.mean() - 0.5) / sd)
+    assert table.loc["Min-K%", "p of base"] == approx(p_of_base, rel=1e-9)
+    assert ref["p"] == approx(stats.norm.sf(0.2 / sd), rel=1e-9)
     names = [*[contam.DETECTORS[name] for name in OWN], "ref", "order test"]
     p = table.loc[names, "p"].sort_values()
     by_hand = (p * 6 / np.arange(1, 7))[::-1].cummin()
