@@ -55,15 +55,15 @@ def as_rows(answers, half):
     return table.melt(["half", "item"], var_name="model", value_name="right")
 
 
-def table_of(*flags):
+def table_of(flags=""):
     """The table of --out, by model; what is printed is left to capsys."""
-    contam.main(["--answers", "answers.csv", "--out", "out.csv", *map(str, flags)])
+    contam.main(["--answers", "answers.csv", "--out", "out.csv", *flags.split()])
     return pd.read_csv("out.csv", keep_default_na=False, na_values=[""]).set_index("model")
 
 
-def judge(rows, *flags):
+def judge(rows, flags=""):
     rows.to_csv("answers.csv", index=False)
-    return table_of(*flags)
+    return table_of(flags)
 
 
 def columns_of(rows):
@@ -78,7 +78,7 @@ def test_bias_and_interval_equal_plain_least_squares(flags):
     """Also of the clean models, each against the others."""
     rows = make_answers(1, clean=3, bias=0.3)
     rows["right"] = (rows["right"] + np.random.default_rng(2).random(len(rows))) / 2  # graded
-    table, clean = judge(rows, *flags.split()), flags.split()[1:]
+    table, clean = judge(rows, flags), flags.split()[1:]
     released, answers = columns_of(rows)
     for model, row in table.iterrows():
         others = [answers[name] for name in clean if name != model]
@@ -116,7 +116,7 @@ def test_a_perfect_score_is_no_certainty(same):
     rows = make_answers(5)
     right = rows.loc[rows["model"] == "before", "right"].to_numpy()
     rows.loc[rows["model"] == "mine", "right"] = 1 if same == "all right" else right
-    row = judge(rows, "--clean", "before").loc["mine"]
+    row = judge(rows, "--clean before").loc["mine"]
     half = stats.t.ppf(0.945, 105 - 3) * 100 * math.sqrt(1 / 60**2 + 1 / 45**2)
     assert row["bias"] == approx(0, abs=1e-9) and row["high"] == approx(half)
     assert row["verdict"] == "No: within ±5"
@@ -127,11 +127,11 @@ def test_the_verdict_changes_at_its_borders():
     h / .55."""
 
     def interval(rows):
-        row = judge(rows, "--clean", "before").loc["mine"]
+        row = judge(rows, "--clean before").loc["mine"]
         return abs(row["bias"]), row["high"] - row["bias"], row["verdict"]
 
     def verdict_of(rows, margin):
-        row = judge(rows, "--clean", "before", "--margin", margin).loc["mine"]
+        row = judge(rows, f"--clean before --margin {margin}").loc["mine"]
         n = 2 / (1 / row["released"] + 1 / row["held_out"])
         assert row["needed"] == math.ceil(n * ((row["high"] - row["bias"]) / (margin / 2)) ** 2)
         return row["verdict"].replace(f"±{margin:g}", "±")
@@ -163,13 +163,13 @@ def test_no_verdict_where_the_clean_models_differ(more, silent, halves, capsys):
     assert 0.005 < p < 0.02 and (p < 0.01) == silent
     mine = np.random.default_rng(0).integers(0, 2, 400)
     rows = as_rows({"one": mean, "two": mean, "mine": mine}, np.repeat(halves, 200))
-    row = judge(rows, "--clean", "one", "two").loc["mine"]
+    row = judge(rows, "--clean one two").loc["mine"]
     assert row["p"] == approx(p, rel=0.01)
     assert abs(row["halves_differ"]) == approx(100 * more / 200)
     assert (row["halves_differ"] < 0) == silent == (row["verdict"] == "No verdict")
     text = capsys.readouterr().out
     assert ("a clean model is not clean. Difference of gaps: " in text) == silent
-    judge(rows, "--clean", "one")
+    judge(rows, "--clean one")
     text = capsys.readouterr().out
     assert "1 of 1 clean models differ between the halves" in text and "chance 0.11" in text
 
@@ -178,7 +178,7 @@ def test_several_tasks_by_hand():
     parts = {"a": make_answers(11, 60, 45), "b": make_answers(12, 90, 90, bias=0.2)}
     parts["b"] = parts["b"][parts["b"]["model"] != "other1"]  # a clean model that one task has
     rows = pd.concat([mine.assign(task=task) for task, mine in parts.items()])
-    table = judge(rows, "--clean", "before", "other1").set_index("task", append=True)
+    table = judge(rows, "--clean before other1").set_index("task", append=True)
     singles = []
     for task, clean in (("a", ["before", "other1"]), ("b", ["before"])):
         released, answers = columns_of(parts[task])
@@ -203,7 +203,7 @@ def test_a_task_without_random_halves_takes_the_verdict_of_all():
         before = rows["model"].eq("before") & rows["half"].eq(half)
         rows.loc[before, "right"] = (np.arange(200) < more).astype(float)
         parts.append(rows)
-    table = judge(pd.concat(parts), "--clean", "before").loc["mine"].set_index("task")
+    table = judge(pd.concat(parts), "--clean before").loc["mine"].set_index("task")
     p, verdict = table["p"], table["verdict"]
     assert p["a"] < 0.001 and p["b"] > 0.01 and p["all tasks"] == approx(2 * p["a"])
     assert verdict["all tasks"] == verdict["a"] == "No verdict" != verdict["b"]
@@ -215,19 +215,19 @@ def test_tries_are_averaged_and_gaps_left_out():
         right = np.where(np.arange(len(rows)) % 7 < k, rows["right"], 0.5)
         tries.append(rows.assign(right=right, **{"try": k}))
     means = rows.assign(right=sum(part["right"] for part in tries) / 3)
-    many = judge(pd.concat(tries), "--clean", "before")
-    pd.testing.assert_frame_equal(many, judge(means, "--clean", "before"))
+    many = judge(pd.concat(tries), "--clean before")
+    pd.testing.assert_frame_equal(many, judge(means, "--clean before"))
     holes = rows.set_index(["model", "item"])
     holes.loc[[("before", 3), ("before", 4), ("mine", 50)], "right"] = math.nan
     holes = holes.reset_index()
-    empty = judge(holes, "--clean", "before")
-    fewer = judge(rows[~rows["item"].isin([3, 4, 50])], "--clean", "before")
+    empty = judge(holes, "--clean before")
+    fewer = judge(rows[~rows["item"].isin([3, 4, 50])], "--clean before")
     assert empty.loc["mine", "left_out"] == 3 and fewer.loc["mine", "left_out"] == 0
     assert empty.loc["mine", "bias"] == approx(fewer.loc["mine", "bias"])
     assert empty.loc["mine", "released"] == 57 and empty.loc["before", "left_out"] == 2
-    two = ["--clean", "before", "other1"]  # their mean, too, is of items that both answered
-    complete = judge(rows[~rows["item"].isin([3, 4])], *two)["halves_differ"]
-    both = judge(holes, *two)["halves_differ"]
+    two = "--clean before other1"  # their mean, too, is of items that both answered
+    complete = judge(rows[~rows["item"].isin([3, 4])], two)["halves_differ"]
+    both = judge(holes, two)["halves_differ"]
     assert both.tolist() == approx(complete.tolist())
     twice = judge(pd.concat([rows, rows]))  # a file joined twice
     assert (twice["released"] == 60).all()
@@ -274,9 +274,9 @@ def test_other_mistakes_are_one_line():
     apart = rows[(rows["model"] != "before") | (rows["item"] % 5 == 0)]
     assert "20 a half are needed" in refused(apart, "--clean before")
     many = make_answers(17, clean=11)
-    names = many["model"].unique().tolist()[1:]
-    assert "takes up to 10 models" in refused(many, "--clean " + " ".join(names))
-    assert len(judge(many, "--clean", *names[:10], names[0])) == 12  # twice is once
+    ten = "--clean before " + " ".join([f"other{k}" for k in range(1, 10)])
+    assert "takes up to 10 models" in refused(many, f"{ten} other10")
+    assert len(judge(many, f"{ten} before")) == 12  # twice is once
     assert "--clean needs --answers" in end_of(contam.main, "kept", "--clean", "before")
 
 
@@ -284,11 +284,11 @@ BLOCKS = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)
 NUMBERS = ["released", "held_out", "left_out", "seen", "unseen", "bias", "low", "high"]
 
 
-def run_block(number, *flags):
+def run_block(number, flags=""):
     """The table that --answers makes of the file that a block of the guide writes."""
     assert len(BLOCKS[number].strip().splitlines()) <= 8
     exec(BLOCKS[number], {})
-    return table_of(*flags)
+    return table_of(flags)
 
 
 def lines_of(kind, model, half, right):
@@ -318,7 +318,7 @@ def lines_of(kind, model, half, right):
     (2, "every eval ever", "data/mine_{half}/lab/{model}/0-0.jsonl")])
 def test_the_blocks_for_harnesses(number, kind, file):
     rows, lines = make_answers(18, clean=1), []
-    wanted = judge(rows, "--clean", "before")
+    wanted = judge(rows, "--clean before")
     for (model, half), mine in rows.groupby(["model", "half"]):
         own = list(lines_of(kind, model, half, mine["right"]))
         lines += own
@@ -328,7 +328,7 @@ def test_the_blocks_for_harnesses(number, kind, file):
     if kind == "inspect":
         pd.DataFrame(lines).to_csv("samples.csv")
     lab = "lab__" if kind == "lm-eval" else "lab/"
-    table = run_block(number, "--clean", f"{lab}before")
+    table = run_block(number, f"--clean {lab}before")
     found = table.rename(index=lambda name: name.removeprefix(lab))
     names = ["mine", "before"]
     pd.testing.assert_frame_equal(found.loc[names, NUMBERS], wanted.loc[names, NUMBERS])

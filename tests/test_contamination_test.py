@@ -37,6 +37,25 @@ def empty_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
+@pytest.fixture
+def say(capsys):
+    """What main prints."""
+
+    def run(flags):
+        capsys.readouterr()
+        contam.main(flags.split())
+        return capsys.readouterr().out
+
+    return run
+
+
+def refused(flags):
+    """The one line with which these flags end."""
+    error = end_of(contam.main, *flags.split())
+    assert error.startswith("error: ")
+    return error
+
+
 def make_texts(count, size):
     rng = np.random.default_rng(3)
     return [" ".join(rng.choice(WORDS, size)) for _ in range(count)]
@@ -87,12 +106,11 @@ def plain_sum(lm, head, texts):
 
 
 def plain_detectors(scores, text):
-    log_p = [row[0] for row in scores]
+    log_p, mean, sd = scores.T
     count = max(int(0.2 * len(scores)), 1)
-    mean = sum(log_p) / len(log_p)
-    standard = sorted((x - mu) / sd for x, mu, sd in scores)
-    return (mean, mean / len(zlib.compress(text.encode())), sum(sorted(log_p)[:count]) / count,
-            sum(standard[:count]) / count)
+    lowest, standard = sorted(log_p)[:count], sorted((log_p - mean) / sd)[:count]
+    ratio = np.mean(log_p) / len(zlib.compress(text.encode()))
+    return np.mean(log_p), ratio, np.mean(lowest), np.mean(standard)
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
@@ -160,20 +178,18 @@ def test_shards_are_scored_order_by_order(both):
         assert all(np.min(np.abs(np.subtract(possible, value))) < 1e-3 for value in first)
 
 
-def test_a_log_gives_the_same_p(both, capsys):
+def test_a_log_gives_the_same_p(both, say):
     """12 shards of two and 6 of one."""
     texts = make_texts(30, 3)
     Path("mine.txt").write_text("\n".join(texts) + "\n")
     folder, _, lm = both["llama"]
-    flags = "--examples mine.txt --shards 18 --log log.json --model".split()
-    contam.main([*flags, str(folder)])
-    text, written = capsys.readouterr().out, json.loads(Path("log.json").read_text())
+    text = say(f"--examples mine.txt --shards 18 --log log.json --model {folder}")
+    written = json.loads(Path("log.json").read_text())
     assert "shards: 18, of several orders: 12" in text
     assert [len(row) for row in written["shuffled_logprobs"]] == [1] * 12 + [0] * 6
     plain = plain_sum(lm, "<end>", texts[:2])
     assert written["canonical_logprobs"][0] == approx(plain, rel=2e-5)
-    contam.main(["--from-log", "log.json"])
-    assert capsys.readouterr().out == text
+    assert say("--from-log log.json") == text
 
 
 @pytest.mark.parametrize("name, content, examples", [
@@ -187,7 +203,7 @@ def test_texts_are_cut_at_newlines_alone(name, content, examples):
     assert contam.read_examples(Path(name)) == examples
 
 
-def test_the_order_test_says_what_its_p_means(capsys):
+def test_the_order_test_says_what_its_p_means(say):
     """Ten shards of two: the canonical order is the likelier one in all, p = 2^-10, or in half of
     them: as many of five coins or more as of five others; of four: p is 1/16 at least."""
     cannot = "these shards cannot tell: p is 0.0625 at least"
@@ -197,8 +213,7 @@ def test_the_order_test_says_what_its_p_means(capsys):
         log = {"canonical_logprobs": [-1.0] * better + [-2.0] * (count - better),
                "shuffled_logprobs": [[-2.0]] * better + [[-1.0]] * (count - better)}
         Path("log.json").write_text(json.dumps(log))
-        contam.main(["--from-log", "log.json"])
-        text = capsys.readouterr().out
+        text = say("--from-log log.json")
         assert f"At the level 0.05: {words}" in text
         assert f"p exact         {p:.6f}\np as published  " in text
     alike = contam.order_p({"canonical_logprobs": [-1, -2], "shuffled_logprobs": [[-1], []]})
@@ -309,13 +324,6 @@ def test_a_units_rows_equal_a_plain_loop(audited):
     assert 0.5 < twin[0] == approx(1 - twin[1])
 
 
-def refused(*flags):
-    """The one line with which these flags end."""
-    error = end_of(contam.main, *flags)
-    assert error.startswith("error: ")
-    return error
-
-
 TWO = "a b\nc d\n"
 LOG = '{"canonical_logprobs": [-1, %s], "shuffled_logprobs": [%s]}'
 
@@ -343,10 +351,10 @@ LOG = '{"canonical_logprobs": [-1, %s], "shuffled_logprobs": [%s]}'
 ])
 def test_a_mistake_is_one_line(name, content, flags, words, both):
     Path(name).write_text(content, "latin-1")
-    what = ["--model", both["gpt2"][0], "--examples", name]
+    what = f"--model {both['gpt2'][0]} --examples"
     if name == "log":
-        what = ["--from-log", name]
-    assert words in refused(*what, *flags.split())
+        what = "--from-log"
+    assert words in refused(f"{what} {name} {flags}")
     assert Path(name).read_text("latin-1") == content
 
 
@@ -365,18 +373,18 @@ def test_a_gguf_file_is_read_from_its_folder(monkeypatch):
 
 def test_unfit_models_are_refused(make_model, monkeypatch):
     Path("mine.txt").write_text(TWO)
-    flags = "--examples mine.txt --log log.json --model".split()
-    assert "masked model" in refused(*flags, make_model("bert"))
+    flags = "--examples mine.txt --log log.json --model"
+    assert "masked model" in refused(f"{flags} {make_model('bert')}")
     folder = make_model("gpt2")
     weights = load_file(folder / "model.safetensors")
     weights["transformer.ln_f.weight"][0] = math.nan
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
-    assert "not finite" in refused(*flags, folder) and not Path("log.json").exists()
+    assert "not finite" in refused(f"{flags} {folder}") and not Path("log.json").exists()
     foreign = {f"foreign.{name}": weight for name, weight in weights.items()}
     save_file(foreign, folder / "model.safetensors", {"format": "pt"})
-    assert "no weights for" in refused(*flags, folder)
+    assert "no weights for" in refused(f"{flags} {folder}")
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    assert "for smollm2 the path that run_zero_shot.py" in refused(*flags, "no/such")
+    assert "for smollm2 the path that run_zero_shot.py" in refused(f"{flags} no/such")
 
 
 @pytest.fixture
@@ -420,7 +428,7 @@ def test_units_count_once(unit_path, no_model):
     assert len(contam.read_units(Path("kept"), contam.parse_args([]))) == 2
 
 
-def test_an_audit_goes_on_where_it_was(audited, unit_path, capsys, monkeypatch):
+def test_an_audit_goes_on_where_it_was(audited, unit_path, say, monkeypatch):
     """Killed in its second unit; the first is not scored again; the result is that of one run.
     Other flags, a unit that was made again or is gone: refused, the table stays."""
     two = shutil.copytree(unit_of(audited, 2), Path("kept/two"))
@@ -434,17 +442,15 @@ def test_an_audit_goes_on_where_it_was(audited, unit_path, capsys, monkeypatch):
 
     monkeypatch.setattr(contam, "audit_unit", kill)
     assert end_of(contam.main, "kept").startswith("stopped: audited units are kept")
-    contam.main(["kept"])
-    text = capsys.readouterr().out
+    text = say("kept")
     assert calls == ["one", "two", "two"] and "2 units, 1 to audit" in text
     assert "answers False, units: 2\n" in text
     pd.testing.assert_frame_equal(read_rows("contamination.csv"), audited[2].loc[["8"]])
     assert not list(Path().glob("*draft"))
-    contam.main(["kept"])
-    assert len(calls) == 3 and "2 units, 0 to audit" in capsys.readouterr().out
+    assert "2 units, 0 to audit" in say("kept") and len(calls) == 3
     before = Path("contamination.csv").read_bytes()
     for flag in ("--shards", "--permutations"):
-        assert "with other flags" in refused("kept", flag, 6)
+        assert "with other flags" in refused(f"kept {flag} 6")
     for name in ("adapters", "model"):  # trained again; other weights of the base model
         whole = (two / "unit.json").read_text()
         change_unit(two, lambda unit: unit[name].update(weights="other"))
@@ -457,15 +463,15 @@ def test_an_audit_goes_on_where_it_was(audited, unit_path, capsys, monkeypatch):
 
 def test_only_files_of_this_script_are_replaced(unit_path, no_model):
     assert "run_zero_shot.py --adapters nowhere" in refused("nowhere")
-    assert "cannot fill 24 shards" in refused("kept", "--shards", 24)
-    assert "cannot be written" in refused("kept", "--out", "no/such/folder/table.csv")
-    assert "--held-out needs --examples" in refused("--held-out", "held.txt")
+    assert "cannot fill 24 shards" in refused("kept --shards 24")
+    assert "cannot be written" in refused("kept --out no/such/table.csv")
+    assert "--held-out needs --examples" in refused("--held-out held.txt")
     rows = make_table()
     for wrong in (pd.concat([rows, rows[:3]]), rows[:5], rows[:0], rows.drop(columns="p_exact")):
         wrong.to_csv("results.csv", index=False)
         before = Path("results.csv").read_bytes()
-        for flags in (["kept", "--out"], ["--from-table"]):
-            assert "results.csv cannot be used" in refused(*flags, "results.csv")
+        for flags in ("kept --out", "--from-table"):
+            assert "results.csv cannot be used" in refused(f"{flags} results.csv")
         assert Path("results.csv").read_bytes() == before
 
 
@@ -582,13 +588,12 @@ def test_a_units_accuracies_are_those_of_the_run(audited):
     assert results["discordant"].sum() > 0 and len(results) == 3
 
 
-def test_a_memorised_set_is_told(audited, capsys):
+def test_a_memorised_set_is_told(audited, say):
     folder, _, rows = audited
     for name in contam.DETECTORS:
         auc = rows.loc[("1", "1"), f"auc_{name}"].replace("", "nan").astype(float)
         assert auc["test"] > 0.9 and auc["extra"] < 0.1
-    contam.main(["--from-table", str(folder.parent / "contamination.csv")])
-    text = capsys.readouterr().out
+    text = say(f"--from-table {folder.parent}/contamination.csv")
     padded = text[text.index("epochs 8, pack 1, answers True, units: 1") :].split("\n\n")[0]
     assert "\nflagged by log p, log p / zlib, Min-K%, Min-K%++, ref\n" in padded
     assert padded.count("1 of 1") == 5
@@ -598,20 +603,19 @@ def test_a_memorised_set_is_told(audited, capsys):
         assert contam.rank_sum_p(base[f"auc_{name}"].mean(), 50, len(base)) > 0.05
 
 
-def test_harm_is_said_and_recipes_are_not_mixed(capsys):
-    def say(rows):
+def test_harm_is_said_and_recipes_are_not_mixed(say):
+    def told(rows):
         rows.to_csv("table.csv", index=False)
-        contam.main(["--from-table", "table.csv"])
-        return capsys.readouterr().out
+        return say("--from-table table.csv")
 
     for accuracy, words in ((0.5, "no harm shown"), (0.9, "harm: accuracy is higher on texts")):
-        text = say(make_table(accuracy=[accuracy] * 2, p_published=[0.4, 0.6]))
+        text = told(make_table(accuracy=[accuracy] * 2, p_published=[0.4, 0.6]))
         assert words in text and "units: 2\n" in text and "\nflagged by nothing\n" in text
     rows = make_table(p_published=[0.4, 0.6])
-    assert "no harm shown (older rows" in say(rows.assign(discordant=np.nan))
+    assert "no harm shown (older rows" in told(rows.assign(discordant=np.nan))
     for name in ("recipe", "data"):  # other subsamples of another recipe: a table of their own
         mixed = rows.assign(**{name: rows["subsample"].astype(str)})
-        assert say(mixed).count("units: 1\n") == 2
+        assert told(mixed).count("units: 1\n") == 2
 
 
 def test_precision_and_quantisation_are_used(both):
@@ -654,11 +658,11 @@ def test_random_halves_are_told_apart_by_chance_alone(zero):
                                       (reviews[:200], renamed[200:], "words of one file")):
         Path("a").write_text("\n".join(released))
         Path("b").write_text("\n".join(held_out))
-        error = refused(*"--examples a --held-out b --model never/loaded".split())
+        error = refused("--examples a --held-out b --model never/loaded")
         assert f"differ in {words}" in error and "no random halves" in error
 
 
-def test_the_released_half_is_flagged(make_model, capsys):
+def test_the_released_half_is_flagged(make_model, say):
     """A model trained on one random half, pairs of neighbours in their order, and one that was not;
     the AUC by hand. In another order the order test is silent."""
     released, held_out = halves(make_texts(80, 7), 1)
@@ -680,20 +684,16 @@ def test_the_released_half_is_flagged(make_model, capsys):
     innocent = make_model("gpt2", initializer_range=0.05)
     guilty = make_model("gpt2", trained, initializer_range=0.05)
 
-    def say(examples, *flags):
-        contam.main(["--examples", examples, *map(str, flags)])
-        return capsys.readouterr().out
-
-    held = "--held-out", "b", "--model"
-    text = say("a", *held, guilty, "--reference", innocent)
+    held = "--examples a --held-out b --model"
+    text = say(f"{held} {guilty} --reference {innocent}")
     assert "held-out texts: flagged by ref, order test.\n" in text
-    text = say("a", *held, innocent, "--reference", innocent)
+    text = say(f"{held} {innocent} --reference {innocent}")
     assert "40 released, 40 held-out texts: flagged by nothing.\n" in text
-    assert ": flagged" in say("a", "--model", guilty)
-    assert ": no sign" in say("turned", "--model", guilty)
-    alone = say("a", *held, guilty)
+    assert ": flagged" in say(f"--examples a --model {guilty}")
+    assert ": no sign" in say(f"--examples turned --model {guilty}")
+    alone = say(f"{held} {guilty}")
     assert "flagged by log p, log p / zlib, Min-K%, Min-K%++, order test.\n" in alone
-    error = refused("--examples", "a", *held, innocent, "--reference", guilty)  # saw one half
+    error = refused(f"{held} {innocent} --reference {guilty}")  # saw one half
     assert f"of {guilty} (p " in error and "no random halves" in error
     lm = plain_model(guilty)
     log_p = []
