@@ -110,12 +110,12 @@ def test_clean_models_that_add_nothing():
         assert found["df"] == approx(105 - 3)
 
 
-@pytest.mark.parametrize("same", ["all right", "the clean model's"])
-def test_a_perfect_score_is_no_certainty(same):
-    """The noise is that of one answer a half: 100 sqrt(1/60^2 + 1/45^2) points."""
+@pytest.mark.parametrize("perfect", [True, False])
+def test_a_perfect_score_is_no_certainty(perfect):
+    """Nor are a clean model's answers: the noise is that of one answer a half."""
     rows = make_answers(5)
     right = rows.loc[rows["model"] == "before", "right"].to_numpy()
-    rows.loc[rows["model"] == "mine", "right"] = 1 if same == "all right" else right
+    rows.loc[rows["model"] == "mine", "right"] = 1 if perfect else right
     row = judge(rows, "--clean before").loc["mine"]
     half = stats.t.ppf(0.945, 105 - 3) * 100 * math.sqrt(1 / 60**2 + 1 / 45**2)
     assert row["bias"] == approx(0, abs=1e-9) and row["high"] == approx(half)
@@ -126,32 +126,28 @@ def test_the_verdict_changes_at_its_borders():
     """An interval of bias b and half-width h against margins on either side of |b| + h, |b| - h,
     h / .55."""
 
-    def interval(rows):
-        row = judge(rows, "--clean before").loc["mine"]
-        return abs(row["bias"]), row["high"] - row["bias"], row["verdict"]
-
-    def verdict_of(rows, margin):
+    def judged(rows, margin=5):
         row = judge(rows, f"--clean before --margin {margin}").loc["mine"]
-        n = 2 / (1 / row["released"] + 1 / row["held_out"])
-        assert row["needed"] == math.ceil(n * ((row["high"] - row["bias"]) / (margin / 2)) ** 2)
-        return row["verdict"].replace(f"±{margin:g}", "±")
+        n, h = 2 / (1 / row["released"] + 1 / row["held_out"]), row["high"] - row["bias"]
+        assert row["needed"] == math.ceil(n * (h / (margin / 2)) ** 2)
+        return abs(row["bias"]), h, row["verdict"].replace(f"±{margin:g}", "±")
 
     near = "Near the margin of ±: take the interval as the answer"
     rows = make_answers(7, 300, 200, bias=0.5)
     swapped = rows.assign(half=rows["half"].map({"released": "held_out", "held_out": "released"}))
     for data, beyond in ((rows, "Yes: beyond ±"),
                          (swapped, "No: seen items even score worse, beyond ±")):
-        b, h, _ = interval(data)
+        b, h, _ = judged(data)
         assert b > h / 0.55  # else Near could not come
         for margin, words in ((b + h + 0.01, "No: within ±"), (b + h - 0.01, near),
                               (b - h + 0.01, near), (b - h - 0.01, beyond)):
-            assert verdict_of(data, margin) == words
+            assert judged(data, margin)[2] == words
     less = make_answers(14, 30, 30, bias=0.3)
-    b, h, verdict = interval(less)
-    assert "neither within nor beyond ±5" in verdict  # the default margin
+    b, h, _ = judged(less)
     assert b - h < 0.99 * h / 0.55 < 1.01 * h / 0.55 < b + h
-    assert verdict_of(less, 1.01 * h / 0.55) == near
-    assert verdict_of(less, 0.99 * h / 0.55).startswith("Too early to tell: ")
+    assert judged(less, 1.01 * h / 0.55)[2] == near
+    early = "Too early to tell: neither within nor beyond ±"
+    assert judged(less, 0.99 * h / 0.55)[2] == early
 
 
 @pytest.mark.parametrize("more, silent, halves", [
@@ -292,9 +288,8 @@ def run_block(number, flags=""):
 
 
 def lines_of(kind, model, half, right):
-    """What a harness writes of one model's answers to one half: lm-evaluation-harness 0.4.9, of two
-    filters one counts, and every document is there twice; inspect_ai's samples_df, two epochs;
-    Every Eval Ever's instance_level_eval 0.2.1."""
+    """What a harness writes of a model's answers to a half: lm-evaluation-harness 0.4.9, two
+    filters, every document twice; inspect_ai, two epochs; Every Eval Ever 0.2.1."""
     for number, value in enumerate(right):
         if kind == "lm-eval":
             name = f"{number // 2:x}{half[0].encode().hex()}" + "e0" * 20
@@ -335,8 +330,7 @@ def test_the_blocks_for_harnesses(number, kind, file):
 
 
 def test_the_block_for_our_own_predictions(model_dir, benchmark_csv):
-    """Of a run of run_experiment.py: seen and unseen of the arm test on either set are its row's
-    accuracies."""
+    """Seen and unseen of an arm are its accuracies in the row of the run."""
     flags = ["--csv", str(benchmark_csv), "--model", str(model_dir("bert")), "--threads", "1"]
     flags += "--predictions probs --m 6 --n 40 --subsamples 1 --workers 1 --out rows.csv".split()
     load_script("run_experiment").main(flags)

@@ -22,7 +22,7 @@ from scipy import stats
 
 from conftest import ARMS, ROOT, byte_tokenizer, end_of, load_script
 
-WORDS = "river stone green paper quick north salt window apple seven music cold glass horse".split()
+WORDS = "river stone green paper quick north salt window apple seven music cold".split()
 HEAD = "Classify a text as one of these:\nbad\ngood\n\nAnswer with its mood.\n\n"
 OWN = ("logp", "zlib", "mink", "minkpp")  # the detectors that need one model alone
 # tokens of two bytes, one of which straddles the end of a head; all others have one
@@ -194,7 +194,6 @@ def test_a_log_gives_the_same_p(both, say):
 
 @pytest.mark.parametrize("name, content, examples", [
     ("a.txt", "\ufeff[a\u2028b\r\nc\x0cd\x85e\r\nf\n\n", ["[a\u2028b", "c\x0cd\x85e", "f"]),
-    ("a.txt", "a\nb", ["a", "b"]),
     ("a.JSONL", '{"text": "a\\nb", "label": 1}\n"c\u2028d"\n', ["a\nb", "c\u2028d"]),
     ("a.json", '[\n  "a\\nb", {"text": "c"}\n]\n', ["a\nb", "c"]),  # as its authors publish
 ])
@@ -243,9 +242,8 @@ def test_permutation_p_equals_brute_force(monkeypatch):
 
 
 def test_the_published_log_gives_the_published_p(monkeypatch):
-    """256 shards, 244 of them of two examples. By convolution of these 2^244 combinations, on a
-    grid of .0005, p exact lies between .386 and .388, as the paper's log is quoted; that of 10^5
-    draws has a standard deviation of .0015."""
+    """Of 2^244 combinations; by their convolution on a grid of .0005 p exact is .386 to .388, that
+    of 10^5 draws has a standard deviation of .0015."""
     log = contam.read_log(ROOT / "tests" / "published" / "contamination_log_extra.json")
     monkeypatch.setattr(contam, "DRAWS", 10**5)
     found = contam.order_p(log)
@@ -320,8 +318,6 @@ def test_a_units_rows_equal_a_plain_loop(audited):
         assert float(row["p_exact"]) == approx(p.p_exact, abs=2 / 4096)
         assert float(row["p_published"]) == approx(p.p_published, abs=1e-3)
         assert (row["shards"], row["informative"]) == ("12", "12")
-    twin = [float(rows.loc[("8", "1", arm), "auc_twin"]) for arm in ("test", "extra")]
-    assert 0.5 < twin[0] == approx(1 - twin[1])
 
 
 TWO = "a b\nc d\n"
@@ -619,8 +615,8 @@ def test_harm_is_said_and_recipes_are_not_mixed(say):
 
 
 def test_precision_and_quantisation_are_used(both):
-    """bf16 as torch's autocast around transformers' own forward; NF4 computes in the dtype that it
-    was trained in, and weights that bitsandbytes packs on some CPUs are not rounded anew."""
+    """bf16 as torch's autocast around transformers' forward; NF4 computes in bf16, and weights that
+    bitsandbytes packs on some CPUs are not rounded anew."""
     folder, whole, lm = both["llama"]
     ids = encode(HEAD)["input_ids"]
     bf16, nf4 = [contam.open_scorer(str(folder), None, kind, "bf16", "cpu")
