@@ -140,14 +140,19 @@ def test_the_scored_tokens_are_the_examples_own(both):
         return {"input_ids": [7, 8, 0], "offset_mapping": [(0, 1), (1, 2), (0, 0)]}
 
     net = net._replace(tokenizer=ending)
-    for ending.eos_token_id, ending.sep_token_id in ((0, None), (None, 0)):
-        for ending.bos_token_id, begin in ((5, [5]), (7, [])):
-            assert contam.tokenise(net, "", "ab") == ([*begin, 7, 8], 1)
+    for eos, sep, bos, begin in ((0, None, 5, [5]), (None, 0, 7, [])):  # 7: it is there already
+        ending.eos_token_id = eos
+        ending.sep_token_id = sep
+        ending.bos_token_id = bos
+        assert contam.tokenise(net, "", "ab") == ([*begin, 7, 8], 1)
         assert contam.tokenise(net, "a", "b") == ([7, 8], 1)
 
 
 def test_text_detectors_by_hand():
-    """Standardised the tokens are 1, -1, -1, -1, -4."""
+    """p = (1/2, 1/4, 1/4): in units of log 2, log p is (-1, -2, -2), its mean -1.5, its sd 1/2.
+    Five tokens, standardised: 1, -1, -1, -1, -4."""
+    found = contam.token_scores(torch.log(torch.tensor([[4.0, 2, 2]])), torch.tensor([1]))
+    np.testing.assert_allclose(found[:, 0] / math.log(2), [-2, -1.5, 0.5], rtol=1e-6)
     log_p, mean = [-1, -2, -3, -2, -2.5], [-1.5, -1.5, -2, -1.5, -1.5]
     scores = np.array([log_p, mean, [0.5, 0.5, 1, 0.5, 0.25]])
     by_hand = -2.1, -2.1 / len(zlib.compress("ä text".encode())), -3, -4
