@@ -550,8 +550,7 @@ def test_single_models_are_flagged_after_adjustment():
     ones = dict.fromkeys(["auc_zlib", "auc_mink", "auc_minkpp", "auc_twin"], [0.4] * 3)
     ones["auc_logp"] = [auc(0.5), auc(0.016), auc(0.009)]
     ones["auc_ref"] = [auc(0.008), auc(0.016), auc(0.5)]
-    table = contam.detectors_of(make_table(3, p_exact=[0.5, 0.5, 0.5], **ones))
-    single = table["single"]
+    single = contam.detectors_of(make_table(3, p_published=[1e-6] * 3, **ones))["single"]
     assert (single["ref"], single["log p"], single["order test"], single["Min-K%"]) == (2, 1, 0, 0)
     assert single[["twin", "of extra", "relative to base"]].isna().all()
 
@@ -570,7 +569,10 @@ def test_harm_by_hand():
     assert harm == approx((0.55, 0.55, 0.59, 4, half, True))
     far = units.assign(acc_test=[0.7, 0.3], acc_extra_on_extra=0.5)  # biases 5 and -15
     assert contam.harm_of(far).half == approx(stats.t.ppf(0.945, 6) * math.sqrt(200 / 2))
-    old = contam.harm_of(units.assign(discordant=np.nan, discordant_on_extra=np.nan))
+    unknown = dict.fromkeys(contam.NOISE, math.nan)
+    old = contam.harm_of(far.assign(**unknown))
+    assert old.half == approx(stats.t.ppf(0.945, 1) * math.sqrt(200 / 2))
+    old = contam.harm_of(units.assign(**unknown))
     bound = np.mean([50 * (0.1 - 0.01), 50 * (0.02 - 0.0004 + 0.04 - 0.0016)])  # d >= |b|
     assert bound > 2 and not old.counted
     assert old.half == approx(stats.t.ppf(0.945, 1) * math.sqrt(bound / 2))
