@@ -89,8 +89,8 @@ def plain_rows(lm, ids, first):
     found = []
     for row, token in zip(log_p[first - 1 :], ids[first:]):
         p = np.exp(row)
-        mean = sum(p * row)
-        found.append((row[token], mean, math.sqrt(sum(p * (row - mean) ** 2))))
+        mean = (p * row).sum()
+        found.append((row[token], mean, math.sqrt((p * (row - mean) ** 2).sum())))
     return np.array(found)
 
 
