@@ -1,39 +1,39 @@
-"""contamination_test.py --answers: least squares and HC2 by explicit loops, verdicts at their
-borders, the guard by scipy's Student t, refusals, and the blocks of docs/answers.md on small files
-of each harness's form."""
+"""contamination_test.py --answers: least squares and HC2 by the textbook, verdicts at borders, the
+guard by scipy, refusals, and the blocks of docs/answers.md on files of each harness's form."""
 
 import json
 import math
 import re
 import sys
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
+from pytest import approx
 from scipy import stats
 
-from conftest import ROOT, load_script
+from conftest import ARMS, ROOT, end_of, load_script
 
 contam = load_script("contamination_test")
 GUIDE = (ROOT / "docs" / "answers.md").read_text(encoding="utf-8")
 
 
+@pytest.fixture(autouse=True)
+def empty_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
 def plain_inflation(right, released, clean):
-    """(bias, standard error HC2, columns), in points, by the normal equations and the hat matrix,
-    an item at a time; clean: lists of answers."""
-    rows = [[1.0, float(half), *answers] for half, *answers in zip(released, *clean)]
-    size = len(rows[0])
-    square, sums, meat = np.zeros((size, size)), np.zeros(size), np.zeros((size, size))
-    for row, y in zip(rows, right):
-        square += np.outer(row, row)
-        sums += np.array(row) * y
-    found = np.linalg.solve(square, sums)
-    for row, y in zip(rows, right):
-        left = y - sum(b * x for b, x in zip(found, row))
-        leverage = sum(x * z for x, z in zip(row, np.linalg.solve(square, row)))
-        meat += np.outer(row, row) * left**2 / (1 - leverage)
-    bread = np.linalg.inv(square)
-    return 100 * found[1], 100 * math.sqrt((bread @ meat @ bread)[1, 1]), size
+    """(bias, standard error HC2, columns), in points, by the normal equations and the hat matrix;
+    clean: lists of answers."""
+    X = np.column_stack([np.ones(len(right)), released, *clean])
+    bread = np.linalg.inv(X.T @ X)
+    found = bread @ X.T @ right
+    hat = X @ bread @ X.T
+    squares = (right - X @ found) ** 2 / (1 - np.diag(hat))
+    variances = bread @ X.T @ np.diag(squares) @ X @ bread
+    return 100 * found[1], 100 * math.sqrt(variances[1, 1]), X.shape[1]
 
 
 def make_answers(seed=0, released=60, held_out=45, clean=2, bias=0.0):
@@ -42,215 +42,156 @@ def make_answers(seed=0, released=60, held_out=45, clean=2, bias=0.0):
     size = released + held_out
     hard = rng.normal(0, 1, size)
     half = np.repeat(["released", "held_out"], [released, held_out])
-    names = ["before", *[f"other{k}" for k in range(1, clean)]]
-    answers = {}
-    for name in ["before", *names]:
+    answers = {"mine": None, "before": None}
+    for name in ["before", *[f"other{k}" for k in range(1, clean)], "fresh"]:
         answers[name] = (rng.normal(0.3, 1, size) > hard).astype(float)
-    fresh = (rng.normal(0.3, 1, size) > hard).astype(float)
-    mine = np.where(rng.random(size) < 0.8, answers["before"], fresh)
+    mine = np.where(rng.random(size) < 0.8, answers["before"], answers.pop("fresh"))
     answers["mine"] = np.where((half == "released") & (rng.random(size) < bias), 1.0, mine)
-    return as_rows({name: answers[name] for name in ["mine", *names]}, half)
+    return as_rows(answers, half)
 
 
 def as_rows(answers, half):
-    rows = []
-    for name, right in answers.items():
-        columns = {"model": name, "half": half, "item": range(len(half)), "right": right}
-        rows.append(pd.DataFrame(columns))
-    return pd.concat(rows, ignore_index=True)
+    table = pd.DataFrame(answers).assign(half=half, item=range(len(half)))
+    return table.melt(["half", "item"], var_name="model", value_name="right")
 
 
-def judge(path, rows, *flags):
+def table_of(flags=""):
     """The table of --out, by model; what is printed is left to capsys."""
-    rows.to_csv(path / "answers.csv", index=False)
-    files = ["--answers", str(path / "answers.csv"), "--out", str(path / "out.csv")]
-    contam.main([*files, *map(str, flags)])
-    return pd.read_csv(path / "out.csv", keep_default_na=False, na_values=[""]).set_index("model")
+    contam.main(["--answers", "answers.csv", "--out", "out.csv", *flags.split()])
+    return pd.read_csv("out.csv", keep_default_na=False, na_values=[""]).set_index("model")
+
+
+def judge(rows, flags=""):
+    rows.to_csv("answers.csv", index=False)
+    return table_of(flags)
 
 
 def columns_of(rows):
     """(released [items], {model: answers [items]}) of complete rows."""
     wide = rows.pivot(index=["half", "item"], columns="model", values="right")
-    return wide.index.get_level_values("half") == "released", wide.to_dict("list")
+    answers = {name: right.to_numpy() for name, right in wide.items()}
+    return wide.index.get_level_values("half") == "released", answers
 
 
-@pytest.mark.parametrize("clean", [[], ["before"], ["before", "other1", "other2"]])
-def test_bias_and_interval_equal_plain_least_squares(clean, tmp_path):
+@pytest.mark.parametrize("flags", ["", "--clean before", "--clean before other1 other2"])
+def test_bias_and_interval_equal_plain_least_squares(flags):
     """Also of the clean models, each against the others."""
     rows = make_answers(1, clean=3, bias=0.3)
     rows["right"] = (rows["right"] + np.random.default_rng(2).random(len(rows))) / 2  # graded
-    flags = ["--clean", *clean] if clean else []
-    table = judge(tmp_path, rows, *flags)
+    table, clean = judge(rows, flags), flags.split()[1:]
     released, answers = columns_of(rows)
     for model, row in table.iterrows():
         others = [answers[name] for name in clean if name != model]
         bias, se, size = plain_inflation(answers[model], released, others)
         half = stats.t.ppf(0.945, 105 - size) * se
-        assert row["df"] == pytest.approx(105 - size)
+        assert row["df"] == approx(105 - size)
         found = row[["bias", "low", "high"]].tolist()
-        assert found == pytest.approx([bias, bias - half, bias + half])
-        seen = 100 * np.mean(np.array(answers[model])[released])
-        assert (row["seen"], row["unseen"]) == pytest.approx((seen, seen - bias))
+        assert found == approx([bias, bias - half, bias + half])
+        seen = 100 * answers[model][released].mean()
+        assert (row["seen"], row["unseen"]) == approx((seen, seen - bias))
         assert (row["released"], row["held_out"], row["left_out"]) == (60, 45, 0)
         if others:
-            gap = 100 * (np.array(answers[model]) - np.mean(others, axis=0))
-            assert row["gaps"] == pytest.approx(gap[released].mean() - gap[~released].mean())
+            gap = 100 * (answers[model] - np.mean(others, axis=0))
+            assert row["gaps"] == approx(gap[released].mean() - gap[~released].mean())
     assert half > 2  # wide enough that a fault would show
 
 
-def test_without_clean_models_it_is_welchs_difference_of_means():
-    rng = np.random.default_rng(0)
-    x, y = rng.random(30), rng.random(50)
-    halves = np.repeat([True, False], [30, 50])
-    found = contam.difference(np.concatenate([x, y]), halves, np.empty((0, 80)))
-    assert found["bias"] == pytest.approx(100 * (x.mean() - y.mean()))
-    assert found["se"] == pytest.approx(100 * math.sqrt(x.var(ddof=1) / 30 + y.var(ddof=1) / 50))
-    assert found["df"] == pytest.approx(78)
-
-
-def test_clean_models_that_repeat_others_or_never_vary_change_nothing():
+def test_clean_models_that_add_nothing():
     """Twice the same, its opposite, all right, all wrong: the columns that count are the others.
     One right answer, leverage 1: the estimate is that of the other items."""
-    half, answers = columns_of(make_answers(3))
-    right, before = np.array(answers["mine"]), np.array(answers["before"])
-    bias, se, size = plain_inflation(right, half, [before])
-    clean = np.array([before, before, 1 - before, np.ones(105), np.zeros(105)])
-    lone, rest = (np.arange(105) == 7).astype(float), np.arange(105) != 7
-    for clean, wanted in ((clean, (bias, se)),
-                          (lone[None], plain_inflation(right[rest], half[rest], [])[:2])):
+    half, answers = columns_of(make_answers(4))
+    right, before = answers["mine"], answers["before"]
+    repeats = np.array([before, before, 1 - before, np.ones(105), np.zeros(105)])
+    rest = np.arange(105) != 7
+    for clean, wanted in ((repeats, plain_inflation(right, half, [before])),
+                          (1.0 * ~rest[None], plain_inflation(right[rest], half[rest], []))):
         found = contam.difference(right, half, clean)
-        assert (found["bias"], found["se"]) == pytest.approx(wanted, rel=1e-6)
-        assert found["df"] == pytest.approx(105 - 3)
+        assert (found["bias"], found["se"]) == approx(wanted[:2], rel=1e-6)
+        assert found["df"] == approx(105 - 3)
 
 
-@pytest.mark.parametrize("same", ["all right", "the clean model's"])
-def test_answers_without_noise_have_the_noise_of_one_answer_a_half(same, tmp_path):
-    """A perfect score is no certainty: 100 sqrt(1/60^2 + 1/45^2) points."""
+@pytest.mark.parametrize("perfect", [True, False])
+def test_a_perfect_score_is_no_certainty(perfect):
+    """Nor are a clean model's answers: the noise is that of one answer a half."""
     rows = make_answers(5)
-    before = rows.loc[rows["model"] == "before", "right"].to_numpy()
-    right = 1 if same == "all right" else before
-    rows.loc[rows["model"] == "mine", "right"] = right
-    row = judge(tmp_path, rows, "--clean", "before").loc["mine"]
+    right = rows.loc[rows["model"] == "before", "right"].to_numpy()
+    rows.loc[rows["model"] == "mine", "right"] = 1 if perfect else right
+    row = judge(rows, "--clean before").loc["mine"]
     half = stats.t.ppf(0.945, 105 - 3) * 100 * math.sqrt(1 / 60**2 + 1 / 45**2)
-    assert row["bias"] == pytest.approx(0, abs=1e-9) and row["high"] == pytest.approx(half)
+    assert row["bias"] == approx(0, abs=1e-9) and row["high"] == approx(half)
     assert row["verdict"] == "No: within ±5"
 
 
-@pytest.mark.parametrize("clean, size", [(0, 40), (3, 100)])
-def test_intervals_cover_the_truth(clean, size):
-    """600 random halves of one set of items, where release added nothing and where it made a third
-    right."""
-    rng = np.random.default_rng(clean)
-    hard = rng.normal(0, 1, 2 * size)
-    models = (rng.normal(0.3, 1, (clean + 1, 2 * size)) > hard).astype(float)
-    fresh = (rng.normal(0.3, 1, 2 * size) > hard).astype(float)
-    if clean:
-        fresh = np.where(rng.random(2 * size) < 0.8, models[1], fresh)
-    for bias, most in ((0.0, 0.93), (0.33, 0.96)):
-        gained, hits = np.maximum(fresh, rng.random(2 * size) < bias), []
-        truth = 100 * (gained - fresh).mean()
-        for _ in range(600):
-            half = rng.permutation(2 * size) < size
-            found = contam.difference(np.where(half, gained, fresh), half, models[1:])
-            reach = stats.t.ppf(0.945, found["df"]) * found["se"]
-            hits.append(abs(found["bias"] - truth) <= reach)
-        assert 0.85 < np.mean(hits) < most
-
-
-def test_the_verdict_changes_at_its_borders(tmp_path, capsys):
+def test_the_verdict_changes_at_its_borders():
     """An interval of bias b and half-width h against margins on either side of |b| + h, |b| - h,
     h / .55."""
 
-    def verdict_of(rows, margin):
-        row = judge(tmp_path, rows, "--clean", "before", "--margin", margin).loc["mine"]
-        n = 2 / (1 / row["released"] + 1 / row["held_out"])
-        assert row["needed"] == math.ceil(n * ((row["high"] - row["bias"]) / (margin / 2)) ** 2)
-        return row["verdict"].replace(f"±{margin:g}", "±")
+    def judged(rows, margin=5):
+        row = judge(rows, f"--clean before --margin {margin}").loc["mine"]
+        n, h = 2 / (1 / row["released"] + 1 / row["held_out"]), row["high"] - row["bias"]
+        assert row["needed"] == math.ceil(n * (h / (margin / 2)) ** 2)
+        return abs(row["bias"]), h, row["verdict"].replace(f"±{margin:g}", "±")
 
-    near, early = "Near the margin of ±: take the interval as the answer", "Too early to tell: "
+    near = "Near the margin of ±: take the interval as the answer"
     rows = make_answers(7, 300, 200, bias=0.5)
     swapped = rows.assign(half=rows["half"].map({"released": "held_out", "held_out": "released"}))
     for data, beyond in ((rows, "Yes: beyond ±"),
                          (swapped, "No: seen items even score worse, beyond ±")):
-        row = judge(tmp_path, data, "--clean", "before").loc["mine"]
-        b, h = abs(row["bias"]), row["high"] - row["bias"]
+        b, h, _ = judged(data)
         assert b > h / 0.55  # else Near could not come
         for margin, words in ((b + h + 0.01, "No: within ±"), (b + h - 0.01, near),
                               (b - h + 0.01, near), (b - h - 0.01, beyond)):
-            assert verdict_of(data, margin) == words
-    less = make_answers(20, 30, 30, bias=0.3)
-    row = judge(tmp_path, less, "--clean", "before").loc["mine"]
-    assert "neither within nor beyond ±5" in row["verdict"]  # the default margin
-    b, h = abs(row["bias"]), row["high"] - row["bias"]
+            assert judged(data, margin)[2] == words
+    less = make_answers(14, 30, 30, bias=0.3)
+    b, h, _ = judged(less)
     assert b - h < 0.99 * h / 0.55 < 1.01 * h / 0.55 < b + h
-    capsys.readouterr()
-    assert verdict_of(less, 1.01 * h / 0.55) == near
-    assert verdict_of(less, 0.99 * h / 0.55).startswith(early)
-    words = f"; about {math.ceil(30 * (2 * 0.55 / 0.99) ** 2)} items a half would settle it"
-    assert words in capsys.readouterr().out
+    assert judged(less, 1.01 * h / 0.55)[2] == near
+    early = "Too early to tell: neither within nor beyond ±"
+    assert judged(less, 0.99 * h / 0.55)[2] == early
 
 
-def test_clean_models_are_counted_against_chance(tmp_path, capsys):
-    rows = make_answers(9, clean=4)
-    rng = np.random.default_rng(1)
-    for name, share in (("other1", 0.85), ("other2", 0.15)):  # one above 0, one below
-        mine = (rows["model"] == name) & (rows["half"] == "released")
-        rows.loc[mine, "right"] = (rng.random(60) < share).astype(float)
-    names = ["before", "other1", "other2", "other3"]
-    clean = judge(tmp_path, rows, "--clean", *names).loc[names]
-    above, below = sum(clean["low"] > 0), sum(clean["high"] < 0)
+@pytest.mark.parametrize("more, silent, halves", [
+    (24, False, ["released", "held_out"]), (25, True, ["held_out", "released"])])
+def test_no_verdict_where_the_clean_models_differ(more, silent, halves, capsys):
+    """By so many of 200 right answers that p is just above or just below .01, of either sign."""
+    mean = np.concatenate([np.arange(200) < 120 + more, np.arange(200) < 120]).astype(float)
+    p = stats.ttest_ind(mean[:200], mean[200:], equal_var=False).pvalue
+    assert 0.005 < p < 0.02 and (p < 0.01) == silent
+    mine = np.random.default_rng(0).integers(0, 2, 400)
+    rows = as_rows({"one": mean, "two": mean, "mine": mine}, np.repeat(halves, 200))
+    row = judge(rows, "--clean one two").loc["mine"]
+    assert row["p"] == approx(p, rel=0.01)
+    assert abs(row["halves_differ"]) == approx(100 * more / 200)
+    assert (row["halves_differ"] < 0) == silent == (row["verdict"] == "No verdict")
     text = capsys.readouterr().out
-    words = f"{above + below} of 4 clean models differ between the halves"
-    assert above and below and above + below < 4 and words in text and "chance 0.44" in text
-    assert text.count(": Clean\n") == 4 and text.index("mine, benchmark") < text.index(words)
+    assert ("a clean model is not clean. Difference of gaps: " in text) == silent
+    judge(rows, "--clean one")
+    text = capsys.readouterr().out
+    assert "1 of 1 clean models differ between the halves" in text and "chance 0.11" in text
 
 
-def test_no_verdict_where_the_clean_models_differ_between_the_halves(tmp_path, capsys):
-    """200 + 200 items: of so many right answers of the clean models' mean that p is just above,
-    just below .01."""
-    half = np.repeat([True, False], 200)
-    rng, found = np.random.default_rng(0), {}
-    for more in range(80):
-        mean = np.concatenate([np.arange(200) < 120 + more, np.arange(200) < 120]).astype(float)
-        p = stats.ttest_ind(mean[half], mean[~half], equal_var=False).pvalue
-        found[p < 0.01] = (more, p, mean)
-        if p < 0.01:
-            break
-    assert found[True][1] > 0.005 and found[False][1] < 0.02
-    for silent, (more, p, mean) in found.items():
-        models = {"one": mean, "two": mean, "mine": (rng.random(400) < 0.5).astype(float)}
-        rows = as_rows(models, np.where(half, "released", "held_out"))
-        row = judge(tmp_path, rows, "--clean", "one", "two").loc["mine"]
-        assert row["p"] == pytest.approx(p, rel=0.01)
-        assert row["halves_differ"] == pytest.approx(100 * more / 200)
-        assert (row["verdict"] == "No verdict") == silent
-        text = capsys.readouterr().out
-        assert ("a clean model is not clean. Difference of gaps: " in text) == silent
-
-
-def test_several_tasks_have_the_mean_of_their_biases_and_their_variances_added(tmp_path, capsys):
+def test_several_tasks_by_hand():
     parts = {"a": make_answers(11, 60, 45), "b": make_answers(12, 90, 90, bias=0.2)}
     parts["b"] = parts["b"][parts["b"]["model"] != "other1"]  # a clean model that one task has
     rows = pd.concat([mine.assign(task=task) for task, mine in parts.items()])
-    table = judge(tmp_path, rows, "--clean", "before", "other1").set_index("task", append=True)
+    table = judge(rows, "--clean before other1").set_index("task", append=True)
     singles = []
     for task, clean in (("a", ["before", "other1"]), ("b", ["before"])):
         released, answers = columns_of(parts[task])
         others = [answers[name] for name in clean]
         bias, se, size = plain_inflation(answers["mine"], released, others)
-        assert table.loc[("mine", task), "bias"] == pytest.approx(bias)
+        assert table.loc[("mine", task), "bias"] == approx(bias)
         singles.append((bias, se, len(released) - size))
     b, se, df = np.transpose(singles)
     whole = table.loc[("mine", "all tasks")]
     welch = (se**2).sum() ** 2 / (se**4 / df).sum()
     half = stats.t.ppf(0.945, welch) * math.sqrt((se**2).sum()) / 2
-    assert (whole["bias"], whole["high"]) == pytest.approx((b.mean(), b.mean() + half))
+    assert (whole["bias"], whole["high"]) == approx((b.mean(), b.mean() + half))
     assert (whole["released"], whole["held_out"]) == (150, 135)
-    text = capsys.readouterr().out
-    assert text.startswith("mine, all tasks: ") and "other1, all tasks" not in text
+    assert table.index[0] == ("mine", "all tasks") and ("other1", "all tasks") not in table.index
 
 
-def test_a_task_without_random_halves_takes_the_verdict_of_all(tmp_path):
+def test_a_task_without_random_halves_takes_the_verdict_of_all():
     """The other task is as large and leans the other way by less: together p is above .01."""
     parts = []
     for task, seed, half, more in (("a", 20, "released", 170), ("b", 22, "held_out", 135)):
@@ -258,45 +199,43 @@ def test_a_task_without_random_halves_takes_the_verdict_of_all(tmp_path):
         before = rows["model"].eq("before") & rows["half"].eq(half)
         rows.loc[before, "right"] = (np.arange(200) < more).astype(float)
         parts.append(rows)
-    table = judge(tmp_path, pd.concat(parts), "--clean", "before").loc["mine"].set_index("task")
+    table = judge(pd.concat(parts), "--clean before").loc["mine"].set_index("task")
     p, verdict = table["p"], table["verdict"]
-    assert p["a"] < 0.001 and p["b"] > 0.01 and p["all tasks"] == pytest.approx(2 * p["a"])
+    assert p["a"] < 0.001 and p["b"] > 0.01 and p["all tasks"] == approx(2 * p["a"])
     assert verdict["all tasks"] == verdict["a"] == "No verdict" != verdict["b"]
 
 
-def test_tries_are_averaged_and_items_not_answered_are_left_out(tmp_path):
+def test_tries_are_averaged_and_gaps_left_out():
     rows, tries = make_answers(13), []
     for k in range(3):
         right = np.where(np.arange(len(rows)) % 7 < k, rows["right"], 0.5)
         tries.append(rows.assign(right=right, **{"try": k}))
     means = rows.assign(right=sum(part["right"] for part in tries) / 3)
-    many = judge(tmp_path, pd.concat(tries), "--clean", "before")
-    pd.testing.assert_frame_equal(many, judge(tmp_path, means, "--clean", "before"))
-    gone = {"before": [3, 4], "mine": [50]}
-    lacking = [item in gone.get(name, ()) for name, item in zip(rows["model"], rows["item"])]
-    holes = rows.assign(right=rows["right"].mask(lacking))
-    empty = judge(tmp_path, holes, "--clean", "before")
-    fewer = judge(tmp_path, rows[~rows["item"].isin([3, 4, 50])], "--clean", "before")
+    many = judge(pd.concat(tries), "--clean before")
+    pd.testing.assert_frame_equal(many, judge(means, "--clean before"))
+    holes = rows.set_index(["model", "item"])
+    holes.loc[[("before", 3), ("before", 4), ("mine", 50)], "right"] = math.nan
+    holes = holes.reset_index()
+    empty = judge(holes, "--clean before")
+    fewer = judge(rows[~rows["item"].isin([3, 4, 50])], "--clean before")
     assert empty.loc["mine", "left_out"] == 3 and fewer.loc["mine", "left_out"] == 0
-    assert empty.loc["mine", "bias"] == pytest.approx(fewer.loc["mine", "bias"])
+    assert empty.loc["mine", "bias"] == approx(fewer.loc["mine", "bias"])
     assert empty.loc["mine", "released"] == 57 and empty.loc["before", "left_out"] == 2
-    two = ["--clean", "before", "other1"]  # their mean, too, is of items that both answered
-    complete = judge(tmp_path, rows[~rows["item"].isin([3, 4])], *two)["halves_differ"]
-    both = judge(tmp_path, holes, *two)["halves_differ"]
-    assert both.tolist() == pytest.approx(complete.tolist())
-    twice = judge(tmp_path, pd.concat([rows, rows]))  # a file joined twice
+    two = "--clean before other1"  # their mean, too, is of items that both answered
+    complete = judge(rows[~rows["item"].isin([3, 4])], two)["halves_differ"]
+    both = judge(holes, two)["halves_differ"]
+    assert both.tolist() == approx(complete.tolist())
+    twice = judge(pd.concat([rows, rows]))  # a file joined twice
     assert (twice["released"] == 60).all()
 
 
-def check_refused(rows, flags, words, tmp_path):
-    path = tmp_path / "answers.csv"
-    rows.to_csv(path, index=False)
-    (tmp_path / "out.csv").unlink(missing_ok=True)
-    with pytest.raises(SystemExit) as end:
-        contam.main(["--answers", str(path), "--out", str(tmp_path / "out.csv"), *flags.split()])
-    error = str(end.value)
-    assert error.startswith("error: ") and words in error and "\n" not in error, error
-    assert len(error.replace(str(path), "")) <= 300 and not (tmp_path / "out.csv").exists()
+def refused(rows, flags=""):
+    """The one line with which --answers ends, without a table."""
+    rows.to_csv("answers.csv", index=False)
+    Path("out.csv").unlink(missing_ok=True)
+    error = end_of(contam.main, "--answers", "answers.csv", "--out", "out.csv", *flags.split())
+    assert error.startswith("error: ") and not Path("out.csv").exists()
+    return error
 
 
 @pytest.mark.parametrize("change, flags, words", [
@@ -310,50 +249,47 @@ def check_refused(rows, flags, words, tmp_path):
     ({}, "--margin 0", "--margin is above 0"),
     ({}, "--margin nan", "--margin is above 0"),
 ])
-def test_mistakes_are_one_line(change, flags, words, tmp_path):
+def test_mistakes_are_one_line(change, flags, words):
     rows = make_answers(15).astype({"right": object})
     for name, value in change.items():
         rows.loc[0, name] = value
-    check_refused(rows, flags, words, tmp_path)
+    assert words in refused(rows, flags)
 
 
-def test_other_mistakes_are_one_line(tmp_path):
+def test_other_mistakes_are_one_line():
     rows = make_answers(16)
-    check_refused(rows.drop(columns="half"), "", "half", tmp_path)
+    assert "half" in refused(rows.drop(columns="half"))
     both = pd.concat([rows, rows.assign(right=1 - rows["right"])])
-    check_refused(both, "", "two answers to an item", tmp_path)
+    assert "two answers to an item" in refused(both)
     tries = pd.concat([rows, rows[:1].assign(right=0.3)]).assign(**{"try": 1})
-    check_refused(tries, "", "two answers to an item", tmp_path)
+    assert "two answers to an item" in refused(tries)
     released = rows["half"] == "released"
-    check_refused(rows[released | (rows["item"] < 79)], "", "'held_out': 19}: 20 a half", tmp_path)
-    check_refused(rows[released], "", "'held_out': 0}", tmp_path)
-    assert len(judge(tmp_path, rows[released | (rows["item"] < 80)])) == 3  # 20 are enough
+    assert "'held_out': 19}: 20 a half" in refused(rows[released | (rows["item"] < 79)])
+    assert "'held_out': 0}" in refused(rows[released])
+    assert len(judge(rows[released | (rows["item"] < 80)])) == 3  # 20 are enough
     apart = rows[(rows["model"] != "before") | (rows["item"] % 5 == 0)]
-    check_refused(apart, "--clean before", "20 a half are needed", tmp_path)
+    assert "20 a half are needed" in refused(apart, "--clean before")
     many = make_answers(17, clean=11)
-    names = [name for name in many["model"].unique() if name != "mine"]
-    check_refused(many, "--clean " + " ".join(names), "takes up to 10 models", tmp_path)
-    assert len(judge(tmp_path, many, "--clean", *names[:10], names[0])) == 12  # twice is once
-    with pytest.raises(SystemExit, match="--clean needs --answers"):
-        contam.main(["kept", "--clean", "before"])
+    ten = "--clean before " + " ".join([f"other{k}" for k in range(1, 10)])
+    assert "takes up to 10 models" in refused(many, f"{ten} other10")
+    assert len(judge(many, f"{ten} before")) == 12  # twice is once
+    assert "--clean needs --answers" in end_of(contam.main, "kept", "--clean", "before")
 
 
 BLOCKS = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)
 NUMBERS = ["released", "held_out", "left_out", "seen", "unseen", "bias", "low", "high"]
 
 
-def run_block(number, *flags):
+def run_block(number, flags=""):
     """The table that --answers makes of the file that a block of the guide writes."""
     assert len(BLOCKS[number].strip().splitlines()) <= 8
     exec(BLOCKS[number], {})
-    contam.main(["--answers", "answers.csv", "--out", "out.csv", *flags])
-    return pd.read_csv("out.csv", keep_default_na=False, na_values=[""]).set_index("model")
+    return table_of(flags)
 
 
 def lines_of(kind, model, half, right):
-    """What a harness writes of one model's answers to one half: lm-evaluation-harness 0.4.9, of two
-    filters one counts, and every document is there twice; inspect_ai's samples_df, two epochs;
-    Every Eval Ever's instance_level_eval 0.2.1."""
+    """What a harness writes of a model's answers to a half: lm-evaluation-harness 0.4.9, two
+    filters, every document twice; inspect_ai, two epochs; Every Eval Ever 0.2.1."""
     for number, value in enumerate(right):
         if kind == "lm-eval":
             name = f"{number // 2:x}{half[0].encode().hex()}" + "e0" * 20
@@ -375,54 +311,50 @@ def lines_of(kind, model, half, right):
     (0, "lm-eval", "results/lab__{model}/samples_mine_{half}_2026-11-23T10-00-00.123.jsonl"),
     (1, "inspect", "samples.csv"),
     (2, "every eval ever", "data/mine_{half}/lab/{model}/0-0.jsonl")])
-def test_the_blocks_for_harnesses(number, kind, file, tmp_path, monkeypatch):
+def test_the_blocks_for_harnesses(number, kind, file):
     rows, lines = make_answers(18, clean=1), []
-    wanted = judge(tmp_path, rows, "--clean", "before")
-    monkeypatch.chdir(tmp_path)
+    wanted = judge(rows, "--clean before")
     for (model, half), mine in rows.groupby(["model", "half"]):
         own = list(lines_of(kind, model, half, mine["right"]))
         lines += own
-        path = tmp_path / file.format(model=model, half=half)
+        path = Path(file.format(model=model, half=half))
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("".join(json.dumps(line) + "\n" for line in own), encoding="utf-8")
     if kind == "inspect":
         pd.DataFrame(lines).to_csv("samples.csv")
     lab = "lab__" if kind == "lm-eval" else "lab/"
-    table = run_block(number, "--clean", f"{lab}before")
+    table = run_block(number, f"--clean {lab}before")
     found = table.rename(index=lambda name: name.removeprefix(lab))
     names = ["mine", "before"]
     pd.testing.assert_frame_equal(found.loc[names, NUMBERS], wanted.loc[names, NUMBERS])
 
 
-def test_the_block_for_our_own_predictions(tmp_path, monkeypatch, model_dir, benchmark_csv):
-    """Of a run of run_experiment.py: seen and unseen of the arm test on either set are its row's
-    accuracies."""
-    monkeypatch.chdir(tmp_path)
+def test_the_block_for_our_own_predictions(model_dir, benchmark_csv):
+    """Seen and unseen of an arm are its accuracies in the row of the run."""
     flags = ["--csv", str(benchmark_csv), "--model", str(model_dir("bert")), "--threads", "1"]
     flags += "--predictions probs --m 6 --n 40 --subsamples 1 --workers 1 --out rows.csv".split()
     load_script("run_experiment").main(flags)
     table, row = run_block(3), pd.read_csv("rows.csv").iloc[0]
-    for arm in ("base", "extra", "test"):
-        assert table.loc[arm, "seen"] == pytest.approx(100 * row[f"acc_{arm}"])
-        assert table.loc[arm, "unseen"] == pytest.approx(100 * row[f"acc_{arm}_on_extra"])
+    for arm in ARMS:
+        assert table.loc[arm, "seen"] == approx(100 * row[f"acc_{arm}"])
+        assert table.loc[arm, "unseen"] == approx(100 * row[f"acc_{arm}_on_extra"])
 
 
-def test_the_block_that_makes_halves(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_the_block_that_makes_halves():
     items = [json.dumps({"question": f"{k}\u2028"}, ensure_ascii=False) for k in range(101)]
     text = "\n".join([*items, items[0]]) + "\n"
-    (tmp_path / "benchmark.jsonl").write_text(text, encoding="utf-8")
+    Path("benchmark.jsonl").write_text(text, encoding="utf-8")
     exec(BLOCKS[4], {})
     halves = []
     for half in contam.HALVES:
-        text = (tmp_path / f"{half}.jsonl").read_text(encoding="utf-8")
+        text = Path(f"{half}.jsonl").read_text(encoding="utf-8")
         halves.append(text.strip().split("\n"))
     assert [len(half) for half in halves] == [51, 50]
     assert sorted(halves[0] + halves[1]) == sorted(items)
     assert halves[0] != sorted(items)[::2] and {*halves[0]} != {*items[:51]}
 
 
-def test_the_guides_command_says_what_the_guide_shows_and_needs_no_torch(monkeypatch, capsys):
+def test_the_guides_command_without_torch(monkeypatch, capsys):
     """As a pasted cell, where torch and transformers cannot be imported."""
     monkeypatch.chdir(ROOT)
     command, shown = re.findall(r"```\n(.*?)```", GUIDE, re.DOTALL)[:2]

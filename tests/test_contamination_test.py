@@ -1,8 +1,7 @@
 """contamination_test.py: log-probabilities against a plain loop, p-values against brute force,
 scipy and the published log, detectors by hand; silence where nothing was seen, else alarm."""
 
-import contextlib
-import io
+import functools
 import itertools
 import json
 import math
@@ -10,241 +9,217 @@ import shutil
 import zlib
 from pathlib import Path
 
+import huggingface_hub
 import numpy as np
 import pandas as pd
 import peft
 import pytest
-import tokenizers
 import torch
 import transformers
-from scipy import signal, stats
+from pytest import approx
+from safetensors.torch import load_file, save_file
+from scipy import stats
 
-from conftest import ROOT, load_script
+from conftest import ARMS, ROOT, byte_tokenizer, end_of, load_script
 
-WORDS = "river stone green paper quick north salt window apple seven music cold glass horse".split()
-WORDS += "metal night seed".split()
-HEAD = "Classify a given text as one of these categories:\nbad\ngood\n\n"
-HEAD += "The text is a note. Answer with its mood.\n\n"
-ARMS = ("base", "extra", "test")
+WORDS = "river stone green paper quick north salt window apple seven music cold".split()
+HEAD = "Classify a text as one of these:\nbad\ngood\n\nAnswer with its mood.\n\n"
 OWN = ("logp", "zlib", "mink", "minkpp")  # the detectors that need one model alone
+# tokens of two bytes, one of which straddles the end of a head; all others have one
+PAIRS = "Ċ# eĠ or Ġs en sĠ er th ap Ġg ic te as iv tĠ wi re al on ev nd co pl ow mu dĠ kĠ".split()
+MERGES = [tuple(pair) for pair in PAIRS]
+encode = byte_tokenizer(MERGES)
 contam = load_script("contamination_test")
 
 
-def make_texts(count, seed, size=7):
-    rng = np.random.default_rng(seed)
+@pytest.fixture(autouse=True)
+def empty_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def say(capsys):
+    """What main prints."""
+
+    def run(flags):
+        capsys.readouterr()
+        contam.main(flags.split())
+        return capsys.readouterr().out
+
+    return run
+
+
+def refused(flags):
+    """The one line with which these flags end."""
+    error = end_of(contam.main, *flags.split())
+    assert error.startswith("error: ")
+    return error
+
+
+def make_texts(count, size):
+    rng = np.random.default_rng(3)
     return [" ".join(rng.choice(WORDS, size)) for _ in range(count)]
 
 
 @pytest.fixture(scope="module")
-def tokenizer():
-    """GPT-2's kind, byte pairs learned from a few texts: blank lines fall apart before ###, as with
-    real ones."""
-    bpe = tokenizers.ByteLevelBPETokenizer()
-    texts = [*make_texts(300, 0), *[HEAD + "### Text: a\n### Answer: good\n\n"] * 20]
-    bpe.train_from_iterator(texts, vocab_size=400, special_tokens=["<end>"], show_progress=False)
-    ends = {"bos_token": "<end>", "eos_token": "<end>"}
-    return transformers.PreTrainedTokenizerFast(tokenizer_object=bpe._tokenizer, **ends)
+def make_model(model_dir):
+    return functools.partial(model_dir, merges=MERGES)
+
+
+def plain_model(folder):
+    return transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
 
 
 @pytest.fixture(scope="module")
-def model_dir(tmp_path_factory, tokenizer):
-    """Maker of model folders, weights seeded, then changed by `train`."""
-
-    def make(kind, train=None, **changes):
-        size = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
-                "vocab_size": len(tokenizer), "bos_token_id": 0, "eos_token_id": 0,
-                "initializer_range": 0.3}
-        if kind != "gpt2":
-            size["intermediate_size"] = 128
-        torch.manual_seed(0)
-        config = transformers.AutoConfig.for_model(kind, **size | changes)
-        auto = transformers.AutoModelForCausalLM
-        if kind == "bert":
-            auto = transformers.AutoModelForMaskedLM
-        lm = auto.from_config(config).eval()
-        if train:
-            train(lm)
-        folder = tmp_path_factory.mktemp(kind)
-        lm.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
-        return folder
-
-    return make
-
-
-@pytest.fixture(scope="module")
-def both(model_dir):
+def both(make_model):
     """{kind: (folder, the script's net, the model as transformers loads it)}"""
-    return {kind: open_both(model_dir(kind)) for kind in ("gpt2", "llama")}
-
-
-def trainer(tokenizer, texts_of_steps):
-    """What trains a model on the texts of one step after the other."""
-
-    def train(lm):
-        optimizer = torch.optim.AdamW(lm.parameters(), lr=3e-3, weight_decay=0)
-        for texts in texts_of_steps:
-            ids = [torch.tensor(tokenizer("<end>" + text)["input_ids"]) for text in texts]
-            labels = torch.nn.utils.rnn.pad_sequence(ids, batch_first=True, padding_value=-100)
-            lm(input_ids=labels.clamp(min=0), labels=labels).loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-
-    return train
-
-
-def open_both(folder):
-    lm = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
-    return folder, contam.open_scorer(str(folder), None, "none", "float32", "cpu"), lm
+    models = {}
+    for kind in ("gpt2", "llama"):
+        folder = make_model(kind)
+        net = contam.open_scorer(str(folder), None, "none", "float32", "cpu")
+        models[kind] = folder, net, plain_model(folder)
+    return models
 
 
 def plain_rows(lm, ids, first):
     """[tokens, 3]: log p, mean and sd of log p over the vocabulary, of each token from `first` on;
-    by transformers' forward, one sequence at a time, in Python's own arithmetic."""
+    by transformers' forward, one sequence at a time."""
     with torch.no_grad():
-        log_p = lm(input_ids=torch.tensor([ids])).logits[0].double().log_softmax(1).tolist()
+        log_p = lm(input_ids=torch.tensor([ids])).logits[0].double().log_softmax(1).numpy()
     found = []
     for row, token in zip(log_p[first - 1 :], ids[first:]):
-        mean = sum(math.exp(x) * x for x in row)
-        variance = sum(math.exp(x) * (x - mean) ** 2 for x in row)
-        found.append((row[token], mean, math.sqrt(variance)))
+        p = np.exp(row)
+        mean = (p * row).sum()
+        found.append((row[token], mean, math.sqrt((p * (row - mean) ** 2).sum())))
     return np.array(found)
 
 
-def plain_scores(lm, tokenizer, head, text):
+def plain_scores(lm, head, text):
     """plain_rows of the tokens that end behind the head."""
-    ids = tokenizer(head + text)["input_ids"]
-    first = next(i for i in range(len(ids)) if len(tokenizer.decode(ids[: i + 1])) > len(head))
+    ids = encode(head + text)["input_ids"]
+    first = next(i for i in range(len(ids)) if len(encode.decode(ids[: i + 1])) > len(head))
     return plain_rows(lm, ids, first)
 
 
+def plain_sum(lm, head, texts):
+    return plain_scores(lm, head, "\n\n".join(texts))[:, 0].sum()
+
+
 def plain_detectors(scores, text):
-    log_p, count = [row[0] for row in scores], max(int(0.2 * len(scores)), 1)
-    mean = sum(log_p) / len(log_p)
-    standard = sorted((x - mu) / sd for x, mu, sd in scores)
-    return (mean, mean / len(zlib.compress(text.encode())), sum(sorted(log_p)[:count]) / count,
-            sum(standard[:count]) / count)
+    log_p, mean, sd = scores.T
+    count = max(int(0.2 * len(scores)), 1)
+    lowest, standard = sorted(log_p)[:count], sorted((log_p - mean) / sd)[:count]
+    ratio = np.mean(log_p) / len(zlib.compress(text.encode()))
+    return np.mean(log_p), ratio, np.mean(lowest), np.mean(standard)
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
 def test_padded_batches_equal_a_plain_loop(kind, both):
     (_, net, lm), rng = both[kind], np.random.default_rng(1)
     sizes = ((2, 1), (31, 1), (9, 4), (8, 1), (10, 9), (17, 12))  # tokens, first that is scored
-    sequences = [(rng.integers(1, 390, size).tolist(), first) for size, first in sizes]
+    sequences = [(rng.integers(1, 250, size).tolist(), first) for size, first in sizes]
     expected = [plain_rows(lm, ids, first).T for ids, first in sequences]
     for limit in (1, 20, 1000):
-        found = contam.score_tokens(net, sequences, limit, "")
+        found = contam.score_tokens(net._replace(context=30), sequences, limit, "")
         for scores, wanted in zip(found, expected, strict=True):
             np.testing.assert_allclose(scores, wanted, rtol=2e-4, atol=1e-4)
     assert np.ptp(np.concatenate(expected, axis=1)[0]) > 3
-    with pytest.raises(SystemExit, match="has 30 tokens, the model takes 29: .*more --shards"):
+    with pytest.raises(SystemExit, match="has 30 tokens, the model takes 29: "):
         contam.score_tokens(net._replace(context=29), sequences, 20, "")
 
 
-def test_the_scored_tokens_are_the_examples_own(both, tokenizer):
+def test_the_scored_tokens_are_the_examples_own(both):
+    """And one that is partly the head's."""
     net = both["gpt2"][1]
     text = "### Text: cold wheel\n### Answer: good"
     ids, first = contam.tokenise(net, HEAD, text)
-    assert ids == tokenizer(HEAD + text)["input_ids"] and tokenizer.decode(ids[first:]) == text
-    assert contam.tokenise(net, "", text) == ([0, *tokenizer(text)["input_ids"]], 1)
+    assert ids == encode(HEAD + text)["input_ids"] and encode.decode(ids[first:]) == "\n" + text
+    assert contam.tokenise(net, "", text) == (encode("<end>" + text)["input_ids"], 1)
 
-    def ending(body, **_):
-        return {"input_ids": [7, 8, 0], "offset_mapping": [(0, 1), (1, 2), (2, 2)]}
+    def ending(body, **_):  # a tokenizer that ends every text
+        return {"input_ids": [7, 8, 0], "offset_mapping": [(0, 1), (1, 2), (0, 0)]}
 
-    ending.bos_token_id = ending.eos_token_id = ending.sep_token_id = 0  # it ends every text
     net = net._replace(tokenizer=ending)
-    assert contam.tokenise(net, "", "ab") == ([0, 7, 8], 1)
-    assert contam.tokenise(net, "a", "b") == ([7, 8], 1)
+    for eos, sep, bos, begin in ((0, None, 5, [5]), (None, 0, 7, [])):  # 7: it is there already
+        ending.eos_token_id = eos
+        ending.sep_token_id = sep
+        ending.bos_token_id = bos
+        assert contam.tokenise(net, "", "ab") == ([*begin, 7, 8], 1)
+        assert contam.tokenise(net, "a", "b") == ([7, 8], 1)
 
 
-def test_min_k_plus_plus_by_hand_on_three_words():
-    """p = (1/2, 1/4, 1/4): in units of log 2, log p is (-1, -2, -2), its mean -1.5, its sd 1/2. p =
-    (1/8, 7/8, 0+): the word of 1/8 is the lowest of five tokens, by log p and standardised."""
-    logits = torch.log(torch.tensor([[4.0, 2, 2], [4, 2, 2], [1, 7, 1e-30], [4, 2, 2], [4, 2, 2]]))
-    scores, two = contam.token_scores(logits, torch.tensor([0, 1, 0, 2, 0])).numpy(), math.log(2)
-    mean = math.log(1 / 8) / 8 + 7 * math.log(7 / 8) / 8
-    sd = math.sqrt((math.log(1 / 8) - mean) ** 2 / 8 + 7 * (math.log(7 / 8) - mean) ** 2 / 8)
-    np.testing.assert_allclose(scores[0], [-two, -2 * two, -3 * two, -2 * two, -two], rtol=1e-6)
-    np.testing.assert_allclose(scores[1:, [0, 2]], [[-1.5 * two, mean], [0.5 * two, sd]], rtol=1e-6)
-    log_p, ratio, min_k, plus = contam.detect(scores, "some text")
-    assert log_p == pytest.approx(-1.8 * two)
-    assert ratio == pytest.approx(-1.8 * two / len(zlib.compress(b"some text")))
-    assert min_k == pytest.approx(-3 * two) and plus == pytest.approx((-3 * two - mean) / sd)
-    assert contam.detect(np.repeat(scores, 2, axis=1), "x")[2:] == (min_k, plus)  # two of ten
+def test_text_detectors_by_hand():
+    """p = (1/2, 1/4, 1/4): in units of log 2, log p is (-1, -2, -2), its mean -1.5, its sd 1/2.
+    Five tokens, standardised: 1, -1, -1, -1, -4."""
+    found = contam.token_scores(torch.log(torch.tensor([[4.0, 2, 2]])), torch.tensor([1]))
+    np.testing.assert_allclose(found[:, 0] / math.log(2), [-2, -1.5, 0.5], rtol=1e-6)
+    log_p, mean = [-1, -2, -3, -2, -2.5], [-1.5, -1.5, -2, -1.5, -1.5]
+    scores = np.array([log_p, mean, [0.5, 0.5, 1, 0.5, 0.25]])
+    by_hand = -2.1, -2.1 / len(zlib.compress("ä text".encode())), -3, -4
+    assert contam.detect(scores, "ä text") == approx(by_hand)
+    assert contam.detect(np.repeat(scores, 2, axis=1), "x")[2:] == (-3, -4)  # two of ten
     fourteen = np.hstack([scores, scores[:, [0] * 9]])
-    assert contam.detect(fourteen, "x")[2] == pytest.approx(-2.5 * two)  # two of 14
+    assert contam.detect(fourteen, "x")[2:] == (-2.75, -2.5)  # two of 14
     assert contam.detect(np.zeros((3, 4)), "x")[3] == 0  # a model without any doubt
 
 
-def test_shards_are_scored_order_by_order(both, tokenizer):
+def test_shards_are_scored_order_by_order(both):
     """Of three examples there are five other orders: all of them, or four random ones."""
     _, net, lm = both["llama"]
     examples = "red apple,cold night,seven wheels of glass,salt,red apple,red apple,salt".split(",")
     shards = contam.cut_shards(examples, 3, "")
     assert shards == [examples[:3], examples[3:5], examples[5:]]
-
-    def plain(texts):
-        return plain_scores(lm, tokenizer, HEAD, "\n\n".join(texts))[:, 0].sum()
-
-    possible = np.array([plain(texts) for texts in itertools.permutations(shards[0])])
+    possible = [plain_sum(lm, HEAD, texts) for texts in itertools.permutations(shards[0])]
     for count in (5, 4):
         args = contam.parse_args(["--permutations", str(count)])
         log = contam.score_orders(net, shards, HEAD, args, "")
         first, second, third = log["shuffled_logprobs"]
         assert (len(first), len(third)) == (count, 1)
         canonical = log["canonical_logprobs"]
-        assert canonical == pytest.approx([plain(shard) for shard in shards], rel=2e-5)
-        assert second == pytest.approx([plain(shards[1][::-1])], rel=2e-5)
+        assert canonical == approx([plain_sum(lm, HEAD, s) for s in shards], rel=2e-5)
+        assert second == approx([plain_sum(lm, HEAD, shards[1][::-1])], rel=2e-5)
         if count == 5:
-            assert sorted([canonical[0], *first]) == pytest.approx(sorted(possible), rel=2e-5)
-        assert all(np.min(np.abs(possible - value)) < 1e-3 for value in first)
+            assert sorted([canonical[0], *first]) == approx(sorted(possible), rel=2e-5)
+        assert all(np.min(np.abs(np.subtract(possible, value))) < 1e-3 for value in first)
 
 
-def test_a_log_gives_the_same_p_and_a_models_flags_are_used(both, capsys, tmp_path, monkeypatch):
+def test_a_log_gives_the_same_p(both, say):
     """12 shards of two and 6 of one."""
-    file, log = tmp_path / "mine.txt", tmp_path / "log.json"
-    folder, net, _ = both["llama"]
-    file.write_text("\n".join(make_texts(30, 3, size=3)) + "\n")
-    flags = ["--examples", str(file), "--model", str(folder), "--shards", "18", "--log", str(log)]
-    contam.main(flags)
-    text, written = capsys.readouterr().out, json.loads(log.read_text())
+    texts = make_texts(30, 3)
+    Path("mine.txt").write_text("\n".join(texts) + "\n")
+    folder, _, lm = both["llama"]
+    text = say(f"--examples mine.txt --shards 18 --log log.json --model {folder}")
+    written = json.loads(Path("log.json").read_text())
     assert "shards: 18, of several orders: 12" in text
     assert [len(row) for row in written["shuffled_logprobs"]] == [1] * 12 + [0] * 6
-    contam.main(["--from-log", str(log)])
-    assert capsys.readouterr().out == text
-    opened = []
-    monkeypatch.setattr(contam, "open_scorer", lambda *kind: opened.append(kind) or net)
-    contam.main([*flags[:4], "--quantize", "nf4", "--precision", "bf16"])
-    assert opened == [(str(folder), None, "nf4", "bf16", None)]
+    plain = plain_sum(lm, "<end>", texts[:2])
+    assert written["canonical_logprobs"][0] == approx(plain, rel=2e-5)
+    assert say("--from-log log.json") == text
 
 
-def test_text_files_are_cut_at_newlines_alone(tmp_path):
-    path = tmp_path / "lines.txt"
-    path.write_text("[a\u2028b\nc\x0cd\x85e\r\nf\n\n", encoding="utf-8-sig")
-    assert contam.read_examples(path) == ["[a\u2028b", "c\x0cd\x85e", "f"]
-    path.write_text("a\nb")
-    assert contam.read_examples(path) == ["a", "b"]
-    path = tmp_path / "rows.JSONL"
-    path.write_text('{"text": "a\\nb", "label": 1}\n"c\u2028d"\n', encoding="utf-8")
-    assert contam.read_examples(path) == ["a\nb", "c\u2028d"]
-    path = tmp_path / "list.json"  # as the order test's authors publish
-    path.write_text('[\n  "a\\nb", {"text": "c"}\n]\n')
-    assert contam.read_examples(path) == ["a\nb", "c"]
+@pytest.mark.parametrize("name, content, examples", [
+    ("a.txt", "\ufeff[a\u2028b\r\nc\x0cd\x85e\r\nf\n\n", ["[a\u2028b", "c\x0cd\x85e", "f"]),
+    ("a.JSONL", '{"text": "a\\nb", "label": 1}\n"c\u2028d"\n', ["a\nb", "c\u2028d"]),
+    ("a.json", '[\n  "a\\nb", {"text": "c"}\n]\n', ["a\nb", "c"]),  # as its authors publish
+])
+def test_texts_are_cut_at_newlines_alone(name, content, examples):
+    Path(name).write_bytes(content.encode())
+    assert contam.read_examples(Path(name)) == examples
 
 
-def test_the_order_test_says_what_its_p_means(capsys, tmp_path):
+def test_the_order_test_says_what_its_p_means(say):
     """Ten shards of two: the canonical order is the likelier one in all, p = 2^-10, or in half of
-    them; of four: p is 1/16 at least."""
+    them: as many of five coins or more as of five others; of four: p is 1/16 at least."""
     cannot = "these shards cannot tell: p is 0.0625 at least"
-    for count, better, words in ((10, 10, "flagged"), (10, 5, "no sign"), (4, 4, cannot),
-                                 (5, 5, "flagged")):
+    half = (1 + 252 / 1024) / 2
+    for count, better, p, words in ((10, 10, 2**-10, "flagged"), (10, 5, half, "no sign"),
+                                    (5, 5, 2**-5, "flagged"), (4, 4, 2**-4, cannot)):
         log = {"canonical_logprobs": [-1.0] * better + [-2.0] * (count - better),
                "shuffled_logprobs": [[-2.0]] * better + [[-1.0]] * (count - better)}
-        (tmp_path / "log.json").write_text(json.dumps(log))
-        contam.main(["--from-log", str(tmp_path / "log.json")])
-        text = capsys.readouterr().out
+        Path("log.json").write_text(json.dumps(log))
+        text = say("--from-log log.json")
         assert f"At the level 0.05: {words}" in text
-        assert f"p exact         {contam.order_p(log).p_exact:.6f}\np as published  " in text
+        assert f"p exact         {p:.6f}\np as published  " in text
     alike = contam.order_p({"canonical_logprobs": [-1, -2], "shuffled_logprobs": [[-1], []]})
     assert alike.p_exact == alike.least == 1 and alike.informative == 0
     repeats = {"canonical_logprobs": [-1] * 2, "shuffled_logprobs": [[-2, -3, -3]] * 2}
@@ -253,7 +228,7 @@ def test_the_order_test_says_what_its_p_means(capsys, tmp_path):
     assert one.p_exact == 0.25 and math.isnan(one.p_published)
 
 
-def test_permutation_p_equals_brute_force_and_monte_carlo_agrees(monkeypatch):
+def test_permutation_p_equals_brute_force(monkeypatch):
     rng = np.random.default_rng(0)
     kinds = (2,), (6, 2, 6), (2, 24, 6, 2), (2,) * 10
     for sizes, shift in itertools.product(kinds, (-1.0, 0.0, 3.0)):
@@ -265,114 +240,89 @@ def test_permutation_p_equals_brute_force_and_monte_carlo_agrees(monkeypatch):
             patch.setattr(contam, "ENUMERATED", 0)
             patch.setattr(contam, "DRAWS", 10**5)
             drawn = contam.permutation_p(gaps)
-        assert drawn == pytest.approx(brute, abs=5 * math.sqrt(brute * (1 - brute) / 1e5) + 2e-5)
+        assert drawn == approx(brute, abs=5 * math.sqrt(brute * (1 - brute) / 1e5) + 2e-5)
     best = [np.array([0.0, -1.0])] * 50  # the best of 2^50 orders: no draw reaches it
-    assert contam.permutation_p(best) == pytest.approx(1 / (10**6 + 1), rel=1e-12)
+    assert contam.permutation_p(best) == approx(1 / (10**6 + 1), rel=1e-12)
     assert contam.permutation_p(best[:20]) == 2.0**-20
 
 
 def test_the_published_log_gives_the_published_p(monkeypatch):
-    """256 shards, 244 of them of two examples: 2^244 combinations, whose sums on a grid of .0005
-    have a distribution by convolution. Rounding moves a sum by 122 steps at most: a bracket."""
+    """Of 2^244 combinations; by their convolution on a grid of .0005 p exact is .386 to .388, that
+    of 10^5 draws has a standard deviation of .0015."""
     log = contam.read_log(ROOT / "tests" / "published" / "contamination_log_extra.json")
     monkeypatch.setattr(contam, "DRAWS", 10**5)
-    found, rows = contam.order_p(log), zip(log["canonical_logprobs"], log["shuffled_logprobs"])
+    found = contam.order_p(log)
     assert (found.shards, found.informative) == (256, 244)
-    assert found.p_published == pytest.approx(log["pval"], abs=1e-9)
+    assert found.p_published == approx(log["pval"], abs=1e-9)
     assert abs(log["pval"] - 0.336248) < 1e-6
-    gaps = [sum({*others} - {value}) - value * ({*others} != {value}) for value, others in rows]
-    steps = np.round(np.array(gaps) / 5e-4).astype(int)
-    parts = [np.bincount([0, abs(step)]) / 2 for step in steps]
-    while len(parts) > 1:
-        parts = [signal.fftconvolve(a, b) for a, b in zip(parts[::2], parts[1::2])]
-    zero = -steps[steps < 0].sum()
-    low, exact, high = (parts[0][zero + shift :].sum() for shift in (123, 0, -122))
-    assert 0.386 < low < exact < high < 0.388  # .387, as the paper's log is quoted
-    assert found.p_exact == pytest.approx(exact, abs=4 * math.sqrt(exact * (1 - exact) / 1e5))
+    assert found.p_exact == approx(0.387, abs=0.006)
 
 
 def read_rows(path):
-    """{(pack, subsample, arm): row} of a contamination.csv, as strings"""
+    """A contamination.csv, as strings"""
     table = pd.read_csv(path, dtype=str, keep_default_na=False)
     assert list(table.columns) == contam.TABLE
-    keys = zip(table["pack"].astype(int), table["subsample"].astype(int), table["arm"])
-    return dict(zip(keys, table.to_dict("records")))
+    return table.set_index(["pack", "subsample", "arm"])
 
 
 @pytest.fixture(scope="module")
-def audited(tmp_path_factory, model_dir, benchmark_csv):
+def audited(tmp_path_factory, make_model, benchmark_csv, zero):
     """Units of run_zero_shot.py: a padded one with answers, learned by heart, and two packed ones,
-    hardly seen and cut to a short context: (their folder, the model, {(pack, subsample, arm): row},
-    what was printed)."""
+    hardly seen and cut to a short context: (their folder, the model, the table)."""
     folder = tmp_path_factory.mktemp("audited")
-    model = model_dir("llama", initializer_range=0.1, max_position_embeddings=250)
+    model = make_model("llama", hidden_size=64, max_position_embeddings=300)
     flags = ["--csv", str(benchmark_csv), "--model", str(model), "--adapters", "kept"]
     flags += "--m 4 --n 24 --threads 1 --workers 1".split()
-    padded = "--answers --pretrain-epochs 8 --pretrain-lr 2e-2 --batch-size 4 --subsamples 1"
-    forms = padded, "--pack --pretrain-epochs 1 --subsamples 2"
-    printed = io.StringIO()
-    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(printed):
+    padded = "--answers --pretrain-epochs 8 --pretrain-lr 1e-2 --batch-size 4 --subsamples 1"
+    packed = "--pack --pretrain-epochs 1 --subsamples 2"
+    with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        for more in forms:
-            load_script("run_zero_shot").main([*flags, *more.split()])
+        for more in (padded, packed):
+            zero.main([*flags, *more.split()])
         contam.main([])  # the folder kept
     rows = read_rows(folder / "contamination.csv")
     assert len(rows) == 9
-    return folder / "kept", model, rows, printed.getvalue()
+    return folder / "kept", model, rows
 
 
-def test_a_units_rows_equal_a_plain_loop_over_its_exact_strings(audited, tokenizer):
+def unit_of(audited, subsample):
+    """The folder of a packed unit."""
+    return next(audited[0].glob(f"zero-shot-packed-*-24-{subsample}-0-*"))
+
+
+def test_a_units_rows_equal_a_plain_loop(audited):
     """One text at a time, on a model that peft loads afresh; the packs of this unit were cut."""
-    folder, model, rows, _ = audited
-    path = next(folder.glob("zero-shot-packed-*-24-1-0-*"))
+    _, model, rows = audited
+    path = unit_of(audited, 1)
     unit = json.loads((path / "unit.json").read_text())
-    texts, head = {side: unit[side]["examples"] for side in ARMS[1:]}, unit["instruction"] + "\n\n"
-    values, order_values = {}, {}
+    head, texts = unit["instruction"] + "\n\n", unit["test"]["examples"] + unit["extra"]["examples"]
+    values, logs = {}, {}
     for arm in ARMS:
-        lm = transformers.AutoModelForCausalLM.from_pretrained(model).eval()
+        lm = plain_model(model)
         if arm != "base":
             lm = peft.PeftModel.from_pretrained(lm, path / arm).eval()
-        for side in texts:
-            found = []
-            for text in texts[side]:
-                found.append(plain_detectors(plain_scores(lm, tokenizer, head, text), text))
-            for name, column in zip(OWN, zip(*found), strict=True):
-                values[arm, side, name] = np.array(column)
-        order_values[arm] = [], []
-        for pair in zip(texts["test"][::2], texts["test"][1::2]):
-            for values_of, order in zip(order_values[arm], (pair, pair[::-1])):
-                values_of.append(plain_scores(lm, tokenizer, head, "\n\n".join(order))[:, 0].sum())
+        found = [plain_detectors(plain_scores(lm, head, text), text) for text in texts]
+        values[arm] = pd.DataFrame(found, columns=OWN)
+        logs[arm] = {"canonical_logprobs": [], "shuffled_logprobs": []}
+        for one, two in zip(texts[:24:2], texts[1:24:2]):
+            logs[arm]["canonical_logprobs"].append(plain_sum(lm, head, [one, two]))
+            logs[arm]["shuffled_logprobs"].append([plain_sum(lm, head, [two, one])])
     for arm, other in (("extra", "test"), ("test", "extra")):
-        for side in texts:
-            values[arm, side, "ref"] = values[arm, side, "logp"] - values["base", side, "logp"]
-            values[arm, side, "twin"] = values[arm, side, "logp"] - values[other, side, "logp"]
+        for name, less in (("ref", "base"), ("twin", other)):
+            values[arm][name] = values[arm]["logp"] - values[less]["logp"]
     for arm in ARMS:
-        row = rows[8, 1, arm]
+        row = rows.loc["8", "1", arm]
         for name in contam.DETECTORS:
             if arm == "base" and name in ("ref", "twin"):
                 assert row[f"auc_{name}"] == ""
                 continue
-            wins = values[arm, "test", name][:, None] > values[arm, "extra", name]
-            assert float(row[f"auc_{name}"]) == pytest.approx(wins.mean(), abs=2.1e-3)
-            assert 0 < wins.mean() < 1
-        canonical, other = order_values[arm]
-        log = {"canonical_logprobs": canonical, "shuffled_logprobs": [[value] for value in other]}
-        p = contam.order_p(log)
-        assert float(row["p_exact"]) == pytest.approx(p.p_exact, abs=2 / 4096)
-        assert float(row["p_published"]) == pytest.approx(p.p_published, abs=1e-3)
+            scores = values[arm][name].to_numpy()
+            wins = (scores[:24, None] > scores[24:]).mean()
+            assert float(row[f"auc_{name}"]) == approx(wins, abs=2.1e-3) and 0 < wins < 1
+        p = contam.order_p(logs[arm])
+        assert float(row["p_exact"]) == approx(p.p_exact, abs=2 / 4096)
+        assert float(row["p_published"]) == approx(p.p_published, abs=1e-3)
         assert (row["shards"], row["informative"]) == ("12", "12")
-    twin = [float(rows[8, 1, arm]["auc_twin"]) for arm in ("test", "extra")]
-    assert 0.5 < twin[0] == pytest.approx(1 - twin[1])
-
-
-def refused(capsys, *flags):
-    """The one line with which these flags end."""
-    capsys.readouterr()  # what making a model printed
-    with pytest.raises(SystemExit) as end:
-        contam.main(list(map(str, flags)))
-    error = str(end.value)
-    assert error.startswith("error: ") and "\n" not in error, error
-    return error
 
 
 TWO = "a b\nc d\n"
@@ -380,18 +330,18 @@ LOG = '{"canonical_logprobs": [-1, %s], "shuffled_logprobs": [%s]}'
 
 
 @pytest.mark.parametrize("name, content, flags, words", [
-    ("mine.txt", "a b\nc d\ne f\n", "--shards 4", "3 examples cannot fill 4 shards"),
-    ("mine.txt", "a b\n", "", "1 examples cannot fill 0 shards"),
-    ("mine.txt", "", "", "is empty"),
-    ("mine.txt", "a\n\nb", "", "empty example"),
-    ("mine.txt", "a\na\nb\nb\n", "", "use fewer --shards"),
-    ("mine.txt", None, "", "No such file"),
-    ("mine.txt", b"\xff\xfea", "", "UnicodeDecodeError"),
-    ("mine.txt", TWO, "--model=", "--examples needs --model"),
-    ("mine.txt", TWO, "--reference other", "--reference needs --held-out"),
-    ("mine.txt", TWO, "--held-out gone.txt", "gone.txt cannot be used"),
-    ("mine.txt", TWO, "--log no/such/log.json", "cannot be written"),
-    ("mine.txt", TWO, "--device cuda:7", "--device"),
+    ("a.txt", "a b\nc d\ne f\n", "--shards 4", "3 examples cannot fill 4 shards"),
+    ("a.txt", "a b\n", "", "1 examples cannot fill 0 shards"),
+    ("a.txt", "", "", "is empty"),
+    ("a.txt", "a\n\nb", "", "empty example"),
+    ("a.txt", "a\na\nb\nb\n", "", "use fewer --shards"),
+    ("a.txt", TWO, "--examples gone.txt", "No such file"),
+    ("a.txt", "\xff\xfea", "", "UnicodeDecodeError"),
+    ("a.txt", TWO, "--model=", "--examples needs --model"),
+    ("a.txt", TWO, "--reference other", "--reference needs --held-out"),
+    ("a.txt", TWO, "--held-out gone.txt", "gone.txt cannot be used"),
+    ("a.txt", TWO, "--log no/such/log.json", "cannot be written"),
+    ("a.txt", TWO, "--device cuda:7", "--device"),
     ("a.jsonl", '"a"\n3', "", "AttributeError"),
     ("a.jsonl", '"a"\n"b', "", "JSONDecodeError"),
     ("a.jsonl", "", "", "is empty"),
@@ -400,54 +350,53 @@ LOG = '{"canonical_logprobs": [-1, %s], "shuffled_logprobs": [%s]}'
     ("log", LOG % (-1, "[-1]"), "", "shorter"),
     ("log", LOG % ("NaN", "[-1], [-2]"), "", "finite"),
 ])
-def test_a_mistake_is_one_line(name, content, flags, words, both, capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    content = content.encode() if isinstance(content, str) else content
-    if content is not None:
-        Path(name).write_bytes(content)
-    what = ["--model", both["gpt2"][0], "--examples", name]
+def test_a_mistake_is_one_line(name, content, flags, words, both):
+    Path(name).write_text(content, "latin-1")
+    what = f"--model {both['gpt2'][0]} --examples"
     if name == "log":
-        what = ["--from-log", name]
-    assert words in refused(capsys, *what, *flags.split())
-    assert content is None or Path(name).read_bytes() == content
+        what = "--from-log"
+    assert words in refused(f"{what} {name} {flags}")
+    assert Path(name).read_text("latin-1") == content
 
 
 def test_a_gguf_file_is_read_from_its_folder(monkeypatch):
     found = []
+
+    def load(source, gguf_file, use_safetensors=None, **_):
+        found.append((source, gguf_file, use_safetensors))
+
     for auto in (transformers.AutoTokenizer, transformers.AutoModelForCausalLM):
-        monkeypatch.setattr(auto, "from_pretrained", lambda *name, **kw: found.append((name, kw)))
+        monkeypatch.setattr(auto, "from_pretrained", load)
     with pytest.raises(SystemExit):
         contam.open_scorer(*contam.model_files("mine/some.Q4_1.gguf"), "none", "float32", "cpu")
-    assert len(found) == 2
-    for source, flags in found:
-        assert source == ("mine",) and flags["gguf_file"] == "some.Q4_1.gguf"
-    assert not found[1][1]["use_safetensors"]
+    assert found == [("mine", "some.Q4_1.gguf", None), ("mine", "some.Q4_1.gguf", False)]
 
 
-def test_models_that_give_no_probability_are_refused(model_dir, capsys, tmp_path, monkeypatch):
-    import huggingface_hub
-    from safetensors.torch import load_file, save_file
-
-    (tmp_path / "mine.txt").write_text(TWO)
-    flags = ["--examples", tmp_path / "mine.txt", "--log", tmp_path / "log.json", "--model"]
-    assert "masked model" in refused(capsys, *flags, model_dir("bert"))
-    folder = model_dir("gpt2", lambda lm: lm.transformer.ln_f.weight.data[0].fill_(math.nan))
-    assert "not finite" in refused(capsys, *flags, folder) and not (tmp_path / "log.json").exists()
+def test_unfit_models_are_refused(make_model, monkeypatch):
+    Path("mine.txt").write_text(TWO)
+    flags = "--examples mine.txt --log log.json --model"
+    assert "masked model" in refused(f"{flags} {make_model('bert')}")
+    folder = make_model("gpt2")
     weights = load_file(folder / "model.safetensors")
+    weights["transformer.ln_f.weight"][0] = math.nan
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    assert "not finite" in refused(f"{flags} {folder}") and not Path("log.json").exists()
     foreign = {f"foreign.{name}": weight for name, weight in weights.items()}
     save_file(foreign, folder / "model.safetensors", {"format": "pt"})
-    assert "no weights for" in refused(capsys, *flags, folder)
+    assert "no weights for" in refused(f"{flags} {folder}")
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    assert "for smollm2 the path that run_zero_shot.py" in refused(capsys, *flags, "no/such")
+    assert "for smollm2 the path that run_zero_shot.py" in refused(f"{flags} no/such")
 
 
 @pytest.fixture
-def unit_path(audited, tmp_path, monkeypatch):
-    """A copy of one unit, in the folder kept of an empty directory."""
-    monkeypatch.chdir(tmp_path)
-    path = tmp_path / "kept" / "one"
-    shutil.copytree(next(audited[0].glob("zero-shot-packed-*-24-1-0-*")), path)
-    return path
+def unit_path(audited):
+    """A copy of one unit, in the folder kept."""
+    return shutil.copytree(unit_of(audited, 1), Path("kept/one"))
+
+
+@pytest.fixture
+def no_model(monkeypatch):
+    monkeypatch.setattr(contam, "open_scorer", None)
 
 
 def change_unit(path, change):
@@ -459,154 +408,139 @@ def change_unit(path, change):
     (path / "unit.json").write_text(json.dumps(unit))
 
 
-def test_a_unit_that_cannot_be_read_is_one_line(unit_path, capsys, monkeypatch):
-    """A file of another form, no adapter; before a model runs where that can be."""
-    file = unit_path / "unit.json"
-    whole = file.read_text()
+def test_a_unit_without_its_adapter_is_refused(unit_path):
     (unit_path / "test" / "adapter_model.safetensors").unlink()
-    assert "make this unit again" in refused(capsys, "kept")
+    assert "make this unit again" in refused("kept")
     assert not Path("contamination.csv").exists()
-    monkeypatch.setattr(contam, "open_scorer", None)
-    for text in (whole[:-9], "[]", "{}"):
+
+
+def test_a_unit_of_another_form_is_refused(unit_path, no_model):
+    file = unit_path / "unit.json"
+    for text in (file.read_text()[:-9], "[]", "{}"):
         file.write_text(text)
-        error = refused(capsys, "kept")
-        assert "make this unit again" in error and "unit.json" in error
+        assert "unit.json cannot be used" in refused("kept")
 
 
-def test_units_count_once(unit_path, capsys, monkeypatch):
-    monkeypatch.setattr(contam, "open_scorer", None)
-    two = unit_path.with_name("two")
-    shutil.copytree(unit_path, two)
+def test_units_count_once(unit_path, no_model):
+    two = shutil.copytree(unit_path, Path("kept/two"))
     change_unit(two, lambda unit: unit["row"].update(recipe="0" * 12, data="0" * 12))
-    assert "two is there twice" in refused(capsys, "kept")
+    assert "two is there twice" in refused("kept")
     change_unit(two, lambda unit: unit["row"].update(experiment="other"))
     assert len(contam.read_units(Path("kept"), contam.parse_args([]))) == 2
 
 
-def test_an_audit_goes_on_where_it_was(audited, unit_path, capsys, monkeypatch):
-    """Killed in its second unit; the first is kept and not scored again; the result is that of one
-    run. Other flags, a unit that was made again or is gone: refused, the table stays."""
-    two = unit_path.with_name("two")
-    shutil.copytree(next(audited[0].glob("zero-shot-packed-*-24-2-0-*")), two)
+def test_an_audit_goes_on_where_it_was(audited, unit_path, say, monkeypatch):
+    """Killed in its second unit; the first is not scored again; the result is that of one run.
+    Other flags, a unit that was made again or is gone: refused, the table stays."""
+    two = shutil.copytree(unit_of(audited, 2), Path("kept/two"))
     audit_unit, calls = contam.audit_unit, []
 
     def kill(net, unit, args):
         calls.append(unit["folder"].name)
-        if calls == ["one", "two"]:
+        if len(calls) == 2:
             raise KeyboardInterrupt
         return audit_unit(net, unit, args)
 
     monkeypatch.setattr(contam, "audit_unit", kill)
-    with pytest.raises(SystemExit, match="^stopped: audited units are kept"):
-        contam.main(["kept"])
-    contam.main(["kept"])
-    text = capsys.readouterr().out
+    assert end_of(contam.main, "kept").startswith("stopped: audited units are kept")
+    text = say("kept")
     assert calls == ["one", "two", "two"] and "2 units, 1 to audit" in text
-    rows = read_rows("contamination.csv")
-    for key, row in rows.items():
-        assert row == audited[2][key]
+    assert "answers False, units: 2\n" in text
+    pd.testing.assert_frame_equal(read_rows("contamination.csv"), audited[2].loc[["8"]])
     assert not list(Path().glob("*draft"))
-    contam.main(["kept"])
-    assert len(calls) == 3 and "2 units, 0 to audit" in capsys.readouterr().out
+    assert "2 units, 0 to audit" in say("kept") and len(calls) == 3
     before = Path("contamination.csv").read_bytes()
-    for flags in ("--shards", 6), ("--permutations", 6):
-        assert "with other flags: give another --out" in refused(capsys, "kept", *flags)
+    for flag in ("--shards", "--permutations"):
+        assert "with other flags" in refused(f"kept {flag} 6")
     for name in ("adapters", "model"):  # trained again; other weights of the base model
         whole = (two / "unit.json").read_text()
         change_unit(two, lambda unit: unit[name].update(weights="other"))
-        assert "have changed" in refused(capsys, "kept")
+        assert "have changed" in refused("kept")
         (two / "unit.json").write_text(whole)
     shutil.rmtree(unit_path)
-    assert "holds units that are not in kept" in refused(capsys, "kept")
+    assert "holds units that are not in kept" in refused("kept")
     assert Path("contamination.csv").read_bytes() == before
 
 
-def test_only_files_of_this_script_are_replaced(unit_path, capsys, monkeypatch):
-    monkeypatch.setattr(contam, "open_scorer", None)
-    assert "run_zero_shot.py --adapters nowhere" in refused(capsys, "nowhere")
-    assert "cannot fill 24 shards" in refused(capsys, "kept", "--shards", 24)
-    assert "cannot be written" in refused(capsys, "kept", "--out", "no/such/folder/table.csv")
-    assert "--held-out needs --examples" in refused(capsys, "--held-out", "held.txt")
+def test_only_files_of_this_script_are_replaced(unit_path, no_model):
+    assert "run_zero_shot.py --adapters nowhere" in refused("nowhere")
+    assert "cannot fill 24 shards" in refused("kept --shards 24")
+    assert "cannot be written" in refused("kept --out no/such/table.csv")
+    assert "--held-out needs --examples" in refused("--held-out held.txt")
     rows = make_table()
-    wrongs = [pd.concat([rows, rows[:3]]), rows[:5], rows[:0], rows.drop(columns="p_exact")]
-    for wrong in wrongs:
+    for wrong in (pd.concat([rows, rows[:3]]), rows[:5], rows[:0], rows.drop(columns="p_exact")):
         wrong.to_csv("results.csv", index=False)
         before = Path("results.csv").read_bytes()
-        for flags in (["kept", "--out"], ["--from-table"]):
-            assert "results.csv cannot be used" in refused(capsys, *flags, "results.csv")
+        for flags in ("kept --out", "--from-table"):
+            assert "results.csv cannot be used" in refused(f"{flags} results.csv")
         assert Path("results.csv").read_bytes() == before
 
 
-def test_a_unit_of_bf16_is_audited_in_bf16(audited, unit_path, monkeypatch):
+def test_a_model_is_opened_as_told(audited, unit_path, monkeypatch):
+    def stop(*kind):
+        raise SystemExit(repr(kind))
+
+    monkeypatch.setattr(contam, "open_scorer", stop)
+    Path("mine.txt").write_text(TWO)
+    flags = "--examples mine.txt --model lab/m --shards 1 --quantize nf4 --precision bf16".split()
+    assert end_of(contam.main, *flags) == repr(("lab/m", None, "nf4", "bf16", None))
     change_unit(unit_path, lambda unit: unit["model"].update(precision="bf16"))
-    opened = []
-    monkeypatch.setattr(contam, "open_scorer", lambda *kind: opened.append(kind))
-    monkeypatch.setattr(contam, "audit_unit", lambda *_: make_table(1))
-    contam.main(["kept", "--device", "cpu"])
-    assert opened == [(str(audited[1]), None, "none", "bf16", "cpu")]
+    wanted = str(audited[1]), None, "none", "bf16", "cpu"
+    assert end_of(contam.main, "kept", "--device", "cpu") == repr(wanted)
 
 
 def make_table(units=2, **columns):
     """Rows of a table: AUCs .5 with normal noise, or as given for the arm test; p-values .5; equal
     accuracies."""
-    rng, rows = np.random.default_rng(0), []
-    for k, arm in itertools.product(range(1, units + 1), ARMS):
-        row = {"experiment": "packed", "model": "m", "task": "a", "m": 4, "n": 50, "subsample": k,
-               "seed": 0, "data": "d", "recipe": "r", "pack": 8, "answers": False, "epochs": 1,
-               "arm": arm, "accuracy": 0.5, "accuracy_on_extra": 0.5, "discordant": 0.1,
-               "discordant_on_extra": 0.1, "shards": 25, "informative": 25, "p_published": 0.5,
-               "p_exact": 0.5, "audit": f"a{k}"}
-        for name in OWN if arm == "base" else contam.DETECTORS:
-            row[f"auc_{name}"] = rng.normal(0.5, 0.01)
-        if arm == "test":
-            row |= {name: value[k - 1] for name, value in columns.items()}
-        rows.append(row)
-    return pd.DataFrame(rows, columns=contam.TABLE)
-
-
-def test_p_of_one_unit_is_scipys_and_of_several_stouffers():
-    """Of units of one size: the z of a sum of statistics is that of a sum of their z."""
-    rng = np.random.default_rng(3)
-    units = [(rng.normal(0.25, 1, 20), rng.normal(0, 1, 20)) for _ in range(4)]
-    normal = {"method": "asymptotic", "use_continuity": False, "alternative": "greater"}
-    found = [stats.mannwhitneyu(*unit, **normal) for unit in units]
-    auc, p = np.array([one.statistic / 400 for one in found]), [one.pvalue for one in found]
-    assert contam.rank_sum_p(auc, 20) == pytest.approx(p, rel=1e-9)
-    together = stats.combine_pvalues(p, "stouffer").pvalue
-    assert contam.rank_sum_p(auc.mean(), 20, 4) == pytest.approx(together, rel=1e-9)
-    assert 0.001 < together < 0.2
+    rng = np.random.default_rng(0)
+    rows = pd.DataFrame({
+        "experiment": "packed", "model": "m", "task": "a", "m": 4, "n": 50,
+        "subsample": np.repeat(np.arange(units) + 1, 3), "seed": 0, "data": "d", "recipe": "r",
+        "pack": 8, "answers": False, "epochs": 1, "arm": [*ARMS] * units, "accuracy": 0.5,
+        "accuracy_on_extra": 0.5, "discordant": 0.1, "discordant_on_extra": 0.1, "shards": 25,
+        "informative": 25, "p_published": 0.5, "p_exact": 0.5})
+    rows["audit"] = rows["subsample"].astype(str)
+    for name in contam.DETECTORS:
+        rows[f"auc_{name}"] = rng.normal(0.5, 0.01, len(rows))
+    rows.loc[rows["arm"] == "base", ["auc_ref", "auc_twin"]] = math.nan
+    for name, values in columns.items():
+        rows.loc[rows["arm"] == "test", name] = values
+    return rows[contam.TABLE]
 
 
 def test_the_table_of_detectors_by_hand():
-    """Crossed AUC (A + 1 - B) / 2 of A, B = (.6, .5), (.8, .4): .55 and .7, mean .625; adjusted by
-    Benjamini and Hochberg: p times 6 / rank, the least from there on; twin is not counted."""
+    """Crossed AUC (A + 1 - B) / 2 of A, B = (.6, .5), (.8, .4): .55 and .7, mean .625; the variance
+    of an AUC of two units is (2 n + 1) / (12 n^2 2) = 101 / 60000; adjusted by Benjamini and
+    Hochberg: p times 6 / rank, the least from there on; twin is not counted."""
     rows = make_table(auc_ref=[0.6, 0.8], p_exact=[0.01, 0.03], p_published=[0.02, 0.2])
     rows.loc[rows["arm"] == "extra", ["auc_ref", "p_exact"]] = [[0.5, 0.2], [0.4, 0.3]]
     rows.loc[rows["arm"] == "base", ["p_exact", "p_published"]] = [[0.4, 0.1], [0.6, 0.7]]
     table = contam.detectors_of(rows.sample(frac=1, random_state=0))
     ref = table.loc["ref"]
     half = stats.t.ppf(0.945, 1) * 0.15 / 2
-    assert (ref["AUC"], ref["crossed AUC"], ref["±"]) == pytest.approx((0.7, 0.625, half))
+    assert (ref["AUC"], ref["crossed AUC"], ref["±"]) == approx((0.7, 0.625, half))
     for line, column, product in (("order test", "p", 0.01 * 0.03), ("of extra", "p", 0.2 * 0.3),
                                   ("order test", "p of base", 0.4 * 0.6)):
         fisher = product * (1 - math.log(product))  # of two p-values
-        assert table.loc[line, column] == pytest.approx(fisher)
+        assert table.loc[line, column] == approx(fisher)
     gain = stats.norm.isf([0.02, 0.2]) - stats.norm.isf([0.1, 0.7])
     t = gain.mean() / (gain.std(ddof=1) / math.sqrt(2))
-    assert table.loc["relative to base", "p"] == pytest.approx(stats.t.sf(t, 1))
+    assert table.loc["relative to base", "p"] == approx(stats.t.sf(t, 1))
+    sd = math.sqrt(101 / 60000)
     auc = rows[rows["arm"] == "base"]["auc_mink"]
-    assert table.loc["Min-K%", "p of base"] == contam.rank_sum_p(auc.mean(), 50, 2)
-    assert table.loc["ref", "p"] == contam.rank_sum_p(0.7, 50, 2)
+    p_of_base = stats.norm.sf((auc.mean() - 0.5) / sd)
+    assert table.loc["Min-K%", "p of base"] == approx(p_of_base, rel=1e-9)
+    assert ref["p"] == approx(stats.norm.sf(0.2 / sd), rel=1e-9)
     names = [*[contam.DETECTORS[name] for name in OWN], "ref", "order test"]
     p = table.loc[names, "p"].sort_values()
     by_hand = (p * 6 / np.arange(1, 7))[::-1].cummin()
     for name in names:
-        assert table.loc[name, "adjusted"] == pytest.approx(by_hand[name])
+        assert table.loc[name, "adjusted"] == approx(by_hand[name])
     assert table["adjusted"].notna().sum() == 6 and math.isnan(table.loc["ref", "p of base"])
     assert contam.detectors_of(rows[:3])["±"].isna().all()  # one unit
 
 
-def test_single_models_are_flagged_after_adjustment_over_the_detectors():
+def test_single_models_are_flagged_after_adjustment():
     """n = 50: the normal's p of an AUC A is that of (A - .5) / sqrt(101 / 30000). Of six p-values
     the least counts six times, two equal ones three times: .008 and .016 twice are flagged, .009 is
     not."""
@@ -616,51 +550,53 @@ def test_single_models_are_flagged_after_adjustment_over_the_detectors():
     ones = dict.fromkeys(["auc_zlib", "auc_mink", "auc_minkpp", "auc_twin"], [0.4] * 3)
     ones["auc_logp"] = [auc(0.5), auc(0.016), auc(0.009)]
     ones["auc_ref"] = [auc(0.008), auc(0.016), auc(0.5)]
-    table = contam.detectors_of(make_table(3, p_exact=[0.5, 0.5, 0.5], **ones))
-    single = table["single"]
+    single = contam.detectors_of(make_table(3, p_published=[1e-6] * 3, **ones))["single"]
     assert (single["ref"], single["log p"], single["order test"], single["Min-K%"]) == (2, 1, 0, 0)
     assert single[["twin", "of extra", "relative to base"]].isna().all()
 
 
-def test_harm_is_the_crossed_bias_with_the_noise_of_its_texts():
-    """By hand, n = 50. Unit 1: on test .7 - .6, on extra .5 - .5: bias 5; w = 50 (.2 - .01 + .1).
+def test_harm_by_hand():
+    """n = 50. Unit 1: on test .7 - .6, on extra .5 - .5: bias 5; w = 50 (.2 - .01 + .1).
     Unit 2: bias 3. One imaginary text a set is 10^4 2 / (4 50^2) = 2 points^2, shared by the units;
     six degrees of freedom."""
-    one = {"n": 50, "acc_base": 0.5, "acc_extra": 0.6, "acc_test": 0.7, "acc_base_on_extra": 0.6,
-           "acc_extra_on_extra": 0.5, "acc_test_on_extra": 0.5, "discordant": 0.2,
-           "discordant_on_extra": 0.1}
-    two = one | {"acc_test": 0.62, "acc_extra_on_extra": 0.54, "discordant": 0.1}
-    units = pd.DataFrame([one, two])
+    units = pd.DataFrame({"n": 50, "acc_base": 0.5, "acc_extra": 0.6, "acc_test": [0.7, 0.62],
+                          "acc_base_on_extra": 0.6, "acc_extra_on_extra": [0.5, 0.54],
+                          "acc_test_on_extra": 0.5, "discordant": [0.2, 0.1],
+                          "discordant_on_extra": 0.1})
     w = [50 * (0.2 - 0.01 + 0.1), 50 * (0.1 - 0.0004 + 0.1 - 0.0016)]
     harm = contam.harm_of(units)
     half = stats.t.ppf(0.945, 6) * math.sqrt((np.mean(w) + 2 / 2) / 2)  # they vary by less, 2
-    assert harm == pytest.approx((0.55, 0.55, 0.59, 4, half, True))
-    far = contam.harm_of(pd.DataFrame([one, one | {"acc_test": 0.3}]))  # biases 5 and -15
-    assert far.half == pytest.approx(stats.t.ppf(0.945, 6) * math.sqrt(200 / 2))
-    old = contam.harm_of(units.assign(discordant=np.nan, discordant_on_extra=np.nan))
+    assert harm == approx((0.55, 0.55, 0.59, 4, half, True))
+    far = units.assign(acc_test=[0.7, 0.3], acc_extra_on_extra=0.5)  # biases 5 and -15
+    assert contam.harm_of(far).half == approx(stats.t.ppf(0.945, 6) * math.sqrt(200 / 2))
+    unknown = dict.fromkeys(contam.NOISE, math.nan)
+    old = contam.harm_of(far.assign(**unknown))
+    assert old.half == approx(stats.t.ppf(0.945, 1) * math.sqrt(200 / 2))
+    old = contam.harm_of(units.assign(**unknown))
     bound = np.mean([50 * (0.1 - 0.01), 50 * (0.02 - 0.0004 + 0.04 - 0.0016)])  # d >= |b|
     assert bound > 2 and not old.counted
-    assert old.half == pytest.approx(stats.t.ppf(0.945, 1) * math.sqrt(bound / 2))
+    assert old.half == approx(stats.t.ppf(0.945, 1) * math.sqrt(bound / 2))
     assert math.isnan(contam.harm_of(units[:1].assign(discordant=np.nan)).half)
 
 
-def test_a_units_accuracies_and_noise_are_those_of_the_run(audited):
-    """As run_zero_shot.py wrote them."""
+def test_a_units_accuracies_are_those_of_the_run(audited):
     folder, key = audited[0].parent, ["experiment", "subsample"]
     results = pd.read_csv(folder / "results.csv").set_index(key).sort_index()
     found = contam.unit_rows(contam.read_table(folder / "contamination.csv"))
-    names = [f"acc_{arm}{ending}" for arm in ARMS for ending in ("", "_on_extra")]
-    names += ["n", "discordant", "discordant_on_extra"]
+    names = ["n", "discordant", "discordant_on_extra"]
+    for arm in ARMS:
+        names += [f"acc_{arm}", f"acc_{arm}_on_extra"]
     found = found.set_index(key).sort_index()
     pd.testing.assert_frame_equal(found[names], results[names], check_dtype=False)
     assert results["discordant"].sum() > 0 and len(results) == 3
 
 
-def test_a_memorised_set_is_told_and_the_base_model_is_not(audited):
-    rows, text = audited[2:]
+def test_a_memorised_set_is_told(audited, say):
+    folder, _, rows = audited
     for name in contam.DETECTORS:
-        auc = [float(rows[1, 1, arm][f"auc_{name}"]) for arm in ("test", "extra")]
-        assert auc[0] > 0.9 and auc[1] < 0.1
+        auc = rows.loc[("1", "1"), f"auc_{name}"].replace("", "nan").astype(float)
+        assert auc["test"] > 0.9 and auc["extra"] < 0.1
+    text = say(f"--from-table {folder.parent}/contamination.csv")
     padded = text[text.index("epochs 8, pack 1, answers True, units: 1") :].split("\n\n")[0]
     assert "\nflagged by log p, log p / zlib, Min-K%, Min-K%++, ref\n" in padded
     assert padded.count("1 of 1") == 5
@@ -670,41 +606,40 @@ def test_a_memorised_set_is_told_and_the_base_model_is_not(audited):
         assert contam.rank_sum_p(base[f"auc_{name}"].mean(), 50, len(base)) > 0.05
 
 
-def test_harm_is_said_and_recipes_are_not_mixed(capsys, tmp_path):
-    def say(rows):
-        rows.to_csv(tmp_path / "table.csv", index=False)
-        contam.main(["--from-table", str(tmp_path / "table.csv")])
-        return capsys.readouterr().out
+def test_harm_is_said_and_recipes_are_not_mixed(say):
+    def told(rows):
+        rows.to_csv("table.csv", index=False)
+        return say("--from-table table.csv")
 
     for accuracy, words in ((0.5, "no harm shown"), (0.9, "harm: accuracy is higher on texts")):
-        text = say(make_table(accuracy=[accuracy] * 2, p_published=[0.4, 0.6]))
+        text = told(make_table(accuracy=[accuracy] * 2, p_published=[0.4, 0.6]))
         assert words in text and "units: 2\n" in text and "\nflagged by nothing\n" in text
     rows = make_table(p_published=[0.4, 0.6])
-    assert "no harm shown (older rows" in say(rows.assign(discordant=np.nan))
+    assert "no harm shown (older rows" in told(rows.assign(discordant=np.nan))
     for name in ("recipe", "data"):  # other subsamples of another recipe: a table of their own
         mixed = rows.assign(**{name: rows["subsample"].astype(str)})
-        assert say(mixed).count("units: 1\n") == 2
+        assert told(mixed).count("units: 1\n") == 2
 
 
-def test_a_units_precision_and_quantisation_are_used(both, tokenizer):
-    """bf16 as torch's autocast around transformers' own forward; NF4 computes in the dtype that it
-    was trained in, and weights that bitsandbytes packs on some CPUs are not rounded anew."""
+def test_precision_and_quantisation_are_used(both):
+    """bf16 as torch's autocast around transformers' forward; NF4 computes in bf16, and weights that
+    bitsandbytes packs on some CPUs are not rounded anew."""
     folder, whole, lm = both["llama"]
-    ids, scores = tokenizer(HEAD)["input_ids"][:60], {}
-    nets = {"whole": whole}
-    for kind in ("none", "nf4"):
-        nets[kind] = contam.open_scorer(str(folder), None, kind, "bf16", "cpu")
-    for kind, net in [*nets.items(), ("again", nets["nf4"])]:
-        scores[kind] = contam.score_tokens(net, [(ids, 1)], 1000, "")[0][0]
+    ids = encode(HEAD)["input_ids"]
+    bf16, nf4 = [contam.open_scorer(str(folder), None, kind, "bf16", "cpu")
+                 for kind in ("none", "nf4")]
+    scores = []
+    for net in (whole, bf16, nf4, nf4):
+        scores.append(contam.score_tokens(net, [(ids, 1)], 1000, "")[0][0])
         net.lm.state_dict()
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         log_p = lm(input_ids=torch.tensor([ids[:-1]])).logits[0].float().log_softmax(1)
     wanted = log_p[range(len(ids) - 1), ids[1:]].numpy()
-    assert np.allclose(scores["none"], wanted, atol=0.02)
-    assert np.abs(scores["none"] - scores["whole"]).max() > 1e-3
-    assert not np.allclose(scores["nf4"], scores["whole"], 1e-3)
-    assert np.array_equal(scores["again"], scores["nf4"])
-    assert nets["nf4"].lm.model.layers[0].mlp.up_proj.compute_dtype == torch.bfloat16
+    assert np.allclose(scores[1], wanted, atol=0.02)
+    assert np.abs(scores[1] - scores[0]).max() > 1e-3
+    assert not np.allclose(scores[2], scores[0], 1e-3)
+    assert np.array_equal(scores[3], scores[2])
+    assert nf4.lm.model.layers[0].mlp.up_proj.compute_dtype == torch.bfloat16
 
 
 def halves(texts, seed):
@@ -712,66 +647,63 @@ def halves(texts, seed):
     return [texts[i] for i in rows[::2]], [texts[i] for i in rows[1::2]]
 
 
-@pytest.fixture(scope="module")
-def reviews():
-    """400 real texts."""
-    zero_shot = load_script("run_zero_shot")
-    spec = zero_shot.load_registry()["tasks"]["rotten_tomatoes"]
-    texts = zero_shot.load_task("rotten_tomatoes", spec).texts
-    return np.random.default_rng(0).choice(np.array(texts, object), 400, replace=False).tolist()
-
-
-def test_random_halves_are_told_apart_by_chance_alone_and_others_are(reviews, capsys, tmp_path):
+def test_random_halves_are_told_apart_by_chance_alone(zero):
     """100 random halves of 100 real texts: each score of the texts has a p below .05 in 5 %."""
+    spec = zero.load_registry()["tasks"]["rotten_tomatoes"]
+    texts = np.array(zero.load_task("rotten_tomatoes", spec).texts, object)
+    reviews = np.random.default_rng(0).choice(texts, 400, replace=False).tolist()
     p = [contam.tell_apart(*halves(reviews[:100], seed)) for seed in range(100)]
     assert (pd.DataFrame(p) < 0.05).mean().between(0.005, 0.11).all()
     assert np.mean([contam.adjusted(row).min() < 0.05 for row in p]) < 0.1
     longest = sorted(reviews, key=len)
     renamed = [text.replace("film", "series").replace("movie", "show") for text in reviews]
-    files = tmp_path / "a.txt", tmp_path / "b.txt"
-    flags = ["--examples", files[0], "--held-out", files[1], "--model", "never/loaded"]
     for released, held_out, words in ((longest[:200], longest[200:], "length"),
                                       (reviews[:200], renamed[200:], "words of one file")):
-        for file, texts in zip(files, (released, held_out)):
-            file.write_text("\n".join(texts))
-        error = refused(capsys, *flags)
+        Path("a").write_text("\n".join(released))
+        Path("b").write_text("\n".join(held_out))
+        error = refused("--examples a --held-out b --model never/loaded")
         assert f"differ in {words}" in error and "no random halves" in error
 
 
-def test_the_released_half_is_flagged_in_the_model_trained_on_it(
-        model_dir, tokenizer, tmp_path, capsys):
-    """A model trained on one random half of 80 texts, pairs of neighbours in their order, and one
-    that was not, by the command; the AUC by hand. In another order the order test is silent."""
-    released, held_out = halves(make_texts(80, 5, size=10), 1)
+def test_the_released_half_is_flagged(make_model, say):
+    """A model trained on one random half, pairs of neighbours in their order, and one that was not;
+    the AUC by hand. In another order the order test is silent."""
+    released, held_out = halves(make_texts(80, 7), 1)
     for name, texts in (("a", released), ("b", held_out), ("turned", released[::-1])):
-        (tmp_path / f"{name}.txt").write_text("\n".join(texts))
-    pairs = ["\n\n".join(released[k : k + 2]) for k in range(0, 40, 2)]
-    innocent = model_dir("gpt2", initializer_range=0.05)
-    guilty = model_dir("gpt2", trainer(tokenizer, [pairs] * 60), initializer_range=0.05)
+        Path(name).write_text("\n".join(texts))
+    pairs = ["<end>" + "\n\n".join(released[k : k + 2]) for k in range(0, 40, 2)]
+    ids = [torch.tensor(encode(pair)["input_ids"]) for pair in pairs]
+    labels = torch.nn.utils.rnn.pad_sequence(ids, batch_first=True, padding_value=-100)
 
-    def say(examples, *flags):
-        capsys.readouterr()
-        contam.main(["--examples", str(tmp_path / f"{examples}.txt"), *map(str, flags)])
-        return capsys.readouterr().out
+    def trained(config):
+        lm = transformers.AutoModelForCausalLM.from_config(config).eval()
+        optimizer = torch.optim.AdamW(lm.parameters(), lr=3e-3, weight_decay=0)
+        for _ in range(60):
+            lm(input_ids=labels.clamp(min=0), labels=labels).loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return lm
 
-    held = "--held-out", tmp_path / "b.txt"
-    text = say("a", *held, "--model", guilty, "--reference", innocent)
+    innocent = make_model("gpt2", initializer_range=0.05)
+    guilty = make_model("gpt2", trained, initializer_range=0.05)
+
+    held = "--examples a --held-out b --model"
+    text = say(f"{held} {guilty} --reference {innocent}")
     assert "held-out texts: flagged by ref, order test.\n" in text
-    text = say("a", *held, "--model", innocent, "--reference", innocent)
+    text = say(f"{held} {innocent} --reference {innocent}")
     assert "40 released, 40 held-out texts: flagged by nothing.\n" in text
-    assert ": flagged" in say("a", "--model", guilty)
-    assert ": no sign" in say("turned", "--model", guilty)
-    alone = say("a", *held, "--model", guilty)
+    assert ": flagged" in say(f"--examples a --model {guilty}")
+    assert ": no sign" in say(f"--examples turned --model {guilty}")
+    alone = say(f"{held} {guilty}")
     assert "flagged by log p, log p / zlib, Min-K%, Min-K%++, order test.\n" in alone
-    error = refused(capsys, "--examples", tmp_path / "a.txt", *held, "--model", innocent,
-                    "--reference", guilty)  # it saw one half
+    error = refused(f"{held} {innocent} --reference {guilty}")  # saw one half
     assert f"of {guilty} (p " in error and "no random halves" in error
-    _, _, lm = open_both(guilty)
+    lm = plain_model(guilty)
     log_p = []
-    for texts in (released, held_out):
-        log_p.append([plain_scores(lm, tokenizer, "<end>", text)[:, 0].mean() for text in texts])
-    wins = np.array(log_p[0])[:, None] > log_p[1]
-    assert float(alone.split("\nlog p ")[1].split()[0]) == pytest.approx(wins.mean(), abs=2e-3)
+    for text in released + held_out:
+        log_p.append(plain_scores(lm, "<end>", text)[:, 0].mean())
+    wins = np.array(log_p)[:40, None] > log_p[40:]
+    assert float(alone.split("\nlog p ")[1].split()[0]) == approx(wins.mean(), abs=2e-3)
 
 
 def test_with_a_reference_ref_and_the_order_test_decide():
@@ -785,4 +717,4 @@ def test_with_a_reference_ref_and_the_order_test_decide():
     high["ref"], low["ref"] = low["logp"], low["logp"]
     with_ref = contam.compare_scores(high, low, 0.024)
     assert with_ref["adjusted"].notna().sum() == 2
-    assert with_ref.loc["order test", "adjusted"] == pytest.approx(0.048)
+    assert with_ref.loc["order test", "adjusted"] == approx(0.048)
