@@ -15,13 +15,10 @@ from scipy import stats
 
 from conftest import ARMS, ROOT, end_of, load_script
 
+pytestmark = pytest.mark.usefixtures("empty_folder")
+
 contam = load_script("contamination_test")
 GUIDE = (ROOT / "docs" / "answers.md").read_text(encoding="utf-8")
-
-
-@pytest.fixture(autouse=True)
-def empty_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
 
 
 def plain_inflation(right, released, clean):

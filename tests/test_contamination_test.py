@@ -8,6 +8,7 @@ import math
 import shutil
 import zlib
 from pathlib import Path
+from types import SimpleNamespace
 
 import huggingface_hub
 import numpy as np
@@ -22,6 +23,8 @@ from scipy import stats
 
 from conftest import ARMS, ROOT, byte_tokenizer, end_of, load_script
 
+pytestmark = pytest.mark.usefixtures("empty_folder")
+
 WORDS = "river stone green paper quick north salt window apple seven music cold".split()
 HEAD = "Classify a text as one of these:\nbad\ngood\n\nAnswer with its mood.\n\n"
 OWN = ("logp", "zlib", "mink", "minkpp")  # the detectors that need one model alone
@@ -30,11 +33,6 @@ PAIRS = "Ċ# eĠ or Ġs en sĠ er th ap Ġg ic te as iv tĠ wi re al on ev nd co
 MERGES = [tuple(pair) for pair in PAIRS]
 encode = byte_tokenizer(MERGES)
 contam = load_script("contamination_test")
-
-
-@pytest.fixture(autouse=True)
-def empty_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
 
 
 @pytest.fixture
@@ -655,6 +653,10 @@ def test_random_halves_are_told_apart_by_chance_alone(zero):
     p = [contam.tell_apart(*halves(reviews[:100], seed)) for seed in range(100)]
     assert (pd.DataFrame(p) < 0.05).mean().between(0.005, 0.11).all()
     assert np.mean([contam.adjusted(row).min() < 0.05 for row in p]) < 0.1
+    names = SimpleNamespace(examples="a", held_out="b")
+    contam.check_halves(pd.Series([0.026, 0.3, 0.9]), names)  # one of three: .078 adjusted
+    with pytest.raises(SystemExit, match="differ in 1 "):
+        contam.check_halves(pd.Series([0.5, 0.009, 0.9]), names)
     longest = sorted(reviews, key=len)
     renamed = [text.replace("film", "series").replace("movie", "show") for text in reviews]
     for released, held_out, words in ((longest[:200], longest[200:], "length"),
