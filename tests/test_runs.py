@@ -562,8 +562,9 @@ def test_a_tasks_json_of_another_project(refused, tmp_path, text):
 
 
 MINE = pd.DataFrame({
-    "text": ["one, two", "a bare\rreturn", "a\nbreak\n", 'say "no"', "NA", "007", "é; x", "\t."],
-    "label": ["1", "01", "20", "1", "01", "20", "1", "01"]})
+    "text": ["one, two", "a bare\rreturn", "a\nbreak\n", 'say "no"', "NA", "007", "é; x", "\t.",
+             "a, b;\tc\n20\n", 'say "1"\n"01"', '"', '""\n', "1\n\n20\n", "\n01", "one\ttwo"],
+    "label": ["1", "01", "20"] * 5})
 
 
 def read_mine(script, path):
@@ -583,6 +584,7 @@ def read_mine(script, path):
     ("mine.parquet", MINE.to_parquet),
     ("mine.csv", lambda path: path.write_text(MINE.to_csv(index=False) + "\n\n", newline=""))])
 def test_a_file_is_read_as_it_was_written(script, tmp_path, name, write):
+    """With quote marks, line breaks, and labels on lines of their own."""
     write(tmp_path / name)
     task = read_mine(script, tmp_path / name)
     assert task.texts == MINE["text"].tolist() and task.source == str(tmp_path / name)
@@ -650,16 +652,6 @@ def test_a_tsv_whose_texts_begin_with_quote_marks_is_read_without_quoting(script
     assert len(pd.read_csv(path, sep="\t")) == 40
     task = read_mine(script, path)
     assert task.texts == texts and task.labels.tolist() == [0, 1] * 30
-
-
-@pytest.mark.parametrize("separator", [",", ";", "\t"])
-def test_texts_with_quotes_and_line_breaks_are_read(script, tmp_path, separator):
-    """Any well-formed file, also with labels and separators on lines of their own."""
-    hard = ["a\nb", f"one{separator} two\nthree", 'say "a"\n"b"', '"', '""\n', "a\n\nb\n", "\na"]
-    texts = [hard[i % 7] + str(i) for i in range(60)]
-    mine = pd.DataFrame({"text": texts, "label": ["a", "b"] * 30})
-    mine.to_csv(tmp_path / "mine.csv", sep=separator, index=False)
-    assert read_mine(script, tmp_path / "mine.csv").texts == texts
 
 
 def test_a_wheel_with_another_hash_is_not_used(script, tmp_path, monkeypatch):
