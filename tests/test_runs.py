@@ -181,8 +181,7 @@ def test_a_task_or_a_subsample_alone_equals_the_same_in_a_longer_run(run):
      "--tasks rotten_tomatoes --m 20 --n 40 --subsamples 1")])
 def test_columns_keep_the_values_of_the_first_version(
         name, model, kind, spread, typed, model_dir, benchmark_csv, tmp_path, monkeypatch):
-    """Other processors round otherwise; another order of random draws changes the losses by more
-    than a hundredth."""
+    """Other processors round otherwise; other random draws change losses by over a hundredth."""
     monkeypatch.chdir(tmp_path)
     ours = f"--model {model} --workers 1 --threads 1 --device cpu "
     if kind:
@@ -201,24 +200,6 @@ def test_columns_keep_the_values_of_the_first_version(
                 assert abs(float(new[column]) - float(old[column])) < 1.01 / int(old["n"]), column
         b = abs(float(new["acc_test"]) - float(new["acc_extra"]))
         assert b <= float(new["discordant"]) <= 1
-
-
-def test_a_text_is_cut_after_its_first_tokens(run, tmp_path):
-    """10 tokens are [CLS], 8 words and [SEP]: the 8th plays a part, and none after it."""
-    words = "ball team match bread cheese soup star moon cloud night".split()
-    rng, found = np.random.default_rng(0), []
-    texts = [[*rng.choice(words, 20)] for _ in range(60)]
-    for changed in ([], [*range(8, 20)], [7]):
-        for text in texts:
-            for place in changed:
-                text[place] = words[(words.index(text[place]) + 1) % len(words)]
-        lines = [f"{' '.join(text)},{'ab'[k % 2]}" for k, text in enumerate(texts)]
-        (tmp_path / "long.csv").write_text("\n".join(["text,label", *lines]) + "\n")
-        out = f"{len(found)}.csv"
-        assert run(f"--csv long.csv --m 6 --n 8 --max-length 10 --out {out}")[0] is None
-        (row,) = rows_of(out)
-        found.append([row[name] for name in ("loss_extra", "nll_base", "nll_test")])
-    assert found[0] == found[1] and not {*found[1]} & {*found[2]}
 
 
 def test_real_news_is_learnt_and_shuffled_labels_are_not(run, script):
@@ -454,28 +435,14 @@ def test_a_failure_ends_the_other_workers_at_once_and_keeps_what_ended(
     assert time.time() - begun < 200 and not multiprocessing.active_children()
 
 
-def append_many(folder, number, barrier):
-    """One of two processes: a row of 40 kB to each of 25 new files, in step with the other."""
-    script = load_script("run_experiment")
-    row = dict.fromkeys(script.COLUMNS, f"{number}" * 1000)
-    for k in range(25):
-        barrier.wait()
-        script.append_row(folder / f"{k}.csv", row)
-
-
 def test_two_processes_append_whole_rows_below_one_header(script, tmp_path):
-    fork = multiprocessing.get_context("fork")
-    barrier = fork.Barrier(2, timeout=60)
-    both = [fork.Process(target=append_many, args=(tmp_path, number, barrier)) for number in (1, 2)]
-    for process in both:
-        process.start()
-    for process in both:
-        process.join()
-    assert [process.exitcode for process in both] == [0, 0]
-    for k in range(25):
-        header, *lines = (tmp_path / f"{k}.csv").read_text().splitlines()
-        assert header == ",".join(script.COLUMNS)
-        assert sorted(lines) == [",".join([digit * 1000] * len(script.COLUMNS)) for digit in "12"]
+    row = dict.fromkeys(script.COLUMNS, "1" * 1000)
+    paths = [tmp_path / f"{k // 4}.csv" for k in range(160)]
+    with multiprocessing.get_context("fork").Pool(2) as pool:
+        pool.starmap(script.append_row, [(path, row) for path in paths], chunksize=1)
+    whole = [",".join(script.COLUMNS), *[",".join(row.values())] * 4]
+    for path in paths:
+        assert path.read_text().splitlines() == whole
 
 
 def test_a_link_is_the_file_that_it_names(run, tmp_path):
