@@ -280,17 +280,16 @@ def test_the_default_model_can_be_used_in_bf16(zero):
 
 
 def test_nf4_is_the_papers_qlora(zero, load):
-    """Double quantised: the scale of each 64 weights takes one byte, and not four. The adapter is
-    trained by Adam with states of a byte, and activations are computed twice."""
+    """The scale of each 64 weights takes one byte, and not four, as do Adam's states; activations
+    are computed twice."""
     _, net = load("llama", "nf4", "bf16", hidden_size=256)
     layers = [module for module in net.model.modules() if hasattr(module, "weight")
               and hasattr(module.weight, "quant_state")]
-    assert {*layers} and len({id(layer.weight) for layer in layers}) == 2 * 7
+    assert len({id(layer.weight) for layer in layers}) == 2 * 7
     for layer in layers:
         state = layer.weight.quant_state
-        scales = state.absmax
-        assert state.quant_type == "nf4" and scales.numel() == math.prod(state.shape) / 64
-        assert scales.element_size() == 1, "the scales are quantised, too"
+        assert state.quant_type == "nf4" and state.absmax.numel() == math.prod(state.shape) / 64
+        assert state.absmax.element_size() == 1
 
     passes, states, decays = [], set(), set()
     inner = net.model.base_model.model.model
@@ -314,8 +313,6 @@ def test_nf4_trains_and_scores_like_float32(zero, load):
     recipe, found = {"epochs": 6, "batch_size": 2, "learning_rate": 0.01}, []
     for quantize, precision in (("nf4", "bf16"), ("none", "float32")):
         _, net = load("llama", quantize, precision, hidden_size=128, initializer_range=0.05)
-        kinds = {type(module).__name__ for module in net.model.modules()}
-        assert ("Linear4bit" in kinds) == (quantize == "nf4")
         losses = [zero.train_adapter(net, TEXTS, recipe, 1) for _ in range(2)]
         found.append([*losses, *zero.score_classes(net, TEXTS, CLASSES).ravel()])
     assert np.isfinite(found).all() and found[0] != found[1]
@@ -324,8 +321,8 @@ def test_nf4_trains_and_scores_like_float32(zero, load):
 
 
 def test_fp16_takes_its_first_step(zero, load, monkeypatch):
-    """At torch's own scale of 2^16 the gradients of weights as large as these overflow. Gradients
-    are unscaled before they are clipped."""
+    """At torch's own scale of 2^16 these gradients overflow. They are unscaled before they are
+    clipped."""
     norms, clip = [], torch.nn.utils.clip_grad_norm_
     monkeypatch.setattr(
         torch.nn.utils, "clip_grad_norm_", lambda *args: norms.append(float(clip(*args))))
@@ -425,7 +422,7 @@ def test_a_run_is_what_its_files_say(kind, typed, zero, byte_model, run, monkeyp
 
 
 def test_arms_of_the_same_texts_get_the_same_numbers(byte_model, run):
-    """Common random numbers, with dropout: extra and test are the same sequences in one order."""
+    """Also of dropout."""
     write_csv("same.csv", [("the same text", "ab"[n % 2]) for n in range(60)])
     message, (row,) = run(byte_model("gpt2"), "--csv same.csv --pretrain-lr 0.02")
     assert message is None and row["nll_base"] != row["nll_extra"]
@@ -506,7 +503,7 @@ def test_a_mistake_ends_in_one_line_without_a_row(classes, typed, words, model_d
     ("llama", {"rope_parameters": LONGROPE}, "without its text"),
     ("bert", {}, "masked")])
 def test_a_model_that_cannot_serve_is_refused(kind, changes, words, byte_model, run):
-    message, rows = run(byte_model(kind, **changes))
+    message, rows = run(byte_model(kind, **changes), "--max-length 900")
     assert message.startswith("error: ") and words in message and not rows
 
 

