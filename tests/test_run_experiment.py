@@ -13,7 +13,7 @@ import pytest
 import torch
 import transformers
 
-from conftest import ARMS, MODELS
+from conftest import ARMS, MODELS, plain_training
 
 TEXTS = ["a short one", "no", "yes it was", "the film was neither good nor bad but it was a film",
          "this text is a good deal longer than the others, with commas, and goes on for some time"]
@@ -303,41 +303,25 @@ def small_groups(script, monkeypatch):
 
 @pytest.mark.parametrize("kind", ["bert", "gpt2", "llama"])  # Llama's output layer is its own
 def test_pretraining_equals_a_plain_loop(script, load, small_groups, kind):
-    """Batches of 2, padded, same masks; transformers' model, torch's AdamW, hand-made rates."""
+    """Batches of 2, same masks."""
     folder, net = load(kind, initializer_range=0.02, **NO_DROPOUT[kind])
     ids = tokens(net)
     loss = script.pretrain(net, ids, recipe_of("pretrain", 2, 2, 3e-3), seed=4)
     theirs = stock(folder, kind).train()
-    optimizer = torch.optim.AdamW(theirs.parameters(), lr=3e-3, weight_decay=0.0)
     order, masks = np.random.default_rng([4, 0]), np.random.default_rng([4, 1])
-    sums, counts = [], []
-    for epoch in range(2):
-        rows = order.permutation(5)
-        for start in (0, 2, 4):
-            inputs, targets = [], []
-            for row in rows[start : start + 2]:
-                corrupted, scored = ids[row], np.arange(1, len(ids[row]))
-                if kind == "bert":
-                    corrupted, scored = script.mask_tokens(
-                        ids[row], net.tokenizer.all_special_ids, 103, len(net.tokenizer), masks)
-                target = np.full(len(corrupted), -100)
-                target[scored] = ids[row][scored]
-                inputs.append(corrupted)
-                targets.append(torch.from_numpy(target))
-            labels = torch.nn.utils.rnn.pad_sequence(targets, batch_first=True, padding_value=-100)
-            logits = theirs(**padded(net, inputs)).logits
-            if kind != "bert":
-                logits, labels = logits[:, :-1], labels[:, 1:]
-            summed = torch.nn.functional.cross_entropy(
-                logits.flatten(0, 1), labels.flatten(), reduction="sum")
-            optimizer.param_groups[0]["lr"] = 3e-3 * (1 - len(sums) / 6)
-            sums.append(summed.item())
-            counts.append(int((labels != -100).sum()))
-            (summed / max(1, counts[-1])).backward()
-            torch.nn.utils.clip_grad_norm_(theirs.parameters(), 1.0)
-            optimizer.step()
-            optimizer.zero_grad()
-    assert loss == pytest.approx(sum(sums[3:]) / sum(counts[3:]), rel=1e-4)
+    epochs = []
+    for _ in range(2):
+        examples = []
+        for row in order.permutation(5):
+            corrupted, labels = ids[row], ids[row]
+            if kind == "bert":
+                corrupted, scored = script.mask_tokens(
+                    ids[row], net.tokenizer.all_special_ids, 103, len(net.tokenizer), masks)
+                labels = np.full(len(corrupted), -100)
+                labels[scored] = ids[row][scored]
+            examples.append((corrupted, labels))
+        epochs.append([examples[:2], examples[2:4], examples[4:]])
+    assert loss == pytest.approx(plain_training(theirs, epochs, 3e-3), rel=1e-4)
     for (name, weight), other in zip(net.lm.named_parameters(), theirs.parameters()):
         assert torch.allclose(weight, other, **NEAR), name
 
@@ -560,7 +544,7 @@ def test_test_and_extra_may_change_places(script, sample_of, kind):
 
 def test_seed_and_task_change_the_training_alone(script, sample_of):
     losses = []
-    for changes in ({}, {"n": 8}, {"seed": 1}, {"task": "other"}):
+    for changes in ({}, {"experiment": "other"}, {"seed": 1}, {"task": "other"}):
         row, _ = script.run_subsample(sample_of(**changes), "cpu", 1)
         losses.append(row["loss_extra"])
     assert losses[0] == losses[1] and len(set(losses)) == 3

@@ -15,7 +15,7 @@ import torch
 import transformers as t
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from conftest import LONGROPE, SETS, end_of, rows_of
+from conftest import LONGROPE, SETS, end_of, plain_training, rows_of
 
 CLASSES = ["World", "Sports", "Business", "Sci/Tech"]
 NEWS = {"about": "a news article", "answer": "its topic"}
@@ -210,28 +210,14 @@ def plain_adapter(folder, dtype, start):
     return model
 
 
-def plain_training(model, tokenizer, bf16=False):
-    """RECIPE on WORDS with the seed 7, a text at a time: the mean loss of the last epoch."""
-    weights = [weight for weight in model.parameters() if weight.requires_grad]
-    optimizer = torch.optim.AdamW(weights, lr=0.01, weight_decay=0.0)
-    schedule = t.get_linear_schedule_with_warmup(optimizer, 0, 6)
-    order = np.random.default_rng([7, 0])
+def epochs_of(tokenizer):
+    """WORDS in the batches of RECIPE with the seed 7."""
+    order, epochs = np.random.default_rng([7, 0]), []
     for _ in range(2):
-        total, tokens = 0.0, 0
-        for rows in np.split(order.permutation(7), [3, 6]):
-            ids = [torch.tensor([tokenizer(WORDS[row])["input_ids"]]) for row in rows]
-            sizes = [row.shape[1] - 1 for row in ids]
-            for row, size in zip(ids, sizes):
-                with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
-                    loss = model(input_ids=row, labels=row).loss * size
-                (loss / sum(sizes)).backward()
-                total += loss.item()
-            tokens += sum(sizes)
-            torch.nn.utils.clip_grad_norm_(weights, 1.0)
-            optimizer.step()
-            schedule.step()
-            optimizer.zero_grad()
-    return total / tokens
+        ids = [np.array(tokenizer(WORDS[row])["input_ids"]) for row in order.permutation(7)]
+        pairs = [*zip(ids, ids)]
+        epochs.append([pairs[:3], pairs[3:6], pairs[6:]])
+    return epochs
 
 
 @pytest.mark.parametrize("kind, most, long", [
@@ -246,7 +232,7 @@ def test_pretraining_is_that_of_peft_and_a_plain_loop(kind, most, long, zero, lo
     start = no_dropout(net)
     loss = zero.train_adapter(net, WORDS, RECIPE, 7)
     other = plain_adapter(folder, torch.float64, start)
-    assert loss == pytest.approx(plain_training(other, net.tokenizer), rel=1e-6)
+    assert loss == pytest.approx(plain_training(other, epochs_of(net.tokenizer), 0.01), rel=1e-6)
     trained = net.model.state_dict()
     for name, weight in other.state_dict().items():
         torch.testing.assert_close(trained[name], weight, rtol=1e-5, atol=1e-6)
@@ -266,7 +252,7 @@ def test_bf16_holds_frozen_matrices_and_trains_as_autocast_does(kind, tied, zero
     start = no_dropout(net)
     loss = zero.train_adapter(net, WORDS, RECIPE, 7)
     other = plain_adapter(folder, torch.float32, start)
-    expected = plain_training(other, net.tokenizer, bf16=True)
+    expected = plain_training(other, epochs_of(net.tokenizer), 0.01, bf16=True)
     assert loss == pytest.approx(expected, rel=1e-5)
 
 
