@@ -567,6 +567,7 @@ TWENTY = "".join([f"text {i},{'ab'[i % 2]}\n" for i in range(20)])
     ("text,label\n" + TWENTY, "--m 1", "m = 1 takes 0 of each of 2 classes"),
     ("text,label\n" + TWENTY, "--m 13 14", "m = 14 takes 7 of each of 2 classes"),
     ("text,label\n" + TWENTY + "rare,c", "--m 6", "1 of class 'c'"),
+    ("text,label\n" + TWENTY, "--text label --label text", "does --label name the classes?"),
     ("text,label\n" + TWENTY.replace(",b", ",a"), "", "labels ['a']"),
     ("", "", "mine.csv"),
     ("text,label\n" + TWENTY + "caf\udce9,a", "", "utf-8")])
