@@ -136,6 +136,35 @@ def said(capsys, empty_folder):
     return call
 
 
+def plain_training(model, epochs, rate, bf16=False):
+    """Train by a plain loop, a text at a time; the mean loss of the last of the epochs, lists of
+    batches of (ids, labels)."""
+    import torch
+    import transformers
+
+    weights = [weight for weight in model.parameters() if weight.requires_grad]
+    optimizer = torch.optim.AdamW(weights, lr=rate, weight_decay=0.0)
+    steps = sum(map(len, epochs))
+    schedule = transformers.get_linear_schedule_with_warmup(optimizer, 0, steps)
+    for batches in epochs:
+        total, tokens = 0.0, 0
+        for batch in batches:
+            sizes = [np.sum(labels[1:] != -100) for _, labels in batch]
+            for pair, size in zip(batch, sizes):
+                ids, labels = torch.tensor(np.array(pair))[:, None]
+                with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+                    loss = model(input_ids=ids, labels=labels).loss * size
+                if size > 0:
+                    (loss / sum(sizes)).backward()
+                    total += loss.item()
+            tokens += sum(sizes)
+            torch.nn.utils.clip_grad_norm_(weights, 1.0)
+            optimizer.step()
+            schedule.step()
+            optimizer.zero_grad(set_to_none=False)  # a batch without labels is a step
+    return total / tokens
+
+
 @pytest.fixture(scope="session", autouse=True)
 def each_gguf_file_is_parsed_once():
     """transformers parses the vocabulary of smollm2, in plain Python, five times a load."""

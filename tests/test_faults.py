@@ -1,5 +1,4 @@
-"""Faults that once passed every other test, planted one at a time: each test here falls for one of
-them, by an oracle of its own."""
+"""Each test falls for a fault that once passed every other one."""
 
 import numpy as np
 import pandas as pd
@@ -19,13 +18,12 @@ def test_a_tokenizer_that_knows_fewer_than_five_words_is_refused(script, tokeniz
     words = "ball team match win goal".split()[:distinct]
     text = np.array(tokenizer(" ".join(words))["input_ids"])
     row = {"model": "mine", "task": "topics"}
-    if distinct < 5:
-        with pytest.raises(SystemExit, match="vocabulary"):
-            script.check_tokens(tokenizer, [text] * 50, row)
-        return
-    script.check_tokens(tokenizer, [text] * 50, row)
-    with pytest.raises(SystemExit, match="or a text has none"):  # of invisible characters
-        script.check_tokens(tokenizer, [text] * 50 + [text[:0]], row)
+    texts = [text] * 50
+    if distinct == 5:
+        script.check_tokens(tokenizer, texts, row)
+        texts.append(text[:0])  # of invisible characters
+    with pytest.raises(SystemExit, match="vocabulary"):
+        script.check_tokens(tokenizer, texts, row)
 
 
 def sight(folder):
@@ -44,17 +42,17 @@ def test_a_faint_sight_of_later_tokens_is_seen(
         model_dir, byte_model, name, kind, flags, spread, most):
     """Of at most so much in the logits: a looser probe would let it pass."""
     script, make = load_script(name), model_dir if kind == "mistral" else byte_model
+    load_it = script.load_network if name == "run_experiment" else script.load_net
     for is_causal in (True, False):
         folder = make(kind, initializer_range=spread, is_causal=is_causal)
         model = script.find_model(str(folder), script.load_registry())
-        load_it = script.load_network if name == "run_experiment" else script.load_net
         if is_causal:
             assert sight(folder) < 1e-5
             load_it(model, *flags)
-            continue
-        assert most / 10 < sight(folder) < most
-        with pytest.raises(SystemExit, match="causal|later tokens"):
-            load_it(model, *flags)
+        else:
+            assert most / 10 < sight(folder) < most
+            with pytest.raises(SystemExit, match="causal|later tokens"):
+                load_it(model, *flags)
 
 
 def test_the_hash_of_a_model_is_of_all_files_that_decide_its_numbers(script, tmp_path):
@@ -75,8 +73,7 @@ def test_the_hash_of_a_model_is_of_all_files_that_decide_its_numbers(script, tmp
 # contamination_test.py
 
 
-def test_two_halves_differ_where_one_of_four_tests_would_say_so_is_no_proof(
-        model_dir, tmp_path, capsys, monkeypatch):
+def test_one_of_four_tests_is_no_proof_that_halves_differ(model_dir, tmp_path, capsys, monkeypatch):
     """Random halves are told apart by 1 in 20 of each test, so by 1 in 20 of all together only if
     their p-values are adjusted."""
     rng = np.random.default_rng(99)
@@ -95,7 +92,7 @@ def test_two_halves_differ_where_one_of_four_tests_would_say_so_is_no_proof(
 
 
 class Full:
-    """What stands for a full disk: a cell that cannot be written."""
+    """A cell that cannot be written, as if the disk were full."""
 
     def __str__(self):
         raise OSError("no space left on device")

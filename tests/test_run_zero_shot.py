@@ -1,5 +1,5 @@
-"""run_zero_shot.py: prompts as the paper prints them, scores as of an uncached pass each, training
-as by peft and a plain loop, and the files of a run against what the model really saw."""
+"""run_zero_shot.py: prompts as the paper prints them, scores as of uncached passes, training as by
+peft and a plain loop, and the files of a run against what the model really saw."""
 
 import contextlib
 import json
@@ -15,7 +15,7 @@ import torch
 import transformers as t
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from conftest import LONGROPE, SETS, end_of, rows_of
+from conftest import LONGROPE, SETS, end_of, plain_training, rows_of
 
 CLASSES = ["World", "Sports", "Business", "Sci/Tech"]
 NEWS = {"about": "a news article", "answer": "its topic"}
@@ -39,14 +39,15 @@ def load(zero, byte_model):
 
 @pytest.fixture
 def run(zero, benchmark_csv, tmp_path, monkeypatch):
-    """run(model, flags...) -> (None or an error's message, rows) of main() in an empty folder."""
+    """run(model, flags as typed) -> (None or an error's message, rows) of main() in an empty
+    folder."""
     monkeypatch.chdir(tmp_path)
     zero.LOADED.clear()
-    ours = "--m 3 --n 9 --subsamples 1 --workers 1 --threads 1 --device cpu".split()
-    ours += ["--csv", benchmark_csv, "--about", "a remark", "--answer", "its subject", "--model"]
+    ours = f"--m 3 --n 9 --subsamples 1 --workers 1 --threads 1 --device cpu --csv {benchmark_csv}"
+    about = ["--about", "a remark", "--answer", "its subject"]
 
-    def call(*flags):
-        message = end_of(zero.main, *ours, *flags)
+    def call(model, typed=""):
+        message = end_of(zero.main, *about, *f"{ours} --model {model} {typed}".split())
         return message, rows_of() if Path("results.csv").exists() else []
 
     return call
@@ -79,15 +80,14 @@ def test_prompts_are_the_papers_character_for_character(strings):
     second = "\n\n### Text: Voters in Hungary decide referenda"
     third = "\n\n### Text: Fans rush"
     slot = "\n### Answer:"
-    prompts = [HEAD + first + slot, HEAD + second + slot, HEAD + third + slot]
+    prompts = [HEAD + text + slot for text in (first, second, third)]
     assert strings().sequences == strings().prompts == prompts
     padded, packed = strings(answers=True), strings(pack=2)
     assert padded.prompts == packed.prompts == prompts
     assert padded.sequences[1] == prompts[1] + " Sports"
     assert packed.sequences == [HEAD + first + second, HEAD + third]
     assert strings(pack=2, answers=True).sequences == [
-        HEAD + first + slot + " World" + second + slot + " Sports",
-        HEAD + third + slot + " Business"]
+        f"{HEAD}{first}{slot} World{second}{slot} Sports", f"{HEAD}{third}{slot} Business"]
 
 
 def test_long_texts_are_cut_and_nothing_else(strings):
@@ -125,11 +125,10 @@ def plain_scores(model, tokenizer, prompts, classes, counts):
     return means - np.log(np.exp(means).sum(1, keepdims=True))
 
 
-@pytest.mark.parametrize("kind, together", [
-    ("llama", True), ("gpt2", True), ("opt", True), ("gpt_neox", True), ("bloom", True),
-    ("mistral", False), ("gemma2", False), ("gpt_neo", False)])
-def test_prompts_scored_together_score_as_alone(kind, together, zero, load):
-    """Bloom takes no positions; the three alone have windows of 40 tokens."""
+@pytest.mark.parametrize(
+    "kind", ["llama", "gpt2", "opt", "gpt_neox", "bloom", "mistral", "gemma2", "gpt_neo"])
+def test_prompts_scored_together_score_as_alone(kind, zero, load):
+    """Bloom takes no positions; the last three have windows of 40 tokens and score one by one."""
     _, net = load(kind, merges=[("Ġ", "a")])
     head = "Sort these remarks by what they are about.\n\n### Text:"
     texts = ["no rain at all " * 20, "", "x", "a goal", "Fans rush " * 5, "rain " * 9, "a goal"]
@@ -141,14 +140,13 @@ def test_prompts_scored_together_score_as_alone(kind, together, zero, load):
     model.register_forward_pre_hook(lambda *_: passes.append(1))
     found = zero.score_classes(net, prompts, classes)
     np.testing.assert_allclose(found, expected, atol=1e-5)
-    assert (len(passes) < len(prompts)) == together
+    assert (len(passes) < len(prompts)) == (kind not in ("mistral", "gemma2", "gpt_neo"))
     twins = zero.score_classes(net, prompts[:1] * 2, classes)
     np.testing.assert_allclose(twins, expected[[0, 0]], atol=1e-5)
 
 
 def test_a_token_that_class_and_prompt_share_is_scored(zero, load):
-    """A tokenizer that joins the prompt's last character, the blank and the class's first: ':' +
-    ' W' is one token."""
+    """Of a tokenizer to which ': W' is one."""
     _, net = load("llama", merges=[(":", "Ġ"), (":Ġ", "W")])
     prompts = [f"Sort.\n### Text: {text}\n### Answer:" for text in ("rain", "a goal")]
     assert net.tokenizer.tokenize(f"{prompts[0]} World")[-5:] == [":ĠW", "o", "r", "l", "d"]
@@ -162,9 +160,7 @@ def test_a_token_that_class_and_prompt_share_is_scored(zero, load):
 
 
 def test_mistral_7b_gets_the_papers_number_of_new_parameters(zero):
-    config = t.MistralConfig(
-        vocab_size=32768, hidden_size=4096, intermediate_size=14336, num_hidden_layers=32,
-        num_attention_heads=32, num_key_value_heads=8)
+    config = t.MistralConfig(num_key_value_heads=8)  # all else is 7B's by default
     with torch.device("meta"):
         model = peft.get_peft_model(t.MistralForCausalLM(config), zero.lora_config())
     new = [weight.numel() for weight in model.parameters() if weight.requires_grad]
@@ -181,11 +177,12 @@ def test_zero_shot_recipes_are_the_papers(zero):
     """Appendix G and section 9.1, typed from there: padded and packed, short texts and long."""
     registry = zero.load_registry()
     model = zero.Model("mistral", "mistral", None, None, "clm", "", 512)
-    for name, flags, size, pack in (
-            ("ag_news", [], 16, 1), ("movie_rationales", [], 8, 1), ("ag_news", ["--pack"], 1, 8),
-            ("movie_rationales", ["--pack", "--answers"], 1, 8)):
+    for name, typed, size, pack in (
+            ("ag_news", "", 16, 1), ("movie_rationales", "", 8, 1), ("ag_news", "--pack", 1, 8),
+            ("movie_rationales", "--pack --answers", 1, 8)):
         task = zero.Task([], [], ["a", "b"], "", "", registry["tasks"][name])
-        recipe = zero.prompt_recipe(registry, "cpu", zero.parse_args(flags), model, task)
+        args = zero.parse_args(typed.split())
+        recipe = zero.prompt_recipe(registry, "cpu", args, model, task)
         found = [recipe[key] for key in ("batch_size", "pack", "epochs", "learning_rate")]
         assert found == [size, pack, 1, 2e-4], name
 
@@ -213,36 +210,21 @@ def plain_adapter(folder, dtype, start):
     return model
 
 
-def plain_training(model, tokenizer, bf16=False):
-    """RECIPE on WORDS with the seed 7, a text at a time: the mean loss of the last epoch."""
-    weights = [weight for weight in model.parameters() if weight.requires_grad]
-    optimizer = torch.optim.AdamW(weights, lr=0.01, weight_decay=0.0)
-    schedule = t.get_linear_schedule_with_warmup(optimizer, 0, 6)
-    order = np.random.default_rng([7, 0])
+def epochs_of(tokenizer):
+    """WORDS in the batches of RECIPE with the seed 7."""
+    order, epochs = np.random.default_rng([7, 0]), []
     for _ in range(2):
-        total, tokens = 0.0, 0
-        for rows in np.split(order.permutation(7), [3, 6]):
-            ids = [torch.tensor([tokenizer(WORDS[row])["input_ids"]]) for row in rows]
-            sizes = [row.shape[1] - 1 for row in ids]
-            for row, size in zip(ids, sizes):
-                with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
-                    loss = model(input_ids=row, labels=row).loss * size
-                (loss / sum(sizes)).backward()
-                total += loss.item()
-            tokens += sum(sizes)
-            torch.nn.utils.clip_grad_norm_(weights, 1.0)
-            optimizer.step()
-            schedule.step()
-            optimizer.zero_grad()
-    return total / tokens
+        ids = [np.array(tokenizer(WORDS[row])["input_ids"]) for row in order.permutation(7)]
+        pairs = [*zip(ids, ids)]
+        epochs.append([pairs[:3], pairs[3:6], pairs[6:]])
+    return epochs
 
 
 @pytest.mark.parametrize("kind, most, long", [
     ("llama", 0, 512), ("gpt2", 90, 20), ("gpt2", 999, 512)])
 def test_pretraining_is_that_of_peft_and_a_plain_loop(kind, most, long, zero, load, monkeypatch):
-    """In float64 without dropout: last loss and all weights. Gradients of single sequences, of some
-    or of whole batches (`most` tokens) are added up; activations are kept, or computed twice (from
-    `long` tokens on)."""
+    """In float64 without dropout. Gradients of single sequences, of some or of whole batches
+    (`most` tokens) are added up; activations are kept, or computed twice (from `long` tokens)."""
     monkeypatch.setattr(zero, "GROUP_TOKENS", {"cpu": most})
     monkeypatch.setattr(zero, "LONG_SEQUENCE", long)
     folder, net = load(kind)
@@ -250,7 +232,7 @@ def test_pretraining_is_that_of_peft_and_a_plain_loop(kind, most, long, zero, lo
     start = no_dropout(net)
     loss = zero.train_adapter(net, WORDS, RECIPE, 7)
     other = plain_adapter(folder, torch.float64, start)
-    assert loss == pytest.approx(plain_training(other, net.tokenizer), rel=1e-6)
+    assert loss == pytest.approx(plain_training(other, epochs_of(net.tokenizer), 0.01), rel=1e-6)
     trained = net.model.state_dict()
     for name, weight in other.state_dict().items():
         torch.testing.assert_close(trained[name], weight, rtol=1e-5, atol=1e-6)
@@ -270,7 +252,7 @@ def test_bf16_holds_frozen_matrices_and_trains_as_autocast_does(kind, tied, zero
     start = no_dropout(net)
     loss = zero.train_adapter(net, WORDS, RECIPE, 7)
     other = plain_adapter(folder, torch.float32, start)
-    expected = plain_training(other, net.tokenizer, bf16=True)
+    expected = plain_training(other, epochs_of(net.tokenizer), 0.01, bf16=True)
     assert loss == pytest.approx(expected, rel=1e-5)
 
 
@@ -284,17 +266,16 @@ def test_the_default_model_can_be_used_in_bf16(zero):
 
 
 def test_nf4_is_the_papers_qlora(zero, load):
-    """Double quantised: the scale of each 64 weights takes one byte, and not four. The adapter is
-    trained by Adam with states of a byte, and activations are computed twice."""
+    """The scale of each 64 weights takes one byte, and not four, as do Adam's states; activations
+    are computed twice."""
     _, net = load("llama", "nf4", "bf16", hidden_size=256)
     layers = [module for module in net.model.modules() if hasattr(module, "weight")
               and hasattr(module.weight, "quant_state")]
-    assert {*layers} and len({id(layer.weight) for layer in layers}) == 2 * 7
+    assert len({id(layer.weight) for layer in layers}) == 2 * 7
     for layer in layers:
         state = layer.weight.quant_state
-        scales = state.absmax
-        assert state.quant_type == "nf4" and scales.numel() == math.prod(state.shape) / 64
-        assert scales.element_size() == 1, "the scales are quantised, too"
+        assert state.quant_type == "nf4" and state.absmax.numel() == math.prod(state.shape) / 64
+        assert state.absmax.element_size() == 1
 
     passes, states, decays = [], set(), set()
     inner = net.model.base_model.model.model
@@ -318,8 +299,6 @@ def test_nf4_trains_and_scores_like_float32(zero, load):
     recipe, found = {"epochs": 6, "batch_size": 2, "learning_rate": 0.01}, []
     for quantize, precision in (("nf4", "bf16"), ("none", "float32")):
         _, net = load("llama", quantize, precision, hidden_size=128, initializer_range=0.05)
-        kinds = {type(module).__name__ for module in net.model.modules()}
-        assert ("Linear4bit" in kinds) == (quantize == "nf4")
         losses = [zero.train_adapter(net, TEXTS, recipe, 1) for _ in range(2)]
         found.append([*losses, *zero.score_classes(net, TEXTS, CLASSES).ravel()])
     assert np.isfinite(found).all() and found[0] != found[1]
@@ -328,8 +307,8 @@ def test_nf4_trains_and_scores_like_float32(zero, load):
 
 
 def test_fp16_takes_its_first_step(zero, load, monkeypatch):
-    """At torch's own scale of 2^16 the gradients of weights as large as these overflow. Gradients
-    are unscaled before they are clipped."""
+    """At torch's own scale of 2^16 these gradients overflow. They are unscaled before they are
+    clipped."""
     norms, clip = [], torch.nn.utils.clip_grad_norm_
     monkeypatch.setattr(
         torch.nn.utils, "clip_grad_norm_", lambda *args: norms.append(float(clip(*args))))
@@ -343,8 +322,7 @@ def test_fp16_takes_its_first_step(zero, load, monkeypatch):
 
 
 @pytest.mark.parametrize("steps, end", [
-    (50, contextlib.nullcontext()),
-    (49, pytest.raises(SystemExit, match="fp16 overflows"))])
+    (50, contextlib.nullcontext()), (49, pytest.raises(SystemExit, match="fp16 overflows"))])
 def test_more_than_one_skipped_step_in_fifty_ends_the_run(steps, end, zero, load):
     _, net = load("gpt2", precision="fp16")
     factors = iter([1.0] * 8 + [np.inf] + [1.0] * 41)
@@ -368,10 +346,9 @@ def test_nf4_computes_in_what_the_card_can(capability, precision, zero, monkeypa
 # A run against its unit.json, the model's inputs and the plain loop
 
 
-@pytest.mark.parametrize("kind, flags", [
-    ("llama", ["--answers"]), ("gpt2", ["--pack"]), ("opt", []),
-    ("mistral", ["--pack", "--answers"])])
-def test_a_run_is_what_its_files_say(kind, flags, zero, byte_model, run, monkeypatch,
+@pytest.mark.parametrize("kind, typed", [
+    ("llama", "--answers"), ("gpt2", "--pack"), ("opt", ""), ("mistral", "--pack --answers")])
+def test_a_run_is_what_its_files_say(kind, typed, zero, byte_model, run, monkeypatch,
                                      benchmark_csv):
     folder, trained, load_net = byte_model(kind), [], zero.load_net
     tokenizer = t.AutoTokenizer.from_pretrained(folder)
@@ -386,9 +363,9 @@ def test_a_run_is_what_its_files_say(kind, flags, zero, byte_model, run, monkeyp
         return net
 
     monkeypatch.setattr(zero, "load_net", watched)
-    length = 640 if "--pack" in flags else 165  # so short that texts are cut
-    message, (row,) = run(folder, "--adapters", "kept", "--predictions", "kept", "--max-length",
-                          length, "--pretrain-lr", 0.02, *flags)
+    length = 640 if "--pack" in typed else 165  # so short that texts are cut
+    message, (row,) = run(folder, f"--adapters kept --predictions kept --max-length {length} "
+                          f"--pretrain-lr 0.02 {typed}")
     assert message is None
     (path,) = Path("kept").glob("*.csv")
     kept = path.with_suffix("")
@@ -408,7 +385,7 @@ def test_a_run_is_what_its_files_say(kind, flags, zero, byte_model, run, monkeyp
     counts = [len(f" {name}") for name in unit["classes"]]  # bytes are tokens
     for (arm, name), table in pd.read_csv(path).groupby(["arm", "set"], sort=False):
         prompts, labels = unit[name]["prompts"], np.array(unit[name]["labels"])
-        assert [*table["label"]] == [*labels]
+        assert table["label"].tolist() == labels.tolist()
         for prompt, text in zip(prompts, texts[table["row"]], strict=True):
             cut = prompt.removeprefix(unit["instruction"] + "\n\n### Text: ")
             assert text.startswith(cut.removesuffix("\n### Answer:"))
@@ -431,9 +408,9 @@ def test_a_run_is_what_its_files_say(kind, flags, zero, byte_model, run, monkeyp
 
 
 def test_arms_of_the_same_texts_get_the_same_numbers(byte_model, run):
-    """Common random numbers, with dropout: extra and test are the same sequences in one order."""
+    """Also of dropout."""
     write_csv("same.csv", [("the same text", "ab"[n % 2]) for n in range(60)])
-    message, (row,) = run(byte_model("gpt2"), "--csv", "same.csv", "--pretrain-lr", 0.02)
+    message, (row,) = run(byte_model("gpt2"), "--csv same.csv --pretrain-lr 0.02")
     assert message is None and row["nll_base"] != row["nll_extra"]
     assert [row["loss_extra"], row["nll_extra"]] == [row["loss_test"], row["nll_test"]]
 
@@ -441,51 +418,46 @@ def test_arms_of_the_same_texts_get_the_same_numbers(byte_model, run):
 def test_a_run_goes_on_and_mixes_no_recipes(zero, byte_model, run):
     folder = byte_model("gpt2")
     _, first = run(folder)
-    message, rows = run(folder, "--subsamples", 2)
+    message, rows = run(folder, "--subsamples 2")
     assert message is None and rows[:1] == first and len(rows) == 2
-    run(folder, "--subsamples", 2, "--shard", "2/2", "--out", "alone.csv")
+    run(folder, "--subsamples 2 --shard 2/2 --out alone.csv")
     (alone,) = rows_of("alone.2-of-2.csv")
     assert alone | {"seconds": ""} == rows[1] | {"seconds": ""}
-    message, again = run(folder, "--about", "a tweet")
+    message, again = run(folder, "--about tweets")
     assert "with recipe" in message and again == rows
     assert zero.parse_args(["--pack", "--answers"]).experiment == "zero-shot-packed-answers"
 
 
-def test_a_kept_unit_is_replaced_by_its_like_alone(byte_model, run):
-    folder = byte_model("gpt2")
-    run(folder, "--adapters", "kept")
-    (path,) = Path("kept").glob("*/unit.json")
-    kept = path.read_bytes()
-    write_csv("topics.csv", [(f"a ball {n}", ("food", "sky")[n % 2]) for n in range(60)])
-    for number, flags in enumerate((["--pretrain-lr", 1], ["--csv", "topics.csv"]), start=1):
-        message, _ = run(folder, "--adapters", "kept", "--out", f"{number}.csv", *flags)
-        assert message is None and len([*Path("kept").glob("*/unit.json")]) == 1 + number
-        assert path.read_bytes() == kept
-    path.write_text("cut short")
-    message, _ = run(folder, "--adapters", "kept", "--out", "3.csv")
-    unit = json.loads(path.read_text())
-    assert unit["row"] | {"seconds": ""} == json.loads(kept)["row"] | {"seconds": ""}
-    assert len([*Path("kept").glob("*/unit.json")]) == 3
-
-
-def test_a_unit_is_vouched_for_only_when_it_is_whole(zero, byte_model, run, monkeypatch):
+def test_a_kept_unit_is_replaced_by_its_like_alone(zero, byte_model, run, monkeypatch):
+    """And what vouches for it goes first."""
     def interrupted(*_):
         raise KeyboardInterrupt
 
     folder = byte_model("gpt2")
-    run(folder, "--adapters", "kept")
+    run(folder, "--adapters kept")
     (path,) = Path("kept").glob("*/unit.json")
+    kept = path.read_bytes()
+    write_csv("topics.csv", [(f"a ball {n}", ("food", "sky")[n % 2]) for n in range(60)])
+    for number, typed in enumerate(("--pretrain-lr 1", "--csv topics.csv"), start=1):
+        message, _ = run(folder, f"--adapters kept --out {number}.csv {typed}")
+        assert message is None and len([*Path("kept").glob("*/unit.json")]) == 1 + number
+        assert path.read_bytes() == kept
+    path.write_text("cut short")
+    run(folder, "--adapters kept --out 3.csv")
+    unit = json.loads(path.read_text())
+    assert unit["row"] | {"seconds": ""} == json.loads(kept)["row"] | {"seconds": ""}
+    assert len([*Path("kept").glob("*/unit.json")]) == 3
     monkeypatch.setattr(zero, "train_adapter", interrupted)
-    message, _ = run(folder, "--adapters", "kept", "--out", "new.csv")
+    message, _ = run(folder, "--adapters kept --out 4.csv")
     assert "stopped" in message and path.parent.is_dir() and not path.exists()
 
 
 def test_show_prompts_shows_both_forms(byte_model, run, capsys):
     write_csv("mail.csv", [("rain again", "wet"), ("no clouds", "dry")] * 20)
-    flags = ["--csv", "mail.csv", "--show-prompts", "--answers"]
     head = "\ndry\nwet\n\nThe text is a remark. Answer with its subject.\n\n### Text: "
-    for form, examples in ([], 1), (["--pack"], 8):
-        message, rows = run(byte_model("gpt2"), *flags, *form)
+    folder = byte_model("gpt2")
+    for form, examples in ("", 1), ("--pack", 8):
+        message, rows = run(folder, f"--csv mail.csv --show-prompts --answers {form}")
         out = capsys.readouterr().out
         assert message is None and not rows and out.count(head) == 2  # to pretrain on, to test
         answered = out.count("rain again\n### Answer: wet") + out.count("clouds\n### Answer: dry")
@@ -495,17 +467,16 @@ def test_show_prompts_shows_both_forms(byte_model, run, capsys):
 # What cannot be run
 
 
-@pytest.mark.parametrize("classes, flags, words", [
-    ("ab", ["--max-length", 30], "without its text"),
-    ("ab", ["--m", 1], "m = 1 takes 0 of each"),
-    ("ab", ["--pretrain-lr", 1e30, "--batch-size", 1], "arm extra of mail, subsample 1,"),
-    (["a", "x " * 60], ["--pack", "--answers", "--max-length", 512], "without its text"),
-    (["Spam", "spam"], [], "no tokens of its own"), (["a", "\u200b"], [], "no tokens")])
-def test_a_mistake_ends_in_one_line_without_a_row(classes, flags, words, model_dir, run):
+@pytest.mark.parametrize("classes, typed, words", [
+    ("ab", "--max-length 30", "without its text"),
+    ("ab", "--pretrain-lr 1e30 --batch-size 1", "arm extra of mail, subsample 1,"),
+    (["a", "x " * 60], "--pack --answers --max-length 512", "without its text"),
+    (["Spam", "spam"], "", "no tokens of its own"), (["a", "\u200b"], "", "no tokens")])
+def test_a_mistake_ends_in_one_line_without_a_row(classes, typed, words, model_dir, run):
     """bert-tiny's tokenizer knows no capitals and drops what cannot be seen. A pack of the longest
     answers must fit the model, though the first texts have short ones."""
     write_csv("mail.csv", [(f"mail {n}", classes[n % 9 == 8]) for n in range(90)])
-    message, rows = run(model_dir("llama"), "--csv", "mail.csv", *flags)
+    message, rows = run(model_dir("llama"), f"--csv mail.csv {typed}")
     assert message.startswith("error: ") and words in message and not rows
 
 
@@ -518,7 +489,7 @@ def test_a_mistake_ends_in_one_line_without_a_row(classes, flags, words, model_d
     ("llama", {"rope_parameters": LONGROPE}, "without its text"),
     ("bert", {}, "masked")])
 def test_a_model_that_cannot_serve_is_refused(kind, changes, words, byte_model, run):
-    message, rows = run(byte_model(kind, **changes))
+    message, rows = run(byte_model(kind, **changes), "--max-length 900")
     assert message.startswith("error: ") and words in message and not rows
 
 
