@@ -815,3 +815,6 @@ def test_a_recipe_of_a_task_may_name_one_stage(script):
     recipe = script.recipe_of(script.load_registry(), script.parse_args([]), model, task)
     assert recipe["epochs"] == {"pretrain": 2, "train": 7}
     assert recipe["batch_sizes"] == {"pretrain": 16, "train": 16}
+    prompted = model._replace(name="mistral", like="mistral")
+    with pytest.raises(SystemExit, match="mistral is for run_zero_shot.py alone"):
+        script.recipe_of(script.load_registry(), script.parse_args([]), prompted, task)
