@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 
 source, name = Path(sys.argv[1]), sys.argv[2]
-block = re.compile(rf"^# --- shared: {name} ---\n.*?^# --- end shared ---\n", re.DOTALL | re.MULTILINE)
+pattern = rf"^# --- shared: {name} ---\n.*?^# --- end shared ---\n"
+block = re.compile(pattern, re.DOTALL | re.MULTILINE)
 found = block.search(source.read_text(encoding="utf-8"))
 if not found:
     sys.exit(f"error: {source} has no block {name}")
