@@ -546,8 +546,10 @@ class Sample(NamedTuple):
 def draw(row, recipe, model, task):
     """The Sample of a row of the plan."""
     numbers = split_rows(task.labels, row["m"], row["n"], row["subsample"])
-    texts = {name: [task.texts[number] for number in numbers[name]] for name in numbers}
-    labels = {name: task.labels[numbers[name]] for name in numbers}
+    texts, labels = {}, {}
+    for name in numbers:
+        texts[name] = [task.texts[number] for number in numbers[name]]
+        labels[name] = task.labels[numbers[name]]
     row = {**row, "num_classes": len(task.classes),
            "majority": int(np.bincount(labels["test"]).max()) / row["n"],
            "split": short_hash(*[numbers[name].tolist() for name in numbers])}

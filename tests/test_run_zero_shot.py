@@ -4,6 +4,8 @@ peft and a plain loop, and the files of a run against what the model really saw.
 import contextlib
 import json
 import math
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +17,7 @@ import torch
 import transformers as t
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from conftest import LONGROPE, SETS, end_of, plain_training, rows_of
+from conftest import LONGROPE, ROOT, SETS, comparable, end_of, plain_training, rows_of
 
 CLASSES = ["World", "Sports", "Business", "Sci/Tech"]
 NEWS = {"about": "a news article", "answer": "its topic"}
@@ -413,6 +415,19 @@ def test_arms_of_the_same_texts_get_the_same_numbers(byte_model, run):
     message, (row,) = run(byte_model("gpt2"), "--csv same.csv --pretrain-lr 0.02")
     assert message is None and row["nll_base"] != row["nll_extra"]
     assert [row["loss_extra"], row["nll_extra"]] == [row["loss_test"], row["nll_test"]]
+
+
+def test_workers_write_the_rows_of_one_process_and_leave_nothing(
+        byte_model, benchmark_csv, tmp_path, run):
+    folder = byte_model("gpt2")
+    run(folder, "--subsamples 2")
+    words = ("--m 3 --n 9 --subsamples 2 --workers 2 --threads 1 --device cpu --csv "
+             f"{benchmark_csv} --model {folder} --out two.csv").split()
+    words = [sys.executable, ROOT / "run_zero_shot.py", *words, "--about", "a remark",
+             "--answer", "its subject"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0 and "leaked" not in done.stderr, done.stderr
+    assert comparable(rows_of("two.csv")) == comparable(rows_of())
 
 
 def test_a_run_goes_on_and_mixes_no_recipes(zero, byte_model, run):
