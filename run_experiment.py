@@ -6,41 +6,41 @@
 #     "tqdm==4.70.1", "pip==26.3",
 # ]
 # ///
-"""Does pretraining on unlabeled test text inflate few-shot accuracy? Measure it.
+"""Does pretraining on unlabeled test text inflate few-shot accuracy? This script measures it.
 
-Reproduces sections 4 to 8 of "Evaluating the fairness of task-adaptive pretraining on unlabeled
-test data before few-shot text classification" (Dubey). A subsample of a task is a random draw of m
-labelled texts, `train`, and of two sets of n other texts, `extra` and `test`. Three models are
-trained on `train`: `base`, `extra`, pretrained on the texts of `extra` before, and `test`,
-pretrained on those of `test`. Each is tested on both sets, which gives three accuracies:
+It reproduces sections 4 to 8 of "Evaluating the fairness of task-adaptive pretraining on unlabeled
+test data before few-shot text classification" (Dubey). A subsample is a random draw from a task:
+m labeled texts, `train`, and two sets of n other texts, `extra` and `test`. Three models, the arms,
+are trained to classify on `train`: `base` at once, `extra` after pretraining on the texts of
+`extra`, `test` after pretraining on those of `test`. Each is tested on both sets:
 
-    base      of the model without pretraining, on both sets
-    unseen    of each pretrained model, on the texts that it was not pretrained on
-    seen      of each pretrained model, on the texts that it was pretrained on
+    base     accuracy of the model without pretraining
+    unseen   accuracy of the pretrained models on texts they did not see in pretraining
+    seen     accuracy of the pretrained models on texts they did see
 
-    boost = unseen - base   what pretraining on other, fair text is worth
-    bias  = seen - unseen   what is gained, unfairly, by pretraining on the test text itself
+    boost = unseen - base   the fair gain: pretraining on other texts
+    bias  = seen - unseen   the unfair gain: pretraining on the test texts themselves
 
-    python run_experiment.py --tasks rotten_tomatoes --n 50 --subsamples 2   # one task, quickly
-    python run_experiment.py      # real weights and text, offline, until the bias is known to ±0.5
-    python run_experiment.py --csv mine.csv --text text --label label   # yours; or --hub owner/name
+    python run_experiment.py --tasks rotten_tomatoes --n 50 --subsamples 2   # a quick try
+    python run_experiment.py   # offline, real model and texts; ends when the bias is known to ±0.5
+    python run_experiment.py --csv mine.csv --text text --label label   # or --hub owner/name
     python run_experiment.py --model bert gpt2 --tasks all --m 50 100 --n 50 100 200 500 \
         --subsamples paper
 
-Each finished subsample is a row of results.csv, and is not run again. Its columns:
-    experiment, model, task, m, n, subsample: what was run; subsample k draws with seed 42 + k
-    num_classes, majority: classes; share of the commonest label in `test`
+Each finished subsample becomes a row of results.csv; later runs skip it. The columns:
+    experiment, model, task, m, n, subsample: what was run; subsample k is drawn with seed 42 + k
+    num_classes, majority: number of classes; share of the most common one in `test`
     acc_*, f1_*, nll_* of base, extra, test: accuracy, macro-F1, mean -log p (nats) on `test`
     *_on_extra: the same on `extra`
-    discordant, discordant_on_extra: share of texts that one of the arms extra and test gets right
-    loss_extra, loss_test: pretraining loss of the last epoch, nats a token
-    seed, seconds: enters the training seeds only; time it took
+    discordant, discordant_on_extra: share of texts that only one of the arms extra, test gets right
+    loss_extra, loss_test: pretraining loss of the last epoch, nats per token
+    seed, seconds: changes the training, not the draws; time taken
     split, data, recipe: hashes of the rows drawn, the data, the settings
     versions: of torch and transformers
 
 Second command, measured 2026-11-24 (2 CPU cores, 4 to 7 minutes): it ends after 14 subsamples each
-of bbc_news (base 85.8, unseen 86.8, seen 86.9 %) and rotten_tomatoes (56.6, 54.8, 55.3); mean bias
-+.35 ±.49 points.
+of bbc_news (base 85.8, unseen 86.8, seen 86.9%) and rotten_tomatoes (56.6, 54.8, 55.3%), with a
+mean bias of +0.35 ± 0.49 percentage points.
 """
 
 import argparse
@@ -53,6 +53,7 @@ import importlib
 import io
 import itertools
 import json
+import logging
 import math
 import os
 import re
@@ -66,6 +67,8 @@ from concurrent.futures import BrokenExecutor
 from pathlib import Path
 from typing import NamedTuple
 
+warnings.filterwarnings("ignore", "IProgress")  # in notebooks without ipywidgets, tqdm uses text
+
 import filelock
 import joblib
 import numpy as np
@@ -77,23 +80,24 @@ from torch.nn import functional as F
 from tqdm.auto import tqdm
 
 PAPER_SUBSAMPLES = {50: 100, 100: 100, 200: 50, 500: 20}  # by n (paper, section 4.4)
-RECIPE_VERSION = 6  # part of the recipe's hash: raise it when a change here changes the rows
-MASK_SHARE = 0.15  # of the tokens that are not special: what MLM scores (Devlin et al., 2019)
+RECIPE_VERSION = 6  # in the recipe's hash
+MASK_SHARE = 0.15  # of the tokens that are not special (Devlin et al., 2019)
 WEIGHT_DECAY = {"pretrain": 0.0, "train": 0.01}
 CLIP_NORM = 1.0
-CPU_TOKENS, GPU_TOKENS = 1536, 16384  # at once, or half in wide models: more only takes memory
-PACKED = {  # architectures whose packed texts give the numbers of texts alone (proved in tests/)
+CPU_TOKENS, GPU_TOKENS = 1536, 16384  # in one forward pass; half in wide models
+PACKED = {  # architectures whose texts can share a row without changing the numbers (see tests/)
     "albert", "bert", "camembert", "distilbert", "electra", "gpt2", "gpt_neox", "llama", "opt",
     "roberta", "xlm-roberta",
 }
-FROM_PAD = {"camembert", "roberta", "xlm-roberta"}  # count positions from the pad token's id + 1
+FROM_PAD = {"camembert", "roberta", "xlm-roberta"}  # their positions begin at the pad's id + 1
 
 
 # The experiment: one subsample, three arms --------------------------------------------------------
 
 def run_subsample(sample, device, threads):
-    """(row, {arm: {set: log-probabilities [n, K]}}) of a Sample. Departs from the paper: the arms
-    share the head's initialisation, batch order and dropout; only the text differs."""
+    """Train and test the three arms. Returns the row and {arm: {set: log-probabilities [n, K]}}.
+    Departs from the paper: the arms share the head's initial weights, batch order and dropout, so
+    that only the pretraining text differs."""
     torch.set_num_threads(threads)
     row, recipe = {**sample.row}, sample.recipe
     net = load_network(sample.model, device, recipe["precision"])
@@ -103,8 +107,8 @@ def run_subsample(sample, device, threads):
         cut = net.tokenizer(texts, truncation=True, max_length=recipe["max_length"])["input_ids"]
         ids[name] = [np.array(text) for text in cut]
     labels = sample.labels["train"]
-    for arm in ARMS:  # base, extra, test: each begins at the checkpoint
-        net.modules.load_state_dict(net.checkpoint)
+    for arm in ARMS:  # base, extra, test
+        net.modules.load_state_dict(net.checkpoint)  # every arm starts from the same weights
         if arm != "base":
             row[f"loss_{arm}"] = pretrain(net, ids[arm], recipe, seed)
         predictions[arm] = classify(net, ids, labels, len(sample.classes), recipe, seed + 1)
@@ -114,10 +118,10 @@ def run_subsample(sample, device, threads):
 
 
 # Pretraining and classification -------------------------------------------------------------------
-# Raise RECIPE_VERSION whenever a change below changes the numbers: old rows are then refused.
+# Raise RECIPE_VERSION when a change here changes the results: old rows are then refused.
 
 def pretrain(net, texts, recipe, seed):
-    """Pretrain in place on texts (int arrays). Returns the last epoch's loss, nats a token."""
+    """Pretrain in place on texts (int arrays). Returns the last epoch's loss, in nats per token."""
     rng = np.random.default_rng([seed, 1])
     special, mask_id = net.tokenizer.all_special_ids, net.tokenizer.mask_token_id
 
@@ -125,7 +129,7 @@ def pretrain(net, texts, recipe, seed):
         ids = texts[row]
         if net.causal:  # every token but the first is predicted
             return ids, np.arange(len(ids) - 1), ids[1:]
-        # other masks in each epoch
+        # new masks in each epoch
         corrupted, scored = mask_tokens(ids, special, mask_id, len(net.tokenizer), rng)
         return corrupted, scored, ids[scored]
 
@@ -135,8 +139,8 @@ def pretrain(net, texts, recipe, seed):
 
 
 def mask_tokens(ids, special, mask_id, vocabulary, rng):
-    """(corrupted ids [T], positions scored) of token ids [T]: 15 % of those that are not special;
-    80 % of these become [MASK], 10 % a random token, 10 % stay (paper, section 4.1)."""
+    """Choose 15% of the token ids [T] that are not special: 80% of them become [MASK], 10% a random
+    token, 10% stay (paper, section 4.1). Returns (new ids [T], chosen positions)."""
     chosen = (rng.random(len(ids)) < MASK_SHARE) & ~np.isin(ids, special)
     scored = np.flatnonzero(chosen)
     action = rng.random(len(scored))
@@ -148,8 +152,8 @@ def mask_tokens(ids, special, mask_id, vocabulary, rng):
 
 
 def classify(net, ids, labels, classes, recipe, seed):
-    """Train all weights and a fresh head on ids["train"], in place. Returns {set: log-probabilities
-    [n, K]} of test and extra."""
+    """Train all weights and a new head on ids["train"], in place. Returns {set: log-probabilities
+    [n, K]} for test and extra."""
     torch.manual_seed(seed)
     head = fresh_head(net, classes)
     model = torch.nn.ModuleList([net.lm.base_model, net.pooler, head])
@@ -172,7 +176,7 @@ def classify(net, ids, labels, classes, recipe, seed):
 
 def class_logits(net, head, batch):
     """Class logits [B, K]: a linear layer on [CLS], after BERT's pooler and dropout, or on the last
-    token."""
+    token of a causal model."""
     with net.autocast:
         hidden = net.lm.base_model(**batch.inputs).last_hidden_state.flatten(0, 1)[batch.kept]
         hidden = net.pooler(hidden[:, None])
@@ -183,13 +187,13 @@ def class_logits(net, head, batch):
 
 
 def class_examples(net, texts, targets):
-    """Texts whose class is read at [CLS], or at the last token."""
+    """Examples whose class is read at [CLS], or at a causal model's last token."""
     ends = [np.array([len(text) - 1 if net.causal else 0]) for text in texts]
     return [*zip(texts, ends, np.reshape(targets, (-1, 1)))]
 
 
 def fresh_head(net, classes):
-    """A linear layer, drawn anew, as is a pooler that the checkpoint lacks."""
+    """A linear layer with random weights. A pooler without weights gets random ones too."""
     width = net.lm.config.hidden_size
     if net.causal:
         width = net.lm.get_output_embeddings().weight.shape[1]  # OPT's may be narrower
@@ -206,9 +210,9 @@ def fresh_head(net, classes):
 
 
 def train(net, module, logits_of, example_of, count, stage, recipe, seed):
-    """Train a module in place: AdamW, linear decay to 0, no warm-up. Returns the last epoch's mean
-    loss. A batch's loss is the mean over its targets; the gradients of its groups add up.
-    example_of(row): (tokens, kept positions, targets)."""
+    """Train in place with AdamW and linear decay to 0. Returns the last epoch's mean loss. A batch's
+    loss is the mean over its targets; the gradients of its groups add up. example_of(row): (tokens,
+    kept positions, targets)."""
     weights = [*module.train().parameters()]
     size, epochs = recipe["batch_sizes"][stage], recipe["epochs"][stage]
     steps = epochs * math.ceil(count / size)
@@ -236,7 +240,7 @@ def train(net, module, logits_of, example_of, count, stage, recipe, seed):
             epoch_targets += targets
             scaler.unscale_(optimizer)
             torch.nn.utils.clip_grad_norm_(weights, CLIP_NORM)
-            scaler.step(optimizer)  # fp16: not where a gradient overflowed
+            scaler.step(optimizer)  # skips fp16 gradients that overflow
             scaler.update()
             schedule.step()
             optimizer.zero_grad()
@@ -244,14 +248,14 @@ def train(net, module, logits_of, example_of, count, stage, recipe, seed):
 
 
 def groups(net, examples):
-    """Examples (tokens, kept positions, targets) in groups of few enough tokens, long first."""
+    """Split examples (tokens, kept positions, targets) by size, one group per forward pass."""
     most = CPU_TOKENS if net.device.type == "cpu" else GPU_TOKENS
     if net.lm.config.hidden_size > 256:
         most //= 2
     found = [[]]
     for example in sorted(examples, key=lambda example: -len(example[0])):
         lengths = [len(text) for text, *_ in [*found[-1], example]]
-        if not net.packed:  # a row each, all as wide as the first
+        if not net.packed:  # one text per row, padded to the longest
             lengths = [lengths[0]] * len(lengths)
         if found[-1] and sum(lengths) > most:
             found.append([])
@@ -262,18 +266,18 @@ def groups(net, examples):
 # The network --------------------------------------------------------------------------------------
 
 class Network(NamedTuple):
-    """A language model in memory, and what a forward pass needs to know of it."""
-    modules: torch.nn.ModuleList  # the language model and its pooler: all that is ever trained
-    checkpoint: dict  # their weights as they came
+    """A language model in memory, and what a forward pass needs to know about it."""
+    modules: torch.nn.ModuleList  # the language model and its pooler: all that is trained
+    checkpoint: dict  # their original weights
     lm: torch.nn.Module
-    pooler: torch.nn.Module  # between the body and a classification head
+    pooler: torch.nn.Module  # before the classification head
     fresh_pooler: bool  # the checkpoint has no weights for it
     tokenizer: transformers.PreTrainedTokenizerBase
     causal: bool
-    packed: bool  # several texts share a row of the grid
+    packed: bool  # texts share rows
     first: int  # number of the first position
     device: torch.device
-    dtype: torch.dtype  # of the matrix products; None: float32
+    dtype: torch.dtype  # None for float32
 
     @property
     def autocast(self):
@@ -282,20 +286,21 @@ class Network(NamedTuple):
 
 @functools.lru_cache(1)
 def load_network(model, device, precision):
-    """The Network of a Model, in float32 on the device. ValueError where weights are missing."""
+    """The Network of a Model, in float32 on the device. It stays in memory for the next subsample.
+    ValueError if weights are missing."""
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
-    torch.manual_seed(0)  # for an output layer that the checkpoint lacks
+    torch.manual_seed(0)  # in case the output layer has no weights
     causal = model.objective == "clm"
     kind = transformers.AutoModelForCausalLM if causal else transformers.AutoModelForMaskedLM
     lm, info = kind.from_pretrained(**load_options(model), output_loading_info=True)
     missing = [key for key in info["missing_keys"] if key.startswith(lm.base_model_prefix)]
     if missing:
-        raise ValueError(f"it lacks the weights {missing[:3]}")
+        raise ValueError(f"{model.folder} has no weights for {missing[:3]}")
     lm.config.use_cache = False
     pooler, fresh_pooler = torch.nn.Flatten(0, 1), False
-    if not causal:  # a masked language model leaves its pooler out
+    if not causal:  # AutoModelForMaskedLM does not load BERT's pooler
         body, info = transformers.AutoModel.from_pretrained(
             **load_options(model), output_loading_info=True)
         if hasattr(getattr(body, "pooler", None), "dense"):
@@ -307,42 +312,42 @@ def load_network(model, device, precision):
     modules = torch.nn.ModuleList([lm, pooler]).to(device)
     checkpoint = copy.deepcopy(modules.state_dict())
     net = Network(modules, checkpoint, lm, pooler, fresh_pooler, load_tokenizer(model),
-                  causal, packed, first, torch.device(device),
-                  PRECISIONS[precision])
+                  causal, packed, first, torch.device(device), PRECISIONS[precision])
     probe(net)
     return net
 
 
 @torch.no_grad()
 def probe(net):
-    """A wrong model trains without a word: ValueError unless texts side by side have the numbers
-    that the stock model gives each alone, and no token of a causal model sees later ones."""
+    """ValueError unless texts in a batch get the logits that the stock model gives each alone, and
+    the tokens of a causal model do not see later ones: otherwise training would go wrong silently.
+    """
     if not net.causal and net.tokenizer.mask_token_id is None:
-        raise ValueError("a masked language model needs a mask token")
+        raise ValueError("the tokenizer of a masked language model needs a mask token")
     net.lm.eval()
     words = np.setdiff1d(range(99), net.tokenizer.all_special_ids)
     texts, alone = [words[:32], words[:7]], []  # the same tokens begin both
     for text in texts:
-        with net.autocast:  # no mask, no positions: the model's own
+        with net.autocast:  # without our mask and positions
             logits = net.lm(input_ids=torch.from_numpy(text[None]).to(net.device)).logits
         alone.append(logits[0].float())
     near = 1e-3 if net.dtype is None else 0.05 * alone[1].abs().max().item()
     if net.causal and not torch.allclose(alone[0][: len(texts[1])], alone[1], atol=near):
-        raise ValueError("its tokens see later ones: it is not causal")
+        raise ValueError("the model is not causal: tokens see later ones")
     batch = pack(net, texts, [np.arange(len(text)) for text in texts], texts)
     if not torch.allclose(lm_logits(net, batch), torch.cat(alone), atol=near):
-        raise ValueError("a text beside others has other numbers than alone, or they overflow")
+        raise ValueError("the model's logits overflow, or change when texts share a batch")
 
 
 class Batch(NamedTuple):
-    """Texts on the device."""
+    """Texts on the device, as a grid of tokens."""
     inputs: dict  # of the stock model: [rows, width]
-    kept: torch.Tensor  # [S] places on the flattened grid where logits are wanted
+    kept: torch.Tensor  # [S] places on the flattened grid
     targets: torch.Tensor  # [S]
 
 
 def lm_logits(net, batch):
-    """Logits [S, vocabulary] at the kept positions: the output layer runs there alone."""
+    """Logits [S, vocabulary] at the kept positions; the output layer skips the others."""
     def keep(layer, inputs):
         return (inputs[0].flatten(0, 1)[batch.kept],)
 
@@ -351,9 +356,9 @@ def lm_logits(net, batch):
 
 
 def pack(net, ids, keeps, targets):
-    """A Batch of texts (lists of int arrays: tokens, kept positions, their targets). Packed, the
-    mask [rows, 1, width, width] is 0 within a text, -inf elsewhere (pads see pads), and positions
-    begin again in each text."""
+    """The Batch of texts, given as lists of int arrays: tokens, kept positions, their targets. If
+    texts share rows, the mask [rows, 1, width, width] is 0 within a text and -inf elsewhere (pads
+    see pads), and positions restart in each text."""
     lengths = np.array([len(text) for text in ids])
     rows, width, starts = lay_out(lengths, net.packed)
     grid = np.zeros((3, rows * width), dtype=np.int64)  # token, position, number of the text
@@ -377,17 +382,18 @@ def pack(net, ids, keeps, targets):
 
 
 def lay_out(lengths, packed):
-    """(rows, width, places [B] of first tokens on the flattened grid): one text to a row, or
-    packed: first fit, long texts first, at the width that wastes least."""
+    """Place texts on a grid: one per row or, if packed, each in the first row with room, long texts
+    first, at the width that wastes least. Returns (rows, width, places [B] of first tokens on the
+    flattened grid)."""
     longest = max(lengths)
     best = len(lengths), longest, np.arange(len(lengths)) * longest
     factors = (1, 1.25, 1.5, 2) if packed else ()
     for factor in factors:
         width = math.ceil(longest * factor)
-        free = np.full(len(lengths), width)  # places that are left in each row
+        free = np.full(len(lengths), width)  # places left in each row
         starts = np.zeros_like(free)
         for text in np.argsort(-lengths, kind="stable"):
-            row = np.argmax(free >= lengths[text])  # the first where it fits
+            row = np.argmax(free >= lengths[text])  # the first with room
             starts[text] = (row + 1) * width - free[row]
             free[row] -= lengths[text]
         rows = int(np.sum(free < width))
@@ -399,10 +405,10 @@ def lay_out(lengths, packed):
 # Settings -----------------------------------------------------------------------------------------
 
 def recipe_of(registry, args, model, task):
-    """What decides a row's numbers: the flags, else the registry's for the task or the model."""
+    """The settings that decide a row's numbers: from the flags, else from tasks.json."""
     entry = registry["models"][model.like]
     if "train" not in entry["epochs"]:
-        raise SystemExit(f"error: model {model.name} is for run_zero_shot.py alone")
+        raise SystemExit(f"error: model {model.name} works only with run_zero_shot.py")
     own = task.spec.get("recipes", {}).get(model.like, {})
     recipe = {"version": RECIPE_VERSION, "objective": model.objective, "weights": model.weights,
               "precision": args.precision,
@@ -417,32 +423,34 @@ def recipe_of(registry, args, model, task):
     return recipe
 
 
-# Machinery, the same in run_experiment.py and run_zero_shot.py ------------------------------------
+# Shared blocks, the same in run_zero_shot.py: tests/copy_blocks.py copies them --------------------
+# sample: draws the published splits. scores: a row's metrics. effects: boost, bias, their interval.
+# run: plans, spreads and reports the work. results: the results file. tasks: data sets. models: files
 
 # --- shared: sample ---
 class Task(NamedTuple):
-    """A labelled data set."""
+    """A labeled data set."""
     texts: list  # N strings
     labels: np.ndarray  # [N], 0 to K - 1
     classes: list  # K names
-    data: str  # a hash of texts and labels
+    data: str  # hash of texts and labels
     source: str  # where it was found
-    spec: dict  # its entry of tasks.json
+    spec: dict  # its entry in tasks.json
 
 
 class Sample(NamedTuple):
-    """A subsample, drawn."""
-    row: dict  # what is known of its row
+    """A random draw from a task."""
+    row: dict  # the columns known before training
     recipe: dict
     model: NamedTuple
     classes: list
     texts: dict  # by set: train, extra, test
     labels: dict
-    numbers: dict  # of the rows
+    numbers: dict  # of the task's rows
 
 
 def draw(row, recipe, model, task):
-    """The Sample of a row of the plan."""
+    """Draw the Sample of a planned row."""
     numbers = split_rows(task.labels, row["m"], row["n"], row["subsample"])
     texts, labels = {}, {}
     for name in numbers:
@@ -468,12 +476,12 @@ def split_rows(labels, m, n, subsample):
 
 
 def training_seed(row):
-    """The same for the three arms, and on every machine."""
+    """The same for all arms, and on every machine."""
     return int(short_hash(row["model"], row["task"], row["subsample"], row["seed"]), 16) % 2**31
 
 
 def short_hash(*parts):
-    """Twelve hexadecimal digits for the parts (what JSON can write), alike on every machine."""
+    """Twelve hexadecimal digits for parts that JSON can write."""
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:12]
 # --- end shared ---
 
@@ -483,15 +491,13 @@ ARMS = ("base", "extra", "test")
 SCORES = [f"{metric}_{arm}" for metric in ("acc", "f1", "nll") for arm in ARMS]
 MEASURES = ["majority", *SCORES, *[f"{name}_on_extra" for name in SCORES], "discordant",
             "discordant_on_extra"]
-LINE = ("{model:<12} {task:<24} m {m:<4} n {n:<4} k {subsample:<4} base {base:.3f}  unseen "
-        "{unseen:.3f}  seen {seen:.3f} {seconds:7.1f} s")
 COLUMNS = [*"experiment model task m n subsample num_classes".split(), *MEASURES,
            *"loss_extra loss_test seed seconds split data recipe versions".split()]
 
 
 def add_scores(row, predictions, labels):
-    """Write the scores of the three arms into the row. predictions: {arm: {set: log p [n, K]}}.
-    ValueError where a loss is not finite."""
+    """Add the metrics of the three arms to the row. predictions: {arm: {set: log p [n, K]}}.
+    ValueError if a loss is not finite."""
     for name, ending in (("test", ""), ("extra", "_on_extra")):
         right = {}
         for arm in ARMS:
@@ -499,8 +505,8 @@ def add_scores(row, predictions, labels):
             acc, f1, nll = scores_of(log_p, labels[name])
             if not math.isfinite(nll + row.get(f"loss_{arm}", 0)):
                 raise ValueError(
-                    f"arm {arm} of {row['task']}, subsample {row['subsample']}, has no finite "
-                    "loss: lower the learning rates; fp16 may overflow, float32 does not")
+                    f"the loss of arm {arm} is not finite ({row['task']}, subsample "
+                    f"{row['subsample']}): use a lower learning rate, or --precision float32")
             row[f"acc_{arm}{ending}"] = acc
             row[f"f1_{arm}{ending}"] = f1
             row[f"nll_{arm}{ending}"] = nll
@@ -522,17 +528,16 @@ def scores_of(log_p, labels):
 
 
 # --- shared: effects ---
-SHARE = 0.89  # of every interval: the paper's
-SHARES = ("acc", "f1")  # metrics whose differences are told in percentage points
+SHARE = 0.89  # coverage of every interval (the paper's)
+SHARES = ("acc", "f1")  # metrics whose differences are in percentage points
 
 
 def add_effects(rows, metric="acc"):
-    """The rows with base, unseen, seen (of the metric; crossed: means over both sets of texts),
-    boost, bias (points, or the metric's own unit) and the variance that their measurement alone
-    gives one subsample: w_boost, w_bias (DESIGN.md 7). w_bias of a crossed accuracy is that of a
-    difference between random halves of 2n texts, nan without `discordant`, and one_answer / K is
-    added for K subsamples: one imaginary answer that changed in each set. Elsewhere it is that of
-    rounding to whole answers."""
+    """Add to rows: base, unseen, seen (of the metric; where `arms` is "crossed", means over both
+    sets), boost, bias (points, or the metric's unit), and w_boost, w_bias: the variance of one
+    subsample's effect from measurement alone (DESIGN.md 7). This is rounding to whole answers, but
+    splitting 2n texts at random for a crossed bias in accuracy: then it is nan without `discordant`,
+    and K subsamples add one_answer / K, for one more changed answer in each set."""
     crossed, n = rows["arms"] == "crossed", rows["n"]
     scale = 100 if metric in SHARES else 1
     found = {}
@@ -556,8 +561,8 @@ def add_effects(rows, metric="acc"):
 
 
 def task_means(rows, effect="bias"):
-    """A row a task: means over its subsamples, their number, the effect's sd, and v, the variance
-    of its mean: max(sd^2, w) / K. v is nan for one subsample, and where sd is 0 and w unknown."""
+    """A row per task: means over K subsamples, K, the effect's sd, and v = max(sd^2, w) / K, the
+    variance of its mean; nan if K is 1, or if sd is 0 and w unknown."""
     names = ["n", "majority", "base", "unseen", "seen", "boost", "bias", f"w_{effect}",
              "one_answer"]
     groups = rows.groupby("task")
@@ -572,9 +577,8 @@ def task_means(rows, effect="bias"):
 
 
 def interval(tasks):
-    """(standard error, degrees of freedom, half-width) of the 89 % interval of a mean over tasks by
-    Student's t, with Satterthwaite's degrees of freedom; tasks: what task_means gives. nan where a
-    task has one subsample."""
+    """(standard error, Satterthwaite's degrees of freedom, half-width of the 89% t interval) of the
+    mean over tasks, which are from task_means. nan if a task has one subsample."""
     v = tasks["v"] / len(tasks) ** 2
     se = math.sqrt(v.sum(skipna=False))
     df = v.sum() ** 2 / (v**2 / (tasks["subsamples"] - 1)).sum()
@@ -583,53 +587,65 @@ def interval(tasks):
 
 
 # --- shared: run ---
+ONE_AT_A_TIME = globals().get("ONE_AT_A_TIME") or threading.Lock()  # Dask may reload this script
+LINE = ("{task:<26.26} k {subsample:<3}  base {base:.3f}  unseen {unseen:.3f}  seen {seen:.3f} "
+        "{seconds:6.1f} s")
+
+
 def run_all(args, models, tasks, most, recipe_of, run):
-    """Run what is wanted and not finished. run(sample, device, threads): (row, predictions)."""
-    device = choose_device(args)
-    cells = plan_cells(args, models, tasks, most, recipe_of)
-    for folder in {args.out.resolve().parent, args.predictions, vars(args).get("adapters")}:
-        if folder:
-            folder.mkdir(parents=True, exist_ok=True)
-    planned = [row for row, *_ in itertools.chain(*cells)]
-    finished = sum(["seconds" in row for row in planned])
-    most = " at most" if args.margin else ""
-    print(f"{finished} subsamples finished before, {len(planned) - finished} to run{most}")
-
-    small = device == "cpu" and max([model.size for model in models]) < 50e6
-    workers = args.workers or (min(4, joblib.cpu_count()) if small else 1)
-    threads = args.threads or (1 if small else max(1, joblib.cpu_count() // workers))
-    run = functools.partial(run, device=device, threads=threads)
-    warnings.filterwarnings("ignore", "[0-9]+ tasks which were still", UserWarning)
+    """Run what is not finished, and report each cell: a model, n and m. most: {n: subsamples per
+    task}; run(sample, device, threads) returns (row, predictions)."""
+    own = args.csv.stem if args.csv else (args.hub or "").rpartition("/")[2]
+    args.out = args.out or Path(f"{own}_results.csv" if own else "results.csv")
     try:
-        with engine(args, workers):
+        cells = plan_cells(args, models, tasks, most, recipe_of)
+        for folder in {args.out.resolve().parent, args.predictions, vars(args).get("adapters")}:
+            if folder:
+                folder.mkdir(parents=True, exist_ok=True)
+        small = max([model.size for model in models]) < 50e6
+        with engine(args, small) as threads:
+            job = functools.partial(run_job, run, args, threads)
             for units in cells:
-                report(run_cell(args, units, len(tasks), run))
-    except (ValueError, OSError) as error:
-        raise SystemExit(f"error: {brief(error)}")
+                report(run_cell(args, units, len(tasks), job))
     except (BrokenExecutor, torch.OutOfMemoryError) as error:
-        raise SystemExit(f"error: {brief(error)}; where memory is short take fewer --workers, a "
-                         "smaller --batch-size or --max-length")
+        raise SystemExit(f"error: {brief(error)}: if memory is short, use fewer --workers or a "
+                         "smaller --batch-size")
+    except (ImportError, OSError, RuntimeError, ValueError) as error:
+        raise SystemExit(f"error: {brief(error)}")
     except KeyboardInterrupt:
-        raise SystemExit("stopped: finished subsamples are kept, the same command goes on")
-    print(f"rows: {args.out.resolve()}\nnext: python fit_model.py {args.out}")
+        raise SystemExit("stopped: the same command continues")
+    mark = "" if "__file__" in globals() else "!"  # in a notebook
+    print(f"rows: {args.out.resolve()}\nnext: {mark}python fit_model.py {args.out}")
 
 
-def engine(args, workers):
-    """Where joblib's jobs run: in this process, in several of this machine, or on a Dask cluster.
-    """
+@contextlib.contextmanager
+def engine(args, small):
+    """Let joblib run jobs in this process, in several, or on a Dask cluster. Gives the threads of
+    each."""
     if args.dask:
-        import distributed
-
-        distributed.Client(args.dask).upload_file(__file__)
-        return joblib.parallel_config("dask")
-    if "__file__" not in globals():  # a notebook's cell cannot be imported
+        try:
+            import distributed
+        except ImportError:
+            raise SystemExit('error: --dask needs Dask: pip install "dask[distributed]"')
+        logging.getLogger("distributed").setLevel(logging.CRITICAL)  # errors arrive here as well
+        with distributed.Client(args.dask) as client:
+            client.upload_file(__file__)
+            with joblib.parallel_config("dask", wait_for_workers_timeout=600):
+                yield args.threads or 1
+        return
+    cores, workers = joblib.cpu_count(), args.workers
+    small = small and choose_device(args) == "cpu"
+    if not workers:
+        workers = min(4, cores) if small else 1
+    if "__file__" not in globals():  # other processes cannot import a notebook's cell
         workers = 1
-    return joblib.parallel_config("loky", n_jobs=workers, idle_worker_timeout=5,
-                                  initializer=follow_parent, initargs=[os.getpid()])
+    with joblib.parallel_config(
+            "loky", n_jobs=workers, initializer=follow_parent, initargs=[os.getpid()]):
+        yield args.threads or (1 if small else max(1, cores // workers))
 
 
 def follow_parent(parent):
-    """Let a worker end within a second after its parent, even after `kill -9`."""
+    """End this worker soon after its parent, even after `kill -9`."""
     def watch():
         while os.getppid() == parent:
             time.sleep(1)
@@ -639,10 +655,11 @@ def follow_parent(parent):
 
 
 def plan_cells(args, models, tasks, most, recipe_of):
-    """A list for each model, n and m: its subsamples as (row, recipe, model, task). The row is
-    whole if it is finished. SystemExit where one is there with another recipe or other data."""
+    """A list for each cell: its subsamples as (row, recipe, model, task), in order. Finished rows
+    are complete. SystemExit if one has other settings or data."""
     versions = f"torch {torch.__version__} transformers {transformers.__version__}"
-    finished, cells = finished_rows(args.out), []
+    known, cells = finished_rows(args.out), []
+    finished = planned = 0
     for model, n, m in itertools.product(models, args.n, args.m):
         units = []
         for k, name in itertools.product(range(1, most[n] + 1), tasks):
@@ -650,25 +667,28 @@ def plan_cells(args, models, tasks, most, recipe_of):
             row = {"experiment": args.experiment, "model": model.name, "task": name, "m": m,
                    "n": n, "subsample": k, "seed": args.seed, "data": tasks[name].data,
                    "recipe": short_hash(recipe), "versions": versions}
-            old = finished.get(unit_key(row), row)
+            old = known.setdefault(unit_key(row), row)  # two models may have the same name
             if (old["recipe"], old["data"]) != (row["recipe"], row["data"]):
-                raise SystemExit(f"error: {args.out} has {' '.join(unit_key(row))} by another "
-                                 "recipe or other data: give another --out or --experiment")
+                raise SystemExit(f"error: {args.out} has {' '.join(unit_key(row))} with other "
+                                 "settings or data: use a different --out or --experiment")
             units.append(({**old, **row}, recipe, model, tasks[name]))
+            finished += "seconds" in old
         cells.append(units)
+        planned += len(units)
+    at_most = "at most " if args.margin else ""
+    print(f"{finished} of {at_most}{planned} subsamples are finished")
     return cells
 
 
-def run_cell(args, units, tasks, run):
-    """Run the units of a cell that are not finished, until the first k subsamples of all tasks,
-    three or more, tell the bias to half of --margin. Returns the cell's rows."""
+def run_cell(args, units, tasks, job):
+    """Run the units of a cell that are not finished, in order. With --margin, stop at the first
+    k >= 3 subsamples of each task that tell the mean bias to half the margin. Returns the rows."""
     left = [unit for unit in units if "seconds" not in unit[0]]
-    job = joblib.delayed(run_job)
-    results = joblib.Parallel(return_as="generator", pre_dispatch="n_jobs")(
-        job(run, draw(*unit), args.predictions) for unit in left)
-    bar, rows = tqdm(total=len(left), unit="subsample", smoothing=0, disable=None), []
+    rows, results = [], results_of(job, left)
+    print("\n{model}, m = {m}, n = {n}".format(**units[0][0]))
+    bar = tqdm(total=len(left), unit="subsample", smoothing=0, disable=None)
     if args.margin:
-        bar.bar_format = "{n_fmt} subsamples in {elapsed}{postfix}"
+        bar.bar_format = "{desc} [{elapsed}]"
     with bar, contextlib.closing(results):
         for row, *_ in units:
             if "seconds" not in row:
@@ -677,105 +697,107 @@ def run_cell(args, units, tasks, run):
                 bar.write(LINE.format(**with_effects([row]).iloc[0]))
                 bar.update()
             rows.append(row)
-            if args.margin:
-                half_width = known_to(rows, row["subsample"], tasks)
-                bar.set_postfix_str(f"bias known to ±{half_width:.2f} of ±{args.margin / 2:.2f}")
-                if half_width <= args.margin / 2:
+            k, rest = divmod(len(rows), tasks)
+            if args.margin and k >= 3 and not rest:
+                goal, now = args.margin / 2, interval(task_means(with_effects(rows)))[2]
+                bar.set_description_str(
+                    f"{k} of each task; bias ±{now:.2f} now, stops at ±{goal:.2f}")
+                if now <= goal:
                     break
     return rows
 
 
-def run_job(run, sample, folder):
-    """The row of a Sample; with a folder its predictions are written there before."""
-    row, predictions = run(sample)
-    if folder:
-        write_predictions(folder, sample, predictions)
+def results_of(job, units):
+    """The rows of the units in order. Work begins when the first is asked for."""
+    run = joblib.delayed(job)
+    yield from joblib.Parallel(return_as="generator", pre_dispatch="n_jobs")(
+        run(draw(*unit)) for unit in units)
+
+
+def run_job(run, args, threads, sample):
+    """The row of a Sample, after its --predictions are written."""
+    with ONE_AT_A_TIME:  # a Dask worker may have several threads, but one network
+        row, predictions = run(sample, device=choose_device(args), threads=threads)
+    if args.predictions:
+        write_predictions(args.predictions, sample, predictions)
     return row
 
 
 def with_effects(rows):
-    """Rows, new or of a file, as a table with what add_effects adds."""
+    """Rows, new or from a file, as a table with the columns of add_effects."""
     table = pd.DataFrame(rows, columns=COLUMNS)
     table[MEASURES] = table[MEASURES].astype(float)
     return add_effects(table.assign(n=table["n"].astype(int), arms="crossed"))
 
 
-def known_to(rows, k, tasks):
-    """Half-width of the mean bias's interval by the first k rows of every task; inf before k = 3.
-    """
-    first = [row for row in rows if int(row["subsample"]) <= k]
-    if k < 3 or len(first) < k * tasks:
-        return math.inf
-    return interval(task_means(with_effects(first)))[2]
-
-
 def report(rows):
     """Print the means of each task."""
     means = task_means(with_effects(rows))
-    table = (100 * means[["majority", "base", "unseen", "seen"]]).round(2)
-    table["boost"] = table["unseen"] - table["base"]  # of what stands there
-    table["bias"] = table["seen"] - table["unseen"]
-    table.insert(0, "subsamples", means["subsamples"])
-    print("\n{model}, m = {m}, n = {n}: shares in %, boost and bias in points".format(**rows[0]))
+    table = means[["subsamples", "majority", "base", "unseen", "seen", "boost", "bias"]]
+    table = table.rename(columns={"subsamples": "k"})
+    table[["majority", "base", "unseen", "seen"]] *= 100
+    print("\nMeans of k subsamples in %; boost and bias in percentage points")
     print(table.to_string(float_format="{:.2f}".format))
-    text = f"mean bias {means['bias'].mean():+.2f} points"
+    text = f"mean bias {means['bias'].mean():+.2f}"
     if means["subsamples"].min() > 1:
-        text += f", known to ±{interval(means)[2]:.2f} (89 %)"
+        text += f" ± {interval(means)[2]:.2f} points (89% interval)"
     print(text)
 
 
 def add_shared_flags(parser):
     """Flags of both run scripts: tasks and draws, machine, output."""
     add = parser.add_argument_group("tasks and draws").add_argument
-    add("--tasks", nargs="+", help="of tasks.json; all: the paper's 25")
-    add("--csv", type=Path, help="your own benchmark: a CSV, TSV, .jsonl or .parquet file")
+    add("--tasks", nargs="+", help=f"all (the paper's), {', '.join(load_registry()['tasks'])}")
+    add("--csv", type=Path, help="your own CSV, TSV, .jsonl or .parquet file")
     add("--hub", help="owner/name of any data set of the Hugging Face Hub")
-    add("--text", nargs="+", default=["text"], help="its text columns (%(default)s)")
-    add("--label", default="label", help="column that names the classes (%(default)s)")
+    add("--text", nargs="+", default=["text"], help="its text columns; default text")
+    add("--label", default="label", help="column that names the classes; default label")
     add("--name", help="configuration of --hub")
-    add("--split", default="train", help="of --hub (%(default)s)")
-    add("--margin", type=above_zero, help="points: go on until the bias is known to half of it")
-    add("--seed", type=int, default=0, help="of the training, not of the draws (%(default)s)")
+    add("--split", default="train", help="of --hub; default train")
+    add("--margin", type=above_zero, help="points; run until the bias is known to half of it")
+    add("--seed", type=int, default=0, help="of the training, not of the draws; default 0")
     add = parser.add_argument_group("machine and output").add_argument
-    add("--device", default="auto", help="cpu, cuda, cuda:1, mps (auto: what there is)")
+    add("--device", default="auto", help="cpu, cuda, cuda:1 or mps; default auto")
     add("--precision", default="float32", choices=PRECISIONS,
-        help="of matrix products (%(default)s)")
-    add("--workers", type=whole, help="processes (else 1; small models on CPU: one a core)")
-    add("--threads", type=whole, help="of each (else small models: 1, others share all cores)")
-    add("--dask", metavar="ADDRESS", help="scheduler of a Dask cluster that does the work")
-    add("--out", type=Path, default="results.csv", help="its rows are not run again (%(default)s)")
-    add("--predictions", type=Path, help="a folder for the probabilities of all texts")
+        help="of matrix products; default float32")
+    add("--workers", type=whole, help="processes; default 1, or up to 4 for small models on CPU")
+    add("--threads", type=whole, help="of each process; default: they share the cores")
+    add("--dask", help="address of a Dask scheduler, whose workers do the work")
+    add("--out", type=Path, help="results file; finished rows in it are skipped; default "
+        "results.csv, or NAME_results.csv for --csv and --hub")
+    add("--predictions", type=Path, help="folder for the probabilities of all texts")
 
 
 def whole(text):
-    """argparse type: a whole number from 1."""
-    if int(text) < 1:
-        raise ValueError
-    return int(text)
+    """argparse type: a positive whole number."""
+    if text.isdecimal() and int(text) > 0:
+        return int(text)
+    raise argparse.ArgumentTypeError(f"invalid positive whole number: {text!r}")
 
 
 def above_zero(text):
-    """argparse type: a number above 0."""
-    if not 0 < float(text) < math.inf:
-        raise ValueError
-    return float(text)
+    """argparse type: a positive number."""
+    with contextlib.suppress(ValueError):
+        if 0 < float(text) < math.inf:
+            return float(text)
+    raise argparse.ArgumentTypeError(f"invalid positive number: {text!r}")
 # --- end shared ---
 
 
 # --- shared: results ---
-KEY = "experiment model task m n subsample seed".split()  # names a row
+KEY = "experiment model task m n subsample seed".split()  # these columns identify a row
 
 
 def finished_rows(out):
-    """{key: row} of a results file, but for torn lines."""
+    """The rows of a results file as {key: row}, except lines that were cut short."""
     finished = {}
     if not out.exists():
         return finished
     lines = out.read_text(encoding="utf-8-sig", errors="replace").split("\n")
-    # each line for itself: one that is torn inside quotes would take the next one with it
+    # line by line, since a line cut short inside quotes would swallow the next one
     header, *rows = [next(csv.reader([line]), []) for line in lines]
     if lines != [""] and header != COLUMNS:
-        raise SystemExit(f"error: {out} has not this version's columns: give another --out")
+        raise SystemExit(f"error: {out} has other columns than this version: use a different --out")
     for cells in rows:
         if len(cells) == len(COLUMNS) and cells[-1]:
             row = dict(zip(COLUMNS, cells))
@@ -784,27 +806,27 @@ def finished_rows(out):
 
 
 def unit_key(row):
-    """What names a row, as words."""
+    """What identifies a row, as strings."""
     return tuple([str(row[name]) for name in KEY])
 
 
 def append_row(path, row):
-    """Append a row and flush it to disk: a run that is killed loses what was under way."""
-    path = path.resolve()  # the lock belongs to the file that a link names
+    """Append a row and flush it to disk: a killed run keeps its finished rows."""
+    path = path.resolve()  # links share the lock of their file
     table = pd.DataFrame([row], columns=COLUMNS)
     with filelock.FileLock(path.with_name(f".{path.name}.lock")), open(path, "a+b") as file:
         begun = file.tell() > 0
         if begun:
             file.seek(-1, os.SEEK_END)
             if file.read() != b"\n":
-                file.write(b"\n")  # a line that was cut short stands alone
+                file.write(b"\n")  # after a line that was cut short
         file.write(table.to_csv(index=False, header=not begun, lineterminator="\n").encode())
         file.flush()
         os.fsync(file.fileno())
 
 
 def write_predictions(folder, sample, predictions):
-    """A CSV: probability of each class, arm, set, row number in the task's data, label."""
+    """Write a CSV: probability of each class, arm, set, row number in the task's data, label."""
     tables = []
     for arm, name in itertools.product(ARMS, ("test", "extra")):
         table = pd.DataFrame(np.exp(predictions[arm][name])).add_prefix("p")
@@ -814,7 +836,7 @@ def write_predictions(folder, sample, predictions):
 
 
 def unit_name(row):
-    """A subsample's name in file names; the hash tells recipes, data and changed names apart."""
+    """A file name for a subsample. Its hash differs if the recipe or the data differ."""
     words = re.sub(r"[^\w.=+-]", "-", "-".join(unit_key(row)), flags=re.ASCII)
     return f"{words[:120]}-{short_hash(unit_key(row), row['recipe'], row['data'])}"
 # --- end shared ---
@@ -1123,26 +1145,29 @@ def choose_device(args):
 # Flags and main -----------------------------------------------------------------------------------
 
 def draws(text):
-    """argparse type: a whole number from 1, or `paper`."""
+    """argparse type: a positive whole number, or `paper`."""
     return text if text == "paper" else whole(text)
 
 
 def parse_args(argv):
-    """The flags."""
+    """Read the flags."""
+    models = ", ".join(load_registry()["models"])
     parser = argparse.ArgumentParser(
-        usage="%(prog)s [flags]", description=__doc__.partition("\n\n")[0])
+        usage="%(prog)s [flags]", description=__doc__.partition("\n\n")[0]
+        + " Example: python run_experiment.py --tasks rotten_tomatoes --n 50 --subsamples 2")
     add = parser.add_argument_group("what to run (all combinations)").add_argument
-    add("--model", nargs="+", default=["bert-tiny"], help="name, folder or Hub id (%(default)s)")
+    add("--model", nargs="+", default=["bert-tiny"],
+        help=f"{models}, a folder or a Hub id; default bert-tiny")
     add("--m", nargs="+", type=whole, default=[50],
-        help="labelled training texts in all, equally many of each class (%(default)s)")
+        help="labeled training texts, as many of each class; default 50")
     add("--n", nargs="+", type=whole, default=[200],
-        help="unlabelled texts, and as many test texts (%(default)s)")
+        help="unlabeled texts, and as many test texts; default 200")
     add("--subsamples", type=draws,
-        help="random draws per task (at most 100, until --margin 1); paper: by n")
-    add("--experiment", default="few-shot", help="name in the results (%(default)s)")
+        help="random draws per task, or paper; default: at most 100, until --margin 1")
+    add("--experiment", default="few-shot", help="name in the results; default few-shot")
     add_shared_flags(parser)
-    add = parser.add_argument_group("recipe (else from tasks.json)").add_argument
-    add("--pretrain-epochs", type=whole, help="over the unlabelled texts")
+    add = parser.add_argument_group("recipe (default: from tasks.json)").add_argument
+    add("--pretrain-epochs", type=whole, help="over the unlabeled texts")
     add("--train-epochs", type=whole, help="of classification")
     add("--pretrain-lr", type=above_zero, help="peak learning rate")
     add("--train-lr", type=above_zero, help="of classification")

@@ -3,7 +3,7 @@ of main() and what they leave."""
 
 import csv
 import functools
-import importlib.util
+import importlib
 import itertools
 import os
 import sys
@@ -18,6 +18,7 @@ import pandas as pd
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pretrain-on-test-text"
 ARMS = ("base", "extra", "test")
 SETS = {"test": "", "extra": "_on_extra"}  # by set of texts: the end of its columns' names
@@ -69,12 +70,8 @@ UNFIT = {  # these are refused by one script or by both
 
 
 def load_script(name):
-    """A script as a module, under its own name so that its worker processes can import it."""
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, ROOT / f"{name}.py")
-        sys.modules[name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[name])
-    return sys.modules[name]
+    """A script as a module, which its worker processes find by the same name."""
+    return importlib.import_module(name)
 
 
 def end_of(main, *flags):

@@ -1,20 +1,37 @@
-"""The splits, the packing and the training of run_experiment.py against independent oracles: plain
-loops, hand arithmetic, transformers' own models, classifiers and Trainer."""
+"""run_experiment.py and the blocks that it shares with run_zero_shot.py, against independent oracles:
+plain loops, hand arithmetic, transformers' own models and Trainer, whole runs in real processes."""
 
 import contextlib
+import csv
 import functools
 import io
+import json
 import math
+import multiprocessing
+import os
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import threading
+import time
 from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
+import peft
+import psutil
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
+from scipy import stats
 
-from conftest import ARMS, MODELS, plain_training
+from conftest import ARMS, MODELS, ROOT, SETS, comparable, end_of, load_script, plain_training
+from conftest import rows_of
 
+RUN_SUBSAMPLE = load_script("run_experiment").run_subsample
 TEXTS = ["a short one", "no", "yes it was", "the film was neither good nor bad but it was a film",
          "this text is a good deal longer than the others, with commas, and goes on for some time"]
 NEAR = {"atol": 2e-4}  # Adam, in steps of 2e-3, magnifies what rounding does to small gradients
@@ -23,8 +40,7 @@ NO_DROPOUT = {"bert": {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob
 
 
 def model_of(script, folder, kind):
-    weights = script.weights_hash(folder)
-    return script.Model("tiny", "bert", folder, None, MODELS[kind][0], weights, 512)
+    return script.Model("tiny", "bert", folder, None, MODELS[kind][0], "", 10**6, 512)
 
 
 @pytest.fixture
@@ -91,7 +107,7 @@ def test_splits_are_the_published_ones(script, m, n, k):
 
 
 def test_splits_have_the_published_majorities(script):
-    """From the paper's own results: share of the commonest label in test, subsamples 1 to 12."""
+    """From the paper's own results: share of the most common label in test, subsamples 1 to 12."""
     published = {
         (50, 50): [.64, .58, .56, .52, .58, .54, .5, .52, .54, .64, .54, .52],
         (100, 500): [.504, .522, .506, .506, .51, .53, .508, .51, .506, .514, .516, .512]}
@@ -123,7 +139,8 @@ def test_mask_rates(script):
 # Packing, groups, logits
 
 
-@pytest.mark.parametrize("kind", sorted(MODELS))
+@pytest.mark.parametrize("kind", sorted(load_script("run_experiment").PACKED) + ["modernbert",
+                                                                                 "mistral"])
 def test_texts_together_give_the_logits_of_texts_alone(script, load, kind):
     folder, net = load(kind)
     ids = tokens(net)
@@ -131,16 +148,6 @@ def test_texts_together_give_the_logits_of_texts_alone(script, load, kind):
     assert torch.allclose(found, alone, atol=1e-4)
     rows, _, _ = script.lay_out(np.array([len(text) for text in ids]), net.packed)
     assert (rows < len(ids)) == (kind in script.PACKED)
-    assert script.PACKED <= set(MODELS), "each of them is tried here"
-
-
-def test_a_causal_bert_is_read_as_one(script, model_dir):
-    """Its packed texts, too, have the numbers of texts alone."""
-    folder = model_dir("bert", transformers.BertLMHeadModel, is_decoder=True)
-    model = script.find_model(str(folder), script.load_registry())
-    net = script.load_network(model, "cpu", "float32")
-    found, alone = both_logits(script, net, folder, "gpt2", tokens(net))
-    assert net.causal and torch.allclose(found, alone, atol=1e-4)
 
 
 @pytest.mark.parametrize("kind", ["bert", "gpt2"])
@@ -154,24 +161,14 @@ def test_bf16_computes_as_autocast_does(script, load, kind):
     assert spread > 0 and (found - rounded).abs().max() < spread / 4
 
 
-@pytest.mark.parametrize("kind", ["roberta", "esm", "luke"])  # positions begin after the pad's id
-def test_the_longest_text_fits_and_no_longer_one(script, load, kind):
+@pytest.mark.parametrize("kind", ["bert", "roberta"])  # RoBERTa's positions begin after the pad's id
+def test_the_longest_text_fits(script, load, kind):
     folder, net = load(kind, max_position_embeddings=40)
-    longest = script.find_model(str(folder), script.load_registry()).longest
-
-    def read(length):
-        ids = [np.full(length, 1000)]
-        script.lm_logits(net, script.pack(net, ids, [np.arange(length)], ids))
-
-    read(longest)
-    with pytest.raises((IndexError, RuntimeError)):
-        read(longest + 1)
-
-
-def test_limits_that_other_names_have(script):
-    """XLNet has none and says -1."""
-    assert script.longest_text(transformers.WhisperConfig(max_target_positions=48)) == 48
-    assert script.longest_text(transformers.XLNetConfig()) == 10**6
+    registry, task = script.load_registry(), script.Task([], None, [], "", "", {})
+    model = script.find_model(str(folder), registry)
+    ids = [np.full(script.recipe_of(registry, script.parse_args([]), model, task)["max_length"], 9)]
+    assert len(ids[0]) == 38
+    script.lm_logits(net, script.pack(net, ids, [np.arange(38)], ids))
 
 
 @pytest.mark.parametrize("lengths", [
@@ -187,9 +184,25 @@ def test_the_grid_holds_every_token_once_and_wastes_little(script, lengths):
     assert rows * width < 1.2 * sum(lengths) + max(lengths)
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "llama", "gemma2", "bert"])
+@pytest.mark.parametrize("packed, most", [(True, 25), (False, 25), (True, 1)])
+def test_groups_hold_each_text_once_within_the_limit(script, monkeypatch, packed, most):
+    config = SimpleNamespace(hidden_size=512)  # wide: half of the tokens
+    net = SimpleNamespace(packed=packed, device=torch.device("cpu"),
+                          lm=SimpleNamespace(config=config))
+    monkeypatch.setattr(script, "CPU_TOKENS", 2 * most)
+    texts = [np.full(length, number) for number, length in enumerate([3, 9, 4, 12, 4, 30, 9])]
+    found = script.groups(net, [(text, None, None) for text in texts])
+    for group in found:
+        lengths = [len(text) for text, *_ in group]
+        tokens = sum(lengths) if packed else max(lengths) * len(lengths)
+        assert len(group) == 1 or tokens <= most
+    assert sorted([text[0] for group in found for text, *_ in group]) == [*range(7)]
+    assert len(found) == (7 if most == 1 else 4 if packed else 5)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "bert"])
 def test_the_loss_equals_that_of_whole_sequences(script, load, kind):
-    """The output layer runs at the kept positions alone. Gemma 2 squashes the logits after it."""
+    """Here the output layer runs at the kept positions alone."""
     folder, net = load(kind)
     causal, theirs, ids = net.causal, stock(folder, kind).eval(), tokens(net)
     net.lm.eval()
@@ -209,8 +222,8 @@ def test_the_loss_equals_that_of_whole_sequences(script, load, kind):
 
 
 @pytest.mark.parametrize("kind, saved_as, config", [
-    ("bert", None, {}), ("bert", transformers.BertModel, {}), ("albert", None, {}),
-    ("gpt2", None, {}), ("opt", None, {"word_embed_proj_dim": 16})])
+    ("bert", None, {}), ("bert", transformers.BertModel, {}), ("gpt2", None, {}),
+    ("opt", None, {"word_embed_proj_dim": 16})])
 def test_class_logits_equal_transformers_classifiers(script, load, kind, saved_as, config):
     """BERT: pooler, dropout, linear. GPT-2: linear on the last token, which in OPT may be narrower
     than its layers. A pooler of the checkpoint is used, though a BertForMaskedLM has none."""
@@ -218,7 +231,7 @@ def test_class_logits_equal_transformers_classifiers(script, load, kind, saved_a
     causal = kind in ("gpt2", "opt")
     assert net.fresh_pooler == (not causal and saved_as is None)
     theirs = transformers.AutoModelForSequenceClassification.from_pretrained(folder, num_labels=3)
-    head = torch.nn.Linear(16 if kind == "opt" else 32, 3, bias=not causal).eval()
+    head = script.fresh_head(net, 3).eval()
     ids = tokens(net)
     net.lm.eval()
     last = [np.array([len(text) - 1 if causal else 0]) for text in ids]
@@ -227,14 +240,56 @@ def test_class_logits_equal_transformers_classifiers(script, load, kind, saved_a
             theirs.score.weight.copy_(head.weight)
             theirs.config.pad_token_id = 0
         else:
-            pooler = net.pooler[1] if kind == "albert" else net.pooler
             theirs.classifier.load_state_dict(head.state_dict())
-            theirs.base_model.pooler.load_state_dict(pooler.state_dict())
+            if net.fresh_pooler:
+                theirs.base_model.pooler.load_state_dict(net.pooler.state_dict())
         found = script.class_logits(net, head, script.pack(net, ids, last, last))
         assert torch.allclose(found, theirs.eval()(**padded(net, ids)).logits, atol=2e-5)
 
 
-# Effects
+# Effects and their interval
+
+
+def interval_by_hand(rows, effect="bias"):
+    """(mean, half of its 89% interval) over tasks: DESIGN.md 7 in plain Python, row by row."""
+    tasks = {}
+    for row in rows:
+        n, n_of = float(row["n"]), {name: float(row[name]) for name in row if name[:4] in
+                                    ("acc_", "disc")}
+        change = n_of["acc_test"] - n_of["acc_extra"]
+        mirrored = n_of["acc_extra_on_extra"] - n_of["acc_test_on_extra"]
+        noise = n_of["discordant"] - change**2 + n_of["discordant_on_extra"] - mirrored**2
+        value, w = 50 * (change + mirrored), 100**2 / (4 * n) * noise
+        if effect == "boost":
+            gain = n_of["acc_extra"] - n_of["acc_base"]
+            value = 50 * (gain + n_of["acc_test_on_extra"] - n_of["acc_base_on_extra"])
+            w = (100 / n) ** 2 / 12
+        tasks.setdefault(row["task"], []).append((value, w))
+    means, variances, squares = [], [], 0
+    for found in tasks.values():
+        K, (values, ws) = len(found), zip(*found)
+        w = statistics.mean(ws)
+        if effect == "bias":
+            w += 100**2 / (2 * n**2 * K)
+        means.append(statistics.mean(values))
+        variances.append(max(statistics.variance(values), w) / K)
+        squares += variances[-1] ** 2 / (K - 1)
+    df, se = sum(variances) ** 2 / squares, math.sqrt(sum(variances)) / len(means)
+    return statistics.mean(means), stats.t.interval(0.89, df, 0, se)[1]
+
+
+def coins(n=50, subsamples=(4, 4, 6), spread=(0.01, 0.1, 0.05)):
+    """Rows of three tasks whose biases vary little, much and a bit, as a file holds them."""
+    rng, rows = np.random.default_rng(1), []
+    for j, (count, sd) in enumerate(zip(subsamples, spread)):
+        for k in range(1, count + 1):
+            row = {"task": f"task {j}", "n": str(n), "subsample": str(k), "majority": "0.5"}
+            for ending in SETS.values():
+                for arm in ARMS:
+                    row[f"acc_{arm}{ending}"] = str(rng.binomial(n, 0.6 + sd * rng.normal()) / n)
+                row[f"discordant{ending}"] = str(0.4)
+            rows.append(row)
+    return rows
 
 
 ROW = {"task": "a", "n": "100", "majority": "0.5", "discordant": "0.10",
@@ -243,57 +298,59 @@ ROW = {"task": "a", "n": "100", "majority": "0.5", "discordant": "0.10",
 
 
 def test_effects_by_hand(script):
-    rows = [ROW | {name: "0" for name in ROW if name.startswith("discordant")}, ROW]
-    rows[0] |= {name: "0.5" for name in ROW if name.startswith("acc")}
-    equal, found = script.with_effects(rows).to_dict("records")
-    expected = {"base": 0.45, "unseen": 0.57, "seen": 0.62, "boost": 12, "bias": 5}
+    (found,) = script.with_effects([ROW]).to_dict("records")
+    expected = {"base": 0.45, "unseen": 0.57, "seen": 0.62, "boost": 12, "bias": 5,
+                "w_bias": 25 * (0.10 - 0.06**2 + 0.08 - 0.04**2), "w_boost": 1 / 12,
+                "one_answer": 0.5}
     assert {name: found[name] for name in expected} == pytest.approx(expected)
-    # 100^2 / 400 [(.10 - .06^2) + (.08 - .04^2)]
-    assert found["w"] == pytest.approx(25 * (0.0964 + 0.0784))
-    assert (equal["boost"], equal["bias"]) == (0, 0)
-    assert equal["w"] == pytest.approx(0.5**2 / 12), "that of rounding to half an answer"
 
 
-SIX = [ROW | {"task": task, "subsample": k} for k in (1, 2, 3) for task in "ab"]
+@pytest.mark.parametrize("arms, metric, expected", [
+    ("plain", "acc", {"base": 0.5, "unseen": 0.6, "seen": 0.66, "boost": 10, "bias": 6,
+                      "w_bias": 1 / 12, "one_answer": 0}),
+    ("crossed", "f1", {"boost": 12, "bias": 5, "w_bias": 1 / 12, "one_answer": 0}),
+    ("crossed", "nll", {"boost": 0.12, "bias": 0.05, "w_bias": 1e-4 / 12, "w_boost": 1e-4 / 12})])
+def test_effects_of_plain_rows_and_of_other_metrics(script, arms, metric, expected):
+    """Not in points where the metric is no share; their noise is that of rounding."""
+    row = {name: float(ROW[name]) for name in ROW if name != "task"} | {"arms": arms}
+    row |= {name.replace("acc", metric): row[name] for name in row if name.startswith("acc")}
+    (found,) = script.add_effects(pd.DataFrame([row]), metric).to_dict("records")
+    assert {name: found[name] for name in expected} == pytest.approx(expected)
 
 
-def test_a_mean_of_three_rows_a_task_is_known_by_hand(script):
-    """pool_noise's two parts: here each task's biases do not vary, so tau is 0, df is 6 - 2 + 5."""
-    w = 25 * (0.0964 + 0.0784) + 100**2 * 2 / (4 * 100**2 * 3)
-    half = 1.7729 * math.sqrt(2 * w / 3) / 2  # t's quantile .945 with 9 degrees of freedom
-    assert script.is_known(SIX, 3, 2, 2.001 * half)
-    assert not script.is_known(SIX, 3, 2, 1.999 * half)
-    assert not script.is_known(SIX[:5], 3, 2, 99)
-    assert not script.is_known(SIX, 2, 2, 99)
+def test_the_interval_by_hand(script):
+    """Three subsamples each of two tasks without spread: w and one imaginary answer; df 2 + 2."""
+    rows = [ROW | {"task": task} for task in "ababab"]
+    means = script.task_means(script.with_effects(rows))
+    w = 25 * (0.0964 + 0.0784) + 0.5 / 3
+    se, df, half = script.interval(means)
+    assert (se, df) == pytest.approx((math.sqrt(2 * w / 3) / 2, 4))
+    assert half == pytest.approx(2.05308 * se, rel=1e-4), "t's quantile .945, from a table"
 
 
-def test_the_bar_of_a_margin_says_what_the_run_waits_for(script):
-    """Four times as many rows for half of the width, three of each task, no more than allowed."""
-    half = script.bias_interval(script.task_means(SIX))[2]
-    for done, most, margin, wait in ((6, 99, half, "09:00"), (6, 10, half, "02:00"),
-                                     (6, 99, 9 * half, "00:00"), (4, 99, 99, "01:00")):
-        with script.tqdm(total=99, smoothing=0, file=io.StringIO()) as bar:
-            bar.update(done)
-            bar._time = lambda: bar.start_t + 30 * done  # half a minute each
-            script.tell(bar, SIX[:1], 2, margin, most)
-            assert "known" not in str(bar), "not from one row, or without a row of each task"
-            script.tell(bar, SIX[:done], 2, margin, most)
-            now = script.bias_interval(script.task_means(SIX[:done]))[2]
-            assert str(bar) == (f"bias known to ±{now:.2f} of ±{margin / 2:.2f}, {done} "
-                                f"subsamples, about {wait} more")
+@pytest.mark.parametrize("effect", ["bias", "boost"])
+@pytest.mark.parametrize("subsamples", [(4, 4, 6), (2, 9, 3), (3, 3, 3)])
+def test_the_interval_equals_plain_code(script, effect, subsamples):
+    rows = coins(subsamples=subsamples)
+    means = script.task_means(script.with_effects(rows), effect)
+    ours = means[effect].mean(), script.interval(means)[2]
+    assert ours == pytest.approx(interval_by_hand(rows, effect))
 
 
-def test_effects_that_differ_from_run_to_run_are_pooled_by_hand(script):
-    """Biases vary by 3 and 4 points where their texts explain 2 and 2.2: tau^2 is the excess."""
-    tasks = pd.DataFrame({"n": 100, "subsamples": [3, 2], "w": [4.0, 5.0], "sd": [3.0, 4.0]})
-    noise = 4 + 1 / 6, 5 + 1 / 4  # an imaginary text adds 1 / 2 K
-    between = (2 * (9 - noise[0]) + (16 - noise[1])) / 3
-    se = math.sqrt((noise[0] + between) / 3 + (noise[1] + between) / 2) / 2
-    assert script.bias_interval(tasks) == pytest.approx((se, 8, 1.797336 * se))
+def test_the_interval_needs_two_subsamples_and_some_noise(script):
+    """Two tasks of which one has one subsample; equal biases, and nothing that tells their noise."""
+    means = script.task_means(script.with_effects([ROW, ROW, ROW | {"task": "b"}]))
+    assert math.isnan(script.interval(means)[0])
+    unknown = ROW | {"discordant": "", "discordant_on_extra": ""}
+    rows = pd.DataFrame([unknown, unknown]).replace("", "nan")
+    means = script.task_means(script.with_effects(rows))
+    assert math.isnan(script.interval(means)[2])
+    rows["acc_test"] = ["0.66", "0.70"]  # their spread alone: biases 5 and 7
+    means = script.task_means(script.with_effects(rows))
+    assert means["v"].tolist() == pytest.approx([1.0])
 
 
 # Training against transformers' Trainer and a plain loop
-
 
 @pytest.fixture
 def small_groups(script, monkeypatch):
@@ -360,13 +417,8 @@ def test_classification_equals_the_trainer(script, load, tmp_path, small_groups,
         with torch.inference_mode():
             expected = theirs.eval()(**padded(net, ids[name])).logits.log_softmax(-1)
         assert np.allclose(found[name], expected, atol=2e-4)
-    words = net.lm.get_input_embeddings().weight
     for name, weight in net.lm.base_model.named_parameters():
-        if weight is not words:  # their table is judged by the predictions
-            other = theirs.base_model.get_parameter(name)
-            assert torch.allclose(weight, other, **NEAR), name
-    table = [*net.checkpoint.values()][0]
-    assert torch.equal(net.embeddings.weight, table), "it is untouched"
+        assert torch.allclose(weight, theirs.base_model.get_parameter(name), **NEAR), name
 
 
 def test_classification_decays_matrices_and_nothing_else(script, load):
@@ -414,34 +466,16 @@ def test_dropout_is_on_in_training_and_off_in_the_test(script, load, kind):
     assert np.allclose(found["test"][1], found["extra"][0], atol=1e-6)
 
 
-@pytest.mark.parametrize("kind, config, rate", [
-    ("bert", {"hidden_dropout_prob": 0.3}, 0.3), ("bert", {"classifier_dropout": 0.2}, 0.2),
-    ("albert", {"classifier_dropout_prob": 0.4}, 0.4), ("modernbert", {}, 0.0),
-    ("eurobert", {}, 0.0)])
-def test_the_head_has_the_dropout_of_the_checkpoint(script, load, monkeypatch, kind, config, rate):
-    rates, (_, net) = [], load(kind, **config)
+def test_the_head_has_the_dropout_of_the_checkpoint(script, load, monkeypatch):
+    rates, (_, net) = [], load("bert", hidden_dropout_prob=0.3)
     monkeypatch.setattr(torch.nn.functional, "dropout", lambda x, p, *_: rates.append(p) or x)
     first = [np.array([0])]
     batch = script.pack(net, tokens(net)[:1], first, first)
     script.class_logits(net, torch.nn.Linear(32, 2).train(), batch)
-    assert rates[-1] == rate
+    assert rates[-1] == 0.3
 
 
 # Precision and devices
-
-
-def test_fp16s_scale_never_grows(script):
-    """If it did, skipped steps that halve it were not counted. torch's own grows after 2,000."""
-    net = SimpleNamespace(device=torch.device("cpu"), dtype=torch.float16)
-    scaler, weight = script.gradient_scaler(net), torch.zeros(1, requires_grad=True)
-    optimizer = torch.optim.SGD([weight], lr=1e-3)
-    for _ in range(2500):
-        optimizer.zero_grad()
-        scaler.scale(weight.sum()).backward()
-        scaler.step(optimizer)
-        scaler.update()
-        assert scaler.get_scale() == 4096
-    assert weight.item() == pytest.approx(-2.5, rel=1e-3)
 
 
 def test_fp16s_gradients_are_unscaled_before_they_are_clipped(script, load, monkeypatch):
@@ -460,13 +494,12 @@ def test_fp16s_gradients_are_unscaled_before_they_are_clipped(script, load, monk
     ((7, 5), "tf32", pytest.raises(SystemExit, match="use fp16")),
     ((7, 5), "fp16", contextlib.nullcontext()), ((8, 0), "bf16", contextlib.nullcontext())])
 def test_a_card_before_8_0_is_told_to_use_fp16(script, monkeypatch, capability, precision, end):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    monkeypatch.setattr(torch, "ones", lambda *_, device: np.ones(()))
-    monkeypatch.setenv("LOCAL_RANK", "3")  # of torchrun's processes each has its own GPU
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
     with end:
         args = SimpleNamespace(device="auto", precision=precision)
-        assert script.choose_device(args) == "cuda:3"
+        assert script.choose_device(args) == "cuda"
 
 
 # A subsample: the three arms
@@ -537,7 +570,7 @@ def test_test_and_extra_may_change_places(script, sample_of, kind):
     for arm, twin in (("base", "base"), ("extra", "test"), ("test", "extra")):
         assert row[f"nll_{arm}"] == swapped[f"nll_{twin}_on_extra"]
         assert row[f"nll_{arm}_on_extra"] == swapped[f"nll_{twin}"]
-    names = ["base", "unseen", "seen", "boost", "bias", "w"]
+    names = ["base", "unseen", "seen", "boost", "bias", "w_bias"]
     effects = script.with_effects([row, swapped])[names]
     assert np.allclose(*effects.to_numpy(), atol=1e-12)
 
