@@ -11,8 +11,8 @@
 It reproduces sections 4 to 8 of "Evaluating the fairness of task-adaptive pretraining on unlabeled
 test data before few-shot text classification" (Dubey). A subsample is a random draw from a task:
 m labeled texts, `train`, and two sets of n other texts, `extra` and `test`. Three models, the arms,
-are trained to classify on `train`: `base` at once, `extra` after pretraining on the texts of
-`extra`, `test` after pretraining on those of `test`. Each is tested on both sets:
+learn to classify from `train`: `base` at once, `extra` after pretraining on the texts of `extra`,
+`test` after pretraining on those of `test`. Each is tested on both sets:
 
     base     accuracy of the model without pretraining
     unseen   accuracy of the pretrained models on texts they did not see in pretraining
@@ -27,9 +27,9 @@ are trained to classify on `train`: `base` at once, `extra` after pretraining on
     python run_experiment.py --model bert gpt2 --tasks all --m 50 100 --n 50 100 200 500 \
         --subsamples paper
 
-Each finished subsample becomes a row of results.csv; later runs skip it. The columns:
+Each finished subsample is a row of results.csv; later runs skip it. Columns:
     experiment, model, task, m, n, subsample: what was run; subsample k is drawn with seed 42 + k
-    num_classes, majority: number of classes; share of the most common one in `test`
+    num_classes, majority: classes; share of the most common one in `test`
     acc_*, f1_*, nll_* of base, extra, test: accuracy, macro-F1, mean -log p (nats) on `test`
     *_on_extra: the same on `extra`
     discordant, discordant_on_extra: share of texts that only one of the arms extra, test gets right
@@ -38,9 +38,8 @@ Each finished subsample becomes a row of results.csv; later runs skip it. The co
     split, data, recipe: hashes of the rows drawn, the data, the settings
     versions: of torch and transformers
 
-Second command, measured 2026-11-24 (2 CPU cores, 4 to 7 minutes): it ends after 14 subsamples each
-of bbc_news (base 85.8, unseen 86.8, seen 86.9%) and rotten_tomatoes (56.6, 54.8, 55.3%), with a
-mean bias of +0.35 ± 0.49 percentage points.
+The second command takes 4 to 7 minutes on 2 CPU cores (2026-11-24): 14 subsamples of each task, mean
+bias +0.35 ± 0.49 percentage points.
 """
 
 import argparse
@@ -57,17 +56,19 @@ import logging
 import math
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 import warnings
-from concurrent.futures import BrokenExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NamedTuple
 
-warnings.filterwarnings("ignore", "IProgress")  # in notebooks without ipywidgets, tqdm uses text
+# a notebook may have no ipywidgets; a run with a margin ends while workers are busy
+warnings.filterwarnings("ignore", "IProgress|[0-9]+ tasks which were still|A worker stopped")
 
 import filelock
 import joblib
@@ -85,19 +86,18 @@ MASK_SHARE = 0.15  # of the tokens that are not special (Devlin et al., 2019)
 WEIGHT_DECAY = {"pretrain": 0.0, "train": 0.01}
 CLIP_NORM = 1.0
 CPU_TOKENS, GPU_TOKENS = 1536, 16384  # in one forward pass; half in wide models
-PACKED = {  # architectures whose texts can share a row without changing the numbers (see tests/)
+PACKED = {  # models whose texts can share rows without changing the numbers (see tests/)
     "albert", "bert", "camembert", "distilbert", "electra", "gpt2", "gpt_neox", "llama", "opt",
     "roberta", "xlm-roberta",
 }
-FROM_PAD = {"camembert", "roberta", "xlm-roberta"}  # their positions begin at the pad's id + 1
 
 
-# The experiment: one subsample, three arms --------------------------------------------------------
+# The experiment: one subsample, three arms ------------
 
 def run_subsample(sample, device, threads):
     """Train and test the three arms. Returns the row and {arm: {set: log-probabilities [n, K]}}.
-    Departs from the paper: the arms share the head's initial weights, batch order and dropout, so
-    that only the pretraining text differs."""
+    Departs from the paper: the arms share the head's first weights, batch order and dropout, so
+    only the pretraining text differs."""
     torch.set_num_threads(threads)
     row, recipe = {**sample.row}, sample.recipe
     net = load_network(sample.model, device, recipe["precision"])
@@ -108,7 +108,7 @@ def run_subsample(sample, device, threads):
         ids[name] = [np.array(text) for text in cut]
     labels = sample.labels["train"]
     for arm in ARMS:  # base, extra, test
-        net.modules.load_state_dict(net.checkpoint)  # every arm starts from the same weights
+        net.modules.load_state_dict(net.checkpoint)  # all arms start alike
         if arm != "base":
             row[f"loss_{arm}"] = pretrain(net, ids[arm], recipe, seed)
         predictions[arm] = classify(net, ids, labels, len(sample.classes), recipe, seed + 1)
@@ -117,7 +117,7 @@ def run_subsample(sample, device, threads):
     return row, predictions
 
 
-# Pretraining and classification -------------------------------------------------------------------
+# Pretraining and classification -----------------------
 # Raise RECIPE_VERSION when a change here changes the results: old rows are then refused.
 
 def pretrain(net, texts, recipe, seed):
@@ -175,8 +175,8 @@ def classify(net, ids, labels, classes, recipe, seed):
 
 
 def class_logits(net, head, batch):
-    """Class logits [B, K]: a linear layer on [CLS], after BERT's pooler and dropout, or on the last
-    token of a causal model."""
+    """Class logits [B, K]: a linear layer on [CLS], after pooler and dropout, or on the last token.
+    """
     with net.autocast:
         hidden = net.lm.base_model(**batch.inputs).last_hidden_state.flatten(0, 1)[batch.kept]
         hidden = net.pooler(hidden[:, None])
@@ -187,7 +187,7 @@ def class_logits(net, head, batch):
 
 
 def class_examples(net, texts, targets):
-    """Examples whose class is read at [CLS], or at a causal model's last token."""
+    """Examples whose class is read at [CLS] or, in a causal model, at the last token."""
     ends = [np.array([len(text) - 1 if net.causal else 0]) for text in texts]
     return [*zip(texts, ends, np.reshape(targets, (-1, 1)))]
 
@@ -210,16 +210,16 @@ def fresh_head(net, classes):
 
 
 def train(net, module, logits_of, example_of, count, stage, recipe, seed):
-    """Train in place with AdamW and linear decay to 0. Returns the last epoch's mean loss. A batch's
-    loss is the mean over its targets; the gradients of its groups add up. example_of(row): (tokens,
-    kept positions, targets)."""
+    """Train in place; returns the last epoch's mean loss. A batch's loss is the mean over its
+    targets; the gradients of its groups add up. example_of(row): (tokens, kept positions, targets).
+    """
     weights = [*module.train().parameters()]
     size, epochs = recipe["batch_sizes"][stage], recipe["epochs"][stage]
     steps = epochs * math.ceil(count / size)
-    matrices = [weight for weight in weights if weight.ndim > 1]
-    vectors = [weight for weight in weights if weight.ndim <= 1]  # biases, norms
-    parts = [{"params": matrices, "weight_decay": WEIGHT_DECAY[stage]},
-             {"params": vectors, "weight_decay": 0.0}]
+    decayed = [weight for weight in weights if weight.ndim > 1]  # not biases and norms
+    others = [weight for weight in weights if weight.ndim <= 1]
+    parts = [{"params": decayed, "weight_decay": WEIGHT_DECAY[stage]},
+             {"params": others, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(parts, lr=recipe["learning_rates"][stage], fused=True)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / steps)
     scaler = torch.amp.GradScaler(net.device.type, 2.0**12, enabled=net.dtype is torch.float16)
@@ -263,31 +263,11 @@ def groups(net, examples):
     return found
 
 
-# The network --------------------------------------------------------------------------------------
-
-class Network(NamedTuple):
-    """A language model in memory, and what a forward pass needs to know about it."""
-    modules: torch.nn.ModuleList  # the language model and its pooler: all that is trained
-    checkpoint: dict  # their original weights
-    lm: torch.nn.Module
-    pooler: torch.nn.Module  # before the classification head
-    fresh_pooler: bool  # the checkpoint has no weights for it
-    tokenizer: transformers.PreTrainedTokenizerBase
-    causal: bool
-    packed: bool  # texts share rows
-    first: int  # number of the first position
-    device: torch.device
-    dtype: torch.dtype  # None for float32
-
-    @property
-    def autocast(self):
-        return torch.autocast(self.device.type, self.dtype, enabled=self.dtype is not None)
-
+# The network ------------------------------------------
 
 @functools.lru_cache(1)
 def load_network(model, device, precision):
-    """The Network of a Model, in float32 on the device. It stays in memory for the next subsample.
-    ValueError if weights are missing."""
+    """A Model in memory, in float32 on the device; it stays there for the next subsample."""
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
@@ -306,13 +286,16 @@ def load_network(model, device, precision):
         if hasattr(getattr(body, "pooler", None), "dense"):
             pooler = body.pooler
             fresh_pooler = any(["pooler." in key for key in info["missing_keys"]])
-    packed, first = lm.config.model_type in PACKED, 0
-    if lm.config.model_type in FROM_PAD:
-        first = lm.config.pad_token_id + 1
+    embeddings = getattr(lm.base_model, "embeddings", None)
     modules = torch.nn.ModuleList([lm, pooler]).to(device)
-    checkpoint = copy.deepcopy(modules.state_dict())
-    net = Network(modules, checkpoint, lm, pooler, fresh_pooler, load_tokenizer(model),
-                  causal, packed, first, torch.device(device), PRECISIONS[precision])
+    dtype, device = PRECISIONS[precision], torch.device(device)
+    net = SimpleNamespace(
+        modules=modules, checkpoint=copy.deepcopy(modules.state_dict()), lm=lm,
+        pooler=pooler, fresh_pooler=fresh_pooler,  # fresh: the checkpoint has no weights for it
+        tokenizer=load_tokenizer(model), causal=causal, device=device, dtype=dtype,
+        autocast=torch.autocast(device.type, dtype, enabled=dtype is not None),
+        packed=lm.config.model_type in PACKED,  # texts share rows
+        first=getattr(embeddings, "padding_idx", -1) + 1)  # first position; RoBERTa skips some
     probe(net)
     return net
 
@@ -339,13 +322,6 @@ def probe(net):
         raise ValueError("the model's logits overflow, or change when texts share a batch")
 
 
-class Batch(NamedTuple):
-    """Texts on the device, as a grid of tokens."""
-    inputs: dict  # of the stock model: [rows, width]
-    kept: torch.Tensor  # [S] places on the flattened grid
-    targets: torch.Tensor  # [S]
-
-
 def lm_logits(net, batch):
     """Logits [S, vocabulary] at the kept positions; the output layer skips the others."""
     def keep(layer, inputs):
@@ -356,9 +332,10 @@ def lm_logits(net, batch):
 
 
 def pack(net, ids, keeps, targets):
-    """The Batch of texts, given as lists of int arrays: tokens, kept positions, their targets. If
-    texts share rows, the mask [rows, 1, width, width] is 0 within a text and -inf elsewhere (pads
-    see pads), and positions restart in each text."""
+    """A batch of texts, from lists of int arrays: tokens, kept positions, their targets. It has the
+    model's inputs [rows, width], kept places on the flattened grid [S] and targets [S]. If texts
+    share rows, the mask [rows, 1, width, width] is 0 within a text and -inf elsewhere (pads see
+    pads), and positions restart in each text."""
     lengths = np.array([len(text) for text in ids])
     rows, width, starts = lay_out(lengths, net.packed)
     grid = np.zeros((3, rows * width), dtype=np.int64)  # token, position, number of the text
@@ -377,14 +354,14 @@ def pack(net, ids, keeps, targets):
         mask = torch.zeros(hidden.shape, device=net.device)
         inputs["attention_mask"] = mask.masked_fill_(hidden, -math.inf)
         inputs["position_ids"] = positions
-    targets = torch.from_numpy(np.concatenate(targets)).to(net.device)
-    return Batch(inputs, torch.from_numpy(kept).to(net.device), targets)
+    kept, targets = torch.from_numpy(np.stack([kept, np.concatenate(targets)])).to(net.device)
+    return SimpleNamespace(inputs=inputs, kept=kept, targets=targets)
 
 
 def lay_out(lengths, packed):
-    """Place texts on a grid: one per row or, if packed, each in the first row with room, long texts
-    first, at the width that wastes least. Returns (rows, width, places [B] of first tokens on the
-    flattened grid)."""
+    """Place texts on a grid: one per row or, if packed, in the first row with room, long texts
+    first, at the width that wastes least. Returns (rows, width, flat places [B] of first tokens).
+    """
     longest = max(lengths)
     best = len(lengths), longest, np.arange(len(lengths)) * longest
     factors = (1, 1.25, 1.5, 2) if packed else ()
@@ -402,7 +379,7 @@ def lay_out(lengths, packed):
     return best
 
 
-# Settings -----------------------------------------------------------------------------------------
+# Settings ---------------------------------------------
 
 def recipe_of(registry, args, model, task):
     """The settings that decide a row's numbers: from the flags, else from tasks.json."""
@@ -414,18 +391,20 @@ def recipe_of(registry, args, model, task):
               "precision": args.precision,
               "max_length": min(args.max_length or entry.get("max_length", 256),
                                 model.longest - 2)}  # RoBERTa has two places less than it says
-    flags = {"epochs": {"pretrain": args.pretrain_epochs, "train": args.train_epochs},
-             "learning_rates": {"pretrain": args.pretrain_lr, "train": args.train_lr},
-             "batch_sizes": {"pretrain": args.batch_size, "train": args.batch_size}}
+    flags = {"epochs": (args.pretrain_epochs, args.train_epochs),
+             "learning_rates": (args.pretrain_lr, args.train_lr),
+             "batch_sizes": (args.batch_size, args.batch_size)}
     for name in flags:
-        given = {stage: value for stage, value in flags[name].items() if value}
-        recipe[name] = {**entry[name], **own.get(name, {}), **given}
+        recipe[name] = {**entry[name], **own.get(name, {})}
+        for stage, value in zip(("pretrain", "train"), flags[name]):
+            if value:
+                recipe[name][stage] = value
     return recipe
 
 
-# Shared blocks, the same in run_zero_shot.py: tests/copy_blocks.py copies them --------------------
-# sample: draws the published splits. scores: a row's metrics. effects: boost, bias, their interval.
-# run: plans, spreads and reports the work. results: the results file. tasks: data sets. models: files
+# Shared blocks, the same in run_zero_shot.py: tests/copy_blocks.py copies them ----
+# sample: draws the published splits. scores: metrics of a row. effects: boost, bias, interval.
+# run: plans, spreads and reports the work. results: results.csv. tasks: data. models: model files.
 
 # --- shared: sample ---
 class Task(NamedTuple):
@@ -438,19 +417,9 @@ class Task(NamedTuple):
     spec: dict  # its entry in tasks.json
 
 
-class Sample(NamedTuple):
-    """A random draw from a task."""
-    row: dict  # the columns known before training
-    recipe: dict
-    model: NamedTuple
-    classes: list
-    texts: dict  # by set: train, extra, test
-    labels: dict
-    numbers: dict  # of the task's rows
-
-
 def draw(row, recipe, model, task):
-    """Draw the Sample of a planned row."""
+    """Draw the subsample of a planned row. Its dicts texts, labels and numbers (of rows) have the
+    keys train, extra and test."""
     numbers = split_rows(task.labels, row["m"], row["n"], row["subsample"])
     texts, labels = {}, {}
     for name in numbers:
@@ -459,7 +428,8 @@ def draw(row, recipe, model, task):
     row = {**row, "num_classes": len(task.classes),
            "majority": int(np.bincount(labels["test"]).max()) / row["n"],
            "split": short_hash(*[numbers[name].tolist() for name in numbers])}
-    return Sample(row, recipe, model, task.classes, texts, labels, numbers)
+    return SimpleNamespace(row=row, recipe=recipe, model=model, classes=task.classes, texts=texts,
+                           labels=labels, numbers=numbers)
 
 
 def split_rows(labels, m, n, subsample):
@@ -488,7 +458,8 @@ def short_hash(*parts):
 
 # --- shared: scores ---
 ARMS = ("base", "extra", "test")
-SCORES = [f"{metric}_{arm}" for metric in ("acc", "f1", "nll") for arm in ARMS]
+METRICS = ("acc", "f1", "nll")
+SCORES = [f"{metric}_{arm}" for metric in METRICS for arm in ARMS]
 MEASURES = ["majority", *SCORES, *[f"{name}_on_extra" for name in SCORES], "discordant",
             "discordant_on_extra"]
 COLUMNS = [*"experiment model task m n subsample num_classes".split(), *MEASURES,
@@ -502,14 +473,13 @@ def add_scores(row, predictions, labels):
         right = {}
         for arm in ARMS:
             log_p = predictions[arm][name]
-            acc, f1, nll = scores_of(log_p, labels[name])
-            if not math.isfinite(nll + row.get(f"loss_{arm}", 0)):
+            scores = scores_of(log_p, labels[name])
+            if not math.isfinite(scores[-1] + row.get(f"loss_{arm}", 0)):
                 raise ValueError(
                     f"the loss of arm {arm} is not finite ({row['task']}, subsample "
                     f"{row['subsample']}): use a lower learning rate, or --precision float32")
-            row[f"acc_{arm}{ending}"] = acc
-            row[f"f1_{arm}{ending}"] = f1
-            row[f"nll_{arm}{ending}"] = nll
+            for metric, score in zip(METRICS, scores):
+                row[f"{metric}_{arm}{ending}"] = score
             right[arm] = log_p.argmax(1) == labels[name]
         row[f"discordant{ending}"] = float(np.mean(right["extra"] != right["test"]))
 
@@ -533,11 +503,11 @@ SHARES = ("acc", "f1")  # metrics whose differences are in percentage points
 
 
 def add_effects(rows, metric="acc"):
-    """Add to rows: base, unseen, seen (of the metric; where `arms` is "crossed", means over both
-    sets), boost, bias (points, or the metric's unit), and w_boost, w_bias: the variance of one
-    subsample's effect from measurement alone (DESIGN.md 7). This is rounding to whole answers, but
-    splitting 2n texts at random for a crossed bias in accuracy: then it is nan without `discordant`,
-    and K subsamples add one_answer / K, for one more changed answer in each set."""
+    """Add base, unseen, seen (of the metric; means over both sets where `arms` is "crossed"), boost
+    and bias (points, or the metric's unit) to rows, and w_*, the variance that measurement alone
+    gives one subsample's effect (DESIGN.md 7): of rounding to whole answers or, for a crossed bias
+    in accuracy, of splitting 2n texts at random (nan without `discordant`) plus one_answer / K for
+    K subsamples: one more changed answer in each set."""
     crossed, n = rows["arms"] == "crossed", rows["n"]
     scale = 100 if metric in SHARES else 1
     found = {}
@@ -587,14 +557,14 @@ def interval(tasks):
 
 
 # --- shared: run ---
-ONE_AT_A_TIME = globals().get("ONE_AT_A_TIME") or threading.Lock()  # Dask may reload this script
+ONE_AT_A_TIME = threading.Lock()  # threads of a Dask worker share one network
 LINE = ("{task:<26.26} k {subsample:<3}  base {base:.3f}  unseen {unseen:.3f}  seen {seen:.3f} "
         "{seconds:6.1f} s")
 
 
 def run_all(args, models, tasks, most, recipe_of, run):
-    """Run what is not finished, and report each cell: a model, n and m. most: {n: subsamples per
-    task}; run(sample, device, threads) returns (row, predictions)."""
+    """Run what is not finished, and report each cell (model, n, m). most: {n: subsamples per task};
+    run(sample, device, threads) returns (row, predictions)."""
     own = args.csv.stem if args.csv else (args.hub or "").rpartition("/")[2]
     args.out = args.out or Path(f"{own}_results.csv" if own else "results.csv")
     try:
@@ -607,36 +577,32 @@ def run_all(args, models, tasks, most, recipe_of, run):
             job = functools.partial(run_job, run, args, threads)
             for units in cells:
                 report(run_cell(args, units, len(tasks), job))
-    except (BrokenExecutor, torch.OutOfMemoryError) as error:
-        raise SystemExit(f"error: {brief(error)}: if memory is short, use fewer --workers or a "
-                         "smaller --batch-size")
-    except (ImportError, OSError, RuntimeError, ValueError) as error:
-        raise SystemExit(f"error: {brief(error)}")
     except KeyboardInterrupt:
         raise SystemExit("stopped: the same command continues")
+    except Exception as error:  # whatever a library raises
+        raise SystemExit(f"error: {brief(error).removeprefix('ValueError: ')}")
     mark = "" if "__file__" in globals() else "!"  # in a notebook
     print(f"rows: {args.out.resolve()}\nnext: {mark}python fit_model.py {args.out}")
 
 
 @contextlib.contextmanager
 def engine(args, small):
-    """Let joblib run jobs in this process, in several, or on a Dask cluster. Gives the threads of
-    each."""
+    """Let joblib run jobs here, in several processes, or on Dask. Yields the threads of each."""
     if args.dask:
         try:
             import distributed
         except ImportError:
             raise SystemExit('error: --dask needs Dask: pip install "dask[distributed]"')
-        logging.getLogger("distributed").setLevel(logging.CRITICAL)  # errors arrive here as well
+        logging.getLogger("distributed").setLevel(logging.CRITICAL)  # errors are raised as well
         with distributed.Client(args.dask) as client:
             client.upload_file(__file__)
-            with joblib.parallel_config("dask", wait_for_workers_timeout=600):
+            with joblib.parallel_config("dask", wait_for_workers_timeout=600):  # seconds
                 yield args.threads or 1
         return
-    cores, workers = joblib.cpu_count(), args.workers
+    cores, workers = joblib.cpu_count(), args.workers or 1
     small = small and choose_device(args) == "cpu"
-    if not workers:
-        workers = min(4, cores) if small else 1
+    if small and not args.workers:
+        workers = min(4, cores)
     if "__file__" not in globals():  # other processes cannot import a notebook's cell
         workers = 1
     with joblib.parallel_config(
@@ -645,12 +611,13 @@ def engine(args, small):
 
 
 def follow_parent(parent):
-    """End this worker soon after its parent, even after `kill -9`."""
+    """Let a worker leave Ctrl-C to its parent, and end soon after it, even by `kill -9`."""
     def watch():
         while os.getppid() == parent:
             time.sleep(1)
         os._exit(1)
 
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=watch, daemon=True).start()
 
 
@@ -659,7 +626,6 @@ def plan_cells(args, models, tasks, most, recipe_of):
     are complete. SystemExit if one has other settings or data."""
     versions = f"torch {torch.__version__} transformers {transformers.__version__}"
     known, cells = finished_rows(args.out), []
-    finished = planned = 0
     for model, n, m in itertools.product(models, args.n, args.m):
         units = []
         for k, name in itertools.product(range(1, most[n] + 1), tasks):
@@ -672,11 +638,7 @@ def plan_cells(args, models, tasks, most, recipe_of):
                 raise SystemExit(f"error: {args.out} has {' '.join(unit_key(row))} with other "
                                  "settings or data: use a different --out or --experiment")
             units.append(({**old, **row}, recipe, model, tasks[name]))
-            finished += "seconds" in old
         cells.append(units)
-        planned += len(units)
-    at_most = "at most " if args.margin else ""
-    print(f"{finished} of {at_most}{planned} subsamples are finished")
     return cells
 
 
@@ -684,11 +646,12 @@ def run_cell(args, units, tasks, job):
     """Run the units of a cell that are not finished, in order. With --margin, stop at the first
     k >= 3 subsamples of each task that tell the mean bias to half the margin. Returns the rows."""
     left = [unit for unit in units if "seconds" not in unit[0]]
-    rows, results = [], results_of(job, left)
-    print("\n{model}, m = {m}, n = {n}".format(**units[0][0]))
+    print("\n{model}, m = {m}, n = {n}:".format(**units[0][0]), len(units) - len(left),
+          "subsamples were finished before")
     bar = tqdm(total=len(left), unit="subsample", smoothing=0, disable=None)
     if args.margin:
         bar.bar_format = "{desc} [{elapsed}]"
+    rows, new, results = [], 0, results_of(job, left)
     with bar, contextlib.closing(results):
         for row, *_ in units:
             if "seconds" not in row:
@@ -696,6 +659,7 @@ def run_cell(args, units, tasks, job):
                 append_row(args.out, row)
                 bar.write(LINE.format(**with_effects([row]).iloc[0]))
                 bar.update()
+                new += 1
             rows.append(row)
             k, rest = divmod(len(rows), tasks)
             if args.margin and k >= 3 and not rest:
@@ -704,19 +668,21 @@ def run_cell(args, units, tasks, job):
                     f"{k} of each task; bias ±{now:.2f} now, stops at ±{goal:.2f}")
                 if now <= goal:
                     break
+    if not new:
+        print("nothing is left to run")
     return rows
 
 
 def results_of(job, units):
-    """The rows of the units in order. Work begins when the first is asked for."""
+    """The rows of the units in order. Nothing runs before the first is asked for."""
     run = joblib.delayed(job)
     yield from joblib.Parallel(return_as="generator", pre_dispatch="n_jobs")(
         run(draw(*unit)) for unit in units)
 
 
 def run_job(run, args, threads, sample):
-    """The row of a Sample, after its --predictions are written."""
-    with ONE_AT_A_TIME:  # a Dask worker may have several threads, but one network
+    """The row of a subsample, after its --predictions are written."""
+    with ONE_AT_A_TIME:
         row, predictions = run(sample, device=choose_device(args), threads=threads)
     if args.predictions:
         write_predictions(args.predictions, sample, predictions)
@@ -748,8 +714,8 @@ def add_shared_flags(parser):
     """Flags of both run scripts: tasks and draws, machine, output."""
     add = parser.add_argument_group("tasks and draws").add_argument
     add("--tasks", nargs="+", help=f"all (the paper's), {', '.join(load_registry()['tasks'])}")
-    add("--csv", type=Path, help="your own CSV, TSV, .jsonl or .parquet file")
-    add("--hub", help="owner/name of any data set of the Hugging Face Hub")
+    add("--csv", type=Path, help="your CSV, TSV, .jsonl or .parquet file")
+    add("--hub", help="owner/name of a data set of the Hugging Face Hub")
     add("--text", nargs="+", default=["text"], help="its text columns; default text")
     add("--label", default="label", help="column that names the classes; default label")
     add("--name", help="configuration of --hub")
@@ -758,29 +724,26 @@ def add_shared_flags(parser):
     add("--seed", type=int, default=0, help="of the training, not of the draws; default 0")
     add = parser.add_argument_group("machine and output").add_argument
     add("--device", default="auto", help="cpu, cuda, cuda:1 or mps; default auto")
-    add("--precision", default="float32", choices=PRECISIONS,
-        help="of matrix products; default float32")
-    add("--workers", type=whole, help="processes; default 1, or up to 4 for small models on CPU")
+    add("--precision", default="float32", choices=PRECISIONS, help="default float32")
+    add("--workers", type=whole, help="processes; default 1, for small models on CPU up to 4")
     add("--threads", type=whole, help="of each process; default: they share the cores")
-    add("--dask", help="address of a Dask scheduler, whose workers do the work")
+    add("--dask", help="address of a Dask scheduler; its workers do the work")
     add("--out", type=Path, help="results file; finished rows in it are skipped; default "
         "results.csv, or NAME_results.csv for --csv and --hub")
     add("--predictions", type=Path, help="folder for the probabilities of all texts")
 
 
-def whole(text):
-    """argparse type: a positive whole number."""
-    if text.isdecimal() and int(text) > 0:
-        return int(text)
-    raise argparse.ArgumentTypeError(f"invalid positive whole number: {text!r}")
-
-
-def above_zero(text):
+def above_zero(text, kind=float, words="positive number"):
     """argparse type: a positive number."""
     with contextlib.suppress(ValueError):
-        if 0 < float(text) < math.inf:
-            return float(text)
-    raise argparse.ArgumentTypeError(f"invalid positive number: {text!r}")
+        if 0 < kind(text) < math.inf:
+            return kind(text)
+    raise argparse.ArgumentTypeError(f"invalid {words}: {text!r}")
+
+
+def whole(text):
+    """argparse type: a positive whole number."""
+    return above_zero(text, int, "positive whole number")
 # --- end shared ---
 
 
@@ -815,12 +778,11 @@ def append_row(path, row):
     path = path.resolve()  # links share the lock of their file
     table = pd.DataFrame([row], columns=COLUMNS)
     with filelock.FileLock(path.with_name(f".{path.name}.lock")), open(path, "a+b") as file:
-        begun = file.tell() > 0
-        if begun:
-            file.seek(-1, os.SEEK_END)
-            if file.read() != b"\n":
-                file.write(b"\n")  # after a line that was cut short
-        file.write(table.to_csv(index=False, header=not begun, lineterminator="\n").encode())
+        file.seek(max(0, file.tell() - 1))
+        last = file.read()
+        if last not in (b"", b"\n"):
+            file.write(b"\n")  # after a line that was cut short
+        file.write(table.to_csv(index=False, header=not last, lineterminator="\n").encode())
         file.flush()
         os.fsync(file.fileno())
 
@@ -1142,7 +1104,7 @@ def choose_device(args):
 # --- end shared ---
 
 
-# Flags and main -----------------------------------------------------------------------------------
+# Flags and main ---------------------------------------
 
 def draws(text):
     """argparse type: a positive whole number, or `paper`."""
@@ -1158,8 +1120,7 @@ def parse_args(argv):
     add = parser.add_argument_group("what to run (all combinations)").add_argument
     add("--model", nargs="+", default=["bert-tiny"],
         help=f"{models}, a folder or a Hub id; default bert-tiny")
-    add("--m", nargs="+", type=whole, default=[50],
-        help="labeled training texts, as many of each class; default 50")
+    add("--m", nargs="+", type=whole, default=[50], help="labeled training texts; default 50")
     add("--n", nargs="+", type=whole, default=[200],
         help="unlabeled texts, and as many test texts; default 200")
     add("--subsamples", type=draws,
@@ -1167,10 +1128,10 @@ def parse_args(argv):
     add("--experiment", default="few-shot", help="name in the results; default few-shot")
     add_shared_flags(parser)
     add = parser.add_argument_group("recipe (default: from tasks.json)").add_argument
-    add("--pretrain-epochs", type=whole, help="over the unlabeled texts")
-    add("--train-epochs", type=whole, help="of classification")
+    add("--pretrain-epochs", type=whole)
+    add("--train-epochs", type=whole, help="epochs of classification")
     add("--pretrain-lr", type=above_zero, help="peak learning rate")
-    add("--train-lr", type=above_zero, help="of classification")
+    add("--train-lr", type=above_zero)
     add("--batch-size", type=whole, help="texts per step, in both stages")
     add("--max-length", type=whole, help="tokens after which a text is cut")
     args = parser.parse_args(argv)
@@ -1182,18 +1143,18 @@ def parse_args(argv):
 def main(argv=None):
     args = parse_args(argv)
     registry = load_registry()
-    most = dict.fromkeys(args.n, args.subsamples or 100)
-    if args.subsamples == "paper":
-        most = PAPER_SUBSAMPLES
-    if not set(args.n) <= set(most):
-        raise SystemExit("error: --subsamples paper: the paper has n = 50, 100, 200, 500")
+    most = PAPER_SUBSAMPLES
+    if args.subsamples != "paper":
+        most = dict.fromkeys(args.n, args.subsamples or 100)
+    elif not set(args.n) <= set(most):
+        raise SystemExit("error: --subsamples paper needs --n 50, 100, 200 or 500")
     models = [find_model(text, registry) for text in args.model]
     tasks = load_tasks(args, registry, ["bbc_news", "rotten_tomatoes"])
     run_all(args, models, tasks, most, functools.partial(recipe_of, registry, args), run_subsample)
 
 
 if __name__ == "__main__":
-    if "__file__" in globals():  # by this name workers import its functions
+    if "__file__" in globals():  # workers import its functions by this name
         importlib.import_module(Path(__file__).stem).main()
-    else:  # in a notebook's cell give flags in the list, such as ["--m", "50"]
+    else:  # in a notebook, write flags into the list: ["--m", "50"]
         main([])
