@@ -12,11 +12,11 @@ It reproduces sections 4 to 8 of "Evaluating the fairness of task-adaptive pretr
 test data before few-shot text classification" (Dubey). A subsample is a random draw from a task:
 m labeled texts, `train`, and two sets of n other texts, `extra` and `test`. Three models, the arms,
 learn to classify from `train`: `base` at once, `extra` after pretraining on the texts of `extra`,
-`test` after pretraining on those of `test`. Each is tested on both sets:
+`test` after pretraining on those of `test`. Each is tested on both sets. The accuracies:
 
-    base     accuracy of the model without pretraining
-    unseen   accuracy of the pretrained models on texts they did not see in pretraining
-    seen     accuracy of the pretrained models on texts they did see
+    base     of the model without pretraining
+    unseen   of the pretrained models on texts they did not see in pretraining
+    seen     of the pretrained models on texts they did see
 
     boost = unseen - base   the fair gain: pretraining on other texts
     bias  = seen - unseen   the unfair gain: pretraining on the test texts themselves
@@ -38,8 +38,8 @@ Each finished subsample is a row of results.csv; later runs skip it. Columns:
     split, data, recipe: hashes of the rows drawn, the data, the settings
     versions: of torch and transformers
 
-The second command takes 4 to 7 minutes on 2 CPU cores (2026-11-24): 14 subsamples of each task, mean
-bias +0.35 ± 0.49 percentage points.
+On 2 CPU cores the second command takes 4 to 7 minutes (2026-11-24): 14 subsamples of each task,
+mean bias +0.35 ± 0.49 percentage points.
 """
 
 import argparse
@@ -85,8 +85,8 @@ RECIPE_VERSION = 6  # in the recipe's hash
 MASK_SHARE = 0.15  # of the tokens that are not special (Devlin et al., 2019)
 WEIGHT_DECAY = {"pretrain": 0.0, "train": 0.01}
 CLIP_NORM = 1.0
-CPU_TOKENS, GPU_TOKENS = 1536, 16384  # in one forward pass; half in wide models
-PACKED = {  # models whose texts can share rows without changing the numbers (see tests/)
+CPU_TOKENS, GPU_TOKENS = 1536, 16384  # in a forward pass; half in wide models
+PACKED = {  # their texts can share rows (proved in tests/)
     "albert", "bert", "camembert", "distilbert", "electra", "gpt2", "gpt_neox", "llama", "opt",
     "roberta", "xlm-roberta",
 }
@@ -229,7 +229,7 @@ def train(net, module, logits_of, example_of, count, stage, recipe, seed):
         epoch_loss, epoch_targets = 0.0, 0
         for start in range(0, count, size):
             examples = [example_of(row) for row in order[start : start + size]]
-            targets = sum([len(its_targets) for _, _, its_targets in examples])
+            targets = sum([len(example[2]) for example in examples])
             batch_loss = 0.0
             for group in groups(net, examples):
                 batch = pack(net, *zip(*group))
@@ -248,7 +248,7 @@ def train(net, module, logits_of, example_of, count, stage, recipe, seed):
 
 
 def groups(net, examples):
-    """Split examples (tokens, kept positions, targets) by size, one group per forward pass."""
+    """Split examples (tokens, kept positions, targets) into one group per forward pass."""
     most = CPU_TOKENS if net.device.type == "cpu" else GPU_TOKENS
     if net.lm.config.hidden_size > 256:
         most //= 2
@@ -262,8 +262,6 @@ def groups(net, examples):
         found[-1].append(example)
     return found
 
-
-# The network ------------------------------------------
 
 @functools.lru_cache(1)
 def load_network(model, device, precision):
@@ -303,10 +301,7 @@ def load_network(model, device, precision):
 @torch.no_grad()
 def probe(net):
     """ValueError unless texts in a batch get the logits that the stock model gives each alone, and
-    the tokens of a causal model do not see later ones: otherwise training would go wrong silently.
-    """
-    if not net.causal and net.tokenizer.mask_token_id is None:
-        raise ValueError("the tokenizer of a masked language model needs a mask token")
+    tokens of a causal model do not see later ones."""
     net.lm.eval()
     words = np.setdiff1d(range(99), net.tokenizer.all_special_ids)
     texts, alone = [words[:32], words[:7]], []  # the same tokens begin both
@@ -332,10 +327,9 @@ def lm_logits(net, batch):
 
 
 def pack(net, ids, keeps, targets):
-    """A batch of texts, from lists of int arrays: tokens, kept positions, their targets. It has the
-    model's inputs [rows, width], kept places on the flattened grid [S] and targets [S]. If texts
-    share rows, the mask [rows, 1, width, width] is 0 within a text and -inf elsewhere (pads see
-    pads), and positions restart in each text."""
+    """A batch, from lists of int arrays: tokens, kept positions, targets. It has the model's inputs
+    [rows, width], kept places on the flattened grid [S] and targets [S]. If texts share rows, the
+    mask [rows, 1, width, width] is 0 within a text, -inf elsewhere; positions restart in each."""
     lengths = np.array([len(text) for text in ids])
     rows, width, starts = lay_out(lengths, net.packed)
     grid = np.zeros((3, rows * width), dtype=np.int64)  # token, position, number of the text
@@ -359,9 +353,8 @@ def pack(net, ids, keeps, targets):
 
 
 def lay_out(lengths, packed):
-    """Place texts on a grid: one per row or, if packed, in the first row with room, long texts
-    first, at the width that wastes least. Returns (rows, width, flat places [B] of first tokens).
-    """
+    """Place texts on a grid: one per row or, if packed, in the first row with room, at the width
+    that wastes least. Returns (rows, width, flat places [B] of first tokens)."""
     longest = max(lengths)
     best = len(lengths), longest, np.arange(len(lengths)) * longest
     factors = (1, 1.25, 1.5, 2) if packed else ()
@@ -378,8 +371,6 @@ def lay_out(lengths, packed):
             best = rows, width, starts
     return best
 
-
-# Settings ---------------------------------------------
 
 def recipe_of(registry, args, model, task):
     """The settings that decide a row's numbers: from the flags, else from tasks.json."""
@@ -505,9 +496,9 @@ SHARES = ("acc", "f1")  # metrics whose differences are in percentage points
 def add_effects(rows, metric="acc"):
     """Add base, unseen, seen (of the metric; means over both sets where `arms` is "crossed"), boost
     and bias (points, or the metric's unit) to rows, and w_*, the variance that measurement alone
-    gives one subsample's effect (DESIGN.md 7): of rounding to whole answers or, for a crossed bias
-    in accuracy, of splitting 2n texts at random (nan without `discordant`) plus one_answer / K for
-    K subsamples: one more changed answer in each set."""
+    gives one subsample's effect (DESIGN.md 7): rounding to whole answers or, for a crossed bias in
+    accuracy, splitting 2n texts at random (nan without `discordant`) plus one_answer / K for K
+    subsamples."""
     crossed, n = rows["arms"] == "crossed", rows["n"]
     scale = 100 if metric in SHARES else 1
     found = {}
@@ -532,7 +523,7 @@ def add_effects(rows, metric="acc"):
 
 def task_means(rows, effect="bias"):
     """A row per task: means over K subsamples, K, the effect's sd, and v = max(sd^2, w) / K, the
-    variance of its mean; nan if K is 1, or if sd is 0 and w unknown."""
+    variance of its mean: nan if K is 1, or sd is 0 and w unknown."""
     names = ["n", "majority", "base", "unseen", "seen", "boost", "bias", f"w_{effect}",
              "one_answer"]
     groups = rows.groupby("task")
@@ -548,7 +539,7 @@ def task_means(rows, effect="bias"):
 
 def interval(tasks):
     """(standard error, Satterthwaite's degrees of freedom, half-width of the 89% t interval) of the
-    mean over tasks, which are from task_means. nan if a task has one subsample."""
+    mean over the rows of task_means. nan if a task has one subsample."""
     v = tasks["v"] / len(tasks) ** 2
     se = math.sqrt(v.sum(skipna=False))
     df = v.sum() ** 2 / (v**2 / (tasks["subsamples"] - 1)).sum()
@@ -563,8 +554,8 @@ LINE = ("{task:<26.26} k {subsample:<3}  base {base:.3f}  unseen {unseen:.3f}  s
 
 
 def run_all(args, models, tasks, most, recipe_of, run):
-    """Run what is not finished, and report each cell (model, n, m). most: {n: subsamples per task};
-    run(sample, device, threads) returns (row, predictions)."""
+    """Run what is not finished, and report each cell (model, n, m). most: {n: subsamples};
+    run(sample, device, threads): (row, predictions)."""
     own = args.csv.stem if args.csv else (args.hub or "").rpartition("/")[2]
     args.out = args.out or Path(f"{own}_results.csv" if own else "results.csv")
     try:
@@ -599,31 +590,29 @@ def engine(args, small):
             with joblib.parallel_config("dask", wait_for_workers_timeout=600):  # seconds
                 yield args.threads or 1
         return
-    cores, workers = joblib.cpu_count(), args.workers or 1
     small = small and choose_device(args) == "cpu"
-    if small and not args.workers:
-        workers = min(4, cores)
+    cores = joblib.cpu_count()
+    workers = args.workers or (min(4, cores) if small else 1)
     if "__file__" not in globals():  # other processes cannot import a notebook's cell
         workers = 1
-    with joblib.parallel_config(
-            "loky", n_jobs=workers, initializer=follow_parent, initargs=[os.getpid()]):
+    with joblib.parallel_config("loky", n_jobs=workers, initializer=follow_parent):
         yield args.threads or (1 if small else max(1, cores // workers))
 
 
-def follow_parent(parent):
+def follow_parent():
     """Let a worker leave Ctrl-C to its parent, and end soon after it, even by `kill -9`."""
-    def watch():
+    def watch(parent):
         while os.getppid() == parent:
             time.sleep(1)
         os._exit(1)
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=watch, daemon=True).start()
+    threading.Thread(target=watch, args=[os.getppid()], daemon=True).start()
 
 
 def plan_cells(args, models, tasks, most, recipe_of):
-    """A list for each cell: its subsamples as (row, recipe, model, task), in order. Finished rows
-    are complete. SystemExit if one has other settings or data."""
+    """For each cell a list of (row, recipe, model, task); finished rows are complete. SystemExit if
+    one has other settings or data."""
     versions = f"torch {torch.__version__} transformers {transformers.__version__}"
     known, cells = finished_rows(args.out), []
     for model, n, m in itertools.product(models, args.n, args.m):
@@ -643,12 +632,12 @@ def plan_cells(args, models, tasks, most, recipe_of):
 
 
 def run_cell(args, units, tasks, job):
-    """Run the units of a cell that are not finished, in order. With --margin, stop at the first
-    k >= 3 subsamples of each task that tell the mean bias to half the margin. Returns the rows."""
+    """The rows of a cell, after what is left has run. With --margin it ends at the first k >= 3
+    subsamples of each task that tell the mean bias to half the margin."""
     left = [unit for unit in units if "seconds" not in unit[0]]
     print("\n{model}, m = {m}, n = {n}:".format(**units[0][0]), len(units) - len(left),
-          "subsamples were finished before")
-    bar = tqdm(total=len(left), unit="subsample", smoothing=0, disable=None)
+          "subsamples are finished")
+    bar = tqdm(total=len(left), unit="subsample", disable=None)
     if args.margin:
         bar.bar_format = "{desc} [{elapsed}]"
     rows, new, results = [], 0, results_of(job, left)
@@ -683,14 +672,14 @@ def results_of(job, units):
 def run_job(run, args, threads, sample):
     """The row of a subsample, after its --predictions are written."""
     with ONE_AT_A_TIME:
-        row, predictions = run(sample, device=choose_device(args), threads=threads)
+        row, predictions = run(sample, choose_device(args), threads)
     if args.predictions:
         write_predictions(args.predictions, sample, predictions)
     return row
 
 
 def with_effects(rows):
-    """Rows, new or from a file, as a table with the columns of add_effects."""
+    """Rows, new or from a file, as a table with their effects."""
     table = pd.DataFrame(rows, columns=COLUMNS)
     table[MEASURES] = table[MEASURES].astype(float)
     return add_effects(table.assign(n=table["n"].astype(int), arms="crossed"))
@@ -699,9 +688,9 @@ def with_effects(rows):
 def report(rows):
     """Print the means of each task."""
     means = task_means(with_effects(rows))
-    table = means[["subsamples", "majority", "base", "unseen", "seen", "boost", "bias"]]
-    table = table.rename(columns={"subsamples": "k"})
-    table[["majority", "base", "unseen", "seen"]] *= 100
+    table = 100 * means[["majority", "base", "unseen", "seen"]]
+    table.insert(0, "k", means["subsamples"])
+    table = table.join(means[["boost", "bias"]])
     print("\nMeans of k subsamples in %; boost and bias in percentage points")
     print(table.to_string(float_format="{:.2f}".format))
     text = f"mean bias {means['bias'].mean():+.2f}"
@@ -711,7 +700,7 @@ def report(rows):
 
 
 def add_shared_flags(parser):
-    """Flags of both run scripts: tasks and draws, machine, output."""
+    """Flags of both run scripts."""
     add = parser.add_argument_group("tasks and draws").add_argument
     add("--tasks", nargs="+", help=f"all (the paper's), {', '.join(load_registry()['tasks'])}")
     add("--csv", type=Path, help="your CSV, TSV, .jsonl or .parquet file")
@@ -753,10 +742,9 @@ KEY = "experiment model task m n subsample seed".split()  # these columns identi
 
 def finished_rows(out):
     """The rows of a results file as {key: row}, except lines that were cut short."""
-    finished = {}
-    if not out.exists():
-        return finished
-    lines = out.read_text(encoding="utf-8-sig", errors="replace").split("\n")
+    finished, lines = {}, [""]
+    if out.exists():
+        lines = out.read_text(encoding="utf-8-sig", errors="replace").split("\n")
     # line by line, since a line cut short inside quotes would swallow the next one
     header, *rows = [next(csv.reader([line]), []) for line in lines]
     if lines != [""] and header != COLUMNS:

@@ -20,7 +20,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
-import peft
 import psutil
 import pytest
 import torch
@@ -1179,6 +1178,8 @@ def no_mask_token(folder):
 
 
 def add_adapter(folder):
+    import peft
+
     model = transformers.AutoModelForCausalLM.from_pretrained(folder)
     settings = peft.LoraConfig(target_modules="all-linear", task_type="CAUSAL_LM")
     peft.get_peft_model(model, settings).save_pretrained(folder)
