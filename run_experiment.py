@@ -27,7 +27,7 @@ learn to classify from `train`: `base` at once, `extra` after pretraining on the
     python run_experiment.py --model bert gpt2 --tasks all --m 50 100 --n 50 100 200 500 \
         --subsamples paper
 
-Each finished subsample is a row of results.csv; later runs skip it. Columns:
+Each finished subsample is a row of results.csv; later runs skip it. Its columns:
     experiment, model, task, m, n, subsample: what was run; subsample k is drawn with seed 42 + k
     num_classes, majority: classes; share of the most common one in `test`
     acc_*, f1_*, nll_* of base, extra, test: accuracy, macro-F1, mean -log p (nats) on `test`
@@ -587,7 +587,8 @@ def engine(args, small):
         logging.getLogger("distributed").setLevel(logging.CRITICAL)  # errors are raised as well
         with distributed.Client(args.dask) as client:
             client.upload_file(__file__)
-            with joblib.parallel_config("dask", wait_for_workers_timeout=600):  # seconds
+            client.wait_for_workers(args.workers or 1, timeout=600)  # seconds
+            with joblib.parallel_config("dask"):
                 yield args.threads or 1
         return
     small = small and choose_device(args) == "cpu"
@@ -693,9 +694,9 @@ def report(rows):
     table = table.join(means[["boost", "bias"]])
     print("\nMeans of k subsamples in %; boost and bias in percentage points")
     print(table.to_string(float_format="{:.2f}".format))
-    text = f"mean bias {means['bias'].mean():+.2f}"
+    text = f"mean bias {means['bias'].mean():+.2f} points"
     if means["subsamples"].min() > 1:
-        text += f" ± {interval(means)[2]:.2f} points (89% interval)"
+        text += f" ± {interval(means)[2]:.2f} (89% interval)"
     print(text)
 
 
@@ -714,7 +715,8 @@ def add_shared_flags(parser):
     add = parser.add_argument_group("machine and output").add_argument
     add("--device", default="auto", help="cpu, cuda, cuda:1 or mps; default auto")
     add("--precision", default="float32", choices=PRECISIONS, help="default float32")
-    add("--workers", type=whole, help="processes; default 1, for small models on CPU up to 4")
+    add("--workers", type=whole, help="processes; default 1, for small models on CPU up to 4; "
+        "with --dask, workers to wait for")
     add("--threads", type=whole, help="of each process; default: they share the cores")
     add("--dask", help="address of a Dask scheduler; its workers do the work")
     add("--out", type=Path, help="results file; finished rows in it are skipped; default "
