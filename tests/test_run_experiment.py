@@ -1,5 +1,5 @@
-"""run_experiment.py and the blocks that it shares with run_zero_shot.py, against independent oracles:
-plain loops, hand arithmetic, transformers' own models and Trainer, whole runs in real processes."""
+"""run_experiment.py and the blocks that it shares with run_zero_shot.py, against plain loops, hand
+arithmetic, transformers' own models and Trainer; whole runs in real processes."""
 
 import contextlib
 import csv
@@ -30,6 +30,7 @@ from scipy import stats
 from conftest import ARMS, MODELS, ROOT, SETS, comparable, end_of, load_script, plain_training
 from conftest import rows_of
 
+PACKED = load_script("run_experiment").PACKED
 RUN_SUBSAMPLE = load_script("run_experiment").run_subsample
 TEXTS = ["a short one", "no", "yes it was", "the film was neither good nor bad but it was a film",
          "this text is a good deal longer than the others, with commas, and goes on for some time"]
@@ -121,13 +122,12 @@ def test_mask_rates(script):
     ids = np.tile(np.r_[101, np.arange(1000, 1098), 102], 4000)  # 98 plain tokens, two special
     rng = np.random.default_rng(0)
     corrupted, scored = script.mask_tokens(ids, [101, 102, 103], 103, 30000, rng)
-    plain = np.count_nonzero((ids != 101) & (ids != 102))
-    assert np.all((ids[scored] != 101) & (ids[scored] != 102)), "special tokens are never scored"
+    assert ids[scored].min() >= 1000, "special tokens are never scored"
     untouched = np.setdiff1d(np.arange(len(ids)), scored)
     assert np.array_equal(corrupted[untouched], ids[untouched])
     masked, kept = corrupted[scored] == 103, corrupted[scored] == ids[scored]
-    for found, p, count in ((len(scored) / plain, 0.15, plain), (masked.mean(), 0.8, len(scored)),
-                            (kept.mean(), 0.1, len(scored))):
+    for found, p, count in ((len(scored) / 392000, 0.15, 392000),
+                            (masked.mean(), 0.8, len(scored)), (kept.mean(), 0.1, len(scored))):
         assert abs(found - p) < 4 * math.sqrt(p * (1 - p) / count)
     random = corrupted[scored][~masked & ~kept]  # uniform over the vocabulary
     assert abs(random.mean() - 15000) < 4 * 30000 / math.sqrt(12 * len(random))
@@ -138,29 +138,17 @@ def test_mask_rates(script):
 # Packing, groups, logits
 
 
-@pytest.mark.parametrize("kind", sorted(load_script("run_experiment").PACKED) + ["modernbert",
-                                                                                 "mistral"])
+@pytest.mark.parametrize("kind", [*sorted(PACKED), "modernbert", "mistral"])
 def test_texts_together_give_the_logits_of_texts_alone(script, load, kind):
     folder, net = load(kind)
     ids = tokens(net)
     found, alone = both_logits(script, net, folder, kind, ids)
     assert torch.allclose(found, alone, atol=1e-4)
     rows, _, _ = script.lay_out(np.array([len(text) for text in ids]), net.packed)
-    assert (rows < len(ids)) == (kind in script.PACKED)
+    assert (rows < len(ids)) == (kind in PACKED)
 
 
-@pytest.mark.parametrize("kind", ["bert", "gpt2"])
-def test_bf16_computes_as_autocast_does(script, load, kind):
-    folder, net = load(kind, precision="bf16")
-    ids = tokens(net)[:1]
-    found, plain = both_logits(script, net, folder, kind, ids)
-    with torch.autocast("cpu", torch.bfloat16):
-        _, rounded = both_logits(script, net, folder, kind, ids)
-    spread = (rounded - plain).abs().max()
-    assert spread > 0 and (found - rounded).abs().max() < spread / 4
-
-
-@pytest.mark.parametrize("kind", ["bert", "roberta"])  # RoBERTa's positions begin after the pad's id
+@pytest.mark.parametrize("kind", ["bert", "roberta"])  # whose positions begin at the pad's id + 1
 def test_the_longest_text_fits(script, load, kind):
     folder, net = load(kind, max_position_embeddings=40)
     registry, task = script.load_registry(), script.Task([], None, [], "", "", {})
@@ -183,117 +171,51 @@ def test_the_grid_holds_every_token_once_and_wastes_little(script, lengths):
     assert rows * width < 1.2 * sum(lengths) + max(lengths)
 
 
-@pytest.mark.parametrize("packed, most", [(True, 25), (False, 25), (True, 1)])
-def test_groups_hold_each_text_once_within_the_limit(script, monkeypatch, packed, most):
-    config = SimpleNamespace(hidden_size=512)  # wide: half of the tokens
-    net = SimpleNamespace(packed=packed, device=torch.device("cpu"),
-                          lm=SimpleNamespace(config=config))
-    monkeypatch.setattr(script, "CPU_TOKENS", 2 * most)
-    texts = [np.full(length, number) for number, length in enumerate([3, 9, 4, 12, 4, 30, 9])]
-    found = script.groups(net, [(text, None, None) for text in texts])
-    for group in found:
-        lengths = [len(text) for text, *_ in group]
-        tokens = sum(lengths) if packed else max(lengths) * len(lengths)
-        assert len(group) == 1 or tokens <= most
-    assert sorted([text[0] for group in found for text, *_ in group]) == [*range(7)]
-    assert len(found) == (7 if most == 1 else 3 if packed else 4)
-
-
-@pytest.mark.parametrize("kind", ["gpt2", "llama", "bert"])
-def test_the_loss_equals_that_of_whole_sequences(script, load, kind):
-    """Here the output layer runs at the kept positions alone."""
-    folder, net = load(kind)
-    causal, theirs, ids = net.causal, stock(folder, kind).eval(), tokens(net)
-    net.lm.eval()
-    rows = padded(net, ids)
-    labels = torch.full_like(rows["input_ids"], -100)
-    keeps, targets = [], []
-    for row, text in enumerate(ids):
-        scored = np.arange(1, len(text), 1 if causal else 3)
-        labels[row, scored] = torch.from_numpy(text[scored])
-        keeps.append(scored - causal)
-        targets.append(text[scored])
-    batch = script.pack(net, ids, keeps, targets)
-    logits = script.lm_logits(net, batch)
-    assert logits.shape == (len(batch.targets), len(net.tokenizer))
-    found = torch.nn.functional.cross_entropy(logits, batch.targets)
-    assert found.item() == pytest.approx(theirs(**rows, labels=labels).loss.item(), rel=1e-5)
-
-
-@pytest.mark.parametrize("kind, saved_as, config", [
-    ("bert", None, {}), ("bert", transformers.BertModel, {}), ("gpt2", None, {}),
-    ("opt", None, {"word_embed_proj_dim": 16})])
-def test_class_logits_equal_transformers_classifiers(script, load, kind, saved_as, config):
-    """BERT: pooler, dropout, linear. GPT-2: linear on the last token, which in OPT may be narrower
-    than its layers. A pooler of the checkpoint is used, though a BertForMaskedLM has none."""
-    folder, net = load(kind, saved_as, **config)
-    causal = kind in ("gpt2", "opt")
-    assert net.fresh_pooler == (not causal and saved_as is None)
-    theirs = transformers.AutoModelForSequenceClassification.from_pretrained(folder, num_labels=3)
-    head = script.fresh_head(net, 3).eval()
-    ids = tokens(net)
-    net.lm.eval()
-    last = [np.array([len(text) - 1 if causal else 0]) for text in ids]
-    with torch.no_grad():
-        if causal:
-            theirs.score.weight.copy_(head.weight)
-            theirs.config.pad_token_id = 0
-        else:
-            theirs.classifier.load_state_dict(head.state_dict())
-            if net.fresh_pooler:
-                theirs.base_model.pooler.load_state_dict(net.pooler.state_dict())
-        found = script.class_logits(net, head, script.pack(net, ids, last, last))
-        assert torch.allclose(found, theirs.eval()(**padded(net, ids)).logits, atol=2e-5)
-
-
 # Effects and their interval
+
+
+ROW = {"task": "a", "n": "100", "majority": "0.5", "discordant": "0.10",
+       "discordant_on_extra": "0.08", "acc_base": "0.50", "acc_extra": "0.60", "acc_test": "0.66",
+       "acc_base_on_extra": "0.40", "acc_extra_on_extra": "0.58", "acc_test_on_extra": "0.54"}
 
 
 def interval_by_hand(rows, effect="bias"):
     """(mean, half of its 89% interval) over tasks: DESIGN.md 7 in plain Python, row by row."""
     tasks = {}
     for row in rows:
-        n, n_of = float(row["n"]), {name: float(row[name]) for name in row if name[:4] in
-                                    ("acc_", "disc")}
-        change = n_of["acc_test"] - n_of["acc_extra"]
-        mirrored = n_of["acc_extra_on_extra"] - n_of["acc_test_on_extra"]
-        noise = n_of["discordant"] - change**2 + n_of["discordant_on_extra"] - mirrored**2
-        value, w = 50 * (change + mirrored), 100**2 / (4 * n) * noise
+        n, of = int(row["n"]), {name: float(row[name]) for name in row if "_" in name}
+        of["discordant"] = float(row["discordant"])
+        change = of["acc_test"] - of["acc_extra"]
+        mirrored = of["acc_extra_on_extra"] - of["acc_test_on_extra"]
+        noise = of["discordant"] - change**2 + of["discordant_on_extra"] - mirrored**2
+        pair = 50 * (change + mirrored), 100**2 / (4 * n) * noise
         if effect == "boost":
-            gain = n_of["acc_extra"] - n_of["acc_base"]
-            value = 50 * (gain + n_of["acc_test_on_extra"] - n_of["acc_base_on_extra"])
-            w = (100 / n) ** 2 / 12
-        tasks.setdefault(row["task"], []).append((value, w))
+            gain = of["acc_extra"] + of["acc_test_on_extra"]
+            pair = 50 * (gain - of["acc_base"] - of["acc_base_on_extra"]), (100 / n) ** 2 / 12
+        tasks.setdefault(row["task"], []).append(pair)
     means, variances, squares = [], [], 0
     for found in tasks.values():
-        K, (values, ws) = len(found), zip(*found)
-        w = statistics.mean(ws)
-        if effect == "bias":
-            w += 100**2 / (2 * n**2 * K)
+        K, (values, noises) = len(found), zip(*found)
+        imaginary = 100**2 / (2 * n**2 * K) if effect == "bias" else 0
         means.append(statistics.mean(values))
-        variances.append(max(statistics.variance(values), w) / K)
+        most = max(statistics.variance(values), statistics.mean(noises) + imaginary)
+        variances.append(most / K)
         squares += variances[-1] ** 2 / (K - 1)
     df, se = sum(variances) ** 2 / squares, math.sqrt(sum(variances)) / len(means)
     return statistics.mean(means), stats.t.interval(0.89, df, 0, se)[1]
 
 
-def coins(n=50, subsamples=(4, 4, 6), spread=(0.01, 0.1, 0.05)):
-    """Rows of three tasks whose biases vary little, much and a bit, as a file holds them."""
+def coins(subsamples):
+    """Rows of three tasks whose accuracies vary little, much and a bit, as a file holds them."""
     rng, rows = np.random.default_rng(1), []
-    for j, (count, sd) in enumerate(zip(subsamples, spread)):
-        for k in range(1, count + 1):
-            row = {"task": f"task {j}", "n": str(n), "subsample": str(k), "majority": "0.5"}
-            for ending in SETS.values():
-                for arm in ARMS:
-                    row[f"acc_{arm}{ending}"] = str(rng.binomial(n, 0.6 + sd * rng.normal()) / n)
-                row[f"discordant{ending}"] = str(0.4)
+    for task, count, sd in zip("abc", subsamples, (0.01, 0.1, 0.05)):
+        for _ in range(count):
+            row = ROW | {"task": task, "discordant": "0.4", "discordant_on_extra": "0.4"}
+            for name in row:
+                if name.startswith("acc"):
+                    row[name] = str(rng.binomial(100, 0.6 + sd * rng.normal()) / 100)
             rows.append(row)
     return rows
-
-
-ROW = {"task": "a", "n": "100", "majority": "0.5", "discordant": "0.10",
-       "discordant_on_extra": "0.08", "acc_base": "0.50", "acc_extra": "0.60", "acc_test": "0.66",
-       "acc_base_on_extra": "0.40", "acc_extra_on_extra": "0.58", "acc_test_on_extra": "0.54"}
 
 
 def test_effects_by_hand(script):
@@ -317,38 +239,24 @@ def test_effects_of_plain_rows_and_of_other_metrics(script, arms, metric, expect
     assert {name: found[name] for name in expected} == pytest.approx(expected)
 
 
-def test_the_interval_by_hand(script):
-    """Three subsamples each of two tasks without spread: w and one imaginary answer; df 2 + 2."""
-    rows = [ROW | {"task": task} for task in "ababab"]
-    means = script.task_means(script.with_effects(rows))
-    w = 25 * (0.0964 + 0.0784) + 0.5 / 3
-    se, df, half = script.interval(means)
-    assert (se, df) == pytest.approx((math.sqrt(2 * w / 3) / 2, 4))
-    x = half / se  # Student's distribution with 4 degrees of freedom has a closed form
-    part = x**2 / (1 + x**2 / 4)
-    assert 3 / 8 * math.sqrt(part) * (1 - part / 12) == pytest.approx(0.89 / 2)
-
-
 @pytest.mark.parametrize("effect", ["bias", "boost"])
-@pytest.mark.parametrize("subsamples", [(4, 4, 6), (2, 9, 3), (3, 3, 3)])
-def test_the_interval_equals_plain_code(script, effect, subsamples):
-    rows = coins(subsamples=subsamples)
+@pytest.mark.parametrize("rows", [
+    coins((4, 4, 6)), coins((2, 9, 3)), [ROW | {"task": task} for task in "ababab"]])
+def test_the_interval_equals_plain_code(script, effect, rows):
+    """In the last rows the biases do not vary: their noise is that of their texts."""
     means = script.task_means(script.with_effects(rows), effect)
     ours = means[effect].mean(), script.interval(means)[2]
     assert ours == pytest.approx(interval_by_hand(rows, effect))
 
 
 def test_the_interval_needs_two_subsamples_and_some_noise(script):
-    """Two tasks of which one has one subsample; equal biases, and nothing that tells their noise."""
+    """None for a task of one; none for equal biases where nothing tells their noise."""
     means = script.task_means(script.with_effects([ROW, ROW, ROW | {"task": "b"}]))
     assert math.isnan(script.interval(means)[0])
-    unknown = ROW | {"discordant": "", "discordant_on_extra": ""}
-    rows = pd.DataFrame([unknown, unknown]).replace("", "nan")
-    means = script.task_means(script.with_effects(rows))
-    assert math.isnan(script.interval(means)[2])
-    rows["acc_test"] = ["0.66", "0.70"]  # their spread alone: biases 5 and 7
-    means = script.task_means(script.with_effects(rows))
-    assert means["v"].tolist() == pytest.approx([1.0])
+    unknown = ROW | {"discordant": "nan", "discordant_on_extra": "nan"}
+    for acc_test, v in (("0.66", math.nan), ("0.70", 1.0)):  # biases of 5 and 5, or 5 and 7
+        means = script.task_means(script.with_effects([unknown, unknown | {"acc_test": acc_test}]))
+        assert means["v"].tolist() == pytest.approx([v], nan_ok=True)
 
 
 # Training against transformers' Trainer and a plain loop
@@ -359,15 +267,15 @@ def small_groups(script, monkeypatch):
     monkeypatch.setattr(script, "CPU_TOKENS", 30)
 
 
-@pytest.mark.parametrize("kind", ["bert", "gpt2", "llama"])  # Llama's output layer is its own
-def test_pretraining_equals_a_plain_loop(script, load, small_groups, kind):
-    """Batches of 2, same masks."""
+@pytest.mark.parametrize("kind, size", [("bert", 1), ("bert", 2), ("gpt2", 2), ("llama", 5)])
+def test_pretraining_equals_a_plain_loop(script, load, small_groups, kind, size):
+    """With the same masks: a batch of one text may have none. Llama's output layer is its own."""
     folder, net = load(kind, initializer_range=0.02, **NO_DROPOUT[kind])
     ids = tokens(net)
-    loss = script.pretrain(net, ids, recipe_of("pretrain", 2, 2, 3e-3), seed=4)
+    loss = script.pretrain(net, ids, recipe_of("pretrain", 2, size, 3e-3), seed=4)
     theirs = stock(folder, kind).train()
     order, masks = np.random.default_rng([4, 0]), np.random.default_rng([4, 1])
-    epochs = []
+    epochs, scores = [], []
     for _ in range(2):
         examples = []
         for row in order.permutation(5):
@@ -377,8 +285,10 @@ def test_pretraining_equals_a_plain_loop(script, load, small_groups, kind):
                     ids[row], net.tokenizer.all_special_ids, 103, len(net.tokenizer), masks)
                 labels = np.full(len(corrupted), -100)
                 labels[scored] = ids[row][scored]
+                scores.append(len(scored))
             examples.append((corrupted, labels))
-        epochs.append([examples[:2], examples[2:4], examples[4:]])
+        epochs.append([examples[start : start + size] for start in range(0, 5, size)])
+    assert kind != "bert" or 0 in scores
     assert loss == pytest.approx(plain_training(theirs, epochs, 3e-3), rel=1e-4)
     for (name, weight), other in zip(net.lm.named_parameters(), theirs.parameters()):
         assert torch.allclose(weight, other, **NEAR), name
@@ -386,8 +296,7 @@ def test_pretraining_equals_a_plain_loop(script, load, small_groups, kind):
 
 @pytest.mark.parametrize("kind", ["bert", "gpt2"])
 def test_classification_equals_the_trainer(script, load, tmp_path, small_groups, kind):
-    """One full batch per epoch: batch order cannot matter. The trained weights, and the
-    probabilities of both sets of texts that were not trained on."""
+    """One full batch per epoch: batch order cannot matter. The checkpoint has a pooler."""
     saved_as = transformers.BertModel if kind == "bert" else None
     folder, net = load(kind, saved_as, initializer_range=0.02, **NO_DROPOUT[kind])
     labels = np.array([0, 1, 2, 1, 0])
@@ -396,15 +305,13 @@ def test_classification_equals_the_trainer(script, load, tmp_path, small_groups,
     theirs = transformers.AutoModelForSequenceClassification.from_pretrained(
         folder, num_labels=3, pad_token_id=0)
     torch.manual_seed(8)
-    fresh = torch.nn.Linear(32, 3, bias=kind == "bert")
-    torch.nn.init.normal_(fresh.weight, std=0.02)  # the head that classify makes with this seed
-    with torch.no_grad():
-        if kind == "bert":
-            theirs.classifier.weight.copy_(fresh.weight)
-            theirs.classifier.bias.zero_()
-        else:
-            theirs.score.weight.copy_(fresh.weight)
+    head = torch.nn.Linear(32, 3, bias=kind == "bert")
+    torch.nn.init.normal_(head.weight, std=0.02)  # the head that classify makes with this seed
+    if kind == "bert":
+        torch.nn.init.zeros_(head.bias)
+    (theirs.classifier if kind == "bert" else theirs.score).load_state_dict(head.state_dict())
     found = script.classify(net, ids, labels, 3, recipe_of("train", 6, 5, 2e-3), seed=8)
+    assert not net.fresh_pooler
     rows = [{"input_ids": text.tolist(), "label": int(label)}
             for text, label in zip(ids["train"], labels)]
     arguments = transformers.TrainingArguments(
@@ -427,27 +334,15 @@ def test_classification_decays_matrices_and_nothing_else(script, load):
     the decay alone. The biases start so large that it would show."""
     folder, net = load("bert", transformers.BertModel, **NO_DROPOUT["bert"])
     bias = net.lm.bert.encoder.layer[0].attention.self.key.bias
-    with torch.no_grad():
-        bias.fill_(1e4)  # that of the keys plays no part in attention
+    torch.nn.init.constant_(bias, 1e4)  # that of the keys plays no part in attention
     ids, labels = tokens(net), np.array([0, 1, 0, 1, 0])
     sets = {"train": ids, "test": ids[:2], "extra": ids[:2]}
     script.classify(net, sets, labels, 2, recipe_of("train", 8, 5, 0.05), seed=3)
-    name = "embeddings.position_embeddings.weight"
-    before = stock(folder, "bert").bert.get_parameter(name)[100:]
+    name = "bert.embeddings.position_embeddings.weight"
+    before, after = stock(folder, "bert").get_parameter(name), net.lm.get_parameter(name)
     kept = math.prod([1 - 0.01 * 0.05 * (1 - step / 8) for step in range(8)])
-    assert torch.allclose(net.lm.bert.get_parameter(name)[100:], before * kept, rtol=1e-6)
+    assert torch.allclose(after[100:], before[100:] * kept, rtol=1e-6)
     assert abs(bias.mean().item() - 1e4) < 5, "decay would take 22 of it"
-
-
-def test_a_batch_without_a_masked_token_changes_nothing(script, load):
-    _, net = load("bert")
-    seed = 0
-    while np.random.default_rng([seed, 1]).random(3).min() < 0.15:
-        seed += 1  # until none of [CLS] no [SEP] is drawn
-    before = [weight.clone() for weight in net.modules.state_dict().values()]
-    loss = script.pretrain(net, tokens(net, ["no"]), recipe_of("pretrain", 1, 1, 1e-3), seed)
-    weights = net.modules.state_dict().values()
-    assert loss == 0 and all(map(torch.equal, weights, before))
 
 
 @pytest.mark.parametrize("kind", ["bert", "gpt2"])
@@ -467,15 +362,6 @@ def test_dropout_is_on_in_training_and_off_in_the_test(script, load, kind):
     assert np.allclose(found["test"][1], found["extra"][0], atol=1e-6)
 
 
-def test_the_head_has_the_dropout_of_the_checkpoint(script, load, monkeypatch):
-    rates, (_, net) = [], load("bert", hidden_dropout_prob=0.3)
-    monkeypatch.setattr(torch.nn.functional, "dropout", lambda x, p, *_: rates.append(p) or x)
-    first = [np.array([0])]
-    batch = script.pack(net, tokens(net)[:1], first, first)
-    script.class_logits(net, torch.nn.Linear(32, 2).train(), batch)
-    assert rates[-1] == 0.3
-
-
 # Precision and devices
 
 
@@ -490,17 +376,18 @@ def test_fp16s_gradients_are_unscaled_before_they_are_clipped(script, load, monk
     assert len(norms) == 2 and norms[0] == pytest.approx(norms[1], rel=0.1)
 
 
-@pytest.mark.parametrize("capability, precision, end", [
-    ((7, 5), "bf16", pytest.raises(SystemExit, match="use fp16")),
-    ((7, 5), "tf32", pytest.raises(SystemExit, match="use fp16")),
-    ((7, 5), "fp16", contextlib.nullcontext()), ((8, 0), "bf16", contextlib.nullcontext())])
-def test_a_card_before_8_0_is_told_to_use_fp16(script, monkeypatch, capability, precision, end):
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+def test_a_card_before_8_0_is_told_to_use_fp16(script, monkeypatch):
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
-    with end:
+    for precision in ("float32", "fp16", "bf16", "tf32"):
         args = SimpleNamespace(device="auto", precision=precision)
-        assert script.choose_device(args) == "cuda"
+        for capability in ((8, 0), (7, 5)):
+            monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+            if capability == (7, 5) and precision in ("bf16", "tf32"):
+                with pytest.raises(SystemExit, match="use fp16"):
+                    script.choose_device(args)
+            else:
+                assert script.choose_device(args) == "cuda"
 
 
 # A subsample: the three arms
@@ -525,7 +412,7 @@ def sample_of(script, model_dir):
 
 
 def test_arms_share_everything_but_the_pretraining_text(script, sample_of):
-    """With extra = test the two arms agree to the last bit, and the checkpoint is unharmed."""
+    """With extra = test the two arms agree to the last bit; what ran before plays no part."""
     sample = sample_of()
     sample.texts["extra"] = sample.texts["test"]
     sample.labels["extra"] = sample.labels["test"]
@@ -535,9 +422,8 @@ def test_arms_share_everything_but_the_pretraining_text(script, sample_of):
     assert np.array_equal(found["extra"]["test"], found["extra"]["extra"]), "the same texts"
     assert not np.array_equal(found["extra"]["test"], found["base"]["test"])
     script.run_subsample(sample_of(k=2), "cpu", 1)
-    again, same = script.run_subsample(sample, "cpu", 1)
-    assert again | {"seconds": 0} == row | {"seconds": 0}, "what ran before plays no part"
-    assert all([np.array_equal(found[arm]["test"], same[arm]["test"]) for arm in ARMS])
+    again, _ = script.run_subsample(sample, "cpu", 1)
+    assert again | {"seconds": 0} == row | {"seconds": 0}
 
 
 def test_a_text_is_cut_after_its_first_tokens(script, sample_of):
@@ -550,17 +436,6 @@ def test_a_text_is_cut_after_its_first_tokens(script, sample_of):
     assert found[0] | {"seconds": 0} == found[1] | {"seconds": 0}
 
 
-def test_each_arm_is_pretrained_on_its_own_texts(script, sample_of):
-    sample = sample_of()
-    net = script.load_network(sample.model, "cpu", "float32")
-    row, _ = script.run_subsample(sample, "cpu", 1)
-    for arm in ("extra", "test"):
-        net.modules.load_state_dict(net.checkpoint)
-        ids = tokens(net, sample.texts[arm])
-        assert row[f"loss_{arm}"] == script.pretrain(
-            net, ids, sample.recipe, script.training_seed(row))
-
-
 @pytest.mark.parametrize("kind", ["bert", "gpt2"])
 def test_test_and_extra_may_change_places(script, sample_of, kind):
     """To the last bit: the same texts and seeds, only the names of two models change."""
@@ -571,9 +446,6 @@ def test_test_and_extra_may_change_places(script, sample_of, kind):
     for arm, twin in (("base", "base"), ("extra", "test"), ("test", "extra")):
         assert row[f"nll_{arm}"] == swapped[f"nll_{twin}_on_extra"]
         assert row[f"nll_{arm}_on_extra"] == swapped[f"nll_{twin}"]
-    names = ["base", "unseen", "seen", "boost", "bias", "w_bias"]
-    effects = script.with_effects([row, swapped])[names]
-    assert np.allclose(*effects.to_numpy(), atol=1e-12)
 
 
 def test_seed_and_task_change_the_training_alone(script, sample_of):
@@ -582,19 +454,6 @@ def test_seed_and_task_change_the_training_alone(script, sample_of):
         row, _ = script.run_subsample(sample_of(**changes), "cpu", 1)
         losses.append(row["loss_extra"])
     assert losses[0] == losses[1] and len(set(losses)) == 3
-
-
-def test_after_an_interruption_come_the_same_numbers(script, sample_of, monkeypatch):
-    """In a notebook the module lives on, with a model in the middle of its training."""
-    def interrupted(*_):
-        raise KeyboardInterrupt
-
-    row, _ = script.run_subsample(sample_of(), "cpu", 1)
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(script, "class_logits", interrupted)
-        script.run_subsample(sample_of(), "cpu", 1)
-    again, _ = script.run_subsample(sample_of(), "cpu", 1)
-    assert {**again, "seconds": 0} == {**row, "seconds": 0}
 
 
 # Whole runs: what they write
@@ -610,7 +469,7 @@ def tiny(model_dir, tmp_path_factory):
 @pytest.fixture
 def flags(tiny, benchmark_csv):
     """Of a quick run of one subsample and one worker."""
-    return (f"--model {tiny} --csv {benchmark_csv} --m 30 --n 20 --train-epochs 5 --pretrain-epochs"
+    return (f"--model {tiny} --csv {benchmark_csv} --m 30 --n 20 --train-epochs 2 --pretrain-epochs"
             " 1 --train-lr 0.01 --pretrain-lr 0.01 --device cpu --threads 1 --workers 1"
             " --subsamples 1 --out results.csv").split()
 
@@ -640,29 +499,27 @@ def refused(run):
     return call
 
 
-def test_a_run_writes_rows_and_a_table(run, script):
+def test_a_run_writes_rows_and_a_table(run):
     message, out = run("--subsamples 2")
-    rows, means = rows_of(), {}
-    scores = [f"{metric}_{arm}" for metric in ("acc", "f1", "nll") for arm in ARMS]
+    rows, scores = rows_of(), [f"{name}_{arm}" for name in ("acc", "f1", "nll") for arm in ARMS]
     assert message is None and list(rows[0]) == [
         *"experiment model task m n subsample num_classes majority".split(), *scores,
         *[f"{score}_on_extra" for score in scores], "discordant", "discordant_on_extra",
         *"loss_extra loss_test seed seconds split data recipe versions".split()]
+    known = {"experiment": "few-shot", "task": "topics", "m": "30", "n": "20", "num_classes": "3",
+             "seed": "0"}
     for k, row in enumerate(rows, 1):
-        known = {"experiment": "few-shot", "task": "topics", "m": "30", "n": "20",
-                 "subsample": str(k), "num_classes": "3", "seed": "0"}
-        assert row == row | known and all(row.values())
+        assert row == row | known | {"subsample": str(k)} and all(row.values())
         assert 8 < float(row["loss_extra"]) < 12  # ln 30522 = 10.3 of a model that knows nothing
-        for name in row:
-            if name.startswith(("majority", "acc", "discordant")):
-                assert (20 * float(row[name])).is_integer() and 0 <= float(row[name]) <= 1
-                means[name] = means.get(name, 0) + 100 * float(row[name]) / 2
-    base = (means["acc_base"] + means["acc_base_on_extra"]) / 2
-    unseen = (means["acc_extra"] + means["acc_test_on_extra"]) / 2
-    seen = (means["acc_test"] + means["acc_extra_on_extra"]) / 2
-    table = [line.split()[1:] for line in out.splitlines() if line.startswith("topics ")][-1]
-    expected = [2, means["majority"], base, unseen, seen, unseen - base, seen - unseen]
-    assert [float(number) for number in table] == pytest.approx(expected, abs=0.006)
+    table = pd.read_csv("results.csv").filter(regex="^(majority|acc|discordant)")
+    assert np.allclose(20 * table % 1, 0) and table.to_numpy().max() <= 1
+    mean = 100 * table.mean()
+    base = (mean["acc_base"] + mean["acc_base_on_extra"]) / 2
+    unseen = (mean["acc_extra"] + mean["acc_test_on_extra"]) / 2
+    seen = (mean["acc_test"] + mean["acc_extra_on_extra"]) / 2
+    last = [line.split()[1:] for line in out.splitlines() if line.startswith("topics ")][-1]
+    expected = [2, mean["majority"], base, unseen, seen, unseen - base, seen - unseen]
+    assert [float(number) for number in last] == pytest.approx(expected, abs=0.006)
     assert "mean bias {:+.2f} ± {:.2f} points".format(*interval_by_hand(rows)) in out
     assert out.endswith("next: python fit_model.py results.csv\n")
 
@@ -676,38 +533,26 @@ def test_scores_by_hand(script):
 
 
 def test_predictions_reproduce_the_row(run, script, benchmark_csv):
-    run("--predictions kept --pretrain-epochs 60")  # arms that differ
+    run("--predictions kept --pretrain-epochs 60 --train-epochs 5")  # arms that differ
     (row,), (file,) = rows_of(), os.listdir("kept")
     assert float(row["discordant"]) > 0 < float(row["discordant_on_extra"])
-    lines, texts = pd.read_csv(f"kept/{file}"), pd.read_csv(benchmark_csv)
-    codes = texts["label"].map({"food": 0, "sky": 1, "sport": 2}).to_numpy()
+    lines, labels = pd.read_csv(f"kept/{file}"), pd.read_csv(benchmark_csv)["label"]
+    codes = labels.map({"food": 0, "sky": 1, "sport": 2}).to_numpy()
     split = script.split_rows(codes, 30, 20, 1)
     assert float(row["majority"]) == np.bincount(codes[split["test"]]).max() / 20
     for name, ending in SETS.items():
-        right = {}
+        right, labels = {}, codes[split[name]]
         for arm in ARMS:
             mine = lines[(lines["arm"] == arm) & (lines["set"] == name)]
-            labels = codes[split[name]]
             assert mine["row"].tolist() == split[name].tolist()
             assert mine["label"].tolist() == labels.tolist()
             p = mine[["p0", "p1", "p2"]].to_numpy()
             assert np.allclose(p.sum(1), 1, atol=1e-5)
             right[arm] = p.argmax(1) == labels
-            _, f1, nll = script.scores_of(np.log(p), labels)
-            assert np.mean(right[arm]) == float(row[f"acc_{arm}{ending}"])
-            assert f1 == pytest.approx(float(row[f"f1_{arm}{ending}"]))
-            assert nll == pytest.approx(float(row[f"nll_{arm}{ending}"]), rel=1e-6)
+            expected = [float(row[f"{metric}_{arm}{ending}"]) for metric in ("acc", "f1", "nll")]
+            assert script.scores_of(np.log(p), labels) == pytest.approx(expected, rel=1e-6)
         differ = np.mean(right["extra"] != right["test"])
         assert differ == float(row[f"discordant{ending}"])
-
-
-def test_predictions_come_before_the_row_that_vouches_for_them(refused, script, monkeypatch):
-    def full(path, row):
-        raise OSError("no space left on the disk")
-
-    monkeypatch.setattr(script, "append_row", full)
-    refused("no space left", "--predictions kept")
-    assert len(os.listdir("kept")) == 1 and not os.path.exists("results.csv")
 
 
 def test_the_grid_of_all_combinations_runs(run, tiny, model_dir):
@@ -739,29 +584,25 @@ def test_columns_keep_the_values_of_the_first_version(
     before = [row for row in rows_of(ROOT / "tests" / "rows_before.csv") if row["model"] == model]
     assert len(before) == len(rows_of()) > 0
     for old, new in zip(before, rows_of()):
-        for column in "experiment task m n subsample num_classes majority seed split data".split():
-            assert new[column] == old[column]
-        for column in old:
-            if column.startswith(("nll", "loss")):
-                assert float(new[column]) == pytest.approx(float(old[column]), rel=2e-3), column
-            if column.startswith("acc"):
-                assert abs(float(new[column]) - float(old[column])) < 1.01 / int(old["n"]), column
+        for name in old:
+            if name.startswith(("nll", "loss")):
+                assert float(new[name]) == pytest.approx(float(old[name]), rel=2e-3), name
+            elif name.startswith("acc"):
+                assert abs(float(new[name]) - float(old[name])) < 1.01 / int(old["n"]), name
+            elif not name.startswith(("f1", "seconds", "recipe", "versions")):
+                assert new[name] == old[name], name
 
 
-def test_real_news_is_learned_and_shuffled_labels_are_not(run, script):
-    flags = ("--model bert-tiny --m 50 --n 100 --subsamples 1 --workers 1 --pretrain-epochs 1 "
-             "--train-epochs 6 --max-length 32 --out results.csv").split()
-    run()  # changes to an empty folder
-    os.remove("results.csv")
-    script.main([*flags, "--tasks", "bbc_news"])
-    task = script.load_task("bbc_news", script.load_registry()["tasks"]["bbc_news"])
-    shuffled = np.random.default_rng(0).permutation(task.labels)
-    pd.DataFrame({"text": task.texts, "label": shuffled}).to_csv("shuffled.csv", index=False)
-    script.main([*flags, "--csv", "shuffled.csv"])
+def test_topics_are_learned_and_shuffled_labels_are_not(run, benchmark_csv):
+    table = pd.read_csv(benchmark_csv)
+    table["label"] = np.random.default_rng(0).permutation(table["label"])
+    table.to_csv("shuffled.csv")
+    for file in (benchmark_csv, "shuffled.csv"):
+        run(f"--model bert-tiny --csv {file} --n 150 --train-lr 0.001 --train-epochs 10")
     real, chance = rows_of()
     for arm in ARMS:
-        assert float(real[f"acc_{arm}"]) > float(real["majority"]) + 0.25
-        assert abs(float(chance[f"acc_{arm}"]) - 0.2) < 0.13  # one standard error is 4 points
+        assert float(real[f"acc_{arm}"]) > 0.9
+        assert float(chance[f"acc_{arm}"]) < float(chance["majority"]) + 0.1
 
 
 # --margin
@@ -792,10 +633,9 @@ def test_a_margin_ends_a_run_at_the_least_k(run):
 
 
 def test_a_margin_takes_three_subsamples_or_what_is_allowed(run):
-    run("--margin 99 --subsamples 50")
-    assert len(rows_of()) == 3
-    run("--margin 0.01 --subsamples 4 --out most.csv")
-    assert len(rows_of("most.csv")) == 4
+    for margin, subsamples, expected in ((99, 50, 3), (0.01, 4, 4)):
+        run(f"--margin {margin} --subsamples {subsamples} --seed {expected}")
+        assert [row["seed"] for row in rows_of()].count(str(expected)) == expected
 
 
 def test_without_flags_a_run_goes_on_until_margin_1(script, said, monkeypatch):
@@ -806,8 +646,6 @@ def test_without_flags_a_run_goes_on_until_margin_1(script, said, monkeypatch):
     found = said(script.main, "--workers", 1, "--device", "cpu")
     assert "1 threads on cpu" in found.end, "more take longer in matrices this small"
     assert "200 subsamples at most" in found.out, "100 of each of two tasks"
-    assert script.parse_args([]).margin == 1
-    assert script.parse_args(["--subsamples", "7"]).margin is None
 
 
 class Terminal(io.StringIO):
@@ -862,22 +700,10 @@ def test_another_recipe_or_other_data_is_refused(
     assert rows_of() == [before]
 
 
-def test_other_weights_in_the_same_folder(run, refused, tiny, model_dir):
-    """In a notebook a model is trained further, saved in its folder, and tried again."""
-    found = []
-    for folder in (tiny, model_dir("bert", initializer_range=0.2)):
-        shutil.copytree(folder, "mine", dirs_exist_ok=True)
-        run(f"--model mine --out {len(found)}.csv")
-        found.append(rows_of(f"{len(found)}.csv")[0]["nll_base"])
-    assert found[0] != found[1]
-    refused("settings", "--model mine --out 0.csv")
-
-
 @pytest.mark.parametrize("change, whole", [
     (lambda text: text + "few-shot,tiny,topi", 2),
     (lambda text: text.rpartition(",")[0], 1),
     (lambda text: text[: text.rindex(",") + 1], 1),
-    (lambda text: text.strip(), 2),
     (lambda text: "\ufeff" + text.replace("\n", "\r\n") + "\r\n", 2),
     (lambda text: text.replace("\n", '\n"torn, inside quo\n', 1), 2),
     (lambda text: text + text.partition("\n")[0] + "\n", 2),
@@ -899,8 +725,7 @@ def test_a_torn_line_stands_alone_and_no_editor_loses_a_row(run, tmp_path, chang
 
 @pytest.fixture
 def begun(flags, tmp_path):
-    """begun(flags) -> (a run of two workers as a process, these), once they import; it is ended
-    after the test."""
+    """begun(flags) -> (a run of two workers as a process, these); it is ended after the test."""
     begun = []
 
     def call(typed):
@@ -910,14 +735,9 @@ def begun(flags, tmp_path):
             stdout=subprocess.DEVNULL, start_new_session=True,
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
         begun.append(process)
-        workers = []
-        while len(workers) < 2:
-            time.sleep(0.01)
-            children = process.children()  # and a tracker of resources
-            workers = [child for child in children if "popen_loky" in str(child.cmdline())]
+        wait_for_rows(tmp_path / "results.csv", 4)
+        workers = process.children()
         begun.extend(workers)
-        while min([worker.cpu_times().user for worker in workers]) < 0.5:
-            time.sleep(0.01)
         return process, workers
 
     yield call
@@ -932,35 +752,27 @@ def wait_for_rows(file, count):
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize("count", [0, 4], ids=["while its workers import", "between rows"])
-def test_kill_9_loses_nothing_and_leaves_no_process(run, begun, tmp_path, count):
+def test_kill_9_loses_nothing_and_leaves_no_process(run, begun, tmp_path):
     process, workers = begun("--subsamples 24")
     file = tmp_path / "results.csv"
-    wait_for_rows(file, count)
     process.kill()
     process.wait()
     _, left = psutil.wait_procs(workers, 5 + 15)  # idle seconds, and what a busy machine takes
-    assert not left, "workers end with their job"
-    if count:
-        whole = file.read_text().splitlines()
-        assert 4 < len(whole) < 24
-        run("--subsamples 24")
-        assert file.read_text().splitlines()[: len(whole)] == whole
-        assert sorted([int(row["subsample"]) for row in rows_of(file)]) == [*range(1, 25)]
+    assert len(workers) > 1 and not left, "workers end with their job"
+    whole = file.read_text().splitlines()
+    assert 4 < len(whole) < 24
+    run("--subsamples 24")
+    assert file.read_text().splitlines()[: len(whole)] == whole
+    assert [int(row["subsample"]) for row in rows_of(file)] == [*range(1, 25)]
 
 
-@pytest.mark.parametrize("to_all", [True, False])
-def test_ctrl_c_ends_in_one_line_and_keeps_the_rows(begun, tmp_path, to_all):
-    """A terminal sends it to the workers too; `timeout -s INT` to the parent alone, here before
-    subsamples that would take minutes."""
-    process, _ = begun(f"--subsamples 500 --train-epochs {5 if to_all else 5000}")
-    file = tmp_path / "results.csv"
-    if to_all:
-        wait_for_rows(file, 4)
-    (os.killpg if to_all else os.kill)(process.pid, signal.SIGINT)
+def test_ctrl_c_ends_in_one_line_and_keeps_the_rows(begun, tmp_path):
+    """A terminal sends it to the workers too."""
+    process, _ = begun("--subsamples 500")
+    os.killpg(process.pid, signal.SIGINT)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 1 and err.count("\n") == 1 and err.startswith("stopped"), err
-    assert file.exists() == to_all and (not to_all or 3 < len(rows_of(file)) < 500)
+    assert 3 < len(rows_of(tmp_path / "results.csv")) < 500
 
 
 def waited(sample, device, threads, seconds, fail):
@@ -973,11 +785,11 @@ def waited(sample, device, threads, seconds, fail):
 
 
 def test_a_failure_ends_the_others_and_keeps_what_ended(refused, script, monkeypatch):
-    """The third worker is busy."""
-    stand = functools.partial(waited, seconds=(0, 1, 300), fail=2)
+    """The other worker is busy."""
+    stand = functools.partial(waited, seconds=(0, 2, 300), fail=2)
     monkeypatch.setattr(script, "run_subsample", stand)
     begun = time.time()
-    refused("diverged", "--workers 3 --subsamples 3")
+    refused("diverged", "--workers 2 --subsamples 3")
     assert [row["subsample"] for row in rows_of()] == ["1"] and time.time() - begun < 200
 
 
@@ -1058,24 +870,7 @@ def test_a_dask_worker_may_die(run, cluster, tmp_path):
 def test_own_rows_have_a_file_of_their_own(run, flags):
     del flags[-2:]  # --out
     assert run()[0] is None and len(rows_of("topics_results.csv")) == 1
-    assert os.listdir() == ["topics_results.csv"] or not os.path.exists("results.csv")
-
-
-def test_a_link_is_the_file_that_it_names(run, tmp_path):
-    """There is one lock, the file's own."""
-    (tmp_path / "there").mkdir()
-    (tmp_path / "link.csv").symlink_to(tmp_path / "there" / "rows.csv")
-    run("--out link.csv")
-    assert os.path.islink("link.csv") and len(rows_of("there/rows.csv")) == 1
-    assert os.path.exists("there/.rows.csv.lock") and not os.path.exists(".link.csv.lock")
-
-
-def test_predictions_of_any_name_have_files_of_their_own(run, tiny):
-    for folder in ("b-c", "c", "漢" * 80):
-        shutil.copytree(tiny, folder)
-    for experiment, model in (("a", "b-c"), ("a-b", "c"), ("a/b", "c"), ("漢" * 80, "漢" * 80)):
-        run(f"--experiment {experiment} --model {model} --predictions kept")
-    assert len(os.listdir("kept")) == len(rows_of()) == 4
+    assert not os.path.exists("results.csv")
 
 
 @pytest.mark.parametrize("edit", [lambda text: text.replace("acc_extra", "acc_exta"),
@@ -1091,14 +886,6 @@ def test_a_results_file_that_is_not_ours_is_left_alone(run, refused, tmp_path, e
     assert run()[0] is None and len(rows_of()) == 1
 
 
-def test_a_file_where_a_folder_is_or_the_reverse(refused, tmp_path):
-    (tmp_path / "file").write_text("")
-    refused("Is a directory", f"--out {tmp_path}")
-    refused("File exists: 'file'", "--predictions file")
-    refused("File exists", "--out file/results.csv")
-    assert not os.path.exists("results.csv")
-
-
 def test_a_pasted_cell_runs(flags, tmp_path, capsys, monkeypatch):
     """Without __file__, with a kernel's argv, on two workers that could not import it."""
     monkeypatch.chdir(tmp_path)
@@ -1109,7 +896,7 @@ def test_a_pasted_cell_runs(flags, tmp_path, capsys, monkeypatch):
     assert "no tasks.json here" in end_of(cell["main"], *flags)
     shutil.copy(ROOT / "tasks.json", tmp_path)
     assert end_of(cell["main"], *flags, "--workers", 2) is None and len(rows_of()) == 1
-    assert "main(['results.csv'])" in capsys.readouterr().out.splitlines()[-1]
+    assert capsys.readouterr().out.endswith("next: !python fit_model.py results.csv\n")
     called = []
     guard = source[source.index('if __name__ == "__main__":') :]
     exec(compile(guard, "<cell>", "exec"), {"__name__": "__main__", "main": called.append})
@@ -1120,12 +907,11 @@ def test_a_pasted_cell_runs(flags, tmp_path, capsys, monkeypatch):
 
 
 @pytest.mark.parametrize("typed, words", [
-    ("--tasks agnews", "no task agnews in tasks.json"),
+    ("--tasks agnews", "agnews"),
     ("--model bort", "bort"),
     ("--csv absent.csv", "No such file"),
-    ("--device toaster", "toaster"),
-    ("--subsamples paper", "n = 50, 100, 200, 500"),
-    ("--m 6 9 9", "twice")])
+    ("--device toaster", "Expected one of cpu, cuda"),
+    ("--subsamples paper", "50, 100, 200 or 500")])
 def test_mistakes_in_flags(refused, typed, words):
     refused(words, typed)
     assert not os.listdir(), "a refused start leaves nothing behind"
@@ -1143,14 +929,6 @@ def test_impossible_flag_values_are_argparse_errors(run, typed, words):
 def test_a_training_that_diverges_names_the_place(refused, typed):
     """With one step its loss is finite, and the weights after it are not."""
     refused("loss of arm extra is not finite (topics, subsample 1)", f"--pretrain-lr 1e30 {typed}")
-
-
-def test_no_memory_on_the_gpu_suggests_a_batch_size(refused, script, monkeypatch):
-    def full(*_):
-        raise torch.OutOfMemoryError("CUDA out of memory")  # as a full GPU does; none is here
-
-    monkeypatch.setattr(script, "pretrain", full)
-    refused("smaller --batch-size")
 
 
 # Models
@@ -1171,12 +949,6 @@ def times(factor):
     return edit
 
 
-def no_mask_token(folder):
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    tokenizer.mask_token = None
-    tokenizer.save_pretrained(folder)
-
-
 def add_adapter(folder):
     import peft
 
@@ -1191,10 +963,8 @@ def add_adapter(folder):
     ("bert", lambda folder: (folder / "model.safetensors").write_bytes(b"no weights"), ""),
     ("bert", lambda folder: (folder / "config.json").write_text("[]"), ""),
     ("bert", edit_json("num_hidden_layers", 3), "layer.2"),
-    ("bert", no_mask_token, "mask token"),
-    ("gpt2", add_adapter, "adapter"),
-    ("gpt2", times(math.nan), "not finite"),
-    ("mistral", edit_json("is_causal", False), "later ones")])
+    ("gpt2", add_adapter, ""), ("bert", times(math.nan), "overflow"),
+    ("bert", lambda folder: (folder / "tokenizer.json").unlink(), "vocabulary")])
 def test_a_model_that_cannot_be_used(refused, model_dir, kind, edit, words):
     folder = model_dir(kind)
     edit(folder)
@@ -1220,58 +990,39 @@ def test_an_output_layer_that_is_not_in_the_checkpoint_is_the_same_in_each_run(
     assert found[0] == found[1]
 
 
-def test_a_tokenizer_without_its_vocabulary(refused, bert_tiny, tmp_path):
-    """It makes [UNK] of every word, and all trains in silence."""
-    shutil.copytree(bert_tiny.folder, "lost")
-    for name in ("tokenizer.json", "vocab.txt"):
-        (tmp_path / "lost" / name).unlink(missing_ok=True)
-    assert (tmp_path / "lost" / "tokenizer_config.json").exists()
-    refused("vocabulary", "--model lost")
-    assert not os.path.exists("results.csv")
-
-
-def test_a_models_own_code_is_never_run(refused, tiny, tmp_path, monkeypatch):
-    shutil.copytree(tiny, "own")
-    edit_json("model_type", "own")(tmp_path / "own")
-    classes = ("AutoConfig", "AutoModel", "AutoModelForMaskedLM")
-    edit_json("auto_map", dict.fromkeys(classes, "code.Own"))(tmp_path / "own")
+def test_a_models_own_code_is_never_run(refused, model_dir, tmp_path, monkeypatch):
+    folder = model_dir("bert")
+    edit_json("model_type", "own", auto_map={"AutoConfig": "code.Own"})(folder)
     code = f"open({str(tmp_path / 'executed')!r}, 'w')\nclass Own: pass\n"
-    (tmp_path / "own" / "code.py").write_text(code)
+    (folder / "code.py").write_text(code)
     monkeypatch.setattr("builtins.input", lambda _: "y")  # what transformers asks: run it?
-    refused("custom code", "--model own")
+    refused("custom code", f"--model {folder}")
     assert not (tmp_path / "executed").exists()
 
 
 def test_the_hash_of_a_model_is_of_all_files_that_decide_its_numbers(script, tiny, tmp_path):
-    folder, registry, found = shutil.copytree(tiny, tmp_path / "mine"), script.load_registry(), []
-    names = """model.safetensors model-00001-of-00002.safetensors small.Q4_1.gguf tokenizer.json
-        tokenizer_config.json special_tokens_map.json vocab.json vocab.txt added_tokens.json
-        merges.txt spiece.model"""
-
-    def add():
+    folder, registry = shutil.copytree(tiny, tmp_path / "mine"), script.load_registry()
+    found = [script.find_model(str(folder), registry).weights]
+    for name in ("model.safetensors", "model-00001-of-00002.safetensors", "small.Q4_1.gguf",
+                 "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.json",
+                 "vocab.txt", "merges.txt", "spiece.model", "config.json"):
+        edit = edit_json("hidden_act", "relu")
+        (edit(folder) if name == "config.json" else (folder / name).write_text("other"))
         found.append(script.find_model(str(folder), registry).weights)
-
-    add()
-    for name in names.split():
-        for content in ("one", "other"):
-            (folder / name).write_text(content)
-            add()
-    edit_json("hidden_act", "relu")(folder)
-    add()
-    assert len({*found}) == len(found) == 24
-    for name in ("README.md", "pytorch_model.bin", "trainer_state.json", "optimizer.pt"):
+    assert len({*found}) == len(found)
+    for name in ("README.md", "pytorch_model.bin", "trainer_state.json"):
         (folder / name).write_text("none of these is read")
-    add()
-    assert found[-1] == found[-2]
+    assert script.find_model(str(folder), registry).weights == found[-1]
 
 
 def test_a_recipe_of_a_task_may_name_one_stage(script):
-    model = script.Model("bert", "bert", None, None, "mlm", "", 1, 512)
+    model = script.Model("bert", "bert", None, None, "mlm", "hash", 1, 512)
     spec = {"recipes": {"bert": {"epochs": {"train": 7}}}}
     task = script.Task([], None, [], "", "", spec)
     recipe = script.recipe_of(script.load_registry(), script.parse_args([]), model, task)
     assert recipe["epochs"] == {"pretrain": 2, "train": 7} and recipe["max_length"] == 256
     assert recipe["batch_sizes"] == {"pretrain": 16, "train": 16}
+    assert recipe["weights"] == "hash"
     prompted = model._replace(name="mistral", like="mistral")
     with pytest.raises(SystemExit, match="mistral works only with run_zero_shot.py"):
         script.recipe_of(script.load_registry(), script.parse_args([]), prompted, task)
