@@ -41,15 +41,19 @@ import logging
 import math
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 import warnings
-from concurrent.futures import BrokenExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NamedTuple
+
+# a notebook may have no ipywidgets; a run with a margin ends while workers are busy
+warnings.filterwarnings("ignore", "IProgress|[0-9]+ tasks which were still|A worker stopped")
 
 import filelock
 import joblib
@@ -395,28 +399,18 @@ def prompt_recipe(registry, args, model, task):
 
 # --- shared: sample ---
 class Task(NamedTuple):
-    """A labelled data set."""
+    """A labeled data set."""
     texts: list  # N strings
     labels: np.ndarray  # [N], 0 to K - 1
     classes: list  # K names
-    data: str  # a hash of texts and labels
+    data: str  # hash of texts and labels
     source: str  # where it was found
-    spec: dict  # its entry of tasks.json
-
-
-class Sample(NamedTuple):
-    """A subsample, drawn."""
-    row: dict  # what is known of its row
-    recipe: dict
-    model: NamedTuple
-    classes: list
-    texts: dict  # by set: train, extra, test
-    labels: dict
-    numbers: dict  # of the rows
+    spec: dict  # its entry in tasks.json
 
 
 def draw(row, recipe, model, task):
-    """The Sample of a row of the plan."""
+    """Draw the subsample of a planned row. Its dicts texts, labels and numbers (of rows) have the
+    keys train, extra and test."""
     numbers = split_rows(task.labels, row["m"], row["n"], row["subsample"])
     texts, labels = {}, {}
     for name in numbers:
@@ -425,7 +419,8 @@ def draw(row, recipe, model, task):
     row = {**row, "num_classes": len(task.classes),
            "majority": int(np.bincount(labels["test"]).max()) / row["n"],
            "split": short_hash(*[numbers[name].tolist() for name in numbers])}
-    return Sample(row, recipe, model, task.classes, texts, labels, numbers)
+    return SimpleNamespace(row=row, recipe=recipe, model=model, classes=task.classes, texts=texts,
+                           labels=labels, numbers=numbers)
 
 
 def split_rows(labels, m, n, subsample):
@@ -442,42 +437,40 @@ def split_rows(labels, m, n, subsample):
 
 
 def training_seed(row):
-    """The same for the three arms, and on every machine."""
+    """The same for all arms, and on every machine."""
     return int(short_hash(row["model"], row["task"], row["subsample"], row["seed"]), 16) % 2**31
 
 
 def short_hash(*parts):
-    """Twelve hexadecimal digits for the parts (what JSON can write), alike on every machine."""
+    """Twelve hexadecimal digits for parts that JSON can write."""
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:12]
 # --- end shared ---
 
 
 # --- shared: scores ---
 ARMS = ("base", "extra", "test")
-SCORES = [f"{metric}_{arm}" for metric in ("acc", "f1", "nll") for arm in ARMS]
+METRICS = ("acc", "f1", "nll")
+SCORES = [f"{metric}_{arm}" for metric in METRICS for arm in ARMS]
 MEASURES = ["majority", *SCORES, *[f"{name}_on_extra" for name in SCORES], "discordant",
             "discordant_on_extra"]
-LINE = ("{model:<12} {task:<24} m {m:<4} n {n:<4} k {subsample:<4} base {base:.3f}  unseen "
-        "{unseen:.3f}  seen {seen:.3f} {seconds:7.1f} s")
 COLUMNS = [*"experiment model task m n subsample num_classes".split(), *MEASURES,
            *"loss_extra loss_test seed seconds split data recipe versions".split()]
 
 
 def add_scores(row, predictions, labels):
-    """Write the scores of the three arms into the row. predictions: {arm: {set: log p [n, K]}}.
-    ValueError where a loss is not finite."""
+    """Add the metrics of the three arms to the row. predictions: {arm: {set: log p [n, K]}}.
+    ValueError if a loss is not finite."""
     for name, ending in (("test", ""), ("extra", "_on_extra")):
         right = {}
         for arm in ARMS:
             log_p = predictions[arm][name]
-            acc, f1, nll = scores_of(log_p, labels[name])
-            if not math.isfinite(nll + row.get(f"loss_{arm}", 0)):
+            scores = scores_of(log_p, labels[name])
+            if not math.isfinite(scores[-1] + row.get(f"loss_{arm}", 0)):
                 raise ValueError(
-                    f"arm {arm} of {row['task']}, subsample {row['subsample']}, has no finite "
-                    "loss: lower the learning rates; fp16 may overflow, float32 does not")
-            row[f"acc_{arm}{ending}"] = acc
-            row[f"f1_{arm}{ending}"] = f1
-            row[f"nll_{arm}{ending}"] = nll
+                    f"the loss of arm {arm} is not finite ({row['task']}, subsample "
+                    f"{row['subsample']}): use a lower learning rate, or --precision float32")
+            for metric, score in zip(METRICS, scores):
+                row[f"{metric}_{arm}{ending}"] = score
             right[arm] = log_p.argmax(1) == labels[name]
         row[f"discordant{ending}"] = float(np.mean(right["extra"] != right["test"]))
 
@@ -496,17 +489,16 @@ def scores_of(log_p, labels):
 
 
 # --- shared: effects ---
-SHARE = 0.89  # of every interval: the paper's
-SHARES = ("acc", "f1")  # metrics whose differences are told in percentage points
+SHARE = 0.89  # coverage of every interval (the paper's)
+SHARES = ("acc", "f1")  # metrics whose differences are in percentage points
 
 
 def add_effects(rows, metric="acc"):
-    """The rows with base, unseen, seen (of the metric; crossed: means over both sets of texts),
-    boost, bias (points, or the metric's own unit) and the variance that their measurement alone
-    gives one subsample: w_boost, w_bias (DESIGN.md 7). w_bias of a crossed accuracy is that of a
-    difference between random halves of 2n texts, nan without `discordant`, and one_answer / K is
-    added for K subsamples: one imaginary answer that changed in each set. Elsewhere it is that of
-    rounding to whole answers."""
+    """Add base, unseen, seen (of the metric; means over both sets where `arms` is "crossed"), boost
+    and bias (points, or the metric's unit) to rows, and w_*, the variance that measurement alone
+    gives one subsample's effect (DESIGN.md 7): rounding to whole answers or, for a crossed bias in
+    accuracy, splitting 2n texts at random (nan without `discordant`) plus one_answer / K for K
+    subsamples."""
     crossed, n = rows["arms"] == "crossed", rows["n"]
     scale = 100 if metric in SHARES else 1
     found = {}
@@ -530,8 +522,8 @@ def add_effects(rows, metric="acc"):
 
 
 def task_means(rows, effect="bias"):
-    """A row a task: means over its subsamples, their number, the effect's sd, and v, the variance
-    of its mean: max(sd^2, w) / K. v is nan for one subsample, and where sd is 0 and w unknown."""
+    """A row per task: means over K subsamples, K, the effect's sd, and v = max(sd^2, w) / K, the
+    variance of its mean: nan if K is 1, or sd is 0 and w unknown."""
     names = ["n", "majority", "base", "unseen", "seen", "boost", "bias", f"w_{effect}",
              "one_answer"]
     groups = rows.groupby("task")
@@ -546,9 +538,8 @@ def task_means(rows, effect="bias"):
 
 
 def interval(tasks):
-    """(standard error, degrees of freedom, half-width) of the 89 % interval of a mean over tasks by
-    Student's t, with Satterthwaite's degrees of freedom; tasks: what task_means gives. nan where a
-    task has one subsample."""
+    """(standard error, Satterthwaite's degrees of freedom, half-width of the 89% t interval) of the
+    mean over the rows of task_means. nan if a task has one subsample."""
     v = tasks["v"] / len(tasks) ** 2
     se = math.sqrt(v.sum(skipna=False))
     df = v.sum() ** 2 / (v**2 / (tasks["subsamples"] - 1)).sum()
@@ -557,66 +548,73 @@ def interval(tasks):
 
 
 # --- shared: run ---
+ONE_AT_A_TIME = threading.Lock()  # threads of a Dask worker share one network
+LINE = ("{task:<26.26} k {subsample:<3}  base {base:.3f}  unseen {unseen:.3f}  seen {seen:.3f} "
+        "{seconds:6.1f} s")
+
+
 def run_all(args, models, tasks, most, recipe_of, run):
-    """Run what is wanted and not finished. run(sample, device, threads): (row, predictions)."""
-    device = choose_device(args)
-    cells = plan_cells(args, models, tasks, most, recipe_of)
-    for folder in {args.out.resolve().parent, args.predictions, vars(args).get("adapters")}:
-        if folder:
-            folder.mkdir(parents=True, exist_ok=True)
-    planned = [row for row, *_ in itertools.chain(*cells)]
-    finished = sum(["seconds" in row for row in planned])
-    most = " at most" if args.margin else ""
-    print(f"{finished} subsamples finished before, {len(planned) - finished} to run{most}")
-
-    small = device == "cpu" and max([model.size for model in models]) < 50e6
-    workers = args.workers or (min(4, joblib.cpu_count()) if small else 1)
-    threads = args.threads or (1 if small else max(1, joblib.cpu_count() // workers))
-    run = functools.partial(run, device=device, threads=threads)
-    warnings.filterwarnings("ignore", "[0-9]+ tasks which were still", UserWarning)
+    """Run what is not finished, and report each cell (model, n, m). most: {n: subsamples};
+    run(sample, device, threads): (row, predictions)."""
+    own = args.csv.stem if args.csv else (args.hub or "").rpartition("/")[2]
+    args.out = args.out or Path(f"{own}_results.csv" if own else "results.csv")
     try:
-        with engine(args, workers):
+        cells = plan_cells(args, models, tasks, most, recipe_of)
+        for folder in {args.out.resolve().parent, args.predictions, vars(args).get("adapters")}:
+            if folder:
+                folder.mkdir(parents=True, exist_ok=True)
+        small = max([model.size for model in models]) < 50e6
+        with engine(args, small) as threads:
+            job = functools.partial(run_job, run, args, threads)
             for units in cells:
-                report(run_cell(args, units, len(tasks), run))
-    except (ValueError, OSError) as error:
-        raise SystemExit(f"error: {brief(error)}")
-    except (BrokenExecutor, torch.OutOfMemoryError) as error:
-        raise SystemExit(f"error: {brief(error)}; where memory is short take fewer --workers, a "
-                         "smaller --batch-size or --max-length")
+                report(run_cell(args, units, len(tasks), job))
     except KeyboardInterrupt:
-        raise SystemExit("stopped: finished subsamples are kept, the same command goes on")
-    print(f"rows: {args.out.resolve()}\nnext: python fit_model.py {args.out}")
+        raise SystemExit("stopped: the same command continues")
+    except Exception as error:  # whatever a library raises
+        raise SystemExit(f"error: {brief(error).removeprefix('ValueError: ')}")
+    mark = "" if "__file__" in globals() else "!"  # in a notebook
+    print(f"rows: {args.out.resolve()}\nnext: {mark}python fit_model.py {args.out}")
 
 
-def engine(args, workers):
-    """Where joblib's jobs run: in this process, in several of this machine, or on a Dask cluster.
-    """
+@contextlib.contextmanager
+def engine(args, small):
+    """Let joblib run jobs here, in several processes, or on Dask. Yields the threads of each."""
     if args.dask:
-        import distributed
-
-        distributed.Client(args.dask).upload_file(__file__)
-        return joblib.parallel_config("dask")
-    if "__file__" not in globals():  # a notebook's cell cannot be imported
+        try:
+            import distributed
+        except ImportError:
+            raise SystemExit('error: --dask needs Dask: pip install "dask[distributed]"')
+        logging.getLogger("distributed").setLevel(logging.CRITICAL)  # errors are raised as well
+        with distributed.Client(args.dask) as client:
+            client.upload_file(__file__)
+            with joblib.parallel_config("dask", wait_for_workers_timeout=600):  # seconds
+                yield args.threads or 1
+        return
+    small = small and choose_device(args) == "cpu"
+    cores = joblib.cpu_count()
+    workers = args.workers or (min(4, cores) if small else 1)
+    if "__file__" not in globals():  # other processes cannot import a notebook's cell
         workers = 1
-    return joblib.parallel_config("loky", n_jobs=workers, idle_worker_timeout=5,
-                                  initializer=follow_parent, initargs=[os.getpid()])
+    with joblib.parallel_config("loky", n_jobs=workers, initializer=follow_parent):
+        yield args.threads or (1 if small else max(1, cores // workers))
 
 
-def follow_parent(parent):
-    """Let a worker end within a second after its parent, even after `kill -9`."""
-    def watch():
+def follow_parent():
+    """Let a worker leave Ctrl-C to its parent, and end soon after it, even by `kill -9`."""
+    def watch(parent):
         while os.getppid() == parent:
             time.sleep(1)
         os._exit(1)
 
-    threading.Thread(target=watch, daemon=True).start()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=watch, args=[os.getppid()], daemon=True).start()
 
 
 def plan_cells(args, models, tasks, most, recipe_of):
-    """A list for each model, n and m: its subsamples as (row, recipe, model, task). The row is
-    whole if it is finished. SystemExit where one is there with another recipe or other data."""
+    """For each cell a list of (row, recipe, model, task); finished rows are complete. SystemExit if
+    one has other settings or data."""
     versions = f"torch {torch.__version__} transformers {transformers.__version__}"
-    finished, cells = finished_rows(args.out), []
+    known, cells = finished_rows(args.out), []
     for model, n, m in itertools.product(models, args.n, args.m):
         units = []
         for k, name in itertools.product(range(1, most[n] + 1), tasks):
@@ -624,25 +622,25 @@ def plan_cells(args, models, tasks, most, recipe_of):
             row = {"experiment": args.experiment, "model": model.name, "task": name, "m": m,
                    "n": n, "subsample": k, "seed": args.seed, "data": tasks[name].data,
                    "recipe": short_hash(recipe), "versions": versions}
-            old = finished.get(unit_key(row), row)
+            old = known.setdefault(unit_key(row), row)  # two models may have the same name
             if (old["recipe"], old["data"]) != (row["recipe"], row["data"]):
-                raise SystemExit(f"error: {args.out} has {' '.join(unit_key(row))} by another "
-                                 "recipe or other data: give another --out or --experiment")
+                raise SystemExit(f"error: {args.out} has {' '.join(unit_key(row))} with other "
+                                 "settings or data: use a different --out or --experiment")
             units.append(({**old, **row}, recipe, model, tasks[name]))
         cells.append(units)
     return cells
 
 
-def run_cell(args, units, tasks, run):
-    """Run the units of a cell that are not finished, until the first k subsamples of all tasks,
-    three or more, tell the bias to half of --margin. Returns the cell's rows."""
+def run_cell(args, units, tasks, job):
+    """The rows of a cell, after what is left has run. With --margin it ends at the first k >= 3
+    subsamples of each task that tell the mean bias to half the margin."""
     left = [unit for unit in units if "seconds" not in unit[0]]
-    job = joblib.delayed(run_job)
-    results = joblib.Parallel(return_as="generator", pre_dispatch="n_jobs")(
-        job(run, draw(*unit), args.predictions) for unit in left)
-    bar, rows = tqdm(total=len(left), unit="subsample", smoothing=0, disable=None), []
+    print("\n{model}, m = {m}, n = {n}:".format(**units[0][0]), len(units) - len(left),
+          "subsamples are finished")
+    bar = tqdm(total=len(left), unit="subsample", disable=None)
     if args.margin:
-        bar.bar_format = "{n_fmt} subsamples in {elapsed}{postfix}"
+        bar.bar_format = "{desc} [{elapsed}]"
+    rows, new, results = [], 0, results_of(job, left)
     with bar, contextlib.closing(results):
         for row, *_ in units:
             if "seconds" not in row:
@@ -650,106 +648,107 @@ def run_cell(args, units, tasks, run):
                 append_row(args.out, row)
                 bar.write(LINE.format(**with_effects([row]).iloc[0]))
                 bar.update()
+                new += 1
             rows.append(row)
-            if args.margin:
-                half_width = known_to(rows, row["subsample"], tasks)
-                bar.set_postfix_str(f"bias known to ±{half_width:.2f} of ±{args.margin / 2:.2f}")
-                if half_width <= args.margin / 2:
+            k, rest = divmod(len(rows), tasks)
+            if args.margin and k >= 3 and not rest:
+                goal, now = args.margin / 2, interval(task_means(with_effects(rows)))[2]
+                bar.set_description_str(
+                    f"{k} of each task; bias ±{now:.2f} now, stops at ±{goal:.2f}")
+                if now <= goal:
                     break
+    if not new:
+        print("nothing is left to run")
     return rows
 
 
-def run_job(run, sample, folder):
-    """The row of a Sample; with a folder its predictions are written there before."""
-    row, predictions = run(sample)
-    if folder:
-        write_predictions(folder, sample, predictions)
+def results_of(job, units):
+    """The rows of the units in order. Nothing runs before the first is asked for."""
+    run = joblib.delayed(job)
+    yield from joblib.Parallel(return_as="generator", pre_dispatch="n_jobs")(
+        run(draw(*unit)) for unit in units)
+
+
+def run_job(run, args, threads, sample):
+    """The row of a subsample, after its --predictions are written."""
+    with ONE_AT_A_TIME:
+        row, predictions = run(sample, choose_device(args), threads)
+    if args.predictions:
+        write_predictions(args.predictions, sample, predictions)
     return row
 
 
 def with_effects(rows):
-    """Rows, new or of a file, as a table with what add_effects adds."""
+    """Rows, new or from a file, as a table with their effects."""
     table = pd.DataFrame(rows, columns=COLUMNS)
     table[MEASURES] = table[MEASURES].astype(float)
     return add_effects(table.assign(n=table["n"].astype(int), arms="crossed"))
 
 
-def known_to(rows, k, tasks):
-    """Half-width of the mean bias's interval by the first k rows of every task; inf before k = 3.
-    """
-    first = [row for row in rows if int(row["subsample"]) <= k]
-    if k < 3 or len(first) < k * tasks:
-        return math.inf
-    return interval(task_means(with_effects(first)))[2]
-
-
 def report(rows):
     """Print the means of each task."""
     means = task_means(with_effects(rows))
-    table = (100 * means[["majority", "base", "unseen", "seen"]]).round(2)
-    table["boost"] = table["unseen"] - table["base"]  # of what stands there
-    table["bias"] = table["seen"] - table["unseen"]
-    table.insert(0, "subsamples", means["subsamples"])
-    print("\n{model}, m = {m}, n = {n}: shares in %, boost and bias in points".format(**rows[0]))
+    table = 100 * means[["majority", "base", "unseen", "seen"]]
+    table.insert(0, "k", means["subsamples"])
+    table = table.join(means[["boost", "bias"]])
+    print("\nMeans of k subsamples in %; boost and bias in percentage points")
     print(table.to_string(float_format="{:.2f}".format))
-    text = f"mean bias {means['bias'].mean():+.2f} points"
+    text = f"mean bias {means['bias'].mean():+.2f}"
     if means["subsamples"].min() > 1:
-        text += f", known to ±{interval(means)[2]:.2f} (89 %)"
+        text += f" ± {interval(means)[2]:.2f} points (89% interval)"
     print(text)
 
 
 def add_shared_flags(parser):
-    """Flags of both run scripts: tasks and draws, machine, output."""
+    """Flags of both run scripts."""
     add = parser.add_argument_group("tasks and draws").add_argument
-    add("--tasks", nargs="+", help="of tasks.json; all: the paper's 25")
-    add("--csv", type=Path, help="your own benchmark: a CSV, TSV, .jsonl or .parquet file")
-    add("--hub", help="owner/name of any data set of the Hugging Face Hub")
-    add("--text", nargs="+", default=["text"], help="its text columns (%(default)s)")
-    add("--label", default="label", help="column that names the classes (%(default)s)")
+    add("--tasks", nargs="+", help=f"all (the paper's), {', '.join(load_registry()['tasks'])}")
+    add("--csv", type=Path, help="your CSV, TSV, .jsonl or .parquet file")
+    add("--hub", help="owner/name of a data set of the Hugging Face Hub")
+    add("--text", nargs="+", default=["text"], help="its text columns; default text")
+    add("--label", default="label", help="column that names the classes; default label")
     add("--name", help="configuration of --hub")
-    add("--split", default="train", help="of --hub (%(default)s)")
-    add("--margin", type=above_zero, help="points: go on until the bias is known to half of it")
-    add("--seed", type=int, default=0, help="of the training, not of the draws (%(default)s)")
+    add("--split", default="train", help="of --hub; default train")
+    add("--margin", type=above_zero, help="points; run until the bias is known to half of it")
+    add("--seed", type=int, default=0, help="of the training, not of the draws; default 0")
     add = parser.add_argument_group("machine and output").add_argument
-    add("--device", default="auto", help="cpu, cuda, cuda:1, mps (auto: what there is)")
-    add("--precision", default="float32", choices=PRECISIONS,
-        help="of matrix products (%(default)s)")
-    add("--workers", type=whole, help="processes (else 1; small models on CPU: one a core)")
-    add("--threads", type=whole, help="of each (else small models: 1, others share all cores)")
-    add("--dask", metavar="ADDRESS", help="scheduler of a Dask cluster that does the work")
-    add("--out", type=Path, default="results.csv", help="its rows are not run again (%(default)s)")
-    add("--predictions", type=Path, help="a folder for the probabilities of all texts")
+    add("--device", default="auto", help="cpu, cuda, cuda:1 or mps; default auto")
+    add("--precision", default="float32", choices=PRECISIONS, help="default float32")
+    add("--workers", type=whole, help="processes; default 1, for small models on CPU up to 4")
+    add("--threads", type=whole, help="of each process; default: they share the cores")
+    add("--dask", help="address of a Dask scheduler; its workers do the work")
+    add("--out", type=Path, help="results file; finished rows in it are skipped; default "
+        "results.csv, or NAME_results.csv for --csv and --hub")
+    add("--predictions", type=Path, help="folder for the probabilities of all texts")
+
+
+def above_zero(text, kind=float, words="positive number"):
+    """argparse type: a positive number."""
+    with contextlib.suppress(ValueError):
+        if 0 < kind(text) < math.inf:
+            return kind(text)
+    raise argparse.ArgumentTypeError(f"invalid {words}: {text!r}")
 
 
 def whole(text):
-    """argparse type: a whole number from 1."""
-    if int(text) < 1:
-        raise ValueError
-    return int(text)
-
-
-def above_zero(text):
-    """argparse type: a number above 0."""
-    if not 0 < float(text) < math.inf:
-        raise ValueError
-    return float(text)
+    """argparse type: a positive whole number."""
+    return above_zero(text, int, "positive whole number")
 # --- end shared ---
 
 
 # --- shared: results ---
-KEY = "experiment model task m n subsample seed".split()  # names a row
+KEY = "experiment model task m n subsample seed".split()  # these columns identify a row
 
 
 def finished_rows(out):
-    """{key: row} of a results file, but for torn lines."""
-    finished = {}
-    if not out.exists():
-        return finished
-    lines = out.read_text(encoding="utf-8-sig", errors="replace").split("\n")
-    # each line for itself: one that is torn inside quotes would take the next one with it
+    """The rows of a results file as {key: row}, except lines that were cut short."""
+    finished, lines = {}, [""]
+    if out.exists():
+        lines = out.read_text(encoding="utf-8-sig", errors="replace").split("\n")
+    # line by line, since a line cut short inside quotes would swallow the next one
     header, *rows = [next(csv.reader([line]), []) for line in lines]
     if lines != [""] and header != COLUMNS:
-        raise SystemExit(f"error: {out} has not this version's columns: give another --out")
+        raise SystemExit(f"error: {out} has other columns than this version: use a different --out")
     for cells in rows:
         if len(cells) == len(COLUMNS) and cells[-1]:
             row = dict(zip(COLUMNS, cells))
@@ -758,27 +757,26 @@ def finished_rows(out):
 
 
 def unit_key(row):
-    """What names a row, as words."""
+    """What identifies a row, as strings."""
     return tuple([str(row[name]) for name in KEY])
 
 
 def append_row(path, row):
-    """Append a row and flush it to disk: a run that is killed loses what was under way."""
-    path = path.resolve()  # the lock belongs to the file that a link names
+    """Append a row and flush it to disk: a killed run keeps its finished rows."""
+    path = path.resolve()  # links share the lock of their file
     table = pd.DataFrame([row], columns=COLUMNS)
     with filelock.FileLock(path.with_name(f".{path.name}.lock")), open(path, "a+b") as file:
-        begun = file.tell() > 0
-        if begun:
-            file.seek(-1, os.SEEK_END)
-            if file.read() != b"\n":
-                file.write(b"\n")  # a line that was cut short stands alone
-        file.write(table.to_csv(index=False, header=not begun, lineterminator="\n").encode())
+        file.seek(max(0, file.tell() - 1))
+        last = file.read()
+        if last not in (b"", b"\n"):
+            file.write(b"\n")  # after a line that was cut short
+        file.write(table.to_csv(index=False, header=not last, lineterminator="\n").encode())
         file.flush()
         os.fsync(file.fileno())
 
 
 def write_predictions(folder, sample, predictions):
-    """A CSV: probability of each class, arm, set, row number in the task's data, label."""
+    """Write a CSV: probability of each class, arm, set, row number in the task's data, label."""
     tables = []
     for arm, name in itertools.product(ARMS, ("test", "extra")):
         table = pd.DataFrame(np.exp(predictions[arm][name])).add_prefix("p")
@@ -788,7 +786,7 @@ def write_predictions(folder, sample, predictions):
 
 
 def unit_name(row):
-    """A subsample's name in file names; the hash tells recipes, data and changed names apart."""
+    """A file name for a subsample. Its hash differs if the recipe or the data differ."""
     words = re.sub(r"[^\w.=+-]", "-", "-".join(unit_key(row)), flags=re.ASCII)
     return f"{words[:120]}-{short_hash(unit_key(row), row['recipe'], row['data'])}"
 # --- end shared ---
