@@ -70,6 +70,7 @@ LORA = {"r": 16, "lora_alpha": 32, "lora_dropout": 0.05, "target_modules": "all-
 CPU_TOKENS, GPU_TOKENS = 320, 4096  # at once in a training step: more only takes memory
 LONG_SEQUENCE = 512  # from which activations are computed twice: half the memory, 1.3 x time
 SCORED = 48  # class names that are scored at once
+RECIPE_VERSION = 6  # part of the recipe's hash
 
 
 # The experiment: one subsample, three arms --------------------------------------------------------
@@ -174,6 +175,8 @@ def encode(tokenizer, text):
 
 
 # Pretraining --------------------------------------------------------------------------------------
+# Raise RECIPE_VERSION with any change that changes a row's numbers: in prompts, training or scoring.
+# Old rows are then no longer taken for new ones.
 
 def fresh_adapter(model, seed):
     """Initialise the adapter anew, alike for every arm: A random, B zero, without effect."""
@@ -382,11 +385,11 @@ def prompt_recipe(registry, args, model, task):
     size, pack = args.batch_size or sizes["pretrain"], 1
     if args.pack:
         size, pack = 1, PACK_SIZE
-    return {"objective": "clm", "weights": model.weights, "precision": args.precision,
+    return {"version": RECIPE_VERSION, "objective": "clm", "weights": model.weights, "precision": args.precision,
             "quantize": args.quantize, "epochs": args.pretrain_epochs,
             "learning_rate": args.pretrain_lr, "batch_size": size,
             "max_length": min(model.longest, args.max_length or model.longest),
-            "characters": TEXT_CHARACTERS, "answers": args.answers, "pack": pack,
+            "characters": TEXT_CHARACTERS, "answers": args.with_answers, "pack": pack,
             "lora": [LORA["r"], LORA["lora_alpha"], LORA["lora_dropout"]],
             "instruction": instruction(task.classes, {**vars(args), **task.spec})}
 
@@ -1109,7 +1112,7 @@ def parse_args(argv):
     add("--subsamples", type=whole, help="random draws per task (2; with --margin at most 100)")
     add("--experiment", help="name in the results (by what was run)")
     add("--pack", action="store_true", help="8 texts behind one instruction (section 9.1)")
-    add("--answers", action="store_true", help="pretrain with the answers: a positive control")
+    add("--with-answers", action="store_true", help="pretrain with the answers: a positive control")
     add("--show-prompts", action="store_true", help="print one of each task, run nothing")
     add("--adapters", type=Path, help="a folder to keep them in")
     add("--about", default="a text", help="what a text of --csv or --hub is (%(default)s)")
@@ -1126,7 +1129,7 @@ def parse_args(argv):
         args.experiment = "zero-shot"
         if args.pack:
             args.experiment += "-packed"
-        if args.answers:
+        if args.with_answers:
             args.experiment += "-answers"
     if args.subsamples is None:
         args.subsamples = 100 if args.margin else 2
