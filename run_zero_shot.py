@@ -333,6 +333,8 @@ def load_net(model, quantize, precision, device):
             load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True,
             bnb_4bit_compute_dtype=dtype)
     try:
+        if model.objective != "clm":
+            raise ValueError("it is a masked language model: use a causal one")
         lm, info = transformers.AutoModelForCausalLM.from_pretrained(
             **options, output_loading_info=True)
         if info["missing_keys"]:
@@ -370,7 +372,7 @@ def check_scores(model, tokenizer, near):
             expected.append(logs[start - 1 : -1].gather(1, ids[start:, None]).mean().item())
     found = score_classes(model, tokenizer, prompts, classes).flatten()
     if not np.allclose(found, expected, near, 1e-3):
-        raise ValueError("it is not causal or has no cache: prompts score differently together")
+        raise ValueError("prompts score differently together: it is not causal or has no cache")
 
 
 # --- Settings ---

@@ -5,6 +5,7 @@ import json
 import math
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -25,8 +26,7 @@ TEXTS = ["US Electoral College withstands critics ... so far (AFP)",
 
 @pytest.fixture
 def load(zero, byte_model):
-    """load(kind) -> (folder, the script's network on it with a fresh adapter, its tokenizer)."""
-
+    """load(kind) -> (folder, the script's network with a fresh adapter, its tokenizer)."""
     def call(kind, quantize="none", precision="float32", **changes):
         folder = byte_model(kind, **changes)
         model = zero.find_model(str(folder), zero.load_registry())
@@ -39,8 +39,7 @@ def load(zero, byte_model):
 
 @pytest.fixture
 def run(zero, benchmark_csv, tmp_path, monkeypatch):
-    """run(model, flags as typed) -> (None or an error's message, rows) of main() in an empty
-    folder."""
+    """run(model, flags as typed) -> (None or an error's message, rows of results.csv)."""
     monkeypatch.chdir(tmp_path)
     ours = ("--m 3 --n 9 --subsamples 1 --workers 1 --threads 1 --device cpu --out results.csv "
             f"--csv {benchmark_csv}")
@@ -65,12 +64,13 @@ HEAD = ("Your task is to classify a given text as one of these categories:\nWorl
 
 @pytest.fixture
 def strings(zero, byte_model):
+    """arm_strings, as one key of them, of TEXTS with the classes in order."""
     tokenizer = t.AutoTokenizer.from_pretrained(byte_model("gpt2"))
 
-    def call(pack=1, answers=False, texts=TEXTS, max_length=9999, classes=CLASSES):
+    def call(key, pack=1, answers=False, texts=TEXTS, max_length=9999):
         recipe = {"pack": pack, "answers": answers, "max_length": max_length,
-                  "instruction": zero.instruction(classes, NEWS)}
-        return zero.arm_strings(tokenizer, recipe, classes, texts, np.arange(len(texts)))
+                  "instruction": zero.instruction(CLASSES, NEWS)}
+        return zero.arm_strings(tokenizer, recipe, CLASSES, texts, np.arange(len(texts)))[key]
 
     return call
 
@@ -81,26 +81,26 @@ def test_prompts_are_the_papers_character_for_character(strings):
     third = "\n\n### Text: Fans rush"
     slot = "\n### Answer:"
     prompts = [HEAD + text + slot for text in (first, second, third)]
-    assert strings()["sequences"] == strings()["prompts"] == prompts
-    padded, packed = strings(answers=True), strings(pack=2)
-    assert padded["prompts"] == packed["prompts"] == prompts
-    assert padded["sequences"][1] == prompts[1] + " Sports"
-    assert packed["sequences"] == [HEAD + first + second, HEAD + third]
-    assert strings(pack=2, answers=True)["sequences"] == [
+    assert strings("sequences") == strings("prompts") == prompts
+    assert strings("prompts", answers=True) == strings("prompts", pack=2) == prompts
+    assert strings("sequences", answers=True)[1] == prompts[1] + " Sports"
+    assert strings("sequences", pack=2) == [HEAD + first + second, HEAD + third]
+    assert strings("sequences", pack=2, answers=True) == [
         f"{HEAD}{first}{slot} World{second}{slot} Sports", f"{HEAD}{third}{slot} Business"]
 
 
 def test_long_texts_are_cut_and_nothing_else(strings):
     long, slot = ["x" * 5000, "short", "y" * 70], "\n### Answer:"
-    assert strings(texts=long)["examples"][0] == f"### Text: {'x' * 1000}{slot}"  # the paper's cut
+    assert strings("examples", texts=long)[0] == f"### Text: {'x' * 1000}{slot}"  # paper's code
     frame = len(f"{HEAD}\n\n### Text: {slot} Sci/Tech") + 1  # bytes are tokens
-    cut = strings(answers=True, texts=long, max_length=frame + 60)
-    assert cut["examples"] == [f"### Text: {'x' * 60}{slot} World", f"### Text: short{slot} Sports",
-                               f"### Text: {'y' * 60}{slot} Business"]
-    assert cut["prompts"][2] == f"{HEAD}\n\n### Text: {'y' * 60}{slot}"
+    for key, ends in ("examples", [" World", " Sports", " Business"]), ("prompts", [""] * 3):
+        head = f"{HEAD}\n\n" if key == "prompts" else ""
+        assert strings(key, answers=True, texts=long, max_length=frame + 60) == [
+            f"{head}### Text: {text}{slot}{end}"
+            for text, end in zip(("x" * 60, "short", "y" * 60), ends)]
     frame = len(HEAD) + 3 * len("\n\n### Text: ") + len(" Sci/Tech") + 1
-    packed = strings(pack=3, texts=long, max_length=frame + 60 + 5 + 60)
-    assert packed["examples"] == [f"### Text: {text}" for text in ("x" * 60, "short", "y" * 60)]
+    packed = strings("examples", pack=3, texts=long, max_length=frame + 60 + 5 + 60)
+    assert packed == [f"### Text: {text}" for text in ("x" * 60, "short", "y" * 60)]
 
 
 def test_no_end_token_is_appended(zero, tokenizer):
@@ -112,8 +112,7 @@ def test_no_end_token_is_appended(zero, tokenizer):
 
 
 def plain_scores(model, tokenizer, prompts, classes, counts):
-    """An uncached pass per prompt and class: mean log-probabilities of the last tokens, so many of
-    each class."""
+    """An uncached pass per prompt and class: mean log-probability of its last `counts` tokens."""
     means = np.empty((len(prompts), len(classes)))
     for i, prompt in enumerate(prompts):
         for k, name in enumerate(classes):
@@ -129,30 +128,21 @@ def plain_scores(model, tokenizer, prompts, classes, counts):
     ("llama", ""), ("gpt2", ""), ("bloom", ""), ("mistral", "sliding_window"),
     ("gpt_neo", "window_size")])
 def test_prompts_scored_together_score_as_alone(kind, window, zero, load):
-    """No text is longer than the window of the last two: beyond it their caches forget."""
-    folder, net, tokenizer = load(kind, merges=[("Ġ", "a")], **{window: 400} if window else {})
+    """To this tokenizer ": " is one token, as is ": W": what prompt and class share is scored. No
+    text is longer than a window, beyond which caches forget."""
+    folder, net, tokenizer = load(kind, merges=[("Ġ", "a"), (":", "Ġ"), (":Ġ", "W")],
+                                  **{window: 400} if window else {})
     longest = zero.find_model(str(folder), zero.load_registry()).longest
     assert longest == 400 if window else longest > 1000
-    head = "Sort these remarks by what they are about.\n\n### Text:"
     texts = ["no rain at all " * 20, "", "x", "a goal", "Fans rush " * 5, "rain " * 9, "a goal"]
-    prompts = [f"{head} {text}\n### Answer:" for text in texts]
-    classes = ["a", "b", "of", "cat", "word"]  # of 1 to 5 tokens
+    prompts = [f"What are these remarks about?\n### Text: {text}\n### Answer:" for text in texts]
+    classes = ["a", "b", "of", "cat", "World"]
     expected = plain_scores(net.eval(), tokenizer, prompts, classes, [1, 2, 3, 4, 5])
     passes = []
     net.register_forward_pre_hook(lambda *_: passes.append(1))
     found = zero.score_classes(net, tokenizer, prompts, classes)
     np.testing.assert_allclose(found, expected, atol=1e-5)
     assert len(passes) == 3  # what all share, the prompts, the classes
-
-
-def test_a_token_that_class_and_prompt_share_is_scored(zero, load):
-    """Of a tokenizer to which ': W' is one."""
-    _, net, tokenizer = load("llama", merges=[(":", "Ġ"), (":Ġ", "W")])
-    prompts = [f"Sort.\n### Text: {text}\n### Answer:" for text in ("rain", "a goal")]
-    assert tokenizer.tokenize(f"{prompts[0]} World")[-5:] == [":ĠW", "o", "r", "l", "d"]
-    found = zero.score_classes(net, tokenizer, prompts, ["World", "of"])
-    expected = plain_scores(net.eval(), tokenizer, prompts, ["World", "of"], [5, 3])
-    np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
 # Training
@@ -173,7 +163,7 @@ def test_the_adapter_is_the_papers(zero, load):
 def recipe_of(zero, typed, task="ag_news"):
     registry = zero.load_registry()
     model = zero.Model("mistral", "mistral", None, None, "clm", "", 0, 512)
-    entry = zero.Task([], [], ["a", "b"], "", "", registry["tasks"][task])
+    entry = SimpleNamespace(classes=["a", "b"], spec=registry["tasks"][task])
     return zero.prompt_recipe(registry, zero.parse_args(typed.split()), model, entry)
 
 
@@ -267,33 +257,27 @@ def test_pretraining_is_that_of_peft_and_a_plain_loop(kind, most, long, bf16, ze
 
 
 def test_nf4_is_the_papers_qlora(zero, load):
-    """The scale of each 64 weights takes one byte, and not four, as do Adam's states; activations
-    are computed twice."""
+    """Scales of 64 weights and Adam's states take one byte. It learns."""
     _, net, tokenizer = load("llama", "nf4", "bf16", hidden_size=256)
-    layers = [module for module in net.modules() if hasattr(module, "weight")
-              and hasattr(module.weight, "quant_state")]
+    layers = [module for module in net.modules()
+              if hasattr(getattr(module, "weight", None), "quant_state")]
     assert len({id(layer.weight) for layer in layers}) == 2 * 7
     for layer in layers:
         state = layer.weight.quant_state
         assert state.quant_type == "nf4" and state.absmax.numel() == math.prod(state.shape) / 64
         assert state.absmax.element_size() == 1
-
-    passes, states, decays = [], set(), set()
-    inner = net.base_model.model.model
-    for name, module in (("model", inner), ("layer", inner.layers[0].mlp)):
-        module.register_forward_pre_hook(lambda *_, name=name: passes.append(name))
+    states = set()
 
     def see(optimizer, *_):
-        decays.update([group["weight_decay"] for group in optimizer.param_groups])
         for state in optimizer.state.values():
             states.update([value.dtype for value in state.values()
                            if torch.is_tensor(value) and value.numel() >= 4096])
 
     hook = register_optimizer_step_post_hook(see)
-    train(zero, net, tokenizer, TEXTS, quantize="nf4", precision="bf16")
+    nf4 = {"quantize": "nf4", "precision": "bf16"}
+    first, second = [train(zero, net, tokenizer, TEXTS, **nf4) for _ in range(2)]
     hook.remove()
-    assert states == {torch.uint8} and decays == {0.0}
-    assert passes.count("layer") == 2 * passes.count("model") > 0
+    assert states == {torch.uint8} and second < first - 0.01
 
 
 def test_fp16_takes_its_first_step(zero, load, monkeypatch):
@@ -344,7 +328,7 @@ def test_a_run_is_what_its_files_say(kind, typed, zero, byte_model, run, monkeyp
     half = len(trained) // 2
     assert sorted(trained[:half]) == sorted(unit["extra"]["sequences"])
     assert sorted(trained[half:]) == sorted(unit["test"]["sequences"])
-    for name in ("extra", "test"):  # packs are joined of the examples
+    for name in ("extra", "test"):
         found = unit[name]["examples"]
         packs = [found[at : at + unit["pack"]] for at in range(0, 9, unit["pack"])]
         joined = ["\n\n".join([unit["instruction"], *pack]) for pack in packs]
@@ -366,39 +350,37 @@ def test_a_run_is_what_its_files_say(kind, typed, zero, byte_model, run, monkeyp
         np.testing.assert_allclose(table[["p0", "p1", "p2"]], np.exp(expected), atol=2e-5)
         right[arm, name] = expected.argmax(1) == labels
         nll = -expected[np.arange(9), labels].mean()
-        ending = SETS[name]
-        assert float(row[f"acc_{arm}{ending}"]) == right[arm, name].mean()
-        assert float(row[f"nll_{arm}{ending}"]) == pytest.approx(nll, abs=2e-5)
+        assert float(row[f"acc_{arm}{SETS[name]}"]) == right[arm, name].mean()
+        assert float(row[f"nll_{arm}{SETS[name]}"]) == pytest.approx(nll, abs=2e-5)
         scores.append(expected)
     for name, ending in SETS.items():
-        one_of_two = right["extra", name] != right["test", name]
-        assert float(row[f"discordant{ending}"]) == one_of_two.mean()
+        changed = right["extra", name] != right["test", name]
+        assert float(row[f"discordant{ending}"]) == changed.mean()
     differences = [np.abs(a - b).max() for a, b in zip(scores, scores[2:])]
     assert len(scores) == 6 and min(differences) > 0.01  # three different models
 
 
 def test_arms_of_the_same_texts_get_the_same_numbers(byte_model, run, capsys, monkeypatch):
-    """Also of dropout. A bar tells of the arms, but on a CPU, where workers may share the screen.
-    The model is asked for numbers where labels have no names."""
+    """Also of dropout. A bar tells of the arms, but not on a CPU, where workers share the screen.
+    """
     write_csv("same.csv", [("the same text", n % 2) for n in range(60)])
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     for device in ("cpu", "cpu:0"):
         message, rows = run(byte_model("gpt2"), "--csv same.csv --pretrain-lr 0.02 "
                             f"--device {device} --experiment {device}")
-        captured, row = capsys.readouterr(), rows[-1]
+        row, captured = rows[-1], capsys.readouterr()
         assert message is None and row["nll_base"] != row["nll_extra"]
         assert [row["loss_extra"], row["nll_extra"]] == [row["loss_test"], row["nll_test"]]
         assert ("arms" in captured.err) == (device == "cpu:0")
         assert "task same: the model is asked for 0 or 1\n" in captured.out
 
 
-def test_a_run_goes_on_in_workers_and_mixes_no_recipes(zero, byte_model, run, monkeypatch):
+def test_a_run_goes_on_and_mixes_no_recipes(zero, byte_model, run, monkeypatch):
     folder = byte_model("gpt2")
     _, first = run(folder)
-    message, rows = run(folder, "--subsamples 3 --workers 2 --adapters kept")
-    assert message is None and rows[:1] == first and len(rows) == 3
-    assert len([*Path("kept").glob("*/unit.json")]) == 2
-    run(folder, "--subsamples 3 --out alone.csv")
+    message, rows = run(folder, "--subsamples 2")
+    assert message is None and rows[:1] == first and len(rows) == 2
+    run(folder, "--subsamples 2 --out alone.csv")
     assert comparable(rows_of("alone.csv")) == comparable(rows)
     for typed in ("--about tweets", ""):
         message, again = run(folder, typed)
@@ -414,21 +396,14 @@ def test_a_kept_unit_is_replaced_by_its_like_alone(zero, byte_model, run, monkey
     folder = byte_model("gpt2")
     run(folder, "--adapters kept")
     (path,) = Path("kept").glob("*/unit.json")
-    kept = path.read_bytes()
-    message, _ = run(folder, "--adapters kept --out 1.csv --pretrain-lr 1")
-    assert message is None and len([*Path("kept").glob("*/unit.json")]) == 2
-    assert path.read_bytes() == kept
-    path.write_text("cut short")
-    run(folder, "--adapters kept --out 2.csv")
-    unit = json.loads(path.read_text())
-    assert unit["row"] | {"seconds": ""} == json.loads(kept)["row"] | {"seconds": ""}
+    run(folder, "--adapters kept --out 1.csv --pretrain-lr 1")
     assert len([*Path("kept").glob("*/unit.json")]) == 2
     monkeypatch.setattr(zero, "train_adapter", interrupted)
-    message, _ = run(folder, "--adapters kept --out 3.csv")
+    message, _ = run(folder, "--adapters kept --out 2.csv")
     assert "stopped" in message and path.parent.is_dir() and not path.exists()
 
 
-def test_show_prompts_shows_both_forms(byte_model, run, capsys):
+def test_show_prompts_shows_both_forms_and_help_an_example(zero, byte_model, run, capsys):
     write_csv("mail.csv", [("rain again", "wet"), ("no clouds", "dry")] * 20)
     head = "\ndry\nwet\n\nThe text is a remark. Answer with its subject.\n\n### Text: "
     folder = byte_model("gpt2")
@@ -440,14 +415,9 @@ def test_show_prompts_shows_both_forms(byte_model, run, capsys):
         assert answered == examples and out.count("rain again\n### Answer:\n") == 1
     message, _ = run(folder, "--show-prompts --max-length 9")
     assert message.startswith("error: ") and "without its text" in message
-
-
-def test_help_is_for_people(zero, capsys):
     assert end_of(zero.main, "--help") == 0
-    out = " ".join(capsys.readouterr().out.split())
-    assert "Example: python run_zero_shot.py" in out and "default smollm2" in out
-    own = out.partition("tasks and draws")[0]
-    assert "['" not in own and "None" not in own
+    own = " ".join(capsys.readouterr().out.split()).partition("tasks and draws")[0]
+    assert "Example: python run_zero_shot.py" in own and "['" not in own
 
 
 # What cannot be run
@@ -456,7 +426,6 @@ def test_help_is_for_people(zero, capsys):
 @pytest.mark.parametrize("classes, typed, words", [
     ("ab", "--max-length 30", "without its text"),
     ("ab", "--pretrain-lr 1e30 --batch-size 1", "arm extra"),
-    (["a", "x " * 60], "--pack --with-answers --max-length 512", "without its text"),
     (["Spam", "spam"], "", "rename"),
     ("ab", "--device cuda:99", "--device cuda:99"),
     ("ab", "--device cuda:99 --quantize nf4", "--device cuda:99")])
@@ -469,7 +438,7 @@ def test_a_mistake_ends_in_one_line_without_a_row(classes, typed, words, model_d
 
 @pytest.mark.parametrize("kind, changes, words", [
     ("rwkv", {}, "cannot be used"), ("xlm", {}, "cannot be used"),  # without a cache of keys
-    ("llama", {"is_causal": False}, "not causal"), ("bert", {}, "not causal"),
+    ("llama", {"is_causal": False}, "not causal"), ("bert", {}, "masked"),
     ("gpt2", {"n_positions": 60}, "without its text")])
 def test_a_model_that_cannot_serve_is_refused(kind, changes, words, byte_model, run):
     message, rows = run(byte_model(kind, **changes), "--max-length 900")
@@ -477,18 +446,14 @@ def test_a_model_that_cannot_serve_is_refused(kind, changes, words, byte_model, 
 
 
 def test_a_folder_that_is_not_whole_is_refused(zero, byte_model, run):
-    broken = byte_model("llama")
+    broken, lost, adapted = byte_model("llama"), byte_model("llama"), byte_model("gpt2")
     config = json.loads((broken / "config.json").read_text())
     (broken / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 3}))
-    lost = byte_model("llama")
     numbers = {"<end>": 0, "?": 1, "sport": 2}
     tokenizer = tk.Tokenizer(tk.models.WordLevel(numbers, unk_token="?"))
-    t.PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>",
-                              unk_token="?").save_pretrained(lost)
-    adapted = byte_model("gpt2")
+    t.PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>").save_pretrained(lost)
     model = t.AutoModelForCausalLM.from_pretrained(adapted)
     peft.get_peft_model(model, peft.LoraConfig(**zero.LORA)).save_pretrained(adapted)
-    for folder, words in ((broken, "missing weights"), (adapted, "adapter"),
-                          (lost, "vocabulary")):
+    for folder, words in (broken, "missing weights"), (adapted, "adapter"), (lost, "vocabulary"):
         message, rows = run(folder)
         assert words in message and not rows
