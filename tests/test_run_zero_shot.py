@@ -92,19 +92,17 @@ def test_prompts_are_the_papers_character_for_character(strings):
 def test_long_texts_are_cut_and_nothing_else(strings):
     long, slot = ["x" * 5000, "short", "y" * 70], "\n### Answer:"
     assert strings("examples", texts=long)[0] == f"### Text: {'x' * 1000}{slot}"  # paper's code
+    short = [f"### Text: {text}" for text in ("x" * 60, "short", "y" * 60)]
     frame = len(f"{HEAD}\n\n### Text: {slot} Sci/Tech") + 1  # bytes are tokens
-    for key, ends in ("examples", [" World", " Sports", " Business"]), ("prompts", [""] * 3):
-        head = f"{HEAD}\n\n" if key == "prompts" else ""
-        assert strings(key, answers=True, texts=long, max_length=frame + 60) == [
-            f"{head}### Text: {text}{slot}{end}"
-            for text, end in zip(("x" * 60, "short", "y" * 60), ends)]
+    cut = {"texts": long, "max_length": frame + 60}
+    assert strings("examples", answers=True, **cut) == [
+        f"{short[0]}{slot} World", f"{short[1]}{slot} Sports", f"{short[2]}{slot} Business"]
+    assert strings("prompts", **cut) == [f"{HEAD}\n\n{text}{slot}" for text in short]
     frame = len(HEAD) + 3 * len("\n\n### Text: ") + len(" Sci/Tech") + 1
-    packed = strings("examples", pack=3, texts=long, max_length=frame + 60 + 5 + 60)
-    assert packed == [f"### Text: {text}" for text in ("x" * 60, "short", "y" * 60)]
+    assert strings("examples", pack=3, texts=long, max_length=frame + 60 + 5 + 60) == short
 
 
 def test_no_end_token_is_appended(zero, tokenizer):
-    """BERT's tokenizer ends every text with [SEP]: it would be trained on, and scored."""
     assert tokenizer.decode(zero.encode(tokenizer, "a goal")) == "[CLS] a goal"
 
 
@@ -148,16 +146,13 @@ def test_prompts_scored_together_score_as_alone(kind, window, zero, load):
 # Training
 
 
-def test_the_adapter_is_the_papers(zero, load):
-    """Mistral 7B gets 41,943,040 new parameters; dropout is .05, and llama has none of its own."""
+def test_the_adapter_is_the_papers(zero):
+    """It gives Mistral 7B 41,943,040 new parameters."""
     config = t.MistralConfig(num_key_value_heads=8)  # all else is 7B's by default
     with torch.device("meta"):
         model = peft.get_peft_model(t.MistralForCausalLM(config), peft.LoraConfig(**zero.LORA))
     new = [weight.numel() for weight in model.parameters() if weight.requires_grad]
-    assert sum(new) == 41_943_040
-    _, net, _ = load("llama")
-    dropouts = [module.p for module in net.modules() if isinstance(module, torch.nn.Dropout)]
-    assert dropouts == [0.05] * 2 * 7
+    assert sum(new) == 41_943_040 and zero.LORA["lora_dropout"] == 0.05
 
 
 def recipe_of(zero, typed, task="ag_news"):
@@ -167,16 +162,16 @@ def recipe_of(zero, typed, task="ag_news"):
     return zero.prompt_recipe(registry, zero.parse_args(typed.split()), model, entry)
 
 
-@pytest.mark.parametrize("task, typed, size, pack, experiment", [
-    ("ag_news", "", 16, 1, "zero-shot"), ("movie_rationales", "", 8, 1, "zero-shot"),
-    ("ag_news", "--pack", 1, 8, "zero-shot-packed"),
-    ("movie_rationales", "--pack --with-answers", 1, 8, "zero-shot-packed-answers")])
-def test_zero_shot_recipes_are_the_papers(task, typed, size, pack, experiment, zero):
-    """Appendix G and section 9.1, typed from there: padded and packed, short texts and long."""
+@pytest.mark.parametrize("task, typed, size, pack", [
+    ("ag_news", "", 16, 1), ("movie_rationales", "", 8, 1),
+    ("movie_rationales", "--pack --with-answers", 1, 8)])
+def test_zero_shot_recipes_are_the_papers(task, typed, size, pack, zero):
+    """Appendix G and section 9.1, typed from there: short texts, long ones, and packs."""
     recipe = recipe_of(zero, typed, task)
     found = [recipe[key] for key in ("batch_size", "pack", "epochs", "learning_rate", "max_length")]
-    assert found == [size, pack, 1, 2e-4, 512] and recipe["answers"] == ("answers" in typed)
-    assert zero.parse_args(typed.split()).experiment == experiment
+    assert found == [size, pack, 1, 2e-4, 512] and recipe["answers"] == (pack > 1)
+    wanted = "zero-shot-packed-answers" if pack > 1 else "zero-shot"
+    assert zero.parse_args(typed.split()).experiment == wanted
 
 
 @pytest.mark.parametrize("capability, precision", [((7, 5), "fp16"), ((8, 0), "bf16")])
@@ -206,7 +201,7 @@ def no_dropout(net):
 
 def plain_adapter(folder, dtype, start):
     """peft's own model, the adapter's weights as in `start`, without dropout."""
-    config = peft.LoraConfig(r=16, lora_alpha=32, lora_dropout=0.0, target_modules="all-linear",
+    config = peft.LoraConfig(r=16, lora_alpha=32, target_modules="all-linear",
                              task_type="CAUSAL_LM")
     model = t.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
     model = peft.get_peft_model(model, config).eval()
@@ -229,26 +224,19 @@ def epochs_of(tokenizer):
     ("llama", 0, 512, False), ("gpt2", 90, 20, False), ("llama", 0, 512, True)])
 def test_pretraining_is_that_of_peft_and_a_plain_loop(kind, most, long, bf16, zero, load,
                                                       monkeypatch):
-    """In float64 without dropout. Gradients of single sequences or of some (`most` tokens) are
-    added up; activations are kept, or computed twice (from `long` tokens). In bf16 frozen matrices
-    are held in it, and the rest is as in autocast."""
+    """In float64 or by autocast. Gradients of single sequences or of some (`most` tokens) are added
+    up; activations are kept, or computed twice (from `long` tokens)."""
     monkeypatch.setattr(zero, "CPU_TOKENS", most)
     monkeypatch.setattr(zero, "LONG_SEQUENCE", long)
-    precision, dtype, near = ("bf16", torch.float32, 1e-5) if bf16 else (
-        "float32", torch.float64, 1e-6)
+    precision = "bf16" if bf16 else "float32"
     folder, net, tokenizer = load(kind, precision=precision)
-    if bf16:
-        for name, module in net.named_modules():
-            if isinstance(module, torch.nn.Linear):
-                held = "lora_" not in name and not name.endswith("lm_head")
-                assert (module.weight.dtype is torch.bfloat16) == held, name
-    else:
+    if not bf16:
         net.double()
     start = no_dropout(net)
     loss = train(zero, net, tokenizer, WORDS, precision=precision)
-    other = plain_adapter(folder, dtype, start)
+    other = plain_adapter(folder, torch.float32 if bf16 else torch.float64, start)
     expected = plain_training(other, epochs_of(tokenizer), 0.01, bf16)
-    assert loss == pytest.approx(expected, rel=near)
+    assert loss == pytest.approx(expected, rel=1e-5)
     trained = net.state_dict()
     for name, weight in other.state_dict().items():
         if not bf16:
@@ -287,10 +275,8 @@ def test_fp16_takes_its_first_step(zero, load, monkeypatch):
         torch.nn.utils, "clip_grad_norm_", lambda *args: norms.append(float(clip(*args))))
     for precision in ("fp16", "float32"):
         _, net, tokenizer = load("gpt2", precision=precision, initializer_range=1.0)
-        start = no_dropout(net)
+        no_dropout(net)
         train(zero, net, tokenizer, TEXTS, precision=precision, epochs=1)
-        for name, weight in net.state_dict().items():
-            assert torch.equal(weight, start[name]) == ("lora_B" not in name)
     assert norms[0] == pytest.approx(norms[1], rel=0.1)
 
 
@@ -317,24 +303,22 @@ def test_a_run_is_what_its_files_say(kind, typed, zero, byte_model, run, monkeyp
     length = 640 if "--pack" in typed else 165  # so short that texts are cut
     message, (row,) = run(folder, f"--adapters kept --predictions kept --max-length {length} "
                           f"--pretrain-lr 0.02 {typed}")
-    assert message is None
     (path,) = Path("kept").glob("*.csv")
-    kept = path.with_suffix("")
-    unit = json.loads((kept / "unit.json").read_text())
-    assert {name: str(value) for name, value in unit["row"].items()} == row
+    unit = json.loads((path.with_suffix("") / "unit.json").read_text())
+    assert message is None and {name: str(value) for name, value in unit["row"].items()} == row
     assert unit.pop("hash") == zero.short_hash(unit)
-    assert [unit["pack"], unit["answers"]] == [8 if "pack" in typed else 1, "answers" in typed]
-    assert min(len(example) for example in unit["test"]["examples"]) < 60  # some are cut
+    size, texts = unit["pack"], pd.read_csv(benchmark_csv)["text"]
+    assert [size, unit["answers"]] == [8 if "pack" in typed else 1, "answers" in typed]
+    assert min(map(len, unit["test"]["examples"])) < 60  # some are cut
     half = len(trained) // 2
-    assert sorted(trained[:half]) == sorted(unit["extra"]["sequences"])
-    assert sorted(trained[half:]) == sorted(unit["test"]["sequences"])
-    for name in ("extra", "test"):
+    for name, its in ("extra", trained[:half]), ("test", trained[half:]):
+        assert sorted(its) == sorted(unit[name]["sequences"])
         found = unit[name]["examples"]
-        packs = [found[at : at + unit["pack"]] for at in range(0, 9, unit["pack"])]
+        packs = [found[at : at + size] for at in range(0, 9, size)]
         joined = ["\n\n".join([unit["instruction"], *pack]) for pack in packs]
         assert unit[name]["sequences"] == joined
 
-    texts, right, scores = pd.read_csv(benchmark_csv)["text"], {}, []
+    scores = []
     counts = [len(f" {name}") for name in unit["classes"]]  # bytes are tokens
     for (arm, name), table in pd.read_csv(path).groupby(["arm", "set"], sort=False):
         prompts, labels = unit[name]["prompts"], np.array(unit[name]["labels"])
@@ -344,18 +328,14 @@ def test_a_run_is_what_its_files_say(kind, typed, zero, byte_model, run, monkeyp
             assert text.startswith(cut.removesuffix("\n### Answer:"))
         model = t.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
         if arm != "base":
-            model = peft.PeftModel.from_pretrained(model, kept / arm)
+            model = peft.PeftModel.from_pretrained(model, path.with_suffix("") / arm)
         expected = plain_scores(model, tokenizer, prompts, unit["classes"], counts)
         expected -= np.log(np.exp(expected).sum(1, keepdims=True))
         np.testing.assert_allclose(table[["p0", "p1", "p2"]], np.exp(expected), atol=2e-5)
-        right[arm, name] = expected.argmax(1) == labels
         nll = -expected[np.arange(9), labels].mean()
-        assert float(row[f"acc_{arm}{SETS[name]}"]) == right[arm, name].mean()
+        assert float(row[f"acc_{arm}{SETS[name]}"]) == np.mean(expected.argmax(1) == labels)
         assert float(row[f"nll_{arm}{SETS[name]}"]) == pytest.approx(nll, abs=2e-5)
         scores.append(expected)
-    for name, ending in SETS.items():
-        changed = right["extra", name] != right["test", name]
-        assert float(row[f"discordant{ending}"]) == changed.mean()
     differences = [np.abs(a - b).max() for a, b in zip(scores, scores[2:])]
     assert len(scores) == 6 and min(differences) > 0.01  # three different models
 
@@ -376,43 +356,38 @@ def test_arms_of_the_same_texts_get_the_same_numbers(byte_model, run, capsys, mo
 
 
 def test_a_run_goes_on_and_mixes_no_recipes(zero, byte_model, run, monkeypatch):
+    """unit.json goes before adapters that it no longer describes."""
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
     folder = byte_model("gpt2")
-    _, first = run(folder)
+    _, first = run(folder, "--adapters kept")
+    (path,) = Path("kept").glob("*/unit.json")
     message, rows = run(folder, "--subsamples 2")
     assert message is None and rows[:1] == first and len(rows) == 2
     run(folder, "--subsamples 2 --out alone.csv")
     assert comparable(rows_of("alone.csv")) == comparable(rows)
+    run(folder, "--adapters kept --out other.csv --about tweets")
+    assert len([*Path("kept").glob("*/unit.json")]) == 2
+    with monkeypatch.context() as patch:
+        patch.setattr(zero, "train_adapter", interrupted)
+        message, _ = run(folder, "--adapters kept --out stopped.csv")
+    assert "stopped" in message and path.parent.is_dir() and not path.exists()
     for typed in ("--about tweets", ""):
         message, again = run(folder, typed)
         assert "use a different --out" in message and again == rows
         monkeypatch.setattr(zero, "RECIPE_VERSION", 0)
 
 
-def test_a_kept_unit_is_replaced_by_its_like_alone(zero, byte_model, run, monkeypatch):
-    """And unit.json goes before the adapters that it describes."""
-    def interrupted(*_):
-        raise KeyboardInterrupt
-
-    folder = byte_model("gpt2")
-    run(folder, "--adapters kept")
-    (path,) = Path("kept").glob("*/unit.json")
-    run(folder, "--adapters kept --out 1.csv --pretrain-lr 1")
-    assert len([*Path("kept").glob("*/unit.json")]) == 2
-    monkeypatch.setattr(zero, "train_adapter", interrupted)
-    message, _ = run(folder, "--adapters kept --out 2.csv")
-    assert "stopped" in message and path.parent.is_dir() and not path.exists()
-
-
-def test_show_prompts_shows_both_forms_and_help_an_example(zero, byte_model, run, capsys):
+def test_show_prompts_and_help(zero, byte_model, run, capsys):
     write_csv("mail.csv", [("rain again", "wet"), ("no clouds", "dry")] * 20)
     head = "\ndry\nwet\n\nThe text is a remark. Answer with its subject.\n\n### Text: "
     folder = byte_model("gpt2")
-    for form, examples in ("", 1), ("--pack", 8):
-        message, rows = run(folder, f"--csv mail.csv --show-prompts --with-answers {form}")
-        out = capsys.readouterr().out
-        assert message is None and not rows and out.count(head) == 2  # to pretrain on, to test
-        answered = out.count("rain again\n### Answer: wet") + out.count("clouds\n### Answer: dry")
-        assert answered == examples and out.count("rain again\n### Answer:\n") == 1
+    message, rows = run(folder, "--csv mail.csv --show-prompts --with-answers --pack")
+    out = capsys.readouterr().out
+    assert message is None and not rows and out.count(head) == 2  # to pretrain on, to score
+    assert out.count("rain again\n### Answer: wet") == 4
+    assert out.count("rain again\n### Answer:\n") == 1
     message, _ = run(folder, "--show-prompts --max-length 9")
     assert message.startswith("error: ") and "without its text" in message
     assert end_of(zero.main, "--help") == 0
