@@ -12,15 +12,15 @@ Reproduces sections 9 and 9.1 of "Evaluating the fairness of task-adaptive pretr
 test data before few-shot text classification" (Dubey) with any causal language model. A subsample
 of a task is a random draw of two sets of n texts, `extra` and `test`. A model predicts the class
 whose name has the highest mean log-probability as the answer to the prompt. Three models do so on
-both sets: `base`, untouched, and two after LoRA pretraining on the prompts, without answers, of
-`extra` or of `test`. run_experiment.py explains boost, bias and the columns of results.csv.
+both sets: `base`, untouched, and two after LoRA pretraining on the prompts of `extra` or `test`,
+without answers. run_experiment.py explains boost, bias and the columns of results.csv.
 
     python run_zero_shot.py --show-prompts   # print what the model sees
-    python run_zero_shot.py                  # a real model and real texts, offline, on a CPU
+    python run_zero_shot.py                  # real model and texts, offline, on a CPU
     python run_zero_shot.py --model mistral --quantize nf4 --tasks all --n 100 --subsamples 20 # GPU
 
 --adapters FOLDER keeps the adapters and the exact strings, unit.json, for contamination_test.py.
-Second command, measured 2026-11-24 on 2 CPU cores: boost -2.5, bias -0.5 points; 2.5 GB of memory.
+Second command, measured 2026-11-24: boost -2.5, bias -0.5 percentage points; 2.5 GB of memory.
 """
 
 import argparse
@@ -67,9 +67,9 @@ EPOCHS, LEARNING_RATE, CLIP_NORM = 1, 2e-4, 1.0  # paper, appendix G, and its co
 LORA = {"r": 16, "lora_alpha": 32, "lora_dropout": 0.05, "target_modules": "all-linear",
         "task_type": "CAUSAL_LM"}  # paper, appendix G
 CPU_TOKENS, GPU_TOKENS = 320, 4096  # in a forward pass of training: more only takes memory
-LONG_SEQUENCE = 512  # longer ones compute activations twice: half the memory, 1.3 x time
+LONG_SEQUENCE = 512  # longer ones compute activations twice: half the memory, 1.3 × the time
 SCORED = 48  # class names in a forward pass of scoring
-RECIPE_VERSION = 6  # part of the recipe's hash: see "Pretraining"
+RECIPE_VERSION = 6  # in the recipe's hash: see "Pretraining"
 
 
 # --- The experiment: one subsample, three arms ---
@@ -107,7 +107,7 @@ def run_prompts(sample, device, threads, adapters=None):
 
 
 def write_unit(folder, sample, row, strings):
-    """Write unit.json: what the adapters beside it were trained and tested on."""
+    """Write unit.json: what its adapters were trained and tested on."""
     model, recipe = sample.model, sample.recipe
     used = {"source": str(model.folder), "gguf": model.gguf, "quantize": recipe["quantize"],
             "precision": recipe["precision"]}
@@ -128,7 +128,7 @@ def instruction(classes, spec):
 
 def arm_strings(tokenizer, recipe, classes, texts, labels):
     """The strings of a set: `sequences` to pretrain on and, for each text, the `examples` in them,
-    `prompts` to score and `labels`. ValueError where two classes have the same tokens."""
+    `prompts` to score and `labels`. ValueError if two classes have the same tokens."""
     head, size = recipe["instruction"], recipe["pack"]
     names = [encode(tokenizer, f" {name}") for name in classes]
     for name in names:
@@ -179,11 +179,10 @@ def encode(tokenizer, text):
 
 
 # --- Pretraining ---
-# Raise RECIPE_VERSION whenever a change to prompts, training or scoring changes the numbers: old
-# rows are then refused.
+# Raise RECIPE_VERSION if a change to prompts, training or scoring changes the numbers.
 
 def fresh_adapter(model, seed):
-    """Reset the adapter to the same start for every arm, without effect: A random, B zero."""
+    """Reset the adapter to the same start for every arm: A random, B zero, so without effect."""
     torch.manual_seed(seed)
     for module in model.modules():
         if hasattr(module, "reset_lora_parameters"):
@@ -191,8 +190,8 @@ def fresh_adapter(model, seed):
 
 
 def train_adapter(model, ids, recipe, seed):
-    """Train in place on sequences (lists of ids), with linear decay to 0. The loss of a step is the
-    mean over its tokens. Returns the last epoch's, in nats per token."""
+    """Train in place on sequences (lists of ids), with linear decay to 0; a step's loss is the mean
+    over its tokens. Returns the last epoch's, in nats per token."""
     size, peak, epochs = recipe["batch_size"], recipe["learning_rate"], recipe["epochs"]
     quantized = recipe["quantize"] == "nf4"
     if quantized or max(map(len, ids)) > LONG_SEQUENCE:
@@ -269,8 +268,8 @@ def score_classes(model, tokenizer, prompts, classes):
 
 
 def split_answers(tokenizer, prompt, classes):
-    """For each class (token ids of prompt + " " + class, where the class begins). A token that
-    belongs to both is scored too."""
+    """For each class (token ids of prompt + " " + class, where the class begins). A token of both
+    is scored too."""
     alone, answers = encode(tokenizer, prompt), []
     for name in classes:
         ids = encode(tokenizer, f"{prompt} {name}")
@@ -318,8 +317,8 @@ def score_group(model, answers, cached, cache):
 
 @functools.lru_cache(1)
 def load_net(model, quantize, precision, device):
-    """(network with its adapter, tokenizer) of a Model; nf4: the paper's QLoRA, with double
-    quantization. ValueError where it cannot be used."""
+    """(network with its adapter, tokenizer) of a Model; nf4: the paper's QLoRA. ValueError if it
+    cannot be used."""
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     warnings.filterwarnings("ignore", module="peft|transformers")
@@ -340,10 +339,10 @@ def load_net(model, quantize, precision, device):
         if info["missing_keys"]:
             raise ValueError(f"missing weights: {info['missing_keys']}")
         freeze(lm, dtype)
-        lm.forward = torch.autocast(device.type, dtype, enabled=dtype is not None)(lm.forward)
+        lm.forward = torch.autocast(device.type, dtype, enabled=bool(dtype))(lm.forward)
         net = peft.get_peft_model(lm, peft.LoraConfig(**LORA)).to(device)
         tokenizer = load_tokenizer(model)
-        check_scores(net, tokenizer, 1e-3 if dtype is None else 0.05)
+        check_scores(net, tokenizer, 0.05 if dtype else 1e-3)
     except Exception as error:  # whatever a library raises
         raise ValueError(f"model {model.name} cannot be used: {brief(error)}")
     return net, tokenizer
@@ -378,8 +377,8 @@ def check_scores(model, tokenizer, near):
 # --- Settings ---
 
 def prompt_recipe(registry, args, model, task):
-    """What decides a row's numbers. Epochs and learning rate are the paper's: those of tasks.json
-    are for training all weights."""
+    """What decides a row's numbers. Epochs and rates in tasks.json are for training all weights:
+    they are not used here."""
     like = model.name if model.name in registry["models"] else "smollm2"
     own = task.spec.get("recipes", {}).get(like, {})
     sizes = {**registry["models"][like]["batch_sizes"], **own.get("batch_sizes", {})}
@@ -397,7 +396,7 @@ def prompt_recipe(registry, args, model, task):
             "instruction": instruction(task.classes, {**vars(args), **task.spec})}
 
 
-# --- The same in run_experiment.py: tests/copy_blocks.py copies a block ---
+# --- Shared with run_experiment.py: tests/copy_blocks.py copies a block ---
 
 # --- shared: sample ---
 class Task(NamedTuple):
@@ -1018,10 +1017,10 @@ class Model(NamedTuple):
     name: str
     like: str  # entry of tasks.json whose recipe it has
     folder: Path
-    gguf: str  # a file in it, or None
+    gguf: str  # file in it, or None
     objective: str  # mlm or clm
-    weights: str  # a hash of its files
-    size: int  # of its files, in bytes
+    weights: str  # hash of its files
+    size: int  # bytes
     longest: int  # text, in tokens
 
 
@@ -1082,12 +1081,12 @@ def load_tokenizer(model):
     tokenizer = transformers.AutoTokenizer.from_pretrained(
         model.folder, gguf_file=model.gguf, trust_remote_code=False, truncation_side="right")
     if len(tokenizer) < 200:  # every word would be unknown
-        raise ValueError(f"a tokenizer of {len(tokenizer)} tokens: is its vocabulary missing?")
+        raise ValueError(f"its tokenizer has {len(tokenizer)} tokens: where is its vocabulary?")
     return tokenizer
 
 
 def choose_device(args):
-    """The device as a string. ValueError if it cannot be used."""
+    """The device's name. ValueError if it cannot be used."""
     device = args.device
     if device == "auto":
         device = (torch.accelerator.current_accelerator(True) or torch.device("cpu")).type
@@ -1153,7 +1152,7 @@ def main(argv=None):
         print(f"model {model.name}: {model.folder / (model.gguf or '')}")
     for name, task in tasks.items():
         if "".join(task.classes).isdecimal():
-            print(f"task {name}: the model is asked for {' or '.join(task.classes):.60}")
+            print(f"{name}: the model is asked for {' or '.join(task.classes):.60}")
     if not args.show_prompts:
         most = dict.fromkeys(args.n, args.subsamples or (100 if args.margin else 2))
         run_all(args, models, tasks, most, recipe_of,
