@@ -847,9 +847,10 @@ def load_tasks(args, registry, default):
             wanted.append((name, known[name]))
         else:
             raise SystemExit(f"error: tasks.json has no task {name}: --help names its tasks")
+    names = [name for name, _ in wanted]
+    if len({*names}) < len(names):
+        raise SystemExit(f"error: two tasks have one name: {', '.join(names):.200}")
     for name, spec in wanted:
-        if name in tasks:
-            raise SystemExit(f"error: two tasks have the name {name}: rename your file")
         tasks[name] = load_task(name, spec)
         check_size(name, tasks[name], args.m, max(args.n))
     return tasks
@@ -1009,7 +1010,7 @@ def read_csv(text, entry):
     lines, rows = text.splitlines(), []
     mark = max(",;\t|", key=text.partition("\n")[0].count)
     try:
-        rows.extend(csv.reader(io.StringIO(text or "\n", newline=""), delimiter=mark, strict=True))
+        rows.extend(csv.reader(io.StringIO(text or " ", newline=""), delimiter=mark, strict=True))
     except csv.Error:
         rows.append(["?"])
     header, width, start = rows[0], len(rows[0]), 1
@@ -1017,7 +1018,7 @@ def read_csv(text, entry):
     labels = {row[place] for row in rows if len(row) == width}
 
     def is_row(line):
-        cells = line.split(mark)
+        cells = line.rstrip("\r").split(mark)
         return len(cells) == width and cells[place] in labels and f"{mark} " not in line
 
     most = 1 if all(map(is_row, lines[1:])) else 2  # else quotes are in use
