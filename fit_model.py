@@ -48,7 +48,7 @@ os.environ.setdefault("PYTENSOR_FLAGS", "cxx=")  # nutpie needs no C compiler
 
 NEAR = 0.55  # of the margin: with a smaller half-width, more data will hardly decide
 WEAK = 5  # points of macro-F1 above guessing that show learning
-FEW = 5  # tasks from which on "tasks like these" and the paper's model are worthwhile
+FEW = 5  # tasks that "tasks like these" and the paper's model need
 MOST = 40  # answers and lines on the page
 MAX_R_HAT, MIN_ESS = 1.01, 400  # Vehtari et al. (2021)
 ATTEMPTS = ((0.9, 1, 1), (0.99, 4, 2))  # target acceptance, times the tuning, times the draws
@@ -60,12 +60,11 @@ WORDS = {"acc": ("accuracy", "points"), "f1": ("macro-F1", "points"),
 INNER = ["bias", "boost", "w_bias", "w_boost", "one_answer", "v", "main", "setting", "settings",
          "out", "words"]  # columns that are not written
 COLORS = """
-.card { border: 1px solid; border-left-width: .6rem; padding: 0 1rem; margin: 1.5rem 0 }
-.card div { color: black }
-.card .large { color: inherit; font: bold 2.2rem/1.2 sans-serif }
-.no { color: #006b4f }
-.yes { color: #b3261e }
-.near, .too { color: #8a5a00 }
+.card { border: 2px solid #bbb; padding: 0 1rem; margin: 1.5rem 0 }
+.large { font: bold 2.2rem/1.2 sans-serif }
+.no .large { color: #006b4f }
+.yes .large { color: #b3261e }
+.near .large, .too .large { color: #8a5a00 }
 """
 
 
@@ -73,8 +72,8 @@ COLORS = """
 
 
 def unit_table(rows):
-    """One row per cell, model, task and subsample: means over seeds. Model "all": means over models
-    with the same tasks and subsamples. main: model "all", or each model where there is no "all"."""
+    """One row per cell, model, task and subsample: means over seeds; model "all": over models with
+    the same tasks and subsamples. main: model "all", or each model where there is no "all"."""
     parts = []
     for _, mine in rows.assign(main=True).groupby(CELL):
         equal = mine.groupby(["task", "subsample"])["model"].nunique().min() == mine.model.nunique()
@@ -85,10 +84,10 @@ def unit_table(rows):
     rows = pd.concat(parts)
     roots = ["w_bias", "w_boost", "one_answer"]  # a mean's sd is at most the mean of the sds
     rows[roots] = np.sqrt(rows[roots])
-    groups = rows.groupby([*CELL, "arms", "model", "main", "task", "subsample"])
-    units = groups[[*MEANS, *EFFECTS, *roots]].mean(skipna=False).round(9)  # equal stay equal
+    units = rows.groupby([*CELL, "arms", "model", "main", "task", "subsample"])
+    units = units[[*MEANS, *EFFECTS, *roots]].mean(skipna=False).round(9)  # equal stay equal
     units[roots] **= 2
-    return units.assign(total=groups["bias"].sum()).reset_index()
+    return units.reset_index()
 
 
 def task_table(units, effect, args):
@@ -96,11 +95,11 @@ def task_table(units, effect, args):
     tasks = task_means(units, effect).reset_index()
     tasks = tasks.assign(effect=effect, **units[[*CELL, "model", "arms", "main"]].iloc[0])
     half = stats.t.ppf((1 + SHARE) / 2, tasks.subsamples - 1) * np.sqrt(tasks.v)
-    tasks = tasks.assign(estimate=tasks[effect], low=tasks[effect] - half, high=tasks[effect] + half)
+    middle = tasks[effect]
+    tasks = tasks.assign(estimate=middle, low=middle - half, high=middle + half)
     if effect == "bias" and args.metric == "acc" and tasks.model[0] != "all":
-        answers = units.n * np.where(units.arms == "crossed", 2, 1)
-        changes = (units.total / 100 * answers).groupby(units.task)
-        tasks["p"] = changes.agg(sign_flip_p).to_numpy()
+        changes = units.bias / 100 * units.n * np.where(units.arms == "crossed", 2, 1)
+        tasks["p"] = changes.groupby(units.task).agg(sign_flip_p).to_numpy()
         tasks["p_adjusted"] = stats.false_discovery_control(tasks.p)
     return tasks
 
@@ -157,9 +156,8 @@ def effect_row(tasks, noise, target, args):
             needed = math.ceil(row["subsamples"] * (half / (margin / 2)) ** 2)
     row |= {"low": middle - half, "high": middle + half, "margin": margin, "verdict": verdict,
             "needed": needed}
-    places = 2 if args.metric in SHARES else 4
-    words = [f"{row[name]:+z.{places}f}" for name in ("estimate", "low", "high")]
-    row["words"] = f"{words[0]} [{words[1]}, {words[2]}]" if half > 0 else words[0]
+    middle, low, high = [f"{row[name]:{args.form}}" for name in ("estimate", "low", "high")]
+    row["words"] = f"{middle} [{low}, {high}]" if half > 0 else middle
     return row
 
 
@@ -186,9 +184,9 @@ def effects_table(units, tasks, args):
 
 
 def paper_model(rows, interaction):
-    """Y_ijkl ~ Binomial(n, p), logit p = mu + alpha_i + U_j + V_jk + W_jl + beta l for model i, task
-    j, subsample k, arm l (1: treatment) of a cell, on the texts of `test`: (1) to (10) in variables
-    in which chains mix (docs/results.md), logit p = c_jk + alpha_i + (l - 1/2) d_j."""
+    """Y_ijkl ~ Binomial(n, p), logit p = mu + alpha_i + U_j + V_jk + W_jl + beta l for model i,
+    task j, subsample k, arm l (1: treatment) on the texts of `test`: (1) to (10), in variables
+    that mix (docs/results.md): logit p = c_jk + alpha_i + (l - 1/2) d_j."""
     import pymc as pm
     import pytensor.tensor as pt
 
@@ -217,7 +215,7 @@ def paper_model(rows, interaction):
         a = pm.Normal("a", mu + beta / 2, pt.sqrt(sd_U**2 + sd_W**2 / 2), dims="task")
         c = pm.Normal("c", a[task_of_unit], sd_V)
 
-        # the more centered (k near 1) the better the data determine d
+        # the better the data determine d, the more centered (k near 1) it is
         d = beta * pt.ones(len(tasks))
         if interaction:
             s = math.sqrt(2) * sd_W
@@ -268,7 +266,7 @@ def fit(rows, effect, args):
             ready, chains=4, tune=args.draws // 2 * longer, draws=args.draws * more, seed=0,
             target_accept=accept, save_warmup=False, progress_bar=False)
         if trace.posterior.sizes["draw"] < args.draws * more:  # nutpie catches Ctrl-C itself
-            raise SystemExit(f"stopped: the files in {args.out} stay")
+            raise KeyboardInterrupt
         table = arviz.summary(predict(trace.posterior, rows), hdi_prob=SHARE, round_to="none")
         r_hat = table.r_hat.max(skipna=False)
         ess = table[["ess_bulk", "ess_tail"]].min(axis=None, skipna=False)
@@ -277,8 +275,8 @@ def fit(rows, effect, args):
             warning = ""
             break
         warning = f"not converged: r_hat {r_hat:.3f}, ESS {ess:.0f}, divergences: {divergences}"
-    names = {"hdi_5.5%": "hdi_low", "hdi_94.5%": "hdi_high"}
-    return table.drop(columns=["mcse_mean", "mcse_sd"]).rename(columns=names).assign(warning=warning)
+    table = table.rename(columns={"hdi_5.5%": "hdi_low", "hdi_94.5%": "hdi_high"})
+    return table.drop(columns=["mcse_mean", "mcse_sd"]).assign(warning=warning)
 
 
 def paper_fits(rows, args):
@@ -297,15 +295,6 @@ def paper_fits(rows, args):
 
 
 # Words and page ---
-
-
-def lines_of(table):
-    """One line per setting and model: the bias, with the boost and the bias on tasks like these."""
-    bias, boost = [part.reset_index() for _, part in table.groupby("effect")]  # in the same order
-    after = bias.shift(-1)
-    like = after.words.where(after.target == LIKE)
-    lines = bias.assign(boost=boost.words, boost_verdict=boost.verdict, like=like)
-    return lines[lines.target == THESE]
 
 
 def short_answer(line, args):
@@ -334,17 +323,17 @@ def notes(line, rows, args):
                  f"{args.unit} (bias, 89% interval, {tasks}); pretraining itself changes it by "
                  f"{line.boost} (boost).")]
     if line.settings > 1:
-        out = "One" if line.out == 1 else f"{line.out:.0f}"
-        has = "has" if line.out == 1 else "have"
-        said.append(("", f"{out} of the {line.settings} settings {has} an interval that excludes 0; "
-                         f"about {(1 - SHARE) * line.settings:.1f} are expected by chance."))
+        out, has = ("One", "has") if line.out == 1 else (f"{line.out:.0f}", "have")
+        said.append(("", f"{out} of the {line.settings} settings {has} an interval that excludes "
+                         f"0; about {(1 - SHARE) * line.settings:.1f} are expected by chance."))
     if "Too early" in short_answer(line, args):
         said.append(("", advice(line, rows)))
     if line.verdict == line.boost_verdict == "within the margin":
-        said.append(("warning", "The boost too is within the margin: pretraining did not help here, "
-                                "so there was little to inflate."))
-    if line.verdict != "beyond the margin":
-        said += [("warning", text) for text in caveats(rows)]
+        said.append(("warning", "The boost too is within the margin: pretraining did not help, so "
+                                "there was little to inflate."))
+    weak = caveat(rows)
+    if weak and line.verdict != "beyond the margin":
+        said.append(("warning", weak))
     return said
 
 
@@ -355,16 +344,16 @@ def advice(line, rows):
     text = f"About {line.needed:.0f} subsamples of each task in all would decide"
     seconds = rows.groupby([*CELL, "model", "task"])["seconds"].mean().sum()
     hours = (line.needed - line.subsamples) * seconds / 3600
+    if hours > 0:  # published rows have no seconds
+        time = f"{hours:.1f} hours" if hours < 24 else f"{hours / 24:.0f} days"
+        text += f" (--subsamples {line.needed:.0f}, about {time} more on this machine)"
     if hours > 24:
-        text += (f", about {hours / 24:.0f} days on this machine: this margin is out of reach here; "
-                 "a larger --n or --margin needs fewer")
-    elif hours > 0:  # published rows have no seconds
-        text += f": run with --subsamples {line.needed:.0f} ({hours:.1f} hours more on this machine)"
+        text += ": this margin is out of reach here; a larger --n or --margin needs fewer"
     return f"{text}."
 
 
-def caveats(rows):
-    """Where the models learned too little to show a bias."""
+def caveat(rows):
+    """A sentence on where the models learned too little to show a bias, or nothing."""
     f1 = rows[["f1_extra", "f1_test_on_extra"]].mean(axis=1)
     above = 100 * (f1 - 1 / rows.num_classes) - WEAK
     words = f"macro-F1 on unseen texts is less than {WEAK} points above guessing"
@@ -372,11 +361,10 @@ def caveats(rows):
         above = 100 * rows[["acc_extra", "acc_test_on_extra"]].mean(axis=1) - rows.majority
         words = "accuracy on unseen texts is no higher than the share of the most common class"
     cases = rows.assign(above=above).groupby([*CELL, "model", "task"])["above"].mean()
-    weak = cases[cases <= 0].reset_index().task
-    if weak.empty:
-        return []
-    return [f"A caveat: in {len(weak)} of {len(cases)} cases (model, task, m, n) {words}: the models "
-            f"barely learned {names_of(weak)}."]
+    weak = cases[cases < 1e-9].reset_index().task
+    if len(weak):
+        return (f"A caveat: in {len(weak)} of {len(cases)} cases (model, task, m, n) {words}: the "
+                f"models barely learned {names_of(weak)}.")
 
 
 def names_of(values):
@@ -389,15 +377,14 @@ def names_of(values):
 def methods(rows, args):
     """A paragraph for a methods section."""
     tests = "both sets" if set(rows.arms) == {"crossed"} else "the first set"
-    margin = f" Effects within ±{args.margin:g} are too small to matter." if args.margin else ""
     return (
         f"For each subsample of a task, m = {names_of(rows.m)} labeled texts and two disjoint sets "
         f"of n = {names_of(rows.n)} others were drawn. Models were used as they are (base) and "
         "pretrained on either set without labels, then trained on the labeled texts (or prompted) "
         f"and tested on {tests}. Bias: {args.name} on texts seen in pretraining minus that on "
-        "unseen texts; boost: the latter minus base. Means over tasks have 89% t intervals "
-        "(Satterthwaite). The variance of a task is that between its subsamples, or that of "
-        f"drawing its texts if larger.{margin} tasks.csv: the results of each task.")
+        "unseen texts; boost: the latter minus base. Means over tasks (each: tasks.csv) have 89% t "
+        "intervals (Satterthwaite). The variance of a task is that between its subsamples, or that "
+        "of drawing its texts if larger.")
 
 
 def draw(tasks, table, args):
@@ -421,21 +408,25 @@ def draw(tasks, table, args):
     axes[0].set_ylim(len(names) - 0.4, -0.6)
     for axis, title in zip(axes, [args.name, "bias = seen - unseen", "boost = unseen - base"]):
         axis.set_title(title)
-    for axis, (_, mine) in zip(axes[1:], rows.groupby("effect")):
+    for axis, (effect, mine) in zip(axes[1:], rows.groupby("effect")):
+        hidden = "_" if effect == "boost" else ""  # from the legend
         reach = mine.high - mine.estimate
-        axis.errorbar(mine.estimate, mine.y, xerr=reach, fmt="ko", label="89% interval")
+        axis.errorbar(mine.estimate, mine.y, xerr=reach, fmt="ko", label=f"{hidden}89% interval")
         axis.axvline(0, color="gray", ls="--")
         if args.margin:
-            axis.axvspan(-args.margin, args.margin, color="#dddddd", zorder=-1, label="margin")
+            axis.axvspan(-args.margin, args.margin, color="#dddddd", label=f"{hidden}margin")
         axis.set_xlabel(args.unit)
-    handles = [axis.get_legend_handles_labels()[0] for axis in axes[:2]]
-    figure.legend(handles=sum(handles, []), loc="outside upper center", ncols=6, frameon=False)
+    figure.legend(loc="outside upper center", ncols=6, frameon=False)
     return figure
 
 
 def publish(rows, tasks, table, posterior, args):
     """Write the page, the figure and the tables. Returns the sentences to print."""
-    lines = lines_of(table)
+    bias, boost = [part.reset_index() for _, part in table.groupby("effect")]  # in the same order
+    after = bias.shift(-1)  # tasks like these follow these tasks
+    bias[LIKE] = after.words.where(after.target == LIKE)
+    bias = bias.assign(boost=boost.words, boost_verdict=boost.verdict)
+    lines = bias[bias.target == THESE]
     most = lines.groupby(["experiment", "model"])["settings"].transform("max")
     said, parts = [], []
     for line in lines[lines.main & (lines.settings == most)].itertuples():
@@ -453,7 +444,7 @@ def publish(rows, tasks, table, posterior, args):
 
     if len(lines) > MOST:
         lines = lines[lines.main][:MOST]
-    lines = lines.rename(columns={"words": "bias", "like": LIKE})
+    lines = lines.rename(columns={"words": "bias"})
     shown = ["setting", "model", "bias", "boost", LIKE, "tasks", "subsamples", "needed", *MEANS]
     runs = ["experiment", "model", "m", "n", "arms", "num_classes", "versions", "task"]
     runs = rows.reindex(columns=runs).groupby(runs[:2]).agg(names_of).reset_index()
@@ -498,9 +489,7 @@ def read_rows(path, metric):
     except (OSError, ValueError) as error:
         raise SystemExit(f"error: could not read {path}: {error}")
     rows.index = [f"{path}, data row {number + 1}" for number in rows.index]
-    torn = rows.isna().any(axis=1)  # an empty field is "", one that was cut off is nan
-    for where in rows.index[torn]:
-        print(f"{where} is incomplete and was skipped")
+    torn = rows.isna().any(axis=1)  # by a kill: an empty field is "", one cut off is nan
     rows = rows[~torn].replace("", np.nan)
     needed = [*RUN[:-1], "majority", *columns_of("acc")[:3], *columns_of(metric)[:3]]
     shares = ["majority", "discordant", "discordant_on_extra", *columns_of("acc")]
@@ -525,7 +514,8 @@ def load_rows(args, metric="acc"):
         wanted = set(getattr(args, flag) or values)
         if not wanted <= set(values):
             found = ", ".join(sorted(set(values)))[:150]
-            raise SystemExit(f"error: no rows have --{flag} {', '.join(wanted)}. There are: {found}")
+            wanted = ", ".join(wanted)
+            raise SystemExit(f"error: no rows have --{flag} {wanted}. There are: {found}")
         rows = rows[values.isin(wanted)]
     if rows.empty:
         raise SystemExit(f"error: {args.paths[0]} has no rows: run run_experiment.py first")
@@ -643,7 +633,7 @@ def html_of(kind, part, folder):
 
 
 def save(folder, title, parts, tables, style=STYLE):
-    """Write the tables as CSV files, and report.html of (kind, part) pairs as html_of takes them."""
+    """Write CSV files, and report.html of (kind, part) pairs as html_of takes them."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, table in tables.items():
         table.to_csv(folder / f"{name}.csv", index=False, float_format="%.6g")
@@ -666,7 +656,7 @@ def parse_args(argv):
     add("paths", nargs="*", type=Path, default=[Path("results.csv")], help="(results.csv)")
     add("--margin", type=float, help="effects within it do not matter (acc, f1: 1 point)")
     add("--metric", default="acc", help="or f1, nll, NAME of columns NAME_base, ... (acc)")
-    add("--plain", action="store_true", help="use only the texts of test, as the paper does")
+    add("--plain", action="store_true", help="only the texts of test, as in the paper")
     for flag in FILTERS:
         add(f"--{flag}", nargs="+", help="only these (all)")
     add("--paper-model", action="store_true", help="fit the paper's model too")
@@ -676,6 +666,7 @@ def parse_args(argv):
     args = parser.parse_args(argv)
     args.command = f"python fit_model.py {shlex.join(sys.argv[1:] if argv is None else argv)}"
     args.name, args.unit = WORDS.get(args.metric, (args.metric, args.metric))
+    args.form = "+z.2f" if args.metric in SHARES else "+z.4f"
     if args.margin is None and args.metric in SHARES:
         args.margin = 1.0
     if args.margin is not None and not 0 < args.margin < math.inf:
