@@ -22,11 +22,11 @@ Writes report.html, effects.png and tables to fits/results/, with the columns
         (crossed: both sets of texts; plain: only `test`), target, tasks, subsamples (fewest of a
         task), majority (share of the most common class), base, unseen, seen (%), estimate, se, df,
         low, high (points), margin, verdict, needed (subsamples of each task that would decide)
-    tasks.csv: the same for each task, sd (between subsamples), p (one-sided sign flips of a bias),
-        p_adjusted (Benjamini-Hochberg)
+    tasks.csv: the same for each task, sd (between subsamples), v (the variance of the estimate), p
+        (one-sided sign flips of a bias), p_adjusted (Benjamini-Hochberg)
     posterior.csv: experiment, m, n, effect, parameter (and predictions in points: difference (11),
-        effect (12)), mean, sd, hdi_low, hdi_high, r_hat, ess_bulk, ess_tail, warning (empty: the
-        fit converged; otherwise the exit status is 3)
+        effect (12)), mean, sd, hdi_low, hdi_high, r_hat, ess_bulk, ess_tail, warning (if the fit
+        did not converge; then the exit status is 3)
 """
 
 import argparse
@@ -45,10 +45,11 @@ from matplotlib.figure import Figure
 from scipy import special, stats
 
 os.environ.setdefault("PYTENSOR_FLAGS", "cxx=")  # nutpie needs no C compiler
+np.seterr(invalid="ignore")  # 0 / 0: no interval
 
-NEAR = 0.55  # of the margin: with a smaller half-width, more data will hardly decide
+NEAR = 0.55  # margins: below this half-width more data will hardly decide
 WEAK = 5  # points of macro-F1 above guessing that show learning
-FEW = 5  # tasks that "tasks like these" and the paper's model need
+FEW = 5  # tasks that "tasks like these" needs
 MOST = 40  # answers and lines on the page
 MAX_R_HAT, MIN_ESS = 1.01, 400  # Vehtari et al. (2021)
 ATTEMPTS = ((0.9, 1, 1), (0.99, 4, 2))  # target acceptance, times the tuning, times the draws
@@ -56,15 +57,12 @@ THESE, LIKE = "these tasks", "tasks like these"
 EFFECTS = {"bias": ("extra", "test"), "boost": ("base", "extra")}  # control, treatment on `test`
 MEANS = ["majority", "base", "unseen", "seen"]
 WORDS = {"acc": ("accuracy", "points"), "f1": ("macro-F1", "points"),
-         "nll": ("negative log-probability", "nats (lower is better)")}
-INNER = ["bias", "boost", "w_bias", "w_boost", "one_answer", "v", "main", "setting", "settings",
-         "out", "words"]  # columns that are not written
+         "nll": ("nll", "nats (lower is better)")}
 COLORS = """
 .card { border: 2px solid #bbb; padding: 0 1rem; margin: 1.5rem 0 }
-.large { font: bold 2.2rem/1.2 sans-serif }
+.large { font: bold 2.2rem/1.2 sans-serif; color: #8a5a00 }
 .no .large { color: #006b4f }
 .yes .large { color: #b3261e }
-.near .large, .too .large { color: #8a5a00 }
 """
 
 
@@ -76,8 +74,8 @@ def unit_table(rows):
     the same tasks and subsamples. main: model "all", or each model where there is no "all"."""
     parts = []
     for _, mine in rows.assign(main=True).groupby(CELL):
-        equal = mine.groupby(["task", "subsample"])["model"].nunique().min() == mine.model.nunique()
-        if equal and mine.model.nunique() > 1:
+        models = mine.model.nunique()
+        if mine.groupby(["task", "subsample"])["model"].nunique().min() == models > 1:
             parts.append(mine.assign(model="all"))
             mine = mine.assign(main=False)
         parts.append(mine)
@@ -92,11 +90,11 @@ def unit_table(rows):
 
 def task_table(units, effect, args):
     """The rows of tasks.csv of one cell and model, with v, the variance of each estimate."""
-    tasks = task_means(units, effect).reset_index()
+    tasks = task_means(units, effect).reset_index().rename(columns={effect: "estimate"})
+    tasks = tasks[["task", *MEANS, "subsamples", "sd", "v", "estimate"]]
     tasks = tasks.assign(effect=effect, **units[[*CELL, "model", "arms", "main"]].iloc[0])
     half = stats.t.ppf((1 + SHARE) / 2, tasks.subsamples - 1) * np.sqrt(tasks.v)
-    middle = tasks[effect]
-    tasks = tasks.assign(estimate=middle, low=middle - half, high=middle + half)
+    tasks = tasks.assign(low=tasks.estimate - half, high=tasks.estimate + half)
     if effect == "bias" and args.metric == "acc" and tasks.model[0] != "all":
         changes = units.bias / 100 * units.n * np.where(units.arms == "crossed", 2, 1)
         tasks["p"] = changes.groupby(units.task).agg(sign_flip_p).to_numpy()
@@ -133,29 +131,28 @@ def together(units, effect):
 
 
 def effect_row(tasks, noise, target, args):
-    """A row of effects.csv, also in words: the mean over settings of the mean over tasks, with the
-    interval of noise, which is what `interval` takes."""
+    """A row of effects.csv, also in words: the mean over settings of the mean over tasks, with its
+    interval. noise: what `interval` takes."""
     settings = tasks.groupby(CELL)
     row = tasks[[*CELL, "effect", "model", "main"]].iloc[0].to_dict()
     row |= {"setting": title_of(*[row[name] for name in CELL]), "settings": settings.ngroups,
             "target": target, "arms": names_of(tasks.arms), "tasks": settings.size().min(),
             "subsamples": tasks.subsamples.min(), **settings[[*MEANS, "estimate"]].mean().mean()}
     if settings.ngroups > 1:
-        setting = f"{row['experiment']}, mean of {settings.ngroups} settings"
-        row |= {"m": "", "n": "", "setting": setting}
+        name = f"{row['experiment']}, mean of {settings.ngroups} settings"
+        row |= {"m": "", "n": "", "setting": name}
     middle, margin = row["estimate"], args.margin
     row["se"], row["df"], half = interval(noise)
-    verdict, needed = "", math.nan
+    row |= {"low": middle - half, "high": middle + half, "margin": margin, "verdict": "",
+            "needed": math.nan}
     if margin and half > 0:
-        verdict = "not settled"
+        row["verdict"] = "not settled"
         if abs(middle) + half < margin:
-            verdict = "within the margin"
+            row["verdict"] = "within the margin"
         elif abs(middle) - half > margin:
-            verdict = "beyond the margin"
+            row["verdict"] = "beyond the margin"
         elif half > NEAR * margin:
-            needed = math.ceil(row["subsamples"] * (half / (margin / 2)) ** 2)
-    row |= {"low": middle - half, "high": middle + half, "margin": margin, "verdict": verdict,
-            "needed": needed}
+            row["needed"] = math.ceil(row["subsamples"] * (half / (margin / 2)) ** 2)
     middle, low, high = [f"{row[name]:{args.form}}" for name in ("estimate", "low", "high")]
     row["words"] = f"{middle} [{low}, {high}]" if half > 0 else middle
     return row
@@ -196,11 +193,12 @@ def paper_model(rows, interaction):
     task_of_unit = np.zeros(unit_idx.max() + 1, int)
     task_of_unit[unit_idx] = task_idx
 
-    # k: the squared share of the variance of the tasks' changes that is not binomial noise
+    # d is centered the more (k), the less of the variance of tasks' changes is binomial noise
     sums = rows.groupby("task")[["control", "treatment", "n"]].sum()
-    p = sums[["control", "treatment"]].add(0.5).div(sums.n + 1, axis=0)
-    noise = (1 / (p * (1 - p)).mul(sums.n, axis=0)).sum(axis=1).mean()
-    k = max(0, 1 - noise / special.logit(p).diff(axis=1).treatment.var()) ** 2
+    right = sums[["control", "treatment"]] + 0.5
+    wrong = right.rsub(sums.n + 1, axis=0)
+    noise = (1 / right + 1 / wrong).sum(axis=1).mean()
+    k = max(0, 1 - noise / np.log(right / wrong).diff(axis=1).treatment.var()) ** 2
 
     with pm.Model(coords={"later": models[1:], "task": tasks}) as model:
         mu = pm.Normal("mu", 0, 1)
@@ -215,7 +213,6 @@ def paper_model(rows, interaction):
         a = pm.Normal("a", mu + beta / 2, pt.sqrt(sd_U**2 + sd_W**2 / 2), dims="task")
         c = pm.Normal("c", a[task_of_unit], sd_V)
 
-        # the better the data determine d, the more centered (k near 1) it is
         d = beta * pt.ones(len(tasks))
         if interaction:
             s = math.sqrt(2) * sd_W
@@ -231,7 +228,7 @@ def paper_model(rows, interaction):
 
 
 def predict(posterior, rows):
-    """The posterior with the effects (12) and differences (11) that it predicts, in points."""
+    """The posterior with the effects (12) and differences (11) that it predicts."""
     rng = np.random.default_rng(0)
     found = posterior.drop_vars(["a", "c", "z"], errors="ignore")
     effects = {}
@@ -252,7 +249,7 @@ def predict(posterior, rows):
 
 
 def fit(rows, effect, args):
-    """The rows of posterior.csv of a cell and effect. A fit that fails is repeated once, finer."""
+    """The rows of posterior.csv of a cell and effect, if need be from a second, finer fit."""
     import arviz
     import nutpie
 
@@ -279,27 +276,24 @@ def fit(rows, effect, args):
     return table.drop(columns=["mcse_mean", "mcse_sd"]).assign(warning=warning)
 
 
-def paper_fits(rows, args):
-    """posterior.csv after each fit of the paper's model to a cell and effect."""
+def run_paper_model(rows, args):
+    """Write posterior.csv, of each cell and effect. Returns whether all fits converged."""
     tables = {}
     for cell, mine in rows.groupby(CELL):
-        sizes = mine.groupby(["model", "task"])["subsample"].nunique()
-        if sizes.min() < 2 or mine.task.nunique() < FEW:
-            print(f"{title_of(*cell)}: the paper's model needs {FEW} tasks, 2 subsamples each")
-            continue
         for effect in EFFECTS:
-            table = tables[*cell, effect] = fit(mine, effect, args)
-            said = table.warning.iloc[0] or "converged"
+            tables[*cell, effect] = fit(mine, effect, args)
+            posterior = pd.concat(tables, names=[*CELL, "effect", "parameter"])
+            posterior.to_csv(args.out / "posterior.csv", float_format="%.6g")
+            said = posterior.warning.iloc[-1] or "converged"
             print(f"{title_of(*cell)}, {effect}, the paper's model: {said}")
-            yield pd.concat(tables, names=[*CELL, "effect", "parameter"]).reset_index()
+    return not any(posterior.warning)
 
 
 # Words and page ---
 
 
 def short_answer(line, args):
-    """The verdict. The page prints the part before the colon in large letters; its first word is a
-    class of the style."""
+    """The verdict. The page prints what precedes the colon large; its first word is a class."""
     if not line.low < line.high:
         return "Too early to tell: there is no interval"
     if not line.verdict:
@@ -311,15 +305,15 @@ def short_answer(line, args):
         better = (line.low > 0) == (args.metric != "nll")
         return f"{'Yes:' if better else 'No: even worse,'} beyond {margin}"
     if math.isnan(line.needed):
-        return f"Near the margin: the interval is narrow, and {margin} lies in it"
+        return f"Near the margin: the interval is narrow and holds {margin}"
     return f"Too early to tell: the interval is still wider than {margin} allows"
 
 
 def notes(line, rows, args):
-    """(class, sentence) pairs that go with the verdict. rows: those behind the line."""
+    """(class, sentence) pairs below the verdict. rows: those behind the line."""
     name = args.name if line.model == "all" else f"{args.name} of {line.model}"
     tasks = "1 task" if line.tasks == 1 else f"{line.tasks} tasks"
-    said = [("", f"Pretraining on the test texts instead of others changes {name} by {line.words} "
+    said = [("", f"Pretraining on the test texts instead of others changes {name} by {line.bias} "
                  f"{args.unit} (bias, 89% interval, {tasks}); pretraining itself changes it by "
                  f"{line.boost} (boost).")]
     if line.settings > 1:
@@ -353,7 +347,7 @@ def advice(line, rows):
 
 
 def caveat(rows):
-    """A sentence on where the models learned too little to show a bias, or nothing."""
+    """Where the models learned too little to show a bias, if anywhere."""
     f1 = rows[["f1_extra", "f1_test_on_extra"]].mean(axis=1)
     above = 100 * (f1 - 1 / rows.num_classes) - WEAK
     words = f"macro-F1 on unseen texts is less than {WEAK} points above guessing"
@@ -370,26 +364,24 @@ def caveat(rows):
 def names_of(values):
     """The different values in words."""
     names = [str(value) for value in sorted(set(values.dropna()))]
-    more = [f"{len(names) - 5} more"] if len(names) > 5 else []
-    return ", ".join(names[:5] + more)
+    if len(names) > 5:
+        names[5:] = [f"{len(names) - 5} more"]
+    return ", ".join(names)
 
 
 def methods(rows, args):
     """A paragraph for a methods section."""
-    tests = "both sets" if set(rows.arms) == {"crossed"} else "the first set"
     return (
         f"For each subsample of a task, m = {names_of(rows.m)} labeled texts and two disjoint sets "
         f"of n = {names_of(rows.n)} others were drawn. Models were used as they are (base) and "
         "pretrained on either set without labels, then trained on the labeled texts (or prompted) "
-        f"and tested on {tests}. Bias: {args.name} on texts seen in pretraining minus that on "
-        "unseen texts; boost: the latter minus base. Means over tasks (each: tasks.csv) have 89% t "
-        "intervals (Satterthwaite). The variance of a task is that between its subsamples, or that "
-        "of drawing its texts if larger.")
+        f"and tested on both sets (plain: the first). Bias: {args.name} on texts seen minus that on "
+        "unseen ones; boost: the latter minus base. Means over tasks (each: tasks.csv) have 89% t "
+        "intervals (Satterthwaite) by the variance between subsamples or, if larger, of the texts.")
 
 
 def draw(tasks, table, args):
-    """The figure: accuracies, bias and boost of each setting, or of each task of the only setting,
-    and of their mean."""
+    """The figure: each setting, or each task of the only setting, and their mean."""
     rows = table[(table.target == THESE) & (table.main | (table.settings > 1))]
     rows = rows.assign(name=rows.setting)
     if tasks.groupby(CELL).ngroups == 1:
@@ -409,7 +401,7 @@ def draw(tasks, table, args):
     for axis, title in zip(axes, [args.name, "bias = seen - unseen", "boost = unseen - base"]):
         axis.set_title(title)
     for axis, (effect, mine) in zip(axes[1:], rows.groupby("effect")):
-        hidden = "_" if effect == "boost" else ""  # from the legend
+        hidden = "_" * (effect == "boost")  # from the legend
         reach = mine.high - mine.estimate
         axis.errorbar(mine.estimate, mine.y, xerr=reach, fmt="ko", label=f"{hidden}89% interval")
         axis.axvline(0, color="gray", ls="--")
@@ -420,20 +412,18 @@ def draw(tasks, table, args):
     return figure
 
 
-def publish(rows, tasks, table, posterior, args):
+def publish(rows, tasks, table, args):
     """Write the page, the figure and the tables. Returns the sentences to print."""
     bias, boost = [part.reset_index() for _, part in table.groupby("effect")]  # in the same order
     after = bias.shift(-1)  # tasks like these follow these tasks
     bias[LIKE] = after.words.where(after.target == LIKE)
-    bias = bias.assign(boost=boost.words, boost_verdict=boost.verdict)
+    bias = bias.assign(bias=bias.words, boost=boost.words, boost_verdict=boost.verdict)
     lines = bias[bias.target == THESE]
     most = lines.groupby(["experiment", "model"])["settings"].transform("max")
     said, parts = [], []
     for line in lines[lines.main & (lines.settings == most)].itertuples():
-        mine = rows
-        for name in [*CELL, "model"]:
-            if getattr(line, name) not in ("", "all"):
-                mine = mine[mine[name] == getattr(line, name)]
+        keys = [name for name in (*CELL, "model") if getattr(line, name) not in ("", "all")]
+        mine = rows[(rows[keys] == [getattr(line, name) for name in keys]).all(axis=1)]
         answer, texts = short_answer(line, args), notes(line, mine, args)
         said.append(" ".join([f"{answer} ({line.setting}).", *[text for _, text in texts]]))
         large, _, small = answer.partition(": ")
@@ -444,25 +434,21 @@ def publish(rows, tasks, table, posterior, args):
 
     if len(lines) > MOST:
         lines = lines[lines.main][:MOST]
-    lines = lines.rename(columns={"words": "bias"})
     shown = ["setting", "model", "bias", "boost", LIKE, "tasks", "subsamples", "needed", *MEANS]
     runs = ["experiment", "model", "m", "n", "arms", "num_classes", "versions", "task"]
     runs = rows.reindex(columns=runs).groupby(runs[:2]).agg(names_of).reset_index()
     parts += [("effects", draw(tasks, table, args)), ("title", "Settings"),
               ("", lines[shown].dropna(axis=1, how="all"))]
-    tables = {"effects": table.drop(columns=INNER, errors="ignore"),
-              "tasks": tasks.drop(columns=INNER, errors="ignore")}
-    if len(posterior):
-        tables["posterior"] = posterior
-        wanted = posterior.parameter.str.contains("^beta|^difference")
-        parts += [("title", "The paper's model"), ("", posterior[wanted])]
+    inner = ["setting", "settings", "out", "words", "main"]
+    tables = {"effects": table.drop(columns=inner, errors="ignore"),
+              "tasks": tasks.drop(columns="main")}
     parts += [("title", "What was run"), ("", runs), ("title", "Methods"),
               ("", methods(rows, args)), ("small", args.command)]
     save(args.out, "Is pretraining on the test texts unfair here?", parts, tables, STYLE + COLORS)
     return said
 
 
-# The same in meta_analysis.py and, effects, in the run scripts. tests/copy_blocks.py copies them.
+# Also in other scripts; tests/copy_blocks.py copies a block.
 
 # --- shared: reading ---
 CELL = ["experiment", "m", "n"]
@@ -471,7 +457,7 @@ FILTERS = ("experiment", "m", "n", "models", "tasks")
 
 
 def columns_of(metric):
-    """The columns of the three arms on the texts of `test`, then on those of `extra`."""
+    """Those of the three arms on the texts of `test`, then of `extra`."""
     names = [f"{metric}_{arm}" for arm in ("base", "extra", "test")]
     return names + [f"{name}_on_extra" for name in names]
 
@@ -506,7 +492,7 @@ def read_rows(path, metric):
 
 
 def load_rows(args, metric="acc"):
-    """The rows that the flags choose. arms: crossed where all rows of a cell have the metric on
+    """The rows that the flags choose. arms: crossed if all rows of a cell have the metric on
     `extra`; otherwise, or with --plain, plain, and *_on_extra is nan."""
     rows = pd.concat([read_rows(path, metric) for path in args.paths])
     for flag in FILTERS:
@@ -614,8 +600,7 @@ img { max-width: 100%; min-width: 45rem }
 
 
 def html_of(kind, part, folder):
-    """A div of class `kind` with a text, a table, a figure (also saved as KIND.png) or a list of
-    such parts."""
+    """A div of class `kind`: a text, table, figure (saved as KIND.png too), or list of these."""
     if isinstance(part, list):
         text = "".join(html_of(*each, folder) for each in part)
     elif isinstance(part, Figure):
@@ -689,14 +674,10 @@ def main(argv=None):
         tasks += [task_table(mine, effect, args) for effect in EFFECTS]
     tasks = pd.concat(tasks, ignore_index=True)
     table = effects_table(units, tasks, args)
-    said = publish(rows, tasks, table, (), args)
+    said = publish(rows, tasks, table, args)
     print("\n".join([*said, f"page: {(args.out / 'report.html').resolve()}"]))
     (args.out / "posterior.csv").unlink(missing_ok=True)
-    posterior = pd.DataFrame({"warning": []})
-    if args.paper_model and args.draws and args.metric == "acc":
-        for posterior in paper_fits(rows, args):
-            publish(rows, tasks, table, posterior, args)
-    if posterior.warning.any():
+    if args.paper_model and args.draws and not run_paper_model(rows, args):
         raise SystemExit(3)
 
 
