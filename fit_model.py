@@ -25,8 +25,8 @@ Writes report.html, effects.png and tables to fits/results/, with the columns
     tasks.csv: the same for each task, sd (between subsamples), v (the variance of the estimate), p
         (one-sided sign flips of a bias), p_adjusted (Benjamini-Hochberg)
     posterior.csv: experiment, m, n, effect, parameter (and predictions in points: difference (11),
-        effect (12)), mean, sd, hdi_low, hdi_high, r_hat, ess_bulk, ess_tail, warning (if the fit
-        did not converge; then the exit status is 3)
+        effect (12)), mean, sd, hdi_low, hdi_high, mcse_mean, mcse_sd, ess_bulk, ess_tail, r_hat,
+        warning (if the fit did not converge; then the exit status is 3)
 """
 
 import argparse
@@ -49,7 +49,6 @@ np.seterr(invalid="ignore")  # 0 / 0: no interval
 
 NEAR = 0.55  # margins: below this half-width more data will hardly decide
 WEAK = 5  # points of macro-F1 above guessing that show learning
-FEW = 5  # tasks that "tasks like these" needs
 MOST = 40  # answers and lines on the page
 MAX_R_HAT, MIN_ESS = 1.01, 400  # Vehtari et al. (2021)
 ATTEMPTS = ((0.9, 1, 1), (0.99, 4, 2))  # target acceptance, times the tuning, times the draws
@@ -59,7 +58,7 @@ MEANS = ["majority", "base", "unseen", "seen"]
 WORDS = {"acc": ("accuracy", "points"), "f1": ("macro-F1", "points"),
          "nll": ("nll", "nats (lower is better)")}
 COLORS = """
-.card { border: 2px solid #bbb; padding: 0 1rem; margin: 1.5rem 0 }
+.card { border: 2px solid #bbb; padding: 0 1rem }
 .large { font: bold 2.2rem/1.2 sans-serif; color: #8a5a00 }
 .no .large { color: #006b4f }
 .yes .large { color: #b3261e }
@@ -71,7 +70,7 @@ COLORS = """
 
 def unit_table(rows):
     """One row per cell, model, task and subsample: means over seeds; model "all": over models with
-    the same tasks and subsamples. main: model "all", or each model where there is no "all"."""
+    the same tasks and subsamples. main: model "all" or, where there is none, each model."""
     parts = []
     for _, mine in rows.assign(main=True).groupby(CELL):
         models = mine.model.nunique()
@@ -105,7 +104,7 @@ def task_table(units, effect, args):
 def sign_flip_p(changes):
     """One-sided p-value of the sum of the changes under random signs, exact by convolution."""
     changes = changes.round().astype(int)
-    share = np.ones(1)  # of all choices of signs, by the sum of the sizes that get a plus
+    share = np.ones(1)  # of choices of signs, by the sum of what gets a plus
     for size in changes.abs():
         share = (np.pad(share, (0, size)) + np.pad(share, (size, 0))) / 2
     observed = (changes.abs().sum() + changes.sum()) // 2
@@ -113,8 +112,8 @@ def sign_flip_p(changes):
 
 
 def together(units, effect):
-    """What `interval` takes, for the mean over all settings of the units: a row per task and m. The
-    texts of a subsample overlap across n: its contributions are added, then squared."""
+    """What `interval` takes, for the mean over settings: a row per task and m. The texts of a
+    subsample overlap across n: its contributions are added, then squared."""
     settings, groups = units.groupby(CELL), units.groupby([*CELL, "task"])
     K = groups[effect].transform("size")
     weight = 1 / (settings.ngroups * settings["task"].transform("nunique") * K)
@@ -131,8 +130,8 @@ def together(units, effect):
 
 
 def effect_row(tasks, noise, target, args):
-    """A row of effects.csv, also in words: the mean over settings of the mean over tasks, with its
-    interval. noise: what `interval` takes."""
+    """A row of effects.csv, also in words: the mean over settings and tasks. noise: what `interval`
+    takes."""
     settings = tasks.groupby(CELL)
     row = tasks[[*CELL, "effect", "model", "main"]].iloc[0].to_dict()
     row |= {"setting": title_of(*[row[name] for name in CELL]), "settings": settings.ngroups,
@@ -166,7 +165,7 @@ def effects_table(units, tasks, args):
         for _, part in mine.groupby(["m", "n"]):
             each.append(effect_row(part, part, THESE, args))
             out += each[-1]["low"] * each[-1]["high"] > 0
-            if len(part) >= FEW:
+            if len(part) >= 5:
                 v = part.estimate.var() / len(part)
                 means = pd.DataFrame({"v": [v], "subsamples": len(part)})
                 each.append(effect_row(part, means, LIKE, args) | {"needed": math.nan})
@@ -182,7 +181,7 @@ def effects_table(units, tasks, args):
 
 def paper_model(rows, interaction):
     """Y_ijkl ~ Binomial(n, p), logit p = mu + alpha_i + U_j + V_jk + W_jl + beta l for model i,
-    task j, subsample k, arm l (1: treatment) on the texts of `test`: (1) to (10), in variables
+    task j, subsample k, arm l (1: treatment) on the texts of `test`: (1) to (10), but in variables
     that mix (docs/results.md): logit p = c_jk + alpha_i + (l - 1/2) d_j."""
     import pymc as pm
     import pytensor.tensor as pt
@@ -272,8 +271,8 @@ def fit(rows, effect, args):
             warning = ""
             break
         warning = f"not converged: r_hat {r_hat:.3f}, ESS {ess:.0f}, divergences: {divergences}"
-    table = table.rename(columns={"hdi_5.5%": "hdi_low", "hdi_94.5%": "hdi_high"})
-    return table.drop(columns=["mcse_mean", "mcse_sd"]).assign(warning=warning)
+    names = {"hdi_5.5%": "hdi_low", "hdi_94.5%": "hdi_high"}
+    return table.rename(columns=names).assign(warning=warning)
 
 
 def run_paper_model(rows, args):
@@ -293,7 +292,7 @@ def run_paper_model(rows, args):
 
 
 def short_answer(line, args):
-    """The verdict. The page prints what precedes the colon large; its first word is a class."""
+    """The verdict. What precedes the colon is printed large; its first word is a class."""
     if not line.low < line.high:
         return "Too early to tell: there is no interval"
     if not line.verdict:
@@ -338,7 +337,7 @@ def advice(line, rows):
     text = f"About {line.needed:.0f} subsamples of each task in all would decide"
     seconds = rows.groupby([*CELL, "model", "task"])["seconds"].mean().sum()
     hours = (line.needed - line.subsamples) * seconds / 3600
-    if hours > 0:  # published rows have no seconds
+    if hours > 0:  # known
         time = f"{hours:.1f} hours" if hours < 24 else f"{hours / 24:.0f} days"
         text += f" (--subsamples {line.needed:.0f}, about {time} more on this machine)"
     if hours > 24:
@@ -353,7 +352,7 @@ def caveat(rows):
     words = f"macro-F1 on unseen texts is less than {WEAK} points above guessing"
     if above.isna().any():
         above = 100 * rows[["acc_extra", "acc_test_on_extra"]].mean(axis=1) - rows.majority
-        words = "accuracy on unseen texts is no higher than the share of the most common class"
+        words = "accuracy on unseen texts is at most the share of the most common class"
     cases = rows.assign(above=above).groupby([*CELL, "model", "task"])["above"].mean()
     weak = cases[cases < 1e-9].reset_index().task
     if len(weak):
@@ -375,9 +374,9 @@ def methods(rows, args):
         f"For each subsample of a task, m = {names_of(rows.m)} labeled texts and two disjoint sets "
         f"of n = {names_of(rows.n)} others were drawn. Models were used as they are (base) and "
         "pretrained on either set without labels, then trained on the labeled texts (or prompted) "
-        f"and tested on both sets (plain: the first). Bias: {args.name} on texts seen minus that on "
-        "unseen ones; boost: the latter minus base. Means over tasks (each: tasks.csv) have 89% t "
-        "intervals (Satterthwaite) by the variance between subsamples or, if larger, of the texts.")
+        f"and tested on both sets (plain: the first). Bias: {args.name} on seen minus unseen texts;"
+        " boost: unseen minus base. Means over tasks have 89% t intervals (Satterthwaite) by the "
+        "variance between subsamples or, if larger, of the texts. tasks.csv: each task.")
 
 
 def draw(tasks, table, args):
@@ -401,7 +400,7 @@ def draw(tasks, table, args):
     for axis, title in zip(axes, [args.name, "bias = seen - unseen", "boost = unseen - base"]):
         axis.set_title(title)
     for axis, (effect, mine) in zip(axes[1:], rows.groupby("effect")):
-        hidden = "_" * (effect == "boost")  # from the legend
+        hidden = "_" * (effect == "boost")  # in the legend
         reach = mine.high - mine.estimate
         axis.errorbar(mine.estimate, mine.y, xerr=reach, fmt="ko", label=f"{hidden}89% interval")
         axis.axvline(0, color="gray", ls="--")
@@ -427,7 +426,7 @@ def publish(rows, tasks, table, args):
         answer, texts = short_answer(line, args), notes(line, mine, args)
         said.append(" ".join([f"{answer} ({line.setting}).", *[text for _, text in texts]]))
         large, _, small = answer.partition(": ")
-        card = [("small", line.setting), ("large", large), ("", small), *texts]
+        card = [("", line.setting), ("large", large), ("", small), *texts]
         parts.append((f"card {large.partition(' ')[0].lower()}", card))
     if len(parts) > MOST:
         parts[MOST:] = [("", f"{len(parts) - MOST} more answers are in effects.csv.")]
@@ -443,12 +442,12 @@ def publish(rows, tasks, table, args):
     tables = {"effects": table.drop(columns=inner, errors="ignore"),
               "tasks": tasks.drop(columns="main")}
     parts += [("title", "What was run"), ("", runs), ("title", "Methods"),
-              ("", methods(rows, args)), ("small", args.command)]
+              ("", methods(rows, args)), ("", args.command)]
     save(args.out, "Is pretraining on the test texts unfair here?", parts, tables, STYLE + COLORS)
     return said
 
 
-# Also in other scripts; tests/copy_blocks.py copies a block.
+# Also in other scripts (tests/copy_blocks.py) ---
 
 # --- shared: reading ---
 CELL = ["experiment", "m", "n"]
@@ -501,7 +500,7 @@ def load_rows(args, metric="acc"):
         if not wanted <= set(values):
             found = ", ".join(sorted(set(values)))[:150]
             wanted = ", ".join(wanted)
-            raise SystemExit(f"error: no rows have --{flag} {wanted}. There are: {found}")
+            raise SystemExit(f"error: no rows with --{flag} {wanted}. There are: {found}")
         rows = rows[values.isin(wanted)]
     if rows.empty:
         raise SystemExit(f"error: {args.paths[0]} has no rows: run run_experiment.py first")
@@ -593,7 +592,6 @@ div { margin: .6rem 0; overflow-x: auto }
 td, th { padding-right: .9rem; text-align: left; white-space: nowrap; font-size: .8rem }
 img { max-width: 100%; min-width: 45rem }
 .title { font-size: 1.5rem; font-weight: bold }
-.small { font-size: .85rem }
 .warning { border-left: .3rem solid #8a5a00; padding-left: .8rem }
 @media print { div { overflow: visible } td, th { white-space: normal } }
 """
@@ -647,7 +645,7 @@ def parse_args(argv):
     add("--paper-model", action="store_true", help="fit the paper's model too")
     add("--no-interaction", action="store_true", help="the paper's model without W (Figure 10)")
     add("--draws", type=int, default=1000, help="of the paper's model, per chain (1000)")
-    add("--out", type=Path, metavar="FOLDER", help="(fits/NAME of the first file)")
+    add("--out", type=Path, metavar="FOLDER", help="(fits/FILE)")
     args = parser.parse_args(argv)
     args.command = f"python fit_model.py {shlex.join(sys.argv[1:] if argv is None else argv)}"
     args.name, args.unit = WORDS.get(args.metric, (args.metric, args.metric))
@@ -655,7 +653,7 @@ def parse_args(argv):
     if args.margin is None and args.metric in SHARES:
         args.margin = 1.0
     if args.margin is not None and not 0 < args.margin < math.inf:
-        raise SystemExit(f"error: --margin is {args.margin}: use a number above 0")
+        raise SystemExit(f"error: --margin {args.margin}: use a number above 0")
     name = args.paths[0].stem
     args.out = args.out or Path("fits", name if args.metric == "acc" else f"{name}.{args.metric}")
     return args

@@ -165,7 +165,7 @@ FILTERS = ("experiment", "m", "n", "models", "tasks")
 
 
 def columns_of(metric):
-    """The columns of the three arms on the texts of `test`, then on those of `extra`."""
+    """Those of the three arms on the texts of `test`, then of `extra`."""
     names = [f"{metric}_{arm}" for arm in ("base", "extra", "test")]
     return names + [f"{name}_on_extra" for name in names]
 
@@ -183,9 +183,7 @@ def read_rows(path, metric):
     except (OSError, ValueError) as error:
         raise SystemExit(f"error: could not read {path}: {error}")
     rows.index = [f"{path}, data row {number + 1}" for number in rows.index]
-    torn = rows.isna().any(axis=1)  # an empty field is "", one that was cut off is nan
-    for where in rows.index[torn]:
-        print(f"{where} is incomplete and was skipped")
+    torn = rows.isna().any(axis=1)  # by a kill: an empty field is "", one cut off is nan
     rows = rows[~torn].replace("", np.nan)
     needed = [*RUN[:-1], "majority", *columns_of("acc")[:3], *columns_of(metric)[:3]]
     shares = ["majority", "discordant", "discordant_on_extra", *columns_of("acc")]
@@ -202,7 +200,7 @@ def read_rows(path, metric):
 
 
 def load_rows(args, metric="acc"):
-    """The rows that the flags choose. arms: crossed where all rows of a cell have the metric on
+    """The rows that the flags choose. arms: crossed if all rows of a cell have the metric on
     `extra`; otherwise, or with --plain, plain, and *_on_extra is nan."""
     rows = pd.concat([read_rows(path, metric) for path in args.paths])
     for flag in FILTERS:
@@ -210,7 +208,8 @@ def load_rows(args, metric="acc"):
         wanted = set(getattr(args, flag) or values)
         if not wanted <= set(values):
             found = ", ".join(sorted(set(values)))[:150]
-            raise SystemExit(f"error: no rows have --{flag} {', '.join(wanted)}. There are: {found}")
+            wanted = ", ".join(wanted)
+            raise SystemExit(f"error: no rows with --{flag} {wanted}. There are: {found}")
         rows = rows[values.isin(wanted)]
     if rows.empty:
         raise SystemExit(f"error: {args.paths[0]} has no rows: run run_experiment.py first")
@@ -302,15 +301,13 @@ div { margin: .6rem 0; overflow-x: auto }
 td, th { padding-right: .9rem; text-align: left; white-space: nowrap; font-size: .8rem }
 img { max-width: 100%; min-width: 45rem }
 .title { font-size: 1.5rem; font-weight: bold }
-.small { font-size: .85rem }
 .warning { border-left: .3rem solid #8a5a00; padding-left: .8rem }
 @media print { div { overflow: visible } td, th { white-space: normal } }
 """
 
 
 def html_of(kind, part, folder):
-    """A div of class `kind` with a text, a table, a figure (also saved as KIND.png) or a list of
-    such parts."""
+    """A div of class `kind`: a text, table, figure (saved as KIND.png too), or list of these."""
     if isinstance(part, list):
         text = "".join(html_of(*each, folder) for each in part)
     elif isinstance(part, Figure):
@@ -328,7 +325,7 @@ def html_of(kind, part, folder):
 
 
 def save(folder, title, parts, tables, style=STYLE):
-    """Write the tables as CSV files, and report.html of (kind, part) pairs as html_of takes them."""
+    """Write CSV files, and report.html of (kind, part) pairs as html_of takes them."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, table in tables.items():
         table.to_csv(folder / f"{name}.csv", index=False, float_format="%.6g")
