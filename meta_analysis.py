@@ -160,69 +160,65 @@ def board_table(board, v):
 
 # --- shared: reading ---
 CELL = ["experiment", "m", "n"]
-RUN = ["experiment", "model", "task", "m", "n", "subsample", "seed"]  # names a row
+RUN = ["experiment", "model", "task", "m", "n", "subsample", "seed"]  # identify a row
 FILTERS = ("experiment", "m", "n", "models", "tasks")
 
 
 def columns_of(metric):
-    """Of the arms on the texts of `test`, then of `extra`."""
+    """Those of the three arms on the texts of `test`, then of `extra`."""
     names = [f"{metric}_{arm}" for arm in ("base", "extra", "test")]
     return names + [f"{name}_on_extra" for name in names]
 
 
 def check(rows, good, words):
-    """End at the first row that is not good."""
+    """Stop at the first row that is not good."""
     if not good.all():
         raise SystemExit(f"error: {rows.index[~good][0]}: {words}")
 
 
 def read_rows(path, metric):
-    """Rows of a file; what is empty is nan."""
+    """The rows of a results file; empty fields are nan."""
     try:
         rows = pd.read_csv(path, dtype=str, keep_default_na=False, engine="python")
     except (OSError, ValueError) as error:
-        raise SystemExit(f"error: {path}: {error}")
+        raise SystemExit(f"error: could not read {path}: {error}")
     rows.index = [f"{path}, data row {number + 1}" for number in rows.index]
-    torn = rows.isna().any(axis=1)  # the empty is "", what was cut off is nan
-    for where in rows.index[torn]:
-        print(f"{where}: left out, for it was cut short")
+    torn = rows.isna().any(axis=1)  # by a kill: an empty field is "", one cut off is nan
     rows = rows[~torn].replace("", np.nan)
     needed = [*RUN[:-1], "majority", *columns_of("acc")[:3], *columns_of(metric)[:3]]
-    shares = ["discordant", "discordant_on_extra", *columns_of("acc")]
-    more = ["majority", "num_classes", *columns_of("f1"), *columns_of(metric)]
-    for name in needed:
-        if name not in rows:
-            raise SystemExit(f"error: {path} has no column {name}, only {', '.join(rows)}")
-    for name in [*RUN[3:], *shares, *more]:
-        rows[name] = pd.to_numeric(rows.get(name, np.nan), errors="coerce")
-    for name in needed:
-        check(rows, rows[name].notna(), f"{name} is empty or no number")
+    shares = ["majority", "discordant", "discordant_on_extra", *columns_of("acc")]
+    for name in [*needed, *shares, "seed", "num_classes", *columns_of("f1"), *columns_of(metric)]:
+        rows[name] = rows.get(name, np.nan)
+        if name not in RUN[:3]:
+            rows[name] = pd.to_numeric(rows[name], errors="coerce")
+        if name in needed:
+            check(rows, rows[name].notna(), f"the column {name} is missing, empty or no number")
     for name in shares:
-        count = (rows[name] * rows.n).fillna(0)
-        whole = (count - count.round()).abs() < 1e-4 * rows.n
-        check(rows, whole & count.between(0, rows.n), f"{name} is no share of n texts")
+        check(rows, rows[name].fillna(0).between(0, 1), f"{name} is not between 0 and 1")
     rows[RUN[3:]] = rows[RUN[3:]].fillna(0).astype(int)
     return rows
 
 
 def load_rows(args, metric="acc"):
-    """The rows that the flags name. arms: crossed, where all of a cell have the metric on `extra`;
-    else, or with --plain, plain, and *_on_extra is nan."""
+    """The rows that the flags choose. arms: crossed if all rows of a cell have the metric on
+    `extra`; otherwise, or with --plain, plain, and *_on_extra is nan."""
     rows = pd.concat([read_rows(path, metric) for path in args.paths])
     for flag in FILTERS:
         values = rows[flag.removesuffix("s")].astype(str)
         wanted = set(getattr(args, flag) or values)
         if not wanted <= set(values):
-            raise SystemExit(f"error: --{flag}: {wanted} are not all in {set(values)}")
+            found = ", ".join(sorted(set(values)))[:150]
+            wanted = ", ".join(wanted)
+            raise SystemExit(f"error: no rows with --{flag} {wanted}. There are: {found}")
         rows = rows[values.isin(wanted)]
     if rows.empty:
-        raise SystemExit("error: no rows")
+        raise SystemExit(f"error: {args.paths[0]} has no rows: run run_experiment.py first")
     scopes = dict.fromkeys(rows.select_dtypes("number"), RUN)
     scopes |= {"recipe": RUN[:5], "data": ["experiment", "task"]}
     for name, scope in scopes.items():
         if name in rows:
             values = rows.groupby(scope)[name].transform("nunique")
-            check(rows, values < 2, f"{name} varies in rows of one {', '.join(scope)}")
+            check(rows, values < 2, f"another row has the same {', '.join(scope)} but not {name}")
     rows = rows.groupby(RUN, as_index=False).first()
     rows["both"] = rows[columns_of(metric)].notna().all(axis=1) & (not args.plain)
     crossed = rows.groupby(CELL)["both"].transform("all")
@@ -301,33 +297,42 @@ def interval(tasks):
 # --- shared: page ---
 STYLE = """
 body { max-width: 70rem; margin: auto; padding: 0 1rem; font: 16px/1.5 sans-serif }
-div { margin: .8rem 0; overflow: auto }
-td, th { padding-right: .6rem; text-align: left; white-space: nowrap; font-size: .8rem }
-img { max-width: 100%; min-width: 30rem }
+div { margin: .6rem 0; overflow-x: auto }
+td, th { padding-right: .9rem; text-align: left; white-space: nowrap; font-size: .8rem }
+img { max-width: 100%; min-width: 45rem }
 .title { font-size: 1.5rem; font-weight: bold }
-.manual { white-space: pre-wrap; font-size: .8rem }
+.warning { border-left: .3rem solid #8a5a00; padding-left: .8rem }
+@media print { div { overflow: visible } td, th { white-space: normal } }
 """
 
 
+def html_of(kind, part, folder):
+    """A div of class `kind`: a text, table, figure (saved as KIND.png too), or list of these."""
+    if isinstance(part, list):
+        text = "".join(html_of(*each, folder) for each in part)
+    elif isinstance(part, Figure):
+        path = folder / f"{kind}.png"
+        part.savefig(path, dpi=130)
+        picture = base64.b64encode(path.read_bytes()).decode()
+        text = f'<img src="data:image/png;base64,{picture}">'
+        if hasattr(builtins, "display"):  # in a notebook
+            builtins.display({"image/png": picture}, raw=True)
+    elif isinstance(part, pd.DataFrame):
+        text = part.to_html(index=False, border=0, na_rep="", float_format="{:.4g}".format)
+    else:
+        text = html.escape(part)
+    return f'<div class="{kind}">{text}</div>' if text else ""
+
+
 def save(folder, title, parts, tables, style=STYLE):
-    """Write the tables, and report.html of the parts: (class, a text, table or figure)."""
+    """Write CSV files, and report.html of (kind, part) pairs as html_of takes them."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, table in tables.items():
         table.to_csv(folder / f"{name}.csv", index=False, float_format="%.6g")
     page = ['<!DOCTYPE html><meta charset="utf-8">'
             '<meta name="viewport" content="width=device-width">'
             f"<title>{title}</title><style>{style}</style><h1>{title}</h1>"]
-    for kind, part in parts:
-        if isinstance(part, Figure):
-            path = folder / f"{kind}.png"
-            part.savefig(path, dpi=130)
-            picture = base64.b64encode(path.read_bytes()).decode()
-            text = f'<img src="data:image/png;base64,{picture}">'
-        elif isinstance(part, pd.DataFrame):
-            text = part.to_html(index=False, border=0, na_rep="", float_format="{:.4g}".format)
-        else:
-            text = html.escape(part)
-        page.append(f'<div class="{kind}">{text}</div>')
+    page += [html_of(kind, part, folder) for kind, part in parts]
     (folder / "report.html").write_text("\n".join(page), encoding="utf-8")
 # --- end shared ---
 
