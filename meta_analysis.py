@@ -4,31 +4,27 @@
 # ///
 """How far can one subsample be trusted? Section 10 of the paper, and leaderboards.
 
-Reproduces Figure 7 of "Evaluating the fairness of task-adaptive pretraining on unlabeled test data
-before few-shot text classification" (Dubey). A slice keeps one subsample of each model and task,
-as most benchmarks do. The script draws many slices and asks what each one would have claimed. In
-shuffled slices, `extra` and `test` are swapped at random in each pair of a model and a task, so
-there is no bias to find. Each slice is analyzed in two ways:
+Figure 7 of "Evaluating the fairness of task-adaptive pretraining on unlabeled test data before
+few-shot text classification" (Dubey). A slice keeps one subsample of each model and task, as most
+benchmarks do. This script draws many slices and asks what each would have claimed. In shuffled
+slices `extra` and `test` are swapped at random, so there is no bias to find. Two analyses:
     paper   the paper's model, on the texts of `test`: right_ijl ~ Binomial(n, p), logit p = mu +
-            alpha_i + U_j + beta l for model i, task j and arm l (0: extra, 1: test). beta is in
-            log odds. U_j stays in the model when there is only one task.
-    t       a t interval over the tasks for the bias in percentage points (mean over models)
+            alpha_i + U_j + beta l, for model i, task j, arm l (0: extra, 1: test). U_j is in the
+            model even if there is only one task.
+    t       a t interval over tasks for the bias in percentage points, averaged over models
 
     python meta_analysis.py results.csv --models bert --slices 20
     python meta_analysis.py results.csv --leaderboard board.csv   # columns name, score
 
-The first command writes report.html, slices.png and two tables to meta/results/, the second
-report.html and one table to meta/board/. Their columns:
+Writes report.html and tables to meta/results/ (with a leaderboard: meta/board/). Their columns,
+with 89% intervals:
     meta.csv: experiment, m, n, arms, kind (drawn, shuffled), slice, paper_mean, paper_low,
-        paper_high (log odds), t_mean, t_low, t_high (points); the intervals are 89% intervals
-    shares.csv: experiment, m, n, arms, kind, threshold (log odds), and the share of slices with
-        paper_mean beyond the threshold (outside), with an interval that excludes 0 (paper, t)
-    leaderboard.csv: experiment, m, n, model (the runs that show how noisy a score is), rank, name,
-        score, gap (points to the next entry), p_wrong (probability that these two are in the wrong
-        order), p_swap_1, p_swap_5, p_swap_20 (that they swap in a rerun with 1, 5 or 20 training
-        sets); p is empty where the noise exceeds the spread of the scores
-
-500 slices and 500 shuffled slices of 25 tasks and 2 models take about 3 seconds.
+        paper_high (beta, log odds), t_mean, t_low, t_high (points)
+    shares.csv: threshold (log odds) and the shares of slices with paper_mean beyond it (outside)
+        and with an interval that excludes 0 (paper, t)
+    leaderboard.csv: experiment, m, n, model (whose runs show the noise), rank, name, score, gap
+        (points to the next), p_wrong (probability that these two are in the wrong order),
+        p_swap_1, p_swap_5, p_swap_20 (that they swap in a rerun with so many training sets)
 """
 
 import argparse
@@ -42,34 +38,57 @@ import pandas as pd
 from matplotlib.figure import Figure
 from scipy import special, stats
 
-LEVEL = 0.89  # of all intervals, as in the paper
-STYLES = {"drawn": ("tab:blue", "-"), "shuffled": ("tab:orange", "--")}
-
-
-# Slices --------------------
+LEVEL = 0.89  # of intervals, as in the paper
 
 
 def report_slices(rows, slices):
-    """(parts of the page, tables) for the slices of all settings."""
-    if rows["subsample"].nunique() < 2:
-        raise SystemExit("error: these rows have one subsample, so all slices are the same: "
-                         "run at least two subsamples of each task")
+    """(parts of the page, tables): the slices of all settings."""
     names = [*CELL, "arms"]
     tables = {cell: slice_table(mine, slices) for cell, mine in rows.groupby(names)}
     meta = pd.concat(tables, names=names).reset_index(names)
-    shares = shares_of(meta)
-    parts = []
-    for answer in answers(meta, shares):
-        print(answer)
-        parts.append(("", answer))
-    parts += [("slices", plot(meta, shares)), ("", shares)]
+    zero_shot = meta["experiment"].str.contains("zero.shot")
+    threshold = np.where(zero_shot, 0.08, 0.04)  # section 10
+    found = meta.assign(
+        threshold=threshold, outside=meta["paper_mean"].abs() > threshold,
+        paper=meta["paper_low"] * meta["paper_high"] > 0,
+        t=np.sign(meta["t_low"] * meta["t_high"]).clip(lower=0))  # nan for one task
+    groups = found.groupby([*names, "kind", "threshold"])
+    shares = groups[["outside", "paper", "t"]].mean().reset_index()
+
+    said = {}
+    for kind, share in shares.groupby("kind")["outside"]:
+        said[kind] = f"{share.min():.0%}"
+        if len(share) > 1:
+            said[kind] += f" to {share.max():.0%}"
+    drawn = ("With one subsample of each task you would have claimed a bias in "
+             f"{said['drawn']} of the draws: beta is beyond the paper's threshold.")
+    shuffled = ("In shuffled draws, where there is no bias to find, you would have claimed one in "
+                f"{said['shuffled']}.")
+    print(drawn, shuffled, sep="\n")
+    parts = [("", drawn), ("", shuffled), ("slices", plot(found)), ("", shares)]
     return parts, {"meta": meta, "shares": shares}
 
 
+def slice_table(rows, slices):
+    """Rows of meta.csv for one setting."""
+    right, bias = draw_slices(rows, slices)
+    models, tasks = zip(*rows.groupby(["model", "task"]).groups)
+    alpha = pd.get_dummies(models).to_numpy(float)[:, 1:]  # of the first model: 0
+    U = pd.get_dummies(tasks).to_numpy(float)
+    mean, sd = slice_posterior(right, rows["n"].iloc[0], alpha, U)
+    low, high = stats.norm.interval(LEVEL, mean, sd)
+    D = pd.DataFrame(bias @ (U / U.sum(axis=0)))  # [slices, tasks]
+    t = D.mean(axis=1)
+    t_low, t_high = stats.t.interval(LEVEL, D.shape[1] - 1, t, D.sem(axis=1))
+    return pd.DataFrame({
+        "kind": np.repeat(["drawn", "shuffled"], slices), "slice": D.index % slices + 1,
+        "paper_mean": mean, "paper_low": low, "paper_high": high,
+        "t_mean": t, "t_low": t_low, "t_high": t_high})
+
+
 def draw_slices(rows, slices):
-    """The slices of one setting, first the drawn ones, then the same ones shuffled: right answers
-    on `test` [2 * slices, 2 arms, pairs] and bias in points [2 * slices, pairs]. The pairs of a
-    model and a task are in the order of groupby."""
+    """Right answers on `test` [2 * slices, arms, pairs of model and task] and bias [2 * slices,
+    pairs]: the slices, then the same slices shuffled."""
     rng = np.random.default_rng(0)
     right, bias = [], []
     for _, runs in rows.groupby(["model", "task"]):
@@ -80,187 +99,98 @@ def draw_slices(rows, slices):
     bias = np.transpose(bias)
     swap = rng.random(bias.shape) < 0.5
     shuffled = np.where(swap[:, None], right[:, ::-1], right)
-    return np.concatenate([right, shuffled]), np.concatenate([bias, np.where(swap, -bias, bias)])
-
-
-def slice_table(rows, slices):
-    """Rows of meta.csv for one setting."""
-    right, bias = draw_slices(rows, slices)
-    models, tasks = zip(*rows.groupby(["model", "task"]).groups)
-    alpha = pd.get_dummies(models).to_numpy(float)[:, 1:]  # the first model is the reference
-    U = pd.get_dummies(tasks).to_numpy(float)
-    mean, sd = slice_posterior(right, rows["n"].iloc[0], alpha, U)
-    reach = stats.norm.ppf((1 + LEVEL) / 2) * sd
-    D = pd.DataFrame(bias @ (U / U.sum(axis=0)))  # [slices, tasks]: means over models
-    t = D.mean(axis=1)
-    half = stats.t.ppf((1 + LEVEL) / 2, D.shape[1] - 1) * D.sem(axis=1)  # nan for one task
-    return pd.DataFrame({
-        "kind": np.repeat([*STYLES], slices), "slice": D.index % slices + 1,
-        "paper_mean": mean, "paper_low": mean - reach, "paper_high": mean + reach,
-        "t_mean": t, "t_low": t - half, "t_high": t + half})
+    return np.vstack([right, shuffled]), np.vstack([bias, np.where(swap, -bias, bias)])
 
 
 def slice_posterior(right, n, alpha, U):
-    """(mean, sd) of beta [slices], from right answers [slices, 2 arms, pairs] and indicators alpha
+    """(mean, sd) of beta [slices] from right answers [slices, arms, pairs], with indicators alpha
     [pairs, models - 1] and U [pairs, tasks]. Priors: mu, beta ~ N(0, 1), alpha ~ N(0, 5), U_j ~
-    N(0, sd_U), sd_U ~ HalfNormal(1).
-
-    Newton's method finds the mode of the log posterior; the inverse of its curvature gives the
-    variance. An EM step moves sd_U to its own mode, where sd^4 + J sd^2 = sum of E U_j^2. Each U_j
-    meets only mu, beta and alpha, so it is eliminated from the Newton step first."""
+    N(0, sd_U), sd_U ~ HalfNormal(1). Newton's method finds the mode, the inverse curvature gives
+    sd; EM finds the mode of sd_U, where sd_U^4 + J sd_U^2 = sum of E U_j^2. Each step eliminates
+    U_j first, which keeps the matrices small."""
     y = right.reshape(len(right), -1)
     arm = np.repeat([0, 1], len(U))
     Z = np.column_stack([np.ones(len(arm)), arm, np.tile(alpha, (2, 1))])
     U = np.tile(U, (2, 1))
     J = U.shape[1]
     prior = np.array([1, 1] + [1 / 25] * alpha.shape[1])  # precisions
-    fixed = np.zeros((len(y), len(prior)))  # mu, beta, alpha
-    levels = np.zeros((len(y), J))  # U_j
+    theta = np.zeros((len(y), len(prior)))  # mu, beta, alpha
+    level = np.zeros((len(y), J))  # U_j
     precision = np.ones((len(y), 1))  # 1 / sd_U^2
     for _ in range(200):  # about ten are enough, except where tasks hardly differ
-        p = special.expit(fixed @ Z.T + levels @ U.T)
-        slope = (y - n * p) @ Z - prior * fixed
-        slope_U = (y - n * p) @ U - precision * levels
+        p = special.expit(theta @ Z.T + level @ U.T)
+        slope = (y - n * p) @ Z - prior * theta
+        slope_U = (y - n * p) @ U - precision * level
 
-        # The curvature is [[head, border], [border.T, diagonal matrix of shaft]]
+        # The curvature is [[head, border], [border.T, diag(shaft)]]
         weight = n * p * (1 - p)
         weighted = Z.T * weight[:, None]
         head = weighted @ Z + np.diag(prior)
         border = weighted @ U
         shaft = weight @ U + precision
         ratio = border / shaft[:, None]
-        covariance = np.linalg.inv(head - ratio @ border.mT)  # of mu, beta, alpha
+        covariance = np.linalg.inv(head - ratio @ border.mT)  # of theta
         step = (covariance @ (slope[..., None] - ratio @ slope_U[..., None]))[..., 0]
         step_U = slope_U / shaft - (step[:, None] @ ratio)[:, 0]
-        fixed += step
-        levels += step_U
+        theta += step
+        level += step_U
         if max(np.abs(step).max(), np.abs(step_U).max()) < 1e-7:
             break
         variance_U = 1 / shaft + (ratio * (covariance @ ratio)).sum(axis=1)
-        square = (levels**2 + variance_U).sum(axis=1, keepdims=True)
+        square = (level**2 + variance_U).sum(axis=1, keepdims=True)
         precision = 1 / np.maximum((np.sqrt(J**2 + 4 * square) - J) / 2, 1e-4)
-    return fixed[:, 1], np.sqrt(covariance[:, 1, 1])
+    return theta[:, 1], np.sqrt(covariance[:, 1, 1])
 
 
-def shares_of(meta):
-    """shares.csv."""
-    zero_shot = meta["experiment"].str.contains("zero.shot")
-    threshold = np.where(zero_shot, 0.08, 0.04)  # section 10
-    t = meta["t_low"] * meta["t_high"] > 0
-    found = meta.assign(
-        threshold=threshold, outside=meta["paper_mean"].abs() > threshold,
-        paper=meta["paper_low"] * meta["paper_high"] > 0,
-        t=t.astype(float).where(meta["t_low"].notna()))
-    groups = found.groupby([*CELL, "arms", "kind", "threshold"])
-    return groups[["outside", "paper", "t"]].mean().reset_index()
-
-
-def answers(meta, shares):
-    """The sentences of the page, with ranges over settings."""
-    def span(values, form):
-        ends = [form.format(values.min()), form.format(values.max())]
-        return " to ".join(dict.fromkeys(ends))
-
-    outside = shares.groupby("kind")["outside"]
-    drawn, shuffled = (span(share, "{:.0%}") for _, share in outside)
-    threshold = span(shares["threshold"], "{:g}")
-    spread = meta[meta["kind"] == "drawn"].groupby(CELL)["t_mean"].std()
-    where = title_of(*spread.index[0])
-    if len(spread) > 1:
-        where = f"{len(spread)} settings"
-    return [
-        f"With one subsample of each task you would have claimed a bias in {drawn} of the draws "
-        f"({where}; the posterior mean of beta is beyond ±{threshold}, the paper's threshold).",
-        f"In shuffled slices, where there is no bias to find, you would have claimed one in "
-        f"{shuffled} of the draws.",
-        f"The bias itself varies from slice to slice by {span(spread, '{:.1f}')} percentage points "
-        "(standard deviation of the mean over tasks)."]
-
-
-def plot(meta, shares):
-    """Figure 7: for each setting, how the paper's estimates are distributed over slices."""
-    cells = shares.groupby(CELL)["threshold"].first()
-    columns = min(2, len(cells))
-    height = math.ceil(len(cells) / columns)
-    figure = Figure((4 + 3 * columns, 0.8 + 2.4 * height), layout="constrained")
-    axes = figure.subplots(height, columns, squeeze=False, sharex=True, sharey=True).flat
-    groups = meta.groupby([*CELL, "kind"])
-    for axis, (cell, threshold) in zip(axes, cells.items()):
+def plot(found):
+    """Figure 7, a panel for each setting: the paper's estimates in all slices."""
+    cells = found.groupby(CELL)
+    figure = Figure((8, 1 + 2.2 * len(cells)), layout="constrained")
+    axes = figure.subplots(len(cells), squeeze=False, sharex=True)[:, 0]
+    for axis, (cell, mine) in zip(axes, cells):
+        threshold = mine["threshold"].iloc[0]
         axis.axvspan(-threshold, threshold, color="0.88", label="within the paper's threshold")
-        for kind, (color, line) in STYLES.items():
-            means = groups.get_group((*cell, kind))["paper_mean"]
-            axis.ecdf(means, color=color, linestyle=line, label=f"{kind} slices")
-        axis.set_title(title_of(*cell), fontsize=10)
-    for axis in axes[len(cells):]:
-        axis.remove()
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=3)
-    figure.supxlabel("posterior mean of beta (log odds)", fontsize=10)
-    figure.supylabel("share of slices at or below", fontsize=10)
+        for line, (kind, means) in zip(("-", "--"), mine.groupby("kind")["paper_mean"]):
+            axis.ecdf(means, linestyle=line, label=kind)
+        axis.set(title=title_of(*cell), ylabel="share of slices\nat or below")
+    axis.set_xlabel("posterior mean of beta (log odds)")
+    figure.legend(*axis.get_legend_handles_labels(), loc="outside upper center", ncols=3)
     return figure
 
 
-# A leaderboard --------------------
-
-
 def report_board(rows, path):
-    """(parts of the page, tables): the board with the noise of each model in each setting."""
-    board = read_board(path)
-    parts, tables = [], {}
-    names = [*CELL, "model"]
+    """(parts of the page, tables): the board, for the noise of each model in each setting."""
+    try:
+        board = pd.read_csv(path, engine="python")[["name", "score"]].astype({"score": float})
+    except (OSError, ValueError, KeyError) as error:
+        raise SystemExit(f"error: {path} needs the columns name and score (a number): {error}")
+    board = board.sort_values("score", ascending=False)
+    if board["score"].max() <= 1:
+        board["score"] *= 100
+    board.insert(0, "rank", range(1, len(board) + 1))
+    parts, tables, names = [], {}, [*CELL, "model"]
     for key, mine in rows.groupby(names):
-        v = noise_of(mine)
+        runs = mine.drop_duplicates(RUN[:-1]).groupby("task")["acc_extra"]  # of one seed
+        v = 100**2 * runs.var().sum() / len(runs) ** 2  # of the mean over tasks in one run
         table = tables[key] = board_table(board, v)
-        noise = (f"one run of {key[3]} ({title_of(*key[:3])}) varies by {math.sqrt(v):.2f} "
-                 "percentage points (standard deviation of the mean over tasks)")
-        if table["p_wrong"].isna().all():
-            answer = f"One run cannot tell the order of these entries: {noise}."
-        else:
-            doubtful = (table["p_wrong"] > 1 - LEVEL).sum()
-            answer = (f"{doubtful} of {len(board) - 1} pairs of neighbors are in the wrong order "
-                      f"with a probability above {1 - LEVEL:.0%}: {noise}.")
+        answer = "One run cannot tell the order of these entries"
+        if v < board["score"].var():
+            doubtful = (table["p_wrong"] > 0.1).sum()
+            answer = (f"{doubtful} of {len(board) - 1} neighboring pairs are in the wrong order "
+                      "with a probability above 10%")
+        answer += (f": mean accuracy varies by {math.sqrt(v):.2f} percentage points (standard "
+                   f"deviation) between runs of {key[3]} ({title_of(*key[:3])}).")
         print(answer)
         parts += [("", answer), ("", table.dropna(axis=1, how="all"))]
     return parts, {"leaderboard": pd.concat(tables, names=names).reset_index(names)}
 
 
-def read_board(path):
-    """Rank, name and score (points) of each entry, best first."""
-    try:
-        board = pd.read_csv(path, engine="python")
-    except (OSError, ValueError) as error:
-        raise SystemExit(f"error: {path}: {error}")
-    if not {"name", "score"} <= set(board):
-        raise SystemExit(f"error: {path} needs columns name and score, separated by commas: it "
-                         f"has {', '.join(board)[:150]}")
-    board["score"] = pd.to_numeric(board["score"], errors="coerce")
-    bad = board["score"].isna()
-    if bad.any():
-        raise SystemExit(f"error: {path}: the score of {board['name'][bad].iloc[0]} is not a "
-                         "number: correct it")
-    if board["score"].max() <= 1:
-        board["score"] *= 100
-    board = board.sort_values("score", ascending=False, kind="stable")
-    return board.assign(rank=range(1, len(board) + 1))[["rank", "name", "score"]]
-
-
-def noise_of(rows):
-    """The variance (points^2) of one model's mean acc_extra over tasks in a run of one subsample of
-    each; at least that of rounding to whole answers."""
-    one_seed = rows.drop_duplicates(RUN[:-1])
-    variances = 100**2 * one_seed.groupby("task")["acc_extra"].var()
-    if variances.isna().any():
-        raise SystemExit(f"error: {variances.isna().idxmax()} has one subsample, which cannot show "
-                         "how runs differ: run more, or choose other tasks with --tasks")
-    rounding = (100 / rows["n"].iloc[0]) ** 2 / 12
-    return variances.clip(lower=rounding).sum() / len(variances) ** 2
-
-
 def board_table(board, v):
-    """Columns of leaderboard.csv, with noise of variance v in every score. If true scores are
-    Normal, a true gap is Normal(B gap, 2 B v) given the observed one, B = 1 - v / var(score). A
-    rerun with R training sets adds 2 v / R. Without B > 0 all p are nan."""
+    """Columns of leaderboard.csv with noise of variance v in each score. If true scores are Normal,
+    a true gap is Normal(B gap, 2 B v) given the observed one, with B = 1 - v / var(scores), and a
+    rerun with R training sets adds 2 v / R. All p are nan unless B > 0."""
     B = 1 - v / board["score"].var()
-    if not B > 0:
+    if B <= 0:
         B = math.nan
     gap = board["score"].diff(-1)
     table = board.assign(gap=gap, p_wrong=stats.norm.sf(gap * math.sqrt(B / (2 * v))))
@@ -269,7 +199,7 @@ def board_table(board, v):
     return table
 
 
-# The blocks stand in fit_model.py, too --------------------
+# The same in fit_model.py ---
 
 # --- shared: reading ---
 CELL = ["experiment", "m", "n"]
@@ -391,21 +321,25 @@ def parse_args(argv):
     add = parser.add_argument
     add("paths", nargs="*", type=Path, default=[Path("results.csv")],
         help="results files (results.csv)")
-    add("--slices", type=int, default=500, help="number of slices for each setting (500)")
-    add("--plain", action="store_true", help="measure the bias on the texts of test alone")
-    add("--leaderboard", type=Path, metavar="FILE", help="CSV file: would its entries swap?")
+    add("--slices", type=int, default=500, help="number of slices (500)")
+    add("--plain", action="store_true", help="bias on the texts of test alone")
+    add("--leaderboard", type=Path, metavar="FILE", help="would its entries swap?")
     for flag in FILTERS:
-        add(f"--{flag}", nargs="+", help="use only these (all)")
-    add("--out", type=Path, metavar="FOLDER", help="folder of the page (meta/NAME OF FILE)")
+        add(f"--{flag}", nargs="+", help="only these (all)")
+    add("--out", type=Path, metavar="FOLDER", help="folder of the page (meta/NAME)")
     return parser.parse_args(argv)
 
 
 def main(argv=None):
     args = parse_args(argv)
     rows = load_rows(args)
-    on_test = rows["acc_test"] - rows["acc_extra"]
-    on_extra = rows["acc_extra_on_extra"] - rows["acc_test_on_extra"]  # nan: plain
-    rows["bias"] = 100 * ((on_test + on_extra) / 2).fillna(on_test)
+    counts = rows.groupby(RUN[:5])["subsample"].nunique()
+    if counts.min() < 2:
+        raise SystemExit(f"error: task {counts.idxmin()[2]} has one subsample: run more, or leave "
+                         "the task out with --tasks")
+    bias = rows["acc_test"] - rows["acc_extra"]
+    mirrored = rows["acc_extra_on_extra"] - rows["acc_test_on_extra"]  # nan: plain arms
+    rows["bias"] = 100 * (bias + mirrored.fillna(bias)) / 2
     folder = args.out or Path("meta", (args.leaderboard or args.paths[0]).stem)
     if args.leaderboard:
         parts, tables = report_board(rows, args.leaderboard)
