@@ -79,11 +79,11 @@ def slice_table(rows, slices):
     low, high = stats.norm.interval(LEVEL, mean, sd)
     D = pd.DataFrame(bias @ (U / U.sum(axis=0)))  # [slices, tasks]
     t = D.mean(axis=1)
-    t_low, t_high = stats.t.interval(LEVEL, D.shape[1] - 1, t, D.sem(axis=1))
+    half = stats.t.ppf((1 + LEVEL) / 2, D.shape[1] - 1) * D.sem(axis=1)
     return pd.DataFrame({
         "kind": np.repeat(["drawn", "shuffled"], slices), "slice": D.index % slices + 1,
         "paper_mean": mean, "paper_low": low, "paper_high": high,
-        "t_mean": t, "t_low": t_low, "t_high": t_high})
+        "t_mean": t, "t_low": t - half, "t_high": t + half})
 
 
 def draw_slices(rows, slices):
