@@ -21,15 +21,12 @@ pytestmark = pytest.mark.usefixtures("empty_folder")
 
 @pytest.fixture
 def run(said):
-    """run(rows, flags...) -> end, out of main()."""
+    """run(rows, flags...) -> end, out."""
     return lambda rows, *flags: said(meta.main, path_of(rows), *flags, "--out", "page")
 
 
 def csv_of(name):
     return pd.read_csv(f"page/{name}.csv")
-
-
-# The posterior of a slice --------------------
 
 
 def indicators(pairs):
@@ -40,8 +37,8 @@ def indicators(pairs):
 
 
 def dense_posterior(right, n, alpha, U):
-    """(mode, sd) of beta in one slice with the model written as it is: gradient and Hessian by
-    autograd, all parameters in one Newton step; scipy finds the mode of sd_U."""
+    """(mode, sd) of beta in one slice: autograd of the model as it is written, all parameters in
+    one Newton step; scipy finds the mode of sd_U."""
     import torch
     from torch.autograd.functional import hessian, jacobian
 
@@ -62,13 +59,13 @@ def dense_posterior(right, n, alpha, U):
         square = (theta**2 + covariance.diag())[-J:].sum().item()
         sd_U = optimize.minimize_scalar(
             lambda sd: J * math.log(sd) + square / (2 * sd**2) + sd**2 / 2,
-            bounds=(0.01, 5), method="bounded", options={"xatol": 1e-9}).x
+            bounds=(0.01, 5), options={"xatol": 1e-9}).x
     return theta[1].item(), math.sqrt(covariance[1, 1])
 
 
 @pytest.mark.parametrize("pairs", ["a0 a1 a2 a3 b0 b1 b2 b3", "a0 a1 a2 b1 b2 c0 c1 c2"])
 def test_mode_and_curvature_against_autograd(pairs):
-    pairs = [*map(tuple, pairs.split())]
+    pairs = pairs.split()
     rng = default_rng(0)
     share = special.expit(rng.normal(0.5, 0.6, len(pairs)) + np.array([[0], [0.2]]))
     right = rng.binomial(200, share, (2, *share.shape))
@@ -79,8 +76,8 @@ def test_mode_and_curvature_against_autograd(pairs):
 
 @pytest.mark.parametrize("right, n", [((140, 150), 200), ((198, 196), 200), ((45, 49), 50)])
 def test_one_task_against_quadrature(right, n):
-    """The whole posterior of mu + U, beta and sd_U. Without U in the model the three means would
-    be .26, .27 and 1.17: with it the second is negative, as fewer answers are right."""
+    """The whole posterior of mu + U, beta and sd_U. Without U the means are .26, .27 and 1.17: with
+    it the second is negative, as fewer answers are right."""
     level = np.linspace(-2, 14, 500)
     beta = np.linspace(-4, 4, 501)
     sd_U = np.linspace(0.001, 5, 300)
@@ -90,14 +87,14 @@ def test_one_task_against_quadrature(right, n):
         log = log + stats.binom.logpmf(count, n, special.expit(level[:, None] + arm * beta))
     weight = np.exp(log).sum(axis=0)
     expected = statistics.fmean(beta, weight), np.sqrt(np.cov(beta, aweights=weight))
-    found = meta.slice_posterior(np.reshape(right, (1, 2, 1)), n, *indicators([("a", "x")]))
+    found = meta.slice_posterior(np.reshape(right, (1, 2, 1)), n, *indicators(["ax"]))
     assert np.ravel(found) == approx(expected, abs=0.06)
 
 
 @pytest.mark.parametrize("name, n, drawn, shuffled", [
     ("few_shot_m100", 500, 0.47, 0.42), ("zero_shot_m100_n100", 100, 0.5, 0.46)])
 def test_the_papers_coin_flip(run, name, n, drawn, shuffled):
-    """Section 10: 47% of 500 slices at m = 100, n = 500 (standard error 2.2%), 50% zero-shot."""
+    """Section 10: 47% of 500 slices (standard error 2.2%), zero-shot 50%."""
     found = run(ROOT / f"tests/published/{name}.csv", "--n", n, "--slices", 1000)
     shares = csv_of("shares")["outside"]
     assert [*shares] == approx([drawn, shuffled], abs=2.5 * math.sqrt(0.25 / 500 + 0.25 / 1000))
@@ -105,20 +102,17 @@ def test_the_papers_coin_flip(run, name, n, drawn, shuffled):
     assert said == approx([*(100 * shares)], abs=0.51)
 
 
-# Slices, tables, the page --------------------
-
-
 @pytest.mark.parametrize("crossed", [True, False])
 def test_a_slice_is_one_run(run, crossed):
-    """One model, one task: each run is drawn, and a shuffle turns its bias and answers around."""
+    """Each run is drawn, and a shuffle turns both its bias and its answers around."""
     table = coin_rows(tasks=1, subsamples=5, models=("a",), crossed=crossed)
     run(table, "--slices", 200)
     bias = 100 * (table["acc_test"] - table["acc_extra"])
     if crossed:
         bias = (bias + 100 * (table["acc_extra_on_extra"] - table["acc_test_on_extra"])) / 2
     right = 40 * table[["acc_extra", "acc_test"]].to_numpy()[:, :, None]
-    beta, _ = meta.slice_posterior(right, 40, *indicators([("a", "x")]))
-    turned, _ = meta.slice_posterior(right[:, ::-1], 40, *indicators([("a", "x")]))
+    beta, _ = meta.slice_posterior(right, 40, *indicators(["ax"]))
+    turned, _ = meta.slice_posterior(right[:, ::-1], 40, *indicators(["ax"]))
     drawn = {*zip(beta.round(3), bias.round(3))}
     both = drawn | {*zip(turned.round(3), -bias.round(3))}
     for runs, (_, slices) in zip((drawn, both), csv_of("meta").groupby("kind")):
@@ -126,7 +120,7 @@ def test_a_slice_is_one_run(run, crossed):
 
 
 def test_the_intervals_of_a_slice(run):
-    """Equal subsamples: one drawn slice, whose intervals are known. b lacks a task."""
+    """All drawn slices are the same, for subsamples are. Model b lacks a task."""
     table = coin_rows(subsamples=1).drop(4)
     run(pd.concat([table, table.assign(subsample=2)]), "--slices", 400)
     drawn, shuffled = (slices for _, slices in csv_of("meta").groupby("kind"))
@@ -138,21 +132,18 @@ def test_the_intervals_of_a_slice(run):
     (mean,), (sd,) = meta.slice_posterior(right, 40, *indicators(pairs))
     expected = [mean, mean - 1.59819 * sd, mean + 1.59819 * sd, t, t - half, t + half]
     assert [*drawn.iloc[17, 6:]] == approx(expected, rel=1e-4)
-
-    # Each pair is swapped on its own
     weights = np.array([0.5, 1, 0.5, 0.5, 0.5]) / 3 * bias
     combinations = np.array([*itertools.product([1, -1], repeat=5)]) @ weights
     assert {*shuffled["t_mean"].round(2)} == {*combinations.round(2)}
 
 
 def test_tables_and_page(run):
-    """The second experiment has a bias, which the shuffled slices must not have."""
+    """The drawn zero-shot slices have a bias."""
     biased = coin_rows(tasks=8, n=400, models=("a",), experiment="zero-shot", acc_extra=0.5)
     biased["acc_test"] = 0.55 + biased["subsample"] / 100
     found = run(pd.concat([coin_rows(tasks=6), biased]), "--slices", 60)
     slices, shares = csv_of("meta"), csv_of("shares")
     assert len(slices) == 60 * 2 * 2 and len(shares) == 2 * 2
-    assert all(column in meta.__doc__ for column in [*slices, *shares])
     shares = shares.set_index(["experiment", "kind"])
     for key, mine in slices.groupby(["experiment", "kind"]):
         threshold = 0.08 if key[0] == "zero-shot" else 0.04
@@ -160,10 +151,11 @@ def test_tables_and_page(run):
         for way in ("paper", "t"):
             expected.append(((mine[f"{way}_low"] > 0) | (mine[f"{way}_high"] < 0)).mean())
         assert [*shares.loc[key]][3:] == approx(expected, abs=1e-5)
-    assert shares["t"]["zero-shot", "drawn"] == 1 and shares["t"]["zero-shot", "shuffled"] < 0.5
+    assert shares["t"]["zero-shot", "drawn"] == 1
+    assert shares["t"]["zero-shot", "shuffled"] < 0.5
     assert Path("page/report.html").read_text().count("data:image/png;base64,") == 1
-    for ends, line in zip(shares["outside"].unstack("kind").T.to_numpy(), found.out.splitlines()):
-        assert f"{min(ends):.0%} to {max(ends):.0%}" in line
+    drawn, shuffled = shares["outside"].groupby("kind").mean()
+    assert re.findall(r"\d+%", found.out) == [f"{drawn:.0%}", f"{shuffled:.0%}"]
 
 
 @pytest.mark.filterwarnings("error")
@@ -176,10 +168,7 @@ def test_all_answers_are_right(run, tasks):
 
 def test_one_subsample_is_refused(run):
     rows = coin_rows().query("task != 'task01' or subsample == 1")
-    assert run(rows).end.startswith("error: task task01 has one subsample")
-
-
-# Leaderboards --------------------
+    assert run(rows).end.startswith("error: task01 has one subsample")
 
 
 NOISY = coin_rows(tasks=2, subsamples=8, models=("a",), n=100)
@@ -193,14 +182,13 @@ def board(run, text, rows=NOISY):
 
 
 def test_a_leaderboard(run):
-    """Scores 75, 70, 50: variance 175, so the true gaps are B = 1 - 57.1 / 175 of those seen. By
-    hand, and of simulated pairs whose scores lie 5 points apart. Of two seeds one counts."""
+    """Scores 75, 70, 50: variance 175, of which 57.1 is noise. By hand, and of simulated pairs
+    whose scores are 5 points apart. Of two seeds one counts."""
     rows = pd.concat([NOISY, NOISY.assign(seed=1, acc_extra=0.6)])
     found = board(run, "name,score\nsecond,.70\nfirst,.75\nthird,.50\n", rows)
     table = csv_of("leaderboard")
     assert [*table["name"]] == ["first", "second", "third"]
-    assert all(column in meta.__doc__ for column in table)
-    assert found.out.startswith("1 of 2 neighboring pairs")
+    assert found.out.startswith("1 of 2 neighbors")
     assert f"varies by {math.sqrt(NOISE):.2f} percentage points" in found.out
 
     B = 1 - NOISE / 175
@@ -220,8 +208,7 @@ def test_a_board_within_the_noise_has_no_p(run):
     assert csv_of("leaderboard").filter(like="p_").isna().all(axis=None)
 
 
-@pytest.mark.parametrize("text", [
-    "name,points\nx,1\n", "name,score\nx,high\n", "name;score\nx;.9\n", "name,score\nx,1,2\n,,,\n"])
+@pytest.mark.parametrize("text", ["name,points\nx,1\n", "name,score\nx,high\n"])
 def test_bad_boards(run, text):
     end = board(run, text).end
     assert end.startswith("error: board.csv needs the columns name and score")
