@@ -37,7 +37,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from scipy import special, stats
 
-LEVEL = 0.89  # of intervals, as in the paper
+INTERVAL = 0.89  # of intervals, as in the paper
 
 
 def report_slices(rows, slices):
@@ -80,10 +80,10 @@ def slice_table(rows, slices):
     alpha = pd.get_dummies(models, dtype=float).to_numpy()[:, 1:]
     U = pd.get_dummies(tasks, dtype=float).to_numpy()
     mean, sd = slice_posterior(right, n, alpha, U)
-    low, high = stats.norm.interval(LEVEL, mean, sd)
+    low, high = stats.norm.interval(INTERVAL, mean, sd)
     D = pd.DataFrame(bias @ (U / U.sum(axis=0)))  # [slices, tasks]
     t = D.mean(axis=1)
-    half = stats.t.ppf((1 + LEVEL) / 2, D.shape[1] - 1) * D.sem(axis=1)
+    half = stats.t.ppf((1 + INTERVAL) / 2, D.shape[1] - 1) * D.sem(axis=1)
     return pd.DataFrame({
         "kind": np.repeat(["drawn", "shuffled"], slices), "slice": D.index % slices + 1,
         "paper_mean": mean, "paper_low": low, "paper_high": high,

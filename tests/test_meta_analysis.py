@@ -103,7 +103,7 @@ def test_the_papers_coin_flip(run, name, n, drawn, shuffled):
 
 @pytest.mark.parametrize("crossed", [True, False])
 def test_a_slice_is_one_run(run, crossed):
-    """Each run is drawn, and a shuffle turns both its bias and its answers around."""
+    """Each run is drawn, and a shuffle turns its bias and its answers around."""
     table = coin_rows(tasks=1, subsamples=5, models=("a",), crossed=crossed)
     run(table, "--slices", 200)
     bias = 100 * (table["acc_test"] - table["acc_extra"])
@@ -137,7 +137,7 @@ def test_the_intervals_of_a_slice(run):
 
 
 def test_tables_and_page(run):
-    """The drawn zero-shot slices have a bias."""
+    """The drawn slices have a bias."""
     biased = coin_rows(tasks=8, n=400, models=("a",), experiment="zero-shot", acc_extra=0.5)
     biased["acc_test"] = 0.55 + biased["subsample"] / 100
     found = run(pd.concat([coin_rows(tasks=6), biased]), "--slices", 60)

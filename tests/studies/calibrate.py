@@ -4,14 +4,13 @@
     python tests/studies/calibrate.py --boost    # the boost over the published settings
 
 Each study simulates 3,000 data sets with a known bias (standard error of a share near .89: .006).
-In each subsample the two pretrained models answer a share of about d of the n texts of each set
-differently, half of them each way. Then the run's own bias, Normal(true bias, sd) points, adds
-texts that only the model that has seen them gets right (or only the other one). d is .03 to .13 by
-task, or .01, and varies by a third between subsamples. Intervals follow the rule of DESIGN.md 7,
-for all K at once; in each study block `effects` must give the same for some of the data sets.
+In a subsample the two pretrained models answer a share of about d of the n texts of each set
+differently, half of them each way. The run's own bias, Normal(true bias, sd) points, adds texts
+that only the model that has seen them gets right (or only the other one). d is .03 to .13 by task,
+or .01, and varies by a third between subsamples. The rule of variance is applied to all K at once;
+in each study block `effects` must give the same intervals for some of the data sets.
 """
 
-import argparse
 import sys
 from pathlib import Path
 
@@ -139,9 +138,7 @@ def boost_over_settings():
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
-    parser.add_argument("--boost", action="store_true")
-    if parser.parse_args().boost:
+    if sys.argv[1:] == ["--boost"]:
         boost_over_settings()
         return
     for name, sds in CHANGES.items():
