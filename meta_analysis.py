@@ -216,9 +216,7 @@ def read_rows(path, metric):
     except (OSError, ValueError) as error:
         raise SystemExit(f"error: could not read {path}: {error}")
     rows.index = [f"{path}, data row {number + 1}" for number in rows.index]
-    torn = rows.isna().any(axis=1)  # an empty field is "", one that was cut off is nan
-    for where in rows.index[torn]:
-        print(f"{where} is incomplete and was skipped")
+    torn = rows.isna().any(axis=1)  # by a kill: an empty field is "", one cut off is nan
     rows = rows[~torn].replace("", np.nan)
     needed = [*RUN[:-1], "majority", *columns_of("acc")[:3], *columns_of(metric)[:3]]
     shares = ["majority", "discordant", "discordant_on_extra", *columns_of("acc")]
@@ -243,7 +241,8 @@ def load_rows(args, metric="acc"):
         wanted = set(getattr(args, flag) or values)
         if not wanted <= set(values):
             found = ", ".join(sorted(set(values)))[:150]
-            raise SystemExit(f"error: no rows have --{flag} {', '.join(wanted)}. There are: {found}")
+            wanted = ", ".join(wanted)
+            raise SystemExit(f"error: no rows have --{flag} {wanted}. There are: {found}")
         rows = rows[values.isin(wanted)]
     if rows.empty:
         raise SystemExit(f"error: {args.paths[0]} has no rows: run run_experiment.py first")
@@ -300,7 +299,7 @@ def html_of(kind, part, folder):
 
 
 def save(folder, title, parts, tables, style=STYLE):
-    """Write the tables as CSV files, and report.html of (kind, part) pairs as html_of takes them."""
+    """Write CSV files, and report.html of (kind, part) pairs as html_of takes them."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, table in tables.items():
         table.to_csv(folder / f"{name}.csv", index=False, float_format="%.6g")
