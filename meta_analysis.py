@@ -105,7 +105,7 @@ def slice_posterior(right, n, alpha, U):
     theta = np.zeros((len(y), len(prior)))  # mu, beta, alpha
     level = np.zeros((len(y), J))  # U_j
     precision = np.ones((len(y), 1))  # 1 / sd_U^2
-    for _ in range(200):  # usually ten
+    for _ in range(200):  # usually, ten are enough
         p = special.expit(theta @ Z.T + level @ U.T)
         slope = (y - n * p) @ Z - prior * theta
         slope_U = (y - n * p) @ U - precision * level
@@ -167,8 +167,8 @@ def report_board(rows, path):
         answer = "One run cannot tell the order of these entries"
         if v < board["score"].var():
             doubtful = (table["p_wrong"] > 0.1).sum()
-            answer = (f"{doubtful} of {len(board) - 1} neighbors are in the wrong order with a "
-                      "probability above 10%")
+            answer = (f"{doubtful} of {len(board) - 1} pairs of neighbors are in the wrong order "
+                      "with a probability above 10%")
         answer += (f": runs of {key[3]} differ by {math.sqrt(v):.2f} percentage points (standard "
                    f"deviation; {title_of(*key[:3])}).")
         print(answer)

@@ -186,7 +186,7 @@ def test_a_leaderboard(run):
     found = board(run, "name,score\nsecond,.70\nfirst,.75\nthird,.50\n", rows)
     table = csv_of("leaderboard")
     assert [*table["name"]] == ["first", "second", "third"]
-    assert found.out.startswith("1 of 2 neighbors")
+    assert found.out.startswith("1 of 2 pairs")
     assert f"differ by {math.sqrt(NOISE):.2f} percentage points" in found.out
 
     B = 1 - NOISE / 175
