@@ -591,7 +591,8 @@ def engine(args, small):
         logging.getLogger("distributed").setLevel(logging.CRITICAL)  # errors are raised as well
         with distributed.Client(args.dask) as client:
             client.upload_file(__file__)
-            with joblib.parallel_config("dask", wait_for_workers_timeout=600):  # seconds
+            client.wait_for_workers(args.workers or 1, timeout=600)  # seconds
+            with joblib.parallel_config("dask"):
                 yield args.threads or 1
         return
     small = small and choose_device(args) == "cpu"
@@ -697,9 +698,9 @@ def report(rows):
     table = table.join(means[["boost", "bias"]])
     print("\nMeans of k subsamples in %; boost and bias in percentage points")
     print(table.to_string(float_format="{:.2f}".format))
-    text = f"mean bias {means['bias'].mean():+.2f}"
+    text = f"mean bias {means['bias'].mean():+.2f} points"
     if means["subsamples"].min() > 1:
-        text += f" ± {interval(means)[2]:.2f} points (89% interval)"
+        text += f" ± {interval(means)[2]:.2f} (89% interval)"
     print(text)
 
 
@@ -718,7 +719,8 @@ def add_shared_flags(parser):
     add = parser.add_argument_group("machine and output").add_argument
     add("--device", default="auto", help="cpu, cuda, cuda:1 or mps; default auto")
     add("--precision", default="float32", choices=PRECISIONS, help="default float32")
-    add("--workers", type=whole, help="processes; default 1, for small models on CPU up to 4")
+    add("--workers", type=whole, help="processes; default 1, for small models on CPU up to 4; "
+        "with --dask, workers to wait for")
     add("--threads", type=whole, help="of each process; default: they share the cores")
     add("--dask", help="address of a Dask scheduler; its workers do the work")
     add("--out", type=Path, help="results file; finished rows in it are skipped; default "
@@ -1045,10 +1047,10 @@ class Model(NamedTuple):
     name: str
     like: str  # entry of tasks.json whose recipe it has
     folder: Path
-    gguf: str  # file in it, or None
+    gguf: str  # a file in it, or None
     objective: str  # mlm or clm
-    weights: str  # hash of its files
-    size: int  # bytes
+    weights: str  # a hash of its files
+    size: int  # of its files, in bytes
     longest: int  # text, in tokens
 
 
@@ -1109,21 +1111,21 @@ def load_tokenizer(model):
     tokenizer = transformers.AutoTokenizer.from_pretrained(
         model.folder, gguf_file=model.gguf, trust_remote_code=False, truncation_side="right")
     if len(tokenizer) < 200:  # every word would be unknown
-        raise ValueError(f"its tokenizer has {len(tokenizer)} tokens: where is its vocabulary?")
+        raise ValueError(f"a tokenizer of {len(tokenizer)} tokens: is its vocabulary missing?")
     return tokenizer
 
 
 def choose_device(args):
-    """The device's name. ValueError if it cannot be used."""
+    """The device as a string. SystemExit where it cannot be used."""
     device = args.device
     if device == "auto":
         device = (torch.accelerator.current_accelerator(True) or torch.device("cpu")).type
     try:
         torch.ones(1, device=device)
     except Exception as error:  # whatever torch raises
-        raise ValueError(f"--device {device}: {brief(error)}: use cpu or auto")
+        raise SystemExit(f"error: --device {device}: {brief(error)}: use cpu or auto")
     if args.precision in ("bf16", "tf32") and not computes_bf16(device):
-        raise ValueError(f"{device} does not compute in {args.precision}: use --precision fp16")
+        raise SystemExit(f"error: {device} does not compute in {args.precision}: use fp16")
     return device
 
 
