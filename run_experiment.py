@@ -67,7 +67,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
 
-# a notebook may have no ipywidgets; a run with a margin ends while workers are busy
+# of notebooks without ipywidgets, and of runs that end while workers are busy
 warnings.filterwarnings("ignore", "IProgress|[0-9]+ tasks which were still|A worker stopped")
 
 import filelock
@@ -129,7 +129,6 @@ def pretrain(net, texts, recipe, seed):
         ids = texts[row]
         if net.causal:  # every token but the first is predicted
             return ids, np.arange(len(ids) - 1), ids[1:]
-        # new masks in each epoch
         corrupted, scored = mask_tokens(ids, special, mask_id, len(net.tokenizer), rng)
         return corrupted, scored, ids[scored]
 
@@ -152,8 +151,7 @@ def mask_tokens(ids, special, mask_id, vocabulary, rng):
 
 
 def classify(net, ids, labels, classes, recipe, seed):
-    """Train all weights and a new head on ids["train"], in place. Returns {set: log-probabilities
-    [n, K]} for test and extra."""
+    """Train all weights and a new head on ids["train"]. Returns {set: log-probabilities [n, K]}."""
     torch.manual_seed(seed)
     head = fresh_head(net, classes)
     model = torch.nn.ModuleList([net.lm.base_model, net.pooler, head])
@@ -187,7 +185,7 @@ def class_logits(net, head, batch):
 
 
 def class_examples(net, texts, targets):
-    """Examples whose class is read at [CLS] or, in a causal model, at the last token."""
+    """Examples whose class is read at [CLS], or at a causal model's last token."""
     ends = [np.array([len(text) - 1 if net.causal else 0]) for text in texts]
     return [*zip(texts, ends, np.reshape(targets, (-1, 1)))]
 
@@ -210,9 +208,8 @@ def fresh_head(net, classes):
 
 
 def train(net, module, logits_of, example_of, count, stage, recipe, seed):
-    """Train in place; returns the last epoch's mean loss. A batch's loss is the mean over its
-    targets; the gradients of its groups add up. example_of(row): (tokens, kept positions, targets).
-    """
+    """Train in place; returns the last epoch's loss. A batch's loss is the mean over its targets;
+    its groups' gradients add up. example_of(row): (tokens, kept positions, targets)."""
     weights = [*module.train().parameters()]
     size, epochs = recipe["batch_sizes"][stage], recipe["epochs"][stage]
     steps = epochs * math.ceil(count / size)
@@ -409,8 +406,7 @@ class Task(NamedTuple):
 
 
 def draw(row, recipe, model, task):
-    """Draw the subsample of a planned row. Its dicts texts, labels and numbers (of rows) have the
-    keys train, extra and test."""
+    """The subsample of a planned row: texts, labels and row numbers of each set, and the rest."""
     numbers = split_rows(task.labels, row["m"], row["n"], row["subsample"])
     texts, labels = {}, {}
     for name in numbers:
@@ -623,7 +619,7 @@ def plan_cells(args, models, tasks, most, recipe_of):
             row = {"experiment": args.experiment, "model": model.name, "task": name, "m": m,
                    "n": n, "subsample": k, "seed": args.seed, "data": tasks[name].data,
                    "recipe": short_hash(recipe), "versions": versions}
-            old = known.setdefault(unit_key(row), row)  # two models may have the same name
+            old = known.setdefault(unit_key(row), row)  # or of a model of that name
             if (old["recipe"], old["data"]) != (row["recipe"], row["data"]):
                 raise SystemExit(f"error: {args.out} has {' '.join(unit_key(row))} with other "
                                  "settings or data: use a different --out or --experiment")
@@ -664,7 +660,7 @@ def run_cell(args, units, tasks, job):
 
 
 def results_of(job, units):
-    """The rows of the units in order. Nothing runs before the first is asked for."""
+    """The rows of the units, in order. Nothing runs before the first is needed."""
     run = joblib.delayed(job)
     yield from joblib.Parallel(return_as="generator", pre_dispatch="n_jobs")(
         run(draw(*unit)) for unit in units)
@@ -717,7 +713,7 @@ def add_shared_flags(parser):
     add("--precision", default="float32", choices=PRECISIONS, help="default float32")
     add("--workers", type=whole, help="processes; default 1, for small models on CPU up to 4; "
         "with --dask, workers to wait for")
-    add("--threads", type=whole, help="of each process; default: they share the cores")
+    add("--threads", type=whole, help="per process; default: they share the cores")
     add("--dask", help="address of a Dask scheduler; its workers do the work")
     add("--out", type=Path, help="results file; finished rows in it are skipped; default "
         "results.csv, or NAME_results.csv for --csv and --hub")
@@ -747,7 +743,7 @@ def finished_rows(out):
     finished, lines = {}, [""]
     if out.exists():
         lines = out.read_text(encoding="utf-8-sig", errors="replace").split("\n")
-    # line by line, since a line cut short inside quotes would swallow the next one
+    # line by line: one cut short inside quotes would swallow the next
     header, *rows = [next(csv.reader([line]), []) for line in lines]
     if lines != [""] and header != COLUMNS:
         raise SystemExit(f"error: {out} has other columns than this version: use a different --out")
@@ -788,7 +784,7 @@ def write_predictions(folder, sample, predictions):
 
 
 def unit_name(row):
-    """A file name for a subsample. Its hash differs if the recipe or the data differ."""
+    """A file name for a subsample; its hash covers recipe and data."""
     words = re.sub(r"[^\w.=+-]", "-", "-".join(unit_key(row)), flags=re.ASCII)
     return f"{words[:120]}-{short_hash(unit_key(row), row['recipe'], row['data'])}"
 # --- end shared ---
@@ -1097,7 +1093,7 @@ def choose_device(args):
 # Flags and main ---------------------------------------
 
 def draws(text):
-    """argparse type: a positive whole number, or `paper`."""
+    """argparse type: a whole number, or `paper`."""
     return text if text == "paper" else whole(text)
 
 

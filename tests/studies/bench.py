@@ -1,9 +1,9 @@
 """Measure the scripts against the usual way of doing the same work; print one table in Markdown.
 
-    python tests/studies/bench.py --quick                                       # every stage, small, once
-    python tests/studies/bench.py experiment --cases bert-tiny --rounds 1       # one stage, one case
-    python tests/studies/bench.py fit --accuracies few_shot.csv    # results with a cell m = 50, n = 500
-    python tests/studies/bench.py gpu                              # where there is no GPU: "not measured"
+    python tests/studies/bench.py --quick  # every stage, small, once
+    python tests/studies/bench.py experiment --cases bert-tiny --rounds 1  # one stage, one case
+    python tests/studies/bench.py fit --accuracies few_shot.csv  # with a cell m = 50, n = 500
+    python tests/studies/bench.py gpu  # where there is no GPU: "not measured"
 
 Run it by hand on a quiet machine; pytest does not collect it. Stages and columns:
 docs/benchmarks.md. Each round runs every way once, forwards and backwards in turn, each in a fresh
