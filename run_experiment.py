@@ -82,7 +82,7 @@ from tqdm.auto import tqdm
 
 PAPER_SUBSAMPLES = {50: 100, 100: 100, 200: 50, 500: 20}  # by n (paper, section 4.4)
 RECIPE_VERSION = 6  # in the recipe's hash
-MASK_SHARE = 0.15  # of the tokens that are not special (Devlin et al., 2019)
+MASK_SHARE = 0.15  # Devlin et al. (2019)
 WEIGHT_DECAY = {"pretrain": 0.0, "train": 0.01}
 CLIP_NORM = 1.0
 CPU_TOKENS, GPU_TOKENS = 1536, 16384  # in a forward pass; half in wide models
@@ -191,7 +191,7 @@ def class_examples(net, texts, targets):
 
 
 def fresh_head(net, classes):
-    """A linear layer with random weights. A pooler without weights gets random ones too."""
+    """A random linear layer. A pooler without weights gets random ones too."""
     width = net.lm.config.hidden_size
     if net.causal:
         width = net.lm.get_output_embeddings().weight.shape[1]  # OPT's may be narrower
@@ -262,7 +262,7 @@ def groups(net, examples):
 
 @functools.lru_cache(1)
 def load_network(model, device, precision):
-    """A Model in memory, in float32 on the device; it stays there for the next subsample."""
+    """A Model in memory, in float32. It stays there for the next subsample."""
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
@@ -315,7 +315,7 @@ def probe(net):
 
 
 def lm_logits(net, batch):
-    """Logits [S, vocabulary] at the kept positions; the output layer skips the others."""
+    """Logits [S, vocabulary] at the kept positions alone."""
     def keep(layer, inputs):
         return (inputs[0].flatten(0, 1)[batch.kept],)
 
@@ -735,7 +735,7 @@ def whole(text):
 
 
 # --- shared: results ---
-KEY = "experiment model task m n subsample seed".split()  # these columns identify a row
+KEY = "experiment model task m n subsample seed".split()  # identifies a row
 
 
 def finished_rows(out):
@@ -1089,8 +1089,6 @@ def choose_device(args):
     return device
 # --- end shared ---
 
-
-# Flags and main ---------------------------------------
 
 def draws(text):
     """argparse type: a whole number, or `paper`."""

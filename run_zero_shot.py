@@ -52,7 +52,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
 
-# a notebook may have no ipywidgets; a run with a margin ends while workers are busy
+# of notebooks without ipywidgets, and of runs that end while workers are busy
 warnings.filterwarnings("ignore", "IProgress|[0-9]+ tasks which were still|A worker stopped")
 
 import filelock
@@ -409,8 +409,7 @@ class Task(NamedTuple):
 
 
 def draw(row, recipe, model, task):
-    """Draw the subsample of a planned row. Its dicts texts, labels and numbers (of rows) have the
-    keys train, extra and test."""
+    """The subsample of a planned row: texts, labels and row numbers of each set, and the rest."""
     numbers = split_rows(task.labels, row["m"], row["n"], row["subsample"])
     texts, labels = {}, {}
     for name in numbers:
@@ -587,7 +586,8 @@ def engine(args, small):
         logging.getLogger("distributed").setLevel(logging.CRITICAL)  # errors are raised as well
         with distributed.Client(args.dask) as client:
             client.upload_file(__file__)
-            with joblib.parallel_config("dask", wait_for_workers_timeout=600):  # seconds
+            client.wait_for_workers(args.workers or 1, timeout=600)  # seconds
+            with joblib.parallel_config("dask"):
                 yield args.threads or 1
         return
     small = small and choose_device(args) == "cpu"
@@ -622,7 +622,7 @@ def plan_cells(args, models, tasks, most, recipe_of):
             row = {"experiment": args.experiment, "model": model.name, "task": name, "m": m,
                    "n": n, "subsample": k, "seed": args.seed, "data": tasks[name].data,
                    "recipe": short_hash(recipe), "versions": versions}
-            old = known.setdefault(unit_key(row), row)  # two models may have the same name
+            old = known.setdefault(unit_key(row), row)  # or of a model of that name
             if (old["recipe"], old["data"]) != (row["recipe"], row["data"]):
                 raise SystemExit(f"error: {args.out} has {' '.join(unit_key(row))} with other "
                                  "settings or data: use a different --out or --experiment")
@@ -663,7 +663,7 @@ def run_cell(args, units, tasks, job):
 
 
 def results_of(job, units):
-    """The rows of the units in order. Nothing runs before the first is asked for."""
+    """The rows of the units, in order. Nothing runs before the first is needed."""
     run = joblib.delayed(job)
     yield from joblib.Parallel(return_as="generator", pre_dispatch="n_jobs")(
         run(draw(*unit)) for unit in units)
@@ -693,9 +693,9 @@ def report(rows):
     table = table.join(means[["boost", "bias"]])
     print("\nMeans of k subsamples in %; boost and bias in percentage points")
     print(table.to_string(float_format="{:.2f}".format))
-    text = f"mean bias {means['bias'].mean():+.2f}"
+    text = f"mean bias {means['bias'].mean():+.2f} points"
     if means["subsamples"].min() > 1:
-        text += f" ± {interval(means)[2]:.2f} points (89% interval)"
+        text += f" ± {interval(means)[2]:.2f} (89% interval)"
     print(text)
 
 
@@ -714,8 +714,9 @@ def add_shared_flags(parser):
     add = parser.add_argument_group("machine and output").add_argument
     add("--device", default="auto", help="cpu, cuda, cuda:1 or mps; default auto")
     add("--precision", default="float32", choices=PRECISIONS, help="default float32")
-    add("--workers", type=whole, help="processes; default 1, for small models on CPU up to 4")
-    add("--threads", type=whole, help="of each process; default: they share the cores")
+    add("--workers", type=whole, help="processes; default 1, for small models on CPU up to 4; "
+        "with --dask, workers to wait for")
+    add("--threads", type=whole, help="per process; default: they share the cores")
     add("--dask", help="address of a Dask scheduler; its workers do the work")
     add("--out", type=Path, help="results file; finished rows in it are skipped; default "
         "results.csv, or NAME_results.csv for --csv and --hub")
@@ -737,7 +738,7 @@ def whole(text):
 
 
 # --- shared: results ---
-KEY = "experiment model task m n subsample seed".split()  # these columns identify a row
+KEY = "experiment model task m n subsample seed".split()  # identifies a row
 
 
 def finished_rows(out):
@@ -745,7 +746,7 @@ def finished_rows(out):
     finished, lines = {}, [""]
     if out.exists():
         lines = out.read_text(encoding="utf-8-sig", errors="replace").split("\n")
-    # line by line, since a line cut short inside quotes would swallow the next one
+    # line by line: one cut short inside quotes would swallow the next
     header, *rows = [next(csv.reader([line]), []) for line in lines]
     if lines != [""] and header != COLUMNS:
         raise SystemExit(f"error: {out} has other columns than this version: use a different --out")
@@ -786,7 +787,7 @@ def write_predictions(folder, sample, predictions):
 
 
 def unit_name(row):
-    """A file name for a subsample. Its hash differs if the recipe or the data differ."""
+    """A file name for a subsample; its hash covers recipe and data."""
     words = re.sub(r"[^\w.=+-]", "-", "-".join(unit_key(row)), flags=re.ASCII)
     return f"{words[:120]}-{short_hash(unit_key(row), row['recipe'], row['data'])}"
 # --- end shared ---
