@@ -692,7 +692,7 @@ def report(rows):
     print(table.to_string(float_format="{:.2f}".format))
     text = f"mean bias {means['bias'].mean():+.2f} points"
     if means["subsamples"].min() > 1:
-        text += f" ± {interval(means)[2]:.2f} (89% interval)"
+        text += f", 89% interval ±{interval(means)[2]:.2f}"
     print(text)
 
 
