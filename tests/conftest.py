@@ -150,7 +150,7 @@ def bert_tiny(script):
 
 @pytest.fixture(scope="session")
 def tokenizer(bert_tiny):
-    """Its tokenizer of 30,522 words."""
+    """Of 30,522 words."""
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(bert_tiny.folder)

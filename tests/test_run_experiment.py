@@ -513,7 +513,7 @@ def test_a_run_writes_rows_and_a_table(run):
     last = [line.split()[1:] for line in out.splitlines() if line.startswith("topics ")][-1]
     expected = [2, mean["majority"], base, unseen, seen, unseen - base, seen - unseen]
     assert [float(number) for number in last] == pytest.approx(expected, abs=0.006)
-    assert "mean bias {:+.2f} ± {:.2f} points".format(*interval_by_hand(rows)) in out
+    assert "mean bias {:+.2f} points, 89% interval ±{:.2f}\n".format(*interval_by_hand(rows)) in out
     assert out.endswith("next: python fit_model.py results.csv\n")
 
 
@@ -615,7 +615,7 @@ def test_a_margin_ends_a_run_at_the_least_k(run):
     short += f" --margin {margin} --subsamples 50"
     message, out = run(f"{short} --workers 2")
     assert message is None and comparable(rows_of()) == first
-    assert f"± {halves[least]:.2f} points (89% interval)" in out
+    assert f"±{halves[least]:.2f}\n" in out
     run(short)
     assert comparable(rows_of()) == first
     lines = open("results.csv").readlines()
