@@ -513,7 +513,8 @@ def test_a_run_writes_rows_and_a_table(run):
     last = [line.split()[1:] for line in out.splitlines() if line.startswith("topics ")][-1]
     expected = [2, mean["majority"], base, unseen, seen, unseen - base, seen - unseen]
     assert [float(number) for number in last] == pytest.approx(expected, abs=0.006)
-    assert "mean bias {:+.2f} points, 89% interval ±{:.2f}\n".format(*interval_by_hand(rows)) in out
+    words = "mean bias {:+.2f} points, 89% interval ±{:.2f}\n"
+    assert words.format(*interval_by_hand(rows)) in out
     assert out.endswith("next: python fit_model.py results.csv\n")
 
 
