@@ -67,7 +67,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
 
-# a notebook may have no ipywidgets; a run with a margin ends while workers are busy
+# of notebooks without ipywidgets, and of runs that end while workers are busy
 warnings.filterwarnings("ignore", "IProgress|[0-9]+ tasks which were still|A worker stopped")
 
 import filelock
@@ -82,7 +82,7 @@ from tqdm.auto import tqdm
 
 PAPER_SUBSAMPLES = {50: 100, 100: 100, 200: 50, 500: 20}  # by n (paper, section 4.4)
 RECIPE_VERSION = 6  # in the recipe's hash
-MASK_SHARE = 0.15  # of the tokens that are not special (Devlin et al., 2019)
+MASK_SHARE = 0.15  # Devlin et al. (2019)
 WEIGHT_DECAY = {"pretrain": 0.0, "train": 0.01}
 CLIP_NORM = 1.0
 CPU_TOKENS, GPU_TOKENS = 1536, 16384  # in a forward pass; half in wide models
@@ -129,7 +129,6 @@ def pretrain(net, texts, recipe, seed):
         ids = texts[row]
         if net.causal:  # every token but the first is predicted
             return ids, np.arange(len(ids) - 1), ids[1:]
-        # new masks in each epoch
         corrupted, scored = mask_tokens(ids, special, mask_id, len(net.tokenizer), rng)
         return corrupted, scored, ids[scored]
 
@@ -152,8 +151,7 @@ def mask_tokens(ids, special, mask_id, vocabulary, rng):
 
 
 def classify(net, ids, labels, classes, recipe, seed):
-    """Train all weights and a new head on ids["train"], in place. Returns {set: log-probabilities
-    [n, K]} for test and extra."""
+    """Train all weights and a new head on ids["train"]. Returns {set: log-probabilities [n, K]}."""
     torch.manual_seed(seed)
     head = fresh_head(net, classes)
     model = torch.nn.ModuleList([net.lm.base_model, net.pooler, head])
@@ -187,13 +185,13 @@ def class_logits(net, head, batch):
 
 
 def class_examples(net, texts, targets):
-    """Examples whose class is read at [CLS] or, in a causal model, at the last token."""
+    """Examples whose class is read at [CLS], or at a causal model's last token."""
     ends = [np.array([len(text) - 1 if net.causal else 0]) for text in texts]
     return [*zip(texts, ends, np.reshape(targets, (-1, 1)))]
 
 
 def fresh_head(net, classes):
-    """A linear layer with random weights. A pooler without weights gets random ones too."""
+    """A random linear layer. A pooler without weights gets random ones too."""
     width = net.lm.config.hidden_size
     if net.causal:
         width = net.lm.get_output_embeddings().weight.shape[1]  # OPT's may be narrower
@@ -210,9 +208,8 @@ def fresh_head(net, classes):
 
 
 def train(net, module, logits_of, example_of, count, stage, recipe, seed):
-    """Train in place; returns the last epoch's mean loss. A batch's loss is the mean over its
-    targets; the gradients of its groups add up. example_of(row): (tokens, kept positions, targets).
-    """
+    """Train in place; returns the last epoch's loss. A batch's loss is the mean over its targets;
+    its groups' gradients add up. example_of(row): (tokens, kept positions, targets)."""
     weights = [*module.train().parameters()]
     size, epochs = recipe["batch_sizes"][stage], recipe["epochs"][stage]
     steps = epochs * math.ceil(count / size)
@@ -265,7 +262,7 @@ def groups(net, examples):
 
 @functools.lru_cache(1)
 def load_network(model, device, precision):
-    """A Model in memory, in float32 on the device; it stays there for the next subsample."""
+    """A Model in memory, in float32. It stays there for the next subsample."""
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
@@ -318,7 +315,7 @@ def probe(net):
 
 
 def lm_logits(net, batch):
-    """Logits [S, vocabulary] at the kept positions; the output layer skips the others."""
+    """Logits [S, vocabulary] at the kept positions alone."""
     def keep(layer, inputs):
         return (inputs[0].flatten(0, 1)[batch.kept],)
 
@@ -410,8 +407,7 @@ class Task(NamedTuple):
 
 
 def draw(row, recipe, model, task):
-    """Draw the subsample of a planned row. Its dicts texts, labels and numbers (of rows) have the
-    keys train, extra and test."""
+    """The subsample of a planned row: texts, labels and row numbers of each set, and the rest."""
     numbers = split_rows(task.labels, row["m"], row["n"], row["subsample"])
     texts, labels = {}, {}
     for name in numbers:
@@ -624,7 +620,7 @@ def plan_cells(args, models, tasks, most, recipe_of):
             row = {"experiment": args.experiment, "model": model.name, "task": name, "m": m,
                    "n": n, "subsample": k, "seed": args.seed, "data": tasks[name].data,
                    "recipe": short_hash(recipe), "versions": versions}
-            old = known.setdefault(unit_key(row), row)  # two models may have the same name
+            old = known.setdefault(unit_key(row), row)  # or of a model of that name
             if (old["recipe"], old["data"]) != (row["recipe"], row["data"]):
                 raise SystemExit(f"error: {args.out} has {' '.join(unit_key(row))} with other "
                                  "settings or data: use a different --out or --experiment")
@@ -665,7 +661,7 @@ def run_cell(args, units, tasks, job):
 
 
 def results_of(job, units):
-    """The rows of the units in order. Nothing runs before the first is asked for."""
+    """The rows of the units, in order. Nothing runs before the first is needed."""
     run = joblib.delayed(job)
     yield from joblib.Parallel(return_as="generator", pre_dispatch="n_jobs")(
         run(draw(*unit)) for unit in units)
@@ -697,7 +693,7 @@ def report(rows):
     print(table.to_string(float_format="{:.2f}".format))
     text = f"mean bias {means['bias'].mean():+.2f} points"
     if means["subsamples"].min() > 1:
-        text += f" ± {interval(means)[2]:.2f} (89% interval)"
+        text += f", 89% interval ±{interval(means)[2]:.2f}"
     print(text)
 
 
@@ -718,7 +714,7 @@ def add_shared_flags(parser):
     add("--precision", default="float32", choices=PRECISIONS, help="default float32")
     add("--workers", type=whole, help="processes; default 1, for small models on CPU up to 4; "
         "with --dask, workers to wait for")
-    add("--threads", type=whole, help="of each process; default: they share the cores")
+    add("--threads", type=whole, help="per process; default: they share the cores")
     add("--dask", help="address of a Dask scheduler; its workers do the work")
     add("--out", type=Path, help="results file; finished rows in it are skipped; default "
         "results.csv, or NAME_results.csv for --csv and --hub")
@@ -740,7 +736,7 @@ def whole(text):
 
 
 # --- shared: results ---
-KEY = "experiment model task m n subsample seed".split()  # these columns identify a row
+KEY = "experiment model task m n subsample seed".split()  # identifies a row
 
 
 def finished_rows(out):
@@ -748,7 +744,7 @@ def finished_rows(out):
     finished, lines = {}, [""]
     if out.exists():
         lines = out.read_text(encoding="utf-8-sig", errors="replace").split("\n")
-    # line by line, since a line cut short inside quotes would swallow the next one
+    # line by line: one cut short inside quotes would swallow the next
     header, *rows = [next(csv.reader([line]), []) for line in lines]
     if lines != [""] and header != COLUMNS:
         raise SystemExit(f"error: {out} has other columns than this version: use a different --out")
@@ -789,7 +785,7 @@ def write_predictions(folder, sample, predictions):
 
 
 def unit_name(row):
-    """A file name for a subsample. Its hash differs if the recipe or the data differ."""
+    """A file name for a subsample; its hash covers recipe and data."""
     words = re.sub(r"[^\w.=+-]", "-", "-".join(unit_key(row)), flags=re.ASCII)
     return f"{words[:120]}-{short_hash(unit_key(row), row['recipe'], row['data'])}"
 # --- end shared ---
@@ -1132,10 +1128,8 @@ def computes_bf16(device):
 # --- end shared ---
 
 
-# Flags and main ---------------------------------------
-
 def draws(text):
-    """argparse type: a positive whole number, or `paper`."""
+    """argparse type: a whole number, or `paper`."""
     return text if text == "paper" else whole(text)
 
 

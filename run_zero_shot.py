@@ -49,7 +49,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
 
-# a notebook may have no ipywidgets; a run with a margin ends while workers are busy
+# of notebooks without ipywidgets, and of runs that end while workers are busy
 warnings.filterwarnings("ignore", "IProgress|[0-9]+ tasks which were still|A worker stopped")
 
 import filelock
@@ -413,8 +413,7 @@ class Task(NamedTuple):
 
 
 def draw(row, recipe, model, task):
-    """Draw the subsample of a planned row. Its dicts texts, labels and numbers (of rows) have the
-    keys train, extra and test."""
+    """The subsample of a planned row: texts, labels and row numbers of each set, and the rest."""
     numbers = split_rows(task.labels, row["m"], row["n"], row["subsample"])
     texts, labels = {}, {}
     for name in numbers:
@@ -627,7 +626,7 @@ def plan_cells(args, models, tasks, most, recipe_of):
             row = {"experiment": args.experiment, "model": model.name, "task": name, "m": m,
                    "n": n, "subsample": k, "seed": args.seed, "data": tasks[name].data,
                    "recipe": short_hash(recipe), "versions": versions}
-            old = known.setdefault(unit_key(row), row)  # two models may have the same name
+            old = known.setdefault(unit_key(row), row)  # or of a model of that name
             if (old["recipe"], old["data"]) != (row["recipe"], row["data"]):
                 raise SystemExit(f"error: {args.out} has {' '.join(unit_key(row))} with other "
                                  "settings or data: use a different --out or --experiment")
@@ -668,7 +667,7 @@ def run_cell(args, units, tasks, job):
 
 
 def results_of(job, units):
-    """The rows of the units in order. Nothing runs before the first is asked for."""
+    """The rows of the units, in order. Nothing runs before the first is needed."""
     run = joblib.delayed(job)
     yield from joblib.Parallel(return_as="generator", pre_dispatch="n_jobs")(
         run(draw(*unit)) for unit in units)
@@ -700,7 +699,7 @@ def report(rows):
     print(table.to_string(float_format="{:.2f}".format))
     text = f"mean bias {means['bias'].mean():+.2f} points"
     if means["subsamples"].min() > 1:
-        text += f" ± {interval(means)[2]:.2f} (89% interval)"
+        text += f", 89% interval ±{interval(means)[2]:.2f}"
     print(text)
 
 
@@ -721,7 +720,7 @@ def add_shared_flags(parser):
     add("--precision", default="float32", choices=PRECISIONS, help="default float32")
     add("--workers", type=whole, help="processes; default 1, for small models on CPU up to 4; "
         "with --dask, workers to wait for")
-    add("--threads", type=whole, help="of each process; default: they share the cores")
+    add("--threads", type=whole, help="per process; default: they share the cores")
     add("--dask", help="address of a Dask scheduler; its workers do the work")
     add("--out", type=Path, help="results file; finished rows in it are skipped; default "
         "results.csv, or NAME_results.csv for --csv and --hub")
@@ -743,7 +742,7 @@ def whole(text):
 
 
 # --- shared: results ---
-KEY = "experiment model task m n subsample seed".split()  # these columns identify a row
+KEY = "experiment model task m n subsample seed".split()  # identifies a row
 
 
 def finished_rows(out):
@@ -751,7 +750,7 @@ def finished_rows(out):
     finished, lines = {}, [""]
     if out.exists():
         lines = out.read_text(encoding="utf-8-sig", errors="replace").split("\n")
-    # line by line, since a line cut short inside quotes would swallow the next one
+    # line by line: one cut short inside quotes would swallow the next
     header, *rows = [next(csv.reader([line]), []) for line in lines]
     if lines != [""] and header != COLUMNS:
         raise SystemExit(f"error: {out} has other columns than this version: use a different --out")
@@ -792,7 +791,7 @@ def write_predictions(folder, sample, predictions):
 
 
 def unit_name(row):
-    """A file name for a subsample. Its hash differs if the recipe or the data differ."""
+    """A file name for a subsample; its hash covers recipe and data."""
     words = re.sub(r"[^\w.=+-]", "-", "-".join(unit_key(row)), flags=re.ASCII)
     return f"{words[:120]}-{short_hash(unit_key(row), row['recipe'], row['data'])}"
 # --- end shared ---

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # in matrices this small threads wait for each other
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # more take longer in matrices this small
 
 import numpy as np
 import pandas as pd
@@ -60,7 +60,7 @@ def rows_of(path="results.csv"):
 
 
 def path_of(rows):
-    """Of a file, or of a table, which is written to results.csv."""
+    """Of a file, or of a table, now written to results.csv."""
     if isinstance(rows, Path):
         return rows
     rows.to_csv("results.csv", index=False)
@@ -68,7 +68,7 @@ def path_of(rows):
 
 
 def coin_rows(tasks=3, subsamples=4, models=("a", "b"), n=40, crossed=False, **changes):
-    """A table like results.csv, every answer a coin."""
+    """A results.csv of coins."""
     rng = np.random.default_rng(0)
     names = [f"acc_{arm}" for arm in ARMS]
     if crossed:
@@ -150,7 +150,7 @@ def bert_tiny(script):
 
 @pytest.fixture(scope="session")
 def tokenizer(bert_tiny):
-    """Its WordPiece tokenizer of 30,522 entries."""
+    """Of 30,522 words."""
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(bert_tiny.folder)
@@ -204,7 +204,7 @@ def byte_model(model_dir):
 
 @pytest.fixture(scope="session")
 def benchmark_csv(tmp_path_factory):
-    """400 short texts of three classes in no order, each with its own words."""
+    """400 short texts of three classes, each with its own words."""
     rng = np.random.default_rng(0)
     words = {"sport": "ball team match win goal", "food": "bread cheese soup taste cook",
              "sky": "star moon cloud night light"}
