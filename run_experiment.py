@@ -814,7 +814,9 @@ def load_tasks(args, registry, default):
             wanted.append((Path(place).stem, {**own, "sources": [{kind: place}]}))
     for name in args.tasks or ([] if wanted else default):
         if name == "all":
-            wanted += [task for task in known.items() if task[1].get("paper", True)]
+            for task, spec in known.items():
+                if spec.get("paper", "length_percentiles" in spec):
+                    wanted.append((task, spec))
         elif name in known:
             wanted.append((name, known[name]))
         else:
@@ -858,17 +860,16 @@ def check_size(name, task, ms, n):
     counts, rows = np.bincount(task.labels), len(task.texts)
     K, least = len(counts), counts.min()
     classes = ", ".join(map("{} {}".format, task.classes, counts))
-    notes = [f"task {name} from {task.source}: {rows} rows, {K} classes: {classes:.300}",
-             *task.notes]
+    line = f"task {name} from {task.source}: {rows} rows, {K} classes: {classes:.300}"
+    print("; ".join([line, *task.notes]))
     if len({*task.texts}) < 10 * (max(ms) + 2 * n):
-        notes.append("subsamples share texts (fewer than 10 (m + 2 n) distinct ones)")
-    print("; ".join(notes))
+        print("subsamples share texts: fewer than 10 (m + 2 n) distinct ones")
     used = max(ms) // K * K  # as many of each class
     if min(ms) < K or used > K * least or used + 2 * n > rows:
         m = max(K, min(used, K * least, rows // 2 // K * K))
-        raise SystemExit(f"error: m = {max(ms)} and n = {n} do not fit {rows} rows in {K} classes of "
-                         f"{least} or more: use --m from {K} to {m} and --n up to {(rows - m) // 2}"
-                         ", or another --label")
+        raise SystemExit(f"error: m = {max(ms)}, n = {n} do not fit {K} classes of {least} rows or "
+                         f"more, {rows} in all: use --m from {K} to {m} and --n up to "
+                         f"{(rows - m) // 2}, or another --label")
 
 
 def read_task(spec, source):

@@ -375,7 +375,8 @@ def cells_of(task):
 
 TEXTS = ["one, two", "a bare\rreturn", "a\nbreak\n", 'say "no"', "NA", "007", "é; x", "None",
          "a, b;\tc\n20\n", 'say "1"\n"01"', '"', '""\n', "1\n\n20\n", "\n01", "one\ttwo",
-         "Would I?\n20, never", "- 1,5\n- 2,20\n", "x[0, 1]\n# 1", "C:\\", "null\u2028\x85.", "'"]
+         "Would I?\n20, never", "- 1,5\n- 2,20\n", "x[0, 1]\n# 1", "C:\\", "null\u2028\x85.",
+         "long " * 30000]
 MINE = pd.DataFrame({"text": TEXTS, "label": ["1", "01", "20"] * 7})
 
 
@@ -424,6 +425,13 @@ def test_all_that_pythons_csv_reads_in_strict_mode_loads(own, seed):
     assert cells_of(task) == expected
 
 
+def test_lines_of_a_text_that_begin_like_rows(own):
+    """Where quotes are in use, two lines may look like rows by chance, and prose has blanks."""
+    texts = ["Would I?\nNo, never.\nNo, not once.", "Is it?\nNo,really", "so, so", "fine"]
+    rows = [f'{label},"{text}"' for label, text in zip(["No", "No", "Yes", "Yes"], texts)]
+    assert own("mine.csv", "\n".join(["label,text", *rows]))[0].texts == texts
+
+
 def lone_quotes(order, separator, end):
     """Lines of a file without quotes, but for a text of row 10 that begins with one and a text of
     row 14 with another; and all texts."""
@@ -468,6 +476,7 @@ def twenty(*extra, sep=","):
     ("mine.csv", twenty('"one\ntwo",a', "one, two,a"), "", "data row 22, line 24, "),
     ("mine.csv", twenty("too few"), "", "data row 21, line 22, "),
     ("mine.csv", twenty('"begun,a', "one,b"), "", "data row 21, line 22, "),
+    ("mine.csv", twenty('"begun,a', 'a screen of 15",b'), "", "data row 21, line 22, "),
     ("mine.csv", twenty().replace("\ntext 0", "\n,text 0"), "", "data row 1, line 2, "),
     ("mine.csv", twenty(), "--text body", "columns found: ['text', 'label']"),
     ("mine.csv", twenty(sep=";"), "--label topic", "columns found: ['text', 'label']"),
