@@ -198,7 +198,7 @@ FILTERS = ("experiment", "m", "n", "models", "tasks")
 
 
 def columns_of(metric):
-    """The columns of the three arms on the texts of `test`, then on those of `extra`."""
+    """Those of the three arms on the texts of `test`, then of `extra`."""
     names = [f"{metric}_{arm}" for arm in ("base", "extra", "test")]
     return names + [f"{name}_on_extra" for name in names]
 
@@ -233,7 +233,7 @@ def read_rows(path, metric):
 
 
 def load_rows(args, metric="acc"):
-    """The rows that the flags choose. arms: crossed where all rows of a cell have the metric on
+    """The rows that the flags choose. arms: crossed if all rows of a cell have the metric on
     `extra`; otherwise, or with --plain, plain, and *_on_extra is nan."""
     rows = pd.concat([read_rows(path, metric) for path in args.paths])
     for flag in FILTERS:
@@ -242,7 +242,7 @@ def load_rows(args, metric="acc"):
         if not wanted <= set(values):
             found = ", ".join(sorted(set(values)))[:150]
             wanted = ", ".join(wanted)
-            raise SystemExit(f"error: no rows have --{flag} {wanted}. There are: {found}")
+            raise SystemExit(f"error: no rows with --{flag} {wanted}. There are: {found}")
         rows = rows[values.isin(wanted)]
     if rows.empty:
         raise SystemExit(f"error: {args.paths[0]} has no rows: run run_experiment.py first")
@@ -273,15 +273,13 @@ div { margin: .6rem 0; overflow-x: auto }
 td, th { padding-right: .9rem; text-align: left; white-space: nowrap; font-size: .8rem }
 img { max-width: 100%; min-width: 45rem }
 .title { font-size: 1.5rem; font-weight: bold }
-.small { font-size: .85rem }
 .warning { border-left: .3rem solid #8a5a00; padding-left: .8rem }
 @media print { div { overflow: visible } td, th { white-space: normal } }
 """
 
 
 def html_of(kind, part, folder):
-    """A div of class `kind` with a text, a table, a figure (also saved as KIND.png) or a list of
-    such parts."""
+    """A div of class `kind`: a text, table, figure (saved as KIND.png too), or list of these."""
     if isinstance(part, list):
         text = "".join(html_of(*each, folder) for each in part)
     elif isinstance(part, Figure):
@@ -343,7 +341,7 @@ def main(argv=None):
     else:
         parts, tables = report_slices(rows, args.slices)
     parts.append(("small", __doc__))
-    style = STYLE + ".small { white-space: pre }"
+    style = STYLE + ".small { font-size: .85rem; white-space: pre }"
     save(folder, "How far can one subsample be trusted?", parts, tables, style)
     print(f"page: {(folder / 'report.html').resolve()}")
 
