@@ -341,7 +341,7 @@ def main(argv=None):
     else:
         parts, tables = report_slices(rows, args.slices)
     parts.append(("small", __doc__))
-    style = STYLE + ".small { white-space: pre }"
+    style = STYLE + ".small { font-size: .85rem; white-space: pre }"
     save(folder, "How far can one subsample be trusted?", parts, tables, style)
     print(f"page: {(folder / 'report.html').resolve()}")
 
