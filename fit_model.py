@@ -108,7 +108,7 @@ def sign_flip_p(changes):
     for size in changes.abs():
         share = (np.pad(share, (0, size)) + np.pad(share, (size, 0))) / 2
     observed = (changes.abs().sum() + changes.sum()) // 2
-    return min(share[observed:].sum(), 1.0)  # rounding may exceed 1
+    return min(share[observed:].sum(), 1.0)  # not above 1
 
 
 def together(units, effect):
@@ -158,7 +158,7 @@ def effect_row(tasks, noise, target, args):
 
 
 def effects_table(units, tasks, args):
-    """effects.csv, with words for the page: the mean over settings, then each setting."""
+    """effects.csv, with words: the mean over settings, then each setting."""
     rows = []
     for (experiment, effect, model), mine in tasks.groupby(["experiment", "effect", "model"]):
         each, out = [], 0
@@ -337,7 +337,7 @@ def advice(line, rows):
     text = f"About {line.needed:.0f} subsamples of each task in all would decide"
     seconds = rows.groupby([*CELL, "model", "task"])["seconds"].mean().sum()
     hours = (line.needed - line.subsamples) * seconds / 3600
-    if hours > 0:  # known
+    if hours > 0:
         time = f"{hours:.1f} hours" if hours < 24 else f"{hours / 24:.0f} days"
         text += f" (--subsamples {line.needed:.0f}, about {time} more on this machine)"
     if hours > 24:
