@@ -12,7 +12,6 @@ import sys
 import zlib
 from pathlib import Path
 
-import huggingface_hub
 import numpy as np
 import pandas as pd
 import peft
@@ -115,17 +114,9 @@ def plain_detectors(scores, text):
 # Scores
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
-def test_padded_batches_equal_a_plain_loop(kind, both):
-    (_, net, lm), rng = both[kind], np.random.default_rng(1)
-    sizes = ((2, 1), (31, 1), (9, 4), (8, 1), (10, 9), (17, 12))  # tokens, first that is scored
-    batch = [(rng.integers(1, 250, size).tolist(), first) for size, first in sizes]
-    for scores, (ids, first) in zip(contam.score_batch(net[0], batch), batch, strict=True):
-        np.testing.assert_allclose(scores, plain_rows(lm, ids, first).T, rtol=2e-4, atol=1e-4)
-
-
-def test_texts_are_scored_in_their_order_and_long_ones_refused(both, monkeypatch):
-    """Also as on a GPU: the longest has 20 tokens, two fit into 50."""
-    _, (lm, tokenizer), plain = both["gpt2"]
+def test_scores_equal_a_plain_loop_and_long_texts_are_refused(kind, both, monkeypatch):
+    """One text a pass, and as on a GPU, where two of at most 20 tokens fit into 50."""
+    _, (lm, tokenizer), plain = both[kind]
     texts = [*make_texts(4, 2), "x" * 20]
 
     class Elsewhere:
@@ -139,14 +130,16 @@ def test_texts_are_scored_in_their_order_and_long_ones_refused(both, monkeypatch
 
     monkeypatch.setattr(contam, "score_batch", count)
     monkeypatch.setattr(contam, "PASS_TOKENS", 50)
-    for model in (lm, Elsewhere):
-        found = contam.score_texts((model, tokenizer), "", texts)
+    for model, head in ((lm, ""), (lm, HEAD), (Elsewhere, "")):
+        found = contam.score_texts((model, tokenizer), head, texts)
         for scores, text in zip(found, texts, strict=True):
-            wanted = plain_scores(plain, "<end>", text).T
+            wanted = plain_scores(plain, head or "<end>", text).T
             np.testing.assert_allclose(scores, wanted, rtol=2e-4, atol=1e-4)
-    assert passes == [1] * 5 + [2, 2, 1]
-    with pytest.raises(SystemExit, match="has 1200 tokens, but the model reads 1024: use more"):
-        contam.score_texts((lm, tokenizer), "", ["#" * 1200])
+    assert passes == [1] * 10 + [2, 2, 1]
+    monkeypatch.setattr(lm.config, lm.config.attribute_map.get("max_position_embeddings",
+                                                               "max_position_embeddings"), 9)
+    with pytest.raises(SystemExit, match="20 tokens, but the model reads 9: use more --shards"):
+        contam.score_texts((lm, tokenizer), "", texts)
 
 
 def test_the_scored_tokens_are_the_examples_own(both):
@@ -188,39 +181,34 @@ def test_shards_are_scored_order_by_order(both, monkeypatch):
     """Of three examples there are five other orders: all of them, or four random ones."""
     _, net, lm = both["llama"]
     examples = "red apple,cold night,seven wheels of glass,salt,red apple,red apple,salt".split(",")
-    shards = [examples[:3], examples[3:5], examples[5:]]
-    possible = [plain_sum(lm, HEAD, texts) for texts in itertools.permutations(shards[0])]
+    possible = [plain_sum(lm, HEAD, texts) for texts in itertools.permutations(examples[:3])]
+    pairs = [examples[3:5], examples[5:]]
     for count in (5, 4):
         monkeypatch.setattr(contam, "PERMUTATIONS", count)
-        log = contam.score_orders(net, HEAD, examples, 3)
-        assert [len(part) for part in log] == [count + 1, 2, 2]
-        canonical = [part[0] for part in log]
-        assert canonical == approx([plain_sum(lm, HEAD, shard) for shard in shards], rel=2e-5)
-        assert log[1][1] == approx(plain_sum(lm, HEAD, shards[1][::-1]), rel=2e-5)
+        first, *log = contam.score_orders(net, HEAD, examples, 3)
+        for pair, part in zip(pairs, log, strict=True):
+            both_orders = [plain_sum(lm, HEAD, pair), plain_sum(lm, HEAD, pair[::-1])]
+            assert part.tolist() == approx(both_orders, rel=2e-5)
+        assert len(first) == count + 1 and first[0] == approx(possible[0], rel=2e-5)
+        assert all(np.min(np.abs(np.subtract(possible, value))) < 1e-3 for value in first)
         if count == 5:
-            assert sorted(log[0]) == approx(sorted(possible), rel=2e-5)
-        assert all(np.min(np.abs(np.subtract(possible, value))) < 1e-3 for value in log[0])
-        assert np.array_equal(log[0], contam.score_orders(net, HEAD, examples, 3)[0])
-
-
-def log_of(better, count):
-    return {"canonical_logprobs": [-1.0] * better + [-2.0] * (count - better),
-            "shuffled_logprobs": [[-2.0]] * better + [[-1.0]] * (count - better)}
+            assert sorted(first) == approx(sorted(possible), rel=2e-5)
 
 
 def test_the_order_test_says_what_its_p_means(say):
     """Ten shards of two: the canonical order is the likelier one in all, p = 2^-10, or in half of
     them: as many of five coins or more as of five others; of four: p is 1/16 at least."""
-    half = (1 + 252 / 1024) / 2
     for count, better, p, words in (
-            (10, 10, 2**-10, "flagged: the model prefers"), (10, 5, half, "not flagged, "),
-            (5, 5, 2**-5, "flagged: "), (4, 4, 2**-4, "cannot tell: p is at least 0.0625")):
-        Path("log.json").write_text(json.dumps(log_of(better, count)))
+            (10, 10, 2**-10, "flagged: the model prefers"),
+            (10, 5, (1 + 252 / 1024) / 2, "not flagged, "), (5, 5, 2**-5, "flagged: "),
+            (4, 4, 2**-4, "cannot tell: p is at least 0.0625")):
+        log = {"canonical_logprobs": [-1.0] * better + [-2.0] * (count - better),
+               "shuffled_logprobs": [[-2.0]] * better + [[-1.0]] * (count - better)}
+        Path("log.json").write_text(json.dumps(log))
         text = say("--from-log log.json")
         assert f"{count} shards: p_exact " in text and words in text
         found = float(re.search(r"p_exact ([.\d]+)", text)[1])
         assert found == approx(p, abs=5 * math.sqrt(p * (1 - p) / 1e5))
-    assert contam.order_p([[-1.0, -1], [-2.0]])[0] == 1
     repeats = contam.order_p([[-1.0, -2, -3, -3]] * 2)[0]  # each of two others once
     assert repeats == approx(1 / 9, abs=5e-3)
 
@@ -236,8 +224,8 @@ def test_permutation_p_equals_brute_force():
         assert drawn == approx(brute, abs=5 * math.sqrt(brute * (1 - brute) / 1e5) + 2e-5)
     best = [np.array([0.0, -1.0])] * 50  # the best of 2^50 orders: no draw reaches it
     assert contam.permutation_p(best) == approx(1 / (10**5 + 1), rel=1e-12)
-    same = [np.array([0.0, 0.1 + 0.2 - 0.3])] * 3  # equal but for rounding
-    assert contam.permutation_p(same) == 1
+    equal = [np.array([0.0, 0.3 - 0.1 - 0.2]), np.array([0.0, 1, -1])]  # but for rounding
+    assert contam.permutation_p(equal) == approx(2 / 3, abs=0.01)
 
 
 def test_the_published_log_gives_the_published_p(say, monkeypatch):
@@ -254,7 +242,6 @@ def test_the_published_log_gives_the_published_p(say, monkeypatch):
     ("a.jsonl", '{"input": "a\\nb", "label": 1}\n{"input": "c\u2028d"}\n', "input",
      ["a\nb", "c\u2028d"]),
     ("a.csv", 'label;text\n1;"a\nb"\n0;NA\n', "text", ["a\nb", "NA"]),
-    ("a.tsv", "text\tlabel\na, b\t1\n", "text", ["a, b"]),
 ])
 def test_examples_are_read_from_lines_columns_and_keys(name, content, flags, examples):
     Path(name).write_bytes(content.encode())
@@ -266,7 +253,6 @@ TWO = "a b\nc d\n"
 
 @pytest.mark.parametrize("name, content, flags, words", [
     ("a.txt", "a b\nc d\ne f\n", "--shards 4", "3 examples are too few for 4 shards"),
-    ("a.txt", "a b\n", "", "1 examples are too few for 0 shards"),
     ("a.txt", "a\n\nb", "", "an example is empty"),
     ("a.txt", "\xff\xfea", "", "UnicodeDecodeError"),
     ("a.txt", TWO, "--model=", "--examples needs --model"),
@@ -300,7 +286,7 @@ def test_models_by_name_are_read_without_pickles_or_code(monkeypatch, tmp_path):
         found.clear()
 
 
-def test_unfit_models_are_refused(make_model, monkeypatch):
+def test_unfit_models_are_refused(make_model):
     Path("mine.txt").write_text(TWO)
     flags = "--examples mine.txt --model"
     assert "masked model" in refused(f"{flags} {make_model('bert')}")
@@ -316,8 +302,6 @@ def test_unfit_models_are_refused(make_model, monkeypatch):
     torch.save(weights, folder / "pytorch_model.bin")
     (folder / "model.safetensors").unlink()
     assert "error: cannot use" in refused(f"{flags} {folder}")  # a pickle
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    assert "cannot use no/such" in refused(f"{flags} no/such")
 
 
 def test_precision_and_quantization_are_used(both):
@@ -460,7 +444,7 @@ def test_an_audit_goes_on_where_it_was(audited, say, monkeypatch):
     unit = json.loads((two / "unit.json").read_text()) | {"hash": "made again"}
     (two / "unit.json").write_text(json.dumps(unit))
     assert UNITS.search(say("kept"))[1] == "2" and calls[3:] == ["two"]  # a subsample counts once
-    say("kept --shards 6")
+    say("kept --shards 13")
     assert calls[4:] == ["one", "two"]
     assert "no units" in refused("nowhere --out new.csv")
     Path("results.csv").write_text("a,b\n1,2\n")
@@ -612,14 +596,12 @@ def test_clean_models_that_add_nothing():
     clean one: the noise is that of one answer in each half."""
     half, answers = columns_of(make_answers(4))
     index = pd.MultiIndex.from_arrays([np.where(half, "released", "held_out")], names=["half"])
-    right, before = answers["mine"], answers["before"]
+    right, before, rest = answers["mine"], answers["before"], np.arange(105) != 7
     repeats = [before, before, 1 - before, np.ones(105), np.zeros(105)]
-    rest = np.arange(105) != 7
-    equal = 0.0, 100 * math.sqrt(1 / 60**2 + 1 / 45**2)
     for clean, mine, wanted in (
             (repeats, right, plain_inflation(right, half, [before])),
             ([1.0 * ~rest], right, plain_inflation(right[rest], half[rest], [])),
-            ([before], before, equal)):
+            ([before], before, (0, 100 * math.sqrt(1 / 60**2 + 1 / 45**2)))):
         found = contam.difference(pd.Series(mine, index), np.transpose(clean))
         assert (found["bias"], found["se"]) == approx(wanted[:2], rel=1e-6, abs=1e-9)
         assert found["df"] == approx(105 - 3)
