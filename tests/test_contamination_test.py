@@ -369,32 +369,24 @@ def read_rows(path):
 
 @pytest.fixture(scope="module")
 def audited(tmp_path_factory, make_model, benchmark_csv, zero):
-    """Units of run_zero_shot.py: a padded one with answers, learned by heart, and two packed ones,
-    hardly seen and cut to a short context: (their folder, the model, the table)."""
+    """Two packed units of run_zero_shot.py, cut to a short context: (folder, model, table)."""
     folder = tmp_path_factory.mktemp("audited")
     model = make_model("llama", hidden_size=64, max_position_embeddings=300)
-    flags = ["--csv", str(benchmark_csv), "--model", str(model), "--adapters", "kept"]
-    flags += "--m 4 --n 24 --threads 1 --workers 1 --out results.csv".split()
-    answers = "--answers"
-    if hasattr(zero.parse_args([]), "with_answers"):
-        answers = "--with-answers"
-    padded = "--pretrain-epochs 8 --pretrain-lr 1e-2 --batch-size 4 --subsamples 1".split()
+    flags = f"--csv {benchmark_csv} --model {model} --adapters kept --m 4 --n 24 --threads 1"
+    flags += " --workers 1 --out results.csv --pack --pretrain-epochs 1 --subsamples 2"
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        for more in ([answers, *padded], "--pack --pretrain-epochs 1 --subsamples 2".split()):
-            zero.main([*flags, *more])
+        zero.main(flags.split())
         contam.main([])  # the folder kept
-    rows = read_rows(folder / "contamination.csv")
-    assert len(rows) == 3
-    return folder / "kept", model, rows
+    return folder / "kept", model, read_rows(folder / "contamination.csv")
 
 
-PACKED, PADDED = "zero-shot-packed", "zero-shot-answers"
+PACKED = "zero-shot-packed"
 UNITS = re.compile(r"units\n.* (\d+)\n")
 
 
 def unit_of(audited, subsample):
-    """The folder of a packed unit."""
+    """The folder of a unit."""
     return next(audited[0].glob(f"{PACKED}-*-24-{subsample}-0-*"))
 
 
@@ -440,7 +432,7 @@ def test_an_audit_goes_on_where_it_was(audited, say, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         contam.main(["kept"])
     assert UNITS.search(say("kept"))[1] == "2" and calls == ["one", "two", "two"]
-    pd.testing.assert_frame_equal(read_rows("contamination.csv"), audited[2].loc[[PACKED]])
+    pd.testing.assert_frame_equal(read_rows("contamination.csv"), audited[2])
     unit = json.loads((two / "unit.json").read_text()) | {"hash": "made again"}
     (two / "unit.json").write_text(json.dumps(unit))
     assert UNITS.search(say("kept"))[1] == "2" and calls[3:] == ["two"]  # a subsample counts once
@@ -514,14 +506,6 @@ def test_harm_by_hand(say):
     for name in ("recipe", "data"):  # other subsamples of another recipe: a table of their own
         rows.assign(**{name: rows["subsample"].astype(str)}).to_csv("table.csv", index=False)
         assert UNITS.findall(say("--from-table table.csv")) == ["1", "1"]
-
-
-def test_a_memorized_set_is_told(audited):
-    row = audited[2].loc[[PADDED]]
-    for name in contam.DETECTORS:
-        assert row[f"{name} test"].item() > 0.9 and row[f"{name} extra"].item() < 0.1
-    table = contam.detectors_of(row)
-    assert table["alone"].tolist() == [1] * 5 + [0] and (table["adjusted"][:5] < 0.05).all()
 
 
 # Answers of any models
