@@ -115,7 +115,7 @@ def plain_detectors(scores, text):
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
 def test_scores_equal_a_plain_loop_and_long_texts_are_refused(kind, both, monkeypatch):
-    """One text a pass, and as on a GPU, where two of at most 20 tokens fit into 50."""
+    """One text a pass, and as on a GPU, where two of them fit."""
     _, (lm, tokenizer), plain = both[kind]
     texts = [*make_texts(4, 2), "x" * 20]
 
@@ -129,13 +129,14 @@ def test_scores_equal_a_plain_loop_and_long_texts_are_refused(kind, both, monkey
         return score_batch(lm, batch)
 
     monkeypatch.setattr(contam, "score_batch", count)
-    monkeypatch.setattr(contam, "PASS_TOKENS", 50)
-    for model, head in ((lm, ""), (lm, HEAD), (Elsewhere, "")):
-        found = contam.score_texts((model, tokenizer), head, texts)
+    longest = max([len(encode(HEAD + text)["input_ids"]) for text in texts])
+    monkeypatch.setattr(contam, "PASS_TOKENS", 2 * longest)
+    for model in (lm, Elsewhere):
+        found = contam.score_texts((model, tokenizer), HEAD, texts)
         for scores, text in zip(found, texts, strict=True):
-            wanted = plain_scores(plain, head or "<end>", text).T
+            wanted = plain_scores(plain, HEAD, text).T
             np.testing.assert_allclose(scores, wanted, rtol=2e-4, atol=1e-4)
-    assert passes == [1] * 10 + [2, 2, 1]
+    assert passes == [1] * 5 + [2, 2, 1]
     monkeypatch.setattr(lm.config, lm.config.attribute_map.get("max_position_embeddings",
                                                                "max_position_embeddings"), 9)
     with pytest.raises(SystemExit, match="20 tokens, but the model reads 9: use more --shards"):
