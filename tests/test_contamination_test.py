@@ -12,7 +12,6 @@ import sys
 import zlib
 from pathlib import Path
 
-import huggingface_hub
 import numpy as np
 import pandas as pd
 import peft
@@ -115,17 +114,9 @@ def plain_detectors(scores, text):
 # Scores
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
-def test_padded_batches_equal_a_plain_loop(kind, both):
-    (_, net, lm), rng = both[kind], np.random.default_rng(1)
-    sizes = ((2, 1), (31, 1), (9, 4), (8, 1), (10, 9), (17, 12))  # tokens, first that is scored
-    batch = [(rng.integers(1, 250, size).tolist(), first) for size, first in sizes]
-    for scores, (ids, first) in zip(contam.score_batch(net[0], batch), batch, strict=True):
-        np.testing.assert_allclose(scores, plain_rows(lm, ids, first).T, rtol=2e-4, atol=1e-4)
-
-
-def test_texts_are_scored_in_their_order_and_long_ones_refused(both, monkeypatch):
-    """Also as on a GPU: the longest has 20 tokens, two fit into 50."""
-    _, (lm, tokenizer), plain = both["gpt2"]
+def test_scores_equal_a_plain_loop_and_long_texts_are_refused(kind, both, monkeypatch):
+    """One text a pass, and as on a GPU, where two of them fit."""
+    _, (lm, tokenizer), plain = both[kind]
     texts = [*make_texts(4, 2), "x" * 20]
 
     class Elsewhere:
@@ -138,15 +129,18 @@ def test_texts_are_scored_in_their_order_and_long_ones_refused(both, monkeypatch
         return score_batch(lm, batch)
 
     monkeypatch.setattr(contam, "score_batch", count)
-    monkeypatch.setattr(contam, "PASS_TOKENS", 50)
+    longest = max([len(encode(HEAD + text)["input_ids"]) for text in texts])
+    monkeypatch.setattr(contam, "PASS_TOKENS", 2 * longest)
     for model in (lm, Elsewhere):
-        found = contam.score_texts((model, tokenizer), "", texts)
+        found = contam.score_texts((model, tokenizer), HEAD, texts)
         for scores, text in zip(found, texts, strict=True):
-            wanted = plain_scores(plain, "<end>", text).T
+            wanted = plain_scores(plain, HEAD, text).T
             np.testing.assert_allclose(scores, wanted, rtol=2e-4, atol=1e-4)
     assert passes == [1] * 5 + [2, 2, 1]
-    with pytest.raises(SystemExit, match="has 1200 tokens, but the model reads 1024: use more"):
-        contam.score_texts((lm, tokenizer), "", ["#" * 1200])
+    monkeypatch.setattr(lm.config, lm.config.attribute_map.get("max_position_embeddings",
+                                                               "max_position_embeddings"), 9)
+    with pytest.raises(SystemExit, match="20 tokens, but the model reads 9: use more --shards"):
+        contam.score_texts((lm, tokenizer), "", texts)
 
 
 def test_the_scored_tokens_are_the_examples_own(both):
@@ -188,39 +182,34 @@ def test_shards_are_scored_order_by_order(both, monkeypatch):
     """Of three examples there are five other orders: all of them, or four random ones."""
     _, net, lm = both["llama"]
     examples = "red apple,cold night,seven wheels of glass,salt,red apple,red apple,salt".split(",")
-    shards = [examples[:3], examples[3:5], examples[5:]]
-    possible = [plain_sum(lm, HEAD, texts) for texts in itertools.permutations(shards[0])]
+    possible = [plain_sum(lm, HEAD, texts) for texts in itertools.permutations(examples[:3])]
+    pairs = [examples[3:5], examples[5:]]
     for count in (5, 4):
         monkeypatch.setattr(contam, "PERMUTATIONS", count)
-        log = contam.score_orders(net, HEAD, examples, 3)
-        assert [len(part) for part in log] == [count + 1, 2, 2]
-        canonical = [part[0] for part in log]
-        assert canonical == approx([plain_sum(lm, HEAD, shard) for shard in shards], rel=2e-5)
-        assert log[1][1] == approx(plain_sum(lm, HEAD, shards[1][::-1]), rel=2e-5)
+        first, *log = contam.score_orders(net, HEAD, examples, 3)
+        for pair, part in zip(pairs, log, strict=True):
+            both_orders = [plain_sum(lm, HEAD, pair), plain_sum(lm, HEAD, pair[::-1])]
+            assert part.tolist() == approx(both_orders, rel=2e-5)
+        assert len(first) == count + 1 and first[0] == approx(possible[0], rel=2e-5)
+        assert all(np.min(np.abs(np.subtract(possible, value))) < 1e-3 for value in first)
         if count == 5:
-            assert sorted(log[0]) == approx(sorted(possible), rel=2e-5)
-        assert all(np.min(np.abs(np.subtract(possible, value))) < 1e-3 for value in log[0])
-        assert np.array_equal(log[0], contam.score_orders(net, HEAD, examples, 3)[0])
-
-
-def log_of(better, count):
-    return {"canonical_logprobs": [-1.0] * better + [-2.0] * (count - better),
-            "shuffled_logprobs": [[-2.0]] * better + [[-1.0]] * (count - better)}
+            assert sorted(first) == approx(sorted(possible), rel=2e-5)
 
 
 def test_the_order_test_says_what_its_p_means(say):
     """Ten shards of two: the canonical order is the likelier one in all, p = 2^-10, or in half of
     them: as many of five coins or more as of five others; of four: p is 1/16 at least."""
-    half = (1 + 252 / 1024) / 2
     for count, better, p, words in (
-            (10, 10, 2**-10, "flagged: the model prefers"), (10, 5, half, "not flagged, "),
-            (5, 5, 2**-5, "flagged: "), (4, 4, 2**-4, "cannot tell: p is at least 0.0625")):
-        Path("log.json").write_text(json.dumps(log_of(better, count)))
+            (10, 10, 2**-10, "flagged: the model prefers"),
+            (10, 5, (1 + 252 / 1024) / 2, "not flagged, "), (5, 5, 2**-5, "flagged: "),
+            (4, 4, 2**-4, "cannot tell: p is at least 0.0625")):
+        log = {"canonical_logprobs": [-1.0] * better + [-2.0] * (count - better),
+               "shuffled_logprobs": [[-2.0]] * better + [[-1.0]] * (count - better)}
+        Path("log.json").write_text(json.dumps(log))
         text = say("--from-log log.json")
         assert f"{count} shards: p_exact " in text and words in text
         found = float(re.search(r"p_exact ([.\d]+)", text)[1])
         assert found == approx(p, abs=5 * math.sqrt(p * (1 - p) / 1e5))
-    assert contam.order_p([[-1.0, -1], [-2.0]])[0] == 1
     repeats = contam.order_p([[-1.0, -2, -3, -3]] * 2)[0]  # each of two others once
     assert repeats == approx(1 / 9, abs=5e-3)
 
@@ -236,8 +225,8 @@ def test_permutation_p_equals_brute_force():
         assert drawn == approx(brute, abs=5 * math.sqrt(brute * (1 - brute) / 1e5) + 2e-5)
     best = [np.array([0.0, -1.0])] * 50  # the best of 2^50 orders: no draw reaches it
     assert contam.permutation_p(best) == approx(1 / (10**5 + 1), rel=1e-12)
-    same = [np.array([0.0, 0.1 + 0.2 - 0.3])] * 3  # equal but for rounding
-    assert contam.permutation_p(same) == 1
+    equal = [np.array([0.0, 0.3 - 0.1 - 0.2]), np.array([0.0, 1, -1])]  # but for rounding
+    assert contam.permutation_p(equal) == approx(2 / 3, abs=0.01)
 
 
 def test_the_published_log_gives_the_published_p(say, monkeypatch):
@@ -254,7 +243,6 @@ def test_the_published_log_gives_the_published_p(say, monkeypatch):
     ("a.jsonl", '{"input": "a\\nb", "label": 1}\n{"input": "c\u2028d"}\n', "input",
      ["a\nb", "c\u2028d"]),
     ("a.csv", 'label;text\n1;"a\nb"\n0;NA\n', "text", ["a\nb", "NA"]),
-    ("a.tsv", "text\tlabel\na, b\t1\n", "text", ["a, b"]),
 ])
 def test_examples_are_read_from_lines_columns_and_keys(name, content, flags, examples):
     Path(name).write_bytes(content.encode())
@@ -266,7 +254,6 @@ TWO = "a b\nc d\n"
 
 @pytest.mark.parametrize("name, content, flags, words", [
     ("a.txt", "a b\nc d\ne f\n", "--shards 4", "3 examples are too few for 4 shards"),
-    ("a.txt", "a b\n", "", "1 examples are too few for 0 shards"),
     ("a.txt", "a\n\nb", "", "an example is empty"),
     ("a.txt", "\xff\xfea", "", "UnicodeDecodeError"),
     ("a.txt", TWO, "--model=", "--examples needs --model"),
@@ -300,7 +287,7 @@ def test_models_by_name_are_read_without_pickles_or_code(monkeypatch, tmp_path):
         found.clear()
 
 
-def test_unfit_models_are_refused(make_model, monkeypatch):
+def test_unfit_models_are_refused(make_model):
     Path("mine.txt").write_text(TWO)
     flags = "--examples mine.txt --model"
     assert "masked model" in refused(f"{flags} {make_model('bert')}")
@@ -316,8 +303,6 @@ def test_unfit_models_are_refused(make_model, monkeypatch):
     torch.save(weights, folder / "pytorch_model.bin")
     (folder / "model.safetensors").unlink()
     assert "error: cannot use" in refused(f"{flags} {folder}")  # a pickle
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    assert "cannot use no/such" in refused(f"{flags} no/such")
 
 
 def test_precision_and_quantization_are_used(both):
@@ -385,32 +370,24 @@ def read_rows(path):
 
 @pytest.fixture(scope="module")
 def audited(tmp_path_factory, make_model, benchmark_csv, zero):
-    """Units of run_zero_shot.py: a padded one with answers, learned by heart, and two packed ones,
-    hardly seen and cut to a short context: (their folder, the model, the table)."""
+    """Two packed units of run_zero_shot.py, cut to a short context: (folder, model, table)."""
     folder = tmp_path_factory.mktemp("audited")
     model = make_model("llama", hidden_size=64, max_position_embeddings=300)
-    flags = ["--csv", str(benchmark_csv), "--model", str(model), "--adapters", "kept"]
-    flags += "--m 4 --n 24 --threads 1 --workers 1 --out results.csv".split()
-    answers = "--answers"
-    if hasattr(zero.parse_args([]), "with_answers"):
-        answers = "--with-answers"
-    padded = "--pretrain-epochs 8 --pretrain-lr 1e-2 --batch-size 4 --subsamples 1".split()
+    flags = f"--csv {benchmark_csv} --model {model} --adapters kept --m 4 --n 24 --threads 1"
+    flags += " --workers 1 --out results.csv --pack --pretrain-epochs 1 --subsamples 2"
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        for more in ([answers, *padded], "--pack --pretrain-epochs 1 --subsamples 2".split()):
-            zero.main([*flags, *more])
+        zero.main(flags.split())
         contam.main([])  # the folder kept
-    rows = read_rows(folder / "contamination.csv")
-    assert len(rows) == 3
-    return folder / "kept", model, rows
+    return folder / "kept", model, read_rows(folder / "contamination.csv")
 
 
-PACKED, PADDED = "zero-shot-packed", "zero-shot-answers"
+PACKED = "zero-shot-packed"
 UNITS = re.compile(r"units\n.* (\d+)\n")
 
 
 def unit_of(audited, subsample):
-    """The folder of a packed unit."""
+    """The folder of a unit."""
     return next(audited[0].glob(f"{PACKED}-*-24-{subsample}-0-*"))
 
 
@@ -456,11 +433,11 @@ def test_an_audit_goes_on_where_it_was(audited, say, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         contam.main(["kept"])
     assert UNITS.search(say("kept"))[1] == "2" and calls == ["one", "two", "two"]
-    pd.testing.assert_frame_equal(read_rows("contamination.csv"), audited[2].loc[[PACKED]])
+    pd.testing.assert_frame_equal(read_rows("contamination.csv"), audited[2])
     unit = json.loads((two / "unit.json").read_text()) | {"hash": "made again"}
     (two / "unit.json").write_text(json.dumps(unit))
     assert UNITS.search(say("kept"))[1] == "2" and calls[3:] == ["two"]  # a subsample counts once
-    say("kept --shards 6")
+    say("kept --shards 13")
     assert calls[4:] == ["one", "two"]
     assert "no units" in refused("nowhere --out new.csv")
     Path("results.csv").write_text("a,b\n1,2\n")
@@ -530,14 +507,6 @@ def test_harm_by_hand(say):
     for name in ("recipe", "data"):  # other subsamples of another recipe: a table of their own
         rows.assign(**{name: rows["subsample"].astype(str)}).to_csv("table.csv", index=False)
         assert UNITS.findall(say("--from-table table.csv")) == ["1", "1"]
-
-
-def test_a_memorized_set_is_told(audited):
-    row = audited[2].loc[[PADDED]]
-    for name in contam.DETECTORS:
-        assert row[f"{name} test"].item() > 0.9 and row[f"{name} extra"].item() < 0.1
-    table = contam.detectors_of(row)
-    assert table["alone"].tolist() == [1] * 5 + [0] and (table["adjusted"][:5] < 0.05).all()
 
 
 # Answers of any models
@@ -612,14 +581,12 @@ def test_clean_models_that_add_nothing():
     clean one: the noise is that of one answer in each half."""
     half, answers = columns_of(make_answers(4))
     index = pd.MultiIndex.from_arrays([np.where(half, "released", "held_out")], names=["half"])
-    right, before = answers["mine"], answers["before"]
+    right, before, rest = answers["mine"], answers["before"], np.arange(105) != 7
     repeats = [before, before, 1 - before, np.ones(105), np.zeros(105)]
-    rest = np.arange(105) != 7
-    equal = 0.0, 100 * math.sqrt(1 / 60**2 + 1 / 45**2)
     for clean, mine, wanted in (
             (repeats, right, plain_inflation(right, half, [before])),
             ([1.0 * ~rest], right, plain_inflation(right[rest], half[rest], [])),
-            ([before], before, equal)):
+            ([before], before, (0, 100 * math.sqrt(1 / 60**2 + 1 / 45**2)))):
         found = contam.difference(pd.Series(mine, index), np.transpose(clean))
         assert (found["bias"], found["se"]) == approx(wanted[:2], rel=1e-6, abs=1e-9)
         assert found["df"] == approx(105 - 3)
