@@ -1041,10 +1041,10 @@ class Model(NamedTuple):
     name: str
     like: str  # entry of tasks.json whose recipe it has
     folder: Path
-    gguf: str  # file in it, or None
+    gguf: str  # a file in it, or None
     objective: str  # mlm or clm
-    weights: str  # hash of its files
-    size: int  # bytes
+    weights: str  # a hash of its files
+    size: int  # of its files, in bytes
     longest: int  # text, in tokens
 
 
@@ -1105,21 +1105,21 @@ def load_tokenizer(model):
     tokenizer = transformers.AutoTokenizer.from_pretrained(
         model.folder, gguf_file=model.gguf, trust_remote_code=False, truncation_side="right")
     if len(tokenizer) < 200:  # every word would be unknown
-        raise ValueError(f"its tokenizer has {len(tokenizer)} tokens: where is its vocabulary?")
+        raise ValueError(f"a tokenizer of {len(tokenizer)} tokens: is its vocabulary missing?")
     return tokenizer
 
 
 def choose_device(args):
-    """The device's name. ValueError if it cannot be used."""
+    """The device as a string. SystemExit where it cannot be used."""
     device = args.device
     if device == "auto":
         device = (torch.accelerator.current_accelerator(True) or torch.device("cpu")).type
     try:
         torch.ones(1, device=device)
     except Exception as error:  # whatever torch raises
-        raise ValueError(f"--device {device}: {brief(error)}: use cpu or auto")
+        raise SystemExit(f"error: --device {device}: {brief(error)}: use cpu or auto")
     if args.precision in ("bf16", "tf32") and not computes_bf16(device):
-        raise ValueError(f"{device} does not compute in {args.precision}: use --precision fp16")
+        raise SystemExit(f"error: {device} does not compute in {args.precision}: use fp16")
     return device
 
 
