@@ -97,7 +97,7 @@ def test_splits_are_the_published_ones(script, m, n, k):
 
 
 def test_splits_have_the_published_majorities(script):
-    """From the paper's own results: share of the most common label in test, subsamples 1 to 12."""
+    """Of the paper's own results: share of the most common label, subsamples 1 to 12."""
     published = {
         (50, 50): [.64, .58, .56, .52, .58, .54, .5, .52, .54, .64, .54, .52],
         (100, 500): [.504, .522, .506, .506, .51, .53, .508, .51, .506, .514, .516, .512]}
@@ -243,7 +243,7 @@ def test_the_interval_equals_plain_code(script, effect, rows):
 
 
 def test_the_interval_needs_two_subsamples_and_some_noise(script):
-    """None for a task of one; none for equal biases where nothing tells their noise."""
+    """None for a task of one, or for equal biases of unknown noise."""
     means = script.task_means(script.with_effects([ROW, ROW, ROW | {"task": "b"}]))
     assert math.isnan(script.interval(means)[0])
     unknown = ROW | {"discordant": "nan", "discordant_on_extra": "nan"}
@@ -454,7 +454,7 @@ def test_seed_and_task_change_the_training_alone(script, sample_of):
 
 @pytest.fixture(scope="session")
 def tiny(model_dir, tmp_path_factory):
-    """A random BERT, whose arms differ: a subsample takes a tenth of a second."""
+    """A random BERT: a subsample takes a tenth of a second."""
     folder = model_dir("bert", initializer_range=0.1)
     return str(folder.rename(tmp_path_factory.mktemp("named") / "tiny-bert"))  # it enters the seeds
 
@@ -569,7 +569,7 @@ def test_a_task_alone_and_in_two_processes_equals_that_of_a_longer_run(run):
     ("bert-tiny", None, "--tasks rotten_tomatoes --m 20 --n 40 --subsamples 1")])
 def test_columns_keep_the_values_of_the_first_version(
         script, model, kind, typed, model_dir, benchmark_csv, empty_folder):
-    """Other processors round otherwise; other random draws change losses by over a hundredth."""
+    """Other processors round otherwise; other draws change losses by over a hundredth."""
     ours = f"--model {model} --workers 1 --threads 1 --device cpu --out results.csv "
     if kind:
         shutil.copytree(model_dir(kind, initializer_range=0.02), model)
@@ -592,7 +592,8 @@ def test_topics_are_learned_and_shuffled_labels_are_not(run, benchmark_csv):
     table["label"] = np.random.default_rng(0).permutation(table["label"])
     table.to_csv("shuffled.csv")
     for file in (benchmark_csv, "shuffled.csv"):
-        run(f"--model bert-tiny --csv {file} --n 150 --train-lr 0.001 --train-epochs 10")
+        run(f"--model bert-tiny --csv {file} --n 150 --pretrain-lr 0.0005 "
+            "--train-lr 0.001 --train-epochs 15")
     real, chance = rows_of()
     for arm in ARMS:
         assert float(real[f"acc_{arm}"]) > 0.9
@@ -639,7 +640,9 @@ def test_without_flags_a_run_goes_on_until_margin_1(script, said, monkeypatch):
     monkeypatch.setattr(script, "run_subsample", stop)
     found = said(script.main, "--workers", 1, "--device", "cpu")
     assert "1 threads on cpu" in found.end, "more take longer in matrices this small"
-    assert "200 subsamples at most" in found.out, "100 of each of two tasks"
+    assert "task bbc_news" in found.out and "task rotten_tomatoes" in found.out
+    margins = [script.parse_args(flags.split()).margin for flags in ("", "--subsamples 7")]
+    assert margins == [1, None]
 
 
 class Terminal(io.StringIO):
@@ -666,8 +669,7 @@ def test_a_terminal_of_80_columns_shows_whole_lines(run, monkeypatch, benchmark_
 def test_a_rerun_skips_finished_rows(run):
     run()
     before = rows_of()
-    run()
-    assert rows_of() == before
+    assert "nothing is left to run" in run()[1] and rows_of() == before
     run("--subsamples 2 --predictions kept")
     assert len(os.listdir("kept")) == 1
     run("--seed 1")
