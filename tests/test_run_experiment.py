@@ -465,7 +465,7 @@ def tiny(model_dir, tmp_path_factory):
 
 @pytest.fixture
 def flags(tiny, benchmark_csv):
-    """Of a quick run of one subsample and one worker."""
+    """Of a quick run by one worker."""
     return (f"--model {tiny} --csv {benchmark_csv} --m 30 --n 20 --train-epochs 2 --pretrain-epochs"
             " 1 --train-lr 0.01 --pretrain-lr 0.01 --device cpu --threads 1 --workers 1"
             " --subsamples 1 --out results.csv").split()
@@ -523,7 +523,7 @@ def test_a_run_writes_rows_and_a_table(run):
 
 
 def test_scores_by_hand(script):
-    """Macro-F1 is scikit-learn's: a class that is nowhere counts 0. Class 0: precision 1/2, recall
+    """As scikit-learn's: a class that is nowhere counts 0. Class 0: precision 1/2, recall
     1/2; class 1: 1/2, 1."""
     log_p = np.log(np.full((4, 4), 0.1) + 0.6 * np.eye(4)[[0, 1, 1, 0]])
     found = script.scores_of(log_p, np.array([0, 0, 1, 2]))
