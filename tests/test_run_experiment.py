@@ -424,7 +424,7 @@ def test_arms_share_everything_but_the_pretraining_text(script, sample_of):
 
 
 def test_a_text_is_cut_after_its_first_tokens(script, sample_of):
-    """6 tokens are [CLS], 4 of 5 words and [SEP]."""
+    """6 tokens: [CLS], 4 of 5 words, [SEP]."""
     sample, other = sample_of(), sample_of()
     sample.recipe["max_length"] = 6
     for texts in other.texts.values():
