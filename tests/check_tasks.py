@@ -1,7 +1,6 @@
 """Compares the tasks of tasks.json with the paper's Table 2, where the Hub can be reached.
 
-    python tests/check_tasks.py                    # all of tasks.json
-    python tests/check_tasks.py --tasks all mine   # the paper's 25, and yours
+    python tests/check_tasks.py [--tasks NAME ...]
 
 Prints for each source, up to the first that loads: rows, classes, 25th and 75th percentile of the
 lengths in characters. The exit status is 2 if a source loads and is wrong.
@@ -18,8 +17,7 @@ import run_experiment as run
 
 def faults(task, lengths):
     """What differs from the entry."""
-    spec = task.spec
-    paper = np.array(spec.get("length_percentiles", lengths))
+    spec, paper = task.spec, np.array(task.spec.get("length_percentiles", lengths))
     if np.any(np.abs(lengths - paper) > np.maximum(5, 0.25 * paper)):
         yield f"{paper} characters"
     if "filters" not in spec and len(task.texts) != spec.get("rows", len(task.texts)):
@@ -32,10 +30,7 @@ def faults(task, lengths):
 
 def main(argv=None):
     tasks, status = run.load_registry()["tasks"], 0
-    names = run.parse_args(argv).tasks or [*tasks]
-    if "all" in names:
-        names += [name for name in tasks if tasks[name].get("paper", True)]
-    for name in sorted({*names} - {"all"}):
+    for name in run.parse_args(argv).tasks or tasks:
         for source in tasks[name]["sources"]:
             place = [*source.values()][0]
             try:

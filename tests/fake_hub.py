@@ -2,13 +2,12 @@
 branches in the layout of huggingface_hub's cache.
 
 All of it is typed here from the paper and the data set cards; nothing is read from tasks.json. Each
-copy has the formats, columns and label types of the real one, and 36 rows. A text that a load must
-not return begins with "dropped" (by a filter) or the path of its file."""
+copy has the columns and label types of the real one, and 36 rows. A text that a load must not
+return begins with "dropped" (by a filter) or the path of its file."""
 
 import json
 
 import datasets
-import pyarrow as pa
 
 # The task, 25th and 75th percentile of the text length in characters (Table 2 of the paper),
 # repository, files, column=kind (where it is not text=text label=class). The files hold the task's
@@ -34,7 +33,7 @@ bike|car|electronics|furniture|housing|phone
 disaster_response_messages 74 178 community-datasets/disaster_response_messages data/train* \
 !data/validation* message=text genre=name
 direct=direct message|news=news story|social=social media post
-emo 44 83 aladar/emo emo-train.arrow
+emo 44 83 aladar/emo emo-train.parquet
 others|happy|sad|angry
 emotion 53 129 dair-ai/emotion split/train* !unsplit/train*
 sadness|joy|love|anger|fear|surprise
@@ -49,7 +48,7 @@ data/train-0.parquet data/train-1.parquet !data/validation* title=text hyperpart
 False=not hyperpartisan|True=hyperpartisan
 limit 53 123 IBM/limit @default/train/0 sentence=text motion=name
 no=no motion|yes=motion
-massive 24 44 AmazonScience/massive @en-US/train/0 !@fr-FR/train/0 !@all/train/0 utt=text scenario=class
+massive 24 44 AmazonScience/massive @en-US/train/0 !@all/train/0 utt=text scenario=class
 social|transport|calendar|play|news|datetime|recommendation|email|iot|general|audio|lists|qa\
 |cooking|takeaway|music|alarm|weather
 movie_rationales 2721 4659 eraser-benchmark/movie_rationales @default/train/0 review=text \
@@ -124,11 +123,7 @@ def write_file(path, pairs, columns, names):
     for column, kind in columns.items():
         if kind == "class":
             data = data.cast_column(column, datasets.ClassLabel(names=names))
-    if path.suffix == ".arrow":
-        table = data.data.table
-        with pa.ipc.new_stream(str(path), table.schema) as writer:
-            writer.write_table(table)
-    elif path.suffix == ".csv":
+    if path.suffix == ".csv":
         data.to_pandas().to_csv(path, index=False)
     elif path.suffix == ".parquet":
         data.to_parquet(path)
@@ -156,9 +151,8 @@ def write_hub(folder):
                 (cached / "refs/refs/convert/parquet").write_text("branch")
                 branch, path = cached / "snapshots/branch", f"{path[1:]}.parquet"
             elif "/" in path and not path.startswith("data/"):
-                config, file = path.split("/")
-                split = "test" if "test" in file else "train"
-                files = configs.setdefault(config, [])
+                split = "test" if "test" in path else "train"
+                files = configs.setdefault(path.split("/")[0], [])
                 files.append({"split": split, "path": path})
             pairs = rows[number * size : (number + 1) * size]
             if number >= len(right):
