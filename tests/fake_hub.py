@@ -80,14 +80,10 @@ yelp_review_full 287 957 Yelp/yelp_review_full yelp_review_full/train*
 """
 LONG = "dropped " * 124 + "dropped."  # 1,000 characters: the shortest that is removed
 DROPPED = {
-    "blog_authorship_corpus": [LONG, "   "],
-    "craigslist_bargains": [None],
-    "disaster_response_messages": [None, "", LONG],
-    "enron_spam": [None, ""],
-    "FRENK-hate-en": [LONG],
-    "hyperpartisan_news_detection": [None, ""],
-    "patent-classification": [LONG],
-}
+    "blog_authorship_corpus": [LONG, "   "], "craigslist_bargains": [None],
+    "disaster_response_messages": [None, "", LONG], "enron_spam": [None, ""],
+    "FRENK-hate-en": [LONG], "hyperpartisan_news_detection": [None, ""],
+    "patent-classification": [LONG]}
 TASKS = {}  # by name: percentiles, names in the data, classes, the words after the percentiles
 lines = TABLE.strip().splitlines()
 for words, classes in zip(lines[::2], lines[1::2]):
