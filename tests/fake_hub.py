@@ -119,12 +119,8 @@ def write_file(path, pairs, columns, names):
     for column, kind in columns.items():
         if kind == "class":
             data = data.cast_column(column, datasets.ClassLabel(names=names))
-    if path.suffix == ".csv":
-        data.to_pandas().to_csv(path, index=False)
-    elif path.suffix == ".parquet":
-        data.to_parquet(path)
-    else:
-        data.to_pandas().to_json(path, orient="records", lines=True)
+    writers = {".csv": data.to_csv, ".parquet": data.to_parquet}
+    writers.get(path.suffix, data.to_json)(path)
 
 
 def write_hub(folder):
@@ -148,8 +144,8 @@ def write_hub(folder):
                 branch, path = cached / "snapshots/branch", f"{path[1:]}.parquet"
             elif "/" in path and not path.startswith("data/"):
                 split = "test" if "test" in path else "train"
-                files = configs.setdefault(path.split("/")[0], [])
-                files.append({"split": split, "path": path})
+                config = configs.setdefault(path.split("/")[0], [])
+                config.append({"split": split, "path": path})
             pairs = rows[number * size : (number + 1) * size]
             if number >= len(right):
                 pairs = [(f"{path} {text}", label) for text, label in rows]
