@@ -1,9 +1,9 @@
 """A stand-in for the Hugging Face Hub: the data sets of the 25 tasks as folders, and parquet
 branches in the layout of huggingface_hub's cache.
 
-All of it is typed here from the paper and the data set cards; nothing is read from tasks.json. Each
-copy has the columns and label types of the real one, and 36 rows. A text that a load must not
-return begins with "dropped" (by a filter) or the path of its file."""
+All of it is typed here from the paper and the data set cards. Each copy has the columns and label
+types of the real one, and 36 rows. A text that a load must not return begins with "dropped" or the
+path of its file."""
 
 import json
 
@@ -11,8 +11,8 @@ import datasets
 
 # The task, 25th and 75th percentile of the text length in characters (Table 2 of the paper),
 # repository, files, column=kind (where it is not text=text label=class). The files hold the task's
-# rows in order, but "!" marks one that must not be read; "@" is the parquet branch. Beneath, the
-# classes in order. Where the data has another name for one, it comes first: neg=negative.
+# rows in order, but "!" marks one that must not be read; "@" is the parquet branch. The classes
+# follow in order; if the data has another name for one, it comes first: neg=negative.
 TABLE = """
 ag_news 196 266 fancyzhx/ag_news data/train*
 World|Sports|Business|Sci/Tech
@@ -78,13 +78,13 @@ Society & Culture|Science & Mathematics|Health|Education & Reference|Computers &
 yelp_review_full 287 957 Yelp/yelp_review_full yelp_review_full/train*
 1 star=1|2 star=2|3 stars=3|4 stars=4|5 stars=5
 """
-LONG = "dropped " * 124 + "dropped."  # 1,000 characters: the shortest that is removed
+LONG = "dropped " * 124 + "dropped."  # 1,000 characters: one too many
 DROPPED = {
     "blog_authorship_corpus": [LONG, "   "], "craigslist_bargains": [None],
     "disaster_response_messages": [None, "", LONG], "enron_spam": [None, ""],
     "FRENK-hate-en": [LONG], "hyperpartisan_news_detection": [None, ""],
     "patent-classification": [LONG]}
-TASKS = {}  # by name: percentiles, names in the data, classes, the words after the percentiles
+TASKS = {}  # by name: percentiles, names in the data, classes, repository and so on
 lines = TABLE.strip().splitlines()
 for words, classes in zip(lines[::2], lines[1::2]):
     task, low, high, *words = words.split()
@@ -94,16 +94,16 @@ for words, classes in zip(lines[::2], lines[1::2]):
 
 
 def expected(task):
-    """The (text, label) pairs that a correct load returns."""
+    """The (text, label) pairs of a correct load."""
     names, pairs = TASKS[task][1], []
     for row in range(36):
         text = f"{names[row % len(names)]}: {row} NA"
         if task == "limit":  # its sentences begin with a space
             text = " " + text
-        if task == "yahoo_answers_topics":  # title, content; a third of the contents is empty
+        if task == "yahoo_answers_topics":  # a third of the contents is empty
             text += "\n" + "content" * (row % 3)
         if row == 35 and LONG in DROPPED.get(task, []):
-            text = text.ljust(999, ".")  # the longest that is kept
+            text = text.ljust(999, ".")  # it is kept
         pairs.append((text, row % len(names)))
     return pairs
 
