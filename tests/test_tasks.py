@@ -295,7 +295,7 @@ def test_names_of_tasks(own):
 
 def test_following_the_advice_works(script):
     """An m and n fit if there are m // K texts of each class and 2 n others."""
-    for counts in ([3, 9], [60, 60], [4, 5, 6], [1, 1, 40], [30, 2]):
+    for counts in ([3, 9], [17, 17], [4, 5, 6], [1, 1, 40], [30, 2]):
         labels = np.repeat(np.arange(len(counts)), counts)
         K, rows = len(counts), sum(counts)
         task = script.Task([f"{i}" for i in range(rows)], labels, [*"abc"[:K]], "", "mine", {})
