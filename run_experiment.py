@@ -12,12 +12,11 @@ It reproduces sections 4 to 8 of "Evaluating the fairness of task-adaptive pretr
 test data before few-shot text classification" (Dubey). A subsample is a random draw from a task:
 m labeled texts, `train`, and two sets of n other texts, `extra` and `test`. Three models, the arms,
 learn to classify from `train`: `base` at once, `extra` and `test` after pretraining on the texts of
-that set. Each is tested on both sets. The accuracies:
+that set. Each is tested on both sets.
 
-    base     of the model without pretraining
-    unseen   of the pretrained models on texts they did not see in pretraining
-    seen     of the pretrained models on texts they did see
-
+    base     accuracy without pretraining
+    unseen   accuracy on texts that a pretrained model did not see in pretraining
+    seen     accuracy on texts that it did see
     boost = unseen - base   the fair gain, from pretraining on other texts
     bias  = seen - unseen   the unfair gain, from pretraining on the test texts
 
@@ -27,7 +26,7 @@ that set. Each is tested on both sets. The accuracies:
     python run_experiment.py --model bert gpt2 --tasks all --m 50 100 --n 50 100 200 500 \
         --subsamples paper
 
-Each finished subsample is a row of results.csv; later runs skip it. Its columns:
+Each finished subsample is a row of results.csv, which later runs skip. Its columns:
     experiment, model, task, m, n, subsample: what was run; subsample k has seed 42 + k
     num_classes, majority: classes; share of the most common one in `test`
     acc_*, f1_*, nll_* of base, extra, test: accuracy, macro-F1, mean -log p (nats) on `test`
@@ -86,7 +85,7 @@ MASK_SHARE = 0.15  # Devlin et al. (2019)
 WEIGHT_DECAY = {"pretrain": 0.0, "train": 0.01}
 CLIP_NORM = 1.0
 CPU_TOKENS, GPU_TOKENS = 1536, 16384  # in a forward pass; half in wide models
-PACKED = {  # texts can share rows (tested)
+PACKED = {  # texts can share rows
     "albert", "bert", "camembert", "distilbert", "electra", "gpt2", "gpt_neox", "llama", "opt",
     "roberta", "xlm-roberta",
 }
@@ -154,7 +153,7 @@ def mask_tokens(ids, special, mask_id, vocabulary, rng):
 
 
 def classify(net, ids, labels, classes, recipe, seed):
-    """Train all weights and a new head on ids["train"]. Returns {set: log-probabilities [n, K]}."""
+    """Train on ids["train"] with a new head. Returns {set: log-probabilities [n, K]}."""
     torch.manual_seed(seed)
     head = fresh_head(net, classes)
     model = torch.nn.ModuleList([net.lm.base_model, net.pooler, head])
@@ -187,7 +186,7 @@ def class_logits(net, head, batch):
 
 
 def class_examples(net, texts, targets):
-    """Examples for `train` whose only kept position is that of class_logits."""
+    """Examples whose only kept position is that of class_logits."""
     ends = [np.array([len(text) - 1 if net.causal else 0]) for text in texts]
     return [*zip(texts, ends, np.reshape(targets, (-1, 1)))]
 
@@ -264,7 +263,7 @@ def groups(net, examples):
 
 @functools.lru_cache(1)
 def load_network(model, device, precision):
-    """A Model in memory, in float32, kept for the next subsample."""
+    """A Model in float32, kept for the next subsample."""
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
@@ -288,10 +287,10 @@ def load_network(model, device, precision):
     dtype, device = PRECISIONS[precision], torch.device(device)
     net = SimpleNamespace(
         modules=modules, checkpoint=copy.deepcopy(modules.state_dict()), lm=lm,
-        pooler=pooler, fresh_pooler=fresh_pooler,  # fresh: the checkpoint has no weights for it
-        tokenizer=load_tokenizer(model), causal=causal, device=device, dtype=dtype,
+        pooler=pooler, fresh_pooler=fresh_pooler, tokenizer=load_tokenizer(model), causal=causal,
+        device=device, dtype=dtype,
         autocast=torch.autocast(device.type, dtype, enabled=dtype is not None),
-        packed=lm.config.model_type in PACKED,  # texts share rows
+        packed=lm.config.model_type in PACKED,
         first=getattr(embeddings, "padding_idx", -1) + 1)  # first position; RoBERTa skips some
     probe(net)
     return net
@@ -305,7 +304,7 @@ def probe(net):
     words = np.setdiff1d(range(99), net.tokenizer.all_special_ids)
     texts, alone = [words[:32], words[:7]], []  # the same tokens begin both
     for text in texts:
-        with net.autocast:  # without our mask and positions
+        with net.autocast:
             logits = net.lm(input_ids=torch.from_numpy(text[None]).to(net.device)).logits
         alone.append(logits[0].float())
     near = 1e-3 if net.dtype is None else 0.05 * alone[1].abs().max().item()
@@ -393,9 +392,9 @@ def recipe_of(registry, args, model, task):
 
 
 # --- Shared blocks, the same in run_zero_shot.py: tests/copy_blocks.py copies them ---
-# sample: draws the published splits. scores: metrics of a row. effects: boost, bias, interval.
-# run: plans, spreads, reports the work. results: reads and writes results.csv.
-# tasks: loads data. models: finds a model's files and the device.
+# sample: draws the published splits. scores: computes a row's metrics. effects: boost and bias.
+# run: plans, spreads and reports the work. results: reads and writes results.csv.
+# tasks: loads the data. models: finds the model's files and the device.
 
 # --- shared: sample ---
 class Task(NamedTuple):
@@ -424,7 +423,7 @@ def draw(row, recipe, model, task):
 
 
 def split_rows(labels, m, n, subsample):
-    """{set: row numbers}: the published splits (paper, section 4 and appendix B)."""
+    """{set: row numbers} of the published splits (paper, section 4 and appendix B)."""
     seed, classes, train = 42 + subsample, np.unique(labels), []
     for c in classes:
         rows = np.random.RandomState(seed).permutation(np.flatnonzero(labels == c))
@@ -583,7 +582,7 @@ def engine(args, small):
             import distributed
         except ImportError:
             raise SystemExit('error: --dask needs Dask: pip install "dask[distributed]"')
-        logging.getLogger("distributed").setLevel(logging.CRITICAL)  # errors are raised, too
+        logging.getLogger("distributed").setLevel(logging.CRITICAL)
         with distributed.Client(args.dask) as client:
             client.upload_file(__file__)
             client.wait_for_workers(args.workers or 1, timeout=600)  # seconds
@@ -749,7 +748,7 @@ def finished_rows(out):
     # line by line: one cut short in quotes would swallow the next
     header, *rows = [next(csv.reader([line]), []) for line in lines]
     if lines != [""] and header != COLUMNS:
-        raise SystemExit(f"error: {out} has columns of another version: use a different --out")
+        raise SystemExit(f"error: {out} has other columns: use a different --out")
     for cells in rows:
         if len(cells) == len(COLUMNS) and cells[-1]:
             row = dict(zip(COLUMNS, cells))
@@ -1126,11 +1125,6 @@ def computes_bf16(device):
 # --- end shared ---
 
 
-def draws(text):
-    """argparse type: a whole number, or `paper`."""
-    return text if text == "paper" else whole(text)
-
-
 def parse_args(argv):
     """Read the flags."""
     models = ", ".join(load_registry()["models"])
@@ -1143,7 +1137,7 @@ def parse_args(argv):
     add("--m", nargs="+", type=whole, default=[50], help="labeled training texts; default 50")
     add("--n", nargs="+", type=whole, default=[200],
         help="unlabeled texts, and as many test texts; default 200")
-    add("--subsamples", type=draws,
+    add("--subsamples", type=lambda text: text if text == "paper" else whole(text),
         help="random draws per task, or paper; default: at most 100, until --margin 1")
     add("--experiment", default="few-shot", help="name in the results; default few-shot")
     add_shared_flags(parser)

@@ -429,7 +429,7 @@ def draw(row, recipe, model, task):
 
 
 def split_rows(labels, m, n, subsample):
-    """{set: row numbers}: the published splits (paper, section 4 and appendix B)."""
+    """{set: row numbers} of the published splits (paper, section 4 and appendix B)."""
     seed, classes, train = 42 + subsample, np.unique(labels), []
     for c in classes:
         rows = np.random.RandomState(seed).permutation(np.flatnonzero(labels == c))
@@ -588,7 +588,7 @@ def engine(args, small):
             import distributed
         except ImportError:
             raise SystemExit('error: --dask needs Dask: pip install "dask[distributed]"')
-        logging.getLogger("distributed").setLevel(logging.CRITICAL)  # errors are raised, too
+        logging.getLogger("distributed").setLevel(logging.CRITICAL)
         with distributed.Client(args.dask) as client:
             client.upload_file(__file__)
             client.wait_for_workers(args.workers or 1, timeout=600)  # seconds
@@ -754,7 +754,7 @@ def finished_rows(out):
     # line by line: one cut short in quotes would swallow the next
     header, *rows = [next(csv.reader([line]), []) for line in lines]
     if lines != [""] and header != COLUMNS:
-        raise SystemExit(f"error: {out} has columns of another version: use a different --out")
+        raise SystemExit(f"error: {out} has other columns: use a different --out")
     for cells in rows:
         if len(cells) == len(COLUMNS) and cells[-1]:
             row = dict(zip(COLUMNS, cells))
