@@ -33,7 +33,7 @@ Each finished subsample is a row of results.csv, which later runs skip. Its colu
     *_on_extra: the same on `extra`
     discordant, discordant_on_extra: share of texts that only one of the arms extra, test gets right
     loss_extra, loss_test: pretraining loss of the last epoch, nats per token
-    seed, seconds: of the training, not of the draws; time taken
+    seed, seconds: seed of the training, not of the draws; time taken
     split, data, recipe: hashes of the rows drawn, the data, the settings
     versions: of torch and transformers
 
@@ -100,8 +100,7 @@ def run_subsample(sample, device, threads):
     row, recipe = {**sample.row}, sample.recipe
     net = load_network(sample.model, device, recipe["precision"])
     started, seed = time.perf_counter(), training_seed(row)
-    ids, predictions = {}, {}
-    distinct = set()
+    ids, predictions, distinct = {}, {}, set()
     for name, texts in sample.texts.items():
         cut = net.tokenizer(texts, truncation=True, max_length=recipe["max_length"])["input_ids"]
         ids[name] = [np.array(text) for text in cut]
@@ -371,7 +370,7 @@ def lay_out(lengths, packed):
 
 
 def recipe_of(registry, args, model, task):
-    """What decides a row's numbers: settings from the flags, else from tasks.json."""
+    """What decides a row's numbers, from the flags, else from tasks.json."""
     entry = registry["models"][model.like]
     if "train" not in entry["epochs"]:
         raise SystemExit(f"error: model {model.name} works only with run_zero_shot.py")
@@ -552,8 +551,8 @@ LINE = ("{task:<26.26} k {subsample:<3}  base {base:.3f}  unseen {unseen:.3f}  s
 
 
 def run_all(args, models, tasks, most, recipe_of, run):
-    """Run and report each cell (model, n, m). most: {n: subsamples};
-    run(sample, device, threads): (row, predictions)."""
+    """Run and report each cell (model, n, m). `most`: {n: subsamples}. run(sample, device, threads)
+    returns a row and predictions."""
     own = args.csv.stem if args.csv else (args.hub or "").rpartition("/")[2]
     args.out = args.out or Path(f"{own}_results.csv" if own else "results.csv")
     try:
@@ -585,7 +584,7 @@ def engine(args, small):
         logging.getLogger("distributed").setLevel(logging.CRITICAL)
         with distributed.Client(args.dask) as client:
             client.upload_file(__file__)
-            client.wait_for_workers(args.workers or 1, timeout=600)  # seconds
+            client.wait_for_workers(args.workers or 1, timeout=600)
             with joblib.parallel_config("dask"):
                 yield args.threads or 1
         return
@@ -599,7 +598,7 @@ def engine(args, small):
 
 
 def follow_parent():
-    """Let a worker leave Ctrl-C to its parent, and end soon after it, even by `kill -9`."""
+    """Let a worker ignore Ctrl-C, and end soon after its parent, even after `kill -9`."""
     def watch(parent):
         while os.getppid() == parent:
             time.sleep(1)
@@ -708,7 +707,7 @@ def add_shared_flags(parser):
     add("--label", default="label", help="column that names the classes; default label")
     add("--name", help="configuration of --hub")
     add("--split", default="train", help="of --hub; default train")
-    add("--margin", type=above_zero, help="points; run until the bias is known to half of it")
+    add("--margin", type=above_zero, help="run until the bias is known to half of this, in points")
     add("--seed", type=int, default=0, help="of the training, not of the draws; default 0")
     add = parser.add_argument_group("machine and output").add_argument
     add("--device", default="auto", help="cpu, cuda, cuda:1 or mps; default auto")
@@ -856,7 +855,7 @@ def brief(error):
 
 
 def check_size(name, task, ms, n):
-    """Print a line on a task. SystemExit if it is too small, with sizes that fit."""
+    """Print a line on a task. SystemExit, with sizes that fit, if it is too small."""
     counts, rows = np.bincount(task.labels), len(task.texts)
     K, least = len(counts), counts.min()
     classes = ", ".join(map("{} {}".format, task.classes, counts))
@@ -899,13 +898,13 @@ def filtered_texts(table, entry):
     the filters. In a user's own data, only the first of equal texts."""
     columns, label, found = entry["text"], entry["label"], [*table.columns]
     if not {*columns, label} <= {*found}:
-        raise ValueError(f"no columns {columns} and {label!r}; columns found: {found}")
+        raise ValueError(f"needs columns {columns} and {label!r}; columns found: {found}")
     filters, notes = entry.get("filters", {}), []
     parts, labels = table[columns].astype(object).fillna(""), table[label].convert_dtypes()
     if not parts.map(lambda part: isinstance(part, str)).all(axis=None):
         raise ValueError(f"the columns {columns} hold more than texts")
     if labels.dtype == object and labels.notna().any():
-        raise ValueError(f"column {label} holds lists or several types: one class a text is needed")
+        raise ValueError(f"column {label} holds lists or several types: each text needs one class")
     texts = ["\n".join(part) for part in parts.itertuples(index=False, name=None)]
     table = pd.DataFrame({"text": np.array(texts, object), "label": labels.array})
     stripped = table["text"].str.strip()
@@ -960,7 +959,7 @@ def read_file(entry):
         return read_hub({**entry, "hub": "parquet", "data_files": parts, "split": "train"})
     if path.is_dir():
         files = sorted(path.glob("*/*.txt"), key=str)
-        texts = [file.read_text(encoding="utf-8", errors="replace") for file in files]
+        texts = [file.read_text("utf-8", "replace") for file in files]
         return pd.DataFrame({"text": texts, "label": [file.parent.name for file in files]})
     text = path.read_bytes().decode(entry.get("encoding", "utf-8-sig"))
     if path.suffix.lower() == ".jsonl":
@@ -1068,7 +1067,7 @@ def read_model(name, known, source):
 
         folder = Path(huggingface_hub.snapshot_download(
             source["hub"], allow_patterns=MODEL_FILES, ignore_patterns=["*/*", "*.gguf"]))
-    if (folder / "adapter_config.json").exists():  # ours would be trained in vain
+    if (folder / "adapter_config.json").exists():  # a new one could do nothing
         raise ValueError("the folder has an adapter: merge it into the model")
     gguf = source.get("gguf")
     config = transformers.AutoConfig.from_pretrained(folder, gguf_file=gguf)
@@ -1115,12 +1114,12 @@ def choose_device(args):
     except Exception as error:
         raise SystemExit(f"error: --device {device}: {brief(error)}: use cpu or auto")
     if args.precision in ("bf16", "tf32") and not computes_bf16(device):
-        raise SystemExit(f"error: {device} does not compute in {args.precision}: use fp16")
+        raise SystemExit(f"error: {device} does not support {args.precision}: use fp16")
     return device
 
 
 def computes_bf16(device):
-    """Whether a device has bf16 and tf32: a T4 emulates them."""
+    """Whether a device has bf16 and tf32. A T4 only emulates them."""
     return not device.startswith("cuda") or torch.cuda.get_device_capability(device) >= (8, 0)
 # --- end shared ---
 
@@ -1138,7 +1137,7 @@ def parse_args(argv):
     add("--n", nargs="+", type=whole, default=[200],
         help="unlabeled texts, and as many test texts; default 200")
     add("--subsamples", type=lambda text: text if text == "paper" else whole(text),
-        help="random draws per task, or paper; default: at most 100, until --margin 1")
+        help="random draws per task, or paper; default: up to 100, with --margin 1")
     add("--experiment", default="few-shot", help="name in the results; default few-shot")
     add_shared_flags(parser)
     add = parser.add_argument_group("recipe (default: from tasks.json)").add_argument

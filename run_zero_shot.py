@@ -91,7 +91,7 @@ def run_prompts(sample, device, threads, adapters=None):
         strings[name] = arm_strings(
             tokenizer, recipe, sample.classes, sample.texts[name], sample.labels[name])
     if len({*strings["test"]["prompts"], *strings["extra"]["prompts"]}) == 1:
-        raise ValueError("all texts are alike in their first characters")
+        raise ValueError("all prompts are alike after the cut: use a larger --max-length")
     for arm in tqdm(ARMS, "arms", leave=False, disable=device == "cpu" or None):
         fresh_adapter(model, seed)
         if arm != "base":
@@ -558,8 +558,8 @@ LINE = ("{task:<26.26} k {subsample:<3}  base {base:.3f}  unseen {unseen:.3f}  s
 
 
 def run_all(args, models, tasks, most, recipe_of, run):
-    """Run and report each cell (model, n, m). most: {n: subsamples};
-    run(sample, device, threads): (row, predictions)."""
+    """Run and report each cell (model, n, m). `most`: {n: subsamples}. run(sample, device, threads)
+    returns a row and predictions."""
     own = args.csv.stem if args.csv else (args.hub or "").rpartition("/")[2]
     args.out = args.out or Path(f"{own}_results.csv" if own else "results.csv")
     try:
@@ -591,7 +591,7 @@ def engine(args, small):
         logging.getLogger("distributed").setLevel(logging.CRITICAL)
         with distributed.Client(args.dask) as client:
             client.upload_file(__file__)
-            client.wait_for_workers(args.workers or 1, timeout=600)  # seconds
+            client.wait_for_workers(args.workers or 1, timeout=600)
             with joblib.parallel_config("dask"):
                 yield args.threads or 1
         return
@@ -605,7 +605,7 @@ def engine(args, small):
 
 
 def follow_parent():
-    """Let a worker leave Ctrl-C to its parent, and end soon after it, even by `kill -9`."""
+    """Let a worker ignore Ctrl-C, and end soon after its parent, even after `kill -9`."""
     def watch(parent):
         while os.getppid() == parent:
             time.sleep(1)
@@ -714,7 +714,7 @@ def add_shared_flags(parser):
     add("--label", default="label", help="column that names the classes; default label")
     add("--name", help="configuration of --hub")
     add("--split", default="train", help="of --hub; default train")
-    add("--margin", type=above_zero, help="points; run until the bias is known to half of it")
+    add("--margin", type=above_zero, help="run until the bias is known to half of this, in points")
     add("--seed", type=int, default=0, help="of the training, not of the draws; default 0")
     add = parser.add_argument_group("machine and output").add_argument
     add("--device", default="auto", help="cpu, cuda, cuda:1 or mps; default auto")
@@ -862,7 +862,7 @@ def brief(error):
 
 
 def check_size(name, task, ms, n):
-    """Print a line on a task. SystemExit if it is too small, with sizes that fit."""
+    """Print a line on a task. SystemExit, with sizes that fit, if it is too small."""
     counts, rows = np.bincount(task.labels), len(task.texts)
     K, least = len(counts), counts.min()
     classes = ", ".join(map("{} {}".format, task.classes, counts))
@@ -905,13 +905,13 @@ def filtered_texts(table, entry):
     the filters. In a user's own data, only the first of equal texts."""
     columns, label, found = entry["text"], entry["label"], [*table.columns]
     if not {*columns, label} <= {*found}:
-        raise ValueError(f"no columns {columns} and {label!r}; columns found: {found}")
+        raise ValueError(f"needs columns {columns} and {label!r}; columns found: {found}")
     filters, notes = entry.get("filters", {}), []
     parts, labels = table[columns].astype(object).fillna(""), table[label].convert_dtypes()
     if not parts.map(lambda part: isinstance(part, str)).all(axis=None):
         raise ValueError(f"the columns {columns} hold more than texts")
     if labels.dtype == object and labels.notna().any():
-        raise ValueError(f"column {label} holds lists or several types: one class a text is needed")
+        raise ValueError(f"column {label} holds lists or several types: each text needs one class")
     texts = ["\n".join(part) for part in parts.itertuples(index=False, name=None)]
     table = pd.DataFrame({"text": np.array(texts, object), "label": labels.array})
     stripped = table["text"].str.strip()
@@ -966,7 +966,7 @@ def read_file(entry):
         return read_hub({**entry, "hub": "parquet", "data_files": parts, "split": "train"})
     if path.is_dir():
         files = sorted(path.glob("*/*.txt"), key=str)
-        texts = [file.read_text(encoding="utf-8", errors="replace") for file in files]
+        texts = [file.read_text("utf-8", "replace") for file in files]
         return pd.DataFrame({"text": texts, "label": [file.parent.name for file in files]})
     text = path.read_bytes().decode(entry.get("encoding", "utf-8-sig"))
     if path.suffix.lower() == ".jsonl":
@@ -1074,7 +1074,7 @@ def read_model(name, known, source):
 
         folder = Path(huggingface_hub.snapshot_download(
             source["hub"], allow_patterns=MODEL_FILES, ignore_patterns=["*/*", "*.gguf"]))
-    if (folder / "adapter_config.json").exists():  # ours would be trained in vain
+    if (folder / "adapter_config.json").exists():  # a new one could do nothing
         raise ValueError("the folder has an adapter: merge it into the model")
     gguf = source.get("gguf")
     config = transformers.AutoConfig.from_pretrained(folder, gguf_file=gguf)
@@ -1121,12 +1121,12 @@ def choose_device(args):
     except Exception as error:
         raise SystemExit(f"error: --device {device}: {brief(error)}: use cpu or auto")
     if args.precision in ("bf16", "tf32") and not computes_bf16(device):
-        raise SystemExit(f"error: {device} does not compute in {args.precision}: use fp16")
+        raise SystemExit(f"error: {device} does not support {args.precision}: use fp16")
     return device
 
 
 def computes_bf16(device):
-    """Whether a device has bf16 and tf32: a T4 emulates them."""
+    """Whether a device has bf16 and tf32. A T4 only emulates them."""
     return not device.startswith("cuda") or torch.cuda.get_device_capability(device) >= (8, 0)
 # --- end shared ---
 
