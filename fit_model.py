@@ -530,11 +530,10 @@ SHARES = ("acc", "f1")  # metrics whose differences are in percentage points
 
 
 def add_effects(rows, metric="acc"):
-    """Add base, unseen, seen (of the metric; means over both sets where `arms` is "crossed"), boost
-    and bias (points, or the metric's unit) to rows, and w_*, the variance that measurement alone
-    gives one subsample's effect (DESIGN.md 7): rounding to whole answers or, for a crossed bias in
-    accuracy, splitting 2n texts at random (nan without `discordant`) plus one_answer / K for K
-    subsamples."""
+    """Add to rows: base, unseen, seen (means over both sets where `arms` is "crossed"), boost and
+    bias (in points, or the metric's unit), and w_*, the least variance of one subsample's effect.
+    It comes from rounding to whole answers or, for a crossed bias in accuracy, from splitting 2n
+    texts at random (nan without `discordant`); with K subsamples one_answer / K is added."""
     crossed, n = rows["arms"] == "crossed", rows["n"]
     scale = 100 if metric in SHARES else 1
     found = {}
@@ -558,8 +557,8 @@ def add_effects(rows, metric="acc"):
 
 
 def task_means(rows, effect="bias"):
-    """A row per task: means over K subsamples, K, the effect's sd, and v = max(sd^2, w) / K, the
-    variance of its mean: nan if K is 1, or sd is 0 and w unknown."""
+    """A row per task: means over K subsamples, K, the effect's sd, and its mean's variance
+    v = max(sd^2, w) / K: nan if K is 1, or sd is 0 and w unknown."""
     names = ["n", "majority", "base", "unseen", "seen", "boost", "bias", f"w_{effect}",
              "one_answer"]
     groups = rows.groupby("task")

