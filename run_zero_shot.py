@@ -620,7 +620,7 @@ def plan_cells(args, models, tasks, most, recipe_of):
     has other settings or data."""
     versions = f"torch {torch.__version__} transformers {transformers.__version__}"
     known, cells = finished_rows(args.out), []
-    for model, n, m in itertools.product(models, args.n, args.m):
+    for model, n, m in dict.fromkeys(itertools.product(models, args.n, args.m)):
         units = []
         for k, name in itertools.product(range(1, most[n] + 1), tasks):
             recipe = recipe_of(model, tasks[name])
@@ -1077,7 +1077,8 @@ def read_model(name, known, source):
     if (folder / "adapter_config.json").exists():  # a new one could do nothing
         raise ValueError("the folder has an adapter: merge it into the model")
     gguf = source.get("gguf")
-    config = transformers.AutoConfig.from_pretrained(folder, gguf_file=gguf)
+    config = transformers.AutoConfig.from_pretrained(
+        folder, gguf_file=gguf, trust_remote_code=False)
     like = "gpt2" if re.search("CausalLM|LMHead", str(config.architectures)) else "bert"
     if name in known:
         like = name
@@ -1112,16 +1113,16 @@ def load_tokenizer(model):
 
 
 def choose_device(args):
-    """The device as a string. SystemExit where it cannot be used."""
+    """The device as a string. ValueError if it cannot be used."""
     device = args.device
     if device == "auto":
         device = (torch.accelerator.current_accelerator(True) or torch.device("cpu")).type
     try:
         torch.ones(1, device=device)
     except Exception as error:
-        raise SystemExit(f"error: --device {device}: {brief(error)}: use cpu or auto")
+        raise ValueError(f"--device {device}: {brief(error)}: use cpu or auto")
     if args.precision in ("bf16", "tf32") and not computes_bf16(device):
-        raise SystemExit(f"error: {device} does not support {args.precision}: use fp16")
+        raise ValueError(f"{device} does not support {args.precision}: use fp16")
     return device
 
 

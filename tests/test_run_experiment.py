@@ -374,14 +374,14 @@ def test_gradients_are_of_the_mean_loss_and_unscaled_before_they_are_clipped(
 
 
 def test_a_card_before_8_0_is_told_to_use_fp16(script, monkeypatch):
-    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
-    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda _: torch.device("cuda"))
+    monkeypatch.setattr(torch, "ones", lambda *_, device: None)  # as if there were a card
     for precision in ("float32", "fp16", "bf16", "tf32"):
         args = SimpleNamespace(device="auto", precision=precision)
         for capability in ((8, 0), (7, 5)):
             monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
             if capability == (7, 5) and precision in ("bf16", "tf32"):
-                with pytest.raises(SystemExit, match="use fp16"):
+                with pytest.raises(ValueError, match="use fp16"):
                     script.choose_device(args)
             else:
                 assert script.choose_device(args) == "cuda"
@@ -431,6 +431,14 @@ def test_a_text_is_cut_after_its_first_tokens(script, sample_of):
         texts[:] = [text.removesuffix(" many") for text in texts]
     found = [script.run_subsample(each, "cpu", 1)[0] for each in (sample, other)]
     assert found[0] | {"seconds": 0} == found[1] | {"seconds": 0}
+
+
+def test_texts_that_are_all_alike_after_the_cut_are_refused(script, sample_of):
+    """3 tokens are [CLS], text and [SEP]."""
+    sample = sample_of()
+    sample.recipe["max_length"] = 3
+    with pytest.raises(ValueError, match="larger --max-length"):
+        script.run_subsample(sample, "cpu", 1)
 
 
 @pytest.mark.parametrize("kind", ["bert", "gpt2"])

@@ -319,9 +319,18 @@ def test_a_run_is_what_its_files_say(kind, typed, zero, byte_model, run, monkeyp
     assert len(nlls) == 6
 
 
-def test_arms_of_the_same_texts_are_the_same(byte_model, run, capsys, monkeypatch):
+def test_arms_of_the_same_texts_are_the_same(zero, byte_model, run, capsys, monkeypatch):
     """Also of dropout. A bar tells of the arms, where no other worker may be."""
-    write_csv("same.csv", [("the same text", n % 2) for n in range(60)])
+    draw = zero.draw
+
+    def twins(*unit):
+        sample = draw(*unit)
+        sample.texts["extra"] = sample.texts["test"]
+        sample.labels["extra"] = sample.labels["test"]
+        return sample
+
+    monkeypatch.setattr(zero, "draw", twins)
+    write_csv("same.csv", [(f"text {n}", n % 2) for n in range(60)])
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     message, (row,) = run(byte_model("gpt2"), "--csv same.csv --pretrain-lr 0.02 --device cpu:0")
     captured = capsys.readouterr()
@@ -352,7 +361,8 @@ def test_a_run_goes_on_and_mixes_no_recipes(zero, byte_model, run, monkeypatch):
 
 
 def test_show_prompts_and_help(zero, byte_model, run, capsys):
-    write_csv("mail.csv", [("rain again", "wet"), ("no clouds", "dry")] * 20)
+    kinds = [("rain again", "wet"), ("no clouds", "dry")]
+    write_csv("mail.csv", [(f"{n}: {kinds[n % 2][0]}", kinds[n % 2][1]) for n in range(40)])
     folder = byte_model("gpt2")
     run(folder, "--csv mail.csv --show-prompts --with-answers --pack")
     out = capsys.readouterr().out
@@ -368,6 +378,7 @@ def test_show_prompts_and_help(zero, byte_model, run, capsys):
 @pytest.mark.parametrize("classes, typed, words", [
     ("ab", "--pretrain-lr 1e30 --batch-size 1", "arm extra"),
     (["Spam", "spam"], "", "rename"),
+    ("ab", "--max-length 42", "all prompts are alike"),
     ("ab", "--device cuda:99", "--device cuda:99")])
 def test_a_mistake_ends_in_one_line_without_a_row(classes, typed, words, model_dir, run):
     write_csv("mail.csv", [(f"mail {n}", classes[n % 9 == 8]) for n in range(90)])
