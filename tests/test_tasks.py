@@ -112,7 +112,7 @@ def test_check_tasks_says_what_is_wrong(empty_folder, capsys):
              "length_percentiles": [60, 70]}
     tasks = {"right": spec} | {key: {**spec, key: value} for key, value in wrong.items()}
     Path("mine.csv").write_text(table("ab" * 10))
-    Path("tasks.json").write_text(json.dumps({"tasks": tasks}))
+    Path("tasks.json").write_text(json.dumps({"tasks": tasks, "models": {}}))
     assert check_tasks.main(["--tasks", "right"]) == 0
     assert check_tasks.main([]) == 2 and capsys.readouterr().out.count("WRONG") == 5
 
@@ -161,7 +161,7 @@ def test_data_sets_of_the_hub(own, hub):
     assert task.texts[0].startswith("unsplit/train") and task.classes[0] == "sadness"
 
 
-TEXTS = ["one, two", "a, bare\rreturn", "a\nbreak\n", 'say "no"', "NA", "007", "é; x", "None",
+TEXTS = ["one, two", "a, bare;\t|\rreturn", "a\nbreak\n", 'say "no"', "NA", "007", "é; x", "None",
          "a, b;\tc\n20\n", 'say "1"\n"01"', '"', '""\n', "1\n\n20\n", "\n01", "one\ttwo",
          "- 1,5\n- 2,20\n", "C:\\", "null\u2028\x85.", "Is it?\n20,really",
          "So?\n1, no.\n20, not once", "long " * 30000]
@@ -289,8 +289,8 @@ def test_names_of_tasks(own):
     for name in ("all", "emotion"):
         line = own(f"{name}.csv", table("ab" * 10))[1]
         assert line.startswith(f"task {name} from {name}.csv: 20 rows")
-    assert "emotion, ag_news" in own("emotion.csv", None, "--tasks all")[1]
-    assert "agnews" in own("emotion.csv", None, "--tasks agnews")[1]
+    assert "have one name: emotion" in own("emotion.csv", None, "--m 2 --n 1 --tasks emotion")[1]
+    assert "agnews" in own("emotion.csv", None, "--m 2 --n 1 --tasks agnews")[1]
 
 
 def test_following_the_advice_works(script):
