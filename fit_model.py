@@ -525,17 +525,16 @@ def title_of(experiment, m, n):
 
 
 # --- shared: effects ---
-SHARE = 0.89  # of every interval: the paper's
-SHARES = ("acc", "f1")  # metrics whose differences are told in percentage points
+SHARE = 0.89  # coverage of every interval (the paper's)
+SHARES = ("acc", "f1")  # metrics whose differences are in percentage points
 
 
 def add_effects(rows, metric="acc"):
-    """The rows with base, unseen, seen (of the metric; crossed: means over both sets of texts),
-    boost, bias (points, or the metric's own unit) and the variance that their measurement alone
-    gives one subsample: w_boost, w_bias (DESIGN.md 7). w_bias of a crossed accuracy is that of a
-    difference between random halves of 2n texts, nan without `discordant`, and one_answer / K is
-    added for K subsamples: one imaginary answer that changed in each set. Elsewhere it is that of
-    rounding to whole answers."""
+    """Add base, unseen, seen (of the metric; means over both sets where `arms` is "crossed"), boost
+    and bias (points, or the metric's unit) to rows, and w_*, the variance that measurement alone
+    gives one subsample's effect (DESIGN.md 7): rounding to whole answers or, for a crossed bias in
+    accuracy, splitting 2n texts at random (nan without `discordant`) plus one_answer / K for K
+    subsamples."""
     crossed, n = rows["arms"] == "crossed", rows["n"]
     scale = 100 if metric in SHARES else 1
     found = {}
@@ -559,8 +558,8 @@ def add_effects(rows, metric="acc"):
 
 
 def task_means(rows, effect="bias"):
-    """A row a task: means over its subsamples, their number, the effect's sd, and v, the variance
-    of its mean: max(sd^2, w) / K. v is nan for one subsample, and where sd is 0 and w unknown."""
+    """A row per task: means over K subsamples, K, the effect's sd, and v = max(sd^2, w) / K, the
+    variance of its mean: nan if K is 1, or sd is 0 and w unknown."""
     names = ["n", "majority", "base", "unseen", "seen", "boost", "bias", f"w_{effect}",
              "one_answer"]
     groups = rows.groupby("task")
@@ -575,9 +574,8 @@ def task_means(rows, effect="bias"):
 
 
 def interval(tasks):
-    """(standard error, degrees of freedom, half-width) of the 89 % interval of a mean over tasks by
-    Student's t, with Satterthwaite's degrees of freedom; tasks: what task_means gives. nan where a
-    task has one subsample."""
+    """(standard error, Satterthwaite's degrees of freedom, half-width of the 89% t interval) of the
+    mean over the rows of task_means. nan if a task has one subsample."""
     v = tasks["v"] / len(tasks) ** 2
     se = math.sqrt(v.sum(skipna=False))
     df = v.sum() ** 2 / (v**2 / (tasks["subsamples"] - 1)).sum()

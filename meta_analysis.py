@@ -2,29 +2,32 @@
 # requires-python = ">=3.11"
 # dependencies = ["numpy==2.4.6", "pandas==3.1.1", "scipy==1.17.1", "matplotlib==3.10.9"]
 # ///
-"""How far can one subsample be trusted? Section 10 of the paper; and leaderboards.
+"""How far can one subsample be trusted? Section 10 of the paper, and leaderboards.
 
-Figure 7 of "Evaluating the fairness of task-adaptive pretraining on unlabeled test data before
-few-shot text classification" (Dubey): keep one subsample per model and task, look for a bias in
-that slice, draw another. In shuffled slices its arms change places by lot, so there is none.
-    paper   posterior of beta (log odds): right_ijl ~ Binomial(n, p), logit p = mu + alpha_i + U_j
-            + beta l for model i, task j, arm l (0: extra, 1: test), on the texts of `test`
-    t       t interval over tasks of the bias (models: averaged), in points
+Figure 7 of "Evaluating the fairness of task-adaptive pretraining ..." (Dubey 2024). A slice keeps
+one subsample of each model and task, as most benchmarks do. In shuffled slices `extra` and `test`
+are swapped at random, so there is no bias to find. Each slice is analyzed in two ways:
+    paper   the paper's model, on the texts of `test`: right_ijl ~ Binomial(n, p), logit p = mu +
+            alpha_i + U_j + beta l, model i, task j, arm l (0: extra, 1: test). U_j stays in the
+            model for one task, too: without it mu's prior would move beta.
+    t       a t interval over tasks for the bias in percentage points, averaged over models
 
     python meta_analysis.py results.csv --models bert --slices 20
     python meta_analysis.py results.csv --leaderboard board.csv   # columns name, score
 
-Writes to meta/results/ report.html, slices.png and tables with the columns
-    meta.csv: experiment, m, n, arms, kind (drawn, shuffled), slice, paper_mean, paper_low,
-        paper_high, t_mean, t_low, t_high
-    shares.csv: of slices: threshold, outside (paper_mean beyond it), paper, t (exclude 0)
-    leaderboard.csv: by the noise of experiment, m, n, model: rank, name, score, gap (to the next),
-        p_wrong (their order is wrong), p_swap_1, p_swap_5, p_swap_20 (they swap in a rerun of so
-        many training sets)
+Writes a page and tables to meta/results/ (meta/board/). Their columns, with 89% intervals:
+    meta.csv: experiment, m, n, arms, kind, slice, paper_mean, paper_low, paper_high (beta, log
+        odds), t_mean, t_low, t_high (points)
+    shares.csv: threshold (log odds) and the shares of slices with paper_mean beyond it (outside)
+        and with an interval that excludes 0 (paper, t)
+    leaderboard.csv: experiment, m, n, model (whose runs show the noise), rank, name, score, gap
+        (points to the next), p_wrong (probability that these two are in the wrong order),
+        p_swap_1, p_swap_5, p_swap_20 (that they swap in a rerun with so many training sets)
 """
 
 import argparse
 import base64
+import builtins
 import html
 import math
 from pathlib import Path
@@ -34,125 +37,155 @@ import pandas as pd
 from matplotlib.figure import Figure
 from scipy import special, stats
 
+INTERVAL = 0.89  # of intervals, as in the paper
+
+
+def report_slices(rows, slices):
+    """(parts of the page, tables)."""
+    names = [*CELL, "arms"]
+    tables = {cell: slice_table(mine, slices) for cell, mine in rows.groupby(names)}
+    meta = pd.concat(tables, names=names).reset_index(names)
+    threshold = np.where(meta["experiment"].str.contains("zero.shot"), 0.08, 0.04)  # section 10
+    found = meta.assign(
+        threshold=threshold, outside=meta["paper_mean"].abs() > threshold,
+        paper=meta["paper_low"] * meta["paper_high"] > 0,
+        t=np.sign(meta["t_low"] * meta["t_high"]).clip(lower=0))  # nan for one task
+    groups = found.groupby([*names, "kind", "threshold"])
+    shares = groups[["outside", "paper", "t"]].mean().reset_index()
+    drawn, shuffled = found.groupby("kind")["outside"].mean()
+    answer = (f"With one subsample of each task you would have claimed a bias in {drawn:.0%} of "
+              "slices: beta is beyond the paper's threshold. In shuffled slices, where there is no "
+              f"bias to find, you would have claimed one in {shuffled:.0%}.")
+    print(answer)
+    return [("", answer), ("slices", plot(found)), ("", shares)], {"meta": meta, "shares": shares}
+
 
 def slice_table(rows, slices):
-    """Rows of meta.csv of a cell: slices of one run of each pair of a model and a task."""
+    """Rows of meta.csv for one setting: slices, then the same slices shuffled."""
     rng = np.random.default_rng(0)
-    n = rows.n.iloc[0]
-    pairs = rows.groupby(["model", "task"])
-    drawn = []
-    for _, runs in pairs:
-        one = runs.iloc[rng.integers(len(runs), size=slices)]
-        drawn.append([(n * one.acc_extra).round(), (n * one.acc_test).round(), one.bias])
-    control, treatment, bias = np.moveaxis(drawn, 0, 2)  # each [slices, pairs]
+    n = rows["n"].iloc[0]
+    groups = rows.groupby(["model", "task"])
+    right, bias = [], []
+    for _, runs in groups:
+        drawn = runs.iloc[rng.integers(len(runs), size=slices)]
+        right.append((n * drawn[["acc_extra", "acc_test"]]).round())
+        bias.append(drawn["bias"])
+    right = np.transpose(right, (1, 2, 0))  # [slices, arms, pairs of model and task]
+    bias = np.transpose(bias)
     swap = rng.random(bias.shape) < 0.5
-    first = np.vstack([control, np.where(swap, treatment, control)])
-    second = np.vstack([treatment, np.where(swap, control, treatment)])
+    right = np.vstack([right, np.where(swap[:, None], right[:, ::-1], right)])
     bias = np.vstack([bias, np.where(swap, -bias, bias)])
 
-    models, tasks = zip(*pairs.groups)
-    alpha = pd.get_dummies(models).to_numpy(float)[:, 1:]
-    U = pd.get_dummies(tasks).to_numpy(float)
-    mean, sd = slice_posterior(np.hstack([first, second]), n, alpha, U)
-    reach = stats.norm.ppf(UPPER) * sd
-    D = pd.DataFrame(bias @ (U / U.sum(axis=0)))  # slices, tasks
+    models, tasks = zip(*groups.groups)
+    alpha = pd.get_dummies(models, dtype=float).to_numpy()[:, 1:]
+    U = pd.get_dummies(tasks, dtype=float).to_numpy()
+    mean, sd = slice_posterior(right, n, alpha, U)
+    low, high = stats.norm.interval(INTERVAL, mean, sd)
+    D = pd.DataFrame(bias @ (U / U.sum(axis=0)))  # [slices, tasks]
     t = D.mean(axis=1)
-    half = stats.t.ppf(UPPER, D.shape[1] - 1) * D.sem(axis=1)
+    half = stats.t.ppf((1 + INTERVAL) / 2, D.shape[1] - 1) * D.sem(axis=1)
     return pd.DataFrame({
         "kind": np.repeat(["drawn", "shuffled"], slices), "slice": D.index % slices + 1,
-        "paper_mean": mean, "paper_low": mean - reach, "paper_high": mean + reach,
+        "paper_mean": mean, "paper_low": low, "paper_high": high,
         "t_mean": t, "t_low": t - half, "t_high": t + half})
 
 
 def slice_posterior(right, n, alpha, U):
-    """(mean, sd) of beta in each slice: the mode of the log posterior by Newton's method, and the
-    inverse curvature; sd_U at its own mode by EM, the root of sd^4 + J sd^2 = sum E U_j^2. right:
-    answers [slices, 2 * pairs], of both arms."""
-    J = U.shape[1]
+    """(mean, sd) of beta [slices] from right answers [slices, arms, pairs], with indicators alpha
+    [pairs, models - 1] and U [pairs, tasks]. Priors: mu, beta ~ N(0, 1), alpha ~ N(0, 5), U_j ~
+    N(0, sd_U), sd_U ~ HalfNormal(1). Newton's method finds the mode, the inverse curvature gives
+    sd; EM finds the mode of sd_U, where sd_U^4 + J sd_U^2 = sum of E U_j^2. Each step eliminates
+    U_j first."""
+    y = right.reshape(len(right), -1)
     arm = np.repeat([0, 1], len(U))
-    X = np.column_stack([arm**0, arm, np.tile(alpha, (2, 1)), np.tile(U, (2, 1))])
-    theta = np.zeros((len(right), X.shape[1]))  # mu, beta, alpha, U
-    precision = np.ones_like(theta)  # of the priors
-    precision[:, 2:-J] = 1 / 25
-    for _ in range(200):  # ten mostly do
-        p = special.expit(theta @ X.T)
-        slope = (right - n * p) @ X - precision * theta
-        curvature = (X.T * (n * p * (1 - p))[:, None]) @ X
-        covariance = np.linalg.inv(curvature + precision[:, None] * np.eye(X.shape[1]))
-        step = (covariance @ slope[:, :, None])[:, :, 0]
+    Z = np.column_stack([np.ones(len(arm)), arm, np.tile(alpha, (2, 1))])
+    U = np.tile(U, (2, 1))
+    J = U.shape[1]
+    prior = np.array([1, 1] + [1 / 25] * alpha.shape[1])  # precisions
+    theta = np.zeros((len(y), len(prior)))  # mu, beta, alpha
+    level = np.zeros((len(y), J))  # U_j
+    precision = np.ones((len(y), 1))  # 1 / sd_U^2
+    for _ in range(200):  # usually, ten are enough
+        p = special.expit(theta @ Z.T + level @ U.T)
+        slope = (y - n * p) @ Z - prior * theta
+        slope_U = (y - n * p) @ U - precision * level
+
+        # The curvature is [[head, border], [border.T, diag(shaft)]]
+        weight = n * p * (1 - p)
+        weighted = Z.T * weight[:, None]
+        head = weighted @ Z + np.diag(prior)
+        border = weighted @ U
+        shaft = weight @ U + precision
+        ratio = border / shaft[:, None]
+        covariance = np.linalg.inv(head - ratio @ border.mT)  # of theta
+        step = (covariance @ (slope[..., None] - ratio @ slope_U[..., None]))[..., 0]
+        step_U = slope_U / shaft - (step[:, None] @ ratio)[:, 0]
         theta += step
-        if np.abs(step).max() < 1e-7:
+        level += step_U
+        if max(np.abs(step).max(), np.abs(step_U).max()) < 1e-7:
             break
-        squares = theta**2 + np.diagonal(covariance, axis1=1, axis2=2)
-        square = squares[:, -J:].sum(axis=1, keepdims=True)
-        variance = (np.sqrt(J**2 + 4 * square) - J) / 2
-        precision[:, -J:] = 1 / np.maximum(variance, 1e-4)
+        variance_U = 1 / shaft + (ratio * (covariance @ ratio)).sum(axis=1)
+        square = (level**2 + variance_U).sum(axis=1, keepdims=True)
+        precision = 1 / np.maximum((np.sqrt(J**2 + 4 * square) - J) / 2, 1e-4)
     return theta[:, 1], np.sqrt(covariance[:, 1, 1])
 
 
-def plot(meta):
-    """Figure 7, a panel per cell: distributions over slices of the paper's estimates."""
-    cells = meta.groupby(CELL)
-    figure = Figure((8, 2.4 * len(cells)), layout="constrained")
+def plot(found):
+    """Figure 7: the paper's estimates in the slices of each setting."""
+    cells = found.groupby(CELL)
+    figure = Figure((8, 0.5 + 2.2 * len(cells)), layout="constrained")
     axes = figure.subplots(len(cells), squeeze=False, sharex=True)[:, 0]
-    for axis, (cell, slices) in zip(axes, cells):
-        for kind, mine in slices.groupby("kind"):
-            axis.ecdf(mine.paper_mean, label=kind)
-        axis.set(title=title_of(*cell), xlabel="posterior mean of beta")
-        axis.legend()
+    for axis, (cell, mine) in zip(axes, cells):
+        threshold = mine["threshold"].iloc[0]
+        axis.axvspan(-threshold, threshold, color="0.88", label="within the threshold")
+        for line, (kind, means) in zip(("-", "--"), mine.groupby("kind")["paper_mean"]):
+            axis.ecdf(means, linestyle=line, label=kind)
+        axis.set(title=title_of(*cell), ylabel="share of slices\nat or below")
+    axis.set_xlabel("posterior mean of beta (log odds)")
+    axes[0].legend(loc="lower right")
     return figure
 
 
-def report_slices(rows, slices):
-    """(the page's parts, tables) of slices of each cell."""
-    if rows.subsample.nunique() < 2:
-        raise SystemExit("error: of one subsample all slices are the same")
-    names = [*CELL, "arms"]
-    tables = {cell: slice_table(mine, slices) for cell, mine in rows.groupby(names)}
-    meta = pd.concat(tables, names=names).reset_index(names)
-    zero_shot = meta.experiment.str.contains("zero.shot")
-    threshold = np.where(zero_shot, 0.08, 0.04)  # section 10
-    found = meta.assign(
-        threshold=threshold, outside=meta.paper_mean.abs() > threshold,
-        paper=meta.paper_low * meta.paper_high > 0, t=meta.t_low * meta.t_high > 0)
-    shares = found.groupby([*names, "kind", "threshold"])[["outside", "paper", "t"]].mean()
-    drawn, shuffled = 100 * shares.groupby("kind")["paper"].mean()
-    answer = ("With one subsample of each task, the paper's model would have claimed a bias in "
-              f"{drawn:.0f} % of the draws (mean over settings). Where there is none, since seen "
-              f"and unseen are exchanged by lot, it claims one in {shuffled:.0f} %; an honest "
-              "interval would in 11 %.")
-    print(answer)
-    tables = {"meta": meta, "shares": shares.reset_index()}
-    return [("", answer), ("slices", plot(meta)), ("", tables["shares"])], tables
-
-
 def report_board(rows, path):
-    """(the page's parts, tables): the board with the noise of each model in each cell."""
-    board = pd.read_csv(path)[["name", "score"]].sort_values("score", ascending=False)
-    if board.score.max() <= 1:
-        board.score *= 100
+    """(parts of the page, tables): the noise of each model in each setting."""
+    try:
+        board = pd.read_csv(path, engine="python")[["name", "score"]].astype({"score": float})
+    except (OSError, ValueError, KeyError) as error:
+        raise SystemExit(f"error: {path} needs the columns name and score (a number): {error}")
+    if board["score"].max() <= 1:
+        board["score"] *= 100
+    board = board.sort_values("score", ascending=False)
     board.insert(0, "rank", range(1, len(board) + 1))
-    parts, tables, names = [], {}, [*CELL, "model"]
+    names = [*CELL, "model"]
+    parts = []
+    tables = {}
     for key, mine in rows.groupby(names):
-        draws = mine.drop_duplicates(RUN[:-1]).groupby("task")["acc_extra"]  # of one seed
-        v = 100**2 * draws.var().sum(skipna=False) / draws.ngroups**2  # noise of each score
-        table = tables[key] = board_table(board, v)
-        doubtful = (table.p_wrong > 1 - SHARE).sum()
-        answer = (f"Neighbours in the wrong order with a chance above 11 %: {doubtful} of "
-                  f"{len(board) - 1} (noise of {key[3]}, {title_of(*key[:3])}).")
+        tasks = mine.drop_duplicates(RUN[:-1]).groupby("task")["acc_extra"]  # of one seed
+        v = 100**2 * tasks.var().sum() / len(tasks) ** 2  # of the mean over tasks
+        table = board_table(board, v)
+        tables[key] = table
+        answer = "One run cannot tell the order of these entries"
+        if v < board["score"].var():
+            doubtful = (table["p_wrong"] > 0.1).sum()
+            answer = (f"{doubtful} of {len(board) - 1} pairs of neighbors are in the wrong order "
+                      "with a probability above 10%")
+        answer += (f": runs of {key[3]} differ by {math.sqrt(v):.2f} percentage points (standard "
+                   f"deviation; {title_of(*key[:3])}).")
         print(answer)
-        parts += [("", answer), ("", table)]
+        parts += [("", answer), ("", table.dropna(axis=1, how="all"))]
     return parts, {"leaderboard": pd.concat(tables, names=names).reset_index(names)}
 
 
 def board_table(board, v):
-    """leaderboard.csv. Given the gap seen, that of Normal true scores is Normal(B gap, 2 B v), B =
-    1 - v / var; a rerun of R training sets adds 2 v / R."""
-    B = max(0, 1 - v / board.score.var())
-    gap = board.score.diff(-1)
-    table = board.assign(gap=gap, p_wrong=stats.norm.sf(gap * math.sqrt(B / (2 * v))))
-    for R in (1, 5, 20):
-        table[f"p_swap_{R}"] = stats.norm.sf(B * gap / math.sqrt(2 * v * (B + 1 / R)))
+    """Columns of leaderboard.csv with noise of variance v in each score. If true scores are Normal,
+    a true gap is Normal(B gap, 2 B v) given the observed one, with B = 1 - v / var(scores), and a
+    rerun with R training sets adds 2 v / R. All p are nan unless B > 0."""
+    B = 1 - v / board["score"].var()
+    if B <= 0:
+        B = math.nan
+    table = board.assign(gap=board["score"].diff(-1))
+    for name, R in {"p_wrong": math.inf, "p_swap_1": 1, "p_swap_5": 5, "p_swap_20": 20}.items():
+        table[name] = stats.norm.sf(B * table["gap"] / math.sqrt(2 * v * (B + 1 / R)))
     return table
 
 
@@ -233,67 +266,6 @@ def title_of(experiment, m, n):
 # --- end shared ---
 
 
-# --- shared: effects ---
-SHARE = 0.89  # of every interval: the paper's
-SHARES = ("acc", "f1")  # metrics whose differences are told in percentage points
-
-
-def add_effects(rows, metric="acc"):
-    """The rows with base, unseen, seen (of the metric; crossed: means over both sets of texts),
-    boost, bias (points, or the metric's own unit) and the variance that their measurement alone
-    gives one subsample: w_boost, w_bias (DESIGN.md 7). w_bias of a crossed accuracy is that of a
-    difference between random halves of 2n texts, nan without `discordant`, and one_answer / K is
-    added for K subsamples: one imaginary answer that changed in each set. Elsewhere it is that of
-    rounding to whole answers."""
-    crossed, n = rows["arms"] == "crossed", rows["n"]
-    scale = 100 if metric in SHARES else 1
-    found = {}
-    places = {"base": ("base", "base"), "unseen": ("extra", "test"), "seen": ("test", "extra")}
-    for name, (arm, mirrored) in places.items():
-        on_test = rows[f"{metric}_{arm}"]
-        both = (on_test + rows[f"{metric}_{mirrored}_on_extra"]) / 2
-        found[name] = both.where(crossed, on_test)
-    found["boost"] = scale * (found["unseen"] - found["base"])
-    found["bias"] = scale * (found["seen"] - found["unseen"])
-    found["w_boost"] = found["w_bias"] = (scale / n) ** 2 / 12
-    found["one_answer"] = 0.0
-    if metric == "acc":
-        noise = 0
-        for ending in ("", "_on_extra"):
-            change = rows[f"acc_test{ending}"] - rows[f"acc_extra{ending}"]
-            noise = noise + rows[f"discordant{ending}"] - change**2
-        found["w_bias"] = (100**2 / (4 * n) * noise).where(crossed, found["w_boost"])
-        found["one_answer"] = (100**2 / (2 * n**2)).where(crossed, 0.0)
-    return rows.assign(**found)
-
-
-def task_means(rows, effect="bias"):
-    """A row a task: means over its subsamples, their number, the effect's sd, and v, the variance
-    of its mean: max(sd^2, w) / K. v is nan for one subsample, and where sd is 0 and w unknown."""
-    names = ["n", "majority", "base", "unseen", "seen", "boost", "bias", f"w_{effect}",
-             "one_answer"]
-    groups = rows.groupby("task")
-    tasks = groups[names].mean()
-    K = groups.size()
-    w = tasks[f"w_{effect}"]
-    if effect == "bias":
-        w = w + tasks["one_answer"] / K
-    sd = groups[effect].std()
-    v = np.fmax(sd**2, w) / K
-    return tasks.assign(subsamples=K, sd=sd, v=v.where((K > 1) & (v > 0)))
-
-
-def interval(tasks):
-    """(standard error, degrees of freedom, half-width) of the 89 % interval of a mean over tasks by
-    Student's t, with Satterthwaite's degrees of freedom; tasks: what task_means gives. nan where a
-    task has one subsample."""
-    v = tasks["v"] / len(tasks) ** 2
-    se = math.sqrt(v.sum(skipna=False))
-    df = v.sum() ** 2 / (v**2 / (tasks["subsamples"] - 1)).sum()
-    return se, df, stats.t.ppf((1 + SHARE) / 2, df) * se
-# --- end shared ---
-
-
 # --- shared: page ---
 STYLE = """
 body { max-width: 70rem; margin: auto; padding: 0 1rem; font: 16px/1.5 sans-serif }
@@ -342,26 +314,35 @@ def parse_args(argv):
     parser = argparse.ArgumentParser(
         usage="%(prog)s [FILE ...] [flags]", description=__doc__.partition("\n\n")[0])
     add = parser.add_argument
-    add("paths", nargs="*", type=Path, default=[Path("results.csv")], help="(results.csv)")
-    add("--slices", type=int, default=500, help="(500)")
-    add("--plain", action="store_true", help="t on the texts of test, too")
-    add("--leaderboard", type=Path, metavar="FILE", help="would entries swap?")
+    add("paths", nargs="*", type=Path, default=[Path("results.csv")],
+        help="results files (results.csv)")
+    add("--slices", type=int, default=500, help="number of slices (500)")
+    add("--plain", action="store_true", help="bias on the texts of test only")
+    add("--leaderboard", type=Path, metavar="FILE", help="would its entries swap?")
     for flag in FILTERS:
         add(f"--{flag}", nargs="+", help="only these (all)")
-    add("--out", type=Path, metavar="FOLDER", help="(meta/NAME)")
+    add("--out", type=Path, metavar="FOLDER", help="folder of the page (meta/NAME)")
     return parser.parse_args(argv)
 
 
 def main(argv=None):
     args = parse_args(argv)
-    rows = add_effects(load_rows(args))
+    rows = load_rows(args)
+    counts = rows.groupby(RUN[:5])["subsample"].nunique()
+    if counts.min() < 2:
+        raise SystemExit(f"error: {counts.idxmin()[2]} has one subsample: run more of them, or "
+                         "choose other --tasks")
+    bias = rows["acc_test"] - rows["acc_extra"]
+    mirrored = rows["acc_extra_on_extra"] - rows["acc_test_on_extra"]  # nan: plain arms
+    rows["bias"] = 100 * (bias + mirrored.fillna(bias)) / 2
     folder = args.out or Path("meta", (args.leaderboard or args.paths[0]).stem)
     if args.leaderboard:
         parts, tables = report_board(rows, args.leaderboard)
     else:
         parts, tables = report_slices(rows, args.slices)
-    parts.append(("manual", __doc__))
-    save(folder, "How far can one subsample be trusted?", parts, tables)
+    parts.append(("small", __doc__))
+    style = STYLE + ".small { font-size: .85rem; white-space: pre }"
+    save(folder, "How far can one subsample be trusted?", parts, tables, style)
     print(f"page: {(folder / 'report.html').resolve()}")
 
 

