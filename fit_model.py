@@ -46,7 +46,7 @@ from matplotlib.figure import Figure
 from scipy import special, stats
 
 os.environ.setdefault("PYTENSOR_FLAGS", "cxx=")  # nutpie needs no C compiler
-warnings.simplefilter("ignore", FutureWarning)  # ArviZ announces its next version
+warnings.simplefilter("ignore", FutureWarning)  # of ArviZ
 
 NEAR = 0.55  # margins: below this half-width more data will hardly decide
 MOST = 40  # answers or lines in the figure
@@ -467,7 +467,7 @@ def check(rows, good, words):
 def read_rows(path, metric):
     """The rows of a results file; empty fields are nan."""
     try:
-        rows = pd.read_csv(path, dtype=object, keep_default_na=False, engine="python")
+        rows = pd.read_csv(path, dtype=str, keep_default_na=False, engine="python")
     except (OSError, ValueError) as error:
         raise SystemExit(f"error: could not read {path}: {error}")
     rows.index = [f"{path}, data row {number + 1}" for number in rows.index]

@@ -212,7 +212,7 @@ def check(rows, good, words):
 def read_rows(path, metric):
     """The rows of a results file; empty fields are nan."""
     try:
-        rows = pd.read_csv(path, dtype=object, keep_default_na=False, engine="python")
+        rows = pd.read_csv(path, dtype=str, keep_default_na=False, engine="python")
     except (OSError, ValueError) as error:
         raise SystemExit(f"error: could not read {path}: {error}")
     rows.index = [f"{path}, data row {number + 1}" for number in rows.index]
