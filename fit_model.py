@@ -363,7 +363,7 @@ def names_of(values):
     """The different values in words."""
     names = [str(value) for value in sorted(set(values.dropna()))]
     if len(names) > 5:
-        names[5:] = [f"{len(names) - 5} more"]
+        names[5:] = [f"and {len(names) - 5} more"]
     return ", ".join(names)
 
 
