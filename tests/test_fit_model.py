@@ -445,7 +445,7 @@ def test_the_papers_model_from_the_command_line(run):
     for name in ("effects", "tasks", "posterior"):
         for column in csv_of(name):
             assert re.search(rf"\b{column}\b", fit.__doc__), (name, column)
-    shown = found.page.partition("The paper's model")[2]
+    shown = found.page.partition("s model: beta")[2]
     assert shown.count("<td>beta</td>") == 2 and shown.count("<tr") == 1 + 2 * 4
     assert run(varied_rows(), "--paper-model", "--draws", 0).end is None
     assert not Path("out/posterior.csv").exists()  # nothing old stays
