@@ -4,12 +4,8 @@ import builtins
 import itertools
 import math
 import re
-import signal
-import sys
-import time
 from collections import Counter, defaultdict
 from pathlib import Path
-from subprocess import PIPE, Popen
 
 import numpy as np
 import pandas as pd
@@ -470,20 +466,6 @@ def test_convergence_and_beta():
     assert beta[["mean", "sd"]].tolist() == approx([mean, sd], abs=sd / 6)
     ends = stats.norm.interval(0.89, mean, sd)
     assert beta[["hdi_low", "hdi_high"]].tolist() == approx(ends, abs=sd / 4)
-
-
-def test_ctrl_c_ends_in_one_line():
-    path = path_of(coin_rows(tasks=5))
-    command = [sys.executable, "-u", ROOT / "fit_model.py", path, "--paper-model"]
-    process = Popen(command, stdout=PIPE, stderr=PIPE, text=True)
-    for line in process.stdout:
-        if line.startswith("page:"):
-            break
-    time.sleep(2)  # in compilation or sampling
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=100)
-    assert process.returncode == 1 and err.strip() == "stopped: the page stays"
-    assert Path("fits/results/report.html").exists()
 
 
 # What a person gets
