@@ -5,28 +5,28 @@
 #     "matplotlib==3.10.9",
 # ]
 # ///
-"""Does pretraining on unlabeled test texts inflate the score? From results.csv to a page.
+"""Does pretraining on unlabeled test texts inflate the score? Turn results.csv into an answer.
 
-Reproduces sections 5 to 8 of "Evaluating the fairness of task-adaptive pretraining on unlabeled
-test data before few-shot text classification" (Dubey). m: labeled training texts; n: unlabeled
-texts, and as many test texts; base, unseen, seen: accuracy without pretraining, on texts not seen
-in pretraining, on texts seen; boost = unseen - base, bias = seen - unseen, in percentage points.
+Sections 5 to 8 of "Evaluating the fairness of task-adaptive pretraining ..." (Dubey 2024). m:
+labeled training texts; n: unlabeled texts, and as many test texts; base, unseen, seen: accuracy
+without pretraining, on texts not seen in pretraining, on texts seen; boost = unseen - base, bias =
+seen - unseen, in percentage points.
 89% intervals are for "these tasks" (the mean over tasks; model "all": averaged over models first)
 and, from five tasks on, "tasks like these" (Student's t over task means).
 
     python fit_model.py results.csv                 # page and tables, 3 seconds
-    python fit_model.py results.csv --paper-model   # then the paper's model, minutes
+    python fit_model.py results.csv --paper-model   # and the paper's model, minutes
 
 Writes report.html, effects.png and tables to fits/results/, with the columns
     effects.csv: experiment, m, n (empty: mean of all settings), metric, effect, model, arms
-        (crossed: both sets of texts; plain: only `test`), target, tasks, subsamples (fewest of a
-        task), majority (share of the most common class), base, unseen, seen (%), estimate, se, df,
-        low, high (points), margin, verdict, needed (subsamples of each task that would decide)
+        (sets of texts: crossed: both; plain: `test`), target, tasks, subsamples (fewest of a task),
+        majority (share of the most common class), base, unseen, seen (%), estimate, se, df, low,
+        high (points), margin, verdict, needed (subsamples of each task that would decide)
     tasks.csv: the same for each task, sd (between subsamples), v (the variance of the estimate), p
         (one-sided sign flips of a bias), p_adjusted (Benjamini-Hochberg)
     posterior.csv: experiment, m, n, effect, parameter (and predictions in points: difference (11),
         effect (12)), mean, sd, hdi_low, hdi_high, mcse_mean, mcse_sd, ess_bulk, ess_tail, r_hat,
-        warning (if the fit did not converge; then the exit status is 3)
+        warning (not converged: exit status 3)
 """
 
 import argparse
@@ -37,6 +37,7 @@ import math
 import os
 import shlex
 import sys
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -45,11 +46,10 @@ from matplotlib.figure import Figure
 from scipy import special, stats
 
 os.environ.setdefault("PYTENSOR_FLAGS", "cxx=")  # nutpie needs no C compiler
-np.seterr(invalid="ignore")  # 0 / 0: no interval
+warnings.simplefilter("ignore", FutureWarning)  # of ArviZ
 
 NEAR = 0.55  # margins: below this half-width more data will hardly decide
-WEAK = 5  # points of macro-F1 above guessing that show learning
-MOST = 40  # answers and lines on the page
+MOST = 40  # answers or lines in the figure
 MAX_R_HAT, MIN_ESS = 1.01, 400  # Vehtari et al. (2021)
 ATTEMPTS = ((0.9, 1, 1), (0.99, 4, 2))  # target acceptance, times the tuning, times the draws
 THESE, LIKE = "these tasks", "tasks like these"
@@ -63,9 +63,6 @@ COLORS = """
 .no .large { color: #006b4f }
 .yes .large { color: #b3261e }
 """
-
-
-# The answer ---
 
 
 def unit_table(rows):
@@ -108,7 +105,7 @@ def sign_flip_p(changes):
     for size in changes.abs():
         share = (np.pad(share, (0, size)) + np.pad(share, (size, 0))) / 2
     observed = (changes.abs().sum() + changes.sum()) // 2
-    return min(share[observed:].sum(), 1.0)  # not above 1
+    return min(share[observed:].sum(), 1.0)
 
 
 def together(units, effect):
@@ -134,14 +131,15 @@ def effect_row(tasks, noise, target, args):
     takes."""
     settings = tasks.groupby(CELL)
     row = tasks[[*CELL, "effect", "model", "main"]].iloc[0].to_dict()
-    row |= {"setting": title_of(*[row[name] for name in CELL]), "settings": settings.ngroups,
+    row |= {"setting": title_of(*tasks.iloc[0][CELL]), "settings": settings.ngroups,
             "target": target, "arms": names_of(tasks.arms), "tasks": settings.size().min(),
             "subsamples": tasks.subsamples.min(), **settings[[*MEANS, "estimate"]].mean().mean()}
     if settings.ngroups > 1:
         name = f"{row['experiment']}, mean of {settings.ngroups} settings"
         row |= {"m": "", "n": "", "setting": name}
     middle, margin = row["estimate"], args.margin
-    row["se"], row["df"], half = interval(noise)
+    with np.errstate(invalid="ignore"):  # 0 / 0: no interval
+        row["se"], row["df"], half = interval(noise)
     row |= {"low": middle - half, "high": middle + half, "margin": margin, "verdict": "",
             "needed": math.nan}
     if margin and half > 0:
@@ -174,9 +172,6 @@ def effects_table(units, tasks, args):
             rows.append(effect_row(mine, together(used, effect), THESE, args) | {"out": out})
         rows += each
     return pd.DataFrame(rows).assign(metric=args.metric)
-
-
-# The paper's model ---
 
 
 def paper_model(rows, interaction):
@@ -229,7 +224,8 @@ def paper_model(rows, interaction):
 def predict(posterior, rows):
     """The posterior with the effects (12) and differences (11) that it predicts."""
     rng = np.random.default_rng(0)
-    found = posterior.drop_vars(["a", "c", "z"], errors="ignore")
+    logs = [f"sd_{name}_log__" for name in "UVW"]
+    found = posterior.drop_vars(["a", "c", "z", *logs], errors="ignore")
     effects = {}
     for (model, task), runs in rows.groupby(["model", "task"]):
         level = posterior.c.values[:, :, runs.unit]
@@ -260,9 +256,8 @@ def fit(rows, effect, args):
     for accept, longer, more in ATTEMPTS:
         trace = nutpie.sample(
             ready, chains=4, tune=args.draws // 2 * longer, draws=args.draws * more, seed=0,
-            target_accept=accept, save_warmup=False, progress_bar=False)
-        if trace.posterior.sizes["draw"] < args.draws * more:  # nutpie catches Ctrl-C itself
-            raise KeyboardInterrupt
+            target_accept=accept, save_warmup=False, progress_bar=False,
+            blocking=False).wait()  # else nutpie catches Ctrl-C
         table = arviz.summary(predict(trace.posterior, rows), hdi_prob=SHARE, round_to="none")
         r_hat = table.r_hat.max(skipna=False)
         ess = table[["ess_bulk", "ess_tail"]].min(axis=None, skipna=False)
@@ -276,7 +271,8 @@ def fit(rows, effect, args):
 
 
 def run_paper_model(rows, args):
-    """Write posterior.csv, of each cell and effect. Returns whether all fits converged."""
+    """Write posterior.csv, of each cell and effect. Append beta and the differences to the page.
+    Returns whether all fits converged."""
     tables = {}
     for cell, mine in rows.groupby(CELL):
         for effect in EFFECTS:
@@ -285,10 +281,12 @@ def run_paper_model(rows, args):
             posterior.to_csv(args.out / "posterior.csv", float_format="%.6g")
             said = posterior.warning.iloc[-1] or "converged"
             print(f"{title_of(*cell)}, {effect}, the paper's model: {said}")
+    shown = posterior[["mean", "hdi_low", "hdi_high", "r_hat"]].reset_index()
+    shown = shown[shown.parameter.str.match("beta|diff")]
+    with open(args.out / "report.html", "a") as page:
+        page.write(html_of("title", "The paper's model: beta (log odds), differences (points)", ""))
+        page.write(html_of("", shown, ""))
     return not any(posterior.warning)
-
-
-# Words and page ---
 
 
 def short_answer(line, args):
@@ -296,7 +294,7 @@ def short_answer(line, args):
     if not line.low < line.high:
         return "Too early to tell: there is no interval"
     if not line.verdict:
-        return f"The interval {'excludes' if line.low * line.high > 0 else 'holds'} 0"
+        return f"The interval {'excludes' if line.low * line.high > 0 else 'includes'} 0"
     margin = f"±{args.margin:g} {args.unit}".replace("points", "percentage points")
     if line.verdict == "within the margin":
         return f"No: within {margin}"
@@ -304,7 +302,7 @@ def short_answer(line, args):
         better = (line.low > 0) == (args.metric != "nll")
         return f"{'Yes:' if better else 'No: even worse,'} beyond {margin}"
     if math.isnan(line.needed):
-        return f"Near the margin: the interval is narrow and holds {margin}"
+        return f"Near the margin: the interval is narrow and includes {margin}"
     return f"Too early to tell: the interval is still wider than {margin} allows"
 
 
@@ -312,11 +310,12 @@ def notes(line, rows, args):
     """(class, sentence) pairs below the verdict. rows: those behind the line."""
     name = args.name if line.model == "all" else f"{args.name} of {line.model}"
     tasks = "1 task" if line.tasks == 1 else f"{line.tasks} tasks"
-    said = [("", f"Pretraining on the test texts instead of others changes {name} by {line.bias} "
-                 f"{args.unit} (bias, 89% interval, {tasks}); pretraining itself changes it by "
-                 f"{line.boost} (boost).")]
+    said = [("", f"Pretraining on the test texts instead of other texts changes {name} by "
+                 f"{line.bias} {args.unit} (bias, 89% interval, {tasks}). Pretraining on other "
+                 f"texts changes it by {line.boost} (boost).")]
     if line.settings > 1:
-        out, has = ("One", "has") if line.out == 1 else (f"{line.out:.0f}", "have")
+        out = {0: "None", 1: "One"}.get(line.out, f"{line.out:.0f}")
+        has = "has" if line.out < 2 else "have"
         said.append(("", f"{out} of the {line.settings} settings {has} an interval that excludes "
                          f"0; about {(1 - SHARE) * line.settings:.1f} are expected by chance."))
     if "Too early" in short_answer(line, args):
@@ -334,29 +333,29 @@ def advice(line, rows):
     """What to do if it is too early to tell. rows: those behind the line."""
     if not line.low < line.high:
         return "Each task needs at least two subsamples that differ: run more (--subsamples 3)."
-    text = f"About {line.needed:.0f} subsamples of each task in all would decide"
+    text = f"About {line.needed:.0f} subsamples of each task in total would decide"
     seconds = rows.groupby([*CELL, "model", "task"])["seconds"].mean().sum()
     hours = (line.needed - line.subsamples) * seconds / 3600
     if hours > 0:
         time = f"{hours:.1f} hours" if hours < 24 else f"{hours / 24:.0f} days"
         text += f" (--subsamples {line.needed:.0f}, about {time} more on this machine)"
     if hours > 24:
-        text += ": this margin is out of reach here; a larger --n or --margin needs fewer"
+        text += ". This margin is out of reach here; a larger --n or --margin needs fewer"
     return f"{text}."
 
 
 def caveat(rows):
     """Where the models learned too little to show a bias, if anywhere."""
     f1 = rows[["f1_extra", "f1_test_on_extra"]].mean(axis=1)
-    above = 100 * (f1 - 1 / rows.num_classes) - WEAK
-    words = f"macro-F1 on unseen texts is less than {WEAK} points above guessing"
+    above = 100 * (f1 - 1 / rows.num_classes) - 5
+    words = "macro-F1 on unseen texts is less than 5 points above guessing"
     if above.isna().any():
         above = 100 * rows[["acc_extra", "acc_test_on_extra"]].mean(axis=1) - rows.majority
-        words = "accuracy on unseen texts is at most the share of the most common class"
+        words = "accuracy on unseen texts is no higher than the share of the most common class"
     cases = rows.assign(above=above).groupby([*CELL, "model", "task"])["above"].mean()
     weak = cases[cases < 1e-9].reset_index().task
     if len(weak):
-        return (f"A caveat: in {len(weak)} of {len(cases)} cases (model, task, m, n) {words}: the "
+        return (f"A caveat: in {len(weak)} of {len(cases)} cases (model, task, m, n), {words}. The "
                 f"models barely learned {names_of(weak)}.")
 
 
@@ -364,19 +363,19 @@ def names_of(values):
     """The different values in words."""
     names = [str(value) for value in sorted(set(values.dropna()))]
     if len(names) > 5:
-        names[5:] = [f"{len(names) - 5} more"]
+        names[5:] = [f"and {len(names) - 5} more"]
     return ", ".join(names)
 
 
 def methods(rows, args):
     """A paragraph for a methods section."""
     return (
-        f"For each subsample of a task, m = {names_of(rows.m)} labeled texts and two disjoint sets "
-        f"of n = {names_of(rows.n)} others were drawn. Models were used as they are (base) and "
-        "pretrained on either set without labels, then trained on the labeled texts (or prompted) "
-        f"and tested on both sets (plain: the first). Bias: {args.name} on seen minus unseen texts;"
-        " boost: unseen minus base. Means over tasks have 89% t intervals (Satterthwaite) by the "
-        "variance between subsamples or, if larger, of the texts. tasks.csv: each task.")
+        f"Each subsample has m = {names_of(rows.m)} labeled texts and two sets of n = "
+        f"{names_of(rows.n)} other texts. A model is used as it is (base) or pretrained on one set "
+        "without labels, then trained on the labeled texts or prompted. It is tested on both sets "
+        f"(crossed) or on the first (plain). Bias is {args.name} on seen minus unseen texts. Boost "
+        "is unseen minus base. Means over tasks have 89% t intervals (Satterthwaite) from the "
+        "variance between subsamples or, if larger, the noise of the texts.")
 
 
 def draw(tasks, table, args):
@@ -391,7 +390,7 @@ def draw(tasks, table, args):
     figure = Figure((9.5, 1.5 + 0.27 * len(names)), layout="constrained")
     axes = figure.subplots(1, 3, sharey=True)
     marks = {"base": ("s", 130, "white"), "unseen": ("o", 60, "#88ccee"), "seen": ("D", 16, "red")}
-    for name, (mark, area, color) in marks.items():  # the smaller ones above the larger
+    for name, (mark, area, color) in marks.items():
         axes[0].scatter(rows[name], rows.y, area, color, marker=mark, edgecolor="k", label=name)
     if args.metric == "acc":
         axes[0].scatter(rows.majority, rows.y, 110, "k", marker="|", label="most common class")
@@ -400,14 +399,14 @@ def draw(tasks, table, args):
     for axis, title in zip(axes, [args.name, "bias = seen - unseen", "boost = unseen - base"]):
         axis.set_title(title)
     for axis, (effect, mine) in zip(axes[1:], rows.groupby("effect")):
-        hidden = "_" * (effect == "boost")  # in the legend
+        hidden = "_" * (effect == "boost")
         reach = mine.high - mine.estimate
         axis.errorbar(mine.estimate, mine.y, xerr=reach, fmt="ko", label=f"{hidden}89% interval")
         axis.axvline(0, color="gray", ls="--")
         if args.margin:
             axis.axvspan(-args.margin, args.margin, color="#dddddd", label=f"{hidden}margin")
         axis.set_xlabel(args.unit)
-    figure.legend(loc="outside upper center", ncols=6, frameon=False)
+    figure.legend(loc="outside upper center", ncols=6)
     return figure
 
 
@@ -420,9 +419,9 @@ def publish(rows, tasks, table, args):
     lines = bias[bias.target == THESE]
     most = lines.groupby(["experiment", "model"])["settings"].transform("max")
     said, parts = [], []
-    for line in lines[lines.main & (lines.settings == most)].itertuples():
-        keys = [name for name in (*CELL, "model") if getattr(line, name) not in ("", "all")]
-        mine = rows[(rows[keys] == [getattr(line, name) for name in keys]).all(axis=1)]
+    for _, line in lines[lines.main & (lines.settings == most)].iterrows():
+        keys = [name for name in (*CELL, "model") if line[name] not in ("", "all")]
+        mine = rows[(rows[keys] == line[keys]).all(axis=1)]
         answer, texts = short_answer(line, args), notes(line, mine, args)
         said.append(" ".join([f"{answer} ({line.setting}).", *[text for _, text in texts]]))
         large, _, small = answer.partition(": ")
@@ -431,10 +430,8 @@ def publish(rows, tasks, table, args):
     if len(parts) > MOST:
         parts[MOST:] = [("", f"{len(parts) - MOST} more answers are in effects.csv.")]
 
-    if len(lines) > MOST:
-        lines = lines[lines.main][:MOST]
     shown = ["setting", "model", "bias", "boost", LIKE, "tasks", "subsamples", "needed", *MEANS]
-    runs = ["experiment", "model", "m", "n", "arms", "num_classes", "versions", "task"]
+    runs = ["experiment", "model", "m", "n", "arms", "versions", "task"]
     runs = rows.reindex(columns=runs).groupby(runs[:2]).agg(names_of).reset_index()
     parts += [("effects", draw(tasks, table, args)), ("title", "Settings"),
               ("", lines[shown].dropna(axis=1, how="all"))]
@@ -478,7 +475,8 @@ def read_rows(path, metric):
     rows = rows[~torn].replace("", np.nan)
     needed = [*RUN[:-1], "majority", *columns_of("acc")[:3], *columns_of(metric)[:3]]
     shares = ["majority", "discordant", "discordant_on_extra", *columns_of("acc")]
-    for name in [*needed, *shares, "seed", "num_classes", *columns_of("f1"), *columns_of(metric)]:
+    more = ["seed", "seconds", "num_classes", *columns_of("f1"), *columns_of(metric)]
+    for name in [*needed, *shares, *more]:
         rows[name] = rows.get(name, np.nan)
         if name not in RUN[:3]:
             rows[name] = pd.to_numeric(rows[name], errors="coerce")
@@ -504,7 +502,7 @@ def load_rows(args, metric="acc"):
         rows = rows[values.isin(wanted)]
     if rows.empty:
         raise SystemExit(f"error: {args.paths[0]} has no rows: run run_experiment.py first")
-    scopes = dict.fromkeys(rows.select_dtypes("number"), RUN)
+    scopes = dict.fromkeys(rows.select_dtypes("number").columns.drop("seconds"), RUN)
     scopes |= {"recipe": RUN[:5], "data": ["experiment", "task"]}
     for name, scope in scopes.items():
         if name in rows:
@@ -625,24 +623,21 @@ def save(folder, title, parts, tables, style=STYLE):
 # --- end shared ---
 
 
-# Flags and main ---
-
-
 def parse_args(argv):
     """The flags."""
     parser = argparse.ArgumentParser(
         usage="%(prog)s [FILE ...] [flags]", description=__doc__.partition("\n\n")[0])
     add = parser.add_argument
-    add("paths", nargs="*", type=Path, default=[Path("results.csv")], help="(results.csv)")
-    add("--margin", type=float, help="effects within it do not matter (acc, f1: 1 point)")
-    add("--metric", default="acc", help="or f1, nll, NAME of columns NAME_base, ... (acc)")
-    add("--plain", action="store_true", help="only the texts of test, as in the paper")
+    add("paths", nargs="*", type=Path, default=[Path("results.csv")], help="default results.csv")
+    add("--margin", type=float, help="effects within it do not matter; default 1 (acc, f1)")
+    add("--metric", default="acc", help="acc (the default), f1, nll or your own")
+    add("--plain", action="store_true", help="use only the texts of test")
     for flag in FILTERS:
-        add(f"--{flag}", nargs="+", help="only these (all)")
+        add(f"--{flag}", nargs="+", help="use only these; default all")
     add("--paper-model", action="store_true", help="fit the paper's model too")
-    add("--no-interaction", action="store_true", help="the paper's model without W (Figure 10)")
-    add("--draws", type=int, default=1000, help="of the paper's model, per chain (1000)")
-    add("--out", type=Path, metavar="FOLDER", help="(fits/FILE)")
+    add("--no-interaction", action="store_true", help="fit it without W (Figure 10)")
+    add("--draws", type=int, default=1000, help="draws per chain; default 1000")
+    add("--out", type=Path, metavar="FOLDER", help="default fits/FILE")
     args = parser.parse_args(argv)
     args.command = f"python fit_model.py {shlex.join(sys.argv[1:] if argv is None else argv)}"
     args.name, args.unit = WORDS.get(args.metric, (args.metric, args.metric))
@@ -652,6 +647,8 @@ def parse_args(argv):
     if args.margin is not None and not 0 < args.margin < math.inf:
         raise SystemExit(f"error: --margin {args.margin}: use a number above 0")
     name = args.paths[0].stem
+    if len(args.paths) > 1:
+        name += f"-and-{len(args.paths) - 1}-more"
     args.out = args.out or Path("fits", name if args.metric == "acc" else f"{name}.{args.metric}")
     return args
 
@@ -659,7 +656,6 @@ def parse_args(argv):
 def main(argv=None):
     args = parse_args(argv)
     rows = add_effects(load_rows(args, args.metric), args.metric)
-    rows["seconds"] = pd.to_numeric(rows.get("seconds", np.nan), errors="coerce")
     rows["majority"] *= 100
     if args.metric in SHARES:
         rows[["base", "unseen", "seen"]] *= 100
@@ -672,8 +668,11 @@ def main(argv=None):
     said = publish(rows, tasks, table, args)
     print("\n".join([*said, f"page: {(args.out / 'report.html').resolve()}"]))
     (args.out / "posterior.csv").unlink(missing_ok=True)
-    if args.paper_model and args.draws and not run_paper_model(rows, args):
-        raise SystemExit(3)
+    try:
+        if args.paper_model and args.draws and not run_paper_model(rows, args):
+            raise SystemExit(3)
+    except KeyboardInterrupt:
+        raise SystemExit("stopped: the page stays")
 
 
 if __name__ == "__main__":  # in a notebook cell flags go into the list: ["--m", "50"]
