@@ -378,7 +378,7 @@ def methods(rows, args):
         "variance between subsamples or, if larger, the noise of the texts.")
 
 
-def draw(tasks, table, args):
+def draw_effects(tasks, table, args):
     """The figure: each setting, or each task of the only setting, and their mean."""
     rows = table[(table.target == THESE) & (table.main | (table.settings > 1))]
     rows = rows.assign(name=rows.setting)
@@ -433,7 +433,7 @@ def publish(rows, tasks, table, args):
     shown = ["setting", "model", "bias", "boost", LIKE, "tasks", "subsamples", "needed", *MEANS]
     runs = ["experiment", "model", "m", "n", "arms", "versions", "task"]
     runs = rows.reindex(columns=runs).groupby(runs[:2]).agg(names_of).reset_index()
-    parts += [("effects", draw(tasks, table, args)), ("title", "Settings"),
+    parts += [("effects", draw_effects(tasks, table, args)), ("title", "Settings"),
               ("", lines[shown].dropna(axis=1, how="all"))]
     inner = ["setting", "settings", "out", "words", "main"]
     tables = {"effects": table.drop(columns=inner, errors="ignore"),
