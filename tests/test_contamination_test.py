@@ -1,8 +1,6 @@
-"""contamination_test.py: scores against a plain loop, p-values against brute force, scipy and the
-published log, detectors by hand; least squares and HC2 by the textbook, verdicts at their borders,
-missing answers, errors."""
+"""contamination_test.py against plain loops, brute force, scipy, the textbook's least squares, hand
+arithmetic and the published log."""
 
-import functools
 import itertools
 import json
 import math
@@ -24,15 +22,13 @@ from pytest import approx
 from safetensors.torch import load_file, save_file
 from scipy import stats
 
-from conftest import ARMS, ROOT, byte_tokenizer, load_script
+from conftest import ARMS, ROOT, byte_tokenizer, load_script, plain_training
 
 pytestmark = pytest.mark.usefixtures("empty_folder")
 
-WORDS = "river stone green paper quick north salt window apple seven music cold".split()
 HEAD = "Classify a text as one of these:\nbad\ngood\n\nAnswer with its mood.\n\n"
 # some tokens have two bytes, and one straddles the end of a head
-PAIRS = "Ċ# eĠ or Ġs en sĠ er th ap Ġg ic te as iv tĠ wi re al on ev nd co pl ow mu dĠ kĠ".split()
-MERGES = [tuple(pair) for pair in PAIRS]
+MERGES = [*map(tuple, "Ċ# eĠ or Ġs en sĠ er th ap Ġg ic te as iv tĠ wi re al on ev nd co".split())]
 TWO = "a b\nc d\n"
 UNITS = re.compile(r"units\n.* (\d+)\n")
 encode = byte_tokenizer(MERGES)
@@ -51,13 +47,9 @@ def say(said):
 
 
 def make_texts(count, size):
+    words = "river stone green paper quick north salt window apple seven music cold".split()
     rng = np.random.default_rng(3)
-    return [" ".join(rng.choice(WORDS, size)) for _ in range(count)]
-
-
-@pytest.fixture(scope="module")
-def make_model(model_dir):
-    return functools.partial(model_dir, merges=MERGES)
+    return [" ".join(rng.choice(words, size)) for _ in range(count)]
 
 
 def plain_model(folder):
@@ -65,11 +57,11 @@ def plain_model(folder):
 
 
 @pytest.fixture(scope="module")
-def both(make_model):
+def both(model_dir):
     """{kind: (folder, the script's net, the model as transformers loads it)}"""
     models = {}
     for kind in ("gpt2", "llama"):
-        folder = make_model(kind)
+        folder = model_dir(kind, merges=MERGES)
         models[kind] = folder, contam.open_model(folder, "none", "float32"), plain_model(folder)
     return models
 
@@ -92,13 +84,6 @@ def plain_scores(lm, head, text):
 
 def plain_sum(lm, head, texts):
     return plain_scores(lm, head, "\n\n".join(texts))[:, 0].sum()
-
-
-def plain_detectors(scores, text):
-    log_p, standard = scores.T
-    count = max(int(0.2 * len(scores)), 1)
-    ratio = np.mean(log_p) / len(zlib.compress(text.encode()))
-    return np.mean(log_p), ratio, np.mean(sorted(log_p)[:count]), np.mean(sorted(standard)[:count])
 
 
 # Scores
@@ -136,8 +121,7 @@ def test_the_scored_tokens_are_the_examples_own(both):
         return {"input_ids": [7, 8, 0], "offset_mapping": [(0, 1), (1, 2), (0, 0)]}
 
     ending.eos_token_id = 0
-    for bos, begin in ((5, [5]), (7, []), (None, [0])):  # 7: it is there already
-        ending.bos_token_id = bos
+    for ending.bos_token_id, begin in ((5, [5]), (7, []), (None, [0])):  # 7: it is there already
         assert contam.token_ids(ending, "", "ab") == ([*begin, 7, 8], 1)
         assert contam.token_ids(ending, "a", "b") == ([7, 8], 1)
 
@@ -168,15 +152,14 @@ def test_shards_are_scored_order_by_order(both, monkeypatch):
 
 
 @pytest.mark.parametrize("count, better, p, words", [
-    (10, 10, 2**-10, "\nflagged: "), (10, 5, (1 + 252 / 1024) / 2, "\nnot flagged, "),
-    (5, 5, 2**-5, "\nflagged: "), (4, 4, 2**-4, "cannot tell: p is at least 0.0625")])
+    (10, 5, (1 + 252 / 1024) / 2, "\nnot flagged, "), (5, 5, 2**-5, "\nflagged: "),
+    (4, 4, 2**-4, "cannot tell: p is at least 0.0625")])
 def test_the_order_test_says_what_its_p_means(count, better, p, words, capsys):
-    """Shards of two are coins: p is the chance of so many likelier canonical orders or more."""
+    """Shards of two are coins."""
     contam.show_order([[-1.0, -2.0]] * better + [[-2.0, -1.0]] * (count - better))
     text = capsys.readouterr().out
     assert words in text
-    found = float(re.search(r"p_exact ([.\d]+)", text)[1])
-    assert found == approx(p, abs=5 * math.sqrt(p * (1 - p) / 1e5))
+    assert float(re.search(r"p_exact ([.\d]+)", text)[1]) == approx(p, abs=5e-3)
 
 
 def test_permutation_p_equals_brute_force():
@@ -188,7 +171,7 @@ def test_permutation_p_equals_brute_force():
         brute = sum(value >= -1e-12 for value in sums) / len(sums)
         drawn = contam.permutation_p(gaps)
         assert drawn == approx(brute, abs=5 * math.sqrt(brute * (1 - brute) / 1e5) + 2e-5)
-    best = [np.array([0.0, -1.0])] * 50  # the best of 2^50 orders: no draw reaches it
+    best = [np.array([0.0, -1.0])] * 50  # of 2^50 orders
     assert contam.permutation_p(best) == approx(1 / (10**5 + 1), rel=1e-12)
     equal = [np.array([0.0, 0.3 - 0.1 - 0.2]), np.array([0.0, 1, -1])]  # but for rounding
     assert contam.permutation_p(equal) == approx(2 / 3, abs=0.01)
@@ -237,72 +220,64 @@ def test_a_mistake_is_one_line(name, content, flags, words, both, say):
      "SmolLM2-135M-Instruct.Q4_1.gguf")])
 def test_models_are_read_without_pickles_or_code(name, folder, file, monkeypatch):
     """A .gguf file from its folder; smollm2 from where run_zero_shot.py unpacks it."""
-    found = []
-
-    def load(source, gguf_file=None, use_safetensors=None, trust_remote_code=None, **_):
-        found.append((str(source), gguf_file, use_safetensors, trust_remote_code))
-
+    calls = []
     for auto in (transformers.AutoTokenizer, transformers.AutoModelForCausalLM):
-        monkeypatch.setattr(auto, "from_pretrained", load)
+        monkeypatch.setattr(auto, "from_pretrained", lambda *args, **kw: calls.append((args, kw)))
     monkeypatch.setenv("XDG_CACHE_HOME", "cache")
     with pytest.raises(SystemExit, match=name):
         contam.open_model(name, "none", "float32")
-    assert found == [(folder, file, None, False), (folder, file, not file, False)]
+    for (source,), options in calls:
+        assert (str(source), options.get("gguf_file")) == (folder, file)
+        assert not options["trust_remote_code"]
+    assert calls[1][1]["use_safetensors"] == (not file)
 
 
-def test_unfit_models_are_refused(make_model, say):
+def test_unfit_models_are_refused(model_dir, say):
     Path("a.txt").write_text(TWO)
-    assert "masked model" in say(f"--examples a.txt --model {make_model('bert')}")
-    folder = make_model("gpt2")
+    assert "masked model" in say(f"--examples a.txt --model {model_dir('bert')}")
+    folder = model_dir("gpt2", merges=MERGES)
     file = folder / "model.safetensors"
     weights = load_file(file)
-    weights["transformer.ln_f.weight"][0] = math.nan
-    foreign = {"foreign": weights["transformer.ln_f.weight"]}
     torch.save(weights, folder / "pytorch_model.bin")
-    for saved, words in ((weights, "not finite"), (foreign, "weights are missing"),
-                         ({}, "cannot use")):  # a pickle alone
+    nans = weights["transformer.ln_f.weight"] * math.nan
+    for saved, words in ((weights | {"transformer.ln_f.weight": nans}, "not finite"),
+                         ({"foreign": nans}, "weights are missing"), ({}, "cannot use")):
         file.unlink()
-        if saved:
+        if saved:  # else there is only a pickle
             save_file(saved, file, {"format": "pt"})
         contam.open_model.cache_clear()
         assert words in say(f"--examples a.txt --model {folder}")
 
 
 def test_precision_and_quantization_are_used(both):
-    """bf16 as torch's autocast around transformers' forward; NF4 computes in bf16."""
-    folder, net, lm = both["llama"]
-    ids = encode("<end>" + HEAD)["input_ids"]
-    others = [contam.open_model(folder, kind, "bf16") for kind in ("none", "nf4")]
-    whole, bf16, nf4 = [contam.score_texts(each, "", [HEAD])[0][0] for each in (net, *others)]
-    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
-        log_p = lm(input_ids=torch.tensor([ids[:-1]])).logits[0].float().log_softmax(1)
-    assert np.allclose(bf16, log_p[range(len(ids) - 1), ids[1:]].numpy(), atol=0.02)
-    assert np.abs(bf16 - whole).max() > 1e-3 and not np.allclose(nf4, whole, 1e-3)
-    assert others[1][0].model.layers[0].mlp.up_proj.compute_dtype == torch.bfloat16
+    folder, _, lm = both["llama"]
+    nets = [contam.open_model(folder, kind, "bf16") for kind in ("none", "nf4")]
+    bf16, nf4 = [contam.score_texts(net, "", [HEAD])[0][0] for net in nets]
+    whole = plain_scores(lm, "<end>", HEAD)[:, 0]
+    with torch.autocast("cpu", torch.bfloat16):
+        wanted = plain_scores(lm, "<end>", HEAD)[:, 0]
+    assert np.allclose(bf16, wanted, atol=0.02) and np.abs(bf16 - whole).max() > 1e-3
+    assert np.abs(nf4 - wanted).max() > 0.1
+    assert nets[1][0].model.layers[0].mlp.up_proj.compute_dtype == torch.bfloat16
 
 
 # Released and held-out texts
 
-def test_the_released_half_is_flagged(make_model, say):
+def test_the_released_half_is_flagged(model_dir, say):
     """A model trained on one half, in pairs of neighbors, and one that was not."""
-    texts = np.random.default_rng(1).permutation(make_texts(80, 7)).tolist()
+    texts = np.random.default_rng(2).permutation(make_texts(80, 7)).tolist()
     Path("a").write_text("\n".join(texts[:40]))
     Path("b").write_text("\n".join(texts[40:]))
     pairs = ["<end>" + "\n\n".join(texts[k : k + 2]) for k in range(0, 40, 2)]
-    ids = [torch.tensor(encode(pair)["input_ids"]) for pair in pairs]
-    labels = torch.nn.utils.rnn.pad_sequence(ids, batch_first=True, padding_value=-100)
+    batches = [[[np.array(encode(pair)["input_ids"])] * 2] for pair in pairs]
 
     def trained(config):
         lm = transformers.AutoModelForCausalLM.from_config(config).eval()
-        optimizer = torch.optim.AdamW(lm.parameters(), lr=3e-3, weight_decay=0)
-        for _ in range(60):
-            lm(input_ids=labels.clamp(min=0), labels=labels).loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
+        plain_training(lm, [batches] * 15, 3e-3)
         return lm
 
-    innocent = make_model("gpt2", initializer_range=0.05)
-    guilty = make_model("gpt2", trained, initializer_range=0.05)
+    innocent = model_dir("gpt2", merges=MERGES, initializer_range=0.05)
+    guilty = model_dir("gpt2", trained, merges=MERGES, initializer_range=0.05)
     held = "--examples a --held-out b --model"
     text = say(f"{held} {guilty} --reference {innocent}")
     assert "flagged by ref\n" in text
@@ -327,10 +302,10 @@ def read_rows(path):
 
 
 @pytest.fixture(scope="module")
-def audited(tmp_path_factory, make_model, benchmark_csv, zero):
+def audited(tmp_path_factory, model_dir, benchmark_csv, zero):
     """Two packed units of run_zero_shot.py, cut to a short context: (folders, model, table)."""
     folder = tmp_path_factory.mktemp("audited")
-    model = make_model("llama", hidden_size=64, max_position_embeddings=300)
+    model = model_dir("llama", merges=MERGES, hidden_size=64, max_position_embeddings=300)
     flags = f"--csv {benchmark_csv} --model {model} --adapters kept --m 4 --n 24 --threads 1"
     flags += " --workers 1 --out results.csv --pack --pretrain-epochs 1 --subsamples 2"
     with pytest.MonkeyPatch.context() as patch:
@@ -351,9 +326,12 @@ def test_a_units_row_equals_a_plain_loop(audited):
         lm = plain_model(model)
         if arm != "base":
             lm = peft.PeftModel.from_pretrained(lm, path / arm).eval()
-        found = [plain_detectors(plain_scores(lm, head, text), text) for text in texts]
-        values[arm] = pd.DataFrame(found, columns=contam.DETECTORS[:4])
-        log = []
+        values[arm], log = pd.DataFrame(columns=contam.DETECTORS[:4]), []
+        for text in texts:
+            log_p, standard = plain_scores(lm, head, text).T
+            count, mean = max(int(0.2 * len(log_p)), 1), np.mean(log_p)
+            lowest = [np.mean(sorted(part)[:count]) for part in (log_p, standard)]
+            values[arm].loc[text] = mean, mean / len(zlib.compress(text.encode())), *lowest
         for one, two in zip(texts[:24:2], texts[1:24:2]):
             log.append([plain_sum(lm, head, [one, two]), plain_sum(lm, head, [two, one])])
         assert row[f"p_exact {arm}"] == approx(contam.order_p(log)[0], abs=2 / 4096)
@@ -371,9 +349,9 @@ def test_an_audit_goes_on_where_it_was(audited, say, monkeypatch):
         shutil.copytree(path, f"kept/{name}")
     audit_unit, to_csv, calls = contam.audit_unit, pd.DataFrame.to_csv, []
 
-    def count(net, unit, folder, shards):
-        calls.append(folder.name)
-        return audit_unit(net, unit, folder, shards)
+    def count(*args):
+        calls.append(args[2].name)
+        return audit_unit(*args)
 
     def write(table, path, **options):
         to_csv(table, path, **options)
@@ -390,56 +368,48 @@ def test_an_audit_goes_on_where_it_was(audited, say, monkeypatch):
     unit = json.loads(Path("kept/two/unit.json").read_text()) | {"hash": "made again"}
     Path("kept/two/unit.json").write_text(json.dumps(unit))
     assert UNITS.search(say("kept"))[1] == "2" and calls[3:] == ["two"]  # a subsample counts once
-    say("kept --shards 13")
-    assert calls[4:] == ["one", "two"]
     assert "no units" in say("nowhere --out new.csv")
     assert "cannot use kept/one/unit.json" in say("kept --out kept/one/unit.json")
 
 
 def make_table(units=2, **columns):
-    """Rows of a table: AUCs .5 with normal noise, p-values .5, equal accuracies, or as given."""
+    """Rows of a table: n = 50; AUCs, p-values and accuracies are .5, or as given."""
     rows = pd.DataFrame({"subsample": range(units), "audit": range(units)})
-    rows[contam.SETTING], rng = 50, np.random.default_rng(0)  # n is 50
+    rows[contam.SETTING] = 50
     for arm in ARMS:
         rows[[f"acc_{arm}", f"acc_{arm}_on_extra", f"p_exact {arm}", "majority"]] = 0.5
-        for name in contam.DETECTORS:
-            rows[f"{name} {arm}"] = rng.normal(0.5, 0.01, units)
-    return rows.assign(discordant=0.1, discordant_on_extra=0.1, **columns)
+        rows[[f"{name} {arm}" for name in contam.DETECTORS]] = 0.5
+    return rows.assign(discordant_on_extra=0.1, **columns)
 
 
 def test_the_table_of_detectors_by_hand():
-    """Crossed AUC (A + 1 - B) / 2 of A, B = (.6, .5), (.8, .4): .55 and .7, mean .625; the variance
-    of an AUC is (2 n + 1) / (12 n^2) = 101 / 30000; adjusted by Benjamini and Hochberg: p times
-    6 / rank, the least from there on."""
-    rows = make_table(**{"ref test": [0.6, 0.8], "ref extra": [0.5, 0.4],
-                         "p_exact test": [0.01, 0.03]})
-    table = contam.detectors_of(rows)
-    half = stats.t.ppf(0.945, 1) * 0.15 / 2
-    assert table.loc["ref", ["AUC", "crossed", "±"]].tolist() == approx([0.7, 0.625, half])
-    assert table.loc["order test", "p"] == approx(3e-4 * (1 - math.log(3e-4)))  # Fisher's
-    for name, auc in (("ref", 0.7), ("Min-K%", rows["Min-K% test"].mean())):
-        p = stats.norm.sf((auc - 0.5) / math.sqrt(101 / 30000 / 2))
+    """n = 50: the variance of an AUC without memory is (2 n + 1) / (12 n^2) = 101 / 30000. Benjamini
+    and Hochberg: p times 6 / rank, the least from there on. In single units .008 and twice .016
+    are flagged, .009 is not."""
+    sd = math.sqrt(101 / 30000)
+    A, B = 0.5 + sd * stats.norm.isf([0.008, 0.016, 0.5]), np.array([0.5, 0.4, 0.6])
+    given = dict.fromkeys(["zlib test", "Min-K% test", "Min-K%++ test"], 0.4)
+    given |= {"log p test": 0.5 + sd * stats.norm.isf([0.5, 0.016, 0.009]), "ref test": A,
+              "ref extra": B, "p_exact test": [0.1, 0.3, 0.5]}
+    table = contam.detectors_of(make_table(3, **given))
+    crossed = (A + 1 - B) / 2
+    half = stats.t.ppf(0.945, 2) * crossed.std(ddof=1) / math.sqrt(3)
+    assert table.loc["ref", ["AUC", "crossed", "±"]].tolist() == approx(
+        [A.mean(), crossed.mean(), half])
+    log = math.log(0.015)
+    assert table.loc["order test", "p"] == approx(0.015 * (1 - log + log**2 / 2))  # Fisher's
+    for name, auc in (("ref", A.mean()), ("zlib", 0.4)):
+        p = stats.norm.sf((auc - 0.5) / sd * math.sqrt(3))
         assert table.loc[name, "p"] == approx(p, rel=1e-9)
     p = table["p"].sort_values()
     by_hand = (p * 6 / np.arange(1, 7))[::-1].cummin()
     assert table["adjusted"].to_dict() == approx(by_hand.to_dict())
-
-
-def test_single_models_are_flagged_after_adjustment():
-    """Of six p-values the least counts six times, two equal ones three times: .008 and .016 twice
-    are flagged, .009 is not."""
-    def auc(*p):
-        return 0.5 + stats.norm.isf(p) * math.sqrt(101 / 30000)
-
-    ones = dict.fromkeys(["zlib test", "Min-K% test", "Min-K%++ test"], 0.4)
-    ones |= {"log p test": auc(0.5, 0.016, 0.009), "ref test": auc(0.008, 0.016, 0.5)}
-    alone = contam.detectors_of(make_table(3, **ones))["alone"]
-    assert alone[["ref", "log p", "order test", "Min-K%"]].tolist() == [2, 1, 0, 0]
+    assert table["alone"][["ref", "log p", "order test", "Min-K%"]].tolist() == [2, 1, 0, 0]
 
 
 def test_harm_by_hand(say):
-    """n = 50. Unit 1: on test .7 - .6, on extra .5 - .5: bias 5; w = 50 (.2 - .01 + .1). Unit 2:
-    bias 3. One imaginary answer a set is 10^4 / (2 50^2) = 2 points^2, shared by the units."""
+    """Unit 1: on test .7 - .6, on extra .5 - .5: bias 5; unit 2: bias 3. One imaginary answer a set
+    is 10^4 / (2 50^2) = 2 points^2, shared by the units."""
     rows = make_table(acc_extra=0.6, acc_test=[0.7, 0.62], acc_base_on_extra=0.6,
                       acc_extra_on_extra=[0.5, 0.54], discordant=[0.2, 0.1])
     w = [50 * (0.2 - 0.01 + 0.1), 50 * (0.1 - 0.0004 + 0.1 - 0.0016)]
@@ -448,7 +418,7 @@ def test_harm_by_hand(say):
     text = say("--from-table table.csv")
     found = text.strip().split("\n")[-1].split()
     assert [float(value) for value in found] == approx([0.55, 0.55, 0.59, 4, half], abs=6e-4)
-    assert UNITS.findall(text) == ["2"] and "flagged by nothing\n" in text
+    assert UNITS.findall(text) == ["2"]
     rows.assign(recipe=["1", "2"]).to_csv("table.csv", index=False)
     assert UNITS.findall(say("--from-table table.csv")) == ["1", "1"]
 
@@ -511,18 +481,15 @@ def test_bias_and_interval_equal_plain_least_squares(flags):
         others = [answers[name] for name in clean if name != model]
         bias, se, size = plain_inflation(answers[model], released, others)
         half = stats.t.ppf(0.945, 105 - size) * se
-        found = row[["df", "bias", "low", "high"]].tolist()
-        assert found == approx([105 - size, bias, bias - half, bias + half])
         seen = 100 * answers[model][released].mean()
-        assert (row["seen"], row["unseen"]) == approx((seen, seen - bias))
-        assert row[contam.COUNTS].tolist() == [60, 45, 0, 0]
-    assert half > 2  # wide enough that a fault would show
+        found = row[["df", "bias", "low", "high", "seen", "unseen", *contam.COUNTS]].tolist()
+        assert found == approx(
+            [105 - size, bias, bias - half, bias + half, seen, seen - bias, 60, 45, 0, 0])
 
 
 def test_clean_models_that_add_nothing():
-    """Twice the same, its opposite, all right, all wrong: the columns that count are the others.
-    One right answer, leverage 1: the estimate is that of the other items. A model that equals the
-    clean one: the noise is that of one answer in each half."""
+    """Twice the same, its opposite, all right, all wrong; one right answer, with leverage 1; a model
+    that equals the clean one: the noise is that of one answer in each half."""
     half, answers = columns_of(make_answers(4))
     index = pd.MultiIndex.from_arrays([np.where(half, "released", "held_out")], names=["half"])
     right, before, rest = answers["mine"], answers["before"], np.arange(105) != 7
@@ -559,13 +526,12 @@ def test_the_verdict_changes_at_its_borders(size, beyond):
 
 @pytest.mark.parametrize("more, silent", [(24, False), (25, True)])
 def test_no_verdict_where_the_clean_models_differ(more, silent):
-    """By so many of 200 right answers that p is just above or just below .01. With a second task,
-    whose halves are equal, p counts twice (Bonferroni), and all tasks take the least."""
+    """p is just above or just below .01. With a second task, whose halves are equal, p counts twice
+    (Bonferroni), and all tasks take the least."""
     mean = np.concatenate([np.arange(200) < 120 + more, np.arange(200) < 120]).astype(float)
     p = stats.ttest_ind(mean[:200], mean[200:], equal_var=False).pvalue
     assert 0.005 < p < 0.02 and (p < 0.01) == silent
-    mine = np.random.default_rng(0).integers(0, 2, 400)
-    half = np.repeat(["released", "held_out"], 200)
+    half, mine = np.repeat(["released", "held_out"], 200), np.arange(400) % 3 == 0
     rows = as_rows({"one": mean, "two": mean, "mine": mine}, half)
     row = judge(rows, "--clean one two").loc["mine"]
     assert row["p_halves"] == approx(p, rel=0.01)
@@ -611,10 +577,13 @@ def test_tries_and_groups_are_averaged():
         pd.testing.assert_frame_equal(judge(same), wanted)
 
 
-@pytest.mark.parametrize("kind", ["empty", "no row", "tries", "nobody", "equal"])
-def test_missing_answers_are_counted_and_must_not_depend_on_the_half(kind):
-    """Eight of 100 held-out answers, wrong ones: empty, without a row or one of its three tries, or
-    those of every model; p by the hypergeometric distribution. No verdict on that model alone."""
+@pytest.mark.parametrize("kind, tries, counts", [
+    ("empty", "123", [100, 92, 0, 8]), ("no row", "123", [100, 92, 0, 8]),
+    ("no row", "1", [100, 100, 0, 8]), ("nobody", "123", [100, 92, 0, 8]),
+    ("equal", "123", [92, 92, 8, 8])])
+def test_missing_answers_are_counted_and_must_not_depend_on_the_half(kind, tries, counts):
+    """Eight of 100 held-out answers, wrong ones: empty, or without a row, in these tries; or those
+    of every model; p by the hypergeometric distribution."""
     rows = make_answers(21, 100, 100, clean=1)
     lost = rows["model"].eq("mine") & rows["half"].eq("held_out") & rows["right"].eq(0)
     lost &= lost.cumsum() <= 8
@@ -622,12 +591,11 @@ def test_missing_answers_are_counted_and_must_not_depend_on_the_half(kind):
         lost |= rows["model"].eq("mine") & rows["item"].lt(8)
     if kind == "nobody":
         lost |= rows["item"].isin(rows["item"][lost])
-    if kind == "tries":
-        rows = pd.concat([rows.assign(**{"try": k}) for k in "123"], ignore_index=True)
-        lost = lost.reindex(rows.index, fill_value=False)
-    holes = rows.assign(right=rows["right"].mask(lost))
-    table = judge(rows[~lost] if kind in ("no row", "tries") else holes, "")
-    counts = {"equal": [92, 92, 8, 8], "tries": [100, 100, 0, 8]}.get(kind, [100, 92, 0, 8])
+    rows = pd.concat([rows.assign(lost=lost & (k in tries), **{"try": k}) for k in "123"])
+    rows["right"] = rows["right"].mask(rows["lost"])
+    if kind == "no row":
+        rows = rows.dropna()
+    table = judge(rows, "")
     assert table.loc["mine", contam.COUNTS].tolist() == counts
     assert 2 * stats.hypergeom.sf(7, 200, 8, 100) < 0.01
     silent = table["verdict"].str.startswith("No verdict: one half has more missing answers")
@@ -655,9 +623,8 @@ def test_gaps_of_clean_models():
 def test_scores_of_0_or_1_everywhere_get_no_verdict(value):
     rows = make_answers(23)
     rows.loc[rows["model"] == "mine", "right"] = value
-    verdict = judge(rows)["verdict"]
-    assert verdict["mine"].startswith(f"No verdict: it scores {value} everywhere")
-    assert verdict["before"] == "Clean"
+    verdict = judge(rows).loc["mine", "verdict"]
+    assert verdict.startswith(f"No verdict: it scores {value} everywhere")
 
 
 @pytest.mark.parametrize("words, sep", [({1.0: "TRUE", 0.0: "False", "": "NA"}, ";"),
@@ -684,9 +651,9 @@ def test_words_separators_and_names(words, sep):
 ])
 def test_mistakes_in_a_table_are_one_line(change, flags, words, say):
     rows = make_answers(15).astype({"right": object})
-    rows[rows["item"].lt(79)].to_csv("few.csv", index=False)  # 19 of one half
+    rows[rows["item"] < 79].to_csv("few.csv", index=False)  # 19 of one half
     Path("a.jsonl").write_text('{"doc_id": 0, "target": "7"}\n')
-    assert len(judge(rows[rows["item"].lt(80)], "")) == 3
+    assert len(judge(rows[rows["item"] < 80], "")) == 3
     rows.loc[0, [*change]] = [*change.values()]
     rows.to_csv("answers.csv", index=False)
     assert words in say(f"--answers answers.csv {flags}")
