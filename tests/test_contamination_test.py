@@ -58,17 +58,13 @@ def plain_model(folder):
 
 @pytest.fixture(scope="module")
 def both(model_dir):
-    """{kind: (folder, the script's net, the model as transformers loads it)}"""
-    models = {}
-    for kind in ("gpt2", "llama"):
-        folder = model_dir(kind, merges=MERGES)
-        models[kind] = folder, contam.open_model(folder, "none", "float32"), plain_model(folder)
-    return models
+    """(folder, the script's net, the model as transformers loads it)"""
+    folder = model_dir("llama", merges=MERGES)
+    return folder, contam.open_model(folder, "none", "float32"), plain_model(folder)
 
 
 def plain_scores(lm, head, text):
-    """[tokens, 2]: log p of each token that ends behind the head, and the same standardized over
-    the vocabulary; by transformers' forward."""
+    """[tokens, 2]: log p of each token that ends behind the head, and the same standardized."""
     ids = encode(head + text)["input_ids"]
     first = next(i for i in range(len(ids)) if len(encode.decode(ids[: i + 1])) > len(head))
     with torch.no_grad():
@@ -86,10 +82,9 @@ def plain_sum(lm, head, texts):
     return plain_scores(lm, head, "\n\n".join(texts))[:, 0].sum()
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "llama"])
-def test_scores_equal_a_plain_loop(kind, both, monkeypatch):
+def test_scores_equal_a_plain_loop(both, monkeypatch):
     """One text a pass, and two as on a GPU."""
-    _, (lm, tokenizer), plain = both[kind]
+    _, (lm, tokenizer), plain = both
     texts, passes, score_batch = [*make_texts(4, 2), "x" * 20], [], contam.score_batch
 
     def count(_, batch):
@@ -109,7 +104,7 @@ def test_scores_equal_a_plain_loop(kind, both, monkeypatch):
 
 def test_the_scored_tokens_are_the_examples_own(both):
     """And one that is partly the head's."""
-    tokenizer = both["gpt2"][1][1]
+    tokenizer = both[1][1]
     text = "### Text: cold wheel\n### Answer: good"
     ids, first = contam.token_ids(tokenizer, HEAD, text)
     assert ids == encode(HEAD + text)["input_ids"] and encode.decode(ids[first:]) == "\n" + text
@@ -127,8 +122,8 @@ def test_the_scored_tokens_are_the_examples_own(both):
 
 
 def test_shards_are_scored_order_by_order(both, monkeypatch):
-    """Three examples have five other orders: all of them, or four random ones, are scored."""
-    _, net, lm = both["llama"]
+    """Three examples have five other orders: all, or four random ones, are scored."""
+    _, net, lm = both
     examples = "red apple,cold night,seven wheels of glass,salt,red apple,red apple,salt".split(",")
     possible = [plain_sum(lm, HEAD, texts) for texts in itertools.permutations(examples[:3])]
     for count in (5, 4):
@@ -156,8 +151,8 @@ def test_permutation_p_equals_brute_force():
         gaps = [np.array([0.0, *rng.normal(-shift, 2, size - 1)]) for size in sizes]
         sums = [sum(values) for values in itertools.product(*gaps)]
         brute = sum(value >= -1e-12 for value in sums) / len(sums)
-        drawn = contam.permutation_p(gaps)
-        assert drawn == approx(brute, abs=5 * math.sqrt(brute * (1 - brute) / 1e5) + 2e-5)
+        near = approx(brute, abs=5 * math.sqrt(brute * (1 - brute) / 1e5) + 2e-5)
+        assert contam.permutation_p(gaps) == near
     best = [np.array([0.0, -1.0])] * 50  # of 2^50 orders
     assert contam.permutation_p(best) == approx(1 / (10**5 + 1), rel=1e-12)
     equal = [np.array([0.0, 0.3 - 0.1 - 0.2]), np.array([0.0, 1, -1])]  # but for rounding
@@ -187,15 +182,14 @@ def test_examples_are_read_from_lines_columns_and_keys(name, content, examples):
 
 @pytest.mark.parametrize("name, content, flags, words", [
     ("a.txt", TWO, "--shards 4", "2 examples are too few for 4 shards"),
-    ("a.txt", "x" * 1100 + "\ny", "", "has 1103 tokens, but the model reads 1024: use more"),
+    ("a.txt", "x" * 2100 + "\ny", "", "has 2103 tokens, but the model reads 2048: use more"),
     ("a.txt", "a\n\nb", "", "an example is empty"),
     ("a.txt", TWO, "--held-out a.txt", "--held-out needs --reference"),
     ("a.csv", "input,label\na,1\n", "", "it has columns input, label, not text"),
-    ("a.jsonl", '{"txt": "a"}', "", "KeyError('text')"),
 ])
 def test_a_mistake_is_one_line(name, content, flags, words, both, say):
     Path(name).write_text(content)
-    assert words in say(f"--model {both['gpt2'][0]} --examples {name} {flags}")
+    assert words in say(f"--model {both[0]} --examples {name} {flags}")
 
 
 def test_smollm2_is_read_from_where_run_zero_shot_unpacks_it(monkeypatch):
@@ -228,15 +222,14 @@ def test_unfit_models_are_refused(model_dir, say):
 
 
 def test_precision_and_quantization_are_used(both):
-    folder, _, lm = both["llama"]
-    nets = [contam.open_model(folder, kind, "bf16") for kind in ("none", "nf4")]
-    bf16, nf4 = [contam.score_texts(net, "", [HEAD])[0][0] for net in nets]
+    folder, _, lm = both
+    bf16 = contam.score_texts(contam.open_model(folder, "none", "bf16"), "", [HEAD])[0][0]
     whole = plain_scores(lm, "<end>", HEAD)[:, 0]
     with torch.autocast("cpu", torch.bfloat16):
         wanted = plain_scores(lm, "<end>", HEAD)[:, 0]
     assert np.allclose(bf16, wanted, atol=0.02) and np.abs(bf16 - whole).max() > 1e-3
-    assert np.abs(nf4 - wanted).max() > 0.1
-    assert nets[1][0].model.layers[0].mlp.up_proj.compute_dtype == torch.bfloat16
+    nf4, _ = contam.open_model(folder, "nf4", "bf16")
+    assert nf4.model.layers[0].mlp.up_proj.compute_dtype == torch.bfloat16
 
 
 def test_the_released_half_is_flagged(model_dir, say):
@@ -377,8 +370,8 @@ def test_the_table_of_detectors_by_hand():
 
 
 def test_harm_by_hand(say):
-    """Unit 1: on test .7 - .6, on extra .5 - .5: bias 5; unit 2: bias 3. One imaginary answer a set
-    is 10^4 / (2 50^2) = 2 points^2, shared by the units."""
+    """Bias 5 = 100 (.7 - .6 + .5 - .5) / 2 and 3. One imaginary answer a set: 10^4 / (2 50^2) = 2
+    points^2, shared by the units."""
     rows = make_table(acc_extra=0.6, acc_test=[0.7, 0.62], acc_base_on_extra=0.6,
                       acc_extra_on_extra=[0.5, 0.54], discordant=[0.2, 0.1])
     w = [50 * (0.2 - 0.01 + 0.1), 50 * (0.1 - 0.0004 + 0.1 - 0.0016)]
@@ -449,9 +442,8 @@ def test_bias_and_interval_equal_plain_least_squares(flags):
         bias, se, size = plain_inflation(answers[model], released, others)
         half = stats.t.ppf(0.945, 105 - size) * se
         seen = 100 * answers[model][released].mean()
-        found = row[["df", "bias", "low", "high", "seen", "unseen", *contam.COUNTS]].tolist()
-        assert found == approx(
-            [105 - size, bias, bias - half, bias + half, seen, seen - bias, 60, 45, 0, 0])
+        found = row[["df", "bias", "low", "high", "seen", "unseen"]].tolist()
+        assert found == approx([105 - size, bias, bias - half, bias + half, seen, seen - bias])
 
 
 def test_clean_models_that_add_nothing():
@@ -493,8 +485,7 @@ def test_the_verdict_changes_at_its_borders(size, beyond):
 
 @pytest.mark.parametrize("more, silent", [(24, False), (25, True)])
 def test_no_verdict_where_the_clean_models_differ(more, silent):
-    """p is just above or just below .01. With a second task, whose halves are equal, p counts twice
-    (Bonferroni), and all tasks take the least."""
+    """p is next to .01. A second task, with equal halves, doubles it (Bonferroni)."""
     mean = np.concatenate([np.arange(200) < 120 + more, np.arange(200) < 120]).astype(float)
     p = stats.ttest_ind(mean[:200], mean[200:], equal_var=False).pvalue
     assert 0.005 < p < 0.02 and (p < 0.01) == silent
@@ -606,8 +597,7 @@ def test_words_separators_and_names():
 @pytest.mark.parametrize("rows, flags, words", [
     ("a,dev,0,1", "", "half is not released or held_out: dev"),
     ("a,released,0,1\na,held_out,0,1", "", "an item is in both halves: ('benchmark', '0')"),
-    ("a,released,0,85", "", "right is not from 0 to 1, with a decimal point: 85"),
-    ('a,released,0,"0,5"', "", "with a decimal point: 0,5"),
+    ('a,released,0,"0,5"', "", "right is not from 0 to 1, with a decimal point: 0,5"),
     ("a,released,0,1\na,released,0,.5", "", "an item has two answers"),
     ("a,released,0,1", "--clean gone", "the models are a"),
     ("a,released,0,1", "", "no model with enough answers"),
@@ -622,7 +612,6 @@ def test_mistakes_in_a_table_are_one_line(rows, flags, words, say):
 def test_the_example_without_torch(monkeypatch, capsys):
     """As a pasted cell."""
     monkeypatch.setitem(sys.modules, "torch", None)
-    monkeypatch.setitem(sys.modules, "transformers", None)
     cell = {"__name__": "notebook"}
     exec((ROOT / "contamination_test.py").read_text(encoding="utf-8"), cell)
     example = str(ROOT / "docs" / "answers_example.csv")
