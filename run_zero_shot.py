@@ -849,7 +849,7 @@ def first_of(sources, read, name, advice):
         try:
             return read(source)
         except Exception as error:
-            reasons.append(f"{[*source.values()][0]}: {brief(error)}"[: 200 // len(sources)])
+            reasons.append(f"{[*source.values()][0]}: {brief(error)}"[: 150 // len(sources)])
             reached = "hub" not in source or isinstance(error, ValueError)
     if not reached:
         reasons.append(advice)

@@ -602,7 +602,7 @@ def test_natural_variations_are_accepted():
     full = loaded(path_of(rows))
     rows.drop(columns=[name for name in rows if "on_extra" in name]).to_csv("old.csv")
     for paths in (("old.csv", "results.csv"), ("results.csv", "old.csv")):
-        assert (loaded(*paths)[full.columns] == full).all(axis=None)
+        pd.testing.assert_frame_equal(loaded(*paths)[full.columns], full)
 
 
 def changed(name, *values):

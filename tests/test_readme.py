@@ -12,7 +12,7 @@ TINY = {  # flags that come last and so win; the models are random ones of two l
     "run_zero_shot": f"{RUN} --quantize none",
     "fit_model": "",
     "meta_analysis": "--slices 10 --experiment few-shot --m 6 --n 8",
-    "contamination_test": "--device cpu",
+    "contamination_test": "",
 }
 
 
