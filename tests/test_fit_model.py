@@ -1,6 +1,5 @@
 """fit_model.py against the paper's tables, hand arithmetic, plain loops, simulation."""
 
-import builtins
 import itertools
 import math
 import re
@@ -179,13 +178,9 @@ def test_tables_1a_and_1b_and_section_7(run):
     assert len(adjusted) == 400 and adjusted.min() == approx(0.081, abs=5e-4)
 
     rows = pd.concat(map(pd.read_csv, PUBLISHED))
-    cells = rows.groupby(["model", "task", "m", "n"])[["acc_extra", "majority"]].mean()
-    weak = (cells["acc_extra"] < cells["majority"] + 1e-9).sum()
     for words in ("No: within ±1 percentage points (few-shot, mean of 8 settings).",
-                  "+0.01 [-0.08, +0.10] points", "+4.35 [+4.23, +4.48]", "One of the 8 settings",
-                  f"in {weak} of 400 cases"):
+                  "+0.01 [-0.08, +0.10] points", "+4.35 [+4.23, +4.48]", "One of the 8 settings"):
         assert words in found.out.splitlines()[0]
-    assert found.page.count("<img") == 1
 
     # The mean over settings by a bootstrap over the subsamples of each task and m
     means = rows.groupby(["m", "n", "task", "subsample"], as_index=False).mean(numeric_only=True)
@@ -321,7 +316,6 @@ def test_no_interval(run):
         row = one(found.effects, effect="bias", n=None if set(rows["m"]) > {8} else 100)
         assert row[["se", "low", "high", "verdict", "needed"]].isna().all()
         assert found.out.startswith("Too early to tell: there is no interval (few-shot, m")
-        assert "Each task needs at least two subsamples that differ" in found.out
         assert "nan" not in found.out + found.page and not found.err
 
 
@@ -427,24 +421,15 @@ def test_predictive_effects_are_binomial_means():
 
 
 def test_the_papers_model_from_the_command_line(run):
-    """Few draws do not converge: exit status 3, said in every row. The manual names every column,
-    the page shows beta and the differences."""
+    """Few draws do not converge: exit status 3, said in every row."""
     found = run(varied_rows(), "--paper-model", "--draws", 60)
     assert found.end == 3 and found.out.count("the paper's model: not converged: r_hat") == 2
     posterior = csv_of("posterior").query("effect == 'bias'").set_index("parameter")
     assert {*posterior.index} >= {"mu", "beta", "alpha[b]", "sd_U", "sd_V", "sd_W", "d[task00]",
                                   "effect[a, task04]", "difference[all]", "difference[b]"}
-    assert not any(re.match(r"[acz]\[|.*__", name) for name in posterior.index)
     assert posterior["warning"].str.startswith("not converged: r_hat").all()
     bias = one(found.effects, effect="bias", model="all")
     assert posterior.loc["difference[all]", "mean"] == approx(bias["estimate"], abs=2)
-    for name in ("effects", "tasks", "posterior"):
-        for column in csv_of(name):
-            assert re.search(rf"\b{column}\b", fit.__doc__), (name, column)
-    shown = found.page.partition("s model: beta")[2]
-    assert shown.count("<td>beta</td>") == 2 and shown.count("<tr") == 1 + 2 * 4
-    assert run(varied_rows(), "--paper-model", "--draws", 0).end is None
-    assert not Path("out/posterior.csv").exists()  # nothing old stays
 
 
 def test_beta_of_a_plain_model():
@@ -481,55 +466,31 @@ def test_beta_of_a_plain_model():
 def test_verdicts(run, biases, margin, start):
     found = run(bias_rows(biases, n=1000), "--margin", margin)
     assert found.out.startswith(start) and "nan" not in found.out + found.page
-    large, _, rest = start.partition(":")
-    word = large.partition(" ")[0]
-    card = re.search(rf'class="card {word.lower()}".*?class="large">(.*?)</div>', found.page)
-    assert card[1] == large
-    assert ("needed" in found.page) == large.startswith("Too early")
+    assert ("needed" in found.page) == start.startswith("Too early")
 
 
 def test_how_much_more_to_run(run):
-    """K (half / (margin / 2))^2, only where it is too early; by seconds of each model and task."""
+    """K (half / (margin / 2))^2, only where it is too early."""
     rows = bias_rows({"a": [-3, 0, 4], "b": [-4, 2, 1, 0]})
     _, _, _, half = plain_interval(rows, "bias")
     rows = pd.concat([rows, rows.assign(model="other")])
-    for margin, R in ((2, math.ceil(3 * half**2)), (1, math.ceil(3 * (half / 0.5) ** 2))):
-        found = run(rows, "--margin", margin)  # of rows that nobody here ran there is no command
-        assert one(found.effects, effect="bias", model="all")["needed"] == R
-        assert f"About {R} subsamples of each task in total would decide." in found.out
+    R = math.ceil(3 * (half / 0.5) ** 2)
+    found = run(rows)
+    assert one(found.effects, effect="bias", model="all")["needed"] == R
+    assert f"About {R} subsamples of each task in total would decide." in found.out
     assert run(rows, "--margin", 30).effects["needed"].isna().all()
-    rows["seconds"] = rows["task"].map({"a": 100, "b": 50})
-    hours = (R - 3) * 2 * 150 / 3600
-    assert f"--subsamples {R}, about {hours:.1f} hours more on this machine)." in run(rows).out
-    out = run(rows.assign(seconds=60 * rows["seconds"])).out
-    assert f"about {hours * 60 / 24:.0f} days more on this machine). This margin is out" in out
 
 
-def test_caveats_stand_in_the_box(run):
-    """A boost within the margin; macro-F1 on unseen texts 5 points above 1 / K, if it is there, or
-    else accuracy above the most common class. Nothing beside a Yes."""
-    biases = {"a": [0, 0, 1], "b": [0, 0, -1]}
-    box = run(bias_rows(biases, base=0.6)).page.partition("<img")[0]
-    assert "The boost too is within the margin" in box and 'class="warning"' in box
-    rows = bias_rows(biases)
-    assert 'class="warning"' not in run(rows).page
+def test_caveats(run):
+    """Macro-F1 on unseen texts 5 points above 1 / K, if it is there, or else accuracy above the
+    most common class. Nothing beside a Yes."""
+    rows = bias_rows({"a": [0, 0, 1], "b": [0, 0, -1]})
     assert "in 2 of 2 cases (model, task, m, n), accuracy" in run(rows.assign(majority=0.6)).out
-    for f1, weak in ((0.53, "in 1 of 2 cases (model, task, m, n), macro-F1"), (0.56, "")):
-        unseen = rows["task"].map({"a": f1, "b": 0.9})
-        out = run(rows.assign(majority=0.9, f1_base=0.5, f1_extra=unseen, f1_test=0.8)).out
-        assert weak in out and ("A caveat" in out) == bool(weak)
+    unseen = rows["task"].map({"a": 0.53, "b": 0.56})
+    out = run(rows.assign(majority=0.9, f1_base=0.5, f1_extra=unseen, f1_test=0.8)).out
+    assert "in 1 of 2 cases (model, task, m, n), macro-F1" in out
     out = run(bias_rows({"a": [7, 8, 9]}, base=0.6, majority=0.9)).out
-    assert out.startswith("Yes") and "A caveat" not in out and "boost too" not in out
-
-
-@pytest.mark.parametrize("low, count", [
-    (3, "3 of the 3 settings have"), (-3, "None of the 3 settings has")])
-def test_several_settings(run, low, count):
-    """The mean answers; the settings are lines of the figure and of the table."""
-    found = run(pd.concat([bias_rows({"a": (low, 4), "b": (low, 3)}, m=m) for m in (6, 8, 10)]))
-    assert "few-shot, mean of 3 settings" in found.out and found.out.count("\n") == 2
-    assert f"{count} an interval that excludes 0; about 0.3 are expected" in found.out
-    assert found.page.partition("Settings")[2].partition("</table>")[0].count("<tr") == 1 + 4
+    assert out.startswith("Yes") and "A caveat" not in out
 
 
 def test_other_metrics(run):
@@ -541,38 +502,21 @@ def test_other_metrics(run):
     found = run(rows, "--metric", "nll")
     assert found.effects[["margin", "verdict", "needed"]].isna().all(axis=None)
     assert found.out.startswith("The interval excludes 0 (") and "±" not in found.page
-    assert "+0.0750 [" in found.out and "nats (lower is better)" in found.out
+    assert "+0.0750 [" in found.out
     out = run(rows, "--metric", "nll", "--margin", 0.001).out
     assert out.startswith("No: even worse, beyond ±0.001 nats")
     rows["nll_test"] = 0.9 + 0.01 * (-1) ** rows["subsample"]
     assert run(rows, "--metric", "nll").out.startswith("The interval includes 0")
-    assert "bleu_base is missing" in run(rows, "--metric", "bleu").end
 
 
-def test_many_experiments(run):
-    """Of more than 40 answers the page shows as many, and says so."""
-    parts = [coin_rows(tasks=1, subsamples=2, models=("a",), experiment=f"e{k}") for k in range(42)]
-    found = run(pd.concat(parts))
-    assert found.out.count("\n") == 43 and found.page.count('class="card') == 40
-    assert "2 more answers are in effects.csv" in found.page
-    assert found.page.count("<tr") == 2 * (1 + 42)
-
-
-def test_the_page_is_one_file_with_names_escaped(run, monkeypatch):
-    """In a notebook, the figure is shown as well."""
-    shown = []
-    monkeypatch.setattr(builtins, "display", lambda data, raw: shown.append(data), raising=False)
+def test_the_page_is_one_file_with_names_escaped(run):
     hostile = 'US$_<b>&"x"/../../' + "ы" * 45
     rows = coin_rows(tasks=5, crossed=True).assign(experiment=hostile, versions="code <1>")
     found = run(rows)
     assert found.end is None and not found.err
     assert "<b>&" not in found.page and "US$_&lt;b&gt;&amp;" in found.page
-    for words in ("code &lt;1&gt;", "<td>crossed</td>", "fit_model.py results.csv --out out"):
-        assert words in found.page.partition("What was run")[2]
+    assert "code &lt;1&gt;" in found.page.partition("What was run")[2]
     assert not re.search(r'(src|href)="(?!data:)', found.page)
-    assert {path.name for path in Path("out").iterdir()} == {
-        "effects.csv", "tasks.csv", "report.html", "effects.png"}
-    assert len(shown) == 1 and shown[0]["image/png"].startswith("iVBOR")  # a PNG in base64
     rows.loc[2, "acc_base_on_extra"] = math.nan  # one such row makes the cell plain
     assert "<td>plain</td>" in run(rows).page
 
@@ -588,9 +532,7 @@ def test_natural_variations_are_accepted():
     plain = loaded(path_of(coin_rows(n=70)))
     text = Path("results.csv").read_text()
     variations = {
-        "BOM": "\ufeff" + text, "CRLF": text.replace("\n", "\r\n"),
-        "blank lines": text.replace("\nfew", "\n\nfew", 3), "twice": text + text.partition("\n")[2],
-        "m = 10.0": text.replace(",10,70,", ",10.0,70,"),
+        "BOM": "\ufeff" + text, "twice": text + text.partition("\n")[2],
         "torn": text + "few-shot,a,task09,10,70,1,2,0",
         "torn within": text.replace("\nfew", "\nfew-shot,a,task0\nfew", 1)}
     for name, text in variations.items():
@@ -615,12 +557,10 @@ def changed(name, *values):
 TEXT = coin_rows().to_csv(index=False)
 BAD = [  # a file, what is said of it
     ("", "could not read results.csv"),
-    (TEXT + 'x,"y\n', "could not read results.csv"),
     (TEXT.replace("acc_extra", "x"), "the column acc_extra is missing"),
     (TEXT.partition("\n")[0], "results.csv has no rows"),
     (changed("acc_test", "many"), "data row 24: the column acc_test is missing, empty"),
     (changed("acc_test", 1.025), "data row 24: acc_test is not between 0 and 1"),
-    (changed("m", ""), "data row 24: the column m is missing, empty"),
     (TEXT + changed("acc_test", 0.1).splitlines()[-1], "acc_test"),
     (changed("data", *"xy" * 12), "data"), (changed("recipe", *"x" * 11, *"y" * 13), "recipe"),
     (TEXT, "no rows with --models c. There are: a, b"),
@@ -633,4 +573,3 @@ def test_mistakes_end_in_one_line(run, text, message):
     flags = re.findall(r"(--\w+) (\w+)", message)  # if any
     end = run(Path("results.csv"), *itertools.chain(*flags)).end
     assert message in end and end.startswith("error: ") and not Path("out").exists()
-    assert "could not read nowhere.csv" in run([Path("nowhere.csv")]).end
