@@ -4,7 +4,6 @@ models and Trainer; whole runs in real processes."""
 import contextlib
 import csv
 import functools
-import io
 import json
 import math
 import multiprocessing
@@ -120,8 +119,6 @@ def test_mask_rates(script):
         assert abs(found - p) < 4 * math.sqrt(p * (1 - p) / count)
     random = corrupted[scored][~masked & ~kept]  # uniform over the vocabulary
     assert abs(random.mean() - 15000) < 4 * 30000 / math.sqrt(12 * len(random))
-    _, others = script.mask_tokens(ids, [101, 102, 103], 103, 30000, rng)
-    assert others.tolist() != scored.tolist(), "each epoch has its own masks"
 
 
 # Packing, groups, logits
@@ -373,20 +370,6 @@ def test_gradients_are_of_the_mean_loss_and_unscaled_before_they_are_clipped(
     assert norms == pytest.approx([expected] * 2, rel=0.1)
 
 
-def test_a_card_before_8_0_is_told_to_use_fp16(script, monkeypatch):
-    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda _: torch.device("cuda"))
-    monkeypatch.setattr(torch, "ones", lambda *_, device: None)  # as if there were a card
-    for precision in ("float32", "fp16", "bf16", "tf32"):
-        args = SimpleNamespace(device="auto", precision=precision)
-        for capability in ((8, 0), (7, 5)):
-            monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-            if capability == (7, 5) and precision in ("bf16", "tf32"):
-                with pytest.raises(ValueError, match="use fp16"):
-                    script.choose_device(args)
-            else:
-                assert script.choose_device(args) == "cuda"
-
-
 # A subsample: the three arms
 
 
@@ -424,18 +407,13 @@ def test_arms_share_everything_but_the_pretraining_text(script, sample_of):
 
 
 def test_a_text_is_cut_after_its_first_tokens(script, sample_of):
-    """6 tokens: [CLS], 4 of 5 words, [SEP]."""
+    """6 tokens: [CLS], 4 of 5 words, [SEP]. All texts are alike in their first 3."""
     sample, other = sample_of(), sample_of()
     sample.recipe["max_length"] = 6
     for texts in other.texts.values():
         texts[:] = [text.removesuffix(" many") for text in texts]
     found = [script.run_subsample(each, "cpu", 1)[0] for each in (sample, other)]
     assert found[0] | {"seconds": 0} == found[1] | {"seconds": 0}
-
-
-def test_texts_that_are_all_alike_after_the_cut_are_refused(script, sample_of):
-    """3 tokens are [CLS], text and [SEP]."""
-    sample = sample_of()
     sample.recipe["max_length"] = 3
     with pytest.raises(ValueError, match="larger --max-length"):
         script.run_subsample(sample, "cpu", 1)
@@ -527,7 +505,6 @@ def test_a_run_writes_rows_and_a_table(run):
     assert [float(number) for number in last] == pytest.approx(expected, abs=0.006)
     words = "mean bias {:+.2f} points, 89% interval ±{:.2f}\n"
     assert words.format(*interval_by_hand(rows)) in out
-    assert out.endswith("next: python fit_model.py results.csv\n")
 
 
 def test_scores_by_hand(script):
@@ -626,9 +603,8 @@ def test_a_margin_ends_a_run_at_the_least_k(run):
     assert least > 0, "else it tells nothing"
     first = comparable(first_k[least])
     short += f" --margin {margin} --subsamples 50"
-    message, out = run(f"{short} --workers 2")
+    message, _ = run(f"{short} --workers 2")
     assert message is None and comparable(rows_of()) == first
-    assert f"±{halves[least]:.2f}\n" in out
     run(short)
     assert comparable(rows_of()) == first
     lines = open("results.csv").readlines()
@@ -644,30 +620,19 @@ def test_a_margin_takes_three_subsamples_or_what_is_allowed(run):
         assert [row["seed"] for row in rows_of()].count(str(expected)) == expected
 
 
-def test_without_flags_a_run_goes_on_until_margin_1(script, said, monkeypatch):
-    def stop(sample, device, threads):
-        raise ValueError(f"{threads} threads on {device}")
+def test_a_margin_never_ends_a_run_within_a_round(script):
+    """The interval of equal rows shrinks with each; after the seventh it is narrow enough."""
+    rows = [ROW | {"model": "x", "m": "9", "task": task, "seconds": "1"} for task in "ab" * 5]
+    args = SimpleNamespace(margin=2.0001 * interval_by_hand(rows[:7])[1])
+    assert len(script.run_cell(args, [(row,) for row in rows], 2, None)) == 8
 
-    monkeypatch.setattr(script, "run_subsample", stop)
-    found = said(script.main, "--workers", 1, "--device", "cpu")
-    assert "1 threads on cpu" in found.end, "more take longer in matrices this small"
-    assert "task bbc_news" in found.out and "task rotten_tomatoes" in found.out
+
+def test_without_flags_a_run_goes_on_until_margin_1(script, said, monkeypatch):
+    monkeypatch.setattr(script, "run_subsample", None)  # it fails
+    out = said(script.main, "--workers", 1).out
+    assert "task bbc_news" in out and "task rotten_tomatoes" in out
     margins = [script.parse_args(flags.split()).margin for flags in ("", "--subsamples 7")]
     assert margins == [1, None]
-
-
-def test_a_terminal_of_80_columns_shows_whole_lines(run, monkeypatch, benchmark_csv):
-    name = "clickbait_notclickbait_dataset"  # as long as a task's name gets
-    shutil.copy(benchmark_csv, f"{name}.csv")
-    monkeypatch.setattr(sys, "stderr", io.StringIO())
-    sys.stderr.isatty = lambda: True
-    monkeypatch.setenv("COLUMNS", "80")
-    message, out = run(f"--csv {name}.csv --margin 99 --subsamples 50")
-    now = interval_by_hand(rows_of())[1]
-    bars = sys.stderr.getvalue().split("\r")
-    assert any([f"3 of each task; bias ±{now:.2f} now, stops at ±49.50" in bar for bar in bars])
-    for line in [*bars, *out.splitlines()]:
-        assert len(line) <= 80 or line.startswith(("task ", "rows: ")), line
 
 
 # Going on
@@ -871,18 +836,10 @@ def test_a_dask_worker_may_die(run, cluster, tmp_path):
 # Names and files
 
 
-def test_own_rows_have_a_file_of_their_own(run, flags):
-    del flags[-2:]  # --out
-    assert run()[0] is None and len(rows_of("topics_results.csv")) == 1
-    assert not os.path.exists("results.csv")
-
-
-@pytest.mark.parametrize("edit", [lambda text: text.replace("acc_extra", "acc_exta"),
-                                  lambda text: "oh no"])
-def test_a_results_file_that_is_not_ours_is_left_alone(run, refused, tmp_path, edit):
+def test_a_results_file_that_is_not_ours_is_left_alone(run, refused, tmp_path):
     run()
     file = tmp_path / "results.csv"
-    text = edit(file.read_text())
+    text = file.read_text().replace("acc_extra", "acc_exta")
     file.write_text(text)
     refused("columns")
     assert file.read_text() == text
@@ -911,7 +868,6 @@ def test_a_pasted_cell_runs(flags, tmp_path, capsys, monkeypatch):
 
 
 @pytest.mark.parametrize("typed, words", [
-    ("--tasks agnews", "agnews"),
     ("--model bort", "bort"),
     ("--csv absent.csv", "No such file"),
     ("--device toaster", "Expected one of cpu, cuda"),
@@ -921,12 +877,8 @@ def test_mistakes_in_flags(refused, typed, words):
     assert not os.listdir(), "a refused start leaves nothing behind"
 
 
-@pytest.mark.parametrize("typed, words", [
-    ("--m 0", "--m: invalid positive whole number: '0'"),
-    ("--subsamples some", "'some'"), ("--precision fp8", "fp8"),
-    ("--margin 0", "--margin: invalid positive number: '0'")])
-def test_impossible_flag_values_are_argparse_errors(run, typed, words):
-    assert run(typed)[0] == 2 and not os.listdir() and words in run.err
+def test_zeros_are_argparse_errors(script):
+    assert [end_of(script.main, flag, 0) for flag in ("--m", "--margin")] == [2, 2]
 
 
 def test_a_training_that_diverges_names_the_place(refused):
@@ -1012,9 +964,6 @@ def test_the_hash_of_a_model_is_of_all_files_that_decide_its_numbers(script, tin
         (edit(folder) if name == "config.json" else (folder / name).write_text("other"))
         found.append(script.find_model(str(folder), registry).weights)
     assert len({*found}) == len(found)
-    for name in ("README.md", "pytorch_model.bin", "trainer_state.json"):
-        (folder / name).write_text("none of these is read")
-    assert script.find_model(str(folder), registry).weights == found[-1]
 
 
 def test_a_recipe_of_a_task_may_name_one_stage(script):
@@ -1026,6 +975,3 @@ def test_a_recipe_of_a_task_may_name_one_stage(script):
     assert recipe["batch_sizes"] == {"pretrain": 16, "train": 16}
     assert recipe["weights"] == "hash"
     assert script.PAPER_SUBSAMPLES == {50: 100, 100: 100, 200: 50, 500: 20}, "section 4.4"
-    prompted = model._replace(name="mistral", like="mistral")
-    with pytest.raises(SystemExit, match="mistral works only with run_zero_shot.py"):
-        script.recipe_of(script.load_registry(), script.parse_args([]), prompted, task)
