@@ -374,9 +374,9 @@ def stage_contamination(args):
     shards = 32 if args.quick else 256
     with tempfile.TemporaryDirectory() as name:
         file = Path(name) / "examples.jsonl"
-        file.write_text("\n".join(map(json.dumps, load_reviews().texts[: 2 * shards])))
-        flags = {"model": model_folder("gpt2-tiny", name), "examples": file, "shards": shards,
-                 "device": "cpu"}
+        lines = [json.dumps({"text": text}) for text in load_reviews().texts[: 2 * shards]]
+        file.write_text("\n".join(lines))
+        flags = {"model": model_folder("gpt2-tiny", name), "examples": file, "shards": shards}
         ways = {"ours": lambda: run_script("contamination_test", flags, lambda folder: None)}
         runs = paired(args.rounds, ways)["ours"]
     yield row(f"order test, {shards} shards of two, GPT-2 of 2 layers of 128", runs)
