@@ -11,8 +11,8 @@
 It reproduces sections 4 to 8 of "Evaluating the fairness of task-adaptive pretraining on unlabeled
 test data before few-shot text classification" (Dubey). A subsample is a random draw from a task:
 m labeled texts, `train`, and two sets of n other texts, `extra` and `test`. Three models, the arms,
-learn to classify from `train`: `base` at once, `extra` and `test` after pretraining on the texts of
-that set. Each is tested on both sets.
+learn to classify from `train`: `base` directly, `extra` and `test` after pretraining on the texts
+of the set of that name. Each is tested on both sets.
 
     base     accuracy without pretraining
     unseen   accuracy on texts that a pretrained model did not see in pretraining
@@ -31,7 +31,7 @@ Each finished subsample is a row of results.csv, which later runs skip. Its colu
     num_classes, majority: classes; share of the most common one in `test`
     acc_*, f1_*, nll_* of base, extra, test: accuracy, macro-F1, mean -log p (nats) on `test`
     *_on_extra: the same on `extra`
-    discordant, discordant_on_extra: share of texts that only one of the arms extra, test gets right
+    discordant, discordant_on_extra: share of texts that only one of extra and test gets right
     loss_extra, loss_test: pretraining loss of the last epoch, nats per token
     seed, seconds: seed of the training, not of the draws; time taken
     split, data, recipe: hashes of the rows drawn, the data, the settings
@@ -378,7 +378,7 @@ def recipe_of(registry, args, model, task):
     recipe = {"version": RECIPE_VERSION, "objective": model.objective, "weights": model.weights,
               "precision": args.precision,
               "max_length": min(args.max_length or entry.get("max_length", 256),
-                                model.longest - 2)}  # RoBERTa has two places less than it says
+                                model.longest - 2)}  # RoBERTa overstates its limit by 2
     flags = {"epochs": (args.pretrain_epochs, args.train_epochs),
              "learning_rates": (args.pretrain_lr, args.train_lr),
              "batch_sizes": (args.batch_size, args.batch_size)}
