@@ -1026,7 +1026,7 @@ def unpack_wheel(source):
             done = subprocess.run([sys.executable, *pip.split()], cwd=draft, capture_output=True,
                                   text=True)
             if done.returncode:
-                raise OSError(done.stderr[-300:])
+                raise OSError(done.stderr[-170:])
             os.rename(f"{draft}/files", folder)
     return folder
 # --- end shared ---

