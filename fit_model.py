@@ -299,9 +299,11 @@ def short_answer(line, args):
     if line.verdict == "within the margin":
         return f"No: within {margin}"
     if line.verdict == "beyond the margin":
-        better = (line.low > 0) == (args.metric != "nll")
-        return f"{'Yes:' if better else 'No: even worse,'} beyond {margin}"
+        if (line.low > 0) == (args.metric != "nll"):
+            return f"Yes: beyond {margin}"
+        return f"No: seen texts even score worse, beyond {margin}"
     if math.isnan(line.needed):
+        margin = margin.replace("±", "+" if line.estimate > 0 else "-")
         return f"Near the margin: the interval is narrow and includes {margin}"
     return f"Too early to tell: the interval is still wider than {margin} allows"
 
@@ -314,14 +316,12 @@ def notes(line, rows, args):
                  f"{line.bias} {args.unit} (bias, 89% interval, {tasks}). Pretraining on other "
                  f"texts changes it by {line.boost} (boost).")]
     if line.settings > 1:
-        out = {0: "None", 1: "One"}.get(line.out, f"{line.out:.0f}")
-        has = "has" if line.out < 2 else "have"
-        said.append(("", f"{out} of the {line.settings} settings {has} an interval that excludes "
-                         f"0; about {(1 - SHARE) * line.settings:.1f} are expected by chance."))
+        said.append(("", f"An interval excludes 0 in {line.out:.0f} of {line.settings} settings; "
+                         f"about {(1 - SHARE) * line.settings:.1f} are expected by chance."))
     if "Too early" in short_answer(line, args):
         said.append(("", advice(line, rows)))
     if line.verdict == line.boost_verdict == "within the margin":
-        said.append(("warning", "The boost too is within the margin: pretraining did not help, so "
+        said.append(("warning", "The boost is also within the margin: pretraining did not help, so "
                                 "there was little to inflate."))
     weak = caveat(rows)
     if weak and line.verdict != "beyond the margin":
@@ -440,7 +440,7 @@ def publish(rows, tasks, table, args):
               "tasks": tasks.drop(columns="main")}
     parts += [("title", "What was run"), ("", runs), ("title", "Methods"),
               ("", methods(rows, args)), ("", args.command)]
-    save(args.out, "Is pretraining on the test texts unfair here?", parts, tables, STYLE + COLORS)
+    save(args.out, "Does pretraining on test texts inflate the score?", parts, tables, STYLE + COLORS)
     return said
 
 

@@ -474,7 +474,7 @@ def test_the_verdict_changes_at_its_borders(size, beyond):
     b, h = abs(row["bias"]), row["high"] - row["bias"]
     borders = [(b + h, "No: within ", "Near "), (b - h, "Near ", beyond)]
     if not beyond:
-        borders = [(h / 0.55, "Near ", "Too early to tell: about ")]
+        borders = [(h / 0.55, "Near ", "Too early to tell if within ±")]
     for border, above, below in borders:
         for margin, words in ((border + 0.01, above), (border - 0.01, below)):
             row = judge(rows, f"--clean before --margin {margin}").loc["mine"]
@@ -618,6 +618,6 @@ def test_the_example_without_torch(monkeypatch, capsys):
     example = str(ROOT / "docs" / "answers_example.csv")
     cell["main"](["--answers", example, "--clean", "clean-5", "clean-10"])
     text = capsys.readouterr().out
-    for words in ("contaminated-5, benchmark: Too early to tell: about 631 items", "about 1461 ",
+    for words in ("Too early to tell if within ±5: about 631 items", "about 1461 ",
                   "unseen 54.7, bias +7.1 [+1.5, +12.7]", "bias +8.6 [+0.0, +17.1] points"):
         assert words in text

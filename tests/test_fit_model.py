@@ -459,9 +459,9 @@ def test_beta_of_a_plain_model():
 @pytest.mark.parametrize("biases, margin, start", [
     ({"a": [0, 1, -1] * 9, "b": [0, 1] * 9}, 1, "No: within ±1 percentage points (few-shot, m ="),
     ({"a": [7, 8, 9]}, 1.5, "Yes: beyond ±1.5 percentage points (few-shot"),
-    ({"a": [-7, -8, -9]}, 1, "No: even worse, beyond ±1 percentage points (few-shot"),
+    ({"a": [-7, -8, -9]}, 1, "No: seen texts even score worse, beyond ±1 percentage"),
     # half-widths of .527 and .658, below and above .55 of the margin
-    ({"a": [-0.6, 1.8] * 8}, 1, "Near the margin: the interval is narrow and includes ±1 percent"),
+    ({"a": [0.6, -1.8] * 8}, 1, "Near the margin: the interval is narrow and includes -1 percent"),
     ({"a": [-0.9, 2.1] * 8}, 1, "Too early to tell: the interval is still wider than ±1 percent")])
 def test_verdicts(run, biases, margin, start):
     found = run(bias_rows(biases, n=1000), "--margin", margin)
@@ -504,7 +504,7 @@ def test_other_metrics(run):
     assert found.out.startswith("The interval excludes 0 (") and "±" not in found.page
     assert "+0.0750 [" in found.out
     out = run(rows, "--metric", "nll", "--margin", 0.001).out
-    assert out.startswith("No: even worse, beyond ±0.001 nats")
+    assert out.startswith("No: seen texts even score worse, beyond ±0.001 nats")
     rows["nll_test"] = 0.9 + 0.01 * (-1) ** rows["subsample"]
     assert run(rows, "--metric", "nll").out.startswith("The interval includes 0")
 
