@@ -345,7 +345,7 @@ def advice(line, rows):
 
 
 def caveat(rows):
-    """Where the models learned too little to show a bias, if anywhere."""
+    """Where the models learned too little to show a bias."""
     f1 = rows[["f1_extra", "f1_test_on_extra"]].mean(axis=1)
     above = 100 * (f1 - 1 / rows.num_classes) - 5
     words = "macro-F1 on unseen texts is less than 5 points above guessing"
@@ -360,7 +360,7 @@ def caveat(rows):
 
 
 def names_of(values):
-    """The different values in words."""
+    """The values in words."""
     names = [str(value) for value in sorted(set(values.dropna()))]
     if len(names) > 5:
         names[5:] = [f"and {len(names) - 5} more"]
@@ -394,6 +394,7 @@ def draw_effects(tasks, table, args):
         axes[0].scatter(rows[name], rows.y, area, color, marker=mark, edgecolor="k", label=name)
     if args.metric == "acc":
         axes[0].scatter(rows.majority, rows.y, 110, "k", marker="|", label="most common class")
+        axes[0].set_xlabel("%")
     axes[0].set_yticks(range(len(names)), names, parse_math=False)
     axes[0].set_ylim(len(names) - 0.4, -0.6)
     for axis, title in zip(axes, [args.name, "bias = seen - unseen", "boost = unseen - base"]):
@@ -440,7 +441,7 @@ def publish(rows, tasks, table, args):
               "tasks": tasks.drop(columns="main")}
     parts += [("title", "What was run"), ("", runs), ("title", "Methods"),
               ("", methods(rows, args)), ("", args.command)]
-    save(args.out, "Does pretraining on test texts inflate the score?", parts, tables, STYLE + COLORS)
+    save(args.out, "Does pretraining on test texts inflate scores?", parts, tables, STYLE + COLORS)
     return said
 
 

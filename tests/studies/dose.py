@@ -56,7 +56,7 @@ MARGIN = 1  # point of the question
 COLORS = {False: "#009E73", True: "#882255"}  # without, with answers; told apart by all eyes
 BAND = "#dddddd"
 MARKS = {"packed": "s", "padded": "o"}
-TITLE = "Pretraining on test texts is soon visible; answers inflate the score"
+TITLE = "Pretraining on test texts leaves traces; with labels it inflates the score"
 UNDER = "one model (smollm2), one task (rotten_tomatoes), 50 texts; bars: 89% intervals"
 # of a label at its interval: aligned how, at the upper or the lower end
 PLACES = [("center", 1), ("center", -1), ("left", 1), ("right", 1), ("left", -1), ("right", -1)]
@@ -160,13 +160,13 @@ def draw(table, path):
             planes.append((axis, rows, detector))
     large.suptitle(UNDER, size=12)
     left, right = large.axes
-    left.set_title("texts without answers", weight="bold", color=COLORS[False])
-    right.set_title("texts with answers", weight="bold", color=COLORS[True])
+    left.set_title("texts without labels", weight="bold", color=COLORS[False])
+    right.set_title("texts with labels", weight="bold", color=COLORS[True])
     left.legend(handles=legend_handles(), loc="upper left", frameon=False)
     large.supylabel("HARMFUL?  bias = seen - unseen, points")
     large.supxlabel("VISIBLE?  how often the model finds a seen text likelier than an unseen one")
     small.supylabel("bias, points")
-    small.supxlabel("the same, by how much likelier than before pretraining (ref)")
+    small.supxlabel("the same, relative to the model before pretraining (ref)")
     figure.draw_without_rendering()  # the axes' places are known from here on
     figure.set_layout_engine("none")
     for plane in planes:

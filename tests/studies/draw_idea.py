@@ -10,7 +10,7 @@ from matplotlib.patches import Rectangle
 
 COLORS = {"base": "#bbbbbb", "unseen": "#88ccee", "seen": "#ee9966"}  # distinguishable for color-blind readers
 MODELS = (
-    ("not pretrained", ("base", "base")),
+    ("no further pretraining", ("base", "base")),
     ("pretrained on texts A", ("seen", "unseen")),
     ("pretrained on texts B", ("unseen", "seen")),
 )
