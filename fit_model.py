@@ -48,7 +48,7 @@ from scipy import special, stats
 os.environ.setdefault("PYTENSOR_FLAGS", "cxx=")  # nutpie needs no C compiler
 warnings.simplefilter("ignore", FutureWarning)  # of ArviZ
 
-NEAR = 0.55  # margins: below this half-width more data will hardly decide
+NEAR = 0.55  # half-width, in margins, below which more data hardly help
 MOST = 40  # answers or lines in the figure
 MAX_R_HAT, MIN_ESS = 1.01, 400  # Vehtari et al. (2021)
 ATTEMPTS = ((0.9, 1, 1), (0.99, 4, 2))  # target acceptance, times the tuning, times the draws
@@ -56,7 +56,7 @@ THESE, LIKE = "these tasks", "tasks like these"
 EFFECTS = {"bias": ("extra", "test"), "boost": ("base", "extra")}  # control, treatment on `test`
 MEANS = ["majority", "base", "unseen", "seen"]
 WORDS = {"acc": ("accuracy", "points"), "f1": ("macro-F1", "points"),
-         "nll": ("nll", "nats (lower is better)")}
+         "nll": ("nll (lower is better)", "nats")}
 COLORS = """
 .card { border: 2px solid #bbb; padding: 0 1rem }
 .large { font: bold 2.2rem/1.2 sans-serif; color: #8a5a00 }
@@ -340,7 +340,7 @@ def advice(line, rows):
         time = f"{hours:.1f} hours" if hours < 24 else f"{hours / 24:.0f} days"
         text += f" (--subsamples {line.needed:.0f}, about {time} more on this machine)"
     if hours > 24:
-        text += ". This margin is out of reach here; a larger --n or --margin needs fewer"
+        text += ". This margin is out of reach here: use a larger --n or --margin"
     return f"{text}."
 
 
@@ -400,12 +400,12 @@ def draw_effects(tasks, table, args):
     for axis, title in zip(axes, [args.name, "bias = seen - unseen", "boost = unseen - base"]):
         axis.set_title(title)
     for axis, (effect, mine) in zip(axes[1:], rows.groupby("effect")):
-        hidden = "_" * (effect == "boost")
+        pre = "_" if effect == "boost" else ""
         reach = mine.high - mine.estimate
-        axis.errorbar(mine.estimate, mine.y, xerr=reach, fmt="ko", label=f"{hidden}89% interval")
+        axis.errorbar(mine.estimate, mine.y, xerr=reach, fmt="ko", label=f"{pre}89% interval")
         axis.axvline(0, color="gray", ls="--")
         if args.margin:
-            axis.axvspan(-args.margin, args.margin, color="#dddddd", label=f"{hidden}margin")
+            axis.axvspan(-args.margin, args.margin, color="#dddddd", label=f"{pre}margin")
         axis.set_xlabel(args.unit)
     figure.legend(loc="outside upper center", ncols=6)
     return figure
@@ -445,7 +445,7 @@ def publish(rows, tasks, table, args):
     return said
 
 
-# Also in other scripts (tests/copy_blocks.py) ---
+# Also in other scripts: see tests/copy_blocks.py
 
 # --- shared: reading ---
 CELL = ["experiment", "m", "n"]
@@ -454,7 +454,7 @@ FILTERS = ("experiment", "m", "n", "models", "tasks")
 
 
 def columns_of(metric):
-    """Those of the three arms on the texts of `test`, then of `extra`."""
+    """Columns of the three arms on `test`, then on `extra`."""
     names = [f"{metric}_{arm}" for arm in ("base", "extra", "test")]
     return names + [f"{name}_on_extra" for name in names]
 
@@ -495,11 +495,11 @@ def load_rows(args, metric="acc"):
     rows = pd.concat([read_rows(path, metric) for path in args.paths])
     for flag in FILTERS:
         values = rows[flag.removesuffix("s")].astype(str)
-        wanted = set(getattr(args, flag) or values)
-        if not wanted <= set(values):
-            found = ", ".join(sorted(set(values)))[:150]
-            wanted = ", ".join(wanted)
-            raise SystemExit(f"error: no rows with --{flag} {wanted}. There are: {found}")
+        found = set(values)
+        wanted = set(getattr(args, flag) or found)
+        if wanted - found:
+            wrong, known = [", ".join(sorted(each))[:150] for each in (wanted - found, found)]
+            raise SystemExit(f"error: no rows with --{flag} {wrong}. There are: {known}")
         rows = rows[values.isin(wanted)]
     if rows.empty:
         raise SystemExit(f"error: {args.paths[0]} has no rows: run run_experiment.py first")
@@ -525,7 +525,7 @@ def title_of(experiment, m, n):
 
 # --- shared: effects ---
 SHARE = 0.89  # coverage of every interval (the paper's)
-SHARES = ("acc", "f1")  # metrics whose differences are in percentage points
+POINTS = ("acc", "f1")  # metrics whose differences are in percentage points
 
 
 def add_effects(rows, metric="acc"):
@@ -534,7 +534,7 @@ def add_effects(rows, metric="acc"):
     It comes from rounding to whole answers or, for a crossed bias in accuracy, from splitting 2n
     texts at random (nan without `discordant`); with K subsamples one_answer / K is added."""
     crossed, n = rows["arms"] == "crossed", rows["n"]
-    scale = 100 if metric in SHARES else 1
+    scale = 100 if metric in POINTS else 1
     found = {}
     places = {"base": ("base", "base"), "unseen": ("extra", "test"), "seen": ("test", "extra")}
     for name, (arm, mirrored) in places.items():
@@ -558,8 +558,7 @@ def add_effects(rows, metric="acc"):
 def task_means(rows, effect="bias"):
     """A row per task: means over K subsamples, K, the effect's sd, and its mean's variance
     v = max(sd^2, w) / K: nan if K is 1, or sd is 0 and w unknown."""
-    names = ["n", "majority", "base", "unseen", "seen", "boost", "bias", f"w_{effect}",
-             "one_answer"]
+    names = ["majority", "base", "unseen", "seen", "boost", "bias", f"w_{effect}", "one_answer"]
     groups = rows.groupby("task")
     tasks = groups[names].mean()
     K = groups.size()
@@ -611,7 +610,7 @@ def html_of(kind, part, folder):
     return f'<div class="{kind}">{text}</div>' if text else ""
 
 
-def save(folder, title, parts, tables, style=STYLE):
+def save(folder, title, parts, tables, style):
     """Write CSV files, and report.html of (kind, part) pairs as html_of takes them."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, table in tables.items():
@@ -642,8 +641,8 @@ def parse_args(argv):
     args = parser.parse_args(argv)
     args.command = f"python fit_model.py {shlex.join(sys.argv[1:] if argv is None else argv)}"
     args.name, args.unit = WORDS.get(args.metric, (args.metric, args.metric))
-    args.form = "+z.2f" if args.metric in SHARES else "+z.4f"
-    if args.margin is None and args.metric in SHARES:
+    args.form = "+z.2f" if args.metric in POINTS else "+z.4f"
+    if args.margin is None and args.metric in POINTS:
         args.margin = 1.0
     if args.margin is not None and not 0 < args.margin < math.inf:
         raise SystemExit(f"error: --margin {args.margin}: use a number above 0")
@@ -658,7 +657,7 @@ def main(argv=None):
     args = parse_args(argv)
     rows = add_effects(load_rows(args, args.metric), args.metric)
     rows["majority"] *= 100
-    if args.metric in SHARES:
+    if args.metric in POINTS:
         rows[["base", "unseen", "seen"]] *= 100
     units = unit_table(rows)
     tasks = []

@@ -37,7 +37,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from scipy import special, stats
 
-INTERVAL = 0.89  # of intervals, as in the paper
+SHARE = 0.89  # coverage of intervals, as in the paper
 
 
 def report_slices(rows, slices):
@@ -80,10 +80,10 @@ def slice_table(rows, slices):
     alpha = pd.get_dummies(models, dtype=float).to_numpy()[:, 1:]
     U = pd.get_dummies(tasks, dtype=float).to_numpy()
     mean, sd = slice_posterior(right, n, alpha, U)
-    low, high = stats.norm.interval(INTERVAL, mean, sd)
+    low, high = stats.norm.interval(SHARE, mean, sd)
     D = pd.DataFrame(bias @ (U / U.sum(axis=0)))  # [slices, tasks]
     t = D.mean(axis=1)
-    half = stats.t.ppf((1 + INTERVAL) / 2, D.shape[1] - 1) * D.sem(axis=1)
+    half = stats.t.ppf((1 + SHARE) / 2, D.shape[1] - 1) * D.sem(axis=1)
     return pd.DataFrame({
         "kind": np.repeat(["drawn", "shuffled"], slices), "slice": D.index % slices + 1,
         "paper_mean": mean, "paper_low": low, "paper_high": high,
@@ -189,7 +189,7 @@ def board_table(board, v):
     return table
 
 
-# The same in fit_model.py ---
+# Also in fit_model.py
 
 # --- shared: reading ---
 CELL = ["experiment", "m", "n"]
@@ -198,7 +198,7 @@ FILTERS = ("experiment", "m", "n", "models", "tasks")
 
 
 def columns_of(metric):
-    """Those of the three arms on the texts of `test`, then of `extra`."""
+    """Columns of the three arms on `test`, then on `extra`."""
     names = [f"{metric}_{arm}" for arm in ("base", "extra", "test")]
     return names + [f"{name}_on_extra" for name in names]
 
@@ -239,11 +239,11 @@ def load_rows(args, metric="acc"):
     rows = pd.concat([read_rows(path, metric) for path in args.paths])
     for flag in FILTERS:
         values = rows[flag.removesuffix("s")].astype(str)
-        wanted = set(getattr(args, flag) or values)
-        if not wanted <= set(values):
-            found = ", ".join(sorted(set(values)))[:150]
-            wanted = ", ".join(wanted)
-            raise SystemExit(f"error: no rows with --{flag} {wanted}. There are: {found}")
+        found = set(values)
+        wanted = set(getattr(args, flag) or found)
+        if wanted - found:
+            wrong, known = [", ".join(sorted(each))[:150] for each in (wanted - found, found)]
+            raise SystemExit(f"error: no rows with --{flag} {wrong}. There are: {known}")
         rows = rows[values.isin(wanted)]
     if rows.empty:
         raise SystemExit(f"error: {args.paths[0]} has no rows: run run_experiment.py first")
@@ -297,7 +297,7 @@ def html_of(kind, part, folder):
     return f'<div class="{kind}">{text}</div>' if text else ""
 
 
-def save(folder, title, parts, tables, style=STYLE):
+def save(folder, title, parts, tables, style):
     """Write CSV files, and report.html of (kind, part) pairs as html_of takes them."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, table in tables.items():
@@ -315,14 +315,13 @@ def parse_args(argv):
     parser = argparse.ArgumentParser(
         usage="%(prog)s [FILE ...] [flags]", description=__doc__.partition("\n\n")[0])
     add = parser.add_argument
-    add("paths", nargs="*", type=Path, default=[Path("results.csv")],
-        help="results files (results.csv)")
-    add("--slices", type=int, default=500, help="number of slices (500)")
-    add("--plain", action="store_true", help="bias on the texts of test only")
-    add("--leaderboard", type=Path, metavar="FILE", help="would its entries swap?")
+    add("paths", nargs="*", type=Path, default=[Path("results.csv")], help="default results.csv")
+    add("--slices", type=int, default=500, help="slices; default 500")
+    add("--plain", action="store_true", help="use only the texts of test")
+    add("--leaderboard", type=Path, metavar="FILE", help="CSV with columns name, score")
     for flag in FILTERS:
-        add(f"--{flag}", nargs="+", help="only these (all)")
-    add("--out", type=Path, metavar="FOLDER", help="folder of the page (meta/NAME)")
+        add(f"--{flag}", nargs="+", help="use only these; default all")
+    add("--out", type=Path, metavar="FOLDER", help="default meta/FILE")
     return parser.parse_args(argv)
 
 

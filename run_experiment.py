@@ -37,8 +37,8 @@ Each finished subsample is a row of results.csv, which later runs skip. Its colu
     split, data, recipe: hashes of the rows drawn, the data, the settings
     versions: of torch and transformers
 
-On 2 CPU cores the second command takes 4 to 7 minutes (2026-11-24): 14 subsamples of each task,
-mean bias +0.35 ± 0.49 percentage points.
+On 2 CPU cores the second command takes 4 to 9 minutes (2026-11-25): 14 subsamples of each task,
+mean bias +0.35 ± 0.49 points.
 """
 
 import argparse
@@ -84,7 +84,7 @@ RECIPE_VERSION = 6  # in the recipe's hash
 MASK_SHARE = 0.15  # Devlin et al. (2019)
 WEIGHT_DECAY = {"pretrain": 0.0, "train": 0.01}
 CLIP_NORM = 1.0
-CPU_TOKENS, GPU_TOKENS = 1536, 16384  # in a forward pass; half in wide models
+CPU_TOKENS, GPU_TOKENS = 1536, 16384  # of a forward pass; half if wide
 PACKED = {  # texts can share rows
     "albert", "bert", "camembert", "distilbert", "electra", "gpt2", "gpt_neox", "llama", "opt",
     "roberta", "xlm-roberta",
@@ -119,7 +119,7 @@ def run_subsample(sample, device, threads):
 
 
 # --- Pretraining and classification ---
-# Raise RECIPE_VERSION if a change here changes the results: old rows are then refused.
+# Raise RECIPE_VERSION if a change here changes results: then old rows are refused
 
 def pretrain(net, texts, recipe, seed):
     """Pretrain in place on int arrays. Returns the last epoch's loss, in nats per token."""
@@ -151,10 +151,10 @@ def mask_tokens(ids, special, mask_id, vocabulary, rng):
     return corrupted, scored
 
 
-def classify(net, ids, labels, classes, recipe, seed):
+def classify(net, ids, labels, K, recipe, seed):
     """Train on ids["train"] with a new head. Returns {set: log-probabilities [n, K]}."""
     torch.manual_seed(seed)
-    head = fresh_head(net, classes)
+    head = fresh_head(net, K)
     model = torch.nn.ModuleList([net.lm.base_model, net.pooler, head])
     logits_of = functools.partial(class_logits, net, head)
     examples = class_examples(net, ids["train"], labels)
@@ -164,7 +164,7 @@ def classify(net, ids, labels, classes, recipe, seed):
     log_p = {}
     for name in ("test", "extra"):
         count = len(ids[name])
-        log_p[name] = np.empty((count, classes))
+        log_p[name] = np.empty((count, K))
         for group in groups(net, class_examples(net, ids[name], range(count))):
             batch = pack(net, *zip(*group))
             with torch.inference_mode():
@@ -190,12 +190,12 @@ def class_examples(net, texts, targets):
     return [*zip(texts, ends, np.reshape(targets, (-1, 1)))]
 
 
-def fresh_head(net, classes):
+def fresh_head(net, K):
     """A random linear layer. A pooler without weights gets random ones."""
     width = net.lm.config.hidden_size
     if net.causal:  # OPT's may be narrower
         width = net.lm.get_output_embeddings().in_features
-    head = torch.nn.Linear(width, classes, bias=not net.causal)
+    head = torch.nn.Linear(width, K, bias=not net.causal)
     fresh = torch.nn.ModuleList([head])
     if net.fresh_pooler:
         fresh.append(net.pooler)
@@ -262,7 +262,7 @@ def groups(net, examples):
 
 @functools.lru_cache(1)
 def load_network(model, device, precision):
-    """A Model in float32, kept for the next subsample."""
+    """A Model's float32 network, kept for later calls."""
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
@@ -435,7 +435,7 @@ def split_rows(labels, m, n, subsample):
 
 
 def training_seed(row):
-    """The same for all arms, and on every machine."""
+    """A seed, equal for all arms and machines."""
     return int(short_hash(row["model"], row["task"], row["subsample"], row["seed"]), 16) % 2**31
 
 
@@ -488,7 +488,7 @@ def scores_of(log_p, labels):
 
 # --- shared: effects ---
 SHARE = 0.89  # coverage of every interval (the paper's)
-SHARES = ("acc", "f1")  # metrics whose differences are in percentage points
+POINTS = ("acc", "f1")  # metrics whose differences are in percentage points
 
 
 def add_effects(rows, metric="acc"):
@@ -497,7 +497,7 @@ def add_effects(rows, metric="acc"):
     It comes from rounding to whole answers or, for a crossed bias in accuracy, from splitting 2n
     texts at random (nan without `discordant`); with K subsamples one_answer / K is added."""
     crossed, n = rows["arms"] == "crossed", rows["n"]
-    scale = 100 if metric in SHARES else 1
+    scale = 100 if metric in POINTS else 1
     found = {}
     places = {"base": ("base", "base"), "unseen": ("extra", "test"), "seen": ("test", "extra")}
     for name, (arm, mirrored) in places.items():
@@ -521,8 +521,7 @@ def add_effects(rows, metric="acc"):
 def task_means(rows, effect="bias"):
     """A row per task: means over K subsamples, K, the effect's sd, and its mean's variance
     v = max(sd^2, w) / K: nan if K is 1, or sd is 0 and w unknown."""
-    names = ["n", "majority", "base", "unseen", "seen", "boost", "bias", f"w_{effect}",
-             "one_answer"]
+    names = ["majority", "base", "unseen", "seen", "boost", "bias", f"w_{effect}", "one_answer"]
     groups = rows.groupby("task")
     tasks = groups[names].mean()
     K = groups.size()
@@ -703,20 +702,20 @@ def add_shared_flags(parser):
     add("--tasks", nargs="+", help=f"all (the paper's), {', '.join(load_registry()['tasks'])}")
     add("--csv", type=Path, help="your CSV, TSV, .jsonl or .parquet file")
     add("--hub", help="owner/name of a data set of the Hugging Face Hub")
-    add("--text", nargs="+", default=["text"], help="its text columns; default text")
-    add("--label", default="label", help="column that names the classes; default label")
+    add("--text", nargs="+", default=["text"], help="text columns; default text")
+    add("--label", default="label", help="column of the classes; default label")
     add("--name", help="configuration of --hub")
-    add("--split", default="train", help="of --hub; default train")
+    add("--split", default="train", help="split of --hub; default train")
     add("--margin", type=above_zero, help="run until the bias is known to half of this, in points")
-    add("--seed", type=int, default=0, help="of the training, not of the draws; default 0")
+    add("--seed", type=int, default=0, help="seed of training, not of draws; default 0")
     add = parser.add_argument_group("machine and output").add_argument
     add("--device", default="auto", help="cpu, cuda, cuda:1 or mps; default auto")
     add("--precision", default="float32", choices=PRECISIONS, help="default float32")
     add("--workers", type=whole, help="processes; default 1, for small models on CPU up to 4; "
         "with --dask, workers to wait for")
-    add("--threads", type=whole, help="per process; default: they share the cores")
+    add("--threads", type=whole, help="threads per process; default: cores are shared")
     add("--dask", help="address of a Dask scheduler; its workers do the work")
-    add("--out", type=Path, help="results file; finished rows in it are skipped; default "
+    add("--out", type=Path, help="results file, whose rows are skipped; default "
         "results.csv, or NAME_results.csv for --csv and --hub")
     add("--predictions", type=Path, help="folder for the probabilities of all texts")
 
@@ -862,7 +861,7 @@ def check_size(name, task, ms, n):
     line = f"task {name} from {task.source}: {rows} rows, {K} classes: {classes:.300}"
     print("; ".join([line, *task.notes]))
     if len({*task.texts}) < 10 * (max(ms) + 2 * n):
-        print("subsamples share texts: fewer than 10 (m + 2 n) distinct ones")
+        print("subsamples share texts: there are fewer than 10 (m + 2 n)")
     used = max(ms) // K * K  # as many of each class
     if min(ms) < K or used > K * least or used + 2 * n > rows:
         m = max(K, min(used, K * least, rows // 2 // K * K))
@@ -888,7 +887,7 @@ def read_task(spec, source):
     classes = entry.get("classes") or [str(label) for label in known]
     plain = {re.sub(r"\.0+$", "", name.strip()) for name in classes}
     if len(plain) < len(classes):
-        notes.append(f"suspicious: some of the classes {classes} are nearly equal")
+        notes.append(f"suspicious: nearly equal classes in {classes}")
     return Task(table["text"].tolist(), labels, classes, digest.hexdigest()[:12],
                 str([*source.values()][0]), spec, notes)
 
@@ -972,11 +971,13 @@ def read_file(entry):
 
 
 def read_csv(text, entry):
-    """The table of a CSV or TSV, as Python's csv reads it in strict mode. ValueError for a row that
-    does not fit the header or whose lines are rows. A TSV is then read without quotes."""
+    """The table of a CSV or TSV, by Python's csv. If a row has a wrong width or swallowed others, a
+    TSV is read without quotes; a CSV raises ValueError."""
     csv.field_size_limit(2**31 - 1)
-    lines, rows = text.splitlines(), []
-    mark = max(",;\t|", key=text.partition("\n")[0].count)
+    if "\n" in text:  # pandas does not quote a lone return
+        text = re.sub("\r(?!\n)", "\ufdd0", text)
+    lines, rows = re.split("\r?\n", text.rstrip("\r\n")), []
+    mark = max(",;\t|", key=lines[0].count)
     try:
         rows.extend(csv.reader(io.StringIO(text or " ", newline=""), delimiter=mark, strict=True))
     except csv.Error:
@@ -990,7 +991,7 @@ def read_csv(text, entry):
         return len(cells) == width and cells[place] in labels and f"{mark} " not in line
 
     most = 1 if all(map(is_row, lines[1:])) else 2  # else quotes are in use
-    for number, row in enumerate(rows):
+    for row in rows:
         inner = mark.join(row).split("\n")
         swallowed = len(inner) > most and all(map(is_row, inner))
         if swallowed or any(row) and len(row) != width:
@@ -998,11 +999,12 @@ def read_csv(text, entry):
                 rows = [line.split("\t") for line in lines]
                 break
             raise ValueError(
-                f"data row {number}, line {start}, does not look like one row of {width} cells: "
-                'inside quotes write a quote mark twice (not \\"), or save the file as .jsonl')
+                f"line {start} does not look like one row of {width} cells: inside quotes write a "
+                'quote mark twice (not \\"), or save the file as .jsonl')
         start += len(inner)
     rows = [row for row in rows[1:] if any(row)]
-    return pd.DataFrame(rows, columns=header, dtype=object)
+    table = pd.DataFrame(rows, columns=header, dtype=object)
+    return table.replace("\ufdd0", "\r", regex=True)
 
 
 def unpack_wheel(source):
@@ -1082,10 +1084,10 @@ def read_model(name, known, source):
     for file in sorted(files):
         with open(file, "rb") as content:
             hashes.append((file.name, hashlib.file_digest(content, "sha256").hexdigest()))
-    limits, text = ["max_position_embeddings"], config.get_text_config()
+    limits, body = ["max_position_embeddings"], config.get_text_config()
     if known[like]["objective"] == "clm":  # a token does not see beyond its window
         limits += ["sliding_window", "window_size"]
-    longest = min([getattr(text, limit, None) or 10**6 for limit in limits])
+    longest = min([getattr(body, limit, None) or 10**6 for limit in limits])
     return Model(name, like, folder, gguf, known[like]["objective"], short_hash(hashes),
                  sum([file.stat().st_size for file in files]), longest)
 

@@ -62,14 +62,14 @@ from scipy import stats
 from torch.nn import functional as F
 from tqdm.auto import tqdm
 
-TEXT_CHARACTERS = 1000  # most of a text in its prompt (paper's code)
+TEXT_CHARACTERS = 1000  # a text is cut after these (paper's code)
 SLOT = "\n### Answer:"
 PACK_SIZE = 8  # paper, section 9.1
 EPOCHS, LEARNING_RATE, CLIP_NORM = 1, 2e-4, 1.0  # paper, appendix G, and its code
 LORA = {"r": 16, "lora_alpha": 32, "lora_dropout": 0.05, "target_modules": "all-linear",
         "task_type": "CAUSAL_LM"}  # paper, appendix G
 CPU_TOKENS, GPU_TOKENS = 320, 4096  # in a forward pass of training
-LONG_SEQUENCE = 512  # longer ones compute activations twice: half the memory, 1.3 × the time
+LONG_SEQUENCE = 512  # recompute activations of longer ones: half the memory, 1.3 × the time
 SCORED = 48  # class names in a forward pass of scoring
 RECIPE_VERSION = 6  # in the recipe's hash: see "Pretraining"
 
@@ -84,7 +84,7 @@ def run_prompts(sample, device, threads, adapters=None):
     if adapters:
         folder = adapters / unit_name(row)
         (folder / "unit.json").unlink(missing_ok=True)  # it would vouch for other adapters
-    model, tokenizer = load_net(sample.model, recipe["quantize"], recipe["precision"], device)
+    net, tokenizer = load_net(sample.model, recipe["quantize"], recipe["precision"], device)
     started, seed = time.perf_counter(), training_seed(row)
     strings, predictions = {}, {}
     for name in ("test", "extra"):
@@ -93,15 +93,15 @@ def run_prompts(sample, device, threads, adapters=None):
     if len({*strings["test"]["prompts"], *strings["extra"]["prompts"]}) == 1:
         raise ValueError("all prompts are alike after the cut: use a larger --max-length")
     for arm in tqdm(ARMS, "arms", leave=False, disable=device == "cpu" or None):
-        fresh_adapter(model, seed)
+        fresh_adapter(net, seed)
         if arm != "base":
             ids = [encode(tokenizer, sequence) for sequence in strings[arm]["sequences"]]
-            row[f"loss_{arm}"] = train_adapter(model, ids, recipe, seed)
+            row[f"loss_{arm}"] = train_adapter(net, ids, recipe, seed)
             if adapters:
-                model.save_pretrained(folder / arm, save_embedding_layers=False)
+                net.save_pretrained(folder / arm, save_embedding_layers=False)
         predictions[arm] = {}
         for name in strings:
-            means = score_classes(model, tokenizer, strings[name]["prompts"], sample.classes)
+            means = score_classes(net, tokenizer, strings[name]["prompts"], sample.classes)
             predictions[arm][name] = means.log_softmax(1).numpy()
     add_scores(row, predictions, sample.labels)
     row["seconds"] = round(time.perf_counter() - started, 3)
@@ -185,22 +185,22 @@ def encode(tokenizer, text):
 # --- Pretraining ---
 # Raise RECIPE_VERSION if a change of prompts, training or scoring changes the results.
 
-def fresh_adapter(model, seed):
+def fresh_adapter(net, seed):
     """Give every arm the same new adapter: A random, B zero, so without effect."""
     torch.manual_seed(seed)
-    for module in model.modules():
+    for module in net.modules():
         if hasattr(module, "reset_lora_parameters"):
             module.reset_lora_parameters("default", True)
 
 
-def train_adapter(model, ids, recipe, seed):
+def train_adapter(net, ids, recipe, seed):
     """Train in place on lists of ids. A step's loss is the mean over its tokens. Returns that of
     the last epoch, in nats per token."""
     size, peak, epochs = recipe["batch_size"], recipe["learning_rate"], recipe["epochs"]
     quantized = recipe["quantize"] == "nf4"
     if quantized or max(map(len, ids)) > LONG_SEQUENCE:
-        model.gradient_checkpointing_enable({"use_reentrant": False})
-    weights = [weight for weight in model.parameters() if weight.requires_grad]
+        net.gradient_checkpointing_enable({"use_reentrant": False})
+    weights = [weight for weight in net.parameters() if weight.requires_grad]
     optimizer = torch.optim.AdamW(weights, peak, weight_decay=0.0, fused=True)
     if quantized:  # Departs from the paper: not paged
         import bitsandbytes
@@ -208,18 +208,18 @@ def train_adapter(model, ids, recipe, seed):
         optimizer = bitsandbytes.optim.AdamW8bit(weights, peak, weight_decay=0.0)
     steps = epochs * math.ceil(len(ids) / size)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / steps)
-    scaler = torch.amp.GradScaler(model.device.type, 2.0**12, enabled=recipe["precision"] == "fp16")
+    scaler = torch.amp.GradScaler(net.device.type, 2.0**12, enabled=recipe["precision"] == "fp16")
     rng = np.random.default_rng([seed, 0])
     torch.manual_seed(seed)  # of the dropout
-    model.train()
+    net.train()
     for _ in range(epochs):
         order, loss, tokens = rng.permutation(len(ids)), 0.0, 0
         for start in range(0, len(ids), size):
             batch = [ids[row] for row in order[start : start + size]]
             count = sum(map(len, batch)) - len(batch)
-            for group in token_groups(batch, model.device):
-                rows = pad(group, model.device, -100)  # on the right: no token sees it
-                logits = model(input_ids=rows.clamp(min=0), use_cache=False).logits[:, :-1]
+            for group in token_groups(batch, net.device):
+                rows = pad(group, net.device, -100)  # on the right: no token sees it
+                logits = net(input_ids=rows.clamp(min=0), use_cache=False).logits[:, :-1]
                 logits, targets = logits.flatten(0, 1).float(), rows[:, 1:].flatten()
                 part = F.cross_entropy(logits, targets, reduction="sum")
                 scaler.scale(part / count).backward()
@@ -254,20 +254,20 @@ def pad(rows, device, value=0):
 # --- Scoring ---
 
 @torch.inference_mode()
-def score_classes(model, tokenizer, prompts, classes):
+def score_classes(net, tokenizer, prompts, classes):
     """Mean log-probability [N, K] of each class name's tokens after each prompt. What all prompts
     share runs once; then prompts of similar length run together."""
-    model.eval()
+    net.eval()
     answers = [split_answers(tokenizer, prompt, classes) for prompt in prompts]
     heads = [head_of(pairs) for pairs in answers]
     first = os.path.commonprefix(heads)[: min(map(len, heads)) - 1]  # leaves each head a token
-    cache = model(input_ids=pad([first], model.device), use_cache=True).past_key_values
+    cache = net(input_ids=pad([first], net.device), use_cache=True).past_key_values
     means = torch.empty(len(prompts), len(classes), dtype=torch.double)
     size = max(1, SCORED // len(classes))
     order = sorted(range(len(answers)), key=lambda row: len(answers[row][0][0]))
     for start in range(0, len(order), size):
         group = order[start : start + size]
-        means[group] = score_group(model, [answers[row] for row in group], len(first), cache)
+        means[group] = score_group(net, [answers[row] for row in group], len(first), cache)
     return means
 
 
@@ -286,15 +286,15 @@ def head_of(answers):
     return answers[0][0][: min([start for _, start in answers]) - 1]
 
 
-def score_group(model, answers, cached, cache):
+def score_group(net, answers, cached, cache):
     """score_classes of B prompts, whose first `cached` tokens are in the cache. The rest of each
     head runs once, padded on the right; then what follows it."""
-    K, device = len(answers[0]), model.device
+    K, device = len(answers[0]), net.device
     heads = [head_of(pairs) for pairs in answers]
     cache = copy.deepcopy(cache)
     cache.batch_repeat_interleave(len(answers))
     rests = pad([head[cached:] for head in heads], device)
-    model(input_ids=rests, past_key_values=cache, use_cache=True, logits_to_keep=1)
+    net(input_ids=rests, past_key_values=cache, use_cache=True, logits_to_keep=1)
     cache.batch_repeat_interleave(K)
 
     rows, targets, ends = [], [], []
@@ -310,7 +310,7 @@ def score_group(model, answers, cached, cache):
     seen = torch.arange(cached + rests.shape[1], device=device) < ends
     mask = F.pad(seen.long(), (0, rows.shape[1]), value=1)
     positions = ends + torch.arange(rows.shape[1], device=device)
-    logits = model(input_ids=rows, past_key_values=cache, use_cache=True, attention_mask=mask,
+    logits = net(input_ids=rows, past_key_values=cache, use_cache=True, attention_mask=mask,
                    position_ids=positions).logits
     losses = F.cross_entropy(logits.float().mT, targets, reduction="none")
     means = losses.double().sum(1) / (targets >= 0).sum(1)
@@ -342,7 +342,7 @@ def load_net(model, quantize, precision, device):
             **options, output_loading_info=True)
         if info["missing_keys"]:
             raise ValueError(f"missing weights: {info['missing_keys']}")
-        freeze(lm, dtype)
+        cast(lm, dtype)
         lm.forward = torch.autocast(device.type, dtype, enabled=bool(dtype))(lm.forward)
         net = peft.get_peft_model(lm, peft.LoraConfig(**LORA)).to(device)
         tokenizer = load_tokenizer(model)
@@ -352,7 +352,7 @@ def load_net(model, quantize, precision, device):
     return net, tokenizer
 
 
-def freeze(lm, dtype):
+def cast(lm, dtype):
     """Convert matrices, not the output layer, once: autocast would at each use. Scoring must not
     repack those of NF4 into a form without gradients."""
     for module in lm.base_model.modules():
@@ -363,19 +363,19 @@ def freeze(lm, dtype):
 
 
 @torch.inference_mode()
-def check_scores(model, tokenizer, near):
-    """ValueError unless prompts score together as alone without a cache."""
-    model.eval()
+def check_scores(net, tokenizer, near):
+    """ValueError if batching or caching prompts changes their scores."""
+    net.eval()
     expected, classes = [], ["yes, this is so", "no"]
     prompts = ["Is it so? Yes, rain", "Is it so? Yes, rain and wind", "Is it so? Yes, x"]
     for prompt in prompts:
         for ids, start in split_answers(tokenizer, prompt, classes):
-            ids = torch.tensor(ids, device=model.device)
-            logs = model(input_ids=ids[None]).logits[0].float().log_softmax(1)
+            ids = torch.tensor(ids, device=net.device)
+            logs = net(input_ids=ids[None]).logits[0].float().log_softmax(1)
             expected.append(logs[start - 1 : -1].gather(1, ids[start:, None]).mean().item())
-    found = score_classes(model, tokenizer, prompts, classes).flatten()
+    found = score_classes(net, tokenizer, prompts, classes).flatten()
     if not np.allclose(found, expected, near, 1e-3):
-        raise ValueError("prompts score differently together: it is not causal or has no cache")
+        raise ValueError("its scores change in a batch: it is not causal or has no cache")
 
 
 # --- Settings ---
@@ -386,15 +386,15 @@ def prompt_recipe(registry, args, model, task):
     like = model.name if model.name in registry["models"] else "smollm2"
     own = task.spec.get("recipes", {}).get(like, {})
     sizes = {**registry["models"][like]["batch_sizes"], **own.get("batch_sizes", {})}
-    size, pack = args.batch_size or sizes["pretrain"], 1
+    size, pack = sizes["pretrain"], 1
     if args.pack:
         size, pack = 1, PACK_SIZE
     precision = args.precision
     if args.quantize == "nf4" and not PRECISIONS[precision]:
         precision = "bf16" if computes_bf16(choose_device(args)) else "fp16"
     return {"version": RECIPE_VERSION, "weights": model.weights, "precision": precision,
-            "quantize": args.quantize, "lora": LORA,
-            "epochs": args.pretrain_epochs, "learning_rate": args.pretrain_lr, "batch_size": size,
+            "quantize": args.quantize, "lora": LORA, "batch_size": args.batch_size or size,
+            "epochs": args.pretrain_epochs, "learning_rate": args.pretrain_lr,
             "max_length": min(model.longest, args.max_length or 10**6),
             "characters": TEXT_CHARACTERS, "answers": args.with_answers, "pack": pack,
             "instruction": instruction(task.classes, {**vars(args), **task.spec})}
@@ -442,7 +442,7 @@ def split_rows(labels, m, n, subsample):
 
 
 def training_seed(row):
-    """The same for all arms, and on every machine."""
+    """A seed, equal for all arms and machines."""
     return int(short_hash(row["model"], row["task"], row["subsample"], row["seed"]), 16) % 2**31
 
 
@@ -495,7 +495,7 @@ def scores_of(log_p, labels):
 
 # --- shared: effects ---
 SHARE = 0.89  # coverage of every interval (the paper's)
-SHARES = ("acc", "f1")  # metrics whose differences are in percentage points
+POINTS = ("acc", "f1")  # metrics whose differences are in percentage points
 
 
 def add_effects(rows, metric="acc"):
@@ -504,7 +504,7 @@ def add_effects(rows, metric="acc"):
     It comes from rounding to whole answers or, for a crossed bias in accuracy, from splitting 2n
     texts at random (nan without `discordant`); with K subsamples one_answer / K is added."""
     crossed, n = rows["arms"] == "crossed", rows["n"]
-    scale = 100 if metric in SHARES else 1
+    scale = 100 if metric in POINTS else 1
     found = {}
     places = {"base": ("base", "base"), "unseen": ("extra", "test"), "seen": ("test", "extra")}
     for name, (arm, mirrored) in places.items():
@@ -528,8 +528,7 @@ def add_effects(rows, metric="acc"):
 def task_means(rows, effect="bias"):
     """A row per task: means over K subsamples, K, the effect's sd, and its mean's variance
     v = max(sd^2, w) / K: nan if K is 1, or sd is 0 and w unknown."""
-    names = ["n", "majority", "base", "unseen", "seen", "boost", "bias", f"w_{effect}",
-             "one_answer"]
+    names = ["majority", "base", "unseen", "seen", "boost", "bias", f"w_{effect}", "one_answer"]
     groups = rows.groupby("task")
     tasks = groups[names].mean()
     K = groups.size()
@@ -710,20 +709,20 @@ def add_shared_flags(parser):
     add("--tasks", nargs="+", help=f"all (the paper's), {', '.join(load_registry()['tasks'])}")
     add("--csv", type=Path, help="your CSV, TSV, .jsonl or .parquet file")
     add("--hub", help="owner/name of a data set of the Hugging Face Hub")
-    add("--text", nargs="+", default=["text"], help="its text columns; default text")
-    add("--label", default="label", help="column that names the classes; default label")
+    add("--text", nargs="+", default=["text"], help="text columns; default text")
+    add("--label", default="label", help="column of the classes; default label")
     add("--name", help="configuration of --hub")
-    add("--split", default="train", help="of --hub; default train")
+    add("--split", default="train", help="split of --hub; default train")
     add("--margin", type=above_zero, help="run until the bias is known to half of this, in points")
-    add("--seed", type=int, default=0, help="of the training, not of the draws; default 0")
+    add("--seed", type=int, default=0, help="seed of training, not of draws; default 0")
     add = parser.add_argument_group("machine and output").add_argument
     add("--device", default="auto", help="cpu, cuda, cuda:1 or mps; default auto")
     add("--precision", default="float32", choices=PRECISIONS, help="default float32")
     add("--workers", type=whole, help="processes; default 1, for small models on CPU up to 4; "
         "with --dask, workers to wait for")
-    add("--threads", type=whole, help="per process; default: they share the cores")
+    add("--threads", type=whole, help="threads per process; default: cores are shared")
     add("--dask", help="address of a Dask scheduler; its workers do the work")
-    add("--out", type=Path, help="results file; finished rows in it are skipped; default "
+    add("--out", type=Path, help="results file, whose rows are skipped; default "
         "results.csv, or NAME_results.csv for --csv and --hub")
     add("--predictions", type=Path, help="folder for the probabilities of all texts")
 
@@ -869,7 +868,7 @@ def check_size(name, task, ms, n):
     line = f"task {name} from {task.source}: {rows} rows, {K} classes: {classes:.300}"
     print("; ".join([line, *task.notes]))
     if len({*task.texts}) < 10 * (max(ms) + 2 * n):
-        print("subsamples share texts: fewer than 10 (m + 2 n) distinct ones")
+        print("subsamples share texts: there are fewer than 10 (m + 2 n)")
     used = max(ms) // K * K  # as many of each class
     if min(ms) < K or used > K * least or used + 2 * n > rows:
         m = max(K, min(used, K * least, rows // 2 // K * K))
@@ -895,7 +894,7 @@ def read_task(spec, source):
     classes = entry.get("classes") or [str(label) for label in known]
     plain = {re.sub(r"\.0+$", "", name.strip()) for name in classes}
     if len(plain) < len(classes):
-        notes.append(f"suspicious: some of the classes {classes} are nearly equal")
+        notes.append(f"suspicious: nearly equal classes in {classes}")
     return Task(table["text"].tolist(), labels, classes, digest.hexdigest()[:12],
                 str([*source.values()][0]), spec, notes)
 
@@ -979,11 +978,13 @@ def read_file(entry):
 
 
 def read_csv(text, entry):
-    """The table of a CSV or TSV, as Python's csv reads it in strict mode. ValueError for a row that
-    does not fit the header or whose lines are rows. A TSV is then read without quotes."""
+    """The table of a CSV or TSV, by Python's csv. If a row has a wrong width or swallowed others, a
+    TSV is read without quotes; a CSV raises ValueError."""
     csv.field_size_limit(2**31 - 1)
-    lines, rows = text.splitlines(), []
-    mark = max(",;\t|", key=text.partition("\n")[0].count)
+    if "\n" in text:  # pandas does not quote a lone return
+        text = re.sub("\r(?!\n)", "\ufdd0", text)
+    lines, rows = re.split("\r?\n", text.rstrip("\r\n")), []
+    mark = max(",;\t|", key=lines[0].count)
     try:
         rows.extend(csv.reader(io.StringIO(text or " ", newline=""), delimiter=mark, strict=True))
     except csv.Error:
@@ -997,7 +998,7 @@ def read_csv(text, entry):
         return len(cells) == width and cells[place] in labels and f"{mark} " not in line
 
     most = 1 if all(map(is_row, lines[1:])) else 2  # else quotes are in use
-    for number, row in enumerate(rows):
+    for row in rows:
         inner = mark.join(row).split("\n")
         swallowed = len(inner) > most and all(map(is_row, inner))
         if swallowed or any(row) and len(row) != width:
@@ -1005,11 +1006,12 @@ def read_csv(text, entry):
                 rows = [line.split("\t") for line in lines]
                 break
             raise ValueError(
-                f"data row {number}, line {start}, does not look like one row of {width} cells: "
-                'inside quotes write a quote mark twice (not \\"), or save the file as .jsonl')
+                f"line {start} does not look like one row of {width} cells: inside quotes write a "
+                'quote mark twice (not \\"), or save the file as .jsonl')
         start += len(inner)
     rows = [row for row in rows[1:] if any(row)]
-    return pd.DataFrame(rows, columns=header, dtype=object)
+    table = pd.DataFrame(rows, columns=header, dtype=object)
+    return table.replace("\ufdd0", "\r", regex=True)
 
 
 def unpack_wheel(source):
@@ -1089,10 +1091,10 @@ def read_model(name, known, source):
     for file in sorted(files):
         with open(file, "rb") as content:
             hashes.append((file.name, hashlib.file_digest(content, "sha256").hexdigest()))
-    limits, text = ["max_position_embeddings"], config.get_text_config()
+    limits, body = ["max_position_embeddings"], config.get_text_config()
     if known[like]["objective"] == "clm":  # a token does not see beyond its window
         limits += ["sliding_window", "window_size"]
-    longest = min([getattr(text, limit, None) or 10**6 for limit in limits])
+    longest = min([getattr(body, limit, None) or 10**6 for limit in limits])
     return Model(name, like, folder, gguf, known[like]["objective"], short_hash(hashes),
                  sum([file.stat().st_size for file in files]), longest)
 

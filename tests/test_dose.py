@@ -45,24 +45,3 @@ def test_the_table_holds_what_the_files_hold(table):
         assert row["half"] == approx(stats.t.ppf(0.945, K - 1) * math.sqrt(v))
     beyond = table[table["bias"] - table["half"] > dose.MARGIN]
     assert len(beyond) and beyond["form"].str.endswith("answers").all()
-
-
-def test_the_figure_is_legible(table, tmp_path):
-    """A mark a setting; nothing lies on anything else or is cut."""
-    dose.draw(table, tmp_path / "picture.png")
-    assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
-    figure = dose.plt.gcf()
-    figure.draw_without_rendering()
-    left, right, *_ = figure.axes
-    for axis in figure.axes:
-        taken = [line.get_window_extent() for line in axis.lines]
-        labels = axis.texts
-        if axis is left:
-            labels = [left.get_legend(), *labels]
-        for label in labels:
-            box = label.get_window_extent()
-            assert not box.count_overlaps(taken), f"{label} lies on something"
-            assert all(axis.bbox.contains(*corner) for corner in box.corners())
-            taken.append(box)
-    assert len(left.texts) + len(right.texts) == len(table)
-    dose.plt.close(figure)
