@@ -331,6 +331,8 @@ def test_an_audit_goes_on_where_it_was(audited, say, monkeypatch):
     file = Path("kept/two/unit.json")
     file.write_text(json.dumps(json.loads(file.read_text()) | {"hash": "made again"}))
     assert UNITS.search(say("kept"))[1] == "2" and calls[3:] == ["two"]  # a subsample counts once
+    found = say("kept")
+    assert say("kept --shards 4") != found == say("kept")
     assert "no units" in say("nowhere --out new.csv")
     assert "cannot use kept/one/unit.json" in say("kept --out kept/one/unit.json")
 

@@ -154,7 +154,8 @@ def recipe_of(zero, typed, task="ag_news"):
 
 @pytest.mark.parametrize("task, typed, size, pack", [
     ("ag_news", "", 16, 1), ("movie_rationales", "", 8, 1),
-    ("movie_rationales", "--pack --with-answers", 1, 8)])
+    ("movie_rationales", "--pack --with-answers", 1, 8),
+    ("movie_rationales", "--pack --with-answers --batch-size 3", 3, 8)])
 def test_zero_shot_recipes_are_the_papers(task, typed, size, pack, zero):
     """Appendix G and section 9.1, typed from there: short texts, long ones, and packs."""
     recipe = recipe_of(zero, typed, task)
