@@ -20,7 +20,7 @@ answers. run_experiment.py explains boost, bias and the columns of results.csv.
     python run_zero_shot.py --model mistral --quantize nf4 --tasks all --n 100 --subsamples 20 # GPU
 
 --adapters FOLDER keeps the adapters, and the prompts in unit.json, for contamination_test.py.
-The second command, on 2026-11-24: boost -2.5, bias -0.5 percentage points; 2.5 GB of memory.
+The second command, on 2026-11-25: boost -2.5, bias -0.5 percentage points; 2.7 GB of memory.
 """
 
 import argparse
