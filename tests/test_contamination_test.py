@@ -257,9 +257,9 @@ def test_the_released_half_is_flagged(model_dir, say):
     assert "flagged by ref\n" in text
     assert "flagged by nothing\n" in say(f"{held} {innocent} --reference {innocent}")
     assert "--reference tells " in say(f"{held} {innocent} --reference {guilty}")
-    text_of = {name: say(f"--examples a --model {guilty} --precision {name}")
-               for name in ("float32", "bf16")}
-    assert "\nflagged: " in text_of["float32"] != text_of["bf16"]
+    assert "\nflagged: " in say(f"--examples a --model {guilty}")
+    order = f"--examples a --model {innocent} --precision"
+    assert say(f"{order} bf16") != say(f"{order} float32")
     means = []
     for lm in (plain_model(guilty), plain_model(innocent)):
         means.append([plain_scores(lm, "<end>", line)[:, 0].mean() for line in texts])
@@ -338,7 +338,7 @@ def test_an_audit_goes_on_where_it_was(audited, say, monkeypatch):
     file = Path("kept/two/unit.json")
     file.write_text(json.dumps(json.loads(file.read_text()) | {"hash": "made again"}))
     assert UNITS.search(say("kept"))[1] == "2" and calls[3:] == ["two"]  # a subsample counts once
-    assert UNITS.search(say("kept --shards 2"))[1] == "2" and calls[4:] == ["one", "two"]
+    assert UNITS.search(say("kept --shards 11"))[1] == "2" and calls[4:] == ["one", "two"]
     assert "no units" in say("nowhere --out new.csv")
     assert "cannot use kept/one/unit.json" in say("kept --out kept/one/unit.json")
 
