@@ -134,6 +134,8 @@ def test_prompts_scored_together_score_as_alone(kind, window, zero, load):
     expected = plain_scores(net.eval(), tokenizer, prompts, classes, [1, 2, 3, 4, 5])
     found = zero.score_classes(net, tokenizer, prompts, classes)
     np.testing.assert_allclose(found, expected, atol=1e-5)
+    alone = zero.score_classes(net, tokenizer, prompts[:1], classes)
+    np.testing.assert_allclose(alone, expected[:1], atol=1e-5)
 
 
 def test_the_adapter_is_the_papers(zero):
