@@ -52,7 +52,7 @@ def dense_posterior(right, n, alpha, U):
         return prior.sum() - (right * eta - n * torch.nn.functional.softplus(eta)).sum()
 
     theta = torch.zeros(2 + alpha.shape[1] + J, dtype=torch.double)
-    for _ in range(300 // J):
+    for _ in range(60):
         covariance = torch.linalg.inv(hessian(loss, theta))
         theta = theta - covariance @ jacobian(loss, theta)
         square = (theta**2 + covariance.diag())[-J:].sum().item()
@@ -68,7 +68,7 @@ def test_mode_and_curvature_against_autograd(pairs):
     rng = np.random.default_rng(0)
     share = special.expit(rng.normal(0.5, 1.5, len(pairs)) + np.array([[0], [0.2]]))
     right = rng.binomial(20, share, (2, *share.shape))
-    near = 5e-5 if len(pairs) > 1 else 1e-3  # of one task sd_U converges slowly
+    near = 5e-5 if len(pairs) > 1 else 5e-3  # of one task sd_U converges slowly
     means, sds = meta.slice_posterior(right, 20, *indicators(pairs))
     for one, mean, sd in zip(right, means, sds):
         assert (mean, sd) == approx(dense_posterior(one, 20, *indicators(pairs)), abs=near)

@@ -825,7 +825,7 @@ def test_a_pasted_cell_runs(flags, tmp_path, capsys, monkeypatch):
 
 
 @pytest.mark.parametrize("typed, words", [
-    ("--model bort", "bort"), ("--model smollm2", "only with run_zero_shot.py"),
+    ("--model bort", "bort"),
     ("--subsamples paper --n 50 --csv absent.csv", "No such file"),
     ("--device toaster", "Expected one of cpu, cuda"),
     ("--subsamples paper", "50, 100, 200 or 500")])
@@ -933,6 +933,9 @@ def test_a_recipe_of_a_task_may_name_one_stage(script):
         script.recipe_of(script.load_registry(), script.parse_args(flags.split()), model, task)
         for flags in ("", "--batch-size 9")]
     assert other["batch_sizes"] == {"pretrain": 9, "train": 9}
+    with pytest.raises(SystemExit, match="mistral works only with run_zero_shot.py"):
+        mistral = model._replace(name="mistral", like="mistral")
+        script.recipe_of(script.load_registry(), None, mistral, task)
     assert recipe["epochs"] == {"pretrain": 2, "train": 7} and recipe["max_length"] == 256
     assert recipe["batch_sizes"] == {"pretrain": 16, "train": 16}
     assert recipe["weights"] == "hash"
