@@ -52,7 +52,7 @@ def dense_posterior(right, n, alpha, U):
         return prior.sum() - (right * eta - n * torch.nn.functional.softplus(eta)).sum()
 
     theta = torch.zeros(2 + alpha.shape[1] + J, dtype=torch.double)
-    for _ in range(60):
+    for _ in range(60 if J > 1 else 600):
         covariance = torch.linalg.inv(hessian(loss, theta))
         theta = theta - covariance @ jacobian(loss, theta)
         square = (theta**2 + covariance.diag())[-J:].sum().item()

@@ -836,7 +836,7 @@ def test_mistakes_in_flags(refused, typed, words):
 
 def test_zeros_are_argparse_errors(script):
     flags = "--m --margin --pretrain-lr --train-lr --max-length".split()
-    assert {end_of(script.main, flag, 0) for flag in flags} == {2}
+    assert {end_of(script.parse_args, flag, 0) for flag in flags} == {2}
 
 
 def test_a_training_that_diverges_names_the_place(refused):
