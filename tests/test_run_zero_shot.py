@@ -174,7 +174,7 @@ def test_nf4_computes_in_what_the_card_can(capability, precision, zero, monkeypa
 
 
 def test_the_defaults(zero, said, monkeypatch):
-    """100 subsamples do not make a bias known to ±.5 where K of them have the noise 50 / K."""
+    """A noise of 50 / K leaves more than ±.5 at K = 100."""
     def stand(sample, *_, **__):
         return dict.fromkeys(zero.COLUMNS, 0.5) | sample.row, {}
 
