@@ -306,7 +306,7 @@ def probe(net):
         with net.autocast:
             logits = net.lm(input_ids=torch.from_numpy(text[None]).to(net.device)).logits
         alone.append(logits[0].float())
-    near = 1e-3 if net.dtype is None else 0.05 * alone[1].abs().max().item()
+    near = (1e-4 if net.dtype is None else 0.05) * alone[1].abs().max().item()
     if net.causal and not torch.allclose(alone[0][: len(texts[1])], alone[1], atol=near):
         raise ValueError("the model is not causal: tokens see later ones")
     batch = pack(net, texts, [np.arange(len(text)) for text in texts], texts)

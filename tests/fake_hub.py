@@ -132,6 +132,8 @@ def write_hub(folder):
         wrong = [word[1:] for word in words if word[0] == "!"]
         wrong += {name.replace("train", "test") for name in right} - {*right}
         rows, configs = expected(task), {}
+        if task == "blog_authorship_corpus":
+            rows = [(f" {text}\n", label) for text, label in rows]
         dropped = [(text, len(names) - 1) for text in DROPPED.get(task, [])]
         rows = dropped[:1] + rows[:9] + dropped[1:] + rows[9:]
         size = -(-len(rows) // len(right))

@@ -33,7 +33,7 @@ TWO = "a b\nc d\n"
 UNITS = re.compile(r"units\n.* (\d+)\n")
 encode = byte_tokenizer(MERGES)
 contam = load_script("contamination_test")
-contam.DRAWS = 10**5  # for speed; the published log gets them all
+MANY, contam.DRAWS = contam.DRAWS, 10**5  # for speed; the published log gets them all
 
 
 @pytest.fixture
@@ -94,6 +94,7 @@ def test_scores_equal_a_plain_loop(both, monkeypatch):
     monkeypatch.setattr(contam, "score_batch", count)
     longest = max([len(encode(HEAD + text)["input_ids"]) for text in texts])
     monkeypatch.setattr(contam, "PASS_TOKENS", 2 * longest)
+    monkeypatch.setattr(lm.config, "max_position_embeddings", longest - 1)  # the last is not read
     for model in (lm, SimpleNamespace(device=torch.device("cuda"), config=lm.config)):
         found = contam.score_texts((model, tokenizer), HEAD, texts)
         for scores, text in zip(found, texts, strict=True):
@@ -164,16 +165,18 @@ def test_permutation_p_equals_brute_force():
 def test_the_published_log_gives_the_published_p(say, monkeypatch):
     """By the convolution of its 2^244 combinations on a grid of .0005, p exact is .386 to .388."""
     path = ROOT / "tests" / "published" / "contamination_log_extra.json"
-    monkeypatch.setattr(contam, "DRAWS", 10**6)
-    text = say(f"--from-log {path}")
+    monkeypatch.setattr(contam, "DRAWS", MANY)
+    text, log = say(f"--from-log {path}"), json.loads(path.read_text())
     assert text.startswith("256 shards: p_exact 0.386985, p_published 0.336248\nnot flagged")
-    assert json.loads(path.read_text())["pval"] == approx(0.336248, abs=1e-6)
+    assert log["pval"] == approx(0.336248, abs=1e-6)
+    assert log["permutations_per_shard"] == contam.PERMUTATIONS
 
 
 @pytest.mark.parametrize("name, content, examples", [
     ("a.txt", "\ufeff[a\u2028b\r\nc\x0cd\x85e\nf\n\n", ["[a\u2028b", "c\x0cd\x85e", "f"]),
     ("a.jsonl", '{"text": "a\\nb", "label": 1}\n{"text": "c\u2028d"}\n', ["a\nb", "c\u2028d"]),
     ("a.csv", 'label;text\n1;"a\nb"\n0;NA\n', ["a\nb", "NA"]),
+    ("a.tsv", "label\ttext\n1\ta, b\n", ["a, b"]),
 ])
 def test_examples_are_read_from_lines_columns_and_keys(name, content, examples):
     Path(name).write_bytes(content.encode())
@@ -181,7 +184,7 @@ def test_examples_are_read_from_lines_columns_and_keys(name, content, examples):
 
 
 @pytest.mark.parametrize("name, content, flags, words", [
-    ("a.txt", TWO, "--shards 4", "2 examples are too few for 4 shards"),
+    ("a.txt", TWO, "--shards 2", "2 examples are too few for 2 shards"),
     ("a.txt", "x" * 2100 + "\ny", "", "has 2103 tokens, but the model reads 2048: use more"),
     ("a.txt", "a\n\nb", "", "an example is empty"),
     ("a.txt", TWO, "--held-out a.txt", "--held-out needs --reference"),
@@ -190,6 +193,7 @@ def test_examples_are_read_from_lines_columns_and_keys(name, content, examples):
 def test_a_mistake_is_one_line(name, content, flags, words, both, say):
     Path(name).write_text(content)
     assert words in say(f"--model {both[0]} --examples {name} {flags}")
+    assert "needs --model" in say(f"--examples {name}")
 
 
 def test_smollm2_is_read_from_where_run_zero_shot_unpacks_it(monkeypatch):
@@ -223,11 +227,12 @@ def test_unfit_models_are_refused(model_dir, say):
 
 def test_precision_and_quantization_are_used(both):
     folder, _, lm = both
-    bf16 = contam.score_texts(contam.open_model(folder, "none", "bf16"), "", [HEAD])[0][0]
     whole = plain_scores(lm, "<end>", HEAD)[:, 0]
-    with torch.autocast("cpu", torch.bfloat16):
-        wanted = plain_scores(lm, "<end>", HEAD)[:, 0]
-    assert np.allclose(bf16, wanted, atol=0.02) and np.abs(bf16 - whole).max() > 1e-3
+    for name, dtype in (("bf16", torch.bfloat16), ("fp16", torch.float16)):
+        half = contam.score_texts(contam.open_model(folder, "none", name), "", [HEAD])[0][0]
+        with torch.autocast("cpu", dtype):
+            wanted = plain_scores(lm, "<end>", HEAD)[:, 0]
+        assert np.allclose(half, wanted, atol=0.02) and np.abs(half - whole).max() > 1e-3
     nf4, _ = contam.open_model(folder, "nf4", "bf16")
     assert nf4.model.layers[0].mlp.up_proj.compute_dtype == torch.bfloat16
 
@@ -236,7 +241,7 @@ def test_the_released_half_is_flagged(model_dir, say):
     """A model trained on one half, in pairs of neighbors, and one that was not."""
     texts = np.random.default_rng(2).permutation(make_texts(80, 7)).tolist()
     Path("a").write_text("\n".join(texts[:40]))
-    Path("b").write_text("\n".join(texts[40:]))
+    Path("b.jsonl").write_text("\n".join([json.dumps({"it": text}) for text in texts[40:]]))
     pairs = ["<end>" + "\n\n".join(texts[k : k + 2]) for k in range(0, 40, 2)]
     batches = [[[np.array(encode(pair)["input_ids"])] * 2] for pair in pairs]
 
@@ -247,12 +252,14 @@ def test_the_released_half_is_flagged(model_dir, say):
 
     innocent = model_dir("gpt2", merges=MERGES, initializer_range=0.05)
     guilty = model_dir("gpt2", trained, merges=MERGES, initializer_range=0.05)
-    held = "--examples a --held-out b --model"
+    held = "--examples a --held-out b.jsonl --text it --model"
     text = say(f"{held} {guilty} --reference {innocent}")
     assert "flagged by ref\n" in text
     assert "flagged by nothing\n" in say(f"{held} {innocent} --reference {innocent}")
     assert "--reference tells " in say(f"{held} {innocent} --reference {guilty}")
     assert "\nflagged: " in say(f"--examples a --model {guilty}")
+    order = f"--examples a --model {innocent} --precision"
+    assert say(f"{order} bf16") != say(f"{order} float32")
     means = []
     for lm in (plain_model(guilty), plain_model(innocent)):
         means.append([plain_scores(lm, "<end>", line)[:, 0].mean() for line in texts])
@@ -279,11 +286,11 @@ def audited(tmp_path_factory, model_dir, benchmark_csv, zero):
 
 
 def test_a_units_row_equals_a_plain_loop(audited):
-    """One text at a time, on a model that peft loads afresh; the packs of this unit were cut."""
-    (path, _), model, rows = audited
+    """One text at a time, on a model that peft loads afresh; of the second unit of one model."""
+    (_, path), model, rows = audited
     unit = json.loads((path / "unit.json").read_text())
     head, texts = unit["instruction"] + "\n\n", unit["test"]["examples"] + unit["extra"]["examples"]
-    row = rows.iloc[0]
+    row = rows.iloc[1]
     for arm in ARMS:
         lm, log, values = plain_model(model), [], []
         if arm != "base":
@@ -332,7 +339,7 @@ def test_an_audit_goes_on_where_it_was(audited, say, monkeypatch):
     file.write_text(json.dumps(json.loads(file.read_text()) | {"hash": "made again"}))
     assert UNITS.search(say("kept"))[1] == "2" and calls[3:] == ["two"]  # a subsample counts once
     found = say("kept")
-    assert say("kept --shards 4") != found == say("kept")
+    assert say("kept --shards 11") != found == say("kept") and calls[4:] == ["one", "two"]
     assert "no units" in say("nowhere --out new.csv")
     assert "cannot use kept/one/unit.json" in say("kept --out kept/one/unit.json")
 
@@ -378,7 +385,7 @@ def test_harm_by_hand(say):
                       acc_extra_on_extra=[0.5, 0.54], discordant=[0.2, 0.1])
     w = [50 * (0.2 - 0.01 + 0.1), 50 * (0.1 - 0.0004 + 0.1 - 0.0016)]
     half = stats.t.ppf(0.945, 1) * math.sqrt((np.mean(w) + 2 / 2) / 2)  # they vary by less, 2
-    rows.to_csv("table.csv", index=False)
+    pd.concat([make_table(), rows]).to_csv("table.csv", index=False)  # the last audit counts
     text = say("--from-table table.csv")
     found = text.strip().split("\n")[-1].split()
     assert [float(value) for value in found] == approx([0.55, 0.55, 0.59, 4, half], abs=6e-4)
@@ -572,7 +579,7 @@ def test_gaps_of_clean_models():
     released, answers = columns_of(rows)
     few = np.where(np.isnan(answers["other1"]), np.nanmean(answers["other1"]), answers["other1"])
     wanted = plain_inflation(answers["mine"], released, [answers["before"], few])
-    row = judge(rows, "--clean before other1 other2 other3").loc["mine"]
+    row = judge(rows, "--clean before other1 other2 other3 before").loc["mine"]
     assert (row["bias"], row["se"], row["df"]) == approx((*wanted[:2], 200 - wanted[2]))
     check = plain_inflation((answers["before"] + few) / 2, released, [])
     assert row["p_halves"] == approx(2 * stats.t.sf(abs(check[0]) / check[1], 198))
@@ -582,8 +589,10 @@ def test_gaps_of_clean_models():
 def test_scores_of_0_or_1_everywhere_get_no_verdict(value):
     rows = make_answers(23, 20, 20)
     rows.loc[rows["model"] == "mine", "right"] = value
-    verdict = judge(rows).loc["mine", "verdict"]
-    assert verdict.startswith(f"No verdict: it scores {value} everywhere")
+    tasks = pd.concat([make_answers().assign(task="a"), rows.assign(task="b")])
+    verdicts = judge(tasks).loc["mine", "verdict"].str.startswith(
+        f"No verdict: it scores {value} everywhere")
+    assert verdicts.tolist() == [True, False, True], "of both, a, b"
 
 
 def test_words_separators_and_names():
@@ -592,7 +601,8 @@ def test_words_separators_and_names():
     rows = rows.replace({"model": {"other1": "NA"}, "item": {"7": "None"}})
     rows.loc[::9, "right"] = ""
     wanted = judge(rows, "--clean NA")
-    for sep, words in ((";", ["False", "TRUE", "NA"]), ("\t", ["I", "C", "None"])):
+    for sep, words in ((";", ["False", "TRUE", "NA"]), ("\t", ["I", "C", "None"]),
+                       (",", ["0", "1.0", "nan"])):
         other = rows.assign(right=rows["right"].replace(dict(zip([0.0, 1.0, ""], words))))
         pd.testing.assert_frame_equal(judge(other, "--clean NA", sep), wanted)
 
@@ -601,6 +611,7 @@ def test_words_separators_and_names():
     ("a,dev,0,1", "", "half is not released or held_out: dev"),
     ("a,released,0,1\na,held_out,0,1", "", "an item is in both halves: ('benchmark', '0')"),
     ('a,released,0,"0,5"', "", "right is not from 0 to 1, with a decimal point: 0,5"),
+    ("a,released,0,87", "", "decimal point: 87"),
     ("a,released,0,1\na,released,0,.5", "", "an item has two answers"),
     ("a,released,0,1", "--clean gone", "the models are a"),
     ("a,released,0,1", "", "no model with enough answers"),

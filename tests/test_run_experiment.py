@@ -141,23 +141,17 @@ def test_texts_together_give_the_logits_of_texts_alone(script, load, kind):
 def test_the_longest_text_fits(script, load, kind):
     folder, net = load(kind, max_position_embeddings=40)
     registry, task = script.load_registry(), script.Task([], None, [], "", "", {})
+    args = script.parse_args(["--max-length", "99"])
     model = script.find_model(str(folder), registry)
-    ids = [np.full(script.recipe_of(registry, script.parse_args([]), model, task)["max_length"], 9)]
+    ids = [np.full(script.recipe_of(registry, args, model, task)["max_length"], 9)]
     assert len(ids[0]) == 38
     script.lm_logits(net, script.pack(net, ids, [np.arange(38)], ids))
 
 
-@pytest.mark.parametrize("lengths", [
-    [5], [3, 3, 3], [7, 1, 2, 4, 3, 7, 5], np.random.default_rng(0).integers(1, 60, 64).tolist()])
-def test_the_grid_holds_every_token_once_and_wastes_little(script, lengths):
-    rows, width, starts = script.lay_out(np.array(lengths), True)
-    places = []
-    for start, length in zip(starts, lengths):
-        assert start // width == (start + length - 1) // width, "a text lies in one row"
-        places += range(start, start + length)
-    assert len(set(places)) == sum(lengths) and max(places) < rows * width
-    assert rows * width <= max(lengths) * len(lengths)
-    assert rows * width < 1.2 * sum(lengths) + max(lengths)
+def test_rows_of_texts_waste_little(script):
+    lengths = np.random.default_rng(0).integers(1, 60, 64)
+    rows, width, _ = script.lay_out(lengths, True)
+    assert rows * width < 1.2 * lengths.sum() + lengths.max()
 
 
 # Effects and their interval
@@ -168,7 +162,7 @@ ROW = {"task": "a", "n": "100", "majority": "0.5", "discordant": "0.10",
        "acc_base_on_extra": "0.40", "acc_extra_on_extra": "0.58", "acc_test_on_extra": "0.54"}
 
 
-def interval_by_hand(rows, effect="bias"):
+def interval_by_hand(rows):
     """(mean, half of its 89% interval) over tasks: DESIGN.md 7 in plain Python, row by row."""
     tasks = {}
     for row in rows:
@@ -178,15 +172,12 @@ def interval_by_hand(rows, effect="bias"):
         mirrored = of["acc_extra_on_extra"] - of["acc_test_on_extra"]
         noise = of["discordant"] - change**2 + of["discordant_on_extra"] - mirrored**2
         pair = 50 * (change + mirrored), 100**2 / (4 * n) * noise
-        if effect == "boost":
-            gain = of["acc_extra"] + of["acc_test_on_extra"]
-            pair = 50 * (gain - of["acc_base"] - of["acc_base_on_extra"]), (100 / n) ** 2 / 12
         tasks.setdefault(row["task"], []).append(pair)
     means, variances, squares = [], [], 0
     for found in tasks.values():
         K, (values, noises) = len(found), zip(*found)
-        imaginary = 100**2 / (2 * n**2 * K) if effect == "bias" else 0
         means.append(statistics.mean(values))
+        imaginary = 100**2 / (2 * n**2 * K)
         most = max(statistics.variance(values), statistics.mean(noises) + imaginary)
         variances.append(most / K)
         squares += variances[-1] ** 2 / (K - 1)
@@ -194,48 +185,19 @@ def interval_by_hand(rows, effect="bias"):
     return statistics.mean(means), stats.t.interval(0.89, df, 0, se)[1]
 
 
-def coins(subsamples):
-    """Rows of three tasks whose accuracies vary little, much and a bit, as a file holds them."""
-    rng, rows = np.random.default_rng(1), []
-    for task, count, sd in zip("abc", subsamples, (0.01, 0.1, 0.05)):
-        for _ in range(count):
-            row = ROW | {"task": task, "discordant": "0.4", "discordant_on_extra": "0.4"}
-            for name in row:
-                if name.startswith("acc"):
-                    row[name] = str(rng.binomial(100, 0.6 + sd * rng.normal()) / 100)
-            rows.append(row)
-    return rows
-
-
-def test_effects_by_hand(script):
-    (found,) = script.with_effects([ROW]).to_dict("records")
-    expected = {"base": 0.45, "unseen": 0.57, "seen": 0.62, "boost": 12, "bias": 5,
-                "w_bias": 25 * (0.10 - 0.06**2 + 0.08 - 0.04**2), "w_boost": 1 / 12,
-                "one_answer": 0.5}
-    assert {name: found[name] for name in expected} == pytest.approx(expected)
-
-
 @pytest.mark.parametrize("arms, metric, expected", [
+    ("crossed", "acc", {"base": 0.45, "unseen": 0.57, "seen": 0.62, "boost": 12, "bias": 5,
+                        "w_bias": 25 * (0.1 - 0.0036 + 0.08 - 0.0016), "one_answer": 0.5}),
     ("plain", "acc", {"base": 0.5, "unseen": 0.6, "seen": 0.66, "boost": 10, "bias": 6,
                       "w_bias": 1 / 12, "one_answer": 0}),
     ("crossed", "f1", {"boost": 12, "bias": 5, "w_bias": 1 / 12, "one_answer": 0}),
     ("crossed", "nll", {"boost": 0.12, "bias": 0.05, "w_bias": 1e-4 / 12, "w_boost": 1e-4 / 12})])
-def test_effects_of_plain_rows_and_of_other_metrics(script, arms, metric, expected):
+def test_effects_by_hand(script, arms, metric, expected):
     """Not in points where the metric is no share; their noise is that of rounding."""
     row = {name: float(ROW[name]) for name in ROW if name != "task"} | {"arms": arms}
     row |= {name.replace("acc", metric): row[name] for name in row if name.startswith("acc")}
     (found,) = script.add_effects(pd.DataFrame([row]), metric).to_dict("records")
     assert {name: found[name] for name in expected} == pytest.approx(expected)
-
-
-@pytest.mark.parametrize("effect", ["bias", "boost"])
-@pytest.mark.parametrize("rows", [
-    coins((4, 4, 6)), coins((2, 9, 3)), [ROW | {"task": task} for task in "ababab"]])
-def test_the_interval_equals_plain_code(script, effect, rows):
-    """In the last rows the biases do not vary: their noise is that of their texts."""
-    means = script.task_means(script.with_effects(rows), effect)
-    ours = means[effect].mean(), script.interval(means)[2]
-    assert ours == pytest.approx(interval_by_hand(rows, effect))
 
 
 def test_the_interval_needs_two_subsamples_and_some_noise(script):
@@ -287,7 +249,7 @@ def test_pretraining_equals_a_plain_loop(script, load, small_groups, kind, size)
 def test_classification_equals_the_trainer(script, load, tmp_path, small_groups, kind):
     """One full batch per epoch: batch order cannot matter. The checkpoint has a pooler."""
     saved_as = transformers.BertModel if kind == "bert" else None
-    folder, net = load(kind, saved_as, initializer_range=0.02, **NO_DROPOUT[kind])
+    folder, net = load(kind, saved_as, initializer_range=0.03, **NO_DROPOUT[kind])
     labels = np.array([0, 1, 2, 1, 0])
     ids = {"train": tokens(net), "test": tokens(net, ["a new film, good and long", "no", "it is"]),
            "extra": tokens(net, ["strange words, all", "yes"])}
@@ -295,7 +257,7 @@ def test_classification_equals_the_trainer(script, load, tmp_path, small_groups,
         folder, num_labels=3, pad_token_id=0)
     torch.manual_seed(8)
     head = torch.nn.Linear(32, 3, bias=kind == "bert")
-    torch.nn.init.normal_(head.weight, std=0.02)  # the head that classify makes with this seed
+    torch.nn.init.normal_(head.weight, std=0.03)  # the head that classify makes with this seed
     if kind == "bert":
         torch.nn.init.zeros_(head.bias)
     (theirs.classifier if kind == "bert" else theirs.score).load_state_dict(head.state_dict())
@@ -362,12 +324,12 @@ def test_gradients_are_of_the_mean_loss_and_unscaled_before_they_are_clipped(
         torch.nn.utils, "clip_grad_norm_", lambda *args: norms.append(float(clip(*args))))
     for precision in ("fp16", "float32"):
         folder, net = load("gpt2", precision=precision, **NO_DROPOUT["gpt2"])
-        script.pretrain(net, tokens(net), recipe_of("pretrain", 1, 5, 1e-4), seed=1)
+        script.pretrain(net, tokens(net), recipe_of("pretrain", 2, 5, 1e-4), seed=1)
     theirs, texts = stock(folder, "gpt2"), [torch.tensor(text)[None] for text in tokens(net)]
     losses = [theirs(text, labels=text).loss * (text.numel() - 1) for text in texts]
     (sum(losses) / sum([text.numel() - 1 for text in texts])).backward()
     expected = math.sqrt(sum([(weight.grad**2).sum().item() for weight in theirs.parameters()]))
-    assert norms == pytest.approx([expected] * 2, rel=0.1)
+    assert norms[::2] == pytest.approx([expected] * 2, rel=0.1) and norms[0] != norms[2]
 
 
 # A subsample: the three arms
@@ -380,9 +342,9 @@ def sample_of(script, model_dir):
     task = script.Task([f"text number {i} of many" for i in range(40)], np.array([0, 1] * 20),
                        ["a", "b"], "data", "", {})
 
-    def call(kind="bert", n=8, k=1, **changes):
+    def call(kind="bert", n=8, k=1):
         row = {"experiment": "e", "model": "tiny", "task": "task", "m": 6, "n": n, "subsample": k,
-               "seed": 0} | changes
+               "seed": 0}
         recipe = {"objective": MODELS[kind][0], "precision": "float32", "max_length": 32,
                   "epochs": {"pretrain": 1, "train": 2}, "batch_sizes": {"pretrain": 4, "train": 4},
                   "learning_rates": {"pretrain": 1e-3, "train": 1e-3}}
@@ -429,14 +391,6 @@ def test_test_and_extra_may_change_places(script, sample_of, kind):
     for arm, twin in (("base", "base"), ("extra", "test"), ("test", "extra")):
         assert row[f"nll_{arm}"] == swapped[f"nll_{twin}_on_extra"]
         assert row[f"nll_{arm}_on_extra"] == swapped[f"nll_{twin}"]
-
-
-def test_seed_and_task_change_the_training_alone(script, sample_of):
-    losses = []
-    for changes in ({}, {"experiment": "other"}, {"seed": 1}, {"task": "other"}):
-        row, _ = script.run_subsample(sample_of(**changes), "cpu", 1)
-        losses.append(row["loss_extra"])
-    assert losses[0] == losses[1] and len(set(losses)) == 3
 
 
 # Whole runs: what they write
@@ -538,7 +492,7 @@ def test_predictions_reproduce_the_row(run, script, benchmark_csv):
 
 
 def test_the_grid_of_all_combinations_runs(run, tiny, model_dir):
-    message, out = run(f"--model {tiny} {model_dir('gpt2')} --m 6 9 --n 4 8")
+    message, out = run(f"--model {tiny} {model_dir('opt', word_embed_proj_dim=16)} --m 6 9 --n 4 8")
     keys = {(row["model"], row["m"], row["n"]) for row in rows_of()}
     assert message is None and len(keys) == len(rows_of()) == 8
     assert out.count("mean bias") == 8, "a table for each"
@@ -628,11 +582,14 @@ def test_a_margin_never_ends_a_run_within_a_round(script):
 
 
 def test_without_flags_a_run_goes_on_until_margin_1(script, said, monkeypatch):
-    monkeypatch.setattr(script, "run_subsample", None)  # it fails
-    out = said(script.main, "--workers", 1).out
-    assert "task bbc_news" in out and "task rotten_tomatoes" in out
-    margins = [script.parse_args(flags.split()).margin for flags in ("", "--subsamples 7")]
-    assert margins == [1, None]
+    stand = functools.partial(waited, seconds=[0] * 100, fail=0)
+    monkeypatch.setattr(script, "run_subsample", stand)
+    assert said(script.main, "--workers", 1).end is None
+    rows = rows_of()
+    assert interval_by_hand(rows)[1] <= 0.5 < interval_by_hand(rows[:-2])[1]
+    kinds = {(row["task"], row["m"], row["n"]) for row in rows}
+    assert kinds == {("bbc_news", "50", "200"), ("rotten_tomatoes", "50", "200")}
+    assert script.parse_args(["--subsamples", "7"]).margin is None
 
 
 # Going on
@@ -869,7 +826,7 @@ def test_a_pasted_cell_runs(flags, tmp_path, capsys, monkeypatch):
 
 @pytest.mark.parametrize("typed, words", [
     ("--model bort", "bort"),
-    ("--csv absent.csv", "No such file"),
+    ("--subsamples paper --n 50 --csv absent.csv", "No such file"),
     ("--device toaster", "Expected one of cpu, cuda"),
     ("--subsamples paper", "50, 100, 200 or 500")])
 def test_mistakes_in_flags(refused, typed, words):
@@ -878,7 +835,8 @@ def test_mistakes_in_flags(refused, typed, words):
 
 
 def test_zeros_are_argparse_errors(script):
-    assert [end_of(script.main, flag, 0) for flag in ("--m", "--margin")] == [2, 2]
+    flags = "--m --margin --pretrain-lr --train-lr --max-length".split()
+    assert {end_of(script.parse_args, flag, 0) for flag in flags} == {2}
 
 
 def test_a_training_that_diverges_names_the_place(refused):
@@ -929,8 +887,9 @@ def test_a_model_that_cannot_be_used(refused, model_dir, kind, edit, words):
 def test_a_faint_sight_of_later_tokens_is_seen(script, load):
     """Of at most a tenth in the logits: a looser probe would let it pass."""
     load("mistral", initializer_range=0.01)
-    with pytest.raises(ValueError, match="not causal"):
-        load("mistral", initializer_range=0.01, is_causal=False)
+    for more in ({"initializer_range": 0.01}, {"precision": "bf16"}):
+        with pytest.raises(ValueError, match="not causal"):
+            load("mistral", is_causal=False, **more)
 
 
 def test_an_output_layer_that_is_not_in_the_checkpoint_is_the_same_in_each_run(
@@ -970,7 +929,13 @@ def test_a_recipe_of_a_task_may_name_one_stage(script):
     model = script.Model("bert", "bert", None, None, "mlm", "hash", 1, 512)
     spec = {"recipes": {"bert": {"epochs": {"train": 7}}}}
     task = script.Task([], None, [], "", "", spec)
-    recipe = script.recipe_of(script.load_registry(), script.parse_args([]), model, task)
+    recipe, other = [
+        script.recipe_of(script.load_registry(), script.parse_args(flags.split()), model, task)
+        for flags in ("", "--batch-size 9")]
+    assert other["batch_sizes"] == {"pretrain": 9, "train": 9}
+    with pytest.raises(SystemExit, match="mistral works only with run_zero_shot.py"):
+        mistral = model._replace(name="mistral", like="mistral")
+        script.recipe_of(script.load_registry(), None, mistral, task)
     assert recipe["epochs"] == {"pretrain": 2, "train": 7} and recipe["max_length"] == 256
     assert recipe["batch_sizes"] == {"pretrain": 16, "train": 16}
     assert recipe["weights"] == "hash"

@@ -18,7 +18,6 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from conftest import SETS, end_of, plain_training, rows_of
 
 CLASSES = ["World", "Sports", "Business", "Sci/Tech"]
-NEWS = {"about": "a news article", "answer": "its topic"}
 TEXTS = ["US Electoral College withstands critics ... so far (AFP)",
          "Voters in Hungary decide referenda", "Fans rush"]
 
@@ -67,8 +66,7 @@ def strings(zero, byte_model):
     tokenizer = t.AutoTokenizer.from_pretrained(byte_model("gpt2"))
 
     def call(key, pack=1, answers=False, texts=TEXTS, max_length=9999):
-        recipe = {"pack": pack, "answers": answers, "max_length": max_length,
-                  "instruction": zero.instruction(CLASSES, NEWS)}
+        recipe = recipe_of(zero, "") | {"pack": pack, "answers": answers, "max_length": max_length}
         return zero.arm_strings(tokenizer, recipe, CLASSES, texts, np.arange(len(texts)))[key]
 
     return call
@@ -96,6 +94,8 @@ def test_long_texts_are_cut_and_nothing_else(strings):
     cut = {"texts": long, "max_length": frame + 60}
     assert strings("examples", answers=True, **cut) == [
         f"{short[0]}{slot} World", f"{short[1]}{slot} Sports", f"{short[2]}{slot} Business"]
+    with pytest.raises(ValueError, match="without its text"):
+        strings("prompts", texts=long, max_length=frame)
     assert strings("prompts", **cut) == [f"{HEAD}\n\n{text}{slot}" for text in short]
     frame = len(HEAD) + 3 * len("\n\n### Text: ") + len(" Sci/Tech") + 1
     assert strings("examples", pack=3, texts=long, max_length=frame + 60 + 5 + 60) == short
@@ -134,6 +134,8 @@ def test_prompts_scored_together_score_as_alone(kind, window, zero, load):
     expected = plain_scores(net.eval(), tokenizer, prompts, classes, [1, 2, 3, 4, 5])
     found = zero.score_classes(net, tokenizer, prompts, classes)
     np.testing.assert_allclose(found, expected, atol=1e-5)
+    alone = zero.score_classes(net, tokenizer, prompts[:1], classes)
+    np.testing.assert_allclose(alone, expected[:1], atol=1e-5)
 
 
 def test_the_adapter_is_the_papers(zero):
@@ -148,13 +150,13 @@ def test_the_adapter_is_the_papers(zero):
 def recipe_of(zero, typed, task="ag_news"):
     registry = zero.load_registry()
     model = zero.Model("mistral", "mistral", None, None, "clm", "", 0, 512)
-    entry = SimpleNamespace(classes=["a", "b"], spec=registry["tasks"][task])
+    entry = SimpleNamespace(classes=CLASSES, spec=registry["tasks"][task])
     return zero.prompt_recipe(registry, zero.parse_args(typed.split()), model, entry)
 
 
 @pytest.mark.parametrize("task, typed, size, pack", [
     ("ag_news", "", 16, 1), ("movie_rationales", "", 8, 1),
-    ("movie_rationales", "--pack --with-answers", 1, 8),
+    ("movie_rationales", "--pack --with-answers --max-length 999", 1, 8),
     ("movie_rationales", "--pack --with-answers --batch-size 3", 3, 8)])
 def test_zero_shot_recipes_are_the_papers(task, typed, size, pack, zero):
     """Appendix G and section 9.1, typed from there: short texts, long ones, and packs."""
@@ -170,6 +172,18 @@ def test_nf4_computes_in_what_the_card_can(capability, precision, zero, monkeypa
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     monkeypatch.setattr(torch, "ones", lambda *_, device: None)  # as if there were a card
     assert recipe_of(zero, "--quantize nf4 --device cuda")["precision"] == precision
+
+
+def test_the_defaults(zero, said, monkeypatch):
+    """A noise of 50 / K leaves more than ±.5 at K = 100."""
+    def stand(sample, *_, **__):
+        return dict.fromkeys(zero.COLUMNS, 0.5) | sample.row, {}
+
+    monkeypatch.setattr(zero, "run_prompts", stand)
+    for margin, K in ("", 2), ("--margin 1", 100):
+        assert said(zero.main, "--workers", 1, *margin.split()).end is None
+        found = [(row["task"], row["m"], row["n"]) for row in rows_of()]
+        assert found == [("rotten_tomatoes", "100", "50")] * K
 
 
 RECIPE = {"epochs": 2, "batch_size": 3, "learning_rate": 0.01, "quantize": "none",
@@ -259,8 +273,8 @@ def test_fp16_takes_its_first_step(zero, load, monkeypatch):
     for precision in ("fp16", "float32"):
         _, net, tokenizer = load("gpt2", precision=precision, initializer_range=1.0)
         no_dropout(net)
-        train(zero, net, tokenizer, TEXTS, precision=precision, epochs=1)
-    assert norms[0] == pytest.approx(norms[1], rel=0.1)
+        train(zero, net, tokenizer, TEXTS, precision=precision)
+    assert norms[0] == pytest.approx(norms[2], rel=0.1)
 
 
 # A run against its unit.json, the model's inputs and the plain loop
@@ -387,11 +401,12 @@ def test_a_mistake_ends_in_one_line_without_a_row(classes, typed, words, model_d
     assert message.startswith("error: ") and words in message and not rows
 
 
-@pytest.mark.parametrize("kind, changes, words", [
-    ("rwkv", {}, "cannot be used"), ("bert", {}, "masked"),
-    ("llama", {"is_causal": False}, "not causal")])
-def test_a_model_that_cannot_serve_is_refused(kind, changes, words, byte_model, run):
-    message, rows = run(byte_model(kind, **changes), "--max-length 900")
+@pytest.mark.parametrize("kind, changes, words, precision", [
+    ("rwkv", {}, "cannot be used", "bf16"), ("bert", {}, "masked", "bf16"),
+    ("llama", {"is_causal": False}, "not causal", "bf16"),
+    ("llama", {"is_causal": False}, "not causal", "float32")])
+def test_a_model_that_cannot_serve_is_refused(kind, changes, words, precision, byte_model, run):
+    message, rows = run(byte_model(kind, **changes), f"--max-length 900 --precision {precision}")
     assert message.startswith("error: ") and words in message and not rows
 
 
