@@ -56,7 +56,7 @@ MARGIN = 1  # point of the question
 COLORS = {False: "#009E73", True: "#882255"}  # without, with answers; told apart by all eyes
 BAND = "#dddddd"
 MARKS = {"packed": "s", "padded": "o"}
-TITLE = "Pretraining on test texts leaves traces; with labels it inflates the score"
+TITLE = "Pretraining on test texts leaves traces; with labels the score rises, too"
 UNDER = "one model (smollm2), one task (rotten_tomatoes), 50 texts; bars: 89% intervals"
 # of a label at its interval: aligned how, at the upper or the lower end
 PLACES = [("center", 1), ("center", -1), ("left", 1), ("right", 1), ("left", -1), ("right", -1)]
