@@ -381,18 +381,6 @@ def test_a_text_is_cut_after_its_first_tokens(script, sample_of):
         script.run_subsample(sample, "cpu", 1)
 
 
-@pytest.mark.parametrize("kind", ["bert", "gpt2"])
-def test_test_and_extra_may_change_places(script, sample_of, kind):
-    """To the last bit: the same texts and seeds, only the names of two models change."""
-    sample, other = sample_of(kind, n=12), sample_of(kind, n=12)
-    for part in (other.texts, other.labels, other.numbers):
-        part["test"], part["extra"] = part["extra"], part["test"]
-    row, swapped = [script.run_subsample(each, "cpu", 1)[0] for each in (sample, other)]
-    for arm, twin in (("base", "base"), ("extra", "test"), ("test", "extra")):
-        assert row[f"nll_{arm}"] == swapped[f"nll_{twin}_on_extra"]
-        assert row[f"nll_{arm}_on_extra"] == swapped[f"nll_{twin}"]
-
-
 # Whole runs: what they write
 
 
