@@ -282,7 +282,7 @@ def test_classification_equals_the_trainer(script, load, tmp_path, small_groups,
 
 def test_classification_decays_matrices_and_nothing_else(script, load):
     """By .01 a step, not in pretraining. Positions past the end of all texts have no gradient: what
-    is left of them is the decay alone. The biases start so large that it would show."""
+    is left of them is the decay alone."""
     folder, net = load("bert", transformers.BertModel, **NO_DROPOUT["bert"])
     bias = net.lm.bert.encoder.layer[0].attention.self.key.bias
     torch.nn.init.constant_(bias, 1e4)  # that of the keys plays no part in attention
@@ -877,6 +877,7 @@ def test_a_model_that_cannot_be_used(refused, model_dir, kind, edit, words):
 def test_a_faint_sight_of_later_tokens_is_seen(script, load):
     """Of at most a tenth in the logits: a looser probe would let it pass."""
     load("mistral", initializer_range=0.01)
+    load("opt", initializer_range=9)  # rounding moves such logits by more than .001
     for more in ({"initializer_range": 0.01}, {"precision": "bf16"}):
         with pytest.raises(ValueError, match="not causal"):
             load("mistral", is_causal=False, **more)
