@@ -37,7 +37,7 @@ Each finished subsample is a row of results.csv, which later runs skip. Its colu
     split, data, recipe: hashes of the rows drawn, the data, the settings
     versions: of torch and transformers
 
-On 2 CPU cores the second command takes 4 to 9 minutes (2026-11-25): 14 subsamples of each task,
+On 2 CPU cores the second command takes 4 to 10 minutes (2026-11-25): 14 subsamples of each task,
 mean bias +0.35 ± 0.49 points.
 """
 
