@@ -2,7 +2,7 @@
 # requires-python = ">=3.11"
 # dependencies = ["numpy==2.4.6", "pandas==3.1.1", "scipy==1.17.1", "matplotlib==3.10.9"]
 # ///
-"""How far can one subsample be trusted? Section 10 of the paper, and leaderboards.
+"""How far can one subsample be trusted? Section 10 of the paper.
 
 Figure 7 of "Evaluating the fairness of task-adaptive pretraining ..." (Dubey 2024). A slice keeps
 one subsample of each model and task, as most benchmarks do. In shuffled slices `extra` and `test`
@@ -13,16 +13,12 @@ are swapped at random, so there is no bias to find. Each slice is analyzed in tw
     t       a t interval over tasks for the bias in percentage points, averaged over models
 
     python meta_analysis.py results.csv --models bert --slices 20
-    python meta_analysis.py results.csv --leaderboard board.csv   # columns name, score
 
-Writes a page and tables to meta/results/ (meta/board/). Their columns, with 89% intervals:
+Writes a page and tables to meta/results/. Their columns, with 89% intervals:
     meta.csv: experiment, m, n, arms, kind, slice, paper_mean, paper_low, paper_high (beta, log
         odds), t_mean, t_low, t_high (points)
     shares.csv: threshold (log odds) and the shares of slices with paper_mean beyond it (outside)
         and with an interval that excludes 0 (paper, t)
-    leaderboard.csv: experiment, m, n, model (whose runs show the noise), rank, name, score, gap
-        (points to the next), p_wrong (probability that these two are in the wrong order),
-        p_swap_1, p_swap_5, p_swap_20 (that they swap in a rerun with so many training sets)
 """
 
 import argparse
@@ -144,49 +140,6 @@ def plot(found):
     axis.set_xlabel("posterior mean of beta (log odds)")
     axes[0].legend(loc="lower right")
     return figure
-
-
-def report_board(rows, path):
-    """(parts of the page, tables): the noise of each model in each setting."""
-    try:
-        board = pd.read_csv(path, engine="python")[["name", "score"]].astype({"score": float})
-    except (OSError, ValueError, KeyError) as error:
-        raise SystemExit(f"error: {path} needs the columns name and score (a number): {error}")
-    if board["score"].max() <= 1:
-        board["score"] *= 100
-    board = board.sort_values("score", ascending=False)
-    board.insert(0, "rank", range(1, len(board) + 1))
-    names = [*CELL, "model"]
-    parts = []
-    tables = {}
-    for key, mine in rows.groupby(names):
-        tasks = mine.drop_duplicates(RUN[:-1]).groupby("task")["acc_extra"]  # of one seed
-        v = 100**2 * tasks.var().sum() / len(tasks) ** 2  # of the mean over tasks
-        table = board_table(board, v)
-        tables[key] = table
-        answer = "One run cannot tell the order of these entries"
-        if v < board["score"].var():
-            doubtful = (table["p_wrong"] > 0.1).sum()
-            answer = (f"{doubtful} of {len(board) - 1} pairs of neighbors are in the wrong order "
-                      "with a probability above 10%")
-        answer += (f": runs of {key[3]} differ by {math.sqrt(v):.2f} percentage points (standard "
-                   f"deviation; {title_of(*key[:3])}).")
-        print(answer)
-        parts += [("", answer), ("", table.dropna(axis=1, how="all"))]
-    return parts, {"leaderboard": pd.concat(tables, names=names).reset_index(names)}
-
-
-def board_table(board, v):
-    """Columns of leaderboard.csv with noise of variance v in each score. If true scores are Normal,
-    a true gap is Normal(B gap, 2 B v) given the observed one, with B = 1 - v / var(scores), and a
-    rerun with R training sets adds 2 v / R. All p are nan unless B > 0."""
-    B = 1 - v / board["score"].var()
-    if B <= 0:
-        B = math.nan
-    table = board.assign(gap=board["score"].diff(-1))
-    for name, R in {"p_wrong": math.inf, "p_swap_1": 1, "p_swap_5": 5, "p_swap_20": 20}.items():
-        table[name] = stats.norm.sf(B * table["gap"] / math.sqrt(2 * v * (B + 1 / R)))
-    return table
 
 
 # Also in fit_model.py
@@ -318,7 +271,6 @@ def parse_args(argv):
     add("paths", nargs="*", type=Path, default=[Path("results.csv")], help="default results.csv")
     add("--slices", type=int, default=500, help="slices; default 500")
     add("--plain", action="store_true", help="use only the texts of test")
-    add("--leaderboard", type=Path, metavar="FILE", help="CSV with columns name, score")
     for flag in FILTERS:
         add(f"--{flag}", nargs="+", help="use only these; default all")
     add("--out", type=Path, metavar="FOLDER", help="default meta/FILE")
@@ -335,11 +287,8 @@ def main(argv=None):
     bias = rows["acc_test"] - rows["acc_extra"]
     mirrored = rows["acc_extra_on_extra"] - rows["acc_test_on_extra"]  # nan: plain arms
     rows["bias"] = 100 * (bias + mirrored.fillna(bias)) / 2
-    folder = args.out or Path("meta", (args.leaderboard or args.paths[0]).stem)
-    if args.leaderboard:
-        parts, tables = report_board(rows, args.leaderboard)
-    else:
-        parts, tables = report_slices(rows, args.slices)
+    folder = args.out or Path("meta", args.paths[0].stem)
+    parts, tables = report_slices(rows, args.slices)
     parts.append(("small", __doc__))
     style = STYLE + ".small { font-size: .85rem; white-space: pre }"
     save(folder, "How far can one subsample be trusted?", parts, tables, style)

@@ -1,4 +1,4 @@
-"""meta_analysis.py: the posterior by autograd and by quadrature; slices; leaderboards."""
+"""meta_analysis.py: the posterior by autograd and by quadrature; slices."""
 
 import itertools
 import math
@@ -166,46 +166,3 @@ def test_all_answers_are_right(run, tasks):
 def test_one_subsample_is_refused(run):
     rows = coin_rows().query("task != 'task01' or subsample == 1")
     assert run(rows).end.startswith("error: task01 has one subsample")
-
-
-NOISY = coin_rows(tasks=2, subsamples=8, models=("a",), n=100)
-NOISY["acc_extra"] = np.tile([0.5, 0.7], 8)
-NOISE = 2 * 100 * (8 / 7) / 4  # of the mean of two tasks whose accuracies lie 10 points off theirs
-
-
-def board(run, text, rows=NOISY):
-    Path("board.csv").write_text(text)
-    return run(rows, "--leaderboard", "board.csv")
-
-
-def test_a_leaderboard(run):
-    """Scores of variance 175, by hand and by simulated pairs. Of two seeds one counts."""
-    rows = pd.concat([NOISY, NOISY.assign(seed=1, acc_extra=0.6)])
-    found = board(run, "name,score\nsecond,.95\nfirst,1\nthird,.75\n", rows)
-    table = csv_of("leaderboard")
-    assert [*table["rank"], *table["name"]] == [1, 2, 3, "first", "second", "third"]
-    assert found.out.startswith("1 of 2 pairs")
-    assert f"differ by {math.sqrt(NOISE):.2f} percentage points" in found.out
-
-    B = 1 - NOISE / 175
-    rng = np.random.default_rng(0)
-    true = rng.normal(0, math.sqrt(2 * 175 * B), 4_000_000)
-    near = np.abs(true + rng.normal(0, math.sqrt(2 * NOISE), true.size) - 5) < 0.3
-    for column, R in {"p_wrong": math.inf, "p_swap_1": 1, "p_swap_5": 5, "p_swap_20": 20}.items():
-        sd = math.sqrt(2 * NOISE * (B + 1 / R))
-        assert table[column][0] == approx(stats.norm.sf(5 * B / sd), rel=1e-4)
-        again = true[near] + rng.normal(0, math.sqrt(2 * NOISE / R), near.sum())
-        assert table[column][0] == approx((again < 0).mean(), abs=0.01)
-
-
-def test_a_board_within_the_noise_has_no_p(run):
-    found = board(run, "name,score\nx,67.5\ny,60\nz,52.5\n")  # of variance 56
-    assert found.out.startswith("One run cannot tell the order of these entries: ")
-    assert csv_of("leaderboard").filter(like="p_").isna().all(axis=None)
-
-
-@pytest.mark.parametrize("text", ["name,points\nx,1\n", "name,score\nx,high\n"])
-def test_bad_boards(run, text):
-    end = board(run, text).end
-    assert end.startswith("error: board.csv needs the columns name and score")
-    assert run(NOISY, "--leaderboard", "gone.csv").end.startswith("error: gone.csv needs")

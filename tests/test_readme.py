@@ -33,7 +33,6 @@ def test_the_commands_run_in_order(empty_folder, tmp_path, model_dir, benchmark_
     mine = benchmark_csv.read_text().replace("text,label", "text,sentiment", 1)
     (tmp_path / "mine.csv").write_text(mine)
     (tmp_path / "docs").symlink_to(ROOT / "docs")
-    (tmp_path / "board.csv").write_text("name,score\nfirst,70\nsecond,65\n")
     lines = [f"example number {k} of mine\n" for k in range(40)]
     for file, part in (("mine", lines), ("released", lines[::2]), ("held", lines[1::2])):
         (tmp_path / f"{file}.txt").write_text("".join(part))
@@ -55,6 +54,6 @@ def test_the_commands_run_in_order(empty_folder, tmp_path, model_dir, benchmark_
         for flag in flags:  # the shell's work
             words += sorted(ROOT.glob(flag)) if "*" in flag else [flag]
         assert not end_of(load_script(name).main, *words, *tiny), (name, flags)
-    for name in ("results.csv", "mine_results.csv", "kept", "meta/board/report.html",
+    for name in ("results.csv", "mine_results.csv", "kept", "meta/results/report.html",
                  "fits/mine_results/report.html"):
         assert (tmp_path / name).exists(), name
