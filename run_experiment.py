@@ -885,9 +885,6 @@ def read_task(spec, source):
     for text, label in zip(table["text"], labels):
         digest.update(f"{label}\x1f{text}\x1e".encode())
     classes = entry.get("classes") or [str(label) for label in known]
-    plain = {re.sub(r"\.0+$", "", name.strip()) for name in classes}
-    if len(plain) < len(classes):
-        notes.append(f"suspicious: nearly equal classes in {classes}")
     return Task(table["text"].tolist(), labels, classes, digest.hexdigest()[:12],
                 str([*source.values()][0]), spec, notes)
 
