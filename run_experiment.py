@@ -404,7 +404,6 @@ class Task(NamedTuple):
     data: str  # hash of texts and labels
     source: str  # where it was found
     spec: dict  # its entry in tasks.json
-    notes: list = ()  # what a user should know of it
 
 
 def draw(row, recipe, model, task):
@@ -858,8 +857,7 @@ def check_size(name, task, ms, n):
     counts, rows = np.bincount(task.labels), len(task.texts)
     K, least = len(counts), counts.min()
     classes = ", ".join(map("{} {}".format, task.classes, counts))
-    line = f"task {name} from {task.source}: {rows} rows, {K} classes: {classes:.300}"
-    print("; ".join([line, *task.notes]))
+    print(f"task {name} from {task.source}: {rows} rows, {K} classes: {classes:.300}")
     if len({*task.texts}) < 10 * (max(ms) + 2 * n):
         print("subsamples share texts: there are fewer than 10 (m + 2 n)")
     used = max(ms) // K * K  # as many of each class
@@ -874,7 +872,7 @@ def read_task(spec, source):
     """The Task of an entry from one of its sources."""
     entry = {**spec, **source}
     table = read_hub(entry) if "hub" in entry else read_file(entry)
-    table, notes = filtered_texts(table, entry)
+    table = filtered_texts(table, entry)
     labels = table["label"].astype("category").cat.remove_unused_categories()
     found = [*labels.cat.categories]
     known = entry.get("labels", found)
@@ -886,16 +884,16 @@ def read_task(spec, source):
         digest.update(f"{label}\x1f{text}\x1e".encode())
     classes = entry.get("classes") or [str(label) for label in known]
     return Task(table["text"].tolist(), labels, classes, digest.hexdigest()[:12],
-                str([*source.values()][0]), spec, notes)
+                str([*source.values()][0]), spec)
 
 
 def filtered_texts(table, entry):
-    """(table of `text`, its columns joined, and `label`; notes): the rows that have both and pass
-    the filters. In a user's own data, only the first of equal texts."""
+    """A table of `text`, its columns joined, and `label`: the rows that have both and pass the
+    filters. In a user's own data, only the first of equal texts."""
     columns, label, found = entry["text"], entry["label"], [*table.columns]
     if not {*columns, label} <= {*found}:
         raise ValueError(f"needs columns {columns} and {label!r}; columns found: {found}")
-    filters, notes = entry.get("filters", {}), []
+    filters = entry.get("filters", {})
     parts, labels = table[columns].astype(object).fillna(""), table[label].convert_dtypes()
     if not parts.map(lambda part: isinstance(part, str)).all(axis=None):
         raise ValueError(f"the columns {columns} hold more than texts")
@@ -911,14 +909,14 @@ def filtered_texts(table, entry):
     if table.empty:
         raise ValueError("no row has a text and a label: a test split may hide its labels")
     if len(table) < len(texts):
-        notes.append(f"{len(texts) - len(table)} rows without a label or a fit text left out")
+        print(f"left out: {len(texts) - len(table)} rows without a label or a fit text")
     repeats = stripped[table.index].duplicated()
     if "own" in entry and repeats.any():  # else a text could be in train and in test
         first = table["label"].astype(object).groupby(stripped).transform("first")
-        notes.append(f"{repeats.sum()} rows with the text of an earlier row left out, "
-                     f"{(first != table['label']).sum()} of them with another label")
+        print(f"left out: {repeats.sum()} rows with the text of an earlier row, "
+              f"{(first != table['label']).sum()} of them with another label")
         table = table[~repeats]
-    return table, notes
+    return table
 
 
 def read_hub(entry):
