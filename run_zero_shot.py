@@ -905,7 +905,7 @@ def filtered_texts(table, entry):
     if not parts.map(lambda part: isinstance(part, str)).all(axis=None):
         raise ValueError(f"the columns {columns} hold more than texts")
     if labels.dtype == object and labels.notna().any():
-        raise ValueError(f"column {label} holds lists or several types: each text needs one class")
+        raise ValueError(f"column {label} holds lists or several types")
     texts = ["\n".join(part) for part in parts.itertuples(index=False, name=None)]
     table = pd.DataFrame({"text": np.array(texts, object), "label": labels.array})
     stripped = table["text"].str.strip()
