@@ -582,10 +582,8 @@ def run_all(args, models, tasks, most, recipe_of, run):
 def engine(args, small):
     """Let joblib run jobs here, in other processes, or on Dask. Yields each one's threads."""
     if args.dask:
-        try:
-            import distributed
-        except ImportError:
-            raise SystemExit('error: --dask needs Dask: pip install "dask[distributed]"')
+        import distributed
+
         logging.getLogger("distributed").setLevel(logging.CRITICAL)
         with distributed.Client(args.dask) as client:
             client.upload_file(__file__)
@@ -720,7 +718,7 @@ def add_shared_flags(parser):
     add("--workers", type=whole, help="processes; default 1, for small models on CPU up to 4; "
         "with --dask, workers to wait for")
     add("--threads", type=whole, help="threads per process; default: cores are shared")
-    add("--dask", help="address of a Dask scheduler; its workers do the work")
+    add("--dask", help="address of a Dask scheduler, whose workers do the work; needs distributed")
     add("--out", type=Path, help="results file, whose rows are skipped; default "
         "results.csv, or NAME_results.csv for --csv and --hub")
     add("--predictions", type=Path, help="folder for the probabilities of all texts")
