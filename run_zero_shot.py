@@ -574,8 +574,7 @@ def run_all(args, models, tasks, most, recipe_of, run):
         raise SystemExit("stopped: run the same command to continue")
     except Exception as error:
         raise SystemExit(f"error: {brief(error).removeprefix('ValueError: ')}")
-    mark = "" if "__file__" in globals() else "!"  # in a notebook
-    print(f"rows: {args.out.resolve()}\nnext: {mark}python fit_model.py {args.out}")
+    print(f"rows: {args.out.resolve()}\nnext: python fit_model.py {args.out}")
 
 
 @contextlib.contextmanager

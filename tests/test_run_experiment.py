@@ -804,7 +804,7 @@ def test_a_pasted_cell_runs(flags, tmp_path, capsys, monkeypatch):
     assert "no tasks.json here" in end_of(cell["main"], *flags)
     shutil.copy(ROOT / "tasks.json", tmp_path)
     assert end_of(cell["main"], *flags, "--workers", 2) is None and len(rows_of()) == 1
-    assert capsys.readouterr().out.endswith("next: !python fit_model.py results.csv\n")
+    assert capsys.readouterr().out.endswith("next: python fit_model.py results.csv\n")
     called = []
     guard = source[source.index('if __name__ == "__main__":') :]
     exec(compile(guard, "<cell>", "exec"), {"__name__": "__main__", "main": called.append})
