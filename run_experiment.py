@@ -681,11 +681,11 @@ def with_effects(rows):
 def report(rows):
     """Print the means of each task."""
     means = task_means(with_effects(rows))
-    table = 100 * means[["majority", "base", "unseen", "seen"]]
-    table.insert(0, "k", means["subsamples"])
-    table = table.join(means[["boost", "bias"]])
-    print("\nMeans of k subsamples in %; boost and bias in percentage points")
-    print(table.to_string(float_format="{:.2f}".format))
+    shares = ["majority", "base", "unseen", "seen"]
+    means[shares] *= 100
+    print("\nMeans in %; boost and bias in percentage points")
+    shown = means[["subsamples", *shares, "boost", "bias"]]
+    print(shown.to_string(float_format="{:.2f}".format))
     text = f"mean bias {means['bias'].mean():+.2f} points"
     if means["subsamples"].min() > 1:
         text += f", 89% interval ±{interval(means)[2]:.2f}"
