@@ -673,9 +673,8 @@ def run_job(run, args, threads, sample):
 
 def with_effects(rows):
     """Rows, new or from a file, as a table with their effects."""
-    table = pd.DataFrame(rows, columns=COLUMNS)
-    table[MEASURES] = table[MEASURES].astype(float)
-    return add_effects(table.assign(n=table["n"].astype(int), arms="crossed"))
+    table = pd.DataFrame(rows, columns=COLUMNS).assign(arms="crossed")
+    return add_effects(table.astype(dict.fromkeys(["n", *MEASURES], float)))
 
 
 def report(rows):
