@@ -640,7 +640,7 @@ def run_cell(args, units, tasks, job):
     bar = tqdm(total=len(left), unit="subsample", disable=None)
     if args.margin:
         bar.bar_format = "{desc} [{elapsed}]"
-    rows, new, results = [], 0, results_of(job, left)
+    rows, results = [], results_of(job, left)
     with bar, contextlib.closing(results):
         for row, *_ in units:
             if "seconds" not in row:
@@ -648,7 +648,6 @@ def run_cell(args, units, tasks, job):
                 append_row(args.out, row)
                 bar.write(LINE.format(**with_effects([row]).iloc[0]))
                 bar.update()
-                new += 1
             rows.append(row)
             k, rest = divmod(len(rows), tasks)
             if args.margin and k >= 3 and not rest:
@@ -657,8 +656,6 @@ def run_cell(args, units, tasks, job):
                     f"{k} of each task; bias ±{now:.2f} now, stops at ±{goal:.2f}")
                 if now <= goal:
                     break
-    if not new:
-        print("nothing is left to run")
     return rows
 
 
