@@ -712,17 +712,17 @@ def add_shared_flags(parser):
     add("--predictions", type=Path, help="folder for the probabilities of all texts")
 
 
-def above_zero(text, kind=float, words="positive number"):
+def above_zero(text, kind=float):
     """argparse type: a positive number."""
     with contextlib.suppress(ValueError):
         if 0 < kind(text) < math.inf:
             return kind(text)
-    raise argparse.ArgumentTypeError(f"invalid {words}: {text!r}")
+    raise argparse.ArgumentTypeError(f"{text!r} is not a positive {kind.__name__}")
 
 
 def whole(text):
     """argparse type: a positive whole number."""
-    return above_zero(text, int, "positive whole number")
+    return above_zero(text, int)
 # --- end shared ---
 
 
