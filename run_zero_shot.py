@@ -1072,11 +1072,9 @@ def read_model(name, known, source):
     like = "gpt2" if re.search("CausalLM|LMHead", str(config.architectures)) else "bert"
     if name in known:
         like = name
-    files = set()
-    for pattern in MODEL_FILES:
-        files.update(folder.glob(pattern))
+    files = sorted({file for pattern in MODEL_FILES for file in folder.glob(pattern)})
     hashes = []
-    for file in sorted(files):
+    for file in files:
         with open(file, "rb") as content:
             hashes.append((file.name, hashlib.file_digest(content, "sha256").hexdigest()))
     limits, body = ["max_position_embeddings"], config.get_text_config()
