@@ -910,9 +910,7 @@ def filtered_texts(table, entry):
         print(f"left out: {len(texts) - len(table)} rows without a label or a fit text")
     repeats = stripped[table.index].duplicated()
     if "own" in entry and repeats.any():  # else a text could be in train and in test
-        first = table["label"].astype(object).groupby(stripped).transform("first")
-        print(f"left out: {repeats.sum()} rows with the text of an earlier row, "
-              f"{(first != table['label']).sum()} of them with another label")
+        print(f"left out: {repeats.sum()} rows with the text of an earlier row")
         table = table[~repeats]
     return table
 
