@@ -571,7 +571,7 @@ def run_all(args, models, tasks, most, recipe_of, run):
     except KeyboardInterrupt:
         raise SystemExit("stopped: run the same command to continue")
     except Exception as error:
-        raise SystemExit(f"error: {brief(error).removeprefix('ValueError: ')}")
+        raise SystemExit(f"error: {brief(error)}")
     print(f"rows: {args.out.resolve()}\nnext: python fit_model.py {args.out}")
 
 
