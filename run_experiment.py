@@ -820,12 +820,11 @@ def load_tasks(args, registry, default):
 
 def load_task(name, spec):
     """The Task of an entry of tasks.json."""
-    return first_of(spec["sources"], functools.partial(read_task, spec), f"task {name}",
-                    "bbc_news, imdb, rotten_tomatoes and tweets need no Hub")
+    return first_of(spec["sources"], functools.partial(read_task, spec), f"task {name}")
 
 
-def first_of(sources, read, name, advice):
-    """read(source) of the first source that loads. The advice is for failures of the Hub."""
+def first_of(sources, read, name):
+    """read(source) of the first source that loads."""
     reasons = []
     for source in sources:
         try:
@@ -834,7 +833,7 @@ def first_of(sources, read, name, advice):
             reasons.append(f"{[*source.values()][0]}: {brief(error)}"[: 150 // len(sources)])
             reached = "hub" not in source or isinstance(error, ValueError)
     if not reached:
-        reasons.append(advice)
+        reasons.append("bert-tiny, smollm2, bbc_news, imdb, rotten_tomatoes, tweets need no Hub")
     raise SystemExit(f"error: could not load {name}: {'; '.join(reasons)}")
 
 
@@ -1037,9 +1036,7 @@ def find_model(text, registry):
     elif Path(text).is_dir():
         folder = Path(text).resolve()
         name, sources = folder.name, [{"path": folder}]
-    return first_of(sources, functools.partial(read_model, name, known), f"model {text}",
-                    f"use one of {', '.join(known)} (bert-tiny and smollm2 need no Hub), a folder "
-                    "or a Hub id")
+    return first_of(sources, functools.partial(read_model, name, known), f"model {text}")
 
 
 def read_model(name, known, source):
