@@ -1110,8 +1110,7 @@ def parse_args(argv):
     """Read the flags."""
     models = ", ".join(load_registry()["models"])
     parser = argparse.ArgumentParser(
-        usage="%(prog)s [flags]", description=__doc__.partition("\n\n")[0]
-        + " Example: python run_experiment.py --tasks rotten_tomatoes --n 50 --subsamples 2")
+        usage="%(prog)s [flags]", description=__doc__.partition("\n\n")[0])
     add = parser.add_argument_group("what to run (all combinations)").add_argument
     add("--model", nargs="+", default=["bert-tiny"],
         help=f"{models}, a folder or a Hub id; default bert-tiny")

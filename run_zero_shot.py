@@ -1117,8 +1117,8 @@ def computes_bf16(device):
 
 def parse_args(argv):
     """The flags."""
-    parser = argparse.ArgumentParser(usage="%(prog)s [flags]", description=(
-        __doc__.partition("\n")[0] + " Example: python run_zero_shot.py --tasks imdb --n 50"))
+    parser = argparse.ArgumentParser(
+        usage="%(prog)s [flags]", description=__doc__.partition("\n\n")[0])
     add = parser.add_argument_group("what to run (all combinations)").add_argument
     add("--model", nargs="+", default=["smollm2"],
         help="smollm2, mistral, folder or Hub id; default smollm2")
