@@ -319,7 +319,7 @@ def notes(line, rows, args):
         said.append(("", f"An interval excludes 0 in {line.out:.0f} of {line.settings} settings; "
                          f"about {(1 - SHARE) * line.settings:.1f} are expected by chance."))
     if "Too early" in short_answer(line, args):
-        said.append(("", advice(line, rows)))
+        said.append(("", advice(line)))
     if line.verdict == line.boost_verdict == "within the margin":
         said.append(("warning", "The boost is also within the margin: pretraining did not help, so "
                                 "there was little to inflate."))
@@ -329,19 +329,12 @@ def notes(line, rows, args):
     return said
 
 
-def advice(line, rows):
-    """What to do if it is too early to tell. rows: those behind the line."""
+def advice(line):
+    """What to do if it is too early to tell."""
     if not line.low < line.high:
         return "Each task needs at least two subsamples that differ: run more (--subsamples 3)."
-    text = f"About {line.needed:.0f} subsamples of each task in total would decide"
-    seconds = rows.groupby([*CELL, "model", "task"])["seconds"].mean().sum()
-    hours = (line.needed - line.subsamples) * seconds / 3600
-    if hours > 0:
-        time = f"{hours:.1f} hours" if hours < 24 else f"{hours / 24:.0f} days"
-        text += f" (--subsamples {line.needed:.0f}, about {time} more on this machine)"
-    if hours > 24:
-        text += ". This margin is out of reach here: use a larger --n or --margin"
-    return f"{text}."
+    return (f"About {line.needed:.0f} subsamples of each task in total would narrow the interval "
+            "to half the margin.")
 
 
 def caveat(rows):

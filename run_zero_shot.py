@@ -335,20 +335,17 @@ def load_net(model, quantize, precision, device):
         options["quantization_config"] = transformers.BitsAndBytesConfig(
             load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True,
             bnb_4bit_compute_dtype=dtype)
-    try:
-        if model.objective != "clm":
-            raise ValueError("it is a masked language model: use a causal one")
-        lm, info = transformers.AutoModelForCausalLM.from_pretrained(
-            **options, output_loading_info=True)
-        if info["missing_keys"]:
-            raise ValueError(f"missing weights: {info['missing_keys']}")
-        cast(lm, dtype)
-        lm.forward = torch.autocast(device.type, dtype, enabled=bool(dtype))(lm.forward)
-        net = peft.get_peft_model(lm, peft.LoraConfig(**LORA)).to(device)
-        tokenizer = load_tokenizer(model)
-        check_scores(net, tokenizer, 0.05 if dtype else 1e-3)
-    except Exception as error:
-        raise ValueError(f"model {model.name} cannot be used: {brief(error)}")
+    if model.objective != "clm":
+        raise ValueError(f"{model.name} is a masked language model: use a causal one")
+    lm, info = transformers.AutoModelForCausalLM.from_pretrained(
+        **options, output_loading_info=True)
+    if info["missing_keys"]:
+        raise ValueError(f"{model.name} has no weights for {info['missing_keys']}")
+    cast(lm, dtype)
+    lm.forward = torch.autocast(device.type, dtype, enabled=bool(dtype))(lm.forward)
+    net = peft.get_peft_model(lm, peft.LoraConfig(**LORA)).to(device)
+    tokenizer = load_tokenizer(model)
+    check_scores(net, tokenizer, 0.05 if dtype else 1e-3)
     return net, tokenizer
 
 

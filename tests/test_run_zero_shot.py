@@ -401,7 +401,7 @@ def test_a_mistake_ends_in_one_line_without_a_row(classes, typed, words, model_d
 
 
 @pytest.mark.parametrize("kind, changes, words, precision", [
-    ("rwkv", {}, "cannot be used", "bf16"), ("bert", {}, "masked", "bf16"),
+    ("rwkv", {}, "past_key_values", "bf16"), ("bert", {}, "masked", "bf16"),
     ("llama", {"is_causal": False}, "not causal", "bf16"),
     ("llama", {"is_causal": False}, "not causal", "float32")])
 def test_a_model_that_cannot_serve_is_refused(kind, changes, words, precision, byte_model, run):
@@ -418,6 +418,6 @@ def test_a_folder_that_is_not_whole_is_refused(zero, byte_model, run):
     t.PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>").save_pretrained(lost)
     model = t.AutoModelForCausalLM.from_pretrained(adapted)
     peft.get_peft_model(model, peft.LoraConfig(**zero.LORA)).save_pretrained(adapted)
-    for folder, words in (broken, "missing weights"), (adapted, "adapter"), (lost, "vocabulary"):
+    for folder, words in (broken, "has no weights for"), (adapted, "adapter"), (lost, "vocabulary"):
         message, rows = run(folder)
         assert words in message and not rows
