@@ -469,7 +469,7 @@ def read_rows(path, metric):
     rows = rows[~torn].replace("", np.nan)
     needed = [*RUN[:-1], "majority", *columns_of("acc")[:3], *columns_of(metric)[:3]]
     shares = ["majority", "discordant", "discordant_on_extra", *columns_of("acc")]
-    more = ["seed", "seconds", "num_classes", *columns_of("f1"), *columns_of(metric)]
+    more = ["seed", "num_classes", *columns_of("f1"), *columns_of(metric)]
     for name in [*needed, *shares, *more]:
         rows[name] = rows.get(name, np.nan)
         if name not in RUN[:3]:
@@ -496,7 +496,7 @@ def load_rows(args, metric="acc"):
         rows = rows[values.isin(wanted)]
     if rows.empty:
         raise SystemExit(f"error: {args.paths[0]} has no rows: run run_experiment.py first")
-    scopes = dict.fromkeys(rows.select_dtypes("number").columns.drop("seconds"), RUN)
+    scopes = dict.fromkeys(rows.select_dtypes("number").columns, RUN)
     scopes |= {"recipe": RUN[:5], "data": ["experiment", "task"]}
     for name, scope in scopes.items():
         if name in rows:
