@@ -662,7 +662,7 @@ def main(argv=None):
     print("\n".join([*said, f"page: {(args.out / 'report.html').resolve()}"]))
     (args.out / "posterior.csv").unlink(missing_ok=True)
     try:
-        if args.paper_model and args.draws and not run_paper_model(rows, args):
+        if args.paper_model and not run_paper_model(rows, args):
             raise SystemExit(3)
     except KeyboardInterrupt:
         raise SystemExit("stopped: the page stays")
