@@ -49,7 +49,7 @@ os.environ.setdefault("PYTENSOR_FLAGS", "cxx=")  # nutpie needs no C compiler
 warnings.simplefilter("ignore", FutureWarning)  # of ArviZ
 
 NEAR = 0.55  # half-width, in margins, below which more data hardly help
-MOST = 40  # answers or lines in the figure
+MOST = 40  # lines in the figure
 MAX_R_HAT, MIN_ESS = 1.01, 400  # Vehtari et al. (2021)
 ATTEMPTS = ((0.9, 1, 1), (0.99, 4, 2))  # target acceptance, times the tuning, times the draws
 THESE, LIKE = "these tasks", "tasks like these"
@@ -421,8 +421,6 @@ def publish(rows, tasks, table, args):
         large, _, small = answer.partition(": ")
         card = [("", line.setting), ("large", large), ("", small), *texts]
         parts.append((f"card {large.partition(' ')[0].lower()}", card))
-    if len(parts) > MOST:
-        parts[MOST:] = [("", f"{len(parts) - MOST} more answers are in effects.csv.")]
 
     shown = ["setting", "model", "bias", "boost", LIKE, "tasks", "subsamples", "needed", *MEANS]
     runs = ["experiment", "model", "m", "n", "arms", "versions", "task"]

@@ -492,12 +492,6 @@ def test_caveats(run):
     assert out.startswith("Yes") and "A caveat" not in out
 
 
-def test_forty_answers_are_shown(run):
-    rows = bias_rows({"a": [0, 1]})
-    found = run(pd.concat([rows.assign(experiment=f"e{i}") for i in range(42)]))
-    assert ">2 more answers are in effects.csv" in found.page
-
-
 def test_other_metrics(run):
     """Without a margin, but for --margin, no verdict; a higher nll is worse."""
     assert str(fit.parse_args("a.csv b.csv --metric f1".split()).out) == "fits/a-and-1-more.f1"
