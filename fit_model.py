@@ -318,8 +318,11 @@ def notes(line, rows, args):
     if line.settings > 1:
         said.append(("", f"An interval excludes 0 in {line.out:.0f} of {line.settings} settings; "
                          f"about {(1 - SHARE) * line.settings:.1f} are expected by chance."))
-    if "Too early" in short_answer(line, args):
-        said.append(("", advice(line)))
+    if not line.low < line.high:
+        said.append(("", "Each task needs at least two subsamples that differ: run more."))
+    if line.needed > 0:
+        said.append(("", f"About {line.needed:.0f} subsamples of each task in total would narrow "
+                         "the interval to half the margin."))
     if line.verdict == line.boost_verdict == "within the margin":
         said.append(("warning", "The boost is also within the margin: pretraining did not help, so "
                                 "there was little to inflate."))
@@ -327,14 +330,6 @@ def notes(line, rows, args):
     if weak and line.verdict != "beyond the margin":
         said.append(("warning", weak))
     return said
-
-
-def advice(line):
-    """What to do if it is too early to tell."""
-    if not line.low < line.high:
-        return "Each task needs at least two subsamples that differ: run more (--subsamples 3)."
-    return (f"About {line.needed:.0f} subsamples of each task in total would narrow the interval "
-            "to half the margin.")
 
 
 def caveat(rows):
