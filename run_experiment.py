@@ -549,7 +549,7 @@ LINE = ("{task:<26.26} k {subsample:<3}  base {base:.3f}  unseen {unseen:.3f}  s
 def run_all(args, models, tasks, most, recipe_of, run):
     """Run and report each cell (model, n, m). `most`: {n: subsamples}. run(sample, device, threads)
     returns a row and predictions."""
-    own = args.csv.stem if args.csv else (args.hub or "").rpartition("/")[2]
+    own = Path(args.csv or args.hub or "").stem
     args.out = args.out or Path(f"{own}_results.csv" if own else "results.csv")
     try:
         cells = plan_cells(args, models, tasks, most, recipe_of)
