@@ -556,8 +556,7 @@ def run_all(args, models, tasks, most, recipe_of, run):
         for folder in {args.out.resolve().parent, args.predictions, vars(args).get("adapters")}:
             if folder:
                 folder.mkdir(parents=True, exist_ok=True)
-        small = max([model.size for model in models]) < 50e6
-        with engine(args, small) as threads:
+        with engine(args, models) as threads:
             job = functools.partial(run_job, run, args, threads)
             for units in cells:
                 report(run_cell(args, units, len(tasks), job))
@@ -569,7 +568,7 @@ def run_all(args, models, tasks, most, recipe_of, run):
 
 
 @contextlib.contextmanager
-def engine(args, small):
+def engine(args, models):
     """Let joblib run jobs here, in other processes, or on Dask. Yields each one's threads."""
     if args.dask:
         import distributed
@@ -581,7 +580,7 @@ def engine(args, small):
             with joblib.parallel_config("dask"):
                 yield args.threads or 1
         return
-    small = small and choose_device(args) == "cpu"
+    small = max([model.size for model in models]) < 50e6 and choose_device(args) == "cpu"
     cores = joblib.cpu_count()
     workers = args.workers or (min(4, cores) if small else 1)
     if "__file__" not in globals():  # other processes cannot import a notebook's cell
