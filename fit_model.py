@@ -544,10 +544,8 @@ def add_effects(rows, metric="acc"):
 def task_means(rows, effect="bias"):
     """A row per task: means over K subsamples, K, the effect's sd, and its mean's variance
     v = max(sd^2, w) / K: nan if K is 1, or sd is 0 and w unknown."""
-    names = ["majority", "base", "unseen", "seen", "boost", "bias", f"w_{effect}", "one_answer"]
     groups = rows.groupby("task")
-    tasks = groups[names].mean()
-    K = groups.size()
+    tasks, K = groups.mean(numeric_only=True), groups.size()
     w = tasks[f"w_{effect}"]
     if effect == "bias":
         w = w + tasks["one_answer"] / K
