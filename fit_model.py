@@ -21,7 +21,8 @@ Writes report.html, effects.png and tables to fits/results/, with the columns
     effects.csv: experiment, m, n (empty: mean of all settings), metric, effect, model, arms
         (sets of texts: crossed: both; plain: `test`), target, tasks, subsamples (fewest of a task),
         majority (share of the most common class), base, unseen, seen (%), estimate, se, df, low,
-        high (points), margin, verdict, needed (subsamples of each task that would decide)
+        high (points), margin, verdict, needed (subsamples that narrow the interval to half the
+        margin), and what the page needs
     tasks.csv: the same for each task, sd (between subsamples), v (the variance of the estimate), p
         (one-sided sign flips of a bias), p_adjusted (Benjamini-Hochberg)
     posterior.csv: experiment, m, n, effect, parameter (and predictions in points: difference (11),
@@ -422,12 +423,10 @@ def publish(rows, tasks, table, args):
     runs = rows.reindex(columns=runs).groupby(runs[:2]).agg(names_of).reset_index()
     parts += [("effects", draw_effects(tasks, table, args)), ("title", "Settings"),
               ("", lines[shown].dropna(axis=1, how="all"))]
-    inner = ["setting", "settings", "out", "words", "main"]
-    tables = {"effects": table.drop(columns=inner, errors="ignore"),
-              "tasks": tasks.drop(columns="main")}
     parts += [("title", "What was run"), ("", runs), ("title", "Methods"),
               ("", methods(rows, args)), ("", args.command)]
-    save(args.out, "Does pretraining on test texts inflate scores?", parts, tables, STYLE + COLORS)
+    save(args.out, "Does pretraining on test texts inflate scores?", parts,
+         {"effects": table, "tasks": tasks}, STYLE + COLORS)
     return said
 
 
