@@ -414,12 +414,12 @@ def draw(row, recipe, model, task):
     """The subsample of a planned row, with texts, labels and row numbers of each set."""
     numbers = split_rows(task.labels, row["m"], row["n"], row["subsample"])
     texts, labels = {}, {}
-    for name in numbers:
-        texts[name] = [task.texts[number] for number in numbers[name]]
-        labels[name] = task.labels[numbers[name]]
+    for name, rows in numbers.items():
+        texts[name] = [task.texts[number] for number in rows]
+        labels[name] = task.labels[rows]
     row = {**row, "num_classes": len(task.classes),
            "majority": int(np.bincount(labels["test"]).max()) / row["n"],
-           "split": short_hash(*[numbers[name].tolist() for name in numbers])}
+           "split": short_hash(*[rows.tolist() for rows in numbers.values()])}
     return SimpleNamespace(row=row, recipe=recipe, model=model, classes=task.classes, texts=texts,
                            labels=labels, numbers=numbers)
 
