@@ -944,7 +944,8 @@ def read_file(entry):
     if path.suffix.lower() == ".jsonl":
         lines = re.sub(r"\s*\n", ",\n", text.strip())  # an error names its line
         return pd.DataFrame(json.loads(f"[{lines}]"), dtype=object)
-    table = read_csv(text, entry)
+    header, *lines = text.split("\n")
+    table = read_csv("\n".join([header, *lines[entry.get("skip_lines", 0) :]]), entry)
     for column, value in entry.get("where", {}).items():
         table = table[table[column] == value]
     return table
