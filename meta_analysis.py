@@ -25,7 +25,6 @@ import argparse
 import base64
 import builtins
 import html
-import math
 from pathlib import Path
 
 import numpy as np
