@@ -33,6 +33,7 @@ Writes report.html, effects.png and tables to fits/results/, with the columns
 import argparse
 import base64
 import builtins
+import contextlib
 import html
 import math
 import os
@@ -432,6 +433,33 @@ def publish(rows, tasks, table, args):
 
 # Also in other scripts: see tests/copy_blocks.py
 
+# --- shared: border ---
+@contextlib.contextmanager
+def border(*places):
+    """Errors end in one line, which names the places; with TRACEBACK=1 in a traceback."""
+    try:
+        yield
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        raise SystemExit("stopped: finished work is kept")
+    except BrokenPipeError:  # head has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        raise SystemExit(1)
+    except Exception as error:
+        if os.environ.get("TRACEBACK"):
+            raise
+        raise SystemExit(": ".join(["error", *map(str, places), brief(error)]))
+
+
+def brief(error):
+    """An error on one line."""
+    text = str(error)
+    if not text or isinstance(error, KeyError):
+        text = repr(error)
+    return " ".join(text.split())[:200]
+# --- end shared ---
+
+
 # --- shared: reading ---
 CELL = ["experiment", "m", "n"]
 RUN = ["experiment", "model", "task", "m", "n", "subsample", "seed"]  # identify a row
@@ -636,6 +664,7 @@ def parse_args(argv):
     return args
 
 
+@border()
 def main(argv=None):
     args = parse_args(argv)
     rows = add_effects(load_rows(args, args.metric), args.metric)
@@ -651,11 +680,8 @@ def main(argv=None):
     said = publish(rows, tasks, table, args)
     print("\n".join([*said, f"page: {(args.out / 'report.html').resolve()}"]))
     (args.out / "posterior.csv").unlink(missing_ok=True)
-    try:
-        if args.paper_model and not run_paper_model(rows, args):
-            raise SystemExit(3)
-    except KeyboardInterrupt:
-        raise SystemExit("stopped: the page stays")
+    if args.paper_model and not run_paper_model(rows, args):
+        raise SystemExit(3)
 
 
 if __name__ == "__main__":  # in a notebook cell flags go into the list: ["--m", "50"]

@@ -24,7 +24,10 @@ Writes a page and tables to meta/results/. Their columns, with 89% intervals:
 import argparse
 import base64
 import builtins
+import contextlib
 import html
+import os
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -142,6 +145,33 @@ def plot(found):
 
 
 # Also in fit_model.py
+
+# --- shared: border ---
+@contextlib.contextmanager
+def border(*places):
+    """Errors end in one line, which names the places; with TRACEBACK=1 in a traceback."""
+    try:
+        yield
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        raise SystemExit("stopped: finished work is kept")
+    except BrokenPipeError:  # head has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        raise SystemExit(1)
+    except Exception as error:
+        if os.environ.get("TRACEBACK"):
+            raise
+        raise SystemExit(": ".join(["error", *map(str, places), brief(error)]))
+
+
+def brief(error):
+    """An error on one line."""
+    text = str(error)
+    if not text or isinstance(error, KeyError):
+        text = repr(error)
+    return " ".join(text.split())[:200]
+# --- end shared ---
+
 
 # --- shared: reading ---
 CELL = ["experiment", "m", "n"]
@@ -276,6 +306,7 @@ def parse_args(argv):
     return parser.parse_args(argv)
 
 
+@border()
 def main(argv=None):
     args = parse_args(argv)
     rows = load_rows(args)

@@ -392,8 +392,8 @@ def recipe_of(registry, args, model, task):
 
 # --- Shared blocks, the same in run_zero_shot.py: tests/copy_blocks.py copies them ---
 # sample: draws the published splits. scores: computes a row's metrics. effects: boost and bias.
-# run: plans, spreads and reports the work. results: reads and writes results.csv.
-# tasks: loads the data. models: finds the model's files and the device.
+# border: errors end in one line. run: plans, spreads and reports the work. results: reads and
+# writes results.csv. tasks: loads the data. models: finds the model's files and the device.
 
 # --- shared: sample ---
 class Task(NamedTuple):
@@ -538,6 +538,33 @@ def interval(tasks):
 # --- end shared ---
 
 
+# --- shared: border ---
+@contextlib.contextmanager
+def border(*places):
+    """Errors end in one line, which names the places; with TRACEBACK=1 in a traceback."""
+    try:
+        yield
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        raise SystemExit("stopped: finished work is kept")
+    except BrokenPipeError:  # head has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        raise SystemExit(1)
+    except Exception as error:
+        if os.environ.get("TRACEBACK"):
+            raise
+        raise SystemExit(": ".join(["error", *map(str, places), brief(error)]))
+
+
+def brief(error):
+    """An error on one line."""
+    text = str(error)
+    if not text or isinstance(error, KeyError):
+        text = repr(error)
+    return " ".join(text.split())[:200]
+# --- end shared ---
+
+
 # --- shared: run ---
 ONE_AT_A_TIME = threading.Lock()  # threads of a Dask worker share one network
 LINE = ("{task:<26.26} k {subsample:<3}  base {base:.3f}  unseen {unseen:.3f}  seen {seen:.3f} "
@@ -549,19 +576,14 @@ def run_all(args, models, tasks, most, recipe_of, run):
     returns a row and predictions."""
     own = Path(args.csv or args.hub or "").stem
     args.out = args.out or Path(f"{own}_results.csv" if own else "results.csv")
-    try:
-        cells = plan_cells(args, models, tasks, most, recipe_of)
-        for folder in {args.out.resolve().parent, args.predictions, vars(args).get("adapters")}:
-            if folder:
-                folder.mkdir(parents=True, exist_ok=True)
-        with engine(args, models) as threads:
-            job = functools.partial(run_job, run, args, threads)
-            for units in cells:
-                report(run_cell(args, units, len(tasks), job))
-    except KeyboardInterrupt:
-        raise SystemExit("stopped: run the same command to continue")
-    except Exception as error:
-        raise SystemExit(f"error: {brief(error)}")
+    cells = plan_cells(args, models, tasks, most, recipe_of)
+    for folder in {args.out.resolve().parent, args.predictions, vars(args).get("adapters")}:
+        if folder:
+            folder.mkdir(parents=True, exist_ok=True)
+    with engine(args, models) as threads:
+        job = functools.partial(run_job, run, args, threads)
+        for units in cells:
+            report(run_cell(args, units, len(tasks), job))
     print(f"rows: {args.out.resolve()}\nnext: python fit_model.py {args.out}")
 
 
@@ -832,11 +854,6 @@ def first_of(sources, read, name):
     if not reached:
         reasons.append("bert-tiny, smollm2, bbc_news, imdb, rotten_tomatoes, tweets need no Hub")
     raise SystemExit(f"error: could not load {name}: {'; '.join(reasons)}")
-
-
-def brief(error):
-    """The first words of an error, on one line."""
-    return " ".join((str(error) or repr(error)).split())[:200]
 
 
 def check_size(name, task, ms, n):
@@ -1132,6 +1149,7 @@ def parse_args(argv):
     return args
 
 
+@border()
 def main(argv=None):
     args = parse_args(argv)
     registry = load_registry()

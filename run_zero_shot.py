@@ -542,6 +542,33 @@ def interval(tasks):
 # --- end shared ---
 
 
+# --- shared: border ---
+@contextlib.contextmanager
+def border(*places):
+    """Errors end in one line, which names the places; with TRACEBACK=1 in a traceback."""
+    try:
+        yield
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        raise SystemExit("stopped: finished work is kept")
+    except BrokenPipeError:  # head has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        raise SystemExit(1)
+    except Exception as error:
+        if os.environ.get("TRACEBACK"):
+            raise
+        raise SystemExit(": ".join(["error", *map(str, places), brief(error)]))
+
+
+def brief(error):
+    """An error on one line."""
+    text = str(error)
+    if not text or isinstance(error, KeyError):
+        text = repr(error)
+    return " ".join(text.split())[:200]
+# --- end shared ---
+
+
 # --- shared: run ---
 ONE_AT_A_TIME = threading.Lock()  # threads of a Dask worker share one network
 LINE = ("{task:<26.26} k {subsample:<3}  base {base:.3f}  unseen {unseen:.3f}  seen {seen:.3f} "
@@ -553,19 +580,14 @@ def run_all(args, models, tasks, most, recipe_of, run):
     returns a row and predictions."""
     own = Path(args.csv or args.hub or "").stem
     args.out = args.out or Path(f"{own}_results.csv" if own else "results.csv")
-    try:
-        cells = plan_cells(args, models, tasks, most, recipe_of)
-        for folder in {args.out.resolve().parent, args.predictions, vars(args).get("adapters")}:
-            if folder:
-                folder.mkdir(parents=True, exist_ok=True)
-        with engine(args, models) as threads:
-            job = functools.partial(run_job, run, args, threads)
-            for units in cells:
-                report(run_cell(args, units, len(tasks), job))
-    except KeyboardInterrupt:
-        raise SystemExit("stopped: run the same command to continue")
-    except Exception as error:
-        raise SystemExit(f"error: {brief(error)}")
+    cells = plan_cells(args, models, tasks, most, recipe_of)
+    for folder in {args.out.resolve().parent, args.predictions, vars(args).get("adapters")}:
+        if folder:
+            folder.mkdir(parents=True, exist_ok=True)
+    with engine(args, models) as threads:
+        job = functools.partial(run_job, run, args, threads)
+        for units in cells:
+            report(run_cell(args, units, len(tasks), job))
     print(f"rows: {args.out.resolve()}\nnext: python fit_model.py {args.out}")
 
 
@@ -836,11 +858,6 @@ def first_of(sources, read, name):
     if not reached:
         reasons.append("bert-tiny, smollm2, bbc_news, imdb, rotten_tomatoes, tweets need no Hub")
     raise SystemExit(f"error: could not load {name}: {'; '.join(reasons)}")
-
-
-def brief(error):
-    """The first words of an error, on one line."""
-    return " ".join((str(error) or repr(error)).split())[:200]
 
 
 def check_size(name, task, ms, n):
@@ -1145,6 +1162,7 @@ def parse_args(argv):
     return args
 
 
+@border()
 def main(argv=None):
     args = parse_args(argv)
     registry = load_registry()
@@ -1159,15 +1177,12 @@ def main(argv=None):
         run_all(args, models, tasks, most, recipe_of,
                 functools.partial(run_prompts, adapters=args.adapters))
         return
-    try:
-        tokenizer = load_tokenizer(models[0])
-        for name, task in tasks.items():
-            strings = arm_strings(tokenizer, recipe_of(models[0], task), task.classes,
-                                  task.texts[:PACK_SIZE], task.labels[:PACK_SIZE])
-            for kind in ("sequences", "prompts"):
-                print(f"\n{name}, first of the {kind}:\n{strings[kind][0]}")
-    except ValueError as error:
-        raise SystemExit(f"error: {brief(error)}")
+    tokenizer = load_tokenizer(models[0])
+    for name, task in tasks.items():
+        strings = arm_strings(tokenizer, recipe_of(models[0], task), task.classes,
+                              task.texts[:PACK_SIZE], task.labels[:PACK_SIZE])
+        for kind in ("sequences", "prompts"):
+            print(f"\n{name}, first of the {kind}:\n{strings[kind][0]}")
 
 
 if __name__ == "__main__":

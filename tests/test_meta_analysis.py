@@ -2,8 +2,11 @@
 
 import itertools
 import math
+import os
 import re
 import statistics
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -161,6 +164,15 @@ def test_all_answers_are_right(run, tasks):
     run(coin_rows(tasks=tasks, acc_extra=1, acc_test=1), "--slices", 10)
     assert not csv_of("shares")["paper"].any()
     assert csv_of("shares")["t"].isna().all() == (tasks == 1)
+
+
+def test_a_closed_pipe_ends_in_silence():
+    """As that of head, which reads a few lines."""
+    ends = os.pipe()
+    os.close(ends[0])
+    command = [sys.executable, "-E", ROOT / "meta_analysis.py", path_of(coin_rows())]
+    done = subprocess.run(command, stdout=ends[1], stderr=subprocess.PIPE)
+    assert done.returncode == 1 and not done.stderr
 
 
 def test_one_subsample_is_refused(run):

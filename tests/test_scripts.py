@@ -8,10 +8,11 @@ import subprocess
 import symtable
 import sys
 import tomllib
+from unittest.mock import Mock
 
 import pytest
 
-from conftest import ROOT, load_script
+from conftest import ROOT, end_of, load_script
 
 SCRIPTS = sorted(ROOT.glob("*.py"))
 EACH = pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
@@ -80,6 +81,19 @@ def test_a_script_stands_alone_and_explains_itself(path, capsys):
     with pytest.raises(SystemExit) as end:
         load_script(path.stem).main(["--help"])
     assert end.value.code == 0 and "--out" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("error, end", [
+    (ValueError("two\nlines"), "error: two lines"), (KeyError("text"), "error: KeyError('text')"),
+    (MemoryError(), "error: MemoryError()")])
+@EACH
+def test_what_a_person_can_cause_ends_in_one_line(path, error, end, monkeypatch):
+    script = load_script(path.stem)
+    monkeypatch.setattr(script, "parse_args", Mock(side_effect=error))
+    assert end_of(script.main) == end
+    monkeypatch.setenv("TRACEBACK", "1")
+    with pytest.raises(type(error)):
+        script.main([])
 
 
 @EACH
