@@ -23,8 +23,9 @@ Writes report.html, effects.png and tables to fits/results/, with the columns
         majority (share of the most common class), base, unseen, seen (%), estimate, se, df, low,
         high (points), margin, verdict, needed (subsamples that narrow the interval to half the
         margin), and what the page needs
-    tasks.csv: the same for each task, sd (between subsamples), v (the variance of the estimate), p
-        (one-sided sign flips of a bias), p_adjusted (Benjamini-Hochberg)
+    tasks.csv: the same for each task, sd (between subsamples), v, noise (variances of the estimate:
+        from sd, from the draw of the texts), p (one-sided sign flips of a bias), p_adjusted
+        (Benjamini-Hochberg)
     posterior.csv: experiment, m, n, effect, parameter (and predictions in points: difference (11),
         effect (12)), mean, sd, hdi_low, hdi_high, mcse_mean, mcse_sd, ess_bulk, ess_tail, r_hat,
         warning (not converged: exit status 3)
@@ -87,11 +88,13 @@ def unit_table(rows):
 
 
 def task_table(units, effect, args):
-    """The rows of tasks.csv of one cell and model, with v, the variance of each estimate."""
+    """The rows of tasks.csv of one cell and model."""
     tasks = task_means(units, effect).reset_index().rename(columns={effect: "estimate"})
-    tasks = tasks[["task", *MEANS, "subsamples", "sd", "v", "estimate"]]
+    tasks = tasks[["task", *MEANS, "subsamples", "sd", "v", "noise", "estimate"]]
     tasks = tasks.assign(effect=effect, **units[[*CELL, "model", "arms", "main"]].iloc[0])
-    half = stats.t.ppf((1 + SHARE) / 2, tasks.subsamples - 1) * np.sqrt(tasks.v)
+    level = (1 + SHARE) / 2
+    half = stats.t.ppf(level, tasks.subsamples - 1) * np.sqrt(tasks.v)
+    half = half.clip(lower=stats.norm.ppf(level) * np.sqrt(tasks.noise.fillna(0)))  # nan stays
     tasks = tasks.assign(low=tasks.estimate - half, high=tasks.estimate + half)
     if effect == "bias" and args.metric == "acc" and tasks.model[0] != "all":
         changes = units.bias / 100 * units.n * np.where(units.arms == "crossed", 2, 1)
@@ -123,9 +126,10 @@ def together(units, effect):
     parts = units.assign(K=K, off=weight * off, w=weight**2 * w)
     sums = parts.groupby(["task", "m", "subsample"])[["off", "w"]].sum()
     sums = sums.assign(v=sums.off**2).groupby(["task", "m"]).sum()
-    v = np.maximum(sums.v, sums.w) * len(sums) ** 2  # `interval` takes their mean
+    sums = sums[["v", "w"]] * len(sums) ** 2  # `interval` takes their mean
     K = parts.groupby(["task", "m"])["K"].min()
-    return pd.DataFrame({"v": v.where((K > 1) & (v > 0)), "subsamples": K})
+    v = sums.v.where((K > 1) & (np.fmax(sums.v, sums.w) > 0))
+    return pd.DataFrame({"v": v, "noise": sums.w, "subsamples": K})
 
 
 def effect_row(tasks, noise, target, args):
@@ -140,8 +144,7 @@ def effect_row(tasks, noise, target, args):
         name = f"{row['experiment']}, mean of {settings.ngroups} settings"
         row |= {"m": "", "n": "", "setting": name}
     middle, margin = row["estimate"], args.margin
-    with np.errstate(invalid="ignore"):  # 0 / 0: no interval
-        row["se"], row["df"], half = interval(noise)
+    row["se"], row["df"], half = interval(noise)
     row |= {"low": middle - half, "high": middle + half, "margin": margin, "verdict": "",
             "needed": math.nan}
     if margin and half > 0:
@@ -167,7 +170,7 @@ def effects_table(units, tasks, args):
             out += each[-1]["low"] * each[-1]["high"] > 0
             if len(part) >= 5:
                 v = part.estimate.var() / len(part)
-                means = pd.DataFrame({"v": [v], "subsamples": len(part)})
+                means = pd.DataFrame({"v": [v], "noise": 0, "subsamples": len(part)})
                 each.append(effect_row(part, means, LIKE, args) | {"needed": math.nan})
         if mine.groupby(CELL).ngroups > 1:
             used = units[(units.experiment == experiment) & (units.model == model)]
@@ -364,8 +367,8 @@ def methods(rows, args):
         f"{names_of(rows.n)} other texts. A model is used as it is (base) or pretrained on one set "
         "without labels, then trained on the labeled texts or prompted. It is tested on both sets "
         f"(crossed) or on the first (plain). Bias is {args.name} on seen minus unseen texts. Boost "
-        "is unseen minus base. Means over tasks have 89% t intervals (Satterthwaite) from the "
-        "variance between subsamples or, if larger, the noise of the texts.")
+        "is unseen minus base. 89% intervals of means over tasks are the wider of two: Student's t "
+        "from the spread of subsamples (Satterthwaite), Normal from the draw of the texts.")
 
 
 def draw_effects(tasks, table, args):
@@ -543,9 +546,9 @@ POINTS = ("acc", "f1")  # metrics whose differences are in percentage points
 
 def add_effects(rows, metric="acc"):
     """Add to rows: base, unseen, seen (means over both sets where `arms` is "crossed"), boost and
-    bias (in points, or the metric's unit), and w_*, the least variance of one subsample's effect.
-    It comes from rounding to whole answers or, for a crossed bias in accuracy, from splitting 2n
-    texts at random (nan without `discordant`); with K subsamples one_answer / K is added."""
+    bias (in points, or the metric's unit), and w_*, an effect's variance by rounding or, for a
+    crossed bias in accuracy, by the split of 2n texts (nan without `discordant`); with K subsamples
+    one_answer / K is added."""
     crossed, n = rows["arms"] == "crossed", rows["n"]
     scale = 100 if metric in POINTS else 1
     found = {}
@@ -569,25 +572,28 @@ def add_effects(rows, metric="acc"):
 
 
 def task_means(rows, effect="bias"):
-    """A row per task: means over K subsamples, K, the effect's sd, and its mean's variance
-    v = max(sd^2, w) / K: nan if K is 1, or sd is 0 and w unknown."""
+    """A row per task: means over K subsamples, K, the effect's sd, its mean's variance v from the
+    spread (nan if K is 1, or sd is 0 and w unknown) and noise from w."""
     groups = rows.groupby("task")
     tasks, K = groups.mean(numeric_only=True), groups.size()
     w = tasks[f"w_{effect}"]
     if effect == "bias":
         w = w + tasks["one_answer"] / K
     sd = groups[effect].std()
-    v = np.fmax(sd**2, w) / K
-    return tasks.assign(subsamples=K, sd=sd, v=v.where((K > 1) & (v > 0)))
+    v = (sd**2 / K).where(np.fmax(sd, w) > 0)
+    return tasks.assign(subsamples=K, sd=sd, v=v, noise=w / K)
 
 
 def interval(tasks):
-    """(standard error, Satterthwaite's degrees of freedom, half-width of the 89% t interval) of the
-    mean over the rows of task_means. nan if a task has one subsample."""
-    v = tasks["v"] / len(tasks) ** 2
-    se = math.sqrt(v.sum(skipna=False))
-    df = v.sum() ** 2 / (v**2 / (tasks["subsamples"] - 1)).sum()
-    return se, df, stats.t.ppf((1 + SHARE) / 2, df) * se
+    """(standard error, degrees of freedom, half-width) of the mean over the rows of task_means: the
+    wider of two 89% intervals, t from v (Satterthwaite) and Normal from noise. nan if a v is."""
+    v = tasks["v"].clip(lower=1e-20)  # not 0 / 0
+    total = v.sum(skipna=False)
+    df = [total**2 / (v**2 / (tasks["subsamples"] - 1)).sum(), math.inf]
+    se = np.sqrt([total, tasks["noise"].sum()]) / len(tasks)
+    half = stats.t.ppf((1 + SHARE) / 2, df) * se
+    wider = half.argmax()  # or nan
+    return se[wider], df[wider], half[wider]
 # --- end shared ---
 
 

@@ -494,9 +494,9 @@ POINTS = ("acc", "f1")  # metrics whose differences are in percentage points
 
 def add_effects(rows, metric="acc"):
     """Add to rows: base, unseen, seen (means over both sets where `arms` is "crossed"), boost and
-    bias (in points, or the metric's unit), and w_*, the least variance of one subsample's effect.
-    It comes from rounding to whole answers or, for a crossed bias in accuracy, from splitting 2n
-    texts at random (nan without `discordant`); with K subsamples one_answer / K is added."""
+    bias (in points, or the metric's unit), and w_*, an effect's variance by rounding or, for a
+    crossed bias in accuracy, by the split of 2n texts (nan without `discordant`); with K subsamples
+    one_answer / K is added."""
     crossed, n = rows["arms"] == "crossed", rows["n"]
     scale = 100 if metric in POINTS else 1
     found = {}
@@ -520,25 +520,28 @@ def add_effects(rows, metric="acc"):
 
 
 def task_means(rows, effect="bias"):
-    """A row per task: means over K subsamples, K, the effect's sd, and its mean's variance
-    v = max(sd^2, w) / K: nan if K is 1, or sd is 0 and w unknown."""
+    """A row per task: means over K subsamples, K, the effect's sd, its mean's variance v from the
+    spread (nan if K is 1, or sd is 0 and w unknown) and noise from w."""
     groups = rows.groupby("task")
     tasks, K = groups.mean(numeric_only=True), groups.size()
     w = tasks[f"w_{effect}"]
     if effect == "bias":
         w = w + tasks["one_answer"] / K
     sd = groups[effect].std()
-    v = np.fmax(sd**2, w) / K
-    return tasks.assign(subsamples=K, sd=sd, v=v.where((K > 1) & (v > 0)))
+    v = (sd**2 / K).where(np.fmax(sd, w) > 0)
+    return tasks.assign(subsamples=K, sd=sd, v=v, noise=w / K)
 
 
 def interval(tasks):
-    """(standard error, Satterthwaite's degrees of freedom, half-width of the 89% t interval) of the
-    mean over the rows of task_means. nan if a task has one subsample."""
-    v = tasks["v"] / len(tasks) ** 2
-    se = math.sqrt(v.sum(skipna=False))
-    df = v.sum() ** 2 / (v**2 / (tasks["subsamples"] - 1)).sum()
-    return se, df, stats.t.ppf((1 + SHARE) / 2, df) * se
+    """(standard error, degrees of freedom, half-width) of the mean over the rows of task_means: the
+    wider of two 89% intervals, t from v (Satterthwaite) and Normal from noise. nan if a v is."""
+    v = tasks["v"].clip(lower=1e-20)  # not 0 / 0
+    total = v.sum(skipna=False)
+    df = [total**2 / (v**2 / (tasks["subsamples"] - 1)).sum(), math.inf]
+    se = np.sqrt([total, tasks["noise"].sum()]) / len(tasks)
+    half = stats.t.ppf((1 + SHARE) / 2, df) * se
+    wider = half.argmax()  # or nan
+    return se[wider], df[wider], half[wider]
 # --- end shared ---
 
 

@@ -129,7 +129,7 @@ def plain_unit(row, effect):
 
 def plain_interval(rows, effect):
     """(mean, se, df, half-width) for rows of one model. What a subsample of a task adds to the mean
-    is summed over all n, then squared; the variance is at least the noise of the texts."""
+    is summed over all n, then squared. Or, if wider, the Normal interval of the noise of texts."""
     added, noise, fewest, mean = defaultdict(Counter), Counter(), {}, 0
     settings = [part for _, part in rows.groupby(["m", "n"])]
     for part in settings:
@@ -145,11 +145,16 @@ def plain_interval(rows, effect):
             fewest[key] = min(fewest.get(key, K), K)
     top = bottom = 0
     for key, by_k in added.items():
-        v = max(sum(value**2 for value in by_k.values()), noise[key])
+        v = sum(value**2 for value in by_k.values())
         top += v
         bottom += v**2 / (fewest[key] - 1)
-    df = top**2 / bottom
-    return mean, math.sqrt(top), df, stats.t.ppf(0.945, df) * math.sqrt(top)
+    least = math.sqrt(sum(noise.values()))
+    both = [(1.5982 * least, least, math.inf)]
+    if top > 0:
+        df = top**2 / bottom
+        both.append((stats.t.ppf(0.945, df) * math.sqrt(top), math.sqrt(top), df))
+    half, se, df = max(both)
+    return mean, se, df, half
 
 
 def assert_interval(row, expected):
@@ -211,13 +216,13 @@ def test_zero_shot_signs_are_exact(run):
 
 
 def test_plain_effects_by_hand(run):
-    """Means over models: x (2, 4), y (1, 1, 3), z (1, 1); s^2 = 2, 4/3, rounding's 1/12."""
+    """Means over models: x (2, 4), y (1, 1, 3), z (1, 1), so s^2 = 2, 4/3, 0."""
     a = bias_rows({"x": [1, 3], "y": [0, 2, 4], "z": [1, 1]}, model="a")
     b = bias_rows({"x": [3, 5], "y": [2, 0, 2], "z": [1, 1]}, model="b")
     found = run(pd.concat([a, b])).effects
     row = one(found, effect="bias", model="all")
-    v = [2 / 2, 4 / 3 / 3, 1 / 12 / 2]
-    df = sum(v) ** 2 / (v[0] ** 2 / 1 + v[1] ** 2 / 2 + v[2] ** 2 / 1)
+    v = [2 / 2, 4 / 3 / 3]
+    df = sum(v) ** 2 / (v[0] ** 2 / 1 + v[1] ** 2 / 2)
     half = stats.t.ppf(0.945, df) * math.sqrt(sum(v)) / 3
     assert_interval(row, (17 / 9, math.sqrt(sum(v)) / 3, df, half))
     assert (row["tasks"], row["subsamples"], row["arms"]) == (3, 2, "plain")

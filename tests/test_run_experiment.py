@@ -173,16 +173,18 @@ def interval_by_hand(rows):
         noise = of["discordant"] - change**2 + of["discordant_on_extra"] - mirrored**2
         pair = 50 * (change + mirrored), 100**2 / (4 * n) * noise
         tasks.setdefault(row["task"], []).append(pair)
-    means, variances, squares = [], [], 0
+    means, variances, least, squares = [], [], 0, 0
     for found in tasks.values():
         K, (values, noises) = len(found), zip(*found)
         means.append(statistics.mean(values))
-        imaginary = 100**2 / (2 * n**2 * K)
-        most = max(statistics.variance(values), statistics.mean(noises) + imaginary)
-        variances.append(most / K)
+        variances.append(statistics.variance(values) / K)
+        least += (statistics.mean(noises) + 100**2 / (2 * n**2 * K)) / K
         squares += variances[-1] ** 2 / (K - 1)
-    df, se = sum(variances) ** 2 / squares, math.sqrt(sum(variances)) / len(means)
-    return statistics.mean(means), stats.t.interval(0.89, df, 0, se)[1]
+    half = 1.59819 * math.sqrt(least) / len(means)
+    if squares:
+        df, se = sum(variances) ** 2 / squares, math.sqrt(sum(variances)) / len(means)
+        half = max(half, stats.t.interval(0.89, df, 0, se)[1])
+    return statistics.mean(means), half
 
 
 @pytest.mark.parametrize("arms, metric, expected", [
@@ -201,13 +203,16 @@ def test_effects_by_hand(script, arms, metric, expected):
 
 
 def test_the_interval_needs_two_subsamples_and_some_noise(script):
-    """None for a task of one, or for equal biases of unknown noise."""
+    """None for a task of one, or for equal biases of unknown noise. Equal biases alone: Normal."""
     means = script.task_means(script.with_effects([ROW, ROW, ROW | {"task": "b"}]))
     assert math.isnan(script.interval(means)[0])
     unknown = ROW | {"discordant": "nan", "discordant_on_extra": "nan"}
     for acc_test, v in (("0.66", math.nan), ("0.70", 1.0)):  # biases of 5 and 5, or 5 and 7
         means = script.task_means(script.with_effects([unknown, unknown | {"acc_test": acc_test}]))
         assert means["v"].tolist() == pytest.approx([v], nan_ok=True)
+    means = script.task_means(script.with_effects([ROW, ROW]))
+    se = math.sqrt((25 * (0.1 - 0.0036 + 0.08 - 0.0016) + 0.25) / 2)
+    assert script.interval(means) == pytest.approx((se, math.inf, 1.59819 * se), rel=1e-5)
 
 
 # Training against transformers' Trainer and a plain loop
