@@ -162,13 +162,13 @@ def test_permutation_p_equals_brute_force():
     assert repeats == approx(1 / 9, abs=5e-3)
 
 
-def test_the_published_log_gives_the_published_p(say, monkeypatch):
+def test_the_published_log_gives_the_published_p(monkeypatch):
     """By the convolution of its 2^244 combinations on a grid of .0005, p exact is .386 to .388."""
-    path = ROOT / "tests" / "published" / "contamination_log_extra.json"
+    log = json.loads((ROOT / "tests" / "published" / "contamination_log_extra.json").read_text())
     monkeypatch.setattr(contam, "DRAWS", MANY)
-    text, log = say(f"--from-log {path}"), json.loads(path.read_text())
-    assert text.startswith("256 shards: p_exact 0.386985, p_published 0.336248\nnot flagged")
-    assert log["pval"] == approx(0.336248, abs=1e-6)
+    parts = zip(log["canonical_logprobs"], log["shuffled_logprobs"], strict=True)
+    found = contam.order_p([[value, *others] for value, others in parts])
+    assert found == approx((0.386985, log["pval"]), abs=1e-6)
     assert log["permutations_per_shard"] == contam.PERMUTATIONS
 
 
@@ -378,16 +378,17 @@ def test_the_table_of_detectors_by_hand():
 
 
 def test_harm_by_hand(say):
-    """Bias 5 = 100 (.7 - .6 + .5 - .5) / 2 and 3. One imaginary answer a set: 10^4 / (2 50^2) = 2
-    points^2, shared by the units."""
-    rows = make_table(acc_extra=0.6, acc_test=[0.7, 0.62], acc_base_on_extra=0.6,
+    """Bias 5.5 = 100 (.71 - .6 + .5 - .5) / 2 and 4.5. One imaginary answer a set: 10^4 / (2 50^2)
+    = 2 points^2, shared by the units."""
+    rows = make_table(acc_extra=0.6, acc_test=[0.71, 0.65], acc_base_on_extra=0.6,
                       acc_extra_on_extra=[0.5, 0.54], discordant=[0.2, 0.1])
-    w = [50 * (0.2 - 0.01 + 0.1), 50 * (0.1 - 0.0004 + 0.1 - 0.0016)]
-    half = stats.t.ppf(0.945, 1) * math.sqrt((np.mean(w) + 2 / 2) / 2)  # they vary by less, 2
+    w = [50 * (0.2 - 0.0121 + 0.1), 50 * (0.1 - 0.0025 + 0.1 - 0.0016)]
+    half = stats.norm.ppf(0.945) * math.sqrt((np.mean(w) + 2 / 2) / 2)
+    assert half > stats.t.ppf(0.945, 1) * math.sqrt(0.5 / 2)  # by their spread
     pd.concat([make_table(), rows]).to_csv("table.csv", index=False)  # the last audit counts
     text = say("--from-table table.csv")
     found = text.strip().split("\n")[-1].split()
-    assert [float(value) for value in found] == approx([0.55, 0.55, 0.59, 4, half], abs=6e-4)
+    assert [float(value) for value in found] == approx([0.55, 0.55, 0.6, 5, half], abs=6e-4)
     assert UNITS.findall(text) == ["2"]
     rows.assign(recipe=["1", "2"]).to_csv("table.csv", index=False)
     assert UNITS.findall(say("--from-table table.csv")) == ["1", "1"]
@@ -563,14 +564,17 @@ def test_missing_answers_are_counted_and_must_not_depend_on_the_half(kind, tries
         rows = rows.dropna()
     table = judge(rows, "")
     assert table.loc["mine", contam.COUNTS].tolist() == counts
-    assert 2 * stats.hypergeom.sf(7, 200, 8, 100) < 0.01
-    silent = table["verdict"].str.startswith("No verdict: one half has more missing answers")
+    assert 0.005 < 2 * stats.hypergeom.sf(7, 200, 8, 100) < 0.01  # twice that for two tasks
+    words = "No verdict: one half has more missing answers"
+    silent = table["verdict"].str.startswith(words)
     assert silent.tolist() == [kind != "equal", kind == "nobody"]
+    two = pd.concat([rows.assign(task="a"), make_answers(20, clean=1).assign(task="b")])
+    assert not judge(two, "")["verdict"].str.startswith(words).any()
 
 
 def test_gaps_of_clean_models():
     """other1 lacks 4% of the items: its mean over both halves stands there. other2 lacks 6%, and
-    other3 too many of one half: neither is used."""
+    other3 too many of one half: neither is used, and it is said."""
     rows = make_answers(22, 100, 100, clean=4)
     for model, gone in (("other1", [*range(4), *range(100, 104)]), ("other3", range(8)),
                         ("other2", [*range(6), *range(100, 106)])):
@@ -578,20 +582,31 @@ def test_gaps_of_clean_models():
     released, answers = columns_of(rows)
     few = np.where(np.isnan(answers["other1"]), np.nanmean(answers["other1"]), answers["other1"])
     wanted = plain_inflation(answers["mine"], released, [answers["before"], few])
-    row = judge(rows, "--clean before other1 other2 other3 before").loc["mine"]
+    table = judge(rows, "--clean before other1 other2 other3 before")
+    row = table.loc["mine"]
     assert (row["bias"], row["se"], row["df"]) == approx((*wanted[:2], 200 - wanted[2]))
+    assert row["note"] == "clean models used: before, other1"
+    assert table.loc[["before", "other1", "other2"], "verdict"].tolist() == [
+        "Clean", "Clean", "Clean, but not used: it answered 94% of the items"]
+    assert table.loc["other3", "verdict"].startswith("Clean, but not used: one half has more ")
+    alone = judge(rows, "--clean other2 other3").loc["mine"]
+    plain = plain_inflation(answers["mine"], released, [])
+    assert (alone["bias"], alone["se"], alone["note"]) == (
+        approx(plain[0]), approx(plain[1]), "clean models used: none")
     check = plain_inflation((answers["before"] + few) / 2, released, [])
     assert row["p_halves"] == approx(2 * stats.t.sf(abs(check[0]) / check[1], 198))
 
 
 @pytest.mark.parametrize("value", [0, 1])
 def test_scores_of_0_or_1_everywhere_get_no_verdict(value):
+    """Of a task, and of all tasks if they are so in each."""
     rows = make_answers(23, 20, 20)
     rows.loc[rows["model"] == "mine", "right"] = value
-    tasks = pd.concat([make_answers().assign(task="a"), rows.assign(task="b")])
-    verdicts = judge(tasks).loc["mine", "verdict"].str.startswith(
-        f"No verdict: it scores {value} everywhere")
-    assert verdicts.tolist() == [True, False, True], "of both, a, b"
+    for other, flat, note in ((make_answers(), [False, False, True], "b"),
+                              (rows, [True] * 3, "a, b")):
+        mine = judge(pd.concat([other.assign(task="a"), rows.assign(task="b")])).loc["mine"]
+        assert mine["verdict"].str.startswith("No verdict: one score ").tolist() == flat
+        assert mine["note"].iloc[0] == f"one score everywhere: {note}"
 
 
 def test_words_separators_and_names():
@@ -631,5 +646,6 @@ def test_the_example_without_torch(monkeypatch, capsys):
     cell["main"](["--answers", example, "--clean", "clean-5", "clean-10"])
     text = capsys.readouterr().out
     for words in ("Too early to tell if within ±5: about 631 items", "about 1461 ",
-                  "unseen 54.7, bias +7.1 [+1.5, +12.7]", "bias +8.6 [+0.0, +17.1] points"):
+                  "unseen 54.7, bias +7.1 [+1.5, +12.7]", "bias +8.6 [+0.0, +17.1] points",
+                  " would narrow the interval to ±2.5\n"):
         assert words in text

@@ -46,15 +46,15 @@ def judged(answers, released, clean=()):
     return found["bias"], stats.t.ppf(0.945, found["df"]) * found["se"]
 
 
-def draw_models(rng, items, clean, before=False, easier=0.0):
+def draw_models(rng, items, clean, before=0.0, easier=0.0):
     """Answers [items, 1 + clean] of a model (column 0) and of clean ones; abilities of models and
-    difficulties of items are normal on the scale of log odds. before: the model keeps four answers
-    of five of the first clean one. easier: of the first half of the items."""
+    difficulties of items are normal on the scale of log odds. before: the share of the first clean
+    one's answers that the model keeps. easier: of the first half of the items."""
     hard = rng.normal(0, 1.5, items) - easier * (np.arange(items) < items // 2)
     ability = rng.normal(0.5, 0.7, clean + 1)
     right = rng.random((items, clean + 1)) < 1 / (1 + np.exp(hard[:, None] - ability))
     if before:
-        right[:, 0] = np.where(rng.random(items) < 0.8, right[:, 1], right[:, 0])
+        right[:, 0] = np.where(rng.random(items) < before, right[:, 1], right[:, 0])
     return pd.DataFrame(right.astype(float))
 
 
@@ -66,7 +66,7 @@ def simulate(args):
     for size, clean, before in itertools.product((30, 100, 300, 1000), (0, 1, 3, 10), (0, 1)):
         hits, widths = {0.0: [], 0.2: []}, []
         for _ in range(args.sets if clean or not before else 0):
-            fresh = draw_models(rng, 2 * size, clean, before)
+            fresh = draw_models(rng, 2 * size, clean, before * args.kept)
             half = rng.permutation(2 * size) < size
             for gain in hits:
                 learned = np.maximum(fresh[0], rng.random(2 * size) < gain)
@@ -78,7 +78,7 @@ def simulate(args):
                     widths.append(reach)
         if widths:
             none, some = [100 * np.mean(hits[gain]) for gain in hits]
-            print(f"| {size} | {clean} | {before} | {none:.1f}% | ±{np.mean(widths):.1f} | "
+            print(f"| {size} | {clean} | {before} | {none:.1f}% | ±{np.mean(widths):.2f} | "
                   f"{some:.1f}% |", flush=True)
     by_strength(args.sets, rng)
     by_unit(args.sets, rng)
@@ -92,7 +92,7 @@ def missing(args):
     for share, clean, who in itertools.product((0.05, 0.2), (1, 3), ("clean", "all")):
         hits, silent, used = [], [], []
         for _ in range(args.sets):
-            answers = draw_models(rng, 200, clean, before=True)
+            answers = draw_models(rng, 200, clean, before=0.8)
             weights = np.where(answers.mean(axis=1) < 0.5, 2, 1)
             gone = rng.random(answers.shape) < (share * weights / weights.mean())[:, None]
             if who == "clean":
@@ -226,6 +226,7 @@ if __name__ == "__main__":
     for name, run in (("simulate", simulate), ("missing", missing)):
         study = studies.add_parser(name)
         study.add_argument("--sets", type=int, default=2000)
+        study.add_argument("--kept", type=float, default=0.8, help="of the answers of the model before")
         study.set_defaults(run=run)
     for name, run in (("halves", halves), ("tries", by_tries)):
         study = studies.add_parser(name)
