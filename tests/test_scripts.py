@@ -96,6 +96,14 @@ def test_what_a_person_can_cause_ends_in_one_line(path, error, end, monkeypatch)
         script.main([])
 
 
+def test_a_script_runs_by_a_link_and_without_its_folder_in_the_path(tmp_path):
+    (tmp_path / "link.py").symlink_to(ROOT / "run_experiment.py")
+    (tmp_path / "tasks.json").symlink_to(ROOT / "tasks.json")
+    command = [sys.executable, "-P", "link.py", "--tasks", "none"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.stderr == "error: tasks.json has no task none: --help names its tasks\n"
+
+
 @EACH
 def test_a_script_names_what_it_needs(path):
     """Its inline metadata (PEP 723): the pins of requirements.txt for what it imports."""

