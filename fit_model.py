@@ -2,7 +2,7 @@
 # requires-python = ">=3.11"
 # dependencies = [
 #     "numpy==2.4.6", "pandas==3.1.1", "scipy==1.17.1", "pymc==5.28.5", "nutpie==0.16.8",
-#     "matplotlib==3.10.9",
+#     "arviz==0.23.4", "pytensor==2.38.3", "matplotlib==3.10.9",
 # ]
 # ///
 """Does pretraining on unlabeled test texts inflate the score? Turn results.csv into an answer.

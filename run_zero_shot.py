@@ -3,7 +3,8 @@
 # dependencies = [
 #     "torch==2.13.0", "transformers==5.23.0", "datasets==5.2.0", "peft==0.21.2",
 #     "bitsandbytes==0.50.2", "accelerate==1.15.0", "gguf==0.19.0", "joblib==1.6.0",
-#     "numpy==2.4.6", "pandas==3.1.1", "scipy==1.17.1", "tqdm==4.70.1", "pip==26.3",
+#     "numpy==2.4.6", "pandas==3.1.1", "scipy==1.17.1", "tqdm==4.70.1", "filelock==4.3.1",
+#     "huggingface_hub==2.4.0", "pip==26.3",
 # ]
 # ///
 """Does pretraining on the prompts of a test set inflate zero-shot accuracy? Measure it.
@@ -866,7 +867,8 @@ def first_of(sources, read, name):
             reasons.append(reason[: 150 // len(sources)])
             reached = "hub" not in source or isinstance(error, ValueError)
     if not reached:
-        reasons.append("bert-tiny, smollm2, bbc_news, imdb, rotten_tomatoes, tweets need no Hub")
+        reasons.append("these need no Hub: bert-tiny, smollm2; bbc_news, imdb, reuters, "
+                       "rotten_tomatoes, tweets")
     raise SystemExit(f"error: could not load {name}: {'; '.join(reasons)}")
 
 

@@ -4,6 +4,7 @@ Every command of the README and of the scripts' heads exists."""
 import ast
 import re
 import shlex
+import shutil
 import subprocess
 import symtable
 import sys
@@ -19,9 +20,6 @@ EACH = pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
 BLOCK = re.compile(
     r"^# --- shared: (\w+) ---\n(.*?)^# --- end shared ---$", re.DOTALL | re.MULTILINE)
 METADATA = re.compile(r"^# /// script\n((?:#.*\n)+?)# ///\n")  # PEP 723
-BROUGHT = {"filelock": "torch", "huggingface_hub": "transformers", "safetensors": "transformers",
-           "tokenizers": "transformers", "pyarrow": "datasets", "arviz": "pymc",
-           "pytensor": "pymc"}  # imported, and brought along by another
 BEHIND = {"accelerate", "bitsandbytes", "gguf", "pip"}  # transformers imports these; pip is run
 OPTIONAL = {"distributed"}  # for --dask alone
 
@@ -115,9 +113,17 @@ def test_a_script_names_what_it_needs(path):
     names = {pin.partition("==")[0] for pin in pins}
     assert len(names) == len(pins)
     imported = imports(ast.parse(read(path))) - sys.stdlib_module_names
-    needed = {BROUGHT.get(name, name) for name in imported - OPTIONAL}
+    needed = imported - OPTIONAL
     assert needed <= names, f"not named: {needed - names}"
     assert names - needed <= BEHIND, f"named and not imported: {names - needed - BEHIND}"
+
+
+@pytest.mark.skipif(not shutil.which("uv"), reason="uv is not installed")
+def test_uv_needs_the_metadata_alone(tmp_path):
+    files = sorted((ROOT / "tests" / "published").glob("few_shot*.csv"))
+    done = subprocess.run(["uv", "run", ROOT / "fit_model.py", *files], cwd=tmp_path,
+                          capture_output=True, text=True)
+    assert done.stdout.startswith("No: within ±1") and "torch" not in done.stderr, done.stderr
 
 
 def test_shared_blocks_are_identical():
