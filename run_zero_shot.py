@@ -820,7 +820,8 @@ def load_registry():
             with border(path):
                 registry = json.loads(path.read_text(encoding="utf-8"))
                 return {name: registry[name] for name in ("models", "tasks")}
-    raise SystemExit("error: no tasks.json here: copy it from this script's repository")
+    raise SystemExit("error: no tasks.json here: copy it from this script's repository into "
+                     f"{Path.cwd()}")
 
 
 def load_tasks(args, registry, default):
