@@ -17,18 +17,16 @@ and, from five tasks on, "tasks like these" (Student's t over task means).
     python fit_model.py results.csv                 # page and tables, 3 seconds
     python fit_model.py results.csv --paper-model   # and the paper's model, minutes
 
-Writes report.html, effects.png and tables to fits/results/, with the columns
-    effects.csv: experiment, m, n (empty: mean of all settings), metric, effect, model, arms
-        (sets of texts: crossed: both; plain: `test`), target, tasks, subsamples (fewest of a task),
-        majority (share of the most common class), base, unseen, seen (%), estimate, se, df, low,
-        high (points), margin, verdict, needed (subsamples that narrow the interval to half the
-        margin), and what the page needs
+Writes report.html, effects.png and tables to fits/results/:
+    effects.csv: estimate, se, df, low, high (points) and verdict for each setting (m and n empty:
+        their mean), effect, model and target; arms (crossed: both sets of texts; plain: `test`),
+        subsamples (fewest of a task), majority (share of the most common class), base, unseen,
+        seen (%), needed (subsamples that narrow the interval to half the margin)
     tasks.csv: the same for each task, sd (between subsamples), v, noise (variances of the estimate:
-        from sd, from the draw of the texts), p (one-sided sign flips of a bias), p_adjusted
+        by sd, by the draw of texts), p (one-sided sign flips of a bias), p_adjusted
         (Benjamini-Hochberg)
-    posterior.csv: experiment, m, n, effect, parameter (and predictions in points: difference (11),
-        effect (12)), mean, sd, hdi_low, hdi_high, mcse_mean, mcse_sd, ess_bulk, ess_tail, r_hat,
-        warning (not converged: exit status 3)
+    posterior.csv: ArviZ's summary of parameters and of predictions in points, difference (11) and
+        effect (12); warning (not converged: exit status 3)
 """
 
 import argparse
@@ -60,6 +58,11 @@ EFFECTS = {"bias": ("extra", "test"), "boost": ("base", "extra")}  # control, tr
 MEANS = ["majority", "base", "unseen", "seen"]
 WORDS = {"acc": ("accuracy", "points"), "f1": ("macro-F1", "points"),
          "nll": ("nll (lower is better)", "nats")}
+METHODS = (
+    "A model is used as it is (base) or pretrained on one of two sets of n texts, then trained on m "
+    "labeled texts or prompted, and tested on both sets (crossed) or on the first (plain). 89% "
+    "intervals are the wider of two: Student's t from the spread of subsamples (Satterthwaite), "
+    "Normal from the draw of texts.")
 COLORS = """
 .card { border: 2px solid #bbb; padding: 0 1rem }
 .large { font: bold 2.2rem/1.2 sans-serif; color: #8a5a00 }
@@ -70,11 +73,11 @@ COLORS = """
 
 def unit_table(rows):
     """One row per cell, model, task and subsample: means over seeds; model "all": over models with
-    the same tasks and subsamples. main: model "all" or, where there is none, each model."""
+    the same settings, tasks and subsamples. main: "all" or, where there is none, each model."""
     parts = []
-    for _, mine in rows.assign(main=True).groupby(CELL):
+    for _, mine in rows.assign(main=True).groupby("experiment"):
         models = mine.model.nunique()
-        if mine.groupby(["task", "subsample"])["model"].nunique().min() == models > 1:
+        if mine.groupby([*CELL, "task", "subsample"])["model"].nunique().min() == models > 1:
             parts.append(mine.assign(model="all"))
             mine = mine.assign(main=False)
         parts.append(mine)
@@ -92,9 +95,7 @@ def task_table(units, effect, args):
     tasks = task_means(units, effect).reset_index().rename(columns={effect: "estimate"})
     tasks = tasks[["task", *MEANS, "subsamples", "sd", "v", "noise", "estimate"]]
     tasks = tasks.assign(effect=effect, **units[[*CELL, "model", "arms", "main"]].iloc[0])
-    level = (1 + SHARE) / 2
-    half = stats.t.ppf(level, tasks.subsamples - 1) * np.sqrt(tasks.v)
-    half = half.clip(lower=stats.norm.ppf(level) * np.sqrt(tasks.noise.fillna(0)))  # nan stays
+    half = [interval(task)[2] for _, task in tasks.groupby("task")]
     tasks = tasks.assign(low=tasks.estimate - half, high=tasks.estimate + half)
     if effect == "bias" and args.metric == "acc" and tasks.model[0] != "all":
         changes = units.bias / 100 * units.n * np.where(units.arms == "crossed", 2, 1)
@@ -116,9 +117,9 @@ def sign_flip_p(changes):
 def together(units, effect):
     """What `interval` takes, for the mean over settings: a row per task and m. The texts of a
     subsample overlap across n: its contributions are added, then squared."""
-    settings, groups = units.groupby(CELL), units.groupby([*CELL, "task"])
+    groups = units.groupby([*CELL, "task"])
     K = groups[effect].transform("size")
-    weight = 1 / (settings.ngroups * settings["task"].transform("nunique") * K)
+    weight = 1 / (groups.ngroups * K)
     off = (units[effect] - groups[effect].transform("mean")) * np.sqrt(K / (K - 1))
     w = units[f"w_{effect}"]
     if effect == "bias":
@@ -132,49 +133,70 @@ def together(units, effect):
     return pd.DataFrame({"v": v, "noise": sums.w, "subsamples": K})
 
 
-def effect_row(tasks, noise, target, args):
-    """A row of effects.csv, also in words: the mean over settings and tasks. noise: what `interval`
-    takes."""
-    settings = tasks.groupby(CELL)
-    row = tasks[[*CELL, "effect", "model", "main"]].iloc[0].to_dict()
-    row |= {"setting": title_of(*tasks.iloc[0][CELL]), "settings": settings.ngroups,
-            "target": target, "arms": names_of(tasks.arms), "tasks": settings.size().min(),
-            "subsamples": tasks.subsamples.min(), **settings[[*MEANS, "estimate"]].mean().mean()}
-    if settings.ngroups > 1:
-        name = f"{row['experiment']}, mean of {settings.ngroups} settings"
+def effect_rows(tasks, noise, args):
+    """Rows of effects.csv for the tasks of a setting or of several: these tasks and, from five on,
+    tasks like these. noise: what `interval` takes."""
+    settings = tasks.groupby(CELL).ngroups
+    first = tasks.iloc[0]
+    row = first[[*CELL, "effect", "model", "main"]].to_dict()
+    row |= {"setting": title_of(*first[CELL]), "settings": settings, "target": THESE,
+            "arms": names_of(tasks.arms), "tasks": tasks.task.nunique(),
+            "subsamples": tasks.subsamples.min(), **tasks[[*MEANS, "estimate"]].mean()}
+    if settings > 1:
+        name = f"{first.experiment}, mean of {settings} settings"
         row |= {"m": "", "n": "", "setting": name}
-    middle, margin = row["estimate"], args.margin
-    row["se"], row["df"], half = interval(noise)
-    row |= {"low": middle - half, "high": middle + half, "margin": margin, "verdict": "",
-            "needed": math.nan}
-    if margin and half > 0:
-        row["verdict"] = "not settled"
-        if abs(middle) + half < margin:
-            row["verdict"] = "within the margin"
-        elif abs(middle) - half > margin:
-            row["verdict"] = "beyond the margin"
-        elif half > NEAR * margin:
-            row["needed"] = math.ceil(row["subsamples"] * (half / (margin / 2)) ** 2)
-    middle, low, high = [f"{row[name]:{args.form}}" for name in ("estimate", "low", "high")]
-    row["words"] = f"{middle} [{low}, {high}]" if half > 0 else middle
-    return row
+    rows = [with_interval(row, noise, args)]
+    if row["tasks"] >= 5:
+        v = tasks.groupby("task")["estimate"].mean().var() / row["tasks"]
+        like = pd.DataFrame({"v": [v], "noise": 0, "subsamples": row["tasks"]})
+        rows.append(with_interval(row | {"target": LIKE}, like, args))
+    return rows
+
+
+def with_interval(row, noise, args):
+    """The row with its interval and verdict."""
+    se, df, half = interval(noise)
+    middle, needed, verdict = row["estimate"], math.nan, ""
+    if row["effect"] == "bias":
+        verdict = verdict_on(middle, half, args)
+        if args.margin and verdict.startswith("Too early") and row["target"] == THESE:
+            needed = np.ceil(row["subsamples"] * (half / (args.margin / 2)) ** 2)
+    return row | {"se": se, "df": df, "low": middle - half, "high": middle + half,
+                  "margin": args.margin, "verdict": verdict, "needed": needed}
+
+
+def verdict_on(middle, half, args):
+    """What precedes the colon is printed large; its first word is a class."""
+    if not half > 0:
+        return "Too early to tell: there is no interval without two subsamples that differ"
+    if not args.margin:
+        return f"The interval {'excludes' if abs(middle) > half else 'includes'} 0"
+    margin = f"±{args.margin:g} {args.unit}".replace("points", "percentage points")
+    if abs(middle) + half < args.margin:
+        return f"No: within {margin}"
+    if abs(middle) - half > args.margin:
+        if (middle > 0) == (args.metric != "nll"):
+            return f"Yes: beyond {margin}"
+        return f"No: seen texts even score worse, beyond {margin}"
+    if half <= NEAR * args.margin:
+        margin = margin.replace("±", "+" if middle > 0 else "-")
+        return f"Near the margin: the interval is narrow and includes {margin}"
+    return f"Too early to tell: the interval is still wider than {margin} allows"
 
 
 def effects_table(units, tasks, args):
-    """effects.csv, with words: the mean over settings, then each setting."""
+    """effects.csv: the mean over settings, if they have the same tasks, then each."""
     rows = []
     for (experiment, effect, model), mine in tasks.groupby(["experiment", "effect", "model"]):
-        each, out = [], 0
-        for _, part in mine.groupby(["m", "n"]):
-            each.append(effect_row(part, part, THESE, args))
-            out += each[-1]["low"] * each[-1]["high"] > 0
-            if len(part) >= 5:
-                v = part.estimate.var() / len(part)
-                means = pd.DataFrame({"v": [v], "noise": 0, "subsamples": len(part)})
-                each.append(effect_row(part, means, LIKE, args) | {"needed": math.nan})
-        if mine.groupby(CELL).ngroups > 1:
+        each = []
+        for _, part in mine.groupby(CELL):
+            each += effect_rows(part, part, args)
+        settings = mine.groupby("task").size()
+        if settings.min() == mine.groupby(CELL).ngroups > 1:
             used = units[(units.experiment == experiment) & (units.model == model)]
-            rows.append(effect_row(mine, together(used, effect), THESE, args) | {"out": out})
+            out = sum(row["low"] * row["high"] > 0 for row in each if row["target"] == THESE)
+            for row in effect_rows(mine, together(used, effect), args):
+                rows.append(row | {"out": out})
         rows += each
     return pd.DataFrame(rows).assign(metric=args.metric)
 
@@ -197,7 +219,8 @@ def paper_model(rows, interaction):
     right = sums[["control", "treatment"]] + 0.5
     wrong = right.rsub(sums.n + 1, axis=0)
     noise = (1 / right + 1 / wrong).sum(axis=1).mean()
-    k = max(0, 1 - noise / np.log(right / wrong).diff(axis=1).treatment.var()) ** 2
+    varied = np.log(right / wrong).diff(axis=1).treatment.var()
+    k = max(0, 1 - noise / max(varied, 1e-9)) ** 2
 
     with pm.Model(coords={"later": models[1:], "task": tasks}) as model:
         mu = pm.Normal("mu", 0, 1)
@@ -271,8 +294,7 @@ def fit(rows, effect, args):
             warning = ""
             break
         warning = f"not converged: r_hat {r_hat:.3f}, ESS {ess:.0f}, divergences: {divergences}"
-    names = {"hdi_5.5%": "hdi_low", "hdi_94.5%": "hdi_high"}
-    return table.rename(columns=names).assign(warning=warning)
+    return table.assign(warning=warning)
 
 
 def run_paper_model(rows, args):
@@ -286,31 +308,12 @@ def run_paper_model(rows, args):
             posterior.to_csv(args.out / "posterior.csv", float_format="%.6g")
             said = posterior.warning.iloc[-1] or "converged"
             print(f"{title_of(*cell)}, {effect}, the paper's model: {said}")
-    shown = posterior[["mean", "hdi_low", "hdi_high", "r_hat"]].reset_index()
+    shown = posterior[["mean", "hdi_5.5%", "hdi_94.5%", "r_hat"]].reset_index()
     shown = shown[shown.parameter.str.match("beta|diff")]
     with open(args.out / "report.html", "a") as page:
         page.write(html_of("title", "The paper's model: beta (log odds), differences (points)", ""))
         page.write(html_of("", shown, ""))
     return not any(posterior.warning)
-
-
-def short_answer(line, args):
-    """The verdict. What precedes the colon is printed large; its first word is a class."""
-    if not line.low < line.high:
-        return "Too early to tell: there is no interval"
-    if not line.verdict:
-        return f"The interval {'excludes' if line.low * line.high > 0 else 'includes'} 0"
-    margin = f"±{args.margin:g} {args.unit}".replace("points", "percentage points")
-    if line.verdict == "within the margin":
-        return f"No: within {margin}"
-    if line.verdict == "beyond the margin":
-        if (line.low > 0) == (args.metric != "nll"):
-            return f"Yes: beyond {margin}"
-        return f"No: seen texts even score worse, beyond {margin}"
-    if math.isnan(line.needed):
-        margin = margin.replace("±", "+" if line.estimate > 0 else "-")
-        return f"Near the margin: the interval is narrow and includes {margin}"
-    return f"Too early to tell: the interval is still wider than {margin} allows"
 
 
 def notes(line, rows, args):
@@ -320,36 +323,41 @@ def notes(line, rows, args):
     said = [("", f"Pretraining on the test texts instead of other texts changes {name} by "
                  f"{line.bias} {args.unit} (bias, 89% interval, {tasks}). Pretraining on other "
                  f"texts changes it by {line.boost} (boost).")]
+    like_bias, like_boost = line[f"bias, {LIKE}"], line[f"boost, {LIKE}"]
+    if pd.notna(like_bias):
+        said.append(("", f"For {LIKE}, the bias is {like_bias}, the boost {like_boost}."))
     if line.settings > 1:
         said.append(("", f"An interval excludes 0 in {line.out:.0f} of {line.settings} settings; "
                          f"about {(1 - SHARE) * line.settings:.1f} are expected by chance."))
-    if not line.low < line.high:
-        said.append(("", "Each task needs at least two subsamples that differ: run more."))
+    if line.verdicts > 1:
+        said.append(("warning", f"There is no mean of the {line.verdicts} verdicts, since models or "
+                                "settings differ in tasks or subsamples."))
     if line.needed > 0:
         said.append(("", f"About {line.needed:.0f} subsamples of each task in total would narrow "
-                         "the interval to half the margin."))
-    if line.verdict == line.boost_verdict == "within the margin":
-        said.append(("warning", "The boost is also within the margin: pretraining did not help, so "
-                                "there was little to inflate."))
-    weak = caveat(rows)
-    if weak and line.verdict != "beyond the margin":
-        said.append(("warning", weak))
+                         "the interval to half the margin; it may still include the margin."))
+    if not line.verdict.startswith("Yes"):
+        if line.low < line.high and not line.helps:
+            said.append(("warning", "Pretraining on other texts is not shown to help here; a "
+                                    "recipe that helps may inflate more."))
+        said += caveat(rows)
     return said
 
 
 def caveat(rows):
-    """Where the models learned too little to show a bias."""
-    f1 = rows[["f1_extra", "f1_test_on_extra"]].mean(axis=1)
-    above = 100 * (f1 - 1 / rows.num_classes) - 5
-    words = "macro-F1 on unseen texts is less than 5 points above guessing"
-    if above.isna().any():
-        above = 100 * rows[["acc_extra", "acc_test_on_extra"]].mean(axis=1) - rows.majority
-        words = "accuracy on unseen texts is no higher than the share of the most common class"
-    cases = rows.assign(above=above).groupby([*CELL, "model", "task"])["above"].mean()
-    weak = cases[cases < 1e-9].reset_index().task
-    if len(weak):
-        return (f"A caveat: in {len(weak)} of {len(cases)} cases (model, task, m, n), {words}. The "
-                f"models barely learned {names_of(weak)}.")
+    """Where the models learned too little to show a bias. Guessing has a macro-F1 of 1 / classes,
+    or the accuracy of the most common class."""
+    name, guess = "macro-F1", 1 / rows.num_classes
+    score = rows[["f1_extra", "f1_test_on_extra"]].mean(axis=1)
+    if (score - guess).isna().any():
+        name, guess = "accuracy", rows.majority / 100
+        score = rows[["acc_extra", "acc_test_on_extra"]].mean(axis=1)
+    cases = (score - guess).groupby([rows[key] for key in (*CELL, "model", "task")]).mean()
+    weak = cases[cases < 0.05 - 1e-9].reset_index().task
+    if weak.empty:
+        return []
+    return [("warning", f"A caveat: in {len(weak)} of {len(cases)} cases (model, task, m, n), "
+                        f"{name} on unseen texts is less than 5 points above guessing. The models "
+                        f"barely learned {names_of(weak)}.")]
 
 
 def names_of(values):
@@ -360,24 +368,14 @@ def names_of(values):
     return ", ".join(names)
 
 
-def methods(rows, args):
-    """A paragraph for a methods section."""
-    return (
-        f"Each subsample has m = {names_of(rows.m)} labeled texts and two sets of n = "
-        f"{names_of(rows.n)} other texts. A model is used as it is (base) or pretrained on one set "
-        "without labels, then trained on the labeled texts or prompted. It is tested on both sets "
-        f"(crossed) or on the first (plain). Bias is {args.name} on seen minus unseen texts. Boost "
-        "is unseen minus base. 89% intervals of means over tasks are the wider of two: Student's t "
-        "from the spread of subsamples (Satterthwaite), Normal from the draw of the texts.")
-
-
 def draw_effects(tasks, table, args):
     """The figure: each setting, or each task of the only setting, and their mean."""
     rows = table[(table.target == THESE) & (table.main | (table.settings > 1))]
     rows = rows.assign(name=rows.setting)
     if tasks.groupby(CELL).ngroups == 1:
         single = tasks[tasks.model != "all"].sort_values("estimate", ascending=False)
-        rows = pd.concat([rows.assign(name="mean"), single.assign(name=single.task)])
+        rows = rows[(rows.tasks > 1) | (rows.model == "all")].assign(name="mean")
+        rows = pd.concat([rows, single.assign(name=single.task)])
     y, names = pd.factorize((rows["name"] + ", " + rows.model).str.removesuffix(", all"))
     rows, names = rows.assign(y=y)[y < MOST], names[:MOST].str[:45]
     figure = Figure((9.5, 1.5 + 0.27 * len(names)), layout="constrained")
@@ -404,31 +402,48 @@ def draw_effects(tasks, table, args):
     return figure
 
 
+def side_by_side(table, args):
+    """The rows of the bias, with both effects in words."""
+    words = []
+    for row in table[["estimate", "low", "high"]].to_numpy():
+        middle, low, high = [f"{value:{args.form}}" for value in row]
+        words.append(f"{middle} [{low}, {high}]" if row[1] < row[2] else middle)
+    table = table.assign(words=words)
+    bias, boost = [part.reset_index(drop=True) for _, part in table.groupby("effect")]
+    ends = boost[["low", "high"]] * (-1 if args.metric == "nll" else 1)
+    bias = bias.assign(bias=bias.words, boost=boost.words, helps=ends.min(axis=1) > 0)
+    bias[MEANS] = bias[MEANS].map(lambda mean: f"{mean:{args.form[2:]}}")
+    return bias
+
+
 def publish(rows, tasks, table, args):
     """Write the page, the figure and the tables. Returns the sentences to print."""
-    bias, boost = [part.reset_index() for _, part in table.groupby("effect")]  # in the same order
-    after = bias.shift(-1)  # tasks like these follow these tasks
-    bias[LIKE] = after.words.where(after.target == LIKE)
-    bias = bias.assign(bias=bias.words, boost=boost.words, boost_verdict=boost.verdict)
-    lines = bias[bias.target == THESE]
+    lines = side_by_side(table, args)
+    after = lines.shift(-1)  # tasks like these follow these tasks
+    for name in EFFECTS:
+        lines[f"{name}, {LIKE}"] = after[name].where(after.target == LIKE)
+    lines = lines[lines.target == THESE]
     most = lines.groupby(["experiment", "model"])["settings"].transform("max")
+    judged = lines[lines.main & (lines.settings == most)]
+    verdicts = judged.groupby("experiment")["verdict"].transform("size")
     said, parts = [], []
-    for _, line in lines[lines.main & (lines.settings == most)].iterrows():
+    for _, line in judged.assign(verdicts=verdicts).iterrows():
         keys = [name for name in (*CELL, "model") if line[name] not in ("", "all")]
         mine = rows[(rows[keys] == line[keys]).all(axis=1)]
-        answer, texts = short_answer(line, args), notes(line, mine, args)
-        said.append(" ".join([f"{answer} ({line.setting}).", *[text for _, text in texts]]))
-        large, _, small = answer.partition(": ")
+        texts = notes(line, mine, args)
+        said.append(" ".join([f"{line.verdict} ({line.setting}).", *[text for _, text in texts]]))
+        large, _, small = line.verdict.partition(": ")
         card = [("", line.setting), ("large", large), ("", small), *texts]
         parts.append((f"card {large.partition(' ')[0].lower()}", card))
 
-    shown = ["setting", "model", "bias", "boost", LIKE, "tasks", "subsamples", "needed", *MEANS]
-    runs = ["experiment", "model", "m", "n", "arms", "versions", "task"]
-    runs = rows.reindex(columns=runs).groupby(runs[:2]).agg(names_of).reset_index()
+    effects = ["bias", "boost", f"bias, {LIKE}"]
+    shown = ["setting", "model", *effects, "tasks", "subsamples", "needed", *MEANS]
     parts += [("effects", draw_effects(tasks, table, args)), ("title", "Settings"),
-              ("", lines[shown].dropna(axis=1, how="all"))]
-    parts += [("title", "What was run"), ("", runs), ("title", "Methods"),
-              ("", methods(rows, args)), ("", args.command)]
+              ("", lines[shown].astype({"needed": "Int64"}).dropna(axis=1, how="all"))]
+    each = side_by_side(tasks[tasks.main], args)
+    shown = [*CELL, "model", "task", "bias", "boost", "arms", "subsamples", *MEANS]
+    parts += [("title", "Tasks"), ("", each[shown]), ("title", "Methods"), ("", METHODS),
+              ("", args.command)]
     save(args.out, "Does pretraining on test texts inflate scores?", parts,
          {"effects": table, "tasks": tasks}, STYLE + COLORS)
     return said
@@ -587,13 +602,20 @@ def task_means(rows, effect="bias"):
 def interval(tasks):
     """(standard error, degrees of freedom, half-width) of the mean over the rows of task_means: the
     wider of two 89% intervals, t from v (Satterthwaite) and Normal from noise. nan if a v is."""
-    v = tasks["v"].clip(lower=1e-20)  # not 0 / 0
-    total = v.sum(skipna=False)
-    df = [total**2 / (v**2 / (tasks["subsamples"] - 1)).sum(), math.inf]
-    se = np.sqrt([total, tasks["noise"].sum()]) / len(tasks)
+    v = tasks["v"].to_numpy().clip(1e-20)  # not 0 / 0
+    df = [v.sum() ** 2 / (v**2 / (tasks["subsamples"] - 1)).sum(), math.inf]
+    se = np.sqrt([v.sum(), tasks["noise"].sum()]) / len(tasks)
     half = stats.t.ppf((1 + SHARE) / 2, df) * se
     wider = half.argmax()  # or nan
     return se[wider], df[wider], half[wider]
+
+
+def above_zero(text, kind=float):
+    """argparse type: a positive number."""
+    with contextlib.suppress(ValueError):
+        if 0 < kind(text) < math.inf:
+            return kind(text)
+    raise argparse.ArgumentTypeError(f"{text!r} is not a positive {kind.__name__}")
 # --- end shared ---
 
 
@@ -621,7 +643,7 @@ def html_of(kind, part, folder):
         if hasattr(builtins, "display"):  # in a notebook
             builtins.display({"image/png": picture}, raw=True)
     elif isinstance(part, pd.DataFrame):
-        text = part.to_html(index=False, border=0, na_rep="", float_format="{:.4g}".format)
+        text = part.to_html(index=False, border=0, na_rep="", float_format="{:.3f}".format)
     else:
         text = html.escape(part)
     return f'<div class="{kind}">{text}</div>' if text else ""
@@ -646,7 +668,7 @@ def parse_args(argv):
         usage="%(prog)s [FILE ...] [flags]", description=__doc__.partition("\n\n")[0])
     add = parser.add_argument
     add("paths", nargs="*", type=Path, default=[Path("results.csv")], help="default results.csv")
-    add("--margin", type=float, help="effects within it do not matter; default 1 (acc, f1)")
+    add("--margin", type=above_zero, help="effects within it do not matter; default 1 (acc, f1)")
     add("--metric", default="acc", help="acc (the default), f1, nll or your own")
     add("--plain", action="store_true", help="use only the texts of test")
     for flag in FILTERS:
@@ -661,8 +683,8 @@ def parse_args(argv):
     args.form = "+z.2f" if args.metric in POINTS else "+z.4f"
     if args.margin is None and args.metric in POINTS:
         args.margin = 1.0
-    if args.margin is not None and not 0 < args.margin < math.inf:
-        raise SystemExit(f"error: --margin {args.margin}: use a number above 0")
+    if args.draws < 4:
+        parser.error("--draws must be 4 or more")
     name = args.paths[0].stem
     if len(args.paths) > 1:
         name += f"-and-{len(args.paths) - 1}-more"

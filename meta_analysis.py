@@ -273,7 +273,7 @@ def html_of(kind, part, folder):
         if hasattr(builtins, "display"):  # in a notebook
             builtins.display({"image/png": picture}, raw=True)
     elif isinstance(part, pd.DataFrame):
-        text = part.to_html(index=False, border=0, na_rep="", float_format="{:.4g}".format)
+        text = part.to_html(index=False, border=0, na_rep="", float_format="{:.3f}".format)
     else:
         text = html.escape(part)
     return f'<div class="{kind}">{text}</div>' if text else ""

@@ -536,13 +536,20 @@ def task_means(rows, effect="bias"):
 def interval(tasks):
     """(standard error, degrees of freedom, half-width) of the mean over the rows of task_means: the
     wider of two 89% intervals, t from v (Satterthwaite) and Normal from noise. nan if a v is."""
-    v = tasks["v"].clip(lower=1e-20)  # not 0 / 0
-    total = v.sum(skipna=False)
-    df = [total**2 / (v**2 / (tasks["subsamples"] - 1)).sum(), math.inf]
-    se = np.sqrt([total, tasks["noise"].sum()]) / len(tasks)
+    v = tasks["v"].to_numpy().clip(1e-20)  # not 0 / 0
+    df = [v.sum() ** 2 / (v**2 / (tasks["subsamples"] - 1)).sum(), math.inf]
+    se = np.sqrt([v.sum(), tasks["noise"].sum()]) / len(tasks)
     half = stats.t.ppf((1 + SHARE) / 2, df) * se
     wider = half.argmax()  # or nan
     return se[wider], df[wider], half[wider]
+
+
+def above_zero(text, kind=float):
+    """argparse type: a positive number."""
+    with contextlib.suppress(ValueError):
+        if 0 < kind(text) < math.inf:
+            return kind(text)
+    raise argparse.ArgumentTypeError(f"{text!r} is not a positive {kind.__name__}")
 # --- end shared ---
 
 
@@ -735,14 +742,6 @@ def add_shared_flags(parser):
     add("--out", type=Path, help="results file, whose rows are skipped; default "
         "results.csv, or NAME_results.csv for --csv and --hub")
     add("--predictions", type=Path, help="folder for the probabilities of all texts")
-
-
-def above_zero(text, kind=float):
-    """argparse type: a positive number."""
-    with contextlib.suppress(ValueError):
-        if 0 < kind(text) < math.inf:
-            return kind(text)
-    raise argparse.ArgumentTypeError(f"{text!r} is not a positive {kind.__name__}")
 
 
 def whole(text):

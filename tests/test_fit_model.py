@@ -179,15 +179,21 @@ def test_tables_1a_and_1b_and_section_7(run):
     tasks = found.tasks.query("model != 'all'")
     of_tasks = tasks.groupby(["effect", "task"])["estimate"].mean().round(9)
     assert (of_tasks["bias"] > 0).sum() == 12 and (of_tasks["boost"] > 0).sum() == 23
+    for effect, values in of_tasks.groupby("effect"):
+        row = one(found.effects, effect=effect, model="all", n=None, target="tasks like these")
+        ends = stats.ttest_1samp(values, 0).confidence_interval(0.89)
+        assert row[["low", "high"]].tolist() == approx(ends, rel=1e-4)
+        assert "{:+.2f} [{:+.2f}, {:+.2f}]".format(*row[["estimate", "low", "high"]]) in found.out
     adjusted = found.tasks["p_adjusted"].dropna()  # not of means over models
     assert len(adjusted) == 400 and adjusted.min() == approx(0.081, abs=5e-4)
 
     rows = pd.concat(map(pd.read_csv, PUBLISHED))
     for words in ("No: within ±1 percentage points (few-shot, mean of 8 settings).",
                   "+0.01 [-0.08, +0.10] points", "+4.35 [+4.23, +4.48]", "about 0.9 are expected",
-                  "0 in 1 of 8 settings"):
+                  "0 in 1 of 8 settings", "in 255 of 400 cases", ", and 16 more."):
         assert words in found.out.splitlines()[0]
-    assert ", and 20 more<" in found.page
+    cells = rows.groupby(["model", "task", "m", "n"])[["acc_extra", "majority"]].mean()
+    assert (cells["acc_extra"] - cells["majority"] < 0.05 - 1e-12).sum() == 255
 
     # The mean over settings by a bootstrap over the subsamples of each task and m
     means = rows.groupby(["m", "n", "task", "subsample"], as_index=False).mean(numeric_only=True)
@@ -252,19 +258,6 @@ def test_crossed_effects_by_loops(run, luck):
     assert_interval(plain, plain_interval(rows.assign(acc_base_on_extra=math.nan), "bias"))
 
 
-def test_crossed_effects_by_hand(run):
-    """The two biases of a subsample are 4 and 2, -2 and 0, their means 3 and -1; the boosts 11 and
-    15. s^2 = 8 is more than the noise."""
-    rows = [row_of(k=1, bias=4, extra=0.5, on_extra=(0.42, 0.56, 0.54)),
-            row_of(k=2, bias=-2, extra=0.5, on_extra=(0.4, 0.6, 0.6))]
-    found = run(pd.DataFrame(rows).assign(discordant=0.06, discordant_on_extra=0.04)).effects
-    half = stats.t.ppf(0.945, 1)
-    assert_interval(one(found, effect="bias"), (1, 2, 1, 2 * half))
-    assert_interval(one(found, effect="boost"), (13, 2, 1, 2 * half))
-    means = one(found, effect="bias")[["base", "unseen", "seen"]]
-    assert means.tolist() == approx([40.5, 53.5, 54.5])
-
-
 def test_w_by_dealing_the_texts_out_again():
     """All 70 deals of the 8 texts of a subsample into two sets; the models stay. A variance in a
     finite population divides by 7, and w looks at each set around its own mean."""
@@ -276,15 +269,6 @@ def test_w_by_dealing_the_texts_out_again():
     assert row["bias"] == approx(biases[0]) and len(sums) == 70
     assert row["w_bias"] == approx(np.var(biases) * 7 / 8 - row["bias"] ** 2 / 8)
     assert row["w_bias"] > 0
-
-
-def test_tasks_like_these(run):
-    biases = {name: [k, k + 1] for k, name in enumerate("abcde", -2)}
-    found = run(bias_rows(biases))
-    row = one(found.effects, effect="bias", target="tasks like these")
-    low, high = stats.ttest_1samp([-1.5, -0.5, 0.5, 1.5, 2.5], 0).confidence_interval(0.89)
-    assert row[["low", "high", "df"]].tolist() == approx([low, high, 4], rel=1e-5)
-    assert math.isnan(row["needed"]) and f"<td>+0.50 [{low:.2f}, +{high:.2f}]</td>" in found.page
 
 
 def test_noise_over_models_and_seeds(run):
@@ -300,10 +284,17 @@ def test_noise_over_models_and_seeds(run):
         assert one(found, effect="bias", model=model)["se"] == approx(math.sqrt(v), rel=1e-5)
 
 
-def test_together_only_where_models_share_tasks(run):
-    rows = bias_rows({"a": [9, -9], "b": [0, 5]})
-    found = run(pd.concat([rows, bias_rows({"a": [1, 0]}, model="third")])).effects
-    assert found.groupby("model")["tasks"].first().to_dict() == {"bert": 2, "third": 1}
+def test_means_only_where_tasks_are_shared(run):
+    """Otherwise task b would weigh less, silently."""
+    short, full = bias_rows({"a": [9, -9]}), {"a": [1, 0], "b": [5, 6]}
+    for other in ({"model": "other"}, {"m": 50}):
+        found = run(pd.concat([short, bias_rows(full, **other)]))
+        assert found.effects.groupby([*other])["tasks"].first().tolist() == [1, 2]
+        assert found.effects["m"].notna().all() and "all" not in set(found.effects["model"])
+        first, second, _ = found.out.splitlines()
+        assert "+0.00 [" in first and "+3.00 [" in second
+        assert found.out.count("There is no mean of the 2 verdicts") == 2
+        assert found.page.count('<div class="card') == 2
 
 
 def test_no_interval(run):
@@ -314,8 +305,8 @@ def test_no_interval(run):
     for rows in (lonely, equal, pd.concat([lonely, bias_rows({"a": [1, 2], "b": [0, 1]}, m=9)])):
         found = run(rows)
         row = one(found.effects, effect="bias", n=None if set(rows["m"]) > {8} else 100)
-        assert row[["se", "low", "high", "verdict", "needed"]].isna().all()
-        assert found.out.startswith("Too early to tell: there is no interval (few-shot, m")
+        assert row[["se", "low", "high", "needed"]].isna().all()
+        assert found.out.startswith("Too early to tell: there is no interval without two subs")
         assert "nan" not in found.out + found.page and not found.err
 
 
@@ -420,8 +411,11 @@ def test_predictive_effects_are_binomial_means():
     assert np.allclose(found["difference[all]"], (both + found["effect[b, s]"].values) / 2)
 
 
+@pytest.mark.filterwarnings("error::RuntimeWarning")
 def test_the_papers_model_from_the_command_line(run):
-    """Few draws do not converge: exit status 3, said in every row."""
+    """Few draws do not converge: exit status 3, said in every row. No warning of numpy's where the
+    tasks' changes are equal."""
+    fit.paper_model(varied_rows().assign(control=9, treatment=9, unit=0), True)
     found = run(varied_rows(), "--paper-model", "--draws", 60)
     assert found.end == 3 and found.out.count("the paper's model: not converged: r_hat") == 2
     posterior = csv_of("posterior").query("effect == 'bias'").set_index("parameter")
@@ -452,7 +446,7 @@ def test_beta_of_a_plain_model():
     sd = precision.sum() ** -0.5
     assert beta[["mean", "sd"]].tolist() == approx([mean, sd], abs=sd / 6)
     ends = stats.norm.interval(0.89, mean, sd)
-    assert beta[["hdi_low", "hdi_high"]].tolist() == approx(ends, abs=sd / 4)
+    assert beta[["hdi_5.5%", "hdi_94.5%"]].tolist() == approx(ends, abs=sd / 4)
 
 
 # What a person gets
@@ -474,27 +468,39 @@ def test_verdicts(run, biases, margin, start):
 def test_how_much_more_to_run(run):
     """K (half / (margin / 2))^2, only where it is too early."""
     rows = bias_rows({"a": [-3, 0, 4], "b": [-4, 2, 1, 0]})
-    _, _, _, half = plain_interval(rows, "bias")
-    rows = pd.concat([rows, rows.assign(model="other")])
-    R = math.ceil(3 * (half / 0.5) ** 2)
-    found = run(rows)
+    R = math.ceil(3 * (plain_interval(rows, "bias")[3] / 0.5) ** 2)
+    found = run(pd.concat([rows, rows.assign(model="other")]))
     assert one(found.effects, effect="bias", model="all")["needed"] == R
     assert f"About {R} subsamples of each task in total would narrow the interval" in found.out
+    assert f"<td>{R}</td>" in found.page
     assert run(rows, "--margin", 30).effects["needed"].isna().all()
 
 
+@pytest.mark.parametrize("boost, metric, warned", [
+    (0.64, "acc", False), (-2.46, "acc", True), (0, "acc", True),
+    (-0.1, "nll", False), (0.1, "nll", True)])
+def test_a_boost_that_is_not_shown(run, boost, metric, warned):
+    """The interval of .64 lies above 0 and within the margin."""
+    rows = bias_rows({"a": [0, 0.2, 0.1, 0.1]}, n=1000).assign(nll_extra=0.5)
+    rows["acc_base"] = 0.6 - (boost + np.array([-0.1, 0.1, 0, 0])) / 100
+    rows["nll_base"], rows["nll_test"] = rows["acc_base"] - 0.1 - 0.99 * boost, rows["acc_test"]
+    found = run(rows, "--metric", metric)
+    assert ("not shown to help here" in found.out) == warned
+    assert f"changes it by {boost:+.2f}" in found.out
+
+
 def test_caveats(run):
-    """Macro-F1 on unseen texts 5 points above 1 / K, if it is there, or else accuracy above the
-    most common class. Nothing beside a Yes."""
+    """Macro-F1 on unseen texts less than 5 points above 1 / K, if it is there, or else accuracy
+    above the most common class. Nothing beside a Yes."""
     rows = bias_rows({"a": [0, 0, 1], "b": [0, 0, -1]})
-    assert "in 2 of 2 cases (model, task, m, n), accuracy" in run(rows.assign(majority=0.6)).out
+    for majority, count in ((0.56, 2), (0.55, None)):
+        out = run(rows.assign(majority=majority)).out
+        assert ("in 2 of 2 cases (model, task, m, n), accuracy" in out) == bool(count)
     unseen = rows["task"].map({"a": 0.545, "b": 0.555})
     out = run(rows.assign(majority=0.9, f1_base=0.5, f1_extra=unseen, f1_test=0.8)).out
     assert "in 1 of 2 cases (model, task, m, n), macro-F1" in out
-    warned = ["The boost is also" in run(rows.assign(acc_base=base)).out for base in (0.5, 0.6)]
-    assert warned == [False, True]
     out = run(bias_rows({"a": [7, 8, 9]}, base=0.6, majority=0.9)).out
-    assert out.startswith("Yes") and "A caveat" not in out
+    assert out.startswith("Yes") and "A caveat" not in out and "not shown" not in out
 
 
 def test_other_metrics(run):
@@ -505,7 +511,7 @@ def test_other_metrics(run):
     bias = run(rows, "--metric", "f1").effects.query("effect == 'bias'")
     assert set(bias["margin"]) == {1} and bias["estimate"].to_numpy() == approx(1)
     found = run(rows, "--metric", "nll")
-    assert found.effects[["margin", "verdict", "needed"]].isna().all(axis=None)
+    assert found.effects[["margin", "needed"]].isna().all(axis=None)
     assert found.out.startswith("The interval excludes 0 (") and "±" not in found.page
     assert "+0.0750 [" in found.out
     out = run(rows, "--metric", "nll", "--margin", 0.001).out
@@ -516,14 +522,31 @@ def test_other_metrics(run):
 
 def test_the_page_is_one_file_with_names_escaped(run):
     hostile = 'US$_<b>&"x"/../../' + "ы" * 45
-    rows = coin_rows(tasks=5, crossed=True).assign(experiment=hostile, versions="code <1>")
+    rows = coin_rows(tasks=5, crossed=True).assign(experiment=hostile)
     found = run(rows)
     assert found.end is None and not found.err
     assert "<b>&" not in found.page and "US$_&lt;b&gt;&amp;" in found.page
-    assert "code &lt;1&gt;" in found.page.partition("What was run")[2]
     assert not re.search(r'(src|href)="(?!data:)', found.page)
     rows.loc[2, "acc_base_on_extra"] = math.nan  # one such row makes the cell plain
     assert "<td>plain</td>" in run(rows).page
+
+
+def test_tables_and_figure_of_the_page(run):
+    """Every task of every setting; a column has one number of decimals; one line for one task."""
+    rows = pd.concat([coin_rows(tasks=5), coin_rows(tasks=5, n=30).assign(n=30)])
+    found = run(rows)
+    for row in found.tasks.query("main").itertuples():
+        assert f"<td>{row.estimate:+.2f} [{row.low:+.2f}, {row.high:+.2f}]</td>" in found.page
+    assert "<th>bias, tasks like these</th>" in found.page
+    for table in re.findall("<table.*?</table>", found.page, re.DOTALL):
+        lines = [re.findall("<td>(.*?)</td>", line) for line in table.split("<tr")[2:]]
+        for column in zip(*lines):
+            numbers = [cell for cell in column if re.fullmatch(r"[-\d.]+", cell)]
+            assert len({len(number.partition(".")[2]) for number in numbers}) < 2, column
+    for tasks, models, lines in ((1, "a", 1), (1, "ab", 3), (2, "a", 3)):
+        found = run(coin_rows(tasks=tasks, models=models))
+        figure = fit.draw_effects(found.tasks, found.effects, fit.parse_args([]))
+        assert len(figure.axes[0].get_yticks()) == lines
 
 
 # Reading
@@ -568,8 +591,7 @@ BAD = [  # a file, what is said of it
     (changed("acc_test", 1.025), "data row 24: acc_test is not between 0 and 1"),
     (TEXT + changed("acc_test", 0.1).splitlines()[-1], "acc_test"),
     (changed("data", *"xy" * 12), "data"), (changed("recipe", *"x" * 11, *"y" * 13), "recipe"),
-    (TEXT, "no rows with --models c. There are: a, b"),
-    (TEXT, "--margin 0"), (TEXT, "--margin nan"), (TEXT, "--margin inf")]
+    (TEXT, "no rows with --models c. There are: a, b")]
 
 
 @pytest.mark.parametrize("text, message", BAD, ids=[message for _, message in BAD])
@@ -578,3 +600,12 @@ def test_mistakes_end_in_one_line(run, text, message):
     flags = re.findall(r"(--\w+) (\w+)", message)  # if any
     end = run(Path("results.csv"), *itertools.chain(*flags)).end
     assert message in end and end.startswith("error: ") and not Path("out").exists()
+
+
+@pytest.mark.parametrize("margin", ["-5", "0", "nan", "inf", "five"])
+def test_every_script_refuses_a_margin_in_the_same_words(said, margin):
+    for name in ("run_experiment", "run_zero_shot", "fit_model", "contamination_test"):
+        found = said(load_script(name).parse_args, "--margin", margin)
+        assert found.end == 2
+        assert found.err.endswith(f"argument --margin: {margin!r} is not a positive float\n")
+    assert "4 or more" in said(fit.parse_args, "--draws", 3).err
