@@ -17,7 +17,7 @@ and, from five tasks on, "tasks like these" (Student's t over task means).
     python fit_model.py results.csv                 # page and tables, 3 seconds
     python fit_model.py results.csv --paper-model   # and the paper's model, minutes
 
-Writes report.html, effects.png and tables to fits/results/:
+Writes report.html, effects.png and tables to fits/results/, with the columns
     effects.csv: estimate, se, df, low, high (points) and verdict for each setting (m and n empty:
         their mean), effect, model and target; arms (crossed: both sets of texts; plain: `test`),
         subsamples (fewest of a task), majority (share of the most common class), base, unseen,
@@ -332,8 +332,8 @@ def notes(line, rows, args):
     if line.verdicts > 1:
         said.append(("warning", f"There is no mean of the {line.verdicts} verdicts, since models or "
                                 "settings differ in tasks or subsamples."))
-    if line.needed > 0:
-        said.append(("", f"About {line.needed:.0f} subsamples of each task in total would narrow "
+    if pd.notna(line.needed):
+        said.append(("", f"About {line.needed} subsamples of each task in total would narrow "
                          "the interval to half the margin; it may still include the margin."))
     if not line.verdict.startswith("Yes"):
         if line.low < line.high and not line.helps:
@@ -422,6 +422,7 @@ def publish(rows, tasks, table, args):
     after = lines.shift(-1)  # tasks like these follow these tasks
     for name in EFFECTS:
         lines[f"{name}, {LIKE}"] = after[name].where(after.target == LIKE)
+    lines["needed"] = lines.needed.map("{:.0f}".format, na_action="ignore")
     lines = lines[lines.target == THESE]
     most = lines.groupby(["experiment", "model"])["settings"].transform("max")
     judged = lines[lines.main & (lines.settings == most)]
@@ -439,7 +440,7 @@ def publish(rows, tasks, table, args):
     effects = ["bias", "boost", f"bias, {LIKE}"]
     shown = ["setting", "model", *effects, "tasks", "subsamples", "needed", *MEANS]
     parts += [("effects", draw_effects(tasks, table, args)), ("title", "Settings"),
-              ("", lines[shown].astype({"needed": "Int64"}).dropna(axis=1, how="all"))]
+              ("", lines[shown].dropna(axis=1, how="all"))]
     each = side_by_side(tasks[tasks.main], args)
     shown = [*CELL, "model", "task", "bias", "boost", "arms", "subsamples", *MEANS]
     parts += [("title", "Tasks"), ("", each[shown]), ("title", "Methods"), ("", METHODS),
