@@ -59,8 +59,8 @@ MEANS = ["majority", "base", "unseen", "seen"]
 WORDS = {"acc": ("accuracy", "points"), "f1": ("macro-F1", "points"),
          "nll": ("nll (lower is better)", "nats")}
 METHODS = (
-    "A model is used as it is (base) or pretrained on one of two sets of n texts, then trained on m "
-    "labeled texts or prompted, and tested on both sets (crossed) or on the first (plain). 89% "
+    "A model is used as it is (base) or pretrained on one of two sets of n texts, then trained on "
+    "m labeled texts or prompted, and tested on both sets (crossed) or on the first (plain). 89% "
     "intervals are the wider of two: Student's t from the spread of subsamples (Satterthwaite), "
     "Normal from the draw of texts.")
 COLORS = """
@@ -330,7 +330,7 @@ def notes(line, rows, args):
         said.append(("", f"An interval excludes 0 in {line.out:.0f} of {line.settings} settings; "
                          f"about {(1 - SHARE) * line.settings:.1f} are expected by chance."))
     if line.verdicts > 1:
-        said.append(("warning", f"There is no mean of the {line.verdicts} verdicts, since models or "
+        said.append(("warning", f"There is no mean of the {line.verdicts} verdicts: models or "
                                 "settings differ in tasks or subsamples."))
     if pd.notna(line.needed):
         said.append(("", f"About {line.needed} subsamples of each task in total would narrow "
