@@ -167,7 +167,7 @@ def border(*places):
 def brief(error):
     """An error on one line."""
     text = str(error)
-    if not text or isinstance(error, KeyError):
+    if " " not in text:  # as of KeyError
         text = repr(error)
     return " ".join(text.split())[:200]
 # --- end shared ---

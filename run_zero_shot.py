@@ -39,6 +39,7 @@ import logging
 import math
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -574,7 +575,7 @@ def border(*places):
 def brief(error):
     """An error on one line."""
     text = str(error)
-    if not text or isinstance(error, KeyError):
+    if " " not in text:  # as of KeyError
         text = repr(error)
     return " ".join(text.split())[:200]
 # --- end shared ---
@@ -595,11 +596,10 @@ def run_all(args, models, tasks, most, recipe_of, run):
     for folder in {args.out.resolve().parent, args.predictions, vars(args).get("adapters")}:
         if folder:
             folder.mkdir(parents=True, exist_ok=True)
-    with engine(args, models) as threads:
-        job = functools.partial(run_job, run, args, threads)
-        for units in cells:
-            report(run_cell(args, units, len(tasks), job))
-    print(f"rows: {args.out.resolve()}\nnext: python fit_model.py {args.out}")
+            tempfile.TemporaryFile(dir=folder).close()  # else it fails after hours
+    for units in cells:
+        report(run_cell(args, units, len(tasks), results_of(args, models, run, units)))
+    print(f"rows: {args.out.resolve()}\nnext: python fit_model.py {shlex.quote(str(args.out))}")
 
 
 @contextlib.contextmanager
@@ -611,6 +611,7 @@ def engine(args, models):
         logging.getLogger("distributed").setLevel(logging.CRITICAL)
         with distributed.Client(args.dask) as client:
             client.upload_file(__file__)
+            print("waiting for Dask workers:", args.workers or 1)
             client.wait_for_workers(args.workers or 1, timeout=600)
             with joblib.parallel_config("dask"):
                 yield args.threads or 1
@@ -636,41 +637,39 @@ def follow_parent():
 
 
 def plan_cells(args, models, tasks, most, recipe_of):
-    """For each cell a list of (row, recipe, model, task), with the finished rows. SystemExit if one
-    has other settings or data."""
-    versions = f"torch {torch.__version__} transformers {transformers.__version__}"
-    known, cells = finished_rows(args.out), []
+    """For each cell a list of (row, recipe, model, task), with the finished rows."""
+    finished, cells = finished_rows(args.out), []
+    for name in [args.experiment, *tasks, *[model.name for model in models]]:
+        if name.encode(errors="ignore").decode().splitlines() != [name]:
+            raise ValueError(f"{name!r} is not a name on one line: use another")
     for model, n, m in dict.fromkeys(itertools.product(models, args.n, args.m)):
         units = []
         for k, name in itertools.product(range(1, most[n] + 1), tasks):
             recipe = recipe_of(model, tasks[name])
             row = {"experiment": args.experiment, "model": model.name, "task": name, "m": m,
                    "n": n, "subsample": k, "seed": args.seed, "data": tasks[name].data,
-                   "recipe": short_hash(recipe), "versions": versions}
-            old = known.setdefault(unit_key(row), row)
-            if (old["recipe"], old["data"]) != (row["recipe"], row["data"]):
-                raise SystemExit(f"error: {args.out} has {' '.join(unit_key(row))} with other "
-                                 "settings or data: use a different --out or --experiment")
+                   "recipe": short_hash(recipe)}
+            old = find_row(args.out, row, finished)
             units.append(({**old, **row}, recipe, model, tasks[name]))
         cells.append(units)
     return cells
 
 
-def run_cell(args, units, tasks, job):
+def run_cell(args, units, tasks, results):
     """Run what is left of a cell; return its rows. With --margin it ends at the first k >= 3
     subsamples of each task whose mean bias is known to half the margin."""
-    left = [unit for unit in units if "seconds" not in unit[0]]
-    print("\n{model}, m = {m}, n = {n}:".format(**units[0][0]), len(units) - len(left),
+    left = sum(["seconds" not in row for row, *_ in units])
+    print("\n{model}, m = {m}, n = {n}:".format(**units[0][0]), len(units) - left,
           "subsamples are finished")
-    bar = tqdm(total=len(left), unit="subsample", disable=None)
+    bar = tqdm(total=left, unit="subsample", disable=None)
     if args.margin:
         bar.bar_format = "{desc} [{elapsed}]"
-    rows, results = [], results_of(job, left)
+    rows, size = [], 0
     with bar, contextlib.closing(results):
         for row, *_ in units:
             if "seconds" not in row:
                 row = next(results)
-                append_row(args.out, row)
+                size = append_row(args.out, row, size)
                 bar.write(LINE.format(**with_effects([row]).iloc[0]))
                 bar.update()
             rows.append(row)
@@ -681,18 +680,23 @@ def run_cell(args, units, tasks, job):
                     f"{k} of each task; bias ±{now:.2f} now, stops at ±{goal:.2f}")
                 if now <= goal:
                     break
+    if left and not {*map(unit_key, rows)} <= {*finished_rows(args.out)}:
+        raise ValueError(f"{args.out} has lost rows: run the same command again")
     return rows
 
 
-def results_of(job, units):
-    """The rows of the units, in order. Nothing runs before the first is needed."""
-    run = joblib.delayed(job)
-    yield from joblib.Parallel(return_as="generator", pre_dispatch="n_jobs")(
-        run(draw(*unit)) for unit in units)
+def results_of(args, models, run, units):
+    """The rows of the units that are left, in order. Nothing runs before the first is needed."""
+    with engine(args, models) as threads:
+        job = joblib.delayed(functools.partial(run_job, run, args, threads))
+        yield from joblib.Parallel(return_as="generator", pre_dispatch="n_jobs")(
+            job(draw(*unit)) for unit in units if "seconds" not in unit[0])
 
 
 def run_job(run, args, threads, sample):
     """The row of a subsample, after its --predictions are written."""
+    versions = f"torch {torch.__version__} transformers {transformers.__version__}"
+    sample.row["versions"] = versions
     with ONE_AT_A_TIME:
         row, predictions = run(sample, choose_device(args), threads)
     if args.predictions:
@@ -754,16 +758,17 @@ def whole(text):
 KEY = "experiment model task m n subsample seed".split()
 
 
-def finished_rows(out):
-    """{key: row} of a results file, without lines that were cut short."""
-    finished, lines = {}, [""]
+def finished_rows(out, split=""):
+    """{key: row} of a results file, or of its lines with a hash. A line that was cut short is left
+    out, as is a last one without a line break."""
+    text, finished = "", {}
     if out.exists():
-        lines = out.read_text(encoding="utf-8-sig", errors="replace").split("\n")
-    # line by line: one cut short in quotes would swallow the next
-    header, *rows = [next(csv.reader([line]), []) for line in lines]
-    if lines != [""] and header != COLUMNS:
-        raise SystemExit(f"error: {out} has other columns: use a different --out")
-    for cells in rows:
+        text = out.read_text(encoding="utf-8-sig", errors="replace")
+    header, *lines = text.split("\n")
+    if text and next(csv.reader([header]), []) != COLUMNS:
+        raise ValueError(f"{out} has other columns: use a different --out")
+    for line in lines[:-1]:  # one by one: one cut short in quotes would swallow the next
+        cells = next(csv.reader([line]), []) if split in line else []
         if len(cells) == len(COLUMNS) and cells[-1]:
             row = dict(zip(COLUMNS, cells))
             finished[unit_key(row)] = row
@@ -775,11 +780,26 @@ def unit_key(row):
     return tuple([str(row[name]) for name in KEY])
 
 
-def append_row(path, row):
-    """Append a row and flush it to disk."""
-    path = path.resolve()  # links share the lock of their file
+def find_row(out, row, finished):
+    """The finished row of a planned one, or that itself."""
+    old = finished.get(unit_key(row), row)
+    with border(out, " ".join(unit_key(row))):
+        if (old["recipe"], old["data"]) != (row["recipe"], row["data"]):
+            raise ValueError("other settings or data: use a different --out or --experiment")
+        for name in MEASURES:
+            float(old.get(name, 0))
+    return old
+
+
+def append_row(out, row, size=0):
+    """Append a row, unless it is there, and flush it to disk. Returns the file's size; if that has
+    not changed, nobody else has written."""
+    path = out.resolve()  # links share the lock of their file
     table = pd.DataFrame([row], columns=COLUMNS)
     with filelock.FileLock(path.with_name(f".{path.name}.lock")), open(path, "a+b") as file:
+        if file.tell() != size:
+            if find_row(out, row, finished_rows(out, row["split"])) is not row:
+                return file.tell()
         file.seek(max(0, file.tell() - 1))
         last = file.read()
         if last not in (b"", b"\n"):
@@ -787,6 +807,7 @@ def append_row(path, row):
         file.write(table.to_csv(index=False, header=not last, lineterminator="\n").encode())
         file.flush()
         os.fsync(file.fileno())
+        return file.tell()
 
 
 def write_predictions(folder, sample, predictions):

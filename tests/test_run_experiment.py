@@ -16,6 +16,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -575,7 +576,7 @@ def test_a_margin_never_ends_a_run_within_a_round(script):
     """The interval of equal rows shrinks with each; after the seventh it is narrow enough."""
     rows = [ROW | {"model": "x", "m": "9", "task": task, "seconds": "1"} for task in "ab" * 5]
     args = SimpleNamespace(margin=2.0001 * interval_by_hand(rows[:7])[1])
-    assert len(script.run_cell(args, [(row,) for row in rows], 2, None)) == 8
+    assert len(script.run_cell(args, [(row,) for row in rows], 2, (None for _ in ()))) == 8
 
 
 def test_without_flags_a_run_goes_on_until_margin_1(script, said, monkeypatch):
@@ -625,7 +626,7 @@ def test_another_recipe_or_other_data_is_refused(
 @pytest.mark.parametrize("change, whole", [
     (lambda text: text + "few-shot,tiny,topi", 2),
     (lambda text: text.rpartition(",")[0], 1),
-    (lambda text: text[: text.rindex(",") + 1], 1),
+    (lambda text: text[: text.rindex(",") + 1], 1), (lambda text: text[:-1], 1),
     (lambda text: "\ufeff" + text.replace("\n", "\r\n") + "\r\n", 2),
     (lambda text: text.replace("\n", '\n"torn, inside quo\n', 1), 2),
     (lambda text: text + text.partition("\n")[0] + "\n", 2),
@@ -715,6 +716,24 @@ def test_a_failure_ends_the_others_and_keeps_what_ended(refused, script, monkeyp
     assert [row["subsample"] for row in rows_of()] == ["1"] and time.time() - begun < 200
 
 
+def replaced(sample, device, threads, text):
+    """waited; before its second row the results are gone, or replaced."""
+    if sample.row["subsample"] == 2:
+        os.unlink("results.csv")
+        if text:
+            Path("results.csv").write_text(text)
+    return waited(sample, device, threads, [0] * 9, fail=0)
+
+
+@pytest.mark.parametrize("text, words", [
+    ("", "results.csv has lost rows"), ("experiment;model\n", "results.csv has other columns")])
+def test_a_report_is_of_the_file(refused, script, monkeypatch, text, words):
+    stand = functools.partial(replaced, text=text)
+    monkeypatch.setattr(script, "run_subsample", stand)
+    refused(words, "--workers 1 --subsamples 3")
+    assert not text or Path("results.csv").read_text() == text
+
+
 def counted(sample, device, threads):
     """run_subsample, and its process and how often that loaded a model."""
     row, predictions = RUN_SUBSAMPLE(sample, device, threads)
@@ -733,13 +752,15 @@ def test_a_process_loads_its_model_once(run, script, monkeypatch, workers):
 
 
 def test_two_processes_append_whole_rows_below_one_header(script, tmp_path):
-    row = dict.fromkeys(script.COLUMNS, "1" * 1000)
-    paths = [tmp_path / f"{k // 4}.csv" for k in range(160)]
+    """Each row twice, and it is there once."""
+    rows = [dict.fromkeys(script.COLUMNS, f"{k}" * 1000) for k in (1, 2)]
+    jobs = [(tmp_path / f"{k // 4}.csv", rows[k % 2]) for k in range(160)]
     with multiprocessing.get_context("fork").Pool(2) as pool:
-        pool.starmap(script.append_row, [(path, row) for path in paths], chunksize=1)
-    whole = [",".join(script.COLUMNS), *[",".join(row.values())] * 4]
-    for path in paths:
-        assert path.read_text().splitlines() == whole
+        pool.starmap(script.append_row, jobs, chunksize=1)
+    whole = {",".join(line) for line in (script.COLUMNS, *[row.values() for row in rows])}
+    for path, _ in jobs:
+        lines = path.read_text().splitlines()
+        assert {*lines} == whole and len(lines) == 3
 
 
 @pytest.fixture(scope="module")
@@ -770,7 +791,7 @@ def test_a_failure_on_a_dask_cluster_ends_in_one_line(run, refused, cluster):
     assert not run.err, "what the scheduler says of a job that failed is not for the user"
 
 
-def test_a_dask_worker_may_die(run, cluster, tmp_path):
+def test_a_dask_worker_may_die(run, cluster, tmp_path, monkeypatch):
     address, workers = cluster
     grid, left = "--subsamples 8", []
     run(f"{grid} --out local.csv")
@@ -782,10 +803,13 @@ def test_a_dask_worker_may_die(run, cluster, tmp_path):
 
     killer = threading.Thread(target=kill)
     killer.start()
-    message, _ = run(f"{grid} --dask {address}")
+    monkeypatch.setattr(transformers, "__version__", "of the client")
+    message, out = run(f"{grid} --dask {address}")
     killer.join()
     assert message is None and left[0] > 0 and workers[0].wait() < 0
     assert comparable(rows_of()) == comparable(rows_of("local.csv"))
+    assert "waiting for Dask workers: 1\n" in out
+    assert run(f"{grid} --dask tcp://127.0.0.1:1")[0] is None, "nothing is left: nobody is asked"
 
 
 # Names and files
@@ -794,10 +818,13 @@ def test_a_dask_worker_may_die(run, cluster, tmp_path):
 def test_a_results_file_that_is_not_ours_is_left_alone(run, refused, tmp_path):
     run()
     file = tmp_path / "results.csv"
-    text = file.read_text().replace("acc_extra", "acc_exta")
-    file.write_text(text)
-    refused("columns")
-    assert file.read_text() == text
+    before, number = file.read_text(), rows_of()[0]["acc_test"]
+    for old, new, words in (("acc_extra", "acc_exta", "columns"), (",", ";", "columns"),
+                            (f",{number},", ',"0,5",', "results.csv: few-shot tiny")):
+        text = before.replace(old, new)
+        file.write_text(text)
+        refused(words)
+        assert file.read_text() == text
     file.write_text("")  # of a run that was killed before its first row
     assert run()[0] is None and len(rows_of()) == 1
 
@@ -826,10 +853,20 @@ def test_a_pasted_cell_runs(flags, tmp_path, capsys, monkeypatch):
     ("--model bort", "bort"),
     ("--subsamples paper --n 50 --csv absent.csv", "No such file"),
     ("--device toaster", "Expected one of cpu, cuda"),
-    ("--subsamples paper", "50, 100, 200 or 500")])
+    ("--subsamples paper", "50, 100, 200 or 500"), ("--predictions /proc", "/proc"),
+    ("--out /proc/rows.csv", "/proc"), ("--out .", "Is a directory")])
 def test_mistakes_in_flags(refused, typed, words):
     refused(words, typed)
     assert not os.listdir(), "a refused start leaves nothing behind"
+
+
+@pytest.mark.parametrize("flag, name", [
+    ("--experiment", ""), ("--experiment", "a\nb"), ("--experiment", "\udcff"), ("--csv", "a\nb")])
+def test_a_name_fits_on_a_line(said, script, flags, flag, name, benchmark_csv):
+    if flag == "--csv":
+        name = shutil.copy(benchmark_csv, f"{name}.csv")
+    assert "not a name on one line" in said(script.main, *flags, flag, name).end
+    assert not Path("results.csv").exists()
 
 
 def test_zeros_are_argparse_errors(script):
