@@ -82,7 +82,7 @@ def test_a_script_stands_alone_and_explains_itself(path, capsys):
 
 
 @pytest.mark.parametrize("error, end", [
-    (ValueError("two\nlines"), "error: two lines"), (KeyError("text"), "error: KeyError('text')"),
+    (ValueError("on two\nlines"), "error: on two lines"), (KeyError("text"), "error: KeyError('text')"),
     (MemoryError(), "error: MemoryError()")])
 @EACH
 def test_what_a_person_can_cause_ends_in_one_line(path, error, end, monkeypatch):
