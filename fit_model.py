@@ -58,12 +58,20 @@ EFFECTS = {"bias": ("extra", "test"), "boost": ("base", "extra")}  # control, tr
 MEANS = ["majority", "base", "unseen", "seen"]
 WORDS = {"acc": ("accuracy", "points"), "f1": ("macro-F1", "points"),
          "nll": ("nll (lower is better)", "nats")}
+TITLE = "Does pretraining on test texts inflate scores?"
 METHODS = (
     "A model is used as it is (base) or pretrained on one of two sets of n texts, then trained on "
     "m labeled texts or prompted, and tested on both sets (crossed) or on the first (plain). 89% "
     "intervals are the wider of two: Student's t from the spread of subsamples (Satterthwaite), "
     "Normal from the draw of texts.")
-COLORS = """
+STYLE = """
+body { max-width: 70rem; margin: auto; padding: 0 1rem; font: 16px/1.5 sans-serif }
+div { margin: .6rem 0; overflow-x: auto }
+td, th { padding-right: .9rem; text-align: left; white-space: nowrap; font-size: .8rem }
+img { max-width: 100%; min-width: 45rem }
+.title { font-size: 1.5rem; font-weight: bold }
+.warning { border-left: .3rem solid #8a5a00; padding-left: .8rem }
+@media print { div { overflow: visible } td, th { white-space: normal } }
 .card { border: 2px solid #bbb; padding: 0 1rem }
 .large { font: bold 2.2rem/1.2 sans-serif; color: #8a5a00 }
 .no .large { color: #006b4f }
@@ -445,9 +453,34 @@ def publish(rows, tasks, table, args):
     shown = [*CELL, "model", "task", "bias", "boost", "arms", "subsamples", *MEANS]
     parts += [("title", "Tasks"), ("", each[shown]), ("title", "Methods"), ("", METHODS),
               ("", args.command)]
-    save(args.out, "Does pretraining on test texts inflate scores?", parts,
-         {"effects": table, "tasks": tasks}, STYLE + COLORS)
+
+    args.out.mkdir(parents=True, exist_ok=True)
+    for name, each in {"effects": table, "tasks": tasks}.items():
+        each.to_csv(args.out / f"{name}.csv", index=False, float_format="%.6g")
+    page = ['<!DOCTYPE html><meta charset="utf-8">'
+            '<meta name="viewport" content="width=device-width">'
+            f"<title>{TITLE}</title><style>{STYLE}</style><h1>{TITLE}</h1>"]
+    page += [html_of(kind, part, args.out) for kind, part in parts]
+    (args.out / "report.html").write_text("\n".join(page), encoding="utf-8")
     return said
+
+
+def html_of(kind, part, folder):
+    """A div of class `kind`: a text, table, figure (saved as KIND.png too), or list of these."""
+    if isinstance(part, list):
+        text = "".join(html_of(*each, folder) for each in part)
+    elif isinstance(part, Figure):
+        path = folder / f"{kind}.png"
+        part.savefig(path, dpi=130)
+        picture = base64.b64encode(path.read_bytes()).decode()
+        text = f'<img src="data:image/png;base64,{picture}">'
+        if hasattr(builtins, "display"):  # in a notebook
+            builtins.display({"image/png": picture}, raw=True)
+    elif isinstance(part, pd.DataFrame):
+        text = part.to_html(index=False, border=0, na_rep="", float_format="{:.3f}".format)
+    else:
+        text = html.escape(part)
+    return f'<div class="{kind}">{text}</div>' if text else ""
 
 
 # Also in other scripts: see tests/copy_blocks.py
@@ -617,49 +650,6 @@ def above_zero(text, kind=float):
         if 0 < kind(text) < math.inf:
             return kind(text)
     raise argparse.ArgumentTypeError(f"{text!r} is not a positive {kind.__name__}")
-# --- end shared ---
-
-
-# --- shared: page ---
-STYLE = """
-body { max-width: 70rem; margin: auto; padding: 0 1rem; font: 16px/1.5 sans-serif }
-div { margin: .6rem 0; overflow-x: auto }
-td, th { padding-right: .9rem; text-align: left; white-space: nowrap; font-size: .8rem }
-img { max-width: 100%; min-width: 45rem }
-.title { font-size: 1.5rem; font-weight: bold }
-.warning { border-left: .3rem solid #8a5a00; padding-left: .8rem }
-@media print { div { overflow: visible } td, th { white-space: normal } }
-"""
-
-
-def html_of(kind, part, folder):
-    """A div of class `kind`: a text, table, figure (saved as KIND.png too), or list of these."""
-    if isinstance(part, list):
-        text = "".join(html_of(*each, folder) for each in part)
-    elif isinstance(part, Figure):
-        path = folder / f"{kind}.png"
-        part.savefig(path, dpi=130)
-        picture = base64.b64encode(path.read_bytes()).decode()
-        text = f'<img src="data:image/png;base64,{picture}">'
-        if hasattr(builtins, "display"):  # in a notebook
-            builtins.display({"image/png": picture}, raw=True)
-    elif isinstance(part, pd.DataFrame):
-        text = part.to_html(index=False, border=0, na_rep="", float_format="{:.3f}".format)
-    else:
-        text = html.escape(part)
-    return f'<div class="{kind}">{text}</div>' if text else ""
-
-
-def save(folder, title, parts, tables, style):
-    """Write CSV files, and report.html of (kind, part) pairs as html_of takes them."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, table in tables.items():
-        table.to_csv(folder / f"{name}.csv", index=False, float_format="%.6g")
-    page = ['<!DOCTYPE html><meta charset="utf-8">'
-            '<meta name="viewport" content="width=device-width">'
-            f"<title>{title}</title><style>{style}</style><h1>{title}</h1>"]
-    page += [html_of(kind, part, folder) for kind, part in parts]
-    (folder / "report.html").write_text("\n".join(page), encoding="utf-8")
 # --- end shared ---
 
 

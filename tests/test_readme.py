@@ -54,6 +54,6 @@ def test_the_commands_run_in_order(empty_folder, tmp_path, model_dir, benchmark_
         for flag in flags:  # the shell's work
             words += sorted(ROOT.glob(flag)) if "*" in flag else [flag]
         assert not end_of(load_script(name).main, *words, *tiny), (name, flags)
-    for name in ("results.csv", "mine_results.csv", "kept", "meta/results/report.html",
+    for name in ("results.csv", "mine_results.csv", "kept", "meta/results/slices.png",
                  "fits/mine_results/report.html"):
         assert (tmp_path / name).exists(), name

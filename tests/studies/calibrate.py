@@ -153,6 +153,8 @@ def main():
                 tell(name, J, sds, ((0.03, 0.13), (0.01, 0.01)), (0.0, MARGIN))
     for J in (1, 2, 5):  # only 1 text in 100 changes, always in favor of the model that has seen it
         tell("0, n = 50, d = 0", J, [[0]], [(0, 0)], [MARGIN], n=50)
+    for name, J, sds in (("1", 1, [1]), ("0 and 2", 2, [0, 2]), ("1", 5, [1])):
+        tell(f"{name}, n = 1,000", J, [sds], [(0.01, 0.01)], (0.0, MARGIN), n=1000)
 
 
 if __name__ == "__main__":
