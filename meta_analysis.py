@@ -61,9 +61,9 @@ def report_slices(rows, slices, folder):
 
     print(shares.to_string(index=False, float_format="{:.2f}".format))
     drawn, shuffled = found.groupby("kind")["outside"].mean()
-    print(f"With one subsample of each task you would have claimed a bias in {drawn:.0%} of slices: "
-          "beta is beyond the paper's threshold. In shuffled slices, where there is no bias to "
-          f"find, you would have claimed one in {shuffled:.0%}.")
+    print(f"With one subsample of each task you would have claimed a bias in {drawn:.0%} of "
+          "slices: beta is beyond the paper's threshold. In shuffled slices, where there is no "
+          f"bias to find, you would have claimed one in {shuffled:.0%}.")
     if shuffled > 0.5:
         print("So it is the rule that claims a bias, not the data: its threshold lies within the "
               "noise of a slice.")
