@@ -3,6 +3,7 @@ arithmetic and the published log."""
 
 import itertools
 import json
+import logging
 import math
 import os
 import re
@@ -12,6 +13,7 @@ import zlib
 from pathlib import Path
 from types import SimpleNamespace
 
+import bitsandbytes
 import numpy as np
 import pandas as pd
 import peft
@@ -188,6 +190,7 @@ def test_examples_are_read_from_lines_columns_and_keys(name, content, examples):
     ("a.txt", "x" * 2100 + "\ny", "", "has 2103 tokens, but the model reads 2048: use more"),
     ("a.txt", "a\n\nb", "", "an example is empty"),
     ("a.txt", TWO, "--held-out a.txt", "--held-out needs --reference"),
+    ("a.txt", "1\n2\n3\n4", "--held-out a.txt --reference gone", "or one is in both halves"),
     ("a.csv", "input,label\na,1\n", "", "it has columns input, label, not text"),
 ])
 def test_a_mistake_is_one_line(name, content, flags, words, both, say):
@@ -225,16 +228,16 @@ def test_unfit_models_are_refused(model_dir, say):
         assert words in say(f"--examples a.txt --model {folder}")
 
 
-def test_precision_and_quantization_are_used(both):
+@pytest.mark.parametrize("how", [("none", "bf16"), ("none", "fp16"), ("nf4", "bf16")])
+def test_a_model_scores_as_in_run_zero_shot(how, both, zero, monkeypatch):
+    """Also where bitsandbytes repacks NF4 into a form that cannot be trained, and warns."""
+    monkeypatch.setattr(bitsandbytes.nn.modules, "has_avx512bf16", lambda: True)
     folder, _, lm = both
-    whole = plain_scores(lm, "<end>", HEAD)[:, 0]
-    for name, dtype in (("bf16", torch.bfloat16), ("fp16", torch.float16)):
-        half = contam.score_texts(contam.open_model(folder, "none", name), "", [HEAD])[0][0]
-        with torch.autocast("cpu", dtype):
-            wanted = plain_scores(lm, "<end>", HEAD)[:, 0]
-        assert np.allclose(half, wanted, atol=0.02) and np.abs(half - whole).max() > 1e-3
-    nf4, _ = contam.open_model(folder, "nf4", "bf16")
-    assert nf4.model.layers[0].mlp.up_proj.compute_dtype == torch.bfloat16
+    theirs, _ = zero.load_net(zero.find_model(str(folder), zero.load_registry()), *how, "cpu")
+    found = contam.score_texts(contam.open_model(folder, *how), "It is", [HEAD])[0].T
+    np.testing.assert_allclose(found, plain_scores(theirs.eval(), "It is", HEAD), rtol=1e-4)
+    assert np.abs(found - plain_scores(lm, "It is", HEAD)).max() > 1e-3
+    assert not logging.getLogger("bitsandbytes.cpu").isEnabledFor(logging.WARNING)
 
 
 def test_the_released_half_is_flagged(model_dir, say):
@@ -258,8 +261,11 @@ def test_the_released_half_is_flagged(model_dir, say):
     assert "flagged by nothing\n" in say(f"{held} {innocent} --reference {innocent}")
     assert "--reference tells " in say(f"{held} {innocent} --reference {guilty}")
     assert "\nflagged: " in say(f"--examples a --model {guilty}")
-    order = f"--examples a --model {innocent} --precision"
-    assert say(f"{order} bf16") != say(f"{order} float32")
+    Path("c").write_text("\n".join(texts[-3:]))
+    for size, words in ((3, "p is at least 0.05"), (4, "flagged by nothing")):  # 20 ways, 35 ways
+        Path("few").write_text("\n".join(texts[:size]))
+        few = f"--examples few --held-out c --model {innocent} --reference {innocent}"
+        assert words in say(few)
     means = []
     for lm in (plain_model(guilty), plain_model(innocent)):
         means.append([plain_scores(lm, "<end>", line)[:, 0].mean() for line in texts])
@@ -281,8 +287,9 @@ def audited(tmp_path_factory, model_dir, benchmark_csv, zero):
         patch.chdir(folder)
         zero.main(flags.split())
         contam.main([])  # the folder kept
+        table = read_audits()
     units = [next(folder.glob(f"kept/zero-shot-packed-*-24-{k}-0-*")) for k in (1, 2)]
-    return units, model, contam.read_table(folder / "contamination.csv")
+    return units, model, table
 
 
 def test_a_units_row_equals_a_plain_loop(audited):
@@ -297,7 +304,6 @@ def test_a_units_row_equals_a_plain_loop(audited):
             lm = peft.PeftModel.from_pretrained(lm, path / arm).eval()
         for one, two in zip(texts[:24:2], texts[1:24:2]):
             log.append([plain_sum(lm, head, [one, two]), plain_sum(lm, head, [two, one])])
-        assert row[f"p_exact {arm}"] == approx(contam.order_p(log)[0], abs=2 / 4096)
         for text in texts:
             log_p, standard = plain_scores(lm, head, text).T
             count, mean = max(int(0.2 * len(log_p)), 1), np.mean(log_p)
@@ -306,21 +312,32 @@ def test_a_units_row_equals_a_plain_loop(audited):
         values = [*np.transpose(values)]
         if arm == "base":
             base = values[0]
-        else:
-            values.append(values[0] - base)
+            continue
+        assert row[f"p_exact {arm}"] == approx(contam.order_p(log)[0], abs=2 / 4096)
+        values.append(values[0] - base)
         for name, scores in zip(contam.DETECTORS, values):
             wins = (scores[:24, None] > scores[24:]).mean()
             assert row[f"{name} {arm}"] == approx(wins, abs=2.1e-3) and 0 < wins < 1
 
 
-def test_an_audit_goes_on_where_it_was(audited, say, monkeypatch):
-    """Killed while it writes its second unit: the first is not scored again."""
+@pytest.fixture
+def table(audited):
+    """The table of the units, which now lie in kept/one and kept/two."""
     for path, name in zip(audited[0], ("one", "two")):
         shutil.copytree(path, f"kept/{name}")
+    return audited[2]
+
+
+def read_audits():
+    return pd.read_csv("contamination.csv", dtype={"recipe": str})
+
+
+def test_an_audit_goes_on_where_it_was(table, say, monkeypatch):
+    """Killed while it writes its second unit: the first is not scored again."""
     audit_unit, to_csv, calls = contam.audit_unit, pd.DataFrame.to_csv, []
 
     def count(*args):
-        calls.append(args[2].name)
+        calls.append(args[1].name)
         return audit_unit(*args)
 
     def write(table, path, **options):
@@ -333,14 +350,29 @@ def test_an_audit_goes_on_where_it_was(audited, say, monkeypatch):
     monkeypatch.setattr(pd.DataFrame, "to_csv", write)
     assert "stopped" in end_of(contam.main, "kept")
     assert UNITS.search(say("kept"))[1] == "2" and calls == ["one", "two", "two"]
-    pd.testing.assert_frame_equal(contam.read_table("contamination.csv"), audited[2])
+    pd.testing.assert_frame_equal(read_audits(), table)
     file = Path("kept/two/unit.json")
     file.write_text(json.dumps(json.loads(file.read_text()) | {"hash": "made again"}))
     assert UNITS.search(say("kept"))[1] == "2" and calls[3:] == ["two"]  # a subsample counts once
-    found = say("kept")
-    assert say("kept --shards 11") != found == say("kept") and calls[4:] == ["one", "two"]
+    assert UNITS.search(say("gone"))[1] == "2" and len(calls) == 4  # of the table alone
     assert "no units" in say("nowhere --out new.csv")
+    Path("new.csv.draft").symlink_to("/dev/full")
+    assert "new.csv.draft: [Errno 28] No space" in say("kept --out new.csv")
     assert "kept/one/unit.json: " in say("kept --out kept/one/unit.json")
+
+
+@pytest.mark.parametrize("name", ["unit.json", "extra", "test/adapter_model.safetensors"])
+def test_a_damaged_unit_is_named_and_the_others_are_read(name, table, said, monkeypatch):
+    lost = Path("kept/one", name)
+    if lost.is_dir():
+        shutil.rmtree(lost)
+    else:
+        os.truncate(lost, lost.stat().st_size * 2 // 3)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    found = said(contam.main)
+    assert "kept/one is left out: " in found.out and "make them" in found.end
+    assert "texts:  " in found.err
+    pd.testing.assert_frame_equal(read_audits(), table[1:].reset_index(drop=True))
 
 
 def make_table(units=2, **columns):
@@ -355,8 +387,7 @@ def make_table(units=2, **columns):
 
 def test_the_table_of_detectors_by_hand():
     """The variance of an AUC without memory is (2 n + 1) / (12 n^2) = 101 / 30000. Benjamini and
-    Hochberg: p times 6 / rank, the least from there on. In single units .008 and twice .016 are
-    flagged, .009 is not."""
+    Hochberg: p times 6 / rank, the least from there on."""
     sd = math.sqrt(101 / 30000)
     A, B = 0.5 + sd * stats.norm.isf([0.008, 0.016, 0.5]), np.array([0.5, 0.4, 0.6])
     given = dict.fromkeys(["zlib test", "Min-K% test", "Min-K%++ test"], 0.4)
@@ -374,7 +405,6 @@ def test_the_table_of_detectors_by_hand():
     p = table["p"].sort_values()
     by_hand = (p * 6 / np.arange(1, 7))[::-1].cummin()
     assert table["adjusted"].to_dict() == approx(by_hand.to_dict())
-    assert table["alone"][["ref", "log p", "order test", "Min-K%"]].tolist() == [2, 1, 0, 0]
 
 
 def test_harm_by_hand(say):
@@ -386,12 +416,12 @@ def test_harm_by_hand(say):
     half = stats.norm.ppf(0.945) * math.sqrt((np.mean(w) + 2 / 2) / 2)
     assert half > stats.t.ppf(0.945, 1) * math.sqrt(0.5 / 2)  # by their spread
     pd.concat([make_table(), rows]).to_csv("table.csv", index=False)  # the last audit counts
-    text = say("--from-table table.csv")
+    text = say("--out table.csv")
     found = text.strip().split("\n")[-1].split()
     assert [float(value) for value in found] == approx([0.55, 0.55, 0.6, 5, half], abs=6e-4)
     assert UNITS.findall(text) == ["2"]
     rows.assign(recipe=["1", "2"]).to_csv("table.csv", index=False)
-    assert UNITS.findall(say("--from-table table.csv")) == ["1", "1"]
+    assert UNITS.findall(say("--out table.csv")) == ["1", "1"]
 
 
 def plain_inflation(right, released, clean):
@@ -510,7 +540,7 @@ def test_no_verdict_where_the_clean_models_differ(more, silent):
 
 
 def test_several_tasks_by_hand(capsys):
-    """A clean model has 19 answers to one half of b: its mean over a and c is named so."""
+    """A clean model has 19 answers to one half of b: its mean is over two tasks."""
     parts = {"a": make_answers(11), "b": make_answers(12, 90, 90, bias=0.2), "c": make_answers(13)}
     b = parts["b"]
     b.loc[b["model"].eq("other1") & b["item"].between(19, 89), "right"] = math.nan
@@ -524,11 +554,11 @@ def test_several_tasks_by_hand(capsys):
         singles.append((bias, se, len(released) - size))
     b, se, df = np.transpose(singles)
     assert table.loc["mine", "bias"].tolist() == approx([b.mean(), *b])
-    whole = table.loc[("mine", "all tasks")]
+    whole = table.loc[("mine", "3 of 3 tasks")]
     welch = (se**2).sum() ** 2 / (se**4 / df).sum()
     half = stats.t.ppf(0.945, welch) * math.sqrt((se**2).sum()) / 3
     assert (whole["high"], *whole[contam.COUNTS]) == approx((b.mean() + half, 210, 180, 0, 0))
-    assert ("other1", "a + c") in table.index and ("other1", "all tasks") not in table.index
+    assert ("other1", "2 of 3 tasks") in table.index
     assert "other1, b: skipped" in capsys.readouterr().out
 
 
@@ -589,24 +619,22 @@ def test_gaps_of_clean_models():
     assert table.loc[["before", "other1", "other2"], "verdict"].tolist() == [
         "Clean", "Clean", "Clean, but not used: it answered 94% of the items"]
     assert table.loc["other3", "verdict"].startswith("Clean, but not used: one half has more ")
-    alone = judge(rows, "--clean other2 other3").loc["mine"]
-    plain = plain_inflation(answers["mine"], released, [])
-    assert (alone["bias"], alone["se"], alone["note"]) == (
-        approx(plain[0]), approx(plain[1]), "clean models used: none")
     check = plain_inflation((answers["before"] + few) / 2, released, [])
     assert row["p_halves"] == approx(2 * stats.t.sf(abs(check[0]) / check[1], 198))
+    row = judge(rows, "--clean other2 other3").loc["mine"]
+    alone = plain_inflation(answers["mine"], released, [])
+    assert row["note"] == "clean models used: none" and row["bias"] == approx(alone[0])
 
 
-@pytest.mark.parametrize("value", [0, 1])
-def test_scores_of_0_or_1_everywhere_get_no_verdict(value):
+def test_scores_of_0_or_1_everywhere_get_no_verdict():
     """Of a task, and of all tasks if they are so in each."""
     rows = make_answers(23, 20, 20)
-    rows.loc[rows["model"] == "mine", "right"] = value
-    for other, flat, note in ((make_answers(), [False, False, True], "b"),
-                              (rows, [True] * 3, "a, b")):
+    for value, other, flat in (0, make_answers(), "b"), (1, rows, "a, b"):
+        rows.loc[rows["model"] == "mine", "right"] = value
         mine = judge(pd.concat([other.assign(task="a"), rows.assign(task="b")])).loc["mine"]
-        assert mine["verdict"].str.startswith("No verdict: one score ").tolist() == flat
-        assert mine["note"].iloc[0] == f"one score everywhere: {note}"
+        silent = mine["verdict"].str.startswith("No verdict: one score ").tolist()
+        assert silent == [flat == "a, b", "a" in flat, True]
+        assert mine["note"].iloc[0] == f"one score everywhere: {flat}"
 
 
 def test_words_separators_and_names():
@@ -628,7 +656,7 @@ def test_words_separators_and_names():
     ("a,released,0,87", "", "decimal point: 87"),
     ("a,released,0,1\na,released,0,.5", "", "an item has two answers"),
     ("a,released,0,1", "--clean gone", "the models are a"),
-    ("a,released,0,1", "", "no model with enough answers"),
+    ("a,released,0,1", "", "no model has enough answers"),
     ("a,released,0,1", "--answers log.csv", "see docs/answers.md"),
 ])
 def test_mistakes_in_a_table_are_one_line(rows, flags, words, say):
