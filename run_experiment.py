@@ -655,7 +655,7 @@ def run_cell(args, units, tasks, results):
     subsamples of each task whose mean bias is known to half the margin."""
     left = sum(["seconds" not in row for row, *_ in units])
     print("\n{model}, m = {m}, n = {n}:".format(**units[0][0]), len(units) - left,
-          "subsamples are finished")
+          "subsamples are finished; a different --out makes them and their files again")
     bar = tqdm(total=left, unit="subsample", disable=None)
     if args.margin:
         bar.bar_format = "{desc} [{elapsed}]"

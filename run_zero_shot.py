@@ -9,12 +9,11 @@
 # ///
 """Does pretraining on the prompts of a test set inflate zero-shot accuracy? Measure it.
 
-It reproduces sections 9 and 9.1 of "Evaluating the fairness of task-adaptive pretraining on
-unlabeled test data before few-shot text classification" (Dubey). A subsample is a random draw of
-two sets of n texts, `extra` and `test`. A causal model predicts the class whose name has the
-highest mean log-probability as the answer to a prompt. Three models do so on both sets: `base`,
-without pretraining, and two after LoRA pretraining on the prompts of `extra` or `test`, without
-answers. run_experiment.py explains boost, bias and the columns of results.csv.
+It reproduces sections 9 and 9.1 of the paper that run_experiment.py names; boost, bias and the
+columns of results.csv are explained there, too. A subsample is a random draw of two sets of n
+texts, `extra` and `test`. A causal model predicts the class whose name has the highest mean
+log-probability as the answer to a prompt. Three models do so on both sets: `base`, without
+pretraining, and two after LoRA pretraining on the prompts of `extra` or `test`, without answers.
 
     python run_zero_shot.py --show-prompts   # print what the model sees
     python run_zero_shot.py                  # real model and texts, offline, on a CPU
@@ -94,13 +93,13 @@ def run_prompts(sample, device, threads, adapters=None):
             tokenizer, recipe, sample.classes, sample.texts[name], sample.labels[name])
     if len({*strings["test"]["prompts"], *strings["extra"]["prompts"]}) == 1:
         raise ValueError("all prompts are alike after the cut: use a larger --max-length")
-    for arm in tqdm(ARMS, "arms", leave=False, disable=device == "cpu" or None):
+    for arm in tqdm(ARMS, "arms", leave=False, disable=None):
         fresh_adapter(net, seed)
         if arm != "base":
             ids = [encode(tokenizer, sequence) for sequence in strings[arm]["sequences"]]
             row[f"loss_{arm}"] = train_adapter(net, ids, recipe, seed)
             if adapters:
-                net.save_pretrained(folder / arm, save_embedding_layers=False)
+                keep(folder, net.save_pretrained, folder / arm, save_embedding_layers=False)
         predictions[arm] = {}
         for name in strings:
             means = score_classes(net, tokenizer, strings[name]["prompts"], sample.classes)
@@ -108,19 +107,27 @@ def run_prompts(sample, device, threads, adapters=None):
     add_scores(row, predictions, sample.labels)
     row["seconds"] = round(time.perf_counter() - started, 3)
     if adapters:
-        write_unit(folder, sample, row, strings)
+        keep(folder, write_unit, folder, sample, row, strings)
     return row, predictions
 
 
+def keep(folder, write, *args, **options):
+    """write(...), whose errors name the folder."""
+    try:
+        write(*args, **options)
+    except Exception as error:
+        raise OSError(f"{folder}: {brief(error)}: make room, and run the same command")
+
+
 def write_unit(folder, sample, row, strings):
-    """Write unit.json: what the adapters were trained and tested on."""
-    model, recipe = sample.model, sample.recipe
-    used = {"source": str(model.folder), "gguf": model.gguf, "quantize": recipe["quantize"],
-            "precision": recipe["precision"]}
-    settings = {name: recipe[name] for name in ("instruction", "pack", "answers", "epochs")}
-    unit = {"row": row, "model": used, "classes": sample.classes, **settings, **strings}
+    """Write unit.json, whole: what the adapters were trained and tested on."""
+    model = {"source": str(sample.model.folder), "gguf": sample.model.gguf, **sample.recipe}
+    unit = {"row": row, "model": model, "classes": sample.classes,
+            "instruction": model["instruction"], **strings}
     unit["hash"] = short_hash(unit)
-    (folder / "unit.json").write_text(json.dumps(unit, indent=1), encoding="utf-8")
+    draft = folder / "draft.json"
+    draft.write_text(json.dumps(unit, indent=1), encoding="utf-8")
+    draft.replace(folder / "unit.json")
 
 
 # --- Prompts ---
@@ -134,12 +141,13 @@ def instruction(classes, spec):
 
 def arm_strings(tokenizer, recipe, classes, texts, labels):
     """The strings of a set: `sequences` to pretrain on and, for each text, the `examples` in them,
-    `prompts` to score and `labels`. ValueError if two classes have the same tokens."""
+    `prompts` to score and `labels`."""
     head, size = recipe["instruction"], recipe["pack"]
     names = [encode(tokenizer, f" {name}") for name in classes]
-    for name in names:
-        if names.count(name) > 1:
-            raise ValueError(f"two classes read {tokenizer.decode(name)[:60]!r}: rename one")
+    for word, name in zip(classes, names):
+        if names.count(name) > 1 or word.strip() in {"", *tokenizer.all_special_tokens}:
+            raise ValueError(f"class {word[:60]!r} is blank, a special token or read like another: "
+                             "rename it")
     room = recipe["max_length"] - 1 - max(map(len, names))
     cut = functools.partial(cut_examples, tokenizer, head, room)
     slots = [cut([text], [SLOT])[0] for text in texts]
@@ -325,6 +333,7 @@ def score_group(net, answers, cached, cache):
 def load_net(model, quantize, precision, device):
     """(network with an adapter, tokenizer); nf4: the paper's QLoRA. ValueError if they do not work.
     """
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     warnings.filterwarnings("ignore", module="peft|transformers")
@@ -355,9 +364,8 @@ def cast(lm, dtype):
     """Convert matrices, not the output layer, once: autocast would at each use. Scoring must not
     repack those of NF4 into a form without gradients."""
     for module in lm.base_model.modules():
-        if hasattr(module, "support_avx512bf16_for_cpu"):
-            module.support_avx512bf16_for_cpu = False
-        elif dtype and type(module) is torch.nn.Linear:
+        module.support_avx512bf16_for_cpu = False
+        if dtype and type(module) is torch.nn.Linear:
             module.to(dtype)
 
 
@@ -660,7 +668,7 @@ def run_cell(args, units, tasks, results):
     subsamples of each task whose mean bias is known to half the margin."""
     left = sum(["seconds" not in row for row, *_ in units])
     print("\n{model}, m = {m}, n = {n}:".format(**units[0][0]), len(units) - left,
-          "subsamples are finished")
+          "subsamples are finished; a different --out makes them and their files again")
     bar = tqdm(total=left, unit="subsample", disable=None)
     if args.margin:
         bar.bar_format = "{desc} [{elapsed}]"

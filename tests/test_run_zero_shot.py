@@ -304,8 +304,9 @@ def test_a_run_is_what_its_files_say(kind, typed, zero, byte_model, run, monkeyp
     unit = json.loads((path.with_suffix("") / "unit.json").read_text())
     assert message is None and {name: str(value) for name, value in unit["row"].items()} == row
     assert unit.pop("hash") == zero.short_hash(unit)
-    size, texts = unit["pack"], pd.read_csv(benchmark_csv)["text"]
-    assert [size, unit["answers"]] == [8 if "pack" in typed else 1, "answers" in typed]
+    recipe, texts = unit["model"], pd.read_csv(benchmark_csv)["text"]
+    size = 8 if "pack" in typed else 1
+    assert [recipe["pack"], recipe["answers"]] == [size, "answers" in typed]
     assert min(map(len, unit["test"]["examples"])) < 60  # some are cut
     half = len(trained) // 2
     for name, its in ("extra", trained[:half]), ("test", trained[half:]):
@@ -347,15 +348,15 @@ def test_arms_of_the_same_texts_are_the_same(zero, byte_model, run, capsys, monk
     monkeypatch.setattr(zero, "draw", twins)
     write_csv("same.csv", [(f"text {n}", n % 2) for n in range(60)])
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    message, (row,) = run(byte_model("gpt2"), "--csv same.csv --pretrain-lr 0.02 --device cpu:0")
+    message, (row,) = run(byte_model("gpt2"), "--csv same.csv --pretrain-lr 0.02")
     captured = capsys.readouterr()
     assert message is None and row["nll_base"] != row["nll_extra"]
     assert [row["loss_extra"], row["nll_extra"]] == [row["loss_test"], row["nll_test"]]
     assert "arms" in captured.err and "same: the model is asked for 0 or 1\n" in captured.out
 
 
-def test_a_run_goes_on_and_mixes_no_recipes(zero, byte_model, run, monkeypatch):
-    """unit.json goes before the adapters that it describes."""
+def test_a_run_goes_on_and_mixes_no_recipes(zero, byte_model, run, monkeypatch, capsys):
+    """unit.json goes before the adapters that it describes, and is written whole."""
     def interrupted(*_):
         raise KeyboardInterrupt
 
@@ -364,11 +365,17 @@ def test_a_run_goes_on_and_mixes_no_recipes(zero, byte_model, run, monkeypatch):
     (path,) = Path("kept").glob("*/unit.json")
     _, rows = run(folder, "--subsamples 2")
     assert rows[:1] == first and len(rows) == 2
+    assert "1 subsamples are finished; a different --out makes them and their files" in (
+        capsys.readouterr().out)
     run(folder, "--adapters kept --out other.csv --about tweets")
     assert len([*Path("kept").glob("*/unit.json")]) == 2
-    monkeypatch.setattr(zero, "train_adapter", interrupted)
-    message, _ = run(folder, "--adapters kept --out stopped.csv")
+    with monkeypatch.context() as patch:
+        patch.setattr(zero, "train_adapter", interrupted)
+        message, _ = run(folder, "--adapters kept --out stopped.csv")
     assert "stopped" in message and path.parent.is_dir() and not path.exists()
+    path.with_name("draft.json").symlink_to("/dev/full")
+    message, _ = run(folder, "--adapters kept --out stopped.csv")
+    assert f"{path.parent}: [Errno 28] No space" in message and not path.exists()
     for typed in ("--about tweets", ""):
         message, again = run(folder, typed)
         assert "use a different --out" in message and again == rows
@@ -391,7 +398,8 @@ def test_show_prompts_and_help(zero, byte_model, run, capsys):
 
 @pytest.mark.parametrize("classes, typed, words", [
     ("ab", "--pretrain-lr 1e30 --batch-size 1", "arm extra"),
-    (["Spam", "spam"], "", "rename"),
+    (["Spam", "spam"], "", "rename"), (["Spam", " "], "", "rename"),
+    (["Spam", "[MASK]"], "", "rename"),
     ("ab", "--max-length 42", "all prompts are alike"),
     ("ab", "--device cuda:99", "--device cuda:99")])
 def test_a_mistake_ends_in_one_line_without_a_row(classes, typed, words, model_dir, run):
