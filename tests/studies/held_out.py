@@ -2,12 +2,15 @@
 
     python tests/studies/held_out.py                    # false alarms: half an hour of one core
     python tests/studies/held_out.py dose/units/*       # hits: units of run_zero_shot.py --adapters
+    python tests/studies/held_out.py --orders 11 41     # of --pack; a minute each
 
 Null: 400 texts of rotten_tomatoes are scored once by smollm2 and by an adapter that was trained on
 other texts (--unit), else by smollm2 alone; random halves of them go through the check by the
 reference and the detectors, and random orders of 20 texts in ten shards through the order test.
 Planted: the texts that a unit's adapter was trained on, without the instruction, against those that
-it was not, with smollm2 as the reference, by the command itself.
+it was not, with smollm2 as the reference, by the command itself. Orders: the order test of smollm2,
+without any training, on the test texts of other subsamples, and what docs/contamination.csv says
+of the first ten.
 """
 
 import argparse
@@ -70,6 +73,31 @@ def false_alarms(draws, unit):
     print(f"% of those that are not refused\n{kept.mean().mul(100).round(2).to_string()}")
 
 
+def false_orders(first, last):
+    """Print how many orders of test texts the order test flags, though nobody trained on them."""
+    table = pd.read_csv(Path(__file__).parents[2] / "docs" / "contamination.csv")
+    p = table[table["experiment"] == "packed-3"][["p_exact base", "p_exact extra"]]
+    flags = p < contam.LEVEL
+    print(f"audited: before the training {flags['p_exact base'].sum()}, trained on the other set "
+          f"{flags['p_exact extra'].sum()}, either {flags.any(axis=1).sum()} of {len(p)} orders; "
+          f"correlation {p.corr().iloc[0, 1]:.2f}", flush=True)
+    zero_shot = load_script("run_zero_shot")
+    registry = zero_shot.load_registry()
+    spec = registry["tasks"]["rotten_tomatoes"]
+    task = zero_shot.load_task("rotten_tomatoes", spec)
+    model = zero_shot.find_model("smollm2", registry)
+    recipe = zero_shot.prompt_recipe(registry, zero_shot.parse_args(["--pack"]), model, task)
+    net, found = contam.open_model("smollm2", "none", "float32"), []
+    for k in range(first, last + 1):
+        rows = zero_shot.split_rows(task.labels, 100, 50, k)["test"]
+        texts = [task.texts[row] for row in rows]
+        strings = zero_shot.arm_strings(net[1], recipe, task.classes, texts, task.labels[rows])
+        log = contam.score_orders(net, recipe["instruction"] + "\n\n", strings["examples"], None)
+        found.append(contam.order_p(log)[0])
+        print(f"subsample {k}: p {found[-1]:.4f}", flush=True)
+    print(f"{sum(p < contam.LEVEL for p in found)} of {len(found)} fresh orders are flagged")
+
+
 def hits(path):
     """Run the command on the texts of a unit, against its adapter merged into its base model."""
     unit = json.loads((path / "unit.json").read_text())
@@ -103,8 +131,11 @@ if __name__ == "__main__":
     parser.add_argument("units", type=Path, nargs="*")
     parser.add_argument("--draws", type=int, default=10000)
     parser.add_argument("--unit", type=Path, help="whose adapter is the model in false alarms")
+    parser.add_argument("--orders", type=int, nargs=2, help="first and last subsample")
     given = parser.parse_args()
     for unit_path in given.units:
         hits(unit_path)
-    if not given.units:
+    if given.orders:
+        false_orders(*given.orders)
+    elif not given.units:
         false_alarms(given.draws, given.unit)
