@@ -33,6 +33,7 @@ import argparse
 import base64
 import builtins
 import contextlib
+import csv
 import html
 import math
 import os
@@ -532,13 +533,21 @@ def check(rows, good, words):
 
 def read_rows(path, metric):
     """The rows of a results file; empty fields are nan."""
-    try:
-        rows = pd.read_csv(path, dtype=str, keep_default_na=False, engine="python")
-    except (OSError, ValueError) as error:
-        raise SystemExit(f"error: could not read {path}: {error}")
-    rows.index = [f"{path}, data row {number + 1}" for number in rows.index]
-    torn = rows.isna().any(axis=1)  # by a kill: an empty field is "", one cut off is nan
-    rows = rows[~torn].replace("", np.nan)
+    with border(path):
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
+        mark = max(",;\t", key=lines[0].count)
+        # line by line: one that a kill cut short in quotes would swallow the next
+        header, *cells = [next(csv.reader([line], delimiter=mark), []) for line in lines]
+        whole = {}
+        for number, row in enumerate(cells[:-1], 2):
+            if len(row) == len(header):
+                whole[f"{path}, line {number}"] = row
+            elif len(row) > len(header):
+                raise ValueError(f"line {number} has more cells than the header")
+        rows = pd.DataFrame.from_dict(whole, "index", columns=[name.strip() for name in header])
+        if not rows.columns.is_unique:
+            raise ValueError("two columns have one name")
+    rows = rows.replace("", np.nan)
     needed = [*RUN[:-1], "majority", *columns_of("acc")[:3], *columns_of(metric)[:3]]
     shares = ["majority", "discordant", "discordant_on_extra", *columns_of("acc")]
     more = ["seed", "num_classes", *columns_of("f1"), *columns_of(metric)]
@@ -547,7 +556,7 @@ def read_rows(path, metric):
         if name not in RUN[:3]:
             rows[name] = pd.to_numeric(rows[name], errors="coerce")
         if name in needed:
-            check(rows, rows[name].notna(), f"the column {name} is missing, empty or no number")
+            check(rows, rows[name].notna(), f"the column {name} is missing, empty or not like 0.5")
     for name in shares:
         check(rows, rows[name].fillna(0).between(0, 1), f"{name} is not between 0 and 1")
     rows[RUN[3:]] = rows[RUN[3:]].fillna(0).astype(int)

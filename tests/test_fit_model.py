@@ -562,6 +562,11 @@ def test_natural_variations_are_accepted():
     variations = {
         "BOM": "\ufeff" + text, "twice": text + text.partition("\n")[2],
         "torn": text + "few-shot,a,task09,10,70,1,2,0",
+        "torn in the last cell": text + text.splitlines()[-1].replace("task02", "task03"),
+        "torn in quotes": text + 'few-shot,"a, b',
+        "torn in quotes within": text.replace("\nfew", '\nfew-shot,"a, b\nfew', 1),
+        "semicolons": text.replace(",", ";"), "tabs": text.replace(",", "\t"),
+        "spaces": text.replace(",", ", ", 5).replace("\n", "\r\n"),
         "torn within": text.replace("\nfew", "\nfew-shot,a,task0\nfew", 1)}
     for name, text in variations.items():
         Path("other.csv").write_bytes(text.encode())
@@ -584,12 +589,15 @@ def changed(name, *values):
 
 TEXT = coin_rows().to_csv(index=False)
 BAD = [  # a file, what is said of it
-    ("", "could not read results.csv"),
+    ("", "results.csv has no rows"),
     (TEXT.replace("acc_extra", "x"), "the column acc_extra is missing"),
     (TEXT.partition("\n")[0], "results.csv has no rows"),
-    (changed("acc_test", "many"), "data row 24: the column acc_test is missing, empty"),
-    (changed("acc_test", 1.025), "data row 24: acc_test is not between 0 and 1"),
-    (TEXT + changed("acc_test", 0.1).splitlines()[-1], "acc_test"),
+    (changed("acc_test", "many"), "results.csv, line 25: the column acc_test is missing, empty"),
+    (changed("acc_test", 1.025), "results.csv, line 25: acc_test is not between 0 and 1"),
+    (changed("acc_test", "0,5"), "line 25: the column acc_test is missing, empty or not like 0.5"),
+    (TEXT + changed("acc_test", 0.1).splitlines()[-1] + "\n", "acc_test"),
+    (TEXT[:-1] + ",\n", "results.csv: line 25 has more cells than the header"),
+    (TEXT.replace("task,", "model,", 1), "results.csv: two columns have one name"),
     (changed("data", *"xy" * 12), "data"), (changed("recipe", *"x" * 11, *"y" * 13), "recipe"),
     (TEXT, "no rows with --models c. There are: a, b")]
 

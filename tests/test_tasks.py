@@ -25,9 +25,14 @@ TASKS = json.loads((ROOT / "tasks.json").read_text(encoding="utf-8"))["tasks"]
 WHEELS = ["bbc_news", "imdb", "reuters", "rotten_tomatoes", "tweets"]
 
 
+def text_of(number):
+    """With the number in letters, since texts that differ in digits alone are one text."""
+    return "text " + "".join(["abcdefghij"[int(digit)] for digit in str(number)])
+
+
 def write_named(path, labels):
-    data = datasets.Dataset.from_dict({"text": [f"text {i}" for i in range(len(labels))],
-                                       "label": labels})
+    texts = [text_of(number) for number in range(len(labels))]
+    data = datasets.Dataset.from_dict({"text": texts, "label": labels})
     names = datasets.ClassLabel(names=["b", "never", "a"])
     data.cast_column("label", names).to_parquet(path)
 
@@ -70,8 +75,8 @@ def cells_of(task):
 
 
 def table(labels, *extra):
-    """A CSV with these labels of "text 0", "text 1" and so on, and more rows."""
-    rows = [f"text {number},{label}" for number, label in enumerate(labels)]
+    """A CSV with these labels of text_of(0), text_of(1) and so on, and more rows."""
+    rows = [f"{text_of(number)},{label}" for number, label in enumerate(labels)]
     return "\n".join(["text,label", *rows, *extra])
 
 
@@ -115,9 +120,9 @@ def test_check_tasks_says_what_is_wrong(empty_folder, capsys):
     wrong = {"labels": ["b", "c"], "classes": ["one", "one"], "rows": 21, "data": "0" * 12,
              "length_percentiles": [60, 70]}
     tasks = {"right": spec} | {key: {**spec, key: value} for key, value in wrong.items()}
-    Path("mine.csv").write_text(table("ab" * 10))
+    Path("mine.csv").write_text(table("ab" * 9, "Text A!,a", "TEXTA 2,b"))
     Path("tasks.json").write_text(json.dumps({"tasks": tasks, "models": {}}))
-    assert check_tasks.main(["--tasks", "right"]) == 0
+    assert check_tasks.main(["--tasks", "right"]) == 0 and "10.00%" in capsys.readouterr().out
     assert check_tasks.main([]) == 2 and capsys.readouterr().out.count("WRONG") == 5
 
 
@@ -183,11 +188,11 @@ def test_data_sets_of_the_hub(own, hub):
         Path("someone", name).mkdir(parents=True)
     write_named("someone/partly/train.parquet", [0, 2] * 4 + [-1, None])
     write_named("someone/hidden/train.parquet", [-1] * 10)
-    words = ["None", "null", "NA", "nan", "n/a", "one"]
+    words = ["None", "null", "NA", "nan", "1.#IND", "one"]
     rows = [f"{word},{'None' if i % 2 else 'some'}" for i, word in enumerate(words)]
     Path("someone/words/train.csv").write_text("\n".join(["text,label", *rows, "none,"]))
     task, line = own("someone/partly", kind="hub")
-    assert cells_of(task) == [(f"text {i}", "ba"[i % 2]) for i in range(8)]
+    assert cells_of(task) == [(text_of(i), "ba"[i % 2]) for i in range(8)]
     assert task.classes == ["b", "a"] and "2 rows without a label" in line
     task, line = own("someone/words", kind="hub")
     assert task.texts == words and task.classes == ["None", "some"]
@@ -198,7 +203,7 @@ def test_data_sets_of_the_hub(own, hub):
 
 
 TEXTS = ["one, two", "a, bare;\t|\rreturn", "a\nbreak\n", 'say "no"', "NA", "007", "é; x", "None",
-         "a, b;\tc\n20\n", 'say "1"\n"01"', '"', '""\n', "1\n\n20\n", "\n01", "one\ttwo",
+         "a, b;\tc\n20\n", 'say "1"\n"01"', '"', '""\n', "1\n\n20\n", "\n01", "one\tthree",
          "- 1,5\n- 2,20\n", "C:\\", "null\u2028\x85.", "Is it?\n20,really",
          "So?\n1, no.\n20, not once", "long " * 30000]
 MINE = pd.DataFrame({"text": TEXTS, "label": ["1", "01", "20"] * 7})
@@ -231,7 +236,7 @@ def test_all_that_pythons_csv_reads_in_strict_mode_loads(own):
     for header, names, mark in itertools.product(headers, labels, ",;\t"):
         rows, expected = [header.split()], []
         for number in range(30):
-            text = f"{number}" + "".join(rng.choice(pieces, rng.integers(1, 7))) + "."
+            text = text_of(number) + "".join(rng.choice(pieces, rng.integers(1, 7))) + "."
             row = {"text": text, "label": names.split()[number % 2]}
             rows.append([row.get(column, "7") for column in rows[0]])
             expected.append(tuple(row.values()))
@@ -245,22 +250,29 @@ def test_all_that_pythons_csv_reads_in_strict_mode_loads(own):
 @pytest.mark.parametrize("end", ['a screen of 15"', 'he called it "good"', "plain"])
 def test_a_lone_quote_mark_never_swallows_rows(own, order, end):
     """In strict mode csv reads the first as 56 rows."""
-    texts = [f"text {row}" for row in range(1, 61)]
+    texts = [text_of(row) for row in range(1, 61)]
     texts[9], texts[13] = '"begun and never ended', end
     rows = [order.split()]
     for row, text in enumerate(texts):
         cells = {"text": text, "label": "ab"[row % 2]}
         rows.append([cells.get(column, "x") for column in rows[0]])
     lines = "\r\n".join(map(",".join, rows))
-    for content in (lines, lines.replace("text 3", '"text, 3"')):  # also where quotes are in use
+    for content in (lines, lines.replace("text d", '"text, d"')):  # also where quotes are in use
         message = own("mine.csv", content)[1]
         assert "line 11 " in message and "quote mark twice" in message
     assert own("mine.tsv", "\n".join(map("\t".join, rows)))[0].texts == texts, "read without quotes"
 
 
 @pytest.mark.parametrize("name, content, words", [
-    ("mine.csv", table("abc", '"a \\"b\\" c",a'), r'line 5 .*2 cells.*\\"'),
+    ("mine.csv", table("abc", '"a \\"b\\" c",a'), "line 5 .*2 cells"),
     ("mine.csv", table("abc", '"one\ntwo",a', "one, two,a"), "line 7 "),
+    ("mine.csv", table("ab", "one\rtwo,a"), "line 4 "),
+    ("mine.csv", table("ab", "one,a,"), "line 4 .*2 cells"),
+    ("mine.tsv", "text\tlabel\none\ta\ntwo", "line 3 .*2 cells"),
+    ("mine.csv", "label,text,label\na,one,a", "two columns have the name label"),
+    ("mine.csv", "\n\n\n", "columns found: \\[\\]"),
+    ("mine.xlsx", "PK", "use a .csv, .tsv, .tab, .jsonl or .parquet file"),
+    (".", None, "a folder of .parquet files or LABEL"),
     ("mine.csv", "text;y\na;b", r"\['text', 'y'\]"),
     ("mine.csv", table("aaa"), r"\['a'\], expected two or more"),
     ("mine.csv", table("ab", "caf\udce9,a"), "utf-8"),
@@ -279,26 +291,34 @@ def test_mistakes_in_a_file(own, name, content, words):
 
 def test_odd_line_ends_in_a_text(own):
     """pandas does not quote a lone return; str.splitlines ends lines at U+0085 and U+2028."""
-    texts = [f'"one\r{row}\x85two\u2028three' for row in range(20)]
+    texts = [f'"one\r{text_of(row)}\x85two\u2028three' for row in range(20)]
     rows = pd.DataFrame({"text": texts, "label": list("ab") * 10})
     rows.to_csv("mine.csv", index=False)
     assert own("mine.csv")[0].texts == texts
-    lines = map("\t".join, [rows.columns, *rows.to_numpy()])
-    assert own("mine.tsv", "\n".join(lines))[0].texts == texts
+    lines = "\n".join(map("\t".join, [rows.columns, *rows.to_numpy()])).replace("\r", "")
+    assert own("mine.tsv", lines)[0].texts == [text.replace("\r", "") for text in texts]
 
 
 def test_folders_of_parts_and_names_of_classes(own):
     """Dataset.to_parquet writes the names of classes into the file; Spark writes a folder."""
     write_named("mine.parquet", [0, 2, 2] * 3 + [-1, None, 0])
     task, line = own("mine.parquet")
-    assert cells_of(task) == [*[(f"text {i}", "baa"[i % 3]) for i in range(9)], ("text 11", "b")]
+    assert cells_of(task) == [*[(text_of(i), "baa"[i % 3]) for i in range(9)], (text_of(11), "b")]
     assert "2 rows without a label" in line
     Path("parts").mkdir()
     for part in range(3):
-        data = pd.DataFrame({"text": [f"{part}a", f"{part}b"], "label": [0, 1]})
+        data = pd.DataFrame({"text": [text_of(part), f"{part}"], "label": [0, 1]})
         data.to_parquet(f"parts/part-0000{part}-c000.snappy.parquet")
     Path("parts/_SUCCESS").touch()
-    assert own("parts", flags="--m 2")[0].texts == ["0a", "0b", "1a", "1b", "2a", "2b"]
+    expected = [text_of(0), "0", text_of(1), "1", text_of(2), "2"]
+    assert own("parts", flags="--m 2")[0].texts == expected
+    Path("orders").mkdir()
+    for name in ("one", "two"):  # the names of each file
+        names = datasets.ClassLabel(names=sorted("ab", reverse=name == "two"))
+        data = datasets.Dataset.from_dict({"text": [f"{name} a", f"{name} b"], "label": ["a", "b"]})
+        data.cast_column("label", names).to_parquet(f"orders/{name}.parquet")
+    assert cells_of(own("orders", None, "--m 2")[0]) == [
+        ("one a", "a"), ("one b", "b"), ("two a", "a"), ("two b", "b")]
 
 
 def test_lines_that_an_entry_skips(script, empty_folder):
@@ -310,26 +330,27 @@ def test_lines_that_an_entry_skips(script, empty_folder):
 
 
 def test_json_lines_with_odd_columns(own):
-    rows = [{"0": f"text {i}", "01": i % 2, "2024-01-01": 2**70 + i} for i in range(9)]
+    rows = [{"0": text_of(i), "01": i % 2, "2024-01-01": 2**70 + i} for i in range(9)]
     rows += [{"0": "no label", "01": None}, {"0": "", "01": 1}, {"0": "whole", "01": 1.0}]
     task, line = own("mine.jsonl", "\n".join(map(json.dumps, rows)), "--text 0 --label 01")
-    assert cells_of(task) == [*[(f"text {i}", f"{i % 2}") for i in range(9)], ("whole", "1")]
+    assert cells_of(task) == [*[(text_of(i), f"{i % 2}") for i in range(9)], ("whole", "1")]
     assert task.classes == ["0", "1"] and "2 rows without a label" in line
 
 
 def test_repeated_texts_are_read_once(own, script):
     """Else a test text could stand, with its label, in train."""
-    repeats = [f" text {i} ,{'ab'[i % 2]}" for i in range(15)]
-    content = table("ab" * 10, *repeats, "text 3,a", "text 4,b", "text 4,b", "new,b", "x,")
+    repeats = [f" {text_of(i).upper()} ,{'ab'[i % 2]}" for i in range(15)]
+    repeats += ["text-d. 7,a", "TEXT E!,b", "tex te,b"]
+    content = table("ab" * 10, *repeats, "new,b", "7,a", "8,b", "新 1,a", "新,b", "x,")
     task, line = own("mine.csv", content, "--m 4 --n 6")
-    assert task.texts == [*[f"text {i}" for i in range(20)], "new"]
-    assert "1 rows without a label" in line and "18 rows with" in line
+    assert task.texts == [*[text_of(i) for i in range(20)], "new", "7", "8", "新 1"]
+    assert "1 rows without a label" in line and "19 rows with the letters" in line
     for rows, shared in ((59, True), (60, False)):  # 10 (m + 2 n) distinct texts do
         _, line = own("mine.csv", table(("ab" * 30)[:rows]), "--m 2 --n 2")
         assert ("share texts" in line) == shared and "left out" not in line
     listed = {"sources": [{"csv": "mine.csv"}], "text": ["text"], "label": "label"}
     own("mine.csv", content)
-    assert len(script.load_task("mine", listed).texts) == 39, "of tasks.json all rows stay"
+    assert len(script.load_task("mine", listed).texts) == 43, "of tasks.json all rows stay"
 
 
 def test_names_of_tasks(own):
@@ -354,9 +375,12 @@ def test_following_the_advice_works(script):
                 assert fits
                 continue
             except SystemExit as end:
-                numbers = re.search("--m from (.*) to (.*) and --n up to ([0-9]*)", end.code)
-            least, most, most_n = map(int, numbers.groups())
-            assert not fits and most_n > 0
+                advice, _, rare = end.code.partition("use --m")[2].partition(",")
+            *sizes, most_n = map(int, re.findall("[0-9]+", advice))
+            least, most = sizes[0], sizes[-1]
+            assert not fits and most_n > 0 and len({*sizes}) == len(sizes)
+            assert (f"as {'abc'[np.argmin(counts)]} ({min(counts)})" in rare) == (
+                m // K > min(counts))
             for advised in (least, most):
                 script.check_size("mine", task, [least, advised], most_n)
                 split = script.split_rows(labels, advised, most_n, 1)
