@@ -59,13 +59,13 @@ EFFECTS = {"bias": ("extra", "test"), "boost": ("base", "extra")}  # control, tr
 MEANS = ["majority", "base", "unseen", "seen"]
 WORDS = {"acc": ("accuracy", "points"), "f1": ("macro-F1", "points"),
          "nll": ("nll (lower is better)", "nats")}
-TITLE = "Does pretraining on test texts inflate scores?"
 METHODS = (
     "A model is used as it is (base) or pretrained on one of two sets of n texts, then trained on "
     "m labeled texts or prompted, and tested on both sets (crossed) or on the first (plain). 89% "
     "intervals are the wider of two: Student's t from the spread of subsamples (Satterthwaite), "
     "Normal from the draw of texts.")
-STYLE = """
+HEAD = """<!DOCTYPE html><meta charset="utf-8"><meta name="viewport" content="width=device-width">
+<title>Does pretraining on test texts inflate scores?</title><style>
 body { max-width: 70rem; margin: auto; padding: 0 1rem; font: 16px/1.5 sans-serif }
 div { margin: .6rem 0; overflow-x: auto }
 td, th { padding-right: .9rem; text-align: left; white-space: nowrap; font-size: .8rem }
@@ -77,6 +77,7 @@ img { max-width: 100%; min-width: 45rem }
 .large { font: bold 2.2rem/1.2 sans-serif; color: #8a5a00 }
 .no .large { color: #006b4f }
 .yes .large { color: #b3261e }
+</style><h1>Does pretraining on test texts inflate scores?</h1>
 """
 
 
@@ -458,18 +459,15 @@ def publish(rows, tasks, table, args):
     args.out.mkdir(parents=True, exist_ok=True)
     for name, each in {"effects": table, "tasks": tasks}.items():
         each.to_csv(args.out / f"{name}.csv", index=False, float_format="%.6g")
-    page = ['<!DOCTYPE html><meta charset="utf-8">'
-            '<meta name="viewport" content="width=device-width">'
-            f"<title>{TITLE}</title><style>{STYLE}</style><h1>{TITLE}</h1>"]
-    page += [html_of(kind, part, args.out) for kind, part in parts]
-    (args.out / "report.html").write_text("\n".join(page), encoding="utf-8")
+    page = HEAD + html_of("", parts, args.out)
+    (args.out / "report.html").write_text(page, encoding="utf-8")
     return said
 
 
 def html_of(kind, part, folder):
     """A div of class `kind`: a text, table, figure (saved as KIND.png too), or list of these."""
     if isinstance(part, list):
-        text = "".join(html_of(*each, folder) for each in part)
+        text = "\n".join(html_of(*each, folder) for each in part)
     elif isinstance(part, Figure):
         path = folder / f"{kind}.png"
         part.savefig(path, dpi=130)
