@@ -83,16 +83,14 @@ HARNESSES = [  # reader, scores printed (after: both halves, before), a name in 
 def test_the_blocks_on_real_logs(number, capsys):
     read, printed, known = HARNESSES[number]
     unpack(read.__name__.removeprefix("read_"))
-    old = {0: "results/samples_old.jsonl", 2: "data/old.jsonl", 3: "results/details_old.parquet"}
-    if number in old:
-        log = Path(old[number])
-        log.write_text("")
-        log.with_stem(f"{log.stem}_1").write_text('{"doc_id": 1}')
+    old = ["results/samples_old.jsonl", None, "data/old.jsonl", "results/details_old.parquet"][number]
     if number == 3:
-        pd.DataFrame({"example": []}).to_parquet(log)
-        log.with_stem(f"{log.stem}_1").write_bytes(log.read_bytes())
+        pd.DataFrame({"example": []}).to_parquet(old)
+    elif old:
+        Path(old).write_text("")
+        Path(old).with_stem("samples_older").write_text('{"doc_id": 1}')
     exec(BLOCKS[number], {})
-    assert capsys.readouterr().out.count("skipped") == 2 * (number in old)
+    assert capsys.readouterr().out.count("skipped, since") == [2, 0, 2, 1][number]
     rows = pd.read_csv("answers.csv", dtype=str, keep_default_na=False)
     right = [value and float(value) for value in rows["right"]]
     found = zip(rows["model"], rows["half"], rows["item"], rows.get("try", [""] * 200), right)

@@ -304,14 +304,6 @@ def test_folders_of_parts_and_names_of_classes(own):
         (text, "ab"[i % 2]) for i, text in enumerate(["text a", "0", "text b", "1", "text c", "2"])]
 
 
-def test_lines_that_an_entry_skips(script, empty_folder):
-    """Below its header Orange writes two lines of types, and an empty one."""
-    Path("mine.tab").write_text("y\tx\nd\tstring\nclass\t\n\na\tone\nb\ttwo\n")
-    source = {"csv": "mine.tab", "skip_lines": 2}
-    task = script.load_task("mine", {"sources": [source], "text": ["x"], "label": "y"})
-    assert cells_of(task) == [("one", "a"), ("two", "b")]
-
-
 def test_json_lines_with_odd_columns(own):
     rows = [{"0": text_of(i), "01": i % 2, "2024-01-01": 2**70 + i} for i in range(9)]
     rows += [{"0": "no label", "01": None}, {"0": "", "01": 1}, {"0": "whole", "01": 1.0}]
