@@ -511,6 +511,16 @@ def brief(error):
 # --- end shared ---
 
 
+# --- shared: flags ---
+def above_zero(text, kind=float):
+    """argparse type: a positive number."""
+    with contextlib.suppress(ValueError):
+        if 0 < kind(text) < math.inf:
+            return kind(text)
+    raise argparse.ArgumentTypeError(f"{text!r} is not a positive {kind.__name__}")
+# --- end shared ---
+
+
 # --- shared: reading ---
 CELL = ["experiment", "m", "n"]
 RUN = ["experiment", "model", "task", "m", "n", "subsample", "seed"]  # identify a row
@@ -649,14 +659,6 @@ def interval(tasks):
     half = stats.t.ppf((1 + SHARE) / 2, df) * se
     wider = half.argmax()  # or nan
     return se[wider], df[wider], half[wider]
-
-
-def above_zero(text, kind=float):
-    """argparse type: a positive number."""
-    with contextlib.suppress(ValueError):
-        if 0 < kind(text) < math.inf:
-            return kind(text)
-    raise argparse.ArgumentTypeError(f"{text!r} is not a positive {kind.__name__}")
 # --- end shared ---
 
 

@@ -393,8 +393,8 @@ def recipe_of(registry, args, model, task):
 
 # --- Shared blocks, the same in run_zero_shot.py: tests/copy_blocks.py copies them ---
 # sample: draws the published splits. scores: computes a row's metrics. effects: boost and bias.
-# border: errors end in one line. run: plans, spreads and reports the work. results: reads and
-# writes results.csv. tasks: loads the data. models: finds the model's files and the device.
+# flags, border: mistakes end in one line. run: plans, spreads and reports the work. results: reads
+# and writes results.csv. tasks, table: load the data. models: finds the model's files, the device.
 
 # --- shared: sample ---
 class Task(NamedTuple):
@@ -538,14 +538,6 @@ def interval(tasks):
     half = stats.t.ppf((1 + SHARE) / 2, df) * se
     wider = half.argmax()  # or nan
     return se[wider], df[wider], half[wider]
-
-
-def above_zero(text, kind=float):
-    """argparse type: a positive number."""
-    with contextlib.suppress(ValueError):
-        if 0 < kind(text) < math.inf:
-            return kind(text)
-    raise argparse.ArgumentTypeError(f"{text!r} is not a positive {kind.__name__}")
 # --- end shared ---
 
 
@@ -573,6 +565,16 @@ def brief(error):
     if " " not in text:  # as of KeyError
         text = repr(error)
     return " ".join(text.split())[:200]
+# --- end shared ---
+
+
+# --- shared: flags ---
+def above_zero(text, kind=float):
+    """argparse type: a positive number."""
+    with contextlib.suppress(ValueError):
+        if 0 < kind(text) < math.inf:
+            return kind(text)
+    raise argparse.ArgumentTypeError(f"{text!r} is not a positive {kind.__name__}")
 # --- end shared ---
 
 

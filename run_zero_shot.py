@@ -551,14 +551,6 @@ def interval(tasks):
     half = stats.t.ppf((1 + SHARE) / 2, df) * se
     wider = half.argmax()  # or nan
     return se[wider], df[wider], half[wider]
-
-
-def above_zero(text, kind=float):
-    """argparse type: a positive number."""
-    with contextlib.suppress(ValueError):
-        if 0 < kind(text) < math.inf:
-            return kind(text)
-    raise argparse.ArgumentTypeError(f"{text!r} is not a positive {kind.__name__}")
 # --- end shared ---
 
 
@@ -586,6 +578,16 @@ def brief(error):
     if " " not in text:  # as of KeyError
         text = repr(error)
     return " ".join(text.split())[:200]
+# --- end shared ---
+
+
+# --- shared: flags ---
+def above_zero(text, kind=float):
+    """argparse type: a positive number."""
+    with contextlib.suppress(ValueError):
+        if 0 < kind(text) < math.inf:
+            return kind(text)
+    raise argparse.ArgumentTypeError(f"{text!r} is not a positive {kind.__name__}")
 # --- end shared ---
 
 

@@ -205,7 +205,7 @@ def two_shares(one, other):
 def planted(args):
     """Print the bias by --answers of the arm test, and of extra on its own half, beside the crossed
     bias."""
-    effects = contam.add_effects(pd.read_csv(args.results).assign(arms="crossed"))
+    effects = load_script("fit_model").add_effects(pd.read_csv(args.results).assign(arms="crossed"))
     for row in effects.to_dict("records"):
         name = f"{row['experiment']}-*-{row['n']}-{row['subsample']}-{row['seed']}-*.csv"
         (path,) = args.folder.glob(name)

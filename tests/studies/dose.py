@@ -92,15 +92,15 @@ def join(audit, table):
 
 def summary():
     """A row a setting: accuracies, bias, crossed AUC of each detector and its half-width."""
-    contam = load_script("contamination_test")
+    contam, fit = load_script("contamination_test"), load_script("fit_model")
     results = pd.read_csv(RESULTS)
     lines = []
     for name, audit in pd.read_csv(AUDITS).groupby("experiment"):
         form, _, epochs = name.rpartition("-")
         rows = results[results["experiment"] == name].assign(arms="crossed")
-        tasks = contam.task_means(contam.add_effects(rows))
+        tasks = fit.task_means(fit.add_effects(rows))
         line = {"form": form, "epochs": int(epochs), "audited": len(audit), **tasks.iloc[0]}
-        line["half"] = contam.interval(tasks)[2]
+        line["half"] = fit.interval(tasks)[2]
         detectors = contam.detectors_of(audit)
         for detector in contam.DETECTORS:
             line[detector] = detectors.loc[detector, "crossed"]
