@@ -101,13 +101,7 @@ def run_subsample(sample, device, threads):
     row, recipe = {**sample.row}, sample.recipe
     net = load_network(sample.model, device, recipe["precision"])
     started, seed = time.perf_counter(), training_seed(row)
-    ids, predictions, distinct = {}, {}, set()
-    for name, texts in sample.texts.items():
-        cut = net.tokenizer(texts, truncation=True, max_length=recipe["max_length"])["input_ids"]
-        ids[name] = [np.array(text) for text in cut]
-        distinct.update(map(tuple, cut))
-    if len(distinct) == 1:
-        raise ValueError("all texts are alike in their first tokens: use a larger --max-length")
+    ids, predictions = encode_sets(net, sample.texts, recipe["max_length"]), {}
     labels = sample.labels["train"]
     for arm in ARMS:  # base, extra, test
         net.modules.load_state_dict(net.checkpoint)
@@ -117,6 +111,27 @@ def run_subsample(sample, device, threads):
     add_scores(row, predictions, sample.labels)
     row["seconds"] = round(time.perf_counter() - started, 3)
     return row, predictions
+
+
+def encode_sets(net, sets, most):
+    """The token ids of each set's texts. ValueError if the model would see too little of them."""
+    encode, texts = net.tokenizer, [*itertools.chain(*sets.values())]
+    ids, again = [encode(texts, truncation=True, max_length=most)["input_ids"] for _ in range(2)]
+    added, distinct = encode("")["input_ids"], {*map(tuple, ids)}
+    unknown = np.mean(np.concatenate(ids) == encode.unk_token_id)
+    faults = {
+        "a text has no token": min(most, *map(len, ids)) <= len(added),
+        f"{unknown:.0%} of the tokens are unknown":
+            unknown > 0.2 and encode.unk_token_id not in added,
+        "all are alike in their first tokens": len(distinct) == 1,
+        "the tokenizer has dropout": ids != again,
+        "no [MASK], or no [CLS] before a text": not net.causal and (
+            encode.mask_token is None or len({text[:1] for text in distinct}) > 1)}
+    for fault, found in faults.items():
+        if found:
+            raise ValueError(f"{fault}: use other texts, another model or a larger --max-length")
+    rest = map(np.array, ids)
+    return {name: [*itertools.islice(rest, len(sets[name]))] for name in sets}
 
 
 # --- Pretraining and classification ---
@@ -271,9 +286,10 @@ def load_network(model, device, precision):
     causal = model.objective == "clm"
     kind = transformers.AutoModelForCausalLM if causal else transformers.AutoModelForMaskedLM
     lm, info = kind.from_pretrained(**load_options(model), output_loading_info=True)
-    missing = [key for key in info["missing_keys"] if key.startswith(lm.base_model_prefix)]
+    missing = [key for key in info["missing_keys"]
+               if causal or key.startswith(lm.base_model_prefix)]
     if missing:
-        raise ValueError(f"{model.folder} has no weights for {missing[:3]}")
+        raise ValueError(f"no weights for its output layer or others: {missing[:3]}")
     lm.config.use_cache = False
     pooler, fresh_pooler = torch.nn.Flatten(0, 1), False
     if not causal:  # AutoModelForMaskedLM does not load BERT's pooler
@@ -287,8 +303,8 @@ def load_network(model, device, precision):
     dtype, device = PRECISIONS[precision], torch.device(device)
     net = SimpleNamespace(
         modules=modules, checkpoint=copy.deepcopy(modules.state_dict()), lm=lm,
-        pooler=pooler, fresh_pooler=fresh_pooler, tokenizer=load_tokenizer(model), causal=causal,
-        device=device, dtype=dtype,
+        pooler=pooler, fresh_pooler=fresh_pooler, causal=causal, device=device, dtype=dtype,
+        tokenizer=load_tokenizer(model, lm.config.vocab_size),
         autocast=torch.autocast(device.type, dtype, enabled=dtype is not None),
         packed=lm.config.model_type in PACKED,
         first=getattr(embeddings, "padding_idx", -1) + 1)  # position; RoBERTa skips some
@@ -599,41 +615,27 @@ def run_all(args, models, tasks, most, recipe_of, run):
     print(f"rows: {args.out.resolve()}\nnext: python fit_model.py {shlex.quote(str(args.out))}")
 
 
-def results_of(args, models, run, units):
-    """The rows of the units that are left, in order. Nothing runs before the first is needed."""
-    samples = (draw(*unit) for unit in units if "seconds" not in unit[0])
-    job = functools.partial(run_job, run, args)
+@contextlib.contextmanager
+def engine(args, models):
+    """Let joblib run jobs here, in other processes, or on Dask. Yields each one's threads."""
     if args.dask:
-        yield from on_dask(args, functools.partial(job, args.threads or 1), samples)
+        import distributed
+
+        logging.getLogger("distributed").setLevel(logging.CRITICAL)
+        with distributed.Client(args.dask) as client:
+            client.upload_file(__file__)
+            print("waiting for Dask workers:", args.workers or 1)
+            client.wait_for_workers(args.workers or 1, timeout=600)
+            with joblib.parallel_config("dask"):
+                yield args.threads or 1
         return
     small = max([model.size for model in models]) < 50e6 and choose_device(args) == "cpu"
     cores = joblib.cpu_count()
     workers = args.workers or (min(4, cores) if small else 1)
     if "__file__" not in globals():  # other processes cannot import a notebook's cell
         workers = 1
-    threads = args.threads or (1 if small else max(1, cores // workers))
-    job = joblib.delayed(functools.partial(job, threads))
     with joblib.parallel_config("loky", n_jobs=workers, initializer=follow_parent):
-        yield from joblib.Parallel(return_as="generator", pre_dispatch="n_jobs")(map(job, samples))
-
-
-def on_dask(args, job, samples):
-    """The rows of the samples from the workers of a Dask cluster."""
-    import distributed
-
-    for name in ("distributed", "distributed.client"):
-        logging.getLogger(name).setLevel(logging.CRITICAL)
-    with distributed.Client(args.dask) as client:
-        client.upload_file(__file__)
-        print("waiting for Dask workers:", args.workers or 1)
-        client.wait_for_workers(args.workers or 1, timeout=600)
-        futures = []
-        for sample in samples:
-            futures.append(client.submit(job, sample, pure=False))
-            if len(futures) > 2 * sum(client.ncores().values()):
-                yield futures.pop(0).result()
-        while futures:
-            yield futures.pop(0).result()
+        yield args.threads or (1 if small else max(1, cores // workers))
 
 
 def follow_parent():
@@ -694,6 +696,14 @@ def run_cell(args, units, tasks, results):
     if left and not {*map(unit_key, rows)} <= {*finished_rows(args.out)}:
         raise ValueError(f"{args.out} has lost rows: run the same command again")
     return rows
+
+
+def results_of(args, models, run, units):
+    """The rows of the units that are left, in order. Nothing runs before the first is needed."""
+    with engine(args, models) as threads:
+        job = joblib.delayed(functools.partial(run_job, run, args, threads))
+        yield from joblib.Parallel(return_as="generator", pre_dispatch="n_jobs")(
+            job(draw(*unit)) for unit in units if "seconds" not in unit[0])
 
 
 def run_job(run, args, threads, sample):
@@ -1121,18 +1131,25 @@ def read_model(name, known, source):
     gguf = source.get("gguf")
     config = transformers.AutoConfig.from_pretrained(
         folder, gguf_file=gguf, trust_remote_code=False)
+    if (config.is_encoder_decoder or config.get_text_config() is not config
+            or getattr(config, "quantization_config", None)):
+        raise ValueError("encoder-decoder, multimodal and quantized models are not supported")
     like = "gpt2" if re.search("CausalLM|LMHead", str(config.architectures)) else "bert"
+    if type(config) not in transformers.MODEL_FOR_MASKED_LM_MAPPING:
+        like = "gpt2"
     if name in known:
         like = name
     files = sorted({file for pattern in MODEL_FILES for file in folder.glob(pattern)})
     hashes = []
     for file in files:
         with open(file, "rb") as content:
+            if content.peek().startswith(b"version https://git-lfs"):
+                raise ValueError(f"{file.name} is a git-lfs pointer")
             hashes.append((file.name, hashlib.file_digest(content, "sha256").hexdigest()))
-    limits, body = ["max_position_embeddings"], config.get_text_config()
+    limits = ["max_position_embeddings", "original_max_position_embeddings", "max_seq_len"]
     if known[like]["objective"] == "clm":  # a token does not see beyond its window
         limits += ["sliding_window", "window_size"]
-    longest = min([getattr(body, limit, None) or 10**6 for limit in limits])
+    longest = min([getattr(config, limit, None) or 10**6 for limit in limits])
     return Model(name, like, folder, gguf, known[like]["objective"], short_hash(hashes),
                  sum([file.stat().st_size for file in files]), longest)
 
@@ -1143,12 +1160,13 @@ def load_options(model):
             "dtype": torch.float32, "use_safetensors": not model.gguf, "trust_remote_code": False}
 
 
-def load_tokenizer(model):
-    """The tokenizer of a Model."""
+def load_tokenizer(model, size=math.inf):
+    """The tokenizer of a Model that knows `size` tokens."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(
         model.folder, gguf_file=model.gguf, trust_remote_code=False, truncation_side="right")
-    if len(tokenizer) < 200:
-        raise ValueError(f"a tokenizer of {len(tokenizer)} tokens: is its vocabulary missing?")
+    ids = {0, *tokenizer.get_vocab().values()} - {*tokenizer.all_special_ids}
+    if len(tokenizer) < 200 or max(ids) >= size:
+        raise ValueError(f"a tokenizer's vocabulary of {len(tokenizer)}, an embedding of {size}")
     return tokenizer
 
 
@@ -1157,10 +1175,7 @@ def choose_device(args):
     device = args.device
     if device == "auto":
         device = (torch.accelerator.current_accelerator(True) or torch.device("cpu")).type
-    try:
-        torch.ones(1, device=device)
-    except Exception as error:
-        raise ValueError(f"--device {device}: {brief(error)}: use cpu or auto")
+    torch.ones(1, device=device)  # or an error
     if args.precision in ("bf16", "tf32") and not computes_bf16(device):
         raise ValueError(f"{device} does not support {args.precision}: use fp16")
     return device

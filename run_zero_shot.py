@@ -14,6 +14,7 @@ columns of results.csv are explained there, too. A subsample is a random draw of
 texts, `extra` and `test`. A causal model predicts the class whose name has the highest mean
 log-probability as the answer to a prompt. Three models do so on both sets: `base`, without
 pretraining, and two after LoRA pretraining on the prompts of `extra` or `test`, without answers.
+Prompts are plain: no chat template is used.
 
     python run_zero_shot.py --show-prompts   # print what the model sees
     python run_zero_shot.py                  # real model and texts, offline, on a CPU
@@ -86,13 +87,13 @@ def run_prompts(sample, device, threads, adapters=None):
         folder = adapters / unit_name(row)
         (folder / "unit.json").unlink(missing_ok=True)  # it would vouch for other adapters
     net, tokenizer = load_net(sample.model, recipe["quantize"], recipe["precision"], device)
+    if adapters and not tokenizer.is_fast:
+        raise ValueError("--adapters needs a tokenizer.json")
     started, seed = time.perf_counter(), training_seed(row)
     strings, predictions = {}, {}
     for name in ("test", "extra"):
         strings[name] = arm_strings(
             tokenizer, recipe, sample.classes, sample.texts[name], sample.labels[name])
-    if len({*strings["test"]["prompts"], *strings["extra"]["prompts"]}) == 1:
-        raise ValueError("all prompts are alike after the cut: use a larger --max-length")
     for arm in tqdm(ARMS, "arms", leave=False, disable=None):
         fresh_adapter(net, seed)
         if arm != "base":
@@ -178,18 +179,17 @@ def cut_examples(tokenizer, head, room, texts, ends):
     most = TEXT_CHARACTERS
     if tokens(most) > room:
         most = bisect.bisect_right(range(most), room, key=tokens) - 1
-    if most < 1:
+    if most < 20:  # too few characters
         raise ValueError(f"a prompt without its text has {tokens(0)} tokens, and {room} fit: use "
-                         "a larger --max-length")
+                         "a larger --max-length, a model with a longer window, or no --pack")
     return examples(most)
 
 
 def encode(tokenizer, text):
-    """Token ids of a text, without an end token."""
-    ids = tokenizer(text)["input_ids"]
-    if ids and ids[-1] in (tokenizer.eos_token_id, tokenizer.sep_token_id):
-        ids.pop()
-    return ids
+    """Token ids of a text, without those that the tokenizer adds at its end."""
+    coded = tokenizer(text, return_special_tokens_mask=True)
+    own = np.flatnonzero(np.equal(coded["special_tokens_mask"], 0))
+    return coded["input_ids"][: own.max(initial=-1) + 1]
 
 
 # --- Pretraining ---
@@ -346,16 +346,17 @@ def load_net(model, quantize, precision, device):
         options["quantization_config"] = transformers.BitsAndBytesConfig(
             load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True,
             bnb_4bit_compute_dtype=dtype)
-    if model.objective != "clm":
-        raise ValueError(f"{model.name} is a masked language model: use a causal one")
     lm, info = transformers.AutoModelForCausalLM.from_pretrained(
         **options, output_loading_info=True)
     if info["missing_keys"]:
-        raise ValueError(f"{model.name} has no weights for {info['missing_keys']}")
+        raise ValueError(f"no weights for its output layer or others: {info['missing_keys']}")
     cast(lm, dtype)
     lm.forward = torch.autocast(device.type, dtype, enabled=bool(dtype))(lm.forward)
-    net = peft.get_peft_model(lm, peft.LoraConfig(**LORA)).to(device)
-    tokenizer = load_tokenizer(model)
+    try:
+        net = peft.get_peft_model(lm, peft.LoraConfig(**LORA)).to(device)
+    except ValueError as error:
+        raise ValueError(f"LoRA does not support it (a mixture of experts?): {error}")
+    tokenizer = load_tokenizer(model, lm.config.vocab_size)
     check_scores(net, tokenizer, 0.05 if dtype else 1e-3)
     return net, tokenizer
 
@@ -375,14 +376,18 @@ def check_scores(net, tokenizer, near):
     net.eval()
     expected, classes = [], ["yes, this is so", "no"]
     prompts = ["Is it so? Yes, rain", "Is it so? Yes, rain and wind", "Is it so? Yes, x"]
+    ways = {str(encode(tokenizer, prompts[1] * 20)) for _ in range(20)}
     for prompt in prompts:
         for ids, start in split_answers(tokenizer, prompt, classes):
             ids = torch.tensor(ids, device=net.device)
-            logs = net(input_ids=ids[None]).logits[0].float().log_softmax(1)
+            output = net(input_ids=ids[None], use_cache=True)
+            logs = output.logits[0].float().log_softmax(1)
             expected.append(logs[start - 1 : -1].gather(1, ids[start:, None]).mean().item())
+    if len(ways) > 1 or not output.get("past_key_values"):
+        raise ValueError("its tokenizer has dropout, or it has no cache: is it causal?")
     found = score_classes(net, tokenizer, prompts, classes).flatten()
     if not np.allclose(found, expected, near, 1e-3):
-        raise ValueError("its scores change in a batch: it is not causal or has no cache")
+        raise ValueError("its scores change in a batch or a cache: it is not causal")
 
 
 # --- Settings ---
@@ -612,41 +617,27 @@ def run_all(args, models, tasks, most, recipe_of, run):
     print(f"rows: {args.out.resolve()}\nnext: python fit_model.py {shlex.quote(str(args.out))}")
 
 
-def results_of(args, models, run, units):
-    """The rows of the units that are left, in order. Nothing runs before the first is needed."""
-    samples = (draw(*unit) for unit in units if "seconds" not in unit[0])
-    job = functools.partial(run_job, run, args)
+@contextlib.contextmanager
+def engine(args, models):
+    """Let joblib run jobs here, in other processes, or on Dask. Yields each one's threads."""
     if args.dask:
-        yield from on_dask(args, functools.partial(job, args.threads or 1), samples)
+        import distributed
+
+        logging.getLogger("distributed").setLevel(logging.CRITICAL)
+        with distributed.Client(args.dask) as client:
+            client.upload_file(__file__)
+            print("waiting for Dask workers:", args.workers or 1)
+            client.wait_for_workers(args.workers or 1, timeout=600)
+            with joblib.parallel_config("dask"):
+                yield args.threads or 1
         return
     small = max([model.size for model in models]) < 50e6 and choose_device(args) == "cpu"
     cores = joblib.cpu_count()
     workers = args.workers or (min(4, cores) if small else 1)
     if "__file__" not in globals():  # other processes cannot import a notebook's cell
         workers = 1
-    threads = args.threads or (1 if small else max(1, cores // workers))
-    job = joblib.delayed(functools.partial(job, threads))
     with joblib.parallel_config("loky", n_jobs=workers, initializer=follow_parent):
-        yield from joblib.Parallel(return_as="generator", pre_dispatch="n_jobs")(map(job, samples))
-
-
-def on_dask(args, job, samples):
-    """The rows of the samples from the workers of a Dask cluster."""
-    import distributed
-
-    for name in ("distributed", "distributed.client"):
-        logging.getLogger(name).setLevel(logging.CRITICAL)
-    with distributed.Client(args.dask) as client:
-        client.upload_file(__file__)
-        print("waiting for Dask workers:", args.workers or 1)
-        client.wait_for_workers(args.workers or 1, timeout=600)
-        futures = []
-        for sample in samples:
-            futures.append(client.submit(job, sample, pure=False))
-            if len(futures) > 2 * sum(client.ncores().values()):
-                yield futures.pop(0).result()
-        while futures:
-            yield futures.pop(0).result()
+        yield args.threads or (1 if small else max(1, cores // workers))
 
 
 def follow_parent():
@@ -707,6 +698,14 @@ def run_cell(args, units, tasks, results):
     if left and not {*map(unit_key, rows)} <= {*finished_rows(args.out)}:
         raise ValueError(f"{args.out} has lost rows: run the same command again")
     return rows
+
+
+def results_of(args, models, run, units):
+    """The rows of the units that are left, in order. Nothing runs before the first is needed."""
+    with engine(args, models) as threads:
+        job = joblib.delayed(functools.partial(run_job, run, args, threads))
+        yield from joblib.Parallel(return_as="generator", pre_dispatch="n_jobs")(
+            job(draw(*unit)) for unit in units if "seconds" not in unit[0])
 
 
 def run_job(run, args, threads, sample):
@@ -1134,18 +1133,25 @@ def read_model(name, known, source):
     gguf = source.get("gguf")
     config = transformers.AutoConfig.from_pretrained(
         folder, gguf_file=gguf, trust_remote_code=False)
+    if (config.is_encoder_decoder or config.get_text_config() is not config
+            or getattr(config, "quantization_config", None)):
+        raise ValueError("encoder-decoder, multimodal and quantized models are not supported")
     like = "gpt2" if re.search("CausalLM|LMHead", str(config.architectures)) else "bert"
+    if type(config) not in transformers.MODEL_FOR_MASKED_LM_MAPPING:
+        like = "gpt2"
     if name in known:
         like = name
     files = sorted({file for pattern in MODEL_FILES for file in folder.glob(pattern)})
     hashes = []
     for file in files:
         with open(file, "rb") as content:
+            if content.peek().startswith(b"version https://git-lfs"):
+                raise ValueError(f"{file.name} is a git-lfs pointer")
             hashes.append((file.name, hashlib.file_digest(content, "sha256").hexdigest()))
-    limits, body = ["max_position_embeddings"], config.get_text_config()
+    limits = ["max_position_embeddings", "original_max_position_embeddings", "max_seq_len"]
     if known[like]["objective"] == "clm":  # a token does not see beyond its window
         limits += ["sliding_window", "window_size"]
-    longest = min([getattr(body, limit, None) or 10**6 for limit in limits])
+    longest = min([getattr(config, limit, None) or 10**6 for limit in limits])
     return Model(name, like, folder, gguf, known[like]["objective"], short_hash(hashes),
                  sum([file.stat().st_size for file in files]), longest)
 
@@ -1156,12 +1162,13 @@ def load_options(model):
             "dtype": torch.float32, "use_safetensors": not model.gguf, "trust_remote_code": False}
 
 
-def load_tokenizer(model):
-    """The tokenizer of a Model."""
+def load_tokenizer(model, size=math.inf):
+    """The tokenizer of a Model that knows `size` tokens."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(
         model.folder, gguf_file=model.gguf, trust_remote_code=False, truncation_side="right")
-    if len(tokenizer) < 200:
-        raise ValueError(f"a tokenizer of {len(tokenizer)} tokens: is its vocabulary missing?")
+    ids = {0, *tokenizer.get_vocab().values()} - {*tokenizer.all_special_ids}
+    if len(tokenizer) < 200 or max(ids) >= size:
+        raise ValueError(f"a tokenizer's vocabulary of {len(tokenizer)}, an embedding of {size}")
     return tokenizer
 
 
@@ -1170,10 +1177,7 @@ def choose_device(args):
     device = args.device
     if device == "auto":
         device = (torch.accelerator.current_accelerator(True) or torch.device("cpu")).type
-    try:
-        torch.ones(1, device=device)
-    except Exception as error:
-        raise ValueError(f"--device {device}: {brief(error)}: use cpu or auto")
+    torch.ones(1, device=device)  # or an error
     if args.precision in ("bf16", "tf32") and not computes_bf16(device):
         raise ValueError(f"{device} does not support {args.precision}: use fp16")
     return device

@@ -39,7 +39,13 @@ MODELS = {  # kind: objective, what differs from SIZE
     "gpt_neox": ("clm", {}),
     "llama": ("clm", {"num_key_value_heads": 2}),
     "mistral": ("clm", {"num_key_value_heads": 2, "sliding_window": 40}),
+    "mixtral": ("clm", {}),
+    "mpt": ("clm", {}),
+    "olmoe": ("clm", {}),
     "opt": ("clm", PADDED | {"ffn_dim": 64, "word_embed_proj_dim": 32, "init_std": 0.3}),
+    "phi3": ("clm", PADDED | {"rope_parameters": {
+        "rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 4,
+        "long_factor": [4.0] * 4}}),
     "rwkv": ("clm", {}),  # no attention
 }
 
@@ -156,7 +162,7 @@ def tokenizer(bert_tiny):
     return AutoTokenizer.from_pretrained(bert_tiny.folder)
 
 
-def byte_tokenizer(merges):
+def byte_tokenizer(merges, template="$A", dropout=None, **named):
     """Its tokens are bytes, and so can be read, and these pairs of them."""
     import tokenizers
     from transformers import PreTrainedTokenizerFast
@@ -164,10 +170,12 @@ def byte_tokenizer(merges):
     byte_level = tokenizers.pre_tokenizers.ByteLevel
     words = [*sorted(byte_level.alphabet()), "<end>", *map("".join, merges)]
     numbers = {word: number for number, word in enumerate(words)}
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(numbers, [*merges]))
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(numbers, [*merges], dropout=dropout))
     tokenizer.pre_tokenizer = byte_level(False, use_regex=False)
     tokenizer.decoder = tokenizers.decoders.ByteLevel()
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>")
+    added = [(word, numbers[word]) for word in template.split() if word != "$A"]
+    tokenizer.post_processor = tokenizers.processors.TemplateProcessing(template, None, added)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>", **named)
 
 
 @pytest.fixture(scope="session")
@@ -176,11 +184,13 @@ def model_dir(tmp_path_factory, tokenizer):
     import torch
     import transformers
 
-    def make(kind, saved_as=None, merges=None, **changes):
+    def make(kind, saved_as=None, merges=None, words=None, **changes):
         objective, own = MODELS[kind]
-        words, ids = tokenizer, {"bos_token_id": 101, "eos_token_id": 102}
+        ids = {"bos_token_id": 101, "eos_token_id": 102}
         if merges is not None:
             words = byte_tokenizer(merges)
+        words = words or tokenizer
+        if len(words) < 999:  # bytes
             ids = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), 256)
         config = transformers.AutoConfig.for_model(
             kind, **SIZE | {"vocab_size": len(words)} | own | ids | changes)

@@ -10,12 +10,11 @@ import numpy as np
 import pandas as pd
 import peft
 import pytest
-import tokenizers as tk
 import torch
 import transformers as t
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from conftest import SETS, end_of, plain_training, rows_of
+from conftest import SETS, byte_tokenizer, end_of, plain_training, rows_of
 
 CLASSES = ["World", "Sports", "Business", "Sci/Tech"]
 TEXTS = ["US Electoral College withstands critics ... so far (AFP)",
@@ -94,15 +93,20 @@ def test_long_texts_are_cut_and_nothing_else(strings):
     cut = {"texts": long, "max_length": frame + 60}
     assert strings("examples", answers=True, **cut) == [
         f"{short[0]}{slot} World", f"{short[1]}{slot} Sports", f"{short[2]}{slot} Business"]
-    with pytest.raises(ValueError, match="without its text"):
-        strings("prompts", texts=long, max_length=frame)
+    for most, typed in (frame, {}), (frame + 16, {}), (frame + 16 * 3 + 22, {"pack": 3}):
+        with pytest.raises(ValueError, match="without its text .* longer window"):
+            strings("examples", texts=["x" * 99] * 3, max_length=most, **typed)
     assert strings("prompts", **cut) == [f"{HEAD}\n\n{text}{slot}" for text in short]
     frame = len(HEAD) + 3 * len("\n\n### Text: ") + len(" Sci/Tech") + 1
     assert strings("examples", pack=3, texts=long, max_length=frame + 60 + 5 + 60) == short
 
 
-def test_no_end_token_is_appended(zero, tokenizer):
-    assert tokenizer.decode(zero.encode(tokenizer, "a goal")) == "[CLS] a goal"
+@pytest.mark.parametrize("words, front", [
+    (byte_tokenizer([], "$A !"), ""), (byte_tokenizer([], "? $A ! <end>"), "?"),
+    (t.ByT5Tokenizer(), "")])
+def test_nothing_is_appended(words, front, zero):
+    for text in "a goal!", "!":
+        assert words.decode(zero.encode(words, text)) == front + text
 
 
 def plain_scores(model, tokenizer, prompts, classes, counts):
@@ -118,16 +122,17 @@ def plain_scores(model, tokenizer, prompts, classes, counts):
     return means
 
 
-@pytest.mark.parametrize("kind, window", [
-    ("llama", ""), ("gpt2", ""), ("bloom", ""), ("mistral", "sliding_window"),
-    ("gpt_neo", "window_size")])
-def test_prompts_scored_together_score_as_alone(kind, window, zero, load):
+@pytest.mark.parametrize("kind, changes", [
+    ("llama", {}), ("gpt2", {"saved_as": t.GPT2Model}), ("bloom", {}),
+    ("mistral", {"sliding_window": 400}), ("gpt_neo", {"window_size": 400}),
+    ("phi3", {"original_max_position_embeddings": 400})])
+def test_prompts_scored_together_score_as_alone(kind, changes, zero, load):
     """To this tokenizer ": " is one token, as is ": W": what prompt and class share is scored.
     Beyond a window caches forget, so no text is longer."""
-    folder, net, tokenizer = load(kind, merges=[("Ġ", "a"), (":", "Ġ"), (":Ġ", "W")],
-                                  **{window: 400} if window else {})
+    folder, net, tokenizer = load(
+        kind, merges=[("Ġ", "a"), (":", "Ġ"), (":Ġ", "W")], **changes)
     longest = zero.find_model(str(folder), zero.load_registry()).longest
-    assert longest == 400 if window else longest > 1000
+    assert longest == 400 if 400 in changes.values() else longest > 1000
     texts = ["no rain at all " * 20, "", "x", "a goal", "Fans rush " * 5, "a goal"]
     prompts = [f"What are these remarks about?\n### Text: {text}\n### Answer:" for text in texts]
     classes = ["a", "b", "of", "cat", "World"]
@@ -297,7 +302,7 @@ def test_a_run_is_what_its_files_say(kind, typed, zero, byte_model, run, monkeyp
         return net, own
 
     monkeypatch.setattr(zero, "load_net", watched)
-    length = 640 if "--pack" in typed else 165  # cuts texts
+    length = 640 if "--pack" in typed else 185  # cuts texts
     message, (row,) = run(folder, "--adapters kept --predictions kept --pretrain-lr 0.02 "
                           f"--max-length {length} {typed}")
     (path,) = Path("kept").glob("*.csv")
@@ -346,7 +351,7 @@ def test_arms_of_the_same_texts_are_the_same(zero, byte_model, run, capsys, monk
         return sample
 
     monkeypatch.setattr(zero, "draw", twins)
-    write_csv("same.csv", [(f"text {n}", n % 2) for n in range(60)])
+    write_csv("same.csv", [("x" * (n + 1), n % 2) for n in range(60)])
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     message, (row,) = run(byte_model("gpt2"), "--csv same.csv --pretrain-lr 0.02")
     captured = capsys.readouterr()
@@ -400,32 +405,26 @@ def test_show_prompts_and_help(zero, byte_model, run, capsys):
     ("ab", "--pretrain-lr 1e30 --batch-size 1", "arm extra"),
     (["Spam", "spam"], "", "rename"), (["Spam", " "], "", "rename"),
     (["Spam", "[MASK]"], "", "rename"),
-    ("ab", "--max-length 42", "all prompts are alike"),
-    ("ab", "--device cuda:99", "--device cuda:99")])
+    ("ab", "--max-length 42", "longer window"),
+    ("ab", "--device cuda:99", "CUDA")])
 def test_a_mistake_ends_in_one_line_without_a_row(classes, typed, words, model_dir, run):
-    write_csv("mail.csv", [(f"mail {n}", classes[n % 9 == 8]) for n in range(90)])
+    write_csv("mail.csv", [(f"mail {'o' * n}", classes[n % 9 == 8]) for n in range(90)])
     message, rows = run(model_dir("llama"), f"--csv mail.csv {typed}")
     assert message.startswith("error: ") and words in message and not rows
 
 
 @pytest.mark.parametrize("kind, changes, words, precision", [
-    ("rwkv", {}, "past_key_values", "bf16"), ("bert", {}, "masked", "bf16"),
+    ("rwkv", {}, "no cache", "bf16"), ("bert", {}, "no cache", "bf16"),
     ("llama", {"is_causal": False}, "not causal", "bf16"),
-    ("llama", {"is_causal": False}, "not causal", "float32")])
-def test_a_model_that_cannot_serve_is_refused(kind, changes, words, precision, byte_model, run):
-    message, rows = run(byte_model(kind, **changes), f"--max-length 900 --precision {precision}")
+    ("llama", {"is_causal": False}, "not causal", "float32"),
+    ("llama", {"saved_as": t.LlamaModel}, "output layer", "float32"),
+    ("mixtral", {}, "mixture of experts", "float32"),
+    ("olmoe", {}, "mixture of experts", "float32"),
+    ("gpt2", {"words": byte_tokenizer([("i", "n")], dropout=0.5)}, "dropout", "float32"),
+    ("llama", {"words": byte_tokenizer([("Ġ", "a")], dropout=0.3)}, "dropout", "float32"),
+    ("llama", {"words": t.ByT5Tokenizer()}, "tokenizer.json", "float32"),
+    ("gpt2", {"words": t.PerceiverTokenizer()}, "tokenizer.json", "float32")])
+def test_a_model_that_cannot_serve_is_refused(kind, changes, words, precision, model_dir, run):
+    folder = model_dir(kind, **{"words": byte_tokenizer([])} | changes)
+    message, rows = run(folder, f"--max-length 900 --precision {precision} --adapters kept")
     assert message.startswith("error: ") and words in message and not rows
-
-
-def test_a_folder_that_is_not_whole_is_refused(zero, byte_model, run):
-    broken, lost, adapted = byte_model("llama"), byte_model("llama"), byte_model("gpt2")
-    config = json.loads((broken / "config.json").read_text())
-    (broken / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 3}))
-    numbers = {"<end>": 0, "?": 1, "sport": 2}
-    tokenizer = tk.Tokenizer(tk.models.WordLevel(numbers, unk_token="?"))
-    t.PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>").save_pretrained(lost)
-    model = t.AutoModelForCausalLM.from_pretrained(adapted)
-    peft.get_peft_model(model, peft.LoraConfig(**zero.LORA)).save_pretrained(adapted)
-    for folder, words in (broken, "has no weights for"), (adapted, "adapter"), (lost, "vocabulary"):
-        message, rows = run(folder)
-        assert words in message and not rows
