@@ -675,7 +675,9 @@ def run_cell(args, units, tasks, results):
     subsamples of each task whose mean bias is known to half the margin."""
     left = sum(["seconds" not in row for row, *_ in units])
     print("\n{model}, m = {m}, n = {n}:".format(**units[0][0]), len(units) - left,
-          "subsamples are finished; a different --out makes them and their files again")
+          "subsamples are finished")
+    if left < len(units) and (args.predictions or vars(args).get("adapters")):
+        print("they leave no new files: use a different --out for all of them")
     bar = tqdm(total=left, unit="subsample", disable=None)
     if args.margin:
         bar.bar_format = "{desc} [{elapsed}]"
@@ -728,11 +730,7 @@ def with_effects(rows):
 def report(rows):
     """Print the means of each task."""
     means = task_means(with_effects(rows))
-    shares = ["majority", "base", "unseen", "seen"]
-    means[shares] *= 100
-    print("\nMeans in %; boost and bias in percentage points")
-    shown = means[["subsamples", *shares, "boost", "bias"]]
-    print(shown.to_string(float_format="{:.2f}".format))
+    print(means[["base", "unseen", "seen", "boost", "bias"]].round(3).to_string())
     text = f"mean bias {means['bias'].mean():+.2f} points"
     if means["subsamples"].min() > 1:
         text += f", 89% interval ±{interval(means)[2]:.2f}"
@@ -914,8 +912,6 @@ def check_size(name, task, ms, n):
     K, least = len(counts), counts.min()
     classes = ", ".join(map("{} {}".format, task.classes, counts))
     print(f"task {name} from {task.source}: {rows} rows, {K} classes: {classes:.300}")
-    if len({*task.texts}) < 10 * (max(ms) + 2 * n):
-        print("subsamples share texts: there are fewer than 10 (m + 2 n)")
     used = max(ms) // K * K  # as many of each class
     if min(ms) < K or used > K * least or used + 2 * n > rows:
         m = max(K, min(used, K * least, rows // 2 // K * K))

@@ -320,9 +320,6 @@ def test_repeated_texts_are_read_once(own, script):
     task, line = own("mine.csv", content, "--m 4 --n 6")
     assert task.texts == [*[text_of(i) for i in range(20)], "new", "7", "8", "新 1"]
     assert "1 rows without a label" in line and "19 rows with the letters" in line
-    for rows, shared in ((59, True), (60, False)):  # 10 (m + 2 n) distinct texts do
-        _, line = own("mine.csv", table(("ab" * 30)[:rows]), "--m 2 --n 2")
-        assert ("share texts" in line) == shared and "left out" not in line
     listed = {"sources": [{"csv": "mine.csv"}], "text": ["text"], "label": "label"}
     own("mine.csv", content)
     assert len(script.load_task("mine", listed).texts) == 43, "of tasks.json all rows stay"
