@@ -1056,6 +1056,8 @@ def read_csv(text, quoting=csv.QUOTE_MINIMAL):
     """The cells of a CSV or TSV. ValueError names a row that does not fit the header, or in which
     quotes join lines that look like rows: a TSV is then read without quotes."""
     csv.field_size_limit(2**31 - 1)
+    if "\n" in text:  # pandas does not quote a lone return
+        text = re.sub("\r(?!\n)", "\ufdd0", text)
     mark, rows, line = max("\t,;|", key=text.partition("\n")[0].count), [], 1
     lines = io.StringIO(text or "\n", newline="")
     try:
@@ -1080,7 +1082,8 @@ def read_csv(text, quoting=csv.QUOTE_MINIMAL):
             raise ValueError(f"line {line} is not one row of {len(header)} cells: inside quotes, "
                              "write a quote mark twice")
         line += len(inner)
-    return pd.DataFrame([row for row in rows[1:] if any(row)], columns=header, dtype=object)
+    rows = [[cell.replace("\ufdd0", "\r") for cell in row] for row in rows[1:] if any(row)]
+    return pd.DataFrame(rows, columns=header, dtype=object)
 # --- end shared ---
 
 

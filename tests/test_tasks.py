@@ -287,6 +287,16 @@ def test_mistakes_in_a_file(own, name, content, words):
     assert "Hub" not in message and ("quote" in message) == ("one row" in message)
 
 
+def test_odd_line_ends_in_a_text(own):
+    """pandas does not quote a lone return; str.splitlines ends lines at U+0085 and U+2028."""
+    texts = [f'"one\r{letter}\x85two\u2028three' for letter in "abcdefghijklmnopqrst"]
+    rows = pd.DataFrame({"text": texts, "label": list("ab") * 10})
+    rows.to_csv("mine.csv", index=False)
+    assert own("mine.csv")[0].texts == texts
+    lines = map("\t".join, [rows.columns, *rows.to_numpy()])
+    assert own("mine.tsv", "\n".join(lines))[0].texts == texts
+
+
 def test_folders_of_parts_and_names_of_classes(own):
     """Dataset.to_parquet writes the names of classes into the file; Spark writes a folder."""
     write_named("mine.parquet", [0, 2, 2] * 3 + [-1, None, 0])
