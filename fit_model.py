@@ -39,11 +39,16 @@ import math
 import os
 import shlex
 import sys
+import tempfile
 import warnings
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
+
+if "__file__" in globals():  # a notebook's may not be installed here
+    os.environ.pop("MPLBACKEND", None)
+
 from matplotlib.figure import Figure
 from scipy import special, stats
 
@@ -314,11 +319,12 @@ def run_paper_model(rows, args):
     for cell, mine in rows.groupby(CELL):
         for effect in EFFECTS:
             tables[*cell, effect] = fit(mine, effect, args)
-            posterior = pd.concat(tables, names=[*CELL, "effect", "parameter"])
-            posterior.to_csv(args.out / "posterior.csv", float_format="%.6g")
+            posterior = pd.concat(tables, names=[*CELL, "effect", "parameter"]).reset_index()
+            table = posterior.replace(FORMULAS, "'", regex=True)
+            table.to_csv(args.out / "posterior.csv", index=False, float_format="%.6g")
             said = posterior.warning.iloc[-1] or "converged"
             print(f"{title_of(*cell)}, {effect}, the paper's model: {said}")
-    shown = posterior[["mean", "hdi_5.5%", "hdi_94.5%", "r_hat"]].reset_index()
+    shown = posterior[[*CELL, "effect", "parameter", "mean", "hdi_5.5%", "hdi_94.5%", "r_hat"]]
     shown = shown[shown.parameter.str.match("beta|diff")]
     with open(args.out / "report.html", "a") as page:
         page.write(html_of("title", "The paper's model: beta (log odds), differences (points)", ""))
@@ -427,7 +433,7 @@ def side_by_side(table, args):
 
 
 def publish(rows, tasks, table, args):
-    """Write the page, the figure and the tables. Returns the sentences to print."""
+    """Print the verdicts. Write the page, the figure and the tables."""
     lines = side_by_side(table, args)
     after = lines.shift(-1)  # tasks like these follow these tasks
     for name in EFFECTS:
@@ -456,12 +462,13 @@ def publish(rows, tasks, table, args):
     parts += [("title", "Tasks"), ("", each[shown]), ("title", "Methods"), ("", METHODS),
               ("", args.command)]
 
-    args.out.mkdir(parents=True, exist_ok=True)
+    print("\n".join(said))
     for name, each in {"effects": table, "tasks": tasks}.items():
+        each = each.replace(FORMULAS, "'", regex=True)
         each.to_csv(args.out / f"{name}.csv", index=False, float_format="%.6g")
-    page = HEAD + html_of("", parts, args.out)
-    (args.out / "report.html").write_text(page, encoding="utf-8")
-    return said
+    path = args.out / "report.html"
+    path.write_text(HEAD + html_of("", parts, args.out), encoding="utf-8")
+    print(f"page: {path.resolve()}")
 
 
 def html_of(kind, part, folder):
@@ -525,6 +532,8 @@ def above_zero(text, kind=float):
 CELL = ["experiment", "m", "n"]
 RUN = ["experiment", "model", "task", "m", "n", "subsample", "seed"]  # identify a row
 FILTERS = ("experiment", "m", "n", "models", "tasks")
+# names that a spreadsheet would run
+FORMULAS = dict.fromkeys(["experiment", "model", "setting", "task"], "^(?=[=+@-])")
 
 
 def columns_of(metric):
@@ -696,6 +705,8 @@ def parse_args(argv):
 def main(argv=None):
     args = parse_args(argv)
     rows = add_effects(load_rows(args, args.metric), args.metric)
+    args.out.mkdir(parents=True, exist_ok=True)
+    tempfile.TemporaryFile(dir=args.out).close()  # fails if it cannot be written to
     rows["majority"] *= 100
     if args.metric in POINTS:
         rows[["base", "unseen", "seen"]] *= 100
@@ -705,8 +716,7 @@ def main(argv=None):
         tasks += [task_table(mine, effect, args) for effect in EFFECTS]
     tasks = pd.concat(tasks, ignore_index=True)
     table = effects_table(units, tasks, args)
-    said = publish(rows, tasks, table, args)
-    print("\n".join([*said, f"page: {(args.out / 'report.html').resolve()}"]))
+    publish(rows, tasks, table, args)
     (args.out / "posterior.csv").unlink(missing_ok=True)
     if args.paper_model and not run_paper_model(rows, args):
         raise SystemExit(3)

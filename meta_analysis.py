@@ -28,10 +28,15 @@ import contextlib
 import csv
 import os
 import sys
+import tempfile
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
+
+if "__file__" in globals():  # a notebook's may not be installed here
+    os.environ.pop("MPLBACKEND", None)
+
 from matplotlib.figure import Figure
 from scipy import special, stats
 
@@ -51,8 +56,8 @@ def report_slices(rows, slices, folder):
     groups = found.groupby([*names, "kind", "threshold"])
     shares = groups[["outside", "paper", "t"]].mean().reset_index()
 
-    folder.mkdir(parents=True, exist_ok=True)
     for name, table in (("meta", meta), ("shares", shares)):
+        table = table.replace(FORMULAS, "'", regex=True)
         table.to_csv(folder / f"{name}.csv", index=False, float_format="%.6g")
     path = folder / "slices.png"
     plot(found).savefig(path, dpi=130)
@@ -189,6 +194,8 @@ def brief(error):
 CELL = ["experiment", "m", "n"]
 RUN = ["experiment", "model", "task", "m", "n", "subsample", "seed"]  # identify a row
 FILTERS = ("experiment", "m", "n", "models", "tasks")
+# names that a spreadsheet would run
+FORMULAS = dict.fromkeys(["experiment", "model", "setting", "task"], "^(?=[=+@-])")
 
 
 def columns_of(metric):
@@ -298,6 +305,8 @@ def main(argv=None):
     mirrored = rows["acc_extra_on_extra"] - rows["acc_test_on_extra"]  # nan: plain arms
     rows["bias"] = 100 * (bias + mirrored.fillna(bias)) / 2
     folder = args.out or Path("meta", args.paths[0].stem)
+    folder.mkdir(parents=True, exist_ok=True)
+    tempfile.TemporaryFile(dir=folder).close()  # fails if it cannot be written to
     report_slices(rows, args.slices, folder)
     print(f"figure and tables: {folder.resolve()}")
 

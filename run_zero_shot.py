@@ -617,27 +617,41 @@ def run_all(args, models, tasks, most, recipe_of, run):
     print(f"rows: {args.out.resolve()}\nnext: python fit_model.py {shlex.quote(str(args.out))}")
 
 
-@contextlib.contextmanager
-def engine(args, models):
-    """Let joblib run jobs here, in other processes, or on Dask. Yields each one's threads."""
+def results_of(args, models, run, units):
+    """The rows of the units that are left, in order. Nothing runs before the first is needed."""
+    samples = (draw(*unit) for unit in units if "seconds" not in unit[0])
+    job = functools.partial(run_job, run, args)
     if args.dask:
-        import distributed
-
-        logging.getLogger("distributed").setLevel(logging.CRITICAL)
-        with distributed.Client(args.dask) as client:
-            client.upload_file(__file__)
-            print("waiting for Dask workers:", args.workers or 1)
-            client.wait_for_workers(args.workers or 1, timeout=600)
-            with joblib.parallel_config("dask"):
-                yield args.threads or 1
+        yield from on_dask(args, functools.partial(job, args.threads or 1), samples)
         return
     small = max([model.size for model in models]) < 50e6 and choose_device(args) == "cpu"
     cores = joblib.cpu_count()
     workers = args.workers or (min(4, cores) if small else 1)
     if "__file__" not in globals():  # other processes cannot import a notebook's cell
         workers = 1
+    threads = args.threads or (1 if small else max(1, cores // workers))
+    job = joblib.delayed(functools.partial(job, threads))
     with joblib.parallel_config("loky", n_jobs=workers, initializer=follow_parent):
-        yield args.threads or (1 if small else max(1, cores // workers))
+        yield from joblib.Parallel(return_as="generator", pre_dispatch="n_jobs")(map(job, samples))
+
+
+def on_dask(args, job, samples):
+    """The rows of the samples from the workers of a Dask cluster."""
+    import distributed
+
+    for name in ("distributed", "distributed.client"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    with distributed.Client(args.dask) as client:
+        client.upload_file(__file__)
+        print("waiting for Dask workers:", args.workers or 1)
+        client.wait_for_workers(args.workers or 1, timeout=600)
+        futures = []
+        for sample in samples:
+            futures.append(client.submit(job, sample, pure=False))
+            if len(futures) > 2 * sum(client.ncores().values()):
+                yield futures.pop(0).result()
+        while futures:
+            yield futures.pop(0).result()
 
 
 def follow_parent():
@@ -700,14 +714,6 @@ def run_cell(args, units, tasks, results):
     if left and not {*map(unit_key, rows)} <= {*finished_rows(args.out)}:
         raise ValueError(f"{args.out} has lost rows: run the same command again")
     return rows
-
-
-def results_of(args, models, run, units):
-    """The rows of the units that are left, in order. Nothing runs before the first is needed."""
-    with engine(args, models) as threads:
-        job = joblib.delayed(functools.partial(run_job, run, args, threads))
-        yield from joblib.Parallel(return_as="generator", pre_dispatch="n_jobs")(
-            job(draw(*unit)) for unit in units if "seconds" not in unit[0])
 
 
 def run_job(run, args, threads, sample):

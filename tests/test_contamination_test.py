@@ -378,6 +378,8 @@ def test_an_audit_goes_on_where_it_was(table, say, monkeypatch):
     Path("new.csv.draft").symlink_to("/dev/full")
     assert "new.csv.draft: [Errno 28] No space" in say("kept --out new.csv")
     assert "kept/one/unit.json: " in say("kept --out kept/one/unit.json")
+    calls.clear()
+    assert "/proc" in say("kept --out /proc/new.csv") and not calls
 
 
 @pytest.mark.parametrize("name", ["unit.json", "extra", "test/adapter_model.safetensors"])
@@ -663,6 +665,7 @@ def test_words_separators_and_names():
                        (",", ["0", "1.0", "nan"])):
         other = rows.assign(right=rows["right"].replace(dict(zip([0.0, 1.0, ""], words))))
         pd.testing.assert_frame_equal(judge(other, "--clean NA", sep), wanted)
+    assert "'=mine" in judge(rows.replace("mine", "=mine"), "--clean NA").index
 
 
 @pytest.mark.parametrize("rows, flags, words", [

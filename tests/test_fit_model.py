@@ -206,19 +206,6 @@ def test_zero_shot_signs_are_exact(run):
 # The rule of variance
 
 
-def test_plain_effects_by_hand(run):
-    """Means over models: x (2, 4), y (1, 1, 3), z (1, 1), so s^2 = 2, 4/3, 0."""
-    a = bias_rows({"x": [1, 3], "y": [0, 2, 4], "z": [1, 1]}, model="a")
-    b = bias_rows({"x": [3, 5], "y": [2, 0, 2], "z": [1, 1]}, model="b")
-    found = run(pd.concat([a, b])).effects
-    row = one(found, effect="bias", model="all")
-    v = [2 / 2, 4 / 3 / 3]
-    df = sum(v) ** 2 / (v[0] ** 2 / 1 + v[1] ** 2 / 2)
-    half = stats.t.ppf(0.945, df) * math.sqrt(sum(v)) / 3
-    assert_interval(row, (17 / 9, math.sqrt(sum(v)) / 3, df, half))
-    assert (row["tasks"], row["subsamples"], row["arms"]) == (3, 2, "plain")
-
-
 @pytest.mark.parametrize("luck", [(0,), (0, 4, 1, 2)])
 def test_crossed_effects_by_loops(run, luck):
     """Tasks of 2, 3, 5 and 9 subsamples, two n of two m each, so that all have a mean."""

@@ -165,12 +165,30 @@ def test_all_answers_are_right(run, tasks):
 
 
 def test_a_closed_pipe_ends_in_silence():
-    """As that of head, which reads a few lines."""
+    """As that of head, which reads a few lines. The backend is that of a notebook."""
     ends = os.pipe()
     os.close(ends[0])
     command = [sys.executable, "-E", ROOT / "meta_analysis.py", path_of(coin_rows())]
-    done = subprocess.run(command, stdout=ends[1], stderr=subprocess.PIPE)
+    backend = {"MPLBACKEND": "module://not.installed"}
+    done = subprocess.run(
+        command, stdout=ends[1], stderr=subprocess.PIPE, env=os.environ | backend)
     assert done.returncode == 1 and not done.stderr
+
+
+@pytest.mark.parametrize("name", ["meta_analysis", "fit_model"])
+def test_a_folder_that_cannot_be_written_to_is_found_first(said, name):
+    found = said(load_script(name).main, path_of(coin_rows()), "--out", "/proc")
+    assert "/proc" in found.end and not found.out
+
+
+@pytest.mark.parametrize("name, table", [("meta_analysis", "meta"), ("fit_model", "tasks")])
+def test_a_spreadsheet_runs_no_names(said, name, table):
+    rows = coin_rows(models=("=1+1", "b"), experiment="@SUM(A1)").replace("task00", "-x")
+    assert said(load_script(name).main, path_of(rows), "--out", "page").end is None
+    found = csv_of(table)
+    assert {*found["experiment"]} == {"'@SUM(A1)"}
+    assert "task" not in found or {*found["task"]} == {"'-x", "task01", "task02"}
+    assert found.select_dtypes("number").min().min() < 0
 
 
 def test_one_subsample_is_refused(run):

@@ -19,6 +19,8 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
+import dask
+import distributed
 import numpy as np
 import pandas as pd
 import psutil
@@ -768,9 +770,7 @@ def test_two_processes_append_whole_rows_below_one_header(script, tmp_path):
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory):
-    """(address of a real Dask scheduler on loopback, the processes of its two workers)."""
-    import distributed
-
+    """(address of a real Dask scheduler on loopback, the processes of it and its two workers)."""
     folder, processes = tmp_path_factory.mktemp("dask"), []
     for words in ("scheduler --host 127.0.0.1 --port 0", *["worker --nthreads 1 --no-nanny"] * 2):
         command = [sys.executable, "-m", "dask", *words.split(), "--no-dashboard",
@@ -783,7 +783,7 @@ def cluster(tmp_path_factory):
     address = json.loads((folder / "scheduler.json").read_text())["address"]
     with distributed.Client(address) as client:
         client.wait_for_workers(2, timeout=60)
-    yield address, processes[1:]
+    yield address, processes
     for process in processes:
         process.kill()
         process.wait()
@@ -795,24 +795,31 @@ def test_a_failure_on_a_dask_cluster_ends_in_one_line(run, refused, cluster):
 
 
 def test_a_dask_worker_may_die(run, cluster, tmp_path, monkeypatch):
-    address, workers = cluster
+    address, (scheduler, worker, _) = cluster
     grid, left = "--subsamples 8", []
     run(f"{grid} --out local.csv")
 
     def kill():
         wait_for_rows(tmp_path / "results.csv", 1)
         left.append(8 - len(rows_of(tmp_path / "results.csv")))
-        workers[0].kill()
+        worker.kill()
 
     killer = threading.Thread(target=kill)
     killer.start()
     monkeypatch.setattr(transformers, "__version__", "of the client")
     message, out = run(f"{grid} --dask {address}")
     killer.join()
-    assert message is None and left[0] > 0 and workers[0].wait() < 0
+    assert message is None and left[0] > 0 and worker.wait() < 0
     assert comparable(rows_of()) == comparable(rows_of("local.csv"))
     assert "waiting for Dask workers: 1\n" in out
     assert run(f"{grid} --dask tcp://127.0.0.1:1")[0] is None, "nothing is left: nobody is asked"
+    run(f"--seed 1 --dask {address}")
+    assert "client" not in rows_of()[-1]["versions"], "one worker works, too"
+    killer = threading.Timer(2, scheduler.kill)
+    killer.start()
+    with dask.config.set({"distributed.comm.timeouts.connect": "2s"}):
+        message, _ = run(f"--seed 2 --subsamples 500 --dask {address}")
+    assert message.startswith("error: ") and not run.err
 
 
 # Names and files
