@@ -357,7 +357,7 @@ def load_net(model, quantize, precision, device):
     except ValueError as error:
         raise ValueError(f"LoRA does not support it (a mixture of experts?): {error}")
     tokenizer = load_tokenizer(model, lm.config.vocab_size)
-    check_scores(net, tokenizer, 0.05 if dtype else 1e-3)
+    check_scores(net, tokenizer, 1e-3 if precision == "float32" else 0.05)
     return net, tokenizer
 
 
