@@ -619,9 +619,8 @@ def run_all(args, models, tasks, most, recipe_of, run):
 def results_of(args, models, run, units):
     """The rows of the units that are left, in order. Nothing runs before the first is needed."""
     samples = (draw(*unit) for unit in units if "seconds" not in unit[0])
-    job = functools.partial(run_job, run, args)
     if args.dask:
-        yield from on_dask(args, functools.partial(job, args.threads or 1), samples)
+        yield from on_dask(args, functools.partial(run_job, run, args, args.threads or 1), samples)
         return
     small = max([model.size for model in models]) < 50e6 and choose_device(args) == "cpu"
     cores = joblib.cpu_count()
@@ -629,7 +628,7 @@ def results_of(args, models, run, units):
     if "__file__" not in globals():  # other processes cannot import a notebook's cell
         workers = 1
     threads = args.threads or (1 if small else max(1, cores // workers))
-    job = joblib.delayed(functools.partial(job, threads))
+    job = joblib.delayed(functools.partial(run_job, run, args, threads))
     with joblib.parallel_config("loky", n_jobs=workers, initializer=follow_parent):
         yield from joblib.Parallel(return_as="generator", pre_dispatch="n_jobs")(map(job, samples))
 
@@ -649,8 +648,7 @@ def on_dask(args, job, samples):
             futures.append(client.submit(job, sample, pure=False))
             if len(futures) > 2 * sum(client.ncores().values()):
                 yield futures.pop(0).result()
-        while futures:
-            yield futures.pop(0).result()
+        yield from (future.result() for future in futures)
 
 
 def follow_parent():
@@ -781,7 +779,8 @@ def finished_rows(out, split=""):
     out, as is a last one without a line break."""
     text, finished = "", {}
     if out.exists():
-        text = out.read_text(encoding="utf-8-sig", errors="replace")
+        with open(out, "r+", encoding="utf-8-sig", errors="replace") as file:  # not read-only
+            text = file.read()
     header, *lines = text.split("\n")
     if text and next(csv.reader([header]), []) != COLUMNS:
         raise ValueError(f"{out} has other columns: use a different --out")

@@ -81,25 +81,23 @@ def test_a_script_stands_alone_and_explains_itself(path, capsys):
     assert end.value.code == 0 and "--out" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("error, end", [
-    (ValueError("on two\nlines"), "error: on two lines"), (KeyError("text"), "error: KeyError('text')"),
-    (MemoryError(), "error: MemoryError()")])
 @EACH
-def test_what_a_person_can_cause_ends_in_one_line(path, error, end, monkeypatch):
+@pytest.mark.parametrize("error, end", [
+    (ValueError("in two\nlines"), "in two lines"), (KeyError("a"), "KeyError('a')")])
+def test_an_error_is_one_line(path, error, end, monkeypatch):
     script = load_script(path.stem)
     monkeypatch.setattr(script, "parse_args", Mock(side_effect=error))
-    assert end_of(script.main) == end
+    assert end_of(script.main) == f"error: {end}"
     monkeypatch.setenv("TRACEBACK", "1")
     with pytest.raises(type(error)):
-        script.main([])
+        script.main()
 
 
 def test_a_script_runs_by_a_link_and_without_its_folder_in_the_path(tmp_path):
     (tmp_path / "link.py").symlink_to(ROOT / "run_experiment.py")
     (tmp_path / "tasks.json").symlink_to(ROOT / "tasks.json")
-    command = [sys.executable, "-P", "link.py", "--tasks", "none"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert done.stderr == "error: tasks.json has no task none: --help names its tasks\n"
+    done = subprocess.run([sys.executable, "-P", "link.py", "--help"], cwd=tmp_path)
+    assert done.returncode == 0
 
 
 @EACH
