@@ -299,7 +299,7 @@ def test_the_released_half_is_flagged(model_dir, say):
 def audited(tmp_path_factory, model_dir, benchmark_csv, zero):
     """Two packed units of run_zero_shot.py, cut to a short context: (folders, model, table)."""
     folder = tmp_path_factory.mktemp("audited")
-    model = model_dir("llama", merges=MERGES, hidden_size=64, max_position_embeddings=300)
+    model = model_dir("llama", merges=MERGES, hidden_size=64, max_position_embeddings=360)
     flags = f"--csv {benchmark_csv} --model {model} --adapters kept --m 4 --n 24 --threads 1"
     flags += " --workers 1 --out results.csv --pack --pretrain-epochs 1 --subsamples 2"
     with pytest.MonkeyPatch.context() as patch:

@@ -388,7 +388,7 @@ def test_a_run_goes_on_and_mixes_no_recipes(zero, byte_model, run, monkeypatch, 
 
 def test_show_prompts_and_help(zero, byte_model, run, capsys):
     kinds = [("rain again", "wet"), ("no clouds", "dry")]
-    write_csv("mail.csv", [(f"{n}: {kinds[n % 2][0]}", kinds[n % 2][1]) for n in range(40)])
+    write_csv("mail.csv", [(f"{'x' * n}: {kinds[n % 2][0]}", kinds[n % 2][1]) for n in range(40)])
     folder = byte_model("gpt2")
     run(folder, "--csv mail.csv --show-prompts --with-answers --pack")
     out = capsys.readouterr().out
@@ -404,8 +404,7 @@ def test_show_prompts_and_help(zero, byte_model, run, capsys):
     ("ab", "--pretrain-lr 1e30 --batch-size 1", "arm extra"),
     (["Spam", "spam"], "", "rename"), (["Spam", " "], "", "rename"),
     (["Spam", "[MASK]"], "", "rename"),
-    ("ab", "--max-length 42", "longer window"),
-    ("ab", "--device cuda:99", "CUDA")])
+    ("ab", "--max-length 42", "longer window")])
 def test_a_mistake_ends_in_one_line_without_a_row(classes, typed, words, model_dir, run):
     write_csv("mail.csv", [(f"mail {'o' * n}", classes[n % 9 == 8]) for n in range(90)])
     message, rows = run(model_dir("llama"), f"--csv mail.csv {typed}")
