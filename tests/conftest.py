@@ -41,7 +41,6 @@ MODELS = {  # kind: objective, what differs from SIZE
     "mistral": ("clm", {"num_key_value_heads": 2, "sliding_window": 40}),
     "mixtral": ("clm", {}),
     "mpt": ("clm", {}),
-    "olmoe": ("clm", {}),
     "opt": ("clm", PADDED | {"ffn_dim": 64, "word_embed_proj_dim": 32, "init_std": 0.3}),
     "phi3": ("clm", PADDED | {"rope_parameters": {
         "rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 4,

@@ -6,7 +6,6 @@ import re
 import shlex
 import shutil
 import subprocess
-import symtable
 import sys
 import tomllib
 from unittest.mock import Mock
@@ -146,26 +145,6 @@ def test_a_name_has_one_body():
                 places.setdefault(ast.dump(node), []).append(path.name)
     drifted = {name: [*places.values()] for name, places in bodies.items() if len(places) > 1}
     assert {*drifted} <= {"main", "parse_args"}, drifted
-
-
-def globals_of(table):
-    """Names that a symbol table takes from the module."""
-    names = {symbol.get_name() for symbol in table.get_symbols() if symbol.is_global()}
-    return names.union(*map(globals_of, table.get_children()))
-
-
-@EACH
-def test_shared_blocks_use_no_global_of_their_own_script(path):
-    """A block may use what it defines, imports, and other blocks."""
-    private = set()
-    for node in ast.parse(BLOCK.sub("", read(path))).body:
-        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-            private.add(node.name)
-        elif isinstance(node, ast.Assign):
-            private.update(name.id for name in ast.walk(node) if isinstance(name, ast.Name)
-                           and isinstance(name.ctx, ast.Store))
-    used = globals_of(symtable.symtable("\n".join(blocks(path).values()), path.name, "exec"))
-    assert not used & private - {"main"}, used & private
 
 
 def test_readme_and_ci_run_the_same_tests():
