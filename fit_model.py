@@ -5,14 +5,14 @@
 #     "arviz==0.23.4", "pytensor==2.38.3", "matplotlib==3.10.9",
 # ]
 # ///
-"""Does pretraining on unlabeled test texts inflate the score? Turn results.csv into an answer.
+"""Does pretraining on unlabeled test texts inflate the score? This script answers from results.csv.
 
 Sections 5 to 8 of "Evaluating the fairness of task-adaptive pretraining ..." (Dubey 2024). m:
 labeled training texts; n: unlabeled texts, and as many test texts; base, unseen, seen: accuracy
 without pretraining, on texts not seen in pretraining, on texts seen; boost = unseen - base, bias =
-seen - unseen, in percentage points.
-89% intervals are for "these tasks" (the mean over tasks; model "all": averaged over models first)
-and, from five tasks on, "tasks like these" (Student's t over task means).
+seen - unseen, in percentage points. Models ("all") and settings have a mean where their tasks and
+subsamples are the same. The 89% intervals are for "these tasks" (their mean) and, from five tasks
+on, "tasks like these" (Student's t over task means).
 
     python fit_model.py results.csv                 # page and tables, 3 seconds
     python fit_model.py results.csv --paper-model   # and the paper's model, minutes
@@ -37,9 +37,7 @@ import csv
 import html
 import math
 import os
-import shlex
 import sys
-import tempfile
 import warnings
 from pathlib import Path
 
@@ -65,21 +63,21 @@ MEANS = ["majority", "base", "unseen", "seen"]
 WORDS = {"acc": ("accuracy", "points"), "f1": ("macro-F1", "points"),
          "nll": ("nll (lower is better)", "nats")}
 METHODS = (
-    "A model is used as it is (base) or pretrained on one of two sets of n texts, then trained on "
-    "m labeled texts or prompted, and tested on both sets (crossed) or on the first (plain). 89% "
-    "intervals are the wider of two: Student's t from the spread of subsamples (Satterthwaite), "
-    "Normal from the draw of texts.")
+    "A model is used as it is (base), or pretrained on one of two sets of n texts. Then it is "
+    "trained on m labeled texts (zero-shot: it is prompted). It is tested on both sets (crossed) "
+    "or on the first (plain). An 89% interval is the wider of two: Student's t from the spread of "
+    "subsamples, Normal from the draw of texts. Without any bias, 11% of them exclude 0.")
 HEAD = """<!DOCTYPE html><meta charset="utf-8"><meta name="viewport" content="width=device-width">
-<title>Does pretraining on test texts inflate scores?</title><style>
-body { max-width: 70rem; margin: auto; padding: 0 1rem; font: 16px/1.5 sans-serif }
-div { margin: .6rem 0; overflow-x: auto }
+<title>Pretraining on test texts</title><style>
+body { max-width: 70rem; margin: auto; padding: 0 .6rem; font: 16px/1.4 sans-serif }
+h1, .title { font: bold 1.4rem sans-serif }
+div { margin: .4rem 0; overflow-x: auto }
 td, th { padding-right: .9rem; text-align: left; white-space: nowrap; font-size: .8rem }
-img { max-width: 100%; min-width: 45rem }
-.title { font-size: 1.5rem; font-weight: bold }
+img { max-width: 100%; min-width: 40rem }
 .warning { border-left: .3rem solid #8a5a00; padding-left: .8rem }
 @media print { div { overflow: visible } td, th { white-space: normal } }
-.card { border: 2px solid #bbb; padding: 0 1rem }
-.large { font: bold 2.2rem/1.2 sans-serif; color: #8a5a00 }
+.card { border: 2px solid #bbb; padding: 0 .6rem }
+.large { font: bold 2rem sans-serif; color: #8a5a00 }
 .no .large { color: #006b4f }
 .yes .large { color: #b3261e }
 </style><h1>Does pretraining on test texts inflate scores?</h1>
@@ -209,9 +207,7 @@ def effects_table(units, tasks, args):
         settings = mine.groupby("task").size()
         if settings.min() == mine.groupby(CELL).ngroups > 1:
             used = units[(units.experiment == experiment) & (units.model == model)]
-            out = sum(row["low"] * row["high"] > 0 for row in each if row["target"] == THESE)
-            for row in effect_rows(mine, together(used, effect), args):
-                rows.append(row | {"out": out})
+            rows += effect_rows(mine, together(used, effect), args)
         rows += each
     return pd.DataFrame(rows).assign(metric=args.metric)
 
@@ -306,29 +302,24 @@ def fit(rows, effect, args):
         ess = table[["ess_bulk", "ess_tail"]].min(axis=None, skipna=False)
         divergences = int(trace.sample_stats["diverging"].sum())
         if r_hat <= MAX_R_HAT and ess >= MIN_ESS and not divergences:
-            warning = ""
-            break
-        warning = f"not converged: r_hat {r_hat:.3f}, ESS {ess:.0f}, divergences: {divergences}"
-    return table.assign(warning=warning)
+            return table.assign(warning="")
+    return table.assign(warning=f"not converged: r_hat {r_hat:.3f}, ESS {ess:.0f}, "
+                                f"divergences: {divergences}")
 
 
 def run_paper_model(rows, args):
-    """Write posterior.csv, of each cell and effect. Append beta and the differences to the page.
-    Returns whether all fits converged."""
+    """Write posterior.csv. Print beta and the differences. Returns whether all fits converged."""
     tables = {}
     for cell, mine in rows.groupby(CELL):
         for effect in EFFECTS:
             tables[*cell, effect] = fit(mine, effect, args)
             posterior = pd.concat(tables, names=[*CELL, "effect", "parameter"]).reset_index()
-            table = posterior.replace(FORMULAS, "'", regex=True)
-            table.to_csv(args.out / "posterior.csv", index=False, float_format="%.6g")
+            write_csv(posterior, args.out / "posterior.csv")
             said = posterior.warning.iloc[-1] or "converged"
             print(f"{title_of(*cell)}, {effect}, the paper's model: {said}")
     shown = posterior[[*CELL, "effect", "parameter", "mean", "hdi_5.5%", "hdi_94.5%", "r_hat"]]
     shown = shown[shown.parameter.str.match("beta|diff")]
-    with open(args.out / "report.html", "a") as page:
-        page.write(html_of("title", "The paper's model: beta (log odds), differences (points)", ""))
-        page.write(html_of("", shown, ""))
+    print(f"beta in log odds, differences in points\n{shown.to_string(index=False)}")
     return not any(posterior.warning)
 
 
@@ -339,17 +330,10 @@ def notes(line, rows, args):
     said = [("", f"Pretraining on the test texts instead of other texts changes {name} by "
                  f"{line.bias} {args.unit} (bias, 89% interval, {tasks}). Pretraining on other "
                  f"texts changes it by {line.boost} (boost).")]
-    like_bias, like_boost = line[f"bias, {LIKE}"], line[f"boost, {LIKE}"]
-    if pd.notna(like_bias):
-        said.append(("", f"For {LIKE}, the bias is {like_bias}, the boost {like_boost}."))
-    if line.settings > 1:
-        said.append(("", f"An interval excludes 0 in {line.out:.0f} of {line.settings} settings; "
-                         f"about {(1 - SHARE) * line.settings:.1f} are expected by chance."))
-    if line.verdicts > 1:
-        said.append(("warning", f"There is no mean of the {line.verdicts} verdicts: models or "
-                                "settings differ in tasks or subsamples."))
+    if line.next_target == LIKE:
+        said.append(("", f"For {LIKE}, the bias is {line.next_bias}, the boost {line.next_boost}."))
     if pd.notna(line.needed):
-        said.append(("", f"About {line.needed} subsamples of each task in total would narrow "
+        said.append(("", f"About {line.needed:.0f} subsamples of each task in total would narrow "
                          "the interval to half the margin; it may still include the margin."))
     if not line.verdict.startswith("Yes"):
         if line.low < line.high and not line.helps:
@@ -396,24 +380,24 @@ def draw_effects(tasks, table, args):
     rows, names = rows.assign(y=y)[y < MOST], names[:MOST].str[:45]
     figure = Figure((9.5, 1.5 + 0.27 * len(names)), layout="constrained")
     axes = figure.subplots(1, 3, sharey=True)
-    marks = {"base": ("s", 130, "white"), "unseen": ("o", 60, "#88ccee"), "seen": ("D", 16, "red")}
-    for name, (mark, area, color) in marks.items():
-        axes[0].scatter(rows[name], rows.y, area, color, marker=mark, edgecolor="k", label=name)
-    if args.metric == "acc":
-        axes[0].scatter(rows.majority, rows.y, 110, "k", marker="|", label="most common class")
-        axes[0].set_xlabel("%")
     axes[0].set_yticks(range(len(names)), names, parse_math=False)
     axes[0].set_ylim(len(names) - 0.4, -0.6)
-    for axis, title in zip(axes, [args.name, "bias = seen - unseen", "boost = unseen - base"]):
-        axis.set_title(title)
-    for axis, (effect, mine) in zip(axes[1:], rows.groupby("effect")):
+    titles = {"bias = seen - unseen": args.unit, "boost = unseen - base": args.unit,
+              args.name: args.unit.replace("points", "%")}
+    for axis, (title, unit) in zip(axes, titles.items()):
+        axis.set(title=title, xlabel=unit)
+    for axis, (effect, mine) in zip(axes, rows.groupby("effect")):
         pre = "_" if effect == "boost" else ""
         reach = mine.high - mine.estimate
         axis.errorbar(mine.estimate, mine.y, xerr=reach, fmt="ko", label=f"{pre}89% interval")
         axis.axvline(0, color="gray", ls="--")
         if args.margin:
             axis.axvspan(-args.margin, args.margin, color="#dddddd", label=f"{pre}margin")
-        axis.set_xlabel(args.unit)
+    marks = {"base": ("s", 130, "white"), "unseen": ("o", 60, "#88ccee"), "seen": ("D", 16, "red")}
+    for name, (mark, area, color) in marks.items():
+        axes[2].scatter(rows[name], rows.y, area, color, marker=mark, edgecolor="k", label=name)
+    if args.metric == "acc":
+        axes[2].scatter(rows.majority, rows.y, 110, "k", marker="|", label="most common class")
     figure.legend(loc="outside upper center", ncols=6)
     return figure
 
@@ -435,37 +419,32 @@ def side_by_side(table, args):
 def publish(rows, tasks, table, args):
     """Print the verdicts. Write the page, the figure and the tables."""
     lines = side_by_side(table, args)
-    after = lines.shift(-1)  # tasks like these follow these tasks
-    for name in EFFECTS:
-        lines[f"{name}, {LIKE}"] = after[name].where(after.target == LIKE)
-    lines["needed"] = lines.needed.map("{:.0f}".format, na_action="ignore")
+    # tasks like these follow these tasks
+    lines = lines.join(lines[["target", *EFFECTS]].shift(-1).add_prefix("next_"))
     lines = lines[lines.target == THESE]
     most = lines.groupby(["experiment", "model"])["settings"].transform("max")
     judged = lines[lines.main & (lines.settings == most)]
-    verdicts = judged.groupby("experiment")["verdict"].transform("size")
-    said, parts = [], []
-    for _, line in judged.assign(verdicts=verdicts).iterrows():
+    said, cards = [], []
+    for _, line in judged.iterrows():
         keys = [name for name in (*CELL, "model") if line[name] not in ("", "all")]
         mine = rows[(rows[keys] == line[keys]).all(axis=1)]
         texts = notes(line, mine, args)
         said.append(" ".join([f"{line.verdict} ({line.setting}).", *[text for _, text in texts]]))
         large, _, small = line.verdict.partition(": ")
         card = [("", line.setting), ("large", large), ("", small), *texts]
-        parts.append((f"card {large.partition(' ')[0].lower()}", card))
+        cards.append((f"card {large.partition(' ')[0].lower()}", card))
 
-    effects = ["bias", "boost", f"bias, {LIKE}"]
-    shown = ["setting", "model", *effects, "tasks", "subsamples", "needed", *MEANS]
-    parts += [("effects", draw_effects(tasks, table, args)), ("title", "Settings"),
-              ("", lines[shown].dropna(axis=1, how="all"))]
+    figure = ("effects", draw_effects(tasks, table, args))
+    shown = ["setting", "model", "bias", "boost", "tasks", "subsamples", "needed", *MEANS]
+    settings = lines[shown].dropna(axis=1, how="all")
     each = side_by_side(tasks[tasks.main], args)
-    shown = [*CELL, "model", "task", "bias", "boost", "arms", "subsamples", *MEANS]
-    parts += [("title", "Tasks"), ("", each[shown]), ("title", "Methods"), ("", METHODS),
-              ("", args.command)]
+    each = each[[*CELL, "model", "task", "bias", "boost", "arms", "subsamples", *MEANS]]
+    parts = [cards[0], figure, *cards[1:], ("title", "Settings"), ("", settings),
+             ("title", "Tasks"), ("", each), ("title", "Methods"), ("", METHODS)]
 
     print("\n".join(said))
-    for name, each in {"effects": table, "tasks": tasks}.items():
-        each = each.replace(FORMULAS, "'", regex=True)
-        each.to_csv(args.out / f"{name}.csv", index=False, float_format="%.6g")
+    write_csv(table, args.out / "effects.csv")
+    write_csv(tasks, args.out / "tasks.csv")
     path = args.out / "report.html"
     path.write_text(HEAD + html_of("", parts, args.out), encoding="utf-8")
     print(f"page: {path.resolve()}")
@@ -483,7 +462,7 @@ def html_of(kind, part, folder):
         if hasattr(builtins, "display"):  # in a notebook
             builtins.display({"image/png": picture}, raw=True)
     elif isinstance(part, pd.DataFrame):
-        text = part.to_html(index=False, border=0, na_rep="", float_format="{:.3f}".format)
+        text = part.to_html(index=False, border=0, na_rep="", float_format="{:.0f}".format)
     else:
         text = html.escape(part)
     return f'<div class="{kind}">{text}</div>' if text else ""
@@ -531,9 +510,7 @@ def above_zero(text, kind=float):
 # --- shared: reading ---
 CELL = ["experiment", "m", "n"]
 RUN = ["experiment", "model", "task", "m", "n", "subsample", "seed"]  # identify a row
-FILTERS = ("experiment", "m", "n", "models", "tasks")
-# names that a spreadsheet would run
-FORMULAS = dict.fromkeys(["experiment", "model", "setting", "task"], "^(?=[=+@-])")
+FILTERS = ("experiment", "m", "n", "model", "tasks")
 
 
 def columns_of(metric):
@@ -545,25 +522,22 @@ def columns_of(metric):
 def check(rows, good, words):
     """Stop at the first row that is not good."""
     if not good.all():
-        raise SystemExit(f"error: {rows.index[~good][0]}: {words}")
+        raise ValueError(f"{rows.index[~good][0]}: {words}")
 
 
 def read_rows(path, metric):
     """The rows of a results file; empty fields are nan."""
-    with border(path):
-        lines = path.read_text(encoding="utf-8-sig").split("\n")
-        mark = max(",;\t", key=lines[0].count)
-        # line by line: one that a kill cut short in quotes would swallow the next
-        header, *cells = [next(csv.reader([line], delimiter=mark), []) for line in lines]
-        whole = {}
-        for number, row in enumerate(cells[:-1], 2):
-            if len(row) == len(header):
-                whole[f"{path}, line {number}"] = row
-            elif len(row) > len(header):
-                raise ValueError(f"line {number} has more cells than the header")
-        rows = pd.DataFrame.from_dict(whole, "index", columns=[name.strip() for name in header])
-        if not rows.columns.is_unique:
-            raise ValueError("two columns have one name")
+    lines = path.read_text(encoding="utf-8-sig").split("\n")
+    mark = max(",;\t", key=lines[0].count)
+    # line by line: one that a kill cut short in quotes would swallow the next
+    header, *cells = [next(csv.reader([line], delimiter=mark), []) for line in lines]
+    whole = {}
+    for number, row in enumerate(cells[:-1], 2):
+        if len(row) > len(header):
+            raise ValueError(f"{path}, line {number}: it has more cells than the header")
+        if len(row) == len(header):
+            whole[f"{path}, line {number}"] = row
+    rows = pd.DataFrame.from_dict(whole, "index", columns=[name.strip() for name in header])
     rows = rows.replace("", np.nan)
     needed = [*RUN[:-1], "majority", *columns_of("acc")[:3], *columns_of(metric)[:3]]
     shares = ["majority", "discordant", "discordant_on_extra", *columns_of("acc")]
@@ -574,8 +548,8 @@ def read_rows(path, metric):
             rows[name] = pd.to_numeric(rows[name], errors="coerce")
         if name in needed:
             check(rows, rows[name].notna(), f"the column {name} is missing, empty or not like 0.5")
-    for name in shares:
-        check(rows, rows[name].fillna(0).between(0, 1), f"{name} is not between 0 and 1")
+        if name in shares:
+            check(rows, rows[name].fillna(0).between(0, 1), f"{name} is not between 0 and 1")
     rows[RUN[3:]] = rows[RUN[3:]].fillna(0).astype(int)
     return rows
 
@@ -586,14 +560,13 @@ def load_rows(args, metric="acc"):
     rows = pd.concat([read_rows(path, metric) for path in args.paths])
     for flag in FILTERS:
         values = rows[flag.removesuffix("s")].astype(str)
-        found = set(values)
-        wanted = set(getattr(args, flag) or found)
-        if wanted - found:
-            wrong, known = [", ".join(sorted(each))[:150] for each in (wanted - found, found)]
-            raise SystemExit(f"error: no rows with --{flag} {wrong}. There are: {known}")
+        wanted = getattr(args, flag) or [*values]
+        for name in {*wanted} - {*values}:
+            known = ", ".join(sorted({*values}))
+            raise ValueError(f"no rows have --{flag} {name:.50}. There are: {known:.100}")
         rows = rows[values.isin(wanted)]
     if rows.empty:
-        raise SystemExit(f"error: {args.paths[0]} has no rows: run run_experiment.py first")
+        raise ValueError(f"{args.paths[0]} has no rows: run run_experiment.py first")
     scopes = dict.fromkeys(rows.select_dtypes("number").columns, RUN)
     scopes |= {"recipe": RUN[:5], "data": ["experiment", "task"]}
     for name, scope in scopes.items():
@@ -611,6 +584,13 @@ def load_rows(args, metric="acc"):
 def title_of(experiment, m, n):
     """A cell in words."""
     return f"{experiment}, m = {m}, n = {n}"
+
+
+def write_csv(table, path):
+    """Write a table; a spreadsheet runs none of its names."""
+    names = dict.fromkeys(["experiment", "model", "setting", "task"], "^(?=[=+@-])")
+    table = table.replace(names, "'", regex=True)
+    table.to_csv(path, index=False, float_format="%.6g")
 # --- end shared ---
 
 
@@ -676,27 +656,24 @@ def parse_args(argv):
     parser = argparse.ArgumentParser(
         usage="%(prog)s [FILE ...] [flags]", description=__doc__.partition("\n\n")[0])
     add = parser.add_argument
-    add("paths", nargs="*", type=Path, default=[Path("results.csv")], help="default results.csv")
-    add("--margin", type=above_zero, help="effects within it do not matter; default 1 (acc, f1)")
-    add("--metric", default="acc", help="acc (the default), f1, nll or your own")
-    add("--plain", action="store_true", help="use only the texts of test")
+    add("paths", metavar="FILE", nargs="*", type=Path, default=[Path("results.csv")],
+        help="results; default results.csv")
+    add("--margin", type=above_zero,
+        help="largest bias that does not matter to you; default 1 point (acc, f1)")
+    add("--metric", default="acc", help="acc, f1, nll or your own; default acc")
+    add("--plain", action="store_true", help="use only accuracies on the texts of test")
     for flag in FILTERS:
-        add(f"--{flag}", nargs="+", help="use only these; default all")
-    add("--paper-model", action="store_true", help="fit the paper's model too")
+        add(f"--{flag}", nargs="+", help="use only these rows; default all")
+    add("--paper-model", action="store_true", help="fit the paper's model, too")
     add("--no-interaction", action="store_true", help="fit it without W (Figure 10)")
-    add("--draws", type=int, default=1000, help="draws per chain; default 1000")
+    add("--draws", type=int, default=1000, help="its draws per chain; default 1000")
     add("--out", type=Path, metavar="FOLDER", help="default fits/FILE")
     args = parser.parse_args(argv)
-    args.command = f"python fit_model.py {shlex.join(sys.argv[1:] if argv is None else argv)}"
     args.name, args.unit = WORDS.get(args.metric, (args.metric, args.metric))
     args.form = "+z.2f" if args.metric in POINTS else "+z.4f"
     if args.margin is None and args.metric in POINTS:
         args.margin = 1.0
-    if args.draws < 4:
-        parser.error("--draws must be 4 or more")
     name = args.paths[0].stem
-    if len(args.paths) > 1:
-        name += f"-and-{len(args.paths) - 1}-more"
     args.out = args.out or Path("fits", name if args.metric == "acc" else f"{name}.{args.metric}")
     return args
 
@@ -706,7 +683,6 @@ def main(argv=None):
     args = parse_args(argv)
     rows = add_effects(load_rows(args, args.metric), args.metric)
     args.out.mkdir(parents=True, exist_ok=True)
-    tempfile.TemporaryFile(dir=args.out).close()  # fails if it cannot be written to
     rows["majority"] *= 100
     if args.metric in POINTS:
         rows[["base", "unseen", "seen"]] *= 100
@@ -719,7 +695,7 @@ def main(argv=None):
     publish(rows, tasks, table, args)
     (args.out / "posterior.csv").unlink(missing_ok=True)
     if args.paper_model and not run_paper_model(rows, args):
-        raise SystemExit(3)
+        sys.exit(3)
 
 
 if __name__ == "__main__":  # in a notebook cell flags go into the list: ["--m", "50"]

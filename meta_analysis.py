@@ -4,15 +4,16 @@
 # ///
 """How far can one subsample be trusted? Section 10 of the paper.
 
-Figure 7 of "Evaluating the fairness of task-adaptive pretraining ..." (Dubey 2024). A slice keeps
-one subsample of each model and task, as most benchmarks do. In shuffled slices `extra` and `test`
-are swapped at random, so there is no bias to find. Each slice is analyzed in two ways:
+A slice keeps one random subsample of each model and task, as if the experiment had been run once.
+In shuffled slices `extra` and `test` are swapped at random, so there is no bias to find. See
+Figure 7 of "Evaluating the fairness of task-adaptive pretraining ..." (Dubey 2024). Each slice is
+analyzed in two ways:
     paper   the paper's model, on the texts of `test`: right_ijl ~ Binomial(n, p), logit p = mu +
             alpha_i + U_j + beta l, model i, task j, arm l (0: extra, 1: test). U_j stays in the
             model for one task, too: without it mu's prior would move beta.
     t       a t interval over tasks for the bias in percentage points, averaged over models
 
-    python meta_analysis.py results.csv --models bert --slices 20
+    python meta_analysis.py results.csv --model bert --slices 20
 
 Writes slices.png and two tables to meta/results/. Their columns, with 89% intervals:
     meta.csv: experiment, m, n, arms, kind, slice, paper_mean, paper_low, paper_high (beta, log
@@ -28,7 +29,6 @@ import contextlib
 import csv
 import os
 import sys
-import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -56,9 +56,8 @@ def report_slices(rows, slices, folder):
     groups = found.groupby([*names, "kind", "threshold"])
     shares = groups[["outside", "paper", "t"]].mean().reset_index()
 
-    for name, table in (("meta", meta), ("shares", shares)):
-        table = table.replace(FORMULAS, "'", regex=True)
-        table.to_csv(folder / f"{name}.csv", index=False, float_format="%.6g")
+    write_csv(meta, folder / "meta.csv")
+    write_csv(shares, folder / "shares.csv")
     path = folder / "slices.png"
     plot(found).savefig(path, dpi=130)
     if hasattr(builtins, "display"):  # in a notebook
@@ -193,9 +192,7 @@ def brief(error):
 # --- shared: reading ---
 CELL = ["experiment", "m", "n"]
 RUN = ["experiment", "model", "task", "m", "n", "subsample", "seed"]  # identify a row
-FILTERS = ("experiment", "m", "n", "models", "tasks")
-# names that a spreadsheet would run
-FORMULAS = dict.fromkeys(["experiment", "model", "setting", "task"], "^(?=[=+@-])")
+FILTERS = ("experiment", "m", "n", "model", "tasks")
 
 
 def columns_of(metric):
@@ -207,25 +204,22 @@ def columns_of(metric):
 def check(rows, good, words):
     """Stop at the first row that is not good."""
     if not good.all():
-        raise SystemExit(f"error: {rows.index[~good][0]}: {words}")
+        raise ValueError(f"{rows.index[~good][0]}: {words}")
 
 
 def read_rows(path, metric):
     """The rows of a results file; empty fields are nan."""
-    with border(path):
-        lines = path.read_text(encoding="utf-8-sig").split("\n")
-        mark = max(",;\t", key=lines[0].count)
-        # line by line: one that a kill cut short in quotes would swallow the next
-        header, *cells = [next(csv.reader([line], delimiter=mark), []) for line in lines]
-        whole = {}
-        for number, row in enumerate(cells[:-1], 2):
-            if len(row) == len(header):
-                whole[f"{path}, line {number}"] = row
-            elif len(row) > len(header):
-                raise ValueError(f"line {number} has more cells than the header")
-        rows = pd.DataFrame.from_dict(whole, "index", columns=[name.strip() for name in header])
-        if not rows.columns.is_unique:
-            raise ValueError("two columns have one name")
+    lines = path.read_text(encoding="utf-8-sig").split("\n")
+    mark = max(",;\t", key=lines[0].count)
+    # line by line: one that a kill cut short in quotes would swallow the next
+    header, *cells = [next(csv.reader([line], delimiter=mark), []) for line in lines]
+    whole = {}
+    for number, row in enumerate(cells[:-1], 2):
+        if len(row) > len(header):
+            raise ValueError(f"{path}, line {number}: it has more cells than the header")
+        if len(row) == len(header):
+            whole[f"{path}, line {number}"] = row
+    rows = pd.DataFrame.from_dict(whole, "index", columns=[name.strip() for name in header])
     rows = rows.replace("", np.nan)
     needed = [*RUN[:-1], "majority", *columns_of("acc")[:3], *columns_of(metric)[:3]]
     shares = ["majority", "discordant", "discordant_on_extra", *columns_of("acc")]
@@ -236,8 +230,8 @@ def read_rows(path, metric):
             rows[name] = pd.to_numeric(rows[name], errors="coerce")
         if name in needed:
             check(rows, rows[name].notna(), f"the column {name} is missing, empty or not like 0.5")
-    for name in shares:
-        check(rows, rows[name].fillna(0).between(0, 1), f"{name} is not between 0 and 1")
+        if name in shares:
+            check(rows, rows[name].fillna(0).between(0, 1), f"{name} is not between 0 and 1")
     rows[RUN[3:]] = rows[RUN[3:]].fillna(0).astype(int)
     return rows
 
@@ -248,14 +242,13 @@ def load_rows(args, metric="acc"):
     rows = pd.concat([read_rows(path, metric) for path in args.paths])
     for flag in FILTERS:
         values = rows[flag.removesuffix("s")].astype(str)
-        found = set(values)
-        wanted = set(getattr(args, flag) or found)
-        if wanted - found:
-            wrong, known = [", ".join(sorted(each))[:150] for each in (wanted - found, found)]
-            raise SystemExit(f"error: no rows with --{flag} {wrong}. There are: {known}")
+        wanted = getattr(args, flag) or [*values]
+        for name in {*wanted} - {*values}:
+            known = ", ".join(sorted({*values}))
+            raise ValueError(f"no rows have --{flag} {name:.50}. There are: {known:.100}")
         rows = rows[values.isin(wanted)]
     if rows.empty:
-        raise SystemExit(f"error: {args.paths[0]} has no rows: run run_experiment.py first")
+        raise ValueError(f"{args.paths[0]} has no rows: run run_experiment.py first")
     scopes = dict.fromkeys(rows.select_dtypes("number").columns, RUN)
     scopes |= {"recipe": RUN[:5], "data": ["experiment", "task"]}
     for name, scope in scopes.items():
@@ -273,6 +266,13 @@ def load_rows(args, metric="acc"):
 def title_of(experiment, m, n):
     """A cell in words."""
     return f"{experiment}, m = {m}, n = {n}"
+
+
+def write_csv(table, path):
+    """Write a table; a spreadsheet runs none of its names."""
+    names = dict.fromkeys(["experiment", "model", "setting", "task"], "^(?=[=+@-])")
+    table = table.replace(names, "'", regex=True)
+    table.to_csv(path, index=False, float_format="%.6g")
 # --- end shared ---
 
 
@@ -281,16 +281,15 @@ def parse_args(argv):
     parser = argparse.ArgumentParser(
         usage="%(prog)s [FILE ...] [flags]", description=__doc__.partition("\n\n")[0])
     add = parser.add_argument
-    add("paths", nargs="*", type=Path, default=[Path("results.csv")], help="default results.csv")
-    add("--slices", type=int, default=500, help="slices; default 500")
-    add("--plain", action="store_true", help="use only the texts of test")
+    add("paths", metavar="FILE", nargs="*", type=Path, default=[Path("results.csv")],
+        help="results; default results.csv")
+    add("--slices", type=int, default=500,
+        help="slices, of one random subsample of each model and task; default 500")
+    add("--plain", action="store_true", help="use only accuracies on the texts of test")
     for flag in FILTERS:
-        add(f"--{flag}", nargs="+", help="use only these; default all")
+        add(f"--{flag}", nargs="+", help="use only these rows; default all")
     add("--out", type=Path, metavar="FOLDER", help="default meta/FILE")
-    args = parser.parse_args(argv)
-    if args.slices < 1:
-        parser.error("--slices must be 1 or more")
-    return args
+    return parser.parse_args(argv)
 
 
 @border()
@@ -299,14 +298,13 @@ def main(argv=None):
     rows = load_rows(args)
     counts = rows.groupby(RUN[:5])["subsample"].nunique()
     if counts.min() < 2:
-        raise SystemExit(f"error: {counts.idxmin()[2]} has one subsample: run more of them, or "
-                         "choose other --tasks")
+        raise ValueError(f"{counts.idxmin()[2]} has one subsample: run more, or choose other "
+                         "--tasks")
     bias = rows["acc_test"] - rows["acc_extra"]
     mirrored = rows["acc_extra_on_extra"] - rows["acc_test_on_extra"]  # nan: plain arms
     rows["bias"] = 100 * (bias + mirrored.fillna(bias)) / 2
     folder = args.out or Path("meta", args.paths[0].stem)
     folder.mkdir(parents=True, exist_ok=True)
-    tempfile.TemporaryFile(dir=folder).close()  # fails if it cannot be written to
     report_slices(rows, args.slices, folder)
     print(f"figure and tables: {folder.resolve()}")
 

@@ -188,8 +188,8 @@ def test_tables_1a_and_1b_and_section_7(run):
 
     rows = pd.concat(map(pd.read_csv, PUBLISHED))
     for words in ("No: within ±1 percentage points (few-shot, mean of 8 settings).",
-                  "+0.01 [-0.08, +0.10] points", "+4.35 [+4.23, +4.48]", "about 0.9 are expected",
-                  "0 in 1 of 8 settings", "in 255 of 400 cases", ", and 16 more."):
+                  "+0.01 [-0.08, +0.10] points", "+4.35 [+4.23, +4.48]", "in 255 of 400 cases",
+                  ", and 16 more."):
         assert words in found.out
     cells = rows.groupby(["model", "task", "m", "n"])[["acc_extra", "majority"]].mean()
     assert (cells["acc_extra"] - cells["majority"] < 0.05 - 1e-12).sum() == 255
@@ -265,7 +265,6 @@ def test_means_only_where_tasks_are_shared(run):
         assert found.effects["m"].notna().all() and "all" not in set(found.effects["model"])
         first, second, _ = found.out.splitlines()
         assert "+0.00 [" in first and "+3.00 [" in second
-        assert found.out.count("There is no mean of the 2 verdicts") == 2
         assert found.page.count('<div class="card') == 2
 
 
@@ -477,7 +476,7 @@ def test_caveats(run):
 
 def test_other_metrics(run):
     """Without a margin, but for --margin, no verdict; a higher nll is worse."""
-    assert str(fit.parse_args("a.csv b.csv --metric f1".split()).out) == "fits/a-and-1-more.f1"
+    assert str(fit.parse_args("a.csv b.csv --metric f1".split()).out) == "fits/a.f1"
     rows = coin_rows().assign(nll_base=1, nll_extra=0.9, f1_base=0.5, f1_extra=0.6, f1_test=0.62)
     rows["nll_test"] = 0.95 + 0.01 * rows["subsample"]
     assert run(rows, "--metric", "f1").out.startswith("Yes: beyond ±1 percentage points")
@@ -507,7 +506,6 @@ def test_tables_and_figure_of_the_page(run):
     found = run(rows)
     for row in found.tasks.query("main").itertuples():
         assert f"<td>{row.estimate:+.2f} [{row.low:+.2f}, {row.high:+.2f}]</td>" in found.page
-    assert "<th>bias, tasks like these</th>" in found.page
     for table in re.findall("<table.*?</table>", found.page, re.DOTALL):
         lines = [re.findall("<td>(.*?)</td>", line) for line in table.split("<tr")[2:]]
         for column in zip(*lines):
@@ -540,7 +538,7 @@ def test_natural_variations_are_accepted():
     for name, text in variations.items():
         Path("other.csv").write_bytes(text.encode())
         pd.testing.assert_frame_equal(loaded("other.csv"), plain, obj=name)
-    assert len(loaded("results.csv", "--models", "b", "--tasks", "task01", "task02")) == 8
+    assert len(loaded("results.csv", "--model", "b", "--tasks", "task01", "task02")) == 8
     # The fuller row of a run counts, whatever the order of files
     rows = coin_rows(crossed=True)
     full = loaded(path_of(rows))
@@ -565,10 +563,9 @@ BAD = [  # a file, what is said of it
     (changed("acc_test", 1.025), "results.csv, line 25: acc_test is not between 0 and 1"),
     (changed("acc_test", "0,5"), "line 25: the column acc_test is missing, empty or not like 0.5"),
     (TEXT + changed("acc_test", 0.1).splitlines()[-1] + "\n", "acc_test"),
-    (TEXT[:-1] + ",\n", "results.csv: line 25 has more cells than the header"),
-    (TEXT.replace("task,", "model,", 1), "results.csv: two columns have one name"),
+    (TEXT[:-1] + ",\n", "results.csv, line 25: it has more cells than the header"),
     (changed("data", *"xy" * 12), "data"), (changed("recipe", *"x" * 11, *"y" * 13), "recipe"),
-    (TEXT, "no rows with --models c. There are: a, b")]
+    (TEXT, "no rows have --model c. There are: a, b")]
 
 
 @pytest.mark.parametrize("text, message", BAD, ids=[message for _, message in BAD])
@@ -585,4 +582,3 @@ def test_every_script_refuses_a_margin_in_the_same_words(said, margin):
         found = said(load_script(name).parse_args, "--margin", margin)
         assert found.end == 2
         assert found.err.endswith(f"argument --margin: {margin!r} is not a positive float\n")
-    assert "4 or more" in said(fit.parse_args, "--draws", 3).err
