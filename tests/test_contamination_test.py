@@ -194,8 +194,7 @@ def test_examples_are_read_from_lines_columns_and_keys(name, content, examples):
     ("a.txt", "a\n\nb", "", "an example is empty"),
     ("a.txt", TWO, "--held-out a.txt", "--held-out needs --reference"),
     ("a.txt", "1\n2\n3\n4", "--held-out a.txt --reference gone", "or one is in both halves"),
-    ("a.csv", "input,label\na,1\n", "", "it has columns input, label, not text"),
-    ("a.csv", "text,id\nb,1\nc, d,2\n", "", "error: a.csv: line 3 is not one row of 2 cells"),
+    ("a.csv", "input,label\na,1\n", "", "a.csv: it has columns input, label, not text"),
     ("a.jsonl", '{"text": "b"}\n{"text": null}\n', "", "empty or no text: None (2)"),
     ("a.json", '["b", "c"]', "", "use a .txt, .csv, .tsv, .tab or .jsonl file"),
 ])
@@ -217,7 +216,6 @@ def test_smollm2_is_read_from_where_run_zero_shot_unpacks_it(monkeypatch):
 @pytest.mark.parametrize("kind, changes, words", [
     ("bert", {}, "later ones"), ("llama", {"is_causal": False}, "later ones"),
     ("gpt2", {"words": byte_tokenizer(MERGES, dropout=0.1)}, "dropout"),
-    ("llama", {"words": byte_tokenizer(MERGES, dropout=0.5)}, "dropout"),
     ("mpt", {"max_seq_len": 500}, "reads 500"),
     ("llama", {"max_position_embeddings": 500}, "reads 500")])
 def test_models_that_would_mislead_are_refused(kind, changes, words, model_dir, say):
@@ -375,9 +373,6 @@ def test_an_audit_goes_on_where_it_was(table, say, monkeypatch):
     assert UNITS.search(say("kept"))[1] == "2" and calls[3:] == ["two"]  # a subsample counts once
     assert UNITS.search(say("gone"))[1] == "2" and len(calls) == 4  # of the table alone
     assert "no units" in say("nowhere --out new.csv")
-    Path("new.csv.draft").symlink_to("/dev/full")
-    assert "new.csv.draft: [Errno 28] No space" in say("kept --out new.csv")
-    assert "kept/one/unit.json: " in say("kept --out kept/one/unit.json")
     calls.clear()
     assert "/proc" in say("kept --out /proc/new.csv") and not calls
 
@@ -396,24 +391,17 @@ def test_a_damaged_unit_is_named_and_the_others_are_read(name, table, said, monk
     pd.testing.assert_frame_equal(read_audits(), table[1:].reset_index(drop=True))
 
 
-def make_table(units=2, **columns):
-    """Rows of a table: n = 50; AUCs, p-values and accuracies are .5, or as given."""
-    rows = pd.DataFrame({"subsample": range(units), "audit": range(units)})
-    rows[contam.SETTING] = 50
-    for arm in ARMS:
-        rows[[f"acc_{arm}", f"acc_{arm}_on_extra", f"p_exact {arm}", "majority"]] = 0.5
-        rows[[f"{name} {arm}" for name in contam.DETECTORS]] = 0.5
-    return rows.assign(discordant_on_extra=0.1, **columns)
-
-
-def test_the_table_of_detectors_by_hand():
+def test_the_table_of_detectors_by_hand(capsys):
     """The variance of an AUC without memory is (2 n + 1) / (12 n^2) = 101 / 30000. Benjamini and
     Hochberg: p times 6 / rank, the least from there on."""
     sd = math.sqrt(101 / 30000)
     A, B = 0.5 + sd * stats.norm.isf([0.008, 0.016, 0.5]), np.array([0.5, 0.4, 0.6])
-    given = dict.fromkeys(["zlib test", "Min-K% test", "Min-K%++ test"], 0.4)
-    given |= {"ref test": A, "ref extra": B, "p_exact test": [0.1, 0.3, 0.5]}
-    table = contam.detectors_of(make_table(3, **given))
+    rows = pd.DataFrame({"subsample": range(3)})
+    rows[contam.SETTING] = 50
+    rows[[f"{name} {arm}" for name in contam.DETECTORS for arm in ARMS]] = 0.5
+    rows[["zlib test", "Min-K% test", "Min-K%++ test"]] = 0.4
+    rows = rows.assign(**{"ref test": A, "ref extra": B, "p_exact test": [0.1, 0.3, 0.5]})
+    table = contam.detectors_of(rows)
     crossed = (A + 1 - B) / 2
     half = stats.t.ppf(0.945, 2) * crossed.std(ddof=1) / math.sqrt(3)
     assert table.loc["ref", ["AUC", "crossed", "±"]].tolist() == approx(
@@ -425,22 +413,11 @@ def test_the_table_of_detectors_by_hand():
     p = table["p"].sort_values()
     by_hand = (p * 6 / np.arange(1, 7))[::-1].cummin()
     assert table["adjusted"].to_dict() == approx(by_hand.to_dict())
-
-
-def test_harm_by_hand(say):
-    """Bias 5.5 = 100 (.71 - .6 + .5 - .5) / 2 and 4.5. One imaginary answer a set: 10^4 / (2 50^2)
-    = 2 points^2, shared by the units."""
-    rows = make_table(acc_extra=0.6, acc_test=[0.71, 0.65], acc_base_on_extra=0.6,
-                      acc_extra_on_extra=[0.5, 0.54], discordant=[0.2, 0.1])
-    w = [50 * (0.2 - 0.0121 + 0.1), 50 * (0.1 - 0.0025 + 0.1 - 0.0016)]
-    half = stats.norm.ppf(0.945) * math.sqrt((np.mean(w) + 2 / 2) / 2)  # they vary by less
-    pd.concat([make_table(), rows]).to_csv("table.csv", index=False)  # the last audit counts
-    text = say("--out table.csv")
-    found = text.strip().split("\n")[-1].split()
-    assert [float(value) for value in found] == approx([0.55, 0.55, 0.6, 5, half], abs=6e-4)
-    assert UNITS.findall(text) == ["2"]
-    rows.assign(recipe=["1", "2"]).to_csv("table.csv", index=False)
-    assert UNITS.findall(say("--out table.csv")) == ["1", "1"]
+    shown = []
+    for both in (rows, pd.concat([rows.assign(**{"ref test": 0.9}), rows])):  # the last counts
+        contam.show_table(both.assign(recipe=[*"xyx"] * (len(both) // 3)))
+        shown.append(capsys.readouterr().out)
+    assert shown[0] == shown[1] and UNITS.findall(shown[0]) == ["2", "1"]
 
 
 def plain_inflation(right, released, clean):
@@ -676,12 +653,9 @@ def test_words_separators_and_names():
     ("a,released,0,1\na,released,0,.5", "", "an item has two answers"),
     ("a,released,0,1", "--clean gone", "the models are a"),
     ("a,released,0,1", "", "no model has enough answers"),
-    ("a,released,0,1", "--answers log.csv", "see docs/answers.md"),
-    ("a,released,0,1,", "", "line 2 is not one row of 4 cells"),
     ("", "--answers group.csv", "group is empty: name it, or leave the column out: 7"),
 ])
 def test_mistakes_in_a_table_are_one_line(rows, flags, words, say):
-    Path("log.csv").write_text("doc_id,target\n0,7\n")
     Path("group.csv").write_text("model,half,item,right,group\na,released,7,1,\n")
     Path("a.csv").write_text(f"model,half,item,right\n{rows}\n")
     assert words in say(f"--answers a.csv {flags}")
