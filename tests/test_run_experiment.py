@@ -63,11 +63,6 @@ def tokens(net, texts=TEXTS):
     return [np.array(ids) for ids in net.tokenizer(texts)["input_ids"]]
 
 
-def padded(net, ids):
-    rows = {"input_ids": [text.tolist() for text in ids]}
-    return net.tokenizer.pad(rows, padding_side="right", return_tensors="pt")
-
-
 def stock(folder, kind):
     """transformers' own language model."""
     causal = MODELS[kind][0] == "clm"
@@ -300,7 +295,9 @@ def test_classification_equals_the_trainer(
         data_collator=transformers.DataCollatorWithPadding(net.tokenizer)).train()
     for name in ("test", "extra"):
         with torch.inference_mode():
-            expected = theirs.eval()(**padded(net, ids[name])).logits.log_softmax(-1)
+            batch = net.tokenizer.pad({"input_ids": ids[name]}, padding_side="right",
+                                      return_tensors="pt")
+            expected = theirs.eval()(**batch).logits.log_softmax(-1)
         assert np.allclose(found[name], expected, atol=2e-4)
     for name, weight in net.lm.base_model.named_parameters():
         assert torch.allclose(weight, theirs.base_model.get_parameter(name), **NEAR), name
@@ -368,16 +365,6 @@ def test_arms_share_everything_but_the_pretraining_text(script, sample_of):
     script.run_subsample(sample_of(k=2), "cpu", 1)
     again, _ = script.run_subsample(sample, "cpu", 1)
     assert again | {"seconds": 0} == row | {"seconds": 0}
-
-
-def test_a_text_is_cut_after_its_first_tokens(script, sample_of):
-    """6 tokens: [CLS], 4 of 5 words, [SEP]."""
-    sample, other = sample_of(), sample_of()
-    sample.recipe["max_length"] = 6
-    for texts in other.texts.values():
-        texts[:] = [text.removesuffix(" many") for text in texts]
-    found = [script.run_subsample(each, "cpu", 1)[0] for each in (sample, other)]
-    assert found[0] | {"seconds": 0} == found[1] | {"seconds": 0}
 
 
 # Whole runs: what they write
@@ -521,7 +508,7 @@ def test_columns_keep_the_values_of_the_first_version(
 
 
 def test_a_margin_ends_a_run_at_the_least_k(run):
-    """Whichever worker is faster; also when it goes on from rows that are there, in any order."""
+    """Whichever worker is faster; also when it goes on from rows that are there."""
     short = "--tasks rotten_tomatoes --max-length 16 --m 12"
     run(f"{short} --subsamples 9 --out all.csv")
     rows = rows_of("all.csv")
@@ -536,11 +523,6 @@ def test_a_margin_ends_a_run_at_the_least_k(run):
     assert message is None and comparable(rows_of()) == first
     run(short)
     assert comparable(rows_of()) == first
-    lines = open("results.csv").readlines()
-    with open("half.csv", "w") as file:
-        file.writelines([lines[0], *lines[:3:-2]])  # every other row, the last ones first
-    run(f"{short} --out half.csv")
-    assert comparable(rows_of("half.csv")) == first
 
 
 def test_a_margin_never_ends_a_run_within_a_round_or_before_the_third(script):
@@ -712,14 +694,13 @@ def counted(sample, device, threads):
     return row | {"versions": f"{os.getpid()} {loads}"}, predictions
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_a_process_loads_its_model_once(run, script, monkeypatch, workers):
+def test_a_process_loads_its_model_once(run, script, monkeypatch):
     monkeypatch.setattr(script, "run_subsample", counted)
-    run(f"--workers {workers} --subsamples 6")
+    run("--workers 2 --subsamples 6")
     found = {row["versions"] for row in rows_of()}
     processes = {words.split()[0] for words in found}
-    assert len(rows_of()) == 6 and len(found) == len(processes) <= workers
-    assert (str(os.getpid()) in processes) == (workers == 1)
+    assert len(rows_of()) == 6 and len(found) == len(processes) <= 2
+    assert str(os.getpid()) not in processes
 
 
 @pytest.mark.parametrize("size, workers", [(49e6, 4), (51e6, 1)])
@@ -840,16 +821,11 @@ def test_a_pasted_cell_runs(flags, tmp_path, capsys, monkeypatch):
     ("--subsamples paper --n 50 --csv absent.csv", "No such file"),
     ("--device toaster", "Expected one of cpu, cuda"),
     ("--subsamples paper", "50, 100, 200 or 500"), ("--predictions /proc", "/proc"),
-    ("--out /proc/rows.csv", "/proc"), ("--out .", "Is a directory")])
+    ("--out /proc/rows.csv", "/proc"), ("--out .", "Is a directory"),
+    ("--experiment=", "not a name"), ("--experiment \udcff", "not a name")])
 def test_mistakes_in_flags(refused, typed, words):
     refused(words, typed)
     assert not os.listdir(), "a refused start leaves nothing behind"
-
-
-@pytest.mark.parametrize("name", ["", "a\nb", "\udcff"])
-def test_a_name_fits_on_a_line(said, script, flags, name):
-    assert "not a name on one line" in said(script.main, *flags, "--experiment", name).end
-    assert not Path("results.csv").exists()
 
 
 def test_zeros_are_argparse_errors(script):
@@ -920,9 +896,8 @@ def test_a_model_that_cannot_be_used(refused, model_dir, kind, edit, words):
     refused(words, f"--model {folder}")
 
 
-@pytest.mark.parametrize("saved", ["LlamaModel", "LlamaForSequenceClassification"])
-def test_a_model_without_its_output_layer_is_refused(refused, model_dir, saved):
-    refused("output layer", f"--model {model_dir('llama', getattr(transformers, saved))}")
+def test_a_model_without_its_output_layer_is_refused(refused, model_dir):
+    refused("output layer", f"--model {model_dir('llama', transformers.LlamaModel)}")
 
 
 def random_pieces():
