@@ -3,7 +3,6 @@ arithmetic and the published log."""
 
 import itertools
 import json
-import logging
 import math
 import os
 import re
@@ -13,7 +12,6 @@ import zlib
 from pathlib import Path
 from types import SimpleNamespace
 
-import bitsandbytes
 import numpy as np
 import pandas as pd
 import peft
@@ -128,25 +126,17 @@ def test_the_scored_tokens_are_the_examples_own(both):
     assert certain.tolist() == [[0], [0]]  # 0 / 0 counts as typical
 
 
-def test_shards_are_scored_order_by_order(both, monkeypatch):
-    """Three examples have five other orders: all, or four random ones, are scored."""
+def test_shards_are_scored_order_by_order(both):
+    """All orders of each; the first has three examples, which have five other orders."""
     _, net, lm = both
     examples = "red apple,cold night,seven wheels of glass,salt,red apple,red apple,salt".split(",")
-    possible = [plain_sum(lm, HEAD, texts) for texts in itertools.permutations(examples[:3])]
-    for count in (5, 4):
-        monkeypatch.setattr(contam, "PERMUTATIONS", count)
-        first, *log = contam.score_orders(net, HEAD, examples, 3)
-        for pair, part in zip([examples[3:5], examples[5:]], log, strict=True):
-            wanted = [plain_sum(lm, HEAD, pair), plain_sum(lm, HEAD, pair[::-1])]
-            assert part.tolist() == approx(wanted, rel=2e-5)
-        assert len(first) == count + 1 and first[0] == approx(possible[0], rel=2e-5)
-        distance = np.abs(np.subtract.outer(possible, first))
-        assert distance.min(0).max() < 1e-3  # each is a possible order
-        assert count < 5 or distance.min(1).max() < 1e-3
+    log = contam.score_orders(net, HEAD, examples)
+    for part, shard in zip(log, [examples[:3], examples[3:5], examples[5:]], strict=True):
+        wanted = [plain_sum(lm, HEAD, texts) for texts in itertools.permutations(shard)]
+        assert part.tolist() == approx(wanted, rel=2e-5)
 
 
 def test_permutation_p_equals_brute_force(capsys):
-    """Four shards of two cannot tell."""
     rng = np.random.default_rng(0)
     kinds = (2,), (6, 2, 6), (2, 24, 6, 2), (2,) * 10
     for sizes, shift in itertools.product(kinds, (-1.0, 0.0, 3.0)):
@@ -161,7 +151,7 @@ def test_permutation_p_equals_brute_force(capsys):
     assert contam.permutation_p(equal) == approx(2 / 3, abs=0.01)
     repeats = contam.order_p([[-1.0, -2, -3, -3]] * 2)[0]  # each of two other orders counts once
     assert repeats == approx(1 / 9, abs=5e-3)
-    for count, words in ((4, "cannot tell: p is at least 0.0625"), (5, "\nflagged: ")):
+    for count, words in ((4, "fewer than ten texts"), (5, "\nflagged: ")):
         contam.show_order([[-1.0, -2.0]] * count)
         assert words in capsys.readouterr().out
 
@@ -173,7 +163,6 @@ def test_the_published_log_gives_the_published_p(monkeypatch):
     parts = zip(log["canonical_logprobs"], log["shuffled_logprobs"], strict=True)
     found = contam.order_p([[value, *others] for value, others in parts])
     assert found == approx((0.386985, log["pval"]), abs=1e-6)
-    assert log["permutations_per_shard"] == contam.PERMUTATIONS
 
 
 @pytest.mark.parametrize("name, content, examples", [
@@ -189,8 +178,7 @@ def test_examples_are_read_from_lines_columns_and_keys(name, content, examples):
 
 
 @pytest.mark.parametrize("name, content, flags, words", [
-    ("a.txt", TWO, "--shards 2", "2 examples are too few for 2 shards"),
-    ("a.txt", "x" * 2100 + "\ny", "", "has 2103 tokens, but the model reads 2048: use more"),
+    ("a.txt", "x" * 2100 + "\ny", "", "has 2103 tokens, but the model reads 2048: use"),
     ("a.txt", "a\n\nb", "", "an example is empty"),
     ("a.txt", TWO, "--held-out a.txt", "--held-out needs --reference"),
     ("a.txt", "1\n2\n3\n4", "--held-out a.txt --reference gone", "or one is in both halves"),
@@ -216,7 +204,6 @@ def test_smollm2_is_read_from_where_run_zero_shot_unpacks_it(monkeypatch):
 @pytest.mark.parametrize("kind, changes, words", [
     ("bert", {}, "later ones"), ("llama", {"is_causal": False}, "later ones"),
     ("gpt2", {"words": byte_tokenizer(MERGES, dropout=0.1)}, "dropout"),
-    ("mpt", {"max_seq_len": 500}, "reads 500"),
     ("llama", {"max_position_embeddings": 500}, "reads 500")])
 def test_models_that_would_mislead_are_refused(kind, changes, words, model_dir, say):
     Path("a.txt").write_text("x" * 600 + "\ny")
@@ -246,15 +233,12 @@ def test_unfit_models_are_refused(model_dir, say, monkeypatch):
 
 
 @pytest.mark.parametrize("how", [("none", "bf16"), ("none", "fp16"), ("nf4", "bf16")])
-def test_a_model_scores_as_in_run_zero_shot(how, both, zero, monkeypatch):
-    """Also where bitsandbytes repacks NF4 into a form that cannot be trained, and warns."""
-    monkeypatch.setattr(bitsandbytes.nn.modules, "has_avx512bf16", lambda: True)
+def test_a_model_scores_as_in_run_zero_shot(how, both, zero):
     folder, _, lm = both
     theirs, _ = zero.load_net(zero.find_model(str(folder), zero.load_registry()), *how, "cpu")
     found = contam.score_texts(contam.open_model(folder, *how), "It is", [HEAD])[0].T
     np.testing.assert_allclose(found, plain_scores(theirs.eval(), "It is", HEAD), rtol=1e-4)
     assert np.abs(found - plain_scores(lm, "It is", HEAD)).max() > 1e-3
-    assert not logging.getLogger("bitsandbytes.cpu").isEnabledFor(logging.WARNING)
 
 
 def test_the_released_half_is_flagged(model_dir, say):

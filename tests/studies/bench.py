@@ -376,7 +376,7 @@ def stage_contamination(args):
         file = Path(name) / "examples.jsonl"
         lines = [json.dumps({"text": text}) for text in load_reviews().texts[: 2 * shards]]
         file.write_text("\n".join(lines))
-        flags = {"model": model_folder("gpt2-tiny", name), "examples": file, "shards": shards}
+        flags = {"model": model_folder("gpt2-tiny", name), "examples": file}
         ways = {"ours": lambda: run_script("contamination_test", flags, lambda folder: None)}
         runs = paired(args.rounds, ways)["ours"]
     yield row(f"order test, {shards} shards of two, GPT-2 of 2 layers of 128", runs)
