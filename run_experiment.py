@@ -95,8 +95,8 @@ PACKED = {  # texts can share rows
 # --- The experiment: one subsample, three arms ---
 
 def run_subsample(sample, device, threads):
-    """Train and test the three arms. Returns the row and {arm: {set: log-probabilities [n, K]}}.
-    Departs from the paper: the arms share the head's first weights, batch order and dropout."""
+    """Train and test the three arms. Returns the row. Departs from the paper: the arms share the
+    head's first weights, batch order and dropout."""
     torch.set_num_threads(threads)
     row, recipe = {**sample.row}, sample.recipe
     net = load_network(sample.model, device, recipe["precision"])
@@ -110,28 +110,22 @@ def run_subsample(sample, device, threads):
         predictions[arm] = classify(net, ids, labels, len(sample.classes), recipe, seed + 1)
     add_scores(row, predictions, sample.labels)
     row["seconds"] = round(time.perf_counter() - started, 3)
-    return row, predictions
+    return row
 
 
 def encode_sets(net, sets, most):
     """The token ids of each set's texts. ValueError if the model would see too little of them."""
-    encode, texts = net.tokenizer, [*itertools.chain(*sets.values())]
-    ids, again = [encode(texts, truncation=True, max_length=most)["input_ids"] for _ in range(2)]
-    added, distinct = encode("")["input_ids"], {*map(tuple, ids)}
-    unknown = np.mean(np.concatenate(ids) == encode.unk_token_id)
-    faults = {
-        "a text has no token": min(most, *map(len, ids)) <= len(added),
-        f"{unknown:.0%} of the tokens are unknown":
-            unknown > 0.2 and encode.unk_token_id not in added,
-        "all are alike in their first tokens": len(distinct) == 1,
-        "the tokenizer has dropout": ids != again,
-        "no [MASK], or no [CLS] before a text": not net.causal and (
-            encode.mask_token is None or len({text[:1] for text in distinct}) > 1)}
-    for fault, found in faults.items():
-        if found:
-            raise ValueError(f"{fault}: use other texts, another model or a larger --max-length")
-    rest = map(np.array, ids)
-    return {name: [*itertools.islice(rest, len(sets[name]))] for name in sets}
+    ids, added, unknown_id = {}, net.tokenizer("")["input_ids"], net.tokenizer.unk_token_id
+    for name, texts in sets.items():
+        cut = net.tokenizer(texts, truncation=True, max_length=most)["input_ids"]
+        ids[name] = [np.array(text) for text in cut]
+    texts = [*itertools.chain(*ids.values())]
+    unknown = np.mean(np.concatenate(texts) == unknown_id)
+    strange = unknown > 0.2 and unknown_id not in added
+    if strange or most <= len(added) or len({*map(tuple, texts)}) == 1:
+        raise ValueError(f"texts look alike; {unknown:.0%} of their tokens are unknown: use a larger "
+                         "--max-length, or another model")
+    return ids
 
 
 # --- Pretraining and classification ---
@@ -317,6 +311,9 @@ def load_network(model, device, precision):
 def probe(net):
     """ValueError unless texts in a batch get the logits of each alone, and tokens of a causal model
     do not see later ones."""
+    start = [net.tokenizer(text)["input_ids"][:1] for text in ("", "a")]
+    if not net.causal and (start[0] != start[1] or net.tokenizer.mask_token is None):
+        raise ValueError("its tokenizer has no [MASK], or puts no [CLS] before a text")
     net.lm.eval()
     words = np.setdiff1d(range(99), net.tokenizer.all_special_ids)
     texts, alone = [words[:32], words[:7]], []  # the same tokens begin both
@@ -435,7 +432,7 @@ def draw(row, recipe, model, task):
            "majority": int(np.bincount(labels["test"]).max()) / row["n"],
            "split": short_hash(*[rows.tolist() for rows in numbers.values()])}
     return SimpleNamespace(row=row, recipe=recipe, model=model, classes=task.classes, texts=texts,
-                           labels=labels, numbers=numbers)
+                           labels=labels)
 
 
 def split_rows(labels, m, n, subsample):
@@ -603,11 +600,11 @@ LINE = ("{task:<26.26} k {subsample:<3}  base {base:.3f}  unseen {unseen:.3f}  s
 
 def run_all(args, models, tasks, most, recipe_of, run):
     """Run and report each cell (model, n, m). `most`: {n: subsamples}. run(sample, device, threads)
-    returns a row and predictions."""
+    returns a row."""
     own = Path(args.csv or args.hub or "").stem
     args.out = args.out or Path(f"{own}_results.csv" if own else "results.csv")
     cells = plan_cells(args, models, tasks, most, recipe_of)
-    for folder in {args.out.resolve().parent, args.predictions, vars(args).get("adapters")}:
+    for folder in {args.out.resolve().parent, vars(args).get("adapters")}:
         if folder:
             folder.mkdir(parents=True, exist_ok=True)
             tempfile.TemporaryFile(dir=folder).close()  # else it fails after hours
@@ -629,7 +626,8 @@ def results_of(args, models, run, units):
         workers = 1
     threads = args.threads or (1 if small else max(1, cores // workers))
     job = joblib.delayed(functools.partial(run_job, run, args, threads))
-    with joblib.parallel_config("loky", n_jobs=workers, initializer=follow_parent):
+    ignore = functools.partial(signal.signal, signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends us
+    with joblib.parallel_config("loky", n_jobs=workers, initializer=ignore):
         yield from joblib.Parallel(return_as="generator", pre_dispatch="n_jobs")(map(job, samples))
 
 
@@ -651,23 +649,12 @@ def on_dask(args, job, samples):
         yield from (future.result() for future in futures)
 
 
-def follow_parent():
-    """Let a worker ignore Ctrl-C, and end soon after its parent, even after `kill -9`."""
-    def watch(parent):
-        while os.getppid() == parent:
-            time.sleep(1)
-        os._exit(1)
-
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=watch, args=[os.getppid()], daemon=True).start()
-
-
 def plan_cells(args, models, tasks, most, recipe_of):
     """For each cell a list of (row, recipe, model, task), with the finished rows."""
     finished, cells = finished_rows(args.out), []
     for name in [args.experiment, *tasks, *[model.name for model in models]]:
-        if name.encode(errors="ignore").decode().splitlines() != [name]:
-            raise ValueError(f"{name!r} is not a name on one line: use another")
+        if not name or not name.isprintable():
+            raise ValueError(f"{name!r} cannot be printed on one line: use another name")
     for model, n, m in dict.fromkeys(itertools.product(models, args.n, args.m)):
         units = []
         for k, name in itertools.product(range(1, most[n] + 1), tasks):
@@ -687,8 +674,6 @@ def run_cell(args, units, tasks, results):
     left = sum(["seconds" not in row for row, *_ in units])
     print("\n{model}, m = {m}, n = {n}:".format(**units[0][0]), len(units) - left,
           "subsamples are finished")
-    if left < len(units) and (args.predictions or vars(args).get("adapters")):
-        print("they leave no new files: use a different --out for all of them")
     bar = tqdm(total=left, unit="subsample", disable=None)
     if args.margin:
         bar.bar_format = "{desc} [{elapsed}]"
@@ -714,14 +699,11 @@ def run_cell(args, units, tasks, results):
 
 
 def run_job(run, args, threads, sample):
-    """The row of a subsample, after its --predictions are written."""
+    """The row of a subsample."""
     versions = f"torch {torch.__version__} transformers {transformers.__version__}"
     sample.row["versions"] = versions
     with ONE_AT_A_TIME:
-        row, predictions = run(sample, choose_device(args), threads)
-    if args.predictions:
-        write_predictions(args.predictions, sample, predictions)
-    return row
+        return run(sample, choose_device(args), threads)
 
 
 def with_effects(rows):
@@ -761,7 +743,6 @@ def add_shared_flags(parser):
     add("--dask", help="address of a Dask scheduler, whose workers do the work; needs distributed")
     add("--out", type=Path, help="results file, whose rows are skipped; default "
         "results.csv, or NAME_results.csv for --csv and --hub")
-    add("--predictions", type=Path, help="folder for the probabilities of all texts")
 
 
 def whole(text):
@@ -774,9 +755,9 @@ def whole(text):
 KEY = "experiment model task m n subsample seed".split()
 
 
-def finished_rows(out, split=""):
-    """{key: row} of a results file, or of its lines with a hash. A line that was cut short is left
-    out, as is a last one without a line break."""
+def finished_rows(out):
+    """{key: row} of a results file. A line that was cut short is left out, as is a last one without
+    a line break."""
     text, finished = "", {}
     if out.exists():
         with open(out, "r+", encoding="utf-8-sig", errors="replace") as file:  # not read-only
@@ -785,7 +766,7 @@ def finished_rows(out, split=""):
     if text and next(csv.reader([header]), []) != COLUMNS:
         raise ValueError(f"{out} has other columns: use a different --out")
     for line in lines[:-1]:  # one by one: one cut short in quotes would swallow the next
-        cells = next(csv.reader([line]), []) if split in line else []
+        cells = next(csv.reader([line]), [])
         if len(cells) == len(COLUMNS) and cells[-1]:
             row = dict(zip(COLUMNS, cells))
             finished[unit_key(row)] = row
@@ -815,7 +796,7 @@ def append_row(out, row, size=0):
     table = pd.DataFrame([row], columns=COLUMNS)
     with filelock.FileLock(path.with_name(f".{path.name}.lock")), open(path, "a+b") as file:
         if file.tell() != size:
-            if find_row(out, row, finished_rows(out, row["split"])) is not row:
+            if find_row(out, row, finished_rows(out)) is not row:
                 return file.tell()
         file.seek(max(0, file.tell() - 1))
         last = file.read()
@@ -825,22 +806,6 @@ def append_row(out, row, size=0):
         file.flush()
         os.fsync(file.fileno())
         return file.tell()
-
-
-def write_predictions(folder, sample, predictions):
-    """Write a CSV: probability of each class, arm, set, row number in the data, label."""
-    tables = []
-    for arm, name in itertools.product(ARMS, ("test", "extra")):
-        table = pd.DataFrame(np.exp(predictions[arm][name])).add_prefix("p")
-        tables.append(table.assign(arm=arm, set=name, row=sample.numbers[name],
-                                   label=sample.labels[name]))
-    pd.concat(tables).to_csv(folder / f"{unit_name(sample.row)}.csv", index=False)
-
-
-def unit_name(row):
-    """A file name for a subsample; its hash covers recipe and data."""
-    words = re.sub(r"[^\w.=+-]", "-", "-".join(unit_key(row)), flags=re.ASCII)
-    return f"{words[:120]}-{short_hash(unit_key(row), row['recipe'], row['data'])}"
 # --- end shared ---
 
 
@@ -865,7 +830,7 @@ def load_tasks(args, registry, default):
     """{name: Task} of --csv, --hub and --tasks."""
     known, wanted, tasks = registry["tasks"], [], {}
     own = {"text": args.text, "label": args.label, "name": args.name, "split": args.split,
-           "own": {"keep_default_na": False, "na_values": [""]}}  # None, null and NA are texts
+           "own": True}
     for kind, place in (("csv", args.csv), ("hub", args.hub)):
         if place:
             wanted.append((Path(place).stem, {**own, "sources": [{kind: place}]}))
@@ -901,12 +866,7 @@ def first_of(sources, read, name):
         try:
             return read(source)
         except Exception as error:
-            reason = brief(f"{[*source.values()][0]}: {brief(error)}")
-            reasons.append(reason[: 150 // len(sources)])
-            reached = "hub" not in source or isinstance(error, ValueError)
-    if not reached:
-        reasons.append("these need no Hub: bert-tiny, smollm2; bbc_news, imdb, reuters, "
-                       "rotten_tomatoes, tweets")
+            reasons.append(f"{[*source.values()][0]}: {brief(error)}"[: 250 // len(sources)])
     raise SystemExit(f"error: could not load {name}: {'; '.join(reasons)}")
 
 
@@ -965,7 +925,8 @@ def filtered_texts(table, entry):
     if filters.get("strip"):
         table["text"] = stripped
     fit = table["text"].str.len() <= filters.get("max_characters", math.inf)
-    table = table[fit & stripped.ne("") & table["label"].notna() & table["label"].ne("")]
+    visible = stripped.map(lambda text: any(map(str.isprintable, text)))
+    table = table[fit & visible & table["label"].notna() & table["label"].ne("")]
     if table.empty:
         raise ValueError("no row has a text and a label: a test split may hide its labels")
     if len(table) < len(texts):
@@ -996,10 +957,7 @@ def read_hub(entry):
         folder = huggingface_hub.snapshot_download(
             hub, allow_patterns=files, repo_type="dataset", revision=revision)
         hub, options = "parquet", {"data_files": f"{folder}/{files}", "split": "train"}
-    try:
-        data = datasets.load_dataset(hub, **options, **entry.get("own", {}))
-    except (TypeError, ValueError):  # only CSV files have the options of `own`
-        data = datasets.load_dataset(hub, **options)
+    data = datasets.load_dataset(hub, **options)
     table = data.select_columns([*entry["text"], label]).to_pandas()
     names = getattr(data.features[label], "names", entry.get("labels", [0]))
     if isinstance(names[0], str) and pd.api.types.is_numeric_dtype(table[label]):
@@ -1169,6 +1127,8 @@ def load_tokenizer(model, size=math.inf):
     """The tokenizer of a Model that knows `size` tokens."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(
         model.folder, gguf_file=model.gguf, trust_remote_code=False, truncation_side="right")
+    with contextlib.suppress(AttributeError):  # else BPE may split a text at random
+        tokenizer.backend_tokenizer.model.dropout = None
     ids = {0, *tokenizer.get_vocab().values()} - {*tokenizer.all_special_ids}
     if len(tokenizer) < 200 or max(ids) >= size:
         raise ValueError(f"a tokenizer's vocabulary of {len(tokenizer)}, an embedding of {size}")

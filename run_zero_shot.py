@@ -100,7 +100,7 @@ def run_prompts(sample, device, threads, adapters=None):
             ids = [encode(tokenizer, sequence) for sequence in strings[arm]["sequences"]]
             row[f"loss_{arm}"] = train_adapter(net, ids, recipe, seed)
             if adapters:
-                keep(folder, net.save_pretrained, folder / arm, save_embedding_layers=False)
+                net.save_pretrained(folder / arm, save_embedding_layers=False)
         predictions[arm] = {}
         for name in strings:
             means = score_classes(net, tokenizer, strings[name]["prompts"], sample.classes)
@@ -108,16 +108,14 @@ def run_prompts(sample, device, threads, adapters=None):
     add_scores(row, predictions, sample.labels)
     row["seconds"] = round(time.perf_counter() - started, 3)
     if adapters:
-        keep(folder, write_unit, folder, sample, row, strings)
-    return row, predictions
+        write_unit(folder, sample, row, strings)
+    return row
 
 
-def keep(folder, write, *args, **options):
-    """write(...), whose errors name the folder."""
-    try:
-        write(*args, **options)
-    except Exception as error:
-        raise OSError(f"{folder}: {brief(error)}: make room, and run the same command")
+def unit_name(row):
+    """A file name for a subsample; its hash covers recipe and data."""
+    words = re.sub(r"[^\w.=+-]", "-", "-".join(unit_key(row)), flags=re.ASCII)
+    return f"{words[:120]}-{short_hash(unit_key(row), row['recipe'], row['data'])}"
 
 
 def write_unit(folder, sample, row, strings):
@@ -352,10 +350,7 @@ def load_net(model, quantize, precision, device):
         raise ValueError(f"no weights for its output layer or others: {info['missing_keys']}")
     cast(lm, dtype)
     lm.forward = torch.autocast(device.type, dtype, enabled=bool(dtype))(lm.forward)
-    try:
-        net = peft.get_peft_model(lm, peft.LoraConfig(**LORA)).to(device)
-    except ValueError as error:
-        raise ValueError(f"LoRA does not support it (a mixture of experts?): {error}")
+    net = peft.get_peft_model(lm, peft.LoraConfig(**LORA)).to(device)
     tokenizer = load_tokenizer(model, lm.config.vocab_size)
     check_scores(net, tokenizer, 1e-3 if precision == "float32" else 0.05)
     return net, tokenizer
@@ -376,15 +371,14 @@ def check_scores(net, tokenizer, near):
     net.eval()
     expected, classes = [], ["yes, this is so", "no"]
     prompts = ["Is it so? Yes, rain", "Is it so? Yes, rain and wind", "Is it so? Yes, x"]
-    ways = {str(encode(tokenizer, prompts[1] * 20)) for _ in range(20)}
     for prompt in prompts:
         for ids, start in split_answers(tokenizer, prompt, classes):
             ids = torch.tensor(ids, device=net.device)
             output = net(input_ids=ids[None], use_cache=True)
             logs = output.logits[0].float().log_softmax(1)
             expected.append(logs[start - 1 : -1].gather(1, ids[start:, None]).mean().item())
-    if len(ways) > 1 or not output.get("past_key_values"):
-        raise ValueError("its tokenizer has dropout, or it has no cache: is it causal?")
+    if not output.get("past_key_values"):
+        raise ValueError("it has no cache: is it causal?")
     found = score_classes(net, tokenizer, prompts, classes).flatten()
     if not np.allclose(found, expected, near, 1e-3):
         raise ValueError("its scores change in a batch or a cache: it is not causal")
@@ -436,7 +430,7 @@ def draw(row, recipe, model, task):
            "majority": int(np.bincount(labels["test"]).max()) / row["n"],
            "split": short_hash(*[rows.tolist() for rows in numbers.values()])}
     return SimpleNamespace(row=row, recipe=recipe, model=model, classes=task.classes, texts=texts,
-                           labels=labels, numbers=numbers)
+                           labels=labels)
 
 
 def split_rows(labels, m, n, subsample):
@@ -604,11 +598,11 @@ LINE = ("{task:<26.26} k {subsample:<3}  base {base:.3f}  unseen {unseen:.3f}  s
 
 def run_all(args, models, tasks, most, recipe_of, run):
     """Run and report each cell (model, n, m). `most`: {n: subsamples}. run(sample, device, threads)
-    returns a row and predictions."""
+    returns a row."""
     own = Path(args.csv or args.hub or "").stem
     args.out = args.out or Path(f"{own}_results.csv" if own else "results.csv")
     cells = plan_cells(args, models, tasks, most, recipe_of)
-    for folder in {args.out.resolve().parent, args.predictions, vars(args).get("adapters")}:
+    for folder in {args.out.resolve().parent, vars(args).get("adapters")}:
         if folder:
             folder.mkdir(parents=True, exist_ok=True)
             tempfile.TemporaryFile(dir=folder).close()  # else it fails after hours
@@ -630,7 +624,8 @@ def results_of(args, models, run, units):
         workers = 1
     threads = args.threads or (1 if small else max(1, cores // workers))
     job = joblib.delayed(functools.partial(run_job, run, args, threads))
-    with joblib.parallel_config("loky", n_jobs=workers, initializer=follow_parent):
+    ignore = functools.partial(signal.signal, signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends us
+    with joblib.parallel_config("loky", n_jobs=workers, initializer=ignore):
         yield from joblib.Parallel(return_as="generator", pre_dispatch="n_jobs")(map(job, samples))
 
 
@@ -652,23 +647,12 @@ def on_dask(args, job, samples):
         yield from (future.result() for future in futures)
 
 
-def follow_parent():
-    """Let a worker ignore Ctrl-C, and end soon after its parent, even after `kill -9`."""
-    def watch(parent):
-        while os.getppid() == parent:
-            time.sleep(1)
-        os._exit(1)
-
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=watch, args=[os.getppid()], daemon=True).start()
-
-
 def plan_cells(args, models, tasks, most, recipe_of):
     """For each cell a list of (row, recipe, model, task), with the finished rows."""
     finished, cells = finished_rows(args.out), []
     for name in [args.experiment, *tasks, *[model.name for model in models]]:
-        if name.encode(errors="ignore").decode().splitlines() != [name]:
-            raise ValueError(f"{name!r} is not a name on one line: use another")
+        if not name or not name.isprintable():
+            raise ValueError(f"{name!r} cannot be printed on one line: use another name")
     for model, n, m in dict.fromkeys(itertools.product(models, args.n, args.m)):
         units = []
         for k, name in itertools.product(range(1, most[n] + 1), tasks):
@@ -688,8 +672,6 @@ def run_cell(args, units, tasks, results):
     left = sum(["seconds" not in row for row, *_ in units])
     print("\n{model}, m = {m}, n = {n}:".format(**units[0][0]), len(units) - left,
           "subsamples are finished")
-    if left < len(units) and (args.predictions or vars(args).get("adapters")):
-        print("they leave no new files: use a different --out for all of them")
     bar = tqdm(total=left, unit="subsample", disable=None)
     if args.margin:
         bar.bar_format = "{desc} [{elapsed}]"
@@ -715,14 +697,11 @@ def run_cell(args, units, tasks, results):
 
 
 def run_job(run, args, threads, sample):
-    """The row of a subsample, after its --predictions are written."""
+    """The row of a subsample."""
     versions = f"torch {torch.__version__} transformers {transformers.__version__}"
     sample.row["versions"] = versions
     with ONE_AT_A_TIME:
-        row, predictions = run(sample, choose_device(args), threads)
-    if args.predictions:
-        write_predictions(args.predictions, sample, predictions)
-    return row
+        return run(sample, choose_device(args), threads)
 
 
 def with_effects(rows):
@@ -762,7 +741,6 @@ def add_shared_flags(parser):
     add("--dask", help="address of a Dask scheduler, whose workers do the work; needs distributed")
     add("--out", type=Path, help="results file, whose rows are skipped; default "
         "results.csv, or NAME_results.csv for --csv and --hub")
-    add("--predictions", type=Path, help="folder for the probabilities of all texts")
 
 
 def whole(text):
@@ -775,9 +753,9 @@ def whole(text):
 KEY = "experiment model task m n subsample seed".split()
 
 
-def finished_rows(out, split=""):
-    """{key: row} of a results file, or of its lines with a hash. A line that was cut short is left
-    out, as is a last one without a line break."""
+def finished_rows(out):
+    """{key: row} of a results file. A line that was cut short is left out, as is a last one without
+    a line break."""
     text, finished = "", {}
     if out.exists():
         with open(out, "r+", encoding="utf-8-sig", errors="replace") as file:  # not read-only
@@ -786,7 +764,7 @@ def finished_rows(out, split=""):
     if text and next(csv.reader([header]), []) != COLUMNS:
         raise ValueError(f"{out} has other columns: use a different --out")
     for line in lines[:-1]:  # one by one: one cut short in quotes would swallow the next
-        cells = next(csv.reader([line]), []) if split in line else []
+        cells = next(csv.reader([line]), [])
         if len(cells) == len(COLUMNS) and cells[-1]:
             row = dict(zip(COLUMNS, cells))
             finished[unit_key(row)] = row
@@ -816,7 +794,7 @@ def append_row(out, row, size=0):
     table = pd.DataFrame([row], columns=COLUMNS)
     with filelock.FileLock(path.with_name(f".{path.name}.lock")), open(path, "a+b") as file:
         if file.tell() != size:
-            if find_row(out, row, finished_rows(out, row["split"])) is not row:
+            if find_row(out, row, finished_rows(out)) is not row:
                 return file.tell()
         file.seek(max(0, file.tell() - 1))
         last = file.read()
@@ -826,22 +804,6 @@ def append_row(out, row, size=0):
         file.flush()
         os.fsync(file.fileno())
         return file.tell()
-
-
-def write_predictions(folder, sample, predictions):
-    """Write a CSV: probability of each class, arm, set, row number in the data, label."""
-    tables = []
-    for arm, name in itertools.product(ARMS, ("test", "extra")):
-        table = pd.DataFrame(np.exp(predictions[arm][name])).add_prefix("p")
-        tables.append(table.assign(arm=arm, set=name, row=sample.numbers[name],
-                                   label=sample.labels[name]))
-    pd.concat(tables).to_csv(folder / f"{unit_name(sample.row)}.csv", index=False)
-
-
-def unit_name(row):
-    """A file name for a subsample; its hash covers recipe and data."""
-    words = re.sub(r"[^\w.=+-]", "-", "-".join(unit_key(row)), flags=re.ASCII)
-    return f"{words[:120]}-{short_hash(unit_key(row), row['recipe'], row['data'])}"
 # --- end shared ---
 
 
@@ -866,7 +828,7 @@ def load_tasks(args, registry, default):
     """{name: Task} of --csv, --hub and --tasks."""
     known, wanted, tasks = registry["tasks"], [], {}
     own = {"text": args.text, "label": args.label, "name": args.name, "split": args.split,
-           "own": {"keep_default_na": False, "na_values": [""]}}  # None, null and NA are texts
+           "own": True}
     for kind, place in (("csv", args.csv), ("hub", args.hub)):
         if place:
             wanted.append((Path(place).stem, {**own, "sources": [{kind: place}]}))
@@ -902,12 +864,7 @@ def first_of(sources, read, name):
         try:
             return read(source)
         except Exception as error:
-            reason = brief(f"{[*source.values()][0]}: {brief(error)}")
-            reasons.append(reason[: 150 // len(sources)])
-            reached = "hub" not in source or isinstance(error, ValueError)
-    if not reached:
-        reasons.append("these need no Hub: bert-tiny, smollm2; bbc_news, imdb, reuters, "
-                       "rotten_tomatoes, tweets")
+            reasons.append(f"{[*source.values()][0]}: {brief(error)}"[: 250 // len(sources)])
     raise SystemExit(f"error: could not load {name}: {'; '.join(reasons)}")
 
 
@@ -966,7 +923,8 @@ def filtered_texts(table, entry):
     if filters.get("strip"):
         table["text"] = stripped
     fit = table["text"].str.len() <= filters.get("max_characters", math.inf)
-    table = table[fit & stripped.ne("") & table["label"].notna() & table["label"].ne("")]
+    visible = stripped.map(lambda text: any(map(str.isprintable, text)))
+    table = table[fit & visible & table["label"].notna() & table["label"].ne("")]
     if table.empty:
         raise ValueError("no row has a text and a label: a test split may hide its labels")
     if len(table) < len(texts):
@@ -997,10 +955,7 @@ def read_hub(entry):
         folder = huggingface_hub.snapshot_download(
             hub, allow_patterns=files, repo_type="dataset", revision=revision)
         hub, options = "parquet", {"data_files": f"{folder}/{files}", "split": "train"}
-    try:
-        data = datasets.load_dataset(hub, **options, **entry.get("own", {}))
-    except (TypeError, ValueError):  # only CSV files have the options of `own`
-        data = datasets.load_dataset(hub, **options)
+    data = datasets.load_dataset(hub, **options)
     table = data.select_columns([*entry["text"], label]).to_pandas()
     names = getattr(data.features[label], "names", entry.get("labels", [0]))
     if isinstance(names[0], str) and pd.api.types.is_numeric_dtype(table[label]):
@@ -1170,6 +1125,8 @@ def load_tokenizer(model, size=math.inf):
     """The tokenizer of a Model that knows `size` tokens."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(
         model.folder, gguf_file=model.gguf, trust_remote_code=False, truncation_side="right")
+    with contextlib.suppress(AttributeError):  # else BPE may split a text at random
+        tokenizer.backend_tokenizer.model.dropout = None
     ids = {0, *tokenizer.get_vocab().values()} - {*tokenizer.all_special_ids}
     if len(tokenizer) < 200 or max(ids) >= size:
         raise ValueError(f"a tokenizer's vocabulary of {len(tokenizer)}, an embedding of {size}")
