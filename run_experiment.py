@@ -20,11 +20,14 @@ of the set of that name. Each is tested on both sets.
     boost = unseen - base   the fair gain, from pretraining on other texts
     bias  = seen - unseen   the unfair gain, from pretraining on the test texts
 
-    python run_experiment.py --tasks rotten_tomatoes --n 50 --subsamples 2   # a quick try
-    python run_experiment.py   # offline, real model and texts; ends when the bias is known to ±0.5
+    python run_experiment.py --tasks bbc_news --n 50 --subsamples 2 --out quick.csv   # a quick try
+    python run_experiment.py   # real model and texts; ends when the bias is known to ±0.5
     python run_experiment.py --csv mine.csv --text review --label stars   # or --hub owner/name
     python run_experiment.py --model bert gpt2 --tasks all --m 50 100 --n 50 100 200 500 \
         --subsamples paper
+
+The experiment is in run_subsample to train. The rest is machinery: the model's, to lay_out, and
+blocks that other scripts share; a test keeps the copies equal.
 
 Each finished subsample is a row of results.csv, which later runs skip. Its columns:
     experiment, model, task, m, n, subsample: what was run; subsample k has seed 42 + k
@@ -37,8 +40,7 @@ Each finished subsample is a row of results.csv, which later runs skip. Its colu
     split, data, recipe: hashes of the rows drawn, the data, the settings
     versions: of torch and transformers
 
-On 2 CPU cores the second command takes 4 to 10 minutes (2026-11-25): 14 subsamples of each task,
-mean bias +0.35 ± 0.49 points.
+The second command takes 4 to 10 minutes on 2 cores, 3 GB of memory (2026-11-26).
 """
 
 import argparse
@@ -67,7 +69,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
 
-# from notebooks without ipywidgets, and from runs that end while workers are busy
+# of notebooks without ipywidgets, and of busy workers at the end
 warnings.filterwarnings("ignore", "IProgress|[0-9]+ tasks which were still|A worker stopped")
 
 import filelock
@@ -80,8 +82,8 @@ from scipy import stats
 from torch.nn import functional as F
 from tqdm.auto import tqdm
 
-PAPER_SUBSAMPLES = {50: 100, 100: 100, 200: 50, 500: 20}  # by n (paper, section 4.4)
-RECIPE_VERSION = 6  # in the recipe's hash
+PAPER_SUBSAMPLES = {200: 50, 500: 20}  # by n, else 100 (paper, section 4.4)
+RECIPE_VERSION = 6  # in the recipe's hash: raise it if a change of training alters results
 MASK_SHARE = 0.15  # Devlin et al. (2019)
 WEIGHT_DECAY = {"pretrain": 0.0, "train": 0.01}
 CLIP_NORM = 1.0
@@ -123,13 +125,12 @@ def encode_sets(net, sets, most):
     unknown = np.mean(np.concatenate(texts) == unknown_id)
     strange = unknown > 0.2 and unknown_id not in added
     if strange or most <= len(added) or len({*map(tuple, texts)}) == 1:
-        raise ValueError(f"texts look alike; {unknown:.0%} of their tokens are unknown: use a larger "
-                         "--max-length, or another model")
+        raise ValueError(f"texts look alike to the model, and it does not know {unknown:.0%} of "
+                         "their tokens: use another one, or a larger --max-length")
     return ids
 
 
 # --- Pretraining and classification ---
-# Raise RECIPE_VERSION if a change here changes results: then old rows are refused
 
 def pretrain(net, texts, recipe, seed):
     """Pretrain in place on int arrays. Returns the last epoch's loss, in nats per token."""
@@ -218,8 +219,8 @@ def fresh_head(net, K):
 
 
 def train(net, module, logits_of, example_of, count, stage, recipe, seed):
-    """Train in place; returns the last epoch's loss. A batch's loss is the mean over its targets.
-    example_of(row): (tokens, kept positions, targets)."""
+    """Train in place; returns the last epoch's loss, a mean over targets. example_of(row): (tokens,
+    kept positions, targets)."""
     weights = [*module.train().parameters()]
     size, epochs = recipe["batch_sizes"][stage], recipe["epochs"][stage]
     steps = epochs * math.ceil(count / size)
@@ -275,7 +276,6 @@ def load_network(model, device, precision):
     """A Model's float32 network, kept for later calls."""
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
     torch.manual_seed(0)  # in case the output layer has no weights
     causal = model.objective == "clm"
     kind = transformers.AutoModelForCausalLM if causal else transformers.AutoModelForMaskedLM
@@ -283,7 +283,7 @@ def load_network(model, device, precision):
     missing = [key for key in info["missing_keys"]
                if causal or key.startswith(lm.base_model_prefix)]
     if missing:
-        raise ValueError(f"no weights for its output layer or others: {missing[:3]}")
+        raise ValueError(f"no output layer for language modeling, or no {missing[:3]}")
     lm.config.use_cache = False
     pooler, fresh_pooler = torch.nn.Flatten(0, 1), False
     if not causal:  # AutoModelForMaskedLM does not load BERT's pooler
@@ -298,7 +298,6 @@ def load_network(model, device, precision):
     net = SimpleNamespace(
         modules=modules, checkpoint=copy.deepcopy(modules.state_dict()), lm=lm,
         pooler=pooler, fresh_pooler=fresh_pooler, causal=causal, device=device, dtype=dtype,
-        exact=precision == "float32",
         tokenizer=load_tokenizer(model, lm.config.vocab_size),
         autocast=torch.autocast(device.type, dtype, enabled=dtype is not None),
         packed=lm.config.model_type in PACKED,
@@ -321,12 +320,12 @@ def probe(net):
         with net.autocast:
             logits = net.lm(input_ids=torch.from_numpy(text[None]).to(net.device)).logits
         alone.append(logits[0].float())
-    near = max(1e-3, (1e-4 if net.exact else 0.05) * alone[1].abs().max().item())
+    near = max(1e-3, (0.05 if net.dtype else 1e-4) * alone[1].abs().max().item())
     if net.causal and not torch.allclose(alone[0][: len(texts[1])], alone[1], atol=near):
-        raise ValueError("the model is not causal: tokens see later ones")
+        raise ValueError("not a causal model: tokens see later ones")
     batch = pack(net, texts, [np.arange(len(text)) for text in texts], texts)
     if not torch.allclose(lm_logits(net, batch), torch.cat(alone), atol=near):
-        raise ValueError("the model's logits overflow, or change when texts share a batch")
+        raise ValueError("logits overflow, or change when texts share a batch")
 
 
 def lm_logits(net, batch):
@@ -388,7 +387,7 @@ def recipe_of(registry, args, model, task):
     """What decides a row's numbers, from the flags, else from tasks.json."""
     entry = registry["models"][model.like]
     if "train" not in entry["epochs"]:
-        raise SystemExit(f"error: model {model.name} works only with run_zero_shot.py")
+        raise ValueError(f"model {model.name} works only with run_zero_shot.py")
     own = task.spec.get("recipes", {}).get(model.like, {})
     recipe = {"version": RECIPE_VERSION, "objective": model.objective, "weights": model.weights,
               "precision": args.precision,
@@ -406,9 +405,6 @@ def recipe_of(registry, args, model, task):
 
 
 # --- Shared blocks, the same in run_zero_shot.py: tests/copy_blocks.py copies them ---
-# sample: draws the published splits. scores: computes a row's metrics. effects: boost and bias.
-# flags, border: mistakes end in one line. run: plans, spreads and reports the work. results: reads
-# and writes results.csv. tasks, table: load the data. models: finds the model's files, the device.
 
 # --- shared: sample ---
 class Task(NamedTuple):
@@ -422,7 +418,7 @@ class Task(NamedTuple):
 
 
 def draw(row, recipe, model, task):
-    """The subsample of a planned row, with texts, labels and row numbers of each set."""
+    """The subsample of a planned row, with each set's texts and labels."""
     numbers = split_rows(task.labels, row["m"], row["n"], row["subsample"])
     texts, labels = {}, {}
     for name, rows in numbers.items():
@@ -476,9 +472,8 @@ def add_scores(row, predictions, labels):
             log_p = predictions[arm][name]
             scores = scores_of(log_p, labels[name])
             if not math.isfinite(scores[-1] + row.get(f"loss_{arm}", 0)):
-                raise ValueError(
-                    f"the loss of arm {arm} is not finite ({row['task']}, subsample "
-                    f"{row['subsample']}): use a lower learning rate, or --precision float32")
+                raise ValueError(f"{row['task']}: the loss of arm {arm} is not finite: use a lower "
+                                 "learning rate, or --precision float32")
             for metric, score in zip(METRICS, scores):
                 row[f"{metric}_{arm}{ending}"] = score
             right[arm] = log_p.argmax(1) == labels[name]
@@ -599,8 +594,7 @@ LINE = ("{task:<26.26} k {subsample:<3}  base {base:.3f}  unseen {unseen:.3f}  s
 
 
 def run_all(args, models, tasks, most, recipe_of, run):
-    """Run and report each cell (model, n, m). `most`: {n: subsamples}. run(sample, device, threads)
-    returns a row."""
+    """Run each cell (model, n, m). `most`: {n: subsamples}; run(sample, device, threads): a row."""
     own = Path(args.csv or args.hub or "").stem
     args.out = args.out or Path(f"{own}_results.csv" if own else "results.csv")
     cells = plan_cells(args, models, tasks, most, recipe_of)
@@ -609,12 +603,12 @@ def run_all(args, models, tasks, most, recipe_of, run):
             folder.mkdir(parents=True, exist_ok=True)
             tempfile.TemporaryFile(dir=folder).close()  # else it fails after hours
     for units in cells:
-        report(run_cell(args, units, len(tasks), results_of(args, models, run, units)))
+        run_cell(args, units, len(tasks), results_of(args, models, run, units))
     print(f"rows: {args.out.resolve()}\nnext: python fit_model.py {shlex.quote(str(args.out))}")
 
 
 def results_of(args, models, run, units):
-    """The rows of the units that are left, in order. Nothing runs before the first is needed."""
+    """Rows of the units that are left, in order. Nothing runs before the first is needed."""
     samples = (draw(*unit) for unit in units if "seconds" not in unit[0])
     if args.dask:
         yield from on_dask(args, functools.partial(run_job, run, args, args.threads or 1), samples)
@@ -632,7 +626,7 @@ def results_of(args, models, run, units):
 
 
 def on_dask(args, job, samples):
-    """The rows of the samples from the workers of a Dask cluster."""
+    """Rows of samples, from a Dask cluster."""
     import distributed
 
     for name in ("distributed", "distributed.client"):
@@ -669,8 +663,8 @@ def plan_cells(args, models, tasks, most, recipe_of):
 
 
 def run_cell(args, units, tasks, results):
-    """Run what is left of a cell; return its rows. With --margin it ends at the first k >= 3
-    subsamples of each task whose mean bias is known to half the margin."""
+    """Run what is left of a cell; return its rows. With --margin it ends at the first k >= 3 whose
+    mean bias is known to half the margin."""
     left = sum(["seconds" not in row for row, *_ in units])
     print("\n{model}, m = {m}, n = {n}:".format(**units[0][0]), len(units) - left,
           "subsamples are finished")
@@ -712,16 +706,6 @@ def with_effects(rows):
     return add_effects(table.astype(dict.fromkeys(["n", *MEASURES], float)))
 
 
-def report(rows):
-    """Print the means of each task."""
-    means = task_means(with_effects(rows))
-    print(means[["base", "unseen", "seen", "boost", "bias"]].round(3).to_string())
-    text = f"mean bias {means['bias'].mean():+.2f} points"
-    if means["subsamples"].min() > 1:
-        text += f", 89% interval ±{interval(means)[2]:.2f}"
-    print(text)
-
-
 def add_shared_flags(parser):
     """Flags of both run scripts."""
     add = parser.add_argument_group("tasks and draws").add_argument
@@ -729,7 +713,7 @@ def add_shared_flags(parser):
     add("--csv", type=Path, help="your CSV, TSV, .jsonl or .parquet file")
     add("--hub", help="owner/name of a data set of the Hugging Face Hub")
     add("--text", nargs="+", default=["text"], help="text columns; default text")
-    add("--label", default="label", help="column of the classes; default label")
+    add("--label", default="label", help="class column; default label")
     add("--name", help="configuration of --hub")
     add("--split", default="train", help="split of --hub; default train")
     add("--margin", type=above_zero, help="run until the bias is known to half of this, in points")
@@ -737,11 +721,11 @@ def add_shared_flags(parser):
     add = parser.add_argument_group("machine and output").add_argument
     add("--device", default="auto", help="cpu, cuda, cuda:1 or mps; default auto")
     add("--precision", default="float32", choices=PRECISIONS, help="default float32")
-    add("--workers", type=whole, help="processes; default 1, for small models on CPU up to 4; "
-        "with --dask, workers to wait for")
+    add("--workers", type=whole, help="processes, or Dask workers to wait for; default 1, or up to "
+        "4 for small models on a CPU")
     add("--threads", type=whole, help="threads per process; default: cores are shared")
-    add("--dask", help="address of a Dask scheduler, whose workers do the work; needs distributed")
-    add("--out", type=Path, help="results file, whose rows are skipped; default "
+    add("--dask", help="address of a Dask scheduler, whose workers do the work")
+    add("--out", type=Path, help="results file; finished rows in it are skipped; default "
         "results.csv, or NAME_results.csv for --csv and --hub")
 
 
@@ -756,8 +740,7 @@ KEY = "experiment model task m n subsample seed".split()
 
 
 def finished_rows(out):
-    """{key: row} of a results file. A line that was cut short is left out, as is a last one without
-    a line break."""
+    """{key: row} of a results file, without lines that were cut short."""
     text, finished = "", {}
     if out.exists():
         with open(out, "r+", encoding="utf-8-sig", errors="replace") as file:  # not read-only
@@ -765,7 +748,7 @@ def finished_rows(out):
     header, *lines = text.split("\n")
     if text and next(csv.reader([header]), []) != COLUMNS:
         raise ValueError(f"{out} has other columns: use a different --out")
-    for line in lines[:-1]:  # one by one: one cut short in quotes would swallow the next
+    for line in lines[:-1]:  # one by one: one cut in quotes would swallow the next
         cells = next(csv.reader([line]), [])
         if len(cells) == len(COLUMNS) and cells[-1]:
             row = dict(zip(COLUMNS, cells))
@@ -822,8 +805,7 @@ def load_registry():
             with border(path):
                 registry = json.loads(path.read_text(encoding="utf-8"))
                 return {name: registry[name] for name in ("models", "tasks")}
-    raise SystemExit("error: no tasks.json here: copy it from this script's repository into "
-                     f"{Path.cwd()}")
+    raise ValueError(f"no tasks.json here: copy it from this script's repository to {Path.cwd()}")
 
 
 def load_tasks(args, registry, default):
@@ -842,10 +824,10 @@ def load_tasks(args, registry, default):
         elif name in known:
             wanted.append((name, known[name]))
         else:
-            raise SystemExit(f"error: tasks.json has no task {name}: --help names its tasks")
+            raise ValueError(f"tasks.json has no task {name}: --help names its tasks")
     for name, spec in wanted:
         if name in tasks:
-            raise SystemExit(f"error: two tasks have one name: {name}")
+            raise ValueError(f"two tasks have one name: {name}")
         tasks[name] = load_task(name, spec)
         check_size(name, tasks[name], args.m, max(args.n))
     return tasks
@@ -879,13 +861,10 @@ def check_size(name, task, ms, n):
     used = max(ms) // K * K  # as many of each class
     if min(ms) < K or used > K * least or used + 2 * n > rows:
         m = max(K, min(used, K * least, rows // 2 // K * K))
-        sizes = f"from {K} to {m}" if m > K else K
-        advice = f"use --m {sizes} and --n up to {(rows - m) // 2}"
-        if used > K * least:
-            rarest = task.classes[counts.argmin()]
-            advice += f", or leave out rare classes such as {rarest:.40} ({least})"
-        raise SystemExit(f"error: m = {max(ms)}, n = {n} do not fit {rows} rows of {K} classes: "
-                         f"{advice}")
+        rarest = task.classes[counts.argmin()]
+        raise SystemExit(f"error: m = {max(ms)}, n = {n} do not fit {rows} rows of {K} classes, "
+                         f"{least} of {rarest:.40}: use --m {m} and --n {(rows - m) // 2} or less, "
+                         "or leave out rare classes")
 
 
 def read_task(spec, source):
@@ -1052,7 +1031,7 @@ def read_csv(text, quoting=csv.QUOTE_MINIMAL):
 # --- shared: models ---
 MODEL_FILES = ("config.json", "model*.safetensors*", "*.gguf", "*token*.json", "vocab.*",
                "merges.txt", "*.model")  # no pickled weights
-PRECISIONS = {"float32": None, "tf32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+PRECISIONS = {"float32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Model(NamedTuple):
@@ -1097,14 +1076,14 @@ def read_model(name, known, source):
     if (config.is_encoder_decoder or config.get_text_config() is not config
             or getattr(config, "quantization_config", None)):
         raise ValueError("encoder-decoder, multimodal and quantized models are not supported")
-    like = "gpt2" if re.search("CausalLM|LMHead", str(config.architectures)) else "bert"
-    if type(config) not in transformers.MODEL_FOR_MASKED_LM_MAPPING:
-        like = "gpt2"
+    masked = type(config) in transformers.MODEL_FOR_MASKED_LM_MAPPING
+    if re.search("CausalLM|LMHead", str(config.architectures)):  # some types are both
+        masked = False
+    like = "bert" if masked else "gpt2"
     if name in known:
         like = name
-    files = sorted({file for pattern in MODEL_FILES for file in folder.glob(pattern)})
-    hashes = []
-    for file in files:
+    hashes, files = [], {file for pattern in MODEL_FILES for file in folder.glob(pattern)}
+    for file in sorted(files):
         with open(file, "rb") as content:
             if content.peek().startswith(b"version https://git-lfs"):
                 raise ValueError(f"{file.name} is a git-lfs pointer")
@@ -1141,25 +1120,24 @@ def choose_device(args):
     if device == "auto":
         device = (torch.accelerator.current_accelerator(True) or torch.device("cpu")).type
     torch.ones(1, device=device)  # or an error
-    if args.precision in ("bf16", "tf32") and not computes_bf16(device):
-        raise ValueError(f"{device} does not support {args.precision}: use fp16")
+    if args.precision == "bf16" and not computes_bf16(device):
+        raise ValueError(f"{device} does not support bf16: use fp16")
     return device
 
 
 def computes_bf16(device):
-    """Whether a device has bf16 and tf32. A T4 only emulates them."""
+    """Whether a device has bf16. A T4 only emulates it."""
     return not device.startswith("cuda") or torch.cuda.get_device_capability(device) >= (8, 0)
 # --- end shared ---
 
 
 def parse_args(argv):
     """Read the flags."""
-    models = ", ".join(load_registry()["models"])
     parser = argparse.ArgumentParser(
         usage="%(prog)s [flags]", description=__doc__.partition("\n\n")[0])
     add = parser.add_argument_group("what to run (all combinations)").add_argument
     add("--model", nargs="+", default=["bert-tiny"],
-        help=f"{models}, a folder or a Hub id; default bert-tiny")
+        help="bert, gpt2, bert-tiny, a folder or a Hub id; default bert-tiny")
     add("--m", nargs="+", type=whole, default=[50], help="labeled training texts; default 50")
     add("--n", nargs="+", type=whole, default=[200],
         help="unlabeled texts, and as many test texts; default 200")
@@ -1184,11 +1162,9 @@ def parse_args(argv):
 def main(argv=None):
     args = parse_args(argv)
     registry = load_registry()
-    most = PAPER_SUBSAMPLES
-    if args.subsamples != "paper":
-        most = dict.fromkeys(args.n, args.subsamples or 100)
-    elif not set(args.n) <= set(most):
-        raise SystemExit("error: --subsamples paper needs --n 50, 100, 200 or 500")
+    most = dict.fromkeys(args.n, args.subsamples or 100)
+    if args.subsamples == "paper":
+        most = {n: PAPER_SUBSAMPLES.get(n, 100) for n in args.n}
     models = [find_model(text, registry) for text in args.model]
     tasks = load_tasks(args, registry, ["bbc_news", "reuters"])
     run_all(args, models, tasks, most, functools.partial(recipe_of, registry, args), run_subsample)

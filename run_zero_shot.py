@@ -51,7 +51,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
 
-# from notebooks without ipywidgets, and from runs that end while workers are busy
+# of notebooks without ipywidgets, and of busy workers at the end
 warnings.filterwarnings("ignore", "IProgress|[0-9]+ tasks which were still|A worker stopped")
 
 import filelock
@@ -79,8 +79,8 @@ RECIPE_VERSION = 6  # in the recipe's hash: see "Pretraining"
 # --- The experiment: one subsample, three arms ---
 
 def run_prompts(sample, device, threads, adapters=None):
-    """Returns the row and {arm: {set: log-probabilities [n, K]}}. Departs from the paper: the arms
-    share the adapter's first weights, the order of sequences and the dropout."""
+    """Returns the row. Departs from the paper: the arms share the adapter's first weights, the
+    order of sequences and the dropout."""
     torch.set_num_threads(threads)
     row, recipe = {**sample.row}, sample.recipe
     if adapters:
@@ -337,7 +337,6 @@ def load_net(model, quantize, precision, device):
     warnings.filterwarnings("ignore", module="peft|transformers")
     import peft
 
-    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
     options, dtype, device = load_options(model), PRECISIONS[precision], torch.device(device)
     if quantize == "nf4":
         options["device_map"] = {"": device}
@@ -347,12 +346,12 @@ def load_net(model, quantize, precision, device):
     lm, info = transformers.AutoModelForCausalLM.from_pretrained(
         **options, output_loading_info=True)
     if info["missing_keys"]:
-        raise ValueError(f"no weights for its output layer or others: {info['missing_keys']}")
+        raise ValueError(f"no output layer for language modeling, or no {info['missing_keys']}")
     cast(lm, dtype)
     lm.forward = torch.autocast(device.type, dtype, enabled=bool(dtype))(lm.forward)
     net = peft.get_peft_model(lm, peft.LoraConfig(**LORA)).to(device)
     tokenizer = load_tokenizer(model, lm.config.vocab_size)
-    check_scores(net, tokenizer, 1e-3 if precision == "float32" else 0.05)
+    check_scores(net, tokenizer, 0.05 if dtype else 1e-3)
     return net, tokenizer
 
 
@@ -420,7 +419,7 @@ class Task(NamedTuple):
 
 
 def draw(row, recipe, model, task):
-    """The subsample of a planned row, with texts, labels and row numbers of each set."""
+    """The subsample of a planned row, with each set's texts and labels."""
     numbers = split_rows(task.labels, row["m"], row["n"], row["subsample"])
     texts, labels = {}, {}
     for name, rows in numbers.items():
@@ -474,9 +473,8 @@ def add_scores(row, predictions, labels):
             log_p = predictions[arm][name]
             scores = scores_of(log_p, labels[name])
             if not math.isfinite(scores[-1] + row.get(f"loss_{arm}", 0)):
-                raise ValueError(
-                    f"the loss of arm {arm} is not finite ({row['task']}, subsample "
-                    f"{row['subsample']}): use a lower learning rate, or --precision float32")
+                raise ValueError(f"{row['task']}: the loss of arm {arm} is not finite: use a lower "
+                                 "learning rate, or --precision float32")
             for metric, score in zip(METRICS, scores):
                 row[f"{metric}_{arm}{ending}"] = score
             right[arm] = log_p.argmax(1) == labels[name]
@@ -597,8 +595,7 @@ LINE = ("{task:<26.26} k {subsample:<3}  base {base:.3f}  unseen {unseen:.3f}  s
 
 
 def run_all(args, models, tasks, most, recipe_of, run):
-    """Run and report each cell (model, n, m). `most`: {n: subsamples}. run(sample, device, threads)
-    returns a row."""
+    """Run each cell (model, n, m). `most`: {n: subsamples}; run(sample, device, threads): a row."""
     own = Path(args.csv or args.hub or "").stem
     args.out = args.out or Path(f"{own}_results.csv" if own else "results.csv")
     cells = plan_cells(args, models, tasks, most, recipe_of)
@@ -607,12 +604,12 @@ def run_all(args, models, tasks, most, recipe_of, run):
             folder.mkdir(parents=True, exist_ok=True)
             tempfile.TemporaryFile(dir=folder).close()  # else it fails after hours
     for units in cells:
-        report(run_cell(args, units, len(tasks), results_of(args, models, run, units)))
+        run_cell(args, units, len(tasks), results_of(args, models, run, units))
     print(f"rows: {args.out.resolve()}\nnext: python fit_model.py {shlex.quote(str(args.out))}")
 
 
 def results_of(args, models, run, units):
-    """The rows of the units that are left, in order. Nothing runs before the first is needed."""
+    """Rows of the units that are left, in order. Nothing runs before the first is needed."""
     samples = (draw(*unit) for unit in units if "seconds" not in unit[0])
     if args.dask:
         yield from on_dask(args, functools.partial(run_job, run, args, args.threads or 1), samples)
@@ -630,7 +627,7 @@ def results_of(args, models, run, units):
 
 
 def on_dask(args, job, samples):
-    """The rows of the samples from the workers of a Dask cluster."""
+    """Rows of samples, from a Dask cluster."""
     import distributed
 
     for name in ("distributed", "distributed.client"):
@@ -667,8 +664,8 @@ def plan_cells(args, models, tasks, most, recipe_of):
 
 
 def run_cell(args, units, tasks, results):
-    """Run what is left of a cell; return its rows. With --margin it ends at the first k >= 3
-    subsamples of each task whose mean bias is known to half the margin."""
+    """Run what is left of a cell; return its rows. With --margin it ends at the first k >= 3 whose
+    mean bias is known to half the margin."""
     left = sum(["seconds" not in row for row, *_ in units])
     print("\n{model}, m = {m}, n = {n}:".format(**units[0][0]), len(units) - left,
           "subsamples are finished")
@@ -710,16 +707,6 @@ def with_effects(rows):
     return add_effects(table.astype(dict.fromkeys(["n", *MEASURES], float)))
 
 
-def report(rows):
-    """Print the means of each task."""
-    means = task_means(with_effects(rows))
-    print(means[["base", "unseen", "seen", "boost", "bias"]].round(3).to_string())
-    text = f"mean bias {means['bias'].mean():+.2f} points"
-    if means["subsamples"].min() > 1:
-        text += f", 89% interval ±{interval(means)[2]:.2f}"
-    print(text)
-
-
 def add_shared_flags(parser):
     """Flags of both run scripts."""
     add = parser.add_argument_group("tasks and draws").add_argument
@@ -727,7 +714,7 @@ def add_shared_flags(parser):
     add("--csv", type=Path, help="your CSV, TSV, .jsonl or .parquet file")
     add("--hub", help="owner/name of a data set of the Hugging Face Hub")
     add("--text", nargs="+", default=["text"], help="text columns; default text")
-    add("--label", default="label", help="column of the classes; default label")
+    add("--label", default="label", help="class column; default label")
     add("--name", help="configuration of --hub")
     add("--split", default="train", help="split of --hub; default train")
     add("--margin", type=above_zero, help="run until the bias is known to half of this, in points")
@@ -735,11 +722,11 @@ def add_shared_flags(parser):
     add = parser.add_argument_group("machine and output").add_argument
     add("--device", default="auto", help="cpu, cuda, cuda:1 or mps; default auto")
     add("--precision", default="float32", choices=PRECISIONS, help="default float32")
-    add("--workers", type=whole, help="processes; default 1, for small models on CPU up to 4; "
-        "with --dask, workers to wait for")
+    add("--workers", type=whole, help="processes, or Dask workers to wait for; default 1, or up to "
+        "4 for small models on a CPU")
     add("--threads", type=whole, help="threads per process; default: cores are shared")
-    add("--dask", help="address of a Dask scheduler, whose workers do the work; needs distributed")
-    add("--out", type=Path, help="results file, whose rows are skipped; default "
+    add("--dask", help="address of a Dask scheduler, whose workers do the work")
+    add("--out", type=Path, help="results file; finished rows in it are skipped; default "
         "results.csv, or NAME_results.csv for --csv and --hub")
 
 
@@ -754,8 +741,7 @@ KEY = "experiment model task m n subsample seed".split()
 
 
 def finished_rows(out):
-    """{key: row} of a results file. A line that was cut short is left out, as is a last one without
-    a line break."""
+    """{key: row} of a results file, without lines that were cut short."""
     text, finished = "", {}
     if out.exists():
         with open(out, "r+", encoding="utf-8-sig", errors="replace") as file:  # not read-only
@@ -763,7 +749,7 @@ def finished_rows(out):
     header, *lines = text.split("\n")
     if text and next(csv.reader([header]), []) != COLUMNS:
         raise ValueError(f"{out} has other columns: use a different --out")
-    for line in lines[:-1]:  # one by one: one cut short in quotes would swallow the next
+    for line in lines[:-1]:  # one by one: one cut in quotes would swallow the next
         cells = next(csv.reader([line]), [])
         if len(cells) == len(COLUMNS) and cells[-1]:
             row = dict(zip(COLUMNS, cells))
@@ -820,8 +806,7 @@ def load_registry():
             with border(path):
                 registry = json.loads(path.read_text(encoding="utf-8"))
                 return {name: registry[name] for name in ("models", "tasks")}
-    raise SystemExit("error: no tasks.json here: copy it from this script's repository into "
-                     f"{Path.cwd()}")
+    raise ValueError(f"no tasks.json here: copy it from this script's repository to {Path.cwd()}")
 
 
 def load_tasks(args, registry, default):
@@ -840,10 +825,10 @@ def load_tasks(args, registry, default):
         elif name in known:
             wanted.append((name, known[name]))
         else:
-            raise SystemExit(f"error: tasks.json has no task {name}: --help names its tasks")
+            raise ValueError(f"tasks.json has no task {name}: --help names its tasks")
     for name, spec in wanted:
         if name in tasks:
-            raise SystemExit(f"error: two tasks have one name: {name}")
+            raise ValueError(f"two tasks have one name: {name}")
         tasks[name] = load_task(name, spec)
         check_size(name, tasks[name], args.m, max(args.n))
     return tasks
@@ -877,13 +862,10 @@ def check_size(name, task, ms, n):
     used = max(ms) // K * K  # as many of each class
     if min(ms) < K or used > K * least or used + 2 * n > rows:
         m = max(K, min(used, K * least, rows // 2 // K * K))
-        sizes = f"from {K} to {m}" if m > K else K
-        advice = f"use --m {sizes} and --n up to {(rows - m) // 2}"
-        if used > K * least:
-            rarest = task.classes[counts.argmin()]
-            advice += f", or leave out rare classes such as {rarest:.40} ({least})"
-        raise SystemExit(f"error: m = {max(ms)}, n = {n} do not fit {rows} rows of {K} classes: "
-                         f"{advice}")
+        rarest = task.classes[counts.argmin()]
+        raise SystemExit(f"error: m = {max(ms)}, n = {n} do not fit {rows} rows of {K} classes, "
+                         f"{least} of {rarest:.40}: use --m {m} and --n {(rows - m) // 2} or less, "
+                         "or leave out rare classes")
 
 
 def read_task(spec, source):
@@ -1050,7 +1032,7 @@ def read_csv(text, quoting=csv.QUOTE_MINIMAL):
 # --- shared: models ---
 MODEL_FILES = ("config.json", "model*.safetensors*", "*.gguf", "*token*.json", "vocab.*",
                "merges.txt", "*.model")  # no pickled weights
-PRECISIONS = {"float32": None, "tf32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+PRECISIONS = {"float32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Model(NamedTuple):
@@ -1095,14 +1077,14 @@ def read_model(name, known, source):
     if (config.is_encoder_decoder or config.get_text_config() is not config
             or getattr(config, "quantization_config", None)):
         raise ValueError("encoder-decoder, multimodal and quantized models are not supported")
-    like = "gpt2" if re.search("CausalLM|LMHead", str(config.architectures)) else "bert"
-    if type(config) not in transformers.MODEL_FOR_MASKED_LM_MAPPING:
-        like = "gpt2"
+    masked = type(config) in transformers.MODEL_FOR_MASKED_LM_MAPPING
+    if re.search("CausalLM|LMHead", str(config.architectures)):  # some types are both
+        masked = False
+    like = "bert" if masked else "gpt2"
     if name in known:
         like = name
-    files = sorted({file for pattern in MODEL_FILES for file in folder.glob(pattern)})
-    hashes = []
-    for file in files:
+    hashes, files = [], {file for pattern in MODEL_FILES for file in folder.glob(pattern)}
+    for file in sorted(files):
         with open(file, "rb") as content:
             if content.peek().startswith(b"version https://git-lfs"):
                 raise ValueError(f"{file.name} is a git-lfs pointer")
@@ -1139,13 +1121,13 @@ def choose_device(args):
     if device == "auto":
         device = (torch.accelerator.current_accelerator(True) or torch.device("cpu")).type
     torch.ones(1, device=device)  # or an error
-    if args.precision in ("bf16", "tf32") and not computes_bf16(device):
-        raise ValueError(f"{device} does not support {args.precision}: use fp16")
+    if args.precision == "bf16" and not computes_bf16(device):
+        raise ValueError(f"{device} does not support bf16: use fp16")
     return device
 
 
 def computes_bf16(device):
-    """Whether a device has bf16 and tf32. A T4 only emulates them."""
+    """Whether a device has bf16. A T4 only emulates it."""
     return not device.startswith("cuda") or torch.cuda.get_device_capability(device) >= (8, 0)
 # --- end shared ---
 
@@ -1201,6 +1183,8 @@ def main(argv=None):
         most = dict.fromkeys(args.n, args.subsamples or (100 if args.margin else 2))
         run_all(args, models, tasks, most, recipe_of,
                 functools.partial(run_prompts, adapters=args.adapters))
+        if args.adapters:
+            print("rows that were finished before leave no adapters: use a different --out")
         return
     tokenizer = load_tokenizer(models[0])
     for name, task in tasks.items():
