@@ -115,21 +115,10 @@ def test_errors_are_empty():
     assert len(right) == 122 and right.isna().sum() == 4
 
 
-def test_the_block_for_our_scripts(model_dir, benchmark_csv):
-    flags = ["--csv", str(benchmark_csv), "--model", str(model_dir("bert")), "--threads", "1"]
-    flags += "--predictions probs --m 6 --n 40 --subsamples 1 --workers 1 --out rows.csv".split()
-    load_script("run_experiment").main(flags)
-    row = pd.read_csv("rows.csv").iloc[0]
-    exec(BLOCKS[4], {})
-    for arm, found in judge().iterrows():
-        assert found["seen"] == approx(100 * row[f"acc_{arm}"])
-        assert found["unseen"] == approx(100 * row[f"acc_{arm}_on_extra"])
-
-
 def test_the_block_that_makes_halves():
     items = [f'{{"question": "{k}\u2028"}}' for k in range(101)]
     Path("benchmark.jsonl").write_text("\n".join([*items, items[0], ""]), encoding="utf-8")
-    exec(BLOCKS[5], {})
+    exec(BLOCKS[4], {})
     released, held_out = [Path(f"{half}.jsonl").read_text(encoding="utf-8").strip().split("\n")
                           for half in HALVES.values()]
     assert (len(released), len(held_out)) == (51, 50)

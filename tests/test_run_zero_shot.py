@@ -1,6 +1,7 @@
 """run_zero_shot.py against the paper's prompts, uncached scores, peft and a plain loop, and what
 the model really saw."""
 
+import itertools
 import json
 import sys
 from contextlib import nullcontext
@@ -16,7 +17,7 @@ import torch
 import transformers as t
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from conftest import SETS, byte_tokenizer, end_of, plain_training, rows_of
+from conftest import ARMS, SETS, byte_tokenizer, end_of, plain_training, rows_of
 
 CLASSES = ["World", "Sports", "Business", "Sci/Tech"]
 TEXTS = ["US Electoral College withstands critics ... so far (AFP)",
@@ -296,12 +297,19 @@ def test_a_run_is_what_its_files_say(kind, typed, zero, byte_model, run, monkeyp
         net.register_forward_pre_hook(see, with_kwargs=True)
         return net, own
 
+    log_p, add_scores = {}, zero.add_scores
+
+    def scored(row, predictions, labels):
+        log_p.update(predictions)
+        add_scores(row, predictions, labels)
+
     monkeypatch.setattr(zero, "load_net", watched)
+    monkeypatch.setattr(zero, "add_scores", scored)
     length = 640 if "--pack" in typed else 185  # cuts texts
-    message, (row,) = run(folder, "--adapters kept --predictions kept --pretrain-lr 0.02 "
+    message, (row,) = run(folder, "--adapters kept --pretrain-lr 0.02 "
                           f"--max-length {length} {typed}")
-    (path,) = Path("kept").glob("*.csv")
-    unit = json.loads((path.with_suffix("") / "unit.json").read_text())
+    (path,) = Path("kept").glob("*/unit.json")
+    unit = json.loads(path.read_text())
     assert message is None and {name: str(value) for name, value in unit["row"].items()} == row
     assert unit.pop("hash") == zero.short_hash(unit)
     recipe, texts = unit["model"], pd.read_csv(benchmark_csv)["text"]
@@ -317,17 +325,19 @@ def test_a_run_is_what_its_files_say(kind, typed, zero, byte_model, run, monkeyp
 
     nlls = set()
     counts = [len(f" {name}") for name in unit["classes"]]  # bytes are tokens
-    for (arm, name), table in pd.read_csv(path).groupby(["arm", "set"], sort=False):
+    codes = pd.read_csv(benchmark_csv)["label"].astype("category").cat.codes.to_numpy()
+    split = zero.split_rows(codes, int(row["m"]), 9, 1)
+    for arm, name in itertools.product(ARMS, SETS):
         prompts, labels = unit[name]["prompts"], np.array(unit[name]["labels"])
-        assert table["label"].tolist() == labels.tolist()
-        for prompt, text in zip(prompts, texts[table["row"]], strict=True):
+        assert labels.tolist() == codes[split[name]].tolist()
+        for prompt, text in zip(prompts, texts[split[name]], strict=True):
             assert f"\n\n### Text: {text[:3]}" in prompt
         model = t.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
         if arm != "base":
-            model = peft.PeftModel.from_pretrained(model, path.with_suffix("") / arm)
+            model = peft.PeftModel.from_pretrained(model, path.parent / arm)
         expected = plain_scores(model, tokenizer, prompts, unit["classes"], counts)
         expected -= np.log(np.exp(expected).sum(1, keepdims=True))
-        np.testing.assert_allclose(table[["p0", "p1", "p2"]], np.exp(expected), atol=2e-5)
+        np.testing.assert_allclose(np.exp(log_p[arm][name]), np.exp(expected), atol=2e-5)
         nll = -expected[np.arange(9), labels].mean()
         assert float(row[f"acc_{arm}{SETS[name]}"]) == np.mean(expected.argmax(1) == labels)
         assert float(row[f"nll_{arm}{SETS[name]}"]) == pytest.approx(nll, abs=2e-5)
