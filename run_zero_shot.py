@@ -14,7 +14,8 @@ columns of results.csv are explained there, too. A subsample is a random draw of
 texts, `extra` and `test`. A causal model predicts the class whose name has the highest mean
 log-probability as the answer to a prompt. Three models do so on both sets: `base`, without
 pretraining, and two after LoRA pretraining on the prompts of `extra` or `test`, without answers.
-Prompts are plain: no chat template is used.
+Prompts are plain: no chat template is used. The experiment is in run_prompts to score_group; the
+blocks at the end stand in other scripts, too, and a test keeps the copies equal.
 
     python run_zero_shot.py --show-prompts   # print what the model sees
     python run_zero_shot.py                  # real model and texts, offline, on a CPU
@@ -301,7 +302,7 @@ def score_group(net, answers, cached, cache):
     heads = [head_of(pairs) for pairs in answers]
     cache = copy.deepcopy(cache)
     cache.batch_repeat_interleave(len(answers))
-    rests = pad([head[cached:] for head in heads], device)
+    rests = pad([head[cached:] for head in heads], device)  # [B, longest rest]
     net(input_ids=rests, past_key_values=cache, use_cache=True, logits_to_keep=1)
     cache.batch_repeat_interleave(K)
 
@@ -312,7 +313,7 @@ def score_group(net, answers, cached, cache):
             rows.append(ids[end:-1])
             targets.append([-100] * (start - 1 - end) + ids[start:])
             ends.append([end])
-    rows, targets = pad(rows, device), pad(targets, device, -100)
+    rows, targets = pad(rows, device), pad(targets, device, -100)  # [B K, T], of each class
     ends = torch.tensor(ends, device=device)
     # the mask hides padding among the cached tokens; positions do not count it
     seen = torch.arange(cached + rests.shape[1], device=device) < ends
@@ -320,7 +321,7 @@ def score_group(net, answers, cached, cache):
     positions = ends + torch.arange(rows.shape[1], device=device)
     logits = net(input_ids=rows, past_key_values=cache, use_cache=True, attention_mask=mask,
                    position_ids=positions).logits
-    losses = F.cross_entropy(logits.float().mT, targets, reduction="none")
+    losses = F.cross_entropy(logits.float().mT, targets, reduction="none")  # [B K, T]
     means = losses.double().sum(1) / (targets >= 0).sum(1)
     return -means.view(-1, K).cpu()
 
@@ -1069,8 +1070,6 @@ def read_model(name, known, source):
 
         folder = Path(huggingface_hub.snapshot_download(
             source["hub"], allow_patterns=MODEL_FILES, ignore_patterns=["*/*", "*.gguf"]))
-    if (folder / "adapter_config.json").exists():  # a new one could do nothing
-        raise ValueError("the folder has an adapter: merge it into the model")
     gguf = source.get("gguf")
     config = transformers.AutoConfig.from_pretrained(
         folder, gguf_file=gguf, trust_remote_code=False)

@@ -114,6 +114,16 @@ def test_a_script_names_what_it_needs(path):
     assert names - needed <= BEHIND, f"named and not imported: {names - needed - BEHIND}"
 
 
+def test_the_head_of_run_experiment_has_the_recipes_of_tasks_json():
+    script = load_script("run_experiment")
+    for name in ("bert", "gpt2", "bert-tiny"):
+        model = script.load_registry()["models"][name]
+        parts = [f"{model['learning_rates'][stage]:.0e}, {model['epochs'][stage]}"
+                 for stage in ("pretrain", "train")]
+        words = f"{name} {'; '.join(parts)}.".replace("e-0", "e-")
+        assert words in " ".join(script.__doc__.split())
+
+
 def test_shared_blocks_are_identical():
     """Else python tests/copy_blocks.py SCRIPT BLOCK."""
     places = {}  # by block, by text: the scripts
