@@ -70,7 +70,7 @@ from types import SimpleNamespace
 from typing import NamedTuple
 
 # of notebooks without ipywidgets, and of busy workers at the end
-warnings.filterwarnings("ignore", "IProgress|[0-9]+ tasks which were still|A worker stopped")
+warnings.filterwarnings("ignore", "IProgress|[0-9]+ tasks (which|have)|A worker stopped")
 
 import filelock
 import joblib
@@ -312,7 +312,7 @@ def probe(net):
     do not see later ones."""
     start = [net.tokenizer(text)["input_ids"][:1] for text in ("", "a")]
     if not net.causal and (start[0] != start[1] or net.tokenizer.mask_token is None):
-        raise ValueError("its tokenizer has no [MASK], or puts no [CLS] before a text")
+        raise ValueError("its tokenizer has no [MASK], or no [CLS] before a text")
     net.lm.eval()
     words = np.setdiff1d(range(99), net.tokenizer.all_special_ids)
     texts, alone = [words[:32], words[:7]], []  # the same tokens begin both
@@ -848,7 +848,7 @@ def first_of(sources, read, name):
         try:
             return read(source)
         except Exception as error:
-            reasons.append(f"{[*source.values()][0]}: {brief(error)}"[: 250 // len(sources)])
+            reasons.append(f"{[*source.values()][0]}: {brief(error)}"[: 150 // len(sources)])
     raise SystemExit(f"error: could not load {name}: {'; '.join(reasons)}")
 
 
@@ -1104,8 +1104,9 @@ def load_tokenizer(model, size=math.inf):
     """The tokenizer of a Model that knows `size` tokens."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(
         model.folder, gguf_file=model.gguf, trust_remote_code=False, truncation_side="right")
-    with contextlib.suppress(AttributeError):  # else BPE may split a text at random
-        tokenizer.backend_tokenizer.model.dropout = None
+    for chance in ("dropout", "alpha"):  # which may split a text at random
+        with contextlib.suppress(AttributeError):
+            setattr(tokenizer.backend_tokenizer.model, chance, None)
     ids = {0, *tokenizer.get_vocab().values()} - {*tokenizer.all_special_ids}
     if len(tokenizer) < 200 or max(ids) >= size:
         raise ValueError(f"a tokenizer's vocabulary of {len(tokenizer)}, an embedding of {size}")

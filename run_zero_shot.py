@@ -22,7 +22,7 @@ blocks at the end stand in other scripts, too, and a test keeps the copies equal
     python run_zero_shot.py --model mistral --quantize nf4 --tasks all --n 100 --subsamples 20 # GPU
 
 --adapters FOLDER keeps the adapters, and the prompts in unit.json, for contamination_test.py.
-The second command, on 2026-11-25: boost -2.5, bias -0.5 percentage points; 2.7 GB of memory.
+The second command, on 2026-11-25: boost -2.5, bias -0.5 percentage points; 2.7 GB.
 """
 
 import argparse
@@ -53,7 +53,7 @@ from types import SimpleNamespace
 from typing import NamedTuple
 
 # of notebooks without ipywidgets, and of busy workers at the end
-warnings.filterwarnings("ignore", "IProgress|[0-9]+ tasks which were still|A worker stopped")
+warnings.filterwarnings("ignore", "IProgress|[0-9]+ tasks (which|have)|A worker stopped")
 
 import filelock
 import joblib
@@ -109,7 +109,10 @@ def run_prompts(sample, device, threads, adapters=None):
     add_scores(row, predictions, sample.labels)
     row["seconds"] = round(time.perf_counter() - started, 3)
     if adapters:
-        write_unit(folder, sample, row, strings)
+        try:
+            write_unit(folder, sample, row, strings)
+        except OSError as error:
+            raise OSError(f"{folder}: {error}: make room, and run the same command")
     return row
 
 
@@ -350,7 +353,10 @@ def load_net(model, quantize, precision, device):
         raise ValueError(f"no output layer for language modeling, or no {info['missing_keys']}")
     cast(lm, dtype)
     lm.forward = torch.autocast(device.type, dtype, enabled=bool(dtype))(lm.forward)
-    net = peft.get_peft_model(lm, peft.LoraConfig(**LORA)).to(device)
+    try:
+        net = peft.get_peft_model(lm, peft.LoraConfig(**LORA)).to(device)
+    except ValueError as error:
+        raise ValueError(f"no LoRA, as of a mixture of experts: {error}")
     tokenizer = load_tokenizer(model, lm.config.vocab_size)
     check_scores(net, tokenizer, 0.05 if dtype else 1e-3)
     return net, tokenizer
@@ -850,7 +856,7 @@ def first_of(sources, read, name):
         try:
             return read(source)
         except Exception as error:
-            reasons.append(f"{[*source.values()][0]}: {brief(error)}"[: 250 // len(sources)])
+            reasons.append(f"{[*source.values()][0]}: {brief(error)}"[: 150 // len(sources)])
     raise SystemExit(f"error: could not load {name}: {'; '.join(reasons)}")
 
 
@@ -1106,8 +1112,9 @@ def load_tokenizer(model, size=math.inf):
     """The tokenizer of a Model that knows `size` tokens."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(
         model.folder, gguf_file=model.gguf, trust_remote_code=False, truncation_side="right")
-    with contextlib.suppress(AttributeError):  # else BPE may split a text at random
-        tokenizer.backend_tokenizer.model.dropout = None
+    for chance in ("dropout", "alpha"):  # which may split a text at random
+        with contextlib.suppress(AttributeError):
+            setattr(tokenizer.backend_tokenizer.model, chance, None)
     ids = {0, *tokenizer.get_vocab().values()} - {*tokenizer.all_special_ids}
     if len(tokenizer) < 200 or max(ids) >= size:
         raise ValueError(f"a tokenizer's vocabulary of {len(tokenizer)}, an embedding of {size}")
@@ -1175,15 +1182,12 @@ def main(argv=None):
     models = [find_model(text, registry) for text in args.model]
     tasks = load_tasks(args, registry, ["rotten_tomatoes"])
     recipe_of = functools.partial(prompt_recipe, registry, args)
-    for name, task in tasks.items():
-        if "".join(task.classes).isdecimal():
-            print(f"{name}: the model is asked for {' or '.join(task.classes):.60}")
     if not args.show_prompts:
         most = dict.fromkeys(args.n, args.subsamples or (100 if args.margin else 2))
         run_all(args, models, tasks, most, recipe_of,
                 functools.partial(run_prompts, adapters=args.adapters))
         if args.adapters:
-            print("rows that were finished before leave no adapters: use a different --out")
+            print("rows that were there before left no adapters: for these use another --out")
         return
     tokenizer = load_tokenizer(models[0])
     for name, task in tasks.items():

@@ -357,13 +357,11 @@ def test_arms_share_everything_but_the_pretraining_text(script, sample_of):
     sample = sample_of()
     sample.texts["extra"] = sample.texts["test"]
     sample.labels["extra"] = sample.labels["test"]
-    row, found = script.run_subsample(sample, "cpu", 1)
+    row = script.run_subsample(sample, "cpu", 1)
     assert row["nll_extra"] == row["nll_test"] and row["loss_extra"] == row["loss_test"]
-    assert np.array_equal(found["extra"]["test"], found["test"]["test"])
-    assert np.array_equal(found["extra"]["test"], found["extra"]["extra"]), "the same texts"
-    assert not np.array_equal(found["extra"]["test"], found["base"]["test"])
+    assert row["nll_extra"] == row["nll_extra_on_extra"] != row["nll_base"], "the same texts"
     script.run_subsample(sample_of(k=2), "cpu", 1)
-    again, _ = script.run_subsample(sample, "cpu", 1)
+    again = script.run_subsample(sample, "cpu", 1)
     assert again | {"seconds": 0} == row | {"seconds": 0}
 
 
@@ -410,8 +408,8 @@ def refused(run):
     return call
 
 
-def test_a_run_writes_rows_and_a_table(run):
-    message, out = run("--subsamples 2")
+def test_a_run_writes_rows(run):
+    message, _ = run("--subsamples 2")
     rows, scores = rows_of(), [f"{name}_{arm}" for name in ("acc", "f1", "nll") for arm in ARMS]
     assert message is None and list(rows[0]) == [
         *"experiment model task m n subsample num_classes majority".split(), *scores,
@@ -424,15 +422,6 @@ def test_a_run_writes_rows_and_a_table(run):
         assert 8 < float(row["loss_extra"]) < 12  # ln 30522 = 10.3 of a model that knows nothing
     table = pd.read_csv("results.csv").filter(regex="^(majority|acc|discordant)")
     assert np.allclose(20 * table % 1, 0) and table.to_numpy().max() <= 1
-    mean = table.mean()
-    base = (mean["acc_base"] + mean["acc_base_on_extra"]) / 2
-    unseen = (mean["acc_extra"] + mean["acc_test_on_extra"]) / 2
-    seen = (mean["acc_test"] + mean["acc_extra_on_extra"]) / 2
-    last = [line.split()[1:] for line in out.splitlines() if line.startswith("topics ")][-1]
-    expected = [base, unseen, seen, 100 * (unseen - base), 100 * (seen - unseen)]
-    assert [float(number) for number in last] == pytest.approx(expected, abs=6e-4)
-    words = "mean bias {:+.2f} points, 89% interval ±{:.2f}\n"
-    assert words.format(*interval_by_hand(rows)) in out
 
 
 def test_scores_by_hand(script):
@@ -473,7 +462,6 @@ def test_the_grid_of_all_combinations_runs(run, tiny, model_dir):
     message, out = run(f"--model {tiny} {model_dir('opt', word_embed_proj_dim=16)} --m 6 9 --n 4 8")
     keys = {(row["model"], row["m"], row["n"]) for row in rows_of()}
     assert message is None and len(keys) == len(rows_of()) == 8
-    assert out.count("mean bias") == 8, "a table for each"
 
 
 def test_a_task_alone_and_in_two_processes_equals_that_of_a_longer_run(run):
@@ -835,7 +823,7 @@ def test_zeros_are_argparse_errors(script):
 
 def test_a_training_that_diverges_names_the_place(refused):
     """With one step its loss is finite, and the weights after it are not."""
-    refused("arm extra is not finite (topics, subsample 1)", "--pretrain-lr 1e30 --batch-size 64")
+    refused("topics: the loss of arm extra is not finite", "--pretrain-lr 1e30 --batch-size 64")
 
 
 # Models
@@ -900,27 +888,33 @@ def test_a_model_without_its_output_layer_is_refused(refused, model_dir):
     refused("output layer", f"--model {model_dir('llama', transformers.LlamaModel)}")
 
 
-def random_pieces():
-    """A tokenizer that draws its pieces, as sentencepiece can."""
-    words = byte_tokenizer([], mask_token="?")
-    words.backend_tokenizer.model = tokenizers.models.Unigram(
-        [(piece, -1.0) for piece in ("?", "a", "b", "ab", "ba")], 0, alpha=0.1)
-    return words
-
-
-@pytest.mark.parametrize("words, texts, most, fault", [
-    (None, ["a", "b c"], 2, "no token"), (None, ["a", "\u200b\u200d"], 9, "no token"),
-    (None, ["หนังเรื่องนี้", "ខ្ញុំចូលចិត្ត"], 9, "33% of the tokens are unknown"),
-    (None, ["a b c", "a b d"], 4, "alike"),
-    (byte_tokenizer([], "! $A"), "ab", 9, "MASK"),
-    (byte_tokenizer([], mask_token="?"), "ab", 9, "CLS"),
-    (byte_tokenizer([], "$A !", mask_token="?"), "ab", 9, "CLS"),
-    (byte_tokenizer([("a", "b"), ("ab", "a")], dropout=0.5), ["aba" * 99, "b"], 99, "dropout"),
-    (random_pieces(), ["aba" * 99, "b"], 99, "dropout")])
-def test_texts_that_a_model_would_not_see_as_they_are(words, texts, most, fault, script, tokenizer):
-    net = SimpleNamespace(tokenizer=words or tokenizer, causal=False)
+@pytest.mark.parametrize("texts, most, fault", [
+    (["a", "b c"], 2, "alike"),
+    (["หนังเรื่องนี้", "ខ្ញុំចូលចិត្ត"], 9, "not know 33% of"),
+    (["a b c", "a b d"], 4, "alike")])
+def test_texts_that_a_model_would_not_see_as_they_are(texts, most, fault, script, tokenizer):
+    net = SimpleNamespace(tokenizer=tokenizer, causal=False)
     with pytest.raises(ValueError, match=f"{fault}.* --max-length"):
         script.encode_sets(net, {"train": texts[:1], "test": texts[1:]}, most)
+
+
+@pytest.mark.parametrize("ends, mask", [("! $A", None), (None, "?"), ("$A !", "?")])
+def test_a_masked_model_needs_mask_and_cls(refused, model_dir, ends, mask):
+    folder = model_dir("bert", words=byte_tokenizer([], ends, mask_token=mask))
+    refused("[MASK]", f"--model {folder}")
+
+
+@pytest.mark.parametrize("sampling", [False, True])
+def test_a_tokenizer_draws_no_pieces(script, model_dir, sampling):
+    """By BPE dropout, or as sentencepiece samples."""
+    words = byte_tokenizer([("a", "b"), ("ab", "a")], dropout=0.5)
+    if sampling:
+        pieces = [(piece, -1.0) for piece in ("?", "a", "b", "ab", "ba", *map(chr, range(200, 999)))]
+        words.backend_tokenizer.model = tokenizers.models.Unigram(pieces, 0, alpha=0.1)
+    drawn = {str(words("aba" * 99)["input_ids"]) for _ in range(9)}
+    mine = script.load_tokenizer(model_of(script, model_dir("gpt2", words=words), "gpt2"))
+    kept = {str(mine("aba" * 99)["input_ids"]) for _ in range(9)}
+    assert len(drawn) > 1 == len(kept)
 
 
 def test_a_faint_sight_of_later_tokens_is_seen(script, load):
@@ -972,10 +966,10 @@ def test_a_recipe_of_a_task_may_name_one_stage(script):
         script.recipe_of(script.load_registry(), script.parse_args(flags.split()), model, task)
         for flags in ("", "--batch-size 9")]
     assert other["batch_sizes"] == {"pretrain": 9, "train": 9}
-    with pytest.raises(SystemExit, match="mistral works only with run_zero_shot.py"):
+    with pytest.raises(ValueError, match="mistral works only with run_zero_shot.py"):
         mistral = model._replace(name="mistral", like="mistral")
         script.recipe_of(script.load_registry(), None, mistral, task)
     assert recipe["epochs"] == {"pretrain": 2, "train": 7} and recipe["max_length"] == 256
     assert recipe["batch_sizes"] == {"pretrain": 16, "train": 16}
     assert recipe["weights"] == "hash"
-    assert script.PAPER_SUBSAMPLES == {50: 100, 100: 100, 200: 50, 500: 20}, "section 4.4"
+    assert script.PAPER_SUBSAMPLES == {200: 50, 500: 20}, "section 4.4: else 100"

@@ -362,7 +362,7 @@ def test_arms_of_the_same_texts_are_the_same(zero, byte_model, run, capsys, monk
     captured = capsys.readouterr()
     assert message is None and row["nll_base"] != row["nll_extra"]
     assert [row["loss_extra"], row["nll_extra"]] == [row["loss_test"], row["nll_test"]]
-    assert "arms" in captured.err and "same: the model is asked for 0 or 1\n" in captured.out
+    assert "arms" in captured.err
 
 
 def test_a_run_goes_on_and_mixes_no_recipes(zero, byte_model, run, monkeypatch, capsys):
@@ -375,7 +375,7 @@ def test_a_run_goes_on_and_mixes_no_recipes(zero, byte_model, run, monkeypatch, 
     (path,) = Path("kept").glob("*/unit.json")
     _, rows = run(folder, "--subsamples 2 --adapters others")
     assert rows[:1] == first and len(rows) == 2
-    assert "1 subsamples are finished\nthey leave no new files" in capsys.readouterr().out
+    assert "for these use another --out" in capsys.readouterr().out
     run(folder, "--adapters kept --out other.csv --about tweets")
     assert len([*Path("kept").glob("*/unit.json")]) == 2
     with monkeypatch.context() as patch:
@@ -421,7 +421,6 @@ def test_a_mistake_ends_in_one_line_without_a_row(classes, typed, words, model_d
     ("llama", {"is_causal": False}, "not causal", "float32"),
     ("llama", {"saved_as": t.LlamaModel}, "output layer", "float32"),
     ("mixtral", {}, "mixture of experts", "float32"),
-    ("llama", {"words": byte_tokenizer([("Ġ", "a")], dropout=0.3)}, "dropout", "float32"),
     ("llama", {"words": t.ByT5Tokenizer()}, "tokenizer.json", "float32")])
 def test_a_model_that_cannot_serve_is_refused(kind, changes, words, precision, model_dir, run):
     folder = model_dir(kind, **{"words": byte_tokenizer([])} | changes)
