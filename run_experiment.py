@@ -28,10 +28,10 @@ of the set of that name. Each is tested on both sets.
 
 Learning rates and epochs of pretraining, classification: bert 1e-4, 2; 5e-5, 3. gpt2 1e-4, 1; 5e-5,
 3. bert-tiny 1e-3, 6; 1e-3, 10. Texts a step: 16; tokens: 256, bert-tiny 64 (tasks.json: by task).
-The experiment is in run_subsample to train. The rest is machinery: the model's, to lay_out, and
-blocks that other scripts share; a test keeps the copies equal.
+The experiment is in run_subsample to train. The rest is machinery: the model's, to lay_out, then
+blocks that other scripts share (a test keeps them equal).
 
-Each finished subsample is a row of results.csv, which later runs skip. Its columns:
+Each finished subsample is a row of results.csv; later runs skip it. Columns:
     experiment, model, task, m, n, subsample: what was run; subsample k has seed 42 + k
     num_classes, majority: classes; share of the most common one in `test`
     acc_*, f1_*, nll_* of base, extra, test: accuracy, macro-F1, mean -log p (nats) on `test`

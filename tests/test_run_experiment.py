@@ -522,7 +522,7 @@ def test_a_margin_never_ends_a_run_within_a_round_or_before_the_third(script):
     rows = [ROW | {"model": "x", "m": "9", "task": task, "seconds": "1"} for task in "ab" * 5]
     for enough, ends in ((7, 8), (4, 6)):
         margin = 2.0001 * interval_by_hand(rows[:enough])[1]
-        args = SimpleNamespace(margin=margin, predictions=None)
+        args = SimpleNamespace(margin=margin)
         found = script.run_cell(args, [(row,) for row in rows], 2, (None for _ in ()))
         assert len(found) == ends
 
