@@ -31,7 +31,7 @@ Learning rates and epochs of pretraining, classification: bert 1e-4, 2; 5e-5, 3.
 The experiment is in run_subsample to train. The rest is machinery: the model's, to lay_out, then
 blocks that other scripts share (a test keeps them equal).
 
-Each finished subsample is a row of results.csv; later runs skip it. Columns:
+A finished subsample is a row of results.csv; reruns skip it. Columns:
     experiment, model, task, m, n, subsample: what was run; subsample k has seed 42 + k
     num_classes, majority: classes; share of the most common one in `test`
     acc_*, f1_*, nll_* of base, extra, test: accuracy, macro-F1, mean -log p (nats) on `test`
