@@ -31,14 +31,14 @@ Learning rates and epochs of pretraining, classification: bert 1e-4, 2; 5e-5, 3.
 The experiment is in run_subsample to train. The rest is machinery: the model's, to lay_out, then
 blocks that other scripts share (a test keeps them equal).
 
-A finished subsample is a row of results.csv; reruns skip it. Columns:
+A finished subsample is a row of results.csv; reruns skip it. Its columns:
     experiment, model, task, m, n, subsample: what was run; subsample k has seed 42 + k
     num_classes, majority: classes; share of the most common one in `test`
     acc_*, f1_*, nll_* of base, extra, test: accuracy, macro-F1, mean -log p (nats) on `test`
     *_on_extra: the same on `extra`
     discordant, discordant_on_extra: share of texts that only one of extra and test gets right
     loss_extra, loss_test: pretraining loss of the last epoch, nats per token
-    seed, seconds: seed of the training, not of the draws; time taken
+    seed, seconds: seed of training, not of draws; time taken
     split, data, recipe, versions: hashes of rows drawn, data and settings; torch, transformers
 
 """
