@@ -9,73 +9,72 @@ import json
 
 import datasets
 
-# The task, 25th and 75th percentile of the text length in characters (Table 2 of the paper),
-# repository, files, column=kind (where it is not text=text label=class). The files hold the task's
-# rows in order, but "!" marks one that must not be read; "@" is the parquet branch. The classes
-# follow in order; if the data has another name for one, it comes first: neg=negative.
+# The task, repository, files, column=kind (where it is not text=text label=class). The files hold
+# the task's rows in order, but "!" marks one that must not be read; "@" is the parquet branch. The
+# classes follow in order; if the data has another name for one, it comes first: neg=negative.
 TABLE = """
-ag_news 196 266 fancyzhx/ag_news data/train*
+ag_news fancyzhx/ag_news data/train*
 World|Sports|Business|Sci/Tech
-amazon_counterfactual_en 60 125 SetFit/amazon_counterfactual_en train.jsonl label=code
+amazon_counterfactual_en SetFit/amazon_counterfactual_en train.jsonl label=code
 not counterfactual|counterfactual
-app_reviews 10 77 sealuzh/app_reviews data/train* review=text star=star
+app_reviews sealuzh/app_reviews data/train* review=text star=star
 1|2|3|4|5
-blog_authorship_corpus 92 556 barilan/blog_authorship_corpus \
+blog_authorship_corpus barilan/blog_authorship_corpus \
 @blog_authorship_corpus/train/0 @blog_authorship_corpus/train/1 gender=name
 female|male
-clickbait_notclickbait_dataset 46 69 christinacdl/clickbait_notclickbait_dataset train.json \
+clickbait_notclickbait_dataset christinacdl/clickbait_notclickbait_dataset train.json \
 !val.json label=code
 not clickbait|clickbait
-climate_fever 80 156 tdiggelm/climate_fever data/test* claim=text claim_label=class
+climate_fever tdiggelm/climate_fever data/test* claim=text claim_label=class
 SUPPORTS=supported|REFUTES=refuted|NOT_ENOUGH_INFO=not enough info|DISPUTED=disputed
-craigslist_bargains 346 713 aladar/craigslist_bargains train.csv !validation.csv label=code
+craigslist_bargains aladar/craigslist_bargains train.csv !validation.csv label=code
 bike|car|electronics|furniture|housing|phone
-disaster_response_messages 74 178 community-datasets/disaster_response_messages data/train* \
+disaster_response_messages community-datasets/disaster_response_messages data/train* \
 !data/validation* message=text genre=name
 direct=direct message|news=news story|social=social media post
-emo 44 83 aladar/emo emo-train.parquet
+emo aladar/emo emo-train.parquet
 others|happy|sad|angry
-emotion 53 129 dair-ai/emotion split/train* !unsplit/train*
+emotion dair-ai/emotion split/train* !unsplit/train*
 sadness|joy|love|anger|fear|surprise
-enron_spam 342 1553 SetFit/enron_spam train.jsonl !enron_spam_data.csv label=code
+enron_spam SetFit/enron_spam train.jsonl !enron_spam_data.csv label=code
 ham|spam
-financial_phrasebank 79 157 mteb/FinancialPhrasebankClassification data/train* label=code
+financial_phrasebank mteb/FinancialPhrasebankClassification data/train* label=code
 negative|neutral|positive
-FRENK-hate-en 34 160 classla/FRENK-hate-en @binary/train/0 !@multiclass/train/0 topic=name
+FRENK-hate-en classla/FRENK-hate-en @binary/train/0 !@multiclass/train/0 topic=name
 lgbt=LGBT|migrants
-hyperpartisan_news_detection 39 63 pietrolesci/hyperpartisan_news_detection \
+hyperpartisan_news_detection pietrolesci/hyperpartisan_news_detection \
 data/train-0.parquet data/train-1.parquet !data/validation* title=text hyperpartisan=truth
 False=not hyperpartisan|True=hyperpartisan
-limit 53 123 IBM/limit @default/train/0 sentence=text motion=name
+limit IBM/limit @default/train/0 sentence=text motion=name
 no=no motion|yes=motion
-massive 24 44 AmazonScience/massive @en-US/train/0 !@all/train/0 utt=text scenario=class
+massive AmazonScience/massive @en-US/train/0 !@all/train/0 utt=text scenario=class
 social|transport|calendar|play|news|datetime|recommendation|email|iot|general|audio|lists|qa\
 |cooking|takeaway|music|alarm|weather
-movie_rationales 2721 4659 eraser-benchmark/movie_rationales @default/train/0 review=text \
+movie_rationales eraser-benchmark/movie_rationales @default/train/0 review=text \
 label=class
 NEG=negative|POS=positive
-mtop_domain 26 44 mteb/MTOPDomainClassification en/train* !de/train* label=code
+mtop_domain mteb/MTOPDomainClassification en/train* !de/train* label=code
 messaging|calling|event|timer|music|weather|alarm|people|reminder|recipes|news
-patent-classification 441 775 ccdv/patent-classification @abstract/train/0 !@patent/train/0
+patent-classification ccdv/patent-classification @abstract/train/0 !@patent/train/0
 Human Necessities|Performing Operations; Transporting|Chemistry; Metallurgy|Textiles; Paper\
 |Fixed Constructions|Mechanical Engineering; Lightning; Heating; Weapons; Blasting|Physics\
 |Electricity|General tagging of new or cross-sectional technology
-rotten_tomatoes 76 149 cornell-movie-review-data/rotten_tomatoes train.parquet
+rotten_tomatoes cornell-movie-review-data/rotten_tomatoes train.parquet
 neg=negative|pos=positive
-silicone 29 75 tasksource/silicone dyda_da/train.parquet !dyda_e/train.parquet Utterance=text \
+silicone tasksource/silicone dyda_da/train.parquet !dyda_e/train.parquet Utterance=text \
 Label=code
 commissive|directive|inform|question
-trec 36 61 CogComp/trec @default/train/0 coarse_label=class
+trec CogComp/trec @default/train/0 coarse_label=class
 ABBR=Abbreviation|ENTY=Entity|DESC=Description and abstract concept|HUM=Human being|LOC=Location\
 |NUM=Numeric value
-tweets_hate_speech_detection 62 107 tweets-hate-speech-detection/tweets_hate_speech_detection \
+tweets_hate_speech_detection tweets-hate-speech-detection/tweets_hate_speech_detection \
 @default/train/0 tweet=text label=class
 no-hate-speech=not hate speech|hate-speech=hate speech
-yahoo_answers_topics 58 213 community-datasets/yahoo_answers_topics yahoo_answers_topics/train* \
+yahoo_answers_topics community-datasets/yahoo_answers_topics yahoo_answers_topics/train* \
 topic=class question_title=title question_content=content
 Society & Culture|Science & Mathematics|Health|Education & Reference|Computers & Internet|Sports\
 |Business & Finance|Entertainment & Music|Family & Relationships|Politics & Government
-yelp_review_full 287 957 Yelp/yelp_review_full yelp_review_full/train*
+yelp_review_full Yelp/yelp_review_full yelp_review_full/train*
 1 star=1|2 star=2|3 stars=3|4 stars=4|5 stars=5
 """
 LONG = "dropped " * 124 + "dropped."  # 1,000 characters: one too many
@@ -84,18 +83,18 @@ DROPPED = {
     "disaster_response_messages": [None, "", LONG], "enron_spam": [None, ""],
     "FRENK-hate-en": [LONG], "hyperpartisan_news_detection": [None, ""],
     "patent-classification": [LONG]}
-TASKS = {}  # by name: percentiles, names in the data, classes, repository and so on
+TASKS = {}  # by name: names in the data, classes, repository and so on
 lines = TABLE.strip().splitlines()
 for words, classes in zip(lines[::2], lines[1::2]):
-    task, low, high, *words = words.split()
+    task, *words = words.split()
     pairs = [name.split("=") for name in classes.split("|")]
     names, classes = [pair[0] for pair in pairs], [pair[-1] for pair in pairs]
-    TASKS[task] = [int(low), int(high)], names, classes, words
+    TASKS[task] = names, classes, words
 
 
 def expected(task):
     """The (text, label) pairs of a correct load."""
-    names, pairs = TASKS[task][1], []
+    names, pairs = TASKS[task][0], []
     for row in range(36):
         text = f"{names[row % len(names)]}: {'x' * row} NA"
         if task == "limit":  # its sentences begin with a space
@@ -125,7 +124,7 @@ def write_file(path, pairs, columns, names):
 
 def write_hub(folder):
     """Writes main branches as folder/OWNER/NAME, and parquet branches into folder/cache."""
-    for task, (_, names, _, (repository, *words)) in TASKS.items():
+    for task, (names, _, (repository, *words)) in TASKS.items():
         given = dict([word.split("=") for word in words if "=" in word])
         columns = given if len(given) > 1 else {"text": "text", **(given or {"label": "class"})}
         right = [word for word in words if "=" not in word and word[0] != "!"]

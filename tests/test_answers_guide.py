@@ -4,6 +4,7 @@ import csv
 import json
 import re
 import shutil
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -22,8 +23,8 @@ BLOCKS = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)
 HALVES = {"mine_released": "released", "mine_held_out": "held_out"}
 
 
-def judge(flags=""):
-    contam.main(["--answers", "answers.csv", "--out", "out.csv", *flags.split()])
+def judge(flags="", main=contam.main):
+    main(["--answers", "answers.csv", "--out", "out.csv", *flags.split()])
     return pd.read_csv("out.csv").set_index("model")
 
 
@@ -83,12 +84,12 @@ HARNESSES = [  # reader, scores printed (after: both halves, before), a name in 
 def test_the_blocks_on_real_logs(number, capsys):
     read, printed, known = HARNESSES[number]
     unpack(read.__name__.removeprefix("read_"))
-    old = ["results/samples_old.jsonl", None, "data/old.jsonl", "results/details_old.parquet"][number]
     if number == 3:
-        pd.DataFrame({"example": []}).to_parquet(old)
-    elif old:
-        Path(old).write_text("")
-        Path(old).with_stem("samples_older").write_text('{"doc_id": 1}')
+        pd.DataFrame({"example": []}).to_parquet("results/details_old.parquet")
+    for folder in ("data", "results"):
+        Path(folder).mkdir(exist_ok=True)
+        Path(folder, "samples_old.jsonl").write_text("")
+        Path(folder, "samples_older.jsonl").write_text('{"doc_id": 1}')
     exec(BLOCKS[number], {})
     assert capsys.readouterr().out.count("skipped, since") == [2, 0, 2, 1][number]
     rows = pd.read_csv("answers.csv", dtype=str, keep_default_na=False)
@@ -125,9 +126,15 @@ def test_the_block_that_makes_halves():
     assert sorted(released + held_out) == sorted(items) and released != sorted(items)[::2]
 
 
-def test_the_guides_example():
+def test_the_guides_example(monkeypatch, capsys):
+    """By a pasted cell, without torch."""
+    monkeypatch.setitem(sys.modules, "torch", None)
+    cell = {"__name__": "notebook"}
+    exec((ROOT / "contamination_test.py").read_text(encoding="utf-8"), cell)
     shutil.copy(ROOT / "docs" / "answers_example.csv", "answers.csv")
-    table = judge("--clean clean-5 clean-10")[["seen", "unseen", "bias", "low", "high"]]
+    table = judge("--clean clean-5 clean-10", cell["main"])
+    assert "Too early to tell if within ±5: about 631 items" in capsys.readouterr().out
+    table = table[["seen", "unseen", "bias", "low", "high"]]
     shown = re.findall(r"\| (\S+-\d+) \| (.*?) \| (.*?) \| (.*?) \| (.*?) to (.*?) \|", GUIDE)
     numbers = pd.DataFrame(shown).set_index(0).astype(float).loc[table.index]
     assert numbers.to_numpy() == approx(table.to_numpy(), abs=0.051)

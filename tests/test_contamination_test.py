@@ -202,7 +202,7 @@ def test_smollm2_is_read_from_where_run_zero_shot_unpacks_it(monkeypatch):
 
 
 @pytest.mark.parametrize("kind, changes, words", [
-    ("bert", {}, "later ones"), ("llama", {"is_causal": False}, "later ones"),
+    ("bert", {}, "later ones"),
     ("gpt2", {"words": byte_tokenizer(MERGES, dropout=0.1)}, "dropout"),
     ("llama", {"max_position_embeddings": 500}, "reads 500")])
 def test_models_that_would_mislead_are_refused(kind, changes, words, model_dir, say):
@@ -643,17 +643,3 @@ def test_mistakes_in_a_table_are_one_line(rows, flags, words, say):
     Path("group.csv").write_text("model,half,item,right,group\na,released,7,1,\n")
     Path("a.csv").write_text(f"model,half,item,right\n{rows}\n")
     assert words in say(f"--answers a.csv {flags}")
-
-
-def test_the_example_without_torch(monkeypatch, capsys):
-    """As a pasted cell."""
-    monkeypatch.setitem(sys.modules, "torch", None)
-    cell = {"__name__": "notebook"}
-    exec((ROOT / "contamination_test.py").read_text(encoding="utf-8"), cell)
-    example = str(ROOT / "docs" / "answers_example.csv")
-    cell["main"](["--answers", example, "--clean", "clean-5", "clean-10"])
-    text = capsys.readouterr().out
-    for words in ("Too early to tell if within ±5: about 631 items", "about 1461 ",
-                  "unseen 54.7, bias +7.1 [+1.5, +12.7]", "bias +8.6 [+0.0, +17.1] points",
-                  " would narrow the interval to ±2.5\n"):
-        assert words in text

