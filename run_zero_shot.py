@@ -806,7 +806,7 @@ CACHE = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"),
 
 
 def load_registry():
-    """tasks.json, here or beside the script: a dict of `tasks` and `models`."""
+    """tasks.json, here or beside the script."""
     for folder in (Path(), Path(globals().get("__file__", "")).parent):
         path = folder / "tasks.json"
         if path.exists():
@@ -965,8 +965,8 @@ def read_file(entry):
         texts = [file.read_text("utf-8", "replace") for file in files]
         return pd.DataFrame({"text": texts, "label": [file.parent.name for file in files]})
     if kind not in (".csv", ".tsv", ".tab", ".jsonl"):
-        raise ValueError("use a .csv, .tsv, .tab, .jsonl or .parquet file, or a folder of .parquet "
-                         "files or LABEL/*.txt")
+        raise ValueError("use .csv, .tsv, .tab, .jsonl or .parquet, or a folder of .parquet files "
+                         "or LABEL/*.txt")
     text = path.read_bytes().decode(entry.get("encoding", "utf-8-sig"))
     if kind == ".jsonl":
         lines = re.sub(r"\s*\n", ",\n", text.strip())  # an error names its line
@@ -1080,8 +1080,9 @@ def read_model(name, known, source):
     config = transformers.AutoConfig.from_pretrained(
         folder, gguf_file=gguf, trust_remote_code=False)
     if (config.is_encoder_decoder or config.get_text_config() is not config
-            or getattr(config, "quantization_config", None)):
-        raise ValueError("encoder-decoder, multimodal and quantized models are not supported")
+            or getattr(config, "quantization_config", None)
+            or (folder / "adapter_config.json").exists()):
+        raise ValueError("not for encoder-decoder, multimodal, quantized models or adapters")
     masked = type(config) in transformers.MODEL_FOR_MASKED_LM_MAPPING
     if re.search("CausalLM|LMHead", str(config.architectures)):  # some types are both
         masked = False
