@@ -42,8 +42,6 @@ def test_the_commands_run_in_order(empty_folder, tmp_path, model_dir, benchmark_
         tiny = TINY[name].split()
         if "--csv" in flags:  # its own text is the task
             tiny = tiny[2:]
-        if name == "contamination_test" and "--examples" not in flags:
-            tiny = []
         if name == "run_experiment":
             tiny += ["--model", masked]
         elif name == "run_zero_shot" or "--model" in flags:

@@ -7,7 +7,6 @@ import sys
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
-from unittest.mock import Mock
 
 import numpy as np
 import pandas as pd
@@ -175,14 +174,6 @@ def test_a_run_computes_in_what_the_card_can(capability, precision, zero, monkey
     old = pytest.raises(ValueError, match="use fp16") if precision == "fp16" else nullcontext()
     with old:
         assert zero.choose_device(SimpleNamespace(device="cuda", precision="bf16")) == "cuda"
-
-
-def test_the_defaults(zero, monkeypatch):
-    monkeypatch.setattr(zero, "run_all", Mock())
-    for margin, K in ("", 2), ("--margin 1", 100):
-        zero.main(margin.split())
-        args, _, tasks, most = zero.run_all.call_args.args[:4]
-        assert ([*tasks], args.m, most) == (["rotten_tomatoes"], [100], {50: K})
 
 
 RECIPE = {"epochs": 2, "batch_size": 3, "learning_rate": 0.01, "quantize": "none",
@@ -389,7 +380,7 @@ def test_a_run_goes_on_and_mixes_no_recipes(zero, byte_model, run, monkeypatch, 
         monkeypatch.setattr(zero, "RECIPE_VERSION", 0)
 
 
-def test_show_prompts_and_help(zero, byte_model, run, capsys):
+def test_show_prompts(zero, byte_model, run, capsys):
     kinds = [("rain again", "wet"), ("no clouds", "dry")]
     write_csv("mail.csv", [(f"{'x' * n}: {kinds[n % 2][0]}", kinds[n % 2][1]) for n in range(40)])
     folder = byte_model("gpt2")
@@ -405,8 +396,7 @@ def test_show_prompts_and_help(zero, byte_model, run, capsys):
 @pytest.mark.parametrize("classes, typed, words", [
     ("ab", "--pretrain-lr 1e30 --batch-size 1", "arm extra"),
     (["Spam", "spam"], "", "rename"), (["Spam", " "], "", "rename"),
-    (["Spam", "[MASK]"], "", "rename"),
-    ("ab", "--max-length 42", "longer window")])
+    (["Spam", "[MASK]"], "", "rename")])
 def test_a_mistake_ends_in_one_line_without_a_row(classes, typed, words, model_dir, run):
     write_csv("mail.csv", [(f"mail {'o' * n}", classes[n % 9 == 8]) for n in range(90)])
     message, rows = run(model_dir("llama"), f"--csv mail.csv {typed}")
@@ -414,7 +404,7 @@ def test_a_mistake_ends_in_one_line_without_a_row(classes, typed, words, model_d
 
 
 @pytest.mark.parametrize("kind, changes, words, precision", [
-    ("rwkv", {}, "no cache", "bf16"), ("bert", {}, "no cache", "bf16"),
+    ("rwkv", {}, "no cache", "bf16"),
     ("llama", {"is_causal": False}, "not causal", "bf16"),
     ("llama", {"is_causal": False}, "not causal", "float32"),
     ("llama", {"saved_as": t.LlamaModel}, "output layer", "float32"),
