@@ -547,7 +547,8 @@ BAD = [  # a file, what is said of it
     (changed("acc_test", "0,5"), "results.csv, line 25: the column acc_test is missing, empty or"),
     (TEXT + changed("acc_test", 0.1).splitlines()[-1] + "\n", "acc_test"),
     (TEXT[:-1] + ",\n", "results.csv, line 25: it has more cells than the header"),
-    (changed("data", *"xy" * 12), "data"), (changed("recipe", *"x" * 11, *"y" * 13), "recipe"),
+    (changed("data", *"x" * 12, *"y" * 12), "data"),
+    (changed("recipe", *"x" * 11, *"y" * 13), "recipe"),
     (TEXT, "no rows have --model c. There are: a, b")]
 
 
