@@ -7,12 +7,11 @@
 # ///
 """Does pretraining on unlabeled test texts inflate the score? This script answers from results.csv.
 
-Sections 5 to 8 of "Evaluating the fairness of task-adaptive pretraining ..." (Dubey 2024). m:
-labeled training texts; n: unlabeled texts, and as many test texts; base, unseen, seen: accuracy
-without pretraining, on texts not seen in pretraining, on texts seen; boost = unseen - base, bias =
-seen - unseen, in percentage points. Models ("all") and settings have a mean where their tasks and
-subsamples are the same. The 89% intervals are for "these tasks" (their mean) and, from five tasks
-on, "tasks like these" (Student's t over task means).
+Sections 5 to 8 of the paper (Dubey 2024). m: labeled training texts; n: unlabeled texts, and as
+many test texts; base, unseen, seen: accuracy without pretraining, on texts not seen in pretraining,
+on texts seen; boost = unseen - base, bias = seen - unseen, in percentage points. There is a mean
+over models ("all") or settings if they have the same tasks and subsamples. The 89% intervals are
+for "these tasks" (their mean) and, from five tasks on, "tasks like these" (t over task means).
 
     python fit_model.py results.csv                 # page and tables, 3 seconds
     python fit_model.py results.csv --paper-model   # and the paper's model, minutes
@@ -63,10 +62,10 @@ MEANS = ["majority", "base", "unseen", "seen"]
 WORDS = {"acc": ("accuracy", "points"), "f1": ("macro-F1", "points"),
          "nll": ("nll (lower is better)", "nats")}
 METHODS = (
-    "A model is used as it is (base), or pretrained on one of two sets of n texts. Then it is "
-    "trained on m labeled texts (zero-shot: it is prompted). It is tested on both sets (crossed) "
-    "or on the first (plain). An 89% interval is the wider of two: Student's t from the spread of "
-    "subsamples, Normal from the draw of texts. Without any bias, 11% of them exclude 0.")
+    "A model is used as it is (base) or pretrained on one of two sets of n texts. Then it is "
+    "trained on m labeled texts (zero-shot: prompted) and tested on both sets (crossed) or on the "
+    "first (plain). An 89% interval is the wider of two: Student's t from the spread of "
+    "subsamples, Normal from the draw of texts. Without bias, 11% exclude 0.")
 HEAD = """<!DOCTYPE html><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <title>Pretraining on test texts</title><style>
 body { max-width: 70rem; margin: auto; padding: 0 .6rem; font: 16px/1.4 sans-serif }
@@ -319,7 +318,7 @@ def run_paper_model(rows, args):
             print(f"{title_of(*cell)}, {effect}, the paper's model: {said}")
     shown = posterior[[*CELL, "effect", "parameter", "mean", "hdi_5.5%", "hdi_94.5%", "r_hat"]]
     shown = shown[shown.parameter.str.match("beta|diff")]
-    print(f"beta in log odds, differences in points\n{shown.to_string(index=False)}")
+    print(f"beta (log odds), differences (points)\n{shown.to_string(index=False)}")
     return not any(posterior.warning)
 
 
@@ -344,7 +343,7 @@ def notes(line, rows, args):
 
 
 def caveat(rows):
-    """Where the models learned too little to show a bias. Guessing has a macro-F1 of 1 / classes,
+    """Where models learned too little to show a bias. Guessing has a macro-F1 of 1 / classes,
     or the accuracy of the most common class."""
     name, guess = "macro-F1", 1 / rows.num_classes
     score = rows[["f1_extra", "f1_test_on_extra"]].mean(axis=1)
@@ -382,10 +381,9 @@ def draw_effects(tasks, table, args):
     axes = figure.subplots(1, 3, sharey=True)
     axes[0].set_yticks(range(len(names)), names, parse_math=False)
     axes[0].set_ylim(len(names) - 0.4, -0.6)
-    titles = {"bias = seen - unseen": args.unit, "boost = unseen - base": args.unit,
-              args.name: args.unit.replace("points", "%")}
-    for axis, (title, unit) in zip(axes, titles.items()):
-        axis.set(title=title, xlabel=unit)
+    axes[0].set(title="bias = seen - unseen", xlabel=args.unit)
+    axes[1].set(title="boost = unseen - base", xlabel=args.unit)
+    axes[2].set(title=args.name, xlabel=args.unit.replace("points", "%"))
     for axis, (effect, mine) in zip(axes, rows.groupby("effect")):
         pre = "_" if effect == "boost" else ""
         reach = mine.high - mine.estimate
@@ -417,7 +415,7 @@ def side_by_side(table, args):
 
 
 def publish(rows, tasks, table, args):
-    """Print the verdicts. Write the page, the figure and the tables."""
+    """Print the verdicts. Write page, figure and tables."""
     lines = side_by_side(table, args)
     # tasks like these follow these tasks
     lines = lines.join(lines[["target", *EFFECTS]].shift(-1).add_prefix("next_"))
@@ -534,10 +532,12 @@ def read_rows(path, metric):
     whole = {}
     for number, row in enumerate(cells[:-1], 2):
         if len(row) > len(header):
-            raise ValueError(f"{path}, line {number}: it has more cells than the header")
+            raise ValueError(f"{path}, line {number}: more cells than the header")
         if len(row) == len(header):
             whole[f"{path}, line {number}"] = row
     rows = pd.DataFrame.from_dict(whole, "index", columns=[name.strip() for name in header])
+    if not rows.columns.is_unique:
+        raise ValueError(f"{path}: two columns have one name")
     rows = rows.replace("", np.nan)
     needed = [*RUN[:-1], "majority", *columns_of("acc")[:3], *columns_of(metric)[:3]]
     shares = ["majority", "discordant", "discordant_on_extra", *columns_of("acc")]
@@ -547,7 +547,7 @@ def read_rows(path, metric):
         if name not in RUN[:3]:
             rows[name] = pd.to_numeric(rows[name], errors="coerce")
         if name in needed:
-            check(rows, rows[name].notna(), f"the column {name} is missing, empty or not like 0.5")
+            check(rows, rows[name].notna(), f"column {name} is missing, empty or not like 0.5")
         if name in shares:
             check(rows, rows[name].fillna(0).between(0, 1), f"{name} is not between 0 and 1")
     rows[RUN[3:]] = rows[RUN[3:]].fillna(0).astype(int)
@@ -556,7 +556,7 @@ def read_rows(path, metric):
 
 def load_rows(args, metric="acc"):
     """The rows that the flags choose. arms: crossed if all rows of a cell have the metric on
-    `extra`; otherwise, or with --plain, plain, and *_on_extra is nan."""
+    `extra`; otherwise, or with --plain: plain, and *_on_extra is nan."""
     rows = pd.concat([read_rows(path, metric) for path in args.paths])
     for flag in FILTERS:
         values = rows[flag.removesuffix("s")].astype(str)
@@ -587,7 +587,7 @@ def title_of(experiment, m, n):
 
 
 def write_csv(table, path):
-    """Write a table; a spreadsheet runs none of its names."""
+    """Write a table whose names no spreadsheet runs."""
     names = dict.fromkeys(["experiment", "model", "setting", "task"], "^(?=[=+@-])")
     table = table.replace(names, "'", regex=True)
     table.to_csv(path, index=False, float_format="%.6g")
@@ -659,20 +659,22 @@ def parse_args(argv):
     add("paths", metavar="FILE", nargs="*", type=Path, default=[Path("results.csv")],
         help="results; default results.csv")
     add("--margin", type=above_zero,
-        help="largest bias that does not matter to you; default 1 point (acc, f1)")
+        help="largest bias that does not matter; default 1 point (acc, f1)")
     add("--metric", default="acc", help="acc, f1, nll or your own; default acc")
     add("--plain", action="store_true", help="use only accuracies on the texts of test")
     for flag in FILTERS:
         add(f"--{flag}", nargs="+", help="use only these rows; default all")
-    add("--paper-model", action="store_true", help="fit the paper's model, too")
+    add("--paper-model", action="store_true", help="fit the paper's model too")
     add("--no-interaction", action="store_true", help="fit it without W (Figure 10)")
-    add("--draws", type=int, default=1000, help="its draws per chain; default 1000")
+    add("--draws", type=int, default=1000, help="draws per chain; default 1000")
     add("--out", type=Path, metavar="FOLDER", help="default fits/FILE")
     args = parser.parse_args(argv)
     args.name, args.unit = WORDS.get(args.metric, (args.metric, args.metric))
     args.form = "+z.2f" if args.metric in POINTS else "+z.4f"
     if args.margin is None and args.metric in POINTS:
         args.margin = 1.0
+    if args.draws < 4:
+        parser.error("--draws must be 4 or more")
     name = args.paths[0].stem
     args.out = args.out or Path("fits", name if args.metric == "acc" else f"{name}.{args.metric}")
     return args

@@ -2,12 +2,11 @@
 # requires-python = ">=3.11"
 # dependencies = ["numpy==2.4.6", "pandas==3.1.1", "scipy==1.17.1", "matplotlib==3.10.9"]
 # ///
-"""How far can one subsample be trusted? Section 10 of the paper.
+"""How far can one subsample be trusted? Section 10 of the paper (Dubey 2024).
 
 A slice keeps one random subsample of each model and task, as if the experiment had been run once.
-In shuffled slices `extra` and `test` are swapped at random, so there is no bias to find. See
-Figure 7 of "Evaluating the fairness of task-adaptive pretraining ..." (Dubey 2024). Each slice is
-analyzed in two ways:
+In shuffled slices `extra` and `test` are swapped at random, so there is no bias to find. Each slice
+is analyzed in two ways:
     paper   the paper's model, on the texts of `test`: right_ijl ~ Binomial(n, p), logit p = mu +
             alpha_i + U_j + beta l, model i, task j, arm l (0: extra, 1: test). U_j stays in the
             model for one task, too: without it mu's prior would move beta.
@@ -216,10 +215,12 @@ def read_rows(path, metric):
     whole = {}
     for number, row in enumerate(cells[:-1], 2):
         if len(row) > len(header):
-            raise ValueError(f"{path}, line {number}: it has more cells than the header")
+            raise ValueError(f"{path}, line {number}: more cells than the header")
         if len(row) == len(header):
             whole[f"{path}, line {number}"] = row
     rows = pd.DataFrame.from_dict(whole, "index", columns=[name.strip() for name in header])
+    if not rows.columns.is_unique:
+        raise ValueError(f"{path}: two columns have one name")
     rows = rows.replace("", np.nan)
     needed = [*RUN[:-1], "majority", *columns_of("acc")[:3], *columns_of(metric)[:3]]
     shares = ["majority", "discordant", "discordant_on_extra", *columns_of("acc")]
@@ -229,7 +230,7 @@ def read_rows(path, metric):
         if name not in RUN[:3]:
             rows[name] = pd.to_numeric(rows[name], errors="coerce")
         if name in needed:
-            check(rows, rows[name].notna(), f"the column {name} is missing, empty or not like 0.5")
+            check(rows, rows[name].notna(), f"column {name} is missing, empty or not like 0.5")
         if name in shares:
             check(rows, rows[name].fillna(0).between(0, 1), f"{name} is not between 0 and 1")
     rows[RUN[3:]] = rows[RUN[3:]].fillna(0).astype(int)
@@ -238,7 +239,7 @@ def read_rows(path, metric):
 
 def load_rows(args, metric="acc"):
     """The rows that the flags choose. arms: crossed if all rows of a cell have the metric on
-    `extra`; otherwise, or with --plain, plain, and *_on_extra is nan."""
+    `extra`; otherwise, or with --plain: plain, and *_on_extra is nan."""
     rows = pd.concat([read_rows(path, metric) for path in args.paths])
     for flag in FILTERS:
         values = rows[flag.removesuffix("s")].astype(str)
@@ -269,7 +270,7 @@ def title_of(experiment, m, n):
 
 
 def write_csv(table, path):
-    """Write a table; a spreadsheet runs none of its names."""
+    """Write a table whose names no spreadsheet runs."""
     names = dict.fromkeys(["experiment", "model", "setting", "task"], "^(?=[=+@-])")
     table = table.replace(names, "'", regex=True)
     table.to_csv(path, index=False, float_format="%.6g")

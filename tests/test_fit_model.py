@@ -542,11 +542,12 @@ def changed(name, *values):
 TEXT = coin_rows().to_csv(index=False)
 BAD = [  # a file, what is said of it
     ("", "results.csv has no rows"),
-    (TEXT.replace("acc_extra", "x"), "the column acc_extra is missing"),
+    (TEXT.replace("acc_extra", "x"), "column acc_extra is missing"),
     (changed("acc_test", 1.025), "results.csv, line 25: acc_test is not between 0 and 1"),
-    (changed("acc_test", "0,5"), "results.csv, line 25: the column acc_test is missing, empty or"),
+    (changed("acc_test", "0,5"), "results.csv, line 25: column acc_test is missing, empty or"),
     (TEXT + changed("acc_test", 0.1).splitlines()[-1] + "\n", "acc_test"),
-    (TEXT[:-1] + ",\n", "results.csv, line 25: it has more cells than the header"),
+    (TEXT[:-1] + ",\n", "results.csv, line 25: more cells than the header"),
+    (TEXT.replace("task,", "model,", 1), "results.csv: two columns have one name"),
     (changed("data", *"x" * 12, *"y" * 12), "data"),
     (changed("recipe", *"x" * 11, *"y" * 13), "recipe"),
     (TEXT, "no rows have --model c. There are: a, b")]
@@ -566,3 +567,4 @@ def test_every_script_refuses_a_margin_in_the_same_words(said, margin):
         found = said(load_script(name).parse_args, "--margin", margin)
         assert found.end == 2
         assert found.err.endswith(f"argument --margin: {margin!r} is not a positive float\n")
+    assert "4 or more" in said(fit.parse_args, "--draws", 3).err
