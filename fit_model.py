@@ -24,8 +24,7 @@ Writes report.html, effects.png and tables to fits/results/, with the columns
     tasks.csv: the same for each task, sd (between subsamples), v, noise (variances of the estimate:
         by sd, by the draw of texts), p (one-sided sign flips of a bias), p_adjusted
         (Benjamini-Hochberg)
-    posterior.csv: ArviZ's summary of parameters and of predictions in points, difference (11) and
-        effect (12); warning (not converged: exit status 3)
+    posterior.csv: ArviZ's summary of parameters and predictions; warning (not converged)
 """
 
 import argparse
@@ -65,7 +64,7 @@ METHODS = (
     "A model is used as it is (base) or pretrained on one of two sets of n texts. Then it is "
     "trained on m labeled texts (zero-shot: prompted) and tested on both sets (crossed) or on the "
     "first (plain). An 89% interval is the wider of two: Student's t from the spread of "
-    "subsamples, Normal from the draw of texts. Without bias, 11% exclude 0.")
+    "subsamples, Normal from the draw of texts.")
 HEAD = """<!DOCTYPE html><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <title>Pretraining on test texts</title><style>
 body { max-width: 70rem; margin: auto; padding: 0 .6rem; font: 16px/1.4 sans-serif }
@@ -332,7 +331,7 @@ def notes(line, rows, args):
     if line.next_target == LIKE:
         said.append(("", f"For {LIKE}, the bias is {line.next_bias}, the boost {line.next_boost}."))
     if pd.notna(line.needed):
-        said.append(("", f"About {line.needed:.0f} subsamples of each task in total would narrow "
+        said.append(("", f"About {line.needed:.0f} subsamples of each task would narrow "
                          "the interval to half the margin; it may still include the margin."))
     if not line.verdict.startswith("Yes"):
         if line.low < line.high and not line.helps:
@@ -343,8 +342,7 @@ def notes(line, rows, args):
 
 
 def caveat(rows):
-    """Where models learned too little to show a bias. Guessing has a macro-F1 of 1 / classes,
-    or the accuracy of the most common class."""
+    """Where models learned too little to show a bias: by macro-F1, or without it by accuracy."""
     name, guess = "macro-F1", 1 / rows.num_classes
     score = rows[["f1_extra", "f1_test_on_extra"]].mean(axis=1)
     if (score - guess).isna().any():
@@ -431,6 +429,10 @@ def publish(rows, tasks, table, args):
         large, _, small = line.verdict.partition(": ")
         card = [("", line.setting), ("large", large), ("", small), *texts]
         cards.append((f"card {large.partition(' ')[0].lower()}", card))
+
+    if judged["experiment"].duplicated().any():
+        said.append("There is no mean: models or settings differ in tasks or subsamples.")
+        cards.append(("warning", said[-1]))
 
     figure = ("effects", draw_effects(tasks, table, args))
     shown = ["setting", "model", "bias", "boost", "tasks", "subsamples", "needed", *MEANS]

@@ -14,6 +14,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # more take longer in matrices th
 import numpy as np
 import pandas as pd
 import pytest
+from joblib.externals.loky import get_reusable_executor
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -91,6 +92,13 @@ def coin_rows(tasks=3, subsamples=4, models=("a", "b"), n=40, crossed=False, **c
 def comparable(rows):
     """Rows without the only column that differs between two equal runs."""
     return sorted([tuple((row | {"seconds": ""}).items()) for row in rows])
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_process_is_left():
+    """joblib's would wait for more work."""
+    yield
+    get_reusable_executor().shutdown(kill_workers=True)
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ import shutil
 import sys
 import zlib
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -83,24 +82,14 @@ def plain_sum(lm, head, texts):
 
 
 def test_scores_equal_a_plain_loop(both, monkeypatch):
-    """One text a pass, and two as on a GPU."""
     _, (lm, tokenizer), plain = both
-    texts, passes, score_batch = [*make_texts(4, 2), "x" * 20], [], contam.score_batch
-
-    def count(_, batch):
-        passes.append(len(batch))
-        return score_batch(lm, batch)
-
-    monkeypatch.setattr(contam, "score_batch", count)
+    texts = [*make_texts(4, 2), "x" * 20]
     longest = max([len(encode(HEAD + text)["input_ids"]) for text in texts])
-    monkeypatch.setattr(contam, "PASS_TOKENS", 2 * longest)
     monkeypatch.setattr(lm.config, "max_position_embeddings", longest - 1)  # the last is not read
-    for model in (lm, SimpleNamespace(device=torch.device("cuda"), config=lm.config)):
-        found = contam.score_texts((model, tokenizer), HEAD, texts)
-        for scores, text in zip(found, texts, strict=True):
-            wanted = plain_scores(plain, HEAD, text).T
-            np.testing.assert_allclose(scores, wanted, rtol=2e-4, atol=1e-4)
-    assert passes == [1] * 5 + [2, 2, 1]
+    found = contam.score_texts((lm, tokenizer), HEAD, texts)
+    for scores, text in zip(found, texts, strict=True):
+        wanted = plain_scores(plain, HEAD, text).T
+        np.testing.assert_allclose(scores, wanted, rtol=2e-4, atol=1e-4)
 
 
 def test_the_scored_tokens_are_the_examples_own(both):
@@ -203,12 +192,17 @@ def test_smollm2_is_read_from_where_run_zero_shot_unpacks_it(monkeypatch):
 
 @pytest.mark.parametrize("kind, changes, words", [
     ("bert", {}, "later ones"),
-    ("gpt2", {"words": byte_tokenizer(MERGES, dropout=0.1)}, "dropout"),
     ("llama", {"max_position_embeddings": 500}, "reads 500")])
 def test_models_that_would_mislead_are_refused(kind, changes, words, model_dir, say):
     Path("a.txt").write_text("x" * 600 + "\ny")
     folder = model_dir(kind, **{"words": encode} | changes)
     assert words in say(f"--examples a.txt --model {folder}")
+
+
+def test_a_tokenizer_draws_no_pieces(model_dir):
+    folder = model_dir("gpt2", words=byte_tokenizer(MERGES, dropout=0.5))
+    _, tokenizer = contam.open_model(folder)
+    assert len({str(tokenizer(f"{MERGES}" * 9)["input_ids"]) for _ in range(9)}) == 1
 
 
 def test_unfit_models_are_refused(model_dir, say, monkeypatch):

@@ -431,7 +431,7 @@ def test_how_much_more_to_run(run):
     R = math.ceil(3 * (plain_interval(rows, "bias")[3] / 0.5) ** 2)
     found = run(pd.concat([rows, rows.assign(model="other")]))
     assert one(found.effects, effect="bias", model="all")["needed"] == R
-    assert f"About {R} subsamples of each task in total would narrow the interval" in found.out
+    assert f"About {R} subsamples of each task would narrow the interval" in found.out
     assert f"<td>{R}</td>" in found.page and "NA" not in found.page
     assert run(rows, "--margin", 30).effects["needed"].isna().all()
 

@@ -4,6 +4,7 @@ Every command of the README and of the scripts' heads exists."""
 import ast
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -112,6 +113,14 @@ def test_a_script_names_what_it_needs(path):
     needed = imported - OPTIONAL
     assert needed <= names, f"not named: {needed - names}"
     assert names - needed <= BEHIND, f"named and not imported: {names - needed - BEHIND}"
+
+
+@pytest.mark.skipif(not shutil.which("uv"), reason="uv is not installed")
+def test_uv_needs_the_metadata_alone(tmp_path):
+    files = sorted((ROOT / "tests" / "published").glob("few_shot*.csv"))
+    done = subprocess.run(["uv", "run", ROOT / "fit_model.py", *files], cwd=tmp_path,
+                          capture_output=True, text=True)
+    assert done.stdout.startswith("No: within ±1") and "torch" not in done.stderr, done.stderr
 
 
 def test_the_head_of_run_experiment_has_the_recipes_of_tasks_json():
