@@ -249,8 +249,8 @@ def test_means_only_where_tasks_are_shared(run):
         found = run(pd.concat([short, bias_rows(full, **other)]))
         assert found.effects.groupby([*other])["tasks"].first().tolist() == [1, 2]
         assert found.effects["m"].notna().all() and "all" not in set(found.effects["model"])
-        first, second, _ = found.out.splitlines()
-        assert "+0.00 [" in first and "+3.00 [" in second
+        first, second, why, _ = found.out.splitlines()
+        assert "+0.00 [" in first and "+3.00 [" in second and "There is no mean" in why
         assert found.page.count('<div class="card') == 2
 
 

@@ -250,7 +250,7 @@ def test_a_lone_quote_mark_never_swallows_rows(own, order, end):
     ("mine.csv", table("abc", '"a \\"b\\" c",a'), "line 5 .*2 cells"),
     ("mine.csv", table("abc", '"one\ntwo",a', "one, two,a"), "line 7 "),
     ("mine.csv", "label,text,label\na,one,a", "two columns have the name label"),
-    ("mine.xlsx", "PK", "use a .csv, .tsv, .tab, .jsonl or .parquet file"),
+    ("mine.xlsx", "PK", "use .csv, .tsv, .tab, .jsonl or .parquet"),
     (".", None, "a folder of .parquet files or LABEL"),
     ("mine.csv", "text;y\na;b", r"\['text', 'y'\]"),
     ("mine.csv", table("aaa"), r"\['a'\], expected two or more"),
