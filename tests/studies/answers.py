@@ -5,18 +5,11 @@ in docs/results.md, cheapest first.
     python tests/studies/answers.py tries docs/answers_example.csv
     python tests/studies/answers.py missing --sets 2000
     python tests/studies/answers.py simulate --sets 2000
-    python tests/studies/answers.py planted probs planted.csv
 
 halves: real models, clean ones and ones trained on one half, of which there are counts and no
 items, so no model can explain another. tries: a 7B model that saw copies of the items, and its twin
 that did not. missing: coverage where models did not answer all items. simulate: coverage, ten
-minutes of one core. planted: what
-
-    python run_zero_shot.py --tasks rotten_tomatoes --n 1000 --subsamples 1 --pack --with-answers \\
-        --pretrain-epochs 3 --experiment planted-answers --predictions probs --out planted.csv
-
-writes, and the same without --with-answers: the texts of the arm `test` as the released half, and
-`base` as the clean model.
+minutes of one core.
 """
 
 import argparse
@@ -202,24 +195,6 @@ def two_shares(one, other):
     return 2 * stats.norm.sf(abs(one.mean() - other.mean()) / se)
 
 
-def planted(args):
-    """Print the bias by --answers of the arm test, and of extra on its own half, beside the crossed
-    bias."""
-    effects = load_script("fit_model").add_effects(pd.read_csv(args.results).assign(arms="crossed"))
-    for row in effects.to_dict("records"):
-        name = f"{row['experiment']}-*-{row['n']}-{row['subsample']}-{row['seed']}-*.csv"
-        (path,) = args.folder.glob(name)
-        rows = pd.read_csv(path)
-        rows["right"] = rows.filter(regex="^p[0-9]+$").to_numpy().argmax(1) == rows["label"]
-        answers = rows.pivot(index=["set", "row"], columns="arm", values="right").astype(float)
-        for arm, clean in itertools.product(("test", "extra"), ([], ["base"])):
-            released = answers.index.get_level_values("set") == arm
-            bias, reach = judged(answers[[arm, "base"]], released, clean)
-            print(f"{row['experiment']}, arm {arm}, clean {clean}: bias {bias:+.2f} ± {reach:.2f}")
-        print(f"{row['experiment']}: base {row['base']:.4f}, unseen {row['unseen']:.4f}, seen "
-              f"{row['seen']:.4f}, crossed bias {row['bias']:+.2f}")
-
-
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     studies = parser.add_subparsers(required=True)
@@ -232,9 +207,5 @@ if __name__ == "__main__":
         study = studies.add_parser(name)
         study.add_argument("file", type=Path)
         study.set_defaults(run=run)
-    study = studies.add_parser("planted")
-    study.add_argument("folder", type=Path)
-    study.add_argument("results", type=Path)
-    study.set_defaults(run=planted)
     given = parser.parse_args()
     given.run(given)

@@ -411,7 +411,7 @@ def stage_gpu(args):
         return
     variants = {"float32": {}, "fp16": {"precision": "fp16"}}
     if torch.cuda.get_device_capability() >= (8, 0):  # emulated on older ones
-        variants |= {"tf32": {"precision": "tf32"}, "bf16": {"precision": "bf16"}}
+        variants |= {"bf16": {"precision": "bf16"}}
     variants |= {f"--workers {count}": {"workers": count} for count in (2, 4, 8)}
     hours, few, many = 0, 8, 24  # at least as many subsamples as workers
     for name, case in GPU_CASES.items():
