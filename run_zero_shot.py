@@ -1157,7 +1157,7 @@ def parse_args(argv):
     add("--with-answers", action="store_true", help="pretrain with answers: a positive control")
     add("--show-prompts", action="store_true", help="print a prompt of each task and stop")
     add("--adapters", type=Path, help="folder for adapters, for contamination_test.py")
-    add("--about", default="given below", help="The text is ... in prompts; default %(default)s")
+    add("--about", default="given below", help="The text is ...; default %(default)s")
     add("--answer", default="its category", help="what your labels are; default %(default)s")
     add_shared_flags(parser)
     add = parser.add_argument_group("recipe").add_argument
