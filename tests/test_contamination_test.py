@@ -3,6 +3,7 @@ arithmetic and the published log."""
 
 import itertools
 import json
+import logging
 import math
 import os
 import re
@@ -11,6 +12,7 @@ import sys
 import zlib
 from pathlib import Path
 
+import bitsandbytes
 import numpy as np
 import pandas as pd
 import peft
@@ -227,12 +229,15 @@ def test_unfit_models_are_refused(model_dir, say, monkeypatch):
 
 
 @pytest.mark.parametrize("how", [("none", "bf16"), ("none", "fp16"), ("nf4", "bf16")])
-def test_a_model_scores_as_in_run_zero_shot(how, both, zero):
+def test_a_model_scores_as_in_run_zero_shot(how, both, zero, monkeypatch):
+    """Also where bitsandbytes repacks NF4 into a form that cannot be trained, and warns."""
+    monkeypatch.setattr(bitsandbytes.nn.modules, "has_avx512bf16", lambda: True)
     folder, _, lm = both
     theirs, _ = zero.load_net(zero.find_model(str(folder), zero.load_registry()), *how, "cpu")
     found = contam.score_texts(contam.open_model(folder, *how), "It is", [HEAD])[0].T
     np.testing.assert_allclose(found, plain_scores(theirs.eval(), "It is", HEAD), rtol=1e-4)
     assert np.abs(found - plain_scores(lm, "It is", HEAD)).max() > 1e-3
+    assert not logging.getLogger("bitsandbytes.cpu").isEnabledFor(logging.WARNING)
 
 
 def test_the_released_half_is_flagged(model_dir, say):
