@@ -1113,9 +1113,8 @@ def load_tokenizer(model, size=math.inf):
     """The tokenizer of a Model that knows `size` tokens."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(
         model.folder, gguf_file=model.gguf, trust_remote_code=False, truncation_side="right")
-    for chance in ("dropout", "alpha"):  # which may split a text at random
-        with contextlib.suppress(AttributeError):
-            setattr(tokenizer.backend_tokenizer.model, chance, None)
+    with contextlib.suppress(AttributeError):  # else BPE may split a text at random
+        tokenizer.backend_tokenizer.model.dropout = None
     ids = {0, *tokenizer.get_vocab().values()} - {*tokenizer.all_special_ids}
     if len(tokenizer) < 200 or max(ids) >= size:
         raise ValueError(f"a tokenizer's vocabulary of {len(tokenizer)}, an embedding of {size}")
