@@ -26,7 +26,6 @@ import numpy as np
 import pandas as pd
 import psutil
 import pytest
-import tokenizers
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
