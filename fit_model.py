@@ -19,12 +19,12 @@ for "these tasks" (their mean) and, from five tasks on, "tasks like these" (t ov
 Writes report.html, effects.png and tables to fits/results/, with the columns
     effects.csv: estimate, se, df, low, high (points) and verdict for each setting (m and n empty:
         their mean), effect, model and target; arms (crossed: both sets of texts; plain: `test`),
-        subsamples (fewest of a task), majority (share of the most common class), base, unseen,
-        seen (%), needed (subsamples that narrow the interval to half the margin)
+        subsamples (fewest of a task), majority (of the most common class), base, unseen, seen (%),
+        needed (subsamples for ± half the margin)
     tasks.csv: the same for each task, sd (between subsamples), v, noise (variances of the estimate:
         by sd, by the draw of texts), p (one-sided sign flips of a bias), p_adjusted
         (Benjamini-Hochberg)
-    posterior.csv: ArviZ's summary of parameters and predictions; warning (not converged)
+    posterior.csv: ArviZ's summary; warning (not converged)
 """
 
 import argparse
@@ -61,10 +61,10 @@ MEANS = ["majority", "base", "unseen", "seen"]
 WORDS = {"acc": ("accuracy", "points"), "f1": ("macro-F1", "points"),
          "nll": ("nll (lower is better)", "nats")}
 METHODS = (
-    "A model is used as it is (base) or pretrained on one of two sets of n texts. Then it is "
-    "trained on m labeled texts (zero-shot: prompted) and tested on both sets (crossed) or on the "
-    "first (plain). An 89% interval is the wider of two: Student's t from the spread of "
-    "subsamples, Normal from the draw of texts.")
+    "A model is used as it is (base) or pretrained on one of two sets of n texts, trained on m "
+    "labeled texts (zero-shot: prompted) and tested on both sets (crossed) or the first (plain). "
+    "An 89% interval is the wider of two: Student's t from the spread of subsamples, Normal from "
+    "the draw of texts.")
 HEAD = """<!DOCTYPE html><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <title>Pretraining on test texts</title><style>
 body { max-width: 70rem; margin: auto; padding: 0 .6rem; font: 16px/1.4 sans-serif }
@@ -490,7 +490,7 @@ def border(*places):
 
 def brief(error):
     """An error on one line."""
-    text = str(error)
+    text = str(error).replace("'utf-8' codec", "save it as UTF-8:")
     if " " not in text:  # as of KeyError
         text = repr(error)
     return " ".join(text.split())[:200]
@@ -527,7 +527,8 @@ def check(rows, good, words):
 
 def read_rows(path, metric):
     """The rows of a results file; empty fields are nan."""
-    lines = path.read_text(encoding="utf-8-sig").split("\n")
+    with border(path):
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
     mark = max(",;\t", key=lines[0].count)
     # line by line: one that a kill cut short in quotes would swallow the next
     header, *cells = [next(csv.reader([line], delimiter=mark), []) for line in lines]

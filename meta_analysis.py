@@ -8,8 +8,7 @@ A slice keeps one random subsample of each model and task, as if the experiment 
 In shuffled slices `extra` and `test` are swapped at random, so there is no bias to find. Each slice
 is analyzed in two ways:
     paper   the paper's model, on the texts of `test`: right_ijl ~ Binomial(n, p), logit p = mu +
-            alpha_i + U_j + beta l, model i, task j, arm l (0: extra, 1: test). U_j stays in the
-            model for one task, too: without it mu's prior would move beta.
+            alpha_i + U_j + beta l, model i, task j, arm l (0: extra, 1: test)
     t       a t interval over tasks for the bias in percentage points, averaged over models
 
     python meta_analysis.py results.csv --model bert --slices 20
@@ -181,7 +180,7 @@ def border(*places):
 
 def brief(error):
     """An error on one line."""
-    text = str(error)
+    text = str(error).replace("'utf-8' codec", "save it as UTF-8:")
     if " " not in text:  # as of KeyError
         text = repr(error)
     return " ".join(text.split())[:200]
@@ -208,7 +207,8 @@ def check(rows, good, words):
 
 def read_rows(path, metric):
     """The rows of a results file; empty fields are nan."""
-    lines = path.read_text(encoding="utf-8-sig").split("\n")
+    with border(path):
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
     mark = max(",;\t", key=lines[0].count)
     # line by line: one that a kill cut short in quotes would swallow the next
     header, *cells = [next(csv.reader([line], delimiter=mark), []) for line in lines]

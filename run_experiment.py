@@ -116,17 +116,18 @@ def run_subsample(sample, device, threads):
 
 
 def encode_sets(net, sets, most):
-    """The token ids of each set's texts. ValueError if the model would see too little of them."""
+    """The token ids of each set's texts. ValueError if all look alike."""
     ids, added, unknown_id = {}, net.tokenizer("")["input_ids"], net.tokenizer.unk_token_id
     for name, texts in sets.items():
         cut = net.tokenizer(texts, truncation=True, max_length=most)["input_ids"]
         ids[name] = [np.array(text) for text in cut]
-    texts = [*itertools.chain(*ids.values())]
+    texts = sum(ids.values(), [])
     unknown = np.mean(np.concatenate(texts) == unknown_id)
-    strange = unknown > 0.2 and unknown_id not in added
-    if strange or most <= len(added) or len({*map(tuple, texts)}) == 1:
-        raise ValueError(f"texts look alike to the model, and it does not know {unknown:.0%} of "
-                         "their tokens: use another one, or a larger --max-length")
+    if unknown > 0.1 and unknown_id not in added:
+        print(f"unknown to the model: {unknown:.0%} of tokens", flush=True)
+    if most <= len(added) or len({*map(tuple, texts)}) == 1:
+        raise ValueError(f"texts look alike to the model ({unknown:.0%} unknown tokens): use "
+                         "another, or a larger --max-length")
     return ids
 
 
@@ -136,12 +137,13 @@ def pretrain(net, texts, recipe, seed):
     """Pretrain in place on int arrays. Returns the last epoch's loss, in nats per token."""
     rng = np.random.default_rng([seed, 1])
     special, mask_id = net.tokenizer.all_special_ids, net.tokenizer.mask_token_id
+    vocabulary = min(len(net.tokenizer), net.lm.config.vocab_size)
 
     def example_of(row):
         ids = texts[row]
         if net.causal:
             return ids, np.arange(len(ids) - 1), ids[1:]
-        corrupted, scored = mask_tokens(ids, special, mask_id, len(net.tokenizer), rng)
+        corrupted, scored = mask_tokens(ids, special, mask_id, vocabulary, rng)
         return corrupted, scored, ids[scored]
 
     torch.manual_seed(seed)
@@ -202,15 +204,12 @@ def class_examples(net, texts, targets):
 
 
 def fresh_head(net, K):
-    """A random linear layer. A pooler without weights gets random ones."""
+    """A random linear layer. A pooler without weights gets some."""
     width = net.lm.config.hidden_size
     if net.causal:  # OPT's may be narrower
         width = net.lm.get_output_embeddings().in_features
     head = torch.nn.Linear(width, K, bias=not net.causal)
-    fresh = torch.nn.ModuleList([head])
-    if net.fresh_pooler:
-        fresh.append(net.pooler)
-    for weight in fresh.parameters():
+    for weight in torch.nn.ModuleList([head, *net.fresh]).parameters():
         if weight.ndim > 1:
             torch.nn.init.normal_(weight, std=getattr(net.lm.config, "initializer_range", 0.02))
         else:
@@ -285,23 +284,24 @@ def load_network(model, device, precision):
     if missing:
         raise ValueError(f"no output layer for language modeling, or no {missing[:3]}")
     lm.config.use_cache = False
-    pooler, fresh_pooler = torch.nn.Flatten(0, 1), False
+    pooler, fresh = torch.nn.Flatten(0, 1), []
     if not causal:  # AutoModelForMaskedLM does not load BERT's pooler
         body, info = transformers.AutoModel.from_pretrained(
             **load_options(model), output_loading_info=True)
         if hasattr(getattr(body, "pooler", None), "dense"):
             pooler = body.pooler
-            fresh_pooler = any(["pooler." in key for key in info["missing_keys"]])
+            if "pooler.dense.weight" in info["missing_keys"]:
+                fresh = [pooler]
     embeddings = getattr(lm.base_model, "embeddings", None)
     modules = torch.nn.ModuleList([lm, pooler]).to(device)
     dtype, device = PRECISIONS[precision], torch.device(device)
     net = SimpleNamespace(
         modules=modules, checkpoint=copy.deepcopy(modules.state_dict()), lm=lm,
-        pooler=pooler, fresh_pooler=fresh_pooler, causal=causal, device=device, dtype=dtype,
+        pooler=pooler, fresh=fresh, causal=causal, device=device, dtype=dtype,
         tokenizer=load_tokenizer(model, lm.config.vocab_size),
         autocast=torch.autocast(device.type, dtype, enabled=dtype is not None),
         packed=lm.config.model_type in PACKED,
-        first=getattr(embeddings, "padding_idx", -1) + 1)  # position; RoBERTa skips some
+        first=(getattr(embeddings, "padding_idx", -1) or 0) + 1)  # position; RoBERTa skips some
     probe(net)
     return net
 
@@ -570,7 +570,7 @@ def border(*places):
 
 def brief(error):
     """An error on one line."""
-    text = str(error)
+    text = str(error).replace("'utf-8' codec", "save it as UTF-8:")
     if " " not in text:  # as of KeyError
         text = repr(error)
     return " ".join(text.split())[:200]
@@ -657,6 +657,7 @@ def plan_cells(args, models, tasks, most, recipe_of):
                    "n": n, "subsample": k, "seed": args.seed, "data": tasks[name].data,
                    "recipe": short_hash(recipe)}
             old = find_row(args.out, row, finished)
+            finished[unit_key(row)] = old  # of two models with one name
             units.append(({**old, **row}, recipe, model, tasks[name]))
         cells.append(units)
     return cells
@@ -721,17 +722,15 @@ def add_shared_flags(parser):
     add = parser.add_argument_group("machine and output").add_argument
     add("--device", default="auto", help="cpu, cuda, cuda:1 or mps; default auto")
     add("--precision", default="float32", choices=PRECISIONS, help="default float32")
-    add("--workers", type=whole, help="processes, or Dask workers to wait for; default 1, or up to "
-        "4 for small models on a CPU")
+    add("--workers", type=whole, help="processes, or Dask workers to wait for; default 1; up to 4 "
+        "for small models on a CPU")
     add("--threads", type=whole, help="threads per process; default: cores are shared")
     add("--dask", help="address of a Dask scheduler, whose workers do the work")
     add("--out", type=Path, help="results file; finished rows in it are skipped; default "
         "results.csv, or NAME_results.csv for --csv and --hub")
 
 
-def whole(text):
-    """argparse type: a positive whole number."""
-    return above_zero(text, int)
+whole = functools.partial(above_zero, kind=int)  # argparse type
 # --- end shared ---
 
 
@@ -773,8 +772,8 @@ def find_row(out, row, finished):
 
 
 def append_row(out, row, size=0):
-    """Append a row, unless it is there, and flush it to disk. Returns the file's size; if that has
-    not changed, nobody else has written."""
+    """Append a row, unless it is there, to the disk. Returns the file's size: if that has not
+    changed, nobody else has written."""
     path = out.resolve()  # links share the lock of their file
     table = pd.DataFrame([row], columns=COLUMNS)
     with filelock.FileLock(path.with_name(f".{path.name}.lock")), open(path, "a+b") as file:
@@ -805,7 +804,7 @@ def load_registry():
             with border(path):
                 registry = json.loads(path.read_text(encoding="utf-8"))
                 return {name: registry[name] for name in ("models", "tasks")}
-    raise ValueError(f"no tasks.json here: copy it from this script's repository to {Path.cwd()}")
+    raise ValueError(f"no tasks.json in {Path.cwd()}: copy it from this script's repository")
 
 
 def load_tasks(args, registry, default):

@@ -182,8 +182,8 @@ def cut_examples(tokenizer, head, room, texts, ends):
     if tokens(most) > room:
         most = bisect.bisect_right(range(most), room, key=tokens) - 1
     if most < 20:  # too few characters
-        raise ValueError(f"a prompt without its text has {tokens(0)} tokens, and {room} fit: use "
-                         "a larger --max-length, a model with a longer window, or no --pack")
+        raise ValueError(f"a prompt without text has {tokens(0)} tokens; --max-length and the "
+                         f"model's window leave {room}: use larger ones, or no --pack")
     return examples(most)
 
 
@@ -578,7 +578,7 @@ def border(*places):
 
 def brief(error):
     """An error on one line."""
-    text = str(error)
+    text = str(error).replace("'utf-8' codec", "save it as UTF-8:")
     if " " not in text:  # as of KeyError
         text = repr(error)
     return " ".join(text.split())[:200]
@@ -665,6 +665,7 @@ def plan_cells(args, models, tasks, most, recipe_of):
                    "n": n, "subsample": k, "seed": args.seed, "data": tasks[name].data,
                    "recipe": short_hash(recipe)}
             old = find_row(args.out, row, finished)
+            finished[unit_key(row)] = old  # of two models with one name
             units.append(({**old, **row}, recipe, model, tasks[name]))
         cells.append(units)
     return cells
@@ -729,17 +730,15 @@ def add_shared_flags(parser):
     add = parser.add_argument_group("machine and output").add_argument
     add("--device", default="auto", help="cpu, cuda, cuda:1 or mps; default auto")
     add("--precision", default="float32", choices=PRECISIONS, help="default float32")
-    add("--workers", type=whole, help="processes, or Dask workers to wait for; default 1, or up to "
-        "4 for small models on a CPU")
+    add("--workers", type=whole, help="processes, or Dask workers to wait for; default 1; up to 4 "
+        "for small models on a CPU")
     add("--threads", type=whole, help="threads per process; default: cores are shared")
     add("--dask", help="address of a Dask scheduler, whose workers do the work")
     add("--out", type=Path, help="results file; finished rows in it are skipped; default "
         "results.csv, or NAME_results.csv for --csv and --hub")
 
 
-def whole(text):
-    """argparse type: a positive whole number."""
-    return above_zero(text, int)
+whole = functools.partial(above_zero, kind=int)  # argparse type
 # --- end shared ---
 
 
@@ -781,8 +780,8 @@ def find_row(out, row, finished):
 
 
 def append_row(out, row, size=0):
-    """Append a row, unless it is there, and flush it to disk. Returns the file's size; if that has
-    not changed, nobody else has written."""
+    """Append a row, unless it is there, to the disk. Returns the file's size: if that has not
+    changed, nobody else has written."""
     path = out.resolve()  # links share the lock of their file
     table = pd.DataFrame([row], columns=COLUMNS)
     with filelock.FileLock(path.with_name(f".{path.name}.lock")), open(path, "a+b") as file:
@@ -813,7 +812,7 @@ def load_registry():
             with border(path):
                 registry = json.loads(path.read_text(encoding="utf-8"))
                 return {name: registry[name] for name in ("models", "tasks")}
-    raise ValueError(f"no tasks.json here: copy it from this script's repository to {Path.cwd()}")
+    raise ValueError(f"no tasks.json in {Path.cwd()}: copy it from this script's repository")
 
 
 def load_tasks(args, registry, default):

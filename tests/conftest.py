@@ -39,6 +39,7 @@ MODELS = {  # kind: objective, what differs from SIZE
     "gpt_neo": ("clm", {"attention_types": [[["global", "local"], 1]], "window_size": 40}),
     "gpt_neox": ("clm", {}),
     "llama": ("clm", {"num_key_value_heads": 2}),
+    "mamba": ("clm", {"state_size": 4}),
     "mistral": ("clm", {"num_key_value_heads": 2, "sliding_window": 40}),
     "mixtral": ("clm", {}),
     "mpt": ("clm", {}),

@@ -32,7 +32,8 @@ HEAD = "Classify a text as one of these:\nbad\ngood\n\nAnswer with its mood.\n\n
 MERGES = [*map(tuple, "Ċ# eĠ or Ġs en sĠ er th ap Ġg ic te as iv tĠ wi re al on ev nd co".split())]
 TWO = "a b\nc d\n"
 UNITS = re.compile(r"units\n.* (\d+)\n")
-encode = byte_tokenizer(MERGES)
+encode, longer = byte_tokenizer(MERGES), byte_tokenizer(MERGES)
+longer.add_tokens(["xx"])
 contam = load_script("contamination_test")
 MANY, contam.DRAWS = contam.DRAWS, 10**5  # for speed; the published log gets them all
 
@@ -172,7 +173,7 @@ def test_examples_are_read_from_lines_columns_and_keys(name, content, examples):
     ("a.txt", "x" * 2100 + "\ny", "", "has 2103 tokens, but the model reads 2048: use"),
     ("a.txt", "a\n\nb", "", "an example is empty"),
     ("a.txt", TWO, "--held-out a.txt", "--held-out needs --reference"),
-    ("a.txt", "1\n2\n3\n4", "--held-out a.txt --reference gone", "or one is in both halves"),
+    ("a.txt", "1\n2\n3\n4", "--held-out a.txt --reference gone", "a text is in both halves"),
     ("a.csv", "input,label\na,1\n", "", "a.csv: it has columns input, label, not text"),
     ("a.jsonl", '{"text": "b"}\n{"text": null}\n', "", "empty or no text: None (2)"),
     ("a.json", '["b", "c"]', "", "use a .txt, .csv, .tsv, .tab or .jsonl file"),
@@ -193,7 +194,9 @@ def test_smollm2_is_read_from_where_run_zero_shot_unpacks_it(monkeypatch):
 
 
 @pytest.mark.parametrize("kind, changes, words", [
-    ("bert", {}, "later ones"),
+    ("bert", {}, "later ones"), ("llama", {"is_causal": False}, "later ones"),
+    ("llama", {"words": longer, "vocab_size": len(encode)}, "tokens that the model lacks"),
+    ("mpt", {"max_seq_len": 500}, "reads 500"),
     ("llama", {"max_position_embeddings": 500}, "reads 500")])
 def test_models_that_would_mislead_are_refused(kind, changes, words, model_dir, say):
     Path("a.txt").write_text("x" * 600 + "\ny")
@@ -227,6 +230,8 @@ def test_unfit_models_are_refused(model_dir, say, monkeypatch):
             save_file(saved, file, {"format": "pt"})
         contam.open_model.cache_clear()
         assert words in say(f"--examples a.txt --model {folder}")
+    file.write_text("version https://git-lfs.github.com/spec/v1\n")
+    assert "model.safetensors holds no weights" in say(f"--examples a.txt --model {folder}")
 
 
 @pytest.mark.parametrize("how", [("none", "bf16"), ("none", "fp16"), ("nf4", "bf16")])
@@ -262,11 +267,6 @@ def test_the_released_half_is_flagged(model_dir, say):
     assert "flagged by nothing\n" in say(f"{held} {innocent} --reference {innocent}")
     assert "--reference tells " in say(f"{held} {innocent} --reference {guilty}")
     assert "\nflagged: " in say(f"--examples a --model {guilty}")
-    Path("c").write_text("\n".join(texts[-3:]))
-    for size, words in ((3, "p is at least 0.05"), (4, "flagged by nothing")):  # 20 ways, 35 ways
-        Path("few").write_text("\n".join(texts[:size]))
-        few = f"--examples few --held-out c --model {innocent} --reference {innocent}"
-        assert words in say(few)
     means = []
     for lm in (plain_model(guilty), plain_model(innocent)):
         means.append([plain_scores(lm, "<end>", line)[:, 0].mean() for line in texts])

@@ -138,7 +138,7 @@ def test_mask_rates(script):
 # Packing, groups, logits
 
 
-@pytest.mark.parametrize("kind", [*sorted(PACKED), "modernbert", "mistral"])
+@pytest.mark.parametrize("kind", [*sorted(PACKED), "modernbert", "mistral", "mamba", "rwkv"])
 def test_texts_together_give_the_logits_of_texts_alone(script, load, kind):
     folder, net = load(kind)
     theirs, ids = stock(folder, kind).eval(), tokens(net)
@@ -154,6 +154,7 @@ def test_texts_together_give_the_logits_of_texts_alone(script, load, kind):
 @pytest.mark.parametrize("kind, limit", [
     ("bert", "max_position_embeddings"), ("mpt", "max_seq_len"),
     ("roberta", "max_position_embeddings"),  # begins at pad + 1
+    ("mistral", "sliding_window"), ("gpt_neo", "window_size"),
     ("phi3", "original_max_position_embeddings")])
 def test_the_longest_text_fits(script, load, kind, limit):
     folder, net = load(kind, **{limit: 40})
@@ -268,7 +269,7 @@ def test_classification_equals_the_trainer(
         torch.nn.init.zeros_(head.bias)
     (theirs.classifier if kind == "bert" else theirs.score).load_state_dict(head.state_dict())
     found = script.classify(net, ids, labels, 3, recipe_of("train", 6, 5, 2e-3), seed=8)
-    assert not net.fresh_pooler
+    assert not net.fresh
     rows = [{"input_ids": text.tolist(), "label": int(label)}
             for text, label in zip(ids["train"], labels)]
     arguments = transformers.TrainingArguments(
@@ -543,7 +544,7 @@ def test_a_rerun_skips_finished_rows(run):
 
 
 def test_another_recipe_or_other_data_is_refused(
-        run, refused, script, monkeypatch, benchmark_csv, tmp_path):
+        run, refused, script, tiny, monkeypatch, benchmark_csv, tmp_path):
     (tmp_path / "other").mkdir()
     other = tmp_path / "other" / "topics.csv"
     other.write_text(benchmark_csv.read_text().replace("goal", "gaol"))
@@ -554,6 +555,9 @@ def test_another_recipe_or_other_data_is_refused(
         (changed,) = rows_of(f"{what}.csv")
         assert changed[what] != before[what]
         refused("use a different --out", typed)
+    twin = shutil.copytree(tiny, tmp_path / "twin" / "tiny-bert")
+    (twin / "merges.txt").touch()
+    refused("use a different --out", f"--model {tiny} {twin} --out twin.csv")
     monkeypatch.setattr(script, "RECIPE_VERSION", script.RECIPE_VERSION + 1)
     refused("use a different --out")
     assert rows_of() == [before]
@@ -727,6 +731,8 @@ def test_a_dask_worker_may_die(run, cluster, tmp_path):
     address, (scheduler, worker, _) = cluster
     grid, left = "--subsamples 8", []
     run(f"{grid} --out local.csv")
+    with distributed.Client(address) as client:
+        client.run(setattr, torch, "__version__", "9.9.9")
 
     def kill():
         wait_for_rows(tmp_path / "results.csv", 1)
@@ -738,7 +744,9 @@ def test_a_dask_worker_may_die(run, cluster, tmp_path):
     message, out = run(f"{grid} --dask {address}")
     killer.join()
     assert message is None and left[0] > 0 and worker.wait() < 0
-    assert comparable(rows_of()) == comparable(rows_of("local.csv"))
+    versions = f"torch 9.9.9 transformers {transformers.__version__}"
+    local = [row | {"versions": versions} for row in rows_of("local.csv")]
+    assert comparable(rows_of()) == comparable(local)
     assert "waiting for Dask workers: 1\n" in out
     assert run(f"{grid} --dask tcp://127.0.0.1:1")[0] is None, "nothing is left: nobody is asked"
     killer = threading.Timer(2, scheduler.kill)
@@ -850,14 +858,24 @@ def test_a_model_that_cannot_be_used(refused, model_dir, kind, edit, words):
     refused(words, f"--model {folder}")
 
 
-@pytest.mark.parametrize("texts, most, fault", [
-    (["a", "b c"], 2, "alike"),
-    (["หนังเรื่องนี้", "ខ្ញុំចូលចិត្ត"], 9, "not know 33% of"), (["a หนัง", "ខ្ញុំ b"], 9, "not know 25% of"),
-    (["a b c", "a b d"], 4, "alike")])
-def test_texts_that_a_model_would_not_see_as_they_are(texts, most, fault, script, tokenizer):
-    net = SimpleNamespace(tokenizer=tokenizer, causal=False)
-    with pytest.raises(ValueError, match=f"{fault}.* --max-length"):
-        script.encode_sets(net, {"train": texts[:1], "test": texts[1:]}, most)
+@pytest.mark.parametrize("texts, most, unknown, end", [
+    (["a", "b c"], 1, 0, "alike"), (["a", "b c"], 2, 0, "alike"), (["a b", "a d"], 3, 0, "alike"),
+    (["หนังเรื่องนี้", "ខ្ញុំចូលចិត្ត"], 9, 33, "alike"), (["a หนัง", "ខ្ញុំ b"], 9, 25, ""),
+    (["a b c d e f g h", "a b c d e f g ខ្ញុំ"], 99, 5, "")])
+def test_texts_that_a_model_would_not_see(texts, most, unknown, end, script, tokenizer, capsys):
+    """How many of the tokens are unknown is said from 10% on."""
+    net = SimpleNamespace(tokenizer=tokenizer)
+    encode = functools.partial(script.encode_sets, net, {"a": texts[:1], "b": texts[1:]})
+    message = end_of(script.border()(lambda _: encode(most) and None))
+    said = f"unknown to the model: {unknown}% of tokens\n"
+    assert capsys.readouterr().out == (said if unknown > 10 else "")
+    assert end in (message or "") and bool(end) == (f"({unknown}% unknown tokens): use" in f"{message}")
+
+
+def test_masks_draw_only_tokens_that_the_model_has(run, model_dir):
+    more = [f"<{number}>" for number in range(300)]
+    words = byte_tokenizer([], "! $A", mask_token="?", extra_special_tokens=more)
+    assert run(f"--model {model_dir('bert', words=words, vocab_size=257)}")[0] is None
 
 
 @pytest.mark.parametrize("ends, mask", [("! $A", None), ("$A", "?"), ("$A !", "?")])

@@ -82,7 +82,9 @@ def test_a_script_stands_alone_and_explains_itself(path, capsys):
 
 @EACH
 @pytest.mark.parametrize("error, end", [
-    (ValueError("in two\nlines"), "in two lines"), (KeyError("a"), "KeyError('a')")])
+    (ValueError("in two\nlines"), "in two lines"), (KeyError("a"), "KeyError('a')"),
+    (UnicodeDecodeError("utf-8", b"\xff", 0, 1, "bad"),
+     "save it as UTF-8: can't decode byte 0xff in position 0: bad")])
 def test_an_error_is_one_line(path, error, end, monkeypatch):
     script = load_script(path.stem)
     monkeypatch.setattr(script, "parse_args", Mock(side_effect=error))
