@@ -75,9 +75,7 @@ img { max-width: 100%; min-width: 40rem }
 .warning { border-left: .3rem solid #8a5a00; padding-left: .8rem }
 @media print { div { overflow: visible } td, th { white-space: normal } }
 .card { border: 2px solid #bbb; padding: 0 .6rem }
-.large { font: bold 2rem sans-serif; color: #8a5a00 }
-.no .large { color: #006b4f }
-.yes .large { color: #b3261e }
+.large { font: bold 2rem sans-serif }
 </style><h1>Does pretraining on test texts inflate scores?</h1>
 """
 
@@ -177,7 +175,7 @@ def with_interval(row, noise, args):
 
 
 def verdict_on(middle, half, args):
-    """What precedes the colon is printed large; its first word is a class."""
+    """What precedes the colon is printed large."""
     if not half > 0:
         return "Too early to tell: there is no interval without two subsamples that differ"
     if not args.margin:
@@ -331,8 +329,8 @@ def notes(line, rows, args):
     if line.next_target == LIKE:
         said.append(("", f"For {LIKE}, the bias is {line.next_bias}, the boost {line.next_boost}."))
     if pd.notna(line.needed):
-        said.append(("", f"About {line.needed:.0f} subsamples of each task would narrow "
-                         "the interval to half the margin; it may still include the margin."))
+        said.append(("", f"About {line.needed:.0f} subsamples of each task would narrow the "
+                         f"interval to ±{args.margin / 2:g}; that may not settle it."))
     if not line.verdict.startswith("Yes"):
         if line.low < line.high and not line.helps:
             said.append(("warning", "Pretraining on other texts is not shown to help here; a "
@@ -428,7 +426,7 @@ def publish(rows, tasks, table, args):
         said.append(" ".join([f"{line.verdict} ({line.setting}).", *[text for _, text in texts]]))
         large, _, small = line.verdict.partition(": ")
         card = [("", line.setting), ("large", large), ("", small), *texts]
-        cards.append((f"card {large.partition(' ')[0].lower()}", card))
+        cards.append(("card", card))
 
     if judged["experiment"].duplicated().any():
         said.append("There is no mean: models or settings differ in tasks or subsamples.")
@@ -533,24 +531,28 @@ def read_rows(path, metric):
     # line by line: one that a kill cut short in quotes would swallow the next
     header, *cells = [next(csv.reader([line], delimiter=mark), []) for line in lines]
     whole = {}
-    for number, row in enumerate(cells[:-1], 2):
+    for number, row in enumerate(cells, 2):
+        place = f"{path}, line {number}"
         if len(row) > len(header):
-            raise ValueError(f"{path}, line {number}: more cells than the header")
-        if len(row) == len(header):
-            whole[f"{path}, line {number}"] = row
+            raise ValueError(f"{place}: more cells than the header")
+        if len(row) == len(header) and number <= len(cells):
+            whole[place] = row
+        elif row:
+            print(f"{place}: cut short, left out")
     rows = pd.DataFrame.from_dict(whole, "index", columns=[name.strip() for name in header])
     if not rows.columns.is_unique:
         raise ValueError(f"{path}: two columns have one name")
-    rows = rows.replace("", np.nan)
+    rows = rows.replace(["", "NA"], np.nan)
     needed = [*RUN[:-1], "majority", *columns_of("acc")[:3], *columns_of(metric)[:3]]
     shares = ["majority", "discordant", "discordant_on_extra", *columns_of("acc")]
     more = ["seed", "num_classes", *columns_of("f1"), *columns_of(metric)]
     for name in [*needed, *shares, *more]:
         rows[name] = rows.get(name, np.nan)
+        filled = rows[name].notna() | (name in needed)
         if name not in RUN[:3]:
             rows[name] = pd.to_numeric(rows[name], errors="coerce")
-        if name in needed:
-            check(rows, rows[name].notna(), f"column {name} is missing, empty or not like 0.5")
+        good = rows[name].notna() | ~filled
+        check(rows, good, f"column {name} is missing, empty or not like 0.5")
         if name in shares:
             check(rows, rows[name].fillna(0).between(0, 1), f"{name} is not between 0 and 1")
     rows[RUN[3:]] = rows[RUN[3:]].fillna(0).astype(int)
@@ -559,7 +561,7 @@ def read_rows(path, metric):
 
 def load_rows(args, metric="acc"):
     """The rows that the flags choose. arms: crossed if all rows of a cell have the metric on
-    `extra`; otherwise, or with --plain: plain, and *_on_extra is nan."""
+    `extra`; else, or with --plain, plain: *_on_extra is nan."""
     rows = pd.concat([read_rows(path, metric) for path in args.paths])
     for flag in FILTERS:
         values = rows[flag.removesuffix("s")].astype(str)
@@ -604,9 +606,8 @@ POINTS = ("acc", "f1")  # metrics whose differences are in percentage points
 
 def add_effects(rows, metric="acc"):
     """Add to rows: base, unseen, seen (means over both sets where `arms` is "crossed"), boost and
-    bias (in points, or the metric's unit), and w_*, an effect's variance by rounding or, for a
-    crossed bias in accuracy, by the split of 2n texts (nan without `discordant`); with K subsamples
-    one_answer / K is added."""
+    bias, and w_*, an effect's variance by rounding or, for a crossed bias in accuracy, by the split
+    of 2n texts (nan without `discordant`); with K subsamples one_answer / K is added."""
     crossed, n = rows["arms"] == "crossed", rows["n"]
     scale = 100 if metric in POINTS else 1
     found = {}
@@ -666,7 +667,7 @@ def parse_args(argv):
     add("--metric", default="acc", help="acc, f1, nll or your own; default acc")
     add("--plain", action="store_true", help="use only accuracies on the texts of test")
     for flag in FILTERS:
-        add(f"--{flag}", nargs="+", help="use only these rows; default all")
+        add(f"--{flag}", nargs="+", help="use only these; default all")
     add("--paper-model", action="store_true", help="fit the paper's model too")
     add("--no-interaction", action="store_true", help="fit it without W (Figure 10)")
     add("--draws", type=int, default=1000, help="draws per chain; default 1000")

@@ -42,7 +42,7 @@ SHARE = 0.89  # coverage of intervals, as in the paper
 
 
 def report_slices(rows, slices, folder):
-    """Write the tables and the figure. Print the shares and the answer."""
+    """Write the tables and the figure. Print the answer."""
     names = [*CELL, "arms"]
     tables = {cell: slice_table(mine, slices) for cell, mine in rows.groupby(names)}
     meta = pd.concat(tables, names=names).reset_index(names)
@@ -106,8 +106,7 @@ def slice_posterior(right, n, alpha, U):
     """(mean, sd) of beta [slices] from right answers [slices, arms, pairs], with indicators alpha
     [pairs, models - 1] and U [pairs, tasks]. Priors: mu, beta ~ N(0, 1), alpha ~ N(0, 5), U_j ~
     N(0, sd_U), sd_U ~ HalfNormal(1). Newton's method finds the mode, the inverse curvature gives
-    sd; EM finds the mode of sd_U, where sd_U^4 + J sd_U^2 = sum of E U_j^2. Each step eliminates
-    U_j first."""
+    sd; EM finds the mode of sd_U, where sd_U^4 + J sd_U^2 = sum of E U_j^2."""
     y = right.reshape(len(right), -1)
     arm = np.repeat([0, 1], len(U))
     Z = np.column_stack([np.ones(len(arm)), arm, np.tile(alpha, (2, 1))])
@@ -213,24 +212,28 @@ def read_rows(path, metric):
     # line by line: one that a kill cut short in quotes would swallow the next
     header, *cells = [next(csv.reader([line], delimiter=mark), []) for line in lines]
     whole = {}
-    for number, row in enumerate(cells[:-1], 2):
+    for number, row in enumerate(cells, 2):
+        place = f"{path}, line {number}"
         if len(row) > len(header):
-            raise ValueError(f"{path}, line {number}: more cells than the header")
-        if len(row) == len(header):
-            whole[f"{path}, line {number}"] = row
+            raise ValueError(f"{place}: more cells than the header")
+        if len(row) == len(header) and number <= len(cells):
+            whole[place] = row
+        elif row:
+            print(f"{place}: cut short, left out")
     rows = pd.DataFrame.from_dict(whole, "index", columns=[name.strip() for name in header])
     if not rows.columns.is_unique:
         raise ValueError(f"{path}: two columns have one name")
-    rows = rows.replace("", np.nan)
+    rows = rows.replace(["", "NA"], np.nan)
     needed = [*RUN[:-1], "majority", *columns_of("acc")[:3], *columns_of(metric)[:3]]
     shares = ["majority", "discordant", "discordant_on_extra", *columns_of("acc")]
     more = ["seed", "num_classes", *columns_of("f1"), *columns_of(metric)]
     for name in [*needed, *shares, *more]:
         rows[name] = rows.get(name, np.nan)
+        filled = rows[name].notna() | (name in needed)
         if name not in RUN[:3]:
             rows[name] = pd.to_numeric(rows[name], errors="coerce")
-        if name in needed:
-            check(rows, rows[name].notna(), f"column {name} is missing, empty or not like 0.5")
+        good = rows[name].notna() | ~filled
+        check(rows, good, f"column {name} is missing, empty or not like 0.5")
         if name in shares:
             check(rows, rows[name].fillna(0).between(0, 1), f"{name} is not between 0 and 1")
     rows[RUN[3:]] = rows[RUN[3:]].fillna(0).astype(int)
@@ -239,7 +242,7 @@ def read_rows(path, metric):
 
 def load_rows(args, metric="acc"):
     """The rows that the flags choose. arms: crossed if all rows of a cell have the metric on
-    `extra`; otherwise, or with --plain: plain, and *_on_extra is nan."""
+    `extra`; else, or with --plain, plain: *_on_extra is nan."""
     rows = pd.concat([read_rows(path, metric) for path in args.paths])
     for flag in FILTERS:
         values = rows[flag.removesuffix("s")].astype(str)
@@ -285,10 +288,10 @@ def parse_args(argv):
     add("paths", metavar="FILE", nargs="*", type=Path, default=[Path("results.csv")],
         help="results; default results.csv")
     add("--slices", type=int, default=500,
-        help="slices, of one random subsample of each model and task; default 500")
+        help="draws of one subsample per model and task; default 500")
     add("--plain", action="store_true", help="use only accuracies on the texts of test")
     for flag in FILTERS:
-        add(f"--{flag}", nargs="+", help="use only these rows; default all")
+        add(f"--{flag}", nargs="+", help="use only these; default all")
     add("--out", type=Path, metavar="FOLDER", help="default meta/FILE")
     return parser.parse_args(argv)
 
@@ -299,8 +302,7 @@ def main(argv=None):
     rows = load_rows(args)
     counts = rows.groupby(RUN[:5])["subsample"].nunique()
     if counts.min() < 2:
-        raise ValueError(f"{counts.idxmin()[2]} has one subsample: run more, or choose other "
-                         "--tasks")
+        raise ValueError(f"{counts.idxmin()[2]} has one subsample: run more")
     bias = rows["acc_test"] - rows["acc_extra"]
     mirrored = rows["acc_extra_on_extra"] - rows["acc_test_on_extra"]  # nan: plain arms
     rows["bias"] = 100 * (bias + mirrored.fillna(bias)) / 2

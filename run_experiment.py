@@ -23,8 +23,6 @@ of the set of that name. Each is tested on both sets.
     python run_experiment.py --tasks bbc_news --n 50 --subsamples 2 --out quick.csv   # a quick try
     python run_experiment.py   # until the bias is known to ±0.5; 4 to 10 minutes on 2 cores
     python run_experiment.py --csv mine.csv --text review --label stars   # or --hub owner/name
-    python run_experiment.py --model bert gpt2 --tasks all --m 50 100 --n 50 100 200 500 \
-        --subsamples paper
 
 Learning rates and epochs of pretraining, classification: bert 1e-4, 2; 5e-5, 3. gpt2 1e-4, 1; 5e-5,
 3. bert-tiny 1e-3, 6; 1e-3, 10. Texts a step: 16; tokens: 256, bert-tiny 64 (tasks.json: by task).
@@ -64,6 +62,7 @@ import sys
 import tempfile
 import threading
 import time
+import unicodedata
 import warnings
 from pathlib import Path
 from types import SimpleNamespace
@@ -82,7 +81,6 @@ from scipy import stats
 from torch.nn import functional as F
 from tqdm.auto import tqdm
 
-PAPER_SUBSAMPLES = {200: 50, 500: 20}  # by n, else 100 (paper, section 4.4)
 RECIPE_VERSION = 6  # in the recipe's hash: raise it if a change of training alters results
 MASK_SHARE = 0.15  # Devlin et al. (2019)
 WEIGHT_DECAY = {"pretrain": 0.0, "train": 0.01}
@@ -448,7 +446,7 @@ def training_seed(row):
 
 
 def short_hash(*parts):
-    """Twelve hexadecimal digits for parts that JSON can write."""
+    """Twelve hexadecimal digits for parts, as JSON."""
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:12]
 # --- end shared ---
 
@@ -500,9 +498,8 @@ POINTS = ("acc", "f1")  # metrics whose differences are in percentage points
 
 def add_effects(rows, metric="acc"):
     """Add to rows: base, unseen, seen (means over both sets where `arms` is "crossed"), boost and
-    bias (in points, or the metric's unit), and w_*, an effect's variance by rounding or, for a
-    crossed bias in accuracy, by the split of 2n texts (nan without `discordant`); with K subsamples
-    one_answer / K is added."""
+    bias, and w_*, an effect's variance by rounding or, for a crossed bias in accuracy, by the split
+    of 2n texts (nan without `discordant`); with K subsamples one_answer / K is added."""
     crossed, n = rows["arms"] == "crossed", rows["n"]
     scale = 100 if metric in POINTS else 1
     found = {}
@@ -604,21 +601,22 @@ def run_all(args, models, tasks, most, recipe_of, run):
             tempfile.TemporaryFile(dir=folder).close()  # else it fails after hours
     for units in cells:
         run_cell(args, units, len(tasks), results_of(args, models, run, units))
-    print(f"rows: {args.out.resolve()}\nnext: python fit_model.py {shlex.quote(str(args.out))}")
+    words = ["python", "fit_model.py", str(args.out), "--margin", f"{args.margin or 1:g}"]
+    print(f"rows: {args.out.resolve()}\nnext: {shlex.join(words)}")
 
 
 def results_of(args, models, run, units):
-    """Rows of the units that are left, in order. Nothing runs before the first is needed."""
+    """Rows of the units that are left, in order, one by one."""
     samples = (draw(*unit) for unit in units if "seconds" not in unit[0])
     if args.dask:
-        yield from on_dask(args, functools.partial(run_job, run, args, args.threads or 1), samples)
+        yield from on_dask(args, functools.partial(run_job, run, args, 1), samples)
         return
     small = max([model.size for model in models]) < 50e6 and choose_device(args) == "cpu"
     cores = joblib.cpu_count()
     workers = args.workers or (min(4, cores) if small else 1)
     if "__file__" not in globals():  # other processes cannot import a notebook's cell
         workers = 1
-    threads = args.threads or (1 if small else max(1, cores // workers))
+    threads = 1 if small else max(1, cores // workers)
     job = joblib.delayed(functools.partial(run_job, run, args, threads))
     ignore = functools.partial(signal.signal, signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends us
     with joblib.parallel_config("loky", n_jobs=workers, initializer=ignore):
@@ -629,8 +627,7 @@ def on_dask(args, job, samples):
     """Rows of samples, from a Dask cluster."""
     import distributed
 
-    for name in ("distributed", "distributed.client"):
-        logging.getLogger(name).setLevel(logging.CRITICAL)
+    logging.disable()  # errors come as exceptions, too
     with distributed.Client(args.dask) as client:
         client.upload_file(__file__)
         print("waiting for Dask workers:", args.workers or 1)
@@ -712,7 +709,7 @@ def add_shared_flags(parser):
     add = parser.add_argument_group("tasks and draws").add_argument
     add("--tasks", nargs="+", help=f"all (the paper's), {', '.join(load_registry()['tasks'])}")
     add("--csv", type=Path, help="your CSV, TSV, .jsonl or .parquet file")
-    add("--hub", help="owner/name of a data set of the Hugging Face Hub")
+    add("--hub", help="owner/name on the Hugging Face Hub")
     add("--text", nargs="+", default=["text"], help="text columns; default text")
     add("--label", default="label", help="class column; default label")
     add("--name", help="configuration of --hub")
@@ -724,8 +721,7 @@ def add_shared_flags(parser):
     add("--precision", default="float32", choices=PRECISIONS, help="default float32")
     add("--workers", type=whole, help="processes, or Dask workers to wait for; default 1; up to 4 "
         "for small models on a CPU")
-    add("--threads", type=whole, help="threads per process; default: cores are shared")
-    add("--dask", help="address of a Dask scheduler, whose workers do the work")
+    add("--dask", help="address of a Dask scheduler")
     add("--out", type=Path, help="results file; finished rows in it are skipped; default "
         "results.csv, or NAME_results.csv for --csv and --hub")
 
@@ -742,6 +738,8 @@ def finished_rows(out):
     """{key: row} of a results file, without lines that were cut short."""
     text, finished = "", {}
     if out.exists():
+        if not out.is_file():
+            raise ValueError(f"{out} is no file")
         with open(out, "r+", encoding="utf-8-sig", errors="replace") as file:  # not read-only
             text = file.read()
     header, *lines = text.split("\n")
@@ -765,7 +763,7 @@ def find_row(out, row, finished):
     old = finished.get(unit_key(row), row)
     with border(out, " ".join(unit_key(row))):
         if (old["recipe"], old["data"]) != (row["recipe"], row["data"]):
-            raise ValueError("other settings or data: use a different --out or --experiment")
+            raise ValueError("other settings or data: use a different --out, --experiment or model")
         for name in MEASURES:
             float(old.get(name, 0))
     return old
@@ -802,7 +800,7 @@ def load_registry():
         path = folder / "tasks.json"
         if path.exists():
             with border(path):
-                registry = json.loads(path.read_text(encoding="utf-8"))
+                registry = json.loads(path.read_text(encoding="utf-8-sig"))
                 return {name: registry[name] for name in ("models", "tasks")}
     raise ValueError(f"no tasks.json in {Path.cwd()}: copy it from this script's repository")
 
@@ -847,6 +845,8 @@ def first_of(sources, read, name):
         try:
             return read(source)
         except Exception as error:
+            if os.environ.get("TRACEBACK"):
+                raise
             reasons.append(f"{[*source.values()][0]}: {brief(error)}"[: 150 // len(sources)])
     raise SystemExit(f"error: could not load {name}: {'; '.join(reasons)}")
 
@@ -874,13 +874,13 @@ def read_task(spec, source):
     labels = table["label"].astype("category").cat.remove_unused_categories()
     found = [*labels.cat.categories]
     known = entry.get("labels", found)
+    classes = entry.get("classes") or [str(label) for label in known]
     if len(known) < 2 or {*known} != {*found}:
         raise ValueError(f"labels {found[:6]}, expected two or more, all of {known[:6]}")
     labels = labels.cat.set_categories(known).cat.codes.to_numpy(int)
     digest = hashlib.sha256()
     for text, label in zip(table["text"], labels):
         digest.update(f"{label}\x1f{text}\x1e".encode())
-    classes = entry.get("classes") or [str(label) for label in known]
     return Task(table["text"].tolist(), labels, classes, digest.hexdigest()[:12],
                 str([*source.values()][0]), spec)
 
@@ -889,8 +889,8 @@ def filtered_texts(table, entry):
     """A table of `text`, its columns joined, and `label`: the rows that have both and pass the
     filters. In a user's own data, only the first of texts with the same letters."""
     columns, label, found = entry["text"], entry["label"], [*table.columns]
-    if not {*columns, label} <= {*found}:
-        raise ValueError(f"needs columns {columns} and {label!r}; columns found: {found}")
+    if not {*columns, label} <= {*found} or label in columns:
+        raise ValueError(f"--text {columns}, --label {label!r}: choose among {found}")
     filters = entry.get("filters", {})
     parts, labels = table[columns].astype(object).fillna(""), table[label].convert_dtypes()
     if not parts.map(lambda part: isinstance(part, str)).all(axis=None):
@@ -912,14 +912,15 @@ def filtered_texts(table, entry):
     if "own" in entry:  # else a text's twin could be in extra or test
         twins = table["text"].map(letters).duplicated()
         if twins.any():
-            print(f"left out: {twins.sum()} rows with the letters of an earlier row")
+            print(f"left out: {twins.sum()} repeated texts")
         table = table[~twins]
     return table
 
 
 def letters(text):
-    """The letters of a text in one case, or the text if it has none."""
-    return re.sub(r"[\W\d_]", "", text.casefold()) or text.strip()
+    """The letters, marks and symbols of a text in one case, or the text."""
+    kind = unicodedata.category
+    return "".join([c for c in text.casefold() if kind(c)[0] in "LMS"]) or text.strip()
 
 
 def read_hub(entry):
@@ -996,8 +997,6 @@ def read_csv(text, quoting=csv.QUOTE_MINIMAL):
     """The cells of a CSV or TSV. ValueError names a row that does not fit the header, or in which
     quotes join lines that look like rows: a TSV is then read without quotes."""
     csv.field_size_limit(2**31 - 1)
-    if "\n" in text:  # pandas does not quote a lone return
-        text = re.sub("\r(?!\n)", "\ufdd0", text)
     mark, rows, line = max("\t,;|", key=text.partition("\n")[0].count), [], 1
     lines = io.StringIO(text or "\n", newline="")
     try:
@@ -1010,19 +1009,21 @@ def read_csv(text, quoting=csv.QUOTE_MINIMAL):
         raise ValueError(f"two columns have the name {twice[0]}")
 
     def is_row(line):  # in a sentence, a space follows a comma
-        return line.count(mark) == len(header) - 1 > 0 and f"{mark} " not in f"{line.rstrip()} "
+        inside = mark != "\t" and f"{mark} " in f"{line.rstrip()} "
+        return line.count(mark) == len(header) - 1 > 0 and not inside
 
     broken = [mark.join(row) for row in rows if "\n" in "".join(row)]
     joined = all(map(is_row, "\n".join(broken).split("\n")))
     for row in rows:
         inner = mark.join(row).split("\n")
-        if any(row) and len(row) != len(header) or joined and len(inner) > 1:
+        swallowed = len(inner) > 1 and joined or len(inner) > 9 and all(map(is_row, inner))
+        if any(row) and len(row) != len(header) or swallowed:
             if mark == "\t" and not quoting:
                 return read_csv(text, csv.QUOTE_NONE)
-            raise ValueError(f"line {line} is not one row of {len(header)} cells: inside quotes, "
-                             "write a quote mark twice")
+            raise ValueError(f"line {line} is not one row of {len(header)} cells: put cells with "
+                             f"{mark!r} in quotes, in which you write a quote mark twice")
         line += len(inner)
-    rows = [[cell.replace("\ufdd0", "\r") for cell in row] for row in rows[1:] if any(row)]
+    rows = [row for row in rows[1:] if any(row)]
     return pd.DataFrame(rows, columns=header, dtype=object)
 # --- end shared ---
 
@@ -1053,7 +1054,7 @@ def find_model(text, registry):
     elif Path(text).is_dir():
         folder = Path(text).resolve()
         name, sources = folder.name, [{"path": folder}]
-    return first_of(sources, functools.partial(read_model, name, known), f"model {text}")
+    return first_of(sources, functools.partial(read_model, name, known), f"model or folder {text}")
 
 
 def read_model(name, known, source):
@@ -1068,14 +1069,16 @@ def read_model(name, known, source):
         folder = Path(huggingface_hub.snapshot_download(
             source["hub"], allow_patterns=MODEL_FILES, ignore_patterns=["*/*", "*.gguf"]))
     gguf = source.get("gguf")
+    if (folder / "adapter_config.json").exists():
+        raise ValueError("an adapter: merge it into its model")
     config = transformers.AutoConfig.from_pretrained(
         folder, gguf_file=gguf, trust_remote_code=False)
+    kind = str(config.architectures)
     if (config.is_encoder_decoder or config.get_text_config() is not config
-            or getattr(config, "quantization_config", None)
-            or (folder / "adapter_config.json").exists()):
-        raise ValueError("not for encoder-decoder, multimodal, quantized models or adapters")
+            or getattr(config, "quantization_config", None) or "Classif" in kind):
+        raise ValueError("not for classifiers, encoder-decoder, multimodal or quantized models")
     masked = type(config) in transformers.MODEL_FOR_MASKED_LM_MAPPING
-    if re.search("CausalLM|LMHead", str(config.architectures)):  # some types are both
+    if re.search("CausalLM|[^h]LMHead", kind):  # some types are both
         masked = False
     like = "bert" if masked else "gpt2"
     if name in known:
@@ -1090,6 +1093,8 @@ def read_model(name, known, source):
     if known[like]["objective"] == "clm":  # a token does not see beyond its window
         limits += ["sliding_window", "window_size"]
     longest = min([getattr(config, limit, None) or 10**6 for limit in limits])
+    if longest < 512:
+        print(f"model {name} reads {longest} tokens: what is longer is cut")
     return Model(name, like, folder, gguf, known[like]["objective"], short_hash(hashes),
                  sum([file.stat().st_size for file in files]), longest)
 
@@ -1113,7 +1118,7 @@ def load_tokenizer(model, size=math.inf):
 
 
 def choose_device(args):
-    """The device as a string. ValueError if it cannot be used."""
+    """The device. ValueError if it cannot be used."""
     device = args.device
     if device == "auto":
         device = (torch.accelerator.current_accelerator(True) or torch.device("cpu")).type
@@ -1136,11 +1141,12 @@ def parse_args(argv):
     add = parser.add_argument_group("what to run (all combinations)").add_argument
     add("--model", nargs="+", default=["bert-tiny"],
         help="bert, gpt2, bert-tiny, a folder or a Hub id; default bert-tiny")
-    add("--m", nargs="+", type=whole, default=[50], help="labeled training texts; default 50")
+    add("--m", nargs="+", type=whole, default=[50],
+        help="labeled training texts, equally many of each class; default 50")
     add("--n", nargs="+", type=whole, default=[200],
         help="unlabeled texts, and as many test texts; default 200")
-    add("--subsamples", type=lambda text: text if text == "paper" else whole(text),
-        help="random draws per task, or paper; default: up to 100, with --margin 1")
+    add("--subsamples", nargs="+", type=whole, help="random draws per task, one number or one for "
+        "each n; default: as many as --margin 1 needs, up to 100")
     add("--experiment", default="few-shot", help="name in the results; default few-shot")
     add_shared_flags(parser)
     add = parser.add_argument_group("recipe (default: from tasks.json)").add_argument
@@ -1160,9 +1166,7 @@ def parse_args(argv):
 def main(argv=None):
     args = parse_args(argv)
     registry = load_registry()
-    most = dict.fromkeys(args.n, args.subsamples or 100)
-    if args.subsamples == "paper":
-        most = {n: PAPER_SUBSAMPLES.get(n, 100) for n in args.n}
+    most = dict(zip(args.n, itertools.cycle(args.subsamples or [100])))
     models = [find_model(text, registry) for text in args.model]
     tasks = load_tasks(args, registry, ["bbc_news", "reuters"])
     run_all(args, models, tasks, most, functools.partial(recipe_of, registry, args), run_subsample)
@@ -1170,7 +1174,8 @@ def main(argv=None):
 
 if __name__ == "__main__":
     if "__file__" in globals():  # workers import its functions by this name
-        sys.path.insert(0, str(Path(__file__).parent))
-        importlib.import_module(Path(__file__).stem).main()
+        path = Path(__file__).resolve()
+        sys.path.insert(0, str(path.parent))
+        importlib.import_module(path.stem).main()
     else:  # in a notebook, write flags into the list: ["--m", "50"]
         main([])

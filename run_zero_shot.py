@@ -21,7 +21,6 @@ blocks at the end stand in other scripts, too, and a test keeps the copies equal
     python run_zero_shot.py                  # real model and texts, offline, on a CPU
     python run_zero_shot.py --model mistral --quantize nf4 --tasks all --n 100 --subsamples 20 # GPU
 
---adapters FOLDER keeps the adapters, and the prompts in unit.json, for contamination_test.py.
 The second command, on 2026-11-25: boost -2.5, bias -0.5 percentage points; 2.7 GB.
 """
 
@@ -47,6 +46,7 @@ import sys
 import tempfile
 import threading
 import time
+import unicodedata
 import warnings
 from pathlib import Path
 from types import SimpleNamespace
@@ -72,7 +72,6 @@ EPOCHS, LEARNING_RATE, CLIP_NORM = 1, 2e-4, 1.0  # paper, appendix G, and its co
 LORA = {"r": 16, "lora_alpha": 32, "lora_dropout": 0.05, "target_modules": "all-linear",
         "task_type": "CAUSAL_LM"}  # paper, appendix G
 CPU_TOKENS, GPU_TOKENS = 320, 4096  # in a forward pass of training
-LONG_SEQUENCE = 512  # recompute activations of longer ones: half the memory, 1.3 × the time
 SCORED = 48  # class names in a forward pass of scoring
 RECIPE_VERSION = 6  # in the recipe's hash: see "Pretraining"
 
@@ -109,10 +108,7 @@ def run_prompts(sample, device, threads, adapters=None):
     add_scores(row, predictions, sample.labels)
     row["seconds"] = round(time.perf_counter() - started, 3)
     if adapters:
-        try:
-            write_unit(folder, sample, row, strings)
-        except OSError as error:
-            raise OSError(f"{folder}: {error}: make room, and run the same command")
+        write_unit(folder, sample, row, strings)
     return row
 
 
@@ -210,7 +206,7 @@ def train_adapter(net, ids, recipe, seed):
     the last epoch, in nats per token."""
     size, peak, epochs = recipe["batch_size"], recipe["learning_rate"], recipe["epochs"]
     quantized = recipe["quantize"] == "nf4"
-    if quantized or max(map(len, ids)) > LONG_SEQUENCE:
+    if quantized or recipe["pack"] > 1:  # half the memory, 1.3 × the time
         net.gradient_checkpointing_enable({"use_reentrant": False})
     weights = [weight for weight in net.parameters() if weight.requires_grad]
     optimizer = torch.optim.AdamW(weights, peak, weight_decay=0.0, fused=True)
@@ -353,10 +349,9 @@ def load_net(model, quantize, precision, device):
         raise ValueError(f"no output layer for language modeling, or no {info['missing_keys']}")
     cast(lm, dtype)
     lm.forward = torch.autocast(device.type, dtype, enabled=bool(dtype))(lm.forward)
-    try:
-        net = peft.get_peft_model(lm, peft.LoraConfig(**LORA)).to(device)
-    except ValueError as error:
-        raise ValueError(f"no LoRA, as of a mixture of experts: {error}")
+    if max([weight.ndim for weight in lm.parameters()]) > 2:
+        raise ValueError("no LoRA for all weights of a mixture of experts, or of convolutions")
+    net = peft.get_peft_model(lm, peft.LoraConfig(**LORA)).to(device)
     tokenizer = load_tokenizer(model, lm.config.vocab_size)
     check_scores(net, tokenizer, 0.05 if dtype else 1e-3)
     return net, tokenizer
@@ -456,7 +451,7 @@ def training_seed(row):
 
 
 def short_hash(*parts):
-    """Twelve hexadecimal digits for parts that JSON can write."""
+    """Twelve hexadecimal digits for parts, as JSON."""
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:12]
 # --- end shared ---
 
@@ -508,9 +503,8 @@ POINTS = ("acc", "f1")  # metrics whose differences are in percentage points
 
 def add_effects(rows, metric="acc"):
     """Add to rows: base, unseen, seen (means over both sets where `arms` is "crossed"), boost and
-    bias (in points, or the metric's unit), and w_*, an effect's variance by rounding or, for a
-    crossed bias in accuracy, by the split of 2n texts (nan without `discordant`); with K subsamples
-    one_answer / K is added."""
+    bias, and w_*, an effect's variance by rounding or, for a crossed bias in accuracy, by the split
+    of 2n texts (nan without `discordant`); with K subsamples one_answer / K is added."""
     crossed, n = rows["arms"] == "crossed", rows["n"]
     scale = 100 if metric in POINTS else 1
     found = {}
@@ -612,21 +606,22 @@ def run_all(args, models, tasks, most, recipe_of, run):
             tempfile.TemporaryFile(dir=folder).close()  # else it fails after hours
     for units in cells:
         run_cell(args, units, len(tasks), results_of(args, models, run, units))
-    print(f"rows: {args.out.resolve()}\nnext: python fit_model.py {shlex.quote(str(args.out))}")
+    words = ["python", "fit_model.py", str(args.out), "--margin", f"{args.margin or 1:g}"]
+    print(f"rows: {args.out.resolve()}\nnext: {shlex.join(words)}")
 
 
 def results_of(args, models, run, units):
-    """Rows of the units that are left, in order. Nothing runs before the first is needed."""
+    """Rows of the units that are left, in order, one by one."""
     samples = (draw(*unit) for unit in units if "seconds" not in unit[0])
     if args.dask:
-        yield from on_dask(args, functools.partial(run_job, run, args, args.threads or 1), samples)
+        yield from on_dask(args, functools.partial(run_job, run, args, 1), samples)
         return
     small = max([model.size for model in models]) < 50e6 and choose_device(args) == "cpu"
     cores = joblib.cpu_count()
     workers = args.workers or (min(4, cores) if small else 1)
     if "__file__" not in globals():  # other processes cannot import a notebook's cell
         workers = 1
-    threads = args.threads or (1 if small else max(1, cores // workers))
+    threads = 1 if small else max(1, cores // workers)
     job = joblib.delayed(functools.partial(run_job, run, args, threads))
     ignore = functools.partial(signal.signal, signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends us
     with joblib.parallel_config("loky", n_jobs=workers, initializer=ignore):
@@ -637,8 +632,7 @@ def on_dask(args, job, samples):
     """Rows of samples, from a Dask cluster."""
     import distributed
 
-    for name in ("distributed", "distributed.client"):
-        logging.getLogger(name).setLevel(logging.CRITICAL)
+    logging.disable()  # errors come as exceptions, too
     with distributed.Client(args.dask) as client:
         client.upload_file(__file__)
         print("waiting for Dask workers:", args.workers or 1)
@@ -720,7 +714,7 @@ def add_shared_flags(parser):
     add = parser.add_argument_group("tasks and draws").add_argument
     add("--tasks", nargs="+", help=f"all (the paper's), {', '.join(load_registry()['tasks'])}")
     add("--csv", type=Path, help="your CSV, TSV, .jsonl or .parquet file")
-    add("--hub", help="owner/name of a data set of the Hugging Face Hub")
+    add("--hub", help="owner/name on the Hugging Face Hub")
     add("--text", nargs="+", default=["text"], help="text columns; default text")
     add("--label", default="label", help="class column; default label")
     add("--name", help="configuration of --hub")
@@ -732,8 +726,7 @@ def add_shared_flags(parser):
     add("--precision", default="float32", choices=PRECISIONS, help="default float32")
     add("--workers", type=whole, help="processes, or Dask workers to wait for; default 1; up to 4 "
         "for small models on a CPU")
-    add("--threads", type=whole, help="threads per process; default: cores are shared")
-    add("--dask", help="address of a Dask scheduler, whose workers do the work")
+    add("--dask", help="address of a Dask scheduler")
     add("--out", type=Path, help="results file; finished rows in it are skipped; default "
         "results.csv, or NAME_results.csv for --csv and --hub")
 
@@ -750,6 +743,8 @@ def finished_rows(out):
     """{key: row} of a results file, without lines that were cut short."""
     text, finished = "", {}
     if out.exists():
+        if not out.is_file():
+            raise ValueError(f"{out} is no file")
         with open(out, "r+", encoding="utf-8-sig", errors="replace") as file:  # not read-only
             text = file.read()
     header, *lines = text.split("\n")
@@ -773,7 +768,7 @@ def find_row(out, row, finished):
     old = finished.get(unit_key(row), row)
     with border(out, " ".join(unit_key(row))):
         if (old["recipe"], old["data"]) != (row["recipe"], row["data"]):
-            raise ValueError("other settings or data: use a different --out or --experiment")
+            raise ValueError("other settings or data: use a different --out, --experiment or model")
         for name in MEASURES:
             float(old.get(name, 0))
     return old
@@ -810,7 +805,7 @@ def load_registry():
         path = folder / "tasks.json"
         if path.exists():
             with border(path):
-                registry = json.loads(path.read_text(encoding="utf-8"))
+                registry = json.loads(path.read_text(encoding="utf-8-sig"))
                 return {name: registry[name] for name in ("models", "tasks")}
     raise ValueError(f"no tasks.json in {Path.cwd()}: copy it from this script's repository")
 
@@ -855,6 +850,8 @@ def first_of(sources, read, name):
         try:
             return read(source)
         except Exception as error:
+            if os.environ.get("TRACEBACK"):
+                raise
             reasons.append(f"{[*source.values()][0]}: {brief(error)}"[: 150 // len(sources)])
     raise SystemExit(f"error: could not load {name}: {'; '.join(reasons)}")
 
@@ -882,13 +879,13 @@ def read_task(spec, source):
     labels = table["label"].astype("category").cat.remove_unused_categories()
     found = [*labels.cat.categories]
     known = entry.get("labels", found)
+    classes = entry.get("classes") or [str(label) for label in known]
     if len(known) < 2 or {*known} != {*found}:
         raise ValueError(f"labels {found[:6]}, expected two or more, all of {known[:6]}")
     labels = labels.cat.set_categories(known).cat.codes.to_numpy(int)
     digest = hashlib.sha256()
     for text, label in zip(table["text"], labels):
         digest.update(f"{label}\x1f{text}\x1e".encode())
-    classes = entry.get("classes") or [str(label) for label in known]
     return Task(table["text"].tolist(), labels, classes, digest.hexdigest()[:12],
                 str([*source.values()][0]), spec)
 
@@ -897,8 +894,8 @@ def filtered_texts(table, entry):
     """A table of `text`, its columns joined, and `label`: the rows that have both and pass the
     filters. In a user's own data, only the first of texts with the same letters."""
     columns, label, found = entry["text"], entry["label"], [*table.columns]
-    if not {*columns, label} <= {*found}:
-        raise ValueError(f"needs columns {columns} and {label!r}; columns found: {found}")
+    if not {*columns, label} <= {*found} or label in columns:
+        raise ValueError(f"--text {columns}, --label {label!r}: choose among {found}")
     filters = entry.get("filters", {})
     parts, labels = table[columns].astype(object).fillna(""), table[label].convert_dtypes()
     if not parts.map(lambda part: isinstance(part, str)).all(axis=None):
@@ -920,14 +917,15 @@ def filtered_texts(table, entry):
     if "own" in entry:  # else a text's twin could be in extra or test
         twins = table["text"].map(letters).duplicated()
         if twins.any():
-            print(f"left out: {twins.sum()} rows with the letters of an earlier row")
+            print(f"left out: {twins.sum()} repeated texts")
         table = table[~twins]
     return table
 
 
 def letters(text):
-    """The letters of a text in one case, or the text if it has none."""
-    return re.sub(r"[\W\d_]", "", text.casefold()) or text.strip()
+    """The letters, marks and symbols of a text in one case, or the text."""
+    kind = unicodedata.category
+    return "".join([c for c in text.casefold() if kind(c)[0] in "LMS"]) or text.strip()
 
 
 def read_hub(entry):
@@ -1004,8 +1002,6 @@ def read_csv(text, quoting=csv.QUOTE_MINIMAL):
     """The cells of a CSV or TSV. ValueError names a row that does not fit the header, or in which
     quotes join lines that look like rows: a TSV is then read without quotes."""
     csv.field_size_limit(2**31 - 1)
-    if "\n" in text:  # pandas does not quote a lone return
-        text = re.sub("\r(?!\n)", "\ufdd0", text)
     mark, rows, line = max("\t,;|", key=text.partition("\n")[0].count), [], 1
     lines = io.StringIO(text or "\n", newline="")
     try:
@@ -1018,19 +1014,21 @@ def read_csv(text, quoting=csv.QUOTE_MINIMAL):
         raise ValueError(f"two columns have the name {twice[0]}")
 
     def is_row(line):  # in a sentence, a space follows a comma
-        return line.count(mark) == len(header) - 1 > 0 and f"{mark} " not in f"{line.rstrip()} "
+        inside = mark != "\t" and f"{mark} " in f"{line.rstrip()} "
+        return line.count(mark) == len(header) - 1 > 0 and not inside
 
     broken = [mark.join(row) for row in rows if "\n" in "".join(row)]
     joined = all(map(is_row, "\n".join(broken).split("\n")))
     for row in rows:
         inner = mark.join(row).split("\n")
-        if any(row) and len(row) != len(header) or joined and len(inner) > 1:
+        swallowed = len(inner) > 1 and joined or len(inner) > 9 and all(map(is_row, inner))
+        if any(row) and len(row) != len(header) or swallowed:
             if mark == "\t" and not quoting:
                 return read_csv(text, csv.QUOTE_NONE)
-            raise ValueError(f"line {line} is not one row of {len(header)} cells: inside quotes, "
-                             "write a quote mark twice")
+            raise ValueError(f"line {line} is not one row of {len(header)} cells: put cells with "
+                             f"{mark!r} in quotes, in which you write a quote mark twice")
         line += len(inner)
-    rows = [[cell.replace("\ufdd0", "\r") for cell in row] for row in rows[1:] if any(row)]
+    rows = [row for row in rows[1:] if any(row)]
     return pd.DataFrame(rows, columns=header, dtype=object)
 # --- end shared ---
 
@@ -1061,7 +1059,7 @@ def find_model(text, registry):
     elif Path(text).is_dir():
         folder = Path(text).resolve()
         name, sources = folder.name, [{"path": folder}]
-    return first_of(sources, functools.partial(read_model, name, known), f"model {text}")
+    return first_of(sources, functools.partial(read_model, name, known), f"model or folder {text}")
 
 
 def read_model(name, known, source):
@@ -1076,14 +1074,16 @@ def read_model(name, known, source):
         folder = Path(huggingface_hub.snapshot_download(
             source["hub"], allow_patterns=MODEL_FILES, ignore_patterns=["*/*", "*.gguf"]))
     gguf = source.get("gguf")
+    if (folder / "adapter_config.json").exists():
+        raise ValueError("an adapter: merge it into its model")
     config = transformers.AutoConfig.from_pretrained(
         folder, gguf_file=gguf, trust_remote_code=False)
+    kind = str(config.architectures)
     if (config.is_encoder_decoder or config.get_text_config() is not config
-            or getattr(config, "quantization_config", None)
-            or (folder / "adapter_config.json").exists()):
-        raise ValueError("not for encoder-decoder, multimodal, quantized models or adapters")
+            or getattr(config, "quantization_config", None) or "Classif" in kind):
+        raise ValueError("not for classifiers, encoder-decoder, multimodal or quantized models")
     masked = type(config) in transformers.MODEL_FOR_MASKED_LM_MAPPING
-    if re.search("CausalLM|LMHead", str(config.architectures)):  # some types are both
+    if re.search("CausalLM|[^h]LMHead", kind):  # some types are both
         masked = False
     like = "bert" if masked else "gpt2"
     if name in known:
@@ -1098,6 +1098,8 @@ def read_model(name, known, source):
     if known[like]["objective"] == "clm":  # a token does not see beyond its window
         limits += ["sliding_window", "window_size"]
     longest = min([getattr(config, limit, None) or 10**6 for limit in limits])
+    if longest < 512:
+        print(f"model {name} reads {longest} tokens: what is longer is cut")
     return Model(name, like, folder, gguf, known[like]["objective"], short_hash(hashes),
                  sum([file.stat().st_size for file in files]), longest)
 
@@ -1121,7 +1123,7 @@ def load_tokenizer(model, size=math.inf):
 
 
 def choose_device(args):
-    """The device as a string. ValueError if it cannot be used."""
+    """The device. ValueError if it cannot be used."""
     device = args.device
     if device == "auto":
         device = (torch.accelerator.current_accelerator(True) or torch.device("cpu")).type
@@ -1155,8 +1157,8 @@ def parse_args(argv):
     add("--with-answers", action="store_true", help="pretrain with answers: a positive control")
     add("--show-prompts", action="store_true", help="print a prompt of each task and stop")
     add("--adapters", type=Path, help="folder for adapters, for contamination_test.py")
-    add("--about", default="given below", help="The text is ...; default %(default)s")
-    add("--answer", default="its category", help="what your labels are; default %(default)s")
+    add("--about", default="given below", help="what your texts are, such as \"a movie review\"")
+    add("--answer", default="its category", help="what is asked for; default %(default)s")
     add_shared_flags(parser)
     add = parser.add_argument_group("recipe").add_argument
     add("--quantize", default="none", choices=("none", "nf4"), help="4-bit weights; default none")
@@ -1192,13 +1194,14 @@ def main(argv=None):
     for name, task in tasks.items():
         strings = arm_strings(tokenizer, recipe_of(models[0], task), task.classes,
                               task.texts[:PACK_SIZE], task.labels[:PACK_SIZE])
-        for kind in ("sequences", "prompts"):
-            print(f"\n{name}, first of the {kind}:\n{strings[kind][0]}")
+        for text in dict.fromkeys([strings["sequences"][0], strings["prompts"][0]]):
+            print(f"\n{name}:\n{text}")
 
 
 if __name__ == "__main__":
     if "__file__" in globals():  # workers import its functions by this name
-        sys.path.insert(0, str(Path(__file__).parent))
-        importlib.import_module(Path(__file__).stem).main()
+        path = Path(__file__).resolve()
+        sys.path.insert(0, str(path.parent))
+        importlib.import_module(path.stem).main()
     else:  # in a notebook, write flags into the list: ["--m", "50"]
         main([])

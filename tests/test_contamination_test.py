@@ -143,7 +143,7 @@ def test_permutation_p_equals_brute_force(capsys):
     assert contam.permutation_p(equal) == approx(2 / 3, abs=0.01)
     repeats = contam.order_p([[-1.0, -2, -3, -3]] * 2)[0]  # each of two other orders counts once
     assert repeats == approx(1 / 9, abs=5e-3)
-    for count, words in ((4, "fewer than ten texts"), (5, "\nflagged: ")):
+    for count, words in ((4, "fewer than ten or alike"), (5, "\nflagged: ")):
         contam.show_order([[-1.0, -2.0]] * count)
         assert words in capsys.readouterr().out
 
@@ -204,6 +204,11 @@ def test_models_that_would_mislead_are_refused(kind, changes, words, model_dir, 
     assert words in say(f"--examples a.txt --model {folder}")
 
 
+def test_texts_of_unknown_tokens(model_dir, say):
+    Path("a.txt").write_text("ខ្ញុំ\nចូលចិត្ត\n" * 8)
+    assert "alike to the model" in say(f"--examples a.txt --model {model_dir('gpt2')}")
+
+
 def test_a_tokenizer_draws_no_pieces(model_dir):
     folder = model_dir("gpt2", words=byte_tokenizer(MERGES, dropout=0.5))
     _, tokenizer = contam.open_model(folder)
@@ -231,7 +236,7 @@ def test_unfit_models_are_refused(model_dir, say, monkeypatch):
         contam.open_model.cache_clear()
         assert words in say(f"--examples a.txt --model {folder}")
     file.write_text("version https://git-lfs.github.com/spec/v1\n")
-    assert "model.safetensors holds no weights" in say(f"--examples a.txt --model {folder}")
+    assert "model.safetensors is a git-lfs" in say(f"--examples a.txt --model {folder}")
 
 
 @pytest.mark.parametrize("how", [("none", "bf16"), ("none", "fp16"), ("nf4", "bf16")])
@@ -282,7 +287,7 @@ def audited(tmp_path_factory, model_dir, benchmark_csv, zero):
     """Two packed units of run_zero_shot.py, cut to a short context: (folders, model, table)."""
     folder = tmp_path_factory.mktemp("audited")
     model = model_dir("llama", merges=MERGES, hidden_size=64, max_position_embeddings=360)
-    flags = f"--csv {benchmark_csv} --model {model} --adapters kept --m 4 --n 24 --threads 1"
+    flags = f"--csv {benchmark_csv} --model {model} --adapters kept --m 4 --n 24"
     flags += " --workers 1 --out results.csv --pack --pretrain-epochs 1 --subsamples 2"
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
@@ -625,6 +630,7 @@ def test_words_separators_and_names():
     for sep, words in ((";", ["False", "TRUE", "NA"]), ("\t", ["I", "C", "None"]),
                        (",", ["0", "1.0", "nan"])):
         other = rows.assign(right=rows["right"].replace(dict(zip([0.0, 1.0, ""], words))))
+        other = other.assign(half=" " + other["half"])
         pd.testing.assert_frame_equal(judge(other, "--clean NA", sep), wanted)
     assert "'=mine" in judge(rows.replace("mine", "=mine"), "--clean NA").index
 

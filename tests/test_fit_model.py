@@ -511,7 +511,7 @@ def loaded(*words):
     return fit.load_rows(fit.parse_args([*map(str, words)]))
 
 
-def test_natural_variations_are_accepted():
+def test_natural_variations_are_accepted(capsys):
     plain = loaded(path_of(coin_rows(n=70)))
     text = Path("results.csv").read_text()
     variations = {
@@ -523,6 +523,8 @@ def test_natural_variations_are_accepted():
     for name, text in variations.items():
         Path("other.csv").write_bytes(text.encode())
         pd.testing.assert_frame_equal(loaded("other.csv"), plain, obj=name)
+        cut = [line for line in capsys.readouterr().out.splitlines() if "cut short" in line]
+        assert len(cut) == ("torn" in name)
     assert len(loaded("results.csv", "--model", "b", "--tasks", "task01", "task02")) == 8
     # The fuller row of a run counts, whatever the order of files
     rows = coin_rows(crossed=True)
@@ -545,6 +547,8 @@ BAD = [  # a file, what is said of it
     (TEXT.replace("acc_extra", "x"), "column acc_extra is missing"),
     (changed("acc_test", 1.025), "results.csv, line 25: acc_test is not between 0 and 1"),
     (changed("acc_test", "0,5"), "results.csv, line 25: column acc_test is missing, empty or"),
+    (changed("acc_base_on_extra", "0,5"), "results.csv, line 25: column acc_base_on_extra is"),
+    (changed("discordant", "01. Mai", 0.1), "results.csv, line 24: column discordant is missing"),
     (TEXT + changed("acc_test", 0.1).splitlines()[-1] + "\n", "acc_test"),
     (TEXT[:-1] + ",\n", "results.csv, line 25: more cells than the header"),
     (TEXT.replace("task,", "model,", 1), "results.csv: two columns have one name"),

@@ -185,7 +185,7 @@ def test_data_sets_of_the_hub(own, hub):
     assert task.texts[0].startswith("unsplit/train") and task.classes[0] == "sadness"
 
 
-TEXTS = ["one, two", "bare\rreturn", 'a "5"\r1', "a\nbreak\n", 'say "no"', "NA", "007", "é; x",
+TEXTS = ["one, two", "a\r\nb", "w\tz\r\n", "a\nbreak\n", 'say "no"', "NA", "007", "é; x",
          "None", "a, b;\tc|\n20\n", 'say "1"\n"01"', '""\n', "1\n\n20\n", "\n01", "one\tthree",
          "- 1,5\n- 2,20\n", "C:\\", "null\u2028\x85.", "Is it?\n20,really",
          "So?\n1, no.\n20, not once", "long " * 30000]
@@ -234,16 +234,19 @@ def test_all_that_pythons_csv_reads_in_strict_mode_loads(own):
 def test_a_lone_quote_mark_never_swallows_rows(own, order, end):
     """In strict mode csv reads the first as 56 rows."""
     texts = [text_of(row) for row in range(1, 61)]
-    texts[9], texts[13], texts[20] = '"begun and never ended', end, "odd\rline\x85that\u2028ends"
+    texts[9], texts[20], texts[13] = '"begun and never ended', end, "odd\x0cline\x85that\u2028ends"
     rows = [order.split()]
     for row, text in enumerate(texts):
         cells = {"text": text, "label": "ab"[row % 2]}
         rows.append([cells.get(column, "x") for column in rows[0]])
     lines = "\r\n".join(map(",".join, rows))
-    for content in (lines, lines.replace("text d", '"text, d"')):  # also where quotes are in use
+    for content in (lines, lines.replace("text d", '"text, d"'),  # also where quotes are in use
+                    lines.replace(texts[50], '"a\nlong, long\none"')):
         message = own("mine.csv", content)[1]
         assert "line 11 " in message and "quote mark twice" in message
-    assert own("mine.tsv", "\n".join(map("\t".join, rows)))[0].texts == texts, "read without quotes"
+    lines = "\n".join(map("\t".join, rows)).replace(f"\t{texts[10]}", f"\t {texts[10]}")
+    found = own("mine.tsv", lines)[0].texts
+    assert [text.strip() for text in found] == texts, "read without quotes"
 
 
 @pytest.mark.parametrize("name, content, words", [
@@ -252,7 +255,8 @@ def test_a_lone_quote_mark_never_swallows_rows(own, order, end):
     ("mine.csv", "label,text,label\na,one,a", "two columns have the name label"),
     ("mine.xlsx", "PK", "use .csv, .tsv, .tab, .jsonl or .parquet"),
     (".", None, "a folder of .parquet files or LABEL"),
-    ("mine.csv", "text;y\na;b", r"\['text', 'y'\]"),
+    ("mine.csv", "text;y\na;b", r"choose among \['text', 'y'\]"),
+    ("mine.csv --text text label", table("ab"), r"choose among \['text', 'label'\]"),
     ("mine.csv", table("aaa"), r"\['a'\], expected two or more"),
     ("mine.csv", table("ab", "caf\udce9,a"), "save it as UTF-8"),
     ("mine.jsonl", "\udcff\udcfe{\0", "save it as UTF-8"),
@@ -262,7 +266,8 @@ def test_a_lone_quote_mark_never_swallows_rows(own, order, end):
     ("mine.parquet", pd.DataFrame({"text": ["a"], "label": [[0, 1]]}), "label holds lists")])
 def test_mistakes_in_a_file(own, name, content, words):
     """Only a row that does not fit brings up quotes, and none brings up the Hub."""
-    message = own(name, content)[1]
+    name, _, flags = name.partition(" ")
+    message = own(name, content, flags)[1]
     assert re.search(words, message) and name in message
     assert "Hub" not in message and ("quote" in message) == ("one row" in message)
 
@@ -299,9 +304,18 @@ def test_repeated_texts_are_read_once(own, script):
     content = table("ab" * 10, *repeats, "new,b", "7,a", "8,b", "新 1,a", "新,b", "x,")
     task, line = own("mine.csv", content, "--m 4 --n 6")
     assert task.texts == [*[text_of(i) for i in range(20)], "new", "7", "8", "新 1"]
-    assert "1 rows without a label" in line and "19 rows with the letters" in line
+    assert "1 rows without a label" in line and "19 repeated texts" in line
+    scripts = ["ที่ดี", "ทุดู", "दिल", "दूल", "good 😀", "good 😡"]
+    lines = [f"{text},{'ab'[place % 2]}" for place, text in enumerate(scripts)]
+    assert own("others.csv", "\n".join(["text,label", *lines]))[0].texts == scripts
     own("mine.csv", content)
     assert len(script.load_task("mine", LISTED).texts) == 43, "of tasks.json all rows stay"
+
+
+def test_a_switch_shows_the_traceback(own, monkeypatch):
+    monkeypatch.setenv("TRACEBACK", "1")
+    with pytest.raises(FileNotFoundError):
+        own("gone.csv")
 
 
 def test_names_of_tasks(own):

@@ -51,7 +51,7 @@ PLACES = [("center", 1), ("center", -1), ("left", 1), ("right", 1), ("left", -1)
 def commands(folder):
     """The lines of the shell, in order."""
     lines = []
-    shared = f"--n 50 --workers 1 --threads 1 --out {RESULTS}"
+    shared = f"--n 50 --workers 1 --out {RESULTS}"
     for form, epochs, until, _ in SETTINGS:
         train = (
             f"run_zero_shot.py --tasks rotten_tomatoes {FLAGS[form]} --pretrain-epochs {epochs} "
