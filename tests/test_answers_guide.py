@@ -86,12 +86,13 @@ def test_the_blocks_on_real_logs(number, capsys):
     unpack(read.__name__.removeprefix("read_"))
     if number == 3:
         pd.DataFrame({"example": []}).to_parquet("results/details_old.parquet")
+        Path("results/details_empty.parquet").touch()
     for folder in ("data", "results"):
         Path(folder).mkdir(exist_ok=True)
         Path(folder, "samples_old.jsonl").write_text("")
         Path(folder, "samples_older.jsonl").write_text('{"doc_id": 1}')
     exec(BLOCKS[number], {})
-    assert capsys.readouterr().out.count("skipped, since") == [2, 0, 2, 1][number]
+    assert capsys.readouterr().out.count("skipped, since") == [2, 0, 2, 2][number]
     rows = pd.read_csv("answers.csv", dtype=str, keep_default_na=False)
     right = [value and float(value) for value in rows["right"]]
     found = zip(rows["model"], rows["half"], rows["item"], rows.get("try", [""] * 200), right)

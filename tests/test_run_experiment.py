@@ -167,12 +167,6 @@ def test_the_longest_text_fits(script, load, kind, limit, capsys):
     script.lm_logits(net, script.pack(net, ids, [np.arange(38)], ids))
 
 
-def test_rows_of_texts_waste_little(script):
-    batches = np.random.default_rng(0).integers(1, 60, (200, 8))
-    areas = [math.prod(script.lay_out(lengths, True)[:2]) for lengths in batches]
-    assert sum(areas) < 1.14 * batches.sum()
-
-
 # Effects and their interval
 
 
@@ -859,7 +853,6 @@ def test_a_model_that_cannot_be_used(refused, model_dir, kind, edit, words):
     (["หนังเรื่องนี้", "ខ្ញុំចូលចិត្ត"], 9, 33, "alike"), (["a หนัง", "ខ្ញុំ b"], 9, 25, ""),
     (["a b c d e f g h", "a b c d e f g ខ្ញុំ"], 99, 5, "")])
 def test_texts_that_a_model_would_not_see(texts, most, unknown, end, script, tokenizer, capsys):
-    """How many of the tokens are unknown is said from 10% on."""
     net = SimpleNamespace(tokenizer=tokenizer)
     encode = functools.partial(script.encode_sets, net, {"a": texts[:1], "b": texts[1:]})
     message = end_of(script.border()(lambda _: encode(most) and None))
@@ -888,8 +881,8 @@ def test_a_tokenizer_draws_no_pieces(script, model_dir):
     assert len(drawn) > 1 == len(kept)
 
 
-def test_a_masked_model_may_be_called_a_language_model(run, model_dir):
-    assert run(f"--model {model_dir('xlm')}")[0] is None  # XLMWithLMHeadModel
+def test_an_xlm_with_lm_head_is_masked(run, model_dir):
+    assert run(f"--model {model_dir('xlm')}")[0] is None
 
 
 def test_a_faint_sight_of_later_tokens_is_seen(script, load):

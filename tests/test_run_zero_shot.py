@@ -405,7 +405,6 @@ def test_a_mistake_ends_in_one_line_without_a_row(classes, typed, words, model_d
 @pytest.mark.parametrize("kind, changes, words, precision", [
     ("openai-gpt", {}, "no cache", "bf16"),
     ("llama", {"is_causal": False}, "not causal", "bf16"),
-    ("llama", {"is_causal": False}, "not causal", "float32"),
     ("llama", {"saved_as": t.LlamaModel}, "output layer", "float32"),
     ("mixtral", {}, "mixture of experts", "float32"),
     ("granitemoe", {}, "mixture of experts", "float32"),
