@@ -645,7 +645,7 @@ def plan_cells(args, models, tasks, most, recipe_of):
     finished, cells = finished_rows(args.out), []
     for name in [args.experiment, *tasks, *[model.name for model in models]]:
         if not name or not name.isprintable():
-            raise ValueError(f"{name!r} cannot be printed on one line: use another name")
+            raise ValueError(f"{name!r} cannot be printed on one line: rename it")
     for model, n, m in dict.fromkeys(itertools.product(models, args.n, args.m)):
         units = []
         for k, name in itertools.product(range(1, most[n] + 1), tasks):
@@ -887,14 +887,16 @@ def read_task(spec, source):
 
 def filtered_texts(table, entry):
     """A table of `text`, its columns joined, and `label`: the rows that have both and pass the
-    filters. In a user's own data, only the first of texts with the same letters."""
+    filters. In a user's own data, the first of texts with the same letters."""
     columns, label, found = entry["text"], entry["label"], [*table.columns]
     if not {*columns, label} <= {*found} or label in columns:
         raise ValueError(f"--text {columns}, --label {label!r}: choose among {found}")
     filters = entry.get("filters", {})
     parts, labels = table[columns].astype(object).fillna(""), table[label].convert_dtypes()
     if not parts.map(lambda part: isinstance(part, str)).all(axis=None):
-        raise ValueError(f"the columns {columns} hold more than texts")
+        raise ValueError(f"columns {columns} hold more than texts")
+    if labels.dtype == "string":
+        labels = labels.str.strip()
     if labels.dtype == object and labels.notna().any():
         raise ValueError(f"column {label} holds lists or several types")
     texts = ["\n".join(part) for part in parts.itertuples(index=False, name=None)]
@@ -909,7 +911,7 @@ def filtered_texts(table, entry):
         raise ValueError("no row has a text and a label: a test split may hide its labels")
     if len(table) < len(texts):
         print(f"left out: {len(texts) - len(table)} rows without a label or a fit text")
-    if "own" in entry:  # else a text's twin could be in extra or test
+    if "own" in entry:  # else its twin could be in extra or test
         twins = table["text"].map(letters).duplicated()
         if twins.any():
             print(f"left out: {twins.sum()} repeated texts")
@@ -918,7 +920,7 @@ def filtered_texts(table, entry):
 
 
 def letters(text):
-    """The letters, marks and symbols of a text in one case, or the text."""
+    """A text's letters, marks and symbols in one case, or itself."""
     kind = unicodedata.category
     return "".join([c for c in text.casefold() if kind(c)[0] in "LMS"]) or text.strip()
 
