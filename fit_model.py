@@ -665,11 +665,11 @@ def parse_args(argv):
     add("--margin", type=above_zero,
         help="largest bias that does not matter; default 1 point (acc, f1)")
     add("--metric", default="acc", help="acc, f1, nll or your own; default acc")
-    add("--plain", action="store_true", help="use only accuracies on the texts of test")
+    add("--plain", action="store_true", help="as in the paper: test on the set test only")
     for flag in FILTERS:
         add(f"--{flag}", nargs="+", help="use only these; default all")
     add("--paper-model", action="store_true", help="fit the paper's model too")
-    add("--no-interaction", action="store_true", help="fit it without W (Figure 10)")
+    add("--no-interaction", action="store_true", help="without its interaction W (Figure 10)")
     add("--draws", type=int, default=1000, help="draws per chain; default 1000")
     add("--out", type=Path, metavar="FOLDER", help="default fits/FILE")
     args = parser.parse_args(argv)

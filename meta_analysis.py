@@ -289,7 +289,7 @@ def parse_args(argv):
         help="results; default results.csv")
     add("--slices", type=int, default=500,
         help="draws of one subsample per model and task; default 500")
-    add("--plain", action="store_true", help="use only accuracies on the texts of test")
+    add("--plain", action="store_true", help="as in the paper: test on the set test only")
     for flag in FILTERS:
         add(f"--{flag}", nargs="+", help="use only these; default all")
     add("--out", type=Path, metavar="FOLDER", help="default meta/FILE")
