@@ -177,9 +177,9 @@ def cut_examples(tokenizer, head, room, texts, ends):
     most = TEXT_CHARACTERS
     if tokens(most) > room:
         most = bisect.bisect_right(range(most), room, key=tokens) - 1
-    if most < 20:  # too few characters
-        raise ValueError(f"a prompt without text has {tokens(0)} tokens; --max-length and the "
-                         f"model's window leave {room}: use larger ones, or no --pack")
+    if most < 20:
+        raise ValueError(f"{max(most, 0)} characters of a text fit into a prompt of {room} tokens: "
+                         "use a larger --max-length, a model with a longer window, or no --pack")
     return examples(most)
 
 

@@ -95,8 +95,8 @@ def test_long_texts_are_cut_and_nothing_else(strings):
     cut = {"texts": long, "max_length": frame + 60}
     assert strings("examples", answers=True, **cut) == [
         f"{short[0]}{slot} World", f"{short[1]}{slot} Sports", f"{short[2]}{slot} Business"]
-    for most, typed in (frame, {}), (frame + 16, {}), (frame + 16 * 3 + 22, {"pack": 3}):
-        with pytest.raises(ValueError, match="without text .* window leave"):
+    for most, typed in (frame, {}), (frame + 19, {}), (frame + 16 * 3 + 22, {"pack": 3}):
+        with pytest.raises(ValueError, match="characters of a text .* longer window"):
             strings("examples", texts=["x" * 99] * 3, max_length=most, **typed)
     assert strings("prompts", **cut) == [f"{HEAD}\n\n{text}{slot}" for text in short]
     frame = len(HEAD) + 3 * len("\n\n### Text: ") + len(" Sci/Tech") + 1
@@ -388,7 +388,7 @@ def test_show_prompts(zero, byte_model, run, capsys):
     assert out.count(head) == 2  # to pretrain on, to score
     assert out.count("rain again\n### Answer: wet") == 4
     assert out.count("rain again\n### Answer:\n") == 1
-    assert "without text" in run(folder, "--show-prompts --max-length 9")[0]
+    assert "0 characters of a text" in run(folder, "--show-prompts --max-length 9")[0]
 
 
 @pytest.mark.parametrize("classes, typed, words", [
