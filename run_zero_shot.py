@@ -903,20 +903,20 @@ def filtered_texts(table, entry):
     if labels.dtype == "string":
         labels = labels.str.strip()
     if labels.dtype == object and labels.notna().any():
-        raise ValueError(f"column {label} holds lists or several types")
+        raise ValueError(f"{label} holds lists or several types")
     texts = ["\n".join(part) for part in parts.itertuples(index=False, name=None)]
     table = pd.DataFrame({"text": np.array(texts, object), "label": labels.array})
     stripped = table["text"].str.strip()
     if filters.get("strip"):
         table["text"] = stripped
     fit = table["text"].str.len() <= filters.get("max_characters", math.inf)
-    visible = stripped.map(lambda text: any(map(str.isprintable, text)))
+    visible = stripped.map(lambda text: any(map(str.isprintable, text.replace(" ", ""))))
     table = table[fit & visible & table["label"].notna() & table["label"].ne("")]
     if table.empty:
         raise ValueError("no row has a text and a label: a test split may hide its labels")
     if len(table) < len(texts):
-        print(f"left out: {len(texts) - len(table)} rows without a label or a fit text")
-    if "own" in entry:  # else its twin could be in extra or test
+        print(f"left out: {len(texts) - len(table)} rows without a label or fit text")
+    if "own" in entry:  # else its twin could be in test
         twins = table["text"].map(letters).duplicated()
         if twins.any():
             print(f"left out: {twins.sum()} repeated texts")

@@ -171,7 +171,7 @@ def test_examples_are_read_from_lines_columns_and_keys(name, content, examples):
 
 @pytest.mark.parametrize("name, content, flags, words", [
     ("a.txt", "x" * 2100 + "\ny", "", "has 2103 tokens, but the model reads 2048: use"),
-    ("a.txt", "a\n\nb", "", "an example is empty"),
+    ("a.txt", "a\n\nb", "", "an example is empty"), ("a.txt", "a\n\u200b", "", "is empty"),
     ("a.txt", TWO, "--held-out a.txt", "--held-out needs --reference"),
     ("a.txt", "1\n2\n3\n4", "--held-out a.txt --reference gone", "a text is in both halves"),
     ("a.csv", "input,label\na,1\n", "", "a.csv: it has columns input, label, not text"),

@@ -114,7 +114,7 @@ def test_all_tasks_are_the_papers_25(script, monkeypatch):
 
 
 def test_filters(script):
-    table = pd.DataFrame({"text": [" a ", "bcd", " "], "label": [0, 1, 1]})
+    table = pd.DataFrame({"text": [" a ", "bcd", " ", "\u200b", "\ufeff \u2060"], "label": 1})
     for filters, texts in (({}, [" a ", "bcd"]), ({"strip": True, "max_characters": 1}, ["a"])):
         entry = {"text": ["text"], "label": "label", "filters": filters}
         assert script.filtered_texts(table, entry)["text"].tolist() == texts

@@ -218,7 +218,7 @@ def epochs_of(tokenizer):
 @pytest.mark.parametrize("kind, most, bf16", [
     ("llama", 0, False), ("gpt2", 90, False), ("llama", 0, True)])
 def test_pretraining_is_a_plain_loop(kind, most, bf16, zero, load, monkeypatch):
-    """In float64 or by autocast, for one sequence at a time or for some (`most` tokens)."""
+    """In float64 or by autocast; one sequence at a time or some (`most` tokens)."""
     monkeypatch.setattr(zero, "CPU_TOKENS", most)
     precision = "bf16" if bf16 else "float32"
     folder, net, tokenizer = load(kind, precision=precision)
