@@ -223,7 +223,7 @@ def read_rows(path, metric):
     rows = pd.DataFrame.from_dict(whole, "index", columns=[name.strip() for name in header])
     if not rows.columns.is_unique:
         raise ValueError(f"{path}: two columns have one name")
-    rows = rows.replace(["", "NA"], np.nan)
+    rows = rows.replace(["", "NA", "nan"], np.nan)
     needed = [*RUN[:-1], "majority", *columns_of("acc")[:3], *columns_of(metric)[:3]]
     shares = ["majority", "discordant", "discordant_on_extra", *columns_of("acc")]
     more = ["seed", "num_classes", *columns_of("f1"), *columns_of(metric)]

@@ -603,7 +603,7 @@ def run_all(args, models, tasks, most, recipe_of, run):
     for folder in {args.out.resolve().parent, vars(args).get("adapters")}:
         if folder:
             folder.mkdir(parents=True, exist_ok=True)
-            tempfile.TemporaryFile(dir=folder).close()  # else it fails after hours
+            tempfile.TemporaryFile(dir=folder).close()  # or fail
     for units in cells:
         run_cell(args, units, len(tasks), results_of(args, models, run, units))
     words = ["python", "fit_model.py", str(args.out), "--margin", f"{args.margin or 1:g}"]
@@ -659,7 +659,7 @@ def plan_cells(args, models, tasks, most, recipe_of):
                    "n": n, "subsample": k, "seed": args.seed, "data": tasks[name].data,
                    "recipe": short_hash(recipe)}
             old = find_row(args.out, row, finished)
-            finished[unit_key(row)] = old  # of two models with one name
+            finished[unit_key(row)] = old  # two models, one name
             units.append(({**old, **row}, recipe, model, tasks[name]))
         cells.append(units)
     return cells
@@ -731,7 +731,7 @@ def add_shared_flags(parser):
         "results.csv, or NAME_results.csv for --csv and --hub")
 
 
-whole = functools.partial(above_zero, kind=int)  # argparse type
+whole = functools.partial(above_zero, kind=int)
 # --- end shared ---
 
 
@@ -744,7 +744,7 @@ def finished_rows(out):
     text, finished = "", {}
     if out.exists():
         if not out.is_file():
-            raise ValueError(f"{out} is no file")
+            raise ValueError(f"{out} is not a file")
         with open(out, "r+", encoding="utf-8-sig", errors="replace") as file:  # not read-only
             text = file.read()
     header, *lines = text.split("\n")
@@ -775,8 +775,7 @@ def find_row(out, row, finished):
 
 
 def append_row(out, row, size=0):
-    """Append a row, unless it is there, to the disk. Returns the file's size: if that has not
-    changed, nobody else has written."""
+    """Append a row, unless it is there. Returns the file's size: others change it."""
     path = out.resolve()  # links share the lock of their file
     table = pd.DataFrame([row], columns=COLUMNS)
     with filelock.FileLock(path.with_name(f".{path.name}.lock")), open(path, "a+b") as file:
@@ -850,7 +849,7 @@ def first_of(sources, read, name):
         try:
             return read(source)
         except Exception as error:
-            if os.environ.get("TRACEBACK"):
+            if source is sources[-1] and os.environ.get("TRACEBACK"):
                 raise
             reasons.append(f"{[*source.values()][0]}: {brief(error)}"[: 150 // len(sources)])
     raise SystemExit(f"error: could not load {name}: {'; '.join(reasons)}")
@@ -900,8 +899,6 @@ def filtered_texts(table, entry):
     parts, labels = table[columns].astype(object).fillna(""), table[label].convert_dtypes()
     if not parts.map(lambda part: isinstance(part, str)).all(axis=None):
         raise ValueError(f"columns {columns} hold more than texts")
-    if labels.dtype == "string":
-        labels = labels.str.strip()
     if labels.dtype == object and labels.notna().any():
         raise ValueError(f"{label} holds lists or several types")
     texts = ["\n".join(part) for part in parts.itertuples(index=False, name=None)]
@@ -927,7 +924,7 @@ def filtered_texts(table, entry):
 def letters(text):
     """A text's letters, marks and symbols in one case, or itself."""
     kind = unicodedata.category
-    return "".join([c for c in text.casefold() if kind(c)[0] in "LMS"]) or text.strip()
+    return "".join([sign for sign in text.casefold() if kind(sign)[0] in "LMS"]) or text.strip()
 
 
 def read_hub(entry):
@@ -1004,6 +1001,8 @@ def read_csv(text, quoting=csv.QUOTE_MINIMAL):
     """The cells of a CSV or TSV. ValueError names a row that does not fit the header, or in which
     quotes join lines that look like rows: a TSV is then read without quotes."""
     csv.field_size_limit(2**31 - 1)
+    if "\n" in text:  # pandas does not quote a lone return
+        text = re.sub("\r(?!\n)", "\ufdd0", text)
     mark, rows, line = max("\t,;|", key=text.partition("\n")[0].count), [], 1
     lines = io.StringIO(text or "\n", newline="")
     try:
@@ -1023,14 +1022,14 @@ def read_csv(text, quoting=csv.QUOTE_MINIMAL):
     joined = all(map(is_row, "\n".join(broken).split("\n")))
     for row in rows:
         inner = mark.join(row).split("\n")
-        swallowed = len(inner) > 1 and joined or len(inner) > 9 and all(map(is_row, inner))
+        swallowed = len(inner) > 1 and joined or len(inner) > 9 and all(map(is_row, inner[1:-1]))
         if any(row) and len(row) != len(header) or swallowed:
             if mark == "\t" and not quoting:
                 return read_csv(text, csv.QUOTE_NONE)
             raise ValueError(f"line {line} is not one row of {len(header)} cells: put cells with "
                              f"{mark!r} in quotes, in which you write a quote mark twice")
         line += len(inner)
-    rows = [row for row in rows[1:] if any(row)]
+    rows = [[cell.replace("\ufdd0", "\r") for cell in row] for row in rows[1:] if any(row)]
     return pd.DataFrame(rows, columns=header, dtype=object)
 # --- end shared ---
 
@@ -1061,7 +1060,7 @@ def find_model(text, registry):
     elif Path(text).is_dir():
         folder = Path(text).resolve()
         name, sources = folder.name, [{"path": folder}]
-    return first_of(sources, functools.partial(read_model, name, known), f"model or folder {text}")
+    return first_of(sources, functools.partial(read_model, name, known), f"model {text}")
 
 
 def read_model(name, known, source):
@@ -1101,7 +1100,7 @@ def read_model(name, known, source):
         limits += ["sliding_window", "window_size"]
     longest = min([getattr(config, limit, None) or 10**6 for limit in limits])
     if longest < 512:
-        print(f"model {name} reads {longest} tokens: what is longer is cut")
+        print(f"model {name} reads only {longest} tokens")
     return Model(name, like, folder, gguf, known[like]["objective"], short_hash(hashes),
                  sum([file.stat().st_size for file in files]), longest)
 
