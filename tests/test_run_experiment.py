@@ -161,7 +161,7 @@ def test_the_longest_text_fits(script, load, kind, limit, capsys):
     registry, task = script.load_registry(), script.Task([], None, [], "", "", {})
     args = script.parse_args(["--max-length", "99"])
     model = script.find_model(str(folder), registry)
-    assert "reads 40 tokens" in capsys.readouterr().out
+    assert "only 40 tokens" in capsys.readouterr().out
     ids = [np.full(script.recipe_of(registry, args, model, task)["max_length"], 9)]
     assert len(ids[0]) == 38
     script.lm_logits(net, script.pack(net, ids, [np.arange(38)], ids))
