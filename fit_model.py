@@ -10,18 +10,18 @@
 Sections 5 to 8 of the paper (Dubey 2024). m: labeled training texts; n: unlabeled texts, and as
 many test texts; base, unseen, seen: accuracy without pretraining, on texts not seen in pretraining,
 on texts seen; boost = unseen - base, bias = seen - unseen, in percentage points. There is a mean
-over models ("all") or settings if they have the same tasks and subsamples. The 89% intervals are
+over models or settings if they have the same tasks and subsamples. The 89% intervals are
 for "these tasks" (their mean) and, from five tasks on, "tasks like these" (t over task means).
 
-    python fit_model.py results.csv                 # page and tables, 3 seconds
+    python fit_model.py results.csv   # page and tables, 3 seconds
     python fit_model.py results.csv --paper-model   # and the paper's model, minutes
 
 Writes report.html, effects.png and tables to fits/results/, with the columns
     effects.csv: estimate, se, df, low, high (points) and verdict for each setting (m and n empty:
         their mean), effect, model and target; arms (crossed: both sets of texts; plain: `test`),
         subsamples (fewest of a task), majority (of the most common class), base, unseen, seen (%),
-        needed (subsamples for ± half the margin)
-    tasks.csv: the same for each task, sd (between subsamples), v, noise (variances of the estimate:
+        needed (subsamples for ± half the margin), lowest, highest (of the tasks)
+    tasks.csv: the same for each task, sd (between subsamples), v, noise (variances:
         by sd, by the draw of texts), p (one-sided sign flips of a bias), p_adjusted
         (Benjamini-Hochberg)
     posterior.csv: ArviZ's summary; warning (not converged)
@@ -51,10 +51,10 @@ from scipy import special, stats
 os.environ.setdefault("PYTENSOR_FLAGS", "cxx=")  # nutpie needs no C compiler
 warnings.simplefilter("ignore", FutureWarning)  # of ArviZ
 
-NEAR = 0.55  # half-width, in margins, below which more data hardly help
+NEAR = 0.55  # margins: below it more data hardly help
 MOST = 40  # lines in the figure
 MAX_R_HAT, MIN_ESS = 1.01, 400  # Vehtari et al. (2021)
-ATTEMPTS = ((0.9, 1, 1), (0.99, 4, 2))  # target acceptance, times the tuning, times the draws
+ATTEMPTS = ((0.9, 1, 1), (0.99, 4, 2))  # acceptance, times tuning, times draws
 THESE, LIKE = "these tasks", "tasks like these"
 EFFECTS = {"bias": ("extra", "test"), "boost": ("base", "extra")}  # control, treatment on `test`
 MEANS = ["majority", "base", "unseen", "seen"]
@@ -62,11 +62,11 @@ WORDS = {"acc": ("accuracy", "points"), "f1": ("macro-F1", "points"),
          "nll": ("nll (lower is better)", "nats")}
 METHODS = (
     "A model is used as it is (base) or pretrained on one of two sets of n texts, trained on m "
-    "labeled texts (zero-shot: prompted) and tested on both sets (crossed) or the first (plain). "
+    "labeled texts and tested on both sets (crossed) or the first (plain). "
     "An 89% interval is the wider of two: Student's t from the spread of subsamples, Normal from "
     "the draw of texts.")
 HEAD = """<!DOCTYPE html><meta charset="utf-8"><meta name="viewport" content="width=device-width">
-<title>Pretraining on test texts</title><style>
+<title>Bias</title><style>
 body { max-width: 70rem; margin: auto; padding: 0 .6rem; font: 16px/1.4 sans-serif }
 h1, .title { font: bold 1.4rem sans-serif }
 div { margin: .4rem 0; overflow-x: auto }
@@ -146,17 +146,18 @@ def effect_rows(tasks, noise, args):
     """Rows of effects.csv for the tasks of a setting or of several: these tasks and, from five on,
     tasks like these. noise: what `interval` takes."""
     settings = tasks.groupby(CELL).ngroups
-    first = tasks.iloc[0]
+    first, each = tasks.iloc[0], tasks.groupby("task")["estimate"].mean()
     row = first[[*CELL, "effect", "model", "main"]].to_dict()
     row |= {"setting": title_of(*first[CELL]), "settings": settings, "target": THESE,
             "arms": names_of(tasks.arms), "tasks": tasks.task.nunique(),
-            "subsamples": tasks.subsamples.min(), **tasks[[*MEANS, "estimate"]].mean()}
+            "subsamples": tasks.subsamples.min(), "lowest": each.min(), "highest": each.max(),
+            **tasks[[*MEANS, "estimate"]].mean()}
     if settings > 1:
         name = f"{first.experiment}, mean of {settings} settings"
         row |= {"m": "", "n": "", "setting": name}
     rows = [with_interval(row, noise, args)]
     if row["tasks"] >= 5:
-        v = tasks.groupby("task")["estimate"].mean().var() / row["tasks"]
+        v = each.var() / row["tasks"]
         like = pd.DataFrame({"v": [v], "noise": 0, "subsamples": row["tasks"]})
         rows.append(with_interval(row | {"target": LIKE}, like, args))
     return rows
@@ -190,7 +191,7 @@ def verdict_on(middle, half, args):
     if half <= NEAR * args.margin:
         margin = margin.replace("±", "+" if middle > 0 else "-")
         return f"Near the margin: the interval is narrow and includes {margin}"
-    return f"Too early to tell: the interval is still wider than {margin} allows"
+    return f"Too early to tell: the interval is too wide for {margin}"
 
 
 def effects_table(units, tasks, args):
@@ -322,7 +323,9 @@ def run_paper_model(rows, args):
 def notes(line, rows, args):
     """(class, sentence) pairs below the verdict. rows: those behind the line."""
     name = args.name if line.model == "all" else f"{args.name} of {line.model}"
-    tasks = "1 task" if line.tasks == 1 else f"{line.tasks} tasks"
+    tasks = "1 task"
+    if line.tasks > 1:
+        tasks = f"{line.tasks} tasks, from {line.lowest:{args.form}} to {line.highest:{args.form}}"
     said = [("", f"Pretraining on the test texts instead of other texts changes {name} by "
                  f"{line.bias} {args.unit} (bias, 89% interval, {tasks}). Pretraining on other "
                  f"texts changes it by {line.boost} (boost).")]
@@ -413,7 +416,6 @@ def side_by_side(table, args):
 def publish(rows, tasks, table, args):
     """Print the verdicts. Write page, figure and tables."""
     lines = side_by_side(table, args)
-    # tasks like these follow these tasks
     lines = lines.join(lines[["target", *EFFECTS]].shift(-1).add_prefix("next_"))
     lines = lines[lines.target == THESE]
     most = lines.groupby(["experiment", "model"])["settings"].transform("max")

@@ -418,7 +418,7 @@ def test_the_papers_model_from_the_command_line(run):
     ({"a": [-7, -8, -9]}, 1, "No: seen texts even score worse, beyond ±1 percentage"),
     # half-widths of .527 and .571, below and above .55 of the margin
     ({"a": [0.6, -1.8] * 8}, 1, "Near the margin: the interval is narrow and includes -1 percent"),
-    ({"a": [-0.7, 1.9] * 8}, 1, "Too early to tell: the interval is still wider than ±1 percent")])
+    ({"a": [-0.7, 1.9] * 8}, 1, "Too early to tell: the interval is too wide for ±1 percent")])
 def test_verdicts(run, biases, margin, start):
     found = run(bias_rows(biases, n=1000), "--margin", margin)
     assert found.out.startswith(start) and "nan" not in found.out + found.page
@@ -461,6 +461,8 @@ def test_caveats(run):
     assert "in 1 of 2 cases (model, task, m, n), macro-F1" in out
     out = run(bias_rows({"a": [7, 8, 9]}, base=0.6, majority=0.9)).out
     assert out.startswith("Yes") and "A caveat" not in out and "not shown" not in out
+    out = run(bias_rows({"a": [1, 3], "b": [-2, -3], "c": [0, 1]})).out
+    assert "3 tasks, from -2.50 to +2.00)" in out
 
 
 def test_other_metrics(run):

@@ -233,7 +233,6 @@ def test_all_that_pythons_csv_reads_in_strict_mode_loads(own):
 @pytest.mark.parametrize("last, end", [
     (13, 'a screen of 15"'), (20, 'a screen of 15"'), (13, 'he called it "good"'), (13, "plain")])
 def test_a_lone_quote_mark_never_swallows_rows(own, order, last, end):
-    """In strict mode csv reads the first as 56 rows."""
     texts = [text_of(row) for row in range(1, 61)]
     texts[9] = '"begun and never ended'
     texts[last], texts[25] = end, "odd\rline\x85that\u2028ends"
@@ -310,7 +309,7 @@ def test_repeated_texts_are_read_once(own, script):
     task, line = own("mine.csv", content, "--m 4 --n 6")
     assert task.texts == [*[text_of(i) for i in range(20)], "new", "7", "8", "新 1"]
     assert "1 rows without a label" in line and "19 repeated texts" in line
-    scripts = ["ที่ดี", "ทุดู", "दिल", "दूल", "good 😀", "good 😡"]
+    scripts = ["ที่ดี", "ทุดู", "good 😀", "good 😡"]
     lines = [f"{text},{'ab'[place % 2]}" for place, text in enumerate(scripts)]
     assert own("others.csv", "\n".join(["text,label", *lines]))[0].texts == scripts
     own("mine.csv", content)
