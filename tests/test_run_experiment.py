@@ -342,7 +342,7 @@ def test_arms_share_everything_but_the_pretraining_text(script, sample_of):
 
 @pytest.fixture(scope="session")
 def tiny(model_dir, tmp_path_factory):
-    """A random BERT: a subsample takes a tenth of a second."""
+    """A random BERT."""
     folder = model_dir("bert", initializer_range=0.1)
     return str(folder.rename(tmp_path_factory.mktemp("named") / "tiny-bert"))  # it enters the seeds
 
@@ -770,8 +770,9 @@ def test_a_pasted_cell_runs(flags, tmp_path, capsys, monkeypatch):
     exec(compile(source, "<cell>", "exec"), cell)
     assert "no tasks.json in " in end_of(cell["main"], *flags)
     shutil.copy(ROOT / "tasks.json", tmp_path)
-    assert end_of(cell["main"], *flags, "--workers", 2) is None and len(rows_of()) == 1
-    assert capsys.readouterr().out.endswith("next: python fit_model.py results.csv --margin 1\n")
+    flags += "--workers 2 --margin 2".split()
+    assert end_of(cell["main"], *flags) is None and len(rows_of()) == 1
+    assert capsys.readouterr().out.endswith("next: python fit_model.py results.csv --margin 2\n")
     called = []
     guard = source[source.index('if __name__ == "__main__":') :]
     exec(compile(guard, "<cell>", "exec"), {"__name__": "__main__", "main": called.append})
