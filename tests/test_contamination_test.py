@@ -300,7 +300,8 @@ def test_a_units_row_equals_a_plain_loop(audited):
     """One text at a time, on a model that peft loads afresh; of the second unit of one model."""
     (_, path), model, rows = audited
     unit = json.loads((path / "unit.json").read_text())
-    head, texts = unit["instruction"] + "\n\n", unit["test"]["examples"] + unit["extra"]["examples"]
+    head = unit["model"]["instruction"] + "\n\n"
+    texts = unit["test"]["examples"] + unit["extra"]["examples"]
     row = rows.iloc[1]
     for arm in ARMS:
         lm, log, values = plain_model(model), [], []
