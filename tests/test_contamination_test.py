@@ -143,7 +143,7 @@ def test_permutation_p_equals_brute_force(capsys):
     assert contam.permutation_p(equal) == approx(2 / 3, abs=0.01)
     repeats = contam.order_p([[-1.0, -2, -3, -3]] * 2)[0]  # each of two other orders counts once
     assert repeats == approx(1 / 9, abs=5e-3)
-    for count, words in ((4, "fewer than ten or alike"), (5, "\nflagged: ")):
+    for count, words in ((4, "fewer than ten texts"), (5, "\nflagged: ")):
         contam.show_order([[-1.0, -2.0]] * count)
         assert words in capsys.readouterr().out
 
