@@ -888,7 +888,7 @@ def filtered_texts(table, entry):
     filters. In a user's own data, the first of texts with the same letters."""
     columns, label, found = entry["text"], entry["label"], [*table.columns]
     if not {*columns, label} <= {*found} or label in columns:
-        raise ValueError(f"--text {columns}, --label {label!r}: choose among {found}")
+        raise ValueError(f"--text {columns}, --label {label!r}: columns are {found}")
     filters = entry.get("filters", {})
     parts, labels = table[columns].astype(object).fillna(""), table[label].convert_dtypes()
     if not parts.map(lambda part: isinstance(part, str)).all(axis=None):
