@@ -297,7 +297,6 @@ def audited(tmp_path_factory, model_dir, benchmark_csv, zero):
 
 
 def test_a_units_row_equals_a_plain_loop(audited):
-    """One text at a time, on a model that peft loads afresh; of the second unit of one model."""
     (_, path), model, rows = audited
     unit = json.loads((path / "unit.json").read_text())
     head = unit["model"]["instruction"] + "\n\n"
@@ -470,8 +469,7 @@ def test_bias_and_interval_equal_plain_least_squares(flags):
 
 
 def test_clean_models_that_add_nothing():
-    """Copies, an opposite, constants; one right answer, with leverage 1; a model that equals the
-    clean one: the noise is that of one answer in each half."""
+    """Copies, an opposite, constants; one right answer; an equal model."""
     half, answers = columns_of(make_answers(4))
     index = pd.MultiIndex.from_arrays([np.where(half, "released", "held_out")], names=["half"])
     right, before, rest = answers["mine"], answers["before"], np.arange(105) != 7

@@ -520,6 +520,7 @@ def test_natural_variations_are_accepted(capsys):
         "BOM": "\ufeff" + text, "twice": text + text.partition("\n")[2],
         "torn at its end": text + text.splitlines()[-1].replace("task02", "task03"),
         "torn in quotes within": text.replace("\nfew", '\nfew-shot,"a, b\nfew', 1),
+        "R": text.replace("\n", ",NA\n").replace(",NA", ",discordant", 1),
         "semicolons": text.replace(",", ";"), "tabs": text.replace(",", "\t"),
         "spaces": text.replace(",", ", ", 5).replace("\n", "\r\n")}
     for name, text in variations.items():
@@ -545,7 +546,7 @@ def changed(name, *values):
 
 TEXT = coin_rows().to_csv(index=False)
 BAD = [  # a file, what is said of it
-    ("", "results.csv has no rows"),
+    ("", "results.csv has no rows"), ("\udce9", "results.csv: save it as UTF-8"),
     (TEXT.replace("acc_extra", "x"), "column acc_extra is missing"),
     (changed("acc_test", 1.025), "results.csv, line 25: acc_test is not between 0 and 1"),
     (changed("acc_test", "0,5"), "results.csv, line 25: column acc_test is missing, empty or"),
@@ -561,7 +562,7 @@ BAD = [  # a file, what is said of it
 
 @pytest.mark.parametrize("text, message", BAD, ids=[message for _, message in BAD])
 def test_mistakes_end_in_one_line(run, text, message):
-    Path("results.csv").write_text(text)
+    Path("results.csv").write_bytes(text.encode(errors="surrogateescape"))
     flags = re.findall(r"(--\w+) (\w+)", message)  # if any
     end = run(Path("results.csv"), *itertools.chain(*flags)).end
     assert message in end and end.startswith("error: ") and not Path("out").exists()

@@ -503,8 +503,6 @@ def test_a_margin_never_ends_a_run_within_a_round_or_before_the_third(script):
     ("run_experiment", "", ["bbc_news", "reuters"], [50], 1, {200: 100}),
     ("run_experiment", "--n 50 100 500 --subsamples 100 50", ["bbc_news", "reuters"], [50], None,
      {50: 100, 100: 50, 500: 50}),
-    ("run_experiment", "--n 50 99 --subsamples 7", ["bbc_news", "reuters"], [50], None,
-     {50: 7, 99: 7}),
     ("run_zero_shot", "", ["rotten_tomatoes"], [100], None, {50: 2}),
     ("run_zero_shot", "--margin 2", ["rotten_tomatoes"], [100], 2, {50: 100})])
 def test_the_defaults(name, typed, tasks, m, margin, most, monkeypatch):
@@ -858,6 +856,8 @@ def test_texts_that_a_model_would_not_see(texts, most, unknown, script, tokenize
     with pytest.raises(ValueError, match=f"alike to the model .{unknown}% unknown.* --max-length"):
         script.encode_sets(net, sets, most)
     script.encode_sets(net, {"a": ["a b c d e f", "a b c d e ខ្ញុំ"]}, 9)
+    net.tokenizer = byte_tokenizer([], "<end> $A", unk_token="<end>")
+    script.encode_sets(net, {"a": ["a", "b"]}, 9)
 
 
 def test_masks_draw_only_tokens_that_the_model_has(run, model_dir):

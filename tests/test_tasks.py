@@ -161,7 +161,8 @@ def test_nothing_but_a_wheel_reaches_pip(script, wheel, digest):
 
 
 @pytest.mark.parametrize("text, words", [
-    ("", "tasks.json: Expecting value: line 1"), ('{"tasks": {"a"', "tasks.json: Expecting ':'"),
+    ("", "tasks.json: Expecting value: line 1"), ("\ufeff{}", "KeyError('models')"),
+    ('{"tasks": {"a"', "tasks.json: Expecting ':'"),
     ('{"version": "2.0.0", "tasks": []}', "tasks.json: KeyError('models')"),
     ('{"sources": [], "text": "a"}', "list of text"), ('{"text": ["a"]}', "list of sources"),
     ('{"text": ["a"], "sources": {"csv": "a.csv"}}', "list of sources")])
