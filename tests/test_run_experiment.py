@@ -342,7 +342,7 @@ def test_arms_share_everything_but_the_pretraining_text(script, sample_of):
 
 @pytest.fixture(scope="session")
 def tiny(model_dir, tmp_path_factory):
-    """A random BERT."""
+    """A BERT."""
     folder = model_dir("bert", initializer_range=0.1)
     return str(folder.rename(tmp_path_factory.mktemp("named") / "tiny-bert"))  # it enters the seeds
 
