@@ -30,7 +30,7 @@ pytestmark = pytest.mark.usefixtures("empty_folder")
 HEAD = "Classify a text as one of these:\nbad\ngood\n\nAnswer with its mood.\n\n"
 # some tokens have two bytes, and one straddles the end of a head
 MERGES = [*map(tuple, "Ċ# eĠ or Ġs en sĠ er th ap Ġg ic te as iv tĠ wi re al on ev nd co".split())]
-TWO = "a b\nc d\n"
+TEN = "\n".join("abcdefghij")
 UNITS = re.compile(r"units\n.* (\d+)\n")
 encode, longer = byte_tokenizer(MERGES), byte_tokenizer(MERGES)
 longer.add_tokens(["xx"])
@@ -80,8 +80,15 @@ def plain_scores(lm, head, text):
     return np.array(found)
 
 
-def plain_sum(lm, head, texts):
-    return plain_scores(lm, head, "\n\n".join(texts))[:, 0].sum()
+def brute_p(log):
+    """Of all combinations of the shards' orders, the share that is as likely as that given."""
+    sums = [sum(values) for values in itertools.product(*log)]
+    return np.mean([value >= sums[0] - 1e-9 for value in sums])
+
+
+def near(p):
+    """Of a share of DRAWS."""
+    return approx(p, abs=5 * math.sqrt(p * (1 - p) / 1e5) + 2e-5)
 
 
 def test_scores_equal_a_plain_loop(both, monkeypatch):
@@ -90,9 +97,15 @@ def test_scores_equal_a_plain_loop(both, monkeypatch):
     longest = max([len(encode(HEAD + text)["input_ids"]) for text in texts])
     monkeypatch.setattr(lm.config, "max_position_embeddings", longest - 1)  # the last is not read
     found = contam.score_texts((lm, tokenizer), HEAD, texts)
-    for scores, text in zip(found, texts, strict=True):
-        wanted = plain_scores(plain, HEAD, text).T
-        np.testing.assert_allclose(scores, wanted, rtol=2e-4, atol=1e-4)
+    coded = [contam.token_ids(tokenizer, HEAD, text) for text in texts]
+    batches = contam.make_batches(coded, 3 * longest - 1)  # as on a GPU
+    assert [len(batch) for batch in batches] == [3, 2] and batches[1][1] == 4
+    for batch in batches:
+        scored = contam.score_batch(lm, [coded[number] for number in batch])
+        for number, scores in zip(batch, scored, strict=True):
+            wanted = plain_scores(plain, HEAD, texts[number]).T
+            for each in (scores, found[number]):
+                np.testing.assert_allclose(each, wanted, rtol=2e-4, atol=1e-4)
 
 
 def test_the_scored_tokens_are_the_examples_own(both):
@@ -118,14 +131,28 @@ def test_the_scored_tokens_are_the_examples_own(both):
     assert certain.tolist() == [[0], [0]]  # 0 / 0 counts as typical
 
 
-def test_shards_are_scored_order_by_order(both):
-    """All orders of each; the first has three examples, which have five other orders."""
+@pytest.mark.parametrize("size, counts", [(2, [2] * 9), (3, [6] * 6), (8, [12, 12, 2]),
+                                          (17, [12])])
+def test_shards_are_scored_order_by_order(size, counts, both):
+    """As given, then in distinct other orders; a last example alone has no order."""
     _, net, lm = both
-    examples = "red apple,cold night,seven wheels of glass,salt,red apple,red apple,salt".split(",")
-    log = contam.score_orders(net, HEAD, examples)
-    for part, shard in zip(log, [examples[:3], examples[3:5], examples[5:]], strict=True):
-        wanted = [plain_sum(lm, HEAD, texts) for texts in itertools.permutations(shard)]
-        assert part.tolist() == approx(wanted, rel=2e-5)
+    examples = [*"red apple,cold night,seven wheels of glass,salt,x".split(","), *make_texts(13, 2)]
+    examples[3:5] = ["red apple"] * 2
+    shards = contam.draw_orders([*map(str, range(18))], size)
+    assert [*map(len, shards)] == counts and shards == contam.draw_orders(
+        [*map(str, range(18))], size)
+    for k, orders in enumerate(shards):
+        numbers = [text.split("\n\n") for text in orders]
+        given = [*map(str, range(18)[k * size : (k + 1) * size])]
+        assert numbers[0] == given and len({*orders}) == len(orders)
+        assert all(sorted(order) == sorted(given) for order in numbers)
+    log = contam.score_orders(net, HEAD, contam.draw_orders(examples, size))
+    for part, orders in zip(log, shards, strict=True):
+        texts = ["\n\n".join([examples[int(k)] for k in text.split()]) for text in orders]
+        wanted = [plain_scores(lm, HEAD, text)[:, 0].sum() for text in texts]
+        assert part.tolist() == approx(wanted, rel=1e-5)
+    if len(log) < 4:
+        assert contam.order_p(log)[0] == near(brute_p(log))
 
 
 def test_permutation_p_equals_brute_force(capsys):
@@ -133,19 +160,17 @@ def test_permutation_p_equals_brute_force(capsys):
     kinds = (2,), (6, 2, 6), (2, 24, 6, 2), (2,) * 10
     for sizes, shift in itertools.product(kinds, (-1.0, 0.0, 3.0)):
         gaps = [np.array([0.0, *rng.normal(-shift, 2, size - 1)]) for size in sizes]
-        sums = [sum(values) for values in itertools.product(*gaps)]
-        brute = sum(value >= -1e-12 for value in sums) / len(sums)
-        near = approx(brute, abs=5 * math.sqrt(brute * (1 - brute) / 1e5) + 2e-5)
-        assert contam.permutation_p(gaps) == near
+        assert contam.permutation_p(gaps) == near(brute_p(gaps))
     best = [np.array([0.0, -1.0])] * 50  # of 2^50 orders
     assert contam.permutation_p(best) == approx(1 / (10**5 + 1), rel=1e-12)
     equal = [np.array([0.0, 0.3 - 0.1 - 0.2]), np.array([0.0, 1, -1])]  # but for rounding
     assert contam.permutation_p(equal) == approx(2 / 3, abs=0.01)
     repeats = contam.order_p([[-1.0, -2, -3, -3]] * 2)[0]  # each of two other orders counts once
     assert repeats == approx(1 / 9, abs=5e-3)
-    for count, words in ((4, "fewer than ten texts"), (5, "\nflagged: ")):
-        contam.show_order([[-1.0, -2.0]] * count)
-        assert words in capsys.readouterr().out
+    contam.show_order([[-1.0, -2.0]] * 5)
+    assert capsys.readouterr().out.startswith("p = 0.03")
+    contam.show_order([[-1.0, -1.0]] * 5)
+    assert "p = 1: not flagged: all orders are equal" in capsys.readouterr().out
 
 
 def test_the_published_log_gives_the_published_p(monkeypatch):
@@ -170,9 +195,12 @@ def test_examples_are_read_from_lines_columns_and_keys(name, content, examples):
 
 
 @pytest.mark.parametrize("name, content, flags, words", [
-    ("a.txt", "x" * 2100 + "\ny", "", "has 2103 tokens, but the model reads 2048: use"),
+    ("a.txt", "x" * 2100 + TEN, "", "has 2122 tokens, but the model reads 2048: use"),
+    ("a.txt", TEN[:-2], "", "9 examples in shards of 8 are too few: give"),
+    ("a.txt", TEN, "--shard-size 10", "10 examples in shards of 10 are too few: give"),
+    ("a.txt", TEN, "--shard-size 1", "must be 2 or more"),
     ("a.txt", "a\n\nb", "", "an example is empty"), ("a.txt", "a\n\u200b", "", "is empty"),
-    ("a.txt", TWO, "--held-out a.txt", "--held-out needs --reference"),
+    ("a.txt", TEN, "--held-out a.txt", "--held-out needs --reference"),
     ("a.txt", "1\n2\n3\n4", "--held-out a.txt --reference gone", "a text is in both halves"),
     ("a.csv", "input,label\na,1\n", "", "a.csv: it has columns input, label, not text"),
     ("a.jsonl", '{"text": "b"}\n{"text": null}\n', "", "empty or no text: None (2)"),
@@ -197,14 +225,14 @@ def test_smollm2_is_read_from_where_run_zero_shot_unpacks_it(monkeypatch):
     ("llama", {"words": longer, "vocab_size": len(encode)}, "tokens that the model lacks"),
     ("mpt", {"max_seq_len": 500}, "reads 500")])
 def test_models_that_would_mislead_are_refused(kind, changes, words, model_dir, say):
-    Path("a.txt").write_text("x" * 600 + "\ny")
+    Path("a.txt").write_text("x" * 600 + TEN)
     folder = model_dir(kind, **{"words": encode} | changes)
     assert words in say(f"--examples a.txt --model {folder}")
 
 
 def test_texts_of_unknown_tokens(model_dir, say):
     Path("a.txt").write_text("ខ្ញុំ\nចូលចិត្ត\n" * 8)
-    assert "alike to the model" in say(f"--examples a.txt --model {model_dir('gpt2')}")
+    assert "all orders are equal to the model" in say(f"--examples a.txt --model {model_dir('gpt2')}")
 
 
 def test_a_tokenizer_draws_no_pieces(model_dir):
@@ -215,7 +243,7 @@ def test_a_tokenizer_draws_no_pieces(model_dir):
 
 
 def test_unfit_models_are_refused(model_dir, say, monkeypatch):
-    Path("a.txt").write_text(TWO)
+    Path("a.txt").write_text(TEN)  # the least that can be flagged
     waits = []
     monkeypatch.setattr("time.sleep", waits.append)
     for name in ("no/such-model", "./none"):
@@ -269,7 +297,10 @@ def test_the_released_half_is_flagged(model_dir, say):
     assert "flagged by ref\n" in text
     assert "flagged by nothing\n" in say(f"{held} {innocent} --reference {innocent}")
     assert "--reference tells " in say(f"{held} {innocent} --reference {guilty}")
-    assert "\nflagged: " in say(f"--examples a --model {guilty}")
+    order = "--examples a --shard-size 2 --model"
+    assert ": flagged: " in say(f"{order} {guilty}")
+    assert ": flagged: " in say(f"{order} {guilty} --reference {innocent}")
+    assert say(f"{order} {guilty} --reference {guilty}").startswith("p = 1: not flagged: all orders")
     means = []
     for lm in (plain_model(guilty), plain_model(innocent)):
         means.append([plain_scores(lm, "<end>", line)[:, 0].mean() for line in texts])
@@ -303,11 +334,13 @@ def test_a_units_row_equals_a_plain_loop(audited):
     texts = unit["test"]["examples"] + unit["extra"]["examples"]
     row = rows.iloc[1]
     for arm in ARMS:
-        lm, log, values = plain_model(model), [], []
+        lm, values = plain_model(model), []
         if arm != "base":
             lm = peft.PeftModel.from_pretrained(lm, path / arm).eval()
-        for one, two in zip(texts[:24:2], texts[1:24:2]):
-            log.append([plain_sum(lm, head, [one, two]), plain_sum(lm, head, [two, one])])
+        log = []
+        for orders in contam.draw_orders(texts[:24], 8):  # of the pack
+            log.append(np.array([plain_scores(lm, head, text)[:, 0].sum() for text in orders]))
+        assert row[f"p_exact {arm}"] == near(brute_p(log))
         for text in texts:
             log_p, standard = plain_scores(lm, head, text).T
             count, mean = max(int(0.2 * len(log_p)), 1), np.mean(log_p)
@@ -315,9 +348,10 @@ def test_a_units_row_equals_a_plain_loop(audited):
             values.append((mean, mean / len(zlib.compress(text.encode())), *lowest))
         values = [*np.transpose(values)]
         if arm == "base":
-            base = values[0]
+            base, before = values[0], log
             continue
-        assert row[f"p_exact {arm}"] == approx(contam.order_p(log)[0], abs=2 / 4096)
+        over = [mine - other for mine, other in zip(log, before)]
+        assert row[f"p_relative {arm}"] == near(brute_p(over))
         values.append(values[0] - base)
         for name, scores in zip(contam.DETECTORS, values):
             wins = (scores[:24, None] > scores[24:]).mean()

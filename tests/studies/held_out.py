@@ -92,7 +92,8 @@ def false_orders(first, last):
         rows = zero_shot.split_rows(task.labels, 100, 50, k)["test"]
         texts = [task.texts[row] for row in rows]
         strings = zero_shot.arm_strings(net[1], recipe, task.classes, texts, task.labels[rows])
-        log = contam.score_orders(net, recipe["instruction"] + "\n\n", strings["examples"])
+        shards = contam.draw_orders(strings["examples"], recipe["pack"])
+        log = contam.score_orders(net, recipe["instruction"] + "\n\n", shards)
         found.append(contam.order_p(log)[0])
         print(f"subsample {k}: p {found[-1]:.4f}", flush=True)
     print(f"{sum(p < contam.LEVEL for p in found)} of {len(found)} fresh orders are flagged")
