@@ -107,7 +107,10 @@ def run_subsample(sample, device, threads):
     for arm in ARMS:  # base, extra, test
         net.modules.load_state_dict(net.checkpoint)
         if arm != "base":
-            row[f"loss_{arm}"] = pretrain(net, ids[arm], recipe, seed)
+            texts, named = ids[arm], None
+            if "answers" in recipe:
+                texts, named = with_answers(net, sample.texts[arm], sample.labels[arm], recipe)
+            row[f"loss_{arm}"] = pretrain(net, texts, recipe, seed, named)
         predictions[arm] = classify(net, ids, labels, len(sample.classes), recipe, seed + 1)
     add_scores(row, predictions, sample.labels)
     row["seconds"] = round(time.perf_counter() - started, 3)
@@ -127,10 +130,25 @@ def encode_sets(net, sets, most):
     return ids
 
 
+def with_answers(net, texts, labels, recipe):
+    """The positive control: (ids of each text with the name of its class, numbers of tokens of the
+    names). A name stands after [CLS], or ends a causal model's text, which is cut to fit."""
+    ids, named = [], []
+    for text, label in zip(texts, labels):
+        name = net.tokenizer(f" {recipe['answers'][label]}", add_special_tokens=False)["input_ids"]
+        room = recipe["max_length"] - len(name)
+        text = net.tokenizer(text, truncation=True, max_length=room)["input_ids"]
+        place = len(text) if net.causal else 1
+        ids.append(np.array([*text[:place], *name, *text[place:]]))
+        named.append(len(name))
+    return ids, named
+
+
 # --- Pretraining and classification ---
 
-def pretrain(net, texts, recipe, seed):
-    """Pretrain in place on int arrays. Returns the last epoch's loss, in nats per token."""
+def pretrain(net, texts, recipe, seed, named=None):
+    """Pretrain in place on int arrays. A masked model always predicts the first `named` tokens of
+    each, after [CLS]. Returns the last epoch's loss, in nats per token."""
     rng = np.random.default_rng([seed, 1])
     special, mask_id = net.tokenizer.all_special_ids, net.tokenizer.mask_token_id
     vocabulary = min(len(net.tokenizer), net.lm.config.vocab_size)
@@ -140,6 +158,10 @@ def pretrain(net, texts, recipe, seed):
         if net.causal:
             return ids, np.arange(len(ids) - 1), ids[1:]
         corrupted, scored = mask_tokens(ids, special, mask_id, vocabulary, rng)
+        if named:
+            name = np.arange(named[row]) + 1
+            corrupted[name] = mask_id
+            scored = np.union1d(scored, name)
         return corrupted, scored, ids[scored]
 
     torch.manual_seed(seed)
@@ -172,9 +194,9 @@ def classify(net, ids, labels, K, recipe, seed):
     model.eval()
     log_p = {}
     for name in ("test", "extra"):
-        count = len(ids[name])
-        log_p[name] = np.empty((count, K))
-        for group in groups(net, class_examples(net, ids[name], range(count))):
+        rows = np.arange(len(ids[name]))  # in place of targets, since groups are sorted by length
+        log_p[name] = np.empty((len(rows), K))
+        for group in groups(net, class_examples(net, ids[name], rows)):
             batch = pack(net, *zip(*group))
             with torch.inference_mode():
                 found = logits_of(batch).log_softmax(-1)
@@ -255,15 +277,33 @@ def groups(net, examples):
     most = CPU_TOKENS if net.device.type == "cpu" else GPU_TOKENS
     if net.lm.config.hidden_size > 256:
         most //= 2
-    found = [[]]
+    found, tokens = [[]], 0
     for example in sorted(examples, key=lambda example: -len(example[0])):
-        lengths = [len(text) for text, *_ in [*found[-1], example]]
-        if not net.packed:  # padded to the longest
-            lengths = [lengths[0]] * len(lengths)
-        if found[-1] and sum(lengths) > most:
+        size = len(example[0])
+        if found[-1] and not net.packed:  # padded to the longest, which comes first
+            size = len(found[-1][0][0])
+        if found[-1] and tokens + size > most:
             found.append([])
+            tokens, size = 0, len(example[0])
         found[-1].append(example)
+        tokens += size
     return found
+
+
+class Network(NamedTuple):
+    """A pretrained model, ready to train."""
+    modules: torch.nn.ModuleList  # lm and pooler
+    checkpoint: dict  # their pretrained weights, from which every arm starts
+    lm: torch.nn.Module  # the model with its output layer
+    pooler: torch.nn.Module  # of [CLS]
+    fresh: list  # the pooler, if its weights are not pretrained
+    causal: bool  # else masked
+    device: torch.device
+    dtype: torch.dtype  # of autocast; None: float32
+    tokenizer: object
+    autocast: torch.autocast
+    packed: bool  # whether texts share rows
+    first: int  # position of a text's first token; RoBERTa skips some
 
 
 @functools.lru_cache(1)
@@ -291,13 +331,13 @@ def load_network(model, device, precision):
     embeddings = getattr(lm.base_model, "embeddings", None)
     modules = torch.nn.ModuleList([lm, pooler]).to(device)
     dtype, device = PRECISIONS[precision], torch.device(device)
-    net = SimpleNamespace(
+    net = Network(
         modules=modules, checkpoint=copy.deepcopy(modules.state_dict()), lm=lm,
         pooler=pooler, fresh=fresh, causal=causal, device=device, dtype=dtype,
         tokenizer=load_tokenizer(model.folder, model.gguf, lm.config.vocab_size),
         autocast=torch.autocast(device.type, dtype, enabled=dtype is not None),
         packed=lm.config.model_type in PACKED,
-        first=(getattr(embeddings, "padding_idx", -1) or 0) + 1)  # position; RoBERTa skips some
+        first=(getattr(embeddings, "padding_idx", -1) or 0) + 1)
     probe(net)
     return net
 
@@ -389,6 +429,8 @@ def recipe_of(registry, args, model, task):
               "precision": args.precision,
               "max_length": min(args.max_length or entry.get("max_length", 256),
                                 model.longest - 2)}  # RoBERTa overstates its limit by 2
+    if args.with_answers:
+        recipe["answers"] = task.classes
     flags = {"epochs": (args.pretrain_epochs, args.train_epochs),
              "learning_rates": (args.pretrain_lr, args.train_lr),
              "batch_sizes": (args.batch_size, args.batch_size)}
@@ -1174,7 +1216,9 @@ def parse_args(argv):
         help="unlabeled texts, and as many test texts; default 200")
     add("--subsamples", nargs="+", type=whole, help="draws per task, for each n (the last number: "
         "also for further n); default: as many as --margin 1 needs, up to 100")
-    add("--experiment", default="few-shot", help="name in the results; default few-shot")
+    add("--with-answers", action="store_true",
+        help="pretrain on texts with the names of their classes: a positive control")
+    add("--experiment", help="name in the results; default few-shot or few-shot-answers")
     add_shared_flags(parser)
     add = parser.add_argument_group("recipe (default: from tasks.json)").add_argument
     add("--pretrain-epochs", type=whole)
@@ -1186,6 +1230,10 @@ def parse_args(argv):
     args = parser.parse_args(argv)
     if args.subsamples is None and args.margin is None:
         args.margin = 1.0
+    name = "few-shot"
+    if args.with_answers:
+        name += "-answers"
+    args.experiment = args.experiment or name
     return args
 
 

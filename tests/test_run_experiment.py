@@ -337,6 +337,47 @@ def test_arms_share_everything_but_the_pretraining_text(script, sample_of):
     assert again | {"seconds": 0} == row | {"seconds": 0}
 
 
+@pytest.mark.parametrize("kind", ["bert", "gpt2"])
+def test_answers_in_pretraining(script, load, model_dir, sample_of, kind, monkeypatch):
+    """A name stands after [CLS] and is always scored, or at the end; texts are cut to fit;
+    classification sees no name."""
+    folder = model_dir("gpt2", merges=()) if kind == "gpt2" else model_dir("bert")
+    sample, seen, train = sample_of(1), [], script.train
+    recipe = sample.recipe | {"max_length": 14, "answers": ["sport", "very cold"]}
+    sample.model, sample.recipe = model_of(script, folder, kind), recipe
+    net = script.load_network(sample.model, "cpu", "float32")
+
+    def watched(net, module, logits_of, example_of, count, stage, *rest):
+        seen.append((stage, [example_of(row) for row in range(count)]))
+        return train(net, module, logits_of, example_of, count, stage, *rest)
+
+    monkeypatch.setattr(script, "train", watched)
+    script.run_subsample(sample, "cpu", 1)
+    assert [stage for stage, _ in seen] == ["train", "pretrain", "train", "pretrain", "train"]
+    sets = iter(["train", "extra", "train", "test", "train"])
+    for stage, examples in seen:
+        name = next(sets)
+        for (ids, kept, targets), text, label in zip(examples, sample.texts[name],
+                                                     sample.labels[name]):
+            if stage == "pretrain":
+                ids = ids.copy()
+                answer = [" sport", " very cold"][label]
+            if kind == "bert":
+                words = text.split() + ["[SEP]"]
+                if stage == "pretrain":
+                    assert {*range(1, 1 + label + 1)} <= {*kept}
+                    assert (ids[1 : label + 2] == net.tokenizer.mask_token_id).all()
+                    ids[kept] = targets
+                    words = answer.split() + words
+                expected = " ".join(["[CLS]", *words])
+            else:
+                expected = text[:14]
+                if stage == "pretrain":
+                    expected = text[: 14 - len(answer)] + answer
+                    assert kept.tolist() == [*range(13)] and targets.tolist() == [*ids[1:]]
+            assert net.tokenizer.decode(ids) == expected
+
+
 # Whole runs: what they write
 
 
