@@ -378,6 +378,20 @@ def test_answers_in_pretraining(script, load, model_dir, sample_of, kind, monkey
             assert net.tokenizer.decode(ids) == expected
 
 
+def test_the_control_shows(script, empty_folder):
+    """Real texts and weights: the names inflate; the recipe without them keeps its hash."""
+    short = "--tasks bbc_news --m 20 --max-length 32 --workers 1 --device cpu"
+    script.main(f"{short} --n 30 --subsamples 2 --with-answers".split())
+    script.main(f"{short} --n 4 --subsamples 1".split())
+    *control, without = rows_of()
+    assert {row["experiment"] for row in control} == {"few-shot-answers"}
+    assert (without["experiment"], without["recipe"]) == ("few-shot", "da5e2fb75453")
+    assert control[0]["recipe"] == control[1]["recipe"] != without["recipe"]
+    for row in control:  # +10.0 and +13.3 points on 2026-11-26
+        seen = float(row["acc_test"]) + float(row["acc_extra_on_extra"])
+        assert seen - float(row["acc_extra"]) - float(row["acc_test_on_extra"]) > 2 * 0.05
+
+
 # Whole runs: what they write
 
 
