@@ -835,6 +835,18 @@ def load_task(name, spec):
     return first_of(spec["sources"], functools.partial(read_task, spec), f"task {name}")
 
 
+def first_of(sources, read, name):
+    """read(source) of the first source that loads."""
+    reasons, cause = [], None
+    for source in sources:
+        try:
+            return read(source)
+        except Exception as error:
+            cause = error
+            reasons.append(f"{[*source.values()][0]}: {brief(error, 240 // len(sources))}")
+    raise ValueError(f"could not load {name}: {'; '.join(reasons)}") from cause
+
+
 def check_size(name, task, ms, n):
     """Print a line on a task. ValueError, with sizes that fit, if it is too small."""
     counts, rows = np.bincount(task.labels), len(task.texts)
@@ -968,18 +980,6 @@ def load_registry():
                 registry = json.loads(path.read_text(encoding="utf-8-sig"))
                 return {name: registry[name] for name in ("models", "tasks")}
     raise ValueError(f"no tasks.json in {Path.cwd()}: copy it from this script's repository")
-
-
-def first_of(sources, read, name):
-    """read(source) of the first source that loads."""
-    reasons, cause = [], None
-    for source in sources:
-        try:
-            return read(source)
-        except Exception as error:
-            cause = error
-            reasons.append(f"{[*source.values()][0]}: {brief(error, 240 // len(sources))}")
-    raise ValueError(f"could not load {name}: {'; '.join(reasons)}") from cause
 
 
 def unpack_wheel(source):

