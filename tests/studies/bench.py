@@ -3,11 +3,11 @@
     python tests/studies/bench.py --quick  # every stage, small, once
     python tests/studies/bench.py experiment --cases bert-tiny --rounds 1  # one stage, one case
     python tests/studies/bench.py fit --accuracies few_shot.csv  # with a cell m = 50, n = 500
-    python tests/studies/bench.py gpu  # where there is no GPU: "not measured"
+    python tests/studies/bench.py gpu --cases bert-tiny bert-base  # --device cpu tries it without
 
 Run it by hand on a quiet machine; pytest does not collect it. Stages and columns:
 docs/benchmarks.md. Each round runs every way once, forwards and backwards in turn, each in a fresh
-process (zero-shot: all in this one).
+process (zero-shot and gpu: all in this one).
 """
 
 import argparse
@@ -23,14 +23,16 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 
+os.environ.setdefault("CUDA_VISIBLE_DEVICES", "0")  # the Trainer would use all GPUs
+
 import numpy as np
 import pandas as pd
 import psutil
 import torch
 import transformers
 
-# the Trainer would use all GPUs; taken before conftest, which gives the tests one thread
-ENVIRONMENT = {"CUDA_VISIBLE_DEVICES": "0", **os.environ, "HF_HUB_OFFLINE": "1"}
+# taken before conftest, which gives the tests one thread
+ENVIRONMENT = {**os.environ, "HF_HUB_OFFLINE": "1"}
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from conftest import ROOT, load_script  # noqa: E402
 
@@ -43,9 +45,6 @@ CASES = {  # epochs and rates of pretraining and classification; one subsample i
     "bert-base": {"mlm": True, "epochs": (2, 3), "rates": (1e-4, 5e-5), "subsamples": 1,
                   "target": 1.7},
 }
-GPU_CASES = {"bert-base": CASES["bert-base"],
-             "gpt2": {"mlm": False, "epochs": (1, 3), "rates": (1e-4, 5e-5)}}
-GRID = {50: 100, 100: 100, 200: 50, 500: 20}  # the paper's subsamples by n; both m, 25 tasks
 CLASSES = ["neutral", "negative about the plot", "negative about the actors",
            "positive about the plot", "positive about the actors"]
 ABOUT = "a sentence that an editor cut out of a review of a film, as short as it is telling, "
@@ -58,7 +57,7 @@ if hasattr(os, "sched_getaffinity"):
 # Measuring
 
 
-def measure(command, collect, job=None, gpu=False):
+def measure(command, collect, job=None):
     """Run a command in an empty folder: seconds, samples of memory, what collect(folder) reads
     there."""
     with tempfile.TemporaryDirectory() as name:
@@ -67,7 +66,7 @@ def measure(command, collect, job=None, gpu=False):
         with open(folder / "log", "w") as log:
             start = time.perf_counter()
             process = psutil.Popen(command, cwd=folder, stdout=log, stderr=log, env=ENVIRONMENT)
-            memory = watch(process, gpu)
+            memory = watch(process)
             seconds = time.perf_counter() - start
         if process.returncode not in (0, 3):  # 3: a fit did not converge, which its table says
             raise SystemExit(f"{command} ended with status {process.returncode}:\n"
@@ -75,7 +74,7 @@ def measure(command, collect, job=None, gpu=False):
         return {"seconds": seconds, "memory": memory, "found": collect(folder)}
 
 
-def run_script(name, flags, collect, *paths, gpu=False):
+def run_script(name, flags, collect, *paths):
     """Measure a script's command; flags: {name: value, list of values, or True for a bare flag}."""
     words = [sys.executable, str(ROOT / f"{name}.py"), *map(str, paths)]
     for flag, value in flags.items():
@@ -84,7 +83,7 @@ def run_script(name, flags, collect, *paths, gpu=False):
             words += map(str, value)
         elif value is not True:
             words.append(str(value))
-    return measure(words, collect, gpu=gpu)
+    return measure(words, collect)
 
 
 def timed(function, *values):
@@ -94,10 +93,9 @@ def timed(function, *values):
     return {"seconds": time.perf_counter() - start, "found": found}
 
 
-def watch(process, gpu):
-    """Wait for a process to end; [(MB of it and its children, MB in use on the GPU)], sampled every
-    second."""
-    samples = [(0, 0)]
+def watch(process):
+    """Wait for a process to end; MB of it and its children, sampled every second."""
+    samples = [0]
     while True:
         try:
             process.wait(1)
@@ -107,11 +105,7 @@ def watch(process, gpu):
         with contextlib.suppress(psutil.Error):  # a child may end between listing and reading
             family = [process, *process.children(recursive=True)]
             infos = [one.memory_full_info() for one in family]
-            main = sum([getattr(info, "pss", info.rss) for info in infos])
-            free, total = 0, 0
-            if gpu:
-                free, total = torch.cuda.mem_get_info()
-            samples.append((main / 2**20, (total - free) / 2**20))
+            samples.append(sum([getattr(info, "pss", info.rss) for info in infos]) / 2**20)
 
 
 def paired(rounds, ways):
@@ -158,7 +152,7 @@ def peak(runs):
     samples = []
     for run in runs:
         if isinstance(run, dict):
-            samples += [main for main, _ in run.get("memory", ())]
+            samples += run.get("memory", ())
     return f"{max(samples):.0f}" if samples else "-"
 
 
@@ -277,18 +271,22 @@ def make_job(name, case, folder, subsamples, device="cpu"):
             "num_classes": len(task.classes)}
 
 
-def run_job(way, job, subsamples, gpu=False, **flags):
-    """Measure so many subsamples by one way, ours with more flags."""
+def run_job(way, job, subsamples):
+    """Measure so many subsamples by one way."""
     if way == "usual":
         return measure([sys.executable, str(Path(__file__).resolve()), "trainer"],
                        lambda folder: json.loads((folder / "out.json").read_text()),
                        {**job, "splits": job["splits"][:subsamples]})
-    fixed = {"model": job["folder"], "tasks": TASK, "m": 50, "n": 50, "subsamples": subsamples,
-             "device": job["device"], "batch-size": BATCH, "max-length": MAX_LENGTH,
-             "pretrain-epochs": job["epochs"][0], "train-epochs": job["epochs"][1],
-             "pretrain-lr": job["rates"][0], "train-lr": job["rates"][1]}
-    return run_script("run_experiment", fixed | flags,
-                      lambda folder: pd.read_csv(folder / "results.csv"), gpu=gpu)
+    return run_script("run_experiment", {**flags_of(job), "subsamples": subsamples},
+                      lambda folder: pd.read_csv(folder / "results.csv"))
+
+
+def flags_of(job):
+    """The job's settings as flags of run_experiment.py."""
+    return {"model": job["folder"], "tasks": TASK, "m": 50, "n": 50, "device": job["device"],
+            "batch-size": BATCH, "max-length": MAX_LENGTH,
+            "pretrain-epochs": job["epochs"][0], "train-epochs": job["epochs"][1],
+            "pretrain-lr": job["rates"][0], "train-lr": job["rates"][1]}
 
 
 def stage_experiment(args):
@@ -385,53 +383,35 @@ def stage_contamination(args):
 # A GPU
 
 
-def grid_hours(job):
-    """Hours of one model's half of the paper's grid, from `seconds` of every m and n: 25 tasks half
-    way between one of short texts and one whose texts are cut at 256 tokens. The second subsample
-    counts: the first may tune kernels."""
-    run = run_job("ours", job, 2, tasks=[TASK, "bbc_news"], m=[50, 100], n=list(GRID))
-    rows = run["found"].query("subsample == 2")
-    return (25 / 2 * rows["n"].map(GRID) * rows["seconds"]).sum() / 3600
-
-
-def memory_rows(name, job, count=200):
-    """Does memory grow? The most of the last quarter of a long run of short trainings, against the
-    second quarter."""
-    short = {"pretrain-epochs": 1, "train-epochs": 1}
-    samples = run_job("ours", job, count, True, **short)["memory"]
-    cut = len(samples) // 4
-    for what, values in zip(("main", "GPU"), zip(*samples)):
-        case = f"{name}: {what} memory, last quarter of {count} subsamples (usual: second quarter)"
-        yield row(case, [max(values[-cut:])], [max(values[cut : 2 * cut])], unit=" MB")
+def our_way(job, count):
+    """A function that runs the next of `count` subsamples of the job, in this process."""
+    script = load_script("run_experiment")
+    words = [str(word) for flag in flags_of(job).items() for word in flag]
+    words[::2] = [f"--{name}" for name in words[::2]]
+    flags, registry = script.parse_args(words), script.load_registry()
+    flags.out = Path(job["folder"], "none.csv")
+    model = script.find_model(job["folder"], registry)
+    [cell] = script.plan_cells(flags, [model], {TASK: load_reviews()}, {50: count},
+                               partial(script.recipe_of, registry, flags))
+    samples = (script.draw(*unit) for unit in cell)
+    return lambda: script.run_job(script.run_subsample, flags, CORES, next(samples))
 
 
 def stage_gpu(args):
-    if not torch.cuda.is_available():
+    """Whole subsamples, both ways in turn in this process: starting is left out."""
+    if args.device == "cuda" and not torch.cuda.is_available():
         yield ["every case", "not measured: no GPU here", *"-----"]
         return
-    variants = {"float32": {}, "fp16": {"precision": "fp16"}}
-    if torch.cuda.get_device_capability() >= (8, 0):  # emulated on older ones
-        variants |= {"bf16": {"precision": "bf16"}}
-    variants |= {f"--workers {count}": {"workers": count} for count in (2, 4, 8)}
-    hours, few, many = 0, 8, 24  # at least as many subsamples as workers
-    for name, case in GPU_CASES.items():
+    for name in args.cases:
         with tempfile.TemporaryDirectory() as folder:
-            job = make_job(name, case, folder, 3, "cuda")
-            ways = {f"usual {size}": partial(run_job, "usual", job, size) for size in (1, 3)}
-            for variant, flags in variants.items():
-                for size in (few, many):
-                    ways[f"{variant} {size}"] = partial(run_job, "ours", job, size, **flags)
-            runs = paired(args.rounds, ways)
-            usual, plain = one_more(runs, 1, 3, "usual"), one_more(runs, few, many, "float32")
-            yield row(f"{name}, m = n = 50, float32: one more subsample", plain, usual, 10,
-                      runs=(runs[f"float32 {many}"], runs["usual 3"]))
-            for variant in list(variants)[1:]:
-                what = f"{name}, {variant}: one more subsample (usual: ours, float32, 1 worker)"
-                yield row(what, one_more(runs, few, many, variant), plain,
-                          runs=(runs[f"{variant} {many}"], ()))
-            yield from memory_rows(name, job)
-            hours += grid_hours(job)
-    yield row("the paper's grid, float32, 1 worker, projected", [hours], unit=" h")
+            job = make_job(name, CASES[name], folder, args.rounds + 1, args.device)
+            ours, splits = our_way(job, args.rounds + 1), iter(job["splits"])
+            ways = {"ours": lambda: timed(ours),
+                    "usual": lambda: timed(trainer_pipeline, {**job, "splits": [next(splits)]})}
+            with contextlib.redirect_stdout(sys.stderr):  # the Trainer prints
+                paired(1, ways)  # loads the model and tunes kernels
+                runs = paired(args.rounds, ways)
+        yield row(f"{name}, m = n = 50: one more subsample", runs["ours"], runs["usual"])
 
 
 # Command line
@@ -460,6 +440,7 @@ def parse_args(argv=None):
     add("--rounds", type=int, metavar="N", help="(3; with --quick 1)")
     add("--quick", action="store_true", help="fewer subsamples, prompts and shards")
     add("--cases", nargs="+", choices=tuple(CASES), default=list(CASES), help="of experiment (all)")
+    add("--device", default="cuda", choices=("cuda", "cpu"), help="of gpu (cuda)")
     add("--accuracies", type=Path, metavar="FILE", help="for fit, with a cell m = 50, n = 500")
     args = parser.parse_args(argv)
     if not {*args.stages} <= {*STAGES}:

@@ -1,14 +1,15 @@
-"""The dose curve of docs/results.md: are texts that a model saw in pretraining told from others, at
-which dose, and is accuracy higher on them?
+"""The dose curve of docs/results.md: are texts that a model saw in pretraining told from others,
+with and without their labels, and is accuracy higher on them?
 
     python tests/studies/dose.py             # days of one core; goes on where it was
     python tests/studies/dose.py --list      # the commands
-    python tests/studies/dose.py --figure    # docs/contamination.png and its table, from docs/
+    python tests/studies/dose.py --figure    # docs/contamination.png and its tables, from docs/
 
-Fixed before looking: settings, number of subsamples or margin, roles. smollm2, rotten_tomatoes,
-n = 50, eight texts a sequence; the question is put to three epochs. The first ten subsamples of a
-setting are audited, so their adapters are kept; the others, which settle the bias, cost training
-and scoring alone. Accuracies go into docs/dose_results.csv, audits into docs/contamination.csv.
+Fixed before looking: settings, in order of importance, and numbers of subsamples. smollm2,
+rotten_tomatoes, n = 50, eight texts a sequence. After equally many epochs only the labels differ.
+The first twenty subsamples of a setting are audited, so their adapters are kept; further ones cost
+training and scoring alone. Accuracies go into docs/dose_results.csv, audits into
+docs/contamination.csv. Rows of one table come from one machine: a GPU's differ in the last digits.
 """
 
 import argparse
@@ -33,17 +34,16 @@ from conftest import load_script
 
 AUDITS, RESULTS = ROOT / "docs" / "contamination.csv", ROOT / "docs" / "dose_results.csv"
 FLAGS = {"packed": "--pack", "packed-answers": "--pack --with-answers"}
-SETTINGS = [  # form, epochs, until, role
-    ("packed", 3, "--margin 1", "question"),
-    ("packed-answers", 10, "--subsamples 10", "control"),
-    ("packed", 1, "--subsamples 6", "description"),
-]
-AUDITED = 10  # most subsamples of a setting that are audited
+SETTINGS = [("packed", 10, 48), ("packed-answers", 10, 20), ("packed", 3, 48),
+            ("packed-answers", 3, 20), ("packed", 1, 20)]  # form, epochs, subsamples
+AUDITED = 20  # most subsamples of a setting that are audited
+DROPPED = "^(?:num_classes|f1|nll|loss|seconds|split|versions)"  # columns of an audit
 MARGIN = 1  # point of the question
 COLORS = {False: "#009E73", True: "#882255"}  # without, with answers; told apart by all eyes
 BAND = "#dddddd"
-TITLE = "Pretraining on test texts leaves traces; with labels the score rises, too"
-UNDER = "smollm2, rotten_tomatoes, 50 texts; numbers: epochs of pretraining; bars: 89% intervals"
+ORDER_TESTS = {"order test": "p_exact", "relative order": "p_relative"}
+TITLE = "Equally many epochs: texts alone leave traces, labels raise the score"
+UNDER = "smollm2, 50 reviews; numbers: epochs; arrows: labels added; bars: 89% intervals"
 # of a label at its interval: aligned how, at the upper or the lower end
 PLACES = [("center", 1), ("center", -1), ("left", 1), ("right", 1), ("left", -1), ("right", -1)]
 
@@ -51,19 +51,15 @@ PLACES = [("center", 1), ("center", -1), ("left", 1), ("right", 1), ("left", -1)
 def commands(folder):
     """The lines of the shell, in order."""
     lines = []
-    shared = f"--n 50 --workers 1 --out {RESULTS}"
-    for form, epochs, until, _ in SETTINGS:
+    for form, epochs, subsamples in SETTINGS:
         train = (
             f"run_zero_shot.py --tasks rotten_tomatoes {FLAGS[form]} --pretrain-epochs {epochs} "
-            f"--experiment {form}-{epochs} {shared}"
+            f"--experiment {form}-{epochs} --n 50 --workers 1 --out {RESULTS}"
         )
-        first = until
-        if "margin" in until:
-            first = f"--subsamples {AUDITED}"
-        lines.append(f"{train} {first} --adapters {folder}/units")
+        lines.append(f"{train} --subsamples {AUDITED} --adapters {folder}/units")
         lines.append(f"contamination_test.py {folder}/units --out {folder}/contamination.csv")
-        if first != until:
-            lines.append(f"{train} {until}")
+        if subsamples > AUDITED:
+            lines.append(f"{train} --subsamples {subsamples}")
     return lines
 
 
@@ -84,9 +80,11 @@ def run(folder):
 def join(audit, table):
     """Bring the rows of an audit into the table, in place of those of the same subsamples."""
     contam = load_script("contamination_test")
-    old = pd.read_csv(table)
-    rows = pd.concat([old, pd.read_csv(audit)])[old.columns]
-    rows = rows.drop_duplicates([*contam.SETTING, "subsample"], keep="last")
+    rows = pd.read_csv(audit)
+    rows = rows.loc[:, ~rows.columns.str.contains(DROPPED)]
+    if table.exists():
+        rows = pd.concat([pd.read_csv(table), rows])
+        rows = rows.drop_duplicates([*contam.SETTING, "subsample"], keep="last")
     rows.to_csv(table, index=False)
 
 
@@ -106,35 +104,58 @@ def summary():
             line[detector] = detectors.loc[detector, "crossed"]
             line[f"{detector} ±"] = detectors.loc[detector, "±"]
         line["alone"] = flagged_alone(contam, audit)
+        line["orders"] = flagged_orders(contam, audit)
         lines.append(line)
     return pd.DataFrame(lines).sort_values(["form", "epochs"])
 
 
 def flagged_alone(contam, audit):
-    """{detector: how many audited models are flagged by their own p-values, adjusted}"""
+    """{test: how many audited models are flagged by their own p-values, adjusted}"""
     n, p = audit["n"].iloc[0], {}
     for detector in contam.DETECTORS:
         z = (audit[f"{detector} test"] - 0.5) / math.sqrt((2 * n + 1) / (12 * n**2))
         p[detector] = stats.norm.sf(z)
-    p = pd.DataFrame({**p, "order test": audit["p_exact test"].to_numpy()})
-    return dict(zip(p, (stats.false_discovery_control(p, axis=1) < contam.LEVEL).sum(0)))
+    for test, column in ORDER_TESTS.items():
+        if f"{column} test" in audit:
+            p[test] = audit[f"{column} test"].to_numpy()
+    flags = stats.false_discovery_control(pd.DataFrame(p), axis=1) < contam.LEVEL
+    return dict(zip(p, flags.sum(0)))
+
+
+def flagged_orders(contam, audit):
+    """{order test and model: how many orders it flags at the level of one test}"""
+    counts = {}
+    for test, column in ORDER_TESTS.items():
+        for arm, model in (("test", "seen"), ("extra", "others seen"), ("base", "before")):
+            if f"{column} {arm}" in audit:
+                counts[f"{test}, {model}"] = (audit[f"{column} {arm}"] < contam.LEVEL).sum()
+    return counts
 
 
 def show(table):
     """Print the tables of docs/results.md."""
     names = [name for name in table if f"{name} ±" in table]
-    head = ["setting", "subsamples (audited)", "base", "unseen", "seen", "bias", *names]
-    print(f"| {' | '.join(head)} |\n|{' --- |' * len(head)}")
-    for _, row in table.iterrows():
-        cells = [f"{row['form'].replace('-', ', ')}, {row['epochs']}"]
-        cells.append(f"{row['subsamples']:.0f} ({row['audited']})")
+    settings = table["form"].str.replace("-", ", ") + ", " + table["epochs"].astype(str)
+    lines = []
+    for setting, row in zip(settings, table.to_dict("records")):
+        cells = [setting, f"{row['subsamples']:.0f} ({row['audited']})"]
         cells += [f"{row[name]:.3f}" for name in ("base", "unseen", "seen")]
         cells.append(f"{row['bias']:+.1f} ±{row['half']:.1f}")
-        cells += [f"{row[name]:.3f} ±{row[f'{name} ±']:.3f}" for name in names]
-        print(f"| {' | '.join(cells)} |")
-    for _, row in table.iterrows():
-        counts = " | ".join(map(str, row["alone"].values()))
-        print(f"| {row['form'].replace('-', ', ')}, {row['epochs']} | {row['audited']} | {counts} |")
+        lines.append(cells + [f"{row[name]:.3f} ±{row[f'{name} ±']:.3f}" for name in names])
+    head = ["setting", "subsamples (audited)", "base", "unseen", "seen", "bias"]
+    print_table(head + names, lines)
+    for column in ("alone", "orders"):
+        lines = []
+        for setting, count, counts in zip(settings, table["audited"], table[column]):
+            lines.append([setting, count, *counts.values()])
+        print_table(["setting", "models", *table[column].iloc[0]], lines)
+
+
+def print_table(head, lines):
+    """A table in Markdown."""
+    print(f"\n| {' | '.join(head)} |\n|{' --- |' * len(head)}")
+    for cells in lines:
+        print(f"| {' | '.join(map(str, cells))} |")
 
 
 def draw(table, path):
@@ -144,6 +165,7 @@ def draw(table, path):
     figure.suptitle(TITLE, weight="bold", size=15)
     for axis, detector in zip(axes, ("log p", "ref")):
         draw_plane(axis, table, detector)
+        draw_arrows(axis, table, detector)
     axes[0].set_title("by the model alone (log p)", size=13)
     axes[1].set_title("relative to the model before (ref)", size=13)
     axes[0].legend(handles=legend_handles(), loc="lower right", frameon=False, fontsize=11)
@@ -178,6 +200,15 @@ def draw_plane(axis, rows, detector):
         axis.plot(x, y, "s", color=color, ms=10)
     axis.set_xlim(0.44, 1.06)
     axis.set_xticks([0.5, 0.75, 1], ["50%\nby chance", "75%", "100%\nalways"])
+
+
+def draw_arrows(axis, rows, detector):
+    """From a setting without answers to that with them, of equally many epochs."""
+    for _, pair in rows.groupby("epochs"):
+        if len(pair) == 2:
+            without, labeled = pair.sort_values("form")[[detector, "bias"]].to_numpy()
+            axis.annotate("", labeled, without, arrowprops={"arrowstyle": "->", "color": "gray",
+                                                            "shrinkA": 10, "shrinkB": 10})
 
 
 def label_marks(axis, rows, detector):
