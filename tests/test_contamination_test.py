@@ -551,7 +551,13 @@ def test_several_tasks_by_hand(capsys):
     half = stats.t.ppf(0.945, welch) * math.sqrt((se**2).sum()) / 3
     assert (whole["high"], *whole[contam.COUNTS]) == approx((b.mean() + half, 210, 180, 0, 0))
     assert ("other1", "2 of 3 tasks") in table.index
-    assert "other1, b: skipped" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "other1, b: skipped" in out
+    for key, row in table.iterrows():
+        verdict, numbers = out.partition(f"\n{key[0]}, {key[1]}: ")[2].split("\n")[:2]
+        assert verdict == row["verdict"]
+        shown = [float(number) for number in re.findall(r"[-+]?\d+\.\d", numbers)]
+        assert shown == approx([*row[["seen", "unseen", "bias", "low", "high"]]], abs=0.051)
 
 
 def test_tries_and_groups_are_averaged():

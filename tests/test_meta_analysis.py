@@ -123,24 +123,6 @@ def test_the_intervals_of_a_slice(run):
     assert {*shuffled["t_mean"].round(2)} == {*combinations.round(2)}
 
 
-def test_tables_and_figure(run):
-    """The drawn slices have a bias."""
-    biased = coin_rows(tasks=8, n=400, models=("a",), experiment="zero_shot", acc_extra=0.5)
-    biased["acc_test"] = 0.55 + biased["subsample"] / 100
-    run(pd.concat([coin_rows(tasks=6), biased]), "--slices", 60)
-    slices, shares = csv_of("meta"), csv_of("shares").set_index(["experiment", "kind"])
-    assert len(slices) == 60 * 2 * 2 and len(shares) == 2 * 2
-    for key, mine in slices.groupby(["experiment", "kind"]):
-        threshold = 0.08 if key[0] == "zero_shot" else 0.04
-        expected = [threshold, (mine["paper_mean"].abs() > threshold).mean()]
-        for way in ("paper", "t"):
-            expected.append(((mine[f"{way}_low"] > 0) | (mine[f"{way}_high"] < 0)).mean())
-        assert [*shares.loc[key]][3:] == approx(expected, abs=1e-5)
-    assert shares["t"]["zero_shot", "drawn"] == 1
-    assert abs(mine["t_mean"].mean()) < 1.5
-    assert Path("page/slices.png").exists()
-
-
 @pytest.mark.parametrize("accuracy, n, ceiling", [([0.985, 1.0], 200, True), ([0.5], 2000, False)])
 def test_near_a_ceiling_the_rule_claims(run, accuracy, n, ceiling):
     """Not the data, for models that have the same accuracy on seen and unseen texts."""

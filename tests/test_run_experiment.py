@@ -9,6 +9,7 @@ import json
 import math
 import multiprocessing
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -29,11 +30,11 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from scipy import stats
 
 import fake_hub
 from conftest import ARMS, MODELS, ROOT, SETS, byte_tokenizer, comparable, end_of, load_script
 from conftest import plain_training, rows_of
+from test_fit_model import plain_interval, row_of
 
 PACKED = load_script("run_experiment").PACKED
 RUN_SUBSAMPLE = load_script("run_experiment").run_subsample
@@ -165,39 +166,6 @@ def test_the_longest_text_fits(script, load, kind, limit, capsys):
     ids = [np.full(script.recipe_of(registry, args, model, task)["max_length"], 9)]
     assert len(ids[0]) == 38
     script.lm_logits(net, script.pack(net, ids, [np.arange(38)], ids))
-
-
-# Effects and their interval
-
-
-ROW = {"task": "a", "n": "100", "majority": "0.5", "discordant": "0.10",
-       "discordant_on_extra": "0.08", "acc_base": "0.50", "acc_extra": "0.60", "acc_test": "0.66",
-       "acc_base_on_extra": "0.40", "acc_extra_on_extra": "0.58", "acc_test_on_extra": "0.54"}
-
-
-def interval_by_hand(rows):
-    """(mean, half of its 89% interval) over tasks: DESIGN.md 7 in plain Python, row by row."""
-    tasks = {}
-    for row in rows:
-        n, of = int(row["n"]), {name: float(row[name]) for name in row if "_" in name}
-        of["discordant"] = float(row["discordant"])
-        change = of["acc_test"] - of["acc_extra"]
-        mirrored = of["acc_extra_on_extra"] - of["acc_test_on_extra"]
-        noise = of["discordant"] - change**2 + of["discordant_on_extra"] - mirrored**2
-        pair = 50 * (change + mirrored), 100**2 / (4 * n) * noise
-        tasks.setdefault(row["task"], []).append(pair)
-    means, variances, least, squares = [], [], 0, 0
-    for found in tasks.values():
-        K, (values, noises) = len(found), zip(*found)
-        means.append(np.mean(values))
-        variances.append(np.var(values, ddof=1) / K)
-        least += (np.mean(noises) + 100**2 / (2 * n**2 * K)) / K
-        squares += variances[-1] ** 2 / (K - 1)
-    half = 1.59819 * math.sqrt(least) / len(means)
-    if squares:
-        df, se = sum(variances) ** 2 / squares, math.sqrt(sum(variances)) / len(means)
-        half = max(half, stats.t.interval(0.89, df, 0, se)[1])
-    return np.mean(means), half
 
 
 # Training against transformers' Trainer and a plain loop
@@ -435,8 +403,12 @@ def refused(run):
     return call
 
 
-def test_a_run_writes_rows(run):
-    message, _ = run("--subsamples 2")
+def test_a_run_writes_rows(run, monkeypatch):
+    """And prints base, unseen and seen, means over both sets. A row is on the disk before the next
+    is computed."""
+    written, fsync = [], os.fsync
+    monkeypatch.setattr(os, "fsync", lambda file: [fsync(file), written.append(len(rows_of()))])
+    message, out = run("--subsamples 2")
     rows, scores = rows_of(), [f"{name}_{arm}" for name in ("acc", "f1", "nll") for arm in ARMS]
     assert message is None and list(rows[0]) == [
         *"experiment model task m n subsample num_classes majority".split(), *scores,
@@ -447,6 +419,13 @@ def test_a_run_writes_rows(run):
     for k, row in enumerate(rows, 1):
         assert row == row | known | {"subsample": str(k)} and all(row.values())
         assert 8 < float(row["loss_extra"]) < 12  # ln 30522 = 10.3 of a model that knows nothing
+        right = {name: float(row[name]) for name in row if name.startswith("acc")}
+        means = [(right[f"acc_{arm}"] + right[f"acc_{other}_on_extra"]) / 2
+                 for arm, other in (("base", "base"), ("extra", "test"), ("test", "extra"))]
+        (line,) = re.findall(rf"topics +k {k} (.*)\d s", out)
+        assert [float(number) for number in re.findall(r"\d\.\d{3}", line)] == pytest.approx(
+            means, abs=5.1e-4)
+    assert written == [1, 2]
     table = pd.read_csv("results.csv").filter(regex="^(majority|acc|discordant)")
     assert np.allclose(20 * table % 1, 0) and table.to_numpy().max() <= 1
 
@@ -479,6 +458,9 @@ def test_predictions_give_the_row(run, script, monkeypatch, benchmark_csv):
             log_p = found[arm][name]
             right[arm] = log_p.argmax(1) == labels
             assert float(row[f"acc_{arm}{ending}"]) == np.mean(right[arm])
+            F1 = [2 * np.sum((log_p.argmax(1) == k) & (labels == k))
+                  / np.sum(1 * (log_p.argmax(1) == k) + (labels == k)) for k in range(3)]
+            assert float(row[f"f1_{arm}{ending}"]) == pytest.approx(np.mean(F1))
             nll = -np.mean([log_p[place, label] for place, label in enumerate(labels)])
             assert float(row[f"nll_{arm}{ending}"]) == pytest.approx(nll)
         differ = np.mean(right["extra"] != right["test"])
@@ -530,9 +512,9 @@ def test_a_margin_ends_a_run_at_the_least_k(run):
     """Whichever worker is faster; also when it goes on from rows that are there."""
     short = "--tasks rotten_tomatoes --max-length 16 --m 12"
     run(f"{short} --subsamples 9 --out all.csv")
-    rows = rows_of("all.csv")
+    rows, table = rows_of("all.csv"), pd.read_csv("all.csv")
     first_k = [[row for row in rows if int(row["subsample"]) <= k] for k in range(3, 10)]
-    halves = [interval_by_hand(first)[1] for first in first_k]
+    halves = [plain_interval(table[: len(first)], "bias")[3] for first in first_k]
     margin = 2.0001 * min(halves[1:])
     least = [half <= margin / 2 for half in halves].index(True)
     assert least > 0, "else it tells nothing"
@@ -546,9 +528,10 @@ def test_a_margin_ends_a_run_at_the_least_k(run):
 
 def test_a_margin_never_ends_a_run_within_a_round_or_before_the_third(script):
     """The interval of equal rows shrinks with each."""
-    rows = [ROW | {"model": "x", "m": "9", "task": task, "seconds": "1"} for task in "ab" * 5]
+    same = row_of(on_extra=(0.4, 0.58, 0.54), bias=6, discordant=0.1, discordant_on_extra=0.08)
+    rows = [same | {"task": task, "subsample": k, "seconds": 1} for k in range(5) for task in "ab"]
     for enough, ends in ((7, 8), (4, 6)):
-        margin = 2.0001 * interval_by_hand(rows[:enough])[1]
+        margin = 2.0001 * plain_interval(pd.DataFrame(rows[:enough]), "bias")[3]
         args = SimpleNamespace(margin=margin)
         found = script.run_cell(args, [(row,) for row in rows], 2, (None for _ in ()))
         assert len(found) == ends
@@ -928,12 +911,13 @@ def test_a_masked_model_needs_mask_and_cls(refused, model_dir, ends, mask):
     refused("[MASK]", f"--model {folder}")
 
 
-def test_a_tokenizer_draws_no_pieces(script, model_dir):
-    words = byte_tokenizer([("a", "b"), ("ab", "a")], dropout=0.5)
+def test_a_tokenizer_draws_no_pieces_and_cuts_the_end(script, model_dir):
+    words = byte_tokenizer([("a", "b"), ("ab", "a")], dropout=0.5, truncation_side="left")
     drawn = {str(words("aba" * 99)["input_ids"]) for _ in range(9)}
     mine = script.load_tokenizer(model_dir("gpt2", words=words))
     kept = {str(mine("aba" * 99)["input_ids"]) for _ in range(9)}
     assert len(drawn) > 1 == len(kept)
+    assert mine.decode(mine("xyz", truncation=True, max_length=2)["input_ids"]) == "xy"
 
 
 def test_an_xlm_with_lm_head_is_masked(run, model_dir):

@@ -1,0 +1,235 @@
+"""What joins the parts: flags against what runs, rows against what is printed and shown. The
+libraries are watched while they do their work."""
+
+import gc
+import html
+import re
+import weakref
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+import transformers
+from matplotlib.figure import Figure
+from pytest import approx
+from torch.nn.modules.module import register_module_forward_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from conftest import ARMS, coin_rows, end_of, load_script, path_of, rows_of
+
+fit, meta = load_script("fit_model"), load_script("meta_analysis")
+contam = load_script("contamination_test")
+DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+MEANS = ["majority", "base", "unseen", "seen"]
+pytestmark = pytest.mark.usefixtures("empty_folder")
+
+
+# Tables against page and figures
+
+
+@pytest.fixture
+def figures(monkeypatch):
+    """The figures that are saved."""
+    saved, savefig = [], Figure.savefig
+
+    def watched(self, *args, **options):
+        saved.append(self)
+        savefig(self, *args, **options)
+
+    monkeypatch.setattr(Figure, "savefig", watched)
+    return saved
+
+
+def lines_of(page, column):
+    """The lines of the page's table that has this column."""
+    for table in re.findall("<table.*?</table>", page, re.DOTALL):
+        head, *lines = table.split("<tr")[1:]
+        names = re.findall("<th>(.*?)</th>", head)
+        if column in names:
+            return [dict(zip(names, re.findall("<td>(.*?)</td>", line))) for line in lines]
+
+
+def in_words(row):
+    return f"{row.estimate:+z.2f} [{row.low:+z.2f}, {row.high:+z.2f}]"
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_page_and_figure_show_the_tables(shared, said, figures):
+    """One setting of two models with the same tasks, or two settings where b lacks a task."""
+    name, setting = "US$_<b>&", "{experiment}, m = {m}, n = {n}".format
+    rows = pd.concat([coin_rows(2, n=n, crossed=True, experiment=name) for n in (30, 40)])
+    rows["acc_test"] += 0.3 * (rows["model"] == "b")  # another verdict
+    rows = rows.query("n == 40" if shared else "model == 'a' or task == 'task01'")
+    out = said(fit.main, path_of(rows), "--margin", 2, "--out", "out").out
+    page = Path("out/report.html").read_text()
+    assert "<b>" not in page and not re.search(r'(src|href)="(?!data:)', page)
+    page = html.unescape(page)
+    effects, tasks = pd.read_csv("out/effects.csv"), pd.read_csv("out/tasks.csv")
+    tasks["setting"] = [setting(**row) for row in tasks.to_dict("records")]
+    table = pd.concat([effects, tasks]).fillna({"task": ""})
+    table = table.set_index(["setting", "model", "task", "effect"])
+
+    # Percent, by hand: the texts of a set are seen by the model pretrained on it
+    groups = rows.groupby(["n", "model", "task"])
+    on_test, on_extra = [
+        groups[["majority", *[f"acc_{arm}{ending}" for arm in arms]]].mean()
+        for ending, arms in (("", ARMS), ("_on_extra", ("base", "test", "extra")))]
+    for row in tasks.query("model != 'all'").itertuples():
+        key = row.n, row.model, row.task
+        by_hand = 50 * (on_test.loc[key].to_numpy() + on_extra.loc[key])
+        assert [row.majority, row.base, row.unseen, row.seen] == approx([*by_hand], rel=1e-5)
+
+    # The page's tables
+    for line in lines_of(page, "setting") + lines_of(page, "task"):
+        key = line.get("setting") or setting(**line), line["model"], line.get("task", "")
+        bias, boost = table.loc[*key, "bias"], table.loc[*key, "boost"]
+        assert [line["bias"], line["boost"]] == [in_words(bias), in_words(boost)]
+        assert [line[mean] for mean in MEANS] == [f"{bias[mean]:.2f}" for mean in MEANS]
+        assert line["subsamples"] == str(bias.subsamples)
+        assert line.get("arms", "crossed") == bias.arms
+    assert len(lines_of(page, "task")) == len(tasks.query("main")) / 2 > 0
+
+    # The cards, and the same words in print
+    whole, single = f"{name}, mean of 2 settings", setting(experiment=name, m=10, n=40)
+    judged = [(single, "all")] if shared else [(whole, "a"), (whole, "b")]
+    for card, (title, model) in zip(page.split('<div class="card')[1:], judged, strict=True):
+        bias, boost = table.loc[title, model, "", "bias"], table.loc[title, model, "", "boost"]
+        large, _, small = bias.verdict.partition(": ")
+        assert f">{title}<" in card and f'"large">{large}<' in card and f">{small}<" in card
+        assert f"{bias.verdict} ({title})" in out
+        whose = "" if model == "all" else f" of {model}"
+        for words in (f"accuracy{whose} by {in_words(bias)}", f"by {in_words(boost)} (boost)"):
+            assert words in card and words in out
+
+    # The figure
+    axes, keys = figures[0].axes, []
+    for label in [tick.get_text() for tick in axes[0].get_yticklabels()]:
+        title, _, model = label.rpartition(", ")
+        key = (single, model, title) if title.startswith("task") else (title, model, "")
+        keys.append((single, "all", "") if label == "mean" else key)
+    assert len({*keys}) == len(keys) == (5 if shared else 6)
+    for axis, effect, words in zip(axes, ("bias", "boost"), ("seen - unseen", "unseen - base")):
+        (margin,), (middle, _, (bars,)) = axis.patches, axis.containers[0]
+        assert axis.get_title() == f"{effect} = {words}"
+        assert [margin.get_x(), margin.get_width()] == [-2, 4]
+        assert sorted(middle.get_ydata()) == [*range(len(keys))]
+        for x, y, bar in zip(*middle.get_data(), bars.get_segments(), strict=True):
+            row = table.loc[*keys[y], effect]
+            assert [x, *bar.T.flat] == approx([row.estimate, row.low, row.high, y, y], abs=1e-3)
+    for marks, mean in zip(axes[2].collections, [*MEANS[1:], "majority"], strict=True):
+        assert marks.get_label() == mean.replace("majority", "most common class")
+        for x, y in marks.get_offsets():
+            assert x == approx(table.loc[*keys[int(y)], "bias"][mean], abs=1e-3)
+
+
+def test_slices_are_drawn_as_they_are_in_the_table(said, figures):
+    """The band is the threshold of each experiment; shares.csv by hand. The drawn slices of
+    the second have a bias."""
+    biased = coin_rows(tasks=8, n=400, models=("a",), experiment="zero_shot", acc_extra=0.5)
+    biased["acc_test"] = 0.55 + biased["subsample"] / 100
+    rows = pd.concat([coin_rows(tasks=6), biased])
+    said(meta.main, path_of(rows), "--slices", 60, "--out", "out")
+    slices, shares = (pd.read_csv(f"out/{name}.csv").set_index(["experiment", "kind"]).sort_index()
+                      for name in ("meta", "shares"))
+    assert len(slices) == 60 * 2 * 2
+    settings = [("few-shot, m = 10, n = 40", 0.04), ("zero_shot, m = 10, n = 400", 0.08)]
+    for axis, (title, threshold) in zip(figures[0].axes, settings, strict=True):
+        (band,) = axis.patches
+        assert axis.get_title() == title and len(axis.lines) == 2
+        assert [band.get_x(), band.get_width()] == approx([-threshold, 2 * threshold])
+        for line in axis.lines:
+            key = title.split(",")[0], line.get_label()
+            mine = slices.loc[key]
+            assert line.get_xdata()[1:] == approx(mine["paper_mean"].sort_values(), abs=1e-5)
+            expected = [threshold, (mine["paper_mean"].abs() > threshold).mean()]
+            for way in ("paper", "t"):
+                expected.append(((mine[f"{way}_low"] > 0) | (mine[f"{way}_high"] < 0)).mean())
+            assert [*shares.loc[key, "threshold":]] == approx(expected, abs=1e-5)
+    assert shares["t"]["zero_shot", "drawn"] == 1
+    assert abs(slices["t_mean"]["zero_shot", "shuffled"].mean()) < 1.5
+
+
+# Flags against what runs
+
+
+@pytest.fixture
+def watched(monkeypatch):
+    """What the libraries do: loads: options and the model, if it is still there; modes: (training,
+    gradients) of modules; dtypes: (training, dtype) of linear layers; steps: optimizers."""
+    found = SimpleNamespace(loads=[], modes=set(), dtypes=set(), steps=[])
+    for kind in (transformers.AutoModelForCausalLM, transformers.AutoModelForMaskedLM):
+        def load(*args, real=kind.from_pretrained, **options):
+            loaded = real(*args, **options)
+            found.loads.append((options, weakref.ref(loaded[0])))
+            return loaded
+
+        monkeypatch.setattr(kind, "from_pretrained", load)
+
+    def see(module, _, output):
+        found.modes.add((module.training, torch.is_grad_enabled()))
+        if isinstance(module, torch.nn.Linear):  # of 4 bits: it gives what it got
+            dtype = getattr(module, "compute_dtype", output.dtype)
+            found.dtypes.add((module.training, dtype))
+
+    hooks = [register_module_forward_hook(see),
+             register_optimizer_step_post_hook(lambda own, *_: found.steps.append(own))]
+    found.clear = lambda: [part.clear() for part in (found.modes, found.dtypes, found.steps)]
+    yield found
+    for hook in hooks:
+        hook.remove()
+
+
+@pytest.fixture
+def run(said, benchmark_csv):
+    """run(script, flags as typed) -> rows."""
+    def call(script, typed):
+        ours = f"--csv {benchmark_csv} --workers 1 --device cpu --out results.csv --m 6 --n 10"
+        assert said(script.main, *f"{ours} --subsamples 1 {typed}".split()).end is None
+        return rows_of()
+
+    return call
+
+
+def test_flags_of_run_experiment_are_what_runs(script, run, watched, model_dir):
+    """Precision in both stages and in tests, dropout only where there are gradients, rates, epochs
+    and batch sizes. A network goes when the next comes."""
+    for precision, dtype in DTYPES.items():
+        watched.clear()
+        run(script, f"--model {model_dir('bert')} --precision {precision} --batch-size 4 --train-lr"
+            " 0.02 --pretrain-lr 0.003 --pretrain-epochs 3 --train-epochs 2")
+        assert watched.dtypes == {(True, dtype), (False, dtype)}
+        assert watched.modes == {(True, True), (False, False)}
+        done = Counter(own.param_groups[0]["initial_lr"] for own in watched.steps)
+        assert done == {0.02: 3 * 2 * 2, 0.003: 2 * 3 * 3}  # arms, epochs, batches
+        assert {weight.dtype for own in watched.steps for group in own.param_groups
+                for weight in group["params"]} == {torch.float32}
+    gc.collect()
+    assert [model() is None for _, model in watched.loads] == [True, True, False]
+
+
+def test_flags_of_run_zero_shot_are_what_runs_there_and_in_an_audit(
+        zero, run, watched, byte_model):
+    for typed, precision in (
+            ("", "float32"), ("--precision bf16", "bf16"), ("--quantize nf4", "bf16")):
+        watched.clear()
+        folder, dtype = byte_model("llama", hidden_size=64), DTYPES[precision]
+        run(zero, f"--model {folder} --adapters {folder.name} --batch-size 4 --pretrain-epochs 2 "
+            f"--pretrain-lr 0.003 {typed}")
+        assert watched.dtypes == {(True, dtype), (False, dtype)}
+        assert watched.modes == {(True, True), (False, False)}
+        assert len(watched.steps) == 2 * 2 * 3  # arms, epochs, batches
+        for own in watched.steps:
+            assert type(own).__name__ == ("AdamW8bit" if "nf4" in typed else "AdamW")
+            (group,) = own.param_groups
+            assert [group["initial_lr"], group["weight_decay"]] == [0.003, 0]
+        watched.clear()
+        assert end_of(contam.main, folder.name) is None and watched.dtypes == {(False, dtype)}
+        ours, audits = [f"{options.get('quantization_config')} {options['dtype']}"
+                        for options, _ in watched.loads[-2:]]
+        assert ours == audits and ("nf4" in ours) == ("nf4" in typed)
+    gc.collect()
+    assert [model() is None for _, model in watched.loads] == [True] * 4 + [False] * 2
