@@ -1,6 +1,7 @@
 """Do the 89% intervals of a crossed bias hold 89%? Run by hand; it takes 2 minutes on one core.
 
     python tests/studies/calibrate.py            # prints the table of docs/results.md
+    python tests/studies/calibrate.py --alike    # how often the page says that tasks differ
     python tests/studies/calibrate.py --boost    # the boost over the published settings
 
 Each study simulates 4,000 data sets with a known bias (standard error of a share near .89: .005).
@@ -24,6 +25,7 @@ from conftest import ROOT, load_script  # noqa: E402
 CHUNK = 250  # data sets at once
 CHUNKS = 16
 MARGIN = 1.0  # points
+LEAST = 8  # subsamples of each task, before a run may stop
 SIZES = (2, 3, 5, 10, (3, 30))  # K of each task, or of the tasks in turn
 CHANGES = {"0": [[0]], "1": [[1]], "2": [[2]], "0 and 4": [[0, 4], [4, 0]]}  # sd of the tasks
 
@@ -86,7 +88,7 @@ def study(sds, d, bias, n):
     rng = np.random.default_rng(1)
     J = len(sds)
     most = 40 + int(60 * ((sds**2).mean() + 2) / J)
-    every = np.arange(3, most + 1)
+    every = np.arange(LEAST, most + 1)
     one = np.arange(CHUNK)
     found = []
     for chunk in range(CHUNKS):
@@ -101,16 +103,48 @@ def study(sds, d, bias, n):
                 check(*answers, n, K, half)
             columns.append(np.abs(mean[:, *last].mean(axis=1) - bias) <= half)
 
-        late = [part[:, :, 2:].transpose(0, 2, 1) for part in (v, noise)]
+        late = [part[:, :, LEAST - 1 :].transpose(0, 2, 1) for part in (v, noise)]
         halves = half_width(*late, every[:, None])
         enough = halves <= MARGIN / 2
         assert enough.any(axis=1).mean() > 0.99, "raise `most`"
         first = enough.argmax(axis=1)
-        middle, half = mean[:, :, 2:].mean(axis=1)[one, first], halves[one, first]
+        middle = mean[:, :, LEAST - 1 :].mean(axis=1)[one, first]
+        half = halves[one, first]
         columns += [np.abs(middle - bias) <= half, every[first],
                     np.abs(middle) + half < MARGIN, np.abs(middle) - half > MARGIN]
         found.append(columns)
     return np.concatenate(found, axis=1).mean(axis=1)
+
+
+def say_differ(sds, biases, K):
+    """Share of data sets in which p_alike is below .05: Mehrotra's F test of the tasks' means."""
+    rng = np.random.default_rng(2)
+    J = len(sds)
+    count = 0
+    for _ in range(CHUNKS):
+        answers = [simulate(rng, sds[j : j + 1], (0.03, 0.13), biases[j], K, 200) for j in range(J)]
+        answers = [np.concatenate(part, axis=1) for part in zip(*answers)]
+        mean, v, noise = [part[:, :, -1] for part in rule(*answers, 200)]
+        df = v.sum(axis=1) ** 2 / (v**2).sum(axis=1) * (K - 1)
+        normal = 1.5982**2 * noise.sum(axis=1) > stats.t.ppf(0.945, df) ** 2 * v.sum(axis=1)
+        total = np.where(normal, noise.sum(axis=1), v.sum(axis=1))
+        df = np.where(normal, 1e9, df)
+        F = J * mean.var(axis=1, ddof=1) / total
+        top = np.minimum(J - 1, (J - 1) ** 2 / (1 + (J - 2) * J * (K - 1) / df))
+        count += (stats.f.sf(F, top, df) < 0.05).sum()
+    return count / (CHUNK * CHUNKS)
+
+
+def tell_alike():
+    """Print how often tasks are said to differ: alike, and with a bias of ±1.06 or ±1.5 in turn."""
+    for name, sds in CHANGES.items():
+        for J in (2, 5):
+            cells = []
+            for K in (5, 12):
+                for bias in (0, 1.06, 1.5):
+                    signs = np.resize([-bias, bias], J)
+                    cells.append(f"{100 * say_differ(np.resize(sds[0], J), signs, K):.0f}")
+            print("|", " | ".join([name, str(J), *cells]), "|", flush=True)
 
 
 def tell(name, J, sds, ds, biases, n=200):
@@ -146,6 +180,9 @@ def boost_over_settings():
 def main():
     if sys.argv[1:] == ["--boost"]:
         boost_over_settings()
+        return
+    if sys.argv[1:] == ["--alike"]:
+        tell_alike()
         return
     for name, sds in CHANGES.items():
         for J in (1, 2, 5):
