@@ -7,23 +7,16 @@
 # ///
 """Does pretraining on unlabeled test texts inflate the score? This script answers from results.csv.
 
-Sections 5 to 8 of the paper (Dubey 2024). m: labeled training texts; n: unlabeled texts, and as
-many test texts; base, unseen, seen: accuracy without pretraining, on texts not seen in pretraining,
-on texts seen; boost = unseen - base, bias = seen - unseen, in percentage points. There is a mean
-over models or settings if they have the same tasks and subsamples. The 89% intervals are
-for "these tasks" (their mean) and, from five tasks on, "tasks like these" (t over task means).
+Sections 5 to 8 of the paper (Dubey 2024). GLOSSARY, below, explains the words.
 
     python fit_model.py results.csv   # page and tables, 3 seconds
     python fit_model.py results.csv --paper-model   # and the paper's model, minutes
 
 Writes report.html, effects.png and tables to fits/results/, with the columns
-    effects.csv: estimate, se, df, low, high (points) and verdict for each setting (m and n empty:
-        their mean), effect, model and target; arms (crossed: both sets of texts; plain: `test`),
-        subsamples (fewest of a task), majority (of the most common class), base, unseen, seen (%),
-        needed (subsamples for ± half the margin), lowest, highest (of the tasks)
-    tasks.csv: the same for each task, sd (between subsamples), v, noise (variances:
-        by sd, by the draw of texts), p (one-sided sign flips of a bias), p_adjusted
-        (Benjamini-Hochberg)
+    effects.csv: estimate, low, high (these tasks), like_low, like_high (tasks like these), verdict,
+        p_alike (of tasks' differences), ... for each setting (m and n empty: their mean)
+    tasks.csv: the same for each task, sd (between subsamples), v, noise (variances: by sd, by the
+        draw of texts), p (one-sided sign flips of a bias), p_adjusted (Benjamini-Hochberg)
     posterior.csv: ArviZ's summary; warning (not converged)
 """
 
@@ -36,9 +29,12 @@ import html
 import math
 import os
 import re
+import shlex
+import shutil
 import sys
 import textwrap
 import warnings
+from datetime import date
 from pathlib import Path
 
 import numpy as np
@@ -54,32 +50,39 @@ os.environ.setdefault("PYTENSOR_FLAGS", "cxx=")  # nutpie needs no C compiler
 warnings.simplefilter("ignore", FutureWarning)  # of ArviZ
 
 NEAR = 0.55  # margins: below it more data hardly help
-MOST = 40  # lines in the figure
+FIVE = 5  # tasks for "tasks like these", subsamples for `needed`
 MAX_R_HAT, MIN_ESS = 1.01, 400  # Vehtari et al. (2021)
 ATTEMPTS = ((0.9, 1, 1), (0.99, 4, 2))  # acceptance, times tuning, times draws
-THESE, LIKE = "these tasks", "tasks like these"
 EFFECTS = {"bias": ("extra", "test"), "boost": ("base", "extra")}  # control, treatment on `test`
 MEANS = ["majority", "base", "unseen", "seen"]
 WORDS = {"acc": ("accuracy", "points"), "f1": ("macro-F1", "points"),
          "nll": ("nll (lower is better)", "nats")}
-METHODS = (
-    "A model is used as it is (base) or pretrained on one of two sets of n texts, trained on m "
-    "labeled texts and tested on both sets (crossed) or the first (plain). "
-    "An 89% interval is the wider of two: Student's t from the spread of subsamples, Normal from "
-    "the draw of texts.")
+GLOSSARY = (
+    "m: labeled texts that a model is trained on. n: unlabeled texts in each of two sets. base: "
+    "accuracy without pretraining. unseen, seen: on texts that the model did not see, or saw, in "
+    "pretraining. boost = unseen - base, bias = seen - unseen. subsamples: random draws of the "
+    "texts. needed: draws that narrow the interval to half the margin. majority: share of the most "
+    "common class. crossed: tested on both sets; plain: on one. 89% intervals are the wider of "
+    "two: t from the spread of subsamples (or tasks), Normal from the draw of texts or rounding. "
+    "Where a run stops by itself, about 86% hold the truth.")
 HEAD = """<!DOCTYPE html><meta charset="utf-8"><meta name="viewport" content="width=device-width">
-<title>Bias</title><style>
-body { max-width: 70rem; margin: auto; padding: 0 .6rem; font: 16px/1.4 sans-serif }
+<title>%s: bias</title><style>
+body { max-width: 75rem; margin: auto; padding: 0 .6rem; font: 16px/1.4 sans-serif }
 h1, .title { font: bold 1.4rem sans-serif }
-div { margin: .4rem 0; overflow-x: auto }
+div { margin: .4rem 0 }
 td, th { padding-right: .9rem; text-align: left; white-space: nowrap; font-size: .8rem }
-img { max-width: 100%; min-width: 40rem }
-.warning { border-left: .3rem solid #8a5a00; padding-left: .8rem }
-@media print { div { overflow: visible } td, th { white-space: normal } }
+img { max-width: 100%% }
+.cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(20rem, 1fr)); gap: .8rem }
 .card { border: 2px solid #bbb; padding: 0 .6rem }
 .large { font: bold 2rem sans-serif }
+.warning { border-left: .3rem solid #8a5a00; padding-left: .8rem }
+.small { font-size: .8rem; overflow-wrap: anywhere }
+.table { overflow-x: auto }
+@media (max-width: 48rem) { .table::before { content: "scrolls sideways \\2192" } }
 </style><h1>Does pretraining on test texts inflate scores?</h1>
 """
+PICTURE = ('<picture><source media="(max-width: 48rem)" srcset="data:image/png;base64,%s">'
+           '<img alt="The effects in the tables, drawn" src="data:image/png;base64,%s"></picture>')
 
 
 def unit_table(rows):
@@ -95,8 +98,10 @@ def unit_table(rows):
     rows = pd.concat(parts)
     roots = ["w_bias", "w_boost", "one_answer"]  # a mean's sd is at most the mean of the sds
     rows[roots] = np.sqrt(rows[roots])
-    units = rows.groupby([*CELL, "arms", "model", "main", "task", "subsample"])
-    units = units[[*MEANS, *EFFECTS, *roots]].mean(skipna=False).round(9)  # equal stay equal
+    groups = rows.groupby([*CELL, "arms", "model", "main", "task", "subsample"])
+    parts = groups[[*MEANS, *EFFECTS, *roots]]
+    known = parts.count().eq(groups.size(), axis=0)
+    units = parts.mean().where(known).round(9)  # equal stay equal
     units[roots] **= 2
     return units.reset_index()
 
@@ -144,55 +149,52 @@ def together(units, effect):
     return pd.DataFrame({"v": v, "noise": sums.w, "subsamples": K})
 
 
-def effect_rows(tasks, noise, args):
-    """Rows of effects.csv for the tasks of a setting or of several: these tasks and, from five on,
-    tasks like these. noise: what `interval` takes."""
+def effect_row(tasks, noise, args):
+    """A row of effects.csv: tasks of one setting or of several. noise: what `interval` takes."""
     settings = tasks.groupby(CELL).ngroups
     first, each = tasks.iloc[0], tasks.groupby("task")["estimate"].mean()
-    row = first[[*CELL, "effect", "model", "main"]].to_dict()
-    row |= {"setting": title_of(*first[CELL]), "settings": settings, "target": THESE,
-            "arms": names_of(tasks.arms), "tasks": tasks.task.nunique(),
-            "subsamples": tasks.subsamples.min(), "lowest": each.min(), "highest": each.max(),
-            **tasks[[*MEANS, "estimate"]].mean()}
+    J, K, middle = len(each), tasks.subsamples.min(), each.mean()
+    row = first[[*CELL, "effect", "model", "main"]].to_dict() | tasks[MEANS].mean().to_dict()
+    row |= {"setting": title_of(*first[CELL]), "settings": settings, "tasks": J, "subsamples": K}
     if settings > 1:
         name = f"{first.experiment}, mean of {settings} settings"
         row |= {"m": "", "n": "", "setting": name}
-    rows = [with_interval(row, noise, args)]
-    if row["tasks"] >= 5:
-        v = each.var() / row["tasks"]
-        like = pd.DataFrame({"v": [v], "noise": 0, "subsamples": row["tasks"]})
-        rows.append(with_interval(row | {"target": LIKE}, like, args))
-    return rows
 
-
-def with_interval(row, noise, args):
-    """The row with its interval and verdict."""
     se, df, half = interval(noise)
-    middle, needed, verdict = row["estimate"], math.nan, ""
+    spread, p_alike, reach = each.var() / J, math.nan, math.nan
+    if J > 1:  # Brown and Forsythe's F, df of Mehrotra (1997); of two tasks, Welch's t
+        top = (J - 1) ** 2 / (1 + (J - 2) * len(noise) * (K - 1) / df)
+        p_alike = stats.f.sf(spread / se**2, min(J - 1, top), min(df, 1e9))  # SciPy: not inf
+    if J >= FIVE:
+        like = {"v": [spread], "noise": np.nan_to_num(se**2), "subsamples": J}
+        reach = interval(pd.DataFrame(like))[2]
+    row |= {"estimate": middle, "se": se, "df": df, "low": middle - half, "high": middle + half,
+            "like_low": middle - reach, "like_high": middle + reach, "lowest": each.min(),
+            "highest": each.max(), "p_alike": p_alike, "margin": args.margin, "needed": math.nan}
     if row["effect"] == "bias":
-        verdict = verdict_on(middle, half, args)
-        if args.margin and verdict.startswith("Too early") and row["target"] == THESE:
-            needed = np.ceil(row["subsamples"] * (half / (args.margin / 2)) ** 2)
-    return row | {"se": se, "df": df, "low": middle - half, "high": middle + half,
-                  "margin": args.margin, "verdict": verdict, "needed": needed}
+        row["verdict"] = verdict_on(middle, half, J, args)
+        if row["verdict"].startswith("Too early") and args.margin and K >= FIVE:
+            row["needed"] = np.ceil(K * (half / (args.margin / 2)) ** 2)
+    return row
 
 
-def verdict_on(middle, half, args):
+def verdict_on(middle, half, tasks, args):
     """What precedes the colon is printed large."""
     if not half > 0:
         return "Too early to tell: there is no interval without two subsamples that differ"
     if not args.margin:
         return f"The interval {'excludes' if abs(middle) > half else 'includes'} 0"
     margin = f"±{args.margin:g} {args.unit}".replace("points", "percentage points")
+    mean = ", on average" if tasks > 1 else ""
     if abs(middle) + half < args.margin:
-        return f"No: within {margin}"
+        return f"No{mean}: within {margin}"
     if abs(middle) - half > args.margin:
         if (middle > 0) == (args.metric != "nll"):
-            return f"Yes: beyond {margin}"
-        return f"No: seen texts even score worse, beyond {margin}"
+            return f"Yes{mean}: beyond {margin}"
+        return f"No{mean}: seen texts even score worse, beyond {margin}"
     if half <= NEAR * args.margin:
         margin = margin.replace("±", "+" if middle > 0 else "-")
-        return f"Near the margin: the interval is narrow and includes {margin}"
+        return f"Near the margin{mean}: the interval is narrow and includes {margin}"
     return f"Too early to tell: the interval is too wide for {margin}"
 
 
@@ -202,19 +204,19 @@ def effects_table(units, tasks, args):
     for (experiment, effect, model), mine in tasks.groupby(["experiment", "effect", "model"]):
         each = []
         for _, part in mine.groupby(CELL):
-            each += effect_rows(part, part, args)
-        settings = mine.groupby("task").size()
-        if settings.min() == mine.groupby(CELL).ngroups > 1:
+            each.append(effect_row(part, part, args))
+        if mine.groupby("task").size().min() == len(each) > 1:
             used = units[(units.experiment == experiment) & (units.model == model)]
-            rows += effect_rows(mine, together(used, effect), args)
+            rows.append(effect_row(mine, together(used, effect), args))
         rows += each
-    return pd.DataFrame(rows).assign(metric=args.metric)
+    return pd.DataFrame(rows)
 
 
 def paper_model(rows, interaction):
     """Y_ijkl ~ Binomial(n, p), logit p = mu + alpha_i + U_j + V_jk + W_jl + beta l for model i,
     task j, subsample k, arm l (1: treatment) on the texts of `test`: (1) to (10), but in variables
-    that mix (docs/results.md): logit p = c_jk + alpha_i + (l - 1/2) d_j."""
+    that mix (docs/results.md): logit p = c_jk + alpha_i + (l - 1/2) d_j. A task's level a_j = mu +
+    beta/2 + U_j + (W_j0 + W_j1)/2 and its effect d_j = beta + W_j1 - W_j0 are independent."""
     import pymc as pm
     import pytensor.tensor as pt
 
@@ -224,13 +226,13 @@ def paper_model(rows, interaction):
     task_of_unit = np.zeros(unit_idx.max() + 1, int)
     task_of_unit[unit_idx] = task_idx
 
-    # d is centered the more (k), the less of the variance of tasks' changes is binomial noise
+    # d is centered the more, the less of the variance of tasks' changes is binomial noise
     sums = rows.groupby("task")[["control", "treatment", "n"]].sum()
-    right = sums[["control", "treatment"]] + 0.5
+    right = sums[["control", "treatment"]] + 0.5  # none is 0
     wrong = right.rsub(sums.n + 1, axis=0)
     noise = (1 / right + 1 / wrong).sum(axis=1).mean()
     varied = np.log(right / wrong).diff(axis=1).treatment.var()
-    k = max(0, 1 - noise / max(varied, 1e-9)) ** 2
+    centered = max(0, 1 - noise / max(varied, 1e-9)) ** 2  # varied may be 0
 
     with pm.Model(coords={"later": models[1:], "task": tasks}) as model:
         mu = pm.Normal("mu", 0, 1)
@@ -240,7 +242,7 @@ def paper_model(rows, interaction):
             alpha = pt.concatenate([[0.0], pm.Normal("alpha", 0, 5, dims="later")])
         sd_U = pm.HalfNormal("sd_U", 1)
         sd_V = pm.HalfNormal("sd_V", 1)
-        sd_W = pm.HalfNormal("sd_W", 3.5355) if interaction else 0
+        sd_W = pm.HalfNormal("sd_W", 3.5355) if interaction else 0  # 5 / sqrt(2)
 
         a = pm.Normal("a", mu + beta / 2, pt.sqrt(sd_U**2 + sd_W**2 / 2), dims="task")
         c = pm.Normal("c", a[task_of_unit], sd_V)
@@ -248,8 +250,8 @@ def paper_model(rows, interaction):
         d = beta * pt.ones(len(tasks))
         if interaction:
             s = math.sqrt(2) * sd_W
-            z = pm.Normal("z", k * beta, s**k, dims="task")
-            d = beta + s ** (1 - k) * (z - k * beta)
+            z = pm.Normal("z", centered * beta, s**centered, dims="task")
+            d = beta + s ** (1 - centered) * (z - centered * beta)
         d = pm.Deterministic("d", d, dims="task")
 
         level = c[unit_idx] + alpha[model_idx]
@@ -291,9 +293,10 @@ def fit(rows, effect, args):
                        treatment=(rows[f"acc_{treatment}"] * rows.n).round(),
                        unit=rows.groupby(["task", "subsample"]).ngroup())
     ready = nutpie.compile_pymc_model(paper_model(rows, not args.no_interaction))
+    draws = args.draws or 1000
     for accept, longer, more in ATTEMPTS:
         trace = nutpie.sample(
-            ready, chains=4, tune=args.draws // 2 * longer, draws=args.draws * more, seed=0,
+            ready, chains=4, tune=draws // 2 * longer, draws=draws * more, seed=0,
             target_accept=accept, save_warmup=False, progress_bar=False,
             blocking=False).wait()  # else nutpie catches Ctrl-C
         table = arviz.summary(predict(trace.posterior, rows), hdi_prob=SHARE, round_to="none")
@@ -313,27 +316,33 @@ def run_paper_model(rows, args):
         for effect in EFFECTS:
             tables[*cell, effect] = fit(mine, effect, args)
             posterior = pd.concat(tables, names=[*CELL, "effect", "parameter"]).reset_index()
-            write_csv(posterior, args.out / "posterior.csv")
-            said = posterior.warning.iloc[-1] or "converged"
-            print(f"{title_of(*cell)}, {effect}, the paper's model: {said}")
-    shown = posterior[[*CELL, "effect", "parameter", "mean", "hdi_5.5%", "hdi_94.5%", "r_hat"]]
-    shown = shown[shown.parameter.str.match("beta|diff")]
-    print(f"beta (log odds), differences (points)\n{shown.to_string(index=False)}")
+            posterior.to_csv(args.out / "posterior.csv", **CSV)
+            print(f"the paper's model, {title_of(*cell)}, {effect}: beta (log odds), differences")
+            shown = tables[*cell, effect].filter(regex="beta|diff", axis="index")
+            print(shown[["mean", "hdi_5.5%", "hdi_94.5%", "r_hat", "warning"]].to_string())
     return not any(posterior.warning)
 
 
-def notes(line, rows, args):
-    """(class, sentence) pairs below the verdict. rows: those behind the line."""
+def notes(line, rows, each, args):
+    """(class, sentence) pairs below the verdict. rows, each: those of the line, by task."""
     name = args.name if line.model == "all" else f"{args.name} of {line.model}"
     tasks = "1 task"
     if line.tasks > 1:
-        tasks = f"{line.tasks} tasks, from {line.lowest:{args.form}} to {line.highest:{args.form}}"
+        ends = [f"{end:+z.{args.digits}f}" for end in (line.lowest, line.highest)]
+        tasks = f"{line.tasks} tasks' estimates, from {ends[0]} to {ends[1]}"
     said = [("", f"Pretraining on the test texts instead of other texts changes {name} by "
                  f"{line.bias} {args.unit} (bias, 89% interval, {tasks}). Pretraining on other "
                  f"texts changes it by {line.boost} (boost).")]
-    if line.next_target == LIKE:
-        said.append(("", f"For {LIKE}, the bias is {line.next_bias}, the boost {line.next_boost}."))
-    if pd.notna(line.needed):
+    if line.p_alike < 0.05:
+        alone = ""
+        if len(each) == line.tasks <= FIVE:
+            alone = ": " + ", ".join(each.task + " " + each.bias)
+        said.append(("warning", f"The tasks differ (p = {line.p_alike:.1g}){alone}. Judge each "
+                                "alone, with --tasks."))
+    if pd.notna(line.like_low):
+        said.append(("", f"For tasks like these, the bias is {line.like_bias}, the boost "
+                         f"{line.like_boost}."))
+    if line.get("needed", 0) > 0:
         said.append(("", f"About {line.needed:.0f} subsamples of each task would narrow the "
                          f"interval to ±{args.margin / 2:g}; that may not settle it."))
     if not line.verdict.startswith("Yes"):
@@ -352,41 +361,39 @@ def caveat(rows):
         name, guess = "accuracy", rows.majority / 100
         score = rows[["acc_extra", "acc_test_on_extra"]].mean(axis=1)
     cases = (score - guess).groupby([rows[key] for key in (*CELL, "model", "task")]).mean()
-    weak = cases[cases < 0.05 - 1e-9].reset_index().task
+    weak = cases[cases < 0.05 - 1e-9].reset_index().task  # 5 points, whatever the last bits are
     if weak.empty:
         return []
+    tasks = weak.unique()
+    barely = ", ".join(tasks)
+    if len(tasks) > FIVE:
+        barely = f"{len(tasks)} of {rows.task.nunique()} tasks"
     return [("warning", f"A caveat: in {len(weak)} of {len(cases)} cases (model, task, m, n), "
                         f"{name} on unseen texts is less than 5 points above guessing. The models "
-                        f"barely learned {names_of(weak)}.")]
+                        f"barely learned {barely}.")]
 
 
-def names_of(values):
-    """The values in words."""
-    names = [str(value) for value in sorted(set(values.dropna()))]
-    if len(names) > 5:
-        names[5:] = [f"and {len(names) - 5} more"]
-    return ", ".join(names)
-
-
-def draw_effects(tasks, table, args):
+def draw_effects(tasks, table, args, narrow=False):
     """The figure: each setting, or each task of the only setting, and their mean."""
-    rows = table[(table.target == THESE) & (table.main | (table.settings > 1))]
+    rows = table[table.main | (table.settings > 1)]
     rows = rows.assign(name=rows.setting)
     if tasks.groupby(CELL).ngroups == 1:
         single = tasks[tasks.model != "all"].sort_values("estimate", ascending=False)
         rows = rows[(rows.tasks > 1) | (rows.model == "all")].assign(name="mean")
         rows = pd.concat([rows, single.assign(name=single.task)])
-    y, names = pd.factorize((rows["name"] + ", " + rows.model).str.removesuffix(", all"))
-    rows, names = rows.assign(y=y)[y < MOST], names[:MOST].str[:45]
+    y, names = pd.factorize((rows["name"] + ", " + rows.model).str.removesuffix(", all").str[:45])
     figure = Figure((9.5, 1.5 + 0.27 * len(names)), layout="constrained")
-    axes = figure.subplots(1, 3, sharey=True)
+    if narrow:
+        figure.set_size_inches(5, 4 + 1.2 * len(names))
+        names = [textwrap.fill(name, 27) for name in names]
+    axes = figure.subplots(*((3, 1) if narrow else (1, 3)), sharey=True)
     axes[0].set_yticks(range(len(names)), names, parse_math=False)
     axes[0].set_ylim(len(names) - 0.4, -0.6)
     axes[0].set(title="bias = seen - unseen", xlabel=args.unit)
     axes[1].set(title="boost = unseen - base", xlabel=args.unit)
     axes[2].set(title=args.name, xlabel=args.unit.replace("points", "%"))
-    for axis, (effect, mine) in zip(axes, rows.groupby("effect")):
-        pre = "_" if effect == "boost" else ""
+    for axis, effect, pre in zip(axes, EFFECTS, ("", "_")):  # the legend takes no label of _
+        mine = rows.assign(y=y)[rows.effect == effect]
         reach = mine.high - mine.estimate
         axis.errorbar(mine.estimate, mine.y, xerr=reach, fmt="ko", label=f"{pre}89% interval")
         axis.axvline(0, color="gray", ls="--")
@@ -394,80 +401,99 @@ def draw_effects(tasks, table, args):
             axis.axvspan(-args.margin, args.margin, color="#dddddd", label=f"{pre}margin")
     marks = {"base": ("s", 130, "white"), "unseen": ("o", 60, "#88ccee"), "seen": ("D", 16, "red")}
     for name, (mark, area, color) in marks.items():
-        axes[2].scatter(rows[name], rows.y, area, color, marker=mark, edgecolor="k", label=name)
+        axes[2].scatter(rows[name], y, area, color, marker=mark, edgecolor="k", label=name)
     if args.metric == "acc":
-        axes[2].scatter(rows.majority, rows.y, 110, "k", marker="|", label="most common class")
-    figure.legend(loc="outside upper center", ncols=6)
+        axes[2].scatter(rows.majority, y, 110, "k", marker="|", label="most common class")
+    figure.legend(loc="outside upper center", ncols=2 if narrow else 6)
     return figure
 
 
 def side_by_side(table, args):
     """The rows of the bias, with both effects in words."""
+    lines = table[table.effect == "bias"].reset_index(drop=True)
+    for effect in EFFECTS:
+        mine = table[table.effect == effect]
+        lines[effect] = in_words(mine[["estimate", "low", "high"]], args)
+        if "like_low" in mine:
+            lines[f"like_{effect}"] = in_words(mine[["estimate", "like_low", "like_high"]], args)
+    ends = mine[["low", "high"]] * (-1 if args.metric == "nll" else 1)
+    lines["helps"] = ends.min(axis=1).to_numpy() > 0  # boost
+    lines[MEANS] = lines[MEANS].map(lambda mean: f"{mean:.{args.digits}f}")
+    return lines
+
+
+def in_words(table, args):
+    """Estimates and their intervals. No end is rounded to 0 or to the margin."""
     words = []
-    for row in table[["estimate", "low", "high"]].to_numpy():
-        middle, low, high = [f"{value:{args.form}}" for value in row]
-        words.append(f"{middle} [{low}, {high}]" if row[1] < row[2] else middle)
-    table = table.assign(words=words)
-    bias, boost = [part.reset_index(drop=True) for _, part in table.groupby("effect")]
-    ends = boost[["low", "high"]] * (-1 if args.metric == "nll" else 1)
-    bias = bias.assign(bias=bias.words, boost=boost.words, helps=ends.min(axis=1) > 0)
-    bias[MEANS] = bias[MEANS].map(lambda mean: f"{mean:{args.form[2:]}}")
-    return bias
+    for row in table.to_numpy():
+        digits = args.digits
+        if any(round(abs(end), digits) in (0, args.margin) for end in row[1:]):
+            digits += 1
+        middle, *ends = [f"{value:+z.{digits}f}" for value in row]
+        words.append(f"{middle} [{ends[0]}, {ends[1]}]" if row[1] < row[2] else middle)
+    return words
 
 
 def publish(rows, tasks, table, args):
     """Print the verdicts. Write page, figure and tables."""
     lines = side_by_side(table, args)
-    lines = lines.join(lines[["target", *EFFECTS]].shift(-1).add_prefix("next_"))
-    lines = lines[lines.target == THESE]
+    each = side_by_side(tasks, args)
     most = lines.groupby(["experiment", "model"])["settings"].transform("max")
     judged = lines[lines.main & (lines.settings == most)]
     said, cards = [], []
     for _, line in judged.iterrows():
         keys = [name for name in (*CELL, "model") if line[name] not in ("", "all")]
         mine = rows[(rows[keys] == line[keys]).all(axis=1)]
-        texts = notes(line, mine, args)
+        alone = each[(each[[*CELL, "model"]] == line[[*CELL, "model"]]).all(axis=1)]
+        texts = notes(line, mine, alone, args)
         said.append(" ".join([f"{line.verdict} ({line.setting}).", *[text for _, text in texts]]))
         large, _, small = line.verdict.partition(": ")
-        card = [("", line.setting), ("large", large), ("", small), *texts]
-        cards.append(("card", card))
-
+        cards.append(("card", [("", line.setting), ("large", large), ("", small), *texts]))
+    above = [("cards", cards)]
     if judged["experiment"].duplicated().any():
         said.append("There is no mean: models or settings differ in tasks or subsamples.")
-        cards.append(("warning", said[-1]))
+        above.append(("warning", said[-1]))
 
-    figure = ("effects", draw_effects(tasks, table, args))
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 10**6
+    for text in said:
+        print(textwrap.fill(text, width))
+    table.to_csv(args.out / "effects.csv", **CSV)
+    tasks.to_csv(args.out / "tasks.csv", **CSV)
+
     shown = ["setting", "model", "bias", "boost", "tasks", "subsamples", "needed", *MEANS]
     settings = lines[shown].dropna(axis=1, how="all")
-    each = side_by_side(tasks[tasks.main], args)
-    each = each[[*CELL, "model", "task", "bias", "boost", "arms", "subsamples", *MEANS]]
-    parts = [cards[0], figure, *cards[1:], ("title", "Settings"), ("", settings),
-             ("title", "Tasks"), ("", each), ("title", "Methods"), ("", METHODS)]
-
-    print("\n".join(said))
-    write_csv(table, args.out / "effects.csv")
-    write_csv(tasks, args.out / "tasks.csv")
+    shown = [*CELL, "model", "task", "bias", "boost", "arms", "subsamples", *MEANS]
+    versions = ", ".join(rows["versions"].dropna().unique()) if "versions" in rows else ""
+    footer = f"{date.today()}: {args.command}, pandas {pd.__version__}; {len(rows)} rows {versions}"
+    below = [("title", "Settings"), ("table", settings), ("title", "Tasks"),
+             ("table", each.loc[each.main, shown]), ("small", footer)]
+    page = [HEAD % html.escape(args.out.name), div("", [*above, ("small", GLOSSARY)]),
+            PICTURE % save_figure(tasks, table, args), div("", below)]
     path = args.out / "report.html"
-    path.write_text(HEAD + html_of("", parts, args.out), encoding="utf-8")
+    path.write_text("\n".join(page), encoding="utf-8")
     print(f"page: {path.resolve()}")
 
 
-def html_of(kind, part, folder):
-    """A div of class `kind`: a text, table, figure (saved as KIND.png too), or list of these."""
+def save_figure(tasks, table, args):
+    """Save effects.png. Return it and that for narrow screens, as a page holds them."""
+    path, coded = args.out / "effects.png", []
+    for narrow in (True, False):
+        draw_effects(tasks, table, args, narrow).savefig(path, dpi=130)
+        coded.append(base64.b64encode(path.read_bytes()).decode())
+    if hasattr(builtins, "display"):  # in a notebook
+        builtins.display({"image/png": coded[1]}, raw=True)
+    return tuple(coded)
+
+
+def div(kind, part):
+    """HTML of class `kind`: a text, a table, or a list of (kind, part)."""
     if isinstance(part, list):
-        text = "\n".join(html_of(*each, folder) for each in part)
-    elif isinstance(part, Figure):
-        path = folder / f"{kind}.png"
-        part.savefig(path, dpi=130)
-        picture = base64.b64encode(path.read_bytes()).decode()
-        text = f'<img src="data:image/png;base64,{picture}">'
-        if hasattr(builtins, "display"):  # in a notebook
-            builtins.display({"image/png": picture}, raw=True)
+        text = "\n".join(div(*each) for each in part)
     elif isinstance(part, pd.DataFrame):
         text = part.to_html(index=False, border=0, na_rep="", float_format="{:.0f}".format)
     else:
         text = html.escape(part)
-    return f'<div class="{kind}">{text}</div>' if text else ""
+    return f'<div class="{kind}">{text}</div>'
 
 
 # Also in other scripts: see tests/copy_blocks.py
@@ -523,6 +549,7 @@ def above_zero(text, kind=float):
 CELL = ["experiment", "m", "n"]
 RUN = ["experiment", "model", "task", "m", "n", "subsample", "seed"]  # identify a row
 FILTERS = ("experiment", "m", "n", "model", "tasks")
+CSV = {"index": False, "float_format": "%.6g"}  # of written tables
 
 
 def columns_of(metric):
@@ -541,6 +568,8 @@ def read_rows(path, metric):
     """The rows of a results file; empty fields are nan."""
     with errors_name(path):
         lines = path.read_text(encoding="utf-8-sig").split("\n")
+    if lines[0] and "acc_base" not in lines[0]:
+        raise ValueError(f"{path} has no column acc_base: did you mean {path.stem}_results.csv?")
     mark = max(",;\t", key=lines[0].count)
     # line by line: one that a kill cut short in quotes would swallow the next
     header, *cells = [next(csv.reader([line], delimiter=mark), []) for line in lines]
@@ -554,8 +583,6 @@ def read_rows(path, metric):
         elif row:
             print(f"{place}: cut short, left out")
     rows = pd.DataFrame.from_dict(whole, "index", columns=[name.strip() for name in header])
-    if not rows.columns.is_unique:
-        raise ValueError(f"{path}: two columns have one name")
     rows = rows.replace(["", "NA", "nan"], np.nan)
     needed = [*RUN[:-1], "majority", *columns_of("acc")[:3], *columns_of(metric)[:3]]
     shares = ["majority", "discordant", "discordant_on_extra", *columns_of("acc")]
@@ -587,11 +614,14 @@ def load_rows(args, metric="acc"):
     if rows.empty:
         raise ValueError(f"{args.paths[0]} has no rows: run run_experiment.py first")
     scopes = dict.fromkeys(rows.select_dtypes("number").columns, RUN)
-    scopes |= {"recipe": RUN[:5], "data": ["experiment", "task"]}
+    scopes |= {"recipe": RUN[:5], "data": ["experiment", "task"],
+               "subsample": [*RUN[:5], "seed", "split"],  # a draw, or a data set, counts once
+               "task": ["experiment", "model", "m", "n", "seed", "data"]}
     for name, scope in scopes.items():
-        if name in rows:
+        if {name, *scope} <= {*rows}:
             values = rows.groupby(scope)[name].transform("nunique")
-            check(rows, values < 2, f"another row has the same {', '.join(scope)} but not {name}")
+            words = f"another row has the same {', '.join(scope)} but not {name}"
+            check(rows, ~(values > 1), words)
     rows = rows.groupby(RUN, as_index=False).first()
     rows["both"] = rows[columns_of(metric)].notna().all(axis=1) & (not args.plain)
     crossed = rows.groupby(CELL)["both"].transform("all")
@@ -604,12 +634,6 @@ def title_of(experiment, m, n):
     """A cell in words."""
     return f"{experiment}, m = {m}, n = {n}"
 
-
-def write_csv(table, path):
-    """Write a table whose names no spreadsheet runs."""
-    names = dict.fromkeys(["experiment", "model", "setting", "task"], "^(?=[=+@-])")
-    table = table.replace(names, "'", regex=True)
-    table.to_csv(path, index=False, float_format="%.6g")
 # --- end shared ---
 
 
@@ -672,28 +696,33 @@ def interval(tasks):
 def parse_args(argv):
     """The flags."""
     parser = argparse.ArgumentParser(
-        usage="%(prog)s [FILE ...] [flags]", description=__doc__.partition("\n\n")[0])
+        usage="%(prog)s [FILE ...] [flags]", description=__doc__.partition("\n\n")[0],
+        epilog=GLOSSARY.replace("%", "%%"))
     add = parser.add_argument
     add("paths", metavar="FILE", nargs="*", type=Path, default=[Path("results.csv")],
         help="results; default results.csv")
     add("--margin", type=above_zero,
         help="largest bias that does not matter; default 1 point (acc, f1)")
-    add("--metric", default="acc", help="acc, f1, nll or your own; default acc")
-    add("--plain", action="store_true", help="as in the paper: test on the set test only")
+    add("--metric", default="acc",
+        help="acc, f1, nll or X, of columns X_base, X_extra, X_test; default acc")
+    add("--plain", action="store_true", help="test on the set `test` only, as in the paper")
     for flag in FILTERS:
         add(f"--{flag}", nargs="+", help="use only these; default all")
     add("--paper-model", action="store_true", help="fit the paper's model too")
-    add("--no-interaction", action="store_true", help="without its interaction W (Figure 10)")
-    add("--draws", type=int, default=1000, help="draws per chain; default 1000")
+    add("--no-interaction", action="store_true", help="without its W (Figure 10)")
+    add("--draws", type=int, help="its draws per chain; default 1000")
     add("--out", type=Path, metavar="FOLDER", help="default fits/FILE")
     args = parser.parse_args(argv)
+    if args.paper_model and args.metric != "acc":
+        parser.error("--paper-model fits accuracy: leave out --metric")
+    if not args.paper_model and (args.draws or args.no_interaction):
+        parser.error("--draws and --no-interaction need --paper-model")
+    args.command = shlex.join(["fit_model.py", *(sys.argv[1:] if argv is None else argv)])
     args.name, args.unit = WORDS.get(args.metric, (args.metric, args.metric))
-    args.form = "+z.2f" if args.metric in POINTS else "+z.4f"
+    args.digits = 2 if args.metric in POINTS else 4
     if args.margin is None and args.metric in POINTS:
         args.margin = 1.0
-    if args.draws < 4:
-        parser.error("--draws must be 4 or more")
-    name = args.paths[0].stem
+    name = "+".join(path.stem for path in args.paths)
     args.out = args.out or Path("fits", name if args.metric == "acc" else f"{name}.{args.metric}")
     return args
 
@@ -701,7 +730,13 @@ def parse_args(argv):
 @errors_on_one_line()
 def main(argv=None):
     args = parse_args(argv)
-    rows = add_effects(load_rows(args, args.metric), args.metric)
+    rows = load_rows(args, args.metric)
+    for end in ("", "_on_extra"):
+        change = (rows[f"acc_test{end}"] - rows[f"acc_extra{end}"]).abs()
+        good = ~(rows[f"discordant{end}"] < change - 0.5 / rows.n)  # half an answer: rounding
+        words = f"discordant{end} is less than the accuracies differ"
+        check(rows.set_index("task"), good, words)
+    rows = add_effects(rows, args.metric)
     args.out.mkdir(parents=True, exist_ok=True)
     rows["majority"] *= 100
     if args.metric in POINTS:

@@ -16,8 +16,8 @@ is analyzed in two ways:
 Writes slices.png and two tables to meta/results/. Their columns, with 89% intervals:
     meta.csv: experiment, m, n, arms, kind, slice, paper_mean, paper_low, paper_high (beta, log
         odds), t_mean, t_low, t_high (points)
-    shares.csv: threshold (log odds) and the shares of slices with paper_mean beyond it (outside)
-        and with an interval that excludes 0 (paper, t)
+    shares.csv: threshold (log odds) and the shares of slices with paper_mean beyond it (outside;
+        README's 43%) and with an interval that excludes 0 (paper, t)
 """
 
 import argparse
@@ -41,6 +41,7 @@ from matplotlib.figure import Figure
 from scipy import special, stats
 
 SHARE = 0.89  # coverage of intervals, as in the paper
+KINDS = ("drawn", "shuffled")
 
 
 def report_slices(rows, slices, folder):
@@ -56,16 +57,19 @@ def report_slices(rows, slices, folder):
     groups = found.groupby([*names, "kind", "threshold"])
     shares = groups[["outside", "paper", "t"]].mean().reset_index()
 
-    write_csv(meta, folder / "meta.csv")
-    write_csv(shares, folder / "shares.csv")
+    meta.to_csv(folder / "meta.csv", **CSV)
+    shares.to_csv(folder / "shares.csv", **CSV)
     path = folder / "slices.png"
     plot(found).savefig(path, dpi=130)
     if hasattr(builtins, "display"):  # in a notebook
         picture = base64.b64encode(path.read_bytes()).decode()
         builtins.display({"image/png": picture}, raw=True)
 
-    print(shares.to_string(index=False, float_format="{:.2f}".format))
-    drawn, shuffled = found.groupby("kind")["outside"].mean()
+    words = {"kind": "slices", "threshold": "beta beyond", "outside": "share",
+             "paper": "paper's interval excludes 0", "t": "t interval excludes 0"}
+    shown = shares.assign(threshold=shares["threshold"].map("±{:g}".format)).rename(columns=words)
+    print(shown.to_string(index=False, float_format="{:.0%}".format))
+    drawn, shuffled = [found.loc[found["kind"] == kind, "outside"].mean() for kind in KINDS]
     print(f"With one subsample of each task you would have claimed a bias in {drawn:.0%} of "
           "slices: beta is beyond the paper's threshold. In shuffled slices, where there is no "
           f"bias to find, you would have claimed one in {shuffled:.0%}.")
@@ -99,7 +103,7 @@ def slice_table(rows, slices):
     t = D.mean(axis=1)
     half = stats.t.ppf((1 + SHARE) / 2, D.shape[1] - 1) * D.sem(axis=1)
     return pd.DataFrame({
-        "kind": np.repeat(["drawn", "shuffled"], slices), "slice": D.index % slices + 1,
+        "kind": np.repeat(KINDS, slices), "slice": D.index % slices + 1,
         "paper_mean": mean, "paper_low": low, "paper_high": high,
         "t_mean": t, "t_low": t - half, "t_high": t + half})
 
@@ -123,14 +127,14 @@ def slice_posterior(right, n, alpha, U):
         slope = (y - n * p) @ Z - prior * theta
         slope_U = (y - n * p) @ U - precision * level
 
-        # The curvature is [[head, border], [border.T, diag(shaft)]]
+        # The curvature is [[head, side], [side.T, diag(shaft)]]
         weight = n * p * (1 - p)
         weighted = Z.T * weight[:, None]
         head = weighted @ Z + np.diag(prior)
-        border = weighted @ U
+        side = weighted @ U
         shaft = weight @ U + precision
-        ratio = border / shaft[:, None]
-        covariance = np.linalg.inv(head - ratio @ border.mT)  # of theta
+        ratio = side / shaft[:, None]
+        covariance = np.linalg.inv(head - ratio @ side.mT)  # of theta
         step = (covariance @ (slope[..., None] - ratio @ slope_U[..., None]))[..., 0]
         step_U = slope_U / shaft - (step[:, None] @ ratio)[:, 0]
         theta += step
@@ -151,8 +155,8 @@ def plot(found):
     for axis, (cell, mine) in zip(axes, cells):
         threshold = mine["threshold"].iloc[0]
         axis.axvspan(-threshold, threshold, color="0.88", label="within the threshold")
-        for line, (kind, means) in zip(("-", "--"), mine.groupby("kind")["paper_mean"]):
-            axis.ecdf(means, linestyle=line, label=kind)
+        for kind, line in zip(KINDS, ("-", "--")):
+            axis.ecdf(mine.loc[mine["kind"] == kind, "paper_mean"], linestyle=line, label=kind)
         axis.set(title=title_of(*cell), ylabel="share of slices\nat or below")
     axis.set_xlabel("posterior mean of beta (log odds)")
     axes[0].legend(loc="lower right")
@@ -202,6 +206,7 @@ def brief(error, most=290):
 CELL = ["experiment", "m", "n"]
 RUN = ["experiment", "model", "task", "m", "n", "subsample", "seed"]  # identify a row
 FILTERS = ("experiment", "m", "n", "model", "tasks")
+CSV = {"index": False, "float_format": "%.6g"}  # of written tables
 
 
 def columns_of(metric):
@@ -220,6 +225,8 @@ def read_rows(path, metric):
     """The rows of a results file; empty fields are nan."""
     with errors_name(path):
         lines = path.read_text(encoding="utf-8-sig").split("\n")
+    if lines[0] and "acc_base" not in lines[0]:
+        raise ValueError(f"{path} has no column acc_base: did you mean {path.stem}_results.csv?")
     mark = max(",;\t", key=lines[0].count)
     # line by line: one that a kill cut short in quotes would swallow the next
     header, *cells = [next(csv.reader([line], delimiter=mark), []) for line in lines]
@@ -233,8 +240,6 @@ def read_rows(path, metric):
         elif row:
             print(f"{place}: cut short, left out")
     rows = pd.DataFrame.from_dict(whole, "index", columns=[name.strip() for name in header])
-    if not rows.columns.is_unique:
-        raise ValueError(f"{path}: two columns have one name")
     rows = rows.replace(["", "NA", "nan"], np.nan)
     needed = [*RUN[:-1], "majority", *columns_of("acc")[:3], *columns_of(metric)[:3]]
     shares = ["majority", "discordant", "discordant_on_extra", *columns_of("acc")]
@@ -266,11 +271,14 @@ def load_rows(args, metric="acc"):
     if rows.empty:
         raise ValueError(f"{args.paths[0]} has no rows: run run_experiment.py first")
     scopes = dict.fromkeys(rows.select_dtypes("number").columns, RUN)
-    scopes |= {"recipe": RUN[:5], "data": ["experiment", "task"]}
+    scopes |= {"recipe": RUN[:5], "data": ["experiment", "task"],
+               "subsample": [*RUN[:5], "seed", "split"],  # a draw, or a data set, counts once
+               "task": ["experiment", "model", "m", "n", "seed", "data"]}
     for name, scope in scopes.items():
-        if name in rows:
+        if {name, *scope} <= {*rows}:
             values = rows.groupby(scope)[name].transform("nunique")
-            check(rows, values < 2, f"another row has the same {', '.join(scope)} but not {name}")
+            words = f"another row has the same {', '.join(scope)} but not {name}"
+            check(rows, ~(values > 1), words)
     rows = rows.groupby(RUN, as_index=False).first()
     rows["both"] = rows[columns_of(metric)].notna().all(axis=1) & (not args.plain)
     crossed = rows.groupby(CELL)["both"].transform("all")
@@ -283,12 +291,6 @@ def title_of(experiment, m, n):
     """A cell in words."""
     return f"{experiment}, m = {m}, n = {n}"
 
-
-def write_csv(table, path):
-    """Write a table whose names no spreadsheet runs."""
-    names = dict.fromkeys(["experiment", "model", "setting", "task"], "^(?=[=+@-])")
-    table = table.replace(names, "'", regex=True)
-    table.to_csv(path, index=False, float_format="%.6g")
 # --- end shared ---
 
 
@@ -300,12 +302,15 @@ def parse_args(argv):
     add("paths", metavar="FILE", nargs="*", type=Path, default=[Path("results.csv")],
         help="results; default results.csv")
     add("--slices", type=int, default=500,
-        help="draws of one subsample per model and task; default 500")
-    add("--plain", action="store_true", help="as in the paper: test on the set test only")
+        help="how often one subsample per model and task is drawn; default 500")
+    add("--plain", action="store_true", help="test on the set `test` only, as in the paper")
     for flag in FILTERS:
         add(f"--{flag}", nargs="+", help="use only these; default all")
     add("--out", type=Path, metavar="FOLDER", help="default meta/FILE")
-    return parser.parse_args(argv)
+    args = parser.parse_args(argv)
+    if args.slices < 1:
+        parser.error("--slices must be 1 or more")
+    return args
 
 
 @errors_on_one_line()
@@ -315,10 +320,13 @@ def main(argv=None):
     counts = rows.groupby(RUN[:5])["subsample"].nunique()
     if counts.min() < 2:
         raise ValueError(f"{counts.idxmin()[2]} has one subsample: run more")
+    tasks = rows["task"].nunique()
+    if counts.min() < 5 or tasks < 2:
+        print(f"Too few to rely on: {counts.min()} subsamples of a task, tasks: {tasks}")
     bias = rows["acc_test"] - rows["acc_extra"]
     mirrored = rows["acc_extra_on_extra"] - rows["acc_test_on_extra"]  # nan: plain arms
     rows["bias"] = 100 * (bias + mirrored.fillna(bias)) / 2
-    folder = args.out or Path("meta", args.paths[0].stem)
+    folder = args.out or Path("meta", "+".join(path.stem for path in args.paths))
     folder.mkdir(parents=True, exist_ok=True)
     report_slices(rows, args.slices, folder)
     print(f"figure and tables: {folder.resolve()}")

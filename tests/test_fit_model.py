@@ -49,10 +49,9 @@ def csv_of(name):
 
 
 def one(table, **wanted):
-    """The only row with these values, on these tasks; n = None: the mean over settings."""
-    for name, value in ({"target": "these tasks"} | wanted).items():
-        if name in table:
-            table = table[table[name].isna() if value is None else table[name] == value]
+    """The only row with these values; n = None: the mean over settings."""
+    for name, value in wanted.items():
+        table = table[table[name].isna() if value is None else table[name] == value]
     assert len(table) == 1
     return table.iloc[0]
 
@@ -105,6 +104,7 @@ def crossed_rows(subsamples, n, rng, luck=0, effect=0.0):
     more = (n * rng.normal(0, sd / 100)).round() / n
     rows["acc_test"] += more
     rows["acc_extra_on_extra"] += more
+    rows[["discordant", "discordant_on_extra"]] += np.abs(more)[:, None]
     return rows.assign(arms="crossed")
 
 
@@ -169,35 +169,43 @@ def test_tables_1a_and_1b_and_section_7(run):
     """The paper rounds 3 decimals half up, then those of the table: .1848 is .185 and then .19."""
     found = run(PUBLISHED)
     assert found.end is None and not found.err
-    means = found.effects.query("target == 'these tasks' and model != 'all'").dropna(subset="m")
+    means = found.effects.query("model != 'all'").dropna(subset="m")
     assert len(means) == 32 and set(means["tasks"]) == {25}
+    narrower = 0
     for row in means.itertuples():
         boosts, biases = TABLE_1[row.m, row.model]
         expected, near = {"boost": (boosts, 0.0506), "bias": (biases, 0.00551)}[row.effect]
         assert abs(row.estimate - expected[SIZES.index(row.n)]) < near
+        # tasks like these: t over tasks, or Normal of these tasks if that is wider
+        each = found.tasks.query("m == @row.m and n == @row.n and model == @row.model "
+                                 "and effect == @row.effect")["estimate"]
+        t, normal = stats.t.ppf(0.945, 24) * each.std() / 5, 1.5982 * row.se
+        narrower += t < normal
+        assert row.like_high - row.like_low == approx(2 * max(t, normal), rel=1e-4)
+    assert narrower == 5
     tasks = found.tasks.query("model != 'all'")
     of_tasks = tasks.groupby(["effect", "task"])["estimate"].mean().round(9)
     assert (of_tasks["bias"] > 0).sum() == 12 and (of_tasks["boost"] > 0).sum() == 23
     for effect, values in of_tasks.groupby("effect"):
-        row = one(found.effects, effect=effect, model="all", n=None, target="tasks like these")
+        row = one(found.effects, effect=effect, model="all", n=None)
         ends = stats.ttest_1samp(values, 0).confidence_interval(0.89)
         assert "{:+.2f} [{:+.2f}, {:+.2f}]".format(row["estimate"], *ends) in found.out
     adjusted = found.tasks["p_adjusted"].dropna()  # not of means over models
     assert len(adjusted) == 400 and adjusted.min() == approx(0.081, abs=5e-4)
 
     rows = pd.concat(map(pd.read_csv, PUBLISHED))
-    for words in ("No: within ±1 percentage points (few-shot, mean of 8 settings).",
+    for words in ("No, on average: within ±1 percentage points (few-shot, mean of 8 settings).",
                   "+0.01 [-0.08, +0.10] points", "+4.35 [+4.23, +4.48]", "in 255 of 400 cases",
-                  ", and 16 more."):
+                  "learned 21 of 25 tasks."):
         assert words in found.out
+    assert "tasks differ" not in found.out
     cells = rows.groupby(["model", "task", "m", "n"])[["acc_extra", "majority"]].mean()
     assert (cells["acc_extra"] - cells["majority"] < 0.05 - 1e-12).sum() == 255
 
 
 def test_zero_shot_signs_are_exact(run):
     found = run(PAPER / "zero_shot_m100_n100.csv")
-    means = found.effects.query("target == 'these tasks'")["estimate"]
-    assert sorted(means) == approx([-0.04, 5.25], abs=5e-3)
+    assert sorted(found.effects["estimate"]) == approx([-0.04, 5.25], abs=5e-3)
     bias = found.tasks.query("effect == 'bias'")["estimate"]
     assert [(bias > 0).sum(), (bias == 0).sum(), (bias < 0).sum()] == [12, 1, 12]
 
@@ -214,8 +222,7 @@ def test_crossed_effects_by_loops(run, luck):
     rows = rows[rows["subsample"] <= rows["task"].map({"t0": 2, "t1": 3, "t2": 5, "t3": 9})]
     rows = rows[(rows["n"] == 50) | (rows["subsample"] < 9)]  # the smaller number gives the df
     found = run(rows)
-    assert set(found.effects["arms"]) == {"crossed"}
-    assert set(found.effects["target"]) == {"these tasks"}
+    assert set(found.tasks["arms"]) == {"crossed"} and found.effects["like_low"].isna().all()
     for effect in ("bias", "boost"):
         assert_interval(one(found.effects, effect=effect, n=None), plain_interval(rows, effect))
         for (m, n), mine in rows.groupby(["m", "n"]):
@@ -240,6 +247,41 @@ def test_noise_over_models_and_seeds(run):
     for changes, model in (({}, "all"), ({"model": "a", "seed": [0, 1, 0, 1]}, "a")):
         found = run(rows.assign(**changes)).effects
         assert one(found, effect="bias", model=model)["se"] == approx(math.sqrt(v), rel=1e-5)
+    rows.loc[0, "discordant"] = math.nan  # the mean over models of this subsample is unknown, too
+    found = one(run(rows).effects, effect="bias", model="all")
+    assert found["se"] == approx(math.sqrt(v), rel=1e-5)
+
+
+@pytest.mark.parametrize("sizes, luck, n, effects", [
+    ((7, 7), (0.5, 3), 5000, (0, 1.5)), ((4, 9), (1, 2), 5000, (0, 1)),
+    ((6, 6, 6, 6), (0.3, 1, 2, 3), 5000, (0, 1, 2, 1)), ((3, 3, 3), (0, 0, 0), 50, (0, 4, 8))])
+def test_do_the_tasks_differ(run, sizes, luck, n, effects):
+    """Welch's t test of two tasks, Mehrotra (1997) as printed for more, chi-squared where the noise
+    of rounding is wider than the spread."""
+    rng = default_rng(2)
+    biases = {}
+    for task, (K, sd, effect) in enumerate(zip(sizes, luck, effects)):
+        biases[f"t{task}"] = [*np.round(effect + sd * rng.standard_normal(K), 3)]
+    found = run(bias_rows(biases, n=n))
+    means = np.array([np.mean(values) for values in biases.values()])
+    s2 = np.array([np.var(values, ddof=1) for values in biases.values()])
+    if len(sizes) == 2:
+        p = stats.ttest_ind(*biases.values(), equal_var=False).pvalue
+    elif not any(luck):
+        p = stats.chi2.sf(((means - means.mean()) ** 2).sum() * 3 / (100 / n) ** 2 * 12, 2)
+    else:
+        N, size = sum(sizes), np.array(sizes)
+        parts = (1 - size / N) * s2
+        F = (size * (means - means.mean()) ** 2).sum() / parts.sum()
+        top = parts.sum() ** 2 / (
+            (s2**2).sum() + ((size * s2).sum() / N) ** 2 - 2 * (size * s2**2).sum() / N)
+        p = stats.f.sf(F, top, parts.sum() ** 2 / (parts**2 / (size - 1)).sum())
+    assert one(found.effects, effect="bias")["p_alike"] == approx(p, rel=1e-4)
+    for text in (found.out, found.page):
+        assert ("The tasks differ (p = " in text) == (p < 0.05)
+    row = one(found.tasks, effect="bias", task="t1")
+    words = f"t1 {row['estimate']:+.2f} [{row['low']:+.2f}, {row['high']:+.2f}]"
+    assert (words in found.out) == (p < 0.05)
 
 
 def test_means_only_where_tasks_are_shared(run):
@@ -251,7 +293,7 @@ def test_means_only_where_tasks_are_shared(run):
         assert found.effects["m"].notna().all() and "all" not in set(found.effects["model"])
         first, second, why, _ = found.out.splitlines()
         assert "+0.00 [" in first and "+3.00 [" in second and "There is no mean" in why
-        assert found.page.count('<div class="card') == 2
+        assert found.page.count('<div class="card"') == 2
 
 
 def test_no_interval(run):
@@ -397,7 +439,8 @@ def test_the_papers_model_from_the_command_line(run):
     tasks' changes are equal."""
     fit.paper_model(varied_rows().assign(control=9, treatment=9, unit=0), True)
     found = run(varied_rows(), "--paper-model", "--draws", 60)
-    assert found.end == 3 and found.out.count("the paper's model: not converged: r_hat") == 2
+    assert found.end == 3 and found.out.count("the paper's model, few-shot, m = 10, n = 30, ") == 2
+    assert re.search(r"difference\[all\] .*not converged: r_hat", found.out)
     for effect, posterior in csv_of("posterior").groupby("effect"):
         posterior = posterior.set_index("parameter")
         assert {*posterior.index} >= {"mu", "beta", "alpha[b]", "sd_U", "sd_V", "sd_W", "d[task00]",
@@ -413,7 +456,10 @@ def test_the_papers_model_from_the_command_line(run):
 
 
 @pytest.mark.parametrize("biases, margin, start", [
-    ({"a": [0, 1, -1] * 9, "b": [0, 1] * 9}, 1, "No: within ±1 percentage points (few-shot, m ="),
+    ({"a": [0, 1, -1] * 9}, 1, "No: within ±1 percentage points (few-shot, m ="),
+    ({"a": [0, 1, -1] * 9, "b": [0, 1] * 9}, 1, "No, on average: within ±1 percentage points (few"),
+    ({"a": [7, 8, 9], "b": [6, 9]}, 1, "Yes, on average: beyond ±1 percentage points (few-shot"),
+    ({"a": [-3, 5], "b": [6, -9]}, 1, "Too early to tell: the interval is too wide for ±1 percent"),
     ({"a": [7, 8, 9]}, 1.5, "Yes: beyond ±1.5 percentage points (few-shot"),
     ({"a": [-7, -8, -9]}, 1, "No: seen texts even score worse, beyond ±1 percentage"),
     # half-widths of .527 and .571, below and above .55 of the margin
@@ -422,18 +468,19 @@ def test_the_papers_model_from_the_command_line(run):
 def test_verdicts(run, biases, margin, start):
     found = run(bias_rows(biases, n=1000), "--margin", margin)
     assert found.out.startswith(start) and "nan" not in found.out + found.page
-    assert ("needed" in found.page) == start.startswith("Too early")
+    assert ("<th>needed" in found.page) == (start.startswith("Too early") and len(biases) < 2)
 
 
 def test_how_much_more_to_run(run):
-    """K (half / (margin / 2))^2, only where it is too early."""
-    rows = bias_rows({"a": [-3, 0, 4], "b": [-4, 2, 1, 0]})
-    R = math.ceil(3 * (plain_interval(rows, "bias")[3] / 0.5) ** 2)
+    """K (half / (margin / 2))^2, only where it is too early, and not before five subsamples."""
+    rows = bias_rows({"a": [-3, 0, 4, 0, 0], "b": [-4, 2, 1, 0, 3, 0]})
+    R = math.ceil(5 * (plain_interval(rows, "bias")[3] / 0.5) ** 2)
     found = run(pd.concat([rows, rows.assign(model="other")]))
     assert one(found.effects, effect="bias", model="all")["needed"] == R
     assert f"About {R} subsamples of each task would narrow the interval" in found.out
     assert f"<td>{R}</td>" in found.page and "NA" not in found.page
     assert run(rows, "--margin", 30).effects["needed"].isna().all()
+    assert run(rows.drop(0)).effects["needed"].isna().all()
 
 
 @pytest.mark.parametrize("boost, metric, warned", [
@@ -466,20 +513,20 @@ def test_caveats(run):
     out = run(bias_rows({"a": [7, 8, 9]}, base=0.6, majority=0.9)).out
     assert out.startswith("Yes") and "A caveat" not in out and "not shown" not in out
     out = run(bias_rows({"a": [1, 3], "b": [-2, -3], "c": [0, 1]})).out
-    assert "3 tasks, from -2.50 to +2.00)" in out
+    assert "3 tasks' estimates, from -2.50 to +2.00)" in out
 
 
 def test_other_metrics(run):
     """Without a margin, but for --margin, no verdict; a higher nll is worse."""
-    assert str(fit.parse_args("a.csv b.csv --metric f1".split()).out) == "fits/a.f1"
+    assert str(fit.parse_args("a.csv b.csv --metric f1".split()).out) == "fits/a+b.f1"
     rows = coin_rows().assign(nll_base=1, nll_extra=0.9, f1_base=0.5, f1_extra=0.6, f1_test=0.62)
     rows["nll_test"] = 0.95 + 0.01 * rows["subsample"]
-    assert run(rows, "--metric", "f1").out.startswith("Yes: beyond ±1 percentage points")
+    assert run(rows, "--metric", "f1").out.startswith("Yes, on average: beyond ±1 per")
     found = run(rows, "--metric", "nll")
     assert found.out.startswith("The interval excludes 0 (") and "±" not in found.page
     assert "+0.0750 [" in found.out
     out = run(rows, "--metric", "nll", "--margin", 0.001).out
-    assert out.startswith("No: seen texts even score worse, beyond ±0.001 nats")
+    assert out.startswith("No, on average: seen texts even score worse, beyond ±0.001 nats")
     rows["nll_test"] = 0.9 + 0.01 * (-1) ** rows["subsample"]
     assert run(rows, "--metric", "nll").out.startswith("The interval includes 0")
 
@@ -532,7 +579,10 @@ BAD = [  # a file, what is said of it
     (changed("discordant", "01. Mai", 0.1), "results.csv, line 24: column discordant is missing"),
     (TEXT + changed("acc_test", 0.1).splitlines()[-1] + "\n", "acc_test"),
     (TEXT[:-1] + ",\n", "results.csv, line 25: more cells than the header"),
-    (TEXT.replace("task,", "model,", 1), "results.csv: two columns have one name"),
+    (TEXT.replace("acc_base", "text"), "no column acc_base: did you mean results_results.csv?"),
+    (changed("discordant", 0.01), "task02: discordant is less than the accuracies differ"),
+    (changed("split", "x", "y", "x"), "line 23: another row has the same experiment, model, task,"),
+    (changed("data", *"x" * 9), "another row has the same experiment, model, m, n, seed, data but"),
     (changed("data", *"x" * 12, *"y" * 12), "data"),
     (changed("recipe", *"x" * 11, *"y" * 13), "recipe"),
     (TEXT, "no rows have --model c. There are: a, b")]
@@ -551,4 +601,3 @@ def test_a_margin_is_a_positive_number(said, margin):
     found = said(fit.parse_args, "--margin", margin)
     assert found.end == 2
     assert found.err.endswith(f"argument --margin: {margin!r} is not a positive float\n")
-    assert "4 or more" in said(fit.parse_args, "--draws", 3).err

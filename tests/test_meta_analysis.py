@@ -84,8 +84,11 @@ def test_the_papers_coin_flip(run, name, n, drawn, shuffled):
     found = run(ROOT / f"tests/published/{name}.csv", "--n", n, "--slices", 1000)
     shares = csv_of("shares")["outside"]
     assert [*shares] == approx([drawn, shuffled], abs=2.5 * math.sqrt(0.25 / 500 + 0.25 / 1000))
-    said = [float(share) for share in re.findall(r"(\d+)%", found.out)]
+    *table, sentence, _ = found.out.splitlines()
+    said = [float(share) for share in re.findall(r"(\d+)%", sentence)]
     assert said == approx([*(100 * shares)], abs=0.51)
+    assert table[0].endswith("share  paper's interval excludes 0  t interval excludes 0")
+    assert [float(line.split()[6][:-1]) for line in table[1:]] == said
 
 
 @pytest.mark.parametrize("crossed", [True, False])
@@ -154,15 +157,16 @@ def test_a_closed_pipe_ends_in_silence():
     assert done.returncode == 1 and not done.stderr
 
 
-@pytest.mark.parametrize("name, table", [("meta_analysis", "meta"), ("fit_model", "tasks")])
-def test_a_bad_folder_is_named_and_a_spreadsheet_runs_no_names(said, name, table):
-    file, main = path_of(coin_rows(experiment="=A1")), load_script(name).main
-    assert "/proc" in said(main, file, "--out", "/proc").end
-    found = said(main, file, "--out", "page")
-    assert {*csv_of(table)["experiment"]} == {"'=A1"} and not found.err
-    assert csv_of(table).select_dtypes("number").min().min() < 0
+@pytest.mark.parametrize("name", ["meta_analysis", "fit_model"])
+def test_a_bad_folder_is_named(said, name):
+    assert "/proc" in said(load_script(name).main, path_of(coin_rows()), "--out", "/proc").end
 
 
-def test_one_subsample_is_refused(run):
+def test_too_few(run):
     rows = coin_rows().query("task != 'task01' or subsample == 1")
     assert run(rows).end.startswith("error: task01 has one subsample")
+    assert "--slices must be 1 or more" in run(coin_rows(), "--slices", 0).err
+    for tasks, subsamples, few in ((1, 5, True), (2, 4, True), (2, 5, False)):
+        out = run(coin_rows(tasks=tasks, subsamples=subsamples), "--slices", 5).out
+        words = f"Too few to rely on: {subsamples} subsamples of a task, tasks: {tasks}"
+        assert out.startswith(words) == few
