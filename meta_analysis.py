@@ -183,15 +183,6 @@ def errors_on_one_line():
         raise SystemExit(f"error: {brief(error)}")
 
 
-@contextlib.contextmanager
-def errors_name(*places):
-    """Errors begin with the places, such as a file."""
-    try:
-        yield
-    except Exception as error:
-        raise ValueError(": ".join([*map(str, places), brief(error)])) from error
-
-
 def brief(error, most=290):
     """An error on one line, cut at a word. Only the end is left of a long path."""
     text = str(error).replace("'utf-8' codec", "save it as UTF-8:")
@@ -223,8 +214,10 @@ def check(rows, good, words):
 
 def read_rows(path, metric):
     """The rows of a results file; empty fields are nan."""
-    with errors_name(path):
+    try:
         lines = path.read_text(encoding="utf-8-sig").split("\n")
+    except UnicodeError:
+        raise ValueError(f"{path}: save it as UTF-8")
     if lines[0] and "acc_base" not in lines[0]:
         raise ValueError(f"{path} has no column acc_base: did you mean {path.stem}_results.csv?")
     mark = max(",;\t", key=lines[0].count)

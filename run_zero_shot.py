@@ -568,15 +568,6 @@ def errors_on_one_line():
         raise SystemExit(f"error: {brief(error)}")
 
 
-@contextlib.contextmanager
-def errors_name(*places):
-    """Errors begin with the places, such as a file."""
-    try:
-        yield
-    except Exception as error:
-        raise ValueError(": ".join([*map(str, places), brief(error)])) from error
-
-
 def brief(error, most=290):
     """An error on one line, cut at a word. Only the end is left of a long path."""
     text = str(error).replace("'utf-8' codec", "save it as UTF-8:")
@@ -967,6 +958,15 @@ def read_file(entry):
 
 
 # --- shared: fetch ---
+@contextlib.contextmanager
+def errors_name(*places):
+    """Errors begin with the places, such as a file."""
+    try:
+        yield
+    except Exception as error:
+        raise ValueError(": ".join([*map(str, places), brief(error)])) from error
+
+
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"),
              "pretrain-on-test-text")
 
