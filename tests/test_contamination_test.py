@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import sys
+import weakref
 import zlib
 from pathlib import Path
 
@@ -197,6 +198,7 @@ def test_examples_are_read_from_lines_columns_and_keys(name, content, examples):
     ("a.txt", "1\n2\n3\n4", "--held-out a.txt --reference gone", "a text is in both halves"),
     ("a.csv", "input,label\na,1\n", "", "columns input, label, not text: name yours with --text"),
     ("a.jsonl", '{"text": "b"}\n{"text": null}\n', "", "2 is empty or no text: None"),
+    ("a.txt", TEN, "--margin 2", "--margin does nothing with --examples"),
     ("a.jsonl", '{"words": "b"}', "", "keys are words, not text: use --text"),
     ("a.json", '["b", "c"]', "", "use a .txt, .csv, .tsv, .tab or .jsonl file"),
 ])
@@ -204,6 +206,7 @@ def test_a_mistake_is_one_line(name, content, flags, words, both, say):
     Path(name).write_text(content)
     assert words in say(f"--model {both[0]} --examples {name} {flags}")
     assert "needs --model" in say(f"--examples {name}")
+    assert "--clean does nothing with audits" in say("kept --clean a")
 
 
 @pytest.mark.parametrize("kind, changes, words", [
@@ -235,8 +238,22 @@ def test_unfit_models_are_refused(model_dir, say, monkeypatch):
             save_file(saved, file, {"format": "pt"})
         contam.open_model.cache_clear()
         assert words in say(f"--examples a.txt --model {folder}")
+    for words in folder.glob("*token*"):
+        words.unlink()
+    save_file(weights, file, {"format": "pt"})
+    assert "no tokenizer files in" in say(f"--examples a.txt --model {folder}")
     file.write_text("version https://git-lfs.github.com/spec/v1\n")
     assert "model.safetensors is a git-lfs" in say(f"--examples a.txt --model {folder}")
+
+
+def test_the_last_model_is_freed_before_the_next_loads(both, model_dir, monkeypatch):
+    lm, _ = contam.open_model(both[0], "half", "bf16")
+    assert {weight.dtype for weight in lm.parameters()} == {torch.bfloat16}
+    last, find, left = weakref.ref(lm), contam.find_files, []
+    del lm
+    monkeypatch.setattr(contam, "find_files", lambda name: left.append(last()) or find(name))
+    contam.open_model(model_dir("gpt2", merges=MERGES))
+    assert left == [None]
 
 
 @pytest.mark.parametrize("how", [("none", "bf16"), ("none", "fp16"), ("nf4", "bf16")])
@@ -372,10 +389,13 @@ def test_an_audit_goes_on_where_it_was(table, say, monkeypatch):
     assert "/proc" in say("kept --out /proc/new.csv") and not calls
 
 
-@pytest.mark.parametrize("name", ["unit.json", "extra", "test/adapter_model.safetensors"])
+@pytest.mark.parametrize("name", ["", "unit.json", "extra", "test/adapter_model.safetensors"])
 def test_a_damaged_unit_is_named_and_the_others_are_read(name, table, said, monkeypatch):
     lost = Path("kept/one", name)
-    if lost.is_dir():
+    if not name:  # its model was moved
+        lost = lost / "unit.json"
+        lost.write_text(lost.read_text().replace('"source": "', '"source": "/gone'))
+    elif lost.is_dir():
         shutil.rmtree(lost)
     else:
         os.truncate(lost, lost.stat().st_size * 2 // 3)
@@ -529,6 +549,30 @@ def test_no_verdict_where_the_clean_models_differ(more, silent):
     table = judge(pd.concat([rows.assign(task="a"), even.assign(task="b")]), "--clean one two")
     assert table.loc["mine", "p_halves"].tolist() == approx([2 * p, 2 * p, 1], rel=0.01)
     assert not table["verdict"].str.contains("No verdict").any()
+
+
+@pytest.mark.parametrize("kind", ["easier", "missing"])
+def test_what_is_wrong_in_every_task_is_seen_over_all(kind):
+    """Not in a single one. z: of Welch's tests; p of Fisher's exact test of the sums."""
+    index, z, parts = np.arange(100), [], []
+    for k in range(6):
+        clean = ((index < 30 + k) | (index >= 50) & (index < 75)).astype(float)
+        mine = (index % 3 == 0).astype(float)
+        if kind == "missing":
+            clean, mine[[1, 2, 4]] = (index % 2 == 0).astype(float), math.nan
+        p = stats.ttest_ind(clean[:50], clean[50:], equal_var=False).pvalue
+        z.append(stats.norm.isf(p / 2))
+        answers = as_rows({"mine": mine, "clean": clean}, np.repeat(["released", "held_out"], 50))
+        parts.append(answers.assign(task=str(k)))
+    table = judge(pd.concat(parts), "--clean clean").loc["mine"]
+    wanted = 2 * stats.norm.sf(sum(z) / math.sqrt(6))
+    if kind == "missing":
+        assert stats.fisher_exact([[18, 282], [0, 300]]).pvalue < 0.01
+    else:
+        assert table["p_halves"].iloc[0] == approx(wanted, rel=0.05) and wanted < 0.01
+    words = {"easier": "clean models differ", "missing": "more missing answers"}[kind]
+    assert table["verdict"].str.contains(words).tolist() == [True] + [False] * 6
+    assert Path("out.png").stat().st_size > 10000
 
 
 def test_several_tasks_by_hand(capsys):

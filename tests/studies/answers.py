@@ -5,11 +5,12 @@ in docs/results.md, cheapest first.
     python tests/studies/answers.py tries docs/answers_example.csv
     python tests/studies/answers.py missing --sets 2000
     python tests/studies/answers.py simulate --sets 2000
+    python tests/studies/answers.py pooled --sets 200
 
 halves: real models, clean ones and ones trained on one half, of which there are counts and no
 items, so no model can explain another. tries: a 7B model that saw copies of the items, and its twin
 that did not. missing: coverage where models did not answer all items. simulate: coverage, ten
-minutes of one core.
+minutes of one core. pooled: verdicts on an innocent model over many tasks, by what is wrong in each.
 """
 
 import argparse
@@ -99,6 +100,35 @@ def missing(args):
             used.append((seen.iloc[:, 1:].notna().mean() >= contam.ENOUGH).sum())
         print(f"{share:.0%} of the answers of {who}, {clean} clean: covers {np.mean(hits):.1%}, "
               f"no verdict {np.mean(silent):.1%}, clean models used {np.mean(used):.2f}")
+
+
+def pooled(args):
+    """Print what is said of an innocent model over all tasks, and how often an interval above 0 is
+    shown with a verdict: nothing is wrong; a tenth of its wrong answers lacks in the released half
+    of every task; or the released halves are 4 points easier. One clean model."""
+    for (tasks, items), kind in itertools.product(
+            ((20, 100), (57, 50)), ("nothing", "missing", "easier")):
+        rng, withheld, above = np.random.default_rng(3), [], []
+        for _ in range(args.sets):
+            parts = []
+            for task in range(tasks):
+                answers = draw_models(rng, items, 1, easier=0.22 * (kind == "easier"))
+                answers.columns = ["mine", "clean"]
+                half = np.arange(items) < items // 2
+                gone = half & (answers["mine"] == 0) & (rng.random(items) < 0.1) & (kind == "missing")
+                answers["mine"] = answers["mine"].mask(gone)
+                keys = [np.full(items, task), np.where(half, *HALVES), np.arange(items)]
+                parts.append(answers.set_index(keys).rename_axis(["task", "half", "group"]))
+            answers = pd.concat(parts)
+            rows, missing = [], answers.isna().astype(int)
+            for task, mine in answers.groupby(level="task"):
+                rows += contam.judge_task(task, mine, missing.loc[mine.index], ["clean"], tasks)
+            table = contam.with_all_tasks(pd.DataFrame(rows), missing)
+            row = contam.add_verdicts(table, ["clean"], 5).iloc[0]
+            withheld.append(row["verdict"].startswith("No verdict"))
+            above.append(row["low"] > 0 and not withheld[-1])
+        print(f"{tasks} tasks of {items}, {kind}: no verdict {np.mean(withheld):.1%}, an interval "
+              f"above 0 {np.mean(above):.1%}", flush=True)
 
 
 def by_strength(sets, rng):
@@ -198,7 +228,7 @@ def two_shares(one, other):
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     studies = parser.add_subparsers(required=True)
-    for name, run in (("simulate", simulate), ("missing", missing)):
+    for name, run in (("simulate", simulate), ("missing", missing), ("pooled", pooled)):
         study = studies.add_parser(name)
         study.add_argument("--sets", type=int, default=2000)
         study.add_argument("--kept", type=float, default=0.8, help="of the answers of the model before")
