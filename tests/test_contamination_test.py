@@ -196,10 +196,9 @@ def test_examples_are_read_from_lines_columns_and_keys(name, content, examples):
     ("a.txt", "a\n\nb", "", "example 2 is empty"), ("a.txt", "a\n\u200b", "", "2 is empty"),
     ("a.txt", TEN, "--held-out a.txt", "--held-out needs --reference"),
     ("a.txt", "1\n2\n3\n4", "--held-out a.txt --reference gone", "a text is in both halves"),
-    ("a.csv", "input,label\na,1\n", "", "columns input, label, not text: name yours with --text"),
     ("a.jsonl", '{"text": "b"}\n{"text": null}\n', "", "2 is empty or no text: None"),
     ("a.txt", TEN, "--margin 2", "--margin does nothing with --examples"),
-    ("a.jsonl", '{"words": "b"}', "", "keys are words, not text: use --text"),
+    ("a.jsonl", '{"words": "b"}', "", "columns words, not text: name yours with --text"),
     ("a.json", '["b", "c"]', "", "use a .txt, .csv, .tsv, .tab or .jsonl file"),
 ])
 def test_a_mistake_is_one_line(name, content, flags, words, both, say):
@@ -700,6 +699,7 @@ def test_words_separators_and_names():
     ("a,released,1,1\na,released,0,1.5%", "", "line 3: right is '1.5%', a percentage"),
     ("a,released,0,1\na,released,0,.5", "", "line 3: item '0' has two answers of 'a'"),
     ("a,released,,1", "", "item is empty"),
+    ("a,released,0,1", "--out a.csv", "a.csv: --out would replace it"),
     ("a,released,0,1", "--clean gone", "a.csv: --clean: the models are a"),
     ("a,released,0,1", "--examples a.csv", "--examples does nothing with --answers"),
     ("a,released,0,1", "", "no model has enough answers"),
