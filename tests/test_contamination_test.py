@@ -414,6 +414,7 @@ def test_the_table_of_detectors_by_hand(capsys):
     rows[contam.SETTING] = 50
     rows[[f"{name} {arm}" for name in contam.DETECTORS for arm in ARMS]] = 0.5
     rows[["zlib test", "Min-K% test", "Min-K%++ test"]] = 0.4
+    rows["log p test"] = 0.5 + sd * stats.norm.isf(0.03) / math.sqrt(3)  # adjusted, p is .1
     rows = rows.assign(**{"ref test": A, "ref extra": B, "p_exact test": [0.1, 0.3, 0.5],
                           "p_relative test": [0.1, 0.2, 0.3]})
     table = contam.detectors_of(rows)
@@ -429,6 +430,8 @@ def test_the_table_of_detectors_by_hand(capsys):
     p = table["p"].sort_values()
     by_hand = (p * 7 / np.arange(1, 8))[::-1].cummin()
     assert table["adjusted"].to_dict() == approx(by_hand.to_dict())
+    contam.show_table(rows)
+    assert capsys.readouterr().out.endswith("flagged by ref\n")
     shown = []
     for both in (rows, pd.concat([rows.assign(**{"ref test": 0.9}), rows])):  # the last counts
         contam.show_table(both.assign(recipe=[*"xyx"] * (len(both) // 3)))

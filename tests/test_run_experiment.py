@@ -114,13 +114,6 @@ def test_all_tasks_are_the_papers_25(script, monkeypatch):
     assert {*tasks} == {*fake_hub.TASKS}
 
 
-def test_filters(script):
-    table = pd.DataFrame({"text": [" a ", "bcd", " ", "\u200b", "\ufeff \u2060"], "label": 1})
-    for filters, texts in (({}, [" a ", "bcd"]), ({"strip": True, "max_characters": 1}, ["a"])):
-        entry = {"text": ["text"], "label": "label", "filters": filters}
-        assert script.filtered_texts(table, entry)["text"].tolist() == texts
-
-
 def test_mask_rates(script):
     ids = np.tile(np.r_[101, np.arange(1000, 1098), 102], 4000)  # 98 plain tokens, two special
     rng = np.random.default_rng(0)

@@ -288,10 +288,10 @@ def test_repeated_texts_are_read_once(own, script):
     """Else a test text could stand, with its label, in train."""
     repeats = [f" {text_of(i).upper()} ,{'ab'[i % 2]}" for i in range(15)]
     repeats += ["text-d. 7,a", "TEXT E!,b", "tex te,b"]
-    content = table("ab" * 10, *repeats, "new,b", "7,a", "8,b", "新 1,a", "新,b", "x,")
+    content = table("ab" * 10, *repeats, "new,b", "7,a", "8,b", "新 1,a", "新,b", "x,", "\u200b,b")
     task, line = own("mine.csv", content, "--m 4 --n 6")
     assert task.texts == [*[text_of(i) for i in range(20)], "new", "7", "8", "新 1"]
-    assert "1 rows without a label" in line and "19 repeated texts" in line
+    assert "2 rows without a label" in line and "19 repeated texts" in line
     scripts = ["ที่ดี", "ทุดู", "good 😀", "good 😡"]
     lines = [f"{text},{'ab'[place % 2]}" for place, text in enumerate(scripts)]
     assert own("others.csv", "\n".join(["text,label", *lines]))[0].texts == scripts
