@@ -128,7 +128,8 @@ def test_the_scored_tokens_are_the_examples_own(both):
     assert certain.tolist() == [[0], [0]]  # 0 / 0 counts as typical
 
 
-@pytest.mark.parametrize("size, counts", [(2, [2] * 9), (3, [6] * 6), (8, [12, 12, 2]), (17, [12])])
+@pytest.mark.parametrize("size, counts", [
+    (2, [2] * 9), (3, [6] * 6), (4, [12] * 4 + [2]), (8, [12, 12, 2]), (17, [12])])
 def test_shards_are_scored_order_by_order(size, counts, both):
     """As given, then in distinct other orders, the same each time. A last one alone has none."""
     _, net, lm = both

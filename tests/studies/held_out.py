@@ -66,7 +66,7 @@ def false_alarms(draws, unit):
         mine["order test"] = contam.order_p(log)[0] < contam.LEVEL
         likely = base["log p"].to_numpy()[rows]
         check = stats.mannwhitneyu(likely[:half], likely[half:]).pvalue
-        found.append(mine | {"refused": check < contam.LEVEL})
+        found.append(mine | {"refused": check < contam.NOT_RANDOM})
     table = pd.DataFrame(found).astype(float)
     print(f"% of {draws} random halves\n{table.agg(['mean', 'sem']).mul(100).round(2).T.to_string()}")
     kept = table[table["refused"] == 0]
