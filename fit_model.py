@@ -166,8 +166,8 @@ def effect_row(tasks, noise, args):
         top = (J - 1) ** 2 / (1 + (J - 2) * len(noise) * (K - 1) / df)
         p_alike = stats.f.sf(spread / se**2, min(J - 1, top), min(df, 1e9))  # SciPy: not inf
     if J >= FIVE:
-        like = {"v": [spread], "noise": np.nan_to_num(se**2), "subsamples": J}
-        reach = interval(pd.DataFrame(like))[2]
+        t, z = stats.t.ppf((1 + SHARE) / 2, [J - 1, math.inf])
+        reach = np.fmax(t * math.sqrt(spread), z * se)
     row |= {"estimate": middle, "se": se, "df": df, "low": middle - half, "high": middle + half,
             "like_low": middle - reach, "like_high": middle + reach, "lowest": each.min(),
             "highest": each.max(), "p_alike": p_alike, "margin": args.margin, "needed": math.nan}
@@ -463,8 +463,10 @@ def publish(rows, tasks, table, args):
     shown = ["setting", "model", "bias", "boost", "tasks", "subsamples", "needed", *MEANS]
     settings = lines[shown].dropna(axis=1, how="all")
     shown = [*CELL, "model", "task", "bias", "boost", "arms", "subsamples", *MEANS]
-    versions = ", ".join(rows["versions"].dropna().unique()) if "versions" in rows else ""
-    footer = f"{date.today()}: {args.command}, pandas {pd.__version__}; {len(rows)} rows {versions}"
+    files = ", ".join([path.name for path in args.paths])
+    versions = rows["versions"].dropna().unique() if "versions" in rows else []
+    footer = "; ".join([f"{date.today()}: {args.command}", f"{len(rows)} rows of {files}", *versions,
+                        f"pandas {pd.__version__}"])
     below = [("title", "Settings"), ("table", settings), ("title", "Tasks"),
              ("table", each.loc[each.main, shown]), ("small", footer)]
     page = [HEAD % html.escape(args.out.name), div("", [*above, ("small", GLOSSARY)]),
@@ -577,6 +579,8 @@ def read_rows(path, metric):
         elif row:
             print(f"{place}: cut short, left out")
     rows = pd.DataFrame.from_dict(whole, "index", columns=[name.strip() for name in header])
+    if not rows.columns.is_unique:
+        raise ValueError(f"{path}: two columns have one name")
     rows = rows.replace(["", "NA", "nan"], np.nan)
     needed = [*RUN[:-1], "majority", *columns_of("acc")[:3], *columns_of(metric)[:3]]
     shares = ["majority", "discordant", "discordant_on_extra", *columns_of("acc")]
@@ -614,7 +618,7 @@ def load_rows(args, metric="acc"):
     for name, scope in scopes.items():
         if {name, *scope} <= {*rows}:
             values = rows.groupby(scope)[name].transform("nunique")
-            words = f"another row has the same {', '.join(scope)} but not {name}"
+            words = f"another row has the same {', '.join(scope)} but not {name}: keep one"
             check(rows, ~(values > 1), words)
     rows = rows.groupby(RUN, as_index=False).first()
     rows["both"] = rows[columns_of(metric)].notna().all(axis=1) & (not args.plain)
@@ -691,19 +695,19 @@ def parse_args(argv):
     """The flags."""
     parser = argparse.ArgumentParser(
         usage="%(prog)s [FILE ...] [flags]", description=__doc__.partition("\n\n")[0],
-        epilog=GLOSSARY.replace("%", "%%"))
+        epilog=GLOSSARY)
     add = parser.add_argument
     add("paths", metavar="FILE", nargs="*", type=Path, default=[Path("results.csv")],
         help="results; default results.csv")
     add("--margin", type=above_zero,
-        help="largest bias that does not matter; default 1 point (acc, f1)")
+        help="largest bias that does not matter; default 1 point (acc, f1), else none")
     add("--metric", default="acc",
         help="acc, f1, nll or X, of columns X_base, X_extra, X_test; default acc")
-    add("--plain", action="store_true", help="test on the set `test` only, as in the paper")
+    add("--plain", action="store_true", help="test on one set, as the paper does; default both")
     for flag in FILTERS:
         add(f"--{flag}", nargs="+", help="use only these; default all")
-    add("--paper-model", action="store_true", help="fit the paper's model too")
-    add("--no-interaction", action="store_true", help="without its W (Figure 10)")
+    add("--paper-model", action="store_true", help="fit the paper's model, too; default no")
+    add("--no-interaction", action="store_true", help="leave out its W (Figure 10); default no")
     add("--draws", type=int, help="its draws per chain; default 1000")
     add("--out", type=Path, metavar="FOLDER", help="default fits/FILE")
     args = parser.parse_args(argv)

@@ -16,8 +16,8 @@ is analyzed in two ways:
 Writes slices.png and two tables to meta/results/. Their columns, with 89% intervals:
     meta.csv: experiment, m, n, arms, kind, slice, paper_mean, paper_low, paper_high (beta, log
         odds), t_mean, t_low, t_high (points)
-    shares.csv: threshold (log odds) and the shares of slices with paper_mean beyond it (outside;
-        README's 43%) and with an interval that excludes 0 (paper, t)
+    shares.csv: threshold (log odds), shares of slices with paper_mean beyond it (outside; 43% in
+        README) and with an interval that excludes 0 (paper, t)
 """
 
 import argparse
@@ -41,7 +41,6 @@ from matplotlib.figure import Figure
 from scipy import special, stats
 
 SHARE = 0.89  # coverage of intervals, as in the paper
-KINDS = ("drawn", "shuffled")
 
 
 def report_slices(rows, slices, folder):
@@ -65,11 +64,11 @@ def report_slices(rows, slices, folder):
         picture = base64.b64encode(path.read_bytes()).decode()
         builtins.display({"image/png": picture}, raw=True)
 
-    words = {"kind": "slices", "threshold": "beta beyond", "outside": "share",
+    words = {"kind": "slices", "threshold": "threshold for beta", "outside": "share beyond it",
              "paper": "paper's interval excludes 0", "t": "t interval excludes 0"}
-    shown = shares.assign(threshold=shares["threshold"].map("±{:g}".format)).rename(columns=words)
+    shown = shares.astype({"threshold": str}).rename(columns=words)
     print(shown.to_string(index=False, float_format="{:.0%}".format))
-    drawn, shuffled = [found.loc[found["kind"] == kind, "outside"].mean() for kind in KINDS]
+    drawn, shuffled = found.groupby("kind")["outside"].mean()
     print(f"With one subsample of each task you would have claimed a bias in {drawn:.0%} of "
           "slices: beta is beyond the paper's threshold. In shuffled slices, where there is no "
           f"bias to find, you would have claimed one in {shuffled:.0%}.")
@@ -103,7 +102,7 @@ def slice_table(rows, slices):
     t = D.mean(axis=1)
     half = stats.t.ppf((1 + SHARE) / 2, D.shape[1] - 1) * D.sem(axis=1)
     return pd.DataFrame({
-        "kind": np.repeat(KINDS, slices), "slice": D.index % slices + 1,
+        "kind": np.repeat(["drawn", "shuffled"], slices), "slice": D.index % slices + 1,
         "paper_mean": mean, "paper_low": low, "paper_high": high,
         "t_mean": t, "t_low": t - half, "t_high": t + half})
 
@@ -155,8 +154,8 @@ def plot(found):
     for axis, (cell, mine) in zip(axes, cells):
         threshold = mine["threshold"].iloc[0]
         axis.axvspan(-threshold, threshold, color="0.88", label="within the threshold")
-        for kind, line in zip(KINDS, ("-", "--")):
-            axis.ecdf(mine.loc[mine["kind"] == kind, "paper_mean"], linestyle=line, label=kind)
+        for line, (kind, means) in zip(("-", "--"), mine.groupby("kind")["paper_mean"]):
+            axis.ecdf(means, linestyle=line, label=kind)
         axis.set(title=title_of(*cell), ylabel="share of slices\nat or below")
     axis.set_xlabel("posterior mean of beta (log odds)")
     axes[0].legend(loc="lower right")
@@ -234,6 +233,8 @@ def read_rows(path, metric):
         elif row:
             print(f"{place}: cut short, left out")
     rows = pd.DataFrame.from_dict(whole, "index", columns=[name.strip() for name in header])
+    if not rows.columns.is_unique:
+        raise ValueError(f"{path}: two columns have one name")
     rows = rows.replace(["", "NA", "nan"], np.nan)
     needed = [*RUN[:-1], "majority", *columns_of("acc")[:3], *columns_of(metric)[:3]]
     shares = ["majority", "discordant", "discordant_on_extra", *columns_of("acc")]
@@ -271,7 +272,7 @@ def load_rows(args, metric="acc"):
     for name, scope in scopes.items():
         if {name, *scope} <= {*rows}:
             values = rows.groupby(scope)[name].transform("nunique")
-            words = f"another row has the same {', '.join(scope)} but not {name}"
+            words = f"another row has the same {', '.join(scope)} but not {name}: keep one"
             check(rows, ~(values > 1), words)
     rows = rows.groupby(RUN, as_index=False).first()
     rows["both"] = rows[columns_of(metric)].notna().all(axis=1) & (not args.plain)
@@ -296,8 +297,8 @@ def parse_args(argv):
     add("paths", metavar="FILE", nargs="*", type=Path, default=[Path("results.csv")],
         help="results; default results.csv")
     add("--slices", type=int, default=500,
-        help="how often one subsample per model and task is drawn; default 500")
-    add("--plain", action="store_true", help="test on the set `test` only, as in the paper")
+        help="times that one subsample of each model and task is drawn; default 500")
+    add("--plain", action="store_true", help="test on one set, as the paper does; default both")
     for flag in FILTERS:
         add(f"--{flag}", nargs="+", help="use only these; default all")
     add("--out", type=Path, metavar="FOLDER", help="default meta/FILE")

@@ -107,6 +107,7 @@ def test_page_and_figure_show_the_tables(shared, said, figures):
 
     # The figure, for narrow screens and for wide ones
     narrow, wide = figures
+    assert narrow.get_figheight() > wide.get_figheight()
     for figure in (narrow, wide):
         axes, keys = figure.axes, []
         for label in [tick.get_text() for tick in axes[0].get_yticklabels()]:
