@@ -465,10 +465,10 @@ def publish(rows, tasks, table, args):
     shown = [*CELL, "model", "task", "bias", "boost", "arms", "subsamples", *MEANS]
     files = ", ".join([path.name for path in args.paths])
     versions = rows["versions"].dropna().unique() if "versions" in rows else []
-    footer = "; ".join([f"{date.today()}: {args.command}", f"{len(rows)} rows of {files}", *versions,
-                        f"pandas {pd.__version__}"])
+    footer = [f"{date.today()}: {args.command}", f"pandas {pd.__version__}",
+              f"{len(rows)} rows of {files}", *versions]
     below = [("title", "Settings"), ("table", settings), ("title", "Tasks"),
-             ("table", each.loc[each.main, shown]), ("small", footer)]
+             ("table", each.loc[each.main, shown]), ("small", "; ".join(footer))]
     page = [HEAD % html.escape(args.out.name), div("", [*above, ("small", GLOSSARY)]),
             PICTURE % save_figure(tasks, table, args), div("", below)]
     path = args.out / "report.html"

@@ -552,7 +552,7 @@ def test_two_experiments_on_one_page_that_can_be_mailed(run):
     assert cards == ["No", "Yes"] and found.page.count("<img alt=") == 1
     footer = found.page[found.page.index("fit_model.py results.csv --out out --margin 1.5") - 12 :]
     assert footer.startswith(f"{date.today()}: ")
-    assert f"; 30 rows of results.csv; torch 7; torch 8; pandas {pd.__version__}<" in footer
+    assert f"; pandas {pd.__version__}; 30 rows of results.csv; torch 7; torch 8<" in footer
 
 
 def test_a_terminal_gets_whole_words_in_its_width():
