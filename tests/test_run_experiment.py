@@ -309,7 +309,7 @@ def test_answers_in_pretraining(script, load, model_dir, sample_of, kind, monkey
     folder = model_dir("gpt2", merges=()) if kind == "gpt2" else model_dir("bert")
     sample, seen, train = sample_of(1), [], script.train
     recipe = sample.recipe | {"max_length": 14, "answers": ["sport", "very cold"]}
-    sample.model, sample.recipe = model_of(script, folder, kind), recipe
+    sample = sample._replace(model=model_of(script, folder, kind), recipe=recipe)
     net = script.load_network(sample.model, "cpu", "float32")
 
     def watched(net, module, logits_of, example_of, count, stage, *rest):
