@@ -434,32 +434,36 @@ def in_words(table, args):
     return words
 
 
-def publish(rows, tasks, table, args):
-    """Print the verdicts. Write page, figure and tables."""
-    lines = side_by_side(table, args)
-    each = side_by_side(tasks, args)
+def judge(rows, lines, each, args):
+    """(line, notes) of each verdict: means over models and settings, where there are any."""
     most = lines.groupby(["experiment", "model"])["settings"].transform("max")
-    judged = lines[lines.main & (lines.settings == most)]
-    said, cards = [], []
-    for _, line in judged.iterrows():
+    judged = []
+    for _, line in lines[lines.main & (lines.settings == most)].iterrows():
         keys = [name for name in (*CELL, "model") if line[name] not in ("", "all")]
         mine = rows[(rows[keys] == line[keys]).all(axis=1)]
-        alone = each[(each[[*CELL, "model"]] == line[[*CELL, "model"]]).all(axis=1)]
-        texts = notes(line, mine, alone, args)
-        said.append(" ".join([f"{line.verdict} ({line.setting}).", *[text for _, text in texts]]))
+        keys = [*CELL, "model"]
+        judged.append((line, notes(line, mine, each[(each[keys] == line[keys]).all(axis=1)], args)))
+    return judged
+
+
+def publish(rows, tasks, table, args):
+    """Print the verdicts. Write tables, figure and page."""
+    lines, each = side_by_side(table, args), side_by_side(tasks, args)
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 10**6
+    cards = []
+    for line, texts in judge(rows, lines, each, args):
+        said = [f"{line.verdict} ({line.setting}).", *[text for _, text in texts]]
+        print(textwrap.fill(" ".join(said), width))
         large, _, small = line.verdict.partition(": ")
         cards.append(("card", [("", line.setting), ("large", large), ("", small), *texts]))
-    above = [("cards", cards)]
-    if judged["experiment"].duplicated().any():
-        said.append("There is no mean: models or settings differ in tasks or subsamples.")
-        above.append(("warning", said[-1]))
+    above = [("cards", cards), ("small", GLOSSARY)]
+    if len(cards) > lines["experiment"].nunique():
+        above.append(("warning", "There is no mean: models or settings differ in tasks or "
+                                 "subsamples."))
+        print(above[-1][1])
 
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 10**6
-    for text in said:
-        print(textwrap.fill(text, width))
     table.to_csv(args.out / "effects.csv", **CSV)
     tasks.to_csv(args.out / "tasks.csv", **CSV)
-
     shown = ["setting", "model", "bias", "boost", "tasks", "subsamples", "needed", *MEANS]
     settings = lines[shown].dropna(axis=1, how="all")
     shown = [*CELL, "model", "task", "bias", "boost", "arms", "subsamples", *MEANS]
@@ -469,7 +473,7 @@ def publish(rows, tasks, table, args):
               f"{len(rows)} rows of {files}", *versions]
     below = [("title", "Settings"), ("table", settings), ("title", "Tasks"),
              ("table", each.loc[each.main, shown]), ("small", "; ".join(footer))]
-    page = [HEAD % html.escape(args.out.name), div("", [*above, ("small", GLOSSARY)]),
+    page = [HEAD % html.escape(args.out.name), div("", above),
             PICTURE % save_figure(tasks, table, args), div("", below)]
     path = args.out / "report.html"
     path.write_text("\n".join(page), encoding="utf-8")

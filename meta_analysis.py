@@ -142,7 +142,7 @@ def slice_posterior(right, n, alpha, U):
             break
         variance_U = 1 / shaft + (ratio * (covariance @ ratio)).sum(axis=1)
         square = (level**2 + variance_U).sum(axis=1, keepdims=True)
-        precision = 1 / np.maximum((np.sqrt(J**2 + 4 * square) - J) / 2, 1e-4)
+        precision = 1 / np.maximum((np.sqrt(J**2 + 4 * square) - J) / 2, 1e-4)  # not infinite
     return theta[:, 1], np.sqrt(covariance[:, 1, 1])
 
 
