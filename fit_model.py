@@ -569,7 +569,8 @@ def read_rows(path, metric):
     except UnicodeError:
         raise ValueError(f"{path}: save it as UTF-8")
     if lines[0] and "acc_base" not in lines[0]:
-        raise ValueError(f"{path} has no column acc_base: did you mean {path.stem}_results.csv?")
+        results = f"{path.stem}_results.csv"
+        raise ValueError(f"{path} has no column acc_base: did you mean its results, {results}?")
     mark = max(",;\t", key=lines[0].count)
     # line by line: one that a kill cut short in quotes would swallow the next
     header, *cells = [next(csv.reader([line], delimiter=mark), []) for line in lines]
@@ -712,7 +713,8 @@ def parse_args(argv):
         add(f"--{flag}", nargs="+", help="use only these; default all")
     add("--paper-model", action="store_true", help="fit the paper's model, too; default no")
     add("--no-interaction", action="store_true", help="leave out its W (Figure 10); default no")
-    add("--draws", type=int, help="its draws per chain; default 1000")
+    add("--draws", type=lambda text: above_zero(text, int),
+        help="its draws per chain; default 1000")
     add("--out", type=Path, metavar="FOLDER", help="default fits/FILE")
     args = parser.parse_args(argv)
     if args.paper_model and args.metric != "acc":

@@ -219,7 +219,8 @@ def read_rows(path, metric):
     except UnicodeError:
         raise ValueError(f"{path}: save it as UTF-8")
     if lines[0] and "acc_base" not in lines[0]:
-        raise ValueError(f"{path} has no column acc_base: did you mean {path.stem}_results.csv?")
+        results = f"{path.stem}_results.csv"
+        raise ValueError(f"{path} has no column acc_base: did you mean its results, {results}?")
     mark = max(",;\t", key=lines[0].count)
     # line by line: one that a kill cut short in quotes would swallow the next
     header, *cells = [next(csv.reader([line], delimiter=mark), []) for line in lines]

@@ -202,7 +202,8 @@ def test_tables_1a_and_1b_and_section_7(run):
                   "+0.01 [-0.08, +0.10] points", "+4.35 [+4.23, +4.48]", "in 255 of 400 cases",
                   "learned 21 of 25 tasks."):
         assert words in found.out
-    assert "tasks differ" not in found.out
+    assert "tasks differ" not in found.out  # p = .10, by an audit's own code
+    assert one(found.effects, effect="bias", model="all", n=None)["p_alike"] == approx(0.1, abs=5e-3)
     cells = rows.groupby(["model", "task", "m", "n"])[["acc_extra", "majority"]].mean()
     assert (cells["acc_extra"] - cells["majority"] < 0.05 - 1e-12).sum() == 255
 
@@ -613,7 +614,7 @@ BAD = [  # a file, what is said of it
     (TEXT + changed("acc_test", 0.1).splitlines()[-1] + "\n", "acc_test"),
     (TEXT[:-1] + ",\n", "results.csv, line 25: more cells than the header"),
     (TEXT.replace("task,", "model,", 1), "results.csv: two columns have one name"),
-    (TEXT.replace("acc_base", "text"), "no column acc_base: did you mean results_results.csv?"),
+    (TEXT.replace("acc_base", "text"), "no column acc_base: did you mean its results, results_res"),
     (changed("discordant", 0.01), "task02: discordant is less than the accuracies differ"),
     (changed("split", "x", "y", "x"), "line 23: another row has the same experiment, model, task,"),
     (changed("data", *"x" * 9), "another row has the same experiment, model, m, n, seed, data but"),
@@ -633,6 +634,7 @@ def test_mistakes_end_in_one_line(run, text, message):
 @pytest.mark.parametrize("flags, message", [
     *[(["--margin", value], f"argument --margin: {value!r} is not a positive float")
       for value in ("0", "nan", "inf", "five")],
+    (["--draws", "0"], "argument --draws: '0' is not a positive int"),
     (["--draws", "500"], "--draws and --no-interaction need --paper-model"),
     (["--no-interaction"], "--draws and --no-interaction need --paper-model"),
     (["--paper-model", "--metric", "f1"], "--paper-model fits accuracy: leave out --metric")])
