@@ -9,7 +9,6 @@ import os
 import re
 import shutil
 import sys
-import weakref
 import zlib
 from pathlib import Path
 
@@ -235,16 +234,6 @@ def test_unfit_models_are_refused(model_dir, say, monkeypatch):
     assert "no tokenizer files in" in say(f"--examples a.txt --model {folder}")
     file.write_text("version https://git-lfs.github.com/spec/v1\n")
     assert "model.safetensors is a git-lfs" in say(f"--examples a.txt --model {folder}")
-
-
-def test_the_last_model_is_freed_before_the_next_loads(both, model_dir, monkeypatch):
-    lm, _ = contam.open_model(both[0], "half", "bf16")
-    assert {weight.dtype for weight in lm.parameters()} == {torch.bfloat16}
-    last, find, left = weakref.ref(lm), contam.find_files, []
-    del lm
-    monkeypatch.setattr(contam, "find_files", lambda name: left.append(last()) or find(name))
-    contam.open_model(model_dir("gpt2", merges=MERGES))
-    assert left == [None]
 
 
 @pytest.mark.parametrize("how", [("none", "bf16"), ("none", "fp16"), ("nf4", "bf16")])
