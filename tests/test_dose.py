@@ -40,4 +40,4 @@ def test_the_table_holds_what_the_files_hold(table):
         assert row["bias"] == approx(bias.mean())
         assert row["half"] >= 0.999 * stats.t.ppf(0.945, len(mine) - 1) * bias.sem()
     above = table[table["bias"] - table["half"] > 0]
-    assert len(above) and above["form"].str.endswith("answers").all()
+    assert {*zip(above["form"], above["epochs"])} == {("packed", 10), ("packed-answers", 10)}

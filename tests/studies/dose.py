@@ -42,8 +42,8 @@ MARGIN = 1  # point of the question
 COLORS = {False: "#009E73", True: "#882255"}  # without, with answers; told apart by all eyes
 BAND = "#dddddd"
 ORDER_TESTS = {"order test": "p_exact", "relative order": "p_relative"}
-TITLE = "Equally many epochs: texts alone leave traces, labels raise the score"
-UNDER = "smollm2, 50 reviews; numbers: epochs; arrows: labels added; bars: 89% intervals"
+TITLE = "Visible after one epoch, inflated after ten"
+UNDER = "smollm2, 50 reviews; numbers: epochs of pretraining; bars: 89% intervals"
 # of a label at its interval: aligned how, at the upper or the lower end
 PLACES = [("center", 1), ("center", -1), ("left", 1), ("right", 1), ("left", -1), ("right", -1)]
 
@@ -165,12 +165,11 @@ def draw(table, path):
     figure.suptitle(TITLE, weight="bold", size=15)
     for axis, detector in zip(axes, ("log p", "ref")):
         draw_plane(axis, table, detector)
-        draw_arrows(axis, table, detector)
     axes[0].set_title("by the model alone (log p)", size=13)
     axes[1].set_title("relative to the model before (ref)", size=13)
     axes[0].legend(handles=legend_handles(), loc="lower right", frameon=False, fontsize=11)
     axes[0].set_ylabel("HARMFUL?  bias = seen - unseen, points")
-    axes[0].set_ylim(-5, 8)
+    axes[0].set_ylim(-4, 6)
     figure.supxlabel("VISIBLE?  how often the model finds a seen text likelier than an unseen one\n"
                      f"({UNDER})")
     figure.draw_without_rendering()  # the axes' places are known from here on
@@ -200,15 +199,6 @@ def draw_plane(axis, rows, detector):
         axis.plot(x, y, "s", color=color, ms=10)
     axis.set_xlim(0.44, 1.06)
     axis.set_xticks([0.5, 0.75, 1], ["50%\nby chance", "75%", "100%\nalways"])
-
-
-def draw_arrows(axis, rows, detector):
-    """From a setting without answers to that with them, of equally many epochs."""
-    for _, pair in rows.groupby("epochs"):
-        if len(pair) == 2:
-            without, labeled = pair.sort_values("form")[[detector, "bias"]].to_numpy()
-            axis.annotate("", labeled, without, arrowprops={"arrowstyle": "->", "color": "gray",
-                                                            "shrinkA": 10, "shrinkB": 10})
 
 
 def label_marks(axis, rows, detector):
