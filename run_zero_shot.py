@@ -1229,8 +1229,8 @@ def parse_args(argv):
     add("--model", nargs="+", default=["smollm2"],
         help="smollm2, mistral, folder or Hub id; default smollm2")
     add("--m", nargs="+", type=whole, default=[100], help="labeled texts to leave out; default 100")
-    add("--n", nargs="+", type=whole, default=[50],
-        help="unlabeled texts, and as many test texts; default 50")
+    add("--n", nargs="+", type=whole, default=[30],
+        help="unlabeled texts, and as many test texts; default 30")
     add("--subsamples", type=whole, help="draws per task; default 2, or up to 100 with --margin")
     add("--experiment", help="name in the results; default by what is run")
     add("--pack", action="store_true", help="8 texts behind one instruction")
@@ -1263,7 +1263,7 @@ def main(argv=None):
     models = [find_model(text, registry) for text in args.model]
     if (args.about or args.answer) and not (args.csv or args.hub):
         raise ValueError("--about and --answer are only for --csv and --hub")
-    tasks = load_tasks(args, registry, ["rotten_tomatoes"])
+    tasks = load_tasks(args, registry, ["bbc_news"])
     recipe_of = functools.partial(prompt_recipe, registry, args)
     if not args.show_prompts:
         most = dict.fromkeys(args.n, args.subsamples or (100 if args.margin else 2))

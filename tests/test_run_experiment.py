@@ -563,8 +563,8 @@ def test_a_bar_shows_a_clock_what_runs_and_how_much_is_needed(script, monkeypatc
     ("run_experiment", "", ["bbc_news", "reuters"], [50], 1, {200: 100}),
     ("run_experiment", "--n 50 100 500 --subsamples 100 50", ["bbc_news", "reuters"], [50], None,
      {50: 100, 100: 50, 500: 50}),
-    ("run_zero_shot", "", ["rotten_tomatoes"], [100], None, {50: 2}),
-    ("run_zero_shot", "--margin 2", ["rotten_tomatoes"], [100], 2, {50: 100})])
+    ("run_zero_shot", "", ["bbc_news"], [100], None, {30: 2}),
+    ("run_zero_shot", "--margin 2", ["bbc_news"], [100], 2, {30: 100})])
 def test_the_defaults(name, typed, tasks, m, margin, most, monkeypatch):
     script = load_script(name)
     monkeypatch.setattr(script, "run_all", Mock())
