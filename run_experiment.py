@@ -364,8 +364,10 @@ def probe(net):
     if net.causal and not torch.allclose(alone[0][: len(texts[1])], alone[1], atol=near):
         raise ValueError("not causal: tokens see later ones")
     batch = pack(net, texts, [np.arange(len(text)) for text in texts], texts)
-    if not torch.allclose(lm_logits(net, batch), torch.cat(alone), atol=near):
-        raise ValueError("logits overflow, or change when texts share a batch")
+    found, alone = lm_logits(net, batch), torch.cat(alone)
+    if found.shape != alone.shape or not torch.allclose(found, alone, atol=near):
+        raise ValueError(f"{net.lm.config.model_type} models do not work here: logits overflow, or "
+                         "change when texts share a batch")
     for name, weight in net.modules.state_dict().items():
         if not torch.equal(weight, net.checkpoint[name]):
             raise ValueError(f"running the model changes its {name}: arms would differ")
@@ -673,7 +675,7 @@ def results_of(args, models, run, units, stack):
     samples = (draw(*unit) for unit in units if "seconds" not in unit[0])
     if args.dask:
         job = functools.partial(run_job, run, args, 1)
-        yield from on_dask(connect(stack, args.dask, args.workers or 1), job, samples)
+        yield from on_dask(connect(stack, args.dask), job, samples)
         return
     device, cores = choose_device(args), joblib.cpu_count()
     small = device == "cpu" and max([model.size for model in models]) < SMALL
@@ -688,15 +690,13 @@ def results_of(args, models, run, units, stack):
 
 
 @functools.lru_cache(1)
-def connect(stack, address, count):
-    """A client of a Dask cluster, with this script on its workers. The stack closes it."""
+def connect(stack, address):
+    """A client of a Dask cluster, which gets this script. The stack closes it."""
     import distributed
 
     logging.disable()  # errors come as exceptions, too
     client = stack.enter_context(distributed.Client(address))
     client.upload_file(__file__)
-    print("waiting for Dask workers:", count)
-    client.wait_for_workers(count, timeout=600)
     return client
 
 
@@ -799,8 +799,7 @@ def add_shared_flags(parser):
     add = parser.add_argument_group("machine and output").add_argument
     add("--device", default="auto", help="cpu, cuda, cuda:1 or mps; default auto")
     add("--precision", default="float32", choices=PRECISIONS, help="default float32")
-    add("--workers", type=whole, help="processes, or Dask workers to wait for; default 1; up to 4 "
-        "for small models on a CPU")
+    add("--workers", type=whole, help="processes; default 1; up to 4 for small models on a CPU")
     add("--dask", help="a Dask scheduler, such as tcp://10.0.0.1:8786; default none")
     add("--out", type=Path, help="results file; finished rows in it are skipped; default "
         "results.csv, or NAME_results.csv for --csv and --hub")
@@ -1173,10 +1172,13 @@ def read_model(name, known, source):
     config = transformers.AutoConfig.from_pretrained(
         folder, gguf_file=gguf, trust_remote_code=False)
     kind = str(config.architectures)
-    if (config.is_encoder_decoder or config.get_text_config() is not config
-            or getattr(config, "quantization_config", None) or "Classif" in kind):
-        raise ValueError("not for classifiers, encoder-decoder, multimodal or quantized models")
     masked = type(config) in transformers.MODEL_FOR_MASKED_LM_MAPPING
+    causal = type(config) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING
+    if (config.is_encoder_decoder or config.get_text_config() is not config
+            or getattr(config, "quantization_config", None) or "Classif" in kind
+            or not (masked or causal)):
+        raise ValueError("only for models of language, not for classifiers, encoder-decoder, "
+                         "multimodal or quantized models")
     if re.search("CausalLM|[^h]LMHead", kind):  # some types are both
         masked = False
     like = "bert" if masked else "gpt2"

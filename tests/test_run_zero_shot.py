@@ -288,6 +288,7 @@ def test_a_run_is_what_its_files_say(kind, typed, zero, byte_model, run, monkeyp
         log_p.update(predictions)
         add_scores(row, predictions, labels)
 
+    watched.cache_clear = load_net.cache_clear
     monkeypatch.setattr(zero, "load_net", watched)
     monkeypatch.setattr(zero, "add_scores", scored)
     length = 640 if "--pack" in typed else 185  # cuts texts
