@@ -682,7 +682,7 @@ def results_of(args, models, run, units, stack):
     workers = args.workers or (min(4, cores) if small else 1)
     if "__file__" not in globals():  # other processes cannot import a notebook's cell
         workers = 1
-    tqdm.write(f"device {device}, {args.precision}, workers: {workers}")
+    tqdm.write(f"device {device}, {units[0][1]['precision']}, workers: {workers}")
     threads = 1 if small else max(1, cores // workers)
     job = joblib.delayed(functools.partial(run_job, run, args, threads))
     with joblib.parallel_config("loky", n_jobs=workers, initializer=IGNORE_CTRL_C):
@@ -757,7 +757,7 @@ def run_cell(args, units, tasks, results):
                 if k > 4:  # before, it is a guess
                     done += f" of about {max(LEAST, math.ceil(k * (now / goal) ** 2))}"
                 digits = 3 if f"{now:.2f}" == f"{goal:.2f}" else 2
-                known = f"; {done} of each task: ±{now:.{digits}f}, stops at ±{goal:.{digits}f}"
+                known = f"; {done} of each task, now ±{now:.{digits}f}, stops at ±{goal:.{digits}f}"
     return rows
 
 

@@ -553,8 +553,8 @@ def test_a_bar_shows_a_clock_what_runs_and_how_much_is_needed(
     units = [({name: row[name] for name in row if name != "seconds"},) for row in rows]
     script.run_cell(SimpleNamespace(margin=2 * goal, out=None), units, 2, results())
     said = capsys.readouterr().err
-    assert "[00:01] running a k 1" in said and "running a k 5; 4 of each task: ±" in said
-    assert (f"k 6; 5 of about {needed} of each task: ±{now:.{digits}f}, stops at "
+    assert "[00:01] running a k 1" in said and "running a k 5; 4 of each task, now ±" in said
+    assert (f"k 6; 5 of about {needed} of each task, now ±{now:.{digits}f}, stops at "
             f"±{goal:.{digits}f}") in said
 
 
@@ -725,12 +725,14 @@ def test_a_process_loads_its_model_once(run, script, monkeypatch):
 
 
 @pytest.mark.parametrize("size, workers", [(49e6, 4), (51e6, 1)])
-def test_only_small_models_get_four_workers(script, monkeypatch, size, workers):
+def test_only_small_models_get_four_workers(script, monkeypatch, capsys, size, workers):
     spread = Mock(wraps=joblib.parallel_config)
     monkeypatch.setattr(joblib, "parallel_config", spread)
     monkeypatch.setattr(joblib, "cpu_count", lambda: 9)
     args = script.parse_args(["--device", "cpu"])
-    assert not [*script.results_of(args, [SimpleNamespace(size=size)], None, [], None)]
+    units = [({"seconds": 1}, {"precision": "bf16"})]
+    assert not [*script.results_of(args, [SimpleNamespace(size=size)], None, units, None)]
+    assert capsys.readouterr().out == f"device cpu, bf16, workers: {workers}\n"
     assert spread.call_args.kwargs["n_jobs"] == workers
 
 
