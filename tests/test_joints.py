@@ -156,6 +156,27 @@ def test_slices_are_drawn_as_they_are_in_the_table(said, figures):
     assert abs(slices["t_mean"]["zero_shot", "shuffled"].mean()) < 1.5
 
 
+def test_the_figure_of_answers_shows_the_table(said, figures):
+    """A clean model stands below the others."""
+    rng = np.random.default_rng(0)
+    rows = pd.DataFrame({"model": [*"abc"] * 120, "half": ["released", "held_out"] * 180})
+    rows["item"] = rows["half"] + (np.arange(360) // 6).astype(str)
+    rows["right"] = rng.integers(0, 2, 360) | ((rows["model"] == "c") & (rows["half"] == "released"))
+    rows.to_csv("answers.csv", index=False)
+    said(contam.main, *"--answers answers.csv --clean a --margin 3 --out out.csv".split())
+    table, (axis,) = pd.read_csv("out.csv").set_index("model"), figures[0].axes
+    bars, points = axis.collections
+    names = [tick.get_text() for tick in axis.get_yticklabels()]
+    assert [*names] == ["b", "c", "a"] and [*axis.get_yticks()] == [*points.get_offsets()[:, 1]]
+    for name, bar, (x, y), note in zip(
+            names, bars.get_segments(), points.get_offsets(), axis.texts, strict=True):
+        row = table.loc[name]
+        assert [*bar.T.flat, x] == approx([row["low"], row["high"], y, y, row["bias"]])
+        assert row["verdict"].startswith(note.get_text()) and note.xy[1] == y
+    (band,) = axis.patches
+    assert [band.get_x(), band.get_width()] == [-3, 6]
+
+
 # Flags against what runs
 
 
