@@ -19,6 +19,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -464,9 +465,11 @@ def test_predictions_give_the_row(run, script, monkeypatch, benchmark_csv):
 
 
 def test_the_grid_of_all_combinations_runs(run, tiny, model_dir):
-    message, out = run(f"--model {tiny} {model_dir('opt', word_embed_proj_dim=16)} --m 6 9 --n 4 8")
-    keys = {(row["model"], row["m"], row["n"]) for row in rows_of()}
-    assert message is None and len(keys) == len(rows_of()) == 8
+    other = model_dir("opt", word_embed_proj_dim=16)
+    message, out = run(f"--model {tiny} {other} --m 6 9 --n 4 8 --subsamples 2 1")
+    keys = Counter((row["model"], row["m"], row["n"]) for row in rows_of())
+    assert message is None and len(keys) == 8
+    assert all(count == (2 if n == "4" else 1) for (_, _, n), count in keys.items())
 
 
 def test_a_task_alone_and_in_two_processes_equals_that_of_a_longer_run(run):
@@ -600,6 +603,7 @@ def test_another_recipe_or_other_data_is_refused(
         (changed,) = rows_of(f"{what}.csv")
         assert changed[what] != before[what]
         refused(f"results.csv has few-shot tiny-bert topics 30 20 1 0 with {words}: use", typed)
+    refused("use a different --out", "--precision bf16")
     twin = shutil.copytree(tiny, tmp_path / "twin" / "tiny-bert")
     (twin / "merges.txt").touch()
     refused("two models have one name", f"--model {tiny} {twin} --out twin.csv")
@@ -848,7 +852,7 @@ def test_a_pasted_cell_runs(flags, tmp_path, capsys, monkeypatch):
     ("--csv absent.csv", "No such file"),
     ("--device toaster", "Expected one of cpu, cuda"),
     ("--out /proc/rows.csv", "/proc"), ("--out .", "Is a directory"),
-    ("--subsamples 3 2", "more numbers than --n"),
+    ("--subsamples 3 2", "more numbers than --n"), ("--n 5 300", "n = 300 do not fit 400 rows"),
     ("--pretrain-lr 1e30 --batch-size 64", "topics: the loss of arm extra is not finite")])
 def test_mistakes_in_flags(refused, typed, words):
     refused(words, typed)
