@@ -333,7 +333,9 @@ def test_repeated_texts_are_read_once(own, script):
     lines = [f"{text},{'ab'[place % 2]}" for place, text in enumerate(scripts)]
     assert own("others.csv", "\n".join(["text,label", *lines]))[0].texts == scripts
     own("mine.csv", content)
-    assert len(script.load_task("mine", LISTED).texts) == 43, "of tasks.json all rows stay"
+    task = script.load_task("mine", {**LISTED, "labels": ["b", "a"], "classes": ["B", "A"]})
+    assert len(task.texts) == 43, "of tasks.json all rows stay"
+    assert task.classes == ["B", "A"] and task.labels[:4].tolist() == [1, 0, 1, 0]
 
 
 def test_a_switch_shows_the_traceback(own, monkeypatch):
