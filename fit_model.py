@@ -49,7 +49,7 @@ from scipy import special, stats
 os.environ.setdefault("PYTENSOR_FLAGS", "cxx=")  # nutpie needs no C compiler
 warnings.simplefilter("ignore", FutureWarning)  # of ArviZ
 
-NEAR = 0.55  # margins: below it more data hardly help
+NEAR = 0.55  # margins: a half-width below which more data hardly help
 FIVE = 5  # tasks for "tasks like these", subsamples for `needed`
 MAX_R_HAT, MIN_ESS = 1.01, 400  # Vehtari et al. (2021)
 ATTEMPTS = ((0.9, 1, 1), (0.99, 4, 2))  # acceptance, times tuning, times draws
@@ -64,7 +64,8 @@ GLOSSARY = (
     "texts. needed: draws that narrow the interval to half the margin. majority: share of the most "
     "common class. crossed: tested on both sets; plain: on one. 89% intervals are the wider of "
     "two: t from the spread of subsamples (or tasks), Normal from the draw of texts or rounding. "
-    "Where a run stops by itself, about 86% hold the truth.")
+    "Where a run stops by itself, about 86% hold the truth. Means over models and settings "
+    "are shown where all have the same tasks and subsamples.")
 HEAD = """<!DOCTYPE html><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <title>%s: bias</title><style>
 body { max-width: 75rem; margin: auto; padding: 0 .6rem; font: 16px/1.4 sans-serif }
@@ -151,14 +152,12 @@ def together(units, effect):
 
 def effect_row(tasks, noise, args):
     """A row of effects.csv: tasks of one setting or of several. noise: what `interval` takes."""
-    settings = tasks.groupby(CELL).ngroups
-    first, each = tasks.iloc[0], tasks.groupby("task")["estimate"].mean()
-    J, K, middle = len(each), tasks.subsamples.min(), each.mean()
-    row = first[[*CELL, "effect", "model", "main"]].to_dict() | tasks[MEANS].mean().to_dict()
-    row |= {"setting": title_of(*first[CELL]), "settings": settings, "tasks": J, "subsamples": K}
+    first, settings = tasks.iloc[0], tasks.groupby(CELL).ngroups
+    m, n, setting = first.m, first.n, title_of(*first[CELL])
     if settings > 1:
-        name = f"{first.experiment}, mean of {settings} settings"
-        row |= {"m": "", "n": "", "setting": name}
+        m, n, setting = "", "", f"{first.experiment}, mean of {settings} settings"
+    each = tasks.groupby("task")["estimate"].mean()
+    J, K, middle = len(each), tasks.subsamples.min(), each.mean()
 
     se, df, half = interval(noise)
     spread, p_alike, reach = each.var() / J, math.nan, math.nan
@@ -168,14 +167,19 @@ def effect_row(tasks, noise, args):
     if J >= FIVE:
         t, z = stats.t.ppf((1 + SHARE) / 2, [J - 1, math.inf])
         reach = np.fmax(t * math.sqrt(spread), z * se)
-    row |= {"estimate": middle, "se": se, "df": df, "low": middle - half, "high": middle + half,
-            "like_low": middle - reach, "like_high": middle + reach, "lowest": each.min(),
-            "highest": each.max(), "p_alike": p_alike, "margin": args.margin, "needed": math.nan}
-    if row["effect"] == "bias":
-        row["verdict"] = verdict_on(middle, half, J, args)
-        if row["verdict"].startswith("Too early") and args.margin and K >= FIVE:
-            row["needed"] = np.ceil(K * (half / (args.margin / 2)) ** 2)
-    return row
+
+    verdict, needed = "", math.nan
+    if first.effect == "bias":
+        verdict = verdict_on(middle, half, J, args)
+        if verdict.startswith("Too early") and args.margin and K >= FIVE:
+            needed = np.ceil(K * (half / (args.margin / 2)) ** 2)
+    return {
+        "experiment": first.experiment, "m": m, "n": n, "effect": first.effect,
+        "model": first.model, "main": first.main, **tasks[MEANS].mean(), "setting": setting,
+        "settings": settings, "tasks": J, "subsamples": K, "estimate": middle, "se": se, "df": df,
+        "low": middle - half, "high": middle + half, "like_low": middle - reach,
+        "like_high": middle + reach, "lowest": each.min(), "highest": each.max(),
+        "p_alike": p_alike, "needed": needed, "verdict": verdict}
 
 
 def verdict_on(middle, half, tasks, args):
@@ -210,6 +214,223 @@ def effects_table(units, tasks, args):
             rows.append(effect_row(mine, together(used, effect), args))
         rows += each
     return pd.DataFrame(rows)
+
+
+# The page
+
+
+def publish(rows, tasks, table, args):
+    """Print the verdicts. Write tables, figure and page."""
+    lines, each = side_by_side(table, args), side_by_side(tasks, args)
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 10**6
+    most = lines.groupby(["experiment", "model"])["settings"].transform("max")
+    cards = []
+    for _, line in lines[lines.main & (lines.settings == most)].iterrows():
+        texts = notes(line, part_of(rows, line), part_of(each[each.main], line), args)
+        said = [f"{line.verdict} ({line.setting}).", *[text for _, text in texts]]
+        print(textwrap.fill(" ".join(said), width))
+        large, _, small = line.verdict.partition(": ")
+        cards.append(("card", [("", line.setting), ("large", large), ("", small), *texts]))
+
+    table.to_csv(args.out / "effects.csv", **CSV)
+    tasks.to_csv(args.out / "tasks.csv", **CSV)
+    shown = ["setting", "model", "bias", "boost", "tasks", "subsamples", "needed", *MEANS]
+    settings = lines[shown].dropna(axis=1, how="all")
+    shown = [*CELL, "model", "task", "bias", "boost", "arms", "subsamples", *MEANS]
+    files = ", ".join([path.name for path in args.paths])
+    footer = [f"{date.today()}: {args.command}", f"pandas {pd.__version__}",
+              f"{len(rows)} rows of {files}"]
+    if "versions" in rows:
+        footer += [*rows.versions.dropna().unique()]
+    below = [("title", "Settings"), ("table", settings), ("title", "Tasks"),
+             ("table", each.loc[each.main, shown]), ("small", "; ".join(footer))]
+    page = [HEAD % html.escape(args.out.name), div("", [("cards", cards), ("small", GLOSSARY)]),
+            PICTURE % save_figure(tasks, table, args), div("", below)]
+    path = args.out / "report.html"
+    path.write_text("\n".join(page), encoding="utf-8")
+    print(f"page: {path.resolve()}")
+
+
+def side_by_side(table, args):
+    """The rows of the bias, with both effects in words."""
+    bias, boost = [table[table.effect == effect].reset_index(drop=True) for effect in EFFECTS]
+    lines = bias.assign(bias=in_words(bias, args), boost=in_words(boost, args))
+    lines["helps"] = boost.high < 0 if args.metric == "nll" else boost.low > 0
+    if "like_low" in table:
+        lines["like_bias"] = in_words(bias, args, "like_")
+        lines["like_boost"] = in_words(boost, args, "like_")
+    lines[MEANS] = lines[MEANS].map(lambda mean: f"{mean:.{args.digits}f}")
+    return lines
+
+
+def in_words(table, args, prefix=""):
+    """Estimates and their intervals. No end is rounded to 0 or to the margin."""
+    words = []
+    for row in table[["estimate", f"{prefix}low", f"{prefix}high"]].to_numpy():
+        digits = args.digits
+        if any(round(abs(end), digits) in (0, args.margin) for end in row[1:]):
+            digits += 1
+        middle, *ends = [f"{value:+z.{digits}f}" for value in row]
+        words.append(f"{middle} [{ends[0]}, {ends[1]}]" if row[1] < row[2] else middle)
+    return words
+
+
+def part_of(table, line):
+    """The rows of a table that a line sums up."""
+    keys = [name for name in (*CELL, "model") if line[name] not in ("", "all")]
+    return table[(table[keys] == line[keys]).all(axis=1)]
+
+
+def notes(line, rows, tasks, args):
+    """(class, sentence) pairs below the verdict. rows, tasks: those that the line sums up."""
+    name = args.name if line.model == "all" else f"{args.name} of {line.model}"
+    which = "1 task"
+    if line.tasks > 1:
+        ends = [f"{end:+z.{args.digits}f}" for end in (line.lowest, line.highest)]
+        which = f"{line.tasks} tasks' estimates, from {ends[0]} to {ends[1]}"
+    said = [("", f"Pretraining on the test texts instead of other texts changes {name} by "
+                 f"{line.bias} {args.unit} (bias, 89% interval, {which}). Pretraining on other "
+                 f"texts changes it by {line.boost} (boost).")]
+    if line.p_alike < 0.05:
+        alone = ""
+        if len(tasks) == line.tasks <= FIVE:
+            alone = ": " + ", ".join(tasks.task + " " + tasks.bias)
+        said.append(("warning", f"The tasks differ (p = {line.p_alike:.1g}){alone}. Judge each "
+                                "alone, with --tasks."))
+    if pd.notna(line.like_low):
+        said.append(("", f"For tasks like these, the bias is {line.like_bias}, the boost "
+                         f"{line.like_boost}."))
+    if line.needed > 0:
+        said.append(("", f"About {line.needed:.0f} subsamples of each task would narrow the "
+                         f"interval to ±{args.margin / 2:g}; that may not settle it."))
+    if not line.verdict.startswith("Yes"):
+        if line.low < line.high and not line.helps:
+            said.append(("warning", "Pretraining on other texts is not shown to help here; a "
+                                    "recipe that helps may inflate more."))
+        said += caveat(rows)
+    return said
+
+
+def caveat(rows):
+    """Where models learned too little to show a bias: by macro-F1, or without it by accuracy."""
+    name, guess = "macro-F1", 1 / rows.num_classes
+    score = rows[["f1_extra", "f1_test_on_extra"]].mean(axis=1)
+    if (score - guess).isna().any():
+        name, guess = "accuracy", rows.majority / 100
+        score = rows[["acc_extra", "acc_test_on_extra"]].mean(axis=1)
+    groups = rows.assign(above=score - guess).groupby([*CELL, "model", "task"])
+    cases = groups["above"].mean()
+    weak = cases[cases < 0.05 - 1e-9]  # 5 points, whatever the last bits are
+    if weak.empty:
+        return []
+    tasks = weak.index.unique("task")
+    barely = ", ".join(tasks)
+    if len(tasks) > FIVE:
+        barely = f"{len(tasks)} of {rows.task.nunique()} tasks"
+    return [("warning", f"A caveat: in {len(weak)} of {len(cases)} cases (model, task, m, n), "
+                        f"{name} on unseen texts is less than 5 points above guessing. The models "
+                        f"barely learned {barely}.")]
+
+
+def save_figure(tasks, table, args):
+    """Save effects.png. Return it and that for narrow screens, as a page holds them."""
+    path, coded = args.out / "effects.png", []
+    for narrow in (True, False):
+        draw_effects(tasks, table, args, narrow).savefig(path, dpi=130)
+        coded.append(base64.b64encode(path.read_bytes()).decode())
+    if hasattr(builtins, "display"):  # in a notebook
+        builtins.display({"image/png": coded[1]}, raw=True)
+    return tuple(coded)
+
+
+def draw_effects(tasks, table, args, narrow):
+    """The figure: each setting, or each task of the only setting, and their mean."""
+    rows = table[table.main | (table.settings > 1)]
+    if tasks.groupby(CELL).ngroups == 1:
+        single = tasks[tasks.model != "all"].sort_values("estimate", ascending=False)
+        rows = rows[(rows.tasks > 1) | (rows.model == "all")].assign(setting="mean")
+        rows = pd.concat([rows, single.assign(setting=single.task)])
+    names = (rows.setting + ", " + rows.model).str.removesuffix(", all").str[:45]
+    y, names = pd.factorize(names)
+
+    size, grid = (9.5, 1.5 + 0.27 * len(names)), (1, 3)
+    if narrow:
+        size, grid = (5, 4 + 1.2 * len(names)), (3, 1)
+        names = [textwrap.fill(name, 27) for name in names]
+    figure = Figure(size, layout="constrained")
+    axes = figure.subplots(*grid, sharey=True)
+    axes[0].set_yticks(range(len(names)), names, parse_math=False)
+    axes[0].set_ylim(len(names) - 0.4, -0.6)
+    axes[0].set(title="bias = seen - unseen", xlabel=args.unit)
+    axes[1].set(title="boost = unseen - base", xlabel=args.unit)
+    axes[2].set(title=args.name, xlabel=args.unit.replace("points", "%"))
+    for axis, effect, pre in zip(axes, EFFECTS, ("", "_")):  # the legend takes no label of _
+        mine = rows.assign(y=y)[rows.effect == effect]
+        reach = mine.high - mine.estimate
+        axis.errorbar(mine.estimate, mine.y, xerr=reach, fmt="ko", label=f"{pre}89% interval")
+        axis.axvline(0, color="gray", ls="--")
+        if args.margin:
+            axis.axvspan(-args.margin, args.margin, color="#dddddd", label=f"{pre}margin")
+    marks = {"base": ("s", 130, "white"), "unseen": ("o", 60, "#88ccee"), "seen": ("D", 16, "red")}
+    for name, (mark, area, color) in marks.items():
+        axes[2].scatter(rows[name], y, area, color, marker=mark, edgecolor="k", label=name)
+    if args.metric == "acc":
+        axes[2].scatter(rows.majority, y, 110, "k", marker="|", label="most common class")
+    figure.legend(loc="outside upper center", ncols=2 if narrow else 6)
+    return figure
+
+
+def div(kind, part):
+    """HTML of class `kind`: a text, a table, or a list of (kind, part)."""
+    if isinstance(part, list):
+        text = "\n".join(div(*each) for each in part)
+    elif isinstance(part, pd.DataFrame):
+        text = part.to_html(index=False, border=0, na_rep="", float_format="{:.0f}".format)
+    else:
+        text = html.escape(part)
+    return f'<div class="{kind}">{text}</div>'
+
+
+# The paper's model
+
+
+def run_paper_model(rows, args):
+    """Write posterior.csv. Print beta and the differences. Returns whether all fits converged."""
+    tables = {}
+    for cell, mine in rows.groupby(CELL):
+        for effect in EFFECTS:
+            tables[*cell, effect] = fit(mine, effect, args)
+            posterior = pd.concat(tables, names=[*CELL, "effect", "parameter"]).reset_index()
+            posterior.to_csv(args.out / "posterior.csv", **CSV)
+            print(f"the paper's model, {title_of(*cell)}, {effect}: beta (log odds), differences")
+            shown = tables[*cell, effect].filter(regex="beta|diff", axis="index")
+            print(shown[["mean", "hdi_5.5%", "hdi_94.5%", "r_hat", "warning"]].to_string())
+    return not any(posterior.warning)
+
+
+def fit(rows, effect, args):
+    """The rows of posterior.csv of a cell and effect, if need be from a second, finer fit."""
+    import arviz
+    import nutpie
+
+    control, treatment = EFFECTS[effect]
+    rows = rows.assign(control=(rows[f"acc_{control}"] * rows.n).round(),
+                       treatment=(rows[f"acc_{treatment}"] * rows.n).round(),
+                       unit=rows.groupby(["task", "subsample"]).ngroup())
+    ready = nutpie.compile_pymc_model(paper_model(rows, not args.no_interaction))
+    for accept, longer, more in ATTEMPTS:
+        trace = nutpie.sample(
+            ready, chains=4, tune=args.draws // 2 * longer, draws=args.draws * more, seed=0,
+            target_accept=accept, save_warmup=False, progress_bar=False,
+            blocking=False).wait()  # else nutpie catches Ctrl-C
+        table = arviz.summary(predict(trace.posterior, rows), hdi_prob=SHARE, round_to="none")
+        r_hat = table.r_hat.max(skipna=False)
+        ess = table[["ess_bulk", "ess_tail"]].min(axis=None, skipna=False)
+        divergences = int(trace.sample_stats["diverging"].sum())
+        if r_hat <= MAX_R_HAT and ess >= MIN_ESS and not divergences:
+            return table.assign(warning="")
+    return table.assign(warning=f"not converged: r_hat {r_hat:.3f}, ESS {ess:.0f}, "
+                                f"divergences: {divergences}")
 
 
 def paper_model(rows, interaction):
@@ -283,225 +504,6 @@ def predict(posterior, rows):
     return found
 
 
-def fit(rows, effect, args):
-    """The rows of posterior.csv of a cell and effect, if need be from a second, finer fit."""
-    import arviz
-    import nutpie
-
-    control, treatment = EFFECTS[effect]
-    rows = rows.assign(control=(rows[f"acc_{control}"] * rows.n).round(),
-                       treatment=(rows[f"acc_{treatment}"] * rows.n).round(),
-                       unit=rows.groupby(["task", "subsample"]).ngroup())
-    ready = nutpie.compile_pymc_model(paper_model(rows, not args.no_interaction))
-    draws = args.draws or 1000
-    for accept, longer, more in ATTEMPTS:
-        trace = nutpie.sample(
-            ready, chains=4, tune=draws // 2 * longer, draws=draws * more, seed=0,
-            target_accept=accept, save_warmup=False, progress_bar=False,
-            blocking=False).wait()  # else nutpie catches Ctrl-C
-        table = arviz.summary(predict(trace.posterior, rows), hdi_prob=SHARE, round_to="none")
-        r_hat = table.r_hat.max(skipna=False)
-        ess = table[["ess_bulk", "ess_tail"]].min(axis=None, skipna=False)
-        divergences = int(trace.sample_stats["diverging"].sum())
-        if r_hat <= MAX_R_HAT and ess >= MIN_ESS and not divergences:
-            return table.assign(warning="")
-    return table.assign(warning=f"not converged: r_hat {r_hat:.3f}, ESS {ess:.0f}, "
-                                f"divergences: {divergences}")
-
-
-def run_paper_model(rows, args):
-    """Write posterior.csv. Print beta and the differences. Returns whether all fits converged."""
-    tables = {}
-    for cell, mine in rows.groupby(CELL):
-        for effect in EFFECTS:
-            tables[*cell, effect] = fit(mine, effect, args)
-            posterior = pd.concat(tables, names=[*CELL, "effect", "parameter"]).reset_index()
-            posterior.to_csv(args.out / "posterior.csv", **CSV)
-            print(f"the paper's model, {title_of(*cell)}, {effect}: beta (log odds), differences")
-            shown = tables[*cell, effect].filter(regex="beta|diff", axis="index")
-            print(shown[["mean", "hdi_5.5%", "hdi_94.5%", "r_hat", "warning"]].to_string())
-    return not any(posterior.warning)
-
-
-def notes(line, rows, each, args):
-    """(class, sentence) pairs below the verdict. rows, each: those of the line, by task."""
-    name = args.name if line.model == "all" else f"{args.name} of {line.model}"
-    tasks = "1 task"
-    if line.tasks > 1:
-        ends = [f"{end:+z.{args.digits}f}" for end in (line.lowest, line.highest)]
-        tasks = f"{line.tasks} tasks' estimates, from {ends[0]} to {ends[1]}"
-    said = [("", f"Pretraining on the test texts instead of other texts changes {name} by "
-                 f"{line.bias} {args.unit} (bias, 89% interval, {tasks}). Pretraining on other "
-                 f"texts changes it by {line.boost} (boost).")]
-    if line.p_alike < 0.05:
-        alone = ""
-        if len(each) == line.tasks <= FIVE:
-            alone = ": " + ", ".join(each.task + " " + each.bias)
-        said.append(("warning", f"The tasks differ (p = {line.p_alike:.1g}){alone}. Judge each "
-                                "alone, with --tasks."))
-    if pd.notna(line.like_low):
-        said.append(("", f"For tasks like these, the bias is {line.like_bias}, the boost "
-                         f"{line.like_boost}."))
-    if line.get("needed", 0) > 0:
-        said.append(("", f"About {line.needed:.0f} subsamples of each task would narrow the "
-                         f"interval to ±{args.margin / 2:g}; that may not settle it."))
-    if not line.verdict.startswith("Yes"):
-        if line.low < line.high and not line.helps:
-            said.append(("warning", "Pretraining on other texts is not shown to help here; a "
-                                    "recipe that helps may inflate more."))
-        said += caveat(rows)
-    return said
-
-
-def caveat(rows):
-    """Where models learned too little to show a bias: by macro-F1, or without it by accuracy."""
-    name, guess = "macro-F1", 1 / rows.num_classes
-    score = rows[["f1_extra", "f1_test_on_extra"]].mean(axis=1)
-    if (score - guess).isna().any():
-        name, guess = "accuracy", rows.majority / 100
-        score = rows[["acc_extra", "acc_test_on_extra"]].mean(axis=1)
-    cases = (score - guess).groupby([rows[key] for key in (*CELL, "model", "task")]).mean()
-    weak = cases[cases < 0.05 - 1e-9].reset_index().task  # 5 points, whatever the last bits are
-    if weak.empty:
-        return []
-    tasks = weak.unique()
-    barely = ", ".join(tasks)
-    if len(tasks) > FIVE:
-        barely = f"{len(tasks)} of {rows.task.nunique()} tasks"
-    return [("warning", f"A caveat: in {len(weak)} of {len(cases)} cases (model, task, m, n), "
-                        f"{name} on unseen texts is less than 5 points above guessing. The models "
-                        f"barely learned {barely}.")]
-
-
-def draw_effects(tasks, table, args, narrow=False):
-    """The figure: each setting, or each task of the only setting, and their mean."""
-    rows = table[table.main | (table.settings > 1)]
-    rows = rows.assign(name=rows.setting)
-    if tasks.groupby(CELL).ngroups == 1:
-        single = tasks[tasks.model != "all"].sort_values("estimate", ascending=False)
-        rows = rows[(rows.tasks > 1) | (rows.model == "all")].assign(name="mean")
-        rows = pd.concat([rows, single.assign(name=single.task)])
-    y, names = pd.factorize((rows["name"] + ", " + rows.model).str.removesuffix(", all").str[:45])
-    figure = Figure((9.5, 1.5 + 0.27 * len(names)), layout="constrained")
-    if narrow:
-        figure.set_size_inches(5, 4 + 1.2 * len(names))
-        names = [textwrap.fill(name, 27) for name in names]
-    axes = figure.subplots(*((3, 1) if narrow else (1, 3)), sharey=True)
-    axes[0].set_yticks(range(len(names)), names, parse_math=False)
-    axes[0].set_ylim(len(names) - 0.4, -0.6)
-    axes[0].set(title="bias = seen - unseen", xlabel=args.unit)
-    axes[1].set(title="boost = unseen - base", xlabel=args.unit)
-    axes[2].set(title=args.name, xlabel=args.unit.replace("points", "%"))
-    for axis, effect, pre in zip(axes, EFFECTS, ("", "_")):  # the legend takes no label of _
-        mine = rows.assign(y=y)[rows.effect == effect]
-        reach = mine.high - mine.estimate
-        axis.errorbar(mine.estimate, mine.y, xerr=reach, fmt="ko", label=f"{pre}89% interval")
-        axis.axvline(0, color="gray", ls="--")
-        if args.margin:
-            axis.axvspan(-args.margin, args.margin, color="#dddddd", label=f"{pre}margin")
-    marks = {"base": ("s", 130, "white"), "unseen": ("o", 60, "#88ccee"), "seen": ("D", 16, "red")}
-    for name, (mark, area, color) in marks.items():
-        axes[2].scatter(rows[name], y, area, color, marker=mark, edgecolor="k", label=name)
-    if args.metric == "acc":
-        axes[2].scatter(rows.majority, y, 110, "k", marker="|", label="most common class")
-    figure.legend(loc="outside upper center", ncols=2 if narrow else 6)
-    return figure
-
-
-def side_by_side(table, args):
-    """The rows of the bias, with both effects in words."""
-    lines = table[table.effect == "bias"].reset_index(drop=True)
-    for effect in EFFECTS:
-        mine = table[table.effect == effect]
-        lines[effect] = in_words(mine[["estimate", "low", "high"]], args)
-        if "like_low" in mine:
-            lines[f"like_{effect}"] = in_words(mine[["estimate", "like_low", "like_high"]], args)
-    ends = mine[["low", "high"]] * (-1 if args.metric == "nll" else 1)
-    lines["helps"] = ends.min(axis=1).to_numpy() > 0  # boost
-    lines[MEANS] = lines[MEANS].map(lambda mean: f"{mean:.{args.digits}f}")
-    return lines
-
-
-def in_words(table, args):
-    """Estimates and their intervals. No end is rounded to 0 or to the margin."""
-    words = []
-    for row in table.to_numpy():
-        digits = args.digits
-        if any(round(abs(end), digits) in (0, args.margin) for end in row[1:]):
-            digits += 1
-        middle, *ends = [f"{value:+z.{digits}f}" for value in row]
-        words.append(f"{middle} [{ends[0]}, {ends[1]}]" if row[1] < row[2] else middle)
-    return words
-
-
-def judge(rows, lines, each, args):
-    """(line, notes) of each verdict: means over models and settings, where there are any."""
-    most = lines.groupby(["experiment", "model"])["settings"].transform("max")
-    judged = []
-    for _, line in lines[lines.main & (lines.settings == most)].iterrows():
-        keys = [name for name in (*CELL, "model") if line[name] not in ("", "all")]
-        mine = rows[(rows[keys] == line[keys]).all(axis=1)]
-        keys = [*CELL, "model"]
-        judged.append((line, notes(line, mine, each[(each[keys] == line[keys]).all(axis=1)], args)))
-    return judged
-
-
-def publish(rows, tasks, table, args):
-    """Print the verdicts. Write tables, figure and page."""
-    lines, each = side_by_side(table, args), side_by_side(tasks, args)
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 10**6
-    cards = []
-    for line, texts in judge(rows, lines, each, args):
-        said = [f"{line.verdict} ({line.setting}).", *[text for _, text in texts]]
-        print(textwrap.fill(" ".join(said), width))
-        large, _, small = line.verdict.partition(": ")
-        cards.append(("card", [("", line.setting), ("large", large), ("", small), *texts]))
-    above = [("cards", cards), ("small", GLOSSARY)]
-    if len(cards) > lines["experiment"].nunique():
-        above.append(("warning", "There is no mean: models or settings differ in tasks or "
-                                 "subsamples."))
-        print(above[-1][1])
-
-    table.to_csv(args.out / "effects.csv", **CSV)
-    tasks.to_csv(args.out / "tasks.csv", **CSV)
-    shown = ["setting", "model", "bias", "boost", "tasks", "subsamples", "needed", *MEANS]
-    settings = lines[shown].dropna(axis=1, how="all")
-    shown = [*CELL, "model", "task", "bias", "boost", "arms", "subsamples", *MEANS]
-    files = ", ".join([path.name for path in args.paths])
-    versions = rows["versions"].dropna().unique() if "versions" in rows else []
-    footer = [f"{date.today()}: {args.command}", f"pandas {pd.__version__}",
-              f"{len(rows)} rows of {files}", *versions]
-    below = [("title", "Settings"), ("table", settings), ("title", "Tasks"),
-             ("table", each.loc[each.main, shown]), ("small", "; ".join(footer))]
-    page = [HEAD % html.escape(args.out.name), div("", above),
-            PICTURE % save_figure(tasks, table, args), div("", below)]
-    path = args.out / "report.html"
-    path.write_text("\n".join(page), encoding="utf-8")
-    print(f"page: {path.resolve()}")
-
-
-def save_figure(tasks, table, args):
-    """Save effects.png. Return it and that for narrow screens, as a page holds them."""
-    path, coded = args.out / "effects.png", []
-    for narrow in (True, False):
-        draw_effects(tasks, table, args, narrow).savefig(path, dpi=130)
-        coded.append(base64.b64encode(path.read_bytes()).decode())
-    if hasattr(builtins, "display"):  # in a notebook
-        builtins.display({"image/png": coded[1]}, raw=True)
-    return tuple(coded)
-
-
-def div(kind, part):
-    """HTML of class `kind`: a text, a table, or a list of (kind, part)."""
-    if isinstance(part, list):
-        text = "\n".join(div(*each) for each in part)
-    elif isinstance(part, pd.DataFrame):
-        text = part.to_html(index=False, border=0, na_rep="", float_format="{:.0f}".format)
-    else:
-        text = html.escape(part)
-    return f'<div class="{kind}">{text}</div>'
-
-
 # Also in other scripts: see tests/copy_blocks.py
 
 # --- shared: border ---
@@ -564,13 +566,9 @@ def check(rows, good, words):
 
 def read_rows(path, metric):
     """The rows of a results file; empty fields are nan."""
-    try:
-        lines = path.read_text(encoding="utf-8-sig").split("\n")
-    except UnicodeError:
-        raise ValueError(f"{path}: save it as UTF-8")
+    lines = path.read_text(encoding="utf-8-sig").split("\n")
     if lines[0] and "acc_base" not in lines[0]:
-        results = f"{path.stem}_results.csv"
-        raise ValueError(f"{path} has no column acc_base: did you mean its results, {results}?")
+        raise ValueError(f"{path} has no column acc_base: did you mean {path.stem}_results.csv?")
     mark = max(",;\t", key=lines[0].count)
     # line by line: one that a kill cut short in quotes would swallow the next
     header, *cells = [next(csv.reader([line], delimiter=mark), []) for line in lines]
@@ -584,18 +582,16 @@ def read_rows(path, metric):
         elif row:
             print(f"{place}: cut short, left out")
     rows = pd.DataFrame.from_dict(whole, "index", columns=[name.strip() for name in header])
-    if not rows.columns.is_unique:
-        raise ValueError(f"{path}: two columns have one name")
     rows = rows.replace(["", "NA", "nan"], np.nan)
     needed = [*RUN[:-1], "majority", *columns_of("acc")[:3], *columns_of(metric)[:3]]
     shares = ["majority", "discordant", "discordant_on_extra", *columns_of("acc")]
     more = ["seed", "num_classes", *columns_of("f1"), *columns_of(metric)]
     for name in [*needed, *shares, *more]:
         rows[name] = rows.get(name, np.nan)
-        filled = rows[name].notna() | (name in needed)
+        may_be_nan = rows[name].isna() & (name not in needed)
         if name not in RUN[:3]:
             rows[name] = pd.to_numeric(rows[name], errors="coerce")
-        good = rows[name].notna() | ~filled
+        good = rows[name].notna() | may_be_nan
         check(rows, good, f"column {name} is missing, empty or not like 0.5")
         if name in shares:
             check(rows, rows[name].fillna(0).between(0, 1), f"{name} is not between 0 and 1")
@@ -612,7 +608,7 @@ def load_rows(args, metric="acc"):
         wanted = getattr(args, flag) or [*values]
         for name in {*wanted} - {*values}:
             known = ", ".join(sorted({*values}))
-            raise ValueError(f"no rows have --{flag} {name:.50}. There are: {known:.100}")
+            raise ValueError(f"no rows have --{flag} {name}. There are: {known}")
         rows = rows[values.isin(wanted)]
     if rows.empty:
         raise ValueError(f"{args.paths[0]} has no rows: run run_experiment.py first")
@@ -636,7 +632,6 @@ def load_rows(args, metric="acc"):
 def title_of(experiment, m, n):
     """A cell in words."""
     return f"{experiment}, m = {m}, n = {n}"
-
 # --- end shared ---
 
 
@@ -713,14 +708,11 @@ def parse_args(argv):
         add(f"--{flag}", nargs="+", help="use only these; default all")
     add("--paper-model", action="store_true", help="fit the paper's model, too; default no")
     add("--no-interaction", action="store_true", help="leave out its W (Figure 10); default no")
-    add("--draws", type=lambda text: above_zero(text, int),
-        help="its draws per chain; default 1000")
+    add("--draws", type=int, default=1000, help="its draws per chain; default 1000")
     add("--out", type=Path, metavar="FOLDER", help="default fits/FILE")
     args = parser.parse_args(argv)
     if args.paper_model and args.metric != "acc":
         parser.error("--paper-model fits accuracy: leave out --metric")
-    if not args.paper_model and (args.draws or args.no_interaction):
-        parser.error("--draws and --no-interaction need --paper-model")
     args.command = shlex.join(["fit_model.py", *(sys.argv[1:] if argv is None else argv)])
     args.name, args.unit = WORDS.get(args.metric, (args.metric, args.metric))
     args.digits = 2 if args.metric in POINTS else 4

@@ -214,13 +214,9 @@ def check(rows, good, words):
 
 def read_rows(path, metric):
     """The rows of a results file; empty fields are nan."""
-    try:
-        lines = path.read_text(encoding="utf-8-sig").split("\n")
-    except UnicodeError:
-        raise ValueError(f"{path}: save it as UTF-8")
+    lines = path.read_text(encoding="utf-8-sig").split("\n")
     if lines[0] and "acc_base" not in lines[0]:
-        results = f"{path.stem}_results.csv"
-        raise ValueError(f"{path} has no column acc_base: did you mean its results, {results}?")
+        raise ValueError(f"{path} has no column acc_base: did you mean {path.stem}_results.csv?")
     mark = max(",;\t", key=lines[0].count)
     # line by line: one that a kill cut short in quotes would swallow the next
     header, *cells = [next(csv.reader([line], delimiter=mark), []) for line in lines]
@@ -234,18 +230,16 @@ def read_rows(path, metric):
         elif row:
             print(f"{place}: cut short, left out")
     rows = pd.DataFrame.from_dict(whole, "index", columns=[name.strip() for name in header])
-    if not rows.columns.is_unique:
-        raise ValueError(f"{path}: two columns have one name")
     rows = rows.replace(["", "NA", "nan"], np.nan)
     needed = [*RUN[:-1], "majority", *columns_of("acc")[:3], *columns_of(metric)[:3]]
     shares = ["majority", "discordant", "discordant_on_extra", *columns_of("acc")]
     more = ["seed", "num_classes", *columns_of("f1"), *columns_of(metric)]
     for name in [*needed, *shares, *more]:
         rows[name] = rows.get(name, np.nan)
-        filled = rows[name].notna() | (name in needed)
+        may_be_nan = rows[name].isna() & (name not in needed)
         if name not in RUN[:3]:
             rows[name] = pd.to_numeric(rows[name], errors="coerce")
-        good = rows[name].notna() | ~filled
+        good = rows[name].notna() | may_be_nan
         check(rows, good, f"column {name} is missing, empty or not like 0.5")
         if name in shares:
             check(rows, rows[name].fillna(0).between(0, 1), f"{name} is not between 0 and 1")
@@ -262,7 +256,7 @@ def load_rows(args, metric="acc"):
         wanted = getattr(args, flag) or [*values]
         for name in {*wanted} - {*values}:
             known = ", ".join(sorted({*values}))
-            raise ValueError(f"no rows have --{flag} {name:.50}. There are: {known:.100}")
+            raise ValueError(f"no rows have --{flag} {name}. There are: {known}")
         rows = rows[values.isin(wanted)]
     if rows.empty:
         raise ValueError(f"{args.paths[0]} has no rows: run run_experiment.py first")
@@ -286,7 +280,6 @@ def load_rows(args, metric="acc"):
 def title_of(experiment, m, n):
     """A cell in words."""
     return f"{experiment}, m = {m}, n = {n}"
-
 # --- end shared ---
 
 
