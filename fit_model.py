@@ -7,7 +7,7 @@
 # ///
 """Does pretraining on unlabeled test texts inflate the score? This script answers from results.csv.
 
-Sections 5 to 8 of the paper (Dubey 2024). GLOSSARY, below, explains the words.
+Sections 5 to 8 of the paper (Dubey 2024). --help explains the words.
 
     python fit_model.py results.csv   # page and tables, 3 seconds
     python fit_model.py results.csv --paper-model   # and the paper's model, minutes
@@ -33,7 +33,6 @@ import shlex
 import shutil
 import sys
 import textwrap
-import warnings
 from datetime import date
 from pathlib import Path
 
@@ -47,9 +46,8 @@ from matplotlib.figure import Figure
 from scipy import special, stats
 
 os.environ.setdefault("PYTENSOR_FLAGS", "cxx=")  # nutpie needs no C compiler
-warnings.simplefilter("ignore", FutureWarning)  # of ArviZ
 
-NEAR = 0.55  # margins: a half-width below which more data hardly help
+NEAR = 0.55  # margins: at such a half-width more data hardly help
 FIVE = 5  # tasks for "tasks like these", subsamples for `needed`
 MAX_R_HAT, MIN_ESS = 1.01, 400  # Vehtari et al. (2021)
 ATTEMPTS = ((0.9, 1, 1), (0.99, 4, 2))  # acceptance, times tuning, times draws
@@ -58,18 +56,17 @@ MEANS = ["majority", "base", "unseen", "seen"]
 WORDS = {"acc": ("accuracy", "points"), "f1": ("macro-F1", "points"),
          "nll": ("nll (lower is better)", "nats")}
 GLOSSARY = (
-    "m: labeled texts that a model is trained on. n: unlabeled texts in each of two sets. base: "
-    "accuracy without pretraining. unseen, seen: on texts that the model did not see, or saw, in "
-    "pretraining. boost = unseen - base, bias = seen - unseen. subsamples: random draws of the "
-    "texts. needed: draws that narrow the interval to half the margin. majority: share of the most "
-    "common class. crossed: tested on both sets; plain: on one. 89% intervals are the wider of "
-    "two: t from the spread of subsamples (or tasks), Normal from the draw of texts or rounding. "
-    "Where a run stops by itself, about 86% hold the truth. Means over models and settings "
-    "are shown where all have the same tasks and subsamples.")
+    "m: labeled training texts. n: unlabeled texts in each of two sets. base: accuracy without "
+    "pretraining. unseen, seen: on texts that the model did not see, or saw, in pretraining. boost "
+    "= unseen - base, bias = seen - unseen. subsamples: random draws of the texts. majority: "
+    "share of the most common class. crossed: tested on both sets; plain: on one. 89% intervals "
+    "are the wider of two: t from the spread of subsamples (or tasks), Normal from the draw of "
+    "texts or rounding. Where a run stops by itself, about 86% hold the truth. Where there is no "
+    "mean, tasks or subsamples differ.")
 HEAD = """<!DOCTYPE html><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <title>%s: bias</title><style>
 body { max-width: 75rem; margin: auto; padding: 0 .6rem; font: 16px/1.4 sans-serif }
-h1, .title { font: bold 1.4rem sans-serif }
+h1, h2 { font-size: 1.4rem }
 div { margin: .4rem 0 }
 td, th { padding-right: .9rem; text-align: left; white-space: nowrap; font-size: .8rem }
 img { max-width: 100%% }
@@ -82,8 +79,6 @@ img { max-width: 100%% }
 @media (max-width: 48rem) { .table::before { content: "scrolls sideways \\2192" } }
 </style><h1>Does pretraining on test texts inflate scores?</h1>
 """
-PICTURE = ('<picture><source media="(max-width: 48rem)" srcset="data:image/png;base64,%s">'
-           '<img alt="The effects in the tables, drawn" src="data:image/png;base64,%s"></picture>')
 
 
 def unit_table(rows):
@@ -100,9 +95,7 @@ def unit_table(rows):
     roots = ["w_bias", "w_boost", "one_answer"]  # a mean's sd is at most the mean of the sds
     rows[roots] = np.sqrt(rows[roots])
     groups = rows.groupby([*CELL, "arms", "model", "main", "task", "subsample"])
-    parts = groups[[*MEANS, *EFFECTS, *roots]]
-    known = parts.count().eq(groups.size(), axis=0)
-    units = parts.mean().where(known).round(9)  # equal stay equal
+    units = groups[[*MEANS, *EFFECTS, *roots]].mean().round(9)  # equal stay equal
     units[roots] **= 2
     return units.reset_index()
 
@@ -174,12 +167,11 @@ def effect_row(tasks, noise, args):
         if verdict.startswith("Too early") and args.margin and K >= FIVE:
             needed = np.ceil(K * (half / (args.margin / 2)) ** 2)
     return {
-        "experiment": first.experiment, "m": m, "n": n, "effect": first.effect,
-        "model": first.model, "main": first.main, **tasks[MEANS].mean(), "setting": setting,
-        "settings": settings, "tasks": J, "subsamples": K, "estimate": middle, "se": se, "df": df,
-        "low": middle - half, "high": middle + half, "like_low": middle - reach,
-        "like_high": middle + reach, "lowest": each.min(), "highest": each.max(),
-        "p_alike": p_alike, "needed": needed, "verdict": verdict}
+        **first[[*CELL, "effect", "model", "main"]], "m": m, "n": n, **tasks[MEANS].mean(),
+        "setting": setting, "settings": settings, "tasks": J, "subsamples": K, "se": se, "df": df,
+        "estimate": middle, "low": middle - half, "high": middle + half,
+        "like_low": middle - reach, "like_high": middle + reach, "lowest": each.min(),
+        "highest": each.max(), "p_alike": p_alike, "needed": needed, "verdict": verdict}
 
 
 def verdict_on(middle, half, tasks, args):
@@ -197,8 +189,7 @@ def verdict_on(middle, half, tasks, args):
             return f"Yes{mean}: beyond {margin}"
         return f"No{mean}: seen texts even score worse, beyond {margin}"
     if half <= NEAR * args.margin:
-        margin = margin.replace("±", "+" if middle > 0 else "-")
-        return f"Near the margin{mean}: the interval is narrow and includes {margin}"
+        return f"Near the margin{mean}: the interval is narrow and includes it"
     return f"Too early to tell: the interval is too wide for {margin}"
 
 
@@ -206,9 +197,7 @@ def effects_table(units, tasks, args):
     """effects.csv: the mean over settings, if they have the same tasks, then each."""
     rows = []
     for (experiment, effect, model), mine in tasks.groupby(["experiment", "effect", "model"]):
-        each = []
-        for _, part in mine.groupby(CELL):
-            each.append(effect_row(part, part, args))
+        each = [effect_row(part, part, args) for _, part in mine.groupby(CELL)]
         if mine.groupby("task").size().min() == len(each) > 1:
             used = units[(units.experiment == experiment) & (units.model == model)]
             rows.append(effect_row(mine, together(used, effect), args))
@@ -224,31 +213,37 @@ def publish(rows, tasks, table, args):
     lines, each = side_by_side(table, args), side_by_side(tasks, args)
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 10**6
     most = lines.groupby(["experiment", "model"])["settings"].transform("max")
-    cards = []
+    cards = ""
     for _, line in lines[lines.main & (lines.settings == most)].iterrows():
         texts = notes(line, part_of(rows, line), part_of(each[each.main], line), args)
         said = [f"{line.verdict} ({line.setting}).", *[text for _, text in texts]]
         print(textwrap.fill(" ".join(said), width))
         large, _, small = line.verdict.partition(": ")
-        cards.append(("card", [("", line.setting), ("large", large), ("", small), *texts]))
+        texts = [("", line.setting), ("large", large), ("", small), *texts]
+        cards += div("card", "".join([div(kind, html.escape(text)) for kind, text in texts]))
 
     table.to_csv(args.out / "effects.csv", **CSV)
     tasks.to_csv(args.out / "tasks.csv", **CSV)
-    shown = ["setting", "model", "bias", "boost", "tasks", "subsamples", "needed", *MEANS]
-    settings = lines[shown].dropna(axis=1, how="all")
-    shown = [*CELL, "model", "task", "bias", "boost", "arms", "subsamples", *MEANS]
+    shown = ["bias", "boost", "subsamples", *MEANS]
+    settings = lines[["setting", "model", "tasks", *shown]]
+    each = each.loc[each.main, [*CELL, "model", "task", "arms", *shown]]
     files = ", ".join([path.name for path in args.paths])
-    footer = [f"{date.today()}: {args.command}", f"pandas {pd.__version__}",
-              f"{len(rows)} rows of {files}"]
+    footer = [f"{date.today()}: {args.command}", f"{len(rows)} rows of {files}"]
     if "versions" in rows:
         footer += [*rows.versions.dropna().unique()]
-    below = [("title", "Settings"), ("table", settings), ("title", "Tasks"),
-             ("table", each.loc[each.main, shown]), ("small", "; ".join(footer))]
-    page = [HEAD % html.escape(args.out.name), div("", [("cards", cards), ("small", GLOSSARY)]),
-            PICTURE % save_figure(tasks, table, args), div("", below)]
+    page = HEAD % html.escape(args.out.name) + div("cards", cards) + div("small", GLOSSARY)
+    page += pictures(tasks, table, args)
+    for title, part in (("Settings", settings), ("Tasks", each)):
+        page += f"<h2>{title}</h2>" + div("table", part.to_html(index=False, border=0))
+    page += div("small", html.escape("; ".join(footer)))
     path = args.out / "report.html"
-    path.write_text("\n".join(page), encoding="utf-8")
+    path.write_text(page, encoding="utf-8")
     print(f"page: {path.resolve()}")
+
+
+def div(kind, text):
+    """HTML of class `kind`."""
+    return f'<div class="{kind}">{text}</div>\n'
 
 
 def side_by_side(table, args):
@@ -256,17 +251,14 @@ def side_by_side(table, args):
     bias, boost = [table[table.effect == effect].reset_index(drop=True) for effect in EFFECTS]
     lines = bias.assign(bias=in_words(bias, args), boost=in_words(boost, args))
     lines["helps"] = boost.high < 0 if args.metric == "nll" else boost.low > 0
-    if "like_low" in table:
-        lines["like_bias"] = in_words(bias, args, "like_")
-        lines["like_boost"] = in_words(boost, args, "like_")
     lines[MEANS] = lines[MEANS].map(lambda mean: f"{mean:.{args.digits}f}")
     return lines
 
 
-def in_words(table, args, prefix=""):
+def in_words(table, args):
     """Estimates and their intervals. No end is rounded to 0 or to the margin."""
     words = []
-    for row in table[["estimate", f"{prefix}low", f"{prefix}high"]].to_numpy():
+    for row in table[["estimate", "low", "high"]].to_numpy():
         digits = args.digits
         if any(round(abs(end), digits) in (0, args.margin) for end in row[1:]):
             digits += 1
@@ -284,10 +276,11 @@ def part_of(table, line):
 def notes(line, rows, tasks, args):
     """(class, sentence) pairs below the verdict. rows, tasks: those that the line sums up."""
     name = args.name if line.model == "all" else f"{args.name} of {line.model}"
+    d = args.digits
     which = "1 task"
     if line.tasks > 1:
-        ends = [f"{end:+z.{args.digits}f}" for end in (line.lowest, line.highest)]
-        which = f"{line.tasks} tasks' estimates, from {ends[0]} to {ends[1]}"
+        ends = f"{line.lowest:+z.{d}f} to {line.highest:+z.{d}f}"
+        which = f"{line.tasks} tasks' estimates, from {ends}"
     said = [("", f"Pretraining on the test texts instead of other texts changes {name} by "
                  f"{line.bias} {args.unit} (bias, 89% interval, {which}). Pretraining on other "
                  f"texts changes it by {line.boost} (boost).")]
@@ -298,8 +291,8 @@ def notes(line, rows, tasks, args):
         said.append(("warning", f"The tasks differ (p = {line.p_alike:.1g}){alone}. Judge each "
                                 "alone, with --tasks."))
     if pd.notna(line.like_low):
-        said.append(("", f"For tasks like these, the bias is {line.like_bias}, the boost "
-                         f"{line.like_boost}."))
+        like = f"{line.estimate:+z.{d}f} [{line.like_low:+z.{d}f}, {line.like_high:+z.{d}f}]"
+        said.append(("", f"For tasks like these, the bias is {like}."))
     if line.needed > 0:
         said.append(("", f"About {line.needed:.0f} subsamples of each task would narrow the "
                          f"interval to ±{args.margin / 2:g}; that may not settle it."))
@@ -318,9 +311,9 @@ def caveat(rows):
     if (score - guess).isna().any():
         name, guess = "accuracy", rows.majority / 100
         score = rows[["acc_extra", "acc_test_on_extra"]].mean(axis=1)
-    groups = rows.assign(above=score - guess).groupby([*CELL, "model", "task"])
-    cases = groups["above"].mean()
-    weak = cases[cases < 0.05 - 1e-9]  # 5 points, whatever the last bits are
+    rows = rows.assign(above=score - guess)
+    cases = rows.groupby([*CELL, "model", "task"])["above"].mean()
+    weak = cases[cases < 0.05 - 1e-9]  # 5 points, but for rounding
     if weak.empty:
         return []
     tasks = weak.index.unique("task")
@@ -332,15 +325,17 @@ def caveat(rows):
                         f"barely learned {barely}.")]
 
 
-def save_figure(tasks, table, args):
-    """Save effects.png. Return it and that for narrow screens, as a page holds them."""
+def pictures(tasks, table, args):
+    """Save effects.png. Return HTML of it, and of one for narrow screens."""
     path, coded = args.out / "effects.png", []
     for narrow in (True, False):
         draw_effects(tasks, table, args, narrow).savefig(path, dpi=130)
         coded.append(base64.b64encode(path.read_bytes()).decode())
     if hasattr(builtins, "display"):  # in a notebook
         builtins.display({"image/png": coded[1]}, raw=True)
-    return tuple(coded)
+    narrow, wide = [f"data:image/png;base64,{picture}" for picture in coded]
+    return (f'<picture><source media="(max-width: 48rem)" srcset="{narrow}">'
+            f'<img alt="The effects in the tables, drawn" src="{wide}"></picture>')
 
 
 def draw_effects(tasks, table, args, narrow):
@@ -348,14 +343,13 @@ def draw_effects(tasks, table, args, narrow):
     rows = table[table.main | (table.settings > 1)]
     if tasks.groupby(CELL).ngroups == 1:
         single = tasks[tasks.model != "all"].sort_values("estimate", ascending=False)
-        rows = rows[(rows.tasks > 1) | (rows.model == "all")].assign(setting="mean")
-        rows = pd.concat([rows, single.assign(setting=single.task)])
+        rows = pd.concat([rows.assign(setting="mean"), single.assign(setting=single.task)])
     names = (rows.setting + ", " + rows.model).str.removesuffix(", all").str[:45]
     y, names = pd.factorize(names)
 
-    size, grid = (9.5, 1.5 + 0.27 * len(names)), (1, 3)
+    size, grid, columns = (9.5, 1.5 + 0.27 * len(names)), (1, 3), 6
     if narrow:
-        size, grid = (5, 4 + 1.2 * len(names)), (3, 1)
+        size, grid, columns = (5, 4 + 1.2 * len(names)), (3, 1), 2
         names = [textwrap.fill(name, 27) for name in names]
     figure = Figure(size, layout="constrained")
     axes = figure.subplots(*grid, sharey=True)
@@ -376,19 +370,8 @@ def draw_effects(tasks, table, args, narrow):
         axes[2].scatter(rows[name], y, area, color, marker=mark, edgecolor="k", label=name)
     if args.metric == "acc":
         axes[2].scatter(rows.majority, y, 110, "k", marker="|", label="most common class")
-    figure.legend(loc="outside upper center", ncols=2 if narrow else 6)
+    figure.legend(loc="outside upper center", ncols=columns)
     return figure
-
-
-def div(kind, part):
-    """HTML of class `kind`: a text, a table, or a list of (kind, part)."""
-    if isinstance(part, list):
-        text = "\n".join(div(*each) for each in part)
-    elif isinstance(part, pd.DataFrame):
-        text = part.to_html(index=False, border=0, na_rep="", float_format="{:.0f}".format)
-    else:
-        text = html.escape(part)
-    return f'<div class="{kind}">{text}</div>'
 
 
 # The paper's model
@@ -419,18 +402,17 @@ def fit(rows, effect, args):
                        unit=rows.groupby(["task", "subsample"]).ngroup())
     ready = nutpie.compile_pymc_model(paper_model(rows, not args.no_interaction))
     for accept, longer, more in ATTEMPTS:
-        trace = nutpie.sample(
+        trace = nutpie.sample(  # blocking would catch Ctrl-C
             ready, chains=4, tune=args.draws // 2 * longer, draws=args.draws * more, seed=0,
-            target_accept=accept, save_warmup=False, progress_bar=False,
-            blocking=False).wait()  # else nutpie catches Ctrl-C
+            target_accept=accept, progress_bar=False, blocking=False).wait()
         table = arviz.summary(predict(trace.posterior, rows), hdi_prob=SHARE, round_to="none")
         r_hat = table.r_hat.max(skipna=False)
         ess = table[["ess_bulk", "ess_tail"]].min(axis=None, skipna=False)
         divergences = int(trace.sample_stats["diverging"].sum())
         if r_hat <= MAX_R_HAT and ess >= MIN_ESS and not divergences:
             return table.assign(warning="")
-    return table.assign(warning=f"not converged: r_hat {r_hat:.3f}, ESS {ess:.0f}, "
-                                f"divergences: {divergences}")
+    warning = f"not converged: r_hat {r_hat:.3f}, ESS {ess:.0f}, divergences: {divergences}"
+    return table.assign(warning=warning)
 
 
 def paper_model(rows, interaction):
@@ -453,7 +435,7 @@ def paper_model(rows, interaction):
     wrong = right.rsub(sums.n + 1, axis=0)
     noise = (1 / right + 1 / wrong).sum(axis=1).mean()
     varied = np.log(right / wrong).diff(axis=1).treatment.var()
-    centered = max(0, 1 - noise / max(varied, 1e-9)) ** 2  # varied may be 0
+    centered = max(0, 1 - noise / max(varied, 1e-9)) ** 2
 
     with pm.Model(coords={"later": models[1:], "task": tasks}) as model:
         mu = pm.Normal("mu", 0, 1)
@@ -535,16 +517,6 @@ def brief(error, most=290):
 # --- end shared ---
 
 
-# --- shared: flags ---
-def above_zero(text, kind=float):
-    """argparse type: a positive number."""
-    with contextlib.suppress(ValueError):
-        if 0 < kind(text) < math.inf:
-            return kind(text)
-    raise argparse.ArgumentTypeError(f"{text!r} is not a positive {kind.__name__}")
-# --- end shared ---
-
-
 # --- shared: reading ---
 CELL = ["experiment", "m", "n"]
 RUN = ["experiment", "model", "task", "m", "n", "subsample", "seed"]  # identify a row
@@ -558,10 +530,10 @@ def columns_of(metric):
     return names + [f"{name}_on_extra" for name in names]
 
 
-def check(rows, good, words):
-    """Stop at the first row that is not good."""
-    if not good.all():
-        raise ValueError(f"{rows.index[~good][0]}: {words}")
+def refuse(rows, bad, words):
+    """Stop at the first bad row."""
+    if bad.any():
+        raise ValueError(f"{rows.index[bad][0]}: {words}")
 
 
 def read_rows(path, metric):
@@ -570,13 +542,11 @@ def read_rows(path, metric):
     if lines[0] and "acc_base" not in lines[0]:
         raise ValueError(f"{path} has no column acc_base: did you mean {path.stem}_results.csv?")
     mark = max(",;\t", key=lines[0].count)
-    # line by line: one that a kill cut short in quotes would swallow the next
+    # line by line: one cut short in quotes would swallow the next
     header, *cells = [next(csv.reader([line], delimiter=mark), []) for line in lines]
     whole = {}
     for number, row in enumerate(cells, 2):
         place = f"{path}, line {number}"
-        if len(row) > len(header):
-            raise ValueError(f"{place}: more cells than the header")
         if len(row) == len(header) and number <= len(cells):
             whole[place] = row
         elif row:
@@ -588,13 +558,13 @@ def read_rows(path, metric):
     more = ["seed", "num_classes", *columns_of("f1"), *columns_of(metric)]
     for name in [*needed, *shares, *more]:
         rows[name] = rows.get(name, np.nan)
-        may_be_nan = rows[name].isna() & (name not in needed)
+        filled = rows[name].notna()
         if name not in RUN[:3]:
             rows[name] = pd.to_numeric(rows[name], errors="coerce")
-        good = rows[name].notna() | may_be_nan
-        check(rows, good, f"column {name} is missing, empty or not like 0.5")
+        bad = rows[name].isna() & (filled | (name in needed))
+        refuse(rows, bad, f"column {name} is missing, empty or not like 0.5")
         if name in shares:
-            check(rows, rows[name].fillna(0).between(0, 1), f"{name} is not between 0 and 1")
+            refuse(rows, ~rows[name].fillna(0).between(0, 1), f"{name} is not between 0 and 1")
     rows[RUN[3:]] = rows[RUN[3:]].fillna(0).astype(int)
     return rows
 
@@ -607,8 +577,7 @@ def load_rows(args, metric="acc"):
         values = rows[flag.removesuffix("s")].astype(str)
         wanted = getattr(args, flag) or [*values]
         for name in {*wanted} - {*values}:
-            known = ", ".join(sorted({*values}))
-            raise ValueError(f"no rows have --{flag} {name}. There are: {known}")
+            raise ValueError(f"no rows have --{flag} {name}. There are: {sorted({*values})}")
         rows = rows[values.isin(wanted)]
     if rows.empty:
         raise ValueError(f"{args.paths[0]} has no rows: run run_experiment.py first")
@@ -620,7 +589,7 @@ def load_rows(args, metric="acc"):
         if {name, *scope} <= {*rows}:
             values = rows.groupby(scope)[name].transform("nunique")
             words = f"another row has the same {', '.join(scope)} but not {name}: keep one"
-            check(rows, ~(values > 1), words)
+            refuse(rows, values > 1, words)
     rows = rows.groupby(RUN, as_index=False).first()
     rows["both"] = rows[columns_of(metric)].notna().all(axis=1) & (not args.plain)
     crossed = rows.groupby(CELL)["both"].transform("all")
@@ -699,7 +668,7 @@ def parse_args(argv):
     add = parser.add_argument
     add("paths", metavar="FILE", nargs="*", type=Path, default=[Path("results.csv")],
         help="results; default results.csv")
-    add("--margin", type=above_zero,
+    add("--margin", type=float,
         help="largest bias that does not matter; default 1 point (acc, f1), else none")
     add("--metric", default="acc",
         help="acc, f1, nll or X, of columns X_base, X_extra, X_test; default acc")
@@ -716,10 +685,14 @@ def parse_args(argv):
     args.command = shlex.join(["fit_model.py", *(sys.argv[1:] if argv is None else argv)])
     args.name, args.unit = WORDS.get(args.metric, (args.metric, args.metric))
     args.digits = 2 if args.metric in POINTS else 4
-    if args.margin is None and args.metric in POINTS:
-        args.margin = 1.0
+    if args.margin is None:
+        args.margin = 1.0 if args.metric in POINTS else None
+    elif not 0 < args.margin < math.inf:
+        parser.error("--margin must be positive")
     name = "+".join(path.stem for path in args.paths)
-    args.out = args.out or Path("fits", name if args.metric == "acc" else f"{name}.{args.metric}")
+    if args.metric != "acc":
+        name += f".{args.metric}"
+    args.out = args.out or Path("fits", name)
     return args
 
 
@@ -729,9 +702,9 @@ def main(argv=None):
     rows = load_rows(args, args.metric)
     for end in ("", "_on_extra"):
         change = (rows[f"acc_test{end}"] - rows[f"acc_extra{end}"]).abs()
-        good = ~(rows[f"discordant{end}"] < change - 0.5 / rows.n)  # half an answer: rounding
+        bad = rows[f"discordant{end}"] < change - 0.5 / rows.n  # half an answer: rounding
         words = f"discordant{end} is less than the accuracies differ"
-        check(rows.set_index("task"), good, words)
+        refuse(rows.set_index("task"), bad.array, words)
     rows = add_effects(rows, args.metric)
     args.out.mkdir(parents=True, exist_ok=True)
     rows["majority"] *= 100
@@ -744,7 +717,6 @@ def main(argv=None):
     tasks = pd.concat(tasks, ignore_index=True)
     table = effects_table(units, tasks, args)
     publish(rows, tasks, table, args)
-    (args.out / "posterior.csv").unlink(missing_ok=True)
     if args.paper_model and not run_paper_model(rows, args):
         sys.exit(3)
 

@@ -21,8 +21,6 @@ Writes slices.png and two tables to meta/results/. Their columns, with 89% inter
 """
 
 import argparse
-import base64
-import builtins
 import contextlib
 import csv
 import os
@@ -48,21 +46,17 @@ def report_slices(rows, slices, folder):
     names = [*CELL, "arms"]
     tables = {cell: slice_table(mine, slices) for cell, mine in rows.groupby(names)}
     meta = pd.concat(tables, names=names).reset_index(names)
-    threshold = np.where(meta["experiment"].str.contains("zero.shot"), 0.08, 0.04)  # section 10
+    threshold = np.where(meta["experiment"].str.contains("zero.shot"), 0.08, 0.04)
     found = meta.assign(
         threshold=threshold, outside=meta["paper_mean"].abs() > threshold,
         paper=meta["paper_low"] * meta["paper_high"] > 0,
-        t=np.sign(meta["t_low"] * meta["t_high"]).clip(lower=0))  # nan for one task
+        t=np.sign(meta["t_low"] * meta["t_high"]).clip(lower=0))  # 1, 0 or, for one task, nan
     groups = found.groupby([*names, "kind", "threshold"])
     shares = groups[["outside", "paper", "t"]].mean().reset_index()
 
     meta.to_csv(folder / "meta.csv", **CSV)
     shares.to_csv(folder / "shares.csv", **CSV)
-    path = folder / "slices.png"
-    plot(found).savefig(path, dpi=130)
-    if hasattr(builtins, "display"):  # in a notebook
-        picture = base64.b64encode(path.read_bytes()).decode()
-        builtins.display({"image/png": picture}, raw=True)
+    plot(found).savefig(folder / "slices.png", dpi=130)
 
     words = {"kind": "slices", "threshold": "threshold for beta", "outside": "share beyond it",
              "paper": "paper's interval excludes 0", "t": "t interval excludes 0"}
@@ -70,8 +64,8 @@ def report_slices(rows, slices, folder):
     print(shown.to_string(index=False, float_format="{:.0%}".format))
     drawn, shuffled = found.groupby("kind")["outside"].mean()
     print(f"With one subsample of each task you would have claimed a bias in {drawn:.0%} of "
-          "slices: beta is beyond the paper's threshold. In shuffled slices, where there is no "
-          f"bias to find, you would have claimed one in {shuffled:.0%}.")
+          "slices: beta is beyond the paper's threshold. In shuffled slices, which hold no bias, "
+          f"you would have claimed one in {shuffled:.0%}.")
     if shuffled > 0.5:
         print("So it is the rule that claims a bias, not the data: its threshold lies within the "
               "noise of a slice.")
@@ -87,8 +81,8 @@ def slice_table(rows, slices):
         drawn = runs.iloc[rng.integers(len(runs), size=slices)]
         right.append((n * drawn[["acc_extra", "acc_test"]]).round())
         bias.append(drawn["bias"])
-    right = np.transpose(right, (1, 2, 0))  # [slices, arms, pairs of model and task]
-    bias = np.transpose(bias)
+    right = np.stack(right, axis=2)  # [slices, arms, pairs of model and task]
+    bias = np.stack(bias, axis=1)
     swap = rng.random(bias.shape) < 0.5
     right = np.vstack([right, np.where(swap[:, None], right[:, ::-1], right)])
     bias = np.vstack([bias, np.where(swap, -bias, bias)])
@@ -206,10 +200,10 @@ def columns_of(metric):
     return names + [f"{name}_on_extra" for name in names]
 
 
-def check(rows, good, words):
-    """Stop at the first row that is not good."""
-    if not good.all():
-        raise ValueError(f"{rows.index[~good][0]}: {words}")
+def refuse(rows, bad, words):
+    """Stop at the first bad row."""
+    if bad.any():
+        raise ValueError(f"{rows.index[bad][0]}: {words}")
 
 
 def read_rows(path, metric):
@@ -218,13 +212,11 @@ def read_rows(path, metric):
     if lines[0] and "acc_base" not in lines[0]:
         raise ValueError(f"{path} has no column acc_base: did you mean {path.stem}_results.csv?")
     mark = max(",;\t", key=lines[0].count)
-    # line by line: one that a kill cut short in quotes would swallow the next
+    # line by line: one cut short in quotes would swallow the next
     header, *cells = [next(csv.reader([line], delimiter=mark), []) for line in lines]
     whole = {}
     for number, row in enumerate(cells, 2):
         place = f"{path}, line {number}"
-        if len(row) > len(header):
-            raise ValueError(f"{place}: more cells than the header")
         if len(row) == len(header) and number <= len(cells):
             whole[place] = row
         elif row:
@@ -236,13 +228,13 @@ def read_rows(path, metric):
     more = ["seed", "num_classes", *columns_of("f1"), *columns_of(metric)]
     for name in [*needed, *shares, *more]:
         rows[name] = rows.get(name, np.nan)
-        may_be_nan = rows[name].isna() & (name not in needed)
+        filled = rows[name].notna()
         if name not in RUN[:3]:
             rows[name] = pd.to_numeric(rows[name], errors="coerce")
-        good = rows[name].notna() | may_be_nan
-        check(rows, good, f"column {name} is missing, empty or not like 0.5")
+        bad = rows[name].isna() & (filled | (name in needed))
+        refuse(rows, bad, f"column {name} is missing, empty or not like 0.5")
         if name in shares:
-            check(rows, rows[name].fillna(0).between(0, 1), f"{name} is not between 0 and 1")
+            refuse(rows, ~rows[name].fillna(0).between(0, 1), f"{name} is not between 0 and 1")
     rows[RUN[3:]] = rows[RUN[3:]].fillna(0).astype(int)
     return rows
 
@@ -255,8 +247,7 @@ def load_rows(args, metric="acc"):
         values = rows[flag.removesuffix("s")].astype(str)
         wanted = getattr(args, flag) or [*values]
         for name in {*wanted} - {*values}:
-            known = ", ".join(sorted({*values}))
-            raise ValueError(f"no rows have --{flag} {name}. There are: {known}")
+            raise ValueError(f"no rows have --{flag} {name}. There are: {sorted({*values})}")
         rows = rows[values.isin(wanted)]
     if rows.empty:
         raise ValueError(f"{args.paths[0]} has no rows: run run_experiment.py first")
@@ -268,7 +259,7 @@ def load_rows(args, metric="acc"):
         if {name, *scope} <= {*rows}:
             values = rows.groupby(scope)[name].transform("nunique")
             words = f"another row has the same {', '.join(scope)} but not {name}: keep one"
-            check(rows, ~(values > 1), words)
+            refuse(rows, values > 1, words)
     rows = rows.groupby(RUN, as_index=False).first()
     rows["both"] = rows[columns_of(metric)].notna().all(axis=1) & (not args.plain)
     crossed = rows.groupby(CELL)["both"].transform("all")
@@ -291,14 +282,14 @@ def parse_args(argv):
     add("paths", metavar="FILE", nargs="*", type=Path, default=[Path("results.csv")],
         help="results; default results.csv")
     add("--slices", type=int, default=500,
-        help="times that one subsample of each model and task is drawn; default 500")
+        help="draws of one subsample of each model and task; default 500")
     add("--plain", action="store_true", help="test on one set, as the paper does; default both")
     for flag in FILTERS:
         add(f"--{flag}", nargs="+", help="use only these; default all")
     add("--out", type=Path, metavar="FOLDER", help="default meta/FILE")
     args = parser.parse_args(argv)
     if args.slices < 1:
-        parser.error("--slices must be 1 or more")
+        parser.error("--slices must be positive")
     return args
 
 
@@ -306,12 +297,10 @@ def parse_args(argv):
 def main(argv=None):
     args = parse_args(argv)
     rows = load_rows(args)
-    counts = rows.groupby(RUN[:5])["subsample"].nunique()
-    if counts.min() < 2:
-        raise ValueError(f"{counts.idxmin()[2]} has one subsample: run more")
+    fewest = rows.groupby(RUN[:5])["subsample"].nunique().min()
     tasks = rows["task"].nunique()
-    if counts.min() < 5 or tasks < 2:
-        print(f"Too few to rely on: {counts.min()} subsamples of a task, tasks: {tasks}")
+    if fewest < 5 or tasks < 2:
+        print(f"Too few to rely on. Tasks: {tasks}; subsamples of a task: {fewest}")
     bias = rows["acc_test"] - rows["acc_extra"]
     mirrored = rows["acc_extra_on_extra"] - rows["acc_test_on_extra"]  # nan: plain arms
     rows["bias"] = 100 * (bias + mirrored.fillna(bias)) / 2
