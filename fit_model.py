@@ -14,7 +14,7 @@ Sections 5 to 8 of the paper (Dubey 2024). --help explains the words.
 
 Writes report.html, effects.png and tables to fits/results/, with the columns
     effects.csv: estimate, low, high (these tasks), like_low, like_high (tasks like these), verdict,
-        p_alike (of tasks' differences), ... for each setting (m and n empty: their mean)
+        p_alike (do tasks differ?), ... for each setting (m and n empty: their mean)
     tasks.csv: the same for each task, sd (between subsamples), v, noise (variances: by sd, by the
         draw of texts), p (one-sided sign flips of a bias), p_adjusted (Benjamini-Hochberg)
     posterior.csv: ArviZ's summary; warning (not converged)
@@ -108,7 +108,7 @@ def task_table(units, effect, args):
     half = [interval(task)[2] for _, task in tasks.groupby("task")]
     tasks = tasks.assign(low=tasks.estimate - half, high=tasks.estimate + half)
     if effect == "bias" and args.metric == "acc" and tasks.model[0] != "all":
-        changes = units.bias / 100 * units.n * np.where(units.arms == "crossed", 2, 1)
+        changes = units.bias / 100 * units.n * np.where(units.arms == "crossed", 2, 1)  # answers
         tasks["p"] = changes.groupby(units.task).agg(sign_flip_p).to_numpy()
         tasks["p_adjusted"] = stats.false_discovery_control(tasks.p)
     return tasks
@@ -177,7 +177,7 @@ def effect_row(tasks, noise, args):
 def verdict_on(middle, half, tasks, args):
     """What precedes the colon is printed large."""
     if not half > 0:
-        return "Too early to tell: there is no interval without two subsamples that differ"
+        return "Too early to tell: an interval needs two subsamples that differ"
     if not args.margin:
         return f"The interval {'excludes' if abs(middle) > half else 'includes'} 0"
     margin = f"±{args.margin:g} {args.unit}".replace("points", "percentage points")
@@ -358,7 +358,7 @@ def draw_effects(tasks, table, args, narrow):
     axes[0].set(title="bias = seen - unseen", xlabel=args.unit)
     axes[1].set(title="boost = unseen - base", xlabel=args.unit)
     axes[2].set(title=args.name, xlabel=args.unit.replace("points", "%"))
-    for axis, effect, pre in zip(axes, EFFECTS, ("", "_")):  # the legend takes no label of _
+    for axis, effect, pre in zip(axes, EFFECTS, ("", "_")):  # no label of _ is in the legend
         mine = rows.assign(y=y)[rows.effect == effect]
         reach = mine.high - mine.estimate
         axis.errorbar(mine.estimate, mine.y, xerr=reach, fmt="ko", label=f"{pre}89% interval")
@@ -429,7 +429,7 @@ def paper_model(rows, interaction):
     task_of_unit = np.zeros(unit_idx.max() + 1, int)
     task_of_unit[unit_idx] = task_idx
 
-    # d is centered the more, the less of the variance of tasks' changes is binomial noise
+    # d is centered more where less of the variance of tasks' changes is binomial noise
     sums = rows.groupby("task")[["control", "treatment", "n"]].sum()
     right = sums[["control", "treatment"]] + 0.5  # none is 0
     wrong = right.rsub(sums.n + 1, axis=0)
@@ -471,7 +471,7 @@ def predict(posterior, rows):
     found = posterior.drop_vars(["a", "c", "z", *logs], errors="ignore")
     effects = {}
     for (model, task), runs in rows.groupby(["model", "task"]):
-        level = posterior.c.values[:, :, runs.unit]
+        level = posterior.c.values[:, :, runs.unit]  # [chain, draw, run]
         if model in posterior.get("later", ()):
             level = level + posterior.alpha.sel(later=model).values[:, :, None]
         half = posterior.d.sel(task=task).values[:, :, None] / 2
@@ -518,7 +518,7 @@ def brief(error, most=290):
 
 
 # --- shared: reading ---
-CELL = ["experiment", "m", "n"]
+CELL = ["experiment", "m", "n"]  # a setting
 RUN = ["experiment", "model", "task", "m", "n", "subsample", "seed"]  # identify a row
 FILTERS = ("experiment", "m", "n", "model", "tasks")
 CSV = {"index": False, "float_format": "%.6g"}  # of written tables
@@ -550,7 +550,7 @@ def read_rows(path, metric):
         if len(row) == len(header) and number <= len(cells):
             whole[place] = row
         elif row:
-            print(f"{place}: cut short, left out")
+            print(f"{place} is broken: left out")
     rows = pd.DataFrame.from_dict(whole, "index", columns=[name.strip() for name in header])
     rows = rows.replace(["", "NA", "nan"], np.nan)
     needed = [*RUN[:-1], "majority", *columns_of("acc")[:3], *columns_of(metric)[:3]]

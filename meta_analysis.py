@@ -188,7 +188,7 @@ def brief(error, most=290):
 
 
 # --- shared: reading ---
-CELL = ["experiment", "m", "n"]
+CELL = ["experiment", "m", "n"]  # a setting
 RUN = ["experiment", "model", "task", "m", "n", "subsample", "seed"]  # identify a row
 FILTERS = ("experiment", "m", "n", "model", "tasks")
 CSV = {"index": False, "float_format": "%.6g"}  # of written tables
@@ -220,7 +220,7 @@ def read_rows(path, metric):
         if len(row) == len(header) and number <= len(cells):
             whole[place] = row
         elif row:
-            print(f"{place}: cut short, left out")
+            print(f"{place} is broken: left out")
     rows = pd.DataFrame.from_dict(whole, "index", columns=[name.strip() for name in header])
     rows = rows.replace(["", "NA", "nan"], np.nan)
     needed = [*RUN[:-1], "majority", *columns_of("acc")[:3], *columns_of(metric)[:3]]

@@ -306,7 +306,7 @@ def test_no_interval(run):
     for rows in (lonely, equal, pd.concat([lonely, bias_rows({"a": [1, 2], "b": [0, 1]}, m=9)])):
         found = run(rows)
         assert found.effects.query("effect == 'bias'")["se"].isna()[0]
-        assert found.out.startswith("Too early to tell: there is no interval without two subs")
+        assert found.out.startswith("Too early to tell: an interval needs two subsamples")
         assert "nan" not in found.out + found.page and not found.err
 
 
@@ -578,7 +578,7 @@ def test_natural_variations_are_accepted(capsys):
     for name, text in variations.items():
         Path("other.csv").write_bytes(text.encode())
         pd.testing.assert_frame_equal(loaded("other.csv"), plain, obj=name)
-        cut = [line for line in capsys.readouterr().out.splitlines() if "cut short" in line]
+        cut = [line for line in capsys.readouterr().out.splitlines() if "is broken" in line]
         assert len(cut) == ("torn" in name)
     assert len(loaded("results.csv", "--model", "b", "--tasks", "task01", "task02")) == 8
     # The fuller row of a run counts, whatever the order of files
