@@ -183,9 +183,10 @@ def test_the_figure_of_answers_shows_the_table(said, figures):
 @pytest.fixture
 def watched(monkeypatch):
     """What the libraries do: loads: options; others: how many older models are then there; modes:
-    (training, gradients) of modules; dtypes: (training, dtype) of linear layers; steps: optimizers.
-    """
-    found = SimpleNamespace(loads=[], others=[], modes=set(), dtypes=set(), steps=[])
+    (training, gradients) of modules; dtypes: (training, dtype) of linear layers; four_bit: type,
+    scales a weight and their bytes, of those of 4 bits; steps: optimizers."""
+    found = SimpleNamespace(
+        loads=[], others=[], modes=set(), dtypes=set(), steps=[], four_bit=set())
     models = []
     for kind in (transformers.AutoModelForCausalLM, transformers.AutoModelForMaskedLM):
         def load(*args, real=kind.from_pretrained, **options):
@@ -203,10 +204,15 @@ def watched(monkeypatch):
         if isinstance(module, torch.nn.Linear):  # of 4 bits: it gives what it got
             dtype = getattr(module, "compute_dtype", output.dtype)
             found.dtypes.add((module.training, dtype))
+        if hasattr(getattr(module, "weight", None), "quant_state"):
+            state = module.weight.quant_state
+            scales = state.absmax.numel() / state.shape.numel(), state.absmax.element_size()
+            found.four_bit.add((state.quant_type, *scales))
 
     hooks = [register_module_forward_hook(see),
              register_optimizer_step_post_hook(lambda own, *_: found.steps.append(own))]
-    found.clear = lambda: [part.clear() for part in (found.modes, found.dtypes, found.steps)]
+    found.clear = lambda: [part.clear() for part in (
+        found.modes, found.dtypes, found.steps, found.four_bit)]
     yield found
     for hook in hooks:
         hook.remove()
@@ -245,8 +251,11 @@ def test_flags_of_run_zero_shot_are_what_runs_there_and_in_an_audit(
             ("", "float32"), ("--precision bf16", "bf16"), ("--quantize nf4", "bf16")):
         watched.clear()
         folder, dtype = byte_model("llama", hidden_size=64), DTYPES[precision]
-        run(zero, f"--model {folder} --adapters {folder.name} --batch-size 4 --pretrain-epochs 2 "
-            f"--pretrain-lr 0.003 {typed}")
+        row = run(zero, f"--model {folder} --adapters {folder.name} --batch-size 4 {typed} "
+                  "--pretrain-epochs 2 --pretrain-lr 0.003")[-1]
+        assert len({row[f"nll_{arm}"] for arm in ARMS}) == 3, "they learn"
+        qlora = {("nf4", 1 / 64, 1)} if "nf4" in typed else set()
+        assert watched.four_bit == qlora
         assert watched.dtypes == {(True, dtype), (False, dtype)}
         assert watched.modes == {(True, True), (False, False)}
         assert len(watched.steps) == 2 * 2 * 3  # arms, epochs, batches
@@ -256,6 +265,7 @@ def test_flags_of_run_zero_shot_are_what_runs_there_and_in_an_audit(
             assert [group["initial_lr"], group["weight_decay"]] == [0.003, 0]
         watched.clear()
         assert end_of(contam.main, folder.name) is None and watched.dtypes == {(False, dtype)}
+        assert watched.four_bit == qlora
         ours, audits = [f"{options.get('quantization_config')} {options['dtype']}"
                         for options in watched.loads[-2:]]
         assert ours == audits and ("nf4" in ours) == ("nf4" in typed)

@@ -244,21 +244,6 @@ def test_pretraining_is_a_plain_loop(kind, most, bf16, zero, load, monkeypatch):
         assert torch.equal(trained[name], start[name]) == ("lora_" not in name)
 
 
-def test_nf4_is_the_papers_qlora(zero, load):
-    """The scale of 64 weights takes one byte. It learns."""
-    _, net, tokenizer = load("llama", "nf4", "bf16", hidden_size=256)
-    weights = {module.weight for module in net.modules()
-               if hasattr(getattr(module, "weight", None), "quant_state")}
-    assert len(weights) == 2 * 7
-    for weight in weights:
-        state = weight.quant_state
-        assert state.quant_type == "nf4" and state.absmax.numel() == weight.numel() * 2 / 64
-        assert state.absmax.element_size() == 1
-    nf4 = {"quantize": "nf4", "precision": "bf16"}
-    losses = [train(zero, net, tokenizer, TEXTS, **nf4) for _ in range(2)]
-    assert losses[1] < losses[0] - 0.01
-
-
 def test_fp16_takes_its_first_step(zero, load, monkeypatch):
     """At torch's own scale these gradients overflow. They are unscaled before the clipping."""
     norms, clip = [], torch.nn.utils.clip_grad_norm_
