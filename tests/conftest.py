@@ -122,6 +122,18 @@ def said(capsys, empty_folder):
     return call
 
 
+@pytest.fixture
+def norms(monkeypatch):
+    """Of the gradients of each step, before they are clipped: clipping and Adam hide a wrong size.
+    """
+    import torch
+
+    found, clip = [], torch.nn.utils.clip_grad_norm_
+    monkeypatch.setattr(
+        torch.nn.utils, "clip_grad_norm_", lambda *args: found.append(float(clip(*args))))
+    return found
+
+
 def plain_training(model, epochs, rate, bf16=False):
     """Train by a plain loop, text by text, on epochs, lists of batches of (ids, labels). Returns
     the mean loss of the last."""
