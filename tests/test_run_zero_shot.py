@@ -25,10 +25,10 @@ TEXTS = ["US Electoral College withstands critics ... so far (AFP)",
 @pytest.fixture
 def load(zero, byte_model):
     """load(kind) -> (folder, the script's network with a fresh adapter, its tokenizer)."""
-    def call(kind, quantize="none", precision="float32", **changes):
+    def call(kind, precision="float32", **changes):
         folder = byte_model(kind, **changes)
         model = zero.find_model(str(folder), zero.load_registry())
-        net, tokenizer = zero.load_net(model, quantize, precision, "cpu")
+        net, tokenizer = zero.load_net(model, "none", precision, "cpu")
         zero.fresh_adapter(net, 5)
         return folder, net, tokenizer
 
