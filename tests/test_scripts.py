@@ -2,6 +2,8 @@
 Every command of the README and of the scripts' heads exists."""
 
 import ast
+import builtins
+import dis
 import re
 import shlex
 import shutil
@@ -55,11 +57,20 @@ def commands():
                 yield name, re.sub(r"\s+", " ", line.split("#")[0]).strip()
 
 
+def globals_of(code):
+    """The globals that a module's functions read."""
+    names = {step.argval for step in dis.get_instructions(code) if step.opname == "LOAD_GLOBAL"}
+    parts = [part for part in code.co_consts if hasattr(part, "co_consts")]
+    return names.union(*map(globals_of, parts))
+
+
 @EACH
 def test_a_script_stands_alone_and_explains_itself(path, capsys):
     tree = ast.parse(read(path))
     siblings = {other.stem for other in SCRIPTS} | {"tests", "conftest"}
     assert not imports(tree) & siblings
+    used = globals_of(compile(tree, path, "exec"))
+    assert used <= {*dir(builtins), *dir(load_script(path.stem))}
     manual = ast.get_docstring(tree)
     assert f"python {path.name}" in manual and "columns" in manual
     wide = [k for k, line in enumerate(read(path).splitlines(), 1) if len(line) > 100]

@@ -105,15 +105,16 @@ def missing(args):
 def pooled(args):
     """Print what is said of an innocent model over all tasks, and how often an interval above 0 is
     shown with a verdict: nothing is wrong; a tenth of its wrong answers lacks in the released half
-    of every task; or the released halves are 4 points easier. One clean model."""
+    of every task; or the released halves are 4 points easier."""
+    names = ["mine", *[f"clean {number + 1}" for number in range(args.clean)]]
     for (tasks, items), kind in itertools.product(
             ((20, 100), (57, 50)), ("nothing", "missing", "easier")):
         rng, withheld, above = np.random.default_rng(3), [], []
         for _ in range(args.sets):
             parts = []
             for task in range(tasks):
-                answers = draw_models(rng, items, 1, easier=0.22 * (kind == "easier"))
-                answers.columns = ["mine", "clean"]
+                answers = draw_models(rng, items, args.clean, easier=0.22 * (kind == "easier"))
+                answers.columns = names
                 half = np.arange(items) < items // 2
                 gone = half & (answers["mine"] == 0) & (rng.random(items) < 0.1) & (kind == "missing")
                 answers["mine"] = answers["mine"].mask(gone)
@@ -122,12 +123,13 @@ def pooled(args):
             answers = pd.concat(parts)
             rows, missing = [], answers.isna().astype(int)
             for task, mine in answers.groupby(level="task"):
-                rows += contam.judge_task(task, mine, missing.loc[mine.index], ["clean"], tasks)
-            table = contam.with_all_tasks(pd.DataFrame(rows), missing)
-            row = contam.add_verdicts(table, ["clean"], 5).iloc[0]
+                rows += contam.judge_task(task, mine, missing.loc[mine.index], names[1:], tasks)
+            rows = contam.means_over_tasks(pd.DataFrame(rows), missing)
+            row, = [contam.add_verdict(row, names[1:], 5) for row in rows if row["model"] == "mine"]
             withheld.append(row["verdict"].startswith("No verdict"))
             above.append(row["low"] > 0 and not withheld[-1])
-        print(f"{tasks} tasks of {items}, {kind}: no verdict {np.mean(withheld):.1%}, an interval "
+        print(f"{tasks} tasks of {items}, {kind}, {args.clean} clean models, {args.sets} sets: "
+              f"no verdict {np.mean(withheld):.1%}, an interval "
               f"above 0 {np.mean(above):.1%}", flush=True)
 
 
@@ -232,6 +234,7 @@ if __name__ == "__main__":
         study = studies.add_parser(name)
         study.add_argument("--sets", type=int, default=2000)
         study.add_argument("--kept", type=float, default=0.8, help="of the answers of the model before")
+        study.add_argument("--clean", type=int, default=1, help="clean models of pooled")
         study.set_defaults(run=run)
     for name, run in (("halves", halves), ("tries", by_tries)):
         study = studies.add_parser(name)

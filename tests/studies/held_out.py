@@ -36,7 +36,7 @@ def with_adapter(unit):
     """(model, tokenizer): smollm2 with the adapter `test` of a unit."""
     import peft
 
-    lm, tokenizer = contam.open_model("smollm2", "none", "float32")
+    lm, tokenizer = contam.open_model("smollm2", "float32")
     return peft.PeftModel.from_pretrained(lm, unit / "test").eval(), tokenizer
 
 
@@ -47,11 +47,11 @@ def false_alarms(draws, unit):
     task = zero_shot.load_task("rotten_tomatoes", spec)
     rng = np.random.default_rng(0)
     texts = [task.texts[number] for number in rng.choice(len(task.texts), 400, replace=False)]
-    net = contam.open_model("smollm2", "none", "float32")
+    net = contam.open_model("smollm2", "float32")
     base = contam.detect(net, "", texts)
     pairs = list(itertools.permutations(range(20), 2))
     scores = contam.score_texts(net, "", [f"{texts[i]}\n\n{texts[j]}" for i, j in pairs])
-    log_p = {pair: rows[0].sum() for pair, rows in zip(pairs, scores)}
+    log_p = {(i, j): scores[f"{texts[i]}\n\n{texts[j]}"][0].sum() for i, j in pairs}
     values = base
     if unit:
         values = contam.detect(with_adapter(unit), "", texts, base)
@@ -87,7 +87,7 @@ def false_orders(first, last):
     task = zero_shot.load_task("rotten_tomatoes", spec)
     model = zero_shot.find_model("smollm2", registry)
     recipe = zero_shot.prompt_recipe(registry, zero_shot.parse_args(["--pack"]), model, task)
-    net, found = contam.open_model("smollm2", "none", "float32"), []
+    net, found = contam.open_model("smollm2", "float32"), []
     for k in range(first, last + 1):
         rows = zero_shot.split_rows(task.labels, 100, 50, k)["test"]
         texts = [task.texts[row] for row in rows]
