@@ -3,7 +3,6 @@ the model really saw."""
 
 import itertools
 import json
-import sys
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -273,15 +272,8 @@ def test_a_run_is_what_its_files_say(kind, typed, zero, byte_model, run, monkeyp
         net.register_forward_pre_hook(see, with_kwargs=True)
         return net, own
 
-    log_p, add_scores = {}, zero.add_scores
-
-    def scored(row, predictions, labels):
-        log_p.update(predictions)
-        add_scores(row, predictions, labels)
-
     watched.cache_clear = load_net.cache_clear
     monkeypatch.setattr(zero, "load_net", watched)
-    monkeypatch.setattr(zero, "add_scores", scored)
     length = 640 if "--pack" in typed else 185  # cuts texts
     message, (row,) = run(folder, "--adapters kept --pretrain-lr 0.02 "
                           f"--max-length {length} {typed}")
@@ -300,7 +292,7 @@ def test_a_run_is_what_its_files_say(kind, typed, zero, byte_model, run, monkeyp
         packs = [[unit["model"]["instruction"], *found[at : at + size]] for at in range(0, 9, size)]
         assert unit[name]["sequences"] == ["\n\n".join(pack) for pack in packs]
 
-    nlls = set()
+    nlls, right = set(), {}
     counts = [len(f" {name}") for name in unit["classes"]]  # bytes are tokens
     codes = pd.read_csv(benchmark_csv)["label"].astype("category").cat.codes.to_numpy()
     split = zero.split_rows(codes, int(row["m"]), 9, 1)
@@ -314,12 +306,18 @@ def test_a_run_is_what_its_files_say(kind, typed, zero, byte_model, run, monkeyp
             model = peft.PeftModel.from_pretrained(model, path.parent / arm)
         expected = plain_scores(model, tokenizer, prompts, unit["classes"], counts)
         expected -= np.log(np.exp(expected).sum(1, keepdims=True))
-        np.testing.assert_allclose(np.exp(log_p[arm][name]), np.exp(expected), atol=2e-5)
+        chosen = expected.argmax(1)
+        right[arm, name] = chosen == labels
+        F1 = [2 * sum((chosen == k) & (labels == k)) / max(1, sum(chosen == k) + sum(labels == k))
+              for k in range(3)]
         nll = -expected[np.arange(9), labels].mean()
-        assert float(row[f"acc_{arm}{SETS[name]}"]) == np.mean(expected.argmax(1) == labels)
-        assert float(row[f"nll_{arm}{SETS[name]}"]) == pytest.approx(nll, abs=2e-5)
+        scores = [float(row[f"{metric}_{arm}{SETS[name]}"]) for metric in ("acc", "f1", "nll")]
+        assert scores == pytest.approx([np.mean(right[arm, name]), np.mean(F1), nll], abs=2e-5)
         nlls.add(round(nll, 4))
     assert len(nlls) == 6
+    for name, ending in SETS.items():
+        differ = np.mean(right["extra", name] != right["test", name])
+        assert float(row[f"discordant{ending}"]) == differ
 
 
 def test_a_run_goes_on_and_mixes_no_recipes(zero, byte_model, run, monkeypatch, capsys):

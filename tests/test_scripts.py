@@ -1,5 +1,5 @@
 """Every script stands alone, names what it needs, and shares code only as identical marked blocks.
-Every command of the README and of the scripts' heads exists."""
+Every command of README.md, docs/scale.md and the scripts' heads exists; README.md's run."""
 
 import ast
 import builtins
@@ -162,25 +162,62 @@ def test_a_name_has_one_body():
     assert {*drifted} <= {"main", "parse_args"}, drifted
 
 
-def test_readme_and_ci_run_the_same_tests():
-    command = re.findall("^python -m pytest.*$", read(ROOT / ".ci" / "run"), re.MULTILINE)
-    fenced = re.findall(r"```.*?\n(.*?)```", read(ROOT / "README.md"), re.DOTALL)
-    lines = [line.partition("  #")[0] for line in "".join(fenced).splitlines()]
-    assert len(command) == 1 and command[0] in lines
-
-
-COMMANDS = sorted(set(commands()))
+COMMANDS = [*dict.fromkeys(commands())]
 assert {name for name, _ in COMMANDS} > {"README.md", "scale.md", SCRIPTS[0].name}
+
+
+def parts_of(command):
+    """(script, flags)."""
+    words = shlex.split(command.replace('"', ""))
+    at = [word.endswith(".py") for word in words].index(True)
+    return words[at].removesuffix(".py"), words[at + 1 :]
 
 
 @pytest.mark.parametrize("source, command", COMMANDS)
 def test_every_command_parses(source, command):
     """The script exists and argparse takes the flags; the tasks named are in tasks.json."""
-    words = shlex.split(command.replace('"', ""))
-    at = [word.endswith(".py") for word in words].index(True)
-    if words[at].startswith("tests/"):
-        assert (ROOT / words[at]).exists()
+    name, flags = parts_of(command)
+    if name.startswith("tests/"):
+        assert (ROOT / f"{name}.py").exists()
         return
-    args = load_script(words[at].removesuffix(".py")).parse_args(words[at + 1 :])
+    args = load_script(name).parse_args(flags)
     known = {"all", *load_script("run_experiment").load_registry()["tasks"]}
     assert {*(getattr(args, "tasks", None) or [])} <= known
+
+
+RUN = "--tasks rotten_tomatoes --m 6 --n 8 --subsamples 2 --workers 1"
+TINY = {  # flags that come last and so win; the models are random ones of two layers
+    "run_experiment": f"{RUN} --max-length 24 --batch-size 4",
+    "run_zero_shot": f"{RUN} --quantize none", "fit_model": "", "contamination_test": "",
+    "meta_analysis": "--slices 10 --experiment few-shot --m 6 --n 8"}
+
+
+def test_the_readmes_commands_run_in_order(empty_folder, tmp_path, model_dir, benchmark_csv):
+    """In one folder: what one writes, the next reads."""
+    masked, causal = str(model_dir("bert")), str(model_dir("gpt2"))
+    mine = benchmark_csv.read_text().replace("text,label", "text,sentiment", 1)
+    (tmp_path / "mine.csv").write_text(mine)
+    (tmp_path / "docs").symlink_to(ROOT / "docs")
+    lines = [f"example number {k} of mine\n" for k in range(40)]
+    for file, part in (("mine", lines), ("released", lines[::2]), ("held", lines[1::2])):
+        (tmp_path / f"{file}.txt").write_text("".join(part))
+    ran = set()
+    for source, command in COMMANDS:
+        name, flags = parts_of(command)
+        if source != "README.md" or command[:2] == "uv" or name not in TINY or "--hub" in flags:
+            continue
+        ran.add(name)
+        tiny = TINY[name].split()
+        if "--csv" in flags:  # its own text is the task
+            tiny = tiny[2:]
+        if name == "run_experiment":
+            tiny += ["--model", masked]
+        elif name == "run_zero_shot" or "--model" in flags:
+            tiny += ["--model", causal]
+        if "--reference" in flags:
+            tiny += ["--reference", causal]
+        assert not end_of(load_script(name).main, *flags, *tiny), command
+    assert ran == {*TINY}
+    for name in ("results.csv", "mine_results.csv", "kept", "meta/results/slices.png",
+                 "fits/mine_results/report.html"):
+        assert (tmp_path / name).exists(), name
