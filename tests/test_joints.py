@@ -165,14 +165,13 @@ def test_the_figure_of_answers_shows_the_table(said, figures):
     rows.to_csv("answers.csv", index=False)
     said(contam.main, *"--answers answers.csv --clean a --margin 3 --out out.csv".split())
     table, (axis,) = pd.read_csv("out.csv").set_index("model"), figures[0].axes
-    bars, points = axis.collections
-    names = [tick.get_text() for tick in axis.get_yticklabels()]
-    assert [*names] == ["b", "c", "a"] and [*axis.get_yticks()] == [*points.get_offsets()[:, 1]]
-    for name, bar, (x, y), note in zip(
-            names, bars.get_segments(), points.get_offsets(), axis.texts, strict=True):
-        row = table.loc[name]
-        assert [*bar.T.flat, x] == approx([row["low"], row["high"], y, y, row["bias"]])
-        assert row["verdict"].startswith(note.get_text()) and note.xy[1] == y
+    labels = [tick.get_text() for tick in axis.get_yticklabels()]  # from below
+    assert [label[0] for label in labels] == ["a", "b", "c"]
+    for k, (label, (middle, _, (bars,))) in enumerate(zip(labels, axis.containers, strict=True)):
+        (x,), (y,) = middle.get_data()
+        row, (bar,) = table.loc[label[0]], bars.get_segments()
+        assert [*bar.T.flat, x, y] == approx([row["low"], row["high"], k, k, row["bias"], k])
+        assert row["verdict"].startswith(label[3:])
     (band,) = axis.patches
     assert [band.get_x(), band.get_width()] == [-3, 6]
 
