@@ -189,7 +189,7 @@ def verdict_on(middle, half, tasks, args):
             return f"Yes{mean}: beyond {margin}"
         return f"No{mean}: seen texts even score worse, beyond {margin}"
     if half <= NEAR * args.margin:
-        return f"Near the margin{mean}: the interval is narrow and includes it"
+        return f"Near the margin{mean}: the interval is narrow and crosses {margin}"
     return f"Too early to tell: the interval is too wide for {margin}"
 
 

@@ -175,7 +175,6 @@ def test_tables_1a_and_1b_and_section_7(run):
     assert found.end is None and not found.err
     means = found.effects.query("model != 'all'").dropna(subset="m")
     assert len(means) == 32 and set(means["tasks"]) == {25}
-    narrower = 0
     for row in means.itertuples():
         boosts, biases = TABLE_1[row.m, row.model]
         expected, near = {"boost": (boosts, 0.0506), "bias": (biases, 0.00551)}[row.effect]
@@ -184,9 +183,7 @@ def test_tables_1a_and_1b_and_section_7(run):
         each = found.tasks.query("m == @row.m and n == @row.n and model == @row.model "
                                  "and effect == @row.effect")["estimate"]
         t, normal = stats.t.ppf(0.945, 24) * each.std() / 5, 1.5982 * row.se
-        narrower += t < normal
         assert row.like_high - row.like_low == approx(2 * max(t, normal), rel=1e-4)
-    assert narrower == 5
     tasks = found.tasks.query("model != 'all'")
     of_tasks = tasks.groupby(["effect", "task"])["estimate"].mean().round(9)
     assert (of_tasks["bias"] > 0).sum() == 12 and (of_tasks["boost"] > 0).sum() == 23
@@ -201,9 +198,8 @@ def test_tables_1a_and_1b_and_section_7(run):
                   "+0.01 [-0.08, +0.10] points", "+4.35 [+4.23, +4.48]", "in 255 of 400 cases",
                   "learned 21 of 25 tasks."):
         assert words in found.out
-    assert "tasks differ" not in found.out  # p = .10, by an audit's own code
     alike = one(found.effects, effect="bias", model="all", n=None)["p_alike"]
-    assert alike == approx(0.1, abs=5e-3)
+    assert alike == approx(0.1, abs=5e-3)  # by an audit's own code
     cells = rows.groupby(["model", "task", "m", "n"])[["acc_extra", "majority"]].mean()
     assert (cells["acc_extra"] - cells["majority"] < 0.05 - 1e-12).sum() == 255
 
@@ -227,7 +223,7 @@ def test_crossed_effects_by_loops(run, luck):
     rows = rows[rows["subsample"] <= rows["task"].map({"t0": 2, "t1": 3, "t2": 5, "t3": 9})]
     rows = rows[(rows["n"] == 50) | (rows["subsample"] < 9)]  # the smaller number gives the df
     found = run(rows)
-    assert set(found.tasks["arms"]) == {"crossed"} and found.effects["like_low"].isna().all()
+    assert found.effects["like_low"].isna().all()
     for effect in ("bias", "boost"):
         assert_interval(one(found.effects, effect=effect, n=None), plain_interval(rows, effect))
         for (m, n), mine in rows.groupby(["m", "n"]):
@@ -264,7 +260,8 @@ def test_do_the_tasks_differ(run, sizes, luck, n, effects):
     biases = {}
     for task, (K, sd, effect) in enumerate(zip(sizes, luck, effects)):
         biases[f"t{task}"] = [*np.round(effect + sd * rng.standard_normal(K), 3)]
-    found = run(bias_rows(biases, n=n))
+    rows = bias_rows(biases, n=n)
+    found = run(pd.concat([rows, rows.assign(model="other")]))
     means = np.array([np.mean(values) for values in biases.values()])
     s2 = np.array([np.var(values, ddof=1) for values in biases.values()])
     if len(sizes) == 2:
@@ -278,10 +275,11 @@ def test_do_the_tasks_differ(run, sizes, luck, n, effects):
         top = parts.sum() ** 2 / (
             (s2**2).sum() + ((size * s2).sum() / N) ** 2 - 2 * (size * s2**2).sum() / N)
         p = stats.f.sf(F, top, parts.sum() ** 2 / (parts**2 / (size - 1)).sum())
-    assert one(found.effects, effect="bias")["p_alike"] == approx(p, rel=1e-4)
+    row = one(found.effects, effect="bias", model="all")
+    assert row["p_alike"] == approx(p, rel=1e-4)
     for text in (found.out, found.page):
         assert ("The tasks differ (p = " in text) == (p < 0.05)
-    row = one(found.tasks, effect="bias", task="t1")
+    row = one(found.tasks, effect="bias", task="t1", model="all")
     words = f"t1 {row['estimate']:+.2f} [{row['low']:+.2f}, {row['high']:+.2f}]"
     assert (words in found.out) == (p < 0.05)
 
@@ -435,11 +433,8 @@ def test_a_fit_that_has_not_converged_is_repeated(monkeypatch, name, value):
     assert steps[0] == steps[1] < steps[2] and steps[1][1] < steps[2][1]
 
 
-@pytest.mark.filterwarnings("error::RuntimeWarning")
 def test_the_papers_model_from_the_command_line(run):
-    """Few draws do not converge: exit status 3, said in every row. No warning of numpy's where the
-    tasks' changes are equal."""
-    fit.paper_model(varied_rows().assign(control=9, treatment=9, unit=0), True)
+    """Few draws do not converge: exit status 3, in every row."""
     found = run(varied_rows(), "--paper-model", "--draws", 60)
     assert found.end == 3 and found.out.count("the paper's model, few-shot, m = 10, n = 30, ") == 2
     assert re.search(r"difference\[all\] .*not converged: r_hat", found.out)
@@ -462,7 +457,7 @@ def test_the_papers_model_from_the_command_line(run):
     ({"a": [7, 8, 9]}, 1.5, "Yes: beyond ±1.5 percentage points (few-shot"),
     ({"a": [-7, -8, -9]}, 1, "No: seen texts even score worse, beyond ±1 percentage"),
     # half-widths of .527 and .571, below and above .55 of the margin
-    ({"a": [0.6, -1.8] * 8}, 1, "Near the margin: the interval is narrow and includes it (few"),
+    ({"a": [0.6, -1.8] * 8}, 1, "Near the margin: the interval is narrow and crosses ±1 percent"),
     ({"a": [-0.7, 1.9] * 8}, 1, "Too early to tell: the interval is too wide for ±1 percent")])
 def test_verdicts(run, biases, margin, start):
     found = run(bias_rows(biases, n=1000), "--margin", margin)
@@ -481,8 +476,7 @@ def test_how_much_more_to_run(run):
 
 
 @pytest.mark.parametrize("boost, metric, warned", [
-    (0.64, "acc", False), (-2.46, "acc", True), (0, "acc", True),
-    (-0.1, "nll", False), (0.1, "nll", True)])
+    (0.64, "acc", False), (0, "acc", True), (-0.1, "nll", False), (0.1, "nll", True)])
 def test_a_boost_that_is_not_shown(run, boost, metric, warned):
     """The interval of .64 lies above 0 and within the margin."""
     rows = bias_rows({"a": [0, 0.2, 0.1, 0.1]}, n=1000).assign(nll_extra=0.5)
@@ -507,6 +501,9 @@ def test_caveats(run):
                            f1_test_on_extra=2 * unseen - 0.6)
     for table in (rows, mirrored):
         assert "in 1 of 2 cases (model, task, m, n), macro-F1" in run(table).out
+    ours, weak = bias_rows({"a": [0, 0, 1]}), bias_rows({"b": [0, 0, 1]}, model="z", majority=0.9)
+    first, second, _ = run(pd.concat([ours, weak])).out.splitlines()
+    assert "A caveat" not in first and "in 1 of 1 cases" in second
     out = run(bias_rows({"a": [7, 8, 9]}, base=0.6, majority=0.9)).out
     assert out.startswith("Yes") and "A caveat" not in out and "not shown" not in out
     out = run(bias_rows({"a": [1, 3], "b": [-2, -3], "c": [0, 1]})).out
