@@ -3,8 +3,7 @@
     python tests/check_tasks.py [--tasks NAME ...]
 
 Prints for each source, up to the first that loads: rows, classes, 25th and 75th percentile of the
-lengths in characters, and the share of texts with the letters of an earlier one. The exit status
-is 2 if a source loads and is wrong.
+lengths in characters. The exit status is 2 if a source loads and is wrong.
 """
 
 import sys
@@ -44,8 +43,7 @@ def main(argv=None):
                     status = 2
                 continue
             lengths = np.percentile([len(text) for text in task.texts], [25, 75]).round()
-            twins = 1 - len({*map(run.letters, task.texts)}) / len(task.texts)
-            print(name, len(task.texts), len(task.classes), lengths, f"{twins:.2%}", place)
+            print(name, len(task.texts), len(task.classes), lengths, place)
             for fault in faults(task, lengths):
                 print(f"  WRONG: expected {fault}")
                 status = 2
