@@ -183,20 +183,19 @@ def test_examples_are_read_from_lines_columns_and_keys(name, content, examples):
 @pytest.mark.parametrize("name, content, flags, words", [
     ("a.txt", "x" * 2100 + TEN, "", "has 2122 tokens, but the model reads 2048: use"),
     ("a.txt", TEN[:-2], "", "9 examples in shards of 8 are too few: give"),
-    ("a.txt", TEN, "--shard-size 10", "10 examples in shards of 10 are too few: give"),
     ("a.txt", TEN, "--shard-size 1", "in shards of 1 are too few: give"),
     ("a.txt", "a\n\nb", "", "example 2 is empty"), ("a.txt", "a\n\u200b", "", "2 is empty"),
     ("a.txt", TEN, "--held-out a.txt", "--held-out needs --reference"),
     ("a.txt", "1\n2\n3\n4", "--held-out a.txt --reference gone", "a text is in both halves"),
     ("a.jsonl", '{"text": "b"}\n{"text": null}\n', "", "2 is empty or no text: None"),
-    ("a.txt", TEN, "--margin 2", "margin does nothing with --examples"),
+    ("a.txt", TEN, "--margin 2", "--margin does nothing with --examples"),
     ("a.jsonl", '{"words": "b"}', "", "columns words, not text: name yours with --text"),
 ])
 def test_a_mistake_is_one_line(name, content, flags, words, both, say):
     Path(name).write_text(content)
     assert words in say(f"--model {both[0]} --examples {name} {flags}")
     assert "needs --model" in say(f"--examples {name}")
-    assert "clean does nothing with audits" in say("kept --clean a")
+    assert "--clean does nothing with audits" in say("kept --clean a")
 
 
 @pytest.mark.parametrize("kind, changes, words", [
@@ -670,7 +669,7 @@ def test_words_separators_and_names():
     ("a,released,0,1\na,released,0,.5", "", "line 3: item '0' has two answers of 'a'"),
     ("a,released,0,1", "--out a.csv", "a.csv: --out would replace it"),
     ("a,released,0,1", "--clean gone", "a.csv: --clean: the models are a"),
-    ("a,released,0,1", "--examples a.csv", "examples does nothing with --answers"),
+    ("a,released,0,1", "--examples a.csv", "--examples does nothing with --answers"),
     ("a,released,0,1", "", "no model has enough answers"),
 ])
 def test_mistakes_in_a_table_are_one_line(rows, flags, words, say):
