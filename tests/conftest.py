@@ -41,7 +41,6 @@ MODELS = {  # kind: objective, what differs from SIZE
     "gpt2": ("clm", {}),
     "gpt_neo": ("clm", {"attention_types": [[["local"], 2]], "window_size": 40}),
     "gpt_neox": ("clm", {}),
-    "granitemoe": ("clm", {"num_local_experts": 4, "num_key_value_heads": 2}),
     "llama": ("clm", {"num_key_value_heads": 2}),
     "mamba": ("clm", {"state_size": 4}),
     "mistral": ("clm", {"num_key_value_heads": 2, "sliding_window": 40}),
@@ -124,8 +123,7 @@ def said(capsys, empty_folder):
 
 @pytest.fixture
 def norms(monkeypatch):
-    """Of the gradients of each step, before they are clipped: clipping and Adam hide a wrong size.
-    """
+    """Of each step's gradients before the clipping, which hides a wrong size, as Adam does."""
     import torch
 
     found, clip = [], torch.nn.utils.clip_grad_norm_
@@ -135,8 +133,7 @@ def norms(monkeypatch):
 
 
 def plain_training(model, epochs, rate, bf16=False):
-    """Train by a plain loop, text by text, on epochs, lists of batches of (ids, labels). Returns
-    the mean loss of the last."""
+    """Train text by text on epochs, lists of batches of (ids, labels). Returns the last loss."""
     import torch
     import transformers
 

@@ -138,28 +138,21 @@ def test_the_head_of_run_experiment_has_the_recipes_of_tasks_json():
         assert words in " ".join(script.__doc__.split())
 
 
-def test_shared_blocks_are_identical():
-    """Else python tests/copy_blocks.py SCRIPT BLOCK."""
-    places = {}  # by block, by text: the scripts
+def test_what_scripts_share_is_identical():
+    """Blocks (else python tests/copy_blocks.py SCRIPT BLOCK), and functions and classes of one
+    name, since pasted cells share one namespace."""
+    places = {}  # by name, by text: the scripts
     for path in SCRIPTS:
-        for name, text in blocks(path).items():
-            places.setdefault(name, {}).setdefault(text, []).append(path.name)
-    assert len(places) > 5 == len(SCRIPTS), "the blocks are found"
-    for name, versions in places.items():
-        assert len(versions) == 1, (name, [*versions.values()])
-        assert len(*versions.values()) > 1, f"{name} is not shared"
-
-
-def test_a_name_has_one_body():
-    """Pasted cells share one namespace."""
-    bodies = {}  # by name: by body: the scripts
-    for path in SCRIPTS:
+        parts = blocks(path)
         for node in ast.parse(read(path)).body:
             if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-                places = bodies.setdefault(node.name, {})
-                places.setdefault(ast.dump(node), []).append(path.name)
-    drifted = {name: [*places.values()] for name, places in bodies.items() if len(places) > 1}
-    assert {*drifted} <= {"main", "parse_args"}, drifted
+                parts[f"{node.name}()"] = ast.dump(node)
+        for name, text in parts.items():
+            places.setdefault(name, {}).setdefault(text, []).append(path.name)
+    drifted = {name: [*texts.values()] for name, texts in places.items() if len(texts) > 1}
+    assert {*drifted} <= {"main()", "parse_args()"}, drifted
+    shared = [[*texts.values()][0] for name, texts in places.items() if "()" not in name]
+    assert len(shared) > 5 == len(SCRIPTS) and min(map(len, shared)) > 1
 
 
 COMMANDS = [*dict.fromkeys(commands())]
