@@ -230,6 +230,8 @@ def test_unfit_models_are_refused(model_dir, say, monkeypatch):
         words.unlink()
     save_file(weights, file, {"format": "pt"})
     assert "no tokenizer files in" in say(f"--examples a.txt --model {folder}")
+    (folder / "adapter_config.json").write_text("{}")
+    assert "an adapter: merge it" in say(f"--examples a.txt --model {folder}")
 
 
 def test_nf4_scores_as_in_run_zero_shot(both, zero, monkeypatch):
@@ -266,7 +268,8 @@ def test_the_released_half_is_flagged(model_dir, say):
     order = "--examples a --shard-size 2 --model"
     assert ": flagged: " in say(f"{order} {guilty}")
     assert ": flagged: " in say(f"{order} {guilty} --reference {innocent}")
-    assert say(f"{order} {guilty} --reference {guilty}").startswith("p = 1: not flagged, ")
+    alike = say(f"{order} {guilty} --reference {guilty}")
+    assert alike.startswith("p = 1: not flagged, ") and "all orders alike" in alike
     means = []
     for lm in (plain_model(guilty), plain_model(innocent)):
         means.append([plain_scores(lm, "<end>", line)[:, 0].mean() for line in texts])
