@@ -663,25 +663,26 @@ def interval(tasks):
 def parse_args(argv):
     """The flags."""
     parser = argparse.ArgumentParser(
-        usage="%(prog)s [FILE ...] [flags]", description=__doc__.partition("\n\n")[0],
-        epilog=GLOSSARY)
+        description=__doc__.partition("\n\n")[0], epilog=GLOSSARY)
     add = parser.add_argument
     add("paths", metavar="FILE", nargs="*", type=Path, default=[Path("results.csv")],
-        help="results; default results.csv")
+        help="default results.csv")
     add("--margin", type=float,
-        help="largest bias that does not matter; default 1 point (acc, f1), else none")
+        help="bias that does not matter; default 1 point (acc, f1), else none")
     add("--metric", default="acc",
         help="acc, f1, nll or X, of columns X_base, X_extra, X_test; default acc")
-    add("--plain", action="store_true", help="test on one set, as the paper does; default both")
+    add("--plain", action="store_true", help="test on one set, as in the paper; default both")
     for flag in FILTERS:
         add(f"--{flag}", nargs="+", help="use only these; default all")
-    add("--paper-model", action="store_true", help="fit the paper's model, too; default no")
-    add("--no-interaction", action="store_true", help="leave out its W (Figure 10); default no")
+    add("--paper-model", action="store_true", help="fit the paper's model; default no")
+    add("--no-interaction", action="store_true", help="drop its W; default no")
     add("--draws", type=int, default=1000, help="its draws per chain; default 1000")
     add("--out", type=Path, metavar="FOLDER", help="default fits/FILE")
     args = parser.parse_args(argv)
     if args.paper_model and args.metric != "acc":
         parser.error("--paper-model fits accuracy: leave out --metric")
+    if args.draws != 1000 and not args.paper_model:
+        parser.error("--draws needs --paper-model")
     args.command = shlex.join(["fit_model.py", *(sys.argv[1:] if argv is None else argv)])
     args.name, args.unit = WORDS.get(args.metric, (args.metric, args.metric))
     args.digits = 2 if args.metric in POINTS else 4

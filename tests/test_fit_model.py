@@ -621,7 +621,8 @@ def test_mistakes_end_in_one_line(run, text, message):
 
 @pytest.mark.parametrize("flags, message", [
     *[(["--margin", value], "--margin must be positive") for value in ("0", "nan", "inf")],
-    (["--paper-model", "--metric", "f1"], "--paper-model fits accuracy: leave out --metric")])
+    (["--paper-model", "--metric", "f1"], "--paper-model fits accuracy: leave out --metric"),
+    (["--draws", "9"], "--draws needs --paper-model")])
 def test_flags_that_are_refused(said, flags, message):
     found = said(fit.parse_args, *flags)
     assert found.end == 2 and found.err.endswith(f"{message}\n")
