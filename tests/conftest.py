@@ -79,7 +79,6 @@ def path_of(rows):
 
 
 def coin_rows(tasks=3, subsamples=4, models=("a", "b"), n=40, crossed=False, **changes):
-    """A results.csv of coins."""
     rng = np.random.default_rng(0)
     names = [f"acc_{arm}" for arm in ARMS]
     if crossed:

@@ -1,17 +1,15 @@
 """A stand-in for the Hugging Face Hub: the data sets of the 25 tasks as folders, and parquet
-branches in the layout of huggingface_hub's cache.
-
-All of it is typed here from the paper and the data set cards. Each copy has the columns and label
-types of the real one, and 36 rows. A text that a load must not return begins with "dropped" or the
-path of its file."""
+branches in the layout of its cache, typed from the paper and the data set cards. Each has the
+columns and label types of the real one, and 36 rows. A text that a load must not return begins
+with "dropped" or the path of its file."""
 
 import json
 
 import datasets
 
-# The task, repository, files, column=kind (where it is not text=text label=class). The files hold
-# the task's rows in order, but "!" marks one that must not be read; "@" is the parquet branch. The
-# classes follow in order; if the data has another name for one, it comes first: neg=negative.
+# Task, repository, files with its rows in order, column=kind (default text=text label=class). "!"
+# marks a file that must not be read, "@" the parquet branch. Then the classes in order; if the data
+# has another name for one, it comes first: neg=negative.
 TABLE = """
 ag_news fancyzhx/ag_news data/train*
 World|Sports|Business|Sci/Tech

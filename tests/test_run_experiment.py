@@ -10,7 +10,6 @@ import math
 import multiprocessing
 import os
 import re
-import shlex
 import shutil
 import signal
 import subprocess
@@ -64,7 +63,6 @@ def tokens(net, texts=TEXTS):
 
 
 def stock(folder, kind):
-    """transformers' own language model."""
     causal = MODELS[kind][0] == "clm"
     own = transformers.AutoModelForCausalLM if causal else transformers.AutoModelForMaskedLM
     return own.from_pretrained(folder)
@@ -233,6 +231,11 @@ def test_classification_equals_the_trainer(
         assert torch.allclose(weight, theirs.base_model.get_parameter(name), **NEAR), name
 
 
+def test_rounding_is_no_sight_of_later_tokens(load):
+    load("mistral", initializer_range=0.01)
+    load("opt", initializer_range=9)  # it moves such logits by more than .001
+
+
 @pytest.mark.parametrize("kind, config, rate", [
     ("distilbert", {}, 0.1), ("bert", {"hidden_dropout_prob": 0.3}, 0.3)])
 def test_dropout_before_the_head(script, load, kind, config, rate):
@@ -282,41 +285,39 @@ def test_answers_in_pretraining(script, run, model_dir, monkeypatch, kind, most)
     fit; classification sees no name."""
     folder = model_dir(kind, merges=() if kind == "gpt2" else None)
     words = transformers.AutoTokenizer.from_pretrained(folder)
-    samples, seen, draw, train = [], [], script.draw, script.train
-
-    def drawn(*unit):
-        samples.append(draw(*unit))
-        return samples[0]
+    seen, train, expected = [], script.train, {"pretrain": set(), "train": set()}
 
     def watched(net, module, logits_of, example_of, count, stage, *rest):
         seen.append((stage, [example_of(row) for row in range(count)]))
         return train(net, module, logits_of, example_of, count, stage, *rest)
 
-    monkeypatch.setattr(script, "draw", drawn)
     monkeypatch.setattr(script, "train", watched)
-    Path("mine.csv").write_text("text,label\n" + "".join(
-        [f"the story of {a} and {b},{'very cold' if a < b else 'sport'}\n"
-         for a, b in itertools.permutations("abcdefg", 2)]))
-    assert run(f"--csv mine.csv --model {folder} --m 6 --n 9 --with-answers --max-length {most}"
-               )[0] is None
-    for (stage, examples), name in zip(seen, "train extra train test train".split(), strict=True):
-        assert (stage == "pretrain") == (name != "train")
-        its = zip(examples, samples[0].texts[name], samples[0].labels[name], strict=True)
-        for (ids, kept, targets), text, label in its:
-            answer = ["sport", "very cold"][label] if stage == "pretrain" else ""
+    lines = ["text,label"]
+    for a, b in itertools.permutations("abcdefg", 2):
+        text, names = f"{a} {b} is the story", ["very", "cold"] if a < b else ["sport"]
+        lines.append(f"{text},{' '.join(names)}")
+        for stage, own in (("pretrain", names), ("train", [])):
+            whole = ["[CLS]", *own, *text.split()[: 6 - len(own)], "[SEP]"]
             if kind == "gpt2":
-                answer = answer and f" {answer}"
-                assert words.decode(ids) == text[: 14 - len(answer)] + answer
-                if answer:
-                    assert kept.tolist() == [*range(13)] and targets.tolist() == [*ids[1:]]
-                continue
-            names = answer.split()
-            if names:
-                ids, places = ids.copy(), [*range(1, len(names) + 1)]
-                assert {*places} <= {*kept} and {*ids[places]} == {words.mask_token_id}
+                end = "".join([f" {name}" for name in own])
+                whole = [text[: 14 - len(end)] + end]
+            expected[stage].add(" ".join(whole))
+    Path("mine.csv").write_text("\n".join(lines))
+    run(f"--csv mine.csv --model {folder} --m 6 --n 9 --with-answers --max-length {most}")
+    assert [stage for stage, _ in seen] == ["train", "pretrain", "train", "pretrain", "train"]
+    for stage, examples in seen:
+        found = set()
+        for ids, kept, targets in examples:
+            if stage == "pretrain" and kind == "bert":
+                hidden, ids = ids == words.mask_token_id, ids.copy()
                 ids[kept] = targets
-            expected = ["[CLS]", *names, *text.split()[: 6 - len(names)], "[SEP]"]
-            assert words.decode(ids) == " ".join(expected)
+                names = 1 + (words.decode(ids[1:2]) == "very")
+                assert {*range(1, names + 1)} <= {*kept} and hidden[1 : names + 1].all()
+            elif stage == "pretrain":
+                assert kept.tolist() == [*range(13)] and targets.tolist() == [*ids[1:]]
+            found.add(words.decode(ids))
+        assert found <= expected[stage]
+        assert len(found) == len(examples) == {"pretrain": 9, "train": 6}[stage]
 
 
 def test_the_control_shows(script, empty_folder):
@@ -335,14 +336,12 @@ def test_the_control_shows(script, empty_folder):
 
 @pytest.fixture(scope="session")
 def tiny(model_dir, tmp_path_factory):
-    """A BERT."""
     folder = model_dir("bert", initializer_range=0.1)
     return str(folder.rename(tmp_path_factory.mktemp("named") / "tiny-bert"))  # it enters the seeds
 
 
 @pytest.fixture
 def flags(tiny, benchmark_csv):
-    """Of a quick run by one worker."""
     return (f"--model {tiny} --csv {benchmark_csv} --m 30 --n 20 --train-epochs 2 --pretrain-epochs"
             " 1 --train-lr 0.01 --pretrain-lr 0.01 --device cpu --workers 1"
             " --subsamples 1 --out results.csv").split()
@@ -384,10 +383,9 @@ def test_a_run_writes_rows(run, monkeypatch):
         *"experiment model task m n subsample num_classes majority".split(), *scores,
         *[f"{score}_on_extra" for score in scores], "discordant", "discordant_on_extra",
         *"loss_extra loss_test seed seconds split data recipe versions".split()]
-    known = [*"few-shot tiny-bert topics 30 20".split()]
     for k, row in enumerate(rows, 1):
-        assert [*row.values()][:7] == [*known, str(k), "3"] and all(row.values())
-        assert 8 < float(row["loss_extra"]) < 12  # ln 30522 = 10.3 of a model that knows nothing
+        known = f"few-shot tiny-bert topics 30 20 {k} 3".split()
+        assert [*row.values()][:7] == known and all(row.values())
         right = {name: float(row[name]) for name in row if name.startswith("acc")}
         means = [(right[f"acc_{arm}"] + right[f"acc_{other}_on_extra"]) / 2
                  for arm, other in (("base", "base"), ("extra", "test"), ("test", "extra"))]
@@ -395,8 +393,6 @@ def test_a_run_writes_rows(run, monkeypatch):
         assert [float(number) for number in re.findall(r"\d\.\d{3}", line)] == pytest.approx(
             means, abs=5.1e-4)
     assert run("--subsamples 2")[0] is None and written == [1, 2], "finished rows are skipped"
-    table = pd.read_csv("results.csv").filter(regex="^(majority|acc|discordant)")
-    assert np.allclose(20 * table % 1, 0) and table.to_numpy().max() <= 1
     run("--seed 1")
     *before, row = rows_of()
     assert before == rows and [row["seed"], row["split"]] == ["1", rows[0]["split"]]
@@ -411,12 +407,13 @@ def test_scores_by_hand(script):
     assert found == pytest.approx((0.5, (1 / 2 + 2 / 3) / 4, -(math.log(0.7) + math.log(0.1)) / 2))
 
 
-def test_the_grid_of_all_combinations_runs(run, tiny, model_dir):
-    other = model_dir("opt", word_embed_proj_dim=16)
-    message, out = run(f"--model {tiny} {other} --m 6 9 --n 4 8 --subsamples 2 1")
-    keys = Counter((row["model"], row["m"], row["n"]) for row in rows_of())
-    assert message is None and len(keys) == 8
-    assert all(count == (2 if n == "4" else 1) for (_, _, n), count in keys.items())
+def test_the_grid_of_all_combinations_runs(run, model_dir):
+    """An XLM is masked, although it calls its layer lm_head; an OPT's output may be narrower."""
+    xlm, opt = model_dir("xlm"), model_dir("opt", word_embed_proj_dim=16)
+    run(f"--model {xlm} {opt} --m 6 9 --n 4 8 --subsamples 2 1")
+    found = Counter([(row["model"], row["m"], row["n"]) for row in rows_of()])
+    assert found == {(model.name, m, n): {"4": 2, "8": 1}[n]
+                     for model in (xlm, opt) for m in "69" for n in "48"}
 
 
 def test_columns_keep_the_values_of_the_first_version(script, empty_folder):
@@ -491,8 +488,7 @@ def test_a_bar_shows_a_clock_what_runs_and_how_much_is_needed(
 
 @pytest.mark.parametrize("name, typed, tasks, m, margin, most", [
     ("run_experiment", "", ["bbc_news", "reuters"], [50], 1, {200: 100}),
-    ("run_experiment", "--n 50 100 500 --subsamples 100 50", ["bbc_news", "reuters"], [50], None,
-     {50: 100, 100: 50, 500: 50}),
+    ("run_experiment", "--n 5 9 --subsamples 7", ["bbc_news", "reuters"], [50], None, {5: 7, 9: 7}),
     ("run_zero_shot", "", ["bbc_news"], [100], None, {30: 2}),
     ("run_zero_shot", "--margin 2", ["bbc_news"], [100], 2, {30: 100})])
 def test_the_defaults(name, typed, tasks, m, margin, most, monkeypatch):
@@ -513,13 +509,10 @@ def test_another_recipe_or_other_data_is_refused(
     other.write_text(benchmark_csv.read_text().replace("goal", "gaol"))
     run()
     (before,) = rows_of()
-    for what, typed, words in (("recipe", "--pretrain-epochs 2", "other settings or model files"),
-                               ("data", f"--csv {other}", "other texts or labels")):
-        run(f"{typed} --out {what}.csv")
-        (changed,) = rows_of(f"{what}.csv")
-        assert changed[what] != before[what]
+    for typed, words in (("--pretrain-epochs 2", "other settings or model files"),
+                         ("--precision bf16", "other settings or model files"),
+                         (f"--csv {other}", "other texts or labels")):
         refused(f"results.csv has few-shot tiny-bert topics 30 20 1 0 with {words}: use", typed)
-    refused("use a different --out", "--precision bf16")
     twin = shutil.copytree(tiny, tmp_path / "twin" / "tiny-bert")
     (twin / "merges.txt").touch()
     refused("two models have one name", f"--model {tiny} {twin} --out twin.csv")
@@ -560,12 +553,12 @@ def wait_for_rows(count, file):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_a_run_that_is_ended_keeps_its_rows(number, flags, run, tmp_path):
-    """By Ctrl-C, which its workers get, too, or by kill -9."""
-    command = [sys.executable, ROOT / "run_experiment.py", *flags]
+    """By Ctrl-C, which its workers get, too, or by kill -9. It has no stdout, as under cron."""
+    flags += "--workers 2 --subsamples 500".split()
     process = subprocess.Popen(
-        [*command, *"--workers 2 --subsamples 500".split()], cwd=tmp_path, text=True,
-        stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
+        [sys.executable, ROOT / "run_experiment.py", *flags], cwd=tmp_path, text=True,
+        stderr=subprocess.PIPE, start_new_session=True,
+        preexec_fn=lambda: [signal.signal(signal.SIGINT, signal.SIG_DFL), os.close(1)])
     file = tmp_path / "results.csv"
     wait_for_rows(4, file)
     os.killpg(process.pid, number)
@@ -589,7 +582,6 @@ def waited(sample, device, threads):
 
 
 def test_a_failure_ends_the_others_and_keeps_what_ended(refused, script, monkeypatch):
-    """The other worker is busy."""
     monkeypatch.setattr(script, "run_subsample", waited)
     begun = time.time()
     refused("diverged", "--workers 2 --subsamples 3")
@@ -643,11 +635,9 @@ def cluster(tmp_path_factory):
         processes.append(subprocess.Popen(
             command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
             preexec_fn=lambda: ctypes.CDLL(None).prctl(1, signal.SIGKILL)))  # ends with the tests
-    while not (folder / "scheduler.json").exists():
-        time.sleep(0.1)
-    address = json.loads((folder / "scheduler.json").read_text())["address"]
-    with distributed.Client(address) as client:
+    with distributed.Client(scheduler_file=str(folder / "scheduler.json")) as client:
         client.wait_for_workers(2, timeout=60)
+        address = client.scheduler.address
     yield address, processes
     for process in processes:
         process.kill()
@@ -743,7 +733,6 @@ def test_mistakes_in_flags(refused, typed, words):
 
 
 def test_a_folder_without_locks_is_named_before_training(refused, monkeypatch):
-    """As NFS and FUSE may be."""
     monkeypatch.setattr(fcntl, "flock", Mock(side_effect=OSError(37, "none")))
     refused("cannot write and lock files in ")
     assert not os.listdir()
@@ -753,13 +742,6 @@ def test_a_folder_without_locks_is_named_before_training(refused, monkeypatch):
     ("run_experiment", "--text"), ("run_experiment", "--label"), ("run_zero_shot", "--about")])
 def test_words_for_ones_own_data_need_it(name, flag):
     assert end_of(load_script(name).main, flag, "x").endswith("are only for --csv and --hub")
-
-
-def test_a_run_without_a_stdout(flags, tmp_path):
-    """As cron may start it."""
-    command = shlex.join([sys.executable, str(ROOT / "run_experiment.py"), *flags])
-    done = subprocess.run(f"{command} --workers 2 >&-", shell=True, cwd=tmp_path)
-    assert done.returncode == 0 and len(rows_of(tmp_path / "results.csv")) == 1
 
 
 def test_zeros_are_argparse_errors(script):
@@ -810,12 +792,10 @@ def test_a_model_that_cannot_be_used(refused, model_dir, kind, edit, words):
 def test_a_network_that_cannot_be_used(load, kind, changes, words):
     with pytest.raises(ValueError, match=words):
         load(kind, **changes)
-    load("mistral", initializer_range=0.01)
-    load("opt", initializer_range=9)  # rounding moves such logits by more than .001
 
 
 @pytest.mark.parametrize("texts, most, unknown", [
-    (["a", "b c"], 1, 0), (["a", "b c"], 2, 0), (["a b", "a d"], 3, 0), (["a b", "ខ្ញុំ b"], 9, 50),
+    (["a", "b c"], 1, 0), (["a b", "a d"], 3, 0), (["a b", "ខ្ញុំ b"], 9, 50),
     (["หนังเรื่องนี้", "a b"], 9, 100)])
 def test_texts_that_a_model_would_not_see(texts, most, unknown, script, tokenizer):
     net, sets = SimpleNamespace(tokenizer=tokenizer), {"a": texts[:1], "b": texts[1:]}
@@ -859,10 +839,6 @@ def test_a_tokenizer_draws_no_pieces_and_cuts_the_end(script, model_dir):
     kept = {str(mine("aba" * 99)["input_ids"]) for _ in range(9)}
     assert len(drawn) > 1 == len(kept)
     assert mine.decode(mine("xyz", truncation=True, max_length=2)["input_ids"]) == "xy"
-
-
-def test_an_xlm_with_lm_head_is_masked(run, model_dir):
-    assert run(f"--model {model_dir('xlm')}")[0] is None
 
 
 def test_an_output_layer_that_is_not_in_the_checkpoint_is_the_same_in_each_run(

@@ -124,17 +124,12 @@ def plain_scores(model, tokenizer, prompts, classes, counts):
 
 @pytest.mark.parametrize("kind, changes", [
     ("llama", {}), ("gpt2", {"saved_as": t.GPT2Model}), ("bloom", {}),
-    ("mistral", {"sliding_window": 400}), ("gpt_neo", {"window_size": 400}),
+    ("mistral", {"sliding_window": 400}),
     ("gpt_neo", {"window_size": 64, "attention_types": [[["global", "local"], 1]]}),
-    ("gemma3_text", {"sliding_window": 64}),
-    ("phi3", {"original_max_position_embeddings": 400})])
+    ("gemma3_text", {"sliding_window": 64})])
 def test_prompts_scored_together_score_as_alone(kind, changes, zero, load):
-    """To this tokenizer ": " is one token, as is ": W": what prompt and class share is scored.
-    Beyond a window caches forget, so no text is longer if all layers have one."""
-    folder, net, tokenizer = load(
-        kind, merges=[("Ġ", "a"), (":", "Ġ"), (":Ġ", "W")], **changes)
-    longest = zero.find_model(str(folder), zero.load_registry()).longest
-    assert longest == 400 if 400 in changes.values() else longest > 1000
+    """To this tokenizer ": " is one token, as is ": W": what prompt and class share is scored."""
+    _, net, tokenizer = load(kind, merges=[("Ġ", "a"), (":", "Ġ"), (":Ġ", "W")], **changes)
     texts = ["no rain at all " * 20, "", "x", "a goal", "Fans rush " * 5, "a goal"]
     prompts = [f"What are these remarks about?\n### Text: {text}\n### Answer:" for text in texts]
     classes = ["a", "b", "of", "cat", "World"]
@@ -187,7 +182,6 @@ def train(zero, net, tokenizer, texts, **changes):
 
 
 def test_a_long_text_does_not_slow_later_subsamples(zero, load):
-    """Gradient checkpointing saves memory and takes longer."""
     _, net, tokenizer = load("llama")
     for text, on in (("x" * 600, True), ("x" * 60, False)):
         train(zero, net, tokenizer, [text])
@@ -260,20 +254,14 @@ def test_fp16_takes_its_first_step(zero, load, norms):
     ("llama", "--with-answers"), ("gpt2", "--pack"), ("opt", "--pack --with-answers")])
 def test_a_run_is_what_its_files_say(kind, typed, zero, byte_model, run, monkeypatch,
                                      benchmark_csv):
-    folder, trained, load_net = byte_model(kind), [], zero.load_net
+    folder, trained, train_adapter = byte_model(kind), [], zero.train_adapter
     tokenizer = t.AutoTokenizer.from_pretrained(folder)
 
-    def see(module, args, kwargs):
-        if module.training:
-            trained.extend(tokenizer.batch_decode(kwargs["input_ids"].tolist()))
+    def watched(net, ids, *rest):
+        trained.append(tokenizer.batch_decode(ids))
+        return train_adapter(net, ids, *rest)
 
-    def watched(*args):
-        net, own = load_net(*args)
-        net.register_forward_pre_hook(see, with_kwargs=True)
-        return net, own
-
-    watched.cache_clear = load_net.cache_clear
-    monkeypatch.setattr(zero, "load_net", watched)
+    monkeypatch.setattr(zero, "train_adapter", watched)
     length = 640 if "--pack" in typed else 185  # cuts texts
     message, (row,) = run(folder, "--adapters kept --pretrain-lr 0.02 "
                           f"--max-length {length} {typed}")
@@ -285,12 +273,10 @@ def test_a_run_is_what_its_files_say(kind, typed, zero, byte_model, run, monkeyp
     size = 8 if "pack" in typed else 1
     assert [recipe["pack"], recipe["answers"]] == [size, "answers" in typed]
     assert min(map(len, unit["test"]["examples"])) < 60  # some are cut
-    half = len(trained) // 2
-    for name, its in ("extra", trained[:half]), ("test", trained[half:]):
-        assert sorted(its) == sorted(unit[name]["sequences"])
+    for name, its in zip(("extra", "test"), trained, strict=True):
         found = unit[name]["examples"]
-        packs = [[unit["model"]["instruction"], *found[at : at + size]] for at in range(0, 9, size)]
-        assert unit[name]["sequences"] == ["\n\n".join(pack) for pack in packs]
+        packs = [[recipe["instruction"], *found[at : at + size]] for at in range(0, 9, size)]
+        assert its == unit[name]["sequences"] == ["\n\n".join(pack) for pack in packs]
 
     nlls, right = set(), {}
     counts = [len(f" {name}") for name in unit["classes"]]  # bytes are tokens
@@ -350,8 +336,7 @@ def test_a_run_goes_on_and_mixes_no_recipes(zero, byte_model, run, monkeypatch, 
 def test_show_prompts(zero, byte_model, run, capsys):
     kinds = [("rain again", "wet"), ("no clouds", "dry")]
     write_csv("mail.csv", [(f"{'x' * n}: {kinds[n % 2][0]}", kinds[n % 2][1]) for n in range(40)])
-    folder = byte_model("gpt2")
-    run(folder, "--csv mail.csv --show-prompts --with-answers --pack")
+    run(byte_model("gpt2"), "--csv mail.csv --show-prompts --with-answers --pack")
     out = capsys.readouterr().out
     head = "\ndry\nwet\n\nThe text is a remark. Answer with its subject.\n\n### Text: "
     assert out.count(head) == 2  # to pretrain on, to score
