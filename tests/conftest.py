@@ -71,7 +71,6 @@ def rows_of(path="results.csv"):
 
 
 def path_of(rows):
-    """Of a file, or of a table, now written to results.csv."""
     if isinstance(rows, Path):
         return rows
     rows.to_csv("results.csv", index=False)

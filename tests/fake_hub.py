@@ -7,72 +7,72 @@ import json
 
 import datasets
 
-# Task, repository, files with its rows in order, column=kind (default text=text label=class). "!"
-# marks a file that must not be read, "@" the parquet branch. Then the classes in order; if the data
-# has another name for one, it comes first: neg=negative.
+# Repository (after TASK: if that has another name), files with its rows in order, column=kind
+# (default text=text label=class). "!" marks a file that must not be read, "@" the parquet branch.
+# Then the classes in order; if the data has another name for one, it comes first: neg=negative.
 TABLE = """
-ag_news fancyzhx/ag_news data/train*
+fancyzhx/ag_news data/train*
 World|Sports|Business|Sci/Tech
-amazon_counterfactual_en SetFit/amazon_counterfactual_en train.jsonl label=code
+SetFit/amazon_counterfactual_en train.jsonl label=code
 not counterfactual|counterfactual
-app_reviews sealuzh/app_reviews data/train* review=text star=star
+sealuzh/app_reviews data/train* review=text star=star
 1|2|3|4|5
-blog_authorship_corpus barilan/blog_authorship_corpus \
+barilan/blog_authorship_corpus \
 @blog_authorship_corpus/train/0 @blog_authorship_corpus/train/1 gender=name
 female|male
-clickbait_notclickbait_dataset christinacdl/clickbait_notclickbait_dataset train.json \
+christinacdl/clickbait_notclickbait_dataset train.json \
 !val.json label=code
 not clickbait|clickbait
-climate_fever tdiggelm/climate_fever data/test* claim=text claim_label=class
+tdiggelm/climate_fever data/test* claim=text claim_label=class
 SUPPORTS=supported|REFUTES=refuted|NOT_ENOUGH_INFO=not enough info|DISPUTED=disputed
-craigslist_bargains aladar/craigslist_bargains train.csv !validation.csv label=code
+aladar/craigslist_bargains train.csv !validation.csv label=code
 bike|car|electronics|furniture|housing|phone
-disaster_response_messages community-datasets/disaster_response_messages data/train* \
+community-datasets/disaster_response_messages data/train* \
 !data/validation* message=text genre=name
 direct=direct message|news=news story|social=social media post
-emo aladar/emo emo-train.parquet
+aladar/emo emo-train.parquet
 others|happy|sad|angry
-emotion dair-ai/emotion split/train* !unsplit/train*
+dair-ai/emotion split/train* !unsplit/train*
 sadness|joy|love|anger|fear|surprise
-enron_spam SetFit/enron_spam train.jsonl !enron_spam_data.csv label=code
+SetFit/enron_spam train.jsonl !enron_spam_data.csv label=code
 ham|spam
-financial_phrasebank mteb/FinancialPhrasebankClassification data/train* label=code
+financial_phrasebank:mteb/FinancialPhrasebankClassification data/train* label=code
 negative|neutral|positive
-FRENK-hate-en classla/FRENK-hate-en @binary/train/0 !@multiclass/train/0 topic=name
+classla/FRENK-hate-en @binary/train/0 !@multiclass/train/0 topic=name
 lgbt=LGBT|migrants
-hyperpartisan_news_detection pietrolesci/hyperpartisan_news_detection \
+pietrolesci/hyperpartisan_news_detection \
 data/train-0.parquet data/train-1.parquet !data/validation* title=text hyperpartisan=truth
 False=not hyperpartisan|True=hyperpartisan
-limit IBM/limit @default/train/0 sentence=text motion=name
+IBM/limit @default/train/0 sentence=text motion=name
 no=no motion|yes=motion
-massive AmazonScience/massive @en-US/train/0 !@all/train/0 utt=text scenario=class
+AmazonScience/massive @en-US/train/0 !@all/train/0 utt=text scenario=class
 social|transport|calendar|play|news|datetime|recommendation|email|iot|general|audio|lists|qa\
 |cooking|takeaway|music|alarm|weather
-movie_rationales eraser-benchmark/movie_rationales @default/train/0 review=text \
+eraser-benchmark/movie_rationales @default/train/0 review=text \
 label=class
 NEG=negative|POS=positive
-mtop_domain mteb/MTOPDomainClassification en/train* !de/train* label=code
+mtop_domain:mteb/MTOPDomainClassification en/train* !de/train* label=code
 messaging|calling|event|timer|music|weather|alarm|people|reminder|recipes|news
-patent-classification ccdv/patent-classification @abstract/train/0 !@patent/train/0
+ccdv/patent-classification @abstract/train/0 !@patent/train/0
 Human Necessities|Performing Operations; Transporting|Chemistry; Metallurgy|Textiles; Paper\
 |Fixed Constructions|Mechanical Engineering; Lightning; Heating; Weapons; Blasting|Physics\
 |Electricity|General tagging of new or cross-sectional technology
-rotten_tomatoes cornell-movie-review-data/rotten_tomatoes train.parquet
+cornell-movie-review-data/rotten_tomatoes train.parquet
 neg=negative|pos=positive
-silicone tasksource/silicone dyda_da/train.parquet !dyda_e/train.parquet Utterance=text \
+tasksource/silicone dyda_da/train.parquet !dyda_e/train.parquet Utterance=text \
 Label=code
 commissive|directive|inform|question
-trec CogComp/trec @default/train/0 coarse_label=class
+CogComp/trec @default/train/0 coarse_label=class
 ABBR=Abbreviation|ENTY=Entity|DESC=Description and abstract concept|HUM=Human being|LOC=Location\
 |NUM=Numeric value
-tweets_hate_speech_detection tweets-hate-speech-detection/tweets_hate_speech_detection \
+tweets-hate-speech-detection/tweets_hate_speech_detection \
 @default/train/0 tweet=text label=class
 no-hate-speech=not hate speech|hate-speech=hate speech
-yahoo_answers_topics community-datasets/yahoo_answers_topics yahoo_answers_topics/train* \
+community-datasets/yahoo_answers_topics yahoo_answers_topics/train* \
 topic=class question_title=title question_content=content
 Society & Culture|Science & Mathematics|Health|Education & Reference|Computers & Internet|Sports\
 |Business & Finance|Entertainment & Music|Family & Relationships|Politics & Government
-yelp_review_full Yelp/yelp_review_full yelp_review_full/train*
+Yelp/yelp_review_full yelp_review_full/train*
 1 star=1|2 star=2|3 stars=3|4 stars=4|5 stars=5
 """
 LONG = "dropped " * 124 + "dropped."  # 1,000 characters: one too many
@@ -84,14 +84,15 @@ DROPPED = {
 TASKS = {}  # by name: names in the data, classes, repository and so on
 lines = TABLE.strip().splitlines()
 for words, classes in zip(lines[::2], lines[1::2]):
-    task, *words = words.split()
+    words = words.split()
+    task, _, words[0] = words[0].rpartition(":")
+    task = task or words[0].partition("/")[2]
     pairs = [name.split("=") for name in classes.split("|")]
     names, classes = [pair[0] for pair in pairs], [pair[-1] for pair in pairs]
     TASKS[task] = names, classes, words
 
 
 def expected(task):
-    """The (text, label) pairs of a correct load."""
     names, pairs = TASKS[task][0], []
     for row in range(36):
         text = f"{names[row % len(names)]}: {'x' * row} NA"

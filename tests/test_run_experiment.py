@@ -77,7 +77,7 @@ def recipe_of(stage, epochs, size, rate):
 
 
 def split_by_hand(labels, m, n, k):
-    """The published splits: pandas' sample per label, then scikit-learn's train_test_split."""
+    """As published: pandas' sample per label, then scikit-learn's train_test_split."""
     labels, train = pd.Series(labels), []
     for c in (0, 1, 2):
         train += [*labels[labels == c].sample(n=m // 3, random_state=42 + k).index]
@@ -231,11 +231,6 @@ def test_classification_equals_the_trainer(
         assert torch.allclose(weight, theirs.base_model.get_parameter(name), **NEAR), name
 
 
-def test_rounding_is_no_sight_of_later_tokens(load):
-    load("mistral", initializer_range=0.01)
-    load("opt", initializer_range=9)  # it moves such logits by more than .001
-
-
 @pytest.mark.parametrize("kind, config, rate", [
     ("distilbert", {}, 0.1), ("bert", {"hidden_dropout_prob": 0.3}, 0.3)])
 def test_dropout_before_the_head(script, load, kind, config, rate):
@@ -258,8 +253,7 @@ def test_fp16_gradients_are_unscaled_before_they_are_clipped(script, load, norms
 @pytest.mark.parametrize("name, kind", [("run_experiment", "bert"), ("run_zero_shot", "gpt2")])
 def test_arms_share_everything_but_the_pretraining_text(
         name, kind, model_dir, said, benchmark_csv, monkeypatch):
-    """With extra = test they agree to the last bit, also in dropout. A bar tells of the arms where
-    no other worker may be."""
+    """With extra = test they agree to the last bit. run_zero_shot.py's bar tells of them."""
     script = load_script(name)
     draw = script.draw
 
@@ -400,8 +394,7 @@ def test_a_run_writes_rows(run, monkeypatch):
 
 
 def test_scores_by_hand(script):
-    """As scikit-learn's: a class that is nowhere counts 0. Class 0: precision 1/2, recall
-    1/2; class 1: 1/2, 1."""
+    """A class that is nowhere counts 0. Class 0: precision 1/2, recall 1/2; class 1: 1/2, 1."""
     log_p = np.log(np.full((4, 4), 0.1) + 0.6 * np.eye(4)[[0, 1, 1, 0]])
     found = script.scores_of(log_p, np.array([0, 0, 1, 2]))
     assert found == pytest.approx((0.5, (1 / 2 + 2 / 3) / 4, -(math.log(0.7) + math.log(0.1)) / 2))
@@ -449,7 +442,7 @@ def test_a_margin_ends_a_run_at_the_least_k(run):
 
 
 def crossed_rows(biases):
-    """Rows of tasks a and b by turns, which have the same biases, as a table."""
+    """A table of tasks a and b by turns."""
     rows = bias_rows({"a": biases, "b": biases}, on_extra=(0.4, 0.58, 0.54), seconds=1,
                      discordant=0.1, discordant_on_extra=0.08)
     return rows.sort_values(["subsample", "task"])
@@ -502,8 +495,7 @@ def test_the_defaults(name, typed, tasks, m, margin, most, monkeypatch):
 # Going on
 
 
-def test_another_recipe_or_other_data_is_refused(
-        run, refused, script, tiny, monkeypatch, benchmark_csv, tmp_path):
+def test_another_recipe_or_other_data_is_refused(run, refused, tiny, benchmark_csv, tmp_path):
     (tmp_path / "other").mkdir()
     other = tmp_path / "other" / "topics.csv"
     other.write_text(benchmark_csv.read_text().replace("goal", "gaol"))
@@ -517,8 +509,6 @@ def test_another_recipe_or_other_data_is_refused(
     (twin / "merges.txt").touch()
     refused("two models have one name", f"--model {tiny} {twin} --out twin.csv")
     assert not Path("twin.csv").exists()
-    monkeypatch.setattr(script, "RECIPE_VERSION", script.RECIPE_VERSION + 1)
-    refused("use a different --out")
     assert rows_of() == [before]
 
 
@@ -589,7 +579,7 @@ def test_a_failure_ends_the_others_and_keeps_what_ended(refused, script, monkeyp
 
 
 def counted(sample, device, threads):
-    """run_subsample, and its process and how often that loaded a model."""
+    """run_subsample; versions: its process and how many models that loaded."""
     row = RUN_SUBSAMPLE(sample, device, threads)
     loads = load_script("run_experiment").load_network.cache_info().misses
     return row | {"versions": f"{os.getpid()} {loads}"}
@@ -627,7 +617,7 @@ def test_two_processes_append_whole_rows_below_one_header(script, tmp_path):
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory):
-    """(address of a real Dask scheduler on loopback, the processes of it and its two workers)."""
+    """(address of a real Dask scheduler, processes of it and its two workers)."""
     folder, processes = tmp_path_factory.mktemp("dask"), []
     for words in ("scheduler --host 127.0.0.1 --port 0", *["worker --nthreads 2 --no-nanny"] * 2):
         command = [sys.executable, "-m", "dask", *words.split(), "--no-dashboard",
@@ -790,13 +780,14 @@ def test_a_model_that_cannot_be_used(refused, model_dir, kind, edit, words):
     ("mistral", {"is_causal": False, "initializer_range": 0.01}, "not causal"),  # seen faintly
     ("mistral", {"is_causal": False, "precision": "bf16"}, "not causal")])
 def test_a_network_that_cannot_be_used(load, kind, changes, words):
+    load("mistral", initializer_range=0.01)
+    load("opt", initializer_range=9)  # rounding moves such logits by more than .001
     with pytest.raises(ValueError, match=words):
         load(kind, **changes)
 
 
 @pytest.mark.parametrize("texts, most, unknown", [
-    (["a", "b c"], 1, 0), (["a b", "a d"], 3, 0), (["a b", "ខ្ញុំ b"], 9, 50),
-    (["หนังเรื่องนี้", "a b"], 9, 100)])
+    (["a", "b c"], 1, 0), (["a b", "a d"], 3, 0), (["a b", "ខ្ញុំ b"], 9, 50)])
 def test_texts_that_a_model_would_not_see(texts, most, unknown, script, tokenizer):
     net, sets = SimpleNamespace(tokenizer=tokenizer), {"a": texts[:1], "b": texts[1:]}
     words = f"not know {unknown}%" if unknown else "alike to the model.* --max-length"
@@ -883,4 +874,3 @@ def test_a_recipe_of_a_task_may_name_one_stage(script):
         script.recipe_of(script.load_registry(), None, mistral, task)
     assert recipe["epochs"] == {"pretrain": 2, "train": 7} and recipe["max_length"] == 256
     assert recipe["batch_sizes"] == {"pretrain": 16, "train": 16}
-    assert recipe["weights"] == "hash"

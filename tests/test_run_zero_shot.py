@@ -197,7 +197,7 @@ def no_dropout(net):
 
 
 def plain_adapter(folder, dtype, start):
-    """peft's own model, the adapter's weights as in `start`, without dropout."""
+    """peft's own model with the adapter of `start`."""
     config = peft.LoraConfig(r=16, lora_alpha=32, target_modules="all-linear",
                              task_type="CAUSAL_LM")
     model = t.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
@@ -208,7 +208,6 @@ def plain_adapter(folder, dtype, start):
 
 
 def epochs_of(tokenizer):
-    """WORDS in the batches of RECIPE and train."""
     order, epochs = np.random.default_rng([7, 0]), []
     for _ in range(2):
         ids = [np.array(tokenizer(WORDS[row])["input_ids"]) for row in order.permutation(7)]
@@ -239,7 +238,7 @@ def test_pretraining_is_a_plain_loop(kind, most, bf16, zero, load, norms, monkey
 
 
 def test_fp16_takes_its_first_step(zero, load, norms):
-    """At torch's own scale these gradients overflow. They are unscaled before the clipping."""
+    """At torch's own scale these gradients overflow."""
     for precision in ("fp16", "float32"):
         _, net, tokenizer = load("gpt2", precision=precision, initializer_range=1.0)
         no_dropout(net)

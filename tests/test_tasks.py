@@ -158,7 +158,7 @@ def test_nothing_but_a_wheel_reaches_pip(script, wheel, digest):
 
 
 @pytest.mark.parametrize("text, words", [
-    ("", "tasks.json: Expecting value: line 1"), ('{"tasks": {"a"', "tasks.json: Expecting ':'"),
+    ("", "tasks.json: Expecting value: line 1"),
     ('\ufeff{"tasks": []}', "another program's file: run this in another folder")])
 def test_a_registry_that_cannot_be_used(script, empty_folder, text, words):
     Path("tasks.json").write_text(text)
@@ -235,10 +235,8 @@ def test_a_lone_quote_mark_never_swallows_rows(own, order, last, end):
     ("mine.csv --text text label", table("ab"), "text label, --label label: the columns are text"),
     ("mine.csv", table("aaa"), r"\['a'\], expected two or more"),
     ("mine.csv", table("ab", "caf\udce9,a"), "save it as UTF-8"),
-    ("mine.jsonl", "\udcff\udcfe{\0", "save it as UTF-8"),
     ("mine.jsonl", '{"text": "a", "label": 1}\n{"text": "b", "label"\n', "line 2"),
     ("mine.jsonl", '{"text": 42, "label": 1}', "more than texts"),
-    ("mine.jsonl", '{"text": "a", "label": 1}\n{"text": "b", "label": "1"}', "several types"),
     ("mine.parquet", pd.DataFrame({"text": ["a"], "label": [[0, 1]]}), "label holds lists")])
 def test_mistakes_in_a_file(own, name, content, words):
     """Only a row that does not fit brings up quotes, and none brings up the Hub."""
@@ -276,7 +274,7 @@ def test_a_parquet_file_with_other_texts_of_the_same_time(own):
 
 @pytest.mark.parametrize("mark, lines", [(",", 12), (";", 30), (",", 3)])
 def test_texts_of_many_lines_with_as_many_commas_as_the_header(own, mark, lines):
-    """Logs, in correct quotes. Rows that a lone quote mark swallows have labels."""
+    """Logs, in correct quotes."""
     log = "\n".join([f"2024-03-1{i % 9} 13:11{mark}31{i} ERROR" for i in range(lines)])
     rows = [f'"{text_of(i)}"{mark}{"ab"[i % 2]}' for i in range(9)]
     content = "\n".join([f"text{mark}label", *rows, f'"{log}"{mark}b'])
