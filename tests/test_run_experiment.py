@@ -457,10 +457,9 @@ def test_a_margin_never_ends_a_run_within_a_round_or_before_the_eighth(script):
         assert len(script.run_cell(args, units, 2, (None for _ in ()))) == ends
 
 
-@pytest.mark.parametrize("share, digits, needed", [(0.9995, 3, 8), (0.6, 2, 14)])  # 5 / .36
+@pytest.mark.parametrize("share, needed", [(0.9995, 8), (0.6, 14)])  # 5 / .36
 def test_a_bar_shows_a_clock_what_runs_and_how_much_is_needed(
-        script, monkeypatch, capsys, share, digits, needed):
-    """Where ±0.50 is not ±0.50, with a third digit."""
+        script, monkeypatch, capsys, share, needed):
     rows = crossed_rows([8, 2, 5, 0, 3, 7])
     now = plain_interval(rows[:10], "bias")[3]
     goal = share * now
@@ -475,8 +474,7 @@ def test_a_bar_shows_a_clock_what_runs_and_how_much_is_needed(
     script.run_cell(SimpleNamespace(margin=2 * goal, out=None), units, 2, results())
     said = capsys.readouterr().err
     assert "[00:01] running a k 1" in said and "running a k 5; 4 of each task, now ±" in said
-    assert (f"k 6; 5 of about {needed} of each task, now ±{now:.{digits}f}, stops at "
-            f"±{goal:.{digits}f}") in said
+    assert (f"k 6; 5 of each task, now ±{now:.3f}, stops at ±{goal:.3f}, at about {needed}" in said)
 
 
 @pytest.mark.parametrize("name, typed, tasks, m, margin, most", [
@@ -598,8 +596,8 @@ def test_a_process_loads_its_model_once(run, script, monkeypatch):
 def test_only_small_models_get_four_workers(script, monkeypatch, capsys, size, workers):
     monkeypatch.setattr(joblib, "cpu_count", lambda: 9)
     args = script.parse_args(["--device", "cpu"])
-    units = [({"seconds": 1}, {"precision": "bf16"})]
-    assert not [*script.results_of(args, [SimpleNamespace(size=size)], None, units, None)]
+    with script.workers_of(args, [SimpleNamespace(size=size)], "bf16", None) as spread:
+        assert not [*spread([])]
     assert capsys.readouterr().out == f"device cpu, bf16, workers: {workers}\n"
 
 
@@ -663,7 +661,6 @@ def test_a_dask_worker_may_die(run, cluster, tmp_path):
     versions = {"versions": f"torch 9.9.9 transformers {transformers.__version__}"}
     local = [row | versions for row in rows_of("local.csv")[::2]]
     assert comparable(rows_of()) == comparable(local)
-    assert run("--subsamples 8 --dask tcp://127.0.0.1:1")[0] is None, "nothing is left to ask for"
     threading.Timer(2, scheduler.kill).start()
     with dask.config.set({"distributed.comm.timeouts.connect": "2s"}):
         message, _ = run(f"--seed 2 --subsamples 500 --dask {address}")
@@ -756,11 +753,8 @@ def write(name, content):
 @pytest.mark.parametrize("kind, edit, words", [
     ("bert", lambda folder: (folder / "model.safetensors").rename(folder / "pytorch_model.bin"),
      "model.safetensors"),
-    ("bert", write("merges.txt", "version https://git-lfs"), "merges.txt is a git-lfs pointer"),
     ("bert", edit_json("num_hidden_layers", 3), "layer.2"),
-    ("gpt2", lambda folder: (folder / "config.json").rename(folder / "adapter_config.json"),
-     "merge it"),
-    ("gpt2", edit_json("architectures", ["GPT2ForTokenClassification"]), "not for classifiers"),
+    ("gpt2", edit_json("architectures", ["GPT2ForTokenClassification"]), "not a classifier"),
     ("gpt2", edit_json("model_type", "t5"), "encoder-decoder"),
     ("gpt2", edit_json("model_type", "gemma3"), "multimodal"),
     ("gpt2", edit_json("quantization_config", {"quant_method": "gptq", "bits": 4}), "quantized"),
@@ -776,7 +770,7 @@ def test_a_model_that_cannot_be_used(refused, model_dir, kind, edit, words):
 @pytest.mark.parametrize("kind, changes, words", [
     ("llama", {"saved_as": transformers.LlamaModel}, "output layer"),
     ("bert", {"initializer_range": 1e30}, "overflow"),
-    ("gpt2", {"vocab_size": 30521}, "a token 30521, but the model has 30521 tokens"),
+    ("gpt2", {"vocab_size": 30521}, "token 30521 of its tokenizer, but the model has 30521"),
     ("mistral", {"is_causal": False, "initializer_range": 0.01}, "not causal"),  # seen faintly
     ("mistral", {"is_causal": False, "precision": "bf16"}, "not causal")])
 def test_a_network_that_cannot_be_used(load, kind, changes, words):
@@ -786,19 +780,15 @@ def test_a_network_that_cannot_be_used(load, kind, changes, words):
         load(kind, **changes)
 
 
-@pytest.mark.parametrize("texts, most, unknown", [
-    (["a", "b c"], 1, 0), (["a b", "a d"], 3, 0), (["a b", "ខ្ញុំ b"], 9, 50)])
-def test_texts_that_a_model_would_not_see(texts, most, unknown, script, tokenizer):
-    net, sets = SimpleNamespace(tokenizer=tokenizer), {"a": texts[:1], "b": texts[1:]}
-    words = f"not know {unknown}%" if unknown else "alike to the model.* --max-length"
-    with pytest.raises(ValueError, match=words):
-        script.encode_sets(net, sets, most)
-    script.encode_sets(net, {"a": ["a b c d e f", "a b c d e ខ្ញុំ"]}, 9)
-    net.tokenizer = byte_tokenizer([], "<end> $A", unk_token="<end>")
-    script.encode_sets(net, {"a": ["a", "b"]}, 9)
+def test_texts_that_a_model_does_not_know(script, tokenizer):
+    for texts, unknown in ((["ខ្ញុំ b"], 50), (["หนังเรื่องนี้"], 100)):
+        with pytest.raises(ValueError, match=f"not know {unknown}%"):
+            script.check_known(tokenizer, texts)
+    script.check_known(tokenizer, ["a b c d e f", "a b c d e ខ្ញុំ"])
+    script.check_known(byte_tokenizer([], "<end> $A", unk_token="<end>"), ["a", "b"])
 
 
-@pytest.mark.parametrize("kind, mode", [("rwkv", None), ("gpt2", True), ("bert", False)])
+@pytest.mark.parametrize("kind, mode", [("rwkv", None), ("bert", False)])
 def test_a_model_that_running_changes_is_refused(load, request, kind, mode):
     """RWKV halves weights for scoring; arms would begin with others."""
     def change(module, _):
@@ -817,18 +807,9 @@ def test_masks_draw_only_tokens_that_the_model_has(run, model_dir):
     assert run(f"--model {model_dir('bert', words=words, vocab_size=257)}")[0] is None
 
 
-@pytest.mark.parametrize("ends, mask", [("! $A", None), ("$A", "?"), ("$A !", "?")])
-def test_a_masked_model_needs_mask_and_cls(refused, model_dir, ends, mask):
-    folder = model_dir("bert", words=byte_tokenizer([], ends, mask_token=mask))
-    refused("[MASK]", f"--model {folder}")
-
-
-def test_a_tokenizer_draws_no_pieces_and_cuts_the_end(script, model_dir):
-    words = byte_tokenizer([("a", "b"), ("ab", "a")], dropout=0.5, truncation_side="left")
-    drawn = {str(words("aba" * 99)["input_ids"]) for _ in range(9)}
+def test_a_tokenizer_cuts_the_end(script, model_dir):
+    words = byte_tokenizer([], truncation_side="left")
     mine = script.load_tokenizer(model_dir("gpt2", words=words))
-    kept = {str(mine("aba" * 99)["input_ids"]) for _ in range(9)}
-    assert len(drawn) > 1 == len(kept)
     assert mine.decode(mine("xyz", truncation=True, max_length=2)["input_ids"]) == "xy"
 
 

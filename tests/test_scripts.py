@@ -121,16 +121,6 @@ def test_uv_needs_the_metadata_alone(tmp_path):
     assert "torch" not in done.stderr, done.stderr
 
 
-def test_the_head_of_run_experiment_has_the_recipes_of_tasks_json():
-    script = load_script("run_experiment")
-    for name in ("bert", "gpt2", "bert-tiny"):
-        model = script.load_registry()["models"][name]
-        parts = [f"{model['learning_rates'][stage]:.0e}, {model['epochs'][stage]}"
-                 for stage in ("pretrain", "train")]
-        words = f"{name} {'; '.join(parts)}.".replace("e-0", "e-")
-        assert words in " ".join(script.__doc__.split())
-
-
 def test_what_scripts_share_is_identical():
     """Blocks (else python tests/copy_blocks.py SCRIPT BLOCK), and functions and classes of one
     name, since pasted cells share one namespace."""
