@@ -631,11 +631,11 @@ def run_all(args, models, tasks, most, recipe_of, run):
 
 @contextlib.contextmanager
 def workers_of(args, models, precision, run):
-    """Workers for a whole run: a function from samples to their rows, one by one, in order."""
+    """For a whole run: a function from samples to their rows, in order."""
     if args.dask:
         import distributed
 
-        logging.disable()  # errors come as exceptions, too
+        logging.disable()  # errors are raised
         with distributed.Client(args.dask) as client:
             client.upload_file(__file__)
             yield functools.partial(on_dask, client, functools.partial(run_job, run, args, 1))
@@ -648,9 +648,12 @@ def workers_of(args, models, precision, run):
     print(f"device {device}, {precision}, workers: {workers}")
     threads = 1 if small else max(1, cores // workers)
     job = joblib.delayed(functools.partial(run_job, run, args, threads))
+
+    def spread(samples):  # a Parallel that was used gives what it had begun, too
+        return joblib.Parallel(return_as="generator", pre_dispatch="n_jobs")(map(job, samples))
+
     with joblib.parallel_config("loky", n_jobs=workers, initializer=IGNORE_CTRL_C):
-        parallel = joblib.Parallel(return_as="generator", pre_dispatch="n_jobs")
-        yield lambda samples: parallel(map(job, samples))
+        yield spread
 
 
 def on_dask(client, job, samples):
@@ -682,8 +685,8 @@ def plan_cells(args, models, tasks, most, recipe_of):
 
 
 def run_cell(args, units, tasks, results):
-    """Run what is left of a cell; return its rows. With --margin it ends at the least k whose mean
-    bias is known to half of that."""
+    """Run what is left of a cell; return its rows. --margin ends it at the least k whose mean bias
+    is known to half of that."""
     left = sum(["seconds" not in row for row, *_ in units])
     print("\n{model}, m = {m}, n = {n}:".format(**units[0][0]), len(units) - left,
           "subsamples are finished")
@@ -847,7 +850,7 @@ def first_of(sources, read, name):
 
 
 def check_size(name, task, ms, n):
-    """Print a line on a task. ValueError, with sizes that fit, if it is too small."""
+    """Print a line on a task. ValueError if it is too small."""
     counts, rows = np.bincount(task.labels), len(task.texts)
     K, least = len(counts), counts.min()
     classes = ", ".join(map("{} {}".format, task.classes, counts))

@@ -601,6 +601,17 @@ def test_only_small_models_get_four_workers(script, monkeypatch, capsys, size, w
     assert capsys.readouterr().out == f"device cpu, bf16, workers: {workers}\n"
 
 
+def test_a_cell_that_ends_early_leaves_nothing_to_the_next(script):
+    samples = [SimpleNamespace(row={"subsample": k}) for k in range(1, 9)]
+    args = script.parse_args("--device cpu --workers 2".split())
+    run = functools.partial(waited, seconds=[0.2] * 8)
+    with script.workers_of(args, [SimpleNamespace(size=1)], "float32", run) as spread:
+        begun = spread(samples)
+        next(begun)
+        begun.close()
+        assert [row["subsample"] for row in spread(samples)] == [*range(1, 9)]
+
+
 def test_two_processes_append_whole_rows_below_one_header(script, tmp_path):
     """Each row twice, and it is there once."""
     rows = [dict.fromkeys(script.COLUMNS, f"{k}" * 1000) for k in (1, 2)]
