@@ -601,11 +601,15 @@ def test_only_small_models_get_four_workers(script, monkeypatch, capsys, size, w
     assert capsys.readouterr().out == f"device cpu, bf16, workers: {workers}\n"
 
 
+def slow(sample, device, threads):
+    time.sleep(0.2)
+    return sample.row
+
+
 def test_a_cell_that_ends_early_leaves_nothing_to_the_next(script):
     samples = [SimpleNamespace(row={"subsample": k}) for k in range(1, 9)]
     args = script.parse_args("--device cpu --workers 2".split())
-    run = functools.partial(waited, seconds=[0.2] * 8)
-    with script.workers_of(args, [SimpleNamespace(size=1)], "float32", run) as spread:
+    with script.workers_of(args, [SimpleNamespace(size=1)], "float32", slow) as spread:
         begun = spread(samples)
         next(begun)
         begun.close()
