@@ -726,7 +726,7 @@ def test_a_pasted_cell_runs(flags, tmp_path, capsys, monkeypatch):
     ("--csv absent.csv", "No such file"),
     ("--device toaster", "Expected one of cpu, cuda"),
     ("--out /proc/rows.csv", "/proc"), ("--out .", "Is a directory"),
-    ("--subsamples 3 2", "more numbers than --n"), ("--n 5 300", "n = 300 do not fit 400 rows"),
+    ("--subsamples 3 2", "more numbers than --n"), ("--n 5 300", "too small for m = 30 and n = 300"),
     ("--pretrain-lr 1e30 --batch-size 64", "topics: the loss of arm extra is not finite")])
 def test_mistakes_in_flags(refused, typed, words):
     refused(words, typed)
