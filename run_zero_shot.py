@@ -1180,7 +1180,7 @@ def parse_args(argv):
     add("--pack", action="store_true", help="8 texts behind one instruction")
     add("--with-answers", action="store_true", help="pretrain with answers: a positive control")
     add("--show-prompts", action="store_true", help="print a prompt of each task and stop")
-    add("--adapters", type=Path, help="folder for adapters, for contamination_test.py")
+    add("--adapters", type=Path, help="folder of adapters for contamination_test.py; default none")
     add("--about", help="what your texts are, such as \"a movie review\"; default given below")
     add("--answer", help="what is asked for, such as \"its topic\"; default its category")
     add_shared_flags(parser)
