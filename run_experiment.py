@@ -21,14 +21,13 @@ Each is tested on both sets.
     bias  = seen - unseen   the unfair gain, from pretraining on the test texts
 
     python run_experiment.py --tasks bbc_news --n 50 --subsamples 2 --out quick.csv   # a quick try
-    python run_experiment.py   # until the bias is known to ±0.5; 4 to 10 minutes on 2 cores
+    python run_experiment.py   # until the bias is known to ±0.5: 4 to 10 minutes
     python run_experiment.py --csv mine.csv --text review --label stars   # or --hub owner/name
 
 bert-tiny: boost +2.8, bias 0.0 ± 0.5 points; --with-answers: bias +2.1 ± 0.5 (12 and 10 subsamples
-of each task, 2026-11-26). Learning rates and epochs stand in tasks.json. The experiment is in
-run_subsample to train; the rest is machinery.
+of each task, 2026-11-26). Rates and epochs: tasks.json. The experiment: run_subsample to train.
 
-A finished subsample is a row of results.csv; reruns skip it. Its columns:
+Each subsample is a row of results.csv; reruns skip it. Columns:
     experiment, model, task, m, n, subsample: what was run; subsample k has seed 42 + k
     num_classes, majority: classes; share of the most common one in `test`
     acc_*, f1_*, nll_* of each arm: accuracy, macro-F1, mean -log p (nats) on `test`
@@ -69,6 +68,7 @@ from types import SimpleNamespace
 from typing import NamedTuple
 
 warnings.filterwarnings("ignore", "[0-9]+ tasks (which|have)|A worker stopped")  # at the end
+os.environ.setdefault("PYTHONWARNINGS", "ignore:resource_tracker")
 
 import filelock
 import huggingface_hub
