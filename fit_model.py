@@ -7,10 +7,10 @@
 # ///
 """Does pretraining on unlabeled test texts inflate the score? This script answers from results.csv.
 
-Sections 5 to 8 of the paper (Dubey 2024). --help explains the words.
+Sections 5 to 8 of the paper (Dubey 2024). --help explains words.
 
     python fit_model.py results.csv   # page and tables, 3 seconds
-    python fit_model.py results.csv --paper-model   # and the paper's model, minutes
+    python fit_model.py results.csv --paper-model   # the paper's model: minutes
 
 Writes report.html, effects.png and tables to fits/results/, with the columns
     effects.csv: estimate, low, high (these tasks), like_low, like_high (tasks like these), verdict,
@@ -33,6 +33,7 @@ import shlex
 import shutil
 import sys
 import textwrap
+import warnings
 from datetime import date
 from pathlib import Path
 
@@ -46,6 +47,7 @@ from matplotlib.figure import Figure
 from scipy import special, stats
 
 os.environ.setdefault("PYTENSOR_FLAGS", "cxx=")  # nutpie needs no C compiler
+warnings.simplefilter("ignore", FutureWarning)  # of ArviZ
 
 NEAR = 0.55  # margins: at such a half-width more data hardly help
 FIVE = 5  # tasks for "tasks like these", subsamples for `needed`
@@ -58,11 +60,10 @@ WORDS = {"acc": ("accuracy", "points"), "f1": ("macro-F1", "points"),
 GLOSSARY = (
     "m: labeled training texts. n: unlabeled texts in each of two sets. base: accuracy without "
     "pretraining. unseen, seen: on texts that the model did not see, or saw, in pretraining. boost "
-    "= unseen - base, bias = seen - unseen. subsamples: random draws of the texts. majority: "
+    "= unseen - base, bias = seen - unseen. subsamples: draws of the texts. majority: "
     "share of the most common class. crossed: tested on both sets; plain: on one. 89% intervals "
     "are the wider of two: t from the spread of subsamples (or tasks), Normal from the draw of "
-    "texts or rounding. Where a run stops by itself, about 86% hold the truth. Where there is no "
-    "mean, tasks or subsamples differ.")
+    "texts or rounding. Where a run stops by itself, about 86% hold the truth.")
 HEAD = """<!DOCTYPE html><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <title>%s: bias</title><style>
 body { max-width: 75rem; margin: auto; padding: 0 .6rem; font: 16px/1.4 sans-serif }
