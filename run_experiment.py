@@ -27,7 +27,7 @@ Each is tested on both sets.
 bert-tiny: boost +2.8, bias 0.0 ± 0.5 points; --with-answers: bias +2.1 ± 0.5 (12 and 10 subsamples
 of each task, 2026-11-26). Rates and epochs: tasks.json. The experiment: run_subsample to train.
 
-Each subsample is a row of results.csv; reruns skip it. Columns:
+Each subsample is a row of results.csv; reruns skip it; columns:
     experiment, model, task, m, n, subsample: what was run; subsample k has seed 42 + k
     num_classes, majority: classes; share of the most common one in `test`
     acc_*, f1_*, nll_* of each arm: accuracy, macro-F1, mean -log p (nats) on `test`
