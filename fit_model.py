@@ -58,17 +58,16 @@ MEANS = ["majority", "base", "unseen", "seen"]
 WORDS = {"acc": ("accuracy", "points"), "f1": ("macro-F1", "points"),
          "nll": ("nll (lower is better)", "nats")}
 GLOSSARY = (
-    "m: labeled training texts. n: unlabeled texts in each of two sets. base: accuracy without "
+    "m: labeled texts. n: unlabeled texts in each set. base: accuracy without "
     "pretraining. unseen, seen: on texts that the model did not see, or saw, in pretraining. boost "
-    "= unseen - base, bias = seen - unseen. subsamples: draws of the texts. majority: "
+    "= unseen - base, bias = seen - unseen. subsamples: draws of texts. majority: "
     "share of the most common class. crossed: tested on both sets; plain: on one. 89% intervals "
     "are the wider of two: t from the spread of subsamples (or tasks), Normal from the draw of "
     "texts or rounding. Where a run stops by itself, about 86% hold the truth.")
 HEAD = """<!DOCTYPE html><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <title>%s: bias</title><style>
 body { max-width: 75rem; margin: auto; padding: 0 .6rem; font: 16px/1.4 sans-serif }
-h1, h2 { font-size: 1.4rem }
-div { margin: .4rem 0 }
+div { margin: .3em 0 }
 td, th { padding-right: .9rem; text-align: left; white-space: nowrap; font-size: .8rem }
 img { max-width: 100%% }
 .cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(20rem, 1fr)); gap: .8rem }
@@ -280,9 +279,10 @@ def notes(line, rows, tasks, args):
     d = args.digits
     which = "1 task"
     if line.tasks > 1:
-        ends = f"{line.lowest:+z.{d}f} to {line.highest:+z.{d}f}"
-        which = f"{line.tasks} tasks' estimates, from {ends}"
-    said = [("", f"Pretraining on the test texts instead of other texts changes {name} by "
+        which = (f"{line.tasks} tasks' estimates, from {line.lowest:+z.{d}f} to "
+                 f"{line.highest:+z.{d}f}")
+    kind = "labeled " if "answers" in line.experiment else ""
+    said = [("", f"Pretraining on the {kind}test texts instead of other texts changes {name} by "
                  f"{line.bias} {args.unit} (bias, 89% interval, {which}). Pretraining on other "
                  f"texts changes it by {line.boost} (boost).")]
     if line.p_alike < 0.05:
@@ -669,15 +669,15 @@ def parse_args(argv):
     add("paths", metavar="FILE", nargs="*", type=Path, default=[Path("results.csv")],
         help="default results.csv")
     add("--margin", type=float,
-        help="bias that does not matter; default 1 point (acc, f1), else none")
+        help="bias that does not matter; default 1 (acc, f1), else none")
     add("--metric", default="acc",
-        help="acc, f1, nll or X, of columns X_base, X_extra, X_test; default acc")
+        help="acc, f1, nll or X (X_base, X_extra, X_test); default acc")
     add("--plain", action="store_true", help="test on one set, as in the paper; default both")
     for flag in FILTERS:
         add(f"--{flag}", nargs="+", help="use only these; default all")
     add("--paper-model", action="store_true", help="fit the paper's model; default no")
     add("--no-interaction", action="store_true", help="drop its W; default no")
-    add("--draws", type=int, default=1000, help="its draws per chain; default 1000")
+    add("--draws", type=int, default=1000, help="draws per chain; default 1000")
     add("--out", type=Path, metavar="FOLDER", help="default fits/FILE")
     args = parser.parse_args(argv)
     if args.paper_model and args.metric != "acc":

@@ -559,7 +559,7 @@ def test_a_run_that_is_ended_keeps_its_rows(number, flags, run, tmp_path):
 
 
 def waited(sample, device, threads):
-    """Stands for run_subsample: the first ends, the second fails after 2 seconds."""
+    """The first ends, the second fails after 2 seconds."""
     k = sample.row["subsample"]
     time.sleep([0, 2, 300][k - 1])
     if k == 2:
