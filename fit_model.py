@@ -7,7 +7,7 @@
 # ///
 """Does pretraining on unlabeled test texts inflate the score? This script answers from results.csv.
 
-Sections 5 to 8 of the paper (Dubey 2024). --help explains words.
+Sections 5 to 8 of the paper (Dubey 2024).
 
     python fit_model.py results.csv   # page and tables, 3 seconds
     python fit_model.py results.csv --paper-model   # the paper's model: minutes
@@ -22,14 +22,12 @@ Writes report.html, effects.png and tables to fits/results/, with the columns
 
 import argparse
 import base64
-import builtins
 import contextlib
 import csv
 import html
 import math
 import os
 import re
-import shlex
 import shutil
 import sys
 import textwrap
@@ -49,7 +47,7 @@ from scipy import special, stats
 os.environ.setdefault("PYTENSOR_FLAGS", "cxx=")  # nutpie needs no C compiler
 warnings.simplefilter("ignore", FutureWarning)  # of ArviZ
 
-NEAR = 0.55  # margins: at such a half-width more data hardly help
+NEAR = 0.55  # half-width, in margins; a run stops at 0.5
 FIVE = 5  # tasks for "tasks like these", subsamples for `needed`
 MAX_R_HAT, MIN_ESS = 1.01, 400  # Vehtari et al. (2021)
 ATTEMPTS = ((0.9, 1, 1), (0.99, 4, 2))  # acceptance, times tuning, times draws
@@ -58,12 +56,13 @@ MEANS = ["majority", "base", "unseen", "seen"]
 WORDS = {"acc": ("accuracy", "points"), "f1": ("macro-F1", "points"),
          "nll": ("nll (lower is better)", "nats")}
 GLOSSARY = (
-    "m: labeled texts. n: unlabeled texts in each set. base: accuracy without "
-    "pretraining. unseen, seen: on texts that the model did not see, or saw, in pretraining. boost "
-    "= unseen - base, bias = seen - unseen. subsamples: draws of texts. majority: "
-    "share of the most common class. crossed: tested on both sets; plain: on one. 89% intervals "
-    "are the wider of two: t from the spread of subsamples (or tasks), Normal from the draw of "
-    "texts or rounding. Where a run stops by itself, about 86% hold the truth.")
+    "m: labeled texts. n: unlabeled texts in each set. base: score without further pretraining. "
+    "unseen, seen: score on texts not seen, or seen, in pretraining. boost = unseen - base, bias = "
+    "seen - unseen. subsamples: random draws of texts. majority: share of the most common class.\n"
+    "In brackets: the 89% interval, a range that should hold the true value 89 times in 100 (about "
+    "86 where a run stops by itself). It is the wider of Student's t, from how much subsamples "
+    "differ (for tasks like these: tasks), and Normal, from chance in the draw of texts, or "
+    "rounding.")
 HEAD = """<!DOCTYPE html><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <title>%s: bias</title><style>
 body { max-width: 75rem; margin: auto; padding: 0 .6rem; font: 16px/1.4 sans-serif }
@@ -74,7 +73,7 @@ img { max-width: 100%% }
 .card { border: 2px solid #bbb; padding: 0 .6rem }
 .large { font: bold 2rem sans-serif }
 .warning { border-left: .3rem solid #8a5a00; padding-left: .8rem }
-.small { font-size: .8rem; overflow-wrap: anywhere }
+.small { font-size: .8rem; overflow-wrap: anywhere; white-space: pre-line }
 .table { overflow-x: auto }
 @media (max-width: 48rem) { .table::before { content: "scrolls sideways \\2192" } }
 </style><h1>Does pretraining on test texts inflate scores?</h1>
@@ -86,8 +85,8 @@ def unit_table(rows):
     the same settings, tasks and subsamples. main: "all" or, where there is none, each model."""
     parts = []
     for _, mine in rows.assign(main=True).groupby("experiment"):
-        models = mine.model.nunique()
-        if mine.groupby([*CELL, "task", "subsample"])["model"].nunique().min() == models > 1:
+        models = mine.groupby([*CELL, "task", "subsample"])["model"].nunique().min()
+        if models > 1 and models == mine.model.nunique():
             parts.append(mine.assign(model="all"))
             mine = mine.assign(main=False)
         parts.append(mine)
@@ -108,7 +107,8 @@ def task_table(units, effect, args):
     half = [interval(task)[2] for _, task in tasks.groupby("task")]
     tasks = tasks.assign(low=tasks.estimate - half, high=tasks.estimate + half)
     if effect == "bias" and args.metric == "acc" and tasks.model[0] != "all":
-        changes = units.bias / 100 * units.n * np.where(units.arms == "crossed", 2, 1)  # answers
+        texts = units.n * np.where(units.arms == "crossed", 2, 1)
+        changes = units.bias / 100 * texts  # of right answers
         tasks["p"] = changes.groupby(units.task).agg(sign_flip_p).to_numpy()
         tasks["p_adjusted"] = stats.false_discovery_control(tasks.p)
     return tasks
@@ -129,7 +129,7 @@ def together(units, effect):
     subsample overlap across n: its contributions are added, then squared."""
     groups = units.groupby([*CELL, "task"])
     K = groups[effect].transform("size")
-    weight = 1 / (groups.ngroups * K)
+    weight = 1 / (groups.ngroups * K)  # of a subsample
     off = (units[effect] - groups[effect].transform("mean")) * np.sqrt(K / (K - 1))
     w = units[f"w_{effect}"]
     if effect == "bias":
@@ -153,7 +153,8 @@ def effect_row(tasks, noise, args):
     J, K, middle = len(each), tasks.subsamples.min(), each.mean()
 
     se, df, half = interval(noise)
-    spread, p_alike, reach = each.var() / J, math.nan, math.nan
+    spread = each.var() / J
+    p_alike = reach = math.nan
     if J > 1:  # Brown and Forsythe's F, df of Mehrotra (1997); of two tasks, Welch's t
         top = (J - 1) ** 2 / (1 + (J - 2) * len(noise) * (K - 1) / df)
         p_alike = stats.f.sf(spread / se**2, min(J - 1, top), min(df, 1e9))  # SciPy: not inf
@@ -176,7 +177,7 @@ def effect_row(tasks, noise, args):
 
 def verdict_on(middle, half, tasks, args):
     """What precedes the colon is printed large."""
-    if not half > 0:
+    if math.isnan(half):
         return "Too early to tell: an interval needs two subsamples that differ"
     if not args.margin:
         return f"The interval {'excludes' if abs(middle) > half else 'includes'} 0"
@@ -198,7 +199,8 @@ def effects_table(units, tasks, args):
     rows = []
     for (experiment, effect, model), mine in tasks.groupby(["experiment", "effect", "model"]):
         each = [effect_row(part, part, args) for _, part in mine.groupby(CELL)]
-        if mine.groupby("task").size().min() == len(each) > 1:
+        shared = mine.groupby("task").size().min() == len(each)
+        if shared and len(each) > 1:
             used = units[(units.experiment == experiment) & (units.model == model)]
             rows.append(effect_row(mine, together(used, effect), args))
         rows += each
@@ -209,13 +211,14 @@ def effects_table(units, tasks, args):
 
 
 def publish(rows, tasks, table, args):
-    """Print the verdicts. Write tables, figure and page."""
-    lines, each = side_by_side(table, args), side_by_side(tasks, args)
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 10**6
+    """Print the verdict on each mean over settings, or else on each setting. Write the files."""
+    lines = side_by_side(table, args)
+    each = side_by_side(tasks[tasks.main], args)
+    width = shutil.get_terminal_size((10**6, 1)).columns  # 10**6: no terminal
     most = lines.groupby(["experiment", "model"])["settings"].transform("max")
     cards = ""
     for _, line in lines[lines.main & (lines.settings == most)].iterrows():
-        texts = notes(line, part_of(rows, line), part_of(each[each.main], line), args)
+        texts = notes(line, part_of(rows, line), part_of(each, line), args)
         said = [f"{line.verdict} ({line.setting}).", *[text for _, text in texts]]
         print(textwrap.fill(" ".join(said), width))
         large, _, small = line.verdict.partition(": ")
@@ -225,15 +228,15 @@ def publish(rows, tasks, table, args):
     table.to_csv(args.out / "effects.csv", **CSV)
     tasks.to_csv(args.out / "tasks.csv", **CSV)
     shown = ["bias", "boost", "subsamples", *MEANS]
-    settings = lines[["setting", "model", "tasks", *shown]]
-    each = each.loc[each.main, [*CELL, "model", "task", "arms", *shown]]
+    tables = {"Settings": lines[["setting", "model", "tasks", *shown]],
+              "Tasks": each[[*CELL, "model", "task", *shown]]}
     files = ", ".join([path.name for path in args.paths])
     footer = [f"{date.today()}: {args.command}", f"{len(rows)} rows of {files}"]
     if "versions" in rows:
         footer += [*rows.versions.dropna().unique()]
     page = HEAD % html.escape(args.out.name) + div("cards", cards) + div("small", GLOSSARY)
     page += pictures(tasks, table, args)
-    for title, part in (("Settings", settings), ("Tasks", each)):
+    for title, part in tables.items():
         page += f"<h2>{title}</h2>" + div("table", part.to_html(index=False, border=0))
     page += div("small", html.escape("; ".join(footer)))
     path = args.out / "report.html"
@@ -242,28 +245,28 @@ def publish(rows, tasks, table, args):
 
 
 def div(kind, text):
-    """HTML of class `kind`."""
     return f'<div class="{kind}">{text}</div>\n'
 
 
 def side_by_side(table, args):
     """The rows of the bias, with both effects in words."""
+    table = table.assign(words=table.apply(in_words, axis=1, args=[args]))
     bias, boost = [table[table.effect == effect].reset_index(drop=True) for effect in EFFECTS]
-    lines = bias.assign(bias=in_words(bias, args), boost=in_words(boost, args))
+    lines = bias.assign(bias=bias.words, boost=boost.words)
     lines["helps"] = boost.high < 0 if args.metric == "nll" else boost.low > 0
     lines[MEANS] = lines[MEANS].map(lambda mean: f"{mean:.{args.digits}f}")
     return lines
 
 
-def in_words(table, args):
-    """Estimates and their intervals. No end is rounded to 0 or to the margin."""
-    words = []
-    for row in table[["estimate", "low", "high"]].to_numpy():
-        digits = args.digits
-        if any(round(abs(end), digits) in (0, args.margin) for end in row[1:]):
-            digits += 1
-        middle, *ends = [f"{value:+z.{digits}f}" for value in row]
-        words.append(f"{middle} [{ends[0]}, {ends[1]}]" if row[1] < row[2] else middle)
+def in_words(row, args, target=""):
+    """Estimate and interval, no end rounded to 0 or to the margin. target: "", or "like_" tasks."""
+    low, high = row[[f"{target}low", f"{target}high"]]
+    digits = args.digits
+    if any(round(abs(end), digits) in (0, args.margin) for end in (low, high)):
+        digits += 1
+    words = f"{row.estimate:+z.{digits}f}"
+    if low < high:  # not nan
+        words += f" [{low:+z.{digits}f}, {high:+z.{digits}f}]"
     return words
 
 
@@ -276,24 +279,23 @@ def part_of(table, line):
 def notes(line, rows, tasks, args):
     """(class, sentence) pairs below the verdict. rows, tasks: those that the line sums up."""
     name = args.name if line.model == "all" else f"{args.name} of {line.model}"
-    d = args.digits
-    which = "1 task"
+    mean = ""
     if line.tasks > 1:
-        which = (f"{line.tasks} tasks' estimates, from {line.lowest:+z.{d}f} to "
-                 f"{line.highest:+z.{d}f}")
+        ends = [f"{end:+z.{args.digits}f}" for end in line[["lowest", "highest"]]]
+        mean = f"; mean of {line.tasks} tasks' estimates, from {ends[0]} to {ends[1]}"
     kind = "labeled " if "answers" in line.experiment else ""
     said = [("", f"Pretraining on the {kind}test texts instead of other texts changes {name} by "
-                 f"{line.bias} {args.unit} (bias, 89% interval, {which}). Pretraining on other "
+                 f"{line.bias} {args.unit} (bias, 89% interval{mean}). Pretraining on other "
                  f"texts changes it by {line.boost} (boost).")]
     if line.p_alike < 0.05:
         alone = ""
-        if len(tasks) == line.tasks <= FIVE:
+        if line.settings == 1 and line.tasks <= FIVE:
             alone = ": " + ", ".join(tasks.task + " " + tasks.bias)
-        said.append(("warning", f"The tasks differ (p = {line.p_alike:.1g}){alone}. Judge each "
-                                "alone, with --tasks."))
+        said.append(("warning", f"The tasks differ by more than chance (p = {line.p_alike:.1g})"
+                                f"{alone}. Judge each alone, with --tasks."))
     if pd.notna(line.like_low):
-        like = f"{line.estimate:+z.{d}f} [{line.like_low:+z.{d}f}, {line.like_high:+z.{d}f}]"
-        said.append(("", f"For tasks like these, the bias is {like}."))
+        said.append(("", "Over all tasks like these, the mean bias is "
+                         f"{in_words(line, args, 'like_')}."))
     if line.needed > 0:
         said.append(("", f"About {line.needed:.0f} subsamples of each task would narrow the "
                          f"interval to ±{args.margin / 2:g}; that may not settle it."))
@@ -321,20 +323,19 @@ def caveat(rows):
     barely = ", ".join(tasks)
     if len(tasks) > FIVE:
         barely = f"{len(tasks)} of {rows.task.nunique()} tasks"
-    return [("warning", f"A caveat: in {len(weak)} of {len(cases)} cases (model, task, m, n), "
-                        f"{name} on unseen texts is less than 5 points above guessing. The models "
-                        f"barely learned {barely}.")]
+    return [("warning", f"The models barely learned {barely}: in {len(weak)} of {len(cases)} cases "
+                        f"(model, task, m, n), {name} on unseen texts is less than 5 points above "
+                        "guessing.")]
 
 
 def pictures(tasks, table, args):
-    """Save effects.png. Return HTML of it, and of one for narrow screens."""
+    """Save effects.png. Return HTML of it and of one for narrow screens."""
     path, coded = args.out / "effects.png", []
-    for narrow in (True, False):
+    for narrow in (True, False):  # the wide one stays
         draw_effects(tasks, table, args, narrow).savefig(path, dpi=130)
-        coded.append(base64.b64encode(path.read_bytes()).decode())
-    if hasattr(builtins, "display"):  # in a notebook
-        builtins.display({"image/png": coded[1]}, raw=True)
-    narrow, wide = [f"data:image/png;base64,{picture}" for picture in coded]
+        picture = base64.b64encode(path.read_bytes()).decode()
+        coded.append(f"data:image/png;base64,{picture}")
+    narrow, wide = coded
     return (f'<picture><source media="(max-width: 48rem)" srcset="{narrow}">'
             f'<img alt="The effects in the tables, drawn" src="{wide}"></picture>')
 
@@ -345,33 +346,33 @@ def draw_effects(tasks, table, args, narrow):
     if tasks.groupby(CELL).ngroups == 1:
         single = tasks[tasks.model != "all"].sort_values("estimate", ascending=False)
         rows = pd.concat([rows.assign(setting="mean"), single.assign(setting=single.task)])
-    names = (rows.setting + ", " + rows.model).str.removesuffix(", all").str[:45]
-    y, names = pd.factorize(names)
+    y, names = pd.factorize((rows.setting + ", " + rows.model).str.removesuffix(", all"))
 
-    size, grid, columns = (9.5, 1.5 + 0.27 * len(names)), (1, 3), 6
+    size, grid, width = (9.5, 1.7 + 0.27 * len(names)), (1, 3), 50
     if narrow:
-        size, grid, columns = (5, 4 + 1.2 * len(names)), (3, 1), 2
-        names = [textwrap.fill(name, 27) for name in names]
+        size, grid, width = (5, 4.2 + 1.2 * len(names)), (3, 1), 27
+    names = [textwrap.fill(name, width) for name in names]
     figure = Figure(size, layout="constrained")
     axes = figure.subplots(*grid, sharey=True)
-    axes[0].set_yticks(range(len(names)), names, parse_math=False)
+    axes[0].set_yticks(range(len(names)), names)
     axes[0].set_ylim(len(names) - 0.4, -0.6)
     axes[0].set(title="bias = seen - unseen", xlabel=args.unit)
     axes[1].set(title="boost = unseen - base", xlabel=args.unit)
     axes[2].set(title=args.name, xlabel=args.unit.replace("points", "%"))
-    for axis, effect, pre in zip(axes, EFFECTS, ("", "_")):  # no label of _ is in the legend
+    for axis, effect in zip(axes, EFFECTS):
         mine = rows.assign(y=y)[rows.effect == effect]
-        reach = mine.high - mine.estimate
-        axis.errorbar(mine.estimate, mine.y, xerr=reach, fmt="ko", label=f"{pre}89% interval")
+        axis.errorbar(mine.estimate, mine.y, xerr=mine.high - mine.estimate, fmt="ko")
         axis.axvline(0, color="gray", ls="--")
-        if args.margin:
-            axis.axvspan(-args.margin, args.margin, color="#dddddd", label=f"{pre}margin")
+    axes[0].containers[0].set_label("89% interval")
+    if args.margin:
+        axes[0].axvspan(-args.margin, args.margin, color="#dddddd", label="margin")
     marks = {"base": ("s", 130, "white"), "unseen": ("o", 60, "#88ccee"), "seen": ("D", 16, "red")}
     for name, (mark, area, color) in marks.items():
         axes[2].scatter(rows[name], y, area, color, marker=mark, edgecolor="k", label=name)
     if args.metric == "acc":
         axes[2].scatter(rows.majority, y, 110, "k", marker="|", label="most common class")
-    figure.legend(loc="outside upper center", ncols=columns)
+    figure.legend(
+        title="m labeled, n unlabeled texts", loc="outside upper center", ncols=2 * grid[1])
     return figure
 
 
@@ -532,7 +533,6 @@ def columns_of(metric):
 
 
 def refuse(rows, bad, words):
-    """Stop at the first bad row."""
     if bad.any():
         raise ValueError(f"{rows.index[bad][0]}: {words}")
 
@@ -600,7 +600,6 @@ def load_rows(args, metric="acc"):
 
 
 def title_of(experiment, m, n):
-    """A cell in words."""
     return f"{experiment}, m = {m}, n = {n}"
 # --- end shared ---
 
@@ -662,7 +661,6 @@ def interval(tasks):
 
 
 def parse_args(argv):
-    """The flags."""
     parser = argparse.ArgumentParser(
         description=__doc__.partition("\n\n")[0], epilog=GLOSSARY)
     add = parser.add_argument
@@ -671,20 +669,21 @@ def parse_args(argv):
     add("--margin", type=float,
         help="bias that does not matter; default 1 (acc, f1), else none")
     add("--metric", default="acc",
-        help="acc, f1, nll or X (X_base, X_extra, X_test); default acc")
-    add("--plain", action="store_true", help="test on one set, as in the paper; default both")
+        help="acc, f1, nll, or X with columns X_base, X_extra, X_test; default acc")
+    add("--plain", action="store_true", help="test on one set, as the paper does; default both")
     for flag in FILTERS:
         add(f"--{flag}", nargs="+", help="use only these; default all")
     add("--paper-model", action="store_true", help="fit the paper's model; default no")
-    add("--no-interaction", action="store_true", help="drop its W; default no")
-    add("--draws", type=int, default=1000, help="draws per chain; default 1000")
+    add("--no-interaction", action="store_true", help="leave out W, its effect by task; default no")
+    add("--draws", type=int, default=1000,
+        help="draws per chain, after half as many to tune; default 1000")
     add("--out", type=Path, metavar="FOLDER", help="default fits/FILE")
     args = parser.parse_args(argv)
     if args.paper_model and args.metric != "acc":
         parser.error("--paper-model fits accuracy: leave out --metric")
-    if args.draws != 1000 and not args.paper_model:
-        parser.error("--draws needs --paper-model")
-    args.command = shlex.join(["fit_model.py", *(sys.argv[1:] if argv is None else argv)])
+    if not args.paper_model and (args.no_interaction or args.draws != 1000):
+        parser.error("--no-interaction and --draws need --paper-model")
+    args.command = " ".join(["fit_model.py", *(sys.argv[1:] if argv is None else argv)])
     args.name, args.unit = WORDS.get(args.metric, (args.metric, args.metric))
     args.digits = 2 if args.metric in POINTS else 4
     if args.margin is None:
@@ -705,8 +704,7 @@ def main(argv=None):
     for end in ("", "_on_extra"):
         change = (rows[f"acc_test{end}"] - rows[f"acc_extra{end}"]).abs()
         bad = rows[f"discordant{end}"] < change - 0.5 / rows.n  # half an answer: rounding
-        words = f"discordant{end} is less than the accuracies differ"
-        refuse(rows.set_index("task"), bad.array, words)
+        refuse(rows.set_index("task"), bad.array, "discordant is less than the accuracies differ")
     rows = add_effects(rows, args.metric)
     args.out.mkdir(parents=True, exist_ok=True)
     rows["majority"] *= 100

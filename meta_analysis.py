@@ -201,7 +201,6 @@ def columns_of(metric):
 
 
 def refuse(rows, bad, words):
-    """Stop at the first bad row."""
     if bad.any():
         raise ValueError(f"{rows.index[bad][0]}: {words}")
 
@@ -269,7 +268,6 @@ def load_rows(args, metric="acc"):
 
 
 def title_of(experiment, m, n):
-    """A cell in words."""
     return f"{experiment}, m = {m}, n = {n}"
 # --- end shared ---
 
