@@ -808,6 +808,18 @@ def append_row(out, row):
 
 
 # --- shared: tasks ---
+def load_registry():
+    for folder in (Path(), Path(globals().get("__file__", "")).parent):
+        path = folder / "tasks.json"
+        if path.exists():
+            with errors_name(path):
+                registry = json.loads(path.read_text(encoding="utf-8-sig"))
+                if not {"models", "tasks"} <= {*registry}:
+                    raise ValueError("another program's file: run this in another folder")
+                return registry
+    raise ValueError(f"no tasks.json in {Path.cwd()}: copy it from this script's repository")
+
+
 def load_tasks(args, registry, default):
     known, wanted, tasks = registry["tasks"], [], {}
     for kind, place in (("csv", args.csv), ("hub", args.hub)):
@@ -981,18 +993,6 @@ def errors_name(*places):
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"),
              "pretrain-on-test-text")
-
-
-def load_registry():
-    for folder in (Path(), Path(globals().get("__file__", "")).parent):
-        path = folder / "tasks.json"
-        if path.exists():
-            with errors_name(path):
-                registry = json.loads(path.read_text(encoding="utf-8-sig"))
-                if not {"models", "tasks"} <= {*registry}:
-                    raise ValueError("another program's file: run this in another folder")
-                return registry
-    raise ValueError(f"no tasks.json in {Path.cwd()}: copy it from this script's repository")
 
 
 def unpack_wheel(source):

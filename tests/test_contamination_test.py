@@ -127,19 +127,33 @@ def test_a_certain_token_is_typical(both):
     assert contam.token_scores(lm, [7, best], 1).tolist() == [[0], [0]]
 
 
+def order_texts(examples, size):
+    """The texts of each shard that order_log scores."""
+    texts = []
+
+    def keep(net, head, new):
+        texts.extend(new)
+        return dict.fromkeys(new, [np.zeros(1)])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(contam, "score_texts", keep)
+        log = contam.order_log(None, "", examples, size)
+    return [[texts.pop(0) for _ in shard] for shard in log]
+
+
 @pytest.mark.parametrize("size, counts", [
     (2, [2] * 9), (3, [6] * 6), (4, [12] * 4 + [2]), (8, [12, 12, 2]), (17, [12])])
 def test_shards_are_scored_order_by_order(size, counts, both):
     """As given, then in distinct other orders, the same each time. A last one alone has none."""
     _, net, lm = both
     examples = ["red apple", "cold night", "seven wheels", "red apple", *make_texts(14, 2)]
-    shards = contam.draw_orders([*map(str, range(18))], size)
-    log = contam.score_orders(net, HEAD, contam.draw_orders(examples, size))
-    assert [*map(len, shards)] == counts
-    for k, (orders, scores) in enumerate(zip(shards, log, strict=True)):
+    numbers = order_texts([*map(str, range(18))], size)
+    log = contam.order_log(net, HEAD, examples, size)
+    assert [*map(len, numbers)] == counts
+    for k, (orders, scores) in enumerate(zip(numbers, log, strict=True)):
         given = [*map(str, range(18)[k * size : (k + 1) * size])]
         assert orders[0].split("\n\n") == given and len({*orders}) == len(orders)
-        for order, score in zip(orders, scores):
+        for order, score in zip(orders, scores, strict=True):
             assert sorted(order.split()) == sorted(given)
             text = "\n\n".join([examples[int(number)] for number in order.split()])
             assert score == approx(plain_scores(lm, HEAD, text)[:, 0].sum(), rel=1e-5)
@@ -185,21 +199,19 @@ def test_examples_are_read_from_lines_columns_and_keys(name, content, examples):
     ("a.txt", TEN[:-2], "", "9 examples in shards of 8 are too few: give"),
     ("a.txt", TEN, "--shard-size 1", "in shards of 1 are too few: give"),
     ("a.txt", "a\n\nb", "", "example 2 is empty"), ("a.txt", "a\n\u200b", "", "2 is empty"),
-    ("a.txt", TEN, "--held-out a.txt", "--held-out needs --reference"),
-    ("a.txt", "1\n2\n3\n4", "--held-out a.txt --reference gone", "a text is in both halves"),
     ("a.jsonl", '{"text": "b"}\n{"text": null}\n', "", "2 is empty or no text: None"),
-    ("a.txt", TEN, "--margin 2", "--margin does nothing with --examples"),
+    ("a.txt", TEN, "--margin 2", "goes without --answers, --clean, --margin and --out"),
+    ("a.txt", TEN, "--out b.csv", "--examples goes without --answers"),
     ("a.jsonl", '{"words": "b"}', "", "columns words, not text: name yours with --text"),
 ])
 def test_a_mistake_is_one_line(name, content, flags, words, both, say):
     Path(name).write_text(content)
     assert words in say(f"--model {both[0]} --examples {name} {flags}")
     assert "needs --model" in say(f"--examples {name}")
-    assert "--clean does nothing with audits" in say("kept --clean a")
 
 
 @pytest.mark.parametrize("kind, changes, words", [
-    ("bert", {}, "later ones"), ("llama", {"is_causal": False}, "later ones"),
+    ("bert", {}, "tokens, such as smollm2: its tokens see later ones"),
     ("mpt", {"max_seq_len": 500}, "reads 500")])
 def test_models_that_would_mislead_are_refused(kind, changes, words, model_dir, say):
     Path("a.txt").write_text("x" * 600 + TEN)
@@ -212,7 +224,7 @@ def test_unfit_models_are_refused(model_dir, say, monkeypatch):
     waits = []
     monkeypatch.setattr("time.sleep", waits.append)
     for name in ("no/such-model", "./none"):
-        assert f"error: {name}: no folder, nor on the Hub" in say(f"--examples a.txt --model {name}")
+        assert f"error: {name}: " in say(f"--examples a.txt --model {name}")
     assert sum(waits) < 1  # transformers would retry for 46 seconds
     folder = model_dir("gpt2", merges=MERGES)
     file = folder / "model.safetensors"
@@ -234,9 +246,7 @@ def test_unfit_models_are_refused(model_dir, say, monkeypatch):
     assert "an adapter: merge it" in say(f"--examples a.txt --model {folder}")
 
 
-def test_nf4_scores_as_in_run_zero_shot(both, zero, monkeypatch):
-    """Also where bitsandbytes repacks it into a form that cannot be trained."""
-    monkeypatch.setattr(bitsandbytes.nn.modules, "has_avx512bf16", lambda: True)
+def test_nf4_scores_as_in_run_zero_shot(both, zero):
     folder, _, lm = both
     theirs, _ = zero.load_net(zero.find_model(str(folder), zero.load_registry()), "nf4",
                               "bf16", "cpu")
@@ -245,11 +255,10 @@ def test_nf4_scores_as_in_run_zero_shot(both, zero, monkeypatch):
     assert np.abs(found - plain_scores(lm, "It is", HEAD)).max() > 1e-3
 
 
-def test_the_released_half_is_flagged(model_dir, say):
-    """A model trained on one half, in pairs of neighbors, and one that was not."""
-    texts = np.random.default_rng(2).permutation(make_texts(80, 7)).tolist()
-    Path("a").write_text("\n".join(texts[:40]))
-    Path("b.jsonl").write_text("\n".join([json.dumps({"it": text}) for text in texts[40:]]))
+def test_a_learned_order_is_flagged(model_dir, say):
+    """By a model trained on pairs of neighbors, not by one that was not."""
+    texts = make_texts(40, 7)
+    Path("a").write_text("\n".join(texts))
     pairs = ["<end>" + "\n\n".join(texts[k : k + 2]) for k in range(0, 40, 2)]
     batches = [[[np.array(encode(pair)["input_ids"])] * 2] for pair in pairs]
 
@@ -260,23 +269,12 @@ def test_the_released_half_is_flagged(model_dir, say):
 
     innocent = model_dir("gpt2", merges=MERGES, initializer_range=0.05)
     guilty = model_dir("gpt2", trained, merges=MERGES, initializer_range=0.05)
-    held = "--examples a --held-out b.jsonl --text it --model"
-    text = say(f"{held} {guilty} --reference {innocent}")
-    assert ": flagged: " in text
-    assert ": not flagged, " in say(f"{held} {innocent} --reference {innocent}")
-    assert "--reference tells " in say(f"{held} {innocent} --reference {guilty}")
     order = "--examples a --shard-size 2 --model"
     assert ": flagged: " in say(f"{order} {guilty}")
     assert ": flagged: " in say(f"{order} {guilty} --reference {innocent}")
+    assert ": not flagged, " in say(f"{order} {innocent} --reference {guilty}")
     alike = say(f"{order} {guilty} --reference {guilty}")
     assert alike.startswith("p = 1: not flagged, ") and "all orders alike" in alike
-    means = []
-    for lm in (plain_model(guilty), plain_model(innocent)):
-        means.append([plain_scores(lm, "<end>", line)[:, 0].mean() for line in texts])
-    ref = np.subtract(*means)
-    p = stats.mannwhitneyu(ref[:40], ref[40:], alternative="greater").pvalue
-    found = float(text.split()[2].strip(":")), float(re.search("AUC (.*?):", text)[1])
-    assert found == (approx(p, rel=0.1), approx((ref[:40, None] > ref[40:]).mean(), abs=2e-3))
 
 
 @pytest.fixture(scope="module")
@@ -289,7 +287,7 @@ def audited(tmp_path_factory, model_dir, benchmark_csv, zero):
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         zero.main(flags.split())
-        contam.main(["--shard-size", "3"])  # the folder kept; not for packed units
+        contam.main([])  # the folder kept
         table = read_audits()
     units = [next(folder.glob(f"kept/zero-shot-packed-*-24-{k}-0-*")) for k in (1, 2)]
     return units, model, table
@@ -306,7 +304,7 @@ def test_a_units_row_equals_a_plain_loop(audited):
         if arm != "base":
             lm = peft.PeftModel.from_pretrained(lm, path / arm).eval()
         log = []
-        for orders in contam.draw_orders(texts[:24], 8):  # of the pack
+        for orders in order_texts(texts[:24], 8):  # of the pack
             log.append(np.array([plain_scores(lm, head, text)[:, 0].sum() for text in orders]))
         assert row[f"p_exact {arm}"] == near(brute_p(log))
         for text in texts:
@@ -631,8 +629,7 @@ def test_gaps_of_clean_models():
     row = table.loc["mine"]
     assert (row["bias"], row["se"], row["df"]) == approx((*wanted[:2], 200 - wanted[2]))
     assert row["clean"] == "before, other1"
-    assert table.loc[["before", "other1", "other2"], "verdict"].tolist() == [
-        "Named clean", "Named clean", "Named clean, but not used: it answered 94% of the items"]
+    assert table.loc[["before", "other1", "other2"], "verdict"].eq("Named clean").all()
     assert table.loc["other3", "verdict"].startswith("Named clean, but not used: one half has more ")
     check = plain_inflation((answers["before"] + few) / 2, released, [])
     assert row["p_halves"] == approx(2 * stats.t.sf(abs(check[0]) / check[1], 198))
@@ -666,13 +663,12 @@ def test_words_separators_and_names():
 
 @pytest.mark.parametrize("rows, flags, words", [
     ("a,dev,0,1", "", "line 2: half is 'dev': use released"),
-    ("a,released,0,1\na,held_out,0,1", "", "line 2: '0' is in both halves: if these are"),
+    ("a,released,0,1\na,held_out,0,1", "", "line 2: '0' is in both halves: name two"),
     ('a,released,0,"0,5"', "", "right is '0,5': use 1, 0 or"),
     ("a,released,1,1\na,released,0,87%", "", "line 3: right is '87%': use 1, 0 or a grade between"),
-    ("a,released,0,1\na,released,0,.5", "", "line 3: item '0' has two answers of 'a'"),
-    ("a,released,0,1", "--out a.csv", "a.csv: --out would replace it"),
+    ("a,released,0,1\na,released,0,.5", "", "line 3: '0' has two answers of 'a': keep"),
     ("a,released,0,1", "--clean gone", "a.csv: --clean: the models are a"),
-    ("a,released,0,1", "--examples a.csv", "--examples does nothing with --answers"),
+    ("a,released,0,1", "--examples a.csv", "--examples needs --model"),
     ("a,released,0,1", "", "no model has enough answers"),
 ])
 def test_mistakes_in_a_table_are_one_line(rows, flags, words, say):

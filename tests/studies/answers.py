@@ -35,7 +35,9 @@ def judged(answers, released, clean=()):
     takes them; clean: names of columns. Gaps are filled and models left out as in the script."""
     answers = answers.set_axis(pd.Index(np.where(released, *HALVES), name="half"))
     right = answers.iloc[:, 0].dropna()
-    others = contam.fill_gaps(answers.loc[answers.iloc[:, 0].notna().to_numpy(), [*clean]])
+    others = answers[[*clean]]
+    others = others.loc[:, others.notna().mean() >= contam.ENOUGH]
+    others = others.fillna(others.mean())[answers.iloc[:, 0].notna()]
     found = contam.difference(right, others)
     return found["bias"], stats.t.ppf(0.945, found["df"]) * found["se"]
 
