@@ -308,7 +308,7 @@ def notes(line, rows, tasks, args):
 
 
 def caveat(rows):
-    """Where models learned too little to show a bias: by macro-F1, or without it by accuracy."""
+    """Where models barely learned the task: by macro-F1, or without it by accuracy."""
     name, guess = "macro-F1", 1 / rows.num_classes
     score = rows[["f1_extra", "f1_test_on_extra"]].mean(axis=1)
     if (score - guess).isna().any():
@@ -320,12 +320,12 @@ def caveat(rows):
     if weak.empty:
         return []
     tasks = weak.index.unique("task")
-    barely = ", ".join(tasks)
+    which = ", ".join(tasks)
     if len(tasks) > FIVE:
-        barely = f"{len(tasks)} of {rows.task.nunique()} tasks"
-    return [("warning", f"The models barely learned {barely}: in {len(weak)} of {len(cases)} cases "
-                        f"(model, task, m, n), {name} on unseen texts is less than 5 points above "
-                        "guessing.")]
+        which = f"{len(tasks)} of {rows.task.nunique()} tasks"
+    return [("warning", f"The models barely learned the task in {len(weak)} of {len(cases)} cases "
+                        f"(model, task, m, n) from {which}: {name} on unseen texts is less than 5 "
+                        "points above guessing.")]
 
 
 def pictures(tasks, table, args):

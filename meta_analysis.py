@@ -62,11 +62,11 @@ def report_slices(rows, slices, folder):
              "paper": "paper's interval excludes 0", "t": "t interval excludes 0"}
     shown = shares.astype({"threshold": str}).rename(columns=words)
     print(shown.to_string(index=False, float_format="{:.0%}".format))
-    drawn, shuffled = found.groupby("kind")["outside"].mean()
-    print(f"With one subsample of each task you would have claimed a bias in {drawn:.0%} of "
-          "slices: beta is beyond the paper's threshold. In shuffled slices, which hold no bias, "
-          f"you would have claimed one in {shuffled:.0%}.")
-    if shuffled > 0.5:
+    claimed = found.groupby("kind")["outside"].mean()
+    print(f"With one subsample of each task you would have claimed a bias in {claimed.drawn:.0%} "
+          "of slices: beta, the bias in log odds, is beyond the paper's threshold. In shuffled "
+          f"slices, which hold no bias, you would have claimed one in {claimed.shuffled:.0%}.")
+    if claimed.shuffled > 0.5:
         print("So it is the rule that claims a bias, not the data: its threshold lies within the "
               "noise of a slice.")
 
@@ -92,7 +92,7 @@ def slice_table(rows, slices):
     U = pd.get_dummies(tasks, dtype=float).to_numpy()
     mean, sd = slice_posterior(right, n, alpha, U)
     low, high = stats.norm.interval(SHARE, mean, sd)
-    D = pd.DataFrame(bias @ (U / U.sum(axis=0)))  # [slices, tasks]
+    D = pd.DataFrame(bias @ (U / U.sum(axis=0)))  # means over models [slices, tasks]
     t = D.mean(axis=1)
     half = stats.t.ppf((1 + SHARE) / 2, D.shape[1] - 1) * D.sem(axis=1)
     return pd.DataFrame({
@@ -148,8 +148,8 @@ def plot(found):
     for axis, (cell, mine) in zip(axes, cells):
         threshold = mine["threshold"].iloc[0]
         axis.axvspan(-threshold, threshold, color="0.88", label="within the threshold")
-        for line, (kind, means) in zip(("-", "--"), mine.groupby("kind")["paper_mean"]):
-            axis.ecdf(means, linestyle=line, label=kind)
+        for kind, line in (("drawn", "-"), ("shuffled", "--")):
+            axis.ecdf(mine["paper_mean"][mine["kind"] == kind], linestyle=line, label=kind)
         axis.set(title=title_of(*cell), ylabel="share of slices\nat or below")
     axis.set_xlabel("posterior mean of beta (log odds)")
     axes[0].legend(loc="lower right")
