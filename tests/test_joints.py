@@ -157,22 +157,22 @@ def test_slices_are_drawn_as_they_are_in_the_table(said, figures):
 
 
 def test_the_figure_of_answers_shows_the_table(said, figures):
-    """A clean model stands below the others."""
+    """The clean model is gray."""
     rng = np.random.default_rng(0)
     rows = pd.DataFrame({"model": [*"abc"] * 120, "half": ["released", "held_out"] * 180})
     rows["item"] = rows["half"] + (np.arange(360) // 6).astype(str)
     knows = (rows["model"] == "c") & (rows["half"] == "released")
     rows["right"] = rng.integers(0, 2, 360) | knows
     rows.to_csv("answers.csv", index=False)
-    said(contam.main, *"--answers answers.csv --clean a --margin 3 --out out.csv".split())
-    table, (axis,) = pd.read_csv("out.csv").set_index("model"), figures[0].axes
+    said(contam.main, *"--answers answers.csv --clean b --margin 3 --out out.csv".split())
+    table, (axis,) = pd.read_csv("out.csv"), figures[0].axes
     labels = [tick.get_text() for tick in axis.get_yticklabels()]  # from below
-    assert [label[0] for label in labels] == ["a", "b", "c"]
-    for k, (label, (middle, _, (bars,))) in enumerate(zip(labels, axis.containers, strict=True)):
-        (x,), (y,) = middle.get_data()
-        row, (bar,) = table.loc[label[0]], bars.get_segments()
+    assert labels == table["model"].tolist() == [*"abc"]
+    for (k, row), (middle, _, (bars,)) in zip(table.iterrows(), axis.containers, strict=True):
+        (x,), (y,) = middle.get_data(orig=False)
+        (bar,) = bars.get_segments()
         assert [*bar.T.flat, x, y] == approx([row["low"], row["high"], k, k, row["bias"], k])
-        assert row["verdict"].startswith(label[3:])
+        assert middle.get_color() == ("gray" if k == 1 else "C0")
     (band,) = axis.patches
     assert [band.get_x(), band.get_width()] == [-3, 6]
 
