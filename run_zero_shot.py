@@ -178,7 +178,7 @@ def cut_examples(tokenizer, head, room, texts, ends):
     most = TEXT_CHARACTERS
     if tokens(most) > room:
         most = bisect.bisect_right(range(most), room, key=tokens) - 1
-    if most < 20:
+    if most < 20:  # too few to tell a class by
         raise ValueError(f"{max(most, 0)} characters of a text fit into a prompt of {room} tokens: "
                          "use a larger --max-length, a model with a longer window, or no --pack")
     return examples(most)
@@ -203,7 +203,7 @@ def fresh_adapter(net, seed):
 
 def train_adapter(net, ids, recipe, seed):
     """Train in place on lists of ids. A step's loss is the mean over its tokens. Returns that of
-    the last epoch, in nats per token."""
+    the last epoch."""
     size, peak, epochs = recipe["batch_size"], recipe["learning_rate"], recipe["epochs"]
     quantized = recipe["quantize"] == "nf4"
     if quantized or max(map(len, ids)) > 512:  # half the memory, 1.3 × the time
@@ -348,8 +348,7 @@ def load_net(model, quantize, precision, device):
         options["quantization_config"] = transformers.BitsAndBytesConfig(
             load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True,
             bnb_4bit_compute_dtype=dtype)
-    lm, info = transformers.AutoModelForCausalLM.from_pretrained(
-        **options, output_loading_info=True)
+    lm, info = transformers.AutoModelForCausalLM.from_pretrained(**options)
     if info["missing_keys"]:
         raise ValueError(f"the model has no {info['missing_keys']}, as of an output layer")
     cast(lm, dtype)
@@ -479,8 +478,7 @@ COLUMNS = [*"experiment model task m n subsample num_classes".split(), *MEASURES
 
 
 def add_scores(row, predictions, labels):
-    """Add the metrics of predictions {arm: {set: log p [n, K]}} to the row. ValueError if a loss is
-    not finite."""
+    """Add the metrics of predictions {arm: {set: log p [n, K]}} to the row."""
     for name, ending in (("test", ""), ("extra", "_on_extra")):
         right = {}
         for arm in ARMS:
@@ -621,46 +619,45 @@ def run_all(args, models, tasks, most, recipe_of, run):
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder) as draft, filelock.FileLock(f"{draft}/lock"):
             pass
-    with workers_of(args, models, cells[0][0][1]["precision"], run) as spread:
+    with open_pool(args, models, cells[0][0][1]["precision"]) as pool:
         for units in cells:
             left = (draw(*unit) for unit in units if "seconds" not in unit[0])
-            run_cell(args, units, len(tasks), spread(left))
+            run_cell(args, units, len(tasks), spread(args, pool, run, left))
     print(f"rows: {args.out.resolve()}\nnext: python fit_model.py {shlex.quote(str(args.out))} "
           f"--margin {args.margin or 1:g}")
 
 
-@contextlib.contextmanager
-def workers_of(args, models, precision, run):
-    """For a whole run: a function from samples to their rows, in order."""
+def open_pool(args, models, precision):
+    """Dask's client, or joblib's setting, for a whole run. Sets args.threads."""
     if args.dask:
         import distributed
 
         logging.disable()  # errors are raised
-        with distributed.Client(args.dask) as client:
-            client.upload_file(__file__)
-            yield functools.partial(on_dask, client, functools.partial(run_job, run, args, 1))
-        return
+        args.threads, client = 1, distributed.Client(args.dask)
+        client.upload_file(__file__)
+        if not client.ncores():
+            print("waiting for a worker of", args.dask)
+        return client
     device, cores = choose_device(args), joblib.cpu_count()
     small = device == "cpu" and max([model.size for model in models]) < SMALL
     workers = args.workers or (min(4, cores) if small else 1)
     if "__file__" not in globals():  # other processes cannot import a notebook's cell
         workers = 1
+    args.threads = 1 if small else max(1, cores // workers)
     print(f"device {device}, {precision}, workers: {workers}")
-    threads = 1 if small else max(1, cores // workers)
-    job = joblib.delayed(functools.partial(run_job, run, args, threads))
-
-    def spread(samples):  # a Parallel that was used gives what it had begun, too
-        return joblib.Parallel(return_as="generator", pre_dispatch="n_jobs")(map(job, samples))
-
-    with joblib.parallel_config("loky", n_jobs=workers, initializer=IGNORE_CTRL_C):
-        yield spread
+    return joblib.parallel_config("loky", n_jobs=workers, initializer=IGNORE_CTRL_C)
 
 
-def on_dask(client, job, samples):
-    futures = []
+def spread(args, pool, run, samples):
+    """Rows of the samples, in order."""
+    job, futures = functools.partial(run_job, run, args), []
+    if not args.dask:  # a Parallel that was used gives what it had begun, too
+        parallel = joblib.Parallel(return_as="generator", pre_dispatch="n_jobs")
+        yield from parallel(map(joblib.delayed(job), samples))
+        return
     for sample in samples:
-        futures.append(client.submit(job, sample, pure=False))
-        if len(futures) > 2 * sum(client.ncores().values()):
+        futures.append(pool.submit(job, sample, pure=False))
+        if len(futures) > 2 * sum(pool.ncores().values()):
             yield futures.pop(0).result()
     for future in futures:
         yield future.result()
@@ -703,9 +700,9 @@ def run_cell(args, units, tasks, results):
                 bar.write(LINE.format(**with_effects([row]).iloc[0]))
                 bar.update()
             rows.append(row)
-            k, rest = divmod(len(rows), tasks)
-            if args.margin and k > 1 and not rest:
-                goal, now = args.margin / 2, interval(task_means(with_effects(rows)))[2]
+            k = len(rows) // tasks
+            if args.margin and k > 1 and len(rows) == k * tasks:
+                now, goal = interval(task_means(with_effects(rows)))[2], args.margin / 2
                 if k >= LEAST and now <= goal:
                     break
                 known = f"; {k} of each task, now ±{now:.3f}, stops at ±{goal:.3f}"
@@ -720,10 +717,10 @@ def tick(bar):
         time.sleep(1)
 
 
-def run_job(run, args, threads, sample):
+def run_job(run, args, sample):
     sample.row["versions"] = f"torch {torch.__version__} transformers {transformers.__version__}"
     with ONE_AT_A_TIME:
-        return run(sample, choose_device(args), threads)
+        return run(sample, choose_device(args), args.threads)
 
 
 def with_effects(rows):
@@ -761,7 +758,7 @@ KEY = "experiment model task m n subsample seed".split()
 
 
 def finished_rows(out):
-    """{key: row} of a results file, but for lines that were cut short."""
+    """{key: row} of a results file's whole lines."""
     text, finished = "", {}
     if out.exists():
         with open(out, "r+", encoding="utf-8-sig", errors="replace") as file:  # not read-only
@@ -813,7 +810,7 @@ def load_registry():
         path = folder / "tasks.json"
         if path.exists():
             with errors_name(path):
-                registry = json.loads(path.read_text(encoding="utf-8-sig"))
+                registry = json.loads(path.read_bytes())
                 if not {"models", "tasks"} <= {*registry}:
                     raise ValueError("another program's file: run this in another folder")
                 return registry
@@ -827,8 +824,9 @@ def load_tasks(args, registry, default):
             spec = {"sources": [{kind: place}], "text": args.text, "label": args.label,
                     "name": args.name, "split": args.split, "own": True}
             wanted.append((Path(place).stem, spec))
-    if not wanted and (args.text, args.label) != (["text"], "label"):
-        raise ValueError("--text and --label are only for --csv and --hub")
+    given = [args.text, args.label, args.name, args.split]
+    if not wanted and given != [["text"], "label", None, "train"]:
+        raise ValueError("--text, --label, --name and --split are only for --csv and --hub")
     for name in args.tasks or ([] if wanted else default):
         if name == "all":
             for task, spec in known.items():
@@ -862,7 +860,7 @@ def first_of(sources, read, name):
 
 
 def check_size(name, task, ms, n):
-    """Print a line on a task. ValueError if it is too small."""
+    """Print a line on a task, which may be too small."""
     counts, rows = np.bincount(task.labels), len(task.texts)
     K, least = len(counts), counts.min()
     classes = ", ".join(map("{} {}".format, task.classes, counts))
@@ -887,8 +885,8 @@ def read_task(spec, source):
     classes = entry.get("classes") or [str(label) for label in known]
     if len(known) < 2 or {*known} != {*found}:
         raise ValueError(f"labels {found[:6]}, expected two or more, all of {known[:6]}")
-    if len(classes) != len(known):
-        raise ValueError(f"{len(classes)} names of classes for {len(known)} labels")
+    if len({*classes}) != len(known):
+        raise ValueError(f"{len({*classes})} names of classes for {len(known)} labels")
     labels = labels.cat.set_categories(known).cat.codes.to_numpy(int)
     digest = hashlib.sha256()
     for text, label in zip(table["text"], labels):
@@ -898,12 +896,12 @@ def read_task(spec, source):
 
 
 def filtered_texts(table, entry):
-    """A table of `text`, its columns joined, and `label`: the rows that have both and pass the
-    filters. In one's own data only the first of texts with the same letters stays."""
-    columns, label, found = entry["text"], entry["label"], [*table.columns]
-    if not {*columns, label} <= {*found} or label in columns:
+    """A table of `text`, its columns joined, and `label`: rows with both that pass the filters."""
+    columns, label = entry["text"], entry["label"]
+    used = [*columns, label]
+    if sorted(used) != sorted([name for name in table if name in used]):
         raise ValueError(f"--text {' '.join(columns)}, --label {label}: the columns are "
-                         + ", ".join(map(str, found)))
+                         + ", ".join(map(str, table)))
     filters = entry.get("filters", {})
     parts, labels = table[columns].astype(object).fillna(""), table[label].convert_dtypes()
     if not parts.map(lambda part: isinstance(part, str)).all(axis=None):
@@ -913,10 +911,9 @@ def filtered_texts(table, entry):
     stripped = table["text"].str.strip()
     if filters.get("strip"):
         table["text"] = stripped
-    fit = table["text"].str.len() <= filters.get("max_characters", math.inf)
+    fit = stripped.ne("") & (table["text"].str.len() <= filters.get("max_characters", math.inf))
     labeled = table["label"].notna() & table["label"].astype(str).str.strip().ne("")
-    visible = stripped.map(lambda text: any(map(str.isprintable, text.replace(" ", ""))))
-    table = table[fit & visible & labeled]
+    table = table[fit & labeled]
     if "own" in entry:  # else a text's twin could be in test
         table = table[~table["text"].map(letters).duplicated()]
     if len(table) < len(texts):
@@ -945,7 +942,7 @@ def read_hub(entry):
 
 
 def with_class_names(data, entry):
-    """The table of a datasets.Dataset, with names in place of class codes."""
+    """A Dataset's table, with names in place of class codes."""
     label = entry["label"]
     table = data.select_columns([*entry["text"], label]).to_pandas()
     names = getattr(data.features[label], "names", entry.get("labels", [0]))
@@ -984,11 +981,11 @@ def read_file(entry):
 
 # --- shared: fetch ---
 @contextlib.contextmanager
-def errors_name(*places):
+def errors_name(place):
     try:
         yield
     except Exception as error:
-        raise ValueError(": ".join([*map(str, places), brief(error)])) from error
+        raise ValueError(f"{place}: {brief(error)}") from error
 
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"),
@@ -1020,35 +1017,42 @@ def unpack_wheel(source):
 
 
 # --- shared: table ---
-def read_csv(text, quoting=csv.QUOTE_MINIMAL):
-    """The cells of a CSV or TSV. ValueError names a row that does not fit the header, or in which
-    quotes join lines that look like rows. A TSV is then read without quotes."""
-    csv.field_size_limit(2**31 - 1)
+def read_csv(text):
+    """The table of a CSV, or of a TSV, which may have lone quotes."""
+    mark = max("\t,;|", key=text.partition("\n")[0].count)
+    try:
+        return read_cells(text, mark, '"')
+    except ValueError:
+        if mark != "\t":
+            raise
+        return read_cells(text, mark, None)
+
+
+def read_cells(text, mark, quote):
+    """ValueError names a row that does not fit the header, or in which quotes join lines that look
+    like rows: most have a cell, as a label, that others have."""
+    csv.field_size_limit(10**9)
     if "\n" in text:  # pandas does not quote a lone return
         text = re.sub("\r(?!\n)", "\ufdd0", text)
-    mark, rows, line = max("\t,;|", key=text.partition("\n")[0].count), [], 1
-    lines = io.StringIO(text or "\n", newline="")
+    rows, line, file = [], 1, io.StringIO(text or "\n", newline="")
+    reader = csv.reader(file, delimiter=mark, quotechar=quote, strict=True)
     try:
-        rows.extend(csv.reader(lines, delimiter=mark, quoting=quoting, strict=True))
+        for row in reader:
+            if any(row) or not rows:
+                rows.append((line, row))
+            line = reader.line_num + 1
     except csv.Error:
-        rows.append("?" * 9999)  # has more cells than any header
-    header, cells = [name.strip() for name in rows[0]], {cell for row in rows for cell in row}
-
-    def are_rows(lines):  # most have a cell, as a label, that others have
-        known = [not cells.isdisjoint(line.rstrip().split(mark)) for line in lines]
-        return {len(line.split(mark)) for line in lines} == {len(header)} and np.mean(known) > 0.5
-
-    for row in rows:
-        inner = mark.join(row).split("\n")
-        fits = len(row) == len(header) or not any(row)
-        if not fits or (len(inner) > 3 and are_rows(inner[1:-1])):
-            if mark == "\t" and not quoting:
-                return read_csv(text, csv.QUOTE_NONE)
-            raise ValueError(f"line {line} is not one row of {len(header)} cells: put cells with "
-                             f"{mark!r} in quotes, in which you write a quote mark twice")
-        line += len(inner)
-    rows = [[cell.replace("\ufdd0", "\r") for cell in row] for row in rows[1:] if any(row)]
-    return pd.DataFrame(rows, columns=header, dtype=object)
+        rows.append((line, []))
+    width, cells = len(rows[0][1]), {cell for _, row in rows for cell in row}
+    for line, row in rows:
+        inner = [part.split(mark) for part in re.split("\r?\n", mark.join(row))[1:-1]]
+        known = [not cells.isdisjoint(part) for part in inner]
+        joined = {*map(len, inner)} == {width} and sum(known) > max(1, len(inner) / 2)
+        if joined or len(row) != width:
+            raise ValueError(f"line {line} is not one row of {width} cells: quote cells with "
+                             f"{mark!r} and double the quote marks in them")
+    header, *rows = [[cell.replace("\ufdd0", "\r") for cell in row] for _, row in rows]
+    return pd.DataFrame(rows, columns=map(str.strip, header), dtype=object)
 # --- end shared ---
 
 
@@ -1089,15 +1093,18 @@ def read_model(name, known, source):
     else:
         folder = Path(huggingface_hub.snapshot_download(
             source["hub"], allow_patterns=MODEL_FILES, ignore_patterns=["*/*", "*.gguf"]))
+    if (folder / "adapter_config.json").exists():
+        raise ValueError("an adapter: merge it into its model")
     gguf = source.get("gguf")
     config = transformers.AutoConfig.from_pretrained(
         folder, gguf_file=gguf, trust_remote_code=False)
     kind = str(config.architectures)
     masked = type(config) in transformers.MODEL_FOR_MASKED_LM_MAPPING
     causal = type(config) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING
-    if (config.is_encoder_decoder or config.get_text_config() is not config
-            or getattr(config, "quantization_config", None) or "Classif" in kind
-            or not (masked or causal)):
+    wrong = [config.is_encoder_decoder, config.get_text_config() is not config,
+             getattr(config, "quantization_config", None), "Classif" in kind,
+             not (masked or causal)]
+    if any(wrong):
         raise ValueError("use a language model, not a classifier, encoder-decoder, multimodal or "
                          "quantized model")
     if re.search("CausalLM|[^h]LMHead", kind):  # some types are both
@@ -1121,7 +1128,8 @@ def read_model(name, known, source):
 
 def load_options(model):
     return {"pretrained_model_name_or_path": model.folder, "gguf_file": model.gguf,
-            "dtype": torch.float32, "use_safetensors": not model.gguf, "trust_remote_code": False}
+            "dtype": torch.float32, "use_safetensors": not model.gguf, "trust_remote_code": False,
+            "output_loading_info": True}
 
 
 def choose_device(args):
@@ -1135,7 +1143,7 @@ def choose_device(args):
 
 
 def computes_bf16(device):
-    """Whether a device has bf16. A T4 only emulates it."""
+    """A T4 only emulates bf16."""
     return not device.startswith("cuda") or torch.cuda.get_device_capability(device) >= (8, 0)
 # --- end shared ---
 
@@ -1157,7 +1165,7 @@ def load_tokenizer(folder, gguf=None, size=math.inf):
 
 
 def check_known(tokenizer, texts):
-    """ValueError if a fifth of the tokens is unknown, as in another script."""
+    """Refuse texts of which a fifth is unknown, as in another script."""
     coded = tokenizer(texts, add_special_tokens=False)["input_ids"]
     unknown = np.mean(np.equal(np.concatenate(coded), tokenizer.unk_token_id))
     if unknown > 0.2:

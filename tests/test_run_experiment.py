@@ -594,8 +594,8 @@ def test_a_process_loads_its_model_once(run, script, monkeypatch):
 def test_only_small_models_get_four_workers(script, monkeypatch, capsys, size, workers):
     monkeypatch.setattr(joblib, "cpu_count", lambda: 9)
     args = script.parse_args(["--device", "cpu"])
-    with script.workers_of(args, [SimpleNamespace(size=size)], "bf16", None) as spread:
-        assert not [*spread([])]
+    with script.open_pool(args, [SimpleNamespace(size=size)], "bf16") as pool:
+        assert not [*script.spread(args, pool, None, [])]
     assert capsys.readouterr().out == f"device cpu, bf16, workers: {workers}\n"
 
 
@@ -607,11 +607,12 @@ def slow(sample, device, threads):
 def test_a_cell_that_ends_early_leaves_nothing_to_the_next(script):
     samples = [SimpleNamespace(row={"subsample": k}) for k in range(1, 9)]
     args = script.parse_args("--device cpu --workers 2".split())
-    with script.workers_of(args, [SimpleNamespace(size=1)], "float32", slow) as spread:
-        begun = spread(samples)
+    with script.open_pool(args, [SimpleNamespace(size=1)], "float32") as pool:
+        begun = script.spread(args, pool, slow, samples)
         next(begun)
         begun.close()
-        assert [row["subsample"] for row in spread(samples)] == [*range(1, 9)]
+        rows = script.spread(args, pool, slow, samples)
+        assert [row["subsample"] for row in rows] == [*range(1, 9)]
 
 
 def test_two_processes_append_whole_rows_below_one_header(script, tmp_path):
@@ -653,9 +654,9 @@ def test_a_run_has_one_client_and_a_failure_on_dask_is_one_line(run, refused, cl
     assert not run.err, "what the scheduler says is not for the user"
 
 
-def test_a_dask_worker_may_die(run, cluster, tmp_path):
+def test_a_dask_worker_may_die(run, script, cluster, tmp_path, capsys):
     """Its rows are also those of a task among others."""
-    address, (scheduler, worker, _) = cluster
+    address, (scheduler, worker, last) = cluster
     file, left = tmp_path / "results.csv", []
     run("--subsamples 8 --tasks rotten_tomatoes --out local.csv")
     with distributed.Client(address) as client:
@@ -668,12 +669,17 @@ def test_a_dask_worker_may_die(run, cluster, tmp_path):
 
     killer = threading.Thread(target=kill)
     killer.start()
-    assert run(f"--subsamples 8 --dask {address}")[0] is None
+    message, out = run(f"--subsamples 8 --dask {address}")
+    assert message is None and "waiting" not in out
     killer.join()
     assert left[0] > 0 and worker.wait() < 0
     versions = {"versions": f"torch 9.9.9 transformers {transformers.__version__}"}
     local = [row | versions for row in rows_of("local.csv")[::2]]
     assert comparable(rows_of()) == comparable(local)
+    last.kill()
+    last.wait()
+    script.open_pool(script.parse_args(["--dask", address]), [], "").close()
+    assert capsys.readouterr().out == f"waiting for a worker of {address}\n"
     threading.Timer(2, scheduler.kill).start()
     with dask.config.set({"distributed.comm.timeouts.connect": "2s"}):
         message, _ = run(f"--seed 2 --subsamples 500 --dask {address}")
@@ -739,9 +745,12 @@ def test_a_folder_without_locks_is_named_before_training(refused, monkeypatch):
 
 
 @pytest.mark.parametrize("name, flag", [
-    ("run_experiment", "--text"), ("run_experiment", "--label"), ("run_zero_shot", "--about")])
-def test_words_for_ones_own_data_need_it(name, flag):
-    assert end_of(load_script(name).main, flag, "x").endswith("are only for --csv and --hub")
+    *[("run_experiment", f"--{word}") for word in ("text", "label", "name", "split")],
+    ("run_zero_shot", "--about")])
+def test_words_for_ones_own_data_need_it(name, flag, monkeypatch):
+    script = load_script(name)
+    monkeypatch.setattr(script, "run_all", Mock())  # else a missing check would train for minutes
+    assert end_of(script.main, flag, "x").endswith("are only for --csv and --hub")
 
 
 def test_zeros_are_argparse_errors(script):
@@ -759,10 +768,6 @@ def edit_json(key, value, **others):
     return edit
 
 
-def write(name, content):
-    return lambda folder: (folder / name).write_text(content)
-
-
 @pytest.mark.parametrize("kind, edit, words", [
     ("bert", lambda folder: (folder / "model.safetensors").rename(folder / "pytorch_model.bin"),
      "model.safetensors"),
@@ -771,6 +776,7 @@ def write(name, content):
     ("gpt2", edit_json("model_type", "t5"), "encoder-decoder"),
     ("gpt2", edit_json("model_type", "gemma3"), "multimodal"),
     ("gpt2", edit_json("quantization_config", {"quant_method": "gptq", "bits": 4}), "quantized"),
+    ("gpt2", lambda folder: (folder / "adapter_config.json").touch(), "an adapter: merge it"),
     ("bert", lambda folder: (folder / "tokenizer.json").unlink(), "no tokenizer files"),
     ("llama", lambda folder: [file.unlink() for file in folder.glob("*token*")],
      "no tokenizer files")])
@@ -791,6 +797,18 @@ def test_a_network_that_cannot_be_used(load, kind, changes, words):
     load("opt", initializer_range=9)  # rounding moves such logits by more than .001
     with pytest.raises(ValueError, match=words):
         load(kind, **changes)
+
+
+@pytest.mark.parametrize("file, change", [
+    ("tokenizer.json", {"post_processor": None}), ("tokenizer_config.json", {"mask_token": None})])
+def test_a_tokenizer_without_the_marks_of_a_masked_model(refused, bert_tiny, file, change):
+    """The class of the first word, or of no word, would be learned without notice."""
+    folder = shutil.copytree(bert_tiny.folder, "mine")
+    plain = {"tokenizer_class": "PreTrainedTokenizerFast"}  # BERT's own makes up for it
+    for name, changes in (("tokenizer_config.json", plain), (file, change)):
+        content = json.loads(Path(folder, name).read_text())
+        Path(folder, name).write_text(json.dumps(content | changes))
+    refused("no mask token or puts no [CLS] before a text", f"--model {folder}")
 
 
 def test_texts_that_a_model_does_not_know(script, tokenizer):
@@ -816,7 +834,7 @@ def test_a_model_that_running_changes_is_refused(load, request, kind, mode):
 
 def test_masks_draw_only_tokens_that_the_model_has(run, model_dir):
     more = [f"<{number}>" for number in range(300)]
-    words = byte_tokenizer([], "! $A", mask_token="?", extra_special_tokens=more)
+    words = byte_tokenizer([], "! $A", cls_token="!", mask_token="?", extra_special_tokens=more)
     assert run(f"--model {model_dir('bert', words=words, vocab_size=257)}")[0] is None
 
 

@@ -389,12 +389,12 @@ def our_way(job, count):
     words = [str(word) for flag in flags_of(job).items() for word in flag]
     words[::2] = [f"--{name}" for name in words[::2]]
     flags, registry = script.parse_args(words), script.load_registry()
-    flags.out = Path(job["folder"], "none.csv")
+    flags.out, flags.threads = Path(job["folder"], "none.csv"), CORES
     model = script.find_model(job["folder"], registry)
     [cell] = script.plan_cells(flags, [model], {TASK: load_reviews()}, {50: count},
                                partial(script.recipe_of, registry, flags))
     samples = (script.draw(*unit) for unit in cell)
-    return lambda: script.run_job(script.run_subsample, flags, CORES, next(samples))
+    return lambda: script.run_job(script.run_subsample, flags, next(samples))
 
 
 def stage_gpu(args):
