@@ -190,6 +190,8 @@ def test_tables_1a_and_1b_and_section_7(run):
     ends = stats.ttest_1samp(of_tasks["bias"], 0).confidence_interval(0.89)
     words = "Over all tasks like these, the mean bias is +0.01 [{:+.2f}, {:+.2f}].".format(*ends)
     assert words in found.out
+    ends = of_tasks["bias"].agg(["min", "max"])
+    assert "mean of 25 tasks' estimates, from {:+.2f} to {:+.2f})".format(*ends) in found.out
     adjusted = found.tasks["p_adjusted"].dropna()  # not of means over models
     assert len(adjusted) == 400 and adjusted.min() == approx(0.081, abs=5e-4)
 
@@ -282,6 +284,8 @@ def test_do_the_tasks_differ(run, sizes, luck, n, effects):
     row = one(found.tasks, effect="bias", task="t1", model="all")
     words = f"t1 {row['estimate']:+.2f} [{row['low']:+.2f}, {row['high']:+.2f}]"
     assert (words in found.out) == (p < 0.05)
+    out = run(pd.concat([rows, rows.assign(m=9)])).out
+    assert ("). Judge each" in out) == ("The tasks differ" in out)
 
 
 def test_means_only_where_tasks_are_shared(run):
@@ -294,6 +298,8 @@ def test_means_only_where_tasks_are_shared(run):
         first, second, _ = found.out.splitlines()
         assert "+0.00 [" in first and "+3.00 [" in second
         assert found.page.count('<div class="card"') == 2
+    both = [short, short.assign(m=9), bias_rows(full, model="other")]
+    assert run(pd.concat(both)).page.count('<div class="card"') == 2
 
 
 def test_no_interval(run):
@@ -316,7 +322,6 @@ def test_sign_flips(run):
         values = np.array([plain_unit(row, "bias")[0] for row in mine.to_dict("records")])
         expected = np.mean(signs @ values >= values.sum() - 1e-9)
         assert one(found, effect="bias", task=task)["p"] == approx(expected, rel=1e-5)
-    assert found.loc[found["effect"] == "boost", "p"].isna().all()
     rng = default_rng(0)
     for _ in range(50):  # sums of shares that rounding would let exceed 1
         assert fit.sign_flip_p(pd.Series(-rng.integers(1, 30, 70))) <= 1
@@ -415,20 +420,23 @@ def test_predictive_effects_are_binomial_means():
 def test_a_fit_that_has_not_converged_is_repeated(monkeypatch, name, value):
     """With smaller steps and more draws. nutpie and ArviZ are stood in for."""
     good = pd.DataFrame({"r_hat": 1.01, "ess_bulk": 400, "ess_tail": 400, "diverging": 0}, [0, 1])
-    bad, steps = good.astype(float), []
+    bad, steps, rows = good.astype(float), [], varied_rows()
     bad.loc[1, name] = value
 
-    def sample(_, target_accept, draws, **flags):
+    def sample(given, target_accept, draws, **flags):
+        assert given["treatment"].equals((30 * rows["acc_test"]).round())
+        assert given["unit"].nunique() == 15
         steps.append((target_accept, draws))
         trace = SimpleNamespace(posterior=tables[0], sample_stats=tables.pop(0))
         return SimpleNamespace(wait=lambda: trace)
 
     monkeypatch.setattr("nutpie.sample", sample)
     monkeypatch.setattr("nutpie.compile_pymc_model", lambda model: model)
+    monkeypatch.setattr(fit, "paper_model", lambda given, _: given)
     monkeypatch.setattr(fit, "predict", lambda posterior, rows: posterior)
     monkeypatch.setattr("arviz.summary", lambda table, **flags: table)
     for tables, warned in (([good], False), ([bad, good], False), ([bad, bad], True)):
-        warning = fit.fit(varied_rows(), "bias", fit.parse_args([]))["warning"]
+        warning = fit.fit(rows, "bias", fit.parse_args([]))["warning"]
         assert not tables and warning.str.startswith("not converged").all() == warned
     assert steps[0] == steps[1] < steps[2] and steps[1][1] < steps[2][1]
 
@@ -452,9 +460,6 @@ def test_the_papers_model_from_the_command_line(run):
 
 @pytest.mark.parametrize("biases, margin, start", [
     ({"a": [0, 1, -1] * 9}, 1, "No: within ±1 percentage points (few-shot, m ="),
-    ({"a": [0, 1, -1] * 9, "b": [0, 1] * 9}, 1, "No, on average: within ±1 percentage points (few"),
-    ({"a": [7, 8, 9], "b": [6, 9]}, 1, "Yes, on average: beyond ±1 percentage points (few-shot"),
-    ({"a": [7, 8, 9]}, 1.5, "Yes: beyond ±1.5 percentage points (few-shot"),
     ({"a": [-7, -8, -9]}, 1, "No: seen texts even score worse, beyond ±1 percentage"),
     # half-widths of .527 and .571, below and above .55 of the margin
     ({"a": [0.6, -1.8] * 8}, 1, "Near the margin: the interval is narrow and crosses ±1 percent"),
@@ -476,7 +481,7 @@ def test_how_much_more_to_run(run):
 
 
 @pytest.mark.parametrize("boost, metric, warned", [
-    (0.64, "acc", False), (0, "acc", True), (-0.1, "nll", False), (0.1, "nll", True)])
+    (0.64, "acc", False), (0.02, "acc", True), (-0.1, "nll", False), (0.1, "nll", True)])
 def test_a_boost_that_is_not_shown(run, boost, metric, warned):
     """The interval of .64 lies above 0 and within the margin."""
     rows = bias_rows({"a": [0, 0.2, 0.1, 0.1]}, n=1000).assign(nll_extra=0.5)
@@ -506,8 +511,6 @@ def test_caveats(run):
     assert "barely" not in first and "in 1 of 1 cases" in second
     out = run(bias_rows({"a": [7, 8, 9]}, base=0.6, majority=0.9)).out
     assert out.startswith("Yes") and "barely" not in out and "not shown" not in out
-    out = run(bias_rows({"a": [1, 3], "b": [-2, -3], "c": [0, 1]})).out
-    assert "3 tasks' estimates, from -2.50 to +2.00)" in out
 
 
 def test_other_metrics(run):
@@ -599,9 +602,7 @@ BAD = [  # a file, what is said of it
     ("", "results.csv has no rows"), ("\udce9", "save it as UTF-8"),
     (TEXT.replace("acc_extra", "x"), "column acc_extra is missing"),
     (changed("acc_test", 1.025), "results.csv, line 25: acc_test is not between 0 and 1"),
-    (changed("acc_test", "0,5"), "results.csv, line 25: column acc_test is missing, empty or"),
     (changed("acc_base_on_extra", "0,5"), "results.csv, line 25: column acc_base_on_extra is"),
-    (changed("discordant", "01. Mai", 0.1), "results.csv, line 24: column discordant is missing"),
     (TEXT + changed("acc_test", 0.1).splitlines()[-1] + "\n", "acc_test"),
     (TEXT.replace("acc_base", "text"), "no column acc_base: did you mean results_results.csv?"),
     (changed("discordant", 0.01), "task02: discordant is less than the accuracies differ"),
@@ -621,10 +622,10 @@ def test_mistakes_end_in_one_line(run, text, message):
 
 
 @pytest.mark.parametrize("flags, message", [
-    *[(["--margin", value], "--margin must be positive") for value in ("0", "nan", "inf")],
+    *[(["--margin", value], "--margin must be positive") for value in ("0", "inf")],
     (["--paper-model", "--metric", "f1"], "--paper-model fits accuracy: leave out --metric"),
-    (["--draws", "9"], "--no-interaction and --draws need --paper-model"),
-    (["--no-interaction"], "--no-interaction and --draws need --paper-model")])
+    *[([flag], "--no-interaction and --draws need --paper-model")
+      for flag in ("--draws=9", "--no-interaction")]])
 def test_flags_that_are_refused(said, flags, message):
     found = said(fit.parse_args, *flags)
     assert found.end == 2 and found.err.endswith(f"{message}\n")

@@ -3,6 +3,7 @@ libraries are watched while they do their work."""
 
 import html
 import re
+from base64 import b64encode
 import weakref
 from collections import Counter
 from pathlib import Path
@@ -67,6 +68,8 @@ def test_page_and_figure_show_the_tables(shared, said, figures):
     page = Path("out/report.html").read_text()
     assert "<b>" not in page and not re.search(r'(src|href)="(?!data:)', page)
     page = html.unescape(page)
+    picture = b64encode(Path("out/effects.png").read_bytes()).decode()
+    assert "<title>out: bias<" in page and f'src="data:image/png;base64,{picture}"' in page
     effects, tasks = pd.read_csv("out/effects.csv"), pd.read_csv("out/tasks.csv")
     tasks["setting"] = [setting(**row) for row in tasks.to_dict("records")]
     table = pd.concat([effects, tasks]).fillna({"task": ""})
@@ -114,6 +117,9 @@ def test_page_and_figure_show_the_tables(shared, said, figures):
             key = (single, model, title) if title.startswith("task") else (title, model, "")
             keys.append((single, "all", "") if label == "mean" else key)
         assert len({*keys}) == len(keys) == (5 if shared else 6)
+        of_tasks = [table.loc[*key, "bias"].estimate for key in keys if key[2]]
+        assert of_tasks == sorted(of_tasks)[::-1]
+        assert keys[0][0] == judged[0][0] and axes[0].yaxis_inverted()
         for axis, effect, words in zip(axes, ("bias", "boost"), ("seen - unseen", "unseen - base")):
             middle, _, (bars,) = axis.containers[0]
             assert axis.get_title() == f"{effect} = {words}"
@@ -135,9 +141,10 @@ def test_slices_are_drawn_as_they_are_in_the_table(said, figures):
     biased = coin_rows(tasks=8, n=400, models=("a",), experiment="zero_shot", acc_extra=0.5)
     biased["acc_test"] = 0.55 + biased["subsample"] / 100
     rows = pd.concat([coin_rows(tasks=6), biased])
-    said(meta.main, path_of(rows), "--slices", 60, "--out", "out")
-    slices, shares = (pd.read_csv(f"out/{name}.csv").set_index(["experiment", "kind"]).sort_index()
-                      for name in ("meta", "shares"))
+    said(meta.main, path_of(rows), "results.csv", "--slices", 60)
+    slices, shares = (
+        pd.read_csv(f"meta/results+results/{name}.csv").set_index(["experiment", "kind"])
+        .sort_index() for name in ("meta", "shares"))
     assert len(slices) == 60 * 2 * 2
     settings = [("few-shot, m = 10, n = 40", 0.04), ("zero_shot, m = 10, n = 400", 0.08)]
     for axis, (title, threshold) in zip(figures[0].axes, settings, strict=True):
