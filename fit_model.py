@@ -211,7 +211,7 @@ def effects_table(units, tasks, args):
 
 
 def publish(rows, tasks, table, args):
-    """Print the verdict on each mean over settings, or else on each setting. Write the files."""
+    """Print the verdicts on means over settings or, without, on settings. Write the files."""
     lines = side_by_side(table, args)
     each = side_by_side(tasks[tasks.main], args)
     width = shutil.get_terminal_size((10**6, 1)).columns  # 10**6: no terminal
@@ -265,7 +265,7 @@ def in_words(row, args, target=""):
     if any(round(abs(end), digits) in (0, args.margin) for end in (low, high)):
         digits += 1
     words = f"{row.estimate:+z.{digits}f}"
-    if low < high:  # not nan
+    if low < high:
         words += f" [{low:+z.{digits}f}, {high:+z.{digits}f}]"
     return words
 
@@ -331,7 +331,7 @@ def caveat(rows):
 def pictures(tasks, table, args):
     """Save effects.png. Return HTML of it and of one for narrow screens."""
     path, coded = args.out / "effects.png", []
-    for narrow in (True, False):  # the wide one stays
+    for narrow in (True, False):  # wide last: it stays
         draw_effects(tasks, table, args, narrow).savefig(path, dpi=130)
         picture = base64.b64encode(path.read_bytes()).decode()
         coded.append(f"data:image/png;base64,{picture}")
@@ -344,7 +344,7 @@ def draw_effects(tasks, table, args, narrow):
     """The figure: each setting, or each task of the only setting, and their mean."""
     rows = table[table.main | (table.settings > 1)]
     if tasks.groupby(CELL).ngroups == 1:
-        single = tasks[tasks.model != "all"].sort_values("estimate", ascending=False)
+        single = tasks[tasks.model != "all"].sort_values(["effect", "estimate"], ascending=[1, 0])
         rows = pd.concat([rows.assign(setting="mean"), single.assign(setting=single.task)])
     y, names = pd.factorize((rows.setting + ", " + rows.model).str.removesuffix(", all"))
 
@@ -380,7 +380,7 @@ def draw_effects(tasks, table, args, narrow):
 
 
 def run_paper_model(rows, args):
-    """Write posterior.csv. Print beta and the differences. Returns whether all fits converged."""
+    """Write posterior.csv. Print beta and the differences. Return whether all fits converged."""
     tables = {}
     for cell, mine in rows.groupby(CELL):
         for effect in EFFECTS:

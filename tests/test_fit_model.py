@@ -420,12 +420,12 @@ def test_predictive_effects_are_binomial_means():
 def test_a_fit_that_has_not_converged_is_repeated(monkeypatch, name, value):
     """With smaller steps and more draws. nutpie and ArviZ are stood in for."""
     good = pd.DataFrame({"r_hat": 1.01, "ess_bulk": 400, "ess_tail": 400, "diverging": 0}, [0, 1])
-    bad, steps, rows = good.astype(float), [], varied_rows()
+    bad, steps = good.astype(float), []
+    rows = varied_rows().assign(n=100, acc_test=0.29)  # .29 * 100 < 29
     bad.loc[1, name] = value
 
     def sample(given, target_accept, draws, **flags):
-        assert given["treatment"].equals((30 * rows["acc_test"]).round())
-        assert given["unit"].nunique() == 15
+        assert {*given["treatment"]} == {29} and given["unit"].nunique() == 15
         steps.append((target_accept, draws))
         trace = SimpleNamespace(posterior=tables[0], sample_stats=tables.pop(0))
         return SimpleNamespace(wait=lambda: trace)
@@ -458,14 +458,14 @@ def test_the_papers_model_from_the_command_line(run):
 # What a person gets
 
 
-@pytest.mark.parametrize("biases, margin, start", [
-    ({"a": [0, 1, -1] * 9}, 1, "No: within ±1 percentage points (few-shot, m ="),
-    ({"a": [-7, -8, -9]}, 1, "No: seen texts even score worse, beyond ±1 percentage"),
+@pytest.mark.parametrize("biases, start", [
+    ({"a": [0, 1, -1] * 9}, "No: within ±1 percentage points (few-shot, m ="),
+    ({"a": [-7, -8, -9]}, "No: seen texts even score worse, beyond ±1 percentage"),
     # half-widths of .527 and .571, below and above .55 of the margin
-    ({"a": [0.6, -1.8] * 8}, 1, "Near the margin: the interval is narrow and crosses ±1 percent"),
-    ({"a": [-0.7, 1.9] * 8}, 1, "Too early to tell: the interval is too wide for ±1 percent")])
-def test_verdicts(run, biases, margin, start):
-    found = run(bias_rows(biases, n=1000), "--margin", margin)
+    ({"a": [0.6, -1.8] * 8}, "Near the margin: the interval is narrow and crosses ±1 percent"),
+    ({"a": [-0.7, 1.9] * 8}, "Too early to tell: the interval is too wide for ±1 percent")])
+def test_verdicts(run, biases, start):
+    found = run(bias_rows(biases, n=1000))
     assert found.out.startswith(start) and "nan" not in found.out + found.page
 
 
@@ -556,7 +556,6 @@ def test_a_terminal_gets_whole_words_in_its_width():
     subprocess.run(command, stdout=slave, env=os.environ | {"COLUMNS": "50"}, check=True)
     lines = os.read(master, 10**5).decode().partition("page:")[0].splitlines()
     assert lines[0].startswith("No: within ±1") and max(map(len, lines)) <= 50
-    assert "Pretraining on the test texts instead" in " ".join(lines)
 
 
 # Reading
@@ -574,7 +573,7 @@ def test_natural_variations_are_accepted(capsys):
         "torn at its end": text + text.splitlines()[-1].replace("task02", "task03"),
         "torn in quotes within": text.replace("\nfew", '\nfew-shot,"a, b\nfew', 1),
         "R": text.replace("\n", ",NA\n").replace(",NA", ",discordant", 1),
-        "semicolons": text.replace(",", ";"), "tabs": text.replace(",", "\t"),
+        "semicolons": text.replace(",", ";"),
         "spaces": text.replace(",", ", ", 5).replace("\n", "\r\n")}
     for name, text in variations.items():
         Path("other.csv").write_bytes(text.encode())

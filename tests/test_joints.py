@@ -63,6 +63,7 @@ def test_page_and_figure_show_the_tables(shared, said, figures):
     name, setting = "US$_<b>&", "{experiment}, m = {m}, n = {n}".format
     rows = pd.concat([coin_rows(2, n=n, crossed=True, experiment=name) for n in (30, 40)])
     rows["acc_test"] += 0.3 * (rows["model"] == "b")  # another verdict
+    rows["acc_base"] *= rows["model"] == "b"
     rows = rows.query("n == 40" if shared else "model == 'a' or task == 'task01'")
     out = said(fit.main, path_of(rows), "--margin", 2, "--out", "out").out
     page = Path("out/report.html").read_text()
