@@ -59,10 +59,9 @@ GLOSSARY = (
     "m: labeled texts. n: unlabeled texts in each set. base: score without further pretraining. "
     "unseen, seen: score on texts not seen, or seen, in pretraining. boost = unseen - base, bias = "
     "seen - unseen. subsamples: random draws of texts. majority: share of the most common class.\n"
-    "In brackets: the 89% interval, a range that should hold the true value 89 times in 100 (about "
-    "86 where a run stops by itself). It is the wider of Student's t, from how much subsamples "
-    "differ (for tasks like these: tasks), and Normal, from chance in the draw of texts, or "
-    "rounding.")
+    "In brackets: the 89% interval, a range that should hold the true value 89 times in 100 (86 to "
+    "93 where a run stops by itself): the wider of Student's t, from how much subsamples differ "
+    "(for tasks like these: tasks), and Normal, from chance in the draw of texts, or rounding.")
 HEAD = """<!DOCTYPE html><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <title>%s: bias</title><style>
 body { max-width: 75rem; margin: auto; padding: 0 .6rem; font: 16px/1.4 sans-serif }
@@ -329,9 +328,9 @@ def caveat(rows):
 
 
 def pictures(tasks, table, args):
-    """Save effects.png. Return HTML of it and of one for narrow screens."""
+    """Save effects.png. Return HTML of it and of a narrow one."""
     path, coded = args.out / "effects.png", []
-    for narrow in (True, False):  # wide last: it stays
+    for narrow in (True, False):  # wide last
         draw_effects(tasks, table, args, narrow).savefig(path, dpi=130)
         picture = base64.b64encode(path.read_bytes()).decode()
         coded.append(f"data:image/png;base64,{picture}")
@@ -662,7 +661,8 @@ def interval(tasks):
 
 def parse_args(argv):
     parser = argparse.ArgumentParser(
-        description=__doc__.partition("\n\n")[0], epilog=GLOSSARY)
+        usage="%(prog)s [FILE ...] [flags]", epilog=GLOSSARY,
+        description=__doc__.partition("\n\n")[0])
     add = parser.add_argument
     add("paths", metavar="FILE", nargs="*", type=Path, default=[Path("results.csv")],
         help="default results.csv")
@@ -676,7 +676,7 @@ def parse_args(argv):
     add("--paper-model", action="store_true", help="fit the paper's model; default no")
     add("--no-interaction", action="store_true", help="leave out W, its effect by task; default no")
     add("--draws", type=int, default=1000,
-        help="draws per chain, after half as many to tune; default 1000")
+        help="draws per chain; half as many tune it; default 1000")
     add("--out", type=Path, metavar="FOLDER", help="default fits/FILE")
     args = parser.parse_args(argv)
     if args.paper_model and args.metric != "acc":
