@@ -378,7 +378,7 @@ def test_a_damaged_unit_is_named_and_the_others_are_read(name, table, said, monk
     found = said(contam.main)
     assert "kept/one is left out: " in found.out and "1 units left" in found.end
     assert "texts:  " in found.err
-    pd.testing.assert_frame_equal(read_audits(), table[1:].reset_index(drop=True))
+    pd.testing.assert_frame_equal(read_audits(), table[1:].reset_index(drop=True), atol=2.1e-3)
 
 
 def test_the_table_of_detectors_by_hand(capsys):
@@ -546,6 +546,18 @@ def test_what_is_wrong_in_every_task_is_seen_over_all(gone, words):
     p = 2 * stats.norm.sf(sum(z) / math.sqrt(6))
     assert table["p_halves"].iloc[0] == approx(p, rel=0.05)
     assert min(p, stats.fisher_exact([[6 * len(gone), 282], [0, 300]]).pvalue) < 0.01
+
+
+def test_a_task_with_uneven_answers_is_enough():
+    """Over both tasks 12 and 6 answers are missing, p is .2."""
+    parts = []
+    for task, gone in (("a", range(12)), ("b", range(100, 106))):
+        rows = make_answers(30, 100, 100)
+        lost = rows["model"].eq("mine") & rows["item"].isin(gone)
+        parts.append(rows.assign(task=task, right=rows["right"].mask(lost)))
+    mine = judge(pd.concat(parts)).loc["mine"]
+    assert mine["verdict"].str.contains("more missing").tolist() == [True, True, False]
+    assert mine["missing_released"].tolist() == [12, 12, 0]
 
 
 def test_several_tasks_by_hand(capsys):
