@@ -198,6 +198,7 @@ def test_examples_are_read_from_lines_columns_and_keys(name, content, examples):
     ("a.txt", "x" * 2100 + TEN, "", "has 2122 tokens, but the model reads 2048: use"),
     ("a.txt", TEN[:-2], "", "9 examples in shards of 8 are too few: give"),
     ("a.txt", TEN, "--shard-size 1", "in shards of 1 are too few: give"),
+    ("a.txt", TEN, "--shard-size 9", "in shards of 9 are too few: give"),
     ("a.txt", "a\n\nb", "", "example 2 is empty"), ("a.txt", "a\n \t", "", "2 is empty"),
     ("a.jsonl", '{"text": "b"}\n{"text": null}\n', "", "2 is empty or no text: None"),
     ("a.txt", TEN, "--margin 2", "goes without --answers, --clean, --margin and --out"),
