@@ -585,9 +585,8 @@ def errors_on_one_line():
         sys.stdout.flush()
     except KeyboardInterrupt:
         raise SystemExit("stopped: finished work is kept")
-    except BrokenPipeError:  # head has read enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        raise SystemExit(1)
+    except BrokenPipeError:
+        os._exit(1)  # head has read enough
     except Exception as error:
         if os.environ.get("TRACEBACK"):
             raise

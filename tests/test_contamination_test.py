@@ -212,12 +212,18 @@ def test_a_mistake_is_one_line(name, content, flags, words, both, say):
 
 
 @pytest.mark.parametrize("kind, changes, words", [
-    ("bert", {}, "tokens, such as smollm2: its tokens see later ones"),
+    ("bert", {}, "tokens, such as smollm2: weights are missing, or tokens see"),
     ("mpt", {"max_seq_len": 500}, "reads 500")])
 def test_models_that_would_mislead_are_refused(kind, changes, words, model_dir, say):
     Path("a.txt").write_text("x" * 600 + TEN)
     folder = model_dir(kind, **{"words": encode} | changes)
     assert words in say(f"--examples a.txt --model {folder}")
+
+
+def test_a_name_in_tasks_json_is_fetched():
+    """From the first of its sources."""
+    folder, file = contam.find_files("smollm2")
+    assert (folder / file).exists() and file.endswith(".gguf")
 
 
 def test_unfit_models_are_refused(model_dir, say, monkeypatch):
@@ -256,7 +262,7 @@ def test_nf4_scores_as_in_run_zero_shot(both, zero):
     assert np.abs(found - plain_scores(lm, "It is", HEAD)).max() > 1e-3
 
 
-def test_a_learned_order_is_flagged(model_dir, say):
+def test_a_learned_order_is_flagged(model_dir, say, monkeypatch):
     """By a model trained on pairs of neighbors, not by one that was not."""
     texts = make_texts(40, 7)
     Path("a").write_text("\n".join(texts))
@@ -273,9 +279,12 @@ def test_a_learned_order_is_flagged(model_dir, say):
     order = "--examples a --shard-size 2 --model"
     assert ": flagged: " in say(f"{order} {guilty}")
     assert ": flagged: " in say(f"{order} {guilty} --reference {innocent}")
-    assert ": not flagged, " in say(f"{order} {innocent} --reference {guilty}")
+    assert ": not flagged" in say(f"{order} {innocent} --reference {guilty}")
     alike = say(f"{order} {guilty} --reference {guilty}")
-    assert alike.startswith("p = 1: not flagged, ") and "all orders alike" in alike
+    assert alike.startswith("p = 1: not flagged: no order is less likely")
+    for found, words in ((0.04, 0.06), ": flagged: "), ((0.06, 0.04), ": not flagged, "):
+        monkeypatch.setattr(contam, "order_p", lambda log, found=found: found)
+        assert words in say(f"{order} {innocent}")
 
 
 @pytest.fixture(scope="module")
