@@ -213,7 +213,7 @@ def publish(rows, tasks, table, args):
     """Print the verdicts on means over settings or, without, on settings. Write the files."""
     lines = side_by_side(table, args)
     each = side_by_side(tasks[tasks.main], args)
-    width = shutil.get_terminal_size((10**6, 1)).columns  # 10**6: no terminal
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 10**6
     most = lines.groupby(["experiment", "model"])["settings"].transform("max")
     cards = ""
     for _, line in lines[lines.main & (lines.settings == most)].iterrows():
@@ -328,7 +328,7 @@ def caveat(rows):
 
 
 def pictures(tasks, table, args):
-    """Save effects.png. Return HTML of it and of a narrow one."""
+    """Save effects.png. Return HTML of it and a narrow one."""
     path, coded = args.out / "effects.png", []
     for narrow in (True, False):  # wide last
         draw_effects(tasks, table, args, narrow).savefig(path, dpi=130)

@@ -46,7 +46,7 @@ def report_slices(rows, slices, folder):
     names = [*CELL, "arms"]
     tables = {cell: slice_table(mine, slices) for cell, mine in rows.groupby(names)}
     meta = pd.concat(tables, names=names).reset_index(names)
-    threshold = np.where(meta["experiment"].str.contains("zero.shot"), 0.08, 0.04)
+    threshold = np.where(meta["experiment"].str.contains("zero.shot"), 0.08, 0.04)  # paper's
     found = meta.assign(
         threshold=threshold, outside=meta["paper_mean"].abs() > threshold,
         paper=meta["paper_low"] * meta["paper_high"] > 0,
