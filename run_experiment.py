@@ -93,8 +93,8 @@ PACKED = ("albert bert camembert distilbert electra gpt2 gpt_neox llama opt robe
 # --- The experiment: one subsample, three arms ---
 
 def run_subsample(sample, device, threads):
-    """Train and test the arms. Returns the row. Departs from the paper: the arms share the head's
-    first weights, batch order and dropout."""
+    """Train and test the arms. Departs from the paper: they share the head's first weights, batch
+    order and dropout."""
     torch.set_num_threads(threads)
     row, recipe = {**sample.row}, sample.recipe
     net = load_network(sample.model, device, recipe["precision"])
@@ -455,7 +455,7 @@ def draw(row, recipe, model, task):
         texts[name] = [task.texts[number] for number in rows]
         labels[name] = task.labels[rows]
     row = {**row, "num_classes": len(task.classes),
-           "majority": int(np.bincount(labels["test"]).max()) / row["n"],
+           "majority": np.bincount(labels["test"]).max() / row["n"],
            "split": short_hash(*[rows.tolist() for rows in numbers.values()])}
     return Sample(row, recipe, model, task.classes, texts, labels)
 
@@ -663,7 +663,7 @@ def open_pool(args, models, precision):
 def spread(args, pool, run, samples):
     """Rows of the samples, in order."""
     job, futures = functools.partial(run_job, run, args), []
-    if not args.dask:  # a Parallel that was used gives what it had begun, too
+    if not args.dask:
         parallel = joblib.Parallel(return_as="generator", pre_dispatch="n_jobs")
         yield from parallel(map(joblib.delayed(job), samples))
         return
@@ -757,7 +757,7 @@ def add_shared_flags(parser):
     add("--precision", default="float32", choices=PRECISIONS, help="default float32")
     add("--workers", type=whole, help="processes; default 1; up to 4 for small models on a CPU")
     add("--dask", help="a Dask scheduler, such as tcp://10.0.0.1:8786; default none")
-    add("--out", type=Path, help="results file; finished rows in it are skipped; default "
+    add("--out", type=Path, help="results file; reruns skip its rows; default "
         "results.csv, or NAME_results.csv for --csv and --hub")
 
 
@@ -791,7 +791,7 @@ def unit_key(row):
 
 
 def find_row(out, row, finished):
-    """The finished row of a planned one, or that itself."""
+    """A planned row, or the finished one."""
     old = finished.get(unit_key(row), row)
     for name, words in (("data", "texts or labels"), ("recipe", "settings or model files")):
         if old[name] != row[name]:
@@ -836,9 +836,10 @@ def load_tasks(args, registry, default):
             spec = {"sources": [{kind: place}], "text": args.text, "label": args.label,
                     "name": args.name, "split": args.split, "own": True}
             wanted.append((Path(place).stem, spec))
-    given = [args.text, args.label, args.name, args.split]
-    if not wanted and given != [["text"], "label", None, "train"]:
-        raise ValueError("--text, --label, --name and --split are only for --csv and --hub")
+    if not wanted and (args.text, args.label) != (["text"], "label"):
+        raise ValueError("--text and --label are only for --csv and --hub")
+    if not args.hub and (args.name, args.split) != (None, "train"):
+        raise ValueError("--name and --split are only for --hub")
     for name in args.tasks or ([] if wanted else default):
         if name == "all":
             for task, spec in known.items():
@@ -867,12 +868,12 @@ def first_of(sources, read, name):
             return read(source)
         except Exception as error:
             reasons.append(f"{[*source.values()][0]}: {brief(error, 240 // len(sources))}")
-            if source is sources[-1]:
-                raise ValueError(f"could not load {name}: {'; '.join(reasons)}")
+            last = error
+    raise ValueError(f"could not load {name}: {'; '.join(reasons)}") from last
 
 
 def check_size(name, task, ms, n):
-    """Print a line on a task, which may be too small."""
+    """Print the size of a task, or refuse it."""
     counts, rows = np.bincount(task.labels), len(task.texts)
     K, least = len(counts), counts.min()
     classes = ", ".join(map("{} {}".format, task.classes, counts))
@@ -1127,6 +1128,8 @@ def read_model(name, known, source):
     hashes, files = [], {file for pattern in MODEL_FILES for file in folder.glob(pattern)}
     for file in sorted(files):
         with open(file, "rb") as content:
+            if b"git-lfs" in content.peek()[:99]:
+                raise ValueError(f"{file.name} is a pointer: run git lfs pull")
             hashes.append((file.name, hashlib.file_digest(content, "sha256").hexdigest()))
     limits = ["max_position_embeddings", "original_max_position_embeddings", "max_seq_len"]
     kinds = getattr(config, "layer_types", None) or getattr(config, "attention_layers", None)
