@@ -508,7 +508,7 @@ def errors_on_one_line():
 
 
 def brief(error, most=290):
-    """An error on one line, cut at a word. Only the end is left of a long path."""
+    """An error on one line, 3 rows of a screen. A long path loses its start."""
     text = str(error).replace("'utf-8' codec", "save it as UTF-8:")
     if " " not in text:  # as of KeyError
         text = repr(error)

@@ -594,7 +594,7 @@ def errors_on_one_line():
 
 
 def brief(error, most=290):
-    """An error on one line, cut at a word. Only the end is left of a long path."""
+    """An error on one line, 3 rows of a screen. A long path loses its start."""
     text = str(error).replace("'utf-8' codec", "save it as UTF-8:")
     if " " not in text:  # as of KeyError
         text = repr(error)
@@ -1065,7 +1065,7 @@ def read_cells(text, mark, quote):
             raise ValueError(f"line {line} is not one row of {width} cells: quote cells with "
                              f"{mark!r} and double the quote marks in them")
     header, *rows = [[cell.replace("\ufdd0", "\r") for cell in row] for _, row in rows]
-    return pd.DataFrame(rows, columns=map(str.strip, header), dtype=object)
+    return pd.DataFrame(rows, columns=[*map(str.strip, header)], dtype=object)
 # --- end shared ---
 
 
