@@ -200,9 +200,10 @@ def test_tables_1a_and_1b_and_section_7(run):
                   "+0.01 [-0.08, +0.10] points", "+4.35 [+4.23, +4.48]",
                   "in 255 of 400 cases (model, task, m, n) from 21 of 25 tasks: accuracy"):
         assert words in found.out
-    alike = one(found.effects, effect="bias", model="all", n=None)["p_alike"]
-    assert alike == approx(0.1, abs=5e-3)  # by an audit's own code
+    mean = one(found.effects, effect="bias", model="all", n=None)
+    assert mean["p_alike"] == approx(0.1, abs=5e-3)  # by an audit's own code
     cells = rows.groupby(["model", "task", "m", "n"])[["acc_extra", "majority"]].mean()
+    assert mean["unseen"] == approx(100 * cells["acc_extra"].mean(), rel=1e-5)
     assert (cells["acc_extra"] - cells["majority"] < 0.05 - 1e-12).sum() == 255
 
 
@@ -421,7 +422,7 @@ def test_a_fit_that_has_not_converged_is_repeated(monkeypatch, name, value):
     """With smaller steps and more draws. nutpie and ArviZ are stood in for."""
     good = pd.DataFrame({"r_hat": 1.01, "ess_bulk": 400, "ess_tail": 400, "diverging": 0}, [0, 1])
     bad, steps = good.astype(float), []
-    rows = varied_rows().assign(n=100, acc_test=0.29)  # .29 * 100 < 29
+    rows = varied_rows().assign(n=100, acc_test=0.29)
     bad.loc[1, name] = value
 
     def sample(given, target_accept, draws, **flags):
@@ -529,11 +530,9 @@ def test_other_metrics(run):
 
 
 def test_an_end_is_not_rounded_to_0_or_the_margin(run):
-    """Interval .002 to .998, whose ends decide, then .011 to .989."""
-    unit = stats.t.ppf(0.945, 7) * np.std([-1, 1] * 4, ddof=1) / math.sqrt(8)
-    for half, words in ((0.498, "+0.500 [+0.002, +0.998]"), (0.489, "+0.50 [+0.01, +0.99]")):
-        shift = half / unit
-        found = run(bias_rows({"a": [0.5 - shift, 0.5 + shift] * 4}, n=5000))
+    shift = 0.298 / (stats.t.ppf(0.945, 7) * np.std([-1, 1] * 4, ddof=1) / math.sqrt(8))
+    for middle, words in ((0.3, "+0.300 [+0.002, +0.598]"), (0.7, "+0.700 [+0.402, +0.998]")):
+        found = run(bias_rows({"a": [middle - shift, middle + shift] * 4}, n=5000))
         assert f"by {words} points" in found.out and f"<td>{words}</td>" in found.page
 
 
