@@ -895,7 +895,7 @@ def read_task(spec, source):
     labels = table["label"].astype("category").cat.remove_unused_categories()
     found = [*labels.cat.categories]
     known = entry.get("labels", found)
-    classes = entry.get("classes") or [str(label) for label in known]
+    classes = entry.get("classes") or [str(label).strip() for label in known]
     if len(known) < 2 or {*known} != {*found}:
         raise ValueError(f"labels {found[:6]}, expected two or more, all of {known[:6]}")
     if len({*classes}) != len(known):
@@ -955,7 +955,7 @@ def read_hub(entry):
 
 
 def with_class_names(data, entry):
-    """A Dataset's table, with names in place of class codes."""
+    """A Dataset's table, with names for class codes."""
     label = entry["label"]
     table = data.select_columns([*entry["text"], label]).to_pandas()
     names = getattr(data.features[label], "names", entry.get("labels", [0]))
