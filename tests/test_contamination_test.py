@@ -12,7 +12,6 @@ import sys
 import zlib
 from pathlib import Path
 
-import bitsandbytes
 import numpy as np
 import pandas as pd
 import peft

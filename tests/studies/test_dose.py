@@ -1,7 +1,5 @@
 """The dose curve and numbers of docs/results.md against plain arithmetic on their CSV files."""
 
-import sys
-
 import pandas as pd
 import pytest
 from pytest import approx
@@ -10,8 +8,7 @@ from scipy import stats
 from conftest import ROOT
 
 DOCS = ROOT / "docs"
-sys.path.append(str(ROOT / "tests" / "studies"))
-import dose
+import dose  # beside this file
 
 
 @pytest.fixture(scope="module")
