@@ -128,7 +128,7 @@ def together(units, effect):
     subsample overlap across n: its contributions are added, then squared."""
     groups = units.groupby([*CELL, "task"])
     K = groups[effect].transform("size")
-    weight = 1 / (groups.ngroups * K)  # of a subsample
+    weight = 1 / (groups.ngroups * K)  # of a subsample in the mean
     off = (units[effect] - groups[effect].transform("mean")) * np.sqrt(K / (K - 1))
     w = units[f"w_{effect}"]
     if effect == "bias":
@@ -264,7 +264,7 @@ def in_words(row, args, target=""):
     if any(round(abs(end), digits) in (0, args.margin) for end in (low, high)):
         digits += 1
     words = f"{row.estimate:+z.{digits}f}"
-    if low < high:
+    if low < high:  # not nan
         words += f" [{low:+z.{digits}f}, {high:+z.{digits}f}]"
     return words
 
@@ -676,7 +676,7 @@ def parse_args(argv):
     add("--no-interaction", action="store_true", help="leave out W, its effect by task; default no")
     add("--draws", type=int, default=1000,
         help="draws per chain; half as many tune it; default 1000")
-    add("--out", type=Path, metavar="FOLDER", help="default fits/FILE")
+    add("--out", type=Path, metavar="FOLDER", help="of page and tables; default fits/FILE")
     args = parser.parse_args(argv)
     if args.paper_model and args.metric != "acc":
         parser.error("--paper-model fits accuracy: leave out --metric")

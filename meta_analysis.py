@@ -132,7 +132,7 @@ def slice_posterior(right, n, alpha, U):
         step_U = slope_U / shaft - (step[:, None] @ ratio)[:, 0]
         theta += step
         level += step_U
-        if max(np.abs(step).max(), np.abs(step_U).max()) < 1e-7:
+        if max(np.abs(step).max(), np.abs(step_U).max()) < 1e-7:  # log odds
             break
         variance_U = 1 / shaft + (ratio * (covariance @ ratio)).sum(axis=1)
         square = (level**2 + variance_U).sum(axis=1, keepdims=True)
@@ -283,7 +283,7 @@ def parse_args(argv):
     add("--plain", action="store_true", help="test on one set, as the paper does; default both")
     for flag in FILTERS:
         add(f"--{flag}", nargs="+", help="use only these; default all")
-    add("--out", type=Path, metavar="FOLDER", help="default meta/FILE")
+    add("--out", type=Path, metavar="FOLDER", help="of figure and tables; default meta/FILE")
     args = parser.parse_args(argv)
     if args.slices < 1:
         parser.error("--slices must be positive")

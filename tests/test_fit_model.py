@@ -280,8 +280,8 @@ def test_do_the_tasks_differ(run, sizes, luck, n, effects):
         p = stats.f.sf(F, top, parts.sum() ** 2 / (parts**2 / (size - 1)).sum())
     row = one(found.effects, effect="bias", model="all")
     assert row["p_alike"] == approx(p, rel=1e-4)
-    for text in (found.out, found.page):
-        assert ("differ by more than chance (p = " in text) == (p < 0.05)
+    for text, words in ((found.out, "The tasks"), (found.page, '"warning">The tasks')):
+        assert (f"{words} differ by more than chance (p = " in text) == (p < 0.05)
     row = one(found.tasks, effect="bias", task="t1", model="all")
     words = f"t1 {row['estimate']:+.2f} [{row['low']:+.2f}, {row['high']:+.2f}]"
     assert (words in found.out) == (p < 0.05)
