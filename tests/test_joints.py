@@ -165,7 +165,7 @@ def test_slices_are_drawn_as_they_are_in_the_table(said, figures):
 
 
 def test_the_figure_of_answers_shows_the_table(said, figures):
-    """Over all tasks. The clean model is gray."""
+    """Over all tasks. The clean model stands apart, below."""
     rng = np.random.default_rng(0)
     rows = pd.DataFrame({"model": [*"abc"] * 120, "half": ["released", "held_out"] * 180})
     rows["item"] = rows["half"] + (np.arange(360) // 6).astype(str)
@@ -175,14 +175,15 @@ def test_the_figure_of_answers_shows_the_table(said, figures):
     rows.to_csv("answers.csv", index=False)
     said(contam.main, *"--answers answers.csv --clean b --margin 3 --out out.csv".split())
     table, (axis,) = pd.read_csv("out.csv"), figures[0].axes
-    table = table[table["task"] == "2 of 2 tasks"]
+    table = table[table["task"] == "2 of 2 tasks"].set_index("model")
+    ((middle, _, (bars,)),) = axis.containers
+    x, y = middle.get_data(orig=False)
     labels = [tick.get_text() for tick in axis.get_yticklabels()]  # from below
-    assert labels == table["model"].tolist() == [*"abc"]
-    for (k, row), (middle, _, (bars,)) in zip(table.iterrows(), axis.containers, strict=True):
-        (x,), (y,) = middle.get_data(orig=False)
-        (bar,) = bars.get_segments()
-        assert [*bar.T.flat, x, y] == approx([row["low"], row["high"], k, k, row["bias"], k])
-        assert middle.get_color() == ("gray" if k == 1 else "C0")
+    assert labels[0] == "b: Named clean" and y.tolist() == [0, 1, 2]
+    for label, middle, bar in zip(labels, x, bars.get_segments(), strict=True):
+        row = table.loc[label[0]]
+        assert [*bar[:, 0], middle] == approx([row["low"], row["high"], row["bias"]])
+        assert row["verdict"].startswith(label[3:]) and len(label) > 4
     (band,) = axis.patches
     assert [band.get_x(), band.get_width()] == [-3, 6]
 
