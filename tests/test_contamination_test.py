@@ -114,8 +114,6 @@ def test_the_scored_tokens_are_the_examples_own(both):
         assert (words.decode(ids), first) == (begin + "ab!", 1)
         ids, first = contam.token_ids(words, "a", "b")
         assert words.decode(ids).endswith("ab") and first == len(ids) - 1
-    ids, first = contam.token_ids(transformers.ByT5Tokenizer(), "", "ab")  # it has no offsets
-    assert (ids, first) == ([1, 100, 101], 1)
 
 
 def test_a_certain_token_is_typical(both):
@@ -566,7 +564,6 @@ def test_a_task_with_uneven_answers_is_enough():
         parts.append(rows.assign(task=task, right=rows["right"].mask(lost)))
     mine = judge(pd.concat(parts)).loc["mine"]
     assert mine["verdict"].str.contains("more missing").tolist() == [True, True, False]
-    assert mine["missing_released"].tolist() == [12, 12, 0]
 
 
 def test_several_tasks_by_hand(capsys):
@@ -698,7 +695,6 @@ def test_words_separators_and_names():
     ("a,released,1,1\na,released,0,87%", "", "line 3: right is '87%': use 1, 0 or a grade between"),
     ("a,released,0,1\na,released,0,.5", "", "line 3: '0' has two answers of 'a': keep"),
     ("a,released,0,1", "--clean gone", "a.csv: --clean: the models are a"),
-    ("a,released,0,1", "--examples a.csv", "--examples and --model need each other"),
     ("a,released,0,1", "", "no model has enough answers"),
 ])
 def test_mistakes_in_a_table_are_one_line(rows, flags, words, say):
