@@ -60,8 +60,9 @@ GLOSSARY = (
     "unseen, seen: score on texts not seen, or seen, in pretraining. boost = unseen - base, bias = "
     "seen - unseen. subsamples: random draws of texts. majority: share of the most common class.\n"
     "In brackets: the 89% interval, a range that should hold the true value 89 times in 100 (86 to "
-    "93 where a run stops by itself): the wider of Student's t, from how much subsamples differ "
-    "(for tasks like these: tasks), and Normal, from chance in the draw of texts, or rounding.")
+    "93 where a run stops by itself). It is the wider of two: Student's t, from how much "
+    "subsamples (for tasks like these: tasks) differ, and Normal, from the draw of texts or "
+    "rounding.")
 HEAD = """<!DOCTYPE html><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <title>%s: bias</title><style>
 body { max-width: 75rem; margin: auto; padding: 0 .6rem; font: 16px/1.4 sans-serif }
@@ -673,7 +674,7 @@ def parse_args(argv):
     for flag in FILTERS:
         add(f"--{flag}", nargs="+", help="use only these; default all")
     add("--paper-model", action="store_true", help="fit the paper's model; default no")
-    add("--no-interaction", action="store_true", help="leave out W, its effect by task; default no")
+    add("--no-interaction", action="store_true", help="leave out W, effects by task; default no")
     add("--draws", type=int, default=1000,
         help="draws per chain; half as many tune it; default 1000")
     add("--out", type=Path, metavar="FOLDER", help="of page and tables; default fits/FILE")

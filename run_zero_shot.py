@@ -778,7 +778,7 @@ def unit_key(row):
 
 
 def find_row(out, row, finished):
-    """A planned row, or the finished one."""
+    """The finished row, else the planned one."""
     old = finished.get(unit_key(row), row)
     for name, words in (("data", "texts or labels"), ("recipe", "settings or model files")):
         if old[name] != row[name]:
@@ -1145,7 +1145,7 @@ def choose_device(args):
 
 
 def computes_bf16(device):
-    """A T4 only emulates bf16."""
+    """False of a T4, which emulates it."""
     return not device.startswith("cuda") or torch.cuda.get_device_capability(device) >= (8, 0)
 # --- end shared ---
 
@@ -1167,7 +1167,7 @@ def load_tokenizer(folder, gguf=None, size=math.inf):
 
 
 def check_known(tokenizer, texts):
-    """Refuse texts of which a fifth is unknown, as in another script."""
+    """Refuse texts of which a fifth is unknown."""
     coded = tokenizer(texts, add_special_tokens=False)["input_ids"]
     unknown = np.mean(np.equal(np.concatenate(coded), tokenizer.unk_token_id))
     if unknown > 0.2:

@@ -590,13 +590,14 @@ def test_a_process_loads_its_model_once(run, script, monkeypatch):
     assert str(os.getpid()) not in processes
 
 
-@pytest.mark.parametrize("size, workers", [(49e6, 4), (51e6, 1)])
-def test_only_small_models_get_four_workers(script, monkeypatch, capsys, size, workers):
+@pytest.mark.parametrize("size, workers, threads", [(49e6, 4, 1), (51e6, 1, 9)])
+def test_only_small_models_get_four_workers(script, monkeypatch, capsys, size, workers, threads):
     monkeypatch.setattr(joblib, "cpu_count", lambda: 9)
     args = script.parse_args(["--device", "cpu"])
     with script.open_pool(args, [SimpleNamespace(size=size)], "bf16") as pool:
         assert not [*script.spread(args, pool, None, [])]
     assert capsys.readouterr().out == f"device cpu, bf16, workers: {workers}\n"
+    assert args.threads == threads
 
 
 def slow(sample, device, threads):
@@ -751,11 +752,6 @@ def test_words_for_ones_own_data_need_it(name, typed, monkeypatch):
     script = load_script(name)
     monkeypatch.setattr(script, "run_all", Mock())
     assert " are only for --" in end_of(script.main, *typed.split())
-
-
-def test_zeros_are_argparse_errors(script):
-    flags = "--m --margin --pretrain-lr --train-lr --max-length".split()
-    assert {end_of(script.parse_args, flag, 0) for flag in flags} == {2}
 
 
 # Models
