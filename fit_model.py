@@ -22,6 +22,7 @@ Writes report.html, effects.png and tables to fits/results/, with the columns
 
 import argparse
 import base64
+import builtins
 import contextlib
 import csv
 import html
@@ -211,7 +212,7 @@ def effects_table(units, tasks, args):
 
 
 def publish(rows, tasks, table, args):
-    """Print the verdicts on means over settings or, without, on settings. Write the files."""
+    """Print verdicts on means over settings, else on settings. Write the files."""
     lines = side_by_side(table, args)
     each = side_by_side(tasks[tasks.main], args)
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 10**6
@@ -259,7 +260,7 @@ def side_by_side(table, args):
 
 
 def in_words(row, args, target=""):
-    """Estimate and interval, no end rounded to 0 or to the margin. target: "", or "like_" tasks."""
+    """Estimate and interval, no end rounded to 0 or to the margin."""
     low, high = row[[f"{target}low", f"{target}high"]]
     digits = args.digits
     if any(round(abs(end), digits) in (0, args.margin) for end in (low, high)):
@@ -277,7 +278,7 @@ def part_of(table, line):
 
 
 def notes(line, rows, tasks, args):
-    """(class, sentence) pairs below the verdict. rows, tasks: those that the line sums up."""
+    """(class, sentence) pairs. rows, tasks: those that the line sums up."""
     name = args.name if line.model == "all" else f"{args.name} of {line.model}"
     mean = ""
     if line.tasks > 1:
@@ -308,7 +309,7 @@ def notes(line, rows, tasks, args):
 
 
 def caveat(rows):
-    """Where models barely learned the task: by macro-F1, or without it by accuracy."""
+    """Where models barely learned the task, by macro-F1 or else accuracy."""
     name, guess = "macro-F1", 1 / rows.num_classes
     score = rows[["f1_extra", "f1_test_on_extra"]].mean(axis=1)
     if (score - guess).isna().any():
@@ -329,19 +330,21 @@ def caveat(rows):
 
 
 def pictures(tasks, table, args):
-    """Save effects.png. Return HTML of it and a narrow one."""
+    """Save effects.png. Return its HTML, also narrow."""
     path, coded = args.out / "effects.png", []
     for narrow in (True, False):  # wide last
         draw_effects(tasks, table, args, narrow).savefig(path, dpi=130)
         picture = base64.b64encode(path.read_bytes()).decode()
         coded.append(f"data:image/png;base64,{picture}")
+    if hasattr(builtins, "display"):  # notebook
+        builtins.display({"image/png": picture}, raw=True)
     narrow, wide = coded
     return (f'<picture><source media="(max-width: 48rem)" srcset="{narrow}">'
-            f'<img alt="The effects in the tables, drawn" src="{wide}"></picture>')
+            f'<img alt="The effects, drawn" src="{wide}"></picture>')
 
 
 def draw_effects(tasks, table, args, narrow):
-    """The figure: each setting, or each task of the only setting, and their mean."""
+    """Each setting, or each task of a single one, and the mean."""
     rows = table[table.main | (table.settings > 1)]
     if tasks.groupby(CELL).ngroups == 1:
         single = tasks[tasks.model != "all"].sort_values(["effect", "estimate"], ascending=[1, 0])
