@@ -645,7 +645,7 @@ def test_gaps_of_clean_models():
     assert (row["bias"], row["se"], row["df"]) == approx((*wanted[:2], 200 - wanted[2]))
     assert row["clean"] == "before, other1"
     assert table.loc[["before", "other1", "other2"], "verdict"].tolist() == [
-        "Named clean", "Named clean", "Named clean, but not used: it has gaps"]
+        "Named clean", "Named clean", "Named clean, not used: see docs/answers.md"]
     assert table.loc["other3", "verdict"] == "No verdict: one half has more missing answers"
     check = plain_inflation((answers["before"] + few) / 2, released, [])
     assert row["p_halves"] == approx(2 * stats.t.sf(abs(check[0]) / check[1], 198))
