@@ -86,17 +86,17 @@ def unit_table(rows):
     the same settings, tasks and subsamples. main: "all" or, where there is none, each model."""
     parts = []
     for _, mine in rows.assign(main=True).groupby("experiment"):
-        models = mine.groupby([*CELL, "task", "subsample"])["model"].nunique().min()
-        if models > 1 and models == mine.model.nunique():
+        models = mine.groupby([*CELL, "task", "subsample"])["model"].nunique()
+        if models.min() == mine.model.nunique() > 1:  # each has all tasks and subsamples
             parts.append(mine.assign(model="all"))
             mine = mine.assign(main=False)
         parts.append(mine)
     rows = pd.concat(parts)
-    roots = ["w_bias", "w_boost", "one_answer"]  # a mean's sd is at most the mean of the sds
-    rows[roots] = np.sqrt(rows[roots])
+    variances = ["w_bias", "w_boost", "one_answer"]
+    rows[variances] = np.sqrt(rows[variances])  # a mean's sd is at most the mean of the sds
     groups = rows.groupby([*CELL, "arms", "model", "main", "task", "subsample"])
-    units = groups[[*MEANS, *EFFECTS, *roots]].mean().round(9)  # equal stay equal
-    units[roots] **= 2
+    units = groups[[*MEANS, *EFFECTS, *variances]].mean().round(9)  # equal effects stay equal
+    units[variances] **= 2
     return units.reset_index()
 
 
@@ -155,10 +155,8 @@ def effect_row(tasks, noise, args):
 
     se, df, half = interval(noise)
     spread = each.var() / J
-    p_alike = reach = math.nan
-    if J > 1:  # Brown and Forsythe's F, df of Mehrotra (1997); of two tasks, Welch's t
-        top = (J - 1) ** 2 / (1 + (J - 2) * len(noise) * (K - 1) / df)
-        p_alike = stats.f.sf(spread / se**2, min(J - 1, top), min(df, 1e9))  # SciPy: not inf
+    p_alike = p_of_alike_tasks(spread / se**2, J, K, len(noise), df)
+    reach = math.nan  # half of the interval for tasks like these
     if J >= FIVE:
         t, z = stats.t.ppf((1 + SHARE) / 2, [J - 1, math.inf])
         reach = np.fmax(t * math.sqrt(spread), z * se)
@@ -174,6 +172,15 @@ def effect_row(tasks, noise, args):
         "estimate": middle, "low": middle - half, "high": middle + half,
         "like_low": middle - reach, "like_high": middle + reach, "lowest": each.min(),
         "highest": each.max(), "p_alike": p_alike, "needed": needed, "verdict": verdict}
+
+
+def p_of_alike_tasks(F, J, K, rows, df):
+    """p-value of J tasks' equality by Brown and Forsythe's F with the degrees of freedom of Mehrotra
+    (1997), df below; of two tasks, Welch's t test. rows: of `noise`, each of K subsamples."""
+    if J == 1:
+        return math.nan
+    top = (J - 1) ** 2 / (1 + (J - 2) * rows * (K - 1) / df)
+    return stats.f.sf(F, min(J - 1, top), min(df, 1e9))  # SciPy knows no infinite df
 
 
 def verdict_on(middle, half, tasks, args):

@@ -143,13 +143,13 @@ def pretrain(net, texts, recipe, seed, named=None):
     def example_of(row):
         ids = texts[row]
         if net.causal:
-            return ids, np.arange(len(ids) - 1), ids[1:]
+            return Example(ids, np.arange(len(ids) - 1), ids[1:])
         corrupted, scored = mask_tokens(ids, special, mask_id, vocabulary, rng)
         if named:
             name = np.arange(named[row]) + 1
             corrupted[name] = mask_id
             scored = np.union1d(scored, name)
-        return corrupted, scored, ids[scored]
+        return Example(corrupted, scored, ids[scored])
 
     torch.manual_seed(seed)
     return train(net, net.lm, functools.partial(lm_logits, net), example_of, len(texts),
@@ -176,7 +176,7 @@ def classify(net, ids, labels, K, recipe, seed):
     model = torch.nn.ModuleList([net.lm.base_model, net.pooler, head])
     logits_of = functools.partial(class_logits, net, head)
     examples = class_examples(net, ids["train"], labels)
-    train(net, model, logits_of, examples.__getitem__, len(labels), "train", recipe, seed)
+    train(net, model, logits_of, lambda row: examples[row], len(labels), "train", recipe, seed)
 
     model.eval()
     log_p = {}
@@ -184,7 +184,7 @@ def classify(net, ids, labels, K, recipe, seed):
         rows = np.arange(len(ids[name]))  # in place of targets, since groups are sorted by length
         log_p[name] = np.empty((len(rows), K))
         for group in groups(net, class_examples(net, ids[name], rows)):
-            batch = pack(net, *zip(*group))
+            batch = pack(net, group)
             with torch.inference_mode():
                 found = logits_of(batch).log_softmax(-1)
             log_p[name][batch.targets.cpu()] = found.cpu().double()
@@ -203,8 +203,11 @@ def class_logits(net, head, batch):
 
 
 def class_examples(net, texts, targets):
-    ends = [np.array([len(text) - 1 if net.causal else 0]) for text in texts]
-    return [*zip(texts, ends, np.reshape(targets, (-1, 1)))]
+    examples = []
+    for ids, target in zip(texts, targets):
+        place = len(ids) - 1 if net.causal else 0
+        examples.append(Example(ids, np.array([place]), np.array([target])))
+    return examples
 
 
 def fresh_head(net, K):
@@ -222,8 +225,7 @@ def fresh_head(net, K):
 
 
 def train(net, module, logits_of, example_of, count, stage, recipe, seed):
-    """Train in place; returns the last epoch's loss, a mean over targets. example_of(row): (tokens,
-    kept positions, targets)."""
+    """Train in place on example_of(row). Returns the last epoch's loss, a mean over targets."""
     weights = [*module.train().parameters()]
     size, epochs = recipe["batch_sizes"][stage], recipe["epochs"][stage]
     steps = epochs * math.ceil(count / size)
@@ -240,10 +242,10 @@ def train(net, module, logits_of, example_of, count, stage, recipe, seed):
         epoch_loss, epoch_targets = 0.0, 0
         for start in range(0, count, size):
             examples = [example_of(row) for row in order[start : start + size]]
-            targets = sum([len(example[2]) for example in examples])
+            targets = sum([len(example.targets) for example in examples])
             batch_loss = 0.0
             for group in groups(net, examples):
-                batch = pack(net, *zip(*group))
+                batch = pack(net, group)
                 loss = F.cross_entropy(logits_of(batch), batch.targets, reduction="sum")
                 scaler.scale(loss / max(1, targets)).backward()
                 batch_loss = batch_loss + loss.detach()
@@ -264,16 +266,22 @@ def groups(net, examples):
     if net.lm.config.hidden_size > 256:
         most //= 2
     found, tokens = [[]], 0
-    for example in sorted(examples, key=lambda example: -len(example[0])):
-        size = len(example[0])
+    for example in sorted(examples, key=lambda example: -len(example.ids)):
+        size = len(example.ids)
         if found[-1] and not net.packed:  # padded to the longest, which comes first
-            size = len(found[-1][0][0])
+            size = len(found[-1][0].ids)
         if found[-1] and tokens + size > most:
             found.append([])
-            tokens, size = 0, len(example[0])
+            tokens, size = 0, len(example.ids)
         found[-1].append(example)
         tokens += size
     return found
+
+
+class Example(NamedTuple):
+    ids: np.ndarray  # tokens of a text
+    kept: np.ndarray  # positions whose logits are used
+    targets: np.ndarray  # tokens or class that they should predict
 
 
 class Network(NamedTuple):
@@ -308,12 +316,8 @@ def load_network(model, device, precision):
     lm.config.use_cache = False
     tokenizer = load_tokenizer(model.folder, model.gguf, lm.config.vocab_size)
     pooler, fresh = torch.nn.Flatten(0, 1), []
-    if not causal:  # AutoModelForMaskedLM does not load BERT's pooler
-        body, info = transformers.AutoModel.from_pretrained(**load_options(model))
-        if hasattr(getattr(body, "pooler", None), "dense"):
-            pooler = body.pooler
-            if "pooler.dense.weight" in info["missing_keys"]:
-                fresh = [pooler]
+    if not causal:
+        pooler, fresh = load_pooler(model)
         begins = tokenizer("a")["input_ids"][0] in (tokenizer.cls_token_id, tokenizer.bos_token_id)
         if not (begins and tokenizer.mask_token):
             raise ValueError("its tokenizer has no mask token or puts no [CLS] before a text")
@@ -329,6 +333,16 @@ def load_network(model, device, precision):
     return net
 
 
+def load_pooler(model):
+    """(BERT's pooler, which AutoModelForMaskedLM does not load; a list of it if it has no weights).
+    A model without one gets a layer that only removes the axis of tokens, as BERT's does."""
+    body, info = transformers.AutoModel.from_pretrained(**load_options(model))
+    if not hasattr(getattr(body, "pooler", None), "dense"):
+        return torch.nn.Flatten(0, 1), []
+    fresh = [body.pooler] if "pooler.dense.weight" in info["missing_keys"] else []
+    return body.pooler, fresh
+
+
 @torch.no_grad()
 def probe(net):
     """Refuse a model that a batch, later tokens or a forward pass change."""
@@ -342,7 +356,7 @@ def probe(net):
     near = max(1e-3, (0.05 if net.dtype else 1e-4) * alone[1].abs().max().item())
     if net.causal and not torch.allclose(alone[0][: len(texts[1])], alone[1], atol=near):
         raise ValueError("not causal: tokens see later ones")
-    batch = pack(net, texts, [np.arange(len(text)) for text in texts], texts)
+    batch = pack(net, [Example(text, np.arange(len(text)), text) for text in texts])
     found, alone = lm_logits(net, batch), torch.cat(alone)
     if found.shape != alone.shape or not torch.allclose(found, alone, atol=near):
         raise ValueError("its logits overflow, or change when texts share a batch")
@@ -360,19 +374,21 @@ def lm_logits(net, batch):
         return net.lm(**batch.inputs).logits.float()
 
 
-def pack(net, ids, keeps, targets):
+def pack(net, examples):
     """A batch: the model's inputs [rows, width], kept places on the flattened grid [S] and targets
     [S]. If texts share rows, positions restart in each, and the mask [rows, 1, width, width] is 0
     within a text, -inf elsewhere."""
-    lengths = np.array([len(text) for text in ids])
+    lengths = np.array([len(example.ids) for example in examples])
     rows, width, starts = lay_out(lengths, net.packed)
     grid = np.zeros((3, rows * width), dtype=np.int64)  # token, position, number of the text
-    for number, (start, text) in enumerate(zip(starts, ids), 1):  # 0 for pads
-        place = slice(start, start + len(text))
-        grid[0, place] = text
-        grid[1, place] = np.arange(len(text)) + net.first
+    kept, targets = [], []
+    for number, (start, example) in enumerate(zip(starts, examples), 1):  # 0 for pads
+        place = slice(start, start + len(example.ids))
+        grid[0, place] = example.ids
+        grid[1, place] = np.arange(len(example.ids)) + net.first
         grid[2, place] = number
-    kept = np.concatenate([start + keep for start, keep in zip(starts, keeps)])
+        kept.append(start + example.kept)
+        targets.append(example.targets)
     tokens, positions, owner = torch.from_numpy(grid).to(net.device).view(3, rows, width)
     inputs = {"input_ids": tokens, "attention_mask": (owner > 0).long()}
     if net.packed:
@@ -382,7 +398,8 @@ def pack(net, ids, keeps, targets):
         mask = torch.zeros(hidden.shape, device=net.device)
         inputs["attention_mask"] = mask.masked_fill_(hidden, -math.inf)
         inputs["position_ids"] = positions
-    kept, targets = torch.from_numpy(np.stack([kept, np.concatenate(targets)])).to(net.device)
+    both = np.stack([np.concatenate(kept), np.concatenate(targets)])
+    kept, targets = torch.from_numpy(both).to(net.device)
     return SimpleNamespace(inputs=inputs, kept=kept, targets=targets)
 
 
@@ -448,7 +465,15 @@ class Sample(NamedTuple):
     labels: dict  # {set: 0 to K - 1}
 
 
-def draw(row, recipe, model, task):
+class Unit(NamedTuple):  # a subsample that is asked for
+    row: dict
+    recipe: dict
+    model: "Model"
+    task: Task
+    finished: bool
+
+
+def draw(row, recipe, model, task, finished=False):
     numbers = split_rows(task.labels, row["m"], row["n"], row["subsample"])
     texts, labels = {}, {}
     for name, rows in numbers.items():
@@ -631,9 +656,9 @@ def run_all(args, models, tasks, most, recipe_of, run):
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder) as draft, filelock.FileLock(f"{draft}/lock"):
             pass
-    with open_pool(args, models, cells[0][0][1]["precision"]) as pool:
+    with open_pool(args, models, cells[0][0].recipe["precision"]) as pool:
         for units in cells:
-            left = (draw(*unit) for unit in units if "seconds" not in unit[0])
+            left = (draw(*unit) for unit in units if not unit.finished)
             run_cell(args, units, len(tasks), spread(args, pool, run, left))
     print(f"rows: {args.out.resolve()}\nnext: python fit_model.py {shlex.quote(str(args.out))} "
           f"--margin {args.margin or 1:g}")
@@ -676,7 +701,7 @@ def spread(args, pool, run, samples):
 
 
 def plan_cells(args, models, tasks, most, recipe_of):
-    """For each cell (model, n, m) a list of (row, recipe, model, task), with finished rows."""
+    """For each cell (model, n, m) its list of Units."""
     finished, cells = finished_rows(args.out), []
     if len({model.name for model in models}) < len({*models}):
         raise ValueError("two models have one name: rename a folder")
@@ -688,7 +713,7 @@ def plan_cells(args, models, tasks, most, recipe_of):
                    "n": n, "subsample": k, "seed": args.seed, "data": tasks[name].data,
                    "recipe": short_hash(recipe)}
             old = find_row(args.out, row, finished)
-            units.append(({**old, **row}, recipe, model, tasks[name]))
+            units.append(Unit({**old, **row}, recipe, model, tasks[name], old is not row))
         cells.append(units)
     return cells
 
@@ -696,16 +721,17 @@ def plan_cells(args, models, tasks, most, recipe_of):
 def run_cell(args, units, tasks, results):
     """Run what is left of a cell; return its rows. --margin ends it at the least k whose mean bias
     is known to half of that."""
-    left = sum(["seconds" not in row for row, *_ in units])
-    print("\n{model}, m = {m}, n = {n}:".format(**units[0][0]), len(units) - left,
+    left = sum([not unit.finished for unit in units])
+    print("\n{model}, m = {m}, n = {n}:".format(**units[0].row), len(units) - left,
           "subsamples are finished")
     form = "[{elapsed}] {desc}" if args.margin else None  # the end is not known
     bar = tqdm(total=left, unit="subsample", disable=None, bar_format=form)
     threading.Thread(target=tick, args=[bar], daemon=True).start()
     rows, known = [], ""
     with bar, contextlib.closing(results):
-        for row, *_ in units:
-            if "seconds" not in row:
+        for unit in units:
+            row = unit.row
+            if not unit.finished:
                 bar.set_description_str("running {task} k {subsample}".format(**row) + known)
                 row = next(results)
                 append_row(args.out, row)
@@ -803,7 +829,9 @@ def find_row(out, row, finished):
 def append_row(out, row):
     path = out.resolve()  # links share the lock of their file
     with filelock.FileLock(path.with_name(f".{path.name}.lock")), open(path, "a+b") as file:
-        if find_row(out, row, finished_rows(out)) is not row:
+        finished = finished_rows(out)
+        find_row(out, row, finished)  # an error if it has other settings
+        if unit_key(row) in finished:
             return
         file.seek(max(0, file.tell() - 1))
         last = file.read()

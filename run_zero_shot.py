@@ -309,20 +309,21 @@ def score_group(net, answers, cached, cache):
     net(input_ids=rests, past_key_values=cache, use_cache=True, logits_to_keep=1)
     cache.batch_repeat_interleave(K)
 
-    rows, targets, ends = [], [], []
+    inputs, targets, ends = [], [], []
     for pairs, head in zip(answers, heads):
         end = len(head)
         for ids, start in pairs:
-            rows.append(ids[end:-1])
-            targets.append([-100] * (start - 1 - end) + ids[start:])
+            inputs.append(ids[end:-1])  # each predicts its next token
+            unscored = start - 1 - end  # next tokens that belong to the prompt
+            targets.append([-100] * unscored + ids[start:])
             ends.append([end])
-    rows, targets = pad(rows, device), pad(targets, device, -100)  # [B K, T], of each class
+    inputs, targets = pad(inputs, device), pad(targets, device, -100)  # [B K, T], of each class
     ends = torch.tensor(ends, device=device)
     # the mask hides padding among the cached tokens; positions do not count it
     seen = torch.arange(cached + rests.shape[1], device=device) < ends
-    mask = F.pad(seen.long(), (0, rows.shape[1]), value=1)
-    positions = ends + torch.arange(rows.shape[1], device=device)
-    logits = net(input_ids=rows, past_key_values=cache, use_cache=True, attention_mask=mask,
+    mask = F.pad(seen.long(), (0, inputs.shape[1]), value=1)
+    positions = ends + torch.arange(inputs.shape[1], device=device)
+    logits = net(input_ids=inputs, past_key_values=cache, use_cache=True, attention_mask=mask,
                    position_ids=positions).logits
     losses = F.cross_entropy(logits.float().mT, targets, reduction="none")  # [B K, T]
     means = losses.cpu().double().sum(1) / (targets >= 0).sum(1).cpu()  # Apple's has no double
@@ -435,7 +436,15 @@ class Sample(NamedTuple):
     labels: dict  # {set: 0 to K - 1}
 
 
-def draw(row, recipe, model, task):
+class Unit(NamedTuple):  # a subsample that is asked for
+    row: dict
+    recipe: dict
+    model: "Model"
+    task: Task
+    finished: bool
+
+
+def draw(row, recipe, model, task, finished=False):
     numbers = split_rows(task.labels, row["m"], row["n"], row["subsample"])
     texts, labels = {}, {}
     for name, rows in numbers.items():
@@ -618,9 +627,9 @@ def run_all(args, models, tasks, most, recipe_of, run):
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder) as draft, filelock.FileLock(f"{draft}/lock"):
             pass
-    with open_pool(args, models, cells[0][0][1]["precision"]) as pool:
+    with open_pool(args, models, cells[0][0].recipe["precision"]) as pool:
         for units in cells:
-            left = (draw(*unit) for unit in units if "seconds" not in unit[0])
+            left = (draw(*unit) for unit in units if not unit.finished)
             run_cell(args, units, len(tasks), spread(args, pool, run, left))
     print(f"rows: {args.out.resolve()}\nnext: python fit_model.py {shlex.quote(str(args.out))} "
           f"--margin {args.margin or 1:g}")
@@ -663,7 +672,7 @@ def spread(args, pool, run, samples):
 
 
 def plan_cells(args, models, tasks, most, recipe_of):
-    """For each cell (model, n, m) a list of (row, recipe, model, task), with finished rows."""
+    """For each cell (model, n, m) its list of Units."""
     finished, cells = finished_rows(args.out), []
     if len({model.name for model in models}) < len({*models}):
         raise ValueError("two models have one name: rename a folder")
@@ -675,7 +684,7 @@ def plan_cells(args, models, tasks, most, recipe_of):
                    "n": n, "subsample": k, "seed": args.seed, "data": tasks[name].data,
                    "recipe": short_hash(recipe)}
             old = find_row(args.out, row, finished)
-            units.append(({**old, **row}, recipe, model, tasks[name]))
+            units.append(Unit({**old, **row}, recipe, model, tasks[name], old is not row))
         cells.append(units)
     return cells
 
@@ -683,16 +692,17 @@ def plan_cells(args, models, tasks, most, recipe_of):
 def run_cell(args, units, tasks, results):
     """Run what is left of a cell; return its rows. --margin ends it at the least k whose mean bias
     is known to half of that."""
-    left = sum(["seconds" not in row for row, *_ in units])
-    print("\n{model}, m = {m}, n = {n}:".format(**units[0][0]), len(units) - left,
+    left = sum([not unit.finished for unit in units])
+    print("\n{model}, m = {m}, n = {n}:".format(**units[0].row), len(units) - left,
           "subsamples are finished")
     form = "[{elapsed}] {desc}" if args.margin else None  # the end is not known
     bar = tqdm(total=left, unit="subsample", disable=None, bar_format=form)
     threading.Thread(target=tick, args=[bar], daemon=True).start()
     rows, known = [], ""
     with bar, contextlib.closing(results):
-        for row, *_ in units:
-            if "seconds" not in row:
+        for unit in units:
+            row = unit.row
+            if not unit.finished:
                 bar.set_description_str("running {task} k {subsample}".format(**row) + known)
                 row = next(results)
                 append_row(args.out, row)
@@ -790,7 +800,9 @@ def find_row(out, row, finished):
 def append_row(out, row):
     path = out.resolve()  # links share the lock of their file
     with filelock.FileLock(path.with_name(f".{path.name}.lock")), open(path, "a+b") as file:
-        if find_row(out, row, finished_rows(out)) is not row:
+        finished = finished_rows(out)
+        find_row(out, row, finished)  # an error if it has other settings
+        if unit_key(row) in finished:
             return
         file.seek(max(0, file.tell() - 1))
         last = file.read()

@@ -132,7 +132,7 @@ def test_texts_together_give_the_logits_of_texts_alone(script, load, kind):
     folder, net = load(kind)
     theirs, ids = stock(folder, kind).eval(), tokens(net)
     net.lm.eval()
-    batch = script.pack(net, ids, [np.arange(len(text)) for text in ids], ids)
+    batch = script.pack(net, [script.Example(text, np.arange(len(text)), text) for text in ids])
     with torch.inference_mode():
         alone = [theirs(input_ids=torch.tensor(text)[None]).logits[0] for text in ids]
         assert torch.allclose(script.lm_logits(net, batch), torch.cat(alone), atol=1e-4)
@@ -153,7 +153,7 @@ def test_the_longest_text_fits(script, load, kind, limit, capsys):
     args = script.parse_args(["--max-length", "99"])
     assert script.recipe_of(registry, args, model, task)["max_length"] == 38
     ids = [np.full(38, 9)]
-    script.lm_logits(net, script.pack(net, ids, [np.arange(38)], ids))
+    script.lm_logits(net, script.pack(net, [script.Example(ids[0], np.arange(38), ids[0])]))
 
 
 # Training against transformers' Trainer and a plain loop
@@ -234,7 +234,7 @@ def test_classification_equals_the_trainer(
     ("distilbert", {}, 0.1), ("bert", {"hidden_dropout_prob": 0.3}, 0.3)])
 def test_dropout_before_the_head(script, load, kind, config, rate):
     _, net = load(kind, **config)
-    batch = script.pack(net, *zip(*script.class_examples(net, tokens(net) * 40, range(200))))
+    batch = script.pack(net, script.class_examples(net, tokens(net) * 40, range(200)))
     dropped = script.class_logits(net, torch.nn.Identity(), batch) == 0
     assert abs(dropped.float().mean() - rate) < 0.02
 
@@ -449,7 +449,7 @@ def crossed_rows(biases):
 def test_a_margin_never_ends_a_run_within_a_round_or_before_the_eighth(script):
     """The interval of equal rows shrinks with each."""
     rows = crossed_rows([6] * 9)
-    units = [(row,) for row in rows.to_dict("records")]
+    units = [script.Unit(row, {}, None, None, True) for row in rows.to_dict("records")]
     for enough, ends in ((17, 18), (4, 16)):
         args = SimpleNamespace(margin=2.0001 * plain_interval(rows[:enough], "bias")[3])
         assert len(script.run_cell(args, units, 2, (None for _ in ()))) == ends
@@ -468,7 +468,8 @@ def test_a_bar_shows_a_clock_what_runs_and_how_much_is_needed(
 
     monkeypatch.setattr(script, "append_row", Mock())
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    units = [(row,) for row in rows.drop(columns="seconds").to_dict("records")]
+    units = [script.Unit(row, {}, None, None, False)
+             for row in rows.drop(columns="seconds").to_dict("records")]
     script.run_cell(SimpleNamespace(margin=2 * goal, out=None), units, 2, results())
     said = capsys.readouterr().err
     assert "[00:01] running a k 1" in said and "running a k 5; 4 of each task, now ±" in said
