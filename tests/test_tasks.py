@@ -215,7 +215,7 @@ def test_rows_know_the_lines_at_which_they_begin(script, empty_folder, name, con
 
 @pytest.mark.parametrize("order", ["text label", "label text", "id text label", "id label text by"])
 @pytest.mark.parametrize("end, words", [
-    ('a screen of 15"', "56 rows of 60 lines: quote marks enclose line breaks in 1 rows"),
+    ('a screen of 15"', "56 rows of 60 lines: quote marks enclose line breaks in 1 of them"),
     ('he called it "good"', "line 11 .* double the quote marks"), ("plain", "line 11 ")])
 def test_rows_that_lone_quote_marks_join_are_told(own, order, end, words):
     texts = [text_of(row) for row in range(60)]
@@ -261,13 +261,13 @@ def test_names_of_classes_in_a_file(own):
     assert task.classes == ["b", "a"] and "left out: 2 of 12 rows: 2 without a label\n" in line
 
 
-@pytest.mark.parametrize("name, kind", [("mine/a.parquet", "csv"), ("mine", "hub")])
+@pytest.mark.parametrize("name, kind", [("mine/a[1].parquet", "csv"), ("mine", "hub")])
 def test_other_texts_in_a_file_of_the_same_size_and_time(own, name, kind):
     Path("mine").mkdir()
     for word in ("first", "third"):
         texts = [f"{word} {text_of(i)}" for i in range(8)]
-        pd.DataFrame({"text": texts, "label": [*"abababab"]}).to_parquet("mine/a.parquet")
-        os.utime("mine/a.parquet", (10**9, 10**9))
+        pd.DataFrame({"text": texts, "label": [*"abababab"]}).to_parquet("mine/a[1].parquet")
+        os.utime("mine/a[1].parquet", (10**9, 10**9))
         assert own(name, kind=kind)[0].texts == texts
 
 
