@@ -285,15 +285,6 @@ def test_labels_that_look_the_same_are_one(own):
     assert own("whole.json", json.dumps(rows), "--m 11")[0].classes == [*map(str, range(11))]
 
 
-@pytest.mark.parametrize("mark, lines", [(",", 12), (";", 30), (",", 3)])
-def test_texts_of_many_lines_with_as_many_commas_as_the_header(own, mark, lines):
-    """Logs, in correct quotes."""
-    log = "\n".join([f"2024-03-1{i % 9} 13:11{mark}31{i} ERROR" for i in range(lines)])
-    rows = [f'"{text_of(i)}"{mark}{"ab"[i % 2]}' for i in range(9)]
-    content = "\n".join([f"text{mark}label", *rows, f'"{log}"{mark}b'])
-    assert own("log.csv", content)[0].texts[-1] == log
-
-
 def test_json_lines_with_odd_columns(own):
     rows = [{"0": text_of(i), "01": i % 2, "2024-01-01": 2**70 + i} for i in range(9)]
     rows += [{"0": "no label", "01": None}, {"0": "", "01": 1}, {"0": "whole", "01": 1.0}]
