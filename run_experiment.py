@@ -855,7 +855,7 @@ def load_tasks(registered, default, tasks, m, n, csv, hub, **columns):
         if place:
             spec = {**columns, "sources": [{kind: place}], "own": True}
             wanted.append((Path(place).stem, spec))
-    if not wanted and [*columns.values()] != [["text"], "label", None, "train"]:
+    if not wanted and columns["text"] != ["text"]:
         raise ValueError("--text, --label, --name and --split are only for --csv and --hub")
     wanted += named_tasks(registered, tasks or ([] if wanted else default))
     for task, spec in wanted:
@@ -879,6 +879,14 @@ def named_tasks(registered, names):
             raise ValueError(f"tasks.json has no task {name}{did_you_mean(name, registered)}: "
                              "--help names its tasks")
     return entries
+
+
+def did_you_mean(name, names):
+    """A hint at what a name that is not there may stand for, or nothing."""
+    guesses = difflib.get_close_matches(name, {*names} - {name}, 1, 0.7)
+    if Path(name).is_file():
+        guesses = [f"--csv {name}"]
+    return "".join([f" (did you mean {guess}?)" for guess in guesses])
 
 
 def load_task(name, spec):
@@ -1046,14 +1054,6 @@ def load_registry():
                     raise ValueError("another program's file: run this in another folder")
                 return registry
     raise ValueError(f"no tasks.json in {Path.cwd()}: copy it from this script's repository")
-
-
-def did_you_mean(name, names):
-    """A hint at what a name that is not there may stand for, or nothing."""
-    guesses = difflib.get_close_matches(name, {*names} - {name}, 1, 0.7)
-    if Path(name).is_file():
-        guesses = [f"--csv {name}"]
-    return "".join([f" (did you mean {guess}?)" for guess in guesses])
 
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"),

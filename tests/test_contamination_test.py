@@ -228,8 +228,7 @@ def test_unfit_models_are_refused(model_dir, say):
     Path("a.txt").write_text(TEN)  # the least that can be flagged
     for name in ("no/such-model", "./none"):
         assert f"error: {name}: " in say(f"--examples a.txt --model {name}")
-    words = "no folder or Hub id (did you mean smollm2?); names are bert, gpt2, "
-    assert words in say("--examples a.txt --model smolm2")
+    assert "no folder or Hub id; names are bert, gpt2, " in say("--examples a.txt --model smolm2")
     Path("tasks.json").write_text('{"tasks": {}, "models": {"mine": {}}}')
     assert "names are mine" in say("--examples a.txt --model smollm2"), "of this folder first"
     folder = model_dir("gpt2", merges=MERGES)
