@@ -311,9 +311,10 @@ def load_network(model, device, precision):
     causal = model.objective == "clm"
     kind = transformers.AutoModelForCausalLM if causal else transformers.AutoModelForMaskedLM
     lm, info = kind.from_pretrained(**load_options(model))
-    if info["missing_keys"]:
-        raise ValueError(f"its files have no {sorted(info['missing_keys'])[:3]}, which may belong "
-                         "to the output layer: use a model that was saved with it")
+    missing = sorted(info["missing_keys"])
+    if missing:
+        raise ValueError(f"the files of {model.name} have no {missing[:3]}: use a model that was "
+                         "saved whole, with its output layer")
     lm.config.use_cache = False
     tokenizer = load_tokenizer(model.folder, model.gguf)
     pooler, fresh = torch.nn.Flatten(0, 1), []
@@ -347,8 +348,8 @@ def load_pooler(model):
 @torch.no_grad()
 def probe(net):
     """Refuse a model that a batch, later tokens or a forward pass change."""
-    words = np.arange(min(99, net.lm.config.vocab_size))
-    words = np.resize(np.setdiff1d(words, net.tokenizer.all_special_ids), 32)
+    words = np.setdiff1d(range(net.lm.config.vocab_size), net.tokenizer.all_special_ids)
+    words = np.resize(words, 32)  # a vocabulary of proteins has fewer
     texts, alone = [words, words[:7]], []  # the same tokens begin both
     net.lm.eval()
     for text in texts:

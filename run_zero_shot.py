@@ -352,9 +352,10 @@ def load_net(model, quantize, precision, device):
             load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True,
             bnb_4bit_compute_dtype=dtype)
     lm, info = transformers.AutoModelForCausalLM.from_pretrained(**options)
-    if info["missing_keys"]:
-        raise ValueError(f"its files have no {sorted(info['missing_keys'])[:3]}, which may belong "
-                         "to the output layer: use a model that was saved with it")
+    missing = sorted(info["missing_keys"])
+    if missing:
+        raise ValueError(f"the files of {model.name} have no {missing[:3]}: use a model that was "
+                         "saved whole, with its output layer")
     cast(lm, dtype)
     lm.forward = torch.autocast(device.type, dtype, enabled=bool(dtype))(lm.forward)
     if max([weight.ndim for weight in lm.parameters()]) > 2:
