@@ -904,17 +904,16 @@ def read_task(spec, source):
     table = filtered_texts(table[columns], table[label], entry)
     present = table["label"].cat.remove_unused_categories().cat.categories.tolist()
     registered = [*map(visible, entry.get("labels", present))]
-    classes = entry.get("classes", registered)
     if len(present) < 2:
         raise ValueError(f"a task has two classes or more, but column {label} has only {present}")
     if {*registered} != {*present}:
         raise ValueError(f"labels {present[:6]}, expected {registered[:6]}")
-    codes = table["label"].cat.set_categories(registered).cat.codes.to_numpy(int)
+    codes = pd.Index(registered).get_indexer(table["label"])
     digest = hashlib.sha256()
     for text, code in zip(table["text"], codes):
         digest.update(f"{code}\x1f{text}\x1e".encode())
-    return Task(table["text"].tolist(), codes, classes, digest.hexdigest()[:12],
-                str([*source.values()][0]), spec)
+    return Task(table["text"].tolist(), codes, entry.get("classes", registered),
+                digest.hexdigest()[:12], str([*source.values()][0]), spec)
 
 
 def class_names(labels):
@@ -953,8 +952,8 @@ def filtered_texts(parts, labels, entry):
     if "own" in entry:  # else a text's twin could be in test
         repeats = table["text"].map(letters).duplicated()
         table, left_out["repeat an earlier text"] = table[~repeats], repeats.sum()
-    if len(table) < len(texts):
-        reasons = [f"{count} {reason}" for reason, count in left_out.items() if count]
+    reasons = [f"{count} {reason}" for reason, count in left_out.items() if count]
+    if reasons:
         print(f"left out: {len(texts) - len(table)} of {len(texts)} rows: {', '.join(reasons)}")
     return table
 
@@ -1095,7 +1094,7 @@ def read_cells(text, quote='"'):
     if spanning:
         print(f"{len(rows)} rows of {line - 2} lines: quote marks enclose line breaks in "
               f"{spanning} of them. If your texts have none, double the quote marks in them")
-    return pd.DataFrame(rows, lines[1:], [name.strip() for name in header], dtype=object)
+    return pd.DataFrame(rows, lines[1:], [*map(str.strip, header)], dtype=object)
 
 
 def read_objects(text):
