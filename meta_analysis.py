@@ -186,6 +186,14 @@ def brief(error, most=290):
 # --- end shared ---
 
 
+# --- shared: crossing ---
+CROSSED = {  # by mean: the arm that gives it on the texts of `test`, that on the texts of `extra`
+    "base": ("base", "base_on_extra"),
+    "unseen": ("extra", "test_on_extra"),  # pretrained on the other set
+    "seen": ("test", "extra_on_extra")}
+# --- end shared ---
+
+
 # --- shared: reading ---
 CELL = ["experiment", "m", "n"]  # a setting
 RUN = ["experiment", "model", "task", "m", "n", "subsample", "seed"]  # identify a row
@@ -298,9 +306,9 @@ def main(argv=None):
     tasks = rows["task"].nunique()
     if fewest < 5 or tasks < 2:
         print(f"Too few to rely on. Tasks: {tasks}; subsamples of a task: {fewest}")
-    bias = rows["acc_test"] - rows["acc_extra"]
-    mirrored = rows["acc_extra_on_extra"] - rows["acc_test_on_extra"]  # nan: plain arms
-    rows["bias"] = 100 * (bias + mirrored.fillna(bias)) / 2
+    for name, arms in CROSSED.items():  # *_on_extra is nan where arms are plain
+        rows[name] = rows[[f"acc_{arm}" for arm in arms]].mean(axis=1)
+    rows["bias"] = 100 * (rows["seen"] - rows["unseen"])
     folder = args.out or Path("meta", "+".join(path.stem for path in args.paths))
     folder.mkdir(parents=True, exist_ok=True)
     report_slices(rows, args.slices, folder)
