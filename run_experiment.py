@@ -566,10 +566,8 @@ def add_effects(rows, metric="acc"):
     crossed, n = rows["arms"] == "crossed", rows["n"]
     scale = 100 if metric in POINTS else 1
     added = {}
-    for name, (on_test, on_extra) in CROSSED.items():
-        mean = rows[f"{metric}_{on_test}"]
-        mean_of_both = (mean + rows[f"{metric}_{on_extra}"]) / 2
-        added[name] = mean_of_both.where(crossed, mean)
+    for name, arms in CROSSED.items():  # *_on_extra is nan where arms are plain
+        added[name] = rows[[f"{metric}_{arm}" for arm in arms]].mean(axis=1)
     added["boost"] = scale * (added["unseen"] - added["base"])
     added["bias"] = scale * (added["seen"] - added["unseen"])
     added["text_variance_boost"] = added["text_variance_bias"] = (scale / n) ** 2 / 12
@@ -578,10 +576,10 @@ def add_effects(rows, metric="acc"):
         variances = 0  # of a text's change, summed over the two sets
         for ending in ("", "_on_extra"):
             change = rows[f"acc_test{ending}"] - rows[f"acc_extra{ending}"]
-            variances = variances + rows[f"discordant{ending}"] - change**2
+            variances += rows[f"discordant{ending}"] - change**2
         added["text_variance_bias"] = (100**2 / (4 * n) * variances).where(
             crossed, added["text_variance_boost"])
-        added["one_answer_variance"] = (100**2 / (2 * n**2)).where(crossed, 0.0)
+        added["one_answer_variance"] = crossed * 100**2 / (2 * n**2)
     return rows.assign(**added)
 
 
@@ -605,7 +603,7 @@ def interval(tasks):
     wider of two 89% intervals, Student's t by spread_variance (with Satterthwaite's degrees of
     freedom) and Normal by text_variance. nan if a spread_variance is."""
     spread = tasks["spread_variance"].to_numpy().clip(1e-20)  # if all were 0, df would be 0 / 0
-    df = [spread.sum() ** 2 / (spread**2 / (tasks["subsamples"] - 1)).sum(), math.inf]
+    df = [spread.sum() ** 2 / (spread**2 / (tasks["subsamples"] - 1).clip(1)).sum(), math.inf]
     se = np.sqrt([spread.sum(), tasks["text_variance"].sum()]) / len(tasks)
     half = stats.t.ppf((1 + SHARE) / 2, df) * se
     wider = half.argmax()  # or that which is nan
