@@ -139,12 +139,13 @@ def unit_table(rows, metric):
         answered = model_rows.groupby([*CELL, "task", "subsample"])["model"].nunique()
         if answered.min() == models > 1:
             all_models = model_rows.assign(model="all", models=models)
-            all_models[variances] /= models  # models change other answers: sum / models^2
+            all_models[variances] /= models  # each model changes other answers than the rest
             parts.append(all_models)
             model_rows = model_rows.assign(main=False)
         parts.append(model_rows)
     groups = pd.concat(parts).groupby(
         [*CELL, "arms", "model", "models", "main", "task", "subsample"])
+    # seeds share texts: the variance of their mean is at most the mean of their variances
     units = groups[[*MEANS, *EFFECTS, *variances]].mean(skipna=False)
     units["majority"] *= 100
     if metric.name in POINTS:
@@ -349,8 +350,8 @@ def notes(line, rows, tasks, metric):
     kind = "labeled " if line.experiment.endswith("-answers") else ""
     boost = f"Pretraining on other texts changes it by {line.boost} (boost)."
     if not line.boost:
-        boost = (f"The boost is unknown, since {metric.name}_base is empty: no model was measured "
-                 "before it.")
+        boost = (f"The boost is unknown, since {metric.name}_base is empty: there is no score "
+                 "without pretraining.")
     said = [("", f"Pretraining on the {kind}test texts instead of other texts changes {name} by "
                  f"{line.bias} {metric.unit} (bias, 89% interval{mean}). {boost}")]
     if line.subsamples == 1 and line.low < line.high:
