@@ -519,58 +519,69 @@ def scores_of(log_p, labels):
 # --- end shared ---
 
 
+# --- shared: crossing ---
+CROSSED = {  # by mean: the arm that gives it on the texts of `test`, that on the texts of `extra`
+    "base": ("base", "base_on_extra"),
+    "unseen": ("extra", "test_on_extra"),  # pretrained on the other set
+    "seen": ("test", "extra_on_extra")}
+# --- end shared ---
+
+
 # --- shared: effects ---
 SHARE = 0.89  # coverage of every interval (the paper's)
 POINTS = ("acc", "f1")  # metrics whose differences are in percentage points
 
 
 def add_effects(rows, metric="acc"):
-    """Add to rows: base, unseen, seen (means over both sets where `arms` is "crossed"), boost and
-    bias, and w_*, an effect's variance by rounding or, for a crossed bias in accuracy, by the split
-    of 2n texts (nan without `discordant`); with K subsamples one_answer / K is added."""
+    """Add to rows: base, unseen, seen (means over both sets where `arms` is "crossed"), boost, bias
+    and the variances of a subsample's effects. text_variance_boost and text_variance_bias come from
+    rounding or, for a crossed bias in accuracy, from the draw of the 2n texts (nan without
+    `discordant`); then, in the mean of K subsamples, one_answer_variance / K is added to each, as
+    if one more text of each set had been answered differently."""
     crossed, n = rows["arms"] == "crossed", rows["n"]
     scale = 100 if metric in POINTS else 1
-    found = {}
-    places = {"base": ("base", "base"), "unseen": ("extra", "test"), "seen": ("test", "extra")}
-    for name, (arm, mirrored) in places.items():
-        on_test = rows[f"{metric}_{arm}"]
-        both = (on_test + rows[f"{metric}_{mirrored}_on_extra"]) / 2
-        found[name] = both.where(crossed, on_test)
-    found["boost"] = scale * (found["unseen"] - found["base"])
-    found["bias"] = scale * (found["seen"] - found["unseen"])
-    found["w_boost"] = found["w_bias"] = (scale / n) ** 2 / 12
-    found["one_answer"] = 0.0
+    added = {}
+    for name, arms in CROSSED.items():  # *_on_extra is nan where arms are plain
+        added[name] = rows[[f"{metric}_{arm}" for arm in arms]].mean(axis=1)
+    added["boost"] = scale * (added["unseen"] - added["base"])
+    added["bias"] = scale * (added["seen"] - added["unseen"])
+    added["text_variance_boost"] = added["text_variance_bias"] = (scale / n) ** 2 / 12
+    added["one_answer_variance"] = 0.0
     if metric == "acc":
-        noise = 0
+        variances = 0  # of a text's change, summed over the two sets
         for ending in ("", "_on_extra"):
             change = rows[f"acc_test{ending}"] - rows[f"acc_extra{ending}"]
-            noise = noise + rows[f"discordant{ending}"] - change**2
-        found["w_bias"] = (100**2 / (4 * n) * noise).where(crossed, found["w_boost"])
-        found["one_answer"] = (100**2 / (2 * n**2)).where(crossed, 0.0)
-    return rows.assign(**found)
+            variances += rows[f"discordant{ending}"] - change**2
+        added["text_variance_bias"] = (100**2 / (4 * n) * variances).where(
+            crossed, added["text_variance_boost"])
+        added["one_answer_variance"] = crossed * 100**2 / (2 * n**2)
+    return rows.assign(**added)
 
 
 def task_means(rows, effect="bias"):
-    """A row per task: means over K subsamples, K, the effect's sd, its mean's variance v from the
-    spread (nan if K is 1, or sd is 0 and w unknown) and noise from w."""
+    """A row per task: means over K subsamples, K, the effect's sd and two variances of its mean:
+    spread_variance, by how much subsamples differ (nan if K is 1, or if they are equal and nothing
+    is known of their texts), and text_variance, by the draw of the texts."""
     groups = rows.groupby("task")
     tasks, K = groups.mean(numeric_only=True), groups.size()
-    w = tasks[f"w_{effect}"]
+    of_one = tasks[f"text_variance_{effect}"]
     if effect == "bias":
-        w = w + tasks["one_answer"] / K
+        of_one = of_one + tasks["one_answer_variance"] / K
     sd = groups[effect].std()
-    v = (sd**2 / K).where(np.fmax(sd, w) > 0)
-    return tasks.assign(subsamples=K, sd=sd, v=v, noise=w / K)
+    spread_variance = (sd**2 / K).where(np.fmax(sd, of_one) > 0)
+    return tasks.assign(
+        subsamples=K, sd=sd, spread_variance=spread_variance, text_variance=of_one / K)
 
 
 def interval(tasks):
     """(standard error, degrees of freedom, half-width) of the mean over the rows of task_means: the
-    wider of two 89% intervals, t from v (Satterthwaite) and Normal from noise. nan if a v is."""
-    v = tasks["v"].to_numpy().clip(1e-20)  # not 0 / 0
-    df = [v.sum() ** 2 / (v**2 / (tasks["subsamples"] - 1)).sum(), math.inf]
-    se = np.sqrt([v.sum(), tasks["noise"].sum()]) / len(tasks)
+    wider of two 89% intervals, Student's t by spread_variance (with Satterthwaite's degrees of
+    freedom) and Normal by text_variance. nan if a spread_variance is."""
+    spread = tasks["spread_variance"].to_numpy().clip(1e-20)  # if all were 0, df would be 0 / 0
+    df = [spread.sum() ** 2 / (spread**2 / (tasks["subsamples"] - 1).clip(1)).sum(), math.inf]
+    se = np.sqrt([spread.sum(), tasks["text_variance"].sum()]) / len(tasks)
     half = stats.t.ppf((1 + SHARE) / 2, df) * se
-    wider = half.argmax()  # or nan
+    wider = half.argmax()  # or that which is nan
     return se[wider], df[wider], half[wider]
 # --- end shared ---
 
