@@ -32,7 +32,6 @@ import importlib.util
 import math
 import os
 import re
-import shutil
 import sys
 import textwrap
 import warnings
@@ -54,6 +53,7 @@ os.environ.setdefault("PYTENSOR_FLAGS", "cxx=")  # nutpie needs no C compiler
 warnings.simplefilter("ignore", FutureWarning)  # of ArviZ
 
 NEAR = 0.55  # half-width, in margins; a run stops at 0.5
+LEVEL = 0.05  # p below it: the tasks differ
 FIVE = 5  # tasks for "tasks like these", subsamples for `needed`
 ONE_DRAW = "held in 63 to 100% of our single draws"  # docs/results.md
 PAPER_MODEL_NEEDS = "pymc==5.28.5,nutpie==0.16.8,arviz==0.23.4,pytensor==2.38.3"
@@ -191,10 +191,9 @@ def together(units, effect):
     K = groups[effect].transform("size")
     weight = 1 / (groups.ngroups * K)  # of a subsample in the mean
     deviation = (units[effect] - groups[effect].transform("mean")) * np.sqrt(K / (K - 1))
-    text_variance, by_draw = units[f"text_variance_{effect}"], False
+    text_variance = units[f"text_variance_{effect}"]
     if effect == "bias":
         text_variance = text_variance + units.one_answer_variance / K
-        by_draw = units.one_answer_variance.min() > 0
     parts = units.assign(
         K=K, deviation=weight * deviation, text_variance=weight**2 * text_variance)
     sums = parts.groupby(["task", "m", "subsample"])[["deviation", "text_variance"]].sum()
@@ -202,7 +201,7 @@ def together(units, effect):
     sums = sums[["spread_variance", "text_variance"]]
     sums *= len(sums) ** 2  # `interval` divides by their number
     K = parts.groupby(["task", "m"])["K"].min()
-    known = ((K > 1) | by_draw) & (sums.max(axis=1) > 0)
+    known = (K > 1) & (sums.max(axis=1) > 0)
     return sums.assign(spread_variance=sums.spread_variance.where(known), subsamples=K)
 
 
@@ -227,6 +226,8 @@ def effect_row(tasks, parts, metric):
         verdict = "Too early to tell: a verdict needs two subsamples that differ"
         if judged:
             verdict = verdict_on(estimate, half, J, metric)
+        if p_alike < LEVEL and settings == 1 and tasks.low.max() > 0 > tasks.high.min():
+            verdict = "It depends on the task: some intervals lie above 0, others below"
         if verdict.startswith("Too early") and metric.margin and K >= FIVE:
             needed = np.ceil(K * (half / (metric.margin / 2)) ** 2)
     return row | {
@@ -278,13 +279,12 @@ def publish(rows, tasks, effects, metric, folder, footer):
     """Print verdicts on means over settings, else on settings. Write the files."""
     lines = side_by_side(effects, metric)
     task_lines = side_by_side(tasks[tasks.main], metric)
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 10**6
     widest = lines.groupby(["experiment", "model"])["settings"].transform("max")
     cards = ""
     for _, line in lines[lines.main & (lines.settings == widest)].iterrows():
         texts = notes(line, part_of(rows, line), part_of(task_lines, line), metric)
         said = [f"{line.verdict} ({line.setting}).", *[text for _, text in texts]]
-        print(textwrap.fill(" ".join(said), width))
+        print(" ".join(said))
         large, _, small = line.verdict.partition(": ")
         texts = [("", line.setting), ("large", large), ("", small), *texts]
         cards += div("card", "".join([div(kind, html.escape(text)) for kind, text in texts]))
@@ -357,12 +357,13 @@ def notes(line, rows, tasks, metric):
     if line.subsamples == 1 and line.low < line.high:
         said.append(("warning", "The interval leaves out the luck of training, since there is "
                                 f"one draw: such an interval {ONE_DRAW}. A verdict needs two."))
-    if line.p_alike < 0.05:
-        alone = ""
-        if line.settings == 1 and line.tasks <= FIVE:
-            alone = ": " + ", ".join(tasks.task + " " + tasks.bias)
-        said.append(("warning", f"The tasks differ by more than chance (p = {line.p_alike:.1g})"
-                                f"{alone}. Judge each alone, with --tasks."))
+    if line.p_alike < LEVEL:
+        said.append(("warning", f"The tasks differ by more than chance (p = {line.p_alike:.1g}). "
+                                "Judge each alone (--tasks)."))
+        if line.settings == 1:
+            for _, task in tasks.iterrows():
+                verdict = verdict_on(task.estimate, task.high - task.estimate, 1, metric)
+                said.append(("", f"{task.task}: {task.bias}. {verdict}."))
     if pd.notna(line.like_low):
         said.append(("", "Over all tasks like these, the mean bias is "
                          f"{in_words(line, metric, 'like_')}."))

@@ -286,8 +286,18 @@ def test_do_the_tasks_differ(run, sizes, luck, n, effects):
     assert row["p_alike"] == approx(p, rel=1e-4)
     assert ('"warning">The tasks differ by more than chance (p = ' in found.page) == (p < 0.05)
     row = one(found.tasks, effect="bias", task="t1", model="all")
-    words = f"t1 {row['estimate']:+.2f} [{row['low']:+.2f}, {row['high']:+.2f}]"
+    words = f"t1: {row['estimate']:+.2f} [{row['low']:+.2f}, {row['high']:+.2f}]"
     assert (words in found.out) == (p < 0.05)
+
+
+def test_it_depends_on_the_task(run):
+    """The mean hides intervals on both sides of 0."""
+    down = [-5, -4, -3] * 3
+    said = run(bias_rows({"a": [3, 4, 5] * 3, "b": down})).out
+    assert said.startswith("It depends on the task: some intervals lie above 0, others below (")
+    assert re.search(r"a: \+4.00 \[.*?\]. Yes: beyond ±1 .*b: -4.00 \[.*?\]. No: seen texts", said)
+    assert run(bias_rows({"a": [0.4, 0.5, 0.6] * 3, "b": down})).out.startswith("It depends")
+    assert not run(bias_rows({"a": [0, 1, -1] * 3, "b": down})).out.startswith("It depends")
 
 
 def test_means_only_where_tasks_are_shared(run):
@@ -586,13 +596,6 @@ def test_two_experiments_on_one_page_that_can_be_mailed(run):
     footer = found.page[found.page.index("fit_model.py results.csv --out out --margin 1.5") - 12 :]
     assert footer.startswith(f"{date.today()}: ")
     assert "; 30 rows of results.csv; torch 7; torch 8<" in footer
-
-
-def test_a_terminal_gets_whole_words_in_its_width(run, monkeypatch):
-    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-    monkeypatch.setenv("COLUMNS", "50")
-    lines = run(bias_rows({"a": [0, 1, -1] * 9})).out.partition("page:")[0].splitlines()
-    assert lines[0].startswith("No: within ±1") and max(map(len, lines)) <= 50
 
 
 # Reading
