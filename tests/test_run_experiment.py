@@ -196,7 +196,7 @@ def test_classification_equals_the_trainer(
     """One full batch per epoch: batch order cannot matter. A decay of 5 can be seen."""
     assert script.WEIGHT_DECAY == {"pretrain": 0.0, "train": 0.01}
     monkeypatch.setitem(script.WEIGHT_DECAY, "train", 5.0)
-    saved_as = transformers.BertModel if kind == "bert" else None
+    saved_as = transformers.BertForPreTraining if kind == "bert" else None  # with a pooler
     folder, net = load(kind, saved_as, initializer_range=0.03, **NO_DROPOUT[kind])
     labels = np.array([0, 1, 2, 1, 0])
     ids = {"train": tokens(net), "test": tokens(net, ["a new film, good and long", "no", "it is"]),
