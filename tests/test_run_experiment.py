@@ -196,7 +196,7 @@ def test_classification_equals_the_trainer(
     """One full batch per epoch: batch order cannot matter. A decay of 5 can be seen."""
     assert script.WEIGHT_DECAY == {"pretrain": 0.0, "train": 0.01}
     monkeypatch.setitem(script.WEIGHT_DECAY, "train", 5.0)
-    saved_as = transformers.BertModel if kind == "bert" else None
+    saved_as = transformers.BertForPreTraining if kind == "bert" else None  # with a pooler
     folder, net = load(kind, saved_as, initializer_range=0.03, **NO_DROPOUT[kind])
     labels = np.array([0, 1, 2, 1, 0])
     ids = {"train": tokens(net), "test": tokens(net, ["a new film, good and long", "no", "it is"]),
@@ -782,7 +782,7 @@ def test_a_model_that_cannot_be_used(refused, model_dir, kind, edit, words):
 
 @pytest.mark.parametrize("kind, changes, words", [
     ("llama", {"saved_as": transformers.LlamaModel}, "output layer"),
-    ("bert", {"saved_as": transformers.BertModel}, "have no .'cls.predictions.bias', .* output layer"),
+    ("bert", {"saved_as": transformers.BertModel}, "no .'cls.predictions.bias', .* output layer"),
     ("bert", {"initializer_range": 1e30}, "overflow"),
     ("mistral", {"is_causal": False, "initializer_range": 0.01}, "not causal"),  # seen faintly
     ("mistral", {"is_causal": False, "precision": "bf16"}, "not causal")])
