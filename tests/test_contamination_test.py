@@ -124,36 +124,26 @@ def test_a_certain_token_is_typical(both):
     assert contam.token_scores(lm, [7, best], 1).tolist() == [[0], [0]]
 
 
-def order_texts(examples, size):
-    """The texts of each shard that order_log scores."""
-    texts = []
-
-    def keep(net, head, new):
-        texts.extend(new)
-        return dict.fromkeys(new, [np.zeros(1)])
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(contam, "score_texts", keep)
-        log = contam.order_log(None, "", examples, size)
-    return [[texts.pop(0) for _ in shard] for shard in log]
-
-
 @pytest.mark.parametrize("size, counts", [
     (2, [2] * 9), (3, [6] * 6), (4, [12] * 4 + [2]), (8, [12, 12, 2]), (17, [12])])
 def test_shards_are_scored_order_by_order(size, counts, both):
-    """As given, then in distinct other orders, the same each time. A last one alone has none."""
+    """As given, then in distinct other orders. A last text alone has none."""
     _, net, lm = both
-    examples = ["red apple", "cold night", "seven wheels", "red apple", *make_texts(14, 2)]
-    numbers = order_texts([*map(str, range(18))], size)
-    log = contam.order_log(net, HEAD, examples, size)
-    assert [*map(len, numbers)] == counts
-    for k, (orders, scores) in enumerate(zip(numbers, log, strict=True)):
-        given = [*map(str, range(18)[k * size : (k + 1) * size])]
-        assert orders[0].split("\n\n") == given and len({*orders}) == len(orders)
-        for order, score in zip(orders, scores, strict=True):
-            assert sorted(order.split()) == sorted(given)
-            text = "\n\n".join([examples[int(number)] for number in order.split()])
+    texts = ["red apple", "cold night", "seven wheels", "red apple", *make_texts(14, 2)]
+    shards = contam.draw_orders(texts, size)
+    for orders, scores in zip(shards, contam.order_log(net, HEAD, shards), strict=True):
+        for text, score in zip(orders, scores, strict=True):
             assert score == approx(plain_scores(lm, HEAD, text)[:, 0].sum(), rel=1e-5)
+    letters = "ABCDEFGHIJKLMNOPQR"
+    drawn = contam.draw_orders([*letters], size)
+    assert [*map(len, drawn)] == [*map(len, shards)] == counts
+    for k, orders in enumerate(drawn):
+        shard = letters[k * size : (k + 1) * size]
+        assert orders[0] == "\n\n".join(shard) and len({*orders}) == len(orders)
+        assert {"".join(sorted(order)) for order in orders} == {"\n" * (2 * len(shard) - 2) + shard}
+    for others, alike in ((letters[::-1], True), ("IJKLMNOPQRSTUVWXYZ", size == 2)):
+        again = str(contam.draw_orders([*others], size))  # the places are drawn by the set of texts
+        assert (again.translate(str.maketrans(others, letters)) == str(drawn)) == alike
 
 
 def test_p_exact_equals_brute_force():
@@ -194,14 +184,13 @@ def test_examples_are_read_from_lines_columns_and_keys(name, content, examples):
 
 @pytest.mark.parametrize("name, content, flags, words", [
     ("a.txt", "x" * 2100 + TEN, "", "has 2122 tokens, but the model reads 2048: use"),
-    ("a.txt", TEN[:-2], "--shard-size 2", "9 examples in shards of 2 are too few, or"),
-    ("a.txt", TEN, "--shard-size 1", "in shards of 1 are too few, or"),
-    ("a.txt", TEN, "--shard-size 9", "in shards of 9 are too few, or"),
+    ("a.txt", TEN[:-2], "--shard-size 2", "9 examples in shards of 2 are too few to be flagged"),
+    ("a.txt", TEN, "--shard-size 1", "in shards of 1 are too few"),
+    ("a.txt", TEN, "--shard-size 9", "in shards of 9 are too few to be flagged: add"),
     ("a.txt", "a\n\nb", "", "line 2 holds no text"),
     ("a.jsonl", '{"text": "b"}\n\n{"text": null}\n', "", "line 3 holds no text"),
     ("a.ndjson", '{"text": "\\ud83d"}', "", "line 1 holds no text, or half a character"),
-    ("a.txt", TEN, "--margin 2", "goes without --answers, --clean, --margin and --out"),
-    ("a.txt", TEN, "--out b.csv", "--examples goes without --answers"),
+    ("a.txt", TEN, "--out .", "--out would replace --answers or a folder"),
     ("a.jsonl", '{"words": "b"}', "", "'text'; its columns are words: name yours with --text"),
 ])
 def test_a_mistake_is_one_line(name, content, flags, words, both, say):
@@ -211,7 +200,9 @@ def test_a_mistake_is_one_line(name, content, flags, words, both, say):
 
 
 @pytest.mark.parametrize("kind, changes, words", [
-    ("bert", {}, "tokens, such as smollm2: weights are missing, or tokens see")])
+    ("bert", {}, "tokens, such as smollm2: weights are missing, or tokens see later"),
+    ("llama", {"is_causal": False}, "tokens see later"),
+    ("gemma3_text", {"use_bidirectional_attention": True}, "tokens see later")])
 def test_models_that_would_mislead_are_refused(kind, changes, words, model_dir, say):
     Path("a.txt").write_text("x" * 600 + TEN)
     folder = model_dir(kind, **{"words": encode} | changes)
@@ -228,7 +219,7 @@ def test_unfit_models_are_refused(model_dir, say):
     Path("a.txt").write_text(TEN)  # the least that can be flagged
     for name in ("no/such-model", "./none"):
         assert f"error: {name}: " in say(f"--examples a.txt --model {name}")
-    assert "no folder or Hub id; names are bert, gpt2, " in say("--examples a.txt --model smolm2")
+    assert "no folder or Hub id: did you mean smollm2?" in say("--examples a.txt --model smolm2")
     folder = model_dir("gpt2", merges=MERGES)
     file = folder / "model.safetensors"
     weights = load_file(file)
@@ -274,7 +265,7 @@ def test_a_learned_order_is_flagged(model_dir, say, monkeypatch):
     guilty = model_dir("gpt2", trained, merges=MERGES, initializer_range=0.05)
     order = "--examples a --shard-size 2 --model"
     assert ": flagged: " in say(f"{order} {guilty}")
-    assert ": flagged: " in say(f"{order} {guilty} --reference {innocent}")
+    assert contam.test_order(pd.Series(texts), guilty, innocent, 2)[0] < 0.05
     alike = say(f"{order} {guilty} --reference {guilty}")
     assert alike.startswith("p = 1: not flagged, ")
     for found, words in ((0.04, 0.06), ": flagged: "), ((0.06, 0.04), ": not flagged, "):
@@ -309,7 +300,7 @@ def test_a_units_row_equals_a_plain_loop(audited):
         if arm != "base":
             lm = peft.PeftModel.from_pretrained(lm, path / arm).eval()
         log = []
-        for orders in order_texts(texts[:24], 8):  # of the pack
+        for orders in contam.draw_orders(texts[:24], 8):  # of the pack
             log.append(np.array([plain_scores(lm, head, text)[:, 0].sum() for text in orders]))
         assert row[f"p_exact {arm}"] == near(brute_p(log))
         for text in texts:
@@ -361,10 +352,13 @@ def test_an_audit_goes_on_where_it_was(table, say, monkeypatch):
     assert UNITS.search(say("kept"))[1] == "2" and calls == ["one", "two", "two"]
     pd.testing.assert_frame_equal(read_audits(), table)
     file = Path("kept/two/unit.json")
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"hash": "made again"}))
-    assert UNITS.search(say("kept"))[1] == "2" and calls[3:] == ["two"]  # a subsample counts once
-    assert UNITS.search(say("gone"))[1] == "2" and len(calls) == 4  # of the table alone
-    assert "0 units left out, 0 audited" in say("nowhere --out new.csv")
+    unit = json.loads(file.read_text())
+    unit["row"]["task"] = "NA"
+    file.write_text(json.dumps(unit | {"hash": "made again"}))
+    assert UNITS.findall(say("kept")) == ["2", "1"] and calls[3:] == ["two"]
+    shown = say("gone")  # of the table alone
+    assert UNITS.findall(shown) == ["2", "1"] and " NA " in shown and len(calls) == 4
+    assert "folder nowhere (0 left out): give --answers" in say("nowhere --out new.csv")
     calls.clear()
     assert "/proc" in say("kept --out /proc/new.csv") and not calls
 
@@ -411,11 +405,11 @@ def test_the_table_of_detectors_by_hand(capsys):
     p = table["p"].sort_values()
     by_hand = (p * 7 / np.arange(1, 8))[::-1].cummin()
     assert table["adjusted"].to_dict() == approx(by_hand.to_dict())
-    contam.show_table(rows)
+    contam.show_audits(rows)
     assert capsys.readouterr().out.endswith("flagged by ref\n")
     shown = []
     for both in (rows, pd.concat([rows.assign(**{"ref test": 0.9}), rows])):  # the last counts
-        contam.show_table(both.assign(recipe=[*"xyx"] * (len(both) // 3)))
+        contam.show_audits(both.assign(recipe=[*"xyx"] * (len(both) // 3)))
         shown.append(capsys.readouterr().out)
     assert shown[0] == shown[1] and UNITS.findall(shown[0]) == ["2", "1"]
 
