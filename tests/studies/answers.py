@@ -12,7 +12,7 @@ in docs/results.md, cheapest first.
 halves: real models, clean ones and ones trained on one half, of which there are counts and no
 items, so no model can explain another. tries: a 7B model that saw copies of the items, and its twin
 that did not. missing: coverage where models did not answer all items. simulate: coverage, ten
-minutes of one core. pooled: verdicts on an innocent model over many tasks, by what is wrong in each.
+minutes of one core. pooled: verdicts on an innocent model over many tasks, by what is wrong in all.
 leaked: the model named clean saw the released half, too. differ: one of many tasks is leaked; each
 before and after the rule that is for it.
 """
@@ -133,7 +133,8 @@ def pooled(args):
                 answers = draw_models(rng, items, args.clean, easier=0.22 * (kind == "easier"))
                 answers.columns = names
                 half = np.arange(items) < items // 2
-                gone = half & (answers["mine"] == 0) & (rng.random(items) < 0.1) & (kind == "missing")
+                wrong = half & (answers["mine"] == 0)
+                gone = wrong & (rng.random(items) < 0.1) & (kind == "missing")
                 answers["mine"] = answers["mine"].mask(gone)
                 tables.append(answers)
             row = judge_tables(tables, names[1:]).query("model == 'mine'").iloc[0]
@@ -177,8 +178,8 @@ def differ(args):
     released half of it. Print the mean bias, how often the row over all tasks says "No: within"
     without a word on differing tasks, before and after p_alike; how often it says that they differ;
     and how often some task gets "Yes", before (any interval above the margin) and after."""
-    print("| tasks | checkpoint | learned | mean bias | No, before | No, after | they differ | some "
-          "Yes, before | some Yes, after |")
+    print("| tasks | checkpoint | learned | mean bias | No, before | No, after | they differ | "
+          "some Yes, before | some Yes, after |")
     for (tasks, items), clean, learned in itertools.product(
             ((20, 100), (57, 50)), (0, 1), (0.0, 0.5, 1.0)):
         rng, found, names = np.random.default_rng(5), [], ["mine", "checkpoint"][: clean + 1]
@@ -191,7 +192,7 @@ def differ(args):
             tables[0]["mine"] = tables[0]["mine"].mask(gained, 1.0)
             rows = judge_tables(tables, names[1:]).query("model == 'mine'")
             row, parts = rows.iloc[0], rows.iloc[1:]
-            says_no = row["verdict"].startswith("No: within")
+            says_no = row["verdict"].startswith(("No: within", "No, on average: within"))
             differs = "tasks differ" in row["verdict"]
             found.append([row["bias"], says_no, says_no and not differs, differs,
                           (parts["low"] > 5).any(), parts["verdict"].str.startswith("Yes").any()])
@@ -301,7 +302,7 @@ if __name__ == "__main__":
                       ("leaked", leaked), ("differ", differ)):
         study = studies.add_parser(name)
         study.add_argument("--sets", type=int, default=2000)
-        study.add_argument("--kept", type=float, default=0.8, help="of the answers of the model before")
+        study.add_argument("--kept", type=float, default=0.8, help="of the model before's answers")
         study.add_argument("--clean", type=int, default=1, help="clean models of pooled")
         study.set_defaults(run=run)
     for name, run in (("halves", halves), ("tries", by_tries)):
