@@ -682,19 +682,17 @@ def test_gaps_of_clean_models():
     assert row["clean"] == "none" and row["bias"] == approx(alone[0])
 
 
-@pytest.mark.parametrize("gain, named, silent", [
-    (0.22, "before", False), (0.24, "before", True), (0.24, "before other1", False),
-    (0.26, "before other1", True)])
-def test_a_clean_model_that_saw_the_released_half_withholds_a_no(gain, named, silent):
+@pytest.mark.parametrize("gain, others, silent", [
+    (0.22, "", False), (0.24, "", True), (0.24, "other1", False), (0.26, "other1", True)])
+def test_a_clean_model_that_saw_the_released_half_withholds_a_no(gain, others, silent):
     """One-sided p, times the number of clean models, is below .055 or not."""
     rows = make_answers(43, 300, 300)
     learned = rows["model"].isin(["mine", "before"]) & rows["item"].lt(300 * gain)
     rows["right"] = rows["right"].mask(learned, 1.0)
-    released, answers = columns_of(rows)
-    others = [answers[name] for name in named.split()[1:]]
-    bias, se, size = plain_inflation(answers["before"], released, others)
-    assert (stats.t.sf(bias / se, 600 - size) * (len(others) + 1) < 0.055) == silent
-    verdict = judge(rows, f"--clean {named} --margin 20").loc["mine", "verdict"]
+    table = judge(rows, f"--margin 20 --clean before {others}")
+    before, verdict = table.loc["before"], table.loc["mine", "verdict"]
+    p = stats.t.sf(before["bias"] / before["se"], before["df"])
+    assert (p * (1 + bool(others)) < 0.055) == silent
     assert verdict.startswith("No verdict: named clean, but better on") == silent
 
 
@@ -803,19 +801,21 @@ def crossed_rows():
 
 
 @pytest.mark.parametrize("chosen, change, words", [
-    ("trained_on != 'held_out'", {}, "give two halves, a model trained on each, one name to all"),
-    ("trained_on == ''", {}, "by trained_on and half: {'neither': {'held_out': 0,"),
-    ("trained_on != half", {}, "'released': {'held_out': 0, 'released': 60}"),
-    ("half == 'released'", {}, "Of 60 items lack, by trained_on and half: {'released': "),
-    ("item > 5 or trained_on == ''", {}, "{'released': {'held_out': 0, 'released': 6}"),
-    ("right < 2", {"trained_on": {"held_out": "c"}}, "'released': 0}, 'c': {'held"),
-    ("right < 2", {"trained_on": {"held_out": "released"}}, "answers with trained_on 'released'"),
-    ("right < 2", {"half": {"released": "held_out"}}, "Of 105 items lack, by trained_on and half"),
-    ("right < 2", {"draw": {1: "x"}}, "invalid literal for int() with base 10: 'x'"),
-    ("right < 2", {"item": {7: 104}}, "'104' is in both halves: name two items by half, too (and"),
+    ("trained_on != 'held_out'", "half", "give two halves, a model trained on each, one name to all"),
+    ("trained_on == ''", "half", "by trained_on and half: {'neither': {'held_out': 0,"),
+    ("trained_on != half", "half", "'released': {'held_out': 0, 'released': 60}"),
+    ("half == 'released'", "half", "Of 60 items lack, by trained_on and half: {'released': "),
+    ("item > 5 or trained_on == ''", "half", "{'released': {'held_out': 0, 'released': 6}"),
+    ("right < 2", "trained_on held_out c", "'released': 0}, 'c': {'held"),
+    ("right < 2", "trained_on held_out released", "answers with trained_on 'released'"),
+    ("right < 2", "half released held_out", "Of 105 items lack, by trained_on and half"),
+    ("right < 2", "draw 1 x", "invalid literal for int() with base 10: 'x'"),
+    ("right < 2", "item 7 104", "'104' is in both halves: name two items by half, too (and"),
 ])
 def test_mistakes_in_crossed_answers_are_one_line(chosen, change, words, say):
-    crossed_rows().query(chosen).replace(change).to_csv("a.csv", index=False)
+    rows, (column, *pair) = crossed_rows().query(chosen).astype(str), change.split()
+    rows[column] = rows[column].replace(*pair or "  ")
+    rows.to_csv("a.csv", index=False)
     assert words in say("--answers a.csv")
 
 
