@@ -801,12 +801,12 @@ def crossed_rows():
 
 
 @pytest.mark.parametrize("chosen, change, words", [
-    ("trained_on != 'held_out'", "half", "give two halves, a model trained on each, one name to all"),
+    ("trained_on != 'held_out'", "half", "give two halves, a model trained on each, both (and"),
     ("trained_on == ''", "half", "by trained_on and half: {'neither': {'held_out': 0,"),
     ("trained_on != half", "half", "'released': {'held_out': 0, 'released': 60}"),
     ("half == 'released'", "half", "Of 60 items lack, by trained_on and half: {'released': "),
     ("item > 5 or trained_on == ''", "half", "{'released': {'held_out': 0, 'released': 6}"),
-    ("right < 2", "trained_on held_out c", "'released': 0}, 'c': {'held"),
+    ("right < 2", "trained_on held_out c", "'neither': {'held_out': 0, "),
     ("right < 2", "trained_on held_out released", "answers with trained_on 'released'"),
     ("right < 2", "half released held_out", "Of 105 items lack, by trained_on and half"),
     ("right < 2", "draw 1 x", "invalid literal for int() with base 10: 'x'"),
