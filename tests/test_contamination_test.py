@@ -218,6 +218,8 @@ def test_unfit_models_are_refused(model_dir, say):
     for name in ("no/such-model", "./none"):
         assert f"error: {name}: " in say(f"--examples a.txt --model {name}")
     assert "no folder or Hub id; names are bert, gpt2, " in say("--examples a.txt --model smolm2")
+    Path("tasks.json").write_text('{"tasks": {}, "models": {"mine": {}}}')
+    assert "names are mine" in say("--examples a.txt --model smollm2"), "of this folder first"
     folder = model_dir("gpt2", merges=MERGES)
     file = folder / "model.safetensors"
     weights = load_file(file)
