@@ -291,7 +291,7 @@ def load_network(model, device, precision):
     load_network.cache_clear()  # frees the last network before the next one comes
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    torch.manual_seed(0)  # an output layer without weights gets the same ones in each run
+    torch.manual_seed(0)  # in case the output layer has no weights
     causal = model.objective == "clm"
     kind = transformers.AutoModelForCausalLM if causal else transformers.AutoModelForMaskedLM
     lm, info = kind.from_pretrained(**load_options(model))
@@ -342,7 +342,7 @@ def load_pooler(model):
 def probe(net):
     """Refuse a model that a batch, later tokens or a forward pass change."""
     words = np.setdiff1d(range(99), net.tokenizer.all_special_ids)
-    texts, alone = [words[:32], words[:7]], []  # both begin with the same tokens
+    texts, alone = [words[:32], words[:7]], []  # the same tokens begin both
     net.lm.eval()
     for text in texts:
         with net.autocast:
@@ -1211,7 +1211,7 @@ def load_options(model):
 def choose_device(device, precision):
     if device == "auto":
         device = (torch.accelerator.current_accelerator(True) or torch.device("cpu")).type
-    torch.ones(1, device=device)  # or an error
+    torch.ones(1, device=device)  # fails if there is no such device
     if precision == "bf16" and not computes_bf16(device):
         raise ValueError(f"{device} does not support bf16: use fp16")
     return device

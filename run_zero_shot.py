@@ -1203,7 +1203,7 @@ def load_options(model):
 def choose_device(device, precision):
     if device == "auto":
         device = (torch.accelerator.current_accelerator(True) or torch.device("cpu")).type
-    torch.ones(1, device=device)  # or an error
+    torch.ones(1, device=device)  # fails if there is no such device
     if precision == "bf16" and not computes_bf16(device):
         raise ValueError(f"{device} does not support bf16: use fp16")
     return device
