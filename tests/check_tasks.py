@@ -29,13 +29,15 @@ def faults(task, lengths):
         yield "other texts, labels or order"
 
 
+@run.errors_on_one_line()
 def main(argv=None):
-    tasks, status = run.load_registry()["tasks"], 0
-    for name in run.parse_args(argv).tasks or tasks:
-        for source in tasks[name]["sources"]:
+    registered, status = run.load_registry()["tasks"], 0
+    names = run.parse_args(argv).tasks or registered
+    for name, spec in run.named_tasks(registered, names):
+        for source in spec["sources"]:
             place = [*source.values()][0]
             try:
-                task = run.read_task(tasks[name], source)
+                task = run.read_task(spec, source)
             except Exception as error:
                 print(name, "not available here:", place, run.brief(error))
                 if isinstance(error, ValueError):

@@ -22,7 +22,7 @@ from pytest import approx
 from safetensors.torch import load_file, save_file
 from scipy import stats
 
-from conftest import ARMS, ROOT, byte_tokenizer, end_of, load_script, plain_training
+from conftest import ARMS, ROOT, SETS, byte_tokenizer, end_of, load_script, plain_training
 
 pytestmark = pytest.mark.usefixtures("empty_folder")
 
@@ -124,36 +124,26 @@ def test_a_certain_token_is_typical(both):
     assert contam.token_scores(lm, [7, best], 1).tolist() == [[0], [0]]
 
 
-def order_texts(examples, size):
-    """The texts of each shard that order_log scores."""
-    texts = []
-
-    def keep(net, head, new):
-        texts.extend(new)
-        return dict.fromkeys(new, [np.zeros(1)])
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(contam, "score_texts", keep)
-        log = contam.order_log(None, "", examples, size)
-    return [[texts.pop(0) for _ in shard] for shard in log]
-
-
 @pytest.mark.parametrize("size, counts", [
     (2, [2] * 9), (3, [6] * 6), (4, [12] * 4 + [2]), (8, [12, 12, 2]), (17, [12])])
 def test_shards_are_scored_order_by_order(size, counts, both):
-    """As given, then in distinct other orders, the same each time. A last one alone has none."""
+    """As given, then in distinct other orders. A last text alone has none."""
     _, net, lm = both
-    examples = ["red apple", "cold night", "seven wheels", "red apple", *make_texts(14, 2)]
-    numbers = order_texts([*map(str, range(18))], size)
-    log = contam.order_log(net, HEAD, examples, size)
-    assert [*map(len, numbers)] == counts
-    for k, (orders, scores) in enumerate(zip(numbers, log, strict=True)):
-        given = [*map(str, range(18)[k * size : (k + 1) * size])]
-        assert orders[0].split("\n\n") == given and len({*orders}) == len(orders)
-        for order, score in zip(orders, scores, strict=True):
-            assert sorted(order.split()) == sorted(given)
-            text = "\n\n".join([examples[int(number)] for number in order.split()])
+    texts = ["red apple", "cold night", "seven wheels", "red apple", *make_texts(14, 2)]
+    shards = contam.draw_orders(texts, size)
+    for orders, scores in zip(shards, contam.order_log(net, HEAD, shards), strict=True):
+        for text, score in zip(orders, scores, strict=True):
             assert score == approx(plain_scores(lm, HEAD, text)[:, 0].sum(), rel=1e-5)
+    letters = "ABCDEFGHIJKLMNOPQR"
+    drawn = contam.draw_orders([*letters], size)
+    assert [*map(len, drawn)] == [*map(len, shards)] == counts
+    for k, orders in enumerate(drawn):
+        shard = letters[k * size : (k + 1) * size]
+        assert orders[0] == "\n\n".join(shard) and len({*orders}) == len(orders)
+        assert {"".join(sorted(order)) for order in orders} == {"\n" * (2 * len(shard) - 2) + shard}
+    for others, alike in ((letters[::-1], True), ("IJKLMNOPQRSTUVWXYZ", size == 2)):
+        again = str(contam.draw_orders([*others], size))  # the places are drawn by the set of texts
+        assert (again.translate(str.maketrans(others, letters)) == str(drawn)) == alike
 
 
 def test_p_exact_equals_brute_force():
@@ -168,7 +158,6 @@ def test_p_exact_equals_brute_force():
     assert contam.order_p(equal)[0] == approx(2 / 3, abs=0.01)
     repeats = contam.order_p([[-1.0, -2, -3, -3]] * 2)[0]  # each of two other orders counts once
     assert repeats == approx(1 / 9, abs=5e-3)
-    assert contam.order_p([[-1.0, -1.0]] * 5)[0] == 1
 
 
 def test_the_published_log_gives_the_published_p(monkeypatch):
@@ -184,7 +173,8 @@ def test_the_published_log_gives_the_published_p(monkeypatch):
     ("a.txt", "\ufeff[a\u2028b\r\nc\x0cd\x85e\nf\n\n", ["[a\u2028b", "c\x0cd\x85e", "f"]),
     ("a.jsonl", '{"text": "a\\nb", "label": 1}\n{"text": "c\u2028d"}\n', ["a\nb", "c\u2028d"]),
     ("a.csv", 'label;text\n1;"a\nb"\n0;NA\n', ["a\nb", "NA"]),
-    ("a.TSV", "label\t text\n1\ta, b\n", ["a, b"]),
+    ("a.TSV", "label\t text\n1\ta, b\n2\tc\rd\n", ["a, b", "c\rd"]),
+    ("a.json", '[{"text": "a"},\n\n{"text": "b"}]\n', ["a", "b"]),
 ])
 def test_examples_are_read_from_lines_columns_and_keys(name, content, examples):
     Path(name).write_bytes(content.encode())
@@ -193,14 +183,13 @@ def test_examples_are_read_from_lines_columns_and_keys(name, content, examples):
 
 @pytest.mark.parametrize("name, content, flags, words", [
     ("a.txt", "x" * 2100 + TEN, "", "has 2122 tokens, but the model reads 2048: use"),
-    ("a.txt", TEN[:-2], "--shard-size 2", "9 examples in shards of 2 are too few, or"),
-    ("a.txt", TEN, "--shard-size 1", "in shards of 1 are too few, or"),
-    ("a.txt", TEN, "--shard-size 9", "in shards of 9 are too few, or"),
-    ("a.txt", "a\n\nb", "", "example 2 is empty"),
-    ("a.jsonl", '{"text": "b"}\n{"text": null}\n', "", "2 is empty or no text: None"),
-    ("a.txt", TEN, "--margin 2", "goes without --answers, --clean, --margin and --out"),
-    ("a.txt", TEN, "--out b.csv", "--examples goes without --answers"),
-    ("a.jsonl", '{"words": "b"}', "", "columns words, not text: name yours with --text"),
+    ("a.txt", TEN[:-2], "--shard-size 2", "9 examples in shards of 2 are too few to be flagged"),
+    ("a.txt", TEN, "--shard-size 9", "in shards of 9 are too few to be flagged: add"),
+    ("a.txt", "a\n\nb", "", "line 2 holds no text"),
+    ("a.jsonl", '{"text": "b"}\n\n{"text": null}\n', "", "line 3 holds no text"),
+    ("a.ndjson", '{"text": "\\ud83d"}', "", "line 1 holds no text, or half a character"),
+    ("a.txt", TEN, "--out .", "--out would replace --answers or a folder"),
+    ("a.jsonl", '{"words": "b"}', "", "'text'; its columns are words: name yours with --text"),
 ])
 def test_a_mistake_is_one_line(name, content, flags, words, both, say):
     Path(name).write_text(content)
@@ -209,7 +198,9 @@ def test_a_mistake_is_one_line(name, content, flags, words, both, say):
 
 
 @pytest.mark.parametrize("kind, changes, words", [
-    ("bert", {}, "tokens, such as smollm2: weights are missing, or tokens see")])
+    ("bert", {}, "tokens, such as smollm2: weights are missing, or tokens see later"),
+    ("llama", {"is_causal": False}, "tokens see later"),
+    ("gemma3_text", {"use_bidirectional_attention": True}, "tokens see later")])
 def test_models_that_would_mislead_are_refused(kind, changes, words, model_dir, say):
     Path("a.txt").write_text("x" * 600 + TEN)
     folder = model_dir(kind, **{"words": encode} | changes)
@@ -227,6 +218,8 @@ def test_unfit_models_are_refused(model_dir, say):
     for name in ("no/such-model", "./none"):
         assert f"error: {name}: " in say(f"--examples a.txt --model {name}")
     assert "no folder or Hub id; names are bert, gpt2, " in say("--examples a.txt --model smolm2")
+    Path("tasks.json").write_text('{"tasks": {}, "models": {"mine": {}}}')
+    assert "names are mine" in say("--examples a.txt --model smollm2"), "of this folder first"
     folder = model_dir("gpt2", merges=MERGES)
     file = folder / "model.safetensors"
     weights = load_file(file)
@@ -272,12 +265,11 @@ def test_a_learned_order_is_flagged(model_dir, say, monkeypatch):
     guilty = model_dir("gpt2", trained, merges=MERGES, initializer_range=0.05)
     order = "--examples a --shard-size 2 --model"
     assert ": flagged: " in say(f"{order} {guilty}")
-    assert ": flagged: " in say(f"{order} {guilty} --reference {innocent}")
+    assert contam.test_order(pd.Series(texts), guilty, innocent, 2)[0] < 0.05
     alike = say(f"{order} {guilty} --reference {guilty}")
     assert alike.startswith("p = 1: not flagged, ")
-    for found, words in ((0.04, 0.06), ": flagged: "), ((0.06, 0.04), ": not flagged, "):
-        monkeypatch.setattr(contam, "order_p", lambda log, found=found: found)
-        assert words in say(f"{order} {innocent}")
+    monkeypatch.setattr(contam, "order_p", lambda log: (0.06, 0.04))  # p_exact decides
+    assert ": not flagged, " in say(f"{order} {innocent}")
 
 
 @pytest.fixture(scope="module")
@@ -307,7 +299,7 @@ def test_a_units_row_equals_a_plain_loop(audited):
         if arm != "base":
             lm = peft.PeftModel.from_pretrained(lm, path / arm).eval()
         log = []
-        for orders in order_texts(texts[:24], 8):  # of the pack
+        for orders in contam.draw_orders(texts[:24], 8):  # of the pack
             log.append(np.array([plain_scores(lm, head, text)[:, 0].sum() for text in orders]))
         assert row[f"p_exact {arm}"] == near(brute_p(log))
         for text in texts:
@@ -359,10 +351,13 @@ def test_an_audit_goes_on_where_it_was(table, say, monkeypatch):
     assert UNITS.search(say("kept"))[1] == "2" and calls == ["one", "two", "two"]
     pd.testing.assert_frame_equal(read_audits(), table)
     file = Path("kept/two/unit.json")
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"hash": "made again"}))
-    assert UNITS.search(say("kept"))[1] == "2" and calls[3:] == ["two"]  # a subsample counts once
-    assert UNITS.search(say("gone"))[1] == "2" and len(calls) == 4  # of the table alone
-    assert "0 units left out, 0 audited" in say("nowhere --out new.csv")
+    unit = json.loads(file.read_text())
+    unit["row"]["task"] = "NA"
+    file.write_text(json.dumps(unit | {"hash": "made again"}))
+    assert UNITS.findall(say("kept")) == ["2", "1"] and calls[3:] == ["two"]
+    shown = say("gone")  # of the table alone
+    assert UNITS.findall(shown) == ["2", "1"] and " NA " in shown and len(calls) == 4
+    assert "folder nowhere (0 left out): give --answers" in say("nowhere --out new.csv")
     calls.clear()
     assert "/proc" in say("kept --out /proc/new.csv") and not calls
 
@@ -409,11 +404,11 @@ def test_the_table_of_detectors_by_hand(capsys):
     p = table["p"].sort_values()
     by_hand = (p * 7 / np.arange(1, 8))[::-1].cummin()
     assert table["adjusted"].to_dict() == approx(by_hand.to_dict())
-    contam.show_table(rows)
+    contam.show_audits(rows)
     assert capsys.readouterr().out.endswith("flagged by ref\n")
     shown = []
     for both in (rows, pd.concat([rows.assign(**{"ref test": 0.9}), rows])):  # the last counts
-        contam.show_table(both.assign(recipe=[*"xyx"] * (len(both) // 3)))
+        contam.show_audits(both.assign(recipe=[*"xyx"] * (len(both) // 3)))
         shown.append(capsys.readouterr().out)
     assert shown[0] == shown[1] and UNITS.findall(shown[0]) == ["2", "1"]
 
@@ -495,7 +490,8 @@ def test_clean_models_that_add_nothing():
 
 
 @pytest.mark.parametrize("size, beyond", [
-    ((7, 300, 200, 2, 0.5), "Yes: beyond "), ((14, 30, 30, 2, 0.3), ""),
+    ((7, 300, 200, 2, 0.5), "Yes: beyond "), ((14, 30, 30, 2, 0.3), "Inflated, but too early "),
+    ((16, 30, 30), "Too early to tell if within ±"),
     ((7, 300, 200, 2, 0.5), "No: seen items even score worse, beyond ")])
 def test_the_verdict_changes_at_its_borders(size, beyond):
     """Of an interval b ± h: |b| + h, |b| - h and h / .55."""
@@ -505,8 +501,8 @@ def test_the_verdict_changes_at_its_borders(size, beyond):
     row = judge(rows).loc["mine"]
     b, h = abs(row["bias"]), row["high"] - row["bias"]
     borders = [(b + h, "No: within ", "Near "), (b - h, "Near ", beyond)]
-    if not beyond:
-        borders = [(h / 0.55, "Near ", "Too early to tell if within ±")]
+    if "early" in beyond:
+        borders = [(h / 0.55, "Near ", beyond)]
     for border, above, below in borders:
         for margin, words in ((border + 0.01, above), (border - 0.01, below)):
             row = judge(rows, f"--clean before --margin {margin}").loc["mine"]
@@ -549,6 +545,37 @@ def test_what_is_wrong_in_every_task_is_seen_over_all(gone, words):
     p = 2 * stats.norm.sf(sum(z) / math.sqrt(6))
     assert table["p_halves"].iloc[0] == approx(p, rel=0.05)
     assert min(p, stats.fisher_exact([[6 * len(gone), 282], [0, 300]]).pvalue) < 0.01
+
+
+@pytest.mark.parametrize("counts, p", [  # of each task: missing and all released, held out
+    # refused admissions to Berkeley, men and women by department (Bickel et al., 1975): p by SAS
+    ("313 825 19 108 207 560 8 25 205 325 391 593 279 417 244 375 138 191 299 393 351 373 317 341",
+     0.2169),
+    ("25 100 46 300 24 300 0 100 " * 10, 7.43e-27),  # p of the sums is .32
+    ("80 400 20 100 2 100 8 400", 1)])  # 5e-8
+def test_missing_answers_are_compared_within_tasks(counts, p):
+    parts = {}
+    for k, (gaps, size) in enumerate(np.reshape(counts.split(), (-1, 2)).astype(int)):
+        parts[k // 2, contam.HALVES[k % 2]] = pd.Series(np.arange(size) < gaps, dtype=int)
+    missing = pd.concat(parts, names=["task", "half"])
+    assert contam.missing_p_within_tasks(missing) == approx(p, rel=2e-3)
+
+
+@pytest.mark.parametrize("kinds, margin, words", [
+    ("ab", 6.5, "Yes: "), ("ab", 7.5, "Inflated, but too "), ("aba", 6.5, "Inflated, but too "),
+    ("ba", 6.5, "No: seen "), ("aa", 6.5, "Not judged ")])
+def test_tasks_that_differ_are_judged_alone(kinds, margin, words):
+    """By F with equal variances, which is Welch's t for two: the answers of b are those of a, right
+    for wrong. "Yes" needs an interval adjusted for the number of tasks."""
+    a = make_answers(12, 90, 80, bias=0.5)
+    tasks = {"a": a, "b": a.assign(right=1 - a["right"])}
+    rows = pd.concat([tasks[kind].assign(task=str(k)) for k, kind in enumerate(kinds)])
+    table = judge(rows, f"--clean before --margin {margin}").loc["mine"]
+    F = table["bias"][1:].var() / table["se"].iloc[1] ** 2
+    p = stats.f.sf(F, len(kinds) - 1, len(kinds) * table["df"].iloc[1])
+    assert table["p_alike"].tolist() == approx([p] * len(table))
+    assert ("; tasks differ by more than chance (p = " in table["verdict"].iloc[0]) == (p < 0.05)
+    assert table["verdict"].iloc[1].startswith(words)
 
 
 def test_a_task_with_uneven_answers_is_enough():
@@ -646,7 +673,7 @@ def test_gaps_of_clean_models():
     assert row["clean"] == "before, other1"
     assert table.loc[["before", "other1", "other2"], "verdict"].tolist() == [
         "Named clean", "Named clean", "Named clean, not used: see docs/answers.md"]
-    assert table.loc["other3", "verdict"] == "No verdict: one half has more missing answers"
+    assert table.loc["other3", "verdict"].startswith("No verdict: one half has more missing")
     check = plain_inflation((answers["before"] + few) / 2, released, [])
     assert row["p_halves"] == approx(2 * stats.t.sf(abs(check[0]) / check[1], 198))
     row = judge(rows, "--clean other2 other3").loc["mine"]
@@ -654,13 +681,26 @@ def test_gaps_of_clean_models():
     assert row["clean"] == "none" and row["bias"] == approx(alone[0])
 
 
-def test_clean_models_that_are_not_or_are_too_many():
-    """One for four items is used."""
-    table = judge(make_answers(7, 300, 200, bias=0.5), "--clean mine")
-    assert table.loc["mine", "verdict"] == "Named clean, but its interval excludes 0"
+@pytest.mark.parametrize("gain, others, silent", [
+    (0.22, "", False), (0.24, "", True), (0.24, "other1", False), (0.26, "other1", True)])
+def test_a_clean_model_that_saw_the_released_half_withholds_a_no(gain, others, silent):
+    """One-sided p, times the number of clean models, is below .055 or not."""
+    rows = make_answers(43, 300, 300)
+    learned = rows["model"].isin(["mine", "before"]) & rows["item"].lt(300 * gain)
+    rows["right"] = rows["right"].mask(learned, 1.0)
+    table = judge(rows, f"--margin 20 --clean before {others}")
+    before, verdict = table.loc["before"], table.loc["mine", "verdict"]
+    p = stats.t.sf(before["bias"] / before["se"], before["df"])
+    assert (p * (1 + bool(others)) < 0.055) == silent
+    assert verdict.startswith("No verdict: named clean, but better on") == silent
+
+
+def test_of_too_many_clean_models_the_first_named_are_used():
+    """One for four items."""
     rows = make_answers(5, 20, 20, clean=44)
-    row = judge(rows, f"--clean {' '.join(rows['model'].unique()[1:])}").loc["mine"]
-    assert row["clean"].count(", ") == 9 and 0 < row["high"] - row["bias"] < 50
+    clean = rows["model"].unique()[:0:-1]
+    row = judge(rows, f"--clean {' '.join(clean)}").loc["mine"]
+    assert row["clean"].split(", ") == [*clean[:10]] and 0 < row["high"] - row["bias"] < 50
 
 
 def test_scores_of_0_or_1_everywhere_get_no_verdict():
@@ -679,23 +719,113 @@ def test_words_separators_and_names():
     rows = rows.replace({"model": {"other1": "NA"}, "item": {"7": "None"}})
     rows.loc[::9, "right"] = ""
     wanted = judge(rows, "--clean NA")
-    for sep, words in ((";", ["False", "TRUE", "NA"]), ("\t", ["n", "C", "None"]),
-                       (",", ["0", "1.0", "nan"])):
+    for sep, words, half in ((";", ["False", "TRUE", "NA"], "Held Out"),
+                             ("\t", ["n", "C", "None"], "held-out"), (",", ["0", "1.0", "nan"], ""),
+                             (";", ["0,0", "Yes", ""], "HELD_OUT"), (";", ["no", "1,0", ""], "")):
         other = rows.assign(right=rows["right"].replace(dict(zip([0.0, 1.0, ""], words))))
-        other = other.assign(half=" " + other["half"])
+        other = other.assign(half=" " + other["half"].replace("held_out", half or "held_out"))
         pd.testing.assert_frame_equal(judge(other, "--clean NA", sep), wanted)
 
 
+def test_items_that_a_limit_left_out_are_named():
+    rows = make_answers(24, 100, 60)
+    asked = rows["model"].ne("mine") | rows["item"].between(45, 159)
+    verdict = judge(rows[asked]).loc["mine", "verdict"]
+    assert "missing answers, such as to 0, 1, " in verdict and "If a limit kept" in verdict
+
+
+def test_names_that_fonts_and_tex_lack(capsys, recwarn):
+    """Letters without a font are told once, not warned of with a path."""
+    judge(make_answers(24).replace({"mine": "a$_$b^", "other1": "\ue123\ue124"}))
+    assert capsys.readouterr().out.count("missing from font") == 1 and not recwarn
+
+
+OTHER = "a,held_out,5,1"
+
+
 @pytest.mark.parametrize("rows, flags, words", [
-    ("a,dev,0,1", "", "line 2: half is 'dev': use released"),
+    ("a,dev,0,1", "", "half is dev, held_out: use released and held_out, and both"),
+    ("a,held_out,0,1", "", "half is held_out: use released and held_out, and both"),
     ("a,released,0,1\na,held_out,0,1", "", "line 2: '0' is in both halves: name two"),
-    ('a,released,0,"0,5"', "", "right is '0,5': use 1, 0 or"),
-    ("a,released,1,1\na,released,0,87%", "", "line 3: right is '87%': use 1, 0 or a grade between"),
-    ("a,released,0,1\na,released,0,.5", "", "line 3: '0' has two answers of 'a': keep"),
+    ("a,released,0,maybe", "", "line 2: right is 'maybe': use 1, 0 or a grade between"),
+    ("a,released,0,1\na,released,1,87", "", "line 3: right is '87': divide percentages by 100"),
+    ("a,released,0,87%", "", "right is '87%': use 1, 0 or a grade"),
+    ("a,released,0,1\na,released,0,.5", "", "line 3: '0' has two answers with model 'a': keep"),
     ("a,released,0,1", "--clean gone", "a.csv: --clean: the models are a"),
     ("a,released,0,1", "--out a.csv", "--out would replace --answers"),
     ("a,released,0,1", "", "no model has enough answers"),
 ])
-def test_mistakes_in_a_table_are_one_line(rows, flags, words, say):
-    Path("a.csv").write_text(f"model,half,item,right\n{rows}\n")
-    assert words in say(f"--answers a.csv {flags}")
+def test_mistakes_in_a_table_are_one_line(rows, flags, words, say, recwarn):
+    Path("a.csv").write_text(f"model,half,item,right\n{rows}\n{OTHER}\n")
+    assert words in say(f"--answers a.csv {flags}") and not recwarn
+
+
+def test_a_wide_table_and_no_table(say):
+    Path("a.csv").write_text("item,half,gpt,llama\n1,released,1,0\n")
+    assert "one row an answer (pandas.melt " in say("--answers a.csv")
+    assert "give --answers FILE, --examples FILE" in say("")
+
+
+# Answers of models that were trained on the halves
+
+
+@pytest.mark.parametrize("name", ["run_experiment", "run_zero_shot"])
+@pytest.mark.parametrize("grade", [1, 0.5])
+def test_crossed_answers_equal_a_scripts_own_rows(name, grade, monkeypatch):
+    """Of the same predictions for two subsamples, exactly; halves of 40 and 30. Grades of .5 in
+    place of 1 give half the accuracy and a quarter of the squared differences."""
+    rng, own, parts = np.random.default_rng(5), [], []
+    for draw in (1, 2):
+        labels = {"test": rng.integers(3, size=40), "extra": rng.integers(3, size=30)}
+        predictions = {arm: {} for arm in ARMS}
+        for arm, half in itertools.product(ARMS, labels):
+            predictions[arm][half] = log_p = np.log(rng.dirichlet([1] * 3, len(labels[half])))
+            right = grade * (log_p.argmax(1) == labels[half])
+            part = as_rows({"m": right}, np.full(len(right), half))
+            parts.append(part.assign(trained_on=arm, draw=draw))
+        own.append({})
+        load_script(name).add_scores(own[-1], predictions, labels)
+    rows = pd.concat(parts)
+    rows["item"] = rows["half"] + rows["item"].astype(str)
+    table = contam.cross_answers(rows).filter(regex="acc|disc")
+    scale = np.where(table.columns.str.startswith("acc"), grade, grade**2)
+    assert table.eq(pd.DataFrame(own)[[*table]] * scale).all(axis=None)
+
+
+def crossed_rows():
+    """Of 60 released and 45 held-out items, by models trained on one half, or on neither."""
+    rows = make_answers(8)
+    arms = {"mine": "released", "other1": "held_out", "before": ""}
+    return rows.assign(trained_on=rows["model"].map(arms), model="m", draw=1)
+
+
+@pytest.mark.parametrize("chosen, change, words", [
+    ("trained_on != 'held_out'", "half", "give two halves, a model trained on each, both (and"),
+    ("trained_on == ''", "half", "by trained_on and half: {'neither': {'held_out': 0,"),
+    ("trained_on != half", "half", "'released': {'held_out': 0, 'released': 60}"),
+    ("half == 'released'", "half", "Of 60 items lack, by trained_on and half: {'released': "),
+    ("item > 5 or trained_on == ''", "half", "{'released': {'held_out': 0, 'released': 6}"),
+    ("right < 2", "trained_on held_out c", "'neither': {'held_out': 0, "),
+    ("right < 2", "trained_on held_out released", "answers with trained_on 'released'"),
+    ("right < 2", "half released held_out", "Of 105 items lack, by trained_on and half"),
+    ("right < 2", "draw 1 x", "invalid literal for int() with base 10: 'x'"),
+    ("right < 2", "item 7 104", "'104' is in both halves: name two items by half, too (and"),
+])
+def test_mistakes_in_crossed_answers_are_one_line(chosen, change, words, say):
+    rows, (column, *pair) = crossed_rows().query(chosen).astype(str), change.split()
+    rows[column] = rows[column].replace(*pair or "  ")
+    rows.to_csv("a.csv", index=False)
+    assert words in say("--answers a.csv")
+
+
+def test_a_crossed_table(say):
+    """Of 57 released and 45 held-out items that all answered; n is their harmonic mean. The second
+    draw has no model before."""
+    rows = crossed_rows().query("item > 2 or trained_on == ''")
+    both = pd.concat([rows, rows[rows["trained_on"] != ""].assign(draw=2)])
+    both.to_csv("crossed.csv", index=False)
+    assert "--out would replace --answers" in say("--answers crossed.csv")
+    assert "3 items are left out" in say("--answers crossed.csv --out b.csv")
+    table = pd.read_csv("b.csv")
+    assert table["n"].tolist() == [50, 50] and table["left_out"].tolist() == [3, 0]
+    assert table["acc_base"].isna().tolist() == [False, True] and table["split"].nunique() == 2

@@ -139,7 +139,7 @@ def test_page_and_figure_show_the_tables(shared, said, figures):
 def test_slices_are_drawn_as_they_are_in_the_table(said, figures):
     """The band is the threshold of each experiment; shares.csv by hand. The drawn slices of
     the second have a bias."""
-    biased = coin_rows(tasks=8, n=400, models=("a",), experiment="zero_shot", acc_extra=0.5)
+    biased = coin_rows(tasks=8, n=400, models=("a",), experiment="zero-shot", acc_extra=0.5)
     biased["acc_test"] = 0.55 + biased["subsample"] / 100
     rows = pd.concat([coin_rows(tasks=6), biased])
     said(meta.main, path_of(rows), "results.csv", "--slices", 60)
@@ -147,7 +147,7 @@ def test_slices_are_drawn_as_they_are_in_the_table(said, figures):
         pd.read_csv(f"meta/results+results/{name}.csv").set_index(["experiment", "kind"])
         .sort_index() for name in ("meta", "shares"))
     assert len(slices) == 60 * 2 * 2
-    settings = [("few-shot, m = 10, n = 40", 0.04), ("zero_shot, m = 10, n = 400", 0.08)]
+    settings = [("few-shot, m = 10, n = 40", 0.04), ("zero-shot, m = 10, n = 400", 0.08)]
     for axis, (title, threshold) in zip(figures[0].axes, settings, strict=True):
         (band,) = axis.patches
         assert axis.get_title() == title and len(axis.lines) == 2
@@ -160,8 +160,8 @@ def test_slices_are_drawn_as_they_are_in_the_table(said, figures):
             for way in ("paper", "t"):
                 expected.append(((mine[f"{way}_low"] > 0) | (mine[f"{way}_high"] < 0)).mean())
             assert [*shares.loc[key, "threshold":]] == approx(expected, abs=1e-5)
-    assert shares["t"]["zero_shot", "drawn"] == 1
-    assert abs(slices["t_mean"]["zero_shot", "shuffled"].mean()) < 1.5
+    assert shares["t"]["zero-shot", "drawn"] == 1
+    assert abs(slices["t_mean"]["zero-shot", "shuffled"].mean()) < 1.5
 
 
 def test_the_figure_of_answers_shows_the_table(said, figures):

@@ -82,21 +82,19 @@ def test_the_papers_coin_flip(run, name, n, drawn, shuffled):
     found = run(ROOT / f"tests/published/{name}.csv", "--n", n, "--slices", 1000)
     shares = csv_of("shares")["outside"]
     assert [*shares] == approx([drawn, shuffled], abs=2.5 * math.sqrt(0.25 / 500 + 0.25 / 1000))
-    *table, sentence, _ = found.out.splitlines()
+    _, header, *table, _, sentence, _ = found.out.splitlines()
     said = [float(share) for share in re.findall(r"(\d+)%", sentence)]
     assert said == approx([*(100 * shares)], abs=0.51)
-    assert "threshold for beta  share beyond it  paper's interval excludes 0  t interval" in table[0]
-    assert [float(line.split()[6][:-1]) for line in table[1:]] == said
+    assert header.split()[5:] == ["threshold", "outside", "paper", "t"]
+    assert [float(line.split()[6][:-1]) for line in table] == said
 
 
-@pytest.mark.parametrize("crossed", [True, False])
-def test_a_slice_is_one_run(run, crossed):
+def test_a_slice_is_one_run(run):
     """Each run is drawn, and a shuffle turns its bias and its answers around."""
     table = coin_rows(tasks=1, subsamples=5, models=("a",), crossed=True)
-    run(table, "--slices", 200, *["--plain"][crossed:])
-    bias = 100 * (table["acc_test"] - table["acc_extra"])
-    if crossed:
-        bias = (bias + 100 * (table["acc_extra_on_extra"] - table["acc_test_on_extra"])) / 2
+    run(table, "--slices", 200)
+    bias = 50 * (table["acc_test"] - table["acc_extra"])
+    bias += 50 * (table["acc_extra_on_extra"] - table["acc_test_on_extra"])
     right = 40 * table[["acc_extra", "acc_test"]].to_numpy()[:, :, None]
     beta, _ = meta.slice_posterior(right, 40, *indicators(["ax"]))
     turned, _ = meta.slice_posterior(right[:, ::-1], 40, *indicators(["ax"]))
@@ -124,16 +122,19 @@ def test_the_intervals_of_a_slice(run):
     assert {*shuffled["t_mean"].round(2)} == {*combinations.round(2)}
 
 
-@pytest.mark.parametrize("accuracy, n, ceiling", [([0.985, 1.0], 200, True), ([0.5], 2000, False)])
-def test_near_a_ceiling_the_rule_claims(run, accuracy, n, ceiling):
-    """Not the data, for models that have the same accuracy on seen and unseen texts."""
-    rows = coin_rows(tasks=6, subsamples=20, models=("a",), n=n)
-    shares = np.resize(accuracy, 6)[pd.factorize(rows["task"])[0]]
-    for arm in ("extra", "test"):
-        rows[f"acc_{arm}"] = np.random.default_rng(len(arm)).binomial(n, shares) / n
+@pytest.mark.parametrize("accuracy, n, bias, tasks, claimed, rule", [
+    ([0.985, 1.0], 200, 0, 6, True, True), ([0.5], 2000, 0, 6, False, False),
+    ([0.5], 2000, 0.1, 8, True, False), ([0.985], 200, 0, 1, True, False)])
+def test_when_it_is_the_rule_that_claims(run, accuracy, n, bias, tasks, claimed, rule):
+    """Near a ceiling, for models that have the same accuracy on seen and unseen texts. A true bias
+    leaves most shuffled slices beyond the threshold, too; of one task they are the drawn ones."""
+    rows = coin_rows(tasks=tasks, subsamples=20, models=("a",), n=n)
+    shares = np.resize(accuracy, tasks)[pd.factorize(rows["task"])[0]]
+    for arm, more in (("extra", 0), ("test", bias)):
+        rows[f"acc_{arm}"] = np.random.default_rng(len(arm)).binomial(n, shares + more) / n
     found = run(rows, "--slices", 100)
-    assert (csv_of("shares")["outside"] > 0.8).all() == ceiling
-    assert ("the rule that claims a bias" in found.out) == ceiling
+    assert (csv_of("shares")["outside"] > 0.6).all() == claimed
+    assert ("the rule that claims a bias" in found.out) == rule
 
 
 def test_a_closed_pipe_ends_in_silence():
@@ -147,9 +148,6 @@ def test_a_closed_pipe_ends_in_silence():
     assert done.returncode == 1 and not done.stderr
 
 
-def test_too_few(run):
-    assert "--slices must be positive" in run(coin_rows(), "--slices", 0).err
-    for tasks, subsamples, few in ((1, 5, True), (2, 4, True), (2, 5, False)):
-        out = run(coin_rows(tasks=tasks, subsamples=subsamples), "--slices", 5).out
-        words = f"few to rely on. Tasks: {tasks}; subsamples of a task: {subsamples}"
-        assert (words in out) == few
+def test_flags_and_the_number_of_subsamples(run):
+    out = run(coin_rows(subsamples=5), "--slices", 5, "--threshold", 0.3).out
+    assert "Subsamples of a task: 5 or more" in out and {*csv_of("shares")["threshold"]} == {0.3}

@@ -23,7 +23,7 @@ BLOCK = re.compile(
     r"^# --- shared: (\w+) ---\n(.*?)^# --- end shared ---$", re.DOTALL | re.MULTILINE)
 METADATA = re.compile(r"^# /// script\n((?:#.*\n)+?)# ///\n")  # PEP 723
 BEHIND = {"accelerate", "bitsandbytes", "gguf", "pip"}  # transformers imports these; pip is run
-OPTIONAL = {"distributed"}  # for --dask alone
+OPTIONAL = {"distributed", "arviz", "nutpie", "pymc", "pytensor"}  # for --dask, --paper-model
 
 
 def read(path):

@@ -6,11 +6,15 @@ in docs/results.md, cheapest first.
     python tests/studies/answers.py missing --sets 2000
     python tests/studies/answers.py simulate --sets 2000
     python tests/studies/answers.py pooled --sets 200
+    python tests/studies/answers.py leaked --sets 200
+    python tests/studies/answers.py differ --sets 100
 
 halves: real models, clean ones and ones trained on one half, of which there are counts and no
 items, so no model can explain another. tries: a 7B model that saw copies of the items, and its twin
 that did not. missing: coverage where models did not answer all items. simulate: coverage, ten
-minutes of one core. pooled: verdicts on an innocent model over many tasks, by what is wrong in each.
+minutes of one core. pooled: verdicts on an innocent model over many tasks, by what is wrong in all.
+leaked: the model named clean saw the released half, too. differ: one of many tasks is leaked; each
+before and after the rule that is for it.
 """
 
 import argparse
@@ -104,6 +108,17 @@ def missing(args):
               f"no verdict {np.mean(silent):.1%}, clean models used {np.mean(used):.2f}")
 
 
+def judge_tables(tables, clean):
+    """The script's table of verdicts on tables of answers [items, models], one a task; the first
+    half of the items is released."""
+    parts = []
+    for task, answers in enumerate(tables):
+        halves = np.where(np.arange(len(answers)) < len(answers) // 2, *HALVES)
+        part = answers.assign(task=task, half=halves, item=np.arange(len(answers)))
+        parts.append(part.melt(["task", "half", "item"], var_name="model", value_name="right"))
+    return contam.judge_answers(pd.concat(parts, ignore_index=True), clean)
+
+
 def pooled(args):
     """Print what is said of an innocent model over all tasks, and how often an interval above 0 is
     shown with a verdict: nothing is wrong; a tenth of its wrong answers lacks in the released half
@@ -113,26 +128,98 @@ def pooled(args):
             ((20, 100), (57, 50)), ("nothing", "missing", "easier")):
         rng, withheld, above = np.random.default_rng(3), [], []
         for _ in range(args.sets):
-            parts = []
-            for task in range(tasks):
+            tables = []
+            for _ in range(tasks):
                 answers = draw_models(rng, items, args.clean, easier=0.22 * (kind == "easier"))
                 answers.columns = names
                 half = np.arange(items) < items // 2
-                gone = half & (answers["mine"] == 0) & (rng.random(items) < 0.1) & (kind == "missing")
+                wrong = half & (answers["mine"] == 0)
+                gone = wrong & (rng.random(items) < 0.1) & (kind == "missing")
                 answers["mine"] = answers["mine"].mask(gone)
-                keys = [np.full(items, task), np.where(half, *HALVES), np.arange(items)]
-                parts.append(answers.set_index(keys).rename_axis(["task", "half", "group"]))
-            answers = pd.concat(parts)
-            rows, missing = [], answers.isna().astype(int)
-            for task, mine in answers.groupby(level="task"):
-                rows += contam.judge_task(task, mine, missing.loc[mine.index], names[1:], tasks)
-            rows = contam.means_over_tasks(pd.DataFrame(rows), missing)
-            row, = [contam.add_verdict(row, names[1:], 5) for row in rows if row["model"] == "mine"]
+                tables.append(answers)
+            row = judge_tables(tables, names[1:]).query("model == 'mine'").iloc[0]
             withheld.append(row["verdict"].startswith("No verdict"))
             above.append(row["low"] > 0 and not withheld[-1])
         print(f"{tasks} tasks of {items}, {kind}, {args.clean} clean models, {args.sets} sets: "
               f"no verdict {np.mean(withheld):.1%}, an interval "
               f"above 0 {np.mean(above):.1%}", flush=True)
+
+
+def leaked(args):
+    """A model keeps four of five answers of a checkpoint that is named clean. The checkpoint saw
+    the released half (it learned a share of its wrong answers), or did not. Print the model's true
+    bias, what the interval says, and how often the verdict is "No: within" or withheld, before and
+    after the rule that a clean model must not be better on the released half."""
+    print("| items a half | other clean models | learned | true bias | interval | No, before | "
+          "No, after | withheld, before | withheld, after |")
+    for size, clean, learned in itertools.product((300, 1000), (0, 4), (0.0, 0.15, 0.3)):
+        rng, found = np.random.default_rng(4), []
+        names = ["mine", "checkpoint", *[f"clean {k + 1}" for k in range(clean)]]
+        for _ in range(args.sets):
+            answers = draw_models(rng, 2 * size, clean + 1, args.kept).set_axis(names, axis=1)
+            innocent = answers["mine"].copy()
+            gained = (np.arange(2 * size) < size) & (rng.random(2 * size) < learned)
+            kept = rng.random(2 * size) < args.kept  # of what the checkpoint learned
+            answers["checkpoint"] = answers["checkpoint"].mask(gained, 1.0)
+            answers["mine"] = answers["mine"].mask(gained & kept, 1.0)
+            row = judge_tables([answers], names[1:]).query("model == 'mine'").iloc[0].to_dict()
+            before = contam.add_verdict(row, 5.0, "")["verdict"]
+            truth = 100 * (answers["mine"] - innocent)[:size].mean()
+            found.append([truth, row["bias"], row["high"] - row["bias"]] + [
+                words.startswith(start) for start in ("No: within", "No verdict")
+                for words in (before, row["verdict"])])
+        truth, bias, reach, *shares = np.mean(found, axis=0)
+        print(f"| {size} | {clean} | {learned:.0%} | {truth:+.1f} | {bias:+.1f} ± {reach:.1f} | "
+              + " | ".join([f"{share:.0%}" for share in shares]) + " |", flush=True)
+
+
+    by_dropping(10 * args.sets)
+
+
+def by_dropping(sets):
+    """Honest tables: the coverage if a checkpoint whose own interval excludes 0 is left out, as an
+    earlier guide advised, and if it is kept; and of the tables in which it is left out."""
+    rng, found = np.random.default_rng(6), []
+    for _ in range(sets):
+        answers, half = draw_models(rng, 600, 1, before=0.8), np.arange(600) < 300
+        kept, alone, own = [judged(answers[columns], half, columns[1:])
+                            for columns in ([0, 1], [0], [1])]
+        excludes = abs(own[0]) > own[1]
+        bias, reach = alone if excludes else kept
+        found.append([abs(kept[0]) <= kept[1], abs(bias) <= reach, excludes])
+    kept, dropped, share = np.mean(found, axis=0)
+    rest = np.mean([row[1] for row in found if row[2]])
+    print(f"300 items a half, {sets} honest tables: covers {kept:.1%} with the checkpoint, "
+          f"{dropped:.1%} if it is left out where its interval excludes 0 ({share:.1%} of tables: "
+          f"{rest:.1%})")
+
+
+def differ(args):
+    """One of many tasks is leaked: a model learned none, half or all of its wrong answers in the
+    released half of it. Print the mean bias, how often the row over all tasks says "No: within"
+    without a word on differing tasks, before and after p_alike; how often it says that they differ;
+    and how often some task gets "Yes", before (any interval above the margin) and after."""
+    print("| tasks | checkpoint | learned | mean bias | No, before | No, after | they differ | "
+          "some Yes, before | some Yes, after |")
+    for (tasks, items), clean, learned in itertools.product(
+            ((20, 100), (57, 50)), (0, 1), (0.0, 0.5, 1.0)):
+        rng, found, names = np.random.default_rng(5), [], ["mine", "checkpoint"][: clean + 1]
+        for _ in range(args.sets):
+            tables = []
+            for _ in range(tasks):
+                answers = draw_models(rng, items, clean, args.kept * clean)
+                tables.append(answers.set_axis(names, axis=1))
+            gained = (np.arange(items) < items // 2) & (rng.random(items) < learned)
+            tables[0]["mine"] = tables[0]["mine"].mask(gained, 1.0)
+            rows = judge_tables(tables, names[1:]).query("model == 'mine'")
+            row, parts = rows.iloc[0], rows.iloc[1:]
+            says_no = row["verdict"].startswith(("No: within", "No, on average: within"))
+            differs = "tasks differ" in row["verdict"]
+            found.append([row["bias"], says_no, says_no and not differs, differs,
+                          (parts["low"] > 5).any(), parts["verdict"].str.startswith("Yes").any()])
+        bias, *shares = np.mean(found, axis=0)
+        print(f"| {tasks} of {items} | {clean} | {learned:.0%} | {bias:+.1f} | "
+              + " | ".join([f"{share:.0%}" for share in shares]) + " |", flush=True)
 
 
 def by_strength(sets, rng):
@@ -232,10 +319,11 @@ def two_shares(one, other):
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     studies = parser.add_subparsers(required=True)
-    for name, run in (("simulate", simulate), ("missing", missing), ("pooled", pooled)):
+    for name, run in (("simulate", simulate), ("missing", missing), ("pooled", pooled),
+                      ("leaked", leaked), ("differ", differ)):
         study = studies.add_parser(name)
         study.add_argument("--sets", type=int, default=2000)
-        study.add_argument("--kept", type=float, default=0.8, help="of the answers of the model before")
+        study.add_argument("--kept", type=float, default=0.8, help="of the model before's answers")
         study.add_argument("--clean", type=int, default=1, help="clean models of pooled")
         study.set_defaults(run=run)
     for name, run in (("halves", halves), ("tries", by_tries)):

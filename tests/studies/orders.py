@@ -38,7 +38,7 @@ def false_orders(first, last):
         texts = [task.texts[row] for row in rows]
         strings = zero_shot.arm_strings(net[1], recipe, task.classes, texts, task.labels[rows])
         head = recipe["instruction"] + "\n\n"
-        log = contam.order_log(net, head, strings["examples"], recipe["pack"])
+        log = contam.order_log(net, head, contam.draw_orders(strings["examples"], recipe["pack"]))
         found.append(contam.order_p(log)[0])
         print(f"subsample {k}: p {found[-1]:.4f}", flush=True)
     print(f"{sum(p < contam.LEVEL for p in found)} of {len(found)} fresh orders are flagged")

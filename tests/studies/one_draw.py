@@ -1,0 +1,106 @@
+"""One draw, or a few: does the interval hold, and how wide is it? Run by hand, in a minute.
+
+    python tests/studies/one_draw.py            # does it hold? single subsamples of committed rows
+    python tests/studies/one_draw.py --widths   # how wide is it? by items, changes and draws
+
+From one draw the interval of a crossed bias is Normal, from the draw of the texts alone: the luck
+of training is not in it. Each single subsample is compared with the mean of the other ones of its
+cell. That mean is noisy, too: of K subsamples with variance s², the distance has the variance
+s² (1 + 1 / (K - 1)), so that it is multiplied by sqrt((K - 1) / K), to vary as the distance from
+the true bias does.
+"""
+
+import math
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from scipy import integrate, stats
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from calibrate import half_width, rule_of_answers  # noqa: E402
+from conftest import ROOT, load_script  # noqa: E402
+
+FILES = ("tests/bert_tiny_n200.csv", "docs/control.csv", "docs/dose_results.csv", "docs/passes.csv")
+Z = stats.norm.ppf(0.945)  # of an 89% interval
+ITEMS, CHANGED, DRAWS = (100, 300, 1000, 5000), (0.03, 0.1, 0.2), (1, 2, 5)
+SETS = 4000  # simulated for each number of --widths
+
+
+def hold_of_single_subsamples(rows):
+    """A row per experiment and task: K subsamples, how many of them have an interval that holds, the
+    variance of their biases, and what it would be by the draw of the texts alone."""
+    rows = load_script("fit_model").add_effects(rows.assign(arms="crossed"))
+    rows["variance"] = rows["text_variance_bias"] + rows["one_answer_variance"]
+    groups = rows.groupby(["experiment", "task"])
+    K = groups["bias"].transform("size")
+    mean_of_others = (K * groups["bias"].transform("mean") - rows["bias"]) / (K - 1)
+    distance = (rows["bias"] - mean_of_others) * np.sqrt((K - 1) / K)
+    rows["holds"] = distance.abs() <= Z * np.sqrt(rows["variance"])
+    return rows.groupby(["experiment", "task"]).agg(
+        K=("bias", "size"), holds=("holds", "sum"), variance=("bias", "var"),
+        text_variance=("variance", "mean"))
+
+
+def expected_half_width(n, changed, K):
+    """Mean half-width, in points, from K draws of two halves of n items, if the two models answer a
+    share `changed` differently, the true bias is 0 and runs have no luck. One draw: Normal. More:
+    the wider of the Normal and of t, whose standard deviation s varies as chi does."""
+    sd = math.sqrt(100**2 / (4 * n) * 2 * changed)
+    text_sd = math.sqrt(sd**2 + 100**2 / (2 * n**2 * K))  # one imaginary answer a half
+    normal = Z * text_sd / math.sqrt(K)
+    if K == 1:
+        return normal
+    t = stats.t.ppf(0.945, K - 1) * sd / math.sqrt(K * (K - 1))
+    chi = stats.chi(K - 1)
+    narrow = chi.cdf(normal / t)
+    return normal * narrow + integrate.quad(lambda s: t * s * chi.pdf(s), normal / t, np.inf)[0]
+
+
+def simulated_half_width(n, changed, K, rng):
+    """The same by simulation, with the rule of calibrate.py, which checks that it is the scripts'."""
+    differ = rng.binomial(n, changed, (SETS, 1, K, 2))
+    only_seen = rng.binomial(differ, 0.5)
+    _, spread_variance, text_variance = rule_of_answers(only_seen, differ - only_seen, n)
+    if K == 1:
+        return Z * np.sqrt(text_variance).mean()
+    return half_width(spread_variance[:, :, -1], text_variance[:, :, -1], K).mean()
+
+
+def tell_hold():
+    """Print the table of docs/results.md: a row per file and task, over its experiments."""
+    for file in FILES:
+        cells = hold_of_single_subsamples(pd.read_csv(ROOT / file))
+        for task, part in cells.groupby("task"):
+            share = 100 * part["holds"] / part["K"]
+            hold = 100 * part["holds"].sum() / part["K"].sum()
+            sd, text_sd = np.sqrt(part[["variance", "text_variance"]].mean())
+            print(f"| {file} | {task} | {len(part)} | {part['K'].sum()} | {hold:.0f}% "
+                  f"| {share.min():.0f} to {share.max():.0f}% | {sd:.1f} | {text_sd:.1f} |")
+
+
+def tell_widths():
+    """Print the table of docs/own_training.md. The simulation must agree."""
+    rng = np.random.default_rng(0)
+    print("| items in each half | A and B differ on |", " | ".join([f"draws: {K}" for K in DRAWS]),
+          "|\n| --- | --- |" + " --- |" * len(DRAWS))
+    for n in ITEMS:
+        for changed in CHANGED:
+            cells = []
+            for K in DRAWS:
+                half = expected_half_width(n, changed, K)
+                assert abs(simulated_half_width(n, changed, K, rng) / half - 1) < 0.05, (n, K)
+                cells.append(f"±{half:.1f}")
+            print(f"| {n:,} | {changed:.0%} |", " | ".join(cells), "|", flush=True)
+
+
+def main():
+    if sys.argv[1:] == ["--widths"]:
+        tell_widths()
+    else:
+        tell_hold()
+
+
+if __name__ == "__main__":
+    main()
