@@ -587,13 +587,13 @@ def errors_on_one_line():
         raise SystemExit(f"error: {brief(error)}")
 
 
-def brief(error, most=290):
-    """An error on one line, 3 rows of a screen. A long path loses its start."""
+def brief(error, limit=290):
+    """An error on one line, of 3 rows of a screen at most. A long path loses its start."""
     text = str(error).replace("'utf-8' codec", "save it as UTF-8:")
     if " " not in text:  # as of KeyError
         text = repr(error)
     text = re.sub(r"\S{40,}(\S{40})", r"...\1", text)
-    return textwrap.shorten(text, most, placeholder=" ...")
+    return textwrap.shorten(text, limit, placeholder=" ...")
 # --- end shared ---
 
 

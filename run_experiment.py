@@ -35,10 +35,12 @@ Each subsample is a row of results.csv; reruns skip it; columns:
     *_on_extra: the same on `extra`
     loss_extra, loss_test: pretraining loss of the last epoch, nats per token
     seed, seconds: seed of training, not of draws; time taken
-    split, data, recipe, versions: hashes of rows drawn, data and settings; torch, transformers
+    split, data, recipe: hashes of the rows drawn, of the data and of the settings
+    versions: of torch and transformers, and a hash of this script's text
 """
 
 import argparse
+import builtins
 import contextlib
 import copy
 import csv
@@ -50,6 +52,7 @@ import importlib
 import io
 import itertools
 import json
+import linecache
 import logging
 import math
 import os
@@ -87,7 +90,7 @@ RECIPE_VERSION = 6  # in the recipe's hash: raise it if a change of training alt
 MASK_SHARE = 0.15  # Devlin et al. (2019)
 WEIGHT_DECAY = {"pretrain": 0.0, "train": 0.01}
 CLIP_NORM = 1.0
-CPU_TOKENS, GPU_TOKENS = 1536, 16384  # of a forward pass; half if wide
+CPU_TOKENS, GPU_TOKENS = 1536, 16384  # of a forward pass; wide models take half as many
 PACKED = ("albert bert camembert distilbert electra gpt2 gpt_neox llama opt roberta "
           "xlm-roberta").split()  # in these, texts can share rows
 
@@ -102,55 +105,53 @@ def run_subsample(sample, device, threads):
     net = load_network(sample.model, device, recipe["precision"])
     started, seed, labels = time.perf_counter(), training_seed(row), sample.labels["train"]
     ids, predictions = {}, {}
-    for name, texts in sample.texts.items():
-        check_known(net.tokenizer, texts)
-        cut = net.tokenizer(texts, truncation=True, max_length=recipe["max_length"])["input_ids"]
+    for name, strings in sample.texts.items():
+        check_known(net.tokenizer, strings)
+        cut = net.tokenizer(strings, truncation=True, max_length=recipe["max_length"])["input_ids"]
         ids[name] = [np.array(text) for text in cut]
+    texts = {arm: pretraining_texts(net, sample.texts[arm], sample.labels[arm], recipe)
+             for arm in ("extra", "test")}
     for arm in ARMS:  # base, extra, test
         net.modules.load_state_dict(net.checkpoint)
         if arm != "base":
-            texts, named = ids[arm], None
-            if "answers" in recipe:
-                texts, named = with_answers(net, sample.texts[arm], sample.labels[arm], recipe)
-            row[f"loss_{arm}"] = pretrain(net, texts, recipe, seed, named)
+            row[f"loss_{arm}"] = pretrain(net, texts[arm], recipe, seed)
         predictions[arm] = classify(net, ids, labels, len(sample.classes), recipe, seed + 1)
     add_scores(row, predictions, sample.labels)
     row["seconds"] = round(time.perf_counter() - started, 3)
     return row
 
 
-def with_answers(net, texts, labels, recipe):
-    """The positive control: (ids of each text with the name of its class, lengths of the names).
-    A name stands after [CLS], or ends a causal model's text, which is cut to fit."""
-    ids, named = [], []
+def pretraining_texts(net, texts, labels, recipe):
+    """[(token ids of a text, how many of them name its class)]. With answers, the positive control,
+    the name of the class follows [CLS], or ends a causal model's text, which is cut to fit."""
+    classes, length, coded = recipe.get("answers", []), recipe["max_length"], []
+    names = [net.tokenizer(f" {name}", add_special_tokens=False)["input_ids"] for name in classes]
+    check_names(net.tokenizer, classes, names, length / 2)
     for text, label in zip(texts, labels):
-        name = net.tokenizer(f" {recipe['answers'][label]}", add_special_tokens=False)["input_ids"]
-        room = recipe["max_length"] - len(name)
-        text = net.tokenizer(text, truncation=True, max_length=room)["input_ids"]
-        place = len(text) if net.causal else 1
-        ids.append(np.array([*text[:place], *name, *text[place:]]))
-        named.append(len(name))
-    return ids, named
+        name = names[label] if names else []
+        ids = net.tokenizer(text, truncation=True, max_length=length - len(name))["input_ids"]
+        place = len(ids) if net.causal else 1
+        coded.append((np.array([*ids[:place], *name, *ids[place:]]), len(name)))
+    return coded
 
 
 # --- Pretraining and classification ---
 
-def pretrain(net, texts, recipe, seed, named=None):
-    """Pretrain in place. A masked model always predicts the first `named` tokens of a text, after
-    [CLS]. Returns the loss of `train`."""
+def pretrain(net, texts, recipe, seed):
+    """Pretrain in place on pretraining_texts. A masked model always predicts the name of a class.
+    Returns the loss of `train`."""
     rng = np.random.default_rng([seed, 1])
     special, mask_id = net.tokenizer.all_special_ids, net.tokenizer.mask_token_id
     vocabulary = min(len(net.tokenizer), net.lm.config.vocab_size)
 
     def example_of(row):
-        ids = texts[row]
+        ids, name_length = texts[row]
         if net.causal:
             return Example(ids, np.arange(len(ids) - 1), ids[1:])
         corrupted, scored = mask_tokens(ids, special, mask_id, vocabulary, rng)
-        if named:
-            name = np.arange(named[row]) + 1
-            corrupted[name] = mask_id
-            scored = np.union1d(scored, name)
+        name = np.arange(name_length) + 1  # its places, after [CLS]
+        corrupted[name] = mask_id
+        scored = np.union1d(scored, name)
         return Example(corrupted, scored, ids[scored])
 
     torch.manual_seed(seed)
@@ -160,7 +161,7 @@ def pretrain(net, texts, recipe, seed, named=None):
 
 def mask_tokens(ids, special, mask_id, vocabulary, rng):
     """Choose 15% of the ids that are not special: 80% of them become [MASK], 10% a random token,
-    10% stay (paper, section 4.1). Returns (new ids, chosen positions)."""
+    10% stay (paper, section 4.1). Returns (new ids [T], chosen positions [S])."""
     chosen = (rng.random(len(ids)) < MASK_SHARE) & ~np.isin(ids, special)
     scored = np.flatnonzero(chosen)
     action = rng.random(len(scored))
@@ -183,13 +184,12 @@ def classify(net, ids, labels, K, recipe, seed):
     model.eval()
     log_p = {}
     for name in ("test", "extra"):
-        rows = np.arange(len(ids[name]))  # in place of targets, since groups are sorted by length
-        log_p[name] = np.empty((len(rows), K))
-        for group in groups(net, class_examples(net, ids[name], rows)):
-            batch = pack(net, group)
+        examples = class_examples(net, ids[name], itertools.repeat(0))  # targets are not used
+        log_p[name] = np.empty((len(examples), K))
+        for rows in groups(net, examples):
+            batch = pack(net, [examples[row] for row in rows])
             with torch.inference_mode():
-                found = logits_of(batch).log_softmax(-1)
-            log_p[name][batch.targets.cpu()] = found.cpu().double()
+                log_p[name][rows] = logits_of(batch).log_softmax(-1).cpu().numpy()
     return log_p
 
 
@@ -205,6 +205,7 @@ def class_logits(net, head, batch):
 
 
 def class_examples(net, texts, targets):
+    """An Example of each text's token ids, which uses the logits of one position alone."""
     examples = []
     for ids, target in zip(texts, targets):
         place = len(ids) - 1 if net.causal else 0
@@ -215,7 +216,7 @@ def class_examples(net, texts, targets):
 def fresh_head(net, K):
     """A random linear layer. A pooler without weights gets some."""
     width = net.lm.config.hidden_size
-    if net.causal:  # OPT's may be narrower
+    if net.causal:  # OPT narrows its hidden states before the output layer
         width = net.lm.get_output_embeddings().in_features
     head = torch.nn.Linear(width, K, bias=not net.causal)
     for weight in torch.nn.ModuleList([head, *net.fresh]).parameters():
@@ -227,12 +228,13 @@ def fresh_head(net, K):
 
 
 def train(net, module, logits_of, example_of, count, stage, recipe, seed):
-    """Train in place on example_of(row). Returns the last epoch's loss, a mean over targets."""
+    """Train the module in place on example_of(row), an Example, for `count` rows. Returns the last
+    epoch's loss, a mean over targets."""
     weights = [*module.train().parameters()]
-    size, epochs = recipe["batch_sizes"][stage], recipe["epochs"][stage]
-    steps = epochs * math.ceil(count / size)
-    decayed = [weight for weight in weights if weight.ndim > 1]  # not biases and norms
-    others = [weight for weight in weights if weight.ndim <= 1]
+    batch_size, epochs = recipe["batch_sizes"][stage], recipe["epochs"][stage]
+    steps = epochs * math.ceil(count / batch_size)
+    decayed = [weight for weight in weights if weight.ndim > 1]
+    others = [weight for weight in weights if weight.ndim <= 1]  # biases and norms
     parts = [{"params": decayed}, {"params": others, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(parts, recipe["learning_rates"][stage],
                                   weight_decay=WEIGHT_DECAY[stage], fused=True)
@@ -242,14 +244,14 @@ def train(net, module, logits_of, example_of, count, stage, recipe, seed):
     for _ in range(epochs):
         order = rng.permutation(count)
         epoch_loss, epoch_targets = 0.0, 0
-        for start in range(0, count, size):
-            examples = [example_of(row) for row in order[start : start + size]]
+        for start in range(0, count, batch_size):
+            examples = [example_of(row) for row in order[start : start + batch_size]]
             targets = sum([len(example.targets) for example in examples])
             batch_loss = 0.0
-            for group in groups(net, examples):
-                batch = pack(net, group)
+            for rows in groups(net, examples):
+                batch = pack(net, [examples[row] for row in rows])
                 loss = F.cross_entropy(logits_of(batch), batch.targets, reduction="sum")
-                scaler.scale(loss / max(1, targets)).backward()
+                scaler.scale(loss / max(1, targets)).backward()  # a batch may have no masks
                 batch_loss = batch_loss + loss.detach()
             epoch_loss = epoch_loss + batch_loss
             epoch_targets += targets
@@ -263,48 +265,32 @@ def train(net, module, logits_of, example_of, count, stage, recipe, seed):
 
 
 def groups(net, examples):
-    """Split examples into groups, one per forward pass."""
-    most = CPU_TOKENS if net.device.type == "cpu" else GPU_TOKENS
+    """Split the row numbers of examples into groups, one per forward pass, longest texts first."""
+    token_limit = CPU_TOKENS if net.device.type == "cpu" else GPU_TOKENS
     if net.lm.config.hidden_size > 256:
-        most //= 2
-    found, tokens = [[]], 0
-    for example in sorted(examples, key=lambda example: -len(example.ids)):
-        size = len(example.ids)
-        if found[-1] and not net.packed:  # padded to the longest, which comes first
-            size = len(found[-1][0].ids)
-        if found[-1] and tokens + size > most:
-            found.append([])
-            tokens, size = 0, len(example.ids)
-        found[-1].append(example)
-        tokens += size
-    return found
+        token_limit //= 2
+    split = [[]]
+    for row in sorted(range(len(examples)), key=lambda row: -len(examples[row].ids)):
+        lengths = [len(examples[member].ids) for member in (*split[-1], row)]
+        tokens = sum(lengths)
+        if not net.packed:  # each text is padded to the longest
+            tokens = len(lengths) * lengths[0]
+        if split[-1] and tokens > token_limit:
+            split.append([])
+        split[-1].append(row)
+    return split
 
 
 class Example(NamedTuple):
-    ids: np.ndarray  # tokens of a text
-    kept: np.ndarray  # positions whose logits are used
-    targets: np.ndarray  # tokens or class that they should predict
-
-
-class Network(NamedTuple):
-    modules: torch.nn.ModuleList  # lm and pooler
-    checkpoint: dict  # their pretrained weights, from which every arm starts
-    lm: torch.nn.Module  # the model with its output layer
-    pooler: torch.nn.Module  # of [CLS]
-    fresh: list  # the pooler, if it is not pretrained
-    causal: bool  # else masked
-    device: torch.device
-    dtype: torch.dtype  # of autocast, or None
-    tokenizer: object
-    autocast: torch.autocast
-    packed: bool  # texts share rows
-    first: int  # position of a text's first token
+    ids: np.ndarray  # [T], tokens of a text
+    kept: np.ndarray  # [S], positions whose logits are used
+    targets: np.ndarray  # [S], tokens or class that they should predict
 
 
 @functools.lru_cache(1)
 def load_network(model, device, precision):
-    """A Model's float32 Network, kept for later calls."""
-    load_network.cache_clear()  # frees the last one
+    """A Model's network in float32, and what belongs to it; kept for later calls."""
+    load_network.cache_clear()  # frees the last network before the next one comes
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     torch.manual_seed(0)  # of a pooler without weights
@@ -327,10 +313,19 @@ def load_network(model, device, precision):
     modules = torch.nn.ModuleList([lm, pooler]).to(device)
     dtype, device = PRECISIONS[precision], torch.device(device)
     autocast = torch.autocast(device.type, dtype, enabled=bool(dtype))
-    net = Network(
-        modules, copy.deepcopy(modules.state_dict()), lm, pooler, fresh, causal, device, dtype,
-        tokenizer, autocast, packed=lm.config.model_type in PACKED,
-        first=(getattr(embeddings, "padding_idx", -1) or 0) + 1)
+    net = SimpleNamespace(
+        lm=lm,  # the model with its output layer
+        pooler=pooler,  # of [CLS]
+        fresh=fresh,  # the pooler, if it is not pretrained
+        modules=modules,  # lm and pooler
+        checkpoint=copy.deepcopy(modules.state_dict()),  # from which every arm starts
+        causal=causal,  # else masked
+        device=device,
+        dtype=dtype,  # of autocast, or None
+        autocast=autocast,
+        tokenizer=tokenizer,
+        packed=lm.config.model_type in PACKED,  # texts share rows
+        first=(getattr(embeddings, "padding_idx", -1) or 0) + 1)  # position of a first token
     probe(net)
     return net
 
@@ -360,8 +355,8 @@ def probe(net):
     if net.causal and not torch.allclose(alone[0][: len(texts[1])], alone[1], atol=near):
         raise ValueError("not causal: tokens see later ones")
     batch = pack(net, [Example(text, np.arange(len(text)), text) for text in texts])
-    found, alone = lm_logits(net, batch), torch.cat(alone)
-    if found.shape != alone.shape or not torch.allclose(found, alone, atol=near):
+    together, alone = lm_logits(net, batch), torch.cat(alone)
+    if together.shape != alone.shape or not torch.allclose(together, alone, atol=near):
         raise ValueError("its logits overflow, or change when texts share a batch")
     for name, weight in net.modules.state_dict().items():
         if not torch.equal(weight, net.checkpoint[name]):
@@ -378,14 +373,14 @@ def lm_logits(net, batch):
 
 
 def pack(net, examples):
-    """A batch: the model's inputs [rows, width], kept places on the flattened grid [S] and targets
-    [S]. If texts share rows, positions restart in each, and the mask [rows, 1, width, width] is 0
-    within a text, -inf elsewhere."""
+    """A batch of B examples: the model's inputs [rows, width], kept places on the flattened grid
+    [S] and targets [S]. If texts share rows, positions restart in each, and the mask [rows, 1,
+    width, width] is 0 within a text, -inf elsewhere."""
     lengths = np.array([len(example.ids) for example in examples])
     rows, width, starts = lay_out(lengths, net.packed)
     grid = np.zeros((3, rows * width), dtype=np.int64)  # token, position, number of the text
     kept, targets = [], []
-    for number, (start, example) in enumerate(zip(starts, examples), 1):  # 0 for pads
+    for number, (start, example) in enumerate(zip(starts, examples), 1):  # 0 marks padding
         place = slice(start, start + len(example.ids))
         grid[0, place] = example.ids
         grid[1, place] = np.arange(len(example.ids)) + net.first
@@ -398,8 +393,7 @@ def pack(net, examples):
         hidden = owner[:, None, :, None] != owner[:, None, None, :]
         if net.causal:
             hidden |= positions[:, None, :, None] < positions[:, None, None, :]
-        mask = torch.zeros(hidden.shape, device=net.device)
-        inputs["attention_mask"] = mask.masked_fill_(hidden, -math.inf)
+        inputs["attention_mask"] = torch.where(hidden, -math.inf, 0.0)
         inputs["position_ids"] = positions
     both = np.stack([np.concatenate(kept), np.concatenate(targets)])
     kept, targets = torch.from_numpy(both).to(net.device)
@@ -407,8 +401,8 @@ def pack(net, examples):
 
 
 def lay_out(lengths, packed):
-    """Place texts on a grid: one per row or, if packed, in the first row with room, at the width
-    that wastes least. Returns (rows, width, flat places [B] of their first tokens)."""
+    """Place texts of these lengths [B] on a grid: one per row or, if packed, in the first row with
+    room, at the width that wastes least. Returns (rows, width, flat places [B] of first tokens)."""
     longest = max(lengths)
     best = len(lengths), longest, np.arange(len(lengths)) * longest
     factors = (1, 1.25, 1.5, 2) if packed else ()
@@ -426,24 +420,22 @@ def lay_out(lengths, packed):
     return best
 
 
-def recipe_of(registry, args, model, task):
-    """What decides a row's numbers, from the flags, else from tasks.json."""
-    entry = registry["models"][model.like]
+def recipe_of(entries, given, precision, max_length, with_answers, model, task):
+    """What decides a row's numbers. given: {setting: (of pretraining, of training)}, None where the
+    `entries` of tasks.json's models decide."""
+    entry = entries[model.like]
     if "train" not in entry["epochs"]:
         raise ValueError(f"model {model.name} works only with run_zero_shot.py")
     own = task.spec.get("recipes", {}).get(model.like, {})
     recipe = {"version": RECIPE_VERSION, "objective": model.objective, "weights": model.weights,
-              "precision": args.precision,
-              "max_length": min(args.max_length or entry.get("max_length", 256),
-                                model.longest - 2)}  # RoBERTa overstates its limit by 2
-    if args.with_answers:
+              "precision": precision, "max_length": min(
+                  max_length or entry.get("max_length", 256),
+                  model.longest - 2)}  # RoBERTa overstates its limit by 2
+    if with_answers:
         recipe["answers"] = task.classes
-    flags = {"epochs": (args.pretrain_epochs, args.train_epochs),
-             "learning_rates": (args.pretrain_lr, args.train_lr),
-             "batch_sizes": (args.batch_size, args.batch_size)}
-    for name, values in flags.items():
-        given = {stage: value for stage, value in zip(("pretrain", "train"), values) if value}
-        recipe[name] = {**entry[name], **own.get(name, {}), **given}
+    for name, values in given.items():
+        flags = {stage: value for stage, value in zip(("pretrain", "train"), values) if value}
+        recipe[name] = {**entry[name], **own.get(name, {}), **flags}
     return recipe
 
 
@@ -459,24 +451,17 @@ class Task(NamedTuple):
     spec: dict  # its entry in tasks.json
 
 
-class Sample(NamedTuple):
+class Unit(NamedTuple):  # a subsample that is asked for
     row: dict  # of results.csv, as far as it is known
     recipe: dict  # what else decides its numbers
-    model: "Model"
-    classes: list  # K names
-    texts: dict  # {set: strings}
-    labels: dict  # {set: 0 to K - 1}
-
-
-class Unit(NamedTuple):  # a subsample that is asked for
-    row: dict
-    recipe: dict
     model: "Model"
     task: Task
     finished: bool
 
 
-def draw(row, recipe, model, task, finished=False):
+def draw(unit):
+    """What a Unit's subsample is computed from, without the other texts of the task."""
+    row, task = unit.row, unit.task
     numbers = split_rows(task.labels, row["m"], row["n"], row["subsample"])
     texts, labels = {}, {}
     for name, rows in numbers.items():
@@ -485,7 +470,11 @@ def draw(row, recipe, model, task, finished=False):
     row = {**row, "num_classes": len(task.classes),
            "majority": np.bincount(labels["test"]).max() / row["n"],
            "split": short_hash(*[rows.tolist() for rows in numbers.values()])}
-    return Sample(row, recipe, model, task.classes, texts, labels)
+    return SimpleNamespace(
+        row=row,  # of results.csv, as far as it is known
+        recipe=unit.recipe, model=unit.model, classes=task.classes,
+        texts=texts,  # {set: strings}
+        labels=labels)  # {set: 0 to K - 1}
 
 
 def split_rows(labels, m, n, subsample):
@@ -497,6 +486,16 @@ def split_rows(labels, m, n, subsample):
     rest = np.delete(np.arange(len(labels)), train)
     rest = np.random.RandomState(seed).permutation(rest)
     return {"train": np.array(train), "extra": rest[n : 2 * n], "test": rest[:n]}
+
+
+def check_names(tokenizer, classes, names, limit):
+    """Refuse class names, given also as token ids, that a model cannot learn or tell apart."""
+    for name, ids in zip(classes, names):
+        special = {*ids} <= {*tokenizer.all_special_ids}
+        if special or names.count(ids) > 1 or len(ids) > limit:
+            raise ValueError(
+                f"class {name[:60]!r}, of {len(ids)} tokens, is unknown or special to this model, "
+                f"equal to another class, or longer than {limit:g} tokens: rename it")
 
 
 def training_seed(row):
@@ -525,25 +524,26 @@ def add_scores(row, predictions, labels):
         for arm in ARMS:
             log_p = predictions[arm][name]
             scores = scores_of(log_p, labels[name])
-            if not math.isfinite(scores[-1] + row.get(f"loss_{arm}", 0)):
+            if not math.isfinite(scores["nll"] + row.get(f"loss_{arm}", 0)):
                 raise ValueError(f"{row['task']}: the loss of arm {arm} is not finite: use a lower "
                                  "learning rate, or --precision float32")
-            for metric, score in zip(METRICS, scores):
-                row[f"{metric}_{arm}{ending}"] = score
+            for metric in METRICS:
+                row[f"{metric}_{arm}{ending}"] = scores[metric]
             right[arm] = log_p.argmax(1) == labels[name]
-        row[f"discordant{ending}"] = float(np.mean(right["extra"] != right["test"]))
+        row[f"discordant{ending}"] = np.mean(right["extra"] != right["test"])
 
 
 def scores_of(log_p, labels):
-    """(accuracy, macro-F1, mean -log p of the right class) of log p [n, K]. A class that neither
-    occurs nor is predicted has F1 0."""
+    """{metric: score} of log p [n, K], for labels [n]: accuracy, macro-F1, in which a class that
+    neither occurs nor is predicted has F1 0, and mean -log p of the right class."""
     K = log_p.shape[1]
-    found = log_p.argmax(1)
-    hits = np.bincount(labels[found == labels], minlength=K)
-    either = np.bincount(found, minlength=K) + np.bincount(labels, minlength=K)
-    f1 = 2 * hits / np.maximum(either, 1)
-    nll = -log_p[np.arange(len(labels)), labels].mean()
-    return float(np.mean(found == labels)), float(f1.mean()), float(nll)
+    predicted = log_p.argmax(1)
+    right = predicted == labels
+    hits = np.bincount(labels[right], minlength=K)
+    either = np.bincount(predicted, minlength=K) + np.bincount(labels, minlength=K)
+    f1 = 2 * hits / np.maximum(either, 1)  # 0 of a class that is nowhere
+    return {"acc": right.mean(), "f1": f1.mean(),
+            "nll": -log_p[np.arange(len(labels)), labels].mean()}
 # --- end shared ---
 
 
@@ -632,13 +632,13 @@ def errors_on_one_line():
         raise SystemExit(f"error: {brief(error)}")
 
 
-def brief(error, most=290):
-    """An error on one line, 3 rows of a screen. A long path loses its start."""
+def brief(error, limit=290):
+    """An error on one line, of 3 rows of a screen at most. A long path loses its start."""
     text = str(error).replace("'utf-8' codec", "save it as UTF-8:")
     if " " not in text:  # as of KeyError
         text = repr(error)
     text = re.sub(r"\S{40,}(\S{40})", r"...\1", text)
-    return textwrap.shorten(text, most, placeholder=" ...")
+    return textwrap.shorten(text, limit, placeholder=" ...")
 # --- end shared ---
 
 
@@ -647,65 +647,100 @@ def above_zero(text, kind=float):
     with contextlib.suppress(ValueError):
         if 0 < kind(text) < math.inf:
             return kind(text)
-    raise argparse.ArgumentTypeError(f"{text!r} is not a positive {kind.__name__}")
+    raise argparse.ArgumentTypeError(
+        f"{text!r} is not a positive number, or not a whole one for what is counted")
 # --- end shared ---
 
 
 # --- shared: run ---
 ONE_AT_A_TIME = threading.Lock()  # threads of a Dask worker share one network
 IGNORE_CTRL_C = functools.partial(signal.signal, signal.SIGINT, signal.SIG_IGN)
+STOPPED = threading.Event()  # by Ctrl-C
+linecache.checkcache()  # of an edited file it would know the old text
+SCRIPT = short_hash(linecache.getlines(short_hash.__code__.co_filename))  # or the cell's text
 SMALL = 50e6  # bytes of a model for which one core is enough
-LEAST = 8  # subsamples of a task; with fewer, half-widths vary too much
+MIN_SUBSAMPLES = 8  # of a task; with fewer, half-widths vary too much
 LINE = ("{task:<26.26} k {subsample:<3}  base {base:.3f}  unseen {unseen:.3f}  seen {seen:.3f} "
         "{seconds:6.1f} s")
 
 
-def run_all(args, models, tasks, most, recipe_of, run):
-    """Run all cells. `most`: {n: subsamples}; run(sample, device, threads): a row."""
-    own = Path(args.csv or args.hub or "").stem
-    args.out = args.out or Path(f"{own}_results.csv" if own else "results.csv")
-    cells = plan_cells(args, models, tasks, most, recipe_of)
-    folder = args.out.resolve().parent
-    with errors_name(f"cannot write and lock files in {folder}: use another --out"):
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder) as draft, filelock.FileLock(f"{draft}/lock"):
-            pass
-    with open_pool(args, models, cells[0][0].recipe["precision"]) as pool:
+def plan_cells(out, experiment, models, tasks, m_values, max_subsamples, seed, recipe_of):
+    """For each cell (model, n, m) its list of Units. max_subsamples: {n: number}; recipe_of(model,
+    task): a recipe."""
+    finished, cells = finished_rows(out), []
+    if len({model.name for model in models}) < len({*models}):
+        raise ValueError("two models have one name: rename a folder")
+    for model, n, m in itertools.product(dict.fromkeys(models), max_subsamples, m_values):
+        units = []
+        for k, name in itertools.product(range(1, max_subsamples[n] + 1), tasks):
+            recipe = recipe_of(model, tasks[name])
+            row = {"experiment": experiment, "model": model.name, "task": name, "m": m, "n": n,
+                   "subsample": k, "seed": seed, "data": tasks[name].data,
+                   "recipe": short_hash(recipe)}
+            old = find_row(out, row, finished)
+            units.append(Unit({**old, **row}, recipe, model, tasks[name], old is not row))
+        cells.append(units)
+    return cells
+
+
+def run_all(cells, run, out, margin=None, device="auto", workers=None, dask=None):
+    """Run what is left of the cells. run(sample, device, threads) returns a row."""
+    path = out.resolve()
+    with errors_name(f"cannot write and lock {out}: use another --out"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=path.parent) as draft, lock_of(Path(draft, path.name)):
+            pass  # also the lock's name may be too long
+    pool, threads = open_pool(cells, device, workers, dask)
+    job = functools.partial(run_job, run, device, threads)
+    STOPPED.clear()
+    if threading.current_thread() is threading.main_thread():  # others may not
+        signal.signal(signal.SIGINT, stop)
+    with pool:
         for units in cells:
-            left = (draw(*unit) for unit in units if not unit.finished)
-            run_cell(args, units, len(tasks), spread(args, pool, run, left))
-    print(f"rows: {args.out.resolve()}\nnext: python fit_model.py {shlex.quote(str(args.out))} "
-          f"--margin {args.margin or 1:g}")
+            samples = (draw(unit) for unit in units if not unit.finished)
+            run_cell(units, spread(pool, job, samples), out, margin)
+    print(f"rows: {path}\nnext: python fit_model.py {shlex.quote(str(out))} "
+          f"--margin {margin or 1:g}")
 
 
-def open_pool(args, models, precision):
-    """Dask's client, or joblib's setting, for a whole run. Sets args.threads."""
-    if args.dask:
+def stop(number, frame):
+    """Handle Ctrl-C. Python drops a KeyboardInterrupt inside a __del__, such as a file lock's, so
+    that run_cell looks at STOPPED. A second Ctrl-C ends the process at once."""
+    STOPPED.set()
+    if not hasattr(builtins, "display"):  # a notebook's process lives on
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    raise KeyboardInterrupt
+
+
+def open_pool(cells, device, workers, dask):
+    """(Dask's client or joblib's setting for a whole run, threads of a job)."""
+    if dask:
         import distributed
 
         logging.disable()  # errors are raised
-        args.threads, client = 1, distributed.Client(args.dask)
+        client = distributed.Client(dask)
         client.upload_file(__file__)
         if not client.ncores():
-            print("waiting for a worker of", args.dask)
-        return client
-    device, cores = choose_device(args), joblib.cpu_count()
-    small = device == "cpu" and max([model.size for model in models]) < SMALL
-    workers = args.workers or (min(4, cores) if small else 1)
+            print("waiting for a worker of", dask)
+        return client, 1
+    precision = cells[0][0].recipe["precision"]
+    device, cores = choose_device(device, precision), joblib.cpu_count()
+    small = device == "cpu" and max([units[0].model.size for units in cells]) < SMALL
+    workers = workers or (min(4, cores) if small else 1)
     if "__file__" not in globals():  # other processes cannot import a notebook's cell
         workers = 1
-    args.threads = 1 if small else max(1, cores // workers)
     print(f"device {device}, {precision}, workers: {workers}")
-    return joblib.parallel_config("loky", n_jobs=workers, initializer=IGNORE_CTRL_C)
+    threads = 1 if small else max(1, cores // workers)
+    return joblib.parallel_config("loky", n_jobs=workers, initializer=IGNORE_CTRL_C), threads
 
 
-def spread(args, pool, run, samples):
-    """Rows of the samples, in order."""
-    job, futures = functools.partial(run_job, run, args), []
-    if not args.dask:
+def spread(pool, job, samples):
+    """Rows of the samples, in order, from Dask's workers or from processes."""
+    if isinstance(pool, joblib.parallel_config):
         parallel = joblib.Parallel(return_as="generator", pre_dispatch="n_jobs")
         yield from parallel(map(joblib.delayed(job), samples))
         return
+    futures = []
     for sample in samples:
         futures.append(pool.submit(job, sample, pure=False))
         if len(futures) > 2 * sum(pool.ncores().values()):
@@ -714,70 +749,55 @@ def spread(args, pool, run, samples):
         yield future.result()
 
 
-def plan_cells(args, models, tasks, most, recipe_of):
-    """For each cell (model, n, m) its list of Units."""
-    finished, cells = finished_rows(args.out), []
-    if len({model.name for model in models}) < len({*models}):
-        raise ValueError("two models have one name: rename a folder")
-    for model, n, m in dict.fromkeys(itertools.product(models, args.n, args.m)):
-        units = []
-        for k, name in itertools.product(range(1, most[n] + 1), tasks):
-            recipe = recipe_of(model, tasks[name])
-            row = {"experiment": args.experiment, "model": model.name, "task": name, "m": m,
-                   "n": n, "subsample": k, "seed": args.seed, "data": tasks[name].data,
-                   "recipe": short_hash(recipe)}
-            old = find_row(args.out, row, finished)
-            units.append(Unit({**old, **row}, recipe, model, tasks[name], old is not row))
-        cells.append(units)
-    return cells
-
-
-def run_cell(args, units, tasks, results):
-    """Run what is left of a cell; return its rows. --margin ends it at the least k whose mean bias
-    is known to half of that."""
+def run_cell(units, results, out, margin=None):
+    """Run what is left of a cell; return its rows. With a margin, in points, it ends at the least k
+    at which the mean bias is known to half of that."""
     left = sum([not unit.finished for unit in units])
     print("\n{model}, m = {m}, n = {n}:".format(**units[0].row), len(units) - left,
           "subsamples are finished")
-    form = "[{elapsed}] {desc}" if args.margin else None  # the end is not known
+    form = "[{elapsed}] {desc}" if margin else None  # the end is not known
     bar = tqdm(total=left, unit="subsample", disable=None, bar_format=form)
-    threading.Thread(target=tick, args=[bar], daemon=True).start()
-    rows, known = [], ""
+    rows, progress = [], ""
     with bar, contextlib.closing(results):
-        for unit in units:
-            row = unit.row
-            if not unit.finished:
-                bar.set_description_str("running {task} k {subsample}".format(**row) + known)
-                row = next(results)
-                append_row(args.out, row)
-                bar.write(LINE.format(**with_effects([row]).iloc[0]))
-                bar.update()
-            rows.append(row)
-            k = len(rows) // tasks
-            if args.margin and k > 1 and len(rows) == k * tasks:
-                now, goal = interval(task_means(with_effects(rows)))[2], args.margin / 2
-                if k >= LEAST and now <= goal:
+        for k, draws in itertools.groupby(units, lambda unit: unit.row["subsample"]):
+            for unit in draws:  # one of each task
+                row = unit.row
+                if not unit.finished:
+                    bar.set_description_str(f"running {row['task']} k {k}{progress}")
+                    row = next(results)
+                    append_row(out, row)
+                    bar.write(LINE.format(**with_effects([row]).iloc[0]))
+                    bar.update()
+                if STOPPED.is_set():  # its KeyboardInterrupt was dropped
+                    raise KeyboardInterrupt
+                rows.append(row)
+            if margin and k > 1:
+                now, goal = interval(task_means(with_effects(rows)))[2], margin / 2
+                if k >= MIN_SUBSAMPLES and now <= goal:
                     break
-                known = f"; {k} of each task, now ±{now:.3f}, stops at ±{goal:.3f}"
-                if k > 4:  # before, it is a guess
-                    known += f", at about {max(LEAST, math.ceil(k * (now / goal) ** 2))}"
+                progress = f"; {k} of each task, now ±{now:.3f}, stops at ±{goal:.3f}"
     return rows
 
 
-def tick(bar):
-    while not bar.disable:
-        bar.refresh()
-        time.sleep(1)
-
-
-def run_job(run, args, sample):
-    sample.row["versions"] = f"torch {torch.__version__} transformers {transformers.__version__}"
+def run_job(run, device, threads, sample):
+    sample.row["versions"] = (f"torch {torch.__version__} transformers {transformers.__version__} "
+                              f"script {SCRIPT}")
     with ONE_AT_A_TIME:
-        return run(sample, choose_device(args), args.threads)
+        return run(sample, choose_device(device, sample.recipe["precision"]), threads)
 
 
 def with_effects(rows):
-    table = pd.DataFrame(rows, columns=COLUMNS).assign(arms="crossed")
-    return add_effects(table.astype(dict.fromkeys(["n", *MEASURES], float)))
+    return add_effects(pd.DataFrame(rows).assign(arms="crossed"))
+
+
+def experiment_name(name, with_answers):
+    """Experiments whose texts carry answers, and no others, end in "-answers" (fit_model.py)."""
+    bare = name.removesuffix("-answers")
+    if with_answers:
+        return f"{bare}-answers"
+    if bare != name:
+        raise ValueError(f"--experiment {name}: only with --with-answers may it end in -answers")
+    return name
 
 
 def add_shared_flags(parser):
@@ -809,8 +829,20 @@ whole = functools.partial(above_zero, kind=int)
 KEY = "experiment model task m n subsample seed".split()
 
 
+def results_path(own):
+    """The default file: rows of own data do not join the demonstration's."""
+    return Path(f"{Path(own).stem}_results.csv" if own else "results.csv")
+
+
+def lock_of(out):
+    path = out.resolve()  # links share the lock of their file
+    return filelock.FileLock(path.with_name(f".{path.name}.lock"))
+
+
 def finished_rows(out):
-    """{key: row} of a results file's whole lines."""
+    """{key: row} of a results file's whole lines, with numbers as numbers. A last line without its
+    break, as spreadsheets leave it, is whole if its last cell, `versions`, ends in the script's
+    hash or is an earlier row's, too."""
     text, finished = "", {}
     if out.exists():
         with open(out, "r+", encoding="utf-8-sig", errors="replace") as file:  # not read-only
@@ -818,10 +850,13 @@ def finished_rows(out):
     header, *lines = text.split("\n")
     if text and header.split(",") != COLUMNS:
         raise ValueError(f"{out} has other columns: use a different --out")
-    for line in lines[:-1]:  # one by one: one cut in quotes would swallow the next
-        cells = next(csv.reader([line]), [])
-        if len(cells) == len(COLUMNS) and cells[-1]:
-            row = dict(zip(COLUMNS, cells))
+    versions = text.rpartition(",")[2]
+    if f",{versions}\n" in text or re.search(" script [0-9a-f]{12}$", versions):
+        lines.append("")  # the last line is whole, although it lacks its break
+    for line in lines[:-1]:  # one by one: one cut in quotes would join the next
+        with contextlib.suppress(ValueError):  # of a line that was cut short
+            row = dict(zip(COLUMNS, next(csv.reader([line]), []), strict=True))
+            row |= {name: float(row[name]) for name in MEASURES}
             finished[unit_key(row)] = row
     return finished
 
@@ -833,16 +868,14 @@ def unit_key(row):
 def find_row(out, row, finished):
     """The finished row, else the planned one."""
     old = finished.get(unit_key(row), row)
-    for name, words in (("data", "texts or labels"), ("recipe", "settings or model files")):
-        if old[name] != row[name]:
-            raise ValueError(f"{out} has {' '.join(unit_key(row))} with other {words}: use a "
-                             "different --out or --experiment")
+    if (old["data"], old["recipe"]) != (row["data"], row["recipe"]):
+        raise ValueError(f"{out} has {' '.join(unit_key(row))} with other texts, labels, settings "
+                         "or model files: use a different --out or --experiment")
     return old
 
 
 def append_row(out, row):
-    path = out.resolve()  # links share the lock of their file
-    with filelock.FileLock(path.with_name(f".{path.name}.lock")), open(path, "a+b") as file:
+    with lock_of(out), open(out, "a+b") as file:
         finished = finished_rows(out)
         find_row(out, row, finished)  # an error if it has other settings
         if unit_key(row) in finished:
@@ -850,7 +883,7 @@ def append_row(out, row):
         file.seek(max(0, file.tell() - 1))
         last = file.read()
         if last not in (b"", b"\n"):
-            file.write(b"\n")  # after a line that was cut short
+            file.write(b"\n")  # after a line without its break, whole or cut short
         table = pd.DataFrame([row], columns=COLUMNS)
         file.write(table.to_csv(index=False, header=not last, lineterminator="\n").encode())
         file.flush()
@@ -1243,12 +1276,11 @@ def load_options(model):
             "output_loading_info": True}
 
 
-def choose_device(args):
-    device = args.device
+def choose_device(device, precision):
     if device == "auto":
         device = (torch.accelerator.current_accelerator(True) or torch.device("cpu")).type
     torch.ones(1, device=device)  # fails if there is no such device
-    if args.precision == "bf16" and not computes_bf16(device):
+    if precision == "bf16" and not computes_bf16(device):
         raise ValueError(f"{device} does not support bf16: use fp16")
     return device
 
@@ -1282,7 +1314,8 @@ def check_known(tokenizer, texts):
 
 
 def parse_args(argv):
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
+    parser = argparse.ArgumentParser(
+        usage="%(prog)s [flags]", description=__doc__.partition("\n\n")[0])
     add = parser.add_argument_group("what to run (all combinations)").add_argument
     add("--model", nargs="+", default=["bert-tiny"],
         help="bert, gpt2, bert-tiny, a folder or a Hub id; default bert-tiny")
@@ -1306,8 +1339,8 @@ def parse_args(argv):
     args = parser.parse_args(argv)
     if args.subsamples is None and args.margin is None:
         args.margin = 1.0
-    if not args.experiment:
-        args.experiment = "few-shot-answers" if args.with_answers else "few-shot"
+    args.experiment = experiment_name(args.experiment or "few-shot", args.with_answers)
+    args.out = args.out or results_path(args.csv or args.hub)
     return args
 
 
@@ -1315,21 +1348,26 @@ def parse_args(argv):
 def main(argv=None):
     args = parse_args(argv)
     registry = load_registry()
-    numbers = args.subsamples or [100]
-    if len(numbers) > len(args.n):
-        raise ValueError("--subsamples has more numbers than --n")
-    most = dict(itertools.zip_longest(args.n, numbers, fillvalue=numbers[-1]))
+    max_subsamples = dict(zip(args.n, itertools.cycle(args.subsamples or [100])))
     models = [find_model(text, registry) for text in args.model]
     tasks = load_tasks(
         registry["tasks"], ["bbc_news", "reuters"], args.tasks, args.m, args.n, args.csv, args.hub,
         text=args.text, label=args.label, name=args.name, split=args.split)
-    run_all(args, models, tasks, most, functools.partial(recipe_of, registry, args), run_subsample)
+    given = {"epochs": (args.pretrain_epochs, args.train_epochs),
+             "learning_rates": (args.pretrain_lr, args.train_lr),
+             "batch_sizes": (args.batch_size, args.batch_size)}
+    recipe = functools.partial(recipe_of, registry["models"], given, args.precision,
+                               args.max_length, args.with_answers)
+    cells = plan_cells(args.out, args.experiment, models, tasks, args.m, max_subsamples, args.seed,
+                       recipe)
+    run_all(cells, run_subsample, args.out, args.margin, args.device, args.workers, args.dask)
 
 
 if __name__ == "__main__":
     if "__file__" in globals():  # workers import its functions by this name
         path = Path(__file__).resolve()
         sys.path.insert(0, str(path.parent))
+        sys.modules.pop(path.stem, None)  # %run again: the text may have changed
         importlib.import_module(path.stem).main()
     else:  # in a notebook, write flags into the list: ["--m", "50"]
         main([])

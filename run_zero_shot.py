@@ -25,6 +25,7 @@ smollm2, the default: boost +11.7, bias -0.8 points (2 subsamples of bbc_news, 2
 
 import argparse
 import bisect
+import builtins
 import contextlib
 import copy
 import csv
@@ -37,6 +38,7 @@ import importlib
 import io
 import itertools
 import json
+import linecache
 import logging
 import math
 import os
@@ -76,15 +78,15 @@ EPOCHS, LEARNING_RATE, CLIP_NORM = 1, 2e-4, 1.0  # paper, appendix G, and its co
 LORA = {"r": 16, "lora_alpha": 32, "lora_dropout": 0.05, "target_modules": "all-linear",
         "task_type": "CAUSAL_LM"}  # paper, appendix G
 CPU_TOKENS, GPU_TOKENS = 320, 4096  # in a forward pass of training
-SCORED = 48  # class names in a forward pass of scoring
+SCORED = 48  # class names in a forward pass of scoring, of one prompt or of several
 RECIPE_VERSION = 6  # in the recipe's hash: raise it if a change alters results
 
 
 # --- The experiment: one subsample, three arms ---
 
 def run_prompts(sample, device, threads, adapters=None):
-    """Departs from the paper: the arms share the adapter's first weights, batch order and
-    dropout."""
+    """Train and test the arms. Departs from the paper: they share the adapter's first weights,
+    batch order and dropout."""
     torch.set_num_threads(threads)
     row, recipe = {**sample.row}, sample.recipe
     if adapters:
@@ -144,11 +146,9 @@ def instruction(classes, spec):
 def arm_strings(tokenizer, recipe, classes, texts, labels):
     """The strings of a set: `sequences` to pretrain on and, for each text, the `examples` in them,
     `prompts` to score and `labels`."""
-    head, size = recipe["instruction"], recipe["pack"]
+    head, pack = recipe["instruction"], recipe["pack"]
     names = [encode(tokenizer, f" {name}") for name in classes]
-    for word, name in zip(classes, names):
-        if names.count(name) > 1 or word.strip() in {"", *tokenizer.all_special_tokens}:
-            raise ValueError(f"class {word[:60]!r} is blank, special or like another: rename it")
+    check_names(tokenizer, classes, names, recipe["max_length"] / 2)
     check_known(tokenizer, texts)
     room = recipe["max_length"] - 1 - max(map(len, names))
     cut = functools.partial(cut_examples, tokenizer, head, room)
@@ -157,13 +157,13 @@ def arm_strings(tokenizer, recipe, classes, texts, labels):
     if recipe["answers"]:
         answers = [f" {classes[label]}" for label in labels]
     examples = [slot + answer for slot, answer in zip(slots, answers)]
-    starts = range(0, len(texts), size)
-    if size > 1:  # cut together; slots come only with answers
+    starts = range(0, len(texts), pack)
+    if pack > 1:  # texts of a pack are cut together, and have slots only with answers
         ends = [SLOT + answer if answer else "" for answer in answers]
         examples = []
         for at in starts:
-            examples += cut(texts[at : at + size], ends[at : at + size])
-    return {"sequences": ["\n\n".join([head, *examples[at : at + size]]) for at in starts],
+            examples += cut(texts[at : at + pack], ends[at : at + pack])
+    return {"sequences": ["\n\n".join([head, *examples[at : at + pack]]) for at in starts],
             "examples": examples, "prompts": [f"{head}\n\n{slot}" for slot in slots],
             "labels": labels.tolist()}
 
@@ -177,13 +177,14 @@ def cut_examples(tokenizer, head, room, texts, ends):
     def tokens(characters):
         return len(encode(tokenizer, "\n\n".join([head, *examples(characters)])))
 
-    most = TEXT_CHARACTERS
-    if tokens(most) > room:
-        most = bisect.bisect_right(range(most), room, key=tokens) - 1
-    if most < 20:  # too few to tell a class by
-        raise ValueError(f"{max(most, 0)} characters of a text fit into a prompt of {room} tokens: "
-                         "use a larger --max-length, a model with a longer window, or no --pack")
-    return examples(most)
+    longest = TEXT_CHARACTERS
+    if tokens(longest) > room:
+        longest = bisect.bisect_right(range(longest), room, key=tokens) - 1
+    if longest < 20:  # they hardly tell the class
+        raise ValueError(f"{max(longest, 0)} characters of a text fit into a prompt of {room} "
+                         "tokens: use a larger --max-length, a model with a longer window, or no "
+                         "--pack")
+    return examples(longest)
 
 
 def encode(tokenizer, text):
@@ -191,6 +192,16 @@ def encode(tokenizer, text):
     coded = tokenizer(text, return_special_tokens_mask=True)
     own = np.flatnonzero(np.equal(coded["special_tokens_mask"], 0))
     return coded["input_ids"][: own.max(initial=-1) + 1]
+
+
+def show_prompts(model, tasks, recipe_of):
+    """Print a sequence to pretrain on and a prompt to score, of each task."""
+    tokenizer = load_tokenizer(model.folder, model.gguf)
+    for name, task in tasks.items():
+        strings = arm_strings(tokenizer, recipe_of(model, task), task.classes,
+                              task.texts[:PACK_SIZE], task.labels[:PACK_SIZE])
+        for text in dict.fromkeys([strings["sequences"][0], strings["prompts"][0]]):
+            print(f"\n{name}:\n{text}")
 
 
 # --- Pretraining ---
@@ -206,9 +217,9 @@ def fresh_adapter(net, seed):
 def train_adapter(net, ids, recipe, seed):
     """Train in place on lists of ids. A step's loss is the mean over its tokens. Returns that of
     the last epoch."""
-    size, peak, epochs = recipe["batch_size"], recipe["learning_rate"], recipe["epochs"]
+    batch_size, peak, epochs = recipe["batch_size"], recipe["learning_rate"], recipe["epochs"]
     quantized = recipe["quantize"] == "nf4"
-    if quantized or max(map(len, ids)) > 512:  # half the memory, 1.3 × the time
+    if quantized or max(map(len, ids)) > 512:  # takes half the memory and 1.3 times as long
         net.gradient_checkpointing_enable({"use_reentrant": False})
     else:
         net.gradient_checkpointing_disable()
@@ -218,21 +229,21 @@ def train_adapter(net, ids, recipe, seed):
         import bitsandbytes
 
         optimizer = bitsandbytes.optim.AdamW8bit(weights, peak, weight_decay=0.0)
-    steps = epochs * math.ceil(len(ids) / size)
+    steps = epochs * math.ceil(len(ids) / batch_size)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / steps)
     scaler = torch.amp.GradScaler(net.device.type, 2.0**12, enabled=recipe["precision"] == "fp16")
     rng = np.random.default_rng([seed, 0])
-    torch.manual_seed(seed)  # of the dropout
+    torch.manual_seed(seed)  # it draws the dropout
     net.train()
     for _ in range(epochs):
         order, loss, tokens = rng.permutation(len(ids)), 0.0, 0
-        for start in range(0, len(ids), size):
-            batch = [ids[row] for row in order[start : start + size]]
+        for start in range(0, len(ids), batch_size):
+            batch = [ids[row] for row in order[start : start + batch_size]]
             count = sum(map(len, batch)) - len(batch)
             for group in token_groups(batch, net.device):
-                rows = pad(group, net.device, -100)  # on the right: no token sees it
-                logits = net(input_ids=rows.clamp(min=0), use_cache=False).logits[:, :-1]
-                logits, targets = logits.flatten(0, 1).float(), rows[:, 1:].flatten()
+                padded = pad(group, net.device, -100)  # on the right, where no token sees it
+                logits = net(input_ids=padded.clamp(min=0), use_cache=False).logits[:, :-1]
+                logits, targets = logits.flatten(0, 1).float(), padded[:, 1:].flatten()
                 part = F.cross_entropy(logits, targets, reduction="sum")
                 scaler.scale(part / count).backward()
                 loss += part.item()
@@ -247,18 +258,20 @@ def train_adapter(net, ids, recipe, seed):
 
 
 def token_groups(sequences, device):
-    most = CPU_TOKENS if device.type == "cpu" else GPU_TOKENS
+    """Split sequences of token ids into groups, one per forward pass, shortest first."""
+    token_limit = CPU_TOKENS if device.type == "cpu" else GPU_TOKENS
     groups = [[]]
     for sequence in sorted(sequences, key=len):
-        if groups[-1] and (len(groups[-1]) + 1) * len(sequence) > most:
+        if groups[-1] and (len(groups[-1]) + 1) * len(sequence) > token_limit:
             groups.append([])
         groups[-1].append(sequence)
     return groups
 
 
-def pad(rows, device, value=0):
-    rows = [torch.tensor(row, dtype=torch.long) for row in rows]
-    return torch.nn.utils.rnn.pad_sequence(rows, True, value).to(device)
+def pad(sequences, device, value=0):
+    """A tensor [sequences, longest] of lists of token ids, padded on the right."""
+    tensors = [torch.tensor(ids, dtype=torch.long) for ids in sequences]
+    return torch.nn.utils.rnn.pad_sequence(tensors, True, value).to(device)
 
 
 # --- Scoring ---
@@ -272,22 +285,26 @@ def score_classes(net, tokenizer, prompts, classes):
     heads = [head_of(pairs) for pairs in answers]
     first = os.path.commonprefix(heads)[: min(map(len, heads)) - 1]  # leaves each head a token
     cache = net(input_ids=pad([first], net.device), use_cache=True).past_key_values
-    means = torch.empty(len(prompts), len(classes), dtype=torch.double)
-    size = max(1, SCORED // len(classes))
+    K = len(classes)
+    means = torch.empty(len(prompts), K, dtype=torch.double)
+    prompts_in_pass = max(1, SCORED // K)
     windows = [getattr(net.config, name, None) for name in ("sliding_window", "window_size")]
     longest = max([len(ids) for pairs in answers for ids, _ in pairs])
     if longest > min(filter(None, windows), default=math.inf):
-        size = 1  # padding would push tokens out of the window of a layer's cache
+        prompts_in_pass = 1  # padding would push tokens out of the window of a layer's cache
     order = sorted(range(len(answers)), key=lambda row: len(answers[row][0][0]))
-    for start in range(0, len(order), size):
-        group = order[start : start + size]
-        means[group] = score_group(net, [answers[row] for row in group], len(first), cache)
+    for start in range(0, len(order), prompts_in_pass):
+        group = order[start : start + prompts_in_pass]
+        for first_class in range(0, K, SCORED):
+            some = slice(first_class, first_class + SCORED)
+            pairs = [answers[row][some] for row in group]
+            means[group, some] = score_group(net, pairs, len(first), cache)
     return means
 
 
 def split_answers(tokenizer, prompt, classes):
-    """For each class (token ids of prompt + " " + class, where the class begins). A token that
-    spans both is scored."""
+    """For each class a pair (token ids of prompt + " " + class, place where the class begins). A
+    token that spans both is scored."""
     alone, answers = encode(tokenizer, prompt), []
     for name in classes:
         ids = encode(tokenizer, f"{prompt} {name}")
@@ -295,19 +312,20 @@ def split_answers(tokenizer, prompt, classes):
     return answers
 
 
-def head_of(answers):
+def head_of(pairs):
     """Token ids that the answers of a prompt share, without the last one."""
-    return answers[0][0][: min([start for _, start in answers]) - 1]
+    return pairs[0][0][: min([start for _, start in pairs]) - 1]
 
 
 def score_group(net, answers, cached, cache):
-    """score_classes of B prompts, whose first `cached` tokens are in the cache. The rest of each
-    head runs once, padded on the right; then what follows it."""
+    """score_classes of B prompts, with the pairs of K classes each. The cache holds the first
+    `cached` tokens of every prompt. The rest of each head runs once, padded on the right; then
+    what follows it."""
     K, device = len(answers[0]), net.device
     heads = [head_of(pairs) for pairs in answers]
     cache = copy.deepcopy(cache)
     cache.batch_repeat_interleave(len(answers))
-    rests = pad([head[cached:] for head in heads], device)  # [B, longest rest]
+    rests = pad([head[cached:] for head in heads], device)  # [B, R]
     net(input_ids=rests, past_key_values=cache, use_cache=True, logits_to_keep=1)
     cache.batch_repeat_interleave(K)
 
@@ -320,13 +338,13 @@ def score_group(net, answers, cached, cache):
             targets.append([-100] * unscored + ids[start:])
             ends.append([end])
     inputs, targets = pad(inputs, device), pad(targets, device, -100)  # [B K, T], of each class
-    ends = torch.tensor(ends, device=device)
+    ends = torch.tensor(ends, device=device)  # [B K, 1]
     # the mask hides padding among the cached tokens; positions do not count it
-    seen = torch.arange(cached + rests.shape[1], device=device) < ends
+    seen = torch.arange(cached + rests.shape[1], device=device) < ends  # [B K, cached + R]
     mask = F.pad(seen.long(), (0, inputs.shape[1]), value=1)
     positions = ends + torch.arange(inputs.shape[1], device=device)
     logits = net(input_ids=inputs, past_key_values=cache, use_cache=True, attention_mask=mask,
-                   position_ids=positions).logits
+                 position_ids=positions).logits
     losses = F.cross_entropy(logits.float().mT, targets, reduction="none")  # [B K, T]
     means = losses.cpu().double().sum(1) / (targets >= 0).sum(1).cpu()  # Apple's has no double
     return -means.view(-1, K)
@@ -338,7 +356,7 @@ def score_group(net, answers, cached, cache):
 def load_net(model, quantize, precision, device):
     """(network with an adapter, tokenizer); nf4: the paper's QLoRA."""
     load_net.cache_clear()
-    gc.collect()  # frees the last one
+    gc.collect()  # frees the last network before the next one comes
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
@@ -389,33 +407,28 @@ def check_scores(net, tokenizer, near):
             expected.append(logs[start - 1 : -1].gather(1, ids[start:, None]).mean().item())
     if not output.get("past_key_values"):
         raise ValueError("it keeps no cache of a prompt")
-    found = score_classes(net, tokenizer, prompts, classes).flatten()
-    if not np.allclose(found, expected, near, 1e-3):
+    scored = score_classes(net, tokenizer, prompts, classes).flatten()
+    if not np.allclose(scored, expected, near, 1e-3):
         raise ValueError("its scores change in a batch or a cache: it is not causal")
 
 
 # --- Settings ---
 
-def prompt_recipe(registry, args, model, task):
-    """What decides a row's numbers. Epochs and rates in tasks.json are for training all weights,
-    so they are not used."""
+def prompt_recipe(entries, given, words, model, task):
+    """What decides a row's numbers: `given`, by flags, else `entries`, the models of tasks.json.
+    Epochs and rates there are for training all weights, so they are not used. words: about and
+    answer, for tasks without."""
     if model.objective == "mlm":
         raise ValueError(f"model {model.name} is masked: use run_experiment.py")
-    like = model.name if model.name in registry["models"] else "smollm2"
+    like = model.name if model.name in entries else "smollm2"
     own = task.spec.get("recipes", {}).get(like, {})
-    sizes = {**registry["models"][like]["batch_sizes"], **own.get("batch_sizes", {})}
-    size, pack = sizes["pretrain"], 1
-    if args.pack:
-        size, pack = 1, PACK_SIZE
-    words = {"about": args.about or "given below", "answer": args.answer or "its category"}
-    precision = args.precision
-    if args.quantize == "nf4" and not PRECISIONS[precision]:
-        precision = "bf16" if computes_bf16(choose_device(args)) else "fp16"
-    return {"version": RECIPE_VERSION, "weights": model.weights, "precision": precision,
-            "quantize": args.quantize, "lora": LORA, "batch_size": args.batch_size or size,
-            "epochs": args.pretrain_epochs, "learning_rate": args.pretrain_lr,
-            "max_length": min(model.longest, args.max_length or 10**6),
-            "characters": TEXT_CHARACTERS, "answers": args.with_answers, "pack": pack,
+    batch_size = {**entries[like]["batch_sizes"], **own.get("batch_sizes", {})}["pretrain"]
+    if given["pack"] > 1:
+        batch_size = 1
+    return {"version": RECIPE_VERSION, "weights": model.weights, "lora": LORA,
+            "characters": TEXT_CHARACTERS, **given,
+            "batch_size": given["batch_size"] or batch_size,
+            "max_length": min(model.longest, given["max_length"] or 10**6),
             "instruction": instruction(task.classes, {**words, **task.spec})}
 
 
@@ -431,24 +444,17 @@ class Task(NamedTuple):
     spec: dict  # its entry in tasks.json
 
 
-class Sample(NamedTuple):
+class Unit(NamedTuple):  # a subsample that is asked for
     row: dict  # of results.csv, as far as it is known
     recipe: dict  # what else decides its numbers
-    model: "Model"
-    classes: list  # K names
-    texts: dict  # {set: strings}
-    labels: dict  # {set: 0 to K - 1}
-
-
-class Unit(NamedTuple):  # a subsample that is asked for
-    row: dict
-    recipe: dict
     model: "Model"
     task: Task
     finished: bool
 
 
-def draw(row, recipe, model, task, finished=False):
+def draw(unit):
+    """What a Unit's subsample is computed from, without the other texts of the task."""
+    row, task = unit.row, unit.task
     numbers = split_rows(task.labels, row["m"], row["n"], row["subsample"])
     texts, labels = {}, {}
     for name, rows in numbers.items():
@@ -457,7 +463,11 @@ def draw(row, recipe, model, task, finished=False):
     row = {**row, "num_classes": len(task.classes),
            "majority": np.bincount(labels["test"]).max() / row["n"],
            "split": short_hash(*[rows.tolist() for rows in numbers.values()])}
-    return Sample(row, recipe, model, task.classes, texts, labels)
+    return SimpleNamespace(
+        row=row,  # of results.csv, as far as it is known
+        recipe=unit.recipe, model=unit.model, classes=task.classes,
+        texts=texts,  # {set: strings}
+        labels=labels)  # {set: 0 to K - 1}
 
 
 def split_rows(labels, m, n, subsample):
@@ -469,6 +479,16 @@ def split_rows(labels, m, n, subsample):
     rest = np.delete(np.arange(len(labels)), train)
     rest = np.random.RandomState(seed).permutation(rest)
     return {"train": np.array(train), "extra": rest[n : 2 * n], "test": rest[:n]}
+
+
+def check_names(tokenizer, classes, names, limit):
+    """Refuse class names, given also as token ids, that a model cannot learn or tell apart."""
+    for name, ids in zip(classes, names):
+        special = {*ids} <= {*tokenizer.all_special_ids}
+        if special or names.count(ids) > 1 or len(ids) > limit:
+            raise ValueError(
+                f"class {name[:60]!r}, of {len(ids)} tokens, is unknown or special to this model, "
+                f"equal to another class, or longer than {limit:g} tokens: rename it")
 
 
 def training_seed(row):
@@ -497,25 +517,26 @@ def add_scores(row, predictions, labels):
         for arm in ARMS:
             log_p = predictions[arm][name]
             scores = scores_of(log_p, labels[name])
-            if not math.isfinite(scores[-1] + row.get(f"loss_{arm}", 0)):
+            if not math.isfinite(scores["nll"] + row.get(f"loss_{arm}", 0)):
                 raise ValueError(f"{row['task']}: the loss of arm {arm} is not finite: use a lower "
                                  "learning rate, or --precision float32")
-            for metric, score in zip(METRICS, scores):
-                row[f"{metric}_{arm}{ending}"] = score
+            for metric in METRICS:
+                row[f"{metric}_{arm}{ending}"] = scores[metric]
             right[arm] = log_p.argmax(1) == labels[name]
-        row[f"discordant{ending}"] = float(np.mean(right["extra"] != right["test"]))
+        row[f"discordant{ending}"] = np.mean(right["extra"] != right["test"])
 
 
 def scores_of(log_p, labels):
-    """(accuracy, macro-F1, mean -log p of the right class) of log p [n, K]. A class that neither
-    occurs nor is predicted has F1 0."""
+    """{metric: score} of log p [n, K], for labels [n]: accuracy, macro-F1, in which a class that
+    neither occurs nor is predicted has F1 0, and mean -log p of the right class."""
     K = log_p.shape[1]
-    found = log_p.argmax(1)
-    hits = np.bincount(labels[found == labels], minlength=K)
-    either = np.bincount(found, minlength=K) + np.bincount(labels, minlength=K)
-    f1 = 2 * hits / np.maximum(either, 1)
-    nll = -log_p[np.arange(len(labels)), labels].mean()
-    return float(np.mean(found == labels)), float(f1.mean()), float(nll)
+    predicted = log_p.argmax(1)
+    right = predicted == labels
+    hits = np.bincount(labels[right], minlength=K)
+    either = np.bincount(predicted, minlength=K) + np.bincount(labels, minlength=K)
+    f1 = 2 * hits / np.maximum(either, 1)  # 0 of a class that is nowhere
+    return {"acc": right.mean(), "f1": f1.mean(),
+            "nll": -log_p[np.arange(len(labels)), labels].mean()}
 # --- end shared ---
 
 
@@ -604,13 +625,13 @@ def errors_on_one_line():
         raise SystemExit(f"error: {brief(error)}")
 
 
-def brief(error, most=290):
-    """An error on one line, 3 rows of a screen. A long path loses its start."""
+def brief(error, limit=290):
+    """An error on one line, of 3 rows of a screen at most. A long path loses its start."""
     text = str(error).replace("'utf-8' codec", "save it as UTF-8:")
     if " " not in text:  # as of KeyError
         text = repr(error)
     text = re.sub(r"\S{40,}(\S{40})", r"...\1", text)
-    return textwrap.shorten(text, most, placeholder=" ...")
+    return textwrap.shorten(text, limit, placeholder=" ...")
 # --- end shared ---
 
 
@@ -619,65 +640,100 @@ def above_zero(text, kind=float):
     with contextlib.suppress(ValueError):
         if 0 < kind(text) < math.inf:
             return kind(text)
-    raise argparse.ArgumentTypeError(f"{text!r} is not a positive {kind.__name__}")
+    raise argparse.ArgumentTypeError(
+        f"{text!r} is not a positive number, or not a whole one for what is counted")
 # --- end shared ---
 
 
 # --- shared: run ---
 ONE_AT_A_TIME = threading.Lock()  # threads of a Dask worker share one network
 IGNORE_CTRL_C = functools.partial(signal.signal, signal.SIGINT, signal.SIG_IGN)
+STOPPED = threading.Event()  # by Ctrl-C
+linecache.checkcache()  # of an edited file it would know the old text
+SCRIPT = short_hash(linecache.getlines(short_hash.__code__.co_filename))  # or the cell's text
 SMALL = 50e6  # bytes of a model for which one core is enough
-LEAST = 8  # subsamples of a task; with fewer, half-widths vary too much
+MIN_SUBSAMPLES = 8  # of a task; with fewer, half-widths vary too much
 LINE = ("{task:<26.26} k {subsample:<3}  base {base:.3f}  unseen {unseen:.3f}  seen {seen:.3f} "
         "{seconds:6.1f} s")
 
 
-def run_all(args, models, tasks, most, recipe_of, run):
-    """Run all cells. `most`: {n: subsamples}; run(sample, device, threads): a row."""
-    own = Path(args.csv or args.hub or "").stem
-    args.out = args.out or Path(f"{own}_results.csv" if own else "results.csv")
-    cells = plan_cells(args, models, tasks, most, recipe_of)
-    folder = args.out.resolve().parent
-    with errors_name(f"cannot write and lock files in {folder}: use another --out"):
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder) as draft, filelock.FileLock(f"{draft}/lock"):
-            pass
-    with open_pool(args, models, cells[0][0].recipe["precision"]) as pool:
+def plan_cells(out, experiment, models, tasks, m_values, max_subsamples, seed, recipe_of):
+    """For each cell (model, n, m) its list of Units. max_subsamples: {n: number}; recipe_of(model,
+    task): a recipe."""
+    finished, cells = finished_rows(out), []
+    if len({model.name for model in models}) < len({*models}):
+        raise ValueError("two models have one name: rename a folder")
+    for model, n, m in itertools.product(dict.fromkeys(models), max_subsamples, m_values):
+        units = []
+        for k, name in itertools.product(range(1, max_subsamples[n] + 1), tasks):
+            recipe = recipe_of(model, tasks[name])
+            row = {"experiment": experiment, "model": model.name, "task": name, "m": m, "n": n,
+                   "subsample": k, "seed": seed, "data": tasks[name].data,
+                   "recipe": short_hash(recipe)}
+            old = find_row(out, row, finished)
+            units.append(Unit({**old, **row}, recipe, model, tasks[name], old is not row))
+        cells.append(units)
+    return cells
+
+
+def run_all(cells, run, out, margin=None, device="auto", workers=None, dask=None):
+    """Run what is left of the cells. run(sample, device, threads) returns a row."""
+    path = out.resolve()
+    with errors_name(f"cannot write and lock {out}: use another --out"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=path.parent) as draft, lock_of(Path(draft, path.name)):
+            pass  # also the lock's name may be too long
+    pool, threads = open_pool(cells, device, workers, dask)
+    job = functools.partial(run_job, run, device, threads)
+    STOPPED.clear()
+    if threading.current_thread() is threading.main_thread():  # others may not
+        signal.signal(signal.SIGINT, stop)
+    with pool:
         for units in cells:
-            left = (draw(*unit) for unit in units if not unit.finished)
-            run_cell(args, units, len(tasks), spread(args, pool, run, left))
-    print(f"rows: {args.out.resolve()}\nnext: python fit_model.py {shlex.quote(str(args.out))} "
-          f"--margin {args.margin or 1:g}")
+            samples = (draw(unit) for unit in units if not unit.finished)
+            run_cell(units, spread(pool, job, samples), out, margin)
+    print(f"rows: {path}\nnext: python fit_model.py {shlex.quote(str(out))} "
+          f"--margin {margin or 1:g}")
 
 
-def open_pool(args, models, precision):
-    """Dask's client, or joblib's setting, for a whole run. Sets args.threads."""
-    if args.dask:
+def stop(number, frame):
+    """Handle Ctrl-C. Python drops a KeyboardInterrupt inside a __del__, such as a file lock's, so
+    that run_cell looks at STOPPED. A second Ctrl-C ends the process at once."""
+    STOPPED.set()
+    if not hasattr(builtins, "display"):  # a notebook's process lives on
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    raise KeyboardInterrupt
+
+
+def open_pool(cells, device, workers, dask):
+    """(Dask's client or joblib's setting for a whole run, threads of a job)."""
+    if dask:
         import distributed
 
         logging.disable()  # errors are raised
-        args.threads, client = 1, distributed.Client(args.dask)
+        client = distributed.Client(dask)
         client.upload_file(__file__)
         if not client.ncores():
-            print("waiting for a worker of", args.dask)
-        return client
-    device, cores = choose_device(args), joblib.cpu_count()
-    small = device == "cpu" and max([model.size for model in models]) < SMALL
-    workers = args.workers or (min(4, cores) if small else 1)
+            print("waiting for a worker of", dask)
+        return client, 1
+    precision = cells[0][0].recipe["precision"]
+    device, cores = choose_device(device, precision), joblib.cpu_count()
+    small = device == "cpu" and max([units[0].model.size for units in cells]) < SMALL
+    workers = workers or (min(4, cores) if small else 1)
     if "__file__" not in globals():  # other processes cannot import a notebook's cell
         workers = 1
-    args.threads = 1 if small else max(1, cores // workers)
     print(f"device {device}, {precision}, workers: {workers}")
-    return joblib.parallel_config("loky", n_jobs=workers, initializer=IGNORE_CTRL_C)
+    threads = 1 if small else max(1, cores // workers)
+    return joblib.parallel_config("loky", n_jobs=workers, initializer=IGNORE_CTRL_C), threads
 
 
-def spread(args, pool, run, samples):
-    """Rows of the samples, in order."""
-    job, futures = functools.partial(run_job, run, args), []
-    if not args.dask:
+def spread(pool, job, samples):
+    """Rows of the samples, in order, from Dask's workers or from processes."""
+    if isinstance(pool, joblib.parallel_config):
         parallel = joblib.Parallel(return_as="generator", pre_dispatch="n_jobs")
         yield from parallel(map(joblib.delayed(job), samples))
         return
+    futures = []
     for sample in samples:
         futures.append(pool.submit(job, sample, pure=False))
         if len(futures) > 2 * sum(pool.ncores().values()):
@@ -686,70 +742,55 @@ def spread(args, pool, run, samples):
         yield future.result()
 
 
-def plan_cells(args, models, tasks, most, recipe_of):
-    """For each cell (model, n, m) its list of Units."""
-    finished, cells = finished_rows(args.out), []
-    if len({model.name for model in models}) < len({*models}):
-        raise ValueError("two models have one name: rename a folder")
-    for model, n, m in dict.fromkeys(itertools.product(models, args.n, args.m)):
-        units = []
-        for k, name in itertools.product(range(1, most[n] + 1), tasks):
-            recipe = recipe_of(model, tasks[name])
-            row = {"experiment": args.experiment, "model": model.name, "task": name, "m": m,
-                   "n": n, "subsample": k, "seed": args.seed, "data": tasks[name].data,
-                   "recipe": short_hash(recipe)}
-            old = find_row(args.out, row, finished)
-            units.append(Unit({**old, **row}, recipe, model, tasks[name], old is not row))
-        cells.append(units)
-    return cells
-
-
-def run_cell(args, units, tasks, results):
-    """Run what is left of a cell; return its rows. --margin ends it at the least k whose mean bias
-    is known to half of that."""
+def run_cell(units, results, out, margin=None):
+    """Run what is left of a cell; return its rows. With a margin, in points, it ends at the least k
+    at which the mean bias is known to half of that."""
     left = sum([not unit.finished for unit in units])
     print("\n{model}, m = {m}, n = {n}:".format(**units[0].row), len(units) - left,
           "subsamples are finished")
-    form = "[{elapsed}] {desc}" if args.margin else None  # the end is not known
+    form = "[{elapsed}] {desc}" if margin else None  # the end is not known
     bar = tqdm(total=left, unit="subsample", disable=None, bar_format=form)
-    threading.Thread(target=tick, args=[bar], daemon=True).start()
-    rows, known = [], ""
+    rows, progress = [], ""
     with bar, contextlib.closing(results):
-        for unit in units:
-            row = unit.row
-            if not unit.finished:
-                bar.set_description_str("running {task} k {subsample}".format(**row) + known)
-                row = next(results)
-                append_row(args.out, row)
-                bar.write(LINE.format(**with_effects([row]).iloc[0]))
-                bar.update()
-            rows.append(row)
-            k = len(rows) // tasks
-            if args.margin and k > 1 and len(rows) == k * tasks:
-                now, goal = interval(task_means(with_effects(rows)))[2], args.margin / 2
-                if k >= LEAST and now <= goal:
+        for k, draws in itertools.groupby(units, lambda unit: unit.row["subsample"]):
+            for unit in draws:  # one of each task
+                row = unit.row
+                if not unit.finished:
+                    bar.set_description_str(f"running {row['task']} k {k}{progress}")
+                    row = next(results)
+                    append_row(out, row)
+                    bar.write(LINE.format(**with_effects([row]).iloc[0]))
+                    bar.update()
+                if STOPPED.is_set():  # its KeyboardInterrupt was dropped
+                    raise KeyboardInterrupt
+                rows.append(row)
+            if margin and k > 1:
+                now, goal = interval(task_means(with_effects(rows)))[2], margin / 2
+                if k >= MIN_SUBSAMPLES and now <= goal:
                     break
-                known = f"; {k} of each task, now ±{now:.3f}, stops at ±{goal:.3f}"
-                if k > 4:  # before, it is a guess
-                    known += f", at about {max(LEAST, math.ceil(k * (now / goal) ** 2))}"
+                progress = f"; {k} of each task, now ±{now:.3f}, stops at ±{goal:.3f}"
     return rows
 
 
-def tick(bar):
-    while not bar.disable:
-        bar.refresh()
-        time.sleep(1)
-
-
-def run_job(run, args, sample):
-    sample.row["versions"] = f"torch {torch.__version__} transformers {transformers.__version__}"
+def run_job(run, device, threads, sample):
+    sample.row["versions"] = (f"torch {torch.__version__} transformers {transformers.__version__} "
+                              f"script {SCRIPT}")
     with ONE_AT_A_TIME:
-        return run(sample, choose_device(args), args.threads)
+        return run(sample, choose_device(device, sample.recipe["precision"]), threads)
 
 
 def with_effects(rows):
-    table = pd.DataFrame(rows, columns=COLUMNS).assign(arms="crossed")
-    return add_effects(table.astype(dict.fromkeys(["n", *MEASURES], float)))
+    return add_effects(pd.DataFrame(rows).assign(arms="crossed"))
+
+
+def experiment_name(name, with_answers):
+    """Experiments whose texts carry answers, and no others, end in "-answers" (fit_model.py)."""
+    bare = name.removesuffix("-answers")
+    if with_answers:
+        return f"{bare}-answers"
+    if bare != name:
+        raise ValueError(f"--experiment {name}: only with --with-answers may it end in -answers")
+    return name
 
 
 def add_shared_flags(parser):
@@ -781,8 +822,20 @@ whole = functools.partial(above_zero, kind=int)
 KEY = "experiment model task m n subsample seed".split()
 
 
+def results_path(own):
+    """The default file: rows of own data do not join the demonstration's."""
+    return Path(f"{Path(own).stem}_results.csv" if own else "results.csv")
+
+
+def lock_of(out):
+    path = out.resolve()  # links share the lock of their file
+    return filelock.FileLock(path.with_name(f".{path.name}.lock"))
+
+
 def finished_rows(out):
-    """{key: row} of a results file's whole lines."""
+    """{key: row} of a results file's whole lines, with numbers as numbers. A last line without its
+    break, as spreadsheets leave it, is whole if its last cell, `versions`, ends in the script's
+    hash or is an earlier row's, too."""
     text, finished = "", {}
     if out.exists():
         with open(out, "r+", encoding="utf-8-sig", errors="replace") as file:  # not read-only
@@ -790,10 +843,13 @@ def finished_rows(out):
     header, *lines = text.split("\n")
     if text and header.split(",") != COLUMNS:
         raise ValueError(f"{out} has other columns: use a different --out")
-    for line in lines[:-1]:  # one by one: one cut in quotes would swallow the next
-        cells = next(csv.reader([line]), [])
-        if len(cells) == len(COLUMNS) and cells[-1]:
-            row = dict(zip(COLUMNS, cells))
+    versions = text.rpartition(",")[2]
+    if f",{versions}\n" in text or re.search(" script [0-9a-f]{12}$", versions):
+        lines.append("")  # the last line is whole, although it lacks its break
+    for line in lines[:-1]:  # one by one: one cut in quotes would join the next
+        with contextlib.suppress(ValueError):  # of a line that was cut short
+            row = dict(zip(COLUMNS, next(csv.reader([line]), []), strict=True))
+            row |= {name: float(row[name]) for name in MEASURES}
             finished[unit_key(row)] = row
     return finished
 
@@ -805,16 +861,14 @@ def unit_key(row):
 def find_row(out, row, finished):
     """The finished row, else the planned one."""
     old = finished.get(unit_key(row), row)
-    for name, words in (("data", "texts or labels"), ("recipe", "settings or model files")):
-        if old[name] != row[name]:
-            raise ValueError(f"{out} has {' '.join(unit_key(row))} with other {words}: use a "
-                             "different --out or --experiment")
+    if (old["data"], old["recipe"]) != (row["data"], row["recipe"]):
+        raise ValueError(f"{out} has {' '.join(unit_key(row))} with other texts, labels, settings "
+                         "or model files: use a different --out or --experiment")
     return old
 
 
 def append_row(out, row):
-    path = out.resolve()  # links share the lock of their file
-    with filelock.FileLock(path.with_name(f".{path.name}.lock")), open(path, "a+b") as file:
+    with lock_of(out), open(out, "a+b") as file:
         finished = finished_rows(out)
         find_row(out, row, finished)  # an error if it has other settings
         if unit_key(row) in finished:
@@ -822,7 +876,7 @@ def append_row(out, row):
         file.seek(max(0, file.tell() - 1))
         last = file.read()
         if last not in (b"", b"\n"):
-            file.write(b"\n")  # after a line that was cut short
+            file.write(b"\n")  # after a line without its break, whole or cut short
         table = pd.DataFrame([row], columns=COLUMNS)
         file.write(table.to_csv(index=False, header=not last, lineterminator="\n").encode())
         file.flush()
@@ -1215,12 +1269,11 @@ def load_options(model):
             "output_loading_info": True}
 
 
-def choose_device(args):
-    device = args.device
+def choose_device(device, precision):
     if device == "auto":
         device = (torch.accelerator.current_accelerator(True) or torch.device("cpu")).type
     torch.ones(1, device=device)  # fails if there is no such device
-    if args.precision == "bf16" and not computes_bf16(device):
+    if precision == "bf16" and not computes_bf16(device):
         raise ValueError(f"{device} does not support bf16: use fp16")
     return device
 
@@ -1256,7 +1309,8 @@ def check_known(tokenizer, texts):
 # --- Flags and main ---
 
 def parse_args(argv):
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
+    parser = argparse.ArgumentParser(
+        usage="%(prog)s [flags]", description=__doc__.partition("\n\n")[0])
     add = parser.add_argument_group("what to run (all combinations)").add_argument
     add("--model", nargs="+", default=["smollm2"],
         help="smollm2, mistral, folder or Hub id; default smollm2")
@@ -1265,12 +1319,15 @@ def parse_args(argv):
         help="unlabeled texts, and as many test texts; default 30")
     add("--subsamples", type=whole, help="draws per task; default 2, or up to 100 with --margin")
     add("--experiment", help="name in the results; default by what is run")
-    add("--pack", action="store_true", help="8 texts behind one instruction")
+    add("--pack", action="store_const", const=PACK_SIZE, default=1,
+        help="8 texts behind one instruction")
     add("--with-answers", action="store_true", help="pretrain with answers: a positive control")
     add("--show-prompts", action="store_true", help="print a prompt of each task and stop")
     add("--adapters", type=Path, help="folder of adapters for contamination_test.py; default none")
-    add("--about", help="what your texts are, such as \"a movie review\"; default given below")
-    add("--answer", help="what is asked for, such as \"its topic\"; default its category")
+    add("--about", default="given below",
+        help="what your texts are, such as \"a movie review\"; default %(default)s")
+    add("--answer", default="its category",
+        help="what is asked for, such as \"its topic\"; default %(default)s")
     add_shared_flags(parser)
     add = parser.add_argument_group("recipe").add_argument
     add("--quantize", default="none", choices=("none", "nf4"), help="4-bit weights; default none")
@@ -1279,9 +1336,9 @@ def parse_args(argv):
     add("--batch-size", type=whole, help="prompts per step; default from tasks.json")
     add("--max-length", type=whole, help="most tokens of a prompt; default the model's")
     args = parser.parse_args(argv)
-    packed = "-packed" if args.pack else ""
-    answers = "-answers" if args.with_answers else ""
-    args.experiment = args.experiment or f"zero-shot{packed}{answers}"
+    packed = "-packed" if args.pack > 1 else ""
+    args.experiment = experiment_name(args.experiment or f"zero-shot{packed}", args.with_answers)
+    args.out = args.out or results_path(args.csv or args.hub)
     return args
 
 
@@ -1290,38 +1347,42 @@ def main(argv=None):
     args = parse_args(argv)
     registry = load_registry()
     models = [find_model(text, registry) for text in args.model]
-    if (args.about or args.answer) and not (args.csv or args.hub):
-        raise ValueError("--about and --answer are only for --csv and --hub")
     tasks = load_tasks(
         registry["tasks"], ["bbc_news"], args.tasks, args.m, args.n, args.csv, args.hub,
         text=args.text, label=args.label, name=args.name, split=args.split)
-    recipe_of = functools.partial(prompt_recipe, registry, args)
-    if not args.show_prompts:
-        most = dict.fromkeys(args.n, args.subsamples or (100 if args.margin else 2))
-        if args.adapters:
-            args.adapters.mkdir(parents=True, exist_ok=True)
-            tempfile.TemporaryFile(dir=args.adapters).close()  # or fail
-        run_all(args, models, tasks, most, recipe_of,
-                functools.partial(run_prompts, adapters=args.adapters))
-        if args.adapters:
-            rows = finished_rows(args.out).values()
-            kept = [(args.adapters / unit_name(row) / "unit.json").exists() for row in rows]
-            if not all(kept):
-                print(f"{kept.count(False)} rows of {args.out} have no adapters there: to make "
-                      "them, use another --out")
+    given = {"precision": args.precision, "quantize": args.quantize,
+             "batch_size": args.batch_size, "epochs": args.pretrain_epochs,
+             "learning_rate": args.pretrain_lr, "max_length": args.max_length,
+             "answers": args.with_answers, "pack": args.pack}
+    if args.quantize == "nf4" and args.precision == "float32":  # NF4 weights compute in half
+        good = computes_bf16(choose_device(args.device, args.precision))
+        given["precision"] = "bf16" if good else "fp16"
+    words = {"about": args.about, "answer": args.answer}
+    recipe_of = functools.partial(prompt_recipe, registry["models"], given, words)
+    if args.show_prompts:
+        show_prompts(models[0], tasks, recipe_of)
         return
-    tokenizer = load_tokenizer(models[0].folder, models[0].gguf)
-    for name, task in tasks.items():
-        strings = arm_strings(tokenizer, recipe_of(models[0], task), task.classes,
-                              task.texts[:PACK_SIZE], task.labels[:PACK_SIZE])
-        for text in dict.fromkeys([strings["sequences"][0], strings["prompts"][0]]):
-            print(f"\n{name}:\n{text}")
+    max_subsamples = dict.fromkeys(args.n, args.subsamples or (100 if args.margin else 2))
+    if args.adapters:
+        args.adapters.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=args.adapters).close()  # or fail
+    cells = plan_cells(args.out, args.experiment, models, tasks, args.m, max_subsamples, args.seed,
+                       recipe_of)
+    run = functools.partial(run_prompts, adapters=args.adapters)
+    run_all(cells, run, args.out, args.margin, args.device, args.workers, args.dask)
+    if args.adapters:
+        kept = {path.parent.name for path in args.adapters.glob("*/unit.json")}
+        absent = {*map(unit_name, finished_rows(args.out).values())} - kept
+        if absent:
+            print(f"{len(absent)} rows of {args.out} have no adapters there: to make them, use "
+                  "another --out")
 
 
 if __name__ == "__main__":
     if "__file__" in globals():  # workers import its functions by this name
         path = Path(__file__).resolve()
         sys.path.insert(0, str(path.parent))
+        sys.modules.pop(path.stem, None)  # %run again: the text may have changed
         importlib.import_module(path.stem).main()
     else:  # in a notebook, write flags into the list: ["--m", "50"]
         main([])

@@ -6,6 +6,7 @@ import json
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock, patch
 
 import numpy as np
 import pandas as pd
@@ -127,8 +128,9 @@ def plain_scores(model, tokenizer, prompts, classes, counts):
     ("mistral", {"sliding_window": 400}),
     ("gpt_neo", {"window_size": 64, "attention_types": [[["global", "local"], 1]]}),
     ("gemma3_text", {"sliding_window": 64})])
-def test_prompts_scored_together_score_as_alone(kind, changes, zero, load):
-    """To this tokenizer ": " is one token, as is ": W": what prompt and class share is scored."""
+def test_prompts_scored_together_score_as_alone(kind, changes, zero, load, monkeypatch):
+    """To this tokenizer ": " is one token, as is ": W": what prompt and class share is scored. Also
+    where a pass has room for some of the classes alone."""
     _, net, tokenizer = load(kind, merges=[("Ġ", "a"), (":", "Ġ"), (":Ġ", "W")], **changes)
     texts = ["no rain at all " * 20, "", "x", "a goal", "Fans rush " * 5, "a goal"]
     prompts = [f"What are these remarks about?\n### Text: {text}\n### Answer:" for text in texts]
@@ -138,13 +140,22 @@ def test_prompts_scored_together_score_as_alone(kind, changes, zero, load):
     np.testing.assert_allclose(found, expected, atol=1e-5)
     alone = zero.score_classes(net, tokenizer, prompts[:1], classes)
     np.testing.assert_allclose(alone, expected[:1], atol=1e-5)
+    monkeypatch.setattr(zero, "SCORED", 2)
+    group = Mock(side_effect=zero.score_group)
+    monkeypatch.setattr(zero, "score_group", group)
+    few = zero.score_classes(net, tokenizer, prompts, classes)
+    np.testing.assert_allclose(few, expected, atol=1e-5)
+    assert len(group.call_args_list) == 3 * len(prompts)
 
 
 def recipe_of(zero, typed, task="ag_news"):
-    registry = zero.load_registry()
+    """That of main with these flags."""
     model = zero.Model("mistral", "mistral", None, None, "clm", "", 0, 512)
-    entry = SimpleNamespace(classes=CLASSES, spec=registry["tasks"][task])
-    return zero.prompt_recipe(registry, zero.parse_args(typed.split()), model, entry)
+    entry = SimpleNamespace(classes=CLASSES, spec=zero.load_registry()["tasks"][task])
+    names = ("find_model", "load_tasks", "plan_cells", "run_all")
+    with patch.multiple(zero, **{name: Mock() for name in names}):
+        zero.main(typed.split())
+        return zero.plan_cells.call_args.args[-1](model, entry)
 
 
 @pytest.mark.parametrize("task, typed, size, pack", [
@@ -163,12 +174,16 @@ def test_zero_shot_recipes_are_the_papers(task, typed, size, pack, zero):
 
 @pytest.mark.parametrize("capability, precision", [((7, 5), "fp16"), ((8, 0), "bf16")])
 def test_a_run_computes_in_what_the_card_can(capability, precision, zero, monkeypatch):
+    """A worker refuses what was chosen for another card."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     monkeypatch.setattr(torch, "ones", lambda *_, device: None)  # as if there were a card
     assert recipe_of(zero, "--quantize nf4 --device cuda")["precision"] == precision
     old = pytest.raises(ValueError, match="use fp16") if precision == "fp16" else nullcontext()
+    recipe = recipe_of(zero, "--quantize nf4 --device cpu")  # of a Dask client, say
     with old:
-        assert zero.choose_device(SimpleNamespace(device="cuda", precision="bf16")) == "cuda"
+        zero.run_job(Mock(), "cuda", 1, SimpleNamespace(row={}, recipe=recipe))
+    with old:
+        assert zero.choose_device("cuda", "bf16") == "cuda"
 
 
 RECIPE = {"epochs": 2, "batch_size": 3, "learning_rate": 0.01, "quantize": "none",
@@ -344,7 +359,7 @@ def test_show_prompts(zero, byte_model, run, capsys):
 @pytest.mark.parametrize("text, classes, typed, words", [
     ("mail", "ab", "--pretrain-lr 1e30 --batch-size 1", "arm extra"),
     ("ខ្ញុំ a b", "ab", "", "does not know 2"), ("mail", ["Spam", "spam"], "", "rename"),
-    ("mail", ["Spam", "[MASK]"], "", "rename")])
+    ("mail", ["Spam", "[MASK]"], "", "rename"), ("mail", "👍👎", "", "rename")])
 def test_a_mistake_ends_in_one_line_without_a_row(text, classes, typed, words, model_dir, run):
     write_csv("mail.csv", [(f"{text} {chr(97 + n % 26)}", classes[n % 9 == 8]) for n in range(90)])
     message, rows = run(model_dir("llama"), f"--csv mail.csv {typed}")

@@ -5,6 +5,7 @@ import ast
 import builtins
 import dis
 import re
+import runpy
 import shlex
 import shutil
 import subprocess
@@ -94,6 +95,16 @@ def test_a_script_runs_by_a_link_and_without_its_folder_in_the_path(tmp_path):
     (tmp_path / "a-link").symlink_to(ROOT / "run_experiment.py")
     done = subprocess.run([sys.executable, "-P", "a-link", "--help"], cwd=tmp_path)
     assert done.returncode == 0
+
+
+def test_run_magic_runs_the_text_of_now(tmp_path, capsys):
+    """Although the process has imported an older one."""
+    path, guard = tmp_path / "edited.py", read(SCRIPTS[-1]).partition("\nif __name__")
+    for word in ("old", "edited"):
+        main = f"import importlib, sys\nfrom pathlib import Path\ndef main(): print({word!r})\n"
+        path.write_text(main + "".join(guard[1:]))
+        runpy.run_path(path, run_name="__main__")
+    assert capsys.readouterr().out == "old\nedited\n"
 
 
 @EACH
