@@ -1,6 +1,6 @@
 """The positive control, run again: docs/results.md. Run by hand; the last line takes seconds.
 
-    python tests/studies/control.py --subsamples 20   # trains: run_experiment.py as it is
+    python tests/studies/control.py --subsamples 12   # trains: run_experiment.py as it is
     python tests/studies/control.py --subsamples 20 --with-answers   # the control
     python tests/studies/control.py --subsamples 10 --shuffled   # the names of other texts
     python tests/studies/control.py   # what docs/control.csv, those rows, says

@@ -29,7 +29,7 @@ SETS = 4000  # simulated for each number of --widths
 
 
 def hold_of_single_subsamples(rows):
-    """A row per experiment and task: K subsamples, how many of them have an interval that holds, the
+    """A row per experiment and task: K subsamples, how many have an interval that holds, the
     variance of their biases, and what it would be by the draw of the texts alone."""
     rows = load_script("fit_model").add_effects(rows.assign(arms="crossed"))
     rows["variance"] = rows["text_variance_bias"] + rows["one_answer_variance"]
@@ -59,7 +59,7 @@ def expected_half_width(n, changed, K):
 
 
 def simulated_half_width(n, changed, K, rng):
-    """The same by simulation, with the rule of calibrate.py, which checks that it is the scripts'."""
+    """The same by simulation, with the rule of calibrate.py, which checks that it is ours."""
     differ = rng.binomial(n, changed, (SETS, 1, K, 2))
     only_seen = rng.binomial(differ, 0.5)
     _, spread_variance, text_variance = rule_of_answers(only_seen, differ - only_seen, n)
