@@ -1,7 +1,7 @@
 """Crossed answers by generation: does training on the inputs of test items inflate the score? With
 run_zero_shot.py's training, but answers that are decoded and marked, as a harness does it:
 
-    python tests/studies/generation.py --draws 2   # the tables of OUTS; a rerun goes on
+    python tests/studies/generation.py   # the tables of OUTS; a rerun goes on
     python contamination_test.py --answers docs/crossed_example.csv
     python fit_model.py crossed.csv
 
@@ -151,7 +151,7 @@ def decode(net, tokenizer, prefix, questions):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
-    parser.add_argument("--draws", type=int, default=2)
+    parser.add_argument("--draws", type=int, default=3)
     parser.add_argument("--adapters", type=Path, help="folder to keep them in, 20 MB each")
     args = parser.parse_args()
     model = zero_shot.find_model(MODEL, zero_shot.load_registry())
