@@ -371,7 +371,7 @@ def notes(line, rows, tasks, metric):
         said.append(("", f"About {line.needed:.0f} subsamples of each task would narrow the "
                          f"interval to ±{metric.margin / 2:g}; that may not settle it."))
     if not line.verdict.startswith("Yes"):
-        if line.low < line.high and line.boost and not line.helps:
+        if line.subsamples > 1 and line.boost and not line.helps:
             said.append(("warning", "Pretraining on other texts is not shown to help here; a "
                                     "recipe that helps may inflate more."))
         said += caveat(rows)
