@@ -54,7 +54,7 @@ def commands(folder):
     for form, epochs, subsamples in SETTINGS:
         train = (
             f"run_zero_shot.py --tasks rotten_tomatoes {FLAGS[form]} --pretrain-epochs {epochs} "
-            f"--experiment {form}-{epochs} --n 50 --workers 1 --out {RESULTS}"
+            f"--experiment packed-{epochs} --n 50 --workers 1 --out {RESULTS}"
         )
         lines.append(f"{train} --subsamples {AUDITED} --adapters {folder}/units")
         lines.append(f"contamination_test.py {folder}/units --out {folder}/contamination.csv")
@@ -94,7 +94,8 @@ def summary():
     results = pd.read_csv(RESULTS)
     lines = []
     for name, audit in pd.read_csv(AUDITS).groupby("experiment"):
-        form, _, epochs = name.rpartition("-")
+        epochs = name.split("-")[1]
+        form = name.replace(f"-{epochs}", "")  # packed-3-answers is packed-answers
         rows = results[results["experiment"] == name].assign(arms="crossed")
         tasks = fit.task_means(fit.add_effects(rows))
         line = {"form": form, "epochs": int(epochs), "audited": len(audit), **tasks.iloc[0]}

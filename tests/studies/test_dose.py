@@ -22,7 +22,7 @@ def test_the_table_holds_what_the_files_hold(table):
     assert results["discordant"].notna().all() and audits["discordant"].notna().all()
     assert len(table) == audits["experiment"].nunique() >= 3
     for row in table.to_dict("records"):
-        name = f"{row['form']}-{row['epochs']}"
+        name = row["form"].replace("packed", f"packed-{row['epochs']}")
         audit = audits[audits["experiment"] == name]
         assert row["audited"] == len(audit)
         for detector in ("log p", "ref"):
