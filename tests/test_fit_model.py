@@ -18,7 +18,7 @@ from scipy import special, stats
 
 from conftest import ARMS, ROOT, coin_rows, load_script, path_of
 
-fit = load_script("fit_model")
+fit, contam = load_script("fit_model"), load_script("contamination_test")
 pytestmark = pytest.mark.usefixtures("empty_folder")
 
 PAPER = ROOT / "tests" / "published"
@@ -340,19 +340,29 @@ def test_sign_flips(run):
 
 
 @pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize("draws, base", [(1, ""), (1, 0.4), (2, "")])
-def test_crossed_answers(run, draws, base):
-    """Of one draw, the bias has the Normal interval by the draw of the texts, and no verdict. There
-    may be no model before and no majority."""
-    rows = crossed_rows(draws, 150, default_rng(5)).assign(m=0, majority="", discordant=0.05)
-    v = [sum(plain_unit(row, "bias")[1:]) for row in rows.to_dict("records")]
-    found = run(rows.assign(acc_base=base, acc_base_on_extra=base), "--margin", 50)
+@pytest.mark.parametrize("draws, arms", [(1, ARMS), (1, ARMS[1:]), (2, ARMS), (2, ARMS[1:])])
+def test_crossed_answers(run, draws, arms):
+    """contamination_test.py's rows of the answers of models that others trained give the numbers
+    of run_experiment.py's rows; there may be no model before. Of one draw, the bias has the Normal
+    interval by the draw of the texts, and no verdict."""
+    draw = np.arange(4 * draws)
+    right = trained(default_rng(5), (4 * draws, 150))
+    own = pd.DataFrame(crossed_row(right, task=draw % 4, k=draw, m=0))
+    names = {"half": ARMS[:0:-1], "trained_on": ARMS, "draw": draw, "item": range(150)}
+    answers = pd.MultiIndex.from_product(names.values(), names=names).to_frame(index=False)
+    answers = answers.assign(model="bert", task=answers["draw"] % 4, right=right.ravel())
+    answers["item"] += 150 * (answers["half"] == "test")
+    found = run(contam.cross_answers(answers[answers["trained_on"].isin(arms)]), "--margin", 50)
     assert found.out.startswith("Too early to tell: a verdict needs two") == (draws == 1)
     assert ("leaves out the luck of training" in found.out) == (draws == 1)
-    assert ("boost is unknown, since acc_base is empty" in found.page) == (base == "")
-    assert "(few-shot, n = 150)" in found.out and "nan" not in found.page
-    bias = one(found.effects, effect="bias")
+    assert ("boost is unknown, since acc_base is empty" in found.page) == (arms != ARMS)
+    assert "(crossed, n = 150)" in found.out and "nan" not in found.page
+    both = [table.filter(regex="estimate|low|high")[: len(arms) - 1]  # without a boost
+            for table in (found.effects, fit.effects_table(own))]
+    pd.testing.assert_frame_equal(*both)
     if draws == 1:
+        v = [sum(plain_unit(row, "bias")[1:]) for row in own.to_dict("records")]
+        bias = one(found.effects, effect="bias")
         assert bias["high"] - bias["estimate"] == approx(1.59819 * math.sqrt(sum(v)) / 4, rel=1e-4)
 
 
