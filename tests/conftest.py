@@ -87,7 +87,7 @@ def coin_rows(tasks=3, subsamples=4, models=("a", "b"), n=40, crossed=False, **c
         row = {"experiment": "few-shot", "model": model, "task": f"task{j:02}", "m": 10, "n": n,
                "subsample": k, "num_classes": 2, "majority": 0.5}
         for name in names:
-            row[name] = rng.binomial(n, min(0.5 + 0.01 * j, 0.9)) / n
+            row[name] = rng.binomial(n, 0.5 + 0.01 * j) / n
         rows.append(row | changes)
     return pd.DataFrame(rows)
 
