@@ -113,13 +113,12 @@ def crossed_rows(subsamples, n, rng, luck=0, effect=0.0):
 
 def plain_unit(row, effect):
     """(effect, noise variance without the imaginary answer, that answer) of a row, by hand."""
-    low, high = {"bias": ("extra", "test"), "boost": ("base", "extra")}[effect]
-    first = row[f"acc_{high}"] - row[f"acc_{low}"]
+    arms = {"bias": "test extra extra test", "boost": "extra base test base"}[effect].split()
+    first = row[f"acc_{arms[0]}"] - row[f"acc_{arms[1]}"]
     rounding = (100 / row["n"]) ** 2 / 12
     if math.isnan(row.get("acc_base_on_extra", math.nan)):
         return 100 * first, rounding, 0
-    other = {"base": "base", "extra": "test", "test": "extra"}
-    second = row[f"acc_{other[high]}_on_extra"] - row[f"acc_{other[low]}_on_extra"]
+    second = row[f"acc_{arms[2]}_on_extra"] - row[f"acc_{arms[3]}_on_extra"]
     if effect == "boost":
         return 50 * (first + second), rounding, 0
     noise = row["discordant"] - first**2 + row["discordant_on_extra"] - second**2
@@ -255,25 +254,23 @@ def test_text_variance_over_models_and_seeds(run):
     ((7, 7), (0.5, 3), 5000, (0, 1.5)), ((4, 9), (1, 2), 5000, (0, 1)),
     ((6, 6, 6, 6), (0.3, 1, 2, 3), 5000, (0, 1, 2, 1)), ((3, 3, 3), (0, 0, 0), 50, (0, 0.5, 1))])
 def test_do_the_tasks_differ(run, sizes, luck, n, effects):
-    """Welch's t test of two tasks, Mehrotra (1997) for more of one size, chi-squared where the noise
-    of rounding is wider than the spread."""
+    """Welch's t test of two tasks, Mehrotra (1997) for more of one size, chi-squared where the
+    noise of rounding is wider than the spread."""
     rng = default_rng(2)
-    biases = {}
-    for task, (K, sd, effect) in enumerate(zip(sizes, luck, effects)):
-        biases[f"t{task}"] = [*np.round(effect + sd * rng.standard_normal(K), 3)]
+    biases = {f"t{task}": rng.normal(effect, sd, K).round(3)
+              for task, (K, sd, effect) in enumerate(zip(sizes, luck, effects))}
     rows = bias_rows(biases, n=n)
     found = run(pd.concat([rows, rows.assign(model="other")]))
-    means = np.array([np.mean(values) for values in biases.values()])
-    s2 = np.array([np.var(values, ddof=1) for values in biases.values()])
-    J = len(sizes)
-    if J == 2:
+    if len(sizes) == 2:
         p = stats.ttest_ind(*biases.values(), equal_var=False).pvalue
-    elif not any(luck):
-        variance = (100 / n) ** 2 / 12 / 3 / 2  # of two models
-        p = stats.chi2.sf(J * means.var() / variance, 2)
     else:
+        values = np.array([*biases.values()])
+        J, K = values.shape
+        squares, s2 = J * values.mean(axis=1).var(), values.var(axis=1, ddof=1)
+        p = stats.chi2.sf(squares / ((100 / n) ** 2 / 12 / 3 / 2), 2)  # of two models
+    if len(sizes) > 2 and any(luck):
         parts = (1 - 1 / J) * s2
-        F = K * J * means.var() / parts.sum()
+        F = K * squares / parts.sum()
         top = parts.sum() ** 2 / ((s2**2).sum() + s2.mean() ** 2 - 2 * (s2**2).mean())
         p = stats.f.sf(F, top, parts.sum() ** 2 / (parts**2 / (K - 1)).sum())
     row = one(found.effects, effect="bias", model="all")
@@ -435,9 +432,9 @@ def test_predictive_effects_are_binomial_means():
     for name, level, d in (
             ("a, s", [0.2, -0.4], 0.5), ("b, s", [0.9, 0.3], 0.5), ("a, t", [1], -0.3)):
         draws = found[f"effect[{name}]"].values
-        low, high = special.expit(np.subtract(level, d / 2)), special.expit(np.add(level, d / 2))
-        assert draws.mean() == approx(100 * np.mean(high - low), abs=0.2)
-        variance = 1e4 * (low * (1 - low) + high * (1 - high)).mean() / (50 * len(level))
+        p = special.expit(np.add.outer([-d / 2, d / 2], level))  # [arms, runs]
+        assert draws.mean() == approx(100 * p.mean(axis=1) @ [-1, 1], abs=0.2)
+        variance = 1e4 * 2 * (p * (1 - p)).mean() / (50 * len(level))
         assert draws.var() == approx(variance, rel=0.05)
         effects.append(draws)
     both = (effects[0] + effects[2]) / 2
@@ -617,7 +614,7 @@ def test_natural_variations_are_accepted(capsys):
     # The fuller row of a run counts, whatever the order of files
     rows = coin_rows(crossed=True).assign(split=range(24))
     full = loaded(str(path_of(rows)))
-    rows[[name for name in rows if "on_extra" not in name and name != "split"]].to_csv("old.csv")
+    rows.drop(columns=rows.filter(regex="on_extra|split")).to_csv("old.csv")
     for paths in (("old.csv", "results.csv"), ("results.csv", "old.csv")):
         pd.testing.assert_frame_equal(loaded(*paths)[full.columns], full)
 

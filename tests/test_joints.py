@@ -107,32 +107,32 @@ def test_page_and_figure_show_the_tables(shared, said, figures):
             assert words in card and words in out
 
     # The figure, for narrow screens and for wide ones
+    drawn = table.reset_index()
+    titles = drawn["task"].where(drawn["task"] > "", drawn["setting"])
+    drawn["label"] = titles + ", " + drawn["model"]
+    drawn = drawn.replace({"label": {f"{single}, all": "mean"}}).set_index(["label", "effect"])
     narrow, wide = figures
     assert narrow.get_figheight() > wide.get_figheight()
     for figure in (narrow, wide):
-        axes, keys = figure.axes, []
-        for label in [tick.get_text() for tick in axes[0].get_yticklabels()]:
-            label = label.replace("\n", " ")
-            title, _, model = label.rpartition(", ")
-            key = (single, model, title) if title.startswith("task") else (title, model, "")
-            keys.append((single, "all", "") if label == "mean" else key)
-        assert len({*keys}) == len(keys) == (5 if shared else 6)
-        of_tasks = [table.loc[*key, "bias"].estimate for key in keys if key[2]]
+        axes = figure.axes
+        labels = [tick.get_text().replace("\n", " ") for tick in axes[0].get_yticklabels()]
+        assert len({*labels}) == len(labels) == (5 if shared else 6)
+        assert labels[0] == ("mean" if shared else f"{whole}, a") and axes[0].yaxis_inverted()
+        of_tasks = [drawn.loc[label, "bias"].estimate for label in labels if label[:4] == "task"]
         assert of_tasks == sorted(of_tasks)[::-1]
-        assert keys[0][0] == judged[0][0] and axes[0].yaxis_inverted()
         for axis, effect, words in zip(axes, ("bias", "boost"), ("seen - unseen", "unseen - base")):
             middle, _, (bars,) = axis.containers[0]
             assert axis.get_title() == f"{effect} = {words}"
             bands = [(band.get_x(), band.get_width()) for band in axis.patches]
             assert bands == ([(-2, 4)] if effect == "bias" else [])
-            assert sorted(middle.get_ydata()) == [*range(len(keys))]
+            assert sorted(middle.get_ydata()) == [*range(len(labels))]
             for x, y, bar in zip(*middle.get_data(), bars.get_segments(), strict=True):
-                row = table.loc[*keys[y], effect]
+                row = drawn.loc[labels[y], effect]
                 assert [x, *bar.T.flat] == approx([row.estimate, row.low, row.high, y, y], abs=1e-3)
         for marks, mean in zip(axes[2].collections, [*MEANS[1:], "majority"], strict=True):
             assert marks.get_label() == mean.replace("majority", "most common class")
             for x, y in marks.get_offsets():
-                assert x == approx(table.loc[*keys[int(y)], "bias"][mean], abs=1e-3)
+                assert x == approx(drawn.loc[labels[int(y)], "bias"][mean], abs=1e-3)
 
 
 def test_slices_are_drawn_as_they_are_in_the_table(said, figures):

@@ -32,9 +32,8 @@ def csv_of(name):
 
 def indicators(pairs):
     """alpha and U of slice_posterior."""
-    models, tasks = (sorted(set(names)) for names in zip(*pairs))
-    alpha = [[float(model == name) for name in models[1:]] for model, _ in pairs]
-    return np.array(alpha), np.array([[float(task == name) for name in tasks] for _, task in pairs])
+    models, tasks = np.array([*map(list, pairs)]).T[:, :, None]
+    return (models == np.unique(models)[1:]) + 0.0, (tasks == np.unique(tasks)) + 0.0
 
 
 def dense_posterior(right, n, alpha, U):

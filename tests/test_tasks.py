@@ -64,11 +64,11 @@ def own(script, capsys, empty_folder):
             content.to_parquet(name)
         elif content is not None:
             Path(name).write_bytes(content.encode(errors="surrogateescape"))
-        args = script.parse_args([f"--{kind}", name, *f"--m 3 --n 1 {flags}".split()])
-        tasks, names = {}, "tasks m n csv hub text label name split".split()
-        given = {flag: vars(args)[flag] for flag in names}
-        load = script.errors_on_one_line()(lambda: script.load_tasks(TASKS, [], **given))
-        message = end_of(lambda _: tasks.update(load()))
+        args = vars(script.parse_args([f"--{kind}", name, *f"--m 3 --n 1 {flags}".split()]))
+        given = {flag: args[flag] for flag in "tasks m n csv hub text label name split".split()}
+        tasks = {}
+        message = end_of(script.errors_on_one_line()(
+            lambda _: tasks.update(script.load_tasks(TASKS, [], **given))))
         return [*tasks.values(), None][0], message or capsys.readouterr().out
 
     return call
@@ -214,10 +214,8 @@ def test_rows_know_the_lines_at_which_they_begin(script, empty_folder, name, con
 def test_rows_that_lone_quote_marks_join_are_told(own, order, end, words):
     texts = [text_of(row) for row in range(60)]
     texts[9], texts[13], texts[25] = '"begun', end, "odd\rline\x85that\u2028ends"
-    rows = [order.split()]
-    for row, text in enumerate(texts):
-        cells = {"text": text, "label": "ab"[row % 2]}
-        rows.append([cells.get(column, "x") for column in rows[0]])
+    cells = pd.DataFrame({"text": texts, "label": [*"ab"] * 30, "id": "x", "by": "x"})
+    rows = [order.split(), *cells[order.split()].to_numpy()]
     task, message = own("mine.csv", "\r\n".join(map(",".join, rows)))
     assert re.search(words, message) and len(task.texts if task else texts[4:]) == 56
     task, _ = own("mine.tsv", "\n".join(map("\t".join, rows)))
