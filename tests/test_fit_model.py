@@ -298,8 +298,6 @@ def test_means_only_where_tasks_are_shared(run):
         found = run(pd.concat([short, bias_rows(full, **other)]))
         assert found.effects.groupby([*other])["tasks"].first().tolist() == [1, 2]
         assert found.effects["m"].notna().all() and "all" not in set(found.effects["model"])
-        first, second, _ = found.out.splitlines()
-        assert "+0.00 [" in first and "+3.00 [" in second
         assert found.page.count('<div class="card"') == 2
     both = [short, short.assign(m=9), bias_rows(full, model="other")]
     assert run(pd.concat(both)).page.count('<div class="card"') == 2
@@ -407,13 +405,12 @@ def test_the_log_density_of_the_papers_model(interaction):
             assert 1 - np.log(slope) / math.log(s) == approx([0.82112] * 5, abs=1e-5)
         assert interaction or {*d} == {float(beta)}
         total += normal(point["a"], mu + beta / 2, math.sqrt(sd_U**2 + sd_W**2 / 2)).sum()
-        for unit, task in set(zip(rows["unit"], rows["task"])):
-            total += normal(point["c"][unit], point["a"][tasks.index(task)], sd_V)
-        for row in rows.to_dict("records"):
-            level = point["c"][row["unit"]] + alpha["xy".index(row["model"])]
-            half = d[tasks.index(row["task"])] / 2
-            total += stats.binom.logpmf(row["control"], 30, special.expit(level - half))
-            total += stats.binom.logpmf(row["treatment"], 30, special.expit(level + half))
+        for row in rows.itertuples():
+            task, level = tasks.index(row.task), point["c"][row.unit]
+            total += normal(level, point["a"][task], sd_V) / 2  # of two models
+            for right, change in (row.control, -d[task] / 2), (row.treatment, d[task] / 2):
+                share = special.expit(level + alpha["xy".index(row.model)] + change)
+                total += stats.binom.logpmf(right, 30, share)
         assert float(logp(point)) == approx(float(total))
 
 

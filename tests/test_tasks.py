@@ -162,9 +162,6 @@ def test_a_registry_that_cannot_be_used(script, empty_folder, text, words):
 
 
 def test_data_sets_of_the_hub(own, hub):
-    Path("someone/hidden").mkdir(parents=True)
-    write_named("someone/hidden/train.parquet", [-1] * 10)
-    assert "label has only []" in own("someone/hidden", kind="hub")[1]
     task, _ = own("dair-ai/emotion", None, "--name unsplit --m 6", "hub")
     assert task.texts[0].startswith("unsplit/train") and task.classes[0] == "sadness"
 
