@@ -154,7 +154,7 @@ def test_slices_are_drawn_as_they_are_in_the_table(said, figures):
             assert line.get_xdata()[1:] == approx(mine["paper_mean"].sort_values(), abs=1e-5)
             expected = [threshold, (mine["paper_mean"].abs() > threshold).mean()]
             for way in ("paper", "t"):
-                expected.append(((mine[f"{way}_low"] > 0) | (mine[f"{way}_high"] < 0)).mean())
+                expected.append((mine[f"{way}_low"] * mine[f"{way}_high"] > 0).mean())
             assert [*shares.loc[key, "threshold":]] == approx(expected, abs=1e-5)
 
 
