@@ -87,7 +87,7 @@ def coin_rows(tasks=3, subsamples=4, models=("a", "b"), n=40, crossed=False, **c
         row = {"experiment": "few-shot", "model": model, "task": f"task{j:02}", "m": 10, "n": n,
                "subsample": k, "num_classes": 2, "majority": 0.5}
         for name in names:
-            row[name] = rng.binomial(n, min(0.5 + 0.01 * j, 0.9)) / n
+            row[name] = rng.binomial(n, 0.5 + 0.01 * j) / n
         rows.append(row | changes)
     return pd.DataFrame(rows)
 
@@ -182,7 +182,7 @@ def tokenizer(bert_tiny):
     return AutoTokenizer.from_pretrained(bert_tiny.folder)
 
 
-def byte_tokenizer(merges, template="$A", dropout=None, **named):
+def byte_tokenizer(merges, template="$A", **named):
     """Its tokens are bytes, and so can be read, and these pairs of them."""
     import tokenizers
     from transformers import PreTrainedTokenizerFast
@@ -190,7 +190,7 @@ def byte_tokenizer(merges, template="$A", dropout=None, **named):
     byte_level = tokenizers.pre_tokenizers.ByteLevel
     words = [*sorted(byte_level.alphabet()), "<end>", *map("".join, merges)]
     numbers = {word: number for number, word in enumerate(words)}
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(numbers, [*merges], dropout=dropout))
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(numbers, [*merges]))
     tokenizer.pre_tokenizer = byte_level(False, use_regex=False)
     tokenizer.decoder = tokenizers.decoders.ByteLevel()
     added = [(word, numbers[word]) for word in template.split() if word != "$A"]

@@ -32,9 +32,8 @@ def csv_of(name):
 
 def indicators(pairs):
     """alpha and U of slice_posterior."""
-    models, tasks = (sorted(set(names)) for names in zip(*pairs))
-    alpha = [[float(model == name) for name in models[1:]] for model, _ in pairs]
-    return np.array(alpha), np.array([[float(task == name) for name in tasks] for _, task in pairs])
+    models, tasks = np.array([*map(list, pairs)]).T[:, :, None]
+    return (models == np.unique(models)[1:]) + 0.0, (tasks == np.unique(tasks)) + 0.0
 
 
 def dense_posterior(right, n, alpha, U):
@@ -82,11 +81,9 @@ def test_the_papers_coin_flip(run, name, n, drawn, shuffled):
     found = run(ROOT / f"tests/published/{name}.csv", "--n", n, "--slices", 1000)
     shares = csv_of("shares")["outside"]
     assert [*shares] == approx([drawn, shuffled], abs=2.5 * math.sqrt(0.25 / 500 + 0.25 / 1000))
-    _, header, *table, _, sentence, _ = found.out.splitlines()
+    sentence = found.out[found.out.index("With one subsample") :]
     said = [float(share) for share in re.findall(r"(\d+)%", sentence)]
     assert said == approx([*(100 * shares)], abs=0.51)
-    assert header.split()[5:] == ["threshold", "outside", "paper", "t"]
-    assert [float(line.split()[6][:-1]) for line in table] == said
 
 
 def test_a_slice_is_one_run(run):
