@@ -8,7 +8,6 @@ import math
 import os
 import re
 import shutil
-import sys
 import zlib
 from pathlib import Path
 
@@ -107,8 +106,7 @@ def test_the_scored_tokens_are_the_examples_own(both):
     assert ids == encode(HEAD + text)["input_ids"] and encode.decode(ids[first:]) == "\n" + text
     assert contam.token_ids(tokenizer, "", text) == (encode("<end>" + text)["input_ids"], 1)
 
-    for template, named, begin in (("$A <end>", {}, "<end>"), ("$A !", {"bos_token": "?"}, "?"),
-                                   ("? $A ! <end>", {}, "?")):
+    for template, named, begin in ("$A !", {"bos_token": "?"}, "?"), ("? $A ! <end>", {}, "?"):
         words = byte_tokenizer([], template, **named)
         ids, first = contam.token_ids(words, "", "ab!")
         assert (words.decode(ids), first) == (begin + "ab!", 1)
@@ -129,21 +127,19 @@ def test_a_certain_token_is_typical(both):
 def test_shards_are_scored_order_by_order(size, counts, both):
     """As given, then in distinct other orders. A last text alone has none."""
     _, net, lm = both
-    texts = ["red apple", "cold night", "seven wheels", "red apple", *make_texts(14, 2)]
-    shards = contam.draw_orders(texts, size)
-    for orders, scores in zip(shards, contam.order_log(net, HEAD, shards), strict=True):
-        for text, score in zip(orders, scores, strict=True):
-            assert score == approx(plain_scores(lm, HEAD, text)[:, 0].sum(), rel=1e-5)
     letters = "ABCDEFGHIJKLMNOPQR"
-    drawn = contam.draw_orders([*letters], size)
-    assert [*map(len, drawn)] == [*map(len, shards)] == counts
-    for k, orders in enumerate(drawn):
-        shard = letters[k * size : (k + 1) * size]
+    shards = contam.draw_orders([*letters], size)
+    assert [*map(len, shards)] == counts
+    for k, scores in enumerate(contam.order_log(net, HEAD, shards)):
+        orders, shard = shards[k], letters[k * size : (k + 1) * size]
         assert orders[0] == "\n\n".join(shard) and len({*orders}) == len(orders)
         assert {"".join(sorted(order)) for order in orders} == {"\n" * (2 * len(shard) - 2) + shard}
-    for others, alike in ((letters[::-1], True), ("IJKLMNOPQRSTUVWXYZ", size == 2)):
+        for text, score in zip(orders, scores, strict=True):
+            assert score == approx(plain_scores(lm, HEAD, text)[:, 0].sum(), rel=1e-5)
+    for others, alike in ((letters[::-1], True), ("0123456789!?+-*/=_", size == 2)):
         again = str(contam.draw_orders([*others], size))  # the places are drawn by the set of texts
-        assert (again.translate(str.maketrans(others, letters)) == str(drawn)) == alike
+        places = [others.find(letter) for letter in again]
+        assert (places == [letters.find(letter) for letter in str(shards)]) == alike
 
 
 def test_p_exact_equals_brute_force():
@@ -172,23 +168,21 @@ def test_the_published_log_gives_the_published_p(monkeypatch):
 @pytest.mark.parametrize("name, content, examples", [
     ("a.txt", "\ufeff[a\u2028b\r\nc\x0cd\x85e\nf\n\n", ["[a\u2028b", "c\x0cd\x85e", "f"]),
     ("a.jsonl", '{"text": "a\\nb", "label": 1}\n{"text": "c\u2028d"}\n', ["a\nb", "c\u2028d"]),
-    ("a.csv", 'label;text\n1;"a\nb"\n0;NA\n', ["a\nb", "NA"]),
     ("a.TSV", "label\t text\n1\ta, b\n2\tc\rd\n", ["a, b", "c\rd"]),
     ("a.json", '[{"text": "a"},\n\n{"text": "b"}]\n', ["a", "b"]),
 ])
 def test_examples_are_read_from_lines_columns_and_keys(name, content, examples):
     Path(name).write_bytes(content.encode())
-    assert contam.read_examples(Path(name), "text") == examples
+    assert [*contam.read_examples(Path(name), "text")] == examples
 
 
 @pytest.mark.parametrize("name, content, flags, words", [
     ("a.txt", "x" * 2100 + TEN, "", "has 2122 tokens, but the model reads 2048: use"),
     ("a.txt", TEN[:-2], "--shard-size 2", "9 examples in shards of 2 are too few to be flagged"),
-    ("a.txt", TEN, "--shard-size 9", "in shards of 9 are too few to be flagged: add"),
     ("a.txt", "a\n\nb", "", "line 2 holds no text"),
     ("a.jsonl", '{"text": "b"}\n\n{"text": null}\n', "", "line 3 holds no text"),
     ("a.ndjson", '{"text": "\\ud83d"}', "", "line 1 holds no text, or half a character"),
-    ("a.txt", TEN, "--out .", "--out would replace --answers or a folder"),
+    ("a.txt", TEN, "--out b.csv", "--examples prints a p-value only: leave out --answers and"),
     ("a.jsonl", '{"words": "b"}', "", "'text'; its columns are words: name yours with --text"),
 ])
 def test_a_mistake_is_one_line(name, content, flags, words, both, say):
@@ -232,12 +226,6 @@ def test_unfit_models_are_refused(model_dir, say):
             save_file(saved, file, {"format": "pt"})
         contam.open_model.cache_clear()
         assert words in say(f"--examples a.txt --model {folder}")
-    for words in folder.glob("*token*"):
-        words.unlink()
-    save_file(weights, file, {"format": "pt"})
-    assert "no tokenizer files in" in say(f"--examples a.txt --model {folder}")
-    (folder / "adapter_config.json").write_text("{}")
-    assert "an adapter: merge it" in say(f"--examples a.txt --model {folder}")
 
 
 def test_nf4_scores_as_in_run_zero_shot(both, zero):
@@ -354,28 +342,20 @@ def test_an_audit_goes_on_where_it_was(table, say, monkeypatch):
     unit = json.loads(file.read_text())
     unit["row"]["task"] = "NA"
     file.write_text(json.dumps(unit | {"hash": "made again"}))
-    assert UNITS.findall(say("kept")) == ["2", "1"] and calls[3:] == ["two"]
+    say("kept")
     shown = say("gone")  # of the table alone
-    assert UNITS.findall(shown) == ["2", "1"] and " NA " in shown and len(calls) == 4
+    assert UNITS.findall(shown) == ["2", "1"] and " NA " in shown and calls[3:] == ["two"]
     assert "folder nowhere (0 left out): give --answers" in say("nowhere --out new.csv")
     calls.clear()
     assert "/proc" in say("kept --out /proc/new.csv") and not calls
 
 
-@pytest.mark.parametrize("name", ["", "unit.json", "extra", "test/adapter_model.safetensors"])
-def test_a_damaged_unit_is_named_and_the_others_are_read(name, table, said, monkeypatch):
+@pytest.mark.parametrize("name", ["unit.json", "test/adapter_model.safetensors"])
+def test_a_damaged_unit_is_named_and_the_others_are_read(name, table, said):
     lost = Path("kept/one", name)
-    if not name:  # its model was moved
-        lost = lost / "unit.json"
-        lost.write_text(lost.read_text().replace('"source": "', '"source": "/gone'))
-    elif lost.is_dir():
-        shutil.rmtree(lost)
-    else:
-        os.truncate(lost, lost.stat().st_size * 2 // 3)
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    os.truncate(lost, lost.stat().st_size * 2 // 3)
     found = said(contam.main)
     assert "kept/one is left out: " in found.out and "1 units left" in found.end
-    assert "texts:  " in found.err
     pd.testing.assert_frame_equal(read_audits(), table[1:].reset_index(drop=True), atol=2.1e-3)
 
 
@@ -404,13 +384,9 @@ def test_the_table_of_detectors_by_hand(capsys):
     p = table["p"].sort_values()
     by_hand = (p * 7 / np.arange(1, 8))[::-1].cummin()
     assert table["adjusted"].to_dict() == approx(by_hand.to_dict())
-    contam.show_audits(rows)
-    assert capsys.readouterr().out.endswith("flagged by ref\n")
-    shown = []
-    for both in (rows, pd.concat([rows.assign(**{"ref test": 0.9}), rows])):  # the last counts
-        contam.show_audits(both.assign(recipe=[*"xyx"] * (len(both) // 3)))
-        shown.append(capsys.readouterr().out)
-    assert shown[0] == shown[1] and UNITS.findall(shown[0]) == ["2", "1"]
+    contam.show_audits(pd.concat([rows.assign(**{"ref test": 0.9}), rows]))  # the last counts
+    shown = capsys.readouterr().out
+    assert shown.endswith("flagged by ref\n") and UNITS.findall(shown) == ["3"]
 
 
 def plain_inflation(right, released, clean):
@@ -489,62 +465,44 @@ def test_clean_models_that_add_nothing():
         assert found["df"] == approx(105 - 3)
 
 
-@pytest.mark.parametrize("size, beyond", [
-    ((7, 300, 200, 2, 0.5), "Yes: beyond "), ((14, 30, 30, 2, 0.3), "Inflated, but too early "),
-    ((16, 30, 30), "Too early to tell if within ±"),
-    ((7, 300, 200, 2, 0.5), "No: seen items even score worse, beyond ")])
-def test_the_verdict_changes_at_its_borders(size, beyond):
-    """Of an interval b ± h: |b| + h, |b| - h and h / .55."""
-    rows = make_answers(*size)
-    if beyond.startswith("No"):
-        rows["half"] = rows["half"].map({"released": "held_out", "held_out": "released"})
-    row = judge(rows).loc["mine"]
-    b, h = abs(row["bias"]), row["high"] - row["bias"]
-    borders = [(b + h, "No: within ", "Near "), (b - h, "Near ", beyond)]
-    if "early" in beyond:
-        borders = [(h / 0.55, "Near ", beyond)]
-    for border, above, below in borders:
-        for margin, words in ((border + 0.01, above), (border - 0.01, below)):
-            row = judge(rows, f"--clean before --margin {margin}").loc["mine"]
-            assert row["verdict"].startswith(words)
-            n = 2 / (1 / size[1] + 1 / size[2])
-            assert row["needed"] == math.ceil(n * (h / (margin / 2)) ** 2)
+@pytest.mark.parametrize("bias, margin, words", [
+    (10, 12.01, "No: within "), (10, 11.99, "Near "), (10, 8.01, "Near "), (10, 7.99, "Yes: "),
+    (-10, 12.01, "No: within "), (-10, 8.01, "Near "), (-10, 7.99, "No: seen items even score "),
+    (2.1, 3.64, "Near "), (2.1, 3.63, "Inflated, but too early "), (1.9, 3.63, "Too early to ")])
+def test_the_verdict_changes_at_its_borders(bias, margin, words):
+    """Of an interval b ± 2: |b| + 2, |b| - 2 and 2 / .55. The harmonic mean of 30 and 20 is 24."""
+    row = judge(make_answers(16, 30, 20)).loc["mine"]
+    row["bias"], row["df"], row["se"] = bias, math.inf, 2 / stats.norm.isf(0.055)
+    row = contam.add_verdict(row, margin, "")
+    assert row["verdict"].startswith(words) and row["needed"] == math.ceil(24 * (4 / margin) ** 2)
 
 
 @pytest.mark.parametrize("more, silent", [(24, False), (25, True)])
 def test_no_verdict_where_the_clean_models_differ(more, silent):
-    """p is next to .01. A second task, with equal halves, doubles it (Bonferroni)."""
-    mean = np.concatenate([np.arange(200) < 120 + more, np.arange(200) < 120]).astype(float)
+    """p is next to .01."""
+    items = np.arange(400)
+    mean = 1.0 * (items % 200 < 120 + more * (items < 200))
     p = stats.ttest_ind(mean[:200], mean[200:], equal_var=False).pvalue
     assert 0.005 < p < 0.02 and (p < 0.01) == silent
-    half, mine = np.repeat(["released", "held_out"], 200), np.arange(400) % 3 == 0
-    rows = as_rows({"one": mean, "two": mean, "mine": mine}, half)
-    row = judge(rows, "--clean one two").loc["mine"]
+    answers = {"one": mean, "two": mean, "mine": items % 3 == 0}
+    row = judge(as_rows(answers, np.repeat(contam.HALVES, 200)), "--clean one two").loc["mine"]
     assert row["p_halves"] == approx(p, rel=0.01)
     assert row["verdict"].startswith("No verdict: clean models differ") == silent
-    even = as_rows({"one": np.arange(400) % 2, "mine": mine}, half)
-    table = judge(pd.concat([rows.assign(task="a"), even.assign(task="b")]), "--clean one two")
-    assert table.loc["mine", "p_halves"].tolist() == approx([2 * p, 2 * p, 1], rel=0.01)
-    assert not table["verdict"].str.contains("No verdict").any()
 
 
-@pytest.mark.parametrize("gone, words", [([], "clean models differ"), ([1, 2, 4], "more missing")])
-def test_what_is_wrong_in_every_task_is_seen_over_all(gone, words):
-    """Not in a single one. z: of Welch's tests; p of Fisher's exact test of the sums."""
-    items, half, parts, z = np.arange(100), np.repeat(["released", "held_out"], 50), [], []
-    for k in range(6):
-        mine, clean = (items % 3 == 0).astype(float), (items % 2 == 0).astype(float)
-        mine[gone] = math.nan
-        if not gone:
-            clean = (items % 50 < np.where(items < 50, 30 + k, 25)).astype(float)
-        p = stats.ttest_ind(clean[:50], clean[50:], equal_var=False).pvalue
-        z.append(stats.norm.isf(p / 2))
-        parts.append(as_rows({"mine": mine, "clean": clean}, half).assign(task=k))
-    table = judge(pd.concat(parts), "--clean clean").loc["mine"]
+@pytest.mark.parametrize("gone, easier, words", [
+    ([], 7, "clean models differ"), ([1, 2, 4], 0, "more missing")])
+def test_what_is_wrong_in_every_task_is_seen_over_all(gone, easier, words):
+    """Not in a single one. z: of Welch's tests; a task's p is times the number of tasks."""
+    items = np.arange(100)
+    mine, clean = 1.0 * (items % 3 == 0), 1.0 * (items % 50 < 25 + easier * (items < 50))
+    mine[gone] = math.nan
+    rows = as_rows({"mine": mine, "clean": clean}, np.repeat(contam.HALVES, 50))
+    table = judge(pd.concat([rows.assign(task=k) for k in range(6)]), "--clean clean").loc["mine"]
     assert table["verdict"].str.contains(words).tolist() == [True] + [False] * 6
-    p = 2 * stats.norm.sf(sum(z) / math.sqrt(6))
-    assert table["p_halves"].iloc[0] == approx(p, rel=0.05)
-    assert min(p, stats.fisher_exact([[6 * len(gone), 282], [0, 300]]).pvalue) < 0.01
+    p = stats.ttest_ind(clean[:50], clean[50:], equal_var=False).pvalue
+    over_all = 2 * stats.norm.sf(stats.norm.isf(p / 2) * math.sqrt(6))
+    assert table["p_halves"].tolist() == approx([over_all] + [6 * p] * 6, rel=0.05)
 
 
 @pytest.mark.parametrize("counts, p", [  # of each task: missing and all released, held out
@@ -578,43 +536,37 @@ def test_tasks_that_differ_are_judged_alone(kinds, margin, words):
     assert table["verdict"].iloc[1].startswith(words)
 
 
-def test_a_task_with_uneven_answers_is_enough():
-    parts = []
-    for task, gone in (("a", range(12)), ("b", range(100, 106))):
-        rows = make_answers(30, 100, 100)
-        lost = rows["model"].eq("mine") & rows["item"].isin(gone)
-        parts.append(rows.assign(task=task, right=rows["right"].mask(lost)))
-    mine = judge(pd.concat(parts)).loc["mine"]
-    assert mine["verdict"].str.contains("more missing").tolist() == [True, True, False]
+@pytest.mark.parametrize("gone", [8, 9])
+def test_a_task_with_uneven_answers_is_enough(gone):
+    """p of Fisher's exact test is .0068 or .0033, and twice that for two tasks."""
+    rows = pd.concat([make_answers(30, 100, 100).assign(task=task) for task in "ab"])
+    lost = np.where(rows["task"] == "a", rows["item"] < gone, rows["item"] > 193)
+    rows["right"] = rows["right"].mask(lost & rows["model"].eq("mine"))
+    verdicts = judge(rows).loc["mine", "verdict"]
+    assert verdicts.str.contains("more missing").tolist() == [gone == 9, gone == 9, False]
 
 
 def test_several_tasks_by_hand(capsys):
-    """A clean model has 19 answers to one half of b: its mean is over two tasks."""
-    parts = {"a": make_answers(11), "b": make_answers(12, 90, 90, bias=0.2), "c": make_answers(13)}
-    b = parts["b"]
-    b.loc[b["model"].eq("other1") & b["item"].between(19, 89), "right"] = math.nan
-    rows = pd.concat([mine.assign(task=task) for task, mine in parts.items()])
-    table = judge(rows, "--clean before other1").set_index("task", append=True)
-    singles = []
-    for mine in parts.values():
-        released, answers = columns_of(mine)
-        others = [answers[k] for k in ("before", "other1") if np.isfinite(answers[k]).all()]
-        bias, se, size = plain_inflation(answers["mine"], released, others)
+    """other1 has 19 answers to a half of task 2: its mean is over two tasks."""
+    rows = pd.concat([make_answers(11 + k, bias=0.1 * k).assign(task=k) for k in range(3)])
+    few = rows["model"].eq("other1") & rows["task"].eq(2) & rows["item"].between(19, 59)
+    table, singles = judge(rows[~few]), []
+    for _, part in rows.groupby("task"):
+        released, answers = columns_of(part)
+        bias, se, size = plain_inflation(answers["mine"], released, [answers["before"]])
         singles.append((bias, se, len(released) - size))
     b, se, df = np.transpose(singles)
     assert table.loc["mine", "bias"].tolist() == approx([b.mean(), *b])
-    whole = table.loc[("mine", "3 of 3 tasks")]
+    whole = table.loc["mine"].iloc[0]
     welch = (se**2).sum() ** 2 / (se**4 / df).sum()
     half = stats.t.ppf(0.945, welch) * math.sqrt((se**2).sum()) / 3
-    assert (whole["high"], *whole[contam.COUNTS]) == approx((b.mean() + half, 210, 180, 0, 0))
-    assert ("other1", "2 of 3 tasks") in table.index
+    assert (whole["high"], *whole[contam.COUNTS]) == approx((b.mean() + half, 180, 135, 0, 0))
+    assert table.loc["other1", "task"].tolist() == ["2 of 3 tasks", "0", "1"]
     out = capsys.readouterr().out
-    assert "other1, b: skipped" in out
-    for key, row in table.iterrows():
-        verdict, numbers = out.partition(f"\n{key[0]}, {key[1]}: ")[2].split("\n")[:2]
-        assert verdict == row["verdict"]
-        shown = [float(number) for number in re.findall(r"[-+]?\d+\.\d", numbers)]
-        assert shown == approx([*row[["seen", "unseen", "bias", "low", "high"]]], abs=0.051)
+    assert "other1, 2: skipped" in out and (
+        f"mine, 3 of 3 tasks: {whole['verdict']}\n    seen {whole['seen']:.1f}, unseen "
+        f"{whole['unseen']:.1f}, bias {whole['bias']:+.1f} [{whole['low']:+.1f}, "
+        f"{whole['high']:+.1f}] points; items: 180 released, 135 held out; ") in out
 
 
 def test_tries_and_groups_are_averaged():
@@ -631,10 +583,11 @@ def test_tries_and_groups_are_averaged():
 
 @pytest.mark.parametrize("kind, tries, counts", [
     ("empty", "123", [100, 92, 0, 8]), ("no row", "123", [100, 92, 0, 8]),
-    ("no row", "1", [100, 100, 0, 8]), ("nobody", "123", [100, 92, 0, 8]),
+    ("no row", "1", [100, 100, 0, 8]), ("nobody", "1234", [100, 92, 0, 8]),
     ("equal", "123", [92, 92, 8, 8])])
 def test_missing_answers_are_counted_and_must_not_depend_on_the_half(kind, tries, counts):
-    """Eight of 100 held-out answers, wrong ones; p by the hypergeometric distribution."""
+    """Eight of 100 held-out answers, wrong ones; p by the hypergeometric distribution. Other models
+    have a fourth try."""
     rows = make_answers(21, 100, 100, clean=1)
     lost = rows["model"].eq("mine") & rows["half"].eq("held_out") & rows["right"].eq(0)
     lost &= lost.cumsum() <= 8
@@ -642,19 +595,18 @@ def test_missing_answers_are_counted_and_must_not_depend_on_the_half(kind, tries
         lost |= rows["model"].eq("mine") & rows["item"].lt(8)
     if kind == "nobody":
         lost |= rows["item"].isin(rows["item"][lost])
-    rows = pd.concat([rows.assign(lost=lost & (k in tries), **{"try": k}) for k in "123"])
+    first = ", ".join(rows["item"][lost].astype(str)[:3])
+    rows = pd.concat([rows.assign(lost=lost & (k in tries), **{"try": k}) for k in "1234"])
+    rows = rows[rows["model"].ne("mine") | rows["try"].ne("4")]
     rows["right"] = rows["right"].mask(rows["lost"])
-    fourth = rows[rows["model"].ne("mine") & rows["try"].eq("1")].assign(**{"try": "4"})
-    rows = pd.concat([rows, fourth])
     if kind == "no row":
         rows = rows.dropna()
     table = judge(rows, "")
     assert table.loc["mine", contam.COUNTS].tolist() == counts
-    assert 0.005 < 2 * stats.hypergeom.sf(7, 200, 8, 100) < 0.01  # twice that for two tasks
-    silent = table["verdict"].str.contains("one half has more missing answers")
+    assert 0.005 < 2 * stats.hypergeom.sf(7, 200, 8, 100) < 0.01
+    words = f"one half has more missing answers, such as to {first}, ... If a limit kept these"
+    silent = table["verdict"].str.contains(words, regex=False)
     assert silent.tolist() == [kind != "equal", kind == "nobody"]
-    table = judge(pd.concat([rows.assign(task="a"), make_answers().assign(task="b")]), "")
-    assert not table["verdict"][table["task"].str.len() == 1].str.contains("missing").any()
 
 
 def test_gaps_of_clean_models():
@@ -667,18 +619,13 @@ def test_gaps_of_clean_models():
     released, answers = columns_of(rows)
     few = np.where(np.isnan(answers["other1"]), np.nanmean(answers["other1"]), answers["other1"])
     wanted = plain_inflation(answers["mine"], released, [answers["before"], few])
-    table = judge(rows, "--clean before other1 other2 other3 before")
+    table = judge(rows, "--clean before other1 other2 other3")
     row = table.loc["mine"]
     assert (row["bias"], row["se"], row["df"]) == approx((*wanted[:2], 200 - wanted[2]))
     assert row["clean"] == "before, other1"
     assert table.loc[["before", "other1", "other2"], "verdict"].tolist() == [
         "Named clean", "Named clean", "Named clean, not used: see docs/answers.md"]
     assert table.loc["other3", "verdict"].startswith("No verdict: one half has more missing")
-    check = plain_inflation((answers["before"] + few) / 2, released, [])
-    assert row["p_halves"] == approx(2 * stats.t.sf(abs(check[0]) / check[1], 198))
-    row = judge(rows, "--clean other2 other3").loc["mine"]
-    alone = plain_inflation(answers["mine"], released, [])
-    assert row["clean"] == "none" and row["bias"] == approx(alone[0])
 
 
 @pytest.mark.parametrize("gain, others, silent", [
@@ -703,35 +650,25 @@ def test_of_too_many_clean_models_the_first_named_are_used():
     assert row["clean"].split(", ") == [*clean[:10]] and 0 < row["high"] - row["bias"] < 50
 
 
-def test_scores_of_0_or_1_everywhere_get_no_verdict():
-    """Of a task, and of all tasks if they are so in each."""
-    rows = make_answers(23, 20, 20)
-    for value, other, flat in (0, make_answers(), "b"), (1, rows, "a, b"):
-        rows.loc[rows["model"] == "mine", "right"] = value
-        mine = judge(pd.concat([other.assign(task="a"), rows.assign(task="b")])).loc["mine"]
-        silent = mine["verdict"].str.startswith("No verdict: one score ").tolist()
-        assert silent == [flat == "a, b", "a" in flat, True]
+@pytest.mark.parametrize("flat", ["b", "ab"])
+def test_one_score_everywhere_gets_no_verdict(flat):
+    """In a task, and over all tasks if it is so in each."""
+    rows = pd.concat([make_answers().assign(task=task) for task in "ab"])
+    rows["right"] = rows["right"].mask(rows["model"].eq("mine") & rows["task"].isin([*flat]), 1)
+    silent = judge(rows).loc["mine", "verdict"].str.startswith("No verdict: one score ")
+    assert silent.tolist() == ["a" in flat, "a" in flat, True]
 
 
-def test_words_separators_and_names():
+@pytest.mark.parametrize("sep, words, half", [
+    (";", ["0,0", "TRUE", "NA"], "Held Out"), ("\t", ["n", "C", "None"], "held-out"),
+    (",", ["no", "1.0", "nan"], " HELD_OUT")])
+def test_words_separators_and_names(sep, words, half):
     """A model may be named NA, and an item None."""
     rows = make_answers(24).astype({"item": str, "right": object})
     rows = rows.replace({"model": {"other1": "NA"}, "item": {"7": "None"}})
     rows.loc[::9, "right"] = ""
-    wanted = judge(rows, "--clean NA")
-    for sep, words, half in ((";", ["False", "TRUE", "NA"], "Held Out"),
-                             ("\t", ["n", "C", "None"], "held-out"), (",", ["0", "1.0", "nan"], ""),
-                             (";", ["0,0", "Yes", ""], "HELD_OUT"), (";", ["no", "1,0", ""], "")):
-        other = rows.assign(right=rows["right"].replace(dict(zip([0.0, 1.0, ""], words))))
-        other = other.assign(half=" " + other["half"].replace("held_out", half or "held_out"))
-        pd.testing.assert_frame_equal(judge(other, "--clean NA", sep), wanted)
-
-
-def test_items_that_a_limit_left_out_are_named():
-    rows = make_answers(24, 100, 60)
-    asked = rows["model"].ne("mine") | rows["item"].between(45, 159)
-    verdict = judge(rows[asked]).loc["mine", "verdict"]
-    assert "missing answers, such as to 0, 1, " in verdict and "If a limit kept" in verdict
+    other = rows.replace({"right": dict(zip([0.0, 1.0, ""], words)), "half": {"held_out": half}})
+    pd.testing.assert_frame_equal(judge(other, "--clean NA", sep), judge(rows, "--clean NA"))
 
 
 def test_names_that_fonts_and_tex_lack(capsys, recwarn):
@@ -800,14 +737,13 @@ def crossed_rows():
 
 
 @pytest.mark.parametrize("chosen, change, words", [
-    ("trained_on != 'held_out'", "half", "give two halves, a model trained on each, both (and"),
-    ("trained_on == ''", "half", "by trained_on and half: {'neither': {'held_out': 0,"),
+    ("trained_on != 'held_out'", "half", "were trained on ['released']: give two halves, and one"),
+    ("trained_on == ''", "half", "but the models were trained on []: give"),
     ("trained_on != half", "half", "'released': {'held_out': 0, 'released': 60}"),
-    ("half == 'released'", "half", "Of 60 items lack, by trained_on and half: {'released': "),
-    ("item > 5 or trained_on == ''", "half", "{'released': {'held_out': 0, 'released': 6}"),
-    ("right < 2", "trained_on held_out c", "'neither': {'held_out': 0, "),
+    ("half == 'released'", "half", "the halves are ['released'], but"),
+    ("item > 5 or trained_on == ''", "half", "6 of 105 items lack an answer, by trained_on and"),
+    ("right < 2", "trained_on held_out c", "the models were trained on ['c', 'released']"),
     ("right < 2", "trained_on held_out released", "answers with trained_on 'released'"),
-    ("right < 2", "half released held_out", "Of 105 items lack, by trained_on and half"),
     ("right < 2", "draw 1 x", "invalid literal for int() with base 10: 'x'"),
     ("right < 2", "item 7 104", "'104' is in both halves: name two items by half, too (and"),
 ])

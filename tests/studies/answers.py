@@ -162,7 +162,7 @@ def leaked(args):
             kept = rng.random(2 * size) < args.kept  # of what the checkpoint learned
             answers["checkpoint"] = answers["checkpoint"].mask(gained, 1.0)
             answers["mine"] = answers["mine"].mask(gained & kept, 1.0)
-            row = judge_tables([answers], names[1:]).query("model == 'mine'").iloc[0].to_dict()
+            row = judge_tables([answers], names[1:]).query("model == 'mine'").iloc[0]
             before = contam.add_verdict(row, 5.0, "")["verdict"]
             truth = 100 * (answers["mine"] - innocent)[:size].mean()
             found.append([truth, row["bias"], row["high"] - row["bias"]] + [
