@@ -63,7 +63,7 @@ EFFECTS = {"bias": ("extra", "test"), "boost": ("base", "extra")}  # control, tr
 MEANS = ["majority", "base", "unseen", "seen"]
 WORDS = {"acc": ("accuracy", "points"), "f1": ("macro-F1", "points"), "nll": ("nll", "nats")}
 GLOSSARY = (
-    "m: labeled texts. n: unlabeled texts in each set. base: score without further pretraining. "
+    "m: labeled texts (0: trained elsewhere). n: unlabeled texts in each set. base: score without further pretraining. "
     "unseen, seen: score on texts not seen, or seen, in pretraining. boost = unseen - base, bias = "
     "seen - unseen. subsamples: random draws of texts. majority: share of the most common class.\n"
     "In brackets: the 89% interval, a range that should hold the true value 89 times in 100 (86 to "
@@ -71,11 +71,11 @@ GLOSSARY = (
     "subsamples (for tasks like these: tasks) differ, and Normal, from the draw of texts or "
     "rounding.")
 HEAD = """<!DOCTYPE html><meta charset="utf-8"><meta name="viewport" content="width=device-width">
-<title>%s: bias</title><style>
+<title>bias</title><style>
 body { max-width: 75rem; margin: auto; padding: 0 .6rem; font: 16px/1.4 sans-serif }
 div { margin: .3em 0 }
 td, th { padding-right: .9rem; text-align: left; white-space: nowrap; font-size: .8rem }
-img { max-width: 100%% }
+img { max-width: 100% }
 .cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(20rem, 1fr)); gap: .8rem }
 .card { border: 2px solid #bbb; padding: 0 .6rem }
 .large { font: bold 2rem sans-serif }
@@ -83,7 +83,7 @@ img { max-width: 100%% }
 .small { font-size: .8rem; overflow-wrap: anywhere; white-space: pre-line }
 .table { overflow-x: auto }
 @media (max-width: 48rem) { .table::before { content: "scrolls sideways \\2192" } }
-</style><h1>Does pretraining on test texts inflate scores?</h1>
+</style><h1>Does training on test texts inflate scores?</h1>
 """
 
 
@@ -223,7 +223,7 @@ def effect_row(tasks, parts, metric):
     if judged and J > 1:
         p_alike = p_of_alike_tasks(means.var() / J / se**2, J, K, len(parts), df)
     if first.effect == "bias":
-        verdict = "Too early to tell: a verdict needs two subsamples that differ"
+        verdict = "Too early to tell: a verdict needs two subsamples (draws) that differ"
         if judged:
             verdict = verdict_on(estimate, half, J, metric)
         if p_alike < LEVEL and settings == 1 and tasks.low.max() > 0 > tasks.high.min():
@@ -294,7 +294,7 @@ def publish(rows, tasks, effects, metric, folder, footer):
     shown = ["bias", "boost", "subsamples", *MEANS]
     tables = {"Settings": lines[["setting", "model", "tasks", *shown]],
               "Tasks": task_lines[[*CELL, "model", "task", *shown]]}
-    page = HEAD % html.escape(folder.name) + div("cards", cards) + div("small", GLOSSARY)
+    page = HEAD + div("cards", cards) + div("small", GLOSSARY)
     page += pictures(tasks, effects, metric, folder / "effects.png")
     for title, table in tables.items():
         page += f"<h2>{title}</h2>" + div("table", table.to_html(index=False, border=0))
@@ -348,18 +348,19 @@ def notes(line, rows, tasks, metric):
         ends = [f"{end:+z.{metric.digits}f}" for end in line[["lowest", "highest"]]]
         mean = f"; mean of {line.tasks} tasks' estimates, from {ends[0]} to {ends[1]}"
     kind = "labeled " if line.experiment.endswith("-answers") else ""
-    boost = f"Pretraining on other texts changes it by {line.boost} (boost)."
+    training = "Training" if line.m == 0 else "Pretraining"  # crossed answers hold any training
+    boost = f"{training} on other texts changes it by {line.boost} (boost)."
     if not line.boost:
         boost = (f"The boost is unknown, since {metric.name}_base is empty: there is no score "
                  "without pretraining.")
-    said = [("", f"Pretraining on the {kind}test texts instead of other texts changes {name} by "
+    said = [("", f"{training} on the {kind}test texts instead of other texts changes {name} by "
                  f"{line.bias} {metric.unit} (bias, 89% interval{mean}). {boost}")]
     if line.subsamples == 1 and line.low < line.high:
         said.append(("warning", "The interval leaves out the luck of training, since there is "
                                 f"one draw: such an interval {ONE_DRAW}. A verdict needs two."))
     if line.p_alike < LEVEL:
         said.append(("warning", f"The tasks differ by more than chance (p = {line.p_alike:.1g}). "
-                                "Judge each alone (--tasks)."))
+                                "Judge each alone."))
         if line.settings == 1:
             for _, task in tasks.iterrows():
                 verdict = verdict_on(task.estimate, task.high - task.estimate, 1, metric)
@@ -372,7 +373,7 @@ def notes(line, rows, tasks, metric):
                          f"interval to ±{metric.margin / 2:g}; that may not settle it."))
     if not line.verdict.startswith("Yes"):
         if line.subsamples > 1 and line.boost and not line.helps:
-            said.append(("warning", "Pretraining on other texts is not shown to help here; a "
+            said.append(("warning", f"{training} on other texts is not shown to help here; a "
                                     "recipe that helps may inflate more."))
         said += caveat(rows)
     return said
@@ -804,8 +805,8 @@ def main(argv=None):
     args.out.mkdir(parents=True, exist_ok=True)
     publish(rows, tasks, effects, metric, args.out, footer)
     if args.paper_model:
-        path = args.out / "posterior.csv"
-        if not run_paper_model(rows, not args.no_interaction, args.draws, path):
+        if not run_paper_model(
+                rows, not args.no_interaction, args.draws, args.out / "posterior.csv"):
             sys.exit(3)
 
 
