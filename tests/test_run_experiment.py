@@ -76,6 +76,17 @@ def recipe_of(stage, epochs, size, rate):
 # Splits and masks
 
 
+@pytest.mark.parametrize("m, n, k", [(7, 50, 100), (100, 120, 5)])
+def test_splits_are_the_published_ones(script, m, n, k):
+    """pandas' sample of each class, then scikit-learn's train_test_split."""
+    labels, train = pd.Series(np.random.default_rng(m).choice(3, 400, p=[0.6, 0.3, 0.1])), []
+    for c in range(3):
+        train += [*labels[labels == c].sample(m // 3, random_state=42 + k).index]
+    rest = np.random.RandomState(42 + k).permutation(labels.drop(train).index)
+    found = script.split_rows(labels.to_numpy(), m, n, k)
+    assert [*itertools.chain(*found.values())] == [*train, *rest[n : 2 * n], *rest[:n]]
+
+
 def test_splits_have_the_published_majorities(script):
     """Of the paper's own results: share of the most common label, subsamples 1 to 8."""
     spec = script.load_registry()["tasks"]["rotten_tomatoes"]

@@ -351,8 +351,7 @@ def test_show_prompts(zero, byte_model, run, capsys):
 
 @pytest.mark.parametrize("text, classes, typed, words", [
     ("mail", "ab", "--pretrain-lr 1e30 --batch-size 1", "arm extra"),
-    ("ខ្ញុំ a b", "ab", "", "does not know 2"), ("mail", ["Spam", "spam"], "", "rename"),
-    ("mail", ["Spam", "[MASK]"], "", "rename"), ("mail", "👍👎", "", "rename")])
+    ("ខ្ញុំ a b", "ab", "", "does not know 2"), ("mail", "👍👎", "", "rename")])
 def test_a_mistake_ends_in_one_line_without_a_row(text, classes, typed, words, model_dir, run):
     write_csv("mail.csv", [(f"{text} {chr(97 + n % 26)}", classes[n % 9 == 8]) for n in range(90)])
     message, rows = run(model_dir("llama"), f"--csv mail.csv {typed}")
