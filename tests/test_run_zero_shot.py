@@ -3,7 +3,6 @@ the model really saw."""
 
 import itertools
 import json
-from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock, patch
@@ -172,18 +171,15 @@ def test_zero_shot_recipes_are_the_papers(task, typed, size, pack, zero):
     assert zero.parse_args(typed.split()).experiment == wanted
 
 
-@pytest.mark.parametrize("capability, precision", [((7, 5), "fp16"), ((8, 0), "bf16")])
-def test_a_run_computes_in_what_the_card_can(capability, precision, zero, monkeypatch):
-    """A worker refuses what was chosen for another card."""
+@pytest.mark.parametrize("capability, typed, end", [
+    ((8, 0), "", "called"), ((7, 5), "", "cuda does not support bf16: use --precision fp16"),
+    ((7, 5), "--precision fp16", "called")])
+def test_a_worker_computes_in_what_its_card_can(capability, typed, end, zero, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     monkeypatch.setattr(torch, "ones", lambda *_, device: None)  # as if there were a card
-    assert recipe_of(zero, "--quantize nf4 --device cuda")["precision"] == precision
-    old = pytest.raises(ValueError, match="use fp16") if precision == "fp16" else nullcontext()
-    recipe = recipe_of(zero, "--quantize nf4 --device cpu")  # of a Dask client, say
-    with old:
-        zero.run_job(Mock(), "cuda", 1, SimpleNamespace(row={}, recipe=recipe))
-    with old:
-        assert zero.choose_device("cuda", "bf16") == "cuda"
+    sample = SimpleNamespace(row={}, recipe=recipe_of(zero, f"--quantize nf4 {typed}"))
+    with pytest.raises(ValueError, match=end):
+        zero.run_job(Mock(side_effect=ValueError("called")), "cuda", 1, sample)
 
 
 RECIPE = {"epochs": 2, "batch_size": 3, "learning_rate": 0.01, "quantize": "none",
@@ -306,13 +302,10 @@ def test_a_run_is_what_its_files_say(kind, typed, zero, byte_model, run, monkeyp
             model = peft.PeftModel.from_pretrained(model, path.parent / arm)
         expected = plain_scores(model, tokenizer, prompts, unit["classes"], counts)
         expected -= np.log(np.exp(expected).sum(1, keepdims=True))
-        chosen = expected.argmax(1)
-        right[arm, name] = chosen == labels
-        F1 = [2 * sum((chosen == k) & (labels == k)) / max(1, sum(chosen == k) + sum(labels == k))
-              for k in range(3)]
+        right[arm, name] = expected.argmax(1) == labels
         nll = -expected[np.arange(9), labels].mean()
-        scores = [float(row[f"{metric}_{arm}{SETS[name]}"]) for metric in ("acc", "f1", "nll")]
-        assert scores == pytest.approx([np.mean(right[arm, name]), np.mean(F1), nll], abs=2e-5)
+        scores = [float(row[f"{metric}_{arm}{SETS[name]}"]) for metric in ("acc", "nll")]
+        assert scores == pytest.approx([np.mean(right[arm, name]), nll], abs=2e-5)
         nlls.add(round(nll, 4))
     assert len(nlls) == 6
     for name, ending in SETS.items():
@@ -358,8 +351,7 @@ def test_show_prompts(zero, byte_model, run, capsys):
 
 @pytest.mark.parametrize("text, classes, typed, words", [
     ("mail", "ab", "--pretrain-lr 1e30 --batch-size 1", "arm extra"),
-    ("ខ្ញុំ a b", "ab", "", "does not know 2"), ("mail", ["Spam", "spam"], "", "rename"),
-    ("mail", ["Spam", "[MASK]"], "", "rename"), ("mail", "👍👎", "", "rename")])
+    ("ខ្ញុំ a b", "ab", "", "does not know 2"), ("mail", "👍👎", "", "rename")])
 def test_a_mistake_ends_in_one_line_without_a_row(text, classes, typed, words, model_dir, run):
     write_csv("mail.csv", [(f"{text} {chr(97 + n % 26)}", classes[n % 9 == 8]) for n in range(90)])
     message, rows = run(model_dir("llama"), f"--csv mail.csv {typed}")

@@ -30,19 +30,16 @@ def read(path):
     return path.read_text(encoding="utf-8")
 
 
-def blocks(path):
-    return dict(BLOCK.findall(read(path)))
+def names_in(code, operation):
+    """What an operation of the interpreter takes, also inside functions."""
+    names = {step.argval for step in dis.get_instructions(code) if step.opname == operation}
+    parts = [names_in(part, operation) for part in code.co_consts if hasattr(part, "co_consts")]
+    return names.union(*parts)
 
 
-def imports(tree):
-    """Of modules, also inside functions."""
-    names = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            names.update(alias.name.partition(".")[0] for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            names.add((node.module or "").partition(".")[0])
-    return names
+def imports(path):
+    names = names_in(compile(read(path), path, "exec"), "IMPORT_NAME")
+    return {name.partition(".")[0] for name in names}
 
 
 def commands():
@@ -57,18 +54,12 @@ def commands():
                 yield name, re.sub(r"\s+", " ", line.split("#")[0]).strip()
 
 
-def globals_of(code):
-    names = {step.argval for step in dis.get_instructions(code) if step.opname == "LOAD_GLOBAL"}
-    parts = [part for part in code.co_consts if hasattr(part, "co_consts")]
-    return names.union(*map(globals_of, parts))
-
-
 @EACH
 def test_a_script_stands_alone_and_explains_itself(path, capsys):
     tree = ast.parse(read(path))
     siblings = {other.stem for other in SCRIPTS} | {"tests", "conftest"}
-    assert not imports(tree) & siblings
-    used = globals_of(compile(tree, path, "exec"))
+    assert not imports(path) & siblings
+    used = names_in(compile(tree, path, "exec"), "LOAD_GLOBAL")
     assert used <= {*dir(builtins), *dir(load_script(path.stem))}
     manual = ast.get_docstring(tree)
     assert f"python {path.name}" in manual and "columns" in manual
@@ -117,7 +108,7 @@ def test_a_script_names_what_it_needs(path):
     assert {*pins} <= {*read(ROOT / "requirements.txt").split("\n")}
     names = {pin.partition("==")[0] for pin in pins}
     assert len(names) == len(pins)
-    imported = imports(ast.parse(read(path))) - sys.stdlib_module_names
+    imported = imports(path) - sys.stdlib_module_names
     needed = imported - OPTIONAL
     assert needed <= names, f"not named: {needed - names}"
     assert names - needed <= BEHIND, f"named and not imported: {names - needed - BEHIND}"
@@ -137,7 +128,7 @@ def test_what_scripts_share_is_identical():
     name, since pasted cells share one namespace."""
     places = {}  # by name, by text: the scripts
     for path in SCRIPTS:
-        parts = blocks(path)
+        parts = dict(BLOCK.findall(read(path)))
         for node in ast.parse(read(path)).body:
             if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
                 parts[f"{node.name}()"] = ast.dump(node)

@@ -145,12 +145,9 @@ def test_nothing_but_a_wheel_reaches_pip(script, wheel, digest):
         script.unpack_wheel({"wheel": wheel, "sha256": digest})
 
 
-@pytest.mark.parametrize("text, words", [
-    ("", "tasks.json: Expecting value: line 1"),
-    ('\ufeff{"tasks": []}', "another program's file: run this in another folder")])
-def test_a_registry_that_cannot_be_used(script, empty_folder, text, words):
-    Path("tasks.json").write_text(text)
-    with pytest.raises(ValueError, match=re.escape(words)):
+def test_a_registry_that_cannot_be_used(script, empty_folder):
+    Path("tasks.json").touch()
+    with pytest.raises(ValueError, match="tasks.json: Expecting value: line 1"):
         script.load_registry()
 
 
@@ -215,7 +212,7 @@ def test_rows_that_lone_quote_marks_join_are_told(own, order, end, words):
 @pytest.mark.parametrize("name, content, words", [
     ("mine.csv", table("abc", '"a \\"b\\" c",a'), "line 5 does not have as many cells"),
     ("mine.csv", table("abc", '"one\ntwo",a', "one, two,a"), "line 7 "),
-    ("mine.xlsx", "PK\0\udcff", "not a text file: save it as a .csv, .tsv or .jsonl"),
+    ("mine.xlsx", "PK\0\udcff", "save it as UTF-8 text"),
     ("mine.csv", "text;y\na;b", "one column 'label'; its columns are text, y:"),
     ("mine.csv", "\n\n", "its columns are :"),
     ("mine.csv", "text,label,text\na,b,c", "one column 'text'; its columns are text, label, text"),
