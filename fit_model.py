@@ -63,7 +63,8 @@ EFFECTS = {"bias": ("extra", "test"), "boost": ("base", "extra")}  # control, tr
 MEANS = ["majority", "base", "unseen", "seen"]
 WORDS = {"acc": ("accuracy", "points"), "f1": ("macro-F1", "points"), "nll": ("nll", "nats")}
 GLOSSARY = (
-    "m: labeled texts (0: trained elsewhere). n: unlabeled texts in each set. base: score without further pretraining. "
+    "m: labeled texts (0: trained elsewhere). n: unlabeled texts in each set. base: score without "
+    "further pretraining. "
     "unseen, seen: score on texts not seen, or seen, in pretraining. boost = unseen - base, bias = "
     "seen - unseen. subsamples: random draws of texts. majority: share of the most common class.\n"
     "In brackets: the 89% interval, a range that should hold the true value 89 times in 100 (86 to "
