@@ -52,7 +52,7 @@ from scipy import special, stats
 os.environ.setdefault("PYTENSOR_FLAGS", "cxx=")  # nutpie needs no C compiler
 warnings.simplefilter("ignore", FutureWarning)  # of ArviZ
 
-NEAR = 0.55  # half-width, in margins; a run stops at 0.5
+NEAR = 0.55  # half-width, in margins; run_experiment.py --margin stops at 0.5
 LEVEL = 0.05  # p below it: the tasks differ
 FIVE = 5  # tasks for "tasks like these", subsamples for `needed`
 ONE_DRAW = "held in 73 to 94% of our own single draws"  # docs/results.md
@@ -130,17 +130,19 @@ def analyze(rows, metric):
 
 def unit_table(rows, metric):
     """One row per cell, model, task and subsample, in percent and points: means over seeds. Where
-    the models of an experiment have the same settings, tasks and subsamples, also a row of their
-    mean: model "all", models: how many. main: what the page judges, that mean or else each model.
+    the models of an experiment have the same settings, tasks and subsamples, two or more, also a
+    row of their mean: model "all", models: how many. main: what the page judges, that mean or else
+    each model.
     """
     variances = ["text_variance_bias", "text_variance_boost", "one_answer_variance"]
     parts = []
     for _, model_rows in rows.assign(main=True, models=1).groupby("experiment"):
         models = model_rows.model.nunique()
         answered = model_rows.groupby([*CELL, "task", "subsample"])["model"].nunique()
-        if answered.min() == models > 1:
+        if answered.min() == models > 1 and model_rows.subsample.nunique() > 1:
             all_models = model_rows.assign(model="all", models=models)
-            all_models[variances] /= models  # each model changes other answers than the rest
+            # assumes that models change different answers; else the spread widens the interval
+            all_models[variances] /= models
             parts.append(all_models)
             model_rows = model_rows.assign(main=False)
         parts.append(model_rows)
@@ -163,7 +165,8 @@ def task_table(units, effect, metric):
     names = [*CELL, "model", "models", "arms", "main"]
     tasks = tasks.assign(effect=effect, **units[names].iloc[0])
     if effect == "bias" and units.one_answer_variance.min() > 0:  # crossed, in accuracy
-        # a single draw shows no spread: the draw of its texts alone gives the interval
+        # a single draw shows no spread: the draw of its texts alone gives the interval (0 times,
+        # since an unknown text_variance must stay nan)
         tasks.loc[tasks.subsamples == 1, "spread_variance"] = 0 * tasks.text_variance
     half = [interval(task)[2] for _, task in tasks.groupby("task")]
     tasks = tasks.assign(low=tasks.estimate - half, high=tasks.estimate + half)
@@ -186,11 +189,13 @@ def sign_flip_p(changes):
 
 
 def together(units, effect):
-    """What `interval` takes, for the mean over settings: a row per task and m. The texts of a
-    subsample overlap across n: its contributions are added, then squared."""
+    """What `interval` takes, for the mean over settings: a row per task and m with spread_variance,
+    text_variance and subsamples. The texts of a subsample overlap across n, so the deviations that
+    it contributes are added, then squared; the variances by its texts are only added."""
     groups = units.groupby([*CELL, "task"])
     K = groups[effect].transform("size")
     weight = 1 / (groups.ngroups * K)  # of a subsample in the mean
+    # K / (K - 1) makes the sum of squares an unbiased estimate of the variance
     deviation = (units[effect] - groups[effect].transform("mean")) * np.sqrt(K / (K - 1))
     text_variance = units[f"text_variance_{effect}"]
     if effect == "bias":
@@ -200,7 +205,7 @@ def together(units, effect):
     sums = parts.groupby(["task", "m", "subsample"])[["deviation", "text_variance"]].sum()
     sums = sums.assign(spread_variance=sums.deviation**2).groupby(["task", "m"]).sum()
     sums = sums[["spread_variance", "text_variance"]]
-    sums *= len(sums) ** 2  # `interval` divides by their number
+    sums *= len(sums) ** 2  # undoes that `interval` takes a mean of rows
     K = parts.groupby(["task", "m"])["K"].min()
     known = (K > 1) & (sums.max(axis=1) > 0)
     return sums.assign(spread_variance=sums.spread_variance.where(known), subsamples=K)
@@ -217,10 +222,10 @@ def effect_row(tasks, parts, metric):
     means = tasks.groupby("task")["estimate"].mean(skipna=False)
     J, K, estimate = len(means), tasks.subsamples.min(), means.mean(skipna=False)
     se, df, half = interval(parts)
-    reach = half_of_tasks_like_these(means, se)
+    like_half = half_of_tasks_like_these(means, se)
 
     p_alike, verdict, needed = math.nan, "", math.nan
-    judged = K > 1 and half > 0  # not nan
+    judged = K > 1 and half > 0  # which is false of nan, too
     if judged and J > 1:
         p_alike = p_of_alike_tasks(means.var() / J / se**2, J, K, len(parts), df)
     if first.effect == "bias":
@@ -234,7 +239,7 @@ def effect_row(tasks, parts, metric):
     return row | {
         "settings": settings, "tasks": J, "subsamples": K, "se": se, "df": df,
         "estimate": estimate, "low": estimate - half, "high": estimate + half,
-        "like_low": estimate - reach, "like_high": estimate + reach, "lowest": means.min(),
+        "like_low": estimate - like_half, "like_high": estimate + like_half, "lowest": means.min(),
         "highest": means.max(), "p_alike": p_alike, "needed": needed, "verdict": verdict}
 
 
@@ -248,11 +253,11 @@ def half_of_tasks_like_these(means, se):
     return np.fmax(t * means.sem(), z * se)
 
 
-def p_of_alike_tasks(F, J, K, rows, df):
+def p_of_alike_tasks(F, J, K, parts, df):
     """p-value of J tasks' equality by Brown and Forsythe's F with the degrees of freedom of
-    Mehrotra (1997), df below; of two tasks, Welch's t test. rows: of what `interval` takes, each of
-    K subsamples."""
-    top = (J - 1) ** 2 / (1 + (J - 2) * rows * (K - 1) / df)
+    Mehrotra (1997), of which df is the denominator's; of two tasks, Welch's t test. parts: number
+    of rows of what `interval` takes, each of K subsamples."""
+    top = (J - 1) ** 2 / (1 + (J - 2) * parts * (K - 1) / df)
     return stats.f.sf(F, min(J - 1, top), min(df, 1e9))  # SciPy knows no infinite df
 
 
@@ -288,7 +293,7 @@ def publish(rows, tasks, effects, metric, folder, footer):
         print(" ".join(said))
         large, _, small = line.verdict.partition(": ")
         texts = [("", line.setting), ("large", large), ("", small), *texts]
-        cards += div("card", "".join([div(kind, html.escape(text)) for kind, text in texts]))
+        cards += div("card", "".join(div(kind, html.escape(text)) for kind, text in texts))
 
     effects.to_csv(folder / "effects.csv", **CSV)
     tasks.to_csv(folder / "tasks.csv", **CSV)
@@ -401,7 +406,7 @@ def caveat(rows):
                         "points above guessing.")]
 
 
-@rc_context({"text.parse_math": False})  # names may hold two dollar signs
+@rc_context({"text.parse_math": False})  # two dollar signs in a name would be a formula
 def pictures(tasks, effects, metric, path):
     """Save effects.png. Return its HTML, also narrow."""
     coded = []
@@ -501,8 +506,9 @@ def fit(rows, effect, interaction, draws):
 def paper_model(rows, interaction):
     """Y_ijkl ~ Binomial(n, p), logit p = mu + alpha_i + U_j + V_jk + W_jl + beta l for model i,
     task j, subsample k, arm l (1: treatment) on the texts of `test`: (1) to (10), but in variables
-    that mix (docs/results.md): logit p = c_jk + alpha_i + (l - 1/2) d_j. A task's level a_j = mu +
-    beta/2 + U_j + (W_j0 + W_j1)/2 and its effect d_j = beta + W_j1 - W_j0 are independent."""
+    whose chains mix well (docs/results.md): logit p = c_jk + alpha_i + (l - 1/2) d_j. A task's
+    level a_j = mu + beta/2 + U_j + (W_j0 + W_j1)/2 and its effect d_j = beta + W_j1 - W_j0 are
+    independent."""
     import pymc as pm
     import pytensor.tensor as pt
 
@@ -518,7 +524,7 @@ def paper_model(rows, interaction):
     wrong = right.rsub(sums.n + 1, axis=0)
     noise = (1 / right + 1 / wrong).sum(axis=1).mean()
     varied = np.log(right / wrong).diff(axis=1).treatment.var()
-    centered = max(0, 1 - noise / max(varied, 1e-9)) ** 2
+    centering = max(0, 1 - noise / max(varied, 1e-9)) ** 2
 
     with pm.Model(coords={"later": models[1:], "task": tasks}) as model:
         mu = pm.Normal("mu", 0, 1)
@@ -528,7 +534,7 @@ def paper_model(rows, interaction):
             alpha = pt.concatenate([[0.0], pm.Normal("alpha", 0, 5, dims="later")])
         sd_U = pm.HalfNormal("sd_U", 1)
         sd_V = pm.HalfNormal("sd_V", 1)
-        sd_W = pm.HalfNormal("sd_W", 3.5355) if interaction else 0  # 5 / sqrt(2)
+        sd_W = pm.HalfNormal("sd_W", 3.5355) if interaction else 0  # sd of d: HalfNormal(5)
 
         a = pm.Normal("a", mu + beta / 2, pt.sqrt(sd_U**2 + sd_W**2 / 2), dims="task")
         c = pm.Normal("c", a[task_of_unit], sd_V)
@@ -536,8 +542,8 @@ def paper_model(rows, interaction):
         d = beta * pt.ones(len(tasks))
         if interaction:
             s = math.sqrt(2) * sd_W
-            z = pm.Normal("z", centered * beta, s**centered, dims="task")
-            d = beta + s ** (1 - centered) * (z - centered * beta)
+            z = pm.Normal("z", centering * beta, s**centering, dims="task")
+            d = beta + s ** (1 - centering) * (z - centering * beta)
         d = pm.Deterministic("d", d, dims="task")
 
         level = c[unit_idx] + alpha[model_idx]
@@ -799,16 +805,15 @@ def main(argv=None):
     rows = clean_rows(rows, args.metric, args.plain, vars(args))
     metric = metric_of(args.metric, args.margin, args.lower_is_better)
     tasks, effects = analyze(rows, metric)
-    files = ", ".join([path.name for path in args.paths])
+    files = ", ".join(path.name for path in args.paths)
     footer = [f"{date.today()}: {args.command}", f"{len(rows)} rows of {files}"]
     if "versions" in rows:
         footer += [*rows.versions.dropna().unique()]
     args.out.mkdir(parents=True, exist_ok=True)
     publish(rows, tasks, effects, metric, args.out, footer)
-    if args.paper_model:
-        if not run_paper_model(
-                rows, not args.no_interaction, args.draws, args.out / "posterior.csv"):
-            sys.exit(3)
+    if args.paper_model and not run_paper_model(
+            rows, not args.no_interaction, args.draws, args.out / "posterior.csv"):
+        sys.exit(3)
 
 
 if __name__ == "__main__":  # in a notebook cell flags go into the list: ["--m", "50"]

@@ -245,6 +245,7 @@ def test_text_variance_over_models_and_seeds(run):
     v = np.mean([plain_unit(row, "bias")[1] for row in parts])
     v = (v + 0.5 / 2) / 2  # with the imaginary answer
     rows = pd.DataFrame(parts + [row | {"subsample": 2} for row in parts])
+    assert "all" not in {*run(rows[:2]).effects["model"]}  # of one draw, no spread would tell
     for model, v, changes in (("all", v / 2, {}), ("a", v, {"model": "a", "seed": [0, 1, 0, 1]})):
         found = run(rows.assign(**changes)).effects
         assert one(found, effect="bias", model=model)["se"] == approx(math.sqrt(v), rel=1e-5)
