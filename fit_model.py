@@ -586,7 +586,7 @@ def errors_on_one_line():
         yield
         sys.stdout.flush()
     except KeyboardInterrupt:
-        raise SystemExit("stopped: finished work is kept")
+        raise SystemExit("stopped: what was printed as finished is kept")
     except BrokenPipeError:
         os._exit(1)  # head has read enough
     except Exception as error:
@@ -709,11 +709,14 @@ POINTS = ("acc", "f1")  # metrics whose differences are in percentage points
 
 
 def add_effects(rows, metric="acc"):
-    """Add to rows: base, unseen, seen (means over both sets where `arms` is "crossed"), boost, bias
-    and the variances of a subsample's effects. text_variance_boost and text_variance_bias come from
-    rounding or, for a crossed bias in accuracy, from the draw of the 2n texts (nan without
-    `discordant`); then, in the mean of K subsamples, one_answer_variance / K is added to each, as
-    if one more text of each set had been answered differently."""
+    """Add columns to a table of rows, a subsample each:
+    base, unseen, seen    scores; means over both sets where `arms` is "crossed"
+    boost, bias           unseen - base and seen - unseen, in points if the metric is in POINTS
+    text_variance_boost   variance of the boost by rounding to 1 / n
+    text_variance_bias    of the bias, by the draw of the 2n texts if arms are crossed and the
+                          metric is accuracy (nan without `discordant`), else by rounding
+    one_answer_variance   what one more text of each set that is answered differently would add to
+                          that draw's variance; / K in the mean of K subsamples (else 0)"""
     crossed, n = rows["arms"] == "crossed", rows["n"]
     scale = 100 if metric in POINTS else 1
     added = {}
@@ -724,7 +727,7 @@ def add_effects(rows, metric="acc"):
     added["text_variance_boost"] = added["text_variance_bias"] = (scale / n) ** 2 / 12
     added["one_answer_variance"] = 0.0
     if metric == "acc":
-        variances = 0  # of a text's change, summed over the two sets
+        variances = 0  # the sum over both sets of the variance of one text's change (-1, 0, 1)
         for ending in ("", "_on_extra"):
             change = rows[f"acc_test{ending}"] - rows[f"acc_extra{ending}"]
             variances += rows[f"discordant{ending}"] - change**2
@@ -757,7 +760,7 @@ def interval(tasks):
     df = [spread.sum() ** 2 / (spread**2 / (tasks["subsamples"] - 1).clip(1)).sum(), math.inf]
     se = np.sqrt([spread.sum(), tasks["text_variance"].sum()]) / len(tasks)
     half = stats.t.ppf((1 + SHARE) / 2, df) * se
-    wider = half.argmax()  # or that which is nan
+    wider = half.argmax()  # argmax also picks a nan
     return se[wider], df[wider], half[wider]
 # --- end shared ---
 

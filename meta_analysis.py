@@ -175,7 +175,7 @@ def errors_on_one_line():
         yield
         sys.stdout.flush()
     except KeyboardInterrupt:
-        raise SystemExit("stopped: finished work is kept")
+        raise SystemExit("stopped: what was printed as finished is kept")
     except BrokenPipeError:
         os._exit(1)  # head has read enough
     except Exception as error:

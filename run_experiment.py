@@ -72,7 +72,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
 
-warnings.filterwarnings("ignore", "[0-9]+ tasks (which|have)|A worker stopped")  # at the end
+# of joblib, if a run ends early
+warnings.filterwarnings("ignore", "[0-9]+ tasks (which|have)|A worker stopped")
 os.environ.setdefault("PYTHONWARNINGS", "ignore:resource_tracker")
 
 import filelock
@@ -340,7 +341,8 @@ def load_pooler(model):
 
 @torch.no_grad()
 def probe(net):
-    """Refuse a model that a batch, later tokens or a forward pass change."""
+    """Refuse a model whose logits depend on other texts of its batch or, if causal, on later
+    tokens, or whose weights a forward pass changes."""
     words = np.setdiff1d(range(net.lm.config.vocab_size), net.tokenizer.all_special_ids)
     words = np.resize(words, 32)  # a vocabulary of proteins has fewer
     texts, alone = [words, words[:7]], []  # the same tokens begin both
@@ -388,10 +390,10 @@ def pack(net, examples):
     tokens, positions, owner = torch.from_numpy(grid).to(net.device).view(3, rows, width)
     inputs = {"input_ids": tokens, "attention_mask": (owner > 0).long()}
     if net.packed:
-        hidden = owner[:, None, :, None] != owner[:, None, None, :]
+        blocked = owner[:, None, :, None] != owner[:, None, None, :]
         if net.causal:
-            hidden |= positions[:, None, :, None] < positions[:, None, None, :]
-        inputs["attention_mask"] = torch.where(hidden, -math.inf, 0.0)
+            blocked |= positions[:, None, :, None] < positions[:, None, None, :]
+        inputs["attention_mask"] = torch.where(blocked, -math.inf, 0.0)
         inputs["position_ids"] = positions
     both = np.stack([np.concatenate(kept), np.concatenate(targets)])
     kept, targets = torch.from_numpy(both).to(net.device)
@@ -559,11 +561,14 @@ POINTS = ("acc", "f1")  # metrics whose differences are in percentage points
 
 
 def add_effects(rows, metric="acc"):
-    """Add to rows: base, unseen, seen (means over both sets where `arms` is "crossed"), boost, bias
-    and the variances of a subsample's effects. text_variance_boost and text_variance_bias come from
-    rounding or, for a crossed bias in accuracy, from the draw of the 2n texts (nan without
-    `discordant`); then, in the mean of K subsamples, one_answer_variance / K is added to each, as
-    if one more text of each set had been answered differently."""
+    """Add columns to a table of rows, a subsample each:
+    base, unseen, seen    scores; means over both sets where `arms` is "crossed"
+    boost, bias           unseen - base and seen - unseen, in points if the metric is in POINTS
+    text_variance_boost   variance of the boost by rounding to 1 / n
+    text_variance_bias    of the bias, by the draw of the 2n texts if arms are crossed and the
+                          metric is accuracy (nan without `discordant`), else by rounding
+    one_answer_variance   what one more text of each set that is answered differently would add to
+                          that draw's variance; / K in the mean of K subsamples (else 0)"""
     crossed, n = rows["arms"] == "crossed", rows["n"]
     scale = 100 if metric in POINTS else 1
     added = {}
@@ -574,7 +579,7 @@ def add_effects(rows, metric="acc"):
     added["text_variance_boost"] = added["text_variance_bias"] = (scale / n) ** 2 / 12
     added["one_answer_variance"] = 0.0
     if metric == "acc":
-        variances = 0  # of a text's change, summed over the two sets
+        variances = 0  # the sum over both sets of the variance of one text's change (-1, 0, 1)
         for ending in ("", "_on_extra"):
             change = rows[f"acc_test{ending}"] - rows[f"acc_extra{ending}"]
             variances += rows[f"discordant{ending}"] - change**2
@@ -607,7 +612,7 @@ def interval(tasks):
     df = [spread.sum() ** 2 / (spread**2 / (tasks["subsamples"] - 1).clip(1)).sum(), math.inf]
     se = np.sqrt([spread.sum(), tasks["text_variance"].sum()]) / len(tasks)
     half = stats.t.ppf((1 + SHARE) / 2, df) * se
-    wider = half.argmax()  # or that which is nan
+    wider = half.argmax()  # argmax also picks a nan
     return se[wider], df[wider], half[wider]
 # --- end shared ---
 
@@ -621,7 +626,7 @@ def errors_on_one_line():
         yield
         sys.stdout.flush()
     except KeyboardInterrupt:
-        raise SystemExit("stopped: finished work is kept")
+        raise SystemExit("stopped: what was printed as finished is kept")
     except BrokenPipeError:
         os._exit(1)  # head has read enough
     except Exception as error:
@@ -654,8 +659,9 @@ def above_zero(text, kind=float):
 ONE_AT_A_TIME = threading.Lock()  # threads of a Dask worker share one network
 IGNORE_CTRL_C = functools.partial(signal.signal, signal.SIGINT, signal.SIG_IGN)
 STOPPED = threading.Event()  # by Ctrl-C
-linecache.checkcache()  # of an edited file it would know the old text
-SCRIPT = short_hash(linecache.getlines(short_hash.__code__.co_filename))  # or the cell's text
+linecache.checkcache()  # or it would return the old text of an edited file
+# in a notebook, of the cell's text
+SCRIPT = short_hash(linecache.getlines(short_hash.__code__.co_filename))
 SMALL = 50e6  # bytes of a model for which one core is enough
 MIN_SUBSAMPLES = 8  # of a task; with fewer, half-widths vary too much
 LINE = ("{task:<26.26} k {subsample:<3}  base {base:.3f}  unseen {unseen:.3f}  seen {seen:.3f} "
@@ -668,7 +674,7 @@ def plan_cells(out, experiment, models, tasks, m_values, max_subsamples, seed, r
     finished, cells = finished_rows(out), []
     if len({model.name for model in models}) < len(models):
         raise ValueError("two models have one name: rename a folder")
-    for model, n, m in itertools.product(models, max_subsamples, m_values):
+    for model, n, m in itertools.product(models, max_subsamples, dict.fromkeys(m_values)):
         units = []
         for k, name in itertools.product(range(1, max_subsamples[n] + 1), tasks):
             recipe = recipe_of(model, tasks[name])
@@ -714,7 +720,7 @@ def open_pool(cells, device, workers, dask):
     if dask:
         import distributed
 
-        logging.disable()  # errors are raised
+        logging.disable()  # distributed logs what it also raises
         client = distributed.Client(dask)
         client.upload_file(__file__)
         return client, 1
@@ -730,7 +736,8 @@ def open_pool(cells, device, workers, dask):
 
 
 def spread(pool, job, samples):
-    """Rows of the samples, in order, from Dask's workers or from processes."""
+    """Rows of the samples, in order, from Dask's workers or from processes. A row that is finished
+    before an earlier one waits for it, and is lost if the run stops meanwhile."""
     if isinstance(pool, joblib.parallel_config):
         parallel = joblib.Parallel(return_as="generator", pre_dispatch="n_jobs")
         yield from parallel(map(joblib.delayed(job), samples))
@@ -954,8 +961,8 @@ def check_size(name, task, ms, n):
     largest = max(ms) // K * K  # as many of each class
     if min(ms) < K or largest > K * least or largest + 2 * n > rows:
         m = max(K, min(largest, K * least, rows // 2 // K * K))
-        raise ValueError(f"{name} is too small for m = {max(ms)} and n = {n}: use --m {m} and --n "
-                         f"{(rows - m) // 2} or less, or leave out rare classes")
+        raise ValueError(f"{name} is too small for m = {max(ms)} and n = {n}, or m for {K} "
+                         f"classes: use --m {m} and --n {(rows - m) // 2}, or drop rare classes")
 
 
 def read_task(spec, source):
@@ -1012,9 +1019,10 @@ def filtered_texts(parts, labels, entry):
                           f"above {limit} characters": texts.str.len() > limit})
     table = pd.DataFrame({"text": texts, "label": labels})[~unfit.any(axis=1)]
     left_out = unfit.sum()
-    if "own" in entry:  # else a text's twin could be in test
+    if "own" in entry:  # a text must have no twin in test; the paper's tasks keep theirs
         repeats = table["text"].map(letters).duplicated()
-        table, left_out["repeat an earlier text"] = table[~repeats], repeats.sum()
+        table = table[~repeats]
+        left_out["repeat an earlier text but for case, spaces, signs and digits"] = repeats.sum()
     reasons = [f"{count} {reason}" for reason, count in left_out.items() if count]
     if reasons:
         print(f"left out: {len(texts) - len(table)} of {len(texts)} rows: {', '.join(reasons)}")
@@ -1146,8 +1154,8 @@ def read_cells(text, quote='"'):
     except csv.Error:  # also of a quote mark that is not closed, or closed within a cell
         if mark == "\t" and quote:
             return read_cells(text, None)
-        raise ValueError(f"line {line} does not have as many cells as the header: quote cells with "
-                         f"{mark!r} and double the quote marks in them")
+        raise ValueError(f"line {line} does not have as many cells as the header, or a lone quote: "
+                         f"quote cells with {mark!r} and double the quote marks in them")
     header, *rows = rows or [[]]
     spanning = sum("\n" in mark.join(row) for row in rows)
     if spanning:
@@ -1338,10 +1346,10 @@ def main(argv=None):
     given = {"epochs": (args.pretrain_epochs, args.train_epochs),
              "learning_rates": (args.pretrain_lr, args.train_lr),
              "batch_sizes": (args.batch_size, args.batch_size)}
-    recipe = functools.partial(recipe_of, registry["models"], given, args.precision,
+    recipe_for = functools.partial(recipe_of, registry["models"], given, args.precision,
                                args.max_length, args.with_answers)
     cells = plan_cells(args.out, args.experiment, models, tasks, args.m, max_subsamples, args.seed,
-                       recipe)
+                       recipe_for)
     run_all(cells, run_subsample, args.out, args.margin, args.device, args.workers, args.dask)
 
 

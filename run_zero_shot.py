@@ -409,7 +409,7 @@ def check_scores(net, tokenizer, near):
         raise ValueError("it keeps no cache of a prompt")
     scored = score_classes(net, tokenizer, prompts, classes).flatten()
     if not np.allclose(scored, expected, near, 1e-3):
-        raise ValueError("its scores change in a batch or a cache: it is not causal")
+        raise ValueError("its scores change in a batch or a cache: not causal, or too imprecise")
 
 
 # --- Settings ---
@@ -553,11 +553,14 @@ POINTS = ("acc", "f1")  # metrics whose differences are in percentage points
 
 
 def add_effects(rows, metric="acc"):
-    """Add to rows: base, unseen, seen (means over both sets where `arms` is "crossed"), boost, bias
-    and the variances of a subsample's effects. text_variance_boost and text_variance_bias come from
-    rounding or, for a crossed bias in accuracy, from the draw of the 2n texts (nan without
-    `discordant`); then, in the mean of K subsamples, one_answer_variance / K is added to each, as
-    if one more text of each set had been answered differently."""
+    """Add columns to a table of rows, a subsample each:
+    base, unseen, seen    scores; means over both sets where `arms` is "crossed"
+    boost, bias           unseen - base and seen - unseen, in points if the metric is in POINTS
+    text_variance_boost   variance of the boost by rounding to 1 / n
+    text_variance_bias    of the bias, by the draw of the 2n texts if arms are crossed and the
+                          metric is accuracy (nan without `discordant`), else by rounding
+    one_answer_variance   what one more text of each set that is answered differently would add to
+                          that draw's variance; / K in the mean of K subsamples (else 0)"""
     crossed, n = rows["arms"] == "crossed", rows["n"]
     scale = 100 if metric in POINTS else 1
     added = {}
@@ -568,7 +571,7 @@ def add_effects(rows, metric="acc"):
     added["text_variance_boost"] = added["text_variance_bias"] = (scale / n) ** 2 / 12
     added["one_answer_variance"] = 0.0
     if metric == "acc":
-        variances = 0  # of a text's change, summed over the two sets
+        variances = 0  # the sum over both sets of the variance of one text's change (-1, 0, 1)
         for ending in ("", "_on_extra"):
             change = rows[f"acc_test{ending}"] - rows[f"acc_extra{ending}"]
             variances += rows[f"discordant{ending}"] - change**2
@@ -601,7 +604,7 @@ def interval(tasks):
     df = [spread.sum() ** 2 / (spread**2 / (tasks["subsamples"] - 1).clip(1)).sum(), math.inf]
     se = np.sqrt([spread.sum(), tasks["text_variance"].sum()]) / len(tasks)
     half = stats.t.ppf((1 + SHARE) / 2, df) * se
-    wider = half.argmax()  # or that which is nan
+    wider = half.argmax()  # argmax also picks a nan
     return se[wider], df[wider], half[wider]
 # --- end shared ---
 
@@ -615,7 +618,7 @@ def errors_on_one_line():
         yield
         sys.stdout.flush()
     except KeyboardInterrupt:
-        raise SystemExit("stopped: finished work is kept")
+        raise SystemExit("stopped: what was printed as finished is kept")
     except BrokenPipeError:
         os._exit(1)  # head has read enough
     except Exception as error:
@@ -648,8 +651,9 @@ def above_zero(text, kind=float):
 ONE_AT_A_TIME = threading.Lock()  # threads of a Dask worker share one network
 IGNORE_CTRL_C = functools.partial(signal.signal, signal.SIGINT, signal.SIG_IGN)
 STOPPED = threading.Event()  # by Ctrl-C
-linecache.checkcache()  # of an edited file it would know the old text
-SCRIPT = short_hash(linecache.getlines(short_hash.__code__.co_filename))  # or the cell's text
+linecache.checkcache()  # or it would return the old text of an edited file
+# in a notebook, of the cell's text
+SCRIPT = short_hash(linecache.getlines(short_hash.__code__.co_filename))
 SMALL = 50e6  # bytes of a model for which one core is enough
 MIN_SUBSAMPLES = 8  # of a task; with fewer, half-widths vary too much
 LINE = ("{task:<26.26} k {subsample:<3}  base {base:.3f}  unseen {unseen:.3f}  seen {seen:.3f} "
@@ -662,7 +666,7 @@ def plan_cells(out, experiment, models, tasks, m_values, max_subsamples, seed, r
     finished, cells = finished_rows(out), []
     if len({model.name for model in models}) < len(models):
         raise ValueError("two models have one name: rename a folder")
-    for model, n, m in itertools.product(models, max_subsamples, m_values):
+    for model, n, m in itertools.product(models, max_subsamples, dict.fromkeys(m_values)):
         units = []
         for k, name in itertools.product(range(1, max_subsamples[n] + 1), tasks):
             recipe = recipe_of(model, tasks[name])
@@ -708,7 +712,7 @@ def open_pool(cells, device, workers, dask):
     if dask:
         import distributed
 
-        logging.disable()  # errors are raised
+        logging.disable()  # distributed logs what it also raises
         client = distributed.Client(dask)
         client.upload_file(__file__)
         return client, 1
@@ -724,7 +728,8 @@ def open_pool(cells, device, workers, dask):
 
 
 def spread(pool, job, samples):
-    """Rows of the samples, in order, from Dask's workers or from processes."""
+    """Rows of the samples, in order, from Dask's workers or from processes. A row that is finished
+    before an earlier one waits for it, and is lost if the run stops meanwhile."""
     if isinstance(pool, joblib.parallel_config):
         parallel = joblib.Parallel(return_as="generator", pre_dispatch="n_jobs")
         yield from parallel(map(joblib.delayed(job), samples))
@@ -948,8 +953,8 @@ def check_size(name, task, ms, n):
     largest = max(ms) // K * K  # as many of each class
     if min(ms) < K or largest > K * least or largest + 2 * n > rows:
         m = max(K, min(largest, K * least, rows // 2 // K * K))
-        raise ValueError(f"{name} is too small for m = {max(ms)} and n = {n}: use --m {m} and --n "
-                         f"{(rows - m) // 2} or less, or leave out rare classes")
+        raise ValueError(f"{name} is too small for m = {max(ms)} and n = {n}, or m for {K} "
+                         f"classes: use --m {m} and --n {(rows - m) // 2}, or drop rare classes")
 
 
 def read_task(spec, source):
@@ -1006,9 +1011,10 @@ def filtered_texts(parts, labels, entry):
                           f"above {limit} characters": texts.str.len() > limit})
     table = pd.DataFrame({"text": texts, "label": labels})[~unfit.any(axis=1)]
     left_out = unfit.sum()
-    if "own" in entry:  # else a text's twin could be in test
+    if "own" in entry:  # a text must have no twin in test; the paper's tasks keep theirs
         repeats = table["text"].map(letters).duplicated()
-        table, left_out["repeat an earlier text"] = table[~repeats], repeats.sum()
+        table = table[~repeats]
+        left_out["repeat an earlier text but for case, spaces, signs and digits"] = repeats.sum()
     reasons = [f"{count} {reason}" for reason, count in left_out.items() if count]
     if reasons:
         print(f"left out: {len(texts) - len(table)} of {len(texts)} rows: {', '.join(reasons)}")
@@ -1140,8 +1146,8 @@ def read_cells(text, quote='"'):
     except csv.Error:  # also of a quote mark that is not closed, or closed within a cell
         if mark == "\t" and quote:
             return read_cells(text, None)
-        raise ValueError(f"line {line} does not have as many cells as the header: quote cells with "
-                         f"{mark!r} and double the quote marks in them")
+        raise ValueError(f"line {line} does not have as many cells as the header, or a lone quote: "
+                         f"quote cells with {mark!r} and double the quote marks in them")
     header, *rows = rows or [[]]
     spanning = sum("\n" in mark.join(row) for row in rows)
     if spanning:
@@ -1356,8 +1362,8 @@ def main(argv=None):
         rows = finished_rows(args.out).values()
         absent = {*map(unit_name, rows)} - {*os.listdir(args.adapters)}
         if absent:
-            print(f"{len(absent)} rows of {args.out} have no adapters there: to make them, use "
-                  "another --out")
+            print(f"{len(absent)} rows of {args.out} have no adapters there (of any "
+                  "experiment): to make them, use another --out")
 
 
 if __name__ == "__main__":

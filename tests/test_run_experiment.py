@@ -587,7 +587,7 @@ def test_a_ctrl_c_inside_a_finalizer_is_not_lost(run, script, monkeypatch, typed
         return result
 
     monkeypatch.setattr(script, lost_in, interrupted)
-    assert run(f"--subsamples 4 {typed}")[0] == "stopped: finished work is kept"
+    assert run(f"--subsamples 4 {typed}")[0] == "stopped: what was printed as finished is kept"
     assert [row["subsample"] for row in rows_of()] == ["1"]
 
 

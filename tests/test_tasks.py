@@ -320,7 +320,7 @@ def test_following_the_advice_works(script):
             with pytest.raises(ValueError) as error:
                 script.check_size("mine", task, [m], n)
             found, _, advice = str(error.value).partition(": use --m")
-            assert found == f"mine is too small for m = {m} and n = {n}"
+            assert found == f"mine is too small for m = {m} and n = {n}, or m for {K} classes"
             m, n = map(int, re.findall("[0-9]+", advice))
             script.check_size("mine", task, [m], n)
             split = script.split_rows(labels, m, n, 1)
