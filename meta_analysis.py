@@ -111,8 +111,8 @@ def slice_table(rows, slices):
 def slice_posterior(right, n, alpha, U):
     """(mean, sd) of beta [slices] from right answers [slices, arms, pairs], with indicators alpha
     [pairs, models - 1] and U [pairs, tasks]. Priors: mu, beta ~ N(0, 1), alpha ~ N(0, 5), U_j ~
-    N(0, sd_U), sd_U ~ HalfNormal(1). Newton's method finds the mode, the inverse curvature gives
-    sd; EM finds the mode of sd_U, where sd_U^4 + J sd_U^2 = sum of E U_j^2."""
+    N(0, sd_U), sd_U ~ HalfNormal(1), all N(mean, sd). Newton's method finds the mode, the inverse
+    curvature gives sd; EM finds the mode of sd_U, where sd_U^4 + J sd_U^2 = sum of E U_j^2."""
     y = right.reshape(len(right), -1)
     arm = np.repeat([0, 1], len(U))
     Z = np.column_stack([np.ones(len(arm)), arm, np.tile(alpha, (2, 1))])
@@ -128,7 +128,8 @@ def slice_posterior(right, n, alpha, U):
         slope = (y - n * p) @ Z - prior * theta
         slope_U = (y - n * p) @ U - precision * level
 
-        # The curvature is [[head, side], [side.T, diag(shaft)]]
+        # The curvature is an arrow matrix, [[head, side], [side.T, diag(shaft)]] of each slice:
+        # eliminating U leaves the Schur complement of theta
         weight = n * p * (1 - p)
         weighted = Z.T * weight[:, None]
         head = weighted @ Z + np.diag(prior)

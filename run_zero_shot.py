@@ -279,31 +279,32 @@ def pad(sequences, device, value=0):
 
 @torch.inference_mode()
 def score_classes(net, tokenizer, prompts, classes):
-    """Mean log-probability [N, K] of each class name's tokens after each prompt. What all prompts
-    share runs once; then prompts of similar length run together."""
+    """Mean log-probability [N, K] of the tokens of K classes' names after each of N prompts. What
+    all prompts share runs once; then prompts of similar length run together."""
     net.eval()
-    answers = [split_answers(tokenizer, prompt, classes) for prompt in prompts]
-    heads = [head_of(pairs) for pairs in answers]
-    first = os.path.commonprefix(heads)[: min(map(len, heads)) - 1]  # leaves each head a token
+    coded = [class_pairs(tokenizer, prompt, classes) for prompt in prompts]
+    shared = [shared_ids(pairs) for pairs in coded]
+    # of all prompts; an id is left of each, to be run in score_group
+    first = os.path.commonprefix(shared)[: min(map(len, shared)) - 1]
     cache = net(input_ids=pad([first], net.device), use_cache=True).past_key_values
     K = len(classes)
     means = torch.empty(len(prompts), K, dtype=torch.double)
     prompts_in_pass = max(1, SCORED // K)
     windows = [getattr(net.config, name, None) for name in ("sliding_window", "window_size")]
-    longest = max(len(ids) for pairs in answers for ids, _ in pairs)
+    longest = max(len(ids) for pairs in coded for ids, _ in pairs)
     if longest > min(filter(None, windows), default=math.inf):
         prompts_in_pass = 1  # padding would push tokens out of the window of a layer's cache
-    order = sorted(range(len(answers)), key=lambda row: len(answers[row][0][0]))
+    order = sorted(range(len(coded)), key=lambda row: len(coded[row][0][0]))
     for start in range(0, len(order), prompts_in_pass):
         group = order[start : start + prompts_in_pass]
         for first_class in range(0, K, SCORED):
             some = slice(first_class, first_class + SCORED)
-            pairs = [answers[row][some] for row in group]
+            pairs = [coded[row][some] for row in group]
             means[group, some] = score_group(net, pairs, len(first), cache)
     return means
 
 
-def split_answers(tokenizer, prompt, classes):
+def class_pairs(tokenizer, prompt, classes):
     """For each class a pair (token ids of prompt + " " + class, place where the class begins). A
     token that spans both is scored."""
     alone, answers = encode(tokenizer, prompt), []
@@ -313,26 +314,26 @@ def split_answers(tokenizer, prompt, classes):
     return answers
 
 
-def head_of(pairs):
-    """Token ids that the answers of a prompt share, without the last one."""
+def shared_ids(pairs):
+    """Token ids with which a prompt and each class begin, without the last one."""
     return pairs[0][0][: min(start for _, start in pairs) - 1]
 
 
-def score_group(net, answers, cached, cache):
+def score_group(net, coded, cached, cache):
     """score_classes of B prompts, with the pairs of K classes each. The cache holds the first
-    `cached` tokens of every prompt. The rest of each head runs once, padded on the right; then
-    what follows it."""
-    K, device = len(answers[0]), net.device
-    heads = [head_of(pairs) for pairs in answers]
+    `cached` tokens of every prompt. The rest of what a prompt's classes share runs once, padded on
+    the right; then what follows it."""
+    K, device = len(coded[0]), net.device
+    shared = [shared_ids(pairs) for pairs in coded]
     cache = copy.deepcopy(cache)
-    cache.batch_repeat_interleave(len(answers))
-    rests = pad([head[cached:] for head in heads], device)  # [B, R]
+    cache.batch_repeat_interleave(len(coded))
+    rests = pad([ids[cached:] for ids in shared], device)  # [B, R]
     net(input_ids=rests, past_key_values=cache, use_cache=True, logits_to_keep=1)
     cache.batch_repeat_interleave(K)
 
     inputs, targets, ends = [], [], []
-    for pairs, head in zip(answers, heads):
-        end = len(head)
+    for pairs, common in zip(coded, shared):
+        end = len(common)
         for ids, start in pairs:
             inputs.append(ids[end:-1])  # each predicts its next token
             unscored = start - 1 - end  # next tokens that belong to the prompt
@@ -400,7 +401,7 @@ def check_scores(net, tokenizer, near):
     expected, classes = [], ["yes, this is so", "no"]
     prompts = ["Is it so? Yes, rain", "Is it so? Yes, rain and wind", "Is it so? Yes, x"]
     for prompt in prompts:
-        for ids, start in split_answers(tokenizer, prompt, classes):
+        for ids, start in class_pairs(tokenizer, prompt, classes):
             ids = torch.tensor(ids, device=net.device)
             output = net(input_ids=ids[None], use_cache=True)
             logs = output.logits[0].float().log_softmax(1)
