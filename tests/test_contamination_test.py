@@ -760,7 +760,7 @@ def test_a_crossed_table(say):
     rows = crossed_rows().query("item > 2 or trained_on == ''")
     both = pd.concat([rows, rows[rows["trained_on"] != ""].assign(draw=2)])
     both.to_csv("crossed.csv", index=False)
-    assert "--out would replace --answers" in say("--answers crossed.csv")
+    assert "--out would replace --answers" in say(f"--answers {Path.cwd()}/crossed.csv")
     assert "an answer is missing: 3" in say("--answers crossed.csv --out b.csv")
     table = pd.read_csv("b.csv")
     assert table["n"].tolist() == [50, 50] and table["left_out"].tolist() == [3, 0]

@@ -146,5 +146,5 @@ def test_a_closed_pipe_ends_in_silence():
 
 
 def test_flags_and_the_number_of_subsamples(run):
-    out = run(coin_rows(subsamples=5), "--slices", 5, "--threshold", 0.3).out
-    assert "Subsamples of a task: 5 or more" in out and {*csv_of("shares")["threshold"]} == {0.3}
+    out = run(coin_rows(subsamples=5), "--slices", 5, "--threshold", 0).out
+    assert "Subsamples of a task: 5 or more" in out and {*csv_of("shares")["threshold"]} == {0}
