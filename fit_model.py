@@ -581,12 +581,11 @@ def predict(posterior, rows):
 @contextlib.contextmanager
 def errors_on_one_line():
     """Around main: errors end in one line; with TRACEBACK=1 in a traceback."""
-    sys.stdout = sys.stdout or open(os.devnull, "w")  # cron may close it
     try:
         yield
         sys.stdout.flush()
     except KeyboardInterrupt:
-        raise SystemExit("stopped: what was printed as finished is kept")
+        raise SystemExit("stopped: finished work is kept, and the same command goes on")
     except BrokenPipeError:
         os._exit(1)  # head has read enough
     except Exception as error:

@@ -58,7 +58,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
 
-warnings.filterwarnings("ignore", "[0-9]+ tasks (which|have)|A worker stopped")  # at the end
+warnings.filterwarnings("ignore", "[0-9]+ tasks (which|have)|A worker stopped|IProgress")
 
 import filelock
 import huggingface_hub
@@ -111,6 +111,9 @@ def run_prompts(sample, device, threads, adapters=None):
         for name in strings:
             means = score_classes(net, tokenizer, strings[name]["prompts"], sample.classes)
             predictions[arm][name] = means.log_softmax(1).numpy()
+        minutes = 6 * (time.perf_counter() - started) / 60  # base takes about a sixth
+        if arm == "base" and row["subsample"] == 1 and minutes > 1:
+            tqdm.write(f"{row['task']}: a subsample takes about {minutes:.0f} minutes")
     add_scores(row, predictions, sample.labels)
     row["seconds"] = round(time.perf_counter() - started, 3)
     if adapters:
@@ -149,7 +152,7 @@ def arm_strings(tokenizer, recipe, classes, texts, labels):
     `prompts` to score and `labels`."""
     head, pack = recipe["instruction"], recipe["pack"]
     names = [encode(tokenizer, f" {name}") for name in classes]
-    check_names(tokenizer, classes, names, recipe["max_length"] / 2)
+    check_names(tokenizer, classes, names)
     check_known(tokenizer, texts)
     room = recipe["max_length"] - 1 - max(map(len, names))
     cut = functools.partial(cut_examples, tokenizer, head, room)
@@ -481,14 +484,13 @@ def split_rows(labels, m, n, subsample):
     return {"train": np.array(train), "extra": rest[n : 2 * n], "test": rest[:n]}
 
 
-def check_names(tokenizer, classes, names, limit):
+def check_names(tokenizer, classes, names):
     """Refuse class names, given also as token ids, that a model cannot learn or tell apart."""
     for name, ids in zip(classes, names):
         special = {*ids} <= {*tokenizer.all_special_ids}
-        if special or names.count(ids) > 1 or len(ids) > limit:
+        if special or names.count(ids) > 1:
             raise ValueError(
-                f"class {name[:60]!r}, of {len(ids)} tokens, is unknown or special to this model, "
-                f"equal to another class, or longer than {limit:g} tokens: rename it")
+                f"class {name!r} is unknown or special to the model, or like another: rename it")
 
 
 def training_seed(row):
@@ -614,12 +616,11 @@ def interval(tasks):
 @contextlib.contextmanager
 def errors_on_one_line():
     """Around main: errors end in one line; with TRACEBACK=1 in a traceback."""
-    sys.stdout = sys.stdout or open(os.devnull, "w")  # cron may close it
     try:
         yield
         sys.stdout.flush()
     except KeyboardInterrupt:
-        raise SystemExit("stopped: what was printed as finished is kept")
+        raise SystemExit("stopped: finished work is kept, and the same command goes on")
     except BrokenPipeError:
         os._exit(1)  # head has read enough
     except Exception as error:
@@ -657,8 +658,7 @@ linecache.checkcache()  # or it would return the old text of an edited file
 SCRIPT = short_hash(linecache.getlines(short_hash.__code__.co_filename))
 SMALL = 50e6  # bytes of a model for which one core is enough
 MIN_SUBSAMPLES = 8  # of a task; with fewer, half-widths vary too much
-LINE = ("{task:<26.26} k {subsample:<3}  base {base:.3f}  unseen {unseen:.3f}  seen {seen:.3f} "
-        "{seconds:6.1f} s")
+LINE = "{task:24} k {subsample} base {base:.3f} unseen {unseen:.3f} seen {seen:.3f} {seconds:.0f} s"
 
 
 def plan_cells(out, experiment, models, tasks, m_values, max_subsamples, seed, recipe_of):
@@ -667,7 +667,7 @@ def plan_cells(out, experiment, models, tasks, m_values, max_subsamples, seed, r
     finished, cells = finished_rows(out), []
     if len({model.name for model in models}) < len(models):
         raise ValueError("two models have one name: rename a folder")
-    for model, n, m in itertools.product(models, max_subsamples, dict.fromkeys(m_values)):
+    for model, n, m in itertools.product(models, max_subsamples, m_values):
         units = []
         for k, name in itertools.product(range(1, max_subsamples[n] + 1), tasks):
             recipe = recipe_of(model, tasks[name])
@@ -682,10 +682,9 @@ def plan_cells(out, experiment, models, tasks, m_values, max_subsamples, seed, r
 
 def run_all(cells, run, out, margin, device, workers, dask):
     """Run what is left of the cells. run(sample, device, threads) returns a row."""
-    path = out.resolve()
     with errors_name(f"cannot write and lock {out}: use another --out"):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=path.parent) as draft, lock_of(Path(draft, path.name)):
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with lock_of(out):
             pass  # also the lock's name may be too long
     pool, threads = open_pool(cells, device, workers, dask)
     job = functools.partial(run_job, run, device, threads)
@@ -695,8 +694,10 @@ def run_all(cells, run, out, margin, device, workers, dask):
         for units in cells:
             samples = (draw(unit) for unit in units if not unit.finished)
             run_cell(units, spread(pool, job, samples), out, margin)
-    print(f"rows: {path}\nnext: python fit_model.py {shlex.quote(str(out))} "
-          f"--margin {margin or 1:g}")
+    step = "python fit_model.py"
+    if "__file__" not in globals():
+        step = "paste fit_model.py into a cell, and into the list on its last line:"
+    print(f"rows: {out.resolve()}\nnext: {step} {shlex.quote(str(out))} --margin {margin or 1:g}")
 
 
 def stop(number, frame):
@@ -748,9 +749,10 @@ def run_cell(units, results, out, margin):
     """Run what is left of a cell; return its rows. With a margin, in points, it ends at the least k
     at which the mean bias is known to half of that."""
     left = sum(not unit.finished for unit in units)
-    print("\n{model}, m = {m}, n = {n}:".format(**units[0].row), len(units) - left,
-          "subsamples are finished")
-    bar = tqdm(total=left, disable=None, bar_format="[{elapsed}, at most {remaining} left] {desc}")
+    state = f"{len(units) - left} subsamples are finished" if left < len(units) else "starting"
+    print("\n{model}, m = {m}, n = {n}:".format(**units[0].row), state)
+    bar = tqdm(total=None if margin else left, disable=None,
+               bar_format="[{elapsed}, about {remaining} left] {desc}")
     rows, progress = [], ""
     with bar, contextlib.closing(results):
         for k, draws in itertools.groupby(units, lambda unit: unit.row["subsample"]):
@@ -769,13 +771,20 @@ def run_cell(units, results, out, margin):
                 now, goal = interval(task_means(with_effects(rows)))[2], margin / 2
                 if k >= MIN_SUBSAMPLES and now <= goal:
                     break
-                progress = f"; {k} of each task, now ±{now:.3f}, stops at ±{goal:.3f}"
+                drawn = f"{k} of each task" if len(rows) > k else f"{k} subsamples"
+                progress = f"; {drawn}, now ±{now:.3f}, stops at ±{goal:.3f}"
+                # a half-width falls with the square root of the number of subsamples
+                forecast = max(MIN_SUBSAMPLES, k * (now / goal) ** 2)
+                bar.total = bar.n + (forecast / k - 1) * len(rows)
     return rows
 
 
 def run_job(run, device, threads, sample):
-    sample.row["versions"] = (f"torch {torch.__version__} transformers {transformers.__version__} "
-                              f"script {SCRIPT}")
+    recipe = {name: value for name, value in sample.recipe.items()
+              if name not in ("answers", "instruction", "lora")}  # they are long
+    settings = re.sub("[{},']", "", str(recipe))  # finished_rows relies on a cell without commas
+    sample.row["versions"] = (f"{settings} torch {torch.__version__} transformers "
+                              f"{transformers.__version__} script {SCRIPT}")
     with ONE_AT_A_TIME:
         return run(sample, choose_device(device, sample.recipe["precision"]), threads)
 
@@ -803,16 +812,16 @@ def add_shared_flags(parser):
     add("--label", help="their class column; default label")
     add("--name", help="configuration of --hub; default its own")
     add("--split", help="split of --hub; default train")
-    add("--margin", type=above_zero, help="points; run until the bias is known to half of this; "
-        "default: see --subsamples")
+    add("--margin", type=above_zero,
+        help="points; run until the bias is known to half of this; default: see --subsamples")
     add("--seed", type=int, default=0, help="of training, not of draws; default 0")
     add = parser.add_argument_group("machine and output").add_argument
     add("--device", default="auto", help="cpu, cuda, cuda:1 or mps; default auto")
     add("--precision", default="float32", choices=PRECISIONS, help="default float32")
     add("--workers", type=whole, help="processes; default 1; up to 4 for small models on a CPU")
     add("--dask", help="a Dask scheduler, such as tcp://10.0.0.1:8786; default none")
-    add("--out", type=Path, help="results file; reruns skip its rows; default "
-        "results.csv, or NAME_results.csv for --csv and --hub")
+    add("--out", type=Path,
+        help="results file, whose rows reruns skip; default results.csv or NAME_results.csv")
 
 
 whole = functools.partial(above_zero, kind=int)
@@ -913,17 +922,9 @@ def named_tasks(registered, names):
         elif name in registered:
             entries.append((name, registered[name]))
         else:
-            raise ValueError(f"tasks.json has no task {name}{did_you_mean(name, registered)}: "
-                             "--help names its tasks")
+            near = difflib.get_close_matches(name, registered, 9, 0)
+            raise ValueError(f"no task {name} in tasks.json (for a file use --csv). Near: {near}")
     return entries
-
-
-def did_you_mean(name, names):
-    """A hint at what a name that is not there may stand for, or nothing."""
-    guesses = difflib.get_close_matches(name, {*names} - {name}, 1, 0.7)
-    if Path(name).is_file():
-        guesses = [f"--csv {name}"]
-    return "".join(f" (did you mean {guess}?)" for guess in guesses)
 
 
 def load_task(name, spec):
@@ -949,13 +950,12 @@ def check_size(name, task, ms, n):
     K, least = len(counts), counts.min()
     classes = ", ".join(map("{} {}".format, task.classes, counts))
     print(f"task {name} from {task.source}: {rows} rows, {K} classes: {classes:.300}")
-    if 2 * K > rows:
-        raise ValueError(f"{K} classes in {rows} rows: is --label the column of the classes?")
     largest = max(ms) // K * K  # as many of each class
     if min(ms) < K or largest > K * least or largest + 2 * n > rows:
         m = max(K, min(largest, K * least, rows // 2 // K * K))
-        raise ValueError(f"{name} is too small for m = {max(ms)} and n = {n}, or m for {K} "
-                         f"classes: use --m {m} and --n {(rows - m) // 2}, or drop rare classes")
+        raise ValueError(
+            f"{name} is too small for m = {max(ms)} and n = {n}, or m for {K} classes: use --m {m} "
+            f"and --n {(rows - m) // 2}, or drop rare classes. Is --label the right column?")
 
 
 def read_task(spec, source):
@@ -983,11 +983,7 @@ def class_names(labels):
     """Labels [N] as people see them, with classes in the order of the data's values. Labels that
     look the same are one class, and a blank label is none."""
     labels = labels.convert_dtypes().astype("category")
-    values = labels.cat.categories
-    names = values.map(visible)
-    alike = values[names.duplicated(keep=False)]
-    if len(alike):
-        print(f"labels that look the same are taken as one: {', '.join(map(ascii, alike)):.200}")
+    names = labels.cat.categories.map(visible)
     return pd.Categorical(labels.map(visible, na_action="ignore"), names.dropna().unique())
 
 
@@ -1182,8 +1178,7 @@ def check_texts(cells):
         try:
             cell.encode()
         except (AttributeError, UnicodeError):
-            raise ValueError(f"line {line} holds no text, or half a character (a lone "
-                             f"surrogate): {cell!r:.60}")
+            raise ValueError(f"line {line}: no text, or half a character (surrogate): {cell!r:.60}")
 # --- end shared ---
 
 
@@ -1213,7 +1208,7 @@ def find_model(text, registry):
         folder = Path(text).resolve()
         name, sources = folder.name, [{"path": folder}]
     return first_of(sources, functools.partial(read_model, name, registered),
-                    f"model {name}{did_you_mean(text, registered)}")
+                    f"model {name} (no folder; tasks.json has {', '.join(registered)})")
 
 
 def read_model(name, registered, source):
@@ -1236,8 +1231,8 @@ def read_model(name, registered, source):
     if any([config.is_encoder_decoder, config.get_text_config() is not config,
             getattr(config, "quantization_config", None), "Classif" in kind,
             not (masked or causal)]):
-        raise ValueError("use a language model, not a classifier, encoder-decoder, multimodal or "
-                         "quantized model")
+        raise ValueError(
+            "use a language model, not a classifier, encoder-decoder, multimodal or quantized one")
     if re.search("CausalLM|[^h]LMHead", kind):  # some types have models of both kinds
         masked = False
     like = "bert" if masked else "gpt2"
