@@ -36,7 +36,7 @@ Each subsample is a row of results.csv; reruns skip it; columns:
     loss_extra, loss_test: pretraining loss of the last epoch, nats per token
     seed, seconds: seed of training, not of draws; time taken
     split, data, recipe: hashes of the rows drawn, of the data and of the settings
-    versions: of torch and transformers, and a hash of this script's text
+    versions: the settings, the versions of torch and transformers, a hash of this script
 """
 
 import argparse
@@ -75,6 +75,7 @@ from typing import NamedTuple
 # of joblib, if a run ends early
 warnings.filterwarnings("ignore", "[0-9]+ tasks (which|have)|A worker stopped|IProgress")
 os.environ.setdefault("PYTHONWARNINGS", "ignore:resource_tracker")
+os.environ.setdefault("TQDM_DISABLE", "1")  # no bars but those that ask for it, as ours
 
 import filelock
 import huggingface_hub
@@ -119,7 +120,7 @@ def run_subsample(sample, device, threads):
         predictions[arm] = classify(net, ids, labels, len(sample.classes), recipe, seed + 1)
         minutes = 6 * (time.perf_counter() - started) / 60  # base takes about a sixth
         if arm == "base" and row["subsample"] == 1 and minutes > 1:
-            tqdm.write(f"{row['task']}: a subsample takes about {minutes:.0f} minutes")
+            tqdm.write(f"{row['task']}: a subsample takes about {minutes:.1f} minutes")
     add_scores(row, predictions, sample.labels)
     row["seconds"] = round(time.perf_counter() - started, 3)
     return row
@@ -688,10 +689,9 @@ def plan_cells(out, experiment, models, tasks, m_values, max_subsamples, seed, r
 
 def run_all(cells, run, out, margin, device, workers, dask):
     """Run what is left of the cells. run(sample, device, threads) returns a row."""
-    with errors_name(f"cannot write and lock {out}: use another --out"):
-        out.parent.mkdir(parents=True, exist_ok=True)
-        with lock_of(out):
-            pass  # also the lock's name may be too long
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with errors_name(f"cannot write and lock {out}: use another --out"), lock_of(out):
+        pass  # also the lock's name may be too long
     pool, threads = open_pool(cells, device, workers, dask)
     job = functools.partial(run_job, run, device, threads)
     STOPPED.clear()
@@ -757,8 +757,7 @@ def run_cell(units, results, out, margin):
     left = sum(not unit.finished for unit in units)
     state = f"{len(units) - left} subsamples are finished" if left < len(units) else "starting"
     print("\n{model}, m = {m}, n = {n}:".format(**units[0].row), state)
-    bar = tqdm(total=None if margin else left, disable=None,
-               bar_format="[{elapsed}, about {remaining} left] {desc}")
+    bar = tqdm(total=left, disable=None, bar_format="[{elapsed}, at most {remaining} left] {desc}")
     rows, progress = [], ""
     with bar, contextlib.closing(results):
         for k, draws in itertools.groupby(units, lambda unit: unit.row["subsample"]):
@@ -782,14 +781,14 @@ def run_cell(units, results, out, margin):
                 # a half-width falls with the square root of the number of subsamples
                 forecast = max(MIN_SUBSAMPLES, k * (now / goal) ** 2)
                 bar.total = bar.n + (forecast / k - 1) * len(rows)
+                bar.bar_format = bar.bar_format.replace("at most", "about")
     return rows
 
 
 def run_job(run, device, threads, sample):
-    recipe = {name: value for name, value in sample.recipe.items()
-              if name not in ("answers", "instruction", "lora")}  # they are long
-    settings = re.sub("[{},']", "", str(recipe))  # finished_rows relies on a cell without commas
-    sample.row["versions"] = (f"{settings} torch {torch.__version__} transformers "
+    # finished_rows relies on a cell without commas and quotes; a prompt would be long
+    recipe = re.sub("[{},'\"]", "", str(sample.recipe)).partition(" instruction")[0]
+    sample.row["versions"] = (f"{recipe} torch {torch.__version__} transformers "
                               f"{transformers.__version__} script {SCRIPT}")
     with ONE_AT_A_TIME:
         return run(sample, choose_device(device, sample.recipe["precision"]), threads)
