@@ -59,7 +59,6 @@ from types import SimpleNamespace
 from typing import NamedTuple
 
 warnings.filterwarnings("ignore", "[0-9]+ tasks (which|have)|A worker stopped|IProgress")
-os.environ.setdefault("TQDM_DISABLE", "1")  # no bars but those that ask for it, as ours
 
 import filelock
 import huggingface_hub
@@ -489,9 +488,9 @@ def check_names(tokenizer, classes, names):
     """Refuse class names, given also as token ids, that a model cannot learn or tell apart."""
     for name, ids in zip(classes, names):
         special = {*ids} <= {*tokenizer.all_special_ids}
-        if special or names.count(ids) > 1:
+        if special or names.count(ids) > 1 or len(ids) > 30:  # bert-tiny reads 64 tokens
             raise ValueError(
-                f"class {name!r} is unknown or special to the model, or like another: rename it")
+                f"class {name!r} is unknown to this model, equal to another or too long: rename it")
 
 
 def training_seed(row):
@@ -617,6 +616,7 @@ def interval(tasks):
 @contextlib.contextmanager
 def errors_on_one_line():
     """Around main: errors end in one line; with TRACEBACK=1 in a traceback."""
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # cron may close it
     try:
         yield
         sys.stdout.flush()
@@ -749,9 +749,9 @@ def run_cell(units, results, out, margin):
     """Run what is left of a cell; return its rows. With a margin, in points, it ends at the least k
     at which the mean bias is known to half of that."""
     left = sum(not unit.finished for unit in units)
-    state = f"{len(units) - left} subsamples are finished" if left < len(units) else "starting"
-    print("\n{model}, m = {m}, n = {n}:".format(**units[0].row), state)
-    bar = tqdm(total=left, disable=None, bar_format="[{elapsed}, at most {remaining} left] {desc}")
+    print("\n{model}, m = {m}, n = {n}:".format(**units[0].row),
+          f"{len(units) - left} subsamples are finished" if left < len(units) else "starting")
+    bar = tqdm(total=left, disable=None, bar_format="[{elapsed}, left: {remaining}] {desc}")
     rows, progress = [], ""
     with bar, contextlib.closing(results):
         for k, draws in itertools.groupby(units, lambda unit: unit.row["subsample"]):
@@ -775,15 +775,14 @@ def run_cell(units, results, out, margin):
                 # a half-width falls with the square root of the number of subsamples
                 forecast = max(MIN_SUBSAMPLES, k * (now / goal) ** 2)
                 bar.total = bar.n + (forecast / k - 1) * len(rows)
-                bar.bar_format = bar.bar_format.replace("at most", "about")
     return rows
 
 
 def run_job(run, device, threads, sample):
     # finished_rows relies on a cell without commas and quotes; a prompt would be long
-    recipe = re.sub("[{},'\"]", "", str(sample.recipe)).partition(" instruction")[0]
-    sample.row["versions"] = (f"{recipe} torch {torch.__version__} transformers "
-                              f"{transformers.__version__} script {SCRIPT}")
+    text = re.sub("[{},'\"]", "", str(sample.recipe)).partition(" instruction")[0]
+    sample.row["versions"] = (
+        f"{text} torch {torch.__version__} transformers {transformers.__version__} script {SCRIPT}")
     with ONE_AT_A_TIME:
         return run(sample, choose_device(device, sample.recipe["precision"]), threads)
 
@@ -843,8 +842,7 @@ def lock_of(out):
 
 def finished_rows(out):
     """{key: row} of a results file's whole lines, with numbers as numbers. A last line without its
-    break, as spreadsheets leave it, is whole if its last cell, `versions`, ends in the script's
-    hash or is an earlier row's, too."""
+    break, as spreadsheets leave it, is whole if it ends in the script's hash."""
     text, finished = "", {}
     if out.exists():
         with open(out, "r+", encoding="utf-8-sig", errors="replace") as file:  # not read-only
@@ -852,8 +850,7 @@ def finished_rows(out):
     header, *lines = text.split("\n")
     if text and header.split(",") != COLUMNS:
         raise ValueError(f"{out} has other columns: use a different --out")
-    versions = text.rpartition(",")[2]
-    if f",{versions}\n" in text or re.search(" script [0-9a-f]{12}$", versions):
+    if re.search(" script [0-9a-f]{12}$", text):
         lines.append("")  # the last line is whole, although it lacks its break
     for line in lines[:-1]:  # one by one: one cut in quotes would join the next
         with contextlib.suppress(ValueError):  # of a line that was cut short
@@ -922,7 +919,7 @@ def named_tasks(registered, names):
             entries.append((name, registered[name]))
         else:
             near = difflib.get_close_matches(name, registered, 9, 0)
-            raise ValueError(f"no task {name} in tasks.json (for a file use --csv). Near: {near}")
+            raise ValueError(f"no task {name} (use --csv for a file). Nearest first: {near}")
     return entries
 
 
@@ -983,6 +980,9 @@ def class_names(labels):
     look the same are one class, and a blank label is none."""
     labels = labels.convert_dtypes().astype("category")
     names = labels.cat.categories.map(visible)
+    twice = names[names.duplicated()]
+    if len(twice):
+        print(f"labels that look the same are taken as one: {[*twice]!a:.200}")
     return pd.Categorical(labels.map(visible, na_action="ignore"), names.dropna().unique())
 
 
