@@ -23,7 +23,7 @@ ENTRIES = tomllib.loads((ROOT / "tests/evidence.toml").read_text(encoding="utf-8
 
 @functools.cache
 def effects_of(files, chosen, margin):
-    """The lines of tasks.csv and effects.csv, with intervals in words: of the bias, of the boost."""
+    """Lines of tasks.csv and effects.csv with intervals in words: of the bias, of the boost."""
     paths = sorted(ROOT.glob(files))
     if "crossed" in files:
         contam.main(["--answers", str(paths[0]), "--out", "rows.csv"])
