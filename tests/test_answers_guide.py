@@ -114,7 +114,7 @@ def test_the_blocks_on_real_logs(number, capsys):
 def test_a_partial_answer_of_inspect_ai():
     unpack("inspect_ai")
     text = Path("samples.csv").read_text()
-    Path("samples.csv").write_text(text.replace(",C,", ",P,"))
+    Path("samples.csv").write_text(text.replace("C,C,", "C,P,"))
     exec(BLOCKS[1], {})
     assert {*pd.read_csv("answers.csv")["right"].dropna()} == {0, 0.5}
 
