@@ -151,10 +151,10 @@ def test_the_block_that_makes_halves():
 
 
 def test_the_block_of_trap_items(capsys):
-    """p is 5 (1/3)^4 2/3 + (1/3)^5 = 11 / 243."""
-    Path("traps.csv").write_text("right,published,answer\nA,B,A\nA,B,C\n" + "A,B,B\n" * 4)
+    """p is (10 * 4 + 5 * 2 + 1) / 3^5."""
+    Path("traps.csv").write_text("right,published,answer\nA,B,A\nA,B,C\nA,C,B" + "\nA,B,B" * 3)
     exec(BLOCKS[5], {})
-    assert capsys.readouterr().out == "4 of 5 wrong answers are the published ones: p = 0.045\n"
+    assert capsys.readouterr().out == "3 of 5 wrong answers are the published ones: p = 0.21\n"
 
 
 def test_the_guides_example(monkeypatch, capsys):

@@ -178,7 +178,6 @@ def test_examples_are_read_from_lines_columns_and_keys(name, content, examples):
 @pytest.mark.parametrize("name, content, flags, words", [
     ("a.txt", "x" * 2100 + TEN, "", "a text has 2122 tokens, the model reads 2048: lower"),
     ("a.txt", TEN[:-2], "--shard-size 2", "too few orders to be flagged"),
-    ("a.jsonl", '["a", "b"]\n["c", "d"]', "", "too few versions to be flagged"),
     ("a.jsonl", '["b"]\n' + json.dumps([*"abcdefghijklmnopqrstu"]), "", "in all or of one item"),
     ("a.jsonl", '["a", "b"]\n["c", " "]', "", "line 2 holds no text"),
     ("a.txt", "a\n\nb", "", "line 2 holds no text"),
@@ -370,7 +369,7 @@ def test_an_audit_goes_on_where_it_was(table, say, monkeypatch):
     say("kept")
     shown = say("gone")  # of the table alone
     assert UNITS.findall(shown) == ["2", "1"] and " NA " in shown and calls[3:] == ["two"]
-    assert "folder nowhere (0 left out): give --answers" in say("nowhere --out new.csv")
+    assert "folder nowhere (0 left out): give --answers FILE, --examples FILE" in say("nowhere --out new.csv")
     calls.clear()
     assert "/proc" in say("kept --out /proc/new.csv") and not calls
 
@@ -732,10 +731,9 @@ def test_mistakes_in_a_table_are_one_line(rows, flags, words, say, recwarn):
     assert words in say(f"--answers a.csv {flags}") and not recwarn
 
 
-def test_a_wide_table_and_no_table(say):
+def test_a_wide_table(say):
     Path("a.csv").write_text("item,half,gpt,llama\n1,released,1,0\n")
     assert "one row an answer, by pandas.melt " in say("--answers a.csv")
-    assert "give --answers FILE, --examples FILE" in say("")
 
 
 # Answers of models that were trained on the halves
@@ -773,7 +771,6 @@ def crossed_rows():
 
 @pytest.mark.parametrize("chosen, change, words", [
     ("trained_on != 'held_out'", "half", "were trained on ['released']: give two, one on each"),
-    ("trained_on != half", "half", "only 0 of 105 items of both halves have all"),
     ("half == 'released'", "half", "a.csv: m, benchmark, draw 1: halves are ['released'], but"),
     ("item > 5 or trained_on == ''", "half", "only 99 of 105 items of both"),
     ("right < 2", "trained_on held_out c", "models were trained on ['c', 'released']"),

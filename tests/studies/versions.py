@@ -1,7 +1,7 @@
 """Does contamination_test.py's order test find models that were trained on the published versions of
 items, one version of each drawn at random and published, the others kept?
 
-    python tests/studies/versions.py train --draws 2   # 25 minutes of one core; a rerun goes on
+    python tests/studies/versions.py train --draws 2   # half an hour of one core; a rerun goes on
     python tests/studies/versions.py count   # its tables, from versions.csv
 
 Two kinds of versions, four of each item. *Wording*: a sentence of a movie review (rotten_tomatoes,
