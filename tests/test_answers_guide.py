@@ -111,6 +111,14 @@ def test_the_blocks_on_real_logs(number, capsys):
             exec(BLOCKS[number].replace(f'"{name}', '"other'), {})
 
 
+def test_a_partial_answer_of_inspect_ai():
+    unpack("inspect_ai")
+    text = Path("samples.csv").read_text()
+    Path("samples.csv").write_text(text.replace("C,C,", "C,P,"))
+    exec(BLOCKS[1], {})
+    assert {*pd.read_csv("answers.csv")["right"].dropna()} == {0, 0.5}
+
+
 def test_errors_are_empty():
     unpack("every_eval_ever")
     block = BLOCKS[2].replace("exact_match:strict-match", "match:accuracy")
@@ -140,6 +148,13 @@ def test_the_block_that_makes_halves():
                           for half in HALVES.values()]
     assert len(released) == 51
     assert sorted(released + held_out) == sorted(items) and released != sorted(items)[::2]
+
+
+def test_the_block_of_trap_items(capsys):
+    """p is (10 * 4 + 5 * 2 + 1) / 3^5."""
+    Path("traps.csv").write_text("right,published,answer\nA,B,A\nA,B,C\nA,C,B" + "\nA,B,B" * 3)
+    exec(BLOCKS[5], {})
+    assert capsys.readouterr().out == "3 of 5 wrong answers are the published ones: p = 0.21\n"
 
 
 def test_the_guides_example(monkeypatch, capsys):
