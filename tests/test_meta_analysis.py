@@ -119,17 +119,24 @@ def test_the_intervals_of_a_slice(run):
     assert {*shuffled["t_mean"].round(2)} == {*combinations.round(2)}
 
 
-@pytest.mark.parametrize("accuracy, n, bias, tasks, claimed, rule", [
-    ([0.985, 1.0], 200, 0, 6, True, True), ([0.5], 2000, 0, 6, False, False),
-    ([0.5], 2000, 0.1, 8, True, False), ([0.985], 200, 0, 1, True, False)])
-def test_when_it_is_the_rule_that_claims(run, accuracy, n, bias, tasks, claimed, rule):
+@pytest.mark.parametrize("accuracy, n, settings, claimed, rule", [
+    ([0.985, 1.0], 200, [(0, 6)], True, True), ([0.5], 2000, [(0, 6)], False, False),
+    ([0.5], 2000, [(0.1, 8)], True, False), ([0.5], 2000, [(-0.1, 8)], True, False),
+    ([0.985], 200, [(0, 6), (0, 1)], True, False),
+    ([0.5], 5000, [(0.02, 6), (-0.02, 6)], False, False), ([0.5], 370, [(0.015, 6)], False, False)])
+def test_when_it_is_the_rule_that_claims(run, accuracy, n, settings, claimed, rule):
     """Near a ceiling, for models that have the same accuracy on seen and unseen texts. A true bias
-    leaves most shuffled slices beyond the threshold, too; of one task they are the drawn ones."""
-    rows = coin_rows(tasks=tasks, subsamples=20, models=("a",), n=n)
-    shares = np.resize(accuracy, tasks)[pd.factorize(rows["task"])[0]]
-    for arm, more in (("extra", 0), ("test", bias)):
-        rows[f"acc_{arm}"] = np.random.default_rng(len(arm)).binomial(n, shares + more) / n
-    found = run(rows, "--slices", 100)
+    leaves most shuffled slices beyond the threshold, too; of one task they are the drawn ones.
+    Nor is it the rule where shuffled slices are claimed less, or where most claims are of one
+    side. settings: bias, number of tasks."""
+    parts = []
+    for m, (bias, tasks) in enumerate(settings, 10):
+        rows = coin_rows(tasks=tasks, subsamples=20, models=("a",), n=n, m=m)
+        shares = np.resize(accuracy, tasks)[pd.factorize(rows["task"])[0]]
+        for arm, more in (("extra", 0), ("test", bias)):
+            rows[f"acc_{arm}"] = np.random.default_rng(len(arm)).binomial(n, shares + more) / n
+        parts.append(rows)
+    found = run(pd.concat(parts), "--slices", 100)
     assert (csv_of("shares")["outside"] > 0.6).all() == claimed
     assert ("the rule that claims a bias" in found.out) == rule
 

@@ -32,7 +32,7 @@ import transformers
 
 import fake_hub
 from conftest import ARMS, MODELS, ROOT, byte_tokenizer, comparable, end_of, load_script
-from conftest import plain_training, rows_of
+from conftest import plain_training, recipe_of, rows_of
 from test_fit_model import bias_rows, plain_interval
 
 PACKED = load_script("run_experiment").PACKED
@@ -68,7 +68,7 @@ def stock(folder, kind):
     return own.from_pretrained(folder)
 
 
-def recipe_of(stage, epochs, size, rate):
+def recipe_for(stage, epochs, size, rate):
     return {"epochs": {stage: epochs}, "batch_sizes": {stage: size},
             "learning_rates": {stage: rate}}
 
@@ -158,7 +158,7 @@ def test_pretraining_equals_a_plain_loop(script, load, small_groups, norms, kind
     folder, net = load(kind, initializer_range=0.02, **NO_DROPOUT[kind])
     ids = tokens(net)
     plain = [(text, 0) for text in ids]
-    loss = script.pretrain(net, plain, recipe_of("pretrain", 2, size, 3e-3), seed=4)
+    loss = script.pretrain(net, plain, recipe_for("pretrain", 2, size, 3e-3), seed=4)
     theirs = stock(folder, kind).train()
     order, masks = np.random.default_rng([4, 0]), np.random.default_rng([4, 1])
     epochs, scores = [], []
@@ -201,7 +201,7 @@ def test_classification_equals_the_trainer(
     if kind == "bert":
         torch.nn.init.zeros_(head.bias)
     (theirs.classifier if kind == "bert" else theirs.score).load_state_dict(head.state_dict())
-    found = script.classify(net, ids, labels, 3, recipe_of("train", 6, 5, 2e-3), seed=8)
+    found = script.classify(net, ids, labels, 3, recipe_for("train", 6, 5, 2e-3), seed=8)
     assert not net.fresh
     rows = [{"input_ids": text, "label": label} for text, label in zip(ids["train"], labels)]
     arguments = transformers.TrainingArguments(
@@ -232,7 +232,7 @@ def test_fp16_gradients_are_unscaled_before_they_are_clipped(script, load, norms
     for precision in ("fp16", "float32"):
         _, net = load("gpt2", precision=precision, **NO_DROPOUT["gpt2"])
         texts = [(text, 0) for text in tokens(net)]
-        script.pretrain(net, texts, recipe_of("pretrain", 1, 5, 1e-4), seed=1)
+        script.pretrain(net, texts, recipe_for("pretrain", 1, 5, 1e-4), seed=1)
     assert norms[0] == pytest.approx(norms[1], rel=0.1) and norms[0] != norms[1]
 
 
@@ -303,20 +303,12 @@ def test_answers_in_pretraining(script, run, model_dir, monkeypatch, kind, lengt
 def test_the_control_shows(script, empty_folder):
     """Real texts and weights: the names inflate. The experiment's name always says so."""
     typed = ("--tasks bbc_news --m 20 --n 30 --subsamples 2 --max-length 32 --workers 1 --device "
-             "cpu --experiment control").split()
+             "cpu --experiment control-answers").split()
     script.main([*typed, "--with-answers"])
     for row in rows_of():  # +10.0 and +13.3 points on 2026-11-26
         seen = float(row["acc_test"]) + float(row["acc_extra_on_extra"])
         assert seen - float(row["acc_extra"]) - float(row["acc_test_on_extra"]) > 2 * 0.05
         assert row["experiment"] == "control-answers"
-
-
-@pytest.mark.parametrize("name, typed, experiment", [
-    ("run_experiment", "--with-answers", "few-shot-answers"),
-    ("run_experiment", "--with-answers --experiment a-answers", "a-answers"),
-    ("run_zero_shot", "--with-answers --pack --experiment b", "b-answers")])
-def test_controls_are_named_answers(name, typed, experiment):
-    assert load_script(name).parse_args(typed.split()).experiment == experiment
 
 
 @pytest.mark.parametrize("names, words", [
@@ -458,30 +450,25 @@ def crossed_rows(biases):
     return rows.sort_values(["subsample", "task"])
 
 
-def test_a_margin_never_ends_a_run_within_a_round_or_before_the_eighth(script):
-    """The interval of equal rows shrinks with each."""
-    rows = crossed_rows([6] * 9)
-    units = [script.Unit(row, {}, None, None, True) for row in rows.to_dict("records")]
-    for enough, ends in ((17, 18), (4, 16)):
-        margin = 2.0001 * plain_interval(rows[:enough], "bias")[3]
-        assert len(script.run_cell(units, (None for _ in ()), None, margin)) == ends
-
-
-def test_a_bar_shows_a_clock_what_runs_and_how_wide_the_interval_is(script, monkeypatch, capsys):
-    rows = crossed_rows([8, 2, 5, 0, 3, 7]).to_dict("records")
-    now = plain_interval(pd.DataFrame(rows[:10]), "bias")[3]
+def test_a_margin_never_ends_a_run_within_a_round_or_before_the_eighth(
+        script, monkeypatch, capsys):
+    """The interval of equal rows shrinks with each. A bar says how wide it is."""
+    table = crossed_rows([6] * 9)
+    half = [plain_interval(table[:rows], "bias")[3] for rows in (17, 10, 4)]
+    rows = table.to_dict("records")
+    units = [script.Unit(row, {}, None, None, False) for row in rows]
     monkeypatch.setattr(script, "append_row", Mock())
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    units = [script.Unit(row, {}, None, None, False) for row in rows]
-    script.run_cell(units, (row for row in rows), None, 1.25)
-    said = capsys.readouterr().err
-    assert "[00:00, at most ? left] running a k 1" in said
-    assert f"running a k 6; 5 of each task, now ±{now:.3f}, stops at ±0.625" in said
+    for enough, ends in ((half[0], 18), (half[2], 16)):
+        found = script.run_cell(units, (row for row in rows), None, 2.0001 * enough)
+        assert len(found) == ends
+        assert re.search(rf"5 of .*±{half[1]:.3f}.*±{enough:.3f}", capsys.readouterr().err)
 
 
 @pytest.mark.parametrize("name, typed, tasks, m, margin, numbers", [
     ("run_experiment", "", ["bbc_news", "reuters"], [50], 1, {200: 100}),
-    ("run_experiment", "--n 5 9 --subsamples 7", ["bbc_news", "reuters"], [50], None, {5: 7, 9: 7}),
+    ("run_experiment", "--n 9 5 13 --subsamples 7 3", ["bbc_news", "reuters"], [50], None,
+     {9: 7, 5: 3, 13: 7}),
     ("run_zero_shot", "", ["bbc_news"], [100], None, {30: 2}),
     ("run_zero_shot", "--margin 2", ["bbc_news"], [100], 2, {30: 100})])
 def test_the_defaults(name, typed, tasks, m, margin, numbers, monkeypatch):
@@ -634,11 +621,16 @@ def test_a_process_loads_its_model_once(run, script, monkeypatch):
     assert str(os.getpid()) not in processes
 
 
-@pytest.mark.parametrize("size, workers, threads", [(49e6, 4, 1), (51e6, 1, 9)])
-def test_only_small_models_get_four_workers(script, monkeypatch, capsys, size, workers, threads):
-    monkeypatch.setattr(joblib, "cpu_count", lambda: 9)
-    unit = SimpleNamespace(model=SimpleNamespace(size=size), recipe={"precision": "bf16"})
-    pool, found = script.open_pool([[unit]], "cpu", None, None)
+@pytest.mark.parametrize("size, cores, asked, workers, threads", [
+    (49e6, 9, None, 4, 1), (49e6, 2, None, 2, 1), (49e6, 9, 6, 6, 1), (51e6, 9, None, 1, 9),
+    (51e6, 9, 2, 2, 4), (51e6, 9, 20, 20, 1)])
+def test_only_small_models_get_four_workers(
+        script, monkeypatch, capsys, size, cores, asked, workers, threads):
+    """The cores are shared among workers. The largest model of a run decides."""
+    monkeypatch.setattr(joblib, "cpu_count", lambda: cores)
+    cells = [[SimpleNamespace(model=SimpleNamespace(size=size), recipe={"precision": "bf16"})]
+             for size in (9, size, 8)]
+    pool, found = script.open_pool(cells, "cpu", asked, None)
     with pool:
         assert not [*script.spread(pool, None, [])]
     assert capsys.readouterr().out == f"device cpu, bf16, workers: {workers}\n"
@@ -657,6 +649,18 @@ def test_a_cell_that_ends_early_leaves_nothing_to_the_next(script):
         next(begun)
         begun.close()
         assert [*script.spread(pool, slow, range(8))] == [*range(8)]
+
+
+def test_dask_runs_two_jobs_a_thread_ahead_and_keeps_the_order(script):
+    asked = []
+
+    def submit(job, sample, pure):
+        asked.append(sample)
+        return SimpleNamespace(result=lambda: job(sample))
+
+    client = SimpleNamespace(submit=submit, ncores=lambda: {"a": 1, "b": 2})
+    ahead = [(row, len(asked)) for row in script.spread(client, str, range(20))]
+    assert ahead == [(str(k), min(k + 7, 20)) for k in range(20)]
 
 
 def test_two_processes_append_whole_rows_below_one_header(script, tmp_path):
@@ -773,7 +777,7 @@ def test_a_pasted_cell_runs(flags, tmp_path, capsys, monkeypatch):
     ("--csv absent.csv", "No such file"),
     ("--device toaster", "Expected one of cpu, cuda"),
     ("--out /proc/rows.csv", "/proc"), ("--experiment my-answers", "--with-answers"),
-    ("--out .", "Is a directory"), ("--n 5 300", "too small for m = 30 and n = 300"),
+    ("--out .", "Is a directory"), ("--m 3 30 9 --n 5 300 7", "too small for m = 30 and n = 300"),
     (f"--out {'x' * 247}.csv", "File name too long"),  # that of its lock
     ("--pretrain-lr 1e30 --batch-size 64", "topics: the loss of arm extra is not finite")])
 def test_mistakes_in_flags(refused, typed, words):
@@ -793,10 +797,13 @@ def test_a_mistake_prints_a_short_usage(script, capsys):
     assert usage.endswith(" [flags]") and "'7.5' is not a positive number, or not a" in message
 
 
-@pytest.mark.parametrize("name, flag", [("run_experiment", "text"), ("run_zero_shot", "about")])
-def test_words_for_ones_own_data_need_it(name, flag):
-    message = end_of(load_script(name).main, f"--{flag}", "x", "--tasks", "bbc_news")
-    assert message == f"error: these flags are only for --csv and --hub: --{flag}"
+@pytest.mark.parametrize("name, flags", [
+    ("run_experiment", "text label name split"),
+    ("run_zero_shot", "text label name split about answer")])
+def test_words_for_ones_own_data_need_it(name, flags):
+    for flag in flags.split():
+        message = end_of(load_script(name).main, f"--{flag}", "x", "--tasks", "bbc_news")
+        assert message == f"error: these flags are only for --csv and --hub: --{flag}"
 
 
 # Models
@@ -833,6 +840,8 @@ def test_a_model_that_cannot_be_used(refused, model_dir, kind, edit, words):
     ("llama", {"saved_as": transformers.LlamaModel}, "output layer"),
     ("bert", {"saved_as": transformers.BertModel}, "output layer: .* no .*'cls.predictions.bias'"),
     ("bert", {"initializer_range": 1e30}, "overflow"),
+    ("bert", {"words": byte_tokenizer([], mask_token="?")}, "puts no .CLS. before"),
+    ("bert", {"words": byte_tokenizer([], "! $A", cls_token="!")}, "no mask token"),
     ("mistral", {"is_causal": False, "initializer_range": 0.01}, "not causal"),  # seen faintly
     ("mistral", {"is_causal": False, "precision": "bf16"}, "not causal")])
 def test_a_network_that_cannot_be_used(load, kind, changes, words):
@@ -840,17 +849,6 @@ def test_a_network_that_cannot_be_used(load, kind, changes, words):
     load("opt", initializer_range=9)  # rounding moves such logits by more than .001
     with pytest.raises(ValueError, match=words):
         load(kind, **changes)
-
-
-@pytest.mark.parametrize("file, change", [
-    ("tokenizer.json", {"post_processor": None}), ("tokenizer_config.json", {"mask_token": None})])
-def test_a_masked_models_tokenizer_needs_its_marks(refused, bert_tiny, file, change):
-    folder = shutil.copytree(bert_tiny.folder, "mine")
-    plain = {"tokenizer_class": "PreTrainedTokenizerFast"}  # BERT's own adds them
-    for name, changes in (("tokenizer_config.json", plain), (file, change)):
-        path = Path(folder, name)
-        path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-    refused("no mask token or puts no [CLS] before a text", f"--model {folder}")
 
 
 @pytest.mark.parametrize("text, unknown", [("ខ្ញុំ b", "50%"), ("หนังเรื่องนี้", "100%")])
@@ -879,12 +877,6 @@ def test_masks_draw_only_tokens_that_the_model_has(run, model_dir):
     assert run(f"--model {model_dir('bert', words=words, vocab_size=257)}")[0] is None
 
 
-def test_a_vocabulary_of_amino_acids_is_enough(load):
-    words = [*"[PAD] [UNK] [CLS] [SEP] [MASK]".split(), *"acdefghiklmnpqrstvwy"]
-    words = transformers.BertTokenizer(dict(zip(words, range(25))))
-    assert len(load("bert", words=words, pad_token_id=0)[1].tokenizer) == 25
-
-
 def test_a_tokenizer_cuts_the_end(script, model_dir):
     words = byte_tokenizer([], truncation_side="left")
     mine = script.load_tokenizer(model_dir("gpt2", words=words))
@@ -910,14 +902,19 @@ def test_the_hash_of_a_model_is_of_all_files_that_decide_its_numbers(script, tin
     assert len({*found}) == 9
 
 
-def test_a_recipe_of_a_task_may_name_one_stage(script):
-    model = script.Model("bert", "bert", None, None, "mlm", "hash", 1, 512)
-    spec = {"recipes": {"bert": {"epochs": {"train": 7}}}}
-    task = script.Task([], None, [], "", "", spec)
-    given = {name: (None, None) for name in ("epochs", "learning_rates", "batch_sizes")}
-    known = script.load_registry()["models"], given, "float32", None, False
-    recipe = script.recipe_of(*known, model, task)
+OWN = {"epochs": {"pretrain": 5, "train": 7}, "learning_rates": {"train": 0.5},
+       "batch_sizes": {"pretrain": 9}}
+
+
+@pytest.mark.parametrize("typed, epochs, rates, sizes", [
+    ("", [5, 7], [1e-4, 0.5], [9, 16]),
+    ("--train-epochs 8 --pretrain-lr 2", [5, 8], [2, 0.5], [9, 16]),
+    ("--pretrain-epochs 8 --train-lr 2 --batch-size 3", [8, 7], [1e-4, 2], [3, 3])])
+def test_a_flag_comes_before_a_tasks_recipe_and_that_before_the_models(
+        script, typed, epochs, rates, sizes):
+    task = script.Task([], None, [], "", "", {"recipes": {"bert": OWN}})
+    recipe = recipe_of(script, typed, task, "mine", "bert")
+    assert [[*recipe[name].values()] for name in OWN] == [epochs, rates, sizes]
+    assert recipe["max_length"] == 256
     with pytest.raises(ValueError, match="mistral works only with run_zero_shot.py"):
-        script.recipe_of(*known, model._replace(name="mistral", like="mistral"), task)
-    assert recipe["epochs"] == {"pretrain": 2, "train": 7} and recipe["max_length"] == 256
-    assert recipe["batch_sizes"] == {"pretrain": 16, "train": 16}
+        recipe_of(script, typed, task, "mistral", "mistral")
