@@ -65,7 +65,8 @@ def strings(zero, byte_model):
     tokenizer = t.AutoTokenizer.from_pretrained(byte_model("gpt2"))
 
     def call(key, pack=1, answers=False, texts=TEXTS, max_length=9999):
-        recipe = recipe_with(zero, "") | {"pack": pack, "answers": answers, "max_length": max_length}
+        changes = {"pack": pack, "answers": answers, "max_length": max_length}
+        recipe = recipe_with(zero, "") | changes
         return zero.arm_strings(tokenizer, recipe, CLASSES, texts, np.arange(len(texts)))[key]
 
     return call
@@ -370,7 +371,7 @@ def test_a_mistake_ends_in_one_line_without_a_row(text, classes, typed, words, m
 
 
 @pytest.mark.parametrize("kind, changes, words, precision", [
-    ("openai-gpt", {}, "no cache", "bf16"), ("rwkv", {}, "LoRA does not", "float32"),
+    ("openai-gpt", {}, "no cache", "bf16"),
     ("bert", {}, "is masked: use run_experiment.py", "float32"),
     ("llama", {"is_causal": False}, "not causal", "bf16"),
     ("llama", {"saved_as": t.LlamaModel}, "output layer", "float32"),
