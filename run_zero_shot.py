@@ -113,7 +113,7 @@ def run_prompts(sample, device, threads, adapters=None):
             predictions[arm][name] = means.log_softmax(1).numpy()
         minutes = 6 * (time.perf_counter() - started) / 60  # base takes about a sixth
         if arm == "base" and row["subsample"] == 1 and minutes > 1:
-            tqdm.write(f"{row['task']}: a subsample takes about {minutes:.0f} minutes")
+            tqdm.write(f"{row['task']}: a subsample takes about {minutes:.1f} minutes")
     add_scores(row, predictions, sample.labels)
     row["seconds"] = round(time.perf_counter() - started, 3)
     if adapters:
@@ -488,9 +488,9 @@ def check_names(tokenizer, classes, names):
     """Refuse class names, given also as token ids, that a model cannot learn or tell apart."""
     for name, ids in zip(classes, names):
         special = {*ids} <= {*tokenizer.all_special_ids}
-        if special or names.count(ids) > 1:
+        if special or names.count(ids) > 1 or len(ids) > 30:  # bert-tiny reads 64 tokens
             raise ValueError(
-                f"class {name!r} is unknown or special to the model, or like another: rename it")
+                f"class {name!r} is unknown to this model, equal to another or too long: rename it")
 
 
 def training_seed(row):
@@ -616,6 +616,7 @@ def interval(tasks):
 @contextlib.contextmanager
 def errors_on_one_line():
     """Around main: errors end in one line; with TRACEBACK=1 in a traceback."""
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # cron may close it
     try:
         yield
         sys.stdout.flush()
@@ -682,10 +683,9 @@ def plan_cells(out, experiment, models, tasks, m_values, max_subsamples, seed, r
 
 def run_all(cells, run, out, margin, device, workers, dask):
     """Run what is left of the cells. run(sample, device, threads) returns a row."""
-    with errors_name(f"cannot write and lock {out}: use another --out"):
-        out.parent.mkdir(parents=True, exist_ok=True)
-        with lock_of(out):
-            pass  # also the lock's name may be too long
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with errors_name(f"cannot write and lock {out}: use another --out"), lock_of(out):
+        pass  # also the lock's name may be too long
     pool, threads = open_pool(cells, device, workers, dask)
     job = functools.partial(run_job, run, device, threads)
     STOPPED.clear()
@@ -749,10 +749,9 @@ def run_cell(units, results, out, margin):
     """Run what is left of a cell; return its rows. With a margin, in points, it ends at the least k
     at which the mean bias is known to half of that."""
     left = sum(not unit.finished for unit in units)
-    state = f"{len(units) - left} subsamples are finished" if left < len(units) else "starting"
-    print("\n{model}, m = {m}, n = {n}:".format(**units[0].row), state)
-    bar = tqdm(total=None if margin else left, disable=None,
-               bar_format="[{elapsed}, about {remaining} left] {desc}")
+    print("\n{model}, m = {m}, n = {n}:".format(**units[0].row),
+          f"{len(units) - left} subsamples are finished" if left < len(units) else "starting")
+    bar = tqdm(total=left, disable=None, bar_format="[{elapsed}, left: {remaining}] {desc}")
     rows, progress = [], ""
     with bar, contextlib.closing(results):
         for k, draws in itertools.groupby(units, lambda unit: unit.row["subsample"]):
@@ -780,11 +779,10 @@ def run_cell(units, results, out, margin):
 
 
 def run_job(run, device, threads, sample):
-    recipe = {name: value for name, value in sample.recipe.items()
-              if name not in ("answers", "instruction", "lora")}  # they are long
-    settings = re.sub("[{},']", "", str(recipe))  # finished_rows relies on a cell without commas
-    sample.row["versions"] = (f"{settings} torch {torch.__version__} transformers "
-                              f"{transformers.__version__} script {SCRIPT}")
+    # finished_rows relies on a cell without commas and quotes; a prompt would be long
+    text = re.sub("[{},'\"]", "", str(sample.recipe)).partition(" instruction")[0]
+    sample.row["versions"] = (
+        f"{text} torch {torch.__version__} transformers {transformers.__version__} script {SCRIPT}")
     with ONE_AT_A_TIME:
         return run(sample, choose_device(device, sample.recipe["precision"]), threads)
 
@@ -844,8 +842,7 @@ def lock_of(out):
 
 def finished_rows(out):
     """{key: row} of a results file's whole lines, with numbers as numbers. A last line without its
-    break, as spreadsheets leave it, is whole if its last cell, `versions`, ends in the script's
-    hash or is an earlier row's, too."""
+    break, as spreadsheets leave it, is whole if it ends in the script's hash."""
     text, finished = "", {}
     if out.exists():
         with open(out, "r+", encoding="utf-8-sig", errors="replace") as file:  # not read-only
@@ -853,8 +850,7 @@ def finished_rows(out):
     header, *lines = text.split("\n")
     if text and header.split(",") != COLUMNS:
         raise ValueError(f"{out} has other columns: use a different --out")
-    versions = text.rpartition(",")[2]
-    if f",{versions}\n" in text or re.search(" script [0-9a-f]{12}$", versions):
+    if re.search(" script [0-9a-f]{12}$", text):
         lines.append("")  # the last line is whole, although it lacks its break
     for line in lines[:-1]:  # one by one: one cut in quotes would join the next
         with contextlib.suppress(ValueError):  # of a line that was cut short
@@ -923,7 +919,7 @@ def named_tasks(registered, names):
             entries.append((name, registered[name]))
         else:
             near = difflib.get_close_matches(name, registered, 9, 0)
-            raise ValueError(f"no task {name} in tasks.json (for a file use --csv). Near: {near}")
+            raise ValueError(f"no task {name} (use --csv for a file). Nearest first: {near}")
     return entries
 
 
@@ -984,6 +980,9 @@ def class_names(labels):
     look the same are one class, and a blank label is none."""
     labels = labels.convert_dtypes().astype("category")
     names = labels.cat.categories.map(visible)
+    twice = names[names.duplicated()]
+    if len(twice):
+        print(f"labels that look the same are taken as one: {[*twice]!a:.200}")
     return pd.Categorical(labels.map(visible, na_action="ignore"), names.dropna().unique())
 
 
