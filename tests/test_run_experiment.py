@@ -444,8 +444,8 @@ def test_a_margin_never_ends_a_run_within_a_round_or_before_the_eighth(
 
 @pytest.mark.parametrize("name, typed, tasks, m, margin, numbers", [
     ("run_experiment", "", ["bbc_news", "reuters"], [50], 1, {200: 100}),
-    ("run_experiment", "--n 9 5 13 --subsamples 7 3", ["bbc_news", "reuters"], [50], None,
-     {9: 7, 5: 3, 13: 7}),
+    ("run_experiment", "--n 9 5 13 11 8 --subsamples 7 3", ["bbc_news", "reuters"], [50], None,
+     {9: 7, 5: 3, 13: 7, 11: 3, 8: 7}),
     ("run_zero_shot", "", ["bbc_news"], [100], None, {30: 2}),
     ("run_zero_shot", "--margin 2", ["bbc_news"], [100], 2, {30: 100})])
 def test_the_defaults(name, typed, tasks, m, margin, numbers, monkeypatch):
