@@ -22,6 +22,7 @@ from datetime import date
 from functools import partial
 from pathlib import Path
 from statistics import median
+from unittest import mock
 
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "0")  # the Trainer would use all GPUs
 
@@ -36,19 +37,16 @@ ENVIRONMENT = {**os.environ, "HF_HUB_OFFLINE": "1"}
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from conftest import ROOT, load_script  # noqa: E402
 
-TASK, BATCH, MAX_LENGTH = "rotten_tomatoes", 16, 256
-CASES = {  # epochs and rates of pretraining and classification; one subsample if it takes minutes
-    "bert-tiny": {"mlm": True, "epochs": (2, 3), "rates": (5e-4, 1e-3), "subsamples": 4,
-                  "target": 6},
-    "gpt2-tiny": {"mlm": False, "epochs": (1, 3), "rates": (5e-4, 1e-3), "subsamples": 4,
-                  "target": 3.5},
-    "bert-base": {"mlm": True, "epochs": (2, 3), "rates": (1e-4, 5e-5), "subsamples": 1,
-                  "target": 1.7},
+TASK = "rotten_tomatoes"
+CASES = {  # the model of tasks.json whose recipe it has; one subsample if it takes minutes
+    "bert-tiny": {"like": "bert-tiny", "subsamples": 4},
+    "gpt2-tiny": {"like": "gpt2", "subsamples": 4},
+    "bert-base": {"like": "bert", "subsamples": 1},
 }
 CLASSES = ["neutral", "negative about the plot", "negative about the actors",
            "positive about the plot", "positive about the actors"]
 ABOUT = "a sentence that an editor cut out of a review of a film, as short as it is telling, "
-HEADER = ("stage", "case", "ours", "usual", "ratio", "target", "MB ours", "MB usual")
+HEADER = ("stage", "case", "ours", "usual", "ratio", "MB ours", "MB usual")
 CORES = os.cpu_count()
 if hasattr(os, "sched_getaffinity"):
     CORES = len(os.sched_getaffinity(0))
@@ -156,7 +154,7 @@ def peak(runs):
     return f"{max(samples):.0f}" if samples else "-"
 
 
-def row(case, ours, usual=(), target=None, unit=" s", runs=None):
+def row(case, ours, usual=(), unit=" s", runs=None):
     """A line of the table. ours, usual: runs (their seconds) or numbers, paired by round; memory is
     that of `runs`."""
     memory = [peak(part) for part in runs or (ours, usual)]
@@ -167,8 +165,7 @@ def row(case, ours, usual=(), target=None, unit=" s", runs=None):
     if usual and min(ours) > 0:  # a difference of two commands may be noise below 0
         ratios = [b / a for a, b in zip(ours, usual)]
         ratio = spread(median(usual) / median(ours), ratios, "x")
-    target = f"{target}x" if target else "-"
-    return [case, spread(median(ours), ours, unit), words, ratio, target, *memory]
+    return [case, spread(median(ours), ours, unit), words, ratio, *memory]
 
 
 # The experiment
@@ -186,7 +183,7 @@ def trainer_pipeline(job):
     for seed, split in enumerate(job["splits"], start=43):
         data, bare = {}, {}
         for part, (texts, labels) in split.items():
-            found = [dict(tokenizer(text, truncation=True, max_length=MAX_LENGTH))
+            found = [dict(tokenizer(text, truncation=True, max_length=job["max_length"]))
                      for text in texts]
             bare[part] = found
             data[part] = [{**one, "label": label} for one, label in zip(found, labels)]
@@ -219,7 +216,7 @@ def train(job, stage, seed, model, examples, **options):
     checkpoints, logs and bars."""
     settings = transformers.TrainingArguments(
         "trainer", num_train_epochs=job["epochs"][stage], learning_rate=job["rates"][stage],
-        seed=seed, per_device_train_batch_size=BATCH, per_device_eval_batch_size=64,
+        seed=seed, per_device_train_batch_size=job["batches"][stage], per_device_eval_batch_size=64,
         weight_decay=0.01 * stage, use_cpu=job["device"] == "cpu",
         dataloader_pin_memory=job["device"] != "cpu", save_strategy="no", logging_strategy="no",
         report_to="none", disable_tqdm=True)
@@ -260,14 +257,18 @@ def load_reviews():
 
 
 def make_job(name, case, folder, subsamples, device="cpu"):
-    """All that both ways need of a case: the model's folder and (texts, labels) of the script's
-    splits, m = n = 50."""
+    """All that both ways need of a case: the model's folder, the recipe and (texts, labels) of the
+    script's splits, m = n = 50. Pairs are of pretraining and of classification."""
+    entry = load_script("run_experiment").load_registry()["models"][case["like"]]
     task, splits = load_reviews(), []
     for k in range(1, subsamples + 1):
         rows = load_script("run_experiment").split_rows(task.labels, 50, 50, k)
         splits.append({part: ([task.texts[i] for i in rows[part]],
                               task.labels[rows[part]].tolist()) for part in rows})
-    return {**case, "folder": str(model_folder(name, folder)), "device": device, "splits": splits,
+    recipe = {part: [entry[setting]["pretrain"], entry[setting]["train"]] for part, setting in
+              (("epochs", "epochs"), ("rates", "learning_rates"), ("batches", "batch_sizes"))}
+    return {**recipe, "mlm": entry["objective"] == "mlm", "max_length": entry["max_length"],
+            "folder": str(model_folder(name, folder)), "device": device, "splits": splits,
             "num_classes": len(task.classes)}
 
 
@@ -284,14 +285,14 @@ def run_job(way, job, subsamples):
 def flags_of(job):
     """The job's settings as flags of run_experiment.py."""
     return {"model": job["folder"], "tasks": TASK, "m": 50, "n": 50, "device": job["device"],
-            "batch-size": BATCH, "max-length": MAX_LENGTH,
+            "batch-size": job["batches"][0], "max-length": job["max_length"],
             "pretrain-epochs": job["epochs"][0], "train-epochs": job["epochs"][1],
             "pretrain-lr": job["rates"][0], "train-lr": job["rates"][1]}
 
 
 def stage_experiment(args):
     for name in args.cases:
-        full, target = CASES[name]["subsamples"], CASES[name]["target"]
+        full = CASES[name]["subsamples"]
         case = f"{name}, m = n = 50"
         sizes = {"ours": [1], "usual": [1]}
         if full > 1:
@@ -307,7 +308,7 @@ def stage_experiment(args):
         assert len(ours[0]["found"]) == len(usual[0]["found"]) == full
         whole = f"{case}: whole command, subsamples: {full}"
         if full == 1:
-            yield row(whole, ours, usual, target)
+            yield row(whole, ours, usual)
             continue
         yield row(whole, ours, usual)
         every = [[], []]
@@ -315,7 +316,7 @@ def stage_experiment(args):
             for size in sizes[way]:
                 part += runs[f"{way} {size}"]
         more = [one_more(runs, *sizes[way], way) for way in sizes]
-        yield row(f"{case}: one more subsample", *more, target, runs=every)
+        yield row(f"{case}: one more subsample", *more, runs=every)
 
 
 # Fit, zero-shot, contamination
@@ -323,7 +324,7 @@ def stage_experiment(args):
 
 def stage_fit(args):
     if not args.accuracies:
-        yield ["every case", "not measured: give --accuracies", *"-----"]
+        yield ["every case", "not measured: give --accuracies", *"----"]
         return
     path, data = args.accuracies.resolve(), f"{len(pd.read_csv(args.accuracies))} rows"
     one = {"paper-model": True, "m": 50, "n": 500, "out": "fits"}
@@ -365,7 +366,7 @@ def stage_zero_shot(args):
         "usual": partial(timed, double_loop, *net, prompts, CLASSES)})
     for ours, usual in zip(*runs.values()):
         np.testing.assert_allclose(ours["found"], usual["found"], atol=1e-3)
-    yield row(f"scoring {count} prompts of {len(CLASSES)} classes", *runs.values(), 6)
+    yield row(f"scoring {count} prompts of {len(CLASSES)} classes", *runs.values())
 
 
 def stage_contamination(args):
@@ -388,19 +389,17 @@ def our_way(job, count):
     script = load_script("run_experiment")
     words = [str(word) for flag in flags_of(job).items() for word in flag]
     words[::2] = [f"--{name}" for name in words[::2]]
-    flags, registry = script.parse_args(words), script.load_registry()
-    flags.out, flags.threads = Path(job["folder"], "none.csv"), CORES
-    model = script.find_model(job["folder"], registry)
-    [cell] = script.plan_cells(flags, [model], {TASK: load_reviews()}, {50: count},
-                               partial(script.recipe_of, registry, flags))
-    samples = (script.draw(*unit) for unit in cell)
-    return lambda: script.run_job(script.run_subsample, flags, next(samples))
+    with mock.patch.object(script, "run_all") as run_all:  # keeps what main would run
+        script.main([*words, "--subsamples", str(count), "--out", f"{job['folder']}.csv"])
+    [units] = run_all.call_args.args[0]
+    samples = map(script.draw, units)
+    return lambda: script.run_job(script.run_subsample, job["device"], CORES, next(samples))
 
 
 def stage_gpu(args):
     """Whole subsamples, both ways in turn in this process: starting is left out."""
     if args.device == "cuda" and not torch.cuda.is_available():
-        yield ["every case", "not measured: no GPU here", *"-----"]
+        yield ["every case", "not measured: no GPU here", *"----"]
         return
     for name in args.cases:
         with tempfile.TemporaryDirectory() as folder:
