@@ -268,7 +268,6 @@ def test_repeated_texts_are_read_once(own, script, capsys):
     task = script.load_task("mine", {**LISTED, "labels": ["b", "a"], "classes": ["B", "A"]})
     assert len(task.texts) == 47, "of tasks.json all rows stay"
     assert task.classes == ["B", "A"] and task.labels[:4].tolist() == [1, 0, 1, 0]
-    capsys.readouterr()
     script.load_task("mine", {**LISTED, "own": 1, "filters": {"max_characters": 7}})
     assert ("left out: 26 of 52 rows: 2 without text, 4 without a label, 16 above 7 characters, "
             "5 repeat") in capsys.readouterr().out
