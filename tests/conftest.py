@@ -8,6 +8,7 @@ import os
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock, patch
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # more take longer in matrices this small
 
@@ -18,7 +19,6 @@ from joblib.externals.loky import get_reusable_executor
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
-CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pretrain-on-test-text"
 ARMS = ("base", "extra", "test")
 SETS = {"test": "", "extra": "_on_extra"}  # by set of texts: the end of its columns' names
 SIZE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -42,15 +42,11 @@ MODELS = {  # kind: objective, what differs from SIZE
     "gpt_neo": ("clm", {"attention_types": [[["local"], 2]], "window_size": 40}),
     "gpt_neox": ("clm", {}),
     "llama": ("clm", {"num_key_value_heads": 2}),
-    "mamba": ("clm", {"state_size": 4}),
     "mistral": ("clm", {"num_key_value_heads": 2, "sliding_window": 40}),
     "mixtral": ("clm", {}),
     "mpt": ("clm", {}),
     "openai-gpt": ("clm", {}),
     "opt": ("clm", PADDED | {"ffn_dim": 64, "word_embed_proj_dim": 32, "init_std": 0.3}),
-    "phi3": ("clm", PADDED | {"rope_parameters": {
-        "rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 4,
-        "long_factor": [4.0] * 4}}),
     "rwkv": ("clm", {}),  # no attention
 }
 
@@ -95,6 +91,15 @@ def coin_rows(tasks=3, subsamples=4, models=("a", "b"), n=40, crossed=False, **c
 def comparable(rows):
     """Rows without the only column that differs between two equal runs."""
     return sorted([tuple((row | {"seconds": ""}).items()) for row in rows])
+
+
+def recipe_of(script, typed, task, *model, weights=""):
+    """That of main with these flags, for a Model's name and what it is like, and for a task."""
+    model = script.Model(*model, None, None, "clm", weights, 0, 512)
+    names = ("find_model", "load_tasks", "plan_cells", "run_all")
+    with patch.multiple(script, **{name: Mock() for name in names}):
+        script.main(typed.split())
+        return script.plan_cells.call_args.args[-1](model, task)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -9,6 +9,7 @@ from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 
+import joblib
 import pandas as pd
 import pytest
 import torch
@@ -219,11 +220,16 @@ def watched(monkeypatch):
 
 
 @pytest.fixture
-def run(said, benchmark_csv):
-    """run(script, flags as typed) -> rows."""
+def run(said, benchmark_csv, monkeypatch):
+    """run(script, flags as typed) -> rows. The machine has two cores, and no model is small."""
+    monkeypatch.setattr(joblib, "cpu_count", lambda: 2)
+
     def call(script, typed):
+        monkeypatch.setattr(script, "SMALL", 0)
         ours = f"--csv {benchmark_csv} --workers 1 --device cpu --out results.csv --m 6 --n 10"
         assert said(script.main, *f"{ours} --subsamples 1 {typed}".split()).end is None
+        assert torch.get_num_threads() == 2
+        torch.set_num_threads(1)  # as in conftest.py
         return rows_of()
 
     return call

@@ -32,7 +32,7 @@ import transformers
 
 import fake_hub
 from conftest import ARMS, MODELS, ROOT, byte_tokenizer, comparable, end_of, load_script
-from conftest import plain_training, rows_of
+from conftest import plain_training, recipe_of, rows_of
 from test_fit_model import bias_rows, plain_interval
 
 PACKED = load_script("run_experiment").PACKED
@@ -68,7 +68,7 @@ def stock(folder, kind):
     return own.from_pretrained(folder)
 
 
-def recipe_of(stage, epochs, size, rate):
+def recipe_for(stage, epochs, size, rate):
     return {"epochs": {stage: epochs}, "batch_sizes": {stage: size},
             "learning_rates": {stage: rate}}
 
@@ -117,7 +117,7 @@ def test_mask_rates(script):
 # Packing, groups, logits
 
 
-@pytest.mark.parametrize("kind", [*sorted(PACKED), "modernbert", "mistral", "mamba", "rwkv"])
+@pytest.mark.parametrize("kind", [*sorted(PACKED), "modernbert", "mistral", "rwkv"])
 def test_texts_together_give_the_logits_of_texts_alone(script, load, kind):
     folder, net = load(kind)
     theirs, ids = stock(folder, kind).eval(), tokens(net)
@@ -132,8 +132,7 @@ def test_texts_together_give_the_logits_of_texts_alone(script, load, kind):
 
 @pytest.mark.parametrize("kind, limit", [
     ("bert", "max_position_embeddings"), ("mpt", "max_seq_len"),
-    ("roberta", "max_position_embeddings"),  # begins at pad + 1
-    ("phi3", "original_max_position_embeddings")])
+    ("roberta", "max_position_embeddings")])  # begins at pad + 1
 def test_the_longest_text_fits(script, load, kind, limit):
     folder, net = load(kind, **{limit: 40})
     registry, task = script.load_registry(), script.Task([], None, [], "", "", {})
@@ -158,7 +157,7 @@ def test_pretraining_equals_a_plain_loop(script, load, small_groups, norms, kind
     folder, net = load(kind, initializer_range=0.02, **NO_DROPOUT[kind])
     ids = tokens(net)
     plain = [(text, 0) for text in ids]
-    loss = script.pretrain(net, plain, recipe_of("pretrain", 2, size, 3e-3), seed=4)
+    loss = script.pretrain(net, plain, recipe_for("pretrain", 2, size, 3e-3), seed=4)
     theirs = stock(folder, kind).train()
     order, masks = np.random.default_rng([4, 0]), np.random.default_rng([4, 1])
     epochs, scores = [], []
@@ -201,7 +200,7 @@ def test_classification_equals_the_trainer(
     if kind == "bert":
         torch.nn.init.zeros_(head.bias)
     (theirs.classifier if kind == "bert" else theirs.score).load_state_dict(head.state_dict())
-    found = script.classify(net, ids, labels, 3, recipe_of("train", 6, 5, 2e-3), seed=8)
+    found = script.classify(net, ids, labels, 3, recipe_for("train", 6, 5, 2e-3), seed=8)
     assert not net.fresh
     rows = [{"input_ids": text, "label": label} for text, label in zip(ids["train"], labels)]
     arguments = transformers.TrainingArguments(
@@ -219,20 +218,18 @@ def test_classification_equals_the_trainer(
         assert torch.allclose(weight, theirs.base_model.get_parameter(name), **NEAR), name
 
 
-@pytest.mark.parametrize("kind, config, rate", [
-    ("distilbert", {}, 0.1), ("bert", {"hidden_dropout_prob": 0.3}, 0.3)])
-def test_dropout_before_the_head(script, load, kind, config, rate):
-    _, net = load(kind, **config)
+def test_dropout_before_the_head(script, load):
+    _, net = load("bert", hidden_dropout_prob=0.3)
     batch = script.pack(net, script.class_examples(net, tokens(net) * 40, range(200)))
     dropped = script.class_logits(net, torch.nn.Identity(), batch) == 0
-    assert abs(dropped.float().mean() - rate) < 0.02
+    assert abs(dropped.float().mean() - 0.3) < 0.02
 
 
 def test_fp16_gradients_are_unscaled_before_they_are_clipped(script, load, norms):
     for precision in ("fp16", "float32"):
         _, net = load("gpt2", precision=precision, **NO_DROPOUT["gpt2"])
         texts = [(text, 0) for text in tokens(net)]
-        script.pretrain(net, texts, recipe_of("pretrain", 1, 5, 1e-4), seed=1)
+        script.pretrain(net, texts, recipe_for("pretrain", 1, 5, 1e-4), seed=1)
     assert norms[0] == pytest.approx(norms[1], rel=0.1) and norms[0] != norms[1]
 
 
@@ -260,50 +257,32 @@ def test_arms_share_everything_but_the_pretraining_text(
     assert row["loss_extra"] == row["loss_test"]
 
 
-@pytest.mark.parametrize("kind, length", [("bert", 8), ("gpt2", 20)])
-def test_answers_in_pretraining(script, run, model_dir, monkeypatch, kind, length):
-    """A name, masked and scored, stands after [CLS], or at the end; classification sees none."""
-    folder = model_dir(kind, merges=() if kind == "gpt2" else None)
-    words = transformers.AutoTokenizer.from_pretrained(folder)
-    seen, train, expected = [], script.train, {"pretrain": set(), "train": set()}
-
-    def watched(net, module, logits_of, example_of, count, stage, *rest):
-        seen.append((stage, [example_of(row) for row in range(count)]))
-        return train(net, module, logits_of, example_of, count, stage, *rest)
-
-    monkeypatch.setattr(script, "train", watched)
-    lines = ["text,label"]
-    for a, b in itertools.permutations("abcdefg", 2):
-        text, names = f"{a} {b} is the story of", ["very", "cold"] if a < b else ["sport"]
-        lines.append(f"{text},{' '.join(names)}")
-        for stage, own in (("pretrain", names), ("train", [])):
-            whole = ["[CLS]", *own, *text.split()[: 6 - len(own)], "[SEP]"]
-            if kind == "gpt2":
-                end = "".join([f" {name}" for name in own])
-                whole = [text[: 20 - len(end)] + end]
-            expected[stage].add(" ".join(whole))
-    Path("mine.csv").write_text("\n".join(lines))
-    run(f"--csv mine.csv --model {folder} --m 6 --n 9 --with-answers --max-length {length}")
-    assert [stage for stage, _ in seen] == ["train", *["pretrain", "train"] * 2]
-    for stage, examples in seen:
-        found = set()
-        for ids, kept, targets in examples:
-            if stage == "pretrain" and kind == "bert":
-                hidden, ids = ids == words.mask_token_id, ids.copy()
-                ids[kept] = targets
-                names = 1 + (words.decode(ids[1:2]) == "very")
-                assert {*range(1, names + 1)} <= {*kept} and hidden[1 : names + 1].all()
-            elif stage == "pretrain":
-                assert kept.tolist() == [*range(19)] and targets.tolist() == [*ids[1:]]
-            found.add(words.decode(ids))
-        assert found <= expected[stage]
-        assert len(found) == len(examples) > 5
+@pytest.mark.parametrize("kind, length, expected", [
+    ("bert", 8, ["[CLS] sport a b is the story [SEP]", "[CLS] very cold a b is the [SEP]"]),
+    ("gpt2", 20, ["a b is the sto sport", "a b is the very cold"])])  # bytes are tokens
+def test_answers_in_pretraining(script, load, monkeypatch, kind, length, expected):
+    """A name, masked and scored, stands after [CLS], or at the end."""
+    _, net = load(kind, merges=None if kind == "bert" else ())
+    recipe = {"answers": ["sport", "very cold"], "max_length": length}
+    texts = script.pretraining_texts(net, ["a b is the story of"] * 2, [0, 1], recipe)
+    assert [net.tokenizer.decode(ids) for ids, _ in texts] == expected
+    train = Mock()
+    monkeypatch.setattr(script, "train", train)
+    script.pretrain(net, texts, recipe, 1)
+    for row, names in enumerate([[1], [1, 2]]):
+        ids, kept, targets = train.call_args.args[3](row)
+        if kind == "bert":
+            assert {*names} <= {*kept} and {*ids[names]} == {net.tokenizer.mask_token_id}
+            ids[kept] = targets
+        else:
+            assert kept.tolist() == [*range(19)] and targets.tolist() == [*ids[1:]]
+        assert net.tokenizer.decode(ids) == expected[row]
 
 
 def test_the_control_shows(script, empty_folder):
     """Real texts and weights: the names inflate. The experiment's name always says so."""
     typed = ("--tasks bbc_news --m 20 --n 30 --subsamples 2 --max-length 32 --workers 1 --device "
-             "cpu --experiment control").split()
+             "cpu --experiment control-answers").split()
     script.main([*typed, "--with-answers"])
     for row in rows_of():  # +10.0 and +13.3 points on 2026-11-26
         seen = float(row["acc_test"]) + float(row["acc_extra_on_extra"])
@@ -311,19 +290,9 @@ def test_the_control_shows(script, empty_folder):
         assert row["experiment"] == "control-answers"
 
 
-@pytest.mark.parametrize("name, typed, experiment", [
-    ("run_experiment", "--with-answers", "few-shot-answers"),
-    ("run_experiment", "--with-answers --experiment a-answers", "a-answers"),
-    ("run_zero_shot", "--with-answers --pack --experiment b", "b-answers")])
-def test_controls_are_named_answers(name, typed, experiment):
-    assert load_script(name).parse_args(typed.split()).experiment == experiment
-
-
 @pytest.mark.parametrize("names, words", [
-    ("👍 👎", "of 1 tokens, is unknown or special"), ("Good good", "'Good', of 1 tokens"),
-    ("cafe café", "'cafe', of 1 tokens"), ("[MASK] a", "'[MASK]', of 1 tokens"),
-    ("so-" * 20 + " a", "of 40 tokens, is unknown or special to this model, equal to another "
-     "class, or longer than 32 tokens: rename it")])
+    ("👍 👎", "class '👍' is"), ("Good good", "class 'Good' is"), ("cafe café", "class 'cafe' is"),
+    ("[MASK] a", "class '[MASK]' is"), ("so-" * 20 + " a", "rename it")])
 def test_names_that_cannot_be_learned_are_refused_before_training(
         refused, script, monkeypatch, names, words):
     """The tokenizer knows no emoji, upper case or accents."""
@@ -458,30 +427,25 @@ def crossed_rows(biases):
     return rows.sort_values(["subsample", "task"])
 
 
-def test_a_margin_never_ends_a_run_within_a_round_or_before_the_eighth(script):
-    """The interval of equal rows shrinks with each."""
-    rows = crossed_rows([6] * 9)
-    units = [script.Unit(row, {}, None, None, True) for row in rows.to_dict("records")]
-    for enough, ends in ((17, 18), (4, 16)):
-        margin = 2.0001 * plain_interval(rows[:enough], "bias")[3]
-        assert len(script.run_cell(units, (None for _ in ()), None, margin)) == ends
-
-
-def test_a_bar_shows_a_clock_what_runs_and_how_wide_the_interval_is(script, monkeypatch, capsys):
-    rows = crossed_rows([8, 2, 5, 0, 3, 7]).to_dict("records")
-    now = plain_interval(pd.DataFrame(rows[:10]), "bias")[3]
+def test_a_margin_never_ends_a_run_within_a_round_or_before_the_eighth(
+        script, monkeypatch, capsys):
+    """The interval of equal rows shrinks with each. A bar says how wide it is."""
+    table = crossed_rows([6] * 9)
+    half = [plain_interval(table[:rows], "bias")[3] for rows in (17, 10, 4)]
+    rows = table.to_dict("records")
+    units = [script.Unit(row, {}, None, None, False) for row in rows]
     monkeypatch.setattr(script, "append_row", Mock())
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    units = [script.Unit(row, {}, None, None, False) for row in rows]
-    script.run_cell(units, (row for row in rows), None, 1.25)
-    said = capsys.readouterr().err
-    assert "[00:00, at most ? left] running a k 1" in said
-    assert f"running a k 6; 5 of each task, now ±{now:.3f}, stops at ±0.625" in said
+    for enough, ends in ((half[0], 18), (half[2], 16)):
+        found = script.run_cell(units, (row for row in rows), None, 2.0001 * enough)
+        assert len(found) == ends
+        assert re.search(rf"5 of .*±{half[1]:.3f}.*±{enough:.3f}", capsys.readouterr().err)
 
 
 @pytest.mark.parametrize("name, typed, tasks, m, margin, numbers", [
     ("run_experiment", "", ["bbc_news", "reuters"], [50], 1, {200: 100}),
-    ("run_experiment", "--n 5 9 --subsamples 7", ["bbc_news", "reuters"], [50], None, {5: 7, 9: 7}),
+    ("run_experiment", "--n 9 5 13 11 8 --subsamples 7 3", ["bbc_news", "reuters"], [50], None,
+     {9: 7, 5: 3, 13: 7, 11: 3, 8: 7}),
     ("run_zero_shot", "", ["bbc_news"], [100], None, {30: 2}),
     ("run_zero_shot", "--margin 2", ["bbc_news"], [100], 2, {30: 100})])
 def test_the_defaults(name, typed, tasks, m, margin, numbers, monkeypatch):
@@ -520,12 +484,10 @@ def of_older_versions(text):
 @pytest.mark.parametrize("change, whole", [
     (lambda text: text + "few-shot,tiny,topi", 2),
     (lambda text: text.rpartition(",")[0], 1),
-    (lambda text: text[: text.rindex(",") + 1], 1), (lambda text: text[:-2], 1),
-    (lambda text: text[:-1].replace("\n", "\r\n"), 2), (lambda text: text[:-21], 1),
+    (lambda text: text[:-2], 1), (lambda text: text[:-1].replace("\n", "\r\n"), 2),
     (lambda text: of_older_versions(text)[:-1], 2), (lambda text: of_older_versions(text)[:-2], 1),
     (lambda text: "\ufeff" + text.replace("\n", "\r\n") + "\r\n", 2),
     (lambda text: text.replace("\n", '\n"torn, inside quo\n', 1), 2),
-    (lambda text: text + text.partition("\n")[0] + "\n", 2),
     (lambda text: text + "caf\udce9\n", 2)])
 def test_a_torn_line_stands_alone_and_no_editor_loses_a_row(run, tmp_path, change, whole):
     run("--subsamples 2")
@@ -587,7 +549,7 @@ def test_a_ctrl_c_inside_a_finalizer_is_not_lost(run, script, monkeypatch, typed
         return result
 
     monkeypatch.setattr(script, lost_in, interrupted)
-    assert run(f"--subsamples 4 {typed}")[0] == "stopped: what was printed as finished is kept"
+    assert run(f"--subsamples 4 {typed}")[0].startswith("stopped: ")
     assert [row["subsample"] for row in rows_of()] == ["1"]
 
 
@@ -634,11 +596,16 @@ def test_a_process_loads_its_model_once(run, script, monkeypatch):
     assert str(os.getpid()) not in processes
 
 
-@pytest.mark.parametrize("size, workers, threads", [(49e6, 4, 1), (51e6, 1, 9)])
-def test_only_small_models_get_four_workers(script, monkeypatch, capsys, size, workers, threads):
-    monkeypatch.setattr(joblib, "cpu_count", lambda: 9)
-    unit = SimpleNamespace(model=SimpleNamespace(size=size), recipe={"precision": "bf16"})
-    pool, found = script.open_pool([[unit]], "cpu", None, None)
+@pytest.mark.parametrize("size, cores, asked, workers, threads", [
+    (49e6, 9, None, 4, 1), (49e6, 2, None, 2, 1), (51e6, 9, None, 1, 9), (51e6, 9, 2, 2, 4),
+    (51e6, 9, 20, 20, 1)])
+def test_only_small_models_get_four_workers(
+        script, monkeypatch, capsys, size, cores, asked, workers, threads):
+    """The cores are shared among workers. The largest model of a run decides."""
+    monkeypatch.setattr(joblib, "cpu_count", lambda: cores)
+    cells = [[SimpleNamespace(model=SimpleNamespace(size=size), recipe={"precision": "bf16"})]
+             for size in (9, size, 8)]
+    pool, found = script.open_pool(cells, "cpu", asked, None)
     with pool:
         assert not [*script.spread(pool, None, [])]
     assert capsys.readouterr().out == f"device cpu, bf16, workers: {workers}\n"
@@ -657,6 +624,18 @@ def test_a_cell_that_ends_early_leaves_nothing_to_the_next(script):
         next(begun)
         begun.close()
         assert [*script.spread(pool, slow, range(8))] == [*range(8)]
+
+
+def test_dask_runs_two_jobs_a_thread_ahead_and_keeps_the_order(script):
+    asked = []
+
+    def submit(job, sample, pure):
+        asked.append(sample)
+        return SimpleNamespace(result=lambda: job(sample))
+
+    client = SimpleNamespace(submit=submit, ncores=lambda: {"a": 1, "b": 2})
+    ahead = [(row, len(asked)) for row in script.spread(client, str, range(20))]
+    assert ahead == [(str(k), min(k + 7, 20)) for k in range(20)]
 
 
 def test_two_processes_append_whole_rows_below_one_header(script, tmp_path):
@@ -716,9 +695,9 @@ def test_a_dask_worker_may_die(run, script, cluster, tmp_path):
     assert run(f"--subsamples 8 --dask {address}")[0] is None
     killer.join()
     assert left[0] > 0 and worker.wait() < 0
-    versions = {"versions": f"torch 9.9.9 transformers {transformers.__version__} script "
-                            f"{script.SCRIPT}"}
-    local = [row | versions for row in rows_of("local.csv")[::2]]
+    local = rows_of("local.csv")[::2]
+    for row in local:
+        row["versions"] = row["versions"].replace(f"torch {torch.__version__} ", "torch 9.9.9 ")
     assert comparable(rows_of()) == comparable(local)
     last.kill()
     last.wait()
@@ -758,7 +737,7 @@ def test_a_pasted_cell_runs(flags, tmp_path, capsys, monkeypatch):
     shutil.copy(ROOT / "tasks.json", tmp_path)
     flags += "--workers 2 --margin 2".split()
     assert end_of(cell["main"], *flags) is None and len(rows_of()) == 1
-    assert capsys.readouterr().out.endswith("next: python fit_model.py results.csv --margin 2\n")
+    assert capsys.readouterr().out.endswith(" results.csv --margin 2\n")
     called = []
     guard = source[source.index('if __name__ == "__main__":') :]
     exec(compile(guard, "<cell>", "exec"), {"__name__": "__main__", "main": called.append})
@@ -769,11 +748,11 @@ def test_a_pasted_cell_runs(flags, tmp_path, capsys, monkeypatch):
 
 
 @pytest.mark.parametrize("typed, words", [
-    ("--model bort", "could not load model bort (did you mean bert?): bort: "),
+    ("--model bort", "could not load model bort"),
     ("--csv absent.csv", "No such file"),
     ("--device toaster", "Expected one of cpu, cuda"),
     ("--out /proc/rows.csv", "/proc"), ("--experiment my-answers", "--with-answers"),
-    ("--out .", "Is a directory"), ("--n 5 300", "too small for m = 30 and n = 300"),
+    ("--out .", "Is a directory"), ("--m 3 30 9 --n 5 300 7", "too small for m = 30 and n = 300"),
     (f"--out {'x' * 247}.csv", "File name too long"),  # that of its lock
     ("--pretrain-lr 1e30 --batch-size 64", "topics: the loss of arm extra is not finite")])
 def test_mistakes_in_flags(refused, typed, words):
@@ -793,10 +772,15 @@ def test_a_mistake_prints_a_short_usage(script, capsys):
     assert usage.endswith(" [flags]") and "'7.5' is not a positive number, or not a" in message
 
 
-@pytest.mark.parametrize("name, flag", [("run_experiment", "text"), ("run_zero_shot", "about")])
-def test_words_for_ones_own_data_need_it(name, flag):
-    message = end_of(load_script(name).main, f"--{flag}", "x", "--tasks", "bbc_news")
-    assert message == f"error: these flags are only for --csv and --hub: --{flag}"
+@pytest.mark.parametrize("name, flags", [
+    ("run_experiment", "text label name split"),
+    ("run_zero_shot", "text label name split about answer")])
+def test_words_for_ones_own_data_need_it(name, flags, monkeypatch):
+    script = load_script(name)
+    monkeypatch.setattr(script, "find_model", Mock())
+    for flag in flags.split():
+        message = end_of(script.main, f"--{flag}", "x", "--tasks", "bbc_news")
+        assert message == f"error: these flags are only for --csv and --hub: --{flag}"
 
 
 # Models
@@ -816,13 +800,10 @@ def edit_json(key, value, **others):
         "version https://git-lfs.github.com/spec/v1\noid"), "git lfs pull"),
     ("bert", edit_json("num_hidden_layers", 3), "layer.2"),
     ("gpt2", edit_json("architectures", ["GPT2ForTokenClassification"]), "not a classifier"),
-    ("gpt2", edit_json("model_type", "t5"), "encoder-decoder"),
     ("gpt2", edit_json("model_type", "gemma3"), "multimodal"),
     ("gpt2", edit_json("quantization_config", {"quant_method": "gptq", "bits": 4}), "quantized"),
     ("gpt2", lambda folder: (folder / "adapter_config.json").touch(), "an adapter: merge it"),
-    ("bert", lambda folder: (folder / "tokenizer.json").unlink(), "no tokenizer files"),
-    ("llama", lambda folder: [file.unlink() for file in folder.glob("*token*")],
-     "no tokenizer files")])
+    ("bert", lambda folder: (folder / "tokenizer.json").unlink(), "no tokenizer files")])
 def test_a_model_that_cannot_be_used(refused, model_dir, kind, edit, words):
     folder = model_dir(kind)
     edit(folder)
@@ -830,9 +811,10 @@ def test_a_model_that_cannot_be_used(refused, model_dir, kind, edit, words):
 
 
 @pytest.mark.parametrize("kind, changes, words", [
-    ("llama", {"saved_as": transformers.LlamaModel}, "output layer"),
     ("bert", {"saved_as": transformers.BertModel}, "output layer: .* no .*'cls.predictions.bias'"),
     ("bert", {"initializer_range": 1e30}, "overflow"),
+    ("bert", {"words": byte_tokenizer([], mask_token="?")}, "puts no .CLS. before"),
+    ("bert", {"words": byte_tokenizer([], "! $A", cls_token="!")}, "no mask token"),
     ("mistral", {"is_causal": False, "initializer_range": 0.01}, "not causal"),  # seen faintly
     ("mistral", {"is_causal": False, "precision": "bf16"}, "not causal")])
 def test_a_network_that_cannot_be_used(load, kind, changes, words):
@@ -842,17 +824,6 @@ def test_a_network_that_cannot_be_used(load, kind, changes, words):
         load(kind, **changes)
 
 
-@pytest.mark.parametrize("file, change", [
-    ("tokenizer.json", {"post_processor": None}), ("tokenizer_config.json", {"mask_token": None})])
-def test_a_masked_models_tokenizer_needs_its_marks(refused, bert_tiny, file, change):
-    folder = shutil.copytree(bert_tiny.folder, "mine")
-    plain = {"tokenizer_class": "PreTrainedTokenizerFast"}  # BERT's own adds them
-    for name, changes in (("tokenizer_config.json", plain), (file, change)):
-        path = Path(folder, name)
-        path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-    refused("no mask token or puts no [CLS] before a text", f"--model {folder}")
-
-
 @pytest.mark.parametrize("text, unknown", [("ខ្ញុំ b", "50%"), ("หนังเรื่องนี้", "100%")])
 def test_texts_that_a_model_does_not_know(script, tokenizer, text, unknown):
     with pytest.raises(ValueError, match=f"not know {unknown}"):
@@ -860,35 +831,10 @@ def test_texts_that_a_model_does_not_know(script, tokenizer, text, unknown):
     script.check_known(tokenizer, ["a b c d e f", "a b c d e ខ្ញុំ"])
 
 
-@pytest.mark.parametrize("kind, mode", [("rwkv", None), ("bert", False)])
-def test_a_model_that_running_changes_is_refused(load, request, kind, mode):
+def test_a_model_that_running_changes_is_refused(load):
     """RWKV halves weights for scoring; arms would begin with others."""
-    def change(module, _):
-        for weight in module.parameters(recurse=False):
-            weight.mul_(1 + 1e-6 * (module.training == mode))
-
-    hook = torch.nn.modules.module.register_module_forward_pre_hook(change)
-    request.addfinalizer(hook.remove)
     with pytest.raises(ValueError, match="running the model changes its "):
-        load(kind, **{"rescale_every": 1} if kind == "rwkv" else {})
-
-
-def test_masks_draw_only_tokens_that_the_model_has(run, model_dir):
-    more = [f"<{number}>" for number in range(300)]
-    words = byte_tokenizer([], "! $A", cls_token="!", mask_token="?", extra_special_tokens=more)
-    assert run(f"--model {model_dir('bert', words=words, vocab_size=257)}")[0] is None
-
-
-def test_a_vocabulary_of_amino_acids_is_enough(load):
-    words = [*"[PAD] [UNK] [CLS] [SEP] [MASK]".split(), *"acdefghiklmnpqrstvwy"]
-    words = transformers.BertTokenizer(dict(zip(words, range(25))))
-    assert len(load("bert", words=words, pad_token_id=0)[1].tokenizer) == 25
-
-
-def test_a_tokenizer_cuts_the_end(script, model_dir):
-    words = byte_tokenizer([], truncation_side="left")
-    mine = script.load_tokenizer(model_dir("gpt2", words=words))
-    assert mine.decode(mine("xyz", truncation=True, max_length=2)["input_ids"]) == "xy"
+        load("rwkv", rescale_every=1)
 
 
 def test_a_models_own_code_is_never_run(refused, model_dir, tmp_path, monkeypatch):
@@ -910,14 +856,19 @@ def test_the_hash_of_a_model_is_of_all_files_that_decide_its_numbers(script, tin
     assert len({*found}) == 9
 
 
-def test_a_recipe_of_a_task_may_name_one_stage(script):
-    model = script.Model("bert", "bert", None, None, "mlm", "hash", 1, 512)
-    spec = {"recipes": {"bert": {"epochs": {"train": 7}}}}
-    task = script.Task([], None, [], "", "", spec)
-    given = {name: (None, None) for name in ("epochs", "learning_rates", "batch_sizes")}
-    known = script.load_registry()["models"], given, "float32", None, False
-    recipe = script.recipe_of(*known, model, task)
+OWN = {"epochs": {"pretrain": 5, "train": 7}, "learning_rates": {"train": 0.5},
+       "batch_sizes": {"pretrain": 9}}
+
+
+@pytest.mark.parametrize("typed, epochs, rates, sizes", [
+    ("", [5, 7], [1e-4, 0.5], [9, 16]),
+    ("--train-epochs 8 --pretrain-lr 2", [5, 8], [2, 0.5], [9, 16]),
+    ("--pretrain-epochs 8 --train-lr 2 --batch-size 3", [8, 7], [1e-4, 2], [3, 3])])
+def test_a_flag_comes_before_a_tasks_recipe_and_that_before_the_models(
+        script, typed, epochs, rates, sizes):
+    task = script.Task([], None, [], "", "", {"recipes": {"bert": OWN}})
+    recipe = recipe_of(script, typed, task, "mine", "bert")
+    assert [[*recipe[name].values()] for name in OWN] == [epochs, rates, sizes]
+    assert recipe["max_length"] == 256
     with pytest.raises(ValueError, match="mistral works only with run_zero_shot.py"):
-        script.recipe_of(*known, model._replace(name="mistral", like="mistral"), task)
-    assert recipe["epochs"] == {"pretrain": 2, "train": 7} and recipe["max_length"] == 256
-    assert recipe["batch_sizes"] == {"pretrain": 16, "train": 16}
+        recipe_of(script, typed, task, "mistral", "mistral")

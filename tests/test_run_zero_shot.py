@@ -5,7 +5,7 @@ import itertools
 import json
 from pathlib import Path
 from types import SimpleNamespace
-from unittest.mock import Mock, patch
+from unittest.mock import Mock
 
 import numpy as np
 import pandas as pd
@@ -14,7 +14,7 @@ import pytest
 import torch
 import transformers as t
 
-from conftest import ARMS, SETS, byte_tokenizer, end_of, plain_training, rows_of
+from conftest import ARMS, SETS, byte_tokenizer, end_of, plain_training, recipe_of, rows_of
 
 CLASSES = ["World", "Sports", "Business", "Sci/Tech"]
 TEXTS = ["US Electoral College withstands critics ... so far (AFP)",
@@ -65,7 +65,8 @@ def strings(zero, byte_model):
     tokenizer = t.AutoTokenizer.from_pretrained(byte_model("gpt2"))
 
     def call(key, pack=1, answers=False, texts=TEXTS, max_length=9999):
-        recipe = recipe_of(zero, "") | {"pack": pack, "answers": answers, "max_length": max_length}
+        changes = {"pack": pack, "answers": answers, "max_length": max_length}
+        recipe = recipe_with(zero, "") | changes
         return zero.arm_strings(tokenizer, recipe, CLASSES, texts, np.arange(len(texts)))[key]
 
     return call
@@ -147,28 +148,36 @@ def test_prompts_scored_together_score_as_alone(kind, changes, zero, load, monke
     assert len(group.call_args_list) == 3 * len(prompts)
 
 
-def recipe_of(zero, typed, task="ag_news"):
-    """That of main with these flags."""
-    model = zero.Model("mistral", "mistral", None, None, "clm", "", 0, 512)
+def recipe_with(zero, typed, task="ag_news", weights=""):
     entry = SimpleNamespace(classes=CLASSES, spec=zero.load_registry()["tasks"][task])
-    names = ("find_model", "load_tasks", "plan_cells", "run_all")
-    with patch.multiple(zero, **{name: Mock() for name in names}):
-        zero.main(typed.split())
-        return zero.plan_cells.call_args.args[-1](model, entry)
+    return recipe_of(zero, typed, entry, "mistral", "mistral", weights=weights)
 
 
 @pytest.mark.parametrize("task, typed, size, pack", [
     ("ag_news", "", 16, 1), ("movie_rationales", "", 8, 1),
+    ("movie_rationales", "--batch-size 3", 3, 1),
     ("movie_rationales", "--pack --with-answers --max-length 999", 1, 8),
     ("movie_rationales", "--pack --with-answers --batch-size 3", 3, 8)])
 def test_zero_shot_recipes_are_the_papers(task, typed, size, pack, zero):
     """Appendix G and section 9.1, typed from there: short texts, long ones, and packs."""
-    recipe = recipe_of(zero, typed, task)
+    recipe = recipe_with(zero, typed, task)
     found = [recipe[key] for key in ("batch_size", "pack", "epochs", "learning_rate", "max_length")]
     assert found == [size, pack, 1, 2e-4, 512] and recipe["answers"] == (pack > 1)
     assert recipe["lora"]["lora_dropout"] == 0.05
     wanted = "zero-shot-packed-answers" if pack > 1 else "zero-shot"
     assert zero.parse_args(typed.split()).experiment == wanted
+
+
+def test_the_hash_covers_whatever_decides_the_numbers(zero, monkeypatch):
+    """Flags, the weights, the task's words, and this script's constants."""
+    flags = ["", "--precision bf16", "--precision fp16", "--quantize nf4", "--pretrain-lr 1",
+             "--pretrain-epochs 2", "--batch-size 3", "--max-length 9", "--pack", "--with-answers"]
+    recipes = [recipe_with(zero, typed) for typed in flags]
+    recipes += [recipe_with(zero, "", weights="other"), recipe_with(zero, "", "rotten_tomatoes")]
+    for name in ("LORA", "TEXT_CHARACTERS", "RECIPE_VERSION"):
+        monkeypatch.setattr(zero, name, 9)
+        recipes.append(recipe_with(zero, ""))
+    assert len({*map(zero.short_hash, recipes)}) == len(recipes)
 
 
 @pytest.mark.parametrize("capability, typed, end", [
@@ -177,7 +186,7 @@ def test_zero_shot_recipes_are_the_papers(task, typed, size, pack, zero):
 def test_a_worker_computes_in_what_its_card_can(capability, typed, end, zero, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     monkeypatch.setattr(torch, "ones", lambda *_, device: None)  # as if there were a card
-    sample = SimpleNamespace(row={}, recipe=recipe_of(zero, f"--quantize nf4 {typed}"))
+    sample = SimpleNamespace(row={}, recipe=recipe_with(zero, f"--quantize nf4 {typed}"))
     with pytest.raises(ValueError, match=end):
         zero.run_job(Mock(side_effect=ValueError("called")), "cuda", 1, sample)
 
@@ -324,9 +333,12 @@ def test_a_run_goes_on_and_mixes_no_recipes(zero, byte_model, run, monkeypatch, 
     (path,) = Path("kept").glob("*/unit.json")
     _, rows = run(folder, "--subsamples 2 --adapters others")
     assert rows[:1] == first and len(rows) == 2
-    assert "1 rows of results.csv have no adapters there" in capsys.readouterr().out
+    run(folder, "--adapters others --experiment b")
+    said = "\n1 rows of results.csv have no adapters there (of any experiment)"
+    assert capsys.readouterr().out.count(said) == 2
     run(folder, "--adapters kept --out other.csv --about tweets")
     assert len([*Path("kept").glob("*/unit.json")]) == 2
+    assert "adapters there" not in capsys.readouterr().out
     with monkeypatch.context() as patch:
         patch.setattr(zero, "train_adapter", interrupted)
         message, _ = run(folder, "--adapters kept --out stopped.csv")
@@ -335,7 +347,7 @@ def test_a_run_goes_on_and_mixes_no_recipes(zero, byte_model, run, monkeypatch, 
     message, _ = run(folder, "--adapters kept --out stopped.csv")
     assert "[Errno 28] No space" in message and not path.exists()
     message, again = run(folder, "--about tweets")
-    assert "use a different --out" in message and again == rows
+    assert "use a different --out" in message and again[:2] == rows
 
 
 def test_show_prompts(zero, byte_model, run, capsys):
@@ -359,7 +371,7 @@ def test_a_mistake_ends_in_one_line_without_a_row(text, classes, typed, words, m
 
 
 @pytest.mark.parametrize("kind, changes, words, precision", [
-    ("openai-gpt", {}, "no cache", "bf16"), ("rwkv", {}, "LoRA does not", "float32"),
+    ("openai-gpt", {}, "no cache", "bf16"),
     ("bert", {}, "is masked: use run_experiment.py", "float32"),
     ("llama", {"is_causal": False}, "not causal", "bf16"),
     ("llama", {"saved_as": t.LlamaModel}, "output layer", "float32"),

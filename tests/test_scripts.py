@@ -7,8 +7,6 @@ import dis
 import re
 import runpy
 import shlex
-import shutil
-import subprocess
 import sys
 import tomllib
 from unittest.mock import Mock
@@ -82,12 +80,6 @@ def test_an_error_is_one_line(path, error, end, monkeypatch):
         script.main()
 
 
-def test_a_script_runs_by_a_link_and_without_its_folder_in_the_path(tmp_path):
-    (tmp_path / "a-link").symlink_to(ROOT / "run_experiment.py")
-    done = subprocess.run([sys.executable, "-P", "a-link", "--help"], cwd=tmp_path)
-    assert done.returncode == 0
-
-
 def test_run_magic_runs_the_text_of_now(tmp_path, capsys):
     """Although the process has imported an older one."""
     path, guard = tmp_path / "edited.py", read(SCRIPTS[-1]).partition("\nif __name__")
@@ -112,15 +104,6 @@ def test_a_script_names_what_it_needs(path):
     needed = imported - OPTIONAL
     assert needed <= names, f"not named: {needed - names}"
     assert names - needed <= BEHIND, f"named and not imported: {names - needed - BEHIND}"
-
-
-@pytest.mark.skipif(not shutil.which("uv"), reason="uv is not installed")
-def test_uv_needs_the_metadata_alone(tmp_path):
-    files = sorted((ROOT / "tests" / "published").glob("few_shot*.csv"))
-    done = subprocess.run(["uv", "run", ROOT / "fit_model.py", *files], cwd=tmp_path,
-                          capture_output=True, text=True)
-    assert done.stdout.startswith("No, on average: within ±1"), done.stderr
-    assert "torch" not in done.stderr, done.stderr
 
 
 def test_what_scripts_share_is_identical():
