@@ -45,7 +45,6 @@ import pandas as pd
 if "__file__" in globals():  # a notebook's may not be installed here
     os.environ.pop("MPLBACKEND", None)
 
-from matplotlib import rc_context
 from matplotlib.figure import Figure
 from scipy import special, stats
 
@@ -55,13 +54,13 @@ warnings.simplefilter("ignore", FutureWarning)  # of ArviZ
 NEAR = 0.55  # half-width, in margins; run_experiment.py --margin stops at 0.5
 LEVEL = 0.05  # p below it: the tasks differ
 FIVE = 5  # tasks for "tasks like these", subsamples for `needed`
-ONE_DRAW = "held in 73 to 94% of our own single draws"  # docs/results.md
 PAPER_MODEL_NEEDS = "pymc==5.28.5,nutpie==0.16.8,arviz==0.23.4,pytensor==2.38.3"
 MAX_R_HAT, MIN_ESS = 1.01, 400  # Vehtari et al. (2021)
 ATTEMPTS = ((0.9, 1, 1), (0.99, 4, 2))  # acceptance, times tuning, times draws
 EFFECTS = {"bias": ("extra", "test"), "boost": ("base", "extra")}  # control, treatment on `test`
 MEANS = ["majority", "base", "unseen", "seen"]
-WORDS = {"acc": ("accuracy", "points"), "f1": ("macro-F1", "points"), "nll": ("nll", "nats")}
+WORDS = {"acc": ("accuracy", "points"), "f1": ("macro-F1", "points"), 
+         "nll": ("nll (lower is better)", "nats")}
 GLOSSARY = """\
 m: labeled texts (0: trained elsewhere). n: unlabeled texts in each set. base: score without \
 further pretraining. unseen, seen: score on texts not seen, or seen, in pretraining. boost = \
@@ -79,7 +78,7 @@ div { margin: .3em 0 }
 td, th { padding-right: .9rem; text-align: left; white-space: nowrap; font-size: .8rem }
 img { max-width: 100% }
 .cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(20rem, 1fr)); gap: .8rem }
-.card { border: 2px solid #bbb; padding: 0 .6rem }
+.card { border: 2px solid #bbb; padding: 0 .6rem; overflow-wrap: anywhere }
 .large { font: bold 2rem sans-serif }
 .warning { border-left: .3rem solid #8a5a00; padding-left: .8rem }
 .small { font-size: .8rem; overflow-wrap: anywhere; white-space: pre-line }
@@ -101,8 +100,6 @@ class Metric(NamedTuple):
 def metric_of(name, margin, lower_is_better):
     words, unit = WORDS.get(name, (name, name))
     lower_is_better = lower_is_better or name == "nll"
-    if lower_is_better:
-        words += " (lower is better)"
     return Metric(name, words, unit, lower_is_better, margin, 2 if name in POINTS else 4)
 
 
@@ -205,12 +202,11 @@ def together(units, effect):
     parts = units.assign(
         K=K, deviation=weight * deviation, text_variance=weight**2 * text_variance)
     sums = parts.groupby(["task", "m", "subsample"])[["deviation", "text_variance"]].sum()
-    sums = sums.assign(spread_variance=sums.deviation**2).groupby(["task", "m"]).sum()
-    sums = sums[["spread_variance", "text_variance"]]
+    sums = sums.assign(deviation=sums.deviation**2).groupby(["task", "m"]).sum()
     sums *= len(sums) ** 2  # undoes that `interval` takes a mean of rows
     K = parts.groupby(["task", "m"])["K"].min()
     known = (K > 1) & (sums.max(axis=1) > 0)
-    return sums.assign(spread_variance=sums.spread_variance.where(known), subsamples=K)
+    return sums.assign(spread_variance=sums.deviation.where(known), subsamples=K)
 
 
 def effect_row(tasks, parts, metric):
@@ -224,7 +220,10 @@ def effect_row(tasks, parts, metric):
     means = tasks.groupby("task")["estimate"].mean(skipna=False)
     J, K, estimate = len(means), tasks.subsamples.min(), means.mean(skipna=False)
     se, df, half = interval(parts)
-    like_half = half_of_tasks_like_these(means, se)
+    like_half = math.nan
+    if J >= FIVE:  # Student's t over the tasks' means or, if wider, Normal as for these tasks
+        t, z = stats.t.ppf((1 + SHARE) / 2, [J - 1, math.inf])
+        like_half = np.fmax(t * means.sem(), z * se)
 
     p_alike, verdict, needed = math.nan, "", math.nan
     judged = K > 1 and half > 0  # which is false of nan, too
@@ -234,26 +233,16 @@ def effect_row(tasks, parts, metric):
         verdict = "Too early to tell: a verdict needs two subsamples (draws) that differ"
         if judged:
             verdict = verdict_on(estimate, half, J, metric)
-        if p_alike < LEVEL and settings == 1 and tasks.low.max() > 0 > tasks.high.min():
-            of_mean = verdict.partition(": ")[2]
-            verdict = f"It depends on the task: on average {of_mean}"
-        elif "oo early" in verdict and metric.margin and K >= FIVE:
-            needed = np.ceil(K * (half / (metric.margin / 2)) ** 2)
+            if p_alike < LEVEL and settings == 1 and tasks.low.max() > 0 > tasks.high.min():
+                of_mean = verdict.partition(": ")[2]
+                verdict = f"It depends on the task: on average {of_mean}"
+            elif "oo early" in verdict and K >= FIVE:
+                needed = np.ceil(K * (half / (metric.margin / 2)) ** 2)
     return row | {
         "settings": settings, "tasks": J, "subsamples": K, "se": se, "df": df,
         "estimate": estimate, "low": estimate - half, "high": estimate + half,
         "like_low": estimate - like_half, "like_high": estimate + like_half,
         "p_alike": p_alike, "needed": needed, "verdict": verdict}
-
-
-def half_of_tasks_like_these(means, se):
-    """Half-width for tasks like these: Student's t over the tasks' means or, if it is wider, Normal
-    by the standard error for these tasks."""
-    J = len(means)
-    if J < FIVE:
-        return math.nan
-    t, z = stats.t.ppf((1 + SHARE) / 2, [J - 1, math.inf])
-    return np.fmax(t * means.sem(), z * se)
 
 
 def p_of_alike_tasks(F, J, K, parts, df):
@@ -302,9 +291,10 @@ def publish(rows, metric, folder, command):
     for _, line in lines[lines.main & (lines.settings == widest)].iterrows():
         its_tasks = part_of(task_lines, line)
         texts = [*notes(line, part_of(rows, line), its_tasks, metric, command)]
-        print(f"{line.verdict} ({line.setting}).", *[text for _, text in texts])
+        done = summary(line, its_tasks)
+        print(f"{line.verdict} ({done}).", *[text for _, text in texts])
         large, _, small = line.verdict.partition(": ")
-        texts = [("", summary(line, its_tasks)), ("large", large), ("", small), *texts]
+        texts = [("", done), ("large", large), ("", small), *texts]
         cards += div("card", "".join(div(kind, html.escape(text)) for kind, text in texts))
 
     effects.to_csv(folder / "effects.csv", **CSV)
@@ -317,7 +307,7 @@ def publish(rows, metric, folder, command):
     for title, table in tables.items():
         page += f"<h2>{title}</h2>" + div("table", table.to_html(
             index=False, border=0, na_rep="", float_format=f"%.{metric.digits}f"))
-    footer = [f"{date.today()}: {command}", f"{len(rows)} rows"]
+    footer = [f"{date.today()}: {command} ({len(rows)} rows)"]
     if "versions" in rows:
         footer += [*rows.versions.dropna().unique()]
     page += div("small", html.escape("\n".join(footer)))
@@ -332,8 +322,7 @@ def div(kind, text):
 
 def side_by_side(table, metric):
     """The rows of the bias, with both effects in words."""
-    halves = table.high - table.estimate
-    words = [in_words(*pair, metric) for pair in zip(table.estimate, halves)]
+    words = [in_words(*pair, metric) for pair in zip(table.estimate, table.high)]
     table = table.assign(words=words)
     bias, boost = [table[table.effect == effect].reset_index(drop=True) for effect in EFFECTS]
     lines = bias.assign(bias=bias.words, boost=boost.words)
@@ -341,15 +330,15 @@ def side_by_side(table, metric):
     return lines
 
 
-def in_words(estimate, half, metric):
+def in_words(estimate, high, metric):
     """Estimate and interval, no end rounded to 0 or to the margin. Nothing of what is unknown."""
     if math.isnan(estimate):
         return ""
-    low, high, digits = estimate - half, estimate + half, metric.digits
+    low, digits = 2 * estimate - high, metric.digits
     if any(round(abs(end), digits) in (0, metric.margin) for end in (low, high)):
         digits += 1
     words = f"{estimate:+z.{digits}f}"
-    if half > 0:  # not nan
+    if low < high:  # not nan
         words += f" [{low:+z.{digits}f}, {high:+z.{digits}f}]"
     return words
 
@@ -383,7 +372,6 @@ def summary(line, tasks):
 
 def notes(line, rows, tasks, metric, command):
     """Yield (class, sentence). rows, tasks: those that the line sums up."""
-    name = metric.words if line.models > 1 else f"{metric.words} of {line.model}"
     kind = "labeled " if line.experiment.endswith("-answers") else ""
     training = "Pretraining"
     advice = "another --pretrain-lr or --pretrain-epochs or, with a GPU, a larger --model"
@@ -392,17 +380,15 @@ def notes(line, rows, tasks, metric, command):
     details = "89% interval"
     if line.subsamples == 1:
         details = "interval from the draw of the texts alone"
-    if line.tasks > 1:
-        details += f"; mean of {line.tasks} tasks"
     boost = f"{training} on other texts changes it by {line.boost} (boost)."
     if not line.boost:
         boost = (f"The boost is unknown, since {metric.name}_base is empty: there is no score "
                  "without pretraining.")
-    yield "", (f"{training} on the {kind}test texts instead of other texts changes {name} by "
-               f"{line.bias} {metric.unit} (bias, {details}). {boost}")
+    yield "", (f"{training} on the {kind}test texts instead of other texts changes "
+               f"{metric.words} by {line.bias} {metric.unit} (bias, {details}). {boost}")
     if line.subsamples == 1 and line.low < line.high:
         yield "warning", ("The interval leaves out the luck of training, since there is one draw: "
-                          f"such an interval {ONE_DRAW}. A verdict needs two.")
+                          "such an interval held in 73 to 94% of our own single draws. A verdict needs two.")
     if line.p_alike < LEVEL:
         yield "warning", (f"The tasks differ by more than chance (p = {line.p_alike:.1g}). Judge "
                           "each alone:")
@@ -412,7 +398,7 @@ def notes(line, rows, tasks, metric, command):
                 yield "", f"{task.task}: {task.bias}. {verdict}."
         yield "", f"A page for one task: `python {command} --tasks {tasks.task.iloc[-1]}`."
     if pd.notna(line.like_low):
-        words = in_words(line.estimate, line.like_high - line.estimate, metric)
+        words = in_words(line.estimate, line.like_high, metric)
         yield "", f"Over all tasks like these, the mean bias is {words}."
     if line.needed > 0:
         yield "", (f"About {line.needed:.0f} subsamples of each task would narrow the interval to "
@@ -438,28 +424,24 @@ def caveat(rows, metric):
     words = (f"The models barely learned the task in {len(weak)} of {len(cases)} cases (model, "
              f"task, m, n) from {which}: {name} on unseen texts is less than 5 points above "
              "guessing.")
-    learned = len(cases) - len(weak)
-    if learned >= FIVE:
+    learned = cases.index.difference(weak)
+    if len(learned) >= FIVE:
         units = unit_table(add_effects(rows, metric.name), metric).set_index(RUN[:5])
-        units = units[(units.models == 1) & ~units.index.isin(weak)]
+        units = units[units.index.isin(learned)]
         mean = units.groupby(RUN[:5])["bias"].mean().mean()
-        bias = in_words(mean, interval(together(units, "bias"))[2], metric)
-        words += f" In the other {learned} the mean bias is {bias}."
+        bias = in_words(mean, mean + interval(together(units, "bias"))[2], metric)
+        words += f" In the other {len(learned)} the mean bias is {bias}."
     if len(weak):
         yield "warning", words
 
 
-@rc_context({"text.parse_math": False})  # two dollar signs in a name would be a formula
 def pictures(tasks, effects, metric, path):
     """Save effects.png. Return its HTML, also narrow."""
     coded = []
     for narrow in (True, False):  # wide last
-        with warnings.catch_warnings(record=True) as caught:  # each missing letter is one
-            draw_effects(tasks, effects, metric, narrow).savefig(path, dpi=130)
+        draw_effects(tasks, effects, metric, narrow).savefig(path, dpi=130)
         picture = base64.b64encode(path.read_bytes()).decode()
         coded.append(f"data:image/png;base64,{picture}")
-    if caught:
-        print(f"{path.name}: {caught[0].message}")
     if hasattr(builtins, "display"):  # notebook
         builtins.display({"image/png": picture}, raw=True)
     narrow, wide = coded
@@ -719,8 +701,8 @@ def clean_rows(rows, metric="acc", plain=False, flags={}):
     for name, scope in scopes.items():
         if {name, *scope} <= {*rows}:
             values = rows.groupby(scope)[name].transform("nunique")
-            words = f"another row has the same {', '.join(scope)} but not {name}: keep one"
-            refuse(rows, values > 1, words)
+            refuse(rows, values > 1,
+                   f"another row has the same {', '.join(scope)} but not {name}: keep one")
     rows = rows.groupby(RUN, as_index=False).first()
     rows["both"] = rows[columns_of(metric)[3::2]].notna().all(axis=1)
     crossed = rows.groupby(CELL)["both"].transform("all") & (not plain)

@@ -276,8 +276,8 @@ def clean_rows(rows, metric="acc", plain=False, flags={}):
     for name, scope in scopes.items():
         if {name, *scope} <= {*rows}:
             values = rows.groupby(scope)[name].transform("nunique")
-            words = f"another row has the same {', '.join(scope)} but not {name}: keep one"
-            refuse(rows, values > 1, words)
+            refuse(rows, values > 1,
+                   f"another row has the same {', '.join(scope)} but not {name}: keep one")
     rows = rows.groupby(RUN, as_index=False).first()
     rows["both"] = rows[columns_of(metric)[3::2]].notna().all(axis=1)
     crossed = rows.groupby(CELL)["both"].transform("all") & (not plain)
