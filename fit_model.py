@@ -68,9 +68,10 @@ unseen - base, bias = seen - unseen. subsamples: random draws of texts. majority
 most common class.
 In brackets: the 89% interval, a range that should hold the true value 89 times in 100 (86 to 93 \
 where a run stops by itself). It is the wider of two: Student's t, from how much subsamples (for \
-tasks like these: tasks) differ, and Normal, from the draw of texts or rounding.
-What each verdict and warning means, and what to do next: docs/verdicts.md. What is run: README.md, \
-"Run the experiment"."""
+tasks like these: tasks) differ, and Normal, from the draw of texts or rounding. One draw has only \
+the latter.
+What each verdict and warning means, and what to do next: docs/verdicts.md. What was run: \
+README.md, "Run the experiment"."""
 HEAD = """<!DOCTYPE html><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <title>bias</title><style>
 body { max-width: 75rem; margin: auto; padding: 0 .6rem; font: 16px/1.4 sans-serif }
@@ -98,9 +99,9 @@ class Metric(NamedTuple):
 
 
 def metric_of(name, margin, lower_is_better):
-    words, unit = WORDS.get(name, (name, name))
-    lower_is_better = lower_is_better or name == "nll"
-    return Metric(name, words, unit, lower_is_better, margin, 2 if name in POINTS else 4)
+    words_and_unit = WORDS.get(name, (name, name))
+    return Metric(name, *words_and_unit, lower_is_better or name == "nll", margin,
+                  2 if name in POINTS else 4)
 
 
 def effects_table(rows, margin=1.0, metric="acc", lower_is_better=False):
@@ -322,11 +323,12 @@ def div(kind, text):
 
 def side_by_side(table, metric):
     """The rows of the bias, with both effects in words."""
-    words = [in_words(*pair, metric) for pair in zip(table.estimate, table.high)]
-    table = table.assign(words=words)
+    table = table.assign(words=[
+        in_words(*pair, metric) for pair in zip(table.estimate, table.high)])
     bias, boost = [table[table.effect == effect].reset_index(drop=True) for effect in EFFECTS]
     lines = bias.assign(bias=bias.words, boost=boost.words)
-    lines["helps"] = boost.high < 0 if metric.lower_is_better else boost.low > 0
+    sign = np.sign(boost.low) + np.sign(boost.high)  # nan: unknown. 0: the interval includes 0
+    lines["gain"] = -sign if metric.lower_is_better else sign
     return lines
 
 
@@ -377,18 +379,19 @@ def notes(line, rows, tasks, metric, command):
     advice = "another --pretrain-lr or --pretrain-epochs or, with a GPU, a larger --model"
     if line.m == 0:  # crossed answers hold any training
         training, advice = "Training", "another learning rate or number of steps"
-    details = "89% interval"
+    details = "bias, 89% interval"
     if line.subsamples == 1:
-        details = "interval from the draw of the texts alone"
+        details = "bias of one draw"
     boost = f"{training} on other texts changes it by {line.boost} (boost)."
     if not line.boost:
         boost = (f"The boost is unknown, since {metric.name}_base is empty: there is no score "
                  "without pretraining.")
     yield "", (f"{training} on the {kind}test texts instead of other texts changes "
-               f"{metric.words} by {line.bias} {metric.unit} (bias, {details}). {boost}")
+               f"{metric.words} by {line.bias} {metric.unit} ({details}). {boost}")
     if line.subsamples == 1 and line.low < line.high:
-        yield "warning", ("The interval leaves out the luck of training, since there is one draw: "
-                          "such an interval held in 73 to 94% of our own single draws. A verdict needs two.")
+        yield "warning", ("The interval is from the draw of the texts alone and leaves out the "
+                          "luck of training: such an interval held in 73 to 94% of our own single "
+                          "draws. A verdict needs two draws.")
     if line.p_alike < LEVEL:
         yield "warning", (f"The tasks differ by more than chance (p = {line.p_alike:.1g}). Judge "
                           "each alone:")
@@ -404,14 +407,15 @@ def notes(line, rows, tasks, metric, command):
         yield "", (f"About {line.needed:.0f} subsamples of each task would narrow the interval to "
                    f"±{metric.margin / 2:g}; that may not settle it.")
     if not line.verdict.startswith("Yes"):
-        if line.subsamples > 1 and line.boost and not line.helps:
-            yield "warning", (f"{training} on other texts is not shown to help here; a recipe that "
-                              f"helps may inflate more. Try {advice}.")
+        if line.gain <= 0:
+            finding = "hurts" if line.gain < 0 else "is not shown to help"
+            yield "warning", (f"{training} on other texts {finding} here; a recipe that helps may "
+                              f"inflate more. Try {advice}.")
         yield from caveat(rows, metric)
 
 
 def caveat(rows, metric):
-    """Where models barely learned the task, by macro-F1 or else accuracy, and the bias elsewhere."""
+    """Where models barely learned the task, by macro-F1 or else accuracy; the bias elsewhere."""
     name, above = "macro-F1", add_effects(rows, "f1").unseen - 1 / rows.num_classes
     if above.isna().any():
         name, above = "accuracy", add_effects(rows).unseen - rows.majority
@@ -700,8 +704,7 @@ def clean_rows(rows, metric="acc", plain=False, flags={}):
                "task": [*CELL, "model", "data"]}
     for name, scope in scopes.items():
         if {name, *scope} <= {*rows}:
-            values = rows.groupby(scope)[name].transform("nunique")
-            refuse(rows, values > 1,
+            refuse(rows, rows.groupby(scope)[name].transform("nunique") > 1,
                    f"another row has the same {', '.join(scope)} but not {name}: keep one")
     rows = rows.groupby(RUN, as_index=False).first()
     rows["both"] = rows[columns_of(metric)[3::2]].notna().all(axis=1)
@@ -828,9 +831,8 @@ def main(argv=None):
                          f"{PAPER_MODEL_NEEDS} {args.command}")
     rows = pd.concat([read_rows(path, args.metric) for path in args.paths])
     rows = clean_rows(rows, args.metric, args.plain, vars(args))
-    metric = metric_of(args.metric, args.margin, args.lower_is_better)
     args.out.mkdir(parents=True, exist_ok=True)
-    publish(rows, metric, args.out, args.command)
+    publish(rows, metric_of(args.metric, args.margin, args.lower_is_better), args.out, args.command)
     if args.paper_model and not run_paper_model(
             rows, not args.no_interaction, args.draws, args.out / "posterior.csv"):
         sys.exit(3)

@@ -275,8 +275,7 @@ def clean_rows(rows, metric="acc", plain=False, flags={}):
                "task": [*CELL, "model", "data"]}
     for name, scope in scopes.items():
         if {name, *scope} <= {*rows}:
-            values = rows.groupby(scope)[name].transform("nunique")
-            refuse(rows, values > 1,
+            refuse(rows, rows.groupby(scope)[name].transform("nunique") > 1,
                    f"another row has the same {', '.join(scope)} but not {name}: keep one")
     rows = rows.groupby(RUN, as_index=False).first()
     rows["both"] = rows[columns_of(metric)[3::2]].notna().all(axis=1)
