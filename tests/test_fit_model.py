@@ -538,7 +538,7 @@ def test_how_much_more_to_run(run):
     """K (half / (margin / 2))^2, only where it is too early, and not before five subsamples."""
     rows = bias_rows({"a": [-3, 0, 4, 0, 0], "b": [-4, 2, 1, 0, 3, 0]})
     R = math.ceil(5 * (plain_interval(rows, "bias")[3] / 0.5) ** 2)
-    found = run(rows.assign(acc_test=rows["acc_test"] + 0.03))
+    found = run(rows.assign(acc_test=rows["acc_test"] + 0.018))
     assert found.out.startswith("Inflated, on average, but") and found.effects["needed"][0] > 5
     found = run(pd.concat([rows, rows.assign(model="other")]))
     assert one(found.effects, effect="bias", model="all")["needed"] == R
