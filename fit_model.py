@@ -45,7 +45,6 @@ import pandas as pd
 if "__file__" in globals():  # a notebook's may not be installed here
     os.environ.pop("MPLBACKEND", None)
 
-from matplotlib import rc_context
 from matplotlib.figure import Figure
 from scipy import special, stats
 
@@ -55,22 +54,24 @@ warnings.simplefilter("ignore", FutureWarning)  # of ArviZ
 NEAR = 0.55  # half-width, in margins; run_experiment.py --margin stops at 0.5
 LEVEL = 0.05  # p below it: the tasks differ
 FIVE = 5  # tasks for "tasks like these", subsamples for `needed`
-ONE_DRAW = "held in 73 to 94% of our own single draws"  # docs/results.md
 PAPER_MODEL_NEEDS = "pymc==5.28.5,nutpie==0.16.8,arviz==0.23.4,pytensor==2.38.3"
 MAX_R_HAT, MIN_ESS = 1.01, 400  # Vehtari et al. (2021)
 ATTEMPTS = ((0.9, 1, 1), (0.99, 4, 2))  # acceptance, times tuning, times draws
 EFFECTS = {"bias": ("extra", "test"), "boost": ("base", "extra")}  # control, treatment on `test`
 MEANS = ["majority", "base", "unseen", "seen"]
-WORDS = {"acc": ("accuracy", "points"), "f1": ("macro-F1", "points"), "nll": ("nll", "nats")}
-GLOSSARY = (
-    "m: labeled texts (0: trained elsewhere). n: unlabeled texts in each set. base: score without "
-    "further pretraining. "
-    "unseen, seen: score on texts not seen, or seen, in pretraining. boost = unseen - base, bias = "
-    "seen - unseen. subsamples: random draws of texts. majority: share of the most common class.\n"
-    "In brackets: the 89% interval, a range that should hold the true value 89 times in 100 (86 to "
-    "93 where a run stops by itself). It is the wider of two: Student's t, from how much "
-    "subsamples (for tasks like these: tasks) differ, and Normal, from the draw of texts or "
-    "rounding.")
+WORDS = {"acc": ("accuracy", "points"), "f1": ("macro-F1", "points"), 
+         "nll": ("nll (lower is better)", "nats")}
+GLOSSARY = """\
+m: labeled texts (0: trained elsewhere). n: unlabeled texts in each set. base: score without \
+further pretraining. unseen, seen: score on texts not seen, or seen, in pretraining. boost = \
+unseen - base, bias = seen - unseen. subsamples: random draws of texts. majority: share of the \
+most common class.
+In brackets: the 89% interval, a range that should hold the true value 89 times in 100 (86 to 93 \
+where a run stops by itself). It is the wider of two: Student's t, from how much subsamples (for \
+tasks like these: tasks) differ, and Normal, from the draw of texts or rounding. One draw has only \
+the latter.
+What each verdict and warning means, and what to do next: docs/verdicts.md. What was run: \
+README.md, "Run the experiment"."""
 HEAD = """<!DOCTYPE html><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <title>bias</title><style>
 body { max-width: 75rem; margin: auto; padding: 0 .6rem; font: 16px/1.4 sans-serif }
@@ -78,7 +79,7 @@ div { margin: .3em 0 }
 td, th { padding-right: .9rem; text-align: left; white-space: nowrap; font-size: .8rem }
 img { max-width: 100% }
 .cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(20rem, 1fr)); gap: .8rem }
-.card { border: 2px solid #bbb; padding: 0 .6rem }
+.card { border: 2px solid #bbb; padding: 0 .6rem; overflow-wrap: anywhere }
 .large { font: bold 2rem sans-serif }
 .warning { border-left: .3rem solid #8a5a00; padding-left: .8rem }
 .small { font-size: .8rem; overflow-wrap: anywhere; white-space: pre-line }
@@ -98,11 +99,9 @@ class Metric(NamedTuple):
 
 
 def metric_of(name, margin, lower_is_better):
-    words, unit = WORDS.get(name, (name, name))
-    lower_is_better = lower_is_better or name == "nll"
-    if lower_is_better:
-        words += " (lower is better)"
-    return Metric(name, words, unit, lower_is_better, margin, 2 if name in POINTS else 4)
+    words_and_unit = WORDS.get(name, (name, name))
+    return Metric(name, *words_and_unit, lower_is_better or name == "nll", margin,
+                  2 if name in POINTS else 4)
 
 
 def effects_table(rows, margin=1.0, metric="acc", lower_is_better=False):
@@ -189,10 +188,11 @@ def sign_flip_p(changes):
 
 
 def together(units, effect):
-    """What `interval` takes, for the mean over settings: a row per task and m with spread_variance,
-    text_variance and subsamples. The texts of a subsample overlap across n, so the deviations that
-    it contributes are added, then squared; the variances by its texts are only added."""
-    groups = units.groupby([*CELL, "task"])
+    """What `interval` takes, for the mean over settings or other cases (model, task, m, n): a row
+    per task and m with spread_variance, text_variance and subsamples. Models share the texts of a
+    subsample, which also overlap across n, so the deviations that it contributes are added, then
+    squared; the variances by its texts are only added."""
+    groups = units.groupby(RUN[:5])
     K = groups[effect].transform("size")
     weight = 1 / (groups.ngroups * K)  # of a subsample in the mean
     # K / (K - 1) makes the sum of squares an unbiased estimate of the variance
@@ -203,12 +203,11 @@ def together(units, effect):
     parts = units.assign(
         K=K, deviation=weight * deviation, text_variance=weight**2 * text_variance)
     sums = parts.groupby(["task", "m", "subsample"])[["deviation", "text_variance"]].sum()
-    sums = sums.assign(spread_variance=sums.deviation**2).groupby(["task", "m"]).sum()
-    sums = sums[["spread_variance", "text_variance"]]
+    sums = sums.assign(deviation=sums.deviation**2).groupby(["task", "m"]).sum()
     sums *= len(sums) ** 2  # undoes that `interval` takes a mean of rows
     K = parts.groupby(["task", "m"])["K"].min()
     known = (K > 1) & (sums.max(axis=1) > 0)
-    return sums.assign(spread_variance=sums.spread_variance.where(known), subsamples=K)
+    return sums.assign(spread_variance=sums.deviation.where(known), subsamples=K)
 
 
 def effect_row(tasks, parts, metric):
@@ -222,7 +221,10 @@ def effect_row(tasks, parts, metric):
     means = tasks.groupby("task")["estimate"].mean(skipna=False)
     J, K, estimate = len(means), tasks.subsamples.min(), means.mean(skipna=False)
     se, df, half = interval(parts)
-    like_half = half_of_tasks_like_these(means, se)
+    like_half = math.nan
+    if J >= FIVE:  # Student's t over the tasks' means or, if wider, Normal as for these tasks
+        t, z = stats.t.ppf((1 + SHARE) / 2, [J - 1, math.inf])
+        like_half = np.fmax(t * means.sem(), z * se)
 
     p_alike, verdict, needed = math.nan, "", math.nan
     judged = K > 1 and half > 0  # which is false of nan, too
@@ -232,25 +234,16 @@ def effect_row(tasks, parts, metric):
         verdict = "Too early to tell: a verdict needs two subsamples (draws) that differ"
         if judged:
             verdict = verdict_on(estimate, half, J, metric)
-        if p_alike < LEVEL and settings == 1 and tasks.low.max() > 0 > tasks.high.min():
-            verdict = "It depends on the task: some intervals lie above 0, others below"
-        if verdict.startswith("Too early") and metric.margin and K >= FIVE:
-            needed = np.ceil(K * (half / (metric.margin / 2)) ** 2)
+            if p_alike < LEVEL and settings == 1 and tasks.low.max() > 0 > tasks.high.min():
+                of_mean = verdict.partition(": ")[2]
+                verdict = f"It depends on the task: on average {of_mean}"
+            elif "oo early" in verdict and K >= FIVE:
+                needed = np.ceil(K * (half / (metric.margin / 2)) ** 2)
     return row | {
         "settings": settings, "tasks": J, "subsamples": K, "se": se, "df": df,
         "estimate": estimate, "low": estimate - half, "high": estimate + half,
-        "like_low": estimate - like_half, "like_high": estimate + like_half, "lowest": means.min(),
-        "highest": means.max(), "p_alike": p_alike, "needed": needed, "verdict": verdict}
-
-
-def half_of_tasks_like_these(means, se):
-    """Half-width for tasks like these: Student's t over the tasks' means or, if it is wider, Normal
-    by the standard error for these tasks."""
-    J = len(means)
-    if J < FIVE:
-        return math.nan
-    t, z = stats.t.ppf((1 + SHARE) / 2, [J - 1, math.inf])
-    return np.fmax(t * means.sem(), z * se)
+        "like_low": estimate - like_half, "like_high": estimate + like_half,
+        "p_alike": p_alike, "needed": needed, "verdict": verdict}
 
 
 def p_of_alike_tasks(F, J, K, parts, df):
@@ -262,37 +255,47 @@ def p_of_alike_tasks(F, J, K, parts, df):
 
 
 def verdict_on(estimate, half, tasks, metric):
-    """What precedes the colon is printed large."""
+    """What precedes the colon is printed large. docs/verdicts.md explains each."""
+    side = "includes"
+    if abs(estimate) > half:
+        side = "lies above" if estimate > 0 else "lies below"
     if not metric.margin:
-        return f"The interval {'excludes' if abs(estimate) > half else 'includes'} 0"
+        return f"No verdict without --margin: the interval {side} 0"
     margin = f"±{metric.margin:g} {metric.unit}".replace("points", "percentage points")
     mean = ", on average" if tasks > 1 else ""
+    inflated = (estimate > 0) != metric.lower_is_better
     if abs(estimate) + half < metric.margin:
         return f"No{mean}: within {margin}"
     if abs(estimate) - half > metric.margin:
-        if (estimate < 0) == metric.lower_is_better:
+        if inflated:
             return f"Yes{mean}: beyond {margin}"
         return f"No{mean}: seen texts even score worse, beyond {margin}"
     if half <= NEAR * metric.margin:
-        return f"Near the margin{mean}: the interval is narrow and crosses {margin}"
-    return f"Too early to tell: the interval is too wide for {margin}"
+        return f"Near the margin{mean}: the interval is narrow, {side} 0 and crosses {margin}"
+    if side == "includes":
+        return f"Too early to tell: the interval is too wide for {margin}"
+    effect = "Inflated" if inflated else "Seen texts score worse"
+    return (f"{effect}{mean}, but too early to tell by how much: the interval {side} 0 and crosses "
+            f"{margin}")
 
 
 # The page
 
 
-def publish(rows, tasks, effects, metric, folder, footer):
+def publish(rows, metric, folder, command):
     """Print verdicts on means over settings, else on settings. Write the files."""
+    tasks, effects = analyze(rows, metric)
     lines = side_by_side(effects, metric)
     task_lines = side_by_side(tasks[tasks.main], metric)
     widest = lines.groupby(["experiment", "model"])["settings"].transform("max")
     cards = ""
     for _, line in lines[lines.main & (lines.settings == widest)].iterrows():
-        texts = notes(line, part_of(rows, line), part_of(task_lines, line), metric)
-        said = [f"{line.verdict} ({line.setting}).", *[text for _, text in texts]]
-        print(" ".join(said))
+        its_tasks = part_of(task_lines, line)
+        texts = [*notes(line, part_of(rows, line), its_tasks, metric, command)]
+        done = summary(line, its_tasks)
+        print(f"{line.verdict} ({done}).", *[text for _, text in texts])
         large, _, small = line.verdict.partition(": ")
-        texts = [("", line.setting), ("large", large), ("", small), *texts]
+        texts = [("", done), ("large", large), ("", small), *texts]
         cards += div("card", "".join(div(kind, html.escape(text)) for kind, text in texts))
 
     effects.to_csv(folder / "effects.csv", **CSV)
@@ -303,8 +306,12 @@ def publish(rows, tasks, effects, metric, folder, footer):
     page = HEAD + div("cards", cards) + div("small", GLOSSARY)
     page += pictures(tasks, effects, metric, folder / "effects.png")
     for title, table in tables.items():
-        page += f"<h2>{title}</h2>" + div("table", table.to_html(index=False, border=0))
-    page += div("small", html.escape("; ".join(footer)))
+        page += f"<h2>{title}</h2>" + div("table", table.to_html(
+            index=False, border=0, na_rep="", float_format=f"%.{metric.digits}f"))
+    footer = [f"{date.today()}: {command} ({len(rows)} rows)"]
+    if "versions" in rows:
+        footer += [*rows.versions.dropna().unique()]
+    page += div("small", html.escape("\n".join(footer)))
     path = folder / "report.html"
     path.write_text(page, encoding="utf-8")
     print(f"page: {path.resolve()}")
@@ -316,23 +323,23 @@ def div(kind, text):
 
 def side_by_side(table, metric):
     """The rows of the bias, with both effects in words."""
-    table = table.assign(words=table.apply(in_words, axis=1, args=[metric]))
+    table = table.assign(words=[
+        in_words(*pair, metric) for pair in zip(table.estimate, table.high)])
     bias, boost = [table[table.effect == effect].reset_index(drop=True) for effect in EFFECTS]
     lines = bias.assign(bias=bias.words, boost=boost.words)
-    lines["helps"] = boost.high < 0 if metric.lower_is_better else boost.low > 0
-    lines[MEANS] = lines[MEANS].map(f"{{:.{metric.digits}f}}".format).replace("nan", "")
+    sign = np.sign(boost.low) + np.sign(boost.high)  # nan: unknown. 0: the interval includes 0
+    lines["gain"] = -sign if metric.lower_is_better else sign
     return lines
 
 
-def in_words(row, metric, target=""):
+def in_words(estimate, high, metric):
     """Estimate and interval, no end rounded to 0 or to the margin. Nothing of what is unknown."""
-    if math.isnan(row.estimate):
+    if math.isnan(estimate):
         return ""
-    low, high = row[[f"{target}low", f"{target}high"]]
-    digits = metric.digits
+    low, digits = 2 * estimate - high, metric.digits
     if any(round(abs(end), digits) in (0, metric.margin) for end in (low, high)):
         digits += 1
-    words = f"{row.estimate:+z.{digits}f}"
+    words = f"{estimate:+z.{digits}f}"
     if low < high:  # not nan
         words += f" [{low:+z.{digits}f}, {high:+z.{digits}f}]"
     return words
@@ -346,77 +353,99 @@ def part_of(table, line):
     return table[(table[keys] == line[keys]).all(axis=1)]
 
 
-def notes(line, rows, tasks, metric):
-    """(class, sentence) pairs. rows, tasks: those that the line sums up."""
-    name = metric.words if line.models > 1 else f"{metric.words} of {line.model}"
-    mean = ""
+def summary(line, tasks):
+    """What was run, in words."""
+    benchmark, model = tasks.task.iloc[0], line.model
+    draws, sizes = f"{line.subsamples} draws of texts", f"two sets of n = {line.n}"
+    if line.subsamples == 1:
+        draws = "one draw of texts"
+    if tasks.subsamples.max() > line.subsamples:
+        draws = f"at least {draws}"
     if line.tasks > 1:
-        ends = [f"{end:+z.{metric.digits}f}" for end in line[["lowest", "highest"]]]
-        mean = f"; mean of {line.tasks} tasks' estimates, from {ends[0]} to {ends[1]}"
+        benchmark, draws = f"{line.tasks} tasks", f"{draws} each"
+    if line.models > 1:
+        model = f"{line.models} models"
+    if line.m:
+        sizes = f"m = {line.m} labeled texts, {sizes}"
+    if line.settings > 1:
+        sizes = f"mean of {line.settings} settings"
+    return f"{line.experiment}: {benchmark}, {model}, {draws}; {sizes}"
+
+
+def notes(line, rows, tasks, metric, command):
+    """Yield (class, sentence). rows, tasks: those that the line sums up."""
     kind = "labeled " if line.experiment.endswith("-answers") else ""
-    training = "Training" if line.m == 0 else "Pretraining"  # crossed answers hold any training
+    training = "Pretraining"
+    advice = "another --pretrain-lr or --pretrain-epochs or, with a GPU, a larger --model"
+    if line.m == 0:  # crossed answers hold any training
+        training, advice = "Training", "another learning rate or number of steps"
+    details = "bias, 89% interval"
+    if line.subsamples == 1:
+        details = "bias of one draw"
     boost = f"{training} on other texts changes it by {line.boost} (boost)."
     if not line.boost:
         boost = (f"The boost is unknown, since {metric.name}_base is empty: there is no score "
                  "without pretraining.")
-    said = [("", f"{training} on the {kind}test texts instead of other texts changes {name} by "
-                 f"{line.bias} {metric.unit} (bias, 89% interval{mean}). {boost}")]
+    yield "", (f"{training} on the {kind}test texts instead of other texts changes "
+               f"{metric.words} by {line.bias} {metric.unit} ({details}). {boost}")
     if line.subsamples == 1 and line.low < line.high:
-        said.append(("warning", "The interval leaves out the luck of training, since there is "
-                                f"one draw: such an interval {ONE_DRAW}. A verdict needs two."))
+        yield "warning", ("The interval is from the draw of the texts alone and leaves out the "
+                          "luck of training: such an interval held in 73 to 94% of our own single "
+                          "draws. A verdict needs two draws.")
     if line.p_alike < LEVEL:
-        said.append(("warning", f"The tasks differ by more than chance (p = {line.p_alike:.1g}). "
-                                "Judge each alone."))
+        yield "warning", (f"The tasks differ by more than chance (p = {line.p_alike:.1g}). Judge "
+                          "each alone:")
         if line.settings == 1:
             for _, task in tasks.iterrows():
                 verdict = verdict_on(task.estimate, task.high - task.estimate, 1, metric)
-                said.append(("", f"{task.task}: {task.bias}. {verdict}."))
+                yield "", f"{task.task}: {task.bias}. {verdict}."
+        yield "", f"A page for one task: `python {command} --tasks {tasks.task.iloc[-1]}`."
     if pd.notna(line.like_low):
-        said.append(("", "Over all tasks like these, the mean bias is "
-                         f"{in_words(line, metric, 'like_')}."))
+        words = in_words(line.estimate, line.like_high, metric)
+        yield "", f"Over all tasks like these, the mean bias is {words}."
     if line.needed > 0:
-        said.append(("", f"About {line.needed:.0f} subsamples of each task would narrow the "
-                         f"interval to ±{metric.margin / 2:g}; that may not settle it."))
+        yield "", (f"About {line.needed:.0f} subsamples of each task would narrow the interval to "
+                   f"±{metric.margin / 2:g}; that may not settle it.")
     if not line.verdict.startswith("Yes"):
-        if line.subsamples > 1 and line.boost and not line.helps:
-            said.append(("warning", f"{training} on other texts is not shown to help here; a "
-                                    "recipe that helps may inflate more."))
-        said += caveat(rows)
-    return said
+        if line.gain <= 0:
+            finding = "hurts" if line.gain < 0 else "is not shown to help"
+            yield "warning", (f"{training} on other texts {finding} here; a recipe that helps may "
+                              f"inflate more. Try {advice}.")
+        yield from caveat(rows, metric)
 
 
-def caveat(rows):
-    """Where models barely learned the task, by macro-F1 or else accuracy."""
-    name, guess = "macro-F1", 1 / rows.num_classes
-    score = rows[[f"f1_{arm}" for arm in CROSSED["unseen"]]].mean(axis=1)
-    if (score - guess).isna().any():
-        name, guess = "accuracy", rows.majority
-        score = rows[[f"acc_{arm}" for arm in CROSSED["unseen"]]].mean(axis=1)
-    rows = rows.assign(above=score - guess)
-    cases = rows.groupby([*CELL, "model", "task"])["above"].mean()
-    weak = cases[cases < 0.05 - 1e-9]  # 5 points, but for rounding
-    if weak.empty:
-        return []
-    tasks = weak.index.unique("task")
+def caveat(rows, metric):
+    """Where models barely learned the task, by macro-F1 or else accuracy; the bias elsewhere."""
+    name, above = "macro-F1", add_effects(rows, "f1").unseen - 1 / rows.num_classes
+    if above.isna().any():
+        name, above = "accuracy", add_effects(rows).unseen - rows.majority
+    cases = rows.assign(above=above).groupby(RUN[:5])["above"].mean()
+    weak = cases.index[cases < 0.05 - 1e-9]  # 5 points, but for rounding
+    tasks = weak.unique("task")
     which = ", ".join(tasks)
     if len(tasks) > FIVE:
         which = f"{len(tasks)} of {rows.task.nunique()} tasks"
-    return [("warning", f"The models barely learned the task in {len(weak)} of {len(cases)} cases "
-                        f"(model, task, m, n) from {which}: {name} on unseen texts is less than 5 "
-                        "points above guessing.")]
+    words = (f"The models barely learned the task in {len(weak)} of {len(cases)} cases (model, "
+             f"task, m, n) from {which}: {name} on unseen texts is less than 5 points above "
+             "guessing.")
+    learned = cases.index.difference(weak)
+    if len(learned) >= FIVE:
+        units = unit_table(add_effects(rows, metric.name), metric).set_index(RUN[:5])
+        units = units[units.index.isin(learned)]
+        mean = units.groupby(RUN[:5])["bias"].mean().mean()
+        bias = in_words(mean, mean + interval(together(units, "bias"))[2], metric)
+        words += f" In the other {len(learned)} the mean bias is {bias}."
+    if len(weak):
+        yield "warning", words
 
 
-@rc_context({"text.parse_math": False})  # two dollar signs in a name would be a formula
 def pictures(tasks, effects, metric, path):
     """Save effects.png. Return its HTML, also narrow."""
     coded = []
     for narrow in (True, False):  # wide last
-        with warnings.catch_warnings(record=True) as caught:  # each missing letter is one
-            draw_effects(tasks, effects, metric, narrow).savefig(path, dpi=130)
+        draw_effects(tasks, effects, metric, narrow).savefig(path, dpi=130)
         picture = base64.b64encode(path.read_bytes()).decode()
         coded.append(f"data:image/png;base64,{picture}")
-    if caught:
-        print(f"{path.name}: {caught[0].message}")
     if hasattr(builtins, "display"):  # notebook
         builtins.display({"image/png": picture}, raw=True)
     narrow, wide = coded
@@ -447,8 +476,6 @@ def draw_effects(tasks, effects, metric, narrow):
         shown = rows.assign(y=y)[rows.effect == effect]
         axis.errorbar(shown.estimate, shown.y, xerr=shown.high - shown.estimate, fmt="ko")
         axis.axvline(0, color="gray", ls="--")
-    if shown.estimate.isna().all():
-        axes[1].set(title="boost: not measured")
     axes[0].containers[0].set_label("89% interval")
     if metric.margin:
         axes[0].axvspan(-metric.margin, metric.margin, color="#dddddd", label="margin")
@@ -637,9 +664,8 @@ def read_rows(path, metric="acc"):
     for number, cells in enumerate(lines, 2):
         whole = len(cells) == len(header)
         if whole and number > len(lines) and header[-1] == "versions":
-            # no line break follows: is the cell whole, with a hash at its end or as in other rows?
-            ends_in_hash = re.search(" script [0-9a-f]{12}$", cells[-1])
-            whole = ends_in_hash or f"{mark}{cells[-1]}\n" in text
+            # no line break follows: its last cell is whole if another row ends in the same
+            whole = f"{mark}{cells[-1]}\n" in text
         if whole:
             rows[f"{path}, line {number}"] = cells
         elif cells:
@@ -678,9 +704,8 @@ def clean_rows(rows, metric="acc", plain=False, flags={}):
                "task": [*CELL, "model", "data"]}
     for name, scope in scopes.items():
         if {name, *scope} <= {*rows}:
-            values = rows.groupby(scope)[name].transform("nunique")
-            words = f"another row has the same {', '.join(scope)} but not {name}: keep one"
-            refuse(rows, values > 1, words)
+            refuse(rows, rows.groupby(scope)[name].transform("nunique") > 1,
+                   f"another row has the same {', '.join(scope)} but not {name}: keep one")
     rows = rows.groupby(RUN, as_index=False).first()
     rows["both"] = rows[columns_of(metric)[3::2]].notna().all(axis=1)
     crossed = rows.groupby(CELL)["both"].transform("all") & (not plain)
@@ -791,7 +816,7 @@ def parse_args(argv):
         args.margin = 1.0 if args.metric in POINTS else None
     elif not 0 < args.margin < math.inf:
         parser.error("--margin must be positive")
-    name = "+".join(path.stem for path in args.paths)[:99]  # a folder's may have 255 bytes
+    name = "+".join(path.stem for path in args.paths)
     if args.metric != "acc":
         name += f".{args.metric}"
     args.out = args.out or Path("fits", name)
@@ -806,14 +831,8 @@ def main(argv=None):
                          f"{PAPER_MODEL_NEEDS} {args.command}")
     rows = pd.concat([read_rows(path, args.metric) for path in args.paths])
     rows = clean_rows(rows, args.metric, args.plain, vars(args))
-    metric = metric_of(args.metric, args.margin, args.lower_is_better)
-    tasks, effects = analyze(rows, metric)
-    files = ", ".join(path.name for path in args.paths)
-    footer = [f"{date.today()}: {args.command}", f"{len(rows)} rows of {files}"]
-    if "versions" in rows:
-        footer += [*rows.versions.dropna().unique()]
     args.out.mkdir(parents=True, exist_ok=True)
-    publish(rows, tasks, effects, metric, args.out, footer)
+    publish(rows, metric_of(args.metric, args.margin, args.lower_is_better), args.out, args.command)
     if args.paper_model and not run_paper_model(
             rows, not args.no_interaction, args.draws, args.out / "posterior.csv"):
         sys.exit(3)

@@ -235,9 +235,8 @@ def read_rows(path, metric="acc"):
     for number, cells in enumerate(lines, 2):
         whole = len(cells) == len(header)
         if whole and number > len(lines) and header[-1] == "versions":
-            # no line break follows: is the cell whole, with a hash at its end or as in other rows?
-            ends_in_hash = re.search(" script [0-9a-f]{12}$", cells[-1])
-            whole = ends_in_hash or f"{mark}{cells[-1]}\n" in text
+            # no line break follows: its last cell is whole if another row ends in the same
+            whole = f"{mark}{cells[-1]}\n" in text
         if whole:
             rows[f"{path}, line {number}"] = cells
         elif cells:
@@ -276,9 +275,8 @@ def clean_rows(rows, metric="acc", plain=False, flags={}):
                "task": [*CELL, "model", "data"]}
     for name, scope in scopes.items():
         if {name, *scope} <= {*rows}:
-            values = rows.groupby(scope)[name].transform("nunique")
-            words = f"another row has the same {', '.join(scope)} but not {name}: keep one"
-            refuse(rows, values > 1, words)
+            refuse(rows, rows.groupby(scope)[name].transform("nunique") > 1,
+                   f"another row has the same {', '.join(scope)} but not {name}: keep one")
     rows = rows.groupby(RUN, as_index=False).first()
     rows["both"] = rows[columns_of(metric)[3::2]].notna().all(axis=1)
     crossed = rows.groupby(CELL)["both"].transform("all") & (not plain)

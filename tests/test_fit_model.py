@@ -184,8 +184,6 @@ def test_tables_1a_and_1b_and_section_7(run):
     ends = stats.ttest_1samp(of_tasks["bias"], 0).confidence_interval(0.89)
     words = "Over all tasks like these, the mean bias is +0.01 [{:+.2f}, {:+.2f}].".format(*ends)
     assert words in found.out
-    ends = of_tasks["bias"].agg(["min", "max"])
-    assert "mean of 25 tasks' estimates, from {:+.2f} to {:+.2f})".format(*ends) in found.out
     adjusted = found.tasks["p_adjusted"].dropna()  # not of means over models
     assert len(adjusted) == 400 and adjusted.min() == approx(0.081, abs=5e-4)
 
@@ -194,20 +192,17 @@ def test_tables_1a_and_1b_and_section_7(run):
     exec((ROOT / "fit_model.py").read_text(), cell)
     assert cell["effects_table"](rows, margin=1.0)["verdict"][0] == found.effects["verdict"][0]
 
-    for words in ("No, on average: within ±1 percentage points (few-shot, mean of 8 settings).",
+    for words in ("No, on average: within ±1 percentage points (few-shot: 25 tasks, 2 models, at "
+                  "least 20 draws of texts each; mean of 8 settings).",
                   "+0.01 [-0.08, +0.10] points", "+4.35 [+4.23, +4.48]",
-                  "in 255 of 400 cases (model, task, m, n) from 21 of 25 tasks: accuracy"):
+                  "in 255 of 400 cases (model, task, m, n) from 21 of 25 tasks: accuracy",
+                  "In the other 145 the mean bias is -0.03 [-0.18, +0.11]."):  # studies/learned.py
         assert words in found.out
     mean = one(found.effects, effect="bias", model="all", n=None)
     assert mean["p_alike"] == approx(0.1, abs=5e-3)  # by an audit's own code
     cells = rows.groupby(["model", "task", "m", "n"])[["acc_extra", "majority"]].mean()
     assert mean["unseen"] == approx(100 * cells["acc_extra"].mean(), rel=1e-5)
     assert (cells["acc_extra"] - cells["majority"] < 0.05 - 1e-12).sum() == 255
-
-
-def test_the_zero_shot_means(run):
-    found = run(PAPER / "zero_shot_m100_n100.csv")
-    assert [*found.effects["estimate"]] == approx([-0.04, 5.25], abs=5e-3)
 
 
 # The rule of variance
@@ -221,8 +216,9 @@ def test_crossed_effects_by_loops(run, luck):
     rows = pd.concat([crossed_rows(9, n, rng, luck).assign(m=m) for m, n in sizes])
     rows = rows[rows["subsample"] <= rows["task"].map({0: 2, 1: 3, 2: 5, 3: 9})]
     rows = rows[(rows["n"] == 50) | (rows["subsample"] < 9)]  # the smaller number gives the df
-    found = run(rows)
-    assert found.effects["like_low"].isna().all()
+    rows, cell = rows.reset_index(drop=True), rows.eval("m == 8 and n == 50").to_numpy()
+    found = run(rows.assign(acc_test_on_extra=rows["acc_test_on_extra"].where(rows.index > 0)))
+    rows.loc[cell, "acc_base_on_extra"] = math.nan  # all of its cell is plain
     for effect in ("bias", "boost"):
         assert_interval(one(found.effects, effect=effect, n=None), plain_interval(rows, effect))
         for (m, n), mine in rows.groupby(["m", "n"]):
@@ -252,7 +248,7 @@ def test_text_variance_over_models_and_seeds(run):
 
 
 @pytest.mark.parametrize("sizes, luck, n, effects", [
-    ((7, 7), (0.5, 3), 5000, (0, 1.5)), ((4, 9), (1, 2), 5000, (0, 1)),
+    ((4, 9), (1, 2), 5000, (0, 1)),
     ((6, 6, 6, 6), (0.3, 1, 2, 3), 5000, (0, 1, 2, 1)), ((3, 3, 3), (0, 0, 0), 50, (0, 0.5, 1))])
 def test_do_the_tasks_differ(run, sizes, luck, n, effects):
     """Welch's t test of two tasks, Mehrotra (1997) for more of one size, chi-squared where the
@@ -286,8 +282,9 @@ def test_it_depends_on_the_task(run):
     """The mean hides intervals on both sides of 0."""
     up, flat, down = [3, 4, 5] * 3, [0, 1, -1] * 3, [-5, -4, -3] * 3
     said = run(bias_rows({"a": up, "b": down})).out
-    assert said.startswith("It depends on the task: some intervals lie above 0, others below (")
+    assert said.startswith("It depends on the task: on average within ±1 percentage points (few-")
     assert re.search(r"a: \+4.00 \[.*?\]. Yes: beyond ±1 .*b: -4.00 \[.*?\]. No: seen texts", said)
+    assert "task: `python fit_model.py results.csv --out out --tasks b`." in said
     for one, other in ((up, flat), (flat, down)):
         assert not run(bias_rows({"a": one, "b": other})).out.startswith("It depends")
 
@@ -302,6 +299,19 @@ def test_means_only_where_tasks_are_shared(run):
         assert found.page.count('<div class="card"') == 2
     both = [short, short.assign(m=9), bias_rows(full, model="other")]
     assert run(pd.concat(both)).page.count('<div class="card"') == 2
+
+
+@pytest.mark.parametrize("tasks", [4, 5])
+def test_five_tasks_tell_of_others(run, tasks):
+    """And five cases in which the models learned the task, of the bias of these."""
+    learned = bias_rows({task: [0, 1, task] for task in range(tasks)})
+    found = run(learned)
+    assert ("Over all tasks like these" in found.out) == (tasks == 5)
+    out = run(pd.concat([learned, bias_rows({"weak": [2, 2, 9]}, majority=0.9)])).out
+    mean, *_, half = plain_interval(learned, "bias")
+    words = f"In the other 5 the mean bias is {mean:+.2f} [{mean - half:+.2f}, {mean + half:+.2f}]."
+    assert (words in out) == ("In the other" in out) == (tasks == 5)
+    assert "barely learned the task in 1 of " in out
 
 
 def test_no_interval(run):
@@ -328,7 +338,7 @@ def test_sign_flips(run):
 
 
 @pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize("draws, arms", [(1, ARMS), (1, ARMS[1:]), (2, ARMS), (2, ARMS[1:])])
+@pytest.mark.parametrize("draws, arms", [(1, ARMS), (2, ARMS), (2, ARMS[1:])])
 def test_crossed_answers(run, draws, arms):
     """contamination_test.py's rows of the answers of models that others trained give the numbers
     of run_experiment.py's rows; there may be no model before. Of one draw, the bias has the Normal
@@ -345,7 +355,9 @@ def test_crossed_answers(run, draws, arms):
     assert ("leaves out the luck of training" in found.out) == (draws == 1)
     assert draws > 1 or "shown to help" not in found.out  # a boost has no interval
     assert ("boost is unknown, since acc_base is empty" in found.page) == (arms != ARMS)
-    assert "(crossed, n = 150). Training on" in found.out and "nan" not in found.page
+    words = f"(crossed: 4 tasks, bert, {['one draw', '2 draws'][draws - 1]} of texts each; two sets"
+    assert f"{words} of n = 150). Training on" in found.out and "nan" not in found.page
+    assert ("(bias of one draw)" in found.out) == (draws == 1)
     both = [table.filter(regex="estimate|^se$|low|high")[: len(arms) - 1]  # without a boost
             for table in (found.effects, fit.effects_table(own))]
     pd.testing.assert_frame_equal(*both)
@@ -354,12 +366,11 @@ def test_crossed_answers(run, draws, arms):
 
 
 def test_names_are_names(run):
-    """A task may be called NA, a model all; a font may lack letters, which is said once."""
-    rows = bias_rows({"NA": [0, 1, -1], "nan": [1, 0, 1], "情感_$_$": [0, 1, 0]}, model="all")
-    for models, card in (([], "of all by"), ([rows.assign(model="b")], "accuracy by")):
-        found = run(pd.concat([rows, *models]))
-        assert found.page.count('<div class="card"') == 1 and card in found.page
-        assert "<td>NA</td>" in found.page and found.out.count("Glyph") == 1
+    """A task may be called NA, a model all."""
+    rows = bias_rows({"NA": [0, 1, -1], "nan": [1, 0, 1], "情感": [0, 1, 0]}, model="all")
+    page = run(pd.concat([rows, rows.assign(model="b")])).page
+    assert page.count('"card">') == 1 and "<td>NA</td>" in page
+    assert ">few-shot: 3 tasks, 2 models, 3 draws of texts each; m = 8 labeled texts, two" in page
 
 
 # The paper's model
@@ -473,6 +484,18 @@ def test_the_papers_model_needs_packages(run, monkeypatch):
     assert {*fit.PAPER_MODEL_NEEDS.split(",")} <= {*pins}
 
 
+def test_a_fit_that_fails_before_the_last(run, monkeypatch):
+    """Exit status 3; --no-interaction reaches the model."""
+    def fitted(rows, effect, *_):
+        names = ["mean", "hdi_5.5%", "hdi_94.5%", "r_hat"]
+        return pd.DataFrame(0, ["beta"], names).assign(warning={"bias": "no", "boost": ""}[effect])
+
+    monkeypatch.setattr(fit, "paper_model", lambda rows, interaction: {}[interaction])
+    assert run(varied_rows(), "--paper-model", "--no-interaction").end == "error: KeyError(False)"
+    monkeypatch.setattr(fit, "fit", fitted)
+    assert run(varied_rows(), "--paper-model").end == 3
+
+
 def test_the_papers_model_from_the_command_line(run):
     """Few draws do not converge: exit status 3, in every row."""
     found = run(varied_rows(), "--paper-model", "--draws", 60)
@@ -491,20 +514,33 @@ def test_the_papers_model_from_the_command_line(run):
 
 
 @pytest.mark.parametrize("biases, start", [
-    ({"a": [0, 1, -1] * 9}, "No: within ±1 percentage points (few-shot, m ="),
+    ({"a": [0, 1, -1] * 9}, "No: within ±1 percentage points (few-shot: a, bert, 27 draws of te"),
     ({"a": [-7, -8, -9]}, "No: seen texts even score worse, beyond ±1 percentage"),
     # half-widths of .527 and .571, below and above .55 of the margin
-    ({"a": [0.6, -1.8] * 8}, "Near the margin: the interval is narrow and crosses ±1 percent"),
-    ({"a": [-0.7, 1.9] * 8}, "Too early to tell: the interval is too wide for ±1 percent")])
+    ({"a": [0.6, -1.8] * 8}, "Near the margin: the interval is narrow, lies below 0 and crosses "),
+    ({"a": [0.7, -1.9] * 8}, "Seen texts score worse, but too early to tell by how much: the int"),
+    ({"a": [-0.9, 1.9] * 8}, "Too early to tell: the interval is too wide for ±1 percent")])
 def test_verdicts(run, biases, start):
     found = run(bias_rows(biases, n=1000))
     assert found.out.startswith(start) and "nan" not in found.out + found.page
+
+
+def test_each_verdict_is_explained():
+    """What is printed large, but for the mean's two words, begins a row of docs/verdicts.md."""
+    explained = (ROOT / "docs" / "verdicts.md").read_text()
+    found = {"It depends on the task"}
+    for estimate, half, margin in itertools.product(np.arange(-3, 3, 0.3), (0.2, 0.5, 2), (1, 0)):
+        verdict = fit.verdict_on(estimate, half, 2, fit.metric_of("acc", margin, False))
+        found.add(verdict.partition(":")[0].replace(", on average", ""))
+    assert len(found) == 8 and all(f"\n| {words} |" in explained for words in found)
 
 
 def test_how_much_more_to_run(run):
     """K (half / (margin / 2))^2, only where it is too early, and not before five subsamples."""
     rows = bias_rows({"a": [-3, 0, 4, 0, 0], "b": [-4, 2, 1, 0, 3, 0]})
     R = math.ceil(5 * (plain_interval(rows, "bias")[3] / 0.5) ** 2)
+    found = run(rows.assign(acc_test=rows["acc_test"] + 0.018))
+    assert found.out.startswith("Inflated, on average, but") and found.effects["needed"][0] > 5
     found = run(pd.concat([rows, rows.assign(model="other")]))
     assert one(found.effects, effect="bias", model="all")["needed"] == R
     assert f"About {R} subsamples of each task would narrow the interval to ±0.5;" in found.out
@@ -513,14 +549,17 @@ def test_how_much_more_to_run(run):
 
 
 @pytest.mark.parametrize("boost, metric, warned", [
-    (0.64, "acc", False), (0.02, "acc", True), (-0.1, "nll", False), (0.1, "nll", True)])
+    (0.64, "acc", ""), (0.02, "acc", "is not shown to help"), (-0.1, "nll", ""),
+    (0.1, "nll", "hurts"), (-3, "acc", "hurts")])
 def test_a_boost_that_is_not_shown(run, boost, metric, warned):
     """The interval of .64 lies above 0 and within the margin."""
     rows = bias_rows({"a": [0, 0.2, 0.1, 0.1]}, n=1000).assign(nll_extra=0.5)
     rows["acc_base"] = 0.6 - (boost + np.array([-0.1, 0.1, 0, 0])) / 100
     rows["nll_base"], rows["nll_test"] = rows["acc_base"] - 0.1 - 0.99 * boost, rows["acc_test"]
     found = run(rows, "--metric", metric)
-    assert ("not shown to help here" in found.out) == warned
+    warning = f"Pretraining on other texts {warned} here; a recipe that helps may inflate more. Try"
+    assert (f"{warning} another --pretrain-lr" if warned else "boost") in found.out
+    assert (" here; a recipe" in found.out) == bool(warned)
     assert f"changes it by {boost:+.2f}" in found.out
 
 
@@ -548,14 +587,13 @@ def test_caveats(run):
 def test_other_metrics(run):
     """Without a margin, but for --margin, no verdict; a higher nll is worse."""
     assert str(fit.parse_args("a.csv b.csv --metric f1".split()).out) == "fits/a+b.f1"
-    assert len(fit.parse_args(["results.csv"] * 40).out.name) < 200
     rows = coin_rows().assign(nll_base=1, nll_extra=0.9, f1_base=0.5, f1_extra=0.6, f1_test=0.62)
     assert run(rows, "--metric", "f1").out.startswith("Yes, on average: beyond ±1 per")
     rows["nll_test"] = 0.9 + 0.01 * (-1) ** rows["subsample"]
-    assert run(rows, "--metric", "nll").out.startswith("The interval includes 0")
+    assert run(rows, "--metric", "nll").out.startswith("No verdict without --margin: the interv")
     rows["nll_test"] = 0.95 + 0.01 * rows["subsample"]
     found = run(rows, "--metric", "nll")
-    assert found.out.startswith("The interval excludes 0 (") and "±" not in found.page
+    assert "--margin: the interval lies above 0 (few" in found.out and "±" not in found.page
     assert "+0.0750 [" in found.out
     out = run(rows, "--metric", "nll", "--margin", 0.001).out
     assert out.startswith("No, on average: seen texts even score worse, beyond ±0.001 nats")
@@ -568,8 +606,7 @@ def test_other_metrics(run):
 def test_an_end_is_not_rounded_to_0_or_the_margin():
     metric = fit.metric_of("acc", 1, False)
     for middle, words in ((0.3, "+0.300 [+0.002, +0.598]"), (0.7, "+0.700 [+0.402, +0.998]")):
-        row = pd.Series({"estimate": middle, "low": middle - 0.298, "high": middle + 0.298})
-        assert fit.in_words(row, metric) == words
+        assert fit.in_words(middle, middle + 0.298, metric) == words
 
 
 def test_two_experiments_on_one_page_that_can_be_mailed(run):
@@ -582,7 +619,7 @@ def test_two_experiments_on_one_page_that_can_be_mailed(run):
     assert found.page.count("labeled test") == 1
     footer = found.page[found.page.index("fit_model.py results.csv --out out --margin 1.5") - 12 :]
     assert footer.startswith(f"{date.today()}: ")
-    assert "; 30 rows of results.csv; torch 7; torch 8<" in footer
+    assert " (30 rows)\ntorch 7\ntorch 8<" in footer
 
 
 # Reading

@@ -100,10 +100,10 @@ def test_page_and_figure_show_the_tables(shared, said, figures):
     for card, (title, model) in zip(page.split('<div class="card"')[1:], judged, strict=True):
         bias, boost = table.loc[title, model, "", "bias"], table.loc[title, model, "", "boost"]
         large, _, small = bias.verdict.partition(": ")
-        assert f">{title}<" in card and f'"large">{large}<' in card and f">{small}<" in card
-        assert f"{bias.verdict} ({title})" in out
-        whose = "" if model == "all" else f" of {model}"
-        for words in (f"accuracy{whose} by {in_words(bias)}", f"by {in_words(boost)} (boost)"):
+        done = re.search('"">(.*?)</div>', card)[1]
+        assert done.startswith(f"{name}: ") and f"{bias.verdict} ({done})" in out
+        assert f'"large">{large}<' in card and f">{small}<" in card
+        for words in (f"accuracy by {in_words(bias)}", f"by {in_words(boost)} (boost)"):
             assert words in card and words in out
 
     # The figure, for narrow screens and for wide ones
