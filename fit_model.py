@@ -50,6 +50,7 @@ from scipy import special, stats
 
 os.environ.setdefault("PYTENSOR_FLAGS", "cxx=")  # nutpie needs no C compiler
 warnings.simplefilter("ignore", FutureWarning)  # of ArviZ
+warnings.filterwarnings("ignore", "Glyph")  # a box stands for the letter, as GLOSSARY says
 
 NEAR = 0.55  # half-width, in margins; run_experiment.py --margin stops at 0.5
 LEVEL = 0.05  # p below it: the tasks differ
@@ -69,7 +70,7 @@ most common class.
 In brackets: the 89% interval, a range that should hold the true value 89 times in 100 (86 to 93 \
 where a run stops by itself). It is the wider of two: Student's t, from how much subsamples (for \
 tasks like these: tasks) differ, and Normal, from the draw of texts or rounding. One draw has only \
-the latter.
+the latter. A box in the figure stands for a letter that its font lacks; the tables have it.
 What each verdict and warning means, and what to do next: docs/verdicts.md. What was run: \
 README.md, "Run the experiment"."""
 HEAD = """<!DOCTYPE html><meta charset="utf-8"><meta name="viewport" content="width=device-width">
@@ -327,8 +328,7 @@ def side_by_side(table, metric):
         in_words(*pair, metric) for pair in zip(table.estimate, table.high)])
     bias, boost = [table[table.effect == effect].reset_index(drop=True) for effect in EFFECTS]
     lines = bias.assign(bias=bias.words, boost=boost.words)
-    sign = np.sign(boost.low) + np.sign(boost.high)  # nan: unknown. 0: the interval includes 0
-    lines["gain"] = -sign if metric.lower_is_better else sign
+    lines["least_gain"] = -boost.high if metric.lower_is_better else boost.low
     return lines
 
 
@@ -384,8 +384,7 @@ def notes(line, rows, tasks, metric, command):
         details = "bias of one draw"
     boost = f"{training} on other texts changes it by {line.boost} (boost)."
     if not line.boost:
-        boost = (f"The boost is unknown, since {metric.name}_base is empty: there is no score "
-                 "without pretraining.")
+        boost = f"The boost is unknown: {metric.name}_base, the score before pretraining, is empty."
     yield "", (f"{training} on the {kind}test texts instead of other texts changes "
                f"{metric.words} by {line.bias} {metric.unit} ({details}). {boost}")
     if line.subsamples == 1 and line.low < line.high:
@@ -393,8 +392,8 @@ def notes(line, rows, tasks, metric, command):
                           "luck of training: such an interval held in 73 to 94% of our own single "
                           "draws. A verdict needs two draws.")
     if line.p_alike < LEVEL:
-        yield "warning", (f"The tasks differ by more than chance (p = {line.p_alike:.1g}). Judge "
-                          "each alone:")
+        p = f"{line.p_alike:.1g}"
+        yield "warning", f"The tasks differ by more than chance (p = {p}). Judge each alone:"
         if line.settings == 1:
             for _, task in tasks.iterrows():
                 verdict = verdict_on(task.estimate, task.high - task.estimate, 1, metric)
@@ -407,10 +406,9 @@ def notes(line, rows, tasks, metric, command):
         yield "", (f"About {line.needed:.0f} subsamples of each task would narrow the interval to "
                    f"±{metric.margin / 2:g}; that may not settle it.")
     if not line.verdict.startswith("Yes"):
-        if line.gain <= 0:
-            finding = "hurts" if line.gain < 0 else "is not shown to help"
-            yield "warning", (f"{training} on other texts {finding} here; a recipe that helps may "
-                              f"inflate more. Try {advice}.")
+        if line.least_gain <= 0:
+            yield "warning", (f"{training} on other texts hurts here, or is not shown to help; a "
+                              f"recipe that helps may inflate more. Try {advice}.")
         yield from caveat(rows, metric)
 
 
@@ -467,7 +465,7 @@ def draw_effects(tasks, effects, metric, narrow):
     names = [textwrap.fill(name, width) for name in names]
     figure = Figure(size, layout="constrained")
     axes = figure.subplots(*grid, sharey=True)
-    axes[0].set_yticks(range(len(names)), names)
+    axes[0].set_yticks(range(len(names)), names, parse_math=False)  # "$" is no formula
     axes[0].set_ylim(len(names) - 0.4, -0.6)
     axes[0].set(title="bias = seen - unseen", xlabel=metric.unit)
     axes[1].set(title="boost = unseen - base", xlabel=metric.unit)
@@ -664,8 +662,8 @@ def read_rows(path, metric="acc"):
     for number, cells in enumerate(lines, 2):
         whole = len(cells) == len(header)
         if whole and number > len(lines) and header[-1] == "versions":
-            # no line break follows: its last cell is whole if another row ends in the same
-            whole = f"{mark}{cells[-1]}\n" in text
+            # no line break follows: is the cell whole, with a hash at its end or as in other rows?
+            whole = re.search(" script [0-9a-f]{12}$", cells[-1]) or f"{mark}{cells[-1]}\n" in text
         if whole:
             rows[f"{path}, line {number}"] = cells
         elif cells:
@@ -816,7 +814,7 @@ def parse_args(argv):
         args.margin = 1.0 if args.metric in POINTS else None
     elif not 0 < args.margin < math.inf:
         parser.error("--margin must be positive")
-    name = "+".join(path.stem for path in args.paths)
+    name = "+".join(path.stem for path in args.paths)[:99]  # a folder's may have 255 bytes
     if args.metric != "acc":
         name += f".{args.metric}"
     args.out = args.out or Path("fits", name)

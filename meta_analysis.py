@@ -235,8 +235,8 @@ def read_rows(path, metric="acc"):
     for number, cells in enumerate(lines, 2):
         whole = len(cells) == len(header)
         if whole and number > len(lines) and header[-1] == "versions":
-            # no line break follows: its last cell is whole if another row ends in the same
-            whole = f"{mark}{cells[-1]}\n" in text
+            # no line break follows: is the cell whole, with a hash at its end or as in other rows?
+            whole = re.search(" script [0-9a-f]{12}$", cells[-1]) or f"{mark}{cells[-1]}\n" in text
         if whole:
             rows[f"{path}, line {number}"] = cells
         elif cells:

