@@ -596,19 +596,19 @@ def test_a_process_loads_its_model_once(run, script, monkeypatch):
     assert str(os.getpid()) not in processes
 
 
-@pytest.mark.parametrize("size, cores, asked, workers, threads", [
-    (49e6, 9, None, 4, 1), (49e6, 2, None, 2, 1), (51e6, 9, None, 1, 9), (51e6, 9, 2, 2, 4),
-    (51e6, 9, 20, 20, 1)])
-def test_only_small_models_get_four_workers(
-        script, monkeypatch, capsys, size, cores, asked, workers, threads):
+@pytest.mark.parametrize("device, size, cores, asked, workers, threads", [
+    ("cpu", 49e6, 9, None, 4, 1), ("cpu", 49e6, 2, None, 2, 1), ("meta", 49e6, 9, None, 1, 9),
+    ("cpu", 51e6, 9, None, 1, 9), ("cpu", 51e6, 9, 2, 2, 4), ("cpu", 51e6, 9, 20, 20, 1)])
+def test_only_small_models_on_a_cpu_get_four_workers(
+        script, monkeypatch, capsys, device, size, cores, asked, workers, threads):
     """The cores are shared among workers. The largest model of a run decides."""
     monkeypatch.setattr(joblib, "cpu_count", lambda: cores)
     cells = [[SimpleNamespace(model=SimpleNamespace(size=size), recipe={"precision": "bf16"})]
              for size in (9, size, 8)]
-    pool, found = script.open_pool(cells, "cpu", asked, None)
+    pool, found = script.open_pool(cells, device, asked, None)
     with pool:
         assert not [*script.spread(pool, None, [])]
-    assert capsys.readouterr().out == f"device cpu, bf16, workers: {workers}\n"
+    assert capsys.readouterr().out == f"device {device}, bf16, workers: {workers}\n"
     assert found == threads
 
 
