@@ -476,16 +476,10 @@ def test_another_recipe_or_other_data_is_refused(run, refused, tiny, benchmark_c
     assert rows_of() == [before]
 
 
-def of_older_versions(text):
-    """Rows whose last cell does not end in the script's hash."""
-    return re.sub(" script .*", "", text)
-
-
 @pytest.mark.parametrize("change, whole", [
     (lambda text: text + "few-shot,tiny,topi", 2),
     (lambda text: text.rpartition(",")[0], 1),
     (lambda text: text[:-2], 1), (lambda text: text[:-1].replace("\n", "\r\n"), 2),
-    (lambda text: of_older_versions(text)[:-1], 2), (lambda text: of_older_versions(text)[:-2], 1),
     (lambda text: "\ufeff" + text.replace("\n", "\r\n") + "\r\n", 2),
     (lambda text: text.replace("\n", '\n"torn, inside quo\n', 1), 2),
     (lambda text: text + "caf\udce9\n", 2)])
