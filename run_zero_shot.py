@@ -111,7 +111,7 @@ def run_prompts(sample, device, threads, adapters=None):
         for name in strings:
             means = score_classes(net, tokenizer, strings[name]["prompts"], sample.classes)
             predictions[arm][name] = means.log_softmax(1).numpy()
-        minutes = 6 * (time.perf_counter() - started) / 60  # base takes about a sixth
+        minutes = (time.perf_counter() - started) / 10  # base takes about a sixth of all
         if arm == "base" and row["subsample"] == 1 and minutes > 1:
             tqdm.write(f"{row['task']}: a subsample takes about {minutes:.1f} minutes")
     add_scores(row, predictions, sample.labels)
@@ -684,8 +684,9 @@ def plan_cells(out, experiment, models, tasks, m_values, max_subsamples, seed, r
 def run_all(cells, run, out, margin, device, workers, dask):
     """Run what is left of the cells. run(sample, device, threads) returns a row."""
     out.parent.mkdir(parents=True, exist_ok=True)
-    with errors_name(f"cannot write and lock {out}: use another --out"), lock_of(out):
-        pass  # also the lock's name may be too long
+    with errors_name(f"cannot write and lock {out}: use another --out"):
+        with tempfile.TemporaryDirectory(dir=out.parent) as draft, lock_of(Path(draft, out.name)):
+            pass  # also the lock's name may be too long
     pool, threads = open_pool(cells, device, workers, dask)
     job = functools.partial(run_job, run, device, threads)
     STOPPED.clear()
@@ -748,10 +749,11 @@ def spread(pool, job, samples):
 def run_cell(units, results, out, margin):
     """Run what is left of a cell; return its rows. With a margin, in points, it ends at the least k
     at which the mean bias is known to half of that."""
-    left = sum(not unit.finished for unit in units)
+    finished = sum(unit.finished for unit in units)
     print("\n{model}, m = {m}, n = {n}:".format(**units[0].row),
-          f"{len(units) - left} subsamples are finished" if left < len(units) else "starting")
-    bar = tqdm(total=left, disable=None, bar_format="[{elapsed}, left: {remaining}] {desc}")
+          f"{finished} subsamples are finished" if finished else "starting")
+    bar = tqdm(total=len(units) - finished, disable=None,
+               bar_format="[{elapsed}, left: {remaining}] {desc}")
     rows, progress = [], ""
     with bar, contextlib.closing(results):
         for k, draws in itertools.groupby(units, lambda unit: unit.row["subsample"]):
@@ -845,7 +847,7 @@ def finished_rows(out):
     break, as spreadsheets leave it, is whole if it ends in the script's hash."""
     text, finished = "", {}
     if out.exists():
-        with open(out, "r+", encoding="utf-8-sig", errors="replace") as file:  # not read-only
+        with open(out, "r+", encoding="utf-8-sig") as file:  # not read-only
             text = file.read()
     header, *lines = text.split("\n")
     if text and header.split(",") != COLUMNS:
@@ -918,8 +920,8 @@ def named_tasks(registered, names):
         elif name in registered:
             entries.append((name, registered[name]))
         else:
-            near = difflib.get_close_matches(name, registered, 9, 0)
-            raise ValueError(f"no task {name} (use --csv for a file). Nearest first: {near}")
+            raise ValueError(f"no task {name} (for a file use --csv). Did you mean one of these? "
+                             f"{difflib.get_close_matches(name, registered, 9, 0)}")
     return entries
 
 
@@ -981,7 +983,7 @@ def class_names(labels):
     labels = labels.convert_dtypes().astype("category")
     names = labels.cat.categories.map(visible)
     twice = names[names.duplicated()]
-    if len(twice):
+    if twice.size:
         print(f"labels that look the same are taken as one: {[*twice]!a:.200}")
     return pd.Categorical(labels.map(visible, na_action="ignore"), names.dropna().unique())
 
@@ -1167,8 +1169,8 @@ def check_columns(table, names, advice):
     """Refuse a table that lacks one of these columns, or has two of that name."""
     for name in names:
         if [*table].count(name) != 1:
-            raise ValueError(f"needs one column {name!r}; its columns are "
-                             f"{', '.join(map(str, table)):.150}: {advice}")
+            raise ValueError(
+                f"needs one column {name!r}; has {', '.join(map(str, table)):.150}: {advice}")
 
 
 def check_texts(cells):

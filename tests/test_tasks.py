@@ -198,8 +198,8 @@ def test_rows_that_lone_quote_marks_join_are_told(own, end, words):
 @pytest.mark.parametrize("name, content, words", [
     ("mine.csv", table("abc", '"a \\"b\\" c",a'), "line 5 does not have as many cells"),
     ("mine.xlsx", "PK\0\udcff", "save it as UTF-8 text"),
-    ("mine.csv", "text;y\na;b", "one column 'label'; its columns are text, y:"),
-    ("mine.csv", "text,label,text\na,b,c", "one column 'text'; its columns are text, label, text"),
+    ("mine.csv", "text;y\na;b", "one column 'label'; has text, y:"),
+    ("mine.csv", "text,label,text\na,b,c", "one column 'text'; has text, label, text"),
     ("mine.csv", table(["a", "", "a "]), r"two classes or more, but column label has only \['a'\]"),
     ("mine.jsonl", '{"text": "a", "label": 1}\n{"text": "b", "label"\n', "line 2"),
     ("mine.jsonl", '{"text": "a"}\n\n{"text": 42, "label": 1}', "line 3: no text.* 42"),
