@@ -284,10 +284,11 @@ def test_the_control_shows(script, empty_folder):
     typed = ("--tasks bbc_news --m 20 --n 30 --subsamples 2 --max-length 32 --workers 1 --device "
              "cpu --experiment control-answers").split()
     script.main([*typed, "--with-answers"])
-    for row in rows_of():  # +10.0 and +13.3 points on 2026-11-26
-        seen = float(row["acc_test"]) + float(row["acc_extra_on_extra"])
-        assert seen - float(row["acc_extra"]) - float(row["acc_test_on_extra"]) > 2 * 0.05
-        assert row["experiment"] == "control-answers"
+    rows = pd.read_csv("results.csv")
+    for seen, unseen in (("test", "extra"), ("extra_on_extra", "test_on_extra")):
+        change = rows[f"acc_{seen}"] - rows[f"acc_{unseen}"]
+        assert change.mean() > 0.05  # .13 and .10 on 2026-11-27
+    assert {*rows["experiment"]} == {"control-answers"}
 
 
 @pytest.mark.parametrize("names, words", [
@@ -794,6 +795,7 @@ def edit_json(key, value, **others):
         "version https://git-lfs.github.com/spec/v1\noid"), "git lfs pull"),
     ("bert", edit_json("num_hidden_layers", 3), "layer.2"),
     ("gpt2", edit_json("architectures", ["GPT2ForTokenClassification"]), "not a classifier"),
+    ("gpt2", edit_json("model_type", "bart"), "encoder-decoder"),
     ("gpt2", edit_json("model_type", "gemma3"), "multimodal"),
     ("gpt2", edit_json("quantization_config", {"quant_method": "gptq", "bits": 4}), "quantized"),
     ("gpt2", lambda folder: (folder / "adapter_config.json").touch(), "an adapter: merge it"),

@@ -197,6 +197,7 @@ def test_rows_that_lone_quote_marks_join_are_told(own, end, words):
 
 @pytest.mark.parametrize("name, content, words", [
     ("mine.csv", table("abc", '"a \\"b\\" c",a'), "line 5 does not have as many cells"),
+    ("mine.csv", table("abc", '"one\ntwo",a', "one, two,a"), "line 7 "),
     ("mine.xlsx", "PK\0\udcff", "save it as UTF-8 text"),
     ("mine.csv", "text;y\na;b", "one column 'label'; has text, y:"),
     ("mine.csv", "text,label,text\na,b,c", "one column 'text'; has text, label, text"),
