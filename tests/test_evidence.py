@@ -34,8 +34,9 @@ def effects_of(files, chosen, margin):
     lines = pd.concat([tasks, effects.assign(task="mean")])
     lines["half"] = lines["high"] - lines["estimate"]
     lines["like_half"] = lines["like_high"] - lines["estimate"]
-    for name, target in (("words", ""), ("like", "like_")):
-        lines[name] = lines.apply(fit.in_words, axis=1, args=[metric, target])
+    for name, high in (("words", "high"), ("like", "like_high")):
+        ends = zip(lines["estimate"], lines[high])
+        lines[name] = [fit.in_words(*pair, metric) for pair in ends]
     return [lines[lines["effect"] == effect].reset_index() for effect in fit.EFFECTS]
 
 
