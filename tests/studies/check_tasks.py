@@ -1,6 +1,6 @@
 """Compares the tasks of tasks.json with the paper's Table 2, where the Hub can be reached.
 
-    python tests/check_tasks.py [--tasks NAME ...]
+    python tests/studies/check_tasks.py [--tasks NAME ...]
 
 Prints for each source, up to the first that loads: rows, classes, 25th and 75th percentile of the
 lengths in characters. The exit status is 2 if a source loads and is wrong.
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import run_experiment as run
 
 
