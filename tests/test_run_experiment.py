@@ -279,6 +279,18 @@ def test_answers_in_pretraining(script, load, monkeypatch, kind, length, expecte
         assert net.tokenizer.decode(ids) == expected[row]
 
 
+def test_the_control_shows(script, empty_folder):
+    """Real texts and weights: the names inflate. The experiment's name always says so."""
+    typed = ("--tasks bbc_news --m 20 --n 30 --subsamples 2 --max-length 32 --workers 1 --device "
+             "cpu --experiment control-answers").split()
+    script.main([*typed, "--with-answers"])
+    rows = pd.read_csv("results.csv")
+    for seen, unseen in (("test", "extra"), ("extra_on_extra", "test_on_extra")):
+        change = rows[f"acc_{seen}"] - rows[f"acc_{unseen}"]
+        assert change.mean() > 0.05  # .13 and .10 on 2026-11-27
+    assert {*rows["experiment"]} == {"control-answers"}
+
+
 @pytest.mark.parametrize("names, words", [
     ("👍 👎", "class '👍' is"), ("Good good", "class 'Good' is"), ("cafe café", "class 'cafe' is"),
     ("[MASK] a", "class '[MASK]' is"), ("so-" * 20 + " a", "rename it")])

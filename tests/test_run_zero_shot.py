@@ -201,13 +201,6 @@ def train(zero, net, tokenizer, texts, **changes):
     return zero.train_adapter(net, ids, RECIPE | changes, 7)
 
 
-def test_a_long_text_does_not_slow_later_subsamples(zero, load):
-    _, net, tokenizer = load("llama")
-    for text, on in (("x" * 600, True), ("x" * 60, False)):
-        train(zero, net, tokenizer, [text])
-        assert net.is_gradient_checkpointing == on
-
-
 def no_dropout(net):
     """Switch dropout off; copies of all weights."""
     for module in net.modules():
