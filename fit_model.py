@@ -50,7 +50,7 @@ from scipy import special, stats
 
 os.environ.setdefault("PYTENSOR_FLAGS", "cxx=")  # nutpie needs no C compiler
 warnings.simplefilter("ignore", FutureWarning)  # of ArviZ
-warnings.filterwarnings("ignore", "Glyph")  # a box stands for the letter, as GLOSSARY says
+warnings.filterwarnings("ignore", "Glyph")  # a letter without a font is drawn as a box
 
 NEAR = 0.55  # half-width, in margins; run_experiment.py --margin stops at 0.5
 LEVEL = 0.05  # p below it: the tasks differ
@@ -70,9 +70,9 @@ most common class.
 In brackets: the 89% interval, a range that should hold the true value 89 times in 100 (86 to 93 \
 where a run stops by itself). It is the wider of two: Student's t, from how much subsamples (for \
 tasks like these: tasks) differ, and Normal, from the draw of texts or rounding. One draw has only \
-the latter. A box in the figure stands for a letter that its font lacks; the tables have it.
-What each verdict and warning means, and what to do next: docs/verdicts.md. What was run: \
-README.md, "Run the experiment"."""
+the latter.
+The margin (--margin) is the bias that would matter. What each verdict and warning means, and what \
+to do next: docs/verdicts.md. README.md explains the experiment."""
 HEAD = """<!DOCTYPE html><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <title>bias</title><style>
 body { max-width: 75rem; margin: auto; padding: 0 .6rem; font: 16px/1.4 sans-serif }
@@ -272,12 +272,12 @@ def verdict_on(estimate, half, tasks, metric):
             return f"Yes{mean}: beyond {margin}"
         return f"No{mean}: seen texts even score worse, beyond {margin}"
     if half <= NEAR * metric.margin:
-        return f"Near the margin{mean}: the interval is narrow, {side} 0 and crosses {margin}"
+        return f"Near the margin{mean}: the interval is narrow, {side} 0 and is near {margin}"
     if side == "includes":
         return f"Too early to tell: the interval is too wide for {margin}"
     effect = "Inflated" if inflated else "Seen texts score worse"
-    return (f"{effect}{mean}, but too early to tell by how much: the interval {side} 0 and crosses "
-            f"{margin}")
+    return (f"{effect}{mean}, but too early to tell by how much: the interval {side} 0 and is "
+            f"partly beyond {margin}")
 
 
 # The page
@@ -398,7 +398,7 @@ def notes(line, rows, tasks, metric, command):
             for _, task in tasks.iterrows():
                 verdict = verdict_on(task.estimate, task.high - task.estimate, 1, metric)
                 yield "", f"{task.task}: {task.bias}. {verdict}."
-        yield "", f"A page for one task: `python {command} --tasks {tasks.task.iloc[-1]}`."
+        yield "", f"A page for one: python {command} --tasks {tasks.task.iloc[-1]} --out fits/one"
     if pd.notna(line.like_low):
         words = in_words(line.estimate, line.like_high, metric)
         yield "", f"Over all tasks like these, the mean bias is {words}."
@@ -611,7 +611,7 @@ def errors_on_one_line():
         yield
         sys.stdout.flush()
     except KeyboardInterrupt:
-        raise SystemExit("stopped: finished work is kept, and the same command goes on")
+        raise SystemExit("stopped. Run the same command again to continue: finished work is kept")
     except BrokenPipeError:
         os._exit(1)  # head has read enough
     except Exception as error:

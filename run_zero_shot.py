@@ -621,7 +621,7 @@ def errors_on_one_line():
         yield
         sys.stdout.flush()
     except KeyboardInterrupt:
-        raise SystemExit("stopped: finished work is kept, and the same command goes on")
+        raise SystemExit("stopped. Run the same command again to continue: finished work is kept")
     except BrokenPipeError:
         os._exit(1)  # head has read enough
     except Exception as error:
@@ -659,7 +659,7 @@ linecache.checkcache()  # or it would return the old text of an edited file
 SCRIPT = short_hash(linecache.getlines(short_hash.__code__.co_filename))
 SMALL = 50e6  # bytes of a model for which one core is enough
 MIN_SUBSAMPLES = 8  # of a task; with fewer, half-widths vary too much
-LINE = "{task:24} k {subsample} base {base:.3f} unseen {unseen:.3f} seen {seen:.3f} {seconds:.0f} s"
+LINE = "{task} draw {subsample} base {base:.3f} unseen {unseen:.3f} seen {seen:.3f} {seconds:.0f} s"
 
 
 def plan_cells(out, experiment, models, tasks, m_values, max_subsamples, seed, recipe_of):
@@ -760,7 +760,7 @@ def run_cell(units, results, out, margin):
             for unit in draws:  # one of each task
                 row = unit.row
                 if not unit.finished:
-                    bar.set_description_str(f"running {row['task']} k {k}{progress}")
+                    bar.set_description_str(f"running {row['task']} draw {k}{progress}")
                     row = next(results)
                     append_row(out, row)
                     bar.write(LINE.format(**with_effects([row]).iloc[0]))
@@ -773,7 +773,7 @@ def run_cell(units, results, out, margin):
                 if k >= MIN_SUBSAMPLES and now <= goal:
                     break
                 drawn = f"{k} of each task" if len(rows) > k else f"{k} subsamples"
-                progress = f"; {drawn}, now ±{now:.3f}, stops at ±{goal:.3f}"
+                progress = f"; {drawn}, bias known to ±{now:.3f}, stops at ±{goal:.3f}"
                 # a half-width falls with the square root of the number of subsamples
                 forecast = max(MIN_SUBSAMPLES, k * (now / goal) ** 2)
                 bar.total = bar.n + (forecast / k - 1) * len(rows)

@@ -153,7 +153,7 @@ def test_the_block_that_makes_halves():
 def test_the_block_of_trap_items(capsys):
     """p is (10 * 4 + 5 * 2 + 1) / 3^5."""
     Path("traps.csv").write_text("right,published,answer\nA,B,A\nA,B,C\nA,C,B" + "\nA,B,B" * 3)
-    exec(BLOCKS[5], {})
+    exec(BLOCKS[6], {})
     assert capsys.readouterr().out == "3 of 5 wrong answers are the published ones: p = 0.21\n"
 
 

@@ -177,8 +177,8 @@ def test_examples_are_read_from_lines_columns_and_keys(name, content, examples):
 
 @pytest.mark.parametrize("name, content, flags, words", [
     ("a.txt", "x" * 2100 + TEN, "", "a text has 2122 tokens, the model reads 2048: lower"),
-    ("a.txt", TEN[:-2], "--shard-size 2", "too few groups or items"),
-    ("a.jsonl", '["b"]\n' + json.dumps([*"abcdefghijklmnopqrstu"]), "", "versions of one, to be flagged"),
+    ("a.txt", TEN[:-2], "--shard-size 2", "too few to be flagged: give 48 texts"),
+    ("a.jsonl", '["b"]\n' + json.dumps([*"abcdefghijklmnopqrstu"]), "", "too few to be flagged"),
     ("a.jsonl", '["a", "b"]\n["c", " "]', "", "line 2: no text"),
     ("a.txt", "a\n\nb", "", "line 2: no text"),
     ("a.txt", TEN, "--out ./a.txt", "--out would replace what is read"),
@@ -195,12 +195,12 @@ LISTS = '["a b", "c", "d", "e"]\n["f", "g", "h"]\n["i", "j"]'
 
 @pytest.mark.parametrize("name, content, flags, nets, columns, words", [
     ("a.jsonl", LISTS, "", "m float32", "shard order log_p",
-     "3 items, each in up to 4 versions\n"),
+     "3 items, each in up to 4 versions. The p"),
     ("a.json", re.sub(r"(.*])", r'{"versions": \1}', LISTS), "--reference r --precision bf16",
      "m bf16 r bf16", "shard order log_p log_p_reference",
-     "prefer the published versions to the others by more than the reference does. It may"),
+     "prefer the published versions to the others by more than the reference does. This"),
     ("a.csv", "words\n" + TEN, "--text words --shard-size 4", "m float32", "shard order log_p",
-     "10 texts in 3 groups of up to 4, joined by blank lines, in your order and in 11 shuffled")])
+     "10 texts in 3 groups of 4 (a last one alone is left out), joined by blank lines, in your")])
 def test_what_is_compared_is_said_and_kept(
         name, content, flags, nets, columns, words, say, monkeypatch):
     """p is that of the table, by brute force. The models' log p are any numbers."""

@@ -277,7 +277,7 @@ def test_it_depends_on_the_task(run):
     said = run(bias_rows({"a": up, "b": down})).out
     assert said.startswith("It depends on the task: on average within ±1 percentage points (few-")
     assert re.search(r"a: \+4.00 \[.*?\]. Yes: beyond ±1 .*b: -4.00 \[.*?\]. No: seen texts", said)
-    assert "task: `python fit_model.py results.csv --out out --tasks b`." in said
+    assert "one: python fit_model.py results.csv --out out --tasks b --out" in said
     for one, other in ((up, flat), (flat, down)):
         assert not run(bias_rows({"a": one, "b": other})).out.startswith("It depends")
 
@@ -510,7 +510,7 @@ def test_the_papers_model_from_the_command_line(run):
     ({"a": [0, 1, -1] * 9}, "No: within ±1 percentage points (few-shot: a, bert, 27 draws of te"),
     ({"a": [-7, -8, -9]}, "No: seen texts even score worse, beyond ±1 percentage"),
     # half-widths of .527 and .571, below and above .55 of the margin
-    ({"a": [0.6, -1.8] * 8}, "Near the margin: the interval is narrow, lies below 0 and crosses "),
+    ({"a": [0.6, -1.8] * 8}, "Near the margin: the interval is narrow, lies below 0 and is near "),
     ({"a": [0.7, -1.9] * 8}, "Seen texts score worse, but too early to tell by how much: the int"),
     ({"a": [-0.9, 1.9] * 8}, "Too early to tell: the interval is too wide for ±1 percent")])
 def test_verdicts(run, biases, start):
