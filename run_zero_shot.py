@@ -752,7 +752,8 @@ def run_cell(units, results, out, margin):
     finished = sum(unit.finished for unit in units)
     print("\n{model}, m = {m}, n = {n}:".format(**units[0].row),
           f"{finished} subsamples are finished" if finished else "starting")
-    bar = tqdm(total=len(units) - finished, disable=None,
+    # with a margin, 30 is a guess that holds until two draws are known
+    bar = tqdm(total=30 if margin else len(units) - finished, disable=None,
                bar_format="[{elapsed}, left: {remaining}] {desc}")
     rows, progress = [], ""
     with bar, contextlib.closing(results):
@@ -775,7 +776,7 @@ def run_cell(units, results, out, margin):
                 drawn = f"{k} of each task" if len(rows) > k else f"{k} subsamples"
                 progress = f"; {drawn}, bias known to ±{now:.3f}, stops at ±{goal:.3f}"
                 # a half-width falls with the square root of the number of subsamples
-                forecast = max(MIN_SUBSAMPLES, k * (now / goal) ** 2)
+                forecast = max(MIN_SUBSAMPLES, k + 1, k * (now / goal) ** 2)
                 bar.total = bar.n + (forecast / k - 1) * len(rows)
     return rows
 
@@ -1245,7 +1246,7 @@ def read_model(name, registered, source):
             if b"git-lfs" in content.peek():
                 raise ValueError(f"{file.name} is a pointer: run git lfs pull")
             hashes.append((file.name, hashlib.file_digest(content, "sha256").hexdigest()))
-    limits = ["max_position_embeddings", "original_max_position_embeddings", "max_seq_len"]
+    limits = ["max_position_embeddings", "max_seq_len"]
     longest = min(getattr(config, limit, None) or 10**6 for limit in limits)
     print(f"model {name} from {[*source.values()][0]}")
     return Model(name, like, folder, gguf, registered[like]["objective"], short_hash(hashes),
