@@ -362,7 +362,7 @@ def test_a_run_writes_rows(run, script, monkeypatch):
         right = {name: float(row[name]) for name in row if name.startswith("acc")}
         means = [(right[f"acc_{arm}"] + right[f"acc_{other}_on_extra"]) / 2
                  for arm, other in (("base", "base"), ("extra", "test"), ("test", "extra"))]
-        (line,) = re.findall(rf"topics +k {k} (.*)\d s", out)
+        (line,) = re.findall(rf"topics draw {k} (.*)\d s", out)
         assert [float(number) for number in re.findall(r"\d\.\d{3}", line)] == pytest.approx(
             means, abs=5.1e-4)
     assert run("--subsamples 2")[0] is None and written == [1, 2], "finished rows are skipped"
