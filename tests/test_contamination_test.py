@@ -1,7 +1,6 @@
 """contamination_test.py against plain loops, brute force, scipy, the textbook's least squares, hand
 arithmetic and the published log."""
 
-import copy
 import itertools
 import json
 import math
@@ -21,7 +20,7 @@ from pytest import approx
 from safetensors.torch import load_file, save_file
 from scipy import stats
 
-from conftest import ARMS, ROOT, SETS, byte_tokenizer, end_of, load_script, plain_training
+from conftest import ARMS, ROOT, byte_tokenizer, end_of, load_script, plain_training
 
 pytestmark = pytest.mark.usefixtures("empty_folder")
 
@@ -114,14 +113,6 @@ def test_the_scored_tokens_are_the_examples_own(both):
         assert words.decode(ids).endswith("ab") and first == len(ids) - 1
 
 
-def test_a_certain_token_is_typical(both):
-    """0 / 0: its log p is the mean."""
-    lm = copy.deepcopy(both[2])
-    lm.lm_head.weight.data *= 1e6
-    best = lm(input_ids=torch.tensor([[7]])).logits[0, -1].argmax().item()
-    assert contam.token_scores(lm, [7, best], 1).tolist() == [[0], [0]]
-
-
 @pytest.mark.parametrize("size, counts", [
     (2, [2] * 9), (3, [6] * 6), (4, [12] * 4 + [2]), (8, [12, 12, 2]), (17, [12])])
 def test_shards_are_scored_order_by_order(size, counts, both):
@@ -168,6 +159,8 @@ def test_the_published_log_gives_the_published_p(monkeypatch):
 @pytest.mark.parametrize("name, content, examples", [
     ("a.txt", "\ufeff[a\u2028b\r\nc\x0cd\x85e\nf\n\n", ["[a\u2028b", "c\x0cd\x85e", "f"]),
     ("a.jsonl", '{"text": "a\\nb", "label": 1}\n{"text": "c\u2028d"}\n', ["a\nb", "c\u2028d"]),
+    ("a.jsonl", '{"text": "c", "versions": ["a", "b"]}', [["a", "b"]]),
+    ("a.json", '[{"text": "a"}]', ["a"]),
     ("b.txt", '["a", "b"]\nc', ['["a", "b"]', "c"]),
 ])
 def test_examples_are_read_from_lines_columns_and_keys(name, content, examples):
@@ -199,8 +192,9 @@ LISTS = '["a b", "c", "d", "e"]\n["f", "g", "h"]\n["i", "j"]'
     ("a.json", re.sub(r"(.*])", r'{"versions": \1}', LISTS), "--reference r --precision bf16",
      "m bf16 r bf16", "shard order log_p log_p_reference",
      "prefer the published versions to the others by more than the reference does. This"),
-    ("a.csv", "words\n" + TEN, "--text words --shard-size 4", "m float32", "shard order log_p",
-     "10 texts in 3 groups of 4 (a last one alone is left out), joined by blank lines, in your")])
+    ("a.csv", "words\n" + TEN, "--text words --shard-size 3", "m float32", "shard order log_p",
+     "10 texts in 3 groups of 3 (a last one alone is left out), joined by blank lines, in your "
+     "order and in 5 shuffled ones")])
 def test_what_is_compared_is_said_and_kept(
         name, content, flags, nets, columns, words, say, monkeypatch):
     """p is that of the table, by brute force. The models' log p are any numbers."""
@@ -734,6 +728,7 @@ def test_mistakes_in_a_table_are_one_line(rows, flags, words, say, recwarn):
 
 
 def test_a_wide_table(say):
+    assert say("--margin 0") == 2
     Path("a.csv").write_text("item,half,gpt,llama\n1,released,1,0\n")
     assert "one row an answer, by pandas.melt " in say("--answers a.csv")
 

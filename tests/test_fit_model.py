@@ -305,6 +305,9 @@ def test_five_tasks_tell_of_others(run, tasks):
     words = f"In the other 5 the mean bias is {mean:+.2f} [{mean - half:+.2f}, {mean + half:+.2f}]."
     assert (words in out) == ("In the other" in out) == (tasks == 5)
     assert "barely learned the task in 1 of " in out
+    both = pd.concat([learned, bias_rows({"weak": [2, 2, 9]}, majority=0.9)])
+    words = words.replace("other 5", f"other {2 * tasks}")  # models share texts: no narrower
+    assert words in run(pd.concat([both, both.assign(model="z")])).out
 
 
 def test_no_interval(run):
@@ -543,7 +546,7 @@ def test_how_much_more_to_run(run):
 
 @pytest.mark.parametrize("boost, metric, warned", [
     (0.64, "acc", False), (0.02, "acc", True), (-0.1, "nll", False), (0.1, "nll", True),
-    (-3, "acc", True)])
+    (-3, "acc", True), (0.0005, "nll", True)])
 def test_a_boost_that_is_not_shown(run, boost, metric, warned):
     """The interval of .64 lies above 0 and within the margin."""
     rows = bias_rows({"a": [0, 0.2, 0.1, 0.1]}, n=1000).assign(nll_extra=0.5)
@@ -585,7 +588,7 @@ def test_other_metrics(run):
     rows["nll_test"] = 0.95 + 0.01 * rows["subsample"]
     found = run(rows, "--metric", "nll")
     assert "--margin: the interval lies above 0 (few" in found.out and "±" not in found.page
-    assert "+0.0750 [" in found.out
+    assert "+0.0750 [" in found.out and "<td>0.9750</td>" in found.page
     out = run(rows, "--metric", "nll", "--margin", 0.001).out
     assert out.startswith("No, on average: seen texts even score worse, beyond ±0.001 nats")
     for lower, word in ((False, "Yes"), (True, "No")):

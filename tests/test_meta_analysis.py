@@ -2,11 +2,8 @@
 
 import itertools
 import math
-import os
 import re
 import statistics
-import subprocess
-import sys
 
 import numpy as np
 import pandas as pd
@@ -131,17 +128,6 @@ def test_when_it_is_the_rule_that_claims(run, accuracy, n, settings, claimed, ru
     found = run(pd.concat(parts), "--slices", 100)
     assert (csv_of("shares")["outside"] > 0.6).all() == claimed
     assert ("the rule that claims a bias" in found.out) == rule
-
-
-def test_a_closed_pipe_ends_in_silence():
-    """As that of head, which reads a few lines. The backend is that of a notebook."""
-    ends = os.pipe()
-    os.close(ends[0])
-    command = [sys.executable, "-E", ROOT / "meta_analysis.py", path_of(coin_rows())]
-    backend = {"MPLBACKEND": "module://matplotlib_inline.backend_inline"}
-    done = subprocess.run(
-        command, stdout=ends[1], stderr=subprocess.PIPE, env=os.environ | backend)
-    assert done.returncode == 1 and not done.stderr
 
 
 def test_flags_and_the_number_of_subsamples(run):

@@ -365,7 +365,9 @@ def test_a_run_writes_rows(run, script, monkeypatch):
         (line,) = re.findall(rf"topics draw {k} (.*)\d s", out)
         assert [float(number) for number in re.findall(r"\d\.\d{3}", line)] == pytest.approx(
             means, abs=5.1e-4)
-    assert run("--subsamples 2")[0] is None and written == [1, 2], "finished rows are skipped"
+    message, out = run("--subsamples 2")
+    assert "n = 20: 2 subsamples are finished" in out
+    assert message is None and written == [1, 2], "finished rows are skipped"
     run("--seed 1")
     *before, row = rows_of()
     assert before == rows and [row["seed"], row["split"]] == ["1", rows[0]["split"]]
@@ -410,15 +412,16 @@ def test_columns_keep_the_values_of_the_first_version(script, empty_folder):
 def test_a_margin_ends_a_run_at_the_least_k(run):
     """Whichever worker is faster; also when it goes on from rows that are there."""
     short = "--tasks rotten_tomatoes --max-length 16 --m 12"
-    run(f"{short} --subsamples 12 --out all.csv")
-    table = pd.read_csv("all.csv")
+    run(f"{short} --subsamples 12 --out new/all.csv")
+    table = pd.read_csv("new/all.csv")
     halves = [plain_interval(table[: 2 * k], "bias")[3] for k in range(8, 13)]
     margin = 2.0001 * min(halves[1:])
     least = 8 + [half <= margin / 2 for half in halves].index(True)
     assert least > 8, "else it tells nothing"
     for workers in (2, 1):
-        assert run(f"{short} --margin {margin} --subsamples 50 --workers {workers}")[0] is None
-        assert comparable(rows_of()) == comparable(rows_of("all.csv")[: 2 * least])
+        message, out = run(f"{short} --margin {margin} --subsamples 50 --workers {workers}")
+        assert message is None and f"stops at ±{margin / 2:g} points" in out
+        assert comparable(rows_of()) == comparable(rows_of("new/all.csv")[: 2 * least])
 
 
 def crossed_rows(biases):
@@ -441,6 +444,8 @@ def test_a_margin_never_ends_a_run_within_a_round_or_before_the_eighth(
         found = script.run_cell(units, (row for row in rows), None, 2.0001 * enough)
         assert len(found) == ends
         assert re.search(rf"5 of .*±{half[1]:.3f}.*±{enough:.3f}", capsys.readouterr().err)
+    script.run_cell(units[::2], (row for row in rows[::2]), None, 9)  # a single task
+    assert "; 5 subsamples, bias" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name, typed, tasks, m, margin, numbers", [
@@ -732,7 +737,7 @@ def test_a_pasted_cell_runs(flags, tmp_path, capsys, monkeypatch):
     shutil.copy(ROOT / "tasks.json", tmp_path)
     flags += "--workers 2 --margin 2".split()
     assert end_of(cell["main"], *flags) is None and len(rows_of()) == 1
-    assert capsys.readouterr().out.endswith(" results.csv --margin 2\n")
+    assert capsys.readouterr().out.endswith("last line: results.csv --margin 2\n")
     called = []
     guard = source[source.index('if __name__ == "__main__":') :]
     exec(compile(guard, "<cell>", "exec"), {"__name__": "__main__", "main": called.append})

@@ -280,6 +280,7 @@ def test_a_run_is_what_its_files_say(kind, typed, zero, byte_model, run, monkeyp
     (path,) = Path("kept").glob("*/unit.json")
     unit = json.loads(path.read_text())
     assert message is None and {name: str(value) for name, value in unit["row"].items()} == row
+    assert "instruction" not in row["versions"], "a prompt is long"
     assert unit.pop("hash") == zero.short_hash(unit)
     recipe, texts = unit["model"], pd.read_csv(benchmark_csv)["text"]
     size = 8 if "pack" in typed else 1

@@ -242,8 +242,10 @@ def test_labels_that_look_the_same_are_one(own):
     rows = [{"text": text_of(i), "label": label} for i, label in enumerate([*LOOKS] * 3)]
     task, _ = own("mine.json", json.dumps(rows), "--m 5")
     assert [name for _, name in cells_of(task)] == [*LOOKS.values()] * 3
-    table = pd.DataFrame({"a": map(text_of, range(23)), "01": [*range(11)] * 2 + [None]})
-    task, line = own("mine.parquet", table, "--m 11 --text a --label 01")
+    line = own("tea.csv", table(["tea", "te\xada", "b"] * 5))[1]
+    assert "taken as one: ['tea']\n" in line
+    rows = pd.DataFrame({"a": map(text_of, range(23)), "01": [*range(11)] * 2 + [None]})
+    task, line = own("mine.parquet", rows, "--m 11 --text a --label 01")
     assert task.classes == [*map(str, range(11))] and "1 without a label\n" in line
 
 
