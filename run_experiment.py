@@ -1336,7 +1336,7 @@ def main(argv=None):
     args = parse_args(argv)
     registry = load_registry()
     if args.margin:
-        print(f"stops at ±{args.margin / 2:g} points (default tasks: ±0.5 after 8 to 15 subsamples)")
+        print(f"stops at ±{args.margin / 2:g} points (default tasks: ±0.5 after 8 to 15 draws)")
     max_subsamples = dict(zip(args.n, itertools.cycle(args.subsamples or [100])))
     models = [find_model(text, registry) for text in args.model]
     tasks = load_tasks(
