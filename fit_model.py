@@ -32,6 +32,7 @@ import importlib.util
 import math
 import os
 import re
+import shlex
 import sys
 import textwrap
 import warnings
@@ -238,7 +239,7 @@ def effect_row(tasks, parts, metric):
             if p_alike < LEVEL and settings == 1 and tasks.low.max() > 0 > tasks.high.min():
                 of_mean = verdict.partition(": ")[2]
                 verdict = f"It depends on the task: on average {of_mean}"
-            elif "oo early" in verdict and K >= FIVE:
+            elif metric.margin and K >= FIVE and not is_settled(estimate, half, metric.margin):
                 needed = np.ceil(K * (half / (metric.margin / 2)) ** 2)
     return row | {
         "settings": settings, "tasks": J, "subsamples": K, "se": se, "df": df,
@@ -253,6 +254,12 @@ def p_of_alike_tasks(F, J, K, parts, df):
     of rows of what `interval` takes, each of K subsamples."""
     top = (J - 1) ** 2 / (1 + (J - 2) * parts * (K - 1) / df)
     return stats.f.sf(F, min(J - 1, top), min(df, 1e9))  # SciPy knows no infinite df
+
+
+def is_settled(estimate, half, margin):
+    """Is an interval within the margin, beyond it, or so narrow that more runs hardly help?"""
+    size = abs(estimate)
+    return size + half < margin or size - half > margin or half <= NEAR * margin
 
 
 def verdict_on(estimate, half, tasks, metric):
@@ -398,7 +405,8 @@ def notes(line, rows, tasks, metric, command):
             for _, task in tasks.iterrows():
                 verdict = verdict_on(task.estimate, task.high - task.estimate, 1, metric)
                 yield "", f"{task.task}: {task.bias}. {verdict}."
-        yield "", f"A page for one: python {command} --tasks {tasks.task.iloc[-1]} --out fits/one"
+        task = shlex.quote(tasks.task.iloc[-1])
+        yield "", f"A page for one: python {command} --tasks {task} --out fits/one"
     if pd.notna(line.like_low):
         words = in_words(line.estimate, line.like_high, metric)
         yield "", f"Over all tasks like these, the mean bias is {words}."
@@ -638,7 +646,7 @@ CSV = {"index": False, "float_format": "%.6g"}  # of written tables
 
 
 def columns_of(metric):
-    """Of the arms in CROSSED: on `test` [::2], on `extra` [1::2]."""
+    """Of three arms, on `test` and on `extra`."""
     return [f"{metric}_{arm}" for arm in sum(CROSSED.values(), ())]
 
 
@@ -677,7 +685,7 @@ def clean_rows(rows, metric="acc", plain=False, flags={}):
     """The rows of results files that the flags choose, checked. arms: crossed if all rows of a cell
     have the metric on `extra`; else, or if plain, plain: *_on_extra is nan."""
     rows = rows.replace("", np.nan)
-    needed = [*RUN[:-1], *columns_of(metric)[2::2]]
+    needed = [*RUN[:-1], f"{metric}_extra", f"{metric}_test"]
     shares = ["majority", "discordant", "discordant_on_extra", *columns_of("acc")]
     for name in [*RUN, "num_classes", *shares, *columns_of("f1"), *columns_of(metric)]:
         rows[name] = rows.get(name, np.nan)
@@ -705,7 +713,7 @@ def clean_rows(rows, metric="acc", plain=False, flags={}):
             refuse(rows, rows.groupby(scope)[name].transform("nunique") > 1,
                    f"another row has the same {', '.join(scope)} but not {name}: keep one")
     rows = rows.groupby(RUN, as_index=False).first()
-    rows["both"] = rows[columns_of(metric)[3::2]].notna().all(axis=1)
+    rows["both"] = rows[[f"{metric}_extra_on_extra", f"{metric}_test_on_extra"]].notna().all(axis=1)
     crossed = rows.groupby(CELL)["both"].transform("all") & (not plain)
     rows["arms"] = np.where(crossed, "crossed", "plain")
     rows.loc[~crossed, rows.columns.str.endswith("_on_extra")] = np.nan
@@ -809,7 +817,7 @@ def parse_args(argv):
         help="draws per chain; half as many tune it; default 1000")
     add("--out", type=Path, metavar="FOLDER", help="of page and tables; default fits/FILE")
     args = parser.parse_args(argv)
-    args.command = " ".join(["fit_model.py", *(sys.argv[1:] if argv is None else argv)])
+    args.command = shlex.join(["fit_model.py", *(sys.argv[1:] if argv is None else argv)])
     if args.margin is None:
         args.margin = 1.0 if args.metric in POINTS else None
     elif not 0 < args.margin < math.inf:

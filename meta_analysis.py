@@ -211,7 +211,7 @@ CSV = {"index": False, "float_format": "%.6g"}  # of written tables
 
 
 def columns_of(metric):
-    """Of the arms in CROSSED: on `test` [::2], on `extra` [1::2]."""
+    """Of three arms, on `test` and on `extra`."""
     return [f"{metric}_{arm}" for arm in sum(CROSSED.values(), ())]
 
 
@@ -250,7 +250,7 @@ def clean_rows(rows, metric="acc", plain=False, flags={}):
     """The rows of results files that the flags choose, checked. arms: crossed if all rows of a cell
     have the metric on `extra`; else, or if plain, plain: *_on_extra is nan."""
     rows = rows.replace("", np.nan)
-    needed = [*RUN[:-1], *columns_of(metric)[2::2]]
+    needed = [*RUN[:-1], f"{metric}_extra", f"{metric}_test"]
     shares = ["majority", "discordant", "discordant_on_extra", *columns_of("acc")]
     for name in [*RUN, "num_classes", *shares, *columns_of("f1"), *columns_of(metric)]:
         rows[name] = rows.get(name, np.nan)
@@ -278,7 +278,7 @@ def clean_rows(rows, metric="acc", plain=False, flags={}):
             refuse(rows, rows.groupby(scope)[name].transform("nunique") > 1,
                    f"another row has the same {', '.join(scope)} but not {name}: keep one")
     rows = rows.groupby(RUN, as_index=False).first()
-    rows["both"] = rows[columns_of(metric)[3::2]].notna().all(axis=1)
+    rows["both"] = rows[[f"{metric}_extra_on_extra", f"{metric}_test_on_extra"]].notna().all(axis=1)
     crossed = rows.groupby(CELL)["both"].transform("all") & (not plain)
     rows["arms"] = np.where(crossed, "crossed", "plain")
     rows.loc[~crossed, rows.columns.str.endswith("_on_extra")] = np.nan

@@ -110,8 +110,7 @@ def run_subsample(sample, device, threads):
         check_known(net.tokenizer, strings)
         cut = net.tokenizer(strings, truncation=True, max_length=recipe["max_length"])["input_ids"]
         ids[name] = [np.array(text) for text in cut]
-    texts = {arm: pretraining_texts(net, sample.texts[arm], sample.labels[arm], recipe)
-             for arm in ("extra", "test")}
+    texts = {arm: pretraining_texts(net, sample, arm) for arm in ("extra", "test")}
     for arm in ARMS:  # base, extra, test
         net.modules.load_state_dict(net.checkpoint)
         if arm != "base":
@@ -125,9 +124,15 @@ def run_subsample(sample, device, threads):
     return row
 
 
-def pretraining_texts(net, texts, labels, recipe):
-    """[(token ids of a text, how many of them name its class)]. With answers, the positive control,
-    the name of the class follows [CLS], or ends a causal model's text, which is cut to fit."""
+def pretraining_texts(net, sample, arm):
+    """[(token ids of a text, how many of them name its class)] of the arm's set and, if the recipe
+    says so, of the labeled texts, as in usual task-adaptive pretraining (Gururangan et al., 2020);
+    in the paper no arm reads those. With answers, the positive control, the name of the class
+    follows [CLS], or ends a causal model's text, which is cut to fit."""
+    recipe, texts, labels = sample.recipe, sample.texts[arm], sample.labels[arm]
+    if recipe.get("labeled_read"):
+        texts = texts + sample.texts["train"]
+        labels = [*labels, *sample.labels["train"]]
     classes, length, coded = recipe.get("answers", []), recipe["max_length"], []
     names = [net.tokenizer(f" {name}", add_special_tokens=False)["input_ids"] for name in classes]
     check_names(net.tokenizer, classes, names)
@@ -422,7 +427,7 @@ def lay_out(lengths, packed):
     return best
 
 
-def recipe_of(entries, given, precision, max_length, with_answers, model, task):
+def recipe_of(entries, given, precision, max_length, with_answers, labeled_read, model, task):
     """What decides a row's numbers. given: {setting: (of pretraining, of training)}, None where the
     `entries` of tasks.json's models decide."""
     entry = entries[model.like]
@@ -435,6 +440,8 @@ def recipe_of(entries, given, precision, max_length, with_answers, model, task):
                   model.longest - 2)}  # RoBERTa overstates its limit by 2
     if with_answers:
         recipe["answers"] = task.classes
+    if labeled_read:
+        recipe["labeled_read"] = True
     for name, values in given.items():
         flags = {stage: value for stage, value in zip(("pretrain", "train"), values) if value}
         recipe[name] = entry[name] | own.get(name, {}) | flags
@@ -682,7 +689,7 @@ def plan_cells(out, experiment, models, tasks, m_values, max_subsamples, seed, r
                    "subsample": k, "seed": seed, "data": tasks[name].data,
                    "recipe": short_hash(recipe)}
             old = find_row(out, row, finished)
-            units.append(Unit(old | row, recipe, model, tasks[name], old is not row))
+            units.append(Unit((old or {}) | row, recipe, model, tasks[name], bool(old)))
         cells.append(units)
     return cells
 
@@ -691,16 +698,16 @@ def run_all(cells, run, out, margin, device, workers, dask):
     """Run what is left of the cells. run(sample, device, threads) returns a row."""
     out.parent.mkdir(parents=True, exist_ok=True)
     with errors_name(f"cannot write and lock {out}: use another --out"):
+        if out.exists():
+            out.open("r+").close()  # fails if it is read-only
         with tempfile.TemporaryDirectory(dir=out.parent) as draft, lock_of(Path(draft, out.name)):
-            pass  # also the lock's name may be too long
-    pool, threads = open_pool(cells, device, workers, dask)
-    job = functools.partial(run_job, run, device, threads)
+            pass  # fails in a folder without locks, or if the lock's name is too long
+    pool, spread = open_pool(cells, run, device, workers, dask)
     STOPPED.clear()
     signal.signal(signal.SIGINT, stop)
     with pool:
         for units in cells:
-            samples = (draw(unit) for unit in units if not unit.finished)
-            run_cell(units, spread(pool, job, samples), out, margin)
+            run_cell(units, spread, out, margin)
     step = "python fit_model.py"
     if "__file__" not in globals():
         step = "paste fit_model.py into a cell, and into the list on its last line:"
@@ -716,15 +723,17 @@ def stop(number, frame):
     raise KeyboardInterrupt
 
 
-def open_pool(cells, device, workers, dask):
-    """(Dask's client or joblib's setting for a whole run, threads of a job)."""
+def open_pool(cells, run, device, workers, dask):
+    """(Dask's client or joblib's setting for a whole run, to be closed at its end; a function that
+    runs samples there and gives their rows in order)."""
     if dask:
         import distributed
 
         logging.disable()  # distributed logs what it also raises
         client = distributed.Client(dask)
         client.upload_file(__file__)
-        return client, 1
+        job = functools.partial(run_job, run, device, 1)
+        return client, functools.partial(spread_on_dask, client, job)
     precision = cells[0][0].recipe["precision"]
     device, cores = choose_device(device, precision), joblib.cpu_count()
     small = device == "cpu" and max(units[0].model.size for units in cells) < SMALL
@@ -733,33 +742,36 @@ def open_pool(cells, device, workers, dask):
         workers = 1
     print(f"device {device}, {precision}, workers: {workers}")
     threads = 1 if small else max(1, cores // workers)
-    return joblib.parallel_config("loky", n_jobs=workers, initializer=IGNORE_CTRL_C), threads
+    job = joblib.delayed(functools.partial(run_job, run, device, threads))
 
-
-def spread(pool, job, samples):
-    """Rows of the samples, in order, from Dask's workers or from processes. A row that is finished
-    before an earlier one waits for it, and is lost if the run stops meanwhile."""
-    if isinstance(pool, joblib.parallel_config):
+    def spread(samples):
         parallel = joblib.Parallel(return_as="generator", pre_dispatch="n_jobs")
-        yield from parallel(map(joblib.delayed(job), samples))
-        return
+        return parallel(map(job, samples))
+
+    return joblib.parallel_config("loky", n_jobs=workers, initializer=IGNORE_CTRL_C), spread
+
+
+def spread_on_dask(client, job, samples):
+    """Rows of the samples, in order. One that is finished before an earlier one waits for it, and
+    is lost if the run stops meanwhile."""
     futures = []
     for sample in samples:
-        futures.append(pool.submit(job, sample, pure=False))
-        if len(futures) > 2 * sum(pool.ncores().values()):
+        futures.append(client.submit(job, sample, pure=False))
+        if len(futures) > 2 * sum(client.ncores().values()):
             yield futures.pop(0).result()
     for future in futures:
         yield future.result()
 
 
-def run_cell(units, results, out, margin):
+def run_cell(units, spread, out, margin):
     """Run what is left of a cell; return its rows. With a margin, in points, it ends at the least k
     at which the mean bias is known to half of that."""
-    finished = sum(unit.finished for unit in units)
+    left = [unit for unit in units if not unit.finished]
+    finished, results = len(units) - len(left), spread(map(draw, left))
     print("\n{model}, m = {m}, n = {n}:".format(**units[0].row),
           f"{finished} subsamples are finished" if finished else "starting")
     # with a margin, 30 is a guess that holds until two draws are known
-    bar = tqdm(total=30 if margin else len(units) - finished, disable=None,
+    bar = tqdm(total=30 if margin else len(left), disable=None,
                bar_format="[{elapsed}, left: {remaining}] {desc}")
     rows, progress = [], ""
     with bar, contextlib.closing(results):
@@ -781,15 +793,20 @@ def run_cell(units, results, out, margin):
                     break
                 drawn = f"{k} of each task" if len(rows) > k else f"{k} subsamples"
                 progress = f"; {drawn}, bias known to ±{now:.3f}, stops at ±{goal:.3f}"
-                # a half-width falls with the square root of the number of subsamples
-                forecast = max(MIN_SUBSAMPLES, k + 1, k * (now / goal) ** 2)
-                bar.total = bar.n + (forecast / k - 1) * len(rows)
+                tasks = len(rows) / k
+                bar.total = bar.n + tasks * draws_left(k, now, goal)
     return rows
 
 
+def draws_left(k, now, goal):
+    """A forecast for the bar: a half-width falls with the square root of the number of draws."""
+    return max(MIN_SUBSAMPLES, k + 1, k * (now / goal) ** 2) - k
+
+
 def run_job(run, device, threads, sample):
-    # finished_rows relies on a cell without commas and quotes; a prompt would be long
-    text = re.sub("[{},'\"]", "", str(sample.recipe)).partition(" instruction")[0]
+    settings = {**sample.recipe}
+    settings.pop("instruction", None)  # of run_zero_shot.py: a whole prompt
+    text = re.sub("[{},'\"]", "", str(settings))  # finished_rows needs a cell without quotes
     sample.row["versions"] = (
         f"{text} torch {torch.__version__} transformers {transformers.__version__} script {SCRIPT}")
     with ONE_AT_A_TIME:
@@ -850,18 +867,17 @@ def lock_of(out):
 
 
 def finished_rows(out):
-    """{key: row} of a results file's whole lines, with numbers as numbers. A last line without its
-    break, as spreadsheets leave it, is whole if it ends in the script's hash."""
+    """{key: row} of a results file's whole lines, with numbers as numbers."""
     text, finished = "", {}
     if out.exists():
-        with open(out, "r+", encoding="utf-8-sig", errors="replace") as file:  # not read-only
-            text = file.read()
+        text = out.read_text(encoding="utf-8-sig", errors="replace")
     header, *lines = text.split("\n")
     if text and header.split(",") != COLUMNS:
         raise ValueError(f"{out} has other columns: use a different --out")
-    if re.search(" script [0-9a-f]{12}$", text):
-        lines.append("")  # the last line is whole, although it lacks its break
-    for line in lines[:-1]:  # one by one: one cut in quotes would join the next
+    # spreadsheets leave out the last line break: a whole line ends in the script's hash
+    if not re.search(r"(\n| script [0-9a-f]{12})$", text):
+        lines = lines[:-1]  # it was cut short
+    for line in lines:  # one by one: one cut in quotes would join the next
         with contextlib.suppress(ValueError):  # of a line that was cut short
             row = dict(zip(COLUMNS, next(csv.reader([line]), []), strict=True))
             row |= {name: float(row[name]) for name in MEASURES}
@@ -874,9 +890,9 @@ def unit_key(row):
 
 
 def find_row(out, row, finished):
-    """The finished row, else the planned one."""
-    old = finished.get(unit_key(row), row)
-    if (old["data"], old["recipe"]) != (row["data"], row["recipe"]):
+    """The finished row of a planned one, or None. Refuses one of other data or another recipe."""
+    old = finished.get(unit_key(row))
+    if old and (old["data"], old["recipe"]) != (row["data"], row["recipe"]):
         raise ValueError(f"{out} has {' '.join(unit_key(row))} with other texts, labels, settings "
                          "or model files: use a different --out or --experiment")
     return old
@@ -884,8 +900,8 @@ def find_row(out, row, finished):
 
 def append_row(out, row):
     with lock_of(out), open(out, "a+b") as file:
-        if find_row(out, row, finished_rows(out)) is not row:
-            return  # it is there
+        if find_row(out, row, finished_rows(out)):
+            return  # another run was faster
         file.seek(max(0, file.tell() - 1))
         last = file.read()
         if last not in (b"", b"\n"):
@@ -1050,8 +1066,9 @@ def read_hub(entry):
             options["cache_dir"] = fresh
         data = datasets.load_dataset(hub, **options)
         table = data.select_columns([*entry["text"], label]).to_pandas()
-    names = getattr(data.features[label], "names", entry.get("labels", [0]))
-    if isinstance(names[0], str) and pd.api.types.is_numeric_dtype(table[label]):
+    names = getattr(data.features[label], "names", entry.get("labels", []))
+    are_words = {*map(type, names)} == {str}
+    if are_words and pd.api.types.is_numeric_dtype(table[label]):
         table[label] = pd.Categorical.from_codes(table[label].fillna(-1).astype(int), names)
     return table
 
@@ -1130,35 +1147,47 @@ def read_table(path, encoding="utf-8-sig"):
     return read(Path(path).read_bytes().decode(encoding))
 
 
-def read_cells(text, quote='"'):
+LONE_RETURN = "\ufdd0"  # stands for it, since csv would end the row there; no text has this sign
+
+
+def read_cells(text):
     """The table of a CSV, read as its quotes say. A lone quote mark may join rows up to the next
-    one, so it prints how many rows span lines. A TSV may have no quotes at all."""
+    one, so it prints how many rows span lines."""
     csv.field_size_limit(10**9)
+    if "\n" in text:  # else returns end its rows. pandas writes a lone one without quotes
+        text = re.sub("\r(?!\n)", LONE_RETURN, text)
     mark = max("\t,;|", key=text.strip().partition("\n")[0].count)
-    if "\n" in text:  # a lone return ends no row: pandas writes it without quotes
-        text = re.sub("\r(?!\n)", "\ufdd0", text)
-    rows, lines, line = [], [], 1
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=mark, quotechar=quote,
-                        strict=True)
+    try:
+        rows = rows_by_line(text, mark, '"')
+    except ValueError:
+        if mark != "\t":
+            raise
+        rows = rows_by_line(text, mark, None)  # a TSV may have no quotes at all
+    header, *lines = rows or [1]
+    names = [*map(str.strip, rows.pop(header, []))]
+    spanning = sum("\n" in mark.join(row) for row in rows.values())
+    if spanning:
+        lines_read = text.rstrip().count("\n")
+        print(f"{len(rows)} rows of {lines_read} lines: quote marks enclose line breaks in "
+              f"{spanning} of them. If your texts have none, double the quote marks in them")
+    return pd.DataFrame([*rows.values()], lines, names, dtype=object)
+
+
+def rows_by_line(text, mark, quote):
+    """{number of the line at which a row begins: its cells}. All rows have as many as the first."""
+    rows, line = {}, 1
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=mark, quotechar=quote, strict=True)
     try:
         for row in reader:
             if any(row):
-                rows.append([cell.replace("\ufdd0", "\r") for cell in row])
-                lines.append(line)
-                if len(row) != len(rows[0]):
+                rows[line] = [cell.replace(LONE_RETURN, "\r") for cell in row]
+                if len(row) != len(rows[min(rows)]):
                     raise csv.Error
             line = reader.line_num + 1
     except csv.Error:  # also of a quote mark that is not closed, or closed within a cell
-        if mark == "\t" and quote:
-            return read_cells(text, None)
         raise ValueError(f"line {line} does not have as many cells as the header, or a lone quote: "
                          f"quote cells with {mark!r} and double the quote marks in them")
-    header, *rows = rows or [[]]
-    spanning = sum("\n" in mark.join(row) for row in rows)
-    if spanning:
-        print(f"{len(rows)} rows of {line - 2} lines: quote marks enclose line breaks in "
-              f"{spanning} of them. If your texts have none, double the quote marks in them")
-    return pd.DataFrame(rows, lines[1:], [*map(str.strip, header)], dtype=object)
+    return rows
 
 
 def read_objects(text):
@@ -1233,30 +1262,39 @@ def read_model(name, registered, source):
     gguf = source.get("gguf")
     config = transformers.AutoConfig.from_pretrained(
         folder, gguf_file=gguf, trust_remote_code=False)
-    kind = str(config.architectures)
-    masked = type(config) in transformers.MODEL_FOR_MASKED_LM_MAPPING
-    causal = type(config) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING
-    if any([config.is_encoder_decoder, config.get_text_config() is not config,
-            getattr(config, "quantization_config", None), "Classif" in kind,
-            not (masked or causal)]):
-        raise ValueError(
-            "use a language model, not a classifier, encoder-decoder, multimodal or quantized one")
-    if re.search("CausalLM|[^h]LMHead", kind):  # some types have models of both kinds
-        masked = False
-    like = "bert" if masked else "gpt2"
+    like = "bert" if is_masked(config) else "gpt2"
     if name in registered:
         like = name
-    hashes, files = [], {file for pattern in MODEL_FILES for file in folder.glob(pattern)}
-    for file in sorted(files):
-        with open(file, "rb") as content:
-            if b"git-lfs" in content.peek():
-                raise ValueError(f"{file.name} is a pointer: run git lfs pull")
-            hashes.append((file.name, hashlib.file_digest(content, "sha256").hexdigest()))
+    hashes, size = [], 0
+    for file in sorted({file for pattern in MODEL_FILES for file in folder.glob(pattern)}):
+        hashes.append((file.name, digest_of(file)))
+        size += file.stat().st_size
     limits = ["max_position_embeddings", "max_seq_len"]
     longest = min(getattr(config, limit, None) or 10**6 for limit in limits)
     print(f"model {name} from {[*source.values()][0]}")
-    return Model(name, like, folder, gguf, registered[like]["objective"], short_hash(hashes),
-                 sum(file.stat().st_size for file in files), longest)
+    return Model(name, like, folder, gguf, registered[like]["objective"], short_hash(hashes), size,
+                 longest)
+
+
+def is_masked(config):
+    """Is it a masked language model? If not, a causal one. Others are refused."""
+    masked = type(config) in transformers.MODEL_FOR_MASKED_LM_MAPPING
+    causal = type(config) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING
+    architecture = str(config.architectures)
+    if any([config.is_encoder_decoder, config.get_text_config() is not config,
+            getattr(config, "quantization_config", None), "Classif" in architecture,
+            not (masked or causal)]):
+        raise ValueError(
+            "use a language model, not a classifier, encoder-decoder, multimodal or quantized one")
+    # BERT and others have models of both kinds: BertLMHeadModel is causal, XLMWithLMHeadModel not
+    return masked and not re.search("CausalLM|(?<!With)LMHead", architecture)
+
+
+def digest_of(file):
+    with open(file, "rb") as content:
+        if b"git-lfs" in content.peek():
+            raise ValueError(f"{file.name} is a pointer: run git lfs pull")
+        return hashlib.file_digest(content, "sha256").hexdigest()
 
 
 def load_options(model):
@@ -1313,7 +1351,9 @@ def parse_args(argv):
         help="draws per task, or one number for each n; default: as --margin 1 needs, up to 100")
     add("--with-answers", action="store_true",
         help="pretrain on texts with the names of their classes: a positive control")
-    add("--experiment", help="name in the results; default few-shot or few-shot-answers")
+    add("--pretrain-on-labeled", action="store_true",
+        help="pretrain also on the m labeled texts, without labels, as is usual; default no")
+    add("--experiment", help="name in the results; default few-shot[-labeled-read][-answers]")
     add_shared_flags(parser)
     add = parser.add_argument_group(
         "recipe (default: from tasks.json; train: of classification)").add_argument
@@ -1326,7 +1366,8 @@ def parse_args(argv):
     args = parser.parse_args(argv)
     if not (args.subsamples or args.margin):
         args.margin = 1.0
-    args.experiment = experiment_name(args.experiment or "few-shot", args.with_answers)
+    usual = "few-shot-labeled-read" if args.pretrain_on_labeled else "few-shot"
+    args.experiment = experiment_name(args.experiment or usual, args.with_answers)
     args.out = args.out or results_path(args.csv or args.hub)
     return args
 
@@ -1346,7 +1387,7 @@ def main(argv=None):
              "learning_rates": (args.pretrain_lr, args.train_lr),
              "batch_sizes": (args.batch_size, args.batch_size)}
     recipe_for = functools.partial(recipe_of, registry["models"], given, args.precision,
-                               args.max_length, args.with_answers)
+                                   args.max_length, args.with_answers, args.pretrain_on_labeled)
     cells = plan_cells(args.out, args.experiment, models, tasks, args.m, max_subsamples, args.seed,
                        recipe_for)
     run_all(cells, run_subsample, args.out, args.margin, args.device, args.workers, args.dask)

@@ -137,7 +137,7 @@ def test_the_longest_text_fits(script, load, kind, limit):
     folder, net = load(kind, **{limit: 40})
     registry, task = script.load_registry(), script.Task([], None, [], "", "", {})
     model = script.find_model(str(folder), registry)
-    recipe = script.recipe_of(registry["models"], {}, "float32", 99, False, model, task)
+    recipe = script.recipe_of(registry["models"], {}, "float32", 99, False, False, model, task)
     assert recipe["max_length"] == 38
     ids = [np.full(38, 9)]
     script.lm_logits(net, script.pack(net, [script.Example(ids[0], np.arange(38), ids[0])]))
@@ -264,7 +264,9 @@ def test_answers_in_pretraining(script, load, monkeypatch, kind, length, expecte
     """A name, masked and scored, stands after [CLS], or at the end."""
     _, net = load(kind, merges=None if kind == "bert" else ())
     recipe = {"answers": ["sport", "very cold"], "max_length": length}
-    texts = script.pretraining_texts(net, ["a b is the story of"] * 2, [0, 1], recipe)
+    sample = SimpleNamespace(
+        recipe=recipe, texts={"test": ["a b is the story of"] * 2}, labels={"test": [0, 1]})
+    texts = script.pretraining_texts(net, sample, "test")
     assert [net.tokenizer.decode(ids) for ids, _ in texts] == expected
     train = Mock()
     monkeypatch.setattr(script, "train", train)
@@ -277,6 +279,31 @@ def test_answers_in_pretraining(script, load, monkeypatch, kind, length, expecte
         else:
             assert kept.tolist() == [*range(19)] and targets.tolist() == [*ids[1:]]
         assert net.tokenizer.decode(ids) == expected[row]
+
+
+@pytest.mark.parametrize("flag, name", [([], ""), (["--pretrain-on-labeled"], "-labeled-read")])
+def test_nothing_learned_is_no_bias(script, model_dir, benchmark_csv, empty_folder, monkeypatch,
+                                    flag, name):
+    """A null check, at a rate that moves no weight. The flag lets both arms read the labeled texts,
+    too, without their labels."""
+    read, pretrain = [], script.pretrain
+    monkeypatch.setattr(script, "pretrain", lambda net, texts, *rest: (
+        read.append([net.tokenizer.decode(ids, skip_special_tokens=True) for ids, _ in texts]),
+        pretrain(net, texts, *rest))[1])
+    script.main([*f"--csv {benchmark_csv} --model {model_dir('bert')} --m 6 --n 8 --subsamples 1 "
+                 "--out results.csv --workers 1 --device cpu --pretrain-lr 1e-12".split(), *flag])
+    (row,) = rows_of()
+    for metric in ("acc", "nll"):
+        for ending in ("", "_on_extra"):
+            assert len({row[f"{metric}_{arm}{ending}"] for arm in ("base", "extra", "test")}) == 1
+    assert row["experiment"] == f"few-shot{name}"
+    assert (" labeled_read: True " in row["versions"]) == bool(flag)
+    labeled = [texts[8:] for texts in read]
+    assert [*map(len, read)] == [8 + 6 * len(flag)] * 2 and labeled[0] == labeled[1]
+    task = pd.read_csv(benchmark_csv)
+    rows = script.split_rows(task["label"].factorize(sort=True)[0], 6, 8, 1)["train"]
+    if flag:
+        assert labeled[0] == task["text"][rows].tolist()
 
 
 def test_the_control_shows(script, empty_folder):
