@@ -217,7 +217,7 @@ def train(job, stage, seed, model, examples, **options):
     settings = transformers.TrainingArguments(
         "trainer", num_train_epochs=job["epochs"][stage], learning_rate=job["rates"][stage],
         seed=seed, per_device_train_batch_size=job["batches"][stage], per_device_eval_batch_size=64,
-        weight_decay=0.01 * stage, use_cpu=job["device"] == "cpu",
+        weight_decay=0.01 * stage, use_cpu=job["device"] == "cpu", bf16=job["bf16"],
         dataloader_pin_memory=job["device"] != "cpu", save_strategy="no", logging_strategy="no",
         report_to="none", disable_tqdm=True)
     trainer = transformers.Trainer(model, settings, train_dataset=examples, **options)
@@ -256,7 +256,7 @@ def load_reviews():
         return script.load_task(TASK, script.load_registry()["tasks"][TASK])
 
 
-def make_job(name, case, folder, subsamples, device="cpu"):
+def make_job(name, case, folder, subsamples, device="cpu", bf16=False):
     """All that both ways need of a case: the model's folder, the recipe and (texts, labels) of the
     script's splits, m = n = 50. Pairs are of pretraining and of classification."""
     entry = load_script("run_experiment").load_registry()["models"][case["like"]]
@@ -269,6 +269,7 @@ def make_job(name, case, folder, subsamples, device="cpu"):
               (("epochs", "epochs"), ("rates", "learning_rates"), ("batches", "batch_sizes"))}
     return {**recipe, "mlm": entry["objective"] == "mlm", "max_length": entry["max_length"],
             "folder": str(model_folder(name, folder)), "device": device, "splits": splits,
+            "bf16": bf16,
             "num_classes": len(task.classes)}
 
 
@@ -286,6 +287,7 @@ def flags_of(job):
     """The job's settings as flags of run_experiment.py."""
     return {"model": job["folder"], "tasks": TASK, "m": 50, "n": 50, "device": job["device"],
             "batch-size": job["batches"][0], "max-length": job["max_length"],
+            "precision": "bf16" if job["bf16"] else "float32",
             "pretrain-epochs": job["epochs"][0], "train-epochs": job["epochs"][1],
             "pretrain-lr": job["rates"][0], "train-lr": job["rates"][1]}
 
@@ -401,16 +403,20 @@ def stage_gpu(args):
     if args.device == "cuda" and not torch.cuda.is_available():
         yield ["every case", "not measured: no GPU here", *"----"]
         return
+    if args.precision == "tf32":
+        torch.set_float32_matmul_precision("high")
     for name in args.cases:
         with tempfile.TemporaryDirectory() as folder:
-            job = make_job(name, CASES[name], folder, args.rounds + 1, args.device)
+            job = make_job(name, CASES[name], folder, args.rounds + 1, args.device,
+                           args.precision == "bf16")
             ours, splits = our_way(job, args.rounds + 1), iter(job["splits"])
             ways = {"ours": lambda: timed(ours),
                     "usual": lambda: timed(trainer_pipeline, {**job, "splits": [next(splits)]})}
             with contextlib.redirect_stdout(sys.stderr):  # the Trainer prints
                 paired(1, ways)  # loads the model and tunes kernels
                 runs = paired(args.rounds, ways)
-        yield row(f"{name}, m = n = 50: one more subsample", runs["ours"], runs["usual"])
+        yield row(f"{name}, m = n = 50, {args.precision}: one more subsample", runs["ours"],
+                  runs["usual"])
 
 
 # Command line
@@ -440,6 +446,8 @@ def parse_args(argv=None):
     add("--quick", action="store_true", help="fewer subsamples, prompts and shards")
     add("--cases", nargs="+", choices=tuple(CASES), default=list(CASES), help="of experiment (all)")
     add("--device", default="cuda", choices=("cuda", "cpu"), help="of gpu (cuda)")
+    add("--precision", default="float32", choices=("float32", "tf32", "bf16"),
+        help="of gpu; tf32: float32 with fast matrix products (float32)")
     add("--accuracies", type=Path, metavar="FILE", help="for fit, with a cell m = 50, n = 500")
     args = parser.parse_args(argv)
     if not {*args.stages} <= {*STAGES}:

@@ -12,6 +12,7 @@ is drawn at random: there are as many names, but they say nothing about their te
 import sys
 import zlib
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -27,16 +28,17 @@ SHUFFLED = "few-shot-shuffled-answers"
 def train(flags):
     """run_experiment.py, in this process, so that the names can be shuffled."""
     script = load_script("run_experiment")
-    with_answers = script.with_answers
+    pretraining_texts = script.pretraining_texts
 
-    def with_shuffled_answers(net, texts, labels, recipe):
-        rng = np.random.default_rng(zlib.crc32("\n".join(texts).encode()))
-        return with_answers(net, texts, rng.permutation(labels), recipe)
+    def shuffled(net, sample, arm):
+        rng = np.random.default_rng(zlib.crc32("\n".join(sample.texts[arm]).encode()))
+        labels = {**sample.labels, arm: rng.permutation(sample.labels[arm])}
+        return pretraining_texts(net, SimpleNamespace(**{**vars(sample), "labels": labels}), arm)
 
     if "--shuffled" in flags:
         flags = [flag for flag in flags if flag != "--shuffled"]
         flags += ["--with-answers", "--experiment", SHUFFLED]
-        script.with_answers = with_shuffled_answers
+        script.pretraining_texts = shuffled
     script.main([*flags, "--workers", "1", "--out", "control.csv"])
 
 

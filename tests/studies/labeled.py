@@ -1,0 +1,114 @@
+"""Does it matter whether pretraining also reads the labeled texts? Is the bias of an innocent model
+0? docs/results.md. Run by hand; the last line takes seconds.
+
+    python tests/studies/labeled.py placebo --subsamples 60   # trains: run_experiment.py, see below
+    python tests/studies/labeled.py   # what docs/labeled_read.csv and docs/placebo.csv say
+
+The rows of docs/labeled_read.csv are of run_experiment.py, with and without --pretrain-on-labeled,
+for the default tasks also with --pretrain-epochs 24 (experiments *-epochs24). A placebo: the two
+models are pretrained on a third and a fourth set of n texts, then tested as if these were `extra`
+and `test`, of which neither has read a text. The true bias is 0.
+"""
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pandas as pd
+from scipy import stats
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from conftest import ROOT, load_script  # noqa: E402
+
+OTHER = {"extra": "third", "test": "fourth"}  # what a placebo's arm reads
+READ, UNREAD = "few-shot-labeled-read", "few-shot"
+
+
+def run_placebo(flags):
+    script = load_script("run_experiment")
+    draw, pretraining_texts = script.draw, script.pretraining_texts
+
+    def draw_four(unit):
+        sample = draw(unit)
+        n = unit.row["n"]
+        twice = script.split_rows(unit.task.labels, unit.row["m"], 2 * n, unit.row["subsample"])
+        assert [unit.task.texts[row] for row in twice["test"][:n]] == sample.texts["test"]
+        for name, rows in (("third", twice["extra"][:n]), ("fourth", twice["extra"][n:])):
+            sample.texts[name] = [unit.task.texts[row] for row in rows]
+            sample.labels[name] = unit.task.labels[rows]
+        return sample
+
+    def other_texts(net, sample, arm):
+        changed = SimpleNamespace(**vars(sample))
+        changed.texts = {**sample.texts, arm: sample.texts[OTHER[arm]]}
+        changed.labels = {**sample.labels, arm: sample.labels[OTHER[arm]]}
+        return pretraining_texts(net, changed, arm)
+
+    script.draw, script.pretraining_texts = draw_four, other_texts
+    script.main([*flags, "--workers", "1", "--experiment", "placebo"])
+
+
+def units_of(name):
+    script = load_script("fit_model")
+    rows = script.clean_rows(script.read_rows(ROOT / "docs" / f"{name}.csv"))
+    return script.add_effects(rows)
+
+
+def mean_and_half(values):
+    """Of independent values: the mean, and the half-width of its 89% t interval."""
+    values = np.asarray(values, float)
+    half = stats.t.ppf(0.945, len(values) - 1) * values.std(ddof=1) / np.sqrt(len(values))
+    return values.mean(), half
+
+
+def words(values):
+    return "{:+.2f} ± {:.2f}".format(*mean_and_half(values))
+
+
+def paired(units, ending, effect, first, last):
+    """Columns UNREAD and READ of an effect, a row for each task and draw from first to last."""
+    wide = units[units.subsample.between(first, last)].set_index(
+        ["task", "subsample", "experiment"])[effect].unstack()
+    return wide[[UNREAD + ending, READ + ending]].set_axis(["unread", "read"], axis=1).dropna()
+
+
+def tell():
+    units = units_of("labeled_read")
+    default = ["bbc_news", "reuters"]
+    print("| experiment | effect | draws | tasks | labeled texts unread | read, too | difference |")
+    print("| --- | --- | --- | --- | --- | --- | --- |")
+    for ending in ("", "-epochs24"):
+        for effect in ("bias", "boost"):
+            for first, last in ((1, 12), (13, 23), (24, 60), (1, 60)):
+                table = paired(units, ending, effect, first, last)
+                table = table[table.index.get_level_values("task").isin(default)]
+                whole = table.groupby("subsample").filter(lambda rows: len(rows) == len(default))
+                parts = {task: table.loc[task] for task in default}
+                parts["mean of both"] = whole.groupby("subsample").mean()
+                for task, part in parts.items():
+                    if len(part) > 1:
+                        print(f"| default{ending} | {effect} | {first} to {last} ({len(part)}) | "
+                              f"{task} | {words(part['unread'])} | {words(part['read'])} | "
+                              f"{words(part['read'] - part['unread'])} |")
+    for effect in ("bias", "boost"):
+        table = paired(units, "", effect, 1, 8)
+        for task, part in table.groupby("task"):
+            print(f"| five benchmarks | {effect} | 1 to 8 | {task} | {words(part['unread'])} | "
+                  f"{words(part['read'])} | {words(part['read'] - part['unread'])} |")
+        part = table.groupby("subsample").mean()
+        print(f"| five benchmarks | {effect} | 1 to 8 | mean of five | {words(part['unread'])} | "
+              f"{words(part['read'])} | {words(part['read'] - part['unread'])} |")
+    placebo = units_of("placebo")
+    for last in (20, 60):
+        some = placebo[placebo.subsample <= last]
+        means = some.groupby("subsample")["bias"].mean()
+        by_task = ", ".join(f"{task} {words(rows.bias)}" for task, rows in some.groupby("task"))
+        print(f"placebo, draws 1 to {last}: mean bias {words(means)} ({by_task})")
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["placebo"]:
+        run_placebo(sys.argv[2:])
+    else:
+        tell()
