@@ -26,7 +26,6 @@ import base64
 import builtins
 import contextlib
 import csv
-import difflib
 import html
 import importlib.util
 import math
@@ -53,41 +52,46 @@ os.environ.setdefault("PYTENSOR_FLAGS", "cxx=")  # nutpie needs no C compiler
 warnings.simplefilter("ignore", FutureWarning)  # of ArviZ
 warnings.filterwarnings("ignore", "Glyph")  # a letter without a font is drawn as a box
 
-NEAR = 0.55  # half-width, in margins; run_experiment.py --margin stops at 0.5
-LEVEL = 0.05  # p below it: the tasks differ
-FIVE = 5  # tasks for "tasks like these", subsamples for `needed`
+MIN_DRAWS = 8  # of a task; the spread of fewer varies too much (run_experiment.py --margin)
+GROUPS = {"no": "Not inflated", "open": "Open"}  # of parts of a table, by verdict
+WEAK = "Cannot tell, since pretraining is not shown to help"
+FIVE = 5  # names in a sentence, most and least inflated tasks in a table
+MANY = 20  # tasks from which others like them can be told
+MOST_DRAWN = 30  # tasks in the figure
 PAPER_MODEL_NEEDS = "pymc==5.28.5,nutpie==0.16.8,arviz==0.23.4,pytensor==2.38.3"
 MAX_R_HAT, MIN_ESS = 1.01, 400  # Vehtari et al. (2021)
 ATTEMPTS = ((0.9, 1, 1), (0.99, 4, 2))  # acceptance, times tuning, times draws
 EFFECTS = {"bias": ("extra", "test"), "boost": ("base", "extra")}  # control, treatment on `test`
 MEANS = ["majority", "base", "unseen", "seen"]
-WORDS = {"acc": ("accuracy", "points"), "f1": ("macro-F1", "points"), 
-         "nll": ("nll (lower is better)", "nats")}
+WORDS = {"acc": ("accuracy", "points"), "f1": ("macro-F1", "points"), "nll": ("nll", "nats")}
 GLOSSARY = """\
-m: labeled texts (0: trained elsewhere). n: unlabeled texts in each set. base: score without \
-further pretraining. unseen, seen: score on texts not seen, or seen, in pretraining. boost = \
-unseen - base, bias = seen - unseen. subsamples: random draws of texts. majority: share of the \
+m: labeled texts (0: trained elsewhere). n: unlabeled texts in each set. Draws (subsamples): random \
+choices of texts. base: score without further pretraining. unseen, seen: score on texts not seen, \
+or seen, in pretraining. boost = unseen - base, bias = seen - unseen. majority, guess: share of the \
 most common class.
 In brackets: the 89% interval, a range that should hold the true value 89 times in 100 (86 to 93 \
-where a run stops by itself). It is the wider of two: Student's t, from how much subsamples (for \
-tasks like these: tasks) differ, and Normal, from the draw of texts or rounding. One draw has only \
-the latter.
-The margin (--margin) is the bias that would matter. What each verdict and warning means, and what \
-to do next: docs/verdicts.md. README.md explains the experiment."""
+where a run stops by itself). It is the wider of two: Student's t, from how much draws (for tasks \
+like these: tasks) differ, and Normal, from the draw of texts or rounding. In the tables of a \
+verdict, the bias of one of J tasks or models has an interval at 5.5% / J a side, so that an \
+innocent one is called inflated in at most 5.5% of tables.
+The margin (--margin) is the bias that would matter. What each verdict means, and what to do next: \
+docs/verdicts.md. README.md explains the experiment."""
 HEAD = """<!DOCTYPE html><meta charset="utf-8"><meta name="viewport" content="width=device-width">
-<title>bias</title><style>
-body { max-width: 75rem; margin: auto; padding: 0 .6rem; font: 16px/1.4 sans-serif }
+<title>Does training on the test texts inflate the score?</title><style>
+body { max-width: 62rem; margin: auto; padding: 0 .6rem; font: 16px/1.4 sans-serif }
 div { margin: .3em 0 }
-td, th { padding-right: .9rem; text-align: left; white-space: nowrap; font-size: .8rem }
-img { max-width: 100% }
-.cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(20rem, 1fr)); gap: .8rem }
-.card { border: 2px solid #bbb; padding: 0 .6rem; overflow-wrap: anywhere }
-.large { font: bold 2rem sans-serif }
-.warning { border-left: .3rem solid #8a5a00; padding-left: .8rem }
+td, th { padding-right: .9rem; text-align: right; white-space: nowrap; font-size: .85rem }
+td:first-child, th:first-child { text-align: left }
+tr:last-child td { font-weight: bold }
+details tr:last-child td { font-weight: normal }
+img { width: 100%; min-width: 38rem }
+li { margin-left: 1.2rem; overflow-wrap: anywhere; white-space: pre-line }
+.done { border-top: 2px solid #bbb; margin-top: 1.2rem; padding-top: .4rem }
+.large { font: bold 1.5rem sans-serif }
 .small { font-size: .8rem; overflow-wrap: anywhere; white-space: pre-line }
 .table { overflow-x: auto }
 @media (max-width: 48rem) { .table::before { content: "scrolls sideways \\2192" } }
-</style><h1>Does training on test texts inflate scores?</h1>
+</style><h1>Does training on the test texts inflate the score?</h1>
 """
 
 
@@ -95,15 +99,18 @@ class Metric(NamedTuple):
     name: str  # of columns: acc_base, ...
     words: str
     unit: str
-    lower_is_better: bool
-    margin: float  # a bias that does not matter, or None: no verdict
-    digits: int  # printed
+    sign: int  # -1 if lower is better, else 1
+    margin: float  # the bias that would matter, or None: no verdict
+    limit: str  # the same in words
+    digits: int  # of effects; scores have one less
 
 
 def metric_of(name, margin, lower_is_better):
-    words_and_unit = WORDS.get(name, (name, name))
-    return Metric(name, *words_and_unit, lower_is_better or name == "nll", margin,
-                  2 if name in POINTS else 4)
+    (words, unit), sign = WORDS.get(name, (name, name)), 1
+    if lower_is_better or name in LOWER_IS_BETTER:
+        words, sign = f"{words} (lower is better)", -1
+    limit = re.sub("^1 points", "1 point", f"{margin or 0:g} {unit}")
+    return Metric(name, words, unit, sign, margin, limit, 2 if name in POINTS else 4)
 
 
 def effects_table(rows, margin=1.0, metric="acc", lower_is_better=False):
@@ -126,29 +133,38 @@ def analyze(rows, metric):
                 effects.append(effect_row(all_tasks, together(model_units, effect), metric))
             effects += [effect_row(table, table, metric) for table in settings]
             tasks.append(all_tasks)
-    return pd.concat(tasks), pd.DataFrame(effects)
+    effects = pd.DataFrame(effects)
+    biases = effects[effects.effect == "bias"]
+    for number, mean in biases[biases.models > 1].iterrows():
+        verdicts = [part_verdict(model, metric) for model in models_of(biases, mean).itertuples()]
+        if depends(p_of_alike_models(part_of(units[units.models == 1], mean)), verdicts):
+            effects.loc[number, "verdict"] = "depends"
+    return pd.concat(tasks), effects
+
+
+def beside(table):
+    """For each row, of how many models of its experiment the mean is taken, too; else 1."""
+    return table.groupby("experiment")["models"].transform("max") // table["models"]
 
 
 def unit_table(rows, metric):
     """One row per cell, model, task and subsample, in percent and points: means over seeds. Where
     the models of an experiment have the same settings, tasks and subsamples, two or more, also a
-    row of their mean: model "all", models: how many. main: what the page judges, that mean or else
-    each model.
-    """
+    row of their mean: model "all", models: how many. (Crossed answers, m = 0, are of methods, which
+    no mean should hide.)"""
     variances = ["text_variance_bias", "text_variance_boost", "one_answer_variance"]
     parts = []
-    for _, model_rows in rows.assign(main=True, models=1).groupby("experiment"):
+    for _, model_rows in rows.assign(models=1).groupby("experiment"):
         models = model_rows.model.nunique()
         answered = model_rows.groupby([*CELL, "task", "subsample"])["model"].nunique()
-        if answered.min() == models > 1 and model_rows.subsample.nunique() > 1:
+        shared = answered.min() == models > 1 and model_rows.subsample.nunique() > 1
+        if shared and model_rows.m.min() > 0:
             all_models = model_rows.assign(model="all", models=models)
             # assumes that models change different answers; else the spread widens the interval
             all_models[variances] /= models
             parts.append(all_models)
-            model_rows = model_rows.assign(main=False)
         parts.append(model_rows)
-    groups = pd.concat(parts).groupby(
-        [*CELL, "arms", "model", "models", "main", "task", "subsample"])
+    groups = pd.concat(parts).groupby([*CELL, "arms", "model", "models", "task", "subsample"])
     # seeds share texts: the variance of their mean is at most the mean of their variances
     units = groups[[*MEANS, *EFFECTS, *variances]].mean(skipna=False)
     units["majority"] *= 100
@@ -158,25 +174,36 @@ def unit_table(rows, metric):
 
 
 def task_table(units, effect, metric):
-    """The rows of tasks.csv of one cell and model."""
+    """The rows of tasks.csv of one cell and model. shown_low, shown_high: the ends of the interval
+    that judges and is shown; those of the biases of J tasks hold together."""
     estimates = units.groupby("task")[effect].mean(skipna=False)  # unknown if a base is
     tasks = task_means(units, effect).assign(estimate=estimates).reset_index()
     tasks = tasks[["task", *MEANS, "subsamples", "sd", "spread_variance", "text_variance",
                    "estimate"]]
-    names = [*CELL, "model", "models", "arms", "main"]
+    names = [*CELL, "model", "models", "arms"]
     tasks = tasks.assign(effect=effect, **units[names].iloc[0])
-    if effect == "bias" and units.one_answer_variance.min() > 0:  # crossed, in accuracy
-        # a single draw shows no spread: the draw of its texts alone gives the interval (0 times,
-        # since an unknown text_variance must stay nan)
-        tasks.loc[tasks.subsamples == 1, "spread_variance"] = 0 * tasks.text_variance
-    half = [interval(task)[2] for _, task in tasks.groupby("task")]
-    tasks = tasks.assign(low=tasks.estimate - half, high=tasks.estimate + half)
+    tail = TAIL / len(tasks) if effect == "bias" else TAIL
+    for name, its_tail in (("", TAIL), ("shown_", tail)):
+        half = [interval(task, its_tail)[2] for _, task in tasks.groupby("task")]
+        tasks[f"{name}low"] = tasks.estimate - half
+        tasks[f"{name}high"] = tasks.estimate + half
     if effect == "bias" and metric.name == "acc" and tasks.models[0] == 1:
         texts = units.n * np.where(units.arms == "crossed", 2, 1)
         changes = units.bias / 100 * texts  # of right answers
         tasks["p"] = changes.groupby(units.task).agg(sign_flip_p).to_numpy()
         tasks["p_adjusted"] = stats.false_discovery_control(tasks.p)
     return tasks
+
+
+def draws_needed(parts, tail, goal):
+    """How many draws narrow the interval of `parts`, which `interval` takes, to ± goal, in two
+    digits. nan if there are few, whose spread says little."""
+    (se, df, _), K = interval(parts), parts.subsamples.min()
+    if K < MIN_DRAWS:
+        return math.nan
+    counts = np.arange(K, 500 * K)
+    half = stats.t.isf(tail, df * (counts - 1) / (K - 1)) * se * np.sqrt(K / counts)
+    return float(f"{counts[(half > goal).sum() - 1] + 1:.2g}")
 
 
 def sign_flip_p(changes):
@@ -216,7 +243,7 @@ def effect_row(tasks, parts, metric):
     """A row of effects.csv: the mean over the tasks of one setting or of several. parts: what
     `interval` takes."""
     first, settings = tasks.iloc[0], tasks.groupby(CELL).ngroups
-    row = {**first[[*CELL, "effect", "model", "models", "main"]],
+    row = {**first[[*CELL, "effect", "model", "models"]],
            **tasks[MEANS].mean(skipna=False), "setting": title_of(*first[CELL])}
     if settings > 1:
         row |= {"m": "", "n": "", "setting": f"{first.experiment}, mean of {settings} settings"}
@@ -224,23 +251,20 @@ def effect_row(tasks, parts, metric):
     J, K, estimate = len(means), tasks.subsamples.min(), means.mean(skipna=False)
     se, df, half = interval(parts)
     like_half = math.nan
-    if J >= FIVE:  # Student's t over the tasks' means or, if wider, Normal as for these tasks
-        t, z = stats.t.ppf((1 + SHARE) / 2, [J - 1, math.inf])
-        like_half = np.fmax(t * means.sem(), z * se)
+    if J >= MANY:
+        like_half = stats.t.isf(TAIL, J - 1) * means.sem()
 
-    p_alike, verdict, needed = math.nan, "", math.nan
-    judged = K > 1 and half > 0  # which is false of nan, too
-    if judged and J > 1:
-        p_alike = p_of_alike_tasks(means.var() / J / se**2, J, K, len(parts), df)
-    if first.effect == "bias":
-        verdict = "Too early to tell: a verdict needs two subsamples (draws) that differ"
-        if judged:
-            verdict = verdict_on(estimate, half, J, metric)
-            if p_alike < LEVEL and settings == 1 and tasks.low.max() > 0 > tasks.high.min():
-                of_mean = verdict.partition(": ")[2]
-                verdict = f"It depends on the task: on average {of_mean}"
-            elif metric.margin and K >= FIVE and not is_settled(estimate, half, metric.margin):
-                needed = np.ceil(K * (half / (metric.margin / 2)) ** 2)
+    p_alike, verdict, needed = math.nan, "none", math.nan
+    if K > 1 and half > 0:  # which is false of nan, too
+        if J > 1:
+            p_alike = p_of_alike(means.var() / J / se**2, J, len(parts) * (K - 1) / df, df)
+        if first.effect == "bias":
+            verdict = verdict_on(estimate - half, estimate + half, metric.margin, metric.sign)
+            of_tasks = [part_verdict(task, metric) for task in tasks.itertuples()]
+            if "open" in verdict:
+                needed = draws_needed(parts, TAIL, metric.margin / 2)
+            if settings == first.models == 1 and depends(p_alike, of_tasks):
+                verdict = "depends"
     return row | {
         "settings": settings, "tasks": J, "subsamples": K, "se": se, "df": df,
         "estimate": estimate, "low": estimate - half, "high": estimate + half,
@@ -248,95 +272,90 @@ def effect_row(tasks, parts, metric):
         "p_alike": p_alike, "needed": needed, "verdict": verdict}
 
 
-def p_of_alike_tasks(F, J, K, parts, df):
-    """p-value of J tasks' equality by Brown and Forsythe's F with the degrees of freedom of
-    Mehrotra (1997), of which df is the denominator's; of two tasks, Welch's t test. parts: number
-    of rows of what `interval` takes, each of K subsamples."""
-    top = (J - 1) ** 2 / (1 + (J - 2) * parts * (K - 1) / df)
-    return stats.f.sf(F, min(J - 1, top), min(df, 1e9))  # SciPy knows no infinite df
+def part_verdict(part, metric):
+    """The verdict on a row of tasks.csv or effects.csv by the interval that is shown."""
+    return verdict_on(part.shown_low, part.shown_high, metric.margin, metric.sign)
 
 
-def is_settled(estimate, half, margin):
-    """Is an interval within the margin, beyond it, or so narrow that more runs hardly help?"""
-    size = abs(estimate)
-    return size + half < margin or size - half > margin or half <= NEAR * margin
+def models_of(effects, mean):
+    """The biases of the models whose mean is a row of effects.csv, with intervals that hold
+    together."""
+    models = effects[(effects[CELL] == mean[CELL]).all(axis=1) & (effects.models == 1)]
+    half = stats.t.isf(TAIL / len(models), models.df) * models.se
+    return models.assign(
+        task=models.model, shown_low=models.estimate - half, shown_high=models.estimate + half)
 
 
-def verdict_on(estimate, half, tasks, metric):
-    """What precedes the colon is printed large. docs/verdicts.md explains each."""
-    side = "includes"
-    if abs(estimate) > half:
-        side = "lies above" if estimate > 0 else "lies below"
-    if not metric.margin:
-        return f"No verdict without --margin: the interval {side} 0"
-    margin = f"±{metric.margin:g} {metric.unit}".replace("points", "percentage points")
-    mean = ", on average" if tasks > 1 else ""
-    inflated = (estimate > 0) != metric.lower_is_better
-    if abs(estimate) + half < metric.margin:
-        return f"No{mean}: within {margin}"
-    if abs(estimate) - half > metric.margin:
-        if inflated:
-            return f"Yes{mean}: beyond {margin}"
-        return f"No{mean}: seen texts even score worse, beyond {margin}"
-    if half <= NEAR * metric.margin:
-        return f"Near the margin{mean}: the interval is narrow, {side} 0 and is near {margin}"
-    if side == "includes":
-        return f"Too early to tell: the interval is too wide for {margin}"
-    effect = "Inflated" if inflated else "Seen texts score worse"
-    return (f"{effect}{mean}, but too early to tell by how much: the interval {side} 0 and is "
-            f"partly beyond {margin}")
+def p_of_alike_models(units):
+    """p-value of the two models that differ most: paired t over draws, by Bonferroni."""
+    of_draws = units.pivot_table("bias", "subsample", "model")
+    means = of_draws.mean()
+    p = stats.ttest_rel(of_draws[means.idxmax()], of_draws[means.idxmin()]).pvalue
+    return p * math.comb(len(means), 2)
 
 
-# The page
+# What is printed, and the page
 
 
 def publish(rows, metric, folder, command):
-    """Print verdicts on means over settings, else on settings. Write the files."""
+    """Print verdicts, tables and notes on each experiment and model: on means over settings, else
+    on settings. Write the files. Return the tables as one."""
     tasks, effects = analyze(rows, metric)
-    lines = side_by_side(effects, metric)
-    task_lines = side_by_side(tasks[tasks.main], metric)
-    widest = lines.groupby(["experiment", "model"])["settings"].transform("max")
-    cards = ""
-    for _, line in lines[lines.main & (lines.settings == widest)].iterrows():
-        its_tasks = part_of(task_lines, line)
-        texts = [*notes(line, part_of(rows, line), its_tasks, metric, command)]
-        done = summary(line, its_tasks)
-        print(f"{line.verdict} ({done}).", *[text for _, text in texts])
-        large, _, small = line.verdict.partition(": ")
-        texts = [("", done), ("large", large), ("", small), *texts]
-        cards += div("card", "".join(div(kind, html.escape(text)) for kind, text in texts))
-
-    effects.to_csv(folder / "effects.csv", **CSV)
     tasks.to_csv(folder / "tasks.csv", **CSV)
-    shown = ["bias", "boost", "subsamples", *MEANS]
-    tables = {"Settings": lines[["setting", "model", "tasks", *shown]],
-              "Tasks": task_lines[[*CELL, "model", "task", *shown]]}
-    page = HEAD + div("cards", cards) + div("small", GLOSSARY)
-    page += pictures(tasks, effects, metric, folder / "effects.png")
-    for title, table in tables.items():
-        page += f"<h2>{title}</h2>" + div("table", table.to_html(
-            index=False, border=0, na_rep="", float_format=f"%.{metric.digits}f"))
-    footer = [f"{date.today()}: {command} ({len(rows)} rows)"]
+    effects.to_csv(folder / "effects.csv", **CSV)
+    lines, task_lines = with_boost(effects, metric), with_boost(tasks, metric)
+    widest = lines.groupby(["experiment", "model"])["settings"].transform("max")
+    # a mean over settings has no tasks below it: the table of models has all of it
+    chosen = lines[(lines.settings == widest) & ((widest == 1) | (beside(lines) == 1))]
+    form = {"index": False, "na_rep": "", "float_format": f"%.{metric.digits - 1}f"}
+    heads, bodies, page, tables = [], [], HEAD, []
+    for _, line in chosen.sort_values(["experiment", "models"], ascending=[True, False]).iterrows():
+        its_rows, parts = part_of(rows, line), part_of(task_lines, line)
+        if line.models > 1:
+            parts = models_of(lines, line)
+        elif line.settings > 1:
+            parts = parts[:0]
+        table, done = judged_table(line, parts, metric), summary(line)
+        large, sentence = headline(line, table, metric)
+        heads.append(wrap(f"{line.setting}, {model_words(line)}: {large}. {sentence}"))
+        bodies.append(f"\n{wrap(done)}\n\n{shown(table, metric).to_string(**form)}\n")
+        for kind, text in (("done", done), ("large", large), ("", sentence)):
+            page += div(kind, html.escape(text))
+        page += div("table", shown(table, metric).to_html(border=0, **form))
+        for note in notes(line, table, its_rows, metric, command):
+            text, *typed = note.split("\n")  # what to type stays on its line
+            bodies += [wrap(text, "- "), *typed]
+            page += f"<li>{html.escape(note)}</li>\n"
+        tables.append(shown(table, metric).assign(run=done))
+    key = key_of(metric)
+    print(*heads, f"\n{wrap(key)}", *bodies, sep="\n")
+
+    page += div("small", html.escape(key))
+    page += picture(lines, task_lines, metric, folder / "effects.png")
+    run = [f"{date.today()}: {command} ({len(rows)} rows)"]
     if "versions" in rows:
-        footer += [*rows.versions.dropna().unique()]
-    page += div("small", html.escape("\n".join(footer)))
+        run += [*rows.versions.dropna().unique()]
+    columns = ["bias", "boost", "subsamples", *MEANS]
+    for title, text in {
+            "Words and intervals": GLOSSARY, "What was run": html.escape("\n".join(run)),
+            "All settings": lines[["setting", "model", "tasks", *columns]].to_html(**form),
+            "All tasks": task_lines[[*CELL, "model", "task", *columns]].to_html(**form)}.items():
+        page += f"<details><summary>{title}</summary>{div('table', text)}</details>\n"
     path = folder / "report.html"
     path.write_text(page, encoding="utf-8")
-    print(f"page: {path.resolve()}")
+    print(f"\npage: {path.resolve()}")
+    return pd.concat(tables, ignore_index=True)
 
 
-def div(kind, text):
-    return f'<div class="{kind}">{text}</div>\n'
-
-
-def side_by_side(table, metric):
+def with_boost(table, metric):
     """The rows of the bias, with both effects in words."""
-    table = table.assign(words=[
-        in_words(*pair, metric) for pair in zip(table.estimate, table.high)])
     bias, boost = [table[table.effect == effect].reset_index(drop=True) for effect in EFFECTS]
-    lines = bias.assign(bias=bias.words, boost=boost.words)
-    lines["least_gain"] = -boost.high if metric.lower_is_better else boost.low
-    return lines
+    ends = boost[["low", "high"]] * metric.sign
+    return bias.assign(
+        bias=[in_words(*pair, metric) for pair in zip(bias.estimate, bias.high)],
+        boost=[in_words(*pair, metric) for pair in zip(boost.estimate, boost.high)],
+        boost_estimate=boost.estimate, boost_high=boost.high,
+        weak=ends.min(axis=1, skipna=False) <= 0, hurts=ends.max(axis=1, skipna=False) < 0)
 
 
 def in_words(estimate, high, metric):
@@ -360,138 +379,231 @@ def part_of(table, line):
     return table[(table[keys] == line[keys]).all(axis=1)]
 
 
-def summary(line, tasks):
-    """What was run, in words."""
-    benchmark, model = tasks.task.iloc[0], line.model
-    draws, sizes = f"{line.subsamples} draws of texts", f"two sets of n = {line.n}"
-    if line.subsamples == 1:
-        draws = "one draw of texts"
-    if tasks.subsamples.max() > line.subsamples:
-        draws = f"at least {draws}"
-    if line.tasks > 1:
-        benchmark, draws = f"{line.tasks} tasks", f"{draws} each"
+def judged_table(line, parts, metric):
+    """The parts (tasks or models), the most inflated first, and their mean, if they are several:
+    rows of with_boost with the interval, the verdict and the words that are shown."""
+    mean = {**line, "shown_low": line.low, "shown_high": line.high,
+            "task": f"mean of {line.tasks} tasks"}
     if line.models > 1:
-        model = f"{line.models} models"
+        mean["task"] = f"mean of {line.models} models"
+    rows = [row for _, row in parts.sort_values("estimate", ascending=metric.sign < 0).iterrows()]
+    if len(parts) != 1:
+        rows.append(pd.Series(mean))
+    for row in rows:
+        row["verdict"], remarks = part_verdict(row, metric), []
+        row["bias"] = in_words(row.estimate, row.shown_high, metric)
+        row["inflated?"] = VERDICTS[row.verdict].format(metric.limit)
+        row["below"] = metric.sign * row.estimate < 0 < row.shown_low * row.shown_high
+        row["group"] = GROUPS.get(row.verdict, "Inflated")
+        if row.below:
+            remarks.append("lower" if metric.sign > 0 else "higher")
+        if row.weak and row.verdict in GROUPS:
+            remarks.append("weak test")
+            row["group"] = WEAK
+        if remarks:
+            row["inflated?"] += f" ({'; '.join(remarks)})"
+    return pd.DataFrame(rows)
+
+
+def shown(table, metric):
+    """What is printed of a table. Of more than ten parts, the five most and the five least
+    inflated."""
+    table = pd.DataFrame({
+        "part": table.task, "draws": table.subsamples.map(str),
+        "guess": table.majority if metric.name == "acc" else math.nan,
+        **table[["base", "unseen", "seen", "boost", "bias", "inflated?"]]})
+    left_out = len(table) - 1 - 2 * FIVE
+    if left_out > 0:
+        between = pd.DataFrame({"part": [f"({left_out} between)"]})
+        table = pd.concat([table[:FIVE], between, table[-FIVE - 1 :]])
+    return table.dropna(axis=1, how="all").reset_index(drop=True)
+
+
+def headline(line, table, metric):
+    """The verdict in capitals, and a sentence that names the parts."""
+    mean, parts = table.iloc[-1], table[:-1]
+    if line.verdict == "none":
+        reason = "TWO DRAWS THAT DIFFER ARE NEEDED" if metric.margin else "GIVE A --margin"
+        return f"NO VERDICT: {reason}", f"The bias is {mean.bias}."
+    large = VERDICTS[line.verdict].format(metric.limit).upper()
+    if line.verdict == "depends":
+        large += " MODEL" if line.models > 1 else " TASK"
+    else:
+        if (line.verdict, mean.group) == ("no", WEAK):
+            large = "NO INFLATION SEEN, BUT A WEAK TEST"
+        average = "on average: " if line.tasks > 1 else ""
+        large += f" ({average}{mean.bias})"
+    sentences = []
+    if is_control(line):
+        sentences = ["This is the control: a bias was found, as it should be."]
+        if mean.group != "Inflated":
+            sentences = ["This is the control: no bias was found, so the experiment may miss one."]
+    for group, its in parts.groupby("group", sort=False):
+        names = its.task
+        if group in ("Inflated", "Open"):
+            names = names + " " + its.bias
+        sentences.append(f"{group}: {some_of(names)}.")
+    return large, " ".join(sentences)
+
+
+def some_of(names):
+    more = f" and {len(names) - FIVE} more" if len(names) > FIVE else ""
+    return ", ".join(names[:FIVE]) + more
+
+
+def is_control(line):
+    return line.experiment.endswith("-answers")
+
+
+def model_words(line):
+    return line.model if line.models == 1 else f"mean of {line.models} models"
+
+
+def summary(line):
+    """What was run, in words."""
+    texts = "test texts without labels"
+    if is_control(line):
+        texts = "control: test texts with their labels, where a bias should appear"
+    sizes = f"two sets of n = {line.n} texts"
     if line.m:
         sizes = f"m = {line.m} labeled texts, {sizes}"
     if line.settings > 1:
-        sizes = f"mean of {line.settings} settings"
-    return f"{line.experiment}: {benchmark}, {model}, {draws}; {sizes}"
+        sizes = f"{line.tasks} tasks, mean of {line.settings} settings"
+    return f"{line.experiment} ({texts}): {model_words(line)}, {sizes}"
 
 
-def notes(line, rows, tasks, metric, command):
-    """Yield (class, sentence). rows, tasks: those that the line sums up."""
-    kind = "labeled " if line.experiment.endswith("-answers") else ""
-    training = "Pretraining"
-    advice = "another --pretrain-lr or --pretrain-epochs or, with a GPU, a larger --model"
-    if line.m == 0:  # crossed answers hold any training
-        training, advice = "Training", "another learning rate or number of steps"
-    details = "bias, 89% interval"
-    if line.subsamples == 1:
-        details = "bias of one draw"
-    boost = f"{training} on other texts changes it by {line.boost} (boost)."
+def notes(line, table, rows, metric, command):
+    """Yield sentences: what weakens the verdict, what it means, what to do next (and, each on a
+    line of its own, what to type)."""
+    tests = table[: max(1, len(table) - 1)]
+    weak, is_open = tests[tests.group == WEAK], tests.verdict.str.contains("open")
     if not line.boost:
-        boost = f"The boost is unknown: {metric.name}_base, the score before pretraining, is empty."
-    yield "", (f"{training} on the {kind}test texts instead of other texts changes "
-               f"{metric.words} by {line.bias} {metric.unit} ({details}). {boost}")
-    if line.subsamples == 1 and line.low < line.high:
-        yield "warning", ("The interval is from the draw of the texts alone and leaves out the "
-                          "luck of training: such an interval held in 73 to 94% of our own single "
-                          "draws. A verdict needs two draws.")
+        yield f"The boost is unknown: {metric.name}_base, the score before training, is empty."
+    if line.verdict == "none":
+        return
+    if line.subsamples < MIN_DRAWS:
+        yield (f"There are fewer than {MIN_DRAWS} draws. Whoever looks after every draw sees an "
+               f"inflated score by chance more often: read the verdict from {MIN_DRAWS} draws on, "
+               "or, of a run with --margin, at its end.")
     if line.p_alike < LEVEL:
-        p = f"{line.p_alike:.1g}"
-        yield "warning", f"The tasks differ by more than chance (p = {p}). Judge each alone:"
-        if line.settings == 1:
-            for _, task in tasks.iterrows():
-                verdict = verdict_on(task.estimate, task.high - task.estimate, 1, metric)
-                yield "", f"{task.task}: {task.bias}. {verdict}."
-        task = shlex.quote(tasks.task.iloc[-1])
-        yield "", f"A page for one: python {command} --tasks {task} --out fits/one"
+        yield (f"The tasks differ by more than chance (p = {line.p_alike:.1g}): judge each task, "
+               "not the mean.")
+    if tests.below.any():
+        yield ("A bias below 0 is no inflation. Likely cause: reading a text moves it away from "
+               "the labeled texts, which nobody read (docs/verdicts.md).")
     if pd.notna(line.like_low):
         words = in_words(line.estimate, line.like_high, metric)
-        yield "", f"Over all tasks like these, the mean bias is {words}."
-    if line.needed > 0:
-        yield "", (f"About {line.needed:.0f} subsamples of each task would narrow the interval to "
-                   f"±{metric.margin / 2:g}; that may not settle it.")
-    if not line.verdict.startswith("Yes"):
-        if line.least_gain <= 0:
-            yield "warning", (f"{training} on other texts hurts here, or is not shown to help; a "
-                              f"recipe that helps may inflate more. Try {advice}.")
-        yield from caveat(rows, metric)
-
-
-def caveat(rows, metric):
-    """Where models barely learned the task, by macro-F1 or else accuracy; the bias elsewhere."""
-    name, above = "macro-F1", add_effects(rows, "f1").unseen - 1 / rows.num_classes
-    if above.isna().any():
-        name, above = "accuracy", add_effects(rows).unseen - rows.majority
-    cases = rows.assign(above=above).groupby(RUN[:5])["above"].mean()
-    weak = cases.index[cases < 0.05 - 1e-9]  # 5 points, but for rounding
-    tasks = weak.unique("task")
-    which = ", ".join(tasks)
-    if len(tasks) > FIVE:
-        which = f"{len(tasks)} of {rows.task.nunique()} tasks"
-    words = (f"The models barely learned the task in {len(weak)} of {len(cases)} cases (model, "
-             f"task, m, n) from {which}: {name} on unseen texts is less than 5 points above "
-             "guessing.")
-    learned = cases.index.difference(weak)
-    if len(learned) >= FIVE:
-        units = unit_table(add_effects(rows, metric.name), metric).set_index(RUN[:5])
-        units = units[units.index.isin(learned)]
-        mean = units.groupby(RUN[:5])["bias"].mean().mean()
-        bias = in_words(mean, mean + interval(together(units, "bias"))[2], metric)
-        words += f" In the other {len(learned)} the mean bias is {bias}."
+        yield f"For other tasks like these {line.tasks}, expect a mean bias of {words}."
+    if metric.name == "acc" and "yes" not in line.verdict:
+        yield from caveat(rows)
+    if is_control(line):
+        return
+    if "yes" in line.verdict:
+        yield ("Do not compare `seen` with scores of models that did not see the test texts: "
+               "report `unseen`.")
     if len(weak):
-        yield "warning", words
+        where = f" for {some_of(weak.task)}" if len(weak) < len(tests) else ""
+        hurts = f" It hurts {some_of(weak.task[weak.hurts])}." if weak.hurts.any() else ""
+        yield (f"A weak test{where}: training on other texts is not shown to help (the boost is "
+               f"not above 0), so there was little to inflate.{hurts} A recipe that helps may "
+               "inflate more: try another --pretrain-lr or --pretrain-epochs, with --experiment "
+               "NAME, or a larger --model.")
+    loose = tests[is_open & (tests.group != WEAK)]
+    if len(loose) and line.settings == line.models == 1:
+        yield more_draws(line, loose[:1], rows, metric, command)
 
 
-def pictures(tasks, effects, metric, path):
-    """Save effects.png. Return its HTML, also narrow."""
-    coded = []
-    for narrow in (True, False):  # wide last
-        draw_effects(tasks, effects, metric, narrow).savefig(path, dpi=130)
-        picture = base64.b64encode(path.read_bytes()).decode()
-        coded.append(f"data:image/png;base64,{picture}")
+def caveat(rows):
+    """Where models barely learned the task."""
+    units = add_effects(rows)
+    above = units.assign(above=units.unseen - units.majority).groupby(RUN[:5])["above"].mean()
+    weak = above.index[above < 0.05 - 1e-9]  # 5 points, but for rounding
+    if len(weak):
+        yield (f"The models barely learned the task in {len(weak)} of {len(above)} cases (model, "
+               f"task, m, n) from {some_of(weak.unique('task'))}: accuracy on unseen texts is less "
+               "than 5 points above `guess`.")
+
+
+def more_draws(line, part, rows, metric, command):
+    """How many more draws of a task would narrow its interval to half the margin, what that tells,
+    and the commands. part: a table of one row."""
+    half, task = metric.margin / 2, part.task.iloc[0]
+    needed = draws_needed(part, TAIL / line.tasks, half)
+    total = int(np.fmax(needed, MIN_DRAWS))
+    what = f"Next: {task} needs {MIN_DRAWS} draws for a first look."
+    if needed > 0:
+        what = (f"Next: {total - line.subsamples} more draws of {task} would know its bias to about "
+                f"±{half:g}. That tells whether it is over {metric.limit} only if the true bias is "
+                f"below {half:g} or above {3 * half:g}.")
+    versions = rows.get("versions", pd.Series()).dropna()
+    if line.m == 0 or not len(versions):  # not of our scripts
+        return what
+    script = "run_experiment.py"
+    if " quantize: " in versions.iloc[-1]:
+        script = "run_zero_shot.py"
+    flags = re.findall(" flags (.*) torch ", versions.iloc[-1])
+    typed = [script, "--experiment", line.experiment, "--tasks", task, "--m", line.m, "--n", line.n,
+             "--subsamples", total, "--out", rows.file.iloc[0]]
+    return f"{what}\npython {shlex.join(map(str, typed))} {''.join(flags)}\npython {command}"
+
+
+def key_of(metric):
+    """The question and what the columns mean: at most five lines."""
+    unit = f"{metric.words} in %" if metric.name in POINTS else metric.words
+    above, beyond = ("above", "+") if metric.sign > 0 else ("below", "-")
+    return (f"Does training on the test texts inflate the score? More than {metric.limit} would "
+            f"matter (--margin). {unit}: base, before this training; unseen, after it, on other "
+            "texts; seen, on the texts trained on; guess, if always the most common class. boost = "
+            f"unseen - base; bias = seen - unseen, {above} 0 if inflated. [89% interval over "
+            "draws; of one of several biases: wider, so that all hold.] YES: the bias's interval "
+            f"lies {above} 0; no: it ends before {beyond}{metric.limit}; open: neither. weak test: "
+            f"the boost is not {above} 0.")
+
+
+def wrap(text, start=""):
+    return textwrap.fill(text, 100, initial_indent=start, subsequent_indent=" " * len(start),
+                         break_on_hyphens=False)
+
+
+def div(kind, text):
+    return f'<div class="{kind}">{text}</div>\n'
+
+
+def picture(lines, task_lines, metric, path):
+    """Save effects.png. Return its HTML."""
+    draw_effects(lines, task_lines, metric).savefig(path, dpi=130)
+    coded = base64.b64encode(path.read_bytes()).decode()
     if hasattr(builtins, "display"):  # notebook
-        builtins.display({"image/png": picture}, raw=True)
-    narrow, wide = coded
-    return (f'<picture><source media="(max-width: 48rem)" srcset="{narrow}">'
-            f'<img alt="The effects, drawn" src="{wide}"></picture>')
+        builtins.display({"image/png": coded}, raw=True)
+    return div("table", f'<img alt="The effects, drawn" src="data:image/png;base64,{coded}">')
 
 
-def draw_effects(tasks, effects, metric, narrow):
-    """Each setting, or each task of a single one, and the mean."""
-    rows = effects[effects.main | (effects.settings > 1)]
-    if tasks.groupby(CELL).ngroups == 1:
-        single = tasks[tasks.models == 1].sort_values(["effect", "estimate"], ascending=[1, 0])
-        rows = pd.concat([rows.assign(setting="mean"), single.assign(setting=single.task)])
-    y, names = pd.factorize(rows.setting.where(rows.models > 1, rows.setting + ", " + rows.model))
-
-    size, grid, width = (9.5, 1.7 + 0.27 * len(names)), (1, 3), 50
-    if narrow:
-        size, grid, width = (5, 4.2 + 1.2 * len(names)), (3, 1), 27
-    names = [textwrap.fill(name, width) for name in names]
-    figure = Figure(size, layout="constrained")
-    axes = figure.subplots(*grid, sharey=True)
-    axes[0].set_yticks(range(len(names)), names, parse_math=False)  # "$" is no formula
-    axes[0].set_ylim(len(names) - 0.4, -0.6)
-    axes[0].set(title="bias = seen - unseen", xlabel=metric.unit)
-    axes[1].set(title="boost = unseen - base", xlabel=metric.unit)
-    axes[2].set(title=metric.words, xlabel=metric.unit.replace("points", "%"))
-    for axis, effect in zip(axes, EFFECTS):
-        shown = rows.assign(y=y)[rows.effect == effect]
-        axis.errorbar(shown.estimate, shown.y, xerr=shown.high - shown.estimate, fmt="ko")
+def draw_effects(lines, task_lines, metric):
+    """Bias and boost of each mean, in bold, and, where there are few tasks, below it of its tasks.
+    """
+    few, rows = len(task_lines) <= MOST_DRAWN, []
+    for _, mean in lines[(beside(lines) == 1) | (lines.settings > 1) | few].iterrows():
+        rows.append({**mean, "task": f"{mean.setting}, {model_words(mean)}",
+                     "shown_high": mean.high})
+        if few and mean.settings == mean.models == 1 < mean.tasks:
+            parts = part_of(task_lines, mean)
+            rows += parts.sort_values("estimate", ascending=metric.sign < 0).to_dict("records")
+    rows = pd.DataFrame(rows)
+    figure = Figure((9.5, 1.5 + 0.27 * len(rows)), layout="constrained")
+    axes = figure.subplots(1, 2, sharey=True)
+    axes[0].set_yticks(rows.index, rows.task.str[:60], parse_math=False)  # "$" is no formula
+    for label, settings in zip(axes[0].get_yticklabels(), rows.settings):
+        label.set_fontweight("bold" if settings > 0 else "normal")
+    axes[0].set_ylim(len(rows) - 0.4, -0.6)
+    for axis, title, middle, high in (
+            (axes[0], "bias = seen - unseen", rows.estimate, rows.shown_high),
+            (axes[1], "boost = unseen - base", rows.boost_estimate, rows.boost_high)):
+        axis.set(title=title, xlabel=metric.unit)
+        axis.errorbar(middle, rows.index, xerr=high - middle, fmt="ko")
         axis.axvline(0, color="gray", ls="--")
-    axes[0].containers[0].set_label("89% interval")
     if metric.margin:
-        axes[0].axvspan(-metric.margin, metric.margin, color="#dddddd", label="margin")
-    marks = {"base": ("s", 130, "white"), "unseen": ("o", 60, "#88ccee"), "seen": ("D", 16, "red")}
-    for name, (mark, area, color) in marks.items():
-        axes[2].scatter(rows[name], y, area, color, marker=mark, edgecolor="k", label=name)
-    if metric.name == "acc":
-        axes[2].scatter(rows.majority, y, 110, "k", marker="|", label="most common class")
-    figure.legend(
-        title="m labeled, n unlabeled texts", loc="outside upper center", ncols=2 * grid[1])
+        axes[0].axvline(metric.sign * metric.margin, color="#cc3311", ls=":", label="margin")
+        axes[0].legend()
     return figure
 
 
@@ -687,7 +799,7 @@ def clean_rows(rows, metric="acc", plain=False, flags={}):
     rows = rows.replace("", np.nan)
     needed = [*RUN[:-1], f"{metric}_extra", f"{metric}_test"]
     shares = ["majority", "discordant", "discordant_on_extra", *columns_of("acc")]
-    for name in [*RUN, "num_classes", *shares, *columns_of("f1"), *columns_of(metric)]:
+    for name in [*RUN, "num_classes", *shares, *columns_of(metric)]:
         rows[name] = rows.get(name, np.nan)
         empty = rows[name].isin(["NA", "nan", np.nan])  # but for names: a task may be called NA
         if name not in RUN[:3]:
@@ -701,8 +813,7 @@ def clean_rows(rows, metric="acc", plain=False, flags={}):
         values = rows[flag.removesuffix("s")].astype(str)
         wanted = flags.get(flag) or [*values]
         for name in {*wanted} - {*values}:
-            near = difflib.get_close_matches(name, {*values}, 9, 0)
-            raise ValueError(f"no rows have --{flag} {name}. There are, nearest first: {near}")
+            raise ValueError(f"no rows have --{flag} {name}. There are {sorted({*values})}")
         rows = rows[values.isin(wanted)]
     scopes = dict.fromkeys(rows.select_dtypes("number").columns, RUN)
     scopes |= {"recipe": RUN[:5], "data": ["experiment", "task"],
@@ -731,6 +842,43 @@ CROSSED = {  # by mean: the arm that gives it on the texts of `test`, that on th
     "base": ("base", "base_on_extra"),
     "unseen": ("extra", "test_on_extra"),  # pretrained on the other set
     "seen": ("test", "extra_on_extra")}
+# --- end shared ---
+
+
+# --- shared: verdict ---
+TAIL = 0.055  # of an 89% interval, on each side (the paper's)
+LEVEL = 0.05  # p below it: what is compared differs
+LOWER_IS_BETTER = "nll loss bpb perplexity brier wer error".split()  # metrics
+VERDICTS = {"yes": "YES, by over {}", "yes-open": "YES; over {}? open", "no": "no", "open": "open",
+            "depends": "it depends on the", "none": ""}  # none: nothing is known
+
+
+def verdict_on(low, high, margin, sign=1):
+    """Is a score inflated by more than the margin? By the interval of its bias: one of VERDICTS.
+    sign: -1 if lower is better."""
+    if sign < 0:
+        low, high = -high, -low
+    if not (margin and low < high):  # of nan, too
+        return "none"
+    if low > margin:
+        return "yes"
+    if high < margin:
+        return "no"
+    return "yes-open" if low > 0 else "open"
+
+
+def depends(p_alike, verdicts):
+    """Do parts that differ by more than chance have other verdicts? Then no mean stands for them."""
+    inflated = "yes" in verdicts or "yes-open" in verdicts
+    return p_alike < LEVEL and inflated and "no" in verdicts
+
+
+def p_of_alike(F, J, concentration, df):
+    """p-value of J equal means by Brown and Forsythe's F with the degrees of freedom of Mehrotra
+    (1997), of which df is the denominator's; of two means, Welch's t test. concentration: J times
+    the sum of squared shares of their variances, 1 if these are equal."""
+    top = (J - 1) ** 2 / (1 + (J - 2) * concentration)
+    return stats.f.sf(F, min(J - 1, top), min(df, 1e9))  # SciPy knows no infinite df
 # --- end shared ---
 
 
@@ -783,14 +931,14 @@ def task_means(rows, effect="bias"):
         subsamples=K, sd=sd, spread_variance=spread_variance, text_variance=of_one / K)
 
 
-def interval(tasks):
+def interval(tasks, tail=(1 - SHARE) / 2):
     """(standard error, degrees of freedom, half-width) of the mean over the rows of task_means: the
     wider of two 89% intervals, Student's t by spread_variance (with Satterthwaite's degrees of
-    freedom) and Normal by text_variance. nan if a spread_variance is."""
+    freedom) and Normal by text_variance. nan if a spread_variance is. tail: outside, a side."""
     spread = tasks["spread_variance"].to_numpy().clip(1e-20)  # if all were 0, df would be 0 / 0
     df = [spread.sum() ** 2 / (spread**2 / (tasks["subsamples"] - 1).clip(1)).sum(), math.inf]
     se = np.sqrt([spread.sum(), tasks["text_variance"].sum()]) / len(tasks)
-    half = stats.t.ppf((1 + SHARE) / 2, df) * se
+    half = stats.t.isf(tail, df) * se
     wider = half.argmax()  # argmax also picks a nan
     return se[wider], df[wider], half[wider]
 # --- end shared ---
@@ -804,11 +952,12 @@ def parse_args(argv):
     add("paths", metavar="FILE", nargs="*", type=Path, default=[Path("results.csv")],
         help="default results.csv")
     add("--margin", type=float,
-        help="bias that does not matter; default 1 (acc, f1), else none")
+        help="the bias that would matter; default 1 (acc, f1), else none")
     add("--metric", default="acc",
         help="acc, f1, nll, or X with columns X_base, X_extra, X_test; default acc")
     add("--plain", action="store_true", help="test on one set, as the paper does; default both")
-    add("--lower-is-better", action="store_true", help="as of an error; default no, but for nll")
+    add("--lower-is-better", action="store_true",
+        help=f"as of an error; default for {', '.join(LOWER_IS_BETTER)}")
     for flag in FILTERS:
         add(f"--{flag}", nargs="+", help="use only these; default all")
     add("--paper-model", action="store_true", help="fit the paper's model of accuracy; default no")
@@ -835,13 +984,15 @@ def main(argv=None):
     if args.paper_model and not importlib.util.find_spec("nutpie"):
         raise ValueError("--paper-model needs packages that are not installed: uv run --with "
                          f"{PAPER_MODEL_NEEDS} {args.command}")
-    rows = pd.concat([read_rows(path, args.metric) for path in args.paths])
+    rows = pd.concat([read_rows(path, args.metric).assign(file=str(path)) for path in args.paths])
     rows = clean_rows(rows, args.metric, args.plain, vars(args))
     args.out.mkdir(parents=True, exist_ok=True)
-    publish(rows, metric_of(args.metric, args.margin, args.lower_is_better), args.out, args.command)
+    metric = metric_of(args.metric, args.margin, args.lower_is_better)
+    table = publish(rows, metric, args.out, args.command)
     if args.paper_model and not run_paper_model(
             rows, not args.no_interaction, args.draws, args.out / "posterior.csv"):
         sys.exit(3)
+    return table
 
 
 if __name__ == "__main__":  # in a notebook cell flags go into the list: ["--m", "50"]

@@ -599,14 +599,14 @@ def task_means(rows, effect="bias"):
         subsamples=K, sd=sd, spread_variance=spread_variance, text_variance=of_one / K)
 
 
-def interval(tasks):
+def interval(tasks, tail=(1 - SHARE) / 2):
     """(standard error, degrees of freedom, half-width) of the mean over the rows of task_means: the
     wider of two 89% intervals, Student's t by spread_variance (with Satterthwaite's degrees of
-    freedom) and Normal by text_variance. nan if a spread_variance is."""
+    freedom) and Normal by text_variance. nan if a spread_variance is. tail: outside, a side."""
     spread = tasks["spread_variance"].to_numpy().clip(1e-20)  # if all were 0, df would be 0 / 0
     df = [spread.sum() ** 2 / (spread**2 / (tasks["subsamples"] - 1).clip(1)).sum(), math.inf]
     se = np.sqrt([spread.sum(), tasks["text_variance"].sum()]) / len(tasks)
-    half = stats.t.ppf((1 + SHARE) / 2, df) * se
+    half = stats.t.isf(tail, df) * se
     wider = half.argmax()  # argmax also picks a nan
     return se[wider], df[wider], half[wider]
 # --- end shared ---
