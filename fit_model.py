@@ -53,6 +53,7 @@ warnings.simplefilter("ignore", FutureWarning)  # of ArviZ
 warnings.filterwarnings("ignore", "Glyph")  # a letter without a font is drawn as a box
 
 MIN_DRAWS = 8  # of a task; the spread of fewer varies too much (run_experiment.py --margin)
+COLUMNS = "part draws guess base unseen seen boost bias inflated?".split()  # of the table
 GROUPS = {"no": "Not inflated", "open": "Open"}  # of parts of a table, by verdict
 WEAK = "Cannot tell, since pretraining is not shown to help"
 FIVE = 5  # names in a sentence, most and least inflated tasks in a table
@@ -85,12 +86,13 @@ td:first-child, th:first-child { text-align: left }
 tr:last-child td { font-weight: bold }
 details tr:last-child td { font-weight: normal }
 img { width: 100%; min-width: 38rem }
-li { margin-left: 1.2rem; overflow-wrap: anywhere; white-space: pre-line }
+.note { margin-left: 1.2rem; text-indent: -.8rem; overflow-wrap: anywhere; white-space: pre-line }
+.note::before { content: "\\2013 " }
 .done { border-top: 2px solid #bbb; margin-top: 1.2rem; padding-top: .4rem }
 .large { font: bold 1.5rem sans-serif }
 .small { font-size: .8rem; overflow-wrap: anywhere; white-space: pre-line }
-.table { overflow-x: auto }
-@media (max-width: 48rem) { .table::before { content: "scrolls sideways \\2192" } }
+table { display: block; overflow-x: auto; border: 0 }
+body { overflow-x: auto }
 </style><h1>Does training on the test texts inflate the score?</h1>
 """
 
@@ -157,8 +159,7 @@ def unit_table(rows, metric):
     for _, model_rows in rows.assign(models=1).groupby("experiment"):
         models = model_rows.model.nunique()
         answered = model_rows.groupby([*CELL, "task", "subsample"])["model"].nunique()
-        shared = answered.min() == models > 1 and model_rows.subsample.nunique() > 1
-        if shared and model_rows.m.min() > 0:
+        if answered.min() == models > 1 and model_rows.m.min() > 0:
             all_models = model_rows.assign(model="all", models=models)
             # assumes that models change different answers; else the spread widens the interval
             all_models[variances] /= models
@@ -250,26 +251,22 @@ def effect_row(tasks, parts, metric):
     means = tasks.groupby("task")["estimate"].mean(skipna=False)
     J, K, estimate = len(means), tasks.subsamples.min(), means.mean(skipna=False)
     se, df, half = interval(parts)
-    like_half = math.nan
-    if J >= MANY:
-        like_half = stats.t.isf(TAIL, J - 1) * means.sem()
+    like_half = stats.t.isf(TAIL, J - 1) * means.sem() if J >= MANY else math.nan
 
-    p_alike, verdict, needed = math.nan, "none", math.nan
+    p_alike, verdict = math.nan, "none"
     if K > 1 and half > 0:  # which is false of nan, too
         if J > 1:
             p_alike = p_of_alike(means.var() / J / se**2, J, len(parts) * (K - 1) / df, df)
         if first.effect == "bias":
             verdict = verdict_on(estimate - half, estimate + half, metric.margin, metric.sign)
             of_tasks = [part_verdict(task, metric) for task in tasks.itertuples()]
-            if "open" in verdict:
-                needed = draws_needed(parts, TAIL, metric.margin / 2)
             if settings == first.models == 1 and depends(p_alike, of_tasks):
                 verdict = "depends"
     return row | {
         "settings": settings, "tasks": J, "subsamples": K, "se": se, "df": df,
         "estimate": estimate, "low": estimate - half, "high": estimate + half,
         "like_low": estimate - like_half, "like_high": estimate + like_half,
-        "p_alike": p_alike, "needed": needed, "verdict": verdict}
+        "p_alike": p_alike, "verdict": verdict}
 
 
 def part_verdict(part, metric):
@@ -300,6 +297,7 @@ def p_of_alike_models(units):
 def publish(rows, metric, folder, command):
     """Print verdicts, tables and notes on each experiment and model: on means over settings, else
     on settings. Write the files. Return the tables as one."""
+    rows = rows.assign(versions=rows.get("versions", "")).fillna({"versions": ""})
     tasks, effects = analyze(rows, metric)
     tasks.to_csv(folder / "tasks.csv", **CSV)
     effects.to_csv(folder / "effects.csv", **CSV)
@@ -317,30 +315,27 @@ def publish(rows, metric, folder, command):
             parts = parts[:0]
         table, done = judged_table(line, parts, metric), summary(line)
         large, sentence = headline(line, table, metric)
-        heads.append(wrap(f"{line.setting}, {model_words(line)}: {large}. {sentence}"))
+        heads.append(wrap(f"{done.partition(' (')[0]}: {large}. {sentence}"))
         bodies.append(f"\n{wrap(done)}\n\n{shown(table, metric).to_string(**form)}\n")
-        for kind, text in (("done", done), ("large", large), ("", sentence)):
-            page += div(kind, html.escape(text))
-        page += div("table", shown(table, metric).to_html(border=0, **form))
+        page += div("done", done) + div("large", large) + div("", sentence)
+        page += shown(table, metric).to_html(border=0, **form)
         for note in notes(line, table, its_rows, metric, command):
             text, *typed = note.split("\n")  # what to type stays on its line
             bodies += [wrap(text, "- "), *typed]
-            page += f"<li>{html.escape(note)}</li>\n"
+            page += div("note", note)
         tables.append(shown(table, metric).assign(run=done))
     key = key_of(metric)
-    print(*heads, f"\n{wrap(key)}", *bodies, sep="\n")
+    print(*heads, f"\n{key}", *bodies, sep="\n")
 
-    page += div("small", html.escape(key))
-    page += picture(lines, task_lines, metric, folder / "effects.png")
-    run = [f"{date.today()}: {command} ({len(rows)} rows)"]
-    if "versions" in rows:
-        run += [*rows.versions.dropna().unique()]
+    page += div("small", key) + picture(lines, task_lines, metric, folder / "effects.png")
+    run = [f"{date.today()}: {command} ({len(rows)} rows)", *rows.versions.unique()]
     columns = ["bias", "boost", "subsamples", *MEANS]
-    for title, text in {
-            "Words and intervals": GLOSSARY, "What was run": html.escape("\n".join(run)),
+    for title, closed in {
+            "Words and intervals": div("small", GLOSSARY),
+            "What was run": div("small", "\n".join(run)),
             "All settings": lines[["setting", "model", "tasks", *columns]].to_html(**form),
             "All tasks": task_lines[[*CELL, "model", "task", *columns]].to_html(**form)}.items():
-        page += f"<details><summary>{title}</summary>{div('table', text)}</details>\n"
+        page += f"<details><summary>{title}</summary>{closed}</details>\n"
     path = folder / "report.html"
     path.write_text(page, encoding="utf-8")
     print(f"\npage: {path.resolve()}")
@@ -350,12 +345,12 @@ def publish(rows, metric, folder, command):
 def with_boost(table, metric):
     """The rows of the bias, with both effects in words."""
     bias, boost = [table[table.effect == effect].reset_index(drop=True) for effect in EFFECTS]
-    ends = boost[["low", "high"]] * metric.sign
+    least, most = (boost[["low", "high"]] * metric.sign).to_numpy()[:, :: metric.sign].T
     return bias.assign(
         bias=[in_words(*pair, metric) for pair in zip(bias.estimate, bias.high)],
         boost=[in_words(*pair, metric) for pair in zip(boost.estimate, boost.high)],
         boost_estimate=boost.estimate, boost_high=boost.high,
-        weak=ends.min(axis=1, skipna=False) <= 0, hurts=ends.max(axis=1, skipna=False) < 0)
+        weak=least <= 0, hurts=most < 0)
 
 
 def in_words(estimate, high, metric):
@@ -408,10 +403,10 @@ def judged_table(line, parts, metric):
 def shown(table, metric):
     """What is printed of a table. Of more than ten parts, the five most and the five least
     inflated."""
-    table = pd.DataFrame({
-        "part": table.task, "draws": table.subsamples.map(str),
-        "guess": table.majority if metric.name == "acc" else math.nan,
-        **table[["base", "unseen", "seen", "boost", "bias", "inflated?"]]})
+    names = {"task": "part", "subsamples": "draws", "majority": "guess"}
+    table = table.astype({"subsamples": str}).rename(columns=names)[COLUMNS]
+    if metric.name != "acc":
+        table["guess"] = math.nan
     left_out = len(table) - 1 - 2 * FIVE
     if left_out > 0:
         between = pd.DataFrame({"part": [f"({left_out} between)"]})
@@ -464,12 +459,7 @@ def summary(line):
     texts = "test texts without labels"
     if is_control(line):
         texts = "control: test texts with their labels, where a bias should appear"
-    sizes = f"two sets of n = {line.n} texts"
-    if line.m:
-        sizes = f"m = {line.m} labeled texts, {sizes}"
-    if line.settings > 1:
-        sizes = f"{line.tasks} tasks, mean of {line.settings} settings"
-    return f"{line.experiment} ({texts}): {model_words(line)}, {sizes}"
+    return f"{line.setting}, {model_words(line)} ({texts})"
 
 
 def notes(line, table, rows, metric, command):
@@ -481,10 +471,6 @@ def notes(line, table, rows, metric, command):
         yield f"The boost is unknown: {metric.name}_base, the score before training, is empty."
     if line.verdict == "none":
         return
-    if line.subsamples < MIN_DRAWS:
-        yield (f"There are fewer than {MIN_DRAWS} draws. Whoever looks after every draw sees an "
-               f"inflated score by chance more often: read the verdict from {MIN_DRAWS} draws on, "
-               "or, of a run with --margin, at its end.")
     if line.p_alike < LEVEL:
         yield (f"The tasks differ by more than chance (p = {line.p_alike:.1g}): judge each task, "
                "not the mean.")
@@ -498,12 +484,9 @@ def notes(line, table, rows, metric, command):
         yield from caveat(rows)
     if is_control(line):
         return
-    if "yes" in line.verdict:
-        yield ("Do not compare `seen` with scores of models that did not see the test texts: "
-               "report `unseen`.")
     if len(weak):
         where = f" for {some_of(weak.task)}" if len(weak) < len(tests) else ""
-        hurts = f" It hurts {some_of(weak.task[weak.hurts])}." if weak.hurts.any() else ""
+        hurts = " It hurts some." if weak.hurts.any() else ""
         yield (f"A weak test{where}: training on other texts is not shown to help (the boost is "
                f"not above 0), so there was little to inflate.{hurts} A recipe that helps may "
                "inflate more: try another --pretrain-lr or --pretrain-epochs, with --experiment "
@@ -535,29 +518,27 @@ def more_draws(line, part, rows, metric, command):
         what = (f"Next: {total - line.subsamples} more draws of {task} would know its bias to about "
                 f"±{half:g}. That tells whether it is over {metric.limit} only if the true bias is "
                 f"below {half:g} or above {3 * half:g}.")
-    versions = rows.get("versions", pd.Series()).dropna()
-    if line.m == 0 or not len(versions):  # not of our scripts
+    made = rows.versions.iloc[-1]
+    if not made:  # not by our scripts
         return what
-    script = "run_experiment.py"
-    if " quantize: " in versions.iloc[-1]:
-        script = "run_zero_shot.py"
-    flags = re.findall(" flags (.*) torch ", versions.iloc[-1])
+    script = "run_zero_shot.py" if " quantize: " in made else "run_experiment.py"
+    flags = re.findall(" flags (.*) torch ", made)
     typed = [script, "--experiment", line.experiment, "--tasks", task, "--m", line.m, "--n", line.n,
              "--subsamples", total, "--out", rows.file.iloc[0]]
     return f"{what}\npython {shlex.join(map(str, typed))} {''.join(flags)}\npython {command}"
 
 
 def key_of(metric):
-    """The question and what the columns mean: at most five lines."""
+    """The question and what the columns mean: five lines."""
     unit = f"{metric.words} in %" if metric.name in POINTS else metric.words
     above, beyond = ("above", "+") if metric.sign > 0 else ("below", "-")
-    return (f"Does training on the test texts inflate the score? More than {metric.limit} would "
-            f"matter (--margin). {unit}: base, before this training; unseen, after it, on other "
-            "texts; seen, on the texts trained on; guess, if always the most common class. boost = "
-            f"unseen - base; bias = seen - unseen, {above} 0 if inflated. [89% interval over "
-            "draws; of one of several biases: wider, so that all hold.] YES: the bias's interval "
-            f"lies {above} 0; no: it ends before {beyond}{metric.limit}; open: neither. weak test: "
-            f"the boost is not {above} 0.")
+    return f"""\
+Does training on the test texts inflate the score? By more than {metric.limit} would matter (--margin).
+{unit}. base: before pretraining; unseen: pretrained on other texts; seen: on the test texts;
+guess: always the most common class. boost = unseen - base, bias = seen - unseen. [89% interval over
+draws of texts, to be read from {MIN_DRAWS} draws on; of one of several biases: wider, so that all hold.]
+YES: the bias lies {above} 0. no: it ends before {beyond}{metric.limit}. open: neither. weak test: boost not \
+{above} 0."""
 
 
 def wrap(text, start=""):
@@ -566,7 +547,7 @@ def wrap(text, start=""):
 
 
 def div(kind, text):
-    return f'<div class="{kind}">{text}</div>\n'
+    return f'<div class="{kind}">{html.escape(text)}</div>\n'
 
 
 def picture(lines, task_lines, metric, path):
@@ -575,7 +556,7 @@ def picture(lines, task_lines, metric, path):
     coded = base64.b64encode(path.read_bytes()).decode()
     if hasattr(builtins, "display"):  # notebook
         builtins.display({"image/png": coded}, raw=True)
-    return div("table", f'<img alt="The effects, drawn" src="data:image/png;base64,{coded}">')
+    return f'<img alt="The effects, drawn" src="data:image/png;base64,{coded}">'
 
 
 def draw_effects(lines, task_lines, metric):
@@ -772,9 +753,8 @@ def read_rows(path, metric="acc"):
     text = path.read_text(encoding="utf-8-sig")
     lines = text.split("\n")
     if f"{metric}_extra" not in lines[0]:
-        metrics = re.findall(r"(\w+)_base\b", lines[0])
-        raise ValueError(f"{path} has no column {metric}_extra. It has the metrics {metrics}; if "
-                         f"none, did you mean {path.stem}_results.csv?")
+        raise ValueError(f"{path} has no column {metric}_extra, but {lines[0]:.120}. A table of "
+                         "answers? contamination_test.py --answers makes results of it")
     mark = max(",;\t", key=lines[0].count)
     # line by line: one cut short in quotes would swallow the next
     header, *lines = [next(csv.reader([line], delimiter=mark), []) for line in lines]
