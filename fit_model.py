@@ -508,16 +508,17 @@ def caveat(rows):
 
 
 def more_draws(line, part, rows, metric, command):
-    """How many more draws of a task would narrow its interval to half the margin, what that tells,
-    and the commands. part: a table of one row."""
-    half, task = metric.margin / 2, part.task.iloc[0]
-    needed = draws_needed(part, TAIL / line.tasks, half)
+    """How many more draws of a task would narrow its interval to half the margin, or to half if it
+    is narrower; what that tells, and the commands. part: a table of one row."""
+    task, margin = part.task.iloc[0], metric.margin
+    goal = min(margin, part.shown_high.iloc[0] - part.estimate.iloc[0]) / 2
+    needed = draws_needed(part, TAIL / line.tasks, goal)
     total = int(np.fmax(needed, MIN_DRAWS))
     what = f"Next: {task} needs {MIN_DRAWS} draws for a first look."
     if needed > 0:
         what = (f"Next: {total - line.subsamples} more draws of {task} would know its bias to about "
-                f"±{half:g}. That tells whether it is over {metric.limit} only if the true bias is "
-                f"below {half:g} or above {3 * half:g}.")
+                f"±{goal:.2g}. That tells whether it is over {metric.limit} only if the true bias "
+                f"is below {margin - goal:.2g} or above {margin + goal:.2g}.")
     made = rows.versions.iloc[-1]
     if not made:  # not by our scripts
         return what
@@ -537,7 +538,7 @@ Does training on the test texts inflate the score? By more than {metric.limit} w
 {unit}. base: before pretraining; unseen: pretrained on other texts; seen: on the test texts;
 guess: always the most common class. boost = unseen - base, bias = seen - unseen. [89% interval over
 draws of texts, to be read from {MIN_DRAWS} draws on; of one of several biases: wider, so that all hold.]
-YES: the bias lies {above} 0. no: it ends before {beyond}{metric.limit}. open: neither. weak test: boost not \
+YES: the bias is {above} 0. no: it ends before {beyond}{metric.limit}. open: neither. weak test: boost not \
 {above} 0."""
 
 
