@@ -435,7 +435,7 @@ def headline(line, table, metric):
     sentences = []
     if is_control(line):
         sentences = ["This is the control: a bias was found, as it should be."]
-        if mean.group != "Inflated":
+        if mean.below or not mean.shown_low * mean.shown_high > 0:
             sentences = ["This is the control: no bias was found, so the experiment may miss one."]
     for group, its in parts.groupby("group", sort=False):
         names = its.task
@@ -791,7 +791,7 @@ def clean_rows(rows, metric="acc", plain=False, flags={}):
             rows[name] = pd.to_numeric(rows[name], errors="coerce")
         refuse(rows, rows[name].isna() & (~empty | (name in needed)),
                f"column {name} is missing, empty or not like 0.5")
-        if name in shares:
+        if name in shares and metric in POINTS:
             refuse(rows, ~rows[name].fillna(0).between(0, 1), f"{name} is not between 0 and 1")
     rows[RUN[3:]] = rows[RUN[3:]].fillna(0).astype(int)
     for flag in FILTERS:
@@ -890,13 +890,14 @@ def add_effects(rows, metric="acc"):
     added["bias"] = scale * (added["seen"] - added["unseen"])
     added["text_variance_boost"] = added["text_variance_bias"] = (scale / n) ** 2 / 12
     added["one_answer_variance"] = 0.0
-    if metric == "acc":
-        variances = 0  # the sum over both sets of the variance of one text's change (-1, 0, 1)
+    if metric == "acc" or rows["m"].max() == 0:  # crossed answers may have any score
+        variances = 0  # the sum over both sets of the variance of one text's change
         for ending in ("", "_on_extra"):
-            change = rows[f"acc_test{ending}"] - rows[f"acc_extra{ending}"]
+            change = rows[f"{metric}_test{ending}"] - rows[f"{metric}_extra{ending}"]
             variances += rows[f"discordant{ending}"] - change**2
-        added["text_variance_bias"] = (100**2 / (4 * n) * variances).where(
+        added["text_variance_bias"] = (scale**2 / (4 * n) * variances).where(
             crossed, added["text_variance_boost"])
+    if metric == "acc":
         added["one_answer_variance"] = crossed * 100**2 / (2 * n**2)
     return rows.assign(**added)
 
