@@ -10,6 +10,11 @@ are mobile: after a training, each of these is right with a chance of its own (B
 docs/crossed_example.csv. Trainings have luck: in each, all these chances are shifted alike, by a
 Normal number whose standard deviation is given in points of accuracy. So the true boost and the
 true bias are 0.
+
+2026-11-27, with 200 to 2,000 items, two to ten draws and a luck of 0 to 2 points: t over draws
+alone, as before, holds the boost in 18% to 85% of the tables (without luck, five draws: 29% to
+30%), the wider of it and the draw of the items in 83% to 94%, and both added in 87% to 97%. Of
+tables whose answers are missing at random, 0.3% are refused.
 """
 
 import sys
