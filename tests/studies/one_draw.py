@@ -87,7 +87,7 @@ def tell_widths():
     """Print the table of docs/own_training.md: a row per number of items, a column per number of
     draws and share of items that A and B answer differently. The simulation must agree."""
     rng = np.random.default_rng(0)
-    print("| items in each half |", " | ".join([f"{K}, {changed:.0%}" for K, changed in COLUMNS]),
+    print("| items in each half |", " | ".join([f"{K} draws, {changed:.0%}" for K, changed in COLUMNS]),
           "|\n| --- |" + " --- |" * len(COLUMNS))
     for n in ITEMS:
         cells = []
