@@ -715,7 +715,7 @@ OTHER = "a,held_out,5,1"
 
 @pytest.mark.parametrize("rows, flags, words", [
     ("a,Held Out,0,1", "", "half is held_out: use released and held_out, and both"),
-    ("a,released,0,1\na,held_out,0,1", "", "line 2: '0' is in both halves: name"),
+    ("a,released,0,1\na,held_out,0,1", "", "line 2: '0' is in both halves. If"),
     ("a,released,0,maybe", "", "line 2: right is 'maybe': use 1, 0 or a grade between"),
     ("a,released,0,1\na,released,1,87", "", "line 3: right is '87': use 1, 0 or a grade"),
     ("a,released,0,1\na,released,0,.5", "", "line 3: '0' has two answers with model 'a': keep"),
@@ -728,7 +728,9 @@ def test_mistakes_in_a_table_are_one_line(rows, flags, words, say, recwarn):
 
 
 def test_a_wide_table(say):
-    assert say("--margin 0") == 2
+    assert say("--margin 0") == say("--metric bpb") == 2
+    Path("a.csv").write_text("model,half,item,right,train_on\n")
+    assert "column train_on: did you mean trained_on?" in say("--answers a.csv")
     Path("a.csv").write_text("item,half,gpt,llama\n1,released,1,0\n")
     assert "one row an answer, by pandas.melt " in say("--answers a.csv")
 
@@ -753,7 +755,7 @@ def test_crossed_answers_equal_a_scripts_own_rows(name, grade, monkeypatch):
         own.append({})
         load_script(name).add_scores(own[-1], predictions, labels)
     rows = pd.concat(parts)
-    rows["item"] = rows["half"] + rows["item"].astype(str)
+    rows["item"] = rows["draw"].astype(str) + rows["half"] + rows["item"].astype(str)
     table = contam.cross_answers(rows).filter(regex="acc|disc")
     scale = np.where(table.columns.str.startswith("acc"), grade, grade**2)
     assert table.eq(pd.DataFrame(own)[[*table]] * scale).all(axis=None)
@@ -767,29 +769,84 @@ def crossed_rows():
 
 
 @pytest.mark.parametrize("chosen, change, words", [
-    ("trained_on != 'held_out'", "half", "were trained on ['released']: give two, one on each"),
-    ("half == 'released'", "half", "a.csv: m, benchmark, draw 1: halves are ['released'], but"),
-    ("item > 5 or trained_on == ''", "half", "only 99 of 105 items of both"),
-    ("right < 2", "trained_on held_out c", "models were trained on ['c', 'released']"),
-    ("right < 2", "trained_on held_out released", "answers with trained_on 'released'"),
-    ("right < 2", "draw 1 x", "invalid literal for int() with base 10: 'x'"),
-    ("right < 2", "item 7 104", "'104' is in both halves: name items by half, number draws"),
+    ("trained_on != 'held_out'", "draw = 1", "were trained on ['released']: give two, one on each"),
+    ("half == 'released'", "draw = 1", "a.csv: m, benchmark, draw 1: halves are ['released'], but"),
+    ("item > 5 or trained_on != 'released'", "draw = 1", "only 99 of 105 items have all models'"),
+    ("item >= 0", "trained_on = trained_on.str[:4]", "models were trained on ['held', 'rele']"),
+    ("item >= 0", "trained_on = trained_on.replace('held_out', 'released')",
+     "two answers with trained_on 'released': keep one"),
+    ("item >= 0", "draw = draw.where(item != 9)", "line 11: draw is ''"),
+    ("item >= 0", "item = item.replace(7, 104)", "'104' is in both halves. If there are several"),
+    ("item >= 0", "model = trained_on.replace('', 'm')", "no trained model is named 'm': give"),
+    ("trained_on != ''", "model = trained_on", "on ['held_out']: give two, one on each, with one"),
 ])
 def test_mistakes_in_crossed_answers_are_one_line(chosen, change, words, say):
-    rows, (column, *pair) = crossed_rows().query(chosen).astype(str), change.split()
-    rows[column] = rows[column].replace(*pair or "  ")
-    rows.to_csv("a.csv", index=False)
+    crossed_rows().query(chosen).eval(change).to_csv("a.csv", index=False)
     assert words in say("--answers a.csv")
 
 
-def test_a_crossed_table(say):
-    """Of 57 released and 45 held-out items that all answered; n is their harmonic mean. The second
-    draw has no model before."""
-    rows = crossed_rows().query("item > 2 or trained_on == ''")
-    both = pd.concat([rows, rows[rows["trained_on"] != ""].assign(draw=2)])
-    both.to_csv("crossed.csv", index=False)
+@pytest.mark.parametrize("change, names, words", [
+    ("seed = 2", {}, "is written"),
+    ("draw = 2", {"released": "held_out", "held_out": "released"},
+     "draws 1, 2 have the same halves: split anew")])
+def test_trainings_of_one_split_are_no_draws(change, names, words, say):
+    """Also if the halves exchanged their names and items are missing."""
+    again = crossed_rows().query("item > 3").eval(change).replace(names)
+    pd.concat([crossed_rows().assign(seed=1), again]).fillna({"seed": 1}).to_csv("a.csv")
+    assert words in say("--answers a.csv")
+
+
+@pytest.mark.parametrize("metric, original", [
+    ("right", "Original,"), ("right", "NONE,2.0"), ("bpb", "Before,1.0 2.0")])
+def test_crossed_answers_by_loops(metric, original):
+    """Two draws, the second with two seeds. The original answers once, or in each draw."""
+    rng, parts, wanted, changes = np.random.default_rng(4), [], [], []
+    spelled, draws = original.split(",")
+    base = rng.integers(0, 2, 40) * (1 if metric == "right" else -9)
+    items = pd.DataFrame({"model": "m", "item": range(40), "seed": "", "half": ""})
+    for draw in draws.split() or [""]:
+        parts.append(items.assign(trained_on=spelled, draw=draw, **{metric: base}))
+    for draw, seed, halves in (
+            ("1.0", 0, "xy" * 20), ("2.0", 0, "xxyy" * 10), ("2.0", 1, "xxyy" * 10)):
+        halves, (x, y) = np.array([*halves]), rng.permuted([base, base], axis=1)
+        run = items.assign(draw=draw, seed=seed, half=halves)
+        parts += [run.assign(trained_on=arm, **{metric: answers})
+                  for arm, answers in (("x", x), ("y", y))]
+        changes.append(np.where(halves == "x", y, x) - base)
+        for half in "yx":  # x comes first: it is `extra`
+            wanted += [scores[halves == half].mean() for scores in (x, y, base, (x - y) ** 2)]
+    table = contam.cross_answers(pd.concat(parts, ignore_index=True), metric)
+    found = table.filter(regex=f"{metric.replace('right', 'acc')}_|discordant")
+    assert found.to_numpy().ravel() == approx(wanted)
+    assert table["item_variance_boost"].to_numpy() == approx(np.mean(changes, 0).var(ddof=1) / 40)
+    assert table["seed"].astype(int).tolist() == [0, 0, 1]
+
+
+@pytest.mark.parametrize("lost, words", [
+    (7, "an answer is missing: 7"), (8, "8 answers to seen items are missing and 0 to unseen")])
+def test_missing_answers_to_seen_items(lost, words, say):
+    """In two draws, whose halves differ; p of the sign test is 2 / 2^8 for eight of them."""
+    first, second = crossed_rows(), crossed_rows().assign(draw=2)
+    second["half"] = second["half"].mask(second["item"] % 2 == 1, "held_out")
+    for rows, some in ((first, 4), (second, lost - 4)):
+        gone = rows.eval("trained_on == 'released' and half == 'released'")
+        rows["right"] = rows["right"].mask(gone & (gone.cumsum() <= some))
+    rows = pd.concat([first, second])
+    rows.to_csv("crossed.csv", index=False)
     assert "--out would replace what is read" in say(f"--answers {Path.cwd()}/crossed.csv")
-    assert "an answer is missing: 3" in say("--answers crossed.csv --out b.csv")
-    table = pd.read_csv("b.csv")
-    assert table["n"].tolist() == [50, 50] and table["left_out"].tolist() == [3, 0]
-    assert table["acc_base"].isna().tolist() == [False, True] and table["split"].nunique() == 2
+    assert words in say("--answers crossed.csv --out b.csv")
+
+
+@pytest.mark.parametrize("metric, words", [("bpb", "Yes: "), ("rouge", "No: seen items even")])
+def test_any_score_of_two_halves(metric, words):
+    """Lower by about 2 on released items, which is better for bpb."""
+    rows = make_answers(6, bias=0.9, clean=1)
+    rows["right"] = 4 - 3 * rows["right"] + np.random.default_rng(0).normal(0, 0.1, len(rows))
+    released, answers = columns_of(rows)
+    bias, se, size = plain_inflation(answers["mine"], released, [answers["before"]])
+    half = stats.t.ppf(0.945, 105 - size) * se
+    flags = f"--clean before --metric {metric} --margin 0.1"
+    row = judge(rows.rename(columns={"right": metric}), flags).loc["mine"]
+    assert row[["seen", "low", "high"]].tolist() == approx(
+        [answers["mine"][released].mean(), (bias - half) / 100, (bias + half) / 100])
+    assert row["verdict"].startswith(words)

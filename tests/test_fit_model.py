@@ -345,7 +345,7 @@ def test_crossed_answers(run, draws, arms):
     names = {"half": ARMS[:0:-1], "trained_on": ARMS, "draw": draw, "item": range(150)}
     answers = pd.MultiIndex.from_product(names.values(), names=names).to_frame(index=False)
     answers = answers.assign(model="bert", task=answers["draw"] % 4, right=right.ravel())
-    answers["item"] += 150 * (answers["half"] == "test")
+    answers["item"] += 150 * (answers["half"] == "test") + 300 * answers["draw"]
     found = run(contam.cross_answers(answers[answers["trained_on"].isin(arms)]), "--margin", 50)
     assert found.out.startswith("Too early to tell: a verdict needs two") == (draws == 1)
     assert ("leaves out the luck of training" in found.out) == (draws == 1)
