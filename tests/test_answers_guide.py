@@ -103,7 +103,8 @@ def test_logs_of_a_harness(read, folder, metric, printed, monkeypatch, said):
         return found[2] if found and run.endswith(metric) and FAILED not in run else ""
 
     fill_runs(half=half_of, model=lambda run: re.search("before|after", run)[0])
-    rows = contam.name_runs(contam.read_logs(Path(folder)), Path("runs.csv")).fillna("")
+    rows = contam.name_runs(contam.read_logs(Path(folder)), Path("runs.csv"))
+    rows = rows.astype(object).fillna("")
     right = rows["right"].replace({"C": 1, "I": 0})
     found = zip(rows["model"], rows["half"], rows["item"], rows.get("try", [""] * 200), right)
     wanted = []
