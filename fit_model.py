@@ -493,8 +493,8 @@ def notes(line, table, rows, metric, command):
         hurts = " It hurts some." if weak.hurts.any() else ""
         yield (f"A weak test{where}: training on other texts is not shown to help (the boost is "
                f"not above 0), so there was little to inflate.{hurts} A recipe that helps may "
-               "inflate more: try another --pretrain-lr or --pretrain-epochs, with --experiment "
-               "NAME, or a larger --model.")
+               "inflate more: try another learning rate or number of epochs (--pretrain-lr, "
+               "--pretrain-epochs, with --experiment NAME), or a larger model.")
     loose = tests[is_open & (tests.group != WEAK)]
     if len(loose) and line.settings == line.models == 1:
         yield more_draws(line, loose[:1], rows, metric, command)
@@ -544,11 +544,6 @@ guess: always the most common class. boost = unseen - base, bias = seen - unseen
 draws of texts, to be read from {MIN_DRAWS} draws on; of one of several biases: wider, so that all hold.]
 YES: the bias is {above} 0. no: it ends before {beyond}{metric.limit}. open: neither. weak test: boost not \
 {above} 0."""
-
-
-def wrap(text, start=""):
-    return textwrap.fill(text, 100, initial_indent=start, subsequent_indent=" " * len(start),
-                         break_on_hyphens=False)
 
 
 def div(kind, text):
@@ -864,6 +859,11 @@ def p_of_alike(F, J, concentration, df):
     the sum of squared shares of their variances, 1 if these are equal."""
     top = (J - 1) ** 2 / (1 + (J - 2) * concentration)
     return stats.f.sf(F, min(J - 1, top), min(df, 1e9))  # SciPy knows no infinite df
+
+
+def wrap(text, start=""):
+    return textwrap.fill(text, 100, initial_indent=start, subsequent_indent=" " * len(start),
+                         break_on_hyphens=False)
 # --- end shared ---
 
 
