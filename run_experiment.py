@@ -361,7 +361,7 @@ def probe(net):
         with net.autocast:
             logits = net.lm(input_ids=torch.from_numpy(text[None]).to(net.device)).logits
         alone.append(logits[0].float())
-    near = max((0.05 if net.dtype else 1e-4) * alone[1].abs().max().item(), 1e-3)
+    near = max((0.05 if net.dtype else 1e-4) * alone[0].abs().max().item(), 1e-3)
     if not math.isfinite(near):
         raise ValueError("its logits are not finite: they overflow, or its weights hold a nan")
     if net.causal and not torch.allclose(alone[0][: len(texts[1])], alone[1], atol=near):
@@ -1285,7 +1285,7 @@ def read_model(name, registered, source):
     if (folder / "adapter_config.json").exists():
         raise ValueError("an adapter: merge it into its model")
     gguf = source.get("gguf")
-    with errors_name(f"is it a model's folder? It holds {sorted(os.listdir(folder))!s:.60}"):
+    with errors_name(f"the folder holds {sorted(os.listdir(folder))!s:.50}"):
         config = transformers.AutoConfig.from_pretrained(
             folder, gguf_file=gguf, trust_remote_code=False)
     like = "bert" if is_masked(config) else "gpt2"

@@ -1272,7 +1272,7 @@ def read_model(name, registered, source):
     if (folder / "adapter_config.json").exists():
         raise ValueError("an adapter: merge it into its model")
     gguf = source.get("gguf")
-    with errors_name(f"is it a model's folder? It holds {sorted(os.listdir(folder))!s:.60}"):
+    with errors_name(f"the folder holds {sorted(os.listdir(folder))!s:.50}"):
         config = transformers.AutoConfig.from_pretrained(
             folder, gguf_file=gguf, trust_remote_code=False)
     like = "bert" if is_masked(config) else "gpt2"

@@ -9,6 +9,7 @@ import runpy
 import shlex
 import sys
 import tomllib
+from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
@@ -66,6 +67,15 @@ def test_a_script_stands_alone_and_explains_itself(path, capsys):
     with pytest.raises(SystemExit) as end:
         load_script(path.stem).main(["--help"])
     assert end.value.code == 0 and "--out" in capsys.readouterr().out
+
+
+@EACH
+def test_a_tilde_is_the_home_folder(path):
+    """bash leaves it where a flag and its path are one word."""
+    flags = re.findall(r'"--(\w+)", type=\w*[Pp]ath', read(path))
+    args = load_script(path.stem).parse_args([f"--{flag}=~/{flag}.csv" for flag in flags])
+    assert "out" in flags
+    assert all(getattr(args, flag) == Path.home() / f"{flag}.csv" for flag in flags)
 
 
 @EACH
