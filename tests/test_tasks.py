@@ -167,7 +167,7 @@ TEXTS = ["one, two", "bare\rreturn", 'a "5"\r1', "a\nbreak\n", 'say "no"', "NA",
          "So?\n1, no.\n20, not once", "long " * 30000]
 MINE = pd.DataFrame({"text": TEXTS, "label": ["1", "01", "20"] * 7})
 LISTS = MINE.assign(label=MINE["label"].map(lambda label: [label]))
-ASKED = MINE.rename(columns={"text": "text;short;"})
+ASKED = MINE.rename(columns={"text": "text;short;or;long"})
 JSONL = MINE.to_json(orient="records", lines=True, force_ascii=False)
 FILES = [
     ("mine.csv", MINE.to_csv(lineterminator="\r\n")),
@@ -179,7 +179,7 @@ FILES = [
     ("mine.jsonl", JSONL.replace("{", "{\n ").replace(',"label', ',\n "label').replace("}", "\n}")),
     ("mine.ndjson", MINE.to_json(orient="records")), ("mine.parquet", MINE.set_index("label")),
     ("mine.json", LISTS.to_json(orient="records")), ("mine.parquet", LISTS),
-    ("mine.csv", ASKED.to_csv(quoting=csv.QUOTE_ALL).replace('","', '", "'), "--text text;short;")]
+    ("mine.csv", ASKED.to_csv(quoting=csv.QUOTE_ALL).replace('","', '", "'), "--text text;short;or;long")]
 
 
 @pytest.mark.parametrize("number", range(len(FILES)))
@@ -340,11 +340,11 @@ def test_a_fault_in_sizes_is_named(own):
 def test_following_the_advice_works(script):
     """Every m and n fit if there are m // K texts of each class and 2 n others. Else up to three
     messages, each of another fault, lead to some that fit."""
-    for counts in ([3, 9], [4, 5, 6], [1, 1, 40], [30, 2]):
+    for counts in ([3, 9], [4, 5, 6], [1, 1, 40], [30, 2], [5, 5]):
         labels = np.repeat(np.arange(len(counts)), counts)
         K, rows = len(counts), sum(counts)
         task = script.Task([""] * rows, labels, [*"abc"[:K]], "", "mine", {})
-        for m, other, n in itertools.product(range(1, 70, 5), range(1, 70, 9), range(1, 65, 4)):
+        for m, other, n in itertools.product(range(1, 70, 7), range(1, 70, 11), range(1, 65, 9)):
             sizes, messages = [m, other], []
             while not all(1 <= size // K <= min(counts) and size // K * K + 2 * n <= rows
                           for size in sizes):
@@ -354,8 +354,8 @@ def test_following_the_advice_works(script):
                 advice = re.search(r"m must be (\d+)|--m (\d+)(?: --n (\d+))?", str(error.value))
                 sizes = [int(advice[1] or advice[2])]
                 n = int(advice[3] or n)
+                assert len({*messages}) == len(messages) < 4
             script.check_size("mine", task, sizes, n)
-            assert len({*messages}) == len(messages) < 4
             split = script.split_rows(labels, sizes[-1], n, 1)
             size = sizes[-1] // K * K
             assert n > 0 and [*map(len, split.values())] == [size, n, n]
