@@ -373,6 +373,7 @@ def test_a_mistake_ends_in_one_line_without_a_row(text, classes, typed, words, m
     ("bert", {}, "is masked: use run_experiment.py", "float32"),
     ("llama", {"is_causal": False}, "not causal", "bf16"),
     ("llama", {"saved_as": t.LlamaModel}, "output layer", "float32"),
+    ("gpt2", {"initializer_range": 1e30}, "not finite", "float32"),
     ("llama", {"vocab_size": 256, "pad_token_id": 0}, "257 tokens, but 256 ", "float32"),
     ("mixtral", {}, "mixture of experts", "float32"),
     ("llama", {"words": t.ByT5Tokenizer()}, "tokenizer.json", "float32")])
