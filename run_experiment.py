@@ -1164,8 +1164,8 @@ def unpack_wheel(source):
 def read_table(path, encoding="utf-8-sig"):
     """The cells of a CSV or TSV, or the values of a JSON file's objects. The table's index is the
     line of the file at which each row begins."""
-    read = read_objects if "json" in Path(path).suffix.lower() else read_cells
-    return read(Path(path).read_bytes().decode(encoding))
+    read = read_objects if "json" in path.suffix.lower() else read_cells
+    return read(path.read_bytes().decode(encoding))
 
 
 LONE_RETURN = "\ufdd0"  # stands for it, since csv would end the row there; no text has this sign

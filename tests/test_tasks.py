@@ -196,7 +196,7 @@ def test_a_file_is_read_as_it_was_written(own, number):
     ("a.json", '[\n {"text": "a"}, {"text": "]\\n"},\n\n {"text": "c"}\n]\n', [2, 2, 4])])
 def test_rows_know_the_lines_at_which_they_begin(script, empty_folder, name, content, lines):
     Path(name).write_bytes(content.encode())
-    assert script.read_table(name).index.tolist() == lines
+    assert script.read_table(Path(name)).index.tolist() == lines
 
 
 @pytest.mark.parametrize("end, words", [
