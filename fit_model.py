@@ -1,5 +1,5 @@
 # /// script
-# requires-python = ">=3.11"
+# requires-python = ">=3.11,<3.15"
 # dependencies = ["numpy==2.4.6", "pandas==3.1.1", "scipy==1.17.1", "matplotlib==3.10.9"]
 # ///
 """Does pretraining on unlabeled test texts inflate the score? This script answers from results.csv.
@@ -723,11 +723,19 @@ def errors_on_one_line():
 
 def brief(error, limit=290):
     """An error on one line, of 3 rows of a screen at most. A long path loses its start."""
-    text = str(error).replace("'utf-8' codec", "save it as UTF-8 text:")
+    text = str(error).replace(
+        "'utf-8' codec", "save it as UTF-8 text (if compressed, unpack it; a spreadsheet: as CSV):")
     if " " not in text:  # as of KeyError
         text = repr(error)
     text = re.sub(r"\S{40,}(\S{40})", r"...\1", text)
     return textwrap.shorten(text, limit, placeholder=" ...")
+
+
+def user_path(text):
+    """The path of a flag. bash leaves the ~ of --out=~/mine.csv as it is."""
+    if "://" in text:
+        raise argparse.ArgumentTypeError(f"{text} is an address: download it first")
+    return Path(os.path.expanduser(text))
 # --- end shared ---
 
 
@@ -935,7 +943,7 @@ def parse_args(argv):
         usage="%(prog)s [FILE ...] [flags]", epilog=GLOSSARY,
         description=__doc__.partition("\n\n")[0])
     add = parser.add_argument
-    add("paths", metavar="FILE", nargs="*", type=Path, default=[Path("results.csv")],
+    add("paths", metavar="FILE", nargs="*", type=user_path, default=[Path("results.csv")],
         help="default results.csv")
     add("--margin", type=float,
         help="the bias that would matter; default 1 (acc, f1), else none")
@@ -950,7 +958,7 @@ def parse_args(argv):
     add("--no-interaction", action="store_true", help="leave out W, effects by task; default no")
     add("--draws", type=int, default=1000,
         help="draws per chain; half as many tune it; default 1000")
-    add("--out", type=Path, metavar="FOLDER", help="of page and tables; default fits/FILE")
+    add("--out", type=user_path, metavar="FOLDER", help="of page and tables; default fits/FILE")
     args = parser.parse_args(argv)
     args.command = shlex.join(["fit_model.py", *(sys.argv[1:] if argv is None else argv)])
     if args.margin is None:

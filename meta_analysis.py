@@ -1,5 +1,5 @@
 # /// script
-# requires-python = ">=3.11"
+# requires-python = ">=3.11,<3.15"
 # dependencies = ["numpy==2.4.6", "pandas==3.1.1", "scipy==1.17.1", "matplotlib==3.10.9"]
 # ///
 """How far can one subsample be trusted? Section 10 of the paper (Dubey 2024).
@@ -187,11 +187,19 @@ def errors_on_one_line():
 
 def brief(error, limit=290):
     """An error on one line, of 3 rows of a screen at most. A long path loses its start."""
-    text = str(error).replace("'utf-8' codec", "save it as UTF-8 text:")
+    text = str(error).replace(
+        "'utf-8' codec", "save it as UTF-8 text (if compressed, unpack it; a spreadsheet: as CSV):")
     if " " not in text:  # as of KeyError
         text = repr(error)
     text = re.sub(r"\S{40,}(\S{40})", r"...\1", text)
     return textwrap.shorten(text, limit, placeholder=" ...")
+
+
+def user_path(text):
+    """The path of a flag. bash leaves the ~ of --out=~/mine.csv as it is."""
+    if "://" in text:
+        raise argparse.ArgumentTypeError(f"{text} is an address: download it first")
+    return Path(os.path.expanduser(text))
 # --- end shared ---
 
 
@@ -296,14 +304,14 @@ def parse_args(argv):
     parser = argparse.ArgumentParser(
         usage="%(prog)s [FILE ...] [flags]", description=__doc__.partition("\n\n")[0])
     add = parser.add_argument
-    add("paths", metavar="FILE", nargs="*", type=Path, default=[Path("results.csv")],
+    add("paths", metavar="FILE", nargs="*", type=user_path, default=[Path("results.csv")],
         help="results; default results.csv")
     add("--slices", type=int, default=500,
         help="draws of one subsample of each model and task; default 500")
     add("--threshold", type=float, help="for beta, in log odds; default the paper's")
     for flag in FILTERS:
         add(f"--{flag}", nargs="+", help="use only these; default all")
-    add("--out", type=Path, metavar="FOLDER", help="of figure and tables; default meta/FILE")
+    add("--out", type=user_path, metavar="FOLDER", help="of figure and tables; default meta/FILE")
     return parser.parse_args(argv)
 
 

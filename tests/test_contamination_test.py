@@ -175,7 +175,7 @@ def test_examples_are_read_from_lines_columns_and_keys(name, content, examples):
     ("a.jsonl", '["a", "b"]\n["c", " "]', "", "line 2: no text"),
     ("a.txt", "a\n\nb", "", "line 2: no text"),
     ("a.txt", TEN, "--out ./a.txt", "--out would replace what is read"),
-    ("a.jsonl", '{"words": "b"}', "", "'text'; has words: name yours with --text"),
+    ("a.jsonl", '{"words": "b"}', "", "'text'; has ['words']: name yours with --text"),
 ])
 def test_a_mistake_is_one_line(name, content, flags, words, both, say):
     Path(name).write_text(content)

@@ -760,7 +760,7 @@ def test_a_pasted_cell_runs(flags, tmp_path, capsys, monkeypatch):
     source = (ROOT / "run_experiment.py").read_text(encoding="utf-8")
     cell = {"__name__": "cell"}
     exec(compile(source, "<cell>", "exec"), cell)
-    assert "no tasks.json in " in end_of(cell["main"], *flags)
+    assert "copy " in end_of(cell["main"], *flags)
     shutil.copy(ROOT / "tasks.json", tmp_path)
     flags += "--workers 2 --margin 2".split()
     assert end_of(cell["main"], *flags) is None and len(rows_of()) == 1
@@ -779,12 +779,19 @@ def test_a_pasted_cell_runs(flags, tmp_path, capsys, monkeypatch):
     ("--csv absent.csv", "No such file"),
     ("--device toaster", "Expected one of cpu, cuda"),
     ("--out /proc/rows.csv", "/proc"), ("--experiment my-answers", "--with-answers"),
-    ("--out .", "Is a directory"), ("--m 3 30 9 --n 5 300 7", "too small for m = 30 and n = 300"),
+    ("--out v.png", "must end in .csv"),
+    ("--m 3 30 9 --n 5 300 7", "too small for m = 30, n = 300"),
     (f"--out {'x' * 247}.csv", "File name too long"),  # that of its lock
     ("--pretrain-lr 1e30 --batch-size 64", "topics: the loss of arm extra is not finite")])
 def test_mistakes_in_flags(refused, typed, words):
     refused(words, typed)
     assert not os.listdir(), "a refused start leaves nothing behind"
+
+
+@pytest.mark.parametrize("typed, words", [
+    ("mine.csv", "with your own file: "), ("--csv https://x.org/mine.csv", "download it first")])
+def test_a_file_without_a_flag_and_an_address(run, typed, words):
+    assert run(typed)[0] == 2 and words in run.err and "--csv mine.csv" in run.err
 
 
 def test_a_folder_without_locks_is_named_before_training(refused, monkeypatch):
@@ -819,6 +826,9 @@ def edit_json(key, value, **others):
      "model.safetensors"),
     ("bert", lambda folder: (folder / "model.safetensors").write_text(
         "version https://git-lfs.github.com/spec/v1\noid"), "git lfs pull"),
+    ("bert", lambda folder: os.truncate(folder / "model.safetensors", 9000), "are not whole: "),
+    ("bert", lambda folder: (folder / "config.json").rename(folder / "checkpoint-5"),
+     "the folder holds ['checkpoint-5', "),
     ("bert", edit_json("num_hidden_layers", 3), "layer.2"),
     ("gpt2", edit_json("architectures", ["GPT2ForTokenClassification"]), "not a classifier"),
     ("gpt2", edit_json("model_type", "bart"), "encoder-decoder"),
@@ -832,9 +842,17 @@ def test_a_model_that_cannot_be_used(refused, model_dir, kind, edit, words):
     refused(words, f"--model {folder}")
 
 
+def with_nan(config):
+    model = transformers.LlamaForCausalLM(config)
+    model.model.layers[1].self_attn.q_proj.weight.data[0, 0] = math.nan
+    return model
+
+
 @pytest.mark.parametrize("kind, changes, words", [
     ("bert", {"saved_as": transformers.BertModel}, "output layer: .* no .*'cls.predictions.bias'"),
     ("bert", {"initializer_range": 1e30}, "overflow"),
+    ("llama", {"saved_as": with_nan}, "not finite: .* a nan"),
+    ("bert", {"vocab_size": 30000}, "30522 tokens, but 30000 rows of embeddings"),
     ("bert", {"words": byte_tokenizer([], mask_token="?")}, "puts no .CLS. before"),
     ("bert", {"words": byte_tokenizer([], "! $A", cls_token="!")}, "no mask token"),
     ("mistral", {"is_causal": False, "initializer_range": 0.01}, "not causal"),  # seen faintly
@@ -872,10 +890,11 @@ def test_a_models_own_code_is_never_run(refused, model_dir, tmp_path, monkeypatc
 def test_the_hash_of_a_model_is_of_all_files_that_decide_its_numbers(script, tiny, tmp_path):
     folder, found = shutil.copytree(tiny, tmp_path / "mine"), []
     for name in ("README.md", "config.json", "model.safetensors", "a.Q4_1.gguf", "merges.txt",
-                 "model-00001-of-00002.safetensors", "tokenizer.json", "vocab.txt", "spiece.model"):
+                 "model-00001-of-00002.safetensors", "tokenizer.json", "tekken.json", "vocab.txt",
+                 "spiece.model"):
         (folder / name).write_text((folder / "config.json").read_text() + " ")
         found.append(script.find_model(str(folder), script.load_registry()).weights)
-    assert len({*found}) == 9
+    assert len({*found}) == 10
 
 
 OWN = {"epochs": {"pretrain": 5, "train": 7}, "learning_rates": {"train": 0.5},

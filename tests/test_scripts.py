@@ -9,6 +9,7 @@ import runpy
 import shlex
 import sys
 import tomllib
+from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
@@ -69,6 +70,15 @@ def test_a_script_stands_alone_and_explains_itself(path, capsys):
 
 
 @EACH
+def test_a_tilde_is_the_home_folder(path):
+    """bash leaves it where a flag and its path are one word."""
+    flags = re.findall(r'"--(\w+)", type=\w*[Pp]ath', read(path))
+    args = load_script(path.stem).parse_args([f"--{flag}=~/{flag}.csv" for flag in flags])
+    assert "out" in flags
+    assert all(getattr(args, flag) == Path.home() / f"{flag}.csv" for flag in flags)
+
+
+@EACH
 @pytest.mark.parametrize("error, end", [
     (ValueError("in two\nlines"), "in two lines"), (KeyError("a"), "KeyError('a')")])
 def test_an_error_is_one_line(path, error, end, monkeypatch):
@@ -95,7 +105,7 @@ def test_a_script_names_what_it_needs(path):
     """Its inline metadata (PEP 723): the pins of requirements.txt for what it imports."""
     lines = [line.removeprefix("#").strip() for line in METADATA.match(read(path))[1].splitlines()]
     metadata = tomllib.loads("\n".join(lines))
-    assert metadata["requires-python"] == ">=3.11"
+    assert metadata["requires-python"] == ">=3.11,<3.15"
     pins = metadata["dependencies"]
     assert {*pins} <= {*read(ROOT / "requirements.txt").split("\n")}
     names = {pin.partition("==")[0] for pin in pins}
