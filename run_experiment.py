@@ -9,10 +9,10 @@
 """Does pretraining on unlabeled test text inflate few-shot accuracy? This script measures it.
 
 It reproduces sections 4 to 8 of "Evaluating the fairness of task-adaptive pretraining on unlabeled
-test data before few-shot text classification" (Dubey). A subsample is a random draw from a task:
-m labeled texts, `train`, and two sets of n other texts, `extra` and `test`. Three models, the arms,
-learn to classify from `train`: `base` at once, `extra` and `test` after pretraining on that set.
-Each is tested on both sets.
+test data before few-shot text classification" (Dubey). A draw is a random choice of texts of a
+task: m labeled texts to learn from, and two sets of n other texts. Three models learn to classify
+from the m texts: one at once, the others after pretraining on one of the two sets. Each is tested
+on both sets.
 
     base     accuracy without pretraining
     unseen   accuracy on texts that a model did not see in pretraining
@@ -25,9 +25,11 @@ Each is tested on both sets.
     python run_experiment.py --csv mine.csv --text review --label stars   # or --hub owner/name
 
 bert-tiny: boost +2.8, bias 0.0 ± 0.5 points; --with-answers: bias +2.1 ± 0.5 (12 and 10
-subsamples of each task, 2026-11-26). The experiment: run_subsample to train.
+draws of each task, 2026-11-26). The experiment: run_subsample to train.
 
-Each subsample is a row of results.csv; reruns skip it; columns:
+Each draw is a row of results.csv; reruns skip it. The columns keep the paper's names: a draw is a
+`subsample` of the sets `train`, `extra` and `test`, and the models, or arms, are called `base`,
+`extra` and `test` by what they were pretrained on (on `test`, arm `test` is seen, `extra` unseen).
     experiment, model, task, m, n, subsample: what was run; subsample k has seed 42 + k
     num_classes, majority: classes; share of the most common one in `test`
     acc_*, f1_*, nll_* of each arm: accuracy, macro-F1, mean -log p (nats) on `test`
@@ -36,7 +38,10 @@ Each subsample is a row of results.csv; reruns skip it; columns:
     loss_extra, loss_test: pretraining loss of the last epoch, nats per token
     seed, seconds: seed of training, not of draws; time taken
     split, data, recipe: hashes of the rows drawn, of the data and of the settings
-    versions: the settings, the versions of torch and transformers, a hash of this script
+    versions: the settings; "flags" and what was typed, as a shell reads it, without --tasks, --m,
+        --n, --subsamples, --margin, --out, --experiment, --dask, --workers and --device (no word of
+        it if it has a comma or a double quote); versions of torch and transformers; a hash of this
+        script
 """
 
 import argparse
@@ -72,7 +77,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
 
-# of joblib, if a run ends early
+# joblib warns of these if a run ends early
 warnings.filterwarnings("ignore", "[0-9]+ tasks (which|have)|A worker stopped|IProgress")
 os.environ.setdefault("PYTHONWARNINGS", "ignore:resource_tracker")
 
@@ -96,7 +101,7 @@ PACKED = (  # in these, texts can share rows
     "albert bert camembert distilbert electra gpt2 gpt_neox llama opt roberta xlm-roberta".split())
 
 
-# --- The experiment: one subsample, three arms ---
+# --- The experiment: one draw, three arms ---
 
 def run_subsample(sample, device, threads):
     """Train and test the arms. Departs from the paper: they share the head's first weights, batch
@@ -457,7 +462,7 @@ class Task(NamedTuple):
     spec: dict  # its entry in tasks.json
 
 
-class Unit(NamedTuple):  # a subsample that is asked for
+class Unit(NamedTuple):  # a draw that is asked for
     row: dict  # of results.csv, as far as it is known
     recipe: dict  # what else decides its numbers
     model: "Model"
@@ -466,7 +471,7 @@ class Unit(NamedTuple):  # a subsample that is asked for
 
 
 def draw(unit):
-    """What a Unit's subsample is computed from, without the other texts of the task."""
+    """What a Unit's row is computed from, without the other texts of the task."""
     row, task = unit.row, unit.task
     numbers = split_rows(task.labels, row["m"], row["n"], row["subsample"])
     texts, labels = {}, {}
@@ -483,7 +488,7 @@ def draw(unit):
 
 
 def split_rows(labels, m, n, subsample):
-    """{set: row numbers} of the published splits (paper, section 4 and appendix B)."""
+    """{set: numbers of its texts} of the published splits (paper, section 4 and appendix B)."""
     seed, classes, train = 42 + subsample, np.unique(labels), []
     for c in classes:
         rows = np.random.RandomState(seed).permutation(np.flatnonzero(labels == c))
@@ -663,7 +668,7 @@ def above_zero(text, kind=float):
 ONE_AT_A_TIME = threading.Lock()  # threads of a Dask worker share one network
 STOPPED = threading.Event()  # by Ctrl-C
 linecache.checkcache()  # or it would return the old text of an edited file
-# in a notebook, of the cell's text
+# a hash of this script's text; in a notebook, of the cell's
 SCRIPT = short_hash(linecache.getlines(short_hash.__code__.co_filename))
 SMALL = 50e6  # bytes of a model for which one core is enough
 MIN_SUBSAMPLES = 8  # of a task; with fewer, half-widths vary too much
@@ -774,7 +779,7 @@ def run_cell(units, compute, out, margin):
     # with a margin, 30 is a guess that holds until two draws are known
     bar = tqdm(total=30 if margin else len(left), disable=None,
                bar_format="[{elapsed}, left: {remaining}] {desc}")
-    rows, known, goal = [], "", (margin or 1) / 2
+    rows, known, reason = [], "", ""
     with bar, contextlib.closing(new_rows):
         for k, draws in itertools.groupby(units, lambda unit: unit.row["subsample"]):
             for unit in draws:  # one of each task
@@ -791,18 +796,21 @@ def run_cell(units, compute, out, margin):
             if k > 1:
                 means = task_means(with_effects(rows))
                 bias, half = means["bias"].mean(), interval(means)[2]
-                known = f"{k} draws of each task: bias known to ±{half:.2f} of ±{goal:.2f}"
                 if margin:
+                    goal = margin / 2
+                    reason = f" (goal ±{goal:g})"
                     if k >= MIN_SUBSAMPLES and half <= goal:
                         break
+                    reason = (f" (goal ±{goal:g} from {MIN_SUBSAMPLES} draws on: not reached within "
+                              "--subsamples)")
+                    known = f"{k} draws of each task: bias known to ±{half:.2f} of ±{goal:.2f}"
                     # a half-width falls with the square root of the number of draws
                     bar.total = bar.n + len(rows) * ((half / goal) ** 2 - 1)
-                if bar.disable and not unit.finished:  # as in the log of nohup
-                    print(known)
-    if known:
-        end = "" if half <= goal else " was not reached within --subsamples"
-        print(f"stopped after {k} draws of each task: bias {bias:+.2f} ± {half:.2f} points (goal "
-              f"±{goal:g}{end})")
+                    if bar.disable and not unit.finished:  # as in the log of nohup
+                        print(known)
+    if k > 1:
+        print(f"stopped after {k} draws of each task: bias {bias:+.2f} ± {half:.2f} points"
+              f"{reason}")
     return rows
 
 
@@ -1362,7 +1370,8 @@ def parse_args(argv):
     add("--n", nargs="+", type=whole, default=[200],
         help="unlabeled texts, and as many test texts; default 200")
     add("--subsamples", nargs="+", type=whole,
-        help="draws per task, or one number for each n; default: as --margin 1 needs, up to 100")
+        help="draws of each task, or one number for each n; default: as --margin 1 needs (8 to 15"
+        " for the default tasks), up to 100")
     add("--with-answers", action="store_true",
         help="pretrain on texts with the names of their classes: a positive control")
     add("--pretrain-on-labeled", action="store_true",

@@ -10,17 +10,17 @@
 """Does pretraining on the prompts of a test set inflate zero-shot accuracy?
 
 It reproduces sections 9 and 9.1 of the paper that run_experiment.py names; boost, bias and the
-columns of results.csv are explained there, too. A subsample is a random draw of two sets of n
-texts, `extra` and `test`. A causal model predicts the class whose name has the highest mean
-log-probability as the answer to a prompt. Three models do so on both sets: `base`, without
-pretraining, and two after LoRA pretraining on the prompts of `extra` or `test`, without answers.
+columns of results.csv are explained there, too. A draw is a random choice of two sets of n texts of
+a task. A causal model predicts the class whose name has the highest mean log-probability as the
+answer to a prompt. Three models do so on both sets: one without pretraining (base), and two after
+LoRA pretraining on the prompts of one set, without answers (unseen on the other set, seen on it).
 Prompts are plain: no chat template is used. The experiment is in run_prompts to score_group.
 
     python run_zero_shot.py --show-prompts   # print what the model sees
     python run_zero_shot.py   # on a CPU, offline; 2.7 GB
     python run_zero_shot.py --model mistral --quantize nf4 --tasks all --n 100 --subsamples 20 # GPU
 
-smollm2, the default: boost +11.7, bias -0.8 points (2 subsamples of bbc_news, 2026-11-26).
+smollm2, the default: boost +11.7, bias -0.8 points (2 draws of bbc_news, 2026-11-26).
 """
 
 import argparse
@@ -84,7 +84,7 @@ SCORED = 48  # class names in a forward pass of scoring, of one prompt or of sev
 RECIPE_VERSION = 6  # in the recipe's hash: raise it if a change alters results
 
 
-# --- The experiment: one subsample, three arms ---
+# --- The experiment: one draw, three arms ---
 
 def run_prompts(sample, device, threads, adapters=None):
     """Train and test the arms. Departs from the paper: they share the adapter's first weights,
@@ -121,7 +121,7 @@ def run_prompts(sample, device, threads, adapters=None):
 
 
 def unit_name(row):
-    """A subsample's file name; its hash covers recipe and data."""
+    """The folder of a draw's adapters; its hash covers recipe and data."""
     words = re.sub(r"[^\w.=+-]", "-", "-".join(unit_key(row)), flags=re.ASCII)
     return f"{words[:120]}-{short_hash(unit_key(row), row['recipe'], row['data'])}"
 
@@ -446,7 +446,7 @@ class Task(NamedTuple):
     spec: dict  # its entry in tasks.json
 
 
-class Unit(NamedTuple):  # a subsample that is asked for
+class Unit(NamedTuple):  # a draw that is asked for
     row: dict  # of results.csv, as far as it is known
     recipe: dict  # what else decides its numbers
     model: "Model"
@@ -455,7 +455,7 @@ class Unit(NamedTuple):  # a subsample that is asked for
 
 
 def draw(unit):
-    """What a Unit's subsample is computed from, without the other texts of the task."""
+    """What a Unit's row is computed from, without the other texts of the task."""
     row, task = unit.row, unit.task
     numbers = split_rows(task.labels, row["m"], row["n"], row["subsample"])
     texts, labels = {}, {}
@@ -472,7 +472,7 @@ def draw(unit):
 
 
 def split_rows(labels, m, n, subsample):
-    """{set: row numbers} of the published splits (paper, section 4 and appendix B)."""
+    """{set: numbers of its texts} of the published splits (paper, section 4 and appendix B)."""
     seed, classes, train = 42 + subsample, np.unique(labels), []
     for c in classes:
         rows = np.random.RandomState(seed).permutation(np.flatnonzero(labels == c))
@@ -652,7 +652,7 @@ def above_zero(text, kind=float):
 ONE_AT_A_TIME = threading.Lock()  # threads of a Dask worker share one network
 STOPPED = threading.Event()  # by Ctrl-C
 linecache.checkcache()  # or it would return the old text of an edited file
-# in a notebook, of the cell's text
+# a hash of this script's text; in a notebook, of the cell's
 SCRIPT = short_hash(linecache.getlines(short_hash.__code__.co_filename))
 SMALL = 50e6  # bytes of a model for which one core is enough
 MIN_SUBSAMPLES = 8  # of a task; with fewer, half-widths vary too much
@@ -763,7 +763,7 @@ def run_cell(units, compute, out, margin):
     # with a margin, 30 is a guess that holds until two draws are known
     bar = tqdm(total=30 if margin else len(left), disable=None,
                bar_format="[{elapsed}, left: {remaining}] {desc}")
-    rows, known, goal = [], "", (margin or 1) / 2
+    rows, known, reason = [], "", ""
     with bar, contextlib.closing(new_rows):
         for k, draws in itertools.groupby(units, lambda unit: unit.row["subsample"]):
             for unit in draws:  # one of each task
@@ -780,18 +780,21 @@ def run_cell(units, compute, out, margin):
             if k > 1:
                 means = task_means(with_effects(rows))
                 bias, half = means["bias"].mean(), interval(means)[2]
-                known = f"{k} draws of each task: bias known to ±{half:.2f} of ±{goal:.2f}"
                 if margin:
+                    goal = margin / 2
+                    reason = f" (goal ±{goal:g})"
                     if k >= MIN_SUBSAMPLES and half <= goal:
                         break
+                    reason = (f" (goal ±{goal:g} from {MIN_SUBSAMPLES} draws on: not reached within "
+                              "--subsamples)")
+                    known = f"{k} draws of each task: bias known to ±{half:.2f} of ±{goal:.2f}"
                     # a half-width falls with the square root of the number of draws
                     bar.total = bar.n + len(rows) * ((half / goal) ** 2 - 1)
-                if bar.disable and not unit.finished:  # as in the log of nohup
-                    print(known)
-    if known:
-        end = "" if half <= goal else " was not reached within --subsamples"
-        print(f"stopped after {k} draws of each task: bias {bias:+.2f} ± {half:.2f} points (goal "
-              f"±{goal:g}{end})")
+                    if bar.disable and not unit.finished:  # as in the log of nohup
+                        print(known)
+    if k > 1:
+        print(f"stopped after {k} draws of each task: bias {bias:+.2f} ± {half:.2f} points"
+              f"{reason}")
     return rows
 
 
@@ -1351,7 +1354,8 @@ def parse_args(argv):
     add("--m", nargs="+", type=whole, default=[100], help="labeled texts to leave out; default 100")
     add("--n", nargs="+", type=whole, default=[30],
         help="unlabeled texts, and as many test texts; default 30")
-    add("--subsamples", type=whole, help="draws per task; default 2, or up to 100 with --margin")
+    add("--subsamples", type=whole,
+        help="draws of each task; default 2, or up to 100 with --margin")
     add("--experiment", help="name in the results; default by what is run")
     add("--pack", action="store_const", const=PACK_SIZE, default=1,
         help="8 texts behind one instruction")

@@ -96,8 +96,9 @@ def test_run_magic_runs_the_text_of_now(tmp_path, capsys):
 def test_a_kernels_flags_are_not_ours(path, argv, flags, tmp_path, monkeypatch):
     """In VS Code's window, where __file__ is set as in %run."""
     edited, guard = tmp_path / f"{path.stem}_edited.py", read(path).partition("\nif __name__")
-    edited.write_text("import importlib, sys\nfrom pathlib import Path\ndef main(argv=None): "
-                      f"sys.flags_of_main = sys.argv[1:] if argv is None else argv{''.join(guard[1:])}")
+    edited.write_text("import importlib, sys\nfrom pathlib import Path\ndef main(argv=None):\n"
+                      "    sys.flags_of_main = sys.argv[1:] if argv is None else argv"
+                      + "".join(guard[1:]))
     monkeypatch.setattr(sys, "argv", argv)
     exec(compile(read(edited), edited, "exec"), {"__name__": "__main__", "__file__": edited})
     assert sys.flags_of_main == flags
