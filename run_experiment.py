@@ -109,7 +109,7 @@ def run_subsample(sample, device, threads):
     torch.set_num_threads(threads)
     row, recipe = sample.row, sample.recipe
     net = load_network(sample.model, device, recipe["precision"])
-    started, seed, labels = time.perf_counter(), training_seed(row), sample.labels["train"]
+    started, seed = time.perf_counter(), training_seed(row)
     ids, predictions = {}, {}
     for name, strings in sample.texts.items():
         check_known(net.tokenizer, strings)
@@ -120,7 +120,8 @@ def run_subsample(sample, device, threads):
         net.modules.load_state_dict(net.checkpoint)
         if arm != "base":
             row[f"loss_{arm}"] = pretrain(net, texts[arm], recipe, seed)
-        predictions[arm] = classify(net, ids, labels, len(sample.classes), recipe, seed + 1)
+        predictions[arm] = classify(
+            net, ids, sample.labels["train"], len(sample.classes), recipe, seed + 1)
     add_scores(row, predictions, sample.labels)
     row["seconds"] = round(time.perf_counter() - started, 3)
     return row
@@ -789,6 +790,7 @@ def run_cell(units, compute, out, margin):
                     row = next(new_rows)
                     append_row(out, row)
                     bar.write(LINE.format(**with_effects([row]).iloc[0]))
+                    sys.stdout.flush()  # into the log of nohup
                     bar.update()
                 if STOPPED.is_set():  # its KeyboardInterrupt was dropped
                     raise KeyboardInterrupt
@@ -801,12 +803,11 @@ def run_cell(units, compute, out, margin):
                     reason = f" (goal ±{goal:g})"
                     if k >= MIN_SUBSAMPLES and half <= goal:
                         break
-                    reason = (f" (goal ±{goal:g} from {MIN_SUBSAMPLES} draws on: not reached "
-                              "within --subsamples)")
+                    reason = f" (goal ±{goal:g} not reached within --subsamples)"
                     known = f"{k} draws of each task: bias known to ±{half:.2f} of ±{goal:.2f}"
                     # a half-width falls with the square root of the number of draws
                     bar.total = bar.n + len(rows) * ((half / goal) ** 2 - 1)
-                    if bar.disable and not unit.finished:  # as in the log of nohup
+                    if bar.disable and not unit.finished:  # no bar tells it
                         print(known)
     if k > 1:
         print(f"stopped after {k} draws of each task: bias {bias:+.2f} ± {half:.2f} points{reason}")
@@ -1400,8 +1401,7 @@ def main(argv=()):
     registry = load_registry()
     numbers = args.subsamples or [100]
     if len(numbers) not in (1, len(args.n)):
-        raise ValueError(f"--subsamples {numbers} for --n {args.n}: give one number, or one for "
-                         "each n")
+        raise ValueError(f"--subsamples {numbers}: give one number, or one for each n of --n")
     max_subsamples = dict(zip(args.n, itertools.cycle(numbers)))
     models = [find_model(text, registry) for text in args.model]
     tasks = load_tasks(

@@ -773,6 +773,7 @@ def run_cell(units, compute, out, margin):
                     row = next(new_rows)
                     append_row(out, row)
                     bar.write(LINE.format(**with_effects([row]).iloc[0]))
+                    sys.stdout.flush()  # into the log of nohup
                     bar.update()
                 if STOPPED.is_set():  # its KeyboardInterrupt was dropped
                     raise KeyboardInterrupt
@@ -785,12 +786,11 @@ def run_cell(units, compute, out, margin):
                     reason = f" (goal ±{goal:g})"
                     if k >= MIN_SUBSAMPLES and half <= goal:
                         break
-                    reason = (f" (goal ±{goal:g} from {MIN_SUBSAMPLES} draws on: not reached "
-                              "within --subsamples)")
+                    reason = f" (goal ±{goal:g} not reached within --subsamples)"
                     known = f"{k} draws of each task: bias known to ±{half:.2f} of ±{goal:.2f}"
                     # a half-width falls with the square root of the number of draws
                     bar.total = bar.n + len(rows) * ((half / goal) ** 2 - 1)
-                    if bar.disable and not unit.finished:  # as in the log of nohup
+                    if bar.disable and not unit.finished:  # no bar tells it
                         print(known)
     if k > 1:
         print(f"stopped after {k} draws of each task: bias {bias:+.2f} ± {half:.2f} points{reason}")
