@@ -414,7 +414,8 @@ def bias_line(rows, goal):
 @pytest.mark.parametrize("typed, kept", [
     ("--tasks a b --model 'my bert' b --m=5 --split=x --with-answers --device cpu --n 3 4",
      "flags --model 'my bert' b --split=x --with-answers"),
-    ("--max-length 9 --name d --out c --text a", "flags --max-length 9 --name d --text a"),
+    ("--name d --out c --experiment a --seed 5", "flags --name d --seed 5"),
+    ("--subsamples 9 --dask a:1 --workers 2 --text a --margin 2", "flags --text a"),
     ("--csv a,b.csv", ""), ("--about 'the \"a\"'", ""), ("--about 'a\nb'", "")])
 def test_typed_flags_as_rows_have_them(script, typed, kept):
     assert script.typed_flags(shlex.split(typed)) == kept
