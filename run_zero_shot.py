@@ -427,7 +427,7 @@ def prompt_recipe(entries, given, model, task):
     batch_size = (entries[like]["batch_sizes"] | own.get("batch_sizes", {}))["pretrain"]
     if given["pack"] > 1:
         batch_size = 1
-    return {"version": RECIPE_VERSION, "weights": model.weights, "lora": LORA,
+    return {"version": RECIPE_VERSION, "weights": model.weights_hash, "lora": LORA,
             "characters": TEXT_CHARACTERS, **given,
             "batch_size": given["batch_size"] or batch_size,
             "max_length": min(model.longest, given["max_length"] or 10**6),
@@ -441,7 +441,7 @@ class Task(NamedTuple):
     texts: list  # N strings
     labels: np.ndarray  # [N], 0 to K - 1
     classes: list  # K names
-    data: str  # hash of texts and labels
+    data_hash: str  # of texts and labels
     source: str
     spec: dict  # its entry in tasks.json
 
@@ -454,7 +454,7 @@ class Unit(NamedTuple):  # a draw that is asked for
     finished: bool
 
 
-def draw(unit):
+def sample_of(unit):
     """What a Unit's row is computed from, without the other texts of the task."""
     row, task = unit.row, unit.task
     numbers = split_rows(task.labels, row["m"], row["n"], row["subsample"])
@@ -670,7 +670,7 @@ def plan_cells(out, experiment, models, tasks, m_values, max_subsamples, seed, a
         for k, name in itertools.product(range(1, max_subsamples[n] + 1), tasks):
             recipe = recipe_of(model, tasks[name])
             row = {"experiment": experiment, "model": model.name, "task": name, "m": m, "n": n,
-                   "subsample": k, "seed": seed, "data": tasks[name].data,
+                   "subsample": k, "seed": seed, "data": tasks[name].data_hash,
                    "recipe": short_hash(recipe), "versions": typed_flags(argv)}
             old = find_row(out, row, finished)
             units.append(Unit((old or {}) | row, recipe, model, tasks[name], bool(old)))
@@ -757,7 +757,7 @@ def run_cell(units, compute, out, margin):
     """Run what is left of a cell; return its rows. With a margin, in points, it ends at the least
     number of draws of each task at which the mean bias is known to half of that, its goal."""
     left = [unit for unit in units if not unit.finished]
-    finished, new_rows = len(units) - len(left), compute(map(draw, left))
+    finished, new_rows = len(units) - len(left), compute(map(sample_of, left))
     print("\n{model}, m = {m}, n = {n}:".format(**units[0].row),
           f"{finished} draws are finished")
     # with a margin, 30 is a guess that holds until two draws are known
@@ -1235,7 +1235,7 @@ class Model(NamedTuple):
     folder: Path
     gguf: str  # a file in it, or None
     objective: str  # mlm or clm
-    weights: str  # a hash of its files
+    weights_hash: str  # of its files
     size: int  # of its files, in bytes
     longest: int  # text, in tokens
 

@@ -242,15 +242,15 @@ def test_arms_share_everything_but_the_pretraining_text(
         name, kind, model_dir, empty_folder, benchmark_csv, monkeypatch):
     """With extra = test they agree to the last bit."""
     script = load_script(name)
-    draw = script.draw
+    sample_of = script.sample_of
 
     def twins(unit):
-        sample = draw(unit)
+        sample = sample_of(unit)
         sample.texts["extra"] = sample.texts["test"]
         sample.labels["extra"] = sample.labels["test"]
         return sample
 
-    monkeypatch.setattr(script, "draw", twins)
+    monkeypatch.setattr(script, "sample_of", twins)
     script.main(f"--csv {benchmark_csv} --model {model_dir(kind)} --m 6 --n 8 --subsamples 1 --out "
                 "results.csv --workers 1 --device cpu --pretrain-lr 0.02".split())
     (row,) = rows_of()
@@ -930,7 +930,7 @@ def test_the_hash_of_a_model_is_of_all_files_that_decide_its_numbers(script, tin
     for name in ("README.md", "config.json", "model.safetensors", "a.Q4_1.gguf", "merges.txt",
                  "model-00001-of-00002.safetensors", "tokenizer.json", "vocab.txt", "spiece.model"):
         (folder / name).write_text((folder / "config.json").read_text() + " ")
-        found.append(script.find_model(str(folder), script.load_registry()).weights)
+        found.append(script.find_model(str(folder), script.load_registry()).weights_hash)
     assert len({*found}) == 9
 
 
