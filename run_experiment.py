@@ -37,7 +37,8 @@ Each draw is a row of results.csv; reruns skip it. The columns keep the paper's 
     *_on_extra: the same on `extra`
     loss_extra, loss_test: pretraining loss of the last epoch, nats per token
     seed, seconds: seed of training, not of draws; time taken
-    split, data, recipe: hashes of the rows drawn, of the data and of the settings
+    split, data, recipe: hashes of the rows drawn, of the data and of the settings (after an x, if
+        they would look like numbers)
     versions: the settings; "flags" and what was typed, as a shell reads it, without --tasks, --m,
         --n, --subsamples, --margin, --out, --experiment, --dask, --workers and --device (no word of
         it if it has a comma or a double quote); versions of torch and transformers; a hash of this
@@ -865,6 +866,7 @@ whole = functools.partial(above_zero, kind=int)
 
 # --- shared: results ---
 KEY = "experiment model task m n subsample seed".split()
+HASHES = ["split", "data", "recipe"]
 READ = {}  # {results file: (its rows, its last line with a line break, where that starts)}
 
 
@@ -901,6 +903,7 @@ def finished_rows(out):
                 cells = next(csv.reader([line.decode()]))
                 row = dict(zip(COLUMNS, cells, strict=True))
                 row |= {name: float(row[name]) for name in MEASURES}
+                row |= {name: row[name].lstrip("x") for name in HASHES}
                 rows[unit_key(row)] = row
     READ[out] = rows, last, start
     return rows
@@ -928,6 +931,8 @@ def append_row(out, row):
         if last not in (b"", b"\n"):
             file.write(b"\n")  # after a line without its break, whole or cut short
         table = pd.DataFrame([row], columns=COLUMNS)
+        # in the file "x" begins a hash that a spreadsheet would take for a number and round
+        table[HASHES] = table[HASHES].replace(r"^(\d+(e\d+)?)$", r"x\1", regex=True)
         file.write(table.to_csv(index=False, header=not last, lineterminator="\n").encode())
 # --- end shared ---
 

@@ -848,6 +848,7 @@ whole = functools.partial(above_zero, kind=int)
 
 # --- shared: results ---
 KEY = "experiment model task m n subsample seed".split()
+HASHES = ["split", "data", "recipe"]
 READ = {}  # {results file: (its rows, its last line with a line break, where that starts)}
 
 
@@ -884,6 +885,7 @@ def finished_rows(out):
                 cells = next(csv.reader([line.decode()]))
                 row = dict(zip(COLUMNS, cells, strict=True))
                 row |= {name: float(row[name]) for name in MEASURES}
+                row |= {name: row[name].lstrip("x") for name in HASHES}
                 rows[unit_key(row)] = row
     READ[out] = rows, last, start
     return rows
@@ -911,6 +913,8 @@ def append_row(out, row):
         if last not in (b"", b"\n"):
             file.write(b"\n")  # after a line without its break, whole or cut short
         table = pd.DataFrame([row], columns=COLUMNS)
+        # in the file "x" begins a hash that a spreadsheet would take for a number and round
+        table[HASHES] = table[HASHES].replace(r"^(\d+(e\d+)?)$", r"x\1", regex=True)
         file.write(table.to_csv(index=False, header=not last, lineterminator="\n").encode())
 # --- end shared ---
 

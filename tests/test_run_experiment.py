@@ -680,9 +680,26 @@ def test_a_cell_that_ends_early_leaves_nothing_to_the_next(script):
         assert [*compute(fake_samples(8))] == [*range(8)]
 
 
+HASHES = {"split": "a99446012345", "data": "00123456789e", "recipe": "12345678901a"}
+
+
+@pytest.mark.parametrize("hashes", ["299446012345 012345678901 2994460e1234",
+                                    "0a2345678901 01234567890e e12345678901"])
+def test_no_spreadsheet_takes_a_hash_for_a_number(script, tmp_path, hashes):
+    """And rows of the versions before, which have no x, are still accepted."""
+    row = dict.fromkeys(script.COLUMNS, "1") | dict(zip(HASHES, hashes.split()))
+    script.append_row(tmp_path / "new.csv", row)
+    file = pd.read_csv(tmp_path / "new.csv")[[*HASHES]]
+    assert not file.apply(pd.to_numeric, errors="coerce").notna().any(axis=None)
+    pd.DataFrame([row]).to_csv(tmp_path / "old.csv", index=False)
+    for path in (tmp_path / "new.csv", tmp_path / "old.csv"):
+        assert script.find_row(path, row, script.finished_rows(path)) == row | dict.fromkeys(
+            script.MEASURES, 1)
+
+
 def test_two_processes_append_whole_rows_below_one_header(script, tmp_path):
     """Each row twice, and it is there once."""
-    rows = [dict.fromkeys(script.COLUMNS, f"{k}" * 1000) for k in (1, 2)]
+    rows = [dict.fromkeys(script.COLUMNS, f"{k}" * 1000) | HASHES for k in (1, 2)]
     jobs = [(tmp_path / f"{k // 4}.csv", rows[k % 2]) for k in range(160)]
     with multiprocessing.get_context("fork").Pool(2) as pool:
         pool.starmap(script.append_row, jobs, chunksize=1)
