@@ -817,7 +817,7 @@ def run_cell(units, compute, out, margin):
 
 def run_job(run, device, threads, sample):
     # finished_rows needs a cell without quotes; run_zero_shot.py's recipe ends in a whole prompt
-    settings = re.sub("[{},'\"]|, .instruction.*", "", str(sample.recipe))
+    settings = re.sub(", .instruction.*|[{},'\"]", "", str(sample.recipe))
     sample.row["versions"] = (
         f"{settings} {sample.row['versions']} torch {torch.__version__} "
         f"transformers {transformers.__version__} script {SCRIPT}")
