@@ -989,5 +989,5 @@ def main(argv=None):
     return table
 
 
-if __name__ == "__main__":  # in a notebook cell flags go into the list: ["--m", "50"]
-    main([] if "__file__" not in globals() else None)
+if __name__ == "__main__":  # in a notebook or VS Code flags go into the list: ["--m", "50"]
+    main([] if "__file__" not in globals() or "kernel_launcher" in sys.argv[0] else None)

@@ -9,10 +9,10 @@
 """Does pretraining on unlabeled test text inflate few-shot accuracy? This script measures it.
 
 It reproduces sections 4 to 8 of "Evaluating the fairness of task-adaptive pretraining on unlabeled
-test data before few-shot text classification" (Dubey). A subsample is a random draw from a task:
-m labeled texts, `train`, and two sets of n other texts, `extra` and `test`. Three models, the arms,
-learn to classify from `train`: `base` at once, `extra` and `test` after pretraining on that set.
-Each is tested on both sets.
+test data before few-shot text classification" (Dubey). A draw is a random choice of texts of a
+task: m labeled texts to learn from, and two sets of n other texts. Three models learn to classify
+from the m texts: one at once, the others after pretraining on one of the two sets. Each is tested
+on both sets.
 
     base     accuracy without pretraining
     unseen   accuracy on texts that a model did not see in pretraining
@@ -25,9 +25,11 @@ Each is tested on both sets.
     python run_experiment.py --csv mine.csv --text review --label stars   # or --hub owner/name
 
 bert-tiny: boost +2.8, bias 0.0 ± 0.5 points; --with-answers: bias +2.1 ± 0.5 (12 and 10
-subsamples of each task, 2026-11-26). The experiment: run_subsample to train.
+draws of each task, 2026-11-26). The experiment: run_subsample to train.
 
-Each subsample is a row of results.csv; reruns skip it; columns:
+Each draw is a row of results.csv; reruns skip it. The columns keep the paper's names: a draw is a
+`subsample` of the sets `train`, `extra` and `test`, and the models, or arms, are called `base`,
+`extra` and `test` by what they were pretrained on (on `test`, arm `test` is seen, `extra` unseen).
     experiment, model, task, m, n, subsample: what was run; subsample k has seed 42 + k
     num_classes, majority: classes; share of the most common one in `test`
     acc_*, f1_*, nll_* of each arm: accuracy, macro-F1, mean -log p (nats) on `test`
@@ -35,8 +37,12 @@ Each subsample is a row of results.csv; reruns skip it; columns:
     *_on_extra: the same on `extra`
     loss_extra, loss_test: pretraining loss of the last epoch, nats per token
     seed, seconds: seed of training, not of draws; time taken
-    split, data, recipe: hashes of the rows drawn, of the data and of the settings
-    versions: the settings, the versions of torch and transformers, a hash of this script
+    split, data, recipe: hashes of the rows drawn, of the data and of the settings (after an x, if
+        they would look like numbers)
+    versions: the settings; "flags" and what was typed, as a shell reads it, without --tasks, --m,
+        --n, --subsamples, --margin, --out, --experiment, --dask, --workers and --device (no word of
+        it if it has a comma or a double quote); versions of torch and transformers; a hash of this
+        script
 """
 
 import argparse
@@ -71,7 +77,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
 
-# of joblib, if a run ends early
+# joblib warns of these if a run ends early
 warnings.filterwarnings("ignore", "[0-9]+ tasks (which|have)|A worker stopped|IProgress")
 os.environ.setdefault("PYTHONWARNINGS", "ignore:resource_tracker")
 
@@ -95,29 +101,27 @@ PACKED = (  # in these, texts can share rows
     "albert bert camembert distilbert electra gpt2 gpt_neox llama opt roberta xlm-roberta".split())
 
 
-# --- The experiment: one subsample, three arms ---
+# --- The experiment: one draw, three arms ---
 
 def run_subsample(sample, device, threads):
     """Train and test the arms. Departs from the paper: they share the head's first weights, batch
     order and dropout."""
     torch.set_num_threads(threads)
-    row, recipe = {**sample.row}, sample.recipe
+    row, recipe = sample.row, sample.recipe
     net = load_network(sample.model, device, recipe["precision"])
-    started, seed, labels = time.perf_counter(), training_seed(row), sample.labels["train"]
+    started, seed = time.perf_counter(), training_seed(row)
     ids, predictions = {}, {}
     for name, strings in sample.texts.items():
         check_known(net.tokenizer, strings)
         cut = net.tokenizer(strings, truncation=True, max_length=recipe["max_length"])["input_ids"]
-        ids[name] = [np.array(text) for text in cut]
+        ids[name] = [*map(np.array, cut)]
     texts = {arm: pretraining_texts(net, sample, arm) for arm in ("extra", "test")}
     for arm in ARMS:  # base, extra, test
         net.modules.load_state_dict(net.checkpoint)
         if arm != "base":
             row[f"loss_{arm}"] = pretrain(net, texts[arm], recipe, seed)
-        predictions[arm] = classify(net, ids, labels, len(sample.classes), recipe, seed + 1)
-        minutes = (time.perf_counter() - started) / 10  # base takes about a sixth of all
-        if arm == "base" and row["subsample"] == 1 and minutes > 1:
-            tqdm.write(f"{row['task']}: a subsample takes about {minutes:.1f} minutes")
+        predictions[arm] = classify(
+            net, ids, sample.labels["train"], len(sample.classes), recipe, seed + 1)
     add_scores(row, predictions, sample.labels)
     row["seconds"] = round(time.perf_counter() - started, 3)
     return row
@@ -439,7 +443,7 @@ def recipe_of(entries, given, precision, max_length, with_answers, labeled_read,
     if "train" not in entry["epochs"]:
         raise ValueError(f"model {model.name} works only with run_zero_shot.py")
     own = task.spec.get("recipes", {}).get(model.like, {})
-    recipe = {"version": RECIPE_VERSION, "objective": model.objective, "weights": model.weights,
+    recipe = {"version": RECIPE_VERSION, "objective": model.objective, "weights": model.weights_hash,
               "precision": precision, "max_length": min(
                   max_length or entry.get("max_length", 256),
                   model.longest - 2)}  # RoBERTa overstates its limit by 2
@@ -460,12 +464,12 @@ class Task(NamedTuple):
     texts: list  # N strings
     labels: np.ndarray  # [N], 0 to K - 1
     classes: list  # K names
-    data: str  # hash of texts and labels
+    data_hash: str  # of texts and labels
     source: str
     spec: dict  # its entry in tasks.json
 
 
-class Unit(NamedTuple):  # a subsample that is asked for
+class Unit(NamedTuple):  # a draw that is asked for
     row: dict  # of results.csv, as far as it is known
     recipe: dict  # what else decides its numbers
     model: "Model"
@@ -473,26 +477,25 @@ class Unit(NamedTuple):  # a subsample that is asked for
     finished: bool
 
 
-def draw(unit):
-    """What a Unit's subsample is computed from, without the other texts of the task."""
+def sample_of(unit):
+    """What a Unit's row is computed from, without the other texts of the task."""
     row, task = unit.row, unit.task
     numbers = split_rows(task.labels, row["m"], row["n"], row["subsample"])
     texts, labels = {}, {}
     for name, rows in numbers.items():
         texts[name] = [task.texts[number] for number in rows]
         labels[name] = task.labels[rows]
-    row = row | {"num_classes": len(task.classes),
-                 "majority": np.bincount(labels["test"]).max() / row["n"],
-                 "split": short_hash(*[rows.tolist() for rows in numbers.values()])}
     return SimpleNamespace(
-        row=row,  # of results.csv, as far as it is known
+        row=row | {"num_classes": len(task.classes),
+                   "majority": np.bincount(labels["test"]).max() / row["n"],
+                   "split": short_hash(*[rows.tolist() for rows in numbers.values()])},
         recipe=unit.recipe, model=unit.model, classes=task.classes,
         texts=texts,  # {set: strings}
         labels=labels)  # {set: 0 to K - 1}
 
 
 def split_rows(labels, m, n, subsample):
-    """{set: row numbers} of the published splits (paper, section 4 and appendix B)."""
+    """{set: numbers of its texts} of the published splits (paper, section 4 and appendix B)."""
     seed, classes, train = 42 + subsample, np.unique(labels), []
     for c in classes:
         rows = np.random.RandomState(seed).permutation(np.flatnonzero(labels == c))
@@ -678,19 +681,18 @@ def above_zero(text, kind=float):
 
 # --- shared: run ---
 ONE_AT_A_TIME = threading.Lock()  # threads of a Dask worker share one network
-IGNORE_CTRL_C = functools.partial(signal.signal, signal.SIGINT, signal.SIG_IGN)
 STOPPED = threading.Event()  # by Ctrl-C
 linecache.checkcache()  # or it would return the old text of an edited file
-# in a notebook, of the cell's text
+# a hash of this script's text; in a notebook, of the cell's
 SCRIPT = short_hash(linecache.getlines(short_hash.__code__.co_filename))
 SMALL = 50e6  # bytes of a model for which one core is enough
 MIN_SUBSAMPLES = 8  # of a task; with fewer, half-widths vary too much
 LINE = "{task} draw {subsample} base {base:.3f} unseen {unseen:.3f} seen {seen:.3f} {seconds:.0f} s"
 
 
-def plan_cells(out, experiment, models, tasks, m_values, max_subsamples, seed, recipe_of):
-    """For each cell (model, n, m) its list of Units. max_subsamples: {n: number}; recipe_of(model,
-    task): a recipe."""
+def plan_cells(out, experiment, models, tasks, m_values, max_subsamples, seed, argv, recipe_of):
+    """For each cell (model, n, m) its list of Units. max_subsamples: {n: number}; argv: the typed
+    flags; recipe_of(model, task): a recipe."""
     finished, cells = finished_rows(out), []
     if len({model.name for model in models}) < len(models):
         raise ValueError("two models have one name: rename a folder")
@@ -699,12 +701,20 @@ def plan_cells(out, experiment, models, tasks, m_values, max_subsamples, seed, r
         for k, name in itertools.product(range(1, max_subsamples[n] + 1), tasks):
             recipe = recipe_of(model, tasks[name])
             row = {"experiment": experiment, "model": model.name, "task": name, "m": m, "n": n,
-                   "subsample": k, "seed": seed, "data": tasks[name].data,
-                   "recipe": short_hash(recipe)}
+                   "subsample": k, "seed": seed, "data": tasks[name].data_hash,
+                   "recipe": short_hash(recipe), "versions": typed_flags(argv)}
             old = find_row(out, row, finished)
             units.append(Unit((old or {}) | row, recipe, model, tasks[name], bool(old)))
         cells.append(units)
     return cells
+
+
+def typed_flags(argv):
+    """Part of `versions`: the word "flags" and what was typed, as a shell reads it, but for flags
+    that fit_model.py fills in when it writes the next command. Empty, if a comma, a double quote or
+    a line break is in it, since the cell would then need quotes."""
+    left_out = "--(tasks|m|n|subsamples|margin|out|experiment|dask|workers|device)(?=[ =]|$)"
+    return re.sub(rf'(?s)^.*[",\n\r].*| {left_out}.*?(?= --|$)', "", shlex.join(["flags", *argv]))
 
 
 def run_all(cells, run, out, margin, device, workers, dask):
@@ -715,12 +725,12 @@ def run_all(cells, run, out, margin, device, workers, dask):
             out.open("r+").close()  # fails if it is read-only
         with tempfile.TemporaryDirectory(dir=out.parent) as draft, lock_of(Path(draft, out.name)):
             pass  # fails in a folder without locks, or if the lock's name is too long
-    pool, spread = open_pool(cells, run, device, workers, dask)
+    pool, compute = open_pool(cells, run, device, workers, dask)
     STOPPED.clear()
     signal.signal(signal.SIGINT, stop)
     with pool:
         for units in cells:
-            run_cell(units, spread, out, margin)
+            run_cell(units, compute, out, margin)
     step = "python fit_model.py"
     if "__file__" not in globals():
         step = "paste fit_model.py into a cell, and into the list on its last line:"
@@ -737,16 +747,26 @@ def stop(number, frame):
 
 
 def open_pool(cells, run, device, workers, dask):
-    """(Dask's client or joblib's setting for a whole run, to be closed at its end; a function that
-    runs samples there and gives their rows in order)."""
+    """(Dask's client or joblib's setting for a whole run, to be closed at its end; compute: a
+    function that runs samples there and yields their rows in order)."""
     if dask:
         import distributed
 
         logging.disable()  # distributed logs what it also raises
         client = distributed.Client(dask)
         client.upload_file(__file__)
-        job = functools.partial(run_job, run, device, 1)
-        return client, functools.partial(spread_on_dask, client, job)
+
+        def compute(samples):
+            futures = []  # in order: a row waits for earlier ones, and is lost if the run stops
+            for sample in samples:
+                futures.append(client.submit(run_job, run, device, 1, sample, pure=False))
+                if len(futures) > 2 * sum(client.ncores().values()):
+                    yield futures.pop(0).result()
+            for future in futures:
+                yield future.result()
+
+        return client, compute
+
     precision = cells[0][0].recipe["precision"]
     device, cores = choose_device(device, precision), joblib.cpu_count()
     small = device == "cpu" and max(units[0].model.size for units in cells) < SMALL
@@ -755,73 +775,65 @@ def open_pool(cells, run, device, workers, dask):
         workers = 1
     print(f"device {device}, {precision}, workers: {workers}")
     threads = 1 if small else max(1, cores // workers)
-    job = joblib.delayed(functools.partial(run_job, run, device, threads))
 
-    def spread(samples):
-        parallel = joblib.Parallel(return_as="generator", pre_dispatch="n_jobs")
-        return parallel(map(job, samples))
+    def compute(samples):
+        jobs = (joblib.delayed(run_job)(run, device, threads, sample) for sample in samples)
+        return joblib.Parallel(return_as="generator", pre_dispatch="n_jobs")(jobs)
 
-    return joblib.parallel_config("loky", n_jobs=workers, initializer=IGNORE_CTRL_C), spread
-
-
-def spread_on_dask(client, job, samples):
-    """Rows of the samples, in order. One that is finished before an earlier one waits for it, and
-    is lost if the run stops meanwhile."""
-    futures = []
-    for sample in samples:
-        futures.append(client.submit(job, sample, pure=False))
-        if len(futures) > 2 * sum(client.ncores().values()):
-            yield futures.pop(0).result()
-    for future in futures:
-        yield future.result()
+    return joblib.parallel_config("loky", n_jobs=workers, initializer=signal.signal,
+                                  initargs=(signal.SIGINT, signal.SIG_IGN)), compute
 
 
-def run_cell(units, spread, out, margin):
-    """Run what is left of a cell; return its rows. With a margin, in points, it ends at the least k
-    at which the mean bias is known to half of that."""
+def run_cell(units, compute, out, margin):
+    """Run what is left of a cell; return its rows. With a margin, in points, it ends at the least
+    number of draws of each task at which the mean bias is known to half of that, its goal."""
     left = [unit for unit in units if not unit.finished]
-    finished, results = len(units) - len(left), spread(map(draw, left))
+    finished, new_rows = len(units) - len(left), compute(map(sample_of, left))
     print("\n{model}, m = {m}, n = {n}:".format(**units[0].row),
-          f"{finished} subsamples are finished" if finished else "starting")
+          f"{finished} draws are finished")
     # with a margin, 30 is a guess that holds until two draws are known
     bar = tqdm(total=30 if margin else len(left), disable=None,
                bar_format="[{elapsed}, left: {remaining}] {desc}")
-    rows, progress = [], ""
-    with bar, contextlib.closing(results):
+    rows, known, reason = [], "", ""
+    with bar, contextlib.closing(new_rows):
         for k, draws in itertools.groupby(units, lambda unit: unit.row["subsample"]):
             for unit in draws:  # one of each task
                 row = unit.row
                 if not unit.finished:
-                    bar.set_description_str(f"running {row['task']} draw {k}{progress}")
-                    row = next(results)
+                    bar.set_description_str(f"running {row['task']} draw {k}. {known}")
+                    row = next(new_rows)
                     append_row(out, row)
                     bar.write(LINE.format(**with_effects([row]).iloc[0]))
+                    sys.stdout.flush()  # into the log of nohup
                     bar.update()
                 if STOPPED.is_set():  # its KeyboardInterrupt was dropped
                     raise KeyboardInterrupt
                 rows.append(row)
-            if margin and k > 1:
-                now, goal = interval(task_means(with_effects(rows)))[2], margin / 2
-                if k >= MIN_SUBSAMPLES and now <= goal:
-                    break
-                drawn = f"{k} of each task" if len(rows) > k else f"{k} subsamples"
-                progress = f"; {drawn}, bias known to ±{now:.3f}, stops at ±{goal:.3f}"
-                tasks = len(rows) / k
-                bar.total = bar.n + tasks * draws_left(k, now, goal)
+            if k > 1:
+                means = task_means(with_effects(rows))
+                bias, half = means["bias"].mean(), interval(means)[2]
+                if margin:
+                    goal = margin / 2
+                    reason = f" (goal ±{goal:g})"
+                    if k >= MIN_SUBSAMPLES and half <= goal:
+                        break
+                    reason = f" (goal ±{goal:g} not reached within --subsamples)"
+                    known = f"{k} draws of each task: bias known to ±{half:.2f} of ±{goal:.2f}"
+                    # a half-width falls with the square root of the number of draws
+                    bar.total = bar.n + len(rows) * ((half / goal) ** 2 - 1)
+                    if bar.disable and not unit.finished:  # no bar tells it
+                        print(known)
+    if k > 1:
+        print(f"stopped after {k} draws of each task: bias {bias:+.2f} ± {half:.2f} points{reason}")
     return rows
 
 
-def draws_left(k, now, goal):
-    """A forecast for the bar: a half-width falls with the square root of the number of draws."""
-    return max(MIN_SUBSAMPLES, k + 1, k * (now / goal) ** 2) - k
-
-
 def run_job(run, device, threads, sample):
-    settings = {**sample.recipe}
-    settings.pop("instruction", None)  # of run_zero_shot.py: a whole prompt
-    text = re.sub("[{},'\"]", "", str(settings))  # finished_rows needs a cell without quotes
+    # finished_rows needs a cell without quotes; run_zero_shot.py's recipe ends in a whole prompt
+    settings = re.sub(", .instruction.*|[{},'\"]", "", str(sample.recipe))
     sample.row["versions"] = (
-        f"{text} torch {torch.__version__} transformers {transformers.__version__} script {SCRIPT}")
+        f"{settings} {sample.row['versions']} torch {torch.__version__} "
+        f"transformers {transformers.__version__} script {SCRIPT}")
     with ONE_AT_A_TIME:
         return run(sample, choose_device(device, sample.recipe["precision"]), threads)
 
@@ -867,6 +879,8 @@ whole = functools.partial(above_zero, kind=int)
 
 # --- shared: results ---
 KEY = "experiment model task m n subsample seed".split()
+HASHES = ["split", "data", "recipe"]
+READ = {}  # {results file: (its rows, its last line with a line break, where that starts)}
 
 
 def results_path(own):
@@ -880,22 +894,32 @@ def lock_of(out):
 
 
 def finished_rows(out):
-    """{key: row} of a results file's whole lines, with numbers as numbers."""
-    text, finished = "", {}
-    if out.exists():
-        text = out.read_text(encoding="utf-8-sig", errors="replace")
-    header, *lines = text.split("\n")
-    if text and header.split(",") != COLUMNS:
-        raise ValueError(f"{out} has other columns: use a different --out")
-    # spreadsheets leave out the last line break: a whole line ends in the script's hash
-    if not re.search(r"(\n| script [0-9a-f]{12})$", text):
-        lines = lines[:-1]  # it was cut short
-    for line in lines:  # one by one: one cut in quotes would join the next
-        with contextlib.suppress(ValueError):  # of a line that was cut short
-            row = dict(zip(COLUMNS, next(csv.reader([line]), []), strict=True))
-            row |= {name: float(row[name]) for name in MEASURES}
-            finished[unit_key(row)] = row
-    return finished
+    """{key: row} of a results file's whole lines, with numbers as numbers. Each call reads the new
+    lines, or all of them if the last one that was read is not there any more."""
+    if not out.exists():
+        return {}
+    rows, last, start = READ.get(out, ({}, b"", 0))
+    with open(out, "rb") as file:
+        header = file.readline().decode("utf-8-sig")
+        if header and header.rstrip().split(",") != COLUMNS:
+            raise ValueError(f"{out} has other columns: use a different --out")
+        file.seek(start)
+        if file.readline() != last:
+            rows, last, start = {}, b"", file.seek(0)
+        for line in file:
+            if line.endswith(b"\n"):
+                last, start = line, start + len(last)
+            # spreadsheets leave out the last line break: a whole line ends in the script's hash
+            elif not re.search(rb" script [0-9a-f]{12}\r?$", line):
+                break  # it was cut short
+            with contextlib.suppress(ValueError):  # of the header, or a line that was cut short
+                cells = next(csv.reader([line.decode()]))
+                row = dict(zip(COLUMNS, cells, strict=True))
+                row |= {name: float(row[name]) for name in MEASURES}
+                row |= {name: row[name].lstrip("x") for name in HASHES}
+                rows[unit_key(row)] = row
+    READ[out] = rows, last, start
+    return rows
 
 
 def unit_key(row):
@@ -920,6 +944,8 @@ def append_row(out, row):
         if last not in (b"", b"\n"):
             file.write(b"\n")  # after a line without its break, whole or cut short
         table = pd.DataFrame([row], columns=COLUMNS)
+        # in the file "x" begins a hash that a spreadsheet would take for a number and round
+        table[HASHES] = table[HASHES].replace(r"^(\d+(e\d+)?)$", r"x\1", regex=True)
         file.write(table.to_csv(index=False, header=not last, lineterminator="\n").encode())
 # --- end shared ---
 
@@ -1256,7 +1282,7 @@ class Model(NamedTuple):
     folder: Path
     gguf: str  # a file in it, or None
     objective: str  # mlm or clm
-    weights: str  # a hash of its files
+    weights_hash: str  # of its files
     size: int  # of its files, in bytes
     longest: int  # text, in tokens
 
@@ -1333,7 +1359,8 @@ def load_options(model):
 def choose_device(device, precision):
     if device == "auto":
         device = (torch.accelerator.current_accelerator(True) or torch.device("cpu")).type
-    torch.ones(1, device=device)  # fails if there is no such device
+    with errors_name(f"torch cannot use {device} here (--device cpu works)"):
+        torch.ones(1, device=device)  # fails if torch cannot use it
     if precision == "bf16" and device.startswith("cuda"):
         if torch.cuda.get_device_capability(device) < (8, 0):  # it would emulate bf16, slowly
             raise ValueError(f"{device} does not support bf16: use --precision fp16")
@@ -1375,7 +1402,8 @@ def parse_args(argv):
     add("--n", nargs="+", type=whole, default=[200],
         help="unlabeled texts, and as many test texts; default 200")
     add("--subsamples", nargs="+", type=whole,
-        help="draws per task, or one number for each n; default: as --margin 1 needs, up to 100")
+        help="draws of each task, or one number for each n; default: as --margin 1 needs (8 to 15"
+        " for the default tasks), up to 100")
     add("--with-answers", action="store_true",
         help="pretrain on texts with the names of their classes: a positive control")
     add("--pretrain-on-labeled", action="store_true",
@@ -1402,12 +1430,13 @@ def parse_args(argv):
 
 
 @errors_on_one_line()
-def main(argv=None):
+def main(argv=()):
     args = parse_args(argv)
     registry = load_registry()
-    if args.margin:
-        print(f"stops at ±{args.margin / 2:g} points (default tasks: ±0.5 after 8 to 15 draws)")
-    max_subsamples = dict(zip(args.n, itertools.cycle(args.subsamples or [100])))
+    numbers = args.subsamples or [100]
+    if len(numbers) not in (1, len(args.n)):
+        raise ValueError(f"--subsamples {numbers}: give one number, or one for each n of --n")
+    max_subsamples = dict(zip(args.n, itertools.cycle(numbers)))
     models = [find_model(text, registry) for text in args.model]
     tasks = load_tasks(
         registry["tasks"], ["bbc_news", "reuters"], args.tasks, args.m, args.n, args.csv, args.hub,
@@ -1418,7 +1447,7 @@ def main(argv=None):
     recipe_for = functools.partial(recipe_of, registry["models"], given, args.precision,
                                    args.max_length, args.with_answers, args.pretrain_on_labeled)
     cells = plan_cells(args.out, args.experiment, models, tasks, args.m, max_subsamples, args.seed,
-                       recipe_for)
+                       argv, recipe_for)
     run_all(cells, run_subsample, args.out, args.margin, args.device, args.workers, args.dask)
 
 
@@ -1427,6 +1456,7 @@ if __name__ == "__main__":
         path = Path(__file__).resolve()
         sys.path.insert(0, str(path.parent))
         sys.modules.pop(path.stem, None)  # %run again: the text may have changed
-        importlib.import_module(path.stem).main()
+        importlib.import_module(path.stem).main(
+            [] if "kernel_launcher" in sys.argv[0] else sys.argv[1:])  # []: VS Code's window
     else:  # in a notebook, write flags into the list: ["--m", "50"]
         main([])
