@@ -186,7 +186,6 @@ def test_examples_are_read_from_lines_columns_and_keys(name, content, examples):
     ("a.json", '[["a", "b"]]', "", "write one list a line"),
     ("a.txt", TEN, "--shard-size 0", "two or more (--shard-size)"),
     ("a.txt", TEN, "--shard-size 1", "two or more (--shard-size)"),
-    ("a.txt", "b", "", "too few to be flagged"),
     ("crossed.csv", "text\nb", "", "too few to be flagged"),
     ("a.jsonl", '{"words": "b"}', "", "'text'; has words: name yours with --text"),
 ])
@@ -241,7 +240,7 @@ def test_unfit_models_are_refused(model_dir, say):
     Path("a.txt").write_text(TEN)  # the least that can be flagged
     for name in ("no/such-model", "./none"):
         assert f"error: {name}: " in say(f"--examples a.txt --model {name}")
-    for name in ("smolm2", "/moved/model", "moved/to/model", "moved.gguf"):
+    for name in ("smolm2", "moved/to/model", "moved.gguf"):
         assert "no such folder (moved?) or Hub id; names are bert, gpt2, " in say(
             f"--examples a.txt --model {name}")
     Path("tasks.json").write_text('{"tasks": {}, "models": {"mine": {}}}')
