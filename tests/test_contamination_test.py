@@ -240,7 +240,7 @@ def test_unfit_models_are_refused(model_dir, say):
     Path("a.txt").write_text(TEN)  # the least that can be flagged
     for name in ("no/such-model", "./none"):
         assert f"error: {name}: " in say(f"--examples a.txt --model {name}")
-    for name in ("smolm2", "moved/to/model", "moved.gguf"):
+    for name in "smolm2 moved/to/model moved.gguf".split():
         assert "no such folder (moved?) or Hub id; names are bert, gpt2, " in say(
             f"--examples a.txt --model {name}")
     Path("tasks.json").write_text('{"tasks": {}, "models": {"mine": {}}}')
