@@ -80,7 +80,7 @@ def shares_of(claims):
     return claims.groupby(names)[["outside", "paper", "t"]].mean().reset_index()
 
 
-def print_answer(claims, shares, fewest):
+def print_shares(claims, shares, fewest):
     """The answer in capitals, the key, the table, and what to do."""
     claimed = claims.groupby("kind")["outside"].mean()
     print(textwrap.fill(
@@ -338,7 +338,7 @@ def main(argv=None):
     folder.mkdir(parents=True, exist_ok=True)
     claims = claims_of(rows, args.slices, args.threshold)
     shares = shares_of(claims)
-    print_answer(claims, shares, fewest)
+    print_shares(claims, shares, fewest)
     claims.loc[:, :"t_high"].to_csv(folder / "meta.csv", **CSV)
     shares.to_csv(folder / "shares.csv", **CSV)
     plot(claims, folder / "slices.png")
