@@ -1,12 +1,16 @@
 """contamination_test.py against plain loops, brute force, scipy, the textbook's least squares, hand
 arithmetic and the published log."""
 
+import fnmatch
 import itertools
 import json
+import logging
 import math
 import os
 import re
 import shutil
+import subprocess
+import sys
 import zlib
 from pathlib import Path
 
@@ -161,6 +165,8 @@ def test_the_published_log_gives_the_published_p(monkeypatch):
     ("a.jsonl", '{"text": "a\\nb", "label": 1}\n{"text": "c\u2028d"}\n', ["a\nb", "c\u2028d"]),
     ("a.jsonl", '{"text": "c", "versions": ["a", "b"]}', [["a", "b"]]),
     ("a.json", '[{"text": "a"}]', ["a"]),
+    ("a.jsonl", '[ "a", "it\'s"]', [["a", "it's"]]),
+    ("a.csv", 'text\n"[""a"", ""b""]"\n"[ ""c""]"', [["a", "b"], ["c"]]),
     ("b.txt", '["a", "b"]\nc', ['["a", "b"]', "c"]),
 ])
 def test_examples_are_read_from_lines_columns_and_keys(name, content, examples):
@@ -171,11 +177,17 @@ def test_examples_are_read_from_lines_columns_and_keys(name, content, examples):
 @pytest.mark.parametrize("name, content, flags, words", [
     ("a.txt", "x" * 2100 + TEN, "", "a text has 2122 tokens, the model reads 2048: lower"),
     ("a.txt", TEN[:-2], "--shard-size 2", "too few to be flagged: give 48 texts"),
-    ("a.jsonl", '["b"]\n' + json.dumps([*"abcdefghijklmnopqrstu"]), "", "too few to be flagged"),
+    ("a.jsonl", '["b"]\n' + json.dumps([*"abcdefghijklmnopqrs"]), "", "too few to be flagged"),
     ("a.jsonl", '["a", "b"]\n["c", " "]', "", "line 2: no text"),
     ("a.txt", "a\n\nb", "", "line 2: no text"),
-    ("a.txt", TEN, "--out ./a.txt", "--out would replace what is read"),
-    ("a.jsonl", '{"words": "b"}', "", "'text'; has ['words']: name yours with --text"),
+    ("a.csv", f"text\n{TEN}", "--out ./a.csv", "other than the one that is read"),
+    ("a.txt", TEN, "--out a.png", "--out a.png: name a .csv file"),
+    ("a.jsonl", '["a"]\n["a", "b", "a"]', "", "line 2: the item has a version twice"),
+    ("a.json", '[["a", "b"]]', "", "write one list a line"),
+    ("a.txt", TEN, "--shard-size 0", "two or more (--shard-size)"),
+    ("a.txt", TEN, "--shard-size 1", "two or more (--shard-size)"),
+    ("crossed.csv", "text\nb", "", "too few to be flagged"),
+    ("a.jsonl", '{"words": "b"}', "", "'text'; has words: name yours with --text"),
 ])
 def test_a_mistake_is_one_line(name, content, flags, words, both, say):
     Path(name).write_text(content)
@@ -183,18 +195,18 @@ def test_a_mistake_is_one_line(name, content, flags, words, both, say):
     assert "needs a --model" in say(f"--examples {name}")
 
 
-LISTS = '["a b", "c", "d", "e"]\n["f", "g", "h"]\n["i", "j"]'
+LISTS = '["a b", "c", "d", "e"]\n["f", "g", "h"]\n["k"]\n["i", "j"]'
 
 
 @pytest.mark.parametrize("name, content, flags, nets, columns, words", [
     ("a.jsonl", LISTS, "", "m float32", "shard order log_p",
-     "3 items, each in up to 4 versions. The p"),
+     "3 items, each in up to 4 versions. Items with one version, left out: 1. The p"),
     ("a.json", re.sub(r"(.*])", r'{"versions": \1}', LISTS), "--reference r --precision bf16",
      "m bf16 r bf16", "shard order log_p log_p_reference",
      "prefer the published versions to the others by more than the reference does. This"),
     ("a.csv", "words\n" + TEN, "--text words --shard-size 3", "m float32", "shard order log_p",
-     "10 texts in 3 groups of 3 (a last one alone is left out), joined by blank lines, in your "
-     "order and in 5 shuffled ones")])
+     "10 texts in 3 groups of 3 (a last one alone is left out), joined by blank lines, in 6 "
+     "orders, of which yours is the first")])
 def test_what_is_compared_is_said_and_kept(
         name, content, flags, nets, columns, words, say, monkeypatch):
     """p is that of the table, by brute force. The models' log p are any numbers."""
@@ -212,6 +224,7 @@ def test_what_is_compared_is_said_and_kept(
     out = say(f"{flags} b.csv")
     table = pd.read_csv("b.csv")
     assert words in out and (" ".join(opened), " ".join(table)) == (nets, columns)
+    assert ("go by the test that you had chosen before" in out) == ("--reference" in flags)
     values = table["log_p"] - table.get("log_p_reference", 0)
     p = brute_p([part for _, part in values.groupby(table.iloc[:, 0])])
     assert float(re.search("p = (.*?): ", out)[1]) == approx(p, abs=0.01)
@@ -227,7 +240,9 @@ def test_unfit_models_are_refused(model_dir, say):
     Path("a.txt").write_text(TEN)  # the least that can be flagged
     for name in ("no/such-model", "./none"):
         assert f"error: {name}: " in say(f"--examples a.txt --model {name}")
-    assert "no folder or Hub id; names are bert, gpt2, " in say("--examples a.txt --model smolm2")
+    for name in "smolm2 moved/to/model moved.gguf".split():
+        assert "no such folder (moved?) or Hub id; names are bert, gpt2, " in say(
+            f"--examples a.txt --model {name}")
     Path("tasks.json").write_text('{"tasks": {}, "models": {"mine": {}}}')
     assert "names are mine" in say("--examples a.txt --model smollm2"), "of this folder first"
     for kind, is_causal in (("bert", True), ("llama", False)):
@@ -274,7 +289,8 @@ def test_a_learned_order_is_flagged(model_dir, say, monkeypatch):
     order = "--examples a --shard-size 2 --model"
     assert ": flagged: " in say(f"{order} {guilty}")
     assert contam.test_order(pd.Series(texts), guilty, innocent, 2)[0] < 0.05
-    alike = say(f"{order} {guilty} --reference {guilty}")
+    assert "is the --model itself" in say(f"{order} {guilty} --reference {guilty}")
+    alike = say(f"{order} {guilty} --reference {guilty}/.")
     assert "\np = 1: not flagged: " in alike
     monkeypatch.setattr(contam, "order_p", lambda log: (0.06, 0.04))  # p_exact decides
     assert ": not flagged: " in say(f"{order} {innocent}")
@@ -358,11 +374,13 @@ def test_an_audit_goes_on_where_it_was(table, say, monkeypatch):
     assert "stopped" in end_of(contam.main, "kept")
     assert UNITS.search(say("kept"))[1] == "2" and calls == ["one", "two", "two"]
     pd.testing.assert_frame_equal(read_audits(), table)
+    os.link("contamination.csv", "linked.csv")  # which is not written: another file takes its place
     file = Path("kept/two/unit.json")
     unit = json.loads(file.read_text())
     unit["row"]["task"] = "NA"
     file.write_text(json.dumps(unit | {"hash": "made again"}))
     say("kept")
+    assert len(pd.read_csv("linked.csv")) == 2
     shown = say("gone")  # of the table alone
     assert UNITS.findall(shown) == ["2", "1"] and " NA " in shown and calls[3:] == ["two"]
     assert "folder nowhere (0 left out): give --answers FILE, --ex" in say("nowhere --out new.csv")
@@ -377,6 +395,38 @@ def test_a_damaged_unit_is_named_and_the_others_are_read(name, table, said):
     found = said(contam.main)
     assert "kept/one is left out: " in found.out and "1 units left" in found.end
     pd.testing.assert_frame_equal(read_audits(), table[1:].reset_index(drop=True), atol=2.1e-3)
+
+
+def test_a_base_model_that_changed_or_moved_is_named(audited, table, said):
+    """One byte more in one of its files. As it was saved it fits its hash: it was audited."""
+    shutil.copytree(audited[1], "changed")
+    with open("changed/tokenizer.json", "a") as file:
+        file.write(" ")
+    for name, source in (("one", "changed"), ("two", "/moved/model")):
+        file = Path(f"kept/{name}/unit.json")
+        file.write_text(file.read_text().replace(str(audited[1]), source))
+    out = said(contam.main).out
+    assert "one is left out: changed: its files changed after the adapters were trained" in out
+    assert "two is left out: /moved/model: no such folder (moved?)" in out
+
+
+@pytest.mark.parametrize("name", ("config.json model-1.safetensors.index.json a.gguf tokenizer.json "
+                                  "vocab.txt merges.txt spiece.model tekken.json model.bin").split())
+def test_the_same_files_are_hashed_as_in_run_zero_shot(name, zero):
+    patterns = [fnmatch.fnmatch(name, pattern) for pattern in zero.MODEL_FILES]
+    assert any(patterns) == bool(re.fullmatch(contam.FILES, name))
+
+
+def test_columns_of_digits_stay_text():
+    pd.DataFrame({"audit": ["7"], "split": ["00123"]}).to_csv("a.csv")
+    table, _ = contam.audit_units(Path("gone"), Path("a.csv"))
+    assert table["split"].tolist() == ["00123"]
+
+
+def test_what_libraries_deprecate_is_not_shown(both):
+    code = "import warnings, contamination_test; warnings.warn('`x` is deprecated', FutureWarning)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=True)
+    assert not done.stderr and not logging.getLogger("bitsandbytes").isEnabledFor(logging.WARNING)
 
 
 def test_the_table_of_detectors_by_hand(capsys):
@@ -892,7 +942,7 @@ def test_missing_answers_to_seen_items(lost, words, say):
         rows["right"] = rows["right"].mask(gone & (gone.cumsum() <= some))
     rows = pd.concat([first, second])
     rows.to_csv("crossed.csv", index=False)
-    assert "--out would replace what is read" in say(f"--answers {Path.cwd()}/crossed.csv")
+    assert "other than the one that is read" in say(f"--answers {Path.cwd()}/crossed.csv")
     assert words in say("--answers crossed.csv --out b.csv")
 
 
