@@ -1,5 +1,6 @@
 """Every script stands alone, names what it needs, and shares code only as identical marked blocks.
-Every command of README.md, docs/scale.md and the scripts' heads exists; README.md's run."""
+Every command of README.md, two guides and the scripts' heads exists; README.md's run. Every link of
+the documents leads somewhere."""
 
 import ast
 import builtins
@@ -20,6 +21,7 @@ SCRIPTS = sorted(ROOT.glob("*.py"))
 EACH = pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
 BLOCK = re.compile(
     r"^# --- shared: (\w+) ---\n(.*?)^# --- end shared ---$", re.DOTALL | re.MULTILINE)
+GUIDES = ("README.md", "docs/own_texts.md", "docs/paper.md")
 METADATA = re.compile(r"^# /// script\n((?:#.*\n)+?)# ///\n")  # PEP 723
 BEHIND = {"accelerate", "bitsandbytes", "gguf", "pip"}  # transformers imports these; pip is run
 OPTIONAL = {"distributed", "arviz", "nutpie", "pymc", "pytensor"}  # for --dask, --paper-model
@@ -42,9 +44,9 @@ def imports(path):
 
 
 def commands():
-    """[(file, command)] of README.md's code blocks, docs/scale.md and the scripts' heads."""
-    fenced = re.findall(r"```.*?\n(.*?)```", read(ROOT / "README.md"), re.DOTALL)
-    texts = [("README.md", "\n".join(fenced)), ("scale.md", read(ROOT / "docs" / "scale.md"))]
+    """[(file, command)] of the code blocks of README.md and the guides, and of the scripts' heads."""
+    texts = [(name, "\n".join(re.findall(r"(?s)```.*?\n(.*?)```", read(ROOT / name))))
+             for name in GUIDES]
     texts += [(path.name, ast.get_docstring(ast.parse(read(path)))) for path in SCRIPTS]
     for name, text in texts:
         for line in text.replace("\\\n", " ").splitlines():
@@ -148,7 +150,7 @@ def test_what_scripts_share_is_identical():
 
 
 COMMANDS = [*dict.fromkeys(commands())]
-assert {name for name, _ in COMMANDS} > {"README.md", "scale.md", SCRIPTS[0].name}
+assert {name for name, _ in COMMANDS} > {*GUIDES, SCRIPTS[0].name}
 
 
 def parts_of(command):
@@ -168,6 +170,19 @@ def test_every_command_parses(source, command):
     args = load_script(name).parse_args(flags)
     known = {"all", *load_script("run_experiment").load_registry()["tasks"]}
     assert {*(getattr(args, "tasks", None) or [])} <= known
+
+
+def test_no_link_is_dead():
+    """Files exist, and so do headings, by the names that GitHub gives them."""
+    # gone: blocks of code, where # begins a comment; addresses; the blank behind #; punctuation
+    gone = r"(?ms)^```.*?```|\]\(.*?\)|(?<=#) |[^\w\n #-]"
+    names = {path: re.sub(gone, "", read(path)).lower().replace(" ", "-")
+             for path in [ROOT / "README.md", *ROOT.glob("*/*.md")]}
+    for path in names:
+        for place, anchor in re.findall(r"\]\((?!http)([^)#]*)(.*?)\)", read(path)):
+            target = (path.parent / (place or path.name)).resolve()
+            alive = target.exists() and f"{anchor}\n" in names.get(target, "\n")
+            assert alive, f"{path}: {place}{anchor}"
 
 
 RUN = "--tasks rotten_tomatoes --m 6 --n 8 --subsamples 2 --workers 1"
