@@ -34,11 +34,14 @@ TABLE_1 = {  # by (m, model): boost, bias in percent by n, as printed in the pap
 
 @pytest.fixture
 def run(said):
-    """run(rows or paths, flags...) -> end, out, err of main(), effects, tasks, page in ./out."""
+    """run(rows or paths, flags...) -> end, out, err of main() and what it returns, words: out
+    without line breaks, effects, tasks, page in ./out."""
     def call(rows, *flags):
-        paths = rows if isinstance(rows, list) else [path_of(rows)]
-        found = said(fit.main, *paths, "--out", "out", *flags)
+        paths, tables = rows if isinstance(rows, list) else [path_of(rows)], []
+        found = said(lambda typed: tables.append(fit.main(typed)), *paths, "--out", "out", *flags)
+        found.words = " ".join(found.out.split())
         if Path("out/report.html").exists():
+            (found.table,) = tables or [None]
             found.effects, found.tasks = csv_of("effects"), csv_of("tasks")
             found.page = re.sub('base64,[^"]*', "", Path("out/report.html").read_text())
         return found
@@ -74,6 +77,25 @@ def bias_rows(tasks, **more):
         for k, value in enumerate(values, 1):
             rows.append(row_of(task, k, bias=value, **more))
     return pd.DataFrame(rows)
+
+
+NINE = np.array([-1, 0, 1] * 3)  # changes of nine draws
+
+
+def nine(a, b, wide=1, **more):
+    """Rows of a task or model with each of these biases, +- wide; n is so large that the draws
+    decide."""
+    return bias_rows({"b": b + wide * NINE, "a": a + NINE}, n=1000, **more)
+
+
+def in_words(middle, half, digits=2):
+    ends = f"[{middle - half:+z.{digits}f}, {middle + half:+z.{digits}f}]"
+    return f"{middle:+z.{digits}f} {ends}"
+
+
+def half_of(values, tail=0.055):
+    """Student's t, as SciPy has it."""
+    return stats.t.isf(tail, len(values) - 1) * stats.sem(values)
 
 
 def crossed_row(right, **names):
@@ -125,9 +147,10 @@ def plain_unit(row, effect):
     return 50 * (first + second), 1e4 / (4 * row["n"]) * noise, 1e4 / (2 * row["n"] ** 2)
 
 
-def plain_interval(rows, effect):
+def plain_interval(rows, effect, tail=0.055):
     """(mean, se, df, half-width) for rows of one model. What a subsample of a task adds to the mean
-    is summed over all n, then squared. Or, if wider, the Normal interval of the noise of texts."""
+    is summed over all n, then squared. Or, if wider, the Normal interval of the noise of texts.
+    tail: what is left out on each side."""
     added, fewest, noise, mean = defaultdict(Counter), {}, 0, 0
     groups = rows.groupby(["task", "m", "n"])
     for (task, m, _), mine in groups:
@@ -146,10 +169,10 @@ def plain_interval(rows, effect):
         top += v
         bottom += v**2 / (fewest[key] - 1)
     least = math.sqrt(noise)
-    both = [(1.5982 * least, least, math.inf)]
+    both = [(stats.norm.isf(tail) * least, least, math.inf)]
     if top > 0:
         df = top**2 / bottom
-        both.append((stats.t.ppf(0.945, df) * math.sqrt(top), math.sqrt(top), df))
+        both.append((stats.t.isf(tail, df) * math.sqrt(top), math.sqrt(top), df))
     half, se, df = max(both)
     return mean, se, df, half
 
@@ -173,11 +196,11 @@ def test_tables_1a_and_1b_and_section_7(run):
         boosts, biases = TABLE_1[row.m, row.model]
         expected, near = {"boost": (boosts, 0.0506), "bias": (biases, 0.00551)}[row.effect]
         assert abs(row.estimate - expected[SIZES.index(row.n)]) < near
-        # tasks like these: t over tasks, or Normal of these tasks if that is wider
+        # tasks like these: t over tasks
         each = found.tasks.query("m == @row.m and n == @row.n and model == @row.model "
                                  "and effect == @row.effect")["estimate"]
-        t, normal = stats.t.ppf(0.945, 24) * each.std() / 5, 1.5982 * row.se
-        assert row.like_high - row.like_low == approx(2 * max(t, normal), rel=1e-4)
+        half = stats.t.ppf(0.945, 24) * each.std() / 5
+        assert row.like_high - row.like_low == approx(2 * half, rel=1e-4)
     tasks = found.tasks.query("model != 'all'")
     of_tasks = tasks.groupby(["effect", "task"])["estimate"].mean().round(9)
     assert (of_tasks["bias"] > 0).sum() == 12 and (of_tasks["boost"] > 0).sum() == 23
@@ -189,9 +212,13 @@ def test_tables_1a_and_1b_and_section_7(run):
     exec((ROOT / "fit_model.py").read_text(), cell)
     assert cell["effects_table"](rows, margin=1.0)["verdict"][0] == found.effects["verdict"][0]
 
-    for words in ("in 255 of 400 cases (model, task, m, n) from 21 of 25 tasks: accuracy",
-                  "In the other 145 the mean bias is -0.03 [-0.18, +0.11]."):  # studies/learned.py
-        assert words in found.out
+    words = "few-shot, mean of 8 settings, mean of 2 models: NO (on average: +0.01 [-0.08, +0.10]). "
+    assert found.words.startswith(f"{words}Not inflated: bert, gpt2. Does ")
+    assert "in 255 of 400 cases (model, task, m, n) from" in found.words  # studies/learned.py
+    assert found.table["part"].tolist() == ["bert", "gpt2", "mean of 2 models"]
+    by_model = [one(found.effects, effect="bias", model=model, n=None) for model in ("bert", "gpt2")]
+    ends = [row[end] for row in by_model for end in ("low", "high")]
+    assert ends == approx([-0.15, 0.19, -0.07, 0.05], abs=5e-3)
     mean = one(found.effects, effect="bias", model="all", n=None)
     assert mean["p_alike"] == approx(0.1, abs=5e-3)  # by an audit's own code
     cells = rows.groupby(["model", "task", "m", "n"])[["acc_extra", "majority"]].mean()
@@ -219,8 +246,11 @@ def test_crossed_effects_by_loops(run, luck):
             assert_interval(row, plain_interval(mine, effect))
             for task, its in mine.groupby("task"):
                 row = one(found.tasks, effect=effect, m=m, n=n, task=task)
-                mean, _, _, half = plain_interval(its, effect)
-                assert row[["low", "high"]].tolist() == approx([mean - half, mean + half], rel=1e-4)
+                # of the bias of one of four tasks, the ends that are shown lie farther out
+                for ends, tail in (("", 0.055), ("shown_", 0.055 / (4 if effect == "bias" else 1))):
+                    mean, _, _, half = plain_interval(its, effect, tail)
+                    both = row[[f"{ends}low", f"{ends}high"]].tolist()
+                    assert both == approx([mean - half, mean + half], rel=1e-4)
     plain = one(run(rows, "--plain").effects, effect="bias", n=None)
     assert_interval(plain, plain_interval(rows.assign(acc_base_on_extra=math.nan), "bias"))
 
@@ -265,21 +295,55 @@ def test_do_the_tasks_differ(run, sizes, luck, n, effects):
         p = stats.f.sf(F, top, parts.sum() ** 2 / (parts**2 / (K - 1)).sum())
     row = one(found.effects, effect="bias", model="all")
     assert row["p_alike"] == approx(p, rel=1e-4)
-    assert ('"warning">The tasks differ by more than chance (p = ' in found.page) == (p < 0.05)
-    row = one(found.tasks, effect="bias", task="t1", model="all")
-    words = f"t1: {row['estimate']:+.2f} [{row['low']:+.2f}, {row['high']:+.2f}]"
-    assert (words in found.out) == (p < 0.05)
+    words = f"The tasks differ by more than chance (p = {p:.1g}): judge each task, not the mean."
+    assert (words in found.words) == ("by more than chance" in found.page) == (p < 0.05)
 
 
-def test_it_depends_on_the_task(run):
-    """The mean hides intervals on both sides of 0."""
-    up, flat, down = [3, 4, 5] * 3, [0, 1, -1] * 3, [-5, -4, -3] * 3
-    said = run(bias_rows({"a": up, "b": down})).out
-    assert said.startswith("It depends on the task: on average within ±1 percentage points (few-")
-    assert re.search(r"a: \+4.00 \[.*?\]. Yes: beyond ±1 .*b: -4.00 \[.*?\]. No: seen texts", said)
-    assert "one: python fit_model.py results.csv --out out --tasks b --out" in said
-    for one, other in ((up, flat), (flat, down)):
-        assert not run(bias_rows({"a": one, "b": other})).out.startswith("It depends")
+@pytest.mark.parametrize("a, b, wide, verdict", [
+    (4, -4, 1, "depends"), (4, 0, 1, "depends"), (0.8, -1, 1, "depends"), (0, -4, 1, "no"),
+    (4, 0.6, 2, "yes"), (0.7, 0.3, 1, "no")])
+def test_it_depends_on_the_task(run, a, b, wide, verdict):
+    """One task is inflated, another is not (open is not enough), and they differ by more than
+    chance. A weak No counts. Never for a mean over settings."""
+    rows = nine(a, b, wide)
+    for base, group in ((0.4, "Not inflated"), (0.7, fit.WEAK)):
+        found = run(rows.assign(acc_base=rows["task"].map({"a": 0.4, "b": base})))
+        assert one(found.effects, effect="bias")["verdict"] == verdict
+        words = (f"bert: IT DEPENDS ON THE TASK. Inflated: a {in_words(a, half_of(NINE, 0.0275))}. "
+                 f"{group}: b. Does ")
+        assert (words in found.words) == ("DEPENDS" in found.out) == (verdict == "depends")
+        assert ("A weak test for b: " in found.words) == (base > 0.6)
+    found = run(pd.concat([rows, rows.assign(m=9)]))
+    assert one(found.effects, effect="bias", n=None)["verdict"] != "depends"
+
+
+@pytest.mark.parametrize("turn", [1, -1])
+def test_it_depends_on_the_model(run, turn):
+    """By intervals at .055 / 2 a side and the draws' differences. If one model's draws are turned
+    round, its interval stays, but the differences vary more than the models do."""
+    values = {"x": 0.9 + 1.3 * NINE, "y": 0.1 + 1.2 * turn * NINE}
+    depends = stats.ttest_rel(values["x"], values["y"]).pvalue < 0.05
+    assert depends == (turn > 0)
+    rows = pd.concat([bias_rows({"a": own}, n=1000, model=model) for model, own in values.items()])
+    found = run(rows)
+    row = one(found.effects, effect="bias", model="all")
+    assert row["verdict"] == ("depends" if depends else "no")
+    mean = np.mean([*values.values()], axis=0)
+    assert row["high"] - 0.5 == approx(half_of(mean), rel=1e-4)
+    parts = [in_words(0.9, half_of(values["x"], 0.0275)), in_words(0.1, half_of(values["y"], 0.0275)),
+             in_words(0.5, half_of(mean))]
+    assert found.table["bias"][:3].tolist() == parts
+    assert found.table["part"].tolist() == ["x", "y", "mean of 2 models", "a", "a"]
+    head = f"IT DEPENDS ON THE MODEL. Inflated: x {parts[0]}. Not inflated: y."
+    assert (f"few-shot, m = 8, n = 1000, mean of 2 models: {head} few" in found.words) == depends
+
+
+def test_methods_are_never_averaged(run):
+    """Crossed answers are of methods. The mean of 0 and +8 is no verdict."""
+    rows = pd.concat([nine(0, 0, m=0, model="plain"), nine(8, 8, m=0, model="leaks")])
+    found = run(rows)
+    assert {*found.effects["model"]} == {"plain", "leaks"}
+    assert "leaks: YES, BY OVER 1 POINT" in found.out and "plain: NO (" in found.out
 
 
 def test_means_only_where_tasks_are_shared(run):
@@ -289,25 +353,34 @@ def test_means_only_where_tasks_are_shared(run):
         found = run(pd.concat([short, bias_rows(full, **other)]))
         assert found.effects.groupby([*other])["tasks"].first().tolist() == [1, 2]
         assert found.effects["m"].notna().all() and "all" not in set(found.effects["model"])
-        assert found.page.count('<div class="card"') == 2
+        assert found.page.count('class="large"') == 2
     both = [short, short.assign(m=9), bias_rows(full, model="other")]
-    assert run(pd.concat(both)).page.count('<div class="card"') == 2
+    assert run(pd.concat(both)).page.count('class="large"') == 2
 
 
-@pytest.mark.parametrize("tasks", [4, 5])
-def test_five_tasks_tell_of_others(run, tasks):
-    """And five cases in which the models learned the task, of the bias of these."""
-    learned = bias_rows({task: [0, 1, task] for task in range(tasks)})
-    found = run(learned)
-    assert ("Over all tasks like these" in found.out) == (tasks == 5)
-    out = run(pd.concat([learned, bias_rows({"weak": [2, 2, 9]}, majority=0.9)])).out
-    mean, *_, half = plain_interval(learned, "bias")
-    words = f"In the other 5 the mean bias is {mean:+.2f} [{mean - half:+.2f}, {mean + half:+.2f}]."
-    assert (words in out) == ("In the other" in out) == (tasks == 5)
-    assert "barely learned the task in 1 of " in out
-    both = pd.concat([learned, bias_rows({"weak": [2, 2, 9]}, majority=0.9)])
-    words = words.replace("other 5", f"other {2 * tasks}")  # models share texts: no narrower
-    assert words in run(pd.concat([both, both.assign(model="z")])).out
+@pytest.mark.parametrize("tasks", [10, 11, 19, 20])
+def test_many_tasks(run, tasks):
+    """More than ten: the five most and the five least inflated ones, but all on the page. Twenty
+    tell of others like them: plain t over the tasks' means."""
+    means = default_rng(7).permutation(np.linspace(-0.2, 0.3, tasks))
+    names = [f"t{task:02}" for task in range(tasks)]
+    found = run(bias_rows({name: mean + NINE / 9 for name, mean in zip(names, means)}, n=1000))
+    ordered = [names[task] for task in np.argsort(-means)]
+    expected = [*ordered, f"mean of {tasks} tasks"]
+    if tasks > 10:
+        expected[5:-6] = [f"({tasks - 10} between)"]
+    assert found.table["part"].tolist() == expected
+    assert all(f"<td>{name}</td>" in found.page for name in names)
+    more = f"{', '.join(ordered[:5])} and {tasks - 5} more."
+    assert f"Not inflated: {more} Does" in found.words
+    row, half = one(found.effects, effect="bias"), half_of(means)
+    like = row[["like_low", "like_high"]].tolist()
+    words = f"- For other tasks like these 20, expect a mean bias of {in_words(0.05, half)}."
+    assert (words in found.words) == ("like these" in found.words) == (tasks == 20)
+    if tasks == 20:
+        assert like == approx([0.05 - half, 0.05 + half], rel=1e-4)
+    else:
+        assert np.isnan(like).all()
 
 
 def test_no_interval(run):
@@ -317,8 +390,8 @@ def test_no_interval(run):
     equal = bias_rows({"a": [7, 7]}, extra=0.1 + 0.2, on_extra=(0.4, 0.6, 0.53))
     for rows in (lonely, equal, pd.concat([lonely, bias_rows({"a": [1, 2], "b": [0, 1]}, m=9)])):
         found = run(rows)
-        assert found.effects.query("effect == 'bias'")["se"].isna()[0]
-        assert found.out.startswith("Too early to tell: a verdict needs two subsamples")
+        assert math.isnan(found.effects["se"][0]) and found.effects["verdict"][0] == "none"
+        assert ": NO VERDICT: TWO DRAWS THAT DIFFER ARE NEEDED. The bias is +" in found.out
         assert "nan" not in found.out + found.page and not found.err
 
 
@@ -337,8 +410,7 @@ def test_sign_flips(run):
 @pytest.mark.parametrize("draws, arms", [(1, ARMS), (2, ARMS), (2, ARMS[1:])])
 def test_crossed_answers(run, draws, arms):
     """contamination_test.py's rows of the answers of models that others trained give the numbers
-    of run_experiment.py's rows; there may be no model before. Of one draw, the bias has the Normal
-    interval by the draw of the texts, and no verdict."""
+    of run_experiment.py's rows; there may be no model before. One draw has no interval."""
     draw = np.arange(4 * draws)
     right = trained(default_rng(5), (4 * draws, 150))
     own = pd.DataFrame(crossed_row(right, task=draw % 4, k=draw, m=0))
@@ -347,26 +419,23 @@ def test_crossed_answers(run, draws, arms):
     answers = answers.assign(model="bert", task=answers["draw"] % 4, right=right.ravel())
     answers["item"] += 150 * (answers["half"] == "test")
     found = run(contam.cross_answers(answers[answers["trained_on"].isin(arms)]), "--margin", 50)
-    assert found.out.startswith("Too early to tell: a verdict needs two") == (draws == 1)
-    assert ("leaves out the luck of training" in found.out) == (draws == 1)
+    head = "crossed, n = 150, bert: NO VERDICT: TWO DRAWS THAT DIFFER ARE NEEDED. The bias is "
+    assert found.words.startswith(head) == (draws == 1)
     assert draws > 1 or "shown to help" not in found.out  # a boost has no interval
     assert ("boost is unknown: acc_base, the score " in found.page) == (arms != ARMS)
-    words = f"(crossed: 4 tasks, bert, {['one draw', '2 draws'][draws - 1]} of texts each; two sets"
-    assert f"{words} of n = 150). Training on" in found.out and "nan" not in found.page
-    assert ("(bias of one draw)" in found.out) == (draws == 1)
+    assert "): bert, two sets of n = 150 texts part " in found.words and "nan" not in found.page
     both = [table.filter(regex="estimate|^se$|low|high")[: len(arms) - 1]  # without a boost
             for table in (found.effects, fit.effects_table(own))]
     pd.testing.assert_frame_equal(*both)
-    v = [sum(plain_unit(row, "bias")[1:]) for row in own.to_dict("records")]
-    assert draws > 1 or found.effects["se"][0] == approx(math.sqrt(sum(v)) / 4, rel=1e-5)
 
 
 def test_names_are_names(run):
     """A task may be called NA, a model all."""
     rows = bias_rows({"NA": [0, 1, -1], "nan": [1, 0, 1], "情感": [0, 1, 0]}, model="all")
-    page = run(pd.concat([rows, rows.assign(model="b")])).page
-    assert page.count('"card">') == 1 and "<td>NA</td>" in page
-    assert ">few-shot: 3 tasks, 2 models, 3 draws of texts each; m = 8 labeled texts, two" in page
+    found = run(pd.concat([rows, rows.assign(model="b")]))
+    assert found.page.count('class="large"') == 3 and "<td>NA</td>" in found.page
+    parts = ["all", "b", "mean of 2 models"] + 2 * ["NA", "情感", "nan", "mean of 3 tasks"]
+    assert sorted(found.table["part"]) == sorted(parts)
 
 
 # The paper's model
