@@ -553,11 +553,10 @@ def key_of(metric):
     above, beyond = ("above", "+") if metric.sign > 0 else ("below", "-")
     return (f"Does training on the test texts inflate the score? More than {metric.limit} would "
             f"matter (--margin). {unit}: base, before this training; unseen, after it, on other "
-            "texts; seen, on the texts trained on; guess, if always the most common class. boost = "
-            f"unseen - base; bias = seen - unseen, {above} 0 if inflated. [89% interval over "
-            "draws; of one of several biases: wider, so that all hold.] YES: the bias's interval "
-            f"lies {above} 0; no: it ends before {beyond}{metric.limit}; open: neither. weak test: "
-            f"the boost is not {above} 0.")
+            "texts; seen, on the texts trained on; guess, of the most common class. boost: "
+            f"unseen - base. bias: seen - unseen, {above} 0 if inflated. [89% interval over draws; "
+            f"of several biases: wider, so that all hold.] YES: it lies {above} 0; no: it ends "
+            f"before {beyond}{metric.limit}; open: neither. weak test: boost not {above} 0.")
 
 
 def wrap(text, start=""):
