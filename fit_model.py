@@ -310,7 +310,7 @@ def publish(rows, metric, folder, command):
     form = {"index": False, "na_rep": "", "float_format": f"%.{metric.digits - 1}f"}
     heads, bodies, page, tables = [], [], HEAD, []
     for _, line in chosen.sort_values(["experiment", "models"], ascending=[True, False]).iterrows():
-        its_rows, parts = part_of(rows, line), part_of(task_lines, line)
+        its_rows, parts = part_of(rows.assign(models=1), line), part_of(task_lines, line)
         if line.models > 1:
             parts = models_of(lines, line)
         elif line.settings > 1:
@@ -375,7 +375,7 @@ def part_of(table, line):
     """The rows of a table that a line sums up."""
     keys = [name for name in CELL if line[name] != ""]
     if line.models == 1:
-        keys.append("model")
+        keys += ["model", "models"]  # a model may be called "all"
     return table[(table[keys] == line[keys]).all(axis=1)]
 
 
