@@ -196,14 +196,16 @@ def task_table(units, effect, metric):
 
 
 def draws_needed(parts, tail, goal):
-    """How many draws narrow the interval of `parts`, which `interval` takes, to ± goal, in two
-    digits. nan if there are few, whose spread says little."""
+    """How many draws narrow the interval of `parts`, which `interval` takes, to ± goal, rounded up
+    to two digits. nan if there are few, whose spread says little."""
     (se, df, _), K = interval(parts), parts.subsamples.min()
     if K < MIN_DRAWS:
         return math.nan
     counts = np.arange(K, 500 * K)
     half = stats.t.isf(tail, df * (counts - 1) / (K - 1)) * se * np.sqrt(K / counts)
-    return float(f"{counts[(half > goal).sum() - 1] + 1:.2g}")
+    least = K + (half > goal).sum()
+    unit = 10 ** max(0, len(str(least)) - 2)
+    return unit * math.ceil(least / unit)
 
 
 def sign_flip_p(changes):
@@ -508,7 +510,8 @@ def notes(line, table, rows, metric, command):
                f"not above 0), so there was little to inflate.{hurts} A recipe that helps may "
                "inflate more: try another --pretrain-lr or --pretrain-epochs, with --experiment "
                "NAME, or a larger --model.")
-    loose = tests[is_open & (tests.group != WEAK)]
+    wide = tests.shown_high - tests.shown_low > metric.margin
+    loose = tests[is_open & wide & (tests.group != WEAK)]
     if len(loose) and line.settings == line.models == 1:
         yield more_draws(line, loose[:1], rows, metric, command)
 
