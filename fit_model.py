@@ -535,7 +535,7 @@ def more_draws(line, part, rows, metric, command):
     total = int(np.fmax(needed, MIN_DRAWS))
     what = f"Next: {task} needs {MIN_DRAWS} draws for a first look."
     if needed > 0:
-        what = (f"Next: {total - line.subsamples} more draws of {task} would know its bias to about "
+        what = (f"Next: {total - part.subsamples.iloc[0]} more draws of {task} would know its bias to about "
                 f"±{half:g}. That tells whether it is over {metric.limit} only if the true bias is "
                 f"below {half:g} or above {3 * half:g}.")
     versions = rows.get("versions", pd.Series()).dropna()
