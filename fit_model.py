@@ -438,7 +438,7 @@ def headline(line, table, metric):
     sentences = []
     if is_control(line):
         sentences = ["This is the control: a bias was found, as it should be."]
-        if mean.group != "Inflated":
+        if "Inflated" not in {*table.group}:
             sentences = ["This is the control: no bias was found, so the experiment may miss one."]
     for group, its in parts.groupby("group", sort=False):
         names = its.task
