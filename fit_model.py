@@ -491,8 +491,8 @@ def notes(line, table, rows, metric, command):
         yield (f"The tasks differ by more than chance (p = {line.p_alike:.1g}): judge each task, "
                "not the mean.")
     if tests.below.any():
-        yield ("A bias below 0 is no inflation. Likely cause: reading a text moves it away from "
-               "the labeled texts, which nobody read (docs/verdicts.md).")
+        yield ("A worse score on seen texts is no inflation. Likely cause: reading a text moves it "
+               "away from the labeled texts, which nobody read (docs/verdicts.md).")
     if pd.notna(line.like_low):
         words = in_words(line.estimate, line.like_high, metric)
         yield f"For other tasks like these {line.tasks}, expect a mean bias of {words}."
@@ -506,8 +506,8 @@ def notes(line, table, rows, metric, command):
     if len(weak):
         where = f" for {some_of(weak.task)}" if len(weak) < len(tests) else ""
         hurts = f" It hurts {some_of(weak.task[weak.hurts])}." if weak.hurts.any() else ""
-        yield (f"A weak test{where}: training on other texts is not shown to help (the boost is "
-               f"not above 0), so there was little to inflate.{hurts} A recipe that helps may "
+        yield (f"A weak test{where}: training on other texts is not shown to help (see the "
+               f"boost), so there was little to inflate.{hurts} A recipe that helps may "
                "inflate more: try another --pretrain-lr or --pretrain-epochs, with --experiment "
                "NAME, or a larger --model.")
     wide = tests.shown_high - tests.shown_low > metric.margin
@@ -536,8 +536,8 @@ def more_draws(line, part, rows, metric, command):
     what = f"Next: {task} needs {MIN_DRAWS} draws for a first look."
     if needed > 0:
         what = (f"Next: {total - part.subsamples.iloc[0]} more draws of {task} would know its bias to about "
-                f"±{half:g}. That tells whether it is over {metric.limit} only if the true bias is "
-                f"below {half:g} or above {3 * half:g}.")
+                f"±{half:g}. That tells whether it is over {metric.limit} only if the true "
+                f"inflation is below {half:g} or above {3 * half:g}.")
     versions = rows.get("versions", pd.Series()).dropna()
     if line.m == 0 or not len(versions):  # not of our scripts
         return what
