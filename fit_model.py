@@ -538,6 +538,7 @@ def more_draws(line, part, rows, metric, command):
         what = (f"Next: {total - part.subsamples.iloc[0]} more draws of {task} would know its bias to about "
                 f"±{half:g}. That tells whether it is over {metric.limit} only if the true "
                 f"inflation is below {half:g} or above {3 * half:g}.")
+    rows = rows[rows.task == task]
     versions = rows.get("versions", pd.Series()).dropna()
     if line.m == 0 or not len(versions):  # not of our scripts
         return what
