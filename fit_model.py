@@ -71,9 +71,9 @@ or seen, in pretraining. boost = unseen - base, bias = seen - unseen. majority, 
 most common class.
 In brackets: the 89% interval, a range that should hold the true value 89 times in 100 (86 to 93 \
 where a run stops by itself). It is the wider of two: Student's t, from how much draws (for tasks \
-like these: tasks) differ, and Normal, from the draw of texts or rounding. In the tables of a \
-verdict, the bias of one of J tasks or models has an interval at 5.5% / J a side, so that an \
-innocent one is called inflated in at most 5.5% of tables.
+like these: tasks) differ, and Normal, from the draw of texts or rounding. The bias of one \
+of J tasks or models has an interval at 5.5% / J a side, so that an innocent one is called inflated \
+in at most 5.5% of tables.
 The margin (--margin) is the bias that would matter. What each verdict means, and what to do next: \
 docs/verdicts.md. README.md explains the experiment."""
 HEAD = """<!DOCTYPE html><meta charset="utf-8"><meta name="viewport" content="width=device-width">
@@ -354,7 +354,8 @@ def with_boost(table, metric):
     bias, boost = [table[table.effect == effect].reset_index(drop=True) for effect in EFFECTS]
     ends = boost[["low", "high"]] * metric.sign
     return bias.assign(
-        bias=[in_words(*pair, metric) for pair in zip(bias.estimate, bias.high)],
+        bias=[in_words(*pair, metric)
+              for pair in zip(bias.estimate, bias.get("shown_high", bias.high))],
         boost=[in_words(*pair, metric) for pair in zip(boost.estimate, boost.high)],
         boost_estimate=boost.estimate, boost_high=boost.high,
         weak=ends.min(axis=1, skipna=False) <= 0, hurts=ends.max(axis=1, skipna=False) < 0)
