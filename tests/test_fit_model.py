@@ -578,92 +578,146 @@ def test_the_papers_model_from_the_command_line(run):
 # What a person gets
 
 
-@pytest.mark.parametrize("biases, start", [
-    ({"a": [0, 1, -1] * 9}, "No: within ±1 percentage points (few-shot: a, bert, 27 draws of te"),
-    ({"a": [-7, -8, -9]}, "No: seen texts even score worse, beyond ±1 percentage"),
-    # half-widths of .527 and .571, below and above .55 of the margin
-    ({"a": [0.6, -1.8] * 8}, "Near the margin: the interval is narrow, lies below 0 and is near "),
-    ({"a": [0.7, -1.9] * 8}, "Seen texts score worse, but too early to tell by how much: the int"),
-    ({"a": [-0.9, 1.9] * 8}, "Too early to tell: the interval is too wide for ±1 percent")])
-def test_verdicts(run, biases, start):
-    found = run(bias_rows(biases, n=1000))
-    assert found.out.startswith(start) and "nan" not in found.out + found.page
+@pytest.mark.parametrize("bias, wide, verdict, words", [
+    (3, 1, "yes", "YES, by over {}"), (1, 1, "yes-open", "YES; over {}? open"),
+    (0.3, 2, "open", "open"), (0, 2, "open", "open"), (0, 1, "no", "no"), (0.5, 0.9, "no", "no"),
+    (-1, 3, "no", "no"), (-0.9, 1, "no", "no ({})"), (-3, 1, "no", "no ({})")])
+@pytest.mark.parametrize("metric, margin, sign, limit, below, digits", [
+    ("acc", 1, 1, "1 point", "lower", 2), ("nll", 0.01, -1, "0.01 nats", "higher", 4)])
+def test_verdicts(run, bias, wide, verdict, words, metric, margin, sign, limit, below, digits):
+    """By the sides of 0 and of the margin on which the ends of the interval lie. All is turned
+    round where lower is better. The verdict stands first, then five lines on what is meant."""
+    rows = bias_rows({"a": bias + wide * NINE}, n=1000)
+    for arm in ARMS:
+        rows[f"nll_{arm}"] = -rows[f"acc_{arm}"]
+    found = run(rows, "--metric", metric, "--margin", margin)
+    assert one(found.effects, effect="bias")["verdict"] == verdict
+    shown = in_words(sign * margin * bias, margin * wide * half_of(NINE), digits)
+    large = words.partition(" (")[0].format(limit).upper()
+    assert found.words.startswith(f"few-shot, m = 8, n = 1000, bert: {large} ({shown}). Does ")
+    assert found.table["bias"].tolist() == [shown]
+    assert found.table["inflated?"].tolist() == [words.format(limit if bias > 0 else below)]
+    assert ("guess" in found.table) == (metric == "acc") and "nan" not in found.out + found.page
+    key = found.out.split("\n\n")[1]
+    assert key.count("\n") < 5 and max(map(len, key.splitlines())) <= 100
+    assert f"More than {limit} would matter" in key and found.words.count("would matter") == 1
+    assert f"{'above' if sign > 0 else 'below'} 0 if inflated" in " ".join(key.split())
+    assert ("report `unseen`" in found.words) == ("yes" in verdict)
+    assert ("is no inflation" in found.words) == ("(" in words)
 
 
-def test_each_verdict_is_explained():
-    """What is printed large, but for the mean's two words, begins a row of docs/verdicts.md."""
-    explained = (ROOT / "docs" / "verdicts.md").read_text()
-    found = {"It depends on the task"}
-    for estimate, half, margin in itertools.product(np.arange(-3, 3, 0.3), (0.2, 0.5, 2), (1, 0)):
-        verdict = fit.verdict_on(estimate, half, 2, fit.metric_of("acc", margin, False))
-        found.add(verdict.partition(":")[0].replace(", on average", ""))
-    assert len(found) == 8 and all(f"\n| {words} |" in explained for words in found)
+@pytest.mark.parametrize("metric", ["acc", "nll"])
+@pytest.mark.parametrize("boost, bias, wide, small, large", [
+    (0.9, 0, 1, "no", "NO"), (0.5, 0, 1, "no (weak test)", ""),
+    (-3, -2, 1, "no (lower; weak test)", ""), (math.nan, 0, 1, "no", "NO"),
+    (-3, 0, 2, "open (weak test)", "OPEN"), (-3, 3, 1, "YES, by over ", "YES, BY OVER ")])
+def test_a_boost_that_is_not_above_0(run, boost, bias, wide, small, large, metric):
+    """The interval of a boost of .9 lies above 0, that of .5 does not, that of -3 below. What is
+    not known is not weak."""
+    rows = bias_rows({"a": bias + wide * NINE}, n=1000)
+    rows["acc_base"] = rows["acc_extra"] - (boost + NINE) / 100
+    for arm in ARMS:
+        rows[f"nll_{arm}"] = -rows[f"acc_{arm}"]
+    found = run(rows, "--metric", metric, "--margin", {"acc": 1, "nll": 0.01}[metric])
+    if metric == "nll":
+        small = small.replace("lower", "higher")
+    assert found.table["inflated?"][0].startswith(small)
+    assert f"bert: {large or 'NO INFLATION SEEN, BUT A WEAK TEST'}" in found.out
+    weak = "weak" in small
+    assert ("- A weak test: training on other texts is not " in found.words) == weak
+    assert ("It hurts a." in found.words) == (weak and boost == -3)
+    assert (f"boost is unknown: {metric}_base, the " in found.words) == math.isnan(boost)
+    assert "Next" not in found.out
 
 
-def test_how_much_more_to_run(run):
-    """K (half / (margin / 2))^2, only where it is too early, and not before five subsamples."""
-    rows = bias_rows({"a": [-3, 0, 4, 0, 0], "b": [-4, 2, 1, 0, 3, 0]})
-    R = math.ceil(5 * (plain_interval(rows, "bias")[3] / 0.5) ** 2)
-    found = run(rows.assign(acc_test=rows["acc_test"] + 0.018))
-    assert found.out.startswith("Inflated, on average, but") and found.effects["needed"][0] > 5
-    found = run(pd.concat([rows, rows.assign(model="other")]))
-    assert one(found.effects, effect="bias", model="all")["needed"] == R
-    assert f"About {R} subsamples of each task would narrow the interval to ±0.5;" in found.out
-    assert run(rows, "--margin", 30).effects["needed"].isna().all()
-    assert run(rows.drop(0)).effects["needed"].isna().all()
+FLAGS = "version: 6 {}epochs: 1 flags --model x --seed 3 torch 2.13.0 transformers 5 script 0a1b"
 
 
-@pytest.mark.parametrize("boost, metric, warned", [
-    (0.64, "acc", False), (0.02, "acc", True), (-0.1, "nll", False), (0.1, "nll", True),
-    (-3, "acc", True), (0.0005, "nll", True)])
-def test_a_boost_that_is_not_shown(run, boost, metric, warned):
-    """The interval of .64 lies above 0 and within the margin."""
-    rows = bias_rows({"a": [0, 0.2, 0.1, 0.1]}, n=1000).assign(nll_extra=0.5)
-    rows["acc_base"] = 0.6 - (boost + np.array([-0.1, 0.1, 0, 0])) / 100
-    rows["nll_base"], rows["nll_test"] = rows["acc_base"] - 0.1 - 0.99 * boost, rows["acc_test"]
-    found = run(rows, "--metric", metric)
-    words = "or is not shown to help; a recipe that helps may inflate more. Try another --pretrain-lr"
-    assert (words in found.out) == warned and f"changes it by {boost:+.2f}" in found.out
+@pytest.mark.parametrize("changes, script", [
+    ({}, "run_experiment.py"), ({"versions": FLAGS.format("quantize: none ")}, "run_zero_shot.py"),
+    ({"versions": math.nan}, ""), ({"m": 0}, "")])
+def test_the_next_step(run, changes, script):
+    """For the most inflated task that is open and whose test is not weak, by a plain search: the
+    least number of draws, in two digits. The commands, for rows of our scripts."""
+    values = {"no": NINE[:8] - 3, "b": 3 * NINE, "c d": 0.9 + 3 * NINE, "weak": 1 + 3 * NINE}
+    rows = bias_rows(values, n=1000, versions=FLAGS.format("")).assign(**changes)
+    rows.loc[rows["task"] == "weak", "acc_base"] = 0.7
+    total, sd = 9, values["b"].std(ddof=1)
+    while stats.t.isf(0.055 / 4, total - 1) * sd / math.sqrt(total) > 0.5:
+        total += 1
+    assert total == 139
+    found = run(rows)
+    words = ("- Next: 131 more draws of c d would know its bias to about ±0.5. That tells whether it "
+             "is over 1 point only if the true ")
+    assert words in found.words
+    typed = (f"\npython {script} --experiment few-shot --tasks 'c d' --m 8 --n 1000 --subsamples 140 "
+             "--out results.csv --model x --seed 3\npython fit_model.py results.csv --out out\n")
+    assert (typed in found.out) == ("\npython" in found.out) == bool(script)
 
 
-def test_caveats(run):
-    """Macro-F1 on unseen texts less than 5 points above 1 / K, if it is there, or else accuracy
-    above the most common class. Nothing beside a Yes."""
+def test_no_next_step(run):
+    """For a control, a mean over settings, an interval that is narrow; how many draws a spread is
+    known from."""
+    rows = bias_rows({"a": 0.8 + 3 * NINE}, n=1000, versions=FLAGS.format(""))
+    narrow = bias_rows({"a": 1 + NINE / 2}, n=1000)
+    for table, large in (
+            (rows.assign(experiment="few-shot-answers"), "OPEN"), (narrow, "YES; OVER 1 POINT?"),
+            (pd.concat([rows, rows.assign(m=9)]), "OPEN")):
+        found = run(table)
+        assert large in found.out and "Next" not in found.out
+    for draws in (7, 8):
+        found = run(rows[:draws])
+        assert ("There are fewer than 8 draws" in found.out) == (draws == 7)
+        assert ("Next: a needs 8 draws for a first look. python" in found.words) == (draws == 7)
+        assert ("--subsamples 8 " in found.out) == (draws == 7)
+
+
+def test_how_many_draws_the_mean_needs(run):
+    """By the degrees of freedom of two tasks that differ; none if that says little, or if all is
+    known."""
+    rows = bias_rows({"a": 1 + 6 * NINE, "b": 3 * NINE}, n=1000)
+    (_, se, df, _), total = plain_interval(rows, "bias"), 9
+    while stats.t.isf(0.055, df * (total - 1) / 8) * se * math.sqrt(9 / total) > 0.5:
+        total += 1
+    assert total == 99 # TODO
+    assert one(run(rows).effects, effect="bias")["needed"] == total
+    for table, margin in ((rows, 30), (rows.query("subsample < 8"), 1)):
+        assert run(table, "--margin", margin).effects["needed"].isna().all()
+
+
+def test_models_that_barely_learned(run):
+    """Accuracy on unseen texts less than 5 points above the most common class. Nothing beside a
+    Yes, nor of another metric."""
     rows = bias_rows({"a": [0, 0, 1], "b": [0, 0, -1]}, on_extra=(0.4, 0.51, 0.5))
     for plain, border in (([], 0.505), (["--plain"], 0.555)):  # of .6 and .5, of .6
         for majority, weak in ((border, True), (border - 0.01, False)):
-            out = run(rows.assign(majority=majority), *plain).out
-            assert ("in 2 of 2 cases (model, task, m, n) from a, b: accuracy" in out) == weak
-    unseen = rows["task"].map({"a": 0.545, "b": 0.555})
-    rows = rows.assign(majority=0.9, f1_base=0.5, f1_extra=unseen, f1_test=0.8)
-    mirrored = rows.assign(f1_base_on_extra=0.5, f1_extra_on_extra=0.8, f1_extra=0.6,
-                           f1_test_on_extra=2 * unseen - 0.6)
-    for table in (rows, mirrored):
-        assert "in 1 of 2 cases (model, task, m, n) from a: macro-F1" in run(table).out
+            words = run(rows.assign(majority=majority), *plain).words
+            assert ("in 2 of 2 cases (model, task, m, n) from a, b: accuracy" in words) == weak
     ours, weak = bias_rows({"a": [0, 0, 1]}), bias_rows({"b": [0, 0, 1]}, model="z", majority=0.9)
-    first, second, _ = run(pd.concat([ours, weak])).out.splitlines()
+    first, second = run(pd.concat([ours, weak])).words.split("few-shot (test")[1:]
     assert "barely" not in first and "in 1 of 1 cases" in second
-    out = run(bias_rows({"a": [7, 8, 9]}, base=0.6, majority=0.9)).out
-    assert out.startswith("Yes") and "barely" not in out and "not shown" not in out
+    rows = bias_rows({"a": [7, 8, 9]}, majority=0.9).assign(f1_extra=0.6, f1_test=[0.6, 0.6, 0.601])
+    for metric, start in (("acc", "bert: YES"), ("f1", "bert: NO")):
+        out = run(rows, "--metric", metric).out
+        assert start in out and "barely" not in out
 
 
 def test_other_metrics(run):
     """Without a margin, but for --margin, no verdict; a higher nll is worse."""
     assert str(fit.parse_args("a.csv b.csv --metric f1".split()).out) == "fits/a+b.f1"
     rows = coin_rows().assign(nll_base=1, nll_extra=0.9, f1_base=0.5, f1_extra=0.6, f1_test=0.62)
-    assert run(rows, "--metric", "f1").out.startswith("Yes, on average: beyond ±1 per")
-    rows["nll_test"] = 0.9 + 0.01 * (-1) ** rows["subsample"]
-    assert run(rows, "--metric", "nll").out.startswith("No verdict without --margin: the interv")
-    rows["nll_test"] = 0.95 + 0.01 * rows["subsample"]
+    out = run(rows, "--metric", "f1").out
+    assert "b: YES, BY OVER 1 POINT (on average: +2.00 [" in out and "macro-F1 in %: base" in out
+    rows["nll_test"] = 0.95 + 0.01 * rows["subsample"] + 0.1 * pd.factorize(rows["task"])[0]
     found = run(rows, "--metric", "nll")
-    assert "--margin: the interval lies above 0 (few" in found.out and "±" not in found.page
-    assert "+0.0750 [" in found.out and "<td>0.9750</td>" in found.page
-    out = run(rows, "--metric", "nll", "--margin", 0.001).out
-    assert out.startswith("No, on average: seen texts even score worse, beyond ±0.001 nats")
-    for lower, word in ((False, "Yes"), (True, "No")):
-        assert fit.verdict_on(2, 1, 1, fit.metric_of("brier", 0.5, lower)).startswith(word)
+    assert "a: NO VERDICT: GIVE A --margin. The bias is +0.1750 [" in found.words
+    assert " 1.000 " in found.out and "<td>1.075</td>" in found.page
+    assert found.table["part"][3:7].tolist() == ["task00", "task01", "task02", "mean of 3 tasks"]
     assert "It has the metrics ['acc', 'nll', 'f1']" in run(rows, "--metric", "accuracy").end
     assert run(rows, "--margin", 0).end == 2
+    signs = [fit.metric_of(*words).sign for words in
+             (("x", 1, False), ("x", 1, True), ("brier", 1, False), ("f1", 1, False))]
+    assert signs == [1, -1, -1, 1]
 
 
 def test_an_end_is_not_rounded_to_0_or_the_margin():
@@ -673,16 +727,20 @@ def test_an_end_is_not_rounded_to_0_or_the_margin():
 
 
 def test_two_experiments_on_one_page_that_can_be_mailed(run):
-    """Both verdicts; who made what when, with which flags."""
+    """Both verdicts; who made what when, with which flags. A control should find a bias."""
     rows = bias_rows({"a": [0, 1, -1] * 9}, experiment="answers-few", versions="torch 7")
     answers = bias_rows({"a": [7, 8, 9]}, experiment="few-shot-answers", versions="torch 8")
     found = run(pd.concat([rows, answers]), "--margin", "1.5")
-    cards = re.findall('"card".*?"large">(.*?)<', found.page, re.DOTALL)
-    assert cards == ["No", "Yes"]
-    assert found.page.count("labeled test") == 1
+    assert re.findall('"large">(NO|YES).*?<', found.page) == ["NO", "YES"]
+    words = "Does This is the control: a bias was found, as it should be."
+    assert words[5:] in found.page and "report `unseen`" not in found.out
+    assert found.out.count("(control: test texts with their labels") == 1
     footer = found.page[found.page.index("fit_model.py results.csv --out out --margin 1.5") - 12 :]
     assert footer.startswith(f"{date.today()}: ")
     assert " (30 rows)\ntorch 7\ntorch 8<" in footer
+    for a, words in ((0, "no bias was found, so the experiment may miss one"), (4, "a bias was found")):
+        found = run(nine(a, -4, experiment="few-shot-answers"))
+        assert f"This is the control: {words}" in found.words
 
 
 # Reading
@@ -737,7 +795,7 @@ BAD = [  # a file, what is said of it
     (changed("data", *"x" * 9), "another row has the same experiment, m, n, model, data but not"),
     (changed("data", *"x" * 12, *"y" * 12), "data"),
     (changed("recipe", *"x" * 11, *"y" * 13), "recipe"),
-    (TEXT, "no rows have --tasks tusk01. There are, nearest first: ['task01', ")]
+    (TEXT, "no rows have --tasks tusk01. There are ['task00', ")]
 
 
 @pytest.mark.parametrize("text, message", BAD, ids=[message for _, message in BAD])
