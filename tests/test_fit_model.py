@@ -212,13 +212,10 @@ def test_tables_1a_and_1b_and_section_7(run):
     exec((ROOT / "fit_model.py").read_text(), cell)
     assert cell["effects_table"](rows, margin=1.0)["verdict"][0] == found.effects["verdict"][0]
 
-    words = "few-shot, mean of 8 settings, mean of 2 models: NO (on average: +0.01 [-0.08, +0.10]). "
-    assert found.words.startswith(f"{words}Not inflated: bert, gpt2. Does ")
+    assert found.words.startswith(
+        "few-shot, mean of 8 settings, mean of 2 models: NO (on average: +0.01 [-0.08, +0.10]). ")
     assert "in 255 of 400 cases (model, task, m, n) from" in found.words  # studies/learned.py
     assert found.table["part"].tolist() == ["bert", "gpt2", "mean of 2 models"]
-    by_model = [one(found.effects, effect="bias", model=model, n=None) for model in ("bert", "gpt2")]
-    ends = [row[end] for row in by_model for end in ("low", "high")]
-    assert ends == approx([-0.15, 0.19, -0.07, 0.05], abs=5e-3)
     mean = one(found.effects, effect="bias", model="all", n=None)
     assert mean["p_alike"] == approx(0.1, abs=5e-3)  # by an audit's own code
     cells = rows.groupby(["model", "task", "m", "n"])[["acc_extra", "majority"]].mean()
@@ -308,42 +305,32 @@ def test_it_depends_on_the_task(run, a, b, wide, verdict):
     rows = nine(a, b, wide)
     for base, group in ((0.4, "Not inflated"), (0.7, fit.WEAK)):
         found = run(rows.assign(acc_base=rows["task"].map({"a": 0.4, "b": base})))
-        assert one(found.effects, effect="bias")["verdict"] == verdict
+        assert found.effects["verdict"][0] == verdict
         words = (f"bert: IT DEPENDS ON THE TASK. Inflated: a {in_words(a, half_of(NINE, 0.0275))}. "
                  f"{group}: b. Does ")
         assert (words in found.words) == ("DEPENDS" in found.out) == (verdict == "depends")
         assert ("A weak test for b: " in found.words) == (base > 0.6)
-    found = run(pd.concat([rows, rows.assign(m=9)]))
-    assert one(found.effects, effect="bias", n=None)["verdict"] != "depends"
+    assert "DEPENDS" not in run(pd.concat([rows, rows.assign(m=9)])).out
 
 
 @pytest.mark.parametrize("turn", [1, -1])
 def test_it_depends_on_the_model(run, turn):
     """By intervals at .055 / 2 a side and the draws' differences. If one model's draws are turned
     round, its interval stays, but the differences vary more than the models do."""
-    values = {"x": 0.9 + 1.3 * NINE, "y": 0.1 + 1.2 * turn * NINE}
-    depends = stats.ttest_rel(values["x"], values["y"]).pvalue < 0.05
-    assert depends == (turn > 0)
-    rows = pd.concat([bias_rows({"a": own}, n=1000, model=model) for model, own in values.items()])
+    x, y = 0.9 + 1.3 * NINE, 0.1 + 1.2 * turn * NINE
+    rows = pd.concat([bias_rows({"a": x}, n=1000), bias_rows({"a": y}, n=1000, model="y")])
     found = run(rows)
-    row = one(found.effects, effect="bias", model="all")
-    assert row["verdict"] == ("depends" if depends else "no")
-    mean = np.mean([*values.values()], axis=0)
-    assert row["high"] - 0.5 == approx(half_of(mean), rel=1e-4)
-    parts = [in_words(0.9, half_of(values["x"], 0.0275)), in_words(0.1, half_of(values["y"], 0.0275)),
-             in_words(0.5, half_of(mean))]
-    assert found.table["bias"][:3].tolist() == parts
-    assert found.table["part"].tolist() == ["x", "y", "mean of 2 models", "a", "a"]
-    head = f"IT DEPENDS ON THE MODEL. Inflated: x {parts[0]}. Not inflated: y."
-    assert (f"few-shot, m = 8, n = 1000, mean of 2 models: {head} few" in found.words) == depends
-
-
-def test_methods_are_never_averaged(run):
-    """Crossed answers are of methods. The mean of 0 and +8 is no verdict."""
-    rows = pd.concat([nine(0, 0, m=0, model="plain"), nine(8, 8, m=0, model="leaks")])
-    found = run(rows)
-    assert {*found.effects["model"]} == {"plain", "leaks"}
-    assert "leaks: YES, BY OVER 1 POINT" in found.out and "plain: NO (" in found.out
+    parts = [in_words(middle, half_of(values, tail)) for middle, values, tail in (
+        (0.9, x, 0.0275), (0.1, y, 0.0275), (0.5, (x + y) / 2, 0.055))]
+    verdict, large = "no", f"NO ({parts[2]})"
+    if stats.ttest_rel(x, y).pvalue < 0.05:
+        verdict, large = "depends", "IT DEPENDS ON THE MODEL"
+    assert (verdict == "depends") == (turn > 0)
+    assert one(found.effects, effect="bias", model="all")["verdict"] == verdict
+    head = f"few-shot, m = 8, n = 1000, mean of 2 models: {large}. Inflated: bert {parts[0]}. Not "
+    assert found.words.startswith(head) and found.table["bias"][:3].tolist() == parts
+    assert found.table["part"].tolist() == ["bert", "y", "mean of 2 models", "a", "a"]
+    assert "all" not in {*run(rows.assign(m=0)).effects["model"]}, "no mean hides a method"
 
 
 def test_means_only_where_tasks_are_shared(run):
@@ -371,16 +358,11 @@ def test_many_tasks(run, tasks):
         expected[5:-6] = [f"({tasks - 10} between)"]
     assert found.table["part"].tolist() == expected
     assert all(f"<td>{name}</td>" in found.page for name in names)
-    more = f"{', '.join(ordered[:5])} and {tasks - 5} more."
-    assert f"Not inflated: {more} Does" in found.words
-    row, half = one(found.effects, effect="bias"), half_of(means)
-    like = row[["like_low", "like_high"]].tolist()
-    words = f"- For other tasks like these 20, expect a mean bias of {in_words(0.05, half)}."
+    assert f"inflated: {', '.join(ordered[:5])} and {tasks - 5} more. Does" in found.words
+    like = in_words(0.05, half_of(means))
+    words = f"- For other tasks like these 20, expect a mean bias of {like}."
     assert (words in found.words) == ("like these" in found.words) == (tasks == 20)
-    if tasks == 20:
-        assert like == approx([0.05 - half, 0.05 + half], rel=1e-4)
-    else:
-        assert np.isnan(like).all()
+    assert found.effects["like_low"].isna().all() == (tasks < 20)
 
 
 def test_no_interval(run):
@@ -434,8 +416,7 @@ def test_names_are_names(run):
     rows = bias_rows({"NA": [0, 1, -1], "nan": [1, 0, 1], "情感": [0, 1, 0]}, model="all")
     found = run(pd.concat([rows, rows.assign(model="b")]))
     assert found.page.count('class="large"') == 3 and "<td>NA</td>" in found.page
-    parts = ["all", "b", "mean of 2 models"] + 2 * ["NA", "情感", "nan", "mean of 3 tasks"]
-    assert sorted(found.table["part"]) == sorted(parts)
+    assert len(found.table) == 3 + 2 * 4  # of models, of tasks
 
 
 # The paper's model
@@ -578,56 +559,48 @@ def test_the_papers_model_from_the_command_line(run):
 # What a person gets
 
 
-@pytest.mark.parametrize("bias, wide, verdict, words", [
-    (3, 1, "yes", "YES, by over {}"), (1, 1, "yes-open", "YES; over {}? open"),
-    (0.3, 2, "open", "open"), (0, 2, "open", "open"), (0, 1, "no", "no"), (0.5, 0.9, "no", "no"),
-    (-1, 3, "no", "no"), (-0.9, 1, "no", "no ({})"), (-3, 1, "no", "no ({})")])
+@pytest.mark.parametrize("boost, bias, wide, verdict, words", [
+    (20, 3, 1, "yes", "YES, by over {}"), (20, 1, 1, "yes-open", "YES; over {}? open"),
+    (20, 0.3, 2, "open", "open"), (20, 0, 2, "open", "open"), (20, 0.5, 0.9, "no", "no"),
+    (20, -1, 3, "no", "no"), (0.9, -0.9, 1, "no", "no ({})"), (0.5, 0, 1, "no", "no (weak test)"),
+    (-3, -3, 1, "no", "no ({}; weak test)"), (math.nan, 0, 1, "no", "no"),
+    (-3, 0, 2, "open", "open (weak test)"), (-3, 3, 1, "yes", "YES, by over {}")])
 @pytest.mark.parametrize("metric, margin, sign, limit, below, digits", [
     ("acc", 1, 1, "1 point", "lower", 2), ("nll", 0.01, -1, "0.01 nats", "higher", 4)])
-def test_verdicts(run, bias, wide, verdict, words, metric, margin, sign, limit, below, digits):
-    """By the sides of 0 and of the margin on which the ends of the interval lie. All is turned
-    round where lower is better. The verdict stands first, then five lines on what is meant."""
+def test_verdicts(
+        run, boost, bias, wide, verdict, words, metric, margin, sign, limit, below, digits):
+    """By the sides of 0 and of the margin on which the ends of the interval lie, and of 0 for the
+    boost (.9 lies above it, .5 does not; what is not known is not weak). All is turned round where
+    lower is better. The verdict stands first, then five lines on what is meant."""
     rows = bias_rows({"a": bias + wide * NINE}, n=1000)
+    rows["acc_base"] = rows["acc_extra"] - (boost + NINE) / 100
     for arm in ARMS:
         rows[f"nll_{arm}"] = -rows[f"acc_{arm}"]
     found = run(rows, "--metric", metric, "--margin", margin)
-    assert one(found.effects, effect="bias")["verdict"] == verdict
+    weak, large = "weak" in words, words.partition(" (")[0].format(limit).upper()
+    if weak and verdict == "no":
+        large = "NO INFLATION SEEN, BUT A WEAK TEST"
     shown = in_words(sign * margin * bias, margin * wide * half_of(NINE), digits)
-    large = words.partition(" (")[0].format(limit).upper()
     assert found.words.startswith(f"few-shot, m = 8, n = 1000, bert: {large} ({shown}). Does ")
-    assert found.table["bias"].tolist() == [shown]
+    assert found.effects["verdict"][0] == verdict and found.table["bias"].tolist() == [shown]
     assert found.table["inflated?"].tolist() == [words.format(limit if bias > 0 else below)]
     assert ("guess" in found.table) == (metric == "acc") and "nan" not in found.out + found.page
     key = found.out.split("\n\n")[1]
     assert key.count("\n") < 5 and max(map(len, key.splitlines())) <= 100
     assert f"More than {limit} would matter" in key and found.words.count("would matter") == 1
     assert f"{'above' if sign > 0 else 'below'} 0 if inflated" in " ".join(key.split())
-    assert ("report `unseen`" in found.words) == ("yes" in verdict)
-    assert ("is no inflation" in found.words) == ("(" in words)
+    for note, due in {"report `unseen`": "yes" in verdict, "is no inflation": "({}" in words,
+                      "- A weak test: ": weak, "It hurts a.": weak and boost < 0,
+                      f"boost is unknown: {metric}_base, the ": boost != boost}.items():
+        assert (note in found.words) == due
 
 
-@pytest.mark.parametrize("metric", ["acc", "nll"])
-@pytest.mark.parametrize("boost, bias, wide, small, large", [
-    (0.9, 0, 1, "no", "NO"), (0.5, 0, 1, "no (weak test)", ""),
-    (-3, -2, 1, "no (lower; weak test)", ""), (math.nan, 0, 1, "no", "NO"),
-    (-3, 0, 2, "open (weak test)", "OPEN"), (-3, 3, 1, "YES, by over ", "YES, BY OVER ")])
-def test_a_boost_that_is_not_above_0(run, boost, bias, wide, small, large, metric):
-    """The interval of a boost of .9 lies above 0, that of .5 does not, that of -3 below. What is
-    not known is not weak."""
-    rows = bias_rows({"a": bias + wide * NINE}, n=1000)
-    rows["acc_base"] = rows["acc_extra"] - (boost + NINE) / 100
-    for arm in ARMS:
-        rows[f"nll_{arm}"] = -rows[f"acc_{arm}"]
-    found = run(rows, "--metric", metric, "--margin", {"acc": 1, "nll": 0.01}[metric])
-    if metric == "nll":
-        small = small.replace("lower", "higher")
-    assert found.table["inflated?"][0].startswith(small)
-    assert f"bert: {large or 'NO INFLATION SEEN, BUT A WEAK TEST'}" in found.out
-    weak = "weak" in small
-    assert ("- A weak test: training on other texts is not " in found.words) == weak
-    assert ("It hurts a." in found.words) == (weak and boost == -3)
-    assert (f"boost is unknown: {metric}_base, the " in found.words) == math.isnan(boost)
-    assert "Next" not in found.out
+def least_draws(known, tail, goal=0.5):
+    """The least number, in two digits, by a plain search from an interval of nine draws on."""
+    (_, se, df, _), K = known, 9
+    while stats.t.isf(tail, df * (K - 1) / 8) * se * math.sqrt(9 / K) > goal:
+        K += 1
+    return math.ceil(K / 10) * 10 if K > 99 else K
 
 
 FLAGS = "version: 6 {}epochs: 1 flags --model x --seed 3 torch 2.13.0 transformers 5 script 0a1b"
@@ -641,65 +614,45 @@ def test_the_next_step(run, changes, script):
     least number of draws, in two digits. The commands, for rows of our scripts."""
     values = {"no": NINE[:8] - 3, "b": 3 * NINE, "c d": 0.9 + 3 * NINE, "weak": 1 + 3 * NINE}
     rows = bias_rows(values, n=1000, versions=FLAGS.format("")).assign(**changes)
-    rows.loc[rows["task"] == "weak", "acc_base"] = 0.7
-    total, sd = 9, values["b"].std(ddof=1)
-    while stats.t.isf(0.055 / 4, total - 1) * sd / math.sqrt(total) > 0.5:
-        total += 1
-    assert total == 139
+    rows.loc[rows["task"] == "weak", ["acc_base", "versions"]] = 0.7, "flags of another torch "
+    total = least_draws(plain_interval(rows.query("task == 'b'"), "bias"), 0.055 / 4)
     found = run(rows)
-    words = ("- Next: 131 more draws of c d would know its bias to about ±0.5. That tells whether it "
-             "is over 1 point only if the true ")
+    words = f"- Next: {total - 9} more draws of c d would know its bias to about ±0.5. That tells "
+    words += "whether it is over 1 point only if the true inflation is below 0.5 or above 1.5."
     assert words in found.words
-    typed = (f"\npython {script} --experiment few-shot --tasks 'c d' --m 8 --n 1000 --subsamples 140 "
-             "--out results.csv --model x --seed 3\npython fit_model.py results.csv --out out\n")
+    typed = (f"\npython {script} --experiment few-shot --tasks 'c d' --m 8 --n 1000 --subsamples "
+             f"{total} --out results.csv --model x --seed 3\npython fit_model.py results.csv")
     assert (typed in found.out) == ("\npython" in found.out) == bool(script)
 
 
 def test_no_next_step(run):
-    """For a control, a mean over settings, an interval that is narrow; how many draws a spread is
-    known from."""
+    """For a control, a mean over settings, an interval that is narrow. The spread of fewer than
+    eight draws says little."""
     rows = bias_rows({"a": 0.8 + 3 * NINE}, n=1000, versions=FLAGS.format(""))
     narrow = bias_rows({"a": 1 + NINE / 2}, n=1000)
-    for table, large in (
-            (rows.assign(experiment="few-shot-answers"), "OPEN"), (narrow, "YES; OVER 1 POINT?"),
-            (pd.concat([rows, rows.assign(m=9)]), "OPEN")):
+    for table in (pd.concat([rows, rows.assign(m=9)]), narrow, rows.assign(experiment="x-answers")):
         found = run(table)
-        assert large in found.out and "Next" not in found.out
+        assert "OPEN" in found.out and "Next" not in found.out
+    assert found.effects["needed"][0] == least_draws(plain_interval(rows, "bias"), 0.055)
     for draws in (7, 8):
         found = run(rows[:draws])
-        assert ("There are fewer than 8 draws" in found.out) == (draws == 7)
-        assert ("Next: a needs 8 draws for a first look. python" in found.words) == (draws == 7)
-        assert ("--subsamples 8 " in found.out) == (draws == 7)
-
-
-def test_how_many_draws_the_mean_needs(run):
-    """By the degrees of freedom of two tasks that differ; none if that says little, or if all is
-    known."""
-    rows = bias_rows({"a": 1 + 6 * NINE, "b": 3 * NINE}, n=1000)
-    (_, se, df, _), total = plain_interval(rows, "bias"), 9
-    while stats.t.isf(0.055, df * (total - 1) / 8) * se * math.sqrt(9 / total) > 0.5:
-        total += 1
-    assert total == 99 # TODO
-    assert one(run(rows).effects, effect="bias")["needed"] == total
-    for table, margin in ((rows, 30), (rows.query("subsample < 8"), 1)):
-        assert run(table, "--margin", margin).effects["needed"].isna().all()
+        for words in ("There are fewer than 8 draws", "Next: a needs 8 draws for a first look.",
+                      "--subsamples 8 "):
+            assert (words in found.words) == (draws == 7)
 
 
 def test_models_that_barely_learned(run):
     """Accuracy on unseen texts less than 5 points above the most common class. Nothing beside a
     Yes, nor of another metric."""
-    rows = bias_rows({"a": [0, 0, 1], "b": [0, 0, -1]}, on_extra=(0.4, 0.51, 0.5))
-    for plain, border in (([], 0.505), (["--plain"], 0.555)):  # of .6 and .5, of .6
+    rows = bias_rows({"a": [0, 0, 1], "b": [0, 0, -1]}, on_extra=(0.4, 0.51, 0.5), f1_extra=0.6)
+    for border, flags in ((0.505, []), (0.555, ["--plain"])):  # of .6 and .5, of .6
         for majority, weak in ((border, True), (border - 0.01, False)):
-            words = run(rows.assign(majority=majority), *plain).words
+            words = run(rows.assign(majority=majority), *flags).words
             assert ("in 2 of 2 cases (model, task, m, n) from a, b: accuracy" in words) == weak
-    ours, weak = bias_rows({"a": [0, 0, 1]}), bias_rows({"b": [0, 0, 1]}, model="z", majority=0.9)
-    first, second = run(pd.concat([ours, weak])).words.split("few-shot (test")[1:]
-    assert "barely" not in first and "in 1 of 1 cases" in second
     rows = bias_rows({"a": [7, 8, 9]}, majority=0.9).assign(f1_extra=0.6, f1_test=[0.6, 0.6, 0.601])
     for metric, start in (("acc", "bert: YES"), ("f1", "bert: NO")):
         out = run(rows, "--metric", metric).out
-        assert start in out and "barely" not in out
+        assert start in out and " barely " not in out
 
 
 def test_other_metrics(run):
@@ -732,13 +685,11 @@ def test_two_experiments_on_one_page_that_can_be_mailed(run):
     answers = bias_rows({"a": [7, 8, 9]}, experiment="few-shot-answers", versions="torch 8")
     found = run(pd.concat([rows, answers]), "--margin", "1.5")
     assert re.findall('"large">(NO|YES).*?<', found.page) == ["NO", "YES"]
-    words = "Does This is the control: a bias was found, as it should be."
-    assert words[5:] in found.page and "report `unseen`" not in found.out
-    assert found.out.count("(control: test texts with their labels") == 1
+    assert found.words.count("control: ") == 2 and "report `unseen`" not in found.out
     footer = found.page[found.page.index("fit_model.py results.csv --out out --margin 1.5") - 12 :]
     assert footer.startswith(f"{date.today()}: ")
     assert " (30 rows)\ntorch 7\ntorch 8<" in footer
-    for a, words in ((0, "no bias was found, so the experiment may miss one"), (4, "a bias was found")):
+    for a, words in ((0, "no bias was found, so the experiment may"), (4, "a bias was found, as")):
         found = run(nine(a, -4, experiment="few-shot-answers"))
         assert f"This is the control: {words}" in found.words
 

@@ -113,27 +113,26 @@ def test_page_and_figure_show_the_tables(shared, said, figures):
     assert len(lines_of(page, "task")) == len(tasks) / 2
 
     # The figure: each mean, bold, and, if it is of one setting and model, its tasks
-    keys, weights = [], []
+    keys = []
     for mean in effects.query("effect == 'bias'").itertuples():
+        keys.append((mean.setting, mean.model, ""))
         its = tasks.query("effect == 'bias' and model == @mean.model and n == @mean.n")
-        if len(its) == 1 or mean.model == "all":  # which is drawn once
-            its = its[:0]
-        its = its.sort_values("estimate", ascending=False)["task"].tolist()
-        keys += [(mean.setting, mean.model, task) for task in ["", *its]]
-        weights += ["bold"] + ["normal"] * len(its)
+        if len(its) > 1 and mean.model != "all":
+            its = its.sort_values("estimate", ascending=False)
+            keys += [(mean.setting, mean.model, task) for task in its["task"]]
     (figure,) = figures
-    for axis, effect, line in zip(figure.axes, ("bias", "boost"), ([0, 2], [0]), strict=True):
+    for (setting, model, task), tick in zip(keys, figure.axes[0].get_yticklabels(), strict=True):
+        label = task or f"{setting}, {model.replace('all', 'mean of 2 models')}"
+        assert tick.get_text() == label[:60]
+        assert tick.get_fontweight() == ("normal" if task else "bold")
+    for axis, effect, lines in zip(figure.axes, ("bias", "boost"), ([0, 2], [0]), strict=True):
         middle, _, (bars,) = axis.containers[0]
-        assert [line.get_xdata()[0] for line in axis.lines[1:]] == line
-        assert axis.yaxis_inverted() and middle.get_ydata().tolist() == [*range(len(keys))]
-        for key, tick, weight, x, bar in zip(
-                keys, figure.axes[0].get_yticklabels(), weights, middle.get_xdata(), bars.get_segments(),
-                strict=True):
+        assert [line.get_xdata()[0] for line in axis.lines[1:]] == lines and axis.yaxis_inverted()
+        for y, (key, *point, bar) in enumerate(
+                zip(keys, *middle.get_data(), bars.get_segments(), strict=True)):
             row = table.loc[*key, effect]
-            who = key[1].replace("all", "mean of 2 models")
-            assert tick.get_text() == (key[2] or f"{key[0]}, {who}")[:60]
-            assert tick.get_fontweight() == weight
-            assert [x, *bar[:, 0]] == approx([row.estimate, row.shown_low, row.shown_high], abs=1e-3)
+            ends = [row.estimate, y, row.shown_low, row.shown_high]
+            assert [*point, *bar[:, 0]] == approx(ends, abs=1e-3)
 
 
 @pytest.mark.parametrize("tasks", [30, 31])
