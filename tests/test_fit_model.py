@@ -298,10 +298,11 @@ def test_do_the_tasks_differ(run, sizes, luck, n, effects):
 
 @pytest.mark.parametrize("a, b, wide, verdict", [
     (4, -4, 1, "depends"), (4, 0, 1, "depends"), (0.8, -1, 1, "depends"), (0, -4, 1, "no"),
-    (4, 0.6, 2, "yes"), (0.7, 0.3, 1, "no")])
+    (4, 0.6, 2, "yes"), (0.7, 0.3, 1, "no"), (0.6, -2, 1, "no")])
 def test_it_depends_on_the_task(run, a, b, wide, verdict):
-    """One task is inflated, another is not (open is not enough), and they differ by more than
-    chance. A weak No counts. Never for a mean over settings."""
+    """One task is inflated (its interval for one of two, [-.05, 1.25] of .6, lies above 0), another
+    is not (open is not enough), and they differ by more than chance. A weak No counts. Never for a
+    mean over settings."""
     rows = nine(a, b, wide)
     for base, group in ((0.4, "Not inflated"), (0.7, fit.WEAK)):
         found = run(rows.assign(acc_base=rows["task"].map({"a": 0.4, "b": base})))
@@ -401,11 +402,10 @@ def test_crossed_answers(run, draws, arms):
     answers = answers.assign(model="bert", task=answers["draw"] % 4, right=right.ravel())
     answers["item"] += 150 * (answers["half"] == "test")
     found = run(contam.cross_answers(answers[answers["trained_on"].isin(arms)]), "--margin", 50)
-    head = "crossed, n = 150, bert: NO VERDICT: TWO DRAWS THAT DIFFER ARE NEEDED. The bias is "
-    assert found.words.startswith(head) == (draws == 1)
+    assert found.out.startswith("crossed, n = 150, bert: NO VERDICT: TWO DR") == (draws == 1)
     assert draws > 1 or "shown to help" not in found.out  # a boost has no interval
     assert ("boost is unknown: acc_base, the score " in found.page) == (arms != ARMS)
-    assert "): bert, two sets of n = 150 texts part " in found.words and "nan" not in found.page
+    assert "): bert, two sets of n = 150 texts\n" in found.out and "nan" not in found.page
     both = [table.filter(regex="estimate|^se$|low|high")[: len(arms) - 1]  # without a boost
             for table in (found.effects, fit.effects_table(own))]
     pd.testing.assert_frame_equal(*both)
@@ -587,7 +587,7 @@ def test_verdicts(
     assert ("guess" in found.table) == (metric == "acc") and "nan" not in found.out + found.page
     key = found.out.split("\n\n")[1]
     assert key.count("\n") < 5 and max(map(len, key.splitlines())) <= 100
-    assert f"More than {limit} would matter" in key and found.words.count("would matter") == 1
+    assert f"More than {limit} would " in key
     assert f"{'above' if sign > 0 else 'below'} 0 if inflated" in " ".join(key.split())
     for note, due in {"report `unseen`": "yes" in verdict, "is no inflation": "({}" in words,
                       "- A weak test: ": weak, "It hurts a.": weak and boost < 0,
@@ -645,10 +645,9 @@ def test_models_that_barely_learned(run):
     """Accuracy on unseen texts less than 5 points above the most common class. Nothing beside a
     Yes, nor of another metric."""
     rows = bias_rows({"a": [0, 0, 1], "b": [0, 0, -1]}, on_extra=(0.4, 0.51, 0.5), f1_extra=0.6)
-    for border, flags in ((0.505, []), (0.555, ["--plain"])):  # of .6 and .5, of .6
-        for majority, weak in ((border, True), (border - 0.01, False)):
-            words = run(rows.assign(majority=majority), *flags).words
-            assert ("in 2 of 2 cases (model, task, m, n) from a, b: accuracy" in words) == weak
+    for majority, weak in ((0.505, True), (0.495, False)):  # .6 and .5 on unseen texts
+        words = run(rows.assign(majority=majority)).words
+        assert ("in 2 of 2 cases (model, task, m, n) from a, b: accuracy" in words) == weak
     rows = bias_rows({"a": [7, 8, 9]}, majority=0.9).assign(f1_extra=0.6, f1_test=[0.6, 0.6, 0.601])
     for metric, start in (("acc", "bert: YES"), ("f1", "bert: NO")):
         out = run(rows, "--metric", metric).out
@@ -668,9 +667,9 @@ def test_other_metrics(run):
     assert found.table["part"][3:7].tolist() == ["task00", "task01", "task02", "mean of 3 tasks"]
     assert "It has the metrics ['acc', 'nll', 'f1']" in run(rows, "--metric", "accuracy").end
     assert run(rows, "--margin", 0).end == 2
-    signs = [fit.metric_of(*words).sign for words in
-             (("x", 1, False), ("x", 1, True), ("brier", 1, False), ("f1", 1, False))]
-    assert signs == [1, -1, -1, 1]
+    found = run(rows, "--metric", "f1", "--lower-is-better")
+    assert "b: NO INFLATION" in found.out and "below 0 if inflated" in found.words
+    assert fit.metric_of("brier", 1, False).sign == -1
 
 
 def test_an_end_is_not_rounded_to_0_or_the_margin():
