@@ -72,9 +72,9 @@ or seen, in pretraining. boost = unseen - base, bias = seen - unseen. majority, 
 most common class.
 In brackets: the 89% interval, a range that should hold the true value 89 times in 100 (86 to 93 \
 where a run stops by itself). It is the wider of two: Student's t, from how much draws (for tasks \
-like these: tasks) differ, and Normal, from the draw of texts or rounding. In the tables of a \
-verdict, the bias of one of J tasks or models has an interval at 5.5% / J a side, so that an \
-innocent one is called inflated in at most 5.5% of tables.
+like these: tasks) differ, and Normal, from the draw of texts or rounding. The bias of one \
+of J tasks or models has an interval at 5.5% / J a side, so that an innocent one is called inflated \
+in at most 5.5% of tables.
 The margin (--margin) is the bias that would matter. What each verdict means, and what to do next: \
 docs/verdicts.md. README.md explains the experiment."""
 HEAD = """<!DOCTYPE html><meta charset="utf-8"><meta name="viewport" content="width=device-width">
@@ -201,14 +201,16 @@ def task_table(units, effect, metric):
 
 
 def draws_needed(parts, tail, goal):
-    """How many draws narrow the interval of `parts`, which `interval` takes, to ± goal, in two
-    digits. nan if there are few, whose spread says little."""
+    """How many draws narrow the interval of `parts`, which `interval` takes, to ± goal, rounded up
+    to two digits. nan if there are few, whose spread says little."""
     (se, df, _), K = interval(parts), parts.subsamples.min()
     if K < MIN_DRAWS:
         return math.nan
     counts = np.arange(K, 500 * K)
     half = stats.t.isf(tail, df * (counts - 1) / (K - 1)) * se * np.sqrt(K / counts)
-    return float(f"{counts[(half > goal).sum() - 1] + 1:.2g}")
+    least = K + (half > goal).sum()
+    unit = 10 ** max(0, len(str(least)) - 2)
+    return unit * math.ceil(least / unit)
 
 
 def sign_flip_p(changes):
@@ -312,7 +314,7 @@ def publish(rows, metric, folder, command):
     form = {"index": False, "na_rep": "", "float_format": f"%.{metric.digits - 1}f"}
     heads, bodies, page, tables = [], [], HEAD, []
     for _, line in chosen.sort_values(["experiment", "models"], ascending=[True, False]).iterrows():
-        its_rows, parts = part_of(rows, line), part_of(task_lines, line)
+        its_rows, parts = part_of(rows.assign(models=1), line), part_of(task_lines, line)
         if line.models > 1:
             parts = models_of(lines, line)
         elif line.settings > 1:
@@ -351,7 +353,8 @@ def with_boost(table, metric):
     bias, boost = [table[table.effect == effect].reset_index(drop=True) for effect in EFFECTS]
     gain, shown_high = metric.sign * boost.estimate, boost.get("shown_high", boost.high)
     return bias.assign(
-        bias=[in_words(*pair, metric) for pair in zip(bias.estimate, bias.high)],
+        bias=[in_words(*pair, metric)
+              for pair in zip(bias.estimate, bias.get("shown_high", bias.high))],
         boost=[in_words(*pair, metric) for pair in zip(boost.estimate, shown_high)],
         boost_estimate=boost.estimate, boost_high=shown_high,
         weak=gain <= boost.high - boost.estimate, hurts=gain < boost.estimate - shown_high)
@@ -374,7 +377,7 @@ def part_of(table, line):
     """The rows of a table that a line sums up."""
     keys = [name for name in CELL if line[name] != ""]
     if line.models == 1:
-        keys.append("model")
+        keys += ["model", "models"]  # a model may be called "all"
     return table[(table[keys] == line[keys]).all(axis=1)]
 
 
@@ -479,8 +482,8 @@ def notes(line, table, rows, metric, command):
         yield (f"The tasks differ by more than chance (p = {line.p_alike:.1g}): judge each task, "
                "not the mean.")
     if tests.below.any():
-        yield ("A bias below 0 is no inflation. Likely cause: reading a text moves it away from "
-               "the labeled texts, which nobody read (docs/verdicts.md).")
+        yield ("A worse score on seen texts is no inflation. Likely cause: reading a text moves it "
+               "away from the labeled texts, which nobody read (docs/verdicts.md).")
     if pd.notna(line.like_low):
         words = in_words(line.estimate, line.like_high, metric)
         yield f"For other tasks like these {line.tasks}, expect a mean bias of {words}."
@@ -520,9 +523,10 @@ def more_draws(line, part, rows, metric, command):
     total = int(np.fmax(needed, MIN_DRAWS))
     what = f"Next: {task} needs {MIN_DRAWS} draws for a first look."
     if needed > 0:
-        what = (f"Next: {total - line.subsamples} more draws of {task} would know its bias to about "
-                f"±{goal:.2g}. That tells whether it is over {metric.limit} only if the true bias "
-                f"is below {margin - goal:.2g} or above {margin + goal:.2g}.")
+        what = (f"Next: {total - part.subsamples.iloc[0]} more draws of {task} would know its bias "
+                f"to about ±{goal:.2g}. That tells whether it is over {metric.limit} only if the "
+                f"true inflation is below {margin - goal:.2g} or above {margin + goal:.2g}.")
+    rows = rows[rows.task == task]
     made = rows.versions.iloc[-1]
     if not made:  # not by our scripts
         return what
