@@ -200,8 +200,9 @@ def test_logs_of_two_draws_of_one_task(said):
     fill_runs(trained_on=lambda run: run[5].replace("b", "original"), model=lambda run: "mine",
               draw=lambda run: run[6].replace("a", ""), task=lambda run: "")
     assert "logs/other/samples" in said(contam.main, *flags, "--out", "found.csv").out
-    found, wanted = [pd.read_csv(name).drop(columns="split") for name in ("found.csv", "wanted.csv")]
-    pd.testing.assert_frame_equal(found, wanted, check_like=True)
+    found, wanted = pd.read_csv("found.csv"), pd.read_csv("wanted.csv")
+    pd.testing.assert_frame_equal(found.drop(columns="split"), wanted.drop(columns="split"),
+                                  check_like=True)
     fill_runs(draw=lambda run: "")  # of which draw were A and B?
     assert "models were trained on []" in said(contam.main, *flags).end
 
