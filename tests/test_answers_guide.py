@@ -62,7 +62,8 @@ def fake_inspect(monkeypatch):
         first, columns = rows.iloc[0], dict(columns)
         log = SimpleNamespace(model=first["model"], model_args=json.loads(first["args"]),
                               task=first["task_name"], created=first["created"])
-        return rows.assign(run=columns["run"](SimpleNamespace(eval=log)), invalid=None)
+        return rows.assign(run=columns["run"](SimpleNamespace(eval=log)),
+                           invalid=np.where(rows["id"] == "1", "leaked", None))
 
     table = pd.read_csv("samples.csv", dtype=str)
     for path in map(Path, table["log"].unique()):
@@ -113,10 +114,12 @@ def test_logs_of_a_harness(read, folder, metric, printed, monkeypatch, said):
             model, half = NAMES.search(name).groups()
             wanted.append((model, half, f"{half} {item}", k, value))
     assert sorted(found, key=str) == sorted(wanted, key=str) and len(wanted) > 100
+    if read == read_inspect_ai:  # of each log two errors, and two tries of an invalid sample
+        assert rows["error"].ne("").sum() == 4 * (2 + 2)
     runs = pd.read_csv("runs.csv").dropna(subset="half").sort_values(["model", "half"])
     assert runs["score"].tolist() == approx(printed, abs=5e-5)
     verdict = judge(folder, "--clean before")["verdict"]
-    assert verdict["after"].startswith("Yes") and verdict["before"] == "Named clean"
+    assert verdict["after"].startswith("Yes") and verdict["before"].startswith("Named clean")
 
 
 def log_of(model, task, right, shots=0, response="It is 2", **doc):
@@ -200,8 +203,9 @@ def test_logs_of_two_draws_of_one_task(said):
     fill_runs(trained_on=lambda run: run[5].replace("b", "original"), model=lambda run: "mine",
               draw=lambda run: run[6].replace("a", ""), task=lambda run: "")
     assert "logs/other/samples" in said(contam.main, *flags, "--out", "found.csv").out
-    found, wanted = [pd.read_csv(name).drop(columns="split") for name in ("found.csv", "wanted.csv")]
-    pd.testing.assert_frame_equal(found, wanted, check_like=True)
+    found, wanted = pd.read_csv("found.csv"), pd.read_csv("wanted.csv")
+    pd.testing.assert_frame_equal(found.drop(columns="split"), wanted.drop(columns="split"),
+                                  check_like=True)
     fill_runs(draw=lambda run: "")  # of which draw were A and B?
     assert "models were trained on []" in said(contam.main, *flags).end
 

@@ -24,7 +24,8 @@ BLOCK = re.compile(
 GUIDES = ("README.md", "docs/own_texts.md", "docs/paper.md")
 METADATA = re.compile(r"^# /// script\n((?:#.*\n)+?)# ///\n")  # PEP 723
 BEHIND = {"accelerate", "bitsandbytes", "gguf", "pip"}  # transformers imports these; pip is run
-OPTIONAL = {"distributed", "arviz", "nutpie", "pymc", "pytensor"}  # for --dask, --paper-model
+# for --dask, --paper-model and logs of inspect_ai
+OPTIONAL = {"distributed", "arviz", "nutpie", "pymc", "pytensor", "inspect_ai"}
 
 
 def read(path):
