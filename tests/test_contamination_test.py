@@ -410,8 +410,9 @@ def test_a_base_model_that_changed_or_moved_is_named(audited, table, said):
     assert "two is left out: /moved/model: no such folder (moved?)" in out
 
 
-@pytest.mark.parametrize("name", ("config.json model-1.safetensors.index.json a.gguf tokenizer.json "
-                                  "vocab.txt merges.txt spiece.model tekken.json model.bin").split())
+@pytest.mark.parametrize("name", (
+    "config.json model-1.safetensors.index.json a.gguf tokenizer.json vocab.txt merges.txt "
+    "spiece.model tekken.json model.bin").split())
 def test_the_same_files_are_hashed_as_in_run_zero_shot(name, zero):
     patterns = [fnmatch.fnmatch(name, pattern) for pattern in zero.MODEL_FILES]
     assert any(patterns) == bool(re.fullmatch(contam.FILES, name))

@@ -4,8 +4,8 @@
 
 Items have three versions, one of them drawn at random and published. In some items two of the three
 are the same text, as tools that paraphrase make them, so it is published in two of three draws. No
-model was trained on anything: log p of a text is normal (sd 3 nats between the versions of an item,
-of the size measured in versions.py), and the repeated text is the likelier one by `gap` nats. The
+model was trained on anything: log p of a text is normal (sd 3 nats between the versions of an
+item, of the size measured in versions.py), and the repeated text is the likelier one by `gap` nats. The
 test counts a text that stands twice once, since equal orders of a shard must count once, so it takes
 each of the two texts for equally likely to be published. Before: the items are tested as they are.
 After: contamination_test.py refuses such an item and says to leave it out; the others are tested.
