@@ -176,11 +176,12 @@ def test_every_command_parses(source, command):
 def test_no_link_is_dead():
     """Files exist, and so do headings, by the names that GitHub gives them."""
     # gone: blocks of code, where # begins a comment; addresses; the blank behind #; punctuation
-    gone = r"(?ms)^```.*?```|\]\(.*?\)|(?<=#) |[^\w\n #-]"
+    gone = r"(?ms)^```.*?```|\]\(.*?\)|^\[[^\n]*\]: \S+|(?<=#) |[^\w\n #-]"
     names = {path: re.sub(gone, "", read(path)).lower().replace(" ", "-")
              for path in [ROOT / "README.md", *ROOT.glob("*/*.md")]}
     for path in names:
-        for place, anchor in re.findall(r"\]\((?!http)([^)#]*)(.*?)\)", read(path)):
+        for place, anchor in re.findall(
+                r"(?m)(?:\]\(|^\[.*\]: )(?!http)([^)#\s]*)([^)\s]*)", read(path)):
             target = (path.parent / (place or path.name)).resolve()
             alive = target.exists() and f"{anchor}\n" in names.get(target, "\n")
             assert alive, f"{path}: {place}{anchor}"
