@@ -300,9 +300,9 @@ def test_do_the_tasks_differ(run, sizes, luck, n, effects):
     (4, -4, 1, "depends"), (4, 0, 1, "depends"), (0.8, -1, 1, "depends"), (0, -4, 1, "no"),
     (4, 0.6, 2, "yes"), (0.7, 0.3, 1, "no"), (0.6, -2, 1, "no")])
 def test_it_depends_on_the_task(run, a, b, wide, verdict):
-    """One task is inflated (its interval for one of two, [-.05, 1.25] of .6, lies above 0), another
-    is not (open is not enough), and they differ by more than chance. A weak No counts. Never for a
-    mean over settings."""
+    """One task is inflated, another is not (open is not enough), and they differ by more than
+    chance. A weak No counts. Never for a mean over settings. (.6 alone has [.08, 1.12], but as one
+    of two [-.05, 1.25]: open.)"""
     rows = nine(a, b, wide)
     for base, group in ((0.4, "Not inflated"), (0.7, fit.WEAK)):
         found = run(rows.assign(acc_base=rows["task"].map({"a": 0.4, "b": base})))
@@ -350,7 +350,7 @@ def test_means_only_where_tasks_are_shared(run):
 def test_many_tasks(run, tasks):
     """More than ten: the five most and the five least inflated ones, but all on the page. Twenty
     tell of others like them: plain t over the tasks' means."""
-    means = default_rng(7).permutation(np.linspace(-0.2, 0.3, tasks))
+    means = default_rng(7).permutation(np.linspace(-0.6, 0.7, tasks))
     names = [f"t{task:02}" for task in range(tasks)]
     found = run(bias_rows({name: mean + NINE / 9 for name, mean in zip(names, means)}, n=1000))
     ordered = [names[task] for task in np.argsort(-means)]
@@ -591,6 +591,7 @@ def test_verdicts(
     assert f"{'above' if sign > 0 else 'below'} 0 if inflated" in " ".join(key.split())
     for note, due in {"report `unseen`": "yes" in verdict, "is no inflation": "({}" in words,
                       "- A weak test: ": weak, "It hurts a.": weak and boost < 0,
+                      "- Next: ": "open" in verdict and not weak,
                       f"boost is unknown: {metric}_base, the ": boost != boost}.items():
         assert (note in found.words) == due
 
@@ -608,7 +609,7 @@ FLAGS = "version: 6 {}epochs: 1 flags --model x --seed 3 torch 2.13.0 transforme
 
 @pytest.mark.parametrize("changes, script", [
     ({}, "run_experiment.py"), ({"versions": FLAGS.format("quantize: none ")}, "run_zero_shot.py"),
-    ({"versions": math.nan}, ""), ({"m": 0}, "")])
+    ({"versions": ""}, ""), ({"m": 0}, "")])
 def test_the_next_step(run, changes, script):
     """For the most inflated task that is open and whose test is not weak, by a plain search: the
     least number of draws, in two digits. The commands, for rows of our scripts."""
@@ -665,7 +666,6 @@ def test_other_metrics(run):
     assert "a: NO VERDICT: GIVE A --margin. The bias is +0.1750 [" in found.words
     assert " 1.000 " in found.out and "<td>1.075</td>" in found.page
     assert found.table["part"][3:7].tolist() == ["task00", "task01", "task02", "mean of 3 tasks"]
-    assert "It has the metrics ['acc', 'nll', 'f1']" in run(rows, "--metric", "accuracy").end
     assert run(rows, "--margin", 0).end == 2
     found = run(rows, "--metric", "f1", "--lower-is-better")
     assert "b: NO INFLATION" in found.out and "below 0 if inflated" in found.words
