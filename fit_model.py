@@ -65,15 +65,15 @@ EFFECTS = {"bias": ("extra", "test"), "boost": ("base", "extra")}  # control, tr
 MEANS = ["majority", "base", "unseen", "seen"]
 WORDS = {"acc": ("accuracy", "points"), "f1": ("macro-F1", "points"), "nll": ("nll", "nats")}
 GLOSSARY = """\
-m: labeled texts (0: trained elsewhere). n: unlabeled texts in each set. Draws (subsamples): \
-random choices of texts. base: score without further pretraining. unseen, seen: score on texts not \
-seen, or seen, in pretraining. boost = unseen - base, bias = seen - unseen. majority, guess: share \
-of the most common class.
+m: labeled texts (0: trained elsewhere). n: unlabeled texts in each set. Draws (subsamples): random \
+choices of texts. base: score without further pretraining. unseen, seen: score on texts not seen, \
+or seen, in pretraining. boost = unseen - base, bias = seen - unseen. majority, guess: share of the \
+most common class.
 In brackets: the 89% interval, a range that should hold the true value 89 times in 100 (86 to 93 \
 where a run stops by itself). It is the wider of two: Student's t, from how much draws (for tasks \
-like these: tasks) differ, and Normal, from the draw of texts or rounding. The bias of one of J \
-tasks or models has an interval at 5.5% / J a side, so that an innocent one is called inflated in \
-at most 5.5% of tables.
+like these: tasks) differ, and Normal, from the draw of texts or rounding. The bias of one \
+of J tasks or models has an interval at 5.5% / J a side, so that an innocent one is called inflated \
+in at most 5.5% of tables.
 The margin (--margin) is the bias that would matter. What each verdict means, and what to do next: \
 docs/verdicts.md. README.md explains the experiment."""
 HEAD = """<!DOCTYPE html><meta charset="utf-8"><meta name="viewport" content="width=device-width">
@@ -536,8 +536,8 @@ def more_draws(line, part, rows, metric, command):
     total = int(np.fmax(needed, MIN_DRAWS))
     what = f"Next: {task} needs {MIN_DRAWS} draws for a first look."
     if needed > 0:
-        what = (f"Next: {total - part.subsamples.iloc[0]} more draws of {task} would know its bias "
-                f"to about ±{half:g}. That tells whether it is over {metric.limit} only if the true "
+        what = (f"Next: {total - part.subsamples.iloc[0]} more draws of {task} would know its bias to about "
+                f"±{half:g}. That tells whether it is over {metric.limit} only if the true "
                 f"inflation is below {half:g} or above {3 * half:g}.")
     rows = rows[rows.task == task]
     versions = rows.get("versions", pd.Series()).dropna()
@@ -872,7 +872,7 @@ def verdict_on(low, high, margin, sign=1):
 
 
 def depends(p_alike, verdicts):
-    """Do parts differ by more than chance and have other verdicts? Then no mean stands for them."""
+    """Do parts that differ by more than chance have other verdicts? Then no mean stands for them."""
     inflated = "yes" in verdicts or "yes-open" in verdicts
     return p_alike < LEVEL and inflated and "no" in verdicts
 
