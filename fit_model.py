@@ -1,5 +1,5 @@
 # /// script
-# requires-python = ">=3.11"
+# requires-python = ">=3.11,<3.15"
 # dependencies = ["numpy==2.4.6", "pandas==3.1.1", "scipy==1.17.1", "matplotlib==3.10.9"]
 # ///
 """Does pretraining on unlabeled test texts inflate the score? This script answers from results.csv.
@@ -27,7 +27,6 @@ import builtins
 import contextlib
 import csv
 import html
-import importlib.util
 import math
 import os
 import re
@@ -53,6 +52,7 @@ warnings.simplefilter("ignore", FutureWarning)  # of ArviZ
 warnings.filterwarnings("ignore", "Glyph")  # a letter without a font is drawn as a box
 
 MIN_DRAWS = 8  # of a task; the spread of fewer varies too much (run_experiment.py --margin)
+COLUMNS = "part draws guess base unseen seen boost bias inflated?".split()  # of the table
 GROUPS = {"no": "Not inflated", "open": "Open"}  # of parts of a table, by verdict
 WEAK = "Cannot tell, since pretraining is not shown to help"
 FIVE = 5  # names in a sentence, most and least inflated tasks in a table
@@ -63,7 +63,8 @@ MAX_R_HAT, MIN_ESS = 1.01, 400  # Vehtari et al. (2021)
 ATTEMPTS = ((0.9, 1, 1), (0.99, 4, 2))  # acceptance, times tuning, times draws
 EFFECTS = {"bias": ("extra", "test"), "boost": ("base", "extra")}  # control, treatment on `test`
 MEANS = ["majority", "base", "unseen", "seen"]
-WORDS = {"acc": ("accuracy", "points"), "f1": ("macro-F1", "points"), "nll": ("nll", "nats")}
+WORDS = {"acc": ("accuracy in %", "points"), "f1": ("macro-F1 in %", "points"),
+         "nll": ("nll", "nats")}
 GLOSSARY = """\
 m: labeled texts (0: trained elsewhere). n: unlabeled texts in each set. Draws (subsamples): random \
 choices of texts. base: score without further pretraining. unseen, seen: score on texts not seen, \
@@ -85,12 +86,13 @@ td:first-child, th:first-child { text-align: left }
 tr:last-child td { font-weight: bold }
 details tr:last-child td { font-weight: normal }
 img { width: 100%; min-width: 38rem }
-li { margin-left: 1.2rem; overflow-wrap: anywhere; white-space: pre-line }
+.note { margin-left: 1.2rem; text-indent: -.8rem; overflow-wrap: anywhere; white-space: pre-line }
+.note::before { content: "\\2013 " }
 .done { border-top: 2px solid #bbb; margin-top: 1.2rem; padding-top: .4rem }
 .large { font: bold 1.5rem sans-serif }
 .small { font-size: .8rem; overflow-wrap: anywhere; white-space: pre-line }
-.table { overflow-x: auto }
-@media (max-width: 48rem) { .table::before { content: "scrolls sideways \\2192" } }
+table { display: block; overflow-x: auto; border: 0 }
+body { overflow-x: auto }
 </style><h1>Does training on the test texts inflate the score?</h1>
 """
 
@@ -152,13 +154,13 @@ def unit_table(rows, metric):
     the models of an experiment have the same settings, tasks and subsamples, two or more, also a
     row of their mean: model "all", models: how many. (Crossed answers, m = 0, are of methods, which
     no mean should hide.)"""
-    variances = ["text_variance_bias", "text_variance_boost", "one_answer_variance"]
+    variances = ["text_variance_bias", "text_variance_boost", "one_answer_variance",
+                 "item_variance_boost"]
     parts = []
     for _, model_rows in rows.assign(models=1).groupby("experiment"):
         models = model_rows.model.nunique()
         answered = model_rows.groupby([*CELL, "task", "subsample"])["model"].nunique()
-        shared = answered.min() == models > 1 and model_rows.subsample.nunique() > 1
-        if shared and model_rows.m.min() > 0:
+        if answered.min() == models > 1 and model_rows.m.min() > 0:
             all_models = model_rows.assign(model="all", models=models)
             # assumes that models change different answers; else the spread widens the interval
             all_models[variances] /= models
@@ -170,6 +172,7 @@ def unit_table(rows, metric):
     units["majority"] *= 100
     if metric.name in POINTS:
         units[["base", "unseen", "seen"]] *= 100
+        units["item_variance_boost"] *= 100**2
     return units.round(9).reset_index()  # equal effects stay equal
 
 
@@ -179,7 +182,7 @@ def task_table(units, effect, metric):
     estimates = units.groupby("task")[effect].mean(skipna=False)  # unknown if a base is
     tasks = task_means(units, effect).assign(estimate=estimates).reset_index()
     tasks = tasks[["task", *MEANS, "subsamples", "sd", "spread_variance", "text_variance",
-                   "estimate"]]
+                   "item_variance_boost", "estimate"]]
     names = [*CELL, "model", "models", "arms"]
     tasks = tasks.assign(effect=effect, **units[names].iloc[0])
     tail = TAIL / len(tasks) if effect == "bias" else TAIL
@@ -187,6 +190,8 @@ def task_table(units, effect, metric):
         half = [interval(task, its_tail)[2] for _, task in tasks.groupby("task")]
         tasks[f"{name}low"] = tasks.estimate - half
         tasks[f"{name}high"] = tasks.estimate + half
+        if effect == "boost":  # its test is weak for these items; it is shown for items like them
+            tasks["text_variance"] = np.fmax(tasks.text_variance, tasks.item_variance_boost)
     if effect == "bias" and metric.name == "acc" and tasks.models[0] == 1:
         texts = units.n * np.where(units.arms == "crossed", 2, 1)
         changes = units.bias / 100 * texts  # of right answers
@@ -252,26 +257,22 @@ def effect_row(tasks, parts, metric):
     means = tasks.groupby("task")["estimate"].mean(skipna=False)
     J, K, estimate = len(means), tasks.subsamples.min(), means.mean(skipna=False)
     se, df, half = interval(parts)
-    like_half = math.nan
-    if J >= MANY:
-        like_half = stats.t.isf(TAIL, J - 1) * means.sem()
+    like_half = stats.t.isf(TAIL, J - 1) * means.sem() if J >= MANY else math.nan
 
-    p_alike, verdict, needed = math.nan, "none", math.nan
+    p_alike, verdict = math.nan, "none"
     if K > 1 and half > 0:  # which is false of nan, too
         if J > 1:
             p_alike = p_of_alike(means.var() / J / se**2, J, len(parts) * (K - 1) / df, df)
         if first.effect == "bias":
             verdict = verdict_on(estimate - half, estimate + half, metric.margin, metric.sign)
             of_tasks = [part_verdict(task, metric) for task in tasks.itertuples()]
-            if "open" in verdict:
-                needed = draws_needed(parts, TAIL, metric.margin / 2)
             if settings == first.models == 1 and depends(p_alike, of_tasks):
                 verdict = "depends"
     return row | {
         "settings": settings, "tasks": J, "subsamples": K, "se": se, "df": df,
         "estimate": estimate, "low": estimate - half, "high": estimate + half,
         "like_low": estimate - like_half, "like_high": estimate + like_half,
-        "p_alike": p_alike, "needed": needed, "verdict": verdict}
+        "p_alike": p_alike, "verdict": verdict}
 
 
 def part_verdict(part, metric):
@@ -302,6 +303,7 @@ def p_of_alike_models(units):
 def publish(rows, metric, folder, command):
     """Print verdicts, tables and notes on each experiment and model: on means over settings, else
     on settings. Write the files. Return the tables as one."""
+    rows = rows.assign(versions=rows.get("versions", "")).fillna({"versions": ""})
     tasks, effects = analyze(rows, metric)
     tasks.to_csv(folder / "tasks.csv", **CSV)
     effects.to_csv(folder / "effects.csv", **CSV)
@@ -311,38 +313,35 @@ def publish(rows, metric, folder, command):
     chosen = lines[(lines.settings == widest) & ((widest == 1) | (beside(lines) == 1))]
     form = {"index": False, "na_rep": "", "float_format": f"%.{metric.digits - 1}f"}
     heads, bodies, page, tables = [], [], HEAD, []
-    for _, line in chosen.sort_values(["experiment", "models"], ascending=[True, False]).iterrows():
-        its_rows, parts = part_of(rows.assign(models=1), line), part_of(task_lines, line)
+    for _, line in chosen.sort_values("models", ascending=False, kind="stable").iterrows():
+        its_rows, parts = part_of(rows, line), part_of(task_lines, line)
         if line.models > 1:
             parts = models_of(lines, line)
         elif line.settings > 1:
             parts = parts[:0]
         table, done = judged_table(line, parts, metric), summary(line)
         large, sentence = headline(line, table, metric)
-        heads.append(wrap(f"{line.setting}, {model_words(line)}: {large}. {sentence}"))
+        heads.append(wrap(f"{done.partition(' (')[0]}: {large}. {sentence}"))
         bodies.append(f"\n{wrap(done)}\n\n{shown(table, metric).to_string(**form)}\n")
-        for kind, text in (("done", done), ("large", large), ("", sentence)):
-            page += div(kind, html.escape(text))
-        page += div("table", shown(table, metric).to_html(border=0, **form))
+        page += div("done", done) + div("large", large) + div("", sentence)
+        page += shown(table, metric).to_html(border=0, **form)
         for note in notes(line, table, its_rows, metric, command):
             text, *typed = note.split("\n")  # what to type stays on its line
             bodies += [wrap(text, "- "), *typed]
-            page += f"<li>{html.escape(note)}</li>\n"
+            page += div("note", note)
         tables.append(shown(table, metric).assign(run=done))
     key = key_of(metric)
-    print(*heads, f"\n{wrap(key)}", *bodies, sep="\n")
+    print(*heads, f"\n{key}", *bodies, sep="\n")
 
-    page += div("small", html.escape(key))
-    page += picture(lines, task_lines, metric, folder / "effects.png")
-    run = [f"{date.today()}: {command} ({len(rows)} rows)"]
-    if "versions" in rows:
-        run += [*rows.versions.dropna().unique()]
+    page += div("small", key) + picture(lines, task_lines, metric, folder / "effects.png")
+    run = [f"{date.today()}: {command} ({len(rows)} rows)", *rows.versions.unique()]
     columns = ["bias", "boost", "subsamples", *MEANS]
-    for title, text in {
-            "Words and intervals": GLOSSARY, "What was run": html.escape("\n".join(run)),
+    for title, closed in {
+            "Words and intervals": div("small", GLOSSARY),
+            "What was run": div("small", "\n".join(run)),
             "All settings": lines[["setting", "model", "tasks", *columns]].to_html(**form),
             "All tasks": task_lines[[*CELL, "model", "task", *columns]].to_html(**form)}.items():
-        page += f"<details><summary>{title}</summary>{div('table', text)}</details>\n"
+        page += f"<details><summary>{title}</summary>{closed}</details>\n"
     path = folder / "report.html"
     path.write_text(page, encoding="utf-8")
     print(f"\npage: {path.resolve()}")
@@ -352,13 +351,12 @@ def publish(rows, metric, folder, command):
 def with_boost(table, metric):
     """The rows of the bias, with both effects in words."""
     bias, boost = [table[table.effect == effect].reset_index(drop=True) for effect in EFFECTS]
-    ends = boost[["low", "high"]] * metric.sign
+    gain, shown_high = metric.sign * boost.estimate, boost.get("shown_high", boost.high)
     return bias.assign(
         bias=[in_words(*pair, metric)
               for pair in zip(bias.estimate, bias.get("shown_high", bias.high))],
-        boost=[in_words(*pair, metric) for pair in zip(boost.estimate, boost.high)],
-        boost_estimate=boost.estimate, boost_high=boost.high,
-        weak=ends.min(axis=1, skipna=False) <= 0, hurts=ends.max(axis=1, skipna=False) < 0)
+        boost=[in_words(*pair, metric) for pair in zip(boost.estimate, shown_high)],
+        weak=gain <= boost.high - boost.estimate, hurts=gain < boost.estimate - shown_high)
 
 
 def in_words(estimate, high, metric):
@@ -378,7 +376,7 @@ def part_of(table, line):
     """The rows of a table that a line sums up."""
     keys = [name for name in CELL if line[name] != ""]
     if line.models == 1:
-        keys += ["model", "models"]  # a model may be called "all"
+        keys.append("model")
     return table[(table[keys] == line[keys]).all(axis=1)]
 
 
@@ -411,10 +409,10 @@ def judged_table(line, parts, metric):
 def shown(table, metric):
     """What is printed of a table. Of more than ten parts, the five most and the five least
     inflated."""
-    table = pd.DataFrame({
-        "part": table.task, "draws": table.subsamples.map(str),
-        "guess": table.majority if metric.name == "acc" else math.nan,
-        **table[["base", "unseen", "seen", "boost", "bias", "inflated?"]]})
+    names = {"task": "part", "subsamples": "draws", "majority": "guess"}
+    table = table.astype({"subsamples": str}).rename(columns=names)[COLUMNS]
+    if metric.name != "acc":
+        table["guess"] = math.nan
     left_out = len(table) - 1 - 2 * FIVE
     if left_out > 0:
         between = pd.DataFrame({"part": [f"({left_out} between)"]})
@@ -439,7 +437,7 @@ def headline(line, table, metric):
     sentences = []
     if is_control(line):
         sentences = ["This is the control: a bias was found, as it should be."]
-        if "Inflated" not in {*table.group}:
+        if mean.below or not mean.shown_low * mean.shown_high > 0:
             sentences = ["This is the control: no bias was found, so the experiment may miss one."]
     for group, its in parts.groupby("group", sort=False):
         names = its.task
@@ -467,12 +465,7 @@ def summary(line):
     texts = "test texts without labels"
     if is_control(line):
         texts = "control: test texts with their labels, where a bias should appear"
-    sizes = f"two sets of n = {line.n} texts"
-    if line.m:
-        sizes = f"m = {line.m} labeled texts, {sizes}"
-    if line.settings > 1:
-        sizes = f"{line.tasks} tasks, mean of {line.settings} settings"
-    return f"{line.experiment} ({texts}): {model_words(line)}, {sizes}"
+    return f"{line.setting}, {model_words(line)} ({texts})"
 
 
 def notes(line, table, rows, metric, command):
@@ -484,10 +477,6 @@ def notes(line, table, rows, metric, command):
         yield f"The boost is unknown: {metric.name}_base, the score before training, is empty."
     if line.verdict == "none":
         return
-    if line.subsamples < MIN_DRAWS:
-        yield (f"There are fewer than {MIN_DRAWS} draws. Whoever looks after every draw sees an "
-               f"inflated score by chance more often: read the verdict from {MIN_DRAWS} draws on, "
-               "or, of a run with --margin, at its end.")
     if line.p_alike < LEVEL:
         yield (f"The tasks differ by more than chance (p = {line.p_alike:.1g}): judge each task, "
                "not the mean.")
@@ -497,80 +486,58 @@ def notes(line, table, rows, metric, command):
     if pd.notna(line.like_low):
         words = in_words(line.estimate, line.like_high, metric)
         yield f"For other tasks like these {line.tasks}, expect a mean bias of {words}."
-    if metric.name == "acc" and "yes" not in line.verdict:
-        yield from caveat(rows)
     if is_control(line):
         return
-    if "yes" in line.verdict:
-        yield ("Do not compare `seen` with scores of models that did not see the test texts: "
-               "report `unseen`.")
     if len(weak):
         where = f" for {some_of(weak.task)}" if len(weak) < len(tests) else ""
-        hurts = f" It hurts {some_of(weak.task[weak.hurts])}." if weak.hurts.any() else ""
-        yield (f"A weak test{where}: training on other texts is not shown to help (see the "
-               f"boost), so there was little to inflate.{hurts} A recipe that helps may "
-               "inflate more: try another --pretrain-lr or --pretrain-epochs, with --experiment "
-               "NAME, or a larger --model.")
-    wide = tests.shown_high - tests.shown_low > metric.margin
-    loose = tests[is_open & wide & (tests.group != WEAK)]
+        hurts = " It hurts some." if weak.hurts.any() else ""
+        yield (f"A weak test{where}: training on other texts is not shown to help (the boost is "
+               f"not above 0), so there was little to inflate.{hurts} A recipe that helps may "
+               "inflate more: try another learning rate or number of epochs (--pretrain-lr, "
+               "--pretrain-epochs, with --experiment NAME), or a larger model.")
+    loose = tests[is_open & (tests.group != WEAK)]
     if len(loose) and line.settings == line.models == 1:
         yield more_draws(line, loose[:1], rows, metric, command)
 
 
-def caveat(rows):
-    """Where models barely learned the task."""
-    units = add_effects(rows)
-    above = units.assign(above=units.unseen - units.majority).groupby(RUN[:5])["above"].mean()
-    weak = above.index[above < 0.05 - 1e-9]  # 5 points, but for rounding
-    if len(weak):
-        yield (f"The models barely learned the task in {len(weak)} of {len(above)} cases (model, "
-               f"task, m, n) from {some_of(weak.unique('task'))}: accuracy on unseen texts is less "
-               "than 5 points above `guess`.")
-
-
 def more_draws(line, part, rows, metric, command):
-    """How many more draws of a task would narrow its interval to half the margin, what that tells,
-    and the commands. part: a table of one row."""
-    half, task = metric.margin / 2, part.task.iloc[0]
-    needed = draws_needed(part, TAIL / line.tasks, half)
+    """How many more draws of a task would narrow its interval to half the margin, or to half if it
+    is narrower; what that tells, and the commands. part: a table of one row."""
+    task, margin = part.task.iloc[0], metric.margin
+    half = part.shown_high.iloc[0] - part.estimate.iloc[0]
+    goal = half / 2 if half < margin / 2 else margin / 2
+    needed = draws_needed(part, TAIL / line.tasks, goal)
     total = int(np.fmax(needed, MIN_DRAWS))
-    what = f"Next: {task} needs {MIN_DRAWS} draws for a first look."
+    what = f"Next: {task} needs {total} draws for a first look."
     if needed > 0:
-        what = (f"Next: {total - part.subsamples.iloc[0]} more draws of {task} would know its bias to about "
-                f"±{half:g}. That tells whether it is over {metric.limit} only if the true "
-                f"inflation is below {half:g} or above {3 * half:g}.")
+        what = (f"Next: {total - part.subsamples.iloc[0]} more draws of {task} would know its bias "
+                f"to about ±{goal:.2g}. That tells whether it is over {metric.limit} only if the "
+                f"true inflation is below {margin - goal:.3g} or above {margin + goal:.3g}.")
     rows = rows[rows.task == task]
-    versions = rows.get("versions", pd.Series()).dropna()
-    if line.m == 0 or not len(versions):  # not of our scripts
+    made = rows.versions.iloc[-1]
+    if not made:  # not by our scripts
         return what
-    script = "run_experiment.py"
-    if " quantize: " in versions.iloc[-1]:
-        script = "run_zero_shot.py"
-    flags = re.findall(" flags (.*) torch ", versions.iloc[-1])
+    script = "run_zero_shot.py" if " quantize: " in made else "run_experiment.py"
+    flags = re.findall(" flags (.*) torch ", made)
     typed = [script, "--experiment", line.experiment, "--tasks", task, "--m", line.m, "--n", line.n,
              "--subsamples", total, "--out", rows.file.iloc[0]]
     return f"{what}\npython {shlex.join(map(str, typed))} {''.join(flags)}\npython {command}"
 
 
 def key_of(metric):
-    """The question and what the columns mean: at most five lines."""
-    unit = f"{metric.words} in %" if metric.name in POINTS else metric.words
+    """The question and what the columns mean: five lines."""
     above, beyond = ("above", "+") if metric.sign > 0 else ("below", "-")
-    return (f"Does training on the test texts inflate the score? More than {metric.limit} would "
-            f"matter (--margin). {unit}: base, before this training; unseen, after it, on other "
-            "texts; seen, on the texts trained on; guess, of the most common class. boost: "
-            f"unseen - base. bias: seen - unseen, {above} 0 if inflated. [89% interval over draws; "
-            f"of several biases: wider, so that all hold.] YES: it lies {above} 0; no: it ends "
-            f"before {beyond}{metric.limit}; open: neither. weak test: boost not {above} 0.")
-
-
-def wrap(text, start=""):
-    return textwrap.fill(text, 100, initial_indent=start, subsequent_indent=" " * len(start),
-                         break_on_hyphens=False)
+    return f"""\
+Does training on the test texts inflate the score? By more than {metric.limit} would matter (--margin).
+{metric.words}. base: before pretraining; unseen: pretrained on other texts; seen: on the test texts;
+guess: always the most common class. boost = unseen - base, bias = seen - unseen. [89% interval over
+draws of texts, to be read from {MIN_DRAWS} draws on; of one of several biases: wider, so that all hold.]
+YES: the bias is {above} 0. no: it ends before {beyond}{metric.limit}. open: neither. weak test: boost not \
+{above} 0."""
 
 
 def div(kind, text):
-    return f'<div class="{kind}">{text}</div>\n'
+    return f'<div class="{kind}">{html.escape(text)}</div>\n'
 
 
 def picture(lines, task_lines, metric, path):
@@ -579,12 +546,11 @@ def picture(lines, task_lines, metric, path):
     coded = base64.b64encode(path.read_bytes()).decode()
     if hasattr(builtins, "display"):  # notebook
         builtins.display({"image/png": coded}, raw=True)
-    return div("table", f'<img alt="The effects, drawn" src="data:image/png;base64,{coded}">')
+    return f'<img alt="The effects, drawn" src="data:image/png;base64,{coded}">'
 
 
 def draw_effects(lines, task_lines, metric):
-    """Bias and boost of each mean, in bold, and, where there are few tasks, below it of its tasks.
-    """
+    """The bias of each mean, in bold, and, where there are few tasks, below it of its tasks."""
     few, rows = len(task_lines) <= MOST_DRAWN, []
     for _, mean in lines[(beside(lines) == 1) | (lines.settings > 1) | few].iterrows():
         rows.append({**mean, "task": f"{mean.setting}, {model_words(mean)}",
@@ -593,21 +559,18 @@ def draw_effects(lines, task_lines, metric):
             parts = part_of(task_lines, mean)
             rows += parts.sort_values("estimate", ascending=metric.sign < 0).to_dict("records")
     rows = pd.DataFrame(rows)
-    figure = Figure((9.5, 1.5 + 0.27 * len(rows)), layout="constrained")
-    axes = figure.subplots(1, 2, sharey=True)
-    axes[0].set_yticks(rows.index, rows.task.str[:60], parse_math=False)  # "$" is no formula
-    for label, settings in zip(axes[0].get_yticklabels(), rows.settings):
-        label.set_fontweight("bold" if settings > 0 else "normal")
-    axes[0].set_ylim(len(rows) - 0.4, -0.6)
-    for axis, title, middle, high in (
-            (axes[0], "bias = seen - unseen", rows.estimate, rows.shown_high),
-            (axes[1], "boost = unseen - base", rows.boost_estimate, rows.boost_high)):
-        axis.set(title=title, xlabel=metric.unit)
-        axis.errorbar(middle, rows.index, xerr=high - middle, fmt="ko")
-        axis.axvline(0, color="gray", ls="--")
+    figure = Figure((8, 1.5 + 0.27 * len(rows)), layout="constrained")
+    axis = figure.subplots()
+    axis.errorbar(rows.estimate, rows.index, xerr=rows.shown_high - rows.estimate, fmt="ko")
+    axis.axvline(0, color="gray", ls="--")
     if metric.margin:
-        axes[0].axvline(metric.sign * metric.margin, color="#cc3311", ls=":", label="margin")
-        axes[0].legend()
+        axis.axvline(metric.sign * metric.margin, color="#cc3311", ls=":", label="margin")
+        axis.legend()
+    axis.set_xlabel(f"bias = seen - unseen, {metric.unit}")
+    axis.set_yticks(rows.index, rows.task.str[:60], parse_math=False)  # "$" is no formula
+    for label, settings in zip(axis.get_yticklabels(), rows.settings):
+        label.set_fontweight("bold" if settings > 0 else "normal")
+    axis.set_ylim(len(rows) - 0.4, -0.6)
     return figure
 
 
@@ -746,11 +709,19 @@ def errors_on_one_line():
 
 def brief(error, limit=290):
     """An error on one line, of 3 rows of a screen at most. A long path loses its start."""
-    text = str(error).replace("'utf-8' codec", "save it as UTF-8 text:")
+    text = str(error).replace(
+        "'utf-8' codec", "save it as UTF-8 text (if compressed, unpack it; a spreadsheet: as CSV):")
     if " " not in text:  # as of KeyError
         text = repr(error)
     text = re.sub(r"\S{40,}(\S{40})", r"...\1", text)
     return textwrap.shorten(text, limit, placeholder=" ...")
+
+
+def user_path(text):
+    """The path of a flag. bash leaves the ~ of --out=~/mine.csv as it is."""
+    if "://" in text:
+        raise argparse.ArgumentTypeError(f"{text} is an address: download it first")
+    return Path(os.path.expanduser(text))
 # --- end shared ---
 
 
@@ -776,9 +747,8 @@ def read_rows(path, metric="acc"):
     text = path.read_text(encoding="utf-8-sig")
     lines = text.split("\n")
     if f"{metric}_extra" not in lines[0]:
-        metrics = re.findall(r"(\w+)_base\b", lines[0])
-        raise ValueError(f"{path} has no column {metric}_extra. It has the metrics {metrics}; if "
-                         f"none, did you mean {path.stem}_results.csv?")
+        raise ValueError(f"{path} has no column {metric}_extra, but {lines[0]:.120}. A table of "
+                         "answers? contamination_test.py --answers makes results of it")
     mark = max(",;\t", key=lines[0].count)
     # line by line: one cut short in quotes would swallow the next
     header, *lines = [next(csv.reader([line], delimiter=mark), []) for line in lines]
@@ -803,14 +773,14 @@ def clean_rows(rows, metric="acc", plain=False, flags={}):
     rows = rows.replace("", np.nan)
     needed = [*RUN[:-1], f"{metric}_extra", f"{metric}_test"]
     shares = ["majority", "discordant", "discordant_on_extra", *columns_of("acc")]
-    for name in [*RUN, "num_classes", *shares, *columns_of(metric)]:
+    for name in [*RUN, "num_classes", "item_variance_boost", *shares, *columns_of(metric)]:
         rows[name] = rows.get(name, np.nan)
         empty = rows[name].isin(["NA", "nan", np.nan])  # but for names: a task may be called NA
         if name not in RUN[:3]:
             rows[name] = pd.to_numeric(rows[name], errors="coerce")
         refuse(rows, rows[name].isna() & (~empty | (name in needed)),
                f"column {name} is missing, empty or not like 0.5")
-        if name in shares:
+        if name in shares and metric in POINTS:
             refuse(rows, ~rows[name].fillna(0).between(0, 1), f"{name} is not between 0 and 1")
     rows[RUN[3:]] = rows[RUN[3:]].fillna(0).astype(int)
     for flag in FILTERS:
@@ -883,6 +853,11 @@ def p_of_alike(F, J, concentration, df):
     the sum of squared shares of their variances, 1 if these are equal."""
     top = (J - 1) ** 2 / (1 + (J - 2) * concentration)
     return stats.f.sf(F, min(J - 1, top), min(df, 1e9))  # SciPy knows no infinite df
+
+
+def wrap(text, start=""):
+    return textwrap.fill(text, 100, initial_indent=start, subsequent_indent=" " * len(start),
+                         break_on_hyphens=False)
 # --- end shared ---
 
 
@@ -909,13 +884,14 @@ def add_effects(rows, metric="acc"):
     added["bias"] = scale * (added["seen"] - added["unseen"])
     added["text_variance_boost"] = added["text_variance_bias"] = (scale / n) ** 2 / 12
     added["one_answer_variance"] = 0.0
-    if metric == "acc":
-        variances = 0  # the sum over both sets of the variance of one text's change (-1, 0, 1)
+    if metric == "acc" or rows["m"].max() == 0:  # crossed answers may have any score
+        variances = 0  # the sum over both sets of the variance of one text's change
         for ending in ("", "_on_extra"):
-            change = rows[f"acc_test{ending}"] - rows[f"acc_extra{ending}"]
+            change = rows[f"{metric}_test{ending}"] - rows[f"{metric}_extra{ending}"]
             variances += rows[f"discordant{ending}"] - change**2
-        added["text_variance_bias"] = (100**2 / (4 * n) * variances).where(
+        added["text_variance_bias"] = (scale**2 / (4 * n) * variances).where(
             crossed, added["text_variance_boost"])
+    if metric == "acc":
         added["one_answer_variance"] = crossed * 100**2 / (2 * n**2)
     return rows.assign(**added)
 
@@ -953,7 +929,7 @@ def parse_args(argv):
         usage="%(prog)s [FILE ...] [flags]", epilog=GLOSSARY,
         description=__doc__.partition("\n\n")[0])
     add = parser.add_argument
-    add("paths", metavar="FILE", nargs="*", type=Path, default=[Path("results.csv")],
+    add("paths", metavar="FILE", nargs="*", type=user_path, default=[Path("results.csv")],
         help="default results.csv")
     add("--margin", type=float,
         help="the bias that would matter; default 1 (acc, f1), else none")
@@ -964,11 +940,12 @@ def parse_args(argv):
         help=f"as of an error; default for {', '.join(LOWER_IS_BETTER)}")
     for flag in FILTERS:
         add(f"--{flag}", nargs="+", help="use only these; default all")
-    add("--paper-model", action="store_true", help="fit the paper's model of accuracy; default no")
+    add("--paper-model", action="store_true", help="fit the paper's model of accuracy, with uv run "
+        f"--with {PAPER_MODEL_NEEDS} or requirements.txt; default no")
     add("--no-interaction", action="store_true", help="leave out W, effects by task; default no")
     add("--draws", type=int, default=1000,
         help="draws per chain; half as many tune it; default 1000")
-    add("--out", type=Path, metavar="FOLDER", help="of page and tables; default fits/FILE")
+    add("--out", type=user_path, metavar="FOLDER", help="of page and tables; default fits/FILE")
     args = parser.parse_args(argv)
     args.command = shlex.join(["fit_model.py", *(sys.argv[1:] if argv is None else argv)])
     if args.margin is None:
@@ -985,9 +962,6 @@ def parse_args(argv):
 @errors_on_one_line()
 def main(argv=None):
     args = parse_args(argv)
-    if args.paper_model and not importlib.util.find_spec("nutpie"):
-        raise ValueError("--paper-model needs packages that are not installed: uv run --with "
-                         f"{PAPER_MODEL_NEEDS} {args.command}")
     rows = pd.concat([read_rows(path, args.metric).assign(file=str(path)) for path in args.paths])
     rows = clean_rows(rows, args.metric, args.plain, vars(args))
     args.out.mkdir(parents=True, exist_ok=True)
@@ -999,5 +973,5 @@ def main(argv=None):
     return table
 
 
-if __name__ == "__main__":  # in a notebook cell flags go into the list: ["--m", "50"]
-    main([] if "__file__" not in globals() else None)
+if __name__ == "__main__":  # in a notebook or VS Code flags go into the list: ["--m", "50"]
+    main([] if "__file__" not in globals() or "kernel_launcher" in sys.argv[0] else None)

@@ -1,10 +1,11 @@
 # /// script
-# requires-python = ">=3.11"
+# requires-python = ">=3.11,<3.15"
 # dependencies = ["numpy==2.4.6", "pandas==3.1.1", "scipy==1.17.1", "matplotlib==3.10.9"]
 # ///
-"""How far can one subsample be trusted? Section 10 of the paper (Dubey 2024).
+"""How far can one draw of texts be trusted? Section 10 of the paper (Dubey 2024).
 
-A slice keeps one random subsample of each model and task, as if the experiment had been run once.
+A slice keeps one random draw (a `subsample` of results.csv) of each model and task, as if the
+experiment had been run once.
 In shuffled slices `extra` and `test` are swapped at random, so that the bias is 0 on average. Each
 slice is analyzed in two ways:
     paper   the paper's model, on the texts of `test`: right_ijl ~ Binomial(n, p), logit p = mu +
@@ -12,6 +13,8 @@ slice is analyzed in two ways:
     t       a t interval over tasks for the bias in percentage points, averaged over models
 
     python meta_analysis.py results.csv --model bert --slices 20
+
+In a notebook: shares_table(pd.read_csv("results.csv"))
 
 Writes slices.png and two tables to meta/results/. Their columns, with 89% intervals:
     meta.csv: experiment, m, n, arms, kind, slice, paper_mean, paper_low, paper_high (beta, log
@@ -41,41 +44,59 @@ from matplotlib.figure import Figure
 from scipy import special, stats
 
 SHARE = 0.89  # coverage of intervals, as in the paper
+KEY = """\
+A slice keeps one random draw of each model and task, as if the experiment had been run once. In
+shuffled slices, seen and unseen are exchanged at random, so that the bias is 0 on average. outside:
+share of slices whose bias is beyond the threshold, in log odds (the paper's: 0.08 for experiments
+whose names begin with zero-shot, else 0.04). paper, t: share with an 89% interval that excludes 0,
+by the paper's model, and by t over tasks."""
 
 
-@rc_context({"text.parse_math": False})  # two dollar signs in a name would be a formula
-def report_slices(rows, slices, threshold, folder):
-    """Write the tables and the figure. Print the answer."""
+def shares_table(rows, slices=500, threshold=None):
+    """The table of shares.csv from rows in the columns of results.csv, as pd.read_csv gives them.
+    threshold: of beta, in log odds. None: the paper's."""
+    return shares_of(claims_of(clean_rows(rows), slices, threshold))
+
+
+def claims_of(rows, slices, threshold):
+    """Rows of meta.csv from those of clean_rows. outside, paper, t: does the slice claim a bias?"""
+    for name, arms in CROSSED.items():  # *_on_extra is nan where arms are plain
+        rows[name] = rows[[f"acc_{arm}" for arm in arms]].mean(axis=1)
+    rows["bias"] = 100 * (rows["seen"] - rows["unseen"])
     names = [*CELL, "arms"]
     tables = {cell: slice_table(part, slices) for cell, part in rows.groupby(names)}
     meta = pd.concat(tables, names=names).reset_index(names)
     if threshold is None:  # the paper's
         threshold = np.where(meta["experiment"].str.startswith("zero-shot"), 0.08, 0.04)
-    claims = meta.assign(
+    return meta.assign(
         threshold=threshold, outside=meta["paper_mean"].abs() > threshold,
         paper=meta["paper_low"] * meta["paper_high"] > 0,
         t=np.sign(meta["t_low"] * meta["t_high"]).clip(lower=0))  # 1, 0 or, for one task, nan
-    names += ["kind", "threshold"]
-    shares = claims.groupby(names)[["outside", "paper", "t"]].mean().reset_index()
 
-    meta.to_csv(folder / "meta.csv", **CSV)
-    shares.to_csv(folder / "shares.csv", **CSV)
-    plot(claims).savefig(folder / "slices.png", dpi=130)
 
-    print(shares.astype({"threshold": str}).to_string(
-        index=False, float_format="{:.0%}".format))
-    print("outside: share of slices whose beta, the bias in log odds, is beyond the threshold (the "
-          "paper's 0.08 for experiments whose names begin with zero-shot, else 0.04; or "
-          "--threshold). paper, t: share with an interval that excludes 0.")
+def shares_of(claims):
+    """Of each setting: which share of its slices claims a bias?"""
+    names = [*CELL, "arms", "kind", "threshold"]
+    return claims.groupby(names)[["outside", "paper", "t"]].mean().reset_index()
+
+
+def print_shares(claims, shares, fewest):
+    """The answer in capitals, the key, the table, and what to do."""
     claimed = claims.groupby("kind")["outside"].mean()
-    print(f"With one subsample of each task you would have claimed a bias in {claimed.drawn:.0%} "
-          "of slices: beta is beyond the threshold. In shuffled slices, whose bias is 0 on "
-          f"average, you would have claimed one in {claimed.shuffled:.0%}.")
-    signs = np.sign(claims.query("kind == 'drawn' and outside")["paper_mean"])
-    # a true bias is claimed on one side; of one task, shuffled slices are claimed as often
-    if claimed.shuffled > 0.5 and abs(signs.mean()) < 0.8 and claims["t"].notna().all():
-        print("So it is the rule that claims a bias, not the data: its threshold lies within the "
-              "noise of a slice.")
+    print(textwrap.fill(
+        f"ONE DRAW OF EACH TASK CLAIMS A BIAS IN {claimed.drawn:.0%} OF SLICES, AND IN "
+        f"{claimed.shuffled:.0%} OF THOSE IN WHICH SEEN AND UNSEEN WERE SHUFFLED.", 100))
+    shown = shares.astype({"threshold": str}).drop(columns="arms")
+    print(f"\n{KEY}\n\n{shown.to_string(index=False, float_format='{:.0%}'.format)}\n")
+    notes = []
+    if claimed.shuffled > 1 - SHARE:  # what an honest 89% interval claims
+        notes.append(f"So one slice says little: this rule claims a bias in {claimed.shuffled:.0%} "
+                     "of slices even where there is none on average. Use all draws: fit_model.py.")
+    if fewest < 5:
+        notes.append(f"A task has only {fewest} draws, so that slices are alike: run more draws.")
+    for note in notes:
+        print(textwrap.fill(note, 100, initial_indent="- ", subsequent_indent="  ",
+                            break_on_hyphens=False))
 
 
 def slice_table(rows, slices):
@@ -149,7 +170,8 @@ def slice_posterior(right, n, alpha, U):
     return theta[:, 1], np.sqrt(covariance[:, 1, 1])
 
 
-def plot(claims):
+@rc_context({"text.parse_math": False})  # two dollar signs in a name would be a formula
+def plot(claims, path):
     """Figure 7: the paper's estimates in the slices of each setting."""
     cells = claims.groupby(CELL)
     figure = Figure((8, 0.5 + 2.2 * len(cells)), layout="constrained")
@@ -162,7 +184,7 @@ def plot(claims):
         axis.set(title=title_of(*cell), ylabel="share of slices\nat or below")
     axis.set_xlabel("posterior mean of beta (log odds)")
     axes[0].legend()
-    return figure
+    figure.savefig(path, dpi=130)
 
 
 # Also in fit_model.py
@@ -187,11 +209,19 @@ def errors_on_one_line():
 
 def brief(error, limit=290):
     """An error on one line, of 3 rows of a screen at most. A long path loses its start."""
-    text = str(error).replace("'utf-8' codec", "save it as UTF-8 text:")
+    text = str(error).replace(
+        "'utf-8' codec", "save it as UTF-8 text (if compressed, unpack it; a spreadsheet: as CSV):")
     if " " not in text:  # as of KeyError
         text = repr(error)
     text = re.sub(r"\S{40,}(\S{40})", r"...\1", text)
     return textwrap.shorten(text, limit, placeholder=" ...")
+
+
+def user_path(text):
+    """The path of a flag. bash leaves the ~ of --out=~/mine.csv as it is."""
+    if "://" in text:
+        raise argparse.ArgumentTypeError(f"{text} is an address: download it first")
+    return Path(os.path.expanduser(text))
 # --- end shared ---
 
 
@@ -296,14 +326,14 @@ def parse_args(argv):
     parser = argparse.ArgumentParser(
         usage="%(prog)s [FILE ...] [flags]", description=__doc__.partition("\n\n")[0])
     add = parser.add_argument
-    add("paths", metavar="FILE", nargs="*", type=Path, default=[Path("results.csv")],
+    add("paths", metavar="FILE", nargs="*", type=user_path, default=[Path("results.csv")],
         help="results; default results.csv")
     add("--slices", type=int, default=500,
         help="draws of one subsample of each model and task; default 500")
     add("--threshold", type=float, help="for beta, in log odds; default the paper's")
     for flag in FILTERS:
         add(f"--{flag}", nargs="+", help="use only these; default all")
-    add("--out", type=Path, metavar="FOLDER", help="of figure and tables; default meta/FILE")
+    add("--out", type=user_path, metavar="FOLDER", help="of figure and tables; default meta/FILE")
     return parser.parse_args(argv)
 
 
@@ -312,15 +342,16 @@ def main(argv=None):
     args = parse_args(argv)
     rows = clean_rows(pd.concat([read_rows(path) for path in args.paths]), flags=vars(args))
     fewest = rows.groupby(RUN[:5])["subsample"].nunique().min()
-    print(f"Subsamples of a task: {fewest} or more (fewer than 5 are too few to rely on)")
-    for name, arms in CROSSED.items():  # *_on_extra is nan where arms are plain
-        rows[name] = rows[[f"acc_{arm}" for arm in arms]].mean(axis=1)
-    rows["bias"] = 100 * (rows["seen"] - rows["unseen"])
     folder = args.out or Path("meta", "+".join(path.stem for path in args.paths)[:99])
     folder.mkdir(parents=True, exist_ok=True)
-    report_slices(rows, args.slices, args.threshold, folder)
+    claims = claims_of(rows, args.slices, args.threshold)
+    shares = shares_of(claims)
+    print_shares(claims, shares, fewest)
+    claims.loc[:, :"t_high"].to_csv(folder / "meta.csv", **CSV)
+    shares.to_csv(folder / "shares.csv", **CSV)
+    plot(claims, folder / "slices.png")
     print(f"figure and tables: {folder.resolve()}")
 
 
-if __name__ == "__main__":  # in a notebook cell flags go into the list: ["--m", "50"]
-    main([] if "__file__" not in globals() else None)
+if __name__ == "__main__":  # in a notebook or VS Code flags go into the list: ["--m", "50"]
+    main([] if "__file__" not in globals() or "kernel_launcher" in sys.argv[0] else None)

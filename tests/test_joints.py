@@ -278,3 +278,25 @@ def test_flags_of_run_zero_shot_are_what_runs_there_and_in_an_audit(
     flags = ["--examples", "a.txt", "--model", str(folder), "--precision", "bf16"]
     assert end_of(contam.main, *flags) is None and watched.loads[-1]["dtype"] == torch.bfloat16
     assert watched.others == [0, 1, 1, 1, 1, 1, 1], "the last one of the other script"
+
+
+@pytest.mark.parametrize("kind", ["verl", "LLaMA-Factory"])
+def test_the_blocks_of_the_guide_to_own_training(kind):
+    """The model trained on A is right, the other one is wrong."""
+    guide = (ROOT / "docs/own_training.md").read_text(encoding="utf-8")
+    split, table, _ = re.findall("```python\n(.*?)```", guide, re.DOTALL)
+    Path("benchmark.jsonl").write_text('{"question": "\u2028"}\n' * 40, encoding="utf-8")
+    exec(split, {})
+    for (draw, half), items in pd.read_csv("halves.csv").groupby(["draw", "half"])["item"]:
+        text = Path(f"draw_{draw}_{half}.jsonl").read_text()
+        assert re.findall(r"\d+(?=}\n)", text) == [*map(str, items)] and len(items) == 20
+        for trained_on, right in (("A", 1), ("B", 0)):
+            rows = pd.DataFrame({"prompt": items, "predict": f"{right} ", "label": "1"})
+            if kind == "verl":
+                rows = pd.DataFrame({"input": [*items] * 2, "gts": "1", "score": right})
+            Path("runs", str(draw), trained_on, half).mkdir(parents=True)
+            rows.to_json(f"runs/{draw}/{trained_on}/{half}/0.jsonl", orient="records", lines=True)
+    exec(table, {})
+    contam.main(["--answers", "mine.csv"])
+    found = pd.read_csv("crossed.csv")[["acc_extra", "acc_test", "acc_test_on_extra"]]
+    assert (found == [1, 0, 0]).all(axis=None) and len(found) == 5

@@ -10,6 +10,7 @@ import math
 import multiprocessing
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -241,15 +242,15 @@ def test_arms_share_everything_but_the_pretraining_text(
         name, kind, model_dir, empty_folder, benchmark_csv, monkeypatch):
     """With extra = test they agree to the last bit."""
     script = load_script(name)
-    draw = script.draw
+    sample_of = script.sample_of
 
     def twins(unit):
-        sample = draw(unit)
+        sample = sample_of(unit)
         sample.texts["extra"] = sample.texts["test"]
         sample.labels["extra"] = sample.labels["test"]
         return sample
 
-    monkeypatch.setattr(script, "draw", twins)
+    monkeypatch.setattr(script, "sample_of", twins)
     script.main(f"--csv {benchmark_csv} --model {model_dir(kind)} --m 6 --n 8 --subsamples 1 --out "
                 "results.csv --workers 1 --device cpu --pretrain-lr 0.02".split())
     (row,) = rows_of()
@@ -371,9 +372,9 @@ def refused(run):
     return call
 
 
-def test_a_run_writes_rows(run, script, monkeypatch):
-    """And prints base, unseen and seen, means over both sets. A row is on the disk before the next
-    is computed."""
+def test_a_run_writes_rows(run, script, monkeypatch, flags):
+    """And prints base, unseen and seen, means over both sets, then the result. A row is on the disk
+    before the next is computed. It holds the flags that decide it."""
     written, append = [], script.append_row
     monkeypatch.setattr(
         script, "append_row", lambda *of: [append(*of), written.append(len(rows_of()))])
@@ -392,13 +393,32 @@ def test_a_run_writes_rows(run, script, monkeypatch):
         (line,) = re.findall(rf"topics draw {k} (.*)\d s", out)
         assert [float(number) for number in re.findall(r"\d\.\d{3}", line)] == pytest.approx(
             means, abs=5.1e-4)
+        assert f" flags {' '.join(flags[:4] + flags[8:16])} torch " in row["versions"]
+    result = bias_line(pd.read_csv("results.csv"), "")
+    assert f"\n{result}\nrows: " in out
     message, out = run("--subsamples 2")
-    assert "n = 20: 2 subsamples are finished" in out
+    assert f"n = 20: 2 draws are finished\n{result}\nrows: " in out
     assert message is None and written == [1, 2], "finished rows are skipped"
     run("--seed 1")
     *before, row = rows_of()
     assert before == rows and [row["seed"], row["split"]] == ["1", rows[0]["split"]]
     assert row["loss_extra"] != rows[0]["loss_extra"]
+
+
+def bias_line(rows, goal):
+    bias, *_, half = plain_interval(rows, "bias")
+    k = rows["subsample"].max()
+    return f"stopped after {k} draws of each task: bias {bias:+.2f} ± {half:.2f} points{goal}"
+
+
+@pytest.mark.parametrize("typed, kept", [
+    ("--tasks a b --model 'my bert' b --m=5 --split=x --with-answers --device cpu --n 3 4",
+     "flags --model 'my bert' b --split=x --with-answers"),
+    ("--name d --out c --experiment a --seed 5", "flags --name d --seed 5"),
+    ("--subsamples 9 --dask a:1 --workers 2 --text a --margin 2", "flags --text a"),
+    ("--csv a,b.csv", ""), ("--about 'the \"a\"'", ""), ("--about 'a\nb'", "")])
+def test_typed_flags_as_rows_have_them(script, typed, kept):
+    assert script.typed_flags(shlex.split(typed)) == kept
 
 
 def test_scores_by_hand(script):
@@ -445,9 +465,10 @@ def test_a_margin_ends_a_run_at_the_least_k(run):
     margin = 2.0001 * min(halves[1:])
     least = 8 + [half <= margin / 2 for half in halves].index(True)
     assert least > 8, "else it tells nothing"
+    result = bias_line(table[: 2 * least], f" (goal ±{margin / 2:g})\n")
     for workers in (2, 1):
         message, out = run(f"{short} --margin {margin} --subsamples 50 --workers {workers}")
-        assert message is None and f"stops at ±{margin / 2:g} points" in out
+        assert message is None and result in out
         assert comparable(rows_of()) == comparable(rows_of("new/all.csv")[: 2 * least])
 
 
@@ -460,25 +481,24 @@ def crossed_rows(biases):
 
 def test_a_margin_never_ends_a_run_within_a_round_or_before_the_eighth(
         script, monkeypatch, capsys):
-    """The interval of equal rows shrinks with each. A bar says how wide it is."""
+    """The interval of equal rows shrinks with each. A bar, or else a log, says how wide it is."""
     table = crossed_rows([6] * 9)
     half = [plain_interval(table[:rows], "bias")[3] for rows in (17, 10, 4)]
     rows = table.to_dict("records")
     units = [script.Unit(row, {}, None, None, False) for row in rows]
     monkeypatch.setattr(script, "append_row", Mock())
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    for enough, ends in ((half[0], 18), (half[2], 16)):
-        found = script.run_cell(units, (row for row in rows), None, 2.0001 * enough)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
+    for enough, ends, terminal in ((half[0], 18, True), (half[2], 16, False)):
+        found = script.run_cell(units, lambda samples: (row for row in rows), None, 2.0001 * enough)
         assert len(found) == ends
-        assert re.search(rf"5 of .*±{half[1]:.3f}.*±{enough:.3f}", capsys.readouterr().err)
-    script.run_cell(units[::2], (row for row in rows[::2]), None, 9)  # a single task
-    assert "; 5 subsamples, bias" in capsys.readouterr().err
+        known = f"5 draws of each task: bias known to ±{half[1]:.2f} of ±{enough:.2f}"
+        out, err = capsys.readouterr()
+        assert (known in err, known in out) == (terminal, not terminal)
 
 
 @pytest.mark.parametrize("name, typed, tasks, m, margin, numbers", [
     ("run_experiment", "", ["bbc_news", "reuters"], [50], 1, {200: 100}),
-    ("run_experiment", "--n 9 5 13 11 8 --subsamples 7 3", ["bbc_news", "reuters"], [50], None,
-     {9: 7, 5: 3, 13: 7, 11: 3, 8: 7}),
+    ("run_experiment", "--n 9 5 --subsamples 7", ["bbc_news", "reuters"], [50], None, {9: 7, 5: 7}),
     ("run_zero_shot", "", ["bbc_news"], [100], None, {30: 2}),
     ("run_zero_shot", "--margin 2", ["bbc_news"], [100], 2, {30: 100})])
 def test_the_defaults(name, typed, tasks, m, margin, numbers, monkeypatch):
@@ -632,42 +652,54 @@ def test_only_small_models_on_a_cpu_get_four_workers(
     monkeypatch.setattr(joblib, "cpu_count", lambda: cores)
     cells = [[SimpleNamespace(model=SimpleNamespace(size=size), recipe={"precision": "bf16"})]
              for size in (9, size, 8)]
-    pool, found = script.open_pool(cells, device, asked, None)
-    with pool:
-        assert not [*script.spread(pool, None, [])]
+    pool, compute = script.open_pool(cells, lambda *job: job[1:], device, asked, None)
+    assert pool.parallel_config["n_jobs"] == workers
+    with pool, joblib.parallel_config("sequential"):
+        assert [*compute(fake_samples(1))] == [(device, threads)]
     assert capsys.readouterr().out == f"device {device}, bf16, workers: {workers}\n"
-    assert found == threads
 
 
-def slow(k):
+def fake_samples(count):
+    """Samples that fill a pool's functions."""
+    return [SimpleNamespace(row={"versions": "", "k": k}, recipe={"precision": "bf16"})
+            for k in range(count)]
+
+
+def slow(sample, device, threads):
     time.sleep(0.2)
-    return k
+    return sample.row["k"]
 
 
 def test_a_cell_that_ends_early_leaves_nothing_to_the_next(script):
-    pool = joblib.parallel_config("loky", n_jobs=2)
+    cells = [[SimpleNamespace(model=SimpleNamespace(size=9), recipe={"precision": "bf16"})]]
+    pool, compute = script.open_pool(cells, slow, "cpu", 2, None)
     with pool:
-        begun = script.spread(pool, slow, range(8))
+        begun = compute(fake_samples(8))
         next(begun)
         begun.close()
-        assert [*script.spread(pool, slow, range(8))] == [*range(8)]
+        assert [*compute(fake_samples(8))] == [*range(8)]
 
 
-def test_dask_runs_two_jobs_a_thread_ahead_and_keeps_the_order(script):
-    asked = []
+HASHES = {"split": "a99446012345", "data": "00123456789e", "recipe": "12345678901a"}
 
-    def submit(job, sample, pure):
-        asked.append(sample)
-        return SimpleNamespace(result=lambda: job(sample))
 
-    client = SimpleNamespace(submit=submit, ncores=lambda: {"a": 1, "b": 2})
-    ahead = [(row, len(asked)) for row in script.spread(client, str, range(20))]
-    assert ahead == [(str(k), min(k + 7, 20)) for k in range(20)]
+@pytest.mark.parametrize("hashes", ["299446012345 012345678901 2994460e1234",
+                                    "0a2345678901 01234567890e e12345678901"])
+def test_no_spreadsheet_takes_a_hash_for_a_number(script, tmp_path, hashes):
+    """And rows of the versions before, which have no x, are still accepted."""
+    row = dict.fromkeys(script.COLUMNS, "1") | dict(zip(HASHES, hashes.split()))
+    script.append_row(tmp_path / "new.csv", row)
+    file = pd.read_csv(tmp_path / "new.csv")[[*HASHES]]
+    assert not file.apply(pd.to_numeric, errors="coerce").notna().any(axis=None)
+    pd.DataFrame([row]).to_csv(tmp_path / "old.csv", index=False)
+    for path in (tmp_path / "new.csv", tmp_path / "old.csv"):
+        assert script.find_row(path, row, script.finished_rows(path)) == row | dict.fromkeys(
+            script.MEASURES, 1)
 
 
 def test_two_processes_append_whole_rows_below_one_header(script, tmp_path):
     """Each row twice, and it is there once."""
-    rows = [dict.fromkeys(script.COLUMNS, f"{k}" * 1000) for k in (1, 2)]
+    rows = [dict.fromkeys(script.COLUMNS, f"{k}" * 1000) | HASHES for k in (1, 2)]
     jobs = [(tmp_path / f"{k // 4}.csv", rows[k % 2]) for k in range(160)]
     with multiprocessing.get_context("fork").Pool(2) as pool:
         pool.starmap(script.append_row, jobs, chunksize=1)
@@ -675,6 +707,25 @@ def test_two_processes_append_whole_rows_below_one_header(script, tmp_path):
     for path, _ in jobs:
         lines = path.read_text().splitlines()
         assert {*lines} == whole and len(lines) == 3
+
+
+def test_a_look_reads_new_lines_or_another_file(script, tmp_path, monkeypatch):
+    """Rows of the file, how much of its end is torn off, lines that are read then. A last row that
+    ends in the hash of a script is whole."""
+    file = tmp_path / "results.csv"
+    for numbers, torn, read in (("78", 0, 3), ("789", 2, 0), ("789", 1, 1), ("789", 0, 1),
+                                ("79", 0, 3), ("12345", 0, 6), ("123456", 0, 1), ("", 0, 1)):
+        lines = [script.COLUMNS]
+        for number in numbers:
+            lines.append([*"abc12", number, *["1"] * 29, f"a script {number:>012}"])
+        text = "\n".join(map(",".join, [*lines, ""]))
+        file.write_text(text[: len(text) - torn])
+        reader = Mock(wraps=csv.reader)
+        monkeypatch.setattr(csv, "reader", reader)
+        rows = script.finished_rows(file).values()
+        monkeypatch.undo()
+        assert [*numbers][: len(numbers) - torn // 2] == [row["subsample"] for row in rows]
+        assert reader.call_count == read
 
 
 @pytest.fixture(scope="module")
@@ -702,6 +753,21 @@ def test_a_run_has_one_client_and_a_failure_on_dask_is_one_line(run, refused, cl
     assert distributed.Client.call_count == 1
     refused("the loss of arm extra", f"--dask {cluster[0]} --seed 1 --pretrain-lr 1e30")
     assert not run.err, "what the scheduler says is not for the user"
+
+
+def test_dask_runs_two_jobs_a_thread_ahead_and_keeps_the_order(script, cluster):
+    """Two workers have two threads each. Later rows are ready before the first."""
+    def timed(sample, *_):
+        time.sleep(sample.row["k"] == 0)
+        return sample.row["k"], time.time()
+
+    asked = []
+    client, compute = script.open_pool(None, timed, "cpu", None, cluster[0])
+    with client:
+        rows = compute(asked.append(sample) or sample for sample in fake_samples(20))
+        numbers, ends, ahead = zip(*[(*row, len(asked)) for row in rows])
+    assert [*numbers] == [*range(20)] and min(ends) < ends[0]
+    assert [*ahead] == [min(k + 9, 20) for k in range(20)]
 
 
 def test_a_dask_worker_may_die(run, script, cluster, tmp_path):
@@ -760,7 +826,7 @@ def test_a_pasted_cell_runs(flags, tmp_path, capsys, monkeypatch):
     source = (ROOT / "run_experiment.py").read_text(encoding="utf-8")
     cell = {"__name__": "cell"}
     exec(compile(source, "<cell>", "exec"), cell)
-    assert "no tasks.json in " in end_of(cell["main"], *flags)
+    assert "copy " in end_of(cell["main"], *flags)
     shutil.copy(ROOT / "tasks.json", tmp_path)
     flags += "--workers 2 --margin 2".split()
     assert end_of(cell["main"], *flags) is None and len(rows_of()) == 1
@@ -779,7 +845,8 @@ def test_a_pasted_cell_runs(flags, tmp_path, capsys, monkeypatch):
     ("--csv absent.csv", "No such file"),
     ("--device toaster", "Expected one of cpu, cuda"),
     ("--out /proc/rows.csv", "/proc"), ("--experiment my-answers", "--with-answers"),
-    ("--out .", "Is a directory"), ("--m 3 30 9 --n 5 300 7", "too small for m = 30 and n = 300"),
+    ("--out v.png", "must end in .csv"), ("--n 5 10 20 --subsamples 7 3", "one for each n"),
+    ("--m 3 30 9 --n 5 300 7", "too small for m = 30, n = 300"),
     (f"--out {'x' * 247}.csv", "File name too long"),  # that of its lock
     ("--pretrain-lr 1e30 --batch-size 64", "topics: the loss of arm extra is not finite")])
 def test_mistakes_in_flags(refused, typed, words):
@@ -787,10 +854,22 @@ def test_mistakes_in_flags(refused, typed, words):
     assert not os.listdir(), "a refused start leaves nothing behind"
 
 
+@pytest.mark.parametrize("typed, words", [
+    ("mine.csv", "with your own file: "), ("--csv https://x.org/mine.csv", "download it first")])
+def test_a_file_without_a_flag_and_an_address(run, typed, words):
+    assert run(typed)[0] == 2 and words in run.err and "--csv mine.csv" in run.err
+
+
 def test_a_folder_without_locks_is_named_before_training(refused, monkeypatch):
     monkeypatch.setattr(fcntl, "flock", Mock(side_effect=OSError(37, "none")))
     refused("cannot write and lock results.csv")
     assert not os.listdir()
+
+
+def test_a_gpu_that_torch_does_not_serve_is_one_line(refused, monkeypatch):
+    failure = RuntimeError("CUDA error: no kernel image is available\nSearch for it")
+    monkeypatch.setattr(torch, "ones", Mock(side_effect=failure))
+    refused("use cuda here (--device cpu works): CUDA error: no kernel image", "--device cuda")
 
 
 @pytest.mark.parametrize("name, flags", [
@@ -819,6 +898,9 @@ def edit_json(key, value, **others):
      "model.safetensors"),
     ("bert", lambda folder: (folder / "model.safetensors").write_text(
         "version https://git-lfs.github.com/spec/v1\noid"), "git lfs pull"),
+    ("bert", lambda folder: os.truncate(folder / "model.safetensors", 9000), "are not whole: "),
+    ("bert", lambda folder: (folder / "config.json").rename(folder / "checkpoint-5"),
+     "the folder holds ['checkpoint-5', "),
     ("bert", edit_json("num_hidden_layers", 3), "layer.2"),
     ("gpt2", edit_json("architectures", ["GPT2ForTokenClassification"]), "not a classifier"),
     ("gpt2", edit_json("model_type", "bart"), "encoder-decoder"),
@@ -832,9 +914,17 @@ def test_a_model_that_cannot_be_used(refused, model_dir, kind, edit, words):
     refused(words, f"--model {folder}")
 
 
+def with_nan(config):
+    model = transformers.LlamaForCausalLM(config)
+    model.model.layers[1].self_attn.q_proj.weight.data[0, 0] = math.nan
+    return model
+
+
 @pytest.mark.parametrize("kind, changes, words", [
     ("bert", {"saved_as": transformers.BertModel}, "output layer: .* no .*'cls.predictions.bias'"),
     ("bert", {"initializer_range": 1e30}, "overflow"),
+    ("llama", {"saved_as": with_nan}, "not finite: .* a nan"),
+    ("bert", {"vocab_size": 30000}, "30522 tokens, but 30000 rows of embeddings"),
     ("bert", {"words": byte_tokenizer([], mask_token="?")}, "puts no .CLS. before"),
     ("bert", {"words": byte_tokenizer([], "! $A", cls_token="!")}, "no mask token"),
     ("mistral", {"is_causal": False, "initializer_range": 0.01}, "not causal"),  # seen faintly
@@ -872,10 +962,11 @@ def test_a_models_own_code_is_never_run(refused, model_dir, tmp_path, monkeypatc
 def test_the_hash_of_a_model_is_of_all_files_that_decide_its_numbers(script, tiny, tmp_path):
     folder, found = shutil.copytree(tiny, tmp_path / "mine"), []
     for name in ("README.md", "config.json", "model.safetensors", "a.Q4_1.gguf", "merges.txt",
-                 "model-00001-of-00002.safetensors", "tokenizer.json", "vocab.txt", "spiece.model"):
+                 "model-00001-of-00002.safetensors", "tokenizer.json", "tekken.json", "vocab.txt",
+                 "spiece.model"):
         (folder / name).write_text((folder / "config.json").read_text() + " ")
-        found.append(script.find_model(str(folder), script.load_registry()).weights)
-    assert len({*found}) == 9
+        found.append(script.find_model(str(folder), script.load_registry()).weights_hash)
+    assert len({*found}) == 10
 
 
 OWN = {"epochs": {"pretrain": 5, "train": 7}, "learning_rates": {"train": 0.5},

@@ -186,7 +186,8 @@ def test_the_hash_covers_whatever_decides_the_numbers(zero, monkeypatch):
 def test_a_worker_computes_in_what_its_card_can(capability, typed, end, zero, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     monkeypatch.setattr(torch, "ones", lambda *_, device: None)  # as if there were a card
-    sample = SimpleNamespace(row={}, recipe=recipe_with(zero, f"--quantize nf4 {typed}"))
+    recipe = recipe_with(zero, f"--quantize nf4 {typed}")
+    sample = SimpleNamespace(row={"versions": ""}, recipe=recipe)
     with pytest.raises(ValueError, match=end):
         zero.run_job(Mock(side_effect=ValueError("called")), "cuda", 1, sample)
 
@@ -353,6 +354,10 @@ def test_show_prompts(zero, byte_model, run, capsys):
     assert out.count(head) == 2  # to pretrain on, to score
     assert out.count("rain again\n### Answer: wet") == 4
     assert out.count("rain again\n### Answer:\n") == 1
+    assert "are numbers" not in out
+    write_csv("mail.csv", [(f"{'x' * n}: mail", -1 + n % 2) for n in range(40)])
+    run(byte_model("gpt2"), "--csv mail.csv --show-prompts")
+    assert "classes of mail are numbers" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("text, classes, typed, words", [
@@ -369,6 +374,8 @@ def test_a_mistake_ends_in_one_line_without_a_row(text, classes, typed, words, m
     ("bert", {}, "is masked: use run_experiment.py", "float32"),
     ("llama", {"is_causal": False}, "not causal", "bf16"),
     ("llama", {"saved_as": t.LlamaModel}, "output layer", "float32"),
+    ("gpt2", {"initializer_range": 1e30}, "not finite", "float32"),
+    ("llama", {"vocab_size": 256, "pad_token_id": 0}, "257 tokens, but 256 ", "float32"),
     ("mixtral", {}, "mixture of experts", "float32"),
     ("llama", {"words": t.ByT5Tokenizer()}, "tokenizer.json", "float32")])
 def test_a_model_that_cannot_serve_is_refused(kind, changes, words, precision, model_dir, run):

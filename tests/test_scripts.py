@@ -1,5 +1,6 @@
 """Every script stands alone, names what it needs, and shares code only as identical marked blocks.
-Every command of README.md, docs/scale.md and the scripts' heads exists; README.md's run."""
+Every command of README.md, two guides and the scripts' heads exists; README.md's run. Every link of
+the documents leads somewhere."""
 
 import ast
 import builtins
@@ -9,6 +10,7 @@ import runpy
 import shlex
 import sys
 import tomllib
+from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
@@ -19,9 +21,11 @@ SCRIPTS = sorted(ROOT.glob("*.py"))
 EACH = pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
 BLOCK = re.compile(
     r"^# --- shared: (\w+) ---\n(.*?)^# --- end shared ---$", re.DOTALL | re.MULTILINE)
+GUIDES = ("README.md", "docs/own_texts.md", "docs/paper.md")
 METADATA = re.compile(r"^# /// script\n((?:#.*\n)+?)# ///\n")  # PEP 723
 BEHIND = {"accelerate", "bitsandbytes", "gguf", "pip"}  # transformers imports these; pip is run
-OPTIONAL = {"distributed", "arviz", "nutpie", "pymc", "pytensor"}  # for --dask, --paper-model
+# for --dask, --paper-model and logs of inspect_ai
+OPTIONAL = {"distributed", "arviz", "nutpie", "pymc", "pytensor", "inspect_ai"}
 
 
 def read(path):
@@ -41,9 +45,9 @@ def imports(path):
 
 
 def commands():
-    """[(file, command)] of README.md's code blocks, docs/scale.md and the scripts' heads."""
-    fenced = re.findall(r"```.*?\n(.*?)```", read(ROOT / "README.md"), re.DOTALL)
-    texts = [("README.md", "\n".join(fenced)), ("scale.md", read(ROOT / "docs" / "scale.md"))]
+    """[(file, command)] of the code blocks of README.md and the guides, and of the scripts' heads."""
+    texts = [(name, "\n".join(re.findall(r"(?s)```.*?\n(.*?)```", read(ROOT / name))))
+             for name in GUIDES]
     texts += [(path.name, ast.get_docstring(ast.parse(read(path)))) for path in SCRIPTS]
     for name, text in texts:
         for line in text.replace("\\\n", " ").splitlines():
@@ -69,6 +73,15 @@ def test_a_script_stands_alone_and_explains_itself(path, capsys):
 
 
 @EACH
+def test_a_tilde_is_the_home_folder(path):
+    """bash leaves it where a flag and its path are one word."""
+    flags = re.findall(r'"--(\w+)", type=\w*[Pp]ath', read(path))
+    args = load_script(path.stem).parse_args([f"--{flag}=~/{flag}.csv" for flag in flags])
+    assert "out" in flags
+    assert all(getattr(args, flag) == Path.home() / f"{flag}.csv" for flag in flags)
+
+
+@EACH
 @pytest.mark.parametrize("error, end", [
     (ValueError("in two\nlines"), "in two lines"), (KeyError("a"), "KeyError('a')")])
 def test_an_error_is_one_line(path, error, end, monkeypatch):
@@ -84,10 +97,24 @@ def test_run_magic_runs_the_text_of_now(tmp_path, capsys):
     """Although the process has imported an older one."""
     path, guard = tmp_path / "edited.py", read(SCRIPTS[-1]).partition("\nif __name__")
     for word in ("old", "edited"):
-        main = f"import importlib, sys\nfrom pathlib import Path\ndef main(): print({word!r})\n"
+        main = f"import importlib, sys\nfrom pathlib import Path\ndef main(_): print({word!r})\n"
         path.write_text(main + "".join(guard[1:]))
-        runpy.run_path(path, run_name="__main__")
+        runpy.run_path(str(path), run_name="__main__")
     assert capsys.readouterr().out == "old\nedited\n"
+
+
+@EACH
+@pytest.mark.parametrize("argv, flags", [
+    (["/bin/ipykernel_launcher.py", "--f=kernel.json"], []), (["edited.py", "--m=9"], ["--m=9"])])
+def test_a_kernels_flags_are_not_ours(path, argv, flags, tmp_path, monkeypatch):
+    """In VS Code's window, where __file__ is set as in %run."""
+    edited, guard = tmp_path / f"{path.stem}_edited.py", read(path).partition("\nif __name__")
+    edited.write_text("import importlib, sys\nfrom pathlib import Path\ndef main(argv=None):\n"
+                      "    sys.flags_of_main = sys.argv[1:] if argv is None else argv"
+                      + "".join(guard[1:]))
+    monkeypatch.setattr(sys, "argv", argv)
+    exec(compile(read(edited), edited, "exec"), {"__name__": "__main__", "__file__": edited})
+    assert sys.flags_of_main == flags
 
 
 @EACH
@@ -95,7 +122,7 @@ def test_a_script_names_what_it_needs(path):
     """Its inline metadata (PEP 723): the pins of requirements.txt for what it imports."""
     lines = [line.removeprefix("#").strip() for line in METADATA.match(read(path))[1].splitlines()]
     metadata = tomllib.loads("\n".join(lines))
-    assert metadata["requires-python"] == ">=3.11"
+    assert metadata["requires-python"] == ">=3.11,<3.15"
     pins = metadata["dependencies"]
     assert {*pins} <= {*read(ROOT / "requirements.txt").split("\n")}
     names = {pin.partition("==")[0] for pin in pins}
@@ -124,7 +151,7 @@ def test_what_scripts_share_is_identical():
 
 
 COMMANDS = [*dict.fromkeys(commands())]
-assert {name for name, _ in COMMANDS} > {"README.md", "scale.md", SCRIPTS[0].name}
+assert {name for name, _ in COMMANDS} > {*GUIDES, SCRIPTS[0].name}
 
 
 def parts_of(command):
@@ -144,6 +171,20 @@ def test_every_command_parses(source, command):
     args = load_script(name).parse_args(flags)
     known = {"all", *load_script("run_experiment").load_registry()["tasks"]}
     assert {*(getattr(args, "tasks", None) or [])} <= known
+
+
+def test_no_link_is_dead():
+    """Files exist, and so do headings, by the names that GitHub gives them."""
+    # gone: blocks of code, where # begins a comment; addresses; the blank behind #; punctuation
+    gone = r"(?ms)^```.*?```|\]\(.*?\)|^\[[^\n]*\]: \S+|(?<=#) |[^\w\n #-]"
+    names = {path: re.sub(gone, "", read(path)).lower().replace(" ", "-")
+             for path in [ROOT / "README.md", *ROOT.glob("*/*.md")]}
+    for path in names:
+        for place, anchor in re.findall(
+                r"(?m)(?:\]\(|^\[.*\]: )(?!http)([^)#\s]*)([^)\s]*)", read(path)):
+            target = (path.parent / (place or path.name)).resolve()
+            alive = target.exists() and f"{anchor}\n" in names.get(target, "\n")
+            assert alive, f"{path}: {place}{anchor}"
 
 
 RUN = "--tasks rotten_tomatoes --m 6 --n 8 --subsamples 2 --workers 1"

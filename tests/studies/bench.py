@@ -394,7 +394,7 @@ def our_way(job, count):
     with mock.patch.object(script, "run_all") as run_all:  # keeps what main would run
         script.main([*words, "--subsamples", str(count), "--out", f"{job['folder']}.csv"])
     [units] = run_all.call_args.args[0]
-    samples = map(script.draw, units)
+    samples = map(script.sample_of, units)
     return lambda: script.run_job(script.run_subsample, job["device"], CORES, next(samples))
 
 

@@ -19,6 +19,9 @@ sixteen, as the paper has them, were tried on other items (boost +0.7) and taken
 labels were not learned either (draw 1 of the control: boost -6.0, bias 0.0). So the control was
 given five times the rate, before any draw at that rate was made. All on 2026-11-27.
 
+docs/crossed_example.csv also holds the first three draws of the control, as a second method
+("smollm2 with answers"), which were copied from crossed_control.csv.
+
 Three draws, 89% intervals: the bias of the inputs is +0.33 [-2.48, +3.14], the boost -3.22 [-7.07,
 +0.62]; the bias of the control is +2.56 [+0.47, +4.64], the boost +13.11 [-4.92, +31.14].
 """
@@ -92,8 +95,8 @@ def write(out, kind, draw, halves, right):
             "model": MODEL, "trained_on": trained_on, "draw": draw, "half": halves,
             "item": halves.index, "right": answers.astype(int)}))
     table = pd.concat(parts)
-    if kind == "answers":  # a name that fit_model.py takes for pretraining with labels
-        table.insert(0, "experiment", "crossed-answers")
+    # fit_model.py takes a name that ends in -answers for training with labels
+    table.insert(0, "experiment", "crossed-answers" if kind == "answers" else "crossed")
     table.to_csv(out, mode="a", header=not out.exists(), index=False)
     print(table.groupby(["trained_on", "half"])["right"].mean().unstack().round(3), flush=True)
 

@@ -2,6 +2,8 @@
 
     python tests/studies/one_draw.py            # does it hold? single subsamples of committed rows
     python tests/studies/one_draw.py --widths   # how wide is it? by items, changes and draws
+    python tests/studies/one_draw.py --luck     # does that of one draw hold if training has luck?
+    python tests/studies/one_draw.py --tenth    # and of several, if the same items are learned?
 
 From one draw the interval of a crossed bias is Normal, from the draw of the texts alone: the luck
 of training is not in it. Each single subsample is compared with the mean of the other ones of its
@@ -24,7 +26,8 @@ from conftest import ROOT, load_script  # noqa: E402
 
 FILES = ("tests/bert_tiny_n200.csv", "docs/control.csv", "docs/dose_results.csv", "docs/passes.csv")
 Z = stats.norm.ppf(0.945)  # of an 89% interval
-ITEMS, CHANGED, DRAWS = (100, 300, 1000, 5000), (0.03, 0.1, 0.2), (1, 2, 5)
+ITEMS = (15, 100, 300, 1000, 5000)
+COLUMNS = ((2, 0.1), (5, 0.03), (5, 0.1), (5, 0.2))  # draws, share that differs
 SETS = 4000  # simulated for each number of --widths
 
 
@@ -81,25 +84,67 @@ def tell_hold():
 
 
 def tell_widths():
-    """Print the table of docs/own_training.md. The simulation must agree."""
+    """Print the table of docs/own_training.md: a row per number of items, a column per number of
+    draws and share of items that A and B answer differently. The simulation must agree."""
     rng = np.random.default_rng(0)
-    print("| items in each half | A and B differ on |", " | ".join([f"draws: {K}" for K in DRAWS]),
-          "|\n| --- | --- |" + " --- |" * len(DRAWS))
+    print("| items in each half |", " | ".join([f"{K} draws, {changed:.0%}" for K, changed in COLUMNS]),
+          "|\n| --- |" + " --- |" * len(COLUMNS))
     for n in ITEMS:
-        for changed in CHANGED:
-            cells = []
-            for K in DRAWS:
-                half = expected_half_width(n, changed, K)
+        cells = []
+        for K, changed in COLUMNS:
+            half = expected_half_width(n, changed, K)
+            if n >= 100:  # the integral takes counts for Normal
                 assert abs(simulated_half_width(n, changed, K, rng) / half - 1) < 0.05, (n, K)
-                cells.append(f"±{half:.1f}")
-            print(f"| {n:,} | {changed:.0%} |", " | ".join(cells), "|", flush=True)
+            else:
+                half = simulated_half_width(n, changed, K, rng)
+            cells.append(f"±{half:.1f}")
+        print(f"| {n:,} |", " | ".join(cells), "|", flush=True)
+
+
+def tell_luck():
+    """A line a number of items in each half and sd of luck in points: how often the interval of one
+    draw, by the draw of its items, holds, if A and B differ on 5% to 20% of the items."""
+    rng = np.random.default_rng(0)
+    for luck in (1, 2):
+        for n in (200, 1000, 5000):
+            shares = []
+            for changed in (0.05, 0.2):
+                differ = rng.binomial(n, changed, (20000, 1, 1, 2))
+                only_seen = rng.binomial(differ, 0.5)
+                biases, _, text_variance = rule_of_answers(only_seen, differ - only_seen, n)
+                off = biases.ravel() + rng.normal(0, luck, 20000)
+                shares.append(np.mean(np.abs(off) < Z * np.sqrt(text_variance.ravel())))
+            print(f"luck {luck}, {n} items: {shares[0]:.0%} to {shares[1]:.0%}")
+
+
+def tell_tenth():
+    """A line a number of draws: how often the interval of the bias holds for items like these, if a
+    tenth of the items, the same in every draw, are right where they were seen. (100 or 1,000 items
+    in each half give the same.)"""
+    rng = np.random.default_rng(0)
+    for K in (5, 10):
+        held = np.mean([tenth_holds(300, K, rng) for _ in range(1000)])
+        print(f"300 items, {K} draws: {held:.0%}")
+
+
+def tenth_holds(n, K, rng, changed=0.03):
+    """Half of the learned items are right anyway, so that the true bias is 5 points."""
+    learned, right = rng.random(2 * n) < 0.1, rng.random(2 * n) < 0.5
+    biases, variances = [], []
+    for _ in range(K):
+        halves = rng.permutation(np.repeat([0, 1], n))
+        seen, unseen = [right ^ (rng.random(2 * n) < changed / 2) for _ in range(2)]
+        change = 100 * ((seen | learned) * 1.0 - unseen)
+        biases.append(change.mean())
+        variances.append(sum(change[halves == half].var() for half in (0, 1)) / (4 * n))
+    t = stats.t.ppf(0.945, K - 1) * np.std(biases, ddof=1) / math.sqrt(K)
+    normal = Z * math.sqrt((np.mean(variances) + 100**2 / (2 * n**2 * K)) / K)
+    return abs(np.mean(biases) - 5) < max(t, normal)
 
 
 def main():
-    if sys.argv[1:] == ["--widths"]:
-        tell_widths()
-    else:
-        tell_hold()
+    tell = {"--widths": tell_widths, "--luck": tell_luck, "--tenth": tell_tenth}
+    tell.get("".join(sys.argv[1:]), tell_hold)()
 
 
 if __name__ == "__main__":

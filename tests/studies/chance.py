@@ -1,0 +1,146 @@
+"""What chance does to a reader: few tasks, many looks, many models. Run by hand, on one core.
+
+    python tests/studies/chance.py like     # is the mean over tasks like these known? 10 seconds
+    python tests/studies/chance.py looks    # a run is read after every draw: 10 seconds
+    python tests/studies/chance.py models   # 20 innocent models beside each other: 20 seconds
+
+Draws vary by Normal(0, 1.4 points). All rules are written here again; at the start of each case the
+scripts must give the same for some data sets.
+
+like: one task in ten, drawn at random, leaks by 10 points, or none; 8 draws of each task. Does the
+interval hold the mean over all tasks that could have been drawn (1 point, or 0)?
+looks: no bias. In how many runs does an interval lie above 0 (YES, or YES and open) at some look?
+models: no bias. In runs, models are independent. In --answers, 20 models answer the same items:
+abilities are Normal(0.5, 0.7) and difficulties Normal(0, 1.5) on the scale of log odds (as in
+answers.py), and one random half was released.
+"""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from scipy import stats
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from calibrate import LEAST, MARGIN, half_width, rule  # noqa: E402
+from conftest import load_script  # noqa: E402
+from parts import SD, TAIL, analyzed, half_of, mean_over_tasks, percent  # noqa: E402
+
+SETS, TABLES, CHECKED = 10_000, 2000, 10
+LEAK, MODELS, LOOKS = 10, 20, 30
+
+
+def tell_like():
+    print("| tasks | plain t: none leaks | one in ten leaks | former: none leaks | one in ten |"
+          "\n|" + " --- |" * 5)
+    K = 8
+    for J in (5, 10, 20, 25):
+        plain, former = [], []
+        for share in (0, 0.1):
+            rng = np.random.default_rng(4)
+            leaks = rng.random((SETS, J, 1)) < share
+            D = LEAK * leaks + SD * rng.standard_normal((SETS, J, K))
+            of_tasks = D.mean(axis=2)
+            sem = of_tasks.std(axis=1, ddof=1) / np.sqrt(J)
+            half = half_of(sem, J - 1)
+            mean, se, _ = mean_over_tasks(D)
+            wider = np.maximum(half, stats.norm.isf(TAIL) * se)
+            off = np.abs(mean - LEAK * share)
+            plain.append(percent(off <= half))
+            former.append(percent(off <= wider))
+            if J >= 20:  # fit_model.py says nothing of fewer
+                _, effects = analyzed(D[:CHECKED, None], MARGIN)
+                assert np.allclose(effects["like_high"] - effects["estimate"], half[:CHECKED])
+        print(f"| {J} |", " | ".join(plain + former), "|", flush=True)
+
+
+def tell_looks():
+    print("| tasks | draw 8 alone | draw 30 alone | every draw from 8 to 30 | from 2 to 30 | stop "
+          "of --margin 1: alone | from 8 to there | from 2 to there | mean K |\n|" + " --- |" * 9)
+    every = np.arange(2, 61)
+    rounding = (100 / 200) ** 2 / 12
+    for J in (1, 2, 5):
+        D = SD * np.random.default_rng(5).standard_normal((SETS, J, every[-1]))
+        mean, *variances = rule(D, np.full(D.shape, rounding), 0)
+        halves = half_width(*[part[:, :, 1:].transpose(0, 2, 1) for part in variances],
+                            every[:, None])
+        above = mean.mean(axis=1)[:, 1:] > halves  # [sets, every]
+        for K in (2, 8, 30):
+            _, effects = analyzed(D[:CHECKED, None, :, :K], MARGIN)
+            assert ((effects["low"] > 0) == above[:CHECKED, K - 2]).all()
+            assert np.allclose(effects["high"] - effects["estimate"], halves[:CHECKED, K - 2])
+        enough = (halves <= MARGIN / 2) & (every >= LEAST)
+        assert enough.any(axis=1).mean() > 0.99, "raise the number of draws"
+        stop = enough.argmax(axis=1)
+        running = above & (np.arange(len(every)) <= stop[:, None])
+        looks = [above[:, 6], above[:, LOOKS - 2], above[:, 6 : LOOKS - 1].any(axis=1),
+                 above[:, : LOOKS - 1].any(axis=1), above[np.arange(SETS), stop],
+                 running[:, 6:].any(axis=1), running.any(axis=1)]
+        print(f"| {J} |", " | ".join(map(percent, looks)), f"| {every[stop].mean():.0f} |",
+              flush=True)
+
+
+def low_ends(right, released, clean):
+    """Low ends [models] of the biases of right [items, models], in points, by least squares on the
+    half and the clean models' answers [items, models], HC2 and Student's t."""
+    X = np.column_stack([np.ones(len(right)), released, clean])
+    inverse = np.linalg.inv(X.T @ X)
+    weights = X @ inverse  # [items, columns]
+    leverage = (weights * X).sum(axis=1)
+    coefficients = weights.T @ right
+    residuals = right - X @ coefficients
+    noise = (weights[:, 1] ** 2 / (1 - leverage)) @ residuals**2
+    least = 2 / (len(right) / 2) ** 2  # one more right answer in each half
+    se = np.sqrt(np.maximum(noise, least))
+    return 100 * (coefficients[1] - half_of(se, len(right) - X.shape[1]))
+
+
+def draw_answers(rng, items, models):
+    hard, ability = rng.normal(0, 1.5, (items, 1)), rng.normal(0.5, 0.7, models)
+    right = rng.random((items, models)) < 1 / (1 + np.exp(hard - ability))
+    return right.astype(float), rng.permutation(items) < items // 2
+
+
+def check_answers(right, released, clean, low):
+    """contamination_test.py must find the low end of the first model."""
+    half = pd.Index(np.where(released, "released", "held_out"), name="half")
+    found = load_script("contamination_test").difference(
+        pd.Series(right[:, 0], half), pd.DataFrame(clean, half))
+    assert np.isclose(found["bias"] - half_of(found["se"], found["df"]), low[0])
+
+
+def tell_models():
+    print("| 20 innocent models | tables with one called inflated | mean number called | 90th "
+          "percentile |\n|" + " --- |" * 4)
+    D = SD * np.random.default_rng(6).standard_normal((SETS, MODELS, 1, 8))
+    mean, se, df = mean_over_tasks(D)
+    counts = (mean > half_of(se, df)).sum(axis=1)
+    _, effects = analyzed(D[:CHECKED], MARGIN)
+    of_models = effects[effects["models"] == 1].groupby("experiment")
+    assert (of_models["low"].agg(lambda low: (low > 0).sum()) == counts[:CHECKED]).all()
+    tell_counts("runs of one task, 8 draws", counts)
+    for size in (100, 300, 1000):
+        for clean in (0, 1):
+            rng, counts = np.random.default_rng(7), []
+            for table in range(TABLES):
+                right, released = draw_answers(rng, 2 * size, clean + MODELS)
+                low = low_ends(right[:, clean:], released, right[:, :clean])
+                if table < CHECKED:
+                    check_answers(right[:, clean:], released, right[:, :clean], low)
+                counts.append((low > 0).sum())
+            others = "one clean model" if clean else "no clean model"
+            tell_counts(f"answers to {size:,} items a half, {others}", np.array(counts))
+
+
+def tell_counts(name, counts):
+    many = np.quantile(counts, 0.9)
+    print(f"| {name} | {percent(counts > 0)} | {counts.mean():.1f} | {many:.0f} |", flush=True)
+
+
+def main():
+    {"like": tell_like, "looks": tell_looks, "models": tell_models}[sys.argv[1]]()
+
+
+if __name__ == "__main__":
+    main()
