@@ -303,7 +303,7 @@ def p_of_alike_models(units):
 def publish(rows, metric, folder, command):
     """Print verdicts, tables and notes on each experiment and model: on means over settings, else
     on settings. Write the files. Return the tables as one."""
-    rows = rows.assign(versions=rows.get("versions", "")).fillna({"versions": ""})
+    rows = rows.assign(models=1, versions=rows.get("versions", "")).fillna({"versions": ""})
     tasks, effects = analyze(rows, metric)
     tasks.to_csv(folder / "tasks.csv", **CSV)
     effects.to_csv(folder / "effects.csv", **CSV)
@@ -376,7 +376,7 @@ def part_of(table, line):
     """The rows of a table that a line sums up."""
     keys = [name for name in CELL if line[name] != ""]
     if line.models == 1:
-        keys.append("model")
+        keys += ["model", "models"]  # a model may be called "all"
     return table[(table[keys] == line[keys]).all(axis=1)]
 
 
