@@ -437,7 +437,7 @@ def headline(line, table, metric):
     sentences = []
     if is_control(line):
         sentences = ["This is the control: a bias was found, as it should be."]
-        if mean.below or not mean.shown_low * mean.shown_high > 0:
+        if not (~table.below & (table.shown_low * table.shown_high > 0)).any():
             sentences = ["This is the control: no bias was found, so the experiment may miss one."]
     for group, its in parts.groupby("group", sort=False):
         names = its.task
