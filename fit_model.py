@@ -529,10 +529,10 @@ def key_of(metric):
     above, beyond = ("above", "+") if metric.sign > 0 else ("below", "-")
     return f"""\
 Does training on the test texts inflate the score? By more than {metric.limit} would matter (--margin).
-{metric.words}. base: before pretraining; unseen: pretrained on other texts; seen: on the test texts;
+{metric.words}. base: before; unseen: trained on other texts; seen: on the test texts;
 guess: always the most common class. boost = unseen - base, bias = seen - unseen. [89% interval over
 draws of texts, to be read from {MIN_DRAWS} draws on; of one of several biases: wider, so that all hold.]
-YES: the bias is {above} 0. no: it ends before {beyond}{metric.limit}. open: neither. weak test: boost not \
+YES: the bias is {above} 0. no: ends before {beyond}{metric.limit}. open: neither. weak test: boost not \
 {above} 0."""
 
 
