@@ -323,7 +323,6 @@ def test_it_depends_on_the_model(run, turn):
     verdict, large = "no", f"NO ({parts[2]})"
     if stats.ttest_rel(x, y).pvalue < 0.05:
         verdict, large = "depends", "IT DEPENDS ON THE MODEL"
-    assert (verdict == "depends") == (turn > 0)
     assert one(found.effects, effect="bias", model="all")["verdict"] == verdict
     head = f"few-shot, m = 8, n = 1000, mean of 2 models: {large}. Inflated: bert {parts[0]}. Not "
     assert found.words.startswith(head) and found.table["bias"][:3].tolist() == parts
@@ -637,9 +636,9 @@ def test_other_next_steps(run):
     rows = bias_rows({"a": 1 + NINE / 2}, n=1000)
     half = half_of(NINE) / 4
     total = least_draws(plain_interval(rows, "bias"), 0.055, half)
-    words = f"Next: {total - 9} more draws of a would know its bias to about ±{half:.2f}. That tells "
-    words += f"whether it is over 1 point only if the true inflation is below {1 - half:.2f} or above "
-    assert f"{words}{1 + half:.2f}." in run(rows).words
+    words = f"Next: {total - 9} more draws of a would know its bias to about ±{half:.2f}. That "
+    words += "tells whether it is over 1 point only if the true inflation is below "
+    assert f"{words}{1 - half:.2f} or above {1 + half:.2f}." in run(rows).words
 
 
 def test_other_metrics(run):
