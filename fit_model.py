@@ -303,7 +303,7 @@ def p_of_alike_models(units):
 def publish(rows, metric, folder, command):
     """Print verdicts, tables and notes on each experiment and model: on means over settings, else
     on settings. Write the files. Return the tables as one."""
-    rows = rows.assign(models=1, versions=rows.get("versions", "")).fillna({"versions": ""})
+    rows = rows.assign(versions=rows.get("versions", "")).fillna({"versions": ""})
     tasks, effects = analyze(rows, metric)
     tasks.to_csv(folder / "tasks.csv", **CSV)
     effects.to_csv(folder / "effects.csv", **CSV)
@@ -314,7 +314,7 @@ def publish(rows, metric, folder, command):
     form = {"index": False, "na_rep": "", "float_format": f"%.{metric.digits - 1}f"}
     heads, bodies, page, tables = [], [], HEAD, []
     for _, line in chosen.sort_values("models", ascending=False, kind="stable").iterrows():
-        its_rows, parts = part_of(rows, line), part_of(task_lines, line)
+        its_rows, parts = part_of(rows.assign(models=1), line), part_of(task_lines, line)
         if line.models > 1:
             parts = models_of(lines, line)
         elif line.settings > 1:
@@ -417,7 +417,7 @@ def shown(table, metric):
     if left_out > 0:
         between = pd.DataFrame({"part": [f"({left_out} between)"]})
         table = pd.concat([table[:FIVE], between, table[-FIVE - 1 :]])
-    return table.dropna(axis=1, how="all").reset_index(drop=True)
+    return table.dropna(axis=1, how="all")
 
 
 def headline(line, table, metric):
@@ -437,8 +437,8 @@ def headline(line, table, metric):
     sentences = []
     if is_control(line):
         sentences = ["This is the control: a bias was found, as it should be."]
-        if not (~table.below & (table.shown_low * table.shown_high > 0)).any():
-            sentences = ["This is the control: no bias was found, so the experiment may miss one."]
+        if "Inflated" not in {*table.group}:
+            sentences = ["This is the control: no bias is shown, so the experiment may miss one."]
     for group, its in parts.groupby("group", sort=False):
         names = its.task
         if group in ("Inflated", "Open"):
@@ -526,14 +526,15 @@ def more_draws(line, part, rows, metric, command):
 
 def key_of(metric):
     """The question and what the columns mean: five lines."""
-    above, beyond = ("above", "+") if metric.sign > 0 else ("below", "-")
-    return f"""\
-Does training on the test texts inflate the score? By more than {metric.limit} would matter (--margin).
-{metric.words}. base: before; unseen: trained on other texts; seen: on the test texts;
-guess: always the most common class. boost = unseen - base, bias = seen - unseen. [89% interval over
-draws of texts, to be read from {MIN_DRAWS} draws on; of one of several biases: wider, so that all hold.]
-YES: the bias is {above} 0. no: ends before {beyond}{metric.limit}. open: neither. weak test: boost not \
-{above} 0."""
+    above = "above" if metric.sign > 0 else "below"
+    return wrap(
+        f"Does training on the test texts inflate the score? By more than {metric.limit} would "
+        f"matter (--margin). {metric.words}. base: before pretraining; unseen: "
+        "pretrained on other texts; seen: on the test texts; guess: always the most common class. "
+        "boost = unseen - base, bias = seen - unseen. [89% interval over draws, to be read from "
+        f"{MIN_DRAWS} draws on; of one of several biases: wider, so that all hold.] YES: bias "
+        f"{above} 0; no: it does not reach {metric.limit}; open: neither; weak test: boost not "
+        f"{above} 0.")
 
 
 def div(kind, text):
@@ -787,7 +788,7 @@ def clean_rows(rows, metric="acc", plain=False, flags={}):
         values = rows[flag.removesuffix("s")].astype(str)
         wanted = flags.get(flag) or [*values]
         for name in {*wanted} - {*values}:
-            raise ValueError(f"no rows have --{flag} {name}. There are {sorted({*values})}")
+            raise ValueError(f"no rows have --{flag} {name}. There are {[*values.unique()]}")
         rows = rows[values.isin(wanted)]
     scopes = dict.fromkeys(rows.select_dtypes("number").columns, RUN)
     scopes |= {"recipe": RUN[:5], "data": ["experiment", "task"],
