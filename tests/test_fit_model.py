@@ -217,8 +217,6 @@ def test_tables_1a_and_1b_and_section_7(run):
     assert found.table["part"].tolist() == ["bert", "gpt2", "mean of 2 models"]
     mean = one(found.effects, effect="bias", model="all", n=None)
     assert mean["p_alike"] == approx(0.1, abs=5e-3)  # by an audit's own code
-    cells = rows.groupby(["model", "task", "m", "n"])[["acc_extra", "majority"]].mean()
-    assert (cells["acc_extra"] - cells["majority"] < 0.05 - 1e-12).sum() == 255
 
 
 # The rule of variance
@@ -324,7 +322,6 @@ def test_it_depends_on_the_model(run, turn):
     verdict, large = "no", f"NO ({parts[2]})"
     if stats.ttest_rel(x, y).pvalue < 0.05:
         verdict, large = "depends", "IT DEPENDS ON THE MODEL"
-    assert (verdict == "depends") == (turn > 0)
     assert one(found.effects, effect="bias", model="all")["verdict"] == verdict
     head = f"few-shot, m = 8, n = 1000, mean of 2 models: {large}. Inflated: bert {parts[0]}. Not "
     assert found.words.startswith(head) and found.table["bias"][:3].tolist() == parts
@@ -633,12 +630,10 @@ def test_the_next_step(run, changes, script):
     assert (typed in found.out) == ("\npython" in found.out) == bool(script)
 
 
-def test_no_next_step(run):
-    """For a control, a mean over settings. The spread of fewer than eight draws says little. An
-    interval that is narrow is halved."""
+def test_other_next_steps(run):
+    """None for a control or a mean over settings. The spread of fewer than eight draws says little.
+    An interval that is narrow already is to be half as wide."""
     rows = bias_rows({"a": 0.8 + 3 * NINE}, n=1000, versions=FLAGS.format(""))
-    narrow = bias_rows({"a": 1 + NINE / 2}, n=1000)
-    assert "would know its bias to about ±0.13. That tells whether it is over" in run(narrow).words
     for table in (pd.concat([rows, rows.assign(m=9)]), rows.assign(experiment="x-answers")):
         found = run(table)
         assert "OPEN" in found.out and "Next" not in found.out
@@ -646,6 +641,12 @@ def test_no_next_step(run):
         found = run(rows[:draws])
         for words in ("Next: a needs 8 draws for a first look.", "--subsamples 8 "):
             assert (words in found.words) == (draws == 7)
+    rows = bias_rows({"a": 1 + NINE / 2}, n=1000)
+    half = half_of(NINE) / 4
+    total = least_draws(plain_interval(rows, "bias"), 0.055, half)
+    words = f"Next: {total - 9} more draws of a would know its bias to about ±{half:.2f}. That "
+    words += "tells whether it is over 1 point only if the true inflation is below "
+    assert f"{words}{1 - half:.2f} or above {1 + half:.2f}." in run(rows).words
 
 
 def test_other_metrics(run):
@@ -677,7 +678,7 @@ def test_two_experiments_on_one_page_that_can_be_mailed(run):
     answers = bias_rows({"a": [7, 8, 9]}, experiment="few-shot-answers", versions="torch 8")
     found = run(pd.concat([rows, answers]), "--margin", "1.5")
     assert re.findall('"large">(NO|YES).*?<', found.page) == ["NO", "YES"]
-    assert found.words.count("control: ") == 2 and "report `unseen`" not in found.out
+    assert found.words.count("control: ") == 2
     footer = found.page[found.page.index("fit_model.py results.csv --out out --margin 1.5") - 12 :]
     assert footer.startswith(f"{date.today()}: ")
     assert " (30 rows)\ntorch 7\ntorch 8<" in footer

@@ -113,19 +113,17 @@ def test_page_and_figure_show_the_tables(shared, said, figures):
         if len(its) > 1 and mean.model != "all":
             its = its.sort_values("estimate", ascending=False)
             keys += [(mean.setting, mean.model, task) for task in its["task"]]
-    (figure,) = figures
-    for (setting, model, task), tick in zip(keys, figure.axes[0].get_yticklabels(), strict=True):
+    (axis,) = figures[0].axes
+    middle, _, (bars,) = axis.containers[0]
+    assert [line.get_xdata()[0] for line in axis.lines[1:]] == [0, 2] and axis.yaxis_inverted()
+    for y, (key, tick, *point, bar) in enumerate(zip(
+            keys, axis.get_yticklabels(), *middle.get_data(), bars.get_segments(), strict=True)):
+        row, (setting, model, task) = table.loc[*key, "bias"], key
         label = task or f"{setting}, {model.replace('all', 'mean of 2 models')}"
         assert tick.get_text() == label[:60]
         assert tick.get_fontweight() == ("normal" if task else "bold")
-    for axis, effect, lines in zip(figure.axes, ("bias", "boost"), ([0, 2], [0]), strict=True):
-        middle, _, (bars,) = axis.containers[0]
-        assert [line.get_xdata()[0] for line in axis.lines[1:]] == lines and axis.yaxis_inverted()
-        for y, (key, *point, bar) in enumerate(
-                zip(keys, *middle.get_data(), bars.get_segments(), strict=True)):
-            row = table.loc[*key, effect]
-            ends = [row.estimate, y, row.shown_low, row.shown_high]
-            assert [*point, *bar[:, 0]] == approx(ends, abs=1e-3)
+        ends = [row.estimate, y, row.shown_low, row.shown_high]
+        assert [*point, *bar[:, 0]] == approx(ends, abs=1e-3)
 
 
 @pytest.mark.parametrize("tasks", [30, 31])
