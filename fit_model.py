@@ -66,15 +66,15 @@ MEANS = ["majority", "base", "unseen", "seen"]
 WORDS = {"acc": ("accuracy in %", "points"), "f1": ("macro-F1 in %", "points"),
          "nll": ("nll", "nats")}
 GLOSSARY = """\
-m: labeled texts (0: trained elsewhere). n: unlabeled texts in each set. Draws (subsamples): random \
-choices of texts. base: score without further pretraining. unseen, seen: score on texts not seen, \
-or seen, in pretraining. boost = unseen - base, bias = seen - unseen. majority, guess: share of the \
-most common class.
+m: labeled texts (0: trained elsewhere). n: unlabeled texts in each set. Draws (subsamples): \
+random choices of texts. base: score without further pretraining. unseen, seen: score on texts not \
+seen, or seen, in pretraining. boost = unseen - base, bias = seen - unseen. majority, guess: share \
+of the most common class.
 In brackets: the 89% interval, a range that should hold the true value 89 times in 100 (86 to 93 \
 where a run stops by itself). It is the wider of two: Student's t, from how much draws (for tasks \
-like these: tasks) differ, and Normal, from the draw of texts or rounding. The bias of one \
-of J tasks or models has an interval at 5.5% / J a side, so that an innocent one is called inflated \
-in at most 5.5% of tables.
+like these: tasks) differ, and Normal, from the draw of texts or rounding. The bias of one of J \
+tasks or models has an interval at 5.5% / J a side, so that an innocent one is called inflated in \
+at most 5.5% of tables.
 The margin (--margin) is the bias that would matter. What each verdict means, and what to do next: \
 docs/verdicts.md. README.md explains the experiment."""
 HEAD = """<!DOCTYPE html><meta charset="utf-8"><meta name="viewport" content="width=device-width">
@@ -85,9 +85,10 @@ td, th { padding-right: .9rem; text-align: right; white-space: nowrap; font-size
 td:first-child, th:first-child { text-align: left }
 tr:last-child td { font-weight: bold }
 details tr:last-child td { font-weight: normal }
-img { width: 100%; min-width: 38rem }
+img { width: 42rem }
+.key { font-size: .85rem; margin-top: .8rem }
 .note { margin-left: 1.2rem; text-indent: -.8rem; overflow-wrap: anywhere; white-space: pre-line }
-.note::before { content: "\\2013 " }
+.note::before { content: "\\2013\\a0" }
 .done { border-top: 2px solid #bbb; margin-top: 1.2rem; padding-top: .4rem }
 .large { font: bold 1.5rem sans-serif }
 .small { font-size: .8rem; overflow-wrap: anywhere; white-space: pre-line }
@@ -333,7 +334,7 @@ def publish(rows, metric, folder, command):
     key = key_of(metric)
     print(*heads, f"\n{key}", *bodies, sep="\n")
 
-    page += div("small", key) + picture(lines, task_lines, metric, folder / "effects.png")
+    page += div("key", key) + picture(lines, task_lines, metric, folder / "effects.png")
     run = [f"{date.today()}: {command} ({len(rows)} rows)", *rows.versions.unique()]
     columns = ["bias", "boost", "subsamples", *MEANS]
     for title, closed in {
@@ -843,7 +844,7 @@ def verdict_on(low, high, margin, sign=1):
 
 
 def depends(p_alike, verdicts):
-    """Do parts that differ by more than chance have other verdicts? Then no mean stands for them."""
+    """Do parts that differ by more than chance have other verdicts? Then no mean speaks for all."""
     inflated = "yes" in verdicts or "yes-open" in verdicts
     return p_alike < LEVEL and inflated and "no" in verdicts
 
