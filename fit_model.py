@@ -54,7 +54,7 @@ warnings.filterwarnings("ignore", "Glyph")  # a letter without a font is drawn a
 MIN_DRAWS = 8  # of a task; the spread of fewer varies too much (run_experiment.py --margin)
 COLUMNS = "part draws guess base unseen seen boost bias inflated?".split()  # of the table
 GROUPS = {"no": "Not inflated", "open": "Open"}  # of parts of a table, by verdict
-WEAK = "Cannot tell, since pretraining is not shown to help"
+WEAK = "Weak test (pretraining is not shown to help)"
 FIVE = 5  # names in a sentence, most and least inflated tasks in a table
 MANY = 20  # tasks from which others like them can be told
 MOST_DRAWN = 30  # tasks in the figure
@@ -86,7 +86,7 @@ td:first-child, th:first-child { text-align: left }
 tr:last-child td { font-weight: bold }
 details tr:last-child td { font-weight: normal }
 img { width: 42rem }
-.key { font-size: .85rem; margin-top: .8rem }
+.key { font-size: .85rem; white-space: pre-line }
 .note { margin-left: 1.2rem; text-indent: -.8rem; overflow-wrap: anywhere; white-space: pre-line }
 .note::before { content: "\\2013\\a0" }
 .done { border-top: 2px solid #bbb; margin-top: 1.2rem; padding-top: .4rem }
@@ -111,7 +111,7 @@ class Metric(NamedTuple):
 def metric_of(name, margin, lower_is_better):
     (words, unit), sign = WORDS.get(name, (name, name)), 1
     if lower_is_better or name in LOWER_IS_BETTER:
-        words, sign = f"{words} (lower is better)", -1
+        words, sign = f"{words} (lower: better)", -1
     limit = re.sub("^1 points", "1 point", f"{margin or 0:g} {unit}")
     return Metric(name, words, unit, sign, margin, limit, 2 if name in POINTS else 4)
 
@@ -313,7 +313,8 @@ def publish(rows, metric, folder, command):
     # a mean over settings has no tasks below it: the table of models has all of it
     chosen = lines[(lines.settings == widest) & ((widest == 1) | (beside(lines) == 1))]
     form = {"index": False, "na_rep": "", "float_format": f"%.{metric.digits - 1}f"}
-    heads, bodies, page, tables = [], [], HEAD, []
+    key = key_of(metric)
+    heads, bodies, page, tables = [], [], HEAD + div("key", key), []
     for _, line in chosen.sort_values("models", ascending=False, kind="stable").iterrows():
         its_rows, parts = part_of(rows.assign(models=1), line), part_of(task_lines, line)
         if line.models > 1:
@@ -331,10 +332,9 @@ def publish(rows, metric, folder, command):
             bodies += [wrap(text, "- "), *typed]
             page += div("note", note)
         tables.append(shown(table, metric).assign(run=done))
-    key = key_of(metric)
     print(*heads, f"\n{key}", *bodies, sep="\n")
 
-    page += div("key", key) + picture(lines, task_lines, metric, folder / "effects.png")
+    page += picture(lines, task_lines, metric, folder / "effects.png")
     run = [f"{date.today()}: {command} ({len(rows)} rows)", *rows.versions.unique()]
     columns = ["bias", "boost", "subsamples", *MEANS]
     for title, closed in {
@@ -357,7 +357,7 @@ def with_boost(table, metric):
         bias=[in_words(*pair, metric)
               for pair in zip(bias.estimate, bias.get("shown_high", bias.high))],
         boost=[in_words(*pair, metric) for pair in zip(boost.estimate, shown_high)],
-        weak=gain <= boost.high - boost.estimate, hurts=gain < boost.estimate - shown_high)
+        weak=gain <= boost.high - boost.estimate)
 
 
 def in_words(estimate, high, metric):
@@ -399,6 +399,8 @@ def judged_table(line, parts, metric):
         row["group"] = GROUPS.get(row.verdict, "Inflated")
         if row.below:
             remarks.append("lower" if metric.sign > 0 else "higher")
+        if metric.name == "acc" and row.unseen < row.majority + 5:
+            remarks.append("near guess")
         if row.weak and row.verdict in GROUPS:
             remarks.append("weak test")
             row["group"] = WEAK
@@ -436,15 +438,16 @@ def headline(line, table, metric):
         average = "on average: " if line.tasks > 1 else ""
         large += f" ({average}{mean.bias})"
     sentences = []
-    if is_control(line):
-        sentences = ["This is the control: a bias was found, as it should be."]
-        if "Inflated" not in {*table.group}:
-            sentences = ["This is the control: no bias is shown, so the experiment may miss one."]
     for group, its in parts.groupby("group", sort=False):
         names = its.task
         if group in ("Inflated", "Open"):
             names = names + " " + its.bias
+        if (group, line.verdict) == ("Open", "no"):
+            large = f"OPEN FOR {some_of(its.task)}; {large}"
         sentences.append(f"{group}: {some_of(names)}.")
+    if is_control(line):
+        passed = "PASSED" if "Inflated" in {*table.group} else "FAILED"
+        large = f"CONTROL {passed}: {large}"
     return large, " ".join(sentences)
 
 
@@ -483,7 +486,7 @@ def notes(line, table, rows, metric, command):
                "not the mean.")
     if tests.below.any():
         yield ("A worse score on seen texts is no inflation. Likely cause: reading a text moves it "
-               "away from the labeled texts, which nobody read (docs/verdicts.md).")
+               "away from the labeled texts, which were in neither pretraining (docs/verdicts.md).")
     if pd.notna(line.like_low):
         words = in_words(line.estimate, line.like_high, metric)
         yield f"For other tasks like these {line.tasks}, expect a mean bias of {words}."
@@ -491,11 +494,10 @@ def notes(line, table, rows, metric, command):
         return
     if len(weak):
         where = f" for {some_of(weak.task)}" if len(weak) < len(tests) else ""
-        hurts = " It hurts some." if weak.hurts.any() else ""
-        yield (f"A weak test{where}: training on other texts is not shown to help (the boost is "
-               f"not above 0), so there was little to inflate.{hurts} A recipe that helps may "
-               "inflate more: try another learning rate or number of epochs (--pretrain-lr, "
-               "--pretrain-epochs, with --experiment NAME), or a larger model.")
+        yield (f"A weak test{where}: training on other texts is not shown to help, or hurts (see "
+               "the boost), so there was little to inflate. A recipe that helps may inflate more: "
+               "run the experiment again with, say, --pretrain-lr 3e-4 --experiment slower, or "
+               "--pretrain-epochs 12 --experiment longer, or a larger --model.")
     loose = tests[is_open & (tests.group != WEAK)]
     if len(loose) and line.settings == line.models == 1:
         yield more_draws(line, loose[:1], rows, metric, command)
@@ -509,11 +511,12 @@ def more_draws(line, part, rows, metric, command):
     goal = half / 2 if half < margin / 2 else margin / 2
     needed = draws_needed(part, TAIL / line.tasks, goal)
     total = int(np.fmax(needed, MIN_DRAWS))
-    what = f"Next: {task} needs {total} draws for a first look."
+    what = f"Next: {task} needs {total} draws for a first look (rows are added)."
     if needed > 0:
-        what = (f"Next: {total - part.subsamples.iloc[0]} more draws of {task} would know its bias "
-                f"to about ±{goal:.2g}. That tells whether it is over {metric.limit} only if the "
-                f"true inflation is below {margin - goal:.3g} or above {margin + goal:.3g}.")
+        what = (f"Next, if you need the size: {total - part.subsamples.iloc[0]} more draws of {task} "
+                f"(added to the file) would know its bias to about ±{goal:.2g}. That settles whether "
+                f"it is over {metric.limit} if the true inflation is below {margin - goal:.3g} or "
+                f"above {margin + goal:.3g}. Between them it may stay open.")
     rows = rows[rows.task == task]
     made = rows.versions.iloc[-1]
     if not made:  # not by our scripts
@@ -522,20 +525,18 @@ def more_draws(line, part, rows, metric, command):
     flags = re.findall(" flags (.*) torch ", made)
     typed = [script, "--experiment", line.experiment, "--tasks", task, "--m", line.m, "--n", line.n,
              "--subsamples", total, "--out", rows.file.iloc[0]]
-    return f"{what}\npython {shlex.join(map(str, typed))} {''.join(flags)}\npython {command}"
+    return f"{what}\npython {' '.join([shlex.join(map(str, typed)), *flags])}\npython {command}"
 
 
 def key_of(metric):
     """The question and what the columns mean: five lines."""
     above = "above" if metric.sign > 0 else "below"
-    return wrap(
-        f"Does training on the test texts inflate the score? By more than {metric.limit} would "
-        f"matter (--margin). {metric.words}. base: before pretraining; unseen: "
-        "pretrained on other texts; seen: on the test texts; guess: always the most common class. "
-        "boost = unseen - base, bias = seen - unseen. [89% interval over draws, to be read from "
-        f"{MIN_DRAWS} draws on; of one of several biases: wider, so that all hold.] YES: bias "
-        f"{above} 0; no: it does not reach {metric.limit}; open: neither; weak test: boost not "
-        f"{above} 0.")
+    return f"""\
+Does training on the test texts inflate the score? By more than {metric.limit} would matter (--margin).
+{metric.words}: base before pretraining; unseen after it on other texts; seen on the test texts.
+boost = unseen - base: fair. bias = seen - unseen: unfair if {above} 0. guess: the most common class.
+[89% interval over draws of m labeled texts and two sets of n; wider for one of several biases.]
+no: less than {metric.limit}; else YES if {above} 0, else open. weak test: pretraining did not help."""
 
 
 def div(kind, text):
