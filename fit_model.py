@@ -533,7 +533,7 @@ def key_of(metric):
     above = "above" if metric.sign > 0 else "below"
     return f"""\
 Does training on the test texts inflate the score? By more than {metric.limit} would matter (--margin).
-{metric.words}: base before pretraining; unseen after it on other texts; seen on the test texts.
+{metric.words}: base before pretraining; unseen after it on other texts; seen on test texts.
 boost = unseen - base: fair. bias = seen - unseen: unfair if {above} 0. guess: the most common class.
 [89% interval over draws of m labeled texts and two sets of n; wider for one of several biases.]
 no: less than {metric.limit}; else YES if {above} 0, else open. weak test: pretraining did not help."""

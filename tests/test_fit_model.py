@@ -621,8 +621,8 @@ def test_the_next_step(run, changes, script):
     rows.loc[rows["task"] == "weak", ["acc_base", "versions"]] = 0.7, "flags of another torch "
     total = least_draws(plain_interval(rows.query("task == 'b'"), "bias"), 0.055 / 4)
     found = run(rows)
-    words = f"- Next: {total - 9} more draws of c d would know its bias to about ±0.5. That tells "
-    words += "whether it is over 1 point only if the true inflation is below 0.5 or above 1.5."
+    words = f"- Next, if you need the size: {total - 9} more draws of c d (added to the file) would know its bias to about ±0.5. That settles "
+    words += "whether it is over 1 point if the true inflation is below 0.5 or above 1.5."
     assert words in found.words
     typed = (f"\npython {script} --experiment few-shot --tasks 'c d' --m 8 --n 1000 --subsamples "
              f"{total} --out results.csv --model x --seed 3\npython fit_model.py results.csv")
@@ -638,7 +638,7 @@ def test_other_next_steps(run):
         assert "OPEN" in found.out and "Next" not in found.out
     for draws in (7, 8):
         found = run(rows[:draws])
-        for words in ("Next: a needs 8 draws for a first look.", "--subsamples 8 "):
+        for words in ("Next: a needs 8 draws for a first look (rows", "--subsamples 8 "):
             assert (words in found.words) == (draws == 7)
     rows = bias_rows({"a": 1 + NINE / 2}, n=1000)
     half = half_of(NINE) / 4
@@ -676,14 +676,14 @@ def test_two_experiments_on_one_page_that_can_be_mailed(run):
     rows = bias_rows({"a": [0, 1, -1] * 9}, experiment="answers-few", versions="torch 7")
     answers = bias_rows({"a": [7, 8, 9]}, experiment="few-shot-answers", versions="torch 8")
     found = run(pd.concat([rows, answers]), "--margin", "1.5")
-    assert re.findall('"large">(NO|YES).*?<', found.page) == ["NO", "YES"]
-    assert found.words.count("control: ") == 2
+    assert re.findall('"large">(NO|CONTROL PASSED: YES)', found.page) == ["NO", "CONTROL PASSED: YES"]
+    assert found.words.count("control: ") == 1
     footer = found.page[found.page.index("fit_model.py results.csv --out out --margin 1.5") - 12 :]
     assert footer.startswith(f"{date.today()}: ")
     assert " (30 rows)\ntorch 7\ntorch 8<" in footer
-    for a, words in ((0, "no bias is shown, so the experiment may"), (4, "a bias was found, as")):
+    for a, words in ((0, "FAILED"), (4, "PASSED")):
         found = run(nine(a, -4, experiment="few-shot-answers"))
-        assert f"This is the control: {words}" in found.words
+        assert f"bert: CONTROL {words}: " in found.words
 
 
 # Reading
