@@ -26,7 +26,6 @@ Writes slices.png and two tables to meta/results/. Their columns, with 89% inter
 import argparse
 import contextlib
 import csv
-import difflib
 import os
 import re
 import sys
@@ -44,6 +43,7 @@ from matplotlib.figure import Figure
 from scipy import special, stats
 
 SHARE = 0.89  # coverage of intervals, as in the paper
+POINTS = ("acc", "f1")  # metrics between 0 and 1
 KEY = """\
 A slice keeps one random draw of each model and task, as if the experiment had been run once. In
 shuffled slices, seen and unseen are exchanged at random, so that the bias is 0 on average. outside:
@@ -88,15 +88,11 @@ def print_shares(claims, shares, fewest):
         f"{claimed.shuffled:.0%} OF THOSE IN WHICH SEEN AND UNSEEN WERE SHUFFLED.", 100))
     shown = shares.astype({"threshold": str}).drop(columns="arms")
     print(f"\n{KEY}\n\n{shown.to_string(index=False, float_format='{:.0%}'.format)}\n")
-    notes = []
     if claimed.shuffled > 1 - SHARE:  # what an honest 89% interval claims
-        notes.append(f"So one slice says little: this rule claims a bias in {claimed.shuffled:.0%} "
-                     "of slices even where there is none on average. Use all draws: fit_model.py.")
+        print(f"- So one slice says little: this rule claims a bias in {claimed.shuffled:.0%} of "
+              "slices even where\n  there is none on average. Use all draws: fit_model.py.")
     if fewest < 5:
-        notes.append(f"A task has only {fewest} draws, so that slices are alike: run more draws.")
-    for note in notes:
-        print(textwrap.fill(note, 100, initial_indent="- ", subsequent_indent="  ",
-                            break_on_hyphens=False))
+        print(f"- A task has only {fewest} draws, so that slices are alike: run more draws.")
 
 
 def slice_table(rows, slices):
@@ -255,9 +251,8 @@ def read_rows(path, metric="acc"):
     text = path.read_text(encoding="utf-8-sig")
     lines = text.split("\n")
     if f"{metric}_extra" not in lines[0]:
-        metrics = re.findall(r"(\w+)_base\b", lines[0])
-        raise ValueError(f"{path} has no column {metric}_extra. It has the metrics {metrics}; if "
-                         f"none, did you mean {path.stem}_results.csv?")
+        raise ValueError(f"{path} has no column {metric}_extra, but {lines[0]:.120}. A table of "
+                         "answers? contamination_test.py --answers makes results of it")
     mark = max(",;\t", key=lines[0].count)
     # line by line: one cut short in quotes would swallow the next
     header, *lines = [next(csv.reader([line], delimiter=mark), []) for line in lines]
@@ -282,22 +277,21 @@ def clean_rows(rows, metric="acc", plain=False, flags={}):
     rows = rows.replace("", np.nan)
     needed = [*RUN[:-1], f"{metric}_extra", f"{metric}_test"]
     shares = ["majority", "discordant", "discordant_on_extra", *columns_of("acc")]
-    for name in [*RUN, "num_classes", *shares, *columns_of("f1"), *columns_of(metric)]:
+    for name in [*RUN, "num_classes", "item_variance_boost", *shares, *columns_of(metric)]:
         rows[name] = rows.get(name, np.nan)
         empty = rows[name].isin(["NA", "nan", np.nan])  # but for names: a task may be called NA
         if name not in RUN[:3]:
             rows[name] = pd.to_numeric(rows[name], errors="coerce")
         refuse(rows, rows[name].isna() & (~empty | (name in needed)),
                f"column {name} is missing, empty or not like 0.5")
-        if name in shares:
+        if name in shares and metric in POINTS:
             refuse(rows, ~rows[name].fillna(0).between(0, 1), f"{name} is not between 0 and 1")
     rows[RUN[3:]] = rows[RUN[3:]].fillna(0).astype(int)
     for flag in FILTERS:
         values = rows[flag.removesuffix("s")].astype(str)
         wanted = flags.get(flag) or [*values]
         for name in {*wanted} - {*values}:
-            near = difflib.get_close_matches(name, {*values}, 9, 0)
-            raise ValueError(f"no rows have --{flag} {name}. There are, nearest first: {near}")
+            raise ValueError(f"no rows have --{flag} {name}. There are {sorted({*values})}")
         rows = rows[values.isin(wanted)]
     scopes = dict.fromkeys(rows.select_dtypes("number").columns, RUN)
     scopes |= {"recipe": RUN[:5], "data": ["experiment", "task"],
