@@ -27,7 +27,6 @@ import builtins
 import contextlib
 import csv
 import html
-import importlib.util
 import math
 import os
 import re
@@ -64,7 +63,8 @@ MAX_R_HAT, MIN_ESS = 1.01, 400  # Vehtari et al. (2021)
 ATTEMPTS = ((0.9, 1, 1), (0.99, 4, 2))  # acceptance, times tuning, times draws
 EFFECTS = {"bias": ("extra", "test"), "boost": ("base", "extra")}  # control, treatment on `test`
 MEANS = ["majority", "base", "unseen", "seen"]
-WORDS = {"acc": ("accuracy", "points"), "f1": ("macro-F1", "points"), "nll": ("nll", "nats")}
+WORDS = {"acc": ("accuracy in %", "points"), "f1": ("macro-F1 in %", "points"),
+         "nll": ("nll", "nats")}
 GLOSSARY = """\
 m: labeled texts (0: trained elsewhere). n: unlabeled texts in each set. Draws (subsamples): random \
 choices of texts. base: score without further pretraining. unseen, seen: score on texts not seen, \
@@ -313,7 +313,7 @@ def publish(rows, metric, folder, command):
     chosen = lines[(lines.settings == widest) & ((widest == 1) | (beside(lines) == 1))]
     form = {"index": False, "na_rep": "", "float_format": f"%.{metric.digits - 1}f"}
     heads, bodies, page, tables = [], [], HEAD, []
-    for _, line in chosen.sort_values(["experiment", "models"], ascending=[True, False]).iterrows():
+    for _, line in chosen.sort_values("models", ascending=False, kind="stable").iterrows():
         its_rows, parts = part_of(rows.assign(models=1), line), part_of(task_lines, line)
         if line.models > 1:
             parts = models_of(lines, line)
@@ -356,7 +356,6 @@ def with_boost(table, metric):
         bias=[in_words(*pair, metric)
               for pair in zip(bias.estimate, bias.get("shown_high", bias.high))],
         boost=[in_words(*pair, metric) for pair in zip(boost.estimate, shown_high)],
-        boost_estimate=boost.estimate, boost_high=shown_high,
         weak=gain <= boost.high - boost.estimate, hurts=gain < boost.estimate - shown_high)
 
 
@@ -418,7 +417,7 @@ def shown(table, metric):
     if left_out > 0:
         between = pd.DataFrame({"part": [f"({left_out} between)"]})
         table = pd.concat([table[:FIVE], between, table[-FIVE - 1 :]])
-    return table.dropna(axis=1, how="all").reset_index(drop=True)
+    return table.dropna(axis=1, how="all")
 
 
 def headline(line, table, metric):
@@ -438,8 +437,8 @@ def headline(line, table, metric):
     sentences = []
     if is_control(line):
         sentences = ["This is the control: a bias was found, as it should be."]
-        if mean.below or not mean.shown_low * mean.shown_high > 0:
-            sentences = ["This is the control: no bias was found, so the experiment may miss one."]
+        if "Inflated" not in {*table.group}:
+            sentences = ["This is the control: no bias is shown, so the experiment may miss one."]
     for group, its in parts.groupby("group", sort=False):
         names = its.task
         if group in ("Inflated", "Open"):
@@ -487,8 +486,6 @@ def notes(line, table, rows, metric, command):
     if pd.notna(line.like_low):
         words = in_words(line.estimate, line.like_high, metric)
         yield f"For other tasks like these {line.tasks}, expect a mean bias of {words}."
-    if metric.name == "acc" and "yes" not in line.verdict:
-        yield from caveat(rows)
     if is_control(line):
         return
     if len(weak):
@@ -503,29 +500,19 @@ def notes(line, table, rows, metric, command):
         yield more_draws(line, loose[:1], rows, metric, command)
 
 
-def caveat(rows):
-    """Where models barely learned the task."""
-    units = add_effects(rows)
-    above = units.assign(above=units.unseen - units.majority).groupby(RUN[:5])["above"].mean()
-    weak = above.index[above < 0.05 - 1e-9]  # 5 points, but for rounding
-    if len(weak):
-        yield (f"The models barely learned the task in {len(weak)} of {len(above)} cases (model, "
-               f"task, m, n) from {some_of(weak.unique('task'))}: accuracy on unseen texts is less "
-               "than 5 points above `guess`.")
-
-
 def more_draws(line, part, rows, metric, command):
     """How many more draws of a task would narrow its interval to half the margin, or to half if it
     is narrower; what that tells, and the commands. part: a table of one row."""
     task, margin = part.task.iloc[0], metric.margin
-    goal = min(margin, part.shown_high.iloc[0] - part.estimate.iloc[0]) / 2
+    half = part.shown_high.iloc[0] - part.estimate.iloc[0]
+    goal = half / 2 if half < margin / 2 else margin / 2
     needed = draws_needed(part, TAIL / line.tasks, goal)
     total = int(np.fmax(needed, MIN_DRAWS))
-    what = f"Next: {task} needs {MIN_DRAWS} draws for a first look."
+    what = f"Next: {task} needs {total} draws for a first look."
     if needed > 0:
         what = (f"Next: {total - part.subsamples.iloc[0]} more draws of {task} would know its bias "
                 f"to about ±{goal:.2g}. That tells whether it is over {metric.limit} only if the "
-                f"true inflation is below {margin - goal:.2g} or above {margin + goal:.2g}.")
+                f"true inflation is below {margin - goal:.3g} or above {margin + goal:.3g}.")
     rows = rows[rows.task == task]
     made = rows.versions.iloc[-1]
     if not made:  # not by our scripts
@@ -539,15 +526,15 @@ def more_draws(line, part, rows, metric, command):
 
 def key_of(metric):
     """The question and what the columns mean: five lines."""
-    unit = f"{metric.words} in %" if metric.name in POINTS else metric.words
-    above, beyond = ("above", "+") if metric.sign > 0 else ("below", "-")
-    return f"""\
-Does training on the test texts inflate the score? By more than {metric.limit} would matter (--margin).
-{unit}. base: before pretraining; unseen: pretrained on other texts; seen: on the test texts;
-guess: always the most common class. boost = unseen - base, bias = seen - unseen. [89% interval over
-draws of texts, to be read from {MIN_DRAWS} draws on; of one of several biases: wider, so that all hold.]
-YES: the bias is {above} 0. no: it ends before {beyond}{metric.limit}. open: neither. weak test: boost not \
-{above} 0."""
+    above = "above" if metric.sign > 0 else "below"
+    return wrap(
+        f"Does training on the test texts inflate the score? By more than {metric.limit} would "
+        f"matter (--margin). {metric.words}. base: before pretraining; unseen: "
+        "pretrained on other texts; seen: on the test texts; guess: always the most common class. "
+        "boost = unseen - base, bias = seen - unseen. [89% interval over draws, to be read from "
+        f"{MIN_DRAWS} draws on; of one of several biases: wider, so that all hold.] YES: bias "
+        f"{above} 0; no: it does not reach {metric.limit}; open: neither; weak test: boost not "
+        f"{above} 0.")
 
 
 def div(kind, text):
@@ -564,8 +551,7 @@ def picture(lines, task_lines, metric, path):
 
 
 def draw_effects(lines, task_lines, metric):
-    """Bias and boost of each mean, in bold, and, where there are few tasks, below it of its tasks.
-    """
+    """The bias of each mean, in bold, and, where there are few tasks, below it of its tasks."""
     few, rows = len(task_lines) <= MOST_DRAWN, []
     for _, mean in lines[(beside(lines) == 1) | (lines.settings > 1) | few].iterrows():
         rows.append({**mean, "task": f"{mean.setting}, {model_words(mean)}",
@@ -574,21 +560,18 @@ def draw_effects(lines, task_lines, metric):
             parts = part_of(task_lines, mean)
             rows += parts.sort_values("estimate", ascending=metric.sign < 0).to_dict("records")
     rows = pd.DataFrame(rows)
-    figure = Figure((9.5, 1.5 + 0.27 * len(rows)), layout="constrained")
-    axes = figure.subplots(1, 2, sharey=True)
-    axes[0].set_yticks(rows.index, rows.task.str[:60], parse_math=False)  # "$" is no formula
-    for label, settings in zip(axes[0].get_yticklabels(), rows.settings):
-        label.set_fontweight("bold" if settings > 0 else "normal")
-    axes[0].set_ylim(len(rows) - 0.4, -0.6)
-    for axis, title, middle, high in (
-            (axes[0], "bias = seen - unseen", rows.estimate, rows.shown_high),
-            (axes[1], "boost = unseen - base", rows.boost_estimate, rows.boost_high)):
-        axis.set(title=title, xlabel=metric.unit)
-        axis.errorbar(middle, rows.index, xerr=high - middle, fmt="ko")
-        axis.axvline(0, color="gray", ls="--")
+    figure = Figure((8, 1.5 + 0.27 * len(rows)), layout="constrained")
+    axis = figure.subplots()
+    axis.errorbar(rows.estimate, rows.index, xerr=rows.shown_high - rows.estimate, fmt="ko")
+    axis.axvline(0, color="gray", ls="--")
     if metric.margin:
-        axes[0].axvline(metric.sign * metric.margin, color="#cc3311", ls=":", label="margin")
-        axes[0].legend()
+        axis.axvline(metric.sign * metric.margin, color="#cc3311", ls=":", label="margin")
+        axis.legend()
+    axis.set_xlabel(f"bias = seen - unseen, {metric.unit}")
+    axis.set_yticks(rows.index, rows.task.str[:60], parse_math=False)  # "$" is no formula
+    for label, settings in zip(axis.get_yticklabels(), rows.settings):
+        label.set_fontweight("bold" if settings > 0 else "normal")
+    axis.set_ylim(len(rows) - 0.4, -0.6)
     return figure
 
 
@@ -805,7 +788,7 @@ def clean_rows(rows, metric="acc", plain=False, flags={}):
         values = rows[flag.removesuffix("s")].astype(str)
         wanted = flags.get(flag) or [*values]
         for name in {*wanted} - {*values}:
-            raise ValueError(f"no rows have --{flag} {name}. There are {sorted({*values})}")
+            raise ValueError(f"no rows have --{flag} {name}. There are {[*values.unique()]}")
         rows = rows[values.isin(wanted)]
     scopes = dict.fromkeys(rows.select_dtypes("number").columns, RUN)
     scopes |= {"recipe": RUN[:5], "data": ["experiment", "task"],
@@ -958,7 +941,8 @@ def parse_args(argv):
         help=f"as of an error; default for {', '.join(LOWER_IS_BETTER)}")
     for flag in FILTERS:
         add(f"--{flag}", nargs="+", help="use only these; default all")
-    add("--paper-model", action="store_true", help="fit the paper's model of accuracy; default no")
+    add("--paper-model", action="store_true", help="fit the paper's model of accuracy, with uv run "
+        f"--with {PAPER_MODEL_NEEDS} or requirements.txt; default no")
     add("--no-interaction", action="store_true", help="leave out W, effects by task; default no")
     add("--draws", type=int, default=1000,
         help="draws per chain; half as many tune it; default 1000")
@@ -979,9 +963,6 @@ def parse_args(argv):
 @errors_on_one_line()
 def main(argv=None):
     args = parse_args(argv)
-    if args.paper_model and not importlib.util.find_spec("nutpie"):
-        raise ValueError("--paper-model needs packages that are not installed: uv run --with "
-                         f"{PAPER_MODEL_NEEDS} {args.command}")
     rows = pd.concat([read_rows(path, args.metric).assign(file=str(path)) for path in args.paths])
     rows = clean_rows(rows, args.metric, args.plain, vars(args))
     args.out.mkdir(parents=True, exist_ok=True)

@@ -576,13 +576,14 @@ def add_effects(rows, metric="acc"):
     added["bias"] = scale * (added["seen"] - added["unseen"])
     added["text_variance_boost"] = added["text_variance_bias"] = (scale / n) ** 2 / 12
     added["one_answer_variance"] = 0.0
-    if metric == "acc":
-        variances = 0  # the sum over both sets of the variance of one text's change (-1, 0, 1)
+    if metric == "acc" or rows["m"].max() == 0:  # crossed answers may have any score
+        variances = 0  # the sum over both sets of the variance of one text's change
         for ending in ("", "_on_extra"):
-            change = rows[f"acc_test{ending}"] - rows[f"acc_extra{ending}"]
+            change = rows[f"{metric}_test{ending}"] - rows[f"{metric}_extra{ending}"]
             variances += rows[f"discordant{ending}"] - change**2
-        added["text_variance_bias"] = (100**2 / (4 * n) * variances).where(
+        added["text_variance_bias"] = (scale**2 / (4 * n) * variances).where(
             crossed, added["text_variance_boost"])
+    if metric == "acc":
         added["one_answer_variance"] = crossed * 100**2 / (2 * n**2)
     return rows.assign(**added)
 

@@ -66,7 +66,7 @@ def test_page_and_figure_show_the_tables(shared, said, figures):
     rows = pd.concat([coin_rows(2, n=n, crossed=True, experiment=name) for n in (30, 40)])
     rows["acc_test"] += 0.3 * (rows["model"] == "b")  # another verdict
     rows["acc_base"] *= rows["model"] == "b"
-    rows["task"] = rows["task"].replace("task00", "price_$_and_$" + 60 * "x")
+    rows["task"] = rows["task"].replace("task00", "price_$_and_$<b>" + 60 * "x")
     rows = rows.query("n == 40" if shared else "model == 'a' or task == 'task01'")
     tables = []
     out = said(lambda typed: tables.append(fit.main(typed)), path_of(rows), "--margin", 2, "--out",

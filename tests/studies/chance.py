@@ -1,8 +1,8 @@
 """What chance does to a reader: few tasks, many looks, many models. Run by hand, on one core.
 
-    python tests/studies/chance.py like     # is the mean over tasks like these known? seconds
-    python tests/studies/chance.py looks    # a run is read after every draw: a minute
-    python tests/studies/chance.py models   # 20 innocent models beside each other: two minutes
+    python tests/studies/chance.py like     # is the mean over tasks like these known? 10 seconds
+    python tests/studies/chance.py looks    # a run is read after every draw: 10 seconds
+    python tests/studies/chance.py models   # 20 innocent models beside each other: 20 seconds
 
 Draws vary by Normal(0, 1.4 points). All rules are written here again; at the start of each case the
 scripts must give the same for some data sets.
@@ -56,8 +56,8 @@ def tell_like():
 
 
 def tell_looks():
-    print("| tasks | draw 8 alone | draw 30 alone | every draw from 8 to 30 | from 2 to 30 | stop of "
-          "--margin 1: alone | from 8 to there | from 2 to there | mean K |\n|" + " --- |" * 9)
+    print("| tasks | draw 8 alone | draw 30 alone | every draw from 8 to 30 | from 2 to 30 | stop "
+          "of --margin 1: alone | from 8 to there | from 2 to there | mean K |\n|" + " --- |" * 9)
     every = np.arange(2, 61)
     rounding = (100 / 200) ** 2 / 12
     for J in (1, 2, 5):

@@ -50,7 +50,7 @@ def draw_biases(rng, biases, K, J=1):
 
 
 def mean_over_tasks(D):
-    """Mean, standard error and degrees of freedom (Satterthwaite) [...] of D [..., tasks, draws]."""
+    """Mean, standard error and Satterthwaite's degrees of freedom [...]; D [..., tasks, draws]."""
     K = D.shape[-1]
     variance = D.var(axis=-1, ddof=1) / K
     total = variance.sum(axis=-1)
@@ -166,8 +166,8 @@ def any_of(called):
 
 def tell_tasks():
     print("| true biases | K | depends: former, present | an innocent task is called inflated: "
-          "former, present | inflated tasks that are: former, present | no, on average: by the mean "
-          "alone, former, present |\n|" + " --- |" * 6)
+          "former, present | inflated tasks that are: former, present | no, on average: by the "
+          "mean alone, former, present |\n|" + " --- |" * 6)
     checked = 0
     for name, biases in SCENARIOS.items():
         for K in DRAWS:
@@ -210,7 +210,8 @@ def tell_methods(margin=5):
 def tell_models(margin=1):
     """Two models that share draws (m > 0), with independent biases of a draw."""
     print("| true biases | tasks | K | depends on the model | an innocent model is called inflated "
-          "| inflated ones that are | no, on average: by the mean alone, present |\n|" + " --- |" * 7)
+          "| inflated ones that are | no, on average: by the mean alone, present |\n|"
+          + " --- |" * 7)
     checked = 0
     for biases in MODELS:
         for J in (1, 2):
