@@ -291,7 +291,7 @@ def clean_rows(rows, metric="acc", plain=False, flags={}):
         values = rows[flag.removesuffix("s")].astype(str)
         wanted = flags.get(flag) or [*values]
         for name in {*wanted} - {*values}:
-            raise ValueError(f"no rows have --{flag} {name}. There are {sorted({*values})}")
+            raise ValueError(f"no rows have --{flag} {name}. There are {[*values.unique()]}")
         rows = rows[values.isin(wanted)]
     scopes = dict.fromkeys(rows.select_dtypes("number").columns, RUN)
     scopes |= {"recipe": RUN[:5], "data": ["experiment", "task"],

@@ -142,6 +142,9 @@ def pretraining_texts(net, sample, arm):
         for text, label in zip(sample.texts[part], sample.labels[part]):
             name = names[label] if names else []
             room = recipe["max_length"] - len(name)
+            if room < 3:  # two are [CLS] and [SEP]
+                raise ValueError(f"{recipe['max_length']} tokens leave no room for a text: use a "
+                                 "larger --max-length")
             ids = net.tokenizer(text, truncation=True, max_length=room)["input_ids"]
             place = len(ids) if net.causal else 1
             coded.append((np.array([*ids[:place], *name, *ids[place:]]), len(name)))
@@ -445,8 +448,6 @@ def recipe_of(entries, given, precision, max_length, with_answers, labeled_read,
     own = task.spec.get("recipes", {}).get(model.like, {})
     # RoBERTa overstates its limit by 2
     length = min(max_length or entry.get("max_length", 256), model.longest - 2)
-    if length < 3:  # two are [CLS] and [SEP]
-        raise ValueError(f"--max-length {length} leaves no room for a text: use a larger one")
     recipe = {"version": RECIPE_VERSION, "objective": model.objective,
               "weights": model.weights_hash, "precision": precision, "max_length": length}
     if with_answers:
@@ -734,7 +735,7 @@ def run_all(cells, run, out, margin, device, workers, dask):
             run_cell(units, compute, out, margin)
     print(f"rows: {out.resolve()}\n"
           f"next: python fit_model.py {shlex.quote(str(out))} --margin {margin or 1:g}\n"
-          "(in a notebook: paste fit_model.py, and put the words after its name into its last line)")
+          "(in a notebook: paste fit_model.py, and put what follows its name into its last line)")
 
 
 def stop(number, frame):

@@ -714,7 +714,7 @@ def run_all(cells, run, out, margin, device, workers, dask):
             run_cell(units, compute, out, margin)
     print(f"rows: {out.resolve()}\n"
           f"next: python fit_model.py {shlex.quote(str(out))} --margin {margin or 1:g}\n"
-          "(in a notebook: paste fit_model.py, and put the words after its name into its last line)")
+          "(in a notebook: paste fit_model.py, and put what follows its name into its last line)")
 
 
 def stop(number, frame):
