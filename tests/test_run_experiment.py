@@ -824,7 +824,7 @@ def test_a_pasted_cell_runs(flags, tmp_path, capsys, monkeypatch):
     ("--device toaster", "Expected one of cpu, cuda"),
     ("--out /proc/rows.csv", "/proc"), ("--experiment my-answers", "--with-answers"),
     ("--max-length 1", "leave no room"), ("--max-length 2", "leave no room"),
-    ("--max-length 4 --with-answers", "4 tokens leave no room for a text"),
+    ("--max-length 3 --with-answers", "3 tokens leave no room for a text"),
     ("--out v.png", "must end in .csv"), ("--n 5 10 20 --subsamples 7 3", "one for each n"),
     ("--m 3 30 9 --n 5 300 7", "too small for m = 30, n = 300"),
     (f"--out {'x' * 247}.csv", "File name too long"),  # that of its lock
@@ -872,7 +872,7 @@ def edit_json(key, value, **others):
      "model.safetensors"),
     ("bert", lambda folder: (folder / "model.safetensors").write_text(
         "version https://git-lfs.github.com/spec/v1\noid"), "git lfs pull"),
-    ("bert", lambda folder: os.truncate(folder / "model.safetensors", 9000), "are not whole: "),
+    ("bert", lambda folder: os.truncate(folder / "model.safetensors", 9000), "are not whole (cloned? "),
     ("bert", lambda folder: (folder / "config.json").rename(folder / "checkpoint-5"),
      "the folder holds ['checkpoint-5', "),
     ("bert", edit_json("num_hidden_layers", 3), "layer.2"),
