@@ -26,7 +26,6 @@ Writes slices.png and two tables to meta/results/. Their columns, with 89% inter
 import argparse
 import contextlib
 import csv
-import difflib
 import os
 import re
 import sys
@@ -44,6 +43,7 @@ from matplotlib.figure import Figure
 from scipy import special, stats
 
 SHARE = 0.89  # coverage of intervals, as in the paper
+POINTS = ("acc", "f1")  # metrics between 0 and 1
 KEY = """\
 A slice keeps one random draw of each model and task, as if the experiment had been run once. In
 shuffled slices, seen and unseen are exchanged at random, so that the bias is 0 on average. outside:
@@ -88,15 +88,11 @@ def print_shares(claims, shares, fewest):
         f"{claimed.shuffled:.0%} OF THOSE IN WHICH SEEN AND UNSEEN WERE SHUFFLED.", 100))
     shown = shares.astype({"threshold": str}).drop(columns="arms")
     print(f"\n{KEY}\n\n{shown.to_string(index=False, float_format='{:.0%}'.format)}\n")
-    notes = []
     if claimed.shuffled > 1 - SHARE:  # what an honest 89% interval claims
-        notes.append(f"So one slice says little: this rule claims a bias in {claimed.shuffled:.0%} "
-                     "of slices even where there is none on average. Use all draws: fit_model.py.")
+        print(f"- So one slice says little: this rule claims a bias in {claimed.shuffled:.0%} of "
+              "slices even where\n  there is none on average. Use all draws: fit_model.py.")
     if fewest < 5:
-        notes.append(f"A task has only {fewest} draws, so that slices are alike: run more draws.")
-    for note in notes:
-        print(textwrap.fill(note, 100, initial_indent="- ", subsequent_indent="  ",
-                            break_on_hyphens=False))
+        print(f"- A task has only {fewest} draws, so that slices are alike: run more draws.")
 
 
 def slice_table(rows, slices):
@@ -295,7 +291,7 @@ def clean_rows(rows, metric="acc", plain=False, flags={}):
         values = rows[flag.removesuffix("s")].astype(str)
         wanted = flags.get(flag) or [*values]
         for name in {*wanted} - {*values}:
-            raise ValueError(f"no rows have --{flag} {name}. There are {sorted({*values})}")
+            raise ValueError(f"no rows have --{flag} {name}. There are {[*values.unique()]}")
         rows = rows[values.isin(wanted)]
     scopes = dict.fromkeys(rows.select_dtypes("number").columns, RUN)
     scopes |= {"recipe": RUN[:5], "data": ["experiment", "task"],

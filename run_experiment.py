@@ -132,18 +132,22 @@ def pretraining_texts(net, sample, arm):
     says so, of the labeled texts, as in usual task-adaptive pretraining (Gururangan et al., 2020);
     in the paper no arm reads those. With answers, the positive control, the name of the class
     follows [CLS], or ends a causal model's text, which is cut to fit."""
-    recipe, texts, labels = sample.recipe, sample.texts[arm], sample.labels[arm]
+    recipe, sets, coded = sample.recipe, [arm], []
     if recipe.get("labeled_read"):
-        texts = texts + sample.texts["train"]
-        labels = [*labels, *sample.labels["train"]]
-    classes, length, coded = recipe.get("answers", []), recipe["max_length"], []
+        sets.append("train")
+    classes = recipe.get("answers", [])
     names = [net.tokenizer(f" {name}", add_special_tokens=False)["input_ids"] for name in classes]
     check_names(net.tokenizer, classes, names)
-    for text, label in zip(texts, labels):
-        name = names[label] if names else []
-        ids = net.tokenizer(text, truncation=True, max_length=length - len(name))["input_ids"]
-        place = len(ids) if net.causal else 1
-        coded.append((np.array([*ids[:place], *name, *ids[place:]]), len(name)))
+    for part in sets:
+        for text, label in zip(sample.texts[part], sample.labels[part]):
+            name = names[label] if names else []
+            room = recipe["max_length"] - len(name)
+            if room < 3:  # two are [CLS] and [SEP]
+                raise ValueError(f"{recipe['max_length']} tokens leave no room for a text: use a "
+                                 "larger --max-length")
+            ids = net.tokenizer(text, truncation=True, max_length=room)["input_ids"]
+            place = len(ids) if net.causal else 1
+            coded.append((np.array([*ids[:place], *name, *ids[place:]]), len(name)))
     return coded
 
 
@@ -174,8 +178,7 @@ def pretrain(net, texts, recipe, seed):
 def mask_tokens(ids, special, mask_id, vocabulary, rng):
     """Choose 15% of the ids that are not special: 80% of them become [MASK], 10% a random token,
     10% stay (paper, section 4.1). Returns (new ids [T], chosen positions [S])."""
-    chosen = (rng.random(len(ids)) < MASK_SHARE) & ~np.isin(ids, special)
-    scored = np.flatnonzero(chosen)
+    scored = np.flatnonzero((rng.random(len(ids)) < MASK_SHARE) & ~np.isin(ids, special))
     action = rng.random(len(scored))
     corrupted = ids.copy()
     corrupted[scored[action < 0.8]] = mask_id
@@ -307,7 +310,7 @@ def load_network(model, device, precision):
     transformers.logging.disable_progress_bar()
     causal = model.objective == "clm"
     kind = transformers.AutoModelForCausalLM if causal else transformers.AutoModelForMaskedLM
-    with errors_name(f"the weights in {model.folder} are not whole"):
+    with errors_name(f"the weights in {model.folder} are not whole (cloned? run git lfs pull)"):
         lm, info = kind.from_pretrained(**load_options(model))
     if info["missing_keys"]:
         raise ValueError("use a model that was saved whole, with its output layer: the files of "
@@ -443,10 +446,10 @@ def recipe_of(entries, given, precision, max_length, with_answers, labeled_read,
     if "train" not in entry["epochs"]:
         raise ValueError(f"model {model.name} works only with run_zero_shot.py")
     own = task.spec.get("recipes", {}).get(model.like, {})
-    recipe = {"version": RECIPE_VERSION, "objective": model.objective, "weights": model.weights_hash,
-              "precision": precision, "max_length": min(
-                  max_length or entry.get("max_length", 256),
-                  model.longest - 2)}  # RoBERTa overstates its limit by 2
+    # RoBERTa overstates its limit by 2
+    length = min(max_length or entry.get("max_length", 256), model.longest - 2)
+    recipe = {"version": RECIPE_VERSION, "objective": model.objective,
+              "weights": model.weights_hash, "precision": precision, "max_length": length}
     if with_answers:
         recipe["answers"] = task.classes
     if labeled_read:
@@ -682,7 +685,6 @@ def above_zero(text, kind=float):
 
 # --- shared: run ---
 ONE_AT_A_TIME = threading.Lock()  # threads of a Dask worker share one network
-STOPPED = threading.Event()  # by Ctrl-C
 linecache.checkcache()  # or it would return the old text of an edited file
 # a hash of this script's text; in a notebook, of the cell's
 SCRIPT = short_hash(linecache.getlines(short_hash.__code__.co_filename))
@@ -727,21 +729,17 @@ def run_all(cells, run, out, margin, device, workers, dask):
         with tempfile.TemporaryDirectory(dir=out.parent) as draft, lock_of(Path(draft, out.name)):
             pass  # fails in a folder without locks, or if the lock's name is too long
     pool, compute = open_pool(cells, run, device, workers, dask)
-    STOPPED.clear()
     signal.signal(signal.SIGINT, stop)
     with pool:
         for units in cells:
             run_cell(units, compute, out, margin)
-    step = "python fit_model.py"
-    if "__file__" not in globals():
-        step = "paste fit_model.py into a cell, and into the list on its last line:"
-    print(f"rows: {out.resolve()}\nnext: {step} {shlex.quote(str(out))} --margin {margin or 1:g}")
+    print(f"rows: {out.resolve()}\n"
+          f"next: python fit_model.py {shlex.quote(str(out))} --margin {margin or 1:g}\n"
+          "(in a notebook: paste fit_model.py, and put what follows its name into its last line)")
 
 
 def stop(number, frame):
-    """Handle Ctrl-C. Python drops a KeyboardInterrupt inside a __del__, such as a file lock's, so
-    that run_cell looks at STOPPED. A second Ctrl-C ends the process at once."""
-    STOPPED.set()
+    """Handle Ctrl-C. A second one ends the process at once."""
     if not hasattr(builtins, "display"):  # a notebook's process lives on
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     raise KeyboardInterrupt
@@ -807,8 +805,6 @@ def run_cell(units, compute, out, margin):
                     bar.write(LINE.format(**with_effects([row]).iloc[0]))
                     sys.stdout.flush()  # into the log of nohup
                     bar.update()
-                if STOPPED.is_set():  # its KeyboardInterrupt was dropped
-                    raise KeyboardInterrupt
                 rows.append(row)
             if k > 1:
                 means = task_means(with_effects(rows))
@@ -825,7 +821,8 @@ def run_cell(units, compute, out, margin):
                     if bar.disable and not unit.finished:  # no bar tells it
                         print(known)
     if k > 1:
-        print(f"stopped after {k} draws of each task: bias {bias:+.2f} ± {half:.2f} points{reason}")
+        print(
+            f"stopped after {k} draws of each task: bias {bias:+.2f} ± {half:.2f} points{reason}")
     return rows
 
 
@@ -1009,10 +1006,9 @@ def check_size(name, task, ms, n):
                          "leave 2. Are --text and --label the right columns?")
     rare = counts[counts < each].sort_values().to_dict()
     if rare:
-        apart = counts.groupby(str.casefold).ngroups
         raise ValueError(
-            f"{name}: m = {max(ms)} needs {each} texts of each of {K} classes ({apart} if case is "
-            f"ignored), not {rare!s:.99}: mend, merge or drop these, or use --m {K * counts.min()}")
+            f"{name}: m = {max(ms)} needs {each} texts of each of {K} classes, not {rare!s:.99}: "
+            f"mend, merge or drop these, or use --m {K * counts.min()}")
     if K * each + 2 * n > rows:
         m = K * max(1, min(each, rows // 2 // K))
         raise ValueError(
@@ -1023,6 +1019,8 @@ def read_task(spec, source):
     """The Task of an entry in tasks.json, or of one's own, from one of its sources."""
     entry = spec | source
     columns, label = entry["text"], entry["label"]
+    if label in columns:
+        raise ValueError(f"column {label!r} is the --label, so it cannot be a --text, too")
     table = read_hub(entry) if "hub" in entry else read_file(entry)
     check_columns(table, [*columns, label], "name yours with --text and --label")
     table = filtered_texts(table[columns], table[label], entry)
@@ -1318,14 +1316,13 @@ def read_model(name, registered, source):
     like = "bert" if is_masked(config) else "gpt2"
     if name in registered:
         like = name
-    hashes, size = [], 0
-    for file in sorted({file for pattern in MODEL_FILES for file in folder.glob(pattern)}):
-        hashes.append((file.name, digest_of(file)))
-        size += file.stat().st_size
+    files = sorted({file for pattern in MODEL_FILES for file in folder.glob(pattern)})
+    weights_hash = short_hash([(file.name, digest_of(file)) for file in files])
+    size = sum(file.stat().st_size for file in files)
     longest = min(getattr(config, limit, None) or 10**6
                   for limit in ("max_position_embeddings", "max_seq_len"))
     print(f"model {name} from {[*source.values()][0]}")
-    return Model(name, like, folder, gguf, registered[like]["objective"], short_hash(hashes), size,
+    return Model(name, like, folder, gguf, registered[like]["objective"], weights_hash, size,
                  longest)
 
 
@@ -1345,8 +1342,6 @@ def is_masked(config):
 
 def digest_of(file):
     with open(file, "rb") as content:
-        if b"git-lfs" in content.peek():
-            raise ValueError(f"{file.name} is a pointer: run git lfs pull")
         return hashlib.file_digest(content, "sha256").hexdigest()
 
 
@@ -1360,8 +1355,6 @@ def load_options(model):
 def choose_device(device, precision):
     if device == "auto":
         device = (torch.accelerator.current_accelerator(True) or torch.device("cpu")).type
-    with errors_name(f"torch cannot use {device} here (--device cpu works)"):
-        torch.ones(1, device=device)  # fails if torch cannot use it
     if precision == "bf16" and device.startswith("cuda"):
         if torch.cuda.get_device_capability(device) < (8, 0):  # it would emulate bf16, slowly
             raise ValueError(f"{device} does not support bf16: use --precision fp16")

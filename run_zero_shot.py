@@ -372,7 +372,7 @@ def load_net(model, quantize, precision, device):
         options["quantization_config"] = transformers.BitsAndBytesConfig(
             load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True,
             bnb_4bit_compute_dtype=dtype)
-    with errors_name(f"the weights in {model.folder} are not whole"):
+    with errors_name(f"the weights in {model.folder} are not whole (cloned? run git lfs pull)"):
         lm, info = transformers.AutoModelForCausalLM.from_pretrained(**options)
     if info["missing_keys"]:
         raise ValueError("use a model that was saved whole, with its output layer: the files of "
@@ -664,7 +664,6 @@ def above_zero(text, kind=float):
 
 # --- shared: run ---
 ONE_AT_A_TIME = threading.Lock()  # threads of a Dask worker share one network
-STOPPED = threading.Event()  # by Ctrl-C
 linecache.checkcache()  # or it would return the old text of an edited file
 # a hash of this script's text; in a notebook, of the cell's
 SCRIPT = short_hash(linecache.getlines(short_hash.__code__.co_filename))
@@ -709,21 +708,17 @@ def run_all(cells, run, out, margin, device, workers, dask):
         with tempfile.TemporaryDirectory(dir=out.parent) as draft, lock_of(Path(draft, out.name)):
             pass  # fails in a folder without locks, or if the lock's name is too long
     pool, compute = open_pool(cells, run, device, workers, dask)
-    STOPPED.clear()
     signal.signal(signal.SIGINT, stop)
     with pool:
         for units in cells:
             run_cell(units, compute, out, margin)
-    step = "python fit_model.py"
-    if "__file__" not in globals():
-        step = "paste fit_model.py into a cell, and into the list on its last line:"
-    print(f"rows: {out.resolve()}\nnext: {step} {shlex.quote(str(out))} --margin {margin or 1:g}")
+    print(f"rows: {out.resolve()}\n"
+          f"next: python fit_model.py {shlex.quote(str(out))} --margin {margin or 1:g}\n"
+          "(in a notebook: paste fit_model.py, and put what follows its name into its last line)")
 
 
 def stop(number, frame):
-    """Handle Ctrl-C. Python drops a KeyboardInterrupt inside a __del__, such as a file lock's, so
-    that run_cell looks at STOPPED. A second Ctrl-C ends the process at once."""
-    STOPPED.set()
+    """Handle Ctrl-C. A second one ends the process at once."""
     if not hasattr(builtins, "display"):  # a notebook's process lives on
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     raise KeyboardInterrupt
@@ -789,8 +784,6 @@ def run_cell(units, compute, out, margin):
                     bar.write(LINE.format(**with_effects([row]).iloc[0]))
                     sys.stdout.flush()  # into the log of nohup
                     bar.update()
-                if STOPPED.is_set():  # its KeyboardInterrupt was dropped
-                    raise KeyboardInterrupt
                 rows.append(row)
             if k > 1:
                 means = task_means(with_effects(rows))
@@ -807,7 +800,8 @@ def run_cell(units, compute, out, margin):
                     if bar.disable and not unit.finished:  # no bar tells it
                         print(known)
     if k > 1:
-        print(f"stopped after {k} draws of each task: bias {bias:+.2f} ± {half:.2f} points{reason}")
+        print(
+            f"stopped after {k} draws of each task: bias {bias:+.2f} ± {half:.2f} points{reason}")
     return rows
 
 
@@ -991,10 +985,9 @@ def check_size(name, task, ms, n):
                          "leave 2. Are --text and --label the right columns?")
     rare = counts[counts < each].sort_values().to_dict()
     if rare:
-        apart = counts.groupby(str.casefold).ngroups
         raise ValueError(
-            f"{name}: m = {max(ms)} needs {each} texts of each of {K} classes ({apart} if case is "
-            f"ignored), not {rare!s:.99}: mend, merge or drop these, or use --m {K * counts.min()}")
+            f"{name}: m = {max(ms)} needs {each} texts of each of {K} classes, not {rare!s:.99}: "
+            f"mend, merge or drop these, or use --m {K * counts.min()}")
     if K * each + 2 * n > rows:
         m = K * max(1, min(each, rows // 2 // K))
         raise ValueError(
@@ -1005,6 +998,8 @@ def read_task(spec, source):
     """The Task of an entry in tasks.json, or of one's own, from one of its sources."""
     entry = spec | source
     columns, label = entry["text"], entry["label"]
+    if label in columns:
+        raise ValueError(f"column {label!r} is the --label, so it cannot be a --text, too")
     table = read_hub(entry) if "hub" in entry else read_file(entry)
     check_columns(table, [*columns, label], "name yours with --text and --label")
     table = filtered_texts(table[columns], table[label], entry)
@@ -1300,14 +1295,13 @@ def read_model(name, registered, source):
     like = "bert" if is_masked(config) else "gpt2"
     if name in registered:
         like = name
-    hashes, size = [], 0
-    for file in sorted({file for pattern in MODEL_FILES for file in folder.glob(pattern)}):
-        hashes.append((file.name, digest_of(file)))
-        size += file.stat().st_size
+    files = sorted({file for pattern in MODEL_FILES for file in folder.glob(pattern)})
+    weights_hash = short_hash([(file.name, digest_of(file)) for file in files])
+    size = sum(file.stat().st_size for file in files)
     longest = min(getattr(config, limit, None) or 10**6
                   for limit in ("max_position_embeddings", "max_seq_len"))
     print(f"model {name} from {[*source.values()][0]}")
-    return Model(name, like, folder, gguf, registered[like]["objective"], short_hash(hashes), size,
+    return Model(name, like, folder, gguf, registered[like]["objective"], weights_hash, size,
                  longest)
 
 
@@ -1327,8 +1321,6 @@ def is_masked(config):
 
 def digest_of(file):
     with open(file, "rb") as content:
-        if b"git-lfs" in content.peek():
-            raise ValueError(f"{file.name} is a pointer: run git lfs pull")
         return hashlib.file_digest(content, "sha256").hexdigest()
 
 
@@ -1342,8 +1334,6 @@ def load_options(model):
 def choose_device(device, precision):
     if device == "auto":
         device = (torch.accelerator.current_accelerator(True) or torch.device("cpu")).type
-    with errors_name(f"torch cannot use {device} here (--device cpu works)"):
-        torch.ones(1, device=device)  # fails if torch cannot use it
     if precision == "bf16" and device.startswith("cuda"):
         if torch.cuda.get_device_capability(device) < (8, 0):  # it would emulate bf16, slowly
             raise ValueError(f"{device} does not support bf16: use --precision fp16")

@@ -8,7 +8,7 @@ import os
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from unittest.mock import Mock, patch
+from unittest.mock import MagicMock, patch
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # more take longer in matrices this small
 
@@ -97,7 +97,7 @@ def recipe_of(script, typed, task, *model, weights=""):
     """That of main with these flags, for a Model's name and what it is like, and for a task."""
     model = script.Model(*model, None, None, "clm", weights, 0, 512)
     names = ("find_model", "load_tasks", "plan_cells", "run_all")
-    with patch.multiple(script, **{name: Mock() for name in names}):
+    with patch.multiple(script, **{name: MagicMock() for name in names}):
         script.main(typed.split())
         return script.plan_cells.call_args.args[-1](model, task)
 

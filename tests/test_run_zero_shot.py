@@ -185,7 +185,6 @@ def test_the_hash_covers_whatever_decides_the_numbers(zero, monkeypatch):
     ((7, 5), "--precision fp16", "called")])
 def test_a_worker_computes_in_what_its_card_can(capability, typed, end, zero, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    monkeypatch.setattr(torch, "ones", lambda *_, device: None)  # as if there were a card
     recipe = recipe_with(zero, f"--quantize nf4 {typed}")
     sample = SimpleNamespace(row={"versions": ""}, recipe=recipe)
     with pytest.raises(ValueError, match=end):
