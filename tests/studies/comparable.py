@@ -7,6 +7,9 @@ Models of equal ability answer two random halves. `kept`: the share of a model's
 next one keeps; the rest is drawn anew. Prompts have lengths with a long tail, each model its own
 template, and 2% of the items have a twin in the other half. Crossed: the original, and two models
 that were trained on one half each.
+
+Models that keep 80% of the answers or fewer answer everything alike in no table. At 95% kept, up to
+a third of small tables cannot be told from a cache, whatever the rule.
 """
 
 import argparse
