@@ -483,7 +483,8 @@ def judge(rows, flags="--clean before", sep=","):
     """The table of --out, by model."""
     rows.to_csv("answers.csv", index=False, sep=sep)
     contam.main(["--answers", "answers.csv", "--out", "out.csv", *flags.split()])
-    return pd.read_csv("out.csv", keep_default_na=False, na_values=[""]).set_index("model")
+    table = pd.read_csv("out.csv", keep_default_na=False, na_values=[""]).set_index("model")
+    return table.fillna({"reason": ""})
 
 
 def columns_of(rows):
@@ -526,15 +527,14 @@ def test_clean_models_that_add_nothing():
 
 @pytest.mark.parametrize("bias, margin, tasks, sign, verdict", [
     (10, 12.01, 1, 1, "no"), (10, 11.99, 1, 1, "yes-open"), (10, 8.01, 1, 1, "yes-open"),
-    (10, 7.99, 1, 1, "yes"), (-10, 1, 1, 1, "no"), (1.9, 4, 1, 1, "no"), (1.9, 3.8, 1, 1, "open"),
-    (-10, 7.99, 1, -1, "yes"), (10, 1, 1, -1, "no"), (2.1, 3, 1, 1, "yes-open"),
-    (2.1, 3, 2, 1, "open")])
+    (10, 7.99, 1, 1, "yes"), (-10, 7.99, 1, -1, "yes"), (-10, 1, 1, 1, "no"),
+    (1.9, 3.8, 1, 1, "open"), (2.1, 3, 1, 1, "yes-open"), (2.1, 3, 2, 1, "open")])
 def test_the_verdict_changes_at_its_borders(bias, margin, tasks, sign, verdict):
     """Of an interval b ± 2; of one of two tasks it has TAIL / 2 on each side and is wider."""
     table = judge(make_answers(16, 30, 20)).loc[["mine"]].reset_index()
     se = 2 / stats.norm.isf(0.055)
     table = table.assign(bias=bias, df=1e9, se=se, of_tasks=tasks)
-    row = contam.add_verdicts(table, margin, sign, None).iloc[0]
+    row = contam.add_verdicts(table, margin, sign, "").iloc[0]
     reach = se * stats.norm.isf(0.055 / tasks)
     assert [row["verdict"], row["low"], row["high"]] == [
         verdict, approx(bias - reach), approx(bias + reach)]
@@ -568,12 +568,12 @@ def test_what_is_wrong_in_every_task_is_seen_over_all(gone, easier, words, capsy
     turned = rows.replace({"half": {"released": "held_out", "held_out": "released"}})
     tasks += [turned.assign(task=-k) for k in range(1, 7)]
     table = judge(pd.concat(tasks), "--clean clean")
-    assert not table.loc["mine", "reason"].str.contains(words, na=False).any()
+    assert not table.loc["mine", "reason"].str.contains(words).any()
     table = judge(pd.concat(tasks[:6]), "--clean clean").loc["mine"]
     lost = 6 * len(gone)
     assert table[contam.COUNTS].iloc[0].tolist() == [300 - lost, 300, lost, 0]
-    assert table["reason"].str.contains(words, na=False).tolist() == [True] + [False] * 6
-    assert f"mine: NO VERDICT: {table['reason'].iloc[0]}"[:60] in capsys.readouterr().out
+    assert table["reason"].str.contains(words).tolist() == [True] + [False] * 6
+    assert f"mine: NO VERDICT: {table['reason'].iloc[0]:.40}" in capsys.readouterr().out
     p = stats.ttest_ind(clean[:50], clean[50:], equal_var=False).pvalue
     over_all = 2 * stats.norm.sf(stats.norm.isf(p / 2) * math.sqrt(6))
     assert table["p_halves"].tolist() == approx([over_all] + [6 * p] * 6, rel=0.05)
@@ -619,7 +619,7 @@ def test_a_task_with_uneven_answers_is_enough(gone):
     lost = np.where(rows["task"] == "a", rows["item"] < gone, rows["item"] > 193)
     rows["right"] = rows["right"].mask(lost & rows["model"].eq("mine"))
     table = judge(rows).loc["mine"]
-    found = table["reason"].str.contains("more missing", na=False).tolist()
+    found = table["reason"].str.contains("more missing").tolist()
     assert found == [gone == 8, gone == 8, False]
 
 
@@ -642,10 +642,8 @@ def test_several_tasks_by_hand(capsys):
     assert table.loc["other1", "p_missing"].iloc[0] == 1
     out = capsys.readouterr().out
     interval = f"{whole['bias']:+.1f} [{whole['low']:+.1f}, {whole['high']:+.1f}]"
-    assert "other1, 2: skipped" in out and f"mine: OPEN ({interval})" in out
-    row = next(line for line in out.splitlines() if "3 of 3 tasks" in line and "mine" in line)
-    assert row.split("tasks")[1].split()[:4] == [
-        "180", "135", f"{whole['unseen']:.1f}", f"{whole['seen']:.1f}"] and interval in row
+    assert "other1, 2: skipped" in out and f"mine: YES; OVER 5 POINTS? OPEN ({interval})" in out
+    assert re.search(rf"mine +3 of 3 tasks +180 +135 .* {re.escape(interval)} +YES", out)
 
 
 def test_some_items_are_judged_twice(say):
@@ -670,7 +668,7 @@ def test_tries_and_groups_are_averaged():
     rows = "a g1 i1 1 1,a g1 i1 2 0,a g1 i2 1 C,a g2 i3 1 1,a g2 i3 2 1,b g3 i4 1 P,b g4 i5 1 NA"
     rows = pd.DataFrame([row.split() for row in rows.split(",")],
                         columns="task group item try right".split())
-    rows = contam.parse_answers(rows.assign(half="released", model="m"))
+    rows = contam.parse_answers(rows.assign(half="released", model="m"), "right")
     found = contam.average_tries(rows, ["task"], "model")
     np.testing.assert_equal([table["m"].tolist() for table in found], [
         [0.75, 1, 0.5, math.nan], [True, False, False, True]])
@@ -698,7 +696,7 @@ def test_missing_answers_are_counted_and_must_not_depend_on_the_half(kind, tries
     table = judge(rows, "")
     assert table.loc["mine", contam.COUNTS].tolist() == counts
     assert 0.005 < 2 * stats.hypergeom.sf(7, 200, 8, 100) < 0.01
-    silent = table["reason"].str.contains("one half has more missing answers", na=False)
+    silent = table["reason"].str.contains("one half has more missing answers")
     assert silent.tolist() == [kind != "equal", kind == "nobody"]
 
 
@@ -721,14 +719,6 @@ def test_gaps_of_clean_models():
     assert table.loc["other3", "reason"].startswith("one half has more missing")
 
 
-def test_a_clean_model_that_is_used_in_one_task():
-    """In the other it lacks 6% of the items."""
-    rows = pd.concat([make_answers(22, 100, 100).assign(task=task) for task in "ab"])
-    few = rows["model"].eq("other1") & rows["task"].eq("b") & (rows["item"] % 100 < 6)
-    table = judge(rows.assign(right=rows["right"].mask(few)), "--clean before other1")
-    assert table.loc["mine", "clean"].tolist() == ["see each task", "before, other1", "before"]
-
-
 @pytest.mark.parametrize("gain, others, silent", [
     (0.22, "", False), (0.24, "", True), (0.24, "other1", False), (0.26, "other1", True)])
 def test_a_clean_model_that_saw_the_released_half_withholds_a_no(gain, others, silent):
@@ -737,7 +727,7 @@ def test_a_clean_model_that_saw_the_released_half_withholds_a_no(gain, others, s
     learned = rows["model"].isin(["mine", "before"]) & rows["item"].lt(300 * gain)
     rows["right"] = rows["right"].mask(learned, 1.0)
     table = judge(rows, f"--margin 20 --clean before {others}")
-    before, reason = table.loc["before"], str(table.loc["mine", "reason"])
+    before, reason = table.loc["before"], table.loc["mine", "reason"]
     p = stats.t.sf(before["bias"] / before["se"], before["df"])
     assert (p * (1 + bool(others)) < 0.055) == silent
     assert reason.startswith("named clean, but better on") == silent
@@ -774,10 +764,11 @@ def test_answers_that_cannot_be_compared(kind, amount, words, crossed, say):
         arms = {"mine": "released", "other1": "held_out", "before": ""}
         rows["trained_on"], rows["model"] = rows["model"].map(arms), "m"
     rows.to_csv("answers.csv", index=False)
-    out = say("--answers answers.csv" + " --metric bpb --margin 1" * (kind == "metric"))
+    flags = "--metric bpb --margin 1" if kind == "metric" else ""
+    out = say(f"--answers answers.csv {flags}")
     if words and (crossed or kind != "other"):
-        assert "no verdict" + " on m: " * crossed in out.replace("NO V", "no v").replace(
-            "VERDICT", "verdict").replace("ERDICT", "erdict") and words in out.replace("\n", " ")
+        found = " ".join(out.split())
+        assert ("no verdict on m: " if crossed else "NO VERDICT: ") in found and words in found
     else:
         assert not any(fault in out for fault in FAULTS)
 
@@ -787,7 +778,7 @@ def test_one_score_everywhere_gets_no_verdict(flat):
     """In a task, and over all tasks if it is so in each."""
     rows = pd.concat([make_answers().assign(task=task) for task in "ab"])
     rows["right"] = rows["right"].mask(rows["model"].eq("mine") & rows["task"].isin([*flat]), 1)
-    silent = judge(rows).loc["mine", "reason"].str.startswith("one score ", na=False)
+    silent = judge(rows).loc["mine", "reason"].str.startswith("one score ")
     assert silent.tolist() == ["a" in flat, "a" in flat, True]
 
 

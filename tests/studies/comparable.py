@@ -59,7 +59,7 @@ def main():
         reasons = []
         for _ in range(sets):
             rows = honest_rows(rng, size, accuracy, kept, arm == "trained_on")
-            reasons.append(contam.check_comparable(rows, arm) or "")
+            reasons.append(contam.check_comparable(rows, arm))
         found = pd.Series(reasons)
         alike = found.str.contains("alike").mean()
         withheld = (found != "").mean()
