@@ -857,6 +857,8 @@ def crossed_rows():
     ("item >= 0", "trained_on = trained_on.str[:4]", "models were trained on ['held', 'rele']"),
     ("item >= 0", "trained_on = trained_on.replace('held_out', 'released')",
      "two answers with trained_on 'released': keep one"),
+    ("item >= 0", "trained_on = trained_on.replace('released', '')",
+     "line 107: '0' has two answers with trained_on 'base'"),
     ("item >= 0", "draw = draw.where(item != 9)", "line 11: draw is ''"),
     ("item >= 0", "item = item.replace(7, 104)", "'104' is in both halves. If there are several"),
     ("item >= 0", "model = trained_on.replace('', 'm')", "no trained model is named 'm': give"),
