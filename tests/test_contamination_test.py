@@ -234,7 +234,7 @@ def test_a_name_in_tasks_json_is_fetched():
 
 def test_unfit_models_are_refused(model_dir, say):
     Path("a.txt").write_text(TEN)  # the least that can be flagged
-    for name in ("no/such-model", "./none", "smolm2", "moved/to/model", "moved.gguf"):
+    for name in ("no/such-model", "/moved/to/model"):
         assert f"error: {Path(name)}: " in say(f"--examples a.txt --model {name}")
     folder = model_dir("bert", words=encode)
     assert "as smollm2: weights are missing, or tokens see later" in say(
