@@ -104,7 +104,7 @@ def test_logs_of_a_harness(read, folder, metric, printed, monkeypatch, said):
         return found[2] if found and run.endswith(metric) and FAILED not in run else ""
 
     fill_runs(half=half_of, model=lambda run: re.search("before|after", run)[0])
-    rows = contam.name_runs(contam.read_logs(Path(folder)), Path("runs.csv"))
+    rows = contam.name_runs(contam.read_logs(Path(folder)))
     rows = rows.astype(object).fillna("")
     right = rows["right"].replace({"C": 1, "I": 0})
     found = zip(rows["model"], rows["half"], rows["item"], rows.get("try", [""] * 200), right)
@@ -118,41 +118,29 @@ def test_logs_of_a_harness(read, folder, metric, printed, monkeypatch, said):
         assert rows["error"].ne("").sum() == 4 * (2 + 2)
     runs = pd.read_csv("runs.csv").dropna(subset="half").sort_values(["model", "half"])
     assert runs["score"].tolist() == approx(printed, abs=5e-5)
-    verdict = judge(folder, "--clean before")["verdict"]
-    assert verdict["after"].startswith("Yes") and verdict["before"].startswith("Named clean")
+    table = judge(folder, "--clean before")
+    assert table.loc["after", "verdict"] == "yes" and table.loc["before", "reason"] == "named clean"
 
 
-def log_of(model, task, right, shots=0, response="It is 2", **doc):
+def log_of(model, task, right):
     """A log of lm-eval, in which every question has a grade."""
     path = Path(f"logs/{model}/samples_{task}_2026-11-25.jsonl")
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = []
     for k, grade in enumerate(right):
-        prompt = "Q: How many?\nA: 2\n\n" * shots + f"Q: How many has {task} {k}?\nA:"
+        prompt = f"Q: How many has {task} {k}?\nA:"
         lines.append(json.dumps({
-            "doc_id": k, "doc": {"item": k} | doc, "filter": "none", "metrics": ["acc"],
-            "doc_hash": f"{task}{k}", "acc": int(grade), "arguments": {"a": {"arg_0": prompt}},
-            "resps": [[response] if isinstance(response, str) else response]}))
+            "doc_id": k, "doc": {"item": k}, "filter": "none", "metrics": ["acc"],
+            "doc_hash": f"{task}{k}", "acc": int(grade), "arguments": {"a": {"arg_0": prompt}}}))
     path.write_text("\n".join(lines) + "\n")
     return path
 
 
-def two_halves(**changes):
+def two_halves():
     rng = np.random.default_rng(1)
     for half in ("held_out", "released"):
-        path = log_of("mine", f"mine_{half}", rng.random(60) < 0.6, **changes)
-        changes = {}
+        path = log_of("mine", f"mine_{half}", rng.random(60) < 0.6)
     return path
-
-
-@pytest.mark.parametrize("changes, column, count", [
-    ({"response": "\n "}, "empty", 60), ({"response": ["1", "2"]}, "several", 60),
-    ({"response": "So </think> 2"}, "thoughts", 60), ({}, "prompt", 42)])
-def test_what_is_told_of_runs(changes, column, count, said):
-    two_halves(**changes)
-    assert said(contam.main, "--answers", "logs").end is None
-    runs = pd.read_csv("runs.csv")
-    assert runs[column].iloc[0] >= count > 2 * runs[column].iloc[1] or column == "prompt"
 
 
 def test_a_line_that_is_torn_or_doubled_is_named(said):
@@ -168,7 +156,7 @@ def test_what_a_person_filled_in_is_kept(said):
     """Also of a log that is gone. New logs are added, and logs without a half are left out."""
     two_halves()
     for folder in ("logs", "logs"):
-        assert "mine: Too early" in said(contam.main, "--answers", folder).out
+        assert "mine: OPEN (" in said(contam.main, "--answers", folder).out
     fill_runs(model=lambda run: "A", seed=lambda run: "7")
     log_of("mine", "others", [1, 0])
     Path("logs/mine/samples_mine_released_2026-11-25.jsonl").rename("gone")
@@ -204,10 +192,9 @@ def test_logs_of_two_draws_of_one_task(said):
               draw=lambda run: run[6].replace("a", ""), task=lambda run: "")
     assert "logs/other/samples" in said(contam.main, *flags, "--out", "found.csv").out
     found, wanted = pd.read_csv("found.csv"), pd.read_csv("wanted.csv")
-    pd.testing.assert_frame_equal(found.drop(columns="split"), wanted.drop(columns="split"),
-                                  check_like=True)
+    pd.testing.assert_frame_equal(found, wanted, check_like=True)
     fill_runs(draw=lambda run: "")  # of which draw were A and B?
-    assert "models were trained on []" in said(contam.main, *flags).end
+    assert "two answers with trained_on 'A'" in said(contam.main, *flags).end
 
 
 def test_both_halves_in_one_task(said):
@@ -215,8 +202,8 @@ def test_both_halves_in_one_task(said):
     pd.DataFrame({"item": range(58), "half": ["released", "held_out"] * 29}).to_csv("h.csv")
     said(contam.main, "--answers", "logs")
     fill_runs(half=lambda run: "both")
-    found = said(contam.main, "--answers", "logs", "--halves", "h.csv").out
-    assert "items of h.csv: 58 of 60" in found and "29 released, 29 held out" in found
+    row = judge("logs", "--halves h.csv").iloc[0]
+    assert [row["released"], row["held_out"]] == [29, 29]
 
 
 @pytest.mark.parametrize("form", ["lines", "array", "indented", "blank lines", "csv", "objects"])
@@ -270,7 +257,8 @@ def test_the_guides_example(monkeypatch, capsys):
     exec((ROOT / "contamination_test.py").read_text(encoding="utf-8"), cell)
     shutil.copy(ROOT / "docs" / "answers_example.csv", "answers.csv")
     table = judge(flags="--clean clean-5 clean-10", main=cell["main"])
-    assert "whether by more than 5 points: about 631 items in each" in capsys.readouterr().out
+    assert "contaminated-5: YES; OVER 5 POINTS? OPEN (+7.1 [+1.5, +12.7])" in (
+        capsys.readouterr().out)
     table = table[["seen", "unseen", "bias", "low", "high"]]
     shown = re.findall(r"\| (\S+-\d+) \| (.*?) \| (.*?) \| (.*?) \| (.*?) to (.*?) \|", GUIDE)
     numbers = pd.DataFrame(shown).set_index(0).astype(float).loc[table.index]

@@ -1,7 +1,6 @@
 """contamination_test.py against plain loops, brute force, scipy, the textbook's least squares, hand
 arithmetic and the published log."""
 
-import fnmatch
 import itertools
 import json
 import logging
@@ -163,10 +162,9 @@ def test_the_published_log_gives_the_published_p(monkeypatch):
 @pytest.mark.parametrize("name, content, examples", [
     ("a.txt", "\ufeff[a\u2028b\r\nc\x0cd\x85e\nf\n\n", ["[a\u2028b", "c\x0cd\x85e", "f"]),
     ("a.jsonl", '{"text": "a\\nb", "label": 1}\n{"text": "c\u2028d"}\n', ["a\nb", "c\u2028d"]),
-    ("a.jsonl", '{"text": "c", "versions": ["a", "b"]}', [["a", "b"]]),
+    ("a.jsonl", '{"text": ["a", "b"]}', [["a", "b"]]),
     ("a.json", '[{"text": "a"}]', ["a"]),
     ("a.jsonl", '[ "a", "it\'s"]', [["a", "it's"]]),
-    ("a.csv", 'text\n"[""a"", ""b""]"\n"[ ""c""]"', [["a", "b"], ["c"]]),
     ("b.txt", '["a", "b"]\nc', ['["a", "b"]', "c"]),
 ])
 def test_examples_are_read_from_lines_columns_and_keys(name, content, examples):
@@ -180,14 +178,11 @@ def test_examples_are_read_from_lines_columns_and_keys(name, content, examples):
     ("a.jsonl", '["b"]\n' + json.dumps([*"abcdefghijklmnopqrs"]), "", "too few to be flagged"),
     ("a.jsonl", '["a", "b"]\n["c", " "]', "", "line 2: no text"),
     ("a.txt", "a\n\nb", "", "line 2: no text"),
-    ("a.csv", f"text\n{TEN}", "--out ./a.csv", "other than the one that is read"),
-    ("a.txt", TEN, "--out a.png", "--out a.png: name a .csv file"),
     ("a.jsonl", '["a"]\n["a", "b", "a"]', "", "line 2: the item has a version twice"),
     ("a.json", '[["a", "b"]]', "", "write one list a line"),
-    ("a.txt", TEN, "--shard-size 0", "two or more (--shard-size)"),
     ("a.txt", TEN, "--shard-size 1", "two or more (--shard-size)"),
     ("crossed.csv", "text\nb", "", "too few to be flagged"),
-    ("a.jsonl", '{"words": "b"}', "", "'text'; has words: name yours with --text"),
+    ("a.jsonl", '{"words": "b"}', "", "'text'; has ['words']: name yours with --text"),
 ])
 def test_a_mistake_is_one_line(name, content, flags, words, both, say):
     Path(name).write_text(content)
@@ -201,7 +196,8 @@ LISTS = '["a b", "c", "d", "e"]\n["f", "g", "h"]\n["k"]\n["i", "j"]'
 @pytest.mark.parametrize("name, content, flags, nets, columns, words", [
     ("a.jsonl", LISTS, "", "m float32", "shard order log_p",
      "3 items, each in up to 4 versions. Items with one version, left out: 1. The p"),
-    ("a.json", re.sub(r"(.*])", r'{"versions": \1}', LISTS), "--reference r --precision bf16",
+    ("a.json", re.sub(r"(.*])", r'{"items": \1}', LISTS),
+     "--text items --reference r --precision bf16",
      "m bf16 r bf16", "shard order log_p log_p_reference",
      "prefer the published versions to the others by more than the reference does. This"),
     ("a.csv", "words\n" + TEN, "--text words --shard-size 3", "m float32", "shard order log_p",
@@ -212,7 +208,7 @@ def test_what_is_compared_is_said_and_kept(
     """p is that of the table, by brute force. The models' log p are any numbers."""
     def order_log(net, head, shards):
         opened.extend(net)
-        return [pd.Series([zlib.crc32((net[0] + head + text).encode()) % 50 for text in shard])
+        return [pd.Series([zlib.crc32((str(net[0]) + head + text).encode()) % 50 for text in shard])
                 for shard in shards]
 
     opened = []
@@ -223,7 +219,7 @@ def test_what_is_compared_is_said_and_kept(
     assert "none/b.csv" in say(f"{flags} none/b.csv") and not opened
     out = say(f"{flags} b.csv")
     table = pd.read_csv("b.csv")
-    assert words in out and (" ".join(opened), " ".join(table)) == (nets, columns)
+    assert words in out and (" ".join(map(str, opened)), " ".join(table)) == (nets, columns)
     assert ("go by the test that you had chosen before" in out) == ("--reference" in flags)
     values = table["log_p"] - table.get("log_p_reference", 0)
     p = brute_p([part for _, part in values.groupby(table.iloc[:, 0])])
@@ -238,17 +234,11 @@ def test_a_name_in_tasks_json_is_fetched():
 
 def test_unfit_models_are_refused(model_dir, say):
     Path("a.txt").write_text(TEN)  # the least that can be flagged
-    for name in ("no/such-model", "./none"):
-        assert f"error: {name}: " in say(f"--examples a.txt --model {name}")
-    for name in "smolm2 moved/to/model moved.gguf".split():
-        assert "no such folder (moved?) or Hub id; names are bert, gpt2, " in say(
-            f"--examples a.txt --model {name}")
-    Path("tasks.json").write_text('{"tasks": {}, "models": {"mine": {}}}')
-    assert "names are mine" in say("--examples a.txt --model smollm2"), "of this folder first"
-    for kind, is_causal in (("bert", True), ("llama", False)):
-        folder = model_dir(kind, words=encode, is_causal=is_causal)
-        assert "as smollm2: weights are missing, or tokens see later" in say(
-            f"--examples a.txt --model {folder}")
+    for name in ("no/such-model", "/moved/to/model"):
+        assert f"error: {Path(name)}: " in say(f"--examples a.txt --model {name}")
+    folder = model_dir("bert", words=encode)
+    assert "as smollm2: weights are missing, or tokens see later" in say(
+        f"--examples a.txt --model {folder}")
     folder = model_dir("gpt2", merges=MERGES)
     file = folder / "model.safetensors"
     weights = load_file(file)
@@ -289,8 +279,7 @@ def test_a_learned_order_is_flagged(model_dir, say, monkeypatch):
     order = "--examples a --shard-size 2 --model"
     assert ": flagged: " in say(f"{order} {guilty}")
     assert contam.test_order(pd.Series(texts), guilty, innocent, 2)[0] < 0.05
-    assert "is the --model itself" in say(f"{order} {guilty} --reference {guilty}")
-    alike = say(f"{order} {guilty} --reference {guilty}/.")
+    alike = say(f"{order} {guilty} --reference {guilty}")
     assert "\np = 1: not flagged: " in alike
     monkeypatch.setattr(contam, "order_p", lambda log: (0.06, 0.04))  # p_exact decides
     assert ": not flagged: " in say(f"{order} {innocent}")
@@ -377,12 +366,12 @@ def test_an_audit_goes_on_where_it_was(table, say, monkeypatch):
     os.link("contamination.csv", "linked.csv")  # which is not written: another file takes its place
     file = Path("kept/two/unit.json")
     unit = json.loads(file.read_text())
-    unit["row"]["task"] = "NA"
+    unit["row"]["task"] = "other"
     file.write_text(json.dumps(unit | {"hash": "made again"}))
     say("kept")
     assert len(pd.read_csv("linked.csv")) == 2
     shown = say("gone")  # of the table alone
-    assert UNITS.findall(shown) == ["2", "1"] and " NA " in shown and calls[3:] == ["two"]
+    assert UNITS.findall(shown) == ["2", "1"] and " other " in shown and calls[3:] == ["two"]
     assert "folder nowhere (0 left out): give --answers FILE, --ex" in say("nowhere --out new.csv")
     calls.clear()
     assert "/proc" in say("kept --out /proc/new.csv") and not calls
@@ -406,16 +395,15 @@ def test_a_base_model_that_changed_or_moved_is_named(audited, table, said):
         file = Path(f"kept/{name}/unit.json")
         file.write_text(file.read_text().replace(str(audited[1]), source))
     out = said(contam.main).out
-    assert "one is left out: changed: its files changed after the adapters were trained" in out
-    assert "two is left out: /moved/model: no such folder (moved?)" in out
+    for words in ("one is left out: changed", "two is left out: /moved/model"):
+        assert f"{words}: its files changed, or moved, after the adapters were trained" in out
 
 
-@pytest.mark.parametrize("name", (
-    "config.json model-1.safetensors.index.json a.gguf tokenizer.json vocab.txt merges.txt "
-    "spiece.model tekken.json model.bin").split())
-def test_the_same_files_are_hashed_as_in_run_zero_shot(name, zero):
-    patterns = [fnmatch.fnmatch(name, pattern) for pattern in zero.MODEL_FILES]
-    assert any(patterns) == bool(re.fullmatch(contam.FILES, name))
+def test_the_same_files_are_hashed_as_in_run_zero_shot(zero, model_dir):
+    assert contam.MODEL_FILES == zero.MODEL_FILES
+    folder = model_dir("gpt2", merges=MERGES)
+    theirs = zero.find_model(str(folder), zero.load_registry()).weights_hash
+    assert contam.hash_of_files(folder) == theirs
 
 
 def test_columns_of_digits_stay_text():
@@ -495,7 +483,8 @@ def judge(rows, flags="--clean before", sep=","):
     """The table of --out, by model."""
     rows.to_csv("answers.csv", index=False, sep=sep)
     contam.main(["--answers", "answers.csv", "--out", "out.csv", *flags.split()])
-    return pd.read_csv("out.csv", keep_default_na=False, na_values=[""]).set_index("model")
+    table = pd.read_csv("out.csv", keep_default_na=False, na_values=[""]).set_index("model")
+    return table.fillna({"reason": ""})
 
 
 def columns_of(rows):
@@ -531,21 +520,24 @@ def test_clean_models_that_add_nothing():
             (repeats, right, plain_inflation(right, half, [before])),
             ([1.0 * ~rest], right, plain_inflation(right[rest], half[rest], [])),
             ([before], before, (0, 100 * math.sqrt(1 / 60**2 + 1 / 45**2)))):
-        found = contam.difference(pd.Series(mine, index), np.transpose(clean))
+        found = contam.difference(pd.Series(100 * mine, index), np.transpose(clean))
         assert (found["bias"], found["se"]) == approx(wanted[:2], rel=1e-6, abs=1e-9)
         assert found["df"] == approx(105 - 3)
 
 
-@pytest.mark.parametrize("bias, margin, words", [
-    (10, 12.01, "No: within "), (10, 11.99, "Near "), (10, 8.01, "Near "), (10, 7.99, "Yes: "),
-    (-10, 12.01, "No: within "), (-10, 8.01, "Near "), (-10, 7.99, "No: seen items even score "),
-    (2.1, 3.64, "Near "), (2.1, 3.63, "Inflated, but too early "), (1.9, 3.63, "Too early to ")])
-def test_the_verdict_changes_at_its_borders(bias, margin, words):
-    """Of an interval b ± 2: |b| + 2, |b| - 2 and 2 / .55. The harmonic mean of 30 and 20 is 24."""
-    row = judge(make_answers(16, 30, 20)).loc["mine"]
-    row["bias"], row["df"], row["se"] = bias, math.inf, 2 / stats.norm.isf(0.055)
-    row = contam.add_verdict(row, margin, "")
-    assert row["verdict"].startswith(words) and row["needed"] == math.ceil(24 * (4 / margin) ** 2)
+@pytest.mark.parametrize("bias, margin, tasks, sign, verdict", [
+    (10, 12.01, 1, 1, "no"), (10, 11.99, 1, 1, "yes-open"), (10, 8.01, 1, 1, "yes-open"),
+    (10, 7.99, 1, 1, "yes"), (-10, 7.99, 1, -1, "yes"), (-10, 1, 1, 1, "no"),
+    (1.9, 3.8, 1, 1, "open"), (2.1, 3, 1, 1, "yes-open"), (2.1, 3, 2, 1, "open")])
+def test_the_verdict_changes_at_its_borders(bias, margin, tasks, sign, verdict):
+    """Of an interval b ± 2; of one of two tasks it has TAIL / 2 on each side and is wider."""
+    table = judge(make_answers(16, 30, 20)).loc[["mine"]].reset_index()
+    se = 2 / stats.norm.isf(0.055)
+    table = table.assign(bias=bias, df=1e9, se=se, of_tasks=tasks)
+    row = contam.add_verdicts(table, margin, sign, "").iloc[0]
+    reach = se * stats.norm.isf(0.055 / tasks)
+    assert [row["verdict"], row["low"], row["high"]] == [
+        verdict, approx(bias - reach), approx(bias + reach)]
 
 
 @pytest.mark.parametrize("more, silent", [(24, False), (25, True)])
@@ -560,7 +552,7 @@ def test_no_verdict_where_the_clean_models_differ(more, silent):
     answers = {"one": mean, "two": other, "mine": items % 3 == 0}
     row = judge(as_rows(answers, np.repeat(contam.HALVES, 200)), "--clean one two").loc["mine"]
     assert row["p_halves"] == approx(p, rel=0.01)
-    assert row["verdict"].startswith("No verdict: clean models differ") == silent
+    assert (row["reason"] == "clean models differ between the halves") == silent
 
 
 @pytest.mark.parametrize("gone, easier, words", [
@@ -576,12 +568,12 @@ def test_what_is_wrong_in_every_task_is_seen_over_all(gone, easier, words, capsy
     turned = rows.replace({"half": {"released": "held_out", "held_out": "released"}})
     tasks += [turned.assign(task=-k) for k in range(1, 7)]
     table = judge(pd.concat(tasks), "--clean clean")
-    assert not table.loc["mine", "verdict"].str.contains(words).any()
+    assert not table.loc["mine", "reason"].str.contains(words).any()
     table = judge(pd.concat(tasks[:6]), "--clean clean").loc["mine"]
     lost = 6 * len(gone)
-    assert (f"items: {300 - lost} released, 300 held out; answers missing: {lost} released, 0 held "
-            in capsys.readouterr().out)
-    assert table["verdict"].str.contains(words).tolist() == [True] + [False] * 6
+    assert table[contam.COUNTS].iloc[0].tolist() == [300 - lost, 300, lost, 0]
+    assert table["reason"].str.contains(words).tolist() == [True] + [False] * 6
+    assert f"mine: NO VERDICT: {table['reason'].iloc[0]:.40}" in capsys.readouterr().out
     p = stats.ttest_ind(clean[:50], clean[50:], equal_var=False).pvalue
     over_all = 2 * stats.norm.sf(stats.norm.isf(p / 2) * math.sqrt(6))
     assert table["p_halves"].tolist() == approx([over_all] + [6 * p] * 6, rel=0.05)
@@ -598,15 +590,15 @@ def test_missing_answers_are_compared_within_tasks(counts, p):
     for k, (gaps, size) in enumerate(np.reshape(counts.split(), (-1, 2)).astype(int)):
         parts[k // 2, contam.HALVES[k % 2]] = pd.Series(np.arange(size) < gaps, dtype=int)
     missing = pd.concat(parts, names=["task", "half"])
-    assert contam.missing_p_within_tasks(missing) == approx(p, rel=2e-3)
+    assert contam.missing_p(missing) == approx(p, rel=2e-3)
 
 
-@pytest.mark.parametrize("kinds, margin, words", [
-    ("ab", 6.5, "Yes: "), ("ab", 7.5, "Inflated, but too "), ("aba", 6.5, "Inflated, but too "),
-    ("ba", 6.5, "No: seen "), ("aa", 6.5, "Not judged ")])
-def test_tasks_that_differ_are_judged_alone(kinds, margin, words):
+@pytest.mark.parametrize("kinds, margin, whole, first", [
+    ("ab", 6.5, "depends", "yes"), ("ab", 7.5, "depends", "yes-open"),
+    ("aba", 6.5, "depends", "yes-open"), ("aa", 6.5, "yes", "yes")])
+def test_tasks_that_differ_are_told(kinds, margin, whole, first, capsys):
     """By F with equal variances, which is Welch's t for two: the answers of b are those of a, right
-    for wrong. "Yes" needs an interval adjusted for the number of tasks."""
+    for wrong. The interval of a task is adjusted for their number."""
     a = make_answers(12, 90, 80, bias=0.5)
     tasks = {"a": a, "b": a.assign(right=1 - a["right"])}
     rows = pd.concat([tasks[kind].assign(task=str(k)) for k, kind in enumerate(kinds)])
@@ -614,18 +606,21 @@ def test_tasks_that_differ_are_judged_alone(kinds, margin, words):
     F = table["bias"][1:].var() / table["se"].iloc[1] ** 2
     p = stats.f.sf(F, len(kinds) - 1, len(kinds) * table["df"].iloc[1])
     assert table["p_alike"].tolist() == approx([p] * len(table))
-    assert ("; tasks differ by more than chance (p = " in table["verdict"].iloc[0]) == (p < 0.05)
-    assert table["verdict"].iloc[1].startswith(words)
+    assert table["verdict"].tolist()[:2] == [whole, first]
+    said = "mine: IT DEPENDS ON THE TASK (" in capsys.readouterr().out
+    assert said == (whole == "depends") == (p < 0.05)
 
 
-@pytest.mark.parametrize("gone", [8, 9])
+@pytest.mark.parametrize("gone", [7, 8])
 def test_a_task_with_uneven_answers_is_enough(gone):
-    """p of Fisher's exact test is .0068 or .0033, and twice that for two tasks."""
+    """p of chi-square, (gone / 2)^2 over gone (1 - gone / 200) 50 / 199, is .0072 or .0040, and
+    twice that for two tasks. The other task lacks six of the other half."""
     rows = pd.concat([make_answers(30, 100, 100).assign(task=task) for task in "ab"])
     lost = np.where(rows["task"] == "a", rows["item"] < gone, rows["item"] > 193)
     rows["right"] = rows["right"].mask(lost & rows["model"].eq("mine"))
-    verdicts = judge(rows).loc["mine", "verdict"]
-    assert verdicts.str.contains("more missing").tolist() == [gone == 9, gone == 9, False]
+    table = judge(rows).loc["mine"]
+    found = table["reason"].str.contains("more missing").tolist()
+    assert found == [gone == 8, gone == 8, False]
 
 
 def test_several_tasks_by_hand(capsys):
@@ -646,10 +641,9 @@ def test_several_tasks_by_hand(capsys):
     assert table.loc["other1", "task"].tolist() == ["2 of 3 tasks", "0", "1"]
     assert table.loc["other1", "p_missing"].iloc[0] == 1
     out = capsys.readouterr().out
-    assert "other1, 2: skipped" in out and (
-        f"mine, 3 of 3 tasks: {whole['verdict']}\n    seen {whole['seen']:.1f}, unseen "
-        f"{whole['unseen']:.1f}, bias {whole['bias']:+.1f} [{whole['low']:+.1f}, "
-        f"{whole['high']:+.1f}] points; items: 180 released, 135 held out; ") in out
+    interval = f"{whole['bias']:+.1f} [{whole['low']:+.1f}, {whole['high']:+.1f}]"
+    assert "other1, 2: skipped" in out and f"mine: YES; OVER 5 POINTS? OPEN ({interval})" in out
+    assert re.search(rf"mine +3 of 3 tasks +180 +135 .* {re.escape(interval)} +YES", out)
 
 
 def test_some_items_are_judged_twice(say):
@@ -674,7 +668,7 @@ def test_tries_and_groups_are_averaged():
     rows = "a g1 i1 1 1,a g1 i1 2 0,a g1 i2 1 C,a g2 i3 1 1,a g2 i3 2 1,b g3 i4 1 P,b g4 i5 1 NA"
     rows = pd.DataFrame([row.split() for row in rows.split(",")],
                         columns="task group item try right".split())
-    rows = contam.parse_answers(rows.assign(half="released", model="m"))
+    rows = contam.parse_answers(rows.assign(half="released", model="m"), "right")
     found = contam.average_tries(rows, ["task"], "model")
     np.testing.assert_equal([table["m"].tolist() for table in found], [
         [0.75, 1, 0.5, math.nan], [True, False, False, True]])
@@ -694,7 +688,6 @@ def test_missing_answers_are_counted_and_must_not_depend_on_the_half(kind, tries
         lost |= rows["model"].eq("mine") & rows["item"].lt(8)
     if kind == "nobody":
         lost |= rows["item"].isin(rows["item"][lost])
-    first = ", ".join(rows["item"][lost].astype(str)[:3])
     rows = pd.concat([rows.assign(lost=lost & (k in tries), **{"try": k}) for k in "1234"])
     rows = rows[rows["model"].ne("mine") | rows["try"].ne("4")]
     rows["right"] = rows["right"].mask(rows["lost"])
@@ -703,16 +696,15 @@ def test_missing_answers_are_counted_and_must_not_depend_on_the_half(kind, tries
     table = judge(rows, "")
     assert table.loc["mine", contam.COUNTS].tolist() == counts
     assert 0.005 < 2 * stats.hypergeom.sf(7, 200, 8, 100) < 0.01
-    words = f"one half has more missing answers, such as to {first}, ... If a limit kept these"
-    silent = table["verdict"].str.contains(words, regex=False)
+    silent = table["reason"].str.contains("one half has more missing answers")
     assert silent.tolist() == [kind != "equal", kind == "nobody"]
 
 
 def test_gaps_of_clean_models():
-    """other1 lacks 5% of the items: its mean over both halves stands there. other2 lacks more, and
-    other3 too many of one half: neither is used."""
+    """other1 lacks 5% of the items: its mean over both halves stands there. other2 lacks more and is
+    not used. other3 lacks the same in one half."""
     rows = make_answers(22, 100, 100, clean=4)
-    for model, gone in (("other1", [*range(5), *range(100, 105)]), ("other3", range(8)),
+    for model, gone in (("other1", [*range(5), *range(100, 105)]), ("other3", range(11)),
                         ("other2", [*range(5), *range(100, 106)])):
         rows.loc[rows["model"].eq(model) & rows["item"].isin(gone), "right"] = math.nan
     released, answers = columns_of(rows)
@@ -722,19 +714,9 @@ def test_gaps_of_clean_models():
     row = table.loc["mine"]
     assert (row["bias"], row["se"], row["df"]) == approx((*wanted[:2], 200 - wanted[2]))
     assert row["clean"] == "before, other1"
-    assert table.loc[["before", "other1", "other2"], "verdict"].tolist() == [
-        "Named clean", "Named clean", "Named clean, not used: see docs/answers.md"]
-    assert table.loc["other3", "verdict"].startswith("No verdict: one half has more missing")
-
-
-def test_a_clean_model_that_is_used_in_one_task():
-    """In the other it lacks 6% of the items."""
-    rows = pd.concat([make_answers(22, 100, 100).assign(task=task) for task in "ab"])
-    few = rows["model"].eq("other1") & rows["task"].eq("b") & (rows["item"] % 100 < 6)
-    table = judge(rows.assign(right=rows["right"].mask(few)), "--clean before other1")
-    assert table.loc["mine", "clean"].tolist() == ["see each task", "before, other1", "before"]
-    unused = table.loc["other1", "verdict"].str.contains("not used")
-    assert unused.tolist() == [False, False, True]
+    reasons = table.loc[["before", "other1", "other2"], "reason"].tolist()
+    assert reasons == ["named clean"] * 3
+    assert table.loc["other3", "reason"].startswith("one half has more missing")
 
 
 @pytest.mark.parametrize("gain, others, silent", [
@@ -745,30 +727,22 @@ def test_a_clean_model_that_saw_the_released_half_withholds_a_no(gain, others, s
     learned = rows["model"].isin(["mine", "before"]) & rows["item"].lt(300 * gain)
     rows["right"] = rows["right"].mask(learned, 1.0)
     table = judge(rows, f"--margin 20 --clean before {others}")
-    before, verdict = table.loc["before"], table.loc["mine", "verdict"]
+    before, reason = table.loc["before"], table.loc["mine", "reason"]
     p = stats.t.sf(before["bias"] / before["se"], before["df"])
     assert (p * (1 + bool(others)) < 0.055) == silent
-    assert verdict.startswith("No verdict: named clean, but better on") == silent
+    assert reason.startswith("named clean, but better on") == silent
 
 
-def test_of_too_many_clean_models_the_first_named_are_used():
-    """One for four items."""
-    rows = make_answers(5, 20, 20, clean=44)
-    clean = rows["model"].unique()[:0:-1]
-    row = judge(rows, f"--clean {' '.join(clean)}").loc["mine"]
-    assert row["clean"].split(", ") == [*clean[:10]] and 0 < row["high"] - row["bias"] < 50
-
-
-FAULTS = "alike", "items in common", "characters on average", "several ways", "stand in both halves"
+FAULTS = "alike", "items in common", "characters on average", "several ways"
 
 
 @pytest.mark.parametrize("crossed", [False, True])
 @pytest.mark.parametrize("kind, amount, words", [
     ("alike", 80, "answered all 80 items alike"), ("alike", 79, ""), ("nearly all right", 80, ""),
-    ("renamed", 41, "have 39 of 80 items in common, and not"), ("renamed", 40, ""),
-    ("longer", 6, "{'held_out': 11, 'released': 17} characters on average"), ("longer", 5, ""),
+    ("renamed", 41, "have 39 items in common, and not new 0"), ("renamed", 40, ""),
+    ("longer", 6, "{'held_out': 11.0, 'released': 17.0} characters on average"), ("longer", 5, ""),
     ("longer", 0, ""), ("other", 1, "item 0 was asked in several ways"), ("other", 0, ""),
-    ("same", 8, "8 texts stand in both halves"), ("same", 7, ""), ("one text", 0, "")])
+    ("metric", 24, "answered all 48 items alike"), ("metric", 23, "")])
 def test_answers_that_cannot_be_compared(kind, amount, words, crossed, say):
     """At the borders; 40 items in each half. Only of crossed answers prompts must be the same."""
     rows = make_answers(1, 40, 40)
@@ -784,17 +758,17 @@ def test_answers_that_cannot_be_compared(kind, amount, words, crossed, say):
         rows["prompt"] += rows["half"].eq("released").map({True: "x" * amount, False: ""})
     if kind == "other":
         rows["prompt"] += (mine & first).map({True: "x", False: ""})
-    if kind == "same":
-        rows["prompt"] = rows["prompt"].mask(first, (item + 40).map("What is {:02}?".format))
-    if kind == "one text":
-        rows["prompt"] = "What is in the picture?"
+    if kind == "metric":  # a loss of each item, equal in two models
+        rows = rows.assign(bpb=item / 1000 + rows["model"].eq("other1"))[item % 40 < amount]
     if crossed:
         arms = {"mine": "released", "other1": "held_out", "before": ""}
         rows["trained_on"], rows["model"] = rows["model"].map(arms), "m"
     rows.to_csv("answers.csv", index=False)
-    out = say("--answers answers.csv")
+    flags = "--metric bpb --margin 1" if kind == "metric" else ""
+    out = say(f"--answers answers.csv {flags}")
     if words and (crossed or kind != "other"):
-        assert f"o verdict{' on m' * crossed}: " in out and words in out
+        found = " ".join(out.split())
+        assert ("no verdict on m: " if crossed else "NO VERDICT: ") in found and words in found
     else:
         assert not any(fault in out for fault in FAULTS)
 
@@ -804,7 +778,7 @@ def test_one_score_everywhere_gets_no_verdict(flat):
     """In a task, and over all tasks if it is so in each."""
     rows = pd.concat([make_answers().assign(task=task) for task in "ab"])
     rows["right"] = rows["right"].mask(rows["model"].eq("mine") & rows["task"].isin([*flat]), 1)
-    silent = judge(rows).loc["mine", "verdict"].str.startswith("No verdict: one score ")
+    silent = judge(rows).loc["mine", "reason"].str.startswith("one score ")
     assert silent.tolist() == ["a" in flat, "a" in flat, True]
 
 
@@ -824,7 +798,7 @@ OTHER = "a,held_out,5,1"
 
 
 @pytest.mark.parametrize("rows, flags, words", [
-    ("a,Held Out,0,1", "", "half is held_out: use released and held_out, and both"),
+    ("a,Held Out,0,1", "", "half is Held Out, held_out: use released and held_out, and both"),
     ("a,released,0,1\na,held_out,0,1", "", "line 2: '0' is in both halves. If"),
     ("a,released,0,maybe", "", "line 2: right is 'maybe': use 1, 0 or a grade between"),
     ("a,released,0,1\na,released,1,87", "", "line 3: right is '87': use 1, 0 or a grade"),
@@ -839,8 +813,6 @@ def test_mistakes_in_a_table_are_one_line(rows, flags, words, say, recwarn):
 
 def test_a_wide_table(say):
     assert say("--margin 0") == say("--metric bpb") == 2
-    Path("a.csv").write_text("model,half,item,right,train_on\n")
-    assert "column train_on: did you mean trained_on?" in say("--answers a.csv")
     Path("a.csv").write_text("item,half,gpt,llama\n1,released,1,0\n")
     assert "one row an answer, by pandas.melt " in say("--answers a.csv")
 
@@ -885,6 +857,8 @@ def crossed_rows():
     ("item >= 0", "trained_on = trained_on.str[:4]", "models were trained on ['held', 'rele']"),
     ("item >= 0", "trained_on = trained_on.replace('held_out', 'released')",
      "two answers with trained_on 'released': keep one"),
+    ("item >= 0", "trained_on = trained_on.replace('released', '')",
+     "line 107: '0' has two answers with trained_on 'base'"),
     ("item >= 0", "draw = draw.where(item != 9)", "line 11: draw is ''"),
     ("item >= 0", "item = item.replace(7, 104)", "'104' is in both halves. If there are several"),
     ("item >= 0", "model = trained_on.replace('', 'm')", "no trained model is named 'm': give"),
@@ -947,8 +921,8 @@ def test_missing_answers_to_seen_items(lost, words, say):
     assert words in say("--answers crossed.csv --out b.csv")
 
 
-@pytest.mark.parametrize("metric, words", [("bpb", "Yes: "), ("rouge", "No: seen items even")])
-def test_any_score_of_two_halves(metric, words):
+@pytest.mark.parametrize("metric, verdict", [("bpb", "yes"), ("rouge", "no")])
+def test_any_score_of_two_halves(metric, verdict):
     """Lower by about 2 on released items, which is better for bpb."""
     rows = make_answers(6, bias=0.9, clean=1)
     rows["right"] = 4 - 3 * rows["right"] + np.random.default_rng(0).normal(0, 0.1, len(rows))
@@ -959,4 +933,4 @@ def test_any_score_of_two_halves(metric, words):
     row = judge(rows.rename(columns={"right": metric}), flags).loc["mine"]
     assert row[["seen", "low", "high"]].tolist() == approx(
         [answers["mine"][released].mean(), (bias - half) / 100, (bias + half) / 100])
-    assert row["verdict"].startswith(words)
+    assert row["verdict"] == verdict

@@ -155,26 +155,6 @@ def test_slices_are_drawn_as_they_are_in_the_table(said, figures):
             assert [*shares.loc[key, "threshold":]] == approx(expected, abs=1e-5)
 
 
-def test_the_figure_of_answers_shows_the_table(said, figures):
-    """Each model over its tasks and, where these differ, each task below it."""
-    rows = pd.read_csv(ROOT / "docs" / "answers_example.csv").assign(task=lambda row: row.item % 2)
-    rows.loc[rows.eval("model == 'clean-10' and half == 'released' and task == 1"), "right"] = 1
-    rows.to_csv("answers.csv", index=False)
-    said(contam.main, *"--answers answers.csv --clean clean-5 --margin 3 --out out.csv".split())
-    table, (axis,) = pd.read_csv("out.csv"), figures[0].axes
-    table = table[(table["task"] == "2 of 2 tasks") | (table["model"] == "clean-10")]
-    ((middle, _, (bars,)),) = axis.containers
-    x, y = middle.get_data(orig=False)
-    assert y.tolist() == [*range(6)] and axis.yaxis_inverted()
-    for row, tick, middle, bar in zip(
-            table.itertuples(), axis.get_yticklabels(), x, bars.get_segments(), strict=True):
-        assert [*bar[:, 0], middle] == approx([row.low, row.high, row.bias])
-        large = row.verdict.partition(":")[0]
-        assert tick.get_text() == f"{row.model}, {row.task}: {large}"
-    (band,) = axis.patches
-    assert [band.get_x(), band.get_width()] == [-3, 6]
-
-
 # Flags against what runs
 
 

@@ -42,7 +42,7 @@ def judged(answers, released, clean=()):
     others = answers[[*clean]]
     others = others.loc[:, others.notna().mean() >= contam.ENOUGH]
     others = others.fillna(others.mean())[answers.iloc[:, 0].notna()]
-    found = contam.difference(right, others)
+    found = contam.difference(100 * right, others)
     return found["bias"], stats.t.ppf(0.945, found["df"]) * found["se"]
 
 
@@ -138,7 +138,7 @@ def pooled(args):
                 answers["mine"] = answers["mine"].mask(gone)
                 tables.append(answers)
             row = judge_tables(tables, names[1:]).query("model == 'mine'").iloc[0]
-            withheld.append(row["verdict"].startswith("No verdict"))
+            withheld.append(row["verdict"] == "none")
             above.append(row["low"] > 0 and not withheld[-1])
         print(f"{tasks} tasks of {items}, {kind}, {args.clean} clean models, {args.sets} sets: "
               f"no verdict {np.mean(withheld):.1%}, an interval "
@@ -163,11 +163,11 @@ def leaked(args):
             answers["checkpoint"] = answers["checkpoint"].mask(gained, 1.0)
             answers["mine"] = answers["mine"].mask(gained & kept, 1.0)
             row = judge_tables([answers], names[1:]).query("model == 'mine'").iloc[0]
-            before = contam.add_verdict(row, 5.0, "")["verdict"]
+            before = contam.verdict_on(row["low"], row["high"], 5.0)
             truth = 100 * (answers["mine"] - innocent)[:size].mean()
             found.append([truth, row["bias"], row["high"] - row["bias"]] + [
-                words.startswith(start) for start in ("No: within", "No verdict")
-                for words in (before, row["verdict"])])
+                verdict == wanted for wanted in ("no", "none")
+                for verdict in (before, row["verdict"])])
         truth, bias, reach, *shares = np.mean(found, axis=0)
         print(f"| {size} | {clean} | {learned:.0%} | {truth:+.1f} | {bias:+.1f} ± {reach:.1f} | "
               + " | ".join([f"{share:.0%}" for share in shares]) + " |", flush=True)
@@ -213,10 +213,10 @@ def differ(args):
             tables[0]["mine"] = tables[0]["mine"].mask(gained, 1.0)
             rows = judge_tables(tables, names[1:]).query("model == 'mine'")
             row, parts = rows.iloc[0], rows.iloc[1:]
-            says_no = row["verdict"].startswith(("No: within", "No, on average: within"))
-            differs = "tasks differ" in row["verdict"]
+            says_no = contam.verdict_on(row["low"], row["high"], 5.0) == "no"
+            differs = row["p_alike"] < contam.LEVEL
             found.append([row["bias"], says_no, says_no and not differs, differs,
-                          (parts["low"] > 5).any(), parts["verdict"].str.startswith("Yes").any()])
+                          (parts["low"] > 5).any(), (parts["verdict"] == "yes").any()])
         bias, *shares = np.mean(found, axis=0)
         print(f"| {tasks} of {items} | {clean} | {learned:.0%} | {bias:+.1f} | "
               + " | ".join([f"{share:.0%}" for share in shares]) + " |", flush=True)

@@ -7,6 +7,9 @@ Models of equal ability answer two random halves. `kept`: the share of a model's
 next one keeps; the rest is drawn anew. Prompts have lengths with a long tail, each model its own
 template, and 2% of the items have a twin in the other half. Crossed: the original, and two models
 that were trained on one half each.
+
+Models that keep 80% of the answers or fewer answer everything alike in no table. At 95% kept, up to
+a third of small tables cannot be told from a cache, whatever the rule.
 """
 
 import argparse
@@ -56,7 +59,7 @@ def main():
         reasons = []
         for _ in range(sets):
             rows = honest_rows(rng, size, accuracy, kept, arm == "trained_on")
-            reasons.append(contam.check_comparable(rows, arm) or "")
+            reasons.append(contam.check_comparable(rows, arm))
         found = pd.Series(reasons)
         alike = found.str.contains("alike").mean()
         withheld = (found != "").mean()
