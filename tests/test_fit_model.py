@@ -643,8 +643,8 @@ def test_other_next_steps(run):
     rows = bias_rows({"a": 1 + NINE / 2}, n=1000)
     half = half_of(NINE) / 4
     total = least_draws(plain_interval(rows, "bias"), 0.055, half)
-    words = f"Next: {total - 9} more draws of a would know its bias to about ±{half:.2f}. That "
-    words += "tells whether it is over 1 point only if the true inflation is below "
+    words = f"{total - 9} more draws of a (added to the file) would know its bias to about "
+    words += f"±{half:.2f}. That settles whether it is over 1 point if the true inflation is below "
     assert f"{words}{1 - half:.2f} or above {1 + half:.2f}." in run(rows).words
 
 
