@@ -513,10 +513,11 @@ def more_draws(line, part, rows, metric, command):
     total = int(np.fmax(needed, MIN_DRAWS))
     what = f"Next: {task} needs {total} draws for a first look (rows are added)."
     if needed > 0:
-        what = (f"Next, if you need the size: {total - part.subsamples.iloc[0]} more draws of {task} "
-                f"(added to the file) would know its bias to about ±{goal:.2g}. That settles whether "
-                f"it is over {metric.limit} if the true inflation is below {margin - goal:.3g} or "
-                f"above {margin + goal:.3g}. Between them it may stay open.")
+        what = (f"Next, if you need the size: {total - part.subsamples.iloc[0]} more draws of "
+                f"{task} ({total} in all, added to the file) would know its bias to about "
+                f"±{goal:.2g}. That settles whether it is over {metric.limit} if the true "
+                f"inflation is below {margin - goal:.3g} or above {margin + goal:.3g}. Between "
+                "them it may stay open.")
     rows = rows[rows.task == task]
     made = rows.versions.iloc[-1]
     if not made:  # not by our scripts
@@ -530,13 +531,14 @@ def more_draws(line, part, rows, metric, command):
 
 def key_of(metric):
     """The question and what the columns mean: five lines."""
-    above = "above" if metric.sign > 0 else "below"
+    above, limit = "above" if metric.sign > 0 else "below", metric.limit
     return f"""\
-Does training on the test texts inflate the score? By more than {metric.limit} would matter (--margin).
+Does training on the test texts inflate the score? By more than {limit} would matter (--margin).
 {metric.words}: base before pretraining; unseen after it on other texts; seen on test texts.
-boost = unseen - base: fair. bias = seen - unseen: unfair if {above} 0. guess: the most common class.
+boost = unseen - base: fair. bias = seen - unseen: unfair if {above} 0. guess: the most common \
+class.
 [89% interval over draws of m labeled texts and two sets of n; wider for one of several biases.]
-no: less than {metric.limit}; else YES if {above} 0, else open. weak test: pretraining did not help."""
+no: less than {limit}; else YES if {above} 0, else open. weak test: pretraining did not help."""
 
 
 def div(kind, text):
