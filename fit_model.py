@@ -482,7 +482,7 @@ def notes(line, table, rows, metric, command):
     if line.verdict == "none":
         return
     if line.p_alike < LEVEL:
-        yield (f"The tasks differ by more than chance (p = {line.p_alike:.1g}): judge each task, "
+        yield (f"The tasks differ by more than chance (p = {line.p_alike:.1g}, F test): judge each task, "
                "not the mean.")
     if tests.below.any():
         yield ("A worse score on seen texts is no inflation. Likely cause: reading a text moves it "
@@ -531,14 +531,15 @@ def more_draws(line, part, rows, metric, command):
 
 def key_of(metric):
     """The question and what the columns mean: five lines."""
-    above, limit = "above" if metric.sign > 0 else "below", metric.limit
+    above = "above" if metric.sign > 0 else "below"
     return f"""\
-Does training on the test texts inflate the score? By more than {limit} would matter (--margin).
+Does training on the test texts inflate the score? By more than {metric.limit} would matter \
+(--margin).
 {metric.words}: base before pretraining; unseen after it on other texts; seen on test texts.
 boost = unseen - base: fair. bias = seen - unseen: unfair if {above} 0. guess: the most common \
 class.
-[89% interval over draws of m labeled texts and two sets of n; wider for one of several biases.]
-no: less than {limit}; else YES if {above} 0, else open. weak test: pretraining did not help."""
+[89% interval over draws of m labeled texts, two sets of n; wider where several tasks are judged.]
+no: less than {metric.limit}; else YES if {above} 0, else open. weak test: pretraining did not help."""
 
 
 def div(kind, text):
