@@ -74,7 +74,7 @@ In brackets: the 89% interval, a range that should hold the true value 89 times 
 where a run stops by itself). It is the wider of two: Student's t, from how much draws (for tasks \
 like these: tasks) differ, and Normal, from the draw of texts or rounding. The bias of one of J \
 tasks or models has an interval at 5.5% / J a side, so that an innocent one is called inflated in \
-at most 5.5% of tables.
+at most 5.5% of tables. near guess: accuracy on unseen texts is less than 5 points above guess.
 The margin (--margin) is the bias that would matter. What each verdict means, and what to do next: \
 docs/verdicts.md. README.md explains the experiment."""
 HEAD = """<!DOCTYPE html><meta charset="utf-8"><meta name="viewport" content="width=device-width">
@@ -482,8 +482,8 @@ def notes(line, table, rows, metric, command):
     if line.verdict == "none":
         return
     if line.p_alike < LEVEL:
-        yield (f"The tasks differ by more than chance (p = {line.p_alike:.1g}, F test): judge each task, "
-               "not the mean.")
+        yield (f"The tasks differ by more than chance (p = {line.p_alike:.1g}, F test): judge each "
+               "task, not the mean.")
     if tests.below.any():
         yield ("A worse score on seen texts is no inflation. Likely cause: reading a text moves it "
                "away from the labeled texts, which were in neither pretraining (docs/verdicts.md).")
@@ -539,7 +539,8 @@ Does training on the test texts inflate the score? By more than {metric.limit} w
 boost = unseen - base: fair. bias = seen - unseen: unfair if {above} 0. guess: the most common \
 class.
 [89% interval over draws of m labeled texts, two sets of n; wider where several tasks are judged.]
-no: less than {metric.limit}; else YES if {above} 0, else open. weak test: pretraining did not help."""
+no: less than {metric.limit}; else YES if {above} 0, else open. weak test: pretraining did not \
+help."""
 
 
 def div(kind, text):
