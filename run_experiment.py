@@ -1294,8 +1294,9 @@ def find_model(text, registry):
         sources = registered[text]["sources"]
     elif folder.is_dir():
         name, sources = folder.name, [{"path": folder}]
-    return first_of(sources, functools.partial(read_model, name, registered),
-                    f"model {name} (no folder; tasks.json has {', '.join(registered)})")
+    else:
+        text += f" (no folder; tasks.json has {', '.join(registered)})"
+    return first_of(sources, functools.partial(read_model, name, registered), f"model {text}")
 
 
 def read_model(name, registered, source):

@@ -654,7 +654,7 @@ def test_other_metrics(run):
     assert str(fit.parse_args("a.csv b.csv --metric f1".split()).out) == "fits/a+b.f1"
     rows = coin_rows().assign(nll_base=1, nll_extra=0.9, f1_base=0.5, f1_extra=0.6, f1_test=0.62)
     out = run(rows, "--metric", "f1").out
-    assert "b: YES, BY OVER 1 POINT (on average: +2.00 [" in out and "macro-F1 in %. base" in out
+    assert "b: YES, BY OVER 1 POINT (on average: +2.00 [" in out and "macro-F1 in %: base" in out
     rows["nll_test"] = 0.95 + 0.01 * rows["subsample"] + 0.1 * pd.factorize(rows["task"])[0]
     found = run(rows, "--metric", "nll")
     assert "a: NO VERDICT: GIVE A --margin. The bias is +0.1750 [" in found.words
