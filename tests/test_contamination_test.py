@@ -3,13 +3,10 @@ arithmetic and the published log."""
 
 import itertools
 import json
-import logging
 import math
 import os
 import re
 import shutil
-import subprocess
-import sys
 import zlib
 from pathlib import Path
 
@@ -386,8 +383,10 @@ def test_a_damaged_unit_is_named_and_the_others_are_read(name, table, said):
     pd.testing.assert_frame_equal(read_audits(), table[1:].reset_index(drop=True), atol=2.1e-3)
 
 
-def test_a_base_model_that_changed_or_moved_is_named(audited, table, said):
-    """One byte more in one of its files. As it was saved it fits its hash: it was audited."""
+def test_a_base_model_that_changed_or_moved_is_named(audited, table, said, zero):
+    """One byte more in one of its files. As it was saved it fits run_zero_shot.py's hash: it was
+    audited."""
+    assert contam.MODEL_FILES == zero.MODEL_FILES
     shutil.copytree(audited[1], "changed")
     with open("changed/tokenizer.json", "a") as file:
         file.write(" ")
@@ -399,23 +398,10 @@ def test_a_base_model_that_changed_or_moved_is_named(audited, table, said):
         assert f"{words}: its files changed, or moved, after the adapters were trained" in out
 
 
-def test_the_same_files_are_hashed_as_in_run_zero_shot(zero, model_dir):
-    assert contam.MODEL_FILES == zero.MODEL_FILES
-    folder = model_dir("gpt2", merges=MERGES)
-    theirs = zero.find_model(str(folder), zero.load_registry()).weights_hash
-    assert contam.hash_of_files(folder) == theirs
-
-
 def test_columns_of_digits_stay_text():
     pd.DataFrame({"audit": ["7"], "split": ["00123"]}).to_csv("a.csv")
     table, _ = contam.audit_units(Path("gone"), Path("a.csv"))
     assert table["split"].tolist() == ["00123"]
-
-
-def test_what_libraries_deprecate_is_not_shown(both):
-    code = "import warnings, contamination_test; warnings.warn('`x` is deprecated', FutureWarning)"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=True)
-    assert not done.stderr and not logging.getLogger("bitsandbytes").isEnabledFor(logging.WARNING)
 
 
 def test_the_table_of_detectors_by_hand(capsys):
@@ -494,19 +480,24 @@ def columns_of(rows):
     return wide.index.get_level_values("half") == "released", answers
 
 
-@pytest.mark.parametrize("flags", ["", "--clean before other1 other2 before"])
-def test_bias_and_interval_equal_plain_least_squares(flags):
-    """Also of the clean models, each against the others."""
-    rows = make_answers(1, clean=3, bias=0.3)
+@pytest.mark.parametrize("metric, clean, scale, verdict", [
+    ("right", "", 1, "yes"), ("right", "--clean before other1 other2 before", 1, "yes"),
+    ("rouge", "--clean before", 100, "yes"), ("bpb", "--clean before", 100, "no")])
+def test_bias_and_interval_equal_plain_least_squares(metric, clean, scale, verdict):
+    """Also of the clean models, each against the others. Only `right` is in points, and a lower
+    bpb is better."""
+    rows = make_answers(1, clean=3, bias=0.9)
     rows["right"] = (rows["right"] + np.random.default_rng(2).random(len(rows))) / 2  # graded
-    table, clean = judge(rows, flags), flags.split()[1:4]
     released, answers = columns_of(rows)
+    flags = f"--metric {metric} --margin {5 / scale} {clean}"
+    table, clean = judge(rows.rename(columns={"right": metric}), flags), clean.split()[1:4]
+    assert table.loc["mine", "verdict"] == verdict
     for model, row in table.iterrows():
         others = [answers[name] for name in clean if name != model]
         bias, se, size = plain_inflation(answers[model], released, others)
         half = stats.t.ppf(0.945, 105 - size) * se
         seen = 100 * answers[model][released].mean()
-        found = row[["df", "bias", "low", "high", "seen", "unseen"]].tolist()
+        found = [row["df"], *scale * row[["bias", "low", "high", "seen", "unseen"]]]
         assert found == approx([105 - size, bias, bias - half, bias + half, seen, seen - bias])
 
 
@@ -646,15 +637,13 @@ def test_several_tasks_by_hand(capsys):
     assert re.search(rf"mine +3 of 3 tasks +180 +135 .* {re.escape(interval)} +YES", out)
 
 
-def test_some_items_are_judged_twice(say):
-    """Numbered as the error advises, the first 30 of 60 + 45 have two tries, 1 and 0, and none is
-    missing. An answer with an error is."""
+def test_some_items_are_judged_twice():
+    """The first 30 of 60 + 45 have two tries, 1 and 0, and none is missing. An answer with an error
+    is."""
     rows = make_answers(24)
     again = rows[rows["item"] < 30]
     rows["right"] = rows["right"].mask(rows["item"] < 30, 1)
     rows = pd.concat([rows, again.assign(right=0)])
-    rows.to_csv("answers.csv", index=False)
-    assert "0 has two answers with" in say("--answers answers.csv").replace("'", "")
     rows["try"] = rows.groupby(["model", "item"]).cumcount()
     rows["error"] = np.where(rows["item"] == 104, "503", "")
     row = judge(rows).loc["mine"]
@@ -714,8 +703,6 @@ def test_gaps_of_clean_models():
     row = table.loc["mine"]
     assert (row["bias"], row["se"], row["df"]) == approx((*wanted[:2], 200 - wanted[2]))
     assert row["clean"] == "before, other1"
-    reasons = table.loc[["before", "other1", "other2"], "reason"].tolist()
-    assert reasons == ["named clean"] * 3
     assert table.loc["other3", "reason"].startswith("one half has more missing")
 
 
@@ -741,7 +728,7 @@ FAULTS = "alike", "items in common", "characters on average", "several ways"
     ("alike", 80, "answered all 80 items alike"), ("alike", 79, ""), ("nearly all right", 80, ""),
     ("renamed", 41, "have 39 items in common, and not new 0"), ("renamed", 40, ""),
     ("longer", 6, "{'held_out': 11.0, 'released': 17.0} characters on average"), ("longer", 5, ""),
-    ("longer", 0, ""), ("other", 1, "item 0 was asked in several ways"), ("other", 0, ""),
+    ("other", 1, "item 0 was asked in several ways"),
     ("metric", 24, "answered all 48 items alike"), ("metric", 23, "")])
 def test_answers_that_cannot_be_compared(kind, amount, words, crossed, say):
     """At the borders; 40 items in each half. Only of crossed answers prompts must be the same."""
@@ -812,35 +799,11 @@ def test_mistakes_in_a_table_are_one_line(rows, flags, words, say, recwarn):
 
 
 def test_a_wide_table(say):
-    assert say("--margin 0") == say("--metric bpb") == 2
     Path("a.csv").write_text("item,half,gpt,llama\n1,released,1,0\n")
     assert "one row an answer, by pandas.melt " in say("--answers a.csv")
 
 
 # Answers of models that were trained on the halves
-
-
-@pytest.mark.parametrize("name", ["run_experiment", "run_zero_shot"])
-@pytest.mark.parametrize("grade", [1, 0.5])
-def test_crossed_answers_equal_a_scripts_own_rows(name, grade, monkeypatch):
-    """Of the same predictions for two subsamples, exactly; halves of 40 and 30. Grades of .5 in
-    place of 1 give half the accuracy and a quarter of the squared differences."""
-    rng, own, parts = np.random.default_rng(5), [], []
-    for draw in (1, 2):
-        labels = {"test": rng.integers(3, size=40), "extra": rng.integers(3, size=30)}
-        predictions = {arm: {} for arm in ARMS}
-        for arm, half in itertools.product(ARMS, labels):
-            predictions[arm][half] = log_p = np.log(rng.dirichlet([1] * 3, len(labels[half])))
-            right = grade * (log_p.argmax(1) == labels[half])
-            part = as_rows({"m": right}, np.full(len(right), half))
-            parts.append(part.assign(trained_on=arm, draw=draw))
-        own.append({})
-        load_script(name).add_scores(own[-1], predictions, labels)
-    rows = pd.concat(parts)
-    rows["item"] = rows["draw"].astype(str) + rows["half"] + rows["item"].astype(str)
-    table = contam.cross_answers(rows).filter(regex="acc|disc")
-    scale = np.where(table.columns.str.startswith("acc"), grade, grade**2)
-    assert table.eq(pd.DataFrame(own)[[*table]] * scale).all(axis=None)
 
 
 def crossed_rows():
@@ -891,7 +854,7 @@ def test_crossed_answers_by_loops(metric, original):
     for draw in draws.split() or [""]:
         parts.append(items.assign(trained_on=spelled, draw=draw, **{metric: base}))
     for draw, seed, halves in (
-            ("1.0", 0, "xy" * 20), ("2.0", 0, "xxyy" * 10), ("2.0", 1, "xxyy" * 10)):
+            ("1.0", 0, "xyxyx" * 8), ("2.0", 0, "xxyy" * 10), ("2.0", 1, "xxyy" * 10)):
         halves, (x, y) = np.array([*halves]), rng.permuted([base, base], axis=1)
         run = items.assign(draw=draw, seed=seed, half=halves)
         parts += [run.assign(trained_on=arm, **{metric: answers})
@@ -919,18 +882,3 @@ def test_missing_answers_to_seen_items(lost, words, say):
     rows.to_csv("crossed.csv", index=False)
     assert "other than the one that is read" in say(f"--answers {Path.cwd()}/crossed.csv")
     assert words in say("--answers crossed.csv --out b.csv")
-
-
-@pytest.mark.parametrize("metric, verdict", [("bpb", "yes"), ("rouge", "no")])
-def test_any_score_of_two_halves(metric, verdict):
-    """Lower by about 2 on released items, which is better for bpb."""
-    rows = make_answers(6, bias=0.9, clean=1)
-    rows["right"] = 4 - 3 * rows["right"] + np.random.default_rng(0).normal(0, 0.1, len(rows))
-    released, answers = columns_of(rows)
-    bias, se, size = plain_inflation(answers["mine"], released, [answers["before"]])
-    half = stats.t.ppf(0.945, 105 - size) * se
-    flags = f"--clean before --metric {metric} --margin 0.1"
-    row = judge(rows.rename(columns={"right": metric}), flags).loc["mine"]
-    assert row[["seen", "low", "high"]].tolist() == approx(
-        [answers["mine"][released].mean(), (bias - half) / 100, (bias + half) / 100])
-    assert row["verdict"] == verdict

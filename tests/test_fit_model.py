@@ -5,7 +5,6 @@ import math
 import re
 import sys
 from collections import Counter, defaultdict
-from datetime import date
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -399,7 +398,6 @@ def test_crossed_answers(run, draws, arms):
     found = run(contam.cross_answers(answers[answers["trained_on"].isin(arms)]), "--margin", 50)
     assert found.out.startswith("crossed, n = 150, bert: NO VERDICT: TWO DR") == (draws == 1)
     assert draws > 1 or "shown to help" not in found.out  # a boost has no interval
-    assert ("boost is unknown: acc_base, the score " in found.page) == (arms != ARMS)
     assert "\ncrossed, n = 150, bert (test " in found.out and "nan" not in found.page
     both = [table[table["effect"] == "bias"].filter(regex="estimate|^se$|low|high")
             for table in (found.effects, fit.effects_table(own))]
@@ -413,14 +411,6 @@ def test_the_boost_of_crossed_answers(run):
     row = one(found.tasks, effect="boost", task="a")
     assert row["shown_high"] - row["estimate"] == approx(1.5982 * 3, rel=1e-4)
     assert row["high"] - row["estimate"] < 1 and "(weak" not in found.out
-
-
-def test_names_are_names(run):
-    """A task may be called NA, a model all."""
-    rows = bias_rows({"NA": [0, 1, -1], "nan": [1, 0, 1], "情感": [0, 1, 0]}, model="all")
-    found = run(pd.concat([rows, rows.assign(model="b")]))
-    assert found.page.count('class="large"') == 3 and "<td>NA</td>" in found.page
-    assert len(found.table) == 3 + 2 * 4  # of models, of tasks
 
 
 # The paper's model
@@ -662,7 +652,7 @@ def test_other_metrics(run):
     assert found.table["part"][3:7].tolist() == ["task00", "task01", "task02", "mean of 3 tasks"]
     assert run(rows, "--margin", 0).end == 2
     found = run(rows, "--metric", "f1", "--lower-is-better")
-    assert "b: NO INFLATION" in found.out and "YES: bias below 0" in found.words
+    assert "b: NO INFLATION" in found.out and "YES if below 0" in found.words
     assert fit.metric_of("brier", 1, False).sign == -1
 
 
@@ -673,15 +663,13 @@ def test_an_end_is_not_rounded_to_0_or_the_margin():
 
 
 def test_two_experiments_on_one_page_that_can_be_mailed(run):
-    """Both verdicts; who made what when, with which flags. A control should find a bias."""
+    """Both verdicts and the versions. A control should find a bias."""
     rows = bias_rows({"a": [0, 1, -1] * 9}, experiment="answers-few", versions="torch 7")
     answers = bias_rows({"a": [7, 8, 9]}, experiment="few-shot-answers", versions="torch 8")
-    found = run(pd.concat([rows, answers]), "--margin", "1.5")
+    found = run(pd.concat([rows, answers]))
     assert re.findall('"large">(NO|CONTROL PASSED: YES)', found.page) == ["NO", "CONTROL PASSED: YES"]
     assert found.words.count("control: ") == 1
-    footer = found.page[found.page.index("fit_model.py results.csv --out out --margin 1.5") - 12 :]
-    assert footer.startswith(f"{date.today()}: ")
-    assert " (30 rows)\ntorch 7\ntorch 8<" in footer
+    assert "\ntorch 7\ntorch 8<" in found.page
     for a, words in ((0, "FAILED"), (4, "PASSED")):
         found = run(nine(a, -4, experiment="few-shot-answers"))
         assert f"bert: CONTROL {words}: " in found.words
