@@ -31,7 +31,6 @@ import pytest
 import torch
 import transformers
 
-import fake_hub
 from conftest import ARMS, MODELS, ROOT, byte_tokenizer, comparable, end_of, load_script
 from conftest import plain_training, recipe_of, rows_of
 from test_fit_model import bias_rows, plain_interval
@@ -95,11 +94,6 @@ def test_splits_have_the_published_majorities(script):
     tests = [labels[script.split_rows(labels, 100, 500, k)["test"]] for k in range(1, 9)]
     assert [np.bincount(test).max() / 500 for test in tests] == [
         .504, .522, .506, .506, .51, .53, .508, .51]
-
-
-def test_all_tasks_are_the_papers_25(script):
-    tasks = script.named_tasks(script.load_registry()["tasks"], ["all"])
-    assert {*dict(tasks)} == {*fake_hub.TASKS}
 
 
 def test_mask_rates(script):
@@ -307,18 +301,6 @@ def test_nothing_learned_is_no_bias(script, model_dir, benchmark_csv, empty_fold
         assert labeled[0] == task["text"][rows].tolist()
 
 
-def test_the_control_shows(script, empty_folder):
-    """Real texts and weights: the names inflate. The experiment's name always says so."""
-    typed = ("--tasks bbc_news --m 20 --n 30 --subsamples 2 --max-length 32 --workers 1 --device "
-             "cpu --experiment control-answers").split()
-    script.main([*typed, "--with-answers"])
-    rows = pd.read_csv("results.csv")
-    for seen, unseen in (("test", "extra"), ("extra_on_extra", "test_on_extra")):
-        change = rows[f"acc_{seen}"] - rows[f"acc_{unseen}"]
-        assert change.mean() > 0.05  # .13 and .10 on 2026-11-27
-    assert {*rows["experiment"]} == {"control-answers"}
-
-
 @pytest.mark.parametrize("names, words", [
     ("👍 👎", "class '👍' is"), ("Good good", "class 'Good' is"), ("cafe café", "class 'cafe' is"),
     ("[MASK] a", "class '[MASK]' is"), ("so-" * 20 + " a", "rename it")])
@@ -472,28 +454,18 @@ def test_a_margin_ends_a_run_at_the_least_k(run):
         assert comparable(rows_of()) == comparable(rows_of("new/all.csv")[: 2 * least])
 
 
-def crossed_rows(biases):
-    """A table of tasks a and b by turns."""
-    rows = bias_rows({"a": biases, "b": biases}, on_extra=(0.4, 0.58, 0.54), seconds=1,
-                     discordant=0.1, discordant_on_extra=0.08)
-    return rows.sort_values(["subsample", "task"])
-
-
-def test_a_margin_never_ends_a_run_within_a_round_or_before_the_eighth(
-        script, monkeypatch, capsys):
-    """The interval of equal rows shrinks with each. A bar, or else a log, says how wide it is."""
-    table = crossed_rows([6] * 9)
-    half = [plain_interval(table[:rows], "bias")[3] for rows in (17, 10, 4)]
+def test_a_margin_never_ends_a_run_within_a_round_or_before_the_eighth(script, monkeypatch):
+    """Of tasks a and b by turns. The interval of equal rows shrinks with each."""
+    table = bias_rows({"a": [6] * 9, "b": [6] * 9}, on_extra=(0.4, 0.58, 0.54), seconds=1,
+                      discordant=0.1, discordant_on_extra=0.08)
+    table = table.sort_values(["subsample", "task"])
     rows = table.to_dict("records")
     units = [script.Unit(row, {}, None, None, False) for row in rows]
     monkeypatch.setattr(script, "append_row", Mock())
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
-    for enough, ends, terminal in ((half[0], 18, True), (half[2], 16, False)):
-        found = script.run_cell(units, lambda samples: (row for row in rows), None, 2.0001 * enough)
+    for enough, ends in ((17, 18), (4, 16)):
+        margin = 2.0001 * plain_interval(table[:enough], "bias")[3]
+        found = script.run_cell(units, lambda samples: (row for row in rows), None, margin)
         assert len(found) == ends
-        known = f"5 draws of each task: bias known to ±{half[1]:.2f} of ±{enough:.2f}"
-        out, err = capsys.readouterr()
-        assert (known in err, known in out) == (terminal, not terminal)
 
 
 @pytest.mark.parametrize("name, typed, tasks, m, margin, numbers", [
@@ -625,7 +597,7 @@ def test_a_process_loads_its_model_once(run, script, monkeypatch):
     ("cpu", 49e6, 9, None, 4, 1), ("cpu", 49e6, 2, None, 2, 1), ("meta", 49e6, 9, None, 1, 9),
     ("cpu", 51e6, 9, None, 1, 9), ("cpu", 51e6, 9, 2, 2, 4), ("cpu", 51e6, 9, 20, 20, 1)])
 def test_only_small_models_on_a_cpu_get_four_workers(
-        script, monkeypatch, capsys, device, size, cores, asked, workers, threads):
+        script, monkeypatch, device, size, cores, asked, workers, threads):
     """The cores are shared among workers. The largest model of a run decides."""
     monkeypatch.setattr(joblib, "cpu_count", lambda: cores)
     cells = [[SimpleNamespace(model=SimpleNamespace(size=size), recipe={"precision": "bf16"})]
@@ -634,7 +606,6 @@ def test_only_small_models_on_a_cpu_get_four_workers(
     assert pool.parallel_config["n_jobs"] == workers
     with pool, joblib.parallel_config("sequential"):
         assert [*compute(fake_samples(1))] == [(device, threads)]
-    assert capsys.readouterr().out == f"device {device}, bf16, workers: {workers}\n"
 
 
 def fake_samples(count):
@@ -664,15 +635,13 @@ HASHES = {"split": "a99446012345", "data": "00123456789e", "recipe": "1234567890
 @pytest.mark.parametrize("hashes", ["299446012345 012345678901 2994460e1234",
                                     "0a2345678901 01234567890e e12345678901"])
 def test_no_spreadsheet_takes_a_hash_for_a_number(script, tmp_path, hashes):
-    """And rows of the versions before, which have no x, are still accepted."""
+    path = tmp_path / "results.csv"
     row = dict.fromkeys(script.COLUMNS, "1") | dict(zip(HASHES, hashes.split()))
-    script.append_row(tmp_path / "new.csv", row)
-    file = pd.read_csv(tmp_path / "new.csv")[[*HASHES]]
+    script.append_row(path, row)
+    file = pd.read_csv(path)[[*HASHES]]
     assert not file.apply(pd.to_numeric, errors="coerce").notna().any(axis=None)
-    pd.DataFrame([row]).to_csv(tmp_path / "old.csv", index=False)
-    for path in (tmp_path / "new.csv", tmp_path / "old.csv"):
-        assert script.find_row(path, row, script.finished_rows(path)) == row | dict.fromkeys(
-            script.MEASURES, 1)
+    assert script.find_row(path, row, script.finished_rows(path)) == row | dict.fromkeys(
+        script.MEASURES, 1)
 
 
 def test_two_processes_append_whole_rows_below_one_header(script, tmp_path):
@@ -687,23 +656,19 @@ def test_two_processes_append_whole_rows_below_one_header(script, tmp_path):
         assert {*lines} == whole and len(lines) == 3
 
 
-def test_a_look_reads_new_lines_or_another_file(script, tmp_path, monkeypatch):
-    """Rows of the file, how much of its end is torn off, lines that are read then. A last row that
-    ends in the hash of a script is whole."""
+def test_a_look_reads_new_lines_or_another_file(script, tmp_path):
+    """Rows of the file, how much of its end is torn off. A last row that ends in the hash of a
+    script is whole."""
     file = tmp_path / "results.csv"
-    for numbers, torn, read in (("78", 0, 3), ("789", 2, 0), ("789", 1, 1), ("789", 0, 1),
-                                ("79", 0, 3), ("12345", 0, 6), ("123456", 0, 1), ("", 0, 1)):
+    for numbers, torn in (("78", 0), ("789", 2), ("789", 1), ("789", 0), ("79", 0), ("12345", 0),
+                          ("123456", 0), ("", 0)):
         lines = [script.COLUMNS]
         for number in numbers:
             lines.append([*"abc12", number, *["1"] * 29, f"a script {number:>012}"])
         text = "\n".join(map(",".join, [*lines, ""]))
         file.write_text(text[: len(text) - torn])
-        reader = Mock(wraps=csv.reader)
-        monkeypatch.setattr(csv, "reader", reader)
         rows = script.finished_rows(file).values()
-        monkeypatch.undo()
         assert [*numbers][: len(numbers) - torn // 2] == [row["subsample"] for row in rows]
-        assert reader.call_count == read
 
 
 @pytest.fixture(scope="module")
@@ -797,7 +762,7 @@ def test_a_results_file_that_is_not_ours_is_left_alone(run, refused, script, tmp
     assert run()[0] is None and len(rows_of()) == 1
 
 
-def test_a_pasted_cell_runs(flags, tmp_path, capsys, monkeypatch):
+def test_a_pasted_cell_runs(flags, tmp_path, monkeypatch):
     """Without __file__, with a kernel's argv, on two workers that could not import it."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["kernel", "-f", "kernel.json"])
@@ -806,9 +771,8 @@ def test_a_pasted_cell_runs(flags, tmp_path, capsys, monkeypatch):
     exec(compile(source, "<cell>", "exec"), cell)
     assert "copy " in end_of(cell["main"], *flags)
     shutil.copy(ROOT / "tasks.json", tmp_path)
-    flags += "--workers 2 --margin 2".split()
+    flags += ["--workers", "2"]
     assert end_of(cell["main"], *flags) is None and len(rows_of()) == 1
-    assert "\nnext: python fit_model.py results.csv --margin 2\n" in capsys.readouterr().out
     called = []
     guard = source[source.index('if __name__ == "__main__":') :]
     exec(compile(guard, "<cell>", "exec"), {"__name__": "__main__", "main": called.append})
@@ -823,21 +787,18 @@ def test_a_pasted_cell_runs(flags, tmp_path, capsys, monkeypatch):
     ("--csv absent.csv", "No such file"),
     ("--device toaster", "Expected one of cpu, cuda"),
     ("--out /proc/rows.csv", "/proc"), ("--experiment my-answers", "--with-answers"),
-    ("--max-length 1", "leave no room"), ("--max-length 2", "leave no room"),
+    ("--max-length 2", "leave no room"),
     ("--max-length 3 --with-answers", "3 tokens leave no room for a text"),
     ("--out v.png", "must end in .csv"), ("--n 5 10 20 --subsamples 7 3", "one for each n"),
     ("--m 3 30 9 --n 5 300 7", "too small for m = 30, n = 300"),
-    (f"--out {'x' * 247}.csv", "File name too long"),  # that of its lock
     ("--pretrain-lr 1e30 --batch-size 64", "topics: the loss of arm extra is not finite")])
 def test_mistakes_in_flags(refused, typed, words):
     refused(words, typed)
     assert not os.listdir(), "a refused start leaves nothing behind"
 
 
-@pytest.mark.parametrize("typed, words", [
-    ("mine.csv", "with your own file: "), ("--csv https://x.org/mine.csv", "download it first")])
-def test_a_file_without_a_flag_and_an_address(run, typed, words):
-    assert run(typed)[0] == 2 and words in run.err and "--csv mine.csv" in run.err
+def test_a_file_without_a_flag(run):
+    assert run("mine.csv")[0] == 2 and "with your own file: " in run.err
 
 
 def test_a_folder_without_locks_is_named_before_training(refused, monkeypatch):
@@ -847,14 +808,13 @@ def test_a_folder_without_locks_is_named_before_training(refused, monkeypatch):
 
 
 @pytest.mark.parametrize("name, flags", [
-    ("run_experiment", "text label name split"),
-    ("run_zero_shot", "text label name split about answer")])
+    ("run_experiment", "--text, --label, --name, --split"),
+    ("run_zero_shot", "--text, --label, --name, --split, --about, --answer")])
 def test_words_for_ones_own_data_need_it(name, flags, monkeypatch):
     script = load_script(name)
     monkeypatch.setattr(script, "find_model", Mock())
-    for flag in flags.split():
-        message = end_of(script.main, f"--{flag}", "x", "--tasks", "bbc_news")
-        assert message == f"error: these flags are only for --csv and --hub: --{flag}"
+    message = end_of(script.main, "--tasks=bbc_news", *f"{flags},".replace(",", "=x").split())
+    assert message == f"error: these flags are only for --csv and --hub: {flags}"
 
 
 # Models
@@ -870,11 +830,7 @@ def edit_json(key, value, **others):
 @pytest.mark.parametrize("kind, edit, words", [
     ("bert", lambda folder: (folder / "model.safetensors").rename(folder / "pytorch_model.bin"),
      "model.safetensors"),
-    ("bert", lambda folder: (folder / "model.safetensors").write_text(
-        "version https://git-lfs.github.com/spec/v1\noid"), "git lfs pull"),
     ("bert", lambda folder: os.truncate(folder / "model.safetensors", 9000), "are not whole (cloned? "),
-    ("bert", lambda folder: (folder / "config.json").rename(folder / "checkpoint-5"),
-     "the folder holds ['checkpoint-5', "),
     ("bert", edit_json("num_hidden_layers", 3), "layer.2"),
     ("gpt2", edit_json("architectures", ["GPT2ForTokenClassification"]), "not a classifier"),
     ("gpt2", edit_json("model_type", "bart"), "encoder-decoder"),
@@ -910,11 +866,10 @@ def test_a_network_that_cannot_be_used(load, kind, changes, words):
         load(kind, **changes)
 
 
-@pytest.mark.parametrize("text, unknown", [("ខ្ញុំ b", "50%"), ("หนังเรื่องนี้", "100%")])
-def test_texts_that_a_model_does_not_know(script, tokenizer, text, unknown):
-    with pytest.raises(ValueError, match=f"not know {unknown}"):
-        script.check_known(tokenizer, [text])
+def test_texts_that_a_model_does_not_know(script, tokenizer):
     script.check_known(tokenizer, ["a b c d e f", "a b c d e ខ្ញុំ"])
+    with pytest.raises(ValueError, match="not know 50%"):
+        script.check_known(tokenizer, ["ខ្ញុំ b"])
 
 
 def test_a_model_that_running_changes_is_refused(load):

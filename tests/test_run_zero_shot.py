@@ -316,23 +316,18 @@ def test_a_run_is_what_its_files_say(kind, typed, zero, byte_model, run, monkeyp
         assert float(row[f"discordant{ending}"]) == differ
 
 
-def test_a_run_goes_on_and_mixes_no_recipes(zero, byte_model, run, monkeypatch, capsys):
+def test_a_run_goes_on_and_mixes_no_recipes(zero, byte_model, run, monkeypatch):
     """unit.json goes before the adapters that it describes, and is written whole."""
     def interrupted(*_):
         raise KeyboardInterrupt
 
     folder = byte_model("gpt2")
     _, first = run(folder, "--adapters kept")
-    assert "adapters there" not in capsys.readouterr().out
     (path,) = Path("kept").glob("*/unit.json")
     _, rows = run(folder, "--subsamples 2 --adapters others")
     assert rows[:1] == first and len(rows) == 2
-    run(folder, "--adapters others --experiment b")
-    said = "\n1 rows of results.csv have no adapters there (of any experiment)"
-    assert capsys.readouterr().out.count(said) == 2
     run(folder, "--adapters kept --out other.csv --about tweets")
     assert len([*Path("kept").glob("*/unit.json")]) == 2
-    assert "adapters there" not in capsys.readouterr().out
     with monkeypatch.context() as patch:
         patch.setattr(zero, "train_adapter", interrupted)
         message, _ = run(folder, "--adapters kept --out stopped.csv")
@@ -353,10 +348,6 @@ def test_show_prompts(zero, byte_model, run, capsys):
     assert out.count(head) == 2  # to pretrain on, to score
     assert out.count("rain again\n### Answer: wet") == 4
     assert out.count("rain again\n### Answer:\n") == 1
-    assert "are numbers" not in out
-    write_csv("mail.csv", [(f"{'x' * n}: mail", -1 + n % 2) for n in range(40)])
-    run(byte_model("gpt2"), "--csv mail.csv --show-prompts")
-    assert "classes of mail are numbers" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("text, classes, typed, words", [
