@@ -690,7 +690,7 @@ def test_missing_answers_are_counted_and_must_not_depend_on_the_half(kind, tries
 
 
 def test_gaps_of_clean_models():
-    """other1 lacks 5% of the items: its mean over both halves stands there. other2 lacks more and is
+    """other1 lacks 5% of the items: its mean over both halves stands there. other2 lacks more, is
     not used. other3 lacks the same in one half."""
     rows = make_answers(22, 100, 100, clean=4)
     for model, gone in (("other1", [*range(5), *range(100, 105)]), ("other3", range(11)),

@@ -611,7 +611,8 @@ def test_the_next_step(run, changes, script):
     rows.loc[rows["task"] == "weak", ["acc_base", "versions"]] = 0.7, "flags of another torch "
     total = least_draws(plain_interval(rows.query("task == 'b'"), "bias"), 0.055 / 4)
     found = run(rows)
-    words = f"- Next, if you need the size: {total - 9} more draws of c d ({total} in all, added to "
+    words = f"- Next, if you need the size: {total - 9} more draws of c d ({total} in all, added "
+    words += "to "
     words += "the file) would know its bias to about ±0.5. That settles "
     words += "whether it is over 1 point if the true inflation is below 0.5 or above 1.5."
     assert words in found.words
@@ -635,7 +636,8 @@ def test_other_next_steps(run):
     half = half_of(NINE) / 4
     total = least_draws(plain_interval(rows, "bias"), 0.055, half)
     words = f"{total - 9} more draws of a ({total} in all, added to the file) would know its bias "
-    words += f"to about ±{half:.2f}. That settles whether it is over 1 point if the true inflation is below "
+    words += f"to about ±{half:.2f}. That settles whether it is over 1 point if the true "
+    words += "inflation is below "
     assert f"{words}{1 - half:.2f} or above {1 + half:.2f}." in run(rows).words
 
 
@@ -667,7 +669,7 @@ def test_two_experiments_on_one_page_that_can_be_mailed(run):
     rows = bias_rows({"a": [0, 1, -1] * 9}, experiment="answers-few", versions="torch 7")
     answers = bias_rows({"a": [7, 8, 9]}, experiment="few-shot-answers", versions="torch 8")
     found = run(pd.concat([rows, answers]))
-    assert re.findall('"large">(NO|CONTROL PASSED: YES)', found.page) == ["NO", "CONTROL PASSED: YES"]
+    assert re.findall('"large">(NO|.* PASSED: YES)', found.page) == ["NO", "CONTROL PASSED: YES"]
     assert found.words.count("control: ") == 1
     assert "\ntorch 7\ntorch 8<" in found.page
     for a, words in ((0, "FAILED"), (4, "PASSED")):

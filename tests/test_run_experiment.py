@@ -830,7 +830,8 @@ def edit_json(key, value, **others):
 @pytest.mark.parametrize("kind, edit, words", [
     ("bert", lambda folder: (folder / "model.safetensors").rename(folder / "pytorch_model.bin"),
      "model.safetensors"),
-    ("bert", lambda folder: os.truncate(folder / "model.safetensors", 9000), "are not whole (cloned? "),
+    ("bert", lambda folder: os.truncate(folder / "model.safetensors", 9000),
+     "are not whole (cloned? "),
     ("bert", edit_json("num_hidden_layers", 3), "layer.2"),
     ("gpt2", edit_json("architectures", ["GPT2ForTokenClassification"]), "not a classifier"),
     ("gpt2", edit_json("model_type", "bart"), "encoder-decoder"),

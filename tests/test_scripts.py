@@ -44,7 +44,7 @@ def imports(path):
 
 
 def commands():
-    """[(file, command)] of the code blocks of README.md and the guides, and of the scripts' heads."""
+    """[(file, command)] of the code blocks of README.md, the guides and the scripts' heads."""
     texts = [(name, "\n".join(re.findall(r"(?s)```.*?\n(.*?)```", read(ROOT / name))))
              for name in GUIDES]
     texts += [(path.name, ast.get_docstring(ast.parse(read(path)))) for path in SCRIPTS]

@@ -171,7 +171,8 @@ FILES = [
     ("mine.jsonl", JSONL.replace("{", "{\n ").replace(',"label', ',\n "label').replace("}", "\n}")),
     ("mine.ndjson", MINE.to_json(orient="records")), ("mine.parquet", MINE.set_index("label")),
     ("a[1].parquet", LISTS),
-    ("mine.csv", ASKED.to_csv(quoting=csv.QUOTE_ALL).replace('","', '", "'), "--text text;short;or;long")]
+    ("mine.csv", ASKED.to_csv(quoting=csv.QUOTE_ALL).replace('","', '", "'),
+     "--text text;short;or;long")]
 
 
 @pytest.mark.parametrize("number", range(len(FILES)))
