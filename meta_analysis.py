@@ -323,7 +323,7 @@ def parse_args(argv):
     add("paths", metavar="FILE", nargs="*", type=user_path, default=[Path("results.csv")],
         help="results; default results.csv")
     add("--slices", type=int, default=500,
-        help="draws of one subsample of each model and task; default 500")
+        help="how many slices, each one random draw of each model and task; default 500")
     add("--threshold", type=float, help="for beta, in log odds; default the paper's")
     for flag in FILTERS:
         add(f"--{flag}", nargs="+", help="use only these; default all")

@@ -1131,7 +1131,7 @@ def load_registry():
     path = Path("tasks.json")
     if not path.exists():
         path = Path(globals().get("__file__", "")).parent / path
-    with errors_name(f"copy {path.absolute()} from this script's repository"):
+    with errors_name(f"{path.absolute()} (missing? copy it from this script's repository)"):
         return json.loads(path.read_bytes())
 
 
@@ -1214,7 +1214,7 @@ def rows_by_line(text, mark, blank_follows, quote):
             line = reader.line_num + 1
     except csv.Error:  # also of a quote mark that is not closed, or closed within a cell
         raise ValueError(f"line {line} does not have as many cells as the header, or a lone quote: "
-                         f"put cells that hold {mark!r} in quotes and double the quote marks in them")
+                         f"put cells with {mark!r} in quotes, double the quote marks in them")
     return rows
 
 
