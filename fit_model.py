@@ -576,7 +576,7 @@ def draw_effects(lines, task_lines, metric):
         axis.axvline(metric.sign * metric.margin, color="#cc3311", ls=":", label="margin")
         axis.legend()
     axis.set_xlabel(f"bias = seen - unseen, {metric.unit}")
-    axis.set_yticks(rows.index, rows.task, parse_math=False)  # "$" is no formula
+    axis.set_yticks(rows.index, rows.task.str[:60], parse_math=False)  # "$" is no formula
     for label, settings in zip(axis.get_yticklabels(), rows.settings):
         label.set_fontweight("bold" if settings > 0 else "normal")
     axis.invert_yaxis()

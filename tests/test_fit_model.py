@@ -287,7 +287,7 @@ def test_do_the_tasks_differ(run, sizes, luck, n, effects):
         p = stats.f.sf(F, top, parts.sum() ** 2 / (parts**2 / (K - 1)).sum())
     row = one(found.effects, effect="bias", model="all")
     assert row["p_alike"] == approx(p, rel=1e-4)
-    words = f"The tasks differ by more than chance (p = {p:.1g}): judge each task, not the mean."
+    words = f"The tasks differ by more than chance (p = {p:.1g}, F test): judge each task, not "
     assert (words in found.words) == ("by more than chance" in found.page) == (p < 0.05)
 
 
@@ -616,9 +616,12 @@ def test_the_next_step(run, changes, script):
     words += "the file) would know its bias to about ±0.5. That settles "
     words += "whether it is over 1 point if the true inflation is below 0.5 or above 1.5."
     assert words in found.words
-    typed = (f"\npython {script} --experiment few-shot --tasks 'c d' --m 8 --n 1000 --subsamples "
-             f"{total} --out results.csv --model x --seed 3\npython fit_model.py results.csv")
+    typed = (f"\npython {script} --model x --seed 3 --experiment few-shot --tasks 'c d' --m 8 --n "
+             f"1000 --subsamples {total} --out results.csv\npython fit_model.py results.csv")
     assert (typed in found.out) == ("\npython" in found.out) == bool(script)
+    own = rows.assign(versions=FLAGS.format("").replace("--model x", "--csv 'my f.csv'"))
+    words = "\npython run_experiment.py --csv 'my f.csv' --seed 3 --experiment few-shot --m 8 "
+    assert words in run(own).out
 
 
 def test_other_next_steps(run):
