@@ -74,7 +74,8 @@ In brackets: the 89% interval, a range that should hold the true value 89 times 
 where a run stops by itself). It is the wider of two: Student's t, from how much draws (for tasks \
 like these: tasks) differ, and Normal, from the draw of texts or rounding. The bias of one of J \
 tasks or models has an interval at 5.5% / J a side, so that an innocent one is called inflated in \
-at most 5.5% of tables. near guess: accuracy on unseen texts is less than 5 points above guess.
+at most 5.5% of tables. hardly above guess: accuracy on unseen texts is less than 5 points above \
+it. Read a verdict from eight draws on, or, of a run by --margin, at its end.
 The margin (--margin) is the bias that would matter. What each verdict means, and what to do next: \
 docs/verdicts.md. README.md explains the experiment."""
 HEAD = """<!DOCTYPE html><meta charset="utf-8"><meta name="viewport" content="width=device-width">
@@ -400,7 +401,7 @@ def judged_table(line, parts, metric):
         if row.below:
             remarks.append("lower" if metric.sign > 0 else "higher")
         if metric.name == "acc" and row.unseen < row.majority + 5:
-            remarks.append("near guess")
+            remarks.append("hardly above guess")
         if row.weak and row.verdict in GROUPS:
             remarks.append("weak test")
             row["group"] = WEAK
@@ -496,8 +497,8 @@ def notes(line, table, rows, metric, command):
         where = f" for {some_of(weak.task)}" if len(weak) < len(tests) else ""
         yield (f"A weak test{where}: training on other texts is not shown to help, or hurts (see "
                "the boost), so there was little to inflate. A recipe that helps may inflate more: "
-               "run the experiment again with another --pretrain-lr and --experiment other-rate, "
-               "with more --pretrain-epochs and --experiment longer, or with a larger --model.")
+               "run the experiment again with another --pretrain-lr or more --pretrain-epochs, and "
+               "a name of your choice for --experiment, or with a larger --model.")
     loose = tests[is_open & (tests.group != WEAK)]
     if len(loose) and line.settings == line.models == 1:
         yield more_draws(line, loose[:1], rows, metric, command)
@@ -513,11 +514,10 @@ def more_draws(line, part, rows, metric, command):
     total = int(max(MIN_DRAWS, needed))
     what = f"Next: {task} needs {total} draws for a first look (rows are added)."
     if needed > 0:
-        what = (f"Next, if you need the size: {total - part.subsamples.iloc[0]} more draws of "
-                f"{task} ({total} in all, added to the file) would know its bias to about "
-                f"±{goal:.2g}. That settles whether it is over {metric.limit} if the true "
-                f"inflation is below {margin - goal:.3g} or above {margin + goal:.3g}. Between "
-                "them it may stay open.")
+        what = (f"Next: {total - part.subsamples.iloc[0]} more draws of {task} ({total} in all, "
+                "added to the file) check this verdict: they know the bias to about "
+                f"±{goal:.2g}. They settle whether it is over {metric.limit}, unless the true "
+                f"inflation lies between {margin - goal:.3g} and {margin + goal:.3g}.")
     rows = rows[rows.task == task]
     made = rows.versions.iloc[-1]
     if not made:  # not by our scripts
@@ -538,9 +538,8 @@ def key_of(metric):
 Does training on the test texts inflate the score? By more than {metric.limit} would matter \
 (--margin).
 {metric.words}: base before pretraining; unseen after it on other texts; seen on test texts.
-boost = unseen - base: fair. bias = seen - unseen: unfair if {above} 0. guess: the most common \
-class.
-[89% interval over draws of m labeled texts, two sets of n; wider where several tasks are judged.]
+boost = unseen - base: fair. bias = seen - unseen: unfair if {above} 0. guess: most common class.
+[89% interval over draws: m labeled texts, two other sets of n. Wider for one of several biases.]
 no: less than {metric.limit}; else YES if {above} 0, else open. weak test: pretraining did not \
 help."""
 

@@ -611,10 +611,9 @@ def test_the_next_step(run, changes, script):
     rows.loc[rows["task"] == "weak", ["acc_base", "versions"]] = 0.7, "flags of another torch "
     total = least_draws(plain_interval(rows.query("task == 'b'"), "bias"), 0.055 / 4)
     found = run(rows)
-    words = f"- Next, if you need the size: {total - 9} more draws of c d ({total} in all, added "
-    words += "to "
-    words += "the file) would know its bias to about ±0.5. That settles "
-    words += "whether it is over 1 point if the true inflation is below 0.5 or above 1.5."
+    words = f"- Next: {total - 9} more draws of c d ({total} in all, added to "
+    words += "the file) check this verdict: they know the bias to about ±0.5. They settle whether "
+    words += "it is over 1 point, unless the true inflation lies between 0.5 and 1.5."
     assert words in found.words
     typed = (f"\npython {script} --model x --seed 3 --experiment few-shot --tasks 'c d' --m 8 --n "
              f"1000 --subsamples {total} --out results.csv\npython fit_model.py results.csv")
@@ -638,10 +637,10 @@ def test_other_next_steps(run):
     rows = bias_rows({"a": 1 + NINE / 2}, n=1000)
     half = half_of(NINE) / 4
     total = least_draws(plain_interval(rows, "bias"), 0.055, half)
-    words = f"{total - 9} more draws of a ({total} in all, added to the file) would know its bias "
-    words += f"to about ±{half:.2f}. That settles whether it is over 1 point if the true "
-    words += "inflation is below "
-    assert f"{words}{1 - half:.2f} or above {1 + half:.2f}." in run(rows).words
+    words = f"{total - 9} more draws of a ({total} in all, added to the file) check this verdict: "
+    words += f"they know the bias to about ±{half:.2f}. They settle whether it is over 1 point, "
+    words += "unless the true inflation lies between "
+    assert f"{words}{1 - half:.2f} and {1 + half:.2f}." in run(rows).words
 
 
 def test_other_metrics(run):
