@@ -131,7 +131,8 @@ def pretraining_texts(net, sample, arm):
     """[(token ids of a text, how many of them name its class)] of the arm's set and, if the recipe
     says so, of the labeled texts, as in usual task-adaptive pretraining (Gururangan et al., 2020);
     in the paper no arm reads those. With answers, the positive control, the name of the class
-    follows [CLS], or ends a causal model's text, which is cut to fit."""
+    follows [CLS], or ends a causal model's text, which is cut to fit (with both flags, that of the
+    labeled texts, too)."""
     recipe, sets, coded = sample.recipe, [arm], []
     if recipe.get("labeled_read"):
         sets.append("train")
