@@ -447,7 +447,7 @@ def headline(line, table, metric):
             large = f"OPEN FOR {some_of(its.task)}; {large}"
         sentences.append(f"{group}: {some_of(names)}.")
     if is_control(line):
-        passed = "PASSED" if "Inflated" in {*table.group} else "FAILED"
+        passed = "PASSED" if "Inflated" in {*table.group} else "NOT PASSED AT THIS MARGIN"
         large = f"CONTROL {passed}: {large}"
     return large, " ".join(sentences)
 

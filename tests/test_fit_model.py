@@ -674,7 +674,7 @@ def test_two_experiments_on_one_page_that_can_be_mailed(run):
     assert re.findall('"large">(NO|.* PASSED: YES)', found.page) == ["NO", "CONTROL PASSED: YES"]
     assert found.words.count("control: ") == 1
     assert "\ntorch 7\ntorch 8<" in found.page
-    for a, words in ((0, "FAILED"), (4, "PASSED")):
+    for a, words in ((0, "NOT PASSED AT THIS MARGIN"), (4, "PASSED")):
         found = run(nine(a, -4, experiment="few-shot-answers"))
         assert f"bert: CONTROL {words}: " in found.words
 
