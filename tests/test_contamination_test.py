@@ -172,6 +172,7 @@ def test_examples_are_read_from_lines_columns_and_keys(name, content, examples):
 @pytest.mark.parametrize("name, content, flags, words", [
     ("a.txt", "x" * 2100 + TEN, "", "a text has 2122 tokens, the model reads 2048: lower"),
     ("a.txt", TEN[:-2], "--shard-size 2", "too few to be flagged: give 48 texts"),
+    ("a.txt", TEN, "--out ./a.txt", "name a file other than the one"),
     ("a.jsonl", '["b"]\n' + json.dumps([*"abcdefghijklmnopqrs"]), "", "too few to be flagged"),
     ("a.jsonl", '["a", "b"]\n["c", " "]', "", "line 2: no text"),
     ("a.txt", "a\n\nb", "", "line 2: no text"),
