@@ -58,15 +58,15 @@ def read_lighteval():
 def fake_inspect(monkeypatch):
     """In place of inspect_ai, which would read its logs: their table in samples.csv."""
     def samples_df(path, quiet, columns):
-        rows = table[table["log"] == path]
+        rows = table[table.log == path]
         first, columns = rows.iloc[0], dict(columns)
-        log = SimpleNamespace(model=first["model"], model_args=json.loads(first["args"]),
-                              task=first["task_name"], created=first["created"])
+        log = SimpleNamespace(model=first.model, model_args=json.loads(first.args),
+                              task=first.task_name, created=first.created)
         return rows.assign(run=columns["run"](SimpleNamespace(eval=log)),
-                           invalid=np.where(rows["id"] == "1", "leaked", None))
+                           invalid=np.where(rows.id == "1", "leaked", None))
 
     table = pd.read_csv("samples.csv", dtype=str)
-    for path in map(Path, table["log"].unique()):
+    for path in map(Path, table.log.unique()):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
     analysis = SimpleNamespace(
@@ -78,7 +78,7 @@ def fake_inspect(monkeypatch):
 def fill_runs(**columns):
     """A person fills in columns of runs.csv, by functions of the run."""
     runs = pd.read_csv("runs.csv", dtype=str, keep_default_na=False)
-    runs = runs.assign(**{name: runs["run"].map(function) for name, function in columns.items()})
+    runs = runs.assign(**{name: runs.run.map(function) for name, function in columns.items()})
     runs.to_csv("runs.csv", index=False)
 
 
@@ -106,8 +106,8 @@ def test_logs_of_a_harness(read, folder, metric, printed, monkeypatch, said):
     fill_runs(half=half_of, model=lambda run: re.search("before|after", run)[0])
     rows = contam.name_runs(contam.read_logs(Path(folder), "right"), Path("runs.csv"))
     rows = rows.astype(object).fillna("")
-    right = rows["right"].replace({"C": 1, "I": 0})
-    found = zip(rows["model"], rows["half"], rows["item"], rows.get("try", [""] * 200), right)
+    right = rows.right.replace({"C": 1, "I": 0})
+    found = zip(rows.model, rows.half, rows.item, rows.get("try", [""] * 200), right)
     wanted = []
     for name, item, k, value in read():
         if NAMES.search(name):
@@ -115,11 +115,11 @@ def test_logs_of_a_harness(read, folder, metric, printed, monkeypatch, said):
             wanted.append((model, half, f"{half} {item}", k, value))
     assert sorted(found, key=str) == sorted(wanted, key=str) and len(wanted) > 100
     if read == read_inspect_ai:  # of each log two errors, and two tries of an invalid sample
-        assert rows["error"].ne("").sum() == 4 * (2 + 2)
+        assert rows.error.ne("").sum() == 4 * (2 + 2)
     runs = pd.read_csv("runs.csv").dropna(subset="half").sort_values(["model", "half"])
-    assert runs["score"].tolist() == approx(printed, abs=5e-5)
+    assert runs.score.tolist() == approx(printed, abs=5e-5)
     table = judge(folder, "--clean before")
-    assert table.loc["after", "verdict"] == "yes" and table.loc["before", "reason"] == "named clean"
+    assert table.verdict["after"] == "yes" and table.reason["before"] == "named clean"
 
 
 def log_of(model, task, right):
@@ -147,9 +147,11 @@ def test_a_line_that_is_torn_or_doubled_is_named(said):
     path = two_halves()
     text = path.read_text()
     path.write_text(text[:-30])
-    assert f"{path} (if empty or old" in said(contam.main, "--answers", "logs").end
+    found = said(contam.main, "--answers", "logs").end
+    assert f"{path} (if empty or old" in found and "line 60" in found
     path.write_text(text + text.splitlines()[0])
-    assert "line 61: 'released 0' has two answers" in said(contam.main, "--answers", "logs").end
+    found = said(contam.main, "--answers", "logs").end
+    assert f"{path} none acc line 61: 'released 0' has two answers" in found
 
 
 def test_what_a_person_filled_in_is_kept(said):
@@ -163,7 +165,7 @@ def test_what_a_person_filled_in_is_kept(said):
     found = said(contam.main, "--answers", "logs")
     assert "does not name them:\n    logs/mine/samples_others_2026" in found.out
     runs = pd.read_csv("runs.csv").set_index("run")
-    assert runs["model"].str.len().tolist() == [1, 1, 9] and runs["seed"].tolist()[:2] == [7, 7]
+    assert runs.model.str.len().tolist() == [1, 1, 9] and runs.seed.tolist()[:2] == [7, 7]
     fill_runs(half=lambda run: "")
     assert "Fill in its column half" in said(contam.main, "--answers", "logs").end
 
@@ -202,8 +204,11 @@ def test_both_halves_in_one_task(said):
     pd.DataFrame({"item": range(58), "half": ["released", "held_out"] * 29}).to_csv("h.csv")
     said(contam.main, "--answers", "logs")
     fill_runs(half=lambda run: "both")
-    row = judge("logs", "--halves h.csv").iloc[0]
-    assert [row["released"], row["held_out"]] == [29, 29]
+    Path("runs.csv").rename("mine.csv")
+    for metric in ("", "--metric any --margin .1"):
+        row = judge("logs", f"--halves h.csv --runs mine.csv {metric}").iloc[0]
+        assert [row.released, row.held_out] == [29, 29]
+    assert row.seen == approx(np.mean([1, 1, 0] * 9 + [1, 1]))
 
 
 @pytest.mark.parametrize("form", ["lines", "array", "indented", "blank lines", "csv", "objects"])

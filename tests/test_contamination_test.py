@@ -44,6 +44,12 @@ def say(said):
     return run
 
 
+def cases(text):
+    r"""The cells of a table, which | separates. In a cell, \n ends a line."""
+    return [re.split(" *[|] *", line.strip().replace(r"\n", "\n"))
+            for line in text.strip().splitlines()]
+
+
 def make_texts(count, size):
     words = "river stone green paper quick north salt window apple seven music cold".split()
     rng = np.random.default_rng(3)
@@ -171,21 +177,22 @@ def test_examples_are_read_from_lines_columns_and_keys(name, content, examples):
 
 @pytest.mark.parametrize("name, content, flags, words", [
     ("a.txt", "x" * 2100 + TEN, "", "a text has 2122 tokens, the model reads 2048: lower"),
-    ("a.txt", TEN[:-2], "--shard-size 2", "too few to be flagged: give 48 texts"),
-    ("a.txt", TEN, "--out ./a.txt", "name a file other than the one"),
     ("a.jsonl", '["b"]\n' + json.dumps([*"abcdefghijklmnopqrs"]), "", "too few to be flagged"),
-    ("a.jsonl", '["a", "b"]\n["c", " "]', "", "line 2: no text"),
-    ("a.txt", "a\n\nb", "", "line 2: no text"),
-    ("a.jsonl", '["a"]\n["a", "b", "a"]', "", "line 2: the item has a version twice"),
-    ("a.json", '[["a", "b"]]', "", "write one list a line"),
-    ("a.txt", TEN, "--shard-size 1", "two or more (--shard-size)"),
-    ("crossed.csv", "text\nb", "", "too few to be flagged"),
-    ("a.jsonl", '{"words": "b"}', "", "'text'; has ['words']: name yours with --text"),
-])
+    *cases(r"""
+    a.txt | a\nb\nc\nd\ne\nf\ng\nh\ni | --shard-size 2 | too few to be flagged: give 48 texts
+    a.txt | a\nb\nc\nd\ne\nf\ng\nh\ni\nj | --out ./a.txt | name a file other than the one
+    a.jsonl | ["a", "b"]\n["c", " "] | | line 2: no text
+    a.txt | a\n\nb | | line 2: no text
+    a.jsonl | ["a"]\n["a", "b", "a"] | | line 2: the item has a version twice
+    a.json | [["a", "b"]] | | write one list a line
+    a.txt | a\nb\nc\nd\ne\nf\ng\nh\ni\nj | --shard-size 1 | two or more (--shard-size)
+    crossed.csv | text\nb | | too few to be flagged
+    a.jsonl | {"words": "b"} | | 'text'; has ['words']: name yours with --text""")])
 def test_a_mistake_is_one_line(name, content, flags, words, both, say):
     Path(name).write_text(content)
     assert words in say(f"--model {both[0]} --examples {name} {flags}")
-    assert "needs a --model" in say(f"--examples {name}")
+    for again in ("", "--model a --reference a"):
+        assert "needs a --model" in say(f"--examples {name} {again}")
 
 
 LISTS = '["a b", "c", "d", "e"]\n["f", "g", "h"]\n["k"]\n["i", "j"]'
@@ -219,7 +226,7 @@ def test_what_is_compared_is_said_and_kept(
     table = pd.read_csv("b.csv")
     assert words in out and (" ".join(map(str, opened)), " ".join(table)) == (nets, columns)
     assert ("go by the test that you had chosen before" in out) == ("--reference" in flags)
-    values = table["log_p"] - table.get("log_p_reference", 0)
+    values = table.log_p - table.get("log_p_reference", 0)
     p = brute_p([part for _, part in values.groupby(table.iloc[:, 0])])
     assert float(re.search("p = (.*?): ", out)[1]) == approx(p, abs=0.01)
 
@@ -399,10 +406,10 @@ def test_a_base_model_that_changed_or_moved_is_named(audited, table, said, zero)
         assert f"{words}: its files changed, or moved, after the adapters were trained" in out
 
 
-def test_columns_of_digits_stay_text():
-    pd.DataFrame({"audit": ["7"], "split": ["00123"]}).to_csv("a.csv")
+def test_columns_of_digits_and_a_task_named_na_stay_text():
+    pd.DataFrame({"audit": ["7"], "split": ["00123"], "task": "NA"}).to_csv("a.csv")
     table, _ = contam.audit_units(Path("gone"), Path("a.csv"))
-    assert table["split"].tolist() == ["00123"]
+    assert table.split.tolist() == ["00123"] and table.task.tolist() == ["NA"]
 
 
 def test_the_table_of_detectors_by_hand(capsys):
@@ -427,9 +434,9 @@ def test_the_table_of_detectors_by_hand(capsys):
         assert table.loc[name, "p"] == approx(product * (1 - log + log**2 / 2))  # Fisher's
     p = stats.norm.sf((A.mean() - 0.5) / sd * math.sqrt(3))
     assert table.loc["ref", "p"] == approx(p, rel=1e-9)
-    p = table["p"].sort_values()
+    p = table.p.sort_values()
     by_hand = (p * 7 / np.arange(1, 8))[::-1].cummin()
-    assert table["adjusted"].to_dict() == approx(by_hand.to_dict())
+    assert table.adjusted.to_dict() == approx(by_hand.to_dict())
     contam.show_audits(pd.concat([rows.assign(**{"ref test": 0.9}), rows]))  # the last counts
     shown = capsys.readouterr().out
     assert re.findall("(.+?)  .*True\n", shown) == ["ref"] and UNITS.findall(shown) == ["3"]
@@ -483,22 +490,25 @@ def columns_of(rows):
 
 @pytest.mark.parametrize("metric, clean, scale, verdict", [
     ("right", "", 1, "yes"), ("right", "--clean before other1 other2 before", 1, "yes"),
-    ("rouge", "--clean before", 100, "yes"), ("bpb", "--clean before", 100, "no")])
-def test_bias_and_interval_equal_plain_least_squares(metric, clean, scale, verdict):
+    ("rouge", "--clean before", 100, "yes"), ("bpb", "--clean before", 100, "no"),
+    ("regret", "--lower-is-better --clean before", 100, "no")])
+def test_bias_and_interval_equal_plain_least_squares(metric, clean, scale, verdict, capsys):
     """Also of the clean models, each against the others. Only `right` is in points, and a lower
-    bpb is better."""
+    bpb is better. These grades are never 0 or 1, which may mean that of the others, too."""
     rows = make_answers(1, clean=3, bias=0.9)
-    rows["right"] = (rows["right"] + np.random.default_rng(2).random(len(rows))) / 2  # graded
+    rows["right"] = (rows.right + np.random.default_rng(2).random(len(rows))) / 2  # graded
     released, answers = columns_of(rows)
     flags = f"--metric {metric} --margin {5 / scale} {clean}"
-    table, clean = judge(rows.rename(columns={"right": metric}), flags), clean.split()[1:4]
-    assert table.loc["mine", "verdict"] == verdict
+    table = judge(rows.rename(columns={"right": metric}), flags)
+    assert ("If lower is better, give" in capsys.readouterr().out) == (verdict == "yes")
+    clean = clean.partition("--clean")[2].split()[:3]
+    assert table.verdict["mine"] == verdict
     for model, row in table.iterrows():
         others = [answers[name] for name in clean if name != model]
         bias, se, size = plain_inflation(answers[model], released, others)
         half = stats.t.ppf(0.945, 105 - size) * se
         seen = 100 * answers[model][released].mean()
-        found = [row["df"], *scale * row[["bias", "low", "high", "seen", "unseen"]]]
+        found = [row.df, *scale * row[["bias", "low", "high", "seen", "unseen"]]]
         assert found == approx([105 - size, bias, bias - half, bias + half, seen, seen - bias])
 
 
@@ -517,18 +527,25 @@ def test_clean_models_that_add_nothing():
         assert found["df"] == approx(105 - 3)
 
 
-@pytest.mark.parametrize("bias, margin, tasks, sign, verdict", [
-    (10, 12.01, 1, 1, "no"), (10, 11.99, 1, 1, "yes-open"), (10, 8.01, 1, 1, "yes-open"),
-    (10, 7.99, 1, 1, "yes"), (-10, 7.99, 1, -1, "yes"), (-10, 1, 1, 1, "no"),
-    (1.9, 3.8, 1, 1, "open"), (2.1, 3, 1, 1, "yes-open"), (2.1, 3, 2, 1, "open")])
-def test_the_verdict_changes_at_its_borders(bias, margin, tasks, sign, verdict):
+@pytest.mark.parametrize("numbers, verdict", cases("""
+     10 12.01 1  1 | no
+     10 11.99 1  1 | yes-open
+     10  8.01 1  1 | yes-open
+     10  7.99 1  1 | yes
+    -10  7.99 1 -1 | yes
+    -10     1 1  1 | no
+    1.9   3.8 1  1 | open
+    2.1     3 1  1 | yes-open
+    2.1     3 2  1 | open"""))
+def test_the_verdict_changes_at_its_borders(numbers, verdict):
     """Of an interval b ± 2; of one of two tasks it has TAIL / 2 on each side and is wider."""
+    bias, margin, tasks, sign = map(float, numbers.split())
     table = judge(make_answers(16, 30, 20)).loc[["mine"]].reset_index()
     se = 2 / stats.norm.isf(0.055)
     table = table.assign(bias=bias, df=1e9, se=se, of_tasks=tasks)
     row = contam.add_verdicts(table, margin, sign, "").iloc[0]
     reach = se * stats.norm.isf(0.055 / tasks)
-    assert [row["verdict"], row["low"], row["high"]] == [
+    assert [row.verdict, row.low, row.high] == [
         verdict, approx(bias - reach), approx(bias + reach)]
 
 
@@ -543,8 +560,8 @@ def test_no_verdict_where_the_clean_models_differ(more, silent):
     assert 0.005 < p < 0.02 and (p < 0.01) == silent
     answers = {"one": mean, "two": other, "mine": items % 3 == 0}
     row = judge(as_rows(answers, np.repeat(contam.HALVES, 200)), "--clean one two").loc["mine"]
-    assert row["p_halves"] == approx(p, rel=0.01)
-    assert (row["reason"] == "clean models differ between the halves") == silent
+    assert row.p_halves == approx(p, rel=0.01)
+    assert (row.reason == "clean models differ between the halves") == silent
 
 
 @pytest.mark.parametrize("gone, easier, words", [
@@ -560,15 +577,15 @@ def test_what_is_wrong_in_every_task_is_seen_over_all(gone, easier, words, capsy
     turned = rows.replace({"half": {"released": "held_out", "held_out": "released"}})
     tasks += [turned.assign(task=-k) for k in range(1, 7)]
     table = judge(pd.concat(tasks), "--clean clean")
-    assert not table.loc["mine", "reason"].str.contains(words).any()
+    assert not table.reason["mine"].str.contains(words).any()
     table = judge(pd.concat(tasks[:6]), "--clean clean").loc["mine"]
     lost = 6 * len(gone)
     assert table[contam.COUNTS].iloc[0].tolist() == [300 - lost, 300, lost, 0]
-    assert table["reason"].str.contains(words).tolist() == [True] + [False] * 6
+    assert table.reason.str.contains(words).tolist() == [True] + [False] * 6
     assert f"mine: NO VERDICT: {table['reason'].iloc[0]:.40}" in capsys.readouterr().out
     p = stats.ttest_ind(clean[:50], clean[50:], equal_var=False).pvalue
     over_all = 2 * stats.norm.sf(stats.norm.isf(p / 2) * math.sqrt(6))
-    assert table["p_halves"].tolist() == approx([over_all] + [6 * p] * 6, rel=0.05)
+    assert table.p_halves.tolist() == approx([over_all] + [6 * p] * 6, rel=0.05)
 
 
 @pytest.mark.parametrize("counts, p", [  # of each task: missing and all released, held out
@@ -595,10 +612,10 @@ def test_tasks_that_differ_are_told(kinds, margin, whole, first, capsys):
     tasks = {"a": a, "b": a.assign(right=1 - a["right"])}
     rows = pd.concat([tasks[kind].assign(task=str(k)) for k, kind in enumerate(kinds)])
     table = judge(rows, f"--clean before --margin {margin}").loc["mine"]
-    F = table["bias"][1:].var() / table["se"].iloc[1] ** 2
-    p = stats.f.sf(F, len(kinds) - 1, len(kinds) * table["df"].iloc[1])
-    assert table["p_alike"].tolist() == approx([p] * len(table))
-    assert table["verdict"].tolist()[:2] == [whole, first]
+    F = table.bias[1:].var() / table.se.iloc[1] ** 2
+    p = stats.f.sf(F, len(kinds) - 1, len(kinds) * table.df.iloc[1])
+    assert table.p_alike.tolist() == approx([p] * len(table))
+    assert table.verdict.tolist()[:2] == [whole, first]
     said = "mine: IT DEPENDS ON THE TASK (" in capsys.readouterr().out
     assert said == (whole == "depends") == (p < 0.05)
 
@@ -608,30 +625,30 @@ def test_a_task_with_uneven_answers_is_enough(gone):
     """p of chi-square, (gone / 2)^2 over gone (1 - gone / 200) 50 / 199, is .0072 or .0040, and
     twice that for two tasks. The other task lacks six of the other half."""
     rows = pd.concat([make_answers(30, 100, 100).assign(task=task) for task in "ab"])
-    lost = np.where(rows["task"] == "a", rows["item"] < gone, rows["item"] > 193)
-    rows["right"] = rows["right"].mask(lost & rows["model"].eq("mine"))
+    lost = np.where(rows.task == "a", rows.item < gone, rows.item > 193)
+    rows["right"] = rows.right.mask(lost & rows.model.eq("mine"))
     table = judge(rows).loc["mine"]
-    found = table["reason"].str.contains("more missing").tolist()
+    found = table.reason.str.contains("more missing").tolist()
     assert found == [gone == 8, gone == 8, False]
 
 
 def test_several_tasks_by_hand(capsys):
     """other1 has 19 answers to a half of task 2: its mean is over two tasks."""
     rows = pd.concat([make_answers(11 + k, bias=0.1 * k).assign(task=k) for k in range(3)])
-    few = rows["model"].eq("other1") & rows["task"].eq(2) & rows["item"].between(19, 59)
+    few = rows.model.eq("other1") & rows.task.eq(2) & rows.item.between(19, 59)
     table, singles = judge(rows[~few]), []
     for _, part in rows.groupby("task"):
         released, answers = columns_of(part)
         bias, se, size = plain_inflation(answers["mine"], released, [answers["before"]])
         singles.append((bias, se, len(released) - size))
     b, se, df = np.transpose(singles)
-    assert table.loc["mine", "bias"].tolist() == approx([b.mean(), *b])
+    assert table.bias["mine"].tolist() == approx([b.mean(), *b])
     whole = table.loc["mine"].iloc[0]
     welch = (se**2).sum() ** 2 / (se**4 / df).sum()
     half = stats.t.ppf(0.945, welch) * math.sqrt((se**2).sum()) / 3
-    assert (whole["high"], *whole[contam.COUNTS]) == approx((b.mean() + half, 180, 135, 0, 0))
-    assert table.loc["other1", "task"].tolist() == ["2 of 3 tasks", "0", "1"]
-    assert table.loc["other1", "p_missing"].iloc[0] == 1
+    assert (whole.high, *whole[contam.COUNTS]) == approx((b.mean() + half, 180, 135, 0, 0))
+    assert table.task["other1"].tolist() == ["2 of 3 tasks", "0", "1"]
+    assert table.p_missing["other1"].iloc[0] == 1
     out = capsys.readouterr().out
     interval = f"{whole['bias']:+.1f} [{whole['low']:+.1f}, {whole['high']:+.1f}]"
     assert "other1, 2: skipped" in out and f"mine: YES; OVER 5 POINTS? OPEN ({interval})" in out
@@ -642,14 +659,14 @@ def test_some_items_are_judged_twice():
     """The first 30 of 60 + 45 have two tries, 1 and 0, and none is missing. An answer with an error
     is."""
     rows = make_answers(24)
-    again = rows[rows["item"] < 30]
-    rows["right"] = rows["right"].mask(rows["item"] < 30, 1)
+    again = rows[rows.item < 30]
+    rows["right"] = rows.right.mask(rows.item < 30, 1)
     rows = pd.concat([rows, again.assign(right=0)])
     rows["try"] = rows.groupby(["model", "item"]).cumcount()
-    rows["error"] = np.where(rows["item"] == 104, "503", "")
+    rows["error"] = np.where(rows.item == 104, "503", "")
     row = judge(rows).loc["mine"]
-    later = rows[rows["model"].eq("mine") & rows["item"].between(30, 59)]
-    assert row["seen"] == approx(100 * (15 + later["right"].sum()) / 60)
+    later = rows[rows.model.eq("mine") & rows.item.between(30, 59)]
+    assert row.seen == approx(100 * (15 + later.right.sum()) / 60)
     assert row[contam.COUNTS].tolist() == [60, 44, 0, 1]
 
 
@@ -660,7 +677,7 @@ def test_tries_and_groups_are_averaged():
                         columns="task group item try right".split())
     rows = contam.parse_answers(rows.assign(half="released", model="m"), "right")
     found = contam.average_tries(rows, ["task"], "model")
-    np.testing.assert_equal([table["m"].tolist() for table in found], [
+    np.testing.assert_equal([table.m.tolist() for table in found], [
         [0.75, 1, 0.5, math.nan], [True, False, False, True]])
 
 
@@ -672,21 +689,21 @@ def test_missing_answers_are_counted_and_must_not_depend_on_the_half(kind, tries
     """Eight of 100 held-out answers, wrong ones; p by the hypergeometric distribution. Other models
     have a fourth try."""
     rows = make_answers(21, 100, 100, clean=1)
-    lost = rows["model"].eq("mine") & rows["half"].eq("held_out") & rows["right"].eq(0)
+    lost = rows.model.eq("mine") & rows.half.eq("held_out") & rows.right.eq(0)
     lost &= lost.cumsum() <= 8
     if kind == "equal":
-        lost |= rows["model"].eq("mine") & rows["item"].lt(8)
+        lost |= rows.model.eq("mine") & rows.item.lt(8)
     if kind == "nobody":
-        lost |= rows["item"].isin(rows["item"][lost])
+        lost |= rows.item.isin(rows.item[lost])
     rows = pd.concat([rows.assign(lost=lost & (k in tries), **{"try": k}) for k in "1234"])
-    rows = rows[rows["model"].ne("mine") | rows["try"].ne("4")]
-    rows["right"] = rows["right"].mask(rows["lost"])
+    rows = rows[rows.model.ne("mine") | rows["try"].ne("4")]
+    rows["right"] = rows.right.mask(rows.lost)
     if kind == "no row":
         rows = rows.dropna()
     table = judge(rows, "")
     assert table.loc["mine", contam.COUNTS].tolist() == counts
     assert 0.005 < 2 * stats.hypergeom.sf(7, 200, 8, 100) < 0.01
-    silent = table["reason"].str.contains("one half has more missing answers")
+    silent = table.reason.str.contains("one half has more missing answers")
     assert silent.tolist() == [kind != "equal", kind == "nobody"]
 
 
@@ -696,15 +713,15 @@ def test_gaps_of_clean_models():
     rows = make_answers(22, 100, 100, clean=4)
     for model, gone in (("other1", [*range(5), *range(100, 105)]), ("other3", range(11)),
                         ("other2", [*range(5), *range(100, 106)])):
-        rows.loc[rows["model"].eq(model) & rows["item"].isin(gone), "right"] = math.nan
+        rows.loc[rows.model.eq(model) & rows.item.isin(gone), "right"] = math.nan
     released, answers = columns_of(rows)
     few = np.where(np.isnan(answers["other1"]), np.nanmean(answers["other1"]), answers["other1"])
     wanted = plain_inflation(answers["mine"], released, [answers["before"], few])
     table = judge(rows, "--clean before other1 other2 other3")
     row = table.loc["mine"]
-    assert (row["bias"], row["se"], row["df"]) == approx((*wanted[:2], 200 - wanted[2]))
-    assert row["clean"] == "before, other1"
-    assert table.loc["other3", "reason"].startswith("one half has more missing")
+    assert (row.bias, row.se, row.df) == approx((*wanted[:2], 200 - wanted[2]))
+    assert row.clean == "before, other1"
+    assert table.reason["other3"].startswith("one half has more missing")
 
 
 @pytest.mark.parametrize("gain, others, silent", [
@@ -712,51 +729,62 @@ def test_gaps_of_clean_models():
 def test_a_clean_model_that_saw_the_released_half_withholds_a_no(gain, others, silent):
     """One-sided p, times the number of clean models, is below .055 or not."""
     rows = make_answers(43, 300, 300)
-    learned = rows["model"].isin(["mine", "before"]) & rows["item"].lt(300 * gain)
-    rows["right"] = rows["right"].mask(learned, 1.0)
+    learned = rows.model.isin(["mine", "before"]) & rows.item.lt(300 * gain)
+    rows["right"] = rows.right.mask(learned, 1.0)
     table = judge(rows, f"--margin 20 --clean before {others}")
-    before, reason = table.loc["before"], table.loc["mine", "reason"]
-    p = stats.t.sf(before["bias"] / before["se"], before["df"])
+    before, reason = table.loc["before"], table.reason["mine"]
+    p = stats.t.sf(before.bias / before.se, before.df)
     assert (p * (1 + bool(others)) < 0.055) == silent
     assert reason.startswith("named clean, but better on") == silent
 
 
-FAULTS = "alike", "items in common", "characters on average", "several ways"
+FAULTS = ["alike", "items in common", "characters on average", "several ways", "If lower is better",
+          "both halves have"]
 
 
 @pytest.mark.parametrize("crossed", [False, True])
-@pytest.mark.parametrize("kind, amount, words", [
-    ("alike", 80, "answered all 80 items alike"), ("alike", 79, ""), ("nearly all right", 80, ""),
-    ("renamed", 41, "have 39 items in common, and not new 0"), ("renamed", 40, ""),
-    ("longer", 6, "{'held_out': 11.0, 'released': 17.0} characters on average"), ("longer", 5, ""),
-    ("other", 1, "item 0 was asked in several ways"),
-    ("metric", 24, "answered all 48 items alike"), ("metric", 23, "")])
+@pytest.mark.parametrize("kind, amount, words", cases("""
+    alike | 80 | answered all 80 items alike
+    alike | 79 |
+    nearly all right | 80 |
+    renamed | 41 | have 39 items in common, and not new 0
+    renamed | 40 |
+    longer | 6 | {'held_out': 11.0, 'released': 17.0} characters on average
+    longer | 5 |
+    other | 1 | item 0 was asked in several ways
+    twin | 39 | 2 items have a prompt that both halves have, such as 39
+    metric | 24 | answered all 48 items alike
+    metric | 23 |"""))
 def test_answers_that_cannot_be_compared(kind, amount, words, crossed, say):
     """At the borders; 40 items in each half. Only of crossed answers prompts must be the same."""
     rows = make_answers(1, 40, 40)
-    item, first, mine = rows["item"], rows["item"] < amount, rows["model"] == "mine"
+    item, amount, mine = rows.item, int(amount), rows.model == "mine"
+    first = item < amount
     rows["prompt"] = item.map("What is {:02}?".format)
     if kind in ("alike", "nearly all right"):
         right = item % 3 > 0 if kind == "alike" else item > 1
-        rows["right"] = rows["right"].mask(rows["model"].ne("other1") & first, 1.0 * right)
-        rows["right"] = rows["right"].mask(mine & ~first, 1 - right)
+        rows["right"] = rows.right.mask(rows.model.ne("other1") & first, 1.0 * right)
+        rows["right"] = rows.right.mask(mine & ~first, 1 - right)
     if kind == "renamed":
         rows["item"] = item.astype(str).mask(mine & first, item.map("new {}".format))
     if kind == "longer":
-        rows["prompt"] += rows["half"].eq("released").map({True: "x" * amount, False: ""})
+        rows["prompt"] += rows.half.eq("released").map({True: "x" * amount, False: ""})
     if kind == "other":
         rows["prompt"] += (mine & first).map({True: "x", False: ""})
+    if kind == "twin":
+        rows["prompt"] = rows.prompt.mask(item == 79, f"What is {amount}?")
     if kind == "metric":  # a loss of each item, equal in two models
-        rows = rows.assign(bpb=item / 1000 + rows["model"].eq("other1"))[item % 40 < amount]
+        rows = rows.assign(bpb=item / 1000 + rows.model.eq("other1"))[item % 40 < amount]
     if crossed:
         arms = {"mine": "released", "other1": "held_out", "before": ""}
-        rows["trained_on"], rows["model"] = rows["model"].map(arms), "m"
+        rows["trained_on"], rows["model"] = rows.model.map(arms), "m"
     rows.to_csv("answers.csv", index=False)
     flags = "--metric bpb --margin 1" if kind == "metric" else ""
     out = say(f"--answers answers.csv {flags}")
     if words and (crossed or kind != "other"):
         found = " ".join(out.split())
-        assert ("no verdict on m: " if crossed else "NO VERDICT: ") in found and words in found
+        withheld = "no verdict on m: " if crossed else "NO VERDICT: "
+        assert (withheld in found) == (kind != "twin") and words in found
     else:
         assert not any(fault in out for fault in FAULTS)
 
@@ -765,8 +793,8 @@ def test_answers_that_cannot_be_compared(kind, amount, words, crossed, say):
 def test_one_score_everywhere_gets_no_verdict(flat):
     """In a task, and over all tasks if it is so in each."""
     rows = pd.concat([make_answers().assign(task=task) for task in "ab"])
-    rows["right"] = rows["right"].mask(rows["model"].eq("mine") & rows["task"].isin([*flat]), 1)
-    silent = judge(rows).loc["mine", "reason"].str.startswith("one score ")
+    rows["right"] = rows.right.mask(rows.model.eq("mine") & rows.task.isin([*flat]), 1)
+    silent = judge(rows).reason["mine"].str.startswith("one score ")
     assert silent.tolist() == ["a" in flat, "a" in flat, True]
 
 
@@ -774,26 +802,27 @@ def test_one_score_everywhere_gets_no_verdict(flat):
     (";", ["0,0", "TRUE", "p", "NA"]), ("\t", ["n", "C", "0,5", "None"]),
     (",", ["no", "1.0", ".50", "nan"])])
 def test_words_separators_and_names(sep, words):
-    """A model may be named NA, or like a formula, and an item None."""
+    """A model may be named NA, or like a formula, and an item None. Halves are spelled freely."""
     rows = make_answers(24).astype({"item": str, "right": object})
     rows = rows.replace({"model": {"other1": "NA", "mine": "a$_$b^"}, "item": {"7": "None"}})
     rows.loc[::9, "right"], rows.loc[1::9, "right"] = "", 0.5
-    other = rows.replace({"right": dict(zip([0.0, 1.0, 0.5, ""], words))})
+    other = rows.replace({"right": dict(zip([0.0, 1.0, 0.5, ""], words)),
+                          "half": {"held_out": "Held Out", "released": "Released "}})
     pd.testing.assert_frame_equal(judge(other, "--clean NA", sep), judge(rows, "--clean NA"))
 
 
 OTHER = "a,held_out,5,1"
 
 
-@pytest.mark.parametrize("rows, flags, words", [
-    ("a,Held Out,0,1", "", "half is Held Out, held_out: use released and held_out, and both"),
-    ("a,released,0,1\na,held_out,0,1", "", "line 2: '0' is in both halves. If"),
-    ("a,released,0,maybe", "", "line 2: right is 'maybe': use 1, 0 or a grade between"),
-    ("a,released,0,1\na,released,1,87", "", "line 3: right is '87': use 1, 0 or a grade"),
-    ("a,released,0,1\na,released,0,.5", "", "line 3: '0' has two answers with model 'a': keep"),
-    ("a,released,0,1", "--clean gone", "a.csv: --clean: the models are a"),
-    ("a,released,0,1", "", "no model has enough answers"),
-])
+@pytest.mark.parametrize("rows, flags, words", cases(r"""
+    a,hold out,0,1 | | half is held_out, hold_out: use released and held_out, and both
+    a,released,0,1\na,held_out,0,1 | | line 2: '0' is in both halves. If
+    a,released,0,maybe | | line 2: right is 'maybe': use 1, 0 or a grade between
+    a,released,0,1\na,released,1,87 | | line 3: right is '87': use 1, 0 or a grade
+    a,released,0,1\na,released,0,.5 | | line 3: '0' has two answers with model 'a': keep
+    a,released,0,1 | --clean gone | a.csv: --clean: the models are a
+    a,released,0,1 | | no task has 20 answers to each half. To join small tasks
+    a,released,0,1 | --margin inf | must be a positive number"""))
 def test_mistakes_in_a_table_are_one_line(rows, flags, words, say, recwarn):
     Path("a.csv").write_text(f"model,half,item,right\n{rows}\n{OTHER}\n")
     assert words in say(f"--answers a.csv {flags}") and not recwarn
@@ -811,23 +840,21 @@ def crossed_rows():
     """Of 60 released and 45 held-out items, by models trained on one half, or on neither."""
     rows = make_answers(8)
     arms = {"mine": "released", "other1": "held_out", "before": ""}
-    return rows.assign(trained_on=rows["model"].map(arms), model="m", draw=1)
+    return rows.assign(trained_on=rows.model.map(arms), model="m", draw=1)
 
 
-@pytest.mark.parametrize("chosen, change, words", [
-    ("trained_on != 'held_out'", "draw = 1", "were trained on ['released']: give two, one on each"),
-    ("half == 'released'", "draw = 1", "a.csv: m, benchmark, draw 1: halves are ['released'], but"),
-    ("item > 5 or trained_on != 'released'", "draw = 1", "only 99 of 105 items have all models'"),
-    ("item >= 0", "trained_on = trained_on.str[:4]", "models were trained on ['held', 'rele']"),
-    ("item >= 0", "trained_on = trained_on.replace('held_out', 'released')",
-     "two answers with trained_on 'released': keep one"),
-    ("item >= 0", "trained_on = trained_on.replace('released', '')",
-     "line 107: '0' has two answers with trained_on 'base'"),
-    ("item >= 0", "draw = draw.where(item != 9)", "line 11: draw is ''"),
-    ("item >= 0", "item = item.replace(7, 104)", "'104' is in both halves. If there are several"),
-    ("item >= 0", "model = trained_on.replace('', 'm')", "no trained model is named 'm': give"),
-    ("trained_on != ''", "model = trained_on", "on ['held_out']: give two, one on each, with one"),
-])
+@pytest.mark.parametrize("chosen, change, words", cases("""
+    trained_on != 'held_out' | draw = 1 | were trained on ['released']: give two, one on each
+    half == 'released' | draw = 1 | a.csv: m, benchmark, draw 1: halves are ['released'], but
+    item > 5 or trained_on != 'released' | draw = 1 | 99 of 105 items have all answers, and not 0
+    item > 5 or trained_on != 'released' | draw = 1 | {'released': {'held_out': 0, 'released': 6},
+    item >= 0 | trained_on = trained_on.str[:4] | models were trained on ['held', 'rele']
+    item >= 0 | trained_on = trained_on.replace('held_out', 'released') | with trained_on 'released'
+    item >= 0 | trained_on = trained_on.replace('released', '') | line 107: '0' has two answers with
+    item >= 0 | draw = draw.where(item != 9) | line 11: draw is ''
+    item >= 0 | item = item.replace(7, 104) | '104' is in both halves. If there are several
+    item >= 0 | model = trained_on.replace('', 'm') | no trained model is named 'm': give
+    trained_on != '' | model = trained_on | on ['held_out']: give two, one on each, with one"""))
 def test_mistakes_in_crossed_answers_are_one_line(chosen, change, words, say):
     crossed_rows().query(chosen).eval(change).to_csv("a.csv", index=False)
     assert words in say("--answers a.csv")
@@ -842,6 +869,19 @@ def test_trainings_of_one_split_are_no_draws(change, names, words, say):
     again = crossed_rows().query("item > 3").eval(change).replace(names)
     pd.concat([crossed_rows().assign(seed=1), again]).fillna({"seed": 1}).to_csv("a.csv")
     assert words in say("--answers a.csv")
+
+
+def test_a_draw_whose_training_was_not_loaded_is_told(say):
+    """Its model answers like the original. The table is written."""
+    first = crossed_rows()
+    base = first[first.trained_on == ""].assign(draw=2)
+    other = first[first.trained_on == "held_out"].assign(draw=2)
+    rows = pd.concat([first, base, other, base.assign(trained_on="released")])
+    swapped = rows.eval("draw == 2 and item % 2 == 1")  # the second draw has other halves
+    rows.assign(half=rows.half.mask(swapped, "held_out")).to_csv("a.csv")
+    found = say("--answers a.csv")
+    assert "('benchmark', '2'): base, released answered all 105 items alike: an unloaded" in found
+    assert "('benchmark', '1')" not in found and len(pd.read_csv("crossed.csv")) == 2
 
 
 @pytest.mark.parametrize("metric, original", [
@@ -866,8 +906,8 @@ def test_crossed_answers_by_loops(metric, original):
     table = contam.cross_answers(pd.concat(parts, ignore_index=True), metric)
     found = table.filter(regex=f"{metric.replace('right', 'acc')}_|discordant")
     assert found.to_numpy().ravel() == approx(wanted)
-    assert table["item_variance_boost"].to_numpy() == approx(np.mean(changes, 0).var(ddof=1) / 40)
-    assert table["seed"].astype(int).tolist() == [0, 0, 1]
+    assert table.item_variance_boost.to_numpy() == approx(np.mean(changes, 0).var(ddof=1) / 40)
+    assert table.seed.astype(int).tolist() == [0, 0, 1]
 
 
 @pytest.mark.parametrize("lost, words", [
@@ -875,10 +915,10 @@ def test_crossed_answers_by_loops(metric, original):
 def test_missing_answers_to_seen_items(lost, words, say):
     """In two draws, whose halves differ; p of the sign test is 2 / 2^8 for eight of them."""
     first, second = crossed_rows(), crossed_rows().assign(draw=2)
-    second["half"] = second["half"].mask(second["item"] % 2 == 1, "held_out")
+    second["half"] = second.half.mask(second.item % 2 == 1, "held_out")
     for rows, some in ((first, 4), (second, lost - 4)):
         gone = rows.eval("trained_on == 'released' and half == 'released'")
-        rows["right"] = rows["right"].mask(gone & (gone.cumsum() <= some))
+        rows["right"] = rows.right.mask(gone & (gone.cumsum() <= some))
     rows = pd.concat([first, second])
     rows.to_csv("crossed.csv", index=False)
     assert "other than the one that is read" in say(f"--answers {Path.cwd()}/crossed.csv")
