@@ -181,11 +181,12 @@ def test_examples_are_read_from_lines_columns_and_keys(name, content, examples):
     *cases(r"""
     a.txt | a\nb\nc\nd\ne\nf\ng\nh\ni | --shard-size 2 | too few to be flagged: give 48 texts
     a.txt | a\nb\nc\nd\ne\nf\ng\nh\ni\nj | --out ./a.txt | name a file other than the one
+    a.txt | a\nb\nc\nd\ne\nf\ng\nh\ni\nj | --out runs.csv | name a file other than the one
     a.jsonl | ["a", "b"]\n["c", " "] | | line 2: no text
     a.txt | a\n\nb | | line 2: no text
     a.jsonl | ["a"]\n["a", "b", "a"] | | line 2: the item has a version twice
     a.json | [["a", "b"]] | | write one list a line
-    a.txt | a\nb\nc\nd\ne\nf\ng\nh\ni\nj | --shard-size 1 | two or more (--shard-size)
+    a.txt | a\nb\nc\nd\ne\nf\ng\nh\ni\nj | --shard-size 1 | a --shard-size over 1
     crossed.csv | text\nb | | too few to be flagged
     a.jsonl | {"words": "b"} | | 'text'; has ['words']: name yours with --text""")])
 def test_a_mistake_is_one_line(name, content, flags, words, both, say):
@@ -284,8 +285,7 @@ def test_a_learned_order_is_flagged(model_dir, say, monkeypatch):
     order = "--examples a --shard-size 2 --model"
     assert ": flagged: " in say(f"{order} {guilty}")
     assert contam.test_order(pd.Series(texts), guilty, innocent, 2)[0] < 0.05
-    alike = say(f"{order} {guilty} --reference {guilty}")
-    assert "\np = 1: not flagged: " in alike
+    assert contam.test_order(pd.Series(texts), guilty, guilty, 2)[0] == 1
     monkeypatch.setattr(contam, "order_p", lambda log: (0.06, 0.04))  # p_exact decides
     assert ": not flagged: " in say(f"{order} {innocent}")
 
@@ -846,7 +846,7 @@ def crossed_rows():
 @pytest.mark.parametrize("chosen, change, words", cases("""
     trained_on != 'held_out' | draw = 1 | were trained on ['released']: give two, one on each
     half == 'released' | draw = 1 | a.csv: m, benchmark, draw 1: halves are ['released'], but
-    item > 5 or trained_on != 'released' | draw = 1 | 99 of 105 items have all answers, and not 0
+    item > 5 or trained_on != 'released' | draw = 1 | 99 of 105 items have all answers, not 0. Answer
     item > 5 or trained_on != 'released' | draw = 1 | {'released': {'held_out': 0, 'released': 6},
     item >= 0 | trained_on = trained_on.str[:4] | models were trained on ['held', 'rele']
     item >= 0 | trained_on = trained_on.replace('held_out', 'released') | with trained_on 'released'
