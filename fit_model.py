@@ -53,18 +53,17 @@ warnings.filterwarnings("ignore", "Glyph")  # a letter without a font is drawn a
 
 MIN_DRAWS = 8  # of a task; the spread of fewer varies too much (run_experiment.py --margin)
 COLUMNS = "part draws guess base unseen seen boost bias inflated?".split()  # of the table
-GROUPS = {"no": "Not inflated", "open": "Open"}  # of parts of a table, by verdict
-WEAK = "Weak test (pretraining is not shown to help)"
+GROUPS = {"yes": "Inflated", "yes-open": "Inflated (over {}? open)", "no": "Not inflated",
+          "open": "Open", "none": "Unknown"}  # parts of a table, by verdict
+WEAK, BARELY = "Too weak a test to tell", "Barely learned"
 FIVE = 5  # names in a sentence, most and least inflated tasks in a table
 MANY = 20  # tasks from which others like them can be told
-MOST_DRAWN = 30  # tasks in the figure
+MOST_DRAWN = 31  # rows of a table in the figure, 30 tasks and their mean
 PAPER_MODEL_NEEDS = "pymc==5.28.5,nutpie==0.16.8,arviz==0.23.4,pytensor==2.38.3"
 MAX_R_HAT, MIN_ESS = 1.01, 400  # Vehtari et al. (2021)
 ATTEMPTS = ((0.9, 1, 1), (0.99, 4, 2))  # acceptance, times tuning, times draws
 EFFECTS = {"bias": ("extra", "test"), "boost": ("base", "extra")}  # control, treatment on `test`
 MEANS = ["majority", "base", "unseen", "seen"]
-WORDS = {"acc": ("accuracy in %", "points"), "f1": ("macro-F1 in %", "points"),
-         "nll": ("nll", "nats")}
 GLOSSARY = """\
 m: labeled texts (0: trained elsewhere). n: unlabeled texts in each set. Draws (subsamples): \
 random choices of texts. base: score without further pretraining. unseen, seen: score on texts not \
@@ -79,7 +78,7 @@ it. Read a verdict from eight draws on, or, of a run by --margin, at its end.
 The margin (--margin) is the bias that would matter. What each verdict means, and what to do next: \
 docs/verdicts.md. README.md explains the experiment."""
 HEAD = """<!DOCTYPE html><meta charset="utf-8"><meta name="viewport" content="width=device-width">
-<title>Does training on the test texts inflate the score?</title><style>
+<title>Does pretraining on the test texts inflate the score?</title><style>
 body { max-width: 62rem; margin: auto; padding: 0 .6rem; font: 16px/1.4 sans-serif }
 div { margin: .3em 0 }
 td, th { padding-right: .9rem; text-align: right; white-space: nowrap; font-size: .85rem }
@@ -87,15 +86,16 @@ td:first-child, th:first-child { text-align: left }
 tr:last-child td { font-weight: bold }
 details tr:last-child td { font-weight: normal }
 img { width: 42rem }
-.key { font-size: .85rem; white-space: pre-line }
+.key { white-space: pre-line; margin-top: 1.2rem; font-size: .9rem; color: #333 }
 .note { margin-left: 1.2rem; text-indent: -.8rem; overflow-wrap: anywhere; white-space: pre-line }
 .note::before { content: "\\2013\\a0" }
 .done { border-top: 2px solid #bbb; margin-top: 1.2rem; padding-top: .4rem }
-.large { font: bold 1.5rem sans-serif }
+.large { font: bold 1.2rem sans-serif; margin-top: .8rem }
+.typed { font: .8rem monospace; white-space: pre-line; background: #eee; margin: .3rem 1.2rem }
 .small { font-size: .8rem; overflow-wrap: anywhere; white-space: pre-line }
 table { display: block; overflow-x: auto; border: 0 }
 body { overflow-x: auto }
-</style><h1>Does training on the test texts inflate the score?</h1>
+</style><h1>Does pretraining on the test texts inflate the score?</h1>
 """
 
 
@@ -110,18 +110,22 @@ class Metric(NamedTuple):
 
 
 def metric_of(name, margin, lower_is_better):
-    (words, unit), sign = WORDS.get(name, (name, name)), 1
+    words, unit, digits, sign = name, name, 4, 1
+    if name in POINTS:
+        words, unit = f"{name} in %".replace("acc", "accuracy"), "points"
+        digits, margin = 2, margin or 1.0
+    limit = f"{margin:g} {unit}" if margin else "the margin"
     if lower_is_better or name in LOWER_IS_BETTER:
         words, sign = f"{words} (lower: better)", -1
-    limit = re.sub("^1 points", "1 point", f"{margin or 0:g} {unit}")
-    return Metric(name, words, unit, sign, margin, limit, 2 if name in POINTS else 4)
+    limit = re.sub("^1 points", "1 point", limit)
+    return Metric(name, words, unit, sign, margin, limit, digits)
 
 
-def effects_table(rows, margin=1.0, metric="acc", lower_is_better=False):
+def effects_table(rows, margin=None, metric="acc", lower_is_better=False):
     """The table of effects.csv from rows in the columns of results.csv, as pd.read_csv gives them.
-    margin: in points, or in the unit of a metric other than acc and f1. None: no verdict."""
-    rows = clean_rows(rows, metric)
-    return analyze(rows, metric_of(metric, margin, lower_is_better))[1]
+    margin: in points (1 if not given) for acc and f1; for other metrics in their unit, and no
+    verdict if not given."""
+    return analyze(clean_rows(rows, metric), metric_of(metric, margin, lower_is_better))[1]
 
 
 def analyze(rows, metric):
@@ -146,12 +150,6 @@ def analyze(rows, metric):
     return pd.concat(tasks), effects
 
 
-def beside(table):
-    """For each row, 1 if no mean over models stands above it, or if it is that mean; else of how
-    many models that mean is."""
-    return table.groupby("experiment")["models"].transform("max") // table["models"]
-
-
 def unit_table(rows, metric):
     """One row per cell, model, task and subsample, in percent and points: means over seeds. Where
     the models of an experiment have the same settings, tasks and subsamples, two or more, also a
@@ -172,9 +170,9 @@ def unit_table(rows, metric):
     groups = pd.concat(parts).groupby([*CELL, "arms", "model", "models", "task", "subsample"])
     # seeds share texts: the variance of their mean is at most the mean of their variances
     units = groups[[*MEANS, *EFFECTS, *variances]].mean(skipna=False)
-    units["majority"] *= 100
+    units["majority"] *= 100 if metric.name == "acc" else math.nan  # what guessing scores
     if metric.name in POINTS:
-        units[["base", "unseen", "seen"]] *= 100
+        units[MEANS[1:]] *= 100
         units["item_variance_boost"] *= 100**2
     return units.round(9).reset_index()  # equal effects stay equal
 
@@ -206,21 +204,17 @@ def task_table(units, effect, metric):
 
 
 def draws_needed(parts, tail, goal):
-    """How many draws narrow the interval of `parts`, which `interval` takes, to ± goal, rounded up
-    to two digits. nan if there are few, whose spread says little."""
+    """How many draws narrow the interval of `parts`, which `interval` takes, to ± goal."""
     (se, df, _), K = interval(parts), parts.subsamples.min()
-    if K < MIN_DRAWS:
-        return math.nan
     counts = np.arange(K, 500 * K)
     half = stats.t.isf(tail, df * (counts - 1) / (K - 1)) * se * np.sqrt(K / counts)
-    least = K + (half > goal).sum()
-    unit = 10 ** max(0, len(str(least)) - 2)
-    return unit * math.ceil(least / unit)
+    return K + (half > goal).sum()
 
 
 def sign_flip_p(changes):
-    """One-sided p-value of the sum of the changes under random signs, exact by convolution."""
-    changes = changes.round().astype(int)
+    """One-sided p-value of the sum of the changes under random signs, exact by convolution. Changes
+    are numbers of answers, or means over up to six seeds: whole numbers of sixtieths."""
+    changes = (60 * changes).round().astype(int)
     share = np.ones(1)  # of choices of signs, by the sum of what gets a plus
     for size in changes.abs():
         share = (np.pad(share, (0, size)) + np.pad(share, (size, 0))) / 2
@@ -257,10 +251,11 @@ def effect_row(tasks, parts, metric):
     first, settings = tasks.iloc[0], tasks.groupby(CELL).ngroups
     row = {**first[[*CELL, "effect", "model", "models"]],
            **tasks[MEANS].mean(skipna=False), "setting": title_of(*first[CELL])}
-    if settings > 1:
-        row |= {"m": "", "n": "", "setting": f"{first.experiment}, mean of {settings} settings"}
     means = tasks.groupby("task")["estimate"].mean(skipna=False)
     J, K, estimate = len(means), tasks.subsamples.min(), means.mean(skipna=False)
+    if settings > 1:
+        row |= {"m": "", "n": "",
+                "setting": f"{first.experiment}, mean of {J} tasks in {settings} settings of m, n"}
     se, df, half = interval(parts)
     like_half = stats.t.isf(TAIL, J - 1) * means.sem() if J >= MANY else math.nan
 
@@ -295,7 +290,8 @@ def models_of(effects, mean):
 
 
 def p_of_alike_models(units):
-    """p-value of the two models that differ most: paired t over draws."""
+    """p-value of the two models that differ most: paired t over draws. It is not adjusted for the
+    choice of these two: the models' intervals, which must have other verdicts, too, are."""
     of_draws = units.pivot_table("bias", "subsample", "model")
     means = of_draws.mean()
     return stats.ttest_rel(of_draws[means.idxmax()], of_draws[means.idxmin()]).pvalue
@@ -307,60 +303,67 @@ def p_of_alike_models(units):
 def publish(rows, metric, folder, command):
     """Print verdicts, tables and notes on each experiment and model: on means over settings, else
     on settings. Write the files. Return the tables as one."""
-    rows = rows.assign(versions=rows.get("versions", "")).fillna({"versions": ""})
+    rows = rows.assign(models=1, versions=rows.get("versions", "")).fillna({"versions": ""})
     tasks, effects = analyze(rows, metric)
     tasks.to_csv(folder / "tasks.csv", **CSV)
     effects.to_csv(folder / "effects.csv", **CSV)
+    effects = effects.assign(shown_low=effects.low, shown_high=effects.high)
     lines, task_lines = with_boost(effects, metric), with_boost(tasks, metric)
     widest = lines.groupby(["experiment", "model"])["settings"].transform("max")
     # a mean over settings has no tasks below it: the table of models has all of it
-    chosen = lines[(lines.settings == widest) & ((widest == 1) | (beside(lines) == 1))]
+    chosen = lines[(lines.settings == widest) & ((widest == 1) | lines.is_top)]
     form = {"index": False, "na_rep": "", "float_format": f"%.{metric.digits - 1}f"}
     key = key_of(metric)
-    heads, bodies, page, tables = [], [], HEAD + div("key", key), []
+    answers, sections, drawn, views = [], [], {}, []
+    page, cards = HEAD, div("key", key)
     for _, line in chosen.sort_values("models", ascending=False).iterrows():
-        its_rows, parts = part_of(rows.assign(models=1), line), part_of(task_lines, line)
+        its_rows, parts = part_of(rows, line), part_of(task_lines, line)
+        what_ran = f"{line.setting}, {line.model}"
         if line.models > 1:
             parts = models_of(lines, line)
+            what_ran = f"{line.setting}, mean of {line.models} models"
         elif line.settings > 1:
             parts = parts[:0]
-        table, done = judged_table(line, parts, metric), summary(line)
-        large, sentence = headline(line, table, metric)
-        heads.append(wrap(f"{done.partition(' (')[0]}: {large}. {sentence}"))
-        bodies.append(f"\n{wrap(done)}\n\n{shown(table, metric).to_string(**form)}\n")
-        page += div("done", done) + div("large", large) + div("", sentence)
-        page += shown(table, metric).to_html(border=0, **form)
+        table = judged_table(line, parts, metric)
+        view, done = shown(table), f"{what_ran} ({texts_of(line)})"
+        verdict, sentence = headline(line, table, metric)
+        answers.append(wrap(f"{what_ran}: {verdict}. {sentence}"))
+        sections.append(f"\n{wrap(done)}\n\n{view.to_string(**form)}\n")
+        page += div("large", f"{what_ran}: {verdict}") + div("", sentence)
+        cards += div("done", done) + view.to_html(border=0, **form)
         for note in notes(line, table, its_rows, metric, command):
-            text, *typed = note.split("\n")  # what to type stays on its line
-            bodies += [wrap(text, "- "), *typed]
-            page += div("note", note)
-        tables.append(shown(table, metric).assign(run=done))
-    print(*heads, f"\n{key}", *bodies, sep="\n")
+            text, newline, typed = note.partition("\n")  # what to type stays on its line
+            sections.append(wrap(text, "- ") + newline + typed)
+            cards += div("note", text) + div("typed", typed)
+        drawn[what_ran] = table
+        views.append(view.assign(run=done))
+    print(*answers, f"\n{key}", *sections, sep="\n")
 
-    page += picture(lines, task_lines, metric, folder / "effects.png")
-    run = [f"{date.today()}: {command} ({len(rows)} rows)", *rows.versions.unique()]
+    page += picture(drawn, metric, folder / "effects.png") + cards
     columns = ["bias", "boost", "subsamples", *MEANS]
     for title, closed in {
             "Words and intervals": div("small", GLOSSARY),
-            "What was run": div("small", "\n".join(run)),
+            "What was run": div("small", "\n".join(
+                [f"{date.today()}: {command} ({len(rows)} rows)", *rows.versions.unique()])),
             "All settings": lines[["setting", "model", "tasks", *columns]].to_html(**form),
             "All tasks": task_lines[[*CELL, "model", "task", *columns]].to_html(**form)}.items():
         page += f"<details><summary>{title}</summary>{closed}</details>\n"
     path = folder / "report.html"
     path.write_text(page, encoding="utf-8")
-    print(f"\npage: {path.resolve()}")
-    return pd.concat(tables)
+    print(f"\nReport, for a browser: {path.resolve()}")
+    return pd.concat(views)
 
 
 def with_boost(table, metric):
-    """The rows of the bias, with both effects in words."""
+    """The rows of the bias, with both effects in words. weak: is the boost not above 0? is_top: no
+    mean over models stands above the row."""
+    table = table.assign(
+        words=[in_words(*pair, metric) for pair in zip(table.estimate, table.shown_high)])
     bias, boost = [table[table.effect == effect].reset_index(drop=True) for effect in EFFECTS]
-    gain, shown_high = metric.sign * boost.estimate, boost.get("shown_high", boost.high)
     return bias.assign(
-        bias=[in_words(*pair, metric)
-              for pair in zip(bias.estimate, bias.get("shown_high", bias.high))],
-        boost=[in_words(*pair, metric) for pair in zip(boost.estimate, shown_high)],
-        weak=gain <= boost.high - boost.estimate)
+        bias=bias.words, boost=boost.words,
+        weak=metric.sign * boost.estimate <= boost.high - boost.estimate,
+        is_top=bias.models == bias.groupby("experiment")["models"].transform("max"))
 
 
 def in_words(estimate, high, metric):
@@ -388,35 +391,37 @@ def judged_table(line, parts, metric):
     """The parts (tasks or models), the most inflated first, and their mean, if they are several:
     rows of with_boost with the interval, the verdict and the words that are shown."""
     of_what = f"{line.models} models" if line.models > 1 else f"{line.tasks} tasks"
-    mean = {**line, "shown_low": line.low, "shown_high": line.high, "task": f"mean of {of_what}"}
     rows = [row for _, row in parts.sort_values("estimate", ascending=metric.sign < 0).iterrows()]
     if len(parts) != 1:
-        rows.append(pd.Series(mean))
+        rows.append(pd.Series({**line, "task": f"mean of {of_what}"}))
     for row in rows:
         row["verdict"], remarks = part_verdict(row, metric), []
         row["bias"] = in_words(row.estimate, row.shown_high, metric)
         row["inflated?"] = VERDICTS[row.verdict].format(metric.limit)
         row["below"] = metric.sign * row.estimate < 0 < row.shown_low * row.shown_high
-        row["group"] = GROUPS.get(row.verdict, "Inflated")
+        row["group"] = GROUPS[row.verdict].format(metric.limit)
         if row.below:
             remarks.append("lower" if metric.sign > 0 else "higher")
-        if metric.name == "acc" and row.unseen < row.majority + 5:
-            remarks.append("hardly above guess")
-        if row.weak and row.verdict in GROUPS:
+        row["barely"] = row.unseen < row.majority + 5
+        if row.barely:
+            remarks.append("barely learned")
+            if row.verdict == "no":
+                row["group"] = BARELY
+        if row.weak and row.verdict in ("no", "open"):
             remarks.append("weak test")
             row["group"] = WEAK
         if remarks:
             row["inflated?"] += f" ({'; '.join(remarks)})"
+    if line.verdict == "depends":
+        rows[-1]["inflated?"] = "it depends"
     return pd.DataFrame(rows)
 
 
-def shown(table, metric):
+def shown(table):
     """What is printed of a table. Of more than ten parts, the five most and the five least
     inflated."""
     names = {"task": "part", "subsamples": "draws", "majority": "guess"}
     table = table.astype({"subsamples": str}).rename(columns=names)[COLUMNS]
-    if metric.name != "acc":
-        table["guess"] = math.nan
     left_out = len(table) - 1 - 2 * FIVE
     if left_out > 0:
         between = pd.DataFrame({"part": [f"({left_out} between)"]})
@@ -430,25 +435,27 @@ def headline(line, table, metric):
     if line.verdict == "none":
         reason = "TWO DRAWS THAT DIFFER ARE NEEDED" if metric.margin else "GIVE A --margin"
         return f"NO VERDICT: {reason}", f"The bias is {mean.bias}."
+    if is_control(line):
+        passed = table.verdict.str.contains("yes").any()
+        large = "PASSED: a bias shows, as it should" if passed else "NOT PASSED: no bias is shown"
+        return f"CONTROL {large}", f"Bias: {some_of(table.task + ' ' + table.bias)}."
     large = VERDICTS[line.verdict].format(metric.limit).upper()
+    if (line.verdict, mean.group) == ("no", WEAK):
+        large = "NO INFLATION SEEN, BUT A WEAK TEST"
     if line.verdict == "depends":
         large += " MODEL" if line.models > 1 else " TASK"
     else:
-        if (line.verdict, mean.group) == ("no", WEAK):
-            large = "NO INFLATION SEEN, BUT A WEAK TEST"
-        average = "on average: " if line.tasks > 1 else ""
-        large += f" ({average}{mean.bias})"
+        average = "ON AVERAGE " if line.tasks > 1 else ""
+        large = f"{average}{large} (bias {mean.bias})"
     sentences = []
     for group, its in parts.groupby("group", sort=False):
         names = its.task
-        if group in ("Inflated", "Open"):
+        if group not in (WEAK, BARELY, GROUPS["no"]):
             names = names + " " + its.bias
         if (group, line.verdict) == ("Open", "no"):
-            large = f"OPEN FOR {some_of(its.task)}; {large}"
-        sentences.append(f"{group}: {some_of(names)}.")
-    if is_control(line):
-        passed = "PASSED" if "Inflated" in {*table.group} else "NOT PASSED AT THIS MARGIN"
-        large = f"CONTROL {passed}: {large}"
+            large = f"OPEN FOR {some_of(names)}"  # the mean may hide it
+        else:
+            sentences.append(f"{group}: {some_of(names)}.")
     return large, " ".join(sentences)
 
 
@@ -461,123 +468,141 @@ def is_control(line):
     return line.experiment.endswith("-answers")
 
 
-def model_words(line):
-    return line.model if line.models == 1 else f"mean of {line.models} models"
-
-
-def summary(line):
-    """What was run, in words."""
-    texts = "test texts without labels"
+def texts_of(line):
+    """What the model was pretrained on, in words."""
     if is_control(line):
-        texts = "control: test texts with their labels, where a bias should appear"
-    return f"{line.setting}, {model_words(line)} ({texts})"
+        return "control: unseen and seen texts carry their labels, so a bias should appear"
+    return "test texts without labels; the control is --with-answers"
 
 
 def notes(line, table, rows, metric, command):
     """Yield sentences: what weakens the verdict, what it means, what to do next (and, each on a
     line of its own, what to type)."""
-    tests = table[: max(1, len(table) - 1)]
-    weak, is_open = tests[tests.group == WEAK], tests.verdict.str.contains("open")
+    tests = table[:-1] if len(table) > 1 else table
+    weak = tests[tests.group == WEAK]
     if not line.boost:
         yield f"The boost is unknown: {metric.name}_base, the score before training, is empty."
     if line.verdict == "none":
         return
     if line.p_alike < LEVEL:
-        yield (f"The tasks differ by more than chance (p = {line.p_alike:.1g}, F test): judge each "
-               "task, not the mean.")
+        yield (f"The tasks' biases differ by more than chance (p = {line.p_alike:.1g}, F test): "
+               "judge each task, not the mean.")
+    elif line.tasks > 1:
+        yield f"The tasks' biases are not shown to differ (p = {line.p_alike:.1g}, F test)."
     if tests.below.any():
-        yield ("A worse score on seen texts is no inflation. Likely cause, where the labeled texts "
-               "were not pretrained on: reading a text moves it away from them (docs/verdicts.md).")
+        yield ("A lower score on seen texts is no inflation. Possible cause: the model has read "
+               "the test texts, but not the labeled ones that it learns from, and so the two look "
+               "different to it. To check: --pretrain-on-labeled (docs/verdicts.md).")
+    if tests.barely.any():
+        yield (f"Barely learned: {some_of(tests.task[tests.barely])}. The unseen score is less "
+               "than 5 points above guess, or below it, so inflation may have no room to show. "
+               "First try a larger --m or --model.")
     if pd.notna(line.like_low):
         words = in_words(line.estimate, line.like_high, metric)
-        yield f"For other tasks like these {line.tasks}, expect a mean bias of {words}."
+        yield (f"Over all tasks like these {line.tasks}, expect a mean bias of {words}. That of "
+               "one task may differ more.")
     if is_control(line):
         return
-    if len(weak):
-        where = f" for {some_of(weak.task)}" if len(weak) < len(tests) else ""
-        yield (f"A weak test{where}: training on other texts is not shown to help, or hurts (see "
-               "the boost), so there was little to inflate. A recipe that helps may inflate more: "
-               "run the experiment again with another --pretrain-lr or more --pretrain-epochs, and "
-               "a name of your choice for --experiment, or with a larger --model.")
-    loose = tests[is_open & (tests.group != WEAK)]
-    if len(loose) and line.settings == line.models == 1:
+    loose = tests[tests.verdict.str.contains("open") & (tests.group != WEAK)]
+    one = line.settings == line.models == 1
+    if len(loose) and one:
         yield more_draws(line, loose[:1], rows, metric, command)
+    if len(weak):
+        what = (f"Weak test: {some_of(weak.task)}. Pretraining on other texts is not shown to help "
+                "(boost not above 0), so there was little to inflate. Next: try another learning "
+                "rate (the command has 3e-4), more --pretrain-epochs or a larger --model. Choose "
+                "by the boost, never by the bias (docs/own_texts.md). Rows are added to the file, "
+                "as an experiment of their own.")
+        if one:
+            what += rerun(rows, weak.task, f"{line.experiment}-other-rate", command,
+                          "--pretrain-lr", "3e-4")
+        yield what
 
 
 def more_draws(line, part, rows, metric, command):
     """How many more draws of a task would narrow its interval to half the margin, or to half if it
-    is narrower; what that tells, and the commands. part: a table of one row."""
-    task, margin = part.task.iloc[0], metric.margin
-    half = part.shown_high.iloc[0] - part.estimate.iloc[0]
+    is narrower; what they tell, and the commands. part: a table of one row. The spread of few draws
+    says too little for that."""
+    task, margin = part.iloc[0], metric.margin
+    half = task.shown_high - task.estimate
     goal = half / 2 if half < margin / 2 else margin / 2
-    needed = draws_needed(part, TAIL / line.tasks, goal)
-    total = int(max(MIN_DRAWS, needed))
-    what = f"Next: {task} needs {total} draws for a first look (rows are added)."
-    if needed > 0:
-        what = (f"Next: {total - part.subsamples.iloc[0]} more draws of {task} ({total} in all, "
-                "added to the file) check this verdict: they know the bias to about "
-                f"±{goal:.2g}. They settle whether it is over {metric.limit}, unless the true "
-                f"inflation lies between {margin - goal:.3g} and {margin + goal:.3g}.")
-    rows = rows[rows.task == task]
-    made = rows.versions.iloc[-1]
-    if not made:  # not by our scripts
-        return what
-    script = "run_zero_shot.py" if " quantize: " in made else "run_experiment.py"
-    flags = re.findall(" flags (.*) torch ", made)
-    names = [] if re.search(" --(csv|hub)[ =]", made) else ["--tasks", task]
-    typed = ["--experiment", line.experiment, *names, "--m", line.m, "--n", line.n, "--subsamples",
-             total, "--out", rows.file.iloc[0]]
-    typed = [script, *flags, shlex.join(map(str, typed))]  # the last of two equal flags counts
-    return f"{what}\npython {' '.join(typed)}\npython {command}"
+    if task.subsamples < MIN_DRAWS:
+        total = MIN_DRAWS
+        what = f"Next: {task.task} needs {total} draws for a first look (rows are added)."
+    else:
+        total = draws_needed(part, TAIL / line.tasks, goal)
+        verdict = verdict_on(task.estimate - goal, task.estimate + goal, margin, metric.sign)
+        words = VERDICTS[verdict].format(metric.limit)
+        what = (f"Next: {total - task.subsamples} more draws of {task.task} ({total} in all, added "
+                f"to the file) narrow its bias to about ±{goal:.2g}. An inflation "
+                f"of less than {margin - goal:.3g} is then \"no\", of more than "
+                f"{margin + goal:.3g} \"YES, by over {metric.limit}\". At {task.estimate:+.2f} the "
+                f"answer is \"{words}\".")
+    return what + rerun(rows, [task.task], line.experiment, command, "--subsamples", total)
+
+
+def rerun(rows, tasks, experiment, command, *flags):
+    """What to type for runs of tasks in the setting of the rows, and to judge them, each on a line.
+    Nothing if the rows do not tell the flags of their run."""
+    last = rows[rows.task.isin(tasks)].iloc[-1]
+    if " flags" not in last.versions:
+        return ""
+    script = "run_zero_shot.py" if " quantize: " in last.versions else "run_experiment.py"
+    typed = re.findall(" flags (.*) torch ", last.versions)
+    names = [] if re.search(" --(csv|hub)[ =]", last.versions) else ["--tasks", *tasks]
+    flags = ["--experiment", experiment, *names, "--m", last.m, "--n", last.n, *flags, "--out",
+             last.file]
+    typed = [script, *typed, shlex.join(map(str, flags))]  # the last of two equal flags counts
+    return f"\npython {' '.join(typed)}\npython {command}"
 
 
 def key_of(metric):
     """The question and what the columns mean: five lines."""
     above = "above" if metric.sign > 0 else "below"
     return f"""\
-Does training on the test texts inflate the score? By more than {metric.limit} would matter \
-(--margin).
-{metric.words}: base before pretraining; unseen after it on other texts; seen on test texts.
+Does pretraining on the test texts inflate the score, and by over {metric.limit} (--margin)?
+{metric.words}: base model; unseen: pretrained further on n other texts; seen: on n test texts.
 boost = unseen - base: fair. bias = seen - unseen: unfair if {above} 0. guess: most common class.
-[89% interval over draws: m labeled texts, two other sets of n. Wider for one of several biases.]
-no: less than {metric.limit}; else YES if {above} 0, else open. weak test: pretraining did not \
-help."""
+A draw: n test, n other, m labeled texts. [89% interval; parts' biases wider: all hold at once.]
+By intervals: bias below {metric.limit}: no; else {above} 0: YES; else open. weak test: boost not \
+{above} 0."""
 
 
 def div(kind, text):
-    return f'<div class="{kind}">{html.escape(text)}</div>\n'
+    text = html.escape(text)
+    if Path("docs").exists():  # the page lies in fits/NAME
+        text = re.sub(r"docs/\w+\.md", r'<a href="../../\g<0>">\g<0></a>', text)
+    return f'<div class="{kind}">{text}</div>\n'
 
 
-def picture(lines, task_lines, metric, path):
+def picture(tables, metric, path):
     """Save effects.png. Return its HTML."""
-    draw_effects(lines, task_lines, metric).savefig(path, dpi=130)
+    draw_effects(tables, metric).savefig(path, dpi=130)
     coded = base64.b64encode(path.read_bytes()).decode()
     if hasattr(builtins, "display"):  # notebook
         builtins.display({"image/png": coded}, raw=True)
     return f'<img alt="The effects, drawn" src="data:image/png;base64,{coded}">'
 
 
-def draw_effects(lines, task_lines, metric):
-    """The bias of each mean, in bold, and, where there are few tasks, below it of its tasks."""
-    few, rows = len(task_lines) <= MOST_DRAWN, []
-    for _, mean in lines[(beside(lines) == 1) | (lines.settings > 1) | few].iterrows():
-        rows.append({**mean, "task": f"{mean.setting}, {model_words(mean)}",
-                     "shown_high": mean.high})
-        if few and mean.settings == mean.models == 1 < mean.tasks:
-            parts = part_of(task_lines, mean)
-            rows += parts.sort_values("estimate", ascending=metric.sign < 0).to_dict("records")
+def draw_effects(tables, metric):
+    """The bias of each mean, in bold, and of its parts below it, if they are few. tables: of
+    judged_table, by title."""
+    rows = []
+    for title, table in tables.items():
+        parts = table[:-1] if len(table) <= MOST_DRAWN else table[:0]
+        rows += [{**table.iloc[-1], "task": title, "weight": "bold"}, *parts.to_dict("records")]
     rows = pd.DataFrame(rows)
     figure = Figure((8, 1.5 + 0.27 * len(rows)), layout="constrained")
     axis = figure.subplots()
     axis.errorbar(rows.estimate, rows.index, xerr=rows.shown_high - rows.estimate, fmt="ko")
     axis.axvline(0, color="gray", ls="--")
     if metric.margin:
-        axis.axvline(metric.sign * metric.margin, color="#cc3311", ls=":", label="margin")
-        axis.legend()
-    axis.set_xlabel(f"bias = seen - unseen, {metric.unit}")
+        axis.axvline(metric.sign * metric.margin, color="#cc3311", ls=":")
+    figure.supxlabel(
+        f"bias = seen - unseen, {metric.unit}, with 89% intervals (bold: mean; dotted: margin)")
     axis.set_yticks(rows.index, rows.task.str[:60], parse_math=False)  # "$" is no formula
-    for label, settings in zip(axis.get_yticklabels(), rows.settings):
-        label.set_fontweight("bold" if settings > 0 else "normal")
+    for label, weight in zip(axis.get_yticklabels(), rows.weight.fillna("normal")):
+        label.set_fontweight(weight)
     axis.invert_yaxis()
     return figure
 
@@ -594,8 +619,8 @@ def run_paper_model(rows, interaction, draws, path):
             posterior = pd.concat(tables, names=[*CELL, "effect", "parameter"]).reset_index()
             posterior.to_csv(path, **CSV)
             print(f"the paper's model, {title_of(*cell)}, {effect}: beta (log odds), differences")
-            shown = tables[*cell, effect].filter(regex="beta|diff", axis="index")
-            print(shown[["mean", "hdi_5.5%", "hdi_94.5%", "r_hat", "warning"]].to_string())
+            table = tables[*cell, effect].filter(regex="beta|diff", axis="index")
+            print(table.to_string(columns=["mean", "hdi_5.5%", "hdi_94.5%", "r_hat", "warning"]))
     return not any(posterior.warning)
 
 
@@ -762,11 +787,7 @@ def read_rows(path, metric="acc"):
     header, *lines = [next(csv.reader([line], delimiter=mark), []) for line in lines]
     rows = {}
     for number, cells in enumerate(lines, 2):
-        whole = len(cells) == len(header)
-        if whole and number > len(lines) and header[-1] == "versions":
-            # no line break follows: is the cell whole, with a hash at its end or as in other rows?
-            whole = re.search(" script [0-9a-f]{12}$", cells[-1]) or f"{mark}{cells[-1]}\n" in text
-        if whole:
+        if len(cells) == len(header):  # if cut short in `versions`, its numbers are whole
             rows[f"{path}, line {number}"] = cells
         elif cells:
             print(f"{path}, line {number} is broken: left out")
@@ -785,7 +806,7 @@ def clean_rows(rows, metric="acc", plain=False, flags={}):
         rows[name] = rows.get(name, np.nan)
         empty = rows[name].isin(["NA", "nan", np.nan])  # but for names: a task may be called NA
         if name not in RUN[:3]:
-            rows[name] = pd.to_numeric(rows[name], errors="coerce")
+            rows[name] = pd.to_numeric(rows[name].replace(",", ".", regex=True), errors="coerce")
         refuse(rows, rows[name].isna() & (~empty | (name in needed)),
                f"column {name} is missing, empty or not like 0.5")
         if name in shares and metric in POINTS:
@@ -957,11 +978,9 @@ def parse_args(argv):
     add("--out", type=user_path, metavar="FOLDER", help="of page and tables; default fits/FILE")
     args = parser.parse_args(argv)
     args.command = shlex.join(["fit_model.py", *(sys.argv[1:] if argv is None else argv)])
-    if args.margin is None:
-        args.margin = 1.0 if args.metric in POINTS else None
-    elif not 0 < args.margin < math.inf:
+    if args.margin is not None and not 0 < args.margin < math.inf:
         parser.error("--margin must be positive")
-    name = "+".join(path.stem for path in args.paths)[:99]  # a folder's may have 255 bytes
+    name = "+".join(path.stem for path in args.paths)
     if args.metric != "acc":
         name += f".{args.metric}"
     args.out = args.out or Path("fits", name)

@@ -212,7 +212,8 @@ def test_tables_1a_and_1b_and_section_7(run):
     assert cell["effects_table"](rows, margin=1.0)["verdict"][0] == found.effects["verdict"][0]
 
     assert found.words.startswith(
-        "few-shot, mean of 8 settings, mean of 2 models: NO (on average: +0.01 [-0.08, +0.10]). ")
+        "few-shot, mean of 25 tasks in 8 settings of m, n, mean of 2 models: ON AVERAGE NO (bias "
+        "+0.01 [-0.08, +0.10]). Not inflated: bert. Barely learned: gpt2. ")
     assert found.table["part"].tolist() == ["bert", "gpt2", "mean of 2 models"]
     mean = one(found.effects, effect="bias", model="all", n=None)
     assert mean["p_alike"] == approx(0.1, abs=5e-3)  # by an audit's own code
@@ -287,8 +288,8 @@ def test_do_the_tasks_differ(run, sizes, luck, n, effects):
         p = stats.f.sf(F, top, parts.sum() ** 2 / (parts**2 / (K - 1)).sum())
     row = one(found.effects, effect="bias", model="all")
     assert row["p_alike"] == approx(p, rel=1e-4)
-    words = f"The tasks differ by more than chance (p = {p:.1g}, F test): judge each task, not "
-    assert (words in found.words) == ("by more than chance" in found.page) == (p < 0.05)
+    words = "differ by more than chance" if p < 0.05 else "are not shown to differ"
+    assert f"The tasks' biases {words} (p = {p:.1g}, F test)" in found.words
 
 
 @pytest.mark.parametrize("a, b, wide, verdict", [
@@ -302,10 +303,12 @@ def test_it_depends_on_the_task(run, a, b, wide, verdict):
     for base, group in ((0.4, "Not inflated"), (0.7, fit.WEAK)):
         found = run(rows.assign(acc_base=rows["task"].map({"a": 0.4, "b": base})))
         assert found.effects["verdict"][0] == verdict
-        words = (f"bert: IT DEPENDS ON THE TASK. Inflated: a {in_words(a, half_of(NINE, 0.0275))}. "
+        size = "Inflated (over 1 point? open)" if a < 1 else "Inflated"
+        words = (f"bert: IT DEPENDS ON THE TASK. {size}: a {in_words(a, half_of(NINE, 0.0275))}. "
                  f"{group}: b. Does ")
         assert (words in found.words) == ("DEPENDS" in found.out) == (verdict == "depends")
-        assert ("A weak test for b: " in found.words) == (base > 0.6)
+        assert ("- Weak test: b. " in found.words) == (base > 0.6)
+        assert ("it depends" in [*found.table["inflated?"]]) == (verdict == "depends")
     assert "DEPENDS" not in run(pd.concat([rows, rows.assign(m=9)])).out
 
 
@@ -318,11 +321,12 @@ def test_it_depends_on_the_model(run, turn):
     found = run(rows)
     parts = [in_words(middle, half_of(values, tail)) for middle, values, tail in (
         (0.9, x, 0.0275), (0.1, y, 0.0275), (0.5, (x + y) / 2, 0.055))]
-    verdict, large = "no", f"NO ({parts[2]})"
+    verdict, large = "no", f"NO (bias {parts[2]})"
     if stats.ttest_rel(x, y).pvalue < 0.05:
         verdict, large = "depends", "IT DEPENDS ON THE MODEL"
     assert one(found.effects, effect="bias", model="all")["verdict"] == verdict
-    head = f"few-shot, m = 8, n = 1000, mean of 2 models: {large}. Inflated: bert {parts[0]}. Not "
+    head = f"few-shot, m = 8, n = 1000, mean of 2 models: {large}. Inflated (over "
+    head += f"1 point? open): bert {parts[0]}. Not inflated: y. "
     assert found.words.startswith(head) and found.table["bias"][:3].tolist() == parts
     assert found.table["part"].tolist() == ["bert", "y", "mean of 2 models", "a", "a"]
     assert "all" not in {*run(rows.assign(m=0)).effects["model"]}, "no mean hides a method"
@@ -355,7 +359,7 @@ def test_many_tasks(run, tasks):
     assert all(f"<td>{name}</td>" in found.page for name in names)
     assert f"inflated: {', '.join(ordered[:5])} and {tasks - 5} more. Does" in found.words
     like = in_words(0.05, half_of(means))
-    words = f"- For other tasks like these 20, expect a mean bias of {like}."
+    words = f"- Over all tasks like these 20, expect a mean bias of {like}."
     assert (words in found.words) == ("like these" in found.words) == (tasks == 20)
     assert found.effects["like_low"].isna().all() == (tasks < 20)
 
@@ -368,7 +372,7 @@ def test_no_interval(run):
     for rows in (lonely, equal, pd.concat([lonely, bias_rows({"a": [1, 2], "b": [0, 1]}, m=9)])):
         found = run(rows)
         assert math.isnan(found.effects["se"][0]) and found.effects["verdict"][0] == "none"
-        assert ": NO VERDICT: TWO DRAWS THAT DIFFER ARE NEEDED. The bias is +" in found.out
+        assert ": NO VERDICT: TWO DRAWS THAT DIFFER ARE NEEDED. The bias is +" in found.words
         assert "nan" not in found.out + found.page and not found.err
 
 
@@ -559,7 +563,7 @@ def test_the_papers_model_from_the_command_line(run):
     (-3, -3, 1, "no", "no ({}; weak test)"), (math.nan, 0, 1, "no", "no"),
     (-3, 0, 2, "open", "open (weak test)"), (-3, 3, 1, "yes", "YES, by over {}")])
 @pytest.mark.parametrize("metric, margin, sign, limit, below, digits", [
-    ("acc", 1, 1, "1 point", "lower", 2), ("nll", 0.01, -1, "0.01 nats", "higher", 4)])
+    ("acc", 1, 1, "1 point", "lower", 2), ("nll", 0.01, -1, "0.01 nll", "higher", 4)])
 def test_verdicts(
         run, boost, bias, wide, verdict, words, metric, margin, sign, limit, below, digits):
     """By the sides of 0 and of the margin on which the ends of the interval lie, and of 0 for the
@@ -574,27 +578,28 @@ def test_verdicts(
     if weak and verdict == "no":
         large = "NO INFLATION SEEN, BUT A WEAK TEST"
     shown = in_words(sign * margin * bias, margin * wide * half_of(NINE), digits)
-    assert found.words.startswith(f"few-shot, m = 8, n = 1000, bert: {large} ({shown}). Does ")
+    assert found.words.startswith(f"few-shot, m = 8, n = 1000, bert: {large} (bias {shown}). Does ")
     assert found.effects["verdict"][0] == verdict and found.table["bias"].tolist() == [shown]
     assert found.table["inflated?"].tolist() == [words.format(limit if bias > 0 else below)]
     assert ("guess" in found.table) == (metric == "acc") and "nan" not in found.out + found.page
     key = found.out.split("\n\n")[1]
     assert key.count("\n") < 5 and max(map(len, key.splitlines())) <= 100
-    assert f"By more than {limit} would " in found.words
+    assert f"score, and by over {limit} (--margin)?" in key
     side = "above" if sign > 0 else "below"
-    assert f"no: less than {limit}; else YES if {side} 0, else open." in key
+    rule = f"bias below {limit}: no; else {side} 0: YES; else open. weak test: boost not {side} 0."
+    assert rule in " ".join(key.split())
     for note, due in {"is no inflation": "({}" in words,
-                      "- A weak test: ": weak, "- Next": "open" in verdict and not weak,
+                      "- Weak test: a. ": weak, "- Next": "open" in verdict and not weak,
                       f"boost is unknown: {metric}_base, the ": boost != boost}.items():
         assert (note in found.words) == due
 
 
 def least_draws(known, tail, goal=0.5):
-    """The least number, in two digits, by a plain search from an interval of nine draws on."""
+    """The least number, by a plain search from an interval of nine draws on."""
     (_, se, df, _), K = known, 9
     while stats.t.isf(tail, df * (K - 1) / 8) * se * math.sqrt(9 / K) > goal:
         K += 1
-    return math.ceil(K / 10) * 10 if K > 99 else K
+    return K
 
 
 FLAGS = "version: 6 {}epochs: 1 flags --model x --seed 3 torch 2.13.0 transformers 5 script 0a1b"
@@ -605,15 +610,16 @@ FLAGS = "version: 6 {}epochs: 1 flags --model x --seed 3 torch 2.13.0 transforme
     ({"versions": ""}, "")])
 def test_the_next_step(run, changes, script):
     """For the most inflated task that is open and whose test is not weak, by a plain search: the
-    least number of draws, in two digits. The commands, for rows of our scripts."""
+    least number of draws. Before, what a weak test needs. The commands, for rows with flags."""
     values = {"no": NINE[:8] - 3, "b": 3 * NINE, "c d": 0.9 + 3 * NINE, "weak": 1 + 3 * NINE}
     rows = bias_rows(values, n=1000, versions=FLAGS.format("")).assign(**changes)
     rows.loc[rows["task"] == "weak", ["acc_base", "versions"]] = 0.7, "flags of another torch "
     total = least_draws(plain_interval(rows.query("task == 'b'"), "bias"), 0.055 / 4)
     found = run(rows)
     words = f"- Next: {total - 9} more draws of c d ({total} in all, added to "
-    words += "the file) check this verdict: they know the bias to about ±0.5. They settle whether "
-    words += "it is over 1 point, unless the true inflation lies between 0.5 and 1.5."
+    words += "the file) narrow its bias to about ±0.5. An inflation of less than 0.5 is then "
+    words += '"no", of more than 1.5 "YES, by over 1 point". At +0.90 the answer is "YES; over 1 '
+    words += 'point? open".'
     assert words in found.words
     typed = (f"\npython {script} --model x --seed 3 --experiment few-shot --tasks 'c d' --m 8 --n "
              f"1000 --subsamples {total} --out results.csv\npython fit_model.py results.csv")
@@ -629,7 +635,7 @@ def test_other_next_steps(run):
     rows = bias_rows({"a": 0.8 + 3 * NINE}, n=1000, versions=FLAGS.format(""))
     for table in (pd.concat([rows, rows.assign(m=9)]), rows.assign(experiment="x-answers")):
         found = run(table)
-        assert "OPEN" in found.out and "Next" not in found.out
+        assert " open" in found.out and "Next" not in found.out
     for draws in (7, 8):
         found = run(rows[:draws])
         for words in ("Next: a needs 8 draws for a first look (rows", "--subsamples 8 "):
@@ -637,18 +643,17 @@ def test_other_next_steps(run):
     rows = bias_rows({"a": 1 + NINE / 2}, n=1000)
     half = half_of(NINE) / 4
     total = least_draws(plain_interval(rows, "bias"), 0.055, half)
-    words = f"{total - 9} more draws of a ({total} in all, added to the file) check this verdict: "
-    words += f"they know the bias to about ±{half:.2f}. They settle whether it is over 1 point, "
-    words += "unless the true inflation lies between "
-    assert f"{words}{1 - half:.2f} and {1 + half:.2f}." in run(rows).words
+    words = f"{total - 9} more draws of a ({total} in all, added to the file) narrow its bias to "
+    words += f"about ±{half:.2f}. An inflation of less than {1 - half:.2f} is then "
+    assert f'{words}"no", of more than {1 + half:.2f} "YES, ' in run(rows).words
 
 
 def test_other_metrics(run):
     """Without a margin, but for --margin, no verdict; a higher nll is worse."""
     assert str(fit.parse_args("a.csv b.csv --metric f1".split()).out) == "fits/a+b.f1"
     rows = coin_rows().assign(nll_base=1, nll_extra=0.9, f1_base=0.5, f1_extra=0.6, f1_test=0.62)
-    out = run(rows, "--metric", "f1").out
-    assert "b: YES, BY OVER 1 POINT (on average: +2.00 [" in out and "macro-F1 in %: base" in out
+    words = run(rows, "--metric", "f1").words
+    assert ": ON AVERAGE YES, BY OVER 1 POINT (bias +2.00 [" in words and "f1 in %: base" in words
     rows["nll_test"] = 0.95 + 0.01 * rows["subsample"] + 0.1 * pd.factorize(rows["task"])[0]
     found = run(rows, "--metric", "nll")
     assert "a: NO VERDICT: GIVE A --margin. The bias is +0.1750 [" in found.words
@@ -656,7 +661,7 @@ def test_other_metrics(run):
     assert found.table["part"][3:7].tolist() == ["task00", "task01", "task02", "mean of 3 tasks"]
     assert run(rows, "--margin", 0).end == 2
     found = run(rows, "--metric", "f1", "--lower-is-better")
-    assert "b: NO INFLATION" in found.out and "YES if below 0" in found.words
+    assert "models: ON AVERAGE NO INFL" in found.out and "else below 0: YES" in found.words
     assert fit.metric_of("brier", 1, False).sign == -1
 
 
@@ -667,16 +672,19 @@ def test_an_end_is_not_rounded_to_0_or_the_margin():
 
 
 def test_two_experiments_on_one_page_that_can_be_mailed(run):
-    """Both verdicts and the versions. A control should find a bias."""
+    """Both verdicts and the versions. A control should find a bias. A guide that is there is a
+    link."""
     rows = bias_rows({"a": [0, 1, -1] * 9}, experiment="answers-few", versions="torch 7")
     answers = bias_rows({"a": [7, 8, 9]}, experiment="few-shot-answers", versions="torch 8")
     found = run(pd.concat([rows, answers]))
-    assert re.findall('"large">(NO|.* PASSED: YES)', found.page) == ["NO", "CONTROL PASSED: YES"]
+    assert re.findall('"large">.* bert: ([A-Z ]*)', found.page) == ["NO ", "CONTROL PASSED"]
     assert found.words.count("control: ") == 1
     assert "\ntorch 7\ntorch 8<" in found.page
-    for a, words in ((0, "NOT PASSED AT THIS MARGIN"), (4, "PASSED")):
+    for a, words in ((0, "NOT PASSED: no bias is shown. Bias: a +0.00 ["), (4, "PASSED: a bias ")):
         found = run(nine(a, -4, experiment="few-shot-answers"))
-        assert f"bert: CONTROL {words}: " in found.words
+        assert f"bert: CONTROL {words}" in found.words
+        assert ('<a href="../../docs/verdicts.md">' in found.page) == (a == 4)
+        Path("docs").mkdir(exist_ok=True)
 
 
 # Reading
@@ -688,15 +696,16 @@ def loaded(*words):
 
 
 def test_natural_variations_are_accepted(capsys):
-    """A last row without a line break is whole if another has the same versions."""
+    """A last row without a line break is whole if it has all cells."""
     plain = loaded(str(path_of(coin_rows(n=70, versions="torch 2.13"))))
     text = Path("results.csv").read_text()
     variations = {
         "BOM": "\ufeff" + text, "twice": text + text.partition("\n")[2], "no break": text[:-1],
-        "torn at its end": text + text.splitlines()[-1].replace("task02", "task03")[:-1],
+        "torn at its end": text + text.splitlines()[-1].replace("task02", "task03")[:-12],
         "torn in quotes within": text.replace("\nfew", '\nfew-shot,"a, b\nfew', 1),
         "R": text.replace("\n", ",NA\n").replace(",NA", ",discordant", 1),
-        "semicolons": text.replace(",", ";"), "Windows": text.replace("\n", "\r\n")}
+        "semicolons": text.replace(",", ";"), "commas": text.replace(",", ";").replace("0.", "0,"),
+        "Windows": text.replace("\n", "\r\n")}
     for name, text in variations.items():
         Path("other.csv").write_bytes(text.encode())
         found = loaded("other.csv")[plain.columns]
@@ -724,7 +733,7 @@ BAD = [  # a file, what is said of it
     (TEXT.splitlines()[0], "results.csv has no rows"), ("\udce9", "save it as UTF-8"),
     (TEXT.replace("acc_test", "x"), "column acc_test is missing"),
     (changed("acc_test", 1.025), "results.csv, line 25: acc_test is not between 0 and 1"),
-    (changed("acc_base_on_extra", "0,5"), "results.csv, line 25: column acc_base_on_extra is"),
+    (changed("acc_base_on_extra", "half"), "results.csv, line 25: column acc_base_on_extra is"),
     (TEXT + changed("acc_test", 0.1).splitlines()[-1] + "\n", "acc_test"),
     (TEXT.replace("acc_", "text"), "has no column acc_extra, but"),
     (changed("split", "x", "y", "x"), "line 23: another row has the same experiment, model, task,"),

@@ -16,6 +16,7 @@ import torch
 import transformers
 from matplotlib.figure import Figure
 from pytest import approx
+from scipy import stats
 from torch.nn.modules.module import register_module_forward_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
@@ -105,25 +106,27 @@ def test_page_and_figure_show_the_tables(shared, said, figures):
         assert line["subsamples"] == str(bias.subsamples)
     assert len(lines_of(page, "task")) == len(tasks) / 2
 
-    # The figure: each mean, bold, and, if it is of one setting and model, its tasks
-    keys = []
-    for mean in effects.query("effect == 'bias'").itertuples():
-        keys.append((mean.setting, mean.model, ""))
-        its = tasks.query("effect == 'bias' and model == @mean.model and n == @mean.n")
-        if len(its) > 1 and mean.model != "all":
-            its = its.sort_values("estimate", ascending=False)
-            keys += [(mean.setting, mean.model, task) for task in its["task"]]
+    # The figure: the mean of each table, bold, above its parts
+    expected, means = [], effects.query("effect == 'bias' and settings == settings.max()")
+    for mean in means.sort_values("models", ascending=False, kind="stable").itertuples():
+        parts = tasks.query("effect == 'bias' and model == @mean.model and n == @mean.n")
+        if mean.models == 2:
+            parts = means.query("models == 1")
+            half = stats.t.isf(0.0275, parts["df"]) * parts["se"]
+            parts = parts.assign(task=parts["model"], shown_low=parts["estimate"] - half,
+                                 shown_high=parts["estimate"] + half)
+        label = f"{mean.setting}, {mean.model.replace('all', 'mean of 2 models')}"
+        expected.append((label, "bold", mean.estimate, mean.shown_low, mean.shown_high))
+        for part in parts.sort_values("estimate", ascending=False).itertuples():
+            expected.append((part.task, "normal", part.estimate, part.shown_low, part.shown_high))
     (axis,) = figures[0].axes
     middle, _, (bars,) = axis.containers[0]
     assert [line.get_xdata()[0] for line in axis.lines[1:]] == [0, 2] and axis.yaxis_inverted()
-    for y, (key, tick, *point, bar) in enumerate(zip(
-            keys, axis.get_yticklabels(), *middle.get_data(), bars.get_segments(), strict=True)):
-        row, (setting, model, task) = table.loc[*key, "bias"], key
-        label = task or f"{setting}, {model.replace('all', 'mean of 2 models')}"
-        assert tick.get_text() == label[:60]
-        assert tick.get_fontweight() == ("normal" if task else "bold")
-        ends = [row.estimate, y, row.shown_low, row.shown_high]
-        assert [*point, *bar[:, 0]] == approx(ends, abs=1e-3)
+    for y, ((label, weight, estimate, *ends), tick, *point, bar) in enumerate(zip(
+            expected, axis.get_yticklabels(), *middle.get_data(), bars.get_segments(),
+            strict=True)):
+        assert tick.get_text() == label[:60] and tick.get_fontweight() == weight
+        assert [*point, *bar[:, 0]] == approx([estimate, y, *ends], abs=1e-3)
 
 
 @pytest.mark.parametrize("tasks", [30, 31])
