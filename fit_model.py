@@ -53,12 +53,12 @@ warnings.filterwarnings("ignore", "Glyph")  # a letter without a font is drawn a
 
 MIN_DRAWS = 8  # of a task; the spread of fewer varies too much (run_experiment.py --margin)
 COLUMNS = "part draws guess base unseen seen boost bias inflated?".split()  # of the table
-GROUPS = {"yes": "Inflated", "yes-open": "Inflated (over {}? open)", "no": "Not inflated",
-          "open": "Open", "none": "Unknown"}  # parts of a table, by verdict
+GROUPS = {"yes": "Inflated", "yes-open": "Inflated (over {}? open)", "open": "Open",
+          "no": "Not inflated by {}", "none": "Unknown"}  # parts of a table, by verdict
 WEAK, BARELY = "Too weak a test to tell", "Barely learned"
 FIVE = 5  # names in a sentence, most and least inflated tasks in a table
 MANY = 20  # tasks from which others like them can be told
-MOST_DRAWN = 31  # rows of a table in the figure, 30 tasks and their mean
+MOST_DRAWN = 31  # rows of the figure, such as 30 tasks and their mean; else only means
 PAPER_MODEL_NEEDS = "pymc==5.28.5,nutpie==0.16.8,arviz==0.23.4,pytensor==2.38.3"
 MAX_R_HAT, MIN_ESS = 1.01, 400  # Vehtari et al. (2021)
 ATTEMPTS = ((0.9, 1, 1), (0.99, 4, 2))  # acceptance, times tuning, times draws
@@ -73,7 +73,7 @@ In brackets: the 89% interval, a range that should hold the true value 89 times 
 where a run stops by itself). It is the wider of two: Student's t, from how much draws (for tasks \
 like these: tasks) differ, and Normal, from the draw of texts or rounding. The bias of one of J \
 tasks or models has an interval at 5.5% / J a side, so that an innocent one is called inflated in \
-at most 5.5% of tables. hardly above guess: accuracy on unseen texts is less than 5 points above \
+at most 5.5% of tables. barely learned: accuracy on unseen texts is less than 5 points above \
 it. Read a verdict from eight draws on, or, of a run by --margin, at its end.
 The margin (--margin) is the bias that would matter. What each verdict means, and what to do next: \
 docs/verdicts.md. README.md explains the experiment."""
@@ -265,8 +265,8 @@ def effect_row(tasks, parts, metric):
             p_alike = p_of_alike(means.var() / J / se**2, J, len(parts) * (K - 1) / df, df)
         if first.effect == "bias":
             verdict = verdict_on(estimate - half, estimate + half, metric.margin, metric.sign)
-            of_tasks = [part_verdict(task, metric) for task in tasks.itertuples()]
-            if settings == first.models == 1 and depends(p_alike, of_tasks):
+            if settings == first.models == 1 and depends(
+                    p_alike, [part_verdict(task, metric) for task in tasks.itertuples()]):
                 verdict = "depends"
     return row | {
         "settings": settings, "tasks": J, "subsamples": K, "se": se, "df": df,
@@ -315,7 +315,8 @@ def publish(rows, metric, folder, command):
     form = {"index": False, "na_rep": "", "float_format": f"%.{metric.digits - 1}f"}
     key = key_of(metric)
     answers, sections, drawn, views = [], [], {}, []
-    page, cards = HEAD, div("key", key)
+    page = HEAD + div("small", f"{date.today()}: {command} ({len(rows)} rows)")
+    cards = div("key", key.replace(". ", ".\n"))
     for _, line in chosen.sort_values("models", ascending=False).iterrows():
         its_rows, parts = part_of(rows, line), part_of(task_lines, line)
         what_ran = f"{line.setting}, {line.model}"
@@ -325,7 +326,10 @@ def publish(rows, metric, folder, command):
         elif line.settings > 1:
             parts = parts[:0]
         table = judged_table(line, parts, metric)
-        view, done = shown(table), f"{what_ran} ({texts_of(line)})"
+        view = shown(table)
+        done = f"{what_ran} (test texts without labels; to control, add --with-answers)"
+        if is_control(line):
+            done = f"{what_ran} (control: all texts carry labels, so a bias should show)"
         verdict, sentence = headline(line, table, metric)
         answers.append(wrap(f"{what_ran}: {verdict}. {sentence}"))
         sections.append(f"\n{wrap(done)}\n\n{view.to_string(**form)}\n")
@@ -343,8 +347,7 @@ def publish(rows, metric, folder, command):
     columns = ["bias", "boost", "subsamples", *MEANS]
     for title, closed in {
             "Words and intervals": div("small", GLOSSARY),
-            "What was run": div("small", "\n".join(
-                [f"{date.today()}: {command} ({len(rows)} rows)", *rows.versions.unique()])),
+            "What was run": div("small", "\n".join(rows.versions.unique())),
             "All settings": lines[["setting", "model", "tasks", *columns]].to_html(**form),
             "All tasks": task_lines[[*CELL, "model", "task", *columns]].to_html(**form)}.items():
         page += f"<details><summary>{title}</summary>{closed}</details>\n"
@@ -436,11 +439,12 @@ def headline(line, table, metric):
         reason = "TWO DRAWS THAT DIFFER ARE NEEDED" if metric.margin else "GIVE A --margin"
         return f"NO VERDICT: {reason}", f"The bias is {mean.bias}."
     if is_control(line):
-        passed = table.verdict.str.contains("yes").any()
-        large = "PASSED: a bias shows, as it should" if passed else "NOT PASSED: no bias is shown"
+        large = "NOT PASSED: no bias is shown"
+        if table.verdict.str.contains("yes").any():
+            large = "PASSED: a bias above 0 shows, as it should"
         return f"CONTROL {large}", f"Bias: {some_of(table.task + ' ' + table.bias)}."
     large = VERDICTS[line.verdict].format(metric.limit).upper()
-    if (line.verdict, mean.group) == ("no", WEAK):
+    if line.verdict == "no" and mean.group == WEAK:
         large = "NO INFLATION SEEN, BUT A WEAK TEST"
     if line.verdict == "depends":
         large += " MODEL" if line.models > 1 else " TASK"
@@ -450,10 +454,10 @@ def headline(line, table, metric):
     sentences = []
     for group, its in parts.groupby("group", sort=False):
         names = its.task
-        if group not in (WEAK, BARELY, GROUPS["no"]):
+        if group != WEAK and "no" not in its.verdict.values:
             names = names + " " + its.bias
-        if (group, line.verdict) == ("Open", "no"):
-            large = f"OPEN FOR {some_of(names)}"  # the mean may hide it
+        if group == "Open" and line.verdict == "no":
+            large = f"OPEN FOR {some_of(names)}; {large.lower()}"  # no mean hides it
         else:
             sentences.append(f"{group}: {some_of(names)}.")
     return large, " ".join(sentences)
@@ -466,13 +470,6 @@ def some_of(names):
 
 def is_control(line):
     return line.experiment.endswith("-answers")
-
-
-def texts_of(line):
-    """What the model was pretrained on, in words."""
-    if is_control(line):
-        return "control: unseen and seen texts carry their labels, so a bias should appear"
-    return "test texts without labels; the control is --with-answers"
 
 
 def notes(line, table, rows, metric, command):
@@ -488,15 +485,17 @@ def notes(line, table, rows, metric, command):
         yield (f"The tasks' biases differ by more than chance (p = {line.p_alike:.1g}, F test): "
                "judge each task, not the mean.")
     elif line.tasks > 1:
-        yield f"The tasks' biases are not shown to differ (p = {line.p_alike:.1g}, F test)."
+        yield ("The tasks' biases are not shown to differ "
+               f"(p = {line.p_alike:.1g}, F test at {LEVEL}).")
     if tests.below.any():
-        yield ("A lower score on seen texts is no inflation. Possible cause: the model has read "
-               "the test texts, but not the labeled ones that it learns from, and so the two look "
-               "different to it. To check: --pretrain-on-labeled (docs/verdicts.md).")
+        yield ("A lower score on seen texts is no inflation, but its cause may hide one. Possible "
+               "cause: the model has read the test texts, but not the labeled ones that it learns "
+               "from, so the two look different to it. To check: --pretrain-on-labeled "
+               "(docs/verdicts.md).")
     if tests.barely.any():
         yield (f"Barely learned: {some_of(tests.task[tests.barely])}. The unseen score is less "
-               "than 5 points above guess, or below it, so inflation may have no room to show. "
-               "First try a larger --m or --model.")
+               "than 5 points above guess, or below it, so inflation may have no room to show: try "
+               "a larger --m or --model.")
     if pd.notna(line.like_low):
         words = in_words(line.estimate, line.like_high, metric)
         yield (f"Over all tasks like these {line.tasks}, expect a mean bias of {words}. That of "
@@ -509,10 +508,11 @@ def notes(line, table, rows, metric, command):
         yield more_draws(line, loose[:1], rows, metric, command)
     if len(weak):
         what = (f"Weak test: {some_of(weak.task)}. Pretraining on other texts is not shown to help "
-                "(boost not above 0), so there was little to inflate. Next: try another learning "
-                "rate (the command has 3e-4), more --pretrain-epochs or a larger --model. Choose "
-                "by the boost, never by the bias (docs/own_texts.md). Rows are added to the file, "
-                "as an experiment of their own.")
+                "(where the boost is below 0, it hurts), so there was little to inflate. Next: try "
+                "another learning rate (the command has 3e-4), more --pretrain-epochs or, above "
+                "all if barely learned, a larger --model or --m. Choose by the boost, never by the "
+                "bias (docs/own_texts.md). Rows are added to the file, as an experiment of their "
+                "own.")
         if one:
             what += rerun(rows, weak.task, f"{line.experiment}-other-rate", command,
                           "--pretrain-lr", "3e-4")
@@ -534,10 +534,9 @@ def more_draws(line, part, rows, metric, command):
         verdict = verdict_on(task.estimate - goal, task.estimate + goal, margin, metric.sign)
         words = VERDICTS[verdict].format(metric.limit)
         what = (f"Next: {total - task.subsamples} more draws of {task.task} ({total} in all, added "
-                f"to the file) narrow its bias to about ±{goal:.2g}. An inflation "
-                f"of less than {margin - goal:.3g} is then \"no\", of more than "
-                f"{margin + goal:.3g} \"YES, by over {metric.limit}\". At {task.estimate:+.2f} the "
-                f"answer is \"{words}\".")
+                f"to the file) narrow its bias to about ±{goal:.2g}. Short of {margin - goal:.3g} "
+                f"the answer is then \"no\", beyond {margin + goal:.3g} \"YES, by over "
+                f"{metric.limit}\", at today's {task.estimate:+.2f} \"{words}\".")
     return what + rerun(rows, [task.task], line.experiment, command, "--subsamples", total)
 
 
@@ -561,11 +560,11 @@ def key_of(metric):
     above = "above" if metric.sign > 0 else "below"
     return f"""\
 Does pretraining on the test texts inflate the score, and by over {metric.limit} (--margin)?
-{metric.words}: base model; unseen: pretrained further on n other texts; seen: on n test texts.
+{metric.words}. base: model as is; unseen: pretrained on n other texts; seen: on n test texts.
 boost = unseen - base: fair. bias = seen - unseen: unfair if {above} 0. guess: most common class.
-A draw: n test, n other, m labeled texts. [89% interval; parts' biases wider: all hold at once.]
-By intervals: bias below {metric.limit}: no; else {above} 0: YES; else open. weak test: boost not \
-{above} 0."""
+A draw: n test, n other, m labeled (to train all three). [89% interval; parts' biases: jointly 89%.]
+Bias [ ] short of {metric.limit}: no; else all {above} 0: YES; else open. weak test: boost [ ] \
+not {above} 0."""
 
 
 def div(kind, text):
@@ -585,12 +584,13 @@ def picture(tables, metric, path):
 
 
 def draw_effects(tables, metric):
-    """The bias of each mean, in bold, and of its parts below it, if they are few. tables: of
-    judged_table, by title."""
-    rows = []
+    """The biases of the parts and, in bold, their mean, or only of the mean if there are many.
+    tables: of judged_table, by title."""
+    rows, few = [], sum(map(len, tables.values())) <= MOST_DRAWN
     for title, table in tables.items():
-        parts = table[:-1] if len(table) <= MOST_DRAWN else table[:0]
-        rows += [{**table.iloc[-1], "task": title, "weight": "bold"}, *parts.to_dict("records")]
+        rows.append({"task": title, "weight": "bold"})
+        rows += (table if few else table[-1:]).to_dict("records")
+        rows[-1]["weight"] = "bold"
     rows = pd.DataFrame(rows)
     figure = Figure((8, 1.5 + 0.27 * len(rows)), layout="constrained")
     axis = figure.subplots()
@@ -599,7 +599,7 @@ def draw_effects(tables, metric):
     if metric.margin:
         axis.axvline(metric.sign * metric.margin, color="#cc3311", ls=":")
     figure.supxlabel(
-        f"bias = seen - unseen, {metric.unit}, with 89% intervals (bold: mean; dotted: margin)")
+        f"bias = seen - unseen, {metric.unit}, with 89% intervals (dashed: 0; dotted: margin)")
     axis.set_yticks(rows.index, rows.task.str[:60], parse_math=False)  # "$" is no formula
     for label, weight in zip(axis.get_yticklabels(), rows.weight.fillna("normal")):
         label.set_fontweight(weight)

@@ -213,7 +213,7 @@ def test_tables_1a_and_1b_and_section_7(run):
 
     assert found.words.startswith(
         "few-shot, mean of 25 tasks in 8 settings of m, n, mean of 2 models: ON AVERAGE NO (bias "
-        "+0.01 [-0.08, +0.10]). Not inflated: bert. Barely learned: gpt2. ")
+        "+0.01 [-0.08, +0.10]). Not inflated by 1 point: bert. Barely learned: gpt2. ")
     assert found.table["part"].tolist() == ["bert", "gpt2", "mean of 2 models"]
     mean = one(found.effects, effect="bias", model="all", n=None)
     assert mean["p_alike"] == approx(0.1, abs=5e-3)  # by an audit's own code
@@ -289,7 +289,7 @@ def test_do_the_tasks_differ(run, sizes, luck, n, effects):
     row = one(found.effects, effect="bias", model="all")
     assert row["p_alike"] == approx(p, rel=1e-4)
     words = "differ by more than chance" if p < 0.05 else "are not shown to differ"
-    assert f"The tasks' biases {words} (p = {p:.1g}, F test)" in found.words
+    assert f"The tasks' biases {words} (p = {p:.1g}, F test" in found.words
 
 
 @pytest.mark.parametrize("a, b, wide, verdict", [
@@ -300,7 +300,7 @@ def test_it_depends_on_the_task(run, a, b, wide, verdict):
     chance. A weak No counts. Never for a mean over settings. (.6 alone has [.08, 1.12], but as one
     of two [-.05, 1.25]: open.)"""
     rows = nine(a, b, wide)
-    for base, group in ((0.4, "Not inflated"), (0.7, fit.WEAK)):
+    for base, group in ((0.4, "Not inflated by 1 point"), (0.7, fit.WEAK)):
         found = run(rows.assign(acc_base=rows["task"].map({"a": 0.4, "b": base})))
         assert found.effects["verdict"][0] == verdict
         size = "Inflated (over 1 point? open)" if a < 1 else "Inflated"
@@ -326,7 +326,7 @@ def test_it_depends_on_the_model(run, turn):
         verdict, large = "depends", "IT DEPENDS ON THE MODEL"
     assert one(found.effects, effect="bias", model="all")["verdict"] == verdict
     head = f"few-shot, m = 8, n = 1000, mean of 2 models: {large}. Inflated (over "
-    head += f"1 point? open): bert {parts[0]}. Not inflated: y. "
+    head += f"1 point? open): bert {parts[0]}. Not inflated by 1 point: y. "
     assert found.words.startswith(head) and found.table["bias"][:3].tolist() == parts
     assert found.table["part"].tolist() == ["bert", "y", "mean of 2 models", "a", "a"]
     assert "all" not in {*run(rows.assign(m=0)).effects["model"]}, "no mean hides a method"
@@ -357,7 +357,8 @@ def test_many_tasks(run, tasks):
         expected[5:-6] = [f"({tasks - 10} between)"]
     assert found.table["part"].tolist() == expected
     assert all(f"<td>{name}</td>" in found.page for name in names)
-    assert f"inflated: {', '.join(ordered[:5])} and {tasks - 5} more. Does" in found.words
+    names_shown = f"{', '.join(ordered[:5])} and {tasks - 5} more"
+    assert f"Not inflated by 1 point: {names_shown}. Does" in found.words
     like = in_words(0.05, half_of(means))
     words = f"- Over all tasks like these 20, expect a mean bias of {like}."
     assert (words in found.words) == ("like these" in found.words) == (tasks == 20)
@@ -586,8 +587,7 @@ def test_verdicts(
     assert key.count("\n") < 5 and max(map(len, key.splitlines())) <= 100
     assert f"score, and by over {limit} (--margin)?" in key
     side = "above" if sign > 0 else "below"
-    rule = f"bias below {limit}: no; else {side} 0: YES; else open. weak test: boost not {side} 0."
-    assert rule in " ".join(key.split())
+    assert f"Bias [ ] short of {limit}: no; else all {side} 0: YES; else open. weak test" in key
     for note, due in {"is no inflation": "({}" in words,
                       "- Weak test: a. ": weak, "- Next": "open" in verdict and not weak,
                       f"boost is unknown: {metric}_base, the ": boost != boost}.items():
@@ -617,9 +617,8 @@ def test_the_next_step(run, changes, script):
     total = least_draws(plain_interval(rows.query("task == 'b'"), "bias"), 0.055 / 4)
     found = run(rows)
     words = f"- Next: {total - 9} more draws of c d ({total} in all, added to "
-    words += "the file) narrow its bias to about ±0.5. An inflation of less than 0.5 is then "
-    words += '"no", of more than 1.5 "YES, by over 1 point". At +0.90 the answer is "YES; over 1 '
-    words += 'point? open".'
+    words += 'the file) narrow its bias to about ±0.5. Short of 0.5 the answer is then "no", '
+    words += 'beyond 1.5 "YES, by over 1 point", at today\'s +0.90 "YES; over 1 point? open".'
     assert words in found.words
     typed = (f"\npython {script} --model x --seed 3 --experiment few-shot --tasks 'c d' --m 8 --n "
              f"1000 --subsamples {total} --out results.csv\npython fit_model.py results.csv")
@@ -644,8 +643,8 @@ def test_other_next_steps(run):
     half = half_of(NINE) / 4
     total = least_draws(plain_interval(rows, "bias"), 0.055, half)
     words = f"{total - 9} more draws of a ({total} in all, added to the file) narrow its bias to "
-    words += f"about ±{half:.2f}. An inflation of less than {1 - half:.2f} is then "
-    assert f'{words}"no", of more than {1 + half:.2f} "YES, ' in run(rows).words
+    words += f'about ±{half:.2f}. Short of {1 - half:.2f} the answer is then "no", beyond '
+    assert f'{words}{1 + half:.2f} "YES, by over 1 point"' in run(rows).words
 
 
 def test_other_metrics(run):
@@ -653,7 +652,7 @@ def test_other_metrics(run):
     assert str(fit.parse_args("a.csv b.csv --metric f1".split()).out) == "fits/a+b.f1"
     rows = coin_rows().assign(nll_base=1, nll_extra=0.9, f1_base=0.5, f1_extra=0.6, f1_test=0.62)
     words = run(rows, "--metric", "f1").words
-    assert ": ON AVERAGE YES, BY OVER 1 POINT (bias +2.00 [" in words and "f1 in %: base" in words
+    assert ": ON AVERAGE YES, BY OVER 1 POINT (bias +2.00 [" in words and "f1 in %. base" in words
     rows["nll_test"] = 0.95 + 0.01 * rows["subsample"] + 0.1 * pd.factorize(rows["task"])[0]
     found = run(rows, "--metric", "nll")
     assert "a: NO VERDICT: GIVE A --margin. The bias is +0.1750 [" in found.words
@@ -661,7 +660,7 @@ def test_other_metrics(run):
     assert found.table["part"][3:7].tolist() == ["task00", "task01", "task02", "mean of 3 tasks"]
     assert run(rows, "--margin", 0).end == 2
     found = run(rows, "--metric", "f1", "--lower-is-better")
-    assert "models: ON AVERAGE NO INFL" in found.out and "else below 0: YES" in found.words
+    assert "models: ON AVERAGE NO INFL" in found.out and "else all below 0: YES" in found.words
     assert fit.metric_of("brier", 1, False).sign == -1
 
 
@@ -679,7 +678,7 @@ def test_two_experiments_on_one_page_that_can_be_mailed(run):
     found = run(pd.concat([rows, answers]))
     assert re.findall('"large">.* bert: ([A-Z ]*)', found.page) == ["NO ", "CONTROL PASSED"]
     assert found.words.count("control: ") == 1
-    assert "\ntorch 7\ntorch 8<" in found.page
+    assert ">torch 7\ntorch 8<" in found.page
     for a, words in ((0, "NOT PASSED: no bias is shown. Bias: a +0.00 ["), (4, "PASSED: a bias ")):
         found = run(nine(a, -4, experiment="few-shot-answers"))
         assert f"bert: CONTROL {words}" in found.words

@@ -2,9 +2,10 @@
 libraries are watched while they do their work."""
 
 import html
+import math
 import re
-from base64 import b64encode
 import weakref
+from base64 import b64encode
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -106,7 +107,7 @@ def test_page_and_figure_show_the_tables(shared, said, figures):
         assert line["subsamples"] == str(bias.subsamples)
     assert len(lines_of(page, "task")) == len(tasks) / 2
 
-    # The figure: the mean of each table, bold, above its parts
+    # The figure: each table below its title, with the mean last, both bold
     expected, means = [], effects.query("effect == 'bias' and settings == settings.max()")
     for mean in means.sort_values("models", ascending=False, kind="stable").itertuples():
         parts = tasks.query("effect == 'bias' and model == @mean.model and n == @mean.n")
@@ -116,9 +117,13 @@ def test_page_and_figure_show_the_tables(shared, said, figures):
             parts = parts.assign(task=parts["model"], shown_low=parts["estimate"] - half,
                                  shown_high=parts["estimate"] + half)
         label = f"{mean.setting}, {mean.model.replace('all', 'mean of 2 models')}"
-        expected.append((label, "bold", mean.estimate, mean.shown_low, mean.shown_high))
-        for part in parts.sort_values("estimate", ascending=False).itertuples():
-            expected.append((part.task, "normal", part.estimate, part.shown_low, part.shown_high))
+        expected.append((label, "bold", *[math.nan] * 3))
+        for part in [*parts.sort_values("estimate", ascending=False).itertuples(), mean]:
+            name, weight = part.task, "normal"
+            if part is mean:
+                name = "mean of 2 models" if mean.models == 2 else f"mean of {mean.tasks} tasks"
+                weight = "bold"
+            expected.append((name, weight, part.estimate, part.shown_low, part.shown_high))
     (axis,) = figures[0].axes
     middle, _, (bars,) = axis.containers[0]
     assert [line.get_xdata()[0] for line in axis.lines[1:]] == [0, 2] and axis.yaxis_inverted()
@@ -126,13 +131,14 @@ def test_page_and_figure_show_the_tables(shared, said, figures):
             expected, axis.get_yticklabels(), *middle.get_data(), bars.get_segments(),
             strict=True)):
         assert tick.get_text() == label[:60] and tick.get_fontweight() == weight
-        assert [*point, *bar[:, 0]] == approx([estimate, y, *ends], abs=1e-3)
+        assert point == approx([estimate, y], abs=1e-3, nan_ok=True)
+        assert len(bar) == 0 if math.isnan(estimate) else [*bar[:, 0]] == approx(ends, abs=1e-3)
 
 
 @pytest.mark.parametrize("tasks", [30, 31])
 def test_few_tasks_are_drawn(tasks, said, figures):
     said(fit.main, path_of(coin_rows(tasks, models="a")), "--out", "out")
-    assert len(figures[0].axes[0].get_yticklabels()) == (31 if tasks == 30 else 1)
+    assert len(figures[0].axes[0].get_yticklabels()) == (32 if tasks == 30 else 2)
 
 
 def test_slices_are_drawn_as_they_are_in_the_table(said, figures):
