@@ -423,8 +423,8 @@ def judged_table(line, parts, metric):
 def shown(table):
     """What is printed of a table. Of more than ten parts, the five most and the five least
     inflated."""
-    names = {"task": "part", "subsamples": "draws", "majority": "guess"}
-    table = table.astype({"subsamples": str}).rename(columns=names)[COLUMNS]
+    table = table.astype({"subsamples": str}).rename(
+        columns={"task": "part", "subsamples": "draws", "majority": "guess"})[COLUMNS]
     left_out = len(table) - 1 - 2 * FIVE
     if left_out > 0:
         between = pd.DataFrame({"part": [f"({left_out} between)"]})
