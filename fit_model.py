@@ -55,7 +55,7 @@ MIN_DRAWS = 8  # of a task; the spread of fewer varies too much (run_experiment.
 COLUMNS = "part draws guess base unseen seen boost bias inflated?".split()  # of the table
 GROUPS = {"yes": "Inflated", "yes-open": "Inflated (over {}? open)", "open": "Open",
           "no": "Not inflated by {}", "none": "Unknown"}  # parts of a table, by verdict
-WEAK, BARELY = "Too weak a test to tell", "Barely learned"
+WEAK, BARELY = "Weak tests, which say little", "Barely learned"
 FIVE = 5  # names in a sentence, most and least inflated tasks in a table
 MANY = 20  # tasks from which others like them can be told
 MOST_DRAWN = 31  # rows of the figure, such as 30 tasks and their mean; else only means
@@ -327,7 +327,7 @@ def publish(rows, metric, folder, command):
             parts = parts[:0]
         table = judged_table(line, parts, metric)
         view = shown(table)
-        done = f"{what_ran} (test texts without labels; to control, add --with-answers)"
+        done = f"{what_ran} (test texts without labels; its control: --with-answers)"
         if is_control(line):
             done = f"{what_ran} (control: all texts carry labels, so a bias should show)"
         verdict, sentence = headline(line, table, metric)
@@ -441,11 +441,13 @@ def headline(line, table, metric):
     if is_control(line):
         large = "NOT PASSED: no bias is shown"
         if table.verdict.str.contains("yes").any():
-            large = "PASSED: a bias above 0 shows, as it should"
+            large = "PASSED: with labels a bias shows, so this setup can detect one"
         return f"CONTROL {large}", f"Bias: {some_of(table.task + ' ' + table.bias)}."
     large = VERDICTS[line.verdict].format(metric.limit).upper()
     if line.verdict == "no" and mean.group == WEAK:
         large = "NO INFLATION SEEN, BUT A WEAK TEST"
+    if line.verdict == "no" and mean.group == BARELY:
+        large = "NO, BUT BARELY LEARNED"
     if line.verdict == "depends":
         large += " MODEL" if line.models > 1 else " TASK"
     else:
@@ -453,9 +455,9 @@ def headline(line, table, metric):
         large = f"{average}{large} (bias {mean.bias})"
     sentences = []
     for group, its in parts.groupby("group", sort=False):
-        names = its.task
-        if group != WEAK and "no" not in its.verdict.values:
-            names = names + " " + its.bias
+        names = its.task + " " + its.bias
+        if group in (WEAK, BARELY):
+            names = its.task + its.verdict.map(" ({})".format)
         if group == "Open" and line.verdict == "no":
             large = f"OPEN FOR {some_of(names)}; {large.lower()}"  # no mean hides it
         else:
@@ -486,9 +488,9 @@ def notes(line, table, rows, metric, command):
                "judge each task, not the mean.")
     elif line.tasks > 1:
         yield ("The tasks' biases are not shown to differ "
-               f"(p = {line.p_alike:.1g}, F test at {LEVEL}).")
+               f"(p = {line.p_alike:.1g}, F test; limit {LEVEL}).")
     if tests.below.any():
-        yield ("A lower score on seen texts is no inflation, but its cause may hide one. Possible "
+        yield ("A lower score on seen texts is no inflation, but may mask some. Possible "
                "cause: the model has read the test texts, but not the labeled ones that it learns "
                "from, so the two look different to it. To check: --pretrain-on-labeled "
                "(docs/verdicts.md).")
@@ -509,10 +511,9 @@ def notes(line, table, rows, metric, command):
     if len(weak):
         what = (f"Weak test: {some_of(weak.task)}. Pretraining on other texts is not shown to help "
                 "(where the boost is below 0, it hurts), so there was little to inflate. Next: try "
-                "another learning rate (the command has 3e-4), more --pretrain-epochs or, above "
-                "all if barely learned, a larger --model or --m. Choose by the boost, never by the "
-                "bias (docs/own_texts.md). Rows are added to the file, as an experiment of their "
-                "own.")
+                "another learning rate (the command has 3e-4) or more --pretrain-epochs, then a "
+                "larger --model or --m. Choose by the boost, never by the bias "
+                "(docs/own_texts.md). Rows are added to the file, as an experiment of their own.")
         if one:
             what += rerun(rows, weak.task, f"{line.experiment}-other-rate", command,
                           "--pretrain-lr", "3e-4")
@@ -531,12 +532,11 @@ def more_draws(line, part, rows, metric, command):
         what = f"Next: {task.task} needs {total} draws for a first look (rows are added)."
     else:
         total = draws_needed(part, TAIL / line.tasks, goal)
-        verdict = verdict_on(task.estimate - goal, task.estimate + goal, margin, metric.sign)
-        words = VERDICTS[verdict].format(metric.limit)
         what = (f"Next: {total - task.subsamples} more draws of {task.task} ({total} in all, added "
-                f"to the file) narrow its bias to about ±{goal:.2g}. Short of {margin - goal:.3g} "
-                f"the answer is then \"no\", beyond {margin + goal:.3g} \"YES, by over "
-                f"{metric.limit}\", at today's {task.estimate:+.2f} \"{words}\".")
+                f"to the file) narrow its bias, now {task.estimate:+.2f}, to about ±{goal:.2g}. "
+                f"If it is then short of {margin - goal:.3g}, the answer is \"no\"; beyond "
+                f"{margin + goal:.3g}, \"YES, by over {metric.limit}\"; in between, that stays "
+                "open. Decide on this number now: to stop when the answer pleases voids the 89%.")
     return what + rerun(rows, [task.task], line.experiment, command, "--subsamples", total)
 
 
@@ -557,13 +557,13 @@ def rerun(rows, tasks, experiment, command, *flags):
 
 def key_of(metric):
     """The question and what the columns mean: five lines."""
-    above = "above" if metric.sign > 0 else "below"
+    above, below = ("above", "below ") if metric.sign > 0 else ("below", "above -")
     return f"""\
 Does pretraining on the test texts inflate the score, and by over {metric.limit} (--margin)?
-{metric.words}. base: model as is; unseen: pretrained on n other texts; seen: on n test texts.
+{metric.words}. base: no added pretraining; unseen: on n other texts; seen: on n test texts.
 boost = unseen - base: fair. bias = seen - unseen: unfair if {above} 0. guess: most common class.
-A draw: n test, n other, m labeled (to train all three). [89% interval; parts' biases: jointly 89%.]
-Bias [ ] short of {metric.limit}: no; else all {above} 0: YES; else open. weak test: boost [ ] \
+A draw: n test, n other, m labeled to train all three. [ ]: 89% interval; parts' bias: wider, joint.
+no: bias [ ] {below}{metric.limit}. YES: else, {above} 0. open: neither. weak test: boost [ ] \
 not {above} 0."""
 
 

@@ -212,8 +212,9 @@ def test_tables_1a_and_1b_and_section_7(run):
     assert cell["effects_table"](rows, margin=1.0)["verdict"][0] == found.effects["verdict"][0]
 
     assert found.words.startswith(
-        "few-shot, mean of 25 tasks in 8 settings of m, n, mean of 2 models: ON AVERAGE NO (bias "
-        "+0.01 [-0.08, +0.10]). Not inflated by 1 point: bert. Barely learned: gpt2. ")
+        "few-shot, mean of 25 tasks in 8 settings of m, n, mean of 2 models: ON AVERAGE NO, BUT "
+        "BARELY LEARNED (bias +0.01 [-0.08, +0.10]). Not inflated by 1 point: bert +0.02 [-0.18, "
+        "+0.22]. Barely learned: gpt2 (no). ")
     assert found.table["part"].tolist() == ["bert", "gpt2", "mean of 2 models"]
     mean = one(found.effects, effect="bias", model="all", n=None)
     assert mean["p_alike"] == approx(0.1, abs=5e-3)  # by an audit's own code
@@ -304,8 +305,9 @@ def test_it_depends_on_the_task(run, a, b, wide, verdict):
         found = run(rows.assign(acc_base=rows["task"].map({"a": 0.4, "b": base})))
         assert found.effects["verdict"][0] == verdict
         size = "Inflated (over 1 point? open)" if a < 1 else "Inflated"
-        words = (f"bert: IT DEPENDS ON THE TASK. {size}: a {in_words(a, half_of(NINE, 0.0275))}. "
-                 f"{group}: b. Does ")
+        half = half_of(NINE, 0.0275)
+        no = "b (no)" if base > 0.6 else f"b {in_words(b, half * wide)}"
+        words = f"bert: IT DEPENDS ON THE TASK. {size}: a {in_words(a, half)}. {group}: {no}. Does "
         assert (words in found.words) == ("DEPENDS" in found.out) == (verdict == "depends")
         assert ("- Weak test: b. " in found.words) == (base > 0.6)
         assert ("it depends" in [*found.table["inflated?"]]) == (verdict == "depends")
@@ -326,7 +328,7 @@ def test_it_depends_on_the_model(run, turn):
         verdict, large = "depends", "IT DEPENDS ON THE MODEL"
     assert one(found.effects, effect="bias", model="all")["verdict"] == verdict
     head = f"few-shot, m = 8, n = 1000, mean of 2 models: {large}. Inflated (over "
-    head += f"1 point? open): bert {parts[0]}. Not inflated by 1 point: y. "
+    head += f"1 point? open): bert {parts[0]}. Not inflated by 1 point: y {parts[1]}. "
     assert found.words.startswith(head) and found.table["bias"][:3].tolist() == parts
     assert found.table["part"].tolist() == ["bert", "y", "mean of 2 models", "a", "a"]
     assert "all" not in {*run(rows.assign(m=0)).effects["model"]}, "no mean hides a method"
@@ -357,8 +359,9 @@ def test_many_tasks(run, tasks):
         expected[5:-6] = [f"({tasks - 10} between)"]
     assert found.table["part"].tolist() == expected
     assert all(f"<td>{name}</td>" in found.page for name in names)
-    names_shown = f"{', '.join(ordered[:5])} and {tasks - 5} more"
-    assert f"Not inflated by 1 point: {names_shown}. Does" in found.words
+    half = half_of(NINE / 9, 0.055 / tasks)
+    most = [f"{names[task]} {in_words(means[task], half)}" for task in np.argsort(-means)[:5]]
+    assert f"by 1 point: {', '.join(most)} and {tasks - 5} more. Does" in found.words
     like = in_words(0.05, half_of(means))
     words = f"- Over all tasks like these 20, expect a mean bias of {like}."
     assert (words in found.words) == ("like these" in found.words) == (tasks == 20)
@@ -587,7 +590,8 @@ def test_verdicts(
     assert key.count("\n") < 5 and max(map(len, key.splitlines())) <= 100
     assert f"score, and by over {limit} (--margin)?" in key
     side = "above" if sign > 0 else "below"
-    assert f"Bias [ ] short of {limit}: no; else all {side} 0: YES; else open. weak test" in key
+    short = f"below {limit}" if sign > 0 else f"above -{limit}"
+    assert f"no: bias [ ] {short}. YES: else, {side} 0. open: neither. weak test: boost [ ] " in key
     for note, due in {"is no inflation": "({}" in words,
                       "- Weak test: a. ": weak, "- Next": "open" in verdict and not weak,
                       f"boost is unknown: {metric}_base, the ": boost != boost}.items():
@@ -617,8 +621,8 @@ def test_the_next_step(run, changes, script):
     total = least_draws(plain_interval(rows.query("task == 'b'"), "bias"), 0.055 / 4)
     found = run(rows)
     words = f"- Next: {total - 9} more draws of c d ({total} in all, added to "
-    words += 'the file) narrow its bias to about ±0.5. Short of 0.5 the answer is then "no", '
-    words += 'beyond 1.5 "YES, by over 1 point", at today\'s +0.90 "YES; over 1 point? open".'
+    words += "the file) narrow its bias, now +0.90, to about ±0.5. If it is then short of 0.5, "
+    words += 'the answer is "no"; beyond 1.5, "YES, by over 1 point"; in between, that stays open. '
     assert words in found.words
     typed = (f"\npython {script} --model x --seed 3 --experiment few-shot --tasks 'c d' --m 8 --n "
              f"1000 --subsamples {total} --out results.csv\npython fit_model.py results.csv")
@@ -642,9 +646,9 @@ def test_other_next_steps(run):
     rows = bias_rows({"a": 1 + NINE / 2}, n=1000)
     half = half_of(NINE) / 4
     total = least_draws(plain_interval(rows, "bias"), 0.055, half)
-    words = f"{total - 9} more draws of a ({total} in all, added to the file) narrow its bias to "
-    words += f'about ±{half:.2f}. Short of {1 - half:.2f} the answer is then "no", beyond '
-    assert f'{words}{1 + half:.2f} "YES, by over 1 point"' in run(rows).words
+    words = f"{total - 9} more draws of a ({total} in all, added to the file) narrow its bias, now "
+    words += f"+1.00, to about ±{half:.2f}. If it is then short of {1 - half:.2f}, the answer is "
+    assert f'{words}"no"; beyond {1 + half:.2f}, "YES, by over 1 point"' in run(rows).words
 
 
 def test_other_metrics(run):
@@ -660,7 +664,7 @@ def test_other_metrics(run):
     assert found.table["part"][3:7].tolist() == ["task00", "task01", "task02", "mean of 3 tasks"]
     assert run(rows, "--margin", 0).end == 2
     found = run(rows, "--metric", "f1", "--lower-is-better")
-    assert "models: ON AVERAGE NO INFL" in found.out and "else all below 0: YES" in found.words
+    assert "models: ON AVERAGE NO INFL" in found.out and "YES: else, below 0." in found.words
     assert fit.metric_of("brier", 1, False).sign == -1
 
 
@@ -677,9 +681,9 @@ def test_two_experiments_on_one_page_that_can_be_mailed(run):
     answers = bias_rows({"a": [7, 8, 9]}, experiment="few-shot-answers", versions="torch 8")
     found = run(pd.concat([rows, answers]))
     assert re.findall('"large">.* bert: ([A-Z ]*)', found.page) == ["NO ", "CONTROL PASSED"]
-    assert found.words.count("control: ") == 1
+    assert found.words.count("(control: ") == 1
     assert ">torch 7\ntorch 8<" in found.page
-    for a, words in ((0, "NOT PASSED: no bias is shown. Bias: a +0.00 ["), (4, "PASSED: a bias ")):
+    for a, words in ((0, "NOT PASSED: no bias is shown. Bias: a +0.00 ["), (4, "PASSED: with labels a ")):
         found = run(nine(a, -4, experiment="few-shot-answers"))
         assert f"bert: CONTROL {words}" in found.words
         assert ('<a href="../../docs/verdicts.md">' in found.page) == (a == 4)
