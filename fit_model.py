@@ -55,7 +55,7 @@ MIN_DRAWS = 8  # of a task; the spread of fewer varies too much (run_experiment.
 COLUMNS = "part draws guess base unseen seen boost bias inflated?".split()  # of the table
 GROUPS = {"yes": "Inflated", "yes-open": "Inflated (over {}? open)", "open": "Open",
           "no": "Not inflated by {}", "none": "Unknown"}  # parts of a table, by verdict
-WEAK, BARELY = "Weak tests, which say little", "Barely learned"
+WEAK, BARELY = "WEAK TESTS, which say little", "BARELY LEARNED"
 FIVE = 5  # names in a sentence, most and least inflated tasks in a table
 MANY = 20  # tasks from which others like them can be told
 MOST_DRAWN = 31  # rows of the figure, such as 30 tasks and their mean; else only means
@@ -316,7 +316,7 @@ def publish(rows, metric, folder, command):
     key = key_of(metric)
     answers, sections, drawn, views = [], [], {}, []
     page = HEAD + div("small", f"{date.today()}: {command} ({len(rows)} rows)")
-    cards = div("key", key.replace(". ", ".\n"))
+    cards = div("key", key)
     for _, line in chosen.sort_values("models", ascending=False).iterrows():
         its_rows, parts = part_of(rows, line), part_of(task_lines, line)
         what_ran = f"{line.setting}, {line.model}"
@@ -327,9 +327,9 @@ def publish(rows, metric, folder, command):
             parts = parts[:0]
         table = judged_table(line, parts, metric)
         view = shown(table)
-        done = f"{what_ran} (test texts without labels; its control: --with-answers)"
+        done = f"{what_ran} (test texts without labels; control: --with-answers)"
         if is_control(line):
-            done = f"{what_ran} (control: all texts carry labels, so a bias should show)"
+            done = f"{what_ran} (control: pretraining texts carry labels, so a bias should show)"
         verdict, sentence = headline(line, table, metric)
         answers.append(wrap(f"{what_ran}: {verdict}. {sentence}"))
         sections.append(f"\n{wrap(done)}\n\n{view.to_string(**form)}\n")
@@ -446,7 +446,7 @@ def headline(line, table, metric):
     large = VERDICTS[line.verdict].format(metric.limit).upper()
     if line.verdict == "no" and mean.group == WEAK:
         large = "NO INFLATION SEEN, BUT A WEAK TEST"
-    if line.verdict == "no" and mean.group == BARELY:
+    if line.tasks == 1 and mean.group == BARELY:
         large = "NO, BUT BARELY LEARNED"
     if line.verdict == "depends":
         large += " MODEL" if line.models > 1 else " TASK"
@@ -456,7 +456,7 @@ def headline(line, table, metric):
     sentences = []
     for group, its in parts.groupby("group", sort=False):
         names = its.task + " " + its.bias
-        if group in (WEAK, BARELY):
+        if group == WEAK:
             names = its.task + its.verdict.map(" ({})".format)
         if group == "Open" and line.verdict == "no":
             large = f"OPEN FOR {some_of(names)}; {large.lower()}"  # no mean hides it
@@ -483,12 +483,6 @@ def notes(line, table, rows, metric, command):
         yield f"The boost is unknown: {metric.name}_base, the score before training, is empty."
     if line.verdict == "none":
         return
-    if line.p_alike < LEVEL:
-        yield (f"The tasks' biases differ by more than chance (p = {line.p_alike:.1g}, F test): "
-               "judge each task, not the mean.")
-    elif line.tasks > 1:
-        yield ("The tasks' biases are not shown to differ "
-               f"(p = {line.p_alike:.1g}, F test; limit {LEVEL}).")
     if tests.below.any():
         yield ("A lower score on seen texts is no inflation, but may mask some. Possible "
                "cause: the model has read the test texts, but not the labeled ones that it learns "
@@ -504,6 +498,12 @@ def notes(line, table, rows, metric, command):
                "one task may differ more.")
     if is_control(line):
         return
+    if line.p_alike < LEVEL:
+        yield (f"The tasks' biases differ by more than chance (p = {line.p_alike:.1g}, F test; "
+               f"limit {LEVEL}): judge each task, not the mean.")
+    elif line.tasks > 1:
+        yield ("The tasks' biases are not shown to differ "
+               f"(p = {line.p_alike:.1g}, F test; limit {LEVEL}).")
     loose = tests[tests.verdict.str.contains("open") & (tests.group != WEAK)]
     one = line.settings == line.models == 1
     if len(loose) and one:
@@ -513,7 +513,8 @@ def notes(line, table, rows, metric, command):
                 "(where the boost is below 0, it hurts), so there was little to inflate. Next: try "
                 "another learning rate (the command has 3e-4) or more --pretrain-epochs, then a "
                 "larger --model or --m. Choose by the boost, never by the bias "
-                "(docs/own_texts.md). Rows are added to the file, as an experiment of their own.")
+                "(docs/own_texts.md). Rows are added to the file; give each recipe its own "
+                "--experiment.")
         if one:
             what += rerun(rows, weak.task, f"{line.experiment}-other-rate", command,
                           "--pretrain-lr", "3e-4")
@@ -535,8 +536,9 @@ def more_draws(line, part, rows, metric, command):
         what = (f"Next: {total - task.subsamples} more draws of {task.task} ({total} in all, added "
                 f"to the file) narrow its bias, now {task.estimate:+.2f}, to about ±{goal:.2g}. "
                 f"If it is then short of {margin - goal:.3g}, the answer is \"no\"; beyond "
-                f"{margin + goal:.3g}, \"YES, by over {metric.limit}\"; in between, that stays "
-                "open. Decide on this number now: to stop when the answer pleases voids the 89%.")
+                f"{margin + goal:.3g}, \"YES, by over {metric.limit}\"; in between, \"YES; over "
+                f"{metric.limit}? open\". Decide on this number now: to stop when the answer "
+                "pleases voids the 89%.")
     return what + rerun(rows, [task.task], line.experiment, command, "--subsamples", total)
 
 
@@ -560,11 +562,11 @@ def key_of(metric):
     above, below = ("above", "below ") if metric.sign > 0 else ("below", "above -")
     return f"""\
 Does pretraining on the test texts inflate the score, and by over {metric.limit} (--margin)?
-{metric.words}. base: no added pretraining; unseen: on n other texts; seen: on n test texts.
+{metric.words} on n test texts. base: no added pretraining; unseen: on n others; seen: on them.
 boost = unseen - base: fair. bias = seen - unseen: unfair if {above} 0. guess: most common class.
-A draw: n test, n other, m labeled to train all three. [ ]: 89% interval; parts' bias: wider, joint.
-no: bias [ ] {below}{metric.limit}. YES: else, {above} 0. open: neither. weak test: boost [ ] \
-not {above} 0."""
+A draw: n test, n other, m training texts. [ ]: 89% interval; parts' bias: all at once, so wider.
+no: bias [ ] all {below}{metric.limit}; else YES: all {above} 0; else open. weak test: boost's not \
+{above} 0."""
 
 
 def div(kind, text):
@@ -603,6 +605,7 @@ def draw_effects(tables, metric):
     axis.set_yticks(rows.index, rows.task.str[:60], parse_math=False)  # "$" is no formula
     for label, weight in zip(axis.get_yticklabels(), rows.weight.fillna("normal")):
         label.set_fontweight(weight)
+    axis.margins(y=0.1)
     axis.invert_yaxis()
     return figure
 

@@ -212,9 +212,9 @@ def test_tables_1a_and_1b_and_section_7(run):
     assert cell["effects_table"](rows, margin=1.0)["verdict"][0] == found.effects["verdict"][0]
 
     assert found.words.startswith(
-        "few-shot, mean of 25 tasks in 8 settings of m, n, mean of 2 models: ON AVERAGE NO, BUT "
-        "BARELY LEARNED (bias +0.01 [-0.08, +0.10]). Not inflated by 1 point: bert +0.02 [-0.18, "
-        "+0.22]. Barely learned: gpt2 (no). ")
+        "few-shot, mean of 25 tasks in 8 settings of m, n, mean of 2 models: ON AVERAGE NO (bias "
+        "+0.01 [-0.08, +0.10]). Not inflated by 1 point: bert +0.02 [-0.18, +0.22]. BARELY "
+        "LEARNED: gpt2 -0.01 [-0.08, +0.06]. ")
     assert found.table["part"].tolist() == ["bert", "gpt2", "mean of 2 models"]
     mean = one(found.effects, effect="bias", model="all", n=None)
     assert mean["p_alike"] == approx(0.1, abs=5e-3)  # by an audit's own code
@@ -290,7 +290,7 @@ def test_do_the_tasks_differ(run, sizes, luck, n, effects):
     row = one(found.effects, effect="bias", model="all")
     assert row["p_alike"] == approx(p, rel=1e-4)
     words = "differ by more than chance" if p < 0.05 else "are not shown to differ"
-    assert f"The tasks' biases {words} (p = {p:.1g}, F test" in found.words
+    assert f"The tasks' biases {words} (p = {p:.1g}, F test; limit 0.05" in found.words
 
 
 @pytest.mark.parametrize("a, b, wide, verdict", [
@@ -591,7 +591,7 @@ def test_verdicts(
     assert f"score, and by over {limit} (--margin)?" in key
     side = "above" if sign > 0 else "below"
     short = f"below {limit}" if sign > 0 else f"above -{limit}"
-    assert f"no: bias [ ] {short}. YES: else, {side} 0. open: neither. weak test: boost [ ] " in key
+    assert f"no: bias [ ] all {short}; else YES: all {side} 0; else open. weak test: " in key
     for note, due in {"is no inflation": "({}" in words,
                       "- Weak test: a. ": weak, "- Next": "open" in verdict and not weak,
                       f"boost is unknown: {metric}_base, the ": boost != boost}.items():
@@ -622,7 +622,8 @@ def test_the_next_step(run, changes, script):
     found = run(rows)
     words = f"- Next: {total - 9} more draws of c d ({total} in all, added to "
     words += "the file) narrow its bias, now +0.90, to about ±0.5. If it is then short of 0.5, "
-    words += 'the answer is "no"; beyond 1.5, "YES, by over 1 point"; in between, that stays open. '
+    words += 'the answer is "no"; beyond 1.5, "YES, by over 1 point"; in between, "YES; over 1 '
+    words += 'point? open". '
     assert words in found.words
     typed = (f"\npython {script} --model x --seed 3 --experiment few-shot --tasks 'c d' --m 8 --n "
              f"1000 --subsamples {total} --out results.csv\npython fit_model.py results.csv")
@@ -656,7 +657,7 @@ def test_other_metrics(run):
     assert str(fit.parse_args("a.csv b.csv --metric f1".split()).out) == "fits/a+b.f1"
     rows = coin_rows().assign(nll_base=1, nll_extra=0.9, f1_base=0.5, f1_extra=0.6, f1_test=0.62)
     words = run(rows, "--metric", "f1").words
-    assert ": ON AVERAGE YES, BY OVER 1 POINT (bias +2.00 [" in words and "f1 in %. base" in words
+    assert ": ON AVERAGE YES, BY OVER 1 POINT (bias +2.00 [" in words and "f1 in % on n test" in words
     rows["nll_test"] = 0.95 + 0.01 * rows["subsample"] + 0.1 * pd.factorize(rows["task"])[0]
     found = run(rows, "--metric", "nll")
     assert "a: NO VERDICT: GIVE A --margin. The bias is +0.1750 [" in found.words
@@ -664,7 +665,7 @@ def test_other_metrics(run):
     assert found.table["part"][3:7].tolist() == ["task00", "task01", "task02", "mean of 3 tasks"]
     assert run(rows, "--margin", 0).end == 2
     found = run(rows, "--metric", "f1", "--lower-is-better")
-    assert "models: ON AVERAGE NO INFL" in found.out and "YES: else, below 0." in found.words
+    assert "models: ON AVERAGE NO INFL" in found.out and "YES: all below 0;" in found.words
     assert fit.metric_of("brier", 1, False).sign == -1
 
 
@@ -683,7 +684,7 @@ def test_two_experiments_on_one_page_that_can_be_mailed(run):
     assert re.findall('"large">.* bert: ([A-Z ]*)', found.page) == ["NO ", "CONTROL PASSED"]
     assert found.words.count("(control: ") == 1
     assert ">torch 7\ntorch 8<" in found.page
-    for a, words in ((0, "NOT PASSED: no bias is shown. Bias: a +0.00 ["), (4, "PASSED: with labels a ")):
+    for a, words in ((0, "NOT PASSED: no bias is shown. Bias: a +0.00 ["), (4, "PASSED: with lab")):
         found = run(nine(a, -4, experiment="few-shot-answers"))
         assert f"bert: CONTROL {words}" in found.words
         assert ('<a href="../../docs/verdicts.md">' in found.page) == (a == 4)
