@@ -181,7 +181,7 @@ def test_examples_are_read_from_lines_columns_and_keys(name, content, examples):
     ("a.txt", "x" * 2100 + TEN, "", "a text has 2122 tokens, the model reads 2048: lower"),
     ("a.jsonl", '["b"]\n' + json.dumps([*"abcdefghijklmnopqrs"]), "", "too few to be flagged"),
     *cases(r"""
-    a.txt | a\nb\nc\nd\ne\nf\ng\nh\ni | --shard-size 2 | too few to be flagged: give 48 texts
+    a.txt | a\nb\nc\nd\ne\nf\ng\nh\ni | --shard-size 2 | too few to be flagged: give at least 48 texts
     a.txt | a\nb\nc\nd\ne\nf\ng\nh\ni\nj | --out ./a.txt | name a file other than those
     a.txt | a\nb\nc\nd\ne\nf\ng\nh\ni\nj | --out runs.csv | name a file other than those
     a.jsonl | ["a", "b"]\n["c", " "] | | line 2: no text
