@@ -112,7 +112,7 @@ def test_logs_of_a_harness(read, folder, metric, printed, monkeypatch, said):
     for name, item, k, value in read():
         if NAMES.search(name):
             model, half = NAMES.search(name).groups()
-            wanted.append((model, half, f"{half} {item}", k, value))
+            wanted.append((model, half, item, k, value))
     assert sorted(found, key=str) == sorted(wanted, key=str) and len(wanted) > 100
     if read == read_inspect_ai:  # of each log two errors, and two tries of an invalid sample
         assert rows.error.ne("").sum() == 4 * (2 + 2)
@@ -183,7 +183,7 @@ def test_logs_of_two_draws_of_one_task(said):
                              int(right[k])))
     for draw, k in [(draw, k) for draw in "12" for k in range(80)]:
         halves.append((draw, k, half_of[draw][k]))
-    pd.DataFrame(halves, columns=["draw", "item", "half"]).to_csv("halves.csv", index=False)
+    pd.DataFrame(halves, columns="draw item half".split()).to_csv("halves.csv", index=False)
     table = pd.DataFrame(rows, columns="model trained_on draw half item right".split())
     table.to_csv("answers.csv", index=False)
     contam.main(["--answers", "answers.csv", "--out", "wanted.csv"])
@@ -199,7 +199,8 @@ def test_logs_of_two_draws_of_one_task(said):
     assert "two answers with trained_on 'A'" in said(contam.main, *flags).end
 
 
-def test_both_halves_in_one_task(said):
+def test_both_halves_in_one_task(said, capsys):
+    """h.csv lacks two items."""
     log_of("mine", "all", [1, 0, 1] * 20)
     pd.DataFrame({"item": range(58), "half": ["released", "held_out"] * 29}).to_csv("h.csv")
     said(contam.main, "--answers", "logs")
@@ -208,10 +209,11 @@ def test_both_halves_in_one_task(said):
     for metric in ("", "--metric any --margin .1"):
         row = judge("logs", f"--halves h.csv --runs mine.csv {metric}").iloc[0]
         assert [row.released, row.held_out] == [29, 29]
+        assert "\n2 answers are left out, since no half" in capsys.readouterr().out
     assert row.seen == approx(np.mean([1, 1, 0] * 9 + [1, 1]))
 
 
-@pytest.mark.parametrize("form", ["lines", "array", "indented", "blank lines", "csv", "objects"])
+@pytest.mark.parametrize("form", "lines,array,indented,blank lines,csv,objects".split(","))
 def test_the_block_that_makes_halves(form, capsys):
     items = [{"question": f"{k}\u2028", "item": 7} for k in range(101)]
     lines = [json.dumps(item, ensure_ascii=False) for item in items]

@@ -8,11 +8,14 @@ next one keeps; the rest is drawn anew. Prompts have lengths with a long tail, e
 template, and 2% of the items have a twin in the other half. Crossed: the original, and two models
 that were trained on one half each.
 
-Models that keep 80% of the answers or fewer answer everything alike in no table. At 95% kept, up to
-a third of small tables cannot be told from a cache, whatever the rule.
+Models that keep 80% of the answers or fewer answer everything alike in no table. At 95% kept, where
+98% to 99% of the grades are equal, up to a third of small tables cannot be told from a cache,
+whatever the rule.
 """
 
 import argparse
+import contextlib
+import io
 import itertools
 import sys
 from pathlib import Path
@@ -59,7 +62,8 @@ def main():
         reasons = []
         for _ in range(sets):
             rows = honest_rows(rng, size, accuracy, kept, arm == "trained_on")
-            reasons.append(contam.check_comparable(rows, arm))
+            with contextlib.redirect_stdout(io.StringIO()):  # notes that are no reasons
+                reasons.append(contam.check_comparable(rows, arm))
         found = pd.Series(reasons)
         alike = found.str.contains("alike").mean()
         withheld = (found != "").mean()
