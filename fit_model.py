@@ -605,8 +605,7 @@ def draw_effects(tables, metric):
     axis.set_yticks(rows.index, rows.task.str[:60], parse_math=False)  # "$" is no formula
     for label, weight in zip(axis.get_yticklabels(), rows.weight.fillna("normal")):
         label.set_fontweight(weight)
-    axis.margins(y=0.1)
-    axis.invert_yaxis()
+    axis.set_ylim(len(rows) - 0.5, -0.5)
     return figure
 
 

@@ -126,7 +126,8 @@ def test_page_and_figure_show_the_tables(shared, said, figures):
             expected.append((name, weight, part.estimate, part.shown_low, part.shown_high))
     (axis,) = figures[0].axes
     middle, _, (bars,) = axis.containers[0]
-    assert [line.get_xdata()[0] for line in axis.lines[1:]] == [0, 2] and axis.yaxis_inverted()
+    assert [line.get_xdata()[0] for line in axis.lines[1:]] == [0, 2]
+    assert axis.get_ylim() == (len(expected) - 0.5, -0.5)
     for y, ((label, weight, estimate, *ends), tick, *point, bar) in enumerate(zip(
             expected, axis.get_yticklabels(), *middle.get_data(), bars.get_segments(),
             strict=True)):
