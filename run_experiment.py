@@ -917,8 +917,9 @@ def finished_rows(out):
         for line in file:
             if line.endswith(b"\n"):
                 last, start = line, start + len(last)
-            # spreadsheets leave out the last line break: a whole line ends in the script's hash
-            elif not re.search(rb" script [0-9a-f]{12}\"?\r?$", line):
+            # spreadsheets leave out the last line break: a whole line ends in the script's hash, and
+            # its quote marks come in pairs
+            elif not re.match(rb'(?=.* script [0-9a-f]{12}"?\r?$)([^"]|"[^"]*")*$', line):
                 break  # it was cut short
             with contextlib.suppress(ValueError):  # of the header, or a line that was cut short
                 cells = next(csv.reader([line.decode()]))

@@ -44,16 +44,13 @@ NO_DROPOUT = {"bert": {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob
               "gpt2": {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}, "llama": {}}
 
 
-def model_of(script, folder, kind):
-    return script.Model("tiny", "bert", folder, None, MODELS[kind][0], "", 10**6, 512)
-
-
 @pytest.fixture
 def load(script, model_dir):
     """load(kind) -> (folder of a random model, the script's network of it)."""
     def call(kind, saved_as=None, precision="float32", **config):
         folder = model_dir(kind, saved_as, **config)
-        return folder, script.load_network(model_of(script, folder, kind), "cpu", precision)
+        model = script.Model("tiny", "bert", folder, None, MODELS[kind][0], "", 10**6, 512)
+        return folder, script.load_network(model, "cpu", precision)
 
     return call
 
@@ -293,12 +290,10 @@ def test_nothing_learned_is_no_bias(script, model_dir, benchmark_csv, empty_fold
             assert len({row[f"{metric}_{arm}{ending}"] for arm in ("base", "extra", "test")}) == 1
     assert row["experiment"] == f"few-shot{name}"
     assert (" labeled_read: True " in row["versions"]) == bool(flag)
-    labeled = [texts[8:] for texts in read]
-    assert [*map(len, read)] == [8 + 6 * len(flag)] * 2 and labeled[0] == labeled[1]
     task = pd.read_csv(benchmark_csv)
     rows = script.split_rows(task["label"].factorize(sort=True)[0], 6, 8, 1)["train"]
-    if flag:
-        assert labeled[0] == task["text"][rows].tolist()
+    labeled = task["text"][rows].tolist() if flag else []
+    assert [texts[8:] for texts in read] == [labeled] * 2
 
 
 @pytest.mark.parametrize("names, words", [
@@ -396,9 +391,9 @@ def bias_line(rows, goal):
 @pytest.mark.parametrize("typed, kept", [
     ("--tasks a b --model 'my bert' b --m=5 --split=x --with-answers --device cpu --n 3 4",
      "flags --model 'my bert' b --split=x --with-answers"),
-    ("--name d --out c --experiment a --seed 5", "flags --name d --seed 5"),
-    ("--subsamples 9 --dask a:1 --workers 2 --text a --margin 2", "flags --text a"),
-    ("--csv a,b.csv", ""), ("--about 'the \"a\"'", ""), ("--about 'a\nb'", "")])
+    ("--subsamples 9 --dask a:1 --name d --workers 2 --experiment a --margin 2", "flags --name d"),
+    ("--csv a,b.csv --out 'a --b.csv' --seed 5", "flags --csv a,b.csv --seed 5"),
+    ("--about 'the \"a\"'", "flags --about 'the \"a\"'"), ("--about 'a\nb'", "")])
 def test_typed_flags_as_rows_have_them(script, typed, kept):
     assert script.typed_flags(shlex.split(typed)) == kept
 
@@ -454,18 +449,22 @@ def test_a_margin_ends_a_run_at_the_least_k(run):
         assert comparable(rows_of()) == comparable(rows_of("new/all.csv")[: 2 * least])
 
 
-def test_a_margin_never_ends_a_run_within_a_round_or_before_the_eighth(script, monkeypatch):
-    """Of tasks a and b by turns. The interval of equal rows shrinks with each."""
+def test_a_margin_never_ends_a_run_within_a_round_or_before_the_eighth(
+        script, monkeypatch, capsys):
+    """Of tasks a and b by turns. The interval of equal rows shrinks with each. Too few draws are
+    told."""
     table = bias_rows({"a": [6] * 9, "b": [6] * 9}, on_extra=(0.4, 0.58, 0.54), seconds=1,
                       discordant=0.1, discordant_on_extra=0.08)
     table = table.sort_values(["subsample", "task"])
     rows = table.to_dict("records")
     units = [script.Unit(row, {}, None, None, False) for row in rows]
     monkeypatch.setattr(script, "append_row", Mock())
-    for enough, ends in ((17, 18), (4, 16)):
+    for enough, planned, ends in ((17, 18, 18), (4, 18, 16), (4, 6, 6)):
         margin = 2.0001 * plain_interval(table[:enough], "bias")[3]
-        found = script.run_cell(units, lambda samples: (row for row in rows), None, margin)
+        found = script.run_cell(
+            units[:planned], lambda samples: (row for row in rows), None, margin)
         assert len(found) == ends
+        assert ("goal not reached: ±" in capsys.readouterr().out) == (ends == 6)
 
 
 @pytest.mark.parametrize("name, typed, tasks, m, margin, numbers", [
@@ -509,7 +508,7 @@ def test_another_recipe_or_other_data_is_refused(run, refused, tiny, benchmark_c
     (lambda text: text.replace("\n", '\n"torn, inside quo\n', 1), 2),
     (lambda text: text + "caf\udce9\n", 2)])
 def test_a_torn_line_stands_alone_and_no_editor_loses_a_row(run, tmp_path, change, whole):
-    run("--subsamples 2")
+    run('--subsamples 2 --name a,"b')  # is in quotes in the file
     file = tmp_path / "results.csv"
     text = change(file.read_text()).encode(errors="surrogateescape")
     file.write_bytes(text)
@@ -798,7 +797,8 @@ def test_mistakes_in_flags(refused, typed, words):
 
 
 def test_a_file_without_a_flag(run):
-    assert run("mine.csv")[0] == 2 and "with your own file: " in run.err
+    for typed in ("mine.csv", "--cs mine.csv"):  # rows hold a flag's whole name
+        assert run(typed)[0] == 2 and "with your own file: " in run.err
 
 
 def test_a_folder_without_locks_is_named_before_training(refused, monkeypatch):

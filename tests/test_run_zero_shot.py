@@ -182,13 +182,16 @@ def test_the_hash_covers_whatever_decides_the_numbers(zero, monkeypatch):
 
 @pytest.mark.parametrize("capability, typed, end", [
     ((8, 0), "", "called"), ((7, 5), "", "cuda does not support bf16: use --precision fp16"),
-    ((7, 5), "--precision fp16", "called")])
+    ((7, 5), "--precision fp16", "called"),
+    (RuntimeError("no kernel image"), "", "cuda does not work here .try --device cpu.: no kernel")])
 def test_a_worker_computes_in_what_its_card_can(capability, typed, end, zero, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    recipe = recipe_with(zero, f"--quantize nf4 {typed}")
+    monkeypatch.setattr(torch, "ones", Mock(side_effect=[capability]))
+    recipe = recipe_with(zero, f"--quantize nf4 {typed}") | {"answers": ["a", "instruction b"]}
     sample = SimpleNamespace(row={"versions": ""}, recipe=recipe)
     with pytest.raises(ValueError, match=end):
         zero.run_job(Mock(side_effect=ValueError("called")), "cuda", 1, sample)
+    assert " answers: [a instruction b] pack: 1  torch" in sample.row["versions"]
 
 
 RECIPE = {"epochs": 2, "batch_size": 3, "learning_rate": 0.01, "quantize": "none",

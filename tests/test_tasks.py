@@ -273,8 +273,9 @@ def test_repeated_texts_are_read_once(own, script):
     task = script.load_task("mine", {**LISTED, "labels": ["b", "a"], "classes": ["B", "A"]})
     assert len(task.texts) == 48, "of tasks.json all rows stay"
     assert task.classes == ["B", "A"] and task.labels[:4].tolist() == [1, 0, 1, 0]
-    with pytest.raises(ValueError, match="named .'A', 'B', 'C'"):
-        script.load_task("mine", {**LISTED, "classes": [*"ABC"]})
+    for wrong in ({"classes": [*"ABC"]}, {"sources": []}):
+        with pytest.raises(ValueError, match="named .'A', 'B', 'C'|load task mine: $"):
+            script.load_task("mine", LISTED | wrong)
 
 
 def test_names_of_tasks(own, script):
