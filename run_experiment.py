@@ -892,7 +892,7 @@ whole = functools.partial(above_zero, kind=int)
 # --- shared: results ---
 KEY = "experiment model task m n subsample seed".split()
 HASHES = ["split", "data", "recipe"]
-READ = {}  # {results file: (its rows, its last line with a line break, where that line starts)}
+READ = {}  # {results file: (its rows, its last line with a line break, start of that line)}
 
 
 def lock_of(out):
@@ -917,8 +917,8 @@ def finished_rows(out):
         for line in file:
             if line.endswith(b"\n"):
                 last, start = line, start + len(last)
-            # spreadsheets leave out the last line break: a whole line ends in the script's hash, and
-            # its quote marks come in pairs
+            # spreadsheets leave out the last line break: a whole line ends in the script's hash,
+            # and its quote marks come in pairs
             elif not re.match(rb'(?=.* script [0-9a-f]{12}"?\r?$)([^"]|"[^"]*")*$', line):
                 break  # it was cut short
             with contextlib.suppress(ValueError):  # of the header, or a line that was cut short

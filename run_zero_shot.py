@@ -403,7 +403,7 @@ def load_net(model, quantize, precision, device_name):
 def prepare_layers(lm, dtype):
     """Set up all layers but the output layer, in place."""
     for module in lm.base_model.modules():
-        # bitsandbytes: or scoring would repack matrices of NF4 into a form without gradients
+        # else bitsandbytes repacks matrices of NF4 in scoring, into a form without gradients
         module.support_avx512bf16_for_cpu = False
         if dtype and type(module) is torch.nn.Linear:
             module.to(dtype)  # once: autocast would convert it at each use
@@ -878,7 +878,7 @@ whole = functools.partial(above_zero, kind=int)
 # --- shared: results ---
 KEY = "experiment model task m n subsample seed".split()
 HASHES = ["split", "data", "recipe"]
-READ = {}  # {results file: (its rows, its last line with a line break, where that line starts)}
+READ = {}  # {results file: (its rows, its last line with a line break, start of that line)}
 
 
 def lock_of(out):
@@ -903,8 +903,8 @@ def finished_rows(out):
         for line in file:
             if line.endswith(b"\n"):
                 last, start = line, start + len(last)
-            # spreadsheets leave out the last line break: a whole line ends in the script's hash, and
-            # its quote marks come in pairs
+            # spreadsheets leave out the last line break: a whole line ends in the script's hash,
+            # and its quote marks come in pairs
             elif not re.match(rb'(?=.* script [0-9a-f]{12}"?\r?$)([^"]|"[^"]*")*$', line):
                 break  # it was cut short
             with contextlib.suppress(ValueError):  # of the header, or a line that was cut short
