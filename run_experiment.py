@@ -41,8 +41,7 @@ Each draw is a row of results.csv; reruns skip it. The columns keep the paper's 
         they would look like numbers)
     versions: the settings; "flags" and what was typed, as a shell reads it, without --tasks, --m,
         --n, --subsamples, --margin, --out, --experiment, --dask, --workers and --device (no word of
-        it if it has a comma or a double quote); versions of torch and transformers; a hash of this
-        script
+        it if it has a line break); versions of torch and transformers; a hash of this script
 """
 
 import argparse
@@ -97,7 +96,7 @@ MASK_SHARE = 0.15  # Devlin et al. (2019)
 WEIGHT_DECAY = {"pretrain": 0.0, "train": 0.01}
 CLIP_NORM = 1.0
 CPU_TOKENS, GPU_TOKENS = 1536, 16384  # of a forward pass; wide models take half as many
-PACKED = (  # in these, texts can share rows
+PACKED = (  # in these, texts can share lines of a batch
     "albert bert camembert distilbert electra gpt2 gpt_neox llama opt roberta xlm-roberta".split())
 
 
@@ -110,16 +109,16 @@ def run_subsample(sample, device, threads):
     row, recipe = sample.row, sample.recipe
     net = load_network(sample.model, device, recipe["precision"])
     started, seed = time.perf_counter(), training_seed(row)
-    ids, predictions = {}, {}
-    for name, strings in sample.texts.items():
-        check_known(net.tokenizer, strings)
-        cut = net.tokenizer(strings, truncation=True, max_length=recipe["max_length"])["input_ids"]
+    ids, predictions = {}, {}  # ids: {set: [token ids of a text]}
+    for name, texts in sample.texts.items():
+        check_known(net.tokenizer, texts)
+        cut = net.tokenizer(texts, truncation=True, max_length=recipe["max_length"])["input_ids"]
         ids[name] = [*map(np.array, cut)]
-    texts = {arm: pretraining_texts(net, sample, arm) for arm in ("extra", "test")}
+    coded = {arm: pretraining_texts(net, sample, arm) for arm in ("extra", "test")}
     for arm in ARMS:  # base, extra, test
         net.modules.load_state_dict(net.checkpoint)
         if arm != "base":
-            row[f"loss_{arm}"] = pretrain(net, texts[arm], recipe, seed)
+            row[f"loss_{arm}"] = pretrain(net, coded[arm], recipe, seed)
         predictions[arm] = classify(
             net, ids, sample.labels["train"], len(sample.classes), recipe, seed + 1)
     add_scores(row, predictions, sample.labels)
@@ -141,38 +140,38 @@ def pretraining_texts(net, sample, arm):
     check_names(net.tokenizer, classes, names)
     for part in sets:
         for text, label in zip(sample.texts[part], sample.labels[part]):
-            name = names[label] if names else []
-            room = recipe["max_length"] - len(name)
+            name_ids = names[label] if names else []
+            room = recipe["max_length"] - len(name_ids)
             if room < 3:  # two are [CLS] and [SEP]
                 raise ValueError(f"{recipe['max_length']} tokens leave no room for a text: use a "
                                  "larger --max-length")
             ids = net.tokenizer(text, truncation=True, max_length=room)["input_ids"]
             place = len(ids) if net.causal else 1
-            coded.append((np.array([*ids[:place], *name, *ids[place:]]), len(name)))
+            coded.append((np.array([*ids[:place], *name_ids, *ids[place:]]), len(name_ids)))
     return coded
 
 
 # --- Pretraining and classification ---
 
-def pretrain(net, texts, recipe, seed):
-    """Pretrain in place on pretraining_texts. A masked model always predicts the name of a class.
-    Returns the loss of `train`."""
+def pretrain(net, coded, recipe, seed):
+    """Pretrain in place on what pretraining_texts gives. A masked model always predicts the name of
+    a class. Returns the loss of `train`."""
     rng = np.random.default_rng([seed, 1])
     special, mask_id = net.tokenizer.all_special_ids, net.tokenizer.mask_token_id
     vocabulary = len(net.tokenizer)
 
-    def example_of(row):
-        ids, name_length = texts[row]
+    def example_of(number):  # new masks at each call
+        ids, name_length = coded[number]
         if net.causal:
             return Example(ids, np.arange(len(ids) - 1), ids[1:])
         corrupted, scored = mask_tokens(ids, special, mask_id, vocabulary, rng)
-        name = np.arange(name_length) + 1  # its places, after [CLS]
-        corrupted[name] = mask_id
-        scored = np.union1d(scored, name)
+        name_places = np.arange(name_length) + 1  # after [CLS]
+        corrupted[name_places] = mask_id
+        scored = np.union1d(scored, name_places)
         return Example(corrupted, scored, ids[scored])
 
     torch.manual_seed(seed)
-    return train(net, net.lm, functools.partial(lm_logits, net), example_of, len(texts),
+    return train(net, net.lm, functools.partial(lm_logits, net), example_of, len(coded),
                  "pretrain", recipe, seed)
 
 
@@ -189,23 +188,24 @@ def mask_tokens(ids, special, mask_id, vocabulary, rng):
 
 
 def classify(net, ids, labels, K, recipe, seed):
-    """Train on ids["train"] with a new head. Returns {set: log-probabilities [n, K]}."""
+    """Train on ids["train"], whose labels [m] these are, with a new head for K classes. Returns
+    {set: log-probabilities [n, K]}."""
     torch.manual_seed(seed)
     head = fresh_head(net, K)
-    model = torch.nn.ModuleList([net.lm.base_model, net.pooler, head])
+    module = torch.nn.ModuleList([net.lm.base_model, net.pooler, head])
     logits_of = functools.partial(class_logits, net, head)
-    examples = class_examples(net, ids["train"], labels)
-    train(net, model, logits_of, lambda row: examples[row], len(labels), "train", recipe, seed)
+    labeled = class_examples(net, ids["train"], labels)
+    train(net, module, logits_of, labeled.__getitem__, len(labels), "train", recipe, seed)
 
-    model.eval()
+    module.eval()
     log_p = {}
     for name in ("test", "extra"):
         examples = class_examples(net, ids[name], itertools.repeat(0))  # targets are not used
         log_p[name] = np.empty((len(examples), K))
-        for rows in groups(net, examples):
-            batch = pack(net, [examples[row] for row in rows])
+        for numbers in groups(net, examples):
+            batch = pack(net, [examples[number] for number in numbers])
             with torch.inference_mode():
-                log_p[name][rows] = logits_of(batch).log_softmax(-1).cpu().numpy()
+                log_p[name][numbers] = logits_of(batch).log_softmax(-1).cpu().numpy()
     return log_p
 
 
@@ -220,10 +220,10 @@ def class_logits(net, head, batch):
         return head(hidden).float()
 
 
-def class_examples(net, texts, targets):
+def class_examples(net, coded, targets):
     """An Example of each text's token ids, which uses the logits of one position alone."""
     examples = []
-    for ids, target in zip(texts, targets):
+    for ids, target in zip(coded, targets):
         place = len(ids) - 1 if net.causal else 0
         examples.append(Example(ids, np.array([place]), np.array([target])))
     return examples
@@ -244,8 +244,9 @@ def fresh_head(net, K):
 
 
 def train(net, module, logits_of, example_of, count, stage, recipe, seed):
-    """Train the module in place on example_of(row), an Example, for `count` rows. Returns the last
-    epoch's loss, a mean over targets."""
+    """Train the module in place on example_of(0) to example_of(count - 1), each an Example. A batch
+    is a step; it goes through the network in groups, whose gradients add up. Its loss is the mean
+    over the targets of the whole batch. Returns the last epoch's loss, a mean over targets, too."""
     weights = [*module.train().parameters()]
     batch_size, epochs = recipe["batch_sizes"][stage], recipe["epochs"][stage]
     steps = epochs * math.ceil(count / batch_size)
@@ -261,15 +262,15 @@ def train(net, module, logits_of, example_of, count, stage, recipe, seed):
         order = rng.permutation(count)
         epoch_loss, epoch_targets = 0.0, 0
         for start in range(0, count, batch_size):
-            examples = [example_of(row) for row in order[start : start + batch_size]]
+            examples = [example_of(number) for number in order[start : start + batch_size]]
             targets = sum(len(example.targets) for example in examples)
             batch_loss = 0.0
-            for rows in groups(net, examples):
-                batch = pack(net, [examples[row] for row in rows])
+            for numbers in groups(net, examples):
+                batch = pack(net, [examples[number] for number in numbers])
                 loss = F.cross_entropy(logits_of(batch), batch.targets, reduction="sum")
                 scaler.scale(loss / max(1, targets)).backward()  # a batch may have no masks
-                batch_loss = batch_loss + loss.detach()
-            epoch_loss = epoch_loss + batch_loss
+                batch_loss += loss.detach()  # float() at once would wait for a GPU
+            epoch_loss += batch_loss
             epoch_targets += targets
             scaler.unscale_(optimizer)
             torch.nn.utils.clip_grad_norm_(weights, CLIP_NORM)
@@ -281,19 +282,18 @@ def train(net, module, logits_of, example_of, count, stage, recipe, seed):
 
 
 def groups(net, examples):
-    """Split the row numbers of examples into groups, one per forward pass, longest texts first."""
+    """Split the numbers of examples into groups, one per forward pass, longest texts first."""
     token_limit = CPU_TOKENS if net.device.type == "cpu" else GPU_TOKENS
     if net.lm.config.hidden_size > 256:
         token_limit //= 2
+    lengths = np.array([len(example.ids) for example in examples])
     split = [[]]
-    for row in sorted(range(len(examples)), key=lambda row: -len(examples[row].ids)):
-        lengths = [len(examples[member].ids) for member in (*split[-1], row)]
-        tokens = sum(lengths)
-        if not net.packed:  # each text is padded to the longest
-            tokens = len(lengths) * lengths[0]
+    for number in np.argsort(-lengths, kind="stable"):
+        members = lengths[[*split[-1], number]]  # the first is the longest: others are padded to it
+        tokens = members.sum() if net.packed else len(members) * members[0]
         if split[-1] and tokens > token_limit:
             split.append([])
-        split[-1].append(row)
+        split[-1].append(number)
     return split
 
 
@@ -304,7 +304,7 @@ class Example(NamedTuple):
 
 
 @functools.lru_cache(1)
-def load_network(model, device, precision):
+def load_network(model, device_name, precision):
     """A Model's network in float32, and what belongs to it; kept for later calls."""
     load_network.cache_clear()  # frees the last network before the next one comes
     transformers.logging.set_verbosity_error()
@@ -321,15 +321,15 @@ def load_network(model, device, precision):
     if len(tokenizer) > lm.config.vocab_size:
         raise ValueError(f"{len(tokenizer)} tokens, but {lm.config.vocab_size} rows of embeddings: "
                          "save it after model.resize_token_embeddings(len(tokenizer))")
-    pooler, fresh = torch.nn.Flatten(0, 1), []
+    pooler, fresh = torch.nn.Flatten(0, 1), []  # only [B, 1, width] to [B, width], as BERT's does
     if not causal:
         pooler, fresh = load_pooler(model)
         begins = tokenizer("a")["input_ids"][0] in (tokenizer.cls_token_id, tokenizer.bos_token_id)
         if not (begins and tokenizer.mask_token):
             raise ValueError("its tokenizer has no mask token or puts no [CLS] before a text")
     embeddings = getattr(lm.base_model, "embeddings", None)
+    dtype, device = PRECISIONS[precision], torch.device(device_name)
     modules = torch.nn.ModuleList([lm, pooler]).to(device)
-    dtype, device = PRECISIONS[precision], torch.device(device)
     net = SimpleNamespace(
         lm=lm,  # the model with its output layer
         pooler=pooler,  # of [CLS]
@@ -341,15 +341,16 @@ def load_network(model, device, precision):
         dtype=dtype,  # of autocast, or None
         autocast=torch.autocast(device.type, dtype, enabled=bool(dtype)),
         tokenizer=tokenizer,
-        packed=lm.config.model_type in PACKED,  # texts share rows
-        first=(getattr(embeddings, "padding_idx", -1) or 0) + 1)  # position of a first token
+        packed=lm.config.model_type in PACKED,  # texts share lines of a batch
+        # position of a first token: RoBERTa counts from padding_idx + 1, others from 0
+        first=(getattr(embeddings, "padding_idx", -1) or 0) + 1)
     probe(net)
     return net
 
 
 def load_pooler(model):
     """(BERT's pooler, which AutoModelForMaskedLM does not load; a list of it if it has no weights).
-    A model without one gets a layer that only removes the axis of tokens, as BERT's does."""
+    A model without one gets a layer that only removes the axis of tokens, as BERT's does, too."""
     body, info = transformers.AutoModel.from_pretrained(**load_options(model))
     if not hasattr(getattr(body, "pooler", None), "dense"):
         return torch.nn.Flatten(0, 1), []
@@ -361,14 +362,16 @@ def load_pooler(model):
 def probe(net):
     """Refuse a model whose logits depend on other texts of its batch or, if causal, on later
     tokens, or whose weights a forward pass changes."""
-    words = np.setdiff1d(range(net.lm.config.vocab_size), net.tokenizer.all_special_ids)
-    words = np.resize(words, 32)  # a vocabulary of proteins has fewer
+    # 32 tokens, some of them twice if the vocabulary, as of proteins, has fewer
+    words = np.resize(
+        np.setdiff1d(range(net.lm.config.vocab_size), net.tokenizer.all_special_ids), 32)
     texts, alone = [words, words[:7]], []  # the same tokens begin both
     net.lm.eval()
     for text in texts:
         with net.autocast:
             logits = net.lm(input_ids=torch.from_numpy(text[None]).to(net.device)).logits
         alone.append(logits[0].float())
+    # rounding moves logits, by the most where all are large: bf16 has 8 bits, float32 has 24
     near = max((0.05 if net.dtype else 1e-4) * alone[0].abs().max().item(), 1e-3)
     if not math.isfinite(near):
         raise ValueError("its logits are not finite: they overflow, or its weights hold a nan")
@@ -393,12 +396,12 @@ def lm_logits(net, batch):
 
 
 def pack(net, examples):
-    """A batch of B examples: the model's inputs [rows, width], kept places on the flattened grid
-    [S] and targets [S]. If texts share rows, positions restart in each, and the mask [rows, 1,
-    width, width] is 0 within a text, -inf elsewhere."""
+    """A batch of B examples: the model's inputs [lines, width], kept places on the flattened grid
+    [S] and targets [S]. If texts share lines, positions restart in each text, and the mask [lines,
+    1, width, width] is 0 within a text, -inf elsewhere."""
     lengths = np.array([len(example.ids) for example in examples])
-    rows, width, starts = lay_out(lengths, net.packed)
-    grid = np.zeros((3, rows * width), dtype=np.int64)  # token, position, number of the text
+    lines, width, starts = lay_out(lengths, net.packed)
+    grid = np.zeros((3, lines * width), dtype=np.int64)  # token, position, number of the text
     kept, targets = [], []
     for number, (start, example) in enumerate(zip(starts, examples), 1):  # 0 marks padding
         place = slice(start, start + len(example.ids))
@@ -407,7 +410,7 @@ def pack(net, examples):
         grid[2, place] = number
         kept.append(start + example.kept)
         targets.append(example.targets)
-    tokens, positions, owner = torch.from_numpy(grid).to(net.device).view(3, rows, width)
+    tokens, positions, owner = torch.from_numpy(grid).to(net.device).view(3, lines, width)
     inputs = {"input_ids": tokens, "attention_mask": (owner > 0).long()}
     if net.packed:
         blocked = owner[:, None, :, None] != owner[:, None, None, :]
@@ -421,33 +424,34 @@ def pack(net, examples):
 
 
 def lay_out(lengths, packed):
-    """Place texts of these lengths [B] on a grid: one per row or, if packed, in the first row with
-    room, at the width that wastes least. Returns (rows, width, flat places [B] of first tokens)."""
+    """Place texts of these lengths [B] on a grid: one per line or, if packed, in the first line
+    with room, at the width that wastes least. Returns (number of lines, width, places [B] of first
+    tokens on the flattened grid)."""
     longest = max(lengths)
     best = len(lengths), longest, np.arange(len(lengths)) * longest
     factors = (1, 1.25, 1.5, 2) if packed else ()
     for factor in factors:
         width = math.ceil(longest * factor)
-        free = np.full(len(lengths), width)  # room in each row
+        free = np.full(len(lengths), width)  # room in each line
         starts = np.zeros_like(free)
-        for text in np.argsort(-lengths, kind="stable"):
-            row = np.argmax(free >= lengths[text])  # the first with room
-            starts[text] = (row + 1) * width - free[row]
-            free[row] -= lengths[text]
-        rows = int(np.sum(free < width))
-        if rows * width < best[0] * best[1]:
-            best = rows, width, starts
+        for number in np.argsort(-lengths, kind="stable"):
+            line = np.argmax(free >= lengths[number])  # the first with room
+            starts[number] = (line + 1) * width - free[line]
+            free[line] -= lengths[number]
+        lines = int(sum(free < width))
+        if lines * width < best[0] * best[1]:
+            best = lines, width, starts
     return best
 
 
 def recipe_of(entries, given, precision, max_length, with_answers, labeled_read, model, task):
-    """What decides a row's numbers. given: {setting: (of pretraining, of training)}, None where the
-    `entries` of tasks.json's models decide."""
+    """What decides a row's numbers, apart from its draw. `entries`: the models of tasks.json.
+    given: {setting: (of pretraining, of training)} by flags, None where the entries decide."""
     entry = entries[model.like]
     if "train" not in entry["epochs"]:
         raise ValueError(f"model {model.name} works only with run_zero_shot.py")
     own = task.spec.get("recipes", {}).get(model.like, {})
-    # RoBERTa overstates its limit by 2
+    # RoBERTa overstates its limit by 2; other models hardly miss these two tokens
     length = min(max_length or entry.get("max_length", 256), model.longest - 2)
     recipe = {"version": RECIPE_VERSION, "objective": model.objective,
               "weights": model.weights_hash, "precision": precision, "max_length": length}
@@ -484,26 +488,27 @@ class Unit(NamedTuple):  # a draw that is asked for
 def sample_of(unit):
     """What a Unit's row is computed from, without the other texts of the task."""
     row, task = unit.row, unit.task
-    numbers = split_rows(task.labels, row["m"], row["n"], row["subsample"])
+    split = split_rows(task.labels, row["m"], row["n"], row["subsample"])
     texts, labels = {}, {}
-    for name, rows in numbers.items():
-        texts[name] = [task.texts[number] for number in rows]
-        labels[name] = task.labels[rows]
+    for name, numbers in split.items():
+        texts[name] = [task.texts[number] for number in numbers]
+        labels[name] = task.labels[numbers]
     return SimpleNamespace(
         row=row | {"num_classes": len(task.classes),
                    "majority": np.bincount(labels["test"]).max() / row["n"],
-                   "split": short_hash(*[rows.tolist() for rows in numbers.values()])},
+                   "split": short_hash(*[numbers.tolist() for numbers in split.values()])},
         recipe=unit.recipe, model=unit.model, classes=task.classes,
         texts=texts,  # {set: strings}
         labels=labels)  # {set: 0 to K - 1}
 
 
 def split_rows(labels, m, n, subsample):
-    """{set: numbers of its texts} of the published splits (paper, section 4 and appendix B)."""
+    """{set: numbers of its texts} of the published splits (paper, section 4 and appendix B), from
+    the labels [N] of all texts of a task."""
     seed, classes, train = 42 + subsample, np.unique(labels), []
     for c in classes:
-        rows = np.random.RandomState(seed).permutation(np.flatnonzero(labels == c))
-        train += rows[: m // len(classes)].tolist()
+        numbers = np.random.RandomState(seed).permutation(np.flatnonzero(labels == c))
+        train += numbers[: m // len(classes)].tolist()
     rest = np.delete(np.arange(len(labels)), train)
     rest = np.random.RandomState(seed).permutation(rest)
     return {"train": np.array(train), "extra": rest[n : 2 * n], "test": rest[:n]}
@@ -519,7 +524,7 @@ def check_names(tokenizer, classes, names):
 
 
 def training_seed(row):
-    return int(short_hash(row["model"], row["task"], row["subsample"], row["seed"]), 16) % 2**31
+    return int(short_hash(*map(row.get, "model task subsample seed".split())), 16) % 2**31
 
 
 def short_hash(*parts):
@@ -692,6 +697,7 @@ linecache.checkcache()  # or it would return the old text of an edited file
 SCRIPT = short_hash(linecache.getlines(short_hash.__code__.co_filename))
 SMALL = 50e6  # bytes of a model for which one core is enough
 MIN_SUBSAMPLES = 8  # of a task; with fewer, half-widths vary too much
+FILLED_IN = "--(tasks|m|n|subsamples|margin|out|experiment|dask|workers|device)(=|$)"
 LINE = "{task} draw {subsample} base {base:.3f} unseen {unseen:.3f} seen {seen:.3f} {seconds:.0f} s"
 
 
@@ -716,10 +722,15 @@ def plan_cells(out, experiment, models, tasks, m_values, max_subsamples, seed, a
 
 def typed_flags(argv):
     """Part of `versions`: the word "flags" and what was typed, as a shell reads it, but for flags
-    that fit_model.py fills in when it writes the next command. Empty, if a comma, a double quote or
-    a line break is in it, since the cell would then need quotes."""
-    left_out = "--(tasks|m|n|subsamples|margin|out|experiment|dask|workers|device)(?=[ =]|$)"
-    return re.sub(rf'(?s)^.*[",\n\r].*| {left_out}.*?(?= --|$)', "", shlex.join(["flags", *argv]))
+    that fit_model.py fills in when it writes the next command. Empty if a line break, or another
+    sign that cannot be printed, is in it: a row is a line of the file."""
+    typed = "flags"
+    for word in argv:
+        if word.startswith("--"):  # else a value of the flag before it
+            filled_in = re.match(FILLED_IN, word)
+        if not filled_in:
+            typed += f" {shlex.quote(word)}"
+    return typed if typed.isprintable() else ""
 
 
 def run_all(cells, run, out, margin, device, workers, dask):
@@ -813,10 +824,11 @@ def run_cell(units, compute, out, margin):
                 bias, half = means["bias"].mean(), interval(means)[2]
                 if margin:
                     goal = margin / 2
-                    reason = f" (goal ±{goal:g})"
                     if k >= MIN_SUBSAMPLES and half <= goal:
+                        reason = f" (goal ±{goal:g})"
                         break
-                    reason = f" (goal ±{goal:g} not reached within --subsamples)"
+                    # this is said if --subsamples allows no more draws
+                    reason = f" (goal not reached: ±{goal:g} from {MIN_SUBSAMPLES} draws on)"
                     known = f"{k} draws of each task: bias known to ±{half:.2f} of ±{goal:.2f}"
                     # a half-width falls with the square root of the number of draws
                     bar.total = bar.n + len(rows) * ((half / goal) ** 2 - 1)
@@ -829,8 +841,8 @@ def run_cell(units, compute, out, margin):
 
 
 def run_job(run, device, threads, sample):
-    # finished_rows needs a cell without quotes; run_zero_shot.py's recipe ends in a whole prompt
-    settings = re.sub(", .instruction.*|[{},'\"]", "", str(sample.recipe))
+    # without the signs of a dict, and without its last entry in run_zero_shot.py, a whole prompt
+    settings = re.sub(", .instruction.:.*|[{},'\"]", "", str(sample.recipe))
     sample.row["versions"] = (
         f"{settings} {sample.row['versions']} torch {torch.__version__} "
         f"transformers {transformers.__version__} script {SCRIPT}")
@@ -880,12 +892,7 @@ whole = functools.partial(above_zero, kind=int)
 # --- shared: results ---
 KEY = "experiment model task m n subsample seed".split()
 HASHES = ["split", "data", "recipe"]
-READ = {}  # {results file: (its rows, its last line with a line break, where that starts)}
-
-
-def results_path(own):
-    """The default file: rows of own data do not join the demonstration's."""
-    return Path(f"{Path(own).stem}_results.csv" if own else "results.csv")
+READ = {}  # {results file: (its rows, its last line with a line break, start of that line)}
 
 
 def lock_of(out):
@@ -895,7 +902,8 @@ def lock_of(out):
 
 def finished_rows(out):
     """{key: row} of a results file's whole lines, with numbers as numbers. Each call reads the new
-    lines, or all of them if the last one that was read is not there any more."""
+    lines, or all of them if the last one that was read is not there any more. It is the same dict
+    at each call, which grows: do not change it."""
     if not out.exists():
         return {}
     rows, last, start = READ.get(out, ({}, b"", 0))
@@ -909,8 +917,9 @@ def finished_rows(out):
         for line in file:
             if line.endswith(b"\n"):
                 last, start = line, start + len(last)
-            # spreadsheets leave out the last line break: a whole line ends in the script's hash
-            elif not re.search(rb" script [0-9a-f]{12}\r?$", line):
+            # spreadsheets leave out the last line break: a whole line ends in the script's hash,
+            # and its quote marks come in pairs
+            elif not re.match(rb'(?=.* script [0-9a-f]{12}"?\r?$)([^"]|"[^"]*")*$', line):
                 break  # it was cut short
             with contextlib.suppress(ValueError):  # of the header, or a line that was cut short
                 cells = next(csv.reader([line.decode()]))
@@ -987,7 +996,7 @@ def load_task(name, spec):
 
 def first_of(sources, read, name):
     """What read(source) returns of the first source that can be read. `name` is for the error."""
-    reasons = []
+    reasons, failure = [], None
     for source in sources:
         try:
             return read(source)
@@ -999,8 +1008,8 @@ def first_of(sources, read, name):
 
 def check_size(name, task, ms, n):
     """Print the size of a task. Refuse one that is too small for the largest m and n."""
-    counts, rows = pd.Series(np.bincount(task.labels), task.classes), len(task.texts)
-    K = len(counts)
+    counts = pd.Series(np.bincount(task.labels), task.classes)
+    rows, K = counts.sum(), len(counts)
     each = max(ms) // K  # as many texts of each class
     print(f"task {name} from {task.source}: {rows} rows, {K} classes: {counts.to_dict()!s:.300}")
     if min(ms) < K or rows < K + 2:
@@ -1290,6 +1299,7 @@ class Model(NamedTuple):
 
 def find_model(text, registry):
     """The Model of --model: an entry of tasks.json, a folder or a Hub id."""
+    tried = f"model {text}"
     registered, name, sources = registry["models"], text, [{"hub": text}]
     folder = user_path(text).resolve()
     if text in registered:
@@ -1297,8 +1307,8 @@ def find_model(text, registry):
     elif folder.is_dir():
         name, sources = folder.name, [{"path": folder}]
     else:
-        text += f" (no folder; tasks.json has {', '.join(registered)})"
-    return first_of(sources, functools.partial(read_model, name, registered), f"model {text}")
+        tried += f" (no folder; tasks.json has {', '.join(registered)})"
+    return first_of(sources, functools.partial(read_model, name, registered), tried)
 
 
 def read_model(name, registered, source):
@@ -1335,9 +1345,9 @@ def is_masked(config):
     masked = type(config) in transformers.MODEL_FOR_MASKED_LM_MAPPING
     causal = type(config) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING
     architecture = str(config.architectures)
-    if any([config.is_encoder_decoder, config.get_text_config() is not config,
-            getattr(config, "quantization_config", None), "Classif" in architecture,
-            not (masked or causal)]):
+    if (config.is_encoder_decoder or config.get_text_config() is not config
+            or getattr(config, "quantization_config", None) or "Classif" in architecture
+            or not (masked or causal)):
         raise ValueError(
             "use a language model, not a classifier, encoder-decoder, multimodal or quantized one")
     # BERT and others have models of both kinds: BertLMHeadModel is causal, XLMWithLMHeadModel not
@@ -1357,9 +1367,13 @@ def load_options(model):
 
 
 def choose_device(device, precision):
+    """The device's name, such as cuda; "auto": an accelerator, if there is one. Refuses those that
+    cannot compute, or not in this precision."""
     if device == "auto":
-        device = (torch.accelerator.current_accelerator(True) or torch.device("cpu")).type
-    if precision == "bf16" and device.startswith("cuda"):
+        device = str(torch.accelerator.current_accelerator(True) or "cpu")
+    with errors_name(f"{device} does not work here (try --device cpu)"):
+        torch.ones(1, device=device)  # fails on a GPU that is older than torch serves
+    if precision == "bf16" and "cuda" in device:
         if torch.cuda.get_device_capability(device) < (8, 0):  # it would emulate bf16, slowly
             raise ValueError(f"{device} does not support bf16: use --precision fp16")
     return device
@@ -1391,7 +1405,7 @@ def check_known(tokenizer, texts):
 def parse_args(argv):
     parser = argparse.ArgumentParser(
         usage="%(prog)s [flags]; with your own file: %(prog)s --csv mine.csv",
-        description=__doc__.partition("\n\n")[0])
+        description=__doc__.partition("\n\n")[0], allow_abbrev=False)  # for typed_flags
     add = parser.add_argument_group("what to run (all combinations)").add_argument
     add("--model", nargs="+", default=["bert-tiny"],
         help="bert, gpt2, bert-tiny, a folder or a Hub id; default bert-tiny")
@@ -1421,7 +1435,8 @@ def parse_args(argv):
         args.margin = 1.0
     usual = "few-shot-labeled-read" if args.pretrain_on_labeled else "few-shot"
     args.experiment = experiment_name(args.experiment or usual, args.with_answers)
-    args.out = args.out or results_path(args.csv or args.hub)
+    own = args.csv or args.hub  # its rows do not join the demonstration's
+    args.out = args.out or Path(f"{Path(own).stem}_results.csv" if own else "results.csv")
     if args.out.suffix != ".csv":
         raise ValueError(f"--out {args.out}: the name of a results file must end in .csv")
     return args

@@ -90,14 +90,14 @@ def run_prompts(sample, device, threads, adapters=None):
     batch order and dropout."""
     torch.set_num_threads(threads)
     row, recipe = sample.row, sample.recipe
+    net, tokenizer = load_net(sample.model, recipe["quantize"], recipe["precision"], device)
     if adapters:
         folder = adapters / unit_name(row)
-        (folder / "unit.json").unlink(missing_ok=True)  # of other adapters
-    net, tokenizer = load_net(sample.model, recipe["quantize"], recipe["precision"], device)
-    if adapters and not tokenizer.is_fast:
-        raise ValueError("--adapters needs a tokenizer.json")
+        (folder / "unit.json").unlink(missing_ok=True)  # it describes older adapters
+        if not tokenizer.is_fast:
+            raise ValueError("--adapters needs a tokenizer.json")
     started, seed = time.perf_counter(), training_seed(row)
-    strings, predictions = {}, {}
+    strings, predictions = {}, {}  # strings: {set: what arm_strings gives}
     for name in ("test", "extra"):
         strings[name] = arm_strings(
             tokenizer, recipe, sample.classes, sample.texts[name], sample.labels[name])
@@ -146,8 +146,8 @@ def instruction(classes, spec):
 
 
 def arm_strings(tokenizer, recipe, classes, texts, labels):
-    """The strings of a set: `sequences` to pretrain on and, for each text, the `examples` in them,
-    `prompts` to score and `labels`."""
+    """The strings of a set of n texts: `sequences` to pretrain on (n, or one a pack) and, for each
+    text, the `examples` in them and `prompts` to score; `labels`, for unit.json alone."""
     head, pack = recipe["instruction"], recipe["pack"]
     names = [encode(tokenizer, f" {name}") for name in classes]
     check_names(tokenizer, classes, names)
@@ -158,13 +158,13 @@ def arm_strings(tokenizer, recipe, classes, texts, labels):
     answers = [""] * len(texts)
     if recipe["answers"]:
         answers = [f" {classes[label]}" for label in labels]
-    examples = [slot + answer for slot, answer in zip(slots, answers)]
-    starts = range(0, len(texts), pack)
+    starts, examples = range(0, len(texts), pack), []
     if pack > 1:  # texts of a pack are cut together, and have slots only with answers
         ends = [SLOT + answer if answer else "" for answer in answers]
-        examples = []
         for at in starts:
             examples += cut(texts[at : at + pack], ends[at : at + pack])
+    else:
+        examples = [slot + answer for slot, answer in zip(slots, answers)]
     return {"sequences": ["\n\n".join([head, *examples[at : at + pack]]) for at in starts],
             "examples": examples, "prompts": [f"{head}\n\n{slot}" for slot in slots],
             "labels": labels.tolist()}
@@ -209,7 +209,8 @@ def show_prompts(model, tasks, recipe_of):
 # --- Pretraining ---
 
 def fresh_adapter(net, seed):
-    """Give each arm the same new adapter: A random, B zero."""
+    """Give each arm the same new adapter: A random, B zero, as peft does where its
+    init_lora_weights is True."""
     torch.manual_seed(seed)
     for module in net.modules():
         if hasattr(module, "reset_lora_parameters"):
@@ -217,8 +218,9 @@ def fresh_adapter(net, seed):
 
 
 def train_adapter(net, ids, recipe, seed):
-    """Train in place on lists of ids. A step's loss is the mean over its tokens. Returns that of
-    the last epoch."""
+    """Train the adapter in place on lists of token ids, one a sequence. A batch is a step; it goes
+    through the network in groups, whose gradients add up. Its loss is the mean over the tokens that
+    are predicted, all but each sequence's first. Returns the last epoch's, nats per token."""
     batch_size, peak, epochs = recipe["batch_size"], recipe["learning_rate"], recipe["epochs"]
     quantized = recipe["quantize"] == "nf4"
     if quantized or max(map(len, ids)) > 512:  # takes half the memory and 1.3 times as long
@@ -226,11 +228,12 @@ def train_adapter(net, ids, recipe, seed):
     else:
         net.gradient_checkpointing_disable()
     weights = [weight for weight in net.parameters() if weight.requires_grad]
-    optimizer = torch.optim.AdamW(weights, peak, weight_decay=0.0, fused=True)
+    optimizer_class = functools.partial(torch.optim.AdamW, fused=True)
     if quantized:  # Departs from the paper: not paged
         import bitsandbytes
 
-        optimizer = bitsandbytes.optim.AdamW8bit(weights, peak, weight_decay=0.0)
+        optimizer_class = bitsandbytes.optim.AdamW8bit
+    optimizer = optimizer_class(weights, peak, weight_decay=0.0)
     steps = epochs * math.ceil(len(ids) / batch_size)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / steps)
     scaler = torch.amp.GradScaler(net.device.type, 2.0**12, enabled=recipe["precision"] == "fp16")
@@ -238,25 +241,25 @@ def train_adapter(net, ids, recipe, seed):
     torch.manual_seed(seed)  # it draws the dropout
     net.train()
     for _ in range(epochs):
-        order, loss, tokens = rng.permutation(len(ids)), 0.0, 0
+        order, epoch_loss, epoch_targets = rng.permutation(len(ids)), 0.0, 0
         for start in range(0, len(ids), batch_size):
-            batch = [ids[row] for row in order[start : start + batch_size]]
-            count = sum(map(len, batch)) - len(batch)
+            batch = [ids[number] for number in order[start : start + batch_size]]
+            targets_in_batch = sum(map(len, batch)) - len(batch)  # no token predicts a first one
             for group in token_groups(batch, net.device):
                 padded = pad(group, net.device, -100)  # on the right, where no token sees it
                 logits = net(input_ids=padded.clamp(min=0), use_cache=False).logits[:, :-1]
                 logits, targets = logits.flatten(0, 1).float(), padded[:, 1:].flatten()
-                part = F.cross_entropy(logits, targets, reduction="sum")
-                scaler.scale(part / count).backward()
-                loss += part.item()
-            tokens += count
+                loss = F.cross_entropy(logits, targets, reduction="sum")
+                scaler.scale(loss / targets_in_batch).backward()
+                epoch_loss += loss.item()
+            epoch_targets += targets_in_batch
             scaler.unscale_(optimizer)
             torch.nn.utils.clip_grad_norm_(weights, CLIP_NORM)
             scaler.step(optimizer)
             scaler.update()
             schedule.step()
             optimizer.zero_grad()
-    return loss / tokens
+    return epoch_loss / epoch_targets
 
 
 def token_groups(sequences, device):
@@ -280,39 +283,42 @@ def pad(sequences, device, value=0):
 
 @torch.inference_mode()
 def score_classes(net, tokenizer, prompts, classes):
-    """Mean log-probability [N, K] of the tokens of K classes' names after each of N prompts. What
-    all prompts share runs once; then prompts of similar length run together."""
+    """Mean log-probability [N, K] of the tokens of K classes' names after each of N prompts. The
+    token ids of a prompt and a class stand in three parts, each of which runs as few times as it
+    can: [what all prompts share: once | what the prompt's classes share: once a prompt | the rest:
+    once a class]. Prompts of similar length run together."""
     net.eval()
-    coded = [class_pairs(tokenizer, prompt, classes) for prompt in prompts]
-    shared = [shared_ids(pairs) for pairs in coded]
-    # of all prompts; an id is left of each, to be run in score_group
+    pairs_of = [class_pairs(tokenizer, prompt, classes) for prompt in prompts]
+    shared = [shared_ids(pairs) for pairs in pairs_of]
+    # commonprefix is also of lists. An id is left of each prompt, to be run in score_group
     first = os.path.commonprefix(shared)[: min(map(len, shared)) - 1]
     cache = net(input_ids=pad([first], net.device), use_cache=True).past_key_values
     K = len(classes)
     means = torch.empty(len(prompts), K, dtype=torch.double)
     prompts_in_pass = max(1, SCORED // K)
     windows = [getattr(net.config, name, None) for name in ("sliding_window", "window_size")]
-    longest = max(len(ids) for pairs in coded for ids, _ in pairs)
+    longest = max(len(ids) for pairs in pairs_of for ids, _ in pairs)
     if longest > min(filter(None, windows), default=math.inf):
         prompts_in_pass = 1  # padding would push tokens out of the window of a layer's cache
-    order = sorted(range(len(coded)), key=lambda row: len(coded[row][0][0]))
+    # by the length of each prompt with its first class
+    order = sorted(range(len(pairs_of)), key=lambda number: len(pairs_of[number][0][0]))
     for start in range(0, len(order), prompts_in_pass):
         group = order[start : start + prompts_in_pass]
         for first_class in range(0, K, SCORED):
             some = slice(first_class, first_class + SCORED)
-            pairs = [coded[row][some] for row in group]
-            means[group, some] = score_group(net, pairs, len(first), cache)
+            group_pairs = [pairs_of[number][some] for number in group]
+            means[group, some] = score_group(net, group_pairs, len(first), cache)
     return means
 
 
 def class_pairs(tokenizer, prompt, classes):
     """For each class a pair (token ids of prompt + " " + class, place where the class begins). A
     token that spans both is scored."""
-    alone, answers = encode(tokenizer, prompt), []
+    alone, pairs = encode(tokenizer, prompt), []
     for name in classes:
         ids = encode(tokenizer, f"{prompt} {name}")
-        answers.append((ids, len(os.path.commonprefix([alone, ids]))))
-    return answers
+        pairs.append((ids, len(os.path.commonprefix([alone, ids]))))
+    return pairs
 
 
 def shared_ids(pairs):
@@ -320,32 +326,35 @@ def shared_ids(pairs):
     return pairs[0][0][: min(start for _, start in pairs) - 1]
 
 
-def score_group(net, coded, cached, cache):
+def score_group(net, group_pairs, cached_tokens, cache):
     """score_classes of B prompts, with the pairs of K classes each. The cache holds the first
-    `cached` tokens of every prompt. The rest of what a prompt's classes share runs once, padded on
-    the right; then what follows it."""
-    K, device = len(coded[0]), net.device
-    shared = [shared_ids(pairs) for pairs in coded]
+    `cached_tokens` ids of every prompt. Here run, for prompt and class,
+
+        [in the cache | rest of what the prompt's classes share | inputs: what follows it]
+
+    the middle part once a prompt, padded on the right, then the last one once a class."""
+    K, device = len(group_pairs[0]), net.device
+    shared = [shared_ids(pairs) for pairs in group_pairs]
     cache = copy.deepcopy(cache)
-    cache.batch_repeat_interleave(len(coded))
-    rests = pad([ids[cached:] for ids in shared], device)  # [B, R]
+    cache.batch_repeat_interleave(len(group_pairs))
+    rests = pad([ids[cached_tokens:] for ids in shared], device)  # [B, R]
     net(input_ids=rests, past_key_values=cache, use_cache=True, logits_to_keep=1)
     cache.batch_repeat_interleave(K)
 
     inputs, targets, ends = [], [], []
-    for pairs, common in zip(coded, shared):
+    for pairs, common in zip(group_pairs, shared):
         end = len(common)
         for ids, start in pairs:
             inputs.append(ids[end:-1])  # each predicts its next token
             unscored = start - 1 - end  # next tokens that belong to the prompt
             targets.append([-100] * unscored + ids[start:])
             ends.append([end])
-    inputs, targets = pad(inputs, device), pad(targets, device, -100)  # [B K, T], of each class
+    inputs, targets = pad(inputs, device), pad(targets, device, -100)  # [B K, T]
     ends = torch.tensor(ends, device=device)  # [B K, 1]
     # the mask hides padding among the cached tokens; positions do not count it
-    seen = torch.arange(cached + rests.shape[1], device=device) < ends  # [B K, cached + R]
-    mask = F.pad(seen.long(), (0, inputs.shape[1]), value=1)
-    positions = ends + torch.arange(inputs.shape[1], device=device)
+    seen = torch.arange(cached_tokens + rests.shape[1], device=device) < ends
+    mask = F.pad(seen.long(), (0, inputs.shape[1]), value=1)  # [B K, cached_tokens + R + T]
+    positions = ends + torch.arange(inputs.shape[1], device=device)  # [B K, T]
     logits = net(input_ids=inputs, past_key_values=cache, use_cache=True, attention_mask=mask,
                  position_ids=positions).logits
     losses = F.cross_entropy(logits.float().mT, targets, reduction="none")  # [B K, T]
@@ -356,8 +365,9 @@ def score_group(net, coded, cached, cache):
 # --- The network ---
 
 @functools.lru_cache(1)
-def load_net(model, quantize, precision, device):
-    """(network with an adapter, tokenizer); nf4: the paper's QLoRA."""
+def load_net(model, quantize, precision, device_name):
+    """(a Model's network with an adapter, its tokenizer), kept for later calls; nf4: the paper's
+    QLoRA."""
     load_net.cache_clear()
     gc.collect()  # frees the last network before the next one comes
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
@@ -366,7 +376,7 @@ def load_net(model, quantize, precision, device):
     warnings.filterwarnings("ignore", module="peft|transformers")
     import peft
 
-    options, dtype, device = load_options(model), PRECISIONS[precision], torch.device(device)
+    options, dtype, device = load_options(model), PRECISIONS[precision], torch.device(device_name)
     if quantize == "nf4":
         options["device_map"] = {"": device}
         options["quantization_config"] = transformers.BitsAndBytesConfig(
@@ -377,7 +387,7 @@ def load_net(model, quantize, precision, device):
     if info["missing_keys"]:
         raise ValueError("use a model that was saved whole, with its output layer: the files of "
                          f"{model.name} have no {info['missing_keys']}")
-    cast(lm, dtype)
+    prepare_layers(lm, dtype)
     lm.forward = torch.autocast(device.type, dtype, enabled=bool(dtype))(lm.forward)
     if max(weight.ndim for weight in lm.parameters()) > 2:
         raise ValueError("a mixture of experts, or convolutions, which LoRA does not reach")
@@ -390,18 +400,19 @@ def load_net(model, quantize, precision, device):
     return net, tokenizer
 
 
-def cast(lm, dtype):
-    """Convert matrices, not the output layer, once: autocast would at each use. Scoring must not
-    repack those of NF4 into a form without gradients."""
+def prepare_layers(lm, dtype):
+    """Set up all layers but the output layer, in place."""
     for module in lm.base_model.modules():
+        # else bitsandbytes repacks matrices of NF4 in scoring, into a form without gradients
         module.support_avx512bf16_for_cpu = False
         if dtype and type(module) is torch.nn.Linear:
-            module.to(dtype)
+            module.to(dtype)  # once: autocast would convert it at each use
 
 
 @torch.inference_mode()
 def check_scores(net, tokenizer, near):
-    """ValueError if batching or caching prompts changes their scores."""
+    """ValueError if batching or caching prompts changes their scores by more than the share `near`
+    and 0.001 nats."""
     net.eval()
     expected, classes = [], ["yes, this is so", "no"]
     prompts = ["Is it so? Yes, rain", "Is it so? Yes, rain and wind", "Is it so? Yes, x"]
@@ -423,8 +434,9 @@ def check_scores(net, tokenizer, near):
 # --- Settings ---
 
 def prompt_recipe(entries, given, model, task):
-    """What decides a row's numbers: `given`, by flags, else `entries`, the models of tasks.json.
-    Epochs and rates there are for training all weights, so they are not used."""
+    """What decides a row's numbers, apart from its draw: `given`, by flags, else `entries`, the
+    models of tasks.json. Epochs and rates there are for training all weights, so they are not
+    used. `instruction` is the last entry: run_job cuts there."""
     if model.objective == "mlm":
         raise ValueError(f"model {model.name} is masked: use run_experiment.py")
     like = model.name if model.name in entries else "smollm2"
@@ -462,26 +474,27 @@ class Unit(NamedTuple):  # a draw that is asked for
 def sample_of(unit):
     """What a Unit's row is computed from, without the other texts of the task."""
     row, task = unit.row, unit.task
-    numbers = split_rows(task.labels, row["m"], row["n"], row["subsample"])
+    split = split_rows(task.labels, row["m"], row["n"], row["subsample"])
     texts, labels = {}, {}
-    for name, rows in numbers.items():
-        texts[name] = [task.texts[number] for number in rows]
-        labels[name] = task.labels[rows]
+    for name, numbers in split.items():
+        texts[name] = [task.texts[number] for number in numbers]
+        labels[name] = task.labels[numbers]
     return SimpleNamespace(
         row=row | {"num_classes": len(task.classes),
                    "majority": np.bincount(labels["test"]).max() / row["n"],
-                   "split": short_hash(*[rows.tolist() for rows in numbers.values()])},
+                   "split": short_hash(*[numbers.tolist() for numbers in split.values()])},
         recipe=unit.recipe, model=unit.model, classes=task.classes,
         texts=texts,  # {set: strings}
         labels=labels)  # {set: 0 to K - 1}
 
 
 def split_rows(labels, m, n, subsample):
-    """{set: numbers of its texts} of the published splits (paper, section 4 and appendix B)."""
+    """{set: numbers of its texts} of the published splits (paper, section 4 and appendix B), from
+    the labels [N] of all texts of a task."""
     seed, classes, train = 42 + subsample, np.unique(labels), []
     for c in classes:
-        rows = np.random.RandomState(seed).permutation(np.flatnonzero(labels == c))
-        train += rows[: m // len(classes)].tolist()
+        numbers = np.random.RandomState(seed).permutation(np.flatnonzero(labels == c))
+        train += numbers[: m // len(classes)].tolist()
     rest = np.delete(np.arange(len(labels)), train)
     rest = np.random.RandomState(seed).permutation(rest)
     return {"train": np.array(train), "extra": rest[n : 2 * n], "test": rest[:n]}
@@ -497,7 +510,7 @@ def check_names(tokenizer, classes, names):
 
 
 def training_seed(row):
-    return int(short_hash(row["model"], row["task"], row["subsample"], row["seed"]), 16) % 2**31
+    return int(short_hash(*map(row.get, "model task subsample seed".split())), 16) % 2**31
 
 
 def short_hash(*parts):
@@ -670,6 +683,7 @@ linecache.checkcache()  # or it would return the old text of an edited file
 SCRIPT = short_hash(linecache.getlines(short_hash.__code__.co_filename))
 SMALL = 50e6  # bytes of a model for which one core is enough
 MIN_SUBSAMPLES = 8  # of a task; with fewer, half-widths vary too much
+FILLED_IN = "--(tasks|m|n|subsamples|margin|out|experiment|dask|workers|device)(=|$)"
 LINE = "{task} draw {subsample} base {base:.3f} unseen {unseen:.3f} seen {seen:.3f} {seconds:.0f} s"
 
 
@@ -694,10 +708,15 @@ def plan_cells(out, experiment, models, tasks, m_values, max_subsamples, seed, a
 
 def typed_flags(argv):
     """Part of `versions`: the word "flags" and what was typed, as a shell reads it, but for flags
-    that fit_model.py fills in when it writes the next command. Empty, if a comma, a double quote or
-    a line break is in it, since the cell would then need quotes."""
-    left_out = "--(tasks|m|n|subsamples|margin|out|experiment|dask|workers|device)(?=[ =]|$)"
-    return re.sub(rf'(?s)^.*[",\n\r].*| {left_out}.*?(?= --|$)', "", shlex.join(["flags", *argv]))
+    that fit_model.py fills in when it writes the next command. Empty if a line break, or another
+    sign that cannot be printed, is in it: a row is a line of the file."""
+    typed = "flags"
+    for word in argv:
+        if word.startswith("--"):  # else a value of the flag before it
+            filled_in = re.match(FILLED_IN, word)
+        if not filled_in:
+            typed += f" {shlex.quote(word)}"
+    return typed if typed.isprintable() else ""
 
 
 def run_all(cells, run, out, margin, device, workers, dask):
@@ -791,10 +810,11 @@ def run_cell(units, compute, out, margin):
                 bias, half = means["bias"].mean(), interval(means)[2]
                 if margin:
                     goal = margin / 2
-                    reason = f" (goal ±{goal:g})"
                     if k >= MIN_SUBSAMPLES and half <= goal:
+                        reason = f" (goal ±{goal:g})"
                         break
-                    reason = f" (goal ±{goal:g} not reached within --subsamples)"
+                    # this is said if --subsamples allows no more draws
+                    reason = f" (goal not reached: ±{goal:g} from {MIN_SUBSAMPLES} draws on)"
                     known = f"{k} draws of each task: bias known to ±{half:.2f} of ±{goal:.2f}"
                     # a half-width falls with the square root of the number of draws
                     bar.total = bar.n + len(rows) * ((half / goal) ** 2 - 1)
@@ -807,8 +827,8 @@ def run_cell(units, compute, out, margin):
 
 
 def run_job(run, device, threads, sample):
-    # finished_rows needs a cell without quotes; run_zero_shot.py's recipe ends in a whole prompt
-    settings = re.sub(", .instruction.*|[{},'\"]", "", str(sample.recipe))
+    # without the signs of a dict, and without its last entry in run_zero_shot.py, a whole prompt
+    settings = re.sub(", .instruction.:.*|[{},'\"]", "", str(sample.recipe))
     sample.row["versions"] = (
         f"{settings} {sample.row['versions']} torch {torch.__version__} "
         f"transformers {transformers.__version__} script {SCRIPT}")
@@ -858,12 +878,7 @@ whole = functools.partial(above_zero, kind=int)
 # --- shared: results ---
 KEY = "experiment model task m n subsample seed".split()
 HASHES = ["split", "data", "recipe"]
-READ = {}  # {results file: (its rows, its last line with a line break, where that starts)}
-
-
-def results_path(own):
-    """The default file: rows of own data do not join the demonstration's."""
-    return Path(f"{Path(own).stem}_results.csv" if own else "results.csv")
+READ = {}  # {results file: (its rows, its last line with a line break, start of that line)}
 
 
 def lock_of(out):
@@ -873,7 +888,8 @@ def lock_of(out):
 
 def finished_rows(out):
     """{key: row} of a results file's whole lines, with numbers as numbers. Each call reads the new
-    lines, or all of them if the last one that was read is not there any more."""
+    lines, or all of them if the last one that was read is not there any more. It is the same dict
+    at each call, which grows: do not change it."""
     if not out.exists():
         return {}
     rows, last, start = READ.get(out, ({}, b"", 0))
@@ -887,8 +903,9 @@ def finished_rows(out):
         for line in file:
             if line.endswith(b"\n"):
                 last, start = line, start + len(last)
-            # spreadsheets leave out the last line break: a whole line ends in the script's hash
-            elif not re.search(rb" script [0-9a-f]{12}\r?$", line):
+            # spreadsheets leave out the last line break: a whole line ends in the script's hash,
+            # and its quote marks come in pairs
+            elif not re.match(rb'(?=.* script [0-9a-f]{12}"?\r?$)([^"]|"[^"]*")*$', line):
                 break  # it was cut short
             with contextlib.suppress(ValueError):  # of the header, or a line that was cut short
                 cells = next(csv.reader([line.decode()]))
@@ -965,7 +982,7 @@ def load_task(name, spec):
 
 def first_of(sources, read, name):
     """What read(source) returns of the first source that can be read. `name` is for the error."""
-    reasons = []
+    reasons, failure = [], None
     for source in sources:
         try:
             return read(source)
@@ -977,8 +994,8 @@ def first_of(sources, read, name):
 
 def check_size(name, task, ms, n):
     """Print the size of a task. Refuse one that is too small for the largest m and n."""
-    counts, rows = pd.Series(np.bincount(task.labels), task.classes), len(task.texts)
-    K = len(counts)
+    counts = pd.Series(np.bincount(task.labels), task.classes)
+    rows, K = counts.sum(), len(counts)
     each = max(ms) // K  # as many texts of each class
     print(f"task {name} from {task.source}: {rows} rows, {K} classes: {counts.to_dict()!s:.300}")
     if min(ms) < K or rows < K + 2:
@@ -1268,6 +1285,7 @@ class Model(NamedTuple):
 
 def find_model(text, registry):
     """The Model of --model: an entry of tasks.json, a folder or a Hub id."""
+    tried = f"model {text}"
     registered, name, sources = registry["models"], text, [{"hub": text}]
     folder = user_path(text).resolve()
     if text in registered:
@@ -1275,8 +1293,8 @@ def find_model(text, registry):
     elif folder.is_dir():
         name, sources = folder.name, [{"path": folder}]
     else:
-        text += f" (no folder; tasks.json has {', '.join(registered)})"
-    return first_of(sources, functools.partial(read_model, name, registered), f"model {text}")
+        tried += f" (no folder; tasks.json has {', '.join(registered)})"
+    return first_of(sources, functools.partial(read_model, name, registered), tried)
 
 
 def read_model(name, registered, source):
@@ -1313,9 +1331,9 @@ def is_masked(config):
     masked = type(config) in transformers.MODEL_FOR_MASKED_LM_MAPPING
     causal = type(config) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING
     architecture = str(config.architectures)
-    if any([config.is_encoder_decoder, config.get_text_config() is not config,
-            getattr(config, "quantization_config", None), "Classif" in architecture,
-            not (masked or causal)]):
+    if (config.is_encoder_decoder or config.get_text_config() is not config
+            or getattr(config, "quantization_config", None) or "Classif" in architecture
+            or not (masked or causal)):
         raise ValueError(
             "use a language model, not a classifier, encoder-decoder, multimodal or quantized one")
     # BERT and others have models of both kinds: BertLMHeadModel is causal, XLMWithLMHeadModel not
@@ -1335,9 +1353,13 @@ def load_options(model):
 
 
 def choose_device(device, precision):
+    """The device's name, such as cuda; "auto": an accelerator, if there is one. Refuses those that
+    cannot compute, or not in this precision."""
     if device == "auto":
-        device = (torch.accelerator.current_accelerator(True) or torch.device("cpu")).type
-    if precision == "bf16" and device.startswith("cuda"):
+        device = str(torch.accelerator.current_accelerator(True) or "cpu")
+    with errors_name(f"{device} does not work here (try --device cpu)"):
+        torch.ones(1, device=device)  # fails on a GPU that is older than torch serves
+    if precision == "bf16" and "cuda" in device:
         if torch.cuda.get_device_capability(device) < (8, 0):  # it would emulate bf16, slowly
             raise ValueError(f"{device} does not support bf16: use --precision fp16")
     return device
@@ -1371,7 +1393,7 @@ def check_known(tokenizer, texts):
 def parse_args(argv):
     parser = argparse.ArgumentParser(
         usage="%(prog)s [flags]; with your own file: %(prog)s --csv mine.csv",
-        description=__doc__.partition("\n\n")[0])
+        description=__doc__.partition("\n\n")[0], allow_abbrev=False)  # for typed_flags
     add = parser.add_argument_group("what to run (all combinations)").add_argument
     add("--model", nargs="+", default=["smollm2"],
         help="smollm2, mistral, folder or Hub id; default smollm2")
@@ -1392,8 +1414,8 @@ def parse_args(argv):
     add("--answer", help="what is asked for, such as \"its topic\"; default its category")
     add_shared_flags(parser)
     add = parser.add_argument_group("recipe").add_argument
-    add("--quantize", default="none", choices=("none", "nf4"), help="nf4: 4-bit weights, in "
-        "bf16; older GPUs, such as a T4, need --precision fp16; default none")
+    add("--quantize", default="none", choices=("none", "nf4"), help="nf4: 4-bit weights, "
+        "in bf16 unless --precision is fp16, as older GPUs, such as a T4, need; default none")
     add("--pretrain-epochs", type=whole, default=EPOCHS, help="default %(default)s")
     add("--pretrain-lr", type=above_zero, default=LEARNING_RATE, help="peak; default %(default)s")
     add("--batch-size", type=whole, help="prompts per step; default from tasks.json")
@@ -1401,7 +1423,8 @@ def parse_args(argv):
     args = parser.parse_args(argv)
     packed = "-packed" if args.pack > 1 else ""
     args.experiment = experiment_name(args.experiment or f"zero-shot{packed}", args.with_answers)
-    args.out = args.out or results_path(args.csv or args.hub)
+    own = args.csv or args.hub  # its rows do not join the demonstration's
+    args.out = args.out or Path(f"{Path(own).stem}_results.csv" if own else "results.csv")
     if args.out.suffix != ".csv":
         raise ValueError(f"--out {args.out}: the name of a results file must end in .csv")
     return args
@@ -1423,7 +1446,8 @@ def main(argv=()):
              "batch_size": args.batch_size, "epochs": args.pretrain_epochs,
              "learning_rate": args.pretrain_lr, "max_length": args.max_length,
              "answers": args.with_answers, "pack": args.pack}
-    if args.quantize == "nf4" and args.precision == "float32":  # NF4 weights compute in half
+    # NF4 weights compute in half precision; the first line of a run says in which
+    if args.quantize == "nf4" and args.precision == "float32":
         given["precision"] = "bf16"
     recipe_of = functools.partial(prompt_recipe, registry["models"], given)
     if args.show_prompts:
@@ -1432,7 +1456,7 @@ def main(argv=()):
     max_subsamples = dict.fromkeys(args.n, args.subsamples or (100 if args.margin else 2))
     if args.adapters:
         args.adapters.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=args.adapters).close()  # or fail
+        tempfile.TemporaryFile(dir=args.adapters).close()  # fails now if it is read-only
     cells = plan_cells(args.out, args.experiment, models, tasks, args.m, max_subsamples, args.seed,
                        argv, recipe_of)
     run = functools.partial(run_prompts, adapters=args.adapters)

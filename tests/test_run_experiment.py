@@ -44,16 +44,13 @@ NO_DROPOUT = {"bert": {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob
               "gpt2": {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}, "llama": {}}
 
 
-def model_of(script, folder, kind):
-    return script.Model("tiny", "bert", folder, None, MODELS[kind][0], "", 10**6, 512)
-
-
 @pytest.fixture
 def load(script, model_dir):
     """load(kind) -> (folder of a random model, the script's network of it)."""
     def call(kind, saved_as=None, precision="float32", **config):
         folder = model_dir(kind, saved_as, **config)
-        return folder, script.load_network(model_of(script, folder, kind), "cpu", precision)
+        model = script.Model("tiny", "bert", folder, None, MODELS[kind][0], "", 10**6, 512)
+        return folder, script.load_network(model, "cpu", precision)
 
     return call
 
@@ -293,12 +290,10 @@ def test_nothing_learned_is_no_bias(script, model_dir, benchmark_csv, empty_fold
             assert len({row[f"{metric}_{arm}{ending}"] for arm in ("base", "extra", "test")}) == 1
     assert row["experiment"] == f"few-shot{name}"
     assert (" labeled_read: True " in row["versions"]) == bool(flag)
-    labeled = [texts[8:] for texts in read]
-    assert [*map(len, read)] == [8 + 6 * len(flag)] * 2 and labeled[0] == labeled[1]
     task = pd.read_csv(benchmark_csv)
     rows = script.split_rows(task["label"].factorize(sort=True)[0], 6, 8, 1)["train"]
-    if flag:
-        assert labeled[0] == task["text"][rows].tolist()
+    labeled = task["text"][rows].tolist() if flag else []
+    assert [texts[8:] for texts in read] == [labeled] * 2
 
 
 @pytest.mark.parametrize("names, words", [
@@ -330,11 +325,9 @@ def flags(tiny, benchmark_csv):
 
 
 @pytest.fixture
-def run(script, flags, tmp_path, capsys, monkeypatch):
+def run(script, flags, empty_folder, capsys):
     """run(flags, as typed) -> (message at its end or None, stdout) of main() in an empty folder; a
     flag given again wins."""
-    monkeypatch.chdir(tmp_path)
-
     def call(typed=""):
         capsys.readouterr()  # what making the models printed
         message = end_of(script.main, *flags, *typed.split())
@@ -396,9 +389,9 @@ def bias_line(rows, goal):
 @pytest.mark.parametrize("typed, kept", [
     ("--tasks a b --model 'my bert' b --m=5 --split=x --with-answers --device cpu --n 3 4",
      "flags --model 'my bert' b --split=x --with-answers"),
-    ("--name d --out c --experiment a --seed 5", "flags --name d --seed 5"),
-    ("--subsamples 9 --dask a:1 --workers 2 --text a --margin 2", "flags --text a"),
-    ("--csv a,b.csv", ""), ("--about 'the \"a\"'", ""), ("--about 'a\nb'", "")])
+    ("--subsamples 9 --dask a:1 --name d --workers 2 --experiment a --margin 2", "flags --name d"),
+    ("--csv a,b.csv --out 'a --b.csv' --seed 5", "flags --csv a,b.csv --seed 5"),
+    ("--about 'the \"a\"'", "flags --about 'the \"a\"'"), ("--about 'a\nb'", "")])
 def test_typed_flags_as_rows_have_them(script, typed, kept):
     assert script.typed_flags(shlex.split(typed)) == kept
 
@@ -454,18 +447,22 @@ def test_a_margin_ends_a_run_at_the_least_k(run):
         assert comparable(rows_of()) == comparable(rows_of("new/all.csv")[: 2 * least])
 
 
-def test_a_margin_never_ends_a_run_within_a_round_or_before_the_eighth(script, monkeypatch):
-    """Of tasks a and b by turns. The interval of equal rows shrinks with each."""
+def test_a_margin_never_ends_a_run_within_a_round_or_before_the_eighth(
+        script, monkeypatch, capsys):
+    """Of tasks a and b by turns. The interval of equal rows shrinks with each. Too few draws are
+    told."""
     table = bias_rows({"a": [6] * 9, "b": [6] * 9}, on_extra=(0.4, 0.58, 0.54), seconds=1,
                       discordant=0.1, discordant_on_extra=0.08)
     table = table.sort_values(["subsample", "task"])
     rows = table.to_dict("records")
     units = [script.Unit(row, {}, None, None, False) for row in rows]
     monkeypatch.setattr(script, "append_row", Mock())
-    for enough, ends in ((17, 18), (4, 16)):
+    for enough, planned, ends in ((17, 18, 18), (4, 18, 16), (4, 6, 6)):
         margin = 2.0001 * plain_interval(table[:enough], "bias")[3]
-        found = script.run_cell(units, lambda samples: (row for row in rows), None, margin)
+        found = script.run_cell(
+            units[:planned], lambda samples: (row for row in rows), None, margin)
         assert len(found) == ends
+        assert ("goal not reached: ±" in capsys.readouterr().out) == (ends == 6)
 
 
 @pytest.mark.parametrize("name, typed, tasks, m, margin, numbers", [
@@ -485,17 +482,17 @@ def test_the_defaults(name, typed, tasks, m, margin, numbers, monkeypatch):
 # Going on
 
 
-def test_another_recipe_or_other_data_is_refused(run, refused, tiny, benchmark_csv, tmp_path):
-    (tmp_path / "other").mkdir()
-    other = tmp_path / "other" / "topics.csv"
+def test_another_recipe_or_other_data_is_refused(run, refused, tiny, benchmark_csv):
+    Path("other").mkdir()
+    other = Path("other/topics.csv")
     other.write_text(benchmark_csv.read_text().replace("goal", "gaol"))
     run()
     (before,) = rows_of()
     for typed in ("--pretrain-epochs 2", "--precision bf16", f"--csv {other}"):
         refused("results.csv has few-shot tiny-bert topics 30 20 1 0 with other texts, labels, "
                 "settings or model files: use", typed)
-    twin = shutil.copytree(tiny, tmp_path / "twin" / "tiny-bert")
-    (twin / "merges.txt").touch()
+    twin = shutil.copytree(tiny, "twin/tiny-bert")
+    Path(twin, "merges.txt").touch()
     refused("two models have one name", f"--model {tiny} {twin} --out twin.csv")
     assert not Path("twin.csv").exists()
     assert rows_of() == [before]
@@ -508,9 +505,9 @@ def test_another_recipe_or_other_data_is_refused(run, refused, tiny, benchmark_c
     (lambda text: "\ufeff" + text.replace("\n", "\r\n") + "\r\n", 2),
     (lambda text: text.replace("\n", '\n"torn, inside quo\n', 1), 2),
     (lambda text: text + "caf\udce9\n", 2)])
-def test_a_torn_line_stands_alone_and_no_editor_loses_a_row(run, tmp_path, change, whole):
-    run("--subsamples 2")
-    file = tmp_path / "results.csv"
+def test_a_torn_line_stands_alone_and_no_editor_loses_a_row(run, change, whole):
+    run('--subsamples 2 --name a,"b')  # is in quotes in the file
+    file = Path("results.csv")
     text = change(file.read_text()).encode(errors="surrogateescape")
     file.write_bytes(text)
     for _ in range(2):
@@ -530,14 +527,14 @@ def wait_for_rows(count, file):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_a_run_that_is_ended_keeps_its_rows(number, flags, run, tmp_path):
+def test_a_run_that_is_ended_keeps_its_rows(number, flags, run):
     """By Ctrl-C, which its workers get, too, or by kill -9. It has no stdout, as under cron."""
     flags += "--workers 2 --subsamples 5000".split()
     process = subprocess.Popen(
-        [sys.executable, ROOT / "run_experiment.py", *flags], cwd=tmp_path, text=True,
+        [sys.executable, ROOT / "run_experiment.py", *flags], text=True,
         stderr=subprocess.PIPE, start_new_session=True,
         preexec_fn=lambda: [signal.signal(signal.SIGINT, signal.SIG_DFL), os.close(1)])
-    file = tmp_path / "results.csv"
+    file = Path("results.csv")
     wait_for_rows(4, file)
     os.killpg(process.pid, number)
     _, err = process.communicate(timeout=200)
@@ -600,18 +597,17 @@ def test_only_small_models_on_a_cpu_get_four_workers(
         script, monkeypatch, device, size, cores, asked, workers, threads):
     """The cores are shared among workers. The largest model of a run decides."""
     monkeypatch.setattr(joblib, "cpu_count", lambda: cores)
-    cells = [[SimpleNamespace(model=SimpleNamespace(size=size), recipe={"precision": "bf16"})]
-             for size in (9, size, 8)]
+    cells = [fake_samples(1, size) for size in (9, size, 8)]
     pool, compute = script.open_pool(cells, lambda *job: job[1:], device, asked, None)
     assert pool.parallel_config["n_jobs"] == workers
     with pool, joblib.parallel_config("sequential"):
         assert [*compute(fake_samples(1))] == [(device, threads)]
 
 
-def fake_samples(count):
-    """Samples that fill a pool's functions."""
-    return [SimpleNamespace(row={"versions": "", "k": k}, recipe={"precision": "bf16"})
-            for k in range(count)]
+def fake_samples(count, size=9):
+    """Samples, or Units of a model of that size, that fill a pool's functions."""
+    return [SimpleNamespace(row={"versions": "", "k": k}, recipe={"precision": "bf16"},
+                            model=SimpleNamespace(size=size)) for k in range(count)]
 
 
 def slow(sample, device, threads):
@@ -620,8 +616,7 @@ def slow(sample, device, threads):
 
 
 def test_a_cell_that_ends_early_leaves_nothing_to_the_next(script):
-    cells = [[SimpleNamespace(model=SimpleNamespace(size=9), recipe={"precision": "bf16"})]]
-    pool, compute = script.open_pool(cells, slow, "cpu", 2, None)
+    pool, compute = script.open_pool([fake_samples(1)], slow, "cpu", 2, None)
     with pool:
         begun = compute(fake_samples(8))
         next(begun)
@@ -713,10 +708,10 @@ def test_dask_runs_two_jobs_a_thread_ahead_and_keeps_the_order(script, cluster):
     assert [*ahead] == [min(k + 9, 20) for k in range(20)]
 
 
-def test_a_dask_worker_may_die(run, script, cluster, tmp_path):
+def test_a_dask_worker_may_die(run, script, cluster):
     """Its rows are also those of a task among others."""
     address, (scheduler, worker, last) = cluster
-    file, left = tmp_path / "results.csv", []
+    file, left = Path("results.csv"), []
     run("--subsamples 8 --tasks rotten_tomatoes --out local.csv")
     with distributed.Client(address) as client:
         client.run(setattr, torch, "__version__", "9.9.9")
@@ -746,10 +741,10 @@ def test_a_dask_worker_may_die(run, script, cluster, tmp_path):
 # Names and files
 
 
-def test_a_results_file_that_is_not_ours_is_left_alone(run, refused, script, tmp_path):
+def test_a_results_file_that_is_not_ours_is_left_alone(run, refused, script):
     """Also if it came during the run."""
     run()
-    file, rows = tmp_path / "results.csv", rows_of()
+    file, rows = Path("results.csv"), rows_of()
     before = file.read_text()
     for old, new in (("acc_extra", "acc_exta"), (",", ";")):
         text = before.replace(old, new)
@@ -762,15 +757,14 @@ def test_a_results_file_that_is_not_ours_is_left_alone(run, refused, script, tmp
     assert run()[0] is None and len(rows_of()) == 1
 
 
-def test_a_pasted_cell_runs(flags, tmp_path, monkeypatch):
+def test_a_pasted_cell_runs(flags, empty_folder, monkeypatch):
     """Without __file__, with a kernel's argv, on two workers that could not import it."""
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["kernel", "-f", "kernel.json"])
     source = (ROOT / "run_experiment.py").read_text(encoding="utf-8")
     cell = {"__name__": "cell"}
     exec(compile(source, "<cell>", "exec"), cell)
     assert "copy " in end_of(cell["main"], *flags)
-    shutil.copy(ROOT / "tasks.json", tmp_path)
+    shutil.copy(ROOT / "tasks.json", ".")
     flags += ["--workers", "2"]
     assert end_of(cell["main"], *flags) is None and len(rows_of()) == 1
     called = []
@@ -787,7 +781,6 @@ def test_a_pasted_cell_runs(flags, tmp_path, monkeypatch):
     ("--csv absent.csv", "No such file"),
     ("--device toaster", "Expected one of cpu, cuda"),
     ("--out /proc/rows.csv", "/proc"), ("--experiment my-answers", "--with-answers"),
-    ("--max-length 2", "leave no room"),
     ("--max-length 3 --with-answers", "3 tokens leave no room for a text"),
     ("--out v.png", "must end in .csv"), ("--n 5 10 20 --subsamples 7 3", "one for each n"),
     ("--m 3 30 9 --n 5 300 7", "too small for m = 30, n = 300"),
@@ -798,7 +791,8 @@ def test_mistakes_in_flags(refused, typed, words):
 
 
 def test_a_file_without_a_flag(run):
-    assert run("mine.csv")[0] == 2 and "with your own file: " in run.err
+    for typed in ("mine.csv", "--cs mine.csv"):  # rows hold a flag's whole name
+        assert run(typed)[0] == 2 and "with your own file: " in run.err
 
 
 def test_a_folder_without_locks_is_named_before_training(refused, monkeypatch):
@@ -879,14 +873,13 @@ def test_a_model_that_running_changes_is_refused(load):
         load("rwkv", rescale_every=1)
 
 
-def test_a_models_own_code_is_never_run(refused, model_dir, tmp_path, monkeypatch):
+def test_a_models_own_code_is_never_run(refused, model_dir, monkeypatch):
     folder = model_dir("bert")
     edit_json("model_type", "own", auto_map={"AutoConfig": "code.Own"})(folder)
-    code = f"open({str(tmp_path / 'executed')!r}, 'w')\nclass Own: pass\n"
-    (folder / "code.py").write_text(code)
+    (folder / "code.py").write_text("open('executed', 'w')\nclass Own: pass\n")
     monkeypatch.setattr("builtins.input", lambda _: "y")  # what transformers asks: run it?
     refused("custom code", f"--model {folder}")
-    assert not (tmp_path / "executed").exists()
+    assert not Path("executed").exists()
 
 
 def test_the_hash_of_a_model_is_of_all_files_that_decide_its_numbers(script, tiny, tmp_path):

@@ -35,9 +35,8 @@ def load(zero, byte_model):
 
 
 @pytest.fixture
-def run(zero, benchmark_csv, tmp_path, monkeypatch):
+def run(zero, benchmark_csv, empty_folder):
     """run(model, flags as typed) -> (None or an error's message, rows of results.csv)."""
-    monkeypatch.chdir(tmp_path)
     ours = ("--m 3 --n 9 --subsamples 1 --workers 1 --device cpu --out results.csv "
             f"--csv {benchmark_csv}")
     about = ["--about", "a remark", "--answer", "its subject"]
@@ -182,13 +181,16 @@ def test_the_hash_covers_whatever_decides_the_numbers(zero, monkeypatch):
 
 @pytest.mark.parametrize("capability, typed, end", [
     ((8, 0), "", "called"), ((7, 5), "", "cuda does not support bf16: use --precision fp16"),
-    ((7, 5), "--precision fp16", "called")])
+    ((7, 5), "--precision fp16", "called"),
+    (RuntimeError("no kernel image"), "", "cuda does not work here .try --device cpu.: no kernel")])
 def test_a_worker_computes_in_what_its_card_can(capability, typed, end, zero, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    recipe = recipe_with(zero, f"--quantize nf4 {typed}")
+    monkeypatch.setattr(torch, "ones", Mock(side_effect=[capability]))
+    recipe = recipe_with(zero, f"--quantize nf4 {typed}") | {"answers": ["a", "instruction b"]}
     sample = SimpleNamespace(row={"versions": ""}, recipe=recipe)
     with pytest.raises(ValueError, match=end):
         zero.run_job(Mock(side_effect=ValueError("called")), "cuda", 1, sample)
+    assert " answers: [a instruction b] pack: 1  torch" in sample.row["versions"]
 
 
 RECIPE = {"epochs": 2, "batch_size": 3, "learning_rate": 0.01, "quantize": "none",
@@ -318,9 +320,6 @@ def test_a_run_is_what_its_files_say(kind, typed, zero, byte_model, run, monkeyp
 
 def test_a_run_goes_on_and_mixes_no_recipes(zero, byte_model, run, monkeypatch):
     """unit.json goes before the adapters that it describes, and is written whole."""
-    def interrupted(*_):
-        raise KeyboardInterrupt
-
     folder = byte_model("gpt2")
     _, first = run(folder, "--adapters kept")
     (path,) = Path("kept").glob("*/unit.json")
@@ -329,7 +328,7 @@ def test_a_run_goes_on_and_mixes_no_recipes(zero, byte_model, run, monkeypatch):
     run(folder, "--adapters kept --out other.csv --about tweets")
     assert len([*Path("kept").glob("*/unit.json")]) == 2
     with monkeypatch.context() as patch:
-        patch.setattr(zero, "train_adapter", interrupted)
+        patch.setattr(zero, "train_adapter", Mock(side_effect=KeyboardInterrupt))
         message, _ = run(folder, "--adapters kept --out stopped.csv")
     assert "stopped" in message and path.parent.is_dir() and not path.exists()
     path.with_name("draft.json").symlink_to("/dev/full")

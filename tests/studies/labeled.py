@@ -27,10 +27,10 @@ READ, UNREAD = "few-shot-labeled-read", "few-shot"
 
 def run_placebo(flags):
     script = load_script("run_experiment")
-    draw, pretraining_texts = script.draw, script.pretraining_texts
+    sample_of, pretraining_texts = script.sample_of, script.pretraining_texts
 
     def draw_four(unit):
-        sample = draw(unit)
+        sample = sample_of(unit)
         n = unit.row["n"]
         twice = script.split_rows(unit.task.labels, unit.row["m"], 2 * n, unit.row["subsample"])
         assert [unit.task.texts[row] for row in twice["test"][:n]] == sample.texts["test"]
@@ -45,7 +45,7 @@ def run_placebo(flags):
         changed.labels = {**sample.labels, arm: sample.labels[OTHER[arm]]}
         return pretraining_texts(net, changed, arm)
 
-    script.draw, script.pretraining_texts = draw_four, other_texts
+    script.sample_of, script.pretraining_texts = draw_four, other_texts
     script.main([*flags, "--workers", "1", "--experiment", "placebo"])
 
 
