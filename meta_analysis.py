@@ -264,11 +264,7 @@ def read_rows(path, metric="acc"):
     header, *lines = [next(csv.reader([line], delimiter=mark), []) for line in lines]
     rows = {}
     for number, cells in enumerate(lines, 2):
-        whole = len(cells) == len(header)
-        if whole and number > len(lines) and header[-1] == "versions":
-            # no line break follows: is the cell whole, with a hash at its end or as in other rows?
-            whole = re.search(" script [0-9a-f]{12}$", cells[-1]) or f"{mark}{cells[-1]}\n" in text
-        if whole:
+        if len(cells) == len(header):  # if cut short in `versions`, its numbers are whole
             rows[f"{path}, line {number}"] = cells
         elif cells:
             print(f"{path}, line {number} is broken: left out")
@@ -287,7 +283,7 @@ def clean_rows(rows, metric="acc", plain=False, flags={}):
         rows[name] = rows.get(name, np.nan)
         empty = rows[name].isin(["NA", "nan", np.nan])  # but for names: a task may be called NA
         if name not in RUN[:3]:
-            rows[name] = pd.to_numeric(rows[name], errors="coerce")
+            rows[name] = pd.to_numeric(rows[name].replace(",", ".", regex=True), errors="coerce")
         refuse(rows, rows[name].isna() & (~empty | (name in needed)),
                f"column {name} is missing, empty or not like 0.5")
         if name in shares and metric in POINTS:
