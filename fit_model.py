@@ -53,8 +53,8 @@ warnings.filterwarnings("ignore", "Glyph")  # a letter without a font is drawn a
 
 MIN_DRAWS = 8  # of a task; the spread of fewer varies too much (run_experiment.py --margin)
 COLUMNS = "part draws guess base unseen seen boost bias inflated?".split()  # of the table
-GROUPS = {"yes": "Inflated", "yes-open": "Inflated (over {}? open)", "open": "Open",
-          "no": "Not inflated by {}", "none": "Unknown"}  # parts of a table, by verdict
+GROUPS = {"yes": "Inflated", "yes-open": "Inflated, perhaps by over {}", "open": "Open",
+          "no": "Inflation of {} ruled out", "none": "Unknown"}  # parts of a table, by verdict
 WEAK, BARELY = "WEAK TESTS, which say little", "BARELY LEARNED"
 FIVE = 5  # names in a sentence, most and least inflated tasks in a table
 MANY = 20  # tasks from which others like them can be told
@@ -441,12 +441,12 @@ def headline(line, table, metric):
     if is_control(line):
         large = "NOT PASSED: no bias is shown"
         if table.verdict.str.contains("yes").any():
-            large = "PASSED: with labels a bias shows, so this setup can detect one"
+            large = "PASSED: with labels a bias shows, so this setup can detect one of that size"
         return f"CONTROL {large}", f"Bias: {some_of(table.task + ' ' + table.bias)}."
     large = VERDICTS[line.verdict].format(metric.limit).upper()
     if line.verdict == "no" and mean.group == WEAK:
         large = "NO INFLATION SEEN, BUT A WEAK TEST"
-    if line.tasks == 1 and mean.group == BARELY:
+    if line.verdict == "no" and mean.group == BARELY:
         large = "NO, BUT BARELY LEARNED"
     if line.verdict == "depends":
         large += " MODEL" if line.models > 1 else " TASK"
@@ -490,8 +490,8 @@ def notes(line, table, rows, metric, command):
                "(docs/verdicts.md).")
     if tests.barely.any():
         yield (f"Barely learned: {some_of(tests.task[tests.barely])}. The unseen score is less "
-               "than 5 points above guess, or below it, so inflation may have no room to show: try "
-               "a larger --m or --model.")
+               "than 5 points above guess, or below it, so inflation may have no room to show. "
+               "Next: a larger --m or --model.")
     if pd.notna(line.like_low):
         words = in_words(line.estimate, line.like_high, metric)
         yield (f"Over all tasks like these {line.tasks}, expect a mean bias of {words}. That of "
@@ -510,14 +510,15 @@ def notes(line, table, rows, metric, command):
         yield more_draws(line, loose[:1], rows, metric, command)
     if len(weak):
         what = (f"Weak test: {some_of(weak.task)}. Pretraining on other texts is not shown to help "
-                "(where the boost is below 0, it hurts), so there was little to inflate. Next: try "
-                "another learning rate (the command has 3e-4) or more --pretrain-epochs, then a "
-                "larger --model or --m. Choose by the boost, never by the bias "
+                "(where the boost is below 0, it hurts), so there was little to inflate. Next, "
+                "unless barely learned: another learning rate (the command has 3e-4), more "
+                "--pretrain-epochs or a larger --model. Choose by the boost, never by the bias "
                 "(docs/own_texts.md). Rows are added to the file; give each recipe its own "
                 "--experiment.")
-        if one:
-            what += rerun(rows, weak.task, f"{line.experiment}-other-rate", command,
-                          "--pretrain-lr", "3e-4")
+        learned = weak[~weak.barely]
+        if one and len(learned):
+            what += rerun(rows, learned.task, f"{line.experiment}-other-rate", command,
+                          "--subsamples", line.subsamples, "--pretrain-lr", "3e-4")
         yield what
 
 
@@ -537,7 +538,7 @@ def more_draws(line, part, rows, metric, command):
                 f"to the file) narrow its bias, now {task.estimate:+.2f}, to about ±{goal:.2g}. "
                 f"If it is then short of {margin - goal:.3g}, the answer is \"no\"; beyond "
                 f"{margin + goal:.3g}, \"YES, by over {metric.limit}\"; in between, \"YES; over "
-                f"{metric.limit}? open\". Decide on this number now: to stop when the answer "
+                f"{metric.limit}? open\". Decide on {total} now: to stop when the answer "
                 "pleases voids the 89%.")
     return what + rerun(rows, [task.task], line.experiment, command, "--subsamples", total)
 
@@ -564,9 +565,9 @@ def key_of(metric):
 Does pretraining on the test texts inflate the score, and by over {metric.limit} (--margin)?
 {metric.words} on n test texts. base: no added pretraining; unseen: on n others; seen: on them.
 boost = unseen - base: fair. bias = seen - unseen: unfair if {above} 0. guess: most common class.
-A draw: n test, n other, m training texts. [ ]: 89% interval; parts' bias: all at once, so wider.
-no: bias [ ] all {below}{metric.limit}; else YES: all {above} 0; else open. weak test: boost's not \
-{above} 0."""
+Draw: n test, n other, m labeled texts. [ ]: 89% interval; parts' bias [ ]: jointly 89%, so wider.
+no: bias [ ] {below}{metric.limit}; else YES: {above} 0; else open. weak test: boost [ ] not \
+all {above} 0."""
 
 
 def div(kind, text):
@@ -640,7 +641,8 @@ def fit(rows, effect, interaction, draws):
         trace = nutpie.sample(  # blocking would catch Ctrl-C
             ready, chains=4, tune=draws // 2 * times_tuning, draws=draws * times_draws, seed=0,
             target_accept=accept, progress_bar=False, blocking=False).wait()
-        table = arviz.summary(predict(trace.posterior, rows), hdi_prob=SHARE, round_to="none")
+        table = arviz.summary(predict(trace.posterior, rows), ["~^([acz]|.*__)$"], "regex",
+                              hdi_prob=SHARE, round_to="none")
         r_hat = table.r_hat.max(skipna=False)
         ess = table[["ess_bulk", "ess_tail"]].min(axis=None, skipna=False)
         divergences = int(trace.sample_stats["diverging"].sum())
@@ -703,8 +705,7 @@ def paper_model(rows, interaction):
 def predict(posterior, rows):
     """The posterior with the effects (12) and differences (11) that it predicts."""
     rng = np.random.default_rng(0)
-    logs = [f"sd_{name}_log__" for name in "UVW"]
-    predicted = posterior.drop_vars(["a", "c", "z", *logs], errors="ignore")
+    predicted = posterior.copy()
     effects = {}
     for (model, task), runs in rows.groupby(["model", "task"]):
         level = posterior.c.values[:, :, runs.unit]  # [chain, draw, run]

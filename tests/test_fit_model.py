@@ -212,9 +212,9 @@ def test_tables_1a_and_1b_and_section_7(run):
     assert cell["effects_table"](rows, margin=1.0)["verdict"][0] == found.effects["verdict"][0]
 
     assert found.words.startswith(
-        "few-shot, mean of 25 tasks in 8 settings of m, n, mean of 2 models: ON AVERAGE NO (bias "
-        "+0.01 [-0.08, +0.10]). Not inflated by 1 point: bert +0.02 [-0.18, +0.22]. BARELY "
-        "LEARNED: gpt2 -0.01 [-0.08, +0.06]. ")
+        "few-shot, mean of 25 tasks in 8 settings of m, n, mean of 2 models: ON AVERAGE NO, BUT "
+        "BARELY LEARNED (bias +0.01 [-0.08, +0.10]). Inflation of 1 point ruled out: bert +0.02 "
+        "[-0.18, +0.22]. BARELY LEARNED: gpt2 -0.01 [-0.08, +0.06]. ")
     assert found.table["part"].tolist() == ["bert", "gpt2", "mean of 2 models"]
     mean = one(found.effects, effect="bias", model="all", n=None)
     assert mean["p_alike"] == approx(0.1, abs=5e-3)  # by an audit's own code
@@ -301,10 +301,10 @@ def test_it_depends_on_the_task(run, a, b, wide, verdict):
     chance. A weak No counts. Never for a mean over settings. (.6 alone has [.08, 1.12], but as one
     of two [-.05, 1.25]: open.)"""
     rows = nine(a, b, wide)
-    for base, group in ((0.4, "Not inflated by 1 point"), (0.7, fit.WEAK)):
+    for base, group in ((0.4, "Inflation of 1 point ruled out"), (0.7, fit.WEAK)):
         found = run(rows.assign(acc_base=rows["task"].map({"a": 0.4, "b": base})))
         assert found.effects["verdict"][0] == verdict
-        size = "Inflated (over 1 point? open)" if a < 1 else "Inflated"
+        size = "Inflated, perhaps by over 1 point" if a < 1 else "Inflated"
         half = half_of(NINE, 0.0275)
         no = "b (no)" if base > 0.6 else f"b {in_words(b, half * wide)}"
         words = f"bert: IT DEPENDS ON THE TASK. {size}: a {in_words(a, half)}. {group}: {no}. Does "
@@ -327,8 +327,8 @@ def test_it_depends_on_the_model(run, turn):
     if stats.ttest_rel(x, y).pvalue < 0.05:
         verdict, large = "depends", "IT DEPENDS ON THE MODEL"
     assert one(found.effects, effect="bias", model="all")["verdict"] == verdict
-    head = f"few-shot, m = 8, n = 1000, mean of 2 models: {large}. Inflated (over "
-    head += f"1 point? open): bert {parts[0]}. Not inflated by 1 point: y {parts[1]}. "
+    head = f"few-shot, m = 8, n = 1000, mean of 2 models: {large}. Inflated, "
+    head += f"perhaps by over 1 point: bert {parts[0]}. Inflation of 1 point ruled out: y "
     assert found.words.startswith(head) and found.table["bias"][:3].tolist() == parts
     assert found.table["part"].tolist() == ["bert", "y", "mean of 2 models", "a", "a"]
     assert "all" not in {*run(rows.assign(m=0)).effects["model"]}, "no mean hides a method"
@@ -361,7 +361,7 @@ def test_many_tasks(run, tasks):
     assert all(f"<td>{name}</td>" in found.page for name in names)
     half = half_of(NINE / 9, 0.055 / tasks)
     most = [f"{names[task]} {in_words(means[task], half)}" for task in np.argsort(-means)[:5]]
-    assert f"by 1 point: {', '.join(most)} and {tasks - 5} more. Does" in found.words
+    assert f"ruled out: {', '.join(most)} and {tasks - 5} more. Does" in found.words
     like = in_words(0.05, half_of(means))
     words = f"- Over all tasks like these 20, expect a mean bias of {like}."
     assert (words in found.words) == ("like these" in found.words) == (tasks == 20)
@@ -591,7 +591,7 @@ def test_verdicts(
     assert f"score, and by over {limit} (--margin)?" in key
     side = "above" if sign > 0 else "below"
     short = f"below {limit}" if sign > 0 else f"above -{limit}"
-    assert f"no: bias [ ] all {short}; else YES: all {side} 0; else open. weak test: " in key
+    assert f"no: bias [ ] {short}; else YES: {side} 0; else open. weak test: boost [ ] " in key
     for note, due in {"is no inflation": "({}" in words,
                       "- Weak test: a. ": weak, "- Next": "open" in verdict and not weak,
                       f"boost is unknown: {metric}_base, the ": boost != boost}.items():
@@ -614,11 +614,16 @@ FLAGS = "version: 6 {}epochs: 1 flags --model x --seed 3 torch 2.13.0 transforme
     ({"versions": ""}, "")])
 def test_the_next_step(run, changes, script):
     """For the most inflated task that is open and whose test is not weak, by a plain search: the
-    least number of draws. Before, what a weak test needs. The commands, for rows with flags."""
+    least number of draws. For weak tests, unless barely learned: another rate. The commands, for
+    rows with flags."""
     values = {"no": NINE[:8] - 3, "b": 3 * NINE, "c d": 0.9 + 3 * NINE, "weak": 1 + 3 * NINE}
-    rows = bias_rows(values, n=1000, versions=FLAGS.format("")).assign(**changes)
-    rows.loc[rows["task"] == "weak", ["acc_base", "versions"]] = 0.7, "flags of another torch "
-    total = least_draws(plain_interval(rows.query("task == 'b'"), "bias"), 0.055 / 4)
+    rows = bias_rows(values | {"dull": 3 * NINE}, n=1000, versions=FLAGS.format(""))
+    rows = rows.assign(**changes)
+    is_weak = rows["task"].isin(["weak", "dull"])
+    rows.loc[is_weak, "acc_base"] = 0.7
+    rows.loc[rows["task"] == "dull", "majority"] = 0.59
+    rows["versions"] = rows["versions"].mask(is_weak, rows["versions"].str.replace("3 t", "4 t"))
+    total = least_draws(plain_interval(rows.query("task == 'b'"), "bias"), 0.055 / 5)
     found = run(rows)
     words = f"- Next: {total - 9} more draws of c d ({total} in all, added to "
     words += "the file) narrow its bias, now +0.90, to about ±0.5. If it is then short of 0.5, "
@@ -627,7 +632,9 @@ def test_the_next_step(run, changes, script):
     assert words in found.words
     typed = (f"\npython {script} --model x --seed 3 --experiment few-shot --tasks 'c d' --m 8 --n "
              f"1000 --subsamples {total} --out results.csv\npython fit_model.py results.csv")
-    assert (typed in found.out) == ("\npython" in found.out) == bool(script)
+    other = (f"\npython {script} --model x --seed 4 --experiment few-shot-other-rate --tasks weak "
+             "--m 8 --n 1000 --subsamples 8 --pretrain-lr 3e-4 --out results.csv\n")
+    assert (typed in found.out) == (other in found.out) == ("\npython" in found.out) == bool(script)
     own = rows.assign(versions=FLAGS.format("").replace("--model x", "--csv 'my f.csv'"))
     words = "\npython run_experiment.py --csv 'my f.csv' --seed 3 --experiment few-shot --m 8 "
     assert words in run(own).out
@@ -657,7 +664,7 @@ def test_other_metrics(run):
     assert str(fit.parse_args("a.csv b.csv --metric f1".split()).out) == "fits/a+b.f1"
     rows = coin_rows().assign(nll_base=1, nll_extra=0.9, f1_base=0.5, f1_extra=0.6, f1_test=0.62)
     words = run(rows, "--metric", "f1").words
-    assert ": ON AVERAGE YES, BY OVER 1 POINT (bias +2.00 [" in words and "f1 in % on n test" in words
+    assert ": ON AVERAGE YES, BY OVER 1 POINT (bias +2.00 [" in words and "f1 in % on n" in words
     rows["nll_test"] = 0.95 + 0.01 * rows["subsample"] + 0.1 * pd.factorize(rows["task"])[0]
     found = run(rows, "--metric", "nll")
     assert "a: NO VERDICT: GIVE A --margin. The bias is +0.1750 [" in found.words
@@ -665,7 +672,7 @@ def test_other_metrics(run):
     assert found.table["part"][3:7].tolist() == ["task00", "task01", "task02", "mean of 3 tasks"]
     assert run(rows, "--margin", 0).end == 2
     found = run(rows, "--metric", "f1", "--lower-is-better")
-    assert "models: ON AVERAGE NO INFL" in found.out and "YES: all below 0;" in found.words
+    assert "models: ON AVERAGE NO INFL" in found.out and "YES: below 0;" in found.words
     assert fit.metric_of("brier", 1, False).sign == -1
 
 

@@ -17,7 +17,6 @@ import torch
 import transformers
 from matplotlib.figure import Figure
 from pytest import approx
-from scipy import stats
 from torch.nn.modules.module import register_module_forward_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
@@ -107,33 +106,23 @@ def test_page_and_figure_show_the_tables(shared, said, figures):
         assert line["subsamples"] == str(bias.subsamples)
     assert len(lines_of(page, "task")) == len(tasks) / 2
 
-    # The figure: each table below its title, with the mean last, both bold
-    expected, means = [], effects.query("effect == 'bias' and settings == settings.max()")
-    for mean in means.sort_values("models", ascending=False, kind="stable").itertuples():
-        parts = tasks.query("effect == 'bias' and model == @mean.model and n == @mean.n")
-        if mean.models == 2:
-            parts = means.query("models == 1")
-            half = stats.t.isf(0.0275, parts["df"]) * parts["se"]
-            parts = parts.assign(task=parts["model"], shown_low=parts["estimate"] - half,
-                                 shown_high=parts["estimate"] + half)
-        label = f"{mean.setting}, {mean.model.replace('all', 'mean of 2 models')}"
-        expected.append((label, "bold", *[math.nan] * 3))
-        for part in [*parts.sort_values("estimate", ascending=False).itertuples(), mean]:
-            name, weight = part.task, "normal"
-            if part is mean:
-                name = "mean of 2 models" if mean.models == 2 else f"mean of {mean.tasks} tasks"
-                weight = "bold"
-            expected.append((name, weight, part.estimate, part.shown_low, part.shown_high))
+    # The figure: each table below its title, which is bold like its mean
+    expected = []
+    for run, lines in shown.groupby("run", sort=False):
+        expected.append((run.partition(" (")[0][:60], [math.nan]))
+        for part, bias in lines[["part", "bias"]].to_numpy():
+            expected.append((part[:60], [float(end) for end in re.findall(r"[+-][\d.]+", bias)]))
     (axis,) = figures[0].axes
     middle, _, (bars,) = axis.containers[0]
     assert [line.get_xdata()[0] for line in axis.lines[1:]] == [0, 2]
     assert axis.get_ylim() == (len(expected) - 0.5, -0.5)
-    for y, ((label, weight, estimate, *ends), tick, *point, bar) in enumerate(zip(
+    for y, ((label, numbers), tick, x, at, bar) in enumerate(zip(
             expected, axis.get_yticklabels(), *middle.get_data(), bars.get_segments(),
             strict=True)):
-        assert tick.get_text() == label[:60] and tick.get_fontweight() == weight
-        assert point == approx([estimate, y], abs=1e-3, nan_ok=True)
-        assert len(bar) == 0 if math.isnan(estimate) else [*bar[:, 0]] == approx(ends, abs=1e-3)
+        assert (tick.get_text(), at) == (label, y)
+        is_bold = label.startswith(("US$", "mean of"))
+        assert tick.get_fontweight() == ("bold" if is_bold else "normal")
+        assert [x, *bar.T[:1].ravel()] == approx(numbers, abs=0.006, nan_ok=True)
 
 
 @pytest.mark.parametrize("tasks", [30, 31])
