@@ -5,6 +5,7 @@ import functools
 import importlib
 import itertools
 import os
+import re
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -71,6 +72,12 @@ def path_of(rows):
         return rows
     rows.to_csv("results.csv", index=False)
     return Path("results.csv")
+
+
+def cases(text):
+    r"""The cells of a table, which | separates. In a cell, \n ends a line."""
+    return [re.split(" *[|] *", line.strip().replace(r"\n", "\n"))
+            for line in text.strip().splitlines()]
 
 
 def coin_rows(tasks=3, subsamples=4, models=("a", "b"), n=40, crossed=False, **changes):

@@ -22,7 +22,7 @@ from pytest import approx
 from safetensors.torch import load_file, save_file
 from scipy import stats
 
-from conftest import ARMS, ROOT, byte_tokenizer, end_of, load_script, plain_training
+from conftest import ARMS, ROOT, byte_tokenizer, cases, end_of, load_script, plain_training
 
 pytestmark = pytest.mark.usefixtures("empty_folder")
 
@@ -44,12 +44,6 @@ def say(said):
         return found.end or found.out
 
     return run
-
-
-def cases(text):
-    r"""The cells of a table, which | separates. In a cell, \n ends a line."""
-    return [re.split(" *[|] *", line.strip().replace(r"\n", "\n"))
-            for line in text.strip().splitlines()]
 
 
 def make_texts(count, size):

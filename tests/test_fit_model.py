@@ -15,7 +15,7 @@ from numpy.random import default_rng
 from pytest import approx
 from scipy import special, stats
 
-from conftest import ARMS, ROOT, coin_rows, load_script, path_of
+from conftest import ARMS, ROOT, cases, coin_rows, load_script, path_of
 
 fit, contam = load_script("fit_model"), load_script("contamination_test")
 pytestmark = pytest.mark.usefixtures("empty_folder")
@@ -293,13 +293,19 @@ def test_do_the_tasks_differ(run, sizes, luck, n, effects):
     assert f"The tasks' biases {words} (p = {p:.1g}, F test; limit 0.05" in found.words
 
 
-@pytest.mark.parametrize("a, b, wide, verdict", [
-    (4, -4, 1, "depends"), (4, 0, 1, "depends"), (0.8, -1, 1, "depends"), (0, -4, 1, "no"),
-    (4, 0.6, 2, "yes"), (0.7, 0.3, 1, "no"), (0.6, -2, 1, "no")])
-def test_it_depends_on_the_task(run, a, b, wide, verdict):
+@pytest.mark.parametrize("a_b_wide, verdict", cases("""
+    4 -4 1  | depends
+    4 0 1   | depends
+    .8 -1 1 | depends
+    0 -4 1  | no
+    4 .6 2  | yes
+    .7 .3 1 | no
+    .6 -2 1 | no"""))
+def test_it_depends_on_the_task(run, a_b_wide, verdict):
     """One task is inflated, another is not (open is not enough), and they differ by more than
     chance. A weak No counts. Never for a mean over settings. (.6 alone has [.08, 1.12], but as one
     of two [-.05, 1.25]: open.)"""
+    a, b, wide = map(float, a_b_wide.split())
     rows = nine(a, b, wide)
     for base, group in ((0.4, "Inflation of 1 point ruled out"), (0.7, fit.WEAK)):
         found = run(rows.assign(acc_base=rows["task"].map({"a": 0.4, "b": base})))
@@ -560,19 +566,27 @@ def test_the_papers_model_from_the_command_line(run):
 # What a person gets
 
 
-@pytest.mark.parametrize("boost, bias, wide, verdict, words", [
-    (20, 3, 1, "yes", "YES, by over {}"), (20, 1, 1, "yes-open", "YES; over {}? open"),
-    (20, 0.3, 2, "open", "open"), (20, 0, 2, "open", "open"), (20, 0.5, 0.9, "no", "no"),
-    (20, -1, 3, "no", "no"), (0.9, -0.9, 1, "no", "no ({})"), (0.5, 0, 1, "no", "no (weak test)"),
-    (-3, -3, 1, "no", "no ({}; weak test)"), (math.nan, 0, 1, "no", "no"),
-    (-3, 0, 2, "open", "open (weak test)"), (-3, 3, 1, "yes", "YES, by over {}")])
+@pytest.mark.parametrize("boost_bias_wide, verdict, words", cases("""
+    20 3 1     | yes      | YES, by over {}
+    20 1 1     | yes-open | YES; over {}? open
+    20 .3 2    | open     | open
+    20 0 2     | open     | open
+    20 .5 .9   | no       | no
+    20 -1 3    | no       | no
+    .9 -.9 1   | no       | no ({})
+    .5 0 1     | no       | no (weak test)
+    -3 -3 1    | no       | no ({}; weak test)
+    nan 0 1    | no       | no
+    -3 0 2     | open     | open (weak test)
+    -3 3 1     | yes      | YES, by over {}"""))
 @pytest.mark.parametrize("metric, margin, sign, limit, below, digits", [
     ("acc", 1, 1, "1 point", "lower", 2), ("nll", 0.01, -1, "0.01 nll", "higher", 4)])
 def test_verdicts(
-        run, boost, bias, wide, verdict, words, metric, margin, sign, limit, below, digits):
+        run, boost_bias_wide, verdict, words, metric, margin, sign, limit, below, digits):
     """By the sides of 0 and of the margin on which the ends of the interval lie, and of 0 for the
     boost (.9 lies above it, .5 does not; what is not known is not weak). All is turned round where
     lower is better. The verdict stands first, then five lines on what is meant."""
+    boost, bias, wide = map(float, boost_bias_wide.split())
     rows = bias_rows({"a": bias + wide * NINE}, n=1000)
     rows["acc_base"] = rows["acc_extra"] - (boost + NINE) / 100
     for arm in ARMS:
