@@ -53,8 +53,8 @@ warnings.filterwarnings("ignore", "Glyph")  # a letter without a font is drawn a
 
 MIN_DRAWS = 8  # of a task; the spread of fewer varies too much (run_experiment.py --margin)
 COLUMNS = "part draws guess base unseen seen boost bias inflated?".split()  # of the table
-GROUPS = {"yes": "Inflated", "yes-open": "Inflated, perhaps by over {}", "open": "Open",
-          "no": "Inflation of {} ruled out", "none": "Unknown"}  # parts of a table, by verdict
+GROUPS = {"yes": "Inflated by over {}", "yes-open": "Inflated, perhaps by over {}", "open": "Open",
+          "no": "Not over {}", "none": "Unknown"}  # parts of a table, by verdict
 WEAK, BARELY = "WEAK TESTS, which say little", "BARELY LEARNED"
 FIVE = 5  # names in a sentence, most and least inflated tasks in a table
 MANY = 20  # tasks from which others like them can be told
@@ -307,11 +307,13 @@ def publish(rows, metric, folder, command):
     tasks, effects = analyze(rows, metric)
     tasks.to_csv(folder / "tasks.csv", **CSV)
     effects.to_csv(folder / "effects.csv", **CSV)
-    effects = effects.assign(shown_low=effects.low, shown_high=effects.high)
+    effects = effects.assign(shown_low=effects.low, shown_high=effects.high,
+                             is_control=effects.experiment.str.endswith("-answers"))
     lines, task_lines = with_boost(effects, metric), with_boost(tasks, metric)
     widest = lines.groupby(["experiment", "model"])["settings"].transform("max")
     # a mean over settings has no tasks below it: the table of models has all of it
     chosen = lines[(lines.settings == widest) & ((widest == 1) | lines.is_top)]
+    control = "another table" if lines.is_control.any() else "none here, add --with-answers"
     form = {"index": False, "na_rep": "", "float_format": f"%.{metric.digits - 1}f"}
     key = key_of(metric)
     answers, sections, drawn, views = [], [], {}, []
@@ -327,8 +329,8 @@ def publish(rows, metric, folder, command):
             parts = parts[:0]
         table = judged_table(line, parts, metric)
         view = shown(table)
-        done = f"{what_ran} (test texts without labels; control: --with-answers)"
-        if is_control(line):
+        done = f"{what_ran} (test texts without labels; control: {control})"
+        if line.is_control:
             done = f"{what_ran} (control: pretraining texts carry labels, so a bias should show)"
         verdict, sentence = headline(line, table, metric)
         answers.append(wrap(f"{what_ran}: {verdict}. {sentence}"))
@@ -427,8 +429,8 @@ def shown(table):
         columns={"task": "part", "subsamples": "draws", "majority": "guess"})[COLUMNS]
     left_out = len(table) - 1 - 2 * FIVE
     if left_out > 0:
-        between = pd.DataFrame({"part": [f"({left_out} between)"]})
-        table = pd.concat([table[:FIVE], between, table[-FIVE - 1 :]])
+        table = pd.concat([table[:FIVE], pd.DataFrame({"part": [f"({left_out} between)"]}),
+                           table[-FIVE - 1 :]])
     return table.dropna(axis=1, how="all")
 
 
@@ -438,7 +440,7 @@ def headline(line, table, metric):
     if line.verdict == "none":
         reason = "TWO DRAWS THAT DIFFER ARE NEEDED" if metric.margin else "GIVE A --margin"
         return f"NO VERDICT: {reason}", f"The bias is {mean.bias}."
-    if is_control(line):
+    if line.is_control:
         large = "NOT PASSED: no bias is shown"
         if table.verdict.str.contains("yes").any():
             large = "PASSED: with labels a bias shows, so this setup can detect one of that size"
@@ -459,7 +461,7 @@ def headline(line, table, metric):
         if group == WEAK:
             names = its.task + its.verdict.map(" ({})".format)
         if group == "Open" and line.verdict == "no":
-            large = f"OPEN FOR {some_of(names)}; {large.lower()}"  # no mean hides it
+            large = f"OPEN FOR {some_of(names)}"  # no mean hides it
         else:
             sentences.append(f"{group}: {some_of(names)}.")
     return large, " ".join(sentences)
@@ -468,10 +470,6 @@ def headline(line, table, metric):
 def some_of(names):
     more = f" and {len(names) - FIVE} more" if len(names) > FIVE else ""
     return ", ".join(names[:FIVE]) + more
-
-
-def is_control(line):
-    return line.experiment.endswith("-answers")
 
 
 def notes(line, table, rows, metric, command):
@@ -496,7 +494,7 @@ def notes(line, table, rows, metric, command):
         words = in_words(line.estimate, line.like_high, metric)
         yield (f"Over all tasks like these {line.tasks}, expect a mean bias of {words}. That of "
                "one task may differ more.")
-    if is_control(line):
+    if line.is_control:
         return
     if line.p_alike < LEVEL:
         yield (f"The tasks' biases differ by more than chance (p = {line.p_alike:.1g}, F test; "
@@ -510,10 +508,10 @@ def notes(line, table, rows, metric, command):
         yield more_draws(line, loose[:1], rows, metric, command)
     if len(weak):
         what = (f"Weak test: {some_of(weak.task)}. Pretraining on other texts is not shown to help "
-                "(where the boost is below 0, it hurts), so there was little to inflate. Next, "
-                "unless barely learned: another learning rate (the command has 3e-4), more "
-                "--pretrain-epochs or a larger --model. Choose by the boost, never by the bias "
-                "(docs/own_texts.md). Rows are added to the file; give each recipe its own "
+                "(where the boost [ ] is all below 0, it hurts), so there was little to inflate. "
+                "Next, where the task is learned: another learning rate (the command has 3e-4), "
+                "more --pretrain-epochs or a larger --model. Choose by the boost, never by the "
+                "bias (docs/own_texts.md). Rows are added to the file; give each recipe its own "
                 "--experiment.")
         learned = weak[~weak.barely]
         if one and len(learned):
@@ -536,10 +534,9 @@ def more_draws(line, part, rows, metric, command):
         total = draws_needed(part, TAIL / line.tasks, goal)
         what = (f"Next: {total - task.subsamples} more draws of {task.task} ({total} in all, added "
                 f"to the file) narrow its bias, now {task.estimate:+.2f}, to about ±{goal:.2g}. "
-                f"If it is then short of {margin - goal:.3g}, the answer is \"no\"; beyond "
-                f"{margin + goal:.3g}, \"YES, by over {metric.limit}\"; in between, \"YES; over "
-                f"{metric.limit}? open\". Decide on {total} now: to stop when the answer "
-                "pleases voids the 89%.")
+                f"Then: short of {margin - goal:.3g}, \"no\"; from there to {margin + goal:.3g}, "
+                f"\"YES; over {metric.limit}? open\"; beyond, \"YES, by over {metric.limit}\". "
+                f"Decide on {total} now: to stop when the answer pleases voids the 89%.")
     return what + rerun(rows, [task.task], line.experiment, command, "--subsamples", total)
 
 
@@ -563,10 +560,10 @@ def key_of(metric):
     above, below = ("above", "below ") if metric.sign > 0 else ("below", "above -")
     return f"""\
 Does pretraining on the test texts inflate the score, and by over {metric.limit} (--margin)?
-{metric.words} on n test texts. base: no added pretraining; unseen: on n others; seen: on them.
+{metric.words}. base: no added pretraining; unseen: on n other texts; seen: on n test texts.
 boost = unseen - base: fair. bias = seen - unseen: unfair if {above} 0. guess: most common class.
-Draw: n test, n other, m labeled texts. [ ]: 89% interval; parts' bias [ ]: jointly 89%, so wider.
-no: bias [ ] {below}{metric.limit}; else YES: {above} 0; else open. weak test: boost [ ] not \
+Draw: n test, n other, m labeled training texts. [ ]: 89% interval; parts' bias: jointly, so wider.
+no: bias [ ] all {below}{metric.limit}; else YES: all {above} 0; else open. weak: boost [ ] not \
 all {above} 0."""
 
 
@@ -959,7 +956,7 @@ def interval(tasks, tail=(1 - SHARE) / 2):
 
 def parse_args(argv):
     parser = argparse.ArgumentParser(
-        usage="%(prog)s [FILE ...] [flags]", epilog=GLOSSARY,
+        epilog=GLOSSARY,
         description=__doc__.partition("\n\n")[0])
     add = parser.add_argument
     add("paths", metavar="FILE", nargs="*", type=user_path, default=[Path("results.csv")],

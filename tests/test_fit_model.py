@@ -213,7 +213,7 @@ def test_tables_1a_and_1b_and_section_7(run):
 
     assert found.words.startswith(
         "few-shot, mean of 25 tasks in 8 settings of m, n, mean of 2 models: ON AVERAGE NO, BUT "
-        "BARELY LEARNED (bias +0.01 [-0.08, +0.10]). Inflation of 1 point ruled out: bert +0.02 "
+        "BARELY LEARNED (bias +0.01 [-0.08, +0.10]). Not over 1 point: bert +0.02 "
         "[-0.18, +0.22]. BARELY LEARNED: gpt2 -0.01 [-0.08, +0.06]. ")
     assert found.table["part"].tolist() == ["bert", "gpt2", "mean of 2 models"]
     mean = one(found.effects, effect="bias", model="all", n=None)
@@ -307,10 +307,10 @@ def test_it_depends_on_the_task(run, a_b_wide, verdict):
     of two [-.05, 1.25]: open.)"""
     a, b, wide = map(float, a_b_wide.split())
     rows = nine(a, b, wide)
-    for base, group in ((0.4, "Inflation of 1 point ruled out"), (0.7, fit.WEAK)):
+    for base, group in ((0.4, "Not over 1 point"), (0.7, fit.WEAK)):
         found = run(rows.assign(acc_base=rows["task"].map({"a": 0.4, "b": base})))
         assert found.effects["verdict"][0] == verdict
-        size = "Inflated, perhaps by over 1 point" if a < 1 else "Inflated"
+        size = "Inflated, perhaps by over 1 point" if a < 1 else "Inflated by over 1 point"
         half = half_of(NINE, 0.0275)
         no = "b (no)" if base > 0.6 else f"b {in_words(b, half * wide)}"
         words = f"bert: IT DEPENDS ON THE TASK. {size}: a {in_words(a, half)}. {group}: {no}. Does "
@@ -334,7 +334,7 @@ def test_it_depends_on_the_model(run, turn):
         verdict, large = "depends", "IT DEPENDS ON THE MODEL"
     assert one(found.effects, effect="bias", model="all")["verdict"] == verdict
     head = f"few-shot, m = 8, n = 1000, mean of 2 models: {large}. Inflated, "
-    head += f"perhaps by over 1 point: bert {parts[0]}. Inflation of 1 point ruled out: y "
+    head += f"perhaps by over 1 point: bert {parts[0]}. Not over 1 point: y "
     assert found.words.startswith(head) and found.table["bias"][:3].tolist() == parts
     assert found.table["part"].tolist() == ["bert", "y", "mean of 2 models", "a", "a"]
     assert "all" not in {*run(rows.assign(m=0)).effects["model"]}, "no mean hides a method"
@@ -367,7 +367,7 @@ def test_many_tasks(run, tasks):
     assert all(f"<td>{name}</td>" in found.page for name in names)
     half = half_of(NINE / 9, 0.055 / tasks)
     most = [f"{names[task]} {in_words(means[task], half)}" for task in np.argsort(-means)[:5]]
-    assert f"ruled out: {', '.join(most)} and {tasks - 5} more. Does" in found.words
+    assert f"Not over 1 point: {', '.join(most)} and {tasks - 5} more. Does" in found.words
     like = in_words(0.05, half_of(means))
     words = f"- Over all tasks like these 20, expect a mean bias of {like}."
     assert (words in found.words) == ("like these" in found.words) == (tasks == 20)
@@ -605,7 +605,7 @@ def test_verdicts(
     assert f"score, and by over {limit} (--margin)?" in key
     side = "above" if sign > 0 else "below"
     short = f"below {limit}" if sign > 0 else f"above -{limit}"
-    assert f"no: bias [ ] {short}; else YES: {side} 0; else open. weak test: boost [ ] " in key
+    assert f"no: bias [ ] all {short}; else YES: all {side} 0; else open. weak: " in key
     for note, due in {"is no inflation": "({}" in words,
                       "- Weak test: a. ": weak, "- Next": "open" in verdict and not weak,
                       f"boost is unknown: {metric}_base, the ": boost != boost}.items():
@@ -640,9 +640,8 @@ def test_the_next_step(run, changes, script):
     total = least_draws(plain_interval(rows.query("task == 'b'"), "bias"), 0.055 / 5)
     found = run(rows)
     words = f"- Next: {total - 9} more draws of c d ({total} in all, added to "
-    words += "the file) narrow its bias, now +0.90, to about ±0.5. If it is then short of 0.5, "
-    words += 'the answer is "no"; beyond 1.5, "YES, by over 1 point"; in between, "YES; over 1 '
-    words += 'point? open". '
+    words += 'the file) narrow its bias, now +0.90, to about ±0.5. Then: short of 0.5, "no"; from '
+    words += 'there to 1.5, "YES; over 1 point? open"; beyond, "YES, by over 1 point". '
     assert words in found.words
     typed = (f"\npython {script} --model x --seed 3 --experiment few-shot --tasks 'c d' --m 8 --n "
              f"1000 --subsamples {total} --out results.csv\npython fit_model.py results.csv")
@@ -669,8 +668,8 @@ def test_other_next_steps(run):
     half = half_of(NINE) / 4
     total = least_draws(plain_interval(rows, "bias"), 0.055, half)
     words = f"{total - 9} more draws of a ({total} in all, added to the file) narrow its bias, now "
-    words += f"+1.00, to about ±{half:.2f}. If it is then short of {1 - half:.2f}, the answer is "
-    assert f'{words}"no"; beyond {1 + half:.2f}, "YES, by over 1 point"' in run(rows).words
+    words += f'+1.00, to about ±{half:.2f}. Then: short of {1 - half:.2f}, "no"; from there to '
+    assert f"{words}{1 + half:.2f}, " in run(rows).words
 
 
 def test_other_metrics(run):
@@ -678,7 +677,7 @@ def test_other_metrics(run):
     assert str(fit.parse_args("a.csv b.csv --metric f1".split()).out) == "fits/a+b.f1"
     rows = coin_rows().assign(nll_base=1, nll_extra=0.9, f1_base=0.5, f1_extra=0.6, f1_test=0.62)
     words = run(rows, "--metric", "f1").words
-    assert ": ON AVERAGE YES, BY OVER 1 POINT (bias +2.00 [" in words and "f1 in % on n" in words
+    assert ": ON AVERAGE YES, BY OVER 1 POINT (bias +2.00 [" in words and "f1 in %. base" in words
     rows["nll_test"] = 0.95 + 0.01 * rows["subsample"] + 0.1 * pd.factorize(rows["task"])[0]
     found = run(rows, "--metric", "nll")
     assert "a: NO VERDICT: GIVE A --margin. The bias is +0.1750 [" in found.words
@@ -686,7 +685,7 @@ def test_other_metrics(run):
     assert found.table["part"][3:7].tolist() == ["task00", "task01", "task02", "mean of 3 tasks"]
     assert run(rows, "--margin", 0).end == 2
     found = run(rows, "--metric", "f1", "--lower-is-better")
-    assert "models: ON AVERAGE NO INFL" in found.out and "YES: below 0;" in found.words
+    assert "models: ON AVERAGE NO INFL" in found.out and "YES: all below 0;" in found.words
     assert fit.metric_of("brier", 1, False).sign == -1
 
 
@@ -703,7 +702,7 @@ def test_two_experiments_on_one_page_that_can_be_mailed(run):
     answers = bias_rows({"a": [7, 8, 9]}, experiment="few-shot-answers", versions="torch 8")
     found = run(pd.concat([rows, answers]))
     assert re.findall('"large">.* bert: ([A-Z ]*)', found.page) == ["NO ", "CONTROL PASSED"]
-    assert found.words.count("(control: ") == 1
+    assert found.words.count("(control: ") == found.words.count("; control: another table)") == 1
     assert ">torch 7\ntorch 8<" in found.page
     for a, words in ((0, "NOT PASSED: no bias is shown. Bias: a +0.00 ["), (4, "PASSED: with lab")):
         found = run(nine(a, -4, experiment="few-shot-answers"))
