@@ -928,14 +928,16 @@ def test_crossed_answers_by_loops(metric, original):
     assert table.seed.astype(int).tolist() == [0, 0, 1]
 
 
-@pytest.mark.parametrize("lost, words", [
-    (7, "an answer is missing: 7"), (8, "8 answers to seen items are missing and 0 to unseen")])
-def test_missing_answers_to_seen_items(lost, words, say):
+@pytest.mark.parametrize("lost, half, words", cases("""
+    7 | released | an answer is missing: 7
+    8 | released | 8 answers to seen items are missing and 0 to unseen
+    8 | held_out | 0 answers to seen items are missing and 8 to unseen"""))
+def test_missing_answers_to_seen_or_unseen_items(lost, half, words, say):
     """In two draws, whose halves differ; p of the sign test is 2 / 2^8 for eight of them."""
     first, second = crossed_rows(), crossed_rows().assign(draw=2)
     second["half"] = second.half.mask(second.item % 2 == 1, "held_out")
-    for rows, some in ((first, 4), (second, lost - 4)):
-        gone = rows.eval("trained_on == 'released' and half == 'released'")
+    for rows, some in ((first, 4), (second, int(lost) - 4)):
+        gone = rows.eval("trained_on == 'released' and half == @half")
         rows["right"] = rows.right.mask(gone & (gone.cumsum() <= some))
     rows = pd.concat([first, second])
     rows.to_csv("crossed.csv", index=False)

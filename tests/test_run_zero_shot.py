@@ -252,6 +252,16 @@ def test_pretraining_is_a_plain_loop(kind, most, bf16, zero, load, norms, monkey
         assert torch.equal(trained[name], start[name]) == ("lora_" not in name)
 
 
+def test_a_fresh_adapter_is_that_of_its_seed(zero, load):
+    _, net, tokenizer = load("gpt2")  # seed 5
+    start = no_dropout(net)
+    train(zero, net, tokenizer, WORDS)
+    for seed in (6, 5):
+        zero.fresh_adapter(net, seed)
+        equal = [torch.equal(weight, start[name]) for name, weight in net.state_dict().items()]
+        assert all(equal) == (seed == 5)
+
+
 def test_fp16_takes_its_first_step(zero, load, norms):
     """At torch's own scale these gradients overflow."""
     for precision in ("fp16", "float32"):
