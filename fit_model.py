@@ -55,7 +55,7 @@ MIN_DRAWS = 8  # of a task; the spread of fewer varies too much (run_experiment.
 COLUMNS = "part draws guess base unseen seen boost bias inflated?".split()  # of the table
 GROUPS = {"yes": "Inflated by over {}", "yes-open": "Inflated, perhaps by over {}", "open": "Open",
           "no": "Not over {}", "none": "Unknown"}  # parts of a table, by verdict
-WEAK, BARELY = "WEAK TESTS, which say little", "BARELY LEARNED"
+WEAK, BARELY = "WEAK TESTS, which say little", "Barely learned"
 FIVE = 5  # names in a sentence, most and least inflated tasks in a table
 MANY = 20  # tasks from which others like them can be told
 MOST_DRAWN = 31  # rows of the figure, such as 30 tasks and their mean; else only means
@@ -259,7 +259,8 @@ def effect_row(tasks, parts, metric):
     se, df, half = interval(parts)
     like_half = stats.t.isf(TAIL, J - 1) * means.sem() if J >= MANY else math.nan
 
-    p_alike, verdict = math.nan, "none"
+    p_alike = math.nan
+    verdict = "none"
     if K > 1 and half > 0:  # which is false of nan, too
         if J > 1:
             p_alike = p_of_alike(means.var() / J / se**2, J, len(parts) * (K - 1) / df, df)
@@ -309,18 +310,20 @@ def publish(rows, metric, folder, command):
     effects.to_csv(folder / "effects.csv", **CSV)
     effects = effects.assign(shown_low=effects.low, shown_high=effects.high,
                              is_control=effects.experiment.str.endswith("-answers"))
-    lines, task_lines = with_boost(effects, metric), with_boost(tasks, metric)
+    lines = with_boost(effects, metric)
+    task_lines = with_boost(tasks, metric)
     widest = lines.groupby(["experiment", "model"])["settings"].transform("max")
     # a mean over settings has no tasks below it: the table of models has all of it
     chosen = lines[(lines.settings == widest) & ((widest == 1) | lines.is_top)]
-    control = "another table" if lines.is_control.any() else "none here, add --with-answers"
+    control = "another table" if lines.is_control.any() else "none here; --with-answers adds it"
     form = {"index": False, "na_rep": "", "float_format": f"%.{metric.digits - 1}f"}
     key = key_of(metric)
     answers, sections, drawn, views = [], [], {}, []
     page = HEAD + div("small", f"{date.today()}: {command} ({len(rows)} rows)")
     cards = div("key", key)
     for _, line in chosen.sort_values("models", ascending=False).iterrows():
-        its_rows, parts = part_of(rows, line), part_of(task_lines, line)
+        its_rows = part_of(rows, line)
+        parts = part_of(task_lines, line)
         what_ran = f"{line.setting}, {line.model}"
         if line.models > 1:
             parts = models_of(lines, line)
@@ -400,7 +403,8 @@ def judged_table(line, parts, metric):
     if len(parts) != 1:
         rows.append(pd.Series({**line, "task": f"mean of {of_what}"}))
     for row in rows:
-        row["verdict"], remarks = part_verdict(row, metric), []
+        row["verdict"] = part_verdict(row, metric)
+        remarks = []
         row["bias"] = in_words(row.estimate, row.shown_high, metric)
         row["inflated?"] = VERDICTS[row.verdict].format(metric.limit)
         row["below"] = metric.sign * row.estimate < 0 < row.shown_low * row.shown_high
@@ -436,7 +440,8 @@ def shown(table):
 
 def headline(line, table, metric):
     """The verdict in capitals, and a sentence that names the parts."""
-    mean, parts = table.iloc[-1], table[:-1]
+    mean = table.iloc[-1]
+    parts = table[:-1]
     if line.verdict == "none":
         reason = "TWO DRAWS THAT DIFFER ARE NEEDED" if metric.margin else "GIVE A --margin"
         return f"NO VERDICT: {reason}", f"The bias is {mean.bias}."
@@ -449,7 +454,7 @@ def headline(line, table, metric):
     if line.verdict == "no" and mean.group == WEAK:
         large = "NO INFLATION SEEN, BUT A WEAK TEST"
     if line.verdict == "no" and mean.group == BARELY:
-        large = "NO, BUT BARELY LEARNED"
+        large = f"NO, BUT {some_of(table.task[table.group == BARELY])} BARELY LEARNED"
     if line.verdict == "depends":
         large += " MODEL" if line.models > 1 else " TASK"
     else:
@@ -482,14 +487,14 @@ def notes(line, table, rows, metric, command):
     if line.verdict == "none":
         return
     if tests.below.any():
-        yield ("A lower score on seen texts is no inflation, but may mask some. Possible "
-               "cause: the model has read the test texts, but not the labeled ones that it learns "
-               "from, so the two look different to it. To check: --pretrain-on-labeled "
-               "(docs/verdicts.md).")
+        yield (f"Lower on seen texts: {some_of(tests.task[tests.below])}. This is no inflation, "
+               "but may mask some. Possible cause: the model has read the test texts, but not the "
+               "labeled ones that it learns from, so the two look different to it. To check: "
+               "--pretrain-on-labeled (docs/verdicts.md).")
     if tests.barely.any():
         yield (f"Barely learned: {some_of(tests.task[tests.barely])}. The unseen score is less "
                "than 5 points above guess, or below it, so inflation may have no room to show. "
-               "Next: a larger --m or --model.")
+               "Next: a larger --m (such as 100) or --model.")
     if pd.notna(line.like_low):
         words = in_words(line.estimate, line.like_high, metric)
         yield (f"Over all tasks like these {line.tasks}, expect a mean bias of {words}. That of "
@@ -507,13 +512,13 @@ def notes(line, table, rows, metric, command):
     if len(loose) and one:
         yield more_draws(line, loose[:1], rows, metric, command)
     if len(weak):
+        learned = weak[~weak.barely]
         what = (f"Weak test: {some_of(weak.task)}. Pretraining on other texts is not shown to help "
                 "(where the boost [ ] is all below 0, it hurts), so there was little to inflate. "
-                "Next, where the task is learned: another learning rate (the command has 3e-4), "
-                "more --pretrain-epochs or a larger --model. Choose by the boost, never by the "
-                "bias (docs/own_texts.md). Rows are added to the file; give each recipe its own "
-                "--experiment.")
-        learned = weak[~weak.barely]
+                f"Next, for {some_of(learned.task) or 'what is learned'}: another learning rate, "
+                "such as the 3e-4 of the command, more --pretrain-epochs or a larger --model. "
+                "Choose by the boost, never by the bias (docs/own_texts.md). Rows are added to "
+                "the file; give each recipe its own --experiment.")
         if one and len(learned):
             what += rerun(rows, learned.task, f"{line.experiment}-other-rate", command,
                           "--subsamples", line.subsamples, "--pretrain-lr", "3e-4")
@@ -524,7 +529,8 @@ def more_draws(line, part, rows, metric, command):
     """How many more draws of a task would narrow its interval to half the margin, or to half if it
     is narrower; what they tell, and the commands. part: a table of one row. The spread of few draws
     says too little for that."""
-    task, margin = part.iloc[0], metric.margin
+    task = part.iloc[0]
+    margin = metric.margin
     half = task.shown_high - task.estimate
     goal = half / 2 if half < margin / 2 else margin / 2
     if task.subsamples < MIN_DRAWS:
@@ -534,9 +540,10 @@ def more_draws(line, part, rows, metric, command):
         total = draws_needed(part, TAIL / line.tasks, goal)
         what = (f"Next: {total - task.subsamples} more draws of {task.task} ({total} in all, added "
                 f"to the file) narrow its bias, now {task.estimate:+.2f}, to about ±{goal:.2g}. "
-                f"Then: short of {margin - goal:.3g}, \"no\"; from there to {margin + goal:.3g}, "
-                f"\"YES; over {metric.limit}? open\"; beyond, \"YES, by over {metric.limit}\". "
-                f"Decide on {total} now: to stop when the answer pleases voids the 89%.")
+                f"If the inflation is then below {margin - goal:.3g}: \"no\"; up to "
+                f"{margin + goal:.3g}: \"YES; over {metric.limit}? open\"; above: \"YES, by over "
+                f"{metric.limit}\". Likeliest: that in which {task.estimate:+.2f} lies. Decide on "
+                f"{total} now: to stop when the answer pleases voids the 89%.")
     return what + rerun(rows, [task.task], line.experiment, command, "--subsamples", total)
 
 
@@ -562,7 +569,7 @@ def key_of(metric):
 Does pretraining on the test texts inflate the score, and by over {metric.limit} (--margin)?
 {metric.words}. base: no added pretraining; unseen: on n other texts; seen: on n test texts.
 boost = unseen - base: fair. bias = seen - unseen: unfair if {above} 0. guess: most common class.
-Draw: n test, n other, m labeled training texts. [ ]: 89% interval; parts' bias: jointly, so wider.
+Draw: n test, n other, m training texts. [ ]: 89% interval; parts' bias: 89% for all at once, wider.
 no: bias [ ] all {below}{metric.limit}; else YES: all {above} 0; else open. weak: boost [ ] not \
 all {above} 0."""
 
@@ -586,7 +593,8 @@ def picture(tables, metric, path):
 def draw_effects(tables, metric):
     """The biases of the parts and, in bold, their mean, or only of the mean if there are many.
     tables: of judged_table, by title."""
-    rows, few = [], sum(map(len, tables.values())) <= MOST_DRAWN
+    rows = []
+    few = sum(map(len, tables.values())) <= MOST_DRAWN
     for title, table in tables.items():
         rows.append({"task": title, "weight": "bold"})
         rows += (table if few else table[-1:]).to_dict("records")

@@ -213,8 +213,8 @@ def test_tables_1a_and_1b_and_section_7(run):
 
     assert found.words.startswith(
         "few-shot, mean of 25 tasks in 8 settings of m, n, mean of 2 models: ON AVERAGE NO, BUT "
-        "BARELY LEARNED (bias +0.01 [-0.08, +0.10]). Not over 1 point: bert +0.02 "
-        "[-0.18, +0.22]. BARELY LEARNED: gpt2 -0.01 [-0.08, +0.06]. ")
+        "gpt2, mean of 2 models BARELY LEARNED (bias +0.01 [-0.08, +0.10]). Not over 1 point: bert "
+        "+0.02 [-0.18, +0.22]. Barely learned: gpt2 -0.01 [-0.08, +0.06]. ")
     assert found.table["part"].tolist() == ["bert", "gpt2", "mean of 2 models"]
     mean = one(found.effects, effect="bias", model="all", n=None)
     assert mean["p_alike"] == approx(0.1, abs=5e-3)  # by an audit's own code
@@ -606,7 +606,7 @@ def test_verdicts(
     side = "above" if sign > 0 else "below"
     short = f"below {limit}" if sign > 0 else f"above -{limit}"
     assert f"no: bias [ ] all {short}; else YES: all {side} 0; else open. weak: " in key
-    for note, due in {"is no inflation": "({}" in words,
+    for note, due in {"- Lower on seen texts: a. This is no inflation": "({}" in words,
                       "- Weak test: a. ": weak, "- Next": "open" in verdict and not weak,
                       f"boost is unknown: {metric}_base, the ": boost != boost}.items():
         assert (note in found.words) == due
@@ -640,8 +640,8 @@ def test_the_next_step(run, changes, script):
     total = least_draws(plain_interval(rows.query("task == 'b'"), "bias"), 0.055 / 5)
     found = run(rows)
     words = f"- Next: {total - 9} more draws of c d ({total} in all, added to "
-    words += 'the file) narrow its bias, now +0.90, to about ±0.5. Then: short of 0.5, "no"; from '
-    words += 'there to 1.5, "YES; over 1 point? open"; beyond, "YES, by over 1 point". '
+    words += "the file) narrow its bias, now +0.90, to about ±0.5. If the inflation is then below "
+    words += '0.5: "no"; up to 1.5: "YES; over 1 point? open"; above: "YES, by over 1 point". '
     assert words in found.words
     typed = (f"\npython {script} --model x --seed 3 --experiment few-shot --tasks 'c d' --m 8 --n "
              f"1000 --subsamples {total} --out results.csv\npython fit_model.py results.csv")
@@ -668,8 +668,8 @@ def test_other_next_steps(run):
     half = half_of(NINE) / 4
     total = least_draws(plain_interval(rows, "bias"), 0.055, half)
     words = f"{total - 9} more draws of a ({total} in all, added to the file) narrow its bias, now "
-    words += f'+1.00, to about ±{half:.2f}. Then: short of {1 - half:.2f}, "no"; from there to '
-    assert f"{words}{1 + half:.2f}, " in run(rows).words
+    words += f"+1.00, to about ±{half:.2f}. If the inflation is then below {1 - half:.2f}: "
+    assert f'{words}"no"; up to {1 + half:.2f}: "YES; ' in run(rows).words
 
 
 def test_other_metrics(run):
