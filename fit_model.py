@@ -454,7 +454,7 @@ def headline(line, table, metric):
     if line.verdict == "no" and mean.group == WEAK:
         large = "NO INFLATION SEEN, BUT A WEAK TEST"
     if line.verdict == "no" and mean.group == BARELY:
-        large = f"NO, BUT {some_of(table.task[table.group == BARELY])} BARELY LEARNED"
+        large = f"NO, BUT {some_of(parts.task[parts.group == BARELY]) or mean.task} BARELY LEARNED"
     if line.verdict == "depends":
         large += " MODEL" if line.models > 1 else " TASK"
     else:

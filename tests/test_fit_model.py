@@ -213,7 +213,7 @@ def test_tables_1a_and_1b_and_section_7(run):
 
     assert found.words.startswith(
         "few-shot, mean of 25 tasks in 8 settings of m, n, mean of 2 models: ON AVERAGE NO, BUT "
-        "gpt2, mean of 2 models BARELY LEARNED (bias +0.01 [-0.08, +0.10]). Not over 1 point: bert "
+        "gpt2 BARELY LEARNED (bias +0.01 [-0.08, +0.10]). Not over 1 point: bert "
         "+0.02 [-0.18, +0.22]. Barely learned: gpt2 -0.01 [-0.08, +0.06]. ")
     assert found.table["part"].tolist() == ["bert", "gpt2", "mean of 2 models"]
     mean = one(found.effects, effect="bias", model="all", n=None)
