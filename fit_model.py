@@ -315,7 +315,7 @@ def publish(rows, metric, folder, command):
     widest = lines.groupby(["experiment", "model"])["settings"].transform("max")
     # a mean over settings has no tasks below it: the table of models has all of it
     chosen = lines[(lines.settings == widest) & ((widest == 1) | lines.is_top)]
-    control = "another table" if lines.is_control.any() else "none here; --with-answers adds it"
+    control = "in its own table" if lines.is_control.any() else "none here; --with-answers adds it"
     form = {"index": False, "na_rep": "", "float_format": f"%.{metric.digits - 1}f"}
     key = key_of(metric)
     answers, sections, drawn, views = [], [], {}, []
@@ -453,13 +453,13 @@ def headline(line, table, metric):
     large = VERDICTS[line.verdict].format(metric.limit).upper()
     if line.verdict == "no" and mean.group == WEAK:
         large = "NO INFLATION SEEN, BUT A WEAK TEST"
-    if line.verdict == "no" and mean.group == BARELY:
-        large = f"NO, BUT {some_of(parts.task[parts.group == BARELY]) or mean.task} BARELY LEARNED"
     if line.verdict == "depends":
         large += " MODEL" if line.models > 1 else " TASK"
     else:
         average = "ON AVERAGE " if line.tasks > 1 else ""
         large = f"{average}{large} (bias {mean.bias})"
+    if line.verdict == "no" and mean.group == BARELY:
+        large += f", BUT {some_of(parts.task[parts.group == BARELY]) or mean.task} BARELY LEARNED"
     sentences = []
     for group, its in parts.groupby("group", sort=False):
         names = its.task + " " + its.bias
@@ -494,7 +494,7 @@ def notes(line, table, rows, metric, command):
     if tests.barely.any():
         yield (f"Barely learned: {some_of(tests.task[tests.barely])}. The unseen score is less "
                "than 5 points above guess, or below it, so inflation may have no room to show. "
-               "Next: a larger --m (such as 100) or --model.")
+               "Next: a larger --m or --model.")
     if pd.notna(line.like_low):
         words = in_words(line.estimate, line.like_high, metric)
         yield (f"Over all tasks like these {line.tasks}, expect a mean bias of {words}. That of "
@@ -542,8 +542,8 @@ def more_draws(line, part, rows, metric, command):
                 f"to the file) narrow its bias, now {task.estimate:+.2f}, to about ±{goal:.2g}. "
                 f"If the inflation is then below {margin - goal:.3g}: \"no\"; up to "
                 f"{margin + goal:.3g}: \"YES; over {metric.limit}? open\"; above: \"YES, by over "
-                f"{metric.limit}\". Likeliest: that in which {task.estimate:+.2f} lies. Decide on "
-                f"{total} now: to stop when the answer pleases voids the 89%.")
+                f"{metric.limit}\". Likeliest: the answer in whose range {task.estimate:+.2f} "
+                f"lies. Decide on {total} now: to stop when the answer pleases voids the 89%.")
     return what + rerun(rows, [task.task], line.experiment, command, "--subsamples", total)
 
 
@@ -568,8 +568,8 @@ def key_of(metric):
     return f"""\
 Does pretraining on the test texts inflate the score, and by over {metric.limit} (--margin)?
 {metric.words}. base: no added pretraining; unseen: on n other texts; seen: on n test texts.
-boost = unseen - base: fair. bias = seen - unseen: unfair if {above} 0. guess: most common class.
-Draw: n test, n other, m training texts. [ ]: 89% interval; parts' bias: 89% for all at once, wider.
+boost = unseen - base: fair gain. bias = seen - unseen: unfair gain. guess: most common class.
+Draw: n test, n other, m labeled texts. [ ]: 89% interval; parts' bias, wider: 89% that all hold.
 no: bias [ ] all {below}{metric.limit}; else YES: all {above} 0; else open. weak: boost [ ] not \
 all {above} 0."""
 

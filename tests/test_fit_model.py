@@ -212,8 +212,8 @@ def test_tables_1a_and_1b_and_section_7(run):
     assert cell["effects_table"](rows, margin=1.0)["verdict"][0] == found.effects["verdict"][0]
 
     assert found.words.startswith(
-        "few-shot, mean of 25 tasks in 8 settings of m, n, mean of 2 models: ON AVERAGE NO, BUT "
-        "gpt2 BARELY LEARNED (bias +0.01 [-0.08, +0.10]). Not over 1 point: bert "
+        "few-shot, mean of 25 tasks in 8 settings of m, n, mean of 2 models: ON AVERAGE NO (bias "
+        "+0.01 [-0.08, +0.10]), BUT gpt2 BARELY LEARNED. Not over 1 point: bert "
         "+0.02 [-0.18, +0.22]. Barely learned: gpt2 -0.01 [-0.08, +0.06]. ")
     assert found.table["part"].tolist() == ["bert", "gpt2", "mean of 2 models"]
     mean = one(found.effects, effect="bias", model="all", n=None)
@@ -702,7 +702,7 @@ def test_two_experiments_on_one_page_that_can_be_mailed(run):
     answers = bias_rows({"a": [7, 8, 9]}, experiment="few-shot-answers", versions="torch 8")
     found = run(pd.concat([rows, answers]))
     assert re.findall('"large">.* bert: ([A-Z ]*)', found.page) == ["NO ", "CONTROL PASSED"]
-    assert found.words.count("(control: ") == found.words.count("; control: another table)") == 1
+    assert found.words.count("(control: ") == found.words.count("; control: in its own table)") == 1
     assert ">torch 7\ntorch 8<" in found.page
     for a, words in ((0, "NOT PASSED: no bias is shown. Bias: a +0.00 ["), (4, "PASSED: with lab")):
         found = run(nine(a, -4, experiment="few-shot-answers"))
