@@ -13,8 +13,9 @@ In a notebook: effects_table(pd.read_csv("results.csv"), margin=1.0)
 
 Writes report.html, effects.png and tables to fits/results/, with the columns
     effects.csv: estimate, low, high (these tasks), like_low, like_high (tasks like these), verdict,
-        p_alike (do tasks differ?), ... for each setting (m and n empty: their mean) and model
-        (models: how many a row is the mean of; if more than one, model is "all")
+        p_alike (do tasks differ?), largest (the most inflated task), ... for each setting (m and n
+        empty: their mean) and model (models: how many a row is the mean of; if more than one, model
+        is "all")
     tasks.csv: the same for each task, sd (between subsamples), spread_variance, text_variance (of
         the estimate: by sd, by the draw of texts), p (one-sided sign flips of a bias), p_adjusted
         (Benjamini-Hochberg)
@@ -270,6 +271,8 @@ def effect_row(tasks, parts, metric):
                     p_alike, [part_verdict(task, metric) for task in tasks.itertuples()]):
                 verdict = "depends"
     return row | {
+        "largest": f"{(metric.sign * means).sort_values(na_position='first').index[-1]} "
+                   f"{metric.sign * (metric.sign * means).max():+.{metric.digits}f}",
         "settings": settings, "tasks": J, "subsamples": K, "se": se, "df": df,
         "estimate": estimate, "low": estimate - half, "high": estimate + half,
         "like_low": estimate - like_half, "like_high": estimate + like_half,
@@ -498,7 +501,7 @@ def notes(line, table, rows, metric, command):
     if pd.notna(line.like_low):
         words = in_words(line.estimate, line.like_high, metric)
         yield (f"Over all tasks like these {line.tasks}, expect a mean bias of {words}. That of "
-               "one task may differ more.")
+               f"one task may differ more (here the largest: {line.largest}).")
     if line.is_control:
         return
     if line.p_alike < LEVEL:
