@@ -57,7 +57,7 @@ COLUMNS = "part draws guess base unseen seen boost bias inflated?".split()  # of
 GROUPS = {"yes": "Inflated by over {}", "yes-open": "Inflated, perhaps by over {}", "open": "Open",
           "no": "Not over {}", "none": "Unknown"}  # parts of a table, by verdict
 WEAK, BARELY = "WEAK TESTS, which say little", "Barely learned"
-FIVE = 5  # names in a sentence, most and least inflated tasks in a table
+NAMED = 5  # names in a sentence, most and least inflated tasks in a table
 MANY = 20  # tasks from which others like them can be told
 MOST_DRAWN = 31  # rows of the figure, such as 30 tasks and their mean; else only means
 PAPER_MODEL_NEEDS = "pymc==5.28.5,nutpie==0.16.8,arviz==0.23.4,pytensor==2.38.3"
@@ -162,6 +162,7 @@ def unit_table(rows, metric):
     for _, model_rows in rows.assign(models=1).groupby("experiment"):
         models = model_rows.model.nunique()
         answered = model_rows.groupby([*CELL, "task", "subsample"])["model"].nunique()
+        # several models, and each has all
         if answered.min() == models > 1 and model_rows.m.min() > 0:
             all_models = model_rows.assign(model="all", models=models)
             # assumes that models change different answers; else the spread widens the interval
@@ -206,7 +207,8 @@ def task_table(units, effect, metric):
 
 def draws_needed(parts, tail, goal):
     """How many draws narrow the interval of `parts`, which `interval` takes, to ± goal."""
-    (se, df, _), K = interval(parts), parts.subsamples.min()
+    se, df, _ = interval(parts)
+    K = parts.subsamples.min()
     counts = np.arange(K, 500 * K)
     half = stats.t.isf(tail, df * (counts - 1) / (K - 1)) * se * np.sqrt(K / counts)
     return K + (half > goal).sum()
@@ -264,7 +266,9 @@ def effect_row(tasks, parts, metric):
     verdict = "none"
     if K > 1 and half > 0:  # which is false of nan, too
         if J > 1:
-            p_alike = p_of_alike(means.var() / J / se**2, J, len(parts) * (K - 1) / df, df)
+            # J times the sum of squared shares of the variances v is 1 + (sd of v / mean of v)²
+            p_alike = p_of_alike(means.var() / J / se**2, J,
+                                 1 + stats.variation(parts.spread_variance + 1e-20) ** 2, df)
         if first.effect == "bias":
             verdict = verdict_on(estimate - half, estimate + half, metric.margin, metric.sign)
             if settings == first.models == 1 and depends(
@@ -315,6 +319,7 @@ def publish(rows, metric, folder, command):
                              is_control=effects.experiment.str.endswith("-answers"))
     lines = with_boost(effects, metric)
     task_lines = with_boost(tasks, metric)
+    # what is reported of each experiment and model: the mean over settings, or else each setting
     widest = lines.groupby(["experiment", "model"])["settings"].transform("max")
     # a mean over settings has no tasks below it: the table of models has all of it
     chosen = lines[(lines.settings == widest) & ((widest == 1) | lines.is_top)]
@@ -324,6 +329,7 @@ def publish(rows, metric, folder, command):
     answers, sections, drawn, views = [], [], {}, []
     page = HEAD + div("small", f"{date.today()}: {command} ({len(rows)} rows)")
     cards = div("key", key)
+    # its answer, table and notes, for the screen (answers, sections) and for the page (page, cards)
     for _, line in chosen.sort_values("models", ascending=False).iterrows():
         its_rows = part_of(rows, line)
         parts = part_of(task_lines, line)
@@ -370,6 +376,7 @@ def with_boost(table, metric):
     mean over models stands above the row."""
     table = table.assign(
         words=[in_words(*pair, metric) for pair in zip(table.estimate, table.shown_high)])
+    # analyze gives both in one order
     bias, boost = [table[table.effect == effect].reset_index(drop=True) for effect in EFFECTS]
     return bias.assign(
         bias=bias.words, boost=boost.words,
@@ -378,7 +385,8 @@ def with_boost(table, metric):
 
 
 def in_words(estimate, high, metric):
-    """Estimate and interval, no end rounded to 0 or to the margin. Nothing of what is unknown."""
+    """Estimate and interval, with one more digit if an end would round to 0 or to the margin.
+    Nothing of what is unknown."""
     if math.isnan(estimate):
         return ""
     low, digits = 2 * estimate - high, metric.digits
@@ -411,6 +419,7 @@ def judged_table(line, parts, metric):
         row["bias"] = in_words(row.estimate, row.shown_high, metric)
         row["inflated?"] = VERDICTS[row.verdict].format(metric.limit)
         row["below"] = metric.sign * row.estimate < 0 < row.shown_low * row.shown_high
+        # the last that applies: the verdict, barely learned, a weak test
         row["group"] = GROUPS[row.verdict].format(metric.limit)
         if row.below:
             remarks.append("lower" if metric.sign > 0 else "higher")
@@ -434,10 +443,10 @@ def shown(table):
     inflated."""
     table = table.astype({"subsamples": str}).rename(
         columns={"task": "part", "subsamples": "draws", "majority": "guess"})[COLUMNS]
-    left_out = len(table) - 1 - 2 * FIVE
+    left_out = len(table) - 1 - 2 * NAMED
     if left_out > 0:
-        table = pd.concat([table[:FIVE], pd.DataFrame({"part": [f"({left_out} between)"]}),
-                           table[-FIVE - 1 :]])
+        table = pd.concat([table[:NAMED], pd.DataFrame({"part": [f"({left_out} between)"]}),
+                           table[-NAMED - 1 :]])
     return table.dropna(axis=1, how="all")
 
 
@@ -469,15 +478,15 @@ def headline(line, table, metric):
         if group == WEAK:
             names = its.task + its.verdict.map(" ({})".format)
         if group == "Open" and line.verdict == "no":
-            large = f"OPEN FOR {some_of(names)}"  # no mean hides it
+            large = f"OPEN FOR {some_of(names)}"  # in its place: no mean hides an open part
         else:
             sentences.append(f"{group}: {some_of(names)}.")
     return large, " ".join(sentences)
 
 
 def some_of(names):
-    more = f" and {len(names) - FIVE} more" if len(names) > FIVE else ""
-    return ", ".join(names[:FIVE]) + more
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return ", ".join(names[:NAMED]) + more
 
 
 def notes(line, table, rows, metric, command):
@@ -742,7 +751,7 @@ def errors_on_one_line():
         yield
         sys.stdout.flush()
     except KeyboardInterrupt:
-        raise SystemExit("stopped: run the same command again to continue. Finished work is kept")
+        raise SystemExit("stopped. Run the same command again: rows and audits that were written stay")
     except BrokenPipeError:
         os._exit(1)  # head has read enough
     except Exception as error:

@@ -200,7 +200,7 @@ def errors_on_one_line():
         yield
         sys.stdout.flush()
     except KeyboardInterrupt:
-        raise SystemExit("stopped: run the same command again to continue. Finished work is kept")
+        raise SystemExit("stopped. Run the same command again: rows and audits that were written stay")
     except BrokenPipeError:
         os._exit(1)  # head has read enough
     except Exception as error:

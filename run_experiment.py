@@ -653,7 +653,7 @@ def errors_on_one_line():
         yield
         sys.stdout.flush()
     except KeyboardInterrupt:
-        raise SystemExit("stopped: run the same command again to continue. Finished work is kept")
+        raise SystemExit("stopped. Run the same command again: rows and audits that were written stay")
     except BrokenPipeError:
         os._exit(1)  # head has read enough
     except Exception as error:
@@ -701,16 +701,16 @@ FILLED_IN = "--(tasks|m|n|subsamples|margin|out|experiment|dask|workers|device)(
 LINE = "{task} draw {subsample} base {base:.3f} unseen {unseen:.3f} seen {seen:.3f} {seconds:.0f} s"
 
 
-def plan_cells(out, experiment, models, tasks, m_values, max_subsamples, seed, argv, recipe_of):
+def plan_cells(out, experiment, models, tasks, m_values, max_subsamples, seed, argv, recipe_for):
     """For each cell (model, n, m) its list of Units. max_subsamples: {n: number}; argv: the typed
-    flags; recipe_of(model, task): a recipe."""
+    flags; recipe_for(model, task): a recipe."""
     finished, cells = finished_rows(out), []
     if len({model.name for model in models}) < len(models):
         raise ValueError("two models have one name: rename a folder")
     for model, n, m in itertools.product(models, max_subsamples, m_values):
         units = []
         for k, name in itertools.product(range(1, max_subsamples[n] + 1), tasks):
-            recipe = recipe_of(model, tasks[name])
+            recipe = recipe_for(model, tasks[name])
             row = {"experiment": experiment, "model": model.name, "task": name, "m": m, "n": n,
                    "subsample": k, "seed": seed, "data": tasks[name].data_hash,
                    "recipe": short_hash(recipe), "versions": typed_flags(argv)}

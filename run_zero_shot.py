@@ -196,11 +196,11 @@ def encode(tokenizer, text):
     return coded["input_ids"][: own.max(initial=-1) + 1]
 
 
-def show_prompts(model, tasks, recipe_of):
+def show_prompts(model, tasks, recipe_for):
     """Print a sequence to pretrain on and a prompt to score, of each task."""
     tokenizer = load_tokenizer(model.folder, model.gguf)
     for name, task in tasks.items():
-        strings = arm_strings(tokenizer, recipe_of(model, task), task.classes,
+        strings = arm_strings(tokenizer, recipe_for(model, task), task.classes,
                               task.texts[:PACK_SIZE], task.labels[:PACK_SIZE])
         for text in dict.fromkeys([strings["sequences"][0], strings["prompts"][0]]):
             print(f"\n{name}:\n{text}")
@@ -639,7 +639,7 @@ def errors_on_one_line():
         yield
         sys.stdout.flush()
     except KeyboardInterrupt:
-        raise SystemExit("stopped: run the same command again to continue. Finished work is kept")
+        raise SystemExit("stopped. Run the same command again: rows and audits that were written stay")
     except BrokenPipeError:
         os._exit(1)  # head has read enough
     except Exception as error:
@@ -687,16 +687,16 @@ FILLED_IN = "--(tasks|m|n|subsamples|margin|out|experiment|dask|workers|device)(
 LINE = "{task} draw {subsample} base {base:.3f} unseen {unseen:.3f} seen {seen:.3f} {seconds:.0f} s"
 
 
-def plan_cells(out, experiment, models, tasks, m_values, max_subsamples, seed, argv, recipe_of):
+def plan_cells(out, experiment, models, tasks, m_values, max_subsamples, seed, argv, recipe_for):
     """For each cell (model, n, m) its list of Units. max_subsamples: {n: number}; argv: the typed
-    flags; recipe_of(model, task): a recipe."""
+    flags; recipe_for(model, task): a recipe."""
     finished, cells = finished_rows(out), []
     if len({model.name for model in models}) < len(models):
         raise ValueError("two models have one name: rename a folder")
     for model, n, m in itertools.product(models, max_subsamples, m_values):
         units = []
         for k, name in itertools.product(range(1, max_subsamples[n] + 1), tasks):
-            recipe = recipe_of(model, tasks[name])
+            recipe = recipe_for(model, tasks[name])
             row = {"experiment": experiment, "model": model.name, "task": name, "m": m, "n": n,
                    "subsample": k, "seed": seed, "data": tasks[name].data_hash,
                    "recipe": short_hash(recipe), "versions": typed_flags(argv)}
@@ -1449,16 +1449,16 @@ def main(argv=()):
     # NF4 weights compute in half precision; the first line of a run says in which
     if args.quantize == "nf4" and args.precision == "float32":
         given["precision"] = "bf16"
-    recipe_of = functools.partial(prompt_recipe, registry["models"], given)
+    recipe_for = functools.partial(prompt_recipe, registry["models"], given)
     if args.show_prompts:
-        show_prompts(models[0], tasks, recipe_of)
+        show_prompts(models[0], tasks, recipe_for)
         return
     max_subsamples = dict.fromkeys(args.n, args.subsamples or (100 if args.margin else 2))
     if args.adapters:
         args.adapters.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=args.adapters).close()  # fails now if it is read-only
     cells = plan_cells(args.out, args.experiment, models, tasks, args.m, max_subsamples, args.seed,
-                       argv, recipe_of)
+                       argv, recipe_for)
     run = functools.partial(run_prompts, adapters=args.adapters)
     run_all(cells, run, args.out, args.margin, args.device, args.workers, args.dask)
     if args.adapters:

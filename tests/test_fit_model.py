@@ -265,28 +265,26 @@ def test_text_variance_over_models_and_seeds(run):
 
 
 @pytest.mark.parametrize("sizes, luck, n, effects", [
-    ((4, 9), (1, 2), 5000, (0, 1)),
+    ((4, 9), (1, 2), 5000, (0, 1)), ((9, 3, 4), (4, 1, 0.5), 5000, (2, 0, 0)),
     ((6, 6, 6, 6), (0.3, 1, 2, 3), 5000, (0, 1, 2, 1)), ((3, 3, 3), (0, 0, 0), 50, (0, 0.5, 1))])
 def test_do_the_tasks_differ(run, sizes, luck, n, effects):
-    """Welch's t test of two tasks, Mehrotra (1997) for more of one size, chi-squared where the
-    noise of rounding is wider than the spread."""
+    """Welch's t test of two tasks, Mehrotra's degrees of freedom (1997) for more, chi-squared where
+    the noise of rounding is wider than the spread."""
     rng = default_rng(2)
     biases = {f"t{task}": rng.normal(effect, sd, K).round(3)
               for task, (K, sd, effect) in enumerate(zip(sizes, luck, effects))}
     rows = bias_rows(biases, n=n)
     found = run(pd.concat([rows, rows.assign(model="other")]))
-    if len(sizes) == 2:
+    J, means = len(sizes), [values.mean() for values in biases.values()]
+    v = np.array([stats.sem(values) ** 2 for values in biases.values()])
+    if J == 2:
         p = stats.ttest_ind(*biases.values(), equal_var=False).pvalue
-    else:
-        values = np.array([*biases.values()])
-        J, K = values.shape
-        squares, s2 = J * values.mean(axis=1).var(), values.var(axis=1, ddof=1)
-        p = stats.chi2.sf(squares / ((100 / n) ** 2 / 12 / 3 / 2), 2)  # of two models
-    if len(sizes) > 2 and any(luck):
-        parts = (1 - 1 / J) * s2
-        F = K * squares / parts.sum()
-        top = parts.sum() ** 2 / ((s2**2).sum() + s2.mean() ** 2 - 2 * (s2**2).mean())
-        p = stats.f.sf(F, top, parts.sum() ** 2 / (parts**2 / (K - 1)).sum())
+    elif any(luck):
+        top = (J - 1) ** 2 / (1 + (J - 2) * J * (v**2).sum() / v.sum() ** 2)
+        df = v.sum() ** 2 / (v**2 / np.subtract(sizes, 1)).sum()
+        p = stats.f.sf(np.var(means, ddof=1) / v.mean(), top, df)
+    else:  # of the noise of two models
+        p = stats.chi2.sf(J * np.var(means) / ((100 / n) ** 2 / 12 / 3 / 2), 2)
     row = one(found.effects, effect="bias", model="all")
     assert row["p_alike"] == approx(p, rel=1e-4)
     words = "differ by more than chance" if p < 0.05 else "are not shown to differ"

@@ -32,7 +32,7 @@ import torch
 import transformers
 
 from conftest import ARMS, MODELS, ROOT, byte_tokenizer, comparable, end_of, load_script
-from conftest import plain_training, recipe_of, rows_of
+from conftest import cases, plain_training, recipe_of, rows_of
 from test_fit_model import bias_rows, plain_interval
 
 PACKED = load_script("run_experiment").PACKED
@@ -776,15 +776,17 @@ def test_a_pasted_cell_runs(flags, empty_folder, monkeypatch):
 # Mistakes in flags
 
 
-@pytest.mark.parametrize("typed, words", [
-    ("--model bort", "could not load model bort"),
-    ("--csv absent.csv", "No such file"),
-    ("--device toaster", "Expected one of cpu, cuda"),
-    ("--out /proc/rows.csv", "/proc"), ("--experiment my-answers", "--with-answers"),
-    ("--max-length 3 --with-answers", "3 tokens leave no room for a text"),
-    ("--out v.png", "must end in .csv"), ("--n 5 10 20 --subsamples 7 3", "one for each n"),
-    ("--m 3 30 9 --n 5 300 7", "too small for m = 30, n = 300"),
-    ("--pretrain-lr 1e30 --batch-size 64", "topics: the loss of arm extra is not finite")])
+@pytest.mark.parametrize("typed, words", cases("""
+    --model bort                         | could not load model bort
+    --csv absent.csv                     | No such file
+    --device toaster                     | Expected one of cpu, cuda
+    --out /proc/rows.csv                 | /proc
+    --experiment my-answers              | --with-answers
+    --max-length 3 --with-answers        | 3 tokens leave no room for a text
+    --out v.png                          | must end in .csv
+    --n 5 10 20 --subsamples 7 3         | one for each n
+    --m 3 30 9 --n 5 300 7               | too small for m = 30, n = 300
+    --pretrain-lr 1e30 --batch-size 64   | topics: the loss of arm extra is not finite"""))
 def test_mistakes_in_flags(refused, typed, words):
     refused(words, typed)
     assert not os.listdir(), "a refused start leaves nothing behind"
