@@ -751,7 +751,7 @@ def errors_on_one_line():
         yield
         sys.stdout.flush()
     except KeyboardInterrupt:
-        raise SystemExit("stopped. Run the same command again: rows and audits that were written stay")
+        raise SystemExit("stopped. Run the same command again: written rows and audits stay")
     except BrokenPipeError:
         os._exit(1)  # head has read enough
     except Exception as error:

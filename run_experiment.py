@@ -213,6 +213,7 @@ def class_logits(net, head, batch):
     """Class logits [B, K] of [CLS], after pooler and dropout, or of a causal model's last token."""
     with net.autocast:
         hidden = net.lm.base_model(**batch.inputs).last_hidden_state.flatten(0, 1)[batch.kept]
+        # a pooler takes the first of an axis of tokens: here there is one
         hidden = net.pooler(hidden[:, None])
         if not net.causal:
             rate = getattr(net.lm.config, "hidden_dropout_prob", 0.1)
@@ -279,6 +280,9 @@ def train(net, module, logits_of, example_of, count, stage, recipe, seed):
             schedule.step()
             optimizer.zero_grad()
     return float(epoch_loss) / max(1, epoch_targets)
+
+
+# --- The network and its batches ---
 
 
 def groups(net, examples):
@@ -442,6 +446,9 @@ def lay_out(lengths, packed):
         if lines * width < best[0] * best[1]:
             best = lines, width, starts
     return best
+
+
+# --- Settings ---
 
 
 def recipe_of(entries, given, precision, max_length, with_answers, labeled_read, model, task):
@@ -653,7 +660,7 @@ def errors_on_one_line():
         yield
         sys.stdout.flush()
     except KeyboardInterrupt:
-        raise SystemExit("stopped. Run the same command again: rows and audits that were written stay")
+        raise SystemExit("stopped. Run the same command again: written rows and audits stay")
     except BrokenPipeError:
         os._exit(1)  # head has read enough
     except Exception as error:
@@ -916,6 +923,7 @@ def finished_rows(out):
             rows, last, start = {}, b"", file.seek(0)
         for line in file:
             if line.endswith(b"\n"):
+                # a line begins where the one before it ended
                 last, start = line, start + len(last)
             # spreadsheets leave out the last line break: a whole line ends in the script's hash,
             # and its quote marks come in pairs

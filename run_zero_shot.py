@@ -639,7 +639,7 @@ def errors_on_one_line():
         yield
         sys.stdout.flush()
     except KeyboardInterrupt:
-        raise SystemExit("stopped. Run the same command again: rows and audits that were written stay")
+        raise SystemExit("stopped. Run the same command again: written rows and audits stay")
     except BrokenPipeError:
         os._exit(1)  # head has read enough
     except Exception as error:
@@ -902,6 +902,7 @@ def finished_rows(out):
             rows, last, start = {}, b"", file.seek(0)
         for line in file:
             if line.endswith(b"\n"):
+                # a line begins where the one before it ended
                 last, start = line, start + len(last)
             # spreadsheets leave out the last line break: a whole line ends in the script's hash,
             # and its quote marks come in pairs

@@ -175,7 +175,7 @@ def test_examples_are_read_from_lines_columns_and_keys(name, content, examples):
     ("a.txt", "x" * 2100 + TEN, "", "a text has 2122 tokens, the model reads 2048: lower"),
     ("a.jsonl", '["b"]\n' + json.dumps([*"abcdefghijklmnopqrs"]), "", "too few to be flagged"),
     *cases(r"""
-    a.txt | a\nb\nc\nd\ne\nf\ng\nh\ni | --shard-size 2 | too few to be flagged: give at least 48 texts
+    a.txt | a\nb\nc\nd\ne\nf\ng\nh\ni | --shard-size 2 | too few to be flagged: give at least 48
     a.txt | a\nb\nc\nd\ne\nf\ng\nh\ni\nj | --out ./a.txt | name a file other than those
     a.txt | a\nb\nc\nd\ne\nf\ng\nh\ni\nj | --out runs.csv | name a file other than those
     a.jsonl | ["a", "b"]\n["c", " "] | | line 2: no text
@@ -861,7 +861,7 @@ def crossed_rows():
     trained_on != 'held_out' | draw = 1 | were trained on ['released']: give two, one on each
     half == 'released' | draw = 1 | a.csv: m, benchmark, draw 1: halves are ['released'], but
     item > 5 or trained_on != 'released' | draw = 1 | 99 of 105 items have all answers, not 0. Answer
-    item > 5 or trained_on != 'released' | draw = 1 | {'released': {'held_out': 0, 'released': 6},
+    item > 5 or trained_on != 'released' | draw = 1 | {'released': {'held_out': 0, 'released': 6
     item >= 0 | trained_on = trained_on.str[:4] | models were trained on ['held', 'rele']
     item >= 0 | trained_on = trained_on.replace('held_out', 'released') | with trained_on 'released'
     item >= 0 | trained_on = trained_on.replace('released', '') | line 107: '0' has two answers with
