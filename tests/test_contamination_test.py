@@ -860,7 +860,7 @@ def crossed_rows():
 @pytest.mark.parametrize("chosen, change, words", cases("""
     trained_on != 'held_out' | draw = 1 | were trained on ['released']: give two, one on each
     half == 'released' | draw = 1 | a.csv: m, benchmark, draw 1: halves are ['released'], but
-    item > 5 or trained_on != 'released' | draw = 1 | 99 of 105 items have all answers, not 0. Answer
+    item > 5 or trained_on != 'released' | draw = 1 | 99 of 105 items have all answers, not 0
     item > 5 or trained_on != 'released' | draw = 1 | {'released': {'held_out': 0, 'released': 6
     item >= 0 | trained_on = trained_on.str[:4] | models were trained on ['held', 'rele']
     item >= 0 | trained_on = trained_on.replace('held_out', 'released') | with trained_on 'released'
