@@ -1262,8 +1262,8 @@ def check_texts(cells):
             cell.encode()
         except (AttributeError, UnicodeError):
             raise ValueError(f"line {line}: no text, or half a character (surrogate): {cell!r:.60}")
-        if re.fullmatch(r"(?s)b(['\"]).*\1", cell):
-            raise ValueError(f"line {line}: bytes; use ast.literal_eval(cell).decode(): {cell:.50}")
+        if re.fullmatch(r"(?s)b(['\"]).*\1|\[\s*\".*\",\s*\".*\"\s*\]", cell):
+            raise ValueError(f"line {line}: list/bytes, ast.literal_eval(cell)[.decode()]: {cell:.50}")
 # --- end shared ---
 
 
