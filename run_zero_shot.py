@@ -1263,7 +1263,7 @@ def check_texts(cells):
         except (AttributeError, UnicodeError):
             raise ValueError(f"line {line}: no text, or half a character (surrogate): {cell!r:.60}")
         if re.fullmatch(r"(?s)b(['\"]).*\1|\[\s*\".*\",\s*\".*\"\s*\]", cell):
-            raise ValueError(f"line {line}: list/bytes, ast.literal_eval(cell)[.decode()]: {cell:.50}")
+            raise ValueError(f"line {line}: no text, ast.literal_eval(cell)[.decode()]: {cell:.50}")
 # --- end shared ---
 
 

@@ -182,7 +182,7 @@ def test_examples_are_read_from_lines_columns_and_keys(name, content, examples):
     a.txt | a\n\nb | | line 2: no text
     a.jsonl | ["a"]\n["a", "b", "a"] | | line 2: the item has a version twice
     a.json | [["a", "b"]] | | write one list a line
-    a.csv | text\n"[""a"", ""b""]" | | line 2: list
+    a.csv | text\n"[""a"", ""b""]" | | line 2: no text, ast.literal_eval
     a.txt | a\nb\nc\nd\ne\nf\ng\nh\ni\nj | --shard-size 1 | a --shard-size over 1
     crossed.csv | text\nb | | too few to be flagged
     a.jsonl | {"words": "b"} | | 'text'; has ['words']: name yours with --text""")])
