@@ -502,7 +502,8 @@ def notes(line, table, rows, metric, command):
         yield (f"Lower on seen texts: {some_of(tests.task[tests.below])}. This is no inflation, "
                "but may mask some. Possible cause: the model has read the test texts, but not the "
                "labeled ones that it learns from, so the two look different to it. To check: "
-               "--pretrain-on-labeled (docs/verdicts.md).")
+               "--pretrain-on-labeled (docs/verdicts.md). If you split the items yourself: were "
+               "the halves mixed up?")
     if tests.barely.any():
         yield (f"Barely learned: {some_of(tests.task[tests.barely])}. The unseen score is less "
                "than 5 points above guess, or below it, so inflation may have no room to show. "
@@ -746,7 +747,6 @@ def predict(posterior, rows):
 @contextlib.contextmanager
 def errors_on_one_line():
     """Around main: errors end in one line; with TRACEBACK=1 in a traceback."""
-    sys.stdout = sys.stdout or open(os.devnull, "w")  # cron may close it
     try:
         yield
         sys.stdout.flush()
@@ -772,8 +772,6 @@ def brief(error, limit=290):
 
 def user_path(text):
     """The path of a flag. bash leaves the ~ of --out=~/mine.csv as it is."""
-    if "://" in text:
-        raise argparse.ArgumentTypeError(f"{text} is an address: download it first")
     return Path(os.path.expanduser(text))
 # --- end shared ---
 

@@ -655,7 +655,6 @@ def interval(tasks, tail=(1 - SHARE) / 2):
 @contextlib.contextmanager
 def errors_on_one_line():
     """Around main: errors end in one line; with TRACEBACK=1 in a traceback."""
-    sys.stdout = sys.stdout or open(os.devnull, "w")  # cron may close it
     try:
         yield
         sys.stdout.flush()
@@ -681,8 +680,6 @@ def brief(error, limit=290):
 
 def user_path(text):
     """The path of a flag. bash leaves the ~ of --out=~/mine.csv as it is."""
-    if "://" in text:
-        raise argparse.ArgumentTypeError(f"{text} is an address: download it first")
     return Path(os.path.expanduser(text))
 # --- end shared ---
 
@@ -1195,7 +1192,7 @@ def unpack_wheel(source):
             done = subprocess.run(
                 ["env", "PIP_REQUIRE_VIRTUALENV=0", sys.executable,
                  *"-m pip install -q --no-input --no-user --no-deps -t files -r wanted".split()],
-                cwd=draft, capture_output=True, text=True, input="")
+                cwd=draft, capture_output=True, text=True)
             if done.returncode:
                 raise OSError(done.stderr[-170:])
             with contextlib.suppress(OSError):  # fails if another run was faster

@@ -63,7 +63,7 @@ def fake_inspect(monkeypatch):
         log = SimpleNamespace(model=first.model, model_args=json.loads(first.args),
                               task=first.task_name, created=first.created)
         return rows.assign(run=columns["run"](SimpleNamespace(eval=log)),
-                           invalid=np.where(rows.id == "1", "leaked", None))
+                           response="", invalid=np.where(rows.id == "1", "leaked", None))
 
     table = pd.read_csv("samples.csv", dtype=str)
     for path in map(Path, table.log.unique()):
@@ -118,12 +118,13 @@ def test_logs_of_a_harness(read, folder, metric, printed, monkeypatch, said):
         assert rows.error.ne("").sum() == 4 * (2 + 2)
     runs = pd.read_csv("runs.csv").dropna(subset="half").sort_values(["model", "half"])
     assert runs.score.tolist() == approx(printed, abs=5e-5)
+    assert (runs["empty"] > 50).all() == (read == read_inspect_ai)
     table = judge(folder, "--clean before")
     assert table.verdict["after"] == "yes" and table.reason["before"] == "named clean"
 
 
 def log_of(model, task, right):
-    """A log of lm-eval, in which every question has a grade."""
+    """A log of lm-eval, in which every question has a grade. Wrong responses are empty."""
     path = Path(f"logs/{model}/samples_{task}_2026-11-25.jsonl")
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = []
@@ -131,7 +132,8 @@ def log_of(model, task, right):
         prompt = f"Q: How many has {task} {k}?\nA:"
         lines.append(json.dumps({
             "doc_id": k, "doc": {"item": k}, "filter": "none", "metrics": ["acc"],
-            "doc_hash": f"{task}{k}", "acc": int(grade), "arguments": {"a": {"arg_0": prompt}}}))
+            "doc_hash": f"{task}{k}", "acc": int(grade), "resps": [["yes" * int(grade)]],
+            "arguments": {"a": {"arg_0": prompt}}}))
     path.write_text("\n".join(lines) + "\n")
     return path
 
@@ -158,12 +160,12 @@ def test_what_a_person_filled_in_is_kept(said):
     """Also of a log that is gone. New logs are added, and logs without a half are left out."""
     two_halves()
     for folder in ("logs", "logs"):
-        assert "mine: OPEN (" in said(contam.main, "--answers", folder).out
+        assert "mine: OPEN: " in said(contam.main, "--answers", folder).out
     fill_runs(model=lambda run: "A", seed=lambda run: "7")
     log_of("mine", "others", [1, 0])
     Path("logs/mine/samples_mine_released_2026-11-25.jsonl").rename("gone")
     found = said(contam.main, "--answers", "logs")
-    assert "does not name them:\n    logs/mine/samples_others_2026" in found.out
+    assert "does not name them (if any):\n    logs/mine/samples_others_2026" in found.out
     runs = pd.read_csv("runs.csv").set_index("run")
     assert runs.model.str.len().tolist() == [1, 1, 9] and runs.seed.tolist()[:2] == [7, 7]
     fill_runs(half=lambda run: "")
@@ -172,7 +174,7 @@ def test_what_a_person_filled_in_is_kept(said):
 
 def test_logs_of_two_draws_of_one_task(said):
     """By halves.csv; the original answered once. Against a table by plain loops."""
-    rng, rows, halves = np.random.default_rng(3), [], []
+    rng, rows = np.random.default_rng(3), []
     half_of = {draw: rng.permutation([*"AB"] * 40) for draw in "12"}
     for name in ("A1", "B1", "A2", "B2", "base"):
         right = rng.random(80) < 0.6
@@ -181,10 +183,8 @@ def test_logs_of_two_draws_of_one_task(said):
             for k in range(80):
                 rows.append(("mine", name[0] * (name != "base"), draw, half_of[draw][k], k,
                              int(right[k])))
-    for draw, k in [(draw, k) for draw in "12" for k in range(80)]:
-        halves.append((draw, k, half_of[draw][k]))
-    pd.DataFrame(halves, columns="draw item half".split()).to_csv("halves.csv", index=False)
     table = pd.DataFrame(rows, columns="model trained_on draw half item right".split())
+    table["draw item half".split()].drop_duplicates().to_csv("halves.csv", index=False)
     table.to_csv("answers.csv", index=False)
     contam.main(["--answers", "answers.csv", "--out", "wanted.csv"])
     flags = "--answers", "logs", "--halves", "halves.csv"
@@ -211,6 +211,7 @@ def test_both_halves_in_one_task(said, capsys):
         assert [row.released, row.held_out] == [29, 29]
         assert "\n2 answers are left out, since no half" in capsys.readouterr().out
     assert row.seen == approx(np.mean([1, 1, 0] * 9 + [1, 1]))
+    assert [*pd.read_csv("mine.csv")["empty"]] == [20]
 
 
 @pytest.mark.parametrize("form", "lines,array,indented,blank lines,csv,objects".split(","))
@@ -264,7 +265,7 @@ def test_the_guides_example(monkeypatch, capsys):
     exec((ROOT / "contamination_test.py").read_text(encoding="utf-8"), cell)
     shutil.copy(ROOT / "docs" / "answers_example.csv", "answers.csv")
     table = judge(flags="--clean clean-5 clean-10", main=cell["main"])
-    assert "contaminated-5: YES; OVER 5 POINTS? OPEN (+7.1 [+1.5, +12.7])" in (
+    assert "contaminated-5: YES; OVER 5 POINTS? OPEN: +7.1 [+1.5, +12.7]" in (
         capsys.readouterr().out)
     table = table[["seen", "unseen", "bias", "low", "high"]]
     shown = re.findall(r"\| (\S+-\d+) \| (.*?) \| (.*?) \| (.*?) \| (.*?) to (.*?) \|", GUIDE)
