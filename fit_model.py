@@ -572,7 +572,8 @@ def rerun(rows, tasks, experiment, command, *flags):
     flags = ["--experiment", experiment, *names, "--m", last.m, "--n", last.n, *flags, "--out",
              last.file]
     typed = [script, *typed, shlex.join(map(str, flags))]  # the last of two equal flags counts
-    return f"\npython {' '.join(typed)}\npython {command}"
+    took = f"\n# the last draw of {last.task} took {last.get('seconds', '?')} s on a core or GPU"
+    return f"{took}\npython {' '.join(typed)}\npython {command}"
 
 
 def key_of(metric):

@@ -632,7 +632,7 @@ def test_the_next_step(run, changes, script):
     rows with flags."""
     values = {"no": NINE[:8] - 3, "b": 3 * NINE, "c d": 0.9 + 3 * NINE, "weak": 1 + 3 * NINE}
     rows = bias_rows(values | {"dull": 3 * NINE}, n=1000, versions=FLAGS.format(""))
-    rows = rows.assign(**changes)
+    rows = rows.assign(**changes, seconds=7.2)
     is_weak = rows["task"].isin(["weak", "dull"])
     rows.loc[is_weak, "acc_base"] = 0.7
     rows.loc[rows["task"] == "dull", "majority"] = 0.555
@@ -643,7 +643,8 @@ def test_the_next_step(run, changes, script):
     words += "the file) narrow its bias, now +0.90, to about ±0.5. If the inflation is then below "
     words += '0.5: "no"; up to 1.5: "YES; over 1 point? open"; above: "YES, by over 1 point". '
     assert words in found.words
-    typed = (f"\npython {script} --model x --seed 3 --experiment few-shot --tasks 'c d' --m 8 --n "
+    typed = ("\n# the last draw of c d took 7.2 s on a core or GPU"
+             f"\npython {script} --model x --seed 3 --experiment few-shot --tasks 'c d' --m 8 --n "
              f"1000 --subsamples {total} --out results.csv\npython fit_model.py results.csv")
     other = (f"\npython {script} --model x --seed 4 --experiment few-shot-other-rate --tasks weak "
              "--m 8 --n 1000 --subsamples 8 --pretrain-lr 3e-4 --out results.csv\n")
