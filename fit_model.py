@@ -499,11 +499,13 @@ def notes(line, table, rows, metric, command):
     if line.verdict == "none":
         return
     if tests.below.any():
+        cause = ("Possible cause: the model has read the test texts, but not the labeled ones that "
+                 "it learns from, so the two look different to it. To check: "
+                 "--pretrain-on-labeled (docs/verdicts.md).")
+        if line.m == 0:  # crossed answers
+            cause = "Were the halves mixed up? Or did training harm the model?"
         yield (f"Lower on seen texts: {some_of(tests.task[tests.below])}. This is no inflation, "
-               "but may mask some. Possible cause: the model has read the test texts, but not the "
-               "labeled ones that it learns from, so the two look different to it. To check: "
-               "--pretrain-on-labeled (docs/verdicts.md). If you split the items yourself: were "
-               "the halves mixed up?")
+               f"but may mask some. {cause}")
     if tests.barely.any():
         yield (f"Barely learned: {some_of(tests.task[tests.barely])}. The unseen score is less "
                "than 5 points above guess, or below it, so inflation may have no room to show. "

@@ -159,8 +159,8 @@ def test_a_line_that_is_torn_or_doubled_is_named(said):
 def test_what_a_person_filled_in_is_kept(said):
     """Also of a log that is gone. New logs are added, and logs without a half are left out."""
     two_halves()
-    for folder in ("logs", "logs"):
-        assert "mine: OPEN: " in said(contam.main, "--answers", folder).out
+    for _ in "12":
+        assert "mine: OPEN: " in said(contam.main, "--answers", "logs").out
     fill_runs(model=lambda run: "A", seed=lambda run: "7")
     log_of("mine", "others", [1, 0])
     Path("logs/mine/samples_mine_released_2026-11-25.jsonl").rename("gone")
@@ -179,7 +179,7 @@ def test_logs_of_two_draws_of_one_task(said):
     for name in ("A1", "B1", "A2", "B2", "base"):
         right = rng.random(80) < 0.6
         log_of(name, "mine", right)
-        for draw in [name[1]] if name != "base" else "12":
+        for draw in name[1] if name != "base" else "12":
             for k in range(80):
                 rows.append(("mine", name[0] * (name != "base"), draw, half_of[draw][k], k,
                              int(right[k])))
@@ -208,7 +208,7 @@ def test_both_halves_in_one_task(said, capsys):
     Path("runs.csv").rename("mine.csv")
     for metric in ("", "--metric any --margin .1"):
         row = judge("logs", f"--halves h.csv --runs mine.csv {metric}").iloc[0]
-        assert [row.released, row.held_out] == [29, 29]
+        assert row.released == row.held_out == 29
         assert "\n2 answers are left out, since no half" in capsys.readouterr().out
     assert row.seen == approx(np.mean([1, 1, 0] * 9 + [1, 1]))
     assert [*pd.read_csv("mine.csv")["empty"]] == [20]

@@ -419,12 +419,15 @@ def test_crossed_answers(run, draws, arms):
 
 
 def test_the_boost_of_crossed_answers(run):
-    """Shown for items like these, whose draw all draws share; weak or not for these items."""
+    """Shown for items like these, whose draw all draws share; weak or not for these items. A bias
+    below 0 may be a mistake."""
     rows = bias_rows({"a": [0, 1, 0, 1]}, m=0, n=1000, on_extra=(0.4, 0.6, 0.6))
     found = run(rows.assign(acc_base=0.4 + 0.001 * NINE[:4], item_variance_boost=0.03**2))
     row = one(found.tasks, effect="boost", task="a")
-    assert row["shown_high"] - row["estimate"] == approx(1.5982 * 3, rel=1e-4)
+    assert row["shown_high"] - row["estimate"] == approx(4.7946)  # 3 * 1.5982
     assert row["high"] - row["estimate"] < 1 and "(weak" not in found.out
+    lower = run(bias_rows({"a": NINE - 9}, m=0))
+    assert "Were the halves mixed up?" in lower.words
 
 
 # The paper's model
