@@ -43,7 +43,7 @@ def draw_steps(axis):
     axis.text(-0.15, 1.55, "boost: from reading\nother texts (fair)", ha="right", va="center")
     axis.plot([2.35, 2.75], [heights["seen"]] * 2, color="#444444", lw=1, ls=":")
     axis.annotate("", xy=(2.6, heights["seen"]), xytext=(2.6, heights["unseen"]), arrowprops=arrow)
-    axis.text(2.75, 2.42, "bias: from reading the test\ntexts (unfair). Is it above 0?",
+    axis.text(2.75, 2.42, "bias: from reading the test\ntexts (unfair). How large is it?",
               ha="left", va="center", weight="bold")
     axis.set(xlim=(-1.6, 5.1), ylim=(-0.05, 3.2))
 
