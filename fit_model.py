@@ -752,7 +752,7 @@ def errors_on_one_line():
     """Around main: errors end in one line; with TRACEBACK=1 in a traceback."""
     try:
         yield
-        sys.stdout.flush()
+        print(end="", flush=True)  # also without a stdout, as under cron
     except KeyboardInterrupt:
         raise SystemExit("stopped. Run the same command again: written rows and audits stay")
     except BrokenPipeError:

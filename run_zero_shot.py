@@ -636,7 +636,7 @@ def errors_on_one_line():
     """Around main: errors end in one line; with TRACEBACK=1 in a traceback."""
     try:
         yield
-        sys.stdout.flush()
+        print(end="", flush=True)  # also without a stdout, as under cron
     except KeyboardInterrupt:
         raise SystemExit("stopped. Run the same command again: written rows and audits stay")
     except BrokenPipeError:
@@ -768,6 +768,7 @@ def open_pool(cells, run, device, workers, dask):
     workers = workers or (min(4, cores) if small else 1)
     if "__file__" not in globals():  # other processes cannot import a notebook's cell
         workers = 1
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # cron may close it; the bar needs one
     print(f"device {device}, {precision}, workers: {workers}")
     threads = 1 if small else max(1, cores // workers)
 

@@ -373,7 +373,7 @@ def test_an_audit_goes_on_where_it_was(table, say, monkeypatch):
     say("kept")
     assert len(pd.read_csv("linked.csv")) == 2
     shown = say("gone")  # of the table alone
-    assert UNITS.findall(shown) == ["2", "1"] and " other " in shown and calls[3:] == ["two"]
+    assert UNITS.findall(shown) == ["1", "2"] and " other " in shown and calls[3:] == ["two"]
     assert "folder nowhere (0 left out): give --answers FILE, --ex" in say("nowhere --out new.csv")
     calls.clear()
     assert "/proc" in say("kept --out /proc/new.csv") and not calls
