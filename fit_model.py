@@ -418,11 +418,14 @@ def judged_table(line, parts, metric):
         remarks = []
         row["bias"] = in_words(row.estimate, row.shown_high, metric)
         row["inflated?"] = VERDICTS[row.verdict].format(metric.limit)
-        row["below"] = metric.sign * row.estimate < 0 < row.shown_low * row.shown_high
+        excludes_0 = row.shown_low * row.shown_high > 0
+        row["below"] = excludes_0 and metric.sign * row.estimate < 0
         # the last that applies: the verdict, barely learned, a weak test
         row["group"] = GROUPS[row.verdict].format(metric.limit)
         if row.below:
             remarks.append("lower" if metric.sign > 0 else "higher")
+        elif excludes_0 and row.verdict == "no":
+            remarks.append("only a little")
         row["barely"] = row.unseen < row.majority + 5
         if row.barely:
             remarks.append("barely learned")
@@ -499,13 +502,11 @@ def notes(line, table, rows, metric, command):
     if line.verdict == "none":
         return
     if tests.below.any():
-        cause = ("Possible cause: the model has read the test texts, but not the labeled ones that "
-                 "it learns from, so the two look different to it. To check: "
-                 "--pretrain-on-labeled (docs/verdicts.md).")
-        if line.m == 0:  # crossed answers
-            cause = "Were the halves mixed up? Or did training harm the model?"
         yield (f"Lower on seen texts: {some_of(tests.task[tests.below])}. This is no inflation, "
-               f"but may mask some. {cause}")
+               "but may mask some. Possible cause: the model has read the test texts, but not the "
+               "labeled ones that it learns from, so the two look different to it. To check: "
+               "--pretrain-on-labeled (docs/verdicts.md). If you split the items yourself: Were "
+               "the halves mixed up?")
     if tests.barely.any():
         yield (f"Barely learned: {some_of(tests.task[tests.barely])}. The unseen score is less "
                "than 5 points above guess, or below it, so inflation may have no room to show. "

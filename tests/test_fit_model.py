@@ -574,7 +574,7 @@ def test_the_papers_model_from_the_command_line(run):
     20 1 1     | yes-open | YES; over {}? open
     20 .3 2    | open     | open
     20 0 2     | open     | open
-    20 .5 .9   | no       | no
+    20 .5 .9   | no       | no (only a little)
     20 -1 3    | no       | no
     .9 -.9 1   | no       | no ({})
     .5 0 1     | no       | no (weak test)
