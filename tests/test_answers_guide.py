@@ -118,7 +118,7 @@ def test_logs_of_a_harness(read, folder, metric, printed, monkeypatch, said):
         assert rows.error.ne("").sum() == 4 * (2 + 2)
     runs = pd.read_csv("runs.csv").dropna(subset="half").sort_values(["model", "half"])
     assert runs.score.tolist() == approx(printed, abs=5e-5)
-    assert (runs["empty"] > 50).all() == (read == read_inspect_ai)
+    assert runs["empty"].any() == (read == read_inspect_ai)
     table = judge(folder, "--clean before")
     assert table.verdict["after"] == "yes" and table.reason["before"] == "named clean"
 
