@@ -76,9 +76,10 @@ def fake_inspect(monkeypatch):
 
 
 def fill_runs(**columns):
-    """A person fills in columns of runs.csv, by functions of the run."""
+    """A person fills in columns of runs.csv, by functions of the run, and deletes one."""
     runs = pd.read_csv("runs.csv", dtype=str, keep_default_na=False)
     runs = runs.assign(**{name: runs.run.map(function) for name, function in columns.items()})
+    del runs["empty"]
     runs.to_csv("runs.csv", index=False)
 
 
@@ -133,7 +134,7 @@ def log_of(model, task, right):
         lines.append(json.dumps({
             "doc_id": k, "doc": {"item": k}, "filter": "none", "metrics": ["acc"],
             "doc_hash": f"{task}{k}", "acc": int(grade), "resps": [["yes" * int(grade)]],
-            "arguments": {"a": {"arg_0": prompt}}}))
+            "arguments": {"arg_0": prompt}}))
     path.write_text("\n".join(lines) + "\n")
     return path
 
