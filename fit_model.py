@@ -55,7 +55,8 @@ warnings.filterwarnings("ignore", "Glyph")  # a letter without a font is drawn a
 MIN_DRAWS = 8  # of a task; the spread of fewer varies too much (run_experiment.py --margin)
 COLUMNS = "part draws guess base unseen seen boost bias inflated?".split()  # of the table
 GROUPS = {"yes": "Inflated by over {}", "yes-open": "Inflated, perhaps by over {}", "open": "Open",
-          "no": "Not over {}", "none": "Unknown"}  # parts of a table, by verdict
+          "yes-under": "Inflated by under {}", "no": "Not over {}",
+          "none": "Unknown"}  # parts of a table, by verdict
 WEAK, BARELY = "WEAK TESTS, which say little", "Barely learned"
 NAMED = 5  # names in a sentence, most and least inflated tasks in a table
 MANY = 20  # tasks from which others like them can be told
@@ -145,7 +146,7 @@ def analyze(rows, metric):
     effects = pd.DataFrame(effects)
     biases = effects[effects.effect == "bias"]
     for number, mean in biases[biases.models > 1].iterrows():
-        verdicts = [part_verdict(model, metric) for model in models_of(biases, mean).itertuples()]
+        verdicts = {part_verdict(model, metric) for model in models_of(biases, mean).itertuples()}
         if depends(p_of_alike_models(part_of(units[units.models == 1], mean)), verdicts):
             effects.loc[number, "verdict"] = "depends"
     return pd.concat(tasks), effects
@@ -272,7 +273,7 @@ def effect_row(tasks, parts, metric):
         if first.effect == "bias":
             verdict = verdict_on(estimate - half, estimate + half, metric.margin, metric.sign)
             if settings == first.models == 1 and depends(
-                    p_alike, [part_verdict(task, metric) for task in tasks.itertuples()]):
+                    p_alike, {part_verdict(task, metric) for task in tasks.itertuples()}):
                 verdict = "depends"
     return row | {
         "largest": f"{(metric.sign * means).sort_values(na_position='first').index[-1]} "
@@ -418,14 +419,11 @@ def judged_table(line, parts, metric):
         remarks = []
         row["bias"] = in_words(row.estimate, row.shown_high, metric)
         row["inflated?"] = VERDICTS[row.verdict].format(metric.limit)
-        excludes_0 = row.shown_low * row.shown_high > 0
-        row["below"] = excludes_0 and metric.sign * row.estimate < 0
+        row["below"] = row.shown_high < 0 if metric.sign > 0 else row.shown_low > 0
         # the last that applies: the verdict, barely learned, a weak test
         row["group"] = GROUPS[row.verdict].format(metric.limit)
         if row.below:
             remarks.append("lower" if metric.sign > 0 else "higher")
-        elif excludes_0 and row.verdict == "no":
-            remarks.append("only a little")
         row["barely"] = row.unseen < row.majority + 5
         if row.barely:
             remarks.append("barely learned")
@@ -468,9 +466,9 @@ def headline(line, table, metric):
     large = VERDICTS[line.verdict].format(metric.limit).upper()
     if line.verdict == "no" and mean.group == WEAK:
         large = "NO INFLATION SEEN, BUT A WEAK TEST"
-    if line.verdict == "depends":
-        large += " MODEL" if line.models > 1 else " TASK"
-    else:
+    if line.models > 1:
+        large = large.replace("TASK", "MODEL")
+    if line.verdict != "depends":
         average = "ON AVERAGE " if line.tasks > 1 else ""
         large = f"{average}{large} (bias {mean.bias})"
     if line.verdict == "no" and mean.group == BARELY:
@@ -587,7 +585,7 @@ Does pretraining on the test texts inflate the score, and by over {metric.limit}
 {metric.words}. base: no added pretraining; unseen: on n other texts; seen: on n test texts.
 boost = unseen - base: fair gain. bias = seen - unseen: unfair gain. guess: most common class.
 Draw: n test, n other, m labeled texts. [ ]: 89% interval; parts' bias, wider: 89% that all hold.
-no: bias [ ] all {below}{metric.limit}; else YES: all {above} 0; else open. weak: boost [ ] not \
+YES: bias [ ] all {above} 0; else no: all {below}{metric.limit}; else open. weak: boost [ ] not \
 all {above} 0."""
 
 
@@ -874,12 +872,13 @@ CROSSED = {  # by mean: the arm that gives it on the texts of `test`, that on th
 TAIL = 0.055  # of an 89% interval, on each side (the paper's)
 LEVEL = 0.05  # p below it: what is compared differs
 LOWER_IS_BETTER = "nll loss bpb perplexity brier wer error".split()  # metrics
-VERDICTS = {"yes": "YES, by over {}", "yes-open": "YES; over {}? open", "no": "no", "open": "open",
-            "depends": "it depends on the", "none": ""}  # none: nothing is known
+VERDICTS = {"yes": "YES, by over {}", "yes-open": "YES; over {}? open",
+            "yes-under": "YES, by under {}", "no": "no", "open": "open",
+            "depends": "it depends on the task", "none": "no verdict"}
 
 
 def verdict_on(low, high, margin, sign=1):
-    """Is a score inflated by more than the margin? By the interval of its bias: one of VERDICTS.
+    """Is a score inflated, and by more than the margin? By its bias's interval: one of VERDICTS.
     sign: -1 if lower is better."""
     if sign < 0:
         low, high = -high, -low
@@ -888,14 +887,15 @@ def verdict_on(low, high, margin, sign=1):
     if low > margin:
         return "yes"
     if high < margin:
-        return "no"
+        return "yes-under" if low > 0 else "no"
     return "yes-open" if low > 0 else "open"
 
 
 def depends(p_alike, verdicts):
-    """Do parts that differ by more than chance have other verdicts? Then no mean speaks for all."""
-    inflated = "yes" in verdicts or "yes-open" in verdicts
-    return p_alike < LEVEL and inflated and "no" in verdicts
+    """Do parts that differ by more than chance lie on other sides of the margin (a yes-open counts
+    as above it)? Then no mean speaks for all. verdicts: a set."""
+    below = {"no", "yes-under"} & verdicts
+    return p_alike < LEVEL and below and {"yes", "yes-open"} & verdicts
 
 
 def p_of_alike(F, J, concentration, df):

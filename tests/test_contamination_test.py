@@ -525,7 +525,8 @@ def test_clean_models_that_add_nothing():
 
 
 @pytest.mark.parametrize("numbers, verdict", cases("""
-     10 12.01 1  1 | no
+     10 12.01 1  1 | yes-under
+    1.9   4.1 1  1 | no
      10 11.99 1  1 | yes-open
      10  8.01 1  1 | yes-open
      10  7.99 1  1 | yes

@@ -297,7 +297,7 @@ def test_do_the_tasks_differ(run, sizes, luck, n, effects):
     .8 -1 1 | depends
     0 -4 1  | no
     4 .6 2  | yes
-    .7 .3 1 | no
+    .7 .3 1 | yes-under
     .6 -2 1 | no"""))
 def test_it_depends_on_the_task(run, a_b_wide, verdict):
     """One task is inflated, another is not (open is not enough), and they differ by more than
@@ -327,7 +327,7 @@ def test_it_depends_on_the_model(run, turn):
     found = run(rows)
     parts = [in_words(middle, half_of(values, tail)) for middle, values, tail in (
         (0.9, x, 0.0275), (0.1, y, 0.0275), (0.5, (x + y) / 2, 0.055))]
-    verdict, large = "no", f"NO (bias {parts[2]})"
+    verdict, large = "yes-under", f"YES, BY UNDER 1 POINT (bias {parts[2]})"
     if stats.ttest_rel(x, y).pvalue < 0.05:
         verdict, large = "depends", "IT DEPENDS ON THE MODEL"
     assert one(found.effects, effect="bias", model="all")["verdict"] == verdict
@@ -354,7 +354,7 @@ def test_means_only_where_tasks_are_shared(run):
 def test_many_tasks(run, tasks):
     """More than ten: the five most and the five least inflated ones, but all on the page. Twenty
     tell of others like them: plain t over the tasks' means."""
-    means = default_rng(7).permutation(np.linspace(-0.6, 0.7, tasks))
+    means = default_rng(7).permutation(np.linspace(-1.4, -0.1, tasks))
     names = [f"t{task:02}" for task in range(tasks)]
     found = run(bias_rows({name: mean + NINE / 9 for name, mean in zip(names, means)}, n=1000))
     ordered = [names[task] for task in np.argsort(-means)]
@@ -366,8 +366,8 @@ def test_many_tasks(run, tasks):
     half = half_of(NINE / 9, 0.055 / tasks)
     most = [f"{names[task]} {in_words(means[task], half)}" for task in np.argsort(-means)[:5]]
     assert f"Not over 1 point: {', '.join(most)} and {tasks - 5} more. Does" in found.words
-    assert f"(here the largest: {ordered[0]} +0.70)" in found.words or tasks < 20
-    like = in_words(0.05, half_of(means))
+    assert f"(here the largest: {ordered[0]} -0.10)" in found.words or tasks < 20
+    like = in_words(-0.75, half_of(means))
     words = f"- Over all tasks like these 20, expect a mean bias of {like}."
     assert (words in found.words) == ("like these" in found.words) == (tasks == 20)
     assert found.effects["like_low"].isna().all() == (tasks < 20)
@@ -574,7 +574,8 @@ def test_the_papers_model_from_the_command_line(run):
     20 1 1     | yes-open | YES; over {}? open
     20 .3 2    | open     | open
     20 0 2     | open     | open
-    20 .5 .9   | no       | no (only a little)
+    20 .5 .9   | yes-under | YES, by under {}
+    .5 .5 .9   | yes-under | YES, by under {}
     20 -1 3    | no       | no
     .9 -.9 1   | no       | no ({})
     .5 0 1     | no       | no (weak test)
@@ -608,7 +609,7 @@ def test_verdicts(
     assert f"score, and by over {limit} (--margin)?" in key
     side = "above" if sign > 0 else "below"
     short = f"below {limit}" if sign > 0 else f"above -{limit}"
-    assert f"no: bias [ ] all {short}; else YES: all {side} 0; else open. weak: " in key
+    assert f"YES: bias [ ] all {side} 0; else no: all {short}; else open. weak: " in key
     for note, due in {"- Lower on seen texts: a. This is no inflation": "({}" in words,
                       "- Weak test: a. ": weak, "- Next": "open" in verdict and not weak,
                       f"boost is unknown: {metric}_base, the ": boost != boost}.items():
@@ -691,7 +692,7 @@ def test_other_metrics(run):
     assert found.table["part"][3:7].tolist() == ["task00", "task01", "task02", "mean of 3 tasks"]
     assert run(rows, "--margin", 0).end == 2
     found = run(rows, "--metric", "f1", "--lower-is-better")
-    assert "models: ON AVERAGE NO INFL" in found.out and "YES: all below 0;" in found.words
+    assert "models: ON AVERAGE NO INFL" in found.out and "YES: bias [ ] all below 0;" in found.words
     assert fit.metric_of("brier", 1, False).sign == -1
 
 

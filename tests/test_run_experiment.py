@@ -466,7 +466,7 @@ def test_a_margin_never_ends_a_run_within_a_round_or_before_the_eighth(
 
 
 @pytest.mark.parametrize("name, typed, tasks, m, margin, numbers", [
-    ("run_experiment", "", ["bbc_news", "reuters"], [50], 1, {200: 100}),
+    ("run_experiment", "", ["bbc_news", "reuters"], [50], None, {200: 40}),
     ("run_experiment", "--n 9 5 --subsamples 7", ["bbc_news", "reuters"], [50], None, {9: 7, 5: 7}),
     ("run_zero_shot", "", ["bbc_news"], [100], None, {30: 2}),
     ("run_zero_shot", "--margin 2", ["bbc_news"], [100], 2, {30: 100})])

@@ -213,7 +213,7 @@ def differ(args):
             tables[0]["mine"] = tables[0]["mine"].mask(gained, 1.0)
             rows = judge_tables(tables, names[1:]).query("model == 'mine'")
             row, parts = rows.iloc[0], rows.iloc[1:]
-            says_no = contam.verdict_on(row["low"], row["high"], 5.0) == "no"
+            says_no = contam.verdict_on(row["low"], row["high"], 5.0) in ("no", "yes-under")
             differs = row["p_alike"] < contam.LEVEL
             found.append([row["bias"], says_no, says_no and not differs, differs,
                           (parts["low"] > 5).any(), (parts["verdict"] == "yes").any()])

@@ -54,8 +54,8 @@ def main():
     draw_cells(left)
     draw_steps(right)
     titles = (
-        "1. Two random sets of texts, three models, six accuracies",
-        "2. Their means, and the two steps between them (not to scale)",
+        "1. Three models, tested on two random sets of texts",
+        "2. The mean accuracy of each color (not to scale)",
     )
     for axis, title in zip((left, right), titles):
         axis.axis("off")
