@@ -24,8 +24,8 @@ on both sets.
     python run_experiment.py   # 40 draws of each of two tasks: 15 to 25 minutes on two cores
     python run_experiment.py --csv mine.csv --text review --label stars   # or --hub owner/name
 
-bert-tiny: boost +2.7, bias -0.1 ± 0.3 points; --with-answers: bias +2.4 ± 0.4 (40 and 20 draws
-of each task, 2026-11-28). The experiment: run_subsample to train.
+bert-tiny: boost +2.7, bias -0.1 ± 0.3 points; --with-answers: bias +2.2 ± 0.3 (40 draws of each
+task, 2026-11-28). The experiment: run_subsample to train.
 
 Each draw is a row of results.csv; reruns skip it. The columns keep the paper's names: a draw is a
 `subsample` of the sets `train`, `extra` and `test`, and the models, or arms, are called `base`,
