@@ -435,7 +435,7 @@ def judged_table(line, parts, metric):
         if remarks:
             row["inflated?"] += f" ({'; '.join(remarks)})"
     if line.verdict == "depends":
-        rows[-1]["inflated?"] = "it depends"
+        rows[-1]["inflated?"] = "IT DEPENDS"
     return pd.DataFrame(rows)
 
 
@@ -554,9 +554,9 @@ def more_draws(line, part, rows, metric, command):
         total = draws_needed(part, TAIL / line.tasks, goal)
         what = (f"Next: {total - task.subsamples} more draws of {task.task} ({total} in all, added "
                 f"to the file) narrow its bias, now {task.estimate:+.2f}, to about ±{goal:.2g}. "
-                f"If the inflation is then below {margin - goal:.3g}: \"no\"; up to "
-                f"{margin + goal:.3g}: \"YES; over {metric.limit}? open\"; above: \"YES, by over "
-                f"{metric.limit}\". Likeliest: the answer in whose range {task.estimate:+.2f} "
+                f"If the inflation is then below {margin - goal:.3g}: NO; up to "
+                f"{margin + goal:.3g}: YES, perhaps by over {metric.limit}; above: YES, by over "
+                f"{metric.limit}. Likeliest: the answer in whose range {task.estimate:+.2f} "
                 f"lies. Decide on {total} now: to stop when the answer pleases voids the 89%.")
     return what + rerun(rows, [task.task], line.experiment, command, "--subsamples", total)
 
@@ -585,7 +585,7 @@ Does pretraining on the test texts inflate the score, and by over {metric.limit}
 {metric.words}. base: no added pretraining; unseen: on n other texts; seen: on n test texts.
 boost = unseen - base: fair gain. bias = seen - unseen: unfair gain. guess: most common class.
 Draw: n test, n other, m labeled texts. [ ]: 89% interval; parts' bias, wider: 89% that all hold.
-YES: bias [ ] all {above} 0; else no: all {below}{metric.limit}; else open. weak: boost [ ] not \
+YES: bias [ ] all {above} 0; else NO: all {below}{metric.limit}; else OPEN. weak: boost [ ] not \
 all {above} 0."""
 
 
@@ -872,9 +872,9 @@ CROSSED = {  # by mean: the arm that gives it on the texts of `test`, that on th
 TAIL = 0.055  # of an 89% interval, on each side (the paper's)
 LEVEL = 0.05  # p below it: what is compared differs
 LOWER_IS_BETTER = "nll loss bpb perplexity brier wer error".split()  # metrics
-VERDICTS = {"yes": "YES, by over {}", "yes-open": "YES; over {}? open",
-            "yes-under": "YES, by under {}", "no": "no", "open": "open",
-            "depends": "it depends on the task", "none": "no verdict"}
+VERDICTS = {"yes": "YES, by over {}", "yes-open": "YES, perhaps by over {}",
+            "yes-under": "YES, by under {}", "no": "NO", "open": "OPEN",
+            "depends": "IT DEPENDS ON THE TASK", "none": "NO VERDICT"}
 
 
 def verdict_on(low, high, margin, sign=1):

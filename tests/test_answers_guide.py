@@ -266,7 +266,7 @@ def test_the_guides_example(monkeypatch, capsys):
     exec((ROOT / "contamination_test.py").read_text(encoding="utf-8"), cell)
     shutil.copy(ROOT / "docs" / "answers_example.csv", "answers.csv")
     table = judge(flags="--clean clean-5 clean-10", main=cell["main"])
-    assert "contaminated-5: YES; OVER 5 POINTS? OPEN: +7.1 [+1.5, +12.7]" in (
+    assert "contaminated-5: YES, PERHAPS BY OVER 5 POINTS: +7.1 [+1.5, +12.7]" in (
         capsys.readouterr().out)
     table = table[["seen", "unseen", "bias", "low", "high"]]
     shown = re.findall(r"\| (\S+-\d+) \| (.*?) \| (.*?) \| (.*?) \| (.*?) to (.*?) \|", GUIDE)

@@ -651,7 +651,7 @@ def test_several_tasks_by_hand(capsys):
     assert table.p_missing["other1"].iloc[0] == 1
     out = capsys.readouterr().out
     interval = f"{whole['bias']:+.1f} [{whole['low']:+.1f}, {whole['high']:+.1f}]"
-    assert "other1, 2: skipped" in out and f"mine: YES; OVER 5 POINTS? OPEN: {interval}" in out
+    assert "other1, 2: skipped" in out and f"mine: YES, PERHAPS BY OVER 5 POINTS: {interval}" in out
     assert re.search(rf"mine +3 of 3 tasks +180 +135 .* {re.escape(interval)} +YES", out)
 
 

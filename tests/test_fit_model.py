@@ -314,7 +314,7 @@ def test_it_depends_on_the_task(run, a_b_wide, verdict):
         words = f"bert: IT DEPENDS ON THE TASK. {size}: a {in_words(a, half)}. {group}: {no}. Does "
         assert (words in found.words) == ("DEPENDS" in found.out) == (verdict == "depends")
         assert ("- Weak test: b. " in found.words) == (base > 0.6)
-        assert ("it depends" in [*found.table["inflated?"]]) == (verdict == "depends")
+        assert ("IT DEPENDS" in [*found.table["inflated?"]]) == (verdict == "depends")
     assert "DEPENDS" not in run(pd.concat([rows, rows.assign(m=9)])).out
 
 
@@ -571,17 +571,17 @@ def test_the_papers_model_from_the_command_line(run):
 
 @pytest.mark.parametrize("boost_bias_wide, verdict, words", cases("""
     20 3 1     | yes      | YES, by over {}
-    20 1 1     | yes-open | YES; over {}? open
-    20 .3 2    | open     | open
-    20 0 2     | open     | open
+    20 1 1     | yes-open | YES, perhaps by over {}
+    20 .3 2    | open     | OPEN
+    20 0 2     | open     | OPEN
     20 .5 .9   | yes-under | YES, by under {}
     .5 .5 .9   | yes-under | YES, by under {}
-    20 -1 3    | no       | no
-    .9 -.9 1   | no       | no ({})
-    .5 0 1     | no       | no (weak test)
-    -3 -3 1    | no       | no ({}; weak test)
-    nan 0 1    | no       | no
-    -3 0 2     | open     | open (weak test)
+    20 -1 3    | no       | NO
+    .9 -.9 1   | no       | NO ({})
+    .5 0 1     | no       | NO (weak test)
+    -3 -3 1    | no       | NO ({}; weak test)
+    nan 0 1    | no       | NO
+    -3 0 2     | open     | OPEN (weak test)
     -3 3 1     | yes      | YES, by over {}"""))
 @pytest.mark.parametrize("metric, margin, sign, limit, below, digits", [
     ("acc", 1, 1, "1 point", "lower", 2), ("nll", 0.01, -1, "0.01 nll", "higher", 4)])
@@ -609,7 +609,7 @@ def test_verdicts(
     assert f"score, and by over {limit} (--margin)?" in key
     side = "above" if sign > 0 else "below"
     short = f"below {limit}" if sign > 0 else f"above -{limit}"
-    assert f"YES: bias [ ] all {side} 0; else no: all {short}; else open. weak: " in key
+    assert f"YES: bias [ ] all {side} 0; else NO: all {short}; else OPEN. weak: " in key
     for note, due in {"- Lower on seen texts: a. This is no inflation": "({}" in words,
                       "- Weak test: a. ": weak, "- Next": "open" in verdict and not weak,
                       f"boost is unknown: {metric}_base, the ": boost != boost}.items():
@@ -645,7 +645,7 @@ def test_the_next_step(run, changes, script):
     found = run(rows)
     words = f"- Next: {total - 9} more draws of c d ({total} in all, added to "
     words += "the file) narrow its bias, now +0.90, to about ±0.5. If the inflation is then below "
-    words += '0.5: "no"; up to 1.5: "YES; over 1 point? open"; above: "YES, by over 1 point". '
+    words += "0.5: NO; up to 1.5: YES, perhaps by over 1 point; above: YES, by over 1 point. "
     assert words in found.words
     typed = ("\n# the last draw of c d took 7.2 s on a core or GPU"
              f"\npython {script} --model x --seed 3 --experiment few-shot --tasks 'c d' --m 8 --n "
@@ -664,7 +664,7 @@ def test_other_next_steps(run):
     rows = bias_rows({"a": 0.8 + 3 * NINE}, n=1000, versions=FLAGS.format(""))
     for table in (pd.concat([rows, rows.assign(m=9)]), rows.assign(experiment="x-answers")):
         found = run(table)
-        assert " open" in found.out and "Next" not in found.out
+        assert " OPEN" in found.out and "Next" not in found.out
     for draws in (7, 8):
         found = run(rows[:draws])
         for words in ("Next: a needs 8 draws for a first look (rows", "--subsamples 8 "):
@@ -674,7 +674,7 @@ def test_other_next_steps(run):
     total = least_draws(plain_interval(rows, "bias"), 0.055, half)
     words = f"{total - 9} more draws of a ({total} in all, added to the file) narrow its bias, now "
     words += f"+1.00, to about ±{half:.2f}. If the inflation is then below {1 - half:.2f}: "
-    assert f'{words}"no"; up to {1 + half:.2f}: "YES; ' in run(rows).words
+    assert f"{words}NO; up to {1 + half:.2f}: YES, " in run(rows).words
 
 
 def test_other_metrics(run):
