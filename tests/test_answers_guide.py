@@ -268,7 +268,7 @@ def test_the_guides_example(monkeypatch, capsys):
     table = judge(flags="--clean clean-5 clean-10", main=cell["main"])
     assert "contaminated-5: YES, PERHAPS BY OVER 5 POINTS: +7.1 [+1.5, +12.7]" in (
         capsys.readouterr().out)
-    table = table[["seen", "unseen", "bias", "low", "high"]]
+    table = table["seen unseen bias low high".split()]
     shown = re.findall(r"\| (\S+-\d+) \| (.*?) \| (.*?) \| (.*?) \| (.*?) to (.*?) \|", GUIDE)
     numbers = pd.DataFrame(shown).set_index(0).astype(float).loc[table.index]
     assert numbers.to_numpy() == approx(table.to_numpy(), abs=0.051)

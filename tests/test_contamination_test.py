@@ -505,7 +505,7 @@ def test_bias_and_interval_equal_plain_least_squares(metric, clean, scale, verdi
         bias, se, size = plain_inflation(answers[model], released, others)
         half = stats.t.ppf(0.945, 105 - size) * se
         seen = 100 * answers[model][released].mean()
-        found = [row.df, *scale * row[["bias", "low", "high", "seen", "unseen"]]]
+        found = [row.df, *scale * row["bias low high seen unseen".split()]]
         assert found == approx([105 - size, bias, bias - half, bias + half, seen, seen - bias])
 
 
@@ -545,6 +545,9 @@ def test_the_verdict_changes_at_its_borders(numbers, verdict):
     reach = se * stats.norm.isf(0.055 / tasks)
     assert [row.verdict, row.low, row.high] == [
         verdict, approx(bias - reach), approx(bias + reach)]
+    for parts, differ in (("yes yes-under", True), ("yes-open no open", True),
+                          ("yes yes-open open", False), ("no yes-under open", False)):
+        assert bool(contam.depends(0.04, {*parts.split()})) == differ
 
 
 @pytest.mark.parametrize("more, silent", [(24, False), (25, True)])

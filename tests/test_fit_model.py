@@ -178,7 +178,7 @@ def plain_interval(rows, effect, tail=0.055):
 
 def assert_interval(row, expected):
     mean, se, df, half = expected
-    found = row[["estimate", "se", "df", "low", "high"]].tolist()
+    found = row["estimate se df low high".split()].tolist()
     assert found == approx([mean, se, df, mean - half, mean + half], rel=1e-5, abs=1e-5)
 
 

@@ -25,7 +25,7 @@ from conftest import ARMS, ROOT, coin_rows, end_of, load_script, path_of, rows_o
 fit, meta = load_script("fit_model"), load_script("meta_analysis")
 contam = load_script("contamination_test")
 DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-MEANS = ["majority", "base", "unseen", "seen"]
+MEANS = "majority base unseen seen".split()
 pytestmark = pytest.mark.usefixtures("empty_folder")
 
 
@@ -80,7 +80,7 @@ def test_page_and_figure_show_the_tables(shared, said, figures):
     effects, tasks = pd.read_csv("out/effects.csv"), pd.read_csv("out/tasks.csv")
     tasks["setting"] = [setting(**row) for row in tasks.to_dict("records")]
     effects = effects.assign(task="", shown_low=effects["low"], shown_high=effects["high"])
-    table = pd.concat([effects, tasks]).set_index(["setting", "model", "task", "effect"])
+    table = pd.concat([effects, tasks]).set_index("setting model task effect".split())
 
     # Percent, by hand: the texts of a set are seen by the model pretrained on it
     rows = rows.eval("""majority = 100 * majority

@@ -465,18 +465,20 @@ def test_a_margin_never_ends_a_run_within_a_round_or_before_the_eighth(
         assert ("goal not reached: ±" in capsys.readouterr().out) == (ends == 6)
 
 
-@pytest.mark.parametrize("name, typed, tasks, m, margin, numbers", [
-    ("run_experiment", "", ["bbc_news", "reuters"], [50], None, {200: 40}),
-    ("run_experiment", "--n 9 5 --subsamples 7", ["bbc_news", "reuters"], [50], None, {9: 7, 5: 7}),
-    ("run_zero_shot", "", ["bbc_news"], [100], None, {30: 2}),
-    ("run_zero_shot", "--margin 2", ["bbc_news"], [100], 2, {30: 100})])
-def test_the_defaults(name, typed, tasks, m, margin, numbers, monkeypatch):
+@pytest.mark.parametrize("name, typed, default", cases("""
+    run_experiment |                        | bbc_news reuters [50] {200: 40} None
+    run_experiment | --margin 2             | bbc_news reuters [50] {200: 100} 2.0
+    run_experiment | --n 9 5 --subsamples 7 | bbc_news reuters [50] {9: 7, 5: 7} None
+    run_zero_shot  |                        | bbc_news [100] {30: 2} None
+    run_zero_shot  | --margin 2             | bbc_news [100] {30: 100} 2.0"""))
+def test_the_defaults(name, typed, default, monkeypatch):
+    """Tasks, m, draws for each n, margin."""
     script, plan, run = load_script(name), Mock(), Mock()
     monkeypatch.setattr(script, "plan_cells", plan)
     monkeypatch.setattr(script, "run_all", run)
     script.main(typed.split())
-    planned = plan.call_args.args[3:6]
-    assert [[*planned[0]], *planned[1:], run.call_args.args[3]] == [tasks, m, numbers, margin]
+    tasks, *planned = plan.call_args.args[3:6]
+    assert " ".join(map(str, [*tasks, *planned, run.call_args.args[3]])) == default
 
 
 # Going on

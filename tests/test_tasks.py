@@ -24,7 +24,7 @@ from conftest import ROOT, end_of
 
 TASKS = json.loads((ROOT / "tasks.json").read_text(encoding="utf-8"))["tasks"]
 LISTED = {"sources": [{"csv": "mine.csv"}], "text": ["text"], "label": "label"}
-WHEELS = ["bbc_news", "imdb", "reuters", "rotten_tomatoes", "tweets"]
+WHEELS = "bbc_news imdb reuters rotten_tomatoes tweets".split()
 
 
 def text_of(number):
