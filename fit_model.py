@@ -12,9 +12,10 @@ Sections 5 to 8 of the paper (Dubey 2024).
 In a notebook: effects_table(pd.read_csv("results.csv"), margin=1.0)
 
 Writes report.html, effects.png and tables to fits/results/, with the columns
-    effects.csv: estimate, low, high (these tasks), like_low, like_high (tasks like these), verdict,
-        p_alike (do tasks differ?), largest (the most inflated task), ... for each setting (m and n
-        empty: their mean) and model (models: how many a row is the mean of; if more than one, model
+    effects.csv: estimate, low, high (these tasks), like_low, like_high (tasks like these), verdict
+        (yes, yes-open: perhaps over the margin, yes-under, no, open, depends, none), p_alike (do
+        tasks differ?), largest (the most inflated task), ... for each setting (m and n empty: their
+        mean) and model (models: how many a row is the mean of; if more than one, model
         is "all")
     tasks.csv: the same for each task, sd (between subsamples), spread_variance, text_variance (of
         the estimate: by sd, by the draw of texts), p (one-sided sign flips of a bias), p_adjusted
@@ -72,11 +73,11 @@ random choices of texts. base: score without further pretraining. unseen, seen: 
 seen, or seen, in pretraining. boost = unseen - base, bias = seen - unseen. majority, guess: share \
 of the most common class.
 In brackets: the 89% interval, a range that should hold the true value 89 times in 100 (86 to 93 \
-where a run stops by itself). It is the wider of two: Student's t, from how much draws (for tasks \
+of a run by --margin). It is the wider of two: Student's t, from how much draws (for tasks \
 like these: tasks) differ, and Normal, from the draw of texts or rounding. The bias of one of J \
 tasks or models has an interval at 5.5% / J a side, so that an innocent one is called inflated in \
 at most 5.5% of tables. barely learned: accuracy on unseen texts is less than 5 points above \
-it. Read a verdict from eight draws on, or, of a run by --margin, at its end.
+guess. Read a verdict at the number of draws that was fixed before, or, with --margin, at its end.
 The margin (--margin) is the bias that would matter. What each verdict means, and what to do next: \
 docs/verdicts.md. README.md explains the experiment."""
 HEAD = """<!DOCTYPE html><meta charset="utf-8"><meta name="viewport" content="width=device-width">
@@ -429,7 +430,7 @@ def judged_table(line, parts, metric):
             remarks.append("barely learned")
             if row.verdict == "no":
                 row["group"] = BARELY
-        if row.weak and row.verdict in ("no", "open"):
+        if row.weak and row.verdict in ("no", "yes-under", "open"):
             remarks.append("weak test")
             row["group"] = WEAK
         if remarks:
@@ -467,7 +468,7 @@ def headline(line, table, metric):
     if line.verdict == "no" and mean.group == WEAK:
         large = "NO INFLATION SEEN, BUT A WEAK TEST"
     if line.models > 1:
-        large = large.replace("TASK", "MODEL")
+        large = large.replace("THE TASK", "THE MODEL")
     if line.verdict != "depends":
         average = "ON AVERAGE " if line.tasks > 1 else ""
         large = f"{average}{large} (bias {mean.bias})"
@@ -475,9 +476,7 @@ def headline(line, table, metric):
         large += f", BUT {some_of(parts.task[parts.group == BARELY]) or mean.task} BARELY LEARNED"
     sentences = []
     for group, its in parts.groupby("group", sort=False):
-        names = its.task + " " + its.bias
-        if group == WEAK:
-            names = its.task + its.verdict.map(" ({})".format)
+        names = its.task if group == WEAK else its.task + " " + its.bias
         if group == "Open" and line.verdict == "no":
             large = f"OPEN FOR {some_of(names)}"  # in its place: no mean hides an open part
         else:
@@ -552,12 +551,13 @@ def more_draws(line, part, rows, metric, command):
         what = f"Next: {task.task} needs {total} draws for a first look (rows are added)."
     else:
         total = draws_needed(part, TAIL / line.tasks, goal)
+        now = f"{metric.sign * task.estimate:+.{metric.digits}f}"
         what = (f"Next: {total - task.subsamples} more draws of {task.task} ({total} in all, added "
-                f"to the file) narrow its bias, now {task.estimate:+.2f}, to about ±{goal:.2g}. "
-                f"If the inflation is then below {margin - goal:.3g}: NO; up to "
-                f"{margin + goal:.3g}: YES, perhaps by over {metric.limit}; above: YES, by over "
-                f"{metric.limit}. Likeliest: the answer in whose range {task.estimate:+.2f} "
-                f"lies. Decide on {total} now: to stop when the answer pleases voids the 89%.")
+                f"to the file) narrow its inflation, now {now}, to about ±{goal:.2g}. If it is "
+                f"then below {goal:.3g}: NO; from {margin - goal:.3g} on: YES, perhaps by over "
+                f"{metric.limit} (between them: by under); from {margin + goal:.3g} on: YES, by "
+                f"over {metric.limit}. Likeliest: the answer in whose range {now} lies. "
+                f"Decide on {total} now: to stop when the answer pleases voids the 89%.")
     return what + rerun(rows, [task.task], line.experiment, command, "--subsamples", total)
 
 

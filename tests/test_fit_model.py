@@ -293,6 +293,7 @@ def test_do_the_tasks_differ(run, sizes, luck, n, effects):
 
 @pytest.mark.parametrize("a_b_wide, verdict", cases("""
     4 -4 1  | depends
+    4 .5 .5 | depends
     4 0 1   | depends
     .8 -1 1 | depends
     0 -4 1  | no
@@ -300,17 +301,18 @@ def test_do_the_tasks_differ(run, sizes, luck, n, effects):
     .7 .3 1 | yes-under
     .6 -2 1 | no"""))
 def test_it_depends_on_the_task(run, a_b_wide, verdict):
-    """One task is inflated, another is not (open is not enough), and they differ by more than
-    chance. A weak No counts. Never for a mean over settings. (.6 alone has [.08, 1.12], but as one
-    of two [-.05, 1.25]: open.)"""
+    """One task is or may be over the margin, another is not (open is not enough), and they differ
+    by more than chance. A weak NO counts. Never for a mean over settings. (.6 alone has [.08,
+    1.12], but as one of two [-.05, 1.25]: open.)"""
     a, b, wide = map(float, a_b_wide.split())
     rows = nine(a, b, wide)
-    for base, group in ((0.4, "Not over 1 point"), (0.7, fit.WEAK)):
+    low = "Inflated by under 1 point" if b > 0 else "Not over 1 point"
+    for base, group in ((0.4, low), (0.7, fit.WEAK)):
         found = run(rows.assign(acc_base=rows["task"].map({"a": 0.4, "b": base})))
         assert found.effects["verdict"][0] == verdict
         size = "Inflated, perhaps by over 1 point" if a < 1 else "Inflated by over 1 point"
         half = half_of(NINE, 0.0275)
-        no = "b (no)" if base > 0.6 else f"b {in_words(b, half * wide)}"
+        no = "b" if base > 0.6 else f"b {in_words(b, half * wide)}"
         words = f"bert: IT DEPENDS ON THE TASK. {size}: a {in_words(a, half)}. {group}: {no}. Does "
         assert (words in found.words) == ("DEPENDS" in found.out) == (verdict == "depends")
         assert ("- Weak test: b. " in found.words) == (base > 0.6)
@@ -575,7 +577,7 @@ def test_the_papers_model_from_the_command_line(run):
     20 .3 2    | open     | OPEN
     20 0 2     | open     | OPEN
     20 .5 .9   | yes-under | YES, by under {}
-    .5 .5 .9   | yes-under | YES, by under {}
+    .5 .5 .9   | yes-under | YES, by under {} (weak test)
     20 -1 3    | no       | NO
     .9 -.9 1   | no       | NO ({})
     .5 0 1     | no       | NO (weak test)
@@ -644,8 +646,8 @@ def test_the_next_step(run, changes, script):
     total = least_draws(plain_interval(rows.query("task == 'b'"), "bias"), 0.055 / 5)
     found = run(rows)
     words = f"- Next: {total - 9} more draws of c d ({total} in all, added to "
-    words += "the file) narrow its bias, now +0.90, to about ±0.5. If the inflation is then below "
-    words += "0.5: NO; up to 1.5: YES, perhaps by over 1 point; above: YES, by over 1 point. "
+    words += "the file) narrow its inflation, now +0.90, to about ±0.5. If it is then below 0.5: "
+    words += "NO; from 0.5 on: YES, perhaps by over 1 point (between them: by under); from 1.5 on: "
     assert words in found.words
     typed = ("\n# the last draw of c d took 7.2 s on a core or GPU"
              f"\npython {script} --model x --seed 3 --experiment few-shot --tasks 'c d' --m 8 --n "
@@ -672,9 +674,11 @@ def test_other_next_steps(run):
     rows = bias_rows({"a": 1 + NINE / 2}, n=1000)
     half = half_of(NINE) / 4
     total = least_draws(plain_interval(rows, "bias"), 0.055, half)
-    words = f"{total - 9} more draws of a ({total} in all, added to the file) narrow its bias, now "
-    words += f"+1.00, to about ±{half:.2f}. If the inflation is then below {1 - half:.2f}: "
-    assert f"{words}NO; up to {1 + half:.2f}: YES, " in run(rows).words
+    words = f"{total - 9} more draws of a ({total} in all, added to the file) narrow its inflation, "
+    words += f"now +1.00, to about ±{half:.2f}. If it is then below {half:.2f}: NO; from "
+    assert f"{words}{1 - half:.2f} on: YES, perhaps" in run(rows).words
+    turned = run(bias_rows({"a": NINE / 2 - 1}, n=1000), "--lower-is-better")
+    assert "narrow its inflation, now +1.00, to" in turned.words
 
 
 def test_other_metrics(run):

@@ -166,7 +166,7 @@ def leaked(args):
             before = contam.verdict_on(row["low"], row["high"], 5.0)
             truth = 100 * (answers["mine"] - innocent)[:size].mean()
             found.append([truth, row["bias"], row["high"] - row["bias"]] + [
-                verdict == wanted for wanted in ("no", "none")
+                verdict in wanted for wanted in (("no", "yes-under"), ("none",))
                 for verdict in (before, row["verdict"])])
         truth, bias, reach, *shares = np.mean(found, axis=0)
         print(f"| {size} | {clean} | {learned:.0%} | {truth:+.1f} | {bias:+.1f} ± {reach:.1f} | "
