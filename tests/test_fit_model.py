@@ -317,6 +317,7 @@ def test_it_depends_on_the_task(run, a_b_wide, verdict):
         assert (words in found.words) == ("DEPENDS" in found.out) == (verdict == "depends")
         assert ("- Weak test: b. " in found.words) == (base > 0.6)
         assert ("IT DEPENDS" in [*found.table["inflated?"]]) == (verdict == "depends")
+        assert "F test" in found.words
     assert "DEPENDS" not in run(pd.concat([rows, rows.assign(m=9)])).out
 
 
