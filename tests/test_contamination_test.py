@@ -607,7 +607,8 @@ def test_missing_answers_are_compared_within_tasks(counts, p):
     ab  | 6.5 | depends | yes
     ab  | 7.5 | depends | yes-open
     aba | 6.5 | depends | yes-open
-    aa  | 6.5 | yes     | yes"""))
+    aa  | 6.5 | yes     | yes
+    aa  | 1   | yes     | yes"""))
 def test_tasks_that_differ_are_told(kinds, margin, whole, first, capsys):
     """By F with equal variances, which is Welch's t for two: the answers of b are those of a, right
     for wrong. The interval of a task is adjusted for their number."""
@@ -619,8 +620,9 @@ def test_tasks_that_differ_are_told(kinds, margin, whole, first, capsys):
     p = stats.f.sf(F, len(kinds) - 1, len(kinds) * table.df.iloc[1])
     assert table.p_alike.tolist() == approx([p] * len(table))
     assert table.verdict.tolist()[:2] == [whole, first]
-    said = "mine: IT DEPENDS ON THE TASK: +" in capsys.readouterr().out
-    assert said == (whole == "depends") == (p < 0.05)
+    said = capsys.readouterr().out
+    assert ("mine: IT DEPENDS ON THE TASK: +" in said) == (whole == "depends") == (p < 0.05)
+    assert (" BY OVER 1 POINT: " in said) == (margin == "1")
 
 
 @pytest.mark.parametrize("gone", [7, 8])
