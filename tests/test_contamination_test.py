@@ -668,12 +668,12 @@ def test_a_clean_model_that_saw_the_released_half_withholds_a_no(gain, others, s
     assert reason.startswith("named clean, but better on") == silent
 
 
-FAULTS = ["alike", "more missing", "in another way", "several ways", "both halves have"]
+FAULTS = ["alike", "more missing", "in another way", "several ways"]
 
 
 @pytest.mark.parametrize("crossed", [False, True])
 @pytest.mark.parametrize("kind, amount, words", cases("""
-    alike | 80 | answered all 80 items alike
+    alike | 80 | alike
     alike | 79 |
     nearly all right | 80 |
     longer | 6 | have 17 characters (others 11) and begin 'What is '
@@ -681,8 +681,7 @@ FAULTS = ["alike", "more missing", "in another way", "several ways", "both halve
     shots | 18 | have 12 characters (others 11) and begin 'xWhat is '
     shots | 17 |
     other | 1 | item 0 was asked in several ways
-    twin | 39 | 2 items have a prompt that both halves have, such as 39
-    metric | 24 | answered all 48 items alike
+    metric | 24 | alike
     metric | 23 |"""))
 def test_answers_that_cannot_be_compared(kind, amount, words, crossed, say):
     """At the borders; 40 items in each half. What models were asked is only told, unless crossed.
@@ -702,8 +701,6 @@ def test_answers_that_cannot_be_compared(kind, amount, words, crossed, say):
         rows["prompt"] = has_shot.map({True: "x", False: ""}) + rows.prompt
     if kind == "other":
         rows["prompt"] += (mine & first).map({True: "x", False: ""})
-    if kind == "twin":
-        rows["prompt"] = rows.prompt.mask(item == 79, f"What is {amount}?")
     if kind == "metric":  # a loss of each item, equal in two models
         rows = rows.assign(bpb=item / 1000 + rows.model.eq("other1"))[item % 40 < amount]
     if crossed:
@@ -713,11 +710,9 @@ def test_answers_that_cannot_be_compared(kind, amount, words, crossed, say):
     flags = "--metric bpb" if kind == "metric" else ""
     out = " ".join(say(f"--answers mine.csv {flags} --out out.csv").split())
     if not crossed:
-        out += str(pd.read_csv("out.csv").reason[0])
-    if words:
-        told = "twin" if crossed else "twin other"
-        assert words in out and ("next: " in out) == (not crossed or kind in told)
-        assert crossed or (kind in told) == out.endswith("nan")
+        out += str(pd.read_csv("out.csv").reason.fillna("").max())
+    if words and (crossed or kind != "other"):
+        assert words in out and ("next: " in out) == (not crossed)
     else:
         assert not any(fault in out for fault in FAULTS)
 
@@ -790,13 +785,13 @@ def crossed_rows():
     trained_on != 'held_out' | draw = 1 | were trained on ['released']: give two, one on each
     half == 'released' | draw = 1 | a.csv: m, benchmark, draw 1: halves are ['released'], but
     item > 5 or trained_on != 'released' | draw = 1 | 99 of 105 items have all answers, not 0
-    item > 5 or trained_on != 'released' | draw = 1 | Missing: {'test': {'extra': 0, 'test': 6}
+    item > 5 or trained_on != 'released' | draw = 1 | {'released': {'held_out': 0, 'released': 6
     item >= 0 | trained_on = trained_on.str[:4] | models were trained on ['held', 'rele']
-    item >= 0 | trained_on = trained_on.replace('held_out', 'released') | but models were trained on ['rel
+    item >= 0 | trained_on = trained_on.replace('held_out', 'released') | m has two answers to item
     item >= 0 | trained_on = trained_on.replace('held_out', 'other') | trained on ['other', 'released']
     item >= 0 | draw = draw.where(item != 9) | line 11: draw is ''
     item >= 0 | item = item.replace(7, 104) | m has two answers to item '104': line
-    item >= 0 | model = trained_on.replace('', 'm') | the original is named 'm', but trained models ['held_out', 'released']: give
+    item >= 0 | model = trained_on.replace('', 'm') | the original is named 'm', but trained models ['
     trained_on != '' | model = trained_on | on ['held_out']: give two, one on each, with one"""))
 def test_mistakes_in_crossed_answers_are_one_line(chosen, change, words, say):
     crossed_rows().query(chosen).eval(change).to_csv("a.csv", index=False)
