@@ -4,6 +4,7 @@ import csv
 import json
 import re
 import shutil
+import subprocess
 import sys
 import zlib
 from pathlib import Path
@@ -21,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("empty_folder")
 
 contam = load_script("contamination_test")
 GUIDE = (ROOT / "docs" / "answers.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)
+INSPECT_TASK, *BLOCKS = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)
 NAMES = re.compile(r"(before|after).*mine_(released|held_out)")
 FAILED = "2026-11-25T07-36-06"  # inspect_ai's first run of a half, which a retry continued
 
@@ -128,7 +129,7 @@ def test_logs_of_a_harness(read, folder, metric, printed, monkeypatch, said):
     assert runs.score.tolist() == approx(printed, abs=5e-5)
     table = judge(folder, f"--metric {metric} --clean before")
     for model, part in runs.groupby("model"):  # tries are averaged, and errors left out
-        assert table.acc_test[model] == approx(part.score.iloc[1], abs=0.01)
+        assert table.acc_test[model] == approx(part.score.iloc[1], abs=0.02)
     assert table.bias.max() > 30 and "named clean" in table.reason.tolist()
 
 
@@ -300,6 +301,31 @@ def test_the_block_that_makes_halves(form, capsys):
     assert capsys.readouterr().out == "51 items in released\n50 items in held_out\n"
     assert len(released) == 51
     assert sorted(released + held_out) == sorted(lines) and released != sorted(lines)[::2]
+
+
+def split_in_draws():
+    """By the guide to one's own training, for a benchmark of 40 items and a repeated one."""
+    items = [{"question": f"{k}?", "answer": str(k % 7)} for k in (*range(40), 0)]
+    Path("benchmark.jsonl").write_text("".join(json.dumps(item) + "\n" for item in items))
+    guide = (ROOT / "docs" / "own_training.md").read_text(encoding="utf-8")
+    exec(re.search(r"```python\n(.*?)```", guide, re.DOTALL)[1], {})
+    return {row["item"] for row in csv.DictReader(open("halves.csv"))}
+
+
+def test_items_of_the_guides_task_for_inspect_ai_have_their_names():
+    pytest.importorskip("inspect_ai")
+    names = split_in_draws()
+    exec(INSPECT_TASK, globals())
+    assert {sample.id for sample in mine().dataset} == names  # noqa: F821
+
+
+def test_items_of_the_guides_task_for_lm_eval_have_their_names():
+    pytest.importorskip("lm_eval")
+    names = split_in_draws()
+    Path("mine.yaml").write_text(re.search(r"```yaml\n(.*?)```", GUIDE, re.DOTALL)[1])
+    subprocess.run([sys.executable, *"-m lm_eval run --model dummy --tasks mine --include_path . "
+                    "--log_samples --output_path logs".split()], check=True)
+    assert {*contam.read_logs(Path("logs"), "right")["item"]} == names
 
 
 def test_the_block_of_versions(capsys):
