@@ -717,6 +717,53 @@ def test_answers_that_cannot_be_compared(kind, amount, words, crossed, say):
         assert not any(fault in out for fault in FAULTS)
 
 
+@pytest.mark.parametrize("metric, lowest, flags, sign", [
+    ("bits_per_byte", 0.4, "", -1), ("byte-perplexity", 2, "", -1), ("TER", 30, "", -1),
+    ("answer", 0.1, "", 1), ("rating", 0.1, "--lower-is-better", -1),
+    ("rating", 30, "--no-lower-is-better", 1), ("rating", 30, "", 0), ("answer", 2, "", 0)])
+def test_is_lower_better(metric, lowest, flags, sign, say):
+    """A clean model that is better on the released half is found. Names count by their words."""
+    rows = make_answers(3)
+    better = rows.half.eq("released") & rows.model.eq("before")
+    rows[metric] = lowest + 0.1 * rows.pop("right") + 0.2 * (sign or 1) * better
+    rows.to_csv("mine.csv", index=False)
+    out = say(f"--answers mine.csv --clean before --metric {metric} {flags}")
+    if sign:
+        reason = pd.read_csv("answers.csv", keep_default_na=False).reason_unless_yes[0]
+        assert reason == "named clean, but better on the released half, too: before"
+        assert ("--lower-is-better" in out) == (flags == "--lower-is-better")
+    else:
+        assert f"is a higher {metric} better? Add" in out
+
+
+@pytest.mark.parametrize("error", [False, 0, "None", "", "0", None])
+def test_an_error_of_none_or_false_is_no_error(error):
+    rows = make_answers(2)
+    pd.testing.assert_frame_equal(judge(rows.assign(error=error)), judge(rows))
+
+
+def test_a_metric_called_error():
+    """Its values are no reasons for missing answers. It is in points, and better if lower."""
+    rows = make_answers(2, bias=0.9)
+    found = judge(rows.assign(error=1 - rows.right), "--metric error --clean before")
+    wanted = judge(rows, "--clean before")
+    assert found[contam.COUNTS].equals(wanted[contam.COUNTS])
+    assert [*found.bias] == approx([*-wanted.bias]) and not found.reason["mine"]
+
+
+@pytest.mark.parametrize("half, silent", [("held_out", True), ("released", False), ("none", False)])
+def test_no_verdict_where_seen_items_are_worse_than_by_chance(half, silent):
+    """As if halves were swapped, or drawn by topic: of no model, also of innocent ones."""
+    rows = make_answers(7, 150, 150)
+    learned = rows.model.eq("mine") & rows.half.eq(half)
+    rows["right"] = rows.right.mask(learned, 1.0)
+    table = judge(rows, "")
+    p = 3 * stats.t.cdf(table.bias / table.bias_se, table.bias_df)  # of three models
+    assert (p.min() < 0.01) == silent
+    assert table.reason.str.startswith("mine is better on the held-out half").tolist() == [
+        silent] * 3
+
+
 def test_the_table_is_written_before_a_pipe_is_closed():
     """As head does when it has read enough. No error is said."""
     command = f"{ROOT}/contamination_test.py --answers {ROOT}/docs/answers_example.csv --out a.csv"
@@ -796,6 +843,17 @@ def crossed_rows():
 def test_mistakes_in_crossed_answers_are_one_line(chosen, change, words, say):
     crossed_rows().query(chosen).eval(change).to_csv("a.csv", index=False)
     assert words in say("--answers a.csv")
+
+
+def test_an_original_without_experiment_serves_all_and_controls_are_marked():
+    rows = crossed_rows()
+    trained, base = rows[rows.trained_on != ""], rows[rows.trained_on == ""]
+    parts = [trained.assign(experiment=name, control=mark)
+             for name, mark in (("inputs", "no"), ("answers", "yes"))]
+    table = contam.cross_answers(pd.concat([*parts, base.assign(experiment="", control="")]))
+    one = contam.cross_answers(rows)
+    assert table.acc_base.tolist() == [one.acc_base[0]] * 2
+    assert dict(zip(table.experiment, table.control.astype(int))) == {"inputs": 0, "answers": 1}
 
 
 def test_draws_with_the_same_halves_are_refused(say):
