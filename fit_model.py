@@ -61,22 +61,14 @@ COLUMNS = "part draws chance base unseen seen boost bias inflated?".split()  # o
 YES = ("yes", "yes-open", "yes-under")  # verdicts
 COLORS = {"yes": "#cc3311", "yes-open": "#cc3311", "yes-under": "#bb6600", "open": "#666666",
           "no": "#007755", "none": "#666666"}  # of verdicts
-NAMED = 5  # names in a sentence, most and least inflated tasks in a table
+NAMED = 5  # names in a sentence
 MANY = 20  # tasks from which others like them can be told
-MOST_DRAWN = 31  # rows of the figure, such as 30 tasks and their mean, before tables are cut
+LAST = 99  # rank of a mean that is no YES
 PAPER_MODEL_NEEDS = "pymc==5.28.5,nutpie==0.16.8,arviz==0.23.4,pytensor==2.38.3"
 MAX_R_HAT, MIN_ESS = 1.01, 400  # Vehtari et al. (2021)
 ATTEMPTS = ((0.9, 1, 1), (0.99, 4, 2))  # acceptance, times tuning, times draws
 EFFECTS = {"bias": ("extra", "test"), "boost": ("base", "extra")}  # control, treatment on `test`
 MEANS = ["chance", "base", "unseen", "seen"]
-TASK_COLUMNS = ("experiment model models m n task effect chance base unseen seen subsamples sd"
-                " estimate low high shown_low shown_high verdict p p_adjusted").split()
-EFFECT_COLUMNS = ("experiment model models m n effect chance base unseen seen settings tasks"
-                  " subsamples estimate low high se df like_low like_high p_alike verdict").split()
-TASK_COLUMNS = ("experiment model models m n task effect chance base unseen seen subsamples sd"
-                " estimate low high shown_low shown_high verdict p p_adjusted").split()
-EFFECT_COLUMNS = ("experiment model models m n effect chance base unseen seen settings tasks"
-                  " subsamples estimate low high se df like_low like_high p_alike verdict").split()
 INTERVALS = """\
 An 89% interval is the wider of two: Student's t, from how much draws differ (for tasks like \
 these: how much tasks differ), and Normal, from the draw of texts or rounding. The bias of one of \
@@ -140,7 +132,7 @@ def effects_table(rows, margin=None, metric="acc", lower_is_better=False):
     verdict if not given."""
     rows = clean_rows(rows, metric)
     lines = analyze(rows, metric_of(metric, margin, lower_is_better))
-    return lines[lines.is_mean].reindex(columns=EFFECT_COLUMNS)
+    return lines[lines.is_mean].drop(columns="shares")
 
 
 def analyze(rows, metric):
@@ -228,8 +220,10 @@ def effect_rows(units, effect, metric):
     if settings == 1:
         means = means.join(tests_of(units, effect, metric))
     facts = units[["experiment", "model", "models", "m", "n"]].iloc[0]
+    facts["setting"] = title_of(facts.m, facts.n)
     if settings > 1:
-        facts[["m", "n"]] = ""
+        facts[["m", "n", "setting"]] = "", "", f"mean over {settings} settings of m, n"
+    facts["of_model"] = f"mean of {facts.models} models" if facts.models > 1 else facts.model
     return means.reset_index().assign(
         **facts, effect=effect, settings=settings, tasks=J, is_mean=means.index == name,
         like_half=like_half, p_alike=p_alike)
@@ -350,109 +344,101 @@ class Report(NamedTuple):
     """What is said of one run: an experiment with one model, or the mean of its models."""
     name: str
     title: str  # with the kind of texts that pretraining read
-    color: str  # of its first answer
     answers: list  # sentences, what matters most first
-    table: pd.DataFrame  # of judged
+    table: pd.DataFrame  # of told
     notes: list
 
 
 def publish(rows, metric, folder, source):
     """Write the files, and print answers, tables and notes on each experiment and model. Return
     the tables as one. source: where the rows are from."""
-    rows = with_origin(rows)
     effects = analyze(rows, metric)
     folder.mkdir(parents=True, exist_ok=True)
-    effects[~effects.is_mean].reindex(columns=TASK_COLUMNS).to_csv(folder / "tasks.csv", **CSV)
-    effects[effects.is_mean].reindex(columns=EFFECT_COLUMNS).to_csv(folder / "effects.csv", **CSV)
-    lines = with_boost(effects, metric)
-    reports, common = reports_of(lines, rows, metric)
-    key = key_of(metric, rows.m.max() > 0)
+    for name, its_effects in effects.groupby(np.where(effects.is_mean, "effects", "tasks")):
+        its_effects.drop(columns="shares").to_csv(folder / f"{name}.csv", **CSV)
+    rows = with_origin(rows)
+    lines = with_boost(effects, rows, metric)
+    reports, common = reports_of(lines, metric)
+    common = f"{common}. {control_words(rows)}"
+    key = key_of(metric)
     screen(reports, common, key, metric)
 
     figure = picture(reports, metric, folder / "effects.png")
-    told = f"{date.today()}: {source} ({len(rows)} rows). {common}"
-    names = ["experiment", "model", "setting", *COLUMNS]
+    source = f"{date.today()}: {source} ({len(rows)} rows). {common}"
     details = {"Intervals": tag("div", INTERVALS),
-               "What was run": tag("div", "\n".join(rows.versions.unique())),
-               "All settings and tasks": html_of(told(lines, metric)[names], metric)}
+               "What was run": tag("div", "\n".join(rows.versions.dropna().unique())),
+               "All settings and tasks": html_of(told(lines, metric)[CELL + COLUMNS], metric)}
     path = folder / "report.html"
-    path.write_text(page(reports, told, key, figure, details, metric), encoding="utf-8")
+    path.write_text(page(reports, source, key, figure, details, metric), encoding="utf-8")
     print(f"\nReport, for a browser: {path.resolve()}")
     return pd.concat([shown(report.table).assign(run=report.name) for report in reports])
 
 
-def reports_of(lines, rows, metric):
-    """A Report of each experiment and model, on the mean over settings or else on each setting; and
-    what they have in common."""
-    run = ["experiment", "models", "model"]
-    chosen = lines[lines.settings == lines.groupby(run)["settings"].transform("max")]
-    differ = chosen[["setting", "model"]].nunique() > 1
-    reports = []
-    for _, table in chosen.groupby([*run, "setting"], sort=False):
-        mean = table[table.is_mean]
-        line = mean.iloc[0]
-        facts = pd.Series({"setting": line.setting, "model": line.model})
-        if line.models > 1:
-            facts["model"] = f"mean of {line.models} models"
-            table = pd.concat([models_of(lines, line, metric), mean.assign(task=facts["model"])])
-        elif line.tasks == 1:
-            table = table[~table.is_mean]
-        table = told(table.sort_values(["is_mean", "estimate"],
-                                       ascending=[True, metric.sign < 0]), metric)
-        name = ", ".join([line.experiment, *facts[differ]])
-        its_rows = rows[rows.experiment == line.experiment]
-        answers, kind = answers_of(table, metric), "test texts without labels"
-        if its_rows.is_control.any():
-            kind = "control: texts with their labels"
-            table["color"] = COLORS["none"]  # no alarm
-            if line.verdict != "none":
-                answers = control_answers(table, metric)
-        color = table.sort_values(["is_aside", "rank"]).color.iloc[0]
-        reports.append(Report(name, f"{name} ({kind})", color, answers, table,
-                              [*notes(table, its_rows, metric)]))
-    return reports, ", ".join(facts[~differ]) + control_words(rows)
-
-
 def with_origin(rows):
-    """Whose are the rows: of the run scripts, answers of other models, published? is_control: Did
-    their texts carry answers? The run scripts end the names of such experiments so; of answers, a
-    column says it."""
-    is_answers = rows.m == 0
-    rows = rows.assign(versions=rows.get("versions", "")).fillna({"versions": ""})
-    origin = np.select([is_answers, rows.versions != ""], ["answers", "run"], "published")
-    is_control = rows.experiment.str.endswith("-answers").mask(is_answers, rows.control > 0)
-    return rows.assign(origin=origin, is_control=is_control)
+    """is_ours: Are they rows of the run scripts? is_control: Did their texts carry answers? The run
+    scripts end the names of such experiments so; of answers (m = 0), a column says it."""
+    return rows.assign(
+        is_ours=rows.versions.notna() & (rows.m > 0),
+        is_control=rows.experiment.str.endswith("-answers").where(rows.m > 0, rows.control > 0),
+        labeled_read=rows.versions.astype(str).str.contains("labeled_read"))
 
 
 def control_words(rows):
     """Does each run have a control? One counts for its own model, task and recipe."""
-    recipe = rows.experiment.str.removesuffix("-answers").mask(rows.m == 0, "")
-    run = recipe + "\n" + rows.model + "\n" + rows.task
+    recipe = rows.experiment.str.removesuffix("-answers").where(rows.m > 0, "")
+    run = recipe + " " + rows.model + " " + rows.task
     lacking = rows[~rows.is_control & ~run.isin(run[rows.is_control])]
     if lacking.empty:
-        return "."
+        return "Each run has its control."
     names = "this file"
     if rows.is_control.any():
         names = some_of((lacking.experiment + " " + lacking.task).unique())
-    advice = {"run": ": --with-answers adds it", "answers": " (docs/own_training.md)"}
-    return f". No control of {names}{advice.get(lacking.origin.iloc[0], '')}."
+    advice = ": --with-answers adds it" if lacking.is_ours.all() else ""
+    return f"No control of {names}{advice}."
 
 
-def with_boost(effects, metric):
-    """The rows of the bias, with the boost. gain: the boost, above 0 if it helps. unhelped: is it
-    not shown to be so?"""
+def with_boost(effects, rows, metric):
+    """The rows of the bias, with the boost (gain: above 0 if it helps; unhelped: is it not shown to
+    be so?) and facts about the rows of the experiment."""
     # analyze gives both in one order
     bias, boost = [effects[effects.effect == effect].reset_index(drop=True) for effect in EFFECTS]
     gain = metric.sign * boost.estimate
-    return bias.assign(
+    facts = rows.groupby("experiment")[["is_ours", "is_control", "labeled_read"]].all()
+    return bias.join(facts, on="experiment").assign(
         gain=gain, unhelped=gain <= boost.half, boost_shares=boost.shares,
         boost=[in_words(*pair, metric) for pair in zip(boost.estimate, boost.shown_half)])
 
 
+def reports_of(lines, metric):
+    """A Report of each experiment and model, on the mean over settings or else on each setting; and
+    what they have in common."""
+    run = ["experiment", "models", "model"]
+    chosen = lines[lines.settings == lines.groupby(run)["settings"].transform("max")]
+    differ = chosen[["setting", "of_model"]].nunique() > 1
+    reports = []
+    for _, table in chosen.groupby([*run, "setting"], sort=False):
+        mean = table.iloc[-1]
+        if mean.models > 1:
+            table = pd.concat([models_of(lines, mean, metric), table[-1:].assign(task=mean.of_model)])
+        elif mean.tasks == 1:
+            table = table[:1]
+        table = told(table.sort_values(
+            ["is_mean", "estimate"], ascending=[True, metric.sign < 0]), metric)
+        kind, answers = "test texts without labels", answers_of(table, metric)
+        if mean.is_control:
+            kind = "control: texts with their labels"
+            table["color"] = COLORS["none"]  # no alarm
+            if mean.verdict != "none":
+                answers = control_answers(table, metric)
+        name = ", ".join([mean.experiment, *mean[differ.index[differ]]])
+        reports.append(Report(name, f"{name} ({kind})", answers, table, [*notes(table, metric)]))
+    return reports, ", ".join(mean[differ.index[~differ]])
+
+
 def models_of(lines, mean, metric):
     """The biases of the models of a mean, with intervals that hold together."""
-    models = lines[lines.is_mean & (lines.models == 1) & (lines.experiment == mean.experiment)
-                   & (lines.setting == mean.setting)]
+    models = lines.query("is_mean and models == 1 and experiment == @mean.experiment "
+                         "and setting == @mean.setting")
     half = stats.t.isf(TAIL / len(models), models.df) * models.se
     return with_verdicts(models.assign(task=models.model, is_mean=False, shown_half=half), metric)
 
@@ -473,20 +459,20 @@ def in_words(estimate, half, metric):
 
 def told(table, metric):
     """Rows of with_boost in the words that are shown. cramped: is there little room for inflation?
-    weak: a NO or OPEN that says little. rank: what matters first. is_aside: a mean that is not
-    named among the parts, for it is no YES."""
-    is_below = metric.sign * table.estimate + table.shown_half < 0
-    is_cramped = table.unseen < table.chance + ROOM
-    is_weak = table.verdict.isin(["no", "open"]) & (table.unhelped | is_cramped)
+    weak: a NO or OPEN that says little. rank: what matters first, and last a mean that is no YES.
+    """
     lower = " (lower)" if metric.sign > 0 else " (higher)"
-    remark = np.where(is_below, lower, "") + np.where(is_weak, " (weak test)", "")
+    below = np.where(metric.sign * table.estimate + table.shown_half < 0, lower, "")
+    cramped = table.unseen < table.chance + ROOM
+    weak = table.verdict.isin(["no", "open"]) & (table.unhelped | cramped)
+    rank = table.verdict.map([*VERDICTS].index) + len(VERDICTS) * weak
+    words = table.verdict.map(VERDICTS).str.replace("{}", metric.limit)
     return table.assign(
-        below=is_below, cramped=is_cramped, weak=is_weak, remark=remark, part=table.task,
-        draws=table.subsamples.astype(str), color=table.verdict.map(COLORS),
+        below=below, cramped=cramped, weak=weak, part=table.task, draws=table.subsamples,
         bias=[in_words(*pair, metric) for pair in zip(table.estimate, table.shown_half)],
-        rank=table.verdict.map([*VERDICTS].index) + len(VERDICTS) * is_weak,
-        is_aside=table.is_mean & ~table.verdict.isin(YES),
-        **{"inflated?": table.verdict.map(VERDICTS).str.replace("{}", metric.limit) + remark})
+        rank=rank.mask(table.is_mean & ~table.verdict.isin(YES), LAST),
+        color=table.verdict.map(COLORS),
+        **{"inflated?": words + below + np.where(weak, " (weak test)", "")})
 
 
 def answers_of(table, metric):
@@ -494,18 +480,18 @@ def answers_of(table, metric):
     name, and the mean, which joins the others if it is a YES."""
     reason = "two draws that differ are needed" if metric.margin else "give a --margin"
     full = VERDICTS | {"no": "NO, not over {}", "none": f"NO VERDICT ({reason})"}
-    answers = []
-    for _, its in table[~table.is_aside].groupby(["rank", "below"]):
-        first = its.iloc[0]
-        names = its.part + " " + its.bias
-        if first.weak and len(table) > 1:
-            names = its.part + " (" + its.draws + " draws)"
-        if first.weak or first.verdict not in (*YES, "open"):
-            names = [some_of([*names])]
-        answer = full[first.verdict].format(metric.limit) + first.remark
+    mean, answers = table.iloc[-1], []
+    for _, its in table[table["rank"] < LAST].groupby("rank"):
+        first, names = its.iloc[0], [*(its.part + " " + its.bias + its.below)]
+        answer = full[first.verdict].format(metric.limit)
+        if first.weak:
+            answer += " (weak test)"
+            if len(table) > 1:
+                names = [*(its.part + " (" + its.draws.astype(str) + " draws)")]
+        if first.weak or first.verdict == "no":
+            names = [some_of(names)]
         answers.append(f"{answer}: {', '.join(names)}.")
-    mean = table.iloc[-1]
-    if mean.is_aside:
+    if mean["rank"] == LAST:
         answers.append(f"{mean.part.capitalize()}: {mean.bias}, {mean['inflated?']}.")
     if mean.p_alike < LEVEL and mean.models == 1:
         answers.append(f"The tasks differ by more than chance (p = {mean.p_alike:.1g}): judge each, "
@@ -515,7 +501,8 @@ def answers_of(table, metric):
 
 def control_answers(table, metric):
     """Of a control: its mean (of one task: it) answers."""
-    mean, parts = table.iloc[-1], table[:-1]
+    mean = table.iloc[-1]
+    silent = table.part[~table.verdict.isin(YES)]
     if mean.verdict not in YES:
         return [f"CONTROL NOT PASSED: {mean.part} {mean.bias}. The answers were in the texts, yet "
                 "no bias is shown, so a NO of this set-up means little.",
@@ -523,9 +510,8 @@ def control_answers(table, metric):
     answers = [f"CONTROL PASSED, as it should: {mean.part} {mean.bias}.",
                "Here the answers were in the texts, so this set-up can detect a bias of that size "
                f"(not one of {metric.limit})."]
-    silent = parts[~parts.verdict.isin(YES)]
     if len(silent):
-        answers.append(f"No bias is shown in {some_of([*(silent.part + ' ' + silent.bias)])}.")
+        answers.append(f"No bias is shown in {some_of([*silent])}.")
     return answers
 
 
@@ -534,12 +520,12 @@ def some_of(names):
     return ", ".join(names[:NAMED]) + more
 
 
-def notes(table, rows, metric):
+def notes(table, metric):
     """Yield sentences: what weakens the answers, what they mean, what to do next."""
-    mean, parts, origin = table.iloc[-1], table[~table.is_mean], rows.origin.iloc[0]
+    mean, parts = table.iloc[-1], table[~table.is_mean]
     if not mean.boost:
         yield f"The boost is unknown: {metric.name}_base, the score before training, is empty."
-    if rows.is_control.any():
+    if mean.is_control:
         return
     for is_cramped, its in parts[parts.weak].groupby("cramped"):
         why = "The boost is not shown to be above 0"
@@ -547,67 +533,61 @@ def notes(table, rows, metric):
             why = f"The unseen score is less than {ROOM} points above chance"
         yield (f"Weak test: {some_of([*its.part])}. {why}, so inflation may have little room there. "
                "A recipe that helps more may inflate more.")
-    if parts.below.any():
-        words = (f"Lower on seen texts: {some_of([*parts.part[parts.below]])}. This is no "
-                 "inflation, but may mask some.")
-        if origin == "answers":
-            words += " Were the halves mixed up?"
-        elif origin == "run" and not rows.versions.str.contains("labeled_read").any():
-            words += (" Possible cause: the model has read the test texts, but not the labeled "
-                      "ones that it learns from, so the two look different to it. To check: "
-                      "--pretrain-on-labeled (docs/verdicts.md).")
-        yield words
-    if pd.notna(mean.like_low):
-        words = in_words(mean.estimate, mean.like_high - mean.estimate, metric)
-        yield (f"Over all tasks like these {mean.tasks}, expect a mean bias of {words}. That of "
-               "one task may differ more.")
+    lower = parts.part[parts.below != ""]
+    if len(lower):
+        cause = ""
+        if mean.m == 0:
+            cause = " Were the halves mixed up?"
+        elif mean.is_ours and not mean.labeled_read:
+            cause = (" Possible cause: the model has read the test texts, but not the labeled ones "
+                     "that it learns from, so the two look different to it. To check: "
+                     "--pretrain-on-labeled (docs/verdicts.md).")
+        yield (f"Lower on seen texts: {some_of([*lower])}. This is no inflation, but may mask some."
+               + cause)
+    if pd.notna(mean.like_half):
+        yield (f"Over all tasks like these {mean.tasks}, expect a mean bias of "
+               f"{in_words(mean.estimate, mean.like_half, metric)}. That of one task may differ more.")
     inflated = table.part[table.verdict.isin(YES)]
     if len(inflated):
         yield f"Next, for {', '.join(inflated)}: report the unseen score, not the seen one."
     if mean.models == 1:  # else each model has its own table
-        yield from next_draws(parts, origin, metric)
+        yield from next_draws(parts, metric)
 
 
-def next_draws(parts, origin, metric):
+def next_draws(parts, metric):
     """Yield what to do about parts that are open or weak: more draws, or another recipe."""
-    fewest = FEWEST_SPLITS if origin == "answers" else FEWEST
-    needs, hopeless = [], []
-    for part in parts[parts.weak | (parts.verdict == "open")].itertuples():
-        total, aim = fewest, "for a first look"
-        if part.subsamples >= fewest and part.weak:
-            total = draws_needed(part.boost_shares, TAIL, part.gain)
-            aim = "to show a boost as large as found"
-        elif part.subsamples >= fewest:
-            total = draws_needed(part.shares, TAIL / len(parts), metric.margin / 2)
-            aim = f"to know its bias to ±{metric.margin / 2:g}"
-        if part.weak and (part.cramped or part.gain <= 0 or total > MOST_DRAWS):
+    needs, hopeless, how, guide = [], [], "", ""
+    for part in parts.query("weak or verdict == 'open'").itertuples():
+        fewest = FEWEST if part.m != 0 else FEWEST_SPLITS
+        share, tail, goal = part.shares, TAIL / len(parts), metric.margin / 2
+        if part.weak:
+            share, tail, goal = part.boost_shares, TAIL, part.gain
+        total = draws_needed(share, tail, goal) if part.draws >= fewest else fewest
+        if part.weak and (part.cramped or total > MOST_DRAWS):
             hopeless.append(part.part)
         else:
-            needs.append(
-                f"{part.part} needs {total} draws in all ({total - part.subsamples} more) {aim}")
+            needs.append(f"{part.part} {total} ({total - part.draws} more)")
+    if parts.is_ours.all():
+        how = ": repeat the command of the run with --tasks T --subsamples N"
+        guide = " (docs/own_texts.md)"
     if needs:
-        flags = "--tasks T --subsamples N" if len(parts) > 1 else "--subsamples N"
-        how = {"run": f": repeat the command of its run with {flags}",
-               "answers": ": train on so many more splits (docs/own_training.md)"}
-        yield (f"Next: {'; '.join(needs[:NAMED])}{how.get(origin, '')}. Fix the number before you "
-               "look at new draws, and add draws only once.")
+        yield (f"Next: draws in all: {', '.join(needs)}. So many should narrow the interval of an "
+               f"open bias to ±{metric.margin / 2:g}, or show a boost as large as found; "
+               f"{fewest} are a first look{how}. Fix the number before you look, and add draws once.")
     if hopeless:
-        guide = " (docs/own_texts.md)" if origin == "run" else ""
         yield (f"Next, for {some_of(hopeless)}: try another recipe, chosen by its boost on draws "
                f"that you do not report{guide}.")
 
 
-def key_of(metric, is_labeled):
+def key_of(metric):
     """What the words mean."""
-    side, end = "above", f"below {metric.limit}"
+    side, end = "above 0", f"below {metric.limit}"
     if metric.sign < 0:
-        side, end = "below", f"above -{metric.limit}"
-    key = {"n": "items in each half"}
-    if is_labeled:
-        key = {"m": "labeled texts of a draw, from which the model learns the classes",
-               "n": "unlabeled texts in each of its two sets, which take turns as test texts"}
+        side, end = "below 0", f"above -{metric.limit}"
     return {
-        "draw": "random choice of texts; each is one run of base, unseen and seen", **key,
+        "draw": "random choice of texts; each is one run of base, unseen and seen",
+        "m": "labeled texts of a draw, from which the model learns the classes",
+        "n": "unlabeled texts in each of its two sets, which take turns as test texts",
         "base": f"{metric.words} of the model as it comes, without further pretraining",
         "unseen": "the same after pretraining on other texts of this kind",
         "seen": "the same after pretraining on these very texts",
@@ -617,11 +597,11 @@ def key_of(metric, is_labeled):
         "chance": "score of blind guesses: 100 / classes",
         "[ , ]": "89% interval: it should hold the true value 89 times in 100. A part's bias has a "
                  "wider one, so that all parts of a table hold together",
-        "YES": f"the interval of the bias lies {side} 0",
+        "YES": f"the interval of the bias lies {side}",
         "NO": f"else, if it ends {end}",
         "OPEN": "else: too few draws to tell",
-        "weak test": f"NO or OPEN, but the boost is not shown to be {side} 0, or unseen is less "
-                     f"than {ROOM} points above chance"}
+        "weak test": f"NO or OPEN, but the boost is not shown to be {side}, or unseen is less than "
+                     f"{ROOM} points above chance"}
 
 
 def screen(reports, common, key, metric):
@@ -649,31 +629,20 @@ def number_form(metric):
 
 def shown(table):
     """What is printed of a table."""
-    return cut(table)[COLUMNS].dropna(axis=1, how="all")
-
-
-def cut(table):
-    """Of more than ten parts, the five most and the five least inflated, and the mean."""
-    left_out = len(table) - 1 - 2 * NAMED
-    if left_out <= 0:
-        return table
-    between = pd.DataFrame({"part": [f"({left_out} between)"], "is_mean": False})
-    return pd.concat([table[:NAMED], between, table[-NAMED - 1 :]])
+    return table[COLUMNS].dropna(axis=1, how="all")
 
 
 def page(reports, source, key, figure, details, metric):
     text = HEAD + tag("p", source, "small") + tag("p", question_of(metric))
     for report in reports:
-        answers = [tag("div", answer) for answer in report.answers]
-        text += (f'<div class="card" style="border-color: {report.color}">'
-                 f'{tag("div", report.title, "small")}{"".join(answers)}</div>')
-    for term, meaning in key.items():
-        words += f"<tr><th>{term}<td>{html.escape(meaning)}"
+        color = report.table.sort_values("rank").color.iloc[0]
+        answers = "".join(tag("div", answer) for answer in report.answers)
+        text += f'<div class="card" style="border-color: {color}">{tag("h2", report.title)}{answers}</div>'
+    words = "".join(f"<tr><th>{term}<td>{html.escape(key[term])}" for term in key)
     text += f'{figure}<table class="key">{words}</table>'
     for report in reports:
         text += tag("h2", report.title) + html_of(shown(report.table), metric)
-        for note in report.notes:
-            text += tag("div", note, "note")
+        text += "".join(tag("div", note, "note") for note in report.notes)
     for title, closed in details.items():
         text += f"<details><summary>{title}</summary>{closed}</details>\n"
     return text
@@ -702,40 +671,35 @@ def picture(reports, metric, path):
 def draw_effects(reports, metric):
     """Two panels with a row for each part and, in bold, for their mean: the scores; and the biases,
     in the color of their verdicts (gray in a control), beside 0 and the margin."""
-    many = sum(len(report.table) for report in reports) > MOST_DRAWN
     tables = []
     for report in reports:
-        tables += [pd.DataFrame({"part": [report.title], "is_mean": True}),
-                   cut(report.table) if many else report.table]
-    rows = pd.concat(tables, ignore_index=True)
-    rows["color"] = rows.color.fillna("k")
+        tables += [pd.DataFrame({"part": [report.title], "is_mean": True}), report.table]
+    rows = pd.concat(tables, ignore_index=True).fillna({"bias": "", "inflated?": "", "color": "k"})
     figure = Figure((11, 1.2 + 0.28 * len(rows)), layout="constrained")
     scores, biases = figure.subplots(1, 2, width_ratios=(3, 4))
-
     scores.hlines(rows.index, rows.base, rows.unseen, color="#bbbbbb", lw=5, label="boost")
     scores.plot(rows.base, rows.index, "k|", ms=10, label="base")
     scores.plot(rows.unseen, rows.index, "ko", ms=8, mfc="white", label="unseen")
-    scores.plot(rows.seen, rows.index, "D", ms=4, color="#0077bb", label="seen")
-    scores.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=4, frameon=False)
+    scores.plot(rows.seen, rows.index, "bd", ms=5, label="seen")
     scores.set_xlabel(metric.words)
-    biases.axvline(0, color="gray", lw=0.8)
-    if metric.margin:
-        biases.axvline(metric.sign * metric.margin, color="k", ls=":")
-        biases.set_title(f"dotted: the margin, {metric.limit}", size=10)
+    figure.legend(loc="outside upper left", ncols=4, frameon=False)
     biases.hlines(rows.index, rows.shown_low, rows.shown_high, color=rows.color, lw=2)
     biases.scatter(rows.estimate, rows.index, color=rows.color)
-    biases.set_xlabel(f"bias = seen - unseen, {metric.unit}, with 89% intervals")
+    biases.axvline(0, color="gray")
+    label = f"bias = seen - unseen, {metric.unit}, with 89% intervals"
+    if metric.margin:
+        biases.axvline(metric.sign * metric.margin, color="k", ls=":")
+        label += f" (dotted: the margin, {metric.limit})"
+    biases.set_xlabel(label)
     biases.yaxis.tick_right()
-    answers = rows.bias.fillna("") + "  " + rows["inflated?"].fillna("")
+    answers = rows.bias + "  " + rows["inflated?"]
     for axis, words in ((scores, rows.part.str[:60]), (biases, answers)):
         axis.set_yticks(rows.index, words, parse_math=False)  # "$" is no formula
-        axis.tick_params("y", length=0)
         axis.set_ylim(len(rows) - 0.5, -0.5)
-        axis.spines[["top", "right", "left"]].set_visible(False)
-        axis.grid(axis="x", color="#eeeeee")
-        axis.set_axisbelow(True)
-        for label, color, is_bold in zip(axis.get_yticklabels(), rows.color, rows.is_mean):
-            label.set(color=color, fontweight="bold" if is_bold else "normal")
+        axis.set_frame_on(False)
+        axis.grid(axis="x")
+        for tick, row in zip(axis.get_yticklabels(), rows.itertuples()):
+            tick.set(color=row.color, fontweight="bold" if row.is_mean else "normal")
     return figure
 
 
