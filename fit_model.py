@@ -217,27 +217,21 @@ def effect_rows(units, effect, metric):
                              1 + stats.variation(shares.spread_variance + 1e-20) ** 2, df)
     if J >= MANY:
         like_half = stats.t.isf(TAIL, J - 1) * estimates.sem()
-    if settings == 1:
-        means = means.join(tests_of(units, effect, metric))
     facts = units[["experiment", "model", "models", "m", "n"]].iloc[0]
     facts["setting"] = title_of(facts.m, facts.n)
     if settings > 1:
         facts[["m", "n", "setting"]] = "", "", f"mean over {settings} settings of m, n"
-    facts["of_model"] = f"mean of {facts.models} models" if facts.models > 1 else facts.model
+    else:
+        means["sd"] = units.groupby("task")[effect].std()
+    if settings == facts.models == 1 and effect == "bias" and metric.name == "acc":
+        texts = units.n * np.where(units.arms == "crossed", 2, 1)
+        changes = units.bias / 100 * texts  # of right answers
+        p = changes.groupby(units.task).agg(sign_flip_p)
+        means = means.join(pd.DataFrame(
+            {"p": p, "p_adjusted": stats.false_discovery_control(p)}))
     return means.reset_index().assign(
         **facts, effect=effect, settings=settings, tasks=J, is_mean=means.index == name,
         like_half=like_half, p_alike=p_alike)
-
-
-def tests_of(units, effect, metric):
-    """Columns of tasks.csv: sd, and p-values of the biases."""
-    tests = pd.DataFrame({"sd": units.groupby("task")[effect].std()})
-    if effect == "bias" and metric.name == "acc" and units.models.iloc[0] == 1:
-        texts = units.n * np.where(units.arms == "crossed", 2, 1)
-        changes = units.bias / 100 * texts  # of right answers
-        tests["p"] = changes.groupby(units.task).agg(sign_flip_p)
-        tests["p_adjusted"] = stats.false_discovery_control(tests.p)
-    return tests
 
 
 def shares_of(units, effect):
@@ -356,10 +350,8 @@ def publish(rows, metric, folder, source):
     folder.mkdir(parents=True, exist_ok=True)
     for name, its_effects in effects.groupby(np.where(effects.is_mean, "effects", "tasks")):
         its_effects.drop(columns="shares").to_csv(folder / f"{name}.csv", **CSV)
-    rows = with_origin(rows)
     lines = with_boost(effects, rows, metric)
     reports, common = reports_of(lines, metric)
-    common = f"{common}. {control_words(rows)}"
     key = key_of(metric)
     screen(reports, common, key, metric)
 
@@ -374,52 +366,44 @@ def publish(rows, metric, folder, source):
     return pd.concat([shown(report.table).assign(run=report.name) for report in reports])
 
 
-def with_origin(rows):
-    """is_ours: Are they rows of the run scripts? is_control: Did their texts carry answers? The run
-    scripts end the names of such experiments so; of answers (m = 0), a column says it."""
-    return rows.assign(
-        is_ours=rows.versions.notna() & (rows.m > 0),
-        is_control=rows.experiment.str.endswith("-answers").where(rows.m > 0, rows.control > 0),
-        labeled_read=rows.versions.astype(str).str.contains("labeled_read"))
-
-
-def control_words(rows):
-    """Does each run have a control? One counts for its own model, task and recipe."""
-    recipe = rows.experiment.str.removesuffix("-answers").where(rows.m > 0, "")
-    run = recipe + " " + rows.model + " " + rows.task
-    lacking = rows[~rows.is_control & ~run.isin(run[rows.is_control])]
-    if lacking.empty:
-        return "Each run has its control."
-    names = "this file"
-    if rows.is_control.any():
-        names = some_of((lacking.experiment + " " + lacking.task).unique())
-    advice = ": --with-answers adds it" if lacking.is_ours.all() else ""
-    return f"No control of {names}{advice}."
+def control_words(lines):
+    """Is there a control?"""
+    controls = lines.experiment[lines.is_control].unique()
+    if len(controls):
+        return f"{', '.join(controls)}: control of its own model, tasks and recipe."
+    advice = ": --with-answers adds it" if lines.is_ours.all() else ""
+    return f"No control in this file{advice}."
 
 
 def with_boost(effects, rows, metric):
     """The rows of the bias, with the boost (gain: above 0 if it helps; unhelped: is it not shown to
-    be so?) and facts about the rows of the experiment."""
+    be so?). is_ours: Are they of the run scripts? is_control: Did texts carry answers? The run
+    scripts end the names of such experiments so; of answers (m = 0), a column says it."""
     # analyze gives both in one order
     bias, boost = [effects[effects.effect == effect].reset_index(drop=True) for effect in EFFECTS]
     gain = metric.sign * boost.estimate
-    facts = rows.groupby("experiment")[["is_ours", "is_control", "labeled_read"]].all()
-    return bias.join(facts, on="experiment").assign(
+    is_labeled = rows.m > 0
+    facts = pd.DataFrame({
+        "is_ours": rows.versions.notna() & is_labeled,
+        "is_control": rows.experiment.str.endswith("-answers").where(is_labeled, rows.control > 0)})
+    return bias.join(facts.groupby(rows.experiment).all(), on="experiment").assign(
         gain=gain, unhelped=gain <= boost.half, boost_shares=boost.shares,
         boost=[in_words(*pair, metric) for pair in zip(boost.estimate, boost.shown_half)])
 
 
 def reports_of(lines, metric):
     """A Report of each experiment and model, on the mean over settings or else on each setting; and
-    what they have in common."""
+    what is said once of all."""
     run = ["experiment", "models", "model"]
     chosen = lines[lines.settings == lines.groupby(run)["settings"].transform("max")]
-    differ = chosen[["setting", "of_model"]].nunique() > 1
+    differ = chosen[["setting", "model"]].nunique() > 1
     reports = []
     for _, table in chosen.groupby([*run, "setting"], sort=False):
         mean = table.iloc[-1]
+        facts = mean[differ.index]
         if mean.models > 1:
-            table = pd.concat([models_of(lines, mean, metric), table[-1:].assign(task=mean.of_model)])
+            facts["model"] = f"mean of {mean.models} models"
+            table = pd.concat([models_of(lines, mean, metric), table[-1:].assign(task=facts.model)])
         elif mean.tasks == 1:
             table = table[:1]
         table = told(table.sort_values(
@@ -430,9 +414,9 @@ def reports_of(lines, metric):
             table["color"] = COLORS["none"]  # no alarm
             if mean.verdict != "none":
                 answers = control_answers(table, metric)
-        name = ", ".join([mean.experiment, *mean[differ.index[differ]]])
+        name = ", ".join([mean.experiment, *facts[differ]])
         reports.append(Report(name, f"{name} ({kind})", answers, table, [*notes(table, metric)]))
-    return reports, ", ".join(mean[differ.index[~differ]])
+    return reports, f"{', '.join(facts[~differ])}. {control_words(lines)}"
 
 
 def models_of(lines, mean, metric):
@@ -535,15 +519,8 @@ def notes(table, metric):
                "A recipe that helps more may inflate more.")
     lower = parts.part[parts.below != ""]
     if len(lower):
-        cause = ""
-        if mean.m == 0:
-            cause = " Were the halves mixed up?"
-        elif mean.is_ours and not mean.labeled_read:
-            cause = (" Possible cause: the model has read the test texts, but not the labeled ones "
-                     "that it learns from, so the two look different to it. To check: "
-                     "--pretrain-on-labeled (docs/verdicts.md).")
-        yield (f"Lower on seen texts: {some_of([*lower])}. This is no inflation, but may mask some."
-               + cause)
+        yield (f"Lower on seen texts: {some_of([*lower])}. This is no inflation, but may mask some: "
+               "docs/verdicts.md names causes.")
     if pd.notna(mean.like_half):
         yield (f"Over all tasks like these {mean.tasks}, expect a mean bias of "
                f"{in_words(mean.estimate, mean.like_half, metric)}. That of one task may differ more.")
@@ -559,21 +536,24 @@ def next_draws(parts, metric):
     needs, hopeless, how, guide = [], [], "", ""
     for part in parts.query("weak or verdict == 'open'").itertuples():
         fewest = FEWEST if part.m != 0 else FEWEST_SPLITS
-        share, tail, goal = part.shares, TAIL / len(parts), metric.margin / 2
-        if part.weak:
-            share, tail, goal = part.boost_shares, TAIL, part.gain
-        total = draws_needed(share, tail, goal) if part.draws >= fewest else fewest
+        total, aim = fewest, "for a first look"
+        if part.draws >= fewest and part.weak:
+            total = draws_needed(part.boost_shares, TAIL, part.gain)
+            aim = "to show a boost as large as found"
+        elif part.draws >= fewest:
+            total = draws_needed(part.shares, TAIL / len(parts), metric.margin / 2)
+            aim = f"to know its bias to ±{metric.margin / 2:g}"
         if part.weak and (part.cramped or total > MOST_DRAWS):
             hopeless.append(part.part)
         else:
-            needs.append(f"{part.part} {total} ({total - part.draws} more)")
+            more = total - part.draws
+            needs.append(f"{part.part} needs {total} draws in all ({more} more) {aim}")
     if parts.is_ours.all():
-        how = ": repeat the command of the run with --tasks T --subsamples N"
+        how = ": repeat the command of its run with --tasks T --subsamples N"
         guide = " (docs/own_texts.md)"
     if needs:
-        yield (f"Next: draws in all: {', '.join(needs)}. So many should narrow the interval of an "
-               f"open bias to ±{metric.margin / 2:g}, or show a boost as large as found; "
-               f"{fewest} are a first look{how}. Fix the number before you look, and add draws once.")
+        yield (f"Next: {'; '.join(needs)}{how}. Fix the number before you look at new draws, and "
+               "add draws only once.")
     if hopeless:
         yield (f"Next, for {some_of(hopeless)}: try another recipe, chosen by its boost on draws "
                f"that you do not report{guide}.")
@@ -653,10 +633,7 @@ def html_of(table, metric):
 
 
 def tag(name, text, kind=""):
-    text = html.escape(text)
-    if Path("docs").exists():  # the page lies in fits/NAME
-        text = re.sub(r"docs/\w+\.md", r'<a href="../../\g<0>">\g<0></a>', text)
-    return f'<{name} class="{kind}">{text}</{name}>\n'
+    return f'<{name} class="{kind}">{html.escape(text)}</{name}>\n'
 
 
 def picture(reports, metric, path):
@@ -714,7 +691,8 @@ def run_paper_model(rows, interaction, draws, path):
             tables[*cell, effect] = fit(cell_rows, effect, interaction, draws)
             posterior = pd.concat(tables, names=[*CELL, "effect", "parameter"]).reset_index()
             posterior.to_csv(path, **CSV)
-            print(f"the paper's model, {cell[0]}, {title_of(*cell[1:])}, {effect}: beta (log odds), differences")
+            print(f"the paper's model, {cell[0]}, {title_of(*cell[1:])}, {effect}: beta (log odds), "
+                  "differences")
             table = tables[*cell, effect].filter(regex="beta|diff", axis="index")
             print(table.to_string(columns=["mean", "hdi_5.5%", "hdi_94.5%", "r_hat", "warning"]))
     return not any(posterior.warning)
@@ -894,13 +872,13 @@ def clean_rows(rows, metric="acc", plain=False, flags={}):
     have the metric on `extra`; else, or if plain, plain: *_on_extra is nan."""
     rows = rows.replace("", np.nan)
     needed = [*RUN[:-1], f"{metric}_extra", f"{metric}_test"]
-    shares = ["majority", "discordant", "discordant_on_extra", *columns_of("acc")]
-    rows["versions"] = rows.get("versions", np.nan)
-    for name in [*RUN, "num_classes", "item_variance_boost", "control", *shares, *columns_of(metric)]:
+    shares = ["discordant", "discordant_on_extra", *columns_of("acc")]
+    numbers = [*RUN[3:], "num_classes", "item_variance_boost", "control", *shares, *columns_of(metric)]
+    for name in [*RUN[:3], "versions", *numbers]:
         rows[name] = rows.get(name, np.nan)
         empty = rows[name].isin(["NA", "nan", np.nan])  # but for names: a task may be called NA
-        if name not in RUN[:3]:
-            rows[name] = pd.to_numeric(rows[name].replace(",", ".", regex=True), errors="coerce")
+        if name in numbers:
+            rows[name] = pd.to_numeric(rows[name], errors="coerce")
         refuse(rows, rows[name].isna() & (~empty | (name in needed)),
                f"column {name} is missing, empty or not like 0.5")
         if name in shares and metric in POINTS:
