@@ -12,14 +12,13 @@ Sections 5 to 8 of the paper (Dubey 2024).
 In a notebook: effects_table(pd.read_csv("results.csv"), margin=1.0)
 
 Writes report.html, effects.png and tables to fits/results/, with the columns
-    effects.csv: estimate, low, high (these tasks), like_low, like_high (tasks like these), verdict
-        (yes, yes-open: perhaps over the margin, yes-under, no, open, depends, none), p_alike (do
-        tasks differ?), largest (the most inflated task), ... for each setting (m and n empty: their
-        mean) and model (models: how many a row is the mean of; if more than one, model
-        is "all")
-    tasks.csv: the same for each task, sd (between subsamples), spread_variance, text_variance (of
-        the estimate: by sd, by the draw of texts), p (one-sided sign flips of a bias), p_adjusted
-        (Benjamini-Hochberg)
+    effects.csv: estimate, low, high (these tasks), like_low, like_high (tasks like these), half
+        (of the interval: high - estimate), verdict (yes: by over the margin, yes-open: perhaps by
+        over it, yes-under, no, open, none), p_alike (do tasks differ?), ... for each setting (m and
+        n empty: their mean) and model (models: how many a row is the mean of; if more than one,
+        model is "all")
+    tasks.csv: the same for each task; shown_low, shown_high, by which it is judged; sd (between
+        subsamples), p (one-sided sign flips of a bias), p_adjusted (Benjamini-Hochberg)
     posterior.csv: ArviZ's summary; warning (not converged)
 """
 
@@ -78,27 +77,23 @@ in at most 5.5% of tables. Read a verdict at the number of draws that was fixed 
 docs/verdicts.md. README.md explains the experiment."""
 HEAD = """<!DOCTYPE html><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <title>Does pretraining on the test texts inflate the score?</title><style>
-body { max-width: 60rem; margin: 2rem auto; padding: 0 1rem; font: 16px/1.5 sans-serif; color: #222 }
+body { max-width: 60rem; margin: 2rem auto; padding: 0 1rem; font: 16px/1.5 sans-serif }
 h1 { font-size: 1.6rem; margin: 0 }
+h2 { font-size: 1rem; margin: 1.8rem 0 .4rem }
 div { margin: .3em 0 }
 .card { border-left: .4rem solid #666; background: #f6f6f6; padding: .6rem 1rem; margin: 1rem 0 }
-.no { border-color: #007755 }
-.yes, .over { border-color: #cc3311 }
-.under { border-color: #bb6600 }
-.large { font-weight: bold; font-size: 1.15rem; margin: 0 }
+.card h2 { margin: 0; font-weight: normal; color: #666 }
+.card div:first-of-type { font-weight: bold; font-size: 1.15rem }
+.wide, table { display: block; overflow-x: auto }
+img { min-width: 56rem; width: 100% }
+table { border-collapse: collapse }
 td, th { padding: .25rem .9rem .25rem 0; text-align: right; white-space: nowrap; font-size: .85rem }
 tr { border-bottom: 1px solid #ddd }
-td:first-child, th:first-child { text-align: left }
-tr:last-child td { font-weight: bold }
-details tr:last-child td { font-weight: normal }
-img { width: 100% }
-.key { white-space: pre-line; margin-top: 1.2rem; font-size: .9rem; color: #444 }
-.note { margin-left: 1.2rem; text-indent: -.8rem; overflow-wrap: anywhere; white-space: pre-line }
+td:first-child, th:first-child, .key td { text-align: left }
+.key td { white-space: normal }
+.note { margin-left: 1.2rem; text-indent: -.8rem; overflow-wrap: anywhere }
 .note::before { content: "\\2013\\a0" }
-.done { margin-top: 1.6rem; font-weight: bold }
-.typed { font: .8rem monospace; white-space: pre-line; background: #eee; margin: .3rem 1.2rem }
-.small { font-size: .8rem; color: #666; overflow-wrap: anywhere; white-space: pre-line }
-table { display: block; overflow-x: auto; border-collapse: collapse }
+.small, details div { font-size: .8rem; color: #666; overflow-wrap: anywhere; white-space: pre-line }
 </style><h1>Does pretraining on the test texts inflate the score?</h1>
 """
 
@@ -238,9 +233,10 @@ def shares_of(units, effect):
     """What `interval` takes, for each task (its rows) and for their mean (all rows): a row per task
     and m with subsamples, spread_variance, by how much subsamples differ (nan if there is one, or
     if they are equal and nothing is known of their texts), text_variance, by the draw of the texts,
-    and such_variance, the larger one, by the draw of such items, of the boost of crossed answers,
-    whose draws share all items. Models share the texts of a subsample, which also overlap across n, so the deviations
-    that it contributes are added, then squared; the variances by its texts are only added."""
+    and such_variance, for items like these: all draws of crossed answers share their items, so that
+    their draw varies the boost more. Models share the texts of a subsample, which also overlap
+    across n, so the deviations that it contributes are added, then squared; the variances by its
+    texts are only added."""
     groups = units.groupby(RUN[:5])
     K = groups[effect].transform("size")
     weight = units.task.nunique() / (groups.ngroups * K)  # of a subsample in the mean of its task
@@ -251,7 +247,8 @@ def shares_of(units, effect):
         text_variance, item_variance = text_variance + units.one_answer_variance / K, math.nan
     draws = units.assign(subsamples=K, deviation=weight * deviation, item_variance=item_variance,
                          text_variance=weight**2 * text_variance)
-    sums = draws.groupby(["task", "m", "subsample"])[["deviation", "text_variance"]].sum(min_count=1)
+    sums = draws.groupby(["task", "m", "subsample"])[["deviation", "text_variance"]]
+    sums = sums.sum(min_count=1)
     sums = sums.assign(deviation=sums.deviation**2).groupby(["task", "m"]).sum(min_count=1)
     sums *= units.m.nunique() ** 2  # undoes that `interval` takes a mean of rows
     shares = sums.join(draws.groupby(["task", "m"])[["subsamples", "item_variance"]].min())
@@ -266,7 +263,8 @@ def draws_needed(share, tail, goal):
 
     def is_narrow(draws):
         times = draws / K
-        return interval((share / times).assign(subsamples=times * share.subsamples), tail)[2] <= goal
+        more = (share / times).assign(subsamples=times * share.subsamples)
+        return interval(more, tail)[2] <= goal
 
     return K + bisect.bisect_left(range(K, 500 * K), True, key=is_narrow)
 
@@ -322,7 +320,8 @@ def add_effects(rows, metric="acc"):
 def interval(shares, tail=(1 - SHARE) / 2, of_texts="text_variance"):
     """(standard error, degrees of freedom, half-width) of the mean over the rows of shares_of: the
     wider of two 89% intervals, Student's t by spread_variance (with Satterthwaite's degrees of
-    freedom) and Normal by the column of_texts. nan if a spread_variance is. tail: outside, a side."""
+    freedom) and Normal by the column of_texts. nan if a spread_variance is. tail: what is outside, on
+    each side."""
     spread = shares["spread_variance"].to_numpy().clip(1e-20)  # if all were 0, df would be 0 / 0
     df = [spread.sum() ** 2 / (spread**2 / (shares["subsamples"] - 1).clip(1)).sum(), math.inf]
     se = np.sqrt([spread.sum(), shares[of_texts].sum()]) / len(shares)
@@ -478,8 +477,8 @@ def answers_of(table, metric):
     if mean["rank"] == LAST:
         answers.append(f"{mean.part.capitalize()}: {mean.bias}, {mean['inflated?']}.")
     if mean.p_alike < LEVEL and mean.models == 1:
-        answers.append(f"The tasks differ by more than chance (p = {mean.p_alike:.1g}): judge each, "
-                       "not the mean.")
+        answers.append(f"The tasks differ by more than chance (p = {mean.p_alike:.1g}): judge "
+                       "each, not the mean.")
     return answers
 
 
@@ -515,15 +514,15 @@ def notes(table, metric):
         why = "The boost is not shown to be above 0"
         if is_cramped:
             why = f"The unseen score is less than {ROOM} points above chance"
-        yield (f"Weak test: {some_of([*its.part])}. {why}, so inflation may have little room there. "
-               "A recipe that helps more may inflate more.")
+        yield (f"Weak test: {some_of([*its.part])}. {why}, so inflation may have little room "
+               "there. A recipe that helps more may inflate more.")
     lower = parts.part[parts.below != ""]
     if len(lower):
-        yield (f"Lower on seen texts: {some_of([*lower])}. This is no inflation, but may mask some: "
-               "docs/verdicts.md names causes.")
+        yield (f"Lower on seen texts: {some_of([*lower])}. This is no inflation, but may mask "
+               "some: docs/verdicts.md names causes.")
     if pd.notna(mean.like_half):
         yield (f"Over all tasks like these {mean.tasks}, expect a mean bias of "
-               f"{in_words(mean.estimate, mean.like_half, metric)}. That of one task may differ more.")
+               f"{in_words(mean.estimate, mean.like_half, metric)}. One task may differ more.")
     inflated = table.part[table.verdict.isin(YES)]
     if len(inflated):
         yield f"Next, for {', '.join(inflated)}: report the unseen score, not the seen one."
@@ -617,7 +616,8 @@ def page(reports, source, key, figure, details, metric):
     for report in reports:
         color = report.table.sort_values("rank").color.iloc[0]
         answers = "".join(tag("div", answer) for answer in report.answers)
-        text += f'<div class="card" style="border-color: {color}">{tag("h2", report.title)}{answers}</div>'
+        card = tag("h2", report.title) + answers
+        text += f'<div class="card" style="border-color: {color}">{card}</div>\n'
     words = "".join(f"<tr><th>{term}<td>{html.escape(key[term])}" for term in key)
     text += f'{figure}<table class="key">{words}</table>'
     for report in reports:
@@ -848,14 +848,17 @@ def refuse(rows, bad, words):
 
 def read_rows(path, metric="acc"):
     """The cells of a results file, as text. The index says where each row stands."""
-    text = path.read_text(encoding="utf-8-sig")
-    lines = text.split("\n")
-    if f"{metric}_extra" not in lines[0]:
-        raise ValueError(f"{path} has no column {metric}_extra, but {lines[0]:.120}. A table of "
-                         "answers? contamination_test.py --answers makes results of it")
+    if not path.exists():
+        there = ", ".join(sorted(map(str, path.parent.glob("*_results.csv"))))
+        raise ValueError(f"there is no {path}. Give a results file, such as {there or 'X.csv'}")
+    lines = path.read_text(encoding="utf-8-sig").split("\n")
     mark = max(",;\t", key=lines[0].count)
     # line by line: one cut short in quotes would swallow the next
     header, *lines = [next(csv.reader([line], delimiter=mark), []) for line in lines]
+    if f"{metric}_extra" not in header:
+        metrics = [name.removesuffix("_extra") for name in header if name.endswith("_extra")]
+        raise ValueError(f"{path} has no metric {metric}, but {metrics}. A table of answers? "
+                         "contamination_test.py --answers makes results of it")
     rows = {}
     for number, cells in enumerate(lines, 2):
         if len(cells) == len(header):  # if cut short in `versions`, its numbers are whole
@@ -873,7 +876,8 @@ def clean_rows(rows, metric="acc", plain=False, flags={}):
     rows = rows.replace("", np.nan)
     needed = [*RUN[:-1], f"{metric}_extra", f"{metric}_test"]
     shares = ["discordant", "discordant_on_extra", *columns_of("acc")]
-    numbers = [*RUN[3:], "num_classes", "item_variance_boost", "control", *shares, *columns_of(metric)]
+    numbers = [*RUN[3:], "num_classes", "item_variance_boost", "control", *shares]
+    numbers += columns_of(metric)
     for name in [*RUN[:3], "versions", *numbers]:
         rows[name] = rows.get(name, np.nan)
         empty = rows[name].isin(["NA", "nan", np.nan])  # but for names: a task may be called NA
