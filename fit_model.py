@@ -25,7 +25,6 @@ Writes report.html, effects.png and tables to fits/results/, with the columns
 import argparse
 import base64
 import bisect
-import builtins
 import contextlib
 import csv
 import html
@@ -204,7 +203,7 @@ def effect_rows(units, effect, metric):
     tail = TAIL / J if effect == "bias" else TAIL
     means["shown_half"] = [interval(share, tail, "such_variance")[2] for share in means.shares]
     se, df, half = interval(shares, TAIL, "such_variance")
-    means.loc[name, ["se", "df", "half", "shown_half"]] = se, df, half, half
+    means.loc[name, "se":] = se, df, half, half
     like_half = p_alike = math.nan
     if J > 1:
         # J times the sum of squared shares of the variances v is 1 + (sd of v / mean of v)²
@@ -346,14 +345,15 @@ def publish(rows, metric, folder, source):
     """Write the files, and print answers, tables and notes on each experiment and model. Return
     the tables as one. source: where the rows are from."""
     effects = analyze(rows, metric)
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, its_effects in effects.groupby(np.where(effects.is_mean, "effects", "tasks")):
-        its_effects.drop(columns="shares").to_csv(folder / f"{name}.csv", **CSV)
     lines = with_boost(effects, rows, metric)
     reports, common = reports_of(lines, metric)
     key = key_of(metric)
     screen(reports, common, key, metric)
 
+    folder.mkdir(parents=True, exist_ok=True)
+    effects = effects.drop(columns="shares")
+    effects[effects.is_mean].to_csv(folder / "effects.csv", **CSV)
+    effects[~effects.is_mean].to_csv(folder / "tasks.csv", **CSV)
     figure = picture(reports, metric, folder / "effects.png")
     source = f"{date.today()}: {source} ({len(rows)} rows). {common}"
     details = {"Intervals": tag("div", INTERVALS),
@@ -365,29 +365,19 @@ def publish(rows, metric, folder, source):
     return pd.concat([shown(report.table).assign(run=report.name) for report in reports])
 
 
-def control_words(lines):
-    """Is there a control?"""
-    controls = lines.experiment[lines.is_control].unique()
-    if len(controls):
-        return f"{', '.join(controls)}: control of its own model, tasks and recipe."
-    advice = ": --with-answers adds it" if lines.is_ours.all() else ""
-    return f"No control in this file{advice}."
-
-
 def with_boost(effects, rows, metric):
     """The rows of the bias, with the boost (gain: above 0 if it helps; unhelped: is it not shown to
-    be so?). is_ours: Are they of the run scripts? is_control: Did texts carry answers? The run
-    scripts end the names of such experiments so; of answers (m = 0), a column says it."""
+    be so?). is_control: Did texts carry answers? The run scripts end the names of such experiments
+    so; of answers (m = 0), a column says it."""
     # analyze gives both in one order
     bias, boost = [effects[effects.effect == effect].reset_index(drop=True) for effect in EFFECTS]
     gain = metric.sign * boost.estimate
-    is_labeled = rows.m > 0
-    facts = pd.DataFrame({
-        "is_ours": rows.versions.notna() & is_labeled,
-        "is_control": rows.experiment.str.endswith("-answers").where(is_labeled, rows.control > 0)})
-    return bias.join(facts.groupby(rows.experiment).all(), on="experiment").assign(
+    is_control = rows.experiment.str.endswith("-answers").where(rows.m > 0, rows.control > 0)
+    return bias.assign(
         gain=gain, unhelped=gain <= boost.half, boost_shares=boost.shares,
-        boost=[in_words(*pair, metric) for pair in zip(boost.estimate, boost.shown_half)])
+        boost=[in_words(*pair, metric) for pair in zip(boost.estimate, boost.shown_half)],
+        is_control=bias.experiment.isin(rows.experiment[is_control]),
+        is_ours=(rows.versions.notna() & (rows.m > 0)).all())
 
 
 def reports_of(lines, metric):
@@ -415,7 +405,12 @@ def reports_of(lines, metric):
                 answers = control_answers(table, metric)
         name = ", ".join([mean.experiment, *facts[differ]])
         reports.append(Report(name, f"{name} ({kind})", answers, table, [*notes(table, metric)]))
-    return reports, f"{', '.join(facts[~differ])}. {control_words(lines)}"
+    control = "A control counts for its own model, task and recipe."
+    if not lines.is_control.any():
+        control = "No control in this file."
+        if lines.is_ours.all():
+            control = "No control in this file: --with-answers adds it."
+    return reports, f"{', '.join(facts[~differ])}. {control}"
 
 
 def models_of(lines, mean, metric):
@@ -640,8 +635,6 @@ def picture(reports, metric, path):
     """Save effects.png. Return its HTML."""
     draw_effects(reports, metric).savefig(path, dpi=130)
     coded = base64.b64encode(path.read_bytes()).decode()
-    if hasattr(builtins, "display"):  # notebook
-        builtins.display({"image/png": coded}, raw=True)
     return f'<div class="wide"><img alt="The effects" src="data:image/png;base64,{coded}"></div>'
 
 
@@ -650,8 +643,9 @@ def draw_effects(reports, metric):
     in the color of their verdicts (gray in a control), beside 0 and the margin."""
     tables = []
     for report in reports:
-        tables += [pd.DataFrame({"part": [report.title], "is_mean": True}), report.table]
-    rows = pd.concat(tables, ignore_index=True).fillna({"bias": "", "inflated?": "", "color": "k"})
+        title = pd.DataFrame({"part": [report.name], "is_mean": True, "color": "k"})
+        tables += [title, report.table]
+    rows = pd.concat(tables, ignore_index=True).fillna({"bias": "", "inflated?": ""})
     figure = Figure((11, 1.2 + 0.28 * len(rows)), layout="constrained")
     scores, biases = figure.subplots(1, 2, width_ratios=(3, 4))
     scores.hlines(rows.index, rows.base, rows.unseen, color="#bbbbbb", lw=5, label="boost")
@@ -666,15 +660,16 @@ def draw_effects(reports, metric):
     label = f"bias = seen - unseen, {metric.unit}, with 89% intervals"
     if metric.margin:
         biases.axvline(metric.sign * metric.margin, color="k", ls=":")
-        label += f" (dotted: the margin, {metric.limit})"
+        label += f" (dotted: {metric.limit})"
     biases.set_xlabel(label)
     biases.yaxis.tick_right()
     answers = rows.bias + "  " + rows["inflated?"]
-    for axis, words in ((scores, rows.part.str[:60]), (biases, answers)):
+    for axis, words in ((scores, rows.part.str[:50]), (biases, answers)):
         axis.set_yticks(rows.index, words, parse_math=False)  # "$" is no formula
         axis.set_ylim(len(rows) - 0.5, -0.5)
         axis.set_frame_on(False)
         axis.grid(axis="x")
+        axis.tick_params(length=0)
         for tick, row in zip(axis.get_yticklabels(), rows.itertuples()):
             tick.set(color=row.color, fontweight="bold" if row.is_mean else "normal")
     return figure
