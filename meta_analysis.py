@@ -183,7 +183,7 @@ def plot(claims, path):
         axis.axvspan(-threshold, threshold, color="0.88", label="within the threshold")
         for kind, line in (("drawn", "-"), ("shuffled", "--")):
             axis.ecdf(part.paper_mean[part.kind == kind], linestyle=line, label=kind)
-        axis.set(title=title_of(*cell), ylabel="share of slices\nat or below")
+        axis.set(title=f"{cell[0]}, {title_of(*cell[1:])}", ylabel="share of slices\nat or below")
     axis.set_xlabel("posterior mean of beta (log odds)")
     axes[0].legend()
     figure.savefig(path, dpi=130)
@@ -275,12 +275,13 @@ def clean_rows(rows, metric="acc", plain=False, flags={}):
     have the metric on `extra`; else, or if plain, plain: *_on_extra is nan."""
     rows = rows.replace("", np.nan)
     needed = [*RUN[:-1], f"{metric}_extra", f"{metric}_test"]
-    shares = ["majority", "discordant", "discordant_on_extra", *columns_of("acc")]
-    for name in [*RUN, "num_classes", "item_variance_boost", *shares, *columns_of(metric)]:
+    shares = ["discordant", "discordant_on_extra", *columns_of("acc")]
+    numbers = [*RUN[3:], "num_classes", "item_variance_boost", "control", *shares, *columns_of(metric)]
+    for name in [*RUN[:3], "versions", *numbers]:
         rows[name] = rows.get(name, np.nan)
         empty = rows[name].isin(["NA", "nan", np.nan])  # but for names: a task may be called NA
-        if name not in RUN[:3]:
-            rows[name] = pd.to_numeric(rows[name].replace(",", ".", regex=True), errors="coerce")
+        if name in numbers:
+            rows[name] = pd.to_numeric(rows[name], errors="coerce")
         refuse(rows, rows[name].isna() & (~empty | (name in needed)),
                f"column {name} is missing, empty or not like 0.5")
         if name in shares and metric in POINTS:
@@ -308,9 +309,9 @@ def clean_rows(rows, metric="acc", plain=False, flags={}):
     return rows
 
 
-def title_of(experiment, m, n):
-    labeled = f", m = {m}" if m else ""  # 0: trained elsewhere
-    return f"{experiment}{labeled}, n = {n}"
+def title_of(m, n):
+    labeled = f"m = {m}, " if m else ""  # 0: trained elsewhere
+    return f"{labeled}n = {n}"
 # --- end shared ---
 
 
