@@ -149,7 +149,7 @@ def withhold(table, rows):
     first task with one; tasks with one score everywhere are none."""
     keys = ["experiment", "model"]
     parts = rows.groupby([*keys, "task"])[REASONS].first()
-    means = rows[rows.bias_se.ne(0)].groupby(keys)[REASONS].first()
+    means = rows[rows.bias_se.round(9).ne(0)].groupby(keys)[REASONS].first()
     for name in REASONS:
         found = table.join(parts[name], on=[*keys, "task"])[name]
         table[name] = found.mask(table.is_mean, table.join(means[name], on=keys)[name])

@@ -33,6 +33,7 @@ TEN = "\n".join("abcdefghij")
 UNITS = re.compile(r"units\n.* (\d+)\n")
 encode = byte_tokenizer(MERGES)
 contam = load_script("contamination_test")
+fit = load_script("fit_model")
 MANY, contam.DRAWS = contam.DRAWS, 10**5  # for speed; the published log gets them all
 
 
@@ -573,6 +574,37 @@ def test_a_task_with_uneven_answers_is_enough(gone):
     table = judge(rows).loc["mine"]
     found = table.reason.str.contains("more missing").tolist()
     assert found == [gone == 8, False]
+
+
+@pytest.mark.parametrize("count, flat, reason", [
+    (1, [], ""), (5, [], ""), (5, [0], "one score"), (2, [0, 1], "one score")])
+def test_fit_model_judges_these_rows(count, flat, reason):
+    """By hand: each task's interval adjusted for their number, the mean by Welch and Satterthwaite.
+    One score everywhere in one task does not withhold the mean. A missing base is no boost."""
+    tasks = {k: make_answers(11 + k, bias=0.1 * k) for k in range(count)}
+    for k in flat:
+        tasks[k]["right"] = tasks[k].right.mask(tasks[k].model == "mine", 1.0)
+    singles = []
+    for part in tasks.values():
+        released, answers = columns_of(part)
+        bias, se, size = plain_inflation(answers["mine"], released, [answers["before"]])
+        singles.append((bias, max(se, 0), len(released) - size))
+    b, se, df = np.transpose(singles)
+    rows = pd.concat([part.assign(task=f"task {k}") for k, part in tasks.items()])
+    rows = fit.clean_rows(contam.judge_answers(rows, ["before"]))
+    lines = fit.analyze(rows, fit.metric_of("acc", None, False, rows)).query("effect == 'bias'")
+    mine = lines[lines.model == "mine"].set_index("task")
+    v = se**2
+    means = [b.mean(), math.sqrt(v.sum()) / count, v.sum() ** 2 / (v**2 / df).sum()]
+    for (_, row), (estimate, error, freedom), J in zip(
+            mine.iterrows(), [*singles, means], [count] * count + [1]):
+        half = stats.t.ppf(1 - 0.055 / J, freedom) * error
+        assert [row.estimate, row.shown_low, row.shown_high] == approx(
+            [estimate, estimate - half, estimate + half], abs=2e-8)
+    withheld = [k in flat for k in range(count)] + [len(flat) == count]
+    assert mine.verdict.eq("none").tolist() == withheld
+    assert mine.reason.fillna("").str.startswith(reason or "-").tolist() == withheld
+    assert lines[lines.model == "before"].reason.eq("named clean").all()
 
 
 def test_a_task_with_few_answers_is_left_out(capsys):
