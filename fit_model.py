@@ -366,7 +366,7 @@ def publish(rows, metric, folder, source):
     effects = analyze(rows, metric)
     lines = with_boost(effects, rows, metric)
     reports, common = reports_of(lines, metric)
-    key = key_of(metric, rows.bias_se.notna().all())
+    key = key_of(metric, rows.bias_df.notna().all())
     screen(reports, common, key, metric)
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -396,7 +396,7 @@ def with_boost(effects, rows, metric):
         gain=gain, unhelped=gain <= boost.half, boost_shares=boost.shares,
         boost=[in_words(*pair, metric) for pair in zip(boost.estimate, boost.shown_half)],
         is_control=bias.experiment.isin(rows.experiment[is_control]),
-        is_held_out=bias.experiment.isin(rows.experiment[rows.bias_se.notna()]),
+        is_held_out=bias.experiment.isin(rows.experiment[rows.bias_df.notna()]),
         is_ours=(rows.versions.notna() & (rows.m > 0)).all())
 
 
@@ -920,7 +920,7 @@ def clean_rows(rows, metric="acc", plain=False, flags={}):
                f"column {name} is missing, empty or not like 0.5")
         if name in shares and metric in POINTS:
             # of held-out halves `extra` is estimated
-            refuse(rows, ~rows[name].fillna(0).between(0, 1) & rows.bias_se.isna(),
+            refuse(rows, ~rows[name].fillna(0).between(0, 1) & rows.bias_df.isna(),
                    f"{name} is not between 0 and 1")
     rows[RUN[3:]] = rows[RUN[3:]].fillna(0).astype(int)
     for flag in FILTERS:
