@@ -483,7 +483,7 @@ def answers_of(table, metric):
     reason = "two draws that differ are needed" if metric.margin else "give a --margin"
     full = VERDICTS | {"no": "NO, not over {}"}
     mean, answers = table.iloc[-1], []
-    table = table.assign(reason=table.reason.fillna(reason))
+    table = table.assign(reason=table.reason.astype(object).fillna(reason))
     for _, its in table[table["rank"] < LAST].groupby(["rank", "reason"]):
         first, names = its.iloc[0], [*(its.part + " " + its.bias + its.below)]
         answer = full[first.verdict].format(metric.limit)

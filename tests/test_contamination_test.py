@@ -619,21 +619,6 @@ def test_a_task_with_few_answers_is_left_out(capsys):
     assert "other1, 2: left out, since a half has fewer than 20" in out and "mine, 0" not in out
 
 
-def test_some_items_are_judged_twice():
-    """The first 30 of 60 + 45 have two tries, 1 and 0, and none is missing. An answer with an error
-    is."""
-    rows = make_answers(24)
-    again = rows[rows.item < 30]
-    rows["right"] = rows.right.mask(rows.item < 30, 1)
-    rows = pd.concat([rows, again.assign(right=0)])
-    rows["try"] = rows.groupby(["model", "item"]).cumcount()
-    rows["error"] = np.where(rows.item == 104, "503", "")
-    row = judge(rows).loc["mine"]
-    later = rows[rows.model.eq("mine") & rows.item.between(30, 59)]
-    assert row.acc_test == approx((15 + later.right.sum()) / 60)
-    assert row[contam.COUNTS].tolist() == [60, 44, 0, 1]
-
-
 def test_tries_and_groups_are_averaged():
     """Task a has two tries, b has one. A group lacks what one of its items lacks."""
     rows = "a g1 i1 1 1,a g1 i1 2 0,a g1 i2 1 C,a g2 i3 1 1,a g2 i3 2 1,b g3 i4 1 P,b g4 i5 1 NA"
@@ -803,14 +788,6 @@ def test_the_table_is_written_before_a_pipe_is_closed():
     command = f"{ROOT}/contamination_test.py --answers {ROOT}/docs/answers_example.csv --out a.csv"
     found = subprocess.run(f"{sys.executable} -u {command} | true", shell=True, capture_output=True)
     assert len(pd.read_csv("a.csv")) == 4 and not found.stderr
-
-
-@pytest.mark.parametrize("flat", ["b", "ab"])
-def test_one_score_everywhere_gets_no_verdict(flat):
-    rows = pd.concat([make_answers().assign(task=task) for task in "ab"])
-    rows["right"] = rows.right.mask(rows.model.eq("mine") & rows.task.isin([*flat]), 1)
-    silent = judge(rows).reason["mine"].str.startswith("one score ")
-    assert silent.tolist() == ["a" in flat, True]
 
 
 @pytest.mark.parametrize("sep, words", [
