@@ -126,7 +126,7 @@ def effects_table(rows, margin=None, metric="acc", lower_is_better=False):
     verdict if not given."""
     rows = clean_rows(rows, metric)
     lines = analyze(rows, metric_of(metric, margin, lower_is_better, rows))
-    return lines[lines.is_mean].drop(columns="shares")
+    return lines[lines.is_mean].drop(columns="shares").reset_index(drop=True)
 
 
 def analyze(rows, metric):
@@ -375,9 +375,10 @@ def publish(rows, metric, folder, source):
     effects[~effects.is_mean].to_csv(folder / "tasks.csv", **CSV)
     figure = picture(reports, metric, folder / "effects.png")
     source = f"{date.today()}: {source} ({len(rows)} rows). {common}"
+    names = [*CELL, "model", *COLUMNS]
     details = {"Intervals": tag("div", INTERVALS),
                "What was run": tag("div", "\n".join(rows.versions.dropna().unique())),
-               "All settings and tasks": html_of(told(lines, metric)[CELL + COLUMNS], metric)}
+               "All settings and tasks": html_of(told(lines, metric)[names], metric)}
     path = folder / "report.html"
     path.write_text(page(reports, source, key, figure, details, metric), encoding="utf-8")
     print(f"\nReport, for a browser: {path.resolve()}")
