@@ -264,7 +264,7 @@ def test_the_guides_example(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "torch", None)
     cell = {"__name__": "notebook"}
     exec((ROOT / "contamination_test.py").read_text(encoding="utf-8"), cell)
-    shutil.copy(ROOT / "docs" / "answers_example.csv", "answers.csv")
+    shutil.copy(ROOT / "docs" / "rows" / "answers_example.csv", "answers.csv")
     table = judge(flags="--clean clean-5 clean-10", main=cell["main"])
     assert "contaminated-5: YES, PERHAPS BY OVER 5 POINTS: +7.1 [+1.5, +12.7]" in (
         capsys.readouterr().out)

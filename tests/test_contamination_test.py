@@ -804,7 +804,8 @@ def test_another_metric_has_no_margin_of_its_own():
 
 def test_the_table_is_written_before_a_pipe_is_closed():
     """As head does when it has read enough. No error is said."""
-    command = f"{ROOT}/contamination_test.py --answers {ROOT}/docs/answers_example.csv --out a.csv"
+    example = ROOT / "docs/rows/answers_example.csv"
+    command = f"{ROOT}/contamination_test.py --answers {example} --out a.csv"
     found = subprocess.run(f"{sys.executable} -u {command} | true", shell=True, capture_output=True)
     assert len(pd.read_csv("a.csv")) == 4 and not found.stderr
 

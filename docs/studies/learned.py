@@ -1,7 +1,7 @@
 """The published bias where the models learned the task: docs/results.md. Run by hand; it takes
 seconds.
 
-    python tests/studies/learned.py
+    python docs/studies/learned.py
 """
 
 import pandas as pd

@@ -1,9 +1,9 @@
 """One draw, or a few: does the interval hold, and how wide is it? Run by hand, in a minute.
 
-    python tests/studies/one_draw.py            # does it hold? single subsamples of committed rows
-    python tests/studies/one_draw.py --widths   # how wide is it? by items, changes and draws
-    python tests/studies/one_draw.py --luck     # does that of one draw hold if training has luck?
-    python tests/studies/one_draw.py --tenth    # and of several, if the same items are learned?
+    python docs/studies/one_draw.py            # does it hold? single subsamples of committed rows
+    python docs/studies/one_draw.py --widths   # how wide is it? by items, changes and draws
+    python docs/studies/one_draw.py --luck     # does that of one draw hold if training has luck?
+    python docs/studies/one_draw.py --tenth    # and of several, if the same items are learned?
 
 From one draw the interval of a crossed bias is Normal, from the draw of the texts alone: the luck
 of training is not in it. Each single subsample is compared with the mean of the other ones of its
@@ -20,11 +20,12 @@ import numpy as np
 import pandas as pd
 from scipy import integrate, stats
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 from calibrate import half_width, rule_of_answers  # noqa: E402
 from conftest import ROOT, load_script  # noqa: E402
 
-FILES = ("tests/bert_tiny_n200.csv", "docs/control.csv", "docs/dose_results.csv", "docs/passes.csv")
+NAMES = ("bert_tiny_n200", "control", "dose_results", "passes")
+FILES = [f"docs/rows/{name}.csv" for name in NAMES]
 Z = stats.norm.ppf(0.945)  # of an 89% interval
 ITEMS = (15, 100, 300, 1000, 5000)
 COLUMNS = ((2, 0.1), (5, 0.03), (5, 0.1), (5, 0.2))  # draws, share that differs

@@ -1,10 +1,10 @@
 """Do the 89% intervals of a crossed bias hold 89%? Run by hand; each takes 2 minutes on one core.
 
-    python tests/studies/calibrate.py            # prints the table of docs/results.md
-    python tests/studies/calibrate.py --alike    # how often the page says that tasks differ
-    python tests/studies/calibrate.py --models   # the mean over models, by the old and the new rule
-    python tests/studies/calibrate.py --skew     # published subsamples that are skewed
-    python tests/studies/calibrate.py --boost    # the boost over the published settings
+    python docs/studies/calibrate.py            # prints the table of docs/results.md
+    python docs/studies/calibrate.py --alike    # how often the page says that tasks differ
+    python docs/studies/calibrate.py --models   # the mean over models, by the old and the new rule
+    python docs/studies/calibrate.py --skew     # published subsamples that are skewed
+    python docs/studies/calibrate.py --boost    # the boost over the published settings
 
 Each study simulates 4,000 data sets with a known bias (standard error of a share near .89: .005).
 In a subsample the two pretrained models answer a share of about d of the n texts of each set
@@ -21,7 +21,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 from conftest import ROOT, load_script  # noqa: E402
 
 CHUNK = 250  # data sets at once
@@ -330,7 +330,7 @@ def tell_skew():
             if chosen and len(cells[kind]) < 40:
                 cells[kind].append((rows["bias"].to_numpy(), rounding, 0))
     cells["bert_tiny_n200.csv, crossed"] = []
-    ours = pd.read_csv(ROOT / "tests/bert_tiny_n200.csv").assign(arms="crossed")
+    ours = pd.read_csv(ROOT / "docs/rows/bert_tiny_n200.csv").assign(arms="crossed")
     for _, rows in load_script("fit_model").add_effects(ours).groupby("task"):
         columns = rows[["bias", "text_variance_bias"]].to_numpy().T
         cells["bert_tiny_n200.csv, crossed"].append((*columns, one_answer_of(200)))

@@ -1,9 +1,9 @@
 """The positive control, run again: docs/results.md. Run by hand; the last line takes seconds.
 
-    python tests/studies/control.py --subsamples 12   # trains: run_experiment.py as it is
-    python tests/studies/control.py --subsamples 20 --with-answers   # the control
-    python tests/studies/control.py --subsamples 10 --shuffled   # the names of other texts
-    python tests/studies/control.py   # what docs/control.csv, those rows, says
+    python docs/studies/control.py --subsamples 12   # trains: run_experiment.py as it is
+    python docs/studies/control.py --subsamples 20 --with-answers   # the control
+    python docs/studies/control.py --subsamples 10 --shuffled   # the names of other texts
+    python docs/studies/control.py   # what docs/rows/control.csv, those rows, says
 
 With --shuffled each text of pretraining begins with the class name of a text of the same set that
 is drawn at random: there are as many names, but they say nothing about their texts.
@@ -17,7 +17,7 @@ from types import SimpleNamespace
 import numpy as np
 import pandas as pd
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 from calibrate import LEAST, MARGIN, half_width, one_answer_of, rule  # noqa: E402
 from conftest import ROOT, load_script  # noqa: E402
 
@@ -91,7 +91,7 @@ def main():
     if sys.argv[1:]:
         train(sys.argv[1:])
         return
-    rows = pd.read_csv(ROOT / "docs/control.csv")
+    rows = pd.read_csv(ROOT / "docs/rows/control.csv")
     tell_effects("all", rows)
     tell_effects("subsamples 1 to 10", rows[rows.subsample <= 10])
     tell_effects("subsamples 11 to 20", rows[rows.subsample > 10])

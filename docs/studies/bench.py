@@ -1,9 +1,9 @@
 """Measure the scripts against the usual way of doing the same work; print one table in Markdown.
 
-    python tests/studies/bench.py --quick  # every stage, small, once
-    python tests/studies/bench.py experiment --cases bert-tiny --rounds 1  # one stage, one case
-    python tests/studies/bench.py fit --accuracies few_shot.csv  # with a cell m = 50, n = 500
-    python tests/studies/bench.py gpu --cases bert-tiny bert-base  # --device cpu tries it without
+    python docs/studies/bench.py --quick  # every stage, small, once
+    python docs/studies/bench.py experiment --cases bert-tiny --rounds 1  # one stage, one case
+    python docs/studies/bench.py fit --accuracies few_shot.csv  # with a cell m = 50, n = 500
+    python docs/studies/bench.py gpu --cases bert-tiny bert-base  # --device cpu tries it without
 
 Run it by hand on a quiet machine; pytest does not collect it. Stages and columns:
 docs/benchmarks.md. Each round runs every way once, forwards and backwards in turn, each in a fresh
@@ -34,7 +34,7 @@ import transformers
 
 # taken before conftest, which gives the tests one thread
 ENVIRONMENT = {**os.environ, "HF_HUB_OFFLINE": "1"}
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 from conftest import ROOT, load_script  # noqa: E402
 
 TASK = "rotten_tomatoes"

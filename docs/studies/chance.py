@@ -1,8 +1,8 @@
 """What chance does to a reader: few tasks, many looks, many models. Run by hand, on one core.
 
-    python tests/studies/chance.py like     # is the mean over tasks like these known? 10 seconds
-    python tests/studies/chance.py looks    # a run is read after every draw: 10 seconds
-    python tests/studies/chance.py models   # 20 innocent models beside each other: 20 seconds
+    python docs/studies/chance.py like     # is the mean over tasks like these known? 10 seconds
+    python docs/studies/chance.py looks    # a run is read after every draw: 10 seconds
+    python docs/studies/chance.py models   # 20 innocent models beside each other: 20 seconds
 
 Draws vary by Normal(0, 1.4 points). All rules are written here again; at the start of each case the
 scripts must give the same for some data sets.
@@ -22,7 +22,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 from calibrate import LEAST, MARGIN, half_width, rule  # noqa: E402
 from conftest import load_script  # noqa: E402
 from parts import SD, TAIL, analyzed, half_of, mean_over_tasks, percent  # noqa: E402
