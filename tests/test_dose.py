@@ -1,4 +1,4 @@
-"""The dose curve and numbers of docs/results.md against plain arithmetic on their CSV files."""
+"""The dose curve and numbers of docs/validation.md against plain arithmetic on their CSV files."""
 
 import pandas as pd
 import pytest

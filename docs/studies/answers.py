@@ -1,5 +1,5 @@
 """Does `contamination_test.py --answers` hold what it says? The numbers of "Answers of any model"
-in docs/results.md, cheapest first.
+in docs/validation.md, cheapest first.
 
     python docs/studies/answers.py halves docs/studies/constat_halves.csv
     python docs/studies/answers.py tries docs/rows/answers_example.csv

@@ -1,5 +1,5 @@
 """How often are honest answers refused as "No verdict", since models answered alike, other items or
-other prompts? (contamination_test.py --answers; the table is in docs/results.md.)
+other prompts? (contamination_test.py --answers; the table is in docs/validation.md.)
 
     python docs/studies/comparable.py --sets 200
 

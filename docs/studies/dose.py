@@ -1,4 +1,4 @@
-"""The dose curve of docs/results.md: are texts that a model saw in pretraining told from others,
+"""The dose curve of docs/validation.md: are texts that a model saw in pretraining told from others,
 with and without their labels, and is accuracy higher on them?
 
     python docs/studies/dose.py             # days of one core; goes on where it was
@@ -136,7 +136,7 @@ def flagged_orders(contam, audit):
 
 
 def show(table):
-    """Print the tables of docs/results.md."""
+    """Print the tables of docs/validation.md."""
     names = [name for name in table if f"{name} ±" in table]
     settings = table["form"].str.replace("-", ", ") + ", " + table["epochs"].astype(str)
     lines = []

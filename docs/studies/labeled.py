@@ -1,5 +1,5 @@
 """Does it matter whether pretraining also reads the labeled texts? Is the bias of an innocent model
-0? docs/results.md. Run by hand; the last line takes seconds.
+0? docs/findings.md. Run by hand; the last line takes seconds.
 
     python docs/studies/labeled.py placebo --subsamples 60   # trains: run_experiment.py, see below
     python docs/studies/labeled.py   # what docs/rows/labeled_read.csv and docs/rows/placebo.csv say

@@ -146,7 +146,7 @@ def check_models(D, margin, mean_no, low, depend, m=50):
     return CHECKED
 
 
-# Tables of docs/results.md
+# Tables of docs/validation.md
 
 
 def percent(*shares):
