@@ -32,9 +32,9 @@ reported. If a form cannot be finished, what counts is the draws that all three 
 A prediction, also fixed before the first row. Where pretraining reads the labeled texts, too, the
 bias is larger than in the paper's form: bias (--pretrain-on-labeled) - bias (as the paper), paired
 by draw, is above 0 on average over three new tasks, made of the 15 newsgroups that posts.csv does
-not use (GROUPS below), 40 draws each in both forms with this model and the recipe above. It is confirmed if the 89% interval of the mean, t over draws, lies
-above 0, contradicted if it lies below 0, and open otherwise; the interval over the three tasks is
-reported beside it.
+not use (GROUPS below), 40 draws each in both forms with this model and the recipe above. It is
+confirmed if the 89% interval of the mean, t over draws, lies above 0, contradicted if it lies below
+0, and open otherwise; the interval over the three tasks is reported beside it.
 
     python tests/studies/language_model.py groups   # writes groups_1.csv to groups_3.csv
 """
